@@ -1,0 +1,369 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"codeq/internal/record"
+)
+
+// Claim leases the next ready task of the queues asked for, and waits for one
+// if there is none. The lease is stored before Claim returns: a worker that
+// dies with the task, or takes the process with it, has used up an attempt.
+//
+// Within a queue the order is: higher priorities first, tenants in turn, and
+// for each tenant the task that has been ready for longest. With several
+// shards this order holds in each of them.
+//
+// Claim returns ErrEmpty if req.NoWait is set and no task is ready, the cause
+// of ctx if ctx ends first, and ErrClosed when the queue is closed. It is safe
+// for concurrent use; claims that wait are served first come, first served.
+func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
+	req.Max = 1
+	op, err := q.claim(ctx, &req, false)
+	if err != nil {
+		return nil, err
+	}
+	defer op.unref()
+	return op.grants[0].lease()
+}
+
+// ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as
+// there is one, with as many as are ready in one shard.
+func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, error) {
+	op, err := q.claim(ctx, &req, false)
+	if err != nil {
+		return nil, err
+	}
+	defer op.unref()
+	leases := make([]*Lease, len(op.grants))
+	for i := range op.grants {
+		if leases[i], err = op.grants[i].lease(); err != nil {
+			return nil, err
+		}
+	}
+	return leases, nil
+}
+
+// claim returns an operation with at least one grant; the caller unrefs it.
+// local is for leases that end with the process.
+func (q *Queue) claim(ctx context.Context, req *ClaimRequest, local bool) (*claimOp, error) {
+	if err := req.check(&q.opts.Limits); err != nil {
+		return nil, err
+	}
+	op := claimPool.Get().(*claimOp)
+	op.queues, op.weights = req.Queues, req.Weights
+	op.max, op.noWait, op.local = max(req.Max, 1), req.NoWait, local
+	op.duration = millis(req.LeaseFor)
+	if op.duration == 0 {
+		op.duration = millis(q.opts.LeaseFor)
+	}
+	op.refs.Store(2) // the caller's and the inbox's
+	first := q.anyShard()
+	if err := first.inbox.push(ctx, op); err != nil {
+		op.unref()
+		op.unref()
+		return nil, err
+	}
+	var err error
+	if cancel := ctx.Done(); cancel == nil {
+		err = <-op.done
+	} else {
+		select {
+		case err = <-op.done:
+		case <-cancel:
+			if op.take() { // nobody has served it, and now nobody will
+				op.unref()
+				return nil, context.Cause(ctx)
+			}
+			err = <-op.done
+		}
+	}
+	if err != nil {
+		op.unref()
+		return nil, err
+	}
+	return op, nil
+}
+
+func (r *ClaimRequest) check(l *Limits) error {
+	if len(r.Queues) == 0 {
+		return &InvalidError{"ClaimRequest.Queues", "none", "at least one"}
+	}
+	for _, name := range r.Queues {
+		if err := checkName("ClaimRequest.Queues", name, l.Name); err != nil {
+			return err
+		}
+	}
+	if len(r.Weights) != 0 && len(r.Weights) != len(r.Queues) {
+		return &InvalidError{"ClaimRequest.Weights", len(r.Weights), fmt.Sprint("one for each queue: ", len(r.Queues))}
+	}
+	for _, w := range r.Weights {
+		if w <= 0 {
+			return &InvalidError{"ClaimRequest.Weights", w, "more than 0"}
+		}
+	}
+	if r.LeaseFor != 0 && (r.LeaseFor < minLease || r.LeaseFor > maxLease) {
+		return &InvalidError{"ClaimRequest.LeaseFor", r.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
+	}
+	if r.Max < 0 || r.Max > l.Batch {
+		return &InvalidError{"ClaimRequest.Max", r.Max, atMostTasks(l.Batch)}
+	}
+	return nil
+}
+
+// claimOp asks the shards in turn for tasks. A claim that waits does so in all
+// of them, and whoever takes it first serves it.
+//
+// Invariant: only who has taken the claim (a shard that serves or refuses it,
+// or the caller that gives up) writes grants and err.
+type claimOp struct {
+	completion
+	queues   []string
+	weights  []int
+	duration uint64 // ms
+	max      int
+	noWait   bool
+	local    bool
+
+	visited int // shards that have seen it; written by the one whose turn it is
+	taken   atomic.Bool
+	refs    atomic.Int32 // the caller, the inbox or list that holds it, every wait list
+	grants  []grant
+	order   []string // scratch for a weighted order
+}
+
+var claimPool = sync.Pool{New: func() any { return &claimOp{completion: newCompletion()} }}
+
+// take makes the caller of take the one who decides the claim.
+func (op *claimOp) take() bool { return op.taken.CompareAndSwap(false, true) }
+
+// unref gives up a reference; the last one recycles the operation. When the
+// caller has given up, done was never sent to.
+func (op *claimOp) unref() {
+	if op.refs.Add(-1) > 0 {
+		return
+	}
+	clear(op.grants)
+	clear(op.order)
+	op.queues, op.weights, op.grants, op.order, op.err = nil, nil, op.grants[:0], op.order[:0], nil
+	op.visited = 0
+	op.taken.Store(false)
+	claimPool.Put(op)
+}
+
+// resolve serves the claim, or has it wait here and sends it on.
+func (op *claimOp) resolve(s *shard) {
+	if op.taken.Load() {
+		op.unref()
+		return
+	}
+	switch s.tryClaim(op) {
+	case claimServed:
+		op.unref()
+	case claimPending:
+		s.deferred = append(s.deferred, op)
+	case claimNothing:
+		s.passOn(op)
+	}
+}
+
+// passOn has a claim wait in this shard, unless it does not wait, and hands it
+// to the next one.
+func (s *shard) passOn(op *claimOp) {
+	if !op.noWait {
+		for _, name := range op.queues {
+			q := s.queue(name)
+			op.refs.Add(1)
+			q.waiters.push(op)
+			s.feed(q)
+		}
+	}
+	op.visited++
+	if op.visited < len(s.peers) {
+		next := s.peers[(s.index+1)%len(s.peers)]
+		if err := next.inbox.pass(op); err != nil {
+			refuse(op, err)
+		}
+		return
+	}
+	if op.noWait && op.take() {
+		op.err = ErrEmpty
+		s.settle(op)
+	}
+	op.unref()
+}
+
+type claimOutcome int
+
+const (
+	claimNothing claimOutcome = iota
+	claimServed               // or taken by somebody else
+	claimPending              // depends on a refill
+)
+
+// tryClaim takes tasks for a claim, in the order of its queues. Queues where
+// others wait already are left to them.
+func (s *shard) tryClaim(op *claimOp) claimOutcome {
+	for _, name := range s.claimOrder(op) {
+		q := s.queues[name]
+		if q == nil || !op.noWait && q.waiters.len() > 0 {
+			continue
+		}
+		l, pending := s.head(q)
+		if pending {
+			return claimPending
+		}
+		if l == nil {
+			continue
+		}
+		if op.take() {
+			s.give(op, q, l)
+		}
+		return claimServed
+	}
+	return claimNothing
+}
+
+// claimOrder is the order of the queues of a claim: as given, or drawn by lot
+// in proportion to the weights.
+func (s *shard) claimOrder(op *claimOp) []string {
+	if len(op.weights) == 0 {
+		return op.queues
+	}
+	op.order = append(op.order[:0], op.queues...)
+	s.lots = append(s.lots[:0], op.weights...)
+	for i := range op.order {
+		total := 0
+		for _, w := range s.lots[i:] {
+			total += w
+		}
+		j := i
+		for lot := rand.IntN(total) - s.lots[i]; lot >= 0; lot -= s.lots[j] {
+			j++
+		}
+		op.order[i], op.order[j] = op.order[j], op.order[i]
+		s.lots[i], s.lots[j] = s.lots[j], s.lots[i]
+	}
+	return op.order
+}
+
+// give leases tasks of q to a claim that has been taken, l's first to begin with.
+func (s *shard) give(op *claimOp, q *queueState, l *lane) {
+	for l != nil && len(op.grants) < op.max {
+		g, err := s.grant(l, op.duration, op.local)
+		if err != nil {
+			s.broken = err
+			break
+		}
+		op.grants = append(op.grants, g)
+		if len(op.grants) < op.max {
+			l, _ = s.head(q)
+		}
+	}
+	s.settle(op)
+}
+
+// serve gives ready tasks to the claims that wait, first come, first served.
+func (s *shard) serve() {
+	for i, q := range s.hungry {
+		s.hungry[i] = nil
+		q.hungry = false
+		for q.waiters.len() > 0 && s.broken == nil {
+			l, _ := s.head(q)
+			if l == nil {
+				break
+			}
+			op := q.waiters.pop()
+			if op.take() {
+				s.give(op, q, l)
+			}
+			op.unref()
+		}
+	}
+	s.hungry = s.hungry[:0]
+}
+
+// refuse settles an operation that is not going to be resolved.
+func refuse(op operation, reason error) {
+	c, isClaim := op.(*claimOp)
+	if !isClaim {
+		op.settle(reason)
+		return
+	}
+	if c.take() {
+		c.settle(reason)
+	}
+	c.unref()
+}
+
+// lease decodes what a worker gets.
+func (g *grant) lease() (*Lease, error) {
+	rec, err := record.Decode(g.rec)
+	if err != nil {
+		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.receipt.ID, err)
+	}
+	return &Lease{
+		Receipt:   g.receipt,
+		Task:      task(g.lane, &rec),
+		Attempt:   int(g.attempt),
+		Deadline:  time.UnixMilli(int64(g.deadline)),
+		LastError: rec.Error,
+	}, nil
+}
+
+// waitList is the claims that wait for a queue, first come, first served.
+// Among them may be some that others have taken meanwhile; they are dropped
+// when the list would grow, so that it is never more than twice as long as
+// the claims that wait, plus a constant.
+type waitList struct {
+	ops   []*claimOp
+	head  int
+	limit int
+}
+
+const waitListMin = 64
+
+func (w *waitList) len() int { return len(w.ops) - w.head }
+
+func (w *waitList) push(op *claimOp) {
+	if len(w.ops) >= max(w.limit, waitListMin) {
+		w.sweep()
+	}
+	w.ops = append(w.ops, op)
+}
+
+// pop removes the first claim. REQUIRES: len() > 0.
+func (w *waitList) pop() *claimOp {
+	op := w.ops[w.head]
+	w.ops[w.head] = nil
+	w.head++
+	if w.head == len(w.ops) {
+		w.ops, w.head = w.ops[:0], 0
+	}
+	return op
+}
+
+func (w *waitList) sweep() {
+	live := w.ops[:0]
+	for _, op := range w.ops[w.head:] {
+		if op.taken.Load() {
+			op.unref()
+		} else {
+			live = append(live, op)
+		}
+	}
+	clear(w.ops[len(live):])
+	w.ops, w.head = live, 0
+	w.limit = 2 * len(live)
+}
+
+func (w *waitList) drain(f func(*claimOp)) {
+	for w.len() > 0 {
+		f(w.pop())
+	}
+}

@@ -1,0 +1,284 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+)
+
+// The commit pipeline of a shard:
+//
+//	sequence   callers append operations to the inbox
+//	resolve    the owner decides them one by one, and gathers their keys in a group
+//	persist    the group is committed once
+//	release    the callers of the group are woken
+//
+// Persist is one call and not a stage of its own goroutine: while a group
+// persists the next one gathers in the inbox, and whatever resolve reads from
+// disk is the whole history, with nothing of it still under way. A second
+// group in flight would need resolve to know which of its reads are behind.
+
+// operation is one unit of work of a shard.
+type operation interface {
+	// resolve decides the operation against the shard's memory and adds its
+	// keys to the group. It calls shard.settle once it is decided, now or,
+	// for a claim that waits, in a later group.
+	resolve(s *shard)
+	// settle wakes the caller. A nil err means that the group persisted, and
+	// the caller gets what resolve decided.
+	settle(err error)
+}
+
+// completion is the part of an operation that its caller waits on.
+type completion struct {
+	done chan error // capacity 1: a caller that has gone does not block the owner
+	err  error      // decided by resolve
+}
+
+func newCompletion() completion { return completion{done: make(chan error, 1)} }
+
+func (c *completion) settle(err error) {
+	if err == nil {
+		err = c.err
+	}
+	c.done <- err
+}
+
+// wait returns the outcome. When ctx ends first, settled is false: the
+// operation is under way and its memory still belongs to the shard.
+func (c *completion) wait(ctx context.Context) (settled bool, err error) {
+	cancel := ctx.Done()
+	if cancel == nil {
+		return true, <-c.done
+	}
+	select {
+	case err := <-c.done:
+		return true, err
+	case <-cancel:
+		return false, fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
+	}
+}
+
+// inbox is the bounded queue of operations before a shard.
+type inbox struct {
+	depth int
+	wake  chan struct{} // capacity 1; sent by whoever ends the owner's sleep
+
+	mu       sync.Mutex // guards what follows
+	ops      []operation
+	refuse   error         // non-nil: nothing is accepted any more
+	sleeping bool          // the owner waits on wake
+	room     chan struct{} // non-nil while callers wait for room; closed by take
+}
+
+func newInbox(depth int) *inbox { return &inbox{depth: depth, wake: make(chan struct{}, 1)} }
+
+// push appends an operation, waiting for room until ctx ends. An error means
+// that the operation was not applied.
+func (in *inbox) push(ctx context.Context, op operation) error {
+	for {
+		in.mu.Lock()
+		if in.refuse != nil {
+			defer in.mu.Unlock()
+			return in.refuse
+		}
+		if len(in.ops) < in.depth {
+			in.append(op)
+			return nil
+		}
+		if in.room == nil {
+			in.room = make(chan struct{})
+		}
+		room := in.room
+		in.mu.Unlock()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// pass appends an operation of another shard's owner, which must not wait: the
+// operation's caller waits for it, so that there are no more of them than
+// callers.
+func (in *inbox) pass(op operation) error {
+	in.mu.Lock()
+	if in.refuse != nil {
+		defer in.mu.Unlock()
+		return in.refuse
+	}
+	in.append(op)
+	return nil
+}
+
+// append adds op and unlocks. REQUIRES: mu is held.
+func (in *inbox) append(op operation) {
+	in.ops = append(in.ops, op)
+	wake := in.sleeping
+	in.sleeping = false
+	in.mu.Unlock()
+	if wake {
+		in.wake <- struct{}{}
+	}
+}
+
+// take swaps the waiting operations for the empty slice into. When there are
+// none and sleep is set, the owner is taken to wait on wake from now on.
+// refused is why nothing will follow.
+func (in *inbox) take(into []operation, sleep bool) (ops []operation, refused error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if len(in.ops) == 0 {
+		in.sleeping = sleep && in.refuse == nil
+		return into, in.refuse
+	}
+	ops, in.ops = in.ops, into
+	if in.room != nil {
+		close(in.room)
+		in.room = nil
+	}
+	return ops, in.refuse
+}
+
+// awake undoes the sleep of take after a timer has ended it.
+func (in *inbox) awake() {
+	in.mu.Lock()
+	asleep := in.sleeping
+	in.sleeping = false
+	in.mu.Unlock()
+	if !asleep {
+		<-in.wake // whoever saw the sleep has sent, or is about to
+	}
+}
+
+// stop refuses further operations with reason; those accepted before stay.
+func (in *inbox) stop(reason error) {
+	in.mu.Lock()
+	if in.refuse == nil {
+		in.refuse = reason
+	}
+	if in.room != nil {
+		close(in.room)
+		in.room = nil
+	}
+	wake := in.sleeping
+	in.sleeping = false
+	in.mu.Unlock()
+	if wake {
+		in.wake <- struct{}{}
+	}
+}
+
+// committer makes a batch durable. After an error it is unknown whether the
+// batch was applied.
+type committer interface {
+	commit(*pebble.Batch) error
+}
+
+// group is what one commit persists. Its keys are written in an order that
+// suits Pebble's memtable, which inserts a run of ascending keys of one range
+// at a fraction of the cost of scattered ones: first whatever resolve adds
+// itself, mostly task records in the order of their IDs, then the removals.
+// This is legal because a removed key is never written again.
+type group struct {
+	batch    *pebble.Batch
+	settled  []operation    // to be woken when the group has persisted
+	removed  []taskKey      // tasks that leave their first place
+	granted  []*leaseRecord // lease records to be written
+	finished []uint64       // lease records, by sequence number, without a lease left
+	touched  []*queueState  // whose counts changed
+}
+
+type taskKey struct {
+	lane  uint32
+	since uint64
+	id    ID
+}
+
+// groupBytes ends a group early: a batch that is larger than this gains
+// nothing from company.
+const groupBytes = 1 << 20
+
+func (g *group) full() bool { return g.batch.Len() > groupBytes }
+
+func (g *group) set(key, value []byte) {
+	op := g.batch.SetDeferred(len(key), len(value))
+	copy(op.Key, key)
+	copy(op.Value, value)
+	_ = op.Finish() // fails for indexed batches only, and this is none
+}
+
+func (g *group) delete(key []byte) {
+	op := g.batch.DeleteDeferred(len(key))
+	copy(op.Key, key)
+	_ = op.Finish()
+}
+
+// setTask writes the record of a task that becomes ready.
+func (g *group) setTask(lane uint32, since uint64, id ID, rec []byte) {
+	op := g.batch.SetDeferred(keys.TaskLen(since), len(rec))
+	keys.PutTask(op.Key, lane, since, id)
+	copy(op.Value, rec)
+	_ = op.Finish()
+}
+
+// removeTask takes a task from its place. In its first place its key was
+// written once and will not be again: SINGLEDEL. Anywhere else DELETE, in the
+// order of the group.
+func (g *group) removeTask(lane uint32, since uint64, id ID) {
+	if keys.Fresh(since) {
+		g.removed = append(g.removed, taskKey{lane, since, id})
+		return
+	}
+	op := g.batch.DeleteDeferred(keys.TaskLen(since))
+	keys.PutTask(op.Key, lane, since, id)
+	_ = op.Finish()
+}
+
+// seal adds what has been gathered beside the batch.
+func (g *group) seal(clock uint64) {
+	for _, r := range g.granted {
+		if r.live == 0 { // every lease in it was replaced within the group
+			continue
+		}
+		op := g.batch.SetDeferred(keys.LeaseLen, len(r.value))
+		keys.PutLease(op.Key, r.seq)
+		copy(op.Value, r.value)
+		_ = op.Finish()
+		r.written = true
+	}
+	for _, t := range g.removed {
+		op := g.batch.SingleDeleteDeferred(keys.TaskLen(t.since))
+		keys.PutTask(op.Key, t.lane, t.since, t.id)
+		_ = op.Finish()
+	}
+	for _, seq := range g.finished {
+		op := g.batch.SingleDeleteDeferred(keys.LeaseLen)
+		keys.PutLease(op.Key, seq)
+		_ = op.Finish()
+	}
+	for _, q := range g.touched {
+		op := g.batch.SetDeferred(1+4, keys.CountersLen)
+		keys.AppendNumbered(op.Key[:0], keys.Counters, q.number)
+		keys.CountersValue{Counts: q.counts, Clock: clock}.Put(op.Value)
+		_ = op.Finish()
+		q.touched = false
+	}
+}
+
+// release wakes the callers and empties the group.
+func (g *group) release(err error) {
+	for i, op := range g.settled {
+		g.settled[i] = nil
+		op.settle(err)
+	}
+	clear(g.granted)
+	g.settled, g.removed, g.granted = g.settled[:0], g.removed[:0], g.granted[:0]
+	g.finished, g.touched = g.finished[:0], g.touched[:0]
+	g.batch.Reset()
+}

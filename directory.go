@@ -1,0 +1,181 @@
+package codeq
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// A queue's directory holds
+//
+//	CODEQ       the manifest: format, shard count, identity
+//	LOCK        locked while the queue is open
+//	shard-NNN/  one Pebble store for each shard
+const (
+	manifestName = "CODEQ"
+	manifestTemp = "CODEQ.tmp"
+	lockName     = "LOCK"
+)
+
+// format is the version of everything that codeq stores: the manifest, the
+// keys and the values of the shards.
+const format = 1
+
+// manifest says what a directory is. It is replaced as a whole, by a rename.
+type manifest struct {
+	Format int    `json:"format"`
+	Shards int    `json:"shards"`
+	ID     string `json:"id"` // random, and in each of the shards as well
+	// Creating is set until every shard exists. Open has not returned yet
+	// then, so that nothing was acknowledged and missing shards may be made.
+	Creating bool `json:"creating,omitempty"`
+}
+
+// directory is a queue's directory, locked.
+type directory struct {
+	manifest
+	fs   vfs.FS
+	path string
+	lock io.Closer
+}
+
+// openDirectory checks and locks a directory, and begins to create the queue
+// if there is none.
+func openDirectory(fsys vfs.FS, path string, shards int) (*directory, error) {
+	m, err := readManifest(fsys, path, shards)
+	if err != nil {
+		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+	}
+	if m == nil {
+		if err := fsys.MkdirAll(path, 0o755); err != nil {
+			return nil, fmt.Errorf("codeq: create %s: %w", path, err)
+		}
+	}
+	name, err := absolute(fsys, path)
+	if err != nil {
+		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+	}
+	d := &directory{fs: fsys, path: name}
+	if d.lock, err = fsys.Lock(fsys.PathJoin(name, lockName)); err != nil {
+		if pathErr := (*fs.PathError)(nil); !errors.As(err, &pathErr) {
+			err = fmt.Errorf("%w: %w", ErrLocked, err)
+		}
+		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+	}
+	// What was read before the lock may have been another process's work.
+	if m, err = readManifest(fsys, name, shards); err == nil {
+		if m != nil {
+			d.manifest = *m
+		} else {
+			err = d.create(shards)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", path, err), d.close())
+	}
+	return d, nil
+}
+
+// readManifest returns nil when the directory does not exist or is empty.
+func readManifest(fsys vfs.FS, path string, shards int) (*manifest, error) {
+	names, err := fsys.List(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		if info, statErr := fsys.Stat(path); statErr == nil && !info.IsDir() {
+			return nil, fmt.Errorf("%w: not a directory", ErrNotQueue)
+		}
+		return nil, err
+	}
+	found, foreign := false, ""
+	for _, name := range names {
+		switch name {
+		case manifestName:
+			found = true
+		case manifestTemp, lockName:
+		default:
+			foreign = name
+		}
+	}
+	if !found {
+		if foreign != "" {
+			return nil, fmt.Errorf("%w: it holds %q and no %s", ErrNotQueue, foreign, manifestName)
+		}
+		return nil, nil
+	}
+	f, err := fsys.Open(fsys.PathJoin(path, manifestName))
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	var m manifest
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
+	}
+	if m.Format > format {
+		return nil, fmt.Errorf("%w: %d, this version knows %d", ErrFormat, m.Format, format)
+	}
+	if m.Format < 1 || m.Shards < 1 || m.Shards > maxShards {
+		return nil, fmt.Errorf("%w: %s: format %d, %d shards", ErrCorrupt, manifestName, m.Format, m.Shards)
+	}
+	if shards != 0 && shards != m.Shards {
+		return nil, fmt.Errorf("%w: created with %d, opened with %d", ErrShardCount, m.Shards, shards)
+	}
+	return &m, nil
+}
+
+func (d *directory) create(shards int) error {
+	if shards == 0 {
+		shards = shardsForThisMachine()
+	}
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // never fails
+	d.manifest = manifest{Format: format, Shards: shards, ID: hex.EncodeToString(id[:]), Creating: true}
+	return d.write()
+}
+
+// finishCreation makes the manifest say that every shard exists.
+func (d *directory) finishCreation() error {
+	if !d.Creating {
+		return nil
+	}
+	d.Creating = false
+	return d.write()
+}
+
+// write replaces the manifest.
+func (d *directory) write() error {
+	b, err := json.Marshal(d.manifest)
+	if err != nil {
+		return err
+	}
+	temp := d.fs.PathJoin(d.path, manifestTemp)
+	f, err := d.fs.Create(temp, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(b, '\n'))
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := d.fs.Rename(temp, d.fs.PathJoin(d.path, manifestName)); err != nil {
+		return err
+	}
+	parent, err := d.fs.OpenDir(d.path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(parent.Sync(), parent.Close())
+}
+
+func (d *directory) close() error { return d.lock.Close() }

@@ -1,0 +1,62 @@
+package codeq
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors that callers branch on with errors.Is. What is returned wraps them
+// with what failed and the value that was refused.
+var (
+	// ErrEmpty: a Claim that does not wait found no ready task.
+	ErrEmpty = errors.New("codeq: no task is ready")
+	// ErrLeaseLost: the receipt is not that of a lease in force. The lease has
+	// expired or the task has been finished; whatever the worker did with the
+	// task since then, somebody else may do again.
+	ErrLeaseLost = errors.New("codeq: lease lost")
+	// ErrNotFound: no task has this ID, or it is done and its result is no longer kept.
+	ErrNotFound = errors.New("codeq: task not found")
+	// ErrInvalid: an argument was refused before anything was written. The
+	// error is an *InvalidError that names the field, the value and the limit.
+	ErrInvalid = errors.New("codeq: invalid argument")
+	// ErrClosed: the queue is closed or closing. The operation was not applied.
+	ErrClosed = errors.New("codeq: queue is closed")
+	// ErrFailed: the shard stopped because its storage failed, and refuses
+	// work until the queue is closed and opened again. The operation was not
+	// applied.
+	ErrFailed = errors.New("codeq: shard failed")
+	// ErrUncertain: whether the operation was applied is not known, because
+	// storage failed or ctx ended while it was being committed.
+	ErrUncertain = errors.New("codeq: outcome unknown")
+
+	// ErrNotQueue: Open was given a directory that holds something else.
+	ErrNotQueue = errors.New("codeq: directory is not a queue")
+	// ErrFormat: the queue was written by a newer version of codeq.
+	ErrFormat = errors.New("codeq: unknown storage format")
+	// ErrShardCount: Options.Shards differs from the count fixed at creation.
+	ErrShardCount = errors.New("codeq: shard count differs")
+	// ErrLocked: another process, or another Queue of this one, has the directory open.
+	ErrLocked = errors.New("codeq: directory is locked")
+	// ErrCorrupt: stored data contradicts itself.
+	ErrCorrupt = errors.New("codeq: stored data is corrupt")
+
+	// ErrNoHandler: Run was given a Mux without handlers.
+	ErrNoHandler = errors.New("codeq: no handler")
+	// ErrHandlersRunning: Run gave up waiting for handlers that ignored the end
+	// of their context. Their leases have been released.
+	ErrHandlersRunning = errors.New("codeq: handlers still running")
+)
+
+// InvalidError says which argument was refused and why. It matches ErrInvalid.
+type InvalidError struct {
+	Field string // such as "Task.Priority"
+	Value any    // what was given; for long values their length
+	Limit string // what is allowed, such as "0 to 9"
+}
+
+func (e *InvalidError) Error() string {
+	return fmt.Sprintf("codeq: invalid %s: %v (allowed: %s)", e.Field, e.Value, e.Limit)
+}
+
+// Is reports that every InvalidError is an ErrInvalid.
+func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }

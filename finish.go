@@ -1,0 +1,208 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Complete finishes a task. When the task has a retention, it is kept with
+// result for that long; otherwise result is dropped. The tasks in next are
+// produced in the same commit: either the task is done and all of them exist,
+// or neither. They lie in the same shard.
+//
+// Complete returns ErrLeaseLost if the receipt is not that of a lease in
+// force; then next was not produced either. An error that matches ErrUncertain
+// leaves the outcome open: completing again is safe and tells, by
+// ErrLeaseLost, at the latest when the lease would have expired.
+//
+// All verbs that take a Receipt are safe for concurrent use; of several that
+// finish the same lease, one succeeds.
+func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) error {
+	op, err := q.completeOp(r, result, next)
+	if err != nil {
+		return err
+	}
+	settled, err := q.shardOf(r.ID).do(ctx, op, &op.completion)
+	if settled {
+		op.recycle()
+	}
+	return err
+}
+
+// Retry ends a failed attempt, which counts. The task waits as opts say and is
+// tried again; out of attempts, it becomes a dead letter.
+func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) error {
+	op := failOp{how: failRetry, wait: -1}
+	switch {
+	case opts.After > 0:
+		op.wait = int64(millis(opts.After))
+	case opts.After < 0:
+		op.wait = 0
+	}
+	return q.failed(ctx, r, op, opts.Err)
+}
+
+// Release gives a task back without counting the attempt. It is ready again
+// after the given time, at once for 0.
+func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) error {
+	if after < 0 {
+		return &InvalidError{"Release after", after, "0 or more"}
+	}
+	return q.failed(ctx, r, failOp{how: failRelease, wait: int64(millis(after))}, nil)
+}
+
+// DeadLetter gives a task up: it becomes a dead letter whatever attempts are
+// left. cause, which may be nil, is kept with it.
+func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) error {
+	return q.failed(ctx, r, failOp{how: failDead}, cause)
+}
+
+// Extend moves the deadline of a lease to d from now. d is 10 ms to a year.
+func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) error {
+	if d < minLease || d > maxLease {
+		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
+	}
+	op := &extendOp{completion: newCompletion(), receipt: r, duration: millis(d)}
+	_, err := q.shardOf(r.ID).do(ctx, op, &op.completion)
+	return err
+}
+
+// completeOp finishes a task and produces its follow-ups.
+type completeOp struct {
+	completion
+	receipt Receipt
+	result  []byte
+	next    []newTask
+	// Of Run, which does not wait: it is told of the outcome in place of a
+	// caller, and owns the operation from then on.
+	runner *runner
+	lease  *Lease
+}
+
+var completePool = sync.Pool{New: func() any { return &completeOp{completion: newCompletion()} }}
+
+func (q *Queue) completeOp(r Receipt, result []byte, next []Task) (*completeOp, error) {
+	if len(result) > q.opts.Limits.Payload {
+		return nil, &InvalidError{"Complete result", bytesOf(len(result)), atMost(q.opts.Limits.Payload)}
+	}
+	var prepared []newTask
+	if len(next) > 0 {
+		var err error
+		if prepared, err = q.prepareBatch("Complete", next); err != nil {
+			return nil, err
+		}
+	}
+	op := completePool.Get().(*completeOp)
+	op.receipt, op.result, op.next = r, result, prepared
+	return op, nil
+}
+
+func (op *completeOp) recycle() {
+	op.result, op.next, op.err, op.runner, op.lease = nil, nil, nil, nil, nil
+	completePool.Put(op)
+}
+
+func (op *completeOp) settle(err error) {
+	if op.runner == nil {
+		op.completion.settle(err)
+		return
+	}
+	if err == nil {
+		err = op.err
+	}
+	op.runner.settled(op, err)
+}
+
+func (op *completeOp) resolve(s *shard) {
+	s.settle(op)
+	ls := s.held(op.receipt)
+	if ls == nil {
+		op.err = leaseLost(op.receipt)
+		return
+	}
+	if op.err = s.hasLanes(len(op.next)); op.err != nil {
+		return
+	}
+	if s.broken = s.complete(ls, op.result); s.broken != nil {
+		return
+	}
+	for i := range op.next {
+		s.admit(&op.next[i])
+	}
+}
+
+// The ways in which an attempt fails.
+type failure int
+
+const (
+	failRetry   failure = iota // counts; waits, or dies when out of attempts
+	failRelease                // does not count
+	failReturn                 // does not count; the task keeps its place
+	failDead                   // counts; the last one
+)
+
+// failOp ends a lease without completing the task.
+type failOp struct {
+	completion
+	receipt Receipt
+	how     failure
+	wait    int64 // ms; negative: by the backoff
+	cause   string
+}
+
+func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) error {
+	if cause != nil {
+		op.cause = cause.Error()
+	}
+	op.completion = newCompletion()
+	op.receipt = r
+	_, err := q.shardOf(r.ID).do(ctx, &op, &op.completion)
+	return err
+}
+
+func (op *failOp) resolve(s *shard) {
+	s.settle(op)
+	ls := s.held(op.receipt)
+	if ls == nil {
+		op.err = leaseLost(op.receipt)
+		return
+	}
+	if op.how == failRetry {
+		s.broken = s.retry(ls, op.cause, op.wait)
+		return
+	}
+	rec, err := s.reckon(ls, attemptOver{counted: op.how == failDead, cause: op.cause})
+	if err != nil {
+		s.broken = err
+		return
+	}
+	switch op.how {
+	case failRelease:
+		s.postpone(ls, &rec, uint64(op.wait))
+	case failReturn:
+		s.giveBack(ls, &rec)
+	default:
+		s.bury(ls, &rec)
+	}
+}
+
+// extendOp moves the deadline of a lease.
+type extendOp struct {
+	completion
+	receipt  Receipt
+	duration uint64 // ms
+}
+
+func (op *extendOp) resolve(s *shard) {
+	s.settle(op)
+	ls := s.held(op.receipt)
+	if ls == nil {
+		op.err = leaseLost(op.receipt)
+		return
+	}
+	s.renew(ls, op.duration)
+}
+
+func leaseLost(r Receipt) error { return fmt.Errorf("%w: %s", ErrLeaseLost, r) }

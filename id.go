@@ -1,0 +1,178 @@
+package codeq
+
+import (
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"codeq/internal/keys"
+)
+
+// ID identifies a task. It is a UUIDv7 (RFC 9562): IDs that one shard mints
+// sort in the order of minting. The zero ID is no task's.
+//
+//	bytes 0-5    milliseconds since 1970
+//	bytes 6-7    version 7, and a 12-bit counter
+//	byte  8      variant, 6 random bits
+//	bytes 9-11   the lane in which the task was produced
+//	bytes 12-14  random
+//	byte  15     chosen so that FNV-1a(ID) mod shards is the task's shard
+type ID [keys.IDLen]byte
+
+// String returns the canonical form of the UUID.
+func (id ID) String() string {
+	b, _ := id.MarshalText()
+	return string(b)
+}
+
+const idTextLen = 36
+
+// MarshalText returns the canonical form of the UUID.
+func (id ID) MarshalText() ([]byte, error) {
+	b := make([]byte, idTextLen)
+	hex.Encode(b, id[:4])
+	hex.Encode(b[9:], id[4:6])
+	hex.Encode(b[14:], id[6:8])
+	hex.Encode(b[19:], id[8:10])
+	hex.Encode(b[24:], id[10:])
+	b[8], b[13], b[18], b[23] = '-', '-', '-', '-'
+	return b, nil
+}
+
+// UnmarshalText reads the canonical form of a UUID.
+func (id *ID) UnmarshalText(b []byte) error {
+	if len(b) != idTextLen || b[8] != '-' || b[13] != '-' || b[18] != '-' || b[23] != '-' {
+		return &InvalidError{"ID", string(b), "a UUID such as 0193b3c0-...."}
+	}
+	var digits [32]byte
+	n := 0
+	for i, c := range b {
+		if i != 8 && i != 13 && i != 18 && i != 23 {
+			digits[n] = c
+			n++
+		}
+	}
+	var raw ID
+	if _, err := hex.Decode(raw[:], digits[:]); err != nil {
+		return &InvalidError{"ID", string(b), "hexadecimal digits"}
+	}
+	*id = raw
+	return nil
+}
+
+// ParseID reads the canonical form of a UUID.
+func ParseID(s string) (ID, error) {
+	var id ID
+	err := id.UnmarshalText([]byte(s))
+	return id, err
+}
+
+// Time is when the task was produced, to the millisecond, by the clock of its shard.
+func (id ID) Time() time.Time {
+	return time.UnixMilli(int64(keys.SinceMillis(keys.SinceOf(id))))
+}
+
+// shard is the number of the shard that the ID routes to: FNV-1a
+// (Fowler, Noll, Vo; 64 bits) of its bytes modulo the number of shards.
+func (id ID) shard(shards int) int {
+	if shards == 1 {
+		return 0
+	}
+	return int(fnvEnd(fnvStart(id[:15]), id[15]) % uint64(shards))
+}
+
+const (
+	fnvOffset = 14695981039346656037
+	fnvPrime  = 1099511628211
+)
+
+func fnvStart(b []byte) uint64 {
+	h := uint64(fnvOffset)
+	for _, c := range b {
+		h = (h ^ uint64(c)) * fnvPrime
+	}
+	return h
+}
+
+func fnvEnd(h uint64, last byte) uint64 { return (h ^ uint64(last)) * fnvPrime }
+
+// minter makes the IDs and the other increasing numbers of one shard. The
+// shard's owner uses it.
+//
+// Invariant: clock never decreases, not over a restart either: every group
+// stores it, and load resumes after the largest stored value. So an ID is
+// never made twice, whatever the wall clock does.
+type minter struct {
+	clock  uint64 // milliseconds << 12 | counter, of the last number made
+	rand   *rand.Rand
+	shard  int
+	shards int
+}
+
+const clockShift = 12
+
+// next returns a number larger than all before, with the time in its upper bits.
+func (m *minter) next(wallMillis uint64) uint64 {
+	m.clock = max(wallMillis<<clockShift, m.clock+1)
+	return m.clock
+}
+
+// id mints the ID of a task of a lane.
+func (m *minter) id(wallMillis uint64, lane uint32) ID {
+	c := m.next(wallMillis)
+	ms, ctr := c>>clockShift, c&(1<<clockShift-1)
+	id := ID{
+		byte(ms >> 40), byte(ms >> 32), byte(ms >> 24), byte(ms >> 16), byte(ms >> 8), byte(ms),
+		0x70 | byte(ctr>>8), byte(ctr),
+		0, byte(lane >> 16), byte(lane >> 8), byte(lane),
+	}
+	for {
+		r := m.rand.Uint64()
+		id[8] = 0x80 | byte(r>>32)&0x3f
+		id[12], id[13], id[14], id[15] = byte(r>>24), byte(r>>16), byte(r>>8), byte(r)
+		if m.shards == 1 {
+			return id
+		}
+		h := fnvStart(id[:15])
+		for range 256 {
+			if fnvEnd(h, id[15])%uint64(m.shards) == uint64(m.shard) {
+				return id
+			}
+			id[15]++
+		}
+	}
+}
+
+// Receipt names one lease of one task. Whoever holds it may finish the task,
+// once, while the lease is in force. It is plain data: an application may hand
+// it to a remote worker as text.
+type Receipt struct {
+	ID    ID
+	Token uint64 // larger with every lease of the task
+}
+
+// String returns the text form, ID.token.
+func (r Receipt) String() string { return fmt.Sprintf("%s.%016x", r.ID, r.Token) }
+
+// MarshalText returns the text form, ID.token.
+func (r Receipt) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads the text form.
+func (r *Receipt) UnmarshalText(b []byte) error {
+	var raw [8]byte
+	if len(b) != idTextLen+1+2*len(raw) || b[idTextLen] != '.' {
+		return &InvalidError{"Receipt", string(b), "ID.token"}
+	}
+	if err := r.ID.UnmarshalText(b[:idTextLen]); err != nil {
+		return err
+	}
+	if _, err := hex.Decode(raw[:], b[idTextLen+1:]); err != nil {
+		return &InvalidError{"Receipt", string(b), "hexadecimal digits"}
+	}
+	r.Token = 0
+	for _, c := range raw {
+		r.Token = r.Token<<8 | uint64(c)
+	}
+	return nil
+}

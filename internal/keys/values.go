@@ -1,0 +1,300 @@
+package keys
+
+import "encoding/binary"
+
+// LaneValue is the catalogue entry of a lane.
+type LaneValue struct {
+	Queue    uint32
+	Priority uint8
+	Tenant   string
+}
+
+// Append appends the encoded entry.
+func (v LaneValue) Append(dst []byte) []byte {
+	dst = binary.BigEndian.AppendUint32(dst, v.Queue)
+	return append(append(dst, v.Priority), v.Tenant...)
+}
+
+// ParseLaneValue reads a lane's catalogue entry.
+func ParseLaneValue(b []byte) (LaneValue, error) {
+	if len(b) < 5 {
+		return LaneValue{}, malformed("lane entry", b)
+	}
+	return LaneValue{Queue: binary.BigEndian.Uint32(b), Priority: b[4], Tenant: string(b[5:])}, nil
+}
+
+// Counts is the number of tasks of a queue by state.
+type Counts struct {
+	Ready, Scheduled, Leased, Dead, Done uint64
+}
+
+// Add adds the counts of o.
+func (c *Counts) Add(o Counts) {
+	c.Ready += o.Ready
+	c.Scheduled += o.Scheduled
+	c.Leased += o.Leased
+	c.Dead += o.Dead
+	c.Done += o.Done
+}
+
+// CountersValue is the value of a counters key: the counts of a queue, and the
+// value of the shard's clock at that time.
+type CountersValue struct {
+	Counts
+	Clock uint64
+}
+
+// CountersLen is the length of an encoded CountersValue.
+const CountersLen = 6 * 8
+
+// Put writes the value into dst. REQUIRES: len(dst) == CountersLen.
+func (v CountersValue) Put(dst []byte) {
+	for i, n := range [...]uint64{v.Clock, v.Ready, v.Scheduled, v.Leased, v.Dead, v.Done} {
+		binary.BigEndian.PutUint64(dst[i*8:], n)
+	}
+}
+
+// ParseCounters reads the value of a counters key.
+func ParseCounters(b []byte) (CountersValue, error) {
+	if len(b) != CountersLen {
+		return CountersValue{}, malformed("counters", b)
+	}
+	at := func(i int) uint64 { return binary.BigEndian.Uint64(b[i*8:]) }
+	return CountersValue{
+		Clock:  at(0),
+		Counts: Counts{Ready: at(1), Scheduled: at(2), Leased: at(3), Dead: at(4), Done: at(5)},
+	}, nil
+}
+
+// Place is where the record of a task lies; it is the value of an index entry.
+type Place struct {
+	Range byte   // Task, Scheduled, Dead or Done
+	Group uint32 // the lane (Task) or the queue (Dead)
+	At    uint64 // since (Task), due time (Scheduled), time of death (Dead), expiry (Done)
+}
+
+// PlaceLen is the length of an encoded Place.
+const PlaceLen = 1 + 4 + 8
+
+// FirstPlace is the place of a task that has never been moved.
+func FirstPlace(lane uint32, id ID) Place {
+	return Place{Range: Task, Group: lane, At: SinceOf(id)}
+}
+
+// AppendKey appends the key of the task's record.
+func (p Place) AppendKey(dst []byte, id ID) []byte {
+	switch p.Range {
+	case Task:
+		return AppendTask(dst, p.Group, p.At, id)
+	case Dead:
+		return AppendDead(dst, p.Group, p.At, id)
+	default:
+		return AppendTimed(dst, p.Range, p.At, id)
+	}
+}
+
+// ParsePlaceKey reads the key of a task's record, in whatever range it lies.
+func ParsePlaceKey(key []byte) (id ID, p Place, err error) {
+	if len(key) == 0 {
+		return id, p, malformed("key", key)
+	}
+	p.Range = key[0]
+	switch p.Range {
+	case Task:
+		p.Group, p.At, id, err = ParseTask(key)
+	case Dead:
+		p.Group, p.At, id, err = ParseDead(key)
+	default:
+		p.At, id, err = ParseTimed(key)
+	}
+	return id, p, err
+}
+
+// Append appends the encoded place.
+func (p Place) Append(dst []byte) []byte {
+	dst = binary.BigEndian.AppendUint32(append(dst, p.Range), p.Group)
+	return binary.BigEndian.AppendUint64(dst, p.At)
+}
+
+// ParsePlace reads the value of an index entry.
+func ParsePlace(b []byte) (Place, error) {
+	if len(b) != PlaceLen || b[0] < Task || b[0] == Lease || b[0] > Done {
+		return Place{}, malformed("place", b)
+	}
+	return Place{
+		Range: b[0],
+		Group: binary.BigEndian.Uint32(b[1:]),
+		At:    binary.BigEndian.Uint64(b[5:]),
+	}, nil
+}
+
+// AppendLaneNumber appends the lane that stands before the record of a
+// scheduled task or a dead letter.
+func AppendLaneNumber(dst []byte, lane uint32) []byte {
+	return binary.BigEndian.AppendUint32(dst, lane)
+}
+
+// SplitLane takes the lane off such a value.
+func SplitLane(b []byte) (lane uint32, rec []byte, err error) {
+	if len(b) < 4 {
+		return 0, nil, malformed("record with lane", b)
+	}
+	return binary.BigEndian.Uint32(b), b[4:], nil
+}
+
+// DoneValue begins the value of a completed task; its record follows.
+type DoneValue struct {
+	Lane   uint32
+	At     uint64 // when it was completed, ms since 1970
+	Result []byte
+}
+
+// Append appends the encoded value, without the record.
+func (v DoneValue) Append(dst []byte) []byte {
+	dst = binary.BigEndian.AppendUint32(dst, v.Lane)
+	dst = binary.BigEndian.AppendUint64(dst, v.At)
+	dst = binary.AppendUvarint(dst, uint64(len(v.Result)))
+	return append(dst, v.Result...)
+}
+
+// ParseDone reads the value of a completed task. Both results alias b.
+func ParseDone(b []byte) (v DoneValue, rec []byte, err error) {
+	r := reader{b: b, ok: true}
+	fixed := r.bytes(4 + 8)
+	n := r.uvarint()
+	if !r.ok || n > uint64(len(b)-r.n) {
+		return v, nil, malformed("result", b)
+	}
+	v.Lane = binary.BigEndian.Uint32(fixed)
+	v.At = binary.BigEndian.Uint64(fixed[4:])
+	v.Result = r.bytes(int(n))
+	return v, b[r.n:], nil
+}
+
+// LeaseHeader begins the value of a lease record: what all its leases share.
+type LeaseHeader struct {
+	Local    bool   // granted to the process itself: returned at the next Open
+	Deadline uint64 // wall clock, ms since 1970
+}
+
+const leaseHeaderLen = 1 + 8
+
+// Append appends the encoded header.
+func (h LeaseHeader) Append(dst []byte) []byte {
+	var flags byte
+	if h.Local {
+		flags = 1
+	}
+	return binary.BigEndian.AppendUint64(append(dst, flags), h.Deadline)
+}
+
+// LeaseEntry is one lease in a lease record. It is in force while the task's
+// record lies at (Lane, Since) and has been leased Leases-1 times before; an
+// entry that is not in force belongs to a task that has gone on. When several
+// records hold an entry for the same lease, the one with the largest sequence
+// number gives the deadline.
+type LeaseEntry struct {
+	ID       ID
+	Lane     uint32
+	Since    uint64
+	Token    uint64
+	Leases   uint32 // times leased, this one included
+	Attempts uint32 // attempts counted, this one included
+	Duration uint64 // ms
+}
+
+// The forms of a lease entry. A fresh entry is the first lease of a task in
+// its first place: all but the ID and the duration follow from the record.
+const (
+	entryFull  = 0
+	entryFresh = 1
+)
+
+// Append appends the encoded entry to the value of the record seq.
+func (e LeaseEntry) Append(dst []byte, seq uint64) []byte {
+	if e.Token == seq && e.Leases == 1 && e.Attempts == 1 && e.Lane == LaneOf(e.ID) && e.Since == SinceOf(e.ID) {
+		dst = append(append(dst, entryFresh), e.ID[:]...)
+		return binary.AppendUvarint(dst, e.Duration)
+	}
+	dst = append(append(dst, entryFull), e.ID[:]...)
+	dst = binary.AppendUvarint(dst, e.Duration)
+	dst = binary.BigEndian.AppendUint32(dst, e.Lane)
+	dst = binary.BigEndian.AppendUint64(dst, e.Since)
+	dst = binary.BigEndian.AppendUint64(dst, e.Token)
+	dst = binary.AppendUvarint(dst, uint64(e.Leases))
+	return binary.AppendUvarint(dst, uint64(e.Attempts))
+}
+
+// ParseLeases reads the value of the lease record seq.
+func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
+	if len(b) < leaseHeaderLen || b[0] > 1 {
+		return LeaseHeader{}, nil, malformed("lease record", b)
+	}
+	h := LeaseHeader{Local: b[0] == 1, Deadline: binary.BigEndian.Uint64(b[1:])}
+	var entries []LeaseEntry
+	for rest := b[leaseHeaderLen:]; len(rest) > 0; {
+		e, n, ok := parseEntry(seq, rest)
+		if !ok {
+			return LeaseHeader{}, nil, malformed("lease record", b)
+		}
+		entries = append(entries, e)
+		rest = rest[n:]
+	}
+	return h, entries, nil
+}
+
+func parseEntry(seq uint64, b []byte) (e LeaseEntry, n int, ok bool) {
+	r := reader{b: b, ok: true}
+	form := r.bytes(1)
+	copy(e.ID[:], r.bytes(IDLen))
+	e.Duration = r.uvarint()
+	if !r.ok || form[0] > entryFresh {
+		return e, 0, false
+	}
+	if form[0] == entryFresh {
+		e.Lane, e.Since, e.Token, e.Leases, e.Attempts = LaneOf(e.ID), SinceOf(e.ID), seq, 1, 1
+		return e, r.n, true
+	}
+	if fixed := r.bytes(4 + 8 + 8); r.ok {
+		e.Lane = binary.BigEndian.Uint32(fixed)
+		e.Since = binary.BigEndian.Uint64(fixed[4:])
+		e.Token = binary.BigEndian.Uint64(fixed[12:])
+	}
+	e.Leases, e.Attempts = uint32(r.uvarint()), uint32(r.uvarint())
+	return e, r.n, r.ok
+}
+
+// LaneOf is the lane in which a task was born: bytes 9 to 11 of its ID.
+func LaneOf(id ID) uint32 { return uint32(id[9])<<16 | uint32(id[10])<<8 | uint32(id[11]) }
+
+// MaxLane is the largest number of a lane.
+const MaxLane = 1<<24 - 1
+
+// reader takes a value apart; after the first shortage ok is false.
+type reader struct {
+	b  []byte
+	n  int
+	ok bool
+}
+
+func (r *reader) bytes(n int) []byte {
+	if !r.ok || len(r.b)-r.n < n {
+		r.ok = false
+		return nil
+	}
+	r.n += n
+	return r.b[r.n-n : r.n]
+}
+
+func (r *reader) uvarint() uint64 {
+	if !r.ok {
+		return 0
+	}
+	v, n := binary.Uvarint(r.b[r.n:])
+	if n <= 0 {
+		r.ok = false
+		return 0
+	}
+	r.n += n
+	return v
+}

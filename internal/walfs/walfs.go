@@ -1,0 +1,129 @@
+// Package walfs makes Pebble acknowledge a synced commit as soon as the
+// operating system has it: after write(2), without fdatasync(2).
+//
+// New wraps a file system. The write-ahead logs that Pebble writes through it
+// ignore Sync and SyncData until Close, which does one real sync first. Every
+// other file and operation passes through. Pebble's log writer writes, then
+// syncs, then acknowledges, so db.Apply(batch, pebble.Sync) returns once the
+// record is in the page cache. pebble.NoSync is weaker: it leaves the record in
+// a buffer of the process.
+//
+// # What a caller gets
+//
+//   - A killed process loses no commit that was acknowledged with pebble.Sync.
+//   - A power loss or a crash of the kernel may lose commits of the newest log
+//     only, and loses a suffix: if a commit survives, so do those before it.
+//     Pebble closes a log, and so syncs it, before it creates the next one.
+//   - DB.Flush and DB.Close make every earlier commit durable.
+//     DB.LogData(nil, pebble.Sync) does not, and an Ingest may survive a power
+//     loss that commits before it do not.
+//
+// # What a caller must do
+//
+//   - Open the DB with FormatMajorVersion pebble.FormatColumnarBlocks (19) and
+//     never raise it. From pebble.FormatWALSyncChunks on, each chunk of the log
+//     records how far the log was synced; after a power loss these promises are
+//     false and Pebble refuses the log as corrupt. Pebble does not lower the
+//     version of a database that has a newer one: check DB.FormatMajorVersion.
+//   - Leave Options.WALFailover unset: it forgets a record once it is synced
+//     and does not write it to the next log.
+//   - Stack disk-health checks below, as vfs.WithDiskHealthChecks does not time
+//     Close, where the real sync is: New(healthChecked), not the reverse.
+//     Pebble adds these checks itself only if Options.FS is nil.
+//
+// The sync of a full log blocks commits while Pebble rotates it, for as long as
+// the write-back of its dirty pages takes. Options.WALBytesPerSync starts that
+// earlier, as SyncTo passes through. If the sync fails at a rotation, Pebble
+// panics, as it does with any error of closing a log.
+package walfs
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// walCategory is the category under which Pebble opens the logs it writes. A
+// checkpoint copies logs under another one, syncs the copy and ignores the
+// error of its Close: the syncs of a copy must stay real.
+const walCategory vfs.DiskWriteCategory = "pebble-wal"
+
+// New returns base with the logs of Pebble synced only when they are closed.
+func New(base vfs.FS) vfs.FS {
+	return walFS{base}
+}
+
+type walFS struct {
+	vfs.FS
+}
+
+func (fs walFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := fs.FS.Create(name, category)
+	return wrap(f, err, name, category)
+}
+
+func (fs walFS) ReuseForWrite(
+	oldname, newname string, category vfs.DiskWriteCategory,
+) (vfs.File, error) {
+	f, err := fs.FS.ReuseForWrite(oldname, newname, category)
+	return wrap(f, err, newname, category)
+}
+
+// Unwrap returns the base, for vfs.Root.
+func (fs walFS) Unwrap() vfs.FS { return fs.FS }
+
+func wrap(
+	f vfs.File, err error, name string, category vfs.DiskWriteCategory,
+) (vfs.File, error) {
+	if err != nil || category != walCategory || !strings.HasSuffix(name, ".log") {
+		return f, err
+	}
+	return &walFile{File: f, name: name}, nil
+}
+
+// The format of a log: blocks of blockSize, each a sequence of chunks with a
+// header. At the end of a block, Pebble's reader takes minTail to maxTail zero
+// bytes for padding, though a log without sync chunks has a header there and
+// perhaps the first bytes of a record.
+const (
+	blockSize = 32 << 10
+	minTail   = 11 // header of a chunk without sync offset
+	maxTail   = 18 // one less than the header of a chunk with it
+)
+
+// walFile is a log that Pebble writes from its beginning to its end. SyncTo
+// passes through: it is no part of a commit, and promises durability only if
+// the base really syncs everything.
+type walFile struct {
+	vfs.File
+	name   string
+	offset int64
+}
+
+// Write syncs what it writes if that begins with a tail which may be zero on
+// disk. If a power loss left it so and kept the next block, the reader would
+// skip one record and go on. Pebble never writes beyond a block at once, so the
+// sync comes before the next block.
+func (f *walFile) Write(p []byte) (int, error) {
+	tail := blockSize - f.offset%blockSize
+	n, err := f.File.Write(p)
+	f.offset += int64(n)
+	if err == nil && tail >= minTail && tail <= maxTail {
+		err = f.File.SyncData()
+	}
+	return n, err
+}
+
+func (f *walFile) Sync() error     { return nil }
+func (f *walFile) SyncData() error { return nil }
+
+// Close makes the log durable and closes it, even if it cannot be made durable.
+func (f *walFile) Close() error {
+	syncErr := f.File.SyncData()
+	closeErr := f.File.Close()
+	if syncErr != nil {
+		return fmt.Errorf("walfs: sync %s before close: %w", f.name, syncErr)
+	}
+	return closeErr
+}

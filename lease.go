@@ -1,0 +1,168 @@
+package codeq
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/wheel"
+	"codeq/internal/window"
+)
+
+// lease is a task in the hands of a worker.
+//
+// Invariant: a lease is in the table exactly while the task's record lies in
+// its lane and a persisted (or about to be persisted) lease record names it.
+type lease struct {
+	id        ID
+	lane      *lane
+	since     uint64 // where the task's record lies in its lane
+	token     uint64
+	leases    uint32 // granted to this task so far, this one included
+	attempts  uint32 // counted so far, this one included
+	local     bool   // granted to Run: lives as long as the process
+	duration  uint64 // ms
+	retention int64  // of the task, ms; 0: by the options
+	record    *leaseRecord
+	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
+}
+
+func (l *lease) pos() window.Pos { return window.Pos{Since: l.since, ID: l.id} }
+
+// leaseRecord is one stored value that holds the leases that a group granted
+// with the same deadline. It is written once, and deleted when the last of its
+// leases has ended, so that a claim costs a fraction of a key.
+type leaseRecord struct {
+	seq      uint64
+	local    bool
+	deadline uint64 // wall clock, ms
+	live     int    // leases that still refer to it
+	written  bool
+	value    []byte // until it is written
+}
+
+// leaseTable is the leases of a shard, by task and by deadline. It is a cache
+// of the lease records, rebuilt by load.
+type leaseTable struct {
+	byID  map[ID]*lease
+	wheel *wheel.Wheel[*lease]
+	free  []*lease // ended leases, for reuse
+	spare []*leaseRecord
+}
+
+// freeLeases bounds what a burst of leases leaves behind.
+const freeLeases = 4096
+
+func newLeaseTable(now uint64) leaseTable {
+	return leaseTable{byID: make(map[ID]*lease), wheel: wheel.New[*lease](int64(now))}
+}
+
+// add puts a lease into the table. deadline is by the shard's monotonic clock.
+func (t *leaseTable) add(l *lease, deadline uint64) {
+	l.expiry.Value = l
+	t.byID[l.id] = l
+	t.wheel.Add(&l.expiry, int64(deadline))
+}
+
+// remove takes a lease out of the table. It stays readable until the next fresh.
+func (t *leaseTable) remove(l *lease) {
+	delete(t.byID, l.id)
+	t.wheel.Remove(&l.expiry)
+	if len(t.free) < freeLeases {
+		t.free = append(t.free, l)
+	}
+}
+
+func (t *leaseTable) fresh() *lease {
+	if n := len(t.free); n > 0 {
+		l := t.free[n-1]
+		t.free = t.free[:n-1]
+		*l = lease{}
+		return l
+	}
+	return new(lease)
+}
+
+func (t *leaseTable) freshRecord() *leaseRecord {
+	if n := len(t.spare); n > 0 {
+		r := t.spare[n-1]
+		t.spare = t.spare[:n-1]
+		*r = leaseRecord{value: r.value[:0]}
+		return r
+	}
+	return new(leaseRecord)
+}
+
+// held returns the lease that a receipt names, or nil when it is not in force.
+// A lease whose deadline has passed is lost, even while the reaper has not
+// come to it yet.
+func (s *shard) held(r Receipt) *lease {
+	l := s.leases.byID[r.ID]
+	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.now {
+		return nil
+	}
+	return l
+}
+
+// inscribe adds a lease to the group's lease record for its deadline. The
+// caller sets the token; 0 stands for a new lease.
+func (s *shard) inscribe(l *lease) {
+	deadline := s.wall + l.duration
+	var r *leaseRecord
+	for _, g := range s.group.granted {
+		if g.deadline == deadline && g.local == l.local {
+			r = g
+			break
+		}
+	}
+	if r == nil {
+		r = s.leases.freshRecord()
+		r.seq, r.local, r.deadline = s.mint.next(s.wall), l.local, deadline
+		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline}.Append(r.value)
+		s.group.granted = append(s.group.granted, r)
+	}
+	if l.token == 0 {
+		l.token = r.seq
+	}
+	entry := keys.LeaseEntry{
+		ID: l.id, Lane: l.lane.number, Since: l.since, Token: l.token,
+		Leases: l.leases, Attempts: l.attempts, Duration: l.duration,
+	}
+	r.value = entry.Append(r.value, r.seq)
+	r.live++
+	l.record = r
+}
+
+// strike takes a lease out of its lease record, and deletes the record when
+// that was its last.
+func (s *shard) strike(l *lease) {
+	r := l.record
+	l.record = nil
+	r.live--
+	if r.live == 0 && r.written {
+		s.group.finished = append(s.group.finished, r.seq)
+		if len(s.leases.spare) < freeLeases/16 {
+			s.leases.spare = append(s.leases.spare, r)
+		}
+	}
+}
+
+// renew moves the deadline of a lease to d ms from now. A local lease lives in
+// memory: nothing is written.
+func (s *shard) renew(l *lease, d uint64) {
+	s.leases.wheel.Remove(&l.expiry)
+	s.leases.wheel.Add(&l.expiry, int64(s.now+d))
+	if l.local {
+		return
+	}
+	l.duration = d
+	s.strike(l)
+	s.inscribe(l)
+	s.touch(l.lane.queue)
+}
+
+// reap ends leases whose deadline has passed, a bounded number in one group so
+// that claims do not wait behind a mass expiry.
+func (s *shard) reap() (more bool) {
+	return s.leases.wheel.Advance(int64(s.now), reapCap, s.expire)
+}
+
+// reapCap is how many expired leases one group takes back.
+const reapCap = 256

@@ -1,0 +1,240 @@
+package codeq
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// openShard opens a shard's store and loads its memory from it.
+func openShard(index int, opts *Options, d *directory, shared *caches) (*shard, error) {
+	st, err := openStore(shardDir(d.fs, d.path, index), opts, shared, d.Creating)
+	if err != nil {
+		return nil, err
+	}
+	s := newShard(index, opts, st)
+	if err := s.load(d); err != nil {
+		_ = st.close() // the error of load is the one that matters
+		return nil, err
+	}
+	return s, nil
+}
+
+// load builds the shard's memory from disk. What it reads is bounded by the
+// catalogue and the leases, not by the backlog: windows are filled when a
+// claim asks for them.
+func (s *shard) load(d *directory) error {
+	s.tick()
+	s.leases = newLeaseTable(s.now)
+	var seed [32]byte
+	binary.LittleEndian.PutUint64(seed[:], rand.Uint64())
+	binary.LittleEndian.PutUint64(seed[8:], rand.Uint64())
+	s.mint = minter{rand: rand.New(rand.NewChaCha8(seed)), shard: s.index, shards: d.Shards}
+	for _, step := range []func() error{
+		func() error { return s.identify(d) },
+		s.loadCatalogue,
+		s.loadCounters,
+		s.loadLeases,
+		s.loadTimes,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// identify makes sure that the store is this shard of this queue.
+func (s *shard) identify(d *directory) error {
+	want := fmt.Sprintf("codeq %d %s %d/%d", d.Format, d.ID, s.index, d.Shards)
+	v, closer, err := s.store.db.Get([]byte{keys.Meta})
+	switch {
+	case err == pebble.ErrNotFound && d.Creating:
+		return storageError(s.store.db.Set([]byte{keys.Meta}, []byte(want), pebble.Sync))
+	case err == pebble.ErrNotFound:
+		return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, want)
+	case err != nil:
+		return storageError(err)
+	}
+	got := string(v)
+	if err := closer.Close(); err != nil {
+		return err
+	}
+	if got != want {
+		return fmt.Errorf("%w: identity %q, expected %q", ErrCorrupt, got, want)
+	}
+	return nil
+}
+
+// scan visits the entries of a range in order.
+func scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) error {
+	lower, upper := keys.Range(prefix)
+	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return storageError(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	for valid := it.First(); valid; valid = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return storageError(err)
+		}
+		if err := visit(it.Key(), v); err != nil {
+			return err
+		}
+	}
+	return storageError(it.Error())
+}
+
+func (s *shard) loadCatalogue() error {
+	err := scan(s.store.db, keys.Queue, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || int(n) != len(s.numbers) {
+			return fmt.Errorf("%w: queue %x after %d", ErrCorrupt, key, len(s.numbers))
+		}
+		q := s.queue(string(value))
+		q.number = n
+		s.numbers = append(s.numbers, q)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return scan(s.store.db, keys.Lane, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || int(n) != len(s.lanes) {
+			return fmt.Errorf("%w: lane %x after %d", ErrCorrupt, key, len(s.lanes))
+		}
+		v, err := keys.ParseLaneValue(value)
+		if err != nil || v.Queue == 0 || int(v.Queue) >= len(s.numbers) || v.Priority > MaxPriority {
+			return fmt.Errorf("%w: lane %d is %x", ErrCorrupt, n, value)
+		}
+		s.addLane(&lane{number: n, queue: s.numbers[v.Queue], tenant: v.Tenant, priority: v.Priority})
+		return nil
+	})
+}
+
+func (s *shard) loadCounters() error {
+	err := scan(s.store.db, keys.Counters, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n == 0 || int(n) >= len(s.numbers) {
+			return fmt.Errorf("%w: counters of queue %x", ErrCorrupt, key)
+		}
+		v, err := keys.ParseCounters(value)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		s.numbers[n].counts = v.Counts
+		s.mint.clock = max(s.mint.clock, v.Clock)
+		return nil
+	})
+	for _, l := range s.lanes {
+		if l.queue.counts.Ready > 0 {
+			l.queue.join(l)
+		} else {
+			l.complete = true
+		}
+	}
+	return err
+}
+
+// loadLeases rebuilds the lease table. Leases that belonged to the process
+// that had the queue open before are over: they expire at once.
+func (s *shard) loadLeases() error {
+	return scan(s.store.db, keys.Lease, func(key, value []byte) error {
+		seq, err := keys.ParseLease(key)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		h, entries, err := keys.ParseLeases(seq, value)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, written: true}
+		for i := range entries {
+			if err := s.loadLease(r, &entries[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *shard) loadLease(r *leaseRecord, e *keys.LeaseEntry) error {
+	l, err := s.laneNumbered(e.Lane)
+	if err != nil {
+		return err
+	}
+	head, err := leasedHead(s.store.db, e)
+	if err != nil || head == nil {
+		return err
+	}
+	if old := s.leases.byID[e.ID]; old != nil { // r is newer: it gives the deadline
+		old.record.live--
+		s.leases.remove(old)
+	}
+	ls := s.leases.fresh()
+	*ls = lease{
+		id: e.ID, lane: l, since: e.Since, token: e.Token, leases: e.Leases, attempts: e.Attempts,
+		local: r.local, duration: e.Duration, retention: head.Retention, record: r,
+	}
+	r.live++
+	deadline := s.now
+	if !r.local && r.deadline > s.wall {
+		deadline += min(r.deadline-s.wall, e.Duration)
+	}
+	s.leases.add(ls, deadline)
+	return nil
+}
+
+// leasedHead returns the head of the task that a lease entry names, or nil
+// when the entry is not in force.
+func leasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
+	v, closer, err := r.Get(keys.AppendTask(nil, e.Lane, e.Since, e.ID))
+	if err == pebble.ErrNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, storageError(err)
+	}
+	defer func() { _ = closer.Close() }()
+	head, err := record.DecodeHead(v)
+	if err != nil {
+		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(e.ID), err)
+	}
+	if head.Leases+1 != e.Leases {
+		return nil, nil
+	}
+	return &head, nil
+}
+
+// loadTimes finds the first scheduled task and the first result to expire.
+func (s *shard) loadTimes() (err error) {
+	if s.nextDue, err = s.firstTime(keys.Scheduled); err != nil {
+		return err
+	}
+	s.nextExpiry, err = s.firstTime(keys.Done)
+	return err
+}
+
+func (s *shard) firstTime(prefix byte) (uint64, error) {
+	lower, upper := keys.Range(prefix)
+	it, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return never, storageError(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	if !it.First() {
+		return never, storageError(it.Error())
+	}
+	at, _, err := keys.ParseTimed(it.Key())
+	if err != nil {
+		return never, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return at, nil
+}

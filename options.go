@@ -1,0 +1,192 @@
+package codeq
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"runtime"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Durability is what has happened to an operation's writes when its call
+// returns without an error.
+type Durability uint8
+
+const (
+	// DurabilityProcess: handed to the operating system. The end of the
+	// process, by kill -9 too, loses nothing that was acknowledged; a power
+	// loss may lose the last moments, never consistency. The default.
+	DurabilityProcess Durability = iota
+	// DurabilityDisk: forced to the disk, with one fsync for each group of
+	// operations. A power loss loses nothing that was acknowledged.
+	DurabilityDisk
+	// DurabilityNone: held in memory until 32 KiB of log have gathered, or
+	// until Close. The end of the process may lose the operations since then
+	// even after seconds of idleness, never consistency.
+	DurabilityNone
+)
+
+var durabilityNames = [...]string{"process", "disk", "none"}
+
+func (d Durability) String() string {
+	if int(d) < len(durabilityNames) {
+		return durabilityNames[d]
+	}
+	return fmt.Sprintf("Durability(%d)", uint8(d))
+}
+
+// Options of Open. A zero field is its documented default; a nil *Options is
+// all defaults. Open copies them.
+type Options struct {
+	// Shards is how many independent stores share the tasks, each with its own
+	// log and its own owner goroutine. It is fixed when the queue is created;
+	// later Opens take 0 or the same number. 1 to 256. Default: a third of
+	// GOMAXPROCS rounded up, at most 8 (12 cores: 4; 4 cores: 2; 2 cores: 1).
+	Shards int
+	// Durability may differ from Open to Open. Default: DurabilityProcess.
+	Durability Durability
+
+	// LeaseFor is how long a lease lasts when neither claim nor task say.
+	// Default: 30 s.
+	LeaseFor time.Duration
+	// MaxAttempts is for tasks that do not say. Default: 25.
+	MaxAttempts int
+	// Backoff between the attempts of a task.
+	Backoff Backoff
+	// Retention is how long completed tasks are kept with their results, for
+	// tasks that do not say. Default: 0, not at all.
+	Retention time.Duration
+	// Limits of what is accepted.
+	Limits Limits
+
+	// GroupCap is how many operations of a shard are committed together at the
+	// most. Default: 1024.
+	GroupCap int
+	// InboxDepth is how many operations may wait for a shard; a further caller
+	// waits for room until its ctx ends. Default: 4096.
+	InboxDepth int
+	// WindowTasks is how many ready tasks a lane (queue, tenant, priority)
+	// holds in memory at the most; what is beyond is read from disk in time.
+	// Default: 4096.
+	WindowTasks int
+	// WindowBytes bounds the memory of all windows together. Default: 32 MiB.
+	WindowBytes int
+	// CacheBytes is the block cache that all shards share. Default: 16 MiB.
+	CacheBytes int64
+	// MemTableBytes is how much each shard gathers in memory before it writes
+	// a sorted table. Default: 16 MiB.
+	MemTableBytes int
+
+	// Logger gets what an operator should know. Default: silence.
+	Logger *slog.Logger
+
+	fs   vfs.FS           // default: the operating system's
+	wall func() time.Time // default: time.Now; its monotonic part is not used
+}
+
+// Limits of what is accepted; what exceeds them is refused with an
+// InvalidError before anything is written.
+type Limits struct {
+	Payload    int // bytes of a payload or a result. Default: 1 MiB; at most 64 MiB
+	Headers    int // bytes of all names and values of a task's headers. Default: 16 KiB
+	Name       int // bytes of the name of a queue or tenant. Default: 255
+	Batch      int // tasks of a ProduceBatch, a ClaimBatch or the follow-ups of a Complete. Default: 10,000
+	BatchBytes int // bytes of all payloads of such a batch. Default: 16 MiB; at most 256 MiB
+}
+
+const (
+	maxShards = 256
+	maxLease  = 365 * 24 * time.Hour
+	minLease  = 10 * time.Millisecond
+)
+
+func defaultShards(procs int) int { return min((procs+2)/3, 8) }
+
+// withDefaults returns a checked copy.
+func (o *Options) withDefaults() (*Options, error) {
+	var c Options
+	if o != nil {
+		c = *o
+	}
+	for _, f := range []struct {
+		name          string
+		value         *int
+		low, def, max int
+	}{
+		{"Options.Shards", &c.Shards, 1, 0, maxShards},
+		{"Options.MaxAttempts", &c.MaxAttempts, 1, 25, math.MaxInt32},
+		{"Options.GroupCap", &c.GroupCap, 1, 1024, 1 << 16},
+		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
+		{"Options.WindowTasks", &c.WindowTasks, 1, 4096, 1 << 20},
+		{"Options.WindowBytes", &c.WindowBytes, 1, 32 << 20, 1 << 40},
+		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
+		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
+		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},
+		{"Options.Limits.Name", &c.Limits.Name, 1, 255, 4096},
+		{"Options.Limits.Batch", &c.Limits.Batch, 1, 10_000, 1 << 20},
+		{"Options.Limits.BatchBytes", &c.Limits.BatchBytes, 1, 16 << 20, 256 << 20},
+	} {
+		if *f.value == 0 {
+			*f.value = f.def
+		} else if *f.value < f.low || *f.value > f.max {
+			return nil, &InvalidError{f.name, *f.value, fmt.Sprintf("%d to %d", f.low, f.max)}
+		}
+	}
+	if c.Durability > DurabilityNone {
+		return nil, &InvalidError{"Options.Durability", c.Durability, "DurabilityProcess, DurabilityDisk, DurabilityNone"}
+	}
+	if c.LeaseFor == 0 {
+		c.LeaseFor = 30 * time.Second
+	}
+	if c.LeaseFor < minLease || c.LeaseFor > maxLease {
+		return nil, &InvalidError{"Options.LeaseFor", c.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
+	}
+	if c.Retention < 0 && c.Retention != Forever {
+		return nil, &InvalidError{"Options.Retention", c.Retention, "0 or more, or Forever"}
+	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = 16 << 20
+	}
+	if c.CacheBytes < 0 {
+		return nil, &InvalidError{"Options.CacheBytes", c.CacheBytes, "0 or more"}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.fs == nil {
+		c.fs = vfs.Default
+	}
+	if c.wall == nil {
+		c.wall = time.Now
+	}
+	return &c, c.Backoff.setDefaults()
+}
+
+func (b *Backoff) setDefaults() error {
+	if b.Base == 0 {
+		b.Base = time.Second
+	}
+	if b.Max == 0 {
+		b.Max = max(time.Hour, b.Base)
+	}
+	if b.Factor == 0 {
+		b.Factor = 2
+	}
+	if b.Jitter == 0 {
+		b.Jitter = 0.2
+	}
+	if b.Base < 0 || b.Max < b.Base {
+		return &InvalidError{"Options.Backoff", fmt.Sprintf("Base %v, Max %v", b.Base, b.Max), "0 < Base <= Max"}
+	}
+	if b.Factor < 1 || math.IsNaN(b.Factor) {
+		return &InvalidError{"Options.Backoff.Factor", b.Factor, "1 or more"}
+	}
+	if b.Jitter > 1 || math.IsNaN(b.Jitter) {
+		return &InvalidError{"Options.Backoff.Jitter", b.Jitter, "at most 1"}
+	}
+	return nil
+}
+
+func shardsForThisMachine() int { return defaultShards(runtime.GOMAXPROCS(0)) }

@@ -1,0 +1,132 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+)
+
+// Produce stores a task and returns its ID. The task may be claimed as soon as
+// its RunAt has come.
+//
+// An error that matches ErrUncertain leaves open whether the task was stored;
+// after any other error it was not. Produce is safe for concurrent use.
+func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
+	if err := t.check(&q.opts.Limits); err != nil {
+		return ID{}, err
+	}
+	op := producePool.Get().(*produceOp)
+	op.tasks = append(op.one[:0], prepare(&t))
+	if settled, err := q.anyShard().do(ctx, op, &op.completion); err != nil {
+		if settled {
+			op.recycle()
+		}
+		return ID{}, err
+	}
+	id := op.ids[0]
+	op.recycle()
+	return id, nil
+}
+
+// ProduceBatch stores all of the tasks or none, in one commit, and returns
+// their IDs in the same order. Tasks of one queue, tenant and priority that
+// are ready at once are claimed in the order of the batch.
+//
+// Errors are those of Produce; an InvalidError tells which task it is about.
+func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
+	prepared, err := q.prepareBatch("ProduceBatch", tasks)
+	if err != nil || len(tasks) == 0 {
+		return nil, err
+	}
+	op := producePool.Get().(*produceOp)
+	op.tasks = prepared
+	settled, err := q.anyShard().do(ctx, op, &op.completion)
+	if err != nil {
+		if settled {
+			op.recycle()
+		}
+		return nil, err
+	}
+	ids := slices.Clone(op.ids)
+	op.recycle()
+	return ids, nil
+}
+
+// anyShard spreads new tasks evenly.
+func (q *Queue) anyShard() *shard {
+	if len(q.shards) == 1 {
+		return q.shards[0]
+	}
+	return q.shards[rand.IntN(len(q.shards))]
+}
+
+// prepare does what the caller's goroutine can do of a task. REQUIRES: t is checked.
+func prepare(t *Task) newTask {
+	rec := t.record()
+	return newTask{
+		key:   laneKey{queue: t.Queue, tenant: t.Tenant, priority: uint8(t.Priority)},
+		runAt: rec.RunAt,
+		rec:   rec.Encode(),
+	}
+}
+
+func (q *Queue) prepareBatch(verb string, tasks []Task) ([]newTask, error) {
+	limits := &q.opts.Limits
+	if len(tasks) > limits.Batch {
+		return nil, &InvalidError{verb + " tasks", len(tasks), atMostTasks(limits.Batch)}
+	}
+	prepared := make([]newTask, len(tasks))
+	bytes := 0
+	for i := range tasks {
+		if err := tasks[i].check(limits); err != nil {
+			return nil, taskError(verb, i, err)
+		}
+		prepared[i] = prepare(&tasks[i])
+		if bytes += len(tasks[i].Payload); bytes > limits.BatchBytes {
+			return nil, &InvalidError{verb + " payloads", bytesOf(bytes) + " and more", atMost(limits.BatchBytes)}
+		}
+	}
+	return prepared, nil
+}
+
+// produceOp stores tasks, all or none.
+type produceOp struct {
+	completion
+	tasks []newTask
+	one   [1]newTask
+	ids   []ID
+}
+
+var producePool = sync.Pool{New: func() any { return &produceOp{completion: newCompletion()} }}
+
+func (op *produceOp) recycle() {
+	op.tasks, op.one[0], op.ids, op.err = nil, newTask{}, op.ids[:0], nil
+	producePool.Put(op)
+}
+
+func (op *produceOp) resolve(s *shard) {
+	s.settle(op)
+	if op.err = s.hasLanes(len(op.tasks)); op.err != nil {
+		return
+	}
+	for i := range op.tasks {
+		op.ids = append(op.ids, s.admit(&op.tasks[i]))
+	}
+}
+
+// do hands an operation to the shard and waits for its outcome. settled is
+// false when the operation still belongs to the shard.
+func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {
+	if err := s.inbox.push(ctx, op); err != nil {
+		return true, err
+	}
+	return c.wait(ctx)
+}
+
+func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }
+
+func taskError(verb string, i int, err error) error {
+	return fmt.Errorf("%s: task %d: %w", verb, i, err)
+}

@@ -1,0 +1,134 @@
+package codeq
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Queue is an open queue directory. Its methods are safe for concurrent use.
+type Queue struct {
+	opts   *Options
+	shards []*shard
+	dir    *directory
+	caches *caches
+
+	closing chan struct{}  // closed by Close, before it waits for runs
+	stop    sync.Once      // guards closing and what follows it
+	err     error          // of Close; valid once stop is done
+	mu      sync.RWMutex   // held for reading by what uses the stores beside the owners, for writing to end that
+	closed  bool           // guarded by mu: the stores are gone
+	runMu   sync.Mutex     // orders runs.Add before the Wait of Close
+	runs    sync.WaitGroup // calls of Run
+}
+
+// Open opens the queue in dir, and creates it if dir does not exist or is
+// empty. A nil opts means the defaults. One Queue at a time may have a
+// directory open.
+//
+// Open returns an error that matches ErrNotQueue when dir holds something
+// else, ErrShardCount when opts.Shards differs from the count fixed at
+// creation, ErrFormat when the queue was written by a newer version, ErrLocked
+// when the directory is open already, ErrCorrupt when the stored data
+// contradicts itself, or ErrInvalid when an option is out of bounds; each
+// before anything is changed.
+func Open(dir string, opts *Options) (*Queue, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	d, err := openDirectory(o.fs, dir, o.Shards)
+	if err != nil {
+		return nil, err
+	}
+	o.Shards = d.Shards
+	q := &Queue{opts: o, dir: d, closing: make(chan struct{}), shards: make([]*shard, d.Shards)}
+	q.caches = newCaches(o.CacheBytes, d.Shards)
+	var g errgroup.Group
+	for i := range q.shards {
+		g.Go(func() (err error) {
+			if q.shards[i], err = openShard(i, o, d, q.caches); err != nil {
+				return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, err)
+			}
+			return nil
+		})
+	}
+	err = g.Wait()
+	if err == nil {
+		err = d.finishCreation()
+	}
+	if err != nil {
+		return nil, errors.Join(err, q.closeFiles())
+	}
+	for _, s := range q.shards {
+		s.peers = q.shards
+	}
+	for _, s := range q.shards {
+		go s.run()
+	}
+	return q, nil
+}
+
+// Close ends the queue: new work is refused with ErrClosed, calls of Run drain
+// and return, what was accepted is finished, claims that wait get ErrClosed.
+// When Close returns, no goroutine of the queue is left, and everything that
+// was acknowledged is with the operating system at least.
+//
+// It is safe to call Close twice and at any moment, but not from a handler of
+// Run, which would wait for itself.
+func (q *Queue) Close() error {
+	q.stop.Do(func() {
+		q.runMu.Lock()
+		close(q.closing)
+		q.runMu.Unlock()
+		q.runs.Wait()
+		for _, s := range q.shards {
+			s.inbox.stop(ErrClosed)
+		}
+		for _, s := range q.shards {
+			<-s.done
+		}
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.closed = true
+		q.err = q.closeFiles()
+	})
+	return q.err
+}
+
+func (q *Queue) closeFiles() error {
+	var errs []error
+	for _, s := range q.shards {
+		if s != nil {
+			errs = append(errs, s.store.close())
+		}
+	}
+	q.caches.close()
+	return errors.Join(append(errs, q.dir.close())...)
+}
+
+// shardOf is the shard that has a task.
+func (q *Queue) shardOf(id ID) *shard { return q.shards[id.shard(len(q.shards))] }
+
+// shardDir is the directory of a shard's store.
+func shardDir(fs vfs.FS, dir string, index int) string {
+	return fs.PathJoin(dir, fmt.Sprintf("shard-%03d", index))
+}
+
+// absolute makes two names of one directory equal, so that the lock of a
+// process against itself holds.
+func absolute(fs vfs.FS, dir string) (string, error) {
+	if fs != vfs.Default {
+		return dir, nil
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(dir)
+}

@@ -1,0 +1,464 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// RunOptions of Run. A zero field is its documented default.
+type RunOptions struct {
+	// Concurrency is how many handlers run at the same time. Default: four for
+	// each of GOMAXPROCS.
+	Concurrency int
+	// Queues are those to work on, in strict order unless Weights are given;
+	// see ClaimRequest. Default: all queues of the Mux, equally.
+	Queues  []string
+	Weights []int
+	// LeaseFor is after how long without a sign of life a task is taken from
+	// its handler. Run gives that sign for every running handler, so only a
+	// process that stands still for so long loses tasks. Default:
+	// Options.LeaseFor.
+	LeaseFor time.Duration
+	// Grace is how long handlers may go on when Run is to end; then their
+	// context is cancelled and their tasks are given back. Default: 10 s;
+	// negative: no grace.
+	Grace time.Duration
+	// OnError is told of every failed attempt (a handler's error or a
+	// *PanicError) and of every outcome that could not be stored, such as
+	// ErrLeaseLost. It is called by several goroutines at a time.
+	OnError func(l *Lease, err error)
+}
+
+// fetchCap is how many tasks one claim of Run takes at the most.
+const fetchCap = 256
+
+// Run works on the tasks of the mux's queues until ctx ends: it claims tasks
+// for idle workers, calls the handlers, and stores what they return. Workers
+// go on without waiting for the commit; Run itself returns after the last one.
+//
+// A lease of Run belongs to the process: it lasts as long as its handler runs,
+// without any writes, and if the process dies the task is ready again at the
+// next Open, with the attempt counted. The context of a handler is cancelled
+// when its task's Timeout is over (cause context.DeadlineExceeded), when its
+// lease is lost (cause ErrLeaseLost), and when Run has waited for Grace
+// (cause: that of ctx, or ErrClosed).
+//
+// When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace
+// for its handlers, cancels the rest, and gives their tasks back without
+// counting the attempt. It returns nil if ctx ended, ErrClosed if the queue was
+// closed, the error of a shard that failed, and ErrHandlersRunning if after
+// another Grace (at least a second) some handlers still had not returned.
+func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) error {
+	r, err := q.newRun(ctx, m, opts)
+	if err != nil {
+		return err
+	}
+	q.runMu.Lock()
+	select {
+	case <-q.closing:
+		q.runMu.Unlock()
+		return ErrClosed
+	default:
+	}
+	q.runs.Add(1)
+	q.runMu.Unlock()
+	defer q.runs.Done()
+	return r.run(ctx)
+}
+
+// runner is one call of Run. Tasks go from the fetchers through jobs to the
+// workers:
+//
+//	fetcher   takes free places, claims that many tasks at the most, puts them into jobs
+//	worker    takes a task from jobs, calls its handler, hands its completion to
+//	          the shard, and frees the place
+//
+// A worker that ends a task takes the next one without going to sleep. Whoever
+// takes a task while others are left wakes one more worker: handlers that are
+// slow have all workers busy after a few microseconds, and fast ones do not pay
+// for waking them.
+type runner struct {
+	queue *Queue
+	mux   *Mux
+	opts  RunOptions
+	req   ClaimRequest
+
+	handlerCtx context.Context // parent of the handlers' contexts
+	cancel     context.CancelCauseFunc
+
+	mu      sync.Mutex // guards what follows
+	jobs    []grant    // claimed, not yet started; from next on
+	next    int
+	free    int  // places that no task and no claim occupies
+	hungry  bool // a fetcher waits for free to become positive
+	ended   bool // no further jobs: workers end
+	wake    *sync.Cond
+	room    *sync.Cond
+	workers []*worker
+
+	stored sync.WaitGroup // completions under way
+}
+
+func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
+	r := &runner{queue: q, mux: m}
+	if opts != nil {
+		r.opts = *opts
+	}
+	o := &r.opts
+	if o.Concurrency == 0 {
+		o.Concurrency = 4 * runtime.GOMAXPROCS(0)
+	}
+	if o.Concurrency < 0 {
+		return nil, &InvalidError{"RunOptions.Concurrency", o.Concurrency, "1 or more"}
+	}
+	if o.Grace == 0 {
+		o.Grace = 10 * time.Second
+	}
+	if o.LeaseFor == 0 {
+		o.LeaseFor = q.opts.LeaseFor
+	}
+	if len(o.Queues) == 0 && len(o.Weights) == 0 {
+		o.Queues = m.queues()
+		for range o.Queues {
+			o.Weights = append(o.Weights, 1)
+		}
+	}
+	if len(o.Queues) == 0 {
+		return nil, fmt.Errorf("%w: the Mux is empty", ErrNoHandler)
+	}
+	for _, name := range o.Queues {
+		if m.handlers[name] == nil {
+			return nil, fmt.Errorf("%w: queue %q", ErrNoHandler, name)
+		}
+	}
+	if len(o.Queues) == 1 {
+		o.Weights = nil
+	}
+	r.req = ClaimRequest{Queues: o.Queues, Weights: o.Weights, LeaseFor: o.LeaseFor}
+	if err := r.req.check(&q.opts.Limits); err != nil {
+		return nil, err
+	}
+	r.handlerCtx, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	r.free = o.Concurrency
+	r.wake, r.room = sync.NewCond(&r.mu), sync.NewCond(&r.mu)
+	return r, nil
+}
+
+func (r *runner) run(ctx context.Context) error {
+	claimCtx, stopClaims := context.WithCancelCause(ctx)
+	stopOnClose := make(chan struct{})
+	var closer sync.WaitGroup
+	closer.Go(func() {
+		select {
+		case <-r.queue.closing:
+			stopClaims(ErrClosed)
+		case <-stopOnClose:
+		}
+	})
+	// Fetchers that wait for a free place are woken to see that claims are over.
+	unhook := context.AfterFunc(claimCtx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.room.Broadcast()
+	})
+
+	for range r.opts.Concurrency {
+		r.workers = append(r.workers, &worker{runner: r})
+	}
+	var workers, fetchers sync.WaitGroup
+	for _, w := range r.workers {
+		workers.Go(w.work)
+	}
+	heart := newHeart(r)
+	var beats sync.WaitGroup
+	beats.Go(heart.run)
+	var failed error
+	var failOnce sync.Once
+	for range r.queue.shards {
+		fetchers.Go(func() {
+			if err := r.fetch(claimCtx, heart); err != nil && claimCtx.Err() == nil {
+				failOnce.Do(func() { failed = err })
+				stopClaims(err)
+			}
+		})
+	}
+
+	fetchers.Wait()
+	cause := context.Cause(claimCtx)
+	close(stopOnClose)
+	closer.Wait()
+	unhook()
+	err := r.drain(&workers, cause)
+	heart.stop()
+	beats.Wait()
+	stopClaims(nil)
+	r.cancel(cause)
+	r.stored.Wait()
+	switch {
+	case err != nil:
+		return errors.Join(failed, err)
+	case failed != nil:
+		return failed
+	case errors.Is(cause, ErrClosed):
+		return ErrClosed
+	}
+	return nil
+}
+
+// fetch claims tasks for free workers until ctx ends.
+func (r *runner) fetch(ctx context.Context, h *heart) error {
+	req := r.req
+	for {
+		r.mu.Lock()
+		for r.free == 0 && ctx.Err() == nil {
+			r.hungry = true
+			r.room.Wait()
+		}
+		if ctx.Err() != nil {
+			r.mu.Unlock()
+			return context.Cause(ctx)
+		}
+		req.Max = min(r.free, fetchCap, r.queue.opts.Limits.Batch)
+		r.free -= req.Max
+		r.mu.Unlock()
+
+		op, err := r.queue.claim(ctx, &req, true)
+		if err != nil {
+			r.release(req.Max)
+			return err
+		}
+		h.kick()
+		r.mu.Lock()
+		if r.next == len(r.jobs) {
+			r.jobs, r.next = r.jobs[:0], 0
+		}
+		r.jobs = append(r.jobs, op.grants...)
+		r.mu.Unlock()
+		r.wake.Signal()
+		r.release(req.Max - len(op.grants))
+		op.unref()
+	}
+}
+
+// release frees places.
+func (r *runner) release(n int) {
+	r.mu.Lock()
+	r.free += n
+	wake := r.hungry
+	r.hungry = false
+	r.mu.Unlock()
+	if wake {
+		r.room.Broadcast()
+	}
+}
+
+// drain lets the handlers end: for the grace period by themselves, then by
+// their context.
+func (r *runner) drain(workers *sync.WaitGroup, cause error) error {
+	r.mu.Lock()
+	waiting := r.jobs[r.next:]
+	r.jobs, r.next = nil, 0
+	r.ended = true
+	r.mu.Unlock()
+	r.wake.Broadcast()
+	for i := range waiting {
+		r.giveBack(waiting[i].receipt, nil)
+	}
+	idle := make(chan struct{})
+	go func() {
+		workers.Wait()
+		close(idle)
+	}()
+	if within(idle, r.opts.Grace) {
+		return nil
+	}
+	r.cancel(cause)
+	for _, w := range r.workers {
+		if receipt, lease := w.disown(); lease != nil {
+			r.giveBack(receipt, lease)
+		}
+	}
+	if within(idle, max(r.opts.Grace, time.Second)) {
+		return nil
+	}
+	running := 0
+	for _, w := range r.workers {
+		if w.busy() {
+			running++
+		}
+	}
+	return fmt.Errorf("%w: %d", ErrHandlersRunning, running)
+}
+
+func within(done <-chan struct{}, d time.Duration) bool {
+	if d <= 0 {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// giveBack returns a task as if it had not been claimed.
+func (r *runner) giveBack(receipt Receipt, l *Lease) {
+	err := r.queue.failed(context.Background(), receipt, failOp{how: failReturn}, nil)
+	if err != nil && l != nil {
+		r.report(l, err)
+	}
+}
+
+func (r *runner) report(l *Lease, err error) {
+	if r.opts.OnError != nil {
+		r.opts.OnError(l, err)
+	}
+}
+
+// worker runs one handler at a time.
+type worker struct {
+	runner *runner
+
+	mu     sync.Mutex              // guards what follows
+	lease  *Lease                  // of the running handler; nil: none, or its task was given back
+	cancel context.CancelCauseFunc // of the running handler's context
+	active bool                    // a handler runs
+}
+
+// work takes tasks until there will be no more.
+func (w *worker) work() {
+	r := w.runner
+	for {
+		r.mu.Lock()
+		for r.next == len(r.jobs) && !r.ended {
+			r.wake.Wait()
+		}
+		if r.ended {
+			r.mu.Unlock()
+			return
+		}
+		g := r.jobs[r.next]
+		r.jobs[r.next] = grant{}
+		r.next++
+		more := r.next < len(r.jobs)
+		r.mu.Unlock()
+		if more {
+			r.wake.Signal()
+		}
+		w.do(&g)
+		r.release(1)
+	}
+}
+
+// do runs the handler of one task and stores what becomes of it.
+func (w *worker) do(g *grant) {
+	r := w.runner
+	l, err := g.lease()
+	if err != nil {
+		r.report(&Lease{Receipt: g.receipt}, err)
+		return
+	}
+	ctx, cancel := context.WithCancelCause(r.handlerCtx)
+	w.mu.Lock()
+	w.lease, w.cancel, w.active = l, cancel, true
+	w.mu.Unlock()
+	var out output
+	if l.Timeout > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, l.Timeout)
+		err = w.call(ctx, l, &out)
+		stop()
+	} else {
+		err = w.call(ctx, l, &out)
+	}
+	cancel(nil)
+	w.mu.Lock()
+	ours := w.lease != nil
+	w.lease, w.cancel, w.active = nil, nil, false
+	w.mu.Unlock()
+	if !ours {
+		return // the task was given back, or its lease was lost
+	}
+	if err != nil {
+		r.report(l, err)
+		if err := r.queue.failed(context.Background(), l.Receipt, failOpOf(err), nil); err != nil {
+			r.report(l, err)
+		}
+		return
+	}
+	w.complete(l, &out)
+}
+
+// call runs the handler and turns a panic into an error.
+func (w *worker) call(ctx context.Context, l *Lease, out *output) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return w.runner.mux.handlers[l.Queue](ctx, l, out)
+}
+
+// complete hands the completion to the shard and does not wait for it.
+func (w *worker) complete(l *Lease, out *output) {
+	r := w.runner
+	op, err := r.queue.completeOp(l.Receipt, out.result, out.next)
+	if err != nil { // the handler asks for what cannot be stored
+		r.report(l, err)
+		if err := r.queue.failed(context.Background(), l.Receipt, failOpOf(err), nil); err != nil {
+			r.report(l, err)
+		}
+		return
+	}
+	op.runner, op.lease = r, l
+	r.stored.Add(1)
+	if err := r.queue.shardOf(l.ID).inbox.push(context.Background(), op); err != nil {
+		op.settle(err)
+	}
+}
+
+// settled is called by the shard's owner, which must not wait for a hook.
+func (r *runner) settled(op *completeOp, err error) {
+	l := op.lease
+	op.recycle()
+	if err == nil {
+		r.stored.Done()
+		return
+	}
+	go func() {
+		defer r.stored.Done()
+		r.report(l, err)
+	}()
+}
+
+// disown takes the task from the running handler: what it returns is of no
+// consequence any more.
+func (w *worker) disown() (Receipt, *Lease) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.lease
+	w.lease = nil
+	if l == nil {
+		return Receipt{}, nil
+	}
+	return l.Receipt, l
+}
+
+func (w *worker) busy() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.active
+}

@@ -1,0 +1,304 @@
+package codeq
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// shard is one independent part of a queue: a store, the memory that caches
+// it, and the goroutine that owns both and decides everything.
+//
+// All fields below owned are touched by run alone, and by load before run
+// starts. Callers reach a shard through its inbox only.
+type shard struct {
+	index  int
+	opts   *Options
+	peers  []*shard // all shards of the queue, this one included
+	store  *store
+	commit committer
+	inbox  *inbox
+	origin time.Time     // zero of the monotonic clock
+	done   chan struct{} // closed when run has ended
+
+	// owned
+	now  uint64 // monotonic clock of this group, ms since origin
+	wall uint64 // wall clock of this group, ms since 1970
+
+	queues  map[string]*queueState
+	numbers []*queueState // by number; 0 is nobody's
+	lanes   []*lane       // by number
+	byKey   map[laneKey]*lane
+	leases  leaseTable
+	mint    minter
+
+	windowBytes int // held by all windows
+	windowLimit int
+	evictAt     int // the lane at which evict looks next
+
+	nextDue    uint64 // no scheduled task is due before; wall clock, ms
+	nextExpiry uint64 // no kept result expires before; wall clock, ms
+
+	group    group
+	taken    []operation   // swapped with the inbox
+	cursor   int           // of taken: what is before has been resolved
+	deferred []operation   // claims to resolve again once lanes are refilled
+	again    []operation   // memory for the next deferred
+	wants    []*lane       // to be refilled between two groups
+	hungry   []*queueState // have waiters, and perhaps ready tasks
+	more     bool          // upkeep has left work for the next group
+	broken   error         // set in resolve when the shard cannot go on
+	timer    *time.Timer
+
+	scratch, value []byte // for a key and a value on their way into the group
+	lots           []int  // for claimOrder
+}
+
+const never = math.MaxUint64
+
+func newShard(index int, opts *Options, st *store) *shard {
+	return &shard{
+		index:       index,
+		opts:        opts,
+		store:       st,
+		commit:      st,
+		inbox:       newInbox(opts.InboxDepth),
+		origin:      time.Now(),
+		done:        make(chan struct{}),
+		queues:      make(map[string]*queueState),
+		numbers:     make([]*queueState, 1),
+		byKey:       make(map[laneKey]*lane),
+		windowLimit: max(opts.WindowBytes/opts.Shards, 1),
+		nextDue:     never,
+		nextExpiry:  never,
+		group:       group{batch: st.db.NewBatch()},
+		timer:       time.NewTimer(time.Hour),
+	}
+}
+
+// run is the owner: it takes what waits, decides it, persists it, and wakes
+// the callers, until the inbox is stopped and empty or the store fails.
+func (s *shard) run() {
+	defer close(s.done)
+	defer s.timer.Stop()
+	for s.gather() {
+		s.resolve()
+		err := s.broken
+		if err == nil {
+			err = s.persist()
+		}
+		if err != nil {
+			s.fail(err)
+			return
+		}
+		s.group.release(nil)
+	}
+	s.dismiss(ErrClosed)
+}
+
+// gather returns when there is something to do; false when there will be
+// nothing any more.
+func (s *shard) gather() bool {
+	for {
+		s.tick()
+		if s.cursor < len(s.taken) {
+			return true
+		}
+		busy := len(s.deferred) > 0 || len(s.wants) > 0 || s.more || s.due()
+		// Callers that the last group woke run first, on this processor too, so
+		// that what they ask for next goes into one commit.
+		runtime.Gosched()
+		ops, refused := s.inbox.take(s.taken[:0], !busy)
+		s.taken, s.cursor = ops, 0
+		switch {
+		case len(ops) > 0 || len(s.deferred) > 0:
+			return true
+		case refused != nil:
+			return false
+		case busy:
+			return true
+		}
+		s.sleep()
+	}
+}
+
+// tick reads the clocks. One reading serves a whole group.
+func (s *shard) tick() {
+	s.now = uint64(time.Since(s.origin) / time.Millisecond)
+	s.wall = wallMillis(s.opts)
+}
+
+func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0)) }
+
+// due reports whether a deadline has passed.
+func (s *shard) due() bool {
+	at, ok := s.leases.wheel.Next()
+	return ok && uint64(at) <= s.now || s.nextDue <= s.wall || s.nextExpiry <= s.wall
+}
+
+// wallCheck bounds how long a shard sleeps towards a time of the wall clock,
+// which may be set meanwhile without waking anybody.
+const wallCheck = uint64(time.Minute / time.Millisecond)
+
+// sleep waits for an operation or for the next deadline. Without deadlines
+// nothing wakes it but an operation.
+func (s *shard) sleep() {
+	wait := uint64(never)
+	if at, ok := s.leases.wheel.Next(); ok {
+		wait = uint64(at) - s.now
+	}
+	if at := min(s.nextDue, s.nextExpiry); at != never {
+		wait = min(wait, at-s.wall, wallCheck)
+	}
+	if wait == never {
+		<-s.inbox.wake
+		return
+	}
+	wait = min(wait, uint64(maxLease/time.Millisecond))
+	s.timer.Reset(time.Duration(wait) * time.Millisecond)
+	select {
+	case <-s.inbox.wake:
+		s.timer.Stop()
+	case <-s.timer.C:
+		s.inbox.awake()
+	}
+}
+
+// resolve decides the next group. Whatever reads ranges of the store comes
+// first: before the first key of the group, disk is the whole truth.
+func (s *shard) resolve() {
+	s.refill()
+	s.more = s.promoteDue()
+	s.more = s.expireResults() || s.more
+	s.more = s.reap() || s.more
+	retry := s.deferred
+	s.deferred = s.again[:0]
+	for i, op := range retry {
+		retry[i] = nil
+		op.resolve(s)
+	}
+	s.again = retry[:0]
+	for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && !s.group.full() && s.broken == nil; n++ {
+		op := s.taken[s.cursor]
+		s.taken[s.cursor] = nil
+		s.cursor++
+		op.resolve(s)
+	}
+	s.serve()
+}
+
+// persist commits the group.
+func (s *shard) persist() error {
+	s.group.seal(s.mint.clock)
+	if s.group.batch.Empty() {
+		return nil
+	}
+	return s.commit.commit(s.group.batch)
+}
+
+// settle has the caller of op woken when the group has persisted.
+func (s *shard) settle(op operation) { s.group.settled = append(s.group.settled, op) }
+
+// fail ends the shard: memory and disk may differ from now on. The callers of
+// the group learn that its outcome is unknown, everybody else that nothing was
+// done. Opening the queue again loads what is on disk.
+func (s *shard) fail(cause error) {
+	s.opts.Logger.Error("shard failed", "shard", s.index, "err", cause)
+	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
+	s.inbox.stop(refusal)
+	s.group.release(fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause))
+	for _, op := range s.taken[s.cursor:] {
+		refuse(op, refusal)
+	}
+	late, _ := s.inbox.take(nil, false)
+	for _, op := range late {
+		refuse(op, refusal)
+	}
+	s.dismiss(refusal)
+}
+
+// dismiss refuses the claims that wait.
+func (s *shard) dismiss(reason error) {
+	for _, op := range s.deferred {
+		refuse(op, reason)
+	}
+	for _, q := range s.queues {
+		q.waiters.drain(func(op *claimOp) { refuse(op, reason) })
+	}
+}
+
+// recordOf reads the record of a leased task.
+func (s *shard) recordOf(ls *lease) (record.Record, error) {
+	s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
+	b, err := s.read(s.scratch)
+	if err != nil {
+		return record.Record{}, fmt.Errorf("record of leased task %s: %w", ls.id, err)
+	}
+	rec, err := record.Decode(b)
+	if err != nil {
+		return record.Record{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ls.id, err)
+	}
+	return rec, nil
+}
+
+// read returns a copy of the value of a key that must exist.
+func (s *shard) read(key []byte) ([]byte, error) {
+	v, closer, err := s.store.db.Get(key)
+	if err == pebble.ErrNotFound {
+		return nil, fmt.Errorf("%w: key %x is missing", ErrCorrupt, key)
+	}
+	if err != nil {
+		return nil, storageError(err)
+	}
+	b := append([]byte(nil), v...)
+	return b, closer.Close()
+}
+
+// queue returns the state of a queue, which costs memory only until it has a task.
+func (s *shard) queue(name string) *queueState {
+	q := s.queues[name]
+	if q == nil {
+		q = &queueState{name: name}
+		s.queues[name] = q
+	}
+	return q
+}
+
+// lane returns a lane, and enters it into the catalogue when it is new.
+// REQUIRES: hasLanes has agreed.
+func (s *shard) lane(k laneKey) *lane {
+	if l := s.byKey[k]; l != nil {
+		return l
+	}
+	q := s.queue(k.queue)
+	if q.number == 0 {
+		q.number = uint32(len(s.numbers))
+		s.numbers = append(s.numbers, q)
+		s.group.set(keys.AppendNumbered(nil, keys.Queue, q.number), []byte(q.name))
+	}
+	l := &lane{number: uint32(len(s.lanes)), queue: q, tenant: k.tenant, priority: k.priority, complete: true}
+	s.addLane(l)
+	entry := keys.LaneValue{Queue: q.number, Priority: k.priority, Tenant: k.tenant}
+	s.group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
+	return l
+}
+
+func (s *shard) addLane(l *lane) {
+	s.lanes = append(s.lanes, l)
+	s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] = l
+}
+
+// hasLanes refuses tasks for which there might be no lane left.
+func (s *shard) hasLanes(tasks int) error {
+	if len(s.lanes)+tasks > keys.MaxLane {
+		return &InvalidError{"Task", "one more combination of queue, tenant and priority",
+			fmt.Sprintf("%d in a shard", keys.MaxLane)}
+	}
+	return nil
+}

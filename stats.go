@@ -1,0 +1,52 @@
+package codeq
+
+import (
+	"context"
+
+	"codeq/internal/keys"
+)
+
+// Counts is how many tasks are in each state.
+type Counts struct {
+	Ready, Scheduled, Leased, Dead, Done uint64
+}
+
+// Total is the number of tasks that the queue has in any state.
+func (c Counts) Total() uint64 { return c.Ready + c.Scheduled + c.Leased + c.Dead + c.Done }
+
+// Stats returns the counts of every queue that ever had a task, by name. They
+// are exact, for each shard as of one moment. The cost is that of copying them,
+// whatever the number of tasks.
+func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
+	sum := make(map[string]Counts)
+	for _, s := range q.shards {
+		op := &statsOp{completion: newCompletion()}
+		if _, err := s.do(ctx, op, &op.completion); err != nil {
+			return nil, err
+		}
+		for _, qc := range op.counts {
+			c := keys.Counts(sum[qc.queue])
+			c.Add(qc.counts)
+			sum[qc.queue] = Counts(c)
+		}
+	}
+	return sum, nil
+}
+
+// statsOp copies the counts of a shard.
+type statsOp struct {
+	completion
+	counts []queueCounts
+}
+
+type queueCounts struct {
+	queue  string
+	counts keys.Counts
+}
+
+func (op *statsOp) resolve(s *shard) {
+	for _, q := range s.numbers[1:] {
+		op.counts = append(op.counts, queueCounts{q.name, q.counts})
+	}
+	s.settle(op)
+}

@@ -1,0 +1,166 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/walfs"
+)
+
+// storeFormat is Pebble's on-disk format, never raised silently. It is the
+// newest whose write-ahead log may be written without a sync and still be read
+// after a power loss, which DurabilityProcess needs; see internal/walfs.
+const storeFormat = pebble.FormatColumnarBlocks
+
+// store is the Pebble instance of one shard and the way into it: everything is
+// written by commit.
+type store struct {
+	db    *pebble.DB
+	write *pebble.WriteOptions
+	fatal *fatalLogger
+}
+
+// caches are shared by the stores of all shards.
+type caches struct {
+	blocks *pebble.Cache
+	files  *pebble.FileCache
+}
+
+const openFiles = 1000
+
+func newCaches(bytes int64, shards int) *caches {
+	blocks := pebble.NewCache(bytes)
+	return &caches{blocks: blocks, files: pebble.NewFileCache(shards, openFiles)}
+}
+
+func (c *caches) close() {
+	c.files.Unref()
+	c.blocks.Unref()
+}
+
+func openStore(dir string, opts *Options, shared *caches, create bool) (*store, error) {
+	fs, write := opts.fs, pebble.Sync
+	switch opts.Durability {
+	case DurabilityProcess:
+		fs = walfs.New(fs)
+	case DurabilityNone:
+		write = pebble.NoSync
+	}
+	fatal := &fatalLogger{log: opts.Logger.With("dir", dir)}
+	db, err := pebble.Open(dir, &pebble.Options{
+		FS:                          fs,
+		Cache:                       shared.blocks,
+		FileCache:                   shared.files,
+		FormatMajorVersion:          storeFormat,
+		MemTableSize:                uint64(opts.MemTableBytes),
+		MemTableStopWritesThreshold: memTables,
+		L0StopWritesThreshold:       l0StopWrites,
+		ErrorIfNotExists:            !create,
+		LoggerAndTracer:             fatal,
+		EventListener: &pebble.EventListener{
+			PossibleAPIMisuse: fatal.misuse,
+			BackgroundError:   fatal.background,
+		},
+	})
+	if err != nil {
+		return nil, storageError(err)
+	}
+	return &store{db: db, write: write, fatal: fatal}, nil
+}
+
+// Flushing lags behind for a moment when a compaction takes the other core;
+// writes go on meanwhile.
+const (
+	memTables    = 4
+	l0StopWrites = 24
+)
+
+// commit persists a batch at the configured durability. Any error leaves it
+// unknown whether the batch will be found after the store is opened again, and
+// the store unfit for more.
+func (st *store) commit(b *pebble.Batch) (err error) {
+	defer func() {
+		// Pebble panics when the log of an unsynced commit cannot be written.
+		if p := recover(); p != nil {
+			err = fmt.Errorf("store panicked: %v", p)
+		}
+	}()
+	if err := st.db.Apply(b, st.write); err != nil {
+		return storageError(err)
+	}
+	return st.fatal.err()
+}
+
+// close makes what was committed durable at the level of the operating system
+// at least, and releases the files.
+func (st *store) close() (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("store panicked: %v", p)
+		}
+	}()
+	if st.fatal.err() == nil {
+		err = st.db.LogData(nil, pebble.Sync)
+	}
+	return errors.Join(err, st.db.Close())
+}
+
+func storageError(err error) error {
+	if pebble.IsCorruptionError(err) {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return err
+}
+
+// fatalLogger keeps Pebble from ending the process: where Pebble's own logger
+// exits, this one remembers the reason and returns. Pebble then reports the
+// failed commit as a success, so commit asks here after each.
+type fatalLogger struct {
+	log    *slog.Logger
+	reason atomic.Pointer[error]
+	warned atomic.Int64 // when background last logged, in seconds since 1970
+}
+
+func (l *fatalLogger) err() error {
+	if p := l.reason.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (l *fatalLogger) fail(err error) { l.reason.CompareAndSwap(nil, &err) }
+
+func (l *fatalLogger) misuse(i pebble.PossibleAPIMisuseInfo) {
+	l.fail(fmt.Errorf("%w: %s of key %s", ErrCorrupt, i.Kind, i.UserKey))
+}
+
+// background logs an error of a flush or a compaction, which Pebble repeats
+// until it succeeds: thousands of times a second while a disk is full.
+func (l *fatalLogger) background(err error) {
+	now := time.Now().Unix()
+	if last := l.warned.Load(); now != last && l.warned.CompareAndSwap(last, now) {
+		l.log.Error("background work of the store failed", "err", err)
+	}
+}
+
+func (l *fatalLogger) Infof(string, ...any) {}
+
+func (l *fatalLogger) Errorf(format string, args ...any) {
+	l.log.Warn("store: " + fmt.Sprintf(format, args...))
+}
+
+func (l *fatalLogger) Fatalf(format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	l.fail(err)
+	l.log.Error("store failed", "err", err)
+}
+
+func (l *fatalLogger) Eventf(context.Context, string, ...any) {}
+
+func (l *fatalLogger) IsTracingEnabled(context.Context) bool { return false }

@@ -1,0 +1,244 @@
+package codeq
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"codeq/internal/record"
+)
+
+// Priorities of a task: a claim takes the highest first.
+const (
+	MinPriority = 0
+	MaxPriority = 9
+)
+
+// Forever keeps a result until the queue's directory is deleted.
+const Forever time.Duration = -1
+
+// Task is what a producer hands in. Only Queue is required. Durations are kept
+// to the millisecond, rounded up.
+type Task struct {
+	// Queue names where the task waits and which handler of Run works on it.
+	Queue string
+	// Payload is for the worker. Produce copies it; the one that a Lease
+	// carries belongs to the worker.
+	Payload []byte
+	// Headers are small attributes that travel with the task, such as a trace
+	// context.
+	Headers map[string]string
+	// Priority is 0 to 9; 9 is claimed first.
+	Priority int
+	// Tenant shares a queue fairly: claims take turns over the tenants that
+	// have ready tasks of the same priority.
+	Tenant string
+	// MaxAttempts is how often the task is tried before it becomes a dead
+	// letter. 0: Options.MaxAttempts.
+	MaxAttempts int
+	// RunAt is when the task becomes ready. Zero or past: at once.
+	RunAt time.Time
+	// LeaseFor is how long each lease of this task lasts. 0: as the claim says.
+	// Run keeps its leases alive by itself and does not heed it.
+	LeaseFor time.Duration
+	// Timeout bounds one run of the handler: Run cancels its context after it.
+	// 0: no bound.
+	Timeout time.Duration
+	// Retention is how long the task and its result are kept after Complete.
+	// 0: Options.Retention; Forever: without end.
+	Retention time.Duration
+}
+
+// State is where a task is in its life.
+type State uint8
+
+// The states of a task. It is in exactly one.
+const (
+	Ready     State = iota + 1 // may be claimed
+	Scheduled                  // waits for its time: produced for later, or between two attempts
+	Leased                     // a worker has it
+	Dead                       // a dead letter: out of attempts, or given up
+	Done                       // completed, and kept with its result
+)
+
+var stateNames = [...]string{"", "ready", "scheduled", "leased", "dead", "done"}
+
+func (s State) String() string {
+	if int(s) < len(stateNames) && s != 0 {
+		return stateNames[s]
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// Lease is a claimed task: the worker has it until Deadline.
+type Lease struct {
+	Receipt
+	Task
+	// Attempt counts the tries of this task, this one included.
+	Attempt int
+	// Deadline is when the lease expires, unless it is extended, by the wall
+	// clock of the process that granted it.
+	Deadline time.Time
+	// LastError is what the last failed attempt left behind.
+	LastError string
+}
+
+// ClaimRequest says what a Claim takes.
+type ClaimRequest struct {
+	// Queues are asked in this order: a task of the first that has one ready is
+	// taken. At least one is required.
+	Queues []string
+	// Weights, when given, has one positive number for each of Queues: the
+	// order is then drawn by lot for each claim, and a queue comes first in
+	// proportion to its weight.
+	Weights []int
+	// LeaseFor is how long the lease lasts. 0: Options.LeaseFor.
+	LeaseFor time.Duration
+	// Max is how many tasks ClaimBatch takes at the most. 0: 1. Claim ignores it.
+	Max int
+	// NoWait returns ErrEmpty instead of waiting for a task.
+	NoWait bool
+}
+
+// RetryOptions says how a failed attempt ends.
+type RetryOptions struct {
+	// Err is kept with the task and shown as Lease.LastError.
+	Err error
+	// After is how long the task waits before it is ready again. 0: by
+	// Options.Backoff; negative: not at all.
+	After time.Duration
+}
+
+// Backoff is the wait between two attempts: Base doubled (or multiplied by
+// Factor) for each attempt already made, at most Max, then spread by Jitter.
+type Backoff struct {
+	Base   time.Duration // after the first attempt. Default: 1 s
+	Max    time.Duration // Default: 1 h
+	Factor float64       // at least 1. Default: 2
+	// Jitter is the part of the wait that is left to chance: the wait is drawn
+	// evenly from [1-Jitter, 1+Jitter] times its length. 0 to 1; default 0.2,
+	// negative for none.
+	Jitter float64
+}
+
+// Delay is the wait after the given attempt (1 is the first). chance is in
+// [0, 1) and decides the jitter.
+func (b Backoff) Delay(attempt int, chance float64) time.Duration {
+	d := float64(b.Base) * math.Pow(b.Factor, float64(max(attempt, 1)-1))
+	d = min(d, float64(b.Max))
+	if b.Jitter > 0 {
+		d *= 1 + b.Jitter*(2*chance-1)
+	}
+	return time.Duration(d)
+}
+
+// check refuses a task that exceeds the limits.
+func (t *Task) check(l *Limits) error {
+	if err := checkName("Task.Queue", t.Queue, l.Name); err != nil {
+		return err
+	}
+	if t.Queue == "" {
+		return &InvalidError{"Task.Queue", `""`, "a name"}
+	}
+	if err := checkName("Task.Tenant", t.Tenant, l.Name); err != nil {
+		return err
+	}
+	if len(t.Payload) > l.Payload {
+		return &InvalidError{"Task.Payload", bytesOf(len(t.Payload)), atMost(l.Payload)}
+	}
+	headers := 0
+	for k, v := range t.Headers {
+		headers += len(k) + len(v)
+	}
+	if headers > l.Headers {
+		return &InvalidError{"Task.Headers", bytesOf(headers), atMost(l.Headers)}
+	}
+	if t.Priority < MinPriority || t.Priority > MaxPriority {
+		return &InvalidError{"Task.Priority", t.Priority, "0 to 9"}
+	}
+	if t.MaxAttempts < 0 || t.MaxAttempts > math.MaxInt32 {
+		return &InvalidError{"Task.MaxAttempts", t.MaxAttempts, "0 to 2^31-1"}
+	}
+	if !t.RunAt.IsZero() && (t.RunAt.Year() < 0 || t.RunAt.Year() > 9999) {
+		return &InvalidError{"Task.RunAt", t.RunAt, "the years 0 to 9999"}
+	}
+	if t.LeaseFor < 0 || t.LeaseFor > maxLease {
+		return &InvalidError{"Task.LeaseFor", t.LeaseFor, fmt.Sprint("0 to ", maxLease)}
+	}
+	if t.Timeout < 0 {
+		return &InvalidError{"Task.Timeout", t.Timeout, "0 or more"}
+	}
+	if t.Retention < 0 && t.Retention != Forever {
+		return &InvalidError{"Task.Retention", t.Retention, "0 or more, or Forever"}
+	}
+	return nil
+}
+
+// record returns the stored form of a new task.
+func (t *Task) record() record.Record {
+	r := record.Record{
+		Head: record.Head{
+			MaxAttempts: uint32(t.MaxAttempts),
+			Lease:       millis(t.LeaseFor),
+			Timeout:     millis(t.Timeout),
+			Retention:   retentionMillis(t.Retention),
+		},
+		Headers: t.Headers,
+		Payload: t.Payload,
+	}
+	if ms := t.RunAt.UnixMilli(); !t.RunAt.IsZero() && ms > 0 {
+		r.RunAt = uint64(ms)
+	}
+	return r
+}
+
+// task returns what a producer handed in, as far as the record says it.
+func task(l *lane, r *record.Record) Task {
+	t := Task{
+		Queue:       l.queue.name,
+		Tenant:      l.tenant,
+		Priority:    int(l.priority),
+		Payload:     r.Payload,
+		Headers:     r.Headers,
+		MaxAttempts: int(r.MaxAttempts),
+		LeaseFor:    duration(r.Lease),
+		Timeout:     duration(r.Timeout),
+		Retention:   Forever,
+	}
+	if r.Retention >= 0 {
+		t.Retention = duration(uint64(r.Retention))
+	}
+	if r.RunAt != 0 {
+		t.RunAt = time.UnixMilli(int64(r.RunAt))
+	}
+	return t
+}
+
+// millis rounds a duration up to milliseconds: what is asked for is the least
+// that is given.
+func millis(d time.Duration) uint64 {
+	ms := uint64(d / time.Millisecond)
+	if d%time.Millisecond != 0 {
+		ms++
+	}
+	return ms
+}
+
+func duration(ms uint64) time.Duration { return time.Duration(ms) * time.Millisecond }
+
+func retentionMillis(d time.Duration) int64 {
+	if d == Forever {
+		return -1
+	}
+	return int64(millis(d))
+}
+
+func checkName(field, name string, limit int) error {
+	if len(name) > limit {
+		return &InvalidError{field, bytesOf(len(name)), atMost(limit)}
+	}
+	return nil
+}
+
+func bytesOf(n int) string { return fmt.Sprintf("%d bytes", n) }
+func atMost(n int) string  { return fmt.Sprintf("at most %d bytes", n) }
