@@ -303,17 +303,21 @@ func refuse(op operation, reason error) {
 
 // lease decodes what a worker gets.
 func (g *grant) lease() (*Lease, error) {
+	l := new(Lease)
+	return l, g.decode(l)
+}
+
+func (g *grant) decode(l *Lease) error {
 	rec, err := record.Decode(g.rec)
 	if err != nil {
-		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.receipt.ID, err)
+		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.receipt.ID, err)
 	}
-	return &Lease{
-		Receipt:   g.receipt,
-		Task:      task(g.lane, &rec),
-		Attempt:   int(g.attempt),
-		Deadline:  time.UnixMilli(int64(g.deadline)),
-		LastError: rec.Error,
-	}, nil
+	l.Receipt = g.receipt
+	l.Task = task(g.lane, &rec)
+	l.Attempt = int(g.attempt)
+	l.Deadline = time.UnixMilli(int64(g.deadline))
+	l.LastError = rec.Error
+	return nil
 }
 
 // waitList is the claims that wait for a queue, first come, first served.

@@ -87,20 +87,19 @@ func (q *Queue) completeOp(r Receipt, result []byte, next []Task) (*completeOp, 
 	if len(result) > q.opts.Limits.Payload {
 		return nil, &InvalidError{"Complete result", bytesOf(len(result)), atMost(q.opts.Limits.Payload)}
 	}
-	var prepared []newTask
-	if len(next) > 0 {
-		var err error
-		if prepared, err = q.prepareBatch("Complete", next); err != nil {
-			return nil, err
-		}
-	}
 	op := completePool.Get().(*completeOp)
-	op.receipt, op.result, op.next = r, result, prepared
+	var err error
+	if op.next, err = q.prepareBatch("Complete", next, op.next); err != nil {
+		op.recycle()
+		return nil, err
+	}
+	op.receipt, op.result = r, result
 	return op, nil
 }
 
 func (op *completeOp) recycle() {
-	op.result, op.next, op.err, op.runner, op.lease = nil, nil, nil, nil, nil
+	clear(op.next)
+	op.result, op.next, op.err, op.runner, op.lease = nil, op.next[:0], nil, nil, nil
 	completePool.Put(op)
 }
 

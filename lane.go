@@ -177,6 +177,7 @@ func (s *shard) fill(l *lane) error {
 	room := min(refillTasks, s.opts.WindowTasks-l.window.Len())
 	bytes := max(s.windowLimit/16, 1)
 	before := l.window.Footprint()
+	var records slab
 	valid := it.First()
 	for ; valid && room > 0 && bytes > 0; valid = it.Next() {
 		_, since, id, err := keys.ParseTask(it.Key())
@@ -192,7 +193,7 @@ func (s *shard) fill(l *lane) error {
 		if err != nil {
 			return storageError(err)
 		}
-		l.window.Insert(window.Item{Pos: pos, Record: append([]byte(nil), v...)})
+		l.window.Insert(window.Item{Pos: pos, Record: records.clone(v)})
 		room--
 		bytes -= len(v)
 	}

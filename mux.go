@@ -16,8 +16,14 @@ type Mux struct {
 	handlers map[string]handler
 }
 
-// handler works on a task; what it leaves in out is stored if it returns nil.
-type handler func(ctx context.Context, l *Lease, out *output) error
+// handler works on a task; what it leaves in the frame is stored if it returns nil.
+type handler func(ctx context.Context, f *frame) error
+
+// frame is what a worker has of a running task.
+type frame struct {
+	lease Lease
+	out   output
+}
 
 // output is what a handler wants to have stored with the completion.
 type output struct {
@@ -62,11 +68,11 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error)
 	if m.handlers == nil {
 		m.handlers = make(map[string]handler)
 	}
-	m.handlers[queue] = func(ctx context.Context, l *Lease, out *output) error {
-		job := &Job[T]{Lease: l, out: out}
+	m.handlers[queue] = func(ctx context.Context, f *frame) error {
+		job := &Job[T]{Lease: &f.lease, out: &f.out}
 		if raw, ok := any(&job.Args).(*[]byte); ok {
-			*raw = l.Payload
-		} else if err := json.Unmarshal(l.Payload, &job.Args); err != nil {
+			*raw = f.lease.Payload
+		} else if err := json.Unmarshal(f.lease.Payload, &job.Args); err != nil {
 			return DeadLetter(fmt.Errorf("codeq: payload of queue %s into %T: %w", queue, job.Args, err))
 		}
 		return h(ctx, job)

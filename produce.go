@@ -18,7 +18,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 		return ID{}, err
 	}
 	op := producePool.Get().(*produceOp)
-	op.tasks = append(op.one[:0], prepare(&t))
+	op.tasks = append(op.tasks, prepare(&t, nil))
 	if settled, err := q.anyShard().do(ctx, op, &op.completion); err != nil {
 		if settled {
 			op.recycle()
@@ -36,12 +36,15 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 //
 // Errors are those of Produce; an InvalidError tells which task it is about.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
-	prepared, err := q.prepareBatch("ProduceBatch", tasks)
-	if err != nil || len(tasks) == 0 {
-		return nil, err
+	if len(tasks) == 0 {
+		return nil, nil
 	}
 	op := producePool.Get().(*produceOp)
-	op.tasks = prepared
+	var err error
+	if op.tasks, err = q.prepareBatch("ProduceBatch", tasks, op.tasks); err != nil {
+		op.recycle()
+		return nil, err
+	}
 	settled, err := q.anyShard().do(ctx, op, &op.completion)
 	if err != nil {
 		if settled {
@@ -62,47 +65,56 @@ func (q *Queue) anyShard() *shard {
 	return q.shards[rand.IntN(len(q.shards))]
 }
 
-// prepare does what the caller's goroutine can do of a task. REQUIRES: t is checked.
-func prepare(t *Task) newTask {
+// prepare does what the caller's goroutine can do of a task: encode its
+// record, into a buffer of its own. REQUIRES: t is checked.
+func prepare(t *Task, records *slab) newTask {
 	rec := t.record()
+	size := rec.MaxSize()
+	var buf []byte
+	if records != nil {
+		buf = records.buffer(size)
+	} else {
+		buf = make([]byte, 0, size)
+	}
 	return newTask{
 		key:   laneKey{queue: t.Queue, tenant: t.Tenant, priority: uint8(t.Priority)},
 		runAt: rec.RunAt,
-		rec:   rec.Encode(),
+		rec:   rec.Append(buf),
 	}
 }
 
-func (q *Queue) prepareBatch(verb string, tasks []Task) ([]newTask, error) {
+// prepareBatch checks tasks and appends them, prepared, to into.
+func (q *Queue) prepareBatch(verb string, tasks []Task, into []newTask) ([]newTask, error) {
 	limits := &q.opts.Limits
 	if len(tasks) > limits.Batch {
-		return nil, &InvalidError{verb + " tasks", len(tasks), atMostTasks(limits.Batch)}
+		return into, &InvalidError{verb + " tasks", len(tasks), atMostTasks(limits.Batch)}
 	}
-	prepared := make([]newTask, len(tasks))
+	var records slab
 	bytes := 0
 	for i := range tasks {
 		if err := tasks[i].check(limits); err != nil {
-			return nil, taskError(verb, i, err)
+			return into, taskError(verb, i, err)
 		}
-		prepared[i] = prepare(&tasks[i])
 		if bytes += len(tasks[i].Payload); bytes > limits.BatchBytes {
-			return nil, &InvalidError{verb + " payloads", bytesOf(bytes) + " and more", atMost(limits.BatchBytes)}
+			return into, &InvalidError{verb + " payloads", bytesOf(bytes) + " and more", atMost(limits.BatchBytes)}
 		}
+		into = append(into, prepare(&tasks[i], &records))
 	}
-	return prepared, nil
+	return into, nil
 }
 
 // produceOp stores tasks, all or none.
 type produceOp struct {
 	completion
 	tasks []newTask
-	one   [1]newTask
 	ids   []ID
 }
 
 var producePool = sync.Pool{New: func() any { return &produceOp{completion: newCompletion()} }}
 
 func (op *produceOp) recycle() {
-	op.tasks, op.one[0], op.ids, op.err = nil, newTask{}, op.ids[:0], nil
+	clear(op.tasks)
+	op.tasks, op.ids, op.err = op.tasks[:0], op.ids[:0], nil
 	producePool.Put(op)
 }
 

@@ -78,24 +78,25 @@ func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) error {
 //	worker    takes a task from jobs, calls its handler, hands its completion to
 //	          the shard, and frees the place
 //
-// A worker that ends a task takes the next one without going to sleep. Whoever
-// takes a task while others are left wakes one more worker: handlers that are
-// slow have all workers busy after a few microseconds, and fast ones do not pay
-// for waking them.
+// A worker that ends a task takes the next one without going to sleep. One
+// worker at a time is woken: it takes a task, and wakes the next one if others
+// are left. So handlers that are slow have all workers busy after some
+// microseconds, and fast ones do not pay for waking them.
 type runner struct {
 	queue *Queue
 	mux   *Mux
 	opts  RunOptions
 	req   ClaimRequest
 
-	handlerCtx context.Context // parent of the handlers' contexts
-	cancel     context.CancelCauseFunc
+	values context.Context // parent of the handlers' contexts; never ends
 
 	mu      sync.Mutex // guards what follows
 	jobs    []grant    // claimed, not yet started; from next on
 	next    int
 	free    int  // places that no task and no claim occupies
 	hungry  bool // a fetcher waits for free to become positive
+	idle    int  // workers that wait on wake
+	waking  bool // a worker has been woken and is on its way to jobs
 	ended   bool // no further jobs: workers end
 	wake    *sync.Cond
 	room    *sync.Cond
@@ -143,7 +144,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if err := r.req.check(&q.opts.Limits); err != nil {
 		return nil, err
 	}
-	r.handlerCtx, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	r.values = context.WithoutCancel(ctx)
 	r.free = o.Concurrency
 	r.wake, r.room = sync.NewCond(&r.mu), sync.NewCond(&r.mu)
 	return r, nil
@@ -197,7 +198,6 @@ func (r *runner) run(ctx context.Context) error {
 	heart.stop()
 	beats.Wait()
 	stopClaims(nil)
-	r.cancel(cause)
 	r.stored.Wait()
 	switch {
 	case err != nil:
@@ -238,10 +238,18 @@ func (r *runner) fetch(ctx context.Context, h *heart) error {
 			r.jobs, r.next = r.jobs[:0], 0
 		}
 		r.jobs = append(r.jobs, op.grants...)
+		r.wakeWorker()
 		r.mu.Unlock()
-		r.wake.Signal()
 		r.release(req.Max - len(op.grants))
 		op.unref()
+	}
+}
+
+// wakeWorker has an idle worker look for jobs. REQUIRES: mu is held.
+func (r *runner) wakeWorker() {
+	if r.idle > 0 && !r.waking {
+		r.waking = true
+		r.wake.Signal()
 	}
 }
 
@@ -277,10 +285,9 @@ func (r *runner) drain(workers *sync.WaitGroup, cause error) error {
 	if within(idle, r.opts.Grace) {
 		return nil
 	}
-	r.cancel(cause)
 	for _, w := range r.workers {
-		if receipt, lease := w.disown(); lease != nil {
-			r.giveBack(receipt, lease)
+		if l := w.stop(cause); l != nil {
+			r.giveBack(l.Receipt, l)
 		}
 	}
 	if within(idle, max(r.opts.Grace, time.Second)) {
@@ -332,10 +339,11 @@ func (r *runner) report(l *Lease, err error) {
 type worker struct {
 	runner *runner
 
-	mu     sync.Mutex              // guards what follows
-	lease  *Lease                  // of the running handler; nil: none, or its task was given back
-	cancel context.CancelCauseFunc // of the running handler's context
-	active bool                    // a handler runs
+	mu      sync.Mutex              // guards what follows
+	lease   *Lease                  // of the running handler; nil: none, or its task was given back
+	cancel  context.CancelCauseFunc // of the running handler's context
+	active  bool                    // a handler runs
+	stopped bool                    // no handler is to run any more
 }
 
 // work takes tasks until there will be no more.
@@ -344,7 +352,10 @@ func (w *worker) work() {
 	for {
 		r.mu.Lock()
 		for r.next == len(r.jobs) && !r.ended {
+			r.idle++
 			r.wake.Wait()
+			r.idle--
+			r.waking = false
 		}
 		if r.ended {
 			r.mu.Unlock()
@@ -353,11 +364,10 @@ func (w *worker) work() {
 		g := r.jobs[r.next]
 		r.jobs[r.next] = grant{}
 		r.next++
-		more := r.next < len(r.jobs)
-		r.mu.Unlock()
-		if more {
-			r.wake.Signal()
+		if r.next < len(r.jobs) {
+			r.wakeWorker()
 		}
+		r.mu.Unlock()
 		w.do(&g)
 		r.release(1)
 	}
@@ -366,61 +376,58 @@ func (w *worker) work() {
 // do runs the handler of one task and stores what becomes of it.
 func (w *worker) do(g *grant) {
 	r := w.runner
-	l, err := g.lease()
-	if err != nil {
+	f := new(frame)
+	l := &f.lease
+	if err := g.decode(l); err != nil {
 		r.report(&Lease{Receipt: g.receipt}, err)
 		return
 	}
-	ctx, cancel := context.WithCancelCause(r.handlerCtx)
-	w.mu.Lock()
-	w.lease, w.cancel, w.active = l, cancel, true
-	w.mu.Unlock()
-	var out output
+	ctx, cancel := context.WithCancelCause(r.values)
+	if !w.own(l, cancel) {
+		r.giveBack(l.Receipt, l)
+		return
+	}
 	if l.Timeout > 0 {
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeout(ctx, l.Timeout)
-		err = w.call(ctx, l, &out)
-		stop()
-	} else {
-		err = w.call(ctx, l, &out)
+		defer stop()
 	}
+	err := w.call(ctx, f)
 	cancel(nil)
-	w.mu.Lock()
-	ours := w.lease != nil
-	w.lease, w.cancel, w.active = nil, nil, false
-	w.mu.Unlock()
-	if !ours {
-		return // the task was given back, or its lease was lost
+	switch {
+	case !w.disown(): // the task was given back, or its lease was lost
+	case err != nil:
+		w.fail(l, err)
+	default:
+		w.complete(f)
 	}
-	if err != nil {
-		r.report(l, err)
-		if err := r.queue.failed(context.Background(), l.Receipt, failOpOf(err), nil); err != nil {
-			r.report(l, err)
-		}
-		return
-	}
-	w.complete(l, &out)
 }
 
 // call runs the handler and turns a panic into an error.
-func (w *worker) call(ctx context.Context, l *Lease, out *output) (err error) {
+func (w *worker) call(ctx context.Context, f *frame) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &PanicError{Value: v, Stack: debug.Stack()}
 		}
 	}()
-	return w.runner.mux.handlers[l.Queue](ctx, l, out)
+	return w.runner.mux.handlers[f.lease.Queue](ctx, f)
+}
+
+// fail stores a failed attempt.
+func (w *worker) fail(l *Lease, err error) {
+	r := w.runner
+	r.report(l, err)
+	if err := r.queue.failed(context.Background(), l.Receipt, failOpOf(err), nil); err != nil {
+		r.report(l, err)
+	}
 }
 
 // complete hands the completion to the shard and does not wait for it.
-func (w *worker) complete(l *Lease, out *output) {
-	r := w.runner
-	op, err := r.queue.completeOp(l.Receipt, out.result, out.next)
+func (w *worker) complete(f *frame) {
+	r, l := w.runner, &f.lease
+	op, err := r.queue.completeOp(l.Receipt, f.out.result, f.out.next)
 	if err != nil { // the handler asks for what cannot be stored
-		r.report(l, err)
-		if err := r.queue.failed(context.Background(), l.Receipt, failOpOf(err), nil); err != nil {
-			r.report(l, err)
-		}
+		w.fail(l, err)
 		return
 	}
 	op.runner, op.lease = r, l
@@ -444,17 +451,39 @@ func (r *runner) settled(op *completeOp, err error) {
 	}()
 }
 
-// disown takes the task from the running handler: what it returns is of no
-// consequence any more.
-func (w *worker) disown() (Receipt, *Lease) {
+// own makes a handler's task the worker's. It is refused when handlers are not
+// to run any more.
+func (w *worker) own(l *Lease, cancel context.CancelCauseFunc) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.stopped {
+		return false
+	}
+	w.lease, w.cancel, w.active = l, cancel, true
+	return true
+}
+
+// disown is the end of the handler. It is false when the task has been taken
+// away meanwhile, so that what the handler returned is of no consequence.
+func (w *worker) disown() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ours := w.lease != nil
+	w.lease, w.cancel, w.active = nil, nil, false
+	return ours
+}
+
+// stop cancels the running handler and takes its task away; nil: there is none.
+func (w *worker) stop(cause error) *Lease {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
 	l := w.lease
 	w.lease = nil
-	if l == nil {
-		return Receipt{}, nil
+	if w.cancel != nil {
+		w.cancel(cause)
 	}
-	return l.Receipt, l
+	return l
 }
 
 func (w *worker) busy() bool {

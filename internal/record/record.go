@@ -50,21 +50,37 @@ var ErrMalformed = errors.New("malformed record")
 
 // Encode returns the stored form. Equal records have equal forms: headers are
 // written in the order of their names.
-func (r *Record) Encode() []byte {
+func (r *Record) Encode() []byte { return r.Append(make([]byte, 0, r.MaxSize())) }
+
+// MaxSize is a bound of the length of the stored form: exact for a record that
+// has nothing but a payload.
+func (r *Record) MaxSize() int {
 	if r.plain() {
-		b := make([]byte, 1+len(r.Payload))
-		copy(b[1:], r.Payload)
-		return b
+		return 1 + len(r.Payload)
 	}
-	b := make([]byte, 1, 64+len(r.Error)+len(r.Payload))
+	n := 1 + 8*binary.MaxVarintLen64 + binary.MaxVarintLen32 + len(r.Error) + len(r.Payload)
+	for k, v := range r.Headers {
+		n += 2*binary.MaxVarintLen32 + len(k) + len(v)
+	}
+	return n
+}
+
+// Append appends the stored form.
+func (r *Record) Append(b []byte) []byte {
+	start := len(b)
+	b = append(b, 0)
+	if r.plain() {
+		return append(b, r.Payload...)
+	}
+	var flags byte
 	uint := func(flag byte, v uint64) {
 		if v != 0 {
-			b[0] |= flag
+			flags |= flag
 			b = binary.AppendUvarint(b, v)
 		}
 	}
 	if r.Attempts != 0 || r.Leases != 0 {
-		b[0] |= hasHistory
+		flags |= hasHistory
 		b = binary.AppendUvarint(b, uint64(r.Attempts))
 		b = binary.AppendUvarint(b, uint64(r.Leases))
 	}
@@ -72,22 +88,23 @@ func (r *Record) Encode() []byte {
 	uint(hasLease, r.Lease)
 	uint(hasTimeout, r.Timeout)
 	if r.Retention != 0 {
-		b[0] |= hasRetention
+		flags |= hasRetention
 		b = binary.AppendVarint(b, r.Retention)
 	}
 	uint(hasRunAt, r.RunAt)
 	if r.Error != "" {
-		b[0] |= hasError
+		flags |= hasError
 		b = appendString(b, r.Error)
 	}
 	if len(r.Headers) != 0 {
-		b[0] |= hasHeaders
+		flags |= hasHeaders
 		b = binary.AppendUvarint(b, uint64(len(r.Headers)))
 		for _, k := range slices.Sorted(maps.Keys(r.Headers)) {
 			b = appendString(b, k)
 			b = appendString(b, r.Headers[k])
 		}
 	}
+	b[start] = flags
 	return append(b, r.Payload...)
 }
 
