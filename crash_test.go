@@ -1,0 +1,291 @@
+package codeq
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+)
+
+// The crash tests run this test binary again as a child that works on a queue
+// at full load and says on its standard output what was acknowledged. The
+// parent kills it with SIGKILL at a random moment, opens the queue and compares.
+const (
+	crashDirEnv   = "CODEQ_CRASH_DIR"
+	crashLevelEnv = "CODEQ_CRASH_LEVEL"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(crashDirEnv); dir != "" {
+		level, err := strconv.Atoi(os.Getenv(crashLevelEnv))
+		if err == nil {
+			err = crashChild(dir, Durability(level))
+		}
+		fmt.Fprintln(os.Stderr, "child:", err) // the parent kills it before it gets here
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// What a child reports: a kind, a task, and a number.
+const (
+	crashProduced  = 'P' // acknowledged; the number is the producer's
+	crashClaimed   = 'L' // acknowledged; the number is the attempt
+	crashFinishing = 'S' // Complete is about to be called
+	crashCompleted = 'C' // acknowledged
+)
+
+const crashEventLen = 1 + 16 + 2
+
+type crashEvent struct {
+	kind byte
+	id   ID
+	n    int
+}
+
+// report writes an event with one write, which a pipe does not split.
+func (e crashEvent) report() error {
+	b := append([]byte{e.kind}, e.id[:]...)
+	_, err := os.Stdout.Write(append(b, byte(e.n>>8), byte(e.n)))
+	return err
+}
+
+func crashOptions(level Durability) *Options {
+	return &Options{
+		Shards: 2, Durability: level, MemTableBytes: 512 << 10,
+		WindowTasks: 16, LeaseFor: time.Minute, MaxAttempts: 1 << 14,
+	}
+}
+
+const crashProducers, crashWorkers = 8, 16
+
+func crashChild(dir string, level Durability) error {
+	q, err := Open(dir, crashOptions(level))
+	if err != nil {
+		return err
+	}
+	errs := make(chan error)
+	for p := range crashProducers {
+		go func() { errs <- crashProduce(q, p) }()
+	}
+	for range crashWorkers {
+		go func() { errs <- crashWork(q) }()
+	}
+	return <-errs
+}
+
+func crashProduce(q *Queue, producer int) error {
+	for n := 0; ; n++ {
+		t := Task{Queue: "crash", Payload: []byte(fmt.Sprint(producer, " ", n)), Priority: n % 2}
+		id, err := q.Produce(context.Background(), t)
+		if err != nil {
+			return err
+		}
+		if err := (crashEvent{crashProduced, id, producer}).report(); err != nil {
+			return err
+		}
+	}
+}
+
+// crashWork completes most of the tasks that it claims, returns some, and
+// keeps some until the end.
+func crashWork(q *Queue) error {
+	ctx := context.Background()
+	for {
+		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"crash"}})
+		if err != nil {
+			return err
+		}
+		if err := (crashEvent{crashClaimed, l.ID, l.Attempt}).report(); err != nil {
+			return err
+		}
+		switch fate := rand.IntN(16); {
+		case fate == 0:
+			err = q.Retry(ctx, l.Receipt, RetryOptions{After: -1})
+		case fate == 1:
+			err = q.Release(ctx, l.Receipt, time.Millisecond)
+		case fate == 2:
+			continue
+		case fate == 3:
+			if err = q.Extend(ctx, l.Receipt, time.Hour); err != nil {
+				break
+			}
+			fallthrough
+		default:
+			if err = (crashEvent{crashFinishing, l.ID, 0}).report(); err != nil {
+				return err
+			}
+			if err = q.Complete(ctx, l.Receipt, nil); err == nil {
+				err = crashEvent{crashCompleted, l.ID, 0}.report()
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// crashHistory is what children have reported of the tasks in one directory.
+type crashHistory struct {
+	order     []ID // of acknowledged produces
+	producer  map[ID]int
+	attempts  map[ID]int
+	finishing map[ID]bool
+	completed map[ID]bool
+}
+
+func newCrashHistory() *crashHistory {
+	return &crashHistory{
+		producer: map[ID]int{}, attempts: map[ID]int{}, finishing: map[ID]bool{}, completed: map[ID]bool{},
+	}
+}
+
+func (h *crashHistory) add(e crashEvent) {
+	switch e.kind {
+	case crashProduced:
+		h.order = append(h.order, e.id)
+		h.producer[e.id] = e.n
+	case crashClaimed:
+		h.attempts[e.id] = max(h.attempts[e.id], e.n)
+	case crashFinishing:
+		h.finishing[e.id] = true
+	case crashCompleted:
+		h.completed[e.id] = true
+	}
+}
+
+// runAndKill lets a child work until it has reported that many events.
+func (h *crashHistory) runAndKill(t *testing.T, dir string, level Durability, events int) {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe, "-test.run=^$")
+	cmd.Env = append(os.Environ(), crashDirEnv+"="+dir, crashLevelEnv+"="+strconv.Itoa(int(level)))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	r := bufio.NewReader(out)
+	var b [crashEventLen]byte
+	for n := 0; ; n++ {
+		if n == events {
+			require.NoError(t, cmd.Process.Kill())
+		}
+		if _, err := io.ReadFull(r, b[:]); err != nil {
+			require.True(t, errors.Is(err, io.EOF), "the child's report ends in the middle: %v", err)
+			break
+		}
+		h.add(crashEvent{b[0], ID(b[1:17]), int(b[17])<<8 | int(b[18])})
+	}
+	require.Error(t, cmd.Wait(), "the child was to be killed")
+}
+
+// stored opens the queue and returns all of its tasks.
+func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
+	t.Helper()
+	q, err := Open(dir, crashOptions(level))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	require.NoError(t, q.checkAll())
+	tasks := make(map[ID]*TaskInfo)
+	for _, s := range q.shards {
+		v, err := q.view(s) // of one moment: tasks change their state meanwhile
+		require.NoError(t, err)
+		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Dead, keys.Done} {
+			require.NoError(t, scan(v.snap, prefix, func(key, value []byte) error {
+				id, p, err := keys.ParsePlaceKey(key)
+				if err != nil {
+					return err
+				}
+				tasks[id], err = v.info(id, p, value)
+				return err
+			}))
+		}
+		v.close()
+	}
+	return tasks
+}
+
+// crashRounds is how often a child is killed at each level.
+const crashRounds = 30
+
+func crashSeed(t *testing.T) *rand.Rand {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// TestKillLosesNothing: at the levels process and disk, whatever was
+// acknowledged before a kill -9 is there afterwards.
+func TestKillLosesNothing(t *testing.T) {
+	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
+		t.Run(level.String(), func(t *testing.T) {
+			random := crashSeed(t)
+			dir := t.TempDir()
+			h := newCrashHistory()
+			for range crashRounds {
+				h.runAndKill(t, dir, level, 100+random.IntN(2000))
+				tasks := stored(t, dir, level)
+				for _, id := range h.order {
+					info := tasks[id]
+					switch {
+					case h.completed[id]:
+						require.Nil(t, info, "completed task %s is back", id)
+					case !h.finishing[id]:
+						require.NotNil(t, info, "task %s is lost", id)
+					}
+					if info != nil {
+						// A released attempt does not count, but is never handed out as a lower one.
+						require.GreaterOrEqual(t, info.Attempts, h.attempts[id]-1, "attempts of task %s", id)
+						if info.State == Leased {
+							require.GreaterOrEqual(t, info.Attempts, h.attempts[id], "attempts of leased task %s", id)
+						}
+					}
+				}
+			}
+			require.NotEmpty(t, h.completed)
+			t.Logf("%d kills, %d tasks acknowledged, %d completed", crashRounds, len(h.order), len(h.completed))
+		})
+	}
+}
+
+// TestKillWithoutDurability: at the level none a kill -9 loses the last of what
+// was acknowledged and nothing else: of each producer's tasks in a shard, a
+// prefix is left.
+func TestKillWithoutDurability(t *testing.T) {
+	random := crashSeed(t)
+	lost := 0
+	for range crashRounds {
+		dir := t.TempDir()
+		h := newCrashHistory()
+		h.runAndKill(t, dir, DurabilityNone, 100+random.IntN(2000))
+		tasks := stored(t, dir, DurabilityNone)
+		type line struct{ producer, shard int }
+		ended := make(map[line]ID)
+		for _, id := range h.order {
+			if h.finishing[id] {
+				continue
+			}
+			l := line{h.producer[id], id.shard(2)}
+			if tasks[id] == nil {
+				ended[l] = id
+				lost++
+			} else if first, ok := ended[l]; ok {
+				t.Fatalf("task %s is there, and %s, acknowledged before, is not", id, first)
+			}
+		}
+	}
+	require.Positive(t, lost, "a kill at the level none is expected to lose something")
+	t.Logf("%d kills lost %d acknowledged tasks", crashRounds, lost)
+}
