@@ -24,6 +24,7 @@ type lane struct {
 	window   window.Window
 	next     window.Pos // zero: the head of the lane
 	complete bool
+	spilled  int // tasks that went to disk only since the lane was complete
 
 	// The ring of the queue's lanes of this priority that may have ready
 	// tasks; nil while the lane is known to have none.
@@ -87,6 +88,7 @@ func (q *queueState) leave(l *lane) {
 // by how much the memory held has grown.
 func (l *lane) insert(it window.Item, limit int) (grown int) {
 	if !l.complete && it.Compare(l.next) >= 0 {
+		l.spilled++
 		return 0 // on disk, where the window will come to it
 	}
 	before := l.window.Footprint()
@@ -94,6 +96,7 @@ func (l *lane) insert(it window.Item, limit int) (grown int) {
 	if l.window.Len() > limit {
 		l.next = l.window.PopLast().Pos
 		l.complete = false
+		l.spilled++
 	}
 	return l.window.Footprint() - before
 }
@@ -200,7 +203,10 @@ func (s *shard) fill(l *lane) error {
 	if err := it.Error(); err != nil {
 		return storageError(err)
 	}
-	l.complete = !valid
+	if l.complete = !valid; l.complete && l.spilled > 0 {
+		l.spilled = 0
+		s.store.partition.remove(l.number)
+	}
 	s.windowBytes += l.window.Footprint() - before
 	if s.windowBytes > s.windowLimit {
 		s.evict(l)

@@ -51,6 +51,9 @@ func (s *shard) ready(l *lane, it window.Item) {
 	if s.windowBytes > s.windowLimit {
 		s.evict(l)
 	}
+	if l.spilled == deepLane {
+		s.store.partition.add(l.number)
+	}
 	l.queue.join(l)
 	s.feed(l.queue)
 }

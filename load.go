@@ -136,6 +136,10 @@ func (s *shard) loadCounters() error {
 	for _, l := range s.lanes {
 		if l.queue.counts.Ready > 0 {
 			l.queue.join(l)
+			if l.queue.counts.Ready > deepLane {
+				l.spilled = deepLane // perhaps it is another lane of the queue that is deep
+				s.store.partition.add(l.number)
+			}
 		} else {
 			l.complete = true
 		}

@@ -21,9 +21,10 @@ const storeFormat = pebble.FormatColumnarBlocks
 // store is the Pebble instance of one shard and the way into it: everything is
 // written by commit.
 type store struct {
-	db    *pebble.DB
-	write *pebble.WriteOptions
-	fatal *fatalLogger
+	db        *pebble.DB
+	write     *pebble.WriteOptions
+	fatal     *fatalLogger
+	partition *partition
 }
 
 // caches are shared by the stores of all shards.
@@ -53,7 +54,8 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		write = pebble.NoSync
 	}
 	fatal := &fatalLogger{log: opts.Logger.With("dir", dir)}
-	db, err := pebble.Open(dir, &pebble.Options{
+	st := &store{write: write, fatal: fatal, partition: new(partition)}
+	options := &pebble.Options{
 		FS:                          fs,
 		Cache:                       shared.blocks,
 		FileCache:                   shared.files,
@@ -67,11 +69,13 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 			PossibleAPIMisuse: fatal.misuse,
 			BackgroundError:   fatal.background,
 		},
-	})
-	if err != nil {
+	}
+	options.Experimental.SpanPolicyFunc = st.partition.span
+	var err error
+	if st.db, err = pebble.Open(dir, options); err != nil {
 		return nil, storageError(err)
 	}
-	return &store{db: db, write: write, fatal: fatal}, nil
+	return st, nil
 }
 
 // Flushing lags behind for a moment when a compaction takes the other core;
