@@ -1,0 +1,45 @@
+// Package codeq is a durable task queue inside the process that uses it: no
+// broker, no database server, no network listener.
+//
+// Open a directory, Produce tasks, and either Claim and Complete them one by
+// one or let Run drive a pool of workers:
+//
+//	q, err := codeq.Open("queue", nil)
+//	...
+//	id, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: body})
+//	...
+//	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+//	...
+//	err = q.Complete(ctx, lease.Receipt, nil)
+//
+// # Guarantees
+//
+// A call that returns without an error has persisted at the Durability of the
+// queue. Tasks are delivered at least once: a claimed task whose lease expires
+// is delivered again, with the attempt counted, until it is out of attempts
+// and becomes a dead letter. A lease that has expired or ended cannot finish
+// its task: Complete, Retry, Release, DeadLetter and Extend return ErrLeaseLost.
+// Follow-up tasks of Complete exist exactly if the task is done.
+//
+// # Order
+//
+// A claim takes the highest priority first, tenants in turn, and for each
+// tenant the task that has been ready for longest. A queue of several shards
+// keeps this order in each of them.
+//
+// # Time
+//
+// Leases run by the monotonic clock while the queue is open, and by the wall
+// clock over a restart, when they never become longer than they were granted.
+// Tasks produced for a time become ready when the wall clock shows it; a clock
+// that is set is noticed within a minute. All times have the resolution of a
+// millisecond.
+//
+// # Concurrency
+//
+// All methods of Queue are safe for concurrent use. The library logs to
+// Options.Logger only, starts no goroutine that Close does not end, and never
+// exits or panics the process when storage fails: the shard concerned then
+// returns ErrUncertain for what was under way and ErrFailed for all that
+// follows, until the queue is closed and opened again.
+package codeq
