@@ -145,6 +145,12 @@ func (in *inbox) take(into []operation, sleep bool) (ops []operation, refused er
 	return ops, in.refuse
 }
 
+func (in *inbox) len() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.ops)
+}
+
 // awake undoes the sleep of take after a timer has ended it.
 func (in *inbox) awake() {
 	in.mu.Lock()

@@ -3,7 +3,6 @@ package codeq
 import (
 	"codeq/internal/keys"
 	"codeq/internal/wheel"
-	"codeq/internal/window"
 )
 
 // lease is a task in the hands of a worker.
@@ -23,8 +22,6 @@ type lease struct {
 	record    *leaseRecord
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }
-
-func (l *lease) pos() window.Pos { return window.Pos{Since: l.since, ID: l.id} }
 
 // leaseRecord is one stored value that holds the leases that a group granted
 // with the same deadline. It is written once, and deleted when the last of its

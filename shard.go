@@ -111,9 +111,7 @@ func (s *shard) gather() bool {
 			return true
 		}
 		busy := len(s.deferred) > 0 || len(s.wants) > 0 || s.more || s.due()
-		// Callers that the last group woke run first, on this processor too, so
-		// that what they ask for next goes into one commit.
-		runtime.Gosched()
+		s.yield()
 		ops, refused := s.inbox.take(s.taken[:0], !busy)
 		s.taken, s.cursor = ops, 0
 		switch {
@@ -125,6 +123,22 @@ func (s *shard) gather() bool {
 			return true
 		}
 		s.sleep()
+	}
+}
+
+// yields is how often the owner lets others run before it takes the inbox.
+const yields = 4
+
+// yield lets the callers that the last group woke run, for as long as they
+// come up with further operations: what they ask for next goes into one commit.
+func (s *shard) yield() {
+	for i, last := 0, -1; i < yields; i++ {
+		runtime.Gosched()
+		n := s.inbox.len()
+		if n == last {
+			return
+		}
+		last = n
 	}
 }
 
