@@ -55,7 +55,10 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, local bool) (*clai
 	if err := req.check(&q.opts.Limits); err != nil {
 		return nil, err
 	}
-	op := claimPool.Get().(*claimOp)
+	op, ok := q.pools.claim.Get().(*claimOp)
+	if !ok {
+		op = &claimOp{completion: newCompletion(), pool: &q.pools.claim}
+	}
 	op.queues, op.weights = req.Queues, req.Weights
 	op.max, op.noWait, op.local = max(req.Max, 1), req.NoWait, local
 	op.duration = millis(req.LeaseFor)
@@ -123,6 +126,7 @@ func (r *ClaimRequest) check(l *Limits) error {
 // or the caller that gives up) writes grants and err.
 type claimOp struct {
 	completion
+	pool     *sync.Pool
 	queues   []string
 	weights  []int
 	duration uint64 // ms
@@ -136,8 +140,6 @@ type claimOp struct {
 	grants  []grant
 	order   []string // scratch for a weighted order
 }
-
-var claimPool = sync.Pool{New: func() any { return &claimOp{completion: newCompletion()} }}
 
 // take makes the caller of take the one who decides the claim.
 func (op *claimOp) take() bool { return op.taken.CompareAndSwap(false, true) }
@@ -153,7 +155,7 @@ func (op *claimOp) unref() {
 	op.queues, op.weights, op.grants, op.order, op.err = nil, nil, op.grants[:0], op.order[:0], nil
 	op.visited = 0
 	op.taken.Store(false)
-	claimPool.Put(op)
+	op.pool.Put(op)
 }
 
 // resolve serves the claim, or has it wait here and sends it on.

@@ -53,7 +53,7 @@ func openDirectory(fsys vfs.FS, path string, shards int) (*directory, error) {
 		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
 	}
 	if m == nil {
-		if err := fsys.MkdirAll(path, 0o755); err != nil {
+		if err := makeDirectory(fsys, path); err != nil {
 			return nil, fmt.Errorf("codeq: create %s: %w", path, err)
 		}
 	}
@@ -80,6 +80,38 @@ func openDirectory(fsys vfs.FS, path string, shards int) (*directory, error) {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", path, err), d.close())
 	}
 	return d, nil
+}
+
+// makeDirectory creates a directory, and those above it that are missing, and
+// makes their names durable: what is synced in a directory whose own name is
+// not may be gone after a power loss.
+func makeDirectory(fsys vfs.FS, path string) error {
+	parents := []string{fsys.PathDir(path)}
+	for {
+		p := parents[len(parents)-1]
+		above := fsys.PathDir(p)
+		if _, err := fsys.Stat(p); err == nil || above == p {
+			break
+		}
+		parents = append(parents, above)
+	}
+	if err := fsys.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	for _, p := range parents {
+		if err := syncDirectory(fsys, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func syncDirectory(fsys vfs.FS, path string) error {
+	d, err := fsys.OpenDir(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // readManifest returns nil when the directory does not exist or is empty.
@@ -171,11 +203,7 @@ func (d *directory) write() error {
 	if err := d.fs.Rename(temp, d.fs.PathJoin(d.path, manifestName)); err != nil {
 		return err
 	}
-	parent, err := d.fs.OpenDir(d.path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(parent.Sync(), parent.Close())
+	return syncDirectory(d.fs, d.path)
 }
 
 func (d *directory) close() error { return d.lock.Close() }

@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 )
 
@@ -26,7 +25,7 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	}
 	settled, err := q.shardOf(r.ID).do(ctx, op, &op.completion)
 	if settled {
-		op.recycle()
+		q.recycleComplete(op)
 	}
 	return err
 }
@@ -81,26 +80,28 @@ type completeOp struct {
 	lease  *Lease
 }
 
-var completePool = sync.Pool{New: func() any { return &completeOp{completion: newCompletion()} }}
-
 func (q *Queue) completeOp(r Receipt, result []byte, next []Task) (*completeOp, error) {
 	if len(result) > q.opts.Limits.Payload {
 		return nil, &InvalidError{"Complete result", bytesOf(len(result)), atMost(q.opts.Limits.Payload)}
 	}
-	op := completePool.Get().(*completeOp)
+	op, ok := q.pools.complete.Get().(*completeOp)
+	if !ok {
+		op = &completeOp{completion: newCompletion()}
+	}
 	var err error
 	if op.next, err = q.prepareBatch("Complete", next, op.next); err != nil {
-		op.recycle()
+		q.recycleComplete(op)
 		return nil, err
 	}
 	op.receipt, op.result = r, result
 	return op, nil
 }
 
-func (op *completeOp) recycle() {
+// recycleComplete keeps an operation for reuse, as recycleProduce does.
+func (q *Queue) recycleComplete(op *completeOp) {
 	clear(op.next)
 	op.result, op.next, op.err, op.runner, op.lease = nil, op.next[:0], nil, nil, nil
-	completePool.Put(op)
+	q.pools.complete.Put(op)
 }
 
 func (op *completeOp) settle(err error) {

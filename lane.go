@@ -125,9 +125,11 @@ func (s *shard) head(q *queueState) (l *lane, pending bool) {
 			}
 			next := l.ringNext
 			if l.complete {
+				first := l == q.rings[p]
 				q.leave(l)
-				if next == l {
-					break
+				if first { // the ring begins at next, or is no more
+					l = q.rings[p]
+					continue
 				}
 			} else {
 				s.want(l)

@@ -17,16 +17,16 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 	if err := t.check(&q.opts.Limits); err != nil {
 		return ID{}, err
 	}
-	op := producePool.Get().(*produceOp)
+	op := q.produceOp()
 	op.tasks = append(op.tasks, prepare(&t, nil))
 	if settled, err := q.anyShard().do(ctx, op, &op.completion); err != nil {
 		if settled {
-			op.recycle()
+			q.recycleProduce(op)
 		}
 		return ID{}, err
 	}
 	id := op.ids[0]
-	op.recycle()
+	q.recycleProduce(op)
 	return id, nil
 }
 
@@ -39,21 +39,21 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 	if len(tasks) == 0 {
 		return nil, nil
 	}
-	op := producePool.Get().(*produceOp)
+	op := q.produceOp()
 	var err error
 	if op.tasks, err = q.prepareBatch("ProduceBatch", tasks, op.tasks); err != nil {
-		op.recycle()
+		q.recycleProduce(op)
 		return nil, err
 	}
 	settled, err := q.anyShard().do(ctx, op, &op.completion)
 	if err != nil {
 		if settled {
-			op.recycle()
+			q.recycleProduce(op)
 		}
 		return nil, err
 	}
 	ids := slices.Clone(op.ids)
-	op.recycle()
+	q.recycleProduce(op)
 	return ids, nil
 }
 
@@ -110,13 +110,24 @@ type produceOp struct {
 	ids   []ID
 }
 
-var producePool = sync.Pool{New: func() any { return &produceOp{completion: newCompletion()} }}
+func (q *Queue) produceOp() *produceOp {
+	if op, ok := q.pools.produce.Get().(*produceOp); ok {
+		return op
+	}
+	return &produceOp{completion: newCompletion()}
+}
 
-func (op *produceOp) recycle() {
+// recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never
+// handed to a shard.
+func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.tasks)
 	op.tasks, op.ids, op.err = op.tasks[:0], op.ids[:0], nil
-	producePool.Put(op)
+	q.pools.produce.Put(op)
 }
+
+// pools keep operations for reuse. They belong to a Queue and not to the
+// package: in a testing/synctest bubble channels must not outlive the bubble.
+type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
 	s.settle(op)

@@ -17,6 +17,7 @@ type Queue struct {
 	shards []*shard
 	dir    *directory
 	caches *caches
+	pools  pools
 
 	closing chan struct{}  // closed by Close, before it waits for runs
 	stop    sync.Once      // guards closing and what follows it

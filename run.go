@@ -440,7 +440,7 @@ func (w *worker) complete(f *frame) {
 // settled is called by the shard's owner, which must not wait for a hook.
 func (r *runner) settled(op *completeOp, err error) {
 	l := op.lease
-	op.recycle()
+	r.queue.recycleComplete(op)
 	if err == nil {
 		r.stored.Done()
 		return

@@ -49,7 +49,8 @@ import (
 // error of its Close: the syncs of a copy must stay real.
 const walCategory vfs.DiskWriteCategory = "pebble-wal"
 
-// New returns base with the logs of Pebble synced only when they are closed.
+// New returns base with the logs of Pebble synced when they are closed, not at
+// each commit.
 func New(base vfs.FS) vfs.FS {
 	return walFS{base}
 }

@@ -466,8 +466,14 @@ type crasher struct {
 	closed  atomic.Int64 // logs closed
 	reused  atomic.Int64 // logs reused
 
-	gate   sync.Mutex  // held while no table may be created: logs pile up
-	live   atomic.Bool // whether operations take images
+	gate sync.Mutex  // held while no table may be created: logs pile up
+	live atomic.Bool // whether operations take images
+
+	// manifest is true while a new MANIFEST and the marker that names it are
+	// not synced to the directory. An image could keep the marker alone, which
+	// is more than Pebble stands on any file system.
+	manifest atomic.Bool
+
 	mu     sync.Mutex
 	rng    *rand.Rand
 	images []image
@@ -501,6 +507,10 @@ func (c *crasher) after(op, name string) error {
 	switch log := strings.HasSuffix(name, ".log"); {
 	case op == "write":
 		return nil
+	case op == "create" && strings.HasPrefix(name, "db/MANIFEST-"):
+		c.manifest.Store(true)
+	case op == "sync" && name == "db":
+		c.manifest.Store(false)
 	case op == "create" && strings.HasSuffix(name, ".sst"):
 		c.gate.Lock()
 		defer c.gate.Unlock()
@@ -524,7 +534,7 @@ func (c *crasher) after(op, name string) error {
 func (c *crasher) snap(odds int, at string, idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.rng.IntN(odds) > 0 {
+	if c.rng.IntN(odds) > 0 || c.manifest.Load() {
 		return
 	}
 	img := image{at: at, percent: min(max(c.rng.IntN(150)-25, 0), 100)}
@@ -726,7 +736,7 @@ func options(fs vfs.FS) *pebble.Options {
 		FS:                          fs,
 		FormatMajorVersion:          pebble.FormatColumnarBlocks,
 		Logger:                      quiet{},
-		MemTableSize:                128 << 10,
+		MemTableSize:                64 << 10,
 		MemTableStopWritesThreshold: 8,
 	}
 }
