@@ -1,0 +1,397 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/window"
+)
+
+// checkAll has the checker walk every shard's disk.
+func (q *Queue) checkAll() error {
+	var errs []error
+	for i, s := range q.shards {
+		v, err := q.view(s)
+		if err != nil {
+			return err
+		}
+		errs = append(errs, v.check(i, len(q.shards)))
+		v.close()
+	}
+	return errors.Join(errs...)
+}
+
+// startingAt returns q as seen by a caller for whom chance picks the given
+// shard: Produce and ProduceBatch store there, Claim and ClaimBatch ask there
+// first. For other verbs, use q.
+func (q *Queue) startingAt(shard int) *Queue {
+	return &Queue{opts: q.opts, shards: q.shards[shard : shard+1]}
+}
+
+// probeOp looks at a shard's memory from its owner goroutine.
+type probeOp struct {
+	completion
+	look func(*shard) error
+}
+
+func (op *probeOp) resolve(s *shard) {
+	op.err = op.look(s)
+	s.settle(op)
+}
+
+// probe calls look on the owner goroutine of a shard.
+func (s *shard) probe(look func(*shard) error) error {
+	op := &probeOp{completion: newCompletion(), look: look}
+	_, err := s.do(context.Background(), op, &op.completion)
+	return err
+}
+
+// errBusy is returned by checkMemory while the group under way has changes.
+var errBusy = errors.New("the group is not empty")
+
+// checkMemory compares the memory of every shard with its disk. REQUIRES: no
+// operation is under way, except claims that wait.
+func (q *Queue) checkMemory() error {
+	for i, s := range q.shards {
+		err := errBusy
+		for tries := 0; errors.Is(err, errBusy) && tries < 1000; tries++ {
+			err = s.probe(func(s *shard) error { return s.checkMemory(q) })
+		}
+		if err != nil {
+			return fmt.Errorf("memory of shard %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// checkMemory returns what in the shard's memory is not as its disk says it
+// should be. The owner goroutine calls it.
+func (s *shard) checkMemory(q *Queue) error {
+	g := &s.group
+	busy := !g.batch.Empty() || len(g.granted)+len(g.removed)+len(g.finished)+len(g.touched) > 0
+	if busy || s.more || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
+		return errBusy
+	}
+	v, err := q.view(s)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
+	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(c.errs...)
+}
+
+type memoryChecker struct {
+	shard  *shard
+	view   *view
+	onDisk map[*lane][]window.Item // ready tasks, in order
+	last   uint64                  // largest number minted, as far as disk shows
+	errs   []error
+}
+
+func (c *memoryChecker) report(format string, args ...any) {
+	c.errs = append(c.errs, fmt.Errorf(format, args...))
+}
+
+// leases: the table has exactly the leases in force on disk.
+func (c *memoryChecker) leases() error {
+	s := c.shard
+	type entry struct {
+		keys.LeaseEntry
+		keys.LeaseHeader
+		seq uint64
+	}
+	inForce := make(map[ID]entry)
+	onDisk := make(map[uint64]bool)
+	err := scan(c.view.snap, keys.Lease, func(key, value []byte) error {
+		seq, err := keys.ParseLease(key)
+		if err != nil {
+			return err
+		}
+		onDisk[seq] = true
+		c.last = max(c.last, seq)
+		h, entries, err := keys.ParseLeases(seq, value)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			head, err := leasedHead(c.view.snap, &e)
+			if err != nil {
+				return err
+			}
+			if head != nil {
+				inForce[e.ID] = entry{e, h, seq}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	live := make(map[*leaseRecord]int)
+	for id, l := range s.leases.byID {
+		e, ok := inForce[id]
+		if !ok {
+			c.report("lease of %s is not in force on disk", id)
+			continue
+		}
+		live[l.record]++
+		got := keys.LeaseEntry{
+			ID: l.id, Lane: l.lane.number, Since: l.since, Token: l.token,
+			Leases: l.leases, Attempts: l.attempts, Duration: l.duration,
+		}
+		if got != e.LeaseEntry || l.local != e.Local {
+			c.report("lease of %s is %+v, on disk %+v", id, got, e)
+		}
+		if r := l.record; r.seq != e.seq || r.deadline != e.Deadline || r.local != e.Local || !r.written {
+			c.report("record of the lease of %s is %+v, on disk %+v", id, r, e)
+		}
+		if !l.expiry.Queued() || l.expiry.Value != l {
+			c.report("lease of %s has no deadline", id)
+		}
+		delete(inForce, id)
+	}
+	for id := range inForce {
+		c.report("lease of %s is in force on disk only", id)
+	}
+	if n := s.leases.wheel.Len(); n != len(s.leases.byID) {
+		c.report("%d deadlines for %d leases", n, len(s.leases.byID))
+	}
+	for r, n := range live {
+		if r.live != n {
+			c.report("lease record %x counts %d leases and has %d", r.seq, r.live, n)
+		}
+		delete(onDisk, r.seq)
+	}
+	for seq := range onDisk {
+		c.report("nothing refers to lease record %x", seq)
+	}
+	for _, l := range s.leases.free {
+		if s.leases.byID[l.id] == l || l.expiry.Queued() {
+			c.report("lease of %s is in use and free", l.id)
+		}
+	}
+	for _, r := range s.leases.spare {
+		if live[r] > 0 {
+			c.report("lease record %x is in use and spare", r.seq)
+		}
+	}
+	return nil
+}
+
+// ready reads the ready tasks of every lane.
+func (c *memoryChecker) ready() error {
+	s := c.shard
+	return scan(c.view.snap, keys.Task, func(key, value []byte) error {
+		number, since, id, err := keys.ParseTask(key)
+		if err != nil {
+			return err
+		}
+		l, err := s.laneNumbered(number)
+		if err != nil {
+			return err
+		}
+		if s.leases.byID[id] == nil {
+			it := window.Item{Pos: window.Pos{Since: since, ID: id}, Record: bytes.Clone(value)}
+			c.onDisk[l] = append(c.onDisk[l], it)
+		}
+		return nil
+	})
+}
+
+// items are those of a window, which is emptied and filled again.
+func items(w *window.Window) []window.Item {
+	var all []window.Item
+	for w.Len() > 0 {
+		all = append(all, w.PopFirst())
+	}
+	for _, it := range all {
+		w.Insert(it)
+	}
+	return all
+}
+
+// lanes: each window has the ready tasks before next, or all of them, and
+// whoever has ready tasks gets a turn.
+func (c *memoryChecker) lanes() error {
+	s := c.shard
+	for n, l := range s.lanes {
+		if int(l.number) != n || s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] != l {
+			c.report("lane %d is not where it belongs", n)
+		}
+		want := c.onDisk[l]
+		if !l.complete {
+			end, _ := slices.BinarySearchFunc(want, l.next, func(it window.Item, p window.Pos) int { return it.Compare(p) })
+			want = want[:end]
+		}
+		got := items(&l.window)
+		same := func(a, b window.Item) bool { return a.Pos == b.Pos && bytes.Equal(a.Record, b.Record) }
+		if !slices.EqualFunc(got, want, same) {
+			c.report("window of lane %d (%s) has %s, want %s (next %x, complete %t)",
+				n, l.queue.name, positions(got), positions(want), l.next, l.complete)
+		}
+		if len(got) > s.opts.WindowTasks {
+			c.report("window of lane %d has %d tasks, at most %d allowed", n, len(got), s.opts.WindowTasks)
+		}
+		if len(c.onDisk[l]) > 0 && l.ringNext == nil {
+			c.report("lane %d (%s) has ready tasks and no turn", n, l.queue.name)
+		}
+	}
+	return nil
+}
+
+func positions(items []window.Item) string {
+	var b bytes.Buffer
+	for _, it := range items {
+		fmt.Fprintf(&b, " %x/%s", it.Since, ID(it.ID))
+	}
+	return fmt.Sprintf("[%d:%s]", len(items), b.String())
+}
+
+// windowMemory: what all windows hold is accounted for, and bounded.
+func (c *memoryChecker) windowMemory() error {
+	s := c.shard
+	sum, holders, most := 0, 0, 0
+	for _, l := range s.lanes {
+		if n := l.window.Footprint(); n > 0 {
+			sum += n
+			holders++
+			most = max(most, l.window.Len())
+		}
+	}
+	if sum != s.windowBytes {
+		c.report("windows are accounted with %d bytes and have %d", s.windowBytes, sum)
+	}
+	if sum > s.windowLimit && (holders > 1 || most > 1) {
+		c.report("%d windows hold %d bytes, at most %d allowed", holders, sum, s.windowLimit)
+	}
+	return nil
+}
+
+// queues: counts and numbers are those of disk, rings are rings, and nobody
+// waits for a queue that has a ready task.
+func (c *memoryChecker) queues() error {
+	s := c.shard
+	counted := make(map[uint32]keys.Counts)
+	var clock uint64
+	err := scan(c.view.snap, keys.Counters, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil {
+			return err
+		}
+		v, err := keys.ParseCounters(value)
+		counted[n], clock = v.Counts, max(clock, v.Clock)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if clock != s.mint.clock || c.last > clock {
+		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
+	}
+	for n, q := range s.numbers {
+		if n > 0 && (int(q.number) != n || s.queues[q.name] != q) {
+			c.report("queue %d is not where it belongs", n)
+		}
+	}
+	for name, q := range s.queues {
+		if q.counts != counted[q.number] {
+			c.report("queue %q is counted as %+v, on disk %+v", name, q.counts, counted[q.number])
+		}
+		for p := range q.rings {
+			c.ring(q, p)
+		}
+		waiting := slices.ContainsFunc(q.waiters.ops[q.waiters.head:], func(op *claimOp) bool { return !op.taken.Load() })
+		if waiting && q.counts.Ready > 0 {
+			c.report("queue %q has ready tasks and claims that wait", name)
+		}
+	}
+	return nil
+}
+
+func (c *memoryChecker) ring(q *queueState, priority int) {
+	head := q.rings[priority]
+	if (head != nil) != (q.mask&(1<<priority) != 0) {
+		c.report("mask of queue %q is %b, ring %d is %v", q.name, q.mask, priority, head)
+	}
+	seen := make(map[*lane]bool)
+	for l := head; l != nil && !seen[l]; l = l.ringNext {
+		seen[l] = true
+		if l.queue != q || int(l.priority) != priority || l.ringNext == nil || l.ringNext.ringPrev != l {
+			c.report("ring %d of queue %q is broken at lane %d", priority, q.name, l.number)
+			return
+		}
+	}
+	for _, l := range c.shard.lanes {
+		if l.queue == q && int(l.priority) == priority && (l.ringNext != nil) != seen[l] {
+			c.report("lane %d has a turn: %t, is in the ring: %t", l.number, l.ringNext != nil, seen[l])
+		}
+	}
+}
+
+// times: no scheduled task is due, and no result expires, before the shard looks.
+func (c *memoryChecker) times() error {
+	s := c.shard
+	for _, t := range []struct {
+		prefix byte
+		next   uint64
+	}{{keys.Scheduled, s.nextDue}, {keys.Done, s.nextExpiry}} {
+		first := uint64(never)
+		err := scan(c.view.snap, t.prefix, func(key, _ []byte) error {
+			at, _, err := keys.ParseTimed(key)
+			first = min(first, at)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if t.next != first {
+			c.report("range %x is looked at when it is %d, its first time is %d", t.prefix, t.next, first)
+		}
+	}
+	return nil
+}
+
+// list returns all tasks that the queue has, in whatever state.
+func (q *Queue) list(ctx context.Context) (map[ID]*TaskInfo, error) {
+	found := make(map[ID]*TaskInfo)
+	for _, state := range slices.Sorted(maps.Keys(stateRange)) {
+		for info, err := range q.List(ctx, ListOptions{State: state}) {
+			if err != nil {
+				return nil, err
+			}
+			if other := found[info.ID]; other != nil {
+				return nil, fmt.Errorf("task %s is %v and %v", info.ID, other.State, info.State)
+			}
+			found[info.ID] = info
+		}
+	}
+	return found, nil
+}
+
+// countingCommitter counts what is committed. The owner alone writes it.
+type countingCommitter struct {
+	committer
+	commits int
+	keys    uint32
+	largest uint32 // keys in one commit
+}
+
+func (c *countingCommitter) commit(b *pebble.Batch) error {
+	c.commits++
+	c.keys += b.Count()
+	c.largest = max(c.largest, b.Count())
+	return c.committer.commit(b)
+}

@@ -1,0 +1,305 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+func TestLeaseExpires(t *testing.T) {
+	bubble(t, Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+		first := claimNow(t, q, "a")
+		time.Sleep(999 * time.Millisecond)
+		require.NoError(t, q.Extend(ctx, first.Receipt, time.Second))
+		time.Sleep(999 * time.Millisecond)
+		require.NoError(t, q.Complete(ctx, first.Receipt, nil), "extended")
+
+		second := claimNow(t, q, "a")
+		time.Sleep(time.Second)
+		for name, err := range map[string]error{
+			"Complete":   q.Complete(ctx, second.Receipt, nil),
+			"Extend":     q.Extend(ctx, second.Receipt, time.Second),
+			"Retry":      q.Retry(ctx, second.Receipt, RetryOptions{}),
+			"Release":    q.Release(ctx, second.Receipt, 0),
+			"DeadLetter": q.DeadLetter(ctx, second.Receipt, nil),
+		} {
+			require.ErrorIs(t, err, ErrLeaseLost, name)
+		}
+		again := claimNow(t, q, "a")
+		require.Equal(t, second.ID, again.ID)
+		require.Equal(t, 2, again.Attempt)
+		require.Greater(t, again.Receipt.Token, second.Receipt.Token)
+		require.Equal(t, "lease expired", again.LastError)
+		require.NoError(t, q.Complete(ctx, again.Receipt, nil))
+		require.ErrorIs(t, q.Complete(ctx, again.Receipt, nil), ErrLeaseLost, "finished twice")
+	})
+}
+
+// TestExpiryWakesAWaiter: a task is handed on within 50 ms of its lease's end,
+// without any call that would remind the shard.
+func TestExpiryWakesAWaiter(t *testing.T) {
+	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		for _, d := range []time.Duration{10 * time.Millisecond, 1234 * time.Millisecond, 10 * time.Minute} {
+			id := produce(t, q, Task{Queue: "a"})[0]
+			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: d})
+			require.NoError(t, err)
+			start := time.Now()
+			l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, id, l.ID)
+			took := time.Since(start)
+			require.GreaterOrEqual(t, took, d)
+			require.LessOrEqual(t, took, d+50*time.Millisecond)
+			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		}
+	})
+}
+
+func TestLeaseForOfTheTask(t *testing.T) {
+	bubble(t, Options{LeaseFor: time.Minute}, func(t *testing.T, q *Queue) {
+		produce(t, q, Task{Queue: "a", LeaseFor: time.Hour}, Task{Queue: "a"})
+		require.Equal(t, time.Hour, time.Until(claimNow(t, q, "a").Deadline))
+		require.Equal(t, time.Minute, time.Until(claimNow(t, q, "a").Deadline))
+	})
+}
+
+// TestMassExpiry: a hundred thousand leases that end at once are all taken
+// back, in many groups between which other claims are served.
+func TestMassExpiry(t *testing.T) {
+	n := 100_000
+	if testing.Short() {
+		n = 10_000
+	}
+	bubble(t, Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		for done := 0; done < n; done += 1000 {
+			batch := make([]Task, 1000)
+			for i := range batch {
+				batch[i] = Task{Queue: "a"}
+			}
+			_, err := q.ProduceBatch(ctx, batch)
+			require.NoError(t, err)
+			leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 1000})
+			require.NoError(t, err)
+			require.Len(t, leases, 1000)
+		}
+		counting := &countingCommitter{committer: q.shards[0].commit}
+		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+			s.commit = counting
+			return nil
+		}))
+		produce(t, q, Task{Queue: "urgent"})
+		time.Sleep(time.Second)
+		before := counting.largest
+		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"urgent"}})
+		require.NoError(t, err)
+		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		synctest.Wait()
+		stats, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.EqualValues(t, n, stats["a"].Ready)
+		require.Zero(t, stats["a"].Leased)
+		require.GreaterOrEqual(t, counting.commits, n/reapCap)
+		require.LessOrEqual(t, max(before, counting.largest), uint32(16*reapCap), "keys in one commit")
+	})
+}
+
+// TestLeaseOverRestart: a lease of Claim keeps its deadline over a restart, one
+// that belongs to the process ends with it; attempts are kept.
+func TestLeaseOverRestart(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {}) // the same checks hold for an empty queue
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		opts := &Options{Shards: 1, fs: vfs.NewMem(), MaxAttempts: 3}
+		q, err := Open("queue", opts)
+		require.NoError(t, err)
+		produce(t, q, Task{Queue: "remote"}, Task{Queue: "local"})
+		remote, err := q.Claim(ctx, ClaimRequest{Queues: []string{"remote"}, LeaseFor: time.Minute})
+		require.NoError(t, err)
+		for attempt := 1; attempt <= 3; attempt++ {
+			op, err := q.claim(ctx, &ClaimRequest{Queues: []string{"local"}, NoWait: true}, true)
+			require.NoError(t, err)
+			require.EqualValues(t, attempt, op.grants[0].attempt)
+			op.unref()
+			require.NoError(t, q.Close())
+			time.Sleep(10 * time.Second)
+			q, err = Open("queue", opts)
+			require.NoError(t, err)
+			synctest.Wait()
+		}
+		stats, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.Equal(t, Counts{Dead: 1}, stats["local"], "out of attempts")
+		require.Equal(t, Counts{Leased: 1}, stats["remote"])
+		require.Nil(t, claimNow(t, q, "remote"))
+		require.NoError(t, q.Extend(ctx, remote.Receipt, time.Minute))
+		time.Sleep(time.Minute)
+		require.Equal(t, 2, claimNow(t, q, "remote").Attempt)
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestWallClockJumps: a clock that is set does not disturb leases while the
+// queue is open, never prolongs them over a restart, and makes scheduled tasks
+// ready within a minute of the time that it shows.
+func TestWallClockJumps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		var offset time.Duration
+		opts := &Options{Shards: 1, fs: vfs.NewMem(), LeaseFor: time.Minute}
+		opts.wall = func() time.Time { return time.Now().Add(offset) }
+		q, err := Open("queue", opts)
+		require.NoError(t, err)
+		step := func(d time.Duration) { // as nobody's call: the owner reads the clock when it wakes
+			synctest.Wait()
+			offset += d
+		}
+		for _, jump := range []time.Duration{time.Hour, -2 * time.Hour} {
+			id := produce(t, q, Task{Queue: "a"})[0]
+			l := claimNow(t, q, "a")
+			require.Equal(t, id, l.ID)
+			step(jump)
+			time.Sleep(59 * time.Second)
+			require.Nil(t, claimNow(t, q, "a"), "after a jump of %v", jump)
+			time.Sleep(time.Second)
+			again := claimNow(t, q, "a")
+			require.NotNil(t, again, "after a jump of %v", jump)
+			require.NoError(t, q.Complete(ctx, again.Receipt, nil))
+		}
+
+		produce(t, q, Task{Queue: "later", RunAt: opts.wall().Add(10 * time.Hour)})
+		step(10 * time.Hour)
+		start := time.Now()
+		_, err = q.Claim(ctx, ClaimRequest{Queues: []string{"later"}})
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(start), time.Minute)
+
+		produce(t, q, Task{Queue: "a"})
+		l := claimNow(t, q, "a")
+		require.NoError(t, q.Close())
+		step(-time.Hour)
+		q, err = Open("queue", opts)
+		require.NoError(t, err)
+		time.Sleep(59 * time.Second)
+		require.Nil(t, claimNow(t, q, "a"))
+		time.Sleep(time.Second)
+		require.Equal(t, l.ID, claimNow(t, q, "a").ID)
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.Close())
+	})
+}
+
+func TestScheduledTasks(t *testing.T) {
+	bubble(t, Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		const n = 3000
+		start := time.Now()
+		for i := 0; i < n; i += 500 {
+			var tasks []Task
+			for j := range 500 {
+				tasks = append(tasks, Task{Queue: "a", RunAt: start.Add(time.Duration(1+(i+j)%10) * time.Hour)})
+			}
+			_, err := q.ProduceBatch(ctx, tasks)
+			require.NoError(t, err)
+		}
+		require.Nil(t, claimNow(t, q, "a"))
+		for hour := 1; hour <= 10; hour++ {
+			time.Sleep(time.Until(start.Add(time.Duration(hour) * time.Hour)))
+			synctest.Wait()
+			stats, err := q.Stats(ctx)
+			require.NoError(t, err)
+			require.EqualValues(t, n/10, stats["a"].Ready, "after hour %d", hour)
+			for range n / 10 {
+				l := claimNow(t, q, "a")
+				require.NotNil(t, l)
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			}
+			require.Nil(t, claimNow(t, q, "a"))
+		}
+	})
+}
+
+func TestRetries(t *testing.T) {
+	opts := Options{Shards: 1, MaxAttempts: 4, Backoff: Backoff{Base: time.Second, Max: 3 * time.Second, Jitter: -1}}
+	bubble(t, opts, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		id := produce(t, q, Task{Queue: "a", Payload: []byte("p")})[0]
+		for attempt, wait := range []time.Duration{0, time.Second, 2 * time.Second, 3 * time.Second} {
+			start := time.Now()
+			l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, wait, time.Since(start))
+			require.Equal(t, attempt+1, l.Attempt)
+			require.Equal(t, "p", string(l.Payload))
+			require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{Err: errors.New("no luck")}))
+		}
+		info, err := q.Get(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, Dead, info.State)
+		require.Equal(t, 4, info.Attempts)
+		require.Equal(t, "no luck", info.LastError)
+	})
+}
+
+func TestRelease(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+		require.NoError(t, q.Release(ctx, claimNow(t, q, "a").Receipt, 0))
+		other := claimNow(t, q, "a")
+		require.Equal(t, ids[1], other.ID, "what was released stands behind what is ready")
+		require.NoError(t, q.Complete(ctx, other.Receipt, nil))
+		l := claimNow(t, q, "a")
+		require.Equal(t, ids[0], l.ID)
+		require.Equal(t, 1, l.Attempt, "the attempt did not count")
+		require.NoError(t, q.Release(ctx, l.Receipt, time.Hour))
+		require.Nil(t, claimNow(t, q, "a"))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Equal(t, ids[0], claimNow(t, q, "a").ID)
+	})
+}
+
+// TestHotPathKeys: a cycle of a task by itself costs what the layout promises,
+// and no reads; many in one group cost less.
+func TestHotPathKeys(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		produce(t, q, Task{Queue: "a"})
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil)) // makes the lane
+		counting := &countingCommitter{committer: q.shards[0].commit}
+		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+			s.commit = counting
+			return nil
+		}))
+		produce(t, q, Task{Queue: "a"})
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil))
+		require.Equal(t, 3, counting.commits)
+		require.EqualValues(t, 4+3, counting.keys, "record, lease and their ends, and counters with each commit")
+
+		*counting = countingCommitter{committer: counting.committer}
+		_, err := q.ProduceBatch(ctx, make100("a"))
+		require.NoError(t, err)
+		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 100})
+		require.NoError(t, err)
+		require.Len(t, leases, 100)
+		require.EqualValues(t, 100+1+2, counting.keys, "records, one lease record, counters")
+	})
+}
+
+func make100(queue string) []Task {
+	tasks := make([]Task, 100)
+	for i := range tasks {
+		tasks[i].Queue = queue
+	}
+	return tasks
+}
