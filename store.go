@@ -71,6 +71,10 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		},
 	}
 	options.Experimental.SpanPolicyFunc = st.partition.span
+	// The default scheduler wakes up ten times a second to see whether more
+	// compactions may run. One at a time is allowed, so the end of the one
+	// before is all that it needs to know.
+	options.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if st.db, err = pebble.Open(dir, options); err != nil {
 		return nil, storageError(err)

@@ -1,0 +1,88 @@
+package bench
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"codeq"
+)
+
+// BenchmarkIdle is what an open queue costs that nobody uses, in percent of one
+// core: two shards, a waiting claim, a lease and a scheduled task far away.
+func BenchmarkIdle(b *testing.B) {
+	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 2})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	for _, t := range []codeq.Task{{Queue: "leased"}, {Queue: "later", RunAt: time.Now().Add(time.Hour)}} {
+		if _, err := q.Produce(ctx, t); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if _, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"leased"}, LeaseFor: time.Hour}); err != nil {
+		b.Fatal(err)
+	}
+	waiting := make(chan error)
+	go func() {
+		_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
+		waiting <- err
+	}()
+	time.Sleep(*warmup)
+	before, start := cpuTime(b), time.Now()
+	time.Sleep(*window / 2)
+	used := cpuTime(b) - before
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(100*used.Seconds()/time.Since(start).Seconds(), "%core")
+	cancel()
+	if err := <-waiting; err != context.Canceled {
+		b.Error(err)
+	}
+	if err := q.Close(); err != nil {
+		b.Error(err)
+	}
+}
+
+// BenchmarkHandOff is the time from the call of Produce until a Claim that has
+// been waiting returns with the task, on a queue that does nothing else.
+func BenchmarkHandOff(b *testing.B) {
+	for _, d := range durabilities {
+		b.Run("durability="+d.String(), func(b *testing.B) {
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Durability: d})
+			if err != nil {
+				b.Fatal(err)
+			}
+			ctx := context.Background()
+			claimed := make(chan time.Time)
+			req := codeq.ClaimRequest{Queues: []string{queueName}}
+			var took []time.Duration
+			for end := time.Now().Add(*window / 10); time.Now().Before(end); {
+				go func() {
+					l, err := q.Claim(ctx, req)
+					at := time.Now()
+					if err != nil {
+						b.Error(err)
+					} else if err := q.Complete(ctx, l.Receipt, nil); err != nil {
+						b.Error(err)
+					}
+					claimed <- at
+				}()
+				time.Sleep(time.Millisecond) // the claim waits, everything is idle
+				start := time.Now()
+				if _, err := q.Produce(ctx, codeq.Task{Queue: queueName, Payload: payload}); err != nil {
+					b.Fatal(err)
+				}
+				took = append(took, (<-claimed).Sub(start))
+			}
+			slices.Sort(took)
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1e3, "p50-us")
+			b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1e3, "p99-us")
+			if err := q.Close(); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+}
