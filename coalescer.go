@@ -81,6 +81,9 @@ func newInbox(depth int) *inbox { return &inbox{depth: depth, wake: make(chan st
 // that the operation was not applied.
 func (in *inbox) push(ctx context.Context, op operation) error {
 	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		in.mu.Lock()
 		if in.refuse != nil {
 			defer in.mu.Unlock()
@@ -98,7 +101,6 @@ func (in *inbox) push(ctx context.Context, op operation) error {
 		select {
 		case <-room:
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
 	}
 }
@@ -189,12 +191,12 @@ type committer interface {
 // group is what one commit persists. Its keys are written in an order that
 // suits Pebble's memtable, which inserts a run of ascending keys of one range
 // at a fraction of the cost of scattered ones: first whatever resolve adds
-// itself, mostly task records in the order of their IDs, then the removals.
-// This is legal because a removed key is never written again.
+// itself, mostly task records in the order of their IDs, then the removals of
+// keys that are never written again.
 type group struct {
 	batch    *pebble.Batch
 	settled  []operation    // to be woken when the group has persisted
-	removed  []taskKey      // tasks that leave their first place
+	removed  []taskKey      // tasks whose key was written once
 	granted  []*leaseRecord // lease records to be written
 	finished []uint64       // lease records, by sequence number, without a lease left
 	touched  []*queueState  // whose counts changed
@@ -233,11 +235,12 @@ func (g *group) setTask(lane uint32, since uint64, id ID, rec []byte) {
 	_ = op.Finish()
 }
 
-// removeTask takes a task from its place. In its first place its key was
-// written once and will not be again: SINGLEDEL. Anywhere else DELETE, in the
-// order of the group.
-func (g *group) removeTask(lane uint32, since uint64, id ID) {
-	if keys.Fresh(since) {
+// removeTask takes a task from its place. once says that its key has been
+// written once in the life of the store and will not be again, which is what
+// makes SINGLEDEL legal for it. Any other key is deleted in the order of the
+// group.
+func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
+	if once {
 		g.removed = append(g.removed, taskKey{lane, since, id})
 		return
 	}

@@ -200,7 +200,7 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 	require.NoError(t, q.checkAll())
 	tasks := make(map[ID]*TaskInfo)
 	for _, s := range q.shards {
-		v, err := q.view(s) // of one moment: tasks change their state meanwhile
+		v, err := q.view(context.Background(), s) // of one moment: tasks change their state meanwhile
 		require.NoError(t, err)
 		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Dead, keys.Done} {
 			require.NoError(t, scan(v.snap, prefix, func(key, value []byte) error {

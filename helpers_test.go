@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/keys"
 	"codeq/internal/window"
@@ -18,7 +19,7 @@ import (
 func (q *Queue) checkAll() error {
 	var errs []error
 	for i, s := range q.shards {
-		v, err := q.view(s)
+		v, err := q.view(context.Background(), s)
 		if err != nil {
 			return err
 		}
@@ -79,10 +80,8 @@ func (s *shard) checkMemory(q *Queue) error {
 	if busy || s.more || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
 		return errBusy
 	}
-	v, err := q.view(s)
-	if err != nil {
-		return err
-	}
+	q.mu.RLock()
+	v := &view{queue: q, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
 	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times} {
@@ -394,4 +393,92 @@ func (c *countingCommitter) commit(b *pebble.Batch) error {
 	c.keys += b.Count()
 	c.largest = max(c.largest, b.Count())
 	return c.committer.commit(b)
+}
+
+// hookFS is a file system that asks before it changes anything: an error from
+// before is that of the operation, which then is not done.
+type hookFS struct {
+	vfs.FS
+	before func(op, name string) error
+}
+
+func (fs *hookFS) file(op, name string, open func() (vfs.File, error)) (vfs.File, error) {
+	if err := fs.before(op, name); err != nil {
+		return nil, err
+	}
+	f, err := open()
+	if err != nil {
+		return nil, err
+	}
+	return &hookFile{f, fs, name}, nil
+}
+
+func (fs *hookFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return fs.file("create", name, func() (vfs.File, error) { return fs.FS.Create(name, c) })
+}
+
+func (fs *hookFS) ReuseForWrite(oldname, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return fs.file("reuse", name, func() (vfs.File, error) { return fs.FS.ReuseForWrite(oldname, name, c) })
+}
+
+func (fs *hookFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	return fs.file("open", name, func() (vfs.File, error) { return fs.FS.OpenReadWrite(name, c, opts...) })
+}
+
+func (fs *hookFS) OpenDir(name string) (vfs.File, error) {
+	return fs.file("open directory", name, func() (vfs.File, error) { return fs.FS.OpenDir(name) })
+}
+
+func (fs *hookFS) Rename(oldname, newname string) error {
+	if err := fs.before("rename", newname); err != nil {
+		return err
+	}
+	return fs.FS.Rename(oldname, newname)
+}
+
+func (fs *hookFS) Remove(name string) error {
+	if err := fs.before("remove", name); err != nil {
+		return err
+	}
+	return fs.FS.Remove(name)
+}
+
+func (fs *hookFS) Unwrap() vfs.FS { return fs.FS }
+
+type hookFile struct {
+	vfs.File
+	fs   *hookFS
+	name string
+}
+
+func (f *hookFile) Write(p []byte) (int, error) {
+	if err := f.fs.before("write", f.name); err != nil {
+		return 0, err
+	}
+	return f.File.Write(p)
+}
+
+func (f *hookFile) Sync() error {
+	if err := f.fs.before("sync", f.name); err != nil {
+		return err
+	}
+	return f.File.Sync()
+}
+
+func (f *hookFile) SyncData() error {
+	if err := f.fs.before("sync", f.name); err != nil {
+		return err
+	}
+	return f.File.SyncData()
+}
+
+func (f *hookFile) SyncTo(length int64) (bool, error) {
+	if err := f.fs.before("sync", f.name); err != nil {
+		return false, err
+	}
+	return f.File.SyncTo(length)
+}
+
+func (f *hookFile) Close() error {
+	return errors.Join(f.fs.before("close", f.name), f.File.Close())
 }

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
@@ -164,15 +165,13 @@ func (r *Receipt) UnmarshalText(b []byte) error {
 	if len(b) != idTextLen+1+2*len(raw) || b[idTextLen] != '.' {
 		return &InvalidError{"Receipt", string(b), "ID.token"}
 	}
-	if err := r.ID.UnmarshalText(b[:idTextLen]); err != nil {
+	var id ID
+	if err := id.UnmarshalText(b[:idTextLen]); err != nil {
 		return err
 	}
 	if _, err := hex.Decode(raw[:], b[idTextLen+1:]); err != nil {
 		return &InvalidError{"Receipt", string(b), "hexadecimal digits"}
 	}
-	r.Token = 0
-	for _, c := range raw {
-		r.Token = r.Token<<8 | uint64(c)
-	}
+	*r = Receipt{ID: id, Token: binary.BigEndian.Uint64(raw[:])}
 	return nil
 }

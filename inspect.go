@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -32,10 +33,7 @@ type TaskInfo struct {
 // Get returns a task in whatever state it is, as of the last commit. It
 // returns ErrNotFound for one that never was, or is done and no longer kept.
 func (q *Queue) Get(ctx context.Context, id ID) (*TaskInfo, error) {
-	if err := context.Cause(ctx); err != nil {
-		return nil, err
-	}
-	v, err := q.view(q.shardOf(id))
+	v, err := q.view(ctx, q.shardOf(id))
 	if err != nil {
 		return nil, err
 	}
@@ -80,11 +78,8 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 			from, _ := keys.Range(prefix)
 			for from != nil {
 				var page []*TaskInfo
-				err := context.Cause(ctx)
-				if err == nil {
-					page, from, err = q.listPage(s, prefix, from, opts)
-				}
-				if err != nil {
+				var err error
+				if page, from, err = q.listPage(ctx, s, prefix, from, opts); err != nil {
 					yield(nil, err)
 					return
 				}
@@ -104,8 +99,8 @@ var stateRange = map[State]byte{
 
 // listPage returns the tasks among the next entries of a range, and where the
 // next page begins; nil: nowhere.
-func (q *Queue) listPage(s *shard, prefix byte, from []byte, opts ListOptions) (page []*TaskInfo, next []byte, err error) {
-	v, err := q.view(s)
+func (q *Queue) listPage(ctx context.Context, s *shard, prefix byte, from []byte, opts ListOptions) (page []*TaskInfo, next []byte, err error) {
+	v, err := q.view(ctx, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -140,7 +135,8 @@ func (q *Queue) listPage(s *shard, prefix byte, from []byte, opts ListOptions) (
 	return page, nil, storageError(it.Error())
 }
 
-// view is a shard's disk as of one commit. It does not disturb the owner.
+// view is a shard's disk between two commits. Reading it does not disturb the
+// owner.
 type view struct {
 	queue  *Queue
 	snap   *pebble.Snapshot
@@ -154,13 +150,41 @@ type leaseView struct {
 }
 
 // view opens a view; the queue cannot close before the view has.
-func (q *Queue) view(s *shard) (*view, error) {
+func (q *Queue) view(ctx context.Context, s *shard) (*view, error) {
 	q.mu.RLock()
-	if q.closed {
-		q.mu.RUnlock()
-		return nil, ErrClosed
+	op := &viewOp{completion: newCompletion()}
+	settled, err := s.do(ctx, op, &op.completion)
+	if !settled && op.claimed.Swap(true) { // settled just now
+		settled, err = true, <-op.done
 	}
-	return &view{queue: q, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}, nil
+	switch {
+	case !settled:
+		err = context.Cause(ctx)
+	case err == nil:
+		return &view{queue: q, snap: op.snap, lanes: make(map[uint32]*lane)}, nil
+	}
+	q.mu.RUnlock()
+	return nil, err
+}
+
+// viewOp takes a snapshot. Only the owner can: Pebble shows a batch to readers
+// before it has persisted, and the owner is where none is under way.
+type viewOp struct {
+	completion
+	snap    *pebble.Snapshot
+	claimed atomic.Bool // by the caller that gives up, or by settle
+}
+
+func (op *viewOp) resolve(s *shard) {
+	op.snap = s.store.db.NewSnapshot()
+	s.settle(op)
+}
+
+func (op *viewOp) settle(err error) {
+	if (err != nil || op.claimed.Swap(true)) && op.snap != nil { // nobody will close it
+		_ = op.snap.Close()
+	}
+	op.completion.settle(err)
 }
 
 func (v *view) close() {

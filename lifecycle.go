@@ -119,13 +119,21 @@ func (s *shard) grant(l *lane, duration uint64, local bool) (grant, error) {
 	}, nil
 }
 
-// unlease ends a lease and takes the task out of its lane, on its way elsewhere.
-func (s *shard) unlease(ls *lease) {
+// endLease ends a lease. The task's record stays where it is.
+func (s *shard) endLease(ls *lease) {
 	s.strike(ls)
 	s.leases.remove(ls)
-	s.group.removeTask(ls.lane.number, ls.since, ls.id)
 	ls.lane.queue.counts.Leased--
 	s.touch(ls.lane.queue)
+}
+
+// unlease ends a lease and takes the task out of its lane, on its way
+// elsewhere. A task in its first place and on its first lease has never been
+// rewritten there; giveBack does that.
+func (s *shard) unlease(ls *lease) {
+	s.endLease(ls)
+	once := keys.Fresh(ls.since) && ls.leases == 1
+	s.group.removeTask(ls.lane.number, ls.since, ls.id, once)
 }
 
 // complete finishes a task. Its record is read only if it is kept.
@@ -223,10 +231,13 @@ func (s *shard) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.schedule(ls.lane, ls.id, s.wall+wait, rec.Encode())
 }
 
-// giveBack returns a leased task to where it stood in its lane.
+// giveBack returns a leased task to where it stands in its lane: its record is
+// rewritten in place.
 func (s *shard) giveBack(ls *lease, rec *record.Record) {
-	s.unlease(ls)
-	s.place(ls.lane, keys.KeepSince(ls.since), ls.id, rec.Encode())
+	s.endLease(ls)
+	b := rec.Encode()
+	s.group.setTask(ls.lane.number, ls.since, ls.id, b)
+	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
 // bury makes a leased task a dead letter.

@@ -55,7 +55,12 @@ func (s *shard) identify(d *directory) error {
 	v, closer, err := s.store.db.Get([]byte{keys.Meta})
 	switch {
 	case err == pebble.ErrNotFound && d.Creating:
-		return storageError(s.store.db.Set([]byte{keys.Meta}, []byte(want), pebble.Sync))
+		if err := s.store.db.Set([]byte{keys.Meta}, []byte(want), pebble.Sync); err != nil {
+			return storageError(err)
+		}
+		// The manifest is about to say that this shard exists, and must not
+		// outlive that: a flush is durable at every level of durability.
+		return storageError(s.store.db.Flush())
 	case err == pebble.ErrNotFound:
 		return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, want)
 	case err != nil:

@@ -59,7 +59,8 @@ func (j *Job[T]) FollowUp(tasks ...Task) { j.out.next = append(j.out.next, tasks
 //	DeadLetter(err)      a dead letter at once
 //	any other error      tried again by Options.Backoff
 //
-// A panic is an error with the stack in it. Handle panics if the queue has a
+// A panic is an error with the stack in it. A result or follow-up tasks that
+// exceed the limits make the task a dead letter. Handle panics if the queue has a
 // handler already.
 func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error) {
 	if _, ok := m.handlers[queue]; ok {

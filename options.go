@@ -37,6 +37,26 @@ func (d Durability) String() string {
 	return fmt.Sprintf("Durability(%d)", uint8(d))
 }
 
+// MarshalText returns "process", "disk" or "none".
+func (d Durability) MarshalText() ([]byte, error) {
+	if int(d) >= len(durabilityNames) {
+		return nil, &InvalidError{"Durability", uint8(d), "process, disk or none"}
+	}
+	return []byte(d.String()), nil
+}
+
+// UnmarshalText reads "process", "disk" or "none"; so a Durability can be a
+// flag by flag.TextVar.
+func (d *Durability) UnmarshalText(b []byte) error {
+	for i, name := range durabilityNames {
+		if name == string(b) {
+			*d = Durability(i)
+			return nil
+		}
+	}
+	return &InvalidError{"Durability", string(b), "process, disk or none"}
+}
+
 // Options of Open. A zero field is its documented default; a nil *Options is
 // all defaults. Open copies them.
 type Options struct {

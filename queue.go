@@ -22,8 +22,7 @@ type Queue struct {
 	closing chan struct{}  // closed by Close, before it waits for runs
 	stop    sync.Once      // guards closing and what follows it
 	err     error          // of Close; valid once stop is done
-	mu      sync.RWMutex   // held for reading by what uses the stores beside the owners, for writing to end that
-	closed  bool           // guarded by mu: the stores are gone
+	mu      sync.RWMutex   // held for reading by views, for writing to close the stores
 	runMu   sync.Mutex     // orders runs.Add before the Wait of Close
 	runs    sync.WaitGroup // calls of Run
 }
@@ -96,7 +95,6 @@ func (q *Queue) Close() error {
 		}
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		q.closed = true
 		q.err = q.closeFiles()
 	})
 	return q.err

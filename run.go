@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 )
@@ -29,8 +30,8 @@ type RunOptions struct {
 	// negative: no grace.
 	Grace time.Duration
 	// OnError is told of every failed attempt (a handler's error or a
-	// *PanicError) and of every outcome that could not be stored, such as
-	// ErrLeaseLost. It is called by several goroutines at a time.
+	// *PanicError; not of Snooze) and of every outcome that could not be
+	// stored, such as ErrLeaseLost. Several goroutines call it at a time.
 	OnError func(l *Lease, err error)
 }
 
@@ -102,7 +103,8 @@ type runner struct {
 	room    *sync.Cond
 	workers []*worker
 
-	stored sync.WaitGroup // completions under way
+	running sync.WaitGroup // workers
+	stored  sync.WaitGroup // completions under way
 }
 
 func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
@@ -123,26 +125,24 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if o.LeaseFor == 0 {
 		o.LeaseFor = q.opts.LeaseFor
 	}
+	if m == nil || len(m.handlers) == 0 {
+		return nil, fmt.Errorf("%w: the Mux is empty", ErrNoHandler)
+	}
 	if len(o.Queues) == 0 && len(o.Weights) == 0 {
 		o.Queues = m.queues()
-		for range o.Queues {
-			o.Weights = append(o.Weights, 1)
-		}
-	}
-	if len(o.Queues) == 0 {
-		return nil, fmt.Errorf("%w: the Mux is empty", ErrNoHandler)
+		o.Weights = slices.Repeat([]int{1}, len(o.Queues))
 	}
 	for _, name := range o.Queues {
 		if m.handlers[name] == nil {
 			return nil, fmt.Errorf("%w: queue %q", ErrNoHandler, name)
 		}
 	}
-	if len(o.Queues) == 1 {
-		o.Weights = nil
-	}
 	r.req = ClaimRequest{Queues: o.Queues, Weights: o.Weights, LeaseFor: o.LeaseFor}
 	if err := r.req.check(&q.opts.Limits); err != nil {
 		return nil, err
+	}
+	if len(o.Queues) == 1 { // nothing to draw lots for
+		r.req.Weights = nil
 	}
 	r.values = context.WithoutCancel(ctx)
 	r.free = o.Concurrency
@@ -171,9 +171,9 @@ func (r *runner) run(ctx context.Context) error {
 	for range r.opts.Concurrency {
 		r.workers = append(r.workers, &worker{runner: r})
 	}
-	var workers, fetchers sync.WaitGroup
+	var fetchers sync.WaitGroup
 	for _, w := range r.workers {
-		workers.Go(w.work)
+		r.running.Go(w.work)
 	}
 	heart := newHeart(r)
 	var beats sync.WaitGroup
@@ -194,7 +194,7 @@ func (r *runner) run(ctx context.Context) error {
 	close(stopOnClose)
 	closer.Wait()
 	unhook()
-	err := r.drain(&workers, cause)
+	err := r.drain(cause)
 	heart.stop()
 	beats.Wait()
 	stopClaims(nil)
@@ -267,7 +267,7 @@ func (r *runner) release(n int) {
 
 // drain lets the handlers end: for the grace period by themselves, then by
 // their context.
-func (r *runner) drain(workers *sync.WaitGroup, cause error) error {
+func (r *runner) drain(cause error) error {
 	r.mu.Lock()
 	waiting := r.jobs[r.next:]
 	r.jobs, r.next = nil, 0
@@ -279,16 +279,20 @@ func (r *runner) drain(workers *sync.WaitGroup, cause error) error {
 	}
 	idle := make(chan struct{})
 	go func() {
-		workers.Wait()
+		r.running.Wait()
 		close(idle)
 	}()
 	if within(idle, r.opts.Grace) {
 		return nil
 	}
+	var taken []*Lease
 	for _, w := range r.workers {
 		if l := w.stop(cause); l != nil {
-			r.giveBack(l.Receipt, l)
+			taken = append(taken, l)
 		}
+	}
+	for _, l := range taken { // each waits for a commit; by now every handler knows
+		r.giveBack(l.Receipt, l)
 	}
 	if within(idle, max(r.opts.Grace, time.Second)) {
 		return nil
@@ -392,12 +396,28 @@ func (w *worker) do(g *grant) {
 		ctx, stop = context.WithTimeout(ctx, l.Timeout)
 		defer stop()
 	}
+	returned := false
+	defer func() {
+		if !returned { // runtime.Goexit: this goroutine ends, another takes over
+			w.settle(f, cancel, errGoexit)
+			r.release(1)
+			r.running.Go(w.work)
+		}
+	}()
 	err := w.call(ctx, f)
+	returned = true
+	w.settle(f, cancel, err)
+}
+
+var errGoexit = errors.New("codeq: the handler ended its goroutine")
+
+// settle stores what becomes of a task whose handler has ended.
+func (w *worker) settle(f *frame, cancel context.CancelCauseFunc, err error) {
 	cancel(nil)
 	switch {
 	case !w.disown(): // the task was given back, or its lease was lost
 	case err != nil:
-		w.fail(l, err)
+		w.fail(&f.lease, err)
 	default:
 		w.complete(f)
 	}
@@ -416,8 +436,11 @@ func (w *worker) call(ctx context.Context, f *frame) (err error) {
 // fail stores a failed attempt.
 func (w *worker) fail(l *Lease, err error) {
 	r := w.runner
-	r.report(l, err)
-	if err := r.queue.failed(context.Background(), l.Receipt, failOpOf(err), nil); err != nil {
+	op := failOpOf(err)
+	if op.how != failRelease {
+		r.report(l, err)
+	}
+	if err := r.queue.failed(context.Background(), l.Receipt, op, nil); err != nil {
 		r.report(l, err)
 	}
 }
@@ -426,8 +449,8 @@ func (w *worker) fail(l *Lease, err error) {
 func (w *worker) complete(f *frame) {
 	r, l := w.runner, &f.lease
 	op, err := r.queue.completeOp(l.Receipt, f.out.result, f.out.next)
-	if err != nil { // the handler asks for what cannot be stored
-		w.fail(l, err)
+	if err != nil { // the handler asks for what can never be stored
+		w.fail(l, DeadLetter(err))
 		return
 	}
 	op.runner, op.lease = r, l

@@ -52,6 +52,7 @@ type shard struct {
 	again    []operation   // memory for the next deferred
 	wants    []*lane       // to be refilled between two groups
 	hungry   []*queueState // have waiters, and perhaps ready tasks
+	idlers   []*idleOp     // wait for queues to become idle
 	more     bool          // upkeep has left work for the next group
 	broken   error         // set in resolve when the shard cannot go on
 	timer    *time.Timer
@@ -205,6 +206,7 @@ func (s *shard) resolve() {
 		op.resolve(s)
 	}
 	s.serve()
+	s.settleIdlers()
 }
 
 // persist commits the group.
@@ -237,8 +239,11 @@ func (s *shard) fail(cause error) {
 	s.dismiss(refusal)
 }
 
-// dismiss refuses the claims that wait.
+// dismiss refuses what waits.
 func (s *shard) dismiss(reason error) {
+	for _, op := range s.idlers {
+		op.settle(reason)
+	}
 	for _, op := range s.deferred {
 		refuse(op, reason)
 	}

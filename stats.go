@@ -21,7 +21,9 @@ func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
 	sum := make(map[string]Counts)
 	for _, s := range q.shards {
 		op := &statsOp{completion: newCompletion()}
-		if _, err := s.do(ctx, op, &op.completion); err != nil {
+		if settled, err := s.do(ctx, op, &op.completion); !settled {
+			return nil, context.Cause(ctx)
+		} else if err != nil {
 			return nil, err
 		}
 		for _, qc := range op.counts {

@@ -50,8 +50,8 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	switch opts.Durability {
 	case DurabilityProcess:
 		fs = walfs.New(fs)
-	case DurabilityNone:
-		write = pebble.NoSync
+	case DurabilityNone: // a log that nobody syncs needs walfs to lose no record before one that it keeps
+		fs, write = walfs.New(fs), pebble.NoSync
 	}
 	fatal := &fatalLogger{log: opts.Logger.With("dir", dir)}
 	st := &store{write: write, fatal: fatal, partition: new(partition)}

@@ -224,7 +224,14 @@ func millis(d time.Duration) uint64 {
 	return ms
 }
 
-func duration(ms uint64) time.Duration { return time.Duration(ms) * time.Millisecond }
+// duration is the inverse of millis; the longest duration, rounded up, is
+// itself again.
+func duration(ms uint64) time.Duration {
+	if ms > uint64(math.MaxInt64/time.Millisecond) {
+		return math.MaxInt64
+	}
+	return time.Duration(ms) * time.Millisecond
+}
 
 func retentionMillis(d time.Duration) int64 {
 	if d == Forever {

@@ -59,12 +59,7 @@ func SinceOf(id ID) uint64 { return binary.BigEndian.Uint64(id[:8]) }
 // MovedSince is the since of a task that became ready again at ms.
 func MovedSince(ms uint64) uint64 { return ms<<16 | kindMoved }
 
-// KeepSince is the since with which a moved task stands where it stood before.
-func KeepSince(since uint64) uint64 { return since&^kindMask | kindMoved }
-
-// Fresh reports whether a since is that of a task in its first place. Such a
-// key is written exactly once in the life of the store, which is what makes
-// SINGLEDEL legal for it.
+// Fresh reports whether a since is that of a task in its first place.
 func Fresh(since uint64) bool { return since&kindMask == kindFresh }
 
 // SinceMillis is the time in a since, in milliseconds.

@@ -1,6 +1,9 @@
 package keys
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // LaneValue is the catalogue entry of a lane.
 type LaneValue struct {
@@ -260,7 +263,7 @@ func parseEntry(seq uint64, b []byte) (e LeaseEntry, n int, ok bool) {
 		e.Since = binary.BigEndian.Uint64(fixed[4:])
 		e.Token = binary.BigEndian.Uint64(fixed[12:])
 	}
-	e.Leases, e.Attempts = uint32(r.uvarint()), uint32(r.uvarint())
+	e.Leases, e.Attempts = r.uint32(), r.uint32()
 	return e, r.n, r.ok
 }
 
@@ -297,4 +300,12 @@ func (r *reader) uvarint() uint64 {
 	}
 	r.n += n
 	return v
+}
+
+func (r *reader) uint32() uint32 {
+	v := r.uvarint()
+	if v > math.MaxUint32 {
+		r.ok = false
+	}
+	return uint32(v)
 }

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"io"
+	"os"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// progress is a bar on a terminal, and nothing elsewhere.
+type progress struct {
+	bar *progressbar.ProgressBar // nil: no terminal
+}
+
+func newProgress(w io.Writer) *progress {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return &progress{}
+	}
+	return &progress{progressbar.NewOptions64(1,
+		progressbar.OptionSetWriter(f),
+		progressbar.OptionSetDescription("files"),
+		progressbar.OptionShowCount(),
+		progressbar.OptionShowIts(),
+		progressbar.OptionSetItsString("files"),
+		progressbar.OptionUseANSICodes(true),
+	)}
+}
+
+// show draws the bar. REQUIRES: done < total; the bar library takes the full
+// bar for the end, though total may still grow.
+func (p *progress) show(done, total uint64) {
+	if p.bar == nil {
+		return
+	}
+	if p.bar.GetMax64() != int64(total) {
+		p.bar.ChangeMax64(int64(total))
+	}
+	_ = p.bar.Set64(int64(done)) // a bar that cannot be drawn stops nothing
+}
+
+// clear takes the bar away.
+func (p *progress) clear() {
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+}

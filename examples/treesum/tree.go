@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"codeq"
+)
+
+// The queues. The payloads of walk and hash name a directory or file by its
+// path below the tree, in the bytes that the file system has, which need not be
+// UTF-8; "" is the tree itself.
+const (
+	treeQueue = "tree" // one task that nobody works on: it says whose queue this is
+	walkQueue = "walk" // a directory, a zero byte, and the name to continue after
+	hashQueue = "hash" // a file; the result is its digest
+)
+
+// tree is a file tree and the queue of the work on it.
+type tree struct {
+	arg   string      // as the user named it
+	root  string      // absolute, without symbolic links
+	file  bool        // it is no directory but a file
+	dir   string      // of the queue
+	self  fs.FileInfo // of dir, which is not walked
+	queue *codeq.Queue
+}
+
+// openTree opens the queue of a tree, and creates it if there is none.
+func openTree(c *config) (*tree, error) {
+	info, err := os.Lstat(c.tree)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: neither a directory nor a regular file", c.tree)
+	}
+	t := &tree{arg: c.tree, file: !info.IsDir(), dir: c.queue}
+	if t.root, err = absolute(c.tree); err != nil {
+		return nil, err
+	}
+	if t.dir == "" {
+		if t.dir, err = defaultDir(t.root); err != nil {
+			return nil, err
+		}
+	}
+	t.queue, err = codeq.Open(t.dir, &codeq.Options{
+		// Follow-ups lie in the shard of their parent, and every task descends
+		// from the first one: more shards would stay empty.
+		Shards:     1,
+		Durability: c.durability,
+		Backoff:    codeq.Backoff{Base: 100 * time.Millisecond, Max: time.Second},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if t.dir, err = absolute(t.dir); err == nil {
+		t.self, err = os.Stat(t.dir)
+	}
+	if err == nil && os.SameFile(info, t.self) {
+		err = errors.New("the queue cannot be the tree")
+	}
+	if err == nil {
+		err = os.RemoveAll(t.dir + removed)
+	}
+	if err != nil {
+		return nil, errors.Join(err, t.queue.Close())
+	}
+	return t, nil
+}
+
+// removed is added to the name of a queue that is about to be removed.
+const removed = ".treesum-removed"
+
+// remove ends the queue in two steps, so that no Open ever sees half of one.
+// What a killed process leaves of the second is for the next openTree.
+func (t *tree) remove() error {
+	if err := t.queue.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(t.dir, t.dir+removed); err != nil {
+		return err
+	}
+	return os.RemoveAll(t.dir + removed)
+}
+
+func defaultDir(root string) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("%w; say by -queue where to keep the queue", err)
+	}
+	return filepath.Join(cache, "treesum", fmt.Sprintf("%x", sha256.Sum256([]byte(root)))), nil
+}
+
+func absolute(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+// begin produces the first tasks if the queue is new. The mark of the tree and
+// the first task are one commit, so the mark says that the walk has begun.
+func (t *tree) begin() error {
+	ctx := context.Background() // short, and half of it would be hard to explain
+	counts, err := t.queue.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	if counts[treeQueue].Total() == 0 {
+		first := walkTask("", "")
+		if t.file {
+			first = hashTask("")
+		}
+		mark := codeq.Task{Queue: treeQueue, Payload: []byte(t.root)}
+		_, err := t.queue.ProduceBatch(ctx, []codeq.Task{mark, first})
+		return err
+	}
+	for mark, err := range t.queue.List(ctx, codeq.ListOptions{Queue: treeQueue, State: codeq.Ready}) {
+		if err != nil {
+			return err
+		}
+		if string(mark.Payload) != t.root {
+			return fmt.Errorf("the queue in %s is that of %s", t.dir, mark.Payload)
+		}
+	}
+	return nil
+}
+
+// tries is how often something is read before it counts as unreadable.
+const tries = 3
+
+// attempts is how often a task is claimed. A kill of the process counts as an
+// attempt and says nothing about the file, so this is no bound; failed sets one.
+const attempts = math.MaxInt32
+
+// failed ends an attempt that could not read something.
+func failed(attempt int, err error) error {
+	if pathErr := (*fs.PathError)(nil); errors.As(err, &pathErr) {
+		err = pathErr.Err // the report names the path as the user does
+	}
+	if attempt >= tries {
+		return codeq.DeadLetter(err)
+	}
+	return err
+}
+
+// work runs the handlers until nothing is left to do or ctx ends.
+func (t *tree) work(ctx context.Context, workers int, p *progress) error {
+	var mux codeq.Mux
+	codeq.Handle(&mux, walkQueue, t.walk)
+	codeq.Handle(&mux, hashQueue, t.hash)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	idle, ended := make(chan error, 1), make(chan error, 1)
+	go func() {
+		ended <- t.queue.Run(ctx, &mux, &codeq.RunOptions{
+			Concurrency: workers,
+			Queues:      []string{walkQueue, hashQueue}, // to know soon how many files there are
+			Grace:       -1,                             // what is half read is read again
+		})
+	}()
+	go func() { idle <- t.queue.WaitIdle(ctx, walkQueue, hashQueue) }()
+	tick := time.NewTicker(time.Second / 10) // for the eye only
+	defer tick.Stop()
+	for {
+		select {
+		case <-idle: // or ctx has ended, or the queue has failed, which Run tells
+			stop()
+			return <-ended
+		case err := <-ended:
+			return err
+		case <-tick.C:
+			done, left, err := t.state()
+			if err != nil {
+				stop()
+				return errors.Join(err, <-ended)
+			}
+			p.show(done, done+left)
+		}
+	}
+}
+
+// state tells how many files are finished, and how many tasks are left. No
+// task is left only when the work is over: a walk is completed together with
+// the production of what it has found.
+func (t *tree) state() (done, left uint64, err error) {
+	counts, err := t.queue.Stats(context.Background())
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, name := range []string{walkQueue, hashQueue} {
+		c := counts[name]
+		left += c.Ready + c.Scheduled + c.Leased
+	}
+	return counts[hashQueue].Done + counts[hashQueue].Dead, left, nil
+}
+
+// path is where a file of the tree lies.
+func (t *tree) path(name string) string { return filepath.Join(t.root, name) }
+
+// shown is a file's name as find prints it.
+func (t *tree) shown(name string) string {
+	switch {
+	case name == "":
+		return t.arg
+	case os.IsPathSeparator(t.arg[len(t.arg)-1]):
+		return t.arg + name
+	}
+	return t.arg + string(filepath.Separator) + name
+}

@@ -1,0 +1,141 @@
+// Command worker is a service with a task queue inside: it takes orders,
+// charges them, and sends a mail for each. It shows the life of a service that
+// embeds codeq: open the queue, run handlers and producers, watch the counts,
+// and shut down on a signal without losing anything.
+//
+//	worker [-dir DIR] [-every INTERVAL] [-workers N] [-stats INTERVAL] [-for TIME]
+//
+// Start it, stop it with Ctrl-C or kill -9, start it again: the orders that it
+// has taken are all worked on.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log/slog"
+	"maps"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"codeq"
+)
+
+type config struct {
+	dir     string
+	every   time.Duration
+	workers int
+	stats   time.Duration
+}
+
+func main() {
+	var c config
+	flag.StringVar(&c.dir, "dir", filepath.Join(os.TempDir(), "codeq-worker"), "keep the queue in `DIR`")
+	flag.DurationVar(&c.every, "every", 100*time.Millisecond, "take an order each `INTERVAL`; 0: none")
+	flag.IntVar(&c.workers, "workers", 4, "run `N` handlers at a time")
+	flag.DurationVar(&c.stats, "stats", 2*time.Second, "log the counts each `INTERVAL`; 0: at the end only")
+	limit := flag.Duration("for", 0, "stop after this `TIME`; 0: when a signal says so")
+	flag.Parse()
+
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	if *limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, *limit)
+		defer cancel()
+	}
+	if err := serve(ctx, c, log); err != nil {
+		log.Error("worker failed", "err", err)
+		os.Exit(1)
+	}
+}
+
+// serve works until ctx ends. What it has not finished then, the next serve
+// finishes.
+func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
+	q, err := codeq.Open(c.dir, &codeq.Options{
+		MaxAttempts: 5,
+		Backoff:     codeq.Backoff{Base: 500 * time.Millisecond},
+		Retention:   24 * time.Hour, // of what is done
+		Logger:      log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, q.Close()) }()
+
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return q.Run(gctx, handlers(), &codeq.RunOptions{
+			Concurrency: c.workers,
+			Grace:       5 * time.Second, // for what is being handled when ctx ends
+			OnError: func(l *codeq.Lease, err error) {
+				log.Warn("attempt ended", "queue", l.Queue, "id", l.ID, "attempt", l.Attempt, "err", err)
+			},
+		})
+	})
+	g.Go(func() error { return takeOrders(gctx, q, c.every) })
+	g.Go(func() error {
+		return each(gctx, c.stats, func(time.Time) error { return logCounts(q, log) })
+	})
+	return errors.Join(g.Wait(), logCounts(q, log))
+}
+
+// takeOrders produces a task each interval, as the HTTP handlers of a real
+// service would for each request.
+func takeOrders(ctx context.Context, q *codeq.Queue, every time.Duration) error {
+	number := 0
+	return each(ctx, every, func(now time.Time) error {
+		number++
+		task, err := newOrder(order{Number: number, Arrives: now.Add(time.Second)})
+		if err != nil {
+			return err
+		}
+		// Once Produce returns, the order survives whatever happens to the
+		// process. It takes less than a millisecond and is left to end even if
+		// ctx ends meanwhile: its outcome would be unknown otherwise.
+		_, err = q.Produce(context.WithoutCancel(ctx), task)
+		return err
+	})
+}
+
+// logCounts logs how many tasks are in each state.
+func logCounts(q *codeq.Queue, log *slog.Logger) error {
+	stats, err := q.Stats(context.Background())
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(stats)) {
+		c := stats[name]
+		log.Info("tasks", "queue", name, "ready", c.Ready, "scheduled", c.Scheduled,
+			"leased", c.Leased, "dead", c.Dead, "done", c.Done)
+	}
+	return nil
+}
+
+// each calls f in each interval until ctx ends or f fails; never for 0.
+func each(ctx context.Context, interval time.Duration, f func(time.Time) error) error {
+	if interval <= 0 {
+		return nil
+	}
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			if err := f(now); err != nil {
+				return err
+			}
+		}
+	}
+}

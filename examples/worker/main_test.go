@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+// The service is stopped in the midst of its work, again and again. In the
+// bubble of synctest, minutes of its time pass in an instant.
+func TestNothingIsLostOverRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		var logged bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&logged, nil))
+		run := func(d time.Duration, every time.Duration) {
+			ctx, cancel := context.WithTimeout(t.Context(), d)
+			defer cancel()
+			require.NoError(t, serve(ctx, config{dir: dir, every: every, workers: 4, stats: time.Second}, log))
+		}
+		withQueue := func(f func(q *codeq.Queue)) {
+			q, err := codeq.Open(dir, nil)
+			require.NoError(t, err)
+			f(q)
+			require.NoError(t, q.Close())
+		}
+
+		taken := make(map[codeq.ID]order)
+		withQueue(func(q *codeq.Queue) {
+			for n := range 300 {
+				o := order{Number: n, Arrives: time.Now().Add(time.Minute)}
+				task, err := newOrder(o)
+				require.NoError(t, err)
+				id, err := q.Produce(t.Context(), task)
+				require.NoError(t, err)
+				taken[id] = o
+			}
+		})
+		for range 5 {
+			run(333*time.Millisecond, 30*time.Millisecond)
+		}
+		withQueue(func(q *codeq.Queue) {
+			stats, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			require.Greater(t, stats[orderQueue].Ready, uint64(50), "the service was stopped with work left")
+			require.Greater(t, stats[orderQueue].Done, uint64(50), "the service has worked")
+			require.EqualValues(t, 300+5*11, stats[orderQueue].Total(), "its own orders are there too")
+		})
+		run(5*time.Minute, 0)
+
+		withQueue(func(q *codeq.Queue) {
+			for id, o := range taken {
+				info, err := q.Get(t.Context(), id)
+				require.NoError(t, err)
+				switch o.Number % 10 {
+				case 5:
+					require.Equal(t, codeq.Dead, info.State)
+					require.Equal(t, "card refused", info.LastError)
+					continue
+				case 7:
+					require.Equal(t, 2, info.Attempts)
+				default:
+					require.Equal(t, 1, info.Attempts, "neither a snooze nor a shutdown is an attempt")
+				}
+				require.Equal(t, codeq.Done, info.State)
+				require.Equal(t, "charged", string(info.Result))
+			}
+			stats, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			orders, mails := stats[orderQueue], stats[mailQueue]
+			require.Equal(t, orders.Total(), orders.Done+orders.Dead)
+			require.Equal(t, codeq.Counts{Done: orders.Done}, mails, "one mail for each order")
+		})
+		for _, text := range []string{"card refused", "the bank does not answer", "mail server is busy", "msg=tasks queue=order"} {
+			require.Contains(t, logged.String(), text)
+		}
+	})
+}

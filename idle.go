@@ -1,0 +1,80 @@
+package codeq
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+)
+
+// WaitIdle waits until the queues named, or all queues if none is, have no task
+// that is ready, scheduled or leased: all work is done, or dead. It returns the
+// cause of ctx if ctx ends first.
+//
+// It is for programs that end when their work does. Nothing keeps others from
+// producing at the moment at which it returns.
+func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
+	for {
+		waited := false
+		for _, s := range q.shards {
+			op := &idleOp{completion: newCompletion(), queues: queues}
+			if settled, err := s.do(ctx, op, &op.completion); !settled {
+				op.gone.Store(true)
+				return context.Cause(ctx)
+			} else if err != nil {
+				return err
+			}
+			waited = waited || op.waited
+		}
+		// Nothing moves between shards, but while one was waited for, its
+		// completion may have been the cause of a produce into another.
+		if !waited {
+			return nil
+		}
+	}
+}
+
+// idleOp waits for queues to become idle in one shard.
+type idleOp struct {
+	completion
+	queues []string
+	waited bool
+	gone   atomic.Bool // the caller has given up
+}
+
+func (op *idleOp) resolve(s *shard) {
+	if op.idle(s) {
+		s.settle(op)
+		return
+	}
+	op.waited = true
+	s.idlers = append(slices.DeleteFunc(s.idlers, (*idleOp).isGone), op)
+}
+
+func (op *idleOp) isGone() bool { return op.gone.Load() }
+
+func (op *idleOp) idle(s *shard) bool {
+	for _, q := range s.numbers[1:] {
+		busy := q.counts.Ready+q.counts.Scheduled+q.counts.Leased > 0
+		if busy && (len(op.queues) == 0 || slices.Contains(op.queues, q.name)) {
+			return false
+		}
+	}
+	return true
+}
+
+// settleIdlers settles who waits for what has become idle in this group.
+func (s *shard) settleIdlers() {
+	if len(s.idlers) == 0 || len(s.group.touched) == 0 {
+		return
+	}
+	s.idlers = slices.DeleteFunc(s.idlers, func(op *idleOp) bool {
+		if op.isGone() {
+			return true
+		}
+		if !op.idle(s) {
+			return false
+		}
+		s.settle(op)
+		return true
+	})
+}
