@@ -93,11 +93,17 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, local bool) (*clai
 	return op, nil
 }
 
+// maxWeight keeps the sum of the weights of any list of queues in an int.
+const maxWeight = 1 << 16
+
 func (r *ClaimRequest) check(l *Limits) error {
 	if len(r.Queues) == 0 {
 		return &InvalidError{"ClaimRequest.Queues", "none", "at least one"}
 	}
 	for _, name := range r.Queues {
+		if name == "" {
+			return &InvalidError{"ClaimRequest.Queues", `""`, "names"}
+		}
 		if err := checkName("ClaimRequest.Queues", name, l.Name); err != nil {
 			return err
 		}
@@ -106,8 +112,8 @@ func (r *ClaimRequest) check(l *Limits) error {
 		return &InvalidError{"ClaimRequest.Weights", len(r.Weights), fmt.Sprint("one for each queue: ", len(r.Queues))}
 	}
 	for _, w := range r.Weights {
-		if w <= 0 {
-			return &InvalidError{"ClaimRequest.Weights", w, "more than 0"}
+		if w <= 0 || w > maxWeight {
+			return &InvalidError{"ClaimRequest.Weights", w, fmt.Sprint("1 to ", maxWeight)}
 		}
 	}
 	if r.LeaseFor != 0 && (r.LeaseFor < minLease || r.LeaseFor > maxLease) {
@@ -314,7 +320,7 @@ func (g *grant) decode(l *Lease) error {
 	if err != nil {
 		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.receipt.ID, err)
 	}
-	l.Receipt = g.receipt
+	l.ID, l.Receipt = g.receipt.ID, g.receipt
 	l.Task = task(g.lane, &rec)
 	l.Attempt = int(g.attempt)
 	l.Deadline = time.UnixMilli(int64(g.deadline))

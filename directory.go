@@ -17,6 +17,9 @@ import (
 //	CODEQ       the manifest: format, shard count, identity
 //	LOCK        locked while the queue is open
 //	shard-NNN/  one Pebble store for each shard
+//
+// The lock is the kernel's, for the process: opening and closing LOCK in the
+// process that holds it would release it towards others.
 const (
 	manifestName = "CODEQ"
 	manifestTemp = "CODEQ.tmp"
@@ -150,12 +153,19 @@ func readManifest(fsys vfs.FS, path string, shards int) (*manifest, error) {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
+	// A newer format may mean other things by the other fields.
+	var version struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(b, &version); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
+	}
+	if version.Format > format {
+		return nil, fmt.Errorf("%w: %d, this version knows %d", ErrFormat, version.Format, format)
+	}
 	var m manifest
 	if err := json.Unmarshal(b, &m); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
-	}
-	if m.Format > format {
-		return nil, fmt.Errorf("%w: %d, this version knows %d", ErrFormat, m.Format, format)
 	}
 	if m.Format < 1 || m.Shards < 1 || m.Shards > maxShards {
 		return nil, fmt.Errorf("%w: %s: format %d, %d shards", ErrCorrupt, manifestName, m.Format, m.Shards)

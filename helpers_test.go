@@ -400,6 +400,7 @@ func (c *countingCommitter) commit(b *pebble.Batch) error {
 type hookFS struct {
 	vfs.FS
 	before func(op, name string) error
+	wrote  func(f vfs.File) // may be nil; after a write
 }
 
 func (fs *hookFS) file(op, name string, open func() (vfs.File, error)) (vfs.File, error) {
@@ -455,7 +456,11 @@ func (f *hookFile) Write(p []byte) (int, error) {
 	if err := f.fs.before("write", f.name); err != nil {
 		return 0, err
 	}
-	return f.File.Write(p)
+	n, err := f.File.Write(p)
+	if f.fs.wrote != nil {
+		f.fs.wrote(f.File)
+	}
+	return n, err
 }
 
 func (f *hookFile) Sync() error {

@@ -564,17 +564,17 @@ func (m *model) grantOne(w *claimCall, l *Lease, strict bool) {
 	if !w.local {
 		duration = cmp.Or(t.want.LeaseFor, duration)
 	}
-	if l.Token <= t.receipt.Token {
-		m.t.Fatalf("token %x of %s is not larger than the last, %x", l.Token, l.ID, t.receipt.Token)
+	if l.Receipt.Token <= t.receipt.Token {
+		m.t.Fatalf("token %x of %s is not larger than the last, %x", l.Receipt.Token, l.ID, t.receipt.Token)
 	}
-	t.receipt = Receipt{l.ID, l.Token}
+	t.receipt = Receipt{l.ID, l.Receipt.Token}
 	m.receipts = append(m.receipts, t.receipt)
 	t.local, t.duration = w.local, uint64(duration.Milliseconds())
 	t.deadline = m.now() + t.duration
 	t.want.State, t.want.At = Leased, wallTime(m.wall()+t.duration)
 	t.want.Attempts++
 	want := Lease{
-		Receipt: t.receipt, Task: t.want.Task, Attempt: t.want.Attempts,
+		ID: t.receipt.ID, Receipt: t.receipt, Task: t.want.Task, Attempt: t.want.Attempts,
 		Deadline: t.want.At, LastError: t.want.LastError,
 	}
 	if !reflect.DeepEqual(*l, want) {

@@ -140,7 +140,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.GroupCap", &c.GroupCap, 1, 1024, 1 << 16},
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
 		{"Options.WindowTasks", &c.WindowTasks, 1, 4096, 1 << 20},
-		{"Options.WindowBytes", &c.WindowBytes, 1, 32 << 20, 1 << 40},
+		{"Options.WindowBytes", &c.WindowBytes, 1, 32 << 20, math.MaxInt32},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
 		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
 		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},

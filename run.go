@@ -383,7 +383,7 @@ func (w *worker) do(g *grant) {
 	f := new(frame)
 	l := &f.lease
 	if err := g.decode(l); err != nil {
-		r.report(&Lease{Receipt: g.receipt}, err)
+		r.report(&Lease{ID: g.receipt.ID, Receipt: g.receipt}, err)
 		return
 	}
 	ctx, cancel := context.WithCancelCause(r.values)

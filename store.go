@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -54,6 +55,15 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		fs, write = walfs.New(fs), pebble.NoSync
 	}
 	fatal := &fatalLogger{log: opts.Logger.With("dir", dir)}
+	if !create { // Pebble would make the directory before it missed the store
+		desc, err := pebble.Peek(dir, fs)
+		if errors.Is(err, os.ErrNotExist) || err == nil && !desc.Exists {
+			return nil, fmt.Errorf("%w: the store is missing", ErrCorrupt)
+		}
+		if err != nil {
+			return nil, storageError(err)
+		}
+	}
 	st := &store{write: write, fatal: fatal, partition: new(partition)}
 	options := &pebble.Options{
 		FS:                          fs,

@@ -72,7 +72,9 @@ func (s State) String() string {
 
 // Lease is a claimed task: the worker has it until Deadline.
 type Lease struct {
-	Receipt
+	ID ID
+	// Receipt is what the verbs that finish the task ask for.
+	Receipt Receipt
 	Task
 	// Attempt counts the tries of this task, this one included.
 	Attempt int
@@ -88,8 +90,8 @@ type ClaimRequest struct {
 	// Queues are asked in this order: a task of the first that has one ready is
 	// taken. At least one is required.
 	Queues []string
-	// Weights, when given, has one positive number for each of Queues: the
-	// order is then drawn by lot for each claim, and a queue comes first in
+	// Weights, when given, has a number from 1 to 65,536 for each of Queues:
+	// the order is then drawn by lot for each claim, and a queue comes first in
 	// proportion to its weight.
 	Weights []int
 	// LeaseFor is how long the lease lasts. 0: Options.LeaseFor.
@@ -129,6 +131,9 @@ func (b Backoff) Delay(attempt int, chance float64) time.Duration {
 	if b.Jitter > 0 {
 		d *= 1 + b.Jitter*(2*chance-1)
 	}
+	if d >= math.MaxInt64 {
+		return math.MaxInt64
+	}
 	return time.Duration(d)
 }
 
@@ -162,8 +167,8 @@ func (t *Task) check(l *Limits) error {
 	if !t.RunAt.IsZero() && (t.RunAt.Year() < 0 || t.RunAt.Year() > 9999) {
 		return &InvalidError{"Task.RunAt", t.RunAt, "the years 0 to 9999"}
 	}
-	if t.LeaseFor < 0 || t.LeaseFor > maxLease {
-		return &InvalidError{"Task.LeaseFor", t.LeaseFor, fmt.Sprint("0 to ", maxLease)}
+	if t.LeaseFor != 0 && (t.LeaseFor < minLease || t.LeaseFor > maxLease) {
+		return &InvalidError{"Task.LeaseFor", t.LeaseFor, fmt.Sprint("0, or ", minLease, " to ", maxLease)}
 	}
 	if t.Timeout < 0 {
 		return &InvalidError{"Task.Timeout", t.Timeout, "0 or more"}

@@ -73,7 +73,8 @@ func TaskLen(since uint64) int {
 	return 1 + 4 + 8 + IDLen
 }
 
-// PutTask writes a task key into dst. REQUIRES: len(dst) == TaskLen(since).
+// PutTask writes a task key into dst. REQUIRES: len(dst) == TaskLen(since), and
+// a fresh since is SinceOf(id).
 func PutTask(dst []byte, lane uint32, since uint64, id ID) {
 	dst[0] = Task
 	binary.BigEndian.PutUint32(dst[1:], lane)

@@ -119,7 +119,10 @@ func DecodeHead(b []byte) (Head, error) {
 	}
 	d, flags := begin(b)
 	h := d.head(flags)
-	return h, d.err(b)
+	if err := d.err(b); err != nil {
+		return Head{}, err
+	}
+	return h, nil
 }
 
 // Decode reads a stored record. Payload aliases b.
@@ -210,7 +213,7 @@ func (d *decoder) int64() int64 {
 func (d *decoder) uint32() uint32 {
 	v := d.uint64()
 	if v > 1<<32-1 {
-		d.bad = true
+		d.bad, d.b = true, nil
 		return 0
 	}
 	return uint32(v)
@@ -230,7 +233,7 @@ func (d *decoder) string() string {
 func (d *decoder) headers() map[string]string {
 	n := d.uint64()
 	if n > uint64(len(d.b)) { // each header takes two bytes at least
-		d.bad = true
+		d.bad, d.b = true, nil
 		return nil
 	}
 	h := make(map[string]string, n)

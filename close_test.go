@@ -1,0 +1,633 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// gate is a committer that holds commits back while it is shut.
+type gate struct {
+	committer
+	open chan struct{}
+}
+
+// shut makes the owner of a shard block in its next commit, until the channel
+// is closed.
+func shut(t *testing.T, s *shard) chan struct{} {
+	t.Helper()
+	g := &gate{open: make(chan struct{})}
+	require.NoError(t, s.probe(func(s *shard) error {
+		g.committer = s.commit
+		s.commit = g
+		return nil
+	}))
+	return g.open
+}
+
+func (g *gate) commit(b *pebble.Batch) error {
+	<-g.open
+	return g.committer.commit(b)
+}
+
+// TestCloseWakesClaims: whatever waits for a task gets ErrClosed.
+func TestCloseWakesClaims(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, Options{Shards: shards})
+			produce(t, q, Task{Queue: "known", RunAt: time.Now().Add(time.Hour)})
+			const each = 20
+			errs := make(chan error, 3*each)
+			for range each {
+				go func() {
+					_, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"known", "unknown"}})
+					errs <- err
+				}()
+				go func() {
+					_, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"known"}})
+					errs <- err
+				}()
+				go func() {
+					_, err := q.ClaimBatch(t.Context(), ClaimRequest{Queues: []string{"unknown", "known"}, Weights: []int{1, 2}, Max: 7})
+					errs <- err
+				}()
+			}
+			synctest.Wait()
+			require.Empty(t, errs)
+			require.NoError(t, q.Close())
+			synctest.Wait()
+			require.Len(t, errs, 3*each)
+			for range 3 * each {
+				require.ErrorIs(t, <-errs, ErrClosed)
+			}
+		})
+	}
+}
+
+// TestCloseFinishesWhatWasAccepted: an operation that has a place in an inbox
+// is carried out, and one that waits for a place is refused.
+func TestCloseFinishesWhatWasAccepted(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			const depth, late = 10, 4
+			opts := Options{Shards: shards, InboxDepth: depth, GroupCap: 3, fs: vfs.NewMem()}
+			q := openForRun(t, opts)
+			gates := make([]chan struct{}, shards)
+			errs := make([]chan error, shards)
+			for i, s := range q.shards {
+				gates[i] = shut(t, s)
+				errs[i] = make(chan error, 1+depth+late)
+				one := q.startingAt(i)
+				push := func() {
+					_, err := one.Produce(context.Background(), Task{Queue: "a"})
+					errs[i] <- err
+				}
+				go push() // the owner commits it
+				synctest.Wait()
+				for range depth + late {
+					go push()
+				}
+			}
+			synctest.Wait()
+			closed := make(chan error)
+			go func() { closed <- q.Close() }()
+			synctest.Wait()
+			for i := range errs {
+				require.Len(t, errs[i], late, "those without a place are refused at once")
+				for range late {
+					require.ErrorIs(t, <-errs[i], ErrClosed)
+				}
+			}
+			select {
+			case err := <-closed:
+				t.Fatal("Close does not wait: ", err)
+			default:
+			}
+			for _, g := range gates {
+				close(g)
+			}
+			require.NoError(t, <-closed)
+			for i := range errs {
+				for range 1 + depth {
+					require.NoError(t, <-errs[i])
+				}
+			}
+			q = openForRun(t, opts)
+			require.Equal(t, Counts{Ready: uint64(shards * (1 + depth))}, countsOf(t, q, "a"))
+		})
+	}
+}
+
+// TestCloseServesAcceptedClaims: a claim is served by what was accepted before
+// Close, although nobody may claim after it.
+func TestCloseServesAcceptedClaims(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{fs: vfs.NewMem(), LeaseFor: time.Hour}
+		q := openForRun(t, opts)
+		claimed := make(chan *Lease, 2)
+		for range 2 {
+			go func() {
+				l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
+				if err != nil {
+					assert.ErrorIs(t, err, ErrClosed)
+				}
+				claimed <- l
+			}()
+		}
+		synctest.Wait()
+		open := shut(t, q.shards[0])
+		go produce(t, q, Task{Queue: "other"})
+		synctest.Wait()
+		go produce(t, q, Task{Queue: "a"})
+		synctest.Wait()
+		closed := make(chan error)
+		go func() { closed <- q.Close() }()
+		synctest.Wait()
+		close(open)
+		require.NoError(t, <-closed)
+		a, b := <-claimed, <-claimed
+		require.True(t, (a == nil) != (b == nil), "one claim is served, one refused")
+		q = openForRun(t, opts)
+		require.Equal(t, Counts{Leased: 1}, countsOf(t, q, "a"))
+	})
+}
+
+// TestCloseManyTimes: every call of Close returns when the queue is closed.
+func TestCloseManyTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{Shards: 3, fs: vfs.NewMem()}
+		q := openForRun(t, opts)
+		open := shut(t, q.shards[1])
+		stored := make(chan error, 1)
+		go func() {
+			_, err := q.startingAt(1).Produce(context.Background(), Task{Queue: "a"})
+			stored <- err
+		}()
+		synctest.Wait()
+		errs := make(chan error, 10)
+		for range cap(errs) {
+			go func() { errs <- q.Close() }()
+		}
+		for range 1000 { // those behind the first wait for a mutex, which synctest.Wait does not take for waiting
+			runtime.Gosched()
+		}
+		require.Empty(t, errs)
+		close(open)
+		for range cap(errs) {
+			require.NoError(t, <-errs)
+		}
+		require.NoError(t, <-stored)
+		require.NoError(t, q.Close())
+		require.NoError(t, openForRun(t, opts).Close(), "the directory is free when Close has returned")
+	})
+}
+
+// verbs calls everything that a Queue can do, by name.
+func verbs(q *Queue, r Receipt, m *Mux) map[string]func(context.Context) error {
+	claim := ClaimRequest{Queues: []string{"a"}}
+	return map[string]func(context.Context) error{
+		"Produce": func(ctx context.Context) error {
+			_, err := q.Produce(ctx, Task{Queue: "a"})
+			return err
+		},
+		"ProduceBatch": func(ctx context.Context) error {
+			_, err := q.ProduceBatch(ctx, []Task{{Queue: "a"}, {Queue: "b"}})
+			return err
+		},
+		"Claim": func(ctx context.Context) error {
+			_, err := q.Claim(ctx, claim)
+			return err
+		},
+		"Claim without waiting": func(ctx context.Context) error {
+			req := claim
+			req.NoWait = true
+			_, err := q.Claim(ctx, req)
+			return err
+		},
+		"ClaimBatch": func(ctx context.Context) error {
+			req := claim
+			req.Max = 5
+			_, err := q.ClaimBatch(ctx, req)
+			return err
+		},
+		"Complete":   func(ctx context.Context) error { return q.Complete(ctx, r, nil, Task{Queue: "b"}) },
+		"Retry":      func(ctx context.Context) error { return q.Retry(ctx, r, RetryOptions{After: time.Hour}) },
+		"Release":    func(ctx context.Context) error { return q.Release(ctx, r, 0) },
+		"DeadLetter": func(ctx context.Context) error { return q.DeadLetter(ctx, r, nil) },
+		"Extend":     func(ctx context.Context) error { return q.Extend(ctx, r, time.Hour) },
+		"Get": func(ctx context.Context) error {
+			_, err := q.Get(ctx, r.ID)
+			return err
+		},
+		"List": func(ctx context.Context) error {
+			for _, err := range q.List(ctx, ListOptions{State: Ready}) {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"Stats": func(ctx context.Context) error {
+			_, err := q.Stats(ctx)
+			return err
+		},
+		"WaitIdle": func(ctx context.Context) error { return q.WaitIdle(ctx) },
+		"Run":      func(ctx context.Context) error { return q.Run(ctx, m, nil) },
+	}
+}
+
+// TestVerbsAfterClose: nothing works on a closed queue, and nothing hangs.
+func TestVerbsAfterClose(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, Options{Shards: shards})
+			var m Mux
+			Handle(&m, "a", untilCancelled)
+			produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+			l := claimNow(t, q, "a")
+			require.NoError(t, q.Close())
+			for name, verb := range verbs(q, l.Receipt, &m) {
+				require.ErrorIs(t, verb(t.Context()), ErrClosed, name)
+			}
+		})
+	}
+}
+
+// TestCloseRaces: whatever the moment at which a queue is closed, verbs are
+// carried out or refused, and what was acknowledged is there when it is opened
+// again.
+func TestCloseRaces(t *testing.T) {
+	rounds := 200
+	if testing.Short() {
+		rounds = 30
+	}
+	for round := range rounds {
+		closeRace(t, 1+round%3, time.Duration(round%30)*20*time.Microsecond)
+	}
+}
+
+// closeRace closes a queue while all verbs are at work.
+func closeRace(t *testing.T, shards int, after time.Duration) {
+	opts := Options{Shards: shards, LeaseFor: time.Hour, Retention: Forever, InboxDepth: 2, fs: vfs.NewMem()}
+	q, err := Open("q", &opts)
+	require.NoError(t, err)
+	var m Mux
+	Handle(&m, "run", func(context.Context, *Job[[]byte]) error { return nil })
+
+	var workers sync.WaitGroup
+	var mu sync.Mutex // guards what was acknowledged, by queue
+	made, done := make(map[string]int), make(map[string]int)
+	work := func(cycle func() error) {
+		workers.Go(func() {
+			for {
+				if err := cycle(); err != nil {
+					if !errors.Is(err, ErrClosed) || errors.Is(err, ErrUncertain) {
+						t.Errorf("refused with %v", err)
+					}
+					return
+				}
+			}
+		})
+	}
+	acknowledged := func(counts map[string]int, name string, n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		counts[name] += n
+	}
+	ctx := context.Background()
+	cancellable, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for _, name := range []string{"a", "run"} {
+		work(func() error {
+			_, err := q.Produce(cancellable, Task{Queue: name})
+			if err == nil {
+				acknowledged(made, name, 1)
+			}
+			return err
+		})
+	}
+	work(func() error {
+		_, err := q.ProduceBatch(ctx, []Task{{Queue: "a"}, {Queue: "a"}, {Queue: "a"}})
+		if err == nil {
+			acknowledged(made, "a", 3)
+		}
+		return err
+	})
+	for i := range 4 { // claim, and finish in every way
+		work(func() error {
+			leases, err := q.ClaimBatch(cancellable, ClaimRequest{Queues: []string{"a"}, Max: 3})
+			if err != nil {
+				return err
+			}
+			for n, l := range leases {
+				switch (i + n) % 4 {
+				case 0, 1:
+					if err = q.Complete(ctx, l.Receipt, nil, Task{Queue: "next"}); err == nil {
+						acknowledged(done, "a", 1)
+						acknowledged(made, "next", 1)
+					}
+				case 2:
+					err = q.Retry(cancellable, l.Receipt, RetryOptions{After: -1})
+				default:
+					if err = q.Extend(ctx, l.Receipt, time.Hour); err == nil {
+						err = q.Release(ctx, l.Receipt, 0)
+					}
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	work(func() error {
+		_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"never"}})
+		return err
+	})
+	for name, verb := range verbs(q, Receipt{}, &m) {
+		switch name {
+		case "Get", "Stats", "List", "Run", "WaitIdle":
+			work(func() error {
+				if err := verb(ctx); !errors.Is(err, ErrNotFound) {
+					return err
+				}
+				return nil
+			})
+		}
+	}
+	time.Sleep(after)
+	var closers sync.WaitGroup
+	for range 2 {
+		closers.Go(func() { assert.NoError(t, q.Close()) })
+	}
+	closers.Wait()
+	workers.Wait()
+
+	q, err = Open("q", &opts)
+	require.NoError(t, err)
+	counts, err := q.Stats(ctx)
+	require.NoError(t, err)
+	for _, name := range []string{"a", "run", "next"} {
+		require.EqualValues(t, made[name], counts[name].Total(), "tasks of queue %s", name)
+	}
+	require.EqualValues(t, done["a"], counts["a"].Done)
+	require.Zero(t, counts["run"].Leased, "Run has ended in peace")
+	require.NoError(t, q.checkAll())
+	require.NoError(t, q.Close())
+}
+
+// TestNoGoroutineLeft: on a real file system too, nothing runs when Close has
+// returned. In the bubbles of the other tests a goroutine left behind is a
+// failure by itself.
+func TestNoGoroutineLeft(t *testing.T) {
+	before := goroutines()
+	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
+		q, err := Open(t.TempDir(), &Options{Shards: 2, Durability: level, MemTableBytes: 256 << 10})
+		require.NoError(t, err)
+		var m Mux
+		var handled sync.WaitGroup
+		const tasks = 300
+		handled.Add(tasks)
+		Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+			handled.Done()
+			return nil
+		})
+		run := make(chan error, 1)
+		go func() { run <- q.Run(context.Background(), &m, nil) }()
+		for range tasks { // some memtables full, so that stores flush
+			_, err := q.Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, 4<<10)})
+			require.NoError(t, err)
+		}
+		claim := make(chan error, 1)
+		go func() {
+			_, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"b"}})
+			claim <- err
+		}()
+		handled.Wait()
+		require.NoError(t, q.Close())
+		require.ErrorIs(t, <-run, ErrClosed)
+		require.ErrorIs(t, <-claim, ErrClosed)
+	}
+	var left []string
+	for range 100 { // a goroutine that has said its last word may not be gone yet
+		now := goroutines()
+		maps.DeleteFunc(now, func(id, _ string) bool { _, ok := before[id]; return ok })
+		if left = slices.Collect(maps.Values(now)); len(left) == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%d goroutines left:\n%s", len(left), strings.Join(left, "\n\n"))
+}
+
+// goroutines returns the stacks of the goroutines that run code of this module
+// or of Pebble, by their names, without that of the caller.
+func goroutines() map[string]string {
+	buf := make([]byte, 1<<22)
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	found := make(map[string]string)
+	for _, stack := range all[1:] {
+		if strings.Contains(stack, "codeq.") || strings.Contains(stack, "cockroachdb/pebble") {
+			name, _, _ := strings.Cut(stack, " [")
+			found[name] = stack
+		}
+	}
+	return found
+}
+
+// fillInbox makes the owner of a queue's only shard, which has an inbox of
+// depth one, block in a commit, and fills the inbox.
+func fillInbox(t *testing.T, q *Queue) (open chan struct{}, errs chan error) {
+	t.Helper()
+	open, errs = shut(t, q.shards[0]), make(chan error, 2)
+	for range 2 {
+		go func() {
+			_, err := q.Produce(context.Background(), Task{Queue: "a"})
+			errs <- err
+		}()
+		synctest.Wait()
+	}
+	require.Equal(t, 1, q.shards[0].inbox.len())
+	return open, errs
+}
+
+// TestCallerWaitsForRoom: a caller of any verb waits while the inbox is full.
+// When its ctx ends, nothing has been done, and it knows.
+func TestCallerWaitsForRoom(t *testing.T) {
+	reason := errors.New("no patience")
+	for name := range verbs(nil, Receipt{}, nil) {
+		switch name {
+		case "Get", "List": // do not ask the owner
+			continue
+		case "Run": // ends without an error
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, Options{InboxDepth: 1})
+				id := produce(t, q, Task{Queue: "a"})[0]
+				l := claimNow(t, q, "a")
+				open, filled := fillInbox(t, q)
+				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, reason)
+				defer cancel()
+				start := time.Now()
+				err := verbs(q, l.Receipt, nil)[name](ctx)
+				require.Equal(t, 10*time.Second, time.Since(start))
+				require.Equal(t, reason, err)
+				close(open)
+				require.NoError(t, <-filled)
+				require.NoError(t, <-filled)
+				require.Equal(t, Counts{Leased: 1, Ready: 2}, countsOf(t, q, "a"))
+				require.Equal(t, Counts{}, countsOf(t, q, "b"))
+				require.Equal(t, Leased, infoOf(t, q, id).State)
+				require.Equal(t, l.Deadline.Unix(), infoOf(t, q, id).At.Unix())
+			})
+		})
+	}
+}
+
+// TestCallerGetsRoom: callers that wait for room are let in when there is some.
+func TestCallerGetsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{InboxDepth: 1})
+		open, filled := fillInbox(t, q)
+		const callers = 30
+		errs := make(chan error, callers)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range callers {
+			go func() {
+				_, err := q.Produce(ctx, Task{Queue: "a"})
+				errs <- err
+			}()
+		}
+		synctest.Wait()
+		require.Empty(t, errs)
+		require.Equal(t, 1, q.shards[0].inbox.len())
+		close(open)
+		for range callers {
+			require.NoError(t, <-errs)
+		}
+		require.NoError(t, <-filled)
+		require.NoError(t, <-filled)
+		require.Equal(t, Counts{Ready: 2 + callers}, countsOf(t, q, "a"))
+	})
+}
+
+// TestCallerWithEndedContext: nothing is done for it, even if there is room.
+func TestCallerWithEndedContext(t *testing.T) {
+	reason := errors.New("too late")
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{Shards: 3})
+		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+		l := claimNow(t, q, "a")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(reason)
+		for range 20 { // no select is to choose by chance
+			for name, verb := range verbs(q, l.Receipt, nil) {
+				if name != "Run" {
+					require.Equal(t, reason, verb(ctx), name)
+				}
+			}
+		}
+		require.Equal(t, Counts{Leased: 1, Ready: 1}, countsOf(t, q, "a"))
+		require.Equal(t, Counts{}, countsOf(t, q, "b"))
+	})
+}
+
+// TestCallerLeavesDuringCommit: a caller whose ctx ends while its operation is
+// being committed does not know the outcome. A claim waits for it, or its task
+// would be leased by nobody.
+func TestCallerLeavesDuringCommit(t *testing.T) {
+	reason := errors.New("no patience")
+	for name := range verbs(nil, Receipt{}, nil) {
+		switch name {
+		case "Get", "List", "Stats", "WaitIdle", "Run": // write nothing
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, Options{MaxAttempts: 2})
+				produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+				l := claimNow(t, q, "a")
+				open := shut(t, q.shards[0])
+				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, reason)
+				defer cancel()
+				start := time.Now()
+				result := make(chan error, 1)
+				go func() { result <- verbs(q, l.Receipt, nil)[name](ctx) }()
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				if strings.HasPrefix(name, "Claim") {
+					require.Empty(t, result)
+					close(open)
+					require.NoError(t, <-result)
+				} else {
+					err := <-result
+					require.Equal(t, 10*time.Second, time.Since(start))
+					require.ErrorIs(t, err, ErrUncertain)
+					require.ErrorIs(t, err, reason)
+					close(open)
+				}
+				want := map[string]Counts{
+					"Produce":               {Leased: 1, Ready: 2},
+					"ProduceBatch":          {Leased: 1, Ready: 2},
+					"Claim":                 {Leased: 2},
+					"Claim without waiting": {Leased: 2},
+					"ClaimBatch":            {Leased: 2},
+					"Complete":              {Ready: 1},
+					"Retry":                 {Ready: 1, Scheduled: 1},
+					"Release":               {Ready: 2},
+					"DeadLetter":            {Ready: 1, Dead: 1},
+					"Extend":                {Leased: 1, Ready: 1},
+				}[name]
+				require.Equal(t, want, countsOf(t, q, "a"), "it was carried out all the same")
+				require.NoError(t, q.checkAll())
+			})
+		})
+	}
+}
+
+// TestCallersOfFailedShard: of the callers at the moment at which a shard's
+// storage fails, those of the group do not know the outcome, and the others
+// know that there is none.
+func TestCallersOfFailedShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{InboxDepth: 1})
+		waiting := make(chan error, 1)
+		go func() {
+			_, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"z"}})
+			waiting <- err
+		}()
+		synctest.Wait()
+		failShard(t, q.shards[0])
+		open, filled := fillInbox(t, q)
+		late := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(context.Background(), Task{Queue: "a"})
+			late <- err
+		}()
+		synctest.Wait()
+		close(open)
+		require.ErrorIs(t, <-filled, ErrUncertain)
+		for i, errs := range []chan error{filled, late, waiting} {
+			err := <-errs
+			require.ErrorIs(t, err, ErrFailed, fmt.Sprint(i))
+			require.NotErrorIs(t, err, ErrUncertain)
+			require.ErrorIs(t, err, errDisk)
+		}
+	})
+}

@@ -1,0 +1,417 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// testLimits are small, so that tests come up to them.
+var testLimits = Limits{Payload: 100, Headers: 20, Name: 10, Batch: 4, BatchBytes: 250}
+
+// limited is a queue with testLimits.
+type limited struct {
+	*Queue
+	t *testing.T
+}
+
+func openLimited(t *testing.T) *limited {
+	q, err := Open("q", &Options{Shards: 2, Limits: testLimits, Retention: time.Hour, fs: vfs.NewMem()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, q.Close()) })
+	return &limited{q, t}
+}
+
+func (q *limited) stats() map[string]Counts {
+	q.t.Helper()
+	counts, err := q.Stats(context.Background())
+	require.NoError(q.t, err)
+	return counts
+}
+
+// refused calls a verb, which is to return an InvalidError and to store nothing.
+func (q *limited) refused(field string, value any, limit string, verb func() error) {
+	q.t.Helper()
+	before := q.stats()
+	err := verb()
+	require.ErrorIs(q.t, err, ErrInvalid, "%s: %v", field, value)
+	var invalid *InvalidError
+	require.ErrorAs(q.t, err, &invalid)
+	require.Equal(q.t, InvalidError{field, value, limit}, *invalid)
+	for _, part := range []string{field, fmt.Sprint(value), limit} {
+		require.ErrorContains(q.t, err, part)
+	}
+	require.Equal(q.t, before, q.stats(), "%s: %v", field, value)
+}
+
+// lease produces a task and claims it.
+func (q *limited) lease() *Lease {
+	q.t.Helper()
+	id, err := q.Produce(context.Background(), Task{Queue: "leases"})
+	require.NoError(q.t, err)
+	l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"leases"}})
+	require.NoError(q.t, err)
+	require.Equal(q.t, id, l.ID)
+	return l
+}
+
+func text(n int) string { return strings.Repeat("x", n) }
+
+// taskLimits are the limits of every field of a task.
+var taskLimits = []struct {
+	field    string
+	accepted []Task
+	refused  []Task
+	values   []any // of the InvalidErrors
+	limit    string
+}{
+	{
+		"Task.Queue", []Task{{Queue: text(1)}, {Queue: text(10)}},
+		[]Task{{Queue: text(11)}}, []any{"11 bytes"}, "at most 10 bytes",
+	},
+	{"Task.Queue", nil, []Task{{}}, []any{`""`}, "a name"},
+	{
+		"Task.Tenant", []Task{{Queue: "a", Tenant: ""}, {Queue: "a", Tenant: text(10)}},
+		[]Task{{Queue: "a", Tenant: text(11)}}, []any{"11 bytes"}, "at most 10 bytes",
+	},
+	{
+		"Task.Payload", []Task{{Queue: "a", Payload: []byte{}}, {Queue: "a", Payload: make([]byte, 100)}},
+		[]Task{{Queue: "a", Payload: make([]byte, 101)}}, []any{"101 bytes"}, "at most 100 bytes",
+	},
+	{
+		"Task.Headers",
+		[]Task{
+			{Queue: "a", Headers: map[string]string{}},
+			{Queue: "a", Headers: map[string]string{"": ""}},
+			{Queue: "a", Headers: map[string]string{"1234": "567890", "12345": "67890"}},
+			{Queue: "a", Headers: map[string]string{text(20): ""}},
+			{Queue: "a", Headers: map[string]string{"": text(20)}},
+		},
+		[]Task{
+			{Queue: "a", Headers: map[string]string{"1234": "567890", "12345": "678901"}},
+			{Queue: "a", Headers: map[string]string{text(21): ""}},
+			{Queue: "a", Headers: map[string]string{"": text(22)}},
+		},
+		[]any{"21 bytes", "21 bytes", "22 bytes"}, "at most 20 bytes",
+	},
+	{
+		"Task.Priority", []Task{{Queue: "a", Priority: 0}, {Queue: "a", Priority: 9}},
+		[]Task{{Queue: "a", Priority: -1}, {Queue: "a", Priority: 10}, {Queue: "a", Priority: 256}, {Queue: "a", Priority: math.MinInt}},
+		[]any{-1, 10, 256, math.MinInt}, "0 to 9",
+	},
+	{
+		"Task.MaxAttempts", []Task{{Queue: "a", MaxAttempts: 1}, {Queue: "a", MaxAttempts: math.MaxInt32}},
+		[]Task{{Queue: "a", MaxAttempts: -1}, {Queue: "a", MaxAttempts: math.MaxInt32 + 1}},
+		[]any{-1, math.MaxInt32 + 1}, "0 to 2^31-1",
+	},
+	{
+		"Task.RunAt",
+		[]Task{
+			{Queue: "a", RunAt: time.Unix(0, 0)}, {Queue: "a", RunAt: time.Unix(-1, 0)},
+			{Queue: "a", RunAt: firstMoment}, {Queue: "a", RunAt: lastMoment},
+		},
+		[]Task{{Queue: "a", RunAt: firstMoment.Add(-1)}, {Queue: "a", RunAt: lastMoment.Add(1)}},
+		[]any{firstMoment.Add(-1), lastMoment.Add(1)}, "the years 0 to 9999",
+	},
+	{
+		"Task.LeaseFor", []Task{{Queue: "a", LeaseFor: minLease}, {Queue: "a", LeaseFor: maxLease}},
+		[]Task{{Queue: "a", LeaseFor: -1}, {Queue: "a", LeaseFor: minLease - 1}, {Queue: "a", LeaseFor: maxLease + 1}},
+		[]any{time.Duration(-1), minLease - 1, maxLease + 1}, "0, or 10ms to 8760h0m0s",
+	},
+	{
+		"Task.Timeout", []Task{{Queue: "a", Timeout: 1}, {Queue: "a", Timeout: math.MaxInt64}},
+		[]Task{{Queue: "a", Timeout: -1}}, []any{time.Duration(-1)}, "0 or more",
+	},
+	{
+		"Task.Retention", []Task{{Queue: "a", Retention: 1}, {Queue: "a", Retention: Forever}, {Queue: "a", Retention: math.MaxInt64}},
+		[]Task{{Queue: "a", Retention: Forever - 1}, {Queue: "a", Retention: math.MinInt64}},
+		[]any{Forever - 1, time.Duration(math.MinInt64)}, "0 or more, or Forever",
+	},
+}
+
+var (
+	firstMoment = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)
+	lastMoment  = time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC)
+)
+
+// TestTaskLimits: at its limits a task is stored as it is given; one above it
+// is refused, by every verb that takes tasks, and so are the others of its batch.
+func TestTaskLimits(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	parent := q.lease()
+	for _, l := range taskLimits {
+		for _, task := range l.accepted {
+			id, err := q.Produce(ctx, task)
+			require.NoError(t, err, l.field)
+			info, err := q.Get(ctx, id)
+			require.NoError(t, err)
+			require.Equal(t, task.Queue, info.Queue)
+			require.Equal(t, task.Tenant, info.Tenant)
+			require.Equal(t, string(task.Payload), string(info.Payload))
+			require.True(t, maps.Equal(task.Headers, info.Headers))
+			require.Equal(t, task.Priority, info.Priority)
+			require.Equal(t, task.MaxAttempts, info.MaxAttempts)
+			for _, d := range [][2]time.Duration{
+				{task.LeaseFor, info.LeaseFor}, {task.Timeout, info.Timeout}, {task.Retention, info.Retention},
+			} {
+				require.Equal(t, millis(d[0]), millis(d[1]), l.field)
+			}
+			if task.RunAt.After(time.Now()) {
+				require.Equal(t, task.RunAt.UnixMilli(), info.RunAt.UnixMilli())
+				require.Equal(t, Scheduled, info.State)
+			} else {
+				require.Equal(t, Ready, info.State)
+			}
+			ids, err := q.ProduceBatch(ctx, []Task{task, task})
+			require.NoError(t, err, l.field)
+			require.Len(t, ids, 2)
+			require.NoError(t, q.Complete(ctx, q.lease().Receipt, nil, task), l.field)
+		}
+		for i, task := range l.refused {
+			q.refused(l.field, l.values[i], l.limit, func() error {
+				_, err := q.Produce(ctx, task)
+				return err
+			})
+			q.refused(l.field, l.values[i], l.limit, func() error {
+				_, err := q.ProduceBatch(ctx, []Task{{Queue: "fine"}, {Queue: "fine"}, task})
+				require.ErrorContains(t, err, "task 2")
+				return err
+			})
+			q.refused(l.field, l.values[i], l.limit, func() error {
+				err := q.Complete(ctx, parent.Receipt, nil, Task{Queue: "fine"}, task)
+				require.ErrorContains(t, err, "task 1")
+				return err
+			})
+		}
+	}
+	require.NotContains(t, q.stats(), "fine")
+	require.NoError(t, q.Complete(ctx, parent.Receipt, nil), "the lease outlives refusals")
+	require.NoError(t, q.checkAll())
+}
+
+// TestDefaultLimits: those that hold when Options say nothing, once each.
+func TestDefaultLimits(t *testing.T) {
+	q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	ctx := context.Background()
+	_, err = q.Produce(ctx, Task{
+		Queue: text(255), Tenant: text(255), Payload: make([]byte, 1<<20), Headers: map[string]string{"k": text(16<<10 - 1)},
+	})
+	require.NoError(t, err)
+	for field, task := range map[string]Task{
+		"Task.Queue":   {Queue: text(256)},
+		"Task.Tenant":  {Queue: "a", Tenant: text(256)},
+		"Task.Payload": {Queue: "a", Payload: make([]byte, 1<<20+1)},
+		"Task.Headers": {Queue: "a", Headers: map[string]string{"k": text(16 << 10)}},
+	} {
+		_, err := q.Produce(ctx, task)
+		var invalid *InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.Equal(t, field, invalid.Field)
+	}
+	batch := make([]Task, 10_000)
+	for i := range batch {
+		batch[i].Queue = "batch"
+	}
+	_, err = q.ProduceBatch(ctx, batch)
+	require.NoError(t, err)
+	_, err = q.ProduceBatch(ctx, append(batch, batch[0]))
+	require.ErrorIs(t, err, ErrInvalid)
+	counts, err := q.Stats(ctx)
+	require.NoError(t, err)
+	require.Equal(t, map[string]Counts{text(255): {Ready: 1}, "batch": {Ready: 10_000}}, counts)
+}
+
+// TestBatchLimits: of ProduceBatch and of the follow-ups of Complete.
+func TestBatchLimits(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	for _, v := range []struct {
+		verb, queue string
+		call        func(tasks []Task) error
+	}{
+		{"ProduceBatch", "produced", func(tasks []Task) error {
+			_, err := q.ProduceBatch(ctx, tasks)
+			return err
+		}},
+		{"Complete", "next", func(tasks []Task) error { return q.Complete(ctx, q.lease().Receipt, nil, tasks...) }},
+	} {
+		refusedCall := func(tasks []Task) func() error {
+			if v.verb == "ProduceBatch" {
+				return func() error { return v.call(tasks) }
+			}
+			receipt := q.lease().Receipt
+			return func() error { return q.Complete(ctx, receipt, nil, tasks...) }
+		}
+		payload := func(n int) Task { return Task{Queue: v.queue, Payload: make([]byte, n)} }
+		stored := uint64(0)
+		accepted := func(tasks ...Task) {
+			t.Helper()
+			require.NoError(t, v.call(tasks))
+			stored += uint64(len(tasks))
+			require.Equal(t, stored, q.stats()[v.queue].Ready)
+		}
+		accepted()
+		accepted(payload(0), payload(0), payload(0), payload(0))
+		accepted(payload(100), payload(100), payload(50))
+		accepted(payload(100), payload(0), payload(100), payload(50))
+		q.refused(v.verb+" tasks", 5, "at most 4", refusedCall(make([]Task, 5)))
+		q.refused(v.verb+" payloads", "251 bytes and more", "at most 250 bytes",
+			refusedCall([]Task{payload(100), payload(100), payload(51)}))
+		q.refused(v.verb+" payloads", "300 bytes and more", "at most 250 bytes",
+			refusedCall([]Task{payload(100), payload(100), payload(100), payload(100)}))
+	}
+}
+
+func TestResultLimit(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	l := q.lease()
+	q.refused("Complete result", "101 bytes", "at most 100 bytes", func() error {
+		return q.Complete(ctx, l.Receipt, make([]byte, 101), Task{Queue: "next"})
+	})
+	result := []byte(text(100))
+	require.NoError(t, q.Complete(ctx, l.Receipt, result))
+	info, err := q.Get(ctx, l.ID)
+	require.NoError(t, err)
+	require.Equal(t, result, info.Result)
+}
+
+// TestClaimLimits: a request that is accepted finds no task here.
+func TestClaimLimits(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	one, two := []string{"a"}, []string{"a", "b"}
+	for _, req := range []ClaimRequest{
+		{Queues: one},
+		{Queues: []string{text(10), text(10)}},
+		{Queues: two, Weights: []int{}},
+		{Queues: two, Weights: []int{1, maxWeight}},
+		{Queues: one, LeaseFor: minLease},
+		{Queues: one, LeaseFor: maxLease},
+		{Queues: one, Max: 4},
+	} {
+		req.NoWait = true
+		_, err := q.Claim(ctx, req)
+		require.ErrorIs(t, err, ErrEmpty)
+		_, err = q.ClaimBatch(ctx, req)
+		require.ErrorIs(t, err, ErrEmpty)
+	}
+	_, err := q.Produce(ctx, Task{Queue: "a"}) // a request that is refused does not take it
+	require.NoError(t, err)
+	for _, c := range []struct {
+		req   ClaimRequest
+		field string
+		value any
+		limit string
+	}{
+		{ClaimRequest{}, "Queues", "none", "at least one"},
+		{ClaimRequest{Queues: []string{}}, "Queues", "none", "at least one"},
+		{ClaimRequest{Queues: []string{"a", text(11)}}, "Queues", "11 bytes", "at most 10 bytes"},
+		{ClaimRequest{Queues: two, Weights: []int{1}}, "Weights", 1, "one for each queue: 2"},
+		{ClaimRequest{Queues: two, Weights: []int{1, 1, 1}}, "Weights", 3, "one for each queue: 2"},
+		{ClaimRequest{Queues: two, Weights: []int{1, 0}}, "Weights", 0, "1 to 65536"},
+		{ClaimRequest{Queues: two, Weights: []int{1, math.MaxInt}}, "Weights", math.MaxInt, "1 to 65536"},
+		{ClaimRequest{Queues: []string{"a", ""}}, "Queues", `""`, "names"},
+		{ClaimRequest{Queues: two, Weights: []int{-1, 1}}, "Weights", -1, "1 to 65536"},
+		{ClaimRequest{Queues: one, LeaseFor: minLease - 1}, "LeaseFor", minLease - 1, "10ms to 8760h0m0s"},
+		{ClaimRequest{Queues: one, LeaseFor: maxLease + 1}, "LeaseFor", maxLease + 1, "10ms to 8760h0m0s"},
+		{ClaimRequest{Queues: one, LeaseFor: -1}, "LeaseFor", time.Duration(-1), "10ms to 8760h0m0s"},
+		{ClaimRequest{Queues: one, Max: 5}, "Max", 5, "at most 4"},
+		{ClaimRequest{Queues: one, Max: -1}, "Max", -1, "at most 4"},
+	} {
+		q.refused("ClaimRequest."+c.field, c.value, c.limit, func() error {
+			_, err := q.ClaimBatch(ctx, c.req)
+			return err
+		})
+		if c.field != "Max" { // which Claim ignores
+			q.refused("ClaimRequest."+c.field, c.value, c.limit, func() error {
+				_, err := q.Claim(ctx, c.req)
+				return err
+			})
+		}
+	}
+	l, err := q.Claim(ctx, ClaimRequest{Queues: one, Max: -1})
+	require.NoError(t, err)
+	require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+}
+
+// TestClaimBatchTakesAtMostMax: and one for 0.
+func TestClaimBatchTakesAtMostMax(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	for range 2 {
+		_, err := q.startingAt(0).ProduceBatch(ctx, []Task{{Queue: "a"}, {Queue: "a"}, {Queue: "a"}, {Queue: "a"}})
+		require.NoError(t, err)
+	}
+	for given, want := range map[int]int{0: 1, 2: 2, 4: 4} {
+		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: given})
+		require.NoError(t, err)
+		require.Len(t, leases, want)
+	}
+}
+
+func TestExtendLimits(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	l := q.lease()
+	for _, d := range []time.Duration{math.MinInt64, -1, 0, minLease - 1, maxLease + 1, math.MaxInt64} {
+		q.refused("Extend duration", d, "10ms to 8760h0m0s", func() error { return q.Extend(ctx, l.Receipt, d) })
+	}
+	for _, d := range []time.Duration{maxLease, minLease, maxLease} {
+		before := time.Now()
+		require.NoError(t, q.Extend(ctx, l.Receipt, d))
+		info, err := q.Get(ctx, l.ID)
+		require.NoError(t, err)
+		if d == maxLease {
+			require.WithinRange(t, info.At, before.Add(d-time.Second), time.Now().Add(d+time.Second))
+		}
+	}
+}
+
+func TestReleaseAndRetryLimits(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	l := q.lease()
+	q.refused("Release after", time.Duration(-1), "0 or more", func() error { return q.Release(ctx, l.Receipt, -1) })
+	require.NoError(t, q.Release(ctx, l.Receipt, math.MaxInt64))
+	info, err := q.Get(ctx, l.ID)
+	require.NoError(t, err)
+	require.Equal(t, Scheduled, info.State)
+	require.Greater(t, info.At.Year(), 2300)
+
+	l = q.lease()
+	require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{After: math.MaxInt64}))
+	info, err = q.Get(ctx, l.ID)
+	require.NoError(t, err)
+	require.Equal(t, Scheduled, info.State)
+	require.Greater(t, info.At.Year(), 2300)
+
+	l = q.lease()
+	require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{After: math.MinInt64}))
+	info, err = q.Get(ctx, l.ID)
+	require.NoError(t, err)
+	require.Equal(t, Ready, info.State)
+}
+
+func TestListLimits(t *testing.T) {
+	q := openLimited(t)
+	for _, state := range []State{0, Done + 1, 255} {
+		q.refused("ListOptions.State", state, "Ready, Scheduled, Leased, Dead or Done", func() error {
+			for info, err := range q.List(context.Background(), ListOptions{State: state}) {
+				require.Nil(t, info)
+				return err
+			}
+			return nil
+		})
+	}
+}

@@ -1,0 +1,575 @@
+package codeq
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// recursiveListing is everything below a directory: by path, the mode and a
+// hash of the content.
+func recursiveListing(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		content := ""
+		if info.Mode().IsRegular() {
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			content = fmt.Sprintf("%x", sha256.Sum256(b))
+		}
+		rel, err := filepath.Rel(dir, path)
+		all[rel] = fmt.Sprint(info.Mode(), " ", content)
+		return err
+	}))
+	return all
+}
+
+// requireRefused opens dir, which is to fail with want and to leave everything
+// below root as it is.
+func requireRefused(t *testing.T, root, dir string, opts *Options, want error) error {
+	t.Helper()
+	before := recursiveListing(t, root)
+	q, err := Open(dir, opts)
+	require.ErrorIs(t, err, want)
+	require.Nil(t, q)
+	require.Equal(t, before, recursiveListing(t, root))
+	return err
+}
+
+// closedQueue creates a queue with one task in every shard.
+func closedQueue(t *testing.T, dir string, shards int) (tasks []ID) {
+	t.Helper()
+	q, err := Open(dir, &Options{Shards: shards})
+	require.NoError(t, err)
+	for shard := range q.shards {
+		id, err := q.startingAt(shard).Produce(context.Background(), Task{Queue: "a"})
+		require.NoError(t, err)
+		tasks = append(tasks, id)
+	}
+	require.NoError(t, q.Close())
+	return tasks
+}
+
+// requireTasks opens a queue and looks for its tasks.
+func requireTasks(t *testing.T, dir string, opts *Options, tasks []ID) {
+	t.Helper()
+	q, err := Open(dir, opts)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	for _, id := range tasks {
+		_, err := q.Get(context.Background(), id)
+		require.NoError(t, err)
+	}
+	counts, err := q.Stats(context.Background())
+	require.NoError(t, err)
+	require.EqualValues(t, len(tasks), counts["a"].Ready)
+	require.NoError(t, q.checkAll())
+}
+
+func writeFile(t *testing.T, path, content string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(b)
+}
+
+func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, "file")
+	writeFile(t, file, "x")
+	requireRefused(t, root, file, nil, ErrNotQueue)
+
+	foreign := filepath.Join(root, "foreign")
+	require.NoError(t, os.Mkdir(foreign, 0o755))
+	for _, name := range []string{"readme", "shard-000", "codeq", ".hidden"} {
+		writeFile(t, filepath.Join(foreign, name), "x")
+		err := requireRefused(t, root, foreign, nil, ErrNotQueue)
+		require.ErrorContains(t, err, name)
+		writeFile(t, filepath.Join(foreign, lockName), "")
+		requireRefused(t, root, foreign, nil, ErrNotQueue)
+		require.NoError(t, os.Remove(filepath.Join(foreign, name)))
+		require.NoError(t, os.Remove(filepath.Join(foreign, lockName)))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(foreign, "sub"), 0o755))
+	requireRefused(t, root, foreign, nil, ErrNotQueue)
+}
+
+// TestOpenRefusesPaths: where there cannot be a directory.
+func TestOpenRefusesPaths(t *testing.T) {
+	root := t.TempDir()
+	writeFile(t, filepath.Join(root, "file"), "x")
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(root, "dangling")))
+	for _, name := range []string{"file/queue", "file/a/b", "dangling"} {
+		before := recursiveListing(t, root)
+		_, err := Open(filepath.Join(root, name), nil)
+		require.ErrorContains(t, err, name)
+		require.Equal(t, before, recursiveListing(t, root))
+	}
+	_, err := Open("", nil)
+	require.Error(t, err)
+}
+
+func TestOpenRefusesManifests(t *testing.T) {
+	root := t.TempDir()
+	tasks := closedQueue(t, root, 2)
+	manifest := filepath.Join(root, manifestName)
+	good := readFile(t, manifest)
+	for _, c := range []struct {
+		manifest string
+		want     error
+	}{
+		{"", ErrNotQueue},
+		{"{", ErrNotQueue},
+		{good[:len(good)/2], ErrNotQueue},
+		{good + "x", ErrNotQueue},
+		{"[]", ErrNotQueue},
+		{`"codeq"`, ErrNotQueue},
+		{strings.Repeat("\x00", len(good)), ErrNotQueue},
+		{strings.Replace(good, `"format":1`, `"format":2`, 1), ErrFormat},
+		{`{"format":2,"whatever":true}`, ErrFormat},
+		{`{"format":2,"shards":999}`, ErrFormat},
+		{strings.Replace(good, `"format":1`, `"format":0`, 1), ErrCorrupt},
+		{strings.Replace(good, `"format":1`, `"format":-1`, 1), ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"shards":0`, 1), ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"shards":-1`, 1), ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"shards":257`, 1), ErrCorrupt},
+		{"{}", ErrCorrupt},
+	} {
+		require.NotEqual(t, good, c.manifest)
+		writeFile(t, manifest, c.manifest)
+		requireRefused(t, root, root, nil, c.want)
+	}
+	writeFile(t, manifest, good)
+	requireTasks(t, root, nil, tasks)
+}
+
+func TestOpenRefusesAnotherShardCount(t *testing.T) {
+	root := t.TempDir()
+	tasks := closedQueue(t, root, 2)
+	for _, shards := range []int{1, 3, maxShards} {
+		err := requireRefused(t, root, root, &Options{Shards: shards}, ErrShardCount)
+		require.ErrorContains(t, err, fmt.Sprint("created with 2, opened with ", shards))
+	}
+	requireTasks(t, root, nil, tasks)
+	requireTasks(t, root, &Options{Shards: 2}, tasks)
+}
+
+// TestOpenLocked: under whatever name, the directory is open once.
+func TestOpenLocked(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "queue")
+	link := filepath.Join(root, "link")
+	require.NoError(t, os.Symlink("queue", link))
+	t.Chdir(root)
+
+	tasks := closedQueue(t, dir, 1)
+	for _, first := range []string{dir, link, "queue"} {
+		q, err := Open(first, nil)
+		require.NoError(t, err)
+		for _, name := range []string{dir, dir + "/", link, "queue", "./link", "queue/../queue", link + "/."} {
+			manifest := readFile(t, filepath.Join(dir, manifestName))
+			other, err := Open(name, nil)
+			require.ErrorIs(t, err, ErrLocked, "%s, which is open as %s", name, first)
+			require.Nil(t, other)
+			require.Equal(t, manifest, readFile(t, filepath.Join(dir, manifestName)))
+		}
+		id, err := q.Produce(context.Background(), Task{Queue: "a"})
+		require.NoError(t, err, "the queue that is open goes on")
+		tasks = append(tasks, id)
+		require.NoError(t, q.Close())
+	}
+	requireTasks(t, link, nil, tasks)
+}
+
+// TestOpenLockedChangesNothing compares the whole directory of a queue that
+// has just been created, where no background work is under way.
+func TestOpenLockedChangesNothing(t *testing.T) {
+	root := t.TempDir()
+	q, err := Open(root, &Options{Shards: 2})
+	require.NoError(t, err)
+	requireRefused(t, root, root, nil, ErrLocked)
+	requireRefused(t, root, root, &Options{Shards: 2}, ErrLocked)
+	require.NoError(t, q.Close())
+}
+
+// The test binary runs itself as a child that opens the directory in this
+// variable. The child says so on its standard output, and closes the queue
+// when its standard input ends.
+const (
+	lockDirEnv    = "CODEQ_LOCK_DIR"
+	lockChildSays = "the queue is open"
+)
+
+func TestHelperProcessLocks(t *testing.T) {
+	dir := os.Getenv(lockDirEnv)
+	if dir == "" {
+		t.Skip("a child of TestOpenLockedByAnotherProcess")
+	}
+	q, err := Open(dir, nil)
+	require.NoError(t, err)
+	fmt.Println(lockChildSays)
+	_, err = io.Copy(io.Discard, os.Stdin)
+	require.NoError(t, errors.Join(err, q.Close()))
+}
+
+func TestOpenLockedByAnotherProcess(t *testing.T) {
+	root := t.TempDir()
+	tasks := closedQueue(t, root, 1)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe, "-test.run=^TestHelperProcessLocks$")
+	cmd.Env = append(os.Environ(), lockDirEnv+"="+root)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	opened := false
+	for !opened && lines.Scan() {
+		opened = lines.Text() == lockChildSays
+	}
+
+	if opened {
+		manifest := readFile(t, filepath.Join(root, manifestName))
+		_, err = Open(root, nil)
+		require.ErrorIs(t, err, ErrLocked)
+		require.Equal(t, manifest, readFile(t, filepath.Join(root, manifestName)))
+	}
+	require.NoError(t, in.Close())
+	_, err = io.Copy(io.Discard, out)
+	require.NoError(t, err)
+	require.NoError(t, cmd.Wait())
+	require.True(t, opened, "the child has opened the queue")
+	requireTasks(t, root, nil, tasks)
+}
+
+// TestOpenRefusesShards: a shard that is missing, or is not where it belongs,
+// is not taken for an empty one, and what is put back is as it was.
+func TestOpenRefusesShards(t *testing.T) {
+	root := t.TempDir()
+	dir, other := filepath.Join(root, "queue"), filepath.Join(root, "other")
+	tasks := closedQueue(t, dir, 2)
+	closedQueue(t, other, 2)
+	first, second := shardDir(vfs.Default, dir, 0), shardDir(vfs.Default, dir, 1)
+	aside := filepath.Join(root, "aside")
+	rename := func(from, to string) {
+		t.Helper()
+		require.NoError(t, os.Rename(from, to))
+	}
+	refused := func(want string) error {
+		t.Helper()
+		q, err := Open(dir, nil)
+		require.Nil(t, q)
+		require.ErrorContains(t, err, want)
+		return err
+	}
+
+	for _, missing := range []func() error{
+		func() error { return nil },
+		func() error { return os.Mkdir(second, 0o755) },
+	} {
+		rename(second, aside)
+		require.NoError(t, missing())
+		before, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		for range 2 { // the first refusal does not make an empty shard
+			require.ErrorIs(t, refused("shard 1 of"), ErrCorrupt)
+			after, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Len(t, after, len(before))
+			made, err := filepath.Glob(filepath.Join(second, "MANIFEST-*"))
+			require.NoError(t, err)
+			require.Empty(t, made)
+		}
+		require.NoError(t, os.RemoveAll(second))
+		rename(aside, second)
+		requireTasks(t, dir, nil, tasks)
+	}
+
+	rename(first, aside)
+	rename(second, first)
+	rename(aside, second)
+	require.ErrorIs(t, refused("identity"), ErrCorrupt)
+	rename(first, aside)
+	rename(second, first)
+	rename(aside, second)
+	requireTasks(t, dir, nil, tasks)
+
+	rename(second, aside)
+	o, err := (*Options)(nil).withDefaults()
+	require.NoError(t, err)
+	caches := newCaches(o.CacheBytes, 1)
+	empty, err := openStore(second, o, caches, true)
+	require.NoError(t, err)
+	require.NoError(t, empty.close())
+	caches.close()
+	require.ErrorIs(t, refused("no identity"), ErrCorrupt)
+	require.NoError(t, os.RemoveAll(second))
+	rename(aside, second)
+	requireTasks(t, dir, nil, tasks)
+
+	rename(first, aside)
+	rename(shardDir(vfs.Default, other, 0), first)
+	require.ErrorIs(t, refused("identity"), ErrCorrupt)
+	rename(first, shardDir(vfs.Default, other, 0))
+	rename(aside, first)
+	requireTasks(t, dir, nil, tasks)
+}
+
+// TestOpenRefusesAnotherIdentity: a manifest that is not this queue's.
+func TestOpenRefusesAnotherIdentity(t *testing.T) {
+	root := t.TempDir()
+	dir, other := filepath.Join(root, "queue"), filepath.Join(root, "other")
+	tasks := closedQueue(t, dir, 1)
+	closedQueue(t, other, 1)
+	path := filepath.Join(dir, manifestName)
+	own := readFile(t, path)
+	writeFile(t, path, readFile(t, filepath.Join(other, manifestName)))
+	_, err := Open(dir, nil)
+	require.ErrorIs(t, err, ErrCorrupt)
+	writeFile(t, path, own)
+	requireTasks(t, dir, nil, tasks)
+}
+
+// TestOpenFinishesCreation: whatever an interrupted creation leaves behind,
+// the next Open makes a queue of it.
+func TestOpenFinishesCreation(t *testing.T) {
+	const creating = `{"format":1,"shards":2,"id":"000102030405060708090a0b0c0d0e0f","creating":true}`
+	for _, c := range []struct {
+		name   string
+		shards int
+		leave  func(dir string)
+	}{
+		{"nothing", 2, func(string) {}},
+		{"lock", 2, func(dir string) { writeFile(t, filepath.Join(dir, lockName), "") }},
+		{"half of a manifest", 2, func(dir string) {
+			writeFile(t, filepath.Join(dir, lockName), "")
+			writeFile(t, filepath.Join(dir, manifestTemp), creating[:20])
+		}},
+		{"manifest", 0, func(dir string) { writeFile(t, filepath.Join(dir, manifestName), creating) }},
+		{"manifest, and the next half of one", 0, func(dir string) {
+			writeFile(t, filepath.Join(dir, manifestName), creating)
+			writeFile(t, filepath.Join(dir, manifestTemp), creating[:20])
+		}},
+		{"an empty shard", 2, func(dir string) {
+			writeFile(t, filepath.Join(dir, manifestName), creating)
+			require.NoError(t, os.Mkdir(shardDir(vfs.Default, dir, 1), 0o755))
+		}},
+		{"one of two shards", 2, func(dir string) {
+			writeFile(t, filepath.Join(dir, manifestName), creating)
+			o, err := (&Options{Shards: 2}).withDefaults()
+			require.NoError(t, err)
+			d, err := openDirectory(vfs.Default, dir, 2)
+			require.NoError(t, err)
+			caches := newCaches(o.CacheBytes, 2)
+			s, err := openShard(0, o, d, caches)
+			require.NoError(t, err)
+			require.NoError(t, s.store.close())
+			caches.close()
+			require.NoError(t, d.close())
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "queue")
+			require.NoError(t, os.Mkdir(dir, 0o755))
+			c.leave(dir)
+			tasks := closedQueue(t, dir, c.shards)
+			require.Len(t, tasks, 2)
+			require.NotContains(t, readFile(t, filepath.Join(dir, manifestName)), "creating")
+			require.NoFileExists(t, filepath.Join(dir, manifestTemp))
+			requireTasks(t, dir, &Options{Shards: 2}, tasks)
+		})
+	}
+}
+
+// TestOpenMakesParents: directories above the queue's are made as well.
+func TestOpenMakesParents(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b", "queue")
+	tasks := closedQueue(t, dir, 1)
+	requireTasks(t, dir, nil, tasks)
+}
+
+func TestDefaultShards(t *testing.T) {
+	for procs, want := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 6: 2, 7: 3, 12: 4, 22: 8, 24: 8, 25: 8, 64: 8, 1024: 8} {
+		require.Equal(t, want, defaultShards(procs), "%d cores", procs)
+	}
+	q, err := Open("q", &Options{fs: vfs.NewMem()})
+	require.NoError(t, err)
+	require.Len(t, q.shards, defaultShards(runtime.GOMAXPROCS(0)))
+	require.NoError(t, q.Close())
+}
+
+// optionBounds are the options that have bounds, by field of Options.
+var optionBounds = []struct {
+	field         string
+	value         func(*Options) any // pointer to it
+	low, high     any
+	refused       []any
+	wantInMessage string
+}{
+	{"Shards", func(o *Options) any { return &o.Shards }, 1, 256, []any{-1, 257, math.MinInt, math.MaxInt}, "1 to 256"},
+	{"Durability", func(o *Options) any { return &o.Durability }, DurabilityProcess, DurabilityNone, []any{DurabilityNone + 1, Durability(255)}, "DurabilityProcess"},
+	{"LeaseFor", func(o *Options) any { return &o.LeaseFor }, 10 * time.Millisecond, 365 * 24 * time.Hour, []any{10*time.Millisecond - 1, 365*24*time.Hour + 1, time.Duration(-1)}, "10ms to 8760h"},
+	{"MaxAttempts", func(o *Options) any { return &o.MaxAttempts }, 1, math.MaxInt32, []any{-1, math.MaxInt32 + 1}, "1 to 2147483647"},
+	{"Retention", func(o *Options) any { return &o.Retention }, Forever, time.Duration(math.MaxInt64), []any{Forever - 1, time.Duration(math.MinInt64)}, "Forever"},
+	{"Limits.Payload", func(o *Options) any { return &o.Limits.Payload }, 1, 64 << 20, []any{-1, 64<<20 + 1}, "1 to 67108864"},
+	{"Limits.Headers", func(o *Options) any { return &o.Limits.Headers }, 1, 1 << 20, []any{-1, 1<<20 + 1}, "1 to 1048576"},
+	{"Limits.Name", func(o *Options) any { return &o.Limits.Name }, 1, 4096, []any{-1, 4097}, "1 to 4096"},
+	{"Limits.Batch", func(o *Options) any { return &o.Limits.Batch }, 1, 1 << 20, []any{-1, 1<<20 + 1}, "1 to 1048576"},
+	{"Limits.BatchBytes", func(o *Options) any { return &o.Limits.BatchBytes }, 1, 256 << 20, []any{-1, 256<<20 + 1}, "1 to 268435456"},
+	{"GroupCap", func(o *Options) any { return &o.GroupCap }, 1, 1 << 16, []any{-1, 1<<16 + 1}, "1 to 65536"},
+	{"InboxDepth", func(o *Options) any { return &o.InboxDepth }, 1, 1 << 20, []any{-1, 1<<20 + 1}, "1 to 1048576"},
+	{"WindowTasks", func(o *Options) any { return &o.WindowTasks }, 1, 1 << 20, []any{-1, 1<<20 + 1}, "1 to 1048576"},
+	{"WindowBytes", func(o *Options) any { return &o.WindowBytes }, 1, math.MaxInt32, []any{-1, math.MaxInt32 + 1}, "1 to 2147483647"},
+	{"CacheBytes", func(o *Options) any { return &o.CacheBytes }, int64(1), int64(math.MaxInt64), []any{int64(-1), int64(math.MinInt64)}, "0 or more"},
+	{"MemTableBytes", func(o *Options) any { return &o.MemTableBytes }, 256 << 10, 1 << 30, []any{256<<10 - 1, 1<<30 + 1, -1, 1}, "262144 to 1073741824"},
+	{"Backoff.Factor", func(o *Options) any { return &o.Backoff.Factor }, 1.0, math.MaxFloat64, []any{math.Nextafter(1, 0), -1.0, math.Inf(-1)}, "1 or more"},
+	{"Backoff.Jitter", func(o *Options) any { return &o.Backoff.Jitter }, -1.0, 1.0, []any{math.Nextafter(1, 2), math.Inf(1)}, "at most 1"},
+}
+
+func TestOptionBounds(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "queue")
+	for _, b := range optionBounds {
+		set := func(v any) *Options {
+			o := new(Options)
+			reflect.ValueOf(b.value(o)).Elem().Set(reflect.ValueOf(v))
+			return o
+		}
+		for _, v := range []any{b.low, b.high} {
+			o, err := set(v).withDefaults()
+			require.NoError(t, err, "%s %v", b.field, v)
+			require.Equal(t, v, reflect.ValueOf(b.value(o)).Elem().Interface(), b.field)
+		}
+		for _, v := range b.refused {
+			requireInvalidOption(t, dir, set(v), "Options."+b.field, v, b.wantInMessage)
+		}
+	}
+	requireNaN := func(o *Options, field string) {
+		_, err := Open(dir, o)
+		var invalid *InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.Equal(t, field, invalid.Field)
+	}
+	requireNaN(&Options{Backoff: Backoff{Factor: math.NaN()}}, "Options.Backoff.Factor")
+	requireNaN(&Options{Backoff: Backoff{Jitter: math.NaN()}}, "Options.Backoff.Jitter")
+	for b, value := range map[Backoff]string{
+		{Base: -1}:                            "Base -1ns, Max 1h0m0s",
+		{Base: time.Second, Max: 1}:           "Base 1s, Max 1ns",
+		{Base: time.Second, Max: -1}:          "Base 1s, Max -1ns",
+		{Base: -time.Hour, Max: -1}:           "Base -1h0m0s, Max -1ns",
+		{Max: time.Second - 1}:                "Base 1s, Max 999.999999ms",
+		{Base: time.Hour, Max: time.Hour - 1}: "Base 1h0m0s, Max 59m59.999999999s",
+	} {
+		requireInvalidOption(t, dir, &Options{Backoff: b}, "Options.Backoff", value, "0 < Base <= Max")
+	}
+	_, err := (&Options{Backoff: Backoff{Base: time.Hour, Max: time.Hour}}).withDefaults()
+	require.NoError(t, err)
+	require.NoDirExists(t, dir, "options are checked before anything is made")
+}
+
+func requireInvalidOption(t *testing.T, dir string, o *Options, field string, value any, limit string) {
+	t.Helper()
+	q, err := Open(dir, o)
+	require.ErrorIs(t, err, ErrInvalid, "%s %v", field, value)
+	require.Nil(t, q)
+	var invalid *InvalidError
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, field, invalid.Field)
+	require.Equal(t, value, invalid.Value, field)
+	require.Contains(t, invalid.Limit, limit)
+	for _, part := range []string{field, fmt.Sprint(value), limit} {
+		require.ErrorContains(t, err, part)
+	}
+}
+
+// TestOptionBoundsAreComplete: no option has been forgotten.
+func TestOptionBoundsAreComplete(t *testing.T) {
+	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true}
+	for _, b := range optionBounds {
+		known[b.field] = true
+	}
+	var walk func(prefix string, typ reflect.Type)
+	walk = func(prefix string, typ reflect.Type) {
+		for f := range typ.Fields() {
+			switch {
+			case !f.IsExported():
+			case f.Type.Kind() == reflect.Struct:
+				walk(prefix+f.Name+".", f.Type)
+			default:
+				require.True(t, known[prefix+f.Name], "Options.%s%s", prefix, f.Name)
+			}
+		}
+	}
+	walk("", reflect.TypeFor[Options]())
+}
+
+// TestOptionDefaults: a nil *Options and the zero Options are what the
+// documentation says.
+func TestOptionDefaults(t *testing.T) {
+	for _, given := range []*Options{nil, {}} {
+		o, err := given.withDefaults()
+		require.NoError(t, err)
+		require.NotNil(t, o.Logger)
+		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
+		require.NotNil(t, o.wall)
+		require.Equal(t, vfs.Default, o.fs)
+		o.Logger, o.wall, o.fs = nil, nil, nil
+		require.Equal(t, &Options{
+			Shards:        0, // by the manifest, or the machine
+			Durability:    DurabilityProcess,
+			LeaseFor:      30 * time.Second,
+			MaxAttempts:   25,
+			Backoff:       Backoff{Base: time.Second, Max: time.Hour, Factor: 2, Jitter: 0.2},
+			Retention:     0,
+			Limits:        Limits{Payload: 1 << 20, Headers: 16 << 10, Name: 255, Batch: 10_000, BatchBytes: 16 << 20},
+			GroupCap:      1024,
+			InboxDepth:    4096,
+			WindowTasks:   4096,
+			WindowBytes:   32 << 20,
+			CacheBytes:    16 << 20,
+			MemTableBytes: 16 << 20,
+		}, o)
+	}
+	given := &Options{Shards: 1, MaxAttempts: 3}
+	o, err := given.withDefaults()
+	require.NoError(t, err)
+	require.Equal(t, 3, o.MaxAttempts)
+	require.Equal(t, &Options{Shards: 1, MaxAttempts: 3}, given, "the caller's options are copied")
+	o, err = (&Options{Backoff: Backoff{Base: 2 * time.Hour}}).withDefaults()
+	require.NoError(t, err)
+	require.Equal(t, 2*time.Hour, o.Backoff.Max, "a large Base moves the default of Max")
+}
