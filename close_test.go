@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"runtime"
 	"slices"
@@ -622,12 +621,16 @@ func TestCallersOfFailedShard(t *testing.T) {
 		}()
 		synctest.Wait()
 		close(open)
-		require.ErrorIs(t, <-filled, ErrUncertain)
-		for i, errs := range []chan error{filled, late, waiting} {
+		uncertain := 0
+		for _, errs := range []chan error{filled, filled, late, waiting} {
 			err := <-errs
-			require.ErrorIs(t, err, ErrFailed, fmt.Sprint(i))
-			require.NotErrorIs(t, err, ErrUncertain)
 			require.ErrorIs(t, err, errDisk)
+			if errors.Is(err, ErrUncertain) {
+				uncertain++
+			} else {
+				require.ErrorIs(t, err, ErrFailed)
+			}
 		}
+		require.Equal(t, 1, uncertain, "one produce was in the group")
 	})
 }

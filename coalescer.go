@@ -164,10 +164,11 @@ func (in *inbox) awake() {
 	}
 }
 
-// stop refuses further operations with reason; those accepted before stay.
+// stop refuses further operations with reason, the first one given or
+// ErrClosed; those accepted before stay.
 func (in *inbox) stop(reason error) {
 	in.mu.Lock()
-	if in.refuse == nil {
+	if in.refuse == nil || reason == ErrClosed {
 		in.refuse = reason
 	}
 	if in.room != nil {

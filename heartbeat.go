@@ -6,17 +6,19 @@ import (
 	"time"
 )
 
-// heart keeps the leases of the running handlers of a Run alive. It beats
-// three times in the length of a lease, and rests while no handler runs.
+// heart keeps the leases of a Run's running handlers alive whose tasks lie in
+// one shard; a shard that stalls delays the heart of no other. It beats three
+// times in the length of a lease, and rests while no handler runs.
 type heart struct {
 	runner *runner
+	shard  *shard
 	woken  chan struct{} // capacity 1: handlers are about to run
 	quit   chan struct{}
 	once   sync.Once
 }
 
-func newHeart(r *runner) *heart {
-	return &heart{runner: r, woken: make(chan struct{}, 1), quit: make(chan struct{})}
+func newHeart(r *runner, s *shard) *heart {
+	return &heart{runner: r, shard: s, woken: make(chan struct{}, 1), quit: make(chan struct{})}
 }
 
 // kick ends the rest.
@@ -50,40 +52,34 @@ func (h *heart) run() {
 	}
 }
 
-// beat renews the leases of all running handlers, and cancels those whose
+// beat renews the leases of the running handlers, and cancels those whose
 // lease is lost.
 func (h *heart) beat() (running bool) {
 	r := h.runner
-	byShard := make(map[*shard]*renewOp)
+	op := &renewOp{completion: newCompletion(), duration: millis(r.opts.LeaseFor)}
 	for _, w := range r.workers {
 		w.mu.Lock()
-		if w.lease != nil {
-			s := r.queue.shardOf(w.lease.ID)
-			op := byShard[s]
-			if op == nil {
-				op = &renewOp{completion: newCompletion(), duration: millis(r.opts.LeaseFor)}
-				byShard[s] = op
-			}
+		if w.lease != nil && r.queue.shardOf(w.lease.ID) == h.shard {
 			op.receipts = append(op.receipts, w.lease.Receipt)
-			running = true
 		}
 		w.mu.Unlock()
 	}
+	if len(op.receipts) == 0 {
+		return false
+	}
 	lost := make(map[Receipt]error)
-	for s, op := range byShard {
-		if _, err := s.do(context.Background(), op, &op.completion); err != nil {
-			for _, receipt := range op.receipts {
-				lost[receipt] = err
-			}
+	if _, err := h.shard.do(context.Background(), op, &op.completion); err != nil {
+		for _, receipt := range op.receipts {
+			lost[receipt] = err
 		}
-		for _, receipt := range op.lost {
-			lost[receipt] = leaseLost(receipt)
-		}
+	}
+	for _, receipt := range op.lost {
+		lost[receipt] = leaseLost(receipt)
 	}
 	for _, w := range r.workers {
 		w.forfeit(lost)
 	}
-	return running
+	return true
 }
 
 // forfeit cancels the running handler if its lease is among the lost.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -15,14 +14,17 @@ import (
 	"codeq/internal/window"
 )
 
+// peek is a view of what a shard's disk has now, without asking the owner.
+func (q *Queue) peek(s *shard) *view {
+	q.mu.RLock()
+	return &view{queue: q, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}
+}
+
 // checkAll has the checker walk every shard's disk.
 func (q *Queue) checkAll() error {
 	var errs []error
 	for i, s := range q.shards {
-		v, err := q.view(context.Background(), s)
-		if err != nil {
-			return err
-		}
+		v := q.peek(s)
 		errs = append(errs, v.check(i, len(q.shards)))
 		v.close()
 	}
@@ -80,8 +82,7 @@ func (s *shard) checkMemory(q *Queue) error {
 	if busy || s.more || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
 		return errBusy
 	}
-	q.mu.RLock()
-	v := &view{queue: q, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}
+	v := q.peek(s)
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
 	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times} {
@@ -363,21 +364,25 @@ func (c *memoryChecker) times() error {
 	return nil
 }
 
-// list returns all tasks that the queue has, in whatever state.
-func (q *Queue) list(ctx context.Context) (map[ID]*TaskInfo, error) {
+// list returns all tasks that the disk has, without asking the owners.
+func (q *Queue) list() (map[ID]*TaskInfo, error) {
 	found := make(map[ID]*TaskInfo)
-	for _, state := range slices.Sorted(maps.Keys(stateRange)) {
-		for info, err := range q.List(ctx, ListOptions{State: state}) {
-			if err != nil {
-				return nil, err
-			}
-			if other := found[info.ID]; other != nil {
-				return nil, fmt.Errorf("task %s is %v and %v", info.ID, other.State, info.State)
-			}
-			found[info.ID] = info
+	var errs []error
+	for _, s := range q.shards {
+		v := q.peek(s)
+		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Dead, keys.Done} {
+			errs = append(errs, scan(v.snap, prefix, func(key, value []byte) error {
+				id, p, err := keys.ParsePlaceKey(key)
+				if err != nil {
+					return err
+				}
+				found[id], err = v.info(id, p, value)
+				return err
+			}))
 		}
+		v.close()
 	}
-	return found, nil
+	return found, errors.Join(errs...)
 }
 
 // countingCommitter counts what is committed. The owner alone writes it.
@@ -396,7 +401,8 @@ func (c *countingCommitter) commit(b *pebble.Batch) error {
 }
 
 // hookFS is a file system that asks before it changes anything: an error from
-// before is that of the operation, which then is not done.
+// before is that of the operation, which then is not done, or half done if it
+// is a write.
 type hookFS struct {
 	vfs.FS
 	before func(op, name string) error
@@ -454,7 +460,8 @@ type hookFile struct {
 
 func (f *hookFile) Write(p []byte) (int, error) {
 	if err := f.fs.before("write", f.name); err != nil {
-		return 0, err
+		n, _ := f.File.Write(p[:len(p)/2])
+		return n, err
 	}
 	n, err := f.File.Write(p)
 	if f.fs.wrote != nil {

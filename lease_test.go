@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -154,14 +155,14 @@ func TestLeaseOverRestart(t *testing.T) {
 func TestWallClockJumps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		var offset time.Duration
+		var offset atomic.Int64 // set here, read by the owner
 		opts := &Options{Shards: 1, fs: vfs.NewMem(), LeaseFor: time.Minute}
-		opts.wall = func() time.Time { return time.Now().Add(offset) }
+		opts.wall = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
 		q, err := Open("queue", opts)
 		require.NoError(t, err)
 		step := func(d time.Duration) { // as nobody's call: the owner reads the clock when it wakes
 			synctest.Wait()
-			offset += d
+			offset.Add(int64(d))
 		}
 		for _, jump := range []time.Duration{time.Hour, -2 * time.Hour} {
 			id := produce(t, q, Task{Queue: "a"})[0]

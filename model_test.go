@@ -41,6 +41,7 @@ func TestModel(t *testing.T) {
 				"claim batch":   m.single((*model).drawClaimBatch),
 				"claim local":   m.single((*model).drawClaimLocal),
 				"claim waiting": m.single((*model).drawClaimWaiting),
+				"wait idle":     m.waitIdle,
 				"complete":      m.single((*model).drawComplete),
 				"finish":        m.single((*model).drawFinish),
 				"extend":        m.single((*model).drawExtend),
@@ -79,6 +80,7 @@ type model struct {
 	receipts []Receipt       // all that were given out
 	minted   map[int]uint64  // largest since of a new task, by shard
 	waiters  []*claimCall    // claims that wait, in the order of arrival
+	idlers   []*idleCall     // WaitIdle
 	serial   int             // of the last payload
 	arrivals int             // of waiting claims
 	steps    int
@@ -163,6 +165,9 @@ func (m *model) open() {
 func (m *model) end() {
 	for _, w := range m.waiters {
 		w.cancel()
+	}
+	for _, c := range m.idlers {
+		c.cancel()
 	}
 	if m.q != nil {
 		m.noError(m.q.Close())
@@ -499,7 +504,34 @@ func (m *model) settle(strict bool) {
 			m.t.Fatalf("a claim waits for %v, with %d ready tasks", w.req.Queues, n)
 		}
 	}
+	m.settleIdlers(strict)
 	m.countTurns(strict)
+}
+
+// settleIdlers makes sure that those wait who should.
+func (m *model) settleIdlers(strict bool) {
+	m.idlers = slices.DeleteFunc(m.idlers, func(c *idleCall) bool {
+		busy := 0
+		for _, t := range m.tasks {
+			if (t.want.State == Ready || t.want.State == Scheduled || t.want.State == Leased) &&
+				(len(c.queues) == 0 || slices.Contains(c.queues, t.want.Queue)) {
+				busy++
+			}
+		}
+		select {
+		case err := <-c.done:
+			m.noError(err)
+			if strict && busy > 0 {
+				m.t.Fatalf("WaitIdle of %v returned with %d tasks to do", c.queues, busy)
+			}
+			return true
+		default:
+			if busy == 0 {
+				m.t.Fatalf("WaitIdle of %v waits for nothing", c.queues)
+			}
+			return false
+		}
+	})
 }
 
 // countTurns makes sure that tenants take turns.
@@ -736,6 +768,34 @@ func (c *claimCall) do(q *Queue) {
 // apply is for settle.
 func (c *claimCall) apply(*model) { panic("claims are settled") }
 
+// idleCall is WaitIdle.
+type idleCall struct {
+	queues []string
+	cancel context.CancelFunc
+	done   chan error // capacity 1
+}
+
+// waitIdle is the action of WaitIdle, or of one that gives up.
+func (m *model) waitIdle(t *rapid.T) {
+	if len(m.idlers) == 2 {
+		c := m.idlers[0]
+		m.idlers = m.idlers[1:]
+		c.cancel()
+		if err := <-c.done; !errors.Is(err, context.Canceled) {
+			t.Fatalf("cancelled WaitIdle: %v", err)
+		}
+		return
+	}
+	c := &idleCall{done: make(chan error, 1)}
+	c.queues = rapid.SampledFrom([][]string{nil, {"a"}, {"b"}, {"b", "a"}, {"none"}}).Draw(t, "queues")
+	var ctx context.Context
+	ctx, c.cancel = context.WithCancel(m.ctx)
+	q := m.q
+	go func() { c.done <- q.WaitIdle(ctx, c.queues...) }()
+	m.idlers = append(m.idlers, c)
+	m.settle(true)
+}
+
 // cancel is the action of a claim that gives up.
 func (m *model) cancel(t *rapid.T) {
 	if len(m.waiters) == 0 {
@@ -893,7 +953,7 @@ func (m *model) adopt(shard int, next []Task) {
 	if len(next) == 0 {
 		return
 	}
-	found, err := m.q.list(m.ctx)
+	found, err := m.q.list()
 	m.noError(err)
 	byPayload := make(map[string]ID)
 	for id, info := range found {
@@ -987,7 +1047,12 @@ func (m *model) close() {
 			m.t.Fatalf("claim in a closed queue: finished %t, %v", w.finished(), w.err)
 		}
 	}
-	m.waiters = nil
+	for _, c := range m.idlers {
+		if err := <-c.done; !errors.Is(err, ErrClosed) {
+			m.t.Fatalf("WaitIdle of a closed queue: %v", err)
+		}
+	}
+	m.waiters, m.idlers = nil, nil
 }
 
 func (m *model) restart() {
@@ -1018,12 +1083,13 @@ func (m *model) compare(*rapid.T) {
 	m.compareTasks() // first, as it does not wake the owners
 	m.compareStats()
 	m.compareGet()
+	m.compareList()
 	m.noError(m.q.checkAll())
 	m.noError(m.q.checkMemory())
 }
 
 func (m *model) compareTasks() {
-	found, err := m.q.list(m.ctx)
+	found, err := m.q.list()
 	m.noError(err)
 	for id, info := range found {
 		if m.tasks[id] == nil {
@@ -1081,12 +1147,12 @@ func (m *model) compareStats() {
 	}
 }
 
-// compareGet compares a few tasks, others after each step.
+// compareGet compares one task and one that is no more, others after each step.
 func (m *model) compareGet() {
 	m.steps++
 	ids := slices.SortedFunc(maps.Keys(m.tasks), func(a, b ID) int { return bytes.Compare(a[:], b[:]) })
-	for i := range min(len(ids), 2) {
-		id := ids[(m.steps*2+i)%len(ids)]
+	if len(ids) > 0 {
+		id := ids[m.steps%len(ids)]
 		got, err := m.q.Get(m.ctx, id)
 		m.noError(err)
 		m.compareTask(got, m.tasks[id])
@@ -1095,5 +1161,29 @@ func (m *model) compareGet() {
 		if got, err := m.q.Get(m.ctx, m.gone[m.steps%len(m.gone)]); !errors.Is(err, ErrNotFound) {
 			m.t.Fatalf("task that is no more: %+v, %v", got, err)
 		}
+	}
+}
+
+// compareList compares the tasks of one state, of another one after each step.
+func (m *model) compareList() {
+	opts := ListOptions{State: Ready + State(m.steps)%Done, Queue: []string{"", "a", "b"}[m.steps/int(Done)%3]}
+	n := 0
+	for _, t := range m.tasks {
+		if t.want.State == opts.State && (opts.Queue == "" || t.want.Queue == opts.Queue) {
+			n++
+		}
+	}
+	listed := make(map[ID]bool)
+	for got, err := range m.q.List(m.ctx, opts) {
+		m.noError(err)
+		t := m.tasks[got.ID]
+		if t == nil || t.want.State != opts.State || opts.Queue != "" && t.want.Queue != opts.Queue {
+			m.t.Fatalf("list of %+v yields %s", opts, show(*got))
+		}
+		m.compareTask(got, t)
+		listed[got.ID] = true
+	}
+	if len(listed) != n {
+		m.t.Fatalf("list of %+v yields %d tasks, expected %d", opts, len(listed), n)
 	}
 }

@@ -48,8 +48,9 @@ func (j *Job[T]) SetResult(result []byte) { j.out.result = result }
 func (j *Job[T]) FollowUp(tasks ...Task) { j.out.next = append(j.out.next, tasks...) }
 
 // Handle registers the handler of a queue. The payload is decoded from JSON
-// into Args, except that for T = []byte Args is the payload itself. A payload
-// that cannot be decoded makes the task a dead letter.
+// into Args, except that for T = []byte Args is the payload itself, and that an
+// empty payload leaves Args zero. A payload that cannot be decoded makes the
+// task a dead letter.
 //
 // The handler says by its result what becomes of the task:
 //
@@ -73,6 +74,8 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error)
 		job := &Job[T]{Lease: &f.lease, out: &f.out}
 		if raw, ok := any(&job.Args).(*[]byte); ok {
 			*raw = f.lease.Payload
+		} else if len(f.lease.Payload) == 0 {
+			// Args is zero.
 		} else if err := json.Unmarshal(f.lease.Payload, &job.Args); err != nil {
 			return DeadLetter(fmt.Errorf("codeq: payload of queue %s into %T: %w", queue, job.Args, err))
 		}
@@ -138,7 +141,7 @@ func failOpOf(err error) failOp {
 	}
 	op := failOp{how: v.how, wait: int64(millis(v.after))}
 	if v.err != nil {
-		op.cause = v.err.Error()
+		op.cause = err.Error() // with what is wrapped around the verdict
 	}
 	return op
 }

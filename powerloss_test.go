@@ -329,7 +329,7 @@ func (p *powerLoad) check(img *diskImage) (found, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	tasks, err := q.list(context.Background())
+	tasks, err := q.list()
 	err = errors.Join(err, q.checkAll(), q.checkMemory(), q.Close())
 	f := make(found)
 	for _, t := range tasks {
@@ -511,7 +511,7 @@ func TestWhatIsLost(t *testing.T) {
 				q, err := Open("queue", &Options{fs: img})
 				require.NoError(t, err)
 				require.NoError(t, q.checkAll())
-				tasks, err := q.list(context.Background())
+				tasks, err := q.list()
 				require.NoError(t, err)
 				for _, info := range tasks {
 					require.LessOrEqual(t, serialOf(info.Payload), len(tasks), "a gap")
@@ -574,7 +574,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 				q, err := Open("queue", &Options{fs: img})
 				require.NoError(t, err)
 				require.NoError(t, q.checkAll())
-				tasks, err := q.list(context.Background())
+				tasks, err := q.list()
 				require.NoError(t, err)
 				for _, info := range tasks {
 					require.LessOrEqual(t, serialOf(info.Payload), len(tasks), "a gap, seed %d", seed)

@@ -74,8 +74,9 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	return q, nil
 }
 
-// Close ends the queue: new work is refused with ErrClosed, calls of Run drain
-// and return, what was accepted is finished, claims that wait get ErrClosed.
+// Close ends the queue. First calls of Run drain and return, while other calls
+// still work; then new work is refused with ErrClosed, what was accepted is
+// finished, and claims that wait get ErrClosed.
 // When Close returns, no goroutine of the queue is left, and everything that
 // was acknowledged is with the operating system at least.
 //

@@ -46,7 +46,7 @@ const fetchCap = 256
 // without any writes, and if the process dies the task is ready again at the
 // next Open, with the attempt counted. The context of a handler is cancelled
 // when its task's Timeout is over (cause context.DeadlineExceeded), when its
-// lease is lost (cause ErrLeaseLost), and when Run has waited for Grace
+// lease is lost (cause ErrLeaseLost, or ErrFailed with its shard), and when Run has waited for Grace
 // (cause: that of ctx, or ErrClosed).
 //
 // When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace
@@ -103,6 +103,7 @@ type runner struct {
 	room    *sync.Cond
 	workers []*worker
 
+	hearts  []*heart       // one for each shard
 	running sync.WaitGroup // workers
 	stored  sync.WaitGroup // completions under way
 }
@@ -175,14 +176,17 @@ func (r *runner) run(ctx context.Context) error {
 	for _, w := range r.workers {
 		r.running.Go(w.work)
 	}
-	heart := newHeart(r)
 	var beats sync.WaitGroup
-	beats.Go(heart.run)
+	for _, s := range r.queue.shards {
+		h := newHeart(r, s)
+		r.hearts = append(r.hearts, h)
+		beats.Go(h.run)
+	}
 	var failed error
 	var failOnce sync.Once
 	for range r.queue.shards {
 		fetchers.Go(func() {
-			if err := r.fetch(claimCtx, heart); err != nil && claimCtx.Err() == nil {
+			if err := r.fetch(claimCtx); err != nil && claimCtx.Err() == nil {
 				failOnce.Do(func() { failed = err })
 				stopClaims(err)
 			}
@@ -195,7 +199,9 @@ func (r *runner) run(ctx context.Context) error {
 	closer.Wait()
 	unhook()
 	err := r.drain(cause)
-	heart.stop()
+	for _, h := range r.hearts {
+		h.stop()
+	}
 	beats.Wait()
 	stopClaims(nil)
 	r.stored.Wait()
@@ -211,7 +217,7 @@ func (r *runner) run(ctx context.Context) error {
 }
 
 // fetch claims tasks for free workers until ctx ends.
-func (r *runner) fetch(ctx context.Context, h *heart) error {
+func (r *runner) fetch(ctx context.Context) error {
 	req := r.req
 	for {
 		r.mu.Lock()
@@ -232,7 +238,9 @@ func (r *runner) fetch(ctx context.Context, h *heart) error {
 			r.release(req.Max)
 			return err
 		}
-		h.kick()
+		for _, h := range r.hearts {
+			h.kick()
+		}
 		r.mu.Lock()
 		if r.next == len(r.jobs) {
 			r.jobs, r.next = r.jobs[:0], 0

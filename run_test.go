@@ -1099,6 +1099,73 @@ func TestGraceEnds(t *testing.T) {
 	}
 }
 
+// TestRunWaitsForCommits: workers do not wait for the commit of a completion,
+// but Run does.
+func TestRunWaitsForCommits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{})
+		var m Mux
+		step := make(chan struct{})
+		var handled atomic.Int64
+		Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+			<-step
+			handled.Add(1)
+			return nil
+		})
+		run := startRun(t, q, &m, RunOptions{Concurrency: 2})
+		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+		synctest.Wait()
+		open := shut(t, q.shards[0])
+		close(step)
+		synctest.Wait()
+		require.EqualValues(t, 2, handled.Load())
+		run.cancel(nil)
+		time.Sleep(25 * time.Second) // longer than the grace, shorter than a lease
+		synctest.Wait()
+		select {
+		case <-run.done:
+			t.Fatal("Run has returned before the last commit")
+		default:
+		}
+		close(open)
+		require.NoError(t, run.wait())
+		require.Equal(t, Counts{}, countsOf(t, q, "a"))
+	})
+}
+
+// TestStuckShardDelaysNoCancel: at the end of the grace period all handlers are
+// cancelled, even if a shard takes its time to have a task back.
+func TestStuckShardDelaysNoCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{Shards: 2})
+		var m Mux
+		var cancelled atomic.Int64
+		Handle(&m, "a", func(ctx context.Context, _ *Job[[]byte]) error {
+			<-ctx.Done()
+			cancelled.Add(1)
+			return nil
+		})
+		run := startRun(t, q, &m, RunOptions{Concurrency: 4, Grace: 10 * time.Second})
+		for i := range q.shards {
+			produce(t, q.startingAt(i), Task{Queue: "a"}, Task{Queue: "a"})
+		}
+		synctest.Wait()
+		var gates []chan struct{}
+		for _, s := range q.shards {
+			gates = append(gates, shut(t, s))
+		}
+		run.cancel(nil)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.EqualValues(t, 4, cancelled.Load())
+		for _, g := range gates {
+			close(g)
+		}
+		require.NoError(t, run.wait())
+		require.Equal(t, Counts{Ready: 4}, countsOf(t, q, "a"))
+	})
+}
+
 // TestHandlersRunning: Run does not wait for ever for handlers that ignore
 // their context. Their tasks are given back, and what they return later is of
 // no consequence.
@@ -1156,7 +1223,7 @@ func TestClaimedButNotStarted(t *testing.T) {
 		r, err := q.newRun(ctx, &m, &RunOptions{Concurrency: 4})
 		require.NoError(t, err)
 		fetched := make(chan error)
-		go func() { fetched <- r.fetch(ctx, newHeart(r)) }() // and no workers
+		go func() { fetched <- r.fetch(ctx) }() // and no workers
 		synctest.Wait()
 		require.Equal(t, Counts{Leased: 4, Ready: 2}, countsOf(t, q, "a"))
 		cancel()

@@ -1,0 +1,283 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+var errBroken = errors.New("the disk is broken")
+
+// breakable returns a file system on which one kind of operation on logs of
+// shard 0, or on any file with another extension, fails while broken is set.
+func breakable(base vfs.FS, op, extension string) (fs *hookFS, broken *atomic.Bool) {
+	broken = new(atomic.Bool)
+	return &hookFS{FS: base, before: func(o, name string) error {
+		if broken.Load() && o == op && strings.Contains(name, "shard-000") && strings.HasSuffix(name, extension) {
+			return errBroken
+		}
+		return nil
+	}}, broken
+}
+
+// inTime returns what call does, and fails the test if it takes too long.
+func inTime(t *testing.T, what string, call func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, what+" hangs")
+		return nil
+	}
+}
+
+// failingQueue is a queue of two shards. The store of shard 0 is about to fail.
+type failingQueue struct {
+	*Queue
+	t       *testing.T
+	opts    Options
+	acked   []string // payloads of the tasks stored in shard 0, in order
+	lease   *Lease   // of one of them
+	waiting chan error
+}
+
+const waitingClaims = 3
+
+func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
+	f := &failingQueue{t: t, waiting: make(chan error, waitingClaims)}
+	f.opts = Options{Shards: 2, Durability: level, fs: fs, LeaseFor: time.Hour}
+	var err error
+	f.Queue, err = Open("queue", &f.opts)
+	require.NoError(t, err)
+	for range 10 {
+		require.NoError(t, f.produce(10))
+	}
+	f.lease, err = f.startingAt(0).Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
+	require.NoError(t, err)
+	for i := range waitingClaims {
+		go func() {
+			_, err := f.startingAt(i%2).Claim(context.Background(), ClaimRequest{Queues: []string{"empty"}})
+			f.waiting <- err
+		}()
+	}
+	waits := func(s *shard) (n int) {
+		require.NoError(t, s.probe(func(s *shard) error {
+			n = s.queue("empty").waiters.len()
+			return nil
+		}))
+		return n
+	}
+	require.Eventually(t, func() bool {
+		return waits(f.shards[0]) == waitingClaims && waits(f.shards[1]) == waitingClaims
+	}, 20*time.Second, time.Millisecond)
+	return f
+}
+
+// produce stores a task in shard 0.
+func (f *failingQueue) produce(bytes int) error {
+	payload := fmt.Sprint(len(f.acked), " ", strings.Repeat("x", bytes))
+	_, err := f.startingAt(0).Produce(context.Background(), Task{Queue: "a", Payload: []byte(payload)})
+	if err == nil {
+		f.acked = append(f.acked, payload)
+	}
+	return err
+}
+
+// requireFailed makes sure that shard 0 refuses work, and that shard 1 does not.
+func (f *failingQueue) requireFailed() {
+	t, ctx := f.t, context.Background()
+	for range waitingClaims {
+		err := inTime(t, "waiting claim", func() error { return <-f.waiting })
+		require.ErrorIs(t, err, ErrFailed)
+		require.ErrorContains(t, err, errBroken.Error())
+	}
+	_, err := f.startingAt(0).Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+	require.ErrorIs(t, err, ErrFailed)
+	require.ErrorIs(t, f.produce(10), ErrFailed)
+	require.ErrorIs(t, f.Complete(ctx, f.lease.Receipt, nil), ErrFailed)
+	require.ErrorIs(t, f.Extend(ctx, f.lease.Receipt, time.Minute), ErrFailed)
+	_, err = f.Stats(ctx)
+	require.ErrorIs(t, err, ErrFailed)
+	_, err = f.Get(ctx, f.lease.ID)
+	require.ErrorIs(t, err, ErrFailed)
+
+	healthy := f.startingAt(1)
+	id, err := healthy.Produce(ctx, Task{Queue: "b"})
+	require.NoError(t, err)
+	l, err := healthy.Claim(ctx, ClaimRequest{Queues: []string{"b"}})
+	require.NoError(t, err)
+	require.Equal(t, id, l.ID)
+	require.NoError(t, f.Complete(ctx, l.Receipt, nil))
+	_, err = healthy.Claim(ctx, ClaimRequest{Queues: []string{"b"}, NoWait: true})
+	require.ErrorIs(t, err, ErrFailed, "the other shard cannot say that it is empty")
+}
+
+// requireStored makes sure that a queue opened again has the tasks that were
+// acknowledged, all of them or the first ones, perhaps one more, and works.
+func (f *failingQueue) requireStored(fs vfs.FS, all bool) {
+	t, ctx := f.t, context.Background()
+	f.opts.fs = fs
+	q, err := Open("queue", &f.opts)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	require.NoError(t, q.checkAll())
+	require.NoError(t, q.checkMemory())
+	stored := make(map[string]bool)
+	for info, err := range q.List(ctx, ListOptions{State: Ready}) {
+		require.NoError(t, err)
+		stored[string(info.Payload)] = true
+	}
+	info, err := q.Get(ctx, f.lease.ID)
+	if all || err == nil {
+		require.NoError(t, err)
+		require.Equal(t, Leased, info.State)
+		stored[string(info.Payload)] = true
+	}
+	missing := 0
+	for _, payload := range f.acked {
+		if !stored[payload] {
+			missing++
+			continue
+		}
+		require.Zero(t, missing, "a gap")
+		delete(stored, payload)
+	}
+	if all {
+		require.Zero(t, missing)
+	}
+	require.LessOrEqual(t, len(stored), 1, "tasks of which the outcome was unknown")
+	if info != nil {
+		require.NoError(t, q.Complete(ctx, f.lease.Receipt, nil))
+	}
+	_, err = q.startingAt(0).Produce(ctx, Task{Queue: "a"})
+	require.NoError(t, err)
+}
+
+// TestStoreFailure has the log of a shard fail in the middle of a load.
+func TestStoreFailure(t *testing.T) {
+	for _, tc := range []struct {
+		level Durability
+		op    string
+	}{
+		{DurabilityProcess, "write"},
+		{DurabilityDisk, "write"},
+		{DurabilityDisk, "sync"},
+	} {
+		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
+			disk := vfs.NewMem()
+			fs, broken := breakable(disk, tc.op, ".log")
+			f := newFailingQueue(t, tc.level, fs)
+			broken.Store(true)
+			err := f.produce(10)
+			require.ErrorIs(t, err, ErrUncertain)
+			require.ErrorContains(t, err, errBroken.Error())
+			f.requireFailed()
+			require.Error(t, inTime(t, "Close", f.Close))
+			_, err = f.Produce(context.Background(), Task{Queue: "a"})
+			require.Error(t, err)
+			broken.Store(false)
+			f.requireStored(disk, true)
+		})
+	}
+}
+
+// TestStoreFailureAtClose: levels that do not sync the log for each group learn
+// at Close that it cannot be done.
+func TestStoreFailureAtClose(t *testing.T) {
+	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := vfs.NewMem()
+			fs, broken := breakable(disk, "sync", ".log")
+			f := newFailingQueue(t, level, fs)
+			broken.Store(true)
+			for range 10 {
+				require.NoError(t, f.produce(10))
+			}
+			require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
+			broken.Store(false)
+			f.requireStored(disk, true)
+		})
+	}
+}
+
+// TestStoreFailureInBackground: while no table can be written, logs keep what
+// is acknowledged.
+func TestStoreFailureInBackground(t *testing.T) {
+	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := vfs.NewMem()
+			fs, broken := breakable(disk, "create", ".sst")
+			f := newFailingQueue(t, level, fs)
+			broken.Store(true)
+			flushed, err := f.shards[0].store.db.AsyncFlush()
+			require.NoError(t, err)
+			for range 10 {
+				require.NoError(t, f.produce(10))
+			}
+			select {
+			case <-flushed:
+				require.Fail(t, "the flush has succeeded")
+			default:
+			}
+			broken.Store(false)
+			require.NoError(t, inTime(t, "flush", func() error { <-flushed; return nil }))
+			require.NoError(t, inTime(t, "Close", f.Close))
+			f.requireStored(disk, true)
+		})
+	}
+}
+
+// Two failures leave Pebble's locks locked, or end the process by a fatal error
+// of the runtime: of a log that is not synced, and of a change to a new log,
+// both of which Pebble meets in the middle of a commit with a panic. The tests
+// below meet them in a child process.
+const failureChildEnv = "CODEQ_STORE_FAILURE_CHILD"
+
+// failureChild runs a test again in a child process, and returns how that ended.
+func failureChild(t *testing.T, args ...string) (output string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	name, _, _ := strings.Cut(t.Name(), "/")
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+name+"$", "-test.count=1", "-test.timeout=30s")
+	cmd.Env = append(os.Environ(), failureChildEnv+"="+strings.Join(args, " "))
+	b, err := cmd.CombinedOutput()
+	return string(b), err
+}
+
+// TestStoreFailureWithoutSync: with DurabilityNone the failure shows when a
+// block of the log is full, and the tasks since the last one may be lost.
+func TestStoreFailureWithoutSync(t *testing.T) {
+	if os.Getenv(failureChildEnv) == "" {
+		output, err := failureChild(t, "run")
+		require.NoError(t, err, "%s", output)
+		return
+	}
+	disk := vfs.NewCrashableMem()
+	fs, broken := breakable(disk, "write", ".log")
+	f := newFailingQueue(t, DurabilityNone, fs)
+	broken.Store(true)
+	var err error
+	for n := 0; err == nil && n < 1000; n++ {
+		err = f.produce(1000)
+	}
+	require.ErrorIs(t, err, ErrUncertain)
+	require.ErrorContains(t, err, errBroken.Error())
+	f.requireFailed()
+	broken.Store(false)
+	// The end of the process closes the store.
+	left := vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))}
+	f.requireStored(disk.CrashClone(left), false)
+}
