@@ -25,7 +25,7 @@ func (v *view) check(index, shards int) error {
 		scan(v.snap, keys.Dead, c.record),
 		scan(v.snap, keys.Done, c.record),
 		scan(v.snap, keys.Index, c.entry),
-		scan(v.snap, keys.Lease, c.leases),
+		scanLeases(v.snap, c.leases),
 		scan(v.snap, keys.Counters, c.counters),
 	)
 	for id, p := range c.seen {
@@ -134,17 +134,7 @@ func (c *checker) entry(key, value []byte) error {
 	return nil
 }
 
-func (c *checker) leases(key, value []byte) error {
-	seq, err := keys.ParseLease(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	_, entries, err := keys.ParseLeases(seq, value)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
+func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEntry) error {
 	live := 0
 	for i := range entries {
 		head, err := leasedHead(c.view.snap, &entries[i])

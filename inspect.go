@@ -288,15 +288,7 @@ func (v *view) loadLeases() error {
 		return nil
 	}
 	v.leases = make(map[ID]leaseView)
-	return scan(v.snap, keys.Lease, func(key, value []byte) error {
-		seq, err := keys.ParseLease(key)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		h, entries, err := keys.ParseLeases(seq, value)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
+	return scanLeases(v.snap, func(_ uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
 		for _, e := range entries {
 			if old, ok := v.leases[e.ID]; !ok || old.Leases <= e.Leases {
 				v.leases[e.ID] = leaseView{e, h.Deadline}

@@ -96,6 +96,21 @@ func scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) err
 	return storageError(it.Error())
 }
 
+// scanLeases visits the lease records, oldest first.
+func scanLeases(r pebble.Reader, visit func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error) error {
+	return scan(r, keys.Lease, func(key, value []byte) error {
+		seq, err := keys.ParseLease(key)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		h, entries, err := keys.ParseLeases(seq, value)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		return visit(seq, h, entries)
+	})
+}
+
 func (s *shard) loadCatalogue() error {
 	err := scan(s.store.db, keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
@@ -155,15 +170,7 @@ func (s *shard) loadCounters() error {
 // loadLeases rebuilds the lease table. Leases that belonged to the process
 // that had the queue open before are over: they expire at once.
 func (s *shard) loadLeases() error {
-	return scan(s.store.db, keys.Lease, func(key, value []byte) error {
-		seq, err := keys.ParseLease(key)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		h, entries, err := keys.ParseLeases(seq, value)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
+	return scanLeases(s.store.db, func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
 		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, written: true}
 		for i := range entries {
 			if err := s.loadLease(r, &entries[i]); err != nil {
