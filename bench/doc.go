@@ -1,4 +1,4 @@
-// Package bench measures codeq: go test -run '^$' -bench . ./bench
+// Package bench measures codeq: go test ./bench -run '^$' -bench .
 //
 // Every benchmark but the raw and the idle ones runs for a warm-up and a
 // window, by the clock and not by b.N; use -benchtime 1x with a window shorter
