@@ -22,7 +22,7 @@ type handler func(ctx context.Context, f *frame) error
 // frame is what a worker has of a running task.
 type frame struct {
 	lease Lease
-	out   output
+	out   *output // nil: nothing
 }
 
 // output is what a handler wants to have stored with the completion.
@@ -35,17 +35,27 @@ type output struct {
 type Job[T any] struct {
 	*Lease
 	// Args is the decoded payload.
-	Args T
-	out  *output
+	Args  T
+	frame *frame
 }
 
 // SetResult has result kept with the completed task for its retention. It is
 // dropped if the handler returns an error.
-func (j *Job[T]) SetResult(result []byte) { j.out.result = result }
+func (j *Job[T]) SetResult(result []byte) { j.frame.output().result = result }
 
 // FollowUp has tasks produced in the same commit that completes this one. They
 // are dropped if the handler returns an error.
-func (j *Job[T]) FollowUp(tasks ...Task) { j.out.next = append(j.out.next, tasks...) }
+func (j *Job[T]) FollowUp(tasks ...Task) {
+	out := j.frame.output()
+	out.next = append(out.next, tasks...)
+}
+
+func (f *frame) output() *output {
+	if f.out == nil {
+		f.out = new(output)
+	}
+	return f.out
+}
 
 // Handle registers the handler of a queue. The payload is decoded from JSON
 // into Args, except that for T = []byte Args is the payload itself, and that an
@@ -71,7 +81,7 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error)
 		m.handlers = make(map[string]handler)
 	}
 	m.handlers[queue] = func(ctx context.Context, f *frame) error {
-		job := &Job[T]{Lease: &f.lease, out: &f.out}
+		job := &Job[T]{Lease: &f.lease, frame: f}
 		if raw, ok := any(&job.Args).(*[]byte); ok {
 			*raw = f.lease.Payload
 		} else if len(f.lease.Payload) == 0 {

@@ -456,7 +456,11 @@ func (w *worker) fail(l *Lease, err error) {
 // complete hands the completion to the shard and does not wait for it.
 func (w *worker) complete(f *frame) {
 	r, l := w.runner, &f.lease
-	op, err := r.queue.completeOp(l.Receipt, f.out.result, f.out.next)
+	var out output
+	if f.out != nil {
+		out = *f.out
+	}
+	op, err := r.queue.completeOp(l.Receipt, out.result, out.next)
 	if err != nil { // the handler asks for what can never be stored
 		w.fail(l, DeadLetter(err))
 		return
