@@ -74,7 +74,7 @@ type powerLoad struct {
 
 	mu        sync.Mutex // guards what follows
 	rng       *rand.Rand
-	odds      int // an image is made at one of so many occasions; 0: at none
+	odds      int // an image is made at one of so many occasions; 0: at none any more
 	images    []diskImage
 	histories map[int]history // by the serial number that is a task's payload
 	serial    int
@@ -82,8 +82,12 @@ type powerLoad struct {
 	logs atomic.Int64 // begun
 }
 
+// maxImages is how many images of one load are kept at the most; its odds make
+// about as many.
+const maxImages = 20
+
 func newPowerLoad(t *testing.T, level Durability, disk *vfs.MemFS, rng *rand.Rand) *powerLoad {
-	p := &powerLoad{t: t, disk: disk, rng: rng, odds: 110, histories: make(map[int]history)}
+	p := &powerLoad{t: t, disk: disk, rng: rng, odds: 180, histories: make(map[int]history)}
 	p.opts = Options{
 		Shards: 2, Durability: level, LeaseFor: time.Hour, WindowTasks: 8,
 		MemTableBytes: 256 << 10, // small, so that logs are changed and tables written
@@ -124,7 +128,7 @@ func (p *powerLoad) chance(n int) int {
 func (p *powerLoad) occasion(at string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.odds == 0 || p.rng.IntN(p.odds) > 0 {
+	if p.odds == 0 || len(p.images) == maxImages || p.rng.IntN(p.odds) > 0 {
 		return
 	}
 	img := diskImage{at: at, percent: min(max(p.rng.IntN(160)-30, 0), 100), from: p.clock.Add(1)}
@@ -162,7 +166,7 @@ func (p *powerLoad) newTasks(n int) (tasks []Task, serials []int) {
 			Tenant:      []string{"", "x"}[p.rng.IntN(2)],
 			Priority:    p.rng.IntN(2),
 			MaxAttempts: 100,
-			Payload:     fmt.Appendf(nil, "%d %s", p.serial, strings.Repeat("x", p.rng.IntN(800))),
+			Payload:     fmt.Appendf(nil, "%d %s", p.serial, strings.Repeat("x", p.rng.IntN(300))),
 		}
 		if p.rng.IntN(3) == 0 {
 			t.Retention = Forever
@@ -249,7 +253,7 @@ func (p *powerLoad) work(ctx context.Context) error {
 
 func (p *powerLoad) finish(l *Lease) error {
 	ctx := context.Background()
-	kind := p.chance(12)
+	kind := p.chance(20)
 	if kind == 0 {
 		return nil // nobody finishes it
 	}
@@ -269,7 +273,7 @@ func (p *powerLoad) finish(l *Lease) error {
 		case 4:
 			c.state = Dead
 			err = p.q.DeadLetter(ctx, l.Receipt, errors.New("given up"))
-		case 5:
+		case 5: // nobody finishes it either
 			c.state = Leased
 			err = p.q.Extend(ctx, l.Receipt, 2*time.Hour)
 		default:
@@ -451,7 +455,7 @@ func TestPowerLoss(t *testing.T) {
 			for range 2 {
 				p := newPowerLoad(t, level, disk, rng)
 				p.inherit(inherited)
-				p.run(1800)
+				p.run(2400)
 				require.NotEmpty(t, p.images)
 				next := rng.IntN(len(p.images))
 				for i := range p.images {
@@ -474,7 +478,7 @@ func TestPowerLoss(t *testing.T) {
 				images, logs, shards = images+len(p.images), logs+int(p.logs.Load()), p.opts.Shards
 			}
 			t.Logf("%d images, %d without something that was acknowledged", images, lossy)
-			require.GreaterOrEqual(t, images, 24)
+			require.GreaterOrEqual(t, images, maxImages)
 			require.Greater(t, logs, 3*shards, "the load is too small to begin new logs; creation and two Opens do")
 			require.Equal(t, level != DurabilityDisk, lossy > 0)
 		})

@@ -26,6 +26,7 @@ type store struct {
 	write     *pebble.WriteOptions
 	fatal     *fatalLogger
 	partition *partition
+	stuck     bool // commit has panicked
 }
 
 // caches are shared by the stores of all shards.
@@ -104,8 +105,10 @@ const (
 // the store unfit for more.
 func (st *store) commit(b *pebble.Batch) (err error) {
 	defer func() {
-		// Pebble panics when the log of an unsynced commit cannot be written.
+		// Pebble panics when the log of an unsynced commit cannot be written,
+		// and leaves its locks locked.
 		if p := recover(); p != nil {
+			st.stuck = true
 			err = fmt.Errorf("store panicked: %v", p)
 		}
 	}()
@@ -116,8 +119,12 @@ func (st *store) commit(b *pebble.Batch) (err error) {
 }
 
 // close makes what was committed durable at the level of the operating system
-// at least, and releases the files.
+// at least, and releases the files. A store that is stuck stays open: to close
+// it would wait for ever. The end of the process releases it.
 func (st *store) close() (err error) {
+	if st.stuck {
+		return errors.New("codeq: the store cannot be closed before the process ends, after a panic in a commit")
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("store panicked: %v", p)

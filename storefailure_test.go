@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,11 +19,14 @@ import (
 
 var errBroken = errors.New("the disk is broken")
 
-// breakable returns a file system on which one kind of operation on logs of
-// shard 0, or on any file with another extension, fails while broken is set.
+// breakable returns a file system on which an operation on the files of shard 0
+// with an extension fails while broken is set. "begin" is to create or to reuse.
 func breakable(base vfs.FS, op, extension string) (fs *hookFS, broken *atomic.Bool) {
 	broken = new(atomic.Bool)
 	return &hookFS{FS: base, before: func(o, name string) error {
+		if o == "create" || o == "reuse" {
+			o = "begin"
+		}
 		if broken.Load() && o == op && strings.Contains(name, "shard-000") && strings.HasSuffix(name, extension) {
 			return errBroken
 		}
@@ -219,7 +223,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
 			disk := vfs.NewMem()
-			fs, broken := breakable(disk, "create", ".sst")
+			fs, broken := breakable(disk, "begin", ".sst")
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)
 			flushed, err := f.shards[0].store.db.AsyncFlush()
@@ -240,20 +244,22 @@ func TestStoreFailureInBackground(t *testing.T) {
 	}
 }
 
-// Two failures leave Pebble's locks locked, or end the process by a fatal error
-// of the runtime: of a log that is not synced, and of a change to a new log,
-// both of which Pebble meets in the middle of a commit with a panic. The tests
-// below meet them in a child process.
+// Two failures Pebble meets with a panic in the middle of a commit: that of a
+// log that is not synced leaves its locks locked, so that the store cannot be
+// closed; that of the change to a new log ends the process by a fatal error of
+// the runtime. The tests below have them in a child process.
 const failureChildEnv = "CODEQ_STORE_FAILURE_CHILD"
 
-// failureChild runs a test again in a child process, and returns how that ended.
-func failureChild(t *testing.T, args ...string) (output string, err error) {
+// failureChild runs a test again in a child process, and returns what that has
+// to say and how it ended.
+func failureChild(t *testing.T, args string) (output string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	name, _, _ := strings.Cut(t.Name(), "/")
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+name+"$", "-test.count=1", "-test.timeout=30s")
-	cmd.Env = append(os.Environ(), failureChildEnv+"="+strings.Join(args, " "))
+	cmd.Env = append(os.Environ(), failureChildEnv+"="+args)
 	b, err := cmd.CombinedOutput()
+	require.NoError(t, ctx.Err(), "the child hangs: %s", b)
 	return string(b), err
 }
 
@@ -261,7 +267,7 @@ func failureChild(t *testing.T, args ...string) (output string, err error) {
 // block of the log is full, and the tasks since the last one may be lost.
 func TestStoreFailureWithoutSync(t *testing.T) {
 	if os.Getenv(failureChildEnv) == "" {
-		output, err := failureChild(t, "run")
+		output, err := failureChild(t, "-")
 		require.NoError(t, err, "%s", output)
 		return
 	}
@@ -277,7 +283,69 @@ func TestStoreFailureWithoutSync(t *testing.T) {
 	require.ErrorContains(t, err, errBroken.Error())
 	f.requireFailed()
 	broken.Store(false)
-	// The end of the process closes the store.
+	require.ErrorContains(t, inTime(t, "Close", f.Close), "cannot be closed")
 	left := vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))}
 	f.requireStored(disk.CrashClone(left), false)
+}
+
+// TestStoreFailureAtNewLog: when a shard cannot begin a new log, or end the old
+// one, it loses nothing that was acknowledged, whether or not the process
+// survives.
+func TestStoreFailureAtNewLog(t *testing.T) {
+	const tooMany = 2000
+	open := func(level Durability, dir string, fs vfs.FS) *Queue {
+		q, err := Open(dir, &Options{Shards: 1, Durability: level, fs: fs, MemTableBytes: 256 << 10})
+		require.NoError(t, err)
+		return q
+	}
+	if args := os.Getenv(failureChildEnv); args != "" {
+		var level Durability
+		var op, dir string
+		_, err := fmt.Sscan(args, &level, &op, &dir)
+		require.NoError(t, err)
+		fs, broken := breakable(vfs.Default, op, ".log")
+		q := open(level, dir, fs)
+		broken.Store(true)
+		for i := range tooMany {
+			if _, err := q.Produce(context.Background(), Task{Queue: "a", Payload: fmt.Appendf(nil, "%d %1000s", i+1, "")}); err != nil {
+				fmt.Println("\nerror:", err)
+				os.Exit(0)
+			}
+			fmt.Print("+")
+		}
+		return
+	}
+	for _, tc := range []struct {
+		level Durability
+		op    string
+	}{
+		{DurabilityProcess, "begin"},
+		{DurabilityProcess, "sync"}, // of the old log
+		{DurabilityDisk, "begin"},
+		{DurabilityNone, "begin"},
+	} {
+		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
+			dir := t.TempDir()
+			output, err := failureChild(t, fmt.Sprintf("%d %s %s", tc.level, tc.op, dir))
+			rest := strings.TrimLeft(output, "+")
+			acked := len(output) - len(rest)
+			reason := regexp.MustCompile(errBroken.Error() + "|fatal error: .*").FindString(rest)
+			t.Logf("after %d tasks: %s (%v)", acked, reason, err)
+			require.Less(t, acked, tooMany, "no failure")
+			require.NotEmpty(t, reason, "%s", rest)
+
+			q := open(tc.level, dir, vfs.Default)
+			defer func() { require.NoError(t, q.Close()) }()
+			require.NoError(t, q.checkAll())
+			tasks, err := q.list()
+			require.NoError(t, err)
+			for _, info := range tasks {
+				require.LessOrEqual(t, serialOf(info.Payload), len(tasks), "a gap")
+			}
+			require.LessOrEqual(t, len(tasks), acked+1)
+			if tc.level != DurabilityNone {
+				require.GreaterOrEqual(t, len(tasks), acked)
+			}
+		})
+	}
 }
