@@ -218,7 +218,12 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 }
 
 // crashRounds is how often a child is killed at each level.
-const crashRounds = 30
+func crashRounds() int {
+	if testing.Short() {
+		return 5
+	}
+	return 30
+}
 
 func crashSeed(t *testing.T) *rand.Rand {
 	seed := rand.Uint64()
@@ -234,7 +239,7 @@ func TestKillLosesNothing(t *testing.T) {
 			random := crashSeed(t)
 			dir := t.TempDir()
 			h := newCrashHistory()
-			for range crashRounds {
+			for range crashRounds() {
 				h.runAndKill(t, dir, level, 100+random.IntN(2000))
 				tasks := stored(t, dir, level)
 				for _, id := range h.order {
@@ -255,7 +260,7 @@ func TestKillLosesNothing(t *testing.T) {
 				}
 			}
 			require.NotEmpty(t, h.completed)
-			t.Logf("%d kills, %d tasks acknowledged, %d completed", crashRounds, len(h.order), len(h.completed))
+			t.Logf("%d kills, %d tasks acknowledged, %d completed", crashRounds(), len(h.order), len(h.completed))
 		})
 	}
 }
@@ -266,7 +271,7 @@ func TestKillLosesNothing(t *testing.T) {
 func TestKillWithoutDurability(t *testing.T) {
 	random := crashSeed(t)
 	lost := 0
-	for range crashRounds {
+	for range crashRounds() {
 		dir := t.TempDir()
 		h := newCrashHistory()
 		h.runAndKill(t, dir, DurabilityNone, 100+random.IntN(2000))
@@ -287,5 +292,5 @@ func TestKillWithoutDurability(t *testing.T) {
 		}
 	}
 	require.Positive(t, lost, "a kill at the level none is expected to lose something")
-	t.Logf("%d kills lost %d acknowledged tasks", crashRounds, lost)
+	t.Logf("%d kills lost %d acknowledged tasks", crashRounds(), lost)
 }
