@@ -60,7 +60,7 @@ func (s *shard) identify(d *directory) error {
 		}
 		// The manifest is about to say that this shard exists, and must not
 		// outlive that: a flush is durable at every level of durability.
-		return storageError(s.store.db.Flush())
+		return s.store.flush()
 	case err == pebble.ErrNotFound:
 		return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, want)
 	case err != nil:

@@ -648,7 +648,7 @@ var genTask = rapid.Custom(func(t *rapid.T) Task {
 		LeaseFor:    rapid.SampledFrom([]time.Duration{0, 0, 2 * time.Second}).Draw(t, "LeaseFor"),
 		Retention:   rapid.SampledFrom([]time.Duration{0, 0, 3 * time.Second, Forever}).Draw(t, "Retention"),
 	}
-	if wait := rapid.SampledFrom([]int64{0, 0, 0, -1, 1, 1000, 8000}).Draw(t, "RunAt"); wait != 0 {
+	if wait := rapid.SampledFrom([]int64{0, 0, 0, -1, 1, 1000, 8000, 1_800_000}).Draw(t, "RunAt"); wait != 0 {
 		task.RunAt = time.UnixMilli(wait)
 	}
 	if rapid.IntRange(0, 3).Draw(t, "Headers") == 3 {

@@ -55,7 +55,7 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	case DurabilityNone: // a log that nobody syncs needs walfs to lose no record before one that it keeps
 		fs, write = walfs.New(fs), pebble.NoSync
 	}
-	fatal := &fatalLogger{log: opts.Logger.With("dir", dir)}
+	fatal := &fatalLogger{log: opts.Logger.With("dir", dir), trouble: make(chan error, 1)}
 	if !create { // Pebble would make the directory before it missed the store
 		desc, err := pebble.Peek(dir, fs)
 		if errors.Is(err, os.ErrNotExist) || err == nil && !desc.Exists {
@@ -118,6 +118,24 @@ func (st *store) commit(b *pebble.Batch) (err error) {
 	return st.fatal.err()
 }
 
+// flush writes what was committed to a table. It returns the first error:
+// Pebble would try again without end.
+func (st *store) flush() error {
+	if err := st.fatal.err(); err != nil {
+		return err
+	}
+	flushed, err := st.db.AsyncFlush()
+	if err != nil {
+		return storageError(err)
+	}
+	select {
+	case <-flushed:
+		return st.fatal.err()
+	case err := <-st.fatal.trouble:
+		return storageError(err)
+	}
+}
+
 // close makes what was committed durable at the level of the operating system
 // at least, and releases the files. A store that is stuck stays open: to close
 // it would wait for ever. The end of the process releases it.
@@ -150,6 +168,8 @@ type fatalLogger struct {
 	log    *slog.Logger
 	reason atomic.Pointer[error]
 	warned atomic.Int64 // when background last logged, in seconds since 1970
+
+	trouble chan error // capacity 1; background sends, flush receives
 }
 
 func (l *fatalLogger) err() error {
@@ -168,6 +188,10 @@ func (l *fatalLogger) misuse(i pebble.PossibleAPIMisuseInfo) {
 // background logs an error of a flush or a compaction, which Pebble repeats
 // until it succeeds: thousands of times a second while a disk is full.
 func (l *fatalLogger) background(err error) {
+	select {
+	case l.trouble <- err:
+	default:
+	}
 	now := time.Now().Unix()
 	if last := l.warned.Load(); now != last && l.warned.CompareAndSwap(last, now) {
 		l.log.Error("background work of the store failed", "err", err)

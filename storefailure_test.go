@@ -244,6 +244,36 @@ func TestStoreFailureInBackground(t *testing.T) {
 	}
 }
 
+// TestStoreFailureAtCreation: a queue that cannot be created completely is not
+// opened, and the next Open completes it.
+func TestStoreFailureAtCreation(t *testing.T) {
+	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
+		for _, what := range []struct{ op, extension string }{
+			{"begin", "MANIFEST-000001"},
+			{"begin", ".log"},
+			{"write", ".log"},
+			{"begin", ".sst"},
+		} {
+			t.Run(fmt.Sprint(level, what), func(t *testing.T) {
+				disk := vfs.NewMem()
+				fs, broken := breakable(disk, what.op, what.extension)
+				broken.Store(true)
+				opts := Options{Shards: 2, Durability: level, fs: fs}
+				err := inTime(t, "Open", func() error {
+					_, err := Open("queue", &opts)
+					return err
+				})
+				require.ErrorContains(t, err, errBroken.Error())
+				broken.Store(false)
+				q, err := Open("queue", &opts)
+				require.NoError(t, err)
+				require.NoError(t, q.checkAll())
+				require.NoError(t, q.Close())
+			})
+		}
+	}
+}
+
 // Two failures Pebble meets with a panic in the middle of a commit: that of a
 // log that is not synced leaves its locks locked, so that the store cannot be
 // closed; that of the change to a new log ends the process by a fatal error of
