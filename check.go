@@ -1,10 +1,12 @@
 package codeq
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // check walks everything that a shard has stored and returns what contradicts
@@ -12,40 +14,74 @@ import (
 //
 //   - a task's record lies in one place only, in a lane of the catalogue, and
 //     in a shard that its ID routes to;
-//   - every record that is not in its first place has an index entry that
-//     points at it, and every index entry points at a record;
+//   - every record that has not ended and is not in its first place has an
+//     index entry that points at it, and every index entry points at a record;
 //   - every lease record has a lease that is in force;
-//   - the counts of every queue are those of its records.
+//   - the counts of every queue, and the sizes of its buckets, are those of its
+//     records;
+//   - an idempotency key that is not free belongs to a task that has not ended;
+//   - of the tasks of a group at most one is ready, leased, or between two
+//     attempts: the one that has the turn; those that wait have somebody to
+//     wait for;
+//   - every task that waits for parents has parents that know of it, here or in
+//     a message, and every parent says so in its record.
 func (v *view) check(index, shards int) error {
-	c := checker{view: v, index: index, shards: shards, seen: make(map[ID]keys.Place), indexed: make(map[ID]bool), counts: make(map[uint32]keys.Counts)}
-	err := errors.Join(
-		v.loadLeases(),
-		scan(v.snap, keys.Task, c.record),
-		scan(v.snap, keys.Scheduled, c.record),
-		scan(v.snap, keys.Dead, c.record),
-		scan(v.snap, keys.Done, c.record),
+	c := checker{
+		view: v, index: index, shards: shards,
+		seen: make(map[ID]*checkedTask), indexed: make(map[ID]bool), counts: make(map[uint32]keys.Counts),
+		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
+		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64),
+	}
+	steps := []error{v.loadLeases()}
+	for _, prefix := range [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
+		steps = append(steps, scan(v.snap, prefix, c.record))
+	}
+	steps = append(steps,
 		scan(v.snap, keys.Index, c.entry),
 		scanLeases(v.snap, c.leases),
 		scan(v.snap, keys.Counters, c.counters),
+		scan(v.snap, keys.Buckets, c.bucket),
+		scan(v.snap, keys.Settings, c.settings),
+		scan(v.snap, keys.Unique, c.unique),
+		scan(v.snap, keys.Freed, c.freed),
+		scan(v.snap, keys.Wake, c.wake),
+		scan(v.snap, keys.Group, c.turn),
+		scan(v.snap, keys.Pending, c.waits),
+		scan(v.snap, keys.Dependent, c.dependent),
+		scan(v.snap, keys.Outbound, c.message),
 	)
-	for id, p := range c.seen {
-		if first := keys.FirstPlace(keys.LaneOf(id), id); p != first && !c.indexed[id] {
-			c.report("task %s at %+v has no index entry", id, p)
-		}
-	}
-	for n, counts := range c.counts {
-		c.report("queue %d has tasks and no counters: %+v", n, counts)
-	}
-	return errors.Join(append(c.errs, err)...)
+	c.finish()
+	return errors.Join(append(c.errs, steps...)...)
 }
 
 type checker struct {
 	view          *view
 	index, shards int
-	seen          map[ID]keys.Place
+	seen          map[ID]*checkedTask
 	indexed       map[ID]bool
 	counts        map[uint32]keys.Counts // found, by queue; counters strikes them off
+	buckets       map[keys.Place]uint64  // found, likewise
+	turns         map[uint64]keys.GroupValue
+	wakes         map[wakeKey]bool
+	pending       map[ID]uint64
 	errs          []error
+}
+
+// checkedTask is a task as the checker has found it.
+type checkedTask struct {
+	keys.Place
+	record.Head
+	state State
+	queue uint32
+	known uint64 // parents here that know of it
+}
+
+func (st *checkedTask) ended() bool { return keys.Ended(st.Range) }
+
+type wakeKey struct {
+	queue uint32
+	scope uint64
+	id    ID
 }
 
 func (c *checker) report(format string, args ...any) {
@@ -59,9 +95,8 @@ func (c *checker) record(key, value []byte) error {
 		return nil
 	}
 	if other, ok := c.seen[id]; ok {
-		c.report("task %s is at %+v and at %+v", ID(id), other, p)
+		c.report("task %s is at %+v and at %+v", ID(id), other.Place, p)
 	}
-	c.seen[id] = p
 	if got := ID(id).shard(c.shards); got != c.index {
 		c.report("task %s of shard %d lies in shard %d", ID(id), got, c.index)
 	}
@@ -70,54 +105,55 @@ func (c *checker) record(key, value []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	number, err := c.queueNumber(p, value)
+	number, rec, _, _, err := splitValue(p, value)
 	if err != nil {
 		c.report("%w", err)
 		return nil
 	}
-	counts := c.counts[number]
+	head, err := record.DecodeHead(rec)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	l, err := c.view.lane(number)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	st := &checkedTask{Place: p, Head: head, state: t.State, queue: l.queue.number}
+	c.seen[id] = st
+	if want := t.groupScope(); want != head.Group {
+		c.report("task %s of group %q has scope %x, not %x", t.ID, t.Group, head.Group, want)
+	}
+	if want := t.limitScope(); want != head.Limit {
+		c.report("task %s of limit %q has scope %x, not %x", t.ID, t.LimitKey, head.Limit, want)
+	}
+	counts := c.counts[st.queue]
 	switch t.State {
 	case Ready:
 		counts.Ready++
 	case Scheduled:
 		counts.Scheduled++
+	case Blocked:
+		counts.Blocked++
+		if p.At != 0 && p.At != head.Group && p.At != head.Limit {
+			c.report("task %s waits in scope %x, which is not its own", t.ID, p.At)
+		}
 	case Leased:
 		counts.Leased++
-	case Dead:
-		counts.Dead++
-		if number != p.Group {
-			c.report("dead letter %s of queue %d lies with queue %d", ID(id), number, p.Group)
-		}
-	case Done:
-		counts.Done++
+	default:
+		*counts.Ended(p.Range)++
+		c.buckets[p]++
 	}
-	c.counts[number] = counts
+	if p.Range != keys.Task && p.Range != keys.Scheduled && p.Group != st.queue {
+		c.report("task %s of queue %d lies with queue %d", t.ID, st.queue, p.Group)
+	}
+	c.counts[st.queue] = counts
 	return nil
 }
 
-func (c *checker) queueNumber(p keys.Place, value []byte) (uint32, error) {
-	number := p.Group
-	var err error
-	switch p.Range {
-	case keys.Scheduled, keys.Dead:
-		number, _, err = keys.SplitLane(value)
-	case keys.Done:
-		var done keys.DoneValue
-		done, _, err = keys.ParseDone(value)
-		number = done.Lane
-	}
-	if err != nil {
-		return 0, err
-	}
-	l, err := c.view.lane(number)
-	if err != nil {
-		return 0, err
-	}
-	return l.queue.number, nil
-}
-
 func (c *checker) entry(key, value []byte) error {
-	id, err := keys.ParseIndex(key)
+	id, err := keys.ParseByID(key)
 	if err != nil {
 		c.report("%w", err)
 		return nil
@@ -128,8 +164,8 @@ func (c *checker) entry(key, value []byte) error {
 		return nil
 	}
 	c.indexed[id] = true
-	if at, ok := c.seen[id]; !ok || at != p {
-		c.report("index says that task %s is at %+v; found: %t, at %+v", ID(id), p, ok, at)
+	if st := c.seen[id]; st == nil || st.Place != p {
+		c.report("index says that task %s is at %+v; found: %+v", ID(id), p, st)
 	}
 	return nil
 }
@@ -167,4 +203,178 @@ func (c *checker) counters(key, value []byte) error {
 	}
 	delete(c.counts, n)
 	return nil
+}
+
+func (c *checker) bucket(key, value []byte) error {
+	prefix, number, until, err := keys.ParseBucket(key)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	size, err := keys.ParseNumber(value)
+	p := keys.Place{Range: prefix, Group: number, At: until}
+	if err != nil || size == 0 || size != c.buckets[p] {
+		c.report("bucket %+v has %d tasks, its size is %x", p, c.buckets[p], value)
+	}
+	delete(c.buckets, p)
+	return nil
+}
+
+func (c *checker) settings(key, value []byte) error {
+	var set Settings
+	if err := json.Unmarshal(value, &set); err != nil {
+		c.report("settings of queue %q: %w", key[1:], err)
+	} else if err := set.check(); err != nil {
+		c.report("settings of queue %q: %w", key[1:], err)
+	}
+	return nil
+}
+
+func (c *checker) unique(key, value []byte) error {
+	hash, err := keys.ParseHashed(key)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	v, err := keys.ParseUnique(value)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	st := c.seen[v.ID]
+	switch {
+	case v.Ended:
+		b, err := lookup(c.view.snap, keys.AppendFreed(nil, v.Until, hash))
+		if err != nil || b == nil {
+			c.report("nothing frees idempotency key %x at %d: %v", hash, v.Until, err)
+		}
+		if st != nil && !st.ended() {
+			c.report("idempotency key %x: task %s has not ended", hash, ID(v.ID))
+		}
+	case st == nil || st.ended() || st.Unique != hash:
+		c.report("idempotency key %x is held by task %s: %+v", hash, ID(v.ID), st)
+	}
+	return nil
+}
+
+func (c *checker) freed(key, _ []byte) error {
+	if _, _, err := keys.ParseFreed(key); err != nil {
+		c.report("%w", err)
+	}
+	return nil
+}
+
+func (c *checker) wake(key, value []byte) error {
+	queue, scope, id, err := keys.ParseGrouped(key)
+	if err != nil || len(value) != 1 {
+		c.report("mark %x is %x: %w", key, value, err)
+		return nil
+	}
+	c.wakes[wakeKey{queue, scope, id}] = true
+	return nil
+}
+
+func (c *checker) turn(key, value []byte) error {
+	scope, err := keys.ParseScope(key)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	v, err := keys.ParseGroup(value)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	c.turns[scope] = v
+	if v.Holder == (keys.ID{}) {
+		return nil
+	}
+	if st := c.seen[v.Holder]; st == nil || st.ended() || st.Head.Group != scope {
+		c.report("task %s has the turn of group %x: %+v", ID(v.Holder), scope, st)
+	}
+	return nil
+}
+
+func (c *checker) waits(key, value []byte) error {
+	id, err := keys.ParseByID(key)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	n, err := keys.ParseNumber(value)
+	if err != nil || n == 0 {
+		c.report("task %s waits for %d parents: %w", ID(id), n, err)
+		return nil
+	}
+	if st := c.seen[id]; st == nil || st.Range != keys.Blocked || st.At != 0 {
+		c.report("task %s waits for %d parents and is %+v", ID(id), n, st)
+		return nil
+	}
+	c.pending[id] = n
+	return nil
+}
+
+func (c *checker) dependent(key, value []byte) error {
+	parent, child, err := keys.ParseDependent(key)
+	if err != nil || len(value) != 1 || OnDead(value[0]) > RunOnDead {
+		c.report("dependent %x is %x: %w", key, value, err)
+		return nil
+	}
+	st := c.seen[parent]
+	if st == nil || !st.Parent || st.ended() && (st.state != Dead || st.At != neverExpires) {
+		c.report("task %s waits for %s, which is %+v", ID(child), ID(parent), st)
+	}
+	if st := c.seen[child]; st != nil {
+		st.known++
+	}
+	return nil
+}
+
+func (c *checker) message(_, value []byte) error {
+	m, err := keys.ParseMessage(value)
+	if err != nil {
+		c.report("%w", err)
+	}
+	if st := c.seen[m.Child]; m.Kind == keys.MsgDepend && st != nil {
+		st.known++
+	}
+	return nil
+}
+
+// finish reports what only the whole shard shows.
+func (c *checker) finish() {
+	for id, st := range c.seen {
+		if st.ended() {
+			continue
+		}
+		if first := keys.FirstPlace(keys.LaneOf(id), id); st.Place != first && !c.indexed[id] {
+			c.report("task %s at %+v has no index entry", id, st.Place)
+		}
+		turn := c.turns[st.Head.Group]
+		waits := st.Range == keys.Blocked && st.At == st.Head.Group
+		switch {
+		case st.Head.Group == 0:
+		case waits && !turn.Waiting:
+			c.report("task %s waits for the turn of group %x, which nobody passes on: %+v", id, st.Head.Group, turn)
+		case waits && turn.Holder == keys.ID{} && !c.wakes[wakeKey{st.queue, st.Head.Group, ID{}}]:
+			c.report("nobody gives the turn of group %x, for which task %s waits", st.Head.Group, id)
+		case (st.state == Ready || st.state == Leased) && turn.Holder != keys.ID(id):
+			c.report("task %s is %v, and %s has the turn of its group", id, st.state, ID(turn.Holder))
+		}
+		if st.Range == keys.Blocked && st.At == 0 {
+			n, mark := c.pending[id], c.wakes[wakeKey{st.queue, 0, id}]
+			if n == 0 && !mark {
+				c.report("task %s waits for no parent", id)
+			}
+			if c.shards == 1 && !mark && n != st.known { // else some are told by other shards
+				c.report("task %s waits for %d parents, of which %d know", id, n, st.known)
+			}
+		}
+	}
+	for n, counts := range c.counts {
+		c.report("queue %d has tasks and no counters: %+v", n, counts)
+	}
+	for p, n := range c.buckets {
+		c.report("bucket %+v has %d tasks and no size", p, n)
+	}
 }

@@ -24,7 +24,7 @@ import (
 // for concurrent use; claims that wait are served first come, first served.
 func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
 	req.Max = 1
-	op, err := q.claim(ctx, &req, false)
+	op, err := q.claim(ctx, &req, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
 // ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as
 // there is one, with as many as are ready in one shard.
 func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, error) {
-	op, err := q.claim(ctx, &req, false)
+	op, err := q.claim(ctx, &req, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -50,8 +50,8 @@ func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, err
 }
 
 // claim returns an operation with at least one grant; the caller unrefs it.
-// local is for leases that end with the process.
-func (q *Queue) claim(ctx context.Context, req *ClaimRequest, local bool) (*claimOp, error) {
+// r is for leases that end with the process.
+func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	if err := req.check(&q.opts.Limits); err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, local bool) (*clai
 		op = &claimOp{completion: newCompletion(), pool: &q.pools.claim}
 	}
 	op.queues, op.weights = req.Queues, req.Weights
-	op.max, op.noWait, op.local = max(req.Max, 1), req.NoWait, local
+	op.max, op.noWait, op.runner = max(req.Max, 1), req.NoWait, r
 	op.duration = millis(req.LeaseFor)
 	if op.duration == 0 {
 		op.duration = millis(q.opts.LeaseFor)
@@ -138,7 +138,7 @@ type claimOp struct {
 	duration uint64 // ms
 	max      int
 	noWait   bool
-	local    bool
+	runner   *runner // of Run, whose leases end with the process
 
 	visited int // shards that have seen it; written by the one whose turn it is
 	taken   atomic.Bool
@@ -159,7 +159,7 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = nil, nil, op.grants[:0], op.order[:0], nil
-	op.visited = 0
+	op.visited, op.runner = 0, nil
 	op.taken.Store(false)
 	op.pool.Put(op)
 }
@@ -222,7 +222,7 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 		if q == nil || !op.noWait && q.waiters.len() > 0 {
 			continue
 		}
-		l, pending := s.head(q)
+		l, pending := s.next(q)
 		if pending {
 			return claimPending
 		}
@@ -231,6 +231,8 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 		}
 		if op.take() {
 			s.give(op, q, l)
+		} else {
+			s.leaveGate(q)
 		}
 		return claimServed
 	}
@@ -263,14 +265,14 @@ func (s *shard) claimOrder(op *claimOp) []string {
 // give leases tasks of q to a claim that has been taken, l's first to begin with.
 func (s *shard) give(op *claimOp, q *queueState, l *lane) {
 	for l != nil && len(op.grants) < op.max {
-		g, err := s.grant(l, op.duration, op.local)
+		g, err := s.grant(l, op.duration, op.runner)
 		if err != nil {
 			s.broken = err
 			break
 		}
 		op.grants = append(op.grants, g)
 		if len(op.grants) < op.max {
-			l, _ = s.head(q)
+			l, _ = s.next(q)
 		}
 	}
 	s.settle(op)
@@ -282,13 +284,19 @@ func (s *shard) serve() {
 		s.hungry[i] = nil
 		q.hungry = false
 		for q.waiters.len() > 0 && s.broken == nil {
-			l, _ := s.head(q)
+			if q.waiters.first().taken.Load() {
+				q.waiters.pop().unref()
+				continue
+			}
+			l, _ := s.next(q)
 			if l == nil {
 				break
 			}
 			op := q.waiters.pop()
 			if op.take() {
 				s.give(op, q, l)
+			} else {
+				s.leaveGate(q)
 			}
 			op.unref()
 		}
@@ -348,6 +356,9 @@ func (w *waitList) push(op *claimOp) {
 	}
 	w.ops = append(w.ops, op)
 }
+
+// first returns the first claim. REQUIRES: len() > 0.
+func (w *waitList) first() *claimOp { return w.ops[w.head] }
 
 // pop removes the first claim. REQUIRES: len() > 0.
 func (w *waitList) pop() *claimOp {

@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// gate is a committer that holds commits back while it is shut.
-type gate struct {
+// latch is a committer that holds commits back while it is shut.
+type latch struct {
 	committer
 	open chan struct{}
 }
@@ -28,7 +28,7 @@ type gate struct {
 // is closed.
 func shut(t *testing.T, s *shard) chan struct{} {
 	t.Helper()
-	g := &gate{open: make(chan struct{})}
+	g := &latch{open: make(chan struct{})}
 	require.NoError(t, s.probe(func(s *shard) error {
 		g.committer = s.commit
 		s.commit = g
@@ -37,7 +37,7 @@ func shut(t *testing.T, s *shard) chan struct{} {
 	return g.open
 }
 
-func (g *gate) commit(b *pebble.Batch) error {
+func (g *latch) commit(b *pebble.Batch) error {
 	<-g.open
 	return g.committer.commit(b)
 }

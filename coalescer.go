@@ -201,6 +201,10 @@ type group struct {
 	granted  []*leaseRecord // lease records to be written
 	finished []uint64       // lease records, by sequence number, without a lease left
 	touched  []*queueState  // whose counts changed
+	buckets  []*bucket      // whose sizes changed
+
+	changed map[ID]struct{} // tasks that the group has moved or rewritten
+	checked int             // of removed: those before are in changed
 }
 
 type taskKey struct {
@@ -226,6 +230,30 @@ func (g *group) delete(key []byte) {
 	op := g.batch.DeleteDeferred(len(key))
 	copy(op.Key, key)
 	_ = op.Finish()
+}
+
+// deleteRange deletes the keys from lower to before upper, at the cost of one.
+func (g *group) deleteRange(lower, upper []byte) {
+	_ = g.batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
+}
+
+// change notes that the group moves or rewrites a task.
+func (g *group) change(id ID) {
+	if g.changed == nil {
+		g.changed = make(map[ID]struct{})
+	}
+	g.changed[id] = struct{}{}
+}
+
+// hasChanged reports whether disk is behind with a task. Tasks that are
+// produced or leased in this group are not among them, unless they have an
+// idempotency key: nobody knows of them yet.
+func (g *group) hasChanged(id ID) bool {
+	for ; g.checked < len(g.removed); g.checked++ {
+		g.change(g.removed[g.checked].id)
+	}
+	_, ok := g.changed[id]
+	return ok
 }
 
 // setTask writes the record of a task that becomes ready.
@@ -279,6 +307,9 @@ func (g *group) seal(clock uint64) {
 		_ = op.Finish()
 		q.touched = false
 	}
+	for _, b := range g.buckets {
+		b.seal(g)
+	}
 }
 
 // release wakes the callers and empties the group.
@@ -289,6 +320,8 @@ func (g *group) release(err error) {
 	}
 	clear(g.granted)
 	g.settled, g.removed, g.granted = g.settled[:0], g.removed[:0], g.granted[:0]
-	g.finished, g.touched = g.finished[:0], g.touched[:0]
+	g.finished, g.touched, g.buckets = g.finished[:0], g.touched[:0], g.buckets[:0]
+	clear(g.changed)
+	g.checked = 0
 	g.batch.Reset()
 }

@@ -28,7 +28,7 @@ const (
 
 // format is the version of everything that codeq stores: the manifest, the
 // keys and the values of the shards.
-const format = 1
+const format = 2
 
 // manifest says what a directory is. It is replaced as a whole, by a rename.
 type manifest struct {
@@ -160,14 +160,14 @@ func readManifest(fsys vfs.FS, path string, shards int) (*manifest, error) {
 	if err := json.Unmarshal(b, &version); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
 	}
-	if version.Format > format {
+	if version.Format >= 1 && version.Format != format {
 		return nil, fmt.Errorf("%w: %d, this version knows %d", ErrFormat, version.Format, format)
 	}
 	var m manifest
 	if err := json.Unmarshal(b, &m); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
 	}
-	if m.Format < 1 || m.Shards < 1 || m.Shards > maxShards {
+	if m.Format != format || m.Shards < 1 || m.Shards > maxShards {
 		return nil, fmt.Errorf("%w: %s: format %d, %d shards", ErrCorrupt, manifestName, m.Format, m.Shards)
 	}
 	if shards != 0 && shards != m.Shards {

@@ -14,8 +14,17 @@ var (
 	// expired or the task has been finished; whatever the worker did with the
 	// task since then, somebody else may do again.
 	ErrLeaseLost = errors.New("codeq: lease lost")
-	// ErrNotFound: no task has this ID, or it is done and its result is no longer kept.
+	// ErrNotFound: no task has this ID, or it has ended and is no longer kept.
 	ErrNotFound = errors.New("codeq: task not found")
+	// ErrDuplicate: the idempotency key of a task is taken. The error is, or
+	// joins, a *DuplicateError.
+	ErrDuplicate = errors.New("codeq: duplicate task")
+	// ErrNotWaiting: the task is in a worker's hands, or has ended.
+	ErrNotWaiting = errors.New("codeq: task does not wait")
+	// ErrCanceled: the task was canceled while a worker had it. It is the cause
+	// of the end of a handler's context, and comes with ErrLeaseLost from the
+	// verbs that take a receipt.
+	ErrCanceled = errors.New("codeq: task canceled")
 	// ErrInvalid: an argument was refused before anything was written. The
 	// error is an *InvalidError that names the field, the value and the limit.
 	ErrInvalid = errors.New("codeq: invalid argument")
@@ -31,7 +40,7 @@ var (
 
 	// ErrNotQueue: Open was given a directory that holds something else.
 	ErrNotQueue = errors.New("codeq: directory is not a queue")
-	// ErrFormat: the queue was written by a newer version of codeq.
+	// ErrFormat: the queue was written by a version of codeq with another format.
 	ErrFormat = errors.New("codeq: unknown storage format")
 	// ErrShardCount: Options.Shards differs from the count fixed at creation.
 	ErrShardCount = errors.New("codeq: shard count differs")

@@ -460,7 +460,7 @@ func ExampleQueue_Stats() {
 	fmt.Printf("mail: %+v\n", counts["mail"])
 	fmt.Println("video:", counts["video"].Total())
 	// Output:
-	// mail: {Ready:1 Scheduled:1 Leased:1 Dead:0 Done:0}
+	// mail: {Ready:1 Scheduled:1 Blocked:0 Leased:1 Dead:0 Done:0 Canceled:0}
 	// video: 1
 }
 

@@ -9,7 +9,9 @@ import (
 // Complete finishes a task. When the task has a retention, it is kept with
 // result for that long; otherwise result is dropped. The tasks in next are
 // produced in the same commit: either the task is done and all of them exist,
-// or neither. They lie in the same shard.
+// or neither. Those whose idempotency key is taken are left out. With several
+// shards, those with a LimitKey, Group or idempotency key reach the shard to
+// which they belong a moment later, each exactly once.
 //
 // Complete returns ErrLeaseLost if the receipt is not that of a lease in
 // force; then next was not produced either. An error that matches ErrUncertain
@@ -89,7 +91,14 @@ func (q *Queue) completeOp(r Receipt, result []byte, next []Task) (*completeOp, 
 		op = &completeOp{completion: newCompletion()}
 	}
 	var err error
-	if op.next, err = q.prepareBatch("Complete", next, op.next); err != nil {
+	if op.next, err = q.prepareBatch("Complete", next, op.next); err == nil && refersToSiblings(next) {
+		for i := range op.next {
+			if t := op.next[i].tied; t != nil && t.home >= 0 && t.home != r.ID.shard(len(q.shards)) {
+				err = errScattered("Complete")
+			}
+		}
+	}
+	if err != nil {
 		q.recycleComplete(op)
 		return nil, err
 	}
@@ -116,10 +125,14 @@ func (op *completeOp) settle(err error) {
 }
 
 func (op *completeOp) resolve(s *shard) {
+	if s.isRewritten(op.receipt.ID) || !s.canAdmit(op.next) {
+		s.postponeOp(op)
+		return
+	}
 	s.settle(op)
 	ls := s.held(op.receipt)
 	if ls == nil {
-		op.err = leaseLost(op.receipt)
+		op.err = s.leaseLost(op.receipt)
 		return
 	}
 	if op.err = s.hasLanes(len(op.next)); op.err != nil {
@@ -128,8 +141,8 @@ func (op *completeOp) resolve(s *shard) {
 	if s.broken = s.complete(ls, op.result); s.broken != nil {
 		return
 	}
-	for i := range op.next {
-		s.admit(&op.next[i])
+	if len(op.next) > 0 {
+		s.admitAll(op.next, nil, nil)
 	}
 }
 
@@ -163,10 +176,14 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 }
 
 func (op *failOp) resolve(s *shard) {
+	if s.isRewritten(op.receipt.ID) {
+		s.postponeOp(op)
+		return
+	}
 	s.settle(op)
 	ls := s.held(op.receipt)
 	if ls == nil {
-		op.err = leaseLost(op.receipt)
+		op.err = s.leaseLost(op.receipt)
 		return
 	}
 	if op.how == failRetry {
@@ -199,10 +216,14 @@ func (op *extendOp) resolve(s *shard) {
 	s.settle(op)
 	ls := s.held(op.receipt)
 	if ls == nil {
-		op.err = leaseLost(op.receipt)
+		op.err = s.leaseLost(op.receipt)
 		return
 	}
 	s.renew(ls, op.duration)
 }
 
-func leaseLost(r Receipt) error { return fmt.Errorf("%w: %s", ErrLeaseLost, r) }
+// isRewritten reports whether the group rewrites the record of a leased task.
+func (s *shard) isRewritten(id ID) bool {
+	_, ok := s.group.changed[id]
+	return ok
+}

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -73,13 +74,24 @@ func (h *heart) beat() (running bool) {
 			lost[receipt] = err
 		}
 	}
-	for _, receipt := range op.lost {
-		lost[receipt] = leaseLost(receipt)
+	for i, receipt := range op.lost {
+		lost[receipt] = op.errs[i]
 	}
 	for _, w := range r.workers {
 		w.forfeit(lost)
 	}
 	return true
+}
+
+// canceled ends the handler of a task that was canceled. The shard's owner
+// calls it: it does not wait for hooks.
+func (r *runner) canceled(receipt Receipt) {
+	r.stored.Go(func() {
+		lost := map[Receipt]error{receipt: fmt.Errorf("%w: %s", ErrCanceled, receipt.ID)}
+		for _, w := range r.workers {
+			w.forfeit(lost)
+		}
+	})
 }
 
 // forfeit cancels the running handler if its lease is among the lost.
@@ -103,6 +115,7 @@ type renewOp struct {
 	receipts []Receipt
 	duration uint64    // ms
 	lost     []Receipt // those not in force
+	errs     []error   // why
 }
 
 func (op *renewOp) resolve(s *shard) {
@@ -112,6 +125,7 @@ func (op *renewOp) resolve(s *shard) {
 			s.renew(ls, op.duration)
 		} else {
 			op.lost = append(op.lost, receipt)
+			op.errs = append(op.errs, s.leaseLost(receipt))
 		}
 	}
 }

@@ -341,27 +341,40 @@ func (c *memoryChecker) ring(q *queueState, priority int) {
 	}
 }
 
-// times: no scheduled task is due, and no result expires, before the shard looks.
+// times: no scheduled task is due, no bucket expires, and no idempotency key
+// becomes free before the shard looks.
 func (c *memoryChecker) times() error {
 	s := c.shard
-	for _, t := range []struct {
-		prefix byte
-		next   uint64
-	}{{keys.Scheduled, s.nextDue}, {keys.Done, s.nextExpiry}} {
-		first := uint64(never)
-		err := scan(c.view.snap, t.prefix, func(key, _ []byte) error {
-			at, _, err := keys.ParseTimed(key)
-			first = min(first, at)
+	first := func(prefix byte, parse func(key []byte) (uint64, error)) (at uint64, err error) {
+		at = never
+		err = scan(c.view.snap, prefix, func(key, _ []byte) error {
+			t, err := parse(key)
+			at = min(at, t)
 			return err
 		})
-		if err != nil {
-			return err
-		}
-		if t.next != first {
-			c.report("range %x is looked at when it is %d, its first time is %d", t.prefix, t.next, first)
+		return at, err
+	}
+	due, err1 := first(keys.Scheduled, func(key []byte) (uint64, error) {
+		at, _, err := keys.ParseScheduled(key)
+		return at, err
+	})
+	expiry, err2 := first(keys.Buckets, func(key []byte) (uint64, error) {
+		_, _, until, err := keys.ParseBucket(key)
+		return until, err
+	})
+	freed, err3 := first(keys.Freed, func(key []byte) (uint64, error) {
+		at, _, err := keys.ParseFreed(key)
+		return at, err
+	})
+	for _, t := range []struct {
+		what        string
+		next, first uint64
+	}{{"scheduled task", s.nextDue, due}, {"bucket", s.nextExpiry, expiry}, {"idempotency key", s.nextFreed, freed}} {
+		if t.next > t.first {
+			c.report("the first %s is looked at when it is %d, its time is %d", t.what, t.next, t.first)
 		}
 	}
-	return nil
+	return errors.Join(err1, err2, err3)
 }
 
 // list returns all tasks that the disk has, without asking the owners.
@@ -370,7 +383,7 @@ func (q *Queue) list() (map[ID]*TaskInfo, error) {
 	var errs []error
 	for _, s := range q.shards {
 		v := q.peek(s)
-		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Dead, keys.Done} {
+		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
 			errs = append(errs, scan(v.snap, prefix, func(key, value []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)
 				if err != nil {

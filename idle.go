@@ -7,7 +7,7 @@ import (
 )
 
 // WaitIdle waits until the queues named, or all queues if none is, have no task
-// that is ready, scheduled or leased: all work is done, or dead. It returns the
+// that is ready, scheduled, blocked or leased: all work is done, or dead. It returns the
 // cause of ctx if ctx ends first.
 //
 // It is for programs that end when their work does. Nothing keeps others from
@@ -53,8 +53,11 @@ func (op *idleOp) resolve(s *shard) {
 func (op *idleOp) isGone() bool { return op.gone.Load() }
 
 func (op *idleOp) idle(s *shard) bool {
+	if s.out.waiting > 0 { // tasks on their way to other shards
+		return false
+	}
 	for _, q := range s.numbers[1:] {
-		busy := q.counts.Ready+q.counts.Scheduled+q.counts.Leased > 0
+		busy := q.counts.Ready+q.counts.Scheduled+q.counts.Blocked+q.counts.Leased > 0
 		if busy && (len(op.queues) == 0 || slices.Contains(op.queues, q.name)) {
 			return false
 		}
@@ -64,7 +67,7 @@ func (op *idleOp) idle(s *shard) bool {
 
 // settleIdlers settles who waits for what has become idle in this group.
 func (s *shard) settleIdlers() {
-	if len(s.idlers) == 0 || len(s.group.touched) == 0 {
+	if len(s.idlers) == 0 {
 		return
 	}
 	s.idlers = slices.DeleteFunc(s.idlers, func(op *idleOp) bool {

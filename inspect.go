@@ -2,8 +2,8 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"iter"
 	"sync/atomic"
 	"time"
 
@@ -23,8 +23,8 @@ type TaskInfo struct {
 	// LastError is what the last failed attempt left behind.
 	LastError string
 	// At is a time that belongs to the state. Ready: since when; Scheduled:
-	// when it becomes ready; Leased: when the lease expires; Dead: since when;
-	// Done: when it was completed.
+	// when it becomes ready; Blocked: when it was produced; Leased: when the
+	// lease expires; Dead, Done, Canceled: since when.
 	At time.Time
 	// Result of a completed task.
 	Result []byte
@@ -38,101 +38,14 @@ func (q *Queue) Get(ctx context.Context, id ID) (*TaskInfo, error) {
 		return nil, err
 	}
 	defer v.close()
-	p, err := v.placeOf(id)
+	p, value, err := v.find(id)
 	if err != nil {
 		return nil, err
 	}
-	value, closer, err := v.snap.Get(p.AppendKey(nil, id))
-	if err == pebble.ErrNotFound {
+	if value == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
 	}
-	if err != nil {
-		return nil, storageError(err)
-	}
-	defer func() { _ = closer.Close() }()
 	return v.info(id, p, value)
-}
-
-// ListOptions says which tasks List yields.
-type ListOptions struct {
-	Queue string // "": of all queues
-	State State  // required
-}
-
-// listPage is how many tasks List reads at a time.
-const listPage = 256
-
-// List yields the tasks of one state: shard after shard, and in each in the
-// order of TaskInfo.At, except that ready and leased tasks come by tenant and
-// priority first. It reads some hundred tasks at a time, each time as of the
-// last commit: a task that changes its state meanwhile may be missed. The
-// sequence ends after the first error.
-func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
-	return func(yield func(*TaskInfo, error) bool) {
-		prefix, ok := stateRange[opts.State]
-		if !ok {
-			yield(nil, &InvalidError{"ListOptions.State", opts.State, "Ready, Scheduled, Leased, Dead or Done"})
-			return
-		}
-		for _, s := range q.shards {
-			from, _ := keys.Range(prefix)
-			for from != nil {
-				var page []*TaskInfo
-				var err error
-				if page, from, err = q.listPage(ctx, s, prefix, from, opts); err != nil {
-					yield(nil, err)
-					return
-				}
-				for _, t := range page {
-					if !yield(t, nil) {
-						return
-					}
-				}
-			}
-		}
-	}
-}
-
-var stateRange = map[State]byte{
-	Ready: keys.Task, Leased: keys.Task, Scheduled: keys.Scheduled, Dead: keys.Dead, Done: keys.Done,
-}
-
-// listPage returns the tasks among the next entries of a range, and where the
-// next page begins; nil: nowhere.
-func (q *Queue) listPage(ctx context.Context, s *shard, prefix byte, from []byte, opts ListOptions) (page []*TaskInfo, next []byte, err error) {
-	v, err := q.view(ctx, s)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer v.close()
-	_, upper := keys.Range(prefix)
-	it, err := v.snap.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: upper})
-	if err != nil {
-		return nil, nil, storageError(err)
-	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	n := 0
-	for valid := it.First(); valid; valid = it.Next() {
-		if n++; n > listPage {
-			return page, append([]byte(nil), it.Key()...), nil
-		}
-		value, err := it.ValueAndErr()
-		if err != nil {
-			return nil, nil, storageError(err)
-		}
-		id, p, err := keys.ParsePlaceKey(it.Key())
-		if err != nil {
-			return nil, nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		t, err := v.info(id, p, value)
-		if err != nil {
-			return nil, nil, err
-		}
-		if t.State == opts.State && (opts.Queue == "" || t.Queue == opts.Queue) {
-			page = append(page, t)
-		}
-	}
-	return page, nil, storageError(it.Error())
 }
 
 // view is a shard's disk between two commits. Reading it does not disturb the
@@ -192,44 +105,46 @@ func (v *view) close() {
 	v.queue.mu.RUnlock()
 }
 
-// placeOf finds where the record of a task lies, if it exists.
-func (v *view) placeOf(id ID) (keys.Place, error) {
-	value, closer, err := v.snap.Get(keys.AppendIndex(nil, id))
-	if err == pebble.ErrNotFound {
-		return keys.FirstPlace(keys.LaneOf(id), id), nil
+// find returns where a task lies and the value there; nil if it does not exist.
+func (v *view) find(id ID) (p keys.Place, value []byte, err error) {
+	p, indexed, err := placeOf(v.snap, id)
+	if err != nil {
+		return p, nil, err
+	}
+	if value, err = lookup(v.snap, p.AppendKey(nil, id)); err != nil || value != nil || indexed {
+		return p, value, err
+	}
+	l, err := v.lane(keys.LaneOf(id))
+	if errors.Is(err, pebble.ErrNotFound) {
+		return p, nil, nil
 	}
 	if err != nil {
-		return keys.Place{}, storageError(err)
+		return p, nil, err
 	}
-	defer func() { _ = closer.Close() }()
-	p, err := keys.ParsePlace(value)
-	if err != nil {
-		return p, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	for _, prefix := range [...]byte{keys.Done, keys.Dead, keys.Canceled} {
+		var buckets []uint64
+		err := scanAll(v.snap, keys.AppendBuckets(nil, prefix, l.queue.number), func(key, _ []byte) error {
+			_, _, until, err := keys.ParseBucket(key)
+			buckets = append(buckets, until)
+			return err
+		})
+		if err != nil {
+			return p, nil, err
+		}
+		for _, until := range buckets {
+			p = keys.Place{Range: prefix, Group: l.queue.number, At: until}
+			if value, err = lookup(v.snap, p.AppendKey(nil, id)); err != nil || value != nil {
+				return p, value, err
+			}
+		}
 	}
-	return p, nil
+	return p, nil, nil
 }
 
 // info decodes a task. Nothing in it aliases value.
 func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
 	value = append([]byte(nil), value...)
-	t := &TaskInfo{ID: id, At: msTime(p.At)}
-	number, rec := p.Group, value
-	var err error
-	switch p.Range {
-	case keys.Task:
-		t.State, t.At = Ready, msTime(keys.SinceMillis(p.At))
-	case keys.Scheduled:
-		t.State = Scheduled
-		number, rec, err = keys.SplitLane(value)
-	case keys.Dead:
-		t.State = Dead
-		number, rec, err = keys.SplitLane(value)
-	case keys.Done:
-		t.State = Done
-		var done keys.DoneValue
-		done, rec, err = keys.ParseDone(value)
-		number, t.Result, t.At = done.Lane, done.Result, msTime(done.At)
-	}
+	number, rec, ended, state, err := splitValue(p, value)
 	if err != nil {
 		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
 	}
@@ -239,11 +154,20 @@ func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
 	}
 	l, err := v.lane(number)
 	if err != nil {
-		return nil, fmt.Errorf("task %s: %w", id, err)
+		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
 	}
-	t.Task = task(l, &r)
-	t.Attempts, t.LastError = int(r.Attempts), r.Error
-	if t.State == Ready {
+	t := &TaskInfo{
+		ID: id, State: state, Task: task(l, &r), Attempts: int(r.Attempts), LastError: r.Error, Result: ended.Result,
+	}
+	switch state {
+	case Scheduled:
+		t.At = msTime(p.At)
+	case Blocked:
+		t.At = id.Time()
+	case Dead, Done, Canceled:
+		t.At = msTime(ended.At)
+	case Ready:
+		t.At = msTime(keys.SinceMillis(p.At))
 		if err := v.loadLeases(); err != nil {
 			return nil, err
 		}
@@ -261,7 +185,7 @@ func (v *view) lane(n uint32) (*lane, error) {
 	}
 	b, closer, err := v.snap.Get(keys.AppendNumbered(nil, keys.Lane, n))
 	if err != nil {
-		return nil, fmt.Errorf("%w: lane %d: %w", ErrCorrupt, n, err)
+		return nil, fmt.Errorf("lane %d: %w", n, err)
 	}
 	entry, err := keys.ParseLaneValue(b)
 	_ = closer.Close()

@@ -25,6 +25,7 @@ type lane struct {
 	next     window.Pos // zero: the head of the lane
 	complete bool
 	spilled  int // tasks that went to disk only since the lane was complete
+	turns    int // claims until the next lane's turn
 
 	// The ring of the queue's lanes of this priority that may have ready
 	// tasks; nil while the lane is known to have none.
@@ -40,15 +41,20 @@ type laneKey struct {
 
 // queueState is what a shard knows of a queue.
 type queueState struct {
-	name    string
-	number  uint32 // 0 until the first task of the queue
-	counts  keys.Counts
-	touched bool // on the group's list
+	name     string
+	number   uint32 // 0 until the first task of the queue
+	counts   keys.Counts
+	touched  bool // on the group's list
+	settings *Settings
+	gate     *gate // nil: neither a rate nor a limit of concurrency
+	buckets  map[bucketKey]*bucket
 
 	rings   [MaxPriority + 1]*lane // where the next turn begins
 	mask    uint16                 // bit p: rings[p] is not empty
 	waiters waitList
 	hungry  bool // on the shard's list of queues whose waiters may be served
+
+	throttled bool // on the shard's list of queues that are held back
 }
 
 // join puts a lane into its ring, last in turn.
@@ -67,6 +73,14 @@ func (q *queueState) join(l *lane) {
 	l.ringNext, l.ringPrev = head, head.ringPrev
 	l.ringPrev.ringNext = l
 	head.ringPrev = l
+}
+
+// turn ends a lane's turn when it has had as many claims as its tenant's weight.
+func (q *queueState) turn(l *lane) {
+	if l.turns--; l.turns <= 0 {
+		l.turns = q.settings.weight(l.tenant)
+		q.rings[l.priority] = l.ringNext
+	}
 }
 
 // leave takes a lane out of its ring.

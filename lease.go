@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/wheel"
 )
 
@@ -17,6 +18,9 @@ type lease struct {
 	leases    uint32 // granted to this task so far, this one included
 	attempts  uint32 // counted so far, this one included
 	local     bool   // granted to Run: lives as long as the process
+	rewritten bool   // the key of the record had been written before
+	runner    *runner
+	ties      *record.Ties // nil: none
 	duration  uint64 // ms
 	retention int64  // of the task, ms; 0: by the options
 	record    *leaseRecord

@@ -12,12 +12,15 @@ import (
 // The life of a task. Every arrow is one function of this file; verbs, the
 // reaper and the schedule call the same ones.
 //
-//	          admit                grant              complete
+//	          admit, enter         grant              complete
 //	produce ---------> Ready  -------------> Leased ------------> gone, or Done
-//	   |                 ^  ^                 | | |                        |
-//	   | admit           |  +---- giveBack ---+ | +--- bury ---> Dead      | expireDone
-//	   |                 | promote              | postpone                 v
-//	   +------------> Scheduled <---------------+                        gone
+//	   |                 ^ ^                  | | |
+//	   | admit    promote| +---- giveBack ----+ | +--- bury -----> Dead
+//	   |                 |                      | postpone
+//	   +------------> Scheduled <---------------+
+//	   |                 ^
+//	   |                 | proceed                    cancel
+//	   +-------------> Blocked          from any ------------> gone, or Canceled
 //
 // Each function changes the shard's memory, its counts, and adds to the group
 // what makes disk say the same. None can fail halfway: records are read and
@@ -28,6 +31,16 @@ type newTask struct {
 	key   laneKey
 	runAt uint64 // wall clock, ms; 0: at once
 	rec   []byte // stored form; the shard keeps it
+	tied  *tied  // nil: it has to do with nobody
+}
+
+// tied is what the shard has to know of a new task that is bound to others.
+type tied struct {
+	record.Ties
+	parents []ID // as in Task.After
+	onDead  OnDead
+	home    int // the shard to which it belongs; negative: any
+	twin    int // the task of the batch that has the same key; negative: none
 }
 
 // admit takes in a new task.
@@ -38,9 +51,15 @@ func (s *shard) admit(t *newTask) ID {
 		s.schedule(l, id, t.runAt, t.rec)
 		return id
 	}
-	s.group.setTask(l.number, keys.SinceOf(keys.ID(id)), id, t.rec)
-	s.ready(l, window.Item{Pos: window.Pos{Since: keys.SinceOf(keys.ID(id)), ID: id}, Record: t.rec})
+	s.placeFirst(l, id, t.rec)
 	return id
+}
+
+// placeFirst makes a task ready in its first place, where nothing has been before.
+func (s *shard) placeFirst(l *lane, id ID, rec []byte) {
+	since := keys.SinceOf(keys.ID(id))
+	s.group.setTask(l.number, since, id, rec)
+	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
 }
 
 // ready counts a task as ready and shows it to claims; its record is in the group.
@@ -61,13 +80,41 @@ func (s *shard) ready(l *lane, it window.Item) {
 // place moves a task into its lane, at since.
 func (s *shard) place(l *lane, since uint64, id ID, rec []byte) {
 	s.group.setTask(l.number, since, id, rec)
-	s.setIndex(id, keys.Place{Range: keys.Task, Group: l.number, At: since})
+	if isFirstPlace(l, since, id) {
+		s.unindex(id)
+	} else {
+		s.setIndex(id, keys.Place{Range: keys.Task, Group: l.number, At: since})
+	}
 	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
+}
+
+// isFirstPlace reports whether a task that lies in a lane needs no index entry.
+func isFirstPlace(l *lane, since uint64, id ID) bool {
+	return keys.Fresh(since) && l.number == keys.LaneOf(id)
+}
+
+// enter makes a task ready whose time has come, or has it wait for its turn in
+// its group.
+func (s *shard) enter(l *lane, since uint64, id ID, group uint64, rec []byte) {
+	if group != 0 && !s.takeTurn(group, id) {
+		s.block(l, group, id, rec)
+		return
+	}
+	s.place(l, since, id, rec)
+}
+
+// proceed lets a task go on that has waited for its parents.
+func (s *shard) proceed(l *lane, id ID, head *record.Head, rec []byte) {
+	if head.RunAt > s.wall {
+		s.schedule(l, id, head.RunAt, rec)
+		return
+	}
+	s.enter(l, keys.SinceOf(keys.ID(id)), id, head.Group, rec)
 }
 
 // schedule puts a task among those that wait for their time.
 func (s *shard) schedule(l *lane, id ID, due uint64, rec []byte) {
-	s.scratch = keys.AppendTimed(s.scratch[:0], keys.Scheduled, due, id)
+	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)
 	s.group.set(s.scratch, s.withLane(l, rec))
 	s.setIndex(id, keys.Place{Range: keys.Scheduled, At: due})
 	l.queue.counts.Scheduled++
@@ -84,29 +131,26 @@ type grant struct {
 	rec      []byte
 }
 
-// grant leases the first task of a lane's window. REQUIRES: the window is not empty.
-func (s *shard) grant(l *lane, duration uint64, local bool) (grant, error) {
+// grant leases the first task of a lane's window. A runner is given for leases
+// that end with the process. REQUIRES: the window is not empty.
+func (s *shard) grant(l *lane, duration uint64, r *runner) (grant, error) {
 	head, err := record.DecodeHead(l.window.FirstRecord())
 	if err != nil {
 		return grant{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(l.window.First().ID), err)
 	}
-	before := l.window.Footprint()
-	it := l.window.PopFirst()
-	s.windowBytes -= before - l.window.Footprint()
-	if l.window.Len() < s.opts.WindowTasks/4 {
-		s.want(l)
-	}
-	if head.Lease != 0 && !local {
+	it := s.popFirst(l)
+	if head.Lease != 0 && r == nil {
 		duration = head.Lease
 	}
 	ls := s.leases.fresh()
-	ls.id, ls.lane, ls.since, ls.local = it.ID, l, it.Since, local
-	ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
+	ls.id, ls.lane, ls.since, ls.runner, ls.local = it.ID, l, it.Since, r, r != nil
+	ls.leases, ls.attempts, ls.rewritten = head.Leases+1, head.Attempts+1, head.Rewritten
 	ls.duration, ls.retention = duration, head.Retention
+	s.tieLease(ls, &head)
 	s.inscribe(ls)
 	s.leases.add(ls, s.now+duration)
 	q := l.queue
-	q.rings[l.priority] = l.ringNext // the next turn is another tenant's
+	q.turn(l)
 	q.counts.Ready--
 	q.counts.Leased++
 	s.touch(q)
@@ -119,57 +163,120 @@ func (s *shard) grant(l *lane, duration uint64, local bool) (grant, error) {
 	}, nil
 }
 
+// popFirst takes the first task out of a lane's window.
+func (s *shard) popFirst(l *lane) window.Item {
+	before := l.window.Footprint()
+	it := l.window.PopFirst()
+	s.windowBytes -= before - l.window.Footprint()
+	if l.window.Len() < s.opts.WindowTasks/4 {
+		s.want(l)
+	}
+	return it
+}
+
+// tieLease notes what binds a leased task to others.
+func (s *shard) tieLease(ls *lease, head *record.Head) {
+	if head.Ties == (record.Ties{}) {
+		return
+	}
+	ls.ties = new(record.Ties)
+	*ls.ties = head.Ties
+	if head.Limit != 0 {
+		s.limits.enter(head.Limit)
+	}
+}
+
 // endLease ends a lease. The task's record stays where it is.
 func (s *shard) endLease(ls *lease) {
 	s.strike(ls)
 	s.leases.remove(ls)
-	ls.lane.queue.counts.Leased--
-	s.touch(ls.lane.queue)
+	q := ls.lane.queue
+	q.counts.Leased--
+	s.touch(q)
+	if ls.ties != nil && ls.ties.Limit != 0 {
+		s.leaveLimit(q, ls.ties.Limit)
+	}
+	if q.gate != nil {
+		s.leaveGate(q)
+	}
 }
 
 // unlease ends a lease and takes the task out of its lane, on its way
 // elsewhere. A task in its first place and on its first lease has never been
-// rewritten there; giveBack does that.
+// rewritten there, unless its record says so; giveBack does that.
 func (s *shard) unlease(ls *lease) {
 	s.endLease(ls)
-	once := keys.Fresh(ls.since) && ls.leases == 1
-	s.group.removeTask(ls.lane.number, ls.since, ls.id, once)
+	once := keys.Fresh(ls.since) && ls.leases == 1 && !ls.rewritten
+	s.removeTask(ls.lane.number, ls.since, ls.id, once)
+}
+
+// removeTask takes a task from its place in a lane.
+func (s *shard) removeTask(lane uint32, since uint64, id ID, once bool) {
+	if !once {
+		s.group.change(id)
+	}
+	s.group.removeTask(lane, since, id, once)
 }
 
 // complete finishes a task. Its record is read only if it is kept.
 func (s *shard) complete(ls *lease, result []byte) error {
-	retention := ls.retention
-	if retention == 0 {
-		retention = retentionMillis(s.opts.Retention)
-	}
-	if retention == 0 {
-		s.unlease(ls)
-		if !keys.Fresh(ls.since) {
-			s.unindex(ls.id)
+	retention := s.retention(ls.lane.queue, ls.retention)
+	var rec record.Record
+	if retention != 0 {
+		var err error
+		if rec, err = s.recordOf(ls); err != nil {
+			return err
 		}
-		return nil
-	}
-	rec, err := s.recordOf(ls)
-	if err != nil {
-		return err
-	}
-	expiry := uint64(neverExpires)
-	if retention > 0 {
-		expiry = s.wall + uint64(retention)
+		rec.Attempts, rec.Leases = ls.attempts, ls.leases
 	}
 	s.unlease(ls)
-	rec.Attempts, rec.Leases = ls.attempts, ls.leases
-	done := keys.DoneValue{Lane: ls.lane.number, At: s.wall, Result: result}
-	s.scratch = keys.AppendTimed(s.scratch[:0], keys.Done, expiry, ls.id)
-	s.group.set(s.scratch, append(done.Append(nil), rec.Encode()...))
-	s.setIndex(ls.id, keys.Place{Range: keys.Done, At: expiry})
-	ls.lane.queue.counts.Done++
-	s.nextExpiry = min(s.nextExpiry, expiry)
+	if !isFirstPlace(ls.lane, ls.since, ls.id) {
+		s.unindex(ls.id)
+	}
+	if retention != 0 {
+		s.keep(keys.Done, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
+	}
+	s.end(ls.lane.queue, ls.id, ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
 	return nil
 }
 
-// neverExpires is the expiry of what is kept for ever.
-const neverExpires = 1<<64 - 1
+// retention is how long a task is kept that has been completed or canceled, in
+// ms: of those that may say so, the first that does.
+func (s *shard) retention(q *queueState, task int64) int64 {
+	if task == 0 {
+		task = retentionMillis(q.settings.Retention)
+	}
+	if task == 0 {
+		task = retentionMillis(s.opts.Retention)
+	}
+	return task
+}
+
+// end is the last step of a task that is completed, dead or canceled: who is
+// bound to it goes on.
+func (s *shard) end(q *queueState, id ID, t *record.Ties, o Outcome) {
+	if t != nil {
+		if t.Unique != [keys.UniqueLen]byte{} {
+			var release uint8
+			switch o.State {
+			case Done:
+				release = releaseOnComplete
+			case Dead:
+				release = releaseOnDead
+			}
+			s.endKey(id, t, release)
+		}
+		if t.Group != 0 {
+			s.passTurn(q, t.Group, id)
+		}
+		if t.Parent {
+			s.tellChildren(id, o.State)
+		}
+	}
+	if len(s.awaits) > 0 {
+		s.answer(id, o)
+	}
+}
 
 // attemptOver is how the attempt of a lease ends when the task goes on.
 type attemptOver struct {
@@ -235,19 +342,25 @@ func (s *shard) postpone(ls *lease, rec *record.Record, wait uint64) {
 // rewritten in place.
 func (s *shard) giveBack(ls *lease, rec *record.Record) {
 	s.endLease(ls)
+	s.group.change(ls.id)
 	b := rec.Encode()
 	s.group.setTask(ls.lane.number, ls.since, ls.id, b)
 	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
-// bury makes a leased task a dead letter.
+// bury makes a leased task a dead letter. One that others wait for is kept
+// until somebody decides what becomes of it.
 func (s *shard) bury(ls *lease, rec *record.Record) {
 	s.unlease(ls)
-	q := ls.lane.queue
-	s.scratch = keys.AppendDead(s.scratch[:0], q.number, s.wall, ls.id)
-	s.group.set(s.scratch, s.withLane(ls.lane, rec.Encode()))
-	s.setIndex(ls.id, keys.Place{Range: keys.Dead, Group: q.number, At: s.wall})
-	q.counts.Dead++
+	if !isFirstPlace(ls.lane, ls.since, ls.id) {
+		s.unindex(ls.id)
+	}
+	retention := retentionMillis(ls.lane.queue.settings.DeadRetention)
+	if retention == 0 || rec.Parent {
+		retention = -1
+	}
+	s.keep(keys.Dead, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall}, rec)
+	s.end(ls.lane.queue, ls.id, ls.ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
 }
 
 // expire takes back a task whose lease has run out: the attempt counts.
@@ -264,31 +377,86 @@ func (s *shard) expire(ls *lease) {
 	s.giveBack(ls, &rec)
 }
 
-// promote makes a scheduled task ready. key is where it was found.
-func (s *shard) promote(key []byte, due uint64, id ID, l *lane, rec []byte) {
+// promote lets a scheduled task go on whose time has come. key is where it was found.
+func (s *shard) promote(key []byte, due uint64, id ID, l *lane, rec []byte) error {
+	head, err := record.DecodeHead(rec)
+	if err != nil {
+		return err
+	}
 	s.group.delete(key)
 	l.queue.counts.Scheduled--
-	s.place(l, keys.MovedSince(due), id, rec)
+	s.touch(l.queue)
+	s.enter(l, keys.MovedSince(due), id, head.Group, rec)
+	return nil
 }
 
-// expireDone forgets a completed task. key is where it was found.
-func (s *shard) expireDone(key []byte, id ID, l *lane) {
-	s.group.delete(key)
-	s.unindex(id)
-	l.queue.counts.Done--
-	s.touch(l.queue)
+// cancel ends a task in whatever state it is found.
+func (s *shard) cancel(at *located) {
+	retention := s.retention(at.lane.queue, at.rec.Retention)
+	if at.lease != nil {
+		s.unlease(at.lease)
+		if !isFirstPlace(at.lane, at.lease.since, at.id) {
+			s.unindex(at.id)
+		}
+		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
+		s.remember(at.lease)
+	} else {
+		s.withdraw(at)
+	}
+	if retention != 0 {
+		s.keep(keys.Canceled, at.id, retention, keys.EndedValue{Lane: at.lane.number, At: s.wall}, &at.rec)
+	}
+	ties := &at.rec.Ties
+	if at.state == Dead { // its group has gone on
+		ties.Group = 0
+	}
+	s.end(at.lane.queue, at.id, ties, Outcome{State: Canceled, Error: at.rec.Error, Attempts: int(at.rec.Attempts)})
+}
+
+// withdraw takes a task that no worker has out of the place in which it lies.
+// Its record, when it is stored again, says that its first place has been used.
+func (s *shard) withdraw(at *located) {
+	q := at.lane.queue
+	s.group.change(at.id)
+	switch at.state {
+	case Ready:
+		pos := window.Pos{Since: at.place.At, ID: at.id}
+		before := at.lane.window.Footprint()
+		at.lane.window.Remove(pos)
+		s.windowBytes -= before - at.lane.window.Footprint()
+		s.group.removeTask(at.lane.number, at.place.At, at.id, false)
+		q.counts.Ready--
+	case Scheduled:
+		s.group.delete(at.place.AppendKey(nil, at.id))
+		q.counts.Scheduled--
+	case Blocked:
+		s.group.delete(at.place.AppendKey(nil, at.id))
+		q.counts.Blocked--
+		if at.place.At == 0 {
+			s.pending.drop(s, at.id)
+		}
+	case Dead:
+		s.unkeep(at)
+	}
+	s.touch(q)
+	if at.indexed {
+		s.unindex(at.id)
+	}
+	at.rec.Rewritten = true
 }
 
 // setIndex stores where a task lies that is not in its first place.
 func (s *shard) setIndex(id ID, p keys.Place) {
 	var key [1 + keys.IDLen]byte
 	var value [keys.PlaceLen]byte
-	s.group.set(keys.AppendIndex(key[:0], id), p.Append(value[:0]))
+	s.group.change(id)
+	s.group.set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
 }
 
 func (s *shard) unindex(id ID) {
 	var key [1 + keys.IDLen]byte
-	s.group.delete(keys.AppendIndex(key[:0], id))
+	s.group.change(id)
+	s.group.delete(keys.AppendByID(key[:0], keys.Index, id))
 }
 
 // withLane prefixes a record with its lane, for places that do not tell it.
@@ -318,4 +486,35 @@ func clip(text string) string {
 		n--
 	}
 	return text[:n]
+}
+
+// replace gives a task that still waits the form of a new one; its ID, and what
+// waits for it, stay. It is false if the task does not wait any more.
+// REQUIRES: the group has not changed the task.
+func (s *shard) replace(id ID, t *newTask) bool {
+	at, err := s.locate(id)
+	if err != nil || at == nil || !at.waiting() {
+		return false
+	}
+	rec, err := record.Decode(t.rec)
+	if err != nil {
+		s.broken = fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
+		return false
+	}
+	rec.Parents, rec.OnDead = at.rec.Parents, at.rec.OnDead
+	s.withdraw(at)
+	rec.Leases, rec.Rewritten = at.rec.Leases, true
+	rec.Parent = rec.Parent || at.rec.Parent
+	l := s.lane(t.key)
+	s.takeKey(id, &t.tied.Ties)
+	b := rec.Encode()
+	switch {
+	case at.state == Blocked && at.place.At == 0:
+		s.blockAgain(l, at, b)
+	case rec.RunAt > s.wall:
+		s.schedule(l, id, rec.RunAt, b)
+	default:
+		s.enter(l, keys.MovedSince(s.wall), id, rec.Group, b)
+	}
+	return true
 }

@@ -405,8 +405,8 @@ func TestReleaseAndRetryLimits(t *testing.T) {
 
 func TestListLimits(t *testing.T) {
 	q := openLimited(t)
-	for _, state := range []State{0, Done + 1, 255} {
-		q.refused("ListOptions.State", state, "Ready, Scheduled, Leased, Dead or Done", func() error {
+	for _, state := range []State{0, Canceled + 1, 255} {
+		q.refused("ListOptions.State", state, "Ready, Scheduled, Blocked, Leased, Dead, Done or Canceled", func() error {
 			for info, err := range q.List(context.Background(), ListOptions{State: state}) {
 				require.Nil(t, info)
 				return err

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 
@@ -12,12 +13,12 @@ import (
 )
 
 // openShard opens a shard's store and loads its memory from it.
-func openShard(index int, opts *Options, d *directory, shared *caches) (*shard, error) {
+func openShard(index int, opts *Options, d *directory, shared *caches, settings *settingsTable) (*shard, error) {
 	st, err := openStore(shardDir(d.fs, d.path, index), opts, shared, d.Creating)
 	if err != nil {
 		return nil, err
 	}
-	s := newShard(index, opts, st)
+	s := newShard(index, opts, st, settings)
 	if err := s.load(d); err != nil {
 		_ = st.close() // the error of load is the one that matters
 		return nil, err
@@ -41,12 +42,31 @@ func (s *shard) load(d *directory) error {
 		s.loadCounters,
 		s.loadLeases,
 		s.loadTimes,
+		s.loadBuckets,
+		s.loadMirrors,
+		func() error { return s.loadOutbox(d.Shards) },
 	} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// join makes the shard one of those of a queue whose settings are known.
+// REQUIRES: all are loaded, and none runs.
+func (s *shard) join(peers []*shard) {
+	s.peers = peers
+	s.loadNumbers()
+	for name, c := range *s.settings.byQueue.Load() {
+		s.configure(s.queue(name), c)
+	}
+	for _, q := range s.numbers[1:] {
+		s.recheck(q)
+	}
+	for _, st := range s.limits { // perhaps; the end of a lease finds out
+		st.parked = true
+	}
 }
 
 // identify makes sure that the store is this shard of this queue.
@@ -78,8 +98,12 @@ func (s *shard) identify(d *directory) error {
 
 // scan visits the entries of a range in order.
 func scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) error {
-	lower, upper := keys.Range(prefix)
-	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	return scanAll(r, []byte{prefix}, visit)
+}
+
+// scanAll visits the entries whose keys begin with prefix, in order.
+func scanAll(r pebble.Reader, prefix []byte, visit func(key, value []byte) error) error {
+	it, err := r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: keys.GroupEnd(prefix)})
 	if err != nil {
 		return storageError(err)
 	}
@@ -193,12 +217,16 @@ func (s *shard) loadLease(r *leaseRecord, e *keys.LeaseEntry) error {
 	if old := s.leases.byID[e.ID]; old != nil { // r is newer: it gives the deadline
 		old.record.live--
 		s.leases.remove(old)
+		if old.ties != nil && old.ties.Limit != 0 {
+			s.limits[old.ties.Limit].leased--
+		}
 	}
 	ls := s.leases.fresh()
 	*ls = lease{
 		id: e.ID, lane: l, since: e.Since, token: e.Token, leases: e.Leases, attempts: e.Attempts,
-		local: r.local, duration: e.Duration, retention: head.Retention, record: r,
+		local: r.local, duration: e.Duration, retention: head.Retention, record: r, rewritten: head.Rewritten,
 	}
+	s.tieLease(ls, head)
 	r.live++
 	deadline := s.now
 	if !r.local && r.deadline > s.wall {
@@ -229,28 +257,52 @@ func leasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 	return &head, nil
 }
 
-// loadTimes finds the first scheduled task and the first result to expire.
-func (s *shard) loadTimes() (err error) {
-	if s.nextDue, err = s.firstTime(keys.Scheduled); err != nil {
+// loadTimes finds the first scheduled task, and the first idempotency key to
+// become free.
+func (s *shard) loadTimes() error {
+	first := func(prefix byte) (at uint64, err error) {
+		lower, upper := keys.Range(prefix)
+		at = never
+		err = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+			var err error
+			if prefix == keys.Scheduled {
+				at, _, err = keys.ParseScheduled(it.Key())
+			} else {
+				at, _, err = keys.ParseFreed(it.Key())
+			}
+			return false, err
+		})
+		return at, err
+	}
+	var err error
+	if s.nextDue, err = first(keys.Scheduled); err != nil {
 		return err
 	}
-	s.nextExpiry, err = s.firstTime(keys.Done)
+	s.nextFreed, err = first(keys.Freed)
 	return err
 }
 
-func (s *shard) firstTime(prefix byte) (uint64, error) {
-	lower, upper := keys.Range(prefix)
-	it, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	if err != nil {
-		return never, storageError(err)
-	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	if !it.First() {
-		return never, storageError(it.Error())
-	}
-	at, _, err := keys.ParseTimed(it.Key())
-	if err != nil {
-		return never, fmt.Errorf("%w: %w", ErrCorrupt, err)
-	}
-	return at, nil
+// loadBuckets reads how much is kept of what has ended.
+func (s *shard) loadBuckets() error {
+	return scan(s.store.db, keys.Buckets, func(key, value []byte) error {
+		prefix, number, until, err := keys.ParseBucket(key)
+		if err != nil || number == 0 || int(number) >= len(s.numbers) {
+			return fmt.Errorf("%w: bucket %x", ErrCorrupt, key)
+		}
+		size, err := keys.ParseNumber(value)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		s.numbers[number].bucket(bucketKey{prefix, until}).size = size
+		if until != neverExpires {
+			s.nextExpiry = min(s.nextExpiry, until)
+		}
+		return nil
+	})
+}
+
+// loadMirrors reads what binds tasks to others, as far as it is small.
+func (s *shard) loadMirrors() error {
+	s.wakes = true // the first group finds out
+	return errors.Join(s.uniques.load(s.store.db), s.groups.load(s.store.db), s.pending.load(s.store.db))
 }

@@ -228,10 +228,7 @@ func (m *model) toDone(t *modelTask, result []byte) {
 		m.toGone(t)
 		return
 	}
-	t.until = neverExpires
-	if retention > 0 {
-		t.until = m.wall() + uint64(retention.Milliseconds())
-	}
+	t.until = bucketOf(m.wall(), retentionMillis(retention))
 	t.want.State, t.want.At, t.want.Result = Done, wallTime(m.wall()), result
 }
 
@@ -747,7 +744,7 @@ func (c *claimCall) do(q *Queue) {
 	switch {
 	case c.local:
 		var op *claimOp
-		if op, c.err = q.claim(c.ctx, &c.req, true); c.err != nil {
+		if op, c.err = q.claim(c.ctx, &c.req, new(runner)); c.err != nil {
 			return
 		}
 		defer op.unref()

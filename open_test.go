@@ -157,11 +157,12 @@ func TestOpenRefusesManifests(t *testing.T) {
 		{"[]", ErrNotQueue},
 		{`"codeq"`, ErrNotQueue},
 		{strings.Repeat("\x00", len(good)), ErrNotQueue},
-		{strings.Replace(good, `"format":1`, `"format":2`, 1), ErrFormat},
-		{`{"format":2,"whatever":true}`, ErrFormat},
-		{`{"format":2,"shards":999}`, ErrFormat},
-		{strings.Replace(good, `"format":1`, `"format":0`, 1), ErrCorrupt},
-		{strings.Replace(good, `"format":1`, `"format":-1`, 1), ErrCorrupt},
+		{strings.Replace(good, `"format":2`, `"format":3`, 1), ErrFormat},
+		{strings.Replace(good, `"format":2`, `"format":1`, 1), ErrFormat},
+		{`{"format":3,"whatever":true}`, ErrFormat},
+		{`{"format":3,"shards":999}`, ErrFormat},
+		{strings.Replace(good, `"format":2`, `"format":0`, 1), ErrCorrupt},
+		{strings.Replace(good, `"format":2`, `"format":-1`, 1), ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"shards":0`, 1), ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"shards":-1`, 1), ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"shards":257`, 1), ErrCorrupt},
@@ -368,7 +369,7 @@ func TestOpenRefusesAnotherIdentity(t *testing.T) {
 // TestOpenFinishesCreation: whatever an interrupted creation leaves behind,
 // the next Open makes a queue of it.
 func TestOpenFinishesCreation(t *testing.T) {
-	const creating = `{"format":1,"shards":2,"id":"000102030405060708090a0b0c0d0e0f","creating":true}`
+	const creating = `{"format":2,"shards":2,"id":"000102030405060708090a0b0c0d0e0f","creating":true}`
 	for _, c := range []struct {
 		name   string
 		shards int
@@ -396,7 +397,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 			d, err := openDirectory(vfs.Default, dir, 2)
 			require.NoError(t, err)
 			caches := newCaches(o.CacheBytes, 2)
-			s, err := openShard(0, o, d, caches)
+			s, err := openShard(0, o, d, caches, newSettingsTable())
 			require.NoError(t, err)
 			require.NoError(t, s.store.close())
 			caches.close()

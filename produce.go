@@ -2,31 +2,47 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // Produce stores a task and returns its ID. The task may be claimed as soon as
-// its RunAt has come.
+// its RunAt has come, and nothing else holds it back.
 //
+// If the idempotency key of the task is taken, Produce stores nothing, and
+// returns the ID of the task that has it, with a *DuplicateError (ErrDuplicate).
 // An error that matches ErrUncertain leaves open whether the task was stored;
 // after any other error it was not. Produce is safe for concurrent use.
 func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 	if err := t.check(&q.opts.Limits); err != nil {
 		return ID{}, err
 	}
+	if err := checkNth(&t, 0); err != nil {
+		return ID{}, err
+	}
 	op := q.produceOp()
-	op.tasks = append(op.tasks, prepare(&t, nil))
-	if settled, err := q.anyShard().do(ctx, op, &op.completion); err != nil {
+	op.tasks = append(op.tasks, q.prepare(&t, nil))
+	s := q.anyShard()
+	if tied := op.tasks[0].tied; tied != nil && tied.home >= 0 {
+		s = q.shards[tied.home]
+	}
+	if settled, err := s.do(ctx, op, &op.completion); err != nil {
 		if settled {
 			q.recycleProduce(op)
 		}
 		return ID{}, err
 	}
-	id := op.ids[0]
+	id, duplicate := op.ids[0], len(op.duplicates) > 0
 	q.recycleProduce(op)
+	if duplicate {
+		return id, &DuplicateError{Key: t.Unique.Key, ID: id}
+	}
 	return id, nil
 }
 
@@ -34,7 +50,16 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 // their IDs in the same order. Tasks of one queue, tenant and priority that
 // are ready at once are claimed in the order of the batch.
 //
-// Errors are those of Produce; an InvalidError tells which task it is about.
+// A task whose idempotency key is taken is not stored, the others are: its ID
+// is that of the task that has the key, and the error joins a *DuplicateError
+// (ErrDuplicate) for each. Other errors are those of Produce; an InvalidError
+// tells which task it is about.
+//
+// With several shards, tasks with a LimitKey, Group or idempotency key belong to
+// a certain one, and a batch that belongs to several is stored in one commit for
+// each. If one fails, its tasks and those of later ones are not stored: their
+// IDs are zero. Tasks with nothing but an idempotency key come first, so that it
+// is safe to produce a batch again of which all others have none of the three.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 	if len(tasks) == 0 {
 		return nil, nil
@@ -45,16 +70,100 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 		q.recycleProduce(op)
 		return nil, err
 	}
-	settled, err := q.anyShard().do(ctx, op, &op.completion)
-	if err != nil {
-		if settled {
-			q.recycleProduce(op)
-		}
-		return nil, err
+	parts := q.split(op.tasks)
+	if parts == nil {
+		ids := make([]ID, len(tasks))
+		return ids, q.produce(ctx, q.anyShard(), op, tasks, func(i int) int { return i }, ids)
 	}
-	ids := slices.Clone(op.ids)
-	q.recycleProduce(op)
-	return ids, nil
+	if len(parts) > 1 && refersToSiblings(tasks) {
+		q.recycleProduce(op)
+		return nil, errScattered("ProduceBatch")
+	}
+	all := op.tasks
+	ids := make([]ID, len(tasks))
+	var duplicates []error
+	for _, part := range parts {
+		next := op
+		if len(parts) > 1 {
+			next = q.produceOp()
+			for _, i := range part.tasks {
+				next.tasks = append(next.tasks, all[i])
+			}
+			findTwins(next.tasks)
+		}
+		err := q.produce(ctx, q.shards[part.shard], next, tasks, func(i int) int { return part.tasks[i] }, ids)
+		if err != nil {
+			duplicates = append(duplicates, err)
+			if !errors.Is(err, ErrDuplicate) {
+				break
+			}
+		}
+	}
+	return ids, errors.Join(duplicates...)
+}
+
+// produce has a shard store the tasks of an operation, which it takes over, and
+// puts their IDs into ids. at is the place of the operation's i-th task in tasks.
+func (q *Queue) produce(ctx context.Context, s *shard, op *produceOp, tasks []Task, at func(int) int, ids []ID) error {
+	settled, err := s.do(ctx, op, &op.completion)
+	if settled {
+		defer q.recycleProduce(op)
+	}
+	if err != nil {
+		return err
+	}
+	for i, id := range op.ids {
+		ids[at(i)] = id
+	}
+	var errs []error
+	for _, i := range op.duplicates {
+		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.ids[i], Index: at(i)})
+	}
+	return errors.Join(errs...)
+}
+
+// part is the tasks of a batch that one shard stores.
+type part struct {
+	shard int
+	tasks []int // indexes
+	bound bool  // some must not be stored twice
+}
+
+// split tells which shard stores which tasks of a batch: nil means that any one
+// may store them all.
+func (q *Queue) split(tasks []newTask) []part {
+	var parts []part
+	free := []int(nil)
+	for i := range tasks {
+		t := tasks[i].tied
+		if t == nil || t.home < 0 {
+			free = append(free, i)
+			continue
+		}
+		n := slices.IndexFunc(parts, func(p part) bool { return p.shard == t.home })
+		if n < 0 {
+			n = len(parts)
+			parts = append(parts, part{shard: t.home})
+		}
+		parts[n].tasks = append(parts[n].tasks, i)
+		parts[n].bound = parts[n].bound || t.Unique == [keys.UniqueLen]byte{}
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(parts, func(a, b part) int {
+		switch {
+		case a.bound == b.bound:
+			return 0
+		case a.bound:
+			return 1
+		}
+		return -1
+	})
+	last := &parts[len(parts)-1]
+	last.tasks = append(last.tasks, free...)
+	slices.Sort(last.tasks)
+	return parts
 }
 
 // anyShard spreads new tasks evenly.
@@ -67,7 +176,7 @@ func (q *Queue) anyShard() *shard {
 
 // prepare does what the caller's goroutine can do of a task: encode its
 // record, into a buffer of its own. REQUIRES: t is checked.
-func prepare(t *Task, records *slab) newTask {
+func (q *Queue) prepare(t *Task, records *slab) newTask {
 	rec := t.record()
 	size := rec.MaxSize()
 	var buf []byte
@@ -76,11 +185,18 @@ func prepare(t *Task, records *slab) newTask {
 	} else {
 		buf = make([]byte, 0, size)
 	}
-	return newTask{
+	n := newTask{
 		key:   laneKey{queue: t.Queue, tenant: t.Tenant, priority: uint8(t.Priority)},
 		runAt: rec.RunAt,
 		rec:   rec.Append(buf),
 	}
+	if t.tied() {
+		n.tied = &tied{Ties: rec.Ties, parents: t.After, onDead: t.OnDead, home: -1, twin: -1}
+		if home, bound := q.home(&rec.Ties); bound {
+			n.tied.home = home
+		}
+	}
+	return n
 }
 
 // prepareBatch checks tasks and appends them, prepared, to into.
@@ -90,24 +206,114 @@ func (q *Queue) prepareBatch(verb string, tasks []Task, into []newTask) ([]newTa
 		return into, &InvalidError{verb + " tasks", len(tasks), atMostTasks(limits.Batch)}
 	}
 	var records slab
-	bytes := 0
+	bytes, tied := 0, false
 	for i := range tasks {
 		if err := tasks[i].check(limits); err != nil {
+			return into, taskError(verb, i, err)
+		}
+		if err := checkNth(&tasks[i], i); err != nil {
 			return into, taskError(verb, i, err)
 		}
 		if bytes += len(tasks[i].Payload); bytes > limits.BatchBytes {
 			return into, &InvalidError{verb + " payloads", bytesOf(bytes) + " and more", atMost(limits.BatchBytes)}
 		}
-		into = append(into, prepare(&tasks[i], &records))
+		into = append(into, q.prepare(&tasks[i], &records))
+		tied = tied || tasks[i].tied()
+	}
+	if tied {
+		markParents(into)
+		if i := findTwins(into); i >= 0 {
+			return into, taskError(verb, i, &InvalidError{
+				"Task.Unique.Key", tasks[i].Unique.Key, "one task of a batch with the same key and Replace",
+			})
+		}
 	}
 	return into, nil
+}
+
+// checkNth refuses a task that is to wait for one that does not come before it.
+func checkNth(t *Task, index int) error {
+	for _, id := range t.After {
+		if i, ok := nthOf(id); ok && i >= index {
+			return &InvalidError{"Task.After", fmt.Sprintf("Nth(%d)", i), fmt.Sprintf("tasks of the batch before the task itself, %d", index)}
+		}
+		if id == (ID{}) {
+			return &InvalidError{"Task.After", id, "IDs of tasks"}
+		}
+	}
+	return nil
+}
+
+func refersToSiblings(tasks []Task) bool {
+	return slices.ContainsFunc(tasks, func(t Task) bool {
+		return slices.ContainsFunc(t.After, func(id ID) bool {
+			_, ok := nthOf(id)
+			return ok
+		})
+	})
+}
+
+func errScattered(verb string) error {
+	return &InvalidError{verb + " tasks", "Nth together with LimitKey, Group or Unique.Key", "such tasks in one shard only"}
+}
+
+// markParents has the records of tasks say that others of the batch wait for them.
+func markParents(tasks []newTask) {
+	for i := range tasks {
+		if tasks[i].tied == nil {
+			continue
+		}
+		for _, p := range tasks[i].tied.parents {
+			n, ok := nthOf(p)
+			if !ok {
+				continue
+			}
+			parent := &tasks[n]
+			if parent.tied == nil {
+				parent.tied = &tied{home: -1, twin: -1}
+			}
+			if !parent.tied.Parent {
+				parent.tied.Parent = true
+				rec, err := record.Decode(parent.rec)
+				if err != nil {
+					panic("codeq: a record that was just encoded: " + err.Error())
+				}
+				rec.Parent = true
+				parent.rec = rec.Encode()
+			}
+		}
+	}
+}
+
+// findTwins notes which tasks of a batch have the same idempotency key as one
+// before them. It returns the index of the first that would have to replace
+// the other one, or -1.
+func findTwins(tasks []newTask) int {
+	first := make(map[[keys.UniqueLen]byte]int)
+	for i := range tasks {
+		t := tasks[i].tied
+		if t == nil || t.Unique == [keys.UniqueLen]byte{} {
+			continue
+		}
+		n, ok := first[t.Unique]
+		if !ok {
+			first[t.Unique] = i
+			continue
+		}
+		if t.Flags&replaceWaiting != 0 {
+			return i
+		}
+		t.twin = n
+	}
+	return -1
 }
 
 // produceOp stores tasks, all or none.
 type produceOp struct {
 	completion
-	tasks []newTask
-	ids   []ID
+	tasks      []newTask
+	ids        []ID
+	duplicates []int // indexes of tasks
 }
 
 func (q *Queue) produceOp() *produceOp {
@@ -121,7 +327,7 @@ func (q *Queue) produceOp() *produceOp {
 // handed to a shard.
 func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.tasks)
-	op.tasks, op.ids, op.err = op.tasks[:0], op.ids[:0], nil
+	op.tasks, op.ids, op.duplicates, op.err = op.tasks[:0], op.ids[:0], op.duplicates[:0], nil
 	q.pools.produce.Put(op)
 }
 
@@ -130,13 +336,15 @@ func (q *Queue) recycleProduce(op *produceOp) {
 type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
+	if !s.canAdmit(op.tasks) {
+		s.postponeOp(op)
+		return
+	}
 	s.settle(op)
 	if op.err = s.hasLanes(len(op.tasks)); op.err != nil {
 		return
 	}
-	for i := range op.tasks {
-		op.ids = append(op.ids, s.admit(&op.tasks[i]))
-	}
+	op.ids, op.duplicates = s.admitAll(op.tasks, op.ids, op.duplicates)
 }
 
 // do hands an operation to the shard and waits for its outcome. settled is

@@ -19,6 +19,9 @@ type Queue struct {
 	caches *caches
 	pools  pools
 
+	settings    *settingsTable
+	configuring chan struct{} // capacity 1: held by the call that changes settings
+
 	closing chan struct{}  // closed by Close, before it waits for runs
 	stop    sync.Once      // guards closing and what follows it
 	err     error          // of Close; valid once stop is done
@@ -48,11 +51,12 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	}
 	o.Shards = d.Shards
 	q := &Queue{opts: o, dir: d, closing: make(chan struct{}), shards: make([]*shard, d.Shards)}
+	q.settings, q.configuring = newSettingsTable(), make(chan struct{}, 1)
 	q.caches = newCaches(o.CacheBytes, d.Shards)
 	var g errgroup.Group
 	for i := range q.shards {
 		g.Go(func() (err error) {
-			if q.shards[i], err = openShard(i, o, d, q.caches); err != nil {
+			if q.shards[i], err = openShard(i, o, d, q.caches, q.settings); err != nil {
 				return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, err)
 			}
 			return nil
@@ -60,13 +64,16 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	}
 	err = g.Wait()
 	if err == nil {
+		err = q.settings.load(q.shards[0].store.db)
+	}
+	if err == nil {
 		err = d.finishCreation()
 	}
 	if err != nil {
 		return nil, errors.Join(err, q.closeFiles())
 	}
 	for _, s := range q.shards {
-		s.peers = q.shards
+		s.join(q.shards)
 	}
 	for _, s := range q.shards {
 		go s.run()

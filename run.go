@@ -233,7 +233,7 @@ func (r *runner) fetch(ctx context.Context) error {
 		r.free -= req.Max
 		r.mu.Unlock()
 
-		op, err := r.queue.claim(ctx, &req, true)
+		op, err := r.queue.claim(ctx, &req, r)
 		if err != nil {
 			r.release(req.Max)
 			return err

@@ -1253,7 +1253,7 @@ func TestStoppedWorker(t *testing.T) {
 		id := produce(t, q, Task{Queue: "a"})[0]
 		r, err := q.newRun(t.Context(), &m, nil)
 		require.NoError(t, err)
-		op, err := q.claim(t.Context(), &r.req, true)
+		op, err := q.claim(t.Context(), &r.req, r)
 		require.NoError(t, err)
 		w := &worker{runner: r}
 		require.Nil(t, w.stop(ErrClosed))

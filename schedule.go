@@ -8,80 +8,44 @@ import (
 	"codeq/internal/keys"
 )
 
-// upkeepCap is how many scheduled tasks become ready, and how many kept
-// results expire, in one group.
+// upkeepCap is how many scheduled tasks become ready, idempotency keys free, or
+// blocked tasks go on, in one group.
 const upkeepCap = 512
 
-// promoteDue makes scheduled tasks ready whose time has come.
-// REQUIRES: the group is empty, so that disk has every task.
+// promoteDue lets scheduled tasks go on whose time has come. Nothing lies before
+// nextDue, but perhaps many tombstones: it begins there.
+// REQUIRES: the group has moved no scheduled task.
 func (s *shard) promoteDue() (more bool) {
-	if s.nextDue > s.wall || s.broken != nil {
+	if s.nextDue > s.wall {
 		return false
 	}
-	s.nextDue, s.broken = s.walkDue(keys.Scheduled, s.nextDue, func(key []byte, due uint64, id ID, v []byte) error {
-		number, rec, err := keys.SplitLane(v)
+	lower := keys.AppendScheduled(nil, s.nextDue, ID{})
+	_, upper := keys.Range(keys.Scheduled)
+	s.nextDue = never
+	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+		due, id, err := keys.ParseScheduled(it.Key())
 		if err != nil {
-			return err
+			return false, err
 		}
-		l, err := s.laneNumbered(number)
-		if err != nil {
-			return err
-		}
-		s.promote(key, due, id, l, append([]byte(nil), rec...))
-		return nil
-	})
-	return s.nextDue <= s.wall
-}
-
-// expireResults forgets completed tasks that have been kept long enough.
-// REQUIRES: the group is empty.
-func (s *shard) expireResults() (more bool) {
-	if s.nextExpiry > s.wall || s.broken != nil {
-		return false
-	}
-	s.nextExpiry, s.broken = s.walkDue(keys.Done, s.nextExpiry, func(key []byte, _ uint64, id ID, v []byte) error {
-		done, _, err := keys.ParseDone(v)
-		if err != nil {
-			return err
-		}
-		l, err := s.laneNumbered(done.Lane)
-		if err != nil {
-			return err
-		}
-		s.expireDone(key, id, l)
-		return nil
-	})
-	return s.nextExpiry <= s.wall
-}
-
-// walkDue visits the entries of a range that is ordered by time, from the
-// time from until now, and returns the time of the first one that it leaves.
-// Nothing lies before from, but perhaps many tombstones: it begins there.
-func (s *shard) walkDue(prefix byte, from uint64, visit func(key []byte, at uint64, id ID, value []byte) error) (next uint64, err error) {
-	_, upper := keys.Range(prefix)
-	lower := keys.AppendTimed(nil, prefix, from, ID{})
-	it, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	if err != nil {
-		return never, storageError(err)
-	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	for n, valid := 0, it.First(); valid; n, valid = n+1, it.Next() {
-		at, id, err := keys.ParseTimed(it.Key())
-		if err != nil {
-			return never, fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		if at > s.wall || n == upkeepCap || s.group.full() {
-			return at, nil
+		if due > s.wall || n == upkeepCap || s.group.full() {
+			s.nextDue = min(s.nextDue, due)
+			return false, nil
 		}
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return never, storageError(err)
+			return false, err
 		}
-		if err := visit(it.Key(), at, id, v); err != nil {
-			return never, fmt.Errorf("%w: %w", ErrCorrupt, err)
+		number, rec, err := keys.SplitLane(v)
+		if err != nil {
+			return false, err
 		}
-	}
-	return never, storageError(it.Error())
+		l, err := s.laneNumbered(number)
+		if err != nil {
+			return false, err
+		}
+		return true, s.promote(it.Key(), due, id, l, append([]byte(nil), rec...))
+	})
+	return s.nextDue <= s.wall
 }
 
 func (s *shard) laneNumbered(n uint32) (*lane, error) {

@@ -6,8 +6,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -43,18 +41,35 @@ type shard struct {
 	evictAt     int // the lane at which evict looks next
 
 	nextDue    uint64 // no scheduled task is due before; wall clock, ms
-	nextExpiry uint64 // no kept result expires before; wall clock, ms
+	nextExpiry uint64 // no bucket of ended tasks expires before; wall clock, ms
+	nextFreed  uint64 // no idempotency key becomes free before; wall clock, ms
+	nextGate   uint64 // when a rate lets the next task pass; monotonic clock, ms
+
+	uniques   uniqueMirror
+	groups    groupMirror
+	pending   pendingMirror
+	limits    limitTable
+	throttled []*queueState // held back by their rate until nextGate
+	rechecks  []*recheck    // queues whose limits have changed
+	wakes     bool          // blocked tasks may go on: the range Wake is not empty
+	out       outbox
+	inbound   []uint64 // by shard, the last message taken
+	awaits    map[ID][]*awaitOp
+	awaited   int // calls of Await since the last sweep, and those left by it
+	sweepAt   int // the value of awaited at which the next sweep is due
+	canceled  canceledLeases
 
 	group    group
-	taken    []operation   // swapped with the inbox
-	cursor   int           // of taken: what is before has been resolved
-	deferred []operation   // claims to resolve again once lanes are refilled
-	again    []operation   // memory for the next deferred
-	wants    []*lane       // to be refilled between two groups
-	hungry   []*queueState // have waiters, and perhaps ready tasks
-	idlers   []*idleOp     // wait for queues to become idle
-	more     bool          // upkeep has left work for the next group
-	broken   error         // set in resolve when the shard cannot go on
+	taken    []operation    // swapped with the inbox
+	cursor   int            // of taken: what is before has been resolved
+	deferred []operation    // claims to resolve again once lanes are refilled
+	again    []operation    // memory for the next deferred
+	wants    []*lane        // to be refilled between two groups
+	hungry   []*queueState  // have waiters, and perhaps ready tasks
+	idlers   []*idleOp      // wait for queues to become idle
+	more     bool           // upkeep has left work for the next group
+	broken   error          // set in resolve when the shard cannot go on
+	settings *settingsTable // of all queues, as this shard knows them
 	timer    *time.Timer
 
 	scratch, value []byte // for a key and a value on their way into the group
@@ -63,12 +78,13 @@ type shard struct {
 
 const never = math.MaxUint64
 
-func newShard(index int, opts *Options, st *store) *shard {
+func newShard(index int, opts *Options, st *store, settings *settingsTable) *shard {
 	return &shard{
 		index:       index,
 		opts:        opts,
 		store:       st,
 		commit:      st,
+		settings:    settings,
 		inbox:       newInbox(opts.InboxDepth),
 		origin:      time.Now(),
 		done:        make(chan struct{}),
@@ -78,6 +94,13 @@ func newShard(index int, opts *Options, st *store) *shard {
 		windowLimit: max(opts.WindowBytes/opts.Shards, 1),
 		nextDue:     never,
 		nextExpiry:  never,
+		nextFreed:   never,
+		nextGate:    never,
+		uniques:     newUniqueMirror(),
+		groups:      newGroupMirror(),
+		pending:     newPendingMirror(),
+		limits:      make(limitTable),
+		awaits:      make(map[ID][]*awaitOp),
 		group:       group{batch: st.db.NewBatch()},
 		timer:       time.NewTimer(time.Hour),
 	}
@@ -99,6 +122,9 @@ func (s *shard) run() {
 			return
 		}
 		s.group.release(nil)
+		s.uniques.trim()
+		s.groups.trim()
+		s.pending.trim()
 	}
 	s.dismiss(ErrClosed)
 }
@@ -154,7 +180,8 @@ func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0))
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
 	at, ok := s.leases.wheel.Next()
-	return ok && uint64(at) <= s.now || s.nextDue <= s.wall || s.nextExpiry <= s.wall
+	return s.wakes || s.out.due || len(s.rechecks) > 0 || ok && uint64(at) <= s.now ||
+		min(s.nextDue, s.nextExpiry, s.nextFreed) <= s.wall || s.nextGate <= s.now
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,
@@ -168,8 +195,11 @@ func (s *shard) sleep() {
 	if at, ok := s.leases.wheel.Next(); ok {
 		wait = uint64(at) - s.now
 	}
-	if at := min(s.nextDue, s.nextExpiry); at != never {
+	if at := min(s.nextDue, s.nextExpiry, s.nextFreed); at != never {
 		wait = min(wait, at-s.wall, wallCheck)
+	}
+	if s.nextGate != never {
+		wait = min(wait, s.nextGate-s.now)
 	}
 	if wait == never {
 		<-s.inbox.wake
@@ -189,9 +219,15 @@ func (s *shard) sleep() {
 // first: before the first key of the group, disk is the whole truth.
 func (s *shard) resolve() {
 	s.refill()
-	s.more = s.promoteDue()
-	s.more = s.expireResults() || s.more
-	s.more = s.reap() || s.more
+	s.more = false
+	for _, upkeep := range [...]func(*shard) bool{
+		(*shard).wakeBlocked, (*shard).promoteDue, (*shard).expireEnded, (*shard).freeKeys,
+		(*shard).recheckLimits, (*shard).sendOut, (*shard).openGates, (*shard).reap,
+	} {
+		if s.broken == nil && upkeep(s) {
+			s.more = true
+		}
+	}
 	retry := s.deferred
 	s.deferred = s.again[:0]
 	for i, op := range retry {
@@ -211,12 +247,19 @@ func (s *shard) resolve() {
 
 // persist commits the group.
 func (s *shard) persist() error {
+	s.uniques.seal(&s.group)
+	s.groups.seal(&s.group)
+	s.pending.seal(&s.group)
 	s.group.seal(s.mint.clock)
 	if s.group.batch.Empty() {
 		return nil
 	}
 	return s.commit.commit(s.group.batch)
 }
+
+// postponeOp resolves an operation again in the next group, when disk has what
+// it asks for. REQUIRES: the operation has changed nothing yet.
+func (s *shard) postponeOp(op operation) { s.deferred = append(s.deferred, op) }
 
 // settle has the caller of op woken when the group has persisted.
 func (s *shard) settle(op operation) { s.group.settled = append(s.group.settled, op) }
@@ -244,6 +287,11 @@ func (s *shard) dismiss(reason error) {
 	for _, op := range s.idlers {
 		op.settle(reason)
 	}
+	for _, ops := range s.awaits {
+		for _, op := range ops {
+			op.settle(reason)
+		}
+	}
 	for _, op := range s.deferred {
 		refuse(op, reason)
 	}
@@ -255,7 +303,10 @@ func (s *shard) dismiss(reason error) {
 // recordOf reads the record of a leased task.
 func (s *shard) recordOf(ls *lease) (record.Record, error) {
 	s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
-	b, err := s.read(s.scratch)
+	b, err := lookup(s.store.db, s.scratch)
+	if err == nil && b == nil {
+		err = fmt.Errorf("%w: key %x is missing", ErrCorrupt, s.scratch)
+	}
 	if err != nil {
 		return record.Record{}, fmt.Errorf("record of leased task %s: %w", ls.id, err)
 	}
@@ -266,25 +317,15 @@ func (s *shard) recordOf(ls *lease) (record.Record, error) {
 	return rec, nil
 }
 
-// read returns a copy of the value of a key that must exist.
-func (s *shard) read(key []byte) ([]byte, error) {
-	v, closer, err := s.store.db.Get(key)
-	if err == pebble.ErrNotFound {
-		return nil, fmt.Errorf("%w: key %x is missing", ErrCorrupt, key)
-	}
-	if err != nil {
-		return nil, storageError(err)
-	}
-	b := append([]byte(nil), v...)
-	return b, closer.Close()
-}
-
 // queue returns the state of a queue, which costs memory only until it has a task.
 func (s *shard) queue(name string) *queueState {
 	q := s.queues[name]
 	if q == nil {
-		q = &queueState{name: name}
+		q = &queueState{name: name, settings: &unconfigured}
 		s.queues[name] = q
+		if c := (*s.settings.byQueue.Load())[name]; c != nil {
+			s.configure(q, c)
+		}
 	}
 	return q
 }

@@ -8,11 +8,13 @@ import (
 
 // Counts is how many tasks are in each state.
 type Counts struct {
-	Ready, Scheduled, Leased, Dead, Done uint64
+	Ready, Scheduled, Blocked, Leased, Dead, Done, Canceled uint64
 }
 
 // Total is the number of tasks that the queue has in any state.
-func (c Counts) Total() uint64 { return c.Ready + c.Scheduled + c.Leased + c.Dead + c.Done }
+func (c Counts) Total() uint64 {
+	return c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
+}
 
 // Stats returns the counts of every queue that ever had a task, by name. They
 // are exact, for each shard as of one moment. The cost is that of copying them,

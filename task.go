@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"time"
@@ -44,9 +45,64 @@ type Task struct {
 	// Timeout bounds one run of the handler: Run cancels its context after it.
 	// 0: no bound.
 	Timeout time.Duration
-	// Retention is how long the task and its result are kept after Complete.
-	// 0: Options.Retention; Forever: without end.
+	// Retention is how long the task is kept after it was completed or
+	// canceled, with its result: at least so long, and at most an eighth of it,
+	// or a second, longer. 0: Settings.Retention of the queue, or else
+	// Options.Retention; Forever: without end.
 	Retention time.Duration
+
+	// Unique keeps a second task of the same idempotency key out of the queue.
+	Unique Unique
+	// Group names tasks that follow each other: of those with the same queue,
+	// tenant and group, one is worked on at a time, and the next one becomes
+	// ready when it has ended (completed, canceled, or dead), with all its
+	// attempts. The first to become due goes first; of several that wait, the
+	// one that was produced first.
+	Group string
+	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue.
+	LimitKey string
+	// After names the parents of the task: it waits until each of them is
+	// completed. A parent that no longer exists counts as completed; one that
+	// is canceled cancels the task; one that is a dead letter is met as OnDead
+	// says. Nth names tasks of the same batch. What parents leave behind is
+	// read by Get, as long as their Retention lasts.
+	After []ID
+	// OnDead is what becomes of the task when one of After becomes a dead letter.
+	OnDead OnDead
+}
+
+// OnDead is what the death of a parent means to a task.
+type OnDead uint8
+
+// What becomes of a task when a parent becomes a dead letter.
+const (
+	// HoldOnDead has it wait: when the parent is redriven and completed, it
+	// goes on; when the parent is purged or canceled, it is canceled. The default.
+	HoldOnDead OnDead = iota
+	// CancelOnDead cancels it.
+	CancelOnDead
+	// RunOnDead takes the parent for completed.
+	RunOnDead
+)
+
+// MaxParents is how many tasks a task can wait for.
+const MaxParents = 10_000
+
+// Nth names, in Task.After, the i-th task (from 0) of the batch in which the
+// task is produced: of a ProduceBatch, or of the follow-ups of a completion. It
+// must come before the task. All tasks of such a batch lie in one shard: with
+// several shards, those that have a LimitKey, Group or Unique.Key may not be
+// among them unless they all lead to the same one.
+func Nth(i int) ID {
+	var id ID
+	binary.BigEndian.PutUint64(id[8:], uint64(i)+1)
+	return id
+}
+
+// nthOf is the inverse of Nth. No ID that is minted begins with eight zeros.
+func nthOf(id ID) (i int, ok bool) {
+	n := binary.BigEndian.Uint64(id[8:])
+	return int(n) - 1, n != 0 && n <= math.MaxInt32 && binary.BigEndian.Uint64(id[:8]) == 0
 }
 
 // State is where a task is in its life.
@@ -56,12 +112,14 @@ type State uint8
 const (
 	Ready     State = iota + 1 // may be claimed
 	Scheduled                  // waits for its time: produced for later, or between two attempts
+	Blocked                    // waits for others: its parents, its turn in its group, or room for its LimitKey
 	Leased                     // a worker has it
 	Dead                       // a dead letter: out of attempts, or given up
 	Done                       // completed, and kept with its result
+	Canceled                   // canceled, and kept
 )
 
-var stateNames = [...]string{"", "ready", "scheduled", "leased", "dead", "done"}
+var stateNames = [...]string{"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"}
 
 func (s State) String() string {
 	if int(s) < len(stateNames) && s != 0 {
@@ -176,7 +234,27 @@ func (t *Task) check(l *Limits) error {
 	if t.Retention < 0 && t.Retention != Forever {
 		return &InvalidError{"Task.Retention", t.Retention, "0 or more, or Forever"}
 	}
+	if err := t.Unique.check(l); err != nil {
+		return err
+	}
+	if err := checkName("Task.Group", t.Group, l.Name); err != nil {
+		return err
+	}
+	if err := checkName("Task.LimitKey", t.LimitKey, l.Name); err != nil {
+		return err
+	}
+	if len(t.After) > MaxParents {
+		return &InvalidError{"Task.After", len(t.After), atMostTasks(MaxParents)}
+	}
+	if t.OnDead > RunOnDead {
+		return &InvalidError{"Task.OnDead", t.OnDead, "HoldOnDead, CancelOnDead or RunOnDead"}
+	}
 	return nil
+}
+
+// tied reports whether the task has to do with others.
+func (t *Task) tied() bool {
+	return t.Unique.Key != "" || t.Group != "" || t.LimitKey != "" || len(t.After) != 0
 }
 
 // record returns the stored form of a new task.
@@ -191,10 +269,34 @@ func (t *Task) record() record.Record {
 		Headers: t.Headers,
 		Payload: t.Payload,
 	}
-	if ms := t.RunAt.UnixMilli(); !t.RunAt.IsZero() && ms > 0 {
-		r.RunAt = uint64(ms)
+	r.RunAt = runAtMillis(t.RunAt)
+	if t.tied() {
+		t.tie(&r)
 	}
 	return r
+}
+
+// tie adds to the stored form what binds the task to others.
+func (t *Task) tie(r *record.Record) {
+	r.Limit, r.LimitKey = t.limitScope(), t.LimitKey
+	r.Group, r.GroupKey = t.groupScope(), t.Group
+	if t.Unique.Key != "" {
+		r.Unique, r.UniqueKey = t.uniqueHash(), t.Unique.Key
+		r.UniqueFor, r.Flags = millis(t.Unique.For), t.Unique.flags()
+	}
+	for _, id := range t.After {
+		r.Parents = append(r.Parents, id)
+	}
+	if len(t.After) != 0 {
+		r.OnDead = uint8(t.OnDead)
+	}
+}
+
+func runAtMillis(t time.Time) uint64 {
+	if t.IsZero() {
+		return 0
+	}
+	return uint64(max(t.UnixMilli(), 0))
 }
 
 // task returns what a producer handed in, as far as the record says it.
@@ -209,6 +311,13 @@ func task(l *lane, r *record.Record) Task {
 		LeaseFor:    duration(r.Lease),
 		Timeout:     duration(r.Timeout),
 		Retention:   Forever,
+		Unique:      uniqueOf(r),
+		Group:       r.GroupKey,
+		LimitKey:    r.LimitKey,
+		OnDead:      OnDead(r.OnDead),
+	}
+	for _, id := range r.Parents {
+		t.After = append(t.After, id)
 	}
 	if r.Retention >= 0 {
 		t.Retention = duration(uint64(r.Retention))

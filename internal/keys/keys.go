@@ -6,12 +6,27 @@
 //	02 queue                catalogue   name of a queue
 //	03 lane                 catalogue   queue, priority and tenant of a lane
 //	04 queue                counters    tasks by state, and the shard's clock
+//	05 range queue bucket   buckets     how many ended tasks a bucket keeps
+//	06 name                 settings    of a queue, in the first shard
+//	07 shard                inbound     number of the last message taken from a shard
 //	10 lane [since] id      task        ready and leased tasks, in the order they became ready
 //	11 seq                  lease       the leases that one group granted
 //	12 due id               scheduled   tasks that wait for their time
-//	13 queue time id        dead        dead letters
-//	14 expiry id            done        kept results
-//	15 id                   index       where a task lies that has left its first place
+//	13 queue scope id       blocked     tasks that wait for others
+//	14 queue bucket id      dead        dead letters
+//	15 queue bucket id      done        completed tasks that are kept
+//	16 queue bucket id      canceled    canceled tasks that are kept
+//	17 id                   index       where a task lies that has left its first place
+//	18 hash                 unique      who holds an idempotency key
+//	19 time hash            freed       when idempotency keys of ended tasks become free
+//	1a scope                group       who has the turn of a group
+//	1b queue scope id       wake        blocked tasks that may go on
+//	1c id                   pending     how many parents a task still waits for
+//	1d parent child         dependent   tasks that wait for the end of a task
+//	1e shard seq            outbound    messages to a shard that it has not taken yet
+//
+// A bucket is the time at which what it keeps is forgotten. A scope is what
+// the tasks have in common that block each other.
 //
 // Numbers are big endian: byte order is numeric order.
 package keys
@@ -27,12 +42,24 @@ const (
 	Queue     = 0x02
 	Lane      = 0x03
 	Counters  = 0x04
+	Buckets   = 0x05
+	Settings  = 0x06
+	Inbound   = 0x07
 	Task      = 0x10
 	Lease     = 0x11
 	Scheduled = 0x12
-	Dead      = 0x13
-	Done      = 0x14
-	Index     = 0x15
+	Blocked   = 0x13
+	Dead      = 0x14
+	Done      = 0x15
+	Canceled  = 0x16
+	Index     = 0x17
+	Unique    = 0x18
+	Freed     = 0x19
+	Group     = 0x1a
+	Wake      = 0x1b
+	Pending   = 0x1c
+	Dependent = 0x1d
+	Outbound  = 0x1e
 )
 
 // IDLen is the length of a task ID.
@@ -122,44 +149,154 @@ func ParseTask(key []byte) (lane uint32, since uint64, id ID, err error) {
 	return lane, since, id, nil
 }
 
-// AppendTimed appends a key of the scheduled or the done range.
-func AppendTimed(dst []byte, prefix byte, at uint64, id ID) []byte {
-	dst = binary.BigEndian.AppendUint64(append(dst, prefix), at)
+// AppendScheduled appends the key of a task that waits for its time.
+func AppendScheduled(dst []byte, due uint64, id ID) []byte {
+	dst = binary.BigEndian.AppendUint64(append(dst, Scheduled), due)
 	return append(dst, id[:]...)
 }
 
-// ParseTimed reads a key of the scheduled or the done range.
-func ParseTimed(key []byte) (at uint64, id ID, err error) {
-	if len(key) != 1+8+IDLen || (key[0] != Scheduled && key[0] != Done) {
-		return 0, id, malformed("timed", key)
+// ParseScheduled reads the key of a task that waits for its time.
+func ParseScheduled(key []byte) (due uint64, id ID, err error) {
+	if len(key) != 1+8+IDLen || key[0] != Scheduled {
+		return 0, id, malformed("scheduled task", key)
 	}
 	copy(id[:], key[9:])
 	return binary.BigEndian.Uint64(key[1:]), id, nil
 }
 
-// AppendDead appends the key of a dead letter.
-func AppendDead(dst []byte, queue uint32, at uint64, id ID) []byte {
-	dst = binary.BigEndian.AppendUint32(append(dst, Dead), queue)
-	dst = binary.BigEndian.AppendUint64(dst, at)
-	return append(dst, id[:]...)
+// AppendGrouped appends a key of the ranges Blocked, Dead, Done, Canceled and
+// Wake: at is the scope of what is blocked, and the bucket of what has ended.
+func AppendGrouped(dst []byte, prefix byte, queue uint32, at uint64, id ID) []byte {
+	return append(AppendGroup(dst, prefix, queue, at), id[:]...)
 }
 
-// ParseDead reads the key of a dead letter.
-func ParseDead(key []byte) (queue uint32, at uint64, id ID, err error) {
-	if len(key) != 1+4+8+IDLen || key[0] != Dead {
-		return 0, 0, id, malformed("dead letter", key)
+// AppendGroup appends what the keys of one scope or bucket have in common.
+func AppendGroup(dst []byte, prefix byte, queue uint32, at uint64) []byte {
+	return binary.BigEndian.AppendUint64(AppendNumbered(dst, prefix, queue), at)
+}
+
+// ParseGrouped reads such a key.
+func ParseGrouped(key []byte) (queue uint32, at uint64, id ID, err error) {
+	if len(key) != 1+4+8+IDLen {
+		return 0, 0, id, malformed("grouped", key)
 	}
 	copy(id[:], key[13:])
 	return binary.BigEndian.Uint32(key[1:]), binary.BigEndian.Uint64(key[5:]), id, nil
 }
 
-// AppendIndex appends the key of an index entry.
-func AppendIndex(dst []byte, id ID) []byte { return append(append(dst, Index), id[:]...) }
+// GroupEnd is the smallest key after all that begin with group.
+func GroupEnd(group []byte) []byte {
+	end := append([]byte(nil), group...)
+	for i := len(end) - 1; i >= 0; i-- {
+		end[i]++
+		if end[i] != 0 {
+			break
+		}
+	}
+	return end
+}
 
-// ParseIndex reads the key of an index entry.
-func ParseIndex(key []byte) (id ID, err error) {
-	if len(key) != 1+IDLen || key[0] != Index {
-		return id, malformed("index", key)
+// AppendBucket appends the key of the size of a bucket of a range.
+func AppendBucket(dst []byte, prefix byte, queue uint32, bucket uint64) []byte {
+	dst = binary.BigEndian.AppendUint32(append(dst, Buckets, prefix), queue)
+	return binary.BigEndian.AppendUint64(dst, bucket)
+}
+
+// AppendBuckets appends what the keys of all buckets of a queue's range have in common.
+func AppendBuckets(dst []byte, prefix byte, queue uint32) []byte {
+	return binary.BigEndian.AppendUint32(append(dst, Buckets, prefix), queue)
+}
+
+// ParseBucket reads the key of the size of a bucket.
+func ParseBucket(key []byte) (prefix byte, queue uint32, bucket uint64, err error) {
+	if len(key) != 2+4+8 || key[0] != Buckets || !Ended(key[1]) {
+		return 0, 0, 0, malformed("bucket", key)
+	}
+	return key[1], binary.BigEndian.Uint32(key[2:]), binary.BigEndian.Uint64(key[6:]), nil
+}
+
+// Ended reports whether a range is one of tasks that have ended.
+func Ended(prefix byte) bool { return prefix == Dead || prefix == Done || prefix == Canceled }
+
+// AppendHashed appends a key of the range Unique.
+func AppendHashed(dst []byte, hash [UniqueLen]byte) []byte {
+	return append(append(dst, Unique), hash[:]...)
+}
+
+// ParseHashed reads a key of the range Unique.
+func ParseHashed(key []byte) (hash [UniqueLen]byte, err error) {
+	if len(key) != 1+UniqueLen || key[0] != Unique {
+		return hash, malformed("idempotency key", key)
+	}
+	copy(hash[:], key[1:])
+	return hash, nil
+}
+
+// UniqueLen is the length of the hash of an idempotency key.
+const UniqueLen = 16
+
+// AppendFreed appends a key of the range Freed.
+func AppendFreed(dst []byte, at uint64, hash [UniqueLen]byte) []byte {
+	return append(binary.BigEndian.AppendUint64(append(dst, Freed), at), hash[:]...)
+}
+
+// ParseFreed reads a key of the range Freed.
+func ParseFreed(key []byte) (at uint64, hash [UniqueLen]byte, err error) {
+	if len(key) != 1+8+UniqueLen || key[0] != Freed {
+		return 0, hash, malformed("time of an idempotency key", key)
+	}
+	copy(hash[:], key[9:])
+	return binary.BigEndian.Uint64(key[1:]), hash, nil
+}
+
+// AppendScope appends a key of the range Group.
+func AppendScope(dst []byte, scope uint64) []byte {
+	return binary.BigEndian.AppendUint64(append(dst, Group), scope)
+}
+
+// ParseScope reads a key of the range Group.
+func ParseScope(key []byte) (scope uint64, err error) {
+	if len(key) != 1+8 || key[0] != Group {
+		return 0, malformed("group", key)
+	}
+	return binary.BigEndian.Uint64(key[1:]), nil
+}
+
+// AppendDependent appends a key of the range Dependent.
+func AppendDependent(dst []byte, parent, child ID) []byte {
+	return append(append(append(dst, Dependent), parent[:]...), child[:]...)
+}
+
+// ParseDependent reads a key of the range Dependent.
+func ParseDependent(key []byte) (parent, child ID, err error) {
+	if len(key) != 1+2*IDLen || key[0] != Dependent {
+		return parent, child, malformed("dependent", key)
+	}
+	copy(parent[:], key[1:])
+	copy(child[:], key[1+IDLen:])
+	return parent, child, nil
+}
+
+// AppendOutbound appends a key of the range Outbound.
+func AppendOutbound(dst []byte, shard uint32, seq uint64) []byte {
+	return AppendGroup(dst, Outbound, shard, seq)
+}
+
+// ParseOutbound reads a key of the range Outbound.
+func ParseOutbound(key []byte) (shard uint32, seq uint64, err error) {
+	if len(key) != 1+4+8 || key[0] != Outbound {
+		return 0, 0, malformed("message", key)
+	}
+	return binary.BigEndian.Uint32(key[1:]), binary.BigEndian.Uint64(key[5:]), nil
+}
+
+// AppendByID appends a key of the ranges Index and Pending.
+func AppendByID(dst []byte, prefix byte, id ID) []byte { return append(append(dst, prefix), id[:]...) }
+
+// ParseByID reads a key of the ranges Index and Pending.
+func ParseByID(key []byte) (id ID, err error) {
+	if len(key) != 1+IDLen || key[0] != Index && key[0] != Pending {
+		return id, malformed("key by ID", key)
 	}
 	copy(id[:], key[1:])
 	return id, nil

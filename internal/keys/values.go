@@ -28,16 +28,31 @@ func ParseLaneValue(b []byte) (LaneValue, error) {
 
 // Counts is the number of tasks of a queue by state.
 type Counts struct {
-	Ready, Scheduled, Leased, Dead, Done uint64
+	Ready, Scheduled, Blocked, Leased, Dead, Done, Canceled uint64
 }
 
 // Add adds the counts of o.
 func (c *Counts) Add(o Counts) {
 	c.Ready += o.Ready
 	c.Scheduled += o.Scheduled
+	c.Blocked += o.Blocked
 	c.Leased += o.Leased
 	c.Dead += o.Dead
 	c.Done += o.Done
+	c.Canceled += o.Canceled
+}
+
+// Ended is the number of tasks in a range of those that have ended.
+// REQUIRES: Ended(prefix).
+func (c *Counts) Ended(prefix byte) *uint64 {
+	switch prefix {
+	case Dead:
+		return &c.Dead
+	case Done:
+		return &c.Done
+	default:
+		return &c.Canceled
+	}
 }
 
 // CountersValue is the value of a counters key: the counts of a queue, and the
@@ -48,11 +63,11 @@ type CountersValue struct {
 }
 
 // CountersLen is the length of an encoded CountersValue.
-const CountersLen = 6 * 8
+const CountersLen = 8 * 8
 
 // Put writes the value into dst. REQUIRES: len(dst) == CountersLen.
 func (v CountersValue) Put(dst []byte) {
-	for i, n := range [...]uint64{v.Clock, v.Ready, v.Scheduled, v.Leased, v.Dead, v.Done} {
+	for i, n := range [...]uint64{v.Clock, v.Ready, v.Scheduled, v.Blocked, v.Leased, v.Dead, v.Done, v.Canceled} {
 		binary.BigEndian.PutUint64(dst[i*8:], n)
 	}
 }
@@ -64,16 +79,31 @@ func ParseCounters(b []byte) (CountersValue, error) {
 	}
 	at := func(i int) uint64 { return binary.BigEndian.Uint64(b[i*8:]) }
 	return CountersValue{
-		Clock:  at(0),
-		Counts: Counts{Ready: at(1), Scheduled: at(2), Leased: at(3), Dead: at(4), Done: at(5)},
+		Clock: at(0),
+		Counts: Counts{
+			Ready: at(1), Scheduled: at(2), Blocked: at(3), Leased: at(4), Dead: at(5), Done: at(6), Canceled: at(7),
+		},
 	}, nil
 }
 
-// Place is where the record of a task lies; it is the value of an index entry.
+// AppendNumber appends a number that is a value by itself: the size of a
+// bucket, the last message taken, the parents that a task waits for.
+func AppendNumber(dst []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(dst, n) }
+
+// ParseNumber reads such a value.
+func ParseNumber(b []byte) (uint64, error) {
+	if len(b) != 8 {
+		return 0, malformed("number", b)
+	}
+	return binary.BigEndian.Uint64(b), nil
+}
+
+// Place is where the record of a task lies; it is the value of an index entry,
+// but for tasks that have ended: these are found by their queue.
 type Place struct {
-	Range byte   // Task, Scheduled, Dead or Done
-	Group uint32 // the lane (Task) or the queue (Dead)
-	At    uint64 // since (Task), due time (Scheduled), time of death (Dead), expiry (Done)
+	Range byte
+	Group uint32 // the lane (Task), nothing (Scheduled), or the queue
+	At    uint64 // since (Task), due time (Scheduled), scope (Blocked), or bucket
 }
 
 // PlaceLen is the length of an encoded Place.
@@ -89,10 +119,10 @@ func (p Place) AppendKey(dst []byte, id ID) []byte {
 	switch p.Range {
 	case Task:
 		return AppendTask(dst, p.Group, p.At, id)
-	case Dead:
-		return AppendDead(dst, p.Group, p.At, id)
+	case Scheduled:
+		return AppendScheduled(dst, p.At, id)
 	default:
-		return AppendTimed(dst, p.Range, p.At, id)
+		return AppendGrouped(dst, p.Range, p.Group, p.At, id)
 	}
 }
 
@@ -105,10 +135,12 @@ func ParsePlaceKey(key []byte) (id ID, p Place, err error) {
 	switch p.Range {
 	case Task:
 		p.Group, p.At, id, err = ParseTask(key)
-	case Dead:
-		p.Group, p.At, id, err = ParseDead(key)
+	case Scheduled:
+		p.At, id, err = ParseScheduled(key)
+	case Blocked, Dead, Done, Canceled:
+		p.Group, p.At, id, err = ParseGrouped(key)
 	default:
-		p.At, id, err = ParseTimed(key)
+		err = malformed("place", key)
 	}
 	return id, p, err
 }
@@ -121,7 +153,7 @@ func (p Place) Append(dst []byte) []byte {
 
 // ParsePlace reads the value of an index entry.
 func ParsePlace(b []byte) (Place, error) {
-	if len(b) != PlaceLen || b[0] < Task || b[0] == Lease || b[0] > Done {
+	if len(b) != PlaceLen || b[0] != Task && b[0] != Scheduled && b[0] != Blocked {
 		return Place{}, malformed("place", b)
 	}
 	return Place{
@@ -131,8 +163,63 @@ func ParsePlace(b []byte) (Place, error) {
 	}, nil
 }
 
+// UniqueValue says who holds an idempotency key.
+type UniqueValue struct {
+	ID    ID
+	Until uint64 // the key is taken until then at least, ms since 1970
+	Ended bool   // the task has ended: from Until on the key is free
+}
+
+const uniqueValueLen = IDLen + 8 + 1
+
+// Append appends the encoded value.
+func (v UniqueValue) Append(dst []byte) []byte {
+	dst = binary.BigEndian.AppendUint64(append(dst, v.ID[:]...), v.Until)
+	return append(dst, boolByte(v.Ended))
+}
+
+// ParseUnique reads the holder of an idempotency key.
+func ParseUnique(b []byte) (v UniqueValue, err error) {
+	if len(b) != uniqueValueLen || b[uniqueValueLen-1] > 1 {
+		return v, malformed("holder of an idempotency key", b)
+	}
+	copy(v.ID[:], b)
+	v.Until, v.Ended = binary.BigEndian.Uint64(b[IDLen:]), b[uniqueValueLen-1] == 1
+	return v, nil
+}
+
+// GroupValue says which task of a group has the turn.
+type GroupValue struct {
+	Holder  ID   // zero: the turn is on its way to the first that waits
+	Waiting bool // others wait
+}
+
+const groupValueLen = IDLen + 1
+
+// Append appends the encoded value.
+func (v GroupValue) Append(dst []byte) []byte {
+	return append(append(dst, v.Holder[:]...), boolByte(v.Waiting))
+}
+
+// ParseGroup reads who has the turn of a group.
+func ParseGroup(b []byte) (v GroupValue, err error) {
+	if len(b) != groupValueLen || b[groupValueLen-1] > 1 {
+		return v, malformed("turn of a group", b)
+	}
+	copy(v.Holder[:], b)
+	v.Waiting = b[groupValueLen-1] == 1
+	return v, nil
+}
+
+func boolByte(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // AppendLaneNumber appends the lane that stands before the record of a
-// scheduled task or a dead letter.
+// task that waits for its time or for others.
 func AppendLaneNumber(dst []byte, lane uint32) []byte {
 	return binary.BigEndian.AppendUint32(dst, lane)
 }
@@ -145,28 +232,28 @@ func SplitLane(b []byte) (lane uint32, rec []byte, err error) {
 	return binary.BigEndian.Uint32(b), b[4:], nil
 }
 
-// DoneValue begins the value of a completed task; its record follows.
-type DoneValue struct {
+// EndedValue begins the value of a task that has ended; its record follows.
+type EndedValue struct {
 	Lane   uint32
-	At     uint64 // when it was completed, ms since 1970
+	At     uint64 // when it ended, ms since 1970
 	Result []byte
 }
 
 // Append appends the encoded value, without the record.
-func (v DoneValue) Append(dst []byte) []byte {
+func (v EndedValue) Append(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, v.Lane)
 	dst = binary.BigEndian.AppendUint64(dst, v.At)
 	dst = binary.AppendUvarint(dst, uint64(len(v.Result)))
 	return append(dst, v.Result...)
 }
 
-// ParseDone reads the value of a completed task. Both results alias b.
-func ParseDone(b []byte) (v DoneValue, rec []byte, err error) {
+// ParseEnded reads the value of a task that has ended. Both results alias b.
+func ParseEnded(b []byte) (v EndedValue, rec []byte, err error) {
 	r := reader{b: b, ok: true}
 	fixed := r.bytes(4 + 8)
 	n := r.uvarint()
 	if !r.ok || n > uint64(len(b)-r.n) {
-		return v, nil, malformed("result", b)
+		return v, nil, malformed("ended task", b)
 	}
 	v.Lane = binary.BigEndian.Uint32(fixed)
 	v.At = binary.BigEndian.Uint64(fixed[4:])

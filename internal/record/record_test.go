@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"maps"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,19 +29,37 @@ var golden = []struct {
 	{"timeout", Record{Head: Head{Timeout: 1}}, "08 01"},
 	{"retention", Record{Head: Head{Retention: 1}}, "10 02"},
 	{"retention for ever", Record{Head: Head{Retention: -1}}, "10 01"},
-	{"run at", Record{Head: Head{RunAt: 1 << 14}}, "20 808001"},
-	{"error", Record{Error: "no"}, "40 02 6e6f"},
-	{"headers", Record{Headers: map[string]string{"b": "2", "a": "", "": "3"}, Payload: []byte("p")}, "80 03 00 0133 0161 00 0162 0132 70"},
+	{"error", Record{Error: "no"}, "20 02 6e6f"},
+	{"headers", Record{Headers: map[string]string{"b": "2", "a": "", "": "3"}, Payload: []byte("p")}, "40 03 00 0133 0161 00 0162 0132 70"},
 	{"empty headers", Record{Headers: map[string]string{}}, "00"},
+	{"run at", Record{Head: Head{RunAt: 1 << 14}}, "8001 808001"},
+	{
+		"idempotency key",
+		Record{Head: Head{Ties: Ties{Unique: hash16, UniqueFor: 300, Flags: 5}}, UniqueKey: "k"},
+		"8002 01000000000000000000000000000002 ac02 05 016b",
+	},
+	{"group", Record{Head: Head{Ties: Ties{Group: 7}}, GroupKey: "g"}, "8004 0000000000000007 0167"},
+	{"limit", Record{Head: Head{Ties: Ties{Limit: 8}}, LimitKey: "l"}, "8008 0000000000000008 016c"},
+	{"parents", Record{Parents: [][IDLen]byte{hash16}, OnDead: 2}, "8010 02 01 01000000000000000000000000000002"},
+	{"is a parent", Record{Head: Head{Ties: Ties{Parent: true}}, Payload: []byte("p")}, "8020 70"},
+	{"rewritten", Record{Head: Head{Rewritten: true}}, "8040"},
 	{
 		"everything",
 		Record{
-			Head:  Head{Attempts: 2, Leases: 3, MaxAttempts: 4, Lease: 5, Timeout: 6, Retention: -1, RunAt: 7},
+			Head: Head{
+				Attempts: 2, Leases: 3, MaxAttempts: 4, Lease: 5, Timeout: 6, Retention: -1, RunAt: 7,
+				Ties: Ties{Unique: hash16, UniqueFor: 1, Flags: 2, Group: 3, Limit: 4, Parent: true}, Rewritten: true,
+			},
 			Error: "e", Headers: map[string]string{"k": "v"}, Payload: []byte{0xff},
+			UniqueKey: "u", GroupKey: "g", LimitKey: "l", Parents: [][IDLen]byte{hash16},
 		},
-		"ff 02 03 04 05 06 01 07 0165 01 016b 0176 ff",
+		"ff7f 02 03 04 05 06 01 07" +
+			"01000000000000000000000000000002 01 02 0000000000000003 0000000000000004" +
+			"0165 01 016b 0176 0175 0167 016c 00 01 01000000000000000000000000000002 ff",
 	},
 }
+
+var hash16 = [16]byte{0: 1, 15: 2}
 
 func unhex(s string) []byte {
 	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
@@ -65,6 +84,11 @@ func requireSame(t require.TestingT, want, got *Record) {
 	require.Equal(t, want.Head, got.Head)
 	require.Equal(t, want.Error, got.Error)
 	require.True(t, maps.Equal(want.Headers, got.Headers), "headers: want %q, got %q", want.Headers, got.Headers)
+	require.Equal(t, want.UniqueKey, got.UniqueKey)
+	require.Equal(t, want.GroupKey, got.GroupKey)
+	require.Equal(t, want.LimitKey, got.LimitKey)
+	require.Equal(t, want.OnDead, got.OnDead)
+	require.True(t, slices.Equal(want.Parents, got.Parents), "parents: want %x, got %x", want.Parents, got.Parents)
 	require.True(t, bytes.Equal(want.Payload, got.Payload), "payload: want %x, got %x", want.Payload, got.Payload)
 }
 
@@ -74,7 +98,7 @@ func drawRecord(t *rapid.T) Record {
 	large := rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64Range(0, 1<<48), rapid.Just(uint64(math.MaxUint64)))
 	signed := rapid.OneOf(rapid.SampledFrom([]int64{0, -1, math.MinInt64, math.MaxInt64}), rapid.Int64Range(0, 1<<48))
 	bytesOrNone := rapid.OneOf(rapid.Just([]byte(nil)), rapid.SliceOfN(rapid.Byte(), 0, 300))
-	return Record{
+	r := Record{
 		Head: Head{
 			Attempts:    small.Draw(t, "attempts"),
 			Leases:      small.Draw(t, "leases"),
@@ -83,6 +107,7 @@ func drawRecord(t *rapid.T) Record {
 			Timeout:     large.Draw(t, "timeout"),
 			Retention:   signed.Draw(t, "retention"),
 			RunAt:       large.Draw(t, "run at"),
+			Rewritten:   rapid.Bool().Draw(t, "rewritten"),
 		},
 		Error: string(bytesOrNone.Draw(t, "error")),
 		Headers: rapid.OneOf(
@@ -90,6 +115,24 @@ func drawRecord(t *rapid.T) Record {
 		).Draw(t, "headers"),
 		Payload: bytesOrNone.Draw(t, "payload"),
 	}
+	r.Parent = rapid.Bool().Draw(t, "parent")
+	if rapid.Bool().Draw(t, "has an idempotency key") {
+		copy(r.Unique[:], rapid.SliceOfN(rapid.Byte(), UniqueLen, UniqueLen).Draw(t, "unique"))
+		r.Unique[3] |= 1
+		r.UniqueFor, r.Flags = large.Draw(t, "unique for"), rapid.Byte().Draw(t, "flags")
+		r.UniqueKey = string(bytesOrNone.Draw(t, "unique key"))
+	}
+	if r.Group = large.Draw(t, "group"); r.Group != 0 {
+		r.GroupKey = string(bytesOrNone.Draw(t, "group key"))
+	}
+	if r.Limit = large.Draw(t, "limit"); r.Limit != 0 {
+		r.LimitKey = string(bytesOrNone.Draw(t, "limit key"))
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "parents") {
+		r.OnDead = 1
+		r.Parents = append(r.Parents, [IDLen]byte(rapid.SliceOfN(rapid.Byte(), IDLen, IDLen).Draw(t, "a parent")))
+	}
+	return r
 }
 
 func TestRoundTrip(t *testing.T) {
@@ -108,15 +151,26 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
+// headLen is how much of a stored record DecodeHead reads.
+func headLen(r *Record) int {
+	head := Record{Head: r.Head}
+	n := len(head.Encode()) - len(binary.AppendUvarint(nil, head.flags())) + len(binary.AppendUvarint(nil, r.flags()))
+	for _, set := range []bool{r.Unique != [UniqueLen]byte{}, r.Group != 0, r.Limit != 0} {
+		if set {
+			n-- // the length of an empty key
+		}
+	}
+	return n
+}
+
 // TestTruncated: a record that ends before its payload begins is refused, by
 // Decode wherever it ends, by DecodeHead if it ends in the head.
 func TestTruncated(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := drawRecord(t)
-		head := Record{Head: r.Head, Payload: nil}
-		headLen := len(head.Encode())
 		r.Payload = nil
 		b := r.Encode()
+		headLen := headLen(&r)
 		for n := range b {
 			_, err := Decode(b[:n])
 			require.ErrorIs(t, err, ErrMalformed, "%d of %d bytes", n, len(b))
@@ -141,7 +195,10 @@ func TestMaxSize(t *testing.T) {
 		Head: Head{
 			Attempts: math.MaxUint32, Leases: math.MaxUint32, MaxAttempts: math.MaxUint32, Lease: math.MaxUint64,
 			Timeout: math.MaxUint64, Retention: math.MinInt64, RunAt: math.MaxUint64,
+			Ties: Ties{Unique: hash16, UniqueFor: math.MaxUint64, Group: math.MaxUint64, Limit: math.MaxUint64, Parent: true},
 		},
+		UniqueKey: strings.Repeat("u", 1<<14), GroupKey: strings.Repeat("u", 1<<14), LimitKey: strings.Repeat("u", 1<<14),
+		Parents: make([][IDLen]byte, 1<<14),
 		Error:   strings.Repeat("e", 1<<20),
 		Headers: map[string]string{strings.Repeat("k", 1<<14): strings.Repeat("v", 1<<20)},
 		Payload: make([]byte, 1000),
@@ -151,8 +208,8 @@ func TestMaxSize(t *testing.T) {
 
 // TestRefusals: fields that announce more than there is, or are out of range.
 func TestRefusals(t *testing.T) {
-	uvarint := func(flags byte, values ...uint64) []byte {
-		b := []byte{flags}
+	uvarint := func(flags uint64, values ...uint64) []byte {
+		b := binary.AppendUvarint(nil, flags)
 		for _, v := range values {
 			b = binary.AppendUvarint(b, v)
 		}
@@ -165,6 +222,11 @@ func TestRefusals(t *testing.T) {
 		head bool // DecodeHead refuses it, too
 	}{
 		{"nothing", nil, true},
+		{"unknown flags", uvarint(isRewritten << 1), true},
+		{"half a hash", append(uvarint(hasGroup), 1, 2, 3, 4), true},
+		{"a group that is none", append(uvarint(hasGroup), make([]byte, 9)...), true},
+		{"a key that is none", append(uvarint(hasUnique), make([]byte, 19)...), true},
+		{"more parents than bytes", append(uvarint(hasParents, 0, 2), make([]byte, 31)...), false},
 		{"2^32 attempts", uvarint(hasHistory, 1<<32, 1), true},
 		{"2^32 leases", uvarint(hasHistory, 1, 1<<32), true},
 		{"2^32 max attempts", uvarint(hasMaxAttempts, 1<<32), true},

@@ -106,6 +106,19 @@ func (w *Window) PopFirst() Item {
 // PopLast removes the last item. REQUIRES: Len() > 0.
 func (w *Window) PopLast() Item { return w.take(w.n - 1) }
 
+// Remove removes the item at a position, and reports whether there was one.
+func (w *Window) Remove(p Pos) bool {
+	i := sort.Search(w.n, func(i int) bool { return p.Compare(w.at(i).Pos) <= 0 })
+	if i == w.n || w.at(i).Pos != p {
+		return false
+	}
+	for j := i; j+1 < w.n; j++ {
+		*w.at(j), *w.at(j + 1) = *w.at(j + 1), *w.at(j)
+	}
+	w.take(w.n - 1)
+	return true
+}
+
 func (w *Window) take(i int) Item {
 	p := w.at(i)
 	it := *p

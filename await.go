@@ -1,0 +1,89 @@
+package codeq
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+)
+
+// Outcome is how a task has ended.
+type Outcome struct {
+	State    State  // Done, Dead or Canceled
+	Result   []byte // of a completed task
+	Error    string // what the last failed attempt left behind
+	Attempts int
+}
+
+// Await waits until a task has ended (completed, canceled, or a dead letter)
+// and returns how. It gets the result of a task that ends while it waits even
+// if the task is not kept. A dead letter that is redriven may be awaited again.
+//
+// Await returns ErrNotFound if the task does not exist, or has ended and is not
+// kept; the cause of ctx if ctx ends first, and ErrClosed when the queue is closed.
+// The task may be one that another call is about to complete: there is no gap
+// between looking and waiting, and nothing polls.
+func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
+	op := &awaitOp{lookupOp: lookupOp{completion: newCompletion(), id: id}}
+	op.do = op.look
+	if settled, err := q.shardOf(id).do(ctx, op, &op.completion); !settled {
+		op.gone.Store(true)
+		return nil, context.Cause(ctx)
+	} else if err != nil {
+		return nil, err
+	}
+	return &op.outcome, nil
+}
+
+// awaitOp waits for the end of a task.
+type awaitOp struct {
+	lookupOp
+	outcome Outcome
+	gone    atomic.Bool // the caller has given up
+	waits   bool
+}
+
+func (op *awaitOp) resolve(s *shard) { op.lookupOp.resolveAs(s, op) }
+
+func (op *awaitOp) look(s *shard, at *located) error {
+	switch at.state {
+	case Done, Dead, Canceled:
+		op.outcome = Outcome{State: at.state, Result: at.ended.Result, Error: at.rec.Error, Attempts: int(at.rec.Attempts)}
+	default:
+		s.awaits[op.id] = append(s.awaits[op.id], op)
+		s.sweepAwaits()
+		op.waits = true
+	}
+	return nil
+}
+
+func (op *awaitOp) isWaiting() bool { return op.waits }
+
+func (op *awaitOp) isGone() bool { return op.gone.Load() }
+
+// answer tells who waits for a task that it has ended.
+func (s *shard) answer(id ID, o Outcome) {
+	for _, op := range s.awaits[id] {
+		op.outcome = o
+		s.settle(op)
+	}
+	delete(s.awaits, id)
+}
+
+// sweepAwaits forgets callers that have given up, now and then: there are never
+// more of them than twice those that wait, and some.
+func (s *shard) sweepAwaits() {
+	if s.awaited++; s.awaited < s.sweepAt {
+		return
+	}
+	s.awaited = 0
+	for id, ops := range s.awaits {
+		ops = slices.DeleteFunc(ops, (*awaitOp).isGone)
+		if len(ops) == 0 {
+			delete(s.awaits, id)
+			continue
+		}
+		s.awaits[id] = ops
+		s.awaited += len(ops)
+	}
+	s.sweepAt = 2*s.awaited + waitListMin
+}

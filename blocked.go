@@ -1,0 +1,177 @@
+package codeq
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+)
+
+// Blocked tasks wait for others, each in a scope: 0 for tasks that wait for
+// their parents, that of a group for tasks that wait for their turn in it, and
+// that of a limit for tasks that found no room in it when they were to be
+// leased. What lets them go on leaves a mark in the range Wake, in its own
+// commit; the next group reads who waits, and moves them.
+
+// block has a task wait in a scope.
+func (s *shard) block(l *lane, scope uint64, id ID, rec []byte) {
+	q := l.queue
+	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.number, scope, id)
+	s.group.set(s.scratch, s.withLane(l, rec))
+	s.setIndex(id, keys.Place{Range: keys.Blocked, Group: q.number, At: scope})
+	q.counts.Blocked++
+	s.touch(q)
+}
+
+// What a mark has to say.
+const (
+	wakeUp     = iota // who waits may go on
+	wakeCancel        // the task is to be canceled
+)
+
+// wake lets tasks go on that wait in a scope; id is the task in scope 0.
+func (s *shard) wake(q *queueState, scope uint64, id ID, how byte) {
+	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, q.number, scope, id)
+	s.group.set(s.scratch, []byte{how})
+	s.wakes = true
+}
+
+// wakeBlocked does what the marks say. REQUIRES: the group is empty but for
+// what other upkeep has moved, none of which waits in a scope with a mark.
+func (s *shard) wakeBlocked() (more bool) {
+	if !s.wakes {
+		return false
+	}
+	s.wakes = false
+	lower, upper := keys.Range(keys.Wake)
+	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+		if n == upkeepCap || s.group.full() {
+			s.wakes = true
+			return false, nil
+		}
+		number, scope, id, err := keys.ParseGrouped(it.Key())
+		if err != nil {
+			return false, err
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		if len(v) != 1 || int(number) >= len(s.numbers) {
+			return false, fmt.Errorf("mark %x is %x", it.Key(), v)
+		}
+		q, how := s.numbers[number], v[0]
+		s.group.delete(it.Key())
+		switch {
+		case scope == 0:
+			return true, s.wakeTask(q, id, how)
+		case scope&groupBit != 0:
+			return true, s.giveTurn(q, scope)
+		default:
+			return true, s.fillLimit(q, scope)
+		}
+	})
+	return s.wakes
+}
+
+// wakeTask lets a task go on whose parents have ended, or cancels it.
+func (s *shard) wakeTask(q *queueState, id ID, how byte) error {
+	key := keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id)
+	value, err := lookup(s.store.db, key)
+	if err != nil || value == nil || s.group.hasChanged(id) { // nil: it was canceled meanwhile
+		return err
+	}
+	at := &located{id: id, place: keys.Place{Range: keys.Blocked, Group: q.number}, indexed: true}
+	if err := s.decode(at, value); err != nil {
+		return err
+	}
+	if how == wakeCancel {
+		s.cancel(at)
+		return nil
+	}
+	s.unblock(at)
+	s.proceed(at.lane, id, &at.rec.Head, at.rec.Encode())
+	return nil
+}
+
+// unblock takes a task out of its scope, on its way elsewhere.
+func (s *shard) unblock(at *located) {
+	s.group.delete(at.place.AppendKey(nil, at.id))
+	at.lane.queue.counts.Blocked--
+	s.touch(at.lane.queue)
+}
+
+// waiting visits the tasks that wait in a scope, in the order of their IDs,
+// until visit returns false. They may be moved meanwhile.
+func (s *shard) waiting(q *queueState, scope uint64, visit func(n int, at *located) bool) error {
+	lower := keys.AppendGroup(nil, keys.Blocked, q.number, scope)
+	return s.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
+		_, _, id, err := keys.ParseGrouped(it.Key())
+		if err != nil {
+			return false, err
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		at := &located{id: id, place: keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, indexed: true}
+		if err := s.decode(at, append([]byte(nil), v...)); err != nil {
+			return false, err
+		}
+		return visit(n, at), nil
+	})
+}
+
+// takeTurn gives a task the turn of its group if nobody has it. A task that has
+// it keeps it until it ends, also while it waits for another attempt.
+func (s *shard) takeTurn(scope uint64, id ID) bool {
+	v, ok := s.groups.get(s, scope)
+	switch {
+	case !ok:
+		s.groups.put(s, scope, keys.GroupValue{Holder: id})
+		return true
+	case v.Holder == keys.ID(id):
+		return true
+	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn looks for the change
+		v.Waiting = true
+		s.groups.put(s, scope, v)
+	}
+	return false
+}
+
+// passTurn is the end of a task of a group: the first that waits is next.
+func (s *shard) passTurn(q *queueState, scope uint64, id ID) {
+	v, ok := s.groups.get(s, scope)
+	if !ok || v.Holder != keys.ID(id) { // it was not its turn
+		return
+	}
+	if !v.Waiting {
+		s.groups.drop(s, scope)
+		return
+	}
+	s.groups.put(s, scope, keys.GroupValue{Waiting: true})
+	s.wake(q, scope, ID{}, wakeUp)
+}
+
+// giveTurn gives the turn of a group to the first task that waits for it.
+func (s *shard) giveTurn(q *queueState, scope uint64) error {
+	var first *located
+	err := s.waiting(q, scope, func(_ int, at *located) bool {
+		first = at
+		return false
+	})
+	switch {
+	case err != nil:
+		return err
+	case first != nil:
+		s.groups.put(s, scope, keys.GroupValue{Holder: first.id, Waiting: true})
+		s.unblock(first)
+		s.place(first.lane, keys.SinceOf(keys.ID(first.id)), first.id, first.rec.Encode())
+	case s.groups.hasChanged(scope): // the first has just begun to wait
+		s.wake(q, scope, ID{}, wakeUp)
+	default:
+		s.groups.drop(s, scope)
+	}
+	return nil
+}

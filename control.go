@@ -1,0 +1,159 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"codeq/internal/keys"
+)
+
+// Cancel ends a task that has not been completed: it is not delivered again,
+// and kept as Canceled for its retention. If a handler of Run has it, the
+// handler's context is cancelled with the cause ErrCanceled, and whatever it
+// returns has no effect; any other worker learns of it by an error that matches
+// ErrLeaseLost and ErrCanceled when it next uses its receipt. Tasks that wait for
+// a canceled one are canceled too. Dead letters can be canceled.
+//
+// Cancel returns ErrNotFound if the task does not exist, or is no longer kept,
+// and ErrNotWaiting if it is completed or canceled already.
+func (q *Queue) Cancel(ctx context.Context, id ID) error {
+	op := &cancelOp{lookupOp: lookupOp{completion: newCompletion(), id: id}}
+	op.do = op.cancel
+	_, err := q.shardOf(id).do(ctx, op, &op.completion)
+	return err
+}
+
+type cancelOp struct {
+	lookupOp
+	runner  *runner
+	receipt Receipt
+}
+
+// resolve is that of lookupOp with the cancelOp as the operation.
+func (op *cancelOp) resolve(s *shard) { op.lookupOp.resolveAs(s, op) }
+
+func (op *cancelOp) cancel(s *shard, at *located) error {
+	if at.state == Done || at.state == Canceled {
+		return notWaiting(at)
+	}
+	if at.lease != nil {
+		op.runner, op.receipt = at.lease.runner, Receipt{ID: at.id, Token: at.lease.token}
+	}
+	s.cancel(at)
+	return nil
+}
+
+// settle has the handler's context cancelled once the end of its task is stored.
+func (op *cancelOp) settle(err error) {
+	if r := op.runner; r != nil && err == nil {
+		r.canceled(op.receipt)
+	}
+	op.completion.settle(err)
+}
+
+func notWaiting(at *located) error { return fmt.Errorf("%w: %s is %v", ErrNotWaiting, at.id, at.state) }
+
+// SetPriority moves a task that waits (ready, scheduled or blocked) to another
+// priority, 0 to 9. A ready task keeps its turn by age. It returns ErrNotFound
+// if the task does not exist, and ErrNotWaiting if it is leased or has ended.
+func (q *Queue) SetPriority(ctx context.Context, id ID, priority int) error {
+	if priority < MinPriority || priority > MaxPriority {
+		return &InvalidError{"SetPriority priority", priority, "0 to 9"}
+	}
+	return q.change(ctx, id, func(s *shard, at *located) error {
+		if err := s.hasLanes(1); err != nil {
+			return err
+		}
+		l := s.lane(laneKey{at.lane.queue.name, at.lane.tenant, uint8(priority)})
+		s.withdraw(at)
+		rec := at.rec.Encode()
+		switch at.state {
+		case Ready:
+			s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), id, rec)
+		case Scheduled:
+			s.schedule(l, id, at.place.At, rec)
+		default:
+			s.blockAgain(l, at, rec)
+		}
+		return nil
+	})
+}
+
+// SetRunAt changes when a task that waits (ready, scheduled or blocked) becomes
+// ready; zero or past: now, as far as nothing else holds it back. A task that
+// had become ready is then behind those that are. Errors are those of SetPriority.
+func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) error {
+	task := Task{Queue: "any", RunAt: t}
+	if err := task.check(&q.opts.Limits); err != nil {
+		return err
+	}
+	return q.change(ctx, id, func(s *shard, at *located) error {
+		s.withdraw(at)
+		at.rec.RunAt = runAtMillis(t)
+		rec := at.rec.Encode()
+		switch due := at.rec.RunAt > s.wall; {
+		case at.state == Blocked && (at.place.At == 0 || !due):
+			s.blockAgain(at.lane, at, rec)
+		case due:
+			s.schedule(at.lane, id, at.rec.RunAt, rec)
+		default:
+			s.enter(at.lane, keys.MovedSince(s.wall), id, at.rec.Group, rec)
+		}
+		return nil
+	})
+}
+
+// blockAgain has a task wait in the scope from which it was withdrawn.
+func (s *shard) blockAgain(l *lane, at *located, rec []byte) {
+	if at.place.At == 0 && at.pending > 0 {
+		s.pending.put(s, at.id, at.pending)
+	}
+	s.block(l, at.place.At, at.id, rec)
+}
+
+// change does something with a task that waits.
+func (q *Queue) change(ctx context.Context, id ID, do func(*shard, *located) error) error {
+	op := &lookupOp{completion: newCompletion(), id: id, do: func(s *shard, at *located) error {
+		if !at.waiting() {
+			return notWaiting(at)
+		}
+		return do(s, at)
+	}}
+	_, err := q.shardOf(id).do(ctx, op, &op.completion)
+	return err
+}
+
+// canceledLeases remembers the leases that cancels have ended, so that their
+// workers learn why: as many as there is room for, the latest ones.
+type canceledLeases struct {
+	tokens map[Receipt]struct{}
+	ring   []Receipt
+	next   int
+}
+
+const canceledCap = 1024
+
+func (s *shard) remember(ls *lease) {
+	c := &s.canceled
+	if c.tokens == nil {
+		c.tokens = make(map[Receipt]struct{})
+	}
+	r := Receipt{ID: ls.id, Token: ls.token}
+	if len(c.ring) < canceledCap {
+		c.ring = append(c.ring, r)
+	} else {
+		delete(c.tokens, c.ring[c.next])
+		c.ring[c.next] = r
+		c.next = (c.next + 1) % canceledCap
+	}
+	c.tokens[r] = struct{}{}
+}
+
+// leaseLost is the error for a receipt that is not that of a lease in force.
+func (s *shard) leaseLost(r Receipt) error {
+	if _, ok := s.canceled.tokens[r]; ok {
+		return fmt.Errorf("%w: %s: %w", ErrLeaseLost, r, ErrCanceled)
+	}
+	return fmt.Errorf("%w: %s", ErrLeaseLost, r)
+}

@@ -1,0 +1,125 @@
+package codeq
+
+import (
+	"math/bits"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// Tasks that have ended and are kept lie in buckets: those of a queue that are
+// forgotten at the same time. A bucket is forgotten by one range deletion,
+// however many tasks it keeps; its size is stored beside it, so that the counts
+// of the queue stay exact.
+
+// bucketKey names a bucket of a queue.
+type bucketKey struct {
+	prefix byte   // the range: Dead, Done or Canceled
+	until  uint64 // wall clock, ms
+}
+
+// bucket is what memory knows of one.
+type bucket struct {
+	queue *queueState
+	bucketKey
+	size    uint64
+	touched bool // on the group's list
+}
+
+// neverExpires is the bucket of what is kept for ever.
+const neverExpires = 1<<64 - 1
+
+// minBucket is the width of the narrowest buckets, in ms.
+const minBucket = 1000
+
+// bucketOf is the end of the bucket in which a task lies that is to be kept for
+// some ms from now, negative: for ever. Buckets are between an eighth and a
+// sixteenth of the retention wide, so that a queue has few of them.
+func bucketOf(wall uint64, retention int64) uint64 {
+	if retention < 0 || uint64(retention) > 1<<62 {
+		return neverExpires
+	}
+	width := uint64(minBucket)
+	if eighth := uint64(retention) / 8; eighth > width {
+		width = 1 << (bits.Len64(eighth) - 1)
+	}
+	end := wall + uint64(retention)
+	return (end + width - 1) / width * width
+}
+
+// keep stores a task that has ended, for some ms from now.
+func (s *shard) keep(prefix byte, id ID, retention int64, ended keys.EndedValue, rec *record.Record) {
+	q := s.lanes[ended.Lane].queue
+	b := q.bucket(bucketKey{prefix, bucketOf(s.wall, retention)})
+	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
+	s.group.change(id)
+	s.group.set(s.scratch, append(ended.Append(nil), rec.Encode()...))
+	s.resize(b, 1)
+	if b.until != neverExpires {
+		s.nextExpiry = min(s.nextExpiry, b.until)
+	}
+}
+
+// unkeep takes a kept task out of its bucket.
+func (s *shard) unkeep(at *located) {
+	s.group.change(at.id)
+	s.group.delete(at.place.AppendKey(nil, at.id))
+	s.resize(at.lane.queue.bucket(bucketKey{at.place.Range, at.place.At}), -1)
+}
+
+func (q *queueState) bucket(k bucketKey) *bucket {
+	b := q.buckets[k]
+	if b == nil {
+		b = &bucket{queue: q, bucketKey: k}
+		if q.buckets == nil {
+			q.buckets = make(map[bucketKey]*bucket)
+		}
+		q.buckets[k] = b
+	}
+	return b
+}
+
+func (s *shard) resize(b *bucket, by int) {
+	b.size += uint64(by)
+	*b.queue.counts.Ended(b.prefix) += uint64(by)
+	s.touch(b.queue)
+	if !b.touched {
+		b.touched = true
+		s.group.buckets = append(s.group.buckets, b)
+	}
+}
+
+// seal stores the size of a bucket.
+func (b *bucket) seal(g *group) {
+	b.touched = false
+	key := keys.AppendBucket(nil, b.prefix, b.queue.number, b.until)
+	if b.size == 0 {
+		delete(b.queue.buckets, b.bucketKey)
+		g.delete(key)
+		return
+	}
+	g.set(key, keys.AppendNumber(nil, b.size))
+}
+
+// expireEnded forgets the buckets whose time has come.
+// REQUIRES: the group is empty.
+func (s *shard) expireEnded() (more bool) {
+	if s.nextExpiry > s.wall {
+		return false
+	}
+	s.nextExpiry = never
+	for _, q := range s.numbers[1:] {
+		for k, b := range q.buckets {
+			if k.until > s.wall {
+				if k.until != neverExpires {
+					s.nextExpiry = min(s.nextExpiry, k.until)
+				}
+				continue
+			}
+			all := keys.AppendGroup(nil, k.prefix, q.number, k.until)
+			s.group.deleteRange(all, keys.GroupEnd(all))
+			s.resize(b, -int(b.size))
+		}
+	}
+	return false
+}

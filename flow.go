@@ -1,0 +1,234 @@
+package codeq
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// A task with parents waits until they have ended. It knows how many it still
+// waits for (range Pending); each parent, in its own shard, knows who waits for
+// it (range Dependent, and a flag of the record, so that the end of other tasks
+// looks nowhere). Parents in other shards, and those that exist already, are
+// asked by messages.
+
+// admitAll takes in the tasks of a batch, and appends their IDs to ids, and the
+// indexes of those whose idempotency key was taken to duplicates. A task that
+// belongs to another shard is sent there; its ID is not known.
+// REQUIRES: canAdmit.
+func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []int) {
+	var existed map[ID]bool // tasks of the batch that are older than it
+	for i := range tasks {
+		t := &tasks[i]
+		if t.tied == nil {
+			ids = append(ids, s.admit(t))
+			continue
+		}
+		if home := t.tied.home; home >= 0 && home != s.index {
+			s.send(home, &keys.Message{
+				Kind: keys.MsgAdmit, Queue: t.key.queue, Tenant: t.key.tenant, Priority: t.key.priority, Record: t.rec,
+			})
+			ids = append(ids, ID{})
+			continue
+		}
+		if t.tied.twin >= 0 {
+			ids, duplicates = append(ids, ids[t.tied.twin]), append(duplicates, i)
+			continue
+		}
+		if id, taken := s.holder(t.tied.Unique); taken {
+			if t.tied.Flags&replaceWaiting == 0 || !s.replace(id, t) {
+				duplicates = append(duplicates, i)
+			}
+			if existed == nil {
+				existed = make(map[ID]bool)
+			}
+			existed[id] = true
+			ids = append(ids, id)
+			continue
+		}
+		ids = append(ids, s.admitTied(t, ids, existed))
+	}
+	return ids, duplicates
+}
+
+// canAdmit reports whether all that admitAll will look up is on disk.
+func (s *shard) canAdmit(tasks []newTask) bool {
+	for i := range tasks {
+		if t := tasks[i].tied; t != nil && t.Flags&replaceWaiting != 0 {
+			if id, taken := s.holder(t.Unique); taken && s.isBehind(id) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// admitTied takes in a task that is bound to others, and whose key is free.
+func (s *shard) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
+	l := s.lane(t.key)
+	id := s.mint.id(s.wall, l.number)
+	s.group.change(id)
+	if t.tied.Unique != [keys.UniqueLen]byte{} {
+		s.takeKey(id, &t.tied.Ties)
+	}
+	switch group := t.tied.Group; {
+	case len(t.tied.parents) > 0:
+		s.awaitParents(l, t, id, batch, existed)
+	case t.runAt > s.wall:
+		s.schedule(l, id, t.runAt, t.rec)
+	case group != 0 && !s.takeTurn(group, id):
+		s.block(l, group, id, t.rec)
+	default:
+		s.placeFirst(l, id, t.rec)
+	}
+	return id
+}
+
+// awaitParents has a new task wait for its parents.
+func (s *shard) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map[ID]bool) {
+	rec, err := record.Decode(t.rec)
+	if err != nil {
+		s.broken = fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
+		return
+	}
+	onDead := byte(t.tied.onDead)
+	asked := make(map[ID]bool, len(t.tied.parents))
+	for i, p := range t.tied.parents {
+		n, sibling := nthOf(p)
+		if sibling {
+			p = batch[n]
+			sibling = !existed[p]
+		}
+		rec.Parents[i] = p
+		switch {
+		case asked[p]:
+		case sibling:
+			s.group.set(keys.AppendDependent(nil, p, id), []byte{onDead})
+		default:
+			s.send(p.shard(len(s.peers)), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
+		}
+		asked[p] = true
+	}
+	s.pending.put(s, id, uint64(len(asked)))
+	s.block(l, 0, id, rec.Encode())
+}
+
+// How a parent has ended, for those that wait for it.
+const (
+	parentDone = iota
+	parentCanceled
+)
+
+// outcomeFor is what the end of a parent means to a child; held: not yet anything.
+func outcomeFor(state State, onDead OnDead) (outcome byte, held bool) {
+	switch {
+	case state == Done, state == Dead && onDead == RunOnDead:
+		return parentDone, false
+	case state == Dead && onDead == HoldOnDead:
+		return 0, true
+	}
+	return parentCanceled, false
+}
+
+// tellChildren is the end of a task that others wait for.
+// REQUIRES: the group has not given the task further children.
+func (s *shard) tellChildren(parent ID, state State) {
+	lower := keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen]
+	err := s.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, _ int) (bool, error) {
+		_, child, err := keys.ParseDependent(it.Key())
+		if err != nil {
+			return false, err
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		if len(v) != 1 {
+			return false, fmt.Errorf("dependent %x is %x", it.Key(), v)
+		}
+		if outcome, held := outcomeFor(state, OnDead(v[0])); !held {
+			s.group.delete(it.Key())
+			s.tellChild(parent, child, outcome)
+		}
+		return true, nil
+	})
+	if err != nil {
+		s.broken = err
+	}
+}
+
+func (s *shard) tellChild(parent, child ID, outcome byte) {
+	if to := child.shard(len(s.peers)); to != s.index {
+		s.send(to, &keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: outcome})
+		return
+	}
+	s.parentEnded(child, outcome)
+}
+
+// doomed stands in the range Pending for a task that is about to be canceled.
+const doomed = never
+
+// parentEnded counts down the parents of a task of this shard.
+func (s *shard) parentEnded(child ID, outcome byte) {
+	n, ok := s.pending.get(s, child)
+	if !ok || n == doomed { // it was canceled, or will be
+		return
+	}
+	q := s.lanes[keys.LaneOf(child)].queue
+	switch {
+	case outcome == parentCanceled:
+		s.pending.put(s, child, doomed)
+		s.wake(q, 0, child, wakeCancel)
+	case n > 1:
+		s.pending.put(s, child, n-1)
+	default:
+		s.pending.drop(s, child)
+		s.wake(q, 0, child, wakeUp)
+	}
+}
+
+// depend has a task wait for a parent of this shard. It is false if disk is
+// behind with the parent; then nothing was done.
+func (s *shard) depend(parent, child ID, onDead OnDead) bool {
+	if s.isBehind(parent) {
+		return false
+	}
+	at, err := s.locate(parent)
+	if err != nil {
+		s.broken = err
+		return true
+	}
+	if at == nil { // completed, and no longer kept
+		s.tellChild(parent, child, parentDone)
+		return true
+	}
+	if at.state == Done || at.state == Canceled || at.state == Dead {
+		if outcome, held := outcomeFor(at.state, onDead); !held {
+			s.tellChild(parent, child, outcome)
+			return true
+		}
+	}
+	s.group.change(parent)
+	s.group.set(keys.AppendDependent(nil, parent, child), []byte{byte(onDead)})
+	if at.rec.Parent {
+		return true
+	}
+	at.rec.Parent = true
+	switch {
+	case at.state == Dead: // to where it does not expire
+		s.unkeep(at)
+		s.keep(keys.Dead, at.id, -1, at.ended, &at.rec)
+	case at.lease != nil:
+		if at.lease.ties == nil {
+			at.lease.ties = new(record.Ties)
+		}
+		at.lease.ties.Parent = true
+		fallthrough
+	default:
+		s.rewrite(at)
+	}
+	return true
+}

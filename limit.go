@@ -1,0 +1,314 @@
+package codeq
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"golang.org/x/time/rate"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/window"
+)
+
+// limitTable is how many tasks of each LimitKey are leased, by scope. All
+// tasks of a key lie in one shard, so that its owner alone decides.
+type limitTable map[uint64]*limitState
+
+type limitState struct {
+	leased int
+	parked bool // tasks may wait for room
+}
+
+func (t limitTable) enter(scope uint64) {
+	st := t[scope]
+	if st == nil {
+		st = new(limitState)
+		t[scope] = st
+	}
+	st.leased++
+}
+
+// full reports whether no further task of a key may be leased.
+func (s *shard) full(q *queueState, scope uint64) bool {
+	limit := q.settings.ConcurrencyPerKey
+	st := s.limits[scope]
+	return limit > 0 && st != nil && st.leased >= limit
+}
+
+// leaveLimit is the end of a lease of a key.
+func (s *shard) leaveLimit(q *queueState, scope uint64) {
+	st := s.limits[scope]
+	st.leased--
+	switch {
+	case st.parked:
+		s.wake(q, scope, ID{}, wakeUp)
+	case st.leased == 0:
+		delete(s.limits, scope)
+	}
+}
+
+// next returns the lane whose first task a claim of the queue gets, with room
+// in the limits taken for it: grant follows, or leaveGate. Pending is as in head.
+func (s *shard) next(q *queueState) (l *lane, pending bool) {
+	if q.settings.Paused {
+		return nil, false
+	}
+	for {
+		l, pending = s.head(q)
+		if l == nil || q.settings.ConcurrencyPerKey == 0 {
+			break
+		}
+		head, err := record.DecodeHead(l.window.FirstRecord())
+		if err != nil || head.Limit == 0 || !s.full(q, head.Limit) { // grant reports err
+			break
+		}
+		if s.group.full() {
+			s.throttle(q, s.now)
+			return nil, false
+		}
+		s.park(l)
+		if s.broken != nil {
+			return nil, false
+		}
+	}
+	if l != nil && q.gate != nil && !s.passGate(q) {
+		return nil, false
+	}
+	return l, pending
+}
+
+// park has the first task of a lane wait for room in the limit of its key.
+func (s *shard) park(l *lane) {
+	it := s.popFirst(l)
+	rec, err := record.Decode(it.Record)
+	if err != nil {
+		s.broken = err
+		return
+	}
+	s.removeTask(l.number, it.Since, it.ID, false)
+	l.queue.counts.Ready--
+	rec.Rewritten = true
+	s.block(l, rec.Limit, it.ID, rec.Encode())
+	s.limits[rec.Limit].parked = true
+}
+
+// fillLimit lets as many of the tasks that wait for room go on as there is.
+func (s *shard) fillLimit(q *queueState, scope uint64) error {
+	room := math.MaxInt
+	st := s.limits[scope]
+	if limit := q.settings.ConcurrencyPerKey; limit > 0 {
+		room = limit
+		if st != nil {
+			room -= st.leased
+		}
+	}
+	more := false
+	err := s.waiting(q, scope, func(n int, at *located) bool {
+		if n >= room || s.group.full() {
+			more = true
+			return false
+		}
+		s.unblock(at)
+		s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	if more && s.group.full() {
+		s.wake(q, scope, ID{}, wakeUp)
+	}
+	if st != nil {
+		if st.parked = more; !more && st.leased == 0 {
+			delete(s.limits, scope)
+		}
+	}
+	return nil
+}
+
+// recheck walks the scopes of a queue whose limit has changed.
+type recheck struct {
+	queue *queueState
+	from  []byte
+}
+
+func (s *shard) recheck(q *queueState) {
+	if q.counts.Blocked > 0 {
+		s.rechecks = append(s.rechecks, &recheck{q, keys.AppendNumbered(nil, keys.Blocked, q.number)})
+	}
+}
+
+// recheckLimits marks the limits of a queue that may have room now. Marks of
+// scopes that are still full do no harm.
+func (s *shard) recheckLimits() (more bool) {
+	if len(s.rechecks) == 0 {
+		return false
+	}
+	r := s.rechecks[0]
+	upper := keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.number))
+	for n := 0; n < upkeepCap && r.from != nil; n++ {
+		from := r.from
+		r.from = nil
+		s.broken = s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+			_, scope, _, err := keys.ParseGrouped(it.Key())
+			if err != nil {
+				return false, err
+			}
+			if scope != 0 && scope&groupBit == 0 {
+				s.wake(r.queue, scope, ID{}, wakeUp)
+			}
+			r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))
+			return false, nil
+		})
+		if s.broken != nil {
+			return false
+		}
+	}
+	if r.from == nil {
+		s.rechecks = s.rechecks[1:]
+	}
+	return true
+}
+
+// gate is what the claims of a queue have to pass in all shards of a process:
+// its limit of concurrency, and its rate.
+type gate struct {
+	mu      sync.Mutex // guards what follows
+	limit   int        // 0: none
+	leased  int
+	rate    *rate.Limiter
+	waiting []*shard // had to turn claims away for want of room
+}
+
+// enter takes a place. When there is none, wait is how long until the rate has
+// one, or 0 if the end of a lease will tell.
+func (g *gate) enter(s *shard, now time.Time) (ok bool, wait time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.limit > 0 && g.leased >= g.limit {
+		g.waitFor(s)
+		return false, 0
+	}
+	if g.rate != nil {
+		r := g.rate.ReserveN(now, 1)
+		if wait = r.DelayFrom(now); wait > 0 {
+			r.CancelAt(now)
+			return false, wait
+		}
+	}
+	g.leased++
+	return true, 0
+}
+
+func (g *gate) waitFor(s *shard) {
+	for _, w := range g.waiting {
+		if w == s {
+			return
+		}
+	}
+	g.waiting = append(g.waiting, s)
+}
+
+// leave gives n places back, and returns who waits for them. A negative n is
+// for leases that were granted before there was a gate.
+func (g *gate) leave(n int) (wake []*shard) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leased -= n
+	if g.limit == 0 || g.leased < g.limit {
+		wake, g.waiting = g.waiting, nil
+	}
+	return wake
+}
+
+// set changes the limits. Fresh is for a queue that has been open since before.
+func (g *gate) set(set *Settings, fresh bool, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.limit = set.Concurrency
+	limit := rate.Limit(set.Rate)
+	switch {
+	case set.Rate == 0:
+		g.rate = nil
+	case g.rate == nil:
+		g.rate = rate.NewLimiter(limit, set.burst())
+		if !fresh { // what was spent before a restart is not known
+			g.rate.AllowN(now, set.burst())
+		}
+	default:
+		g.rate.SetLimitAt(now, limit)
+		g.rate.SetBurstAt(now, set.burst())
+	}
+}
+
+// passGate takes a place for a claim, or sees to it that the queue's claims
+// are served when there may be one.
+func (s *shard) passGate(q *queueState) bool {
+	ok, wait := q.gate.enter(s, time.Now())
+	if wait > 0 {
+		s.throttle(q, s.now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+	}
+	return ok
+}
+
+// leaveGate gives a place back.
+func (s *shard) leaveGate(q *queueState) {
+	if q.gate == nil {
+		return
+	}
+	for _, w := range q.gate.leave(1) {
+		s.openGate(w, q)
+	}
+}
+
+// openGate has a shard serve the claims that wait for a queue.
+func (s *shard) openGate(w *shard, q *queueState) {
+	if w == s {
+		s.throttle(q, s.now)
+		return
+	}
+	_ = w.inbox.pass(&serveOp{queue: q.name}) // one that is closing serves nobody
+}
+
+// throttle has the claims that wait for a queue served at a time of the
+// monotonic clock.
+func (s *shard) throttle(q *queueState, at uint64) {
+	if !q.throttled {
+		q.throttled = true
+		s.throttled = append(s.throttled, q)
+	}
+	s.nextGate = min(s.nextGate, at)
+}
+
+func (s *shard) openGates() bool {
+	if s.nextGate > s.now {
+		return false
+	}
+	s.nextGate = never
+	for _, q := range s.throttled {
+		q.throttled = false
+		s.feed(q)
+	}
+	s.throttled = s.throttled[:0]
+	return false
+}
+
+// serveOp serves the claims that wait for a queue.
+type serveOp struct{ queue string }
+
+func (op *serveOp) resolve(s *shard) { s.feed(s.queue(op.queue)) }
+func (op *serveOp) settle(error)     {}
+
+// update replaces the record of a task of the window, if it is there. It
+// returns by how much the memory held has grown.
+func (l *lane) update(since uint64, id ID, rec []byte) (grown int) {
+	pos := window.Pos{Since: since, ID: id}
+	before := l.window.Footprint()
+	if l.window.Remove(pos) {
+		l.window.Insert(window.Item{Pos: pos, Record: rec})
+	}
+	return l.window.Footprint() - before
+}

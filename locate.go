@@ -1,0 +1,238 @@
+package codeq
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// located is a task as the owner has found it by its ID.
+type located struct {
+	id      ID
+	state   State
+	place   keys.Place
+	indexed bool
+	lane    *lane
+	rec     record.Record
+	lease   *lease          // of a leased task
+	ended   keys.EndedValue // of a task that has ended
+	pending uint64          // parents for which a blocked task waits
+}
+
+// waiting reports whether the task is neither in a worker's hands nor ended.
+func (at *located) waiting() bool {
+	return at.state == Ready || at.state == Scheduled || at.state == Blocked
+}
+
+// isBehind reports whether disk does not say yet what the group does with a
+// task: an operation on the task is then resolved again in the next group.
+func (s *shard) isBehind(id ID) bool {
+	if s.group.hasChanged(id) {
+		return true
+	}
+	ls := s.leases.byID[id]
+	return ls != nil && !ls.record.written
+}
+
+// locate finds a task by its ID; nil if it does not exist.
+// REQUIRES: disk is not behind with the task.
+func (s *shard) locate(id ID) (*located, error) {
+	at := &located{id: id}
+	if ls := s.leases.byID[id]; ls != nil {
+		rec, err := s.recordOf(ls)
+		if err != nil {
+			return nil, err
+		}
+		at.state, at.lease, at.lane, at.rec = Leased, ls, ls.lane, rec
+		at.place = keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}
+		return at, nil
+	}
+	if int(keys.LaneOf(id)) >= len(s.lanes) {
+		return nil, nil
+	}
+	p, indexed, err := placeOf(s.store.db, id)
+	if err != nil {
+		return nil, err
+	}
+	at.place, at.indexed = p, indexed
+	value, err := lookup(s.store.db, p.AppendKey(nil, id))
+	if err != nil {
+		return nil, err
+	}
+	if value == nil && !indexed {
+		q := s.lanes[keys.LaneOf(id)].queue
+		for key := range q.buckets {
+			at.place = keys.Place{Range: key.prefix, Group: q.number, At: key.until}
+			if key.until <= s.wall {
+				continue
+			}
+			if value, err = lookup(s.store.db, at.place.AppendKey(nil, id)); err != nil || value != nil {
+				break
+			}
+		}
+	}
+	if value == nil || err != nil {
+		return nil, err
+	}
+	if at.place.Range == keys.Blocked && at.place.At == 0 {
+		at.pending, _ = s.pending.get(s, id)
+	}
+	return at, s.decode(at, value)
+}
+
+// decode reads the value of a task that has been found.
+func (s *shard) decode(at *located, value []byte) error {
+	number, rec, ended, state, err := splitValue(at.place, value)
+	if err == nil {
+		at.state, at.ended = state, ended
+		if at.lane, err = s.laneNumbered(number); err == nil {
+			at.rec, err = record.Decode(rec)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, at.id, err)
+	}
+	return nil
+}
+
+// splitValue takes the value of a task apart by the range in which it lies. A
+// leased task counts as ready.
+func splitValue(p keys.Place, value []byte) (lane uint32, rec []byte, ended keys.EndedValue, state State, err error) {
+	switch p.Range {
+	case keys.Task:
+		return p.Group, value, ended, Ready, nil
+	case keys.Scheduled, keys.Blocked:
+		state = Scheduled
+		if p.Range == keys.Blocked {
+			state = Blocked
+		}
+		lane, rec, err = keys.SplitLane(value)
+		return lane, rec, ended, state, err
+	}
+	ended, rec, err = keys.ParseEnded(value)
+	return ended.Lane, rec, ended, endedState(p.Range), err
+}
+
+// lookup returns a copy of the value of a key, or nil.
+func lookup(r pebble.Reader, key []byte) ([]byte, error) {
+	v, closer, err := r.Get(key)
+	if err == pebble.ErrNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, storageError(err)
+	}
+	b := append(make([]byte, 0, len(v)), v...)
+	return b, closer.Close()
+}
+
+// placeOf finds where the record of a task lies that has not ended.
+func placeOf(r pebble.Reader, id ID) (p keys.Place, indexed bool, err error) {
+	value, closer, err := r.Get(keys.AppendByID(nil, keys.Index, id))
+	if err == pebble.ErrNotFound {
+		return keys.FirstPlace(keys.LaneOf(id), id), false, nil
+	}
+	if err != nil {
+		return p, false, storageError(err)
+	}
+	defer func() { _ = closer.Close() }()
+	if p, err = keys.ParsePlace(value); err != nil {
+		return p, true, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return p, true, nil
+}
+
+// rewrite stores the changed record of a task where it lies.
+func (s *shard) rewrite(at *located) {
+	s.group.change(at.id)
+	at.rec.Rewritten = at.rec.Rewritten || at.place.Range == keys.Task
+	b := at.rec.Encode()
+	switch at.place.Range {
+	case keys.Task:
+		s.group.setTask(at.lane.number, at.place.At, at.id, b)
+		if at.lease != nil {
+			at.lease.rewritten = true
+		} else {
+			s.windowBytes += at.lane.update(at.place.At, at.id, b)
+		}
+	case keys.Scheduled, keys.Blocked:
+		s.group.set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))
+	default:
+		s.group.set(at.place.AppendKey(nil, at.id), append(at.ended.Append(nil), b...))
+	}
+}
+
+// walk visits the entries of a range in order, until visit returns false or
+// an error; n counts the entries.
+func (s *shard) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
+	it, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return storageError(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	n := 0
+	for valid := it.First(); valid; valid = it.Next() {
+		more, err := visit(it, n)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		if !more {
+			return nil
+		}
+		n++
+	}
+	return storageError(it.Error())
+}
+
+// lookupOp does something with a task that it finds by its ID.
+type lookupOp struct {
+	completion
+	id ID
+	// do decides; at is nil if the task does not exist.
+	do func(s *shard, at *located) error
+}
+
+func (op *lookupOp) resolve(s *shard) { op.resolveAs(s, op) }
+
+// resolveAs resolves the lookup of an operation that embeds it.
+func (op *lookupOp) resolveAs(s *shard, whole finder) {
+	if s.isBehind(op.id) {
+		s.postponeOp(whole)
+		return
+	}
+	at, err := s.locate(op.id)
+	switch {
+	case err != nil:
+		s.broken = err
+	case at == nil:
+		op.err = fmt.Errorf("%w: %s", ErrNotFound, op.id)
+	default:
+		op.err = op.do(s, at)
+	}
+	if !whole.isWaiting() {
+		s.settle(whole)
+	}
+}
+
+// finder is an operation that embeds a lookupOp.
+type finder interface {
+	operation
+	isWaiting() bool // it will be settled by somebody else
+}
+
+func (op *lookupOp) isWaiting() bool { return false }
+
+// endedState is the state of the tasks in a range of those that have ended.
+func endedState(prefix byte) State {
+	switch prefix {
+	case keys.Dead:
+		return Dead
+	case keys.Done:
+		return Done
+	default:
+		return Canceled
+	}
+}

@@ -1,0 +1,218 @@
+package codeq
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+)
+
+// mirror is what memory holds of a range of small entries: all of them while
+// they are few, and some when they are many; then an entry that it does not
+// hold is read from disk. The shard's owner uses it; changes are written once
+// for each group and entry.
+//
+// Invariant: an entry that the group has changed is held until the group has
+// persisted, so that no read misses what is still under way.
+type mirror[K comparable, V any] struct {
+	prefix byte
+	key    func([]byte, K) []byte
+	parse  func(key, value []byte) (K, V, error)
+	encode func(V, []byte) []byte
+
+	held    map[K]*mirrored[V]
+	whole   bool // what is not held does not exist
+	changed []K  // in this group
+}
+
+type mirrored[V any] struct {
+	value   V
+	present bool
+	stored  bool // disk has an entry, as of the last group
+	changed bool
+}
+
+// mirrorCap is how many entries of a range memory holds at the most between
+// two groups.
+const mirrorCap = 1 << 16
+
+// load reads the range if it is small.
+func (m *mirror[K, V]) load(r pebble.Reader) error {
+	m.held, m.whole = make(map[K]*mirrored[V]), true
+	lower, upper := keys.Range(m.prefix)
+	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return storageError(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	for valid := it.First(); valid; valid = it.Next() {
+		if len(m.held) == mirrorCap {
+			m.whole = false
+			return nil
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return storageError(err)
+		}
+		k, value, err := m.parse(it.Key(), v)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		m.held[k] = &mirrored[V]{value: value, present: true, stored: true}
+	}
+	return storageError(it.Error())
+}
+
+// get returns an entry. An error of the disk ends the shard.
+func (m *mirror[K, V]) get(s *shard, k K) (v V, ok bool) {
+	if e := m.entry(s, k); e != nil && e.present {
+		return e.value, true
+	}
+	return v, false
+}
+
+// put stores an entry.
+func (m *mirror[K, V]) put(s *shard, k K, v V) {
+	e := m.entry(s, k)
+	if e == nil {
+		e = new(mirrored[V])
+		m.held[k] = e
+	}
+	e.value, e.present = v, true
+	m.change(k, e)
+}
+
+// drop removes an entry, if there is one.
+func (m *mirror[K, V]) drop(s *shard, k K) {
+	if e := m.entry(s, k); e != nil && e.present {
+		e.present = false
+		m.change(k, e)
+	}
+}
+
+// hasChanged reports whether the group changes an entry.
+func (m *mirror[K, V]) hasChanged(k K) bool {
+	e := m.held[k]
+	return e != nil && e.changed
+}
+
+func (m *mirror[K, V]) change(k K, e *mirrored[V]) {
+	if !e.changed {
+		e.changed = true
+		m.changed = append(m.changed, k)
+	}
+}
+
+// entry returns what is held of k, after reading it if need be. Nil: k has no
+// entry, and none is held.
+func (m *mirror[K, V]) entry(s *shard, k K) *mirrored[V] {
+	e := m.held[k]
+	if e != nil || m.whole {
+		return e
+	}
+	key := m.key(nil, k)
+	b, closer, err := s.store.db.Get(key)
+	e = new(mirrored[V])
+	m.held[k] = e
+	if err == pebble.ErrNotFound {
+		return e
+	}
+	if err != nil {
+		s.broken = storageError(err)
+		return e
+	}
+	defer func() { _ = closer.Close() }()
+	if _, e.value, err = m.parse(key, b); err != nil {
+		s.broken = fmt.Errorf("%w: %w", ErrCorrupt, err)
+		return e
+	}
+	e.present, e.stored = true, true
+	return e
+}
+
+// seal adds to the group what it has changed, in the order of the keys.
+func (m *mirror[K, V]) seal(g *group) {
+	if len(m.changed) == 0 {
+		return
+	}
+	encoded := make([][]byte, len(m.changed)) // key, then value
+	for i, k := range m.changed {
+		encoded[i] = m.key(nil, k)
+	}
+	order := make([]int, len(encoded))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return bytes.Compare(encoded[a], encoded[b]) })
+	for _, i := range order {
+		k := m.changed[i]
+		e := m.held[k]
+		switch {
+		case e.present:
+			g.set(encoded[i], m.encode(e.value, nil))
+		case e.stored:
+			g.delete(encoded[i])
+		}
+		e.stored, e.changed = e.present, false
+		if !e.present && m.whole {
+			delete(m.held, k)
+		}
+	}
+	m.changed = m.changed[:0]
+}
+
+// trim bounds the memory. REQUIRES: the group has persisted.
+func (m *mirror[K, V]) trim() {
+	if len(m.held) > mirrorCap {
+		clear(m.held)
+		m.whole = false
+	}
+}
+
+// The mirrors of a shard, by hash of the idempotency key, by scope, and by ID.
+type (
+	uniqueMirror  = mirror[[keys.UniqueLen]byte, keys.UniqueValue]
+	groupMirror   = mirror[uint64, keys.GroupValue]
+	pendingMirror = mirror[ID, uint64]
+)
+
+func newUniqueMirror() uniqueMirror {
+	return uniqueMirror{
+		prefix: keys.Unique, key: keys.AppendHashed, encode: keys.UniqueValue.Append,
+		parse: func(key, value []byte) (k [keys.UniqueLen]byte, v keys.UniqueValue, err error) {
+			if k, err = keys.ParseHashed(key); err == nil {
+				v, err = keys.ParseUnique(value)
+			}
+			return k, v, err
+		},
+	}
+}
+
+func newGroupMirror() groupMirror {
+	return groupMirror{
+		prefix: keys.Group, key: keys.AppendScope, encode: keys.GroupValue.Append,
+		parse: func(key, value []byte) (k uint64, v keys.GroupValue, err error) {
+			if k, err = keys.ParseScope(key); err == nil {
+				v, err = keys.ParseGroup(value)
+			}
+			return k, v, err
+		},
+	}
+}
+
+func newPendingMirror() pendingMirror {
+	return pendingMirror{
+		prefix: keys.Pending,
+		key:    func(dst []byte, id ID) []byte { return keys.AppendByID(dst, keys.Pending, id) },
+		encode: func(n uint64, dst []byte) []byte { return keys.AppendNumber(dst, n) },
+		parse: func(key, value []byte) (k ID, n uint64, err error) {
+			if k, err = keys.ParseByID(key); err == nil {
+				n, err = keys.ParseNumber(value)
+			}
+			return k, n, err
+		},
+	}
+}

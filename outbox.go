@@ -1,0 +1,223 @@
+package codeq
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// outbox is how a shard has another one do something exactly once. The message
+// is stored in the commit of what makes it necessary, numbered by receiver.
+// The receiver notes the number of the last message of each sender in the
+// commit of what the message does, and ignores what it has taken already; then
+// the sender forgets the message. Messages of one sender and receiver are taken
+// in order, some hundred at a time, the next ones when these are confirmed.
+// Memory holds none of them but those under way.
+//
+// A shard that asks itself goes the same way.
+type outbox struct {
+	next    []uint64 // by receiver, the number of the next message
+	first   []uint64 // by receiver, the number of the first one that is not confirmed
+	sending []bool   // by receiver: some are under way
+	waiting uint64   // messages that are not confirmed
+	due     bool     // there may be something to send
+}
+
+// parcelCap is how many messages are under way between two shards at the most.
+const parcelCap = 256
+
+// send stores a message for a shard.
+func (s *shard) send(to int, m *keys.Message) {
+	seq := s.out.next[to]
+	s.out.next[to]++
+	s.out.waiting++
+	s.out.due = true
+	s.group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
+}
+
+// loadOutbox finds what has not been confirmed before the queue was closed.
+func (s *shard) loadOutbox(shards int) error {
+	s.out = outbox{next: make([]uint64, shards), first: make([]uint64, shards), sending: make([]bool, shards)}
+	s.inbound = make([]uint64, shards)
+	if err := scan(s.store.db, keys.Inbound, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err == nil && int(n) < shards {
+			s.inbound[n], err = keys.ParseNumber(value)
+		}
+		if err != nil || int(n) >= shards {
+			return fmt.Errorf("%w: last message of shard %x is %x", ErrCorrupt, key, value)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return scan(s.store.db, keys.Outbound, func(key, _ []byte) error {
+		to, seq, err := keys.ParseOutbound(key)
+		if err != nil || int(to) >= shards {
+			return fmt.Errorf("%w: message %x", ErrCorrupt, key)
+		}
+		if s.out.next[to] == 0 {
+			s.out.first[to] = seq
+		}
+		s.out.next[to] = seq + 1
+		s.out.waiting++
+		s.out.due = true
+		return nil
+	})
+}
+
+// loadNumbers continues the numbering after what the receivers have taken.
+// REQUIRES: all shards are loaded, and none runs.
+func (s *shard) loadNumbers() {
+	for to, peer := range s.peers {
+		s.out.next[to] = max(s.out.next[to], peer.inbound[s.index]+1)
+		if s.out.first[to] == 0 {
+			s.out.first[to] = s.out.next[to]
+		}
+	}
+}
+
+// sendOut has the receivers take what is stored for them.
+// REQUIRES: the group is empty of messages, so that disk has them all.
+func (s *shard) sendOut() (more bool) {
+	if !s.out.due {
+		return false
+	}
+	s.out.due = false
+	for to, peer := range s.peers {
+		if s.out.sending[to] || s.out.first[to] == s.out.next[to] {
+			continue
+		}
+		p := &parcel{from: s, to: to}
+		lower := keys.AppendOutbound(nil, uint32(to), s.out.first[to])
+		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
+		s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+			_, seq, err := keys.ParseOutbound(it.Key())
+			if err != nil {
+				return false, err
+			}
+			v, err := it.ValueAndErr()
+			if err != nil {
+				return false, err
+			}
+			m, err := keys.ParseMessage(append([]byte(nil), v...))
+			if err != nil {
+				return false, err
+			}
+			p.first = seq - uint64(n)
+			p.messages = append(p.messages, m)
+			return len(p.messages) < parcelCap, nil
+		})
+		if s.broken != nil {
+			return false
+		}
+		if len(p.messages) == 0 { // written by this group
+			s.out.due = true
+			continue
+		}
+		if peer.inbox.pass(p) == nil {
+			s.out.sending[to] = true
+		} // else that shard is closing or has failed: at the next Open
+	}
+	return s.out.due
+}
+
+// parcel is messages on their way to the shard that resolves it.
+type parcel struct {
+	from     *shard
+	to       int
+	first    uint64 // number of messages[0]
+	messages []keys.Message
+	taken    int
+}
+
+func (p *parcel) resolve(s *shard) {
+	for p.taken < len(p.messages) && !s.group.full() && s.broken == nil {
+		seq := p.first + uint64(p.taken)
+		if seq > s.inbound[p.from.index] {
+			if !s.obey(&p.messages[p.taken]) {
+				break
+			}
+			s.inbound[p.from.index] = seq
+		}
+		p.taken++
+	}
+	if p.taken > 0 {
+		key := keys.AppendNumbered(nil, keys.Inbound, uint32(p.from.index))
+		s.group.set(key, keys.AppendNumber(nil, s.inbound[p.from.index]))
+	}
+	if p.taken < len(p.messages) {
+		s.postponeOp(p)
+		return
+	}
+	s.settle(p)
+}
+
+// settle confirms what has been taken.
+func (p *parcel) settle(err error) {
+	if err != nil {
+		return // the messages stay where they are
+	}
+	_ = p.from.inbox.pass(&confirmOp{by: p}) // one that is closing sends them again, to be ignored
+}
+
+// obey does what a message says. It is false if disk is behind with what it is
+// about; then nothing was done.
+func (s *shard) obey(m *keys.Message) bool {
+	switch m.Kind {
+	case keys.MsgAdmit:
+		t, err := newTaskOf(m)
+		if err != nil {
+			s.broken = fmt.Errorf("%w: message: %w", ErrCorrupt, err)
+			return true
+		}
+		tasks := []newTask{t}
+		if !s.canAdmit(tasks) {
+			return false
+		}
+		s.admitAll(tasks, nil, nil)
+		return true
+	case keys.MsgDepend:
+		return s.depend(m.Parent, m.Child, OnDead(m.Outcome))
+	default:
+		s.parentEnded(m.Child, m.Outcome)
+		return true
+	}
+}
+
+// newTaskOf is the task that a message is about.
+func newTaskOf(m *keys.Message) (newTask, error) {
+	rec, err := record.Decode(m.Record)
+	if err != nil {
+		return newTask{}, err
+	}
+	t := newTask{
+		key:   laneKey{queue: m.Queue, tenant: m.Tenant, priority: m.Priority},
+		runAt: rec.RunAt,
+		rec:   m.Record,
+		tied:  &tied{Ties: rec.Ties, onDead: OnDead(rec.OnDead), home: -1, twin: -1},
+	}
+	for _, p := range rec.Parents {
+		t.tied.parents = append(t.tied.parents, p)
+	}
+	return t, nil
+}
+
+// confirmOp forgets messages that their receiver has taken.
+type confirmOp struct{ by *parcel }
+
+func (op *confirmOp) resolve(s *shard) {
+	to, n := op.by.to, uint64(len(op.by.messages))
+	for seq := op.by.first; seq < op.by.first+n; seq++ {
+		s.group.delete(keys.AppendOutbound(nil, uint32(to), seq))
+	}
+	s.out.first[to] = op.by.first + n
+	s.out.waiting -= n
+	s.out.sending[to] = false
+	s.out.due = s.out.due || s.out.first[to] < s.out.next[to]
+}
+
+func (op *confirmOp) settle(error) {}

@@ -1,0 +1,251 @@
+package codeq
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// Unique is the idempotency key of a task. Of the tasks of a queue and tenant
+// (and of a Group and LimitKey, if they have one) a key is held by one at a
+// time. Whoever produces another one with the same key gets the ID of the
+// holder, with ErrDuplicate, or replaces it.
+//
+// A key is taken as long as its task is ready, scheduled, blocked or leased,
+// and at least for the time that For gives. It outlives restarts.
+type Unique struct {
+	// Key is the idempotency key. "": the task has none, and the other fields
+	// have no meaning.
+	Key string
+	// For is how long after its produce the key is taken at least, whatever
+	// becomes of the task. 0: until the task has ended.
+	For time.Duration
+	// Replace has the new task take the place of one that still waits (ready,
+	// scheduled or blocked): the ID stays, everything else is that of the new
+	// task, which waits anew and, when ready, behind the others. So a task that
+	// is produced again and again for a moment later runs once, when it is quiet.
+	Replace bool
+	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed,
+	// or becomes a dead letter.
+	ReleaseOnComplete bool
+	ReleaseOnDead     bool
+}
+
+// DuplicateError says that an idempotency key is taken. It matches ErrDuplicate.
+type DuplicateError struct {
+	Key string
+	ID  ID // of the task that has the key
+	// Index is the task's place in the batch.
+	Index int
+}
+
+func (e *DuplicateError) Error() string {
+	return fmt.Sprintf("codeq: idempotency key %q is taken by task %s", e.Key, e.ID)
+}
+
+// Is reports that every DuplicateError is an ErrDuplicate.
+func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
+
+// The flags of a stored idempotency key.
+const (
+	releaseOnComplete = 1 << iota
+	releaseOnDead
+	replaceWaiting
+)
+
+func (u *Unique) flags() (f uint8) {
+	if u.ReleaseOnComplete {
+		f |= releaseOnComplete
+	}
+	if u.ReleaseOnDead {
+		f |= releaseOnDead
+	}
+	if u.Replace {
+		f |= replaceWaiting
+	}
+	return f
+}
+
+func uniqueOf(r *record.Record) Unique {
+	if r.UniqueKey == "" {
+		return Unique{}
+	}
+	return Unique{
+		Key: r.UniqueKey, For: duration(r.UniqueFor),
+		Replace:           r.Flags&replaceWaiting != 0,
+		ReleaseOnComplete: r.Flags&releaseOnComplete != 0,
+		ReleaseOnDead:     r.Flags&releaseOnDead != 0,
+	}
+}
+
+func (u *Unique) check(l *Limits) error {
+	if u.Key == "" {
+		if *u != (Unique{}) {
+			return &InvalidError{"Task.Unique.Key", `""`, "a key, if other fields of Unique are set"}
+		}
+		return nil
+	}
+	if err := checkName("Task.Unique.Key", u.Key, l.Name); err != nil {
+		return err
+	}
+	if u.For < 0 {
+		return &InvalidError{"Task.Unique.For", u.For, "0 or more"}
+	}
+	return nil
+}
+
+// hash is SHA-256 over what tells a scope from every other.
+func hash(kind string, parts ...string) [sha256.Size]byte {
+	b := []byte(kind)
+	for _, p := range parts {
+		b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
+	}
+	return sha256.Sum256(b)
+}
+
+// The last bit of a scope tells those of groups from those of limits.
+const groupBit = 1
+
+func scopeOf(h [sha256.Size]byte) uint64 { return binary.BigEndian.Uint64(h[:])&^groupBit | 2 }
+
+func (t *Task) limitScope() uint64 {
+	if t.LimitKey == "" {
+		return 0
+	}
+	return scopeOf(hash("limit", t.Queue, t.LimitKey))
+}
+
+func (t *Task) groupScope() uint64 {
+	if t.Group == "" {
+		return 0
+	}
+	return scopeOf(hash("group", t.Queue, t.Tenant, t.LimitKey, t.Group)) | groupBit
+}
+
+func (t *Task) uniqueHash() [keys.UniqueLen]byte {
+	h := hash("unique", t.Queue, t.Tenant, t.LimitKey, t.Group, t.Unique.Key)
+	return [keys.UniqueLen]byte(h[:])
+}
+
+// home says which shard a task belongs to: the widest of its scopes decides,
+// so that all tasks of a scope lie together. Without one, any shard will do.
+func (q *Queue) home(t *record.Ties) (shard int, bound bool) {
+	h := t.Limit
+	if h == 0 {
+		h = t.Group
+	}
+	if h == 0 {
+		h = binary.BigEndian.Uint64(t.Unique[:])
+	}
+	return int(h >> 2 % uint64(len(q.shards))), h != 0
+}
+
+// ReleaseKey frees the idempotency key of a task, whatever has become of the
+// task. Of t, the queue, tenant, Group, LimitKey and Unique.Key say which key is
+// meant. It returns ErrNotFound if nobody has it.
+func (q *Queue) ReleaseKey(ctx context.Context, t Task) error {
+	if err := t.check(&q.opts.Limits); err != nil {
+		return err
+	}
+	if t.Unique.Key == "" {
+		return &InvalidError{"Task.Unique.Key", `""`, "a key"}
+	}
+	rec := t.record()
+	home, _ := q.home(&rec.Ties)
+	op := &releaseKeyOp{completion: newCompletion(), hash: rec.Unique, key: t.Unique.Key}
+	_, err := q.shards[home].do(ctx, op, &op.completion)
+	return err
+}
+
+type releaseKeyOp struct {
+	completion
+	hash [keys.UniqueLen]byte
+	key  string
+}
+
+func (op *releaseKeyOp) resolve(s *shard) {
+	s.settle(op)
+	v, ok := s.uniques.get(s, op.hash)
+	if !ok || s.isFree(v) {
+		op.err = fmt.Errorf("%w: nobody has idempotency key %q", ErrNotFound, op.key)
+		return
+	}
+	s.uniques.drop(s, op.hash)
+}
+
+func (s *shard) isFree(v keys.UniqueValue) bool { return v.Ended && v.Until <= s.wall }
+
+// holder returns who has an idempotency key.
+func (s *shard) holder(hash [keys.UniqueLen]byte) (id ID, taken bool) {
+	if hash == [keys.UniqueLen]byte{} {
+		return ID{}, false
+	}
+	v, ok := s.uniques.get(s, hash)
+	if !ok || s.isFree(v) {
+		return ID{}, false
+	}
+	return v.ID, true
+}
+
+// takeKey gives a key that is free to a task.
+func (s *shard) takeKey(id ID, t *record.Ties) {
+	s.uniques.put(s, t.Unique, keys.UniqueValue{ID: id, Until: later(s.wall, t.UniqueFor)})
+}
+
+// endKey is what becomes of the key of a task that ends.
+func (s *shard) endKey(id ID, t *record.Ties, release uint8) {
+	v, ok := s.uniques.get(s, t.Unique)
+	if !ok || v.ID != id { // released, and perhaps taken by another task
+		return
+	}
+	if v.Until <= s.wall || t.Flags&release != 0 {
+		s.uniques.drop(s, t.Unique)
+		return
+	}
+	v.Ended = true
+	s.uniques.put(s, t.Unique, v)
+	s.group.set(keys.AppendFreed(nil, v.Until, t.Unique), nil)
+	s.nextFreed = min(s.nextFreed, v.Until)
+}
+
+// later is a time of the wall clock after a number of milliseconds, or never.
+func later(wall, ms uint64) uint64 {
+	if ms > never-wall {
+		return never
+	}
+	return wall + ms
+}
+
+// freeKeys forgets the keys of ended tasks whose time has passed.
+// REQUIRES: the group is empty.
+func (s *shard) freeKeys() (more bool) {
+	if s.nextFreed > s.wall || s.broken != nil {
+		return false
+	}
+	lower := keys.AppendFreed(nil, s.nextFreed, [keys.UniqueLen]byte{})
+	_, upper := keys.Range(keys.Freed)
+	s.nextFreed = never
+	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+		at, hash, err := keys.ParseFreed(it.Key())
+		if err != nil {
+			return false, err
+		}
+		if at > s.wall || n == upkeepCap || s.group.full() {
+			s.nextFreed = at
+			return false, nil
+		}
+		s.group.delete(it.Key())
+		if v, ok := s.uniques.get(s, hash); ok && v.Ended && v.Until <= at {
+			s.uniques.drop(s, hash)
+		}
+		return true, nil
+	})
+	return s.nextFreed <= s.wall
+}
