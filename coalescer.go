@@ -205,6 +205,7 @@ type group struct {
 
 	changed map[ID]struct{} // tasks that the group has moved or rewritten
 	checked int             // of removed: those before are in changed
+	news    eventBatch      // what subscribers learn of it
 }
 
 type taskKey struct {
@@ -314,6 +315,7 @@ func (g *group) seal(clock uint64) {
 
 // release wakes the callers and empties the group.
 func (g *group) release(err error) {
+	g.news.release(err) // first: who is woken finds the event of what it did
 	for i, op := range g.settled {
 		g.settled[i] = nil
 		op.settle(err)

@@ -197,8 +197,10 @@ func (op *failOp) resolve(s *shard) {
 	}
 	switch op.how {
 	case failRelease:
+		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
 		s.postpone(ls, &rec, uint64(op.wait))
 	case failReturn:
+		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
 		s.giveBack(ls, &rec)
 	default:
 		s.bury(ls, &rec)

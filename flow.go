@@ -71,6 +71,7 @@ func (s *shard) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 	l := s.lane(t.key)
 	id := s.mint.id(s.wall, l.number)
 	s.group.change(id)
+	s.emit(EventProduced, l, id, 0, "")
 	if t.tied.Unique != [keys.UniqueLen]byte{} {
 		s.takeKey(id, &t.tied.Ties)
 	}

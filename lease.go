@@ -21,8 +21,8 @@ type lease struct {
 	rewritten bool   // the key of the record had been written before
 	runner    *runner
 	ties      *record.Ties // nil: none
-	duration  uint64 // ms
-	retention int64  // of the task, ms; 0: by the options
+	duration  uint64       // ms
+	retention int64        // of the task, ms; 0: by the options
 	record    *leaseRecord
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }

@@ -47,6 +47,7 @@ type tied struct {
 func (s *shard) admit(t *newTask) ID {
 	l := s.lane(t.key)
 	id := s.mint.id(s.wall, l.number)
+	s.emit(EventProduced, l, id, 0, "")
 	if t.runAt > s.wall {
 		s.schedule(l, id, t.runAt, t.rec)
 		return id
@@ -149,6 +150,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner) (grant, error) {
 	s.tieLease(ls, &head)
 	s.inscribe(ls)
 	s.leases.add(ls, s.now+duration)
+	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
 	q := l.queue
 	q.turn(l)
 	q.counts.Ready--
@@ -229,6 +231,7 @@ func (s *shard) complete(ls *lease, result []byte) error {
 		}
 		rec.Attempts, rec.Leases = ls.attempts, ls.leases
 	}
+	s.emit(EventCompleted, ls.lane, ls.id, ls.attempts, "")
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
 		s.unindex(ls.id)
@@ -315,6 +318,7 @@ func (s *shard) retry(ls *lease, cause string, wait int64) error {
 	if wait < 0 {
 		wait = int64(millis(s.opts.Backoff.Delay(int(rec.Attempts), s.mint.rand.Float64())))
 	}
+	s.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.postpone(ls, &rec, uint64(wait))
 	return nil
 }
@@ -351,6 +355,7 @@ func (s *shard) giveBack(ls *lease, rec *record.Record) {
 // bury makes a leased task a dead letter. One that others wait for is kept
 // until somebody decides what becomes of it.
 func (s *shard) bury(ls *lease, rec *record.Record) {
+	s.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
 		s.unindex(ls.id)
@@ -370,6 +375,7 @@ func (s *shard) expire(ls *lease) {
 		s.broken = err
 		return
 	}
+	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
 	if s.exhausted(&rec) {
 		s.bury(ls, &rec)
 		return
@@ -406,6 +412,7 @@ func (s *shard) cancel(at *located) {
 	if retention != 0 {
 		s.keep(keys.Canceled, at.id, retention, keys.EndedValue{Lane: at.lane.number, At: s.wall}, &at.rec)
 	}
+	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	ties := &at.rec.Ties
 	if at.state == Dead { // its group has gone on
 		ties.Group = 0

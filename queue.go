@@ -18,6 +18,7 @@ type Queue struct {
 	dir    *directory
 	caches *caches
 	pools  pools
+	events eventHub
 
 	settings    *settingsTable
 	configuring chan struct{} // capacity 1: held by the call that changes settings
@@ -74,6 +75,7 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	}
 	for _, s := range q.shards {
 		s.join(q.shards)
+		s.group.news.hub = &q.events
 	}
 	for _, s := range q.shards {
 		go s.run()
@@ -101,6 +103,7 @@ func (q *Queue) Close() error {
 		for _, s := range q.shards {
 			<-s.done
 		}
+		q.events.close()
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.err = q.closeFiles()

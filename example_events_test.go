@@ -1,0 +1,64 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"codeq"
+)
+
+// A subscription tells what happens to the tasks, here of one queue.
+func ExampleQueue_Subscribe() {
+	q, done := open()
+	defer done()
+
+	sub, err := q.Subscribe(codeq.SubscribeOptions{Queues: []string{"mail"}})
+	check(err)
+	defer sub.Close()
+
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail", Tenant: "gopher"})
+	check(err)
+	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+	check(err)
+	check(q.DeadLetter(ctx, lease.Receipt, errors.New("no such address")))
+
+	for range 3 {
+		e, err := sub.Next(ctx)
+		check(err)
+		fmt.Printf("%s %s, attempt %d %q\n", e.Kind, e.Tenant, e.Attempt, e.Err)
+	}
+	// Output:
+	// produced gopher, attempt 0 ""
+	// claimed gopher, attempt 1 ""
+	// dead gopher, attempt 1 "no such address"
+}
+
+// A monitor that wants the dead letters only costs other changes nothing. It
+// ends with its context, or with the queue.
+func ExampleSubscription_All() {
+	q, done := open()
+	defer done()
+
+	sub, err := q.Subscribe(codeq.SubscribeOptions{Kinds: []codeq.EventKind{codeq.EventDeadLettered}})
+	check(err)
+	defer sub.Close()
+
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail", MaxAttempts: 1})
+	check(err)
+	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+	check(err)
+	check(q.Retry(ctx, lease.Receipt, codeq.RetryOptions{Err: errors.New("mailbox full")}))
+
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for e := range sub.All(short) {
+		fmt.Println(e.Queue, e.Err)
+		break
+	}
+	fmt.Println("lost:", sub.Lost())
+	// Output:
+	// mail mailbox full
+	// lost: 0
+}
