@@ -10,22 +10,22 @@ import (
 
 // BenchmarkFullCycle is 32 producers and 128 workers that make single calls of
 // Produce, Claim and Complete, each waiting for its own commit.
-func BenchmarkFullCycle(b *testing.B) {
-	forEach(b, func(b *testing.B, q *codeq.Queue) {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		var l load
-		var wg sync.WaitGroup
-		for range producers {
-			wg.Go(func() { l.produce(ctx, b, q) })
-		}
-		for range workers {
-			wg.Go(func() { l.work(ctx, b, q) })
-		}
-		l.measure(b, nil)
-		cancel()
-		wg.Wait()
-	})
+func BenchmarkFullCycle(b *testing.B) { forEach(b, fullCycle) }
+
+func fullCycle(b *testing.B, q *codeq.Queue) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var l load
+	var wg sync.WaitGroup
+	for range producers {
+		wg.Go(func() { l.produce(ctx, b, q) })
+	}
+	for range workers {
+		wg.Go(func() { l.work(ctx, b, q) })
+	}
+	l.measure(b, nil)
+	cancel()
+	wg.Wait()
 }
 
 func (l *load) produce(ctx context.Context, b *testing.B, q *codeq.Queue) {
