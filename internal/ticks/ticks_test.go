@@ -1,0 +1,219 @@
+package ticks
+
+import (
+	"fmt"
+	"testing"
+	"time"
+	_ "time/tzdata" // the machine may have none
+
+	"github.com/robfig/cron/v3"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func zone(t require.TestingT, name string) *time.Location {
+	loc, err := Zone(name)
+	require.NoError(t, err)
+	return loc
+}
+
+func parse(t require.TestingT, expr, zoneName string) *Cron {
+	c, err := ParseCron(expr, zone(t, zoneName))
+	require.NoError(t, err)
+	return c
+}
+
+func ms(t require.TestingT, s string) uint64 {
+	at, err := time.Parse(time.RFC3339, s)
+	require.NoError(t, err)
+	return uint64(at.UnixMilli())
+}
+
+func TestCron(t *testing.T) {
+	for _, c := range []struct {
+		name, expr, zone, after string
+		want                    []string // by the clock of the zone
+	}{
+		{
+			"the tick itself is over", "0 12 * * *", "UTC", "2026-01-01T12:00:00Z",
+			[]string{"2026-01-02T12:00:00Z"},
+		},
+		{
+			"a list, a range, a step", "0,30 9-11/2 * * *", "UTC", "2026-01-01T00:00:00Z",
+			[]string{"2026-01-01T09:00:00Z", "2026-01-01T09:30:00Z", "2026-01-01T11:00:00Z", "2026-01-01T11:30:00Z", "2026-01-02T09:00:00Z"},
+		},
+		{
+			"either of two days", "0 0 13 * fri", "UTC", "2026-02-01T00:00:00Z",
+			[]string{"2026-02-06T00:00:00Z", "2026-02-13T00:00:00Z", "2026-02-20T00:00:00Z", "2026-02-27T00:00:00Z", "2026-03-06T00:00:00Z", "2026-03-13T00:00:00Z"},
+		},
+		{
+			"a leap day", "0 0 29 2 *", "UTC", "2026-01-01T00:00:00Z",
+			[]string{"2028-02-29T00:00:00Z", "2032-02-29T00:00:00Z"},
+		},
+		{
+			"@weekly", "@weekly", "Asia/Kolkata", "2026-01-01T00:00:00Z",
+			[]string{"2026-01-04T00:00:00+05:30", "2026-01-11T00:00:00+05:30"},
+		},
+		{
+			"the time of day follows the clock", "0 9 * * *", "Europe/Berlin", "2026-03-28T00:00:00Z",
+			[]string{"2026-03-28T09:00:00+01:00", "2026-03-29T09:00:00+02:00", "2026-03-30T09:00:00+02:00"},
+		},
+		{
+			"in the gap: not on this day", "30 2 * * *", "Europe/Berlin", "2026-03-28T00:00:00Z",
+			[]string{"2026-03-28T02:30:00+01:00", "2026-03-30T02:30:00+02:00"},
+		},
+		{
+			"hourly over the gap", "0 * * * *", "Europe/Berlin", "2026-03-28T23:30:00Z",
+			[]string{"2026-03-29T01:00:00+01:00", "2026-03-29T03:00:00+02:00", "2026-03-29T04:00:00+02:00"},
+		},
+		{
+			"in the overlap: twice on this day", "30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00Z",
+			[]string{"2026-10-25T02:30:00+02:00", "2026-10-25T02:30:00+01:00", "2026-10-26T02:30:00+01:00"},
+		},
+		{
+			"hourly over the overlap", "0 * * * *", "Europe/Berlin", "2026-10-24T23:30:00Z",
+			[]string{"2026-10-25T02:00:00+02:00", "2026-10-25T02:00:00+01:00", "2026-10-25T03:00:00+01:00"},
+		},
+		{
+			"behind a gap of half an hour", "0 5 * * *", "Australia/Lord_Howe", "2026-10-03T12:00:00Z",
+			[]string{"2026-10-04T05:00:00+11:00", "2026-10-05T05:00:00+11:00"},
+		},
+		{
+			"on a day without midnight", "0 5 * * sun", "America/Santiago", "2026-09-05T00:00:00Z",
+			[]string{"2026-09-06T05:00:00-03:00", "2026-09-13T05:00:00-03:00"},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			seq := parse(t, c.expr, c.zone)
+			at := ms(t, c.after)
+			var got []string
+			for range c.want {
+				at = seq.Next(at)
+				got = append(got, time.UnixMilli(int64(at)).In(zone(t, c.zone)).Format(time.RFC3339))
+			}
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+// TestCronShows: the ticks are the minutes at which a clock in the zone shows
+// what the expression says, each of them, around every change of the clock.
+func TestCronShows(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.SampledFrom([]string{
+			"UTC", "Europe/Berlin", "America/New_York", "America/Santiago", "Africa/Cairo",
+			"Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca", "Pacific/Apia",
+		}).Draw(t, "zone")
+		field := func(name string, low, high int) string {
+			n := rapid.IntRange(low, high)
+			return rapid.OneOf(
+				rapid.Just("*"),
+				rapid.Map(n, func(n int) string { return fmt.Sprint(n) }),
+				rapid.Map(rapid.IntRange(2, 20), func(n int) string { return fmt.Sprint("*/", n) }),
+			).Draw(t, name)
+		}
+		expr := fmt.Sprintf("%s %s %s * %s", field("minute", 0, 59), field("hour", 0, 5), field("day", 1, 31), field("weekday", 0, 6))
+		seq := parse(t, expr, name)
+		loc := zone(t, name)
+		year := rapid.IntRange(2011, 2030).Draw(t, "year")
+		_, change := time.Date(year, time.Month(rapid.SampledFrom([]int{2, 8}).Draw(t, "month")), 15, 0, 0, 0, 0, loc).ZoneBounds()
+		if change.IsZero() {
+			change = time.Date(year, 3, 1, 0, 0, 0, 0, loc)
+		}
+		from, to := change.Add(-30*time.Hour), change.Add(30*time.Hour)
+		at := uint64(from.UnixMilli())
+		for minute := from.Add(time.Minute).Truncate(time.Minute); minute.Before(to); minute = minute.Add(time.Minute) {
+			if shows(seq.shown, minute.In(loc)) {
+				at = seq.Next(at)
+				require.Equal(t, minute.UTC(), time.UnixMilli(int64(at)).UTC(), "%q in %s", expr, name)
+			}
+		}
+		require.LessOrEqual(t, uint64(to.UnixMilli()), seq.Next(at), "%q in %s", expr, name)
+	})
+}
+
+// shows reports whether a clock shows what an expression says.
+func shows(s *cron.SpecSchedule, at time.Time) bool {
+	const star = 1 << 63
+	has := func(set uint64, n int) bool { return set&(1<<n) != 0 }
+	day, weekday := has(s.Dom, at.Day()), has(s.Dow, int(at.Weekday()))
+	days := day || weekday
+	if s.Dom&star != 0 || s.Dow&star != 0 {
+		days = day && weekday
+	}
+	return days && has(s.Month, int(at.Month())) && has(s.Hour, at.Hour()) && has(s.Minute, at.Minute())
+}
+
+func TestCronNeverComes(t *testing.T) {
+	for _, name := range []string{"UTC", "Europe/Berlin"} {
+		require.Equal(t, uint64(Never), parse(t, "0 0 30 2 *", name).Next(ms(t, "2026-01-01T00:00:00Z")), name)
+	}
+}
+
+func TestZone(t *testing.T) {
+	require.Equal(t, time.UTC, zone(t, ""))
+	require.Equal(t, time.UTC, zone(t, "UTC"))
+	require.Same(t, zone(t, "Asia/Tokyo"), zone(t, "Asia/Tokyo"), "it is read once")
+	for _, name := range []string{"Local", "Nowhere", "../UTC", "/etc/localtime", "CEST+1"} {
+		for range 2 {
+			_, err := Zone(name)
+			require.Error(t, err, name)
+		}
+	}
+}
+
+func TestParseCronRefuses(t *testing.T) {
+	for _, expr := range []string{
+		"", " ", "@", "@every 1s", "@every 1h30m", "@fortnightly", "* * * *", "* * * * * *", "60 * * * *", "* 24 * * *",
+		"* * 0 * *", "* * * 13 *", "* * * * 7", "5-1 * * * *", "*/0 * * * *", "-1 * * * *", "a * * * *",
+		"TZ=UTC * * * * *", "CRON_TZ=UTC * * * * *", "TZ=UTC", "TZ=", "1-2-3 * * * *", "1/2/3 * * * *", ", * * * *", "* , * * *", "* * * * ,,",
+	} {
+		_, err := ParseCron(expr, time.UTC)
+		require.Error(t, err, expr)
+	}
+}
+
+func FuzzParseCron(f *testing.F) {
+	for _, expr := range []string{"* * * * *", "0,30 9-11/2 * jan-mar mon", "@daily", "TZ=", "0 0 30 2 *", "? ? ? ? ?"} {
+		f.Add(expr, uint64(1<<40))
+	}
+	berlin := zone(f, "Europe/Berlin")
+	f.Fuzz(func(t *testing.T, expr string, after uint64) {
+		after %= 1 << 44 // the year 2527
+		c, err := ParseCron(expr, berlin)
+		if err != nil {
+			return
+		}
+		if next := c.Next(after); next <= after {
+			t.Fatalf("%q after %d: %d", expr, after, next)
+		}
+	})
+}
+
+func TestEvery(t *testing.T) {
+	e := Every{Start: 1000, Interval: 300}
+	for _, c := range []struct{ after, want uint64 }{
+		{0, 1300}, {999, 1300}, {1000, 1300}, {1299, 1300}, {1300, 1600}, {1301, 1600}, {1900, 2200},
+	} {
+		require.Equal(t, c.want, e.Next(c.after), "after %d", c.after)
+	}
+}
+
+// TestLatest: it is the tick at which a walk through all of them ends.
+func TestLatest(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var s Sequence = Every{Start: rapid.Uint64Range(0, 5000).Draw(t, "start"), Interval: rapid.Uint64Range(1, 3000).Draw(t, "interval")}
+		reach := uint64(20_000)
+		if rapid.Bool().Draw(t, "cron") {
+			s = parse(t, rapid.SampledFrom([]string{"30 2 * * *", "* 3 1 * *", "0 0 29 2 *", "*/7 2,3 * * sun"}).Draw(t, "expr"), "Europe/Berlin")
+			reach = 100 * 24 * 3600 * 1000
+		}
+		first := s.Next(rapid.Uint64Range(0, reach).Draw(t, "after"))
+		now := first + rapid.Uint64Range(0, reach).Draw(t, "later")
+		want := first
+		for next := s.Next(want); next <= now; next = s.Next(want) {
+			want = next
+		}
+		require.Equal(t, want, Latest(s, first, now))
+	})
+}
