@@ -9,6 +9,7 @@
 //	05 range queue bucket   buckets     how many ended tasks a bucket keeps
 //	06 name                 settings    of a queue, in the first shard
 //	07 shard                inbound     number of the last message taken from a shard
+//	08 name                 schedule    what recurs, and how far it has come
 //	10 lane [since] id      task        ready and leased tasks, in the order they became ready
 //	11 seq                  lease       the leases that one group granted
 //	12 due id               scheduled   tasks that wait for their time
@@ -45,6 +46,7 @@ const (
 	Buckets   = 0x05
 	Settings  = 0x06
 	Inbound   = 0x07
+	Schedule  = 0x08
 	Task      = 0x10
 	Lease     = 0x11
 	Scheduled = 0x12
