@@ -24,7 +24,8 @@ import (
 //     attempts: the one that has the turn; those that wait have somebody to
 //     wait for;
 //   - every task that waits for parents has parents that know of it, here or in
-//     a message, and every parent says so in its record.
+//     a message, and every parent says so in its record;
+//   - every schedule can be read, and lies in the shard of its name.
 func (v *view) check(index, shards int) error {
 	c := checker{
 		view: v, index: index, shards: shards,
@@ -49,6 +50,7 @@ func (v *view) check(index, shards int) error {
 		scan(v.snap, keys.Pending, c.waits),
 		scan(v.snap, keys.Dependent, c.dependent),
 		scan(v.snap, keys.Outbound, c.message),
+		scan(v.snap, keys.Schedule, c.schedule),
 	)
 	c.finish()
 	return errors.Join(append(c.errs, steps...)...)
@@ -337,6 +339,18 @@ func (c *checker) message(_, value []byte) error {
 	}
 	if st := c.seen[m.Child]; m.Kind == keys.MsgDepend && st != nil {
 		st.known++
+	}
+	return nil
+}
+
+func (c *checker) schedule(key, value []byte) error {
+	r, err := parseRecurring(key, value)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	if got := scheduleShard(r.name, c.shards); got != c.index {
+		c.report("schedule %q of shard %d lies in shard %d", r.name, got, c.index)
 	}
 	return nil
 }

@@ -14,8 +14,9 @@ var (
 	// expired or the task has been finished; whatever the worker did with the
 	// task since then, somebody else may do again.
 	ErrLeaseLost = errors.New("codeq: lease lost")
-	// ErrNotFound: no task has this ID, or it has ended and is no longer kept.
-	ErrNotFound = errors.New("codeq: task not found")
+	// ErrNotFound: no task has this ID, or it has ended and is no longer kept;
+	// or no schedule has this name.
+	ErrNotFound = errors.New("codeq: not found")
 	// ErrDuplicate: the idempotency key of a task is taken. The error is, or
 	// joins, a *DuplicateError.
 	ErrDuplicate = errors.New("codeq: duplicate task")

@@ -85,7 +85,7 @@ func (s *shard) checkMemory(q *Queue) error {
 	v := q.peek(s)
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
-	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times} {
+	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times, c.recurring} {
 		if err := check(); err != nil {
 			return err
 		}

@@ -45,6 +45,7 @@ func (s *shard) load(d *directory) error {
 		s.loadBuckets,
 		s.loadMirrors,
 		func() error { return s.loadOutbox(d.Shards) },
+		s.loadRecurring,
 	} {
 		if err := step(); err != nil {
 			return err

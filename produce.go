@@ -27,7 +27,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 		return ID{}, err
 	}
 	op := q.produceOp()
-	op.tasks = append(op.tasks, q.prepare(&t, nil))
+	op.tasks = append(op.tasks, prepare(&t, nil, len(q.shards)))
 	s := q.anyShard()
 	if tied := op.tasks[0].tied; tied != nil && tied.home >= 0 {
 		s = q.shards[tied.home]
@@ -176,7 +176,7 @@ func (q *Queue) anyShard() *shard {
 
 // prepare does what the caller's goroutine can do of a task: encode its
 // record, into a buffer of its own. REQUIRES: t is checked.
-func (q *Queue) prepare(t *Task, records *slab) newTask {
+func prepare(t *Task, records *slab, shards int) newTask {
 	rec := t.record()
 	size := rec.MaxSize()
 	var buf []byte
@@ -192,7 +192,7 @@ func (q *Queue) prepare(t *Task, records *slab) newTask {
 	}
 	if t.tied() {
 		n.tied = &tied{Ties: rec.Ties, parents: t.After, onDead: t.OnDead, home: -1, twin: -1}
-		if home, bound := q.home(&rec.Ties); bound {
+		if home, bound := homeOf(&rec.Ties, shards); bound {
 			n.tied.home = home
 		}
 	}
@@ -217,7 +217,7 @@ func (q *Queue) prepareBatch(verb string, tasks []Task, into []newTask) ([]newTa
 		if bytes += len(tasks[i].Payload); bytes > limits.BatchBytes {
 			return into, &InvalidError{verb + " payloads", bytesOf(bytes) + " and more", atMost(limits.BatchBytes)}
 		}
-		into = append(into, q.prepare(&tasks[i], &records))
+		into = append(into, prepare(&tasks[i], &records, len(q.shards)))
 		tied = tied || tasks[i].tied()
 	}
 	if tied {

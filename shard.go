@@ -45,6 +45,7 @@ type shard struct {
 	nextFreed  uint64 // no idempotency key becomes free before; wall clock, ms
 	nextGate   uint64 // when a rate lets the next task pass; monotonic clock, ms
 
+	recurring recurringTable
 	uniques   uniqueMirror
 	groups    groupMirror
 	pending   pendingMirror
@@ -181,7 +182,7 @@ func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0))
 func (s *shard) due() bool {
 	at, ok := s.leases.wheel.Next()
 	return s.wakes || s.out.due || len(s.rechecks) > 0 || ok && uint64(at) <= s.now ||
-		min(s.nextDue, s.nextExpiry, s.nextFreed) <= s.wall || s.nextGate <= s.now
+		min(s.nextDue, s.nextExpiry, s.nextFreed, s.recurring.next) <= s.wall || s.nextGate <= s.now
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,
@@ -195,7 +196,7 @@ func (s *shard) sleep() {
 	if at, ok := s.leases.wheel.Next(); ok {
 		wait = uint64(at) - s.now
 	}
-	if at := min(s.nextDue, s.nextExpiry, s.nextFreed); at != never {
+	if at := min(s.nextDue, s.nextExpiry, s.nextFreed, s.recurring.next); at != never {
 		wait = min(wait, at-s.wall, wallCheck)
 	}
 	if s.nextGate != never {
@@ -223,6 +224,7 @@ func (s *shard) resolve() {
 	for _, upkeep := range [...]func(*shard) bool{
 		(*shard).wakeBlocked, (*shard).promoteDue, (*shard).expireEnded, (*shard).freeKeys,
 		(*shard).recheckLimits, (*shard).sendOut, (*shard).openGates, (*shard).reap,
+		(*shard).produceTicks,
 	} {
 		if s.broken == nil && upkeep(s) {
 			s.more = true

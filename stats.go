@@ -16,9 +16,9 @@ func (c Counts) Total() uint64 {
 	return c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
 }
 
-// Stats returns the counts of every queue that ever had a task, by name. They
-// are exact, for each shard as of one moment. The cost is that of copying them,
-// whatever the number of tasks.
+// Stats returns the counts of every queue that ever had a task or a schedule,
+// by name. They are exact, for each shard as of one moment. The cost is that of
+// copying them, whatever the number of tasks.
 func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
 	sum := make(map[string]Counts)
 	for _, s := range q.shards {

@@ -134,9 +134,9 @@ func (t *Task) uniqueHash() [keys.UniqueLen]byte {
 	return [keys.UniqueLen]byte(h[:])
 }
 
-// home says which shard a task belongs to: the widest of its scopes decides,
+// homeOf says which shard a task belongs to: the widest of its scopes decides,
 // so that all tasks of a scope lie together. Without one, any shard will do.
-func (q *Queue) home(t *record.Ties) (shard int, bound bool) {
+func homeOf(t *record.Ties, shards int) (shard int, bound bool) {
 	h := t.Limit
 	if h == 0 {
 		h = t.Group
@@ -144,7 +144,7 @@ func (q *Queue) home(t *record.Ties) (shard int, bound bool) {
 	if h == 0 {
 		h = binary.BigEndian.Uint64(t.Unique[:])
 	}
-	return int(h >> 2 % uint64(len(q.shards))), h != 0
+	return int(h >> 2 % uint64(shards)), h != 0
 }
 
 // ReleaseKey frees the idempotency key of a task, whatever has become of the
@@ -158,7 +158,7 @@ func (q *Queue) ReleaseKey(ctx context.Context, t Task) error {
 		return &InvalidError{"Task.Unique.Key", `""`, "a key"}
 	}
 	rec := t.record()
-	home, _ := q.home(&rec.Ties)
+	home, _ := homeOf(&rec.Ties, len(q.shards))
 	op := &releaseKeyOp{completion: newCompletion(), hash: rec.Unique, key: t.Unique.Key}
 	_, err := q.shards[home].do(ctx, op, &op.completion)
 	return err

@@ -429,7 +429,7 @@ func TestOptions(t *testing.T) {
 		q.Drain(mux)
 		require.Equal(t, time.Second, time.Since(start), "five at a time")
 		require.Len(t, codeqtest.Produced[[]byte](t, q, "b"), 5)
-		q.Advance(time.Minute)
+		q.Advance(time.Minute * 9 / 8)
 		require.Empty(t, codeqtest.Produced[[]byte](t, q, "b"), "kept for a minute")
 
 		q.RunOptions.Queues = nil

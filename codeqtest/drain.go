@@ -35,7 +35,7 @@ func (q *Queue) Drain(mux *codeq.Mux) {
 		err = stopped
 	}
 	if err != nil {
-		q.t.Fatalf("codeqtest: drain %q: %v\n%s", r.queues, err, q.describe("", codeq.Ready, codeq.Scheduled, codeq.Leased))
+		q.t.Fatalf("codeqtest: drain %q: %v\n%s", r.queues, err, q.describe("", codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased))
 	}
 }
 

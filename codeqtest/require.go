@@ -68,10 +68,10 @@ func RequireNotProduced[T any](t testing.TB, q *Queue, queue string, match func(
 }
 
 // RequireAllDone ends the test unless all tasks of the queues named, or of all
-// queues if none is, are completed: none is ready, scheduled, leased or dead.
+// queues if none is, are completed: none is ready, scheduled, blocked, leased or dead.
 func RequireAllDone(t testing.TB, q *Queue, queues ...string) {
 	t.Helper()
-	open := []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Leased, codeq.Dead}
+	open := []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead}
 	if len(queues) == 0 {
 		queues = []string{""}
 	}
@@ -117,7 +117,7 @@ func decode[T any](payload []byte) (args T, err error) {
 	return args, err
 }
 
-var states = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Leased, codeq.Dead, codeq.Done}
+var states = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled}
 
 // list returns the tasks of a queue, or of all if queue is "", that are in some
 // states, in the order in which they were produced.

@@ -1,0 +1,319 @@
+package codeq
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"codeq/internal/keys"
+	"codeq/internal/ticks"
+)
+
+// Schedule produces a task again and again: one for each of its ticks,
+// whatever the number of processes and restarts. It is stored in the queue
+// and is at work while a process has the queue open.
+//
+// Its place in time is stored in the same commit as the tasks that it
+// produces, and only goes forward. When the clock is set back, no tick that is
+// over comes again: the schedule waits until the clock has caught up. Delete it
+// and set it again to have it begin with the first tick after now.
+type Schedule struct {
+	// Name tells the schedules of a queue directory apart. Required.
+	Name string
+	// Cron says when to tick, by the clock of TimeZone. Five fields: minute,
+	// hour, day of the month, month (1 to 12, or jan to dec), day of the week
+	// (0 to 6 from Sunday, or sun to sat); each *, a number, a range a-b, any
+	// of these with a step /n, or a list of these with commas. When both days
+	// are given, one that matches is enough. Or one of @hourly, @daily
+	// (@midnight), @weekly, @monthly, @yearly (@annually).
+	//
+	// A tick is the beginning of each minute at which a clock shows what Cron
+	// says. Where daylight saving sets clocks forward, what they skip does not
+	// come on that day; where it sets them back, what they show twice ticks
+	// twice. For once a day on every day, choose a time that is never skipped
+	// or repeated, or UTC.
+	Cron string
+	// Every is the time from tick to tick, in place of Cron: at least one
+	// second, rounded up to the millisecond. It counts from the SetSchedule
+	// that created the schedule or changed when it ticks; the first tick is
+	// one interval later.
+	Every time.Duration
+	// TimeZone is the IANA name, such as "Europe/Berlin", of the zone whose
+	// clocks Cron is about. "": UTC. The names must be known to the machine,
+	// or to the program by importing time/tzdata.
+	TimeZone string
+	// Task is what each tick produces, ready at once: RunAt must be zero. Two
+	// headers are added, TickHeader and ScheduleHeader; Headers may not have
+	// them.
+	Task Task
+	// Missed says what becomes of ticks that were missed.
+	Missed MissedPolicy
+}
+
+// Headers of a task that a schedule has produced.
+const (
+	TickHeader     = "codeq-tick"     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
+	ScheduleHeader = "codeq-schedule" // the name of the schedule
+)
+
+// tickFormat is time.RFC3339 with as many digits of the second as are needed.
+const tickFormat = "2006-01-02T15:04:05.999Z07:00"
+
+// MissedPolicy says what a schedule does about ticks that were missed. A tick
+// is missed when its time is more than a minute past when the queue comes to
+// it: because no process had the queue open, the machine was suspended, or the
+// clock was set forward. A tick that is late by less produces its task.
+type MissedPolicy uint8
+
+const (
+	// MissedOnce: one task makes up for all missed ticks, that of the latest
+	// tick that has come. The default.
+	MissedOnce MissedPolicy = iota
+	// MissedSkip: no task is produced for a missed tick.
+	MissedSkip
+	// MissedAll: each missed tick produces its task, oldest first.
+	MissedAll
+)
+
+var missedNames = [...]string{"once", "skip", "all"}
+
+func (p MissedPolicy) String() string {
+	if int(p) < len(missedNames) {
+		return missedNames[p]
+	}
+	return fmt.Sprintf("MissedPolicy(%d)", uint8(p))
+}
+
+// ScheduleInfo is a stored schedule.
+type ScheduleInfo struct {
+	Schedule
+	// Next is the next tick; zero if none comes within five years, or Err is set.
+	Next time.Time
+	// Last is the tick that produced the last task; zero if none has.
+	Last time.Time
+	// Err says why this process does not know when the schedule ticks, such as
+	// that the machine does not know its time zone. The schedule rests until a
+	// process opens the queue that does know.
+	Err error
+}
+
+const (
+	minEvery = time.Second
+	maxCron  = 1024 // bytes of Schedule.Cron
+)
+
+// SetSchedule stores a schedule, or replaces the one of the same name. It is
+// meant to be called at every start of a program: a schedule that is replaced
+// by an equal one goes on as if nothing had happened. Nor does it lose its
+// place when only Task or Missed differ; these hold from the next tick on. When
+// Cron, Every or TimeZone differ it begins anew, with the first tick after now.
+//
+// SetSchedule returns an InvalidError for a schedule that cannot be, such as
+// one that never ticks. An error that matches ErrUncertain leaves open whether
+// it was stored; after any other error it was not. SetSchedule is safe for
+// concurrent use.
+func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
+	times, err := s.check(&q.opts.Limits, wallMillis(q.opts))
+	if err != nil {
+		return err
+	}
+	op := &setScheduleOp{completion: newCompletion(), name: s.Name, value: s.value(), times: times}
+	_, err = q.shardOfSchedule(s.Name).do(ctx, op, &op.completion)
+	return err
+}
+
+// DeleteSchedule removes a schedule; the tasks that it has produced stay. It
+// returns ErrNotFound if there is none of this name. DeleteSchedule is safe
+// for concurrent use.
+func (q *Queue) DeleteSchedule(ctx context.Context, name string) error {
+	op := &deleteScheduleOp{completion: newCompletion(), name: name}
+	_, err := q.shardOfSchedule(name).do(ctx, op, &op.completion)
+	return err
+}
+
+// Schedules returns all schedules, ordered by name; those of one shard as of
+// one moment. It is safe for concurrent use.
+func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
+	var all []ScheduleInfo
+	for _, s := range q.shards {
+		op := &schedulesOp{completion: newCompletion()}
+		if settled, err := s.do(ctx, op, &op.completion); !settled {
+			return nil, context.Cause(ctx)
+		} else if err != nil {
+			return nil, err
+		}
+		all = append(all, op.infos...)
+	}
+	slices.SortFunc(all, func(a, b ScheduleInfo) int { return cmp.Compare(a.Name, b.Name) })
+	return all, nil
+}
+
+// shardOfSchedule is the shard that a schedule lives in.
+func (q *Queue) shardOfSchedule(name string) *shard {
+	return q.shards[scheduleShard(name, len(q.shards))]
+}
+
+// scheduleShard is FNV-1a of the name modulo the number of shards.
+func scheduleShard(name string, shards int) int {
+	return int(fnvStart([]byte(name)) % uint64(shards))
+}
+
+// check refuses a schedule that cannot be, and returns when it ticks.
+func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {
+	if s.Name == "" {
+		return nil, &InvalidError{"Schedule.Name", `""`, "a name"}
+	}
+	if err := checkName("Schedule.Name", s.Name, l.Name); err != nil {
+		return nil, err
+	}
+	if s.Missed > MissedAll {
+		return nil, &InvalidError{"Schedule.Missed", s.Missed, "MissedOnce, MissedSkip, MissedAll"}
+	}
+	if err := s.checkTask(l); err != nil {
+		return nil, err
+	}
+	if (s.Cron == "") == (s.Every == 0) {
+		return nil, &InvalidError{"Schedule", fmt.Sprintf("Cron %q, Every %v", s.Cron, s.Every), "one of Cron and Every"}
+	}
+	if s.Every != 0 {
+		if s.Every < minEvery {
+			return nil, &InvalidError{"Schedule.Every", s.Every, fmt.Sprint(minEvery, " or more")}
+		}
+		if s.TimeZone != "" {
+			return nil, &InvalidError{"Schedule.TimeZone", s.TimeZone, "none, with Every"}
+		}
+		return ticks.Every{Start: now, Interval: millis(s.Every)}, nil
+	}
+	if len(s.Cron) > maxCron {
+		return nil, &InvalidError{"Schedule.Cron", bytesOf(len(s.Cron)), atMost(maxCron)}
+	}
+	times, err := cronTimes(s.Cron, s.TimeZone)
+	if err != nil {
+		return nil, err
+	}
+	if times.Next(now) == ticks.Never {
+		return nil, &InvalidError{"Schedule.Cron", s.Cron, "what comes within five years"}
+	}
+	return times, nil
+}
+
+// checkTask refuses a template whose tasks Produce would refuse.
+func (s *Schedule) checkTask(l *Limits) error {
+	if !s.Task.RunAt.IsZero() {
+		return &InvalidError{"Schedule.Task.RunAt", s.Task.RunAt, "the zero time"}
+	}
+	for _, name := range []string{TickHeader, ScheduleHeader} {
+		if _, ok := s.Task.Headers[name]; ok {
+			return &InvalidError{"Schedule.Task.Headers", name, "names that the schedule does not add itself"}
+		}
+	}
+	const widest = 999 // a tick with milliseconds
+	t := tickTask(&s.Task, s.Name, widest)
+	if err := t.check(l); err != nil {
+		return err
+	}
+	return checkNth(&t, 0)
+}
+
+// cronTimes reads an expression and finds its time zone.
+func cronTimes(expr, zone string) (ticks.Sequence, error) {
+	loc, err := ticks.Zone(zone)
+	if err != nil {
+		return nil, &InvalidError{"Schedule.TimeZone", zone, "an IANA name that this machine knows"}
+	}
+	times, err := ticks.ParseCron(expr, loc)
+	if err != nil {
+		return nil, &InvalidError{"Schedule.Cron", expr, fmt.Sprintf("a cron expression: %v", err)}
+	}
+	return times, nil
+}
+
+// tickTask is the task of a tick.
+func tickTask(template *Task, name string, tick uint64) Task {
+	t := *template
+	t.Headers = make(map[string]string, len(template.Headers)+2)
+	maps.Copy(t.Headers, template.Headers)
+	t.Headers[TickHeader] = time.UnixMilli(int64(tick)).UTC().Format(tickFormat)
+	t.Headers[ScheduleHeader] = name
+	return t
+}
+
+// value is the stored form, without a position in time.
+func (s *Schedule) value() keys.ScheduleValue {
+	rec := s.Task.record()
+	return keys.ScheduleValue{
+		Missed: uint8(s.Missed), Every: millis(s.Every), Cron: s.Cron, TimeZone: s.TimeZone,
+		Queue: s.Task.Queue, Tenant: s.Task.Tenant, Priority: uint8(s.Task.Priority), Record: rec.Encode(),
+	}
+}
+
+// setScheduleOp stores a schedule.
+type setScheduleOp struct {
+	completion
+	name  string
+	value keys.ScheduleValue // without a position
+	times ticks.Sequence
+}
+
+func (op *setScheduleOp) resolve(s *shard) {
+	s.settle(op)
+	v := &op.value
+	old := s.recurring.find(op.name)
+	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone
+	if fresh {
+		v.Start, v.After = s.wall, s.wall
+	} else {
+		v.Start, v.After, v.Last = old.value.Start, old.value.After, old.value.Last
+		if old.err == nil && bytes.Equal(v.Append(nil), old.value.Append(nil)) {
+			return
+		}
+	}
+	if v.Every != 0 {
+		op.times = ticks.Every{Start: v.Start, Interval: v.Every}
+	}
+	if op.err = s.hasLanes(1); op.err != nil {
+		return
+	}
+	s.lane(laneKey{queue: v.Queue, tenant: v.Tenant, priority: v.Priority}) // so that no tick lacks one
+	r, err := newRecurring(op.name, *v)
+	if err != nil { // it was encoded just now
+		op.err = err
+		return
+	}
+	r.begin(op.times)
+	s.recurring.put(r)
+	s.storeRecurring(r)
+}
+
+// deleteScheduleOp removes a schedule.
+type deleteScheduleOp struct {
+	completion
+	name string
+}
+
+func (op *deleteScheduleOp) resolve(s *shard) {
+	s.settle(op)
+	if s.recurring.find(op.name) == nil {
+		op.err = fmt.Errorf("%w: schedule %q", ErrNotFound, op.name)
+		return
+	}
+	s.recurring.remove(op.name)
+	s.group.delete(keys.AppendSchedule(nil, op.name))
+}
+
+// schedulesOp copies the schedules of a shard.
+type schedulesOp struct {
+	completion
+	infos []ScheduleInfo
+}
+
+func (op *schedulesOp) resolve(s *shard) {
+	for _, r := range s.recurring.list {
+		op.infos = append(op.infos, r.info())
+	}
+	s.settle(op)
+}

@@ -1,0 +1,657 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+	_ "time/tzdata" // the machine may have none
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+)
+
+// recurring: the table has exactly the schedules on disk, and none ticks
+// before the shard looks.
+func (c *memoryChecker) recurring() error {
+	t := &c.shard.recurring
+	onDisk := 0
+	err := scan(c.view.snap, keys.Schedule, func(key, value []byte) error {
+		name, err := keys.ParseSchedule(key)
+		if err != nil {
+			return err
+		}
+		onDisk++
+		r := t.find(name)
+		if r == nil || !bytes.Equal(value, r.value.Append(nil)) {
+			c.report("schedule %q in memory is %+v, on disk %x", name, r, value)
+			return nil
+		}
+		if r.err == nil && r.next != r.times.Next(r.value.After) || t.next > r.next {
+			c.report("schedule %q ticks at %d, is looked at when it is %d", name, r.next, t.next)
+		}
+		return nil
+	})
+	if onDisk != len(t.list) {
+		c.report("%d schedules in memory, %d on disk", len(t.list), onDisk)
+	}
+	return err
+}
+
+// cronBench is a queue in fake time whose wall clock can be set, and which can
+// be opened again. Fake time begins at midnight, 2000-01-01 UTC.
+type cronBench struct {
+	t    *testing.T
+	opts Options
+	q    *Queue
+	skew atomic.Int64 // of the wall clock
+}
+
+func withCronBench(t *testing.T, opts Options, test func(t *testing.T, b *cronBench)) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &cronBench{t: t, opts: opts}
+		if b.opts.fs == nil {
+			b.opts.fs = vfs.NewMem()
+		}
+		b.opts.wall = b.wall
+		b.open()
+		defer func() { require.NoError(t, b.q.Close()) }()
+		test(t, b)
+		b.check()
+	})
+}
+
+func (b *cronBench) wall() time.Time { return time.Now().Add(time.Duration(b.skew.Load())) }
+
+func (b *cronBench) open() {
+	var err error
+	b.q, err = Open("queue", &b.opts)
+	require.NoError(b.t, err)
+}
+
+// down closes the queue for a while.
+func (b *cronBench) down(d time.Duration) {
+	b.check()
+	require.NoError(b.t, b.q.Close())
+	time.Sleep(d)
+	b.open()
+}
+
+// jump sets the wall clock, and waits until the queue has noticed.
+func (b *cronBench) jump(d time.Duration) {
+	b.skew.Add(int64(d))
+	time.Sleep(time.Duration(wallCheck) * time.Millisecond)
+}
+
+func (b *cronBench) check() {
+	synctest.Wait()
+	require.NoError(b.t, b.q.checkAll())
+	require.NoError(b.t, b.q.checkMemory())
+}
+
+func (b *cronBench) set(s Schedule) {
+	b.t.Helper()
+	require.NoError(b.t, b.q.SetSchedule(context.Background(), s))
+}
+
+// info returns a schedule as Schedules has it.
+func (b *cronBench) info(name string) ScheduleInfo {
+	b.t.Helper()
+	all, err := b.q.Schedules(context.Background())
+	require.NoError(b.t, err)
+	i := slices.IndexFunc(all, func(i ScheduleInfo) bool { return i.Name == name })
+	require.GreaterOrEqual(b.t, i, 0, "no schedule %q", name)
+	return all[i]
+}
+
+// ticks returns the ticks of the tasks that a schedule has produced, in order.
+func (b *cronBench) ticks(name string) []string {
+	b.t.Helper()
+	synctest.Wait()
+	return ticksOn(b.t, b.q, name)
+}
+
+func ticksOn(t *testing.T, q *Queue, name string) []string {
+	t.Helper()
+	tasks, err := q.list()
+	require.NoError(t, err)
+	ticks := []string{}
+	for _, task := range tasks {
+		if task.Headers[ScheduleHeader] == name {
+			ticks = append(ticks, task.Headers[TickHeader])
+		}
+	}
+	slices.Sort(ticks)
+	return ticks
+}
+
+// ticksUntil returns the multiples of step later than after and not later than until.
+func ticksUntil(after, until time.Time, step time.Duration) []string {
+	ticks := []string{}
+	for at := after.Truncate(step).Add(step); !at.After(until); at = at.Add(step) {
+		ticks = append(ticks, at.UTC().Format(tickFormat))
+	}
+	return ticks
+}
+
+func minutely(name string) Schedule {
+	return Schedule{Name: name, Cron: "* * * * *", Task: Task{Queue: "a"}, Missed: MissedAll}
+}
+
+func TestScheduleProduces(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			withCronBench(t, Options{Shards: shards}, func(t *testing.T, b *cronBench) {
+				ctx := context.Background()
+				template := Task{
+					Queue: "reports", Tenant: "acme", Priority: 7, Payload: []byte("daily"), MaxAttempts: 3,
+					LeaseFor: time.Hour, Timeout: time.Minute, Retention: Forever, Headers: map[string]string{"trace": "1"},
+				}
+				b.set(Schedule{Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: template})
+				require.Equal(t, "2000-01-01T01:00:00Z", b.info("report").Next.UTC().Format(time.RFC3339))
+				require.Zero(t, b.info("report").Last)
+
+				l, err := b.q.Claim(ctx, ClaimRequest{Queues: []string{"reports"}})
+				require.NoError(t, err)
+				require.Equal(t, "2000-01-01T01:00:00Z", time.Now().UTC().Format(time.RFC3339Nano), "to the moment")
+				template.Headers = map[string]string{"trace": "1", TickHeader: "2000-01-01T01:00:00Z", ScheduleHeader: "report"}
+				require.Equal(t, template, l.Task)
+				require.Equal(t, time.Hour, time.Until(l.Deadline))
+
+				got := b.info("report")
+				require.Equal(t, "2000-01-02T01:00:00Z", got.Next.UTC().Format(time.RFC3339))
+				require.Equal(t, "2000-01-01T01:00:00Z", got.Last.UTC().Format(time.RFC3339))
+				require.NoError(t, got.Err)
+				template.Headers = map[string]string{"trace": "1"}
+				require.Equal(t, Schedule{Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: template}, got.Schedule)
+			})
+		})
+	}
+}
+
+func TestScheduleEvery(t *testing.T) {
+	withCronBench(t, Options{}, func(t *testing.T, b *cronBench) {
+		time.Sleep(1250 * time.Millisecond)
+		start := time.Now()
+		b.set(Schedule{Name: "often", Every: 90 * time.Second, Task: Task{Queue: "a"}})
+		time.Sleep(100 * time.Second)
+		b.down(time.Second)
+		b.set(Schedule{Name: "often", Every: 90 * time.Second, Task: Task{Queue: "a"}})
+		time.Sleep(200 * time.Second)
+		require.Equal(t, []string{"2000-01-01T00:01:31.25Z", "2000-01-01T00:03:01.25Z", "2000-01-01T00:04:31.25Z"}, b.ticks("often"))
+		require.WithinDuration(t, start.Add(4*90*time.Second), b.info("often").Next, 0)
+	})
+}
+
+// TestScheduleOverRestarts: closing and opening again, at any moment and for
+// any time, neither loses nor repeats a tick.
+func TestScheduleOverRestarts(t *testing.T) {
+	withCronBench(t, Options{Shards: 3}, func(t *testing.T, b *cronBench) {
+		start := time.Now()
+		names := []string{"x", "y", "z"}
+		rng := rand.New(rand.NewPCG(1, 2))
+		for range 30 {
+			for _, name := range names {
+				b.set(minutely(name)) // as a program does that starts
+			}
+			time.Sleep(time.Duration(rng.IntN(200)) * time.Second)
+			b.down(time.Duration(rng.IntN(200)) * time.Second)
+		}
+		time.Sleep(30 * time.Second)
+		for _, name := range names {
+			require.Equal(t, ticksUntil(start, time.Now(), time.Minute), b.ticks(name))
+		}
+	})
+}
+
+// TestScheduleOverCrashes: whatever a power loss leaves, at a tick or between
+// two of them, each tick has one task when the queue has been opened again.
+func TestScheduleOverCrashes(t *testing.T) {
+	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := vfs.NewCrashableMem()
+			var mu sync.Mutex // guards what follows
+			var images []*vfs.MemFS
+			begun := false
+			rng := rand.New(rand.NewPCG(3, 4))
+			image := func() {
+				mu.Lock()
+				defer mu.Unlock()
+				if begun {
+					images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
+				}
+			}
+			fs := &hookFS{FS: disk, before: func(op, name string) error {
+				if strings.HasSuffix(name, ".log") {
+					image()
+				}
+				return nil
+			}}
+			withCronBench(t, Options{Shards: 1, Durability: level, fs: fs}, func(t *testing.T, b *cronBench) {
+				start := time.Now()
+				b.set(minutely("x"))
+				b.set(minutely("y"))
+				b.down(0) // so that the schedules are on disk at any level
+				mu.Lock()
+				begun = true
+				mu.Unlock()
+				for range 6 {
+					time.Sleep(40 * time.Second)
+					image()
+				}
+				mu.Lock()
+				begun = false
+				mu.Unlock()
+				time.Sleep(95 * time.Second)
+				require.GreaterOrEqual(t, len(images), 6+3, "between two ticks, and at each")
+				for i, img := range images {
+					opts := b.opts
+					opts.fs = img
+					q, err := Open("queue", &opts)
+					require.NoError(t, err)
+					synctest.Wait()
+					for _, name := range []string{"x", "y"} {
+						require.Equal(t, ticksUntil(start, time.Now(), time.Minute), ticksOn(t, q, name), "image %d", i)
+					}
+					require.NoError(t, q.checkAll())
+					require.NoError(t, q.Close())
+				}
+			})
+		})
+	}
+}
+
+func TestSetScheduleConcurrently(t *testing.T) {
+	withCronBench(t, Options{Shards: 3}, func(t *testing.T, b *cronBench) {
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() {
+				for round := range 20 {
+					b.set(minutely(fmt.Sprint("s", (i+round)%10)))
+					time.Sleep(11 * time.Second)
+				}
+			})
+		}
+		wg.Wait()
+		all, err := b.q.Schedules(context.Background())
+		require.NoError(t, err)
+		require.Len(t, all, 10)
+		for i := range 10 {
+			name := fmt.Sprint("s", i)
+			require.Equal(t, name, all[i].Name, "in the order of names")
+			// A schedule that came later than the first tick has no task for it.
+			got := b.ticks(name)
+			require.Equal(t, ticksUntil(start, time.Now(), time.Minute), got)
+		}
+	})
+}
+
+func TestReplaceSchedule(t *testing.T) {
+	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
+		counting := &countingCommitter{committer: b.q.shards[0].commit}
+		require.NoError(t, b.q.shards[0].probe(func(s *shard) error {
+			s.commit = counting
+			return nil
+		}))
+		s := Schedule{Name: "s", Every: 10 * time.Minute, Task: Task{Queue: "a", Headers: map[string]string{"k": "1", "l": "2"}}}
+		b.set(s)
+		synctest.Wait()
+		commits := counting.commits
+		time.Sleep(4 * time.Minute)
+		again := s
+		again.Task.Headers = maps.Clone(s.Task.Headers)
+		again.Task.Payload = []byte{}
+		b.set(again)
+		synctest.Wait()
+		require.Equal(t, commits, counting.commits, "an equal schedule is not written")
+
+		// Another task or policy: the place is kept.
+		s.Task.Queue, s.Task.Payload, s.Missed = "b", []byte("new"), MissedAll
+		b.set(s)
+		time.Sleep(6 * time.Minute)
+		require.Equal(t, []string{"2000-01-01T00:10:00Z"}, b.ticks("s"))
+		l := claimNow(t, b.q, "b")
+		require.Equal(t, "new", string(l.Payload))
+		require.Equal(t, MissedAll, b.info("s").Missed)
+
+		// Another time: it begins anew.
+		time.Sleep(5 * time.Minute)
+		s.Every = 20 * time.Minute
+		b.set(s)
+		time.Sleep(20 * time.Minute)
+		require.Equal(t, []string{"2000-01-01T00:10:00Z", "2000-01-01T00:35:00Z"}, b.ticks("s"))
+		s.Every, s.Cron = 0, "@hourly"
+		b.set(s)
+		time.Sleep(25 * time.Minute)
+		s.TimeZone = "Asia/Kolkata"
+		b.set(s)
+		time.Sleep(30 * time.Minute)
+		require.Equal(t, []string{
+			"2000-01-01T00:10:00Z", "2000-01-01T00:35:00Z", "2000-01-01T01:00:00Z", "2000-01-01T01:30:00Z",
+		}, b.ticks("s"))
+	})
+}
+
+// TestScheduleKeepsItsTask: what the caller does with its template afterwards,
+// or with what Schedules returns, is of no consequence.
+func TestScheduleKeepsItsTask(t *testing.T) {
+	withCronBench(t, Options{}, func(t *testing.T, b *cronBench) {
+		s := minutely("s")
+		s.Task.Payload, s.Task.Headers = []byte("payload"), map[string]string{"k": "v"}
+		b.set(s)
+		for _, task := range []Task{s.Task, b.info("s").Task} {
+			task.Payload[0] = 'X'
+			task.Headers["k"] = "X"
+		}
+		for range 2 {
+			l, err := b.q.Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, "payload", string(l.Payload))
+			require.Equal(t, "v", l.Headers["k"])
+		}
+	})
+}
+
+func TestDeleteSchedule(t *testing.T) {
+	withCronBench(t, Options{Shards: 3}, func(t *testing.T, b *cronBench) {
+		ctx := context.Background()
+		require.ErrorIs(t, b.q.DeleteSchedule(ctx, "s"), ErrNotFound)
+		require.ErrorIs(t, b.q.DeleteSchedule(ctx, ""), ErrNotFound)
+		b.set(minutely("s"))
+		b.set(minutely("other"))
+		time.Sleep(2 * time.Minute)
+		require.NoError(t, b.q.DeleteSchedule(ctx, "s"))
+		require.ErrorIs(t, b.q.DeleteSchedule(ctx, "s"), ErrNotFound)
+		time.Sleep(2 * time.Minute)
+		b.down(2 * time.Minute)
+		require.Len(t, b.ticks("s"), 2)
+		require.Len(t, b.ticks("other"), 6)
+		all, err := b.q.Schedules(ctx)
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+	})
+}
+
+// TestMissed: what the policies make of ticks that came while the queue was
+// closed, or the clock was set forward.
+func TestMissed(t *testing.T) {
+	hour := func(h int) string { return fmt.Sprintf("2000-01-01T%02d:00:00Z", h) }
+	for _, c := range []struct {
+		policy MissedPolicy
+		late   time.Duration // the last of the ticks at 1, 2 and 3 o'clock
+		want   []string
+	}{
+		{MissedSkip, 10 * time.Minute, []string{}},
+		{MissedOnce, 10 * time.Minute, []string{hour(3)}},
+		{MissedAll, 10 * time.Minute, []string{hour(1), hour(2), hour(3)}},
+		{MissedSkip, time.Minute, []string{hour(3)}}, // a minute late is in time
+		{MissedSkip, time.Minute + time.Millisecond, []string{}},
+		{MissedOnce, time.Minute, []string{hour(3)}},
+		{MissedAll, time.Minute, []string{hour(1), hour(2), hour(3)}},
+	} {
+		for _, way := range []string{"closed", "clock set"} {
+			t.Run(fmt.Sprint(c.policy, " ", c.late, " ", way), func(t *testing.T) {
+				withCronBench(t, Options{}, func(t *testing.T, b *cronBench) {
+					b.set(Schedule{Name: "s", Cron: "@hourly", Task: Task{Queue: "a"}, Missed: c.policy})
+					if away := 3*time.Hour + c.late; way == "closed" {
+						b.down(away)
+					} else {
+						b.skew.Add(int64(away))
+						_, err := b.q.Stats(context.Background()) // the shards have something to do
+						require.NoError(t, err)
+					}
+					require.Equal(t, c.want, b.ticks("s"))
+					require.WithinDuration(t, time.Date(2000, 1, 1, 4, 0, 0, 0, time.UTC), b.info("s").Next, 0)
+					time.Sleep(time.Hour)
+					require.Equal(t, append(c.want, hour(4)), b.ticks("s"))
+				})
+			})
+		}
+	}
+}
+
+// TestClockSetBack: no tick comes twice; the schedule goes on where it was when
+// the clock has caught up, also over a restart.
+func TestClockSetBack(t *testing.T) {
+	for _, policy := range []MissedPolicy{MissedOnce, MissedSkip, MissedAll} {
+		t.Run(policy.String(), func(t *testing.T) {
+			withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
+				start := b.wall()
+				s := minutely("s")
+				s.Missed = policy
+				b.set(s)
+				time.Sleep(2*time.Hour + 30*time.Second)
+				b.jump(-time.Hour)
+				b.set(s)
+				time.Sleep(20 * time.Minute)
+				b.down(30 * time.Second)
+				require.Len(t, b.ticks("s"), 120)
+				time.Sleep(40 * time.Minute)
+				require.Greater(t, b.wall(), start.Add(2*time.Hour))
+				require.Equal(t, ticksUntil(start, b.wall(), time.Minute), b.ticks("s"))
+			})
+		})
+	}
+}
+
+// TestClockSetForward: an hour forward and back again; the ticks of that hour
+// come once.
+func TestClockSetForward(t *testing.T) {
+	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
+		start := b.wall()
+		b.set(minutely("s"))
+		b.jump(time.Hour)
+		require.Equal(t, ticksUntil(start, b.wall(), time.Minute), b.ticks("s"))
+		b.jump(-time.Hour)
+		time.Sleep(time.Hour)
+		require.Equal(t, ticksUntil(start, b.wall(), time.Minute), b.ticks("s"))
+	})
+}
+
+// TestYearOfTicks: what was missed is made up for in small groups, and a
+// schedule that is due does not wait for the one that has much to make up for.
+func TestYearOfTicks(t *testing.T) {
+	const seconds = 20 * upkeepCap
+	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
+		s := Schedule{Name: "a backlog", Every: time.Second, Task: Task{Queue: "a"}, Missed: MissedAll}
+		b.set(s)
+		s.Name, s.Cron, s.Every, s.Missed = "the others", "@hourly", 0, MissedOnce
+		b.set(s)
+		counting := &countingCommitter{committer: b.q.shards[0].commit}
+		require.NoError(t, b.q.shards[0].probe(func(s *shard) error {
+			s.commit = counting
+			return nil
+		}))
+		b.skew.Add(int64(seconds * time.Second))
+		_, err := b.q.Stats(context.Background())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Len(t, b.ticks("a backlog"), seconds)
+		require.GreaterOrEqual(t, counting.commits, seconds/upkeepCap)
+		require.LessOrEqual(t, counting.largest, uint32(upkeepCap+2+1), "keys in one commit: tasks, two schedules, counters")
+
+		before := 0
+		for l := claimNow(t, b.q, "a"); l.Headers[ScheduleHeader] != "the others"; l = claimNow(t, b.q, "a") {
+			before++
+		}
+		require.LessOrEqual(t, before, upkeepCap)
+	})
+}
+
+// TestScheduleInBerlin: the days on which clocks are set.
+func TestScheduleInBerlin(t *testing.T) {
+	withCronBench(t, Options{}, func(t *testing.T, b *cronBench) {
+		zone := "Europe/Berlin"
+		from := func(at string) {
+			day, err := time.Parse(time.RFC3339, at)
+			require.NoError(t, err)
+			b.jump(day.Sub(b.wall()))
+		}
+		from("2026-03-28T12:00:00Z")
+		b.set(Schedule{Name: "spring, 2:30", Cron: "30 2 * * *", TimeZone: zone, Task: Task{Queue: "a"}})
+		b.set(Schedule{Name: "spring, 9:00", Cron: "0 9 * * *", TimeZone: zone, Task: Task{Queue: "a"}})
+		b.set(Schedule{Name: "spring, daily", Every: 24 * time.Hour, Task: Task{Queue: "a"}})
+		time.Sleep(48 * time.Hour)
+		require.Equal(t, []string{"2026-03-30T00:30:00Z"}, b.ticks("spring, 2:30"), "skipped on the 29th")
+		require.Equal(t, []string{"2026-03-29T07:00:00Z", "2026-03-30T07:00:00Z"}, b.ticks("spring, 9:00"))
+		require.Len(t, b.ticks("spring, daily"), 2, "an interval knows of no clocks")
+
+		from("2026-10-24T12:00:00Z")
+		b.set(Schedule{Name: "autumn, 2:30", Cron: "30 2 * * *", TimeZone: zone, Task: Task{Queue: "a"}})
+		time.Sleep(48 * time.Hour)
+		require.Equal(t, []string{"2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}, b.ticks("autumn, 2:30"), "twice on the 25th")
+	})
+}
+
+func TestScheduleRefusals(t *testing.T) {
+	withCronBench(t, Options{Limits: Limits{Headers: 100, Name: 30, Payload: 10}}, func(t *testing.T, b *cronBench) {
+		good := minutely("s")
+		b.set(good)
+		for _, c := range []struct {
+			field  string
+			change func(*Schedule)
+		}{
+			{"Schedule.Name", func(s *Schedule) { s.Name = "" }},
+			{"Schedule.Name", func(s *Schedule) { s.Name = strings.Repeat("n", 31) }},
+			{"Schedule", func(s *Schedule) { s.Cron = "" }},
+			{"Schedule", func(s *Schedule) { s.Every = time.Minute }},
+			{"Schedule.Every", func(s *Schedule) { s.Cron, s.Every = "", time.Second-1 }},
+			{"Schedule.Every", func(s *Schedule) { s.Cron, s.Every = "", -time.Hour }},
+			{"Schedule.TimeZone", func(s *Schedule) { s.Cron, s.Every, s.TimeZone = "", time.Minute, "UTC" }},
+			{"Schedule.TimeZone", func(s *Schedule) { s.TimeZone = "Local" }},
+			{"Schedule.TimeZone", func(s *Schedule) { s.TimeZone = "Europe/Atlantis" }},
+			{"Schedule.Cron", func(s *Schedule) { s.Cron = "* * * *" }},
+			{"Schedule.Cron", func(s *Schedule) { s.Cron = "* * * * * *" }},
+			{"Schedule.Cron", func(s *Schedule) { s.Cron = "@every 1h" }},
+			{"Schedule.Cron", func(s *Schedule) { s.Cron = "TZ=UTC * * * * *" }},
+			{"Schedule.Cron", func(s *Schedule) { s.Cron = "0 0 31 2 *" }},
+			{"Schedule.Cron", func(s *Schedule) { s.Cron = strings.Repeat("0,", 600) + "0 * * * *" }},
+			{"Schedule.Missed", func(s *Schedule) { s.Missed = MissedAll + 1 }},
+			{"Schedule.Task.RunAt", func(s *Schedule) { s.Task.RunAt = time.Now() }},
+			{"Schedule.Task.Headers", func(s *Schedule) { s.Task.Headers = map[string]string{TickHeader: ""} }},
+			{"Schedule.Task.Headers", func(s *Schedule) { s.Task.Headers = map[string]string{ScheduleHeader: ""} }},
+			{"Task.Headers", func(s *Schedule) { s.Task.Headers = map[string]string{"k": strings.Repeat("v", 60)} }},
+			{"Task.Queue", func(s *Schedule) { s.Task.Queue = "" }},
+			{"Task.Payload", func(s *Schedule) { s.Task.Payload = make([]byte, 11) }},
+			{"Task.Priority", func(s *Schedule) { s.Task.Priority = 10 }},
+		} {
+			s := good
+			c.change(&s)
+			err := b.q.SetSchedule(context.Background(), s)
+			require.ErrorIs(t, err, ErrInvalid, "%+v", s)
+			var invalid *InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.Equal(t, c.field, invalid.Field, "%+v: %v", s, err)
+		}
+		all, err := b.q.Schedules(context.Background())
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		good.Task.Payload = []byte{}
+		require.Equal(t, good, all[0].Schedule)
+	})
+}
+
+func TestSchedulesOfClosedQueue(t *testing.T) {
+	withCronBench(t, Options{}, func(t *testing.T, b *cronBench) {
+		ctx := context.Background()
+		require.NoError(t, b.q.Close())
+		require.ErrorIs(t, b.q.SetSchedule(ctx, minutely("s")), ErrClosed)
+		require.ErrorIs(t, b.q.DeleteSchedule(ctx, "s"), ErrClosed)
+		_, err := b.q.Schedules(ctx)
+		require.ErrorIs(t, err, ErrClosed)
+		b.open()
+		cause := fmt.Errorf("enough")
+		ended, end := context.WithCancelCause(ctx)
+		end(cause)
+		require.ErrorIs(t, b.q.SetSchedule(ended, minutely("s")), cause)
+		require.ErrorIs(t, b.q.DeleteSchedule(ended, "s"), cause)
+		_, err = b.q.Schedules(ended)
+		require.ErrorIs(t, err, cause)
+	})
+}
+
+// plant writes a schedule past all checks.
+func (b *cronBench) plant(index int, name string, value []byte) {
+	require.NoError(b.t, b.q.shards[index].probe(func(s *shard) error {
+		s.group.set(keys.AppendSchedule(nil, name), value)
+		return nil
+	}))
+}
+
+// TestScheduleRests: one that this process does not understand does not keep
+// the queue from opening, and goes on once it is understood.
+func TestScheduleRests(t *testing.T) {
+	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
+		start := b.wall()
+		b.set(minutely("good"))
+		s := minutely("odd")
+		v := s.value()
+		v.Start, v.After = uint64(start.UnixMilli()), uint64(start.UnixMilli())
+		plant := func(change func(v *keys.ScheduleValue)) {
+			v := v
+			change(&v)
+			b.plant(0, "odd", v.Append(nil))
+			require.NoError(t, b.q.Close())
+			b.open()
+		}
+		plant(func(v *keys.ScheduleValue) { v.Cron = "@fullmoon" })
+		time.Sleep(3 * time.Minute)
+		got := b.info("odd")
+		require.ErrorIs(t, got.Err, ErrInvalid)
+		require.Zero(t, got.Next)
+		require.Empty(t, b.ticks("odd"))
+		require.Len(t, b.ticks("good"), 3)
+
+		plant(func(v *keys.ScheduleValue) { v.TimeZone = "Europe/Atlantis" })
+		require.ErrorIs(t, b.info("odd").Err, ErrInvalid)
+		require.Zero(t, b.info("odd").Next)
+
+		plant(func(*keys.ScheduleValue) {})
+		require.NoError(t, b.info("odd").Err)
+		require.Equal(t, ticksUntil(start, b.wall(), time.Minute), b.ticks("odd"))
+	})
+}
+
+// TestCheckSchedules: the checker sees a schedule that cannot be read, or that
+// lies in another shard than its own.
+func TestCheckSchedules(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &cronBench{t: t, opts: Options{Shards: 2, fs: vfs.NewMem()}}
+		s := minutely("s")
+		v := s.value()
+		for _, c := range []struct {
+			name  string
+			shard int
+			value []byte
+		}{
+			{"in the wrong shard", 1 - scheduleShard("s", 2), v.Append(nil)},
+			{"malformed", scheduleShard("s", 2), []byte{1, 2, 3}},
+			{"without a record", scheduleShard("s", 2), (&keys.ScheduleValue{Cron: "@daily"}).Append(nil)},
+		} {
+			b.open()
+			require.NoError(t, b.q.checkAll())
+			b.plant(c.shard, "s", c.value)
+			synctest.Wait()
+			require.ErrorIs(t, b.q.checkAll(), ErrCorrupt, c.name)
+			require.NoError(t, b.q.Close())
+			b.opts.fs = vfs.NewMem()
+		}
+	})
+}
+
+// TestScheduleShard: the shard of a name is part of the format.
+func TestScheduleShard(t *testing.T) {
+	require.Zero(t, scheduleShard("nightly", 1))
+	require.Equal(t, []int{2, 1, 1}, []int{scheduleShard("nightly", 3), scheduleShard("hourly", 3), scheduleShard("weekly", 3)})
+}

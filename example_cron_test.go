@@ -1,0 +1,63 @@
+package codeq_test
+
+import (
+	"fmt"
+	"time"
+
+	"codeq"
+)
+
+func ExampleQueue_SetSchedule() {
+	q, done := open()
+	defer done()
+
+	// At every start of the program: what is stored already stays as it is.
+	for range 2 {
+		check(q.SetSchedule(ctx, codeq.Schedule{
+			Name:     "nightly report",
+			Cron:     "30 4 * * mon-fri",
+			TimeZone: "Europe/Berlin",
+			Task:     codeq.Task{Queue: "reports"},
+			Missed:   codeq.MissedSkip,
+		}))
+	}
+	check(q.SetSchedule(ctx, codeq.Schedule{
+		Name:  "heartbeat",
+		Every: time.Second,
+		Task:  codeq.Task{Queue: "beats", Payload: []byte("alive")},
+	}))
+
+	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"beats"}})
+	check(err)
+	tick, err := time.Parse(time.RFC3339, lease.Headers[codeq.TickHeader])
+	check(err)
+	fmt.Printf("%s of %s, late: %t\n", lease.Payload, lease.Headers[codeq.ScheduleHeader], time.Since(tick) > time.Minute)
+	// Output: alive of heartbeat, late: false
+}
+
+func ExampleQueue_Schedules() {
+	q, done := open()
+	defer done()
+	check(q.SetSchedule(ctx, codeq.Schedule{
+		Name: "new year", Cron: "@yearly", TimeZone: "Asia/Tokyo", Task: codeq.Task{Queue: "greetings"},
+	}))
+
+	schedules, err := q.Schedules(ctx)
+	check(err)
+	for _, s := range schedules {
+		fmt.Println(s.Name, s.Cron, s.Next.UTC().Format("02 Jan 15:04"), s.Last.IsZero())
+	}
+	// Output: new year @yearly 31 Dec 15:00 true
+}
+
+func ExampleQueue_DeleteSchedule() {
+	q, done := open()
+	defer done()
+	check(q.SetSchedule(ctx, codeq.Schedule{Name: "poll", Every: time.Minute, Task: codeq.Task{Queue: "polls"}}))
+
+	check(q.DeleteSchedule(ctx, "poll"))
+	schedules, err := q.Schedules(ctx)
+	check(err)
+	fmt.Println(len(schedules))
+	// Output: 0
+}

@@ -1,0 +1,196 @@
+package codeq
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/ticks"
+)
+
+// recurring is a Schedule as the owner of its shard has it.
+//
+// Invariant: value is what is on disk once the group has persisted. Every tick
+// up to value.After has produced its task or been passed over, in the same
+// group as it became so; next is the first tick after it.
+type recurring struct {
+	name  string
+	value keys.ScheduleValue
+	task  Task           // template; its payload is part of value
+	times ticks.Sequence // nil if err is set
+	err   error          // why it is not known when it ticks
+	next  uint64         // wall clock, ms
+}
+
+// newRecurring decodes a stored schedule, which is at rest until begin.
+func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
+	rec, err := record.Decode(v.Record)
+	if err != nil {
+		return nil, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, name, err)
+	}
+	if v.Priority > MaxPriority || MissedPolicy(v.Missed) > MissedAll {
+		return nil, fmt.Errorf("%w: schedule %q: priority %d, missed %d", ErrCorrupt, name, v.Priority, v.Missed)
+	}
+	l := &lane{queue: &queueState{name: v.Queue}, tenant: v.Tenant, priority: v.Priority}
+	return &recurring{name: name, value: v, task: task(l, &rec), next: never}, nil
+}
+
+// begin says when the schedule ticks.
+func (r *recurring) begin(times ticks.Sequence) {
+	r.times = times
+	r.next = times.Next(r.value.After)
+}
+
+// pass takes all ticks up to after for done.
+func (r *recurring) pass(after uint64) {
+	r.value.After = after
+	r.next = r.times.Next(after)
+}
+
+func (r *recurring) info() ScheduleInfo {
+	info := ScheduleInfo{
+		Schedule: Schedule{
+			Name: r.name, Cron: r.value.Cron, Every: duration(r.value.Every), TimeZone: r.value.TimeZone,
+			Task: r.task, Missed: MissedPolicy(r.value.Missed),
+		},
+		Next: msTime(r.next),
+		Err:  r.err,
+	}
+	info.Task.Payload = bytes.Clone(r.task.Payload)
+	info.Task.Headers = maps.Clone(r.task.Headers)
+	if r.value.Last != 0 {
+		info.Last = msTime(r.value.Last)
+	}
+	return info
+}
+
+// recurringTable is the schedules of a shard. Its owner uses it.
+type recurringTable struct {
+	list []*recurring // by name
+	turn int          // of list: who comes first in the next group
+	next uint64       // none ticks before; wall clock, ms
+}
+
+func (t *recurringTable) search(name string) (int, bool) {
+	return slices.BinarySearchFunc(t.list, name, func(r *recurring, name string) int { return cmp.Compare(r.name, name) })
+}
+
+// find returns nil if there is no schedule of this name.
+func (t *recurringTable) find(name string) *recurring {
+	if i, ok := t.search(name); ok {
+		return t.list[i]
+	}
+	return nil
+}
+
+func (t *recurringTable) put(r *recurring) {
+	i, ok := t.search(r.name)
+	if ok {
+		t.list[i] = r
+	} else {
+		t.list = slices.Insert(t.list, i, r)
+	}
+	t.next = min(t.next, r.next)
+}
+
+// remove takes a schedule out. REQUIRES: it is there.
+func (t *recurringTable) remove(name string) {
+	i, _ := t.search(name)
+	t.list = slices.Delete(t.list, i, i+1)
+}
+
+// missedAfter is how late a tick may be and not be missed, in ms.
+const missedAfter = 60_000
+
+// produceTicks produces the tasks of the schedules that are due, upkeepCap of
+// them at the most in one group. Schedules take turns over the groups, so that
+// one with a year of ticks to make up for does not delay the others.
+func (s *shard) produceTicks() (more bool) {
+	t := &s.recurring
+	if t.next > s.wall {
+		return false
+	}
+	t.next = never
+	left, first := upkeepCap, t.turn
+	for i := range t.list {
+		at := (first + i) % len(t.list)
+		r := t.list[at]
+		if r.next <= s.wall && left > 0 && !s.group.full() {
+			left -= s.recur(r, left)
+			t.turn = at + 1
+		}
+		t.next = min(t.next, r.next)
+	}
+	return t.next <= s.wall
+}
+
+// recur produces the tasks of one schedule that is due, at most limit, and
+// stores how far it has come.
+func (s *shard) recur(r *recurring, limit int) (produced int) {
+	for r.next <= s.wall && produced < limit && !s.group.full() {
+		tick := r.next
+		if s.wall-tick > missedAfter {
+			switch MissedPolicy(r.value.Missed) {
+			case MissedSkip:
+				r.pass(s.wall - missedAfter - 1)
+				continue
+			case MissedOnce:
+				tick = ticks.Latest(r.times, tick, s.wall)
+			}
+		}
+		t := tickTask(&r.task, r.name, tick)
+		tasks := []newTask{prepare(&t, nil, len(s.peers))}
+		if !s.canAdmit(tasks) { // in the next group
+			break
+		}
+		s.admitAll(tasks, nil, nil)
+		produced++
+		r.value.Last = tick
+		r.pass(tick)
+	}
+	s.storeRecurring(r)
+	return produced
+}
+
+func (s *shard) storeRecurring(r *recurring) {
+	s.group.set(keys.AppendSchedule(nil, r.name), r.value.Append(nil))
+}
+
+// loadRecurring reads the schedules. One of which this process cannot say when
+// it ticks rests: it must not keep the queue from opening.
+func (s *shard) loadRecurring() error {
+	s.recurring.next = never
+	return scan(s.store.db, keys.Schedule, func(key, value []byte) error {
+		r, err := parseRecurring(key, bytes.Clone(value))
+		if err != nil {
+			return err
+		}
+		if v := &r.value; v.Every != 0 {
+			r.begin(ticks.Every{Start: v.Start, Interval: v.Every})
+		} else if times, err := cronTimes(v.Cron, v.TimeZone); err == nil {
+			r.begin(times)
+		} else {
+			r.err = err
+			s.opts.Logger.Error("schedule rests", "schedule", r.name, "err", err)
+		}
+		s.recurring.put(r)
+		return nil
+	})
+}
+
+// parseRecurring decodes an entry of the schedule range. The result keeps value.
+func parseRecurring(key, value []byte) (*recurring, error) {
+	name, err := keys.ParseSchedule(key)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	v, err := keys.ParseScheduleValue(value)
+	if err != nil {
+		return nil, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, name, err)
+	}
+	return newRecurring(name, v)
+}
