@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,14 +18,24 @@ import (
 
 // The values of the golden tests.
 const (
-	goldenLane  = 0x000102
-	goldenQueue = 7
-	goldenTime  = 0x0193b3c01235
-	goldenSeq   = 0x0193b3c012345003
-	goldenIDHex = "0193b3c012347abc 85 000102 deadbeef"
+	goldenLane    = 0x000102
+	goldenQueue   = 7
+	goldenTime    = 0x0193b3c01235
+	goldenScope   = 0xfedcba9876543210
+	goldenSeq     = 0x0193b3c012345003
+	goldenIDHex   = "0193b3c012347abc 85 000102 deadbeef"
+	otherIDHex    = "0193b3c012357001 80 000001 01020304"
+	goldenHashHex = "000102030405060708090a0b0c0d0e0f"
 )
 
-var goldenID = ID(unhex(goldenIDHex))
+var (
+	goldenID   = ID(unhex(goldenIDHex))
+	goldenHash = [UniqueLen]byte(unhex(goldenHashHex))
+	otherID    = ID(unhex(otherIDHex))
+)
+
+// grouped are the ranges of the keys that AppendGrouped makes.
+var grouped = []byte{Blocked, Dead, Done, Canceled, Wake}
 
 // unhex reads hexadecimal digits; blanks separate the fields.
 func unhex(s string) []byte {
@@ -49,6 +60,14 @@ func fullEntry() LeaseEntry {
 	}
 }
 
+func admitMessage() *Message {
+	return &Message{Kind: MsgAdmit, Queue: "mail", Tenant: "acme", Priority: 9, Record: []byte{0xab, 0xcd}}
+}
+
+func endedMessage() *Message {
+	return &Message{Kind: MsgEnded, Parent: goldenID, Child: otherID, Outcome: 2}
+}
+
 // TestGolden pins every form that lies on disk.
 func TestGolden(t *testing.T) {
 	task := make([]byte, TaskLen(SinceOf(goldenID)))
@@ -56,10 +75,13 @@ func TestGolden(t *testing.T) {
 	lease := make([]byte, LeaseLen)
 	PutLease(lease, goldenSeq)
 	counters := make([]byte, CountersLen)
-	CountersValue{Clock: 6, Counts: Counts{Ready: 1, Scheduled: 2, Leased: 3, Dead: 4, Done: 1 << 40}}.Put(counters)
+	CountersValue{Clock: 8, Counts: Counts{
+		Ready: 1, Scheduled: 2, Blocked: 3, Leased: 4, Dead: 5, Done: 1 << 40, Canceled: 7,
+	}}.Put(counters)
 	leases := LeaseHeader{Deadline: goldenTime}.Append(nil)
 	leases = freshEntry().Append(leases, goldenSeq)
 	leases = fullEntry().Append(leases, goldenSeq)
+	longName := strings.Repeat("q", 200)
 
 	for _, c := range []struct {
 		name string
@@ -70,6 +92,12 @@ func TestGolden(t *testing.T) {
 		{"queue", AppendNumbered(nil, Queue, goldenQueue), "02 00000007"},
 		{"lane", AppendNumbered(nil, Lane, goldenLane), "03 00000102"},
 		{"counters", AppendNumbered(nil, Counters, goldenQueue), "04 00000007"},
+		{"bucket of dead letters", AppendBucket(nil, Dead, goldenQueue, goldenTime), "05 14 00000007 00000193b3c01235"},
+		{"bucket of completed tasks", AppendBucket(nil, Done, goldenQueue, goldenTime), "05 15 00000007 00000193b3c01235"},
+		{"bucket of canceled tasks", AppendBucket(nil, Canceled, goldenQueue, goldenTime), "05 16 00000007 00000193b3c01235"},
+		{"buckets of a queue", AppendBuckets(nil, Canceled, goldenQueue), "05 16 00000007"},
+		{"settings", append([]byte{Settings}, "mail"...), "06 6d61696c"},
+		{"inbound", AppendNumbered(nil, Inbound, 3), "07 00000003"},
 		{"task fresh", task, "10 00000102" + goldenIDHex},
 		{"task moved", AppendTask(nil, goldenLane, MovedSince(goldenTime), goldenID), "10 00000102 0193b3c01235 8000" + goldenIDHex},
 		{"lane prefix", AppendLane(nil, goldenLane), "10 00000102"},
@@ -77,30 +105,57 @@ func TestGolden(t *testing.T) {
 		{"from a fresh task", AppendFrom(nil, goldenLane, SinceOf(goldenID), goldenID), "10 00000102" + goldenIDHex},
 		{"from a moved task", AppendFrom(nil, goldenLane, MovedSince(1), goldenID), "10 00000102 000000000001 8000" + goldenIDHex},
 		{"lease", lease, "11 0193b3c012345003"},
-		{"scheduled", AppendTimed(nil, Scheduled, goldenTime, goldenID), "12 00000193b3c01235" + goldenIDHex},
-		{"dead", AppendDead(nil, goldenQueue, goldenTime, goldenID), "13 00000007 00000193b3c01235" + goldenIDHex},
-		{"done", AppendTimed(nil, Done, goldenTime, goldenID), "14 00000193b3c01235" + goldenIDHex},
-		{"index", AppendIndex(nil, goldenID), "15" + goldenIDHex},
+		{"scheduled", AppendScheduled(nil, goldenTime, goldenID), "12 00000193b3c01235" + goldenIDHex},
+		{"blocked", AppendGrouped(nil, Blocked, goldenQueue, goldenScope, goldenID), "13 00000007 fedcba9876543210" + goldenIDHex},
+		{"blocked in a scope", AppendGroup(nil, Blocked, goldenQueue, goldenScope), "13 00000007 fedcba9876543210"},
+		{"dead", AppendGrouped(nil, Dead, goldenQueue, goldenTime, goldenID), "14 00000007 00000193b3c01235" + goldenIDHex},
+		{"done", AppendGrouped(nil, Done, goldenQueue, goldenTime, goldenID), "15 00000007 00000193b3c01235" + goldenIDHex},
+		{"canceled", AppendGrouped(nil, Canceled, goldenQueue, goldenTime, goldenID), "16 00000007 00000193b3c01235" + goldenIDHex},
+		{"canceled in a bucket", AppendGroup(nil, Canceled, goldenQueue, goldenTime), "16 00000007 00000193b3c01235"},
+		{"index", AppendByID(nil, Index, goldenID), "17" + goldenIDHex},
+		{"unique", AppendHashed(nil, goldenHash), "18" + goldenHashHex},
+		{"freed", AppendFreed(nil, goldenTime, goldenHash), "19 00000193b3c01235" + goldenHashHex},
+		{"group", AppendScope(nil, goldenScope), "1a fedcba9876543210"},
+		{"wake", AppendGrouped(nil, Wake, goldenQueue, goldenScope, goldenID), "1b 00000007 fedcba9876543210" + goldenIDHex},
+		{"pending", AppendByID(nil, Pending, goldenID), "1c" + goldenIDHex},
+		{"dependent", AppendDependent(nil, goldenID, otherID), "1d" + goldenIDHex + otherIDHex},
+		{"outbound", AppendOutbound(nil, 3, goldenSeq), "1e 00000003 0193b3c012345003"},
 
 		{"place key, task", FirstPlace(goldenLane, goldenID).AppendKey(nil, goldenID), "10 00000102" + goldenIDHex},
+		{
+			"place key, moved", Place{Range: Task, Group: goldenLane, At: MovedSince(1)}.AppendKey(nil, goldenID),
+			"10 00000102 000000000001 8000" + goldenIDHex,
+		},
 		{"place key, scheduled", Place{Range: Scheduled, At: 1}.AppendKey(nil, goldenID), "12 0000000000000001" + goldenIDHex},
-		{"place key, dead", Place{Range: Dead, Group: 7, At: 1}.AppendKey(nil, goldenID), "13 00000007 0000000000000001" + goldenIDHex},
-		{"place key, done", Place{Range: Done, At: 1}.AppendKey(nil, goldenID), "14 0000000000000001" + goldenIDHex},
+		{"place key, blocked", Place{Range: Blocked, Group: 7, At: 1}.AppendKey(nil, goldenID), "13 00000007 0000000000000001" + goldenIDHex},
+		{"place key, dead", Place{Range: Dead, Group: 7, At: 1}.AppendKey(nil, goldenID), "14 00000007 0000000000000001" + goldenIDHex},
+		{"place key, done", Place{Range: Done, Group: 7, At: 1}.AppendKey(nil, goldenID), "15 00000007 0000000000000001" + goldenIDHex},
+		{"place key, canceled", Place{Range: Canceled, Group: 7, At: 1}.AppendKey(nil, goldenID), "16 00000007 0000000000000001" + goldenIDHex},
 
 		{"lane value", LaneValue{Queue: goldenQueue, Priority: 9, Tenant: "acme"}.Append(nil), "00000007 09 61636d65"},
 		{"lane value without a tenant", LaneValue{Queue: goldenQueue}.Append(nil), "00000007 00"},
 		{
 			"counters value", counters,
-			"0000000000000006 0000000000000001 0000000000000002 0000000000000003 0000000000000004 0000010000000000",
+			"0000000000000008 0000000000000001 0000000000000002 0000000000000003" +
+				"0000000000000004 0000000000000005 0000010000000000 0000000000000007",
 		},
+		{"number", AppendNumber(nil, goldenSeq), "0193b3c012345003"},
 		{"place, first", FirstPlace(goldenLane, goldenID).Append(nil), "10 00000102 0193b3c012347abc"},
-		{"place, dead", Place{Range: Dead, Group: goldenQueue, At: goldenTime}.Append(nil), "13 00000007 00000193b3c01235"},
+		{"place, scheduled", Place{Range: Scheduled, At: goldenTime}.Append(nil), "12 00000000 00000193b3c01235"},
+		{"place, blocked", Place{Range: Blocked, Group: goldenQueue, At: goldenScope}.Append(nil), "13 00000007 fedcba9876543210"},
+		{"holder of a key", UniqueValue{ID: goldenID, Until: goldenTime}.Append(nil), goldenIDHex + "00000193b3c01235 00"},
+		{
+			"holder of a key that has ended", UniqueValue{ID: goldenID, Until: goldenTime, Ended: true}.Append(nil),
+			goldenIDHex + "00000193b3c01235 01",
+		},
+		{"turn of a group", GroupValue{Holder: goldenID}.Append(nil), goldenIDHex + "00"},
+		{"turn for which others wait", GroupValue{Holder: goldenID, Waiting: true}.Append(nil), goldenIDHex + "01"},
 		{"lane number", AppendLaneNumber(nil, goldenLane), "00000102"},
 		{
-			"done value", DoneValue{Lane: goldenLane, At: goldenTime, Result: []byte("ok")}.Append(nil),
+			"ended value", EndedValue{Lane: goldenLane, At: goldenTime, Result: []byte("ok")}.Append(nil),
 			"00000102 00000193b3c01235 02 6f6b",
 		},
-		{"done value without a result", DoneValue{Lane: goldenLane, At: goldenTime}.Append(nil), "00000102 00000193b3c01235 00"},
+		{"ended value without a result", EndedValue{Lane: goldenLane, At: goldenTime}.Append(nil), "00000102 00000193b3c01235 00"},
 		{"local lease record", LeaseHeader{Local: true, Deadline: goldenTime}.Append(nil), "01 00000193b3c01235"},
 		{
 			"lease record", leases,
@@ -108,36 +163,71 @@ func TestGolden(t *testing.T) {
 				"01" + goldenIDHex + "b0ea01" +
 				"00" + goldenIDHex + "b0ea01 00000102 0193b3c012358000 0193b3c012345002 ac02 02",
 		},
+		{"admit", admitMessage().Append(nil), "01 09 04 6d61696c 04 61636d65 abcd"},
+		{"admit without anything", (&Message{Kind: MsgAdmit}).Append(nil), "01 00 00 00"},
+		{
+			"admit to a queue with a long name", (&Message{Kind: MsgAdmit, Queue: longName}).Append(nil),
+			"01 00 c801" + hex.EncodeToString([]byte(longName)) + "00",
+		},
+		{
+			"depend", (&Message{Kind: MsgDepend, Parent: goldenID, Child: otherID, Outcome: 1}).Append(nil),
+			"02" + goldenIDHex + otherIDHex + "01",
+		},
+		{"ended", endedMessage().Append(nil), "03" + goldenIDHex + otherIDHex + "02"},
 	} {
 		require.Equal(t, hex.EncodeToString(unhex(c.want)), hex.EncodeToString(c.got), c.name)
 	}
 	lower, upper := Range(Dead)
-	require.Equal(t, []byte{0x13}, lower)
-	require.Equal(t, []byte{0x14}, upper)
+	require.Equal(t, []byte{0x14}, lower)
+	require.Equal(t, []byte{0x15}, upper)
 }
 
-// TestAppendKeepsWhatIsThere: encoders leave the bytes before theirs alone.
+// TestAppendKeepsWhatIsThere: encoders leave the bytes before theirs alone, and
+// write the same whatever lay in the buffer.
 func TestAppendKeepsWhatIsThere(t *testing.T) {
 	before := []byte("before")
 	for _, c := range []struct {
 		name   string
 		append func([]byte) []byte
 	}{
-		{"task", func(b []byte) []byte { return AppendTask(b, 1, 2, goldenID) }},
+		{"task fresh", func(b []byte) []byte { return AppendTask(b, 1, SinceOf(goldenID), goldenID) }},
+		{"task moved", func(b []byte) []byte { return AppendTask(b, 1, MovedSince(2), goldenID) }},
 		{"lane", func(b []byte) []byte { return AppendLane(b, 1) }},
-		{"timed", func(b []byte) []byte { return AppendTimed(b, Done, 1, goldenID) }},
-		{"dead", func(b []byte) []byte { return AppendDead(b, 1, 2, goldenID) }},
-		{"index", func(b []byte) []byte { return AppendIndex(b, goldenID) }},
+		{"from the head", func(b []byte) []byte { return AppendFrom(b, 1, 0, goldenID) }},
+		{"from a task", func(b []byte) []byte { return AppendFrom(b, 1, MovedSince(2), goldenID) }},
+		{"scheduled", func(b []byte) []byte { return AppendScheduled(b, 1, goldenID) }},
+		{"grouped", func(b []byte) []byte { return AppendGrouped(b, Blocked, 1, 2, goldenID) }},
+		{"group", func(b []byte) []byte { return AppendGroup(b, Dead, 1, 2) }},
+		{"bucket", func(b []byte) []byte { return AppendBucket(b, Done, 1, 2) }},
+		{"buckets", func(b []byte) []byte { return AppendBuckets(b, Done, 1) }},
+		{"hashed", func(b []byte) []byte { return AppendHashed(b, goldenHash) }},
+		{"freed", func(b []byte) []byte { return AppendFreed(b, 1, goldenHash) }},
+		{"scope", func(b []byte) []byte { return AppendScope(b, 1) }},
+		{"dependent", func(b []byte) []byte { return AppendDependent(b, goldenID, otherID) }},
+		{"outbound", func(b []byte) []byte { return AppendOutbound(b, 1, 2) }},
+		{"by ID", func(b []byte) []byte { return AppendByID(b, Index, goldenID) }},
 		{"numbered", func(b []byte) []byte { return AppendNumbered(b, Lane, 1) }},
+		{"place key, task", func(b []byte) []byte { return FirstPlace(1, goldenID).AppendKey(b, goldenID) }},
+		{"place key, scheduled", func(b []byte) []byte { return Place{Range: Scheduled, At: 1}.AppendKey(b, goldenID) }},
+		{"place key, dead", func(b []byte) []byte { return Place{Range: Dead, At: 1}.AppendKey(b, goldenID) }},
 		{"place", func(b []byte) []byte { return Place{Range: Task}.Append(b) }},
+		{"number", func(b []byte) []byte { return AppendNumber(b, 1) }},
 		{"lane number", func(b []byte) []byte { return AppendLaneNumber(b, 1) }},
 		{"lane value", func(b []byte) []byte { return LaneValue{Tenant: "t"}.Append(b) }},
-		{"done value", func(b []byte) []byte { return DoneValue{Result: []byte("r")}.Append(b) }},
+		{"unique value", func(b []byte) []byte { return UniqueValue{ID: goldenID, Until: 1, Ended: true}.Append(b) }},
+		{"group value", func(b []byte) []byte { return GroupValue{Holder: goldenID, Waiting: true}.Append(b) }},
+		{"ended value", func(b []byte) []byte { return EndedValue{Result: []byte("r")}.Append(b) }},
 		{"lease header", func(b []byte) []byte { return LeaseHeader{}.Append(b) }},
 		{"fresh entry", func(b []byte) []byte { return freshEntry().Append(b, goldenSeq) }},
 		{"full entry", func(b []byte) []byte { return fullEntry().Append(b, goldenSeq) }},
+		{"admit", func(b []byte) []byte { return admitMessage().Append(b) }},
+		{"ended", func(b []byte) []byte { return endedMessage().Append(b) }},
 	} {
-		require.Equal(t, append(bytes.Clone(before), c.append(nil)...), c.append(bytes.Clone(before)), c.name)
+		want := append(bytes.Clone(before), c.append(nil)...)
+		require.Equal(t, want, c.append(bytes.Clone(before)), c.name)
+		used := bytes.Repeat([]byte{0xee}, 200)
+		copy(used, before)
+		require.Equal(t, want, c.append(used[:len(before)]), "%s, into a buffer that was used", c.name)
 	}
 }
 
@@ -205,42 +295,156 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestOrderOfOtherKeys: a range is ordered by number, by group and time, by time.
+// drawUint64 draws numbers among which ties and carries are frequent.
+func drawUint64(t *rapid.T, name string) uint64 {
+	return rapid.OneOf(
+		rapid.Uint64Range(0, 2), rapid.SampledFrom([]uint64{0xff, 0xffff, 1<<32 - 1, 1<<63 - 1, 1 << 63, math.MaxUint64}), rapid.Uint64(),
+	).Draw(t, name)
+}
+
+func drawHash(t *rapid.T) (hash [UniqueLen]byte) {
+	binary.BigEndian.PutUint64(hash[:], drawUint64(t, "hash, first half"))
+	binary.BigEndian.PutUint64(hash[8:], drawUint64(t, "hash, second half"))
+	return hash
+}
+
+// TestOrderOfOtherKeys: the keys of a range are ordered by their parts, as the
+// layout names them, and lie behind what a scan for their first parts begins at.
 func TestOrderOfOtherKeys(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type parts struct {
-			group uint32
-			at    uint64
-			id    ID
+			prefix byte
+			group  uint32
+			at     uint64
+			id     ID
+			other  ID
+			hash   [UniqueLen]byte
 		}
+		ended := []byte{Dead, Done, Canceled}
 		draw := func() parts {
-			at := rapid.OneOf(rapid.Uint64Range(0, 2), rapid.Uint64()).Draw(t, "at")
-			return parts{drawUint32(t, "group"), at, drawID(t)}
+			return parts{
+				rapid.SampledFrom(ended).Draw(t, "range of the bucket"),
+				drawUint32(t, "group"), drawUint64(t, "at"), drawID(t), drawID(t), drawHash(t),
+			}
 		}
 		a, b := draw(), draw()
-		byID := bytes.Compare(a.id[:], b.id[:])
-		byTime := cmp.Or(cmp.Compare(a.at, b.at), byID)
 		byGroup := cmp.Compare(a.group, b.group)
-		require.Equal(t, byTime, bytes.Compare(AppendTimed(nil, Scheduled, a.at, a.id), AppendTimed(nil, Scheduled, b.at, b.id)))
-		require.Equal(t, cmp.Or(byGroup, byTime), bytes.Compare(AppendDead(nil, a.group, a.at, a.id), AppendDead(nil, b.group, b.at, b.id)))
-		require.Equal(t, byID, bytes.Compare(AppendIndex(nil, a.id), AppendIndex(nil, b.id)))
-		require.Equal(t, byGroup, bytes.Compare(AppendNumbered(nil, Lane, a.group), AppendNumbered(nil, Lane, b.group)))
-		var leaseA, leaseB [LeaseLen]byte
-		PutLease(leaseA[:], a.at)
-		PutLease(leaseB[:], b.at)
-		require.Equal(t, cmp.Compare(a.at, b.at), bytes.Compare(leaseA[:], leaseB[:]))
+		byAt := cmp.Compare(a.at, b.at)
+		byID := bytes.Compare(a.id[:], b.id[:])
+		byHash := bytes.Compare(a.hash[:], b.hash[:])
+		put := func(seq uint64) []byte {
+			key := make([]byte, LeaseLen)
+			PutLease(key, seq)
+			return key
+		}
+		type order struct {
+			name string
+			want int
+			key  func(parts) []byte
+		}
+		orders := []order{
+			{"lease", byAt, func(p parts) []byte { return put(p.at) }},
+			{"scheduled", cmp.Or(byAt, byID), func(p parts) []byte { return AppendScheduled(nil, p.at, p.id) }},
+			{
+				"bucket", cmp.Or(cmp.Compare(a.prefix, b.prefix), byGroup, byAt),
+				func(p parts) []byte { return AppendBucket(nil, p.prefix, p.group, p.at) },
+			},
+			{"unique", byHash, func(p parts) []byte { return AppendHashed(nil, p.hash) }},
+			{"freed", cmp.Or(byAt, byHash), func(p parts) []byte { return AppendFreed(nil, p.at, p.hash) }},
+			{"group", byAt, func(p parts) []byte { return AppendScope(nil, p.at) }},
+			{
+				"dependent", cmp.Or(byID, bytes.Compare(a.other[:], b.other[:])),
+				func(p parts) []byte { return AppendDependent(nil, p.id, p.other) },
+			},
+			{"outbound", cmp.Or(byGroup, byAt), func(p parts) []byte { return AppendOutbound(nil, p.group, p.at) }},
+		}
+		for _, prefix := range grouped {
+			orders = append(orders, order{
+				"grouped", cmp.Or(byGroup, byAt, byID),
+				func(p parts) []byte { return AppendGrouped(nil, prefix, p.group, p.at, p.id) },
+			})
+		}
+		for _, prefix := range []byte{Index, Pending} {
+			orders = append(orders, order{"by ID", byID, func(p parts) []byte { return AppendByID(nil, prefix, p.id) }})
+		}
+		for _, prefix := range []byte{Queue, Lane, Counters, Inbound} {
+			orders = append(orders, order{"numbered", byGroup, func(p parts) []byte { return AppendNumbered(nil, prefix, p.group) }})
+		}
+		seen := make(map[byte]bool)
+		for _, o := range orders {
+			keyA, keyB := o.key(a), o.key(b)
+			require.Equal(t, o.want, bytes.Compare(keyA, keyB), "%s: %x, %x", o.name, keyA, keyB)
+			require.False(t, seen[keyA[0]], "%s shares its range", o.name)
+			seen[keyA[0]] = true
+			lower, upper := Range(keyA[0])
+			require.LessOrEqual(t, bytes.Compare(lower, keyA), 0, o.name)
+			require.Negative(t, bytes.Compare(keyA, upper), o.name)
+		}
 
-		p := Place{Range: rapid.SampledFrom([]byte{Task, Scheduled, Dead, Done}).Draw(t, "range"), Group: a.group, At: a.at}
-		key := p.AppendKey(nil, a.id)
-		lower, upper := Range(p.Range)
-		require.LessOrEqual(t, bytes.Compare(lower, key), 0)
-		require.Negative(t, bytes.Compare(key, upper))
+		for _, prefix := range grouped {
+			key, group := AppendGrouped(nil, prefix, a.group, a.at, a.id), AppendGroup(nil, prefix, a.group, a.at)
+			require.True(t, bytes.HasPrefix(key, group))
+			require.True(t, bytes.HasPrefix(group, AppendNumbered(nil, prefix, a.group)), "the keys of a queue lie together")
+		}
+		require.True(t, bytes.HasPrefix(AppendBucket(nil, a.prefix, a.group, a.at), AppendBuckets(nil, a.prefix, a.group)))
+		require.True(t, bytes.HasPrefix(AppendOutbound(nil, a.group, a.at), AppendNumbered(nil, Outbound, a.group)))
+		require.True(t, bytes.HasPrefix(AppendDependent(nil, a.id, a.other), AppendByID(nil, Dependent, a.id)))
+	})
+}
+
+func TestGroupEnd(t *testing.T) {
+	for _, c := range []struct{ group, want string }{
+		{"14", "15"},
+		{"13 00000007 00000000000000fe", "13 00000007 00000000000000ff"},
+		{"13 00000007 00000000000000ff", "13 00000007 0000000000000100"},
+		{"13 00000007 00ffffffffffffff", "13 00000007 0100000000000000"},
+		{"13 00000007 ffffffffffffffff", "13 00000008 0000000000000000"},
+		{"13 ffffffff ffffffffffffffff", "14 00000000 0000000000000000"},
+		{"05 16 ffffffff", "05 17 00000000"},
+	} {
+		group := unhex(c.group)
+		require.Equal(t, unhex(c.want), GroupEnd(group), c.group)
+		require.Equal(t, unhex(c.group), group, "the group stays as it is")
+	}
+}
+
+// TestGroupEndBoundsAGroup: of the keys that are as long as a group or longer,
+// those from the group up to its end are those that begin with it.
+func TestGroupEndBoundsAGroup(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		prefix := rapid.SampledFrom(grouped).Draw(t, "range")
+		queue := rapid.OneOf(rapid.SampledFrom([]uint32{0xff, 0xffffff, math.MaxUint32}), rapid.Uint32()).Draw(t, "queue")
+		at := drawUint64(t, "at")
+		parent := drawID(t)
+		lower, upper := Range(prefix)
+		require.Equal(t, upper, GroupEnd(lower))
+		for _, group := range [][]byte{
+			lower,
+			AppendNumbered(nil, prefix, queue),
+			AppendGroup(nil, prefix, queue, at),
+			AppendBuckets(nil, Canceled, queue),
+			AppendLane(nil, queue),
+			AppendByID(nil, Dependent, parent),
+		} {
+			end := GroupEnd(group)
+			tail := rapid.OneOf(
+				rapid.SampledFrom([][]byte{nil, {0}, bytes.Repeat([]byte{0xff}, IDLen)}), rapid.SliceOfN(rapid.Byte(), 0, IDLen),
+			).Draw(t, "tail")
+			near := bytes.Clone(group)
+			near[rapid.IntRange(0, len(near)-1).Draw(t, "which byte")] += rapid.Byte().Draw(t, "by what")
+			for _, head := range [][]byte{group, end, near} {
+				key := append(bytes.Clone(head), tail...)
+				within := bytes.Compare(group, key) <= 0 && bytes.Compare(key, end) < 0
+				require.Equal(t, bytes.HasPrefix(key, group), within, "%x in %x to %x", key, group, end)
+			}
+		}
 	})
 }
 
 func TestKeysRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		id, group, at := drawID(t), drawUint32(t, "group"), rapid.Uint64().Draw(t, "at")
+		id, other, hash := drawID(t), drawID(t), drawHash(t)
+		group, at := drawUint32(t, "group"), drawUint64(t, "at")
 		since := drawSince(t, id)
 
 		key := AppendTask(nil, group, since, id)
@@ -251,38 +455,75 @@ func TestKeysRoundTrip(t *testing.T) {
 		require.Equal(t, since, gotSince)
 		require.Equal(t, id, gotID)
 
-		for _, prefix := range []byte{Scheduled, Done} {
-			gotAt, gotID, err := ParseTimed(AppendTimed(nil, prefix, at, id))
+		gotAt, gotID, err := ParseScheduled(AppendScheduled(nil, at, id))
+		require.NoError(t, err)
+		require.Equal(t, at, gotAt)
+		require.Equal(t, id, gotID)
+
+		for _, prefix := range grouped {
+			queue, gotAt, gotID, err := ParseGrouped(AppendGrouped(nil, prefix, group, at, id))
 			require.NoError(t, err)
+			require.Equal(t, group, queue)
 			require.Equal(t, at, gotAt)
 			require.Equal(t, id, gotID)
 		}
 
-		queue, gotAt, gotID, err := ParseDead(AppendDead(nil, group, at, id))
-		require.NoError(t, err)
-		require.Equal(t, group, queue)
-		require.Equal(t, at, gotAt)
-		require.Equal(t, id, gotID)
+		for _, prefix := range []byte{Dead, Done, Canceled} {
+			gotPrefix, queue, bucket, err := ParseBucket(AppendBucket(nil, prefix, group, at))
+			require.NoError(t, err)
+			require.Equal(t, prefix, gotPrefix)
+			require.Equal(t, group, queue)
+			require.Equal(t, at, bucket)
+		}
 
-		gotID, err = ParseIndex(AppendIndex(nil, id))
+		gotHash, err := ParseHashed(AppendHashed(nil, hash))
 		require.NoError(t, err)
-		require.Equal(t, id, gotID)
+		require.Equal(t, hash, gotHash)
+
+		gotAt, gotHash, err = ParseFreed(AppendFreed(nil, at, hash))
+		require.NoError(t, err)
+		require.Equal(t, at, gotAt)
+		require.Equal(t, hash, gotHash)
+
+		scope, err := ParseScope(AppendScope(nil, at))
+		require.NoError(t, err)
+		require.Equal(t, at, scope)
+
+		parent, child, err := ParseDependent(AppendDependent(nil, id, other))
+		require.NoError(t, err)
+		require.Equal(t, id, parent)
+		require.Equal(t, other, child)
+
+		shard, seq, err := ParseOutbound(AppendOutbound(nil, group, at))
+		require.NoError(t, err)
+		require.Equal(t, group, shard)
+		require.Equal(t, at, seq)
+
+		for _, prefix := range []byte{Index, Pending} {
+			gotID, err = ParseByID(AppendByID(nil, prefix, id))
+			require.NoError(t, err)
+			require.Equal(t, id, gotID)
+		}
 
 		var lease [LeaseLen]byte
 		PutLease(lease[:], at)
-		seq, err := ParseLease(lease[:])
+		seq, err = ParseLease(lease[:])
 		require.NoError(t, err)
 		require.Equal(t, at, seq)
 
-		n, err := ParseNumbered(AppendNumbered(nil, Counters, group))
-		require.NoError(t, err)
-		require.Equal(t, group, n)
+		for _, prefix := range []byte{Queue, Lane, Counters, Inbound} {
+			n, err := ParseNumbered(AppendNumbered(nil, prefix, group))
+			require.NoError(t, err)
+			require.Equal(t, group, n)
+		}
 
 		for _, p := range []Place{
 			{Range: Task, Group: group, At: since},
 			{Range: Scheduled, At: at},
+			{Range: Blocked, Group: group, At: at},
 			{Range: Dead, Group: group, At: at},
-			{Range: Done, At: at},
+			{Range: Done, Group: group, At: at},
+			{Range: Canceled, Group: group, At: at},
 		} {
 			gotID, got, err := ParsePlaceKey(p.AppendKey(nil, id))
 			require.NoError(t, err)
@@ -290,9 +531,12 @@ func TestKeysRoundTrip(t *testing.T) {
 			require.Equal(t, p, got)
 			b := p.Append(nil)
 			require.Len(t, b, PlaceLen)
-			got, err = ParsePlace(b)
-			require.NoError(t, err)
-			require.Equal(t, p, got)
+			if got, err = ParsePlace(b); Ended(p.Range) {
+				require.Error(t, err, "the index does not hold what has ended")
+			} else {
+				require.NoError(t, err)
+				require.Equal(t, p, got)
+			}
 		}
 	})
 }
@@ -309,8 +553,9 @@ func TestValuesRoundTrip(t *testing.T) {
 
 		number := rapid.Uint64()
 		c := CountersValue{Clock: number.Draw(t, "clock"), Counts: Counts{
-			Ready: number.Draw(t, "ready"), Scheduled: number.Draw(t, "scheduled"), Leased: number.Draw(t, "leased"),
-			Dead: number.Draw(t, "dead"), Done: number.Draw(t, "done"),
+			Ready: number.Draw(t, "ready"), Scheduled: number.Draw(t, "scheduled"), Blocked: number.Draw(t, "blocked"),
+			Leased: number.Draw(t, "leased"), Dead: number.Draw(t, "dead"), Done: number.Draw(t, "done"),
+			Canceled: number.Draw(t, "canceled"),
 		}}
 		var b [CountersLen]byte
 		c.Put(b[:])
@@ -318,19 +563,72 @@ func TestValuesRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c, gotCounters)
 
+		n := number.Draw(t, "number")
+		gotNumber, err := ParseNumber(AppendNumber(nil, n))
+		require.NoError(t, err)
+		require.Equal(t, n, gotNumber)
+
+		u := UniqueValue{ID: drawID(t), Until: number.Draw(t, "until"), Ended: rapid.Bool().Draw(t, "ended")}
+		gotUnique, err := ParseUnique(u.Append(nil))
+		require.NoError(t, err)
+		require.Equal(t, u, gotUnique)
+
+		g := GroupValue{Waiting: rapid.Bool().Draw(t, "waiting")}
+		if rapid.Bool().Draw(t, "held") {
+			g.Holder = drawID(t)
+		}
+		gotGroup, err := ParseGroup(g.Append(nil))
+		require.NoError(t, err)
+		require.Equal(t, g, gotGroup)
+
 		lane, gotRec, err := SplitLane(append(AppendLaneNumber(nil, group), rec...))
 		require.NoError(t, err)
 		require.Equal(t, group, lane)
 		require.True(t, bytes.Equal(rec, gotRec))
 
-		d := DoneValue{Lane: group, At: number.Draw(t, "at"), Result: rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "result")}
-		gotDone, gotRec, err := ParseDone(append(d.Append(nil), rec...))
+		e := EndedValue{Lane: group, At: number.Draw(t, "at"), Result: rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "result")}
+		gotEnded, gotRec, err := ParseEnded(append(e.Append(nil), rec...))
 		require.NoError(t, err)
-		require.Equal(t, d.Lane, gotDone.Lane)
-		require.Equal(t, d.At, gotDone.At)
-		require.True(t, bytes.Equal(d.Result, gotDone.Result))
+		require.Equal(t, e.Lane, gotEnded.Lane)
+		require.Equal(t, e.At, gotEnded.At)
+		require.True(t, bytes.Equal(e.Result, gotEnded.Result))
 		require.True(t, bytes.Equal(rec, gotRec))
 	})
+}
+
+func TestMessagesRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded}).Draw(t, "kind")}
+		var rec []byte
+		if m.Kind == MsgAdmit {
+			name := rapid.OneOf(rapid.String(), rapid.StringN(100, 200, -1))
+			m.Queue, m.Tenant = name.Draw(t, "queue"), name.Draw(t, "tenant")
+			m.Priority = rapid.Byte().Draw(t, "priority")
+			rec = rapid.SliceOf(rapid.Byte()).Draw(t, "record")
+			m.Record = rec
+		} else {
+			m.Parent, m.Child, m.Outcome = drawID(t), drawID(t), rapid.Byte().Draw(t, "outcome")
+		}
+		got, err := ParseMessage(m.Append(nil))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(rec, got.Record))
+		m.Record, got.Record = nil, nil
+		require.Equal(t, m, got)
+	})
+}
+
+// TestAliases: what is documented to alias the bytes that were parsed does so.
+func TestAliases(t *testing.T) {
+	b := append(EndedValue{Result: []byte("result")}.Append(nil), "record"...)
+	v, rec, err := ParseEnded(b)
+	require.NoError(t, err)
+	require.Same(t, &b[13], &v.Result[0])
+	require.Same(t, &b[19], &rec[0])
+
+	b = admitMessage().Append(nil)
+	m, err := ParseMessage(b)
+	require.NoError(t, err)
+	require.Same(t, &b[len(b)-2], &m.Record[0])
 }
 
 // drawEntry draws a lease, often the first one of a task in its first place or
@@ -383,32 +681,80 @@ func TestLaneOf(t *testing.T) {
 }
 
 func TestCountsAdd(t *testing.T) {
-	c := Counts{Ready: 1, Scheduled: 2, Leased: 3, Dead: 4, Done: 5}
-	c.Add(Counts{Ready: 10, Scheduled: 20, Leased: 30, Dead: 40, Done: 50})
-	require.Equal(t, Counts{Ready: 11, Scheduled: 22, Leased: 33, Dead: 44, Done: 55}, c)
+	c := Counts{Ready: 1, Scheduled: 2, Blocked: 3, Leased: 4, Dead: 5, Done: 6, Canceled: 7}
+	c.Add(Counts{Ready: 10, Scheduled: 20, Blocked: 30, Leased: 40, Dead: 50, Done: 60, Canceled: 70})
+	require.Equal(t, Counts{Ready: 11, Scheduled: 22, Blocked: 33, Leased: 44, Dead: 55, Done: 66, Canceled: 77}, c)
+}
+
+func TestCountsEnded(t *testing.T) {
+	var c Counts
+	*c.Ended(Dead) += 1
+	*c.Ended(Done) += 2
+	*c.Ended(Canceled) += 3
+	require.Equal(t, Counts{Dead: 1, Done: 2, Canceled: 3}, c)
+}
+
+func TestEnded(t *testing.T) {
+	var ended []byte
+	for prefix := range 256 {
+		if Ended(byte(prefix)) {
+			ended = append(ended, byte(prefix))
+		}
+	}
+	require.Equal(t, []byte{Dead, Done, Canceled}, ended)
+}
+
+// only drops the results of a parser but its error.
+func only[T any](parse func([]byte) (T, error)) func([]byte) error {
+	return func(b []byte) error { _, err := parse(b); return err }
+}
+
+func only2[T, U any](parse func([]byte) (T, U, error)) func([]byte) error {
+	return func(b []byte) error { _, _, err := parse(b); return err }
+}
+
+func only3[T, U, V any](parse func([]byte) (T, U, V, error)) func([]byte) error {
+	return func(b []byte) error { _, _, _, err := parse(b); return err }
 }
 
 // parsers are those of forms with a fixed length.
 var parsers = []struct {
-	name  string
-	valid []byte
-	parse func([]byte) error
-	tag   bool // the first byte is the range
+	name   string
+	valid  []byte
+	parse  func([]byte) error
+	ranges []byte // what the first byte may be; nil: anything
 }{
-	{"task fresh", AppendTask(nil, 1, SinceOf(goldenID), goldenID), func(b []byte) error { _, _, _, err := ParseTask(b); return err }, true},
-	{"task moved", AppendTask(nil, 1, MovedSince(2), goldenID), func(b []byte) error { _, _, _, err := ParseTask(b); return err }, true},
-	{"scheduled", AppendTimed(nil, Scheduled, 1, goldenID), func(b []byte) error { _, _, err := ParseTimed(b); return err }, true},
-	{"done", AppendTimed(nil, Done, 1, goldenID), func(b []byte) error { _, _, err := ParseTimed(b); return err }, true},
-	{"dead", AppendDead(nil, 1, 2, goldenID), func(b []byte) error { _, _, _, err := ParseDead(b); return err }, true},
-	{"index", AppendIndex(nil, goldenID), func(b []byte) error { _, err := ParseIndex(b); return err }, true},
-	{"lease", []byte{Lease, 0, 0, 0, 0, 0, 0, 0, 1}, func(b []byte) error { _, err := ParseLease(b); return err }, true},
-	{"numbered", AppendNumbered(nil, Queue, 1), func(b []byte) error { _, err := ParseNumbered(b); return err }, false},
-	{"place key, task", AppendTask(nil, 1, SinceOf(goldenID), goldenID), func(b []byte) error { _, _, err := ParsePlaceKey(b); return err }, true},
-	{"place key, moved", AppendTask(nil, 1, MovedSince(2), goldenID), func(b []byte) error { _, _, err := ParsePlaceKey(b); return err }, true},
-	{"place key, dead", AppendDead(nil, 1, 2, goldenID), func(b []byte) error { _, _, err := ParsePlaceKey(b); return err }, true},
-	{"place key, done", AppendTimed(nil, Done, 1, goldenID), func(b []byte) error { _, _, err := ParsePlaceKey(b); return err }, true},
-	{"place", Place{Range: Task}.Append(nil), func(b []byte) error { _, err := ParsePlace(b); return err }, true},
-	{"counters", make([]byte, CountersLen), func(b []byte) error { _, err := ParseCounters(b); return err }, false},
+	{"task fresh", AppendTask(nil, 1, SinceOf(goldenID), goldenID), only3(ParseTask), []byte{Task}},
+	{"task moved", AppendTask(nil, 1, MovedSince(2), goldenID), only3(ParseTask), []byte{Task}},
+	{"scheduled", AppendScheduled(nil, 1, goldenID), only2(ParseScheduled), []byte{Scheduled}},
+	{"grouped", AppendGrouped(nil, Dead, 1, 2, goldenID), only3(ParseGrouped), nil},
+	{"bucket", AppendBucket(nil, Dead, 1, 2), only3(ParseBucket), []byte{Buckets}},
+	{"hashed", AppendHashed(nil, goldenHash), only(ParseHashed), []byte{Unique}},
+	{"freed", AppendFreed(nil, 1, goldenHash), only2(ParseFreed), []byte{Freed}},
+	{"scope", AppendScope(nil, 1), only(ParseScope), []byte{Group}},
+	{"dependent", AppendDependent(nil, goldenID, otherID), only2(ParseDependent), []byte{Dependent}},
+	{"outbound", AppendOutbound(nil, 1, 2), only2(ParseOutbound), []byte{Outbound}},
+	{"index", AppendByID(nil, Index, goldenID), only(ParseByID), []byte{Index, Pending}},
+	{"pending", AppendByID(nil, Pending, goldenID), only(ParseByID), []byte{Index, Pending}},
+	{"lease", []byte{Lease, 0, 0, 0, 0, 0, 0, 0, 1}, only(ParseLease), []byte{Lease}},
+	{"numbered", AppendNumbered(nil, Queue, 1), only(ParseNumbered), nil},
+	{"place key, task", AppendTask(nil, 1, SinceOf(goldenID), goldenID), only2(ParsePlaceKey), []byte{Task}},
+	{
+		"place key, moved", AppendTask(nil, 1, MovedSince(2), goldenID), only2(ParsePlaceKey),
+		[]byte{Task, Blocked, Dead, Done, Canceled}, // which have keys of the same length
+	},
+	{"place key, scheduled", AppendScheduled(nil, 1, goldenID), only2(ParsePlaceKey), []byte{Scheduled}},
+	{
+		"place key, grouped", AppendGrouped(nil, Blocked, 1, goldenScope, goldenID), only2(ParsePlaceKey),
+		[]byte{Task, Blocked, Dead, Done, Canceled},
+	},
+	{"place", Place{Range: Task}.Append(nil), only(ParsePlace), []byte{Task, Scheduled, Blocked}},
+	{"counters", make([]byte, CountersLen), only(ParseCounters), nil},
+	{"number", AppendNumber(nil, 1), only(ParseNumber), nil},
+	{"holder of a key", UniqueValue{ID: goldenID, Until: 1, Ended: true}.Append(nil), only(ParseUnique), nil},
+	{"turn of a group", GroupValue{Holder: goldenID, Waiting: true}.Append(nil), only(ParseGroup), nil},
+	{"depend", (&Message{Kind: MsgDepend}).Append(nil), only(ParseMessage), []byte{MsgAdmit, MsgDepend, MsgEnded}},
+	{"ended", endedMessage().Append(nil), only(ParseMessage), []byte{MsgDepend, MsgEnded}},
 }
 
 // TestRefusals: what is too short, too long, or of another range is refused.
@@ -422,20 +768,46 @@ func TestRefusals(t *testing.T) {
 		for _, n := range []int{1, 8, 16, 100} {
 			require.Error(t, p.parse(append(bytes.Clone(p.valid), make([]byte, n)...)), "%s, %d bytes too many", p.name, n)
 		}
-		if p.tag {
-			for _, tag := range []byte{0, Meta, Queue, Lane, Counters, Task - 1, Index + 1, 0xff} {
-				b := bytes.Clone(p.valid)
-				b[0] = tag
-				require.Error(t, p.parse(b), "%s in range %#x", p.name, tag)
+		if p.ranges == nil {
+			continue
+		}
+		for tag := range 256 {
+			b := bytes.Clone(p.valid)
+			b[0] = byte(tag)
+			if err := p.parse(b); slices.Contains(p.ranges, b[0]) {
+				require.NoError(t, err, "%s in range %#x", p.name, tag)
+			} else {
+				require.Error(t, err, "%s in range %#x", p.name, tag)
 			}
 		}
 	}
-	for _, tag := range []byte{Lease, Index} {
-		b := make([]byte, PlaceLen)
-		b[0] = tag
-		_, err := ParsePlace(b)
-		require.Error(t, err, "no record lies in range %#x", tag)
+}
+
+// TestRefusalsWithinAForm: bytes that can have few values are refused with others.
+func TestRefusalsWithinAForm(t *testing.T) {
+	for tag := range 256 {
+		b := byte(tag)
+		_, _, _, err := ParseBucket(AppendBucket(nil, b, 1, 2))
+		require.Equal(t, b != Dead && b != Done && b != Canceled, err != nil, "bucket of range %#x", b)
+
+		unique := UniqueValue{ID: goldenID, Until: 1}.Append(nil)
+		unique[len(unique)-1] = b
+		_, err = ParseUnique(unique)
+		require.Equal(t, b > 1, err != nil, "Ended is %d", b)
+
+		group := GroupValue{Holder: goldenID}.Append(nil)
+		group[len(group)-1] = b
+		_, err = ParseGroup(group)
+		require.Equal(t, b > 1, err != nil, "Waiting is %d", b)
 	}
+	fresh := AppendTask(nil, 1, SinceOf(goldenID), goldenID)
+	binary.BigEndian.PutUint64(fresh[5:], MovedSince(1))
+	_, _, _, err := ParseTask(fresh)
+	require.Error(t, err, "a since that is not the head of an ID")
+	moved := AppendTask(nil, 1, MovedSince(1), goldenID)
+	binary.BigEndian.PutUint64(moved[5:], SinceOf(goldenID))
+	_, _, _, err = ParseTask(moved)
+	require.Error(t, err, "a since that is written twice")
 }
 
 // TestErrorsNameWhatIsRefused: an error says of what form the bytes were to be
@@ -455,17 +827,45 @@ func TestValueRefusals(t *testing.T) {
 		require.Error(t, err, "record with lane of %d bytes", n)
 	}
 
-	done := DoneValue{Lane: 1, At: 2, Result: make([]byte, 200)}.Append(nil)
-	for n := range done {
-		_, _, err := ParseDone(done[:n])
+	ended := EndedValue{Lane: 1, At: 2, Result: make([]byte, 200)}.Append(nil)
+	for n := range ended {
+		v, rec, err := ParseEnded(ended[:n])
 		require.Error(t, err, "result of %d bytes", n)
+		require.Zero(t, v)
+		require.Nil(t, rec)
 	}
 	for _, length := range []uint64{1, math.MaxInt32, math.MaxInt64, math.MaxUint64} {
-		_, _, err := ParseDone(binary.AppendUvarint(make([]byte, 12), length))
+		_, _, err := ParseEnded(binary.AppendUvarint(make([]byte, 12), length))
 		require.Error(t, err, "length %d of nothing", length)
 	}
-	_, _, err := ParseDone(append(make([]byte, 12), bytes.Repeat([]byte{0xff}, 11)...))
+	_, _, err := ParseEnded(append(make([]byte, 12), bytes.Repeat([]byte{0xff}, 11)...))
 	require.Error(t, err, "a length that does not end")
+}
+
+func TestMessageRefusals(t *testing.T) {
+	refused := func(b []byte, why string, args ...any) {
+		t.Helper()
+		m, err := ParseMessage(b)
+		require.Error(t, err, append([]any{why}, args...)...)
+		require.Zero(t, m)
+	}
+	admit := (&Message{Kind: MsgAdmit, Queue: "mail", Tenant: strings.Repeat("t", 200), Priority: 9}).Append(nil)
+	for n := range admit {
+		refused(admit[:n], "%d bytes", n)
+	}
+	for _, kind := range []byte{0, MsgEnded + 1, 0xff} {
+		refused(append([]byte{kind}, admit[1:]...), "kind %d", kind)
+		refused(append([]byte{kind}, endedMessage().Append(nil)[1:]...), "kind %d", kind)
+	}
+	for _, head := range [][]byte{
+		{MsgAdmit, 0},
+		{MsgAdmit, 0, 1, 'q'},
+	} {
+		for _, length := range []uint64{1, math.MaxInt32, math.MaxInt64, math.MaxUint64} {
+			refused(binary.AppendUvarint(bytes.Clone(head), length), "length %d of nothing", length)
+		}
+		refused(append(bytes.Clone(head), bytes.Repeat([]byte{0xff}, 11)...), "a length that does not end")
+	}
 }
 
 func TestLeaseRefusals(t *testing.T) {
@@ -536,20 +936,104 @@ func FuzzParseTask(f *testing.F) {
 	})
 }
 
-func FuzzParseTimed(f *testing.F) {
+func FuzzParseScheduled(f *testing.F) {
 	addKeys(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if at, id, err := ParseTimed(b); err == nil {
-			require.Equal(t, b, AppendTimed(nil, b[0], at, id))
+		if due, id, err := ParseScheduled(b); err == nil {
+			require.Equal(t, b, AppendScheduled(nil, due, id))
 		}
 	})
 }
 
-func FuzzParseDead(f *testing.F) {
+func FuzzParseGrouped(f *testing.F) {
 	addKeys(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if queue, at, id, err := ParseDead(b); err == nil {
-			require.Equal(t, b, AppendDead(nil, queue, at, id))
+		if queue, at, id, err := ParseGrouped(b); err == nil {
+			require.Equal(t, b, AppendGrouped(nil, b[0], queue, at, id))
+		}
+	})
+}
+
+func FuzzParseBucket(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if prefix, queue, bucket, err := ParseBucket(b); err == nil {
+			require.Equal(t, b, AppendBucket(nil, prefix, queue, bucket))
+			require.True(t, Ended(prefix))
+		}
+	})
+}
+
+func FuzzParseHashed(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if hash, err := ParseHashed(b); err == nil {
+			require.Equal(t, b, AppendHashed(nil, hash))
+		}
+	})
+}
+
+func FuzzParseFreed(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if at, hash, err := ParseFreed(b); err == nil {
+			require.Equal(t, b, AppendFreed(nil, at, hash))
+		}
+	})
+}
+
+func FuzzParseScope(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if scope, err := ParseScope(b); err == nil {
+			require.Equal(t, b, AppendScope(nil, scope))
+		}
+	})
+}
+
+func FuzzParseDependent(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if parent, child, err := ParseDependent(b); err == nil {
+			require.Equal(t, b, AppendDependent(nil, parent, child))
+		}
+	})
+}
+
+func FuzzParseOutbound(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if shard, seq, err := ParseOutbound(b); err == nil {
+			require.Equal(t, b, AppendOutbound(nil, shard, seq))
+		}
+	})
+}
+
+func FuzzParseByID(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if id, err := ParseByID(b); err == nil {
+			require.Equal(t, b, AppendByID(nil, b[0], id))
+		}
+	})
+}
+
+func FuzzParseLease(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if seq, err := ParseLease(b); err == nil {
+			again := make([]byte, LeaseLen)
+			PutLease(again, seq)
+			require.Equal(t, b, again)
+		}
+	})
+}
+
+func FuzzParseNumbered(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if n, err := ParseNumbered(b); err == nil {
+			require.Equal(t, b, AppendNumbered(nil, b[0], n))
 		}
 	})
 }
@@ -583,6 +1067,33 @@ func FuzzParseCounters(f *testing.F) {
 	})
 }
 
+func FuzzParseNumber(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if n, err := ParseNumber(b); err == nil {
+			require.Equal(t, b, AppendNumber(nil, n))
+		}
+	})
+}
+
+func FuzzParseUnique(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if v, err := ParseUnique(b); err == nil {
+			require.Equal(t, b, v.Append(nil))
+		}
+	})
+}
+
+func FuzzParseGroup(f *testing.F) {
+	addKeys(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if v, err := ParseGroup(b); err == nil {
+			require.Equal(t, b, v.Append(nil))
+		}
+	})
+}
+
 func FuzzParseLaneValue(f *testing.F) {
 	f.Add(LaneValue{Queue: 1, Priority: 2, Tenant: "t"}.Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -601,13 +1112,30 @@ func FuzzSplitLane(f *testing.F) {
 	})
 }
 
-func FuzzParseDone(f *testing.F) {
-	f.Add(append(DoneValue{Lane: 1, At: 2, Result: []byte("r")}.Append(nil), "record"...))
+func FuzzParseEnded(f *testing.F) {
+	f.Add(append(EndedValue{Lane: 1, At: 2, Result: []byte("r")}.Append(nil), "record"...))
 	f.Add(append(make([]byte, 12), 0x80, 0)) // a zero that takes two bytes
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if v, rec, err := ParseDone(b); err == nil {
+		if v, rec, err := ParseEnded(b); err == nil {
 			sameOrShorter(t, b, append(v.Append(nil), rec...))
 		}
+	})
+}
+
+func FuzzParseMessage(f *testing.F) {
+	addKeys(f)
+	f.Add(admitMessage().Append(nil))
+	f.Add([]byte{MsgAdmit, 0, 0x80, 0, 0}) // a zero that takes two bytes
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := ParseMessage(b)
+		if err != nil {
+			return
+		}
+		again := m.Append(nil)
+		sameOrShorter(t, b, again)
+		got, err := ParseMessage(again)
+		require.NoError(t, err)
+		require.Equal(t, m, got)
 	})
 }
 

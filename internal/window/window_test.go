@@ -37,12 +37,16 @@ type model struct {
 	items []Item
 }
 
+// drawPos draws one of few positions.
+func drawPos(t *rapid.T) (p Pos) {
+	p.Since = rapid.Uint64Range(0, 20).Draw(t, "since")
+	p.ID[0] = byte(rapid.IntRange(0, 5).Draw(t, "ID, first byte"))
+	p.ID[15] = byte(rapid.IntRange(0, 5).Draw(t, "ID, last byte"))
+	return p
+}
+
 func (m *model) insert(t *rapid.T) {
-	it := Item{Record: make([]byte, rapid.IntRange(0, 5).Draw(t, "length"), 8)}
-	it.Since = rapid.Uint64Range(0, 20).Draw(t, "since")
-	it.ID[0] = byte(rapid.IntRange(0, 5).Draw(t, "ID, first byte"))
-	it.ID[15] = byte(rapid.IntRange(0, 5).Draw(t, "ID, last byte"))
-	m.put(it)
+	m.put(Item{Record: make([]byte, rapid.IntRange(0, 5).Draw(t, "length"), 8), Pos: drawPos(t)})
 }
 
 func (m *model) insertFirst(*rapid.T) {
@@ -95,6 +99,22 @@ func (m *model) popLast(*rapid.T) {
 	}
 }
 
+// remove removes an item, or looks for one that is not there.
+func (m *model) remove(t *rapid.T) {
+	p := drawPos(t)
+	if n := len(m.items); n > 0 && rapid.Bool().Draw(t, "one that is there") {
+		p = m.items[rapid.IntRange(0, n-1).Draw(t, "which")].Pos
+	}
+	i, found := slices.BinarySearchFunc(m.items, p, func(it Item, p Pos) int { return it.Compare(p) })
+	footprint := m.w.Footprint()
+	require.Equal(m.t, found, m.w.Remove(p))
+	if found {
+		footprint -= cap(m.items[i].Record)
+		m.items = slices.Delete(m.items, i, i+1)
+	}
+	require.Equal(m.t, footprint, m.w.Footprint())
+}
+
 func (m *model) clear(t *rapid.T) {
 	if rapid.IntRange(0, 9).Draw(t, "chance") == 0 {
 		m.w.Clear()
@@ -126,6 +146,7 @@ func TestModel(t *testing.T) {
 			"insert last":  m.insertLast,
 			"pop first":    m.popFirst,
 			"pop last":     m.popLast,
+			"remove":       m.remove,
 			"clear":        m.clear,
 			"":             m.compare,
 		})
@@ -152,6 +173,55 @@ func TestLarge(t *testing.T) {
 		}
 		require.Zero(t, w.Len())
 		check(t, &w)
+	})
+}
+
+// TestRemove takes the items of a window out in any order, from a ring that
+// begins anywhere, and looks for ones that are not there.
+func TestRemove(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var w Window
+		require.False(t, w.Remove(Pos{}), "of an empty window")
+		n := rapid.IntRange(1, 40).Draw(t, "items")
+		item := func(i int) Item {
+			// Three share a since; between two of them there is room for another.
+			return Item{Pos: Pos{Since: uint64(i / 3), ID: [16]byte{15: byte(1 + i%3*2)}}, Record: make([]byte, 0, i%7)}
+		}
+		var held []Item
+		for i := range n {
+			w.Insert(item(i))
+			held = append(held, item(i))
+		}
+		for i := range rapid.IntRange(0, 2*n).Draw(t, "slide by") {
+			w.PopFirst()
+			w.Insert(item(n + i))
+			held = append(held[1:], item(n+i))
+		}
+		empty := len(w.ring) * itemBytes
+		missing := func(p Pos) {
+			footprint := w.Footprint()
+			require.False(t, w.Remove(p), "%v", p)
+			require.Equal(t, footprint, w.Footprint())
+		}
+		missing(Pos{})
+		missing(Pos{Since: math.MaxUint64})
+		for _, it := range rapid.Permutation(held).Draw(t, "in this order") {
+			between := it.Pos
+			between.ID[15]--
+			missing(between)
+			i := slices.IndexFunc(held, func(o Item) bool { return o.Pos == it.Pos })
+			held = slices.Delete(slices.Clone(held), i, i+1)
+			footprint := w.Footprint()
+			require.True(t, w.Remove(it.Pos), "%v", it.Pos)
+			require.Equal(t, footprint-cap(it.Record), w.Footprint())
+			missing(it.Pos)
+			check(t, &w)
+			require.Equal(t, len(held), w.Len())
+			for j, o := range held {
+				require.Equal(t, o, *w.at(j), "item %d", j)
+			}
+		}
+		require.Equal(t, empty, w.Footprint(), "the ring stays")
 	})
 }
 

@@ -1,0 +1,174 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// DeadLetters says which dead letters RedriveAll and Purge are about. The zero
+// DeadLetters are all that there are when the call begins.
+type DeadLetters struct {
+	Queue   string   // "": of all queues
+	Tenants []string // none: of all tenants; "" stands for tasks without one
+	// From and To bound the time of death: at or after From, and before To.
+	// Zero: no bound.
+	From, To time.Time
+	// Match, if given, is asked about each of them. It must not keep the TaskInfo.
+	Match func(*TaskInfo) bool
+	// Rate is how many a second are redriven or purged. 0: as fast as it goes.
+	Rate float64
+}
+
+// Redrive makes a dead letter ready again, with all its attempts before it. The
+// error that it died of stays with it.
+//
+// Redrive returns ErrNotFound if there is no such dead letter, and a
+// *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
+func (q *Queue) Redrive(ctx context.Context, id ID) error {
+	op := &lookupOp{completion: newCompletion(), id: id, do: (*shard).redrive}
+	_, err := q.shardOf(id).do(ctx, op, &op.completion)
+	return err
+}
+
+// RedriveAll redrives dead letters and returns how many. Those whose
+// idempotency key has been taken by another task stay. When it returns an error,
+// such as the cause of ctx, some have been redriven.
+func (q *Queue) RedriveAll(ctx context.Context, which DeadLetters) (int, error) {
+	return q.eachDead(ctx, which, (*shard).redrive)
+}
+
+// Purge forgets dead letters, and returns how many. Tasks that wait for one of
+// them are canceled. When it returns an error, such as the cause of ctx, some
+// have been forgotten.
+func (q *Queue) Purge(ctx context.Context, which DeadLetters) (int, error) {
+	return q.eachDead(ctx, which, (*shard).purge)
+}
+
+func (s *shard) redrive(at *located) error {
+	if at.state != Dead {
+		return notDead(at)
+	}
+	if hash := at.rec.Unique; hash != [keys.UniqueLen]byte{} {
+		holder, taken := s.holder(hash)
+		if taken && holder != at.id {
+			return &DuplicateError{Key: at.rec.UniqueKey, ID: holder}
+		}
+		v := keys.UniqueValue{ID: at.id, Until: s.wall}
+		if taken {
+			old, _ := s.uniques.get(s, hash)
+			v.Until = old.Until
+		}
+		s.uniques.put(s, hash, v)
+	}
+	s.withdraw(at)
+	at.rec.Attempts, at.rec.RunAt = 0, 0
+	s.enter(at.lane, keys.MovedSince(s.wall), at.id, at.rec.Group, at.rec.Encode())
+	return nil
+}
+
+func (s *shard) purge(at *located) error {
+	if at.state != Dead {
+		return notDead(at)
+	}
+	s.withdraw(at)
+	s.end(at.lane.queue, at.id, &record.Ties{Parent: at.rec.Parent}, Outcome{State: Canceled})
+	return nil
+}
+
+func notDead(at *located) error {
+	return fmt.Errorf("%w: %s is %v, not dead", ErrNotFound, at.id, at.state)
+}
+
+// bulkCap is how many tasks an operation on many is about at the most.
+const bulkCap = 256
+
+// eachDead does something with dead letters, as many at a time as the rate allows.
+func (q *Queue) eachDead(ctx context.Context, which DeadLetters, do func(*shard, *located) error) (n int, err error) {
+	if !(which.Rate >= 0 && which.Rate <= 1e9) {
+		return 0, &InvalidError{"DeadLetters.Rate", which.Rate, "0 to 1e9"}
+	}
+	if begin := q.opts.wall().Truncate(time.Millisecond).Add(time.Millisecond); which.To.IsZero() || which.To.After(begin) {
+		which.To = begin // or tasks that die again would come round without end
+	}
+	size, limit := bulkCap, rate.NewLimiter(rate.Inf, 0)
+	if which.Rate > 0 {
+		size = max(1, min(bulkCap, int(which.Rate/10)))
+		limit = rate.NewLimiter(rate.Limit(which.Rate), size)
+	}
+	bulks := make([][]ID, len(q.shards))
+	flush := func(shard int) error {
+		ids := bulks[shard]
+		bulks[shard] = nil
+		if len(ids) == 0 {
+			return nil
+		}
+		if err := limit.WaitN(ctx, len(ids)); err != nil {
+			return errors.Join(context.Cause(ctx), err)
+		}
+		op := &bulkOp{completion: newCompletion(), ids: ids, do: do}
+		settled, err := q.shards[shard].do(ctx, op, &op.completion)
+		if settled {
+			n += op.n
+		}
+		return err
+	}
+	for t, err := range q.List(ctx, ListOptions{
+		State: Dead, Queue: which.Queue, Tenants: which.Tenants, From: which.From, To: which.To,
+	}) {
+		if err != nil {
+			return n, err
+		}
+		if which.Match != nil && !which.Match(t) {
+			continue
+		}
+		shard := t.ID.shard(len(q.shards))
+		if bulks[shard] = append(bulks[shard], t.ID); len(bulks[shard]) < size {
+			continue
+		}
+		if err := flush(shard); err != nil {
+			return n, err
+		}
+	}
+	for shard := range bulks {
+		if err := flush(shard); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// bulkOp does something with each of many tasks that it finds by their IDs.
+// Those that are not found, or for which do returns an error, are left out.
+type bulkOp struct {
+	completion
+	ids  []ID
+	do   func(*shard, *located) error
+	next int // of ids
+	n    int // done
+}
+
+func (op *bulkOp) resolve(s *shard) {
+	for ; op.next < len(op.ids) && s.broken == nil; op.next++ {
+		id := op.ids[op.next]
+		if s.isBehind(id) || s.group.full() {
+			s.postponeOp(op)
+			return
+		}
+		at, err := s.locate(id)
+		if err != nil {
+			s.broken = err
+			break
+		}
+		if at != nil && op.do(s, at) == nil {
+			op.n++
+		}
+	}
+	s.settle(op)
+}
