@@ -50,7 +50,7 @@ var (
 	// ErrCorrupt: stored data contradicts itself.
 	ErrCorrupt = errors.New("codeq: stored data is corrupt")
 
-	// ErrNoHandler: Run was given a Mux without handlers.
+	// ErrNoHandler: Run was given a Mux without handlers, or a queue that has none in it.
 	ErrNoHandler = errors.New("codeq: no handler")
 	// ErrHandlersRunning: Run gave up waiting for handlers that ignored the end
 	// of their context. Their leases have been released.

@@ -6,29 +6,107 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"time"
 )
 
 // Mux maps queues to the handlers that work on their tasks. Fill it before Run
-// and leave it alone afterwards.
+// and leave it alone afterwards; several Runs may share it.
+//
+// Run claims tasks of queues that have a handler, and no others: those wait
+// until a Run has a handler for them. Handle and Use do not return errors; Run
+// refuses a Mux that was not filled rightly, with an InvalidError for each
+// mistake, before it claims anything.
 type Mux struct {
-	handlers map[string]handler
+	handlers   map[string]handler
+	middleware []Middleware
+	err        error // what Run returns in place of running
 }
 
-// handler works on a task; what it leaves in the frame is stored if it returns nil.
-type handler func(ctx context.Context, f *frame) error
+// handler works on a task; what it leaves in the frame is stored if it returns
+// nil. l is f.lease unless a middleware has replaced it.
+type handler func(ctx context.Context, l *Lease, f *frame) error
 
-// frame is what a worker has of a running task.
-type frame struct {
-	lease Lease
-	out   *output // nil: nothing
+// Handler is the handler of a queue as middleware sees it: Args and all that is
+// decoded are inside it.
+type Handler func(ctx context.Context, l *Lease) error
+
+// Middleware puts something around handlers. It is called once for each queue
+// when Run begins, and the Handler that it returns is called for each task, by
+// several goroutines at a time.
+//
+// That Handler sees by the error of next what becomes of the task: nil, the
+// verdicts that Handle lists, the error of a payload that could not be decoded,
+// or a *PanicError if the handler panicked. What it returns in turn decides. If
+// it panics itself, this is an error like the panic of a handler.
+//
+// It calls next with ctx or a context derived from it, and with l, whose
+// Payload and Headers it may replace beforehand for what is inside. It may call
+// next not at all, or again: of the results and follow-ups, those of the last
+// call are stored, if that call returned nil. It does not return before next
+// does.
+type Middleware func(next Handler) Handler
+
+// Use puts middleware around the handlers of all queues, whether they were
+// registered before or are later. The first is the outermost, over all calls of
+// Use.
+func (m *Mux) Use(middleware ...Middleware) {
+	for i, mw := range middleware {
+		if mw == nil {
+			m.refuse(&InvalidError{fmt.Sprintf("Use middleware %d", len(m.middleware)+i), "nil", "a function"})
+		}
+	}
+	m.middleware = append(m.middleware, middleware...)
 }
 
-// output is what a handler wants to have stored with the completion.
-type output struct {
-	result []byte
-	next   []Task
+func (m *Mux) refuse(err error) { m.err = errors.Join(m.err, err) }
+
+// compose returns the handlers with the middleware around them.
+func (m *Mux) compose() (_ map[string]handler, err error) {
+	switch {
+	case m != nil && m.err != nil:
+		return nil, m.err
+	case m == nil || len(m.handlers) == 0:
+		return nil, fmt.Errorf("%w: the Mux is empty", ErrNoHandler)
+	}
+	composed := maps.Clone(m.handlers)
+	if len(m.middleware) == 0 {
+		return composed, nil
+	}
+	defer recovered(&err)
+	for queue, h := range m.handlers {
+		chain := h.last()
+		for i, mw := range slices.Backward(m.middleware) {
+			if chain = mw(chain); chain == nil {
+				return nil, &InvalidError{fmt.Sprintf("Use middleware %d", i), "returned nil", "a Handler"}
+			}
+		}
+		composed[queue] = func(ctx context.Context, l *Lease, _ *frame) error { return chain(ctx, l) }
+	}
+	return composed, nil
+}
+
+var errForeignContext = errors.New("codeq: a middleware passed on a context that is not derived from the task's")
+
+// last is the end of a chain of middleware. A panic becomes an error here, so
+// that middleware sees it as one.
+func (h handler) last() Handler {
+	return func(ctx context.Context, l *Lease) (err error) {
+		f := frameOf(ctx)
+		if f == nil {
+			return errForeignContext
+		}
+		f.out = nil
+		defer func() {
+			if err != nil {
+				f.out = nil
+			}
+		}()
+		defer recovered(&err)
+		return h(ctx, l, f)
+	}
 }
 
 // Job is a task in the hands of a handler.
@@ -50,13 +128,6 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 	out.next = append(out.next, tasks...)
 }
 
-func (f *frame) output() *output {
-	if f.out == nil {
-		f.out = new(output)
-	}
-	return f.out
-}
-
 // Handle registers the handler of a queue. The payload is decoded from JSON
 // into Args, except that for T = []byte Args is the payload itself, and that an
 // empty payload leaves Args zero. A payload that cannot be decoded makes the
@@ -70,30 +141,36 @@ func (f *frame) output() *output {
 //	DeadLetter(err)      a dead letter at once
 //	any other error      tried again by Options.Backoff
 //
-// A panic is an error with the stack in it. A result or follow-up tasks that
-// exceed the limits make the task a dead letter. Handle panics if the queue has a
-// handler already.
+// A panic is an error, a *PanicError with the stack in it. A result or follow-up
+// tasks that exceed the limits make the task a dead letter.
+//
+// The handler's context knows the task: see LeaseFrom and Logger. It has the
+// values of the context of Run, and if the task has a Timeout its deadline.
+//
+// A queue has one handler: of a second one, as of a nil one, Run tells by an
+// InvalidError.
 func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error) {
 	if _, ok := m.handlers[queue]; ok {
-		panic(fmt.Sprintf("codeq: a second handler for queue %q", queue))
+		m.refuse(&InvalidError{"Handle queue", strconv.Quote(queue), "one handler for each queue"})
+	}
+	if h == nil {
+		m.refuse(&InvalidError{"Handle handler of queue " + strconv.Quote(queue), "nil", "a function"})
 	}
 	if m.handlers == nil {
 		m.handlers = make(map[string]handler)
 	}
-	m.handlers[queue] = func(ctx context.Context, f *frame) error {
-		job := &Job[T]{Lease: &f.lease, frame: f}
+	m.handlers[queue] = func(ctx context.Context, l *Lease, f *frame) error {
+		job := &Job[T]{Lease: l, frame: f}
 		if raw, ok := any(&job.Args).(*[]byte); ok {
-			*raw = f.lease.Payload
-		} else if len(f.lease.Payload) == 0 {
+			*raw = l.Payload
+		} else if len(l.Payload) == 0 {
 			// Args is zero.
-		} else if err := json.Unmarshal(f.lease.Payload, &job.Args); err != nil {
+		} else if err := json.Unmarshal(l.Payload, &job.Args); err != nil {
 			return DeadLetter(fmt.Errorf("codeq: payload of queue %s into %T: %w", queue, job.Args, err))
 		}
 		return h(ctx, job)
 	}
 }
-
-func (m *Mux) queues() []string { return slices.Sorted(maps.Keys(m.handlers)) }
 
 // verdict is an error by which a handler says what becomes of its task.
 type verdict struct {
@@ -141,6 +218,13 @@ func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Va
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
+}
+
+// recovered, deferred, turns a panic into an error.
+func recovered(err *error) {
+	if v := recover(); v != nil {
+		*err = &PanicError{Value: v, Stack: debug.Stack()}
+	}
 }
 
 // failOpOf translates what a handler returned.

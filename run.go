@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -84,12 +84,12 @@ func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) error {
 // are left. So handlers that are slow have all workers busy after some
 // microseconds, and fast ones do not pay for waking them.
 type runner struct {
-	queue *Queue
-	mux   *Mux
-	opts  RunOptions
-	req   ClaimRequest
+	queue    *Queue
+	handlers map[string]handler // by queue, with the middleware around them
+	opts     RunOptions
+	req      ClaimRequest
 
-	values context.Context // parent of the handlers' contexts; never ends
+	values context.Context // holds the values of the handlers' contexts; never ends
 
 	mu      sync.Mutex // guards what follows
 	jobs    []grant    // claimed, not yet started; from next on
@@ -109,7 +109,7 @@ type runner struct {
 }
 
 func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
-	r := &runner{queue: q, mux: m}
+	r := &runner{queue: q}
 	if opts != nil {
 		r.opts = *opts
 	}
@@ -126,15 +126,16 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if o.LeaseFor == 0 {
 		o.LeaseFor = q.opts.LeaseFor
 	}
-	if m == nil || len(m.handlers) == 0 {
-		return nil, fmt.Errorf("%w: the Mux is empty", ErrNoHandler)
+	var err error
+	if r.handlers, err = m.compose(); err != nil {
+		return nil, err
 	}
 	if len(o.Queues) == 0 && len(o.Weights) == 0 {
-		o.Queues = m.queues()
+		o.Queues = slices.Sorted(maps.Keys(r.handlers))
 		o.Weights = slices.Repeat([]int{1}, len(o.Queues))
 	}
 	for _, name := range o.Queues {
-		if m.handlers[name] == nil {
+		if r.handlers[name] == nil {
 			return nil, fmt.Errorf("%w: queue %q", ErrNoHandler, name)
 		}
 	}
@@ -388,13 +389,13 @@ func (w *worker) work() {
 // do runs the handler of one task and stores what becomes of it.
 func (w *worker) do(g *grant) {
 	r := w.runner
-	f := new(frame)
+	f := &frame{runner: r}
 	l := &f.lease
 	if err := g.decode(l); err != nil {
 		r.report(&Lease{ID: g.receipt.ID, Receipt: g.receipt}, err)
 		return
 	}
-	ctx, cancel := context.WithCancelCause(r.values)
+	ctx, cancel := context.WithCancelCause(f)
 	if !w.own(l, cancel) {
 		r.giveBack(l.Receipt, l)
 		return
@@ -433,12 +434,8 @@ func (w *worker) settle(f *frame, cancel context.CancelCauseFunc, err error) {
 
 // call runs the handler and turns a panic into an error.
 func (w *worker) call(ctx context.Context, f *frame) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	return w.runner.mux.handlers[f.lease.Queue](ctx, f)
+	defer recovered(&err)
+	return w.runner.handlers[f.lease.Queue](ctx, &f.lease, f)
 }
 
 // fail stores a failed attempt.

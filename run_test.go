@@ -1380,14 +1380,6 @@ func TestRunKeepsOptions(t *testing.T) {
 	})
 }
 
-// TestSecondHandler: a queue has one handler.
-func TestSecondHandler(t *testing.T) {
-	var m Mux
-	Handle(&m, "a", untilCancelled)
-	Handle(&m, "b", untilCancelled)
-	require.PanicsWithValue(t, `codeq: a second handler for queue "a"`, func() { Handle(&m, "a", untilCancelled) })
-}
-
 // TestValuesReachHandlers: handlers see the values of Run's ctx, and not its end.
 func TestValuesReachHandlers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
