@@ -1,11 +1,14 @@
 package codeq_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"codeq"
 )
@@ -62,6 +65,89 @@ func ExampleMux_Use() {
 	// mail: ok
 	// mail: no tenant
 	// video: panic: no such codec
+}
+
+// gobCodec encodes by encoding/gob.
+type gobCodec struct{}
+
+func (gobCodec) Marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	err := gob.NewEncoder(&b).Encode(v)
+	return b.Bytes(), err
+}
+
+func (gobCodec) Unmarshal(data []byte, v any) error {
+	return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
+}
+
+// Producer, handler and reader of a queue name the same codec.
+func ExampleHandle_codec() {
+	q, done := open()
+	defer done()
+
+	type Matrix struct{ Rows [][]float64 }
+	asGob := codeq.WithCodec(gobCodec{})
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "trace", func(ctx context.Context, job *codeq.Job[Matrix]) error {
+		defer stop()
+		sum := 0.0
+		for i, row := range job.Args.Rows {
+			sum += row[i]
+		}
+		return job.SetResultValue(sum)
+	}, asGob)
+
+	task, err := codeq.NewTask("trace", Matrix{[][]float64{{1, 2}, {3, 4}}}, asGob)
+	check(err)
+	task.Retention = time.Hour
+	id, err := q.Produce(ctx, task)
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	sum, err := codeq.ResultAs[float64](info, asGob)
+	check(err)
+	fmt.Println(sum)
+	// Output: 5
+}
+
+func ExampleNewTask() {
+	type Mail struct{ To, Subject string }
+
+	task, err := codeq.NewTask("mail", Mail{To: "ann@example.org", Subject: "Hi"})
+	check(err)
+	task.Priority = 9
+	fmt.Printf("%s\n", task.Payload)
+	// Output: {"To":"ann@example.org","Subject":"Hi"}
+}
+
+func ExampleResultAs() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "words", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		count := make(map[string]int)
+		for _, word := range bytes.Fields(job.Args) {
+			count[string(word)]++
+		}
+		return job.SetResultValue(count)
+	})
+	id, err := q.Produce(ctx, codeq.Task{Queue: "words", Payload: []byte("to be or not to be"), Retention: time.Hour})
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	count, err := codeq.ResultAs[map[string]int](info)
+	check(err)
+	fmt.Println(count)
+	// Output: map[be:2 not:1 or:1 to:2]
 }
 
 // What a handler logs says which task it is about.

@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -113,13 +112,26 @@ func (h handler) last() Handler {
 type Job[T any] struct {
 	*Lease
 	// Args is the decoded payload.
-	Args  T
-	frame *frame
+	Args     T
+	frame    *frame
+	encoding *encoding
 }
 
 // SetResult has result kept with the completed task for its retention. It is
 // dropped if the handler returns an error.
 func (j *Job[T]) SetResult(result []byte) { j.frame.output().result = result }
+
+// SetResultValue is SetResult with v encoded as the payloads of the queue are;
+// ResultAs decodes it. If v cannot be encoded the error, returned by the
+// handler, makes the task a dead letter.
+func (j *Job[T]) SetResultValue(v any) error {
+	result, err := j.encoding.encode(v)
+	if err != nil {
+		return DeadLetter(fmt.Errorf("codeq: result of queue %s from %T: %w", j.Queue, v, err))
+	}
+	j.SetResult(result)
+	return nil
+}
 
 // FollowUp has tasks produced in the same commit that completes this one. They
 // are dropped if the handler returns an error.
@@ -128,10 +140,10 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 	out.next = append(out.next, tasks...)
 }
 
-// Handle registers the handler of a queue. The payload is decoded from JSON
-// into Args, except that for T = []byte Args is the payload itself, and that an
-// empty payload leaves Args zero. A payload that cannot be decoded makes the
-// task a dead letter.
+// Handle registers the handler of a queue. The payload is decoded into Args, by
+// JSON unless options say otherwise, except that for T = []byte Args is the
+// payload itself, and that an empty payload leaves Args zero. A payload that
+// cannot be decoded makes the task a dead letter.
 //
 // The handler says by its result what becomes of the task:
 //
@@ -149,23 +161,23 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 //
 // A queue has one handler: of a second one, as of a nil one, Run tells by an
 // InvalidError.
-func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error) {
+func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error, opts ...PayloadOption) {
 	if _, ok := m.handlers[queue]; ok {
 		m.refuse(&InvalidError{"Handle queue", strconv.Quote(queue), "one handler for each queue"})
 	}
 	if h == nil {
 		m.refuse(&InvalidError{"Handle handler of queue " + strconv.Quote(queue), "nil", "a function"})
 	}
+	enc, err := encodingOf(opts)
+	if err != nil {
+		m.refuse(fmt.Errorf("handler of queue %q: %w", queue, err))
+	}
 	if m.handlers == nil {
 		m.handlers = make(map[string]handler)
 	}
 	m.handlers[queue] = func(ctx context.Context, l *Lease, f *frame) error {
-		job := &Job[T]{Lease: l, frame: f}
-		if raw, ok := any(&job.Args).(*[]byte); ok {
-			*raw = l.Payload
-		} else if len(l.Payload) == 0 {
-			// Args is zero.
-		} else if err := json.Unmarshal(l.Payload, &job.Args); err != nil {
+		job := &Job[T]{Lease: l, frame: f, encoding: enc}
+		if err := enc.decode(l.Payload, &job.Args); err != nil {
 			return DeadLetter(fmt.Errorf("codeq: payload of queue %s into %T: %w", queue, job.Args, err))
 		}
 		return h(ctx, job)
