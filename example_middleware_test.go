@@ -212,3 +212,39 @@ func ExampleLeaseFrom() {
 	// Guten Tag
 	// Good day
 }
+
+// A W3C trace context goes from the producer through the handler to its
+// follow-ups. A tracing library takes the place of traceKey here, and a
+// middleware that begins a span replaces the header by that of the span.
+func ExampleJob_FollowUp_traceContext() {
+	q, done := open()
+	defer done()
+
+	type traceKey struct{}
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	mux.Use(func(next codeq.Handler) codeq.Handler {
+		return func(ctx context.Context, l *codeq.Lease) error {
+			return next(context.WithValue(ctx, traceKey{}, l.Headers["traceparent"]), l)
+		}
+	})
+	codeq.Handle(&mux, "order", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		fmt.Println("order:", ctx.Value(traceKey{}))
+		job.FollowUp(codeq.Task{Queue: "mail"})
+		return nil
+	})
+	codeq.Handle(&mux, "mail", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		fmt.Println("mail: ", ctx.Value(traceKey{}))
+		return nil
+	})
+
+	_, err := q.Produce(ctx, codeq.Task{Queue: "order", Headers: map[string]string{
+		"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+	}})
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+	// Output:
+	// order: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+	// mail:  00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+}

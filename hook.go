@@ -8,5 +8,4 @@ import (
 
 func init() {
 	hook.SetFS = func(opts any, fs vfs.FS) { opts.(*Options).fs = fs }
-	hook.Queues = func(mux any) []string { return mux.(*Mux).queues() }
 }

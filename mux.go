@@ -60,6 +60,9 @@ func (m *Mux) Use(middleware ...Middleware) {
 	m.middleware = append(m.middleware, middleware...)
 }
 
+// Queues returns the names of the queues that have a handler, in alphabetical order.
+func (m *Mux) Queues() []string { return slices.Sorted(maps.Keys(m.handlers)) }
+
 func (m *Mux) refuse(err error) { m.err = errors.Join(m.err, err) }
 
 // compose returns the handlers with the middleware around them.
@@ -135,9 +138,15 @@ func (j *Job[T]) SetResultValue(v any) error {
 
 // FollowUp has tasks produced in the same commit that completes this one. They
 // are dropped if the handler returns an error.
+//
+// A follow-up that has neither a traceparent nor a tracestate header gets both
+// of this task, so that a W3C trace context goes on, unless its headers would
+// then exceed Limits.Headers. It gets no other header.
 func (j *Job[T]) FollowUp(tasks ...Task) {
 	out := j.frame.output()
+	n := len(out.next)
 	out.next = append(out.next, tasks...)
+	inheritTrace(out.next[n:], j.Headers, j.frame.runner.queue.opts.Limits.Headers)
 }
 
 // Handle registers the handler of a queue. The payload is decoded into Args, by

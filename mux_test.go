@@ -260,21 +260,23 @@ func TestMiddlewareReplaces(t *testing.T) {
 						l = &clone
 					}
 					l.Payload = bytes.ToUpper(l.Payload)
-					l.Headers = map[string]string{"h": "inner"}
+					l.Headers = map[string]string{"traceparent": "inner"}
 					return next(context.WithValue(ctx, key{}, "value"), l)
 				}
 			})
 			Handle(&m, "a", func(ctx context.Context, j *Job[[]byte]) error {
 				assert.Equal(t, "HELLO", string(j.Args))
 				assert.Equal(t, "value", ctx.Value(key{}))
-				assert.Equal(t, "inner", j.Headers["h"])
+				j.FollowUp(Task{Queue: "b"})
 				return nil
 			})
 			run := startRun(t, q, &m, RunOptions{})
-			produce(t, q, Task{Queue: "a", Payload: []byte("hello"), Headers: map[string]string{"h": "outer"}})
+			produce(t, q, Task{Queue: "a", Payload: []byte("hello"), Headers: map[string]string{"traceparent": "outer"}})
 			synctest.Wait()
 			require.Empty(t, run.reported())
-			require.Equal(t, Counts{}, countsOf(t, q, "a"))
+			l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"b"}, NoWait: true})
+			require.NoError(t, err)
+			require.Equal(t, map[string]string{"traceparent": "inner"}, l.Headers)
 		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -131,7 +130,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 		return nil, err
 	}
 	if len(o.Queues) == 0 && len(o.Weights) == 0 {
-		o.Queues = slices.Sorted(maps.Keys(r.handlers))
+		o.Queues = m.Queues()
 		o.Weights = slices.Repeat([]int{1}, len(o.Queues))
 	}
 	for _, name := range o.Queues {

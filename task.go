@@ -209,11 +209,7 @@ func (t *Task) check(l *Limits) error {
 	if len(t.Payload) > l.Payload {
 		return &InvalidError{"Task.Payload", bytesOf(len(t.Payload)), atMost(l.Payload)}
 	}
-	headers := 0
-	for k, v := range t.Headers {
-		headers += len(k) + len(v)
-	}
-	if headers > l.Headers {
+	if headers := headerBytes(t.Headers); headers > l.Headers {
 		return &InvalidError{"Task.Headers", bytesOf(headers), atMost(l.Headers)}
 	}
 	if t.Priority < MinPriority || t.Priority > MaxPriority {
@@ -255,6 +251,15 @@ func (t *Task) check(l *Limits) error {
 // tied reports whether the task has to do with others.
 func (t *Task) tied() bool {
 	return t.Unique.Key != "" || t.Group != "" || t.LimitKey != "" || len(t.After) != 0
+}
+
+// headerBytes is what Limits.Headers bounds.
+func headerBytes(headers map[string]string) int {
+	n := 0
+	for k, v := range headers {
+		n += len(k) + len(v)
+	}
+	return n
 }
 
 // record returns the stored form of a new task.

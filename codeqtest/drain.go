@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"codeq"
-	"codeq/internal/hook"
 )
 
 // limit is how much time may pass in Drain and Work.
@@ -99,7 +98,7 @@ func (q *Queue) start(mux *codeq.Mux, grace time.Duration) *running {
 		opts.Concurrency = 1
 	}
 	if len(opts.Queues) == 0 && mux != nil {
-		opts.Queues = hook.Queues(mux)
+		opts.Queues = mux.Queues()
 	}
 	if opts.OnError == nil {
 		opts.OnError = func(l *codeq.Lease, err error) {
