@@ -19,7 +19,8 @@ import (
 //   - every lease record has a lease that is in force;
 //   - the counts of every queue, and the sizes of its buckets, are those of its
 //     records;
-//   - an idempotency key that is not free belongs to a task that has not ended;
+//   - an idempotency key is held by a task that has not ended, or until a time at
+//     which somebody looks;
 //   - of the tasks of a group at most one is ready, leased, or between two
 //     attempts: the one that has the turn; those that wait have somebody to
 //     wait for;
@@ -244,17 +245,16 @@ func (c *checker) unique(key, value []byte) error {
 		return nil
 	}
 	st := c.seen[v.ID]
-	switch {
-	case v.Ended:
+	if v.Until != 0 {
 		b, err := lookup(c.view.snap, keys.AppendFreed(nil, v.Until, hash))
 		if err != nil || b == nil {
 			c.report("nothing frees idempotency key %x at %d: %v", hash, v.Until, err)
 		}
-		if st != nil && !st.ended() {
-			c.report("idempotency key %x: task %s has not ended", hash, ID(v.ID))
-		}
-	case st == nil || st.ended() || st.Unique != hash:
-		c.report("idempotency key %x is held by task %s: %+v", hash, ID(v.ID), st)
+	} else if st == nil || st.ended() {
+		c.report("idempotency key %x is held by task %s, which has ended: %+v", hash, ID(v.ID), st)
+	}
+	if st != nil && st.Unique != hash {
+		c.report("idempotency key %x is held by task %s, which has key %x", hash, ID(v.ID), st.Unique)
 	}
 	return nil
 }

@@ -233,6 +233,13 @@ func (g *group) delete(key []byte) {
 	_ = op.Finish()
 }
 
+// singleDelete deletes a key that has been written once since it did not exist.
+func (g *group) singleDelete(key []byte) {
+	op := g.batch.SingleDeleteDeferred(len(key))
+	copy(op.Key, key)
+	_ = op.Finish()
+}
+
 // deleteRange deletes the keys from lower to before upper, at the cost of one.
 func (g *group) deleteRange(lower, upper []byte) {
 	_ = g.batch.DeleteRange(lower, upper, nil) // fails for indexed batches only

@@ -60,12 +60,9 @@ func (s *shard) redrive(at *located) error {
 		if taken && holder != at.id {
 			return &DuplicateError{Key: at.rec.UniqueKey, ID: holder}
 		}
-		v := keys.UniqueValue{ID: at.id, Until: s.wall}
-		if taken {
-			old, _ := s.uniques.get(s, hash)
-			v.Until = old.Until
+		if !taken {
+			s.uniques.put(s, hash, keys.UniqueValue{ID: at.id})
 		}
-		s.uniques.put(s, hash, v)
 	}
 	s.withdraw(at)
 	at.rec.Attempts, at.rec.RunAt = 0, 0

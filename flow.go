@@ -58,7 +58,7 @@ func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 func (s *shard) canAdmit(tasks []newTask) bool {
 	for i := range tasks {
 		if t := tasks[i].tied; t != nil && t.Flags&replaceWaiting != 0 {
-			if id, taken := s.holder(t.Unique); taken && s.isBehind(id) {
+			if id, taken := s.holder(t.Unique); taken && (s.uniques.hasChanged(t.Unique) || s.isBehind(id)) {
 				return false
 			}
 		}
@@ -70,10 +70,9 @@ func (s *shard) canAdmit(tasks []newTask) bool {
 func (s *shard) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 	l := s.lane(t.key)
 	id := s.mint.id(s.wall, l.number)
-	s.group.change(id)
 	s.emit(EventProduced, l, id, 0, "")
 	if t.tied.Unique != [keys.UniqueLen]byte{} {
-		s.takeKey(id, &t.tied.Ties)
+		s.takeKey(id, &t.tied.Ties, mintedAt(id))
 	}
 	switch group := t.tied.Group; {
 	case len(t.tied.parents) > 0:
@@ -223,9 +222,6 @@ func (s *shard) depend(parent, child ID, onDead OnDead) bool {
 		s.unkeep(at)
 		s.keep(keys.Dead, at.id, -1, at.ended, &at.rec)
 	case at.lease != nil:
-		if at.lease.ties == nil {
-			at.lease.ties = new(record.Ties)
-		}
 		at.lease.ties.Parent = true
 		fallthrough
 	default:

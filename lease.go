@@ -20,9 +20,9 @@ type lease struct {
 	local     bool   // granted to Run: lives as long as the process
 	rewritten bool   // the key of the record had been written before
 	runner    *runner
-	ties      *record.Ties // nil: none
-	duration  uint64       // ms
-	retention int64        // of the task, ms; 0: by the options
+	ties      record.Ties
+	duration  uint64 // ms
+	retention int64  // of the task, ms; 0: by the options
 	record    *leaseRecord
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }

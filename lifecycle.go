@@ -178,11 +178,7 @@ func (s *shard) popFirst(l *lane) window.Item {
 
 // tieLease notes what binds a leased task to others.
 func (s *shard) tieLease(ls *lease, head *record.Head) {
-	if head.Ties == (record.Ties{}) {
-		return
-	}
-	ls.ties = new(record.Ties)
-	*ls.ties = head.Ties
+	ls.ties = head.Ties
 	if head.Limit != 0 {
 		s.limits.enter(head.Limit)
 	}
@@ -195,7 +191,7 @@ func (s *shard) endLease(ls *lease) {
 	q := ls.lane.queue
 	q.counts.Leased--
 	s.touch(q)
-	if ls.ties != nil && ls.ties.Limit != 0 {
+	if ls.ties.Limit != 0 {
 		s.leaveLimit(q, ls.ties.Limit)
 	}
 	if q.gate != nil {
@@ -239,7 +235,7 @@ func (s *shard) complete(ls *lease, result []byte) error {
 	if retention != 0 {
 		s.keep(keys.Done, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
 	}
-	s.end(ls.lane.queue, ls.id, ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
+	s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
 	return nil
 }
 
@@ -258,23 +254,21 @@ func (s *shard) retention(q *queueState, task int64) int64 {
 // end is the last step of a task that is completed, dead or canceled: who is
 // bound to it goes on.
 func (s *shard) end(q *queueState, id ID, t *record.Ties, o Outcome) {
-	if t != nil {
-		if t.Unique != [keys.UniqueLen]byte{} {
-			var release uint8
-			switch o.State {
-			case Done:
-				release = releaseOnComplete
-			case Dead:
-				release = releaseOnDead
-			}
-			s.endKey(id, t, release)
+	if t.Unique != [keys.UniqueLen]byte{} {
+		var release uint8
+		switch o.State {
+		case Done:
+			release = releaseOnComplete
+		case Dead:
+			release = releaseOnDead
 		}
-		if t.Group != 0 {
-			s.passTurn(q, t.Group, id)
-		}
-		if t.Parent {
-			s.tellChildren(id, o.State)
-		}
+		s.endKey(id, t, release)
+	}
+	if t.Group != 0 {
+		s.passTurn(q, t.Group, id)
+	}
+	if t.Parent {
+		s.tellChildren(id, o.State)
 	}
 	if len(s.awaits) > 0 {
 		s.answer(id, o)
@@ -365,7 +359,7 @@ func (s *shard) bury(ls *lease, rec *record.Record) {
 		retention = -1
 	}
 	s.keep(keys.Dead, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall}, rec)
-	s.end(ls.lane.queue, ls.id, ls.ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
+	s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
 }
 
 // expire takes back a task whose lease has run out: the attempt counts.
@@ -513,7 +507,7 @@ func (s *shard) replace(id ID, t *newTask) bool {
 	rec.Leases, rec.Rewritten = at.rec.Leases, true
 	rec.Parent = rec.Parent || at.rec.Parent
 	l := s.lane(t.key)
-	s.takeKey(id, &t.tied.Ties)
+	s.takeKey(id, &t.tied.Ties, s.wall)
 	b := rec.Encode()
 	switch {
 	case at.state == Blocked && at.place.At == 0:

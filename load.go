@@ -218,7 +218,7 @@ func (s *shard) loadLease(r *leaseRecord, e *keys.LeaseEntry) error {
 	if old := s.leases.byID[e.ID]; old != nil { // r is newer: it gives the deadline
 		old.record.live--
 		s.leases.remove(old)
-		if old.ties != nil && old.ties.Limit != 0 {
+		if old.ties.Limit != 0 {
 			s.limits[old.ties.Limit].leased--
 		}
 	}

@@ -1,9 +1,7 @@
 package codeq
 
 import (
-	"bytes"
 	"fmt"
-	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -23,17 +21,22 @@ type mirror[K comparable, V any] struct {
 	parse  func(key, value []byte) (K, V, error)
 	encode func(V, []byte) []byte
 
-	held    map[K]*mirrored[V]
+	held    map[K]mirrored[V]
 	whole   bool // what is not held does not exist
 	changed []K  // in this group
+
+	scratch, value []byte
 }
 
 type mirrored[V any] struct {
 	value   V
 	present bool
-	stored  bool // disk has an entry, as of the last group
+	stored  uint8 // how often the key has been written since it did not exist; stops at many
 	changed bool
 }
+
+// many is more writes than SINGLEDEL is legal for, or an unknown number.
+const many = 2
 
 // mirrorCap is how many entries of a range memory holds at the most between
 // two groups.
@@ -41,7 +44,7 @@ const mirrorCap = 1 << 16
 
 // load reads the range if it is small.
 func (m *mirror[K, V]) load(r pebble.Reader) error {
-	m.held, m.whole = make(map[K]*mirrored[V]), true
+	m.held, m.whole = make(map[K]mirrored[V]), true
 	lower, upper := keys.Range(m.prefix)
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
@@ -61,105 +64,89 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
-		m.held[k] = &mirrored[V]{value: value, present: true, stored: true}
+		m.held[k] = mirrored[V]{value: value, present: true, stored: many}
 	}
 	return storageError(it.Error())
 }
 
 // get returns an entry. An error of the disk ends the shard.
 func (m *mirror[K, V]) get(s *shard, k K) (v V, ok bool) {
-	if e := m.entry(s, k); e != nil && e.present {
-		return e.value, true
-	}
-	return v, false
+	e := m.entry(s, k)
+	return e.value, e.present
 }
 
 // put stores an entry.
 func (m *mirror[K, V]) put(s *shard, k K, v V) {
 	e := m.entry(s, k)
-	if e == nil {
-		e = new(mirrored[V])
-		m.held[k] = e
-	}
 	e.value, e.present = v, true
 	m.change(k, e)
 }
 
 // drop removes an entry, if there is one.
 func (m *mirror[K, V]) drop(s *shard, k K) {
-	if e := m.entry(s, k); e != nil && e.present {
+	if e := m.entry(s, k); e.present {
 		e.present = false
 		m.change(k, e)
 	}
 }
 
 // hasChanged reports whether the group changes an entry.
-func (m *mirror[K, V]) hasChanged(k K) bool {
-	e := m.held[k]
-	return e != nil && e.changed
-}
+func (m *mirror[K, V]) hasChanged(k K) bool { return m.held[k].changed }
 
-func (m *mirror[K, V]) change(k K, e *mirrored[V]) {
+func (m *mirror[K, V]) change(k K, e mirrored[V]) {
 	if !e.changed {
 		e.changed = true
 		m.changed = append(m.changed, k)
 	}
+	m.held[k] = e
 }
 
-// entry returns what is held of k, after reading it if need be. Nil: k has no
-// entry, and none is held.
-func (m *mirror[K, V]) entry(s *shard, k K) *mirrored[V] {
-	e := m.held[k]
-	if e != nil || m.whole {
+// entry returns what is held of k, after reading it if need be.
+func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
+	e, ok := m.held[k]
+	if ok || m.whole {
 		return e
 	}
-	key := m.key(nil, k)
-	b, closer, err := s.store.db.Get(key)
-	e = new(mirrored[V])
-	m.held[k] = e
-	if err == pebble.ErrNotFound {
-		return e
-	}
-	if err != nil {
+	m.scratch = m.key(m.scratch[:0], k)
+	b, closer, err := s.store.db.Get(m.scratch)
+	switch err {
+	case nil:
+		if _, e.value, err = m.parse(m.scratch, b); err != nil {
+			s.broken = fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		e.present, e.stored = true, many
+		_ = closer.Close() // reports nothing that Get has not
+	case pebble.ErrNotFound:
+	default:
 		s.broken = storageError(err)
-		return e
 	}
-	defer func() { _ = closer.Close() }()
-	if _, e.value, err = m.parse(key, b); err != nil {
-		s.broken = fmt.Errorf("%w: %w", ErrCorrupt, err)
-		return e
-	}
-	e.present, e.stored = true, true
+	m.held[k] = e
 	return e
 }
 
-// seal adds to the group what it has changed, in the order of the keys.
+// seal adds to the group what it has changed.
 func (m *mirror[K, V]) seal(g *group) {
-	if len(m.changed) == 0 {
-		return
-	}
-	encoded := make([][]byte, len(m.changed)) // key, then value
-	for i, k := range m.changed {
-		encoded[i] = m.key(nil, k)
-	}
-	order := make([]int, len(encoded))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return bytes.Compare(encoded[a], encoded[b]) })
-	for _, i := range order {
-		k := m.changed[i]
+	for _, k := range m.changed {
 		e := m.held[k]
+		m.scratch = m.key(m.scratch[:0], k)
 		switch {
 		case e.present:
-			g.set(encoded[i], m.encode(e.value, nil))
-		case e.stored:
-			g.delete(encoded[i])
+			m.value = m.encode(e.value, m.value[:0])
+			g.set(m.scratch, m.value)
+			e.stored = min(e.stored+1, many)
+		case e.stored == 1:
+			g.singleDelete(m.scratch)
+			e.stored = 0
+		case e.stored == many:
+			g.delete(m.scratch)
+			e.stored = 0
 		}
-		e.stored, e.changed = e.present, false
 		if !e.present && m.whole {
 			delete(m.held, k)
+			continue
 		}
+		e.changed = false
+		m.held[k] = e
 	}
 	m.changed = m.changed[:0]
 }

@@ -103,7 +103,7 @@ func (u *Unique) check(l *Limits) error {
 
 // hash is SHA-256 over what tells a scope from every other.
 func hash(kind string, parts ...string) [sha256.Size]byte {
-	b := []byte(kind)
+	b := append(make([]byte, 0, 256), kind...) // on the stack, if that is enough
 	for _, p := range parts {
 		b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
 	}
@@ -172,15 +172,12 @@ type releaseKeyOp struct {
 
 func (op *releaseKeyOp) resolve(s *shard) {
 	s.settle(op)
-	v, ok := s.uniques.get(s, op.hash)
-	if !ok || s.isFree(v) {
+	if _, ok := s.uniques.get(s, op.hash); !ok {
 		op.err = fmt.Errorf("%w: nobody has idempotency key %q", ErrNotFound, op.key)
 		return
 	}
 	s.uniques.drop(s, op.hash)
 }
-
-func (s *shard) isFree(v keys.UniqueValue) bool { return v.Ended && v.Until <= s.wall }
 
 // holder returns who has an idempotency key.
 func (s *shard) holder(hash [keys.UniqueLen]byte) (id ID, taken bool) {
@@ -188,32 +185,42 @@ func (s *shard) holder(hash [keys.UniqueLen]byte) (id ID, taken bool) {
 		return ID{}, false
 	}
 	v, ok := s.uniques.get(s, hash)
-	if !ok || s.isFree(v) {
-		return ID{}, false
-	}
-	return v.ID, true
+	return v.ID, ok
 }
 
-// takeKey gives a key that is free to a task.
-func (s *shard) takeKey(id ID, t *record.Ties) {
-	s.uniques.put(s, t.Unique, keys.UniqueValue{ID: id, Until: later(s.wall, t.UniqueFor)})
-}
-
-// endKey is what becomes of the key of a task that ends.
-func (s *shard) endKey(id ID, t *record.Ties, release uint8) {
-	v, ok := s.uniques.get(s, t.Unique)
-	if !ok || v.ID != id { // released, and perhaps taken by another task
-		return
+// takeKey gives a key to a task, which is new or takes its own anew.
+func (s *shard) takeKey(id ID, t *record.Ties, from uint64) {
+	v := keys.UniqueValue{ID: id}
+	if t.UniqueFor != 0 {
+		v.Until = later(from, t.UniqueFor)
+		s.freeAt(v.Until, t.Unique)
 	}
-	if v.Until <= s.wall || t.Flags&release != 0 {
-		s.uniques.drop(s, t.Unique)
-		return
-	}
-	v.Ended = true
 	s.uniques.put(s, t.Unique, v)
-	s.group.set(keys.AppendFreed(nil, v.Until, t.Unique), nil)
-	s.nextFreed = min(s.nextFreed, v.Until)
 }
+
+// freeAt has freeKeys look at a key when its time has passed.
+func (s *shard) freeAt(at uint64, hash [keys.UniqueLen]byte) {
+	s.scratch = keys.AppendFreed(s.scratch[:0], at, hash)
+	s.group.set(s.scratch, nil)
+	s.nextFreed = min(s.nextFreed, at)
+}
+
+// endKey is what becomes of the key of a task that ends. While its time has not
+// passed there is nothing to do: freeKeys will find that the task has ended.
+func (s *shard) endKey(id ID, t *record.Ties, release uint8) {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && later(mintedAt(id), t.UniqueFor) > s.wall {
+		return
+	}
+	v, ok := s.uniques.get(s, t.Unique)
+	if !ok || v.ID != keys.ID(id) { // released, and perhaps taken by another task
+		return
+	}
+	if v.Until == 0 || t.Flags&release != 0 {
+		s.uniques.drop(s, t.Unique)
+	}
+}
+
+func mintedAt(id ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
 
 // later is a time of the wall clock after a number of milliseconds, or never.
 func later(wall, ms uint64) uint64 {
@@ -223,10 +230,11 @@ func later(wall, ms uint64) uint64 {
 	return wall + ms
 }
 
-// freeKeys forgets the keys of ended tasks whose time has passed.
-// REQUIRES: the group is empty.
+// freeKeys looks at idempotency keys whose time has passed: those of tasks that
+// have ended are free, the others when their tasks end.
+// REQUIRES: the group has ended no task.
 func (s *shard) freeKeys() (more bool) {
-	if s.nextFreed > s.wall || s.broken != nil {
+	if s.nextFreed > s.wall {
 		return false
 	}
 	lower := keys.AppendFreed(nil, s.nextFreed, [keys.UniqueLen]byte{})
@@ -242,10 +250,39 @@ func (s *shard) freeKeys() (more bool) {
 			return false, nil
 		}
 		s.group.delete(it.Key())
-		if v, ok := s.uniques.get(s, hash); ok && v.Ended && v.Until <= at {
+		v, ok := s.uniques.get(s, hash)
+		if !ok || v.Until != at { // released, or taken anew
+			return true, nil
+		}
+		if lives, err := s.lives(v.ID); err != nil {
+			return false, err
+		} else if lives {
+			v.Until = 0
+			s.uniques.put(s, hash, v)
+		} else {
 			s.uniques.drop(s, hash)
 		}
 		return true, nil
 	})
 	return s.nextFreed <= s.wall
+}
+
+// lives reports whether a task has not ended.
+// REQUIRES: disk is not behind with the task.
+func (s *shard) lives(id ID) (bool, error) {
+	if s.leases.byID[id] != nil {
+		return true, nil
+	}
+	p, indexed, err := placeOf(s.store.db, id)
+	if err != nil || indexed {
+		return indexed, err
+	}
+	_, closer, err := s.store.db.Get(p.AppendKey(nil, id))
+	if err == pebble.ErrNotFound {
+		return false, nil
+	}
+	if err != nil {
+		return false, storageError(err)
+	}
+	return true, closer.Close()
 }

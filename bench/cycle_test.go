@@ -10,15 +10,18 @@ import (
 
 // BenchmarkFullCycle is 32 producers and 128 workers that make single calls of
 // Produce, Claim and Complete, each waiting for its own commit.
-func BenchmarkFullCycle(b *testing.B) { forEach(b, fullCycle) }
+func BenchmarkFullCycle(b *testing.B) {
+	forEach(b, func(b *testing.B, q *codeq.Queue) { fullCycle(b, q, nil) })
+}
 
-func fullCycle(b *testing.B, q *codeq.Queue) {
+// fullCycle runs the cycle. shape, if given, alters the n-th task of each producer.
+func fullCycle(b *testing.B, q *codeq.Queue, shape func(producer, n int, t codeq.Task) codeq.Task) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var l load
 	var wg sync.WaitGroup
-	for range producers {
-		wg.Go(func() { l.produce(ctx, b, q) })
+	for i := range producers {
+		wg.Go(func() { l.produce(ctx, b, q, i, shape) })
 	}
 	for range workers {
 		wg.Go(func() { l.work(ctx, b, q) })
@@ -28,9 +31,13 @@ func fullCycle(b *testing.B, q *codeq.Queue) {
 	wg.Wait()
 }
 
-func (l *load) produce(ctx context.Context, b *testing.B, q *codeq.Queue) {
+func (l *load) produce(ctx context.Context, b *testing.B, q *codeq.Queue, producer int, shape func(producer, n int, t codeq.Task) codeq.Task) {
 	for n := 0; ctx.Err() == nil; n++ {
-		if _, err := q.Produce(ctx, l.task(n)); err != nil {
+		t := l.task(n)
+		if shape != nil {
+			t = shape(producer, n, t)
+		}
+		if _, err := q.Produce(ctx, t); err != nil {
 			endedBy(ctx, b, err)
 			return
 		}

@@ -19,7 +19,7 @@
 //	16 queue bucket id      canceled    canceled tasks that are kept
 //	17 id                   index       where a task lies that has left its first place
 //	18 hash                 unique      who holds an idempotency key
-//	19 time hash            freed       when idempotency keys of ended tasks become free
+//	19 time hash            freed       when idempotency keys become free, unless their task lives
 //	1a scope                group       who has the turn of a group
 //	1b queue scope id       wake        blocked tasks that may go on
 //	1c id                   pending     how many parents a task still waits for

@@ -143,11 +143,7 @@ func TestGolden(t *testing.T) {
 		{"place, first", FirstPlace(goldenLane, goldenID).Append(nil), "10 00000102 0193b3c012347abc"},
 		{"place, scheduled", Place{Range: Scheduled, At: goldenTime}.Append(nil), "12 00000000 00000193b3c01235"},
 		{"place, blocked", Place{Range: Blocked, Group: goldenQueue, At: goldenScope}.Append(nil), "13 00000007 fedcba9876543210"},
-		{"holder of a key", UniqueValue{ID: goldenID, Until: goldenTime}.Append(nil), goldenIDHex + "00000193b3c01235 00"},
-		{
-			"holder of a key that has ended", UniqueValue{ID: goldenID, Until: goldenTime, Ended: true}.Append(nil),
-			goldenIDHex + "00000193b3c01235 01",
-		},
+		{"holder of a key", UniqueValue{ID: goldenID, Until: goldenTime}.Append(nil), goldenIDHex + "00000193b3c01235"},
 		{"turn of a group", GroupValue{Holder: goldenID}.Append(nil), goldenIDHex + "00"},
 		{"turn for which others wait", GroupValue{Holder: goldenID, Waiting: true}.Append(nil), goldenIDHex + "01"},
 		{"lane number", AppendLaneNumber(nil, goldenLane), "00000102"},
@@ -214,7 +210,7 @@ func TestAppendKeepsWhatIsThere(t *testing.T) {
 		{"number", func(b []byte) []byte { return AppendNumber(b, 1) }},
 		{"lane number", func(b []byte) []byte { return AppendLaneNumber(b, 1) }},
 		{"lane value", func(b []byte) []byte { return LaneValue{Tenant: "t"}.Append(b) }},
-		{"unique value", func(b []byte) []byte { return UniqueValue{ID: goldenID, Until: 1, Ended: true}.Append(b) }},
+		{"unique value", func(b []byte) []byte { return UniqueValue{ID: goldenID, Until: 1}.Append(b) }},
 		{"group value", func(b []byte) []byte { return GroupValue{Holder: goldenID, Waiting: true}.Append(b) }},
 		{"ended value", func(b []byte) []byte { return EndedValue{Result: []byte("r")}.Append(b) }},
 		{"lease header", func(b []byte) []byte { return LeaseHeader{}.Append(b) }},
@@ -568,7 +564,7 @@ func TestValuesRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, n, gotNumber)
 
-		u := UniqueValue{ID: drawID(t), Until: number.Draw(t, "until"), Ended: rapid.Bool().Draw(t, "ended")}
+		u := UniqueValue{ID: drawID(t), Until: number.Draw(t, "until")}
 		gotUnique, err := ParseUnique(u.Append(nil))
 		require.NoError(t, err)
 		require.Equal(t, u, gotUnique)
@@ -751,7 +747,7 @@ var parsers = []struct {
 	{"place", Place{Range: Task}.Append(nil), only(ParsePlace), []byte{Task, Scheduled, Blocked}},
 	{"counters", make([]byte, CountersLen), only(ParseCounters), nil},
 	{"number", AppendNumber(nil, 1), only(ParseNumber), nil},
-	{"holder of a key", UniqueValue{ID: goldenID, Until: 1, Ended: true}.Append(nil), only(ParseUnique), nil},
+	{"holder of a key", UniqueValue{ID: goldenID, Until: 1}.Append(nil), only(ParseUnique), nil},
 	{"turn of a group", GroupValue{Holder: goldenID, Waiting: true}.Append(nil), only(ParseGroup), nil},
 	{"depend", (&Message{Kind: MsgDepend}).Append(nil), only(ParseMessage), []byte{MsgAdmit, MsgDepend, MsgEnded}},
 	{"ended", endedMessage().Append(nil), only(ParseMessage), []byte{MsgDepend, MsgEnded}},
@@ -789,11 +785,6 @@ func TestRefusalsWithinAForm(t *testing.T) {
 		b := byte(tag)
 		_, _, _, err := ParseBucket(AppendBucket(nil, b, 1, 2))
 		require.Equal(t, b != Dead && b != Done && b != Canceled, err != nil, "bucket of range %#x", b)
-
-		unique := UniqueValue{ID: goldenID, Until: 1}.Append(nil)
-		unique[len(unique)-1] = b
-		_, err = ParseUnique(unique)
-		require.Equal(t, b > 1, err != nil, "Ended is %d", b)
 
 		group := GroupValue{Holder: goldenID}.Append(nil)
 		group[len(group)-1] = b

@@ -166,25 +166,23 @@ func ParsePlace(b []byte) (Place, error) {
 // UniqueValue says who holds an idempotency key.
 type UniqueValue struct {
 	ID    ID
-	Until uint64 // the key is taken until then at least, ms since 1970
-	Ended bool   // the task has ended: from Until on the key is free
+	Until uint64 // the key is taken until then at least, ms since 1970; 0: until the task has ended
 }
 
-const uniqueValueLen = IDLen + 8 + 1
+const uniqueValueLen = IDLen + 8
 
 // Append appends the encoded value.
 func (v UniqueValue) Append(dst []byte) []byte {
-	dst = binary.BigEndian.AppendUint64(append(dst, v.ID[:]...), v.Until)
-	return append(dst, boolByte(v.Ended))
+	return binary.BigEndian.AppendUint64(append(dst, v.ID[:]...), v.Until)
 }
 
 // ParseUnique reads the holder of an idempotency key.
 func ParseUnique(b []byte) (v UniqueValue, err error) {
-	if len(b) != uniqueValueLen || b[uniqueValueLen-1] > 1 {
+	if len(b) != uniqueValueLen {
 		return v, malformed("holder of an idempotency key", b)
 	}
 	copy(v.ID[:], b)
-	v.Until, v.Ended = binary.BigEndian.Uint64(b[IDLen:]), b[uniqueValueLen-1] == 1
+	v.Until = binary.BigEndian.Uint64(b[IDLen:])
 	return v, nil
 }
 
