@@ -1,8 +1,10 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -192,16 +194,19 @@ type committer interface {
 // group is what one commit persists. Its keys are written in an order that
 // suits Pebble's memtable, which inserts a run of ascending keys of one range
 // at a fraction of the cost of scattered ones: first whatever resolve adds
-// itself, mostly task records in the order of their IDs, then the removals of
-// keys that are never written again.
+// itself, then new tasks, then the removals of keys that are never written
+// again, both in the order of their keys.
 type group struct {
 	batch    *pebble.Batch
 	settled  []operation    // to be woken when the group has persisted
+	fresh    []freshTask    // new tasks that become ready
 	removed  []taskKey      // tasks whose key was written once
 	granted  []*leaseRecord // lease records to be written
 	finished []uint64       // lease records, by sequence number, without a lease left
 	touched  []*queueState  // whose counts changed
 	buckets  []*bucket      // whose sizes changed
+
+	freshBytes int // of the records in fresh
 
 	changed map[ID]struct{} // tasks that the group has moved or rewritten
 	checked int             // of removed: those before are in changed
@@ -214,11 +219,24 @@ type taskKey struct {
 	id    ID
 }
 
+// compare is the order of the keys of tasks in their first places.
+func (k *taskKey) compare(o *taskKey) int {
+	if k.lane != o.lane {
+		return cmp.Compare(k.lane, o.lane)
+	}
+	return cmp.Compare(k.since, o.since)
+}
+
+type freshTask struct {
+	taskKey
+	rec []byte
+}
+
 // groupBytes ends a group early: a batch that is larger than this gains
 // nothing from company.
 const groupBytes = 1 << 20
 
-func (g *group) full() bool { return g.batch.Len() > groupBytes }
+func (g *group) full() bool { return g.batch.Len()+g.freshBytes > groupBytes }
 
 func (g *group) set(key, value []byte) {
 	op := g.batch.SetDeferred(len(key), len(value))
@@ -272,6 +290,23 @@ func (g *group) setTask(lane uint32, since uint64, id ID, rec []byte) {
 	_ = op.Finish()
 }
 
+// setFresh writes the record of a new task that becomes ready.
+func (g *group) setFresh(lane uint32, since uint64, id ID, rec []byte) {
+	g.fresh = append(g.fresh, freshTask{taskKey{lane, since, id}, rec})
+	g.freshBytes += len(rec)
+}
+
+// flushFresh adds the new tasks to the batch: what follows comes after them.
+func (g *group) flushFresh() {
+	slices.SortFunc(g.fresh, func(a, b freshTask) int { return a.compare(&b.taskKey) })
+	for i := range g.fresh {
+		t := &g.fresh[i]
+		g.setTask(t.lane, t.since, t.id, t.rec)
+	}
+	clear(g.fresh)
+	g.fresh, g.freshBytes = g.fresh[:0], 0
+}
+
 // removeTask takes a task from its place. once says that its key has been
 // written once in the life of the store and will not be again, which is what
 // makes SINGLEDEL legal for it. Any other key is deleted in the order of the
@@ -281,6 +316,7 @@ func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
 		g.removed = append(g.removed, taskKey{lane, since, id})
 		return
 	}
+	g.flushFresh() // it may be one of them
 	op := g.batch.DeleteDeferred(keys.TaskLen(since))
 	keys.PutTask(op.Key, lane, since, id)
 	_ = op.Finish()
@@ -288,6 +324,7 @@ func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
 
 // seal adds what has been gathered beside the batch.
 func (g *group) seal(clock uint64) {
+	g.flushFresh()
 	for _, r := range g.granted {
 		if r.live == 0 { // every lease in it was replaced within the group
 			continue
@@ -298,6 +335,7 @@ func (g *group) seal(clock uint64) {
 		_ = op.Finish()
 		r.written = true
 	}
+	slices.SortFunc(g.removed, func(a, b taskKey) int { return a.compare(&b) })
 	for _, t := range g.removed {
 		op := g.batch.SingleDeleteDeferred(keys.TaskLen(t.since))
 		keys.PutTask(op.Key, t.lane, t.since, t.id)
@@ -328,6 +366,8 @@ func (g *group) release(err error) {
 		op.settle(err)
 	}
 	clear(g.granted)
+	clear(g.fresh)
+	g.fresh, g.freshBytes = g.fresh[:0], 0
 	g.settled, g.removed, g.granted = g.settled[:0], g.removed[:0], g.granted[:0]
 	g.finished, g.touched, g.buckets = g.finished[:0], g.touched[:0], g.buckets[:0]
 	clear(g.changed)

@@ -59,7 +59,7 @@ func (s *shard) admit(t *newTask) ID {
 // placeFirst makes a task ready in its first place, where nothing has been before.
 func (s *shard) placeFirst(l *lane, id ID, rec []byte) {
 	since := keys.SinceOf(keys.ID(id))
-	s.group.setTask(l.number, since, id, rec)
+	s.group.setFresh(l.number, since, id, rec)
 	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
 }
 

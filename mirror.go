@@ -25,6 +25,7 @@ type mirror[K comparable, V any] struct {
 	whole   bool // what is not held does not exist
 	changed []K  // in this group
 
+	reader         *pebble.Iterator // of disk before the group; nil until it is needed
 	scratch, value []byte
 }
 
@@ -107,25 +108,38 @@ func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
 	if ok || m.whole {
 		return e
 	}
-	m.scratch = m.key(m.scratch[:0], k)
-	b, closer, err := s.store.db.Get(m.scratch)
-	switch err {
-	case nil:
-		if _, e.value, err = m.parse(m.scratch, b); err != nil {
-			s.broken = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	var err error
+	if m.reader == nil {
+		lower, upper := keys.Range(m.prefix)
+		m.reader, err = s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper, UseL6Filters: true})
+	}
+	if err == nil {
+		m.scratch = m.key(m.scratch[:0], k)
+		if m.reader.SeekPrefixGE(m.scratch) {
+			_, e.value, err = m.parse(m.reader.Key(), m.reader.Value())
+			e.present, e.stored = true, many
+		} else {
+			err = m.reader.Error()
 		}
-		e.present, e.stored = true, many
-		_ = closer.Close() // reports nothing that Get has not
-	case pebble.ErrNotFound:
-	default:
-		s.broken = storageError(err)
+	}
+	if err != nil {
+		s.broken = fmt.Errorf("%w: %w", ErrCorrupt, storageError(err))
 	}
 	m.held[k] = e
 	return e
 }
 
+// close ends the reading of what was on disk before the group.
+func (m *mirror[K, V]) close() {
+	if m.reader != nil {
+		_ = m.reader.Close() // its error is that of reader.Error
+		m.reader = nil
+	}
+}
+
 // seal adds to the group what it has changed.
 func (m *mirror[K, V]) seal(g *group) {
+	m.close()
 	for _, k := range m.changed {
 		e := m.held[k]
 		m.scratch = m.key(m.scratch[:0], k)

@@ -119,6 +119,9 @@ func (s *shard) run() {
 			err = s.persist()
 		}
 		if err != nil {
+			s.uniques.close()
+			s.groups.close()
+			s.pending.close()
 			s.fail(err)
 			return
 		}
