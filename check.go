@@ -35,7 +35,7 @@ func (v *view) check(index, shards int) error {
 		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64),
 	}
 	steps := []error{v.loadLeases()}
-	for _, prefix := range [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
+	for _, prefix := range recordRanges {
 		steps = append(steps, scan(v.snap, prefix, c.record))
 	}
 	steps = append(steps,
@@ -56,6 +56,9 @@ func (v *view) check(index, shards int) error {
 	c.finish()
 	return errors.Join(append(c.errs, steps...)...)
 }
+
+// recordRanges are the ranges in which the records of tasks lie.
+var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
 
 type checker struct {
 	view          *view

@@ -202,7 +202,7 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 	for _, s := range q.shards {
 		v, err := q.view(context.Background(), s) // of one moment: tasks change their state meanwhile
 		require.NoError(t, err)
-		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Dead, keys.Done} {
+		for _, prefix := range recordRanges {
 			require.NoError(t, scan(v.snap, prefix, func(key, value []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)
 				if err != nil {

@@ -383,7 +383,7 @@ func (q *Queue) list() (map[ID]*TaskInfo, error) {
 	var errs []error
 	for _, s := range q.shards {
 		v := q.peek(s)
-		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
+		for _, prefix := range recordRanges {
 			errs = append(errs, scan(v.snap, prefix, func(key, value []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)
 				if err != nil {

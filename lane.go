@@ -25,7 +25,7 @@ type lane struct {
 	next     window.Pos // zero: the head of the lane
 	complete bool
 	spilled  int // tasks that went to disk only since the lane was complete
-	turns    int // claims until the next lane's turn
+	turns    int // claims until the next lane's turn; 0: its own has not begun
 
 	// The ring of the queue's lanes of this priority that may have ready
 	// tasks; nil while the lane is known to have none.
@@ -77,8 +77,10 @@ func (q *queueState) join(l *lane) {
 
 // turn ends a lane's turn when it has had as many claims as its tenant's weight.
 func (q *queueState) turn(l *lane) {
-	if l.turns--; l.turns <= 0 {
+	if l.turns == 0 {
 		l.turns = q.settings.weight(l.tenant)
+	}
+	if l.turns--; l.turns == 0 {
 		q.rings[l.priority] = l.ringNext
 	}
 }
@@ -96,6 +98,7 @@ func (q *queueState) leave(l *lane) {
 	l.ringPrev.ringNext = l.ringNext
 	l.ringNext.ringPrev = l.ringPrev
 	l.ringNext, l.ringPrev = nil, nil
+	l.turns = 0
 }
 
 // insert adds a ready task whose record is in the group or on disk. It returns
@@ -112,6 +115,14 @@ func (l *lane) insert(it window.Item, limit int) (grown int) {
 		l.complete = false
 		l.spilled++
 	}
+	return l.window.Footprint() - before
+}
+
+// update replaces the record of a task of the window, if it is there. It
+// returns by how much the memory held has grown.
+func (l *lane) update(since uint64, id ID, rec []byte) (grown int) {
+	before := l.window.Footprint()
+	l.window.Replace(window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
 	return l.window.Footprint() - before
 }
 

@@ -427,6 +427,9 @@ func (s *shard) withdraw(at *located) {
 		s.windowBytes -= before - at.lane.window.Footprint()
 		s.group.removeTask(at.lane.number, at.place.At, at.id, false)
 		q.counts.Ready--
+		if at.rec.Limit != 0 {
+			s.passLimit(q, at.rec.Limit)
+		}
 	case Scheduled:
 		s.group.delete(at.place.AppendKey(nil, at.id))
 		q.counts.Scheduled--

@@ -10,7 +10,6 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/window"
 )
 
 // limitTable is how many tasks of each LimitKey are leased, by scope. All
@@ -47,6 +46,14 @@ func (s *shard) leaveLimit(q *queueState, scope uint64) {
 		s.wake(q, scope, ID{}, wakeUp)
 	case st.leased == 0:
 		delete(s.limits, scope)
+	}
+}
+
+// passLimit is for a task that could be leased and will not be: another one of
+// its key may have its room.
+func (s *shard) passLimit(q *queueState, scope uint64) {
+	if st := s.limits[scope]; st != nil && st.parked {
+		s.wake(q, scope, ID{}, wakeUp)
 	}
 }
 
@@ -120,6 +127,10 @@ func (s *shard) fillLimit(q *queueState, scope uint64) error {
 	}
 	if more && s.group.full() {
 		s.wake(q, scope, ID{}, wakeUp)
+	}
+	if st == nil && more {
+		st = new(limitState)
+		s.limits[scope] = st
 	}
 	if st != nil {
 		if st.parked = more; !more && st.leased == 0 {
@@ -301,14 +312,3 @@ type serveOp struct{ queue string }
 
 func (op *serveOp) resolve(s *shard) { s.feed(s.queue(op.queue)) }
 func (op *serveOp) settle(error)     {}
-
-// update replaces the record of a task of the window, if it is there. It
-// returns by how much the memory held has grown.
-func (l *lane) update(since uint64, id ID, rec []byte) (grown int) {
-	pos := window.Pos{Since: since, ID: id}
-	before := l.window.Footprint()
-	if l.window.Remove(pos) {
-		l.window.Insert(window.Item{Pos: pos, Record: rec})
-	}
-	return l.window.Footprint() - before
-}

@@ -177,7 +177,7 @@ func AppendGroup(dst []byte, prefix byte, queue uint32, at uint64) []byte {
 	return binary.BigEndian.AppendUint64(AppendNumbered(dst, prefix, queue), at)
 }
 
-// ParseGrouped reads such a key.
+// ParseGrouped reads such a key. The caller knows which range it reads.
 func ParseGrouped(key []byte) (queue uint32, at uint64, id ID, err error) {
 	if len(key) != 1+4+8+IDLen {
 		return 0, 0, id, malformed("grouped", key)
@@ -186,7 +186,8 @@ func ParseGrouped(key []byte) (queue uint32, at uint64, id ID, err error) {
 	return binary.BigEndian.Uint32(key[1:]), binary.BigEndian.Uint64(key[5:]), id, nil
 }
 
-// GroupEnd is the smallest key after all that begin with group.
+// GroupEnd is a key after all that begin with group, and before every other key
+// that is as long as group and follows it. REQUIRES: a byte of group is not 0xff.
 func GroupEnd(group []byte) []byte {
 	end := append([]byte(nil), group...)
 	for i := len(end) - 1; i >= 0; i-- {
@@ -321,12 +322,14 @@ func ParseLease(key []byte) (seq uint64, err error) {
 	return binary.BigEndian.Uint64(key[1:]), nil
 }
 
-// AppendNumbered appends a key of the queue, lane or counters range.
+// AppendNumbered appends a key of the ranges Queue, Lane, Counters and Inbound,
+// and what the keys of a queue have in common in the ranges of AppendGrouped.
 func AppendNumbered(dst []byte, prefix byte, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, prefix), n)
 }
 
-// ParseNumbered reads a key of the queue, lane or counters range.
+// ParseNumbered reads a key of the ranges Queue, Lane, Counters and Inbound.
+// The caller knows which one it reads.
 func ParseNumbered(key []byte) (n uint32, err error) {
 	if len(key) != 1+4 {
 		return 0, malformed("catalogue", key)

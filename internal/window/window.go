@@ -108,15 +108,39 @@ func (w *Window) PopLast() Item { return w.take(w.n - 1) }
 
 // Remove removes the item at a position, and reports whether there was one.
 func (w *Window) Remove(p Pos) bool {
-	i := sort.Search(w.n, func(i int) bool { return p.Compare(w.at(i).Pos) <= 0 })
-	if i == w.n || w.at(i).Pos != p {
+	i := w.find(p)
+	if i < 0 {
 		return false
 	}
-	for j := i; j+1 < w.n; j++ {
-		*w.at(j), *w.at(j + 1) = *w.at(j + 1), *w.at(j)
+	if i < w.n/2 {
+		for ; i > 0; i-- {
+			*w.at(i), *w.at(i - 1) = *w.at(i - 1), *w.at(i)
+		}
+		w.PopFirst()
+		return true
 	}
-	w.take(w.n - 1)
+	for ; i+1 < w.n; i++ {
+		*w.at(i), *w.at(i + 1) = *w.at(i + 1), *w.at(i)
+	}
+	w.PopLast()
 	return true
+}
+
+// Replace replaces the record of the item at a position, if there is one.
+func (w *Window) Replace(it Item) {
+	if i := w.find(it.Pos); i >= 0 {
+		w.bytes += cap(it.Record) - cap(w.at(i).Record)
+		*w.at(i) = it
+	}
+}
+
+// find returns the index of the item at a position, or -1.
+func (w *Window) find(p Pos) int {
+	i := sort.Search(w.n, func(i int) bool { return p.Compare(w.at(i).Pos) <= 0 })
+	if i == w.n || w.at(i).Pos != p {
+		return -1
+	}
+	return i
 }
 
 func (w *Window) take(i int) Item {
