@@ -562,7 +562,7 @@ func TestOptionDefaults(t *testing.T) {
 			WindowTasks:   4096,
 			WindowBytes:   32 << 20,
 			CacheBytes:    16 << 20,
-			MemTableBytes: 16 << 20,
+			MemTableBytes: 4 << 20,
 		}, o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}
