@@ -801,3 +801,20 @@ func TestParentResults(t *testing.T) {
 		require.Equal(f, "ZERO ONE TWO", *joined.Load())
 	})
 }
+
+// TestNthOfTwin: of two tasks of a batch with one idempotency key the first is
+// stored, and who waits for the second waits for it.
+func TestNthOfTwin(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		inFlow(t, Options{Shards: shards}, func(f *flowTest) {
+			twin := Task{Queue: "twin", Unique: Unique{Key: "k"}}
+			ids, err := f.q.ProduceBatch(context.Background(), []Task{twin, twin, {Queue: "child", After: []ID{Nth(1)}}})
+			require.ErrorIs(f, err, ErrDuplicate)
+			require.Equal(f, ids[0], ids[1])
+			f.check()
+			f.requireState(Blocked, ids[2])
+			f.complete("twin")
+			f.complete("child")
+		})
+	}
+}

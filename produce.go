@@ -221,12 +221,12 @@ func (q *Queue) prepareBatch(verb string, tasks []Task, into []newTask) ([]newTa
 		tied = tied || tasks[i].tied()
 	}
 	if tied {
-		markParents(into)
 		if i := findTwins(into); i >= 0 {
 			return into, taskError(verb, i, &InvalidError{
 				"Task.Unique.Key", tasks[i].Unique.Key, "one task of a batch with the same key and Replace",
 			})
 		}
+		markParents(into)
 	}
 	return into, nil
 }
@@ -257,7 +257,8 @@ func errScattered(verb string) error {
 	return &InvalidError{verb + " tasks", "Nth together with LimitKey, Group or Unique.Key", "such tasks in one shard only"}
 }
 
-// markParents has the records of tasks say that others of the batch wait for them.
+// markParents has the records of tasks say that others of the batch wait for
+// them, or for a twin that is not stored. REQUIRES: the twins are found.
 func markParents(tasks []newTask) {
 	for i := range tasks {
 		if tasks[i].tied == nil {
@@ -269,6 +270,9 @@ func markParents(tasks []newTask) {
 				continue
 			}
 			parent := &tasks[n]
+			if parent.tied != nil && parent.tied.twin >= 0 {
+				parent = &tasks[parent.tied.twin]
+			}
 			if parent.tied == nil {
 				parent.tied = &tied{home: -1, twin: -1}
 			}
