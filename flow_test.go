@@ -818,3 +818,19 @@ func TestNthOfTwin(t *testing.T) {
 		})
 	}
 }
+
+// TestFollowUpReplacesItself: a task whose idempotency key outlives it, and
+// whose follow-up has the same key and Replace, is completed; the follow-up is
+// a duplicate, since there is nothing left that waits.
+func TestFollowUpReplacesItself(t *testing.T) {
+	inFlow(t, Options{Shards: 1}, func(f *flowTest) {
+		task := Task{Queue: "a", Unique: Unique{Key: "k", For: time.Hour, Replace: true}}
+		produce(f.T, f.q, task)
+		f.complete("a", task, Task{Queue: "b"})
+		require.Equal(f, Counts{}, f.counts("a"))
+		require.Equal(f, Counts{Ready: 1}, f.counts("b"))
+		time.Sleep(time.Hour)
+		produce(f.T, f.q, task)
+		require.Equal(f, Counts{Ready: 1}, f.counts("a"))
+	})
+}

@@ -494,8 +494,11 @@ func clip(text string) string {
 
 // replace gives a task that still waits the form of a new one; its ID, and what
 // waits for it, stay. It is false if the task does not wait any more.
-// REQUIRES: the group has not changed the task.
+// REQUIRES: the group has not changed the task, or has completed it.
 func (s *shard) replace(id ID, t *newTask) bool {
+	if s.group.hasChanged(id) { // t is its follow-up
+		return false
+	}
 	at, err := s.locate(id)
 	if err != nil || at == nil || !at.waiting() {
 		return false
