@@ -1,0 +1,345 @@
+package codeq
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// payloads returns those of the tasks that are stored, in order.
+func (f *flowTest) payloads() (all []string) {
+	f.Helper()
+	tasks, err := f.q.list()
+	require.NoError(f, err)
+	for _, t := range tasks {
+		all = append(all, string(t.Payload))
+	}
+	slices.SortFunc(all, byLength)
+	return all
+}
+
+// bound returns n tasks of a queue that belong to a shard, of three, with
+// payloads that tell them apart.
+func bound(queue string, shard, n int) []Task {
+	tasks := make([]Task, n)
+	key := keyOf(queue, shard, 3)
+	for i := range tasks {
+		tasks[i] = Task{Queue: queue, LimitKey: key, Payload: fmt.Appendf(nil, "%s %d.%d", queue, shard, i)}
+	}
+	return tasks
+}
+
+// payloadsOf returns the payloads of tasks, in the order of flowTest.payloads.
+func payloadsOf(tasks ...[]Task) (all []string) {
+	for _, t := range slices.Concat(tasks...) {
+		all = append(all, string(t.Payload))
+	}
+	slices.SortFunc(all, byLength)
+	return all
+}
+
+func byLength(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) }
+
+// underWay is how many messages of a shard are not confirmed.
+func (f *flowTest) underWay(from int) (n uint64) {
+	f.Helper()
+	require.NoError(f, f.q.shards[from].probe(func(s *shard) error {
+		n = s.out.waiting
+		return nil
+	}))
+	return n
+}
+
+// TestFollowUpsReachTheirShards: follow-ups that belong to other shards arrive
+// there once each, more of them than are under way at a time.
+func TestFollowUpsReachTheirShards(t *testing.T) {
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		const n = 2*parcelCap + 100
+		f.produceAt(0, Task{Queue: "start"})
+		next := slices.Concat(bound("a", 0, 1), bound("a", 1, n), bound("a", 2, n))
+		f.complete("start", next...)
+		require.Equal(f, payloadsOf(next), f.payloads())
+		for i, want := range []uint64{1, n, n} {
+			var got uint64
+			require.NoError(f, f.q.shards[i].probe(func(s *shard) error {
+				got = s.queue("a").counts.Ready
+				return nil
+			}))
+			require.Equal(f, want, got)
+		}
+		require.Zero(f, f.underWay(0))
+		f.reopen()
+		require.Equal(f, payloadsOf(next), f.payloads())
+		require.NoError(f, f.q.Complete(context.Background(), f.claim("a").Receipt, nil, bound("b", 2, 1)...))
+		f.check()
+		require.EqualValues(f, 1, f.counts("b").Ready, "the numbers of messages go on")
+	})
+}
+
+// TestMessagesKeepTheirOrder: of one sender, what was produced first is first.
+func TestMessagesKeepTheirOrder(t *testing.T) {
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		for range 3 {
+			f.produceAt(0, Task{Queue: "start"})
+		}
+		tasks := bound("a", 1, 3*parcelCap)
+		for i := range 3 {
+			f.complete("start", tasks[i*parcelCap:(i+1)*parcelCap]...)
+		}
+		for i := range tasks {
+			l := f.claim("a")
+			require.Equal(f, string(tasks[i].Payload), string(l.Payload))
+			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil))
+		}
+	})
+}
+
+// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back
+// there by what it has in common with others.
+func TestFollowUpsWithKeys(t *testing.T) {
+	ctx := context.Background()
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		for i := range 12 { // whatever shards the keys belong to
+			key := fmt.Sprint(i)
+			unique := Task{Queue: "unique " + key, Unique: Unique{Key: key}}
+			group := Task{Queue: "group " + key, Group: key}
+			f.produceAt(i%3, Task{Queue: "start"})
+			f.complete("start", unique, unique, group, group)
+			require.Equal(f, Counts{Ready: 1}, f.counts(unique.Queue))
+			require.Equal(f, Counts{Ready: 1, Blocked: 1}, f.counts(group.Queue))
+			f.complete(group.Queue)
+			require.Equal(f, Counts{Ready: 1}, f.counts(group.Queue))
+			unique.Unique.Replace, unique.Payload = true, []byte("new")
+			f.produceAt(i%3, Task{Queue: "start"})
+			f.complete("start", unique)
+			l := f.claim(unique.Queue)
+			require.Equal(f, "new", string(l.Payload))
+			require.NoError(f, f.q.Complete(ctx, l.Receipt, nil))
+			f.complete(group.Queue)
+		}
+	})
+}
+
+// TestFollowUpWithParents: a follow-up that belongs to another shard waits for
+// parents in any shard, and for the task that it follows.
+func TestFollowUpWithParents(t *testing.T) {
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		for shard := range 3 {
+			f.produceAt(0, Task{Queue: "start"})
+			l := f.claim("start")
+			next := bound("next", shard, 1)[0]
+			next.After = []ID{l.ID}
+			for i := range 3 {
+				next.After = append(next.After, f.produceAt(i, Task{Queue: "parent"}))
+			}
+			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, next))
+			f.check()
+			f.complete("parent")
+			f.complete("parent")
+			require.Equal(f, Counts{Blocked: 1}, f.counts("next"))
+			f.complete("parent")
+			f.complete("next")
+		}
+	})
+}
+
+// crash goes on with what is on the disk at this moment if its power fails.
+func (f *flowTest) crash(disk *vfs.MemFS) *flowTest {
+	f.Helper()
+	img := &flowTest{T: f.T, opts: f.opts}
+	img.opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
+	img.open()
+	img.check()
+	return img
+}
+
+// TestPowerLossBetweenShards: a follow-up that belongs to another shard arrives
+// there once, whether the power fails before the receiver has stored it, or
+// before the sender has learnt of that.
+func TestPowerLossBetweenShards(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *flowTest) {
+		for round := range 3 {
+			f.produceAt(0, Task{Queue: "start"})
+			l := f.claim("start")
+			sent := bound("a", 1, parcelCap+10)
+			before := f.payloads()[1:] // without start
+			atReceiver := shut(t, f.q.shards[1])
+			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, sent...))
+			synctest.Wait()
+			require.EqualValues(f, len(sent), f.underWay(0))
+
+			img := f.crash(disk)
+			require.Equal(f, payloadsOf(sent), img.payloads()[:len(sent)])
+			require.Len(f, img.payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
+			require.NoError(f, img.q.Close())
+
+			atSender := shut(t, f.q.shards[0])
+			close(atReceiver)
+			synctest.Wait() // the receiver has stored the first ones, the sender cannot forget them
+			img = f.crash(disk)
+			require.Len(f, img.payloads(), len(before)+len(sent), "round %d, before the confirmation", round)
+			require.Equal(f, slices.Compact(img.payloads()), img.payloads())
+			img.produceAt(0, Task{Queue: "start"}) // further messages are not taken for those
+			img.complete("start", bound("b", 1, 5)...)
+			require.EqualValues(f, 5, img.counts("b").Ready)
+			require.NoError(f, img.q.Close())
+
+			close(atSender)
+			f.check()
+			require.Len(f, f.payloads(), len(before)+len(sent))
+			n := len(sent)
+			for n > 0 {
+				leases, err := f.q.ClaimBatch(context.Background(), ClaimRequest{Queues: []string{"a"}, Max: n})
+				require.NoError(f, err)
+				for _, l := range leases {
+					require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil))
+				}
+				n -= len(leases)
+			}
+			f.reopen()
+		}
+	})
+}
+
+// TestFlowSurvivesPowerLoss fails the power before each sync of a flow over
+// three shards. From whatever is on the disk then the flow goes on to its end,
+// and no task of it exists twice.
+func TestFlowSurvivesPowerLoss(t *testing.T) {
+	ctx := context.Background()
+	disk := vfs.NewCrashableMem()
+	var images []*vfs.MemFS
+	recording := false
+	fs := &hookFS{FS: disk, before: func(op, name string) error {
+		if op == "sync" && recording {
+			images = append(images, disk.CrashClone(vfs.CrashCloneCfg{}))
+		}
+		return nil
+	}}
+	const follow = 5
+	// goOn works until nothing is left, and returns how often each task was completed.
+	goOn := func(f *flowTest) map[string]int {
+		done := make(map[string]int)
+		for {
+			synctest.Wait()
+			l := claimNow(f.T, f.q, "start", "parent", "a", "join", "child")
+			if l == nil {
+				return done
+			}
+			var next []Task
+			if l.Queue == "start" {
+				next = slices.Concat(bound("a", 0, follow), bound("a", 1, follow), bound("a", 2, follow))
+				for i := range next {
+					next[i].Retention = Forever
+				}
+				join := bound("join", 1, 1)[0]
+				join.After, join.Retention = append([]ID{l.ID}, l.After...), Forever
+				next = append(next, join)
+			}
+			require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, next...))
+			done[string(l.Payload)]++
+		}
+	}
+	begin := func(f *flowTest) {
+		parent := f.produceAt(0, Task{Queue: "parent", Payload: []byte("parent"), Retention: Forever})
+		start := f.produceAt(1, Task{Queue: "start", Payload: []byte("start"), After: []ID{parent}, Retention: Forever})
+		f.produceAt(2, Task{Queue: "child", Payload: []byte("child"), After: []ID{start, parent}, Retention: Forever})
+		synctest.Wait()
+	}
+	var whole []string
+	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, LeaseFor: time.Second, fs: fs}, func(f *flowTest) {
+		f.produceAt(0, Task{Queue: "other"}) // so that images have a queue
+		begin(f)
+		recording = true
+		require.Len(f, goOn(f), 3+3*follow+1)
+		recording = false
+		whole = f.payloads()
+	})
+	require.Greater(t, len(images), 20)
+	for i, img := range images {
+		inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, LeaseFor: time.Second, fs: img}, func(f *flowTest) {
+			f.check()
+			for range 2 {
+				for payload, n := range goOn(f) {
+					require.Equal(f, 1, n, "image %d: %s", i, payload)
+				}
+				time.Sleep(2 * time.Second) // leases from before the power loss expire
+				f.check()
+			}
+			require.Empty(f, goOn(f))
+			require.Equal(f, whole, f.payloads(), "image %d", i)
+			for _, q := range []string{"start", "parent", "a", "join", "child"} {
+				c := f.counts(q)
+				require.Equal(f, c.Total(), c.Done, "image %d: %s", i, q)
+			}
+		})
+	}
+}
+
+// TestMessagesToFailedShard: messages to a shard that has failed wait for the
+// next Open; their sender goes on meanwhile.
+func TestMessagesToFailedShard(t *testing.T) {
+	ctx := context.Background()
+	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
+		inFlow(t, Options{Shards: 3, Durability: level}, func(f *flowTest) {
+			parent := f.produceAt(0, Task{Queue: "parent"})
+			child := f.produceAt(1, Task{Queue: "child", After: []ID{parent}})
+			f.produceAt(0, Task{Queue: "start"})
+			f.produceAt(0, Task{Queue: "start"})
+			synctest.Wait()
+			zero := f.q.startingAt(0)
+			finish := func(queue string, next ...Task) {
+				f.Helper()
+				l, err := zero.Claim(ctx, ClaimRequest{Queues: []string{queue}})
+				require.NoError(f, err)
+				require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, next...))
+				synctest.Wait()
+			}
+			failShard(t, f.q.shards[1])
+			finish("start", slices.Concat(bound("a", 1, 3), bound("a", 2, 3))...)
+			finish("parent")
+			finish("start", bound("b", 1, 3)...)
+			require.EqualValues(f, 3+1+3, f.underWay(0))
+			require.NoError(f, f.q.Close())
+
+			f.open()
+			f.check()
+			require.Zero(f, f.underWay(0))
+			require.Equal(f, Counts{Ready: 6}, f.counts("a"))
+			require.Equal(f, Counts{Ready: 3}, f.counts("b"))
+			f.requireState(Ready, child)
+		})
+	}
+}
+
+// TestWaitIdleWaitsForMessages: a task on its way to another shard is not done.
+func TestWaitIdleWaitsForMessages(t *testing.T) {
+	ctx := context.Background()
+	for sender := range 3 {
+		inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+			f.produceAt(sender, Task{Queue: "start"})
+			receiver := (sender + 1) % 3
+			l := f.claim("start")
+			open := shut(t, f.q.shards[receiver])
+			require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, bound("a", receiver, 1)...))
+			synctest.Wait()
+			idle := make(chan error, 1)
+			go func() { idle <- f.q.WaitIdle(ctx) }()
+			synctest.Wait()
+			require.Empty(f, idle)
+			close(open)
+			synctest.Wait()
+			require.Empty(f, idle)
+			f.complete("a")
+			require.NoError(f, <-idle)
+		})
+	}
+}
