@@ -13,8 +13,8 @@ import (
 // It is for programs that end when their work does. Nothing keeps others from
 // producing at the moment at which it returns.
 func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
-	for {
-		waited := false
+	for arrived := uint64(never); ; {
+		waited, total := false, uint64(0)
 		for _, s := range q.shards {
 			op := &idleOp{completion: newCompletion(), queues: queues}
 			if settled, err := s.do(ctx, op, &op.completion); !settled {
@@ -23,22 +23,26 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
 			} else if err != nil {
 				return err
 			}
-			waited = waited || op.waited
+			waited, total = waited || op.waited, total+op.arrived
 		}
-		// Nothing moves between shards, but while one was waited for, its
-		// completion may have been the cause of a produce into another.
-		if !waited {
+		// While one shard was waited for, its completion may have been the cause
+		// of a produce into another; and between two questions, a task may have
+		// gone from a shard that was still to be asked to one that had been. If
+		// none arrived between two rounds of questions, all were idle at once.
+		if !waited && (total == arrived || len(q.shards) == 1) {
 			return nil
 		}
+		arrived = total
 	}
 }
 
 // idleOp waits for queues to become idle in one shard.
 type idleOp struct {
 	completion
-	queues []string
-	waited bool
-	gone   atomic.Bool // the caller has given up
+	queues  []string
+	waited  bool
+	arrived uint64      // tasks of the queues that had come from other shards
+	gone    atomic.Bool // the caller has given up
 }
 
 func (op *idleOp) resolve(s *shard) {
@@ -56,11 +60,15 @@ func (op *idleOp) idle(s *shard) bool {
 	if s.out.waiting > 0 { // tasks on their way to other shards
 		return false
 	}
+	op.arrived = 0
 	for _, q := range s.numbers[1:] {
-		busy := q.counts.Ready+q.counts.Scheduled+q.counts.Blocked+q.counts.Leased > 0
-		if busy && (len(op.queues) == 0 || slices.Contains(op.queues, q.name)) {
+		if len(op.queues) > 0 && !slices.Contains(op.queues, q.name) {
+			continue
+		}
+		if q.counts.Ready+q.counts.Scheduled+q.counts.Blocked+q.counts.Leased > 0 {
 			return false
 		}
+		op.arrived += q.arrived
 	}
 	return true
 }

@@ -48,6 +48,7 @@ type queueState struct {
 	settings *Settings
 	gate     *gate // nil: neither a rate nor a limit of concurrency
 	buckets  map[bucketKey]*bucket
+	arrived  uint64 // tasks that have come from other shards since Open
 
 	rings   [MaxPriority + 1]*lane // where the next turn begins
 	mask    uint16                 // bit p: rings[p] is not empty

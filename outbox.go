@@ -179,6 +179,7 @@ func (s *shard) obey(m *keys.Message) bool {
 			return false
 		}
 		s.admitAll(tasks, nil, nil)
+		s.queue(m.Queue).arrived++
 		return true
 	case keys.MsgDepend:
 		return s.depend(m.Parent, m.Child, OnDead(m.Outcome))

@@ -343,3 +343,26 @@ func TestWaitIdleWaitsForMessages(t *testing.T) {
 		})
 	}
 }
+
+// TestWaitIdleSeesWhatHasMoved: a task that reaches a shard after that was
+// found idle, from one that is asked later, is not missed.
+func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
+	ctx := context.Background()
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		f.produceAt(2, Task{Queue: "a"})
+		l := f.claim("a")
+		open := shut(t, f.q.shards[1])
+		go func() { _, _ = f.q.startingAt(1).Produce(ctx, Task{Queue: "z"}) }()
+		synctest.Wait() // shard 1 is in a commit
+		idle := make(chan error, 1)
+		go func() { idle <- f.q.WaitIdle(ctx, "a") }()
+		synctest.Wait() // shard 0 is idle; shard 1 is being asked
+		require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...))
+		synctest.Wait() // now shard 0 has the task, and shard 2 has none
+		close(open)
+		synctest.Wait()
+		require.Empty(f, idle)
+		f.complete("a")
+		require.NoError(f, <-idle)
+	})
+}
