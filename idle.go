@@ -57,7 +57,7 @@ func (op *idleOp) resolve(s *shard) {
 func (op *idleOp) isGone() bool { return op.gone.Load() }
 
 func (op *idleOp) idle(s *shard) bool {
-	if s.out.waiting > 0 { // tasks on their way to other shards
+	if s.out.busy() { // tasks on their way to other shards
 		return false
 	}
 	op.arrived = 0

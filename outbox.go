@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -18,11 +19,14 @@ import (
 // Memory holds none of them but those under way.
 //
 // A shard that asks itself goes the same way.
+//
+// The numbers of the messages that wait for a receiver have a gap if a power
+// loss took the last of them, and not what they did to the receiver.
 type outbox struct {
 	next    []uint64 // by receiver, the number of the next message
 	first   []uint64 // by receiver, the number of the first one that is not confirmed
 	sending []bool   // by receiver: some are under way
-	waiting uint64   // messages that are not confirmed
+	waiting []uint64 // by receiver, messages that are not confirmed
 	due     bool     // there may be something to send
 }
 
@@ -33,14 +37,17 @@ const parcelCap = 256
 func (s *shard) send(to int, m *keys.Message) {
 	seq := s.out.next[to]
 	s.out.next[to]++
-	s.out.waiting++
+	s.out.waiting[to]++
 	s.out.due = true
 	s.group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
 }
 
 // loadOutbox finds what has not been confirmed before the queue was closed.
 func (s *shard) loadOutbox(shards int) error {
-	s.out = outbox{next: make([]uint64, shards), first: make([]uint64, shards), sending: make([]bool, shards)}
+	s.out = outbox{
+		next: make([]uint64, shards), first: make([]uint64, shards),
+		sending: make([]bool, shards), waiting: make([]uint64, shards),
+	}
 	s.inbound = make([]uint64, shards)
 	if err := scan(s.store.db, keys.Inbound, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
@@ -63,7 +70,7 @@ func (s *shard) loadOutbox(shards int) error {
 			s.out.first[to] = seq
 		}
 		s.out.next[to] = seq + 1
-		s.out.waiting++
+		s.out.waiting[to]++
 		s.out.due = true
 		return nil
 	})
@@ -88,7 +95,7 @@ func (s *shard) sendOut() (more bool) {
 	}
 	s.out.due = false
 	for to, peer := range s.peers {
-		if s.out.sending[to] || s.out.first[to] == s.out.next[to] {
+		if s.out.sending[to] || s.out.waiting[to] == 0 {
 			continue
 		}
 		p := &parcel{from: s, to: to}
@@ -99,6 +106,11 @@ func (s *shard) sendOut() (more bool) {
 			if err != nil {
 				return false, err
 			}
+			if n == 0 {
+				p.first = seq
+			} else if seq != p.first+uint64(n) {
+				return false, nil
+			}
 			v, err := it.ValueAndErr()
 			if err != nil {
 				return false, err
@@ -107,7 +119,6 @@ func (s *shard) sendOut() (more bool) {
 			if err != nil {
 				return false, err
 			}
-			p.first = seq - uint64(n)
 			p.messages = append(p.messages, m)
 			return len(p.messages) < parcelCap, nil
 		})
@@ -216,9 +227,14 @@ func (op *confirmOp) resolve(s *shard) {
 		s.group.delete(keys.AppendOutbound(nil, uint32(to), seq))
 	}
 	s.out.first[to] = op.by.first + n
-	s.out.waiting -= n
+	s.out.waiting[to] -= n
 	s.out.sending[to] = false
-	s.out.due = s.out.due || s.out.first[to] < s.out.next[to]
+	s.out.due = s.out.due || s.out.waiting[to] > 0
 }
 
 func (op *confirmOp) settle(error) {}
+
+// busy reports whether messages are not confirmed.
+func (o *outbox) busy() bool {
+	return slices.ContainsFunc(o.waiting, func(n uint64) bool { return n > 0 })
+}

@@ -52,7 +52,9 @@ func byLength(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), stri
 func (f *flowTest) underWay(from int) (n uint64) {
 	f.Helper()
 	require.NoError(f, f.q.shards[from].probe(func(s *shard) error {
-		n = s.out.waiting
+		for _, waiting := range s.out.waiting {
+			n += waiting
+		}
 		return nil
 	}))
 	return n
@@ -364,5 +366,41 @@ func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 		require.Empty(f, idle)
 		f.complete("a")
 		require.NoError(f, <-idle)
+	})
+}
+
+// TestLostTailOfMessages: at DurabilityProcess a power loss may take the last
+// messages from their sender and leave what they did to their receiver. Sender
+// and receiver then go on, and come to rest.
+func TestLostTailOfMessages(t *testing.T) {
+	ctx := context.Background()
+	disk := vfs.NewCrashableMem()
+	inFlow(t, Options{Shards: 3, fs: disk}, func(f *flowTest) {
+		f.produceAt(0, Task{Queue: "start"})
+		f.produceAt(0, Task{Queue: "start"})
+		first, second := f.claim("start"), f.claim("start")
+		atReceiver := shut(t, f.q.shards[1])
+		require.NoError(f, f.q.Complete(ctx, first.Receipt, nil, bound("a", 1, 2)...))
+		synctest.Wait()
+		syncLogs(t, disk, "queue/shard-000")
+		require.NoError(f, f.q.Complete(ctx, second.Receipt, nil, bound("b", 1, 2)...))
+		synctest.Wait()
+		close(atReceiver)
+		synctest.Wait()
+		syncLogs(t, disk, "queue/shard-001")
+		require.Equal(f, Counts{Ready: 2}, f.counts("b"))
+
+		img := f.crash(disk) // comes to rest, or the bubble would not
+		require.EqualValues(f, 1, img.counts("start").Total(), "the second completion is lost")
+		require.Equal(f, Counts{Ready: 2}, img.counts("a"))
+		require.Equal(f, Counts{Ready: 2}, img.counts("b"), "and what it did elsewhere is not")
+		require.Zero(f, img.underWay(0))
+		img.produceAt(0, Task{Queue: "again"})
+		img.complete("again", bound("c", 1, 3)...)
+		require.Equal(f, Counts{Ready: 3}, img.counts("c"))
+		require.NoError(f, img.q.WaitIdle(ctx, "again"))
+		img.reopen()
+		require.Equal(f, Counts{Ready: 3}, img.counts("c"))
+		require.NoError(f, img.q.Close())
 	})
 }
