@@ -751,6 +751,35 @@ func TestUniqueFollowUps(t *testing.T) {
 	}
 }
 
+// TestFollowUpOfOwnKey: as long as its For goes on, a task that has just been
+// completed is not replaced by its own follow-up.
+func TestFollowUpOfOwnKey(t *testing.T) {
+	for _, replace := range []bool{false, true} {
+		t.Run(fmt.Sprint("replace ", replace), func(t *testing.T) {
+			throughSteps(t, Options{Shards: 1}, func(p *process) {
+				ctx := context.Background()
+				task := keyed("k")
+				task.Unique.For, task.Unique.Replace = time.Hour, replace
+				id := p.produce(task)
+				p.step()
+				require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil, task))
+				p.step()
+				require.Equal(t, Counts{}, countsOf(t, p.Queue, "a"))
+				p.taken(task, id)
+
+				p.pass(time.Hour)
+				task.Unique.ReleaseOnComplete = true
+				id = p.produce(task)
+				p.step()
+				require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil, task))
+				p.step()
+				require.Equal(t, Counts{Ready: 1}, countsOf(t, p.Queue, "a"))
+				require.NotEqual(t, id, p.claim("a").ID)
+			})
+		})
+	}
+}
+
 // TestUniqueRace: of many that produce the same key at the same time one
 // stores it, and the others learn its ID.
 func TestUniqueRace(t *testing.T) {
