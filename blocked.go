@@ -38,7 +38,8 @@ func (s *shard) wake(q *queueState, scope uint64, id ID, how byte) {
 }
 
 // wakeBlocked does what the marks say. REQUIRES: the group is empty but for
-// what other upkeep has moved, none of which waits in a scope with a mark.
+// what has become due. Of that, tasks may have begun to wait for a turn that a
+// mark is about; giveTurn sees to it.
 func (s *shard) wakeBlocked() (more bool) {
 	if !s.wakes {
 		return false

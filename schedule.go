@@ -14,7 +14,8 @@ const upkeepCap = 512
 
 // promoteDue lets scheduled tasks go on whose time has come. Nothing lies before
 // nextDue, but perhaps many tombstones: it begins there.
-// REQUIRES: the group has moved no scheduled task.
+// REQUIRES: the group has scheduled no task, and moved none that was: nextDue is
+// what disk says afterwards.
 func (s *shard) promoteDue() (more bool) {
 	if s.nextDue > s.wall {
 		return false

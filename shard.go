@@ -225,8 +225,8 @@ func (s *shard) resolve() {
 	s.refill()
 	s.more = false
 	for _, upkeep := range [...]func(*shard) bool{
-		(*shard).wakeBlocked, (*shard).promoteDue, (*shard).expireEnded, (*shard).freeKeys,
-		(*shard).recheckLimits, (*shard).sendOut, (*shard).openGates, (*shard).reap,
+		(*shard).promoteDue, (*shard).freeKeys, // before what may schedule a task, or end one with a key
+		(*shard).expireEnded, (*shard).wakeBlocked, (*shard).recheckLimits, (*shard).sendOut, (*shard).openGates, (*shard).reap,
 		(*shard).produceTicks,
 	} {
 		if s.broken == nil && upkeep(s) {

@@ -206,8 +206,8 @@ func checkMirror[K comparable, V any](m *mirror[K, V], r pebble.Reader) error {
 	}))
 	for k, e := range m.held {
 		value, stored := onDisk[k]
-		if e.changed || e.present != stored || e.stored != stored || stored && !bytes.Equal(m.encode(e.value, nil), value) {
-			errs = append(errs, fmt.Errorf("range %x: %v is held as %+v, stored as %x", m.prefix, k, *e, value))
+		if e.changed || e.present != stored || (e.stored > 0) != stored || stored && !bytes.Equal(m.encode(e.value, nil), value) {
+			errs = append(errs, fmt.Errorf("range %x: %v is held as %+v, stored as %x", m.prefix, k, e, value))
 		}
 		delete(onDisk, k)
 	}
@@ -979,6 +979,55 @@ func TestManyKeysBecomeFree(t *testing.T) {
 		p.pass(time.Minute + 2*time.Millisecond)
 		require.Zero(t, p.stored(keys.Unique))
 		require.Zero(t, p.stored(keys.Freed))
+	})
+}
+
+// TestKeyOfCanceledChild: the key of a task that is canceled with its parent is
+// freed in time, also if another key becomes free in the same group.
+func TestKeyOfCanceledChild(t *testing.T) {
+	throughSteps(t, Options{Shards: 1}, func(p *process) {
+		parent := p.produce(Task{Queue: "parents"})
+		early, child := keyed("early"), keyed("child")
+		early.Unique.For, child.Unique.For = time.Minute, time.Hour
+		child.After = []ID{parent}
+		p.produce(child)
+		require.NoError(t, p.Cancel(context.Background(), p.produce(early)))
+		p.step()
+		p.pass(time.Minute - time.Millisecond)
+		require.NoError(t, p.shards[0].probe(func(s *shard) error {
+			at, err := s.locate(parent)
+			s.cancel(at)
+			p.skew.Add(int64(time.Millisecond)) // for the next group, which cancels the child
+			return err
+		}))
+		p.check()
+		require.Equal(t, 1, p.stored(keys.Freed))
+		p.pass(time.Hour)
+		require.Zero(t, p.stored(keys.Unique))
+		require.Zero(t, p.stored(keys.Freed))
+	})
+}
+
+// TestChildIsScheduled: a task whose parents have ended waits for its time, also
+// if the time of another one comes in the same group.
+func TestChildIsScheduled(t *testing.T) {
+	throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(p *process) {
+		start := p.opts.wall()
+		parent := p.produce(Task{Queue: "parents"})
+		child := p.produce(Task{Queue: "a", After: []ID{parent}, RunAt: start.Add(time.Hour)})
+		p.produce(Task{Queue: "others", RunAt: start.Add(time.Minute)})
+		l := p.claim("parents")
+		p.step()
+		p.pass(time.Minute - time.Millisecond)
+		require.NoError(t, p.shards[0].probe(func(s *shard) error {
+			p.skew.Add(int64(time.Millisecond)) // for the next group, which lets the child go on
+			return s.complete(s.held(l.Receipt), nil)
+		}))
+		p.check()
+		require.Equal(t, Scheduled, p.state(child))
+		require.Equal(t, Counts{Ready: 1}, countsOf(t, p.Queue, "others"))
+		p.pass(time.Hour)
+		require.Equal(t, Ready, p.state(child))
 	})
 }
 
