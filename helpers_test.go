@@ -281,7 +281,7 @@ func (c *memoryChecker) windowMemory() error {
 }
 
 // queues: counts and numbers are those of disk, rings are rings, and nobody
-// waits for a queue that has a ready task.
+// waits for a queue that has a ready task and is not held back.
 func (c *memoryChecker) queues() error {
 	s := c.shard
 	counted := make(map[uint32]keys.Counts)
@@ -314,7 +314,8 @@ func (c *memoryChecker) queues() error {
 			c.ring(q, p)
 		}
 		waiting := slices.ContainsFunc(q.waiters.ops[q.waiters.head:], func(op *claimOp) bool { return !op.taken.Load() })
-		if waiting && q.counts.Ready > 0 {
+		held := q.settings.Paused || q.gate != nil
+		if waiting && q.counts.Ready > 0 && !held {
 			c.report("queue %q has ready tasks and claims that wait", name)
 		}
 	}

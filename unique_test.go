@@ -42,7 +42,7 @@ const (
 
 // throughSteps runs a test in fake time once for every way in which the
 // process may go through its steps, and checks what is stored at the end.
-func throughSteps(t *testing.T, opts Options, test func(p *process)) {
+func throughSteps(t *testing.T, opts Options, test func(t *testing.T, p *process)) {
 	for _, end := range []string{goesOn, forgets, closed, killed} {
 		t.Run(end, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -52,7 +52,7 @@ func throughSteps(t *testing.T, opts Options, test func(p *process)) {
 				p.opts.wall = func() time.Time { return time.Now().Add(time.Duration(p.skew.Load())) }
 				p.open()
 				defer func() { require.NoError(t, p.Close()) }()
-				test(p)
+				test(t, p)
 				p.step()
 			})
 		})
@@ -249,7 +249,7 @@ func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} 
 
 // TestUniqueScope: queue, tenant, group and limit key have keys of their own.
 func TestUniqueScope(t *testing.T) {
-	throughSteps(t, Options{Shards: 3}, func(p *process) {
+	throughSteps(t, Options{Shards: 3}, func(t *testing.T, p *process) {
 		scopes := []Task{
 			keyed("k"),
 			keyed("other"),
@@ -273,7 +273,7 @@ func TestUniqueScope(t *testing.T) {
 
 // TestUniqueIsKept: Get shows what was produced.
 func TestUniqueIsKept(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(p *process) {
+	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
 		for i, u := range []Unique{
 			{Key: "1"},
 			{Key: "2", For: time.Hour, Replace: true},
@@ -294,7 +294,7 @@ func TestUniqueIsKept(t *testing.T) {
 func TestUniqueBatch(t *testing.T) {
 	for _, shards := range []int{1, 4} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			throughSteps(t, Options{Shards: shards}, func(p *process) {
+			throughSteps(t, Options{Shards: shards}, func(t *testing.T, p *process) {
 				ctx := context.Background()
 				stored := p.produce(keyed("stored"))
 				p.step()
@@ -330,7 +330,7 @@ func TestUniqueBatch(t *testing.T) {
 // TestUniqueBatchOfSeveralShards: each task goes to where its key lies. When a
 // shard fails, the batch may be produced again: nothing is stored twice.
 func TestUniqueBatchOfSeveralShards(t *testing.T) {
-	throughSteps(t, Options{Shards: 4}, func(p *process) {
+	throughSteps(t, Options{Shards: 4}, func(t *testing.T, p *process) {
 		ctx := context.Background()
 		const n = 64
 		var batch []Task
@@ -436,7 +436,7 @@ func TestReplace(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(p *process) {
+			throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *process) {
 				id := tc.wait(p, tc.task)
 				p.step()
 				require.Equal(t, tc.from, p.state(id))
@@ -492,7 +492,7 @@ func TestReplace(t *testing.T) {
 // TestReplaceChild: a task that is replaced waits for the same parents as
 // before, and for its new RunAt.
 func TestReplaceChild(t *testing.T) {
-	throughSteps(t, Options{Shards: 2, LeaseFor: 24 * time.Hour}, func(p *process) {
+	throughSteps(t, Options{Shards: 2, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *process) {
 		ctx := context.Background()
 		parents := []ID{p.produce(Task{Queue: "parents"}), p.produce(Task{Queue: "parents"})}
 		task := keyed("k")
@@ -519,7 +519,7 @@ func TestReplaceChild(t *testing.T) {
 
 // TestReplaceGoesBehind: what is replaced waits anew.
 func TestReplaceGoesBehind(t *testing.T) {
-	throughSteps(t, Options{Shards: 1, WindowTasks: 2}, func(p *process) {
+	throughSteps(t, Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *process) {
 		task := keyed("k")
 		task.Unique.Replace = true
 		first := p.produce(task)
@@ -539,7 +539,7 @@ func TestReplaceGoesBehind(t *testing.T) {
 
 // TestDebounce: of a burst one task runs, the last, when it is quiet.
 func TestDebounce(t *testing.T) {
-	throughSteps(t, Options{Shards: 2}, func(p *process) {
+	throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *process) {
 		var id ID
 		for i := range 10 {
 			task := keyed("document 7")
@@ -590,7 +590,7 @@ func TestUniqueEnds(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			for state, end := range endings {
 				t.Run(state.String(), func(t *testing.T) {
-					throughSteps(t, Options{Shards: 2, Retention: Forever}, func(p *process) {
+					throughSteps(t, Options{Shards: 2, Retention: Forever}, func(t *testing.T, p *process) {
 						task := keyed("k")
 						task.Unique.For = tc.unique.For
 						task.Unique.ReleaseOnComplete = tc.unique.ReleaseOnComplete
@@ -624,7 +624,7 @@ func TestUniqueEnds(t *testing.T) {
 // TestUniqueOfLivingTask: a task that has not ended keeps its key, however long
 // For is over: when it is ready, blocked, leased, and between two attempts.
 func TestUniqueOfLivingTask(t *testing.T) {
-	throughSteps(t, Options{Shards: 2, LeaseFor: time.Minute, MaxAttempts: 3}, func(p *process) {
+	throughSteps(t, Options{Shards: 2, LeaseFor: time.Minute, MaxAttempts: 3}, func(t *testing.T, p *process) {
 		ctx := context.Background()
 		task := keyed("k")
 		task.Unique.For = time.Second
@@ -669,7 +669,7 @@ func TestReleaseKey(t *testing.T) {
 		"dead":    endings[Dead],
 	} {
 		t.Run(name, func(t *testing.T) {
-			throughSteps(t, Options{Shards: 2, Retention: Forever}, func(p *process) {
+			throughSteps(t, Options{Shards: 2, Retention: Forever}, func(t *testing.T, p *process) {
 				task := keyed("k")
 				task.Unique.For = time.Hour
 				first := p.produce(task)
@@ -701,7 +701,7 @@ func TestReleaseKey(t *testing.T) {
 
 // TestReleaseKeyOfScope: ReleaseKey finds the key by the fields that Produce does.
 func TestReleaseKeyOfScope(t *testing.T) {
-	throughSteps(t, Options{Shards: 4}, func(p *process) {
+	throughSteps(t, Options{Shards: 4}, func(t *testing.T, p *process) {
 		ctx := context.Background()
 		task := Task{Queue: "a", Tenant: "t", Group: "g", LimitKey: "l", Unique: Unique{Key: "k"}}
 		id := p.produce(task)
@@ -727,7 +727,7 @@ func TestReleaseKeyOfScope(t *testing.T) {
 func TestUniqueFollowUps(t *testing.T) {
 	for _, shards := range []int{1, 4} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			throughSteps(t, Options{Shards: shards}, func(p *process) {
+			throughSteps(t, Options{Shards: shards}, func(t *testing.T, p *process) {
 				ctx := context.Background()
 				stored := p.produce(Task{Queue: "b", Unique: Unique{Key: "stored"}})
 				task := keyed("k")
@@ -756,7 +756,7 @@ func TestUniqueFollowUps(t *testing.T) {
 func TestFollowUpOfOwnKey(t *testing.T) {
 	for _, replace := range []bool{false, true} {
 		t.Run(fmt.Sprint("replace ", replace), func(t *testing.T) {
-			throughSteps(t, Options{Shards: 1}, func(p *process) {
+			throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
 				ctx := context.Background()
 				task := keyed("k")
 				task.Unique.For, task.Unique.Replace = time.Hour, replace
@@ -786,7 +786,7 @@ func TestUniqueRace(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		for _, batch := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d shards, batch %t", shards, batch), func(t *testing.T) {
-				throughSteps(t, Options{Shards: shards, GroupCap: 7}, func(p *process) {
+				throughSteps(t, Options{Shards: shards, GroupCap: 7}, func(t *testing.T, p *process) {
 					const callers, rounds = 64, 10
 					for round := range rounds {
 						task := keyed(fmt.Sprint(round))
@@ -826,7 +826,7 @@ func TestUniqueRace(t *testing.T) {
 // TestReplaceRace: tasks that replace each other while workers take them: none
 // is lost, none is worked on twice, and the last one is worked on.
 func TestReplaceRace(t *testing.T) {
-	throughSteps(t, Options{Shards: 2, GroupCap: 5}, func(p *process) {
+	throughSteps(t, Options{Shards: 2, GroupCap: 5}, func(t *testing.T, p *process) {
 		ctx := context.Background()
 		const producers, each = 8, 50
 		var producing, working sync.WaitGroup
@@ -918,7 +918,7 @@ func TestManyKeys(t *testing.T) {
 // TestUniqueClock: a clock that is set back keeps a key taken for longer, one
 // that is set forward frees it early; never while its task lives.
 func TestUniqueClock(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(p *process) {
+	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
 		ctx := context.Background()
 		task := keyed("k")
 		task.Unique.For = 10 * time.Minute
@@ -962,7 +962,7 @@ func TestUniqueClock(t *testing.T) {
 
 // TestManyKeysBecomeFree: more at the same time than one group frees.
 func TestManyKeysBecomeFree(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(p *process) {
+	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
 		const n = 2*upkeepCap + 10
 		var batch []Task
 		for i := range n {
@@ -985,7 +985,7 @@ func TestManyKeysBecomeFree(t *testing.T) {
 // TestKeyOfCanceledChild: the key of a task that is canceled with its parent is
 // freed in time, also if another key becomes free in the same group.
 func TestKeyOfCanceledChild(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(p *process) {
+	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
 		parent := p.produce(Task{Queue: "parents"})
 		early, child := keyed("early"), keyed("child")
 		early.Unique.For, child.Unique.For = time.Minute, time.Hour
@@ -1011,7 +1011,7 @@ func TestKeyOfCanceledChild(t *testing.T) {
 // TestChildIsScheduled: a task whose parents have ended waits for its time, also
 // if the time of another one comes in the same group.
 func TestChildIsScheduled(t *testing.T) {
-	throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(p *process) {
+	throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *process) {
 		start := p.opts.wall()
 		parent := p.produce(Task{Queue: "parents"})
 		child := p.produce(Task{Queue: "a", After: []ID{parent}, RunAt: start.Add(time.Hour)})
