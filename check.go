@@ -263,8 +263,16 @@ func (c *checker) unique(key, value []byte) error {
 }
 
 func (c *checker) freed(key, _ []byte) error {
-	if _, _, err := keys.ParseFreed(key); err != nil {
+	at, hash, err := keys.ParseFreed(key)
+	if err != nil {
 		c.report("%w", err)
+		return nil
+	}
+	b, err := lookup(c.view.snap, keys.AppendHashed(nil, hash))
+	if err != nil || b == nil {
+		c.report("idempotency key %x, which is nobody's, is free at %d: %v", hash, at, err)
+	} else if v, err := keys.ParseUnique(b); err != nil || v.Until != at {
+		c.report("idempotency key %x is free at %d, not %d: %v", hash, at, v.Until, err)
 	}
 	return nil
 }

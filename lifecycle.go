@@ -513,6 +513,9 @@ func (s *shard) replace(id ID, t *newTask) bool {
 	rec.Leases, rec.Rewritten = at.rec.Leases, true
 	rec.Parent = rec.Parent || at.rec.Parent
 	l := s.lane(t.key)
+	if v, ok := s.uniques.get(s, t.tied.Unique); ok {
+		s.freeKey(t.tied.Unique, v)
+	}
 	s.takeKey(id, &t.tied.Ties, s.wall)
 	b := rec.Encode()
 	switch {

@@ -172,11 +172,11 @@ type releaseKeyOp struct {
 
 func (op *releaseKeyOp) resolve(s *shard) {
 	s.settle(op)
-	if _, ok := s.uniques.get(s, op.hash); !ok {
+	if v, ok := s.uniques.get(s, op.hash); ok {
+		s.freeKey(op.hash, v)
+	} else {
 		op.err = fmt.Errorf("%w: nobody has idempotency key %q", ErrNotFound, op.key)
-		return
 	}
-	s.uniques.drop(s, op.hash)
 }
 
 // holder returns who has an idempotency key.
@@ -188,27 +188,31 @@ func (s *shard) holder(hash [keys.UniqueLen]byte) (id ID, taken bool) {
 	return v.ID, ok
 }
 
-// takeKey gives a key to a task, which is new or takes its own anew.
+// takeKey gives a key that is free to a task, for some time from a moment on.
 func (s *shard) takeKey(id ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
-	if t.UniqueFor != 0 {
+	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed
 		v.Until = later(from, t.UniqueFor)
-		s.freeAt(v.Until, t.Unique)
+		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
+		s.group.set(s.scratch, nil)
+		s.nextFreed = min(s.nextFreed, v.Until)
 	}
 	s.uniques.put(s, t.Unique, v)
 }
 
-// freeAt has freeKeys look at a key when its time has passed.
-func (s *shard) freeAt(at uint64, hash [keys.UniqueLen]byte) {
-	s.scratch = keys.AppendFreed(s.scratch[:0], at, hash)
-	s.group.set(s.scratch, nil)
-	s.nextFreed = min(s.nextFreed, at)
+// freeKey takes a key from its holder.
+func (s *shard) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
+	s.uniques.drop(s, hash)
+	if v.Until != 0 {
+		s.group.delete(keys.AppendFreed(nil, v.Until, hash))
+	}
 }
 
-// endKey is what becomes of the key of a task that ends. While its time has not
-// passed there is nothing to do: freeKeys will find that the task has ended.
+// endKey is what becomes of the key of a task that ends. Until the shard's clock
+// has passed its time there is nothing to do: freeKeys will find that the task
+// has ended.
 func (s *shard) endKey(id ID, t *record.Ties, release uint8) {
-	if t.Flags&release == 0 && t.UniqueFor != 0 && later(mintedAt(id), t.UniqueFor) > s.wall {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
 		return
 	}
 	v, ok := s.uniques.get(s, t.Unique)
@@ -216,7 +220,7 @@ func (s *shard) endKey(id ID, t *record.Ties, release uint8) {
 		return
 	}
 	if v.Until == 0 || t.Flags&release != 0 {
-		s.uniques.drop(s, t.Unique)
+		s.freeKey(t.Unique, v)
 	}
 }
 
@@ -251,14 +255,16 @@ func (s *shard) freeKeys() (more bool) {
 		}
 		s.group.delete(it.Key())
 		v, ok := s.uniques.get(s, hash)
-		if !ok || v.Until != at { // released, or taken anew
-			return true, nil
+		if !ok || v.Until != at {
+			return false, fmt.Errorf("idempotency key %x is free at %d, and is %+v", hash, at, v)
 		}
 		if lives, err := s.lives(v.ID); err != nil {
 			return false, err
-		} else if lives {
+		} else if lives { // endKey finds out by the shard's clock, which never goes back
 			v.Until = 0
 			s.uniques.put(s, hash, v)
+			s.mint.next(s.wall)
+			s.touch(s.lanes[keys.LaneOf(v.ID)].queue)
 		} else {
 			s.uniques.drop(s, hash)
 		}
