@@ -28,9 +28,11 @@ type Unique struct {
 	// becomes of the task. 0: until the task has ended.
 	For time.Duration
 	// Replace has the new task take the place of one that still waits (ready,
-	// scheduled or blocked): the ID stays, everything else is that of the new
-	// task, which waits anew and, when ready, behind the others. So a task that
-	// is produced again and again for a moment later runs once, when it is quiet.
+	// scheduled or blocked): the ID stays, and so do After and OnDead; everything
+	// else is that of the new task, which has all its attempts before it, waits
+	// anew and, when ready, behind the others. So a task that is produced again
+	// and again for a moment later runs once, when it is quiet. A task that is
+	// leased is not replaced: the new one is refused with ErrDuplicate.
 	Replace bool
 	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed,
 	// or becomes a dead letter.
