@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/window"
 )
 
@@ -62,6 +63,7 @@ var errBusy = errors.New("the group is not empty")
 // checkMemory compares the memory of every shard with its disk. REQUIRES: no
 // operation is under way, except claims that wait.
 func (q *Queue) checkMemory() error {
+	leased := make(map[string]int)
 	for i, s := range q.shards {
 		err := errBusy
 		for tries := 0; errors.Is(err, errBusy) && tries < 1000; tries++ {
@@ -70,8 +72,44 @@ func (q *Queue) checkMemory() error {
 		if err != nil {
 			return fmt.Errorf("memory of shard %d: %w", i, err)
 		}
+		if err := s.probe(func(s *shard) error {
+			for name, q := range s.queues {
+				leased[name] += int(q.counts.Leased)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	for name, c := range *q.settings.byQueue.Load() {
+		if c.gate == nil {
+			continue
+		}
+		if n := c.gate.count(); n != leased[name] {
+			return fmt.Errorf("gate of queue %q counts %d leases of %d", name, n, leased[name])
+		}
 	}
 	return nil
+}
+
+// count is how many leases a gate knows of.
+func (g *gate) count() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.leased
+}
+
+// shut reports whether claims that wait for a queue may find ready tasks there.
+func (q *queueState) shut() bool {
+	if q.settings.Paused || q.throttled {
+		return true
+	}
+	if q.gate == nil {
+		return false
+	}
+	q.gate.mu.Lock()
+	defer q.gate.mu.Unlock()
+	return q.gate.limit > 0 && q.gate.leased >= q.gate.limit
 }
 
 // checkMemory returns what in the shard's memory is not as its disk says it
@@ -85,7 +123,7 @@ func (s *shard) checkMemory(q *Queue) error {
 	v := q.peek(s)
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
-	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times, c.recurring} {
+	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.limits, c.times, c.recurring} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -314,12 +352,59 @@ func (c *memoryChecker) queues() error {
 			c.ring(q, p)
 		}
 		waiting := slices.ContainsFunc(q.waiters.ops[q.waiters.head:], func(op *claimOp) bool { return !op.taken.Load() })
-		held := q.settings.Paused || q.gate != nil
-		if waiting && q.counts.Ready > 0 && !held {
+		if waiting && q.counts.Ready > 0 && !q.shut() {
 			c.report("queue %q has ready tasks and claims that wait", name)
 		}
 	}
 	return nil
+}
+
+// limits: the leases of each key are counted, and tasks that wait for room have
+// somebody whose end lets them go on.
+func (c *memoryChecker) limits() error {
+	s := c.shard
+	leased, ready := make(map[uint64]int), make(map[uint64]bool)
+	for _, l := range s.leases.byID {
+		if l.ties.Limit != 0 {
+			leased[l.ties.Limit]++
+		}
+	}
+	for _, items := range c.onDisk {
+		for _, it := range items {
+			head, err := record.DecodeHead(it.Record)
+			if err != nil {
+				return err
+			}
+			ready[head.Limit] = true
+		}
+	}
+	parked := make(map[uint64]bool)
+	err := scan(c.view.snap, keys.Blocked, func(key, _ []byte) error {
+		_, scope, _, err := keys.ParseGrouped(key)
+		if scope != 0 && scope&groupBit == 0 {
+			parked[scope] = true
+		}
+		return err
+	})
+	for scope, st := range s.limits {
+		if st.leased != leased[scope] {
+			c.report("limit %x counts %d leases of %d", scope, st.leased, leased[scope])
+		}
+		if st.leased == 0 && !parked[scope] {
+			c.report("limit %x is of no use", scope)
+		}
+	}
+	for scope := range parked {
+		if st := s.limits[scope]; st == nil || !st.parked || st.leased == 0 && !ready[scope] {
+			c.report("nobody ends the wait for room in limit %x: %+v", scope, st)
+		}
+	}
+	for scope := range leased {
+		if s.limits[scope] == nil {
+			c.report("limit %x does not count its leases", scope)
+		}
+	}
+	return err
 }
 
 func (c *memoryChecker) ring(q *queueState, priority int) {

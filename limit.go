@@ -21,14 +21,17 @@ type limitState struct {
 	parked bool // tasks may wait for room
 }
 
-func (t limitTable) enter(scope uint64) {
+// at returns the state of a scope, which it makes if need be.
+func (t limitTable) at(scope uint64) *limitState {
 	st := t[scope]
 	if st == nil {
 		st = new(limitState)
 		t[scope] = st
 	}
-	st.leased++
+	return st
 }
+
+func (t limitTable) enter(scope uint64) { t.at(scope).leased++ }
 
 // full reports whether no further task of a key may be leased.
 func (s *shard) full(q *queueState, scope uint64) bool {
@@ -128,12 +131,11 @@ func (s *shard) fillLimit(q *queueState, scope uint64) error {
 	if more && s.group.full() {
 		s.wake(q, scope, ID{}, wakeUp)
 	}
-	if st == nil && more {
-		st = new(limitState)
-		s.limits[scope] = st
-	}
-	if st != nil {
-		if st.parked = more; !more && st.leased == 0 {
+	switch {
+	case more:
+		s.limits.at(scope).parked = true
+	case st != nil:
+		if st.parked = false; st.leased == 0 {
 			delete(s.limits, scope)
 		}
 	}
