@@ -61,7 +61,8 @@ func (s *shard) passLimit(q *queueState, scope uint64) {
 }
 
 // next returns the lane whose first task a claim of the queue gets, with room
-// in the limits taken for it: grant follows, or leaveGate. Pending is as in head.
+// in the limits taken for it: grant follows, or leaveGate. Pending is as in head,
+// or says that the group has parked as many tasks as it can.
 func (s *shard) next(q *queueState) (l *lane, pending bool) {
 	if q.settings.Paused {
 		return nil, false
@@ -77,7 +78,7 @@ func (s *shard) next(q *queueState) (l *lane, pending bool) {
 		}
 		if s.group.full() {
 			s.throttle(q, s.now)
-			return nil, false
+			return nil, true
 		}
 		s.park(l)
 		if s.broken != nil {
