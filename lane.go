@@ -25,7 +25,7 @@ type lane struct {
 	next     window.Pos // zero: the head of the lane
 	complete bool
 	spilled  int // tasks that went to disk only since the lane was complete
-	turns    int // claims until the next lane's turn; 0: its own has not begun
+	turns    int // claims left of its turn; 0: it has not begun
 
 	// The ring of the queue's lanes of this priority that may have ready
 	// tasks; nil while the lane is known to have none.
@@ -78,8 +78,8 @@ func (q *queueState) join(l *lane) {
 
 // turn ends a lane's turn when it has had as many claims as its tenant's weight.
 func (q *queueState) turn(l *lane) {
-	if l.turns == 0 {
-		l.turns = q.settings.weight(l.tenant)
+	if w := q.settings.weight(l.tenant); l.turns == 0 || l.turns > w { // a new turn, or a lower weight
+		l.turns = w
 	}
 	if l.turns--; l.turns == 0 {
 		q.rings[l.priority] = l.ringNext
