@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -632,6 +633,25 @@ func TestRateNoWait(t *testing.T) {
 		require.Nil(t, claimNow(t, q, "a"))
 		requireSettled(t, q)
 	})
+}
+
+// TestRateOfNearlyNothing: a wait that is longer than any time there is does not
+// become a short one.
+func TestRateOfNearlyNothing(t *testing.T) {
+	for _, rate := range []float64{1e-9, 1e-12, math.SmallestNonzeroFloat64} {
+		bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+			configure(t, q, "a", func(s *Settings) { s.Rate = rate })
+			produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+			require.NotNil(t, claimNow(t, q, "a"), "the burst")
+			got := waitingClaim(t, q, "a")
+			requireSettled(t, q)
+			time.Sleep(2 * maxLease)
+			require.Empty(t, got)
+			configure(t, q, "a", func(s *Settings) { s.Rate = 0 })
+			synctest.Wait()
+			require.Len(t, got, 1)
+		})
+	}
 }
 
 // TestRateChanged: claims that wait go by the new rate at once.
