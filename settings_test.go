@@ -174,28 +174,3 @@ func TestConfigureClosed(t *testing.T) {
 		require.Zero(t, settingsOf(t, q, "a"))
 	})
 }
-
-// TestPause: tasks in workers' hands and produces go on, and claims that wait are
-// served after Resume.
-func TestPause(t *testing.T) {
-	forShards(t, func(t *testing.T, q *Queue) {
-		ctx := t.Context()
-		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"}, Task{Queue: "b"})
-		l := claimNow(t, q, "a")
-		require.NoError(t, q.Pause(ctx, "a"))
-		require.NoError(t, q.Extend(ctx, l.Receipt, time.Hour))
-		complete(t, q, l)
-		produce(t, q, Task{Queue: "a"})
-		require.Nil(t, claimNow(t, q, "a"))
-		require.Equal(t, "b", claimNow(t, q, "a", "b").Queue, "another queue")
-		first, second := waitingClaim(t, q, "a"), waitingClaim(t, q, "a")
-		time.Sleep(time.Hour)
-		require.Empty(t, first)
-		requireSettled(t, q)
-		require.NoError(t, q.Resume(ctx, "a"))
-		synctest.Wait()
-		require.Len(t, first, 1)
-		require.Len(t, second, 1)
-		requireSettled(t, q)
-	})
-}
