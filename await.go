@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"sync/atomic"
@@ -64,6 +65,7 @@ func (op *awaitOp) isGone() bool { return op.gone.Load() }
 func (s *shard) answer(id ID, o Outcome) {
 	for _, op := range s.awaits[id] {
 		op.outcome = o
+		op.outcome.Result = bytes.Clone(o.Result) // o's belongs to who has completed the task
 		s.settle(op)
 	}
 	delete(s.awaits, id)

@@ -315,3 +315,20 @@ func TestAwaitSweep(t *testing.T) {
 		}
 	})
 }
+
+// TestAwaitResultIsNotShared: a result belongs to the caller of Await. Neither
+// who completed the task nor others who wait change it.
+func TestAwaitResultIsNotShared(t *testing.T) {
+	ctx := context.Background()
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		id := produce(t, q, Task{Queue: "a"})[0]
+		first, second := await(ctx, q, id), await(ctx, q, id)
+		result := []byte("result")
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, result))
+		clear(result)
+		got := <-first
+		require.Equal(t, "result", string(got.Result))
+		clear(got.Result)
+		require.Equal(t, "result", string((<-second).Result))
+	})
+}
