@@ -11,7 +11,7 @@ import (
 type Outcome struct {
 	State    State  // Done, Dead or Canceled
 	Result   []byte // of a completed task
-	Error    string // what the last failed attempt left behind
+	Error    string // what the last failed attempt left behind; none if the task was completed
 	Attempts int
 }
 
@@ -49,6 +49,9 @@ func (op *awaitOp) look(s *shard, at *located) error {
 	switch at.state {
 	case Done, Dead, Canceled:
 		op.outcome = Outcome{State: at.state, Result: at.ended.Result, Error: at.rec.Error, Attempts: int(at.rec.Attempts)}
+		if at.state == Done {
+			op.outcome.Error = ""
+		}
 	default:
 		s.awaits[op.id] = append(s.awaits[op.id], op)
 		s.sweepAwaits()

@@ -50,6 +50,12 @@ func TestAwait(t *testing.T) {
 						{"completed without a result", Task{}, func(l *Lease) error {
 							return q.Complete(ctx, l.Receipt, nil)
 						}, Outcome{State: Done, Attempts: 1}, retention > 0},
+						{"completed later", Task{}, func(l *Lease) error {
+							if err := q.Retry(ctx, l.Receipt, RetryOptions{Err: errors.New("not yet"), After: -1}); err != nil {
+								return err
+							}
+							return q.Complete(ctx, claimNow(t, q, "completed later").Receipt, []byte("at last"))
+						}, Outcome{State: Done, Result: []byte("at last"), Attempts: 2}, retention > 0},
 						{"given up", Task{}, func(l *Lease) error {
 							return q.DeadLetter(ctx, l.Receipt, errors.New("broken"))
 						}, Outcome{State: Dead, Error: "broken", Attempts: 1}, true},
