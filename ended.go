@@ -41,7 +41,7 @@ func bucketOf(wall uint64, retention int64) uint64 {
 	}
 	width := uint64(minBucket)
 	if eighth := uint64(retention) / 8; eighth > width {
-		width = 1 << (bits.Len64(eighth) - 1)
+		width = max(width, 1<<(bits.Len64(eighth)-1))
 	}
 	end := wall + uint64(retention)
 	return (end + width - 1) / width * width

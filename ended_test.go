@@ -270,3 +270,14 @@ func TestUnknownAfterExpiry(t *testing.T) {
 		f.requireState(Ready, child) // a parent that is no more counts as completed
 	})
 }
+
+// TestBucketsAreNoNarrowerThanASecond: short retentions do not make more of them.
+func TestBucketsAreNoNarrowerThanASecond(t *testing.T) {
+	for r := int64(1); r < 20_000; r++ {
+		until := map[uint64]bool{}
+		for wall := uint64(5_000_000); wall < 5_002_000; wall += 100 {
+			until[bucketOf(wall, r)] = true
+		}
+		require.LessOrEqual(t, len(until), 3, "buckets that two seconds need, with a retention of %d ms", r)
+	}
+}
