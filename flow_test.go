@@ -750,7 +750,7 @@ func TestFlowSurvivesReopen(t *testing.T) {
 				parents = append(parents, f.produceAt(i%shards, Task{Queue: "parent"}))
 			}
 			l := f.claim("parent")
-			child := f.produceAt(0, Task{Queue: "child", After: parents})
+			child := f.produceAt(0, Task{Queue: "child", After: append(parents, parents...)}) // each counts once
 			f.reopen()
 			for range 4 {
 				f.complete("parent")

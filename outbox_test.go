@@ -12,6 +12,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
 )
 
 // payloads returns those of the tasks that are stored, in order.
@@ -78,6 +80,11 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 			require.Equal(f, want, got)
 		}
 		require.Zero(f, f.underWay(0))
+		v := f.q.peek(f.q.shards[0])
+		require.NoError(f, scan(v.snap, keys.Outbound, func(key, _ []byte) error {
+			return fmt.Errorf("message %x is not forgotten", key)
+		}))
+		v.close()
 		f.reopen()
 		require.Equal(f, payloadsOf(next), f.payloads())
 		require.NoError(f, f.q.Complete(context.Background(), f.claim("a").Receipt, nil, bound("b", 2, 1)...))
