@@ -42,7 +42,7 @@ func (f *flowTest) spread(tasks ...Task) (ids []ID) {
 	return ids
 }
 
-func named(name string, task Task) Task {
+func labelled(name string, task Task) Task {
 	task.Payload = []byte(name)
 	return task
 }
@@ -52,13 +52,13 @@ func named(name string, task Task) Task {
 func TestListOrder(t *testing.T) {
 	ctx := context.Background()
 	inLane := []Task{
-		named("b", Task{Queue: "b", Priority: 9}),
-		named("a low 1", Task{Queue: "a"}),
-		named("a high y", Task{Queue: "a", Priority: 9, Tenant: "y"}),
-		named("a low 2", Task{Queue: "a"}),
-		named("a high x 1", Task{Queue: "a", Priority: 9, Tenant: "x"}),
-		named("a middle", Task{Queue: "a", Priority: 5, Tenant: "z"}),
-		named("a high x 2", Task{Queue: "a", Priority: 9, Tenant: "x"}),
+		labelled("b", Task{Queue: "b", Priority: 9}),
+		labelled("a low 1", Task{Queue: "a"}),
+		labelled("a high y", Task{Queue: "a", Priority: 9, Tenant: "y"}),
+		labelled("a low 2", Task{Queue: "a"}),
+		labelled("a high x 1", Task{Queue: "a", Priority: 9, Tenant: "x"}),
+		labelled("a middle", Task{Queue: "a", Priority: 5, Tenant: "z"}),
+		labelled("a high x 2", Task{Queue: "a", Priority: 9, Tenant: "x"}),
 	}
 	byLane := []string{"a high x 1", "a high x 2", "a high y", "a middle", "a low 1", "a low 2", "b"}
 	claimAll := func(f *flowTest, end func(*Lease) error) {
@@ -71,12 +71,12 @@ func TestListOrder(t *testing.T) {
 	}
 	ended := func(f *flowTest, end func(*Lease) error) {
 		f.spread( // the longest kept are last
-			named("b", Task{Queue: "b", Retention: time.Hour}),
-			named("a 1", Task{Queue: "a", Retention: time.Hour}),
-			named("a long", Task{Queue: "a", Retention: 9 * time.Hour}),
-			named("a 2", Task{Queue: "a", Retention: time.Hour}),
-			named("a for ever", Task{Queue: "a", Retention: Forever}),
-			named("a 3", Task{Queue: "a", Retention: time.Hour}),
+			labelled("b", Task{Queue: "b", Retention: time.Hour}),
+			labelled("a 1", Task{Queue: "a", Retention: time.Hour}),
+			labelled("a long", Task{Queue: "a", Retention: 9 * time.Hour}),
+			labelled("a 2", Task{Queue: "a", Retention: time.Hour}),
+			labelled("a for ever", Task{Queue: "a", Retention: Forever}),
+			labelled("a 3", Task{Queue: "a", Retention: time.Hour}),
 		)
 		claimAll(f, end)
 	}
@@ -99,10 +99,10 @@ func TestListOrder(t *testing.T) {
 			{Scheduled, func(f *flowTest) {
 				now := time.Now()
 				f.spread(
-					named("third", Task{Queue: "a", RunAt: now.Add(3 * time.Hour)}),
-					named("first", Task{Queue: "b", RunAt: now.Add(time.Hour)}),
-					named("fourth", Task{Queue: "a", RunAt: now.Add(3 * time.Hour)}),
-					named("second", Task{Queue: "c", RunAt: now.Add(2 * time.Hour), Priority: 9}),
+					labelled("third", Task{Queue: "a", RunAt: now.Add(3 * time.Hour)}),
+					labelled("first", Task{Queue: "b", RunAt: now.Add(time.Hour)}),
+					labelled("fourth", Task{Queue: "a", RunAt: now.Add(3 * time.Hour)}),
+					labelled("second", Task{Queue: "c", RunAt: now.Add(2 * time.Hour), Priority: 9}),
 				)
 			}, []string{"first", "second", "third", "fourth"}},
 			{Blocked, func(f *flowTest) {
@@ -110,13 +110,13 @@ func TestListOrder(t *testing.T) {
 				group := Task{Queue: "a", Group: "g"}
 				produce(f.T, f.q, group)
 				f.spread(
-					named("b", Task{Queue: "b", After: parent}),
-					named("a parent 1", Task{Queue: "a", After: parent}),
+					labelled("b", Task{Queue: "b", After: parent}),
+					labelled("a parent 1", Task{Queue: "a", After: parent}),
 				)
-				produce(f.T, f.q, named("a group 1", group))
+				produce(f.T, f.q, labelled("a group 1", group))
 				time.Sleep(time.Millisecond)
-				f.spread(named("a parent 2", Task{Queue: "a", After: parent}))
-				produce(f.T, f.q, named("a group 2", group))
+				f.spread(labelled("a parent 2", Task{Queue: "a", After: parent}))
+				produce(f.T, f.q, labelled("a group 2", group))
 			}, []string{"a parent 1", "a parent 2", "a group 1", "a group 2", "b"}},
 			{Done, func(f *flowTest) {
 				ended(f, func(l *Lease) error { return f.q.Complete(ctx, l.Receipt, nil) })
