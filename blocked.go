@@ -30,25 +30,82 @@ const (
 	wakeCancel        // the task is to be canceled
 )
 
+// mark names who may go on: an entry of the range Wake.
+type mark struct {
+	queue *queueState
+	scope uint64
+	id    ID // the task in scope 0
+}
+
+// markList is the marks that the groups before have left, in memory, so that the
+// range need not be read over and over: between its live entries lie the
+// tombstones of all that were there.
+//
+// Invariant: it holds all marks, or shard.wakes is set and it holds none.
+type markList struct {
+	how   map[mark]byte
+	order []mark
+}
+
+// marksCap is how many marks memory holds at the most.
+const marksCap = 1 << 12
+
 // wake lets tasks go on that wait in a scope; id is the task in scope 0.
 func (s *shard) wake(q *queueState, scope uint64, id ID, how byte) {
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, q.number, scope, id)
 	s.group.set(s.scratch, []byte{how})
-	s.wakes = true
+	s.note(mark{q, scope, id}, how)
+}
+
+// note adds a mark to the list.
+func (s *shard) note(m mark, how byte) {
+	if s.wakes {
+		return
+	}
+	if len(s.marks.order) == marksCap {
+		s.marks, s.wakes = markList{}, true
+		return
+	}
+	if s.marks.how == nil {
+		s.marks.how = make(map[mark]byte)
+	}
+	if _, ok := s.marks.how[m]; !ok {
+		s.marks.order = append(s.marks.order, m)
+	}
+	s.marks.how[m] = how
 }
 
 // wakeBlocked does what the marks say. REQUIRES: the group is empty but for
 // what has become due. Of that, tasks may have begun to wait for a turn that a
 // mark is about; giveTurn sees to it.
 func (s *shard) wakeBlocked() (more bool) {
-	if !s.wakes {
-		return false
+	if s.wakes {
+		s.readMarks()
+	} else if len(s.marks.order) > 0 {
+		todo := s.marks
+		s.marks = markList{} // for those that this group leaves
+		for n, m := range todo.order {
+			if n == upkeepCap || s.group.full() || s.broken != nil {
+				for _, m := range todo.order[n:] {
+					if _, ok := s.marks.how[m]; !ok { // else it is newer
+						s.note(m, todo.how[m])
+					}
+				}
+				break
+			}
+			s.broken = s.obeyMark(m, todo.how[m])
+		}
 	}
+	return s.wakes || len(s.marks.order) > 0
+}
+
+// readMarks is wakeBlocked for marks that memory does not hold.
+func (s *shard) readMarks() {
 	s.wakes = false
 	lower, upper := keys.Range(keys.Wake)
 	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
 		if n == upkeepCap || s.group.full() {
-			s.wakes = true
+			s.marks, s.wakes = markList{}, true
 			return false, nil
 		}
 		number, scope, id, err := keys.ParseGrouped(it.Key())
@@ -62,18 +119,22 @@ func (s *shard) wakeBlocked() (more bool) {
 		if len(v) != 1 || int(number) >= len(s.numbers) {
 			return false, fmt.Errorf("mark %x is %x", it.Key(), v)
 		}
-		q, how := s.numbers[number], v[0]
-		s.group.delete(it.Key())
-		switch {
-		case scope == 0:
-			return true, s.wakeTask(q, id, how)
-		case scope&groupBit != 0:
-			return true, s.giveTurn(q, scope)
-		default:
-			return true, s.fillLimit(q, scope)
-		}
+		return true, s.obeyMark(mark{s.numbers[number], scope, id}, v[0])
 	})
-	return s.wakes
+}
+
+// obeyMark does what a mark says, and removes it.
+func (s *shard) obeyMark(m mark, how byte) error {
+	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
+	s.group.delete(s.scratch)
+	switch {
+	case m.scope == 0:
+		return s.wakeTask(m.queue, m.id, how)
+	case m.scope&groupBit != 0:
+		return s.giveTurn(m.queue, m.scope)
+	default:
+		return s.fillLimit(m.queue, m.scope)
+	}
 }
 
 // wakeTask lets a task go on whose parents have ended, or cancels it.

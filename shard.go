@@ -52,7 +52,8 @@ type shard struct {
 	limits    limitTable
 	throttled []*queueState // held back by their rate until nextGate
 	rechecks  []*recheck    // queues whose limits have changed
-	wakes     bool          // blocked tasks may go on: the range Wake is not empty
+	wakes     bool          // blocked tasks may go on: the range Wake has marks that memory does not hold
+	marks     markList      // or else those that it has
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	awaits    map[ID][]*awaitOp
@@ -184,7 +185,7 @@ func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0))
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
 	at, ok := s.leases.wheel.Next()
-	return s.wakes || s.out.due || len(s.rechecks) > 0 || ok && uint64(at) <= s.now ||
+	return s.wakes || len(s.marks.order) > 0 || s.out.due || len(s.rechecks) > 0 || ok && uint64(at) <= s.now ||
 		min(s.nextDue, s.nextExpiry, s.nextFreed, s.recurring.next) <= s.wall || s.nextGate <= s.now
 }
 
