@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -17,6 +18,9 @@ import (
 // block has a task wait in a scope.
 func (s *shard) block(l *lane, scope uint64, id ID, rec []byte) {
 	q := l.queue
+	if scope != 0 {
+		s.fronts.lower(scope, id)
+	}
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.number, scope, id)
 	s.group.set(s.scratch, s.withLane(l, rec))
 	s.setIndex(id, keys.Place{Range: keys.Blocked, Group: q.number, At: scope})
@@ -165,10 +169,13 @@ func (s *shard) unblock(at *located) {
 }
 
 // waiting visits the tasks that wait in a scope, in the order of their IDs,
-// until visit returns false. They may be moved meanwhile.
+// until visit returns false. REQUIRES: those for which it returns true are moved
+// to elsewhere in this group.
 func (s *shard) waiting(q *queueState, scope uint64, visit func(n int, at *located) bool) error {
-	lower := keys.AppendGroup(nil, keys.Blocked, q.number, scope)
-	return s.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
+	upper := keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.number, scope))
+	front := s.fronts.of(scope)
+	lower := keys.AppendGrouped(nil, keys.Blocked, q.number, scope, front)
+	err := s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
 		_, _, id, err := keys.ParseGrouped(it.Key())
 		if err != nil {
 			return false, err
@@ -177,12 +184,72 @@ func (s *shard) waiting(q *queueState, scope uint64, visit func(n int, at *locat
 		if err != nil {
 			return false, err
 		}
+		front = id
 		at := &located{id: id, place: keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, indexed: true}
 		if err := s.decode(at, append([]byte(nil), v...)); err != nil {
 			return false, err
 		}
 		return visit(n, at), nil
 	})
+	s.fronts.advance(scope, front)
+	return err
+}
+
+// frontTable is how far the tasks that waited in a scope have gone on, for some of
+// the scopes: those that wait are not looked for among the tombstones of those
+// that did.
+//
+// Invariant: no task that waits in the scope has an ID before the front.
+type frontTable struct {
+	byScope map[uint64]front
+	group   uint64 // counts groups
+}
+
+type front struct {
+	id    ID
+	low   ID     // smallest ID of a task that began to wait in that group:
+	group uint64 // disk does not have it yet
+}
+
+// frontsCap is how many fronts memory holds between two groups.
+const frontsCap = 1 << 12
+
+// of returns where the tasks begin that wait in a scope.
+func (t *frontTable) of(scope uint64) ID { return t.byScope[scope].id }
+
+// lower has the front of a scope include a task that begins to wait.
+func (t *frontTable) lower(scope uint64, id ID) {
+	if t.byScope == nil {
+		t.byScope = make(map[uint64]front)
+	}
+	f := t.byScope[scope]
+	if f.group != t.group || bytes.Compare(id[:], f.low[:]) < 0 {
+		f.low, f.group = id, t.group
+	}
+	if bytes.Compare(id[:], f.id[:]) < 0 {
+		f.id = id
+	}
+	t.byScope[scope] = f
+}
+
+// advance moves the front of a scope to a task that disk has, with none before it.
+func (t *frontTable) advance(scope uint64, id ID) {
+	if t.byScope == nil {
+		t.byScope = make(map[uint64]front)
+	}
+	f := t.byScope[scope]
+	if f.id = id; f.group == t.group && bytes.Compare(f.low[:], id[:]) < 0 {
+		f.id = f.low
+	}
+	t.byScope[scope] = f
+}
+
+// next begins a group, and bounds the memory.
+func (t *frontTable) next() {
+	t.group++
+	if len(t.byScope) > frontsCap {
+		clear(t.byScope)
+	}
 }
 
 // takeTurn gives a task the turn of its group if nobody has it. A task that has

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -40,4 +41,57 @@ func TestMarksBeyondMemory(t *testing.T) {
 		requireNext(t, q, "a", "1", "2", "3")
 		requireSettled(t, q)
 	})
+}
+
+// TestFront: a task that begins to wait when younger ones have gone on already is
+// the next to go on.
+func TestFront(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		like := Task{Queue: "a", Group: "g"}
+		late := like
+		late.RunAt = time.Now().Add(time.Hour)
+		produce(t, q, append(named(late, "late"), named(like, "1", "2", "3", "4", "5")...)...)
+		complete(t, q, claimNow(t, q, "a"))
+		complete(t, q, claimNow(t, q, "a"))
+		l := claimNow(t, q, "a")
+		require.Equal(t, "3", string(l.Payload))
+		require.NoError(t, q.Extend(t.Context(), l.Receipt, 2*time.Hour))
+		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+			require.Equal(t, l.ID, s.fronts.of(like.groupScope()))
+			return nil
+		}))
+		time.Sleep(time.Hour)
+		requireSettled(t, q)
+		complete(t, q, l)
+		requireNext(t, q, "a", "late", "4", "5")
+		requireSettled(t, q)
+	})
+}
+
+// TestFrontOfGroup: the front does not pass a task that disk does not have yet.
+func TestFrontOfGroup(t *testing.T) {
+	id := func(n byte) ID { return ID{15: n} }
+	f := frontTable{group: 1}
+	require.Zero(t, f.of(1))
+	f.lower(1, id(5))
+	require.Zero(t, f.of(1), "there may be others before it")
+	f.advance(1, id(7))
+	require.Equal(t, id(5), f.of(1))
+	f.next()
+	f.advance(1, id(7))
+	require.Equal(t, id(7), f.of(1))
+	f.lower(1, id(9))
+	f.lower(1, id(3))
+	f.lower(1, id(4))
+	require.Equal(t, id(3), f.of(1))
+	f.advance(1, id(8))
+	require.Equal(t, id(3), f.of(1))
+	require.Zero(t, f.of(2))
+
+	for scope := range uint64(frontsCap + 1) {
+		f.advance(scope, id(1))
+	}
+	require.Equal(t, id(1), f.of(frontsCap))
+	f.next()
+	require.Empty(t, f.byScope)
 }

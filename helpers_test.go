@@ -380,7 +380,10 @@ func (c *memoryChecker) limits() error {
 	}
 	parked := make(map[uint64]bool)
 	err := scan(c.view.snap, keys.Blocked, func(key, _ []byte) error {
-		_, scope, _, err := keys.ParseGrouped(key)
+		_, scope, id, err := keys.ParseGrouped(key)
+		if front := s.fronts.of(scope); bytes.Compare(id[:], front[:]) < 0 {
+			c.report("task %s waits in scope %x before its front %s", ID(id), scope, front)
+		}
 		if scope != 0 && scope&groupBit == 0 {
 			parked[scope] = true
 		}

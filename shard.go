@@ -54,6 +54,7 @@ type shard struct {
 	rechecks  []*recheck    // queues whose limits have changed
 	wakes     bool          // blocked tasks may go on: the range Wake has marks that memory does not hold
 	marks     markList      // or else those that it has
+	fronts    frontTable
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	awaits    map[ID][]*awaitOp
@@ -103,6 +104,7 @@ func newShard(index int, opts *Options, st *store, settings *settingsTable) *sha
 		pending:     newPendingMirror(),
 		limits:      make(limitTable),
 		awaits:      make(map[ID][]*awaitOp),
+		fronts:      frontTable{group: 1},
 		group:       group{batch: st.db.NewBatch()},
 		timer:       time.NewTimer(time.Hour),
 	}
@@ -130,6 +132,7 @@ func (s *shard) run() {
 		s.uniques.trim()
 		s.groups.trim()
 		s.pending.trim()
+		s.fronts.next()
 	}
 	s.dismiss(ErrClosed)
 }
