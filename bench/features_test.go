@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"context"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -45,6 +47,57 @@ func BenchmarkFeatures(b *testing.B) {
 				}
 			}()
 			fullCycle(b, q, f.shape)
+		})
+	}
+}
+
+// BenchmarkFairness has one tenant with a million waiting tasks, and a hundred
+// that arrive with one each: after how many claims have these been served?
+func BenchmarkFairness(b *testing.B) {
+	const late = 100
+	waiting := 1_000_000
+	if testing.Short() {
+		waiting = 100_000
+	}
+	for _, shards := range []int{1, 2} {
+		b.Run("shards="+strconv.Itoa(shards), func(b *testing.B) {
+			ctx := context.Background()
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() {
+				if err := q.Close(); err != nil {
+					b.Error(err)
+				}
+			}()
+			crowd := slices.Repeat([]codeq.Task{{Queue: queueName, Tenant: "crowd", Payload: payload}}, 10_000)
+			for range waiting / len(crowd) {
+				if _, err := q.ProduceBatch(ctx, crowd); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for i := range late {
+				if _, err := q.Produce(ctx, codeq.Task{Queue: queueName, Tenant: strconv.Itoa(i), Payload: payload}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			claims, served := 0, 0
+			for served < late {
+				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queueName}, NoWait: true})
+				if err != nil {
+					b.Fatal(err)
+				}
+				claims++
+				if l.Tenant != "crowd" {
+					served++
+				}
+				if err := q.Complete(ctx, l.Receipt, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(claims), "claims")
 		})
 	}
 }
