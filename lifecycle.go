@@ -500,7 +500,11 @@ func (s *shard) replace(id ID, t *newTask) bool {
 		return false
 	}
 	at, err := s.locate(id)
-	if err != nil || at == nil || !at.waiting() {
+	if err != nil {
+		s.broken = err
+		return false
+	}
+	if at == nil || !at.waiting() {
 		return false
 	}
 	rec, err := record.Decode(t.rec)

@@ -537,6 +537,27 @@ func TestReplaceGoesBehind(t *testing.T) {
 	})
 }
 
+// TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
+func TestReplaceCorrupt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := Open("queue", &Options{Shards: 1, fs: vfs.NewMem()})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		task := keyed("k")
+		task.Unique.Replace = true
+		id := produce(t, q, task)[0]
+		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+			s.group.set(keys.AppendByID(nil, keys.Index, id), []byte{0xff})
+			return nil
+		}))
+		_, err = q.Produce(context.Background(), task)
+		require.ErrorIs(t, err, ErrUncertain)
+		require.ErrorIs(t, err, ErrCorrupt)
+		_, err = q.Produce(context.Background(), task)
+		require.ErrorIs(t, err, ErrFailed)
+	})
+}
+
 // TestDebounce: of a burst one task runs, the last, when it is quiet.
 func TestDebounce(t *testing.T) {
 	throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *process) {
