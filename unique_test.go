@@ -700,6 +700,7 @@ func TestReleaseKey(t *testing.T) {
 				require.NoError(t, p.ReleaseKey(ctx, Task{Queue: "a", Unique: Unique{Key: "k"}}))
 				p.step()
 				require.ErrorIs(t, p.ReleaseKey(ctx, task), ErrNotFound)
+				p.pass(10 * time.Minute)
 				second := p.produce(task)
 				require.NotEqual(t, first, second)
 				if name == "waiting" || name == "leased" {
