@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,8 +107,8 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, do func(*shard,
 		if len(ids) == 0 {
 			return nil
 		}
-		if err := limit.WaitN(ctx, len(ids)); err != nil {
-			return errors.Join(context.Cause(ctx), err)
+		if err := limit.WaitN(ctx, len(ids)); err != nil { // also before a deadline that is too near
+			return errors.Join(cmp.Or(context.Cause(ctx), context.DeadlineExceeded), err)
 		}
 		op := &bulkOp{completion: newCompletion(), ids: ids, do: do}
 		settled, err := q.shards[shard].do(ctx, op, &op.completion)

@@ -482,6 +482,25 @@ func TestDeadLettersInterrupted(t *testing.T) {
 	}
 }
 
+// TestDeadLettersDeadline: a deadline that the rate cannot meet ends the call as
+// one that has passed.
+func TestDeadLettersDeadline(t *testing.T) {
+	for _, b := range bulks {
+		bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+			for range 10 {
+				produce(t, q, Task{Queue: "a"})
+				require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "a").Receipt, nil))
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 3500*time.Millisecond)
+			defer cancel()
+			n, err := b.call(q, ctx, DeadLetters{Rate: 1})
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, 4, n)
+			require.EqualValues(t, 6, countsOf(t, q, "a").Dead)
+		})
+	}
+}
+
 func TestDeadLettersRefused(t *testing.T) {
 	q := openLimited(t)
 	for _, b := range bulks {
