@@ -537,6 +537,76 @@ func TestReplaceGoesBehind(t *testing.T) {
 	})
 }
 
+// TestReplaceInOneGroup: what replaces a task that the same group has changed
+// finds it changed.
+func TestReplaceInOneGroup(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		task := keyed("k")
+		task.Unique.Replace = true
+		first := produce(t, q, task)[0]
+		gate := shut(t, q.shards[0])
+		var wg sync.WaitGroup
+		ids := make([]ID, 4)
+		replace := func(i int) {
+			wg.Go(func() {
+				var err error
+				ids[i], err = q.Produce(ctx, task)
+				require.NoError(t, err)
+			})
+			synctest.Wait()
+		}
+		replace(0)
+		replace(1)
+		wg.Go(func() { require.NoError(t, q.SetPriority(ctx, first, 5)) })
+		synctest.Wait()
+		replace(2)
+		close(gate)
+		wg.Wait()
+		require.Equal(t, []ID{first, first, first}, ids[:3])
+		synctest.Wait()
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.checkMemory())
+		require.Equal(t, Counts{Ready: 1}, countsOf(t, q, "a"))
+
+		gate = shut(t, q.shards[0])
+		wg.Go(func() { require.NoError(t, q.Cancel(ctx, first)) })
+		synctest.Wait()
+		replace(3)
+		close(gate)
+		wg.Wait()
+		require.NotEqual(t, first, ids[3])
+		require.Equal(t, Counts{Ready: 1}, countsOf(t, q, "a"))
+		require.NoError(t, q.checkMemory())
+	})
+}
+
+// TestReplaceKeepsLeases: a task that is replaced is not mistaken for one that
+// an old lease is about, which is still stored beside another one.
+func TestReplaceKeepsLeases(t *testing.T) {
+	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
+		ctx := context.Background()
+		task := keyed("k")
+		task.Unique.Replace = true
+		id := p.produce(task)
+		require.NoError(t, p.Release(ctx, p.claim("a").Receipt, 0))
+		p.produce(Task{Queue: "a", RunAt: p.opts.wall().Add(-time.Hour)})
+		leases, err := p.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 2})
+		require.NoError(t, err)
+		require.Len(t, leases, 2)
+		for _, l := range leases {
+			if l.ID == id {
+				require.NoError(t, p.Release(ctx, l.Receipt, 0))
+			}
+		}
+		require.Equal(t, id, p.produce(task)) // still in the same millisecond
+		require.NoError(t, p.Release(ctx, p.claim("a").Receipt, 0))
+		p.step()
+		require.Equal(t, Ready, p.state(id))
+		require.Equal(t, id, p.claim("a").ID)
+	})
+}
+
 // TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
 func TestReplaceCorrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
