@@ -167,7 +167,7 @@ func TestLimitKeyCrashWhileParked(t *testing.T) {
 
 // hammer has workers claim tasks of a queue and end each lease one way or the
 // other until as many are completed, and watches how many leases there are.
-// It returns the largest number.
+// It returns the largest number by key.
 func hammer(t *testing.T, q *Queue, queue string, workers, tasks int, key func(*Lease) string) map[string]int {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -564,8 +564,8 @@ func TestLimitKeyRestart(t *testing.T) {
 	})
 }
 
-// rateOf has workers claim a number of tasks, and returns when they got them,
-// counted from the beginning.
+// timesOfClaims makes as many claims at a time, and returns when they were served,
+// counted from the beginning. It completes what they get.
 func timesOfClaims(t *testing.T, q *Queue, queue string, claims int) []time.Duration {
 	begin := time.Now()
 	got := make(chan time.Duration, claims)
