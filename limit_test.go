@@ -610,6 +610,8 @@ func TestRate(t *testing.T) {
 
 		configure(t, q, "a", func(s *Settings) { s.Rate, s.Burst = 2.5, 1 })
 		require.Equal(t, every(400*time.Millisecond, 0, 5), timesOfClaims(t, q, "a", 5))
+		time.Sleep(10 * time.Second)
+		require.Equal(t, every(400*time.Millisecond, 1, 5), timesOfClaims(t, q, "a", 5), "the lower burst")
 		requireSettled(t, q)
 	})
 }
