@@ -732,7 +732,7 @@ func TestFollowUpOfItself(t *testing.T) {
 			f.produceAt(0, Task{Queue: "start"})
 			other := f.produceAt(1, Task{Queue: "other"})
 			l := f.claim("start")
-			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, Task{Queue: "next", After: []ID{l.ID, other}}))
+			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, Task{Queue: "next", After: []ID{l.ID, l.ID, other}}))
 			f.check()
 			require.EqualValues(f, 1, f.counts("next").Blocked)
 			f.complete("other")
