@@ -157,6 +157,9 @@ func (s *shard) rewrite(at *located) {
 			at.lease.rewritten = true
 		} else {
 			s.windowBytes += at.lane.update(at.place.At, at.id, b)
+			if s.windowBytes > s.windowLimit {
+				s.evict(at.lane)
+			}
 		}
 	case keys.Scheduled, keys.Blocked:
 		s.group.set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))
