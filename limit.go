@@ -64,8 +64,8 @@ func (s *shard) passLimit(q *queueState, scope uint64) {
 // in the limits taken for it: grant follows, or leaveGate. Pending is as in head,
 // or says that the group has parked as many tasks as it can.
 func (s *shard) next(q *queueState) (l *lane, pending bool) {
-	if q.settings.Paused {
-		return nil, false
+	if q.settings.Paused || q.gate != nil && !s.mayPass(q) {
+		return nil, false // without a look at the lanes, which might have them refilled in vain
 	}
 	for {
 		l, pending = s.head(q)
@@ -202,19 +202,34 @@ type gate struct {
 func (g *gate) enter(s *shard, now time.Time) (ok bool, wait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if ok, wait = g.room(s, now); ok {
+		g.leased++
+		if g.rate != nil {
+			g.rate.AllowN(now, 1)
+		}
+	}
+	return ok, wait
+}
+
+// look is enter without taking the place.
+func (g *gate) look(s *shard, now time.Time) (ok bool, wait time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.room(s, now)
+}
+
+// room tells what enter does. REQUIRES: mu is held.
+func (g *gate) room(s *shard, now time.Time) (ok bool, wait time.Duration) {
 	if g.limit > 0 && g.leased >= g.limit {
 		g.waitFor(s)
 		return false, 0
 	}
 	if g.rate != nil {
 		r := g.rate.ReserveN(now, 1)
-		if wait = r.DelayFrom(now); wait > 0 {
-			r.CancelAt(now)
-			return false, wait
-		}
+		wait = r.DelayFrom(now)
+		r.CancelAt(now)
 	}
-	g.leased++
-	return true, 0
+	return wait == 0, wait
 }
 
 func (g *gate) waitFor(s *shard) {
@@ -260,8 +275,13 @@ func (g *gate) set(set *Settings, fresh bool, now time.Time) {
 
 // passGate takes a place for a claim, or sees to it that the queue's claims
 // are served when there may be one.
-func (s *shard) passGate(q *queueState) bool {
-	ok, wait := q.gate.enter(s, time.Now())
+func (s *shard) passGate(q *queueState) bool { return s.tryGate(q, q.gate.enter) }
+
+// mayPass is passGate without taking the place.
+func (s *shard) mayPass(q *queueState) bool { return s.tryGate(q, q.gate.look) }
+
+func (s *shard) tryGate(q *queueState, try func(*shard, time.Time) (bool, time.Duration)) bool {
+	ok, wait := try(s, time.Now())
 	if wait > 0 {
 		s.throttle(q, s.now+uint64((wait+time.Millisecond-1)/time.Millisecond))
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func configure(t *testing.T, q *Queue, queue string, set Settings) {
+func setTo(t *testing.T, q *Queue, queue string, set Settings) {
 	t.Helper()
 	require.NoError(t, q.Configure(context.Background(), queue, func(s *Settings) { *s = set }))
 }
@@ -29,7 +29,7 @@ func requireSound(t *testing.T, q *Queue) {
 // others wait for room.
 func parkedBehind(t *testing.T, q *Queue, n int) (*Lease, []ID) {
 	t.Helper()
-	configure(t, q, "a", Settings{ConcurrencyPerKey: 1})
+	setTo(t, q, "a", Settings{ConcurrencyPerKey: 1})
 	ids := produce(t, q, slices.Repeat([]Task{{Queue: "a", LimitKey: "k"}}, n)...)
 	l := claimNow(t, q, "a")
 	require.NotNil(t, l)
@@ -96,7 +96,7 @@ func TestClosedGateRefillsNothing(t *testing.T) {
 				produce(t, q, Task{Queue: "a", Tenant: tenant})
 			}
 		}
-		configure(t, q, "a", Settings{Concurrency: 2})
+		setTo(t, q, "a", Settings{Concurrency: 2})
 		claimNow(t, q, "a")
 		l := claimNow(t, q, "a")
 		got := make(chan *Lease, 1)
