@@ -561,6 +561,9 @@ func TestChildWaitsForMore(t *testing.T) {
 				require.Equal(f, unique, id)
 				f.check()
 				f.requireState(Blocked, unique) // it waits for its parent still
+				info, err := f.q.Get(ctx, unique)
+				require.NoError(f, err)
+				require.Len(f, info.After, 1)
 				f.complete("parent")
 				require.Equal(f, "new", string(f.claim("unique").Payload))
 			})

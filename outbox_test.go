@@ -353,6 +353,29 @@ func TestWaitIdleWaitsForMessages(t *testing.T) {
 	}
 }
 
+// TestWaitIdleWaitsForWhatIsToBeSent: a task that its sender has stored in the
+// very commit in which it is asked is not done.
+func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
+	ctx := context.Background()
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		f.produceAt(2, Task{Queue: "a"})
+		l := f.claim("a")
+		open := shut(t, f.q.shards[2])
+		go func() { _, _ = f.q.startingAt(2).Produce(ctx, Task{Queue: "z"}) }()
+		synctest.Wait()
+		go func() { _ = f.q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...) }()
+		synctest.Wait()
+		idle := make(chan error, 1)
+		go func() { idle <- f.q.WaitIdle(ctx, "a") }()
+		synctest.Wait()
+		close(open)
+		synctest.Wait()
+		require.Empty(f, idle)
+		f.complete("a")
+		require.NoError(f, <-idle)
+	})
+}
+
 // TestWaitIdleSeesWhatHasMoved: a task that reaches a shard after that was
 // found idle, from one that is asked later, is not missed.
 func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
