@@ -336,6 +336,35 @@ func TestCancelRunning(t *testing.T) {
 	}
 }
 
+// TestCancelBeforeHandler: a task that is canceled between the claim of Run and
+// its handler is not handled.
+func TestCancelBeforeHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{Retention: Forever})
+		var m Mux
+		Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+			t.Error("the handler of a canceled task runs")
+			return nil
+		})
+		id := produce(t, q, Task{Queue: "a"})[0]
+		var reported []error
+		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { reported = append(reported, err) }})
+		require.NoError(t, err)
+		op, err := q.claim(t.Context(), &r.req, r)
+		require.NoError(t, err)
+		require.NoError(t, q.Cancel(t.Context(), id))
+		r.stored.Wait()
+		w := &worker{runner: r}
+		w.do(&op.grants[0])
+		op.unref()
+		require.Len(t, reported, 1)
+		require.ErrorIs(t, reported[0], ErrCanceled)
+		require.False(t, w.busy())
+		require.Zero(t, r.voids.Load())
+		require.Equal(t, Canceled, infoOf(t, q, id).State)
+	})
+}
+
 // TestCancelOneOfManyHandlers: the others go on.
 func TestCancelOneOfManyHandlers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -31,8 +31,9 @@ type Event struct {
 // EventKind is what has happened to a task.
 type EventKind uint8
 
-// The kinds of events. That a scheduled task becomes ready, and that a result
-// is no longer kept, are not among them.
+// The kinds of events. That a task that waited becomes ready, is replaced or
+// moved, that a dead letter is redriven or purged, and that an ended task is no
+// longer kept, are not among them.
 const (
 	EventProduced     EventKind = iota + 1 // stored, to be ready at once or later
 	EventClaimed                           // leased to a worker

@@ -87,25 +87,35 @@ func (h *heart) beat() (running bool) {
 // calls it: it does not wait for hooks.
 func (r *runner) canceled(receipt Receipt) {
 	r.stored.Go(func() {
-		lost := map[Receipt]error{receipt: fmt.Errorf("%w: %s", ErrCanceled, receipt.ID)}
+		r.void.Store(receipt, nil)
+		r.voids.Add(1)
+		lost := map[Receipt]error{receipt: errCanceled(receipt)}
 		for _, w := range r.workers {
-			w.forfeit(lost)
+			if w.forfeit(lost) {
+				if _, ok := r.void.LoadAndDelete(receipt); ok {
+					r.voids.Add(-1)
+				}
+				return
+			}
 		}
 	})
 }
 
+func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }
+
 // forfeit cancels the running handler if its lease is among the lost.
-func (w *worker) forfeit(lost map[Receipt]error) {
+func (w *worker) forfeit(lost map[Receipt]error) bool {
 	w.mu.Lock()
 	l, cancel := w.lease, w.cancel
 	if l == nil || lost[l.Receipt] == nil {
 		w.mu.Unlock()
-		return
+		return false
 	}
 	w.lease = nil
 	w.mu.Unlock()
 	cancel(lost[l.Receipt])
 	w.runner.report(l, lost[l.Receipt])
+	return true
 }
 
 // renewOp moves the deadlines of leases that belong to this process. Nothing

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -101,6 +102,9 @@ type runner struct {
 	wake    *sync.Cond
 	room    *sync.Cond
 	workers []*worker
+
+	void  sync.Map     // receipts of canceled tasks whose handlers had not begun
+	voids atomic.Int64 // entries of void
 
 	hearts  []*heart       // one for each shard
 	running sync.WaitGroup // workers
@@ -398,6 +402,14 @@ func (w *worker) do(g *grant) {
 	if !w.own(l, cancel) {
 		r.giveBack(l.Receipt, l)
 		return
+	}
+	if r.voids.Load() > 0 { // after own, as canceled looks for it after it has noted the receipt
+		if _, ok := r.void.LoadAndDelete(l.Receipt); ok {
+			r.voids.Add(-1)
+			w.forfeit(map[Receipt]error{l.Receipt: errCanceled(l.Receipt)})
+			w.disown()
+			return
+		}
 	}
 	if l.Timeout > 0 {
 		var stop context.CancelFunc

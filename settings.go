@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"strconv"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -31,7 +33,8 @@ type Settings struct {
 	// (golang.org/x/time/rate) that is empty after Open.
 	Rate float64 `json:",omitzero"`
 	// Burst is how many tasks may be claimed at once after a lull, while Rate
-	// is set. 0: Rate, rounded up.
+	// is set. 0: Rate, rounded up. The queue looks at the clock once a millisecond,
+	// so that a Burst below Rate/1000 lowers the rate.
 	Burst int `json:",omitzero"`
 	// TenantWeights are how many claims in a row the tenants get when it is
 	// their turn. Those that are not named have weight 1.
@@ -62,6 +65,9 @@ func (s *Settings) check() error {
 		return &InvalidError{"Settings.Rate", s.Rate, "0 to 1e9"}
 	}
 	for tenant, w := range s.TenantWeights {
+		if !utf8.ValidString(tenant) { // they are stored as JSON
+			return &InvalidError{"Settings.TenantWeights", strconv.Quote(tenant), "names in UTF-8"}
+		}
 		if w < 1 || w > maxWeight {
 			return &InvalidError{"Settings.TenantWeights of " + tenant, w, fmt.Sprint("1 to ", maxWeight)}
 		}

@@ -88,6 +88,7 @@ func TestSettingsRefused(t *testing.T) {
 			"Settings.Rate":                  func(s *Settings) { s.Rate = -1 },
 			"Settings.TenantWeights of x":    func(s *Settings) { s.TenantWeights = map[string]int{"x": 0} },
 			"Settings.TenantWeights of many": func(s *Settings) { s.TenantWeights = map[string]int{"many": 65537} },
+			"Settings.TenantWeights":         func(s *Settings) { s.TenantWeights = map[string]int{"\xff": 1} },
 			"Settings.Retention":             func(s *Settings) { s.Retention = -2 },
 			"Settings.DeadRetention":         func(s *Settings) { s.DeadRetention = -2 },
 		} {

@@ -54,7 +54,7 @@ type Task struct {
 	// Unique keeps a second task of the same idempotency key out of the queue.
 	Unique Unique
 	// Group names tasks that follow each other: of those with the same queue,
-	// tenant and group, one is worked on at a time, and the next one becomes
+	// tenant, LimitKey and group, one is worked on at a time, and the next one becomes
 	// ready when it has ended (completed, canceled, or dead), with all its
 	// attempts. The first to become due goes first; of several that wait, the
 	// one that was produced first.
@@ -65,7 +65,8 @@ type Task struct {
 	// completed. A parent that no longer exists counts as completed; one that
 	// is canceled cancels the task; one that is a dead letter is met as OnDead
 	// says. Nth names tasks of the same batch. What parents leave behind is
-	// read by Get, as long as their Retention lasts.
+	// read by Get, as long as their Retention lasts. A moment may pass between the
+	// return of the call that completes the last parent and the task's being ready.
 	After []ID
 	// OnDead is what becomes of the task when one of After becomes a dead letter.
 	OnDead OnDead
