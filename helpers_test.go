@@ -63,7 +63,6 @@ var errBusy = errors.New("the group is not empty")
 // checkMemory compares the memory of every shard with its disk. REQUIRES: no
 // operation is under way, except claims that wait.
 func (q *Queue) checkMemory() error {
-	leased := make(map[string]int)
 	for i, s := range q.shards {
 		err := errBusy
 		for tries := 0; errors.Is(err, errBusy) && tries < 1000; tries++ {
@@ -72,44 +71,43 @@ func (q *Queue) checkMemory() error {
 		if err != nil {
 			return fmt.Errorf("memory of shard %d: %w", i, err)
 		}
+	}
+	return q.checkGates()
+}
+
+// checkGates makes sure that the gate of every queue counts the leases of all
+// shards, and that all shards go by the same settings.
+func (q *Queue) checkGates() error {
+	leased := make(map[string]int)
+	gates := make(map[string]*gate)
+	for name, c := range *q.settings.byQueue.Load() {
+		gates[name] = c.gate
+	}
+	for i, s := range q.shards {
 		if err := s.probe(func(s *shard) error {
-			for name, q := range s.queues {
-				leased[name] += int(q.counts.Leased)
+			for name, qs := range s.queues {
+				leased[name] += int(qs.counts.Leased)
+				if qs.gate != gates[name] || qs.settings != q.settings.of(name) {
+					return fmt.Errorf("shard %d has other settings of queue %q", i, name)
+				}
 			}
 			return nil
 		}); err != nil {
 			return err
 		}
 	}
-	for name, c := range *q.settings.byQueue.Load() {
-		if c.gate == nil {
+	for name, g := range gates {
+		if g == nil {
 			continue
 		}
-		if n := c.gate.count(); n != leased[name] {
-			return fmt.Errorf("gate of queue %q counts %d leases of %d", name, n, leased[name])
+		g.mu.Lock()
+		n := g.leased
+		g.mu.Unlock()
+		if n != leased[name] {
+			return fmt.Errorf("the gate of queue %q counts %d leases, there are %d", name, n, leased[name])
 		}
 	}
 	return nil
-}
-
-// count is how many leases a gate knows of.
-func (g *gate) count() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.leased
-}
-
-// shut reports whether claims that wait for a queue may find ready tasks there.
-func (q *queueState) shut() bool {
-	if q.settings.Paused || q.throttled {
-		return true
-	}
-	if q.gate == nil {
-		return false
-	}
-	q.gate.mu.Lock()
-	defer q.gate.mu.Unlock()
-	return q.gate.limit > 0 && q.gate.leased >= q.gate.limit
 }
 
 // checkMemory returns what in the shard's memory is not as its disk says it
@@ -123,7 +121,8 @@ func (s *shard) checkMemory(q *Queue) error {
 	v := q.peek(s)
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
-	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.limits, c.times, c.recurring} {
+	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
+		c.mirrors, c.buckets, c.limits, c.outbox} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -319,7 +318,7 @@ func (c *memoryChecker) windowMemory() error {
 }
 
 // queues: counts and numbers are those of disk, rings are rings, and nobody
-// waits for a queue that has a ready task and is not held back.
+// waits for a queue that has a ready task which may be claimed.
 func (c *memoryChecker) queues() error {
 	s := c.shard
 	counted := make(map[uint32]keys.Counts)
@@ -352,7 +351,7 @@ func (c *memoryChecker) queues() error {
 			c.ring(q, p)
 		}
 		waiting := slices.ContainsFunc(q.waiters.ops[q.waiters.head:], func(op *claimOp) bool { return !op.taken.Load() })
-		if waiting && q.counts.Ready > 0 && !q.shut() {
+		if waiting && c.claimable(q) {
 			c.report("queue %q has ready tasks and claims that wait", name)
 		}
 	}
@@ -364,9 +363,16 @@ func (c *memoryChecker) queues() error {
 func (c *memoryChecker) limits() error {
 	s := c.shard
 	leased, ready := make(map[uint64]int), make(map[uint64]bool)
-	for _, l := range s.leases.byID {
+	for id, l := range s.leases.byID {
 		if l.ties.Limit != 0 {
 			leased[l.ties.Limit]++
+		}
+		head, err := leasedHead(c.view.snap, &keys.LeaseEntry{ID: l.id, Lane: l.lane.number, Since: l.since, Leases: l.leases})
+		if err != nil {
+			return err
+		}
+		if head != nil && head.Ties != l.ties {
+			c.report("lease of %s is bound by %+v, on disk %+v", id, l.ties, head.Ties)
 		}
 	}
 	for _, items := range c.onDisk {
@@ -408,6 +414,33 @@ func (c *memoryChecker) limits() error {
 		}
 	}
 	return err
+}
+
+// claimable reports whether a claim would get one of the queue's tasks.
+func (c *memoryChecker) claimable(q *queueState) bool {
+	if q.settings.Paused {
+		return false
+	}
+	if g := q.gate; g != nil {
+		g.mu.Lock()
+		closed := g.rate != nil || g.limit > 0 && g.leased >= g.limit // what a rate allows is not looked at
+		g.mu.Unlock()
+		if closed {
+			return false
+		}
+	}
+	for l, items := range c.onDisk {
+		for _, it := range items {
+			head, err := record.DecodeHead(it.Record)
+			if err != nil {
+				c.report("task %s: %w", ID(it.ID), err)
+			}
+			if l.queue == q && (head.Limit == 0 || !c.shard.full(q, head.Limit)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (c *memoryChecker) ring(q *queueState, priority int) {
@@ -464,6 +497,110 @@ func (c *memoryChecker) times() error {
 		}
 	}
 	return errors.Join(err1, err2, err3)
+}
+
+// mirrors: what is held of keys, groups and parents is as on disk, and nothing is
+// missing that should be held.
+func (c *memoryChecker) mirrors() error {
+	s := c.shard
+	return errors.Join(
+		checkMirror(c, "idempotency key", &s.uniques),
+		checkMirror(c, "group", &s.groups),
+		checkMirror(c, "number of parents", &s.pending),
+	)
+}
+
+func checkMirror[K, V comparable](c *memoryChecker, what string, m *mirror[K, V]) error {
+	onDisk := make(map[K]V)
+	err := scan(c.view.snap, m.prefix, func(key, value []byte) error {
+		k, v, err := m.parse(key, value)
+		onDisk[k] = v
+		return err
+	})
+	if len(m.changed) > 0 {
+		c.report("%d changes of %s are not stored", len(m.changed), what)
+	}
+	for k, e := range m.held {
+		v, ok := onDisk[k]
+		if e.present != ok || (e.stored > 0) != ok || ok && e.value != v || e.changed {
+			c.report("%s %v is held as %+v, on disk: %t, %+v", what, k, e, ok, v)
+		}
+		delete(onDisk, k)
+	}
+	if len(m.held) > mirrorCap {
+		c.report("%d entries of %s are held", len(m.held), what)
+	}
+	if m.whole && len(onDisk) > 0 {
+		c.report("%s is not held: %+v", what, onDisk)
+	}
+	return err
+}
+
+// buckets: their sizes are those of disk.
+func (c *memoryChecker) buckets() error {
+	type place struct {
+		queue uint32
+		bucketKey
+	}
+	held := make(map[place]uint64)
+	for n, q := range c.shard.numbers {
+		if n == 0 {
+			continue
+		}
+		for k, b := range q.buckets {
+			if b.queue != q || b.bucketKey != k || b.touched {
+				c.report("bucket %+v of queue %q is %+v", k, q.name, b)
+			}
+			held[place{q.number, k}] = b.size
+		}
+	}
+	err := scan(c.view.snap, keys.Buckets, func(key, value []byte) error {
+		prefix, number, until, err := keys.ParseBucket(key)
+		if err != nil {
+			return err
+		}
+		size, err := keys.ParseNumber(value)
+		k := place{number, bucketKey{prefix, until}}
+		if got, ok := held[k]; !ok || got != size {
+			c.report("bucket %+v has size %d (%t), on disk %d", k, got, ok, size)
+		}
+		delete(held, k)
+		return err
+	})
+	if len(held) > 0 {
+		c.report("buckets in memory only: %+v", held)
+	}
+	return err
+}
+
+// outbox: as many messages wait as are stored, numbered between first and next,
+// and none is under way.
+func (c *memoryChecker) outbox() error {
+	out := &c.shard.out
+	n := make([]uint64, len(out.waiting))
+	err := scan(c.view.snap, keys.Outbound, func(key, _ []byte) error {
+		to, seq, err := keys.ParseOutbound(key)
+		if err == nil && (seq < out.first[to] || seq >= out.next[to]) {
+			c.report("message %d for shard %d is not one of %d to %d", seq, to, out.first[to], out.next[to])
+		}
+		n[to]++
+		return err
+	})
+	if !slices.Equal(n, out.waiting) {
+		c.report("%d messages wait, on disk %d", out.waiting, n)
+	}
+	err = errors.Join(err, scan(c.view.snap, keys.Inbound, func(key, value []byte) error {
+		from, err := keys.ParseNumbered(key)
+		if err != nil {
+			return err
+		}
+		last, err := keys.ParseNumber(value)
+		if got := c.shard.inbound[from]; got != last {
+			c.report("the last message of shard %d is %d, on disk %d", from, got, last)
+		}
+		return err
+	}))
+	return err
 }
 
 // list returns all tasks that the disk has, without asking the owners.

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
@@ -95,7 +93,6 @@ func (p *process) check() {
 	synctest.Wait()
 	require.NoError(p.t, p.checkAll())
 	require.NoError(p.t, p.checkMemory())
-	require.NoError(p.t, p.checkMirrors())
 }
 
 // setClock moves the wall clock, which nobody is told of.
@@ -179,45 +176,6 @@ func forgetMirrors(s *shard) error {
 func forget[K comparable, V any](m *mirror[K, V]) {
 	clear(m.held)
 	m.whole = false
-}
-
-// checkMirrors compares what the mirrors hold with the disk. REQUIRES: no
-// operation is under way.
-func (q *Queue) checkMirrors() error {
-	for i, s := range q.shards {
-		err := s.probe(func(s *shard) error {
-			return errors.Join(
-				checkMirror(&s.uniques, s.store.db), checkMirror(&s.groups, s.store.db), checkMirror(&s.pending, s.store.db))
-		})
-		if err != nil {
-			return fmt.Errorf("mirrors of shard %d: %w", i, err)
-		}
-	}
-	return nil
-}
-
-func checkMirror[K comparable, V any](m *mirror[K, V], r pebble.Reader) error {
-	var errs []error
-	onDisk := make(map[K][]byte)
-	errs = append(errs, scan(r, m.prefix, func(key, value []byte) error {
-		k, _, err := m.parse(key, value)
-		onDisk[k] = bytes.Clone(value)
-		return err
-	}))
-	for k, e := range m.held {
-		value, stored := onDisk[k]
-		if e.changed || e.present != stored || (e.stored > 0) != stored || stored && !bytes.Equal(m.encode(e.value, nil), value) {
-			errs = append(errs, fmt.Errorf("range %x: %v is held as %+v, stored as %x", m.prefix, k, e, value))
-		}
-		delete(onDisk, k)
-	}
-	if m.whole && len(onDisk) > 0 {
-		errs = append(errs, fmt.Errorf("range %x: %d entries are not held, and taken not to exist", m.prefix, len(onDisk)))
-	}
-	if len(m.held) > mirrorCap {
-		errs = append(errs, fmt.Errorf("range %x: %d entries are held", m.prefix, len(m.held)))
-	}
-	return errors.Join(errs...)
 }
 
 // duplicates returns the holders of the keys that an error says are taken, by
@@ -1046,7 +1004,7 @@ func TestUniquePowerLoss(t *testing.T) {
 			synctest.Wait()
 			require.NoError(t, q.checkAll(), i)
 			require.NoError(t, q.checkMemory(), i)
-			require.NoError(t, q.checkMirrors(), i)
+			require.NoError(t, q.checkMemory(), i)
 			tasks, err := q.list()
 			require.NoError(t, err)
 			for id, info := range tasks {
@@ -1086,14 +1044,14 @@ func TestManyKeys(t *testing.T) {
 		}
 		requireTaken := func() {
 			t.Helper()
-			require.NoError(t, p.checkMirrors())
+			require.NoError(t, p.checkMemory())
 			for _, i := range []int{0, 1, n / 2, mirrorCap - 1, mirrorCap, n - 1} {
 				p.taken(keyed(strconv.Itoa(i)), ids[i])
 			}
 			last, err := p.ProduceBatch(ctx, batchFrom(n/size*size))
 			require.Len(t, duplicates(t, err), n%size)
 			require.Equal(t, ids[n/size*size:], last)
-			require.NoError(t, p.checkMirrors())
+			require.NoError(t, p.checkMemory())
 		}
 		requireTaken()
 		require.NoError(t, p.Close())
