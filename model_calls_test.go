@@ -451,6 +451,7 @@ func (c *produceCall) apply(m *model) {
 		return
 	}
 	var duplicates []DuplicateError
+	stored := make(map[ID]bool)
 	for i, id := range c.ids {
 		task := c.tasks[i]
 		if holder, taken := m.holder(&task); taken {
@@ -459,6 +460,7 @@ func (c *produceCall) apply(m *model) {
 			}
 			if t := m.tasks[holder]; task.Unique.Replace && t != nil && t.waiting() {
 				m.replace(t, task)
+				stored[id] = true
 			} else {
 				duplicates = append(duplicates, DuplicateError{Key: task.Unique.Key, ID: id, Index: i})
 			}
@@ -476,7 +478,9 @@ func (c *produceCall) apply(m *model) {
 			shard = c.shard
 		}
 		m.admit(shard, task, id, c.ids, false)
+		stored[id] = true
 	}
+	m.markParents(c.tasks, c.ids, stored)
 	got := duplicatesOf(c.err)
 	slices.SortFunc(got, func(a, b DuplicateError) int { return a.Index - b.Index })
 	if !slices.Equal(got, duplicates) || c.err != nil && len(got) == 0 {
@@ -803,13 +807,14 @@ func (m *model) adopt(shard int, next []Task) {
 	for id, info := range found {
 		byPayload[string(info.Payload)] = id
 	}
-	ids := make([]ID, len(next))
+	ids, stored := make([]ID, len(next)), make(map[ID]bool)
 	for i, task := range next {
 		id, ok := byPayload[string(task.Payload)]
 		if holder, taken := m.holder(&task); taken {
 			ids[i] = holder
 			if t := m.tasks[holder]; task.Unique.Replace && t != nil && t.waiting() {
 				m.replace(t, task)
+				stored[holder] = true
 			} else if ok {
 				m.t.Fatalf("follow-up %q has the key of task %s", task.Payload, holder)
 			}
@@ -825,6 +830,20 @@ func (m *model) adopt(shard int, next []Task) {
 			home = shard
 		}
 		m.admit(home, task, id, ids, remote)
+		stored[id] = true
+	}
+	m.markParents(next, ids, stored)
+}
+
+// markParents notes who was named by a sibling of its batch: it counts as a
+// parent even if the sibling was not stored, as its key is taken.
+func (m *model) markParents(tasks []Task, ids []ID, stored map[ID]bool) {
+	for _, task := range tasks {
+		for _, p := range task.After {
+			if n, ok := nthOf(p); ok && stored[ids[n]] {
+				m.tasks[ids[n]].parent = true
+			}
+		}
 	}
 }
 

@@ -10,11 +10,13 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"pgregory.net/rapid"
 
@@ -62,6 +64,7 @@ func TestModel(t *testing.T) {
 				"step wall":     m.stepWall,
 				"reopen":        m.reopen,
 				"crash":         m.crash,
+				"crash amid":    m.crashAmid,
 				"flush":         m.flush,
 				"":              m.compare,
 			}
@@ -101,6 +104,7 @@ type model struct {
 	doomed    []*modelTask     // to be canceled, as a parent was
 	canceled  map[Receipt]bool // leases that were ended by Cancel since Open
 	plain     bool             // no task is bound to others
+	reopened  bool             // all turns that are passed on are contested
 	hurried   bool             // calls are drawn that come together
 	drawn     int              // the ties that drawTasks draws
 
@@ -180,9 +184,16 @@ func (m *model) open() {
 		WindowTasks:   rapid.IntRange(2, 4).Draw(m.t, "WindowTasks"),
 		WindowBytes:   rapid.SampledFrom([]int{0, 0, 1, 900, 3000}).Draw(m.t, "WindowBytes"),
 		MemTableBytes: 256 << 10,
-		fs:            m.disk,
 		wall:          func() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) },
 	}
+	m.openAgain()
+	m.sync()
+	m.settle(true)
+}
+
+// openAgain opens the queue with the options that it had.
+func (m *model) openAgain() {
+	m.opts.fs = m.disk
 	var err error
 	m.q, err = Open("queues/model", &m.opts)
 	m.noError(err)
@@ -191,8 +202,6 @@ func (m *model) open() {
 	m.canceled, m.weights = make(map[Receipt]bool), make(map[[2]string]int)
 	m.weigh()
 	synctest.Wait()
-	m.sync()
-	m.settle(true)
 }
 
 func (m *model) end() {
@@ -484,6 +493,92 @@ func (m *model) crash(t *rapid.T) {
 	m.restart()
 }
 
+// crashAmid is the action of a call after whose first commits the power fails:
+// with the first one, all that follows from it is certain, by what is stored.
+func (m *model) crashAmid(t *rapid.T) {
+	m.drawn = tiesAll
+	draws := []func(*model) call{
+		(*model).drawComplete, (*model).drawFinish, (*model).drawControl, (*model).drawReleaseKey,
+		func(m *model) call { return &produceCall{shard: m.drawShard(), tasks: m.drawTasks(1)} },
+	}
+	c := rapid.SampledFrom(draws).Draw(t, "call")(m)
+	camera := &camera{disk: m.disk, commits: rapid.IntRange(1, 4).Draw(t, "commits")}
+	camera.config = vfs.CrashCloneCfg{
+		UnsyncedDataPercent: rapid.SampledFrom([]int{0, 100}).Draw(t, "unsynced data that is left, %"),
+		RNG:                 rand.New(rand.NewPCG(0, 0)), // decides nothing
+	}
+	m.sendAway()
+	for _, s := range m.q.shards {
+		m.noError(s.probe(func(s *shard) error { s.commit = &cameraCommitter{s.commit, camera}; return nil }))
+	}
+	c.do(m.q)
+	synctest.Wait()
+	left := camera.stop()
+	if left == nil {
+		c.apply(m)
+		m.settle(true)
+		return
+	}
+	m.close()
+	m.disk = left
+	m.openAgain()
+	m.reopened = true // what is let go on now may come in another order
+	c.apply(m)
+	clear(m.canceled)
+	m.resumeLeases()
+	m.sync()
+	m.reopened = false
+	m.settle(true)
+}
+
+// camera takes an image of a disk after a number of commits.
+type camera struct {
+	disk   *vfs.MemFS
+	config vfs.CrashCloneCfg
+
+	mu      sync.Mutex
+	commits int
+	left    *vfs.MemFS
+}
+
+func (c *camera) stop() *vfs.MemFS {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.commits = 0
+	return c.left
+}
+
+// cameraCommitter is that of one shard.
+type cameraCommitter struct {
+	committer
+	*camera
+}
+
+func (c *cameraCommitter) commit(b *pebble.Batch) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.committer.commit(b)
+	if c.commits--; c.commits == 0 {
+		c.left = c.disk.CrashClone(c.config)
+	}
+	return err
+}
+
+// sendAway has all callers that wait give up.
+func (m *model) sendAway() {
+	for _, w := range m.waiters {
+		w.cancel()
+	}
+	for _, c := range m.idlers {
+		c.cancel()
+	}
+	for _, c := range m.awaits {
+		c.cancel()
+	}
+	synctest.Wait()
+	m.waiters, m.idlers, m.awaits = nil, nil, nil
+}
+
 func (m *model) close() {
 	q := m.q
 	m.q = nil
@@ -508,6 +603,13 @@ func (m *model) close() {
 }
 
 func (m *model) restart() {
+	m.resumeLeases()
+	m.open()
+}
+
+// resumeLeases sets the deadlines of leases that the queue has found when it
+// was opened.
+func (m *model) resumeLeases() {
 	for _, t := range m.tasks {
 		if t.want.State != Leased {
 			continue
@@ -517,7 +619,6 @@ func (m *model) restart() {
 			t.deadline += min(end-m.wall(), t.duration)
 		}
 	}
-	m.open()
 }
 
 // flush moves what a shard has in memory into a table, and perhaps all tables

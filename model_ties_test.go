@@ -146,7 +146,7 @@ func (m *model) giveTurns() {
 		}
 		first := next[scope]
 		better := first == nil || bytes.Compare(t.want.ID[:], first.want.ID[:]) < 0
-		if m.contested[scope] {
+		if m.contested[scope] || m.reopened {
 			if places == nil {
 				places = m.places()
 			}
