@@ -62,7 +62,7 @@ func (s *shard) redrive(at *located) error {
 			return &DuplicateError{Key: at.rec.UniqueKey, ID: holder}
 		}
 		if !taken {
-			s.uniques.put(s, hash, keys.UniqueValue{ID: at.id})
+			s.takeKey(at.id, &at.rec.Ties, mintedAt(at.id))
 		}
 	}
 	s.withdraw(at)

@@ -520,7 +520,7 @@ func (s *shard) replace(id ID, t *newTask) bool {
 	if v, ok := s.uniques.get(s, t.tied.Unique); ok {
 		s.freeKey(t.tied.Unique, v)
 	}
-	s.takeKey(id, &t.tied.Ties, s.wall)
+	s.takeKey(id, &t.tied.Ties, max(s.wall, mintedAt(id)))
 	b := rec.Encode()
 	switch {
 	case at.state == Blocked && at.place.At == 0:

@@ -190,10 +190,11 @@ func (s *shard) holder(hash [keys.UniqueLen]byte) (id ID, taken bool) {
 	return v.ID, ok
 }
 
-// takeKey gives a key that is free to a task, for some time from a moment on.
+// takeKey gives a key that is free to a task, for some time from a moment on,
+// which is not before the one in the ID: endKey relies on it.
 func (s *shard) takeKey(id ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
-	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed
+	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed, be it now
 		v.Until = later(from, t.UniqueFor)
 		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
 		s.group.set(s.scratch, nil)
