@@ -350,6 +350,12 @@ func (m *model) drawBacklog() call {
 		t := &c.tasks[i]
 		t.Queue, t.Tenant, t.Priority, t.RunAt = c.tasks[0].Queue, c.tasks[0].Tenant, c.tasks[0].Priority, time.Time{}
 	}
+	if rapid.Bool().Draw(m.t, "all alike") {
+		for i := range c.tasks {
+			t := &c.tasks[i]
+			t.Group, t.LimitKey, t.Unique, t.After = c.tasks[0].Group, c.tasks[0].LimitKey, Unique{}, nil
+		}
+	}
 	return c
 }
 
@@ -685,6 +691,13 @@ func (m *model) drawComplete() call {
 		m.drawn = tiesNone
 	}
 	c.next = m.drawTasks(rapid.SampledFrom([]int{0, 0, 1, 2}).Draw(m.t, "next"))
+	if t := m.tasks[c.receipt.ID]; t != nil && len(c.next) > 0 && !m.hurried && rapid.Bool().Draw(m.t, "again") {
+		n, by := &c.next[0], t.want.Task
+		n.Queue, n.Tenant, n.Group, n.LimitKey, n.Unique.Key = by.Queue, by.Tenant, by.Group, by.LimitKey, by.Unique.Key
+		if by.Unique.Key == "" {
+			n.Unique = Unique{}
+		}
+	}
 	return c
 }
 

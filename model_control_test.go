@@ -26,6 +26,22 @@ func (m *model) drawID() ID {
 	return m.order[rapid.IntRange(0, len(m.order)-1).Draw(m.t, "task")]
 }
 
+// crowd is the action of tasks of one key, of which one can be leased: claims
+// park the others.
+func (m *model) crowd(t *rapid.T) {
+	if m.plain {
+		t.Skip()
+	}
+	c := m.drawBacklog().(*produceCall)
+	for i := range c.tasks {
+		task := &c.tasks[i]
+		task.LimitKey, task.Group, task.Unique, task.After = "k", "", Unique{}, nil
+	}
+	m.run(&configureCall{queue: c.tasks[0].Queue, to: Settings{ConcurrencyPerKey: rapid.IntRange(1, 2).Draw(t, "limit")}})
+	m.run(c)
+	m.drain(t)
+}
+
 // drawIDIn is of a task in one of some states, if there is one.
 func (m *model) drawIDIn(states ...State) ID {
 	in := slices.DeleteFunc(slices.Clone(m.order), func(id ID) bool {

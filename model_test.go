@@ -59,6 +59,7 @@ func TestModel(t *testing.T) {
 				"release key":   m.single((*model).drawReleaseKey),
 				"configure":     m.single((*model).drawConfigure),
 				"await":         m.await,
+				"crowd":         m.crowd,
 				"sleep":         m.sleep,
 				"to next event": m.sleepToNextEvent,
 				"step wall":     m.stepWall,
