@@ -134,11 +134,11 @@ func (c *controlCall) apply(m *model) {
 		m.setRunAt(t, c.runAt)
 	case "redrive":
 		if hash, has := m.keyOf(&t.want.Task); has {
-			k := &modelKey{id: c.id, until: m.wall()}
 			if id, taken := m.holder(&t.want.Task); taken && id == c.id {
-				k.until = m.keys[hash].until
+				m.keys[hash].ended = false
+			} else {
+				m.takeKey(c.id, &t.want.Task, mintedAt(c.id))
 			}
-			m.keys[hash] = k
 		}
 		t.want.Attempts, t.want.RunAt = 0, time.Time{}
 		m.enter(t, keys.MovedSince(m.wall()))

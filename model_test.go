@@ -341,7 +341,7 @@ func (m *model) sync() {
 			}
 		}
 	}
-	maps.DeleteFunc(m.keys, func(_ [record.UniqueLen]byte, k *modelKey) bool { return k.ended && k.until <= wall })
+	m.passKeys(wall)
 	for _, t := range tasks {
 		if t.want.State == Leased && t.deadline <= now {
 			m.retry(t, "lease expired", wall-(now-t.deadline), func() { m.toReady(t, t.since) })
@@ -398,7 +398,7 @@ func (m *model) admit(shard int, task Task, id ID, batch []ID, remote bool) {
 		}
 	}
 	m.tasks[id] = t
-	m.takeKey(id, &task)
+	m.takeKey(id, &task, mintedAt(id))
 	due := runAtMillis(task.RunAt)
 	switch {
 	case len(task.After) > 0:

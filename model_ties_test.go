@@ -21,7 +21,7 @@ import (
 // modelKey is who has an idempotency key.
 type modelKey struct {
 	id    ID
-	until uint64 // wall clock, ms
+	until uint64 // wall clock, ms; 0: until the task has ended
 	ended bool   // the task has, and the key is taken until then
 }
 
@@ -65,10 +65,29 @@ func (m *model) holder(t *Task) (ID, bool) {
 	return k.id, true
 }
 
-func (m *model) takeKey(id ID, t *Task) {
-	if hash, has := m.keyOf(t); has {
-		m.keys[hash] = &modelKey{id: id, until: m.wall() + millis(t.Unique.For)}
+// takeKey gives a key to a task, for some time from a moment on.
+func (m *model) takeKey(id ID, t *Task, from uint64) {
+	hash, has := m.keyOf(t)
+	if !has {
+		return
 	}
+	k := &modelKey{id: id}
+	if t.Unique.For != 0 {
+		k.until = from + millis(t.Unique.For)
+	}
+	m.keys[hash] = k
+}
+
+// passKeys is what the wall clock does to keys: once it has shown the end of
+// their time, they are free with the end of their tasks, wherever it goes then.
+func (m *model) passKeys(wall uint64) {
+	maps.DeleteFunc(m.keys, func(_ [record.UniqueLen]byte, k *modelKey) bool {
+		if k.until > wall {
+			return false
+		}
+		k.until = 0
+		return k.ended
+	})
 }
 
 func (m *model) endKey(t *modelTask, state State, wall uint64) {
@@ -266,7 +285,7 @@ func (m *model) replace(t *modelTask, by Task) {
 	by = storedTask(by)
 	by.After, by.OnDead = t.want.After, t.want.OnDead
 	t.want = TaskInfo{ID: t.want.ID, Task: by, State: t.want.State, At: t.want.At}
-	m.takeKey(t.want.ID, &by)
+	m.takeKey(t.want.ID, &by, max(m.wall(), mintedAt(t.want.ID)))
 	switch due := runAtMillis(by.RunAt); {
 	case t.want.State == Blocked && t.on == onParents:
 	case due > m.wall():
