@@ -26,8 +26,8 @@ func (m *model) drawID() ID {
 	return m.order[rapid.IntRange(0, len(m.order)-1).Draw(m.t, "task")]
 }
 
-// crowd is the action of tasks of one key, of which one can be leased: claims
-// park the others.
+// crowd is the action of tasks of one key, of which one or two can be leased:
+// claims park the others. Room may then pass to the next, and on from there.
 func (m *model) crowd(t *rapid.T) {
 	if m.plain {
 		t.Skip()
@@ -40,6 +40,22 @@ func (m *model) crowd(t *rapid.T) {
 	m.run(&configureCall{queue: c.tasks[0].Queue, to: Settings{ConcurrencyPerKey: rapid.IntRange(1, 2).Draw(t, "limit")}})
 	m.run(c)
 	m.drain(t)
+	of := func(state State) *modelTask {
+		i := slices.IndexFunc(m.inOrder(), func(t *modelTask) bool {
+			return t.want.State == state && t.want.LimitKey == "k" && t.want.Queue == c.tasks[0].Queue
+		})
+		if i < 0 {
+			return nil
+		}
+		return m.inOrder()[i]
+	}
+	if l := of(Leased); l != nil && rapid.Bool().Draw(t, "finish one") {
+		m.run(&finishCall{verb: "complete", receipt: l.receipt})
+	}
+	if next := of(Ready); next != nil && rapid.Bool().Draw(t, "remove the next") {
+		verb := rapid.SampledFrom([]string{"cancel", "run at"}).Draw(t, "verb")
+		m.run(&controlCall{verb: verb, id: next.want.ID, runAt: m.opts.wall().Add(time.Second)})
+	}
 }
 
 // drawIDIn is of a task in one of some states, if there is one.
