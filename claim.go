@@ -324,15 +324,19 @@ func (g *grant) lease() (*Lease, error) {
 }
 
 func (g *grant) decode(l *Lease) error {
+	l.ID, l.Receipt = g.receipt.ID, g.receipt
+	l.Attempt = int(g.attempt)
+	l.Deadline = time.UnixMilli(int64(g.deadline))
+	if payload, ok := record.Plain(g.rec); ok {
+		l.Queue, l.Tenant, l.Priority = g.lane.queue.name, g.lane.tenant, int(g.lane.priority)
+		l.Payload = payload
+		return nil
+	}
 	rec, err := record.Decode(g.rec)
 	if err != nil {
 		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.receipt.ID, err)
 	}
-	l.ID, l.Receipt = g.receipt.ID, g.receipt
-	l.Task = task(g.lane, &rec)
-	l.Attempt = int(g.attempt)
-	l.Deadline = time.UnixMilli(int64(g.deadline))
-	l.LastError = rec.Error
+	l.Task, l.LastError = task(g.lane, &rec), rec.Error
 	return nil
 }
 

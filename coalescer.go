@@ -206,7 +206,9 @@ type group struct {
 	touched  []*queueState  // whose counts changed
 	buckets  []*bucket      // whose sizes changed
 
-	freshBytes int // of the records in fresh
+	freshBytes int    // of the records in fresh
+	lane       uint32 // of the last of fresh or removed
+	scattered  bool   // fresh and removed are of several lanes
 
 	changed map[ID]struct{} // tasks that the group has moved or rewritten
 	checked int             // of removed: those before are in changed
@@ -292,13 +294,23 @@ func (g *group) setTask(lane uint32, since uint64, id ID, rec []byte) {
 
 // setFresh writes the record of a new task that becomes ready.
 func (g *group) setFresh(lane uint32, since uint64, id ID, rec []byte) {
+	g.note(lane)
 	g.fresh = append(g.fresh, freshTask{taskKey{lane, since, id}, rec})
 	g.freshBytes += len(rec)
 }
 
+func (g *group) note(lane uint32) {
+	if lane != g.lane {
+		g.scattered = g.scattered || len(g.fresh)+len(g.removed) > 0
+		g.lane = lane
+	}
+}
+
 // flushFresh adds the new tasks to the batch: what follows comes after them.
 func (g *group) flushFresh() {
-	slices.SortFunc(g.fresh, func(a, b freshTask) int { return a.compare(&b.taskKey) })
+	if g.scattered { // else they have come in the order of their IDs
+		slices.SortFunc(g.fresh, func(a, b freshTask) int { return a.compare(&b.taskKey) })
+	}
 	for i := range g.fresh {
 		t := &g.fresh[i]
 		g.setTask(t.lane, t.since, t.id, t.rec)
@@ -313,6 +325,7 @@ func (g *group) flushFresh() {
 // group.
 func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
 	if once {
+		g.note(lane)
 		g.removed = append(g.removed, taskKey{lane, since, id})
 		return
 	}
@@ -335,7 +348,9 @@ func (g *group) seal(clock uint64) {
 		_ = op.Finish()
 		r.written = true
 	}
-	slices.SortFunc(g.removed, func(a, b taskKey) int { return a.compare(&b) })
+	if g.scattered {
+		slices.SortFunc(g.removed, func(a, b taskKey) int { return a.compare(&b) })
+	}
 	for _, t := range g.removed {
 		op := g.batch.SingleDeleteDeferred(keys.TaskLen(t.since))
 		keys.PutTask(op.Key, t.lane, t.since, t.id)
@@ -371,6 +386,6 @@ func (g *group) release(err error) {
 	g.settled, g.removed, g.granted = g.settled[:0], g.removed[:0], g.granted[:0]
 	g.finished, g.touched, g.buckets = g.finished[:0], g.touched[:0], g.buckets[:0]
 	clear(g.changed)
-	g.checked = 0
+	g.checked, g.scattered = 0, false
 	g.batch.Reset()
 }

@@ -222,7 +222,7 @@ func (s *shard) depend(parent, child ID, onDead OnDead) bool {
 		s.unkeep(at)
 		s.keep(keys.Dead, at.id, -1, at.ended, &at.rec)
 	case at.lease != nil:
-		at.lease.ties.Parent = true
+		at.lease.tied, at.lease.ties.Parent = true, true
 		fallthrough
 	default:
 		s.rewrite(at)

@@ -20,6 +20,7 @@ type lease struct {
 	local     bool   // granted to Run: lives as long as the process
 	rewritten bool   // the key of the record had been written before
 	runner    *runner
+	tied      bool // ties is not zero
 	ties      record.Ties
 	duration  uint64 // ms
 	retention int64  // of the task, ms; 0: by the options

@@ -135,21 +135,24 @@ type grant struct {
 // grant leases the first task of a lane's window. A runner is given for leases
 // that end with the process. REQUIRES: the window is not empty.
 func (s *shard) grant(l *lane, duration uint64, r *runner) (grant, error) {
-	head, err := record.DecodeHead(l.window.FirstRecord())
-	if err != nil {
-		return grant{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(l.window.First().ID), err)
+	ls := s.leases.fresh()
+	ls.leases, ls.attempts, ls.duration = 1, 1, duration
+	if _, plain := record.Plain(l.window.FirstRecord()); !plain {
+		head, err := record.DecodeHead(l.window.FirstRecord())
+		if err != nil {
+			return grant{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(l.window.First().ID), err)
+		}
+		if head.Lease != 0 && r == nil {
+			ls.duration = head.Lease
+		}
+		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
+		ls.rewritten, ls.retention = head.Rewritten, head.Retention
+		s.tieLease(ls, &head)
 	}
 	it := s.popFirst(l)
-	if head.Lease != 0 && r == nil {
-		duration = head.Lease
-	}
-	ls := s.leases.fresh()
 	ls.id, ls.lane, ls.since, ls.runner, ls.local = it.ID, l, it.Since, r, r != nil
-	ls.leases, ls.attempts, ls.rewritten = head.Leases+1, head.Attempts+1, head.Rewritten
-	ls.duration, ls.retention = duration, head.Retention
-	s.tieLease(ls, &head)
 	s.inscribe(ls)
-	s.leases.add(ls, s.now+duration)
+	s.leases.add(ls, s.now+ls.duration)
 	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
 	q := l.queue
 	q.turn(l)
@@ -160,7 +163,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner) (grant, error) {
 		receipt:  Receipt{ID: ls.id, Token: ls.token},
 		lane:     l,
 		attempt:  ls.attempts,
-		deadline: s.wall + duration,
+		deadline: s.wall + ls.duration,
 		rec:      it.Record,
 	}, nil
 }
@@ -178,7 +181,7 @@ func (s *shard) popFirst(l *lane) window.Item {
 
 // tieLease notes what binds a leased task to others.
 func (s *shard) tieLease(ls *lease, head *record.Head) {
-	ls.ties = head.Ties
+	ls.ties, ls.tied = head.Ties, head.Ties != record.Ties{}
 	if head.Limit != 0 {
 		s.limits.enter(head.Limit)
 	}
@@ -191,7 +194,7 @@ func (s *shard) endLease(ls *lease) {
 	q := ls.lane.queue
 	q.counts.Leased--
 	s.touch(q)
-	if ls.ties.Limit != 0 {
+	if ls.tied && ls.ties.Limit != 0 {
 		s.leaveLimit(q, ls.ties.Limit)
 	}
 	if q.gate != nil {
@@ -235,7 +238,9 @@ func (s *shard) complete(ls *lease, result []byte) error {
 	if retention != 0 {
 		s.keep(keys.Done, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
 	}
-	s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
+	if ls.tied || len(s.awaits) > 0 {
+		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
+	}
 	return nil
 }
 

@@ -199,11 +199,16 @@ func (r *Record) plain() bool {
 	return r.Head == Head{} && r.Error == "" && len(r.Headers) == 0 && len(r.Parents) == 0
 }
 
+// Plain returns the payload of a stored record that has nothing else.
+func Plain(b []byte) (payload []byte, ok bool) {
+	if len(b) > 0 && b[0] == 0 {
+		return b[1:], true
+	}
+	return nil, false
+}
+
 // DecodeHead reads the head of a stored record.
 func DecodeHead(b []byte) (Head, error) {
-	if len(b) > 0 && b[0] == 0 {
-		return Head{}, nil
-	}
 	d, flags := begin(b)
 	h := d.head(flags)
 	if err := d.err(b); err != nil {
