@@ -199,19 +199,18 @@ type committer interface {
 type group struct {
 	batch    *pebble.Batch
 	settled  []operation    // to be woken when the group has persisted
-	fresh    []freshTask    // new tasks that become ready
-	removed  []taskKey      // tasks whose key was written once
+	tasks    []taskOp       // new tasks, and those whose key was written once and goes
 	granted  []*leaseRecord // lease records to be written
 	finished []uint64       // lease records, by sequence number, without a lease left
 	touched  []*queueState  // whose counts changed
 	buckets  []*bucket      // whose sizes changed
 
-	freshBytes int    // of the records in fresh
-	lane       uint32 // of the last of fresh or removed
-	scattered  bool   // fresh and removed are of several lanes
+	taskBytes int    // of the records in tasks
+	lane      uint32 // of the last of tasks
+	scattered bool   // tasks are of several lanes
 
 	changed map[ID]struct{} // tasks that the group has moved or rewritten
-	checked int             // of removed: those before are in changed
+	checked int             // of tasks: the removed ones before are in changed
 	news    eventBatch      // what subscribers learn of it
 }
 
@@ -229,16 +228,17 @@ func (k *taskKey) compare(o *taskKey) int {
 	return cmp.Compare(k.since, o.since)
 }
 
-type freshTask struct {
+// taskOp writes a new task to its first place, or removes it from there for good.
+type taskOp struct {
 	taskKey
-	rec []byte
+	rec []byte // nil: it is removed
 }
 
 // groupBytes ends a group early: a batch that is larger than this gains
 // nothing from company.
 const groupBytes = 1 << 20
 
-func (g *group) full() bool { return g.batch.Len()+g.freshBytes > groupBytes }
+func (g *group) full() bool { return g.batch.Len()+g.taskBytes > groupBytes }
 
 func (g *group) set(key, value []byte) {
 	op := g.batch.SetDeferred(len(key), len(value))
@@ -277,9 +277,7 @@ func (g *group) change(id ID) {
 // produced or leased in this group are not among them, unless they have an
 // idempotency key: nobody knows of them yet.
 func (g *group) hasChanged(id ID) bool {
-	for ; g.checked < len(g.removed); g.checked++ {
-		g.change(g.removed[g.checked].id)
-	}
+	g.noteRemoved()
 	_, ok := g.changed[id]
 	return ok
 }
@@ -292,31 +290,58 @@ func (g *group) setTask(lane uint32, since uint64, id ID, rec []byte) {
 	_ = op.Finish()
 }
 
+// noteRemoved adds what tasks removes to what has changed.
+func (g *group) noteRemoved() {
+	for ; g.checked < len(g.tasks); g.checked++ {
+		if t := &g.tasks[g.checked]; t.rec == nil {
+			g.change(t.id)
+		}
+	}
+}
+
 // setFresh writes the record of a new task that becomes ready.
 func (g *group) setFresh(lane uint32, since uint64, id ID, rec []byte) {
-	g.note(lane)
-	g.fresh = append(g.fresh, freshTask{taskKey{lane, since, id}, rec})
-	g.freshBytes += len(rec)
+	g.add(taskOp{taskKey{lane, since, id}, rec})
+	g.taskBytes += len(rec)
 }
 
-func (g *group) note(lane uint32) {
-	if lane != g.lane {
-		g.scattered = g.scattered || len(g.fresh)+len(g.removed) > 0
-		g.lane = lane
+func (g *group) add(t taskOp) {
+	if t.lane != g.lane {
+		g.scattered = g.scattered || len(g.tasks) > 0
+		g.lane = t.lane
 	}
+	g.tasks = append(g.tasks, t)
 }
 
-// flushFresh adds the new tasks to the batch: what follows comes after them.
-func (g *group) flushFresh() {
-	if g.scattered { // else they have come in the order of their IDs
-		slices.SortFunc(g.fresh, func(a, b freshTask) int { return a.compare(&b.taskKey) })
+// flushTasks adds tasks to the batch: what follows comes after them. Those of
+// one lane have come in the order of their IDs, the new ones after those that go.
+func (g *group) flushTasks() {
+	if g.scattered {
+		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.taskKey) })
+		for i := range g.tasks {
+			g.write(&g.tasks[i])
+		}
+	} else {
+		for _, removed := range [...]bool{false, true} {
+			for i := range g.tasks {
+				if t := &g.tasks[i]; (t.rec == nil) == removed {
+					g.write(t)
+				}
+			}
+		}
 	}
-	for i := range g.fresh {
-		t := &g.fresh[i]
+	clear(g.tasks)
+	g.tasks, g.taskBytes, g.checked, g.scattered = g.tasks[:0], 0, 0, false
+}
+
+func (g *group) write(t *taskOp) {
+	if t.rec != nil {
 		g.setTask(t.lane, t.since, t.id, t.rec)
+		return
 	}
-	clear(g.fresh)
-	g.fresh, g.freshBytes = g.fresh[:0], 0
+	op := g.batch.SingleDeleteDeferred(keys.TaskLen(t.since))
+	keys.PutTask(op.Key, t.lane, t.since, t.id)
+	_ = op.Finish()
 }
 
 // removeTask takes a task from its place. once says that its key has been
@@ -325,11 +350,11 @@ func (g *group) flushFresh() {
 // group.
 func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
 	if once {
-		g.note(lane)
-		g.removed = append(g.removed, taskKey{lane, since, id})
+		g.add(taskOp{taskKey: taskKey{lane, since, id}})
 		return
 	}
-	g.flushFresh() // it may be one of them
+	g.noteRemoved()
+	g.flushTasks() // it may be one of them
 	op := g.batch.DeleteDeferred(keys.TaskLen(since))
 	keys.PutTask(op.Key, lane, since, id)
 	_ = op.Finish()
@@ -337,7 +362,7 @@ func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
 
 // seal adds what has been gathered beside the batch.
 func (g *group) seal(clock uint64) {
-	g.flushFresh()
+	g.flushTasks()
 	for _, r := range g.granted {
 		if r.live == 0 { // every lease in it was replaced within the group
 			continue
@@ -347,14 +372,6 @@ func (g *group) seal(clock uint64) {
 		copy(op.Value, r.value)
 		_ = op.Finish()
 		r.written = true
-	}
-	if g.scattered {
-		slices.SortFunc(g.removed, func(a, b taskKey) int { return a.compare(&b) })
-	}
-	for _, t := range g.removed {
-		op := g.batch.SingleDeleteDeferred(keys.TaskLen(t.since))
-		keys.PutTask(op.Key, t.lane, t.since, t.id)
-		_ = op.Finish()
 	}
 	for _, seq := range g.finished {
 		op := g.batch.SingleDeleteDeferred(keys.LeaseLen)
@@ -381,9 +398,9 @@ func (g *group) release(err error) {
 		op.settle(err)
 	}
 	clear(g.granted)
-	clear(g.fresh)
-	g.fresh, g.freshBytes = g.fresh[:0], 0
-	g.settled, g.removed, g.granted = g.settled[:0], g.removed[:0], g.granted[:0]
+	clear(g.tasks)
+	g.tasks, g.taskBytes = g.tasks[:0], 0
+	g.settled, g.granted = g.settled[:0], g.granted[:0]
 	g.finished, g.touched, g.buckets = g.finished[:0], g.touched[:0], g.buckets[:0]
 	clear(g.changed)
 	g.checked, g.scattered = 0, false

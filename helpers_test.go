@@ -114,7 +114,7 @@ func (q *Queue) checkGates() error {
 // should be. The owner goroutine calls it.
 func (s *shard) checkMemory(q *Queue) error {
 	g := &s.group
-	busy := !g.batch.Empty() || len(g.granted)+len(g.removed)+len(g.finished)+len(g.touched) > 0
+	busy := !g.batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.touched) > 0
 	if busy || s.more || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
 		return errBusy
 	}
