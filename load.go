@@ -14,7 +14,13 @@ import (
 
 // openShard opens a shard's store and loads its memory from it.
 func openShard(index int, opts *Options, d *directory, shared *caches, settings *settingsTable) (*shard, error) {
-	st, err := openStore(shardDir(d.fs, d.path, index), opts, shared, d.Creating)
+	dir := shardDir(d.fs, d.path, index)
+	if d.Creating { // by an Open that did not return: what it left may not even be a store
+		if err := d.fs.RemoveAll(dir); err != nil {
+			return nil, err
+		}
+	}
+	st, err := openStore(dir, opts, shared, d.Creating)
 	if err != nil {
 		return nil, err
 	}

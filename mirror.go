@@ -1,7 +1,10 @@
 package codeq
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -20,6 +23,7 @@ type mirror[K comparable, V any] struct {
 	key    func([]byte, K) []byte
 	parse  func(key, value []byte) (K, V, error)
 	encode func(V, []byte) []byte
+	order  func(a, b K) int // that of the keys
 
 	held    map[K]mirrored[V]
 	whole   bool // what is not held does not exist
@@ -137,9 +141,10 @@ func (m *mirror[K, V]) close() {
 	}
 }
 
-// seal adds to the group what it has changed.
+// seal adds to the group what it has changed, in the order of the keys.
 func (m *mirror[K, V]) seal(g *group) {
 	m.close()
+	slices.SortFunc(m.changed, m.order)
 	for _, k := range m.changed {
 		e := m.held[k]
 		m.scratch = m.key(m.scratch[:0], k)
@@ -183,6 +188,7 @@ type (
 func newUniqueMirror() uniqueMirror {
 	return uniqueMirror{
 		prefix: keys.Unique, key: keys.AppendHashed, encode: keys.UniqueValue.Append,
+		order: func(a, b [keys.UniqueLen]byte) int { return bytes.Compare(a[:], b[:]) },
 		parse: func(key, value []byte) (k [keys.UniqueLen]byte, v keys.UniqueValue, err error) {
 			if k, err = keys.ParseHashed(key); err == nil {
 				v, err = keys.ParseUnique(value)
@@ -194,7 +200,7 @@ func newUniqueMirror() uniqueMirror {
 
 func newGroupMirror() groupMirror {
 	return groupMirror{
-		prefix: keys.Group, key: keys.AppendScope, encode: keys.GroupValue.Append,
+		prefix: keys.Group, key: keys.AppendScope, encode: keys.GroupValue.Append, order: cmp.Compare[uint64],
 		parse: func(key, value []byte) (k uint64, v keys.GroupValue, err error) {
 			if k, err = keys.ParseScope(key); err == nil {
 				v, err = keys.ParseGroup(value)
@@ -209,6 +215,7 @@ func newPendingMirror() pendingMirror {
 		prefix: keys.Pending,
 		key:    func(dst []byte, id ID) []byte { return keys.AppendByID(dst, keys.Pending, id) },
 		encode: func(n uint64, dst []byte) []byte { return keys.AppendNumber(dst, n) },
+		order:  func(a, b ID) int { return bytes.Compare(a[:], b[:]) },
 		parse: func(key, value []byte) (k ID, n uint64, err error) {
 			if k, err = keys.ParseByID(key); err == nil {
 				n, err = keys.ParseNumber(value)

@@ -370,6 +370,19 @@ func TestOpenRefusesAnotherIdentity(t *testing.T) {
 // the next Open makes a queue of it.
 func TestOpenFinishesCreation(t *testing.T) {
 	const creating = `{"format":2,"shards":2,"id":"000102030405060708090a0b0c0d0e0f","creating":true}`
+	oneShard := func(dir string) {
+		writeFile(t, filepath.Join(dir, manifestName), creating)
+		o, err := (&Options{Shards: 2}).withDefaults()
+		require.NoError(t, err)
+		d, err := openDirectory(vfs.Default, dir, 2)
+		require.NoError(t, err)
+		caches := newCaches(o.CacheBytes, 2)
+		s, err := openShard(0, o, d, caches, newSettingsTable())
+		require.NoError(t, err)
+		require.NoError(t, s.store.close())
+		caches.close()
+		require.NoError(t, d.close())
+	}
 	for _, c := range []struct {
 		name   string
 		shards int
@@ -390,18 +403,15 @@ func TestOpenFinishesCreation(t *testing.T) {
 			writeFile(t, filepath.Join(dir, manifestName), creating)
 			require.NoError(t, os.Mkdir(shardDir(vfs.Default, dir, 1), 0o755))
 		}},
-		{"one of two shards", 2, func(dir string) {
-			writeFile(t, filepath.Join(dir, manifestName), creating)
-			o, err := (&Options{Shards: 2}).withDefaults()
+		{"one of two shards", 2, oneShard},
+		{"half a shard", 2, func(dir string) {
+			oneShard(dir)
+			manifests, err := filepath.Glob(filepath.Join(shardDir(vfs.Default, dir, 0), "MANIFEST-*"))
 			require.NoError(t, err)
-			d, err := openDirectory(vfs.Default, dir, 2)
-			require.NoError(t, err)
-			caches := newCaches(o.CacheBytes, 2)
-			s, err := openShard(0, o, d, caches, newSettingsTable())
-			require.NoError(t, err)
-			require.NoError(t, s.store.close())
-			caches.close()
-			require.NoError(t, d.close())
+			require.NotEmpty(t, manifests)
+			for _, name := range manifests {
+				require.NoError(t, os.Remove(name))
+			}
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -562,7 +572,7 @@ func TestOptionDefaults(t *testing.T) {
 			WindowTasks:   4096,
 			WindowBytes:   32 << 20,
 			CacheBytes:    16 << 20,
-			MemTableBytes: 4 << 20,
+			MemTableBytes: 16 << 20,
 		}, o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}

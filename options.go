@@ -96,7 +96,7 @@ type Options struct {
 	// CacheBytes is the block cache that all shards share. Default: 16 MiB.
 	CacheBytes int64
 	// MemTableBytes is how much each shard gathers in memory before it writes
-	// a sorted table. Larger ones do not fit the processor's cache. Default: 4 MiB.
+	// a sorted table. Default: 16 MiB.
 	MemTableBytes int
 
 	// Logger gets what an operator should know. Default: silence.
@@ -141,7 +141,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
 		{"Options.WindowTasks", &c.WindowTasks, 1, 4096, 1 << 20},
 		{"Options.WindowBytes", &c.WindowBytes, 1, 32 << 20, math.MaxInt32},
-		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 4 << 20, 1 << 30},
+		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
 		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
 		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},
 		{"Options.Limits.Name", &c.Limits.Name, 1, 255, 4096},

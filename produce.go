@@ -132,8 +132,12 @@ type part struct {
 // split tells which shard stores which tasks of a batch: nil means that any one
 // may store them all.
 func (q *Queue) split(tasks []newTask) []part {
+	bound := func(t newTask) bool { return t.tied != nil && t.tied.home >= 0 }
+	if !slices.ContainsFunc(tasks, bound) {
+		return nil
+	}
 	var parts []part
-	free := []int(nil)
+	var free []int
 	for i := range tasks {
 		t := tasks[i].tied
 		if t == nil || t.home < 0 {
@@ -147,9 +151,6 @@ func (q *Queue) split(tasks []newTask) []part {
 		}
 		parts[n].tasks = append(parts[n].tasks, i)
 		parts[n].bound = parts[n].bound || t.Unique == [keys.UniqueLen]byte{}
-	}
-	if len(parts) == 0 {
-		return nil
 	}
 	slices.SortStableFunc(parts, func(a, b part) int {
 		switch {
@@ -245,12 +246,17 @@ func checkNth(t *Task, index int) error {
 }
 
 func refersToSiblings(tasks []Task) bool {
-	return slices.ContainsFunc(tasks, func(t Task) bool {
-		return slices.ContainsFunc(t.After, func(id ID) bool {
-			_, ok := nthOf(id)
-			return ok
-		})
-	})
+	for i := range tasks {
+		if slices.ContainsFunc(tasks[i].After, isNth) {
+			return true
+		}
+	}
+	return false
+}
+
+func isNth(id ID) bool {
+	_, ok := nthOf(id)
+	return ok
 }
 
 func errScattered(verb string) error {
