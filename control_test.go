@@ -353,7 +353,7 @@ func TestCancelBeforeHandler(t *testing.T) {
 		op, err := q.claim(t.Context(), &r.req, r)
 		require.NoError(t, err)
 		require.NoError(t, q.Cancel(t.Context(), id))
-		r.stored.Wait()
+		q.notices.Wait()
 		w := &worker{runner: r}
 		w.do(&op.grants[0])
 		op.unref()

@@ -86,7 +86,7 @@ func (h *heart) beat() (running bool) {
 // canceled ends the handler of a task that was canceled. The shard's owner
 // calls it: it does not wait for hooks.
 func (r *runner) canceled(receipt Receipt) {
-	r.stored.Go(func() {
+	r.queue.notices.Go(func() {
 		r.void.Store(receipt, nil)
 		r.voids.Add(1)
 		lost := map[Receipt]error{receipt: errCanceled(receipt)}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -743,4 +744,52 @@ func TestPausedTakesNoRoom(t *testing.T) {
 		require.Len(t, got, 1)
 		requireSettled(t, q)
 	})
+}
+
+// TestClosedGateRefillsNothing: claims that wait at a limit of concurrency leave
+// the shard asleep, also when the windows of the lanes evict each other.
+func TestClosedGateRefillsNothing(t *testing.T) {
+	bubble(t, Options{Shards: 1, WindowTasks: 2, WindowBytes: 1}, func(t *testing.T, q *Queue) {
+		for _, tenant := range []string{"x", "y"} {
+			for range 6 {
+				produce(t, q, Task{Queue: "a", Tenant: tenant})
+			}
+		}
+		configure(t, q, "a", func(s *Settings) { s.Concurrency = 2 })
+		claimNow(t, q, "a")
+		l := claimNow(t, q, "a")
+		got := make(chan *Lease, 1)
+		go func() {
+			l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
+			if err == nil {
+				got <- l
+			}
+		}()
+		require.True(t, fallsAsleep(q.shards[0]), "the shard never sleeps")
+		require.NoError(t, q.Complete(context.Background(), l.Receipt, nil))
+		next := <-got
+		require.True(t, fallsAsleep(q.shards[0]))
+		require.NoError(t, q.Complete(context.Background(), next.Receipt, nil))
+		requireSettled(t, q)
+	})
+}
+
+// fallsAsleep reports whether a shard comes to rest, and stays there while others
+// have their turn: synctest.Wait would not return if it did not.
+func fallsAsleep(s *shard) bool {
+	asleep := 0
+	for range 200_000 {
+		runtime.Gosched()
+		s.inbox.mu.Lock()
+		if s.inbox.sleeping && len(s.inbox.ops) == 0 {
+			asleep++
+		} else {
+			asleep = 0
+		}
+		s.inbox.mu.Unlock()
+		if asleep == 100 {
+			return true
+		}
+	}
+	return false
 }

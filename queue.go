@@ -29,6 +29,7 @@ type Queue struct {
 	mu      sync.RWMutex   // held for reading by views, for writing to close the stores
 	runMu   sync.Mutex     // orders runs.Add before the Wait of Close
 	runs    sync.WaitGroup // calls of Run
+	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
 }
 
 // Open opens the queue in dir, and creates it if dir does not exist or is
@@ -103,6 +104,7 @@ func (q *Queue) Close() error {
 		for _, s := range q.shards {
 			<-s.done
 		}
+		q.notices.Wait()
 		q.events.close()
 		q.mu.Lock()
 		defer q.mu.Unlock()
