@@ -115,7 +115,7 @@ func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
 	var err error
 	if m.reader == nil {
 		lower, upper := keys.Range(m.prefix)
-		m.reader, err = s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper, UseL6Filters: true})
+		m.reader, err = s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	}
 	if err == nil {
 		m.scratch = m.key(m.scratch[:0], k)

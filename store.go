@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/bloom"
 
 	"codeq/internal/walfs"
 )
@@ -81,11 +80,6 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 			PossibleAPIMisuse: fatal.misuse,
 			BackgroundError:   fatal.background,
 		},
-	}
-	// Most keys that are looked up do not exist: idempotency keys of new tasks,
-	// and the index entries of tasks that have not moved.
-	for i := range options.Levels {
-		options.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 	}
 	options.Experimental.SpanPolicyFunc = st.partition.span
 	// The default scheduler wakes up ten times a second to see whether more
