@@ -14,7 +14,7 @@ import (
 )
 
 // DeadLetters says which dead letters RedriveAll and Purge are about. The zero
-// DeadLetters are all that there are when the call begins.
+// DeadLetters are all that died before the call begins, by the wall clock.
 type DeadLetters struct {
 	Queue   string   // "": of all queues
 	Tenants []string // none: of all tenants; "" stands for tasks without one

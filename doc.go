@@ -35,6 +35,19 @@
 // that is set is noticed within a minute. All times have the resolution of a
 // millisecond.
 //
+// # More than one task
+//
+// Task.Unique gives a task an idempotency key, Task.Group has tasks follow each
+// other, Task.LimitKey bounds how many are worked on at a time, and Task.After
+// has a task wait for others. Queue.Configure pauses a queue, limits its
+// concurrency and rate, weighs its tenants and says how long what has ended is
+// kept. Queue.SetSchedule produces tasks by a cron expression, Queue.Await waits
+// for the end of one, and Queue.Subscribe tells of all changes. With several
+// shards, tasks that are bound to each other lie in one, and what concerns
+// another shard reaches it exactly once.
+//
+// Package codeqtest is for the tests of programs that use codeq.
+//
 // # Concurrency
 //
 // All methods of Queue are safe for concurrent use. The library logs to

@@ -25,7 +25,8 @@ type Unique struct {
 	// have no meaning.
 	Key string
 	// For is how long after its produce the key is taken at least, whatever
-	// becomes of the task. 0: until the task has ended.
+	// becomes of the task: by the clock in the task's ID, so that a wall clock
+	// that is set back makes it longer. 0: until the task has ended.
 	For time.Duration
 	// Replace has the new task take the place of one that still waits (ready,
 	// scheduled or blocked): the ID stays, and so do After and OnDead; everything
