@@ -125,7 +125,7 @@ func TestLeaseOverRestart(t *testing.T) {
 		remote, err := q.Claim(ctx, ClaimRequest{Queues: []string{"remote"}, LeaseFor: time.Minute})
 		require.NoError(t, err)
 		for attempt := 1; attempt <= 3; attempt++ {
-			op, err := q.claim(ctx, &ClaimRequest{Queues: []string{"local"}, NoWait: true}, new(runner))
+			op, err := q.claim(ctx, &ClaimRequest{Queues: []string{"local"}, NoWait: true}, &runner{queue: q})
 			require.NoError(t, err)
 			require.EqualValues(t, attempt, op.grants[0].attempt)
 			op.unref()

@@ -443,6 +443,8 @@ func (s *shard) withdraw(at *located) {
 		q.counts.Blocked--
 		if at.place.At == 0 {
 			s.pending.drop(s, at.id)
+		} else if st := s.limits[at.place.At]; st != nil && st.leased == 0 { // it may have been the last
+			s.passLimit(q, at.place.At)
 		}
 	case Dead:
 		s.unkeep(at)

@@ -793,3 +793,22 @@ func fallsAsleep(s *shard) bool {
 	}
 	return false
 }
+
+// TestLimitIsForgotten: nothing is held for a key without leases when the last
+// task that waited for room is canceled.
+func TestLimitIsForgotten(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		configure(t, q, "a", func(s *Settings) { s.ConcurrencyPerKey = 1 })
+		ids := produce(t, q, Task{Queue: "a", LimitKey: "k"}, Task{Queue: "a", LimitKey: "k"}, Task{Queue: "a", LimitKey: "k"})
+		l := claimNow(t, q, "a")
+		require.Nil(t, claimNow(t, q, "a"), "the others wait for room")
+		complete(t, q, l)
+		requireSettled(t, q) // the second is ready, the third waits
+		require.NoError(t, q.Cancel(t.Context(), ids[2]))
+		requireSettled(t, q)
+		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+			require.Empty(t, s.limits)
+			return nil
+		}))
+	})
+}

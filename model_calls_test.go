@@ -590,7 +590,7 @@ func (c *claimCall) do(q *Queue) {
 	switch {
 	case c.local:
 		var op *claimOp
-		if op, c.err = q.claim(c.ctx, &c.req, new(runner)); c.err != nil {
+		if op, c.err = q.claim(c.ctx, &c.req, &runner{queue: q}); c.err != nil {
 			return
 		}
 		defer op.unref()
