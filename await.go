@@ -26,7 +26,7 @@ type Outcome struct {
 func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
 	op := &awaitOp{lookupOp: lookupOp{completion: newCompletion(), id: id}}
 	op.do = op.look
-	if settled, err := q.shardOf(id).do(ctx, op, &op.completion); !settled {
+	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
 		op.gone.Store(true)
 		return nil, context.Cause(ctx)
 	} else if err != nil {

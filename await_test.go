@@ -234,7 +234,7 @@ func TestAwaitInFailedShard(t *testing.T) {
 		other := produce(t, q, Task{Queue: "b"})[0]
 		l := claimNow(t, q, "a")
 		atStake, c := await(ctx, q, id), await(ctx, q, other)
-		failShard(t, q.shards[0])
+		failShard(t, q.shard(0))
 		require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), ErrUncertain)
 		require.ErrorIs(t, (<-atStake).err, ErrUncertain, "it may have ended")
 		require.ErrorIs(t, (<-c).err, ErrFailed)
@@ -279,7 +279,7 @@ func TestAwaitMany(t *testing.T) {
 				require.NoError(t, got.err)
 				require.Equal(t, "result", string(got.Result))
 			}
-			for _, s := range q.shards {
+			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
 					if len(s.awaits) != 0 {
 						return fmt.Errorf("%d tasks are still awaited", len(s.awaits))
@@ -309,7 +309,7 @@ func TestAwaitSweep(t *testing.T) {
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 			}
 			cancel()
-			require.NoError(t, q.shards[0].probe(func(s *shard) error {
+			require.NoError(t, q.shard(0).probe(func(s *shard) error {
 				most = max(most, len(s.awaits[ids[0]])+len(s.awaits[ids[1]]))
 				return nil
 			}))

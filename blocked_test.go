@@ -23,7 +23,7 @@ func TestMarksBeyondMemory(t *testing.T) {
 		}
 		requireSettled(t, q)
 		l := claimNow(t, q, "parent")
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			require.False(t, s.wakes)
 			return nil
 		}))
@@ -32,7 +32,7 @@ func TestMarksBeyondMemory(t *testing.T) {
 		counts, err := q.Stats(t.Context())
 		require.NoError(t, err)
 		require.EqualValues(t, children, counts["child"].Ready)
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			require.False(t, s.wakes, "memory holds them all again")
 			require.Empty(t, s.marks.order)
 			return nil
@@ -56,7 +56,7 @@ func TestFront(t *testing.T) {
 		l := claimNow(t, q, "a")
 		require.Equal(t, "3", string(l.Payload))
 		require.NoError(t, q.Extend(t.Context(), l.Receipt, 2*time.Hour))
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			require.Equal(t, l.ID, s.fronts.of(like.groupScope()))
 			return nil
 		}))

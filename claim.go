@@ -66,7 +66,7 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 		op.duration = millis(q.opts.LeaseFor)
 	}
 	op.refs.Store(2) // the caller's and the inbox's
-	first := q.anyShard()
+	first := q.shard(q.anyShard())
 	if err := first.inbox.push(ctx, op); err != nil {
 		op.unref()
 		op.unref()

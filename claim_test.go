@@ -138,7 +138,7 @@ func TestClaimWaits(t *testing.T) {
 					seen[id] = true
 				}
 				require.Len(t, seen, claims)
-				for _, s := range q.shards {
+				for _, s := range q.led() {
 					require.NoError(t, s.probe(func(s *shard) error {
 						for _, q := range s.queues {
 							if n := len(q.waiters.ops); n > 2*claims+waitListMin {
@@ -184,7 +184,7 @@ func TestClaimEndsWithContext(t *testing.T) {
 				require.ErrorIs(t, err, cause)
 				cancel()
 			}
-			for _, s := range q.shards {
+			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
 					if n := len(s.queues["a"].waiters.ops); n > 2*waitListMin {
 						return fmt.Errorf("%d dead claims are kept", n)

@@ -86,7 +86,7 @@ func TestCloseFinishesWhatWasAccepted(t *testing.T) {
 			q := openForRun(t, opts)
 			gates := make([]chan struct{}, shards)
 			errs := make([]chan error, shards)
-			for i, s := range q.shards {
+			for i, s := range q.led() {
 				gates[i] = shut(t, s)
 				errs[i] = make(chan error, 1+depth+late)
 				one := q.startingAt(i)
@@ -147,7 +147,7 @@ func TestCloseServesAcceptedClaims(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		open := shut(t, q.shards[0])
+		open := shut(t, q.shard(0))
 		go produce(t, q, Task{Queue: "other"})
 		synctest.Wait()
 		go produce(t, q, Task{Queue: "a"})
@@ -169,7 +169,7 @@ func TestCloseManyTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{Shards: 3, fs: vfs.NewMem()}
 		q := openForRun(t, opts)
-		open := shut(t, q.shards[1])
+		open := shut(t, q.shard(1))
 		stored := make(chan error, 1)
 		go func() {
 			_, err := q.startingAt(1).Produce(context.Background(), Task{Queue: "a"})
@@ -451,7 +451,7 @@ func goroutines() map[string]string {
 // depth one, block in a commit, and fills the inbox.
 func fillInbox(t *testing.T, q *Queue) (open chan struct{}, errs chan error) {
 	t.Helper()
-	open, errs = shut(t, q.shards[0]), make(chan error, 2)
+	open, errs = shut(t, q.shard(0)), make(chan error, 2)
 	for range 2 {
 		go func() {
 			_, err := q.Produce(context.Background(), Task{Queue: "a"})
@@ -459,7 +459,7 @@ func fillInbox(t *testing.T, q *Queue) (open chan struct{}, errs chan error) {
 		}()
 		synctest.Wait()
 	}
-	require.Equal(t, 1, q.shards[0].inbox.len())
+	require.Equal(t, 1, q.shard(0).inbox.len())
 	return open, errs
 }
 
@@ -515,7 +515,7 @@ func TestCallerGetsRoom(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Empty(t, errs)
-		require.Equal(t, 1, q.shards[0].inbox.len())
+		require.Equal(t, 1, q.shard(0).inbox.len())
 		close(open)
 		for range callers {
 			require.NoError(t, <-errs)
@@ -562,7 +562,7 @@ func TestCallerLeavesDuringCommit(t *testing.T) {
 				q := openForRun(t, Options{MaxAttempts: 2})
 				produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
 				l := claimNow(t, q, "a")
-				open := shut(t, q.shards[0])
+				open := shut(t, q.shard(0))
 				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, reason)
 				defer cancel()
 				start := time.Now()
@@ -612,7 +612,7 @@ func TestCallersOfFailedShard(t *testing.T) {
 			waiting <- err
 		}()
 		synctest.Wait()
-		failShard(t, q.shards[0])
+		failShard(t, q.shard(0))
 		open, filled := fillInbox(t, q)
 		late := make(chan error, 1)
 		go func() {

@@ -35,6 +35,12 @@ type operation interface {
 	settle(err error)
 }
 
+// request is an operation whose caller waits for its outcome.
+type request interface {
+	operation
+	base() *completion
+}
+
 // completion is the part of an operation that its caller waits on.
 type completion struct {
 	done chan error // capacity 1: a caller that has gone does not block the owner
@@ -42,6 +48,8 @@ type completion struct {
 }
 
 func newCompletion() completion { return completion{done: make(chan error, 1)} }
+
+func (c *completion) base() *completion { return c }
 
 func (c *completion) settle(err error) {
 	if err == nil {

@@ -20,7 +20,7 @@ import (
 func (q *Queue) Cancel(ctx context.Context, id ID) error {
 	op := &cancelOp{lookupOp: lookupOp{completion: newCompletion(), id: id}}
 	op.do = op.cancel
-	_, err := q.shardOf(id).do(ctx, op, &op.completion)
+	_, err := q.do(ctx, q.shardOf(id), op)
 	return err
 }
 
@@ -120,7 +120,7 @@ func (q *Queue) change(ctx context.Context, id ID, do func(*shard, *located) err
 		}
 		return do(s, at)
 	}}
-	_, err := q.shardOf(id).do(ctx, op, &op.completion)
+	_, err := q.do(ctx, q.shardOf(id), op)
 	return err
 }
 

@@ -199,8 +199,8 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 	defer func() { require.NoError(t, q.Close()) }()
 	require.NoError(t, q.checkAll())
 	tasks := make(map[ID]*TaskInfo)
-	for _, s := range q.shards {
-		v, err := q.view(context.Background(), s) // of one moment: tasks change their state meanwhile
+	for _, s := range q.led() {
+		v, err := q.view(context.Background(), s.index) // of one moment: tasks change their state meanwhile
 		require.NoError(t, err)
 		for _, prefix := range recordRanges {
 			require.NoError(t, scan(v.snap, prefix, func(key, value []byte) error {

@@ -122,7 +122,7 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
 		return err
 	}
 	op := &setScheduleOp{completion: newCompletion(), name: s.Name, value: s.value(), times: times}
-	_, err = q.shardOfSchedule(s.Name).do(ctx, op, &op.completion)
+	_, err = q.do(ctx, q.shardOfSchedule(s.Name), op)
 	return err
 }
 
@@ -131,7 +131,7 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
 // for concurrent use.
 func (q *Queue) DeleteSchedule(ctx context.Context, name string) error {
 	op := &deleteScheduleOp{completion: newCompletion(), name: name}
-	_, err := q.shardOfSchedule(name).do(ctx, op, &op.completion)
+	_, err := q.do(ctx, q.shardOfSchedule(name), op)
 	return err
 }
 
@@ -139,9 +139,9 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) error {
 // one moment. It is safe for concurrent use.
 func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 	var all []ScheduleInfo
-	for _, s := range q.shards {
+	for i := range q.replicas {
 		op := &schedulesOp{completion: newCompletion()}
-		if settled, err := s.do(ctx, op, &op.completion); !settled {
+		if settled, err := q.do(ctx, i, op); !settled {
 			return nil, context.Cause(ctx)
 		} else if err != nil {
 			return nil, err
@@ -152,10 +152,8 @@ func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 	return all, nil
 }
 
-// shardOfSchedule is the shard that a schedule lives in.
-func (q *Queue) shardOfSchedule(name string) *shard {
-	return q.shards[scheduleShard(name, len(q.shards))]
-}
+// shardOfSchedule is the number of the shard that a schedule lives in.
+func (q *Queue) shardOfSchedule(name string) int { return scheduleShard(name, len(q.replicas)) }
 
 // scheduleShard is FNV-1a of the name modulo the number of shards.
 func scheduleShard(name string, shards int) int {

@@ -299,8 +299,8 @@ func TestSetScheduleConcurrently(t *testing.T) {
 
 func TestReplaceSchedule(t *testing.T) {
 	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
-		counting := &countingCommitter{committer: b.q.shards[0].commit}
-		require.NoError(t, b.q.shards[0].probe(func(s *shard) error {
+		counting := &countingCommitter{committer: b.q.shard(0).commit}
+		require.NoError(t, b.q.shard(0).probe(func(s *shard) error {
 			s.commit = counting
 			return nil
 		}))
@@ -468,8 +468,8 @@ func TestYearOfTicks(t *testing.T) {
 		b.set(s)
 		s.Name, s.Cron, s.Every, s.Missed = "the others", "@hourly", 0, MissedOnce
 		b.set(s)
-		counting := &countingCommitter{committer: b.q.shards[0].commit}
-		require.NoError(t, b.q.shards[0].probe(func(s *shard) error {
+		counting := &countingCommitter{committer: b.q.shard(0).commit}
+		require.NoError(t, b.q.shard(0).probe(func(s *shard) error {
 			s.commit = counting
 			return nil
 		}))
@@ -583,7 +583,7 @@ func TestSchedulesOfClosedQueue(t *testing.T) {
 
 // plant writes a schedule past all checks.
 func (b *cronBench) plant(index int, name string, value []byte) {
-	require.NoError(b.t, b.q.shards[index].probe(func(s *shard) error {
+	require.NoError(b.t, b.q.shard(index).probe(func(s *shard) error {
 		s.group.set(keys.AppendSchedule(nil, name), value)
 		return nil
 	}))

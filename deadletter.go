@@ -34,7 +34,7 @@ type DeadLetters struct {
 // *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
 func (q *Queue) Redrive(ctx context.Context, id ID) error {
 	op := &lookupOp{completion: newCompletion(), id: id, do: (*shard).redrive}
-	_, err := q.shardOf(id).do(ctx, op, &op.completion)
+	_, err := q.do(ctx, q.shardOf(id), op)
 	return err
 }
 
@@ -100,7 +100,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, do func(*shard,
 		size = max(1, min(bulkCap, int(which.Rate/10)))
 		limit = rate.NewLimiter(rate.Limit(which.Rate), size)
 	}
-	bulks := make([][]ID, len(q.shards))
+	bulks := make([][]ID, len(q.replicas))
 	flush := func(shard int) error {
 		ids := bulks[shard]
 		bulks[shard] = nil
@@ -111,7 +111,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, do func(*shard,
 			return errors.Join(cmp.Or(context.Cause(ctx), context.DeadlineExceeded), err)
 		}
 		op := &bulkOp{completion: newCompletion(), ids: ids, do: do}
-		settled, err := q.shards[shard].do(ctx, op, &op.completion)
+		settled, err := q.do(ctx, shard, op)
 		if settled {
 			n += op.n
 		}
@@ -126,7 +126,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, do func(*shard,
 		if which.Match != nil && !which.Match(t) {
 			continue
 		}
-		shard := t.ID.shard(len(q.shards))
+		shard := q.shardOf(t.ID)
 		if bulks[shard] = append(bulks[shard], t.ID); len(bulks[shard]) < size {
 			continue
 		}

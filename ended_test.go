@@ -89,7 +89,7 @@ func TestExpiryCostsLittle(t *testing.T) {
 		long := produce(f.T, f.q, Task{Queue: "a", Retention: 3 * time.Hour})[0]
 		f.complete("a")
 		require.Equal(f, Counts{Done: n + 1}, f.counts("a"))
-		c := count(f.T, f.q.shards[0])
+		c := count(f.T, f.q.shard(0))
 		time.Sleep(59 * time.Minute)
 		synctest.Wait()
 		require.Zero(f, c.commits)

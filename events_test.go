@@ -282,7 +282,7 @@ func TestNextWaits(t *testing.T) {
 func TestNothingIsCollectedInVain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		collected := func() (n int) {
-			require.NoError(t, q.shards[0].probe(func(s *shard) error {
+			require.NoError(t, q.shard(0).probe(func(s *shard) error {
 				n = cap(s.group.news.events)
 				return nil
 			}))
@@ -294,7 +294,7 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 		require.Zero(t, collected())
 		require.NoError(t, q.DeadLetter(context.Background(), l.Receipt, nil))
 		require.NotZero(t, collected())
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			s.group.news.events = nil
 			return nil
 		}))
@@ -472,8 +472,8 @@ func TestEventsFollowTheCommit(t *testing.T) {
 		q, err := Open("queue", &Options{Shards: 2, fs: vfs.NewMem()})
 		require.NoError(t, err)
 		sub := subscribe(t, q, SubscribeOptions{})
-		c := &eventCommitter{committer: q.shards[0].commit, sub: sub}
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		c := &eventCommitter{committer: q.shard(0).commit, sub: sub}
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			s.commit = c
 			return nil
 		}))
@@ -484,7 +484,7 @@ func TestEventsFollowTheCommit(t *testing.T) {
 		require.Empty(t, c.during)
 		require.Equal(t, []string{"claimed 1"}, brief(sub))
 
-		require.NoError(t, q.shards[0].probe(func(*shard) error {
+		require.NoError(t, q.shard(0).probe(func(*shard) error {
 			c.err = errBroken
 			return nil
 		}))
@@ -524,7 +524,7 @@ func TestEventsPrecedeTheReturn(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		w := &witness{completion: newCompletion(), sub: subscribe(t, q, SubscribeOptions{})}
 		w.task = prepare(&Task{Queue: "a"}, nil, 1)
-		_, err := q.shards[0].do(context.Background(), w, &w.completion)
+		_, err := q.shard(0).do(context.Background(), w, &w.completion)
 		require.NoError(t, err)
 		require.Equal(t, []string{"produced 0"}, w.seen)
 	})

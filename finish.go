@@ -25,7 +25,7 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	if err != nil {
 		return err
 	}
-	settled, err := q.shardOf(r.ID).do(ctx, op, &op.completion)
+	settled, err := q.do(ctx, q.shardOf(r.ID), op)
 	if settled {
 		q.recycleComplete(op)
 	}
@@ -66,7 +66,7 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) error {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
 	op := &extendOp{completion: newCompletion(), receipt: r, duration: millis(d)}
-	_, err := q.shardOf(r.ID).do(ctx, op, &op.completion)
+	_, err := q.do(ctx, q.shardOf(r.ID), op)
 	return err
 }
 
@@ -93,7 +93,7 @@ func (q *Queue) completeOp(r Receipt, result []byte, next []Task) (*completeOp, 
 	var err error
 	if op.next, err = q.prepareBatch("Complete", next, op.next); err == nil && refersToSiblings(next) {
 		for i := range op.next {
-			if t := op.next[i].tied; t != nil && t.home >= 0 && t.home != r.ID.shard(len(q.shards)) {
+			if t := op.next[i].tied; t != nil && t.home >= 0 && t.home != q.shardOf(r.ID) {
 				err = errScattered("Complete")
 			}
 		}
@@ -171,7 +171,7 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 	}
 	op.completion = newCompletion()
 	op.receipt = r
-	_, err := q.shardOf(r.ID).do(ctx, &op, &op.completion)
+	_, err := q.do(ctx, q.shardOf(r.ID), &op)
 	return err
 }
 

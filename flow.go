@@ -108,7 +108,7 @@ func (s *shard) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map
 		case sibling:
 			s.group.set(keys.AppendDependent(nil, p, id), []byte{onDead})
 		default:
-			s.send(p.shard(len(s.peers)), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
+			s.send(p.shard(s.opts.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
 		}
 		asked[p] = true
 	}
@@ -161,7 +161,7 @@ func (s *shard) tellChildren(parent ID, state State) {
 }
 
 func (s *shard) tellChild(parent, child ID, outcome byte) {
-	if to := child.shard(len(s.peers)); to != s.index {
+	if to := child.shard(s.opts.Shards); to != s.index {
 		s.send(to, &keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: outcome})
 		return
 	}

@@ -843,7 +843,7 @@ func TestFollowUpReplacesItself(t *testing.T) {
 func TestNewParentsStayWithinMemory(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "a", Tenant: "x"})
-		s := q.shards[0]
+		s := q.shard(0)
 		require.NoError(t, s.probe(func(s *shard) error { s.windowLimit = s.windowBytes; return nil }))
 		produce(t, q, Task{Queue: "b", After: ids[:1], RunAt: time.Now().Add(time.Hour)})
 		requireSettled(t, q)

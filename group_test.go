@@ -136,7 +136,7 @@ func TestGroupTurn(t *testing.T) {
 // requireNoGroups makes sure that nothing is left of any group.
 func requireNoGroups(t *testing.T, q *Queue) {
 	t.Helper()
-	for _, s := range q.shards {
+	for _, s := range q.led() {
 		require.NoError(t, s.probe(func(s *shard) error {
 			if n := len(s.groups.held); s.groups.whole && n > 0 {
 				return fmt.Errorf("%d groups in memory", n)
@@ -511,7 +511,7 @@ func TestGroupsBeyondMemory(t *testing.T) {
 			}
 		}
 		held := func() (n int, whole bool) {
-			require.NoError(t, q.shards[0].probe(func(s *shard) error {
+			require.NoError(t, q.shard(0).probe(func(s *shard) error {
 				n, whole = len(s.groups.held), s.groups.whole
 				return nil
 			}))

@@ -12,14 +12,14 @@ import (
 // times in the length of a lease, and rests while no handler runs.
 type heart struct {
 	runner *runner
-	shard  *shard
+	shard  int
 	woken  chan struct{} // capacity 1: handlers are about to run
 	quit   chan struct{}
 	once   sync.Once
 }
 
-func newHeart(r *runner, s *shard) *heart {
-	return &heart{runner: r, shard: s, woken: make(chan struct{}, 1), quit: make(chan struct{})}
+func newHeart(r *runner, shard int) *heart {
+	return &heart{runner: r, shard: shard, woken: make(chan struct{}, 1), quit: make(chan struct{})}
 }
 
 // kick ends the rest.
@@ -69,7 +69,7 @@ func (h *heart) beat() (running bool) {
 		return false
 	}
 	lost := make(map[Receipt]error)
-	if _, err := h.shard.do(context.Background(), op, &op.completion); err != nil {
+	if _, err := r.queue.do(context.Background(), h.shard, op); err != nil {
 		for _, receipt := range op.receipts {
 			lost[receipt] = err
 		}

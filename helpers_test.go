@@ -17,16 +17,17 @@ import (
 
 // peek is a view of what a shard's disk has now, without asking the owner.
 func (q *Queue) peek(s *shard) *view {
-	q.mu.RLock()
-	return &view{queue: q, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}
+	r := q.replicas[s.index]
+	r.mu.RLock()
+	return &view{replica: r, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}
 }
 
 // checkAll has the checker walk every shard's disk.
 func (q *Queue) checkAll() error {
 	var errs []error
-	for i, s := range q.shards {
+	for i, s := range q.led() {
 		v := q.peek(s)
-		errs = append(errs, v.check(i, len(q.shards)))
+		errs = append(errs, v.check(i, len(q.replicas)))
 		v.close()
 	}
 	return errors.Join(errs...)
@@ -36,7 +37,7 @@ func (q *Queue) checkAll() error {
 // shard: Produce and ProduceBatch store there, Claim and ClaimBatch ask there
 // first. For other verbs, use q.
 func (q *Queue) startingAt(shard int) *Queue {
-	return &Queue{opts: q.opts, shards: q.shards[shard : shard+1]}
+	return &Queue{opts: q.opts, replicas: q.replicas[shard : shard+1]}
 }
 
 // probeOp looks at a shard's memory from its owner goroutine.
@@ -63,7 +64,7 @@ var errBusy = errors.New("the group is not empty")
 // checkMemory compares the memory of every shard with its disk. REQUIRES: no
 // operation is under way, except claims that wait.
 func (q *Queue) checkMemory() error {
-	for i, s := range q.shards {
+	for i, s := range q.led() {
 		err := errBusy
 		for tries := 0; errors.Is(err, errBusy) && tries < 1000; tries++ {
 			err = s.probe(func(s *shard) error { return s.checkMemory(q) })
@@ -83,7 +84,7 @@ func (q *Queue) checkGates() error {
 	for name, c := range *q.settings.byQueue.Load() {
 		gates[name] = c.gate
 	}
-	for i, s := range q.shards {
+	for i, s := range q.led() {
 		if err := s.probe(func(s *shard) error {
 			for name, qs := range s.queues {
 				leased[name] += int(qs.counts.Leased)
@@ -607,7 +608,7 @@ func (c *memoryChecker) outbox() error {
 func (q *Queue) list() (map[ID]*TaskInfo, error) {
 	found := make(map[ID]*TaskInfo)
 	var errs []error
-	for _, s := range q.shards {
+	for _, s := range q.led() {
 		v := q.peek(s)
 		for _, prefix := range recordRanges {
 			errs = append(errs, scan(v.snap, prefix, func(key, value []byte) error {

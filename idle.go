@@ -15,9 +15,9 @@ import (
 func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
 	for arrived := uint64(never); ; {
 		waited, total := false, uint64(0)
-		for _, s := range q.shards {
+		for i := range q.replicas {
 			op := &idleOp{completion: newCompletion(), queues: queues}
-			if settled, err := s.do(ctx, op, &op.completion); !settled {
+			if settled, err := q.do(ctx, i, op); !settled {
 				op.gone.Store(true)
 				return context.Cause(ctx)
 			} else if err != nil {
@@ -29,7 +29,7 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
 		// of a produce into another; and between two questions, a task may have
 		// gone from a shard that was still to be asked to one that had been. If
 		// none arrived between two rounds of questions, all were idle at once.
-		if !waited && (total == arrived || len(q.shards) == 1) {
+		if !waited && (total == arrived || len(q.replicas) == 1) {
 			return nil
 		}
 		arrived = total

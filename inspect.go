@@ -51,10 +51,10 @@ func (q *Queue) Get(ctx context.Context, id ID) (*TaskInfo, error) {
 // view is a shard's disk between two commits. Reading it does not disturb the
 // owner.
 type view struct {
-	queue  *Queue
-	snap   *pebble.Snapshot
-	lanes  map[uint32]*lane
-	leases map[ID]leaseView // nil until asked for
+	replica *replica
+	snap    *pebble.Snapshot
+	lanes   map[uint32]*lane
+	leases  map[ID]leaseView // nil until asked for
 }
 
 type leaseView struct {
@@ -62,11 +62,12 @@ type leaseView struct {
 	deadline uint64
 }
 
-// view opens a view; the queue cannot close before the view has.
-func (q *Queue) view(ctx context.Context, s *shard) (*view, error) {
-	q.mu.RLock()
+// view opens a view; the store cannot close before the view has.
+func (q *Queue) view(ctx context.Context, shard int) (*view, error) {
+	r := q.replicas[shard]
+	r.mu.RLock()
 	op := &viewOp{completion: newCompletion()}
-	settled, err := s.do(ctx, op, &op.completion)
+	settled, err := q.do(ctx, shard, op)
 	if !settled && op.claimed.Swap(true) { // settled just now
 		settled, err = true, <-op.done
 	}
@@ -74,9 +75,9 @@ func (q *Queue) view(ctx context.Context, s *shard) (*view, error) {
 	case !settled:
 		err = context.Cause(ctx)
 	case err == nil:
-		return &view{queue: q, snap: op.snap, lanes: make(map[uint32]*lane)}, nil
+		return &view{replica: r, snap: op.snap, lanes: make(map[uint32]*lane)}, nil
 	}
-	q.mu.RUnlock()
+	r.mu.RUnlock()
 	return nil, err
 }
 
@@ -102,7 +103,7 @@ func (op *viewOp) settle(err error) {
 
 func (v *view) close() {
 	_ = v.snap.Close() // fails only when closed twice
-	v.queue.mu.RUnlock()
+	v.replica.mu.RUnlock()
 }
 
 // find returns where a task lies and the value there; nil if it does not exist.

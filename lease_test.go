@@ -92,8 +92,8 @@ func TestMassExpiry(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, leases, 1000)
 		}
-		counting := &countingCommitter{committer: q.shards[0].commit}
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		counting := &countingCommitter{committer: q.shard(0).commit}
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			s.commit = counting
 			return nil
 		}))
@@ -276,8 +276,8 @@ func TestHotPathKeys(t *testing.T) {
 		ctx := context.Background()
 		produce(t, q, Task{Queue: "a"})
 		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil)) // makes the lane
-		counting := &countingCommitter{committer: q.shards[0].commit}
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		counting := &countingCommitter{committer: q.shard(0).commit}
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			s.commit = counting
 			return nil
 		}))

@@ -98,7 +98,7 @@ func (c *imager) commit(b *pebble.Batch) error {
 // keepImages begins to keep images of the disk of a queue with one shard.
 func keepImages(t *testing.T, q *Queue, disk *vfs.MemFS) *imager {
 	im := &imager{disk: disk}
-	require.NoError(t, q.shards[0].probe(func(s *shard) error {
+	require.NoError(t, q.shard(0).probe(func(s *shard) error {
 		im.committer = s.commit
 		s.commit = im
 		return nil
@@ -394,7 +394,7 @@ func TestConcurrencyPerKey(t *testing.T) {
 			require.Equal(t, limit, n, key)
 		}
 		requireSettled(t, q)
-		for _, s := range q.shards {
+		for _, s := range q.led() {
 			require.NoError(t, s.probe(func(s *shard) error {
 				require.Empty(t, s.limits)
 				return nil
@@ -765,10 +765,10 @@ func TestClosedGateRefillsNothing(t *testing.T) {
 				got <- l
 			}
 		}()
-		require.True(t, fallsAsleep(q.shards[0]), "the shard never sleeps")
+		require.True(t, fallsAsleep(q.shard(0)), "the shard never sleeps")
 		require.NoError(t, q.Complete(context.Background(), l.Receipt, nil))
 		next := <-got
-		require.True(t, fallsAsleep(q.shards[0]))
+		require.True(t, fallsAsleep(q.shard(0)))
 		require.NoError(t, q.Complete(context.Background(), next.Receipt, nil))
 		requireSettled(t, q)
 	})
@@ -806,7 +806,7 @@ func TestLimitIsForgotten(t *testing.T) {
 		requireSettled(t, q) // the second is ready, the third waits
 		require.NoError(t, q.Cancel(t.Context(), ids[2]))
 		requireSettled(t, q)
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			require.Empty(t, s.limits)
 			return nil
 		}))

@@ -47,8 +47,8 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 			return
 		}
 		var heads []*lister // those that have something left, in the order of what comes next
-		for _, s := range q.shards {
-			l := &lister{queue: q, shard: s, opts: &opts}
+		for i := range q.replicas {
+			l := &lister{queue: q, shard: i, opts: &opts}
 			if err := l.begin(ctx); err != nil {
 				yield(nil, err)
 				return
@@ -115,7 +115,7 @@ var stateRange = map[State]byte{
 // lister reads the tasks of one shard in their order, page by page.
 type lister struct {
 	queue *Queue
-	shard *shard
+	shard int
 	opts  *ListOptions
 	spans []span // what is left to read
 	page  []listed

@@ -113,7 +113,7 @@ func (m *model) foresee(w *claimCall) (shard int, queue string, found bool) {
 // together is the action of several calls of which the owner of one shard
 // decides those that are for it in one go.
 func (m *model) together(*rapid.T) {
-	s := m.q.shards[rapid.IntRange(0, m.opts.Shards-1).Draw(m.t, "held shard")]
+	s := m.q.shard(rapid.IntRange(0, m.opts.Shards-1).Draw(m.t, "held shard"))
 	draws := []func(*model) call{
 		(*model).drawProduce, (*model).drawClaim, (*model).drawClaimWaiting, (*model).drawComplete,
 		(*model).drawFinish, (*model).drawExtend,

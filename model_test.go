@@ -465,7 +465,7 @@ func (m *model) stepWall(t *rapid.T) {
 	if len(m.waiters) == 0 && !tied && rapid.IntRange(0, 3).Draw(t, "quiet") == 0 {
 		time.Sleep(duration(wallCheck))
 	} else {
-		for _, s := range m.q.shards {
+		for _, s := range m.q.led() {
 			m.noError(s.probe(func(*shard) error { return nil }))
 		}
 	}
@@ -509,7 +509,7 @@ func (m *model) crashAmid(t *rapid.T) {
 		RNG:                 rand.New(rand.NewPCG(0, 0)), // decides nothing
 	}
 	m.sendAway()
-	for _, s := range m.q.shards {
+	for _, s := range m.q.led() {
 		m.noError(s.probe(func(s *shard) error { s.commit = &cameraCommitter{s.commit, camera}; return nil }))
 	}
 	c.do(m.q)
@@ -625,7 +625,7 @@ func (m *model) resumeLeases() {
 // flush moves what a shard has in memory into a table, and perhaps all tables
 // into one.
 func (m *model) flush(t *rapid.T) {
-	db := m.q.shards[m.drawShard()].store.db
+	db := m.q.shard(m.drawShard()).store.db
 	m.noError(db.Flush())
 	if rapid.Bool().Draw(t, "compact") {
 		m.noError(db.Compact(m.ctx, []byte{0}, []byte{0xff}, false))

@@ -347,7 +347,7 @@ func (m *model) parks(t *modelTask) bool {
 // places is where the disk has the tasks.
 func (m *model) places() map[ID]keys.Place {
 	found := make(map[ID]keys.Place)
-	for _, s := range m.q.shards {
+	for _, s := range m.q.led() {
 		v := m.q.peek(s)
 		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
 			m.noError(scan(v.snap, prefix, func(key, _ []byte) error {

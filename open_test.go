@@ -68,7 +68,7 @@ func closedQueue(t *testing.T, dir string, shards int) (tasks []ID) {
 	t.Helper()
 	q, err := Open(dir, &Options{Shards: shards})
 	require.NoError(t, err)
-	for shard := range q.shards {
+	for shard := range q.led() {
 		id, err := q.startingAt(shard).Produce(context.Background(), Task{Queue: "a"})
 		require.NoError(t, err)
 		tasks = append(tasks, id)
@@ -440,7 +440,7 @@ func TestDefaultShards(t *testing.T) {
 	}
 	q, err := Open("q", &Options{fs: vfs.NewMem()})
 	require.NoError(t, err)
-	require.Len(t, q.shards, defaultShards(runtime.GOMAXPROCS(0)))
+	require.Len(t, q.replicas, defaultShards(runtime.GOMAXPROCS(0)))
 	require.NoError(t, q.Close())
 }
 

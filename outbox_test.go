@@ -53,7 +53,7 @@ func byLength(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), stri
 // underWay is how many messages of a shard are not confirmed.
 func (f *flowTest) underWay(from int) (n uint64) {
 	f.Helper()
-	require.NoError(f, f.q.shards[from].probe(func(s *shard) error {
+	require.NoError(f, f.q.shard(from).probe(func(s *shard) error {
 		for _, waiting := range s.out.waiting {
 			n += waiting
 		}
@@ -73,14 +73,14 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 		require.Equal(f, payloadsOf(next), f.payloads())
 		for i, want := range []uint64{1, n, n} {
 			var got uint64
-			require.NoError(f, f.q.shards[i].probe(func(s *shard) error {
+			require.NoError(f, f.q.shard(i).probe(func(s *shard) error {
 				got = s.queue("a").counts.Ready
 				return nil
 			}))
 			require.Equal(f, want, got)
 		}
 		require.Zero(f, f.underWay(0))
-		v := f.q.peek(f.q.shards[0])
+		v := f.q.peek(f.q.shard(0))
 		require.NoError(f, scan(v.snap, keys.Outbound, func(key, _ []byte) error {
 			return fmt.Errorf("message %x is not forgotten", key)
 		}))
@@ -181,7 +181,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 			l := f.claim("start")
 			sent := bound("a", 1, parcelCap+10)
 			before := f.payloads()[1:] // without start
-			atReceiver := shut(t, f.q.shards[1])
+			atReceiver := shut(t, f.q.shard(1))
 			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, sent...))
 			synctest.Wait()
 			require.EqualValues(f, len(sent), f.underWay(0))
@@ -191,7 +191,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 			require.Len(f, img.payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
 			require.NoError(f, img.q.Close())
 
-			atSender := shut(t, f.q.shards[0])
+			atSender := shut(t, f.q.shard(0))
 			close(atReceiver)
 			synctest.Wait() // the receiver has stored the first ones, the sender cannot forget them
 			img = f.crash(disk)
@@ -312,7 +312,7 @@ func TestMessagesToFailedShard(t *testing.T) {
 				require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, next...))
 				synctest.Wait()
 			}
-			failShard(t, f.q.shards[1])
+			failShard(t, f.q.shard(1))
 			finish("start", slices.Concat(bound("a", 1, 3), bound("a", 2, 3))...)
 			finish("parent")
 			finish("start", bound("b", 1, 3)...)
@@ -337,7 +337,7 @@ func TestWaitIdleWaitsForMessages(t *testing.T) {
 			f.produceAt(sender, Task{Queue: "start"})
 			receiver := (sender + 1) % 3
 			l := f.claim("start")
-			open := shut(t, f.q.shards[receiver])
+			open := shut(t, f.q.shard(receiver))
 			require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, bound("a", receiver, 1)...))
 			synctest.Wait()
 			idle := make(chan error, 1)
@@ -360,7 +360,7 @@ func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
 		f.produceAt(2, Task{Queue: "a"})
 		l := f.claim("a")
-		open := shut(t, f.q.shards[2])
+		open := shut(t, f.q.shard(2))
 		go func() { _, _ = f.q.startingAt(2).Produce(ctx, Task{Queue: "z"}) }()
 		synctest.Wait()
 		go func() { _ = f.q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...) }()
@@ -383,7 +383,7 @@ func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
 		f.produceAt(2, Task{Queue: "a"})
 		l := f.claim("a")
-		open := shut(t, f.q.shards[1])
+		open := shut(t, f.q.shard(1))
 		go func() { _, _ = f.q.startingAt(1).Produce(ctx, Task{Queue: "z"}) }()
 		synctest.Wait() // shard 1 is in a commit
 		idle := make(chan error, 1)
@@ -409,7 +409,7 @@ func TestLostTailOfMessages(t *testing.T) {
 		f.produceAt(0, Task{Queue: "start"})
 		f.produceAt(0, Task{Queue: "start"})
 		first, second := f.claim("start"), f.claim("start")
-		atReceiver := shut(t, f.q.shards[1])
+		atReceiver := shut(t, f.q.shard(1))
 		require.NoError(f, f.q.Complete(ctx, first.Receipt, nil, bound("a", 1, 2)...))
 		synctest.Wait()
 		syncLogs(t, disk, "queue/shard-000")

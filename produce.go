@@ -27,12 +27,12 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 		return ID{}, err
 	}
 	op := q.produceOp()
-	op.tasks = append(op.tasks, prepare(&t, nil, len(q.shards)))
-	s := q.anyShard()
+	op.tasks = append(op.tasks, prepare(&t, nil, len(q.replicas)))
+	shard := q.anyShard()
 	if tied := op.tasks[0].tied; tied != nil && tied.home >= 0 {
-		s = q.shards[tied.home]
+		shard = tied.home
 	}
-	if settled, err := s.do(ctx, op, &op.completion); err != nil {
+	if settled, err := q.do(ctx, shard, op); err != nil {
 		if settled {
 			q.recycleProduce(op)
 		}
@@ -91,7 +91,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 			}
 			findTwins(next.tasks)
 		}
-		err := q.produce(ctx, q.shards[part.shard], next, tasks, func(i int) int { return part.tasks[i] }, ids)
+		err := q.produce(ctx, part.shard, next, tasks, func(i int) int { return part.tasks[i] }, ids)
 		if err != nil {
 			duplicates = append(duplicates, err)
 			if !errors.Is(err, ErrDuplicate) {
@@ -104,8 +104,8 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 
 // produce has a shard store the tasks of an operation, which it takes over, and
 // puts their IDs into ids. at is the place of the operation's i-th task in tasks.
-func (q *Queue) produce(ctx context.Context, s *shard, op *produceOp, tasks []Task, at func(int) int, ids []ID) error {
-	settled, err := s.do(ctx, op, &op.completion)
+func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) error {
+	settled, err := q.do(ctx, shard, op)
 	if settled {
 		defer q.recycleProduce(op)
 	}
@@ -168,11 +168,11 @@ func (q *Queue) split(tasks []newTask) []part {
 }
 
 // anyShard spreads new tasks evenly.
-func (q *Queue) anyShard() *shard {
-	if len(q.shards) == 1 {
-		return q.shards[0]
+func (q *Queue) anyShard() int {
+	if len(q.replicas) == 1 {
+		return 0
 	}
-	return q.shards[rand.IntN(len(q.shards))]
+	return rand.IntN(len(q.replicas))
 }
 
 // prepare does what the caller's goroutine can do of a task: encode its
@@ -218,7 +218,7 @@ func (q *Queue) prepareBatch(verb string, tasks []Task, into []newTask) ([]newTa
 		if bytes += len(tasks[i].Payload); bytes > limits.BatchBytes {
 			return into, &InvalidError{verb + " payloads", bytesOf(bytes) + " and more", atMost(limits.BatchBytes)}
 		}
-		into = append(into, prepare(&tasks[i], &records, len(q.shards)))
+		into = append(into, prepare(&tasks[i], &records, len(q.replicas)))
 		tied = tied || tasks[i].tied()
 	}
 	if tied {
@@ -355,15 +355,6 @@ func (op *produceOp) resolve(s *shard) {
 		return
 	}
 	op.ids, op.duplicates = s.admitAll(op.tasks, op.ids, op.duplicates)
-}
-
-// do hands an operation to the shard and waits for its outcome. settled is
-// false when the operation still belongs to the shard.
-func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {
-	if err := s.inbox.push(ctx, op); err != nil {
-		return true, err
-	}
-	return c.wait(ctx)
 }
 
 func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }

@@ -13,12 +13,12 @@ import (
 
 // Queue is an open queue directory. Its methods are safe for concurrent use.
 type Queue struct {
-	opts   *Options
-	shards []*shard
-	dir    *directory
-	caches *caches
-	pools  pools
-	events eventHub
+	opts     *Options
+	replicas []*replica // by the number of the shard
+	dir      *directory
+	caches   *caches
+	pools    pools
+	events   eventHub
 
 	settings    *settingsTable
 	configuring chan struct{} // capacity 1: held by the call that changes settings
@@ -26,7 +26,6 @@ type Queue struct {
 	closing chan struct{}  // closed by Close, before it waits for runs
 	stop    sync.Once      // guards closing and what follows it
 	err     error          // of Close; valid once stop is done
-	mu      sync.RWMutex   // held for reading by views, for writing to close the stores
 	runMu   sync.Mutex     // orders runs.Add before the Wait of Close
 	runs    sync.WaitGroup // calls of Run
 	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
@@ -52,21 +51,24 @@ func Open(dir string, opts *Options) (*Queue, error) {
 		return nil, err
 	}
 	o.Shards = d.Shards
-	q := &Queue{opts: o, dir: d, closing: make(chan struct{}), shards: make([]*shard, d.Shards)}
+	q := &Queue{opts: o, dir: d, closing: make(chan struct{}), replicas: make([]*replica, d.Shards)}
 	q.settings, q.configuring = newSettingsTable(), make(chan struct{}, 1)
 	q.caches = newCaches(o.CacheBytes, d.Shards)
 	var g errgroup.Group
-	for i := range q.shards {
+	shards := make([]*shard, d.Shards)
+	for i := range shards {
 		g.Go(func() (err error) {
-			if q.shards[i], err = openShard(i, o, d, q.caches, q.settings); err != nil {
+			if shards[i], err = openShard(i, o, d, q.caches, q.settings); err != nil {
 				return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, err)
 			}
+			q.replicas[i] = &replica{index: i, store: shards[i].store}
+			q.replicas[i].lead.Store(shards[i])
 			return nil
 		})
 	}
 	err = g.Wait()
 	if err == nil {
-		err = q.settings.load(q.shards[0].store.db)
+		err = q.settings.load(q.replicas[0].store.db)
 	}
 	if err == nil {
 		err = d.finishCreation()
@@ -74,11 +76,11 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, errors.Join(err, q.closeFiles())
 	}
-	for _, s := range q.shards {
-		s.join(q.shards)
+	for _, s := range shards {
+		s.join(shards)
 		s.group.news.hub = &q.events
 	}
-	for _, s := range q.shards {
+	for _, s := range shards {
 		go s.run()
 	}
 	return q, nil
@@ -98,16 +100,15 @@ func (q *Queue) Close() error {
 		close(q.closing)
 		q.runMu.Unlock()
 		q.runs.Wait()
-		for _, s := range q.shards {
+		led := q.led()
+		for _, s := range led {
 			s.inbox.stop(ErrClosed)
 		}
-		for _, s := range q.shards {
+		for _, s := range led {
 			<-s.done
 		}
 		q.notices.Wait()
 		q.events.close()
-		q.mu.Lock()
-		defer q.mu.Unlock()
 		q.err = q.closeFiles()
 	})
 	return q.err
@@ -115,17 +116,14 @@ func (q *Queue) Close() error {
 
 func (q *Queue) closeFiles() error {
 	var errs []error
-	for _, s := range q.shards {
-		if s != nil {
-			errs = append(errs, s.store.close())
+	for _, r := range q.replicas {
+		if r != nil {
+			errs = append(errs, r.close())
 		}
 	}
 	q.caches.close()
 	return errors.Join(append(errs, q.dir.close())...)
 }
-
-// shardOf is the shard that has a task.
-func (q *Queue) shardOf(id ID) *shard { return q.shards[id.shard(len(q.shards))] }
 
 // shardDir is the directory of a shard's store.
 func shardDir(fs vfs.FS, dir string, index int) string {

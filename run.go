@@ -181,14 +181,14 @@ func (r *runner) run(ctx context.Context) error {
 		r.running.Go(w.work)
 	}
 	var beats sync.WaitGroup
-	for _, s := range r.queue.shards {
-		h := newHeart(r, s)
+	for i := range r.queue.replicas {
+		h := newHeart(r, i)
 		r.hearts = append(r.hearts, h)
 		beats.Go(h.run)
 	}
 	var failed error
 	var failOnce sync.Once
-	for range r.queue.shards {
+	for range r.queue.replicas {
 		fetchers.Go(func() {
 			if err := r.fetch(claimCtx); err != nil && claimCtx.Err() == nil {
 				failOnce.Do(func() { failed = err })
@@ -475,7 +475,7 @@ func (w *worker) complete(f *frame) {
 	}
 	op.runner, op.lease = r, l
 	r.stored.Add(1)
-	if err := r.queue.shardOf(l.ID).inbox.push(context.Background(), op); err != nil {
+	if err := r.queue.shard(r.queue.shardOf(l.ID)).inbox.push(context.Background(), op); err != nil {
 		op.settle(err)
 	}
 }

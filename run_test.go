@@ -714,8 +714,8 @@ func TestTwoRuns(t *testing.T) {
 
 // countCommits counts the commits of all shards from now on.
 func countCommits(t *testing.T, q *Queue) (sum func() int) {
-	counters := make([]countingCommitter, len(q.shards))
-	for i, s := range q.shards {
+	counters := make([]countingCommitter, len(q.replicas))
+	for i, s := range q.led() {
 		require.NoError(t, s.probe(func(s *shard) error {
 			counters[i].committer = s.commit
 			s.commit = &counters[i]
@@ -723,7 +723,7 @@ func countCommits(t *testing.T, q *Queue) (sum func() int) {
 		}))
 	}
 	return func() (n int) {
-		for i, s := range q.shards {
+		for i, s := range q.led() {
 			require.NoError(t, s.probe(func(*shard) error {
 				n += counters[i].commits
 				return nil
@@ -797,7 +797,7 @@ func TestHeartbeatOfStaggeredTasks(t *testing.T) {
 // loseLease ends a lease as if its deadline had passed.
 func loseLease(t *testing.T, q *Queue, id ID) {
 	t.Helper()
-	require.NoError(t, q.shardOf(id).probe(func(s *shard) error {
+	require.NoError(t, q.shard(q.shardOf(id)).probe(func(s *shard) error {
 		ls := s.leases.byID[id]
 		if ls == nil {
 			return ErrNotFound
@@ -923,11 +923,11 @@ func TestRunOnFailedShard(t *testing.T) {
 					return ctx.Err()
 				})
 				run := startRun(t, q, &m, RunOptions{LeaseFor: 15 * time.Second, Grace: time.Minute, Concurrency: concurrency})
-				for i := range q.shards {
+				for i := range q.led() {
 					produce(t, q.startingAt(i), Task{Queue: "a"}, Task{Queue: "a"})
 				}
 				synctest.Wait()
-				failShard(t, q.shards[1])
+				failShard(t, q.shard(1))
 				_, err := q.startingAt(1).Produce(t.Context(), Task{Queue: "b"})
 				require.ErrorIs(t, err, ErrUncertain)
 				require.ErrorIs(t, err, errDisk)
@@ -1115,7 +1115,7 @@ func TestRunWaitsForCommits(t *testing.T) {
 		run := startRun(t, q, &m, RunOptions{Concurrency: 2})
 		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
 		synctest.Wait()
-		open := shut(t, q.shards[0])
+		open := shut(t, q.shard(0))
 		close(step)
 		synctest.Wait()
 		require.EqualValues(t, 2, handled.Load())
@@ -1146,12 +1146,12 @@ func TestStuckShardDelaysNoCancel(t *testing.T) {
 			return nil
 		})
 		run := startRun(t, q, &m, RunOptions{Concurrency: 4, Grace: 10 * time.Second})
-		for i := range q.shards {
+		for i := range q.led() {
 			produce(t, q.startingAt(i), Task{Queue: "a"}, Task{Queue: "a"})
 		}
 		synctest.Wait()
 		var gates []chan struct{}
-		for _, s := range q.shards {
+		for _, s := range q.led() {
 			gates = append(gates, shut(t, s))
 		}
 		run.cancel(nil)

@@ -149,7 +149,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	}
 	ctx = context.WithoutCancel(ctx)
 	store := &storeOp{completion: newCompletion(), key: settingsKey(queue), value: value}
-	if _, err := q.shards[0].do(ctx, store, &store.completion); err != nil {
+	if _, err := q.do(ctx, 0, store); err != nil {
 		return err
 	}
 	c := q.settings.publish(queue, next)
@@ -157,9 +157,9 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		c.gate.set(next, true, time.Now())
 	}
 	var errs []error
-	for _, s := range q.shards {
+	for i := range q.replicas {
 		op := &configureOp{completion: newCompletion(), queue: queue, to: c}
-		_, err := s.do(ctx, op, &op.completion)
+		_, err := q.do(ctx, i, op)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

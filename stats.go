@@ -21,9 +21,9 @@ func (c Counts) Total() uint64 {
 // copying them, whatever the number of tasks.
 func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
 	sum := make(map[string]Counts)
-	for _, s := range q.shards {
+	for i := range q.replicas {
 		op := &statsOp{completion: newCompletion()}
-		if settled, err := s.do(ctx, op, &op.completion); !settled {
+		if settled, err := q.do(ctx, i, op); !settled {
 			return nil, context.Cause(ctx)
 		} else if err != nil {
 			return nil, err

@@ -85,7 +85,7 @@ func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 		return n
 	}
 	require.Eventually(t, func() bool {
-		return waits(f.shards[0]) == waitingClaims && waits(f.shards[1]) == waitingClaims
+		return waits(f.shard(0)) == waitingClaims && waits(f.shard(1)) == waitingClaims
 	}, 20*time.Second, time.Millisecond)
 	return f
 }
@@ -226,7 +226,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 			fs, broken := breakable(disk, "begin", ".sst")
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)
-			flushed, err := f.shards[0].store.db.AsyncFlush()
+			flushed, err := f.shard(0).store.db.AsyncFlush()
 			require.NoError(t, err)
 			for range 10 {
 				require.NoError(t, f.produce(10))

@@ -161,9 +161,9 @@ func (q *Queue) ReleaseKey(ctx context.Context, t Task) error {
 		return &InvalidError{"Task.Unique.Key", `""`, "a key"}
 	}
 	rec := t.record()
-	home, _ := homeOf(&rec.Ties, len(q.shards))
+	home, _ := homeOf(&rec.Ties, len(q.replicas))
 	op := &releaseKeyOp{completion: newCompletion(), hash: rec.Unique, key: t.Unique.Key}
-	_, err := q.shards[home].do(ctx, op, &op.completion)
+	_, err := q.do(ctx, home, op)
 	return err
 }
 

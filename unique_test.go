@@ -73,7 +73,7 @@ func (p *process) step() {
 	case goesOn:
 		return
 	case forgets:
-		for _, s := range p.shards {
+		for _, s := range p.led() {
 			require.NoError(p.t, s.probe(forgetMirrors))
 		}
 	case closed:
@@ -153,7 +153,7 @@ func (p *process) state(id ID) State {
 // stored returns how many entries the range has in all shards.
 func (p *process) stored(prefix byte) (n int) {
 	p.t.Helper()
-	for _, s := range p.shards {
+	for _, s := range p.led() {
 		require.NoError(p.t, scan(s.store.db, prefix, func([]byte, []byte) error {
 			n++
 			return nil
@@ -301,7 +301,7 @@ func TestUniqueBatchOfSeveralShards(t *testing.T) {
 			require.True(t, bound)
 			return h
 		}
-		failShard(t, p.shards[2])
+		failShard(t, p.shard(2))
 		ids, err := p.ProduceBatch(ctx, batch)
 		require.ErrorIs(t, err, errDisk)
 		require.NotErrorIs(t, err, ErrDuplicate)
@@ -503,7 +503,7 @@ func TestReplaceInOneGroup(t *testing.T) {
 		task := keyed("k")
 		task.Unique.Replace = true
 		first := produce(t, q, task)[0]
-		gate := shut(t, q.shards[0])
+		gate := shut(t, q.shard(0))
 		var wg sync.WaitGroup
 		ids := make([]ID, 4)
 		replace := func(i int) {
@@ -527,7 +527,7 @@ func TestReplaceInOneGroup(t *testing.T) {
 		require.NoError(t, q.checkMemory())
 		require.Equal(t, Counts{Ready: 1}, countsOf(t, q, "a"))
 
-		gate = shut(t, q.shards[0])
+		gate = shut(t, q.shard(0))
 		wg.Go(func() { require.NoError(t, q.Cancel(ctx, first)) })
 		synctest.Wait()
 		replace(3)
@@ -574,7 +574,7 @@ func TestReplaceCorrupt(t *testing.T) {
 		task := keyed("k")
 		task.Unique.Replace = true
 		id := produce(t, q, task)[0]
-		require.NoError(t, q.shards[0].probe(func(s *shard) error {
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			s.group.set(keys.AppendByID(nil, keys.Index, id), []byte{0xff})
 			return nil
 		}))
@@ -1150,7 +1150,7 @@ func TestKeyOfCanceledChild(t *testing.T) {
 		require.NoError(t, p.Cancel(context.Background(), p.produce(early)))
 		p.step()
 		p.pass(time.Minute - time.Millisecond)
-		require.NoError(t, p.shards[0].probe(func(s *shard) error {
+		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			at, err := s.locate(parent)
 			s.cancel(at)
 			p.skew.Add(int64(time.Millisecond)) // for the next group, which cancels the child
@@ -1175,7 +1175,7 @@ func TestChildIsScheduled(t *testing.T) {
 		l := p.claim("parents")
 		p.step()
 		p.pass(time.Minute - time.Millisecond)
-		require.NoError(t, p.shards[0].probe(func(s *shard) error {
+		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			p.skew.Add(int64(time.Millisecond)) // for the next group, which lets the child go on
 			return s.complete(s.held(l.Receipt), nil)
 		}))
