@@ -1,0 +1,225 @@
+package peer
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+)
+
+// client is the side of a connection of calls that calls.
+type client struct {
+	stream
+	node *Node
+	addr string
+
+	// heard counts what the reader got from the network.
+	heard atomic.Uint64
+
+	// Guarded by mu.
+	last    uint64             // number of the last call
+	pending map[uint64]*waiter // calls without a reply, by number
+	watch   *time.Timer        // runs check
+	armed   bool               // watch will run check; so it is while calls are pending
+	checked uint64             // heard at the last check
+	pinging bool               // a ping was sent and nothing heard since
+}
+
+// waiter is a call without a reply. Whoever removes it from pending owns it: the reader or fail, which
+// fill it in and send on done, or the caller, who has given up.
+type waiter struct {
+	done  chan struct{} // capacity 1
+	end   uint64        // of its frame in the stream
+	reply []byte
+	err   error
+}
+
+func newClient(n *Node, addr string, conn net.Conn) *client {
+	c := &client{node: n, addr: addr, pending: make(map[uint64]*waiter)}
+	c.init(conn, n.c.Timeout)
+	c.ended = c.settleAll
+	c.watch = time.AfterFunc(time.Hour, c.check)
+	c.watch.Stop()
+	return c
+}
+
+func (c *client) call(ctx context.Context, kind byte, body []byte) ([]byte, error) {
+	c.mu.Lock()
+	for c.err == nil && len(c.queue) > queuedBytes {
+		if err := c.waitForRoom(ctx); err != nil {
+			c.mu.Unlock()
+			return nil, fmt.Errorf("%w: wait for room in the connection to %s: %w", ErrNotSent, c.addr, err)
+		}
+	}
+	if err := c.err; err != nil {
+		c.mu.Unlock()
+		return nil, fmt.Errorf("%w: connection to %s: %w", ErrNotSent, c.addr, err)
+	}
+	w := c.node.waiters.Get().(*waiter)
+	c.last++
+	number := c.last
+	c.append(frameRequest, kind, number, body)
+	w.end = c.appended
+	c.pending[number] = w
+	if !c.armed {
+		c.armed = true
+		c.pinging = false
+		c.checked = c.heard.Load()
+		c.watch.Reset(c.timeout)
+	}
+	c.mu.Unlock()
+
+	if cancel := ctx.Done(); cancel == nil {
+		<-w.done
+	} else {
+		select {
+		case <-w.done:
+		case <-cancel:
+			if c.abandon(number) {
+				c.node.waiters.Put(w)
+				return nil, fmt.Errorf("%w: %w", ErrLost, context.Cause(ctx))
+			}
+			<-w.done
+		}
+	}
+	reply, err := w.reply, w.err
+	w.reply, w.err = nil, nil
+	c.node.waiters.Put(w)
+	return reply, err
+}
+
+// waitForRoom returns when there may be room, or with the cause of ctx. REQUIRES: mu is held; it is
+// released meanwhile.
+func (c *client) waitForRoom(ctx context.Context) error {
+	if c.room == nil {
+		c.room = make(chan struct{})
+	}
+	room := c.room
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	select {
+	case <-room:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// abandon reports whether the caller has its waiter for itself again; then the other side is told. Otherwise
+// the waiter is about to be settled.
+func (c *client) abandon(number uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.pending[number]; !ok {
+		return false
+	}
+	delete(c.pending, number)
+	if c.err == nil {
+		c.append(frameCancel, 0, number, nil)
+	}
+	return true
+}
+
+// settleAll fails all pending calls. The stream has ended, so that there will be no more.
+func (c *client) settleAll() {
+	c.node.forget(c)
+	c.mu.Lock()
+	c.watch.Stop()
+	pending, handed, err := c.pending, c.handed, c.err
+	c.pending = nil
+	c.mu.Unlock()
+	for _, w := range pending {
+		kind := ErrLost
+		if w.end > handed {
+			kind = ErrNotSent
+		}
+		w.err = fmt.Errorf("%w: connection to %s: %w", kind, c.addr, err)
+		w.done <- struct{}{}
+	}
+}
+
+// read is the reader. It returns when the connection has ended, which it makes sure of.
+func (c *client) read() {
+	r := bufio.NewReaderSize(ear{c}, readBuffer)
+	for {
+		f, err := readFrame(r)
+		if err == nil {
+			err = c.receive(f)
+		}
+		if err != nil {
+			c.fail(err)
+			return
+		}
+	}
+}
+
+// ear counts what is heard.
+type ear struct{ c *client }
+
+func (e ear) Read(p []byte) (int, error) {
+	n, err := e.c.conn.Read(p)
+	e.c.heard.Add(1)
+	return n, err
+}
+
+func (c *client) receive(f frame) error {
+	var failure error
+	switch f.typ {
+	case frameReply:
+	case frameFail:
+		failure = &RemoteError{f.code, string(f.body)}
+		f.body = nil
+	case framePong:
+		return nil
+	default:
+		return fmt.Errorf("%w: frame of type %d from a called node", errProtocol, f.typ)
+	}
+	c.mu.Lock()
+	w := c.pending[f.number]
+	delete(c.pending, f.number)
+	c.mu.Unlock()
+	if w != nil { // else its caller has given up
+		w.reply, w.err = f.body, failure
+		w.done <- struct{}{}
+	}
+	return nil
+}
+
+// check runs every Timeout while calls are pending. If nothing was heard since the last time it sends a ping,
+// and ends the connection if nothing is heard until a Timeout after the ping was written: before, what
+// was queued earlier is on its way, and each Write has a deadline of its own.
+func (c *client) check() {
+	c.mu.Lock()
+	heard := c.heard.Load()
+	next := c.timeout
+	silent := false
+	switch {
+	case c.err != nil:
+		c.mu.Unlock()
+		return
+	case len(c.pending) == 0:
+		c.armed = false
+		c.mu.Unlock()
+		return
+	case heard != c.checked:
+		c.checked = heard
+		c.pinging = false
+	case !c.pinging:
+		c.pinging = true
+		c.append(framePing, 0, 0, nil)
+		c.pingEnd, c.pingOut = c.appended, time.Time{}
+	case !c.pingOut.IsZero():
+		next = c.timeout - time.Since(c.pingOut)
+		silent = next <= 0
+	}
+	if !silent {
+		c.watch.Reset(next)
+	}
+	c.mu.Unlock()
+	if silent {
+		c.node.c.Logger.Warn("peer is silent", "addr", c.addr)
+		c.fail(errSilent)
+	}
+}

@@ -1,0 +1,54 @@
+package peer
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors of Call, for errors.Is.
+var (
+	// ErrNotSent means that no handler has seen the call and none will: it may be made again, there
+	// or elsewhere. The error wraps the reason too.
+	ErrNotSent = errors.New("peer: not sent")
+	// ErrLost means that it is unknown whether a handler has seen the call. The error wraps the
+	// reason too: what ended the connection, or the cause of the caller's context.
+	ErrLost = errors.New("peer: no reply")
+	// ErrClosed is the reason if this Node was closed. A group's Dial returns it too.
+	ErrClosed = errors.New("peer: node closed")
+)
+
+// Reasons for the end of a connection.
+var (
+	errSilent   = errors.New("peer: nothing heard, not even the answer to a ping")
+	errProtocol = errors.New("peer: protocol violated")
+)
+
+// RemoteError is what a Handler has answered with Fail.
+type RemoteError struct {
+	Code byte // the Handler's, or CodePeer
+	Text string
+}
+
+// CodePeer is the Code of a RemoteError that no Handler chose: its reply exceeds MaxBody, or
+// that Node has no Handler.
+const CodePeer byte = 0xff
+
+func (e *RemoteError) Error() string { return fmt.Sprintf("peer: remote error %d: %s", e.Code, e.Text) }
+
+// Reason says why a connection was refused.
+type Reason byte
+
+const (
+	RefusedVersion Reason = 1 + iota // another version of the protocol
+	RefusedGroups                    // another number of groups
+	RefusedGroup                     // a group that the other side does not have
+)
+
+// RefusedError is the answer of a node that does not accept a connection of this one. It stays so
+// until one of the two is configured otherwise.
+type RefusedError struct {
+	Reason Reason
+	Text   string // for people, by the node that refused
+}
+
+func (e *RefusedError) Error() string { return "peer: connection refused: " + e.Text }

@@ -1,0 +1,118 @@
+package peer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// A header begins each connection:
+//
+//	"codeq" | version u8 | length u16 | what follows, length bytes: use u8 | group u32 | groups u32 | name
+//
+// and the accepting side answers, in any version of the protocol:
+//
+//	0, or a Reason | length u8 | text
+//
+// Integers are big-endian. Up to the length, headers of all versions are alike, so that one of another version can be
+// read to its end and refused: closing a connection with unread bytes may destroy the answer under way.
+// Nothing follows the header before the answer has come.
+const (
+	magic       = "codeq"
+	version     = 1
+	headerFixed = len(magic) + 3
+	headerBody  = 1 + 4 + 4
+	maxHeader   = 1024 // bytes after the length, of any version
+	maxName     = 255
+)
+
+// What a connection is for.
+const (
+	useCalls byte = 1 + iota
+	useRaft
+)
+
+type header struct {
+	use    byte
+	group  uint32 // of useRaft, else zero
+	groups uint32 // that the dialer has
+	name   string // of the dialer
+}
+
+// errHeader says that the dialer does not speak this protocol at all.
+var errHeader = errors.New("peer: not a header")
+
+func appendHeader(b []byte, h header) []byte {
+	b = append(b, magic...)
+	b = append(b, version)
+	b = binary.BigEndian.AppendUint16(b, uint16(headerBody+len(h.name)))
+	b = append(b, h.use)
+	b = binary.BigEndian.AppendUint32(b, h.group)
+	b = binary.BigEndian.AppendUint32(b, h.groups)
+	return append(b, h.name...)
+}
+
+// readHeader reads exactly one header. It returns a *RefusedError if the header is whole but of
+// another version, and errHeader or an error of r if nothing should be answered.
+func readHeader(r io.Reader) (header, error) {
+	var buf [maxHeader]byte
+	fixed := buf[:headerFixed]
+	if _, err := io.ReadFull(r, fixed); err != nil {
+		return header{}, fmt.Errorf("peer: read header: %w", err)
+	}
+	if string(fixed[:len(magic)]) != magic {
+		return header{}, fmt.Errorf("%w: begins with %q", errHeader, fixed[:len(magic)])
+	}
+	v, length := fixed[len(magic)], int(binary.BigEndian.Uint16(fixed[len(magic)+1:]))
+	if length > maxHeader {
+		return header{}, fmt.Errorf("%w: of %d bytes", errHeader, length)
+	}
+	body := buf[:length]
+	if _, err := io.ReadFull(r, body); err != nil {
+		return header{}, fmt.Errorf("peer: read header: %w", err)
+	}
+	if v != version {
+		return header{}, &RefusedError{RefusedVersion, fmt.Sprintf("protocol version is %d, not %d", version, v)}
+	}
+	if length < headerBody || length > headerBody+maxName {
+		return header{}, fmt.Errorf("%w: of %d bytes", errHeader, length)
+	}
+	h := header{
+		use:    body[0],
+		group:  binary.BigEndian.Uint32(body[1:]),
+		groups: binary.BigEndian.Uint32(body[5:]),
+		name:   string(body[headerBody:]),
+	}
+	if h.use != useRaft && (h.use != useCalls || h.group != 0) {
+		return header{}, fmt.Errorf("%w: of use %d, group %d", errHeader, h.use, h.group)
+	}
+	return h, nil
+}
+
+// writeAnswer accepts the connection if refused is nil.
+func writeAnswer(w io.Writer, refused *RefusedError) error {
+	b := []byte{0, 0}
+	if refused != nil {
+		text := refused.Text[:min(len(refused.Text), 255)]
+		b = append([]byte{byte(refused.Reason), byte(len(text))}, text...)
+	}
+	_, err := w.Write(b)
+	return err
+}
+
+// readAnswer reads exactly one answer and returns a *RefusedError if it is a refusal.
+func readAnswer(r io.Reader) error {
+	var buf [2 + 255]byte
+	if _, err := io.ReadFull(r, buf[:2]); err != nil {
+		return fmt.Errorf("peer: read answer to header: %w", err)
+	}
+	text := buf[2 : 2+int(buf[1])]
+	if _, err := io.ReadFull(r, text); err != nil {
+		return fmt.Errorf("peer: read answer to header: %w", err)
+	}
+	if buf[0] == 0 {
+		return nil
+	}
+	return &RefusedError{Reason(buf[0]), string(text)}
+}

@@ -1,0 +1,377 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	defaultTimeout = 5 * time.Second
+	firstBackoff   = 50 * time.Millisecond // after a dial has failed; it doubles
+	lastBackoff    = time.Second
+)
+
+// Config of a Node.
+type Config struct {
+	// Name is this node's ID, of at most 255 bytes. The others are told, and believe it.
+	Name string
+	// Listener accepts the connections of the others; TLS, if any, is already around it. The Node closes it. Raft
+	// tells its Addr to the others, so that must be an address which they can dial.
+	Listener net.Listener
+	// Dial opens a connection to a Listener of another node, TLS, if any, included. It must return soon once ctx ends.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+	// Groups is the number of Raft groups; nodes with another one are refused.
+	Groups int
+	// Handler is called by the reader of a connection, for one request after another in the order in which
+	// they were sent, so it must not block. It answers by Request.Reply or Request.Fail, at once or later, from
+	// any goroutine. Connections have a reader each.
+	Handler func(*Request)
+	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of waiting for a sign
+	// of life while calls are pending. Defaults to 5 seconds.
+	Timeout time.Duration
+	// Logger is told of connections that were refused or failed. Defaults to none.
+	Logger *slog.Logger
+}
+
+// Node is one end of all connections between this node and the others. Its methods are safe for concurrent use.
+type Node struct {
+	c       Config
+	ctx     context.Context // ends with Close
+	stop    context.CancelFunc
+	running sync.WaitGroup  // goroutines of the Node; added to under mu before closed is set
+	waiters sync.Pool       // of *waiter, each with its channel: not shared between synctest bubbles
+	groups  []chan net.Conn // from a group's new connections to its Accept; never closed
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[*conn]struct{} // all open connections
+	links  map[string]*link   // by address, all that were ever called
+}
+
+// conn is a connection that the Node closes, unless somebody does before.
+type conn struct {
+	net.Conn
+	node *Node
+}
+
+func (c *conn) Close() error {
+	c.node.mu.Lock()
+	delete(c.node.conns, c)
+	c.node.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// link is what is known of an address that is called. Guarded by Node.mu.
+type link struct {
+	client  *client  // nil if there is no connection
+	attempt *attempt // under way, or nil
+	failure error    // of the last attempt, or nil
+	backoff time.Duration
+	retry   time.Time // no attempt before
+}
+
+// attempt is a dial under way. client and err are set before done is closed.
+type attempt struct {
+	done   chan struct{}
+	client *client
+	err    error
+}
+
+// New returns a Node that accepts connections. Close ends it.
+func New(c Config) *Node {
+	if c.Timeout <= 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Handler == nil {
+		c.Handler = func(r *Request) { r.Fail(CodePeer, "no handler") }
+	}
+	n := &Node{
+		c:      c,
+		conns:  make(map[*conn]struct{}),
+		links:  make(map[string]*link),
+		groups: make([]chan net.Conn, c.Groups),
+	}
+	n.ctx, n.stop = context.WithCancel(context.Background())
+	n.waiters.New = func() any { return &waiter{done: make(chan struct{}, 1)} }
+	for g := range n.groups {
+		n.groups[g] = make(chan net.Conn)
+	}
+	n.running.Go(n.accept)
+	return n
+}
+
+// Close closes the listener and all connections, those that were handed over to Raft too, and waits for the Node's
+// goroutines, Handlers included. Pending calls fail with ErrLost, or ErrNotSent. It must not be called by a Handler. Closing
+// again does nothing.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		n.running.Wait()
+		return nil
+	}
+	n.closed = true
+	var clients []*client
+	for _, l := range n.links {
+		if l.client != nil {
+			clients = append(clients, l.client)
+		}
+	}
+	n.mu.Unlock()
+
+	n.stop()
+	err := n.c.Listener.Close()
+	for _, c := range clients {
+		c.fail(ErrClosed)
+	}
+	n.mu.Lock()
+	conns := make([]*conn, 0, len(n.conns))
+	for c := range n.conns {
+		conns = append(conns, c)
+	}
+	n.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	n.running.Wait()
+	return err
+}
+
+// goUnlessClosed runs f in a goroutine that Close waits for, and reports whether it does.
+func (n *Node) goUnlessClosed(f func()) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return false
+	}
+	n.running.Go(f)
+	return true
+}
+
+// adopt has raw closed by Close. After Close it does so itself and returns nil.
+func (n *Node) adopt(raw net.Conn) *conn {
+	c := &conn{Conn: raw, node: n}
+	n.mu.Lock()
+	closed := n.closed
+	if !closed {
+		n.conns[c] = struct{}{}
+	}
+	n.mu.Unlock()
+	if closed {
+		_ = raw.Close()
+		return nil
+	}
+	return c
+}
+
+// accept is the goroutine that accepts connections.
+func (n *Node) accept() {
+	var delay time.Duration
+	for {
+		raw, err := n.c.Listener.Accept()
+		if err != nil {
+			if n.ctx.Err() != nil {
+				return
+			}
+			n.c.Logger.Error("accept failed", "err", err)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			delay = min(max(2*delay, firstBackoff), lastBackoff)
+			select {
+			case <-time.After(delay):
+			case <-n.ctx.Done():
+			}
+			continue
+		}
+		delay = 0
+		if c := n.adopt(raw); c != nil {
+			n.goUnlessClosed(func() { n.welcome(c) })
+		}
+	}
+}
+
+// welcome reads the header of an accepted connection and serves the connection, or hands it over. If it cannot,
+// it closes it.
+func (n *Node) welcome(c *conn) {
+	h, err := n.checkHeader(c)
+	if err != nil {
+		_ = c.Close()
+		if n.ctx.Err() == nil {
+			n.c.Logger.Warn("connection not accepted", "from", c.RemoteAddr(), "name", h.name, "err", err)
+		}
+		return
+	}
+	if h.use == useRaft {
+		n.handOver(c, n.groups[h.group])
+		return
+	}
+	s := &server{from: h.name, handler: n.c.Handler}
+	s.init(c, n.c.Timeout)
+	if !n.goUnlessClosed(s.write) {
+		_ = c.Close()
+		return
+	}
+	s.read()
+}
+
+// checkHeader does the accepting side of the handshake, within Timeout.
+func (n *Node) checkHeader(c net.Conn) (header, error) {
+	if err := c.SetDeadline(time.Now().Add(n.c.Timeout)); err != nil {
+		return header{}, err
+	}
+	h, err := readHeader(c)
+	var refused *RefusedError
+	switch {
+	case errors.As(err, &refused):
+	case err != nil:
+		return h, err
+	case int64(h.groups) != int64(n.c.Groups):
+		refused = &RefusedError{RefusedGroups, fmt.Sprintf("%s has %d groups, not %d", n.c.Name, n.c.Groups, h.groups)}
+	case h.use == useRaft && int64(h.group) >= int64(n.c.Groups):
+		refused = &RefusedError{RefusedGroup, fmt.Sprintf("%s has no group %d", n.c.Name, h.group)}
+	}
+	if err := writeAnswer(c, refused); err != nil {
+		return h, fmt.Errorf("peer: answer header: %w", err)
+	}
+	if refused != nil {
+		return h, refused
+	}
+	return h, c.SetDeadline(time.Time{})
+}
+
+// connect dials addr and does the dialing side of the handshake, within Timeout and ctx.
+func (n *Node) connect(ctx context.Context, addr string, h header) (*conn, error) {
+	if len(n.c.Name) > maxName {
+		return nil, fmt.Errorf("peer: name of %d bytes", len(n.c.Name))
+	}
+	h.groups, h.name = uint32(n.c.Groups), n.c.Name
+	ctx, cancel := context.WithTimeout(ctx, n.c.Timeout)
+	defer cancel()
+	raw, err := n.c.Dial(ctx, addr)
+	if err != nil {
+		return nil, fmt.Errorf("peer: dial %s: %w", addr, err)
+	}
+	c := n.adopt(raw)
+	if c == nil {
+		return nil, ErrClosed
+	}
+	deadline, _ := ctx.Deadline()
+	err = c.SetDeadline(deadline)
+	if err == nil {
+		_, err = c.Write(appendHeader(nil, h))
+	}
+	if err == nil {
+		err = readAnswer(c)
+	}
+	if err == nil {
+		err = c.SetDeadline(time.Time{})
+	}
+	if err != nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("peer: connect to %s: %w", addr, err)
+	}
+	return c, nil
+}
+
+// Call has the Handler of the node at addr answer a request, and returns the body of its Reply. Errors are an
+// ErrNotSent, an ErrLost or a *RemoteError. If ctx ends the error wraps its cause, and the other side's
+// Request.OnCancel is told. Call does not keep body, which is of at most MaxBody bytes.
+//
+// The connection to addr is opened by the first call. When that has failed, calls fail until a short while has
+// passed, 50 ms at first and up to 1 s. Calls wait while much is queued for the connection.
+func (n *Node) Call(ctx context.Context, addr string, kind byte, body []byte) ([]byte, error) {
+	if len(body) > MaxBody {
+		return nil, fmt.Errorf("%w: body of %d bytes, more than %d", ErrNotSent, len(body), MaxBody)
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
+	}
+	c, err := n.client(ctx, addr)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
+	}
+	return c.call(ctx, kind, body)
+}
+
+// client returns the connection for calls to addr, once it is open.
+func (n *Node) client(ctx context.Context, addr string) (*client, error) {
+	n.mu.Lock()
+	l := n.links[addr]
+	if l == nil {
+		l = &link{}
+		n.links[addr] = l
+	}
+	if n.closed {
+		n.mu.Unlock()
+		return nil, ErrClosed
+	}
+	if c := l.client; c != nil {
+		n.mu.Unlock()
+		return c, nil
+	}
+	a := l.attempt
+	if a == nil {
+		if l.failure != nil && time.Now().Before(l.retry) {
+			defer n.mu.Unlock()
+			return nil, l.failure
+		}
+		a = &attempt{done: make(chan struct{})}
+		l.attempt = a
+		n.running.Go(func() { n.try(addr, l, a) })
+	}
+	n.mu.Unlock()
+	select {
+	case <-a.done:
+		return a.client, a.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("peer: wait for connection to %s: %w", addr, context.Cause(ctx))
+	}
+}
+
+// try carries out an attempt.
+func (n *Node) try(addr string, l *link, a *attempt) {
+	raw, err := n.connect(n.ctx, addr, header{use: useCalls})
+	n.mu.Lock()
+	if err == nil && n.closed {
+		err = ErrClosed // Close closes raw
+	}
+	if err == nil {
+		a.client = newClient(n, addr, raw)
+		l.client = a.client
+		l.failure, l.backoff = nil, 0
+		n.running.Go(a.client.read)
+		n.running.Go(a.client.write)
+	} else {
+		a.err = err
+		l.failure = err
+		l.backoff = min(max(2*l.backoff, firstBackoff), lastBackoff)
+		l.retry = time.Now().Add(l.backoff)
+	}
+	l.attempt = nil
+	close(a.done)
+	n.mu.Unlock()
+	if err != nil && n.ctx.Err() == nil {
+		n.c.Logger.Warn("no connection", "addr", addr, "err", err)
+	}
+}
+
+// forget has the next call to its address open a connection instead of c.
+func (n *Node) forget(c *client) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if l := n.links[c.addr]; l.client == c {
+		l.client = nil
+	}
+}
+
+var _ io.Closer = (*Node)(nil)

@@ -1,0 +1,163 @@
+package peer
+
+import (
+	"net"
+	"runtime"
+	"sync"
+	"time"
+)
+
+const (
+	writeChunk  = 1 << 20  // bytes of one Write, each of which has Config.Timeout
+	keepBuffer  = 1 << 20  // buffers that grew beyond are left to the garbage collector
+	readBuffer  = 64 << 10 // bytes that a reader takes from the network at once
+	gatherBytes = 64 << 10 // with fewer queued, the writer lets others append more
+	queuedBytes = 64 << 20 // with more of them queued, calls wait
+)
+
+// stream is the writing half of a connection of calls: frames gather in one buffer while
+// the writer, a goroutine of its own, writes the other one.
+//
+// Bytes are counted from the beginning of the connection. Invariant: written <= handed <= appended.
+// A frame of which not all bytes were handed to conn has not been seen by the other side.
+type stream struct {
+	conn    net.Conn
+	timeout time.Duration // of one Write
+	ended   func()        // called once by fail, without mu and before conn is closed; or nil
+
+	mu       sync.Mutex
+	wake     sync.Cond     // of mu; the writer waits for bytes, or for err
+	queue    []byte        // appended and not yet taken by the writer
+	room     chan struct{} // non-nil while calls wait for room in queue; closed when there is
+	appended uint64
+	handed   uint64
+	written  uint64
+	err      error // non-nil once the stream has ended: what ended it
+
+	pingEnd uint64    // end of the last ping's frame
+	pingOut time.Time // when that was written; zero if it is not, or there is none
+}
+
+func (s *stream) init(conn net.Conn, timeout time.Duration) {
+	s.conn, s.timeout = conn, timeout
+	s.wake.L = &s.mu
+}
+
+// append queues a frame. REQUIRES: mu is held, err is nil.
+func (s *stream) append(typ, code byte, number uint64, body []byte) {
+	s.queue = appendFrame(s.queue, typ, code, number, body)
+	s.appended += uint64(frameHead + len(body))
+	s.wake.Signal()
+}
+
+// send queues a frame without waiting for room. It is dropped if the stream has ended.
+func (s *stream) send(typ, code byte, number uint64, body []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.append(typ, code, number, body)
+	}
+}
+
+// fail ends the stream for the reason err, if it has not ended yet.
+func (s *stream) fail(err error) {
+	s.mu.Lock()
+	first := s.err == nil
+	if first {
+		s.err = err
+		s.queue = nil
+		s.openRoom()
+		s.wake.Signal()
+	}
+	s.mu.Unlock()
+	if !first {
+		return
+	}
+	if s.ended != nil {
+		s.ended()
+	}
+	_ = s.conn.Close()
+}
+
+// openRoom lets those who wait for room look again. REQUIRES: mu is held.
+func (s *stream) openRoom() {
+	if s.room != nil {
+		close(s.room)
+		s.room = nil
+	}
+}
+
+// write is the writer. It returns when the stream has ended.
+func (s *stream) write() {
+	var spare []byte
+	for {
+		out := s.take(spare)
+		for rest := out; len(rest) > 0; {
+			chunk := rest[:min(len(rest), writeChunk)]
+			rest = rest[len(chunk):]
+			if !s.hand(len(chunk)) {
+				return
+			}
+			err := s.conn.SetWriteDeadline(time.Now().Add(s.timeout))
+			if err == nil {
+				_, err = s.conn.Write(chunk)
+			}
+			if err != nil {
+				s.fail(err)
+				return
+			}
+		}
+		if out == nil {
+			return
+		}
+		if spare = out[:0]; cap(spare) > keepBuffer {
+			spare = nil
+		}
+	}
+}
+
+// take waits for bytes and swaps them for the empty slice into. It returns nil if the stream has ended.
+//
+// Whoever has appended the first bytes is probably one of many that run just now, so take yields the processor for as
+// long as the queue grows. In BenchmarkCall this doubles the throughput of 32 callers and more.
+func (s *stream) take(into []byte) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noteWritten()
+	for len(s.queue) == 0 && s.err == nil {
+		s.wake.Wait()
+	}
+	for seen := 0; seen < len(s.queue) && seen < gatherBytes; {
+		seen = len(s.queue)
+		s.mu.Unlock()
+		runtime.Gosched()
+		s.mu.Lock()
+	}
+	if s.err != nil {
+		return nil
+	}
+	out := s.queue
+	s.queue = into
+	s.openRoom()
+	return out
+}
+
+// hand reports whether the next n bytes may be handed to conn, as the stream has not ended.
+func (s *stream) hand(n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noteWritten()
+	if s.err != nil {
+		return false
+	}
+	s.handed += uint64(n)
+	return true
+}
+
+// noteWritten is called by the writer when Write has taken all that it was handed. REQUIRES: mu is held.
+func (s *stream) noteWritten() {
+	s.written = s.handed
+	if s.pingOut.IsZero() && s.pingEnd > 0 && s.pingEnd <= s.written {
+		s.pingOut = time.Now()
+	}
+}
