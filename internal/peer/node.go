@@ -110,8 +110,8 @@ func New(c Config) *Node {
 }
 
 // Close closes the listener and all connections, those that were handed over to Raft too, and waits for the Node's
-// goroutines, Handlers included. Pending calls fail with ErrLost, or ErrNotSent. It must not be called by a Handler. Closing
-// again does nothing.
+// goroutines, Handlers included. Pending calls fail with ErrLost, or ErrNotSent. It must not be called by a Handler.
+// Closing again does nothing.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	if n.closed {

@@ -1,0 +1,142 @@
+package peer
+
+import (
+	"io"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+)
+
+// fsm tells what it applies.
+type fsm struct{ applied chan string }
+
+func (f fsm) Apply(l *raft.Log) any {
+	f.applied <- string(l.Data)
+	return nil
+}
+func (f fsm) Snapshot() (raft.FSMSnapshot, error) { return nil, raft.ErrNothingNewToSnapshot }
+func (f fsm) Restore(io.ReadCloser) error         { return nil }
+
+// startRaft starts group g's raft of the node with that name, in a cluster of a and b.
+func startRaft(t *testing.T, n *Node, g int) (*raft.Raft, fsm) {
+	trans := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: n.Group(g), MaxPool: 2, Timeout: testTimeout, Logger: hclog.NewNullLogger(),
+	})
+	c := raft.DefaultConfig()
+	c.LocalID = raft.ServerID(n.c.Name)
+	c.Logger = hclog.NewNullLogger()
+	store := raft.NewInmemStore()
+	snapshots := raft.NewInmemSnapshotStore()
+	require.NoError(t, raft.BootstrapCluster(c, store, store, snapshots, trans, raft.Configuration{Servers: []raft.Server{
+		{ID: "a", Address: "a"}, {ID: "b", Address: "b"},
+	}}))
+	f := fsm{make(chan string, 100)}
+	r, err := raft.NewRaft(c, f, store, store, snapshots, trans)
+	require.NoError(t, err)
+	return r, f
+}
+
+func TestRaftGroupsReplicate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		a, b := nw.node(t, "a", nil), nw.node(t, "b", nil)
+		for g := range 2 {
+			rafts := make([]*raft.Raft, 2)
+			fsms := make([]fsm, 2)
+			for i, n := range []*Node{a, b} {
+				rafts[i], fsms[i] = startRaft(t, n, g)
+				defer func() { require.NoError(t, rafts[i].Shutdown().Error()) }()
+			}
+			var leader *raft.Raft
+			select {
+			case <-rafts[0].LeaderCh():
+				leader = rafts[0]
+			case <-rafts[1].LeaderCh():
+				leader = rafts[1]
+			}
+			entry := "entry of group " + string(rune('0'+g))
+			require.NoError(t, leader.Apply([]byte(entry), 0).Error())
+			for _, f := range fsms {
+				require.Equal(t, entry, <-f.applied)
+			}
+		}
+	})
+}
+
+func TestGroupConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		a, b := nw.node(t, "a", nil), nw.node(t, "b", nil)
+		groups := []raft.StreamLayer{b.Group(0), b.Group(1)}
+		require.Equal(t, "b", groups[0].Addr().String())
+		dialed, err := a.Group(1).Dial("b", 0)
+		require.NoError(t, err)
+		accepted, err := groups[1].Accept()
+		require.NoError(t, err)
+
+		// No deadline is left of the handshake, and Close of the group leaves its connections alone.
+		require.NoError(t, groups[1].Close())
+		time.Sleep(10 * testTimeout)
+		for _, end := range [][2]net.Conn{{dialed, accepted}, {accepted, dialed}} {
+			go func() { _, _ = io.WriteString(end[0], "hello") }()
+			buf := make([]byte, 5)
+			_, err = io.ReadFull(end[1], buf)
+			require.NoError(t, err)
+			require.Equal(t, "hello", string(buf))
+		}
+		_, err = groups[1].Accept()
+		require.ErrorIs(t, err, net.ErrClosed)
+
+		// Close of the Node ends them.
+		require.NoError(t, b.Close())
+		_, err = dialed.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		_, err = accepted.Write([]byte("x"))
+		require.ErrorIs(t, err, io.ErrClosedPipe)
+		_, err = groups[0].Accept()
+		require.ErrorIs(t, err, net.ErrClosed)
+		_, err = b.Group(0).Dial("a", 0)
+		require.Error(t, err)
+		require.NoError(t, dialed.Close())
+		require.Empty(t, a.conns)
+	})
+}
+
+func TestCloseOfGroupEndsAccept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		a, b := nw.node(t, "a", nil), nw.node(t, "b", nil)
+		g := b.Group(0)
+		ended := make(chan error)
+		go func() {
+			_, err := g.Accept()
+			ended <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, g.Close())
+		require.NoError(t, g.Close())
+		require.ErrorIs(t, <-ended, net.ErrClosed)
+
+		// A connection for which nobody comes is closed.
+		dialed, err := a.Group(0).Dial("b", 0)
+		require.NoError(t, err)
+		defer dialed.Close()
+		begin := time.Now()
+		_, err = dialed.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		require.Equal(t, testTimeout, time.Since(begin))
+
+		// It may come back.
+		again, err := a.Group(0).Dial("b", 0)
+		require.NoError(t, err)
+		defer again.Close()
+		accepted, err := b.Group(0).Accept()
+		require.NoError(t, err)
+		require.NoError(t, accepted.Close())
+	})
+}
