@@ -1,0 +1,198 @@
+package snapshot
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/require"
+)
+
+// crasher is a file system of which it keeps what a power loss may leave before
+// each operation that changes it.
+type crasher struct {
+	mem *vfs.MemFS
+	fs  vfs.FS // what the subject uses
+
+	mu     sync.Mutex // the operations of Pebble's goroutines are among those counted
+	on     bool
+	acked  uint64 // index of the newest snapshot whose Close has returned
+	next   uint64 // index of the snapshot that may be published
+	images []image
+}
+
+type image struct {
+	mem         *vfs.MemFS
+	acked, next uint64
+	what        string
+}
+
+func newCrasher(mem *vfs.MemFS) *crasher {
+	c := &crasher{mem: mem}
+	c.fs = errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			c.shoot(op)
+		}
+		return nil
+	}))
+	return c
+}
+
+func (c *crasher) shoot(op errorfs.Op) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.on {
+		return
+	}
+	n := uint64(len(c.images))
+	percents := []int{0, 30, 70, 100}
+	if strings.HasPrefix(op.Path, place+"/") {
+		// Pebble, while it opens, relies on names in one directory that reach the
+		// disk in the order of their creation.
+		percents = []int{0, 100}
+	}
+	for _, percent := range percents {
+		clone := c.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(n, 1))})
+		what := fmt.Sprintf("image %d before %v of %s, %d%%", n, op.Kind, op.Path, percent)
+		c.images = append(c.images, image{clone, c.acked, c.next, what})
+	}
+}
+
+// snapshot runs f, which publishes a snapshot of the index.
+func (c *crasher) snapshot(index uint64, f func()) {
+	c.mu.Lock()
+	c.on, c.next = true, index
+	c.mu.Unlock()
+	f()
+	c.mu.Lock()
+	c.acked = index
+	c.mu.Unlock()
+}
+
+// check opens every image and proves that metadata and state belong together,
+// and that neither is older than what was acknowledged.
+func (c *crasher) check(t *testing.T) {
+	t.Helper()
+	c.mu.Lock()
+	c.on = false
+	c.mu.Unlock()
+	for _, i := range c.images {
+		i.check(t)
+	}
+}
+
+func (i image) check(t *testing.T) {
+	t.Helper()
+	n := openNode(t, i.mem)
+	defer n.shard.close()
+	index := n.newest(t).Index
+	require.True(t, index == i.acked || index == i.next, "%s: index %d, not %d or %d", i.what, index, i.acked, i.next)
+	require.GreaterOrEqual(t, n.shard.requireState(t), index, i.what)
+	require.Equal(t, []string{recordName}, n.files(t), i.what)
+}
+
+func TestPowerLossBeforeEveryOperation(t *testing.T) {
+	_, stream := source(t, 60, 70).stream(t)
+	c := newCrasher(vfs.NewCrashableMem())
+	n := openNode(t, c.fs)
+	n.shard.apply(t, 20)
+	n.take(t, 20)
+	c.acked = 20
+
+	n.shard.apply(t, 25)
+	c.snapshot(25, func() { n.take(t, 25) })
+	c.snapshot(60, func() {
+		_, err := n.install(t, 60, stream)
+		require.NoError(t, err)
+	})
+	n.swap(t)
+	n.shard.apply(t, 75)
+	c.snapshot(75, func() { n.take(t, 75) })
+	c.shoot(errorfs.Op{})
+
+	t.Logf("%d images", len(c.images))
+	require.Greater(t, len(c.images), 200)
+	c.check(t)
+}
+
+// The steps after a crash are those before it, and may be cut short as well.
+func TestPowerLossDuringRecovery(t *testing.T) {
+	_, stream := source(t, 60, 70).stream(t)
+	mem := vfs.NewCrashableMem()
+	n := openNode(t, mem)
+	n.shard.apply(t, 20)
+	n.take(t, 20)
+	_, _, err := n.store.Open(n.newest(t).ID) // never closed
+	require.NoError(t, err)
+	_, err = n.install(t, 60, stream)
+	require.NoError(t, err)
+
+	for _, percent := range []int{0, 100} {
+		c := newCrasher(mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(1, 1))}))
+		c.acked, c.next, c.on = 60, 60, true
+		again := openNode(t, c.fs)
+		again.shard.close()
+		c.shoot(errorfs.Op{})
+		require.Greater(t, len(c.images), 40)
+		c.check(t)
+	}
+}
+
+// If the metadata cannot be written the snapshot fails, and what was in force still is.
+func TestFailureOfEveryOperation(t *testing.T) {
+	_, stream := source(t, 60, 60).stream(t)
+	for _, kind := range []string{"local", "install"} {
+		t.Run(kind, func(t *testing.T) {
+			failures := 0
+			for at := 0; ; at++ {
+				mem := vfs.NewCrashableMem()
+				count, on := 0, false
+				fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+					if on && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+						if count++; count == at+1 {
+							return errBroken
+						}
+					}
+					return nil
+				}))
+				n := openNode(t, mem)
+				n.shard.apply(t, 20)
+				n.take(t, 20)
+				n.shard.apply(t, 60)
+				n.store.fs = fs // the live store does not fail
+				on = true
+				sink := n.create(t, 60)
+				var err error
+				if kind == "local" {
+					require.NoError(t, sink.Persist(n.live()))
+				} else if _, err = sink.Write(stream); err != nil {
+					require.NoError(t, sink.Cancel())
+				}
+				if err == nil {
+					err = sink.Close()
+				}
+				if count <= at {
+					require.NoError(t, err)
+					break
+				}
+				on = false
+				failures++
+				require.ErrorIs(t, err, errBroken)
+				require.Equal(t, uint64(20), n.newest(t).Index)
+				for _, percent := range []int{0, 50, 100} {
+					clone := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(1, 1))})
+					image{clone, 20, 60, fmt.Sprintf("failure %d", at)}.check(t)
+				}
+				// The next one succeeds.
+				n.take(t, 60)
+				image{mem.CrashClone(vfs.CrashCloneCfg{}), 60, 60, fmt.Sprintf("after failure %d", at)}.check(t)
+				n.shard.close()
+			}
+			require.Greater(t, failures, 4)
+		})
+	}
+}

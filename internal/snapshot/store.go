@@ -1,0 +1,317 @@
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+)
+
+var (
+	// ErrDamaged is returned for a stream or a metadata file that is not whole.
+	ErrDamaged = errors.New("snapshot: damaged")
+	// ErrSuperseded is returned for a snapshot in whose place there is a newer
+	// one, or whose store is no longer the live one.
+	ErrSuperseded = errors.New("snapshot: superseded")
+	// ErrUnknown is returned by Open for a snapshot that is not the newest.
+	ErrUnknown = errors.New("snapshot: unknown")
+	// ErrNotLive is returned while there is no live store.
+	ErrNotLive = errors.New("snapshot: no live store")
+)
+
+// Live is the store whose state the snapshots are. Its dynamic type is
+// comparable. Its methods may be called from several goroutines, and until they
+// return the store is not closed; once it is closed they return an error.
+type Live interface {
+	// Flush makes what has been applied durable.
+	Flush() error
+	// Checkpoint writes the state into dir, which does not exist: at least what
+	// was flushed before, in files and no directories.
+	Checkpoint(dir string) error
+}
+
+// Store is the raft.SnapshotStore of one shard. It keeps the newest snapshot
+// only. All methods may be called from several goroutines.
+//
+// Invariant: if the metadata says installed, the directory incoming-N is durable
+// and complete, or has been renamed to the live store's place.
+// Invariant: if it does not, the live store holds the snapshot's index durably.
+type Store struct {
+	fs   vfs.FS
+	dir  string
+	live func() Live // called without mu: it may wait for who calls Installed
+	log  *slog.Logger
+
+	mu       sync.Mutex // guards the fields below and the metadata file
+	current  *record    // nil if there is no snapshot; never changed, but replaced
+	sequence uint64     // the last number given to a snapshot or directory
+	installs uint64     // installs published by this process
+}
+
+// Open opens the snapshots in dir, which is created if need be in a directory
+// that exists, and removes what an earlier process has left there unfinished. Nothing else
+// may use dir. Live returns the current live store, or nil while there is none; it
+// is not called before the first snapshot is taken or sent.
+func Open(fs vfs.FS, dir string, live func() Live, log *slog.Logger) (*Store, error) {
+	s := &Store{fs: fs, dir: dir, live: live, log: log}
+	if err := s.open(); err != nil {
+		return nil, fmt.Errorf("snapshot: open %s: %w", dir, err)
+	}
+	return s, nil
+}
+
+func (s *Store) open() error {
+	if err := s.fs.MkdirAll(s.dir, 0o755); err != nil {
+		return err
+	}
+	if err := syncDir(s.fs, s.fs.PathDir(s.dir)); err != nil {
+		return err
+	}
+	current, err := readRecord(s.fs, s.dir)
+	if err != nil {
+		return err
+	}
+	keep := ""
+	if current != nil {
+		s.sequence = current.Sequence
+		if current.Installed {
+			keep = incomingName(current.Sequence)
+			switch _, err := s.fs.Stat(s.fs.PathJoin(s.dir, keep)); {
+			case errors.Is(err, os.ErrNotExist):
+				if current, err = s.writeSwapped(current); err != nil {
+					return err
+				}
+			case err != nil:
+				return err
+			}
+		}
+	}
+	s.current = current
+
+	names, err := s.fs.List(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		leftover := strings.HasPrefix(name, sendingPrefix) || strings.HasPrefix(name, incomingPrefix) || name == recordTemp
+		if !leftover || name == keep {
+			continue
+		}
+		if err := s.fs.RemoveAll(s.fs.PathJoin(s.dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Create begins a snapshot: a local one if Persist is called next, and an
+// install if a stream is written. The sink is a [*Sink].
+func (s *Store) Create(
+	version raft.SnapshotVersion, index, term uint64,
+	configuration raft.Configuration, configurationIndex uint64, _ raft.Transport,
+) (raft.SnapshotSink, error) {
+	if version != raft.SnapshotVersionMax {
+		return nil, fmt.Errorf("snapshot: create: unsupported version %d", version)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.admit(index); err != nil {
+		return nil, fmt.Errorf("snapshot: create: %w", err)
+	}
+	s.sequence++
+	return &Sink{store: s, record: record{
+		Format:   recordFormat,
+		Sequence: s.sequence,
+		Meta: raft.SnapshotMeta{
+			Version:            version,
+			ID:                 fmt.Sprintf("%d-%d-%d", term, index, s.sequence),
+			Index:              index,
+			Term:               term,
+			Configuration:      configuration.Clone(),
+			ConfigurationIndex: configurationIndex,
+		},
+	}}, nil
+}
+
+// List returns the newest snapshot, or nothing if there is none. Its size is
+// not known before Open.
+func (s *Store) List() ([]*raft.SnapshotMeta, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil {
+		return nil, nil
+	}
+	return []*raft.SnapshotMeta{s.current.meta()}, nil
+}
+
+// Open begins a stream of the live store's state, which is that of the snapshot
+// or a later one. The metadata has the exact size of the stream. The caller closes
+// the reader. Until an installed snapshot has been swapped in, its stream is empty, for
+// there is nothing to read: Restore swaps directories. A sink refuses an empty stream.
+func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	s.mu.Lock()
+	current := s.current
+	s.sequence++
+	dir := s.fs.PathJoin(s.dir, fmt.Sprint(sendingPrefix, s.sequence))
+	s.mu.Unlock()
+
+	if current == nil || current.Meta.ID != id {
+		return nil, nil, fmt.Errorf("%w: %q", ErrUnknown, id)
+	}
+	meta := current.meta()
+	if current.Installed {
+		return meta, io.NopCloser(strings.NewReader("")), nil
+	}
+	live := s.live()
+	if live == nil {
+		return nil, nil, ErrNotLive
+	}
+	if err := live.Checkpoint(dir); err != nil {
+		s.remove(dir)
+		return nil, nil, fmt.Errorf("snapshot: checkpoint %s: %w", dir, err)
+	}
+	p, size, err := newPacker(s.fs, dir)
+	if err != nil {
+		s.remove(dir)
+		return nil, nil, fmt.Errorf("snapshot: pack %s: %w", dir, err)
+	}
+	meta.Size = size
+	return meta, &sending{store: s, dir: dir, packer: p}, nil
+}
+
+// Installed returns the directory of a state that was received and has yet to be
+// swapped in, and the index of its snapshot. The package's documentation says how.
+func (s *Store) Installed() (dir string, index uint64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil || !s.current.Installed {
+		return "", 0, false
+	}
+	return s.fs.PathJoin(s.dir, incomingName(s.current.Sequence)), s.current.Meta.Index, true
+}
+
+// Swapped records that the directory that Installed returns has become the live
+// store's. REQUIRES: it has been renamed, the directory that holds its new name
+// is synced, and live no longer returns the old store.
+func (s *Store) Swapped() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil || !s.current.Installed {
+		return errors.New("snapshot: swapped: nothing is installed")
+	}
+	dir := s.fs.PathJoin(s.dir, incomingName(s.current.Sequence))
+	if _, err := s.fs.Stat(dir); err == nil {
+		return fmt.Errorf("snapshot: swapped: %s has not been renamed", dir)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("snapshot: swapped: %w", err)
+	}
+	swapped, err := s.writeSwapped(s.current)
+	if err != nil {
+		return fmt.Errorf("snapshot: swapped: %w", err)
+	}
+	s.current = swapped
+	return nil
+}
+
+func (s *Store) writeSwapped(r *record) (*record, error) {
+	swapped := *r
+	swapped.Installed = false
+	if _, err := writeRecord(s.fs, s.dir, &swapped); err != nil {
+		return nil, err
+	}
+	return &swapped, nil
+}
+
+// admit refuses an index older than the newest snapshot's: Raft may already have
+// truncated the log between the two. An equal one is an install whose
+// answer the leader did not get. REQUIRES: mu is held.
+func (s *Store) admit(index uint64) error {
+	if s.current != nil && index < s.current.Meta.Index {
+		return fmt.Errorf("%w: index %d by %d", ErrSuperseded, index, s.current.Meta.Index)
+	}
+	return nil
+}
+
+// begin reports how many installs were published before a local snapshot of
+// live, which publish compares. It refuses a store that is not, or will soon not be, the
+// live one: Raft may install between FSM.Snapshot and Persist.
+func (s *Store) begin(live Live) (installs uint64, err error) {
+	s.mu.Lock()
+	installs = s.installs
+	pending := s.current != nil && s.current.Installed
+	s.mu.Unlock()
+	if pending || s.live() != live {
+		return 0, fmt.Errorf("%w: the store has been replaced", ErrSuperseded)
+	}
+	return installs, nil
+}
+
+// publish puts r in the place of the newest snapshot, durably. A local snapshot
+// is refused if there were other installs than begin has reported. If written is true
+// in spite of an error, r may be the newest snapshot after a crash.
+func (s *Store) publish(r *record, installs uint64) (written bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.admit(r.Meta.Index); err != nil {
+		return false, err
+	}
+	if !r.Installed && installs != s.installs {
+		return false, fmt.Errorf("%w: the store has been replaced", ErrSuperseded)
+	}
+	if written, err := writeRecord(s.fs, s.dir, r); err != nil {
+		return written, err
+	}
+	old := s.current
+	s.current = r
+	if r.Installed {
+		s.installs++
+	}
+	if old != nil && old.Installed {
+		s.remove(s.fs.PathJoin(s.dir, incomingName(old.Sequence)))
+	}
+	return true, nil
+}
+
+// remove removes a directory that nothing refers to; what it leaves, Open removes.
+func (s *Store) remove(dir string) {
+	if err := s.fs.RemoveAll(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.log.Warn("remove directory of a snapshot", "dir", dir, "error", err)
+	}
+}
+
+// sending is a checkpoint being streamed. Raft may close it twice, and while
+// the goroutine of a call that it has given up still reads.
+type sending struct {
+	store *Store
+	dir   string
+
+	mu     sync.Mutex
+	packer *packer // nil once closed
+}
+
+func (r *sending) Read(b []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.packer == nil {
+		return 0, os.ErrClosed
+	}
+	return r.packer.Read(b)
+}
+
+func (r *sending) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.packer == nil {
+		return nil
+	}
+	err := r.packer.close()
+	r.packer = nil
+	r.store.remove(r.dir)
+	return err
+}

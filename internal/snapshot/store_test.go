@@ -1,0 +1,374 @@
+package snapshot
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+)
+
+// install writes a stream into a fresh sink, in pieces, and closes it.
+func (n *node) install(t testing.TB, index uint64, stream []byte) (*Sink, error) {
+	t.Helper()
+	sink := n.create(t, index)
+	if _, err := io.CopyBuffer(struct{ io.Writer }{sink}, bytes.NewReader(stream), make([]byte, 1000)); err != nil {
+		require.NoError(t, sink.Cancel())
+		return sink, err
+	}
+	return sink, sink.Close()
+}
+
+// source returns a node with a snapshot of the index and a state that is ahead of it.
+func source(t testing.TB, index, state uint64) *node {
+	t.Helper()
+	n := openNode(t, vfs.NewMem())
+	n.shard.apply(t, index)
+	n.take(t, index)
+	n.shard.apply(t, state)
+	return n
+}
+
+func TestLocalSnapshotFlushesTheStoreAndSurvivesAPowerLoss(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	n := openNode(t, fs)
+	require.Nil(t, n.newest(t))
+	n.shard.apply(t, 41)
+	n.take(t, 41)
+	want := n.newest(t)
+	require.Equal(t, uint64(41), want.Index)
+	require.Equal(t, uint64(3), want.Term)
+	require.Equal(t, servers, want.Configuration)
+	require.Equal(t, uint64(1), want.ConfigurationIndex)
+
+	again := openNode(t, fs.CrashClone(vfs.CrashCloneCfg{}))
+	require.Equal(t, want, again.newest(t))
+	require.Equal(t, uint64(41), again.shard.requireState(t))
+}
+
+func TestInstallGivesTheStateOfTheSender(t *testing.T) {
+	from := source(t, 100, 150)
+	meta, stream := from.stream(t)
+	require.Equal(t, uint64(100), meta.Index)
+	require.Equal(t, []string{recordName}, from.files(t), "the checkpoint is removed")
+
+	to := openNode(t, vfs.NewMem())
+	to.shard.apply(t, 20)
+	to.take(t, 20)
+	sink, err := to.install(t, 100, stream)
+	require.NoError(t, err)
+	require.NoError(t, sink.Close(), "closed again")
+	require.NoError(t, sink.Cancel())
+
+	// As Raft does before it calls FSM.Restore.
+	require.Equal(t, sink.ID(), to.newest(t).ID)
+	meta, r, err := to.store.Open(sink.ID())
+	require.NoError(t, err)
+	require.Equal(t, uint64(100), meta.Index)
+	data, err := io.ReadAll(r)
+	require.NoError(t, err)
+	require.Empty(t, data)
+	require.NoError(t, r.Close())
+	_, index, ok := to.store.Installed()
+	require.True(t, ok)
+	require.Equal(t, uint64(100), index)
+
+	require.ErrorContains(t, to.store.Swapped(), "not been renamed")
+	to.swap(t)
+	_, _, ok = to.store.Installed()
+	require.False(t, ok)
+	require.ErrorContains(t, to.store.Swapped(), "nothing is installed")
+	got := to.shard.requireState(t)
+	require.GreaterOrEqual(t, got, uint64(100))
+	require.LessOrEqual(t, got, uint64(150))
+	to.shard.apply(t, 170)
+	require.Equal(t, uint64(170), to.shard.requireState(t))
+
+	// What was received can be sent on, and be replaced by a local snapshot.
+	_, stream = to.stream(t)
+	third := openNode(t, vfs.NewMem())
+	_, err = third.install(t, 100, stream)
+	require.NoError(t, err)
+	third.swap(t)
+	require.GreaterOrEqual(t, third.shard.requireState(t), uint64(100))
+	to.take(t, 170)
+	require.Equal(t, uint64(170), to.newest(t).Index)
+}
+
+func TestInstalledSurvivesARestart(t *testing.T) {
+	_, stream := source(t, 100, 130).stream(t)
+	fs := vfs.NewMem()
+	to := openNode(t, fs)
+	to.shard.apply(t, 20)
+	to.take(t, 20)
+	_, err := to.install(t, 100, stream)
+	require.NoError(t, err)
+	to.shard.close()
+
+	store, err := Open(fs, raftDir, nil, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	_, index, ok := store.Installed()
+	require.True(t, ok)
+	require.Equal(t, uint64(100), index)
+
+	again := openNode(t, fs)
+	require.GreaterOrEqual(t, again.shard.requireState(t), uint64(100))
+	require.Equal(t, []string{recordName}, again.files(t))
+}
+
+func TestRefusedInstallLeavesNothing(t *testing.T) {
+	_, stream := source(t, 100, 100).stream(t)
+	damaged := bytes.Clone(stream)
+	damaged[len(damaged)/2] ^= 1
+	for name, bad := range map[string][]byte{
+		"empty":     {},
+		"damaged":   damaged,
+		"truncated": stream[:len(stream)-1],
+		"half":      stream[:len(stream)/2],
+		"too long":  append(bytes.Clone(stream), 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			to := openNode(t, vfs.NewMem())
+			to.shard.apply(t, 20)
+			to.take(t, 20)
+			before := to.newest(t)
+			sink, err := to.install(t, 100, bad)
+			require.ErrorIs(t, err, ErrDamaged)
+			require.Error(t, sink.Close(), "closed again")
+			require.Equal(t, before, to.newest(t))
+			require.Equal(t, []string{recordName}, to.files(t))
+			_, _, ok := to.store.Installed()
+			require.False(t, ok)
+		})
+	}
+}
+
+func TestCanceledInstallLeavesNothing(t *testing.T) {
+	_, stream := source(t, 100, 100).stream(t)
+	to := openNode(t, vfs.NewMem())
+	sink := to.create(t, 100)
+	_, err := sink.Write(stream[:len(stream)-10])
+	require.NoError(t, err)
+	require.Len(t, to.files(t), 1)
+	require.NoError(t, sink.Cancel())
+	require.Empty(t, to.files(t))
+	require.Error(t, sink.Close())
+	_, err = sink.Write(stream)
+	require.Error(t, err)
+	require.Nil(t, to.newest(t))
+}
+
+func TestFailedFlushPublishesNothing(t *testing.T) {
+	broken := brokenLive{}
+	store, err := Open(vfs.NewMem(), "r", func() Live { return broken }, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	sink, err := store.Create(raft.SnapshotVersionMax, 7, 1, servers, 1, nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, sink.(*Sink).Persist(broken), errBroken)
+	require.NoError(t, sink.Cancel())
+	list, err := store.List()
+	require.NoError(t, err)
+	require.Empty(t, list)
+}
+
+var errBroken = errors.New("broken")
+
+type brokenLive struct{}
+
+func (brokenLive) Flush() error            { return errBroken }
+func (brokenLive) Checkpoint(string) error { return errBroken }
+
+func TestOlderSnapshotIsRefused(t *testing.T) {
+	_, stream := source(t, 100, 100).stream(t)
+	n := openNode(t, vfs.NewMem())
+	n.shard.apply(t, 60)
+	late := n.create(t, 50)
+	require.NoError(t, late.Persist(n.live()))
+	lateInstall := n.create(t, 50)
+	_, err := lateInstall.Write(stream)
+	require.NoError(t, err)
+	n.take(t, 60)
+
+	require.ErrorIs(t, late.Close(), ErrSuperseded)
+	require.ErrorIs(t, lateInstall.Close(), ErrSuperseded)
+	_, err = n.store.Create(raft.SnapshotVersionMax, 59, 3, servers, 1, nil)
+	require.ErrorIs(t, err, ErrSuperseded)
+	require.Equal(t, uint64(60), n.newest(t).Index)
+	require.Equal(t, []string{recordName}, n.files(t))
+
+	// The leader sends once more what it got no answer for.
+	_, err = n.install(t, 100, stream)
+	require.NoError(t, err)
+	_, err = n.install(t, 100, stream)
+	require.NoError(t, err)
+	require.Len(t, n.files(t), 2, "metadata, and one directory")
+	n.swap(t)
+	require.Equal(t, uint64(100), n.shard.requireState(t))
+}
+
+// A local snapshot promises the state of the store that FSM.Snapshot saw, which
+// may have been replaced by an older state when Persist or Close is called.
+func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
+	_, stream := source(t, 80, 80).stream(t)
+	begin := func(t *testing.T) (*node, Live) {
+		n := openNode(t, vfs.NewMem())
+		n.shard.apply(t, 100)
+		return n, n.live()
+	}
+	t.Run("persisted before the install", func(t *testing.T) {
+		n, live := begin(t)
+		sink := n.create(t, 100)
+		require.NoError(t, sink.Persist(live))
+		_, err := n.install(t, 80, stream)
+		require.NoError(t, err)
+		n.swap(t)
+		require.ErrorIs(t, sink.Close(), ErrSuperseded)
+		require.Equal(t, uint64(80), n.newest(t).Index)
+	})
+	t.Run("persisted before the swap", func(t *testing.T) {
+		n, live := begin(t)
+		_, err := n.install(t, 80, stream)
+		require.NoError(t, err)
+		sink := n.create(t, 100)
+		require.ErrorIs(t, sink.Persist(live), ErrSuperseded)
+		require.NoError(t, sink.Cancel())
+	})
+	t.Run("persisted after the swap", func(t *testing.T) {
+		n, live := begin(t)
+		_, err := n.install(t, 80, stream)
+		require.NoError(t, err)
+		n.swap(t)
+		sink := n.create(t, 100)
+		require.ErrorIs(t, sink.Persist(live), ErrSuperseded)
+		require.NoError(t, sink.Cancel())
+	})
+}
+
+func TestSeveralSendsAtATime(t *testing.T) {
+	from := source(t, 100, 100)
+	id := from.newest(t).ID
+	var wg sync.WaitGroup
+	streams := make([][]byte, 6)
+	var readers []io.Closer
+	for i := range streams {
+		meta, r, err := from.store.Open(id)
+		require.NoError(t, err)
+		readers = append(readers, r)
+		wg.Go(func() {
+			data, err := io.ReadAll(r)
+			if err == nil && int64(len(data)) == meta.Size {
+				streams[i] = data
+			}
+		})
+	}
+	// The store goes on meanwhile: compactions remove files that are being sent.
+	from.shard.apply(t, 300)
+	require.NoError(t, from.shard.db.Compact(t.Context(), []byte("a"), []byte("z"), false))
+	wg.Wait()
+	require.Len(t, from.files(t), 1+len(streams))
+	for _, r := range readers {
+		require.NoError(t, r.Close())
+		require.NoError(t, r.Close(), "closed again")
+	}
+	require.Equal(t, []string{recordName}, from.files(t))
+	for _, stream := range streams {
+		to := openNode(t, vfs.NewMem())
+		_, err := to.install(t, 100, stream)
+		require.NoError(t, err)
+		to.swap(t)
+		require.Equal(t, uint64(100), to.shard.requireState(t))
+	}
+}
+
+func TestClosedReaderFails(t *testing.T) {
+	from := source(t, 10, 10)
+	_, r, err := from.store.Open(from.newest(t).ID)
+	require.NoError(t, err)
+	_, err = r.Read(make([]byte, 5))
+	require.NoError(t, err)
+	require.NoError(t, r.Close())
+	_, err = r.Read(make([]byte, 5))
+	require.Error(t, err)
+}
+
+func TestOpenOfASnapshot(t *testing.T) {
+	n := openNode(t, vfs.NewMem())
+	_, _, err := n.store.Open("1-2-3")
+	require.ErrorIs(t, err, ErrUnknown)
+	n.shard.apply(t, 5)
+	n.take(t, 5)
+	old := n.newest(t).ID
+	n.take(t, 5)
+	require.NotEqual(t, old, n.newest(t).ID)
+	_, _, err = n.store.Open(old)
+	require.ErrorIs(t, err, ErrUnknown)
+	n.mu.Lock()
+	n.shard = nil
+	n.mu.Unlock()
+	_, _, err = n.store.Open(n.newest(t).ID)
+	require.ErrorIs(t, err, ErrNotLive)
+	require.ErrorIs(t, n.create(t, 9).Persist(n.live()), ErrNotLive)
+
+	broken, err := Open(vfs.NewMem(), "r", func() Live { return brokenLive{} }, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	_, _, err = broken.Open("")
+	require.ErrorIs(t, err, ErrUnknown)
+}
+
+func TestOpenRemovesLeftovers(t *testing.T) {
+	_, stream := source(t, 100, 100).stream(t)
+	fs := vfs.NewMem()
+	n := openNode(t, fs)
+	n.shard.apply(t, 20)
+	n.take(t, 20)
+	_, _, err := n.store.Open(n.newest(t).ID) // never closed
+	require.NoError(t, err)
+	_, err = n.create(t, 100).Write(stream[:1000]) // neither
+	require.NoError(t, err)
+	_, err = n.install(t, 100, stream)
+	require.NoError(t, err)
+	f, err := fs.Create(fs.PathJoin(raftDir, recordTemp), vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.Len(t, n.files(t), 5)
+	installed, _, _ := n.store.Installed()
+
+	_, err = Open(fs, raftDir, n.live, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{recordName, fs.PathBase(installed)}, n.files(t))
+}
+
+func TestDamagedMetadataIsNotTakenForNone(t *testing.T) {
+	fs := vfs.NewMem()
+	n := openNode(t, fs)
+	n.shard.apply(t, 20)
+	n.take(t, 20)
+	name := fs.PathJoin(raftDir, recordName)
+	f, err := fs.Open(name)
+	require.NoError(t, err)
+	data, err := io.ReadAll(f)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	for i := range data {
+		for _, bad := range [][]byte{data[:i], append(append(bytes.Clone(data[:i]), data[i]^4), data[i+1:]...)} {
+			f, err := fs.Create(name, vfs.WriteCategoryUnspecified)
+			require.NoError(t, err)
+			_, err = f.Write(bad)
+			require.NoError(t, err)
+			require.NoError(t, f.Close())
+			_, err = Open(fs, raftDir, n.live, slog.New(slog.DiscardHandler))
+			require.ErrorIs(t, err, ErrDamaged, "byte %d", i)
+		}
+	}
+}
+
+func TestUnsupportedVersionIsRefused(t *testing.T) {
+	n := openNode(t, vfs.NewMem())
+	_, err := n.store.Create(0, 1, 1, servers, 1, nil)
+	require.ErrorContains(t, err, "unsupported version 0")
+}
