@@ -24,8 +24,7 @@ type Outcome struct {
 // The task may be one that another call is about to complete: there is no gap
 // between looking and waiting, and nothing polls.
 func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
-	op := &awaitOp{lookupOp: lookupOp{completion: newCompletion(), id: id}}
-	op.do = op.look
+	op := new(awaitOp).init(id)
 	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
 		op.gone.Store(true)
 		return nil, context.Cause(ctx)
@@ -41,6 +40,11 @@ type awaitOp struct {
 	outcome Outcome
 	gone    atomic.Bool // the caller has given up
 	waits   bool
+}
+
+func (op *awaitOp) init(id ID) *awaitOp {
+	op.lookupOp = lookupOp{completion: newCompletion(), id: id, do: op.look}
+	return op
 }
 
 func (op *awaitOp) resolve(s *shard) { op.lookupOp.resolveAs(s, op) }

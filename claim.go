@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -55,23 +56,37 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 	if err := req.check(&q.opts.Limits); err != nil {
 		return nil, err
 	}
+	if q.node != nil {
+		return q.node.claims.claim(ctx, req, r)
+	}
+	op := q.newClaim(req, r)
+	if err := q.shard(q.anyShard()).inbox.push(ctx, op); err != nil {
+		op.unref()
+		op.unref()
+		return nil, err
+	}
+	return op.wait(ctx)
+}
+
+// newClaim makes an operation with two references, the caller's and the inbox's.
+func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	op, ok := q.pools.claim.Get().(*claimOp)
 	if !ok {
 		op = &claimOp{completion: newCompletion(), pool: &q.pools.claim}
 	}
 	op.queues, op.weights = req.Queues, req.Weights
-	op.max, op.noWait, op.runner = max(req.Max, 1), req.NoWait, r
+	op.max, op.noWait, op.runner, op.local = max(req.Max, 1), req.NoWait, r, r != nil
 	op.duration = millis(req.LeaseFor)
 	if op.duration == 0 {
 		op.duration = millis(q.opts.LeaseFor)
 	}
-	op.refs.Store(2) // the caller's and the inbox's
-	first := q.shard(q.anyShard())
-	if err := first.inbox.push(ctx, op); err != nil {
-		op.unref()
-		op.unref()
-		return nil, err
-	}
+	op.refs.Store(2)
+	return op
+}
+
+// wait waits until the claim is served, and gives up the caller's reference if
+// it is not.
+func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 	var err error
 	if cancel := ctx.Done(); cancel == nil {
 		err = <-op.done
@@ -138,7 +153,12 @@ type claimOp struct {
 	duration uint64 // ms
 	max      int
 	noWait   bool
-	runner   *runner // of Run, whose leases end with the process
+	runner   *runner     // of Run, whose leases end with the process
+	local    bool        // of a Run, perhaps of another node
+	route    []*shard    // in a cluster, the shards to visit
+	table    *claimTable // in a cluster, of a claim of this node
+	listed   bool        // in the table
+	remote   bool        // a claim of another node
 
 	visited int // shards that have seen it; written by the one whose turn it is
 	taken   atomic.Bool
@@ -153,13 +173,13 @@ func (op *claimOp) take() bool { return op.taken.CompareAndSwap(false, true) }
 // unref gives up a reference; the last one recycles the operation. When the
 // caller has given up, done was never sent to.
 func (op *claimOp) unref() {
-	if op.refs.Add(-1) > 0 {
+	if op.refs.Add(-1) > 0 || op.remote {
 		return
 	}
 	clear(op.grants)
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = nil, nil, op.grants[:0], op.order[:0], nil
-	op.visited, op.runner = 0, nil
+	op.visited, op.runner, op.local, op.route, op.table, op.listed = 0, nil, false, nil, nil, false
 	op.taken.Store(false)
 	op.pool.Put(op)
 }
@@ -187,13 +207,11 @@ func (s *shard) passOn(op *claimOp) {
 		for _, name := range op.queues {
 			q := s.queue(name)
 			op.refs.Add(1)
-			q.waiters.push(op)
+			q.line(op).push(op)
 			s.feed(q)
 		}
 	}
-	op.visited++
-	if op.visited < len(s.peers) {
-		next := s.peers[(s.index+1)%len(s.peers)]
+	if next := op.next(s); next != nil {
 		if err := next.inbox.pass(op); err != nil {
 			refuse(op, err)
 		}
@@ -202,8 +220,42 @@ func (s *shard) passOn(op *claimOp) {
 	if op.noWait && op.take() {
 		op.err = ErrEmpty
 		s.settle(op)
+	} else if op.table != nil {
+		op.table.add(op)
 	}
 	op.unref()
+}
+
+// next is the shard that a claim visits after s; nil if that was the last.
+func (op *claimOp) next(s *shard) *shard {
+	op.visited++
+	route := s.peers
+	if s.node != nil {
+		route = op.route
+	}
+	if op.visited >= len(route) {
+		return nil
+	}
+	if s.node != nil {
+		return route[op.visited]
+	}
+	return route[(s.index+1)%len(route)]
+}
+
+// line is the list in which a claim waits for a queue.
+func (q *queueState) line(op *claimOp) *waitList {
+	if op.remote {
+		return &q.away
+	}
+	return &q.waiters
+}
+
+// front is the list of those who are served next.
+func (q *queueState) front() *waitList {
+	if q.waiters.len() > 0 {
+		return &q.waiters
+	}
+	return &q.away
 }
 
 type claimOutcome int
@@ -219,7 +271,7 @@ const (
 func (s *shard) tryClaim(op *claimOp) claimOutcome {
 	for _, name := range s.claimOrder(op) {
 		q := s.queues[name]
-		if q == nil || !op.noWait && q.waiters.len() > 0 {
+		if q == nil || !op.noWait && (q.waiters.len() > 0 || q.line(op).len() > 0) {
 			continue
 		}
 		l, pending := s.next(q)
@@ -265,7 +317,7 @@ func (s *shard) claimOrder(op *claimOp) []string {
 // give leases tasks of q to a claim that has been taken, l's first to begin with.
 func (s *shard) give(op *claimOp, q *queueState, l *lane) {
 	for l != nil && len(op.grants) < op.max {
-		g, err := s.grant(l, op.duration, op.runner)
+		g, err := s.grant(l, op.duration, op.runner, op.local)
 		if err != nil {
 			s.broken = err
 			break
@@ -283,16 +335,16 @@ func (s *shard) serve() {
 	for i, q := range s.hungry {
 		s.hungry[i] = nil
 		q.hungry = false
-		for q.waiters.len() > 0 && s.broken == nil {
-			if q.waiters.first().taken.Load() {
-				q.waiters.pop().unref()
+		for q.front().len() > 0 && s.broken == nil {
+			if q.front().first().taken.Load() {
+				q.front().pop().unref()
 				continue
 			}
 			l, _ := s.next(q)
 			if l == nil {
 				break
 			}
-			op := q.waiters.pop()
+			op := q.front().pop()
 			if op.take() {
 				s.give(op, q, l)
 			} else {
@@ -309,6 +361,11 @@ func refuse(op operation, reason error) {
 	c, isClaim := op.(*claimOp)
 	if !isClaim {
 		op.settle(reason)
+		return
+	}
+	if c.table != nil && !c.noWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
+		c.table.add(c)
+		c.unref()
 		return
 	}
 	if c.take() {

@@ -35,16 +35,13 @@ type operation interface {
 	settle(err error)
 }
 
-// request is an operation whose caller waits for its outcome.
-type request interface {
-	operation
-	base() *completion
-}
-
 // completion is the part of an operation that its caller waits on.
 type completion struct {
 	done chan error // capacity 1: a caller that has gone does not block the owner
 	err  error      // decided by resolve
+	// reply is called in place of sending to done, if the caller is elsewhere.
+	// It must not block.
+	reply func(error)
 }
 
 func newCompletion() completion { return completion{done: make(chan error, 1)} }
@@ -54,6 +51,10 @@ func (c *completion) base() *completion { return c }
 func (c *completion) settle(err error) {
 	if err == nil {
 		err = c.err
+	}
+	if c.reply != nil {
+		c.reply(err)
+		return
 	}
 	c.done <- err
 }
@@ -197,6 +198,9 @@ func (in *inbox) stop(reason error) {
 // batch was applied.
 type committer interface {
 	commit(*pebble.Batch) error
+	// confirm makes sure that what a group without a key has read is still so.
+	// After an error, nothing was applied.
+	confirm() error
 }
 
 // group is what one commit persists. Its keys are written in an order that

@@ -18,9 +18,7 @@ import (
 // Cancel returns ErrNotFound if the task does not exist, or is no longer kept,
 // and ErrNotWaiting if it is completed or canceled already.
 func (q *Queue) Cancel(ctx context.Context, id ID) error {
-	op := &cancelOp{lookupOp: lookupOp{completion: newCompletion(), id: id}}
-	op.do = op.cancel
-	_, err := q.do(ctx, q.shardOf(id), op)
+	_, err := q.do(ctx, q.shardOf(id), new(cancelOp).init(id))
 	return err
 }
 
@@ -28,6 +26,11 @@ type cancelOp struct {
 	lookupOp
 	runner  *runner
 	receipt Receipt
+}
+
+func (op *cancelOp) init(id ID) *cancelOp {
+	op.lookupOp = lookupOp{completion: newCompletion(), id: id, do: op.cancel}
+	return op
 }
 
 // resolve is that of lookupOp with the cancelOp as the operation.
@@ -61,23 +64,7 @@ func (q *Queue) SetPriority(ctx context.Context, id ID, priority int) error {
 	if priority < MinPriority || priority > MaxPriority {
 		return &InvalidError{"SetPriority priority", priority, "0 to 9"}
 	}
-	return q.change(ctx, id, func(s *shard, at *located) error {
-		if err := s.hasLanes(1); err != nil {
-			return err
-		}
-		l := s.lane(laneKey{at.lane.queue.name, at.lane.tenant, uint8(priority)})
-		s.withdraw(at)
-		rec := at.rec.Encode()
-		switch at.state {
-		case Ready:
-			s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), id, rec)
-		case Scheduled:
-			s.schedule(l, id, at.place.At, rec)
-		default:
-			s.blockAgain(l, at, rec)
-		}
-		return nil
-	})
+	return q.alter(ctx, id, alterPriority, uint64(priority))
 }
 
 // SetRunAt changes when a task that waits (ready, scheduled or blocked) becomes
@@ -88,20 +75,7 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) error {
 	if err := task.check(&q.opts.Limits); err != nil {
 		return err
 	}
-	return q.change(ctx, id, func(s *shard, at *located) error {
-		s.withdraw(at)
-		at.rec.RunAt = runAtMillis(t)
-		rec := at.rec.Encode()
-		switch due := at.rec.RunAt > s.wall; {
-		case at.state == Blocked && (at.place.At == 0 || !due):
-			s.blockAgain(at.lane, at, rec)
-		case due:
-			s.schedule(at.lane, id, at.rec.RunAt, rec)
-		default:
-			s.enter(at.lane, keys.MovedSince(s.wall), id, at.rec.Group, rec)
-		}
-		return nil
-	})
+	return q.alter(ctx, id, alterRunAt, runAtMillis(t))
 }
 
 // blockAgain has a task wait in the scope from which it was withdrawn.
@@ -112,16 +86,84 @@ func (s *shard) blockAgain(l *lane, at *located, rec []byte) {
 	s.block(l, at.place.At, at.id, rec)
 }
 
-// change does something with a task that waits.
-func (q *Queue) change(ctx context.Context, id ID, do func(*shard, *located) error) error {
-	op := &lookupOp{completion: newCompletion(), id: id, do: func(s *shard, at *located) error {
-		if !at.waiting() {
-			return notWaiting(at)
-		}
-		return do(s, at)
-	}}
-	_, err := q.do(ctx, q.shardOf(id), op)
+// alteration is what a call may do to a task that it names by its ID.
+type alteration byte
+
+const (
+	alterPriority alteration = iota
+	alterRunAt
+	alterRedrive
+	alterPurge
+	endOfAlterations
+)
+
+// alterations decide; arg is a priority or a time, ms.
+var alterations = [endOfAlterations]func(s *shard, at *located, arg uint64) error{
+	alterPriority: (*shard).setPriority,
+	alterRunAt:    (*shard).setRunAt,
+	alterRedrive:  func(s *shard, at *located, _ uint64) error { return s.redrive(at) },
+	alterPurge:    func(s *shard, at *located, _ uint64) error { return s.purge(at) },
+}
+
+// alterOp does one of the alterations.
+type alterOp struct {
+	lookupOp
+	how alteration
+	arg uint64
+}
+
+func (op *alterOp) init(id ID, how alteration, arg uint64) *alterOp {
+	op.lookupOp = lookupOp{completion: newCompletion(), id: id, do: op.alter}
+	op.how, op.arg = how, arg
+	return op
+}
+
+func (op *alterOp) alter(s *shard, at *located) error { return alterations[op.how](s, at, op.arg) }
+
+func (op *alterOp) resolve(s *shard) { op.lookupOp.resolveAs(s, op) }
+
+func (q *Queue) alter(ctx context.Context, id ID, how alteration, arg uint64) error {
+	_, err := q.do(ctx, q.shardOf(id), new(alterOp).init(id, how, arg))
 	return err
+}
+
+func (s *shard) setPriority(at *located, priority uint64) error {
+	if !at.waiting() {
+		return notWaiting(at)
+	}
+	if err := s.hasLanes(1); err != nil {
+		return err
+	}
+	l := s.lane(laneKey{at.lane.queue.name, at.lane.tenant, uint8(priority)})
+	s.withdraw(at)
+	rec := at.rec.Encode()
+	switch at.state {
+	case Ready:
+		s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
+	case Scheduled:
+		s.schedule(l, at.id, at.place.At, rec)
+	default:
+		s.blockAgain(l, at, rec)
+	}
+	return nil
+}
+
+func (s *shard) setRunAt(at *located, runAt uint64) error {
+	if !at.waiting() {
+		return notWaiting(at)
+	}
+	s.withdraw(at)
+	at.rec.RunAt = runAt
+	rec := at.rec.Encode()
+	switch due := runAt > s.wall; {
+	case at.state == Blocked && (at.place.At == 0 || !due):
+		s.blockAgain(at.lane, at, rec)
+	case due:
+		s.schedule(at.lane, at.id, runAt, rec)
+	default:
+		s.enter(at.lane, keys.MovedSince(s.wall), at.id, at.rec.Group, rec)
+	}
+	return nil
 }
 
 // canceledLeases remembers the leases that cancels have ended, so that their
@@ -152,7 +194,12 @@ func (s *shard) remember(ls *lease) {
 
 // leaseLost is the error for a receipt that is not that of a lease in force.
 func (s *shard) leaseLost(r Receipt) error {
-	if _, ok := s.canceled.tokens[r]; ok {
+	_, canceled := s.canceled.tokens[r]
+	return leaseLost(r, canceled)
+}
+
+func leaseLost(r Receipt, canceled bool) error {
+	if canceled {
 		return fmt.Errorf("%w: %s: %w", ErrLeaseLost, r, ErrCanceled)
 	}
 	return fmt.Errorf("%w: %s", ErrLeaseLost, r)

@@ -200,8 +200,7 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 	require.NoError(t, q.checkAll())
 	tasks := make(map[ID]*TaskInfo)
 	for _, s := range q.led() {
-		v, err := q.view(context.Background(), s.index) // of one moment: tasks change their state meanwhile
-		require.NoError(t, err)
+		v := q.peek(s) // of one moment: tasks change their state meanwhile
 		for _, prefix := range recordRanges {
 			require.NoError(t, scan(v.snap, prefix, func(key, value []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)

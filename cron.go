@@ -270,7 +270,7 @@ func (op *setScheduleOp) resolve(s *shard) {
 			return
 		}
 	}
-	if v.Every != 0 {
+	if v.Every != 0 { // from a start that was not known before
 		op.times = ticks.Every{Start: v.Start, Interval: v.Every}
 	}
 	if op.err = s.hasLanes(1); op.err != nil {

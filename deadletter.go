@@ -33,23 +33,21 @@ type DeadLetters struct {
 // Redrive returns ErrNotFound if there is no such dead letter, and a
 // *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
 func (q *Queue) Redrive(ctx context.Context, id ID) error {
-	op := &lookupOp{completion: newCompletion(), id: id, do: (*shard).redrive}
-	_, err := q.do(ctx, q.shardOf(id), op)
-	return err
+	return q.alter(ctx, id, alterRedrive, 0)
 }
 
 // RedriveAll redrives dead letters and returns how many. Those whose
 // idempotency key has been taken by another task stay. When it returns an error,
 // such as the cause of ctx, some have been redriven.
 func (q *Queue) RedriveAll(ctx context.Context, which DeadLetters) (int, error) {
-	return q.eachDead(ctx, which, (*shard).redrive)
+	return q.eachDead(ctx, which, alterRedrive)
 }
 
 // Purge forgets dead letters, and returns how many. Tasks that wait for one of
 // them are canceled. When it returns an error, such as the cause of ctx, some
 // have been forgotten.
 func (q *Queue) Purge(ctx context.Context, which DeadLetters) (int, error) {
-	return q.eachDead(ctx, which, (*shard).purge)
+	return q.eachDead(ctx, which, alterPurge)
 }
 
 func (s *shard) redrive(at *located) error {
@@ -88,7 +86,7 @@ func notDead(at *located) error {
 const bulkCap = 256
 
 // eachDead does something with dead letters, as many at a time as the rate allows.
-func (q *Queue) eachDead(ctx context.Context, which DeadLetters, do func(*shard, *located) error) (n int, err error) {
+func (q *Queue) eachDead(ctx context.Context, which DeadLetters, how alteration) (n int, err error) {
 	if !(which.Rate >= 0 && which.Rate <= 1e9) {
 		return 0, &InvalidError{"DeadLetters.Rate", which.Rate, "0 to 1e9"}
 	}
@@ -110,7 +108,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, do func(*shard,
 		if err := limit.WaitN(ctx, len(ids)); err != nil { // also before a deadline that is too near
 			return errors.Join(cmp.Or(context.Cause(ctx), context.DeadlineExceeded), err)
 		}
-		op := &bulkOp{completion: newCompletion(), ids: ids, do: do}
+		op := &bulkOp{completion: newCompletion(), ids: ids, how: how}
 		settled, err := q.do(ctx, shard, op)
 		if settled {
 			n += op.n
@@ -142,12 +140,12 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, do func(*shard,
 	return n, nil
 }
 
-// bulkOp does something with each of many tasks that it finds by their IDs.
-// Those that are not found, or for which do returns an error, are left out.
+// bulkOp alters each of many tasks that it finds by their IDs. Those that are not
+// found, or of which the alteration is refused, are left out.
 type bulkOp struct {
 	completion
 	ids  []ID
-	do   func(*shard, *located) error
+	how  alteration
 	next int // of ids
 	n    int // done
 }
@@ -164,7 +162,7 @@ func (op *bulkOp) resolve(s *shard) {
 			s.broken = err
 			break
 		}
-		if at != nil && op.do(s, at) == nil {
+		if at != nil && alterations[op.how](s, at, 0) == nil {
 			op.n++
 		}
 	}

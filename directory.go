@@ -38,6 +38,8 @@ type manifest struct {
 	// Creating is set until every shard exists. Open has not returned yet
 	// then, so that nothing was acknowledged and missing shards may be made.
 	Creating bool `json:"creating,omitempty"`
+	// Node of a cluster whose directory it is; "": of a queue by itself.
+	Node string `json:"node,omitempty"`
 }
 
 // directory is a queue's directory, locked.
@@ -50,8 +52,8 @@ type directory struct {
 
 // openDirectory checks and locks a directory, and begins to create the queue
 // if there is none.
-func openDirectory(fsys vfs.FS, path string, shards int) (*directory, error) {
-	m, err := readManifest(fsys, path, shards)
+func openDirectory(fsys vfs.FS, path string, shards int, node string) (*directory, error) {
+	m, err := readManifest(fsys, path, shards, node)
 	if err != nil {
 		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
 	}
@@ -72,11 +74,11 @@ func openDirectory(fsys vfs.FS, path string, shards int) (*directory, error) {
 		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
 	}
 	// What was read before the lock may have been another process's work.
-	if m, err = readManifest(fsys, name, shards); err == nil {
+	if m, err = readManifest(fsys, name, shards, node); err == nil {
 		if m != nil {
 			d.manifest = *m
 		} else {
-			err = d.create(shards)
+			err = d.create(shards, node)
 		}
 	}
 	if err != nil {
@@ -118,7 +120,7 @@ func syncDirectory(fsys vfs.FS, path string) error {
 }
 
 // readManifest returns nil when the directory does not exist or is empty.
-func readManifest(fsys vfs.FS, path string, shards int) (*manifest, error) {
+func readManifest(fsys vfs.FS, path string, shards int, node string) (*manifest, error) {
 	names, err := fsys.List(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -173,16 +175,19 @@ func readManifest(fsys vfs.FS, path string, shards int) (*manifest, error) {
 	if shards != 0 && shards != m.Shards {
 		return nil, fmt.Errorf("%w: created with %d, opened with %d", ErrShardCount, m.Shards, shards)
 	}
+	if m.Node != node {
+		return nil, fmt.Errorf("%w: it is of node %q, opened as %q", ErrNotMember, m.Node, node)
+	}
 	return &m, nil
 }
 
-func (d *directory) create(shards int) error {
+func (d *directory) create(shards int, node string) error {
 	if shards == 0 {
 		shards = shardsForThisMachine()
 	}
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
-	d.manifest = manifest{Format: format, Shards: shards, ID: hex.EncodeToString(id[:]), Creating: true}
+	d.manifest = manifest{Format: format, Shards: shards, ID: hex.EncodeToString(id[:]), Creating: true, Node: node}
 	return d.write()
 }
 

@@ -36,8 +36,14 @@ var (
 	// applied.
 	ErrFailed = errors.New("codeq: shard failed")
 	// ErrUncertain: whether the operation was applied is not known, because
-	// storage failed or ctx ended while it was being committed.
+	// storage failed, ctx ended or a leader was lost while it was being committed.
 	ErrUncertain = errors.New("codeq: outcome unknown")
+
+	// ErrNotLeader: no node could be reached that leads the shard. The operation
+	// was certainly not applied.
+	ErrNotLeader = errors.New("codeq: shard has no leader")
+	// ErrNotMember: the directory is not that of the node of the cluster as which it was to be opened.
+	ErrNotMember = errors.New("codeq: directory is not that of the node")
 
 	// ErrNotQueue: Open was given a directory that holds something else.
 	ErrNotQueue = errors.New("codeq: directory is not a queue")

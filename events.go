@@ -363,6 +363,12 @@ func (s *shard) collect(kind EventKind, l *lane, id ID, attempt uint32, cause st
 	})
 }
 
+// encode is the events of a group for the log of a replicated shard.
+func (b *eventBatch) encode() []byte { return nil }
+
+// publish tells the subscribers of this node what an entry of the log says.
+func (r *replica) publish(news []byte) {}
+
 // release publishes the events, unless err says that the group may not have
 // persisted, and empties the batch.
 func (b *eventBatch) release(err error) {

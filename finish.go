@@ -76,6 +76,7 @@ type completeOp struct {
 	receipt Receipt
 	result  []byte
 	next    []newTask
+	shards  int // of the queue, to decode
 	// Of Run, which does not wait: it is told of the outcome in place of a
 	// caller, and owns the operation from then on.
 	runner *runner

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -33,23 +32,61 @@ type TaskInfo struct {
 // Get returns a task in whatever state it is, as of the last commit. It
 // returns ErrNotFound for one that never was, or is done and no longer kept.
 func (q *Queue) Get(ctx context.Context, id ID) (*TaskInfo, error) {
-	v, err := q.view(ctx, q.shardOf(id))
-	if err != nil {
+	op := &readOp{completion: newCompletion(), id: id}
+	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
+		return nil, context.Cause(ctx)
+	} else if err != nil {
 		return nil, err
 	}
-	defer v.close()
-	p, value, err := v.find(id)
-	if err != nil {
-		return nil, err
+	return op.task, nil
+}
+
+// readOp reads what is stored: a task, or a page of a list. The owner takes a
+// snapshot, as only the owner can: Pebble shows a batch to readers before it has
+// persisted, and the owner is where none is under way. The reading is done
+// elsewhere.
+type readOp struct {
+	completion
+	id   ID
+	list *lister // nil: the task with the ID
+
+	view *view
+	task *TaskInfo
+}
+
+func (op *readOp) resolve(s *shard) {
+	r := s.replica
+	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
+	op.view = &view{replica: r, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}
+	s.settle(op)
+}
+
+func (op *readOp) settle(err error) {
+	v := op.view
+	if op.view = nil; err != nil {
+		if v != nil {
+			v.close()
+		}
+		op.completion.settle(err)
+		return
 	}
-	if value == nil {
-		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
+	go func() {
+		defer v.close() // which the store waits for before it closes
+		op.err = op.read(v)
+		op.completion.settle(nil)
+	}()
+}
+
+func (op *readOp) read(v *view) (err error) {
+	if op.list != nil {
+		return op.list.read(v)
 	}
-	return v.info(id, p, value)
+	op.task, err = v.get(op.id)
+	return err
 }
 
 // view is a shard's disk between two commits. Reading it does not disturb the
-// owner.
+// owner; the store cannot close before the view has.
 type view struct {
 	replica *replica
 	snap    *pebble.Snapshot
@@ -62,43 +99,16 @@ type leaseView struct {
 	deadline uint64
 }
 
-// view opens a view; the store cannot close before the view has.
-func (q *Queue) view(ctx context.Context, shard int) (*view, error) {
-	r := q.replicas[shard]
-	r.mu.RLock()
-	op := &viewOp{completion: newCompletion()}
-	settled, err := q.do(ctx, shard, op)
-	if !settled && op.claimed.Swap(true) { // settled just now
-		settled, err = true, <-op.done
+// get returns a task in whatever state it is.
+func (v *view) get(id ID) (*TaskInfo, error) {
+	p, value, err := v.find(id)
+	if err != nil {
+		return nil, err
 	}
-	switch {
-	case !settled:
-		err = context.Cause(ctx)
-	case err == nil:
-		return &view{replica: r, snap: op.snap, lanes: make(map[uint32]*lane)}, nil
+	if value == nil {
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
 	}
-	r.mu.RUnlock()
-	return nil, err
-}
-
-// viewOp takes a snapshot. Only the owner can: Pebble shows a batch to readers
-// before it has persisted, and the owner is where none is under way.
-type viewOp struct {
-	completion
-	snap    *pebble.Snapshot
-	claimed atomic.Bool // by the caller that gives up, or by settle
-}
-
-func (op *viewOp) resolve(s *shard) {
-	op.snap = s.store.db.NewSnapshot()
-	s.settle(op)
-}
-
-func (op *viewOp) settle(err error) {
-	if (err != nil || op.claimed.Swap(true)) && op.snap != nil { // nobody will close it
-		_ = op.snap.Close()
-	}
-	op.completion.settle(err)
+	return v.info(id, p, value)
 }
 
 func (v *view) close() {

@@ -53,7 +53,8 @@ type queueState struct {
 	rings   [MaxPriority + 1]*lane // where the next turn begins
 	mask    uint16                 // bit p: rings[p] is not empty
 	waiters waitList
-	hungry  bool // on the shard's list of queues whose waiters may be served
+	away    waitList // claims of other nodes: served when no other waits
+	hungry  bool     // on the shard's list of queues whose waiters may be served
 
 	throttled bool // on the shard's list of queues that are held back
 }
@@ -262,7 +263,7 @@ func (s *shard) evict(keep *lane) {
 
 // feed has the waiters of a queue served when the group's operations are decided.
 func (s *shard) feed(q *queueState) {
-	if !q.hungry && q.mask != 0 && q.waiters.len() > 0 {
+	if !q.hungry && q.mask != 0 && q.front().len() > 0 {
 		q.hungry = true
 		s.hungry = append(s.hungry, q)
 	}

@@ -132,9 +132,9 @@ type grant struct {
 	rec      []byte
 }
 
-// grant leases the first task of a lane's window. A runner is given for leases
-// that end with the process. REQUIRES: the window is not empty.
-func (s *shard) grant(l *lane, duration uint64, r *runner) (grant, error) {
+// grant leases the first task of a lane's window. A local lease is one of a Run,
+// whose runner is given if it is of this process. REQUIRES: the window is not empty.
+func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, error) {
 	ls := s.leases.fresh()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
 	if _, plain := record.Plain(l.window.FirstRecord()); !plain {
@@ -142,7 +142,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner) (grant, error) {
 		if err != nil {
 			return grant{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(l.window.First().ID), err)
 		}
-		if head.Lease != 0 && r == nil {
+		if head.Lease != 0 && !local {
 			ls.duration = head.Lease
 		}
 		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
@@ -150,7 +150,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner) (grant, error) {
 		s.tieLease(ls, &head)
 	}
 	it := s.popFirst(l)
-	ls.id, ls.lane, ls.since, ls.runner, ls.local = it.ID, l, it.Since, r, r != nil
+	ls.id, ls.lane, ls.since, ls.runner, ls.local = it.ID, l, it.Since, r, local
 	s.inscribe(ls)
 	s.leases.add(ls, s.now+ls.duration)
 	s.emit(EventClaimed, l, ls.id, ls.attempts, "")

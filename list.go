@@ -46,32 +46,28 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 			yield(nil, &InvalidError{"ListOptions.State", opts.State, "Ready, Scheduled, Blocked, Leased, Dead, Done or Canceled"})
 			return
 		}
-		var heads []*lister // those that have something left, in the order of what comes next
-		for i := range q.replicas {
-			l := &lister{queue: q, shard: i, opts: &opts}
-			if err := l.begin(ctx); err != nil {
-				yield(nil, err)
-				return
-			}
-			heads = append(heads, l)
+		var heads []*lister // of the shards; nil: nothing is left
+		for range q.replicas {
+			heads = append(heads, &lister{opts: opts})
 		}
 		for {
 			var first *lister
-			live := heads[:0]
-			for _, l := range heads {
-				if err := l.fill(ctx); err != nil {
+			for shard, l := range heads {
+				if l == nil {
+					continue
+				}
+				if err := q.fill(ctx, shard, l); err != nil {
 					yield(nil, err)
 					return
 				}
 				if len(l.page) == 0 {
+					heads[shard] = nil
 					continue
 				}
-				live = append(live, l)
 				if first == nil || order(&l.page[0], &first.page[0]) < 0 {
 					first = l
 				}
 			}
-			heads = live
 			if first == nil {
 				return
 			}
@@ -114,23 +110,41 @@ var stateRange = map[State]byte{
 
 // lister reads the tasks of one shard in their order, page by page.
 type lister struct {
-	queue *Queue
-	shard int
-	opts  *ListOptions
-	spans []span // what is left to read
+	opts  ListOptions
+	begun bool
+	spans []span // what is left to read, once it has begun
 	page  []listed
 }
 
 // span is a range of keys.
 type span struct{ from, to []byte }
 
-// begin finds the ranges of keys to read.
-func (l *lister) begin(ctx context.Context) error {
-	v, err := l.queue.view(ctx, l.shard)
-	if err != nil {
-		return err
+// fill has a shard read on until there is a page, or nothing left.
+func (q *Queue) fill(ctx context.Context, shard int, l *lister) error {
+	for len(l.page) == 0 && (!l.begun || len(l.spans) > 0) {
+		op := &readOp{completion: newCompletion(), list: l}
+		if settled, err := q.do(ctx, shard, op); !settled {
+			return context.Cause(ctx)
+		} else if err != nil {
+			return err
+		}
 	}
-	defer v.close()
+	return nil
+}
+
+// read reads a page, of as many spans as it takes.
+func (l *lister) read(v *view) error {
+	if !l.begun {
+		if err := l.begin(v); err != nil {
+			return err
+		}
+		l.begun = true
+	}
+	return l.readPage(v)
+}
+
+// begin finds the ranges of keys to read.
+func (l *lister) begin(v *view) error {
 	prefix := stateRange[l.opts.State]
 	if prefix == keys.Scheduled {
 		lower, upper := keys.Range(prefix)
@@ -148,7 +162,7 @@ func (l *lister) begin(ctx context.Context) error {
 		number uint32
 	}
 	var queues []named
-	err = scan(v.snap, keys.Queue, func(key, value []byte) error {
+	err := scan(v.snap, keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if l.opts.Queue == "" || l.opts.Queue == string(value) {
 			queues = append(queues, named{string(value), n})
@@ -198,23 +212,7 @@ func (l *lister) hasTenant(tenant string) bool {
 	return len(l.opts.Tenants) == 0 || slices.Contains(l.opts.Tenants, tenant)
 }
 
-// fill reads on until there is a page, or nothing left.
-func (l *lister) fill(ctx context.Context) error {
-	for len(l.page) == 0 && len(l.spans) > 0 {
-		if err := l.read(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// read reads a page, of as many spans as it takes.
-func (l *lister) read(ctx context.Context) error {
-	v, err := l.queue.view(ctx, l.shard)
-	if err != nil {
-		return err
-	}
-	defer v.close()
+func (l *lister) readPage(v *view) error {
 	l.page = l.page[:0]
 	for n := 0; len(l.spans) > 0; l.spans = l.spans[1:] {
 		sp := &l.spans[0]
@@ -257,7 +255,7 @@ func (l *lister) add(v *view, it *pebble.Iterator) error {
 	if err != nil {
 		return err
 	}
-	o := l.opts
+	o := &l.opts
 	if t.State == o.State && (o.Queue == "" || t.Queue == o.Queue) && l.hasTenant(t.Tenant) &&
 		(o.From.IsZero() || !t.At.Before(o.From)) && (o.To.IsZero() || t.At.Before(o.To)) {
 		l.page = append(l.page, listed{t, p.At})

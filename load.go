@@ -25,7 +25,7 @@ func openShard(index int, opts *Options, d *directory, shared *caches, settings 
 		return nil, err
 	}
 	s := newShard(index, opts, st, settings)
-	if err := s.load(d); err != nil {
+	if err := errors.Join(s.identify(d), s.load()); err != nil {
 		_ = st.close() // the error of load is the one that matters
 		return nil, err
 	}
@@ -35,23 +35,23 @@ func openShard(index int, opts *Options, d *directory, shared *caches, settings 
 // load builds the shard's memory from disk. What it reads is bounded by the
 // catalogue and the leases, not by the backlog: windows are filled when a
 // claim asks for them.
-func (s *shard) load(d *directory) error {
+func (s *shard) load() error {
 	s.tick()
 	s.leases = newLeaseTable(s.now)
 	var seed [32]byte
 	binary.LittleEndian.PutUint64(seed[:], rand.Uint64())
 	binary.LittleEndian.PutUint64(seed[8:], rand.Uint64())
-	s.mint = minter{rand: rand.New(rand.NewChaCha8(seed)), shard: s.index, shards: d.Shards}
+	s.mint = minter{rand: rand.New(rand.NewChaCha8(seed)), shard: s.index, shards: s.opts.Shards}
 	for _, step := range []func() error{
-		func() error { return s.identify(d) },
 		s.loadCatalogue,
 		s.loadCounters,
 		s.loadLeases,
 		s.loadTimes,
 		s.loadBuckets,
 		s.loadMirrors,
-		func() error { return s.loadOutbox(d.Shards) },
+		func() error { return s.loadOutbox(s.opts.Shards) },
 		s.loadRecurring,
+		s.loadSessions,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -236,7 +236,10 @@ func (s *shard) loadLease(r *leaseRecord, e *keys.LeaseEntry) error {
 	s.tieLease(ls, head)
 	r.live++
 	deadline := s.now
-	if !r.local && r.deadline > s.wall {
+	switch {
+	case s.node != nil: // its worker lives, perhaps, and the clocks of nodes differ
+		deadline += e.Duration
+	case !r.local && r.deadline > s.wall:
 		deadline += min(r.deadline-s.wall, e.Duration)
 	}
 	s.leases.add(ls, deadline)

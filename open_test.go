@@ -374,7 +374,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 		writeFile(t, filepath.Join(dir, manifestName), creating)
 		o, err := (&Options{Shards: 2}).withDefaults()
 		require.NoError(t, err)
-		d, err := openDirectory(vfs.Default, dir, 2)
+		d, err := openDirectory(vfs.Default, dir, 2, "")
 		require.NoError(t, err)
 		caches := newCaches(o.CacheBytes, 2)
 		s, err := openShard(0, o, d, caches, newSettingsTable())
@@ -529,7 +529,7 @@ func requireInvalidOption(t *testing.T, dir string, o *Options, field string, va
 
 // TestOptionBoundsAreComplete: no option has been forgotten.
 func TestOptionBoundsAreComplete(t *testing.T) {
-	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true}
+	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Cluster": true}
 	for _, b := range optionBounds {
 		known[b.field] = true
 	}

@@ -15,10 +15,15 @@ import (
 type Durability uint8
 
 const (
+	// DurabilityDefault is DurabilityDisk with Options.Cluster, and else
+	// DurabilityProcess.
+	DurabilityDefault Durability = iota
 	// DurabilityProcess: handed to the operating system. The end of the
 	// process, by kill -9 too, loses nothing that was acknowledged; a power
-	// loss may lose the last moments, never consistency. The default.
-	DurabilityProcess Durability = iota
+	// loss may lose the last moments, never consistency. (In a cluster: of the
+	// log of one node. A node that has lost power must come back under another
+	// name, with an empty directory.)
+	DurabilityProcess
 	// DurabilityDisk: forced to the disk, with one fsync for each group of
 	// operations. A power loss loses nothing that was acknowledged.
 	DurabilityDisk
@@ -28,7 +33,7 @@ const (
 	DurabilityNone
 )
 
-var durabilityNames = [...]string{"process", "disk", "none"}
+var durabilityNames = [...]string{"default", "process", "disk", "none"}
 
 func (d Durability) String() string {
 	if int(d) < len(durabilityNames) {
@@ -37,15 +42,15 @@ func (d Durability) String() string {
 	return fmt.Sprintf("Durability(%d)", uint8(d))
 }
 
-// MarshalText returns "process", "disk" or "none".
+// MarshalText returns "default", "process", "disk" or "none".
 func (d Durability) MarshalText() ([]byte, error) {
 	if int(d) >= len(durabilityNames) {
-		return nil, &InvalidError{"Durability", uint8(d), "process, disk or none"}
+		return nil, &InvalidError{"Durability", uint8(d), "default, process, disk or none"}
 	}
 	return []byte(d.String()), nil
 }
 
-// UnmarshalText reads "process", "disk" or "none"; so a Durability can be a
+// UnmarshalText reads "default", "process", "disk" or "none"; so a Durability can be a
 // flag by flag.TextVar.
 func (d *Durability) UnmarshalText(b []byte) error {
 	for i, name := range durabilityNames {
@@ -54,7 +59,7 @@ func (d *Durability) UnmarshalText(b []byte) error {
 			return nil
 		}
 	}
-	return &InvalidError{"Durability", string(b), "process, disk or none"}
+	return &InvalidError{"Durability", string(b), "default, process, disk or none"}
 }
 
 // Options of Open. A zero field is its documented default; a nil *Options is
@@ -63,9 +68,10 @@ type Options struct {
 	// Shards is how many independent stores share the tasks, each with its own
 	// log and its own owner goroutine. It is fixed when the queue is created;
 	// later Opens take 0 or the same number. 1 to 256. Default: a third of
-	// GOMAXPROCS rounded up, at most 8 (12 cores: 4; 4 cores: 2; 2 cores: 1).
+	// GOMAXPROCS rounded up, at most 8 (12 cores: 4; 4 cores: 2; 2 cores: 1); with
+	// Cluster 3, and the number must be the same on all nodes.
 	Shards int
-	// Durability may differ from Open to Open. Default: DurabilityProcess.
+	// Durability may differ from Open to Open. Default: DurabilityDefault.
 	Durability Durability
 
 	// LeaseFor is how long a lease lasts when neither claim nor task say.
@@ -99,6 +105,10 @@ type Options struct {
 	// a sorted table. Default: 16 MiB.
 	MemTableBytes int
 
+	// Cluster makes the queue one of several nodes. Default: nil, the queue is
+	// by itself, and opens no socket.
+	Cluster *Cluster
+
 	// Logger gets what an operator should know. Default: silence.
 	Logger *slog.Logger
 
@@ -122,6 +132,9 @@ const (
 	minLease  = 10 * time.Millisecond
 )
 
+// clusterShards is the default in a cluster, where machines may differ.
+const clusterShards = 3
+
 func defaultShards(procs int) int { return min((procs+2)/3, 8) }
 
 // withDefaults returns a checked copy.
@@ -130,12 +143,23 @@ func (o *Options) withDefaults() (*Options, error) {
 	if o != nil {
 		c = *o
 	}
+	shards, durability := 0, DurabilityProcess // 0: as the directory has, or for this machine
+	if c.Cluster != nil {
+		var err error
+		if c.Cluster, err = c.Cluster.withDefaults(); err != nil {
+			return nil, err
+		}
+		shards, durability = clusterShards, DurabilityDisk
+	}
+	if c.Durability == DurabilityDefault {
+		c.Durability = durability
+	}
 	for _, f := range []struct {
 		name          string
 		value         *int
 		low, def, max int
 	}{
-		{"Options.Shards", &c.Shards, 1, 0, maxShards},
+		{"Options.Shards", &c.Shards, 1, shards, maxShards},
 		{"Options.MaxAttempts", &c.MaxAttempts, 1, 25, math.MaxInt32},
 		{"Options.GroupCap", &c.GroupCap, 1, 1024, 1 << 16},
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},

@@ -94,11 +94,11 @@ func (s *shard) sendOut() (more bool) {
 		return false
 	}
 	s.out.due = false
-	for to, peer := range s.peers {
+	for to := range s.out.next {
 		if s.out.sending[to] || s.out.waiting[to] == 0 {
 			continue
 		}
-		p := &parcel{from: s, to: to}
+		p := &parcel{completion: newCompletion(), from: s.index, to: to}
 		lower := keys.AppendOutbound(nil, uint32(to), s.out.first[to])
 		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
 		s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
@@ -129,16 +129,15 @@ func (s *shard) sendOut() (more bool) {
 			s.out.due = true
 			continue
 		}
-		if peer.inbox.pass(p) == nil {
-			s.out.sending[to] = true
-		} // else that shard is closing or has failed: at the next Open
+		s.out.sending[to] = s.deliver(p)
 	}
 	return s.out.due
 }
 
 // parcel is messages on their way to the shard that resolves it.
 type parcel struct {
-	from     *shard
+	completion
+	from     int // shards
 	to       int
 	first    uint64 // number of messages[0]
 	messages []keys.Message
@@ -148,17 +147,17 @@ type parcel struct {
 func (p *parcel) resolve(s *shard) {
 	for p.taken < len(p.messages) && !s.group.full() && s.broken == nil {
 		seq := p.first + uint64(p.taken)
-		if seq > s.inbound[p.from.index] {
+		if seq > s.inbound[p.from] {
 			if !s.obey(&p.messages[p.taken]) {
 				break
 			}
-			s.inbound[p.from.index] = seq
+			s.inbound[p.from] = seq
 		}
 		p.taken++
 	}
 	if p.taken > 0 {
-		key := keys.AppendNumbered(nil, keys.Inbound, uint32(p.from.index))
-		s.group.set(key, keys.AppendNumber(nil, s.inbound[p.from.index]))
+		key := keys.AppendNumbered(nil, keys.Inbound, uint32(p.from))
+		s.group.set(key, keys.AppendNumber(nil, s.inbound[p.from]))
 	}
 	if p.taken < len(p.messages) {
 		s.postponeOp(p)
@@ -167,12 +166,23 @@ func (p *parcel) resolve(s *shard) {
 	s.settle(p)
 }
 
-// settle confirms what has been taken.
-func (p *parcel) settle(err error) {
-	if err != nil {
-		return // the messages stay where they are
+// deliver has the receiver take a parcel, whoever leads it, and the sender's
+// owner learn of it. It is false if the receiver does not take any more: the
+// messages stay where they are until the next Open.
+func (s *shard) deliver(p *parcel) bool {
+	if s.node != nil {
+		s.node.background.Go(func() {
+			_, err := s.node.do(s.node.ctx, p.to, p)
+			_ = s.inbox.pass(&confirmOp{by: p, err: err}) // whoever leads the shard next sends them again
+		})
+		return true
 	}
-	_ = p.from.inbox.pass(&confirmOp{by: p}) // one that is closing sends them again, to be ignored
+	p.reply = func(err error) {
+		if err == nil {
+			_ = s.inbox.pass(&confirmOp{by: p}) // one that is closing sends them again, to be ignored
+		}
+	}
+	return s.peers[p.to].inbox.pass(p) == nil
 }
 
 // obey does what a message says. It is false if disk is behind with what it is
@@ -218,11 +228,18 @@ func newTaskOf(m *keys.Message) (newTask, error) {
 	return t, nil
 }
 
-// confirmOp forgets messages that their receiver has taken.
-type confirmOp struct{ by *parcel }
+// confirmOp forgets messages that their receiver has taken, or sends them again.
+type confirmOp struct {
+	by  *parcel
+	err error // they may not have been taken
+}
 
 func (op *confirmOp) resolve(s *shard) {
 	to, n := op.by.to, uint64(len(op.by.messages))
+	if op.err != nil {
+		s.out.sending[to], s.out.due = false, true
+		return
+	}
 	for seq := op.by.first; seq < op.by.first+n; seq++ {
 		s.group.delete(keys.AppendOutbound(nil, uint32(to), seq))
 	}

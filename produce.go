@@ -32,7 +32,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 	if tied := op.tasks[0].tied; tied != nil && tied.home >= 0 {
 		shard = tied.home
 	}
-	if settled, err := q.do(ctx, shard, op); err != nil {
+	if settled, err := q.doProduce(ctx, shard, op); err != nil {
 		if settled {
 			q.recycleProduce(op)
 		}
@@ -105,7 +105,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 // produce has a shard store the tasks of an operation, which it takes over, and
 // puts their IDs into ids. at is the place of the operation's i-th task in tasks.
 func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) error {
-	settled, err := q.do(ctx, shard, op)
+	settled, err := q.doProduce(ctx, shard, op)
 	if settled {
 		defer q.recycleProduce(op)
 	}
@@ -120,6 +120,18 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.ids[i], Index: at(i)})
 	}
 	return errors.Join(errs...)
+}
+
+// doProduce is do for a produce, which in a cluster is numbered.
+func (q *Queue) doProduce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
+	if q.node == nil {
+		return q.do(ctx, shard, op)
+	}
+	calls := &q.replicas[shard].producing
+	op.call.node, op.call.session = q.node.self.Node, q.node.life
+	op.call.seq, op.call.low = calls.begin()
+	defer calls.end(op.call.seq)
+	return q.node.do(ctx, shard, op)
 }
 
 // part is the tasks of a batch that one shard stores.
@@ -171,6 +183,9 @@ func (q *Queue) split(tasks []newTask) []part {
 func (q *Queue) anyShard() int {
 	if len(q.replicas) == 1 {
 		return 0
+	}
+	if q.node != nil {
+		return q.node.anyShard()
 	}
 	return rand.IntN(len(q.replicas))
 }
@@ -324,6 +339,9 @@ type produceOp struct {
 	tasks      []newTask
 	ids        []ID
 	duplicates []int // indexes of tasks
+	call       callNumber
+	origin     string // node of the caller, of a call of another node
+	shards     int    // likewise, of the queue
 }
 
 func (q *Queue) produceOp() *produceOp {
@@ -338,6 +356,7 @@ func (q *Queue) produceOp() *produceOp {
 func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.tasks)
 	op.tasks, op.ids, op.duplicates, op.err = op.tasks[:0], op.ids[:0], op.duplicates[:0], nil
+	op.call = callNumber{}
 	q.pools.produce.Put(op)
 }
 
@@ -346,6 +365,14 @@ func (q *Queue) recycleProduce(op *produceOp) {
 type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
+	if op.call.seq != 0 {
+		done, err := s.sessions.outcome(&op.call)
+		if done != nil || err != nil {
+			op.repeat(done, err)
+			s.settle(op)
+			return
+		}
+	}
 	if !s.canAdmit(op.tasks) {
 		s.postponeOp(op)
 		return
@@ -355,6 +382,20 @@ func (op *produceOp) resolve(s *shard) {
 		return
 	}
 	op.ids, op.duplicates = s.admitAll(op.tasks, op.ids, op.duplicates)
+	if op.call.seq != 0 {
+		s.sessions.note(&op.call, op.ids, op.duplicates)
+	}
+}
+
+// repeat gives the outcome that the operation has had.
+func (op *produceOp) repeat(done *keys.SessionCall, err error) {
+	if op.err = err; err != nil {
+		return
+	}
+	for _, id := range done.IDs {
+		op.ids = append(op.ids, id)
+	}
+	op.duplicates = append(op.duplicates, done.Duplicates...)
 }
 
 func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }

@@ -19,6 +19,7 @@ type Queue struct {
 	caches   *caches
 	pools    pools
 	events   eventHub
+	node     *node // nil: no cluster
 
 	settings    *settingsTable
 	configuring chan struct{} // capacity 1: held by the call that changes settings
@@ -46,7 +47,11 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := openDirectory(o.fs, dir, o.Shards)
+	node := ""
+	if o.Cluster != nil {
+		node = o.Cluster.Node
+	}
+	d, err := openDirectory(o.fs, dir, o.Shards, node)
 	if err != nil {
 		return nil, err
 	}
@@ -54,27 +59,41 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	q := &Queue{opts: o, dir: d, closing: make(chan struct{}), replicas: make([]*replica, d.Shards)}
 	q.settings, q.configuring = newSettingsTable(), make(chan struct{}, 1)
 	q.caches = newCaches(o.CacheBytes, d.Shards)
+	if o.Cluster != nil {
+		err = q.openNode()
+	} else {
+		err = q.openShards()
+	}
+	if err != nil {
+		return nil, errors.Join(err, q.closeFiles())
+	}
+	return q, nil
+}
+
+// openShards opens the shards of a queue that is by itself, and starts their owners.
+func (q *Queue) openShards() error {
 	var g errgroup.Group
-	shards := make([]*shard, d.Shards)
+	shards := make([]*shard, len(q.replicas))
 	for i := range shards {
 		g.Go(func() (err error) {
-			if shards[i], err = openShard(i, o, d, q.caches, q.settings); err != nil {
-				return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, err)
+			if shards[i], err = openShard(i, q.opts, q.dir, q.caches, q.settings); err != nil {
+				return fmt.Errorf("codeq: open shard %d of %s: %w", i, q.dir.path, err)
 			}
 			q.replicas[i] = &replica{index: i, store: shards[i].store}
 			q.replicas[i].lead.Store(shards[i])
+			shards[i].replica = q.replicas[i]
 			return nil
 		})
 	}
-	err = g.Wait()
+	err := g.Wait()
 	if err == nil {
 		err = q.settings.load(q.replicas[0].store.db)
 	}
 	if err == nil {
-		err = d.finishCreation()
+		err = q.dir.finishCreation()
 	}
 	if err != nil {
-		return nil, errors.Join(err, q.closeFiles())
+		return err
 	}
 	for _, s := range shards {
 		s.join(shards)
@@ -83,7 +102,7 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	for _, s := range shards {
 		go s.run()
 	}
-	return q, nil
+	return nil
 }
 
 // Close ends the queue. First calls of Run drain and return, while other calls
@@ -100,6 +119,9 @@ func (q *Queue) Close() error {
 		close(q.closing)
 		q.runMu.Unlock()
 		q.runs.Wait()
+		if q.node != nil {
+			q.err = q.node.close()
+		}
 		led := q.led()
 		for _, s := range led {
 			s.inbox.stop(ErrClosed)
@@ -109,7 +131,7 @@ func (q *Queue) Close() error {
 		}
 		q.notices.Wait()
 		q.events.close()
-		q.err = q.closeFiles()
+		q.err = errors.Join(q.err, q.closeFiles())
 	})
 	return q.err
 }
@@ -117,7 +139,7 @@ func (q *Queue) Close() error {
 func (q *Queue) closeFiles() error {
 	var errs []error
 	for _, r := range q.replicas {
-		if r != nil {
+		if r != nil && r.store != nil {
 			errs = append(errs, r.close())
 		}
 	}

@@ -169,9 +169,7 @@ func (s *shard) loadRecurring() error {
 		if err != nil {
 			return err
 		}
-		if v := &r.value; v.Every != 0 {
-			r.begin(ticks.Every{Start: v.Start, Interval: v.Every})
-		} else if times, err := cronTimes(v.Cron, v.TimeZone); err == nil {
+		if times, err := timesOf(&r.value); err == nil {
 			r.begin(times)
 		} else {
 			r.err = err
@@ -180,6 +178,14 @@ func (s *shard) loadRecurring() error {
 		s.recurring.put(r)
 		return nil
 	})
+}
+
+// timesOf is when a stored schedule ticks.
+func timesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
+	if v.Every != 0 {
+		return ticks.Every{Start: v.Start, Interval: v.Every}, nil
+	}
+	return cronTimes(v.Cron, v.TimeZone)
 }
 
 // parseRecurring decodes an entry of the schedule range. The result keeps value.

@@ -4,16 +4,37 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/snapshot"
 )
 
 // replica is what this process has of a shard: the store, and the shard itself
-// while this process decides.
+// while this process decides. Without a cluster that is always, from Open to
+// Close. In a cluster it is while this node leads the shard's Raft group; see
+// leadership.go.
 type replica struct {
 	index int
-	store *store
+	store *store                // replaced by restore
 	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
 
-	mu sync.RWMutex // held for reading by views, for writing to close the store
+	// mu is held for reading by who reads the store beside the shard's owner,
+	// for writing to close or replace it.
+	mu sync.RWMutex
+
+	// In a cluster only.
+	node      *node
+	raft      *raft.Raft
+	snapshots *snapshot.Store
+	applied   atomic.Uint64 // index of the last entry in the store
+	transport *raft.NetworkTransport
+	growth    growth
+	ended     chan *shard // capacity 1: the shard led here has come to its end by itself
+	broken    atomic.Pointer[error]
+	office    office
+	route     route
+	producing session
 }
 
 // close releases the store. REQUIRES: the shard has ended.
@@ -40,9 +61,12 @@ func (q *Queue) led() []*shard {
 // shardOf is the number of the shard that has a task.
 func (q *Queue) shardOf(id ID) int { return id.shard(len(q.replicas)) }
 
-// do has a shard resolve an operation and waits for its outcome. settled is
-// false when the operation still belongs to the shard.
+// do has a shard resolve an operation and waits for its outcome, wherever the
+// shard is. settled is false when the operation still belongs to the shard.
 func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
+	if q.node != nil {
+		return q.node.do(ctx, shard, op)
+	}
 	return q.shard(shard).do(ctx, op, op.base())
 }
 

@@ -149,7 +149,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	}
 	ctx = context.WithoutCancel(ctx)
 	store := &storeOp{completion: newCompletion(), key: settingsKey(queue), value: value}
-	if _, err := q.do(ctx, 0, store); err != nil {
+	if _, err := q.shard(0).do(ctx, store, &store.completion); err != nil {
 		return err
 	}
 	c := q.settings.publish(queue, next)
@@ -159,7 +159,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	var errs []error
 	for i := range q.replicas {
 		op := &configureOp{completion: newCompletion(), queue: queue, to: c}
-		_, err := q.do(ctx, i, op)
+		_, err := q.shard(i).do(ctx, op, &op.completion)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -16,14 +17,16 @@ import (
 // All fields below owned are touched by run alone, and by load before run
 // starts. Callers reach a shard through its inbox only.
 type shard struct {
-	index  int
-	opts   *Options
-	peers  []*shard // all shards of the queue, this one included
-	store  *store
-	commit committer
-	inbox  *inbox
-	origin time.Time     // zero of the monotonic clock
-	done   chan struct{} // closed when run has ended
+	index   int
+	opts    *Options
+	peers   []*shard // all shards of the queue, this one included; nil in a cluster
+	node    *node    // nil: no cluster
+	replica *replica
+	store   *store
+	commit  committer
+	inbox   *inbox
+	origin  time.Time     // zero of the monotonic clock
+	done    chan struct{} // closed when run has ended
 
 	// owned
 	now  uint64 // monotonic clock of this group, ms since origin
@@ -57,6 +60,7 @@ type shard struct {
 	fronts    frontTable
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
+	sessions  sessionTable
 	awaits    map[ID][]*awaitOp
 	awaited   int // calls of Await since the last sweep, and those left by it
 	sweepAt   int // the value of awaited at which the next sweep is due
@@ -134,7 +138,8 @@ func (s *shard) run() {
 		s.pending.trim()
 		s.fronts.next()
 	}
-	s.dismiss(ErrClosed)
+	_, reason := s.inbox.take(nil, false)
+	s.dismiss(reason)
 }
 
 // gather returns when there is something to do; false when there will be
@@ -259,11 +264,15 @@ func (s *shard) persist() error {
 	s.uniques.seal(&s.group)
 	s.groups.seal(&s.group)
 	s.pending.seal(&s.group)
+	s.sessions.seal(&s.group)
 	s.group.seal(s.mint.clock)
-	if s.group.batch.Empty() {
-		return nil
+	switch {
+	case !s.group.batch.Empty():
+		return s.commit.commit(s.group.batch)
+	case len(s.group.settled) > 0:
+		return s.commit.confirm()
 	}
-	return s.commit.commit(s.group.batch)
+	return nil
 }
 
 // postponeOp resolves an operation again in the next group, when disk has what
@@ -274,13 +283,23 @@ func (s *shard) postponeOp(op operation) { s.deferred = append(s.deferred, op) }
 func (s *shard) settle(op operation) { s.group.settled = append(s.group.settled, op) }
 
 // fail ends the shard: memory and disk may differ from now on. The callers of
-// the group learn that its outcome is unknown, everybody else that nothing was
-// done. Opening the queue again loads what is on disk.
+// the group learn that its outcome is unknown, or that it was not applied, and
+// everybody else that nothing was done. Opening the queue again, or the next
+// leader, loads what is on disk.
 func (s *shard) fail(cause error) {
-	s.opts.Logger.Error("shard failed", "shard", s.index, "err", cause)
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
+	if s.node != nil {
+		refusal = notLed(s.index, ErrNotLeader)
+		s.node.log.Info("term ended", "shard", s.index, "cause", cause)
+	} else {
+		s.opts.Logger.Error("shard failed", "shard", s.index, "err", cause)
+	}
 	s.inbox.stop(refusal)
-	s.group.release(fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause))
+	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)
+	if errors.Is(cause, ErrNotLeader) {
+		outcome = refusal
+	}
+	s.group.release(outcome)
 	for _, op := range s.taken[s.cursor:] {
 		refuse(op, refusal)
 	}
@@ -306,6 +325,7 @@ func (s *shard) dismiss(reason error) {
 	}
 	for _, q := range s.queues {
 		q.waiters.drain(func(op *claimOp) { refuse(op, reason) })
+		q.away.drain(func(op *claimOp) { refuse(op, reason) })
 	}
 }
 

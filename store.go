@@ -22,11 +22,12 @@ const storeFormat = pebble.FormatColumnarBlocks
 // store is the Pebble instance of one shard and the way into it: everything is
 // written by commit.
 type store struct {
-	db        *pebble.DB
-	write     *pebble.WriteOptions
-	fatal     *fatalLogger
-	partition *partition
-	stuck     bool // commit has panicked
+	db         *pebble.DB
+	write      *pebble.WriteOptions
+	fatal      *fatalLogger
+	partition  *partition
+	replicated bool // there is no log beside Raft's
+	stuck      bool // commit has panicked
 }
 
 // caches are shared by the stores of all shards.
@@ -49,10 +50,13 @@ func (c *caches) close() {
 
 func openStore(dir string, opts *Options, shared *caches, create bool) (*store, error) {
 	fs, write := opts.fs, pebble.Sync
-	switch opts.Durability {
-	case DurabilityProcess:
+	replicated := opts.Cluster != nil // the log of Raft is the log of the store
+	switch {
+	case replicated:
+		write = pebble.NoSync
+	case opts.Durability == DurabilityProcess:
 		fs = walfs.New(fs)
-	case DurabilityNone: // a log that nobody syncs needs walfs to lose no record before one that it keeps
+	case opts.Durability == DurabilityNone: // a log that nobody syncs needs walfs to lose no record before one that it keeps
 		fs, write = walfs.New(fs), pebble.NoSync
 	}
 	fatal := &fatalLogger{log: opts.Logger.With("dir", dir), trouble: make(chan error, 1)}
@@ -65,9 +69,10 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 			return nil, storageError(err)
 		}
 	}
-	st := &store{write: write, fatal: fatal, partition: new(partition)}
+	st := &store{write: write, replicated: replicated, fatal: fatal, partition: new(partition)}
 	options := &pebble.Options{
 		FS:                          fs,
+		DisableWAL:                  replicated,
 		Cache:                       shared.blocks,
 		FileCache:                   shared.files,
 		FormatMajorVersion:          storeFormat,
@@ -118,6 +123,9 @@ func (st *store) commit(b *pebble.Batch) (err error) {
 	return st.fatal.err()
 }
 
+// confirm has nothing to do: nobody else writes the store.
+func (st *store) confirm() error { return nil }
+
 // flush writes what was committed to a table. It returns the first error:
 // Pebble would try again without end.
 func (st *store) flush() error {
@@ -148,7 +156,7 @@ func (st *store) close() (err error) {
 			err = fmt.Errorf("store panicked: %v", p)
 		}
 	}()
-	if st.fatal.err() == nil {
+	if st.fatal.err() == nil && !st.replicated {
 		err = st.db.LogData(nil, pebble.Sync)
 	}
 	return errors.Join(err, st.db.Close())

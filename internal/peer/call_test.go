@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -110,12 +111,16 @@ func TestFirstAnswerCounts(t *testing.T) {
 			r.Reply([]byte("second"))
 			r.Fail(1, "third")
 		})
-		a := nw.node(t, "a", nil)
-		for range 2 {
-			reply, err := a.Call(t.Context(), "b", 1, nil)
-			require.NoError(t, err)
-			require.Equal(t, "first", string(reply))
-		}
+		c := nw.connect(t, "b")
+		_, err := c.Write(appendFrame(appendFrame(nil, frameRequest, 0, 5, nil), framePing, 0, 0, nil))
+		require.NoError(t, err)
+		r := bufio.NewReader(c)
+		f, err := readFrame(r)
+		require.NoError(t, err)
+		require.Equal(t, frame{number: 5, typ: frameReply, body: []byte("first")}, f)
+		f, err = readFrame(r)
+		require.NoError(t, err)
+		require.Equal(t, frame{typ: framePong}, f)
 	})
 }
 
@@ -197,10 +202,17 @@ func TestEndOfConnectionCancels(t *testing.T) {
 		canceled := 0
 		var request *Request
 		nw.node(t, "b", func(r *Request) {
+			if len(r.Body) > 0 { // answered before
+				r.Reply(nil)
+				r.OnCancel(func() { t.Error("canceled after its answer") })
+				return
+			}
 			request = r
 			r.OnCancel(func() { canceled++ })
 		})
 		a := nw.node(t, "a", nil)
+		_, err := a.Call(t.Context(), "b", 1, []byte("x"))
+		require.NoError(t, err)
 		call := goCall(t.Context(), a, "b", nil)
 		synctest.Wait()
 		require.NoError(t, a.Close())
@@ -242,9 +254,11 @@ func TestQueuedCallsAreNotSent(t *testing.T) {
 		a := nw.node(t, "a", nil)
 		handed := goCall(t.Context(), a, "b", nil)
 		synctest.Wait()
+		begin := time.Now()
 		queued := goCall(t.Context(), a, "b", nil)
 		requireLost(t, (<-handed).err)
 		requireNotSent(t, (<-queued).err)
+		require.Equal(t, testTimeout, time.Since(begin))
 		time.Sleep(time.Hour)
 	})
 }
@@ -449,13 +463,8 @@ func TestProtocolViolations(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				nw := newNetwork()
 				n := nw.node(t, "b", func(*Request) {})
-				c, err := nw.dial(t.Context(), "b")
-				require.NoError(t, err)
-				defer c.Close()
-				_, err = c.Write(appendHeader(nil, header{use: useCalls, groups: 2}))
-				require.NoError(t, err)
-				require.NoError(t, readAnswer(c))
-				_, err = c.Write(frames)
+				c := nw.connect(t, "b")
+				_, err := c.Write(frames)
 				require.NoError(t, err)
 				_, err = c.Read(make([]byte, 1))
 				require.ErrorIs(t, err, io.EOF)

@@ -127,6 +127,11 @@ func TestCloseOfGroupEndsAccept(t *testing.T) {
 		require.NoError(t, err)
 		defer dialed.Close()
 		begin := time.Now()
+		synctest.Wait()
+		for range 20 {
+			_, err = g.Accept()
+			require.ErrorIs(t, err, net.ErrClosed)
+		}
 		_, err = dialed.Read(make([]byte, 1))
 		require.ErrorIs(t, err, io.EOF)
 		require.Equal(t, testTimeout, time.Since(begin))

@@ -136,6 +136,7 @@ func TestNameTooLong(t *testing.T) {
 			from, err := n.Call(t.Context(), "b", 1, nil)
 			if length > maxName {
 				requireNotSent(t, err)
+				require.ErrorContains(t, err, "name of 256 bytes")
 			} else {
 				require.NoError(t, err)
 				require.Equal(t, n.c.Name, string(from))

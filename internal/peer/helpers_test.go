@@ -96,6 +96,17 @@ func (nw *network) node(t testing.TB, name string, handler func(*Request)) *Node
 	return n
 }
 
+// connect returns a connection of calls to addr.
+func (nw *network) connect(t *testing.T, addr string) net.Conn {
+	c, err := nw.dial(t.Context(), addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	_, err = c.Write(appendHeader(nil, header{use: useCalls, groups: 2}))
+	require.NoError(t, err)
+	require.NoError(t, readAnswer(c))
+	return c
+}
+
 // fake accepts one connection at addr, does the handshake, and gives it to serve in a goroutine.
 func (nw *network) fake(t *testing.T, addr string, serve func(net.Conn)) {
 	l := nw.listen(addr)

@@ -106,6 +106,9 @@ func (r *Reader) Take(n int) []byte {
 	return b
 }
 
+// Rest reads whatever is left; it aliases the message.
+func (r *Reader) Rest() []byte { return r.Take(len(r.rest)) }
+
 // Done returns ErrMalformed if something could not be read, or is left.
 func (r *Reader) Done() error {
 	if r.bad || len(r.rest) > 0 {

@@ -1,0 +1,391 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"codeq/internal/keys"
+	"codeq/internal/peer"
+	"codeq/internal/wire"
+)
+
+// claimTable is the claims of this node that wait, in a cluster. A claim visits
+// the shards that the node leads, and waits in them as ever. Those that find
+// nothing there are listed here as well, those that want the same in one line; and
+// for each line one claim at a time, for as many tasks as the line is long,
+// waits with each shard that another node leads. That node serves its own claims
+// first. So a task goes to another node only if nobody wants it at home, and
+// claims that are served at home cost no word to anybody.
+type claimTable struct {
+	node *node
+
+	mu     sync.Mutex // guards what follows
+	lines  map[lineKey]*claimLine
+	closed bool
+}
+
+// lineKey is what claims of one line have in common.
+type lineKey struct {
+	queues   string
+	duration uint64
+	local    bool
+}
+
+// claimLine is claims that want the same. Its fetchers, one for each shard, end
+// when the table is closed, or the line is dropped.
+type claimLine struct {
+	table   *claimTable
+	key     lineKey
+	queues  []string
+	waiting waitList      // guarded by the table's mu
+	filled  chan struct{} // non-nil while fetchers wait for a claim; closed by add
+	ctx     context.Context
+	drop    context.CancelFunc
+}
+
+func newClaimTable(n *node) *claimTable {
+	return &claimTable{node: n, lines: make(map[lineKey]*claimLine)}
+}
+
+// claim is Queue.claim in a cluster.
+func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
+	patience := t.node.newPatience()
+	for {
+		change := t.node.routes.next()
+		op, err := t.try(ctx, req, r)
+		if err == nil || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
+			return op, err
+		}
+		// A lease that may have been granted ends by itself.
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if !patience.wait(ctx, change) {
+			if req.NoWait {
+				return nil, err
+			}
+			patience = t.node.newPatience()
+		}
+	}
+}
+
+// try asks the shards that are led here, and then has the claim wait, or asks
+// the others.
+func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
+	q := t.node.queue
+	op := q.newClaim(req, r)
+	op.table = t
+	if led := q.led(); len(led) > 0 {
+		first := rand.IntN(len(led))
+		op.route = append(led[first:], led[:first]...)
+		if err := op.route[0].inbox.push(ctx, op); err != nil {
+			if op.noWait || !errors.Is(err, ErrNotLeader) {
+				op.unref()
+				op.unref()
+				return nil, err
+			}
+			t.add(op)
+			op.unref()
+		}
+		op, err := op.wait(ctx)
+		if err == nil || !req.NoWait || !errors.Is(err, ErrEmpty) {
+			return op, err
+		}
+	} else if op.noWait {
+		op.unref()
+		op.unref()
+	} else {
+		t.add(op)
+		op.unref()
+		return op.wait(ctx)
+	}
+	return t.askAll(ctx, req, r)
+}
+
+// askAll asks the shards that other nodes lead, without waiting.
+func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
+	n := t.node
+	unreached := error(nil)
+	first := rand.IntN(len(n.queue.replicas))
+	for i := range n.queue.replicas {
+		r2 := n.queue.replicas[(first+i)%len(n.queue.replicas)]
+		if r2.lead.Load() != nil {
+			continue // it came since, and may be asked the next time
+		}
+		op := n.queue.newClaim(req, r)
+		err := n.ask(ctx, r2, op)
+		op.unref() // nobody else has it
+		if err == nil {
+			return op, nil
+		}
+		op.unref()
+		if !errors.Is(err, ErrEmpty) {
+			unreached = err
+		}
+	}
+	if unreached != nil {
+		return nil, unreached
+	}
+	return nil, ErrEmpty
+}
+
+// add lists a claim that waits. It takes a reference of its own.
+func (t *claimTable) add(op *claimOp) {
+	key := lineKey{queues: lineName(op), duration: op.duration, local: op.local}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if op.listed {
+		return
+	}
+	op.listed = true
+	if t.closed {
+		if op.take() {
+			op.completion.settle(ErrClosed)
+		}
+		return
+	}
+	l := t.lines[key]
+	if l == nil {
+		l = t.open(key, op)
+	}
+	op.refs.Add(1)
+	l.waiting.push(op)
+	if l.filled != nil {
+		close(l.filled)
+		l.filled = nil
+	}
+}
+
+func lineName(op *claimOp) string {
+	if len(op.queues) == 1 {
+		return op.queues[0]
+	}
+	var b strings.Builder
+	for i, name := range op.queues {
+		b.WriteString(strconv.Itoa(len(name)))
+		b.WriteByte(' ')
+		b.WriteString(name)
+		if len(op.weights) > 0 {
+			b.WriteString(strconv.Itoa(op.weights[i]))
+		}
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+// lineCap is how many lines there may be before those without a claim are dropped.
+const lineCap = 64
+
+// open makes a line and its fetchers. REQUIRES: mu is held.
+func (t *claimTable) open(key lineKey, op *claimOp) *claimLine {
+	if len(t.lines) >= lineCap {
+		for key, l := range t.lines {
+			if l.waiting.sweep(); l.waiting.len() == 0 {
+				l.drop()
+				delete(t.lines, key)
+			}
+		}
+	}
+	l := &claimLine{table: t, key: key, queues: slices.Clone(op.queues)}
+	l.ctx, l.drop = context.WithCancel(t.node.ctx)
+	t.lines[key] = l
+	weights := slices.Clone(op.weights)
+	for _, r := range t.node.queue.replicas {
+		t.node.background.Go(func() { l.fetch(r, weights) })
+	}
+	return l
+}
+
+// joined has all claims that wait do so in a shard that this node leads since now.
+func (t *claimTable) joined(s *shard) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, l := range t.lines {
+		l.waiting.sweep()
+		for _, op := range l.waiting.ops {
+			op.refs.Add(1)
+			if s.inbox.pass(&joinOp{op}) != nil {
+				op.unref()
+			}
+		}
+	}
+}
+
+// joinOp has a claim that waits elsewhere wait in a shard, too.
+type joinOp struct{ claim *claimOp }
+
+func (op *joinOp) resolve(s *shard) {
+	if !op.claim.taken.Load() {
+		for _, name := range op.claim.queues {
+			q := s.queue(name)
+			op.claim.refs.Add(1)
+			q.waiters.push(op.claim)
+			s.feed(q)
+		}
+	}
+	op.claim.unref()
+}
+
+// settle is called if the operation is refused: the claim waits elsewhere.
+func (op *joinOp) settle(error) { op.claim.unref() }
+
+// close refuses the claims that wait. REQUIRES: node.ctx has ended, and no owner runs.
+func (t *claimTable) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	for _, l := range t.lines {
+		l.waiting.drain(func(op *claimOp) { refuse(op, ErrClosed) })
+	}
+}
+
+// fetch claims tasks of a shard for the line while another node leads it.
+func (l *claimLine) fetch(r *replica, weights []int) {
+	n := l.table.node
+	for l.ctx.Err() == nil {
+		change := r.route.next()
+		if r.lead.Load() != nil || !r.hasLeader() {
+			select {
+			case <-change:
+			case <-l.ctx.Done():
+			}
+			continue
+		}
+		want, ok := l.want(change)
+		if !ok {
+			continue
+		}
+		op := &claimOp{
+			completion: newCompletion(), queues: l.queues, weights: weights, duration: l.key.duration,
+			local: l.key.local, max: want, remote: true,
+		}
+		patience := n.newPatience()
+		if err := n.ask(l.ctx, r, op); err != nil {
+			patience.wait(l.ctx, change)
+			continue
+		}
+		l.deal(op.grants)
+	}
+}
+
+// want waits until there is a claim in the line, and returns how many tasks its
+// claims want.
+func (l *claimLine) want(change <-chan struct{}) (tasks int, ok bool) {
+	t := l.table
+	for {
+		t.mu.Lock()
+		for l.waiting.len() > 0 && l.waiting.first().taken.Load() {
+			l.waiting.pop().unref()
+		}
+		for _, op := range l.waiting.ops[l.waiting.head:] {
+			if !op.taken.Load() {
+				tasks += op.max
+			}
+		}
+		if tasks > 0 {
+			t.mu.Unlock()
+			return min(tasks, fetchCap, t.node.queue.opts.Limits.Batch), true
+		}
+		if l.filled == nil {
+			l.filled = make(chan struct{})
+		}
+		filled := l.filled
+		t.mu.Unlock()
+		select {
+		case <-filled:
+		case <-change:
+			return 0, false
+		case <-l.ctx.Done():
+			return 0, false
+		}
+	}
+}
+
+// deal gives tasks that have been fetched to the claims in the line, and gives
+// back what none of them wants any more.
+func (l *claimLine) deal(grants []grant) {
+	t := l.table
+	for len(grants) > 0 {
+		t.mu.Lock()
+		var op *claimOp
+		for op == nil && l.waiting.len() > 0 {
+			if op = l.waiting.pop(); !op.take() {
+				op.unref()
+				op = nil
+			}
+		}
+		t.mu.Unlock()
+		if op == nil {
+			break
+		}
+		n := min(op.max, len(grants))
+		op.grants = append(op.grants, grants[:n]...)
+		grants = grants[n:]
+		op.completion.settle(nil)
+		op.unref()
+	}
+	for _, g := range grants {
+		t.node.background.Go(func() {
+			// A task that cannot be given back is, when its lease has expired.
+			_ = t.node.queue.failed(t.node.ctx, g.receipt, failOp{how: failReturn}, nil)
+		})
+	}
+}
+
+// newRemoteClaim is a claim of another node. It visits no other shard.
+func newRemoteClaim(*node, *peer.Request) request { return &claimOp{remote: true} }
+
+func (op *claimOp) encode(dst []byte) (callKind, []byte) {
+	dst = appendNames(dst, op.queues)
+	dst = appendIndexes(dst, op.weights)
+	dst = wire.AppendUint(dst, op.duration)
+	dst = wire.AppendUint(dst, uint64(op.max))
+	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.noWait), op.local)
+}
+
+func (op *claimOp) decode(b []byte) error {
+	r := wire.NewReader(b)
+	op.queues, op.weights = readNames(r), keys.ReadIndexes(r)
+	op.duration, op.max = r.Uint(), int(r.Uint())
+	op.noWait, op.local = r.Bool(), r.Bool()
+	req := ClaimRequest{Queues: op.queues, Weights: op.weights, Max: op.max, LeaseFor: duration(op.duration)}
+	return errors.Join(r.Done(), req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}))
+}
+
+func (op *claimOp) encodeReply(dst []byte) []byte {
+	dst = wire.AppendUint(dst, uint64(len(op.grants)))
+	for i := range op.grants {
+		g := &op.grants[i]
+		dst = appendReceipt(dst, g.receipt)
+		dst = wire.AppendBytes(dst, g.lane.queue.name)
+		dst = wire.AppendBytes(dst, g.lane.tenant)
+		dst = append(dst, g.lane.priority)
+		dst = wire.AppendUint(dst, uint64(g.attempt))
+		dst = wire.AppendUint(dst, g.deadline)
+		dst = wire.AppendBytes(dst, g.rec)
+	}
+	return dst
+}
+
+func (op *claimOp) decodeReply(b []byte) error {
+	r := wire.NewReader(b)
+	n := r.Count(keys.IDLen + 7)
+	var last *lane // tasks of one lane often come together
+	for range n {
+		g := grant{receipt: readReceipt(r)}
+		key := laneKey{r.String(), r.String(), r.Byte()}
+		if last == nil || last.queue.name != key.queue || last.tenant != key.tenant || last.priority != key.priority {
+			last = &lane{queue: &queueState{name: key.queue}, tenant: key.tenant, priority: key.priority}
+		}
+		g.lane, g.attempt, g.deadline, g.rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
+		op.grants = append(op.grants, g)
+	}
+	return r.Done()
+}
+
+func (op *claimOp) abandon() { op.take() }

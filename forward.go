@@ -1,0 +1,184 @@
+package codeq
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"codeq/internal/peer"
+)
+
+// A verb may be called on any node: the operation that it makes is resolved by
+// the shard's owner if this node leads the shard, and is otherwise sent to the
+// node that does, whose owner resolves it in its place. A shard that is between
+// two leaders is waited for. What has certainly not been applied is tried
+// again; what may have been is tried again only if it makes no difference.
+
+// do has a shard resolve an operation, wherever it is led.
+func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
+	r := n.queue.replicas[shard]
+	patience := n.newPatience()
+	for {
+		change := r.route.next()
+		if s := r.lead.Load(); s != nil {
+			if settled, err = s.do(ctx, op, op.base()); !settled {
+				return false, err
+			}
+		} else {
+			err = n.ask(ctx, r, op)
+		}
+		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.repeatable()
+		if !again || ctx.Err() != nil {
+			return true, err
+		}
+		if !patience.wait(ctx, change) {
+			return true, err
+		}
+		op.again()
+	}
+}
+
+// ask sends an operation to the node that leads a shard.
+func (n *node) ask(ctx context.Context, r *replica, op request) error {
+	addr, leader := r.raft.LeaderWithID()
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case n.ctx.Err() != nil:
+		return ErrClosed
+	case addr == "":
+		if err := r.failure(); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: shard %d has no leader", ErrNotLeader, r.index)
+	case string(leader) == n.self.Node:
+		return fmt.Errorf("%w: shard %d is not ready", ErrNotLeader, r.index)
+	}
+	kind, body := op.encode(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(r.index)))
+	reply, err := n.peer.Call(ctx, string(addr), byte(kind), body)
+	if err != nil {
+		return callError(ctx, err)
+	}
+	if err := op.decodeReply(reply); err != nil {
+		return fmt.Errorf("%w: reply of node %s: %w", ErrUncertain, leader, err)
+	}
+	return op.base().err
+}
+
+// callError is the outcome of a call that has brought no reply.
+func callError(ctx context.Context, err error) error {
+	var remote *peer.RemoteError
+	switch {
+	case errors.As(err, &remote):
+		return decodeError(remote.Code, remote.Text)
+	case errors.Is(err, peer.ErrNotSent):
+		return fmt.Errorf("%w: %w", ErrNotLeader, err)
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
+	}
+	return fmt.Errorf("%w: %w", ErrUncertain, err)
+}
+
+// patience bounds how long a call waits for a leader.
+type patience struct {
+	until time.Time
+	pause time.Duration
+}
+
+const (
+	minPause = 5 * time.Millisecond
+	maxPause = 100 * time.Millisecond
+)
+
+func (n *node) newPatience() patience {
+	return patience{until: time.Now().Add(n.opts.CallTimeout), pause: minPause}
+}
+
+// wait returns when it is worth trying again; false when it is not any more.
+func (p *patience) wait(ctx context.Context, change <-chan struct{}) bool {
+	left := time.Until(p.until)
+	if left <= 0 {
+		return false
+	}
+	t := time.NewTimer(min(p.pause, left))
+	defer t.Stop()
+	p.pause = min(2*p.pause, maxPause)
+	select {
+	case <-change:
+	case <-t.C:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
+// serve has an operation of another node resolved here.
+func (n *node) serve(r *peer.Request) {
+	if err := n.accept(r); err != nil {
+		code, text := encodeError(err)
+		r.Fail(code, text)
+	}
+}
+
+func (n *node) accept(r *peer.Request) error {
+	if len(r.Body) < 2 {
+		return errMalformedCall
+	}
+	index, body := int(binary.BigEndian.Uint16(r.Body)), r.Body[2:]
+	if index >= len(n.queue.replicas) {
+		return errMalformedCall
+	}
+	newRequest := callKinds[callKind(r.Kind)]
+	if newRequest == nil {
+		return errMalformedCall
+	}
+	op := newRequest(n, r)
+	if err := op.decode(body); err != nil {
+		return errMalformedCall
+	}
+	s := n.queue.replicas[index].lead.Load()
+	if s == nil {
+		return notLed(index, ErrNotLeader)
+	}
+	if waits, ok := op.(abandoned); ok {
+		r.OnCancel(waits.abandon)
+	}
+	op.base().reply = func(err error) {
+		if err != nil {
+			code, text := encodeError(err)
+			r.Fail(code, text)
+			return
+		}
+		r.Reply(op.encodeReply(nil))
+	}
+	return s.inbox.pass(op)
+}
+
+// anyShard is a shard for a task that may be in any: one that this node leads, or
+// else one that has a leader.
+func (n *node) anyShard() int {
+	replicas := n.queue.replicas
+	first := rand.IntN(len(replicas))
+	reachable := first
+	for i := range replicas {
+		at := (first + i) % len(replicas)
+		if replicas[at].lead.Load() != nil {
+			return at
+		}
+		if !replicas[reachable].hasLeader() && replicas[at].hasLeader() {
+			reachable = at
+		}
+	}
+	return reachable
+}
+
+func (n *node) shards() int { return len(n.queue.replicas) }
+
+// hasLeader reports whether a node is known to lead the shard.
+func (r *replica) hasLeader() bool {
+	addr, _ := r.raft.LeaderWithID()
+	return addr != ""
+}

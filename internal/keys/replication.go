@@ -1,0 +1,127 @@
+package keys
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"codeq/internal/wire"
+)
+
+// AppliedLen is the length of the value of the key Applied.
+const AppliedLen = 16
+
+// PutApplied writes the index and term of the last log entry that a store has
+// applied. REQUIRES: len(dst) == AppliedLen.
+func PutApplied(dst []byte, index, term uint64) {
+	binary.BigEndian.PutUint64(dst, index)
+	binary.BigEndian.PutUint64(dst[8:], term)
+}
+
+// ParseApplied is the inverse of PutApplied.
+func ParseApplied(b []byte) (index, term uint64, err error) {
+	if len(b) != AppliedLen {
+		return 0, 0, fmt.Errorf("applied entry is %x", b)
+	}
+	return binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), nil
+}
+
+// AppendNamed appends a key that names a node.
+func AppendNamed(dst []byte, prefix byte, node string) []byte {
+	return append(append(dst, prefix), node...)
+}
+
+// SessionValue is what a node has produced lately in a shard: the calls whose
+// outcome it may not know yet.
+type SessionValue struct {
+	Session uint64 // tells the lives of a node apart
+	Low     uint64 // it knows the outcome of every call below
+	Calls   []SessionCall
+}
+
+// SessionCall is the outcome of one call.
+type SessionCall struct {
+	Seq        uint64
+	IDs        []ID
+	Duplicates []int // indexes of IDs
+}
+
+// Append appends the stored form.
+func (v *SessionValue) Append(dst []byte) []byte {
+	dst = binary.BigEndian.AppendUint64(dst, v.Session)
+	dst = wire.AppendUint(dst, v.Low)
+	dst = wire.AppendUint(dst, uint64(len(v.Calls)))
+	for i := range v.Calls {
+		c := &v.Calls[i]
+		dst = AppendIDs(wire.AppendUint(dst, c.Seq), c.IDs)
+		dst = AppendIndexes(dst, c.Duplicates)
+	}
+	return dst
+}
+
+// ParseSession is the inverse of Append.
+func ParseSession(b []byte) (v SessionValue, err error) {
+	r := wire.NewReader(b)
+	if s := r.Take(8); s != nil {
+		v.Session = binary.BigEndian.Uint64(s)
+	}
+	v.Low = r.Uint()
+	n := r.Count(3)
+	for range n {
+		v.Calls = append(v.Calls, SessionCall{Seq: r.Uint(), IDs: ReadIDs(r), Duplicates: ReadIndexes(r)})
+	}
+	if err := r.Done(); err != nil {
+		return SessionValue{}, fmt.Errorf("session %x: %w", b, err)
+	}
+	return v, nil
+}
+
+// AppendIDs appends IDs to a message.
+func AppendIDs[T ~[IDLen]byte](dst []byte, ids []T) []byte {
+	dst = wire.AppendUint(dst, uint64(len(ids)))
+	for _, id := range ids {
+		b := ID(id)
+		dst = append(dst, b[:]...)
+	}
+	return dst
+}
+
+// ReadIDs reads what AppendIDs has written; none is nil.
+func ReadIDs(r *wire.Reader) []ID {
+	n := r.Count(IDLen)
+	if n == 0 {
+		return nil
+	}
+	ids := make([]ID, n)
+	for i := range ids {
+		ids[i] = ReadID(r)
+	}
+	return ids
+}
+
+// ReadID reads an ID.
+func ReadID(r *wire.Reader) (id ID) {
+	copy(id[:], r.Take(IDLen))
+	return id
+}
+
+// AppendIndexes appends small numbers to a message.
+func AppendIndexes(dst []byte, list []int) []byte {
+	dst = wire.AppendUint(dst, uint64(len(list)))
+	for _, n := range list {
+		dst = wire.AppendUint(dst, uint64(n))
+	}
+	return dst
+}
+
+// ReadIndexes reads what AppendIndexes has written; none is nil.
+func ReadIndexes(r *wire.Reader) []int {
+	n := r.Count(1)
+	if n == 0 {
+		return nil
+	}
+	list := make([]int, n)
+	for i := range list {
+		list[i] = int(r.Uint())
+	}
+	return list
+}

@@ -1,0 +1,131 @@
+package raftlog
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// A key is the group and the index. A value is
+//
+//	checksum    4 bytes, little-endian: CRC-32C of the key and of what follows
+//	type        1 byte
+//	term        uvarint
+//	appended    varint seconds since 1970, uvarint nanoseconds
+//	extensions  uvarint length, bytes
+//	data        the rest
+//
+// The zone of a time and the difference between nil and empty are not kept.
+
+const (
+	keyBytes      = 4 + 8
+	checksumBytes = 4
+	maxHeader     = checksumBytes + 1 + 3*binary.MaxVarintLen64 + binary.MaxVarintLen32
+)
+
+const (
+	maxGroup = 1<<32 - 1
+	maxIndex = 1<<64 - 1 // beyond the indexes of entries: the range of a group ends here
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// appendKey appends the key of an entry.
+func appendKey(b []byte, group uint32, index uint64) []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(b, group), index)
+}
+
+// indexOf returns the index in a key.
+func indexOf(key []byte) uint64 { return binary.BigEndian.Uint64(key[4:]) }
+
+// groupOf returns the group in a key.
+func groupOf(key []byte) uint32 { return binary.BigEndian.Uint32(key) }
+
+// appendHeader appends the part of a value between checksum and extensions.
+func appendHeader(b []byte, l *raft.Log) []byte {
+	b = append(b, byte(l.Type))
+	b = binary.AppendUvarint(b, l.Term)
+	b = binary.AppendVarint(b, l.AppendedAt.Unix())
+	b = binary.AppendUvarint(b, uint64(l.AppendedAt.Nanosecond()))
+	return binary.AppendUvarint(b, uint64(len(l.Extensions)))
+}
+
+// appendValue appends the value of an entry. It allocates nothing if there is room.
+func appendValue(b []byte, group uint32, l *raft.Log) []byte {
+	start := len(b)
+	b = append(b, make([]byte, checksumBytes)...)
+	b = appendHeader(b, l)
+	b = append(b, l.Extensions...)
+	b = append(b, l.Data...)
+	sum := checksum(group, l.Index, b[start+checksumBytes:])
+	binary.LittleEndian.PutUint32(b[start:], sum)
+	return b
+}
+
+// valueBytes is the length of what appendValue appends.
+func valueBytes(l *raft.Log) int {
+	var header [maxHeader]byte
+	return checksumBytes + len(appendHeader(header[:0], l)) + len(l.Extensions) + len(l.Data)
+}
+
+func checksum(group uint32, index uint64, rest []byte) uint32 {
+	var key [keyBytes]byte
+	return crc32.Update(crc32.Checksum(appendKey(key[:0], group, index), castagnoli), castagnoli, rest)
+}
+
+// decodeValue decodes the value of an entry into l, which shares no memory with
+// it. On an error, which is ErrCorrupt, it leaves l as it was.
+func decodeValue(group uint32, index uint64, value []byte, l *raft.Log) error {
+	damaged := func(what string) error {
+		return fmt.Errorf("%w: group %d, index %d: %s", ErrCorrupt, group, index, what)
+	}
+	if len(value) <= checksumBytes {
+		return damaged("short value")
+	}
+	sum, rest := binary.LittleEndian.Uint32(value), value[checksumBytes:]
+	if sum != checksum(group, index, rest) {
+		return damaged("wrong checksum")
+	}
+	out := raft.Log{Index: index, Type: raft.LogType(rest[0])}
+	rest = rest[1:]
+	number := func() (v uint64, ok bool) {
+		v, n := binary.Uvarint(rest)
+		if n <= 0 {
+			return 0, false
+		}
+		rest = rest[n:]
+		return v, true
+	}
+	var ok bool
+	if out.Term, ok = number(); !ok {
+		return damaged("term")
+	}
+	seconds, n := binary.Varint(rest)
+	if n <= 0 {
+		return damaged("time")
+	}
+	rest = rest[n:]
+	nanos, ok := number()
+	if !ok || nanos >= uint64(time.Second) {
+		return damaged("time")
+	}
+	out.AppendedAt = time.Unix(seconds, int64(nanos)).UTC()
+	extensions, ok := number()
+	if !ok || extensions > uint64(len(rest)) {
+		return damaged("extensions")
+	}
+	if len(rest) > 0 {
+		rest = append([]byte(nil), rest...)
+	}
+	if extensions > 0 {
+		out.Extensions = rest[:extensions:extensions]
+	}
+	if data := rest[extensions:]; len(data) > 0 {
+		out.Data = data
+	}
+	*l = out
+	return nil
+}

@@ -1,0 +1,237 @@
+package raftlog
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/hashicorp/raft"
+)
+
+var (
+	_ raft.LogStore          = (*Group)(nil)
+	_ raft.MonotonicLogStore = (*Group)(nil)
+)
+
+// Group is the log of one Raft group. All methods may be called concurrently.
+//
+// Entries that were stored must not be changed afterwards: the newest ones are
+// kept and handed out as they are, with the same Data.
+type Group struct {
+	store  *Store
+	number uint32
+
+	// writing is held by whoever changes the log, over the commit.
+	writing sync.Mutex
+
+	// mu guards what is below, which is written under writing as well. It is
+	// not held during I/O.
+	mu     sync.RWMutex
+	first  uint64 // 0: the log is empty
+	last   uint64
+	recent recent
+}
+
+func openGroup(s *Store, n uint32) (*Group, error) {
+	done, err := s.use()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	g := &Group{store: s, number: n, recent: recent{limit: s.cacheBytes}}
+	it, err := s.db.NewIter(&pebble.IterOptions{
+		LowerBound: appendKey(nil, n, 0),
+		UpperBound: appendKey(nil, n, maxIndex),
+	})
+	if err != nil {
+		return nil, storageError(err)
+	}
+	if it.First() {
+		g.first = indexOf(it.Key())
+		if it.Last() {
+			g.last = indexOf(it.Key())
+		}
+	}
+	return g, storageError(it.Close())
+}
+
+// FirstIndex returns the index of the oldest entry, 0 if there is none.
+func (g *Group) FirstIndex() (uint64, error) {
+	first, _ := g.bounds()
+	return first, nil
+}
+
+// LastIndex returns the index of the newest entry, 0 if there is none.
+func (g *Group) LastIndex() (uint64, error) {
+	_, last := g.bounds()
+	return last, nil
+}
+
+func (g *Group) bounds() (first, last uint64) {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.first, g.last
+}
+
+// IsMonotonic tells Raft that the log has no gaps.
+func (g *Group) IsMonotonic() bool { return true }
+
+// GetLog returns an entry: from memory if it is recent, without allocating. The
+// error is raft.ErrLogNotFound if there is none, or ErrCorrupt.
+func (g *Group) GetLog(index uint64, log *raft.Log) error {
+	g.mu.RLock()
+	if index < g.first || index > g.last || index == 0 {
+		g.mu.RUnlock()
+		return raft.ErrLogNotFound // Raft compares with ==
+	}
+	if l := g.recent.get(index); l != nil {
+		*log = *l
+		g.mu.RUnlock()
+		return nil
+	}
+	g.mu.RUnlock()
+	return g.read(index, log)
+}
+
+func (g *Group) read(index uint64, log *raft.Log) (err error) {
+	done, err := g.store.use()
+	if err != nil {
+		return err
+	}
+	defer done()
+	var key [keyBytes]byte
+	value, closer, err := g.store.db.Get(appendKey(key[:0], g.number, index))
+	if errors.Is(err, pebble.ErrNotFound) { // deleted a moment ago
+		return raft.ErrLogNotFound
+	}
+	if err != nil {
+		return fmt.Errorf("raftlog: read group %d, index %d: %w", g.number, index, storageError(err))
+	}
+	return errors.Join(decodeValue(g.number, index, value, log), closer.Close())
+}
+
+// StoreLog is StoreLogs of one entry.
+func (g *Group) StoreLog(log *raft.Log) error { return g.StoreLogs([]*raft.Log{log}) }
+
+// StoreLogs appends entries, all or none of them, and returns when they have
+// survived what Options.Sync says. Entries beyond the end of the log replace
+// it. Indexes that are taken, or not consecutive, are refused with ErrOrder;
+// after any other error the store is to be opened again.
+func (g *Group) StoreLogs(logs []*raft.Log) error {
+	if len(logs) == 0 {
+		return nil
+	}
+	g.writing.Lock()
+	defer g.writing.Unlock()
+	done, err := g.store.use()
+	if err != nil {
+		return err
+	}
+	defer done()
+
+	first, last := g.bounds()
+	from := logs[0].Index
+	if from <= last || from == 0 {
+		return fmt.Errorf("%w: group %d ends at %d, entry %d cannot be stored", ErrOrder, g.number, last, from)
+	}
+	size := 3 * keyBytes
+	for i, l := range logs {
+		if l.Index != from+uint64(i) {
+			return fmt.Errorf("%w: group %d, entry %d follows entry %d", ErrOrder, g.number, l.Index, from+uint64(i)-1)
+		}
+		size += keyBytes + valueBytes(l) + batchOverhead
+	}
+
+	b := g.store.db.NewBatchWithSize(size)
+	replace := first != 0 && from > last+1
+	if replace {
+		if err := g.deleteRange(b, first, last); err != nil {
+			return err
+		}
+	}
+	for _, l := range logs {
+		n := valueBytes(l)
+		op := b.SetDeferred(keyBytes, n)
+		appendKey(op.Key[:0], g.number, l.Index)
+		appendValue(op.Value[:0], g.number, l)
+		if err := op.Finish(); err != nil {
+			return err
+		}
+	}
+	if err := g.store.commit(b, g.store.durable); err != nil {
+		return fmt.Errorf("raftlog: store group %d, index %d: %w", g.number, from, err)
+	}
+
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if replace {
+		g.recent.dropThrough(last)
+	}
+	if replace || first == 0 {
+		g.first = from
+	}
+	g.last = logs[len(logs)-1].Index
+	for _, l := range logs {
+		g.recent.add(l)
+	}
+	return nil
+}
+
+// DeleteRange deletes the entries from one index through another, which are the
+// oldest or the newest ones; a hole is refused with ErrOrder. It does not wait
+// for a sync: until a later StoreLogs returns, a crash may bring them back.
+func (g *Group) DeleteRange(from, through uint64) error {
+	g.writing.Lock()
+	defer g.writing.Unlock()
+	done, err := g.store.use()
+	if err != nil {
+		return err
+	}
+	defer done()
+
+	first, last := g.bounds()
+	if from > through || through < first || from > last || first == 0 {
+		return nil
+	}
+	if from > first && through < last {
+		return fmt.Errorf("%w: group %d has %d to %d, to delete %d to %d would leave a hole",
+			ErrOrder, g.number, first, last, from, through)
+	}
+	from, through = max(from, first), min(through, last)
+	b := g.store.db.NewBatch()
+	if err := g.deleteRange(b, from, through); err != nil {
+		return err
+	}
+	if err := g.store.commit(b, false); err != nil {
+		return fmt.Errorf("raftlog: delete from group %d, %d to %d: %w", g.number, from, through, err)
+	}
+
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case from == first && through == last:
+		g.first, g.last = 0, 0
+		g.recent.dropThrough(last)
+	case from == first:
+		g.first = through + 1
+		g.recent.dropThrough(through)
+	default:
+		g.last = from - 1
+		g.recent.dropFrom(from)
+	}
+	return nil
+}
+
+// batchOverhead is what a batch adds to a key and its value: the kind and two lengths.
+const batchOverhead = 1 + 2*5
+
+// deleteRange adds the deletion of a part of the log to a batch. That of the
+// oldest entries begins at the beginning of the group: such a tombstone replaces those
+// before it, and drops all that they have left in tables.
+func (g *Group) deleteRange(b *pebble.Batch, from, through uint64) error {
+	if first, _ := g.bounds(); from == first {
+		from = 0
+	}
+	return b.DeleteRange(appendKey(nil, g.number, from), appendKey(nil, g.number, through+1), nil)
+}

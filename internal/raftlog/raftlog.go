@@ -1,0 +1,255 @@
+// Package raftlog keeps the Raft logs of all groups of a node in one Pebble
+// store, and the terms and votes of all groups in one bbolt file.
+//
+// An entry is one key: the group and the index, both big-endian, so that a log
+// is a range in the order of its indexes. The store's only write-ahead log is
+// what makes entries durable; groups that store at the same time share its
+// sync. Deletions are not synced by themselves: what is stored after them lies
+// after them in the write-ahead log, so whatever survives a crash is the state
+// after some prefix of the changes, of all groups together.
+//
+// A log has no gaps. Entries that begin beyond the end of the log are what Raft
+// stores behind a snapshot that it has installed; they replace the log.
+package raftlog
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/walfs"
+)
+
+var (
+	// ErrCorrupt: the stored bytes are not what was stored.
+	ErrCorrupt = errors.New("raftlog: corrupt")
+	// ErrClosed: the store has been closed.
+	ErrClosed = errors.New("raftlog: closed")
+	// ErrFailed: the store could not write, and is unfit for more until it is
+	// opened again. It is unknown whether what was to be written will be found then.
+	ErrFailed = errors.New("raftlog: failed")
+	// ErrOrder: indexes that would overwrite entries or leave a gap.
+	ErrOrder = errors.New("raftlog: indexes out of order")
+)
+
+// Sync says what an entry has survived when StoreLogs returns.
+type Sync uint8
+
+const (
+	SyncDisk    Sync = iota // a power loss: fsync, shared by concurrent groups
+	SyncProcess             // the end of the process: write(2)
+	SyncNone                // nothing: up to 32 KiB wait in the process
+)
+
+// DefaultCacheBytes is the cache of a group if Options does not say.
+const DefaultCacheBytes = 8 << 20
+
+// Options of Open.
+type Options struct {
+	FS         vfs.FS // required
+	Sync       Sync
+	CacheBytes int64        // newest entries kept in memory, for each group; 0: DefaultCacheBytes
+	Logger     *slog.Logger // nil: nothing is logged
+}
+
+// Store holds the logs of the groups of one node. All methods may be called
+// concurrently.
+//
+// While the disk is full StoreLogs blocks until there is room; Close waits for it.
+type Store struct {
+	db         *pebble.DB
+	durable    bool // StoreLogs waits for Pebble's sync, real or not
+	cacheBytes int64
+	fatal      *fatalLogger
+
+	mu     sync.Mutex // guards groups
+	groups map[uint32]*Group
+
+	// using is held for reading by whoever calls db, and for writing by Close.
+	// It is taken after Group.writing and before entering.
+	using  sync.RWMutex
+	closed bool
+
+	// entering admits one commit at a time to Pebble's pipeline, but not to the
+	// wait for the sync. Pebble leaves the pipeline locked when it panics: the
+	// next commit must learn of that before it enters.
+	entering sync.Mutex
+	stuck    bool // a commit has panicked
+}
+
+// storeFormat is the newest format whose log may be written without a sync and
+// still be read after a power loss; see internal/walfs. It is never raised silently.
+const storeFormat = pebble.FormatColumnarBlocks
+
+// A batch of half a memtable makes Pebble begin a new log, which Raft's batches
+// should not. Memtables beyond the first have memory only while flushes lag
+// behind. The directory grows to a few memtables, as many logs, and less than
+// twice what the logs keep (BenchmarkTruncation).
+const (
+	memTableBytes   = 32 << 20
+	memTables       = 3
+	blockCacheBytes = 4 << 20 // of readers far behind, who read each entry once: indexes of tables
+	l0StopWrites    = 24
+)
+
+// Open opens the store in a directory, or creates it.
+func Open(dir string, o Options) (*Store, error) {
+	s := &Store{
+		durable:    o.Sync != SyncNone,
+		cacheBytes: o.CacheBytes,
+		fatal:      &fatalLogger{log: o.Logger},
+		groups:     make(map[uint32]*Group),
+	}
+	if s.cacheBytes == 0 {
+		s.cacheBytes = DefaultCacheBytes
+	}
+	if o.Logger == nil {
+		s.fatal.log = slog.New(slog.DiscardHandler)
+	}
+	var fs vfs.FS = logFS{o.FS, s.fatal}
+	if o.Sync != SyncDisk { // SyncNone, too, must not lose an entry before one that it keeps
+		fs = walfs.New(fs)
+	}
+	cache := pebble.NewCache(blockCacheBytes + memTables*memTableBytes) // memtables are charged to it
+	defer cache.Unref()
+	opts := &pebble.Options{
+		FS:                          fs,
+		Cache:                       cache,
+		FormatMajorVersion:          storeFormat,
+		MemTableSize:                memTableBytes,
+		MemTableStopWritesThreshold: memTables,
+		L0StopWritesThreshold:       l0StopWrites,
+		LoggerAndTracer:             s.fatal,
+		EventListener:               &pebble.EventListener{BackgroundError: s.fatal.background},
+	}
+	opts.Experimental.SpanPolicyFunc = spanOfGroup
+	// The second one is for deleting tables whole, which must not wait for a compaction to end.
+	opts.CompactionConcurrencyRange = func() (int, int) { return 1, 2 }
+	// The default scheduler wakes up ten times a second to see whether more
+	// compactions may run.
+	opts.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
+	var err error
+	if s.db, err = pebble.Open(dir, opts); err != nil {
+		return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(err))
+	}
+	if s.fatal.err() != nil {
+		return nil, fmt.Errorf("raftlog: open %s: %w", dir, s.Close())
+	}
+	return s, nil
+}
+
+// Group returns the log of a group, which is empty if nothing was stored in it.
+// It may be called once for each group.
+func (s *Store) Group(n uint32) (*Group, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.groups[n] != nil {
+		return nil, fmt.Errorf("raftlog: group %d is in use", n)
+	}
+	g, err := openGroup(s, n)
+	if err != nil {
+		return nil, fmt.Errorf("raftlog: open group %d: %w", n, err)
+	}
+	s.groups[n] = g
+	return g, nil
+}
+
+// use keeps Close from closing until the returned function is called.
+func (s *Store) use() (done func(), err error) {
+	s.using.RLock()
+	if s.closed {
+		s.using.RUnlock()
+		return nil, ErrClosed
+	}
+	return s.using.RUnlock, nil
+}
+
+// commit persists a batch, and waits for the sync if there is one to wait for.
+// Any error poisons the store. REQUIRES: the caller uses the store, and
+// forgets the batch.
+func (s *Store) commit(b *pebble.Batch, durable bool) error {
+	if err := s.enter(b, durable); err != nil {
+		return err
+	}
+	if durable {
+		if err := b.SyncWait(); err != nil {
+			s.fatal.fail(err)
+		}
+	}
+	// Pebble reports success after errors that logFS hides or that it told to Fatalf.
+	if err := s.fatal.err(); err != nil {
+		return err // a batch that failed may still be in Pebble's hands: not reused
+	}
+	return b.Close()
+}
+
+func (s *Store) enter(b *pebble.Batch, durable bool) (err error) {
+	s.entering.Lock()
+	defer s.entering.Unlock()
+	if err := s.fatal.err(); err != nil {
+		return err
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			s.stuck = true
+			err = fmt.Errorf("store panicked: %v", p)
+		}
+		if err != nil {
+			s.fatal.fail(err)
+			err = s.fatal.err()
+		}
+	}()
+	if durable {
+		return s.db.ApplyNoSyncWait(b, pebble.Sync)
+	}
+	return s.db.Apply(b, pebble.NoSync)
+}
+
+// Close waits for calls under way, makes what was stored durable at any level,
+// and releases the files. Later calls of the groups return ErrClosed, unless
+// memory has the answer. A store in which Pebble has panicked stays open: to close
+// it would wait for ever. The end of the process releases it.
+func (s *Store) Close() (err error) {
+	s.using.Lock()
+	defer s.using.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	if s.stuck {
+		return fmt.Errorf("%w: the store cannot be closed before the process ends", s.fatal.err())
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: close panicked: %v", ErrFailed, p)
+		}
+	}()
+	if s.fatal.err() == nil {
+		if err := s.db.LogData(nil, pebble.Sync); err != nil {
+			s.fatal.fail(err)
+		}
+	}
+	return errors.Join(s.fatal.err(), s.db.Close())
+}
+
+// spanOfGroup is a pebble.SpanPolicyFunc: a table holds entries of one group.
+// Each group grows at its end, so that a table of several would overlap all
+// that lies between, and each compaction write it again.
+func spanOfGroup(start []byte) (policy pebble.SpanPolicy, end []byte, err error) {
+	group := groupOf(start)
+	if group == maxGroup {
+		return policy, nil, nil
+	}
+	return policy, appendKey(nil, group+1, 0), nil
+}
+
+func storageError(err error) error {
+	if pebble.IsCorruptionError(err) {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return err
+}

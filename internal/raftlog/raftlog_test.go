@@ -1,0 +1,381 @@
+package raftlog
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+)
+
+func open(t testing.TB, fs vfs.FS, o Options) *Store {
+	o.FS = fs
+	s, err := Open("raft", o)
+	require.NoError(t, err)
+	return s
+}
+
+func group(t testing.TB, s *Store, n uint32) *Group {
+	g, err := s.Group(n)
+	require.NoError(t, err)
+	return g
+}
+
+// entries returns entries of a term, with indexes from one through another.
+func entries(term, from, through uint64) (logs []*raft.Log) {
+	for i := from; i <= through; i++ {
+		logs = append(logs, &raft.Log{
+			Index: i, Term: term, Type: raft.LogBarrier, AppendedAt: time.Unix(int64(i), int64(term)).UTC(),
+			Extensions: []byte("ex"), Data: fmt.Appendf(nil, "entry %d of term %d", i, term),
+		})
+	}
+	return logs
+}
+
+// requireLog makes sure that a log has these entries and no others.
+func requireLog(t testing.TB, g *Group, want ...*raft.Log) {
+	t.Helper()
+	var first, last uint64
+	if len(want) > 0 {
+		first, last = want[0].Index, want[len(want)-1].Index
+	}
+	got, err := g.FirstIndex()
+	require.NoError(t, err)
+	require.Equal(t, first, got)
+	got, err = g.LastIndex()
+	require.NoError(t, err)
+	require.Equal(t, last, got)
+	for _, w := range want {
+		var l raft.Log
+		require.NoError(t, g.GetLog(w.Index, &l))
+		require.Equal(t, *w, l)
+	}
+	for _, i := range []uint64{0, first - 1, last + 1, maxIndex} {
+		require.True(t, g.GetLog(i, new(raft.Log)) == raft.ErrLogNotFound) // as Raft compares
+	}
+}
+
+// TestLog goes through what Raft does to a log, and looks at it from memory,
+// from Pebble, and after the store was opened again.
+func TestLog(t *testing.T) {
+	all := entries(1, 1, 10)
+	type step func(g *Group) error
+	store := func(logs ...*raft.Log) step { return func(g *Group) error { return g.StoreLogs(logs) } }
+	remove := func(from, through uint64) step {
+		return func(g *Group) error { return g.DeleteRange(from, through) }
+	}
+	for _, tc := range []struct {
+		name  string
+		steps []step
+		want  []*raft.Log
+	}{
+		{"empty", nil, nil},
+		{"nothing", []step{store()}, nil},
+		{"one", []step{func(g *Group) error { return g.StoreLog(all[0]) }}, all[:1]},
+		{"several", []step{store(all[:3]...), store(all[3:]...)}, all},
+		{"begins late", []step{store(all[5:]...)}, all[5:]},
+		{"prefix goes", []step{store(all...), remove(1, 4)}, all[4:]},
+		{"prefixes go", []step{store(all...), remove(1, 4), remove(5, 6)}, all[6:]},
+		{"prefix goes, from below", []step{store(all[2:]...), remove(0, 4)}, all[4:]},
+		{"suffix goes", []step{store(all...), remove(8, 10)}, all[:7]},
+		{"suffix goes, from beyond", []step{store(all...), remove(8, maxIndex)}, all[:7]},
+		{"both go", []step{store(all...), remove(1, 3), remove(8, 10)}, all[3:7]},
+		{"suffix replaced", []step{store(all...), remove(8, 10), store(entries(2, 8, 9)...)},
+			append(all[:7:7], entries(2, 8, 9)...)},
+		{"all gone", []step{store(all...), remove(1, 10)}, nil},
+		{"all gone in parts", []step{store(all...), remove(1, 9), remove(10, 10)}, nil},
+		{"all replaced", []step{store(all...), remove(1, 10), store(entries(2, 1, 2)...)}, entries(2, 1, 2)},
+		{"begins again later", []step{store(all...), remove(1, 10), store(entries(2, 50, 52)...)}, entries(2, 50, 52)},
+		{"replaced behind a snapshot", []step{store(all...), store(entries(2, 12, 13)...)}, entries(2, 12, 13)},
+		{"nothing to remove", []step{remove(1, 5), store(all[5:]...), remove(1, 5), remove(11, 20), remove(8, 7)}, all[5:]},
+	} {
+		for _, cache := range []int64{DefaultCacheBytes, 1, 3 * 150} {
+			t.Run(fmt.Sprintf("%s/cache=%d", tc.name, cache), func(t *testing.T) {
+				mem := vfs.NewMem()
+				s := open(t, mem, Options{CacheBytes: cache})
+				g := group(t, s, 7)
+				require.True(t, g.IsMonotonic())
+				for _, step := range tc.steps {
+					require.NoError(t, step(g))
+				}
+				requireLog(t, g, tc.want...)
+				require.NoError(t, s.Close())
+
+				s = open(t, mem, Options{})
+				g = group(t, s, 7)
+				requireLog(t, g, tc.want...)
+				last, err := g.LastIndex()
+				require.NoError(t, err)
+				require.NoError(t, g.StoreLogs(entries(3, last+1, last+2)))
+				require.NoError(t, s.Close())
+			})
+		}
+	}
+}
+
+func TestRefusesOrder(t *testing.T) {
+	s := open(t, vfs.NewMem(), Options{})
+	defer func() { require.NoError(t, s.Close()) }()
+	g := group(t, s, 0)
+	all := entries(1, 1, 10)
+	require.ErrorIs(t, g.StoreLogs(entries(1, 0, 1)), ErrOrder)
+	require.NoError(t, g.StoreLogs(all[2:5]))
+	for _, logs := range [][]*raft.Log{
+		all[:1], all[:2], all[:], all[3:6], all[4:5], {all[5], all[7]}, {all[6], all[5]}, {all[5], all[5]},
+	} {
+		require.ErrorIs(t, g.StoreLogs(logs), ErrOrder)
+	}
+	require.ErrorIs(t, g.DeleteRange(4, 4), ErrOrder)
+	requireLog(t, g, all[2:5]...)
+	require.NoError(t, g.StoreLogs(all[5:]))
+	requireLog(t, g, all[2:]...)
+}
+
+func TestGroupsAreApart(t *testing.T) {
+	mem := vfs.NewMem()
+	s := open(t, mem, Options{CacheBytes: 1})
+	numbers := []uint32{0, 1, 2, 255, 256, 1 << 31, maxGroup}
+	logs := make(map[uint32][]*raft.Log)
+	for i, n := range numbers {
+		g := group(t, s, n)
+		logs[n] = entries(uint64(n), uint64(i+1), uint64(i+10))
+		require.NoError(t, g.StoreLogs(logs[n]))
+		_, err := s.Group(n)
+		require.ErrorContains(t, err, "in use")
+	}
+	require.NoError(t, s.groups[1].DeleteRange(0, maxIndex))
+	logs[1] = nil
+	require.NoError(t, s.groups[255].DeleteRange(0, 8))
+	logs[255] = logs[255][5:]
+	require.NoError(t, s.db.Flush())
+	for range 2 {
+		for _, n := range numbers {
+			requireLog(t, s.groups[n], logs[n]...)
+		}
+		require.NoError(t, s.Close())
+		s = open(t, mem, Options{})
+		for _, n := range numbers {
+			group(t, s, n)
+		}
+	}
+	require.NoError(t, s.Close())
+}
+
+// TestTablesAreOfOneGroup: see spanOfGroup.
+func TestTablesAreOfOneGroup(t *testing.T) {
+	s := open(t, vfs.NewMem(), Options{})
+	defer func() { require.NoError(t, s.Close()) }()
+	for _, n := range []uint32{0, 1, maxGroup} {
+		require.NoError(t, group(t, s, n).StoreLogs(entries(1, 1, 10)))
+	}
+	require.NoError(t, s.db.Flush())
+	levels, err := s.db.SSTables()
+	require.NoError(t, err)
+	tables := 0
+	for _, level := range levels {
+		for _, table := range level {
+			require.Equal(t, groupOf(table.Smallest.UserKey), groupOf(table.Largest.UserKey))
+			tables++
+		}
+	}
+	require.Equal(t, 3, tables)
+}
+
+func TestGetLogFindsDamage(t *testing.T) {
+	s := open(t, vfs.NewMem(), Options{CacheBytes: 1})
+	defer func() { require.NoError(t, s.Close()) }()
+	g := group(t, s, 3)
+	require.NoError(t, g.StoreLogs(entries(1, 1, 2)))
+	require.NoError(t, s.db.Set(appendKey(nil, 3, 2), []byte("rubbish!"), pebble.Sync))
+	require.NoError(t, g.GetLog(1, new(raft.Log)))
+	require.ErrorIs(t, g.GetLog(2, new(raft.Log)), ErrCorrupt)
+}
+
+func TestClosed(t *testing.T) {
+	s := open(t, vfs.NewMem(), Options{CacheBytes: 1})
+	g := group(t, s, 3)
+	require.NoError(t, g.StoreLogs(entries(1, 1, 2)))
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close())
+	require.ErrorIs(t, g.StoreLogs(entries(1, 3, 3)), ErrClosed)
+	require.ErrorIs(t, g.DeleteRange(1, 1), ErrClosed)
+	require.ErrorIs(t, g.GetLog(1, new(raft.Log)), ErrClosed)
+	_, err := s.Group(4)
+	require.ErrorIs(t, err, ErrClosed)
+}
+
+func TestRecentEntriesAreShared(t *testing.T) {
+	s := open(t, vfs.NewMem(), Options{})
+	defer func() { require.NoError(t, s.Close()) }()
+	g := group(t, s, 0)
+	logs := entries(1, 1, 10)
+	require.NoError(t, g.StoreLogs(logs))
+	require.NoError(t, s.db.DeleteRange(appendKey(nil, 0, 0), appendKey(nil, 1, 0), pebble.Sync))
+	requireLog(t, g, logs...) // Pebble has none
+	var l raft.Log
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if err := g.GetLog(5, &l); err != nil {
+			panic(err)
+		}
+	}))
+	require.Same(t, &logs[4].Data[0], &l.Data[0])
+	require.Same(t, &logs[4].Extensions[0], &l.Extensions[0])
+}
+
+func TestRecentIsBounded(t *testing.T) {
+	const limit = 10_000
+	r := recent{limit: limit}
+	rng := rand.New(rand.NewPCG(1, 2))
+	var want []raft.Log // newest entries, beyond the limit too
+	next := uint64(1)
+	for range 2_000 {
+		switch rng.IntN(40) {
+		case 0:
+			through := next - uint64(rng.IntN(20))
+			r.dropThrough(through)
+			for len(want) > 0 && want[0].Index <= through {
+				want = want[1:]
+			}
+		case 1:
+			from := max(next-min(next, uint64(rng.IntN(20))), 1)
+			r.dropFrom(from)
+			for len(want) > 0 && want[len(want)-1].Index >= from {
+				want = want[:len(want)-1]
+			}
+			next = min(next, from)
+		default:
+			size := rng.IntN(800)
+			if rng.IntN(100) == 0 {
+				size = limit
+			}
+			l := raft.Log{Index: next, Term: rng.Uint64(), Data: make([]byte, size)}
+			r.add(&l)
+			want = append(want, l)
+			next++
+		}
+		var bytes int64
+		held := 0
+		for i := len(want) - 1; i >= 0; i-- {
+			if r.get(want[i].Index) == nil {
+				break
+			}
+			require.Equal(t, want[i], *r.get(want[i].Index))
+			bytes += cost(&want[i])
+			held++
+		}
+		want = want[len(want)-held:] // what is not held never comes back
+		require.Equal(t, r.bytes, bytes)
+		require.LessOrEqual(t, bytes, int64(limit))
+		require.Len(t, r.entries[r.head:], held)
+		require.Nil(t, r.get(next))
+		for _, l := range r.entries[:r.head] {
+			require.Zero(t, l)
+		}
+		for _, l := range r.entries[len(r.entries):cap(r.entries)] {
+			require.Zero(t, l)
+		}
+	}
+}
+
+// TestRecentHoldsWhatFits: an entry goes only for want of room.
+func TestRecentHoldsWhatFits(t *testing.T) {
+	one := raft.Log{Data: make([]byte, 100)}
+	r := recent{limit: 3 * cost(&one)}
+	for i := range uint64(10) {
+		one.Index = i + 1
+		r.add(&one)
+		require.Len(t, r.entries[r.head:], min(int(i)+1, 3))
+	}
+}
+
+// TestTruncationBoundsDisk appends 1 GB and keeps a tail of 50 MB. That the
+// directory stops growing is what counts: memtables and logs of 32 MB weigh more than the tail.
+func TestTruncationBoundsDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes 1 GB")
+	}
+	const entryBytes, keep, bound = 64 << 10, 800, 700 << 20
+	dir := t.TempDir()
+	s, err := Open(dir, Options{FS: vfs.Default, Sync: SyncNone})
+	require.NoError(t, err)
+	g := group(t, s, 0)
+	data := make([]byte, entryBytes)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(data)
+	for i := uint64(1); i <= (1<<30)/entryBytes; i++ {
+		require.NoError(t, g.StoreLog(&raft.Log{Index: i, Data: data}))
+		if i%100 == 0 && i > keep {
+			require.NoError(t, g.DeleteRange(1, i-keep))
+			require.Less(t, directoryBytes(t, dir), int64(bound))
+		}
+	}
+	require.NoError(t, s.Close())
+}
+
+// TestConcurrent does to several groups what Raft does from its goroutines.
+func TestConcurrent(t *testing.T) {
+	const groups, count, keep = 4, 1000, 50
+	s := open(t, vfs.NewMem(), Options{CacheBytes: 2_000})
+	var wg sync.WaitGroup
+	for n := range uint32(groups) {
+		g := group(t, s, n)
+		stored := make(chan struct{})
+		wg.Go(func() { // the main goroutine of Raft
+			defer close(stored)
+			for i := uint64(1); i <= count; {
+				logs := entries(1, i, i+i%3)
+				require.NoError(t, g.StoreLogs(logs))
+				i += uint64(len(logs))
+				if i%7 == 0 {
+					require.NoError(t, g.DeleteRange(i-1, i-1))
+					require.NoError(t, g.StoreLogs(entries(1, i-1, i-1)))
+				}
+			}
+		})
+		wg.Go(func() { // snapshots
+			for {
+				select {
+				case <-stored:
+					return
+				default:
+				}
+				first, err := g.FirstIndex()
+				require.NoError(t, err)
+				last, err := g.LastIndex()
+				require.NoError(t, err)
+				if last > keep {
+					require.NoError(t, g.DeleteRange(first, last-keep))
+				}
+			}
+		})
+		for range 2 { // replication
+			wg.Go(func() {
+				for {
+					select {
+					case <-stored:
+						return
+					default:
+					}
+					first, _ := g.FirstIndex()
+					last, _ := g.LastIndex()
+					for i := first; i <= last; i++ {
+						var l raft.Log
+						if err := g.GetLog(i, &l); err == raft.ErrLogNotFound {
+							continue
+						} else {
+							require.NoError(t, err)
+						}
+						require.True(t, l.Index == i && bytes.Equal(l.Data, entries(1, i, i)[0].Data))
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	require.NoError(t, s.Close())
+}

@@ -1,0 +1,173 @@
+package raftlog
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	"go.etcd.io/bbolt"
+)
+
+// Stables keeps the terms and votes of the groups of a node. All methods, also
+// of what Group returns, may be called concurrently.
+type Stables interface {
+	Group(n uint32) raft.StableStore
+	Close() error
+}
+
+// Stable keeps terms and votes in a bbolt file. Each Set is synced, whatever
+// the durability of the logs: a node that forgets its vote may vote twice.
+type Stable struct {
+	bolt *raftboltdb.BoltStore
+}
+
+// lockTimeout is how long OpenStable waits for another process that has the file.
+const lockTimeout = time.Second
+
+// OpenStable opens the file, or creates it in a directory that exists.
+func OpenStable(path string) (*Stable, error) {
+	s, err := openStable(path)
+	if err != nil {
+		return nil, fmt.Errorf("raftlog: open %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func openStable(path string) (*Stable, error) {
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		if err := createBolt(path); err != nil {
+			return nil, err
+		}
+	}
+	bolt, err := openBolt(path)
+	if err != nil {
+		return nil, err
+	}
+	return &Stable{bolt}, nil
+}
+
+// createBolt lets the file appear complete and durable, or not at all.
+func createBolt(path string) error {
+	temporary := path + ".new"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	bolt, err := openBolt(temporary)
+	if err != nil {
+		return err
+	}
+	if err := bolt.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func openBolt(path string) (*raftboltdb.BoltStore, error) {
+	return raftboltdb.New(raftboltdb.Options{Path: path, BoltOptions: &bbolt.Options{
+		Timeout:        lockTimeout,
+		NoFreelistSync: true,
+		FreelistType:   bbolt.FreelistMapType,
+	}})
+}
+
+// Group returns the values of a group.
+func (s *Stable) Group(n uint32) raft.StableStore { return stableGroup{s, n} }
+
+// Close releases the file.
+func (s *Stable) Close() error { return s.bolt.Close() }
+
+func (s *Stable) set(key, value []byte) error { return s.bolt.Set(key, value) }
+
+func (s *Stable) get(key []byte) ([]byte, error) {
+	value, err := s.bolt.Get(key)
+	if errors.Is(err, raftboltdb.ErrKeyNotFound) {
+		return nil, nil
+	}
+	return value, err
+}
+
+// MemStable keeps terms and votes in memory, for simulations. Its values
+// survive Close: it is the disk of a node that is started again. The zero value is ready.
+type MemStable struct {
+	mu     sync.Mutex
+	values map[string][]byte
+}
+
+// Group returns the values of a group.
+func (s *MemStable) Group(n uint32) raft.StableStore { return stableGroup{s, n} }
+
+// Close does nothing.
+func (s *MemStable) Close() error { return nil }
+
+func (s *MemStable) set(key, value []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.values == nil {
+		s.values = make(map[string][]byte)
+	}
+	s.values[string(key)] = append([]byte(nil), value...)
+	return nil
+}
+
+func (s *MemStable) get(key []byte) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]byte(nil), s.values[string(key)]...), nil
+}
+
+// stableGroup is the part of a store whose keys begin with the group, 4 bytes
+// big-endian. A value that is missing is empty, or 0.
+type stableGroup struct {
+	values interface {
+		set(key, value []byte) error
+		get(key []byte) ([]byte, error) // nil if there is none
+	}
+	number uint32
+}
+
+func (g stableGroup) key(key []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, g.number), key...)
+}
+
+func (g stableGroup) Set(key, value []byte) error {
+	if err := g.values.set(g.key(key), value); err != nil {
+		return fmt.Errorf("raftlog: set %s of group %d: %w", key, g.number, err)
+	}
+	return nil
+}
+
+func (g stableGroup) Get(key []byte) ([]byte, error) {
+	value, err := g.values.get(g.key(key))
+	if err != nil {
+		return nil, fmt.Errorf("raftlog: get %s of group %d: %w", key, g.number, err)
+	}
+	return value, nil
+}
+
+func (g stableGroup) SetUint64(key []byte, value uint64) error {
+	return g.Set(key, binary.BigEndian.AppendUint64(nil, value))
+}
+
+func (g stableGroup) GetUint64(key []byte) (uint64, error) {
+	value, err := g.Get(key)
+	switch {
+	case err != nil || len(value) == 0:
+		return 0, err
+	case len(value) != 8:
+		return 0, fmt.Errorf("%w: %s of group %d has %d bytes", ErrCorrupt, key, g.number, len(value))
+	}
+	return binary.BigEndian.Uint64(value), nil
+}

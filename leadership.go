@@ -1,0 +1,267 @@
+package codeq
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/keys"
+)
+
+// A node that is elected leader of a shard's Raft group takes office:
+//
+//	begin    it commits an entry of its term; when that is applied, so is
+//	         everything that any leader before it has acknowledged
+//	load     it builds the shard's memory from the store, as Open does
+//	serve    the shard's owner runs, and the node's verbs find it
+//
+// and leaves it at once when it is leader no more: the first entry of a later
+// term is applied, or the store replaced, only after the owner has ended. So an
+// owner never sees a store that others write, and what it reads is what it wrote.
+
+// office is who decides for the replica's shard.
+type office struct {
+	mu   sync.Mutex // guards what follows
+	term uint64     // of the shard that is led here, or was last
+	seen uint64     // the latest term of which an entry has been applied
+}
+
+// watch follows the elections of the shard's Raft group until quit is closed.
+func (r *replica) watch(quit <-chan struct{}) {
+	retry := time.NewTimer(0)
+	retry.Stop()
+	defer retry.Stop()
+	var elected <-chan bool = r.raft.LeaderCh()
+	for {
+		select {
+		case <-quit:
+			r.leave(ErrClosed)
+			return
+		case <-elected:
+		case s := <-r.ended:
+			if s != r.lead.Load() {
+				continue
+			}
+		case <-retry.C:
+		}
+		r.leave(ErrNotLeader)
+		if r.raft.State() != raft.Leader || r.failure() != nil {
+			continue
+		}
+		if err := r.takeOffice(); err != nil && r.raft.State() == raft.Leader {
+			r.node.log.Warn("shard cannot be led yet", "shard", r.index, "err", err)
+			retry.Reset(r.node.opts.HeartbeatTimeout / 4)
+		}
+	}
+}
+
+// takeOffice makes this node's replica the shard.
+func (r *replica) takeOffice() error {
+	term := r.raft.CurrentTerm()
+	begin := proposer{replica: r, term: term}
+	if err := begin.commit(nil); err != nil {
+		return err
+	}
+	if err := r.christen(&begin); err != nil {
+		return err
+	}
+	s, err := r.load(term)
+	if err != nil {
+		return err
+	}
+	r.office.mu.Lock()
+	if r.office.seen > term {
+		r.office.mu.Unlock()
+		return fmt.Errorf("%w: term %d is over", ErrNotLeader, term)
+	}
+	r.office.term = term
+	r.lead.Store(s)
+	r.office.mu.Unlock()
+	go func() {
+		s.run()
+		select {
+		case r.ended <- s:
+		default:
+		}
+	}()
+	r.node.log.Info("leading", "shard", r.index, "term", term)
+	r.changed()
+	r.node.claims.joined(s)
+	return nil
+}
+
+// christen has the first leader ever store what the shard is.
+func (r *replica) christen(p *proposer) error {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	want := fmt.Sprintf("codeq %d replicated %d/%d", format, r.index, len(r.node.queue.replicas))
+	got, err := lookup(r.store.db, []byte{keys.Meta})
+	if err != nil {
+		return err
+	}
+	if got == nil {
+		b := r.store.db.NewBatch()
+		defer func() { _ = b.Close() }() // it does no more than to recycle memory
+		if err := b.Set([]byte{keys.Meta}, []byte(want), nil); err != nil {
+			return storageError(err)
+		}
+		return p.commit(b)
+	}
+	if string(got) != want {
+		return fmt.Errorf("%w: identity %q, expected %q", ErrCorrupt, got, want)
+	}
+	return nil
+}
+
+// load builds the shard from the store.
+func (r *replica) load(term uint64) (*shard, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	q := r.node.queue
+	s := newShard(r.index, q.opts, r.store, newSettingsTable())
+	s.node, s.replica = r.node, r
+	s.commit = &proposer{replica: r, term: term, news: &s.group.news}
+	s.group.news.hub = &q.events
+	if err := s.load(); err != nil {
+		return nil, err
+	}
+	if err := s.settings.load(r.store.db); err != nil {
+		return nil, err
+	}
+	s.join(nil)
+	return s, nil
+}
+
+// leave ends the shard that is led here, if any, and returns when it has ended.
+func (r *replica) leave(reason error) {
+	s := r.lead.Swap(nil)
+	if s == nil {
+		return
+	}
+	s.inbox.stop(notLed(s.index, reason))
+	<-s.done
+	r.changed()
+	r.node.log.Info("leads no more", "shard", r.index, "reason", reason)
+}
+
+func notLed(shard int, reason error) error {
+	if errors.Is(reason, ErrClosed) {
+		return ErrClosed
+	}
+	return fmt.Errorf("%w: shard %d", reason, shard)
+}
+
+// obey has what was decided here in an earlier term than the given one come to
+// its end, before an entry of that term is applied. Raft calls it.
+func (r *replica) obey(term uint64) {
+	r.office.mu.Lock()
+	if term <= r.office.seen {
+		r.office.mu.Unlock()
+		return
+	}
+	r.office.seen = term
+	over := r.lead.Load() != nil && r.office.term < term
+	r.office.mu.Unlock()
+	if over {
+		r.leave(ErrNotLeader)
+	}
+}
+
+// restore replaces the store by one that the snapshots have received.
+func (r *replica) restore() error {
+	r.leave(ErrNotLeader)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, _, ok := r.snapshots.Installed(); !ok {
+		return nil // the store is as far as the snapshot
+	}
+	if err := r.store.close(); err != nil {
+		return err
+	}
+	return r.openStore()
+}
+
+// openStore puts what the snapshots have received in place, if anything, and
+// opens the store. REQUIRES: mu is held, or nobody else knows the replica.
+func (r *replica) openStore() error {
+	q := r.node.queue
+	dir := shardDir(q.dir.fs, q.dir.path, r.index)
+	if from, _, ok := r.snapshots.Installed(); ok {
+		if err := q.dir.fs.RemoveAll(dir); err != nil {
+			return err
+		}
+		if err := q.dir.fs.Rename(from, dir); err != nil {
+			return err
+		}
+		if err := syncDirectory(q.dir.fs, q.dir.path); err != nil {
+			return err
+		}
+		if err := r.snapshots.Swapped(); err != nil {
+			return err
+		}
+	}
+	st, err := openStore(dir, q.opts, q.caches, q.dir.Creating)
+	if err != nil {
+		return err
+	}
+	index, err := appliedIndex(st.db)
+	if err != nil {
+		return errors.Join(err, st.close())
+	}
+	r.store = st
+	r.applied.Store(index)
+	return nil
+}
+
+// fail ends the replica: its store cannot be written. The others go on without it.
+func (r *replica) fail(cause error) {
+	err := fmt.Errorf("%w: shard %d: %w", ErrFailed, r.index, cause)
+	if !r.broken.CompareAndSwap(nil, &err) {
+		return
+	}
+	r.node.log.Error("replica failed", "shard", r.index, "err", cause)
+	r.changed()
+	r.node.background.Go(func() { _ = r.raft.Shutdown().Error() }) // of the group's goroutines; Raft has logged what went wrong
+}
+
+// failure is why the replica has ended; nil if it has not.
+func (r *replica) failure() error {
+	if err := r.broken.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// changed says that the shard may be led by another node, or be ready to be asked.
+func (r *replica) changed() {
+	r.route.changed()
+	r.node.routes.changed()
+}
+
+// route is where a shard is, or all of them.
+type route struct {
+	mu     sync.Mutex // guards change
+	change chan struct{}
+}
+
+// next returns a channel that is closed when the leader may be another one, or ready.
+func (r *route) next() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.change == nil {
+		r.change = make(chan struct{})
+	}
+	return r.change
+}
+
+func (r *route) changed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.change != nil {
+		close(r.change)
+		r.change = nil
+	}
+}

@@ -1,0 +1,227 @@
+package codeq
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/keys"
+	"codeq/internal/snapshot"
+)
+
+// With Options.Cluster, the batch of a group is an entry in the log of the
+// shard's Raft group. The leader has decided everything that is in it, times
+// and IDs included; to apply an entry is to write its bytes, on every replica
+// the same ones in the same order.
+//
+// Invariant: the index of the last entry that a store has applied is written in
+// the batch of that entry, so that none is applied twice, whatever Raft replays;
+// keys that are written once and removed by SINGLEDEL rely on it.
+//
+// Invariant: an entry has an effect only if it was decided in the term in which
+// it is in the log. A leader that has lost its office and won it again has other
+// entries in between, and what it had decided before them no longer holds.
+
+// entry is what a group of operations is in the log of Raft:
+//
+//	term    8 bytes  in which it was decided
+//	length  4 bytes  of the batch
+//	batch            Pebble's representation; may be empty
+//	news             what callers and subscribers on all nodes learn
+type entry struct {
+	term  uint64
+	batch []byte
+	news  []byte
+}
+
+const entryHeader = 8 + 4
+
+func (e *entry) append(dst []byte) []byte {
+	dst = binary.BigEndian.AppendUint64(dst, e.term)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(e.batch)))
+	return append(append(dst, e.batch...), e.news...)
+}
+
+// parseEntry takes an entry apart. The parts alias b.
+func parseEntry(b []byte) (entry, error) {
+	if len(b) < entryHeader {
+		return entry{}, fmt.Errorf("%w: log entry of %d bytes", ErrCorrupt, len(b))
+	}
+	e := entry{term: binary.BigEndian.Uint64(b)}
+	n := uint64(binary.BigEndian.Uint32(b[8:]))
+	if b = b[entryHeader:]; n > uint64(len(b)) {
+		return entry{}, fmt.Errorf("%w: log entry with a batch of %d bytes in %d", ErrCorrupt, n, len(b))
+	}
+	e.batch, e.news = b[:n], b[n:]
+	return e, nil
+}
+
+// errOutdated is the outcome of an entry that was decided in another term than
+// the one in which it is in the log.
+var errOutdated = errors.New("decided in an earlier term")
+
+// stateMachine applies the log of a shard's Raft group to the replica's store.
+// Raft calls its methods from one goroutine.
+type stateMachine struct {
+	replica *replica
+	batch   *pebble.Batch // nil after a restore
+	buf     []byte        // memory of batch
+}
+
+// Apply applies an entry. What it returns is nil, errOutdated, or why the store
+// has failed; after that nothing more is applied, and the node leaves the group.
+func (m *stateMachine) Apply(l *raft.Log) any {
+	r := m.replica
+	if err := r.failure(); err != nil {
+		return err
+	}
+	if l.Index <= r.applied.Load() {
+		return nil
+	}
+	e, err := parseEntry(l.Data)
+	if err == nil {
+		if e.term != l.Term {
+			return errOutdated
+		}
+		r.obey(l.Term)
+		err = m.write(&e, l)
+	}
+	if err != nil {
+		err = fmt.Errorf("apply entry %d: %w", l.Index, err)
+		r.fail(err)
+		return err
+	}
+	r.applied.Store(l.Index)
+	r.publish(e.news)
+	r.grow(int64(len(l.Data)))
+	return nil
+}
+
+// write commits an entry's batch with its index. Pebble keeps the memory of a
+// large batch until it is flushed.
+func (m *stateMachine) write(e *entry, l *raft.Log) error {
+	st := m.replica.store
+	large := len(e.batch) > largeBatch
+	if m.batch == nil || large {
+		m.batch, m.buf = st.db.NewBatch(), nil
+	}
+	b := m.batch
+	b.Reset()
+	if len(e.batch) > 0 {
+		// Pebble writes into the bytes of a batch, and those of the log are
+		// still on their way to other nodes.
+		m.buf = append(m.buf[:0], e.batch...)
+		if err := b.SetRepr(m.buf); err != nil {
+			return storageError(err)
+		}
+	}
+	var key [1]byte
+	op := b.SetDeferred(len(key), keys.AppliedLen)
+	op.Key[0] = keys.Applied
+	keys.PutApplied(op.Value, l.Index, l.Term)
+	if err := op.Finish(); err != nil {
+		return storageError(err)
+	}
+	err := st.commit(b)
+	m.buf = b.Repr()[:0]
+	if large {
+		m.batch = nil
+	}
+	return err
+}
+
+// largeBatch is below what Pebble keeps the memory of: half of the smallest MemTableBytes.
+const largeBatch = 64 << 10
+
+// Snapshot begins a snapshot, which is the store itself.
+func (m *stateMachine) Snapshot() (raft.FSMSnapshot, error) {
+	return persisted{}, m.replica.failure()
+}
+
+// persisted is a snapshot of the store as it is: what has been applied becomes
+// durable when its sink is closed.
+type persisted struct{}
+
+func (persisted) Persist(sink raft.SnapshotSink) error { return nil }
+func (persisted) Release()                             {}
+
+// Restore puts the store in place that the snapshots have received.
+func (m *stateMachine) Restore(source io.ReadCloser) error {
+	m.batch, m.buf = nil, nil
+	err := m.replica.restore()
+	if err != nil {
+		m.replica.fail(err)
+	}
+	return err
+}
+
+// proposer is the committer of a shard in one term of its leadership: a group
+// is persistent when it is in the logs of a majority, and this node has applied it.
+type proposer struct {
+	replica *replica
+	term    uint64
+	news    *eventBatch
+}
+
+func (p *proposer) commit(b *pebble.Batch) error {
+	e := entry{term: p.term, news: p.news.encode()}
+	if b != nil {
+		e.batch = b.Repr()
+	}
+	// Raft keeps the entry, and Pebble's batch is about to be used again.
+	f := p.replica.raft.Apply(e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.news))), 0)
+	if err := f.Error(); err != nil {
+		return raftError(err)
+	}
+	if err, ok := f.Response().(error); ok {
+		if errors.Is(err, errOutdated) {
+			return fmt.Errorf("%w: %w", ErrNotLeader, err)
+		}
+		return err
+	}
+	return nil
+}
+
+// confirm makes sure that no other node has become the leader: what this one
+// has read is still so.
+func (p *proposer) confirm() error {
+	if err := p.replica.raft.VerifyLeader().Error(); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotLeader, err) // nothing was to be stored
+	}
+	return nil
+}
+
+// raftError tells what was certainly not proposed from what may be in the log.
+func raftError(err error) error {
+	switch err {
+	case raft.ErrNotLeader, raft.ErrLeadershipTransferInProgress, raft.ErrEnqueueTimeout:
+		return fmt.Errorf("%w: %w", ErrNotLeader, err)
+	}
+	return err
+}
+
+// live is the store that a shard's snapshots are made of.
+type live struct{ *replica }
+
+var _ snapshot.Live = live{}
+
+// Flush makes what has been applied durable.
+func (l live) Flush() error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.store.flush()
+}
+
+// Checkpoint copies what has been applied, by hard links.
+func (l live) Checkpoint(dir string) error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if err := l.store.flush(); err != nil {
+		return err
+	}
+	return storageError(l.store.db.Checkpoint(dir))
+}

@@ -1,0 +1,137 @@
+package codeq
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+
+	"codeq/internal/keys"
+)
+
+// In a cluster a produce whose outcome is unknown, because the leader of its
+// shard was lost, is tried again with the next leader, and has its effect once:
+// the node of its caller numbers its produces into each shard, and the shard
+// stores what it answered to those whose callers may not know yet, in the commit
+// of the tasks. With each produce the node says which ones it knows of, so that
+// what is kept is no more than what was under way lately.
+//
+// The idea is that of RIFL (Lee, Park, Kejriwal, Matsushita, Ousterhout,
+// "Implementing Linearizability at Large Scale and Low Latency", 2015).
+
+// callNumber names a produce of a node. The zero callNumber is none.
+type callNumber struct {
+	node    string
+	session uint64 // the life of the node
+	seq     uint64 // from 1
+	low     uint64 // the node knows the outcome of every call below
+}
+
+// session numbers the produces of this node into one shard.
+type session struct {
+	mu      sync.Mutex // guards what follows
+	last    uint64
+	low     uint64 // the first call that is under way, or the next one
+	pending map[uint64]struct{}
+}
+
+func (s *session) begin() (seq, low uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending == nil {
+		s.pending, s.low = make(map[uint64]struct{}), 1
+	}
+	s.last++
+	s.pending[s.last] = struct{}{}
+	return s.last, s.low
+}
+
+// end is when the caller of a produce knows its outcome, or will never ask again.
+func (s *session) end(seq uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pending, seq)
+	for s.low <= s.last {
+		if _, ok := s.pending[s.low]; ok {
+			return
+		}
+		s.low++
+	}
+}
+
+// newLife is a number that no other life of a node has.
+func newLife() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.BigEndian.Uint64(b[:])
+}
+
+// sessionTable is the sessions of all nodes in one shard. Its owner uses it.
+type sessionTable struct {
+	byNode  map[string]*keys.SessionValue
+	changed []string // nodes whose sessions the group has to store
+}
+
+// outcome returns what has become of a call, if the shard has resolved it before.
+func (t *sessionTable) outcome(c *callNumber) (done *keys.SessionCall, err error) {
+	v := t.byNode[c.node]
+	if v == nil || v.Session != c.session {
+		return nil, nil
+	}
+	if c.seq < v.Low {
+		return nil, fmt.Errorf("%w: produce %d of node %s is one that it knew the outcome of", ErrUncertain, c.seq, c.node)
+	}
+	for i := range v.Calls {
+		if v.Calls[i].Seq == c.seq {
+			return &v.Calls[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// note keeps what has become of a call.
+func (t *sessionTable) note(c *callNumber, ids []ID, duplicates []int) {
+	v := t.byNode[c.node]
+	if v == nil || v.Session != c.session {
+		if t.byNode == nil {
+			t.byNode = make(map[string]*keys.SessionValue)
+		}
+		v = &keys.SessionValue{Session: c.session}
+		t.byNode[c.node] = v
+	}
+	if c.low > v.Low {
+		v.Low = c.low
+		v.Calls = slices.DeleteFunc(v.Calls, func(done keys.SessionCall) bool { return done.Seq < c.low })
+	}
+	done := keys.SessionCall{Seq: c.seq, Duplicates: slices.Clone(duplicates)}
+	for _, id := range ids {
+		done.IDs = append(done.IDs, keys.ID(id))
+	}
+	v.Calls = append(v.Calls, done)
+	if !slices.Contains(t.changed, c.node) {
+		t.changed = append(t.changed, c.node)
+	}
+}
+
+// seal adds the sessions that have changed to the group.
+func (t *sessionTable) seal(g *group) {
+	for _, node := range t.changed {
+		g.set(keys.AppendNamed(nil, keys.Session, node), t.byNode[node].Append(nil))
+	}
+	t.changed = t.changed[:0]
+}
+
+func (s *shard) loadSessions() error {
+	return scan(s.store.db, keys.Session, func(key, value []byte) error {
+		v, err := keys.ParseSession(value)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		if s.sessions.byNode == nil {
+			s.sessions.byNode = make(map[string]*keys.SessionValue)
+		}
+		s.sessions.byNode[string(key[1:])] = &v
+		return nil
+	})
+}
