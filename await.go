@@ -24,6 +24,9 @@ type Outcome struct {
 // The task may be one that another call is about to complete: there is no gap
 // between looking and waiting, and nothing polls.
 func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
+	if q.node != nil {
+		return q.node.await(ctx, id)
+	}
 	op := new(awaitOp).init(id)
 	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
 		op.gone.Store(true)

@@ -59,6 +59,8 @@ const (
 	callSchedules
 	callParcel
 	callRead
+	callIndex
+	callInterest
 	callMember
 	endOfCalls
 )
@@ -83,6 +85,8 @@ var callKinds = [endOfCalls]func(*node, *peer.Request) request{
 	callSchedules:      func(*node, *peer.Request) request { return new(schedulesOp) },
 	callParcel:         func(*node, *peer.Request) request { return new(parcel) },
 	callRead:           func(*node, *peer.Request) request { return new(readOp) },
+	callIndex:          func(*node, *peer.Request) request { return new(indexOp) },
+	callInterest:       func(*node, *peer.Request) request { return new(interestOp) },
 }
 
 // The defaults: an operation without results, that must not be repeated.

@@ -156,6 +156,8 @@ type node struct {
 	logs   *raftlog.Store
 	stable raftlog.Stables
 	claims *claimTable
+	wishes wishes
+	runs   runTable
 	routes route  // changes with every replica's
 	life   uint64 // random: tells this life of the node from the others
 
@@ -172,7 +174,7 @@ func (q *Queue) openNode() (err error) {
 	c := q.opts.Cluster
 	n := &node{
 		queue: q, opts: c, log: q.opts.Logger.With("node", c.Node), life: newLife(),
-		quit: make(chan struct{}),
+		quit: make(chan struct{}), wishes: wishes{turn: make(chan struct{}, 1)},
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.claims = newClaimTable(n)
@@ -187,7 +189,7 @@ func (q *Queue) openNode() (err error) {
 				return err
 			}
 		}
-		if r.snapshots, err = snapshot.Open(fs, meta, func() snapshot.Live { return live{r} }, n.log); err != nil {
+		if r.snapshots, err = snapshot.Open(fs, meta, r.live, n.log); err != nil {
 			return err
 		}
 		if err := r.openStore(); err != nil {
@@ -256,6 +258,9 @@ func (n *node) listen() error {
 func (n *node) startRaft(r *replica) error {
 	logs, err := n.logs.Group(uint32(r.index))
 	if err != nil {
+		return err
+	}
+	if r.replayed, err = logs.LastIndex(); err != nil {
 		return err
 	}
 	votes := n.stable.Group(uint32(r.index))

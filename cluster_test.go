@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 )
 
 // threeNodes opens a cluster of three nodes over TCP loopback.
@@ -61,4 +62,77 @@ func TestClusterCycle(t *testing.T) {
 	stats, err := qs[0].Stats(ctx)
 	require.NoError(t, err)
 	require.Equal(t, Counts{}, stats["a"])
+}
+
+// TestClusterNews: any node hears of what happens in any shard.
+func TestClusterNews(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	qs := threeNodes(t, Options{})
+	var subs []*Subscription
+	for _, q := range qs {
+		sub, err := q.Subscribe(SubscribeOptions{Kinds: []EventKind{EventProduced, EventCompleted}})
+		require.NoError(t, err)
+		subs = append(subs, sub)
+	}
+	id, err := qs[0].Produce(ctx, Task{Queue: "a"})
+	require.NoError(t, err)
+	var outcomes errgroup.Group
+	for _, q := range qs {
+		outcomes.Go(func() error {
+			o, err := q.Await(ctx, id)
+			if err == nil && (o.State != Done || string(o.Result) != "well") {
+				err = fmt.Errorf("outcome %+v", o)
+			}
+			return err
+		})
+	}
+	time.Sleep(100 * time.Millisecond)
+	l, err := qs[1].Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+	require.NoError(t, err)
+	require.NoError(t, qs[2].Complete(ctx, l.Receipt, []byte("well")))
+	require.NoError(t, outcomes.Wait())
+	for _, sub := range subs {
+		for _, kind := range []EventKind{EventProduced, EventCompleted} {
+			e, err := sub.Next(ctx)
+			require.NoError(t, err)
+			require.Equal(t, kind, e.Kind)
+			require.Equal(t, id, e.ID)
+		}
+	}
+	_, err = qs[0].Await(ctx, id)
+	require.ErrorIs(t, err, ErrNotFound)
+}
+
+// TestClusterCancel: a handler learns of a cancel at once, wherever its task
+// lies and whoever cancels it.
+func TestClusterCancel(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	qs := threeNodes(t, Options{})
+	begun, ended := make(chan ID, 10), make(chan error, 10)
+	for _, q := range qs {
+		var m Mux
+		Handle(&m, "a", func(ctx context.Context, j *Job[int]) error {
+			begun <- j.ID
+			<-ctx.Done()
+			ended <- context.Cause(ctx)
+			return nil
+		})
+		running, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- q.Run(running, &m, nil) }()
+		defer func() {
+			stop()
+			require.NoError(t, <-done)
+		}()
+	}
+	for i := range 9 {
+		task, err := NewTask("a", i)
+		require.NoError(t, err)
+		_, err = qs[i%3].Produce(ctx, task)
+		require.NoError(t, err)
+		require.NoError(t, qs[(i+1)%3].Cancel(ctx, <-begun))
+		require.ErrorIs(t, <-ended, ErrCanceled)
+	}
 }

@@ -40,8 +40,8 @@ func (op *cancelOp) cancel(s *shard, at *located) error {
 	if at.state == Done || at.state == Canceled {
 		return notWaiting(at)
 	}
-	if at.lease != nil {
-		op.runner, op.receipt = at.lease.runner, Receipt{ID: at.id, Token: at.lease.token}
+	if at.lease != nil && s.node == nil { // in a cluster it is in the news
+		op.runner, op.receipt = at.lease.runner, at.lease.receipt()
 	}
 	s.cancel(at)
 	return nil
@@ -169,34 +169,34 @@ func (s *shard) setRunAt(at *located, runAt uint64) error {
 // canceledLeases remembers the leases that cancels have ended, so that their
 // workers learn why: as many as there is room for, the latest ones.
 type canceledLeases struct {
-	tokens map[Receipt]struct{}
-	ring   []Receipt
-	next   int
+	receipts map[Receipt]struct{}
+	ring     []Receipt
+	next     int
 }
 
 const canceledCap = 1024
 
-func (s *shard) remember(ls *lease) {
-	c := &s.canceled
-	if c.tokens == nil {
-		c.tokens = make(map[Receipt]struct{})
+func (c *canceledLeases) add(r Receipt) {
+	if c.receipts == nil {
+		c.receipts = make(map[Receipt]struct{})
 	}
-	r := Receipt{ID: ls.id, Token: ls.token}
 	if len(c.ring) < canceledCap {
 		c.ring = append(c.ring, r)
 	} else {
-		delete(c.tokens, c.ring[c.next])
+		delete(c.receipts, c.ring[c.next])
 		c.ring[c.next] = r
 		c.next = (c.next + 1) % canceledCap
 	}
-	c.tokens[r] = struct{}{}
+	c.receipts[r] = struct{}{}
+}
+
+func (c *canceledLeases) has(r Receipt) bool {
+	_, ok := c.receipts[r]
+	return ok
 }
 
 // leaseLost is the error for a receipt that is not that of a lease in force.
-func (s *shard) leaseLost(r Receipt) error {
-	_, canceled := s.canceled.tokens[r]
-	return leaseLost(r, canceled)
-}
+func (s *shard) leaseLost(r Receipt) error { return leaseLost(r, s.canceled.has(r)) }
 
 func leaseLost(r Receipt, canceled bool) error {
 	if canceled {

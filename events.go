@@ -142,6 +142,12 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
 	if err := q.events.add(sub); err != nil {
 		return nil, err
 	}
+	if q.node != nil {
+		if err := q.node.wish(q.node.ctx, 0); err != nil {
+			sub.Close()
+			return nil, err
+		}
+	}
 	return sub, nil
 }
 
@@ -339,14 +345,25 @@ func (h *eventHub) replace(subs []*Subscription) {
 
 // eventBatch is the events of a group. They are published when it has persisted.
 type eventBatch struct {
-	hub    *eventHub
+	hub    *eventHub // nil in a cluster, where the log tells
 	events []Event
+	// In a cluster only; see news.go.
+	wanted  kindSet
+	endings []ending
+	cancels []Receipt
+}
+
+func (b *eventBatch) wants(kind EventKind) bool {
+	if b.hub != nil {
+		return b.hub.wanted.Load()>>kind&1 != 0
+	}
+	return b.wanted>>kind&1 != 0
 }
 
 // emit has subscribers told of a change of state, if there are any and the
 // group persists. attempt is the task's count after the change.
 func (s *shard) emit(kind EventKind, l *lane, id ID, attempt uint32, cause string) {
-	if s.group.news.hub.wanted.Load()>>kind&1 != 0 {
+	if s.group.news.wants(kind) {
 		s.collect(kind, l, id, attempt, cause)
 	}
 }
@@ -363,19 +380,17 @@ func (s *shard) collect(kind EventKind, l *lane, id ID, attempt uint32, cause st
 	})
 }
 
-// encode is the events of a group for the log of a replicated shard.
-func (b *eventBatch) encode() []byte { return nil }
-
-// publish tells the subscribers of this node what an entry of the log says.
-func (r *replica) publish(news []byte) {}
-
 // release publishes the events, unless err says that the group may not have
 // persisted, and empties the batch.
 func (b *eventBatch) release(err error) {
+	if b.hub == nil {
+		clear(b.endings)
+		b.endings, b.cancels = b.endings[:0], b.cancels[:0]
+	}
 	if len(b.events) == 0 {
 		return
 	}
-	if err == nil {
+	if err == nil && b.hub != nil {
 		for _, sub := range b.hub.all() {
 			sub.offer(b.events)
 		}

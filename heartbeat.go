@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -87,18 +88,37 @@ func (h *heart) beat() (running bool) {
 // calls it: it does not wait for hooks.
 func (r *runner) canceled(receipt Receipt) {
 	r.queue.notices.Go(func() {
-		r.void.Store(receipt, nil)
-		r.voids.Add(1)
+		r.void.add(receipt)
 		lost := map[Receipt]error{receipt: errCanceled(receipt)}
 		for _, w := range r.workers {
 			if w.forfeit(lost) {
-				if _, ok := r.void.LoadAndDelete(receipt); ok {
-					r.voids.Add(-1)
-				}
 				return
 			}
 		}
 	})
+}
+
+// voidList is receipts of canceled tasks, whose handlers are not to begin.
+type voidList struct {
+	some   atomic.Bool
+	mu     sync.Mutex // guards leases
+	leases canceledLeases
+}
+
+func (v *voidList) add(r Receipt) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.leases.add(r)
+	v.some.Store(true)
+}
+
+func (v *voidList) has(r Receipt) bool {
+	if !v.some.Load() {
+		return false
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.leases.has(r)
 }
 
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }

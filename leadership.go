@@ -124,7 +124,6 @@ func (r *replica) load(term uint64) (*shard, error) {
 	s := newShard(r.index, q.opts, r.store, newSettingsTable())
 	s.node, s.replica = r.node, r
 	s.commit = &proposer{replica: r, term: term, news: &s.group.news}
-	s.group.news.hub = &q.events
 	if err := s.load(); err != nil {
 		return nil, err
 	}
@@ -178,6 +177,7 @@ func (r *replica) restore() error {
 	if _, _, ok := r.snapshots.Installed(); !ok {
 		return nil // the store is as far as the snapshot
 	}
+	r.source = nil
 	if err := r.store.close(); err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (r *replica) openStore() error {
 	if err != nil {
 		return errors.Join(err, st.close())
 	}
-	r.store = st
+	r.store, r.source = st, &liveStore{r, st}
 	r.applied.Store(index)
 	return nil
 }

@@ -28,6 +28,8 @@ type lease struct {
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }
 
+func (l *lease) receipt() Receipt { return Receipt{ID: l.id, Token: l.token} }
+
 // leaseRecord is one stored value that holds the leases that a group granted
 // with the same deadline. It is written once, and deleted when the last of its
 // leases has ended, so that a claim costs a fraction of a key.

@@ -238,7 +238,7 @@ func (s *shard) complete(ls *lease, result []byte) error {
 	if retention != 0 {
 		s.keep(keys.Done, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
 	}
-	if ls.tied || len(s.awaits) > 0 {
+	if ls.tied || len(s.awaits) > 0 || s.group.news.wanted&wantOutcomes != 0 {
 		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
 	}
 	return nil
@@ -277,6 +277,9 @@ func (s *shard) end(q *queueState, id ID, t *record.Ties, o Outcome) {
 	}
 	if len(s.awaits) > 0 {
 		s.answer(id, o)
+	}
+	if s.group.news.wanted&wantOutcomes != 0 {
+		s.group.news.endings = append(s.group.news.endings, ending{id, o})
 	}
 }
 
@@ -404,7 +407,10 @@ func (s *shard) cancel(at *located) {
 			s.unindex(at.id)
 		}
 		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
-		s.remember(at.lease)
+		s.canceled.add(at.lease.receipt())
+		if s.group.news.wanted&wantCancels != 0 && at.lease.local {
+			s.group.news.cancels = append(s.group.news.cancels, at.lease.receipt())
+		}
 	} else {
 		s.withdraw(at)
 	}

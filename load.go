@@ -52,6 +52,7 @@ func (s *shard) load() error {
 		func() error { return s.loadOutbox(s.opts.Shards) },
 		s.loadRecurring,
 		s.loadSessions,
+		s.loadInterests,
 	} {
 		if err := step(); err != nil {
 			return err

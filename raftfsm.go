@@ -96,7 +96,12 @@ func (m *stateMachine) Apply(l *raft.Log) any {
 		return err
 	}
 	r.applied.Store(l.Index)
-	r.publish(e.news)
+	r.progress.changed()
+	if l.Index > r.replayed { // what came before is no news
+		if err := r.publish(e.news); err != nil {
+			r.node.log.Error("news lost", "shard", r.index, "err", err)
+		}
+	}
 	r.grow(int64(len(l.Data)))
 	return nil
 }
@@ -139,15 +144,15 @@ const largeBatch = 64 << 10
 
 // Snapshot begins a snapshot, which is the store itself.
 func (m *stateMachine) Snapshot() (raft.FSMSnapshot, error) {
-	return persisted{}, m.replica.failure()
+	if err := m.replica.failure(); err != nil {
+		return nil, err
+	}
+	l, ok := m.replica.live().(*liveStore)
+	if !ok {
+		return nil, snapshot.ErrNotLive
+	}
+	return l, nil
 }
-
-// persisted is a snapshot of the store as it is: what has been applied becomes
-// durable when its sink is closed.
-type persisted struct{}
-
-func (persisted) Persist(sink raft.SnapshotSink) error { return nil }
-func (persisted) Release()                             {}
 
 // Restore puts the store in place that the snapshots have received.
 func (m *stateMachine) Restore(source io.ReadCloser) error {
@@ -164,13 +169,16 @@ func (m *stateMachine) Restore(source io.ReadCloser) error {
 type proposer struct {
 	replica *replica
 	term    uint64
-	news    *eventBatch
+	news    *eventBatch // of the group; nil: none
 }
 
 func (p *proposer) commit(b *pebble.Batch) error {
-	e := entry{term: p.term, news: p.news.encode()}
+	e := entry{term: p.term}
 	if b != nil {
 		e.batch = b.Repr()
+	}
+	if p.news != nil {
+		e.news = p.news.encode()
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
 	f := p.replica.raft.Apply(e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.news))), 0)
@@ -204,24 +212,50 @@ func raftError(err error) error {
 	return err
 }
 
-// live is the store that a shard's snapshots are made of.
-type live struct{ *replica }
+// liveStore is the store that a shard's snapshots are made of. As a snapshot of
+// Raft it is what has been applied, which becomes durable when it is persisted.
+type liveStore struct {
+	replica *replica
+	store   *store
+}
 
-var _ snapshot.Live = live{}
+// live returns the store of the replica; nil while it is being replaced.
+func (r *replica) live() snapshot.Live {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if r.source == nil {
+		return nil
+	}
+	return r.source
+}
+
+var errReplaced = errors.New("the store has been replaced")
+
+// use keeps the store open while f uses it.
+func (l *liveStore) use(f func(*store) error) error {
+	l.replica.mu.RLock()
+	defer l.replica.mu.RUnlock()
+	if l.replica.store != l.store || l.replica.source == nil {
+		return errReplaced
+	}
+	return f(l.store)
+}
 
 // Flush makes what has been applied durable.
-func (l live) Flush() error {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.store.flush()
-}
+func (l *liveStore) Flush() error { return l.use((*store).flush) }
 
 // Checkpoint copies what has been applied, by hard links.
-func (l live) Checkpoint(dir string) error {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	if err := l.store.flush(); err != nil {
-		return err
-	}
-	return storageError(l.store.db.Checkpoint(dir))
+func (l *liveStore) Checkpoint(dir string) error {
+	return l.use(func(st *store) error {
+		if err := st.flush(); err != nil {
+			return err
+		}
+		return storageError(st.db.Checkpoint(dir))
+	})
 }
+
+// Persist makes the snapshot durable.
+func (l *liveStore) Persist(sink raft.SnapshotSink) error { return sink.(*snapshot.Sink).Persist(l) }
+
+// Release has nothing to do: the store stays open.
+func (l *liveStore) Release() {}

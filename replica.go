@@ -27,6 +27,7 @@ type replica struct {
 	node      *node
 	raft      *raft.Raft
 	snapshots *snapshot.Store
+	source    *liveStore // of the snapshots; guarded by mu; nil while the store is being replaced
 	applied   atomic.Uint64 // index of the last entry in the store
 	transport *raft.NetworkTransport
 	growth    growth
@@ -35,12 +36,16 @@ type replica struct {
 	office    office
 	route     route
 	producing session
+	awaits    awaitTable
+	progress  route  // changes when applied does
+	replayed  uint64 // the last entry that the log had when the node was opened
 }
 
 // close releases the store. REQUIRES: the shard has ended.
 func (r *replica) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.source = nil
 	return r.store.close()
 }
 

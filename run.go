@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -103,8 +102,7 @@ type runner struct {
 	room    *sync.Cond
 	workers []*worker
 
-	void  sync.Map     // receipts of canceled tasks whose handlers had not begun
-	voids atomic.Int64 // entries of void
+	void voidList // receipts of canceled tasks
 
 	hearts  []*heart       // one for each shard
 	running sync.WaitGroup // workers
@@ -156,6 +154,16 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 }
 
 func (r *runner) run(ctx context.Context) error {
+	if n := r.queue.node; n != nil {
+		if err := n.want(ctx, wantCancels); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		n.runs.add(r)
+		defer n.runs.remove(r)
+	}
 	claimCtx, stopClaims := context.WithCancelCause(ctx)
 	stopOnClose := make(chan struct{})
 	var closer sync.WaitGroup
@@ -403,13 +411,10 @@ func (w *worker) do(g *grant) {
 		r.giveBack(l.Receipt, l)
 		return
 	}
-	if r.voids.Load() > 0 { // after own, as canceled looks for it after it has noted the receipt
-		if _, ok := r.void.LoadAndDelete(l.Receipt); ok {
-			r.voids.Add(-1)
-			w.forfeit(map[Receipt]error{l.Receipt: errCanceled(l.Receipt)})
-			w.disown()
-			return
-		}
+	if r.void.has(l.Receipt) { // after own, as canceled looks for it after it has noted the receipt
+		w.forfeit(map[Receipt]error{l.Receipt: errCanceled(l.Receipt)})
+		w.disown()
+		return
 	}
 	if l.Timeout > 0 {
 		var stop context.CancelFunc

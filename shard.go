@@ -61,6 +61,7 @@ type shard struct {
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	sessions  sessionTable
+	interests map[string]kindSet // by node
 	awaits    map[ID][]*awaitOp
 	awaited   int // calls of Await since the last sweep, and those left by it
 	sweepAt   int // the value of awaited at which the next sweep is due

@@ -10,9 +10,9 @@
 //	06 name                 settings    of a queue, in the first shard
 //	07 shard                inbound     number of the last message taken from a shard
 //	08 name                 schedule    what recurs, and how far it has come
-//	09                      applied     the last entry of the log that is in the store
-//	0a node                 session     what a node has produced, as far as it may ask again
-//	0b node                 interest    which events a node wants to hear of
+//	0a                      applied     the last entry of the log that is in the store
+//	0b node                 session     what a node has produced, as far as it may ask again
+//	0c node                 interest    which events a node wants to hear of
 //	10 lane [since] id      task        ready and leased tasks, in the order they became ready
 //	11 seq                  lease       the leases that one group granted
 //	12 due id               scheduled   tasks that wait for their time
@@ -50,9 +50,9 @@ const (
 	Settings  = 0x06
 	Inbound   = 0x07
 	Schedule  = 0x08
-	Applied   = 0x09
-	Session   = 0x0a
-	Interest  = 0x0b
+	Applied   = 0x0a
+	Session   = 0x0b
+	Interest  = 0x0c
 	Task      = 0x10
 	Lease     = 0x11
 	Scheduled = 0x12

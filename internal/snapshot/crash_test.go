@@ -50,9 +50,9 @@ func (c *crasher) shoot(op errorfs.Op) {
 	}
 	n := uint64(len(c.images))
 	percents := []int{0, 30, 70, 100}
-	if strings.HasPrefix(op.Path, place+"/") {
+	if strings.HasPrefix(op.Path, place+"/") || op.Path == place && op.Kind == errorfs.OpFileSync {
 		// Pebble, while it opens, relies on names in one directory that reach the
-		// disk in the order of their creation.
+		// disk in the order of their creation: MANIFEST, then marker.
 		percents = []int{0, 100}
 	}
 	for _, percent := range percents {
@@ -186,6 +186,10 @@ func TestFailureOfEveryOperation(t *testing.T) {
 				for _, percent := range []int{0, 50, 100} {
 					clone := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(1, 1))})
 					image{clone, 20, 60, fmt.Sprintf("failure %d", at)}.check(t)
+				}
+				if current, err := readRecord(mem, raftDir); err == nil && current.Installed {
+					_, err := mem.Stat(mem.PathJoin(raftDir, incomingName(current.Sequence)))
+					require.NoError(t, err, "failure %d: metadata without its state", at)
 				}
 				// The next one succeeds.
 				n.take(t, 60)

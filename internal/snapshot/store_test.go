@@ -116,10 +116,63 @@ func TestInstalledSurvivesARestart(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, uint64(100), index)
 
+	list, err := store.List()
+	require.NoError(t, err)
+	for range 5 {
+		sink, err := store.Create(raft.SnapshotVersionMax, 100, 3, servers, 1, nil)
+		require.NoError(t, err)
+		require.NotEqual(t, list[0].ID, sink.ID(), "two snapshots would share a directory")
+	}
+
 	again := openNode(t, fs)
 	require.GreaterOrEqual(t, again.shard.requireState(t), uint64(100))
 	require.Equal(t, []string{recordName}, again.files(t))
 }
+
+// The process dies between the rename and Swapped.
+func TestOpenRecordsASwap(t *testing.T) {
+	_, stream := source(t, 100, 100).stream(t)
+	fs := vfs.NewCrashableMem()
+	to := openNode(t, fs)
+	_, err := to.install(t, 100, stream)
+	require.NoError(t, err)
+	to.shard.close()
+	dir, _, _ := to.store.Installed()
+	require.NoError(t, fs.RemoveAll(place))
+	require.NoError(t, fs.Rename(dir, place))
+	require.NoError(t, syncDir(fs, "queue"))
+
+	store, err := Open(fs, raftDir, nil, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	_, _, ok := store.Installed()
+	require.False(t, ok)
+	current, err := readRecord(fs.CrashClone(vfs.CrashCloneCfg{}), raftDir)
+	require.NoError(t, err)
+	require.False(t, current.Installed)
+
+	again := openNode(t, fs)
+	require.Equal(t, uint64(100), again.newest(t).Index)
+	require.Equal(t, uint64(100), again.shard.requireState(t))
+}
+
+func TestOpenMakesItsDirectoryDurable(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	live := new(idleLive)
+	store, err := Open(fs, "raft", func() Live { return live }, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	sink, err := store.Create(raft.SnapshotVersionMax, 7, 1, servers, 1, nil)
+	require.NoError(t, err)
+	require.NoError(t, sink.(*Sink).Persist(live))
+	require.NoError(t, sink.Close())
+	current, err := readRecord(fs.CrashClone(vfs.CrashCloneCfg{}), "raft")
+	require.NoError(t, err)
+	require.NotNil(t, current)
+}
+
+type idleLive struct{ _ byte }
+
+func (*idleLive) Flush() error            { return nil }
+func (*idleLive) Checkpoint(string) error { return errBroken }
 
 func TestRefusedInstallLeavesNothing(t *testing.T) {
 	_, stream := source(t, 100, 100).stream(t)

@@ -32,6 +32,7 @@ const (
 	// maxHeader bounds the memory of a receiver: half a million files.
 	maxHeader = 16 << 20
 	maxName   = 255
+	maxPiece  = 64 << 10 // written to a file at once
 )
 
 // file is one line of the header.
@@ -142,6 +143,7 @@ type unpacker struct {
 	files []file   // yet to be received, including the one being received
 	open  vfs.File // the one being received, while in stageContents
 	left  int64    // bytes of it yet to be received
+	piece []byte   // copy for File.Write, which may change what it is given
 	sum   uint32
 	err   error // why the stream is refused
 }
@@ -177,9 +179,10 @@ func (u *unpacker) take(p []byte) (int, error) {
 	case stageEnd:
 		return 0, fmt.Errorf("%w: bytes after the end of the stream", ErrDamaged)
 	case stageContents:
-		p = p[:min(int64(len(p)), u.left)]
-		u.sum = crc32.Update(u.sum, castagnoli, p) // first: Write may change p
-		n, err := u.open.Write(p)
+		p = p[:min(int64(len(p)), u.left, maxPiece)]
+		u.sum = crc32.Update(u.sum, castagnoli, p)
+		u.piece = append(u.piece[:0], p...)
+		n, err := u.open.Write(u.piece)
 		if err != nil {
 			return n, err
 		}

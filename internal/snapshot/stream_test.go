@@ -67,30 +67,37 @@ func TestStreamIsRefused(t *testing.T) {
 	huge := encode(10, file{"a", 10})
 	binary.LittleEndian.PutUint32(huge[len(magic):], math.MaxUint32)
 	for name, stream := range map[string][]byte{
-		"no stream":           {},
-		"another magic":       append([]byte("xodeqSS1"), good[len(magic):]...),
-		"huge header":         huge,
-		"trailing byte":       append(bytes.Clone(good), 0),
-		"no files":            encode(0),
-		"empty name":          encode(1, file{"", 1}),
-		"separator":           encode(1, file{"../a", 1}),
-		"other separator":     encode(1, file{`a\b`, 1}),
-		"parent":              encode(1, file{"..", 1}),
-		"drive":               encode(1, file{"c:a", 1}),
-		"zero byte":           encode(1, file{"a\x00", 1}),
-		"long name":           encode(1, file{strings.Repeat("a", maxName+1), 1}),
-		"name twice":          encode(2, file{"a", 1}, file{"a", 1}),
-		"out of order":        encode(2, file{"b", 1}, file{"a", 1}),
-		"sizes below total":   encode(11, file{"a", 10}),
-		"sizes above total":   encode(9, file{"a", 10}),
-		"negative size":       encode(10, file{"a", -1}),
-		"sum of sizes wraps":  encode(math.MaxUint64, file{"a", math.MaxInt64}, file{"b", math.MaxInt64}, file{"c", 1}),
-		"total is not signed": encode(1<<63, file{"a", -1 << 63}),
+		"no stream":               {},
+		"another magic":           append([]byte("xodeqSS1"), good[len(magic):]...),
+		"huge header":             huge,
+		"trailing byte":           append(bytes.Clone(good), 0),
+		"no files":                encode(0),
+		"empty name":              encode(1, file{"", 1}),
+		"separator":               encode(1, file{"../a", 1}),
+		"other separator":         encode(1, file{`a\b`, 1}),
+		"second name":             encode(2, file{"a", 1}, file{"b/c", 1}),
+		"parent":                  encode(1, file{"..", 1}),
+		"drive":                   encode(1, file{"c:a", 1}),
+		"zero byte":               encode(1, file{"a\x00", 1}),
+		"long name":               encode(1, file{strings.Repeat("a", maxName+1), 1}),
+		"name twice":              encode(2, file{"a", 1}, file{"a", 1}),
+		"out of order":            encode(2, file{"b", 1}, file{"a", 1}),
+		"sizes below total":       encode(11, file{"a", 10}),
+		"sizes above total":       encode(9, file{"a", 10}),
+		"negative size":           encode(10, file{"a", -1}),
+		"negative size, balanced": encode(10, file{"a", -1}, file{"b", 11}),
+		"sum of sizes wraps":      encode(math.MaxUint64, file{"a", math.MaxInt64}, file{"b", math.MaxInt64}, file{"c", 1}),
+		"total is not signed":     encode(1<<63, file{"a", -1 << 63}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, piece := range []int{1, 1000} {
-				_, err := unpack(t, stream, piece)
+				fs, err := unpack(t, stream, piece)
 				require.ErrorIs(t, err, ErrDamaged)
+				names, err := fs.List("in")
+				require.NoError(t, err)
+				if name != "trailing byte" {
+					require.Empty(t, names, "refused before the first file")
+				}
 			}
 		})
 	}
@@ -110,13 +117,38 @@ func TestDamagedOrTruncatedStreamIsRefusedAtEveryByte(t *testing.T) {
 	}
 }
 
-// A refused name must not have been created anywhere.
-func TestRefusedHeaderCreatesNoFile(t *testing.T) {
-	fs, err := unpack(t, encode(2, file{"a", 1}, file{"b/c", 1}), 1000)
+// Nothing is gathered for a header that is too long.
+func TestHugeHeaderIsRefusedAtOnce(t *testing.T) {
+	prefix := encode(10, file{"a", 10})[:prefixSize]
+	binary.LittleEndian.PutUint32(prefix[len(magic):], maxHeader+1)
+	_, err := newUnpacker(vfs.NewMem(), "in").Write(prefix)
 	require.ErrorIs(t, err, ErrDamaged)
-	names, err := fs.List("in")
+}
+
+// Write must not change what it is given, though File.Write may.
+func TestStreamIsNotChangedByWriting(t *testing.T) {
+	stream := encode(1000, file{"a", 1000})
+	want := bytes.Clone(stream)
+	u := newUnpacker(scribbler{vfs.NewMem()}, "")
+	_, err := u.Write(stream)
 	require.NoError(t, err)
-	require.Empty(t, names)
+	require.Equal(t, want, stream)
+}
+
+// scribbler overwrites what is written to its files.
+type scribbler struct{ vfs.FS }
+
+func (fs scribbler) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := fs.FS.Create(name, c)
+	return scribbledFile{f}, err
+}
+
+type scribbledFile struct{ vfs.File }
+
+func (f scribbledFile) Write(p []byte) (int, error) {
+	n, err := f.File.Write(p)
+	clear(p)
+	return n, err
 }
 
 func TestPackerRefusesFilesThatShrink(t *testing.T) {

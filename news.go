@@ -1,0 +1,346 @@
+package codeq
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"codeq/internal/keys"
+	"codeq/internal/wire"
+)
+
+// In a cluster, what others want to hear of a change (subscribers of events,
+// callers of Await, handlers whose task is canceled) is in the log entry of the
+// change, so that all nodes hear of it in the order of the log, whichever node
+// led the shard then and leads it now. A node that wants to hear of something
+// has each shard store that it does: then the leader adds it to its entries, and
+// so does the next one. As long as no node does, entries have no news.
+
+// What a node may want to hear of: the kinds of events, and these.
+const (
+	wantOutcomes kindSet = 1 << (endOfKinds + iota) // how tasks have ended, for Await
+	wantCancels                                     // which leases of Run cancels have ended
+)
+
+// ending is how a task has ended.
+type ending struct {
+	id      ID
+	outcome Outcome
+}
+
+// encode is the news of a group for the log; nil if there are none.
+func (b *eventBatch) encode() []byte {
+	if len(b.events)+len(b.endings)+len(b.cancels) == 0 {
+		return nil
+	}
+	dst := wire.AppendUint(nil, uint64(len(b.events)))
+	for i := range b.events {
+		e := &b.events[i]
+		dst = append(append(dst, byte(e.Kind)), e.ID[:]...)
+		dst = wire.AppendBytes(wire.AppendBytes(dst, e.Queue), e.Tenant)
+		dst = wire.AppendInt(wire.AppendUint(dst, uint64(e.Attempt)), e.Time.UnixMilli())
+		dst = wire.AppendBytes(dst, e.Err)
+	}
+	dst = wire.AppendUint(dst, uint64(len(b.endings)))
+	for i := range b.endings {
+		e := &b.endings[i]
+		dst = e.outcome.append(append(dst, e.id[:]...))
+	}
+	return appendReceipts(dst, b.cancels)
+}
+
+// news is what encode has written.
+type news struct {
+	events  []Event
+	endings []ending
+	cancels []Receipt
+}
+
+func parseNews(b []byte) (n news, err error) {
+	r := wire.NewReader(b)
+	count := r.Count(1 + keys.IDLen + 5)
+	for range count {
+		e := Event{Kind: EventKind(r.Byte()), ID: ID(keys.ReadID(r)), Queue: r.String(), Tenant: r.String()}
+		e.Attempt, e.Time, e.Err = int(r.Uint()), msTime(uint64(r.Int())), r.String()
+		n.events = append(n.events, e)
+	}
+	count = r.Count(keys.IDLen + 4)
+	for range count {
+		n.endings = append(n.endings, ending{ID(keys.ReadID(r)), readOutcome(r)})
+	}
+	n.cancels = readReceipts(r)
+	if err := r.Done(); err != nil {
+		return news{}, fmt.Errorf("%w: news of a log entry: %w", ErrCorrupt, err)
+	}
+	return n, nil
+}
+
+// publish tells this node what an entry of the log says. Raft calls it after the
+// entry has been applied, and before its proposer learns that it has.
+func (r *replica) publish(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	n, err := parseNews(b)
+	if err != nil {
+		return err
+	}
+	for _, sub := range r.node.queue.events.all() {
+		sub.offer(n.events)
+	}
+	for i := range n.endings {
+		r.awaits.tell(&n.endings[i])
+	}
+	for _, receipt := range n.cancels {
+		r.node.runs.canceled(receipt)
+	}
+	return nil
+}
+
+// awaitTable is the callers of Await on this node, by task.
+type awaitTable struct {
+	mu     sync.Mutex // guards byTask, and the outcomes of those in it
+	byTask map[ID][]*awaiter
+}
+
+// awaiter is a caller of Await.
+type awaiter struct {
+	outcome *Outcome                // heard of by the log
+	heard   context.CancelCauseFunc // ends the question to the leader
+}
+
+func (t *awaitTable) add(id ID, w *awaiter) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byTask == nil {
+		t.byTask = make(map[ID][]*awaiter)
+	}
+	t.byTask[id] = append(t.byTask[id], w)
+}
+
+// remove returns what the caller has heard; nil: nothing.
+func (t *awaitTable) remove(id ID, w *awaiter) *Outcome {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rest := slices.DeleteFunc(t.byTask[id], func(other *awaiter) bool { return other == w })
+	if t.byTask[id] = rest; len(rest) == 0 {
+		delete(t.byTask, id)
+	}
+	return w.outcome
+}
+
+func (t *awaitTable) tell(e *ending) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, w := range t.byTask[e.id] {
+		if w.outcome == nil {
+			o := e.outcome
+			w.outcome = &o
+			w.heard(nil)
+		}
+	}
+}
+
+// await is Queue.Await in a cluster. It asks the shard's leader, as ever; an end
+// of the task that a leader has stored, and did not live to tell, is in the log.
+func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
+	r := n.queue.replicas[n.queue.shardOf(id)]
+	if err := n.want(ctx, wantOutcomes); err != nil {
+		return nil, err
+	}
+	asking, heard := context.WithCancelCause(ctx)
+	defer heard(nil)
+	w := &awaiter{heard: heard}
+	r.awaits.add(id, w)
+	op := new(awaitOp).init(id)
+	settled, err := n.do(asking, r.index, op)
+	if !settled {
+		op.gone.Store(true)
+	}
+	if err != nil && errors.Is(err, ErrNotFound) { // perhaps this replica has yet to apply how it ended
+		if err := n.catchUp(asking, r); err != nil && ctx.Err() != nil {
+			return nil, cmp.Or(context.Cause(ctx), err)
+		}
+	}
+	switch o := r.awaits.remove(id, w); {
+	case o != nil:
+		return o, nil
+	case !settled || ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, err
+	}
+	return &op.outcome, nil
+}
+
+// catchUp waits until this node's replica has applied what its leader has now.
+func (n *node) catchUp(ctx context.Context, r *replica) error {
+	op := &indexOp{completion: newCompletion()}
+	if settled, err := n.do(ctx, r.index, op); !settled {
+		return context.Cause(ctx)
+	} else if err != nil {
+		return err
+	}
+	for {
+		progress := r.progress.next()
+		if r.applied.Load() >= op.applied {
+			return nil
+		}
+		select {
+		case <-progress:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// indexOp asks how far the leader has applied the log.
+type indexOp struct {
+	completion
+	applied uint64
+}
+
+func (op *indexOp) resolve(s *shard) {
+	op.applied = s.replica.applied.Load()
+	s.settle(op)
+}
+
+func (op *indexOp) encode(dst []byte) (callKind, []byte) { return callIndex, dst }
+func (op *indexOp) decode(b []byte) error                { return wire.NewReader(b).Done() }
+func (op *indexOp) encodeReply(dst []byte) []byte        { return wire.AppendUint(dst, op.applied) }
+func (op *indexOp) repeatable() bool                     { return true }
+func (op *indexOp) decodeReply(b []byte) error {
+	r := wire.NewReader(b)
+	op.applied = r.Uint()
+	return r.Done()
+}
+
+// wishes is what this node wants to hear of.
+type wishes struct {
+	turn   chan struct{} // capacity 1: held by who changes stored
+	stored kindSet       // in every shard; guarded by turn
+	asked  atomic.Uint32 // kindSet of what is never given back: of Await and Run
+}
+
+// want has all shards tell this node of something, from the next change on.
+func (n *node) want(ctx context.Context, kinds kindSet) error {
+	if kindSet(n.wishes.asked.Load())&kinds == kinds {
+		return nil
+	}
+	if err := n.wish(ctx, kinds); err != nil {
+		return err
+	}
+	n.wishes.asked.Or(uint32(kinds))
+	return nil
+}
+
+// wish has all shards know what this node wants to hear of: what it is asked
+// for, what has been wanted, and what there are subscriptions to.
+func (n *node) wish(ctx context.Context, kinds kindSet) error {
+	w := &n.wishes
+	select {
+	case w.turn <- struct{}{}:
+		defer func() { <-w.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	kinds |= kindSet(w.asked.Load()) | kindSet(n.queue.events.wanted.Load())
+	if kinds == w.stored {
+		return nil
+	}
+	for i := range n.queue.replicas {
+		op := &interestOp{completion: newCompletion(), node: n.self.Node, kinds: kinds}
+		if settled, err := n.do(ctx, i, op); !settled {
+			return context.Cause(ctx)
+		} else if err != nil {
+			return err
+		}
+	}
+	w.stored = kinds
+	return nil
+}
+
+// interestOp stores what a node wants to hear of; nothing, if the node has gone.
+type interestOp struct {
+	completion
+	node  string
+	kinds kindSet
+}
+
+func (op *interestOp) resolve(s *shard) {
+	s.settle(op)
+	key := keys.AppendNamed(nil, keys.Interest, op.node)
+	if op.kinds == 0 {
+		delete(s.interests, op.node)
+		s.group.delete(key)
+	} else {
+		s.interests[op.node] = op.kinds
+		s.group.set(key, keys.AppendNumber(nil, uint64(op.kinds)))
+	}
+	s.heed()
+}
+
+// heed has the groups collect what any node wants to hear of.
+func (s *shard) heed() {
+	s.group.news.wanted = 0
+	for _, kinds := range s.interests {
+		s.group.news.wanted |= kinds
+	}
+}
+
+func (s *shard) loadInterests() error {
+	s.interests = make(map[string]kindSet)
+	err := scan(s.store.db, keys.Interest, func(key, value []byte) error {
+		kinds, err := keys.ParseNumber(value)
+		if err != nil {
+			return fmt.Errorf("%w: interest of node %q: %w", ErrCorrupt, key[1:], err)
+		}
+		s.interests[string(key[1:])] = kindSet(kinds)
+		return nil
+	})
+	s.heed()
+	return err
+}
+
+func (op *interestOp) encode(dst []byte) (callKind, []byte) {
+	return callInterest, wire.AppendUint(wire.AppendBytes(dst, op.node), uint64(op.kinds))
+}
+
+func (op *interestOp) decode(b []byte) error {
+	r := wire.NewReader(b)
+	op.node, op.kinds = r.String(), kindSet(r.Uint())
+	return r.Done()
+}
+
+func (op *interestOp) repeatable() bool { return true }
+
+// runTable is the calls of Run on this node.
+type runTable struct {
+	mu   sync.Mutex // guards runs
+	runs []*runner
+}
+
+func (t *runTable) add(r *runner) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.runs = append(t.runs, r)
+}
+
+func (t *runTable) remove(r *runner) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.runs = slices.DeleteFunc(t.runs, func(other *runner) bool { return other == r })
+}
+
+// canceled tells who works on a task, if it is here, that it was canceled.
+func (t *runTable) canceled(receipt Receipt) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range t.runs {
+		r.canceled(receipt)
+	}
+}
