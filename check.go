@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -26,13 +25,14 @@ import (
 //     wait for;
 //   - every task that waits for parents has parents that know of it, here or in
 //     a message, and every parent says so in its record;
+//   - settings can be read, and the shard has those that it sends, or newer ones;
 //   - every schedule can be read, and lies in the shard of its name.
 func (v *view) check(index, shards int) error {
 	c := checker{
 		view: v, index: index, shards: shards,
 		seen: make(map[ID]*checkedTask), indexed: make(map[ID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
-		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64),
+		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64), versions: make(map[string]uint64),
 	}
 	steps := []error{v.loadLeases()}
 	for _, prefix := range recordRanges {
@@ -70,6 +70,7 @@ type checker struct {
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
 	pending       map[ID]uint64
+	versions      map[string]uint64 // of the settings
 	errs          []error
 }
 
@@ -227,12 +228,11 @@ func (c *checker) bucket(key, value []byte) error {
 }
 
 func (c *checker) settings(key, value []byte) error {
-	var set Settings
-	if err := json.Unmarshal(value, &set); err != nil {
-		c.report("settings of queue %q: %w", key[1:], err)
-	} else if err := set.check(); err != nil {
+	set, err := parseSettings(value)
+	if err != nil {
 		c.report("settings of queue %q: %w", key[1:], err)
 	}
+	c.versions[string(key[1:])] = set.version
 	return nil
 }
 
@@ -350,6 +350,13 @@ func (c *checker) message(_, value []byte) error {
 	}
 	if st := c.seen[m.Child]; m.Kind == keys.MsgDepend && st != nil {
 		st.known++
+	}
+	if m.Kind == keys.MsgSettings {
+		if set, err := parseSettings(m.Settings); err != nil {
+			c.report("message: settings of queue %q: %w", m.Queue, err)
+		} else if own := c.versions[m.Queue]; set.version > own {
+			c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, own, m.Queue, set.version)
+		}
 	}
 	return nil
 }

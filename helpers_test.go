@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -80,17 +81,31 @@ func (q *Queue) checkMemory() error {
 // shards, and that all shards go by the same settings.
 func (q *Queue) checkGates() error {
 	leased := make(map[string]int)
+	first := make(map[string]configured) // as the first shard knows them
 	gates := make(map[string]*gate)
-	for name, c := range *q.settings.byQueue.Load() {
-		gates[name] = c.gate
-	}
 	for i, s := range q.led() {
 		if err := s.probe(func(s *shard) error {
+			s.gates.mu.Lock()
+			defer s.gates.mu.Unlock()
+			gates = s.gates.byQueue
+			n := 0
 			for name, qs := range s.queues {
 				leased[name] += int(qs.counts.Leased)
-				if qs.gate != gates[name] || qs.settings != q.settings.of(name) {
-					return fmt.Errorf("shard %d has other settings of queue %q", i, name)
+				if qs.gate != gates[name] {
+					return fmt.Errorf("shard %d has another gate of queue %q", i, name)
 				}
+				if qs.version == 0 {
+					continue
+				}
+				if n++; i == 0 {
+					first[name] = qs.configured
+				}
+				if want := first[name]; qs.version != want.version || !bytes.Equal(qs.value, want.value) {
+					return fmt.Errorf("shard %d has settings %x of queue %q, the first one has %x", i, qs.value, name, want.value)
+				}
+			}
+			if n != len(first) {
+				return fmt.Errorf("shard %d has the settings of %d queues, the first one of %d", i, n, len(first))
 			}
 			return nil
 		}); err != nil {
@@ -98,14 +113,15 @@ func (q *Queue) checkGates() error {
 		}
 	}
 	for name, g := range gates {
-		if g == nil {
-			continue
-		}
+		want := first[name]
 		g.mu.Lock()
-		n := g.leased
+		n, limit, version := g.leased, g.limit, g.version
 		g.mu.Unlock()
 		if n != leased[name] {
 			return fmt.Errorf("the gate of queue %q counts %d leases, there are %d", name, n, leased[name])
+		}
+		if version != want.version || limit != want.settings.Concurrency {
+			return fmt.Errorf("the gate of queue %q has limit %d of version %d, the settings are %x", name, limit, version, want.value)
 		}
 	}
 	return nil
@@ -123,7 +139,7 @@ func (s *shard) checkMemory(q *Queue) error {
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
 	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
-		c.mirrors, c.buckets, c.limits, c.outbox} {
+		c.mirrors, c.buckets, c.limits, c.settings, c.outbox} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -413,6 +429,33 @@ func (c *memoryChecker) limits() error {
 		if s.limits[scope] == nil {
 			c.report("limit %x does not count its leases", scope)
 		}
+	}
+	return err
+}
+
+// settings: those that the shard goes by are those of disk.
+func (c *memoryChecker) settings() error {
+	stored := make(map[string][]byte)
+	err := scan(c.view.snap, keys.Settings, func(key, value []byte) error {
+		stored[string(key[1:])] = bytes.Clone(value)
+		return nil
+	})
+	for name, q := range c.shard.queues {
+		value := stored[name]
+		delete(stored, name)
+		if !bytes.Equal(q.value, value) || (q.version == 0) != (value == nil) {
+			c.report("settings of queue %q are %x, on disk %x", name, q.value, value)
+			continue
+		}
+		if value == nil {
+			value = []byte("{}")
+		}
+		if want, err := parseSettings(value); err != nil || !reflect.DeepEqual(q.settings, want.settings) {
+			c.report("queue %q goes by %+v, its settings are %s: %v", name, q.settings, value, err)
+		}
+	}
+	if len(stored) > 0 {
+		c.report("settings on disk only: %q", stored)
 	}
 	return err
 }

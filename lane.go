@@ -41,14 +41,14 @@ type laneKey struct {
 
 // queueState is what a shard knows of a queue.
 type queueState struct {
-	name     string
-	number   uint32 // 0 until the first task of the queue
-	counts   keys.Counts
-	touched  bool // on the group's list
-	settings *Settings
-	gate     *gate // nil: neither a rate nor a limit of concurrency
-	buckets  map[bucketKey]*bucket
-	arrived  uint64 // tasks that have come from other shards since Open
+	name    string
+	number  uint32 // 0 until the first task of the queue
+	counts  keys.Counts
+	touched bool  // on the group's list
+	gate    *gate // nil: neither a rate nor a limit of concurrency
+	buckets map[bucketKey]*bucket
+	arrived uint64 // tasks that have come from other shards since Open
+	configured
 
 	rings   [MaxPriority + 1]*lane // where the next turn begins
 	mask    uint16                 // bit p: rings[p] is not empty

@@ -187,10 +187,37 @@ func (s *shard) recheckLimits() (more bool) {
 	return true
 }
 
+// gateTable is the gates of the queues that have ever needed one, for all
+// shards of a process.
+type gateTable struct {
+	mu      sync.Mutex // guards byQueue; taken before that of a gate
+	byQueue map[string]*gate
+}
+
+func newGateTable() *gateTable { return &gateTable{byQueue: make(map[string]*gate)} }
+
+// set has the gate of a queue go by its settings, and returns it; nil if there
+// is none. Fresh is as for gate.set.
+func (t *gateTable) set(queue string, c configured, fresh bool) *gate {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	g := t.byQueue[queue]
+	if g == nil && (c.settings.Concurrency > 0 || c.settings.Rate > 0) {
+		g = new(gate)
+		t.byQueue[queue] = g
+	}
+	if g != nil {
+		g.set(c, fresh, time.Now())
+	}
+	return g
+}
+
 // gate is what the claims of a queue have to pass in all shards of a process:
-// its limit of concurrency, and its rate.
+// its limit of concurrency, and its rate. Each shard enters its leases when it
+// first goes by settings that need the gate, or by later ones.
 type gate struct {
 	mu      sync.Mutex // guards what follows
+	version uint64     // of the settings that it goes by
 	limit   int        // 0: none
 	leased  int
 	rate    *rate.Limiter
@@ -253,11 +280,16 @@ func (g *gate) leave(n int) (wake []*shard) {
 	return wake
 }
 
-// set changes the limits. Fresh is for a queue that has been open since before.
-func (g *gate) set(set *Settings, fresh bool, now time.Time) {
+// set changes the limits; the first shard that goes by a version does so for all.
+// Fresh is for a queue that has been open since before.
+func (g *gate) set(c configured, fresh bool, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.limit = set.Concurrency
+	if c.version <= g.version {
+		return
+	}
+	set := c.settings
+	g.version, g.limit = c.version, set.Concurrency
 	limit := rate.Limit(set.Rate)
 	switch {
 	case set.Rate == 0:

@@ -13,7 +13,7 @@ import (
 )
 
 // openShard opens a shard's store and loads its memory from it.
-func openShard(index int, opts *Options, d *directory, shared *caches, settings *settingsTable) (*shard, error) {
+func openShard(index int, opts *Options, d *directory, shared *caches, gates *gateTable) (*shard, error) {
 	dir := shardDir(d.fs, d.path, index)
 	if d.Creating { // by an Open that did not return: what it left may not even be a store
 		if err := d.fs.RemoveAll(dir); err != nil {
@@ -24,7 +24,7 @@ func openShard(index int, opts *Options, d *directory, shared *caches, settings 
 	if err != nil {
 		return nil, err
 	}
-	s := newShard(index, opts, st, settings)
+	s := newShard(index, opts, st, gates)
 	if err := errors.Join(s.identify(d), s.load()); err != nil {
 		_ = st.close() // the error of load is the one that matters
 		return nil, err
@@ -45,6 +45,7 @@ func (s *shard) load() error {
 	for _, step := range []func() error{
 		s.loadCatalogue,
 		s.loadCounters,
+		s.loadSettings,
 		s.loadLeases,
 		s.loadTimes,
 		s.loadBuckets,
@@ -61,14 +62,12 @@ func (s *shard) load() error {
 	return nil
 }
 
-// join makes the shard one of those of a queue whose settings are known.
+// join makes the shard one of those of a queue.
 // REQUIRES: all are loaded, and none runs.
 func (s *shard) join(peers []*shard) {
 	s.peers = peers
 	s.loadNumbers()
-	for name, c := range *s.settings.byQueue.Load() {
-		s.configure(s.queue(name), c)
-	}
+	s.catchUp()
 	for _, q := range s.numbers[1:] {
 		s.recheck(q)
 	}

@@ -377,7 +377,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 		d, err := openDirectory(vfs.Default, dir, 2, "")
 		require.NoError(t, err)
 		caches := newCaches(o.CacheBytes, 2)
-		s, err := openShard(0, o, d, caches, newSettingsTable())
+		s, err := openShard(0, o, d, caches, newGateTable())
 		require.NoError(t, err)
 		require.NoError(t, s.store.close())
 		caches.close()

@@ -204,6 +204,11 @@ func (s *shard) obey(m *keys.Message) bool {
 		return true
 	case keys.MsgDepend:
 		return s.depend(m.Parent, m.Child, OnDead(m.Outcome))
+	case keys.MsgSettings:
+		if err := s.adoptValue(m.Queue, m.Settings); err != nil {
+			s.broken = fmt.Errorf("%w: message: %w", ErrCorrupt, err)
+		}
+		return true
 	default:
 		s.parentEnded(m.Child, m.Outcome)
 		return true

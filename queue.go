@@ -21,8 +21,8 @@ type Queue struct {
 	events   eventHub
 	node     *node // nil: no cluster
 
-	settings    *settingsTable
-	configuring chan struct{} // capacity 1: held by the call that changes settings
+	// capacity 1: held by a call of Configure, for its change to be called once
+	configuring chan struct{}
 
 	closing chan struct{}  // closed by Close, before it waits for runs
 	stop    sync.Once      // guards closing and what follows it
@@ -57,7 +57,7 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	}
 	o.Shards = d.Shards
 	q := &Queue{opts: o, dir: d, closing: make(chan struct{}), replicas: make([]*replica, d.Shards)}
-	q.settings, q.configuring = newSettingsTable(), make(chan struct{}, 1)
+	q.configuring = make(chan struct{}, 1)
 	q.caches = newCaches(o.CacheBytes, d.Shards)
 	if o.Cluster != nil {
 		err = q.openNode()
@@ -73,10 +73,10 @@ func Open(dir string, opts *Options) (*Queue, error) {
 // openShards opens the shards of a queue that is by itself, and starts their owners.
 func (q *Queue) openShards() error {
 	var g errgroup.Group
-	shards := make([]*shard, len(q.replicas))
+	shards, gates := make([]*shard, len(q.replicas)), newGateTable()
 	for i := range shards {
 		g.Go(func() (err error) {
-			if shards[i], err = openShard(i, q.opts, q.dir, q.caches, q.settings); err != nil {
+			if shards[i], err = openShard(i, q.opts, q.dir, q.caches, gates); err != nil {
 				return fmt.Errorf("codeq: open shard %d of %s: %w", i, q.dir.path, err)
 			}
 			q.replicas[i] = &replica{index: i, store: shards[i].store}
@@ -86,9 +86,6 @@ func (q *Queue) openShards() error {
 		})
 	}
 	err := g.Wait()
-	if err == nil {
-		err = q.settings.load(q.replicas[0].store.db)
-	}
 	if err == nil {
 		err = q.dir.finishCreation()
 	}

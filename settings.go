@@ -1,18 +1,15 @@
 package codeq
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"strconv"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
-
-	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
 )
@@ -98,19 +95,47 @@ func (s *Settings) weight(tenant string) int {
 	return max(1, s.TenantWeights[tenant])
 }
 
-// clone returns Settings that share nothing with s.
-func (s *Settings) clone() *Settings {
-	c := *s
-	c.TenantWeights = maps.Clone(s.TenantWeights)
-	return &c
+// parseSettings reads settings as they are stored, or sent. It keeps b.
+func parseSettings(b []byte) (configured, error) {
+	v, err := keys.ParseSettings(b)
+	if err != nil {
+		return configured{}, err
+	}
+	set := new(Settings)
+	if err := json.Unmarshal(v.JSON, set); err != nil {
+		return configured{}, err
+	}
+	if err := set.check(); err != nil {
+		return configured{}, err
+	}
+	return configured{settings: set, version: v.Version, value: b}, nil
 }
 
-// Settings returns those of a queue.
+// Settings returns those of a queue that the last Configure has set.
 func (q *Queue) Settings(queue string) (Settings, error) {
 	if err := q.checkQueue(queue); err != nil {
 		return Settings{}, err
 	}
-	return *q.settings.of(queue).clone(), nil
+	c, err := q.configured(context.Background(), queue)
+	if err != nil {
+		return Settings{}, err
+	}
+	return *c.settings, nil
+}
+
+// configured asks the first shard for the settings of a queue. They are the
+// caller's own.
+func (q *Queue) configured(ctx context.Context, queue string) (configured, error) {
+	op := &settingsOp{completion: newCompletion(), queue: queue}
+	if settled, err := q.do(ctx, 0, op); !settled {
+		return configured{}, context.Cause(ctx)
+	} else if err != nil {
+		return configured{}, err
+	}
+	if op.value == nil {
+		return configured{settings: new(Settings)}, nil
+	}
+	return parseSettings(op.value)
 }
 
 func (q *Queue) checkQueue(name string) error {
@@ -122,8 +147,10 @@ func (q *Queue) checkQueue(name string) error {
 
 // Configure changes the settings of a queue, which need not exist yet. change
 // gets the present ones and alters what it likes; calls of Configure take turns.
-// When Configure returns, the settings are stored and in force in all shards.
-// ctx is heeded until the first commit.
+// If another process has changed the settings meanwhile, change is called again,
+// with the new ones, so that nothing is lost.
+// When Configure returns, the settings, or newer ones, are stored and in force
+// in all shards. ctx is heeded until the first commit.
 func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) error {
 	if err := q.checkQueue(queue); err != nil {
 		return err
@@ -134,32 +161,40 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	next := q.settings.of(queue).clone()
-	change(next)
-	next = next.clone() // change may have kept what it got
-	if err := next.check(); err != nil {
-		return err
+	for {
+		c, err := q.configured(ctx, queue)
+		if err != nil {
+			return err
+		}
+		change(c.settings)
+		if err := c.settings.check(); err != nil {
+			return err
+		}
+		set, err := json.Marshal(c.settings)
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		value := keys.SettingsValue{Version: c.version + 1, JSON: set}.Append(nil)
+		first := &configureOp{completion: newCompletion(), queue: queue, value: value}
+		if _, err := q.do(context.WithoutCancel(ctx), 0, first); err != nil {
+			return err
+		}
+		if !first.late {
+			return q.enforce(context.WithoutCancel(ctx), queue, value)
+		}
 	}
-	value, err := json.Marshal(next)
-	if err != nil {
-		return err
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	ctx = context.WithoutCancel(ctx)
-	store := &storeOp{completion: newCompletion(), key: settingsKey(queue), value: value}
-	if _, err := q.shard(0).do(ctx, store, &store.completion); err != nil {
-		return err
-	}
-	c := q.settings.publish(queue, next)
-	if c.gate != nil {
-		c.gate.set(next, true, time.Now())
-	}
+}
+
+// enforce has all other shards go by settings that the first one has taken, as
+// its messages will have them too.
+func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 	var errs []error
-	for i := range q.replicas {
-		op := &configureOp{completion: newCompletion(), queue: queue, to: c}
-		_, err := q.shard(i).do(ctx, op, &op.completion)
+	for i := 1; i < len(q.replicas); i++ {
+		op := &adoptOp{completion: newCompletion(), queue: queue, value: value}
+		_, err := q.do(ctx, i, op)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -175,104 +210,128 @@ func (q *Queue) Resume(ctx context.Context, queue string) error {
 	return q.Configure(ctx, queue, func(s *Settings) { s.Paused = false })
 }
 
-// settingsTable is the settings of all queues that have been configured. The
-// first shard stores them; every shard reads the same table.
-//
-// Invariant: a map that is published does not change; who holds
-// Queue.configuring publishes the next one.
-type settingsTable struct {
-	byQueue atomic.Pointer[map[string]*configured]
-}
-
-// configured is what a queue has been set to.
+// configured is what a queue has been set to. The first shard decides in which
+// order its versions follow each other; every shard keeps, and goes by, the
+// newest that it has heard of.
 type configured struct {
 	settings *Settings
-	gate     *gate // nil: never needed
+	version  uint64 // 0: nobody has configured the queue
+	value    []byte // both, as they are stored; nil: there are none
 }
 
-var unconfigured Settings
-
-func newSettingsTable() *settingsTable {
-	t := new(settingsTable)
-	t.byQueue.Store(&map[string]*configured{})
-	return t
-}
-
-func (t *settingsTable) of(queue string) *Settings {
-	if c := (*t.byQueue.Load())[queue]; c != nil {
-		return c.settings
-	}
-	return &unconfigured
-}
-
-// publish enters the settings of a queue. Its gate stays the same.
-func (t *settingsTable) publish(queue string, set *Settings) *configured {
-	next := maps.Clone(*t.byQueue.Load())
-	c := &configured{settings: set}
-	if old := next[queue]; old != nil {
-		c.gate = old.gate
-	}
-	if c.gate == nil && (set.Concurrency > 0 || set.Rate > 0) {
-		c.gate = new(gate)
-	}
-	next[queue] = c
-	t.byQueue.Store(&next)
-	return c
-}
+var unconfigured = configured{settings: new(Settings)}
 
 func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
 
-// load reads the settings from the first shard, before any shard runs.
-func (t *settingsTable) load(r pebble.Reader) error {
-	now := time.Now()
-	return scan(r, keys.Settings, func(key, value []byte) error {
-		set := new(Settings)
-		err := json.Unmarshal(value, set)
-		if err == nil {
-			err = set.check()
-		}
+// loadSettings reads what the shard went by before the queue was closed.
+// REQUIRES: the counts are loaded.
+func (s *shard) loadSettings() error {
+	return scan(s.store.db, keys.Settings, func(key, value []byte) error {
+		c, err := parseSettings(bytes.Clone(value))
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", ErrCorrupt, key[1:], err)
 		}
-		if c := t.publish(string(key[1:]), set); c.gate != nil {
-			c.gate.set(set, false, now)
-		}
+		s.goBy(s.queue(string(key[1:])), c, false)
 		return nil
 	})
 }
 
-// storeOp stores a value whose key nothing else in the shard depends on.
-type storeOp struct {
+// catchUp adopts what other shards of the process know better: a power loss
+// below DurabilityDisk may have taken the last settings from some of them, and
+// a queue may be older than the settings of its other shards.
+// REQUIRES: all are loaded, and none runs.
+func (s *shard) catchUp() {
+	for _, peer := range s.peers {
+		for name, q := range peer.queues {
+			if q.version > 0 {
+				s.adopt(name, q.configured, false)
+			}
+		}
+	}
+}
+
+// settingsOp reads the settings of a queue.
+type settingsOp struct {
 	completion
-	key, value []byte
+	queue string
+	value []byte // the answer; nil: there are none
 }
 
-func (op *storeOp) resolve(s *shard) {
+func (op *settingsOp) resolve(s *shard) {
 	s.settle(op)
-	s.group.set(op.key, op.value)
+	if q := s.queues[op.queue]; q != nil {
+		op.value = q.value
+	}
 }
 
-// configureOp has a shard go by new settings of a queue.
+// configureOp has the first shard take settings of a queue, and send them to
+// the others, if their version follows the one that it has.
 type configureOp struct {
 	completion
 	queue string
-	to    *configured
+	value []byte
+	late  bool // the answer: other settings have come first
 }
 
 func (op *configureOp) resolve(s *shard) {
 	s.settle(op)
-	s.configure(s.queue(op.queue), op.to)
+	c, err := parseSettings(op.value)
+	if err != nil {
+		op.err = fmt.Errorf("settings of queue %q: %w", op.queue, err)
+		return
+	}
+	if op.late = c.version != s.queue(op.queue).version+1; op.late {
+		return
+	}
+	s.adopt(op.queue, c, true)
+	for to := range s.peers {
+		if to != s.index {
+			s.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: op.queue, Settings: op.value})
+		}
+	}
 }
 
-// configure has the shard go by new settings of a queue.
-func (s *shard) configure(q *queueState, to *configured) {
-	before := q.settings
-	q.settings = to.settings
-	if q.gate == nil && to.gate != nil {
-		q.gate = to.gate
-		q.gate.leave(-int(q.counts.Leased))
+// adoptOp has a shard go by settings that the first one has taken.
+type adoptOp struct {
+	completion
+	queue string
+	value []byte
+}
+
+func (op *adoptOp) resolve(s *shard) {
+	s.settle(op)
+	op.err = s.adoptValue(op.queue, op.value)
+}
+
+func (s *shard) adoptValue(queue string, value []byte) error {
+	c, err := parseSettings(value)
+	if err != nil {
+		return fmt.Errorf("settings of queue %q: %w", queue, err)
 	}
-	if before.ConcurrencyPerKey != to.settings.ConcurrencyPerKey {
+	s.adopt(queue, c, true)
+	return nil
+}
+
+// adopt has the shard go by settings of a queue, and keep them, unless it has
+// newer ones. Fresh is as for gate.set.
+func (s *shard) adopt(queue string, c configured, fresh bool) {
+	q := s.queue(queue)
+	if c.version <= q.version {
+		return
+	}
+	s.group.set(settingsKey(queue), c.value)
+	s.goBy(q, c, fresh)
+}
+
+// goBy puts settings of a queue into force.
+func (s *shard) goBy(q *queueState, c configured, fresh bool) {
+	before := q.settings
+	q.configured = c
+	if g := s.gates.set(q.name, c, fresh); g != nil && q.gate == nil {
+		q.gate = g
+		g.leave(-int(q.counts.Leased))
+	}
+	if before.ConcurrencyPerKey != c.settings.ConcurrencyPerKey {
 		s.recheck(q)
 	}
 	s.feed(q)

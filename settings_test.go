@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"sync"
@@ -10,8 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
 )
 
 // settingsOf is Settings that has to succeed.
@@ -171,7 +175,261 @@ func TestConfigureClosed(t *testing.T) {
 		q := openForRun(t, opts)
 		require.NoError(t, q.Close())
 		require.ErrorIs(t, q.Configure(t.Context(), "a", func(s *Settings) { s.Concurrency = 1 }), ErrClosed)
+		_, err := q.Settings("a")
+		require.ErrorIs(t, err, ErrClosed)
 		q = openForRun(t, opts)
 		require.Zero(t, settingsOf(t, q, "a"))
+	})
+}
+
+// ofAnotherProcess returns q as a process has it that shares nothing with this
+// one but the shards.
+func (q *Queue) ofAnotherProcess() *Queue {
+	return &Queue{opts: q.opts, replicas: q.replicas, configuring: make(chan struct{}, 1)}
+}
+
+// inShards returns what each shard goes by.
+func inShards(t *testing.T, q *Queue, queue string) []configured {
+	t.Helper()
+	all := make([]configured, len(q.replicas))
+	for i := range all {
+		require.NoError(t, q.shard(i).probe(func(s *shard) error {
+			all[i] = s.queue(queue).configured
+			return nil
+		}))
+	}
+	return all
+}
+
+// requireInShards makes sure that all shards go by the same settings.
+func requireInShards(t *testing.T, q *Queue, queue string, version uint64, want Settings) {
+	t.Helper()
+	for i, c := range inShards(t, q, queue) {
+		require.Equal(t, want, *c.settings, "shard %d", i)
+		require.Equal(t, version, c.version, "shard %d", i)
+	}
+}
+
+// TestConfigureFromProcesses: of changes by several processes at a time none is
+// lost.
+func TestConfigureFromProcesses(t *testing.T) {
+	forShards(t, func(t *testing.T, q *Queue) {
+		const processes, calls = 5, 10
+		var all sync.WaitGroup
+		for range processes {
+			other := q.ofAnotherProcess()
+			for range calls {
+				all.Go(func() {
+					if err := other.Configure(context.Background(), "a", func(s *Settings) { s.Concurrency++ }); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		all.Wait()
+		requireInShards(t, q, "a", processes*calls, Settings{Concurrency: processes * calls})
+		requireSettled(t, q)
+	})
+}
+
+// TestConfigureTriesAgain: who finds that the settings have changed meanwhile
+// changes the new ones.
+func TestConfigureTriesAgain(t *testing.T) {
+	forShards(t, func(t *testing.T, q *Queue) {
+		var found []Settings
+		configure(t, q, "a", func(s *Settings) {
+			found = append(found, *s)
+			if len(found) == 1 {
+				configure(t, q.ofAnotherProcess(), "a", func(s *Settings) { s.Concurrency = 3 })
+			}
+			s.Burst = 1
+		})
+		require.Equal(t, []Settings{{}, {Concurrency: 3}}, found)
+		requireInShards(t, q, "a", 2, Settings{Concurrency: 3, Burst: 1})
+		requireSettled(t, q)
+
+		boom := errors.New("boom")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		require.ErrorIs(t, q.Configure(ctx, "a", func(s *Settings) {
+			s.Burst = 2
+			cancel(boom)
+		}), boom)
+		requireInShards(t, q, "a", 2, Settings{Concurrency: 3, Burst: 1})
+	})
+}
+
+// takeSettings has the first shard take settings, as a Configure does whose caller is
+// then gone.
+func takeSettings(t *testing.T, q *Queue, queue string, version uint64, set string) {
+	t.Helper()
+	value := keys.SettingsValue{Version: version, JSON: []byte(set)}.Append(nil)
+	op := &configureOp{completion: newCompletion(), queue: queue, value: value}
+	_, err := q.do(context.Background(), 0, op)
+	require.NoError(t, err)
+	require.False(t, op.late)
+}
+
+// TestSettingsReachAllShards: what the first shard has taken comes to be in force
+// everywhere, whatever happens to the caller.
+func TestSettingsReachAllShards(t *testing.T) {
+	bubble(t, Options{Shards: 3}, func(t *testing.T, q *Queue) {
+		configure(t, q, "a", func(s *Settings) { s.Paused = true })
+		leased := make(chan *Lease, 3)
+		for i := range 3 {
+			produce(t, q.startingAt(i), Task{Queue: "a"})
+			waiting := waitingClaim(t, q, "a")
+			go func() { leased <- <-waiting }()
+		}
+		takeSettings(t, q, "a", 2, `{"Concurrency":2}`)
+		synctest.Wait()
+		require.Len(t, leased, 2, "as many as may be leased")
+		requireInShards(t, q, "a", 2, Settings{Concurrency: 2})
+		requireSettled(t, q)
+		takeSettings(t, q, "a", 3, `{}`)
+		synctest.Wait()
+		require.Len(t, leased, 3)
+		requireSettled(t, q)
+	})
+}
+
+// TestOldSettingsAreIgnored: what arrives late, by a message or from a caller,
+// does not replace newer settings; nor does the first shard take what does not
+// follow its own.
+func TestOldSettingsAreIgnored(t *testing.T) {
+	bubble(t, Options{Shards: 3}, func(t *testing.T, q *Queue) {
+		configure(t, q, "a", func(s *Settings) { s.Concurrency = 1 })
+		old := inShards(t, q, "a")[0]
+		configure(t, q, "a", func(s *Settings) { s.Concurrency = 2 })
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
+			s.send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: old.value})
+			s.gates.set("a", old, true)
+			return nil
+		}))
+		require.NoError(t, q.enforce(t.Context(), "a", old.value))
+		for _, version := range []uint64{1, 2, 4} {
+			value := keys.SettingsValue{Version: version, JSON: []byte("{}")}.Append(nil)
+			op := &configureOp{completion: newCompletion(), queue: "a", value: value}
+			_, err := q.do(t.Context(), 0, op)
+			require.NoError(t, err)
+			require.True(t, op.late, "version %d", version)
+		}
+		requireSettled(t, q)
+		requireInShards(t, q, "a", 2, Settings{Concurrency: 2})
+	})
+}
+
+// TestPowerLossInConfigure: settings that the first shard has stored when the
+// power fails, and no other, are in force in all shards after it; its messages
+// are on the disk and arrive.
+func TestPowerLossInConfigure(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *flowTest) {
+		configure(t, f.q, "a", func(s *Settings) { s.Concurrency = 1 })
+		f.check()
+		one, two := shut(t, f.q.shard(1)), shut(t, f.q.shard(2))
+		configured := make(chan error, 1)
+		go func() {
+			configured <- f.q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true })
+		}()
+		synctest.Wait()
+		require.Empty(f, configured)
+		require.EqualValues(f, 2, f.underWay(0))
+		for i, paused := range []bool{true, false, false} {
+			v := f.q.peek(f.q.shard(i))
+			value, err := lookup(v.snap, settingsKey("a"))
+			v.close()
+			require.NoError(f, err)
+			c, err := parseSettings(value)
+			require.NoError(f, err)
+			require.Equal(f, paused, c.settings.Paused, "shard %d", i)
+		}
+
+		img := f.crash(disk)
+		require.Zero(f, img.underWay(0))
+		for _, to := range []int{1, 2} {
+			require.NoError(f, img.q.shard(to).probe(func(s *shard) error {
+				require.EqualValues(f, 2, s.inbound[0], "messages that shard %d has taken", to)
+				return nil
+			}))
+		}
+		requireInShards(t, img.q, "a", 2, Settings{Concurrency: 1, Paused: true})
+		configure(t, img.q, "a", func(s *Settings) { s.Paused = false })
+		requireInShards(t, img.q, "a", 3, Settings{Concurrency: 1})
+		img.check()
+		require.NoError(f, img.q.Close())
+
+		close(one)
+		close(two)
+		require.NoError(f, <-configured)
+		f.reopen()
+		requireInShards(t, f.q, "a", 2, Settings{Concurrency: 1, Paused: true})
+	})
+}
+
+// TestConfigureWithFailedShard: the other shards go by the settings at once, the
+// failed one when the queue is opened again.
+func TestConfigureWithFailedShard(t *testing.T) {
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		f.produceAt(0, Task{Queue: "a"})
+		failShard(t, f.q.shard(1))
+		require.ErrorIs(f, f.q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true }), ErrUncertain)
+		require.True(f, settingsOf(t, f.q, "a").Paused)
+		require.NoError(f, f.q.shard(2).probe(func(s *shard) error {
+			require.True(f, s.queue("a").settings.Paused)
+			return nil
+		}))
+		require.NoError(f, f.q.Close())
+		f.open()
+		require.Nil(f, claimNow(t, f.q, "a"))
+		f.check()
+		requireInShards(t, f.q, "a", 1, Settings{Paused: true})
+	})
+}
+
+// TestLostSettings: at DurabilityProcess a power loss may take the last settings
+// from some shards only. Then all go by those that are left, and newer ones
+// are newer than these.
+func TestLostSettings(t *testing.T) {
+	for _, kept := range []string{"queue/shard-000", "queue/shard-001"} {
+		disk := vfs.NewCrashableMem()
+		inFlow(t, Options{Shards: 3, fs: disk}, func(f *flowTest) {
+			configure(t, f.q, "a", func(s *Settings) { s.Concurrency = 1 })
+			synctest.Wait()
+			for i := range 3 {
+				syncLogs(t, disk, fmt.Sprintf("queue/shard-%03d", i))
+			}
+			configure(t, f.q, "a", func(s *Settings) { s.Concurrency = 2 })
+			configure(t, f.q, "b", func(s *Settings) { s.Concurrency = 3 })
+			synctest.Wait()
+			syncLogs(t, disk, kept)
+
+			img := f.crash(disk)
+			requireInShards(t, img.q, "a", 2, Settings{Concurrency: 2})
+			requireInShards(t, img.q, "b", 1, Settings{Concurrency: 3})
+			configure(t, img.q, "a", func(s *Settings) { s.Burst = 1 })
+			requireInShards(t, img.q, "a", 3, Settings{Concurrency: 2, Burst: 1})
+			img.reopen()
+			requireInShards(t, img.q, "a", 3, Settings{Concurrency: 2, Burst: 1})
+			require.NoError(f, img.q.Close())
+		})
+	}
+}
+
+// TestSettingsOfTheFirstShardOnly: a directory whose first shard alone has
+// settings, and these without a version, is read.
+func TestSettingsOfTheFirstShardOnly(t *testing.T) {
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		for i := range 3 {
+			f.produceAt(i, Task{Queue: "a"})
+		}
+		require.NoError(f, f.q.shard(0).store.db.Set(settingsKey("a"), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
+		require.NoError(f, f.q.Close())
+		f.open()
+		require.Nil(f, claimNow(t, f.q, "a"))
+		f.check()
+		requireInShards(t, f.q, "a", 1, Settings{Paused: true, Rate: 2})
+		require.NoError(f, f.q.Resume(context.Background(), "a"))
+		f.reopen()
+		requireInShards(t, f.q, "a", 2, Settings{Rate: 2})
 	})
 }

@@ -24,6 +24,7 @@ type shard struct {
 	replica *replica
 	store   *store
 	commit  committer
+	gates   *gateTable // of the process
 	inbox   *inbox
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
@@ -68,16 +69,15 @@ type shard struct {
 	canceled  canceledLeases
 
 	group    group
-	taken    []operation    // swapped with the inbox
-	cursor   int            // of taken: what is before has been resolved
-	deferred []operation    // claims to resolve again once lanes are refilled
-	again    []operation    // memory for the next deferred
-	wants    []*lane        // to be refilled between two groups
-	hungry   []*queueState  // have waiters, and perhaps ready tasks
-	idlers   []*idleOp      // wait for queues to become idle
-	more     bool           // upkeep has left work for the next group
-	broken   error          // set in resolve when the shard cannot go on
-	settings *settingsTable // of all queues, as this shard knows them
+	taken    []operation   // swapped with the inbox
+	cursor   int           // of taken: what is before has been resolved
+	deferred []operation   // claims to resolve again once lanes are refilled
+	again    []operation   // memory for the next deferred
+	wants    []*lane       // to be refilled between two groups
+	hungry   []*queueState // have waiters, and perhaps ready tasks
+	idlers   []*idleOp     // wait for queues to become idle
+	more     bool          // upkeep has left work for the next group
+	broken   error         // set in resolve when the shard cannot go on
 	timer    *time.Timer
 
 	scratch, value []byte // for a key and a value on their way into the group
@@ -86,13 +86,13 @@ type shard struct {
 
 const never = math.MaxUint64
 
-func newShard(index int, opts *Options, st *store, settings *settingsTable) *shard {
+func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 	return &shard{
 		index:       index,
 		opts:        opts,
 		store:       st,
 		commit:      st,
-		settings:    settings,
+		gates:       gates,
 		inbox:       newInbox(opts.InboxDepth),
 		origin:      time.Now(),
 		done:        make(chan struct{}),
@@ -351,11 +351,8 @@ func (s *shard) recordOf(ls *lease) (record.Record, error) {
 func (s *shard) queue(name string) *queueState {
 	q := s.queues[name]
 	if q == nil {
-		q = &queueState{name: name, settings: &unconfigured}
+		q = &queueState{name: name, configured: unconfigured}
 		s.queues[name] = q
-		if c := (*s.settings.byQueue.Load())[name]; c != nil {
-			s.configure(q, c)
-		}
 	}
 	return q
 }

@@ -7,7 +7,7 @@
 //	03 lane                 catalogue   queue, priority and tenant of a lane
 //	04 queue                counters    tasks by state, and the shard's clock
 //	05 range queue bucket   buckets     how many ended tasks a bucket keeps
-//	06 name                 settings    of a queue, in the first shard
+//	06 name                 settings    of a queue, as this shard knows them
 //	07 shard                inbound     number of the last message taken from a shard
 //	08 name                 schedule    what recurs, and how far it has come
 //	0a                      applied     the last entry of the log that is in the store

@@ -68,6 +68,14 @@ func endedMessage() *Message {
 	return &Message{Kind: MsgEnded, Parent: goldenID, Child: otherID, Outcome: 2}
 }
 
+func settingsValue() SettingsValue {
+	return SettingsValue{Version: 300, JSON: []byte(`{"Rate":2}`)}
+}
+
+func settingsMessage() *Message {
+	return &Message{Kind: MsgSettings, Queue: "mail", Settings: settingsValue().Append(nil)}
+}
+
 // TestGolden pins every form that lies on disk.
 func TestGolden(t *testing.T) {
 	task := make([]byte, TaskLen(SinceOf(goldenID)))
@@ -140,6 +148,7 @@ func TestGolden(t *testing.T) {
 				"0000000000000004 0000000000000005 0000010000000000 0000000000000007",
 		},
 		{"number", AppendNumber(nil, goldenSeq), "0193b3c012345003"},
+		{"settings value", settingsValue().Append(nil), "000000000000012c 7b2252617465223a327d"},
 		{"place, first", FirstPlace(goldenLane, goldenID).Append(nil), "10 00000102 0193b3c012347abc"},
 		{"place, scheduled", Place{Range: Scheduled, At: goldenTime}.Append(nil), "12 00000000 00000193b3c01235"},
 		{"place, blocked", Place{Range: Blocked, Group: goldenQueue, At: goldenScope}.Append(nil), "13 00000007 fedcba9876543210"},
@@ -170,6 +179,7 @@ func TestGolden(t *testing.T) {
 			"02" + goldenIDHex + otherIDHex + "01",
 		},
 		{"ended", endedMessage().Append(nil), "03" + goldenIDHex + otherIDHex + "02"},
+		{"settings of a queue", settingsMessage().Append(nil), "04 04 6d61696c 000000000000012c 7b2252617465223a327d"},
 	} {
 		require.Equal(t, hex.EncodeToString(unhex(c.want)), hex.EncodeToString(c.got), c.name)
 	}
@@ -218,6 +228,8 @@ func TestAppendKeepsWhatIsThere(t *testing.T) {
 		{"full entry", func(b []byte) []byte { return fullEntry().Append(b, goldenSeq) }},
 		{"admit", func(b []byte) []byte { return admitMessage().Append(b) }},
 		{"ended", func(b []byte) []byte { return endedMessage().Append(b) }},
+		{"settings of a queue", func(b []byte) []byte { return settingsMessage().Append(b) }},
+		{"settings value", func(b []byte) []byte { return settingsValue().Append(b) }},
 	} {
 		want := append(bytes.Clone(before), c.append(nil)...)
 		require.Equal(t, want, c.append(bytes.Clone(before)), c.name)
@@ -594,21 +606,24 @@ func TestValuesRoundTrip(t *testing.T) {
 
 func TestMessagesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded}).Draw(t, "kind")}
-		var rec []byte
-		if m.Kind == MsgAdmit {
-			name := rapid.OneOf(rapid.String(), rapid.StringN(100, 200, -1))
+		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings}).Draw(t, "kind")}
+		name := rapid.OneOf(rapid.String(), rapid.StringN(100, 200, -1))
+		bytesOf := rapid.SliceOf(rapid.Byte())
+		switch m.Kind {
+		case MsgAdmit:
 			m.Queue, m.Tenant = name.Draw(t, "queue"), name.Draw(t, "tenant")
 			m.Priority = rapid.Byte().Draw(t, "priority")
-			rec = rapid.SliceOf(rapid.Byte()).Draw(t, "record")
-			m.Record = rec
-		} else {
+			m.Record = bytesOf.Draw(t, "record")
+		case MsgSettings:
+			m.Queue, m.Settings = name.Draw(t, "queue"), bytesOf.Draw(t, "settings")
+		default:
 			m.Parent, m.Child, m.Outcome = drawID(t), drawID(t), rapid.Byte().Draw(t, "outcome")
 		}
 		got, err := ParseMessage(m.Append(nil))
 		require.NoError(t, err)
-		require.True(t, bytes.Equal(rec, got.Record))
-		m.Record, got.Record = nil, nil
+		require.True(t, bytes.Equal(m.Record, got.Record))
+		require.True(t, bytes.Equal(m.Settings, got.Settings))
+		m.Record, got.Record, m.Settings, got.Settings = nil, nil, nil, nil
 		require.Equal(t, m, got)
 	})
 }
@@ -625,6 +640,21 @@ func TestAliases(t *testing.T) {
 	m, err := ParseMessage(b)
 	require.NoError(t, err)
 	require.Same(t, &b[len(b)-2], &m.Record[0])
+
+	b = settingsMessage().Append(nil)
+	m, err = ParseMessage(b)
+	require.NoError(t, err)
+	require.Same(t, &b[6], &m.Settings[0])
+	set, err := ParseSettings(m.Settings)
+	require.NoError(t, err)
+	require.Same(t, &b[14], &set.JSON[0])
+}
+
+// TestSettingsWithoutVersion: they are the first ones.
+func TestSettingsWithoutVersion(t *testing.T) {
+	v, err := ParseSettings([]byte(`{"Rate":2}`))
+	require.NoError(t, err)
+	require.Equal(t, SettingsValue{Version: 1, JSON: []byte(`{"Rate":2}`)}, v)
 }
 
 // drawEntry draws a lease, often the first one of a task in its first place or
@@ -749,8 +779,8 @@ var parsers = []struct {
 	{"number", AppendNumber(nil, 1), only(ParseNumber), nil},
 	{"holder of a key", UniqueValue{ID: goldenID, Until: 1}.Append(nil), only(ParseUnique), nil},
 	{"turn of a group", GroupValue{Holder: goldenID, Waiting: true}.Append(nil), only(ParseGroup), nil},
-	{"depend", (&Message{Kind: MsgDepend}).Append(nil), only(ParseMessage), []byte{MsgAdmit, MsgDepend, MsgEnded}},
-	{"ended", endedMessage().Append(nil), only(ParseMessage), []byte{MsgDepend, MsgEnded}},
+	{"depend", (&Message{Kind: MsgDepend}).Append(nil), only(ParseMessage), []byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings}},
+	{"ended", endedMessage().Append(nil), only(ParseMessage), []byte{MsgDepend, MsgEnded, MsgSettings}},
 }
 
 // TestRefusals: what is too short, too long, or of another range is refused.
@@ -817,6 +847,16 @@ func TestValueRefusals(t *testing.T) {
 		_, _, err := SplitLane(make([]byte, n))
 		require.Error(t, err, "record with lane of %d bytes", n)
 	}
+	for n := range 9 {
+		_, err := ParseSettings(settingsValue().Append(nil)[:n])
+		require.Error(t, err, "settings of %d bytes", n)
+	}
+	for _, version := range []uint64{0, 1 << 56, '{'<<56 - 1, math.MaxUint64} {
+		_, err := ParseSettings(SettingsValue{Version: version, JSON: []byte("{}")}.Append(nil))
+		require.Error(t, err, "version %d", version)
+	}
+	_, err := ParseSettings(SettingsValue{Version: 1, JSON: []byte("[]")}.Append(nil))
+	require.Error(t, err, "settings that are no object")
 
 	ended := EndedValue{Lane: 1, At: 2, Result: make([]byte, 200)}.Append(nil)
 	for n := range ended {
@@ -829,7 +869,7 @@ func TestValueRefusals(t *testing.T) {
 		_, _, err := ParseEnded(binary.AppendUvarint(make([]byte, 12), length))
 		require.Error(t, err, "length %d of nothing", length)
 	}
-	_, _, err := ParseEnded(append(make([]byte, 12), bytes.Repeat([]byte{0xff}, 11)...))
+	_, _, err = ParseEnded(append(make([]byte, 12), bytes.Repeat([]byte{0xff}, 11)...))
 	require.Error(t, err, "a length that does not end")
 }
 
@@ -844,13 +884,14 @@ func TestMessageRefusals(t *testing.T) {
 	for n := range admit {
 		refused(admit[:n], "%d bytes", n)
 	}
-	for _, kind := range []byte{0, MsgEnded + 1, 0xff} {
+	for _, kind := range []byte{0, MsgSettings + 1, 0xff} {
 		refused(append([]byte{kind}, admit[1:]...), "kind %d", kind)
 		refused(append([]byte{kind}, endedMessage().Append(nil)[1:]...), "kind %d", kind)
 	}
 	for _, head := range [][]byte{
 		{MsgAdmit, 0},
 		{MsgAdmit, 0, 1, 'q'},
+		{MsgSettings},
 	} {
 		for _, length := range []uint64{1, math.MaxInt32, math.MaxInt64, math.MaxUint64} {
 			refused(binary.AppendUvarint(bytes.Clone(head), length), "length %d of nothing", length)
@@ -1116,6 +1157,8 @@ func FuzzParseEnded(f *testing.F) {
 func FuzzParseMessage(f *testing.F) {
 	addKeys(f)
 	f.Add(admitMessage().Append(nil))
+	f.Add(settingsMessage().Append(nil))
+	f.Add([]byte{MsgSettings, 0x80, 0})
 	f.Add([]byte{MsgAdmit, 0, 0x80, 0, 0}) // a zero that takes two bytes
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := ParseMessage(b)
@@ -1127,6 +1170,23 @@ func FuzzParseMessage(f *testing.F) {
 		got, err := ParseMessage(again)
 		require.NoError(t, err)
 		require.Equal(t, m, got)
+	})
+}
+
+func FuzzParseSettings(f *testing.F) {
+	addKeys(f)
+	f.Add(settingsValue().Append(nil))
+	f.Add([]byte("{}"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		v, err := ParseSettings(b)
+		if err != nil {
+			return
+		}
+		again := v.Append(nil)
+		require.True(t, bytes.HasSuffix(again, b), "a version may have been put before it")
+		got, err := ParseSettings(again)
+		require.NoError(t, err)
+		require.Equal(t, v, got)
 	})
 }
 

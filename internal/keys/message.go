@@ -8,8 +8,9 @@ import "encoding/binary"
 type Message struct {
 	Kind byte
 
+	Queue string // of MsgAdmit and MsgSettings
+
 	// Of MsgAdmit: a task to be produced.
-	Queue    string
 	Tenant   string
 	Priority uint8
 	Record   []byte
@@ -18,30 +19,39 @@ type Message struct {
 	Parent  ID
 	Child   ID
 	Outcome byte // MsgDepend: what the parent's death means; MsgEnded: how it ended
+
+	Settings []byte // of MsgSettings: an encoded SettingsValue
 }
 
 // The kinds of messages.
 const (
-	MsgAdmit  = 1 // produce the task
-	MsgDepend = 2 // Child, of the sender, waits for Parent
-	MsgEnded  = 3 // Parent, of the sender, has ended for Child
+	MsgAdmit    = 1 // produce the task
+	MsgDepend   = 2 // Child, of the sender, waits for Parent
+	MsgEnded    = 3 // Parent, of the sender, has ended for Child
+	MsgSettings = 4 // go by the settings, unless there are newer ones
 )
 
 // Append appends the encoded message.
 func (m *Message) Append(dst []byte) []byte {
 	dst = append(dst, m.Kind)
-	if m.Kind != MsgAdmit {
+	switch m.Kind {
+	case MsgAdmit:
+		dst = append(dst, m.Priority)
+		dst = appendString(appendString(dst, m.Queue), m.Tenant)
+		return append(dst, m.Record...)
+	case MsgSettings:
+		return append(appendString(dst, m.Queue), m.Settings...)
+	default:
 		dst = append(append(dst, m.Parent[:]...), m.Child[:]...)
 		return append(dst, m.Outcome)
 	}
-	dst = append(dst, m.Priority)
-	for _, s := range []string{m.Queue, m.Tenant} {
-		dst = append(binary.AppendUvarint(dst, uint64(len(s))), s...)
-	}
-	return append(dst, m.Record...)
 }
 
-// ParseMessage reads a message. Record aliases b.
+func appendString(dst []byte, s string) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
+}
+
+// ParseMessage reads a message. Record and Settings alias b.
 func ParseMessage(b []byte) (m Message, err error) {
 	r := reader{b: b, ok: true}
 	if kind := r.bytes(1); r.ok {
@@ -63,6 +73,10 @@ func ParseMessage(b []byte) (m Message, err error) {
 			m.Outcome = o[0]
 		}
 		r.ok = r.ok && r.n == len(b)
+	case MsgSettings:
+		if m.Queue = r.string(); r.ok {
+			m.Settings = b[r.n:]
+		}
 	default:
 		r.ok = false
 	}

@@ -98,6 +98,33 @@ func ParseNumber(b []byte) (uint64, error) {
 	return binary.BigEndian.Uint64(b), nil
 }
 
+// SettingsValue is what a queue has been set to. Of two, the one with the
+// larger version is in force.
+type SettingsValue struct {
+	Version uint64 // 1 or more, and below 2^56
+	JSON    []byte // an object
+}
+
+// Append appends the encoded value.
+func (v SettingsValue) Append(dst []byte) []byte {
+	return append(binary.BigEndian.AppendUint64(dst, v.Version), v.JSON...)
+}
+
+// ParseSettings reads the settings of a queue; JSON aliases b. An object
+// without a version before it has version 1.
+func ParseSettings(b []byte) (SettingsValue, error) {
+	if len(b) > 0 && b[0] == '{' {
+		return SettingsValue{Version: 1, JSON: b}, nil
+	}
+	if len(b) > 8 {
+		v := SettingsValue{Version: binary.BigEndian.Uint64(b), JSON: b[8:]}
+		if v.Version > 0 && b[0] == 0 && b[8] == '{' {
+			return v, nil
+		}
+	}
+	return SettingsValue{}, malformed("settings", b)
+}
+
 // Place is where the record of a task lies; it is the value of an index entry,
 // but for tasks that have ended: these are found by their queue.
 type Place struct {
