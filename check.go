@@ -26,6 +26,7 @@ import (
 //   - every task that waits for parents has parents that know of it, here or in
 //     a message, and every parent says so in its record;
 //   - settings can be read, and the shard has those that it sends, or newer ones;
+//   - no message has a number beyond that of the last one;
 //   - every schedule can be read, and lies in the shard of its name.
 func (v *view) check(index, shards int) error {
 	c := checker{
@@ -33,6 +34,7 @@ func (v *view) check(index, shards int) error {
 		seen: make(map[ID]*checkedTask), indexed: make(map[ID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
 		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64), versions: make(map[string]uint64),
+		sent: make(map[uint32]uint64),
 	}
 	steps := []error{v.loadLeases()}
 	for _, prefix := range recordRanges {
@@ -50,6 +52,7 @@ func (v *view) check(index, shards int) error {
 		scan(v.snap, keys.Group, c.turn),
 		scan(v.snap, keys.Pending, c.waits),
 		scan(v.snap, keys.Dependent, c.dependent),
+		scan(v.snap, keys.Sent, c.last),
 		scan(v.snap, keys.Outbound, c.message),
 		scan(v.snap, keys.Schedule, c.schedule),
 	)
@@ -71,6 +74,7 @@ type checker struct {
 	wakes         map[wakeKey]bool
 	pending       map[ID]uint64
 	versions      map[string]uint64 // of the settings
+	sent          map[uint32]uint64 // the last message, by receiver
 	errs          []error
 }
 
@@ -343,7 +347,25 @@ func (c *checker) dependent(key, value []byte) error {
 	return nil
 }
 
-func (c *checker) message(_, value []byte) error {
+func (c *checker) last(key, value []byte) error {
+	to, err := keys.ParseNumbered(key)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	n, err := keys.ParseNumber(value)
+	if err != nil || n == 0 || int(to) >= c.shards {
+		c.report("last message to shard %d is %x: %w", to, value, err)
+	}
+	c.sent[to] = n
+	return nil
+}
+
+func (c *checker) message(key, value []byte) error {
+	to, seq, err := keys.ParseOutbound(key)
+	if err != nil || seq > c.sent[to] {
+		c.report("message %x comes after the last one, %d: %w", key, c.sent[to], err)
+	}
 	m, err := keys.ParseMessage(value)
 	if err != nil {
 		c.report("%w", err)

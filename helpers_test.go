@@ -132,7 +132,7 @@ func (q *Queue) checkGates() error {
 func (s *shard) checkMemory(q *Queue) error {
 	g := &s.group
 	busy := !g.batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.touched) > 0
-	if busy || s.more || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
+	if busy || s.more || s.out.ahead || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)
@@ -632,6 +632,19 @@ func (c *memoryChecker) outbox() error {
 	})
 	if !slices.Equal(n, out.waiting) {
 		c.report("%d messages wait, on disk %d", out.waiting, n)
+	}
+	last := make([]uint64, len(out.next))
+	err = errors.Join(err, scan(c.view.snap, keys.Sent, func(key, value []byte) error {
+		to, err := keys.ParseNumbered(key)
+		if err == nil {
+			last[to], err = keys.ParseNumber(value)
+		}
+		return err
+	}))
+	for to, next := range out.next {
+		if last[to] != next-1 || out.stored[to] != last[to] {
+			c.report("the next message to shard %d is %d, the last one is %d, on disk %d", to, next, out.stored[to], last[to])
+		}
 	}
 	err = errors.Join(err, scan(c.view.snap, keys.Inbound, func(key, value []byte) error {
 		from, err := keys.ParseNumbered(key)

@@ -20,10 +20,14 @@ import (
 //
 // A shard that asks itself goes the same way.
 //
-// The numbers of the messages that wait for a receiver have a gap if a power
-// loss took the last of them, and not what they did to the receiver.
+// The number of the last message to each receiver is stored with it, since the
+// message itself will be forgotten. The numbers of the messages that wait for a
+// receiver have a gap if a power loss took the last of them, and not what they
+// did to the receiver.
 type outbox struct {
 	next    []uint64 // by receiver, the number of the next message
+	stored  []uint64 // by receiver, the number of the last message, as disk has it
+	ahead   bool     // next has moved on from what is stored
 	first   []uint64 // by receiver, the number of the first one that is not confirmed
 	sending []bool   // by receiver: some are under way
 	waiting []uint64 // by receiver, messages that are not confirmed
@@ -37,6 +41,7 @@ const parcelCap = 256
 func (s *shard) send(to int, m *keys.Message) {
 	seq := s.out.next[to]
 	s.out.next[to]++
+	s.out.ahead = true
 	s.out.waiting[to]++
 	s.out.due = true
 	s.group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
@@ -45,44 +50,75 @@ func (s *shard) send(to int, m *keys.Message) {
 // loadOutbox finds what has not been confirmed before the queue was closed.
 func (s *shard) loadOutbox(shards int) error {
 	s.out = outbox{
-		next: make([]uint64, shards), first: make([]uint64, shards),
+		next: make([]uint64, shards), stored: make([]uint64, shards), first: make([]uint64, shards),
 		sending: make([]bool, shards), waiting: make([]uint64, shards),
 	}
 	s.inbound = make([]uint64, shards)
-	if err := scan(s.store.db, keys.Inbound, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err == nil && int(n) < shards {
-			s.inbound[n], err = keys.ParseNumber(value)
+	for prefix, numbers := range map[byte][]uint64{keys.Inbound: s.inbound, keys.Sent: s.out.stored} {
+		if err := scan(s.store.db, prefix, func(key, value []byte) error {
+			n, err := keys.ParseNumbered(key)
+			if err == nil && int(n) < shards {
+				numbers[n], err = keys.ParseNumber(value)
+			}
+			if err != nil || int(n) >= shards {
+				return fmt.Errorf("%w: last message, %x, is %x", ErrCorrupt, key, value)
+			}
+			return nil
+		}); err != nil {
+			return err
 		}
-		if err != nil || int(n) >= shards {
-			return fmt.Errorf("%w: last message of shard %x is %x", ErrCorrupt, key, value)
-		}
-		return nil
-	}); err != nil {
-		return err
 	}
-	return scan(s.store.db, keys.Outbound, func(key, _ []byte) error {
+	last := slices.Clone(s.out.stored)
+	if err := scan(s.store.db, keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= shards {
 			return fmt.Errorf("%w: message %x", ErrCorrupt, key)
 		}
-		if s.out.next[to] == 0 {
+		if s.out.waiting[to] == 0 {
 			s.out.first[to] = seq
 		}
-		s.out.next[to] = seq + 1
+		last[to] = max(last[to], seq)
 		s.out.waiting[to]++
 		s.out.due = true
 		return nil
-	})
+	}); err != nil {
+		return err
+	}
+	for to, n := range last {
+		s.out.countFrom(to, n)
+	}
+	return nil
 }
 
-// loadNumbers continues the numbering after what the receivers have taken.
+// countFrom continues the numbering after a message to a shard.
+func (o *outbox) countFrom(to int, last uint64) {
+	o.next[to] = max(o.next[to], last+1)
+	if o.waiting[to] == 0 {
+		o.first[to] = o.next[to]
+	}
+	o.ahead = o.ahead || o.next[to] != o.stored[to]+1
+}
+
+// loadNumbers continues the numbering after what the receivers in this process
+// have taken: a power loss below DurabilityDisk may have taken the last messages
+// and not that.
 // REQUIRES: all shards are loaded, and none runs.
 func (s *shard) loadNumbers() {
 	for to, peer := range s.peers {
-		s.out.next[to] = max(s.out.next[to], peer.inbound[s.index]+1)
-		if s.out.first[to] == 0 {
-			s.out.first[to] = s.out.next[to]
+		s.out.countFrom(to, peer.inbound[s.index])
+	}
+}
+
+// seal has the group store how far the messages are counted.
+func (o *outbox) seal(g *group) {
+	if !o.ahead {
+		return
+	}
+	o.ahead = false
+	for to, next := range o.next {
+		if last := next - 1; last != o.stored[to] {
+			o.stored[to] = last
+			g.set(keys.AppendNumbered(nil, keys.Sent, uint32(to)), keys.AppendNumber(nil, last))
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
@@ -432,5 +433,122 @@ func TestLostTailOfMessages(t *testing.T) {
 		img.reopen()
 		require.Equal(f, Counts{Ready: 3}, img.counts("c"))
 		require.NoError(f, img.q.Close())
+	})
+}
+
+// numbersCommitter counts the commits of a shard with messages, and how often
+// they store a number of a last message.
+type numbersCommitter struct {
+	committer
+	commits, numbers int
+}
+
+func (c *numbersCommitter) commit(b *pebble.Batch) error {
+	messages, numbers := 0, 0
+	for r := b.Reader(); ; {
+		kind, key, _, ok, err := r.Next()
+		if err != nil {
+			return err
+		}
+		if !ok {
+			break
+		}
+		switch {
+		case kind != pebble.InternalKeyKindSet:
+		case key[0] == keys.Outbound:
+			messages++
+		case key[0] == keys.Sent:
+			numbers++
+		}
+	}
+	if messages > 0 {
+		c.commits++
+	}
+	c.numbers += numbers
+	return c.committer.commit(b)
+}
+
+// TestNumbersAreStored: a shard knows from its own disk how its messages are
+// numbered, also when all have been taken; a commit tells it once for each receiver.
+func TestNumbersAreStored(t *testing.T) {
+	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+		var c numbersCommitter
+		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
+			c.committer, s.commit = s.commit, &c
+			return nil
+		}))
+		own := func(want ...uint64) {
+			f.Helper()
+			f.check()
+			require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
+				alone := newShard(0, s.opts, s.store, newGateTable())
+				defer func() { _ = alone.group.batch.Close() }()
+				require.NoError(f, alone.loadOutbox(3))
+				require.Equal(f, want, alone.out.next)
+				require.Equal(f, want, s.out.next)
+				require.Equal(f, s.out.first, alone.out.first)
+				require.False(f, alone.out.ahead)
+				return nil
+			}))
+		}
+		own(1, 1, 1)
+		for round := range uint64(3) {
+			f.produceAt(0, Task{Queue: "start"})
+			f.complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
+			own(1, 4*(round+1)+1, 2*(round+1)+1)
+		}
+		require.Equal(f, 3, c.commits)
+		require.Equal(f, 3*2, c.numbers)
+		f.produceAt(0, Task{Queue: "start"})
+		l := f.claim("start")
+		open := shut(t, f.q.shard(1))
+		require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, bound("a", 1, 3)...))
+		synctest.Wait()
+		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
+			alone := newShard(0, s.opts, s.store, newGateTable())
+			defer func() { _ = alone.group.batch.Close() }()
+			require.NoError(f, alone.loadOutbox(3))
+			require.Equal(f, []uint64{1, 13, 7}, alone.out.first)
+			require.Equal(f, []uint64{1, 16, 7}, alone.out.next)
+			return nil
+		}))
+		close(open)
+		own(1, 16, 7)
+	})
+}
+
+// TestNumbersThatAreNotStored: a directory without the numbers of the last
+// messages is read, and gets them.
+func TestNumbersThatAreNotStored(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *flowTest) {
+		f.produceAt(0, Task{Queue: "start"})
+		f.produceAt(0, Task{Queue: "start"})
+		f.complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
+		first := f.claim("start")
+		open := shut(t, f.q.shard(1))
+		require.NoError(f, f.q.Complete(context.Background(), first.Receipt, nil, bound("b", 1, 3)...))
+		synctest.Wait()
+		lower, upper := keys.Range(keys.Sent)
+		require.NoError(f, f.q.shard(0).store.db.DeleteRange(lower, upper, pebble.Sync))
+
+		img := &flowTest{T: t, opts: f.opts}
+		img.opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
+		img.open()
+		img.check()
+		require.Equal(f, Counts{Ready: 6}, img.counts("a"))
+		require.Equal(f, Counts{Ready: 3}, img.counts("b"))
+		require.NoError(f, img.q.shard(0).probe(func(s *shard) error {
+			require.Equal(f, []uint64{1, 8, 3}, s.out.next)
+			require.Equal(f, []uint64{0, 7, 2}, s.out.stored)
+			return nil
+		}))
+		require.NoError(f, img.q.Close())
+		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
+			clear(s.out.stored) // as on the disk
+			s.out.ahead = true
+			return nil
+		}))
+		close(open)
 	})
 }

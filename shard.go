@@ -266,6 +266,7 @@ func (s *shard) persist() error {
 	s.groups.seal(&s.group)
 	s.pending.seal(&s.group)
 	s.sessions.seal(&s.group)
+	s.out.seal(&s.group)
 	s.group.seal(s.mint.clock)
 	switch {
 	case !s.group.batch.Empty():

@@ -10,6 +10,7 @@
 //	06 name                 settings    of a queue, as this shard knows them
 //	07 shard                inbound     number of the last message taken from a shard
 //	08 name                 schedule    what recurs, and how far it has come
+//	09 shard                sent        number of the last message sent to a shard
 //	0a                      applied     the last entry of the log that is in the store
 //	0b node                 session     what a node has produced, as far as it may ask again
 //	0c node                 interest    which events a node wants to hear of
@@ -50,6 +51,7 @@ const (
 	Settings  = 0x06
 	Inbound   = 0x07
 	Schedule  = 0x08
+	Sent      = 0x09
 	Applied   = 0x0a
 	Session   = 0x0b
 	Interest  = 0x0c
@@ -328,13 +330,13 @@ func ParseLease(key []byte) (seq uint64, err error) {
 	return binary.BigEndian.Uint64(key[1:]), nil
 }
 
-// AppendNumbered appends a key of the ranges Queue, Lane, Counters and Inbound,
+// AppendNumbered appends a key of the ranges Queue, Lane, Counters, Inbound and Sent,
 // and what the keys of a queue have in common in the ranges of AppendGrouped.
 func AppendNumbered(dst []byte, prefix byte, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, prefix), n)
 }
 
-// ParseNumbered reads a key of the ranges Queue, Lane, Counters and Inbound.
+// ParseNumbered reads a key of the ranges Queue, Lane, Counters, Inbound and Sent.
 // The caller knows which one it reads.
 func ParseNumbered(key []byte) (n uint32, err error) {
 	if len(key) != 1+4 {

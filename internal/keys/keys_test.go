@@ -106,6 +106,7 @@ func TestGolden(t *testing.T) {
 		{"buckets of a queue", AppendBuckets(nil, Canceled, goldenQueue), "05 16 00000007"},
 		{"settings", append([]byte{Settings}, "mail"...), "06 6d61696c"},
 		{"inbound", AppendNumbered(nil, Inbound, 3), "07 00000003"},
+		{"sent", AppendNumbered(nil, Sent, 3), "09 00000003"},
 		{"task fresh", task, "10 00000102" + goldenIDHex},
 		{"task moved", AppendTask(nil, goldenLane, MovedSince(goldenTime), goldenID), "10 00000102 0193b3c01235 8000" + goldenIDHex},
 		{"lane prefix", AppendLane(nil, goldenLane), "10 00000102"},
@@ -375,7 +376,7 @@ func TestOrderOfOtherKeys(t *testing.T) {
 		for _, prefix := range []byte{Index, Pending} {
 			orders = append(orders, order{"by ID", byID, func(p parts) []byte { return AppendByID(nil, prefix, p.id) }})
 		}
-		for _, prefix := range []byte{Queue, Lane, Counters, Inbound} {
+		for _, prefix := range []byte{Queue, Lane, Counters, Inbound, Sent} {
 			orders = append(orders, order{"numbered", byGroup, func(p parts) []byte { return AppendNumbered(nil, prefix, p.group) }})
 		}
 		seen := make(map[byte]bool)
@@ -519,7 +520,7 @@ func TestKeysRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, at, seq)
 
-		for _, prefix := range []byte{Queue, Lane, Counters, Inbound} {
+		for _, prefix := range []byte{Queue, Lane, Counters, Inbound, Sent} {
 			n, err := ParseNumbered(AppendNumbered(nil, prefix, group))
 			require.NoError(t, err)
 			require.Equal(t, group, n)

@@ -87,7 +87,7 @@ func ParseCounters(b []byte) (CountersValue, error) {
 }
 
 // AppendNumber appends a number that is a value by itself: the size of a
-// bucket, the last message taken, the parents that a task waits for.
+// bucket, the last message taken or sent, the parents that a task waits for.
 func AppendNumber(dst []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(dst, n) }
 
 // ParseNumber reads such a value.
