@@ -61,6 +61,9 @@ const (
 	callRead
 	callIndex
 	callInterest
+	callSettings
+	callConfigure
+	callAdopt
 	callMember
 	endOfCalls
 )
@@ -85,6 +88,9 @@ var callKinds = [endOfCalls]func(*node, *peer.Request) request{
 	callSchedules:      func(*node, *peer.Request) request { return new(schedulesOp) },
 	callParcel:         func(*node, *peer.Request) request { return new(parcel) },
 	callRead:           func(*node, *peer.Request) request { return new(readOp) },
+	callSettings:       func(*node, *peer.Request) request { return new(settingsOp) },
+	callConfigure:      func(*node, *peer.Request) request { return new(configureOp) },
+	callAdopt:          func(*node, *peer.Request) request { return new(adoptOp) },
 	callIndex:          func(*node, *peer.Request) request { return new(indexOp) },
 	callInterest:       func(*node, *peer.Request) request { return new(interestOp) },
 }
@@ -627,6 +633,60 @@ func (op *readOp) decodeReply(b []byte) error {
 }
 
 func (op *readOp) repeatable() bool { return true }
+
+func (op *settingsOp) encode(dst []byte) (callKind, []byte) {
+	return callSettings, wire.AppendBytes(dst, op.queue)
+}
+
+func (op *settingsOp) decode(b []byte) error {
+	r := wire.NewReader(b)
+	op.queue = r.String()
+	return r.Done()
+}
+
+func (op *settingsOp) encodeReply(dst []byte) []byte { return append(dst, op.value...) }
+
+func (op *settingsOp) decodeReply(b []byte) error {
+	if op.value = b; len(b) == 0 {
+		op.value = nil
+	}
+	return nil
+}
+
+func (op *settingsOp) repeatable() bool { return true }
+func (op *settingsOp) again()           { op.value, op.err = nil, nil }
+
+func (op *configureOp) encode(dst []byte) (callKind, []byte) {
+	return callConfigure, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
+}
+
+func (op *configureOp) decode(b []byte) error {
+	r := wire.NewReader(b)
+	op.queue, op.value = r.String(), r.Bytes()
+	return r.Done()
+}
+
+func (op *configureOp) encodeReply(dst []byte) []byte { return wire.AppendBool(dst, op.late) }
+
+func (op *configureOp) decodeReply(b []byte) error {
+	r := wire.NewReader(b)
+	op.late = r.Bool()
+	return r.Done()
+}
+
+func (op *configureOp) again() { op.late, op.err = false, nil }
+
+func (op *adoptOp) encode(dst []byte) (callKind, []byte) {
+	return callAdopt, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
+}
+
+func (op *adoptOp) decode(b []byte) error {
+	r := wire.NewReader(b)
+	op.queue, op.value = r.String(), r.Bytes()
+	return r.Done()
+}
+
+func (op *adoptOp) repeatable() bool { return true }
 
 func appendSpans(dst []byte, spans []span) []byte {
 	dst = wire.AppendUint(dst, uint64(len(spans)))

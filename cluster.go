@@ -156,6 +156,7 @@ type node struct {
 	logs   *raftlog.Store
 	stable raftlog.Stables
 	claims *claimTable
+	gates  *gateTable
 	wishes wishes
 	runs   runTable
 	routes route  // changes with every replica's
@@ -177,7 +178,7 @@ func (q *Queue) openNode() (err error) {
 		quit: make(chan struct{}), wishes: wishes{turn: make(chan struct{}, 1)},
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.claims = newClaimTable(n)
+	n.claims, n.gates = newClaimTable(n), newGateTable()
 	q.node = n
 	fs, dir := q.dir.fs, q.dir.path
 	for i := range q.replicas {

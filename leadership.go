@@ -121,13 +121,10 @@ func (r *replica) load(term uint64) (*shard, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	q := r.node.queue
-	s := newShard(r.index, q.opts, r.store, newSettingsTable())
+	s := newShard(r.index, q.opts, r.store, r.node.gates)
 	s.node, s.replica = r.node, r
 	s.commit = &proposer{replica: r, term: term, news: &s.group.news}
 	if err := s.load(); err != nil {
-		return nil, err
-	}
-	if err := s.settings.load(r.store.db); err != nil {
 		return nil, err
 	}
 	s.join(nil)
@@ -142,6 +139,7 @@ func (r *replica) leave(reason error) {
 	}
 	s.inbox.stop(notLed(s.index, reason))
 	<-s.done
+	s.leaveGates()
 	r.changed()
 	r.node.log.Info("leads no more", "shard", r.index, "reason", reason)
 }

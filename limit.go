@@ -339,6 +339,21 @@ func (s *shard) openGate(w *shard, q *queueState) {
 	_ = w.inbox.pass(&serveOp{queue: q.name}) // one that is closing serves nobody
 }
 
+// leaveGates gives back the places of all leases of a shard that this process
+// leads no more. REQUIRES: the owner has ended.
+func (s *shard) leaveGates() {
+	for _, q := range s.queues {
+		if q.gate == nil {
+			continue
+		}
+		for _, w := range q.gate.leave(int(q.counts.Leased)) {
+			if w != s {
+				s.openGate(w, q)
+			}
+		}
+	}
+}
+
 // throttle has the claims that wait for a queue served at a time of the
 // monotonic clock.
 func (s *shard) throttle(q *queueState, at uint64) {

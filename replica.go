@@ -27,7 +27,7 @@ type replica struct {
 	node      *node
 	raft      *raft.Raft
 	snapshots *snapshot.Store
-	source    *liveStore // of the snapshots; guarded by mu; nil while the store is being replaced
+	source    *liveStore    // of the snapshots; guarded by mu; nil while the store is being replaced
 	applied   atomic.Uint64 // index of the last entry in the store
 	transport *raft.NetworkTransport
 	growth    growth

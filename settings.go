@@ -284,7 +284,7 @@ func (op *configureOp) resolve(s *shard) {
 		return
 	}
 	s.adopt(op.queue, c, true)
-	for to := range s.peers {
+	for to := range s.opts.Shards {
 		if to != s.index {
 			s.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: op.queue, Settings: op.value})
 		}
