@@ -65,11 +65,15 @@ const (
 	callConfigure
 	callAdopt
 	callMember
-	endOfCalls
+	endOfRequests
+
+	// Of a node, and not of a shard.
+	callJoin = endOfRequests + iota
+	callState
 )
 
 // callKinds make the operation of a call, to be decoded.
-var callKinds = [endOfCalls]func(*node, *peer.Request) request{
+var callKinds = [endOfRequests]func(*node, *peer.Request) request{
 	callProduce:        func(n *node, r *peer.Request) request { return &produceOp{origin: r.From, shards: n.shards()} },
 	callClaim:          newRemoteClaim,
 	callComplete:       func(n *node, _ *peer.Request) request { return &completeOp{shards: n.shards()} },
@@ -91,6 +95,7 @@ var callKinds = [endOfCalls]func(*node, *peer.Request) request{
 	callSettings:       func(*node, *peer.Request) request { return new(settingsOp) },
 	callConfigure:      func(*node, *peer.Request) request { return new(configureOp) },
 	callAdopt:          func(*node, *peer.Request) request { return new(adoptOp) },
+	callMember:         func(*node, *peer.Request) request { return new(memberOp) },
 	callIndex:          func(*node, *peer.Request) request { return new(indexOp) },
 	callInterest:       func(*node, *peer.Request) request { return new(interestOp) },
 }

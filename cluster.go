@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -162,6 +163,7 @@ type node struct {
 	routes route  // changes with every replica's
 	life   uint64 // random: tells this life of the node from the others
 
+	ready      atomic.Bool // every replica takes part in its group
 	quit       chan struct{}
 	watches    sync.WaitGroup // goroutines of the replicas
 	background sync.WaitGroup // calls that nobody waits for
@@ -169,17 +171,50 @@ type node struct {
 	cancel     context.CancelFunc
 }
 
-// openNode opens the replicas of all shards and begins to talk to the other
-// nodes. What it has opened when it returns an error is closed by close.
-func (q *Queue) openNode() (err error) {
+// newNode prepares to open a node.
+func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
 	n := &node{
-		queue: q, opts: c, log: q.opts.Logger.With("node", c.Node), life: newLife(),
+		queue: q, opts: c, log: q.opts.Logger.With("node", c.Node), life: newLife(), gates: newGateTable(),
+		self: Peer{c.Node, cmp.Or(c.Advertise, c.Listen)},
 		quit: make(chan struct{}), wishes: wishes{turn: make(chan struct{}, 1)},
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.claims, n.gates = newClaimTable(n), newGateTable()
+	n.claims = newClaimTable(n)
 	q.node = n
+	return n
+}
+
+// open opens the replicas of all shards and begins to talk to the other nodes.
+// What it has opened when it returns an error is closed by close.
+func (n *node) open() error {
+	q := n.queue
+	if err := n.openReplicas(); err != nil {
+		return err
+	}
+	if err := n.listen(); err != nil {
+		return err
+	}
+	for _, r := range q.replicas {
+		if err := n.startRaft(r); err != nil {
+			return fmt.Errorf("codeq: start shard %d of %s: %w", r.index, q.dir.path, err)
+		}
+	}
+	n.ready.Store(true)
+	for _, r := range q.replicas {
+		n.watches.Go(func() { r.watch(n.quit) })
+		n.watches.Go(func() { r.compact(n.quit) })
+	}
+	n.watches.Go(func() { n.balance(n.quit) })
+	if n.opts.Join {
+		return n.join()
+	}
+	return nil
+}
+
+// openReplicas opens the stores of the shards, and the logs.
+func (n *node) openReplicas() (err error) {
+	q := n.queue
 	fs, dir := q.dir.fs, q.dir.path
 	for i := range q.replicas {
 		r := &replica{index: i, node: n, ended: make(chan *shard, 1), growth: growth{due: make(chan struct{}, 1)}}
@@ -197,31 +232,22 @@ func (q *Queue) openNode() (err error) {
 			return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, err)
 		}
 	}
-	if err := q.dir.finishCreation(); err != nil {
-		return err
-	}
 	n.logs, err = raftlog.Open(fs.PathJoin(dir, "raft"), raftlog.Options{
 		FS: fs, Sync: logSync[q.opts.Durability], Logger: n.log,
 	})
 	if err != nil {
 		return fmt.Errorf("codeq: open the log of %s: %w", dir, err)
 	}
-	if n.stable, err = c.stable(fs.PathJoin(dir, "votes")); err != nil {
+	if n.stable, err = n.opts.stable(fs.PathJoin(dir, "votes")); err != nil {
 		return fmt.Errorf("codeq: open the votes of %s: %w", dir, err)
 	}
-	if err := n.listen(); err != nil {
-		return err
-	}
-	for _, r := range q.replicas {
-		if err := n.startRaft(r); err != nil {
-			return fmt.Errorf("codeq: start shard %d of %s: %w", r.index, dir, err)
-		}
-	}
-	for _, r := range q.replicas {
-		n.watches.Go(func() { r.watch(n.quit) })
-		n.watches.Go(func() { r.compact(n.quit) })
-	}
-	return nil
+	return q.dir.finishCreation()
+}
+
+// stores are where Raft keeps the log of a shard, and the votes.
+func (n *node) stores(r *replica) (raft.LogStore, raft.StableStore, error) {
+	logs, err := n.logs.Group(uint32(r.index))
+	return logs, n.stable.Group(uint32(r.index)), err
 }
 
 var logSync = map[Durability]raftlog.Sync{
@@ -238,10 +264,6 @@ func (n *node) listen() error {
 			return fmt.Errorf("codeq: %w", err)
 		}
 	}
-	n.self = Peer{c.Node, c.Advertise}
-	if n.self.Address == "" {
-		n.self.Address = c.Listen
-	}
 	if n.self.Address == "" {
 		n.self.Address = l.Addr().String()
 	}
@@ -257,14 +279,13 @@ func (n *node) listen() error {
 // startRaft starts a replica's part in its group, and founds the group if the
 // cluster is new.
 func (n *node) startRaft(r *replica) error {
-	logs, err := n.logs.Group(uint32(r.index))
+	logs, votes, err := n.stores(r)
 	if err != nil {
 		return err
 	}
 	if r.replayed, err = logs.LastIndex(); err != nil {
 		return err
 	}
-	votes := n.stable.Group(uint32(r.index))
 	logger := raftLogger(n.log.With("shard", r.index))
 	conf := n.raftConfig(logger)
 	trans := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
@@ -348,7 +369,7 @@ func configurationOf(peers []Peer) raft.Configuration {
 	return c
 }
 
-// close ends what openNode has begun; the stores stay open.
+// close ends what open has begun; the stores stay open.
 func (n *node) close() error {
 	n.resign()
 	close(n.quit)
@@ -365,6 +386,11 @@ func (n *node) close() error {
 		errs = append(errs, n.peer.Close())
 	}
 	n.background.Wait()
+	return errors.Join(append(errs, n.closeLogs())...)
+}
+
+func (n *node) closeLogs() error {
+	var errs []error
 	if n.logs != nil {
 		errs = append(errs, n.logs.Close())
 	}

@@ -42,6 +42,8 @@ var (
 	// ErrNotLeader: no node could be reached that leads the shard. The operation
 	// was certainly not applied.
 	ErrNotLeader = errors.New("codeq: shard has no leader")
+	// ErrNoCluster: the queue was opened without Options.Cluster.
+	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
 	// ErrNotMember: the directory is not that of the node of the cluster as which it was to be opened.
 	ErrNotMember = errors.New("codeq: directory is not that of the node")
 

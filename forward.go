@@ -118,12 +118,20 @@ func (p *patience) wait(ctx context.Context, change <-chan struct{}) bool {
 // serve has an operation of another node resolved here.
 func (n *node) serve(r *peer.Request) {
 	if err := n.accept(r); err != nil {
-		code, text := encodeError(err)
-		r.Fail(code, text)
+		r.Fail(encodeError(err))
 	}
 }
 
 func (n *node) accept(r *peer.Request) error {
+	if !n.ready.Load() {
+		return fmt.Errorf("%w: the node is being opened", ErrNotLeader)
+	}
+	switch callKind(r.Kind) {
+	case callJoin:
+		return n.serveJoin(r)
+	case callState:
+		return n.serveState(r)
+	}
 	if len(r.Body) < 2 {
 		return errMalformedCall
 	}
@@ -131,11 +139,10 @@ func (n *node) accept(r *peer.Request) error {
 	if index >= len(n.queue.replicas) {
 		return errMalformedCall
 	}
-	newRequest := callKinds[callKind(r.Kind)]
-	if newRequest == nil {
+	if r.Kind >= byte(endOfRequests) || callKinds[r.Kind] == nil {
 		return errMalformedCall
 	}
-	op := newRequest(n, r)
+	op := callKinds[r.Kind](n, r)
 	if err := op.decode(body); err != nil {
 		return errMalformedCall
 	}
@@ -148,8 +155,7 @@ func (n *node) accept(r *peer.Request) error {
 	}
 	op.base().reply = func(err error) {
 		if err != nil {
-			code, text := encodeError(err)
-			r.Fail(code, text)
+			r.Fail(encodeError(err))
 			return
 		}
 		r.Reply(op.encodeReply(nil))

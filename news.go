@@ -269,11 +269,15 @@ type interestOp struct {
 	completion
 	node  string
 	kinds kindSet
+	gone  bool
 }
 
 func (op *interestOp) resolve(s *shard) {
 	s.settle(op)
 	key := keys.AppendNamed(nil, keys.Interest, op.node)
+	if op.gone {
+		s.forget(op.node)
+	}
 	if op.kinds == 0 {
 		delete(s.interests, op.node)
 		s.group.delete(key)
@@ -307,12 +311,12 @@ func (s *shard) loadInterests() error {
 }
 
 func (op *interestOp) encode(dst []byte) (callKind, []byte) {
-	return callInterest, wire.AppendUint(wire.AppendBytes(dst, op.node), uint64(op.kinds))
+	return callInterest, wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, op.node), uint64(op.kinds)), op.gone)
 }
 
 func (op *interestOp) decode(b []byte) error {
 	r := wire.NewReader(b)
-	op.node, op.kinds = r.String(), kindSet(r.Uint())
+	op.node, op.kinds, op.gone = r.String(), kindSet(r.Uint()), r.Bool()
 	return r.Done()
 }
 

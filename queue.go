@@ -56,11 +56,12 @@ func Open(dir string, opts *Options) (*Queue, error) {
 		return nil, err
 	}
 	o.Shards = d.Shards
-	q := &Queue{opts: o, dir: d, closing: make(chan struct{}), replicas: make([]*replica, d.Shards)}
-	q.configuring = make(chan struct{}, 1)
-	q.caches = newCaches(o.CacheBytes, d.Shards)
+	q := newQueue(o, d)
 	if o.Cluster != nil {
-		err = q.openNode()
+		n := q.newNode()
+		if err = n.open(); err != nil {
+			err = errors.Join(err, n.close())
+		}
 	} else {
 		err = q.openShards()
 	}
@@ -68,6 +69,13 @@ func Open(dir string, opts *Options) (*Queue, error) {
 		return nil, errors.Join(err, q.closeFiles())
 	}
 	return q, nil
+}
+
+func newQueue(o *Options, d *directory) *Queue {
+	return &Queue{
+		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: newCaches(o.CacheBytes, d.Shards),
+		closing: make(chan struct{}), configuring: make(chan struct{}, 1),
+	}
 }
 
 // openShards opens the shards of a queue that is by itself, and starts their owners.
@@ -117,7 +125,7 @@ func (q *Queue) Close() error {
 		q.runMu.Unlock()
 		q.runs.Wait()
 		if q.node != nil {
-			q.err = q.node.close()
+			q.err = errors.Join(q.node.depart(), q.node.close())
 		}
 		led := q.led()
 		for _, s := range led {

@@ -1,0 +1,207 @@
+package codeq
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/peer"
+)
+
+// ClusterStatus is a cluster as one node sees it.
+type ClusterStatus struct {
+	Node   string // that was asked
+	Shards []ShardStatus
+}
+
+// ShardStatus is the Raft group of a shard.
+type ShardStatus struct {
+	Shard    int
+	Leader   string // the node that leads it; "": none is known
+	Term     uint64 // of the leader, or the latest that any node knows
+	Replicas []ReplicaStatus
+}
+
+// ReplicaStatus is what one node has of a shard.
+type ReplicaStatus struct {
+	Node    string
+	Address string
+	// Voter is whether the node counts in majorities; a new one does not until
+	// it has caught up.
+	Voter bool
+	// Err is why the node could not be asked; the fields below are zero then.
+	Err string `json:",omitempty"`
+	// Serves is whether the shard's operations are resolved here.
+	Serves bool
+	Term   uint64
+	// LastIndex is that of the last entry in its log, Committed that of the last
+	// one of which it knows that a majority has it, Applied that of the last one
+	// in its store.
+	LastIndex, Committed, Applied uint64
+	// Lag is how many entries of those that the leader has applied it has not.
+	Lag uint64
+	// LastContact is how long ago it heard from the leader; 0 of the leader itself.
+	LastContact time.Duration
+}
+
+// statusTimeout bounds how long ClusterStatus waits for a node.
+const statusTimeout = 2 * time.Second
+
+// ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not
+// answer within two seconds, or until ctx ends, are in the result with an error.
+// It returns ErrNoCluster for a queue that is by itself.
+func (q *Queue) ClusterStatus(ctx context.Context) (*ClusterStatus, error) {
+	if q.node == nil {
+		return nil, ErrNoCluster
+	}
+	return q.node.status(ctx)
+}
+
+func (n *node) status(ctx context.Context) (*ClusterStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	answers := make(map[string]*nodeAnswer) // by address
+	ask := func(states []replicaState) {
+		var asking sync.WaitGroup
+		for _, s := range states {
+			for _, m := range s.Members {
+				if answers[m.Address] == nil {
+					a := new(nodeAnswer)
+					answers[m.Address] = a
+					asking.Go(func() { a.replicas, a.err = n.stateOf(ctx, m.Address) })
+				}
+			}
+		}
+		asking.Wait()
+	}
+	// The nodes that this one knows, and then those that the leaders know.
+	own := n.state()
+	ask(own)
+	leaders := make([]replicaState, len(own))
+	for i := range leaders {
+		leaders[i] = own[i]
+		for _, a := range answers {
+			if i < len(a.replicas) && a.replicas[i].Leader && a.replicas[i].Term >= leaders[i].Term {
+				leaders[i] = a.replicas[i]
+			}
+		}
+	}
+	ask(leaders)
+	st := &ClusterStatus{Node: n.self.Node}
+	for i := range leaders {
+		sh := ShardStatus{Shard: i}
+		for _, m := range leaders[i].Members {
+			rs := ReplicaStatus{Node: m.Node, Address: m.Address, Voter: m.Voter}
+			rs.fill(answers[m.Address], &sh)
+			sh.Replicas = append(sh.Replicas, rs)
+		}
+		slices.SortFunc(sh.Replicas, func(a, b ReplicaStatus) int { return cmp.Compare(a.Node, b.Node) })
+		sh.compare()
+		st.Shards = append(st.Shards, sh)
+	}
+	return st, nil
+}
+
+// nodeAnswer is what a node says of its replicas.
+type nodeAnswer struct {
+	replicas []replicaState
+	err      error
+}
+
+// replicaState is what a node knows of its own replica.
+type replicaState struct {
+	Leader                        bool
+	Serves                        bool
+	Term                          uint64
+	LastIndex, Committed, Applied uint64
+	LastContact                   time.Duration
+	Members                       []memberState
+}
+
+// memberState is a node as another one knows it.
+type memberState struct {
+	Node    string
+	Address string
+	Voter   bool
+}
+
+func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
+	if a.err != nil {
+		rs.Err = a.err.Error()
+		return
+	}
+	if sh.Shard >= len(a.replicas) {
+		rs.Err = "the node does not have the shard"
+		return
+	}
+	s := a.replicas[sh.Shard]
+	rs.Serves, rs.Term, rs.LastIndex, rs.Committed, rs.Applied = s.Serves, s.Term, s.LastIndex, s.Committed, s.Applied
+	rs.LastContact = s.LastContact
+	if s.Leader && s.Term >= sh.Term {
+		sh.Leader = rs.Node
+	} else if s.Term > sh.Term {
+		sh.Leader = ""
+	}
+	sh.Term = max(sh.Term, s.Term)
+}
+
+// compare finds how far the replicas are behind the leader.
+func (sh *ShardStatus) compare() {
+	var ahead uint64
+	for _, rs := range sh.Replicas {
+		if rs.Node == sh.Leader {
+			ahead = rs.Applied
+		}
+	}
+	for i := range sh.Replicas {
+		if rs := &sh.Replicas[i]; rs.Err == "" && rs.Applied < ahead {
+			rs.Lag = ahead - rs.Applied
+		}
+	}
+}
+
+// stateOf asks a node for the state of its replicas.
+func (n *node) stateOf(ctx context.Context, addr string) ([]replicaState, error) {
+	if addr == n.self.Address {
+		return n.state(), nil
+	}
+	b, err := n.peer.Call(ctx, addr, byte(callState), nil)
+	if err != nil {
+		return nil, callError(ctx, err)
+	}
+	var states []replicaState
+	return states, json.Unmarshal(b, &states)
+}
+
+// state is that of this node's replicas.
+func (n *node) state() []replicaState {
+	states := make([]replicaState, len(n.queue.replicas))
+	for i, r := range n.queue.replicas {
+		s := &states[i]
+		s.Leader, s.Serves = r.raft.State() == raft.Leader, r.lead.Load() != nil
+		s.Term, s.LastIndex, s.Committed = r.raft.CurrentTerm(), r.raft.LastIndex(), r.raft.CommitIndex()
+		s.Applied = r.applied.Load()
+		if at := r.raft.LastContact(); !s.Leader && !at.IsZero() {
+			s.LastContact = time.Since(at)
+		}
+		members, err := r.members()
+		if err != nil {
+			continue // the group has ended here
+		}
+		for _, m := range members {
+			s.Members = append(s.Members, memberState{string(m.ID), string(m.Address), m.Suffrage == raft.Voter})
+		}
+	}
+	return states
+}
+
+// serveState answers without waiting for anybody.
+func (n *node) serveState(r *peer.Request) error {
+	r.Reply(appendJSON(nil, n.state()))
+	return nil
+}

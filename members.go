@@ -1,0 +1,336 @@
+package codeq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/keys"
+	"codeq/internal/peer"
+	"codeq/internal/wire"
+)
+
+// AddNode makes a node part of the cluster: in the Raft group of every shard it
+// first follows, and votes when it has caught up. The node must be open, with
+// Cluster.Join (whose Open calls AddNode) or with the Peers of this cluster, and
+// must never have been a member under its name with another directory.
+//
+// AddNode may be called on any node, and again if it has returned an error, such
+// as the cause of ctx: what has been done stays done.
+func (q *Queue) AddNode(ctx context.Context, p Peer) error {
+	if err := q.checkCluster(p.Node); err != nil {
+		return err
+	}
+	if p.Address == "" {
+		return &InvalidError{"Peer.Address", `""`, "an address"}
+	}
+	for i := range q.replicas {
+		if err := q.member(ctx, i, memberAdd, p); err != nil {
+			return fmt.Errorf("add node %s to shard %d: %w", p.Node, i, err)
+		}
+	}
+	for i := range q.replicas {
+		err := q.node.follow(ctx, i, p)
+		if err == nil {
+			err = q.member(ctx, i, memberVote, p)
+		}
+		if err != nil {
+			return fmt.Errorf("give node %s a vote in shard %d: %w", p.Node, i, err)
+		}
+	}
+	return nil
+}
+
+// RemoveNode takes a node out of the cluster, for good: its name and directory
+// are not to be used again. What it leads is first led by others. It may be this
+// node, or one that is gone. RemoveNode may be called on any node, and again.
+func (q *Queue) RemoveNode(ctx context.Context, node string) error {
+	if err := q.checkCluster(node); err != nil {
+		return err
+	}
+	for i := range q.replicas {
+		if err := q.member(ctx, i, memberRemove, Peer{Node: node}); err != nil {
+			return fmt.Errorf("remove node %s from shard %d: %w", node, i, err)
+		}
+		op := &interestOp{completion: newCompletion(), node: node, gone: true}
+		if _, err := q.do(ctx, i, op); err != nil {
+			return fmt.Errorf("forget node %s in shard %d: %w", node, i, err)
+		}
+	}
+	return nil
+}
+
+// ReplaceNode adds a node and then removes another one, such as one that has
+// lost its disk.
+func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) error {
+	if old == p.Node {
+		return &InvalidError{"Peer.Node", p.Node, "a name other than that of the node to be replaced"}
+	}
+	if err := q.AddNode(ctx, p); err != nil {
+		return err
+	}
+	return q.RemoveNode(ctx, old)
+}
+
+// TransferLeadership has a node lead a shard. The shard waits for a moment, and
+// nothing is lost. After a while the cluster spreads the leaders evenly again.
+func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) error {
+	if err := q.checkCluster(node); err != nil {
+		return err
+	}
+	if shard < 0 || shard >= len(q.replicas) {
+		return &InvalidError{"TransferLeadership shard", shard, fmt.Sprintf("0 to %d", len(q.replicas)-1)}
+	}
+	return q.member(ctx, shard, memberLead, Peer{Node: node})
+}
+
+func (q *Queue) checkCluster(node string) error {
+	if q.node == nil {
+		return ErrNoCluster
+	}
+	if node == "" || len(node) > maxNodeName {
+		return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+	}
+	return nil
+}
+
+// memberVerb is a change of a shard's Raft group.
+type memberVerb byte
+
+const (
+	memberAdd    memberVerb = iota // as one that does not vote
+	memberVote                     // let it vote
+	memberRemove                   //
+	memberLead                     // let it lead
+	endOfMemberVerbs
+)
+
+func (q *Queue) member(ctx context.Context, shard int, verb memberVerb, p Peer) error {
+	op := &memberOp{completion: newCompletion(), verb: verb, peer: p}
+	_, err := q.do(ctx, shard, op)
+	return err
+}
+
+// memberOp changes the Raft group of a shard, on the node that leads it. The
+// owner only makes sure that it does.
+type memberOp struct {
+	completion
+	verb memberVerb
+	peer Peer
+	at   *replica
+}
+
+// configTimeout bounds how long a change of a group waits for the one before.
+const configTimeout = 10 * time.Second
+
+func (op *memberOp) resolve(s *shard) {
+	op.at = s.replica
+	s.settle(op)
+}
+
+func (op *memberOp) settle(err error) {
+	if err != nil {
+		op.completion.settle(err)
+		return
+	}
+	op.at.node.background.Go(func() { op.completion.settle(op.change(op.at)) })
+}
+
+// change is called on the leader.
+func (op *memberOp) change(r *replica) error {
+	id, addr := raft.ServerID(op.peer.Node), raft.ServerAddress(op.peer.Address)
+	members, err := r.members()
+	if err != nil {
+		return err
+	}
+	present := false
+	for _, m := range members {
+		if m.ID != id {
+			continue
+		}
+		present = true
+		if op.verb == memberLead {
+			addr = m.Address
+		}
+		if m.Suffrage == raft.Voter && m.Address == addr && op.verb == memberAdd {
+			return nil // it has been added before
+		}
+	}
+	var future raft.Future
+	switch op.verb {
+	case memberAdd:
+		future = r.raft.AddNonvoter(id, addr, 0, configTimeout)
+	case memberVote:
+		future = r.raft.AddVoter(id, addr, 0, configTimeout)
+	case memberRemove:
+		switch {
+		case !present:
+			return nil
+		case len(members) == 1:
+			return &InvalidError{"node", op.peer.Node, "one that is not the last"}
+		case op.peer.Node == r.node.self.Node:
+			if err := r.raft.LeadershipTransfer().Error(); err != nil {
+				return raftError(err)
+			}
+			return notLed(r.index, ErrNotLeader) // so that the next leader is asked
+		}
+		future = r.raft.RemoveServer(id, 0, configTimeout)
+	case memberLead:
+		switch {
+		case !present:
+			return fmt.Errorf("%w: node %s", ErrNotFound, op.peer.Node)
+		case op.peer.Node == r.node.self.Node:
+			return nil
+		}
+		future = r.raft.LeadershipTransferToServer(id, addr)
+	}
+	if err := future.Error(); err != nil {
+		if err = raftError(err); !errors.Is(err, ErrNotLeader) {
+			err = fmt.Errorf("%w: %w", ErrUncertain, err)
+		}
+		return err
+	}
+	return nil
+}
+
+func (op *memberOp) encode(dst []byte) (callKind, []byte) {
+	dst = wire.AppendBytes(append(dst, byte(op.verb)), op.peer.Node)
+	return callMember, wire.AppendBytes(dst, op.peer.Address)
+}
+
+func (op *memberOp) decode(b []byte) error {
+	r := wire.NewReader(b)
+	op.verb, op.peer = memberVerb(r.Byte()), Peer{r.String(), r.String()}
+	if op.verb >= endOfMemberVerbs {
+		return wire.ErrMalformed
+	}
+	return r.Done()
+}
+
+func (op *memberOp) repeatable() bool { return true }
+
+// members is the group of the shard as this node knows it.
+func (r *replica) members() ([]raft.Server, error) {
+	f := r.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return nil, raftError(err)
+	}
+	return f.Configuration().Servers, nil
+}
+
+// closeBehind is how many entries a node may lack when it gets a vote, or leads.
+const closeBehind = 256
+
+// follow waits until a new node has nearly caught up with a shard.
+func (n *node) follow(ctx context.Context, shard int, p Peer) error {
+	for {
+		leader := &indexOp{completion: newCompletion()}
+		if settled, err := n.do(ctx, shard, leader); !settled {
+			return context.Cause(ctx)
+		} else if err != nil {
+			return err
+		}
+		state, err := n.stateOf(ctx, p.Address)
+		if err == nil && shard < len(state) && state[shard].Applied+closeBehind > leader.applied {
+			return nil
+		}
+		t := time.NewTimer(maxPause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// join has the nodes of the cluster add this one.
+func (n *node) join() error {
+	if n.votes() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
+	defer cancel()
+	var errs []error
+	for _, p := range n.opts.Peers {
+		if p.Node == n.self.Node {
+			continue
+		}
+		_, err := n.peer.Call(ctx, p.Address, byte(callJoin), appendJSON(nil, n.self))
+		if err == nil {
+			return n.learn(ctx)
+		}
+		var refused *peer.RefusedError
+		if errors.As(err, &refused) && refused.Reason == peer.RefusedGroups {
+			err = fmt.Errorf("%w: %w", ErrShardCount, err)
+		}
+		errs = append(errs, fmt.Errorf("node %s: %w", p.Node, err))
+	}
+	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
+}
+
+const joinTimeout = 5 * time.Minute
+
+// learn waits until this node knows that it votes.
+func (n *node) learn(ctx context.Context) error {
+	for !n.votes() {
+		t := time.NewTimer(minPause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// votes reports whether this node is a voter of every shard's group.
+func (n *node) votes() bool {
+	for _, s := range n.state() {
+		if !slices.Contains(s.Members, memberState{n.self.Node, n.self.Address, true}) {
+			return false
+		}
+	}
+	return true
+}
+
+// depart takes the node out of the cluster if that is asked for.
+func (n *node) depart() error {
+	if !n.opts.LeaveOnClose {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, n.opts.CallTimeout)
+	defer cancel()
+	return n.queue.RemoveNode(ctx, n.self.Node)
+}
+
+// serveJoin adds the node that asks for it.
+func (n *node) serveJoin(r *peer.Request) error {
+	var p Peer
+	if err := json.Unmarshal(r.Body, &p); err != nil {
+		return errMalformedCall
+	}
+	ctx, cancel := context.WithCancel(n.ctx)
+	r.OnCancel(cancel)
+	n.background.Go(func() {
+		defer cancel()
+		if err := n.queue.AddNode(ctx, p); err != nil {
+			r.Fail(encodeError(err))
+			return
+		}
+		r.Reply(nil)
+	})
+	return nil
+}
+
+// forget removes what a shard keeps for a node that has gone.
+func (s *shard) forget(node string) {
+	s.group.delete(keys.AppendNamed(nil, keys.Session, node))
+	delete(s.sessions.byNode, node)
+}

@@ -1,0 +1,134 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func peersOf(qs []*Queue) (peers []Peer) {
+	for _, q := range qs {
+		peers = append(peers, q.node.self)
+	}
+	return peers
+}
+
+// eventually looks at the status of a cluster until it is as it should be.
+func eventually(t *testing.T, q *Queue, what string, ok func(*ClusterStatus) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		st, err := q.ClusterStatus(ctx)
+		if err == nil && ok(st) {
+			return
+		}
+		require.NoError(t, ctx.Err(), "%s: %+v, %v", what, st, err)
+		change := q.node.routes.next()
+		select {
+		case <-change:
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// TestClusterMembers: a node joins, leads its share, another one is removed, and
+// nothing is lost.
+func TestClusterMembers(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	qs := threeNodes(t, Options{})
+	for i := range 30 {
+		_, err := qs[i%3].Produce(ctx, Task{Queue: "a", Payload: fmt.Append(nil, i)})
+		require.NoError(t, err)
+	}
+	eventually(t, qs[0], "each node leads a shard", func(st *ClusterStatus) bool {
+		leaders := make(map[string]bool)
+		for _, sh := range st.Shards {
+			leaders[sh.Leader] = true
+		}
+		return len(leaders) == 3 && !leaders[""]
+	})
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	dir := filepath.Join(t.TempDir(), "n3")
+	fourth, err := Open(dir, &Options{Cluster: &Cluster{Node: "n3", Listener: l, Peers: peersOf(qs), Join: true}})
+	require.NoError(t, err)
+	qs = append(qs, fourth)
+	t.Cleanup(func() { require.NoError(t, fourth.Close()) })
+	st, err := fourth.ClusterStatus(ctx)
+	require.NoError(t, err)
+	for _, sh := range st.Shards {
+		require.Len(t, sh.Replicas, 4)
+		for _, rs := range sh.Replicas {
+			require.True(t, rs.Voter, "%+v", sh)
+			require.Empty(t, rs.Err)
+		}
+	}
+
+	require.NoError(t, qs[1].RemoveNode(ctx, "n0"))
+	require.NoError(t, qs[1].RemoveNode(ctx, "n0"), "again")
+	eventually(t, fourth, "n0 leads nothing, n3 does", func(st *ClusterStatus) bool {
+		leads := make(map[string]int)
+		for _, sh := range st.Shards {
+			leads[sh.Leader]++
+			if len(sh.Replicas) != 3 {
+				return false
+			}
+		}
+		return leads["n0"] == 0 && leads["n3"] > 0 && leads[""] == 0
+	})
+	require.NoError(t, fourth.TransferLeadership(ctx, 0, "n3"))
+	st, err = qs[2].ClusterStatus(ctx)
+	require.NoError(t, err)
+	require.NotEmpty(t, st.Shards[0].Leader)
+	require.ErrorIs(t, fourth.TransferLeadership(ctx, 0, "n0"), ErrNotFound)
+	for i := range 30 {
+		l, err := qs[1+i%3].Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.NoError(t, qs[1+(i+1)%3].Complete(ctx, l.Receipt, nil))
+	}
+	_, err = qs[1].Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+	require.ErrorIs(t, err, ErrEmpty)
+}
+
+// TestRecoverCluster: a node whose cluster is lost goes on by itself, with what it had.
+func TestRecoverCluster(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	qs := threeNodes(t, Options{})
+	var ids []ID
+	for range 30 {
+		id, err := qs[0].Produce(ctx, Task{Queue: "a"})
+		require.NoError(t, err)
+		ids = append(ids, id)
+	}
+	for i := range qs[0].replicas { // the node that is left has everything
+		require.NoError(t, qs[0].node.catchUp(ctx, qs[0].replicas[i]))
+	}
+	dir := qs[0].dir.path
+	for _, q := range qs {
+		require.NoError(t, q.Close())
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	opts := &Options{Cluster: &Cluster{Node: "n0", Listener: l, Listen: l.Addr().String()}}
+	require.NoError(t, RecoverCluster(dir, opts))
+	q, err := Open(dir, opts)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	for _, id := range ids {
+		info, err := q.Get(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, Ready, info.State)
+	}
+	_, err = q.Produce(ctx, Task{Queue: "a"})
+	require.NoError(t, err)
+}
