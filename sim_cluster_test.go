@@ -1,0 +1,507 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/keys"
+	"codeq/internal/raftlog"
+)
+
+// simCluster is a cluster whose nodes have a network, disks and clocks in
+// memory. It lives in one synctest bubble. Its methods belong to the bubble's
+// main goroutine, except node.queue.
+type simCluster struct {
+	t     *testing.T
+	net   *simNet
+	rng   *rand.Rand // of power losses
+	opts  Options    // of all nodes, without a Cluster
+	peers []Peer     // founders
+	mu    sync.Mutex // guards nodes against other goroutines
+	nodes []*simNode // all that are members, in order of their joining
+	next  int        // number of the next node
+	ended sync.WaitGroup
+	ends  atomic.Int32 // queues that are being closed
+}
+
+// simNode is a machine.
+type simNode struct {
+	cluster *simCluster
+	name    string
+	join    bool
+	disk    *vfs.MemFS
+	votes   *simVotes
+	ahead   atomic.Int64 // of the wall clock, in ns
+
+	mu   sync.Mutex // guards what follows
+	q    *Queue     // nil: the node is down
+	life int
+	host *simListener
+}
+
+// newSimCluster starts a cluster of so many nodes.
+func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simCluster {
+	c := &simCluster{
+		t: t, net: newSimNet(seed, 5*time.Millisecond), rng: rand.New(rand.NewPCG(seed, 2)), opts: opts,
+	}
+	if c.opts.MemTableBytes == 0 {
+		c.opts.MemTableBytes = 256 << 10
+	}
+	c.opts.CacheBytes = 1 << 20
+	for i := range nodes {
+		name := fmt.Sprint("n", i)
+		c.peers = append(c.peers, Peer{name, name})
+	}
+	for range nodes {
+		c.add(false)
+	}
+	return c
+}
+
+// add makes a node and starts it; join says that it is not one of the founders.
+func (c *simCluster) add(join bool) *simNode {
+	n := &simNode{cluster: c, name: fmt.Sprint("n", c.next), join: join, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+	c.next++
+	n.start()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes = append(c.nodes, n)
+	return n
+}
+
+// members returns the nodes; any goroutine may call it.
+func (c *simCluster) members() []*simNode {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.nodes)
+}
+
+func (c *simCluster) names() (names []string) {
+	for _, n := range c.nodes {
+		names = append(names, n.name)
+	}
+	return names
+}
+
+func (n *simNode) log() *slog.Logger {
+	if os.Getenv("CODEQ_LOG") == "" {
+		return nil
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})).With("life", n.life)
+}
+
+// start opens the node's queue.
+func (n *simNode) start() {
+	c := n.cluster
+	host := c.net.listen(n.name)
+	o := c.opts
+	o.fs = n.disk
+	o.wall = func() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
+	o.Logger = n.log()
+	votes := n.votes
+	o.Cluster = &Cluster{
+		Node: n.name, Listener: host, Peers: c.peers, Join: n.join, CallTimeout: simCallTimeout,
+		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.dial(ctx, host, addr) },
+		stable: func(string) (raftlog.Stables, error) { return votes, nil },
+	}
+	q, err := Open("queue", &o)
+	if err != nil {
+		c.t.Fatalf("node %s does not start: %v", n.name, err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.q, n.host = q, host
+	n.life++
+}
+
+const simCallTimeout = 3 * time.Second
+
+// queue returns the node's queue, nil while it is down, and the number of the node's life.
+func (n *simNode) queue() (*Queue, int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.q, n.life
+}
+
+// alive reports whether the node has not ended since its given life.
+func (n *simNode) alive(life int) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.q != nil && n.life == life
+}
+
+// crash ends the node as a kill -9 does, or a power loss after which so many
+// percent of what was not synced are left. What is left of the process ends in its
+// own time, and reaches neither the network nor the disk and the votes that the next life has.
+func (n *simNode) crash(percent int) {
+	c := n.cluster
+	n.mu.Lock()
+	q := n.q
+	n.q = nil
+	n.mu.Unlock()
+	if q == nil {
+		return
+	}
+	c.net.crash(n.name)
+	// What was synced after the cut nobody has heard of. The votes are copied last:
+	// Raft stores a term before the entries of the term.
+	n.disk = n.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: c.rng})
+	n.votes = n.votes.clone()
+	c.ends.Add(1)
+	c.ended.Go(func() {
+		_ = q.Close() // it misses the others
+		c.ends.Add(-1)
+	})
+}
+
+// stop closes the node's queue and waits.
+func (n *simNode) stop() {
+	c := n.cluster
+	n.mu.Lock()
+	q := n.q
+	n.q = nil
+	n.mu.Unlock()
+	if q == nil {
+		return
+	}
+	done := make(chan error)
+	go func() { done <- q.Close() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			c.t.Errorf("close of node %s: %v", n.name, err)
+		}
+	case <-time.After(simPatience):
+		c.hangs("Close of node " + n.name)
+	}
+}
+
+// simPatience is how long, in the bubble, anything may take once all nodes are up and connected.
+const simPatience = 5 * time.Minute
+
+// hangs ends the test with the stacks of all goroutines.
+func (c *simCluster) hangs(what string) {
+	buf := make([]byte, 4<<20)
+	c.t.Logf("%s", buf[:runtime.Stack(buf, true)])
+	panic(what + " hangs") // the goroutines of the bubble would not end
+}
+
+// close closes all nodes and waits for those that have crashed.
+func (c *simCluster) close() {
+	c.mend(false)
+	for _, n := range c.nodes {
+		n.stop()
+	}
+	for end := time.Now().Add(simPatience); c.ends.Load() > 0; {
+		if time.Now().After(end) {
+			c.hangs("Close of a node without a network")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	c.ended.Wait()
+}
+
+// mend heals the network, lets all nodes run, and starts those that are down.
+func (c *simCluster) mend(start bool) {
+	c.net.heal(false)
+	for _, n := range c.nodes {
+		c.net.pause(n.name, false)
+		if q, _ := n.queue(); q == nil && start {
+			n.start()
+		}
+	}
+}
+
+// leader returns the node that leads a shard, or nil if none does. Of several that
+// believe it, it is the one with the highest term.
+func (c *simCluster) leader(shard int) (leader *simNode) {
+	var term uint64
+	for _, n := range c.nodes {
+		if q, _ := n.queue(); q != nil {
+			if s := q.shard(shard); s != nil && q.replicas[shard].raft.CurrentTerm() > term {
+				leader, term = n, q.replicas[shard].raft.CurrentTerm()
+			}
+		}
+	}
+	return leader
+}
+
+// awaitLeaders waits until each shard has a leader that serves.
+func (c *simCluster) awaitLeaders() {
+	for end := time.Now().Add(simPatience); ; time.Sleep(10 * time.Millisecond) {
+		missing := false
+		for shard := range c.opts.Shards {
+			missing = missing || c.leader(shard) == nil
+		}
+		if !missing {
+			return
+		}
+		if time.Now().After(end) {
+			c.hangs("the election of a leader")
+		}
+	}
+}
+
+// transfer has the leader of a shard hand it to another node.
+func (c *simCluster) transfer(shard int, to *simNode) {
+	if l := c.leader(shard); l != nil && l != to {
+		if q, _ := l.queue(); q != nil {
+			c.ended.Go(func() {
+				_ = q.replicas[shard].raft.LeadershipTransferToServer(raft.ServerID(to.name), raft.ServerAddress(to.name)).Error()
+			})
+		}
+	}
+}
+
+// snapshot has a node take a snapshot of a shard and keep so many entries of the log.
+func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
+	q, _ := n.queue()
+	if q == nil {
+		return
+	}
+	c.ended.Go(func() {
+		r := q.replicas[shard].raft
+		set := r.ReloadableConfig()
+		set.TrailingLogs = trailing
+		_ = r.ReloadConfig(set)
+		_ = r.Snapshot().Error() // nothing new, or the node crashes
+	})
+}
+
+// change makes a node a member of all shards, or removes it. It reports
+// whether that is done for all of them, and waits for it at most as long as the ctx.
+func (c *simCluster) change(ctx context.Context, n *simNode, member bool) bool {
+	for shard := range c.opts.Shards {
+		for done := false; !done; {
+			if ctx.Err() != nil {
+				return false
+			}
+			if l := c.leader(shard); l != nil {
+				if q, _ := l.queue(); q != nil {
+					r := q.replicas[shard].raft
+					var f raft.IndexFuture
+					if member {
+						f = r.AddVoter(raft.ServerID(n.name), raft.ServerAddress(n.name), 0, 0)
+					} else {
+						f = r.RemoveServer(raft.ServerID(n.name), 0, 0)
+					}
+					finished := make(chan error, 1)
+					c.ended.Go(func() { finished <- f.Error() })
+					select {
+					case err := <-finished:
+						done = err == nil
+					case <-ctx.Done():
+					}
+				}
+			}
+			if !done {
+				time.Sleep(50 * time.Millisecond)
+			}
+		}
+	}
+	return true
+}
+
+// rest waits until all replicas of every shard have applied the same, and nothing more comes.
+func (c *simCluster) rest() {
+	var last []uint64
+	for end := time.Now().Add(simPatience); ; time.Sleep(2 * time.Second) {
+		var applied []uint64
+		same := true
+		for shard := range c.opts.Shards {
+			l := c.leader(shard)
+			if l == nil {
+				same = false
+				continue
+			}
+			lq, _ := l.queue()
+			want := lq.replicas[shard].raft.LastIndex()
+			for _, n := range c.nodes {
+				q, _ := n.queue()
+				if q.shard(shard) != nil && n != l || q.replicas[shard].raft.AppliedIndex() != want {
+					same = false
+				}
+			}
+			applied = append(applied, want)
+		}
+		if same && slices.Equal(applied, last) {
+			return
+		}
+		last = nil
+		if same {
+			last = applied
+		}
+		if time.Now().After(end) {
+			for shard := range c.opts.Shards {
+				for _, n := range c.nodes {
+					q, _ := n.queue()
+					c.t.Logf("%s shard %d: led %t applied %d failure %v %v", n.name, shard, q.shard(shard) != nil,
+						q.replicas[shard].applied.Load(), q.replicas[shard].failure(), q.replicas[shard].raft.Stats())
+				}
+			}
+			c.hangs("the way to rest")
+		}
+	}
+}
+
+// check compares the replicas byte for byte, and has the checker look at one of
+// each shard. REQUIRES: the cluster is at rest.
+func (c *simCluster) check() error {
+	var errs []error
+	for shard := range c.opts.Shards {
+		var first []simEntry
+		for i, n := range c.nodes {
+			q, _ := n.queue()
+			entries, err := q.replicas[shard].dump()
+			if err != nil {
+				return err
+			}
+			if i == 0 {
+				first = entries
+			} else if err := sameEntries(first, entries); err != nil {
+				errs = append(errs, fmt.Errorf("shard %d of %s and %s: %w", shard, c.nodes[0].name, n.name, err))
+			}
+		}
+	}
+	for _, n := range c.nodes {
+		q, _ := n.queue()
+		for _, s := range q.led() {
+			v := q.peek(s)
+			if err := v.check(s.index, len(q.replicas)); err != nil {
+				errs = append(errs, fmt.Errorf("shard %d on %s: %w", s.index, n.name, err))
+			}
+			v.close()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type simEntry struct{ key, value []byte }
+
+// dump is all that a replica has stored.
+func (r *replica) dump() (entries []simEntry, err error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return dumpStore(r.store.db)
+}
+
+func dumpStore(db pebble.Reader) (entries []simEntry, err error) {
+	it, err := db.NewIter(nil)
+	if err != nil {
+		return nil, err
+	}
+	for valid := it.First(); valid; valid = it.Next() {
+		entries = append(entries, simEntry{bytes.Clone(it.Key()), bytes.Clone(it.Value())})
+	}
+	return entries, it.Close()
+}
+
+func sameEntries(a, b []simEntry) error {
+	for i := range max(len(a), len(b)) {
+		switch {
+		case i >= len(a):
+			return fmt.Errorf("only the second has key %x", b[i].key)
+		case i >= len(b):
+			return fmt.Errorf("only the first has key %x", a[i].key)
+		case !bytes.Equal(a[i].key, b[i].key):
+			return fmt.Errorf("entry %d has keys %x and %x", i, a[i].key, b[i].key)
+		case !bytes.Equal(a[i].value, b[i].value):
+			return fmt.Errorf("key %x has values %x and %x", a[i].key, a[i].value, b[i].value)
+		}
+	}
+	return nil
+}
+
+// tasks is all tasks of the shards, as their leaders have them stored.
+func (c *simCluster) tasks() (map[ID]*TaskInfo, error) {
+	tasks := make(map[ID]*TaskInfo)
+	for shard := range c.opts.Shards {
+		l := c.leader(shard)
+		if l == nil {
+			return nil, fmt.Errorf("shard %d has no leader", shard)
+		}
+		q, _ := l.queue()
+		v := q.peek(q.shard(shard))
+		for _, prefix := range recordRanges {
+			if err := scan(v.snap, prefix, func(key, value []byte) error {
+				id, p, err := keys.ParsePlaceKey(key)
+				if err != nil {
+					return err
+				}
+				tasks[id], err = v.info(id, p, value)
+				return err
+			}); err != nil {
+				v.close()
+				return nil, err
+			}
+		}
+		v.close()
+	}
+	return tasks, nil
+}
+
+// simVotes is the terms and votes of a node, always on disk. It survives Close.
+type simVotes struct {
+	mu     sync.Mutex
+	values map[string][]byte
+}
+
+func newSimVotes() *simVotes { return &simVotes{values: make(map[string][]byte)} }
+
+// clone is what the next life of the node has; the last one goes on with its own.
+func (v *simVotes) clone() *simVotes {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return &simVotes{values: maps.Clone(v.values)}
+}
+
+func (v *simVotes) Group(n uint32) raft.StableStore { return simVotesGroup{v, n} }
+func (v *simVotes) Close() error                    { return nil }
+
+type simVotesGroup struct {
+	votes *simVotes
+	group uint32
+}
+
+func (g simVotesGroup) Set(key, value []byte) error {
+	g.votes.mu.Lock()
+	defer g.votes.mu.Unlock()
+	g.votes.values[fmt.Sprint(g.group, " ", string(key))] = bytes.Clone(value)
+	return nil
+}
+
+func (g simVotesGroup) Get(key []byte) ([]byte, error) {
+	g.votes.mu.Lock()
+	defer g.votes.mu.Unlock()
+	return bytes.Clone(g.votes.values[fmt.Sprint(g.group, " ", string(key))]), nil
+}
+
+func (g simVotesGroup) SetUint64(key []byte, value uint64) error {
+	return g.Set(key, binary.BigEndian.AppendUint64(nil, value))
+}
+
+func (g simVotesGroup) GetUint64(key []byte) (uint64, error) {
+	v, err := g.Get(key)
+	if len(v) == 0 {
+		return 0, err
+	}
+	return binary.BigEndian.Uint64(v), err
+}

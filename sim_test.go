@@ -1,0 +1,500 @@
+package codeq
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+var (
+	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: as many as in 25 s, or 10 s with -short")
+	simSeed      = flag.Uint64("sim.seed", 0, "the seed of the only schedule that TestSimulation runs; 0: random ones")
+)
+
+// TestSimulation runs a cluster under faults that a seed has drawn, and checks
+// what its clients were told, and what is stored at the end.
+//
+// A seed repeats what is done and when, to the fake nanosecond, but not in which
+// order goroutines run at one moment, nor what they draw from chance: a rare failure may
+// need several tries.
+func TestSimulation(t *testing.T) {
+	if *simSeed != 0 {
+		runSchedule(t, *simSeed)
+		return
+	}
+	budget := 25 * time.Second
+	if testing.Short() {
+		budget = 10 * time.Second
+	}
+	begin, n := time.Now(), 0
+	var total simCounts
+	for ; *simSchedules == 0 && time.Since(begin) < budget || n < *simSchedules; n++ {
+		seed := rand.Uint64()>>16 + 1
+		if !t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { total.add(runSchedule(t, seed)) }) {
+			return
+		}
+	}
+	t.Logf("%d schedules in %v: %+v", n, time.Since(begin).Round(time.Second), total)
+}
+
+// simCounts is what a simulation has come to.
+type simCounts struct{ Calls, Unknown, Faults, Tasks, Lost int }
+
+func (c *simCounts) add(o simCounts) {
+	c.Calls, c.Unknown, c.Faults, c.Tasks, c.Lost = c.Calls+o.Calls, c.Unknown+o.Unknown, c.Faults+o.Faults, c.Tasks+o.Tasks, c.Lost+o.Lost
+}
+
+func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
+	defer func() {
+		if t.Failed() {
+			t.Logf("repeat: go test -run 'TestSimulation$' -sim.seed=%d -count=10 .", seed)
+		}
+	}()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSchedule(t, seed)
+		defer func() {
+			if p := recover(); p != nil {
+				t.Logf("seed %d: %s", seed, s.story())
+				panic(p)
+			}
+		}()
+		counts = s.run()
+		if t.Failed() {
+			t.Log(s.story())
+		}
+	})
+	return counts
+}
+
+// schedule is one simulation.
+type schedule struct {
+	*simCluster
+	h       *simHistory
+	rng     *rand.Rand // of the faults
+	seed    uint64
+	length  time.Duration
+	faults  []simFault
+	kill    bool // crashes are of the process only
+	clients sync.WaitGroup
+	over    atomic.Bool
+
+	noting sync.Mutex // guards events
+	events []string
+	count  int
+	done   sync.WaitGroup // changes of membership
+	moving atomic.Bool    // one is under way
+}
+
+// simFault is something that happens to a cluster.
+type simFault struct {
+	name   string
+	weight int
+	strike func(s *schedule)
+}
+
+func newSchedule(t *testing.T, seed uint64) *schedule {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	s := &schedule{h: newSimHistory(), rng: rng, seed: seed}
+	opts := Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096}
+	nodes := 3
+	if rng.IntN(5) == 0 {
+		nodes = 5
+	}
+	if rng.IntN(2) == 0 {
+		opts.Shards = 3
+	}
+	if rng.IntN(4) == 0 {
+		opts.Durability, s.kill = DurabilityProcess, true
+	}
+	if rng.IntN(3) == 0 {
+		opts.WindowTasks = 4
+	}
+	s.length = time.Duration(10+rng.IntN(30)) * time.Second
+	for _, f := range simFaults {
+		if rng.IntN(2) == 0 {
+			s.faults = append(s.faults, f)
+		}
+	}
+	if len(s.faults) > 0 {
+		s.faults = append(s.faults, simMending...)
+	}
+	s.note("%d nodes, %d shards, %v, for %v, window %d", nodes, opts.Shards, opts.Durability, s.length, opts.WindowTasks)
+	s.simCluster = newSimCluster(t, seed, nodes, opts)
+	return s
+}
+
+func (s *schedule) note(format string, args ...any) {
+	s.noting.Lock()
+	defer s.noting.Unlock()
+	s.events = append(s.events, time.Now().Format("04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+// story is what has happened.
+func (s *schedule) story() string {
+	s.noting.Lock()
+	defer s.noting.Unlock()
+	text := "what happened:"
+	for _, e := range s.events {
+		text += "\n\t" + e
+	}
+	return text
+}
+
+func (s *schedule) run() simCounts {
+	const perNode = 2
+	for i := range len(s.nodes) * perNode {
+		rng := rand.New(rand.NewPCG(s.seed, uint64(100+i)))
+		s.clients.Go(func() { (&simClient{schedule: s, number: i, home: i / perNode, rng: rng}).run() })
+	}
+	for end := time.Now().Add(s.length); time.Now().Before(end); {
+		time.Sleep(s.upTo(3 * time.Second))
+		s.strike()
+	}
+	s.over.Store(true)
+	s.note("mend")
+	s.mend(true)
+	s.clients.Wait()
+	s.done.Wait()
+	s.note("drain")
+	s.drain()
+	s.note("rest")
+	s.rest()
+	if err := s.check(); err != nil {
+		s.t.Error(err)
+	}
+	tasks, err := s.tasks()
+	if err != nil {
+		s.t.Error(err)
+	}
+	s.h.final(tasks)
+	for _, problem := range s.h.check() {
+		s.t.Error(problem)
+	}
+	if len(tasks) > 0 {
+		s.t.Errorf("%d tasks cannot be claimed", len(tasks))
+	}
+	s.note("close")
+	s.close()
+	counts := simCounts{Calls: len(s.h.calls), Faults: s.count, Tasks: len(s.h.ids)}
+	for _, c := range s.h.calls {
+		switch c.outcome {
+		case simUnknown:
+			counts.Unknown++
+		case simLost:
+			counts.Lost++
+		}
+	}
+	return counts
+}
+
+// upTo draws a duration, most of them short.
+func (s *schedule) upTo(d time.Duration) time.Duration {
+	f := s.rng.Float64()
+	return time.Duration(float64(d) * f * f)
+}
+
+// strike has a fault happen.
+func (s *schedule) strike() {
+	total := 0
+	for _, f := range s.faults {
+		total += f.weight
+	}
+	if total == 0 {
+		return
+	}
+	lot := s.rng.IntN(total)
+	for _, f := range s.faults {
+		if lot -= f.weight; lot < 0 {
+			s.count++
+			f.strike(s)
+			return
+		}
+	}
+}
+
+func (s *schedule) anyNode() *simNode { return s.nodes[s.rng.IntN(len(s.nodes))] }
+
+// someNode prefers leaders.
+func (s *schedule) someNode() *simNode {
+	if s.rng.IntN(2) == 0 {
+		if l := s.leader(s.rng.IntN(s.opts.Shards)); l != nil {
+			return l
+		}
+	}
+	return s.anyNode()
+}
+
+// simFaults: those that last are ended by a later one.
+var simFaults = []simFault{
+	{"cut", 4, func(s *schedule) {
+		a, b := s.someNode().name, s.anyNode().name
+		s.note("cut %s -> %s", a, b)
+		s.net.setCut(a, b, true)
+		if s.rng.IntN(2) == 0 {
+			s.note("cut %s -> %s", b, a)
+			s.net.setCut(b, a, true)
+		}
+	}},
+	{"isolate", 4, func(s *schedule) {
+		n := s.someNode()
+		s.note("isolate %s", n.name)
+		s.net.isolate(n.name, s.names())
+	}},
+	{"split", 2, func(s *schedule) {
+		side := make(map[string]bool)
+		for _, n := range s.nodes {
+			side[n.name] = s.rng.IntN(2) == 0
+		}
+		s.note("split %v", side)
+		for a := range side {
+			for b := range side {
+				if side[a] != side[b] {
+					s.net.setCut(a, b, true)
+				}
+			}
+		}
+	}},
+	{"pause", 3, func(s *schedule) {
+		n := s.someNode()
+		s.note("pause %s", n.name)
+		s.net.pause(n.name, true)
+		d := s.upTo(15 * time.Second)
+		s.done.Go(func() {
+			time.Sleep(d)
+			s.note("resume %s", n.name)
+			s.net.pause(n.name, false)
+		})
+	}},
+	{"crash", 5, func(s *schedule) {
+		n := s.someNode()
+		percent := []int{0, 0, 50, 100}[s.rng.IntN(4)]
+		if s.kill {
+			percent = 100
+		}
+		s.note("crash %s, %d%% of what is not synced stays", n.name, percent)
+		n.crash(percent)
+	}},
+	{"blackout", 1, func(s *schedule) {
+		percent := 0
+		if s.kill {
+			percent = 100
+		}
+		s.note("crash all")
+		for _, n := range s.nodes {
+			n.crash(percent)
+		}
+		time.Sleep(s.upTo(2 * time.Second))
+		s.raise()
+	}},
+	{"close", 2, func(s *schedule) {
+		n := s.someNode()
+		s.note("close %s", n.name)
+		n.stop()
+	}},
+	{"clock", 3, func(s *schedule) {
+		n := s.someNode()
+		d := clockStep * time.Duration(s.rng.IntN(25)-12)
+		s.note("clock of %s is set to %v", n.name, d)
+		n.ahead.Store(int64(d))
+	}},
+	{"transfer", 4, func(s *schedule) {
+		shard, to := s.rng.IntN(s.opts.Shards), s.anyNode()
+		s.note("transfer shard %d to %s", shard, to.name)
+		s.transfer(shard, to)
+	}},
+	{"snapshot", 4, func(s *schedule) {
+		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(s.rng.IntN(20))
+		s.note("snapshot of shard %d on %s, %d trailing", shard, n.name, trailing)
+		s.snapshot(n, shard, trailing)
+	}},
+}
+
+// simMending is drawn in every schedule.
+var simMending = []simFault{
+	{"heal", 6, func(s *schedule) {
+		reset := s.rng.IntN(2) == 0
+		s.note("heal, reset %t", reset)
+		s.net.heal(reset)
+	}},
+	{"restart", 8, (*schedule).raise},
+}
+
+// raise starts the nodes that are down.
+func (s *schedule) raise() {
+	for _, n := range s.nodes {
+		if q, _ := n.queue(); q == nil {
+			s.note("start %s", n.name)
+			n.start()
+		}
+	}
+}
+
+// simClient produces tasks and works on them, mostly on one node, until the schedule is over.
+type simClient struct {
+	*schedule
+	number int
+	home   int
+	rng    *rand.Rand
+}
+
+func (c *simClient) run() {
+	for !c.over.Load() {
+		time.Sleep(c.upTo(time.Second))
+		if c.rng.IntN(5) < 2 {
+			c.produce()
+		} else if l, call := c.claim(); l != nil {
+			c.work(l, call)
+		}
+	}
+}
+
+func (c *simClient) upTo(d time.Duration) time.Duration {
+	f := c.rng.Float64()
+	return time.Duration(float64(d) * f * f)
+}
+
+// call has a verb called on a node that is up, and records it. It is false if there was none.
+func (c *simClient) call(verb simVerb, do func(ctx context.Context, q *Queue, call *simCall) error) (*simCall, bool) {
+	nodes := c.members()
+	n := nodes[c.home%len(nodes)]
+	if c.rng.IntN(4) == 0 {
+		n = nodes[c.rng.IntN(len(nodes))]
+	}
+	q, life := n.queue()
+	if q == nil {
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond+c.upTo(6*time.Second))
+	defer cancel()
+	call := c.h.begin(verb, c.number, n.name)
+	err := do(ctx, q, call)
+	c.h.finish(call, err, n.alive(life))
+	return call, true
+}
+
+func (c *simClient) produce() {
+	count := 1
+	if c.rng.IntN(4) == 0 {
+		count = 3
+	}
+	serials, payloads := c.h.payloads(count)
+	var ids []ID
+	call, ok := c.call(simProduce, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+		if count == 1 {
+			id, err := q.Produce(ctx, Task{Queue: "a", Payload: payloads[0]})
+			ids = []ID{id}
+			return err
+		}
+		var tasks []Task
+		for _, p := range payloads {
+			tasks = append(tasks, Task{Queue: "a", Tenant: "x", Payload: p})
+		}
+		ids, err = q.ProduceBatch(ctx, tasks)
+		return err
+	})
+	if ok {
+		c.h.produced(call, serials, ids)
+	}
+}
+
+// claim returns a lease and the call that was given it.
+func (c *simClient) claim() (l *Lease, call *simCall) {
+	duration := 2*time.Second + c.upTo(4*time.Second).Round(time.Millisecond)
+	call, ok := c.call(simClaim, func(ctx context.Context, q *Queue, call *simCall) (err error) {
+		l, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: duration, NoWait: c.rng.IntN(4) == 0 || c.over.Load()})
+		return err
+	})
+	if !ok || l == nil {
+		return nil, nil
+	}
+	// A lease that came when its node had died is one that nobody has seen.
+	if call.outcome != simDone {
+		return nil, nil
+	}
+	c.h.claimed(call, l, duration)
+	return l, call
+}
+
+// work does something with a task, or leaves it.
+func (c *simClient) work(l *Lease, _ *simCall) {
+	for {
+		time.Sleep(c.upTo(3 * time.Second))
+		verb := simComplete
+		var duration time.Duration
+		switch c.rng.IntN(10) {
+		case 0:
+			return
+		case 1:
+			verb = simRetry
+		case 2:
+			verb = simRelease
+		case 3, 4:
+			verb = simExtend
+			duration = time.Second + c.upTo(6*time.Second).Round(time.Millisecond)
+		}
+		call, ok := c.call(verb, func(ctx context.Context, q *Queue, _ *simCall) error {
+			switch verb {
+			case simRetry:
+				return q.Retry(ctx, l.Receipt, RetryOptions{After: time.Millisecond})
+			case simRelease:
+				return q.Release(ctx, l.Receipt, 0)
+			case simExtend:
+				return q.Extend(ctx, l.Receipt, duration)
+			}
+			return q.Complete(ctx, l.Receipt, nil)
+		})
+		if !ok {
+			continue
+		}
+		call.serial, call.token, call.attempt, call.duration = serialOf(l.Payload), l.Receipt.Token, l.Attempt, duration
+		if call.outcome == simNever { // it was not done, and may be tried again
+			continue
+		}
+		c.h.add(*call)
+		if verb != simExtend || call.outcome == simLost {
+			return
+		}
+	}
+}
+
+// drain completes what is left. REQUIRES: all nodes are up and connected.
+func (s *schedule) drain() {
+	for shard := range s.opts.Shards {
+		if n := s.leader(shard); n == nil {
+			s.awaitLeaders()
+		}
+	}
+	c := &simClient{schedule: s, number: 1000, rng: rand.New(rand.NewPCG(s.seed, 99))}
+	for end := time.Now().Add(simPatience); time.Now().Before(end); {
+		l, _ := c.claim()
+		if l == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			q, _ := s.nodes[0].queue()
+			stats, err := q.Stats(ctx)
+			cancel()
+			if err == nil && stats["a"] == (Counts{}) {
+				return
+			}
+			time.Sleep(500 * time.Millisecond)
+			continue
+		}
+		for done := false; !done; {
+			call, ok := c.call(simComplete, func(ctx context.Context, q *Queue, _ *simCall) error {
+				return q.Complete(ctx, l.Receipt, nil)
+			})
+			if !ok {
+				continue
+			}
+			call.serial, call.token, call.attempt = serialOf(l.Payload), l.Receipt.Token, l.Attempt
+			if done = call.outcome != simNever; done {
+				s.h.add(*call)
+			}
+		}
+	}
+}
