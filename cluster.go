@@ -288,9 +288,9 @@ func (n *node) startRaft(r *replica) error {
 	}
 	logger := raftLogger(n.log.With("shard", r.index))
 	conf := n.raftConfig(logger)
-	trans := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(r.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
-	})
+	}), conf.HeartbeatTimeout}
 	known, err := raft.HasExistingState(logs, votes, r.snapshots)
 	if err == nil && !known && !n.opts.Join {
 		err = raft.BootstrapCluster(conf, logs, votes, r.snapshots, trans, n.founders())

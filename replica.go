@@ -29,7 +29,7 @@ type replica struct {
 	snapshots *snapshot.Store
 	source    *liveStore    // of the snapshots; guarded by mu; nil while the store is being replaced
 	applied   atomic.Uint64 // index of the last entry in the store
-	transport *raft.NetworkTransport
+	transport *transport
 	growth    growth
 	ended     chan *shard // capacity 1: the shard led here has come to its end by itself
 	broken    atomic.Pointer[error]
