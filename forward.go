@@ -21,6 +21,7 @@ import (
 func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	r := n.queue.replicas[shard]
 	patience := n.newPatience()
+	var doubt error // of an earlier try, which may have been applied
 	for {
 		change := r.route.next()
 		if s := r.lead.Load(); s != nil {
@@ -29,6 +30,11 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			}
 		} else {
 			err = n.ask(ctx, r, op)
+		}
+		if errors.Is(err, ErrUncertain) {
+			doubt = err
+		} else if doubt != nil && (!wasResolved(err) || ctx.Err() != nil && err == context.Cause(ctx)) {
+			err = doubt // this try was not applied, which says nothing of the one before
 		}
 		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.repeatable()
 		if !again || ctx.Err() != nil {
@@ -39,6 +45,11 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 		}
 		op.again()
 	}
+}
+
+// wasResolved reports whether err, if it is not uncertain, is what an owner has decided.
+func wasResolved(err error) bool {
+	return !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrFailed)
 }
 
 // ask sends an operation to the node that leads a shard.
