@@ -27,6 +27,13 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(clusterChildEnv) != "" {
+		if err := clusterChild(); err != nil {
+			fmt.Fprintln(os.Stderr, "node:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if dir := os.Getenv(crashDirEnv); dir != "" {
 		level, err := strconv.Atoi(os.Getenv(crashLevelEnv))
 		if err == nil {

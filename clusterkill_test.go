@@ -1,0 +1,527 @@
+package codeq
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The cluster kill test runs three nodes as processes on loopback, which are
+// this test binary again. They produce and work, and say on their standard
+// output what was acknowledged, when, and which shards they lead. The parent
+// kills one after another with SIGKILL, starts it again, and compares what was
+// acknowledged with what was worked on.
+
+var (
+	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 10s, or 1s with -short")
+	clusterFailover = flag.Duration("cluster.failover", 3*time.Second, "from the kill of a node to the next task claimed of a shard that it led, at the most")
+)
+
+const (
+	clusterChildEnv = "CODEQ_CLUSTER_CHILD"
+	clusterShardsN  = 3
+	clusterQueue    = "kill"
+	clusterLease    = 3 * time.Second
+	// Each of the producers of a node pauses for so long after each task, so that
+	// the machine is busy and elections still find processors.
+	clusterPause = 5 * time.Millisecond
+)
+
+// clusterConfig is what a node is told on its start.
+type clusterConfig struct {
+	Dir   string
+	Life  uint64 // of all processes of the test
+	Self  int
+	Peers []Peer
+	Level Durability
+}
+
+// What a node reports.
+const (
+	nodeLeads      = 'B' // number: a shard that it begins to lead
+	nodeLeadsNot   = 'E' // number: a shard that it leads no more
+	nodeProduced   = 'P' // acknowledged
+	nodeClaimed    = 'L' // acknowledged
+	nodeFinishing  = 'S' // Complete is about to be called
+	nodeUnfinished = 'U' // Complete has certainly not been applied
+	nodeCompleted  = 'C' // acknowledged
+	nodeDrained    = 'D' // number: tasks that are left when nothing is to be done
+)
+
+// nodeEvent is one report. A pipe does not split it.
+type nodeEvent struct {
+	kind    byte
+	id      ID
+	number  uint64 // of the task: its payload, unless the kind says something else
+	attempt int
+	at      time.Time
+}
+
+const nodeEventLen = 1 + 16 + 8 + 8 + 8
+
+func (e nodeEvent) report() {
+	b := append(make([]byte, 0, nodeEventLen), e.kind)
+	b = append(b, e.id[:]...)
+	b = binary.BigEndian.AppendUint64(b, e.number)
+	b = binary.BigEndian.AppendUint64(b, uint64(e.attempt))
+	b = binary.BigEndian.AppendUint64(b, uint64(time.Now().UnixNano()))
+	if _, err := os.Stdout.Write(b); err != nil {
+		os.Exit(1) // the parent has gone
+	}
+}
+
+func parseNodeEvent(b []byte) nodeEvent {
+	return nodeEvent{
+		kind: b[0], id: ID(b[1:17]), number: binary.BigEndian.Uint64(b[17:]),
+		attempt: int(binary.BigEndian.Uint64(b[25:])), at: time.Unix(0, int64(binary.BigEndian.Uint64(b[33:]))),
+	}
+}
+
+// clusterChild is a node. It produces until its standard input has a byte, works
+// until nothing is left, and ends with its standard input.
+func clusterChild() (err error) {
+	var c clusterConfig
+	if err := json.Unmarshal([]byte(os.Getenv(clusterChildEnv)), &c); err != nil {
+		return err
+	}
+	opts := &Options{
+		Shards: clusterShardsN, Durability: c.Level, LeaseFor: clusterLease, MaxAttempts: 1 << 20,
+		Cluster: &Cluster{Node: c.Peers[c.Self].Node, Listen: c.Peers[c.Self].Address, Peers: c.Peers},
+	}
+	if os.Getenv("CODEQ_LOG") != "" {
+		opts.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	q, err := Open(c.Dir, opts)
+	if err != nil {
+		return err
+	}
+	go reportLeadership(q)
+	var stop atomic.Bool
+	const producers, workers = 4, 8
+	errs := make(chan error)
+	var produces, works sync.WaitGroup
+	for p := range producers {
+		produces.Go(func() {
+			if err := clusterProduce(q, c.Life<<40|uint64(p)<<32, &stop); err != nil {
+				errs <- fmt.Errorf("produce: %w", err)
+			}
+		})
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for range workers {
+		works.Go(func() {
+			if err := clusterWork(ctx, q); err != nil {
+				errs <- fmt.Errorf("work: %w", err)
+			}
+		})
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- func() error {
+			if _, err := io.ReadFull(os.Stdin, make([]byte, 1)); err != nil {
+				return err
+			}
+			stop.Store(true)
+			produces.Wait()
+			if err := q.WaitIdle(ctx); err != nil {
+				return fmt.Errorf("wait: %w", err)
+			}
+			stats, err := q.Stats(ctx)
+			if err != nil {
+				return fmt.Errorf("stats: %w", err)
+			}
+			nodeEvent{kind: nodeDrained, number: stats[clusterQueue].Total()}.report()
+			_, err = io.Copy(io.Discard, os.Stdin)
+			return err
+		}()
+	}()
+	select {
+	case err := <-errs:
+		return err
+	case err := <-ended:
+		cancel()
+		works.Wait()
+		return errors.Join(err, q.Close())
+	}
+}
+
+// reportLeadership says which shards the node leads, for as long as it lives.
+func reportLeadership(q *Queue) {
+	var was [clusterShardsN]bool
+	for {
+		change := q.node.routes.next()
+		for i, r := range q.replicas {
+			if is := r.lead.Load() != nil; is != was[i] {
+				was[i] = is
+				kind := byte(nodeLeadsNot)
+				if is {
+					kind = nodeLeads
+				}
+				nodeEvent{kind: kind, number: uint64(i)}.report()
+			}
+		}
+		<-change
+	}
+}
+
+func clusterProduce(q *Queue, number uint64, stop *atomic.Bool) error {
+	for ; !stop.Load(); number++ {
+		t := Task{Queue: clusterQueue, Payload: binary.BigEndian.AppendUint64(nil, number)}
+		id, err := q.Produce(context.Background(), t)
+		if err != nil {
+			return err
+		}
+		nodeEvent{kind: nodeProduced, id: id, number: number}.report()
+		time.Sleep(clusterPause)
+	}
+	return nil
+}
+
+func clusterWork(ctx context.Context, q *Queue) error {
+	for {
+		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{clusterQueue}})
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		e := nodeEvent{kind: nodeClaimed, id: l.ID, number: binary.BigEndian.Uint64(l.Payload), attempt: l.Attempt}
+		e.report()
+		e.kind = nodeFinishing
+		e.report()
+		switch err := q.Complete(context.Background(), l.Receipt, nil); {
+		case err == nil:
+			e.kind = nodeCompleted
+		case errors.Is(err, ErrUncertain):
+			continue // the task is done, or somebody claims it again
+		case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrNotLeader):
+			e.kind = nodeUnfinished
+		default:
+			return err
+		}
+		e.report()
+	}
+}
+
+// clusterHistory is what the nodes have reported.
+type clusterHistory struct {
+	t  *testing.T
+	mu sync.Mutex // guards what follows
+
+	leader    [clusterShardsN]int // -1: nobody says that it leads
+	since     [clusterShardsN]time.Time
+	claimedAt [clusterShardsN]time.Time // the last claim
+	elections int
+	news      chan struct{} // closed and replaced by every event
+
+	produced  map[ID]uint64
+	byNumber  map[uint64]ID // a produce has its effect once
+	attempts  map[ID]map[int]bool
+	finishing map[ID]int // calls of Complete that may have been applied
+	completed map[ID]int // the attempt
+	drained   map[int]uint64
+	uncertain int
+}
+
+func newClusterHistory(t *testing.T) *clusterHistory {
+	h := &clusterHistory{
+		t: t, leader: [clusterShardsN]int{-1, -1, -1}, news: make(chan struct{}),
+		produced: map[ID]uint64{}, byNumber: map[uint64]ID{}, attempts: map[ID]map[int]bool{},
+		finishing: map[ID]int{}, completed: map[ID]int{}, drained: map[int]uint64{},
+	}
+	return h
+}
+
+func (h *clusterHistory) add(node int, e nodeEvent) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	close(h.news)
+	h.news = make(chan struct{})
+	shard := e.id.shard(clusterShardsN)
+	switch e.kind {
+	case nodeLeads:
+		h.leader[e.number], h.since[e.number] = node, e.at
+		h.elections++
+	case nodeLeadsNot:
+		if h.leader[e.number] == node {
+			h.leader[e.number] = -1
+		}
+	case nodeProduced:
+		h.produced[e.id] = e.number
+		h.numbered(e)
+	case nodeClaimed:
+		h.numbered(e)
+		if h.attempts[e.id] == nil {
+			h.attempts[e.id] = map[int]bool{}
+		}
+		if h.attempts[e.id][e.attempt] {
+			h.t.Errorf("attempt %d of task %s was handed out twice", e.attempt, e.id)
+		}
+		h.attempts[e.id][e.attempt] = true
+		if e.at.After(h.claimedAt[shard]) {
+			h.claimedAt[shard] = e.at
+		}
+	case nodeFinishing:
+		h.finishing[e.id]++
+	case nodeUnfinished:
+		h.finishing[e.id]--
+	case nodeCompleted:
+		if _, ok := h.completed[e.id]; ok {
+			h.t.Errorf("task %s was completed twice", e.id)
+		}
+		h.completed[e.id] = e.attempt
+	case nodeDrained:
+		h.drained[node] = e.number
+	}
+}
+
+func (h *clusterHistory) numbered(e nodeEvent) {
+	if id, ok := h.byNumber[e.number]; ok && id != e.id {
+		h.t.Errorf("task number %x is there twice: %s, %s", e.number, id, e.id)
+	}
+	h.byNumber[e.number] = e.id
+}
+
+// wait waits until a condition holds of the history.
+func (h *clusterHistory) wait(what string, limit time.Duration, holds func() bool) {
+	h.t.Helper()
+	over := time.After(limit)
+	for {
+		h.mu.Lock()
+		ok, news := holds(), h.news
+		h.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-news:
+		case <-over:
+			require.FailNow(h.t, what+": not within "+limit.String())
+		}
+	}
+}
+
+// clusterProcess is a node that runs.
+type clusterProcess struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	read  chan struct{} // closed when everything it has reported is in the history
+}
+
+func (h *clusterHistory) start(c clusterConfig) *clusterProcess {
+	exe, err := os.Executable()
+	require.NoError(h.t, err)
+	conf, err := json.Marshal(c)
+	require.NoError(h.t, err)
+	p := &clusterProcess{cmd: exec.Command(exe, "-test.run=^$"), read: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), clusterChildEnv+"="+string(conf))
+	p.cmd.Stderr = os.Stderr
+	p.stdin, err = p.cmd.StdinPipe()
+	require.NoError(h.t, err)
+	out, err := p.cmd.StdoutPipe()
+	require.NoError(h.t, err)
+	require.NoError(h.t, p.cmd.Start())
+	go func() {
+		defer close(p.read)
+		r := bufio.NewReader(out)
+		var b [nodeEventLen]byte
+		for {
+			if _, err := io.ReadFull(r, b[:]); err != nil {
+				if !errors.Is(err, io.EOF) {
+					h.t.Errorf("the report of node %d ends in the middle: %v", c.Self, err)
+				}
+				return
+			}
+			h.add(c.Self, parseNodeEvent(b[:]))
+		}
+	}()
+	return p
+}
+
+// kill ends a node without a warning.
+func (p *clusterProcess) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended by itself
+	<-p.read
+	_ = p.cmd.Wait()
+}
+
+// freePorts finds addresses on loopback that nobody listens on. They are below
+// those that the system gives to connections, so that a node finds its own free
+// when it is back.
+func freePorts(t *testing.T, random *rand.Rand, n int) (addrs []string) {
+	t.Helper()
+	for len(addrs) < n {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+random.IntN(20_000)))
+		if err != nil {
+			continue
+		}
+		defer func() { require.NoError(t, l.Close()) }()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs
+}
+
+// TestClusterKill: while one node after another is killed, nothing that was
+// acknowledged is lost, nothing is done twice that was acknowledged as done, and
+// the shards of a node that was killed are served again in time.
+func TestClusterKill(t *testing.T) {
+	for _, level := range []Durability{DurabilityDisk, DurabilityProcess} {
+		t.Run(level.String(), func(t *testing.T) { killNodes(t, level) })
+	}
+}
+
+func killNodes(t *testing.T, level Durability) {
+	load := *clusterFor
+	switch {
+	case load == 0 && testing.Short():
+		load = time.Second
+	case load == 0:
+		load = 10 * time.Second
+	}
+	random := crashSeed(t)
+	dir := t.TempDir()
+	var peers []Peer
+	for i, addr := range freePorts(t, random, 3) {
+		peers = append(peers, Peer{fmt.Sprint("n", i), addr})
+	}
+	h := newClusterHistory(t)
+	life := uint64(0)
+	start := func(i int) *clusterProcess {
+		life++
+		return h.start(clusterConfig{filepath.Join(dir, peers[i].Node), life, i, peers, level})
+	}
+	processes := make([]*clusterProcess, len(peers))
+	for i := range processes {
+		processes[i] = start(i)
+	}
+	defer func() {
+		for _, p := range processes {
+			p.kill()
+		}
+	}()
+	led := func() bool { return !slices.Contains(h.leader[:], -1) }
+	h.wait("the shards have leaders", 20*time.Second, led)
+
+	var failovers []time.Duration
+	kills := 0
+	for begun := time.Now(); time.Since(begun) < load; kills++ {
+		time.Sleep(time.Second + time.Duration(random.IntN(500))*time.Millisecond)
+		h.wait("the shards have leaders", 20*time.Second, led)
+		victim := random.IntN(len(processes))
+		if kills%2 == 0 { // one that is missed
+			h.mu.Lock()
+			victim = h.leader[random.IntN(clusterShardsN)]
+			h.mu.Unlock()
+		}
+		took := h.killOne(victim, processes[victim])
+		t.Logf("kill %d: node %d, served again after %v", kills, victim, took)
+		failovers = append(failovers, took...)
+		time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
+		processes[victim] = start(victim)
+	}
+
+	for _, p := range processes {
+		_, err := p.stdin.Write([]byte{0})
+		require.NoError(t, err)
+	}
+	h.wait("all tasks are done", 60*time.Second, func() bool { return len(h.drained) == len(peers) })
+	for _, p := range processes {
+		require.NoError(t, p.stdin.Close())
+	}
+	closing := time.Now()
+	for i, p := range processes {
+		<-p.read
+		require.NoError(t, p.cmd.Wait(), "node %d", i)
+	}
+	t.Logf("closed within %v", time.Since(closing).Round(time.Millisecond))
+	h.verify()
+	t.Logf("%d kills, %d elections, %d tasks acknowledged, %d completed, failovers %v",
+		kills, h.elections, len(h.produced), len(h.completed), distribution(failovers))
+	for _, took := range failovers {
+		require.LessOrEqual(t, took, *clusterFailover)
+	}
+}
+
+// killOne kills a node, and tells for each shard that it led how long it took
+// until another node had claimed a task of it.
+func (h *clusterHistory) killOne(node int, p *clusterProcess) []time.Duration {
+	at := time.Now()
+	p.kill()
+	var missed []int
+	h.mu.Lock()
+	for i, leader := range h.leader {
+		if leader == node {
+			missed = append(missed, i)
+			h.leader[i] = -1
+		}
+	}
+	h.mu.Unlock()
+	took := make([]time.Duration, len(missed))
+	h.wait(fmt.Sprint("shards ", missed, " are served again"), 30*time.Second, func() bool {
+		all := true
+		for i, shard := range missed {
+			if took[i] == 0 && h.leader[shard] >= 0 && h.claimedAt[shard].After(h.since[shard]) {
+				took[i] = h.claimedAt[shard].Sub(at).Round(time.Millisecond)
+			}
+			all = all && took[i] > 0
+		}
+		return all
+	})
+	return took
+}
+
+// verify compares what was acknowledged with what was done.
+func (h *clusterHistory) verify() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for node, left := range h.drained {
+		require.Zero(h.t, left, "node %d", node)
+	}
+	lost := 0
+	for id, number := range h.produced {
+		if _, ok := h.completed[id]; !ok && h.finishing[id] <= 0 {
+			h.t.Errorf("task %s (%x) is lost", id, number)
+			if lost++; lost > 10 {
+				break
+			}
+		}
+	}
+	for id, attempt := range h.completed {
+		for later := range h.attempts[id] {
+			if later > attempt {
+				h.t.Errorf("task %s was handed out as attempt %d, and had been completed as attempt %d", id, later, attempt)
+			}
+		}
+	}
+	require.NotEmpty(h.t, h.completed)
+}
+
+func distribution(list []time.Duration) string {
+	if len(list) == 0 {
+		return "none"
+	}
+	slices.Sort(list)
+	at := func(part float64) time.Duration { return list[int(part*float64(len(list)-1))] }
+	return strings.TrimSpace(fmt.Sprintf("of %d: min %v, median %v, 90%% %v, max %v", len(list), at(0), at(0.5), at(0.9), at(1)))
+}
