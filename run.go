@@ -104,13 +104,14 @@ type runner struct {
 
 	void voidList // receipts of canceled tasks
 
-	hearts  []*heart       // one for each shard
-	running sync.WaitGroup // workers
-	stored  sync.WaitGroup // completions under way
+	hearts   []*heart       // one for each shard
+	running  sync.WaitGroup // workers
+	stored   sync.WaitGroup // completions under way
+	forwards chan struct{}  // has one element for each of them that a worker has sent to another node; bounds them
 }
 
 func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
-	r := &runner{queue: q}
+	r := &runner{queue: q, forwards: make(chan struct{}, q.opts.InboxDepth)}
 	if opts != nil {
 		r.opts = *opts
 	}
@@ -480,13 +481,39 @@ func (w *worker) complete(f *frame) {
 	}
 	op.runner, op.lease = r, l
 	r.stored.Add(1)
-	if err := r.queue.shard(r.queue.shardOf(l.ID)).inbox.push(context.Background(), op); err != nil {
+	s := r.queue.shard(r.queue.shardOf(l.ID))
+	if s == nil {
+		r.forwards <- struct{}{}
+		go func() {
+			r.forward(op)
+			<-r.forwards
+		}()
+		return
+	}
+	if err := s.inbox.push(context.Background(), op); err != nil {
 		op.settle(err)
+	}
+}
+
+// forward has a completion stored by the node that leads its shard, and waits for it.
+func (r *runner) forward(op *completeOp) {
+	defer r.stored.Done()
+	l := op.lease
+	op.runner = nil // it has a caller who waits
+	op.again()
+	_, err := r.queue.do(context.Background(), r.queue.shardOf(l.ID), op)
+	r.queue.recycleComplete(op)
+	if err != nil {
+		r.report(l, err)
 	}
 }
 
 // settled is called by the shard's owner, which must not wait for a hook.
 func (r *runner) settled(op *completeOp, err error) {
+	if errors.Is(err, ErrNotLeader) { // this node has led the shard until now
+		go r.forward(op)
+		return
+	}
 	l := op.lease
 	r.queue.recycleComplete(op)
 	if err == nil {
