@@ -16,6 +16,7 @@ type heart struct {
 	shard  int
 	woken  chan struct{} // capacity 1: handlers are about to run
 	quit   chan struct{}
+	heard  time.Time // when the shard has renewed leases
 	once   sync.Once
 }
 
@@ -42,6 +43,7 @@ func (h *heart) run() {
 		case <-h.quit:
 			return
 		}
+		h.heard = time.Now()
 		for running := true; running; {
 			timer.Reset(h.runner.opts.LeaseFor / 3)
 			select {
@@ -70,7 +72,14 @@ func (h *heart) beat() (running bool) {
 		return false
 	}
 	lost := make(map[Receipt]error)
-	if _, err := r.queue.do(context.Background(), h.shard, op); err != nil {
+	asked := time.Now()
+	_, err := r.queue.do(context.Background(), h.shard, op)
+	switch {
+	case err == nil:
+		h.heard = asked
+	case r.queue.node != nil && time.Since(h.heard) < r.opts.LeaseFor: // the next leader has not taken office yet
+		return true
+	default:
 		for _, receipt := range op.receipts {
 			lost[receipt] = err
 		}

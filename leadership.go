@@ -24,9 +24,9 @@ import (
 
 // office is who decides for the replica's shard.
 type office struct {
-	mu   sync.Mutex // guards what follows
-	term uint64     // of the shard that is led here, or was last
-	seen uint64     // the latest term of which an entry has been applied
+	leaving sync.Mutex // held while a shard comes to its end; taken before mu
+	mu      sync.Mutex // guards seen, and that lead is set in its light
+	seen    uint64     // the latest term of which an entry has been applied
 }
 
 // watch follows the elections of the shard's Raft group until quit is closed.
@@ -77,7 +77,6 @@ func (r *replica) takeOffice() error {
 		r.office.mu.Unlock()
 		return fmt.Errorf("%w: term %d is over", ErrNotLeader, term)
 	}
-	r.office.term = term
 	r.lead.Store(s)
 	r.office.mu.Unlock()
 	go func() {
@@ -131,8 +130,11 @@ func (r *replica) load(term uint64) (*shard, error) {
 	return s, nil
 }
 
-// leave ends the shard that is led here, if any, and returns when it has ended.
+// leave ends the shard that is led here, if any, and returns when it has ended,
+// whoever ends it.
 func (r *replica) leave(reason error) {
+	r.office.leaving.Lock()
+	defer r.office.leaving.Unlock()
 	s := r.lead.Swap(nil)
 	if s == nil {
 		return
@@ -155,14 +157,10 @@ func notLed(shard int, reason error) error {
 // its end, before an entry of that term is applied. Raft calls it.
 func (r *replica) obey(term uint64) {
 	r.office.mu.Lock()
-	if term <= r.office.seen {
-		r.office.mu.Unlock()
-		return
-	}
-	r.office.seen = term
-	over := r.lead.Load() != nil && r.office.term < term
+	later := term > r.office.seen
+	r.office.seen = max(term, r.office.seen)
 	r.office.mu.Unlock()
-	if over {
+	if later {
 		r.leave(ErrNotLeader)
 	}
 }

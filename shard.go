@@ -291,6 +291,9 @@ func (s *shard) settle(op operation) { s.group.settled = append(s.group.settled,
 func (s *shard) fail(cause error) {
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
+		if s.broken != nil { // what is stored here is of no use to anybody
+			s.replica.fail(cause)
+		}
 		refusal = notLed(s.index, ErrNotLeader)
 		s.node.log.Info("term ended", "shard", s.index, "cause", cause)
 	} else {
