@@ -1,0 +1,294 @@
+package codeq
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+	"codeq/internal/peer"
+)
+
+// decodable makes the operation of a kind as a node does that is called.
+func decodable(kind callKind) request {
+	n := &node{queue: &Queue{replicas: make([]*replica, 3)}}
+	return callKinds[kind](n, &peer.Request{From: "caller"})
+}
+
+// sampleCalls is an operation of every kind with all of its arguments, and with
+// an outcome.
+func sampleCalls() map[string]request {
+	id := func(n byte) ID { return ID{15: n} }
+	receipt := Receipt{ID: id(9), Token: 1 << 60}
+	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil, 3)
+	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil, 3)
+	l := &lane{queue: &queueState{name: "a"}, tenant: "t", priority: 3}
+	span1 := span{[]byte("from"), []byte("to")}
+	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
+	return map[string]request{
+		"produce": &produceOp{
+			tasks: []newTask{task, tied}, ids: []ID{id(1), id(2)}, duplicates: []int{1},
+			call: callNumber{node: "caller", session: 7, seq: 8, low: 3}, origin: "caller", shards: 3,
+		},
+		"claim": &claimOp{
+			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, local: true, remote: true,
+			grants: []grant{{receipt: receipt, lane: l, attempt: 2, deadline: 99, rec: []byte("rec")}},
+		},
+		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []newTask{task, tied}, shards: 3},
+		"fail":           &failOp{receipt: receipt, how: failDead, wait: -1, cause: "why"},
+		"extend":         &extendOp{receipt: receipt, duration: 5},
+		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{leaseLost(receipt, true)}},
+		"cancel":         new(cancelOp).init(id(1)),
+		"alter":          new(alterOp).init(id(1), alterRunAt, 77),
+		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
+		"bulk":           &bulkOp{ids: []ID{id(1), id(2)}, how: alterPurge, n: 2},
+		"stats":          &statsOp{counts: []queueCounts{{"a", keys.Counts{Ready: 1, Canceled: 2}}}},
+		"idle":           &idleOp{queues: []string{"a"}, waited: true, arrived: 4},
+		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
+		"setSchedule":    scheduleCall(),
+		"deleteSchedule": &deleteScheduleOp{name: "s"},
+		"schedules":      &schedulesOp{infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, Err: errors.New("no zone")}}},
+		"parcel": &parcel{from: 2, first: 5, messages: []keys.Message{
+			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
+		}},
+		"get":       &readOp{id: id(3), task: info},
+		"list":      &readOp{list: &lister{opts: ListOptions{State: Done, Queue: "a"}, begun: true, spans: []span{span1}, page: []listed{{info, 4}}}},
+		"index":     &indexOp{applied: 12},
+		"interest":  &interestOp{node: "n", kinds: allKinds, gone: true},
+		"settings":  &settingsOp{queue: "a", value: []byte("v")},
+		"configure": &configureOp{queue: "a", value: []byte("v"), late: true},
+		"adopt":     &adoptOp{queue: "a", value: []byte("v")},
+		"member":    &memberOp{verb: memberRemove, peer: Peer{"n", "addr"}},
+	}
+}
+
+func endedAwait(id ID, o Outcome) request {
+	op := new(awaitOp).init(id)
+	op.outcome = o
+	return op
+}
+
+func scheduleCall() request {
+	s := Schedule{Name: "s", Every: time.Minute, Task: Task{Queue: "a"}}
+	times, err := s.check(&Limits{Payload: 1, Headers: 1 << 10, Name: 10}, 5)
+	if err != nil {
+		panic(err)
+	}
+	return &setScheduleOp{name: "s", value: s.value(), times: times}
+}
+
+// TestCallsTravel: what is sent of an operation, and of its outcome, arrives.
+func TestCallsTravel(t *testing.T) {
+	seen := make(map[callKind]bool)
+	for name, op := range sampleCalls() {
+		t.Run(name, func(t *testing.T) {
+			kind, args := op.encode(nil)
+			seen[kind] = true
+			there := decodable(kind)
+			require.NoError(t, there.decode(args))
+			_, again := there.encode(nil)
+			require.Equal(t, args, again, "arguments")
+
+			reply := op.encodeReply(nil)
+			back := decodable(kind)
+			require.NoError(t, back.decode(args)) // the caller has them
+			require.NoError(t, back.decodeReply(reply))
+			require.Equal(t, reply, back.encodeReply(nil), "outcome")
+			if len(args) > 0 {
+				require.Error(t, decodable(kind).decode(args[:len(args)-1]), "a part of the arguments")
+			}
+		})
+	}
+	for kind, f := range callKinds {
+		if f != nil {
+			require.True(t, seen[callKind(kind)], "call %d has no sample", kind)
+		}
+	}
+}
+
+// TestErrorsTravel: what callers branch on is the same on every node.
+func TestErrorsTravel(t *testing.T) {
+	receipt := Receipt{ID: ID{1}, Token: 2}
+	for _, err := range []error{
+		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), leaseLost(receipt, true), ErrNotFound, ErrNotWaiting, ErrCanceled,
+		ErrNotLeader, ErrUncertain, ErrCorrupt,
+	} {
+		got := decodeError(encodeError(err))
+		require.Equal(t, err.Error(), got.Error())
+		for _, sentinel := range sentErrors[1:] {
+			require.Equal(t, errors.Is(err, sentinel), errors.Is(got, sentinel), "%v as %v", err, sentinel)
+		}
+	}
+	require.ErrorIs(t, decodeError(encodeError(ErrClosed)), ErrNotLeader, "another node will lead")
+	require.ErrorIs(t, decodeError(encodeError(ErrFailed)), ErrNotLeader)
+	duplicate := &DuplicateError{Key: "k", ID: ID{3}, Index: 2}
+	var d *DuplicateError
+	require.ErrorAs(t, decodeError(encodeError(fmt.Errorf("x: %w", duplicate))), &d)
+	require.Equal(t, duplicate, d)
+	var invalid *InvalidError
+	require.ErrorAs(t, decodeError(encodeError(&InvalidError{"f", 3, "l"})), &invalid)
+	require.Equal(t, &InvalidError{"f", "3", "l"}, invalid)
+	require.EqualError(t, decodeError(encodeError(errors.New("odd"))), "odd")
+}
+
+// FuzzCalls: no message of another node brings this one down.
+func FuzzCalls(f *testing.F) {
+	for _, op := range sampleCalls() {
+		kind, args := op.encode(nil)
+		f.Add(byte(kind), args, op.encodeReply(nil))
+	}
+	f.Fuzz(func(t *testing.T, kind byte, args, reply []byte) {
+		if kind >= byte(endOfRequests) || callKinds[kind] == nil {
+			return
+		}
+		op := decodable(callKind(kind))
+		if op.decode(args) != nil {
+			return
+		}
+		if p, ok := op.(*produceOp); ok && len(p.tasks) > 1<<10 {
+			return
+		}
+		_ = op.decodeReply(reply)
+	})
+}
+
+// FuzzEntry: a damaged log entry is refused, or is one.
+func FuzzEntry(f *testing.F) {
+	e := entry{term: 3, batch: []byte("batch"), news: []byte("news")}
+	f.Add(e.append(nil))
+	f.Add([]byte{})
+	f.Add((&entry{}).append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, err := parseEntry(b)
+		if err != nil {
+			require.ErrorIs(t, err, ErrCorrupt)
+			return
+		}
+		require.Equal(t, b, e.append(nil))
+	})
+}
+
+// FuzzNews: likewise of what it tells.
+func FuzzNews(f *testing.F) {
+	b := eventBatch{
+		events:  []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
+		endings: []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
+		cancels: []Receipt{{ID{3}, 4}},
+	}
+	f.Add(b.encode())
+	f.Add([]byte{0, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		n, err := parseNews(b)
+		if err != nil {
+			require.ErrorIs(t, err, ErrCorrupt)
+			return
+		}
+		again := (&eventBatch{events: n.events, endings: n.endings, cancels: n.cancels}).encode()
+		m, err := parseNews(again)
+		if again != nil {
+			require.NoError(t, err)
+			require.Equal(t, n, m)
+		}
+	})
+}
+
+// TestNewsTravel: events, outcomes and cancels arrive as they were.
+func TestNewsTravel(t *testing.T) {
+	b := eventBatch{
+		events:  []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
+		endings: []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
+		cancels: []Receipt{{ID{3}, 4}},
+	}
+	n, err := parseNews(b.encode())
+	require.NoError(t, err)
+	require.Equal(t, news{b.events, b.endings, b.cancels}, n)
+	require.Nil(t, new(eventBatch).encode(), "no news take no space")
+}
+
+// TestClusterOptions: what cannot be is refused before anything is made.
+func TestClusterOptions(t *testing.T) {
+	dir := t.TempDir() + "/q"
+	peers := []Peer{{"a", "1:1"}, {"a", "2:2"}}
+	for field, c := range map[string]Cluster{
+		"Cluster.Node":             {Listen: "x"},
+		"Cluster.Listen":           {Node: "a"},
+		"Cluster.Peers":            {Node: "a", Listen: "x", Peers: peers},
+		"Cluster.HeartbeatTimeout": {Node: "a", Listen: "x", HeartbeatTimeout: time.Millisecond},
+		"Cluster.ElectionTimeout":  {Node: "a", Listen: "x", HeartbeatTimeout: time.Second, ElectionTimeout: time.Second - 1},
+		"Cluster.CallTimeout":      {Node: "a", Listen: "x", CallTimeout: -1},
+	} {
+		_, err := Open(dir, &Options{Cluster: &c})
+		var invalid *InvalidError
+		require.ErrorAs(t, err, &invalid, field)
+		require.Equal(t, field, invalid.Field)
+	}
+	_, err := Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x", Join: true}})
+	require.ErrorIs(t, err, ErrInvalid)
+	require.NoDirExists(t, dir)
+
+	o, err := (&Options{Cluster: &Cluster{Node: "a", Listen: "x"}}).withDefaults()
+	require.NoError(t, err)
+	require.Equal(t, DurabilityDisk, o.Durability)
+	require.Equal(t, clusterShards, o.Shards)
+	require.Equal(t, 500*time.Millisecond, o.Cluster.HeartbeatTimeout)
+	require.Equal(t, 500*time.Millisecond, o.Cluster.ElectionTimeout)
+	require.Equal(t, 10*time.Second, o.Cluster.CallTimeout)
+}
+
+// TestNoCluster: a queue by itself is no cluster, nor the directory of a node a queue.
+func TestNoCluster(t *testing.T) {
+	dir := t.TempDir()
+	q, err := Open(dir, nil)
+	require.NoError(t, err)
+	_, err = q.ClusterStatus(t.Context())
+	require.ErrorIs(t, err, ErrNoCluster)
+	require.ErrorIs(t, q.AddNode(t.Context(), Peer{"a", "b"}), ErrNoCluster)
+	require.ErrorIs(t, q.RemoveNode(t.Context(), "a"), ErrNoCluster)
+	require.ErrorIs(t, q.TransferLeadership(t.Context(), 0, "a"), ErrNoCluster)
+	require.NoError(t, q.Close())
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:0"}, Shards: 1})
+	require.ErrorIs(t, err, ErrNotMember)
+	require.ErrorIs(t, RecoverCluster(dir, nil), ErrNoCluster)
+}
+
+// TestSessions: a produce that is tried again has its first outcome, as long as
+// its caller may ask.
+func TestSessions(t *testing.T) {
+	var calls session
+	seq1, low1 := calls.begin()
+	seq2, low2 := calls.begin()
+	require.Equal(t, []uint64{1, 1, 2, 1}, []uint64{seq1, low1, seq2, low2})
+	calls.end(seq2)
+	_, low := calls.begin()
+	require.EqualValues(t, 1, low, "the first is still open")
+	calls.end(seq1)
+	_, low = calls.begin()
+	require.EqualValues(t, 3, low)
+
+	var table sessionTable
+	one := callNumber{node: "n", session: 5, seq: 1, low: 1}
+	done, err := table.outcome(&one)
+	require.NoError(t, err)
+	require.Nil(t, done)
+	table.note(&one, []ID{{1}}, []int{0})
+	done, err = table.outcome(&one)
+	require.NoError(t, err)
+	require.Equal(t, &keys.SessionCall{Seq: 1, IDs: []keys.ID{{1}}, Duplicates: []int{0}}, done)
+	three := callNumber{node: "n", session: 5, seq: 3, low: 2}
+	table.note(&three, []ID{{3}}, nil)
+	_, err = table.outcome(&one)
+	require.ErrorIs(t, err, ErrUncertain, "its caller knows its outcome")
+	require.Len(t, table.byNode["n"].Calls, 1, "what nobody asks for is forgotten")
+	other := callNumber{node: "n", session: 6, seq: 1, low: 1}
+	done, err = table.outcome(&other)
+	require.NoError(t, err)
+	require.Nil(t, done, "another life of the node")
+	table.note(&other, []ID{{9}}, nil)
+	require.Len(t, table.byNode["n"].Calls, 1)
+	v, err := keys.ParseSession(table.byNode["n"].Append(nil))
+	require.NoError(t, err)
+	require.Equal(t, *table.byNode["n"], v)
+}

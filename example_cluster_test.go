@@ -1,0 +1,229 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"codeq"
+)
+
+// cluster opens three nodes on loopback addresses, in one process and below one
+// directory: an application has each on a machine of its own.
+func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
+	dir, err := os.MkdirTemp("", "codeq-cluster")
+	if err != nil {
+		log.Fatal(err)
+	}
+	var listeners []net.Listener
+	for _, name := range []string{"ann", "bob", "cid"} {
+		l := loopback()
+		listeners = append(listeners, l)
+		peers = append(peers, codeq.Peer{Node: name, Address: l.Addr().String()})
+	}
+	for i, p := range peers {
+		q, err := codeq.Open(filepath.Join(dir, p.Node), &codeq.Options{
+			Cluster: &codeq.Cluster{Node: p.Node, Listener: listeners[i], Peers: peers},
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		nodes = append(nodes, q)
+	}
+	return nodes, peers, func() {
+		for _, q := range nodes {
+			if err := q.Close(); err != nil {
+				log.Fatal(err)
+			}
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+func loopback() net.Listener {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	return l
+}
+
+// Three nodes hold the same tasks, and each serves every call.
+func ExampleCluster() {
+	ctx := context.Background()
+	nodes, _, end := cluster()
+	defer end()
+	if _, err := nodes[0].Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("hello")}); err != nil {
+		log.Fatal(err)
+	}
+	lease, err := nodes[1].Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := nodes[2].Complete(ctx, lease.Receipt, nil); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", lease.Payload)
+	// Output: hello
+}
+
+// A new node takes the place of one that has lost its disk.
+func ExampleQueue_ReplaceNode() {
+	ctx := context.Background()
+	nodes, peers, end := cluster()
+	defer end()
+
+	dir, err := os.MkdirTemp("", "codeq-dan")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	l := loopback()
+	// With Join, Open has the others add the node; ReplaceNode would do it for a
+	// node that is opened with the cluster's Peers.
+	dan, err := codeq.Open(filepath.Join(dir, "dan"), &codeq.Options{
+		Cluster: &codeq.Cluster{Node: "dan", Listener: l, Peers: peers, Join: true},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = dan.Close() }()
+	if err := nodes[0].ReplaceNode(ctx, "cid", codeq.Peer{Node: "dan", Address: l.Addr().String()}); err != nil {
+		log.Fatal(err)
+	}
+	st, err := nodes[0].ClusterStatus(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, r := range st.Shards[0].Replicas {
+		fmt.Println(r.Node)
+	}
+	// Output:
+	// ann
+	// bob
+	// dan
+}
+
+// Nodes are added and removed while the cluster runs.
+func ExampleQueue_AddNode() {
+	ctx := context.Background()
+	nodes, peers, end := cluster()
+	defer end()
+	dir, err := os.MkdirTemp("", "codeq-dan")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	l := loopback()
+	dan, err := codeq.Open(filepath.Join(dir, "dan"), &codeq.Options{
+		// LeaveOnClose would have Close remove it again.
+		Cluster: &codeq.Cluster{Node: "dan", Listener: l, Peers: peers, Join: true}, // asks for AddNode
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = dan.Close() }()
+	members := func() {
+		st, err := nodes[0].ClusterStatus(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(len(st.Shards[0].Replicas), "nodes")
+	}
+	members()
+	if err := nodes[1].RemoveNode(ctx, "dan"); err != nil {
+		log.Fatal(err)
+	}
+	members()
+	// Output:
+	// 4 nodes
+	// 3 nodes
+}
+
+// Before a machine is taken away for a while, its shards can be led elsewhere.
+// Close does it as well.
+func ExampleQueue_TransferLeadership() {
+	ctx := context.Background()
+	nodes, _, end := cluster()
+	defer end()
+	if err := nodes[0].TransferLeadership(ctx, 0, "bob"); err != nil {
+		log.Fatal(err)
+	}
+	// Whoever leads it, the shard serves.
+	if _, err := nodes[0].Stats(ctx); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("ok")
+	// Output: ok
+}
+
+func ExampleQueue_ClusterStatus() {
+	ctx := context.Background()
+	nodes, _, end := cluster()
+	defer end()
+	if _, err := nodes[0].Produce(ctx, codeq.Task{Queue: "mail"}); err != nil { // waits for leaders
+		log.Fatal(err)
+	}
+	st, err := nodes[1].ClusterStatus(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, shard := range st.Shards {
+		for _, r := range shard.Replicas {
+			if r.Err != "" || !r.Voter {
+				fmt.Println("shard", shard.Shard, "lacks", r.Node)
+			}
+		}
+	}
+	fmt.Println(st.Node, "sees", len(st.Shards), "shards")
+	// Output: bob sees 3 shards
+}
+
+// Two of three machines are gone for good. The third one goes on alone, with what
+// it has, and new nodes can join it.
+func ExampleRecoverCluster() {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "codeq-ann")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	ann, gone, l := loopback(), "127.0.0.1:1", loopback()
+	q, err := codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{
+		Node: "ann", Listener: ann, CallTimeout: time.Second,
+		Peers: []codeq.Peer{{Node: "ann", Address: ann.Addr().String()}, {Node: "bob", Address: gone}, {Node: "cid", Address: gone + "1"}},
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail"})
+	fmt.Println("without a majority there is no leader:", errors.Is(err, codeq.ErrNotLeader))
+	if err := q.Close(); err != nil {
+		log.Fatal(err)
+	}
+
+	opts := &codeq.Options{Cluster: &codeq.Cluster{
+		Node: "ann", Listener: l, Peers: []codeq.Peer{{Node: "ann", Address: l.Addr().String()}},
+	}}
+	if err := codeq.RecoverCluster(dir, opts); err != nil {
+		log.Fatal(err)
+	}
+	if q, err = codeq.Open(dir, opts); err != nil {
+		log.Fatal(err)
+	}
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail"})
+	fmt.Println("alone:", err)
+	if err := q.Close(); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// without a majority there is no leader: true
+	// alone: <nil>
+}

@@ -1,0 +1,39 @@
+package keys
+
+import (
+	"encoding/hex"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestReplicationGolden: the layout of what replication stores.
+func TestReplicationGolden(t *testing.T) {
+	b := make([]byte, AppliedLen)
+	PutApplied(b, 5, 3)
+	require.Equal(t, "00000000000000050000000000000003", hex.EncodeToString(b))
+	index, term, err := ParseApplied(b)
+	require.NoError(t, err)
+	require.Equal(t, []uint64{5, 3}, []uint64{index, term})
+	_, _, err = ParseApplied(b[1:])
+	require.Error(t, err)
+
+	require.Equal(t, "0b6e31", hex.EncodeToString(AppendNamed(nil, Session, "n1")))
+	v := SessionValue{Session: 1, Low: 2, Calls: []SessionCall{{Seq: 3, IDs: []ID{{15: 9}}, Duplicates: []int{0}}}}
+	require.Equal(t, "0000000000000001"+"02"+"01"+"03"+"01"+"00000000000000000000000000000009"+"01"+"00", hex.EncodeToString(v.Append(nil)))
+}
+
+func FuzzParseSession(f *testing.F) {
+	v := SessionValue{Session: 1, Low: 2, Calls: []SessionCall{{Seq: 3, IDs: []ID{{15: 9}}, Duplicates: []int{0}}}}
+	f.Add(v.Append(nil))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		v, err := ParseSession(b)
+		if err != nil {
+			return
+		}
+		again, err := ParseSession(v.Append(nil))
+		require.NoError(t, err)
+		require.Equal(t, v, again)
+	})
+}
