@@ -2,6 +2,8 @@ package codeq
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,23 +18,30 @@ func TestClusterRun(t *testing.T) {
 	qs := threeNodes(t, Options{Shards: 1})
 	_, err := qs[0].Stats(ctx) // the shard has a leader
 	require.NoError(t, err)
-	leader := func(other *Queue) *Queue {
+	// leader waits until a node leads the shard that is not the given one.
+	leader := func(not *Queue) *Queue {
 		for {
+			change := make([]<-chan struct{}, len(qs))
+			for i, q := range qs {
+				change[i] = q.node.routes.next()
+			}
 			for _, q := range qs {
-				if q != other && q.shard(0) != nil {
+				if q != not && q.shard(0) != nil {
 					return q
 				}
 			}
 			select {
-			case <-qs[0].node.routes.next():
-			case <-time.After(10 * time.Millisecond): // it may be another's that has changed
+			case <-change[0]:
+			case <-change[1]:
+			case <-change[2]:
+			case <-ctx.Done():
+				require.NoError(t, ctx.Err())
 			}
-			require.NoError(t, ctx.Err())
 		}
 	}
 
 	const tasks = 20
-	var begun, handled atomic.Int64
+	var begun, handled, uncertain atomic.Int64
 	all, ready := make(chan struct{}), make(chan struct{})
 	mux := new(Mux)
 	Handle(mux, "held", func(context.Context, *Job[int]) error {
@@ -54,10 +63,17 @@ func TestClusterRun(t *testing.T) {
 	go func() {
 		ended <- worker.Run(runCtx, mux, &RunOptions{
 			Concurrency: tasks,
-			OnError:     func(_ *Lease, err error) { t.Error(err) },
+			LeaseFor:    time.Second,
+			OnError: func(_ *Lease, err error) {
+				if errors.Is(err, ErrUncertain) { // the leader was lost before the commit
+					uncertain.Add(1)
+					return
+				}
+				t.Error(err)
+			},
 		})
 	}()
-	produce := func(queue string) {
+	produce := func(queue string, tasks int) {
 		for n := range tasks {
 			task, err := NewTask(queue, n)
 			require.NoError(t, err)
@@ -65,7 +81,7 @@ func TestClusterRun(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	produce("held")
+	produce("held", tasks)
 	<-ready
 	require.NoError(t, worker.replicas[0].raft.LeadershipTransfer().Error())
 	leader(worker)
@@ -73,9 +89,23 @@ func TestClusterRun(t *testing.T) {
 	require.NoError(t, qs[1].WaitIdle(ctx))
 	require.EqualValues(t, tasks, handled.Load())
 
-	produce("quick") // claimed and completed from afar
+	produce("quick", tasks) // claimed and completed from afar
 	require.NoError(t, qs[1].WaitIdle(ctx))
 	require.EqualValues(t, 2*tasks, handled.Load(), "each task is handled once")
+	require.Zero(t, uncertain.Load())
+
+	const many = 10 // times, while the leader changes
+	for range many {
+		from := leader(nil)
+		var transfer sync.WaitGroup
+		transfer.Go(func() { _ = from.replicas[0].raft.LeadershipTransfer().Error() }) // refused if it has changed
+		produce("quick", tasks)
+		transfer.Wait()
+	}
+	require.NoError(t, qs[1].WaitIdle(ctx))
+	again := handled.Load() - (2+many)*tasks
+	require.GreaterOrEqual(t, again, int64(0), "no task is lost")
+	require.LessOrEqual(t, again, uncertain.Load(), "no task is handled again whose completion was stored")
 	stop()
 	require.NoError(t, <-ended)
 }
