@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"codeq"
+)
+
+const jobQueue = "job"
+
+// job is what a task carries. No two have the same number.
+type job struct{ Number string }
+
+// report is what a node says on its standard output.
+type report struct {
+	Asked time.Time // when all shards were asked for their counts; all have answered since
+	Done  int64     // handlers that this process has run
+	Idle  bool      // there is nothing left to do, on any node
+}
+
+// serve is the life of a node. It produces until orders ends, and works until
+// ctx does.
+func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.Writer, log *slog.Logger) (err error) {
+	q, err := codeq.Open(c.path(i, ""), &codeq.Options{
+		Cluster: &codeq.Cluster{Node: c.name(i), Listen: c.address(i), Peers: c.peers()},
+		Logger:  log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, q.Close()) }()
+	acked, err := openNotes(c.path(i, ackedNotes))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, acked.Close()) }()
+	done, err := openNotes(c.path(i, doneNotes))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, done.Close()) }()
+
+	var handled atomic.Int64
+	mux := new(codeq.Mux)
+	codeq.Handle(mux, jobQueue, func(ctx context.Context, j *codeq.Job[job]) error {
+		select {
+		case <-time.After(10 * time.Millisecond): // the work
+		case <-ctx.Done(): // the lease is lost, or the node is to end
+			return context.Cause(ctx)
+		}
+		// The work is done now. If the process is killed before that is stored,
+		// another node does it again.
+		handled.Add(1)
+		return done.add(j.Args.Number)
+	})
+
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return q.Run(gctx, mux, &codeq.RunOptions{
+			Concurrency: c.workers,
+			// After so long, others take over the tasks of a process that was killed.
+			LeaseFor: 3 * time.Second,
+			OnError: func(l *codeq.Lease, err error) {
+				log.Warn("attempt ended", "id", l.ID, "attempt", l.Attempt, "err", err)
+			},
+		})
+	})
+	producing, stopProducing := context.WithCancel(gctx)
+	g.Go(func() error {
+		// The end of orders is also that of the process that has started this one.
+		_, err := io.Copy(io.Discard, orders)
+		stopProducing()
+		return err
+	})
+	var idle atomic.Bool
+	g.Go(func() error {
+		err := produceAll(producing, q, c, i, acked, log)
+		if err == nil {
+			err = q.WaitIdle(gctx)
+		}
+		if gctx.Err() != nil {
+			return nil
+		}
+		idle.Store(err == nil)
+		return err
+	})
+	g.Go(func() error {
+		out := json.NewEncoder(reports)
+		for gctx.Err() == nil {
+			r := report{Asked: time.Now(), Idle: idle.Load(), Done: handled.Load()}
+			// While a shard has no leader, its answer is waited for.
+			if _, err := q.Stats(gctx); err != nil {
+				log.Warn("no counts", "err", err)
+				continue
+			}
+			if err := out.Encode(r); err != nil {
+				return err
+			}
+			sleep(gctx, 50*time.Millisecond)
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// produceAll produces c.rate tasks a second until ctx ends. Several goroutines
+// do, as the requests of a real service would: one that has to wait for the
+// leader of a shard holds up no other.
+func produceAll(ctx context.Context, q *codeq.Queue, c *config, i int, acked *notes, log *slog.Logger) error {
+	tick := time.NewTicker(time.Second / time.Duration(c.rate))
+	defer tick.Stop()
+	life := time.Now().UnixMilli() // the numbers of this process
+	var last atomic.Int64
+	var g errgroup.Group
+	for range 32 {
+		g.Go(func() error {
+			for {
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+					return nil
+				}
+				number := fmt.Sprintf("%d.%d.%d", i, life, last.Add(1))
+				task, err := codeq.NewTask(jobQueue, job{number})
+				if err != nil {
+					return err
+				}
+				// Left to end even if ctx ends: its outcome would be unknown otherwise.
+				if _, err := q.Produce(context.WithoutCancel(ctx), task); err != nil {
+					// No majority of the nodes could be reached for a while. The
+					// task was not acknowledged, which a real service would tell its client.
+					log.Warn("not produced", "number", number, "err", err)
+					continue
+				}
+				// A real service would answer its client here, that the task is
+				// in good hands. A kill before this line leaves a task that nobody
+				// counts on.
+				if err := acked.add(number); err != nil {
+					return err
+				}
+			}
+		})
+	}
+	return g.Wait()
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
