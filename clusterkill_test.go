@@ -241,16 +241,14 @@ type clusterHistory struct {
 	finishing map[ID]int // calls of Complete that may have been applied
 	completed map[ID]int // the attempt
 	drained   map[int]uint64
-	uncertain int
 }
 
 func newClusterHistory(t *testing.T) *clusterHistory {
-	h := &clusterHistory{
+	return &clusterHistory{
 		t: t, leader: [clusterShardsN]int{-1, -1, -1}, news: make(chan struct{}),
 		produced: map[ID]uint64{}, byNumber: map[uint64]ID{}, attempts: map[ID]map[int]bool{},
 		finishing: map[ID]int{}, completed: map[ID]int{}, drained: map[int]uint64{},
 	}
-	return h
 }
 
 func (h *clusterHistory) add(node int, e nodeEvent) {
