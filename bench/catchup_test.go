@@ -1,0 +1,282 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"codeq"
+)
+
+var away = flag.Int64("away", 0, "cycles that BenchmarkCatchUp's third node misses; 0: 100,000, or 20,000 with -short")
+
+// BenchmarkCatchUp closes one of three nodes, which run in one process, lets the
+// others go on for -away cycles, and opens it again; then it goes on until as
+// many cycles have been completed once more. It reports
+//
+//	catchup-s           from the call of Open until the node has what the leaders have
+//	missed-entries/s    entries of the logs that it had not, by that time
+//	cycles/s            of the others while one is away
+//	catchup-cycles/s    of the others meanwhile
+//	kept                the one by the other; it fails below a half
+//	log-MB, received-MB, store-MB
+//	                    the most that any node had on disk, of logs, of what was
+//	                    made and received to catch up, and of tasks
+//	late-log-MB         the most log in the last quarter
+func BenchmarkCatchUp(b *testing.B) {
+	for _, d := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
+		b.Run(fmt.Sprintf("durability=%v", d), func(b *testing.B) { catchUp(b, d) })
+	}
+}
+
+const (
+	// reach is how many entries a node that has caught up lags behind at the
+	// most: what is on its way under load.
+	reach = 32
+	// shortest is the least time over which a rate is measured.
+	shortest = time.Second
+)
+
+func catchUp(b *testing.B, d codeq.Durability) {
+	missed := *away
+	switch {
+	case missed == 0 && testing.Short():
+		missed = 20_000
+	case missed == 0:
+		missed = 100_000
+	}
+	c := newNodes(b, codeq.Options{Durability: d})
+	ctx, cancel := context.WithCancel(context.Background())
+	var l faultyLoad
+	var wg sync.WaitGroup
+	for i := range producers {
+		wg.Go(func() { l.produce(ctx, b, c.queues[i%2]) })
+	}
+	for i := range workers {
+		wg.Go(func() { l.work(ctx, b, c.queues[i%2]) })
+	}
+	defer wg.Wait()
+	defer cancel()
+	sizes := watchSizes(ctx, &wg, b, c.dir, func() int64 { return l.completed.Load() * 8 / max(missed, 1) })
+
+	l.wait(missed / 10) // all three at work
+	seen, _ := c.applied()
+	if err := c.queues[2].Close(); err != nil {
+		b.Fatal(err)
+	}
+	begun := l.completed.Load()
+	l.wait(missed / 4) // until all shards are led again, and longer
+	alone := l.rate(b, func() bool { return l.completed.Load() < begun+missed })
+	reopened := time.Now()
+	c.open(2)
+	caughtUp, entries := time.Duration(0), uint64(0)
+	during := l.rate(b, func() bool {
+		if caughtUp == 0 {
+			if all, lag := c.applied(); lag <= reach {
+				caughtUp, entries = time.Since(reopened), all-seen
+			}
+		}
+		return caughtUp == 0
+	})
+	l.wait(missed) // and the sizes on
+
+	cancel()
+	wg.Wait()
+	b.ReportMetric(0, "ns/op") // the run is as long as the flag says
+	b.ReportMetric(caughtUp.Seconds(), "catchup-s")
+	b.ReportMetric(float64(entries)/caughtUp.Seconds(), "missed-entries/s")
+	b.ReportMetric(alone, "cycles/s")
+	b.ReportMetric(during, "catchup-cycles/s")
+	b.ReportMetric(during/alone, "kept")
+	b.ReportMetric(float64(l.failed.Load()), "failed")
+	sizes.report(b)
+	if during < alone/2 {
+		b.Errorf("%.0f cycles/s while a node catches up, %.0f before", during, alone)
+	}
+}
+
+// faultyLoad is the cycle, whose calls may fail when leaders change.
+type faultyLoad struct{ completed, failed atomic.Int64 }
+
+func (l *faultyLoad) produce(ctx context.Context, b *testing.B, q *codeq.Queue) {
+	for ctx.Err() == nil {
+		_, err := q.Produce(ctx, codeq.Task{Queue: queueName, Payload: payload})
+		l.check(ctx, b, err)
+	}
+}
+
+func (l *faultyLoad) work(ctx context.Context, b *testing.B, q *codeq.Queue) {
+	req := codeq.ClaimRequest{Queues: []string{queueName}}
+	for ctx.Err() == nil {
+		lease, err := q.Claim(ctx, req)
+		if !l.check(ctx, b, err) {
+			continue
+		}
+		if l.check(ctx, b, q.Complete(ctx, lease.Receipt, nil)) {
+			l.completed.Add(1)
+		}
+	}
+}
+
+// check reports whether a call has succeeded, and fails the benchmark if the
+// error is not one of a change of leaders.
+func (l *faultyLoad) check(ctx context.Context, b *testing.B, err error) bool {
+	if err == nil || ctx.Err() != nil {
+		return err == nil
+	}
+	for _, transient := range []error{codeq.ErrUncertain, codeq.ErrNotLeader, codeq.ErrLeaseLost} {
+		if errors.Is(err, transient) {
+			l.failed.Add(1)
+			return false
+		}
+	}
+	b.Error(err)
+	return false
+}
+
+// wait waits for further cycles.
+func (l *faultyLoad) wait(cycles int64) {
+	for end := l.completed.Load() + cycles; l.completed.Load() < end; {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// rate measures cycles a second for as long as a condition holds.
+func (l *faultyLoad) rate(b *testing.B, holds func() bool) float64 {
+	begun, completed := time.Now(), l.completed.Load()
+	for holds() || time.Since(begun) < shortest {
+		if b.Failed() {
+			b.FailNow()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return float64(l.completed.Load()-completed) / time.Since(begun).Seconds()
+}
+
+// nodes is three nodes that can be opened again.
+type nodes struct {
+	b      *testing.B
+	dir    string
+	opts   codeq.Options
+	peers  []codeq.Peer
+	queues []*codeq.Queue
+}
+
+// newNodes opens three nodes, which end with the benchmark.
+func newNodes(b *testing.B, opts codeq.Options) *nodes {
+	c := &nodes{b: b, dir: b.TempDir(), opts: opts, queues: make([]*codeq.Queue, 3)}
+	for len(c.peers) < len(c.queues) {
+		// Below the ports that the system gives to connections, so that a node
+		// that is opened again finds its own free.
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
+		if err != nil {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("node-", len(c.peers)), Address: l.Addr().String()})
+	}
+	for i := range c.queues {
+		c.open(i)
+	}
+	return c
+}
+
+func (c *nodes) open(i int) {
+	o := c.opts
+	o.Cluster = &codeq.Cluster{Node: c.peers[i].Node, Listen: c.peers[i].Address, Peers: c.peers}
+	q, err := codeq.Open(filepath.Join(c.dir, c.peers[i].Node), &o)
+	if err != nil {
+		c.b.Fatal(err)
+	}
+	c.b.Cleanup(func() {
+		if err := q.Close(); err != nil {
+			c.b.Error(err)
+		}
+	})
+	c.queues[i] = q
+}
+
+// applied is how many entries the leaders of all shards have applied, and how
+// many of these the third node has not.
+func (c *nodes) applied() (all, lag uint64) {
+	status, err := c.queues[0].ClusterStatus(context.Background())
+	if err != nil {
+		c.b.Fatal(err)
+	}
+	for _, s := range status.Shards {
+		led, has := uint64(1<<40), uint64(0) // very many while no leader answers
+		for _, r := range s.Replicas {
+			if r.Node == s.Leader && r.Err == "" {
+				led = r.Applied
+			}
+			if r.Node == c.peers[2].Node {
+				has = r.Applied
+			}
+		}
+		all, lag = all+led, lag+led-min(has, led)
+	}
+	return all, lag
+}
+
+// sizes is what the directories of nodes have held at the most, in bytes.
+type sizes struct{ log, received, store, late int64 }
+
+// watchSizes looks until ctx ends. phase is 16 from when the last quarter begins.
+func watchSizes(ctx context.Context, wg *sync.WaitGroup, b *testing.B, dir string, phase func() int64) *sizes {
+	s := new(sizes)
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			dirs, err := filepath.Glob(filepath.Join(dir, "node-*"))
+			if err != nil {
+				b.Error(err)
+			}
+			for _, node := range dirs {
+				var now sizes
+				_ = filepath.WalkDir(node, func(path string, e fs.DirEntry, err error) error {
+					if err != nil || e.IsDir() {
+						return nil // it has gone meanwhile
+					}
+					info, err := e.Info()
+					if err != nil {
+						return nil
+					}
+					rel, _ := filepath.Rel(node, path)
+					switch part, _, _ := strings.Cut(rel, string(filepath.Separator)); {
+					case part == "raft":
+						now.log += info.Size()
+					case strings.HasSuffix(part, ".raft"):
+						now.received += info.Size()
+					default:
+						now.store += info.Size()
+					}
+					return nil
+				})
+				s.log, s.received, s.store = max(s.log, now.log), max(s.received, now.received), max(s.store, now.store)
+				if phase() >= 16 {
+					s.late = max(s.late, now.log)
+				}
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	})
+	return s
+}
+
+func (s *sizes) report(b *testing.B) {
+	b.ReportMetric(float64(s.log)/1e6, "log-MB")
+	b.ReportMetric(float64(s.received)/1e6, "received-MB")
+	b.ReportMetric(float64(s.store)/1e6, "store-MB")
+	b.ReportMetric(float64(s.late)/1e6, "late-log-MB")
+}
