@@ -311,6 +311,9 @@ func (n *node) startRaft(r *replica) error {
 		for {
 			select {
 			case <-elections:
+				if addr, leader := r.raft.LeaderWithID(); addr != "" {
+					r.tenure.begin(leader, n.opts.ElectionTimeout)
+				}
 				r.changed()
 			case <-n.quit:
 				return

@@ -69,7 +69,7 @@ func (n *node) ask(ctx context.Context, r *replica, op request) error {
 		return fmt.Errorf("%w: shard %d is not ready", ErrNotLeader, r.index)
 	}
 	kind, body := op.encode(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(r.index)))
-	reply, err := n.peer.Call(ctx, string(addr), byte(kind), body)
+	reply, err := n.peer.CallUntil(ctx, r.tenure.of(leader), string(addr), byte(kind), body)
 	if err != nil {
 		return callError(ctx, err)
 	}

@@ -231,6 +231,37 @@ func (r *replica) failure() error {
 	return nil
 }
 
+// tenure is how long calls wait for a leader of the shard on another node.
+type tenure struct {
+	mu     sync.Mutex // guards what follows
+	leader raft.ServerID
+	over   chan struct{}
+}
+
+// begin notes who leads now.
+func (t *tenure) begin(leader raft.ServerID, grace time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leader == leader {
+		return
+	}
+	if over := t.over; over != nil {
+		time.AfterFunc(grace, func() { close(over) })
+	}
+	t.leader, t.over = leader, make(chan struct{})
+}
+
+// of returns a channel that is closed some time after another node than the
+// given one is known to lead: what has not been answered by then will not be.
+func (t *tenure) of(leader raft.ServerID) <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leader != leader { // not noted yet, or over already
+		return nil
+	}
+	return t.over
+}
+
 // changed says that the shard may be led by another node, or be ready to be asked.
 func (r *replica) changed() {
 	r.route.changed()

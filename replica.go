@@ -35,6 +35,7 @@ type replica struct {
 	broken    atomic.Pointer[error]
 	office    office
 	route     route
+	tenure    tenure
 	producing session
 	awaits    awaitTable
 	progress  route  // changes when applied does

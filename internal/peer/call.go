@@ -45,7 +45,7 @@ func newClient(n *Node, addr string, conn net.Conn) *client {
 	return c
 }
 
-func (c *client) call(ctx context.Context, kind byte, body []byte) ([]byte, error) {
+func (c *client) call(ctx context.Context, until <-chan struct{}, kind byte, body []byte) ([]byte, error) {
 	c.mu.Lock()
 	for c.err == nil && len(c.queue) > queuedBytes {
 		if err := c.waitForRoom(ctx); err != nil {
@@ -71,18 +71,20 @@ func (c *client) call(ctx context.Context, kind byte, body []byte) ([]byte, erro
 	}
 	c.mu.Unlock()
 
-	if cancel := ctx.Done(); cancel == nil {
-		<-w.done
-	} else {
-		select {
-		case <-w.done:
-		case <-cancel:
-			if c.abandon(number) {
-				c.node.waiters.Put(w)
-				return nil, fmt.Errorf("%w: %w", ErrLost, context.Cause(ctx))
-			}
-			<-w.done
+	reason := error(nil)
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		reason = context.Cause(ctx)
+	case <-until:
+		reason = errUntil
+	}
+	if reason != nil {
+		if c.abandon(number) {
+			c.node.waiters.Put(w)
+			return nil, fmt.Errorf("%w: %w", ErrLost, reason)
 		}
+		<-w.done
 	}
 	reply, err := w.reply, w.err
 	w.reply, w.err = nil, nil

@@ -21,6 +21,7 @@ var (
 var (
 	errSilent   = errors.New("peer: nothing heard, not even the answer to a ping")
 	errProtocol = errors.New("peer: protocol violated")
+	errUntil    = errors.New("peer: given up")
 )
 
 // RemoteError is what a Handler has answered with Fail.

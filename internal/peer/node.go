@@ -290,21 +290,26 @@ func (n *Node) connect(ctx context.Context, addr string, h header) (*conn, error
 // The connection to addr is opened by the first call. When that has failed, calls fail until a short while has
 // passed, 50 ms at first and up to 1 s. Calls wait while much is queued for the connection.
 func (n *Node) Call(ctx context.Context, addr string, kind byte, body []byte) ([]byte, error) {
+	return n.CallUntil(ctx, nil, addr, kind, body)
+}
+
+// CallUntil is Call, which is given up when until is closed, too.
+func (n *Node) CallUntil(ctx context.Context, until <-chan struct{}, addr string, kind byte, body []byte) ([]byte, error) {
 	if len(body) > MaxBody {
 		return nil, fmt.Errorf("%w: body of %d bytes, more than %d", ErrNotSent, len(body), MaxBody)
 	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
 	}
-	c, err := n.client(ctx, addr)
+	c, err := n.client(ctx, until, addr)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
-	return c.call(ctx, kind, body)
+	return c.call(ctx, until, kind, body)
 }
 
 // client returns the connection for calls to addr, once it is open.
-func (n *Node) client(ctx context.Context, addr string) (*client, error) {
+func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (*client, error) {
 	n.mu.Lock()
 	l := n.links[addr]
 	if l == nil {
@@ -335,6 +340,8 @@ func (n *Node) client(ctx context.Context, addr string) (*client, error) {
 		return a.client, a.err
 	case <-ctx.Done():
 		return nil, fmt.Errorf("peer: wait for connection to %s: %w", addr, context.Cause(ctx))
+	case <-until:
+		return nil, fmt.Errorf("peer: wait for connection to %s: %w", addr, errUntil)
 	}
 }
 
