@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -64,7 +65,8 @@ func (n *node) homing() (left bool) {
 		if err != nil || r.index >= len(states) || states[r.index].Applied+closeBehind < r.applied.Load() {
 			continue
 		}
-		if err := r.raft.LeadershipTransferToServer(home.ID, home.Address).Error(); err != nil {
+		err = r.transfer(func() raft.Future { return r.raft.LeadershipTransferToServer(home.ID, home.Address) })
+		if err != nil && !errors.Is(err, errOffered) {
 			n.log.Info("shard stays", "shard", r.index, "home", home.ID, "err", err)
 		}
 	}

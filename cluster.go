@@ -329,7 +329,7 @@ func (n *node) resign() {
 	var transfers sync.WaitGroup
 	for _, r := range n.queue.replicas {
 		if r != nil && r.raft != nil && r.lead.Load() != nil {
-			transfers.Go(func() { _ = r.raft.LeadershipTransfer().Error() }) // or they will miss this one
+			transfers.Go(func() { _ = r.transfer(r.raft.LeadershipTransfer) }) // or they will miss this one
 		}
 	}
 	transfers.Wait()

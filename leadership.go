@@ -25,8 +25,9 @@ import (
 // office is who decides for the replica's shard.
 type office struct {
 	leaving sync.Mutex // held while a shard comes to its end; taken before mu
-	mu      sync.Mutex // guards seen, and that lead is set in its light
+	mu      sync.Mutex // guards what follows, and that lead is set in the light of seen
 	seen    uint64     // the latest term of which an entry has been applied
+	offered uint64     // the last term in which Raft was to transfer the leadership
 }
 
 // watch follows the elections of the shard's Raft group until quit is closed.
@@ -151,6 +152,25 @@ func notLed(shard int, reason error) error {
 		return ErrClosed
 	}
 	return fmt.Errorf("%w: shard %d", reason, shard)
+}
+
+// errOffered: see transfer.
+var errOffered = errors.New("a transfer has failed in this term")
+
+// transfer has Raft hand the leadership over; begin is Raft's LeadershipTransfer
+// or LeadershipTransferToServer. It does so once in a term: a second attempt, after one
+// to a node that could not be reached, may never end in Raft, which then refuses
+// all entries, even in later terms (github.com/hashicorp/raft/issues/696).
+func (r *replica) transfer(begin func() raft.Future) error {
+	term := r.raft.CurrentTerm()
+	r.office.mu.Lock()
+	again := r.office.offered == term
+	r.office.offered = term
+	r.office.mu.Unlock()
+	if again {
+		return fmt.Errorf("shard %d, term %d: %w", r.index, term, errOffered)
+	}
+	return begin().Error()
 }
 
 // obey has what was decided here in an earlier term than the given one come to

@@ -174,10 +174,11 @@ func (op *memberOp) change(r *replica) error {
 		case len(members) == 1:
 			return &InvalidError{"node", op.peer.Node, "one that is not the last"}
 		case op.peer.Node == r.node.self.Node:
-			if err := r.raft.LeadershipTransfer().Error(); err != nil {
+			if err := r.transfer(r.raft.LeadershipTransfer); err == nil {
+				return notLed(r.index, ErrNotLeader) // so that the next leader is asked
+			} else if !errors.Is(err, errOffered) {
 				return raftError(err)
 			}
-			return notLed(r.index, ErrNotLeader) // so that the next leader is asked
 		}
 		future = r.raft.RemoveServer(id, 0, configTimeout)
 	case memberLead:
@@ -187,7 +188,11 @@ func (op *memberOp) change(r *replica) error {
 		case op.peer.Node == r.node.self.Node:
 			return nil
 		}
-		future = r.raft.LeadershipTransferToServer(id, addr)
+		err := r.transfer(func() raft.Future { return r.raft.LeadershipTransferToServer(id, addr) })
+		if err == nil || errors.Is(err, errOffered) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", ErrUncertain, err)
 	}
 	if err := future.Error(); err != nil {
 		if err = raftError(err); !errors.Is(err, ErrNotLeader) {
