@@ -35,9 +35,10 @@ type simCluster struct {
 	rng   *rand.Rand // of power losses
 	opts  Options    // of all nodes, without a Cluster
 	peers []Peer     // founders
-	mu    sync.Mutex // guards nodes against other goroutines
+	mu    sync.Mutex // guards what follows
 	nodes []*simNode // all that are members, in order of their joining
 	next  int        // number of the next node
+
 	ended sync.WaitGroup
 	ends  atomic.Int32 // queues that are being closed
 }
@@ -51,10 +52,10 @@ type simNode struct {
 	votes   *simVotes
 	ahead   atomic.Int64 // of the wall clock, in ns
 
-	mu   sync.Mutex // guards what follows
-	q    *Queue     // nil: the node is down
-	life int
-	host *simListener
+	mu      sync.Mutex // guards what follows
+	q       *Queue     // nil: the node is down
+	life    int
+	removed bool
 }
 
 // newSimCluster starts a cluster of so many nodes.
@@ -71,19 +72,19 @@ func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simClust
 		c.peers = append(c.peers, Peer{name, name})
 	}
 	for range nodes {
-		c.add(false)
+		n := c.node(false)
+		n.start()
+		c.nodes = append(c.nodes, n)
 	}
 	return c
 }
 
-// add makes a node and starts it; join says that it is not one of the founders.
-func (c *simCluster) add(join bool) *simNode {
-	n := &simNode{cluster: c, name: fmt.Sprint("n", c.next), join: join, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
-	c.next++
-	n.start()
+// node makes a node; join says that it is not one of the founders.
+func (c *simCluster) node(join bool) *simNode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.nodes = append(c.nodes, n)
+	n := &simNode{cluster: c, name: fmt.Sprint("n", c.next), join: join, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+	c.next++
 	return n
 }
 
@@ -95,7 +96,7 @@ func (c *simCluster) members() []*simNode {
 }
 
 func (c *simCluster) names() (names []string) {
-	for _, n := range c.nodes {
+	for _, n := range c.members() {
 		names = append(names, n.name)
 	}
 	return names
@@ -110,7 +111,12 @@ func (n *simNode) log() *slog.Logger {
 
 // start opens the node's queue.
 func (n *simNode) start() {
-	c := n.cluster
+	if err := n.cluster.open(n); err != nil {
+		n.cluster.t.Fatalf("node %s does not start: %v", n.name, err)
+	}
+}
+
+func (c *simCluster) open(n *simNode) error {
 	host := c.net.listen(n.name)
 	o := c.opts
 	o.fs = n.disk
@@ -124,12 +130,13 @@ func (n *simNode) start() {
 	}
 	q, err := Open("queue", &o)
 	if err != nil {
-		c.t.Fatalf("node %s does not start: %v", n.name, err)
+		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.q, n.host = q, host
+	n.q = q
 	n.life++
+	return nil
 }
 
 const simCallTimeout = 3 * time.Second
@@ -146,6 +153,17 @@ func (n *simNode) alive(life int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.q != nil && n.life == life
+}
+
+// raise starts the node if it is down, and reports whether it was.
+func (n *simNode) raise() bool {
+	n.mu.Lock()
+	down := n.q == nil && !n.removed
+	n.mu.Unlock()
+	if down {
+		n.start()
+	}
+	return down
 }
 
 // crash ends the node as a kill -9 does, or a power loss after which so many
@@ -197,17 +215,27 @@ func (n *simNode) stop() {
 // simPatience is how long, in the bubble, anything may take once all nodes are up and connected.
 const simPatience = 5 * time.Minute
 
-// hangs ends the test with the stacks of all goroutines.
+// hangs ends the test with the state of the nodes and the stacks of all goroutines.
 func (c *simCluster) hangs(what string) {
-	buf := make([]byte, 4<<20)
-	c.t.Logf("%s", buf[:runtime.Stack(buf, true)])
-	panic(what + " hangs") // the goroutines of the bubble would not end
+	for _, n := range c.members() {
+		q, _ := n.queue()
+		if q == nil {
+			c.t.Logf("%s is down", n.name)
+			continue
+		}
+		for i, r := range q.replicas {
+			c.t.Logf("%s shard %d: led %t applied %d failure %v %v", n.name, i, r.lead.Load() != nil, r.applied.Load(), r.failure(), r.raft.Stats())
+		}
+	}
+	buf := make([]byte, 16<<20)
+	_ = os.WriteFile("/tmp/codeq-sim-stacks", buf[:runtime.Stack(buf, true)], 0o644)
+	panic(what + " hangs; the stacks of all goroutines are in /tmp/codeq-sim-stacks") // the goroutines of the bubble would not end
 }
 
 // close closes all nodes and waits for those that have crashed.
 func (c *simCluster) close() {
 	c.mend(false)
-	for _, n := range c.nodes {
+	for _, n := range c.members() {
 		n.stop()
 	}
 	for end := time.Now().Add(simPatience); c.ends.Load() > 0; {
@@ -222,10 +250,10 @@ func (c *simCluster) close() {
 // mend heals the network, lets all nodes run, and starts those that are down.
 func (c *simCluster) mend(start bool) {
 	c.net.heal(false)
-	for _, n := range c.nodes {
+	for _, n := range c.members() {
 		c.net.pause(n.name, false)
-		if q, _ := n.queue(); q == nil && start {
-			n.start()
+		if start {
+			n.raise()
 		}
 	}
 }
@@ -234,7 +262,7 @@ func (c *simCluster) mend(start bool) {
 // believe it, it is the one with the highest term.
 func (c *simCluster) leader(shard int) (leader *simNode) {
 	var term uint64
-	for _, n := range c.nodes {
+	for _, n := range c.members() {
 		if q, _ := n.queue(); q != nil {
 			if s := q.shard(shard); s != nil && q.replicas[shard].raft.CurrentTerm() > term {
 				leader, term = n, q.replicas[shard].raft.CurrentTerm()
@@ -260,14 +288,14 @@ func (c *simCluster) awaitLeaders() {
 	}
 }
 
-// transfer has the leader of a shard hand it to another node.
-func (c *simCluster) transfer(shard int, to *simNode) {
-	if l := c.leader(shard); l != nil && l != to {
-		if q, _ := l.queue(); q != nil {
-			c.ended.Go(func() {
-				_ = q.replicas[shard].raft.LeadershipTransferToServer(raft.ServerID(to.name), raft.ServerAddress(to.name)).Error()
-			})
-		}
+// transfer has a node lead a shard, if that can be done soon.
+func (c *simCluster) transfer(by *simNode, shard int, to *simNode) {
+	if q, _ := by.queue(); q != nil {
+		c.ended.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			_ = q.TransferLeadership(ctx, shard, to.name)
+		})
 	}
 }
 
@@ -286,38 +314,44 @@ func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
 	})
 }
 
-// change makes a node a member of all shards, or removes it. It reports
-// whether that is done for all of them, and waits for it at most as long as the ctx.
-func (c *simCluster) change(ctx context.Context, n *simNode, member bool) bool {
-	for shard := range c.opts.Shards {
-		for done := false; !done; {
-			if ctx.Err() != nil {
-				return false
-			}
-			if l := c.leader(shard); l != nil {
-				if q, _ := l.queue(); q != nil {
-					r := q.replicas[shard].raft
-					var f raft.IndexFuture
-					if member {
-						f = r.AddVoter(raft.ServerID(n.name), raft.ServerAddress(n.name), 0, 0)
-					} else {
-						f = r.RemoveServer(raft.ServerID(n.name), 0, 0)
-					}
-					finished := make(chan error, 1)
-					c.ended.Go(func() { finished <- f.Error() })
-					select {
-					case err := <-finished:
-						done = err == nil
-					case <-ctx.Done():
-					}
-				}
-			}
-			if !done {
-				time.Sleep(50 * time.Millisecond)
+// replace adds a node and removes another one, and returns when that is done,
+// however often it has to be tried. It may be called from any goroutine, one at a time.
+func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
+	n := c.node(true)
+	note("%s joins", n.name)
+	for c.open(n) != nil { // there was no majority for too long
+		time.Sleep(time.Second)
+	}
+	c.mu.Lock()
+	c.nodes = append(c.nodes, n)
+	c.mu.Unlock()
+	note("%s has joined, %s is removed", n.name, old.name)
+	for {
+		var q *Queue
+		for _, by := range c.members() {
+			if q, _ = by.queue(); q != nil && by != old {
+				break
 			}
 		}
+		err := error(ErrClosed)
+		if q != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			err = q.RemoveNode(ctx, old.name)
+			cancel()
+		}
+		if err == nil {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
 	}
-	return true
+	note("%s has been removed", old.name)
+	c.mu.Lock()
+	c.nodes = slices.DeleteFunc(c.nodes, func(n *simNode) bool { return n == old })
+	c.mu.Unlock()
+	old.mu.Lock()
+	old.removed = true
+	old.mu.Unlock()
+	old.stop()
 }
 
 // rest waits until all replicas of every shard have applied the same, and nothing more comes.
@@ -334,7 +368,7 @@ func (c *simCluster) rest() {
 			}
 			lq, _ := l.queue()
 			want := lq.replicas[shard].raft.LastIndex()
-			for _, n := range c.nodes {
+			for _, n := range c.members() {
 				q, _ := n.queue()
 				if q.shard(shard) != nil && n != l || q.replicas[shard].raft.AppliedIndex() != want {
 					same = false
@@ -350,13 +384,6 @@ func (c *simCluster) rest() {
 			last = applied
 		}
 		if time.Now().After(end) {
-			for shard := range c.opts.Shards {
-				for _, n := range c.nodes {
-					q, _ := n.queue()
-					c.t.Logf("%s shard %d: led %t applied %d failure %v %v", n.name, shard, q.shard(shard) != nil,
-						q.replicas[shard].applied.Load(), q.replicas[shard].failure(), q.replicas[shard].raft.Stats())
-				}
-			}
 			c.hangs("the way to rest")
 		}
 	}
@@ -368,7 +395,8 @@ func (c *simCluster) check() error {
 	var errs []error
 	for shard := range c.opts.Shards {
 		var first []simEntry
-		for i, n := range c.nodes {
+		nodes := c.members()
+		for i, n := range nodes {
 			q, _ := n.queue()
 			entries, err := q.replicas[shard].dump()
 			if err != nil {
@@ -377,11 +405,11 @@ func (c *simCluster) check() error {
 			if i == 0 {
 				first = entries
 			} else if err := sameEntries(first, entries); err != nil {
-				errs = append(errs, fmt.Errorf("shard %d of %s and %s: %w", shard, c.nodes[0].name, n.name, err))
+				errs = append(errs, fmt.Errorf("shard %d of %s and %s: %w", shard, nodes[0].name, n.name, err))
 			}
 		}
 	}
-	for _, n := range c.nodes {
+	for _, n := range c.members() {
 		q, _ := n.queue()
 		for _, s := range q.led() {
 			v := q.peek(s)
