@@ -174,11 +174,9 @@ func (op *memberOp) change(r *replica) error {
 		case len(members) == 1:
 			return &InvalidError{"node", op.peer.Node, "one that is not the last"}
 		case op.peer.Node == r.node.self.Node:
-			if err := r.transfer(r.raft.LeadershipTransfer); err == nil {
+			if r.transfer(r.raft.LeadershipTransfer) == nil {
 				return notLed(r.index, ErrNotLeader) // so that the next leader is asked
-			} else if !errors.Is(err, errOffered) {
-				return raftError(err)
-			}
+			} // or else it leads until it has removed itself
 		}
 		future = r.raft.RemoveServer(id, 0, configTimeout)
 	case memberLead:
