@@ -55,7 +55,7 @@ type simNode struct {
 	mu      sync.Mutex // guards what follows
 	q       *Queue     // nil: the node is down
 	life    int
-	removed bool
+	removed bool // it is not started again: as it may know, it would join again
 }
 
 // newSimCluster starts a cluster of so many nodes.
@@ -112,7 +112,7 @@ func (n *simNode) log() *slog.Logger {
 // start opens the node's queue.
 func (n *simNode) start() {
 	if err := n.cluster.open(n); err != nil {
-		n.cluster.t.Fatalf("node %s does not start: %v", n.name, err)
+		panic(fmt.Sprintf("node %s does not start: %v", n.name, err)) // the goroutines of the bubble would not end
 	}
 }
 
@@ -122,9 +122,15 @@ func (c *simCluster) open(n *simNode) error {
 	o.fs = n.disk
 	o.wall = func() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
 	o.Logger = n.log()
-	votes := n.votes
+	votes, peers := n.votes, c.peers
+	if n.join {
+		peers = nil
+		for _, m := range c.members() {
+			peers = append(peers, Peer{m.name, m.name})
+		}
+	}
 	o.Cluster = &Cluster{
-		Node: n.name, Listener: host, Peers: c.peers, Join: n.join, CallTimeout: simCallTimeout,
+		Node: n.name, Listener: host, Peers: peers, Join: n.join, CallTimeout: simCallTimeout,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return votes, nil },
 	}
@@ -319,13 +325,23 @@ func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
 func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
 	n := c.node(true)
 	note("%s joins", n.name)
-	for c.open(n) != nil { // there was no majority for too long
-		time.Sleep(time.Second)
+	for end := time.Now().Add(4 * simPatience); ; time.Sleep(time.Second) {
+		err := c.open(n)
+		if err == nil {
+			break
+		}
+		note("%s has not joined: %v", n.name, err) // there was no majority for too long
+		if time.Now().After(end) {
+			c.hangs("joining of " + n.name)
+		}
 	}
 	c.mu.Lock()
 	c.nodes = append(c.nodes, n)
 	c.mu.Unlock()
 	note("%s has joined, %s is removed", n.name, old.name)
+	old.mu.Lock()
+	old.removed = true
+	old.mu.Unlock()
 	for {
 		var q *Queue
 		for _, by := range c.members() {
@@ -348,9 +364,6 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
 	c.mu.Lock()
 	c.nodes = slices.DeleteFunc(c.nodes, func(n *simNode) bool { return n == old })
 	c.mu.Unlock()
-	old.mu.Lock()
-	old.removed = true
-	old.mu.Unlock()
 	old.stop()
 }
 

@@ -311,7 +311,7 @@ var simFaults = []simFault{
 		s.note("%s transfers shard %d to %s", by.name, shard, to.name)
 		s.transfer(by, shard, to)
 	}},
-	{"replace", 20, func(s *schedule) {
+	{"replace", 3, func(s *schedule) {
 		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
 			s.done.Go(func() {
 				defer s.moving.Store(false)
