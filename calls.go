@@ -65,6 +65,8 @@ const (
 	callConfigure
 	callAdopt
 	callMember
+	callPermits
+	callAskPermits
 	endOfRequests
 
 	// Of a node, and not of a shard.
@@ -97,6 +99,8 @@ var callKinds = [endOfRequests]func(*node, *peer.Request) request{
 	callAdopt:          func(*node, *peer.Request) request { return new(adoptOp) },
 	callMember:         func(*node, *peer.Request) request { return new(memberOp) },
 	callIndex:          func(*node, *peer.Request) request { return new(indexOp) },
+	callPermits:        func(*node, *peer.Request) request { return new(permitsOp) },
+	callAskPermits:     func(*node, *peer.Request) request { return new(askPermitsOp) },
 	callInterest:       func(*node, *peer.Request) request { return new(interestOp) },
 }
 

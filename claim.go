@@ -153,12 +153,13 @@ type claimOp struct {
 	duration uint64 // ms
 	max      int
 	noWait   bool
-	runner   *runner     // of Run, whose leases end with the process
-	local    bool        // of a Run, perhaps of another node
-	route    []*shard    // in a cluster, the shards to visit
-	table    *claimTable // in a cluster, of a claim of this node
-	listed   bool        // in the table
-	remote   bool        // a claim of another node
+	runner   *runner       // of Run, whose leases end with the process
+	local    bool          // of a Run, perhaps of another node
+	route    []*shard      // in a cluster, the shards to visit
+	table    *claimTable   // in a cluster, of a claim of this node
+	listed   bool          // in the table
+	remote   bool          // a claim of another node
+	asked    []*queueState // have no permit for it, as it knows
 
 	visited int // shards that have seen it; written by the one whose turn it is
 	taken   atomic.Bool
@@ -180,6 +181,7 @@ func (op *claimOp) unref() {
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = nil, nil, op.grants[:0], op.order[:0], nil
 	op.visited, op.runner, op.local, op.route, op.table, op.listed = 0, nil, false, nil, nil, false
+	op.asked = nil
 	op.taken.Store(false)
 	op.pool.Put(op)
 }
@@ -264,6 +266,7 @@ const (
 	claimNothing claimOutcome = iota
 	claimServed               // or taken by somebody else
 	claimPending              // depends on a refill
+	claimAsks                 // does not wait, and is resolved again when the warden has answered
 )
 
 // tryClaim takes tasks for a claim, in the order of its queues. Queues where
@@ -279,6 +282,9 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 			return claimPending
 		}
 		if l == nil {
+			if op.noWait && s.asks(q, op) {
+				return claimAsks
+			}
 			continue
 		}
 		if op.take() {

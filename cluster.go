@@ -157,7 +157,6 @@ type node struct {
 	logs   *raftlog.Store
 	stable raftlog.Stables
 	claims *claimTable
-	gates  *gateTable
 	wishes wishes
 	runs   runTable
 	routes route  // changes with every replica's
@@ -175,7 +174,7 @@ type node struct {
 func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
 	n := &node{
-		queue: q, opts: c, log: q.opts.Logger.With("node", c.Node), life: newLife(), gates: newGateTable(),
+		queue: q, opts: c, log: q.opts.Logger.With("node", c.Node), life: newLife(),
 		self: Peer{c.Node, cmp.Or(c.Advertise, c.Listen)},
 		quit: make(chan struct{}), wishes: wishes{turn: make(chan struct{}, 1)},
 	}

@@ -91,7 +91,7 @@ func (q *Queue) checkGates() error {
 			n := 0
 			for name, qs := range s.queues {
 				leased[name] += int(qs.counts.Leased)
-				if qs.gate != gates[name] {
+				if g, _ := qs.gate.(*gate); g != gates[name] {
 					return fmt.Errorf("shard %d has another gate of queue %q", i, name)
 				}
 				if qs.version == 0 {
@@ -465,7 +465,7 @@ func (c *memoryChecker) claimable(q *queueState) bool {
 	if q.settings.Paused {
 		return false
 	}
-	if g := q.gate; g != nil {
+	if g, _ := q.gate.(*gate); g != nil {
 		g.mu.Lock()
 		closed := g.rate != nil || g.limit > 0 && g.leased >= g.limit // what a rate allows is not looked at
 		g.mu.Unlock()

@@ -44,8 +44,8 @@ type queueState struct {
 	name    string
 	number  uint32 // 0 until the first task of the queue
 	counts  keys.Counts
-	touched bool  // on the group's list
-	gate    *gate // nil: neither a rate nor a limit of concurrency
+	touched bool    // on the group's list
+	gate    gateway // nil: neither a rate nor a limit of concurrency
 	buckets map[bucketKey]*bucket
 	arrived uint64 // tasks that have come from other shards since Open
 	configured
@@ -56,7 +56,9 @@ type queueState struct {
 	away    waitList // claims of other nodes: served when no other waits
 	hungry  bool     // on the shard's list of queues whose waiters may be served
 
-	throttled bool // on the shard's list of queues that are held back
+	throttled bool    // on the shard's list of queues that are held back
+	attended  bool    // on the shard's list of queues that speak looks after
+	warden    *warden // nil: another shard has it, or none does
 }
 
 // join puts a lane into its ring, last in turn.

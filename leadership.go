@@ -121,8 +121,12 @@ func (r *replica) load(term uint64) (*shard, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	q := r.node.queue
-	s := newShard(r.index, q.opts, r.store, r.node.gates)
-	s.node, s.replica = r.node, r
+	var gates *gateTable
+	if len(q.replicas) == 1 {
+		gates = newGateTable() // nobody else leases tasks
+	}
+	s := newShard(r.index, q.opts, r.store, gates)
+	s.node, s.replica, s.term = r.node, r, term
 	s.commit = &proposer{replica: r, term: term, news: &s.group.news}
 	if err := s.load(); err != nil {
 		return nil, err
@@ -142,7 +146,6 @@ func (r *replica) leave(reason error) {
 	}
 	s.inbox.stop(notLed(s.index, reason))
 	<-s.done
-	s.leaveGates()
 	r.changed()
 	r.node.log.Info("leads no more", "shard", r.index, "reason", reason)
 }

@@ -187,8 +187,20 @@ func (s *shard) recheckLimits() (more bool) {
 	return true
 }
 
+// gateway is what the claims of a queue have to pass in all its shards: a gate, or
+// in a cluster permits.
+type gateway interface {
+	// look reports whether enter has a place. When it has none, wait is how long
+	// until the rate has one, or 0 if the shard's claims of the queue are fed
+	// when there may be one.
+	look(s *shard, now time.Time) (ok bool, wait time.Duration)
+	enter(s *shard, now time.Time) (ok bool, wait time.Duration)
+	// leave gives n places back, and returns who waits for them.
+	leave(n int) (wake []*shard)
+}
+
 // gateTable is the gates of the queues that have ever needed one, for all
-// shards of a process.
+// shards of a process that has them all.
 type gateTable struct {
 	mu      sync.Mutex // guards byQueue; taken before that of a gate
 	byQueue map[string]*gate
@@ -339,21 +351,6 @@ func (s *shard) openGate(w *shard, q *queueState) {
 	_ = w.inbox.pass(&serveOp{queue: q.name}) // one that is closing serves nobody
 }
 
-// leaveGates gives back the places of all leases of a shard that this process
-// leads no more. REQUIRES: the owner has ended.
-func (s *shard) leaveGates() {
-	for _, q := range s.queues {
-		if q.gate == nil {
-			continue
-		}
-		for _, w := range q.gate.leave(int(q.counts.Leased)) {
-			if w != s {
-				s.openGate(w, q)
-			}
-		}
-	}
-}
-
 // throttle has the claims that wait for a queue served at a time of the
 // monotonic clock.
 func (s *shard) throttle(q *queueState, at uint64) {
@@ -369,11 +366,15 @@ func (s *shard) openGates() bool {
 		return false
 	}
 	s.nextGate = never
-	for _, q := range s.throttled {
+	n := len(s.throttled) // others may come
+	for _, q := range s.throttled[:n] {
 		q.throttled = false
 		s.feed(q)
+		if q.warden != nil {
+			s.allot(q.warden)
+		}
 	}
-	s.throttled = s.throttled[:0]
+	s.throttled = append(s.throttled[:0], s.throttled[n:]...)
 	return false
 }
 

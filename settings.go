@@ -327,9 +327,16 @@ func (s *shard) adopt(queue string, c configured, fresh bool) {
 func (s *shard) goBy(q *queueState, c configured, fresh bool) {
 	before := q.settings
 	q.configured = c
-	if g := s.gates.set(q.name, c, fresh); g != nil && q.gate == nil {
-		q.gate = g
-		g.leave(-int(q.counts.Leased))
+	if s.gates != nil {
+		if g := s.gates.set(q.name, c, fresh); g != nil && q.gate == nil {
+			q.gate = g
+			g.leave(-int(q.counts.Leased))
+		}
+	} else {
+		s.permit(q, before)
+		if s.index == 0 {
+			s.ward(q, fresh)
+		}
 	}
 	if before.ConcurrencyPerKey != c.settings.ConcurrencyPerKey {
 		s.recheck(q)

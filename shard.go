@@ -22,9 +22,10 @@ type shard struct {
 	peers   []*shard // all shards of the queue, this one included; nil in a cluster
 	node    *node    // nil: no cluster
 	replica *replica
+	term    uint64 // of the leadership, in a cluster
 	store   *store
 	commit  committer
-	gates   *gateTable // of the process
+	gates   *gateTable // of the process; nil: the shards of other processes count, too
 	inbox   *inbox
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
@@ -55,6 +56,9 @@ type shard struct {
 	pending   pendingMirror
 	limits    limitTable
 	throttled []*queueState // held back by their rate until nextGate
+	attended  []*queueState // speak looks after their permits
+	attending []*queueState // memory for the next attended
+	reports   uint64        // to wardens
 	rechecks  []*recheck    // queues whose limits have changed
 	wakes     bool          // blocked tasks may go on: the range Wake has marks that memory does not hold
 	marks     markList      // or else those that it has
@@ -120,7 +124,7 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 func (s *shard) run() {
 	defer close(s.done)
 	defer s.timer.Stop()
-	for s.gather() {
+	for s.speak(); s.gather(); s.speak() {
 		s.resolve()
 		err := s.broken
 		if err == nil {
@@ -328,6 +332,7 @@ func (s *shard) dismiss(reason error) {
 	for _, op := range s.deferred {
 		refuse(op, reason)
 	}
+	s.closePermits(reason)
 	for _, q := range s.queues {
 		q.waiters.drain(func(op *claimOp) { refuse(op, reason) })
 		q.away.drain(func(op *claimOp) { refuse(op, reason) })

@@ -1,0 +1,447 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"codeq/internal/wire"
+)
+
+// In a cluster the shards of a queue are led by several nodes, and a limit for all
+// of them is kept by permits: a shard leases a task of a queue with Concurrency or
+// Rate only with a permit, which it gets from the warden, the leader of the first
+// shard (warden.go). With Concurrency, a permit is taken up until the lease ends,
+// and may then serve for the next one; with Rate, it serves once.
+//
+// What a shard tells the warden is not a change but how many permits it has, so
+// that what is lost, or comes twice, is put right by what comes next.
+//
+// Invariant: the warden never believes that a shard has fewer permits than it has.
+// For that
+//   - permits are given back, and the ends of leases told, only after the group
+//     that ended the leases has persisted: a next leader would find them in force;
+//   - of what a shard has told, the latest counts, by term and number;
+//   - a shard takes what the warden grants only in answer to the last that it has
+//     told. Whatever it tells makes answers to what it has told before void;
+//   - a leader answers what it is asked, as ever, only after a majority has
+//     confirmed that it leads. So a new warden that has asked a shard knows of
+//     all that any warden before it has granted there: after its answer, the
+//     shard takes it no more, and leaders of the shard before that one are over.
+//
+// A new leader of a shard has as many permits as there are leases in its store;
+// what its predecessor had more comes back to the warden when it tells that.
+
+// permits is what a shard has of the permits of a queue. It is the gateway of the
+// queue in a cluster. The shard's owner uses it.
+type permits struct {
+	shard  *shard
+	queue  *queueState
+	unused int
+	spent  uint64 // have been used for a lease, ever
+	over   bool   // perhaps there are more leases than the limit: permits of leases that end go back
+
+	told  report // the last that the warden was told, and what it has granted since
+	sure  bool   // that it has heard that, or will
+	since uint64 // when; monotonic clock, ms
+	open  *permitsOp
+	drop  context.CancelFunc // ends the call of open
+
+	asking  []*claimOp // NoWait: want to know if there are permits
+	covered int        // those of them whose question is in open
+}
+
+// report is what a shard tells of its permits of a queue.
+type report struct {
+	term   uint64 // of the shard's leader
+	seq    uint64 // by the term
+	try    uint64
+	held   int    // with a lease, or unused
+	unused int    //
+	spent  uint64 // by the term
+}
+
+// after reports whether r was told later than other.
+func (r *report) after(other *report) bool {
+	if r.term != other.term {
+		return r.term > other.term
+	}
+	if r.seq != other.seq {
+		return r.seq > other.seq
+	}
+	return r.try > other.try
+}
+
+func (r *report) append(dst []byte) []byte {
+	for _, n := range [...]uint64{r.term, r.seq, r.try, uint64(r.held), uint64(r.unused), r.spent} {
+		dst = wire.AppendUint(dst, n)
+	}
+	return dst
+}
+
+func readReport(r *wire.Reader) report {
+	return report{
+		term: r.Uint(), seq: r.Uint(), try: r.Uint(), held: int(r.Uint()), unused: int(r.Uint()), spent: r.Uint(),
+	}
+}
+
+// permitTurn is how long, in ms, a shard uses permits for one lease after the other
+// before it lets those go first that wait for them in other shards.
+const permitTurn = 100
+
+// permits is what the shard has of the queue's permits; nil if it needs none.
+func (q *queueState) permits() *permits {
+	p, _ := q.gate.(*permits)
+	return p
+}
+
+// look reports whether there is a permit. If there is none, one is asked for as
+// soon as the group has persisted, if there are still claims then for which it would serve.
+func (p *permits) look(*shard, time.Time) (ok bool, wait time.Duration) {
+	if p.unused == 0 {
+		p.shard.attend(p.queue)
+		return false, 0
+	}
+	return true, 0
+}
+
+// enter uses a permit.
+func (p *permits) enter(s *shard, now time.Time) (ok bool, wait time.Duration) {
+	if ok, wait = p.look(s, now); ok {
+		p.unused--
+		p.spent++
+		s.attend(p.queue)
+	}
+	return ok, wait
+}
+
+// leave is the end of n leases.
+func (p *permits) leave(n int) (wake []*shard) {
+	s, q := p.shard, p.queue
+	if q.settings.Concurrency == 0 {
+		return nil
+	}
+	s.attend(q)
+	if q.settings.Rate == 0 && !p.over && !p.turnEnds() {
+		p.unused += n
+		s.throttle(q, s.now)
+	}
+	return nil
+}
+
+// turnEnds reports whether other shards are to go first. While there is no warden
+// to give permits to, none do.
+func (p *permits) turnEnds() bool {
+	s := p.shard
+	return s.now-p.since >= permitTurn && s.node.queue.replicas[0].hasLeader()
+}
+
+// permit has a shard go by the limits of a queue for all its shards.
+func (s *shard) permit(q *queueState, before *Settings) {
+	set, p := q.settings, q.permits()
+	limited := set.Concurrency > 0 || set.Rate > 0
+	switch {
+	case limited && p == nil:
+		p = &permits{shard: s, queue: q, over: true}
+		q.gate = p
+	case limited:
+		p.void()
+		if set.Rate > 0 && before.Rate == 0 { // they have no token
+			p.unused = 0
+		}
+		if set.Concurrency > 0 && (before.Concurrency == 0 || before.Concurrency > set.Concurrency) {
+			p.unused, p.over = 0, true
+		}
+	case p != nil:
+		p.void()
+		s.answerAsking(p)
+		q.gate = nil
+		return
+	default:
+		return
+	}
+	p.sure = false
+	s.attend(q)
+}
+
+// attend has speak look after a queue.
+func (s *shard) attend(q *queueState) {
+	if !q.attended {
+		q.attended = true
+		s.attended = append(s.attended, q)
+	}
+}
+
+// speak has the warden, and as the warden the other shards, learn what they have
+// to. REQUIRES: all that was decided has persisted.
+func (s *shard) speak() {
+	if len(s.attended) == 0 {
+		return
+	}
+	s.attended, s.attending = s.attending[:0], s.attended
+	for i, q := range s.attending {
+		s.attending[i] = nil
+		q.attended = false
+		if q.warden != nil {
+			s.ask(q)
+		}
+		if p := q.permits(); p != nil {
+			s.tell(q, p)
+		}
+	}
+}
+
+// tell tells the warden how many permits the shard has, if it has fewer than the
+// warden knows, or wants some. It gives those back that nobody wants.
+func (s *shard) tell(q *queueState, p *permits) {
+	need := p.need()
+	p.unused = min(p.unused, need)
+	if p.unused > 0 {
+		s.attend(q) // until they are used: who wants them may change his mind
+	}
+	held, want := int(q.counts.Leased)+p.unused, need-p.unused
+	if want == 0 {
+		s.answerAsking(p)
+	}
+	news := !p.sure || q.settings.Concurrency > 0 && held < p.told.held || q.settings.Rate > 0 && p.unused < p.told.unused
+	switch {
+	case p.open != nil && !p.open.wait: // its answer comes at once
+		return
+	case news:
+	case p.open == nil && want == 0, p.open != nil && want > 0 && len(p.asking) == 0:
+		return
+	}
+	p.void()
+	p.note(held)
+	op := &permitsOp{completion: newCompletion(), queue: q.name, shard: s.index, report: p.told, want: want}
+	op.wait = want > 0 && len(p.asking) == 0
+	ctx, drop := context.WithCancel(s.node.ctx)
+	p.open, p.drop, p.covered = op, drop, len(p.asking)
+	s.node.background.Go(func() {
+		defer drop()
+		settled, err := s.node.do(ctx, 0, op)
+		if !settled {
+			op.gone.Store(true)
+		}
+		if ctx.Err() == nil {
+			_ = s.inbox.pass(&permitsAnswer{queue: q, op: op, err: err}) // whoever leads the shard next tells what it has
+		}
+	})
+}
+
+// note notes what the warden is about to learn. REQUIRES: open is nil.
+func (p *permits) note(held int) {
+	s := p.shard
+	s.reports++
+	p.told = report{term: s.term, seq: s.reports, held: held, unused: p.unused, spent: p.spent}
+	p.sure, p.since = true, s.now
+}
+
+// void has an answer to what the warden was told last come to nothing.
+func (p *permits) void() {
+	if p.open != nil {
+		p.drop()
+		p.open, p.drop, p.covered = nil, nil, 0
+	}
+}
+
+// need is how many tasks could be leased at once, if there were permits.
+func (p *permits) need() int {
+	q := p.queue
+	if q.settings.Paused {
+		return 0
+	}
+	n, ready := 0, int(q.counts.Ready)
+	for _, list := range [...][]*claimOp{p.asking, q.waiters.ops[q.waiters.head:], q.away.ops[q.away.head:]} {
+		for _, op := range list {
+			if n >= ready {
+				return ready
+			}
+			if !op.taken.Load() {
+				n += op.max
+			}
+		}
+	}
+	return min(n, ready)
+}
+
+// asks has a claim that does not wait know whether the warden has permits, if
+// they are what it lacks. It is called again, or refused, when that is known.
+func (s *shard) asks(q *queueState, op *claimOp) bool {
+	p := q.permits()
+	if p == nil || p.unused > 0 || q.counts.Ready == 0 || q.settings.Paused || slices.Contains(op.asked, q) {
+		return false
+	}
+	p.asking = append(p.asking, op)
+	return true
+}
+
+// answerAsking resolves the claims again that want to know if there are permits.
+func (s *shard) answerAsking(p *permits) {
+	for _, op := range p.asking {
+		s.postponeOp(op)
+	}
+	clear(p.asking)
+	p.asking, p.covered = p.asking[:0], 0
+}
+
+// closePermits ends the calls that are under way. REQUIRES: the owner is about to end.
+func (s *shard) closePermits(reason error) {
+	for _, q := range s.queues {
+		if p := q.permits(); p != nil {
+			p.void()
+			for _, op := range p.asking {
+				refuse(op, reason)
+			}
+		}
+		if w := q.warden; w != nil {
+			for i := range w.shards {
+				if op := w.shards[i].op; op != nil {
+					op.settle(reason)
+				}
+			}
+		}
+	}
+}
+
+// permitsOp tells the warden of a shard's permits of a queue, and asks for more.
+type permitsOp struct {
+	completion
+	queue string
+	shard int
+	report
+	want int
+	wait bool        // until there is one at least
+	gone atomic.Bool // the shard waits no more
+
+	granted int
+	over    bool // there are more leases than the limit
+}
+
+func (op *permitsOp) abandon()         { op.gone.Store(true) }
+func (op *permitsOp) repeatable() bool { return true }
+
+// again makes what follows of what was told before, which may arrive yet.
+func (op *permitsOp) again() {
+	op.try++
+	op.granted, op.over, op.err = 0, false, nil
+}
+
+func (op *permitsOp) encode(dst []byte) (callKind, []byte) {
+	dst = wire.AppendUint(wire.AppendBytes(dst, op.queue), uint64(op.shard))
+	dst = wire.AppendUint(op.report.append(dst), uint64(op.want))
+	return callPermits, wire.AppendBool(dst, op.wait)
+}
+
+func (op *permitsOp) decode(b []byte) error {
+	r := wire.NewReader(b)
+	op.queue, op.shard = r.String(), int(r.Uint())
+	op.report = readReport(r)
+	op.want, op.wait = int(r.Uint()), r.Bool()
+	if op.shard < 0 || op.held < 0 || op.unused < 0 || op.want < 0 {
+		return wire.ErrMalformed
+	}
+	return r.Done()
+}
+
+func (op *permitsOp) encodeReply(dst []byte) []byte {
+	return wire.AppendBool(wire.AppendUint(dst, uint64(op.granted)), op.over)
+}
+
+func (op *permitsOp) decodeReply(b []byte) error {
+	r := wire.NewReader(b)
+	op.granted, op.over = int(r.Uint()), r.Bool()
+	if op.granted < 0 || op.granted > op.want {
+		return wire.ErrMalformed
+	}
+	return r.Done()
+}
+
+// permitsAnswer is what has become of a permitsOp.
+type permitsAnswer struct {
+	queue *queueState
+	op    *permitsOp
+	err   error
+}
+
+func (a *permitsAnswer) resolve(s *shard) {
+	q := a.queue
+	p := q.permits()
+	if p == nil || p.open != a.op {
+		return
+	}
+	asked := slices.Clone(p.asking[:p.covered])
+	p.asking = slices.Delete(p.asking, 0, p.covered)
+	p.void()
+	s.attend(q)
+	if a.err != nil {
+		p.sure = false
+		for _, op := range asked {
+			refuse(op, a.err)
+		}
+		return
+	}
+	p.unused += a.op.granted
+	p.told.held += a.op.granted
+	p.told.unused += a.op.granted
+	p.over = a.op.over
+	for _, op := range asked {
+		op.asked = append(op.asked, q)
+		op.resolve(s)
+	}
+	s.feed(q)
+}
+
+func (a *permitsAnswer) settle(error) {}
+
+// askPermitsOp has a shard tell a new warden of its permits of a queue, and go by
+// the warden's settings, or newer ones, first.
+type askPermitsOp struct {
+	completion
+	queue string
+	value []byte // the settings
+	report
+}
+
+func (op *askPermitsOp) resolve(s *shard) {
+	s.settle(op)
+	if op.err = s.adoptValue(op.queue, op.value); op.err != nil {
+		return
+	}
+	q := s.queue(op.queue)
+	p := q.permits()
+	if p == nil { // it needs none, by newer settings
+		s.reports++
+		op.report = report{term: s.term, seq: s.reports, held: int(q.counts.Leased)}
+		return
+	}
+	p.void()
+	p.note(int(q.counts.Leased) + p.unused)
+	op.report = p.told
+	s.attend(q)
+}
+
+func (op *askPermitsOp) repeatable() bool { return true }
+
+func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {
+	return callAskPermits, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
+}
+
+func (op *askPermitsOp) decode(b []byte) error {
+	r := wire.NewReader(b)
+	op.queue, op.value = r.String(), r.Bytes()
+	return r.Done()
+}
+
+func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.report.append(dst) }
+
+func (op *askPermitsOp) decodeReply(b []byte) error {
+	r := wire.NewReader(b)
+	op.report = readReport(r)
+	if op.held < 0 || op.unused < 0 {
+		return errors.Join(r.Done(), wire.ErrMalformed)
+	}
+	return r.Done()
+}

@@ -1,0 +1,670 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// limitedCluster is a cluster of three nodes and three shards, one led by each, with
+// a queue "a" that has limits for all its shards. Workers work on it, while a probe
+// looks all the time at how many leases there are.
+type limitedCluster struct {
+	*simCluster
+	t       *testing.T
+	ctx     context.Context
+	stop    context.CancelFunc
+	limit   atomic.Int32 // there must not be more leases; 0: none
+	most    int          // leases that the probe has seen
+	all     sync.WaitGroup
+	workers sync.WaitGroup
+
+	mu        sync.Mutex // guards what follows
+	claims    []time.Time
+	completed map[string]int // by payload
+}
+
+func limitedNodes(t *testing.T, test func(t *testing.T, c *limitedCluster)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &limitedCluster{
+			t: t, simCluster: newSimCluster(t, 1, 3, Options{Shards: 3, Durability: DurabilityDisk, MaxAttempts: 1000}),
+			completed: make(map[string]int),
+		}
+		c.ctx, c.stop = context.WithCancel(t.Context())
+		defer func() { // a test that has failed, too
+			c.stop()
+			c.all.Wait()
+			c.workers.Wait()
+			c.close()
+		}()
+		c.spread()
+		c.all.Go(c.probe)
+		test(t, c)
+	})
+}
+
+// spread has each node lead one shard.
+func (c *limitedCluster) spread() {
+	spread := func() bool {
+		for i, n := range c.nodes {
+			if c.leader(i) != n {
+				return false
+			}
+		}
+		return true
+	}
+	for tries := 0; !spread(); tries++ {
+		require.Less(c.t, tries, 1000, "the leaders cannot be spread")
+		c.awaitLeaders()
+		for i, n := range c.nodes {
+			c.transfer(i, n)
+		}
+		time.Sleep(time.Second)
+	}
+}
+
+// leases is how many there are by shard, as far as the shards have leaders.
+// REQUIRES: synctest.Wait has just returned.
+func (c *limitedCluster) leases() (leases [3]int) {
+	for shard := range leases {
+		if n := c.leader(shard); n != nil {
+			if q, _ := n.queue(); q != nil && q.shard(shard) != nil {
+				leases[shard] = int(q.shard(shard).queue("a").counts.Leased)
+			}
+		}
+	}
+	return leases
+}
+
+func (c *limitedCluster) probe() {
+	for c.ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		leases := c.leases()
+		sum := leases[0] + leases[1] + leases[2]
+		c.most = max(c.most, sum)
+		if limit := int(c.limit.Load()); limit > 0 && sum > limit {
+			c.t.Errorf("leases %v, the limit is %d", leases, limit)
+			return
+		}
+	}
+}
+
+func (c *limitedCluster) queue(node int) *Queue {
+	q, _ := c.nodes[node].queue()
+	return q
+}
+
+// retry does something until it succeeds.
+func (c *limitedCluster) retry(do func(ctx context.Context, q *Queue) error) {
+	for end := time.Now().Add(simPatience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		for i := range c.nodes {
+			if q := c.queue(i); q != nil && do(c.t.Context(), q) == nil {
+				return
+			}
+		}
+	}
+	c.t.Error("what is tried again and again does not succeed")
+}
+
+func (c *limitedCluster) configure(change func(*Settings)) {
+	c.t.Helper()
+	configure(c.t, c.queue(0), "a", change)
+}
+
+// produce puts tasks into the shard that a node leads.
+func (c *limitedCluster) produce(node, tasks int) {
+	c.t.Helper()
+	batch := make([]Task, tasks)
+	for i := range batch {
+		batch[i] = Task{Queue: "a", Payload: fmt.Append(nil, node, " ", i)}
+	}
+	ids, err := c.queue(node).ProduceBatch(c.t.Context(), batch)
+	require.NoError(c.t, err)
+	for _, id := range ids {
+		require.Equal(c.t, node, id.shard(3))
+	}
+}
+
+const permitLease = 5 * time.Second
+
+// work has a worker of a node complete tasks, for each of which it takes up to the
+// given time; of so many, one is left to expire, or given back.
+func (c *limitedCluster) work(node int, most time.Duration, spoil int) {
+	seed := rand.Uint64()
+	c.workers.Go(func() {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		for c.ctx.Err() == nil {
+			q := c.queue(node)
+			if q == nil {
+				time.Sleep(100 * time.Millisecond)
+				continue
+			}
+			l, err := q.Claim(c.ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: permitLease})
+			if err != nil {
+				time.Sleep(10 * time.Millisecond)
+				continue
+			}
+			c.mu.Lock()
+			c.claims = append(c.claims, l.Deadline.Add(-permitLease))
+			c.mu.Unlock()
+			time.Sleep(time.Duration(rng.Int64N(int64(most) + 1)))
+			if spoil > 0 && rng.IntN(spoil) == 0 {
+				if rng.IntN(2) == 0 {
+					_ = q.Release(c.ctx, l.Receipt, 0)
+				}
+				continue
+			}
+			for !c.completed1(q, l) && c.ctx.Err() == nil {
+				time.Sleep(10 * time.Millisecond)
+				if q = c.queue(node); q == nil {
+					break
+				}
+			}
+		}
+	})
+}
+
+// completed1 completes a task; false if that is to be tried again.
+func (c *limitedCluster) completed1(q *Queue, l *Lease) bool {
+	err := q.Complete(c.ctx, l.Receipt, nil)
+	if errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) || errors.Is(err, ErrClosed) {
+		return false
+	}
+	if err == nil {
+		c.mu.Lock()
+		c.completed[string(l.Payload)]++
+		c.mu.Unlock()
+	}
+	return true
+}
+
+func (c *limitedCluster) done() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.completed)
+}
+
+// drain waits until no task is left.
+func (c *limitedCluster) drain() {
+	c.t.Helper()
+	for end := time.Now().Add(simPatience); ; time.Sleep(50 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Second)
+		stats, err := c.queue(0).Stats(ctx)
+		cancel()
+		if err == nil && stats["a"] == (Counts{}) {
+			return
+		}
+		if time.Now().After(end) {
+			c.t.Errorf("tasks are left: %+v %v", stats["a"], err)
+			return
+		}
+	}
+}
+
+// requireReturned makes sure that, at rest, nobody has a permit, and that nobody says more.
+func (c *limitedCluster) requireReturned() {
+	c.t.Helper()
+	c.stop()
+	c.all.Wait() // the probe is not to wait as well
+	c.workers.Wait()
+	time.Sleep(10 * time.Second)
+	synctest.Wait()
+	told := c.told()
+	time.Sleep(time.Minute)
+	synctest.Wait()
+	require.Equal(c.t, told, c.told(), "shards go on telling")
+	for shard := range 3 {
+		q, _ := c.leader(shard).queue()
+		p := q.shard(shard).queue("a").permits()
+		require.Zero(c.t, p.unused)
+		require.Nil(c.t, p.open)
+		require.Empty(c.t, p.asking)
+	}
+	q, _ := c.leader(0).queue()
+	w := q.shard(0).queue("a").warden
+	require.Zero(c.t, w.unknown)
+	require.Zero(c.t, w.tokens.out)
+	for i := range w.shards {
+		require.Zero(c.t, w.shards[i].held, "shard %d", i)
+		require.Nil(c.t, w.shards[i].op)
+	}
+}
+
+// told is how much shards have said. REQUIRES: synctest.Wait has just returned.
+func (c *limitedCluster) told() (told [3]uint64) {
+	for shard := range told {
+		q, _ := c.leader(shard).queue()
+		told[shard] = q.shard(shard).reports
+	}
+	return told
+}
+
+// requireRate makes sure that in no window of time there are more claims than
+// the bucket allows. Their times are those of the decision, in whole ms.
+func (c *limitedCluster) requireRate(rate float64, burst int) {
+	c.t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	slices.SortFunc(c.claims, time.Time.Compare)
+	for i, from := range c.claims {
+		for j, to := range c.claims[i:] {
+			allowed := float64(burst) + rate*(to.Sub(from)+time.Millisecond).Seconds()
+			if float64(j+1) > allowed+1e-6 {
+				c.t.Errorf("%d claims in %v, %v were allowed", j+1, to.Sub(from), allowed)
+				return
+			}
+		}
+	}
+}
+
+// TestPermitsOneShard: one shard gets all the room if the others have no tasks,
+// and then another one does.
+func TestPermitsOneShard(t *testing.T) {
+	for _, limit := range []int{1, 5} {
+		for shard := range 3 {
+			t.Run(fmt.Sprint("limit ", limit, " shard ", shard), func(t *testing.T) {
+				limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+					c.configure(func(s *Settings) { s.Concurrency = limit })
+					c.limit.Store(int32(limit))
+					for node := range 3 {
+						for range 4 {
+							c.work(node, 40*time.Millisecond, 0)
+						}
+					}
+					for _, at := range []int{shard, (shard + 1) % 3} {
+						begin := time.Now()
+						c.most = 0
+						c.produce(at, 60)
+						c.drain()
+						require.Equal(t, limit, c.most)
+						took := time.Since(begin)
+						require.Less(t, took, 60/time.Duration(limit)*40*time.Millisecond, "the room is not used")
+					}
+					c.requireReturned()
+				})
+			})
+		}
+	}
+}
+
+// TestPermitsTurns: a shard that has tasks all the time does not keep the others out.
+func TestPermitsTurns(t *testing.T) {
+	for _, most := range []time.Duration{2 * time.Millisecond, 400 * time.Millisecond} {
+		t.Run(most.String(), func(t *testing.T) {
+			limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+				c.configure(func(s *Settings) { s.Concurrency = 2 })
+				c.limit.Store(2)
+				for node := range 3 {
+					c.produce(node, 2000)
+				}
+				for node := range 3 {
+					for range 3 {
+						c.work(node, most, 0)
+					}
+				}
+				time.Sleep(max(100*most, 5*time.Second))
+				c.stop()
+				c.workers.Wait()
+				by := make(map[byte]int)
+				for payload := range c.completed {
+					by[payload[0]]++
+				}
+				for node := range 3 {
+					require.Greater(t, by['0'+byte(node)], c.done()/6, "%v", by)
+				}
+			})
+		})
+	}
+}
+
+// TestPermitsFailover: no crash and no partition, of the warden or of others, has the
+// queue have more leases than it may, and none takes room away for good.
+func TestPermitsFailover(t *testing.T) {
+	const limit = 4
+	for name, fault := range map[string]func(c *limitedCluster, n *simNode){
+		"crash":   func(_ *limitedCluster, n *simNode) { n.crash(0) },
+		"isolate": func(c *limitedCluster, n *simNode) { c.net.isolate(n.name, c.names()) },
+		"pause":   func(c *limitedCluster, n *simNode) { c.net.pause(n.name, true) },
+		"close":   func(_ *limitedCluster, n *simNode) { n.stop() },
+		"transfer": func(c *limitedCluster, n *simNode) {
+			for shard := range 3 {
+				c.transfer(shard, c.nodes[(slices.Index(c.nodes, n)+1)%3])
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+				c.configure(func(s *Settings) { s.Concurrency = limit })
+				c.limit.Store(limit)
+				for node := range 3 {
+					c.produce(node, 300)
+				}
+				for node := range 3 {
+					for range 3 {
+						c.work(node, 30*time.Millisecond, 40)
+					}
+				}
+				for _, shard := range []int{0, 1, 2, 0} {
+					time.Sleep(500 * time.Millisecond)
+					if n := c.leader(shard); n != nil {
+						fault(c, n)
+					}
+					time.Sleep(4 * time.Second)
+					c.mend(true)
+					c.awaitLeaders()
+				}
+				c.drain()
+				require.Equal(t, limit, c.most)
+				c.requireReturned()
+			})
+		})
+	}
+}
+
+// TestPermitsFaults is TestPermitsFailover for faults drawn by lot.
+func TestPermitsFaults(t *testing.T) {
+	for range 4 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+				const limit, rate, burst = 3, 60, 10
+				rng := rand.New(rand.NewPCG(seed, 0))
+				c.configure(func(s *Settings) { s.Concurrency, s.Rate, s.Burst = limit, rate, burst })
+				c.limit.Store(limit)
+				for node := range 3 {
+					c.produce(node, 300)
+				}
+				for node := range 3 {
+					for range 3 {
+						c.work(node, 30*time.Millisecond, 40)
+					}
+				}
+				for range 12 {
+					n := c.nodes[rng.IntN(3)]
+					switch rng.IntN(6) {
+					case 0:
+						n.crash([]int{0, 50, 100}[rng.IntN(3)])
+					case 1:
+						c.net.isolate(n.name, c.names())
+					case 2:
+						c.net.setCut(n.name, c.nodes[rng.IntN(3)].name, true)
+					case 3:
+						c.transfer(rng.IntN(3), n)
+					case 4:
+						c.net.pause(n.name, true)
+					case 5:
+						n.stop()
+					}
+					time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
+					if rng.IntN(2) == 0 {
+						c.mend(true)
+					}
+				}
+				c.mend(true)
+				c.awaitLeaders()
+				c.drain()
+				c.requireRate(rate, burst)
+				c.requireReturned()
+			})
+		})
+	}
+}
+
+// TestPermitsRate: the claims of all shards keep to the rate, and use it up.
+func TestPermitsRate(t *testing.T) {
+	for _, c := range []struct {
+		rate  float64
+		burst int
+		least float64 // claims a second
+	}{
+		{50, 0, 49},
+		{50, 5, 49},
+		{10, 1, 8}, // no room in the bucket for a token on its way
+	} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			limitedNodes(t, func(t *testing.T, cl *limitedCluster) {
+				cl.configure(func(s *Settings) { s.Rate, s.Burst = c.rate, c.burst })
+				set := &Settings{Rate: c.rate, Burst: c.burst}
+				for node := range 3 {
+					cl.produce(node, 500)
+				}
+				for node := range 3 {
+					for range 3 {
+						cl.work(node, time.Millisecond, 0)
+					}
+				}
+				begin := time.Now()
+				time.Sleep(20 * time.Second)
+				cl.stop()
+				cl.workers.Wait()
+				require.GreaterOrEqual(t, float64(len(cl.claims)), c.least*time.Since(begin).Seconds())
+				cl.requireRate(c.rate, set.burst())
+			})
+		})
+	}
+}
+
+// TestPermitsRateReturned: tokens that a shard did not use are there for another one.
+func TestPermitsRateReturned(t *testing.T) {
+	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+		c.configure(func(s *Settings) { s.Rate, s.Burst = 0.001, 9 })
+		c.produce(1, 30)
+		got := 0
+		for range 50 { // most give up while the token is on its way
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			if _, err := c.queue(1).Claim(ctx, ClaimRequest{Queues: []string{"a"}}); err == nil {
+				got++
+			}
+			cancel()
+			time.Sleep(20 * time.Millisecond)
+		}
+		require.Less(t, got, 9)
+		for ; got < 9; got++ {
+			require.NotNil(t, c.claimAt(1))
+		}
+		require.Nil(t, c.claimAt(1))
+	})
+}
+
+// TestPermitsRateFailover: a new warden does not allow a burst anew.
+func TestPermitsRateFailover(t *testing.T) {
+	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+		c.configure(func(s *Settings) { s.Rate, s.Burst = 20, 40 })
+		for node := range 3 {
+			c.produce(node, 500)
+		}
+		for node := range 3 {
+			for range 3 {
+				c.work(node, time.Millisecond, 0)
+			}
+		}
+		for _, shard := range []int{0, 1, 0} {
+			time.Sleep(3 * time.Second)
+			c.leader(shard).crash(0)
+			time.Sleep(3 * time.Second)
+			c.mend(true)
+			c.awaitLeaders()
+		}
+		time.Sleep(3 * time.Second)
+		c.requireRate(20, 40)
+		before := len(c.claims)
+		time.Sleep(5 * time.Second)
+		require.GreaterOrEqual(t, len(c.claims)-before, 95)
+	})
+}
+
+// claimAt is a claim of a node that does not wait; nil: there was nothing.
+func (c *limitedCluster) claimAt(node int) *Lease {
+	c.t.Helper()
+	l, err := c.queue(node).Claim(c.t.Context(), ClaimRequest{Queues: []string{"a"}, NoWait: true, LeaseFor: time.Hour})
+	if errors.Is(err, ErrEmpty) {
+		return nil
+	}
+	require.NoError(c.t, err)
+	return l
+}
+
+// TestPermitsNoWait: a claim that does not wait gets a task if there is room
+// anywhere, and none if there is not.
+func TestPermitsNoWait(t *testing.T) {
+	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+		c.configure(func(s *Settings) { s.Concurrency = 3 })
+		c.limit.Store(3)
+		for node := range 3 {
+			c.produce(node, 10)
+		}
+		for range 5 {
+			held := []*Lease{c.claimAt(0), c.claimAt(0), c.claimAt(1)}
+			require.Nil(t, c.claimAt(0))
+			require.Nil(t, c.claimAt(2))
+			for i, l := range held {
+				complete(t, c.queue(i), l)
+			}
+		}
+		c.requireReturned()
+	})
+}
+
+// TestPermitsSettings: a change of the settings does what it does to a queue of
+// one process.
+func TestPermitsSettings(t *testing.T) {
+	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+		for node := range 3 {
+			c.produce(node, 20)
+		}
+		var held []*Lease
+		for i := range 4 { // before there is any limit
+			held = append(held, c.claimAt(i%3))
+		}
+		for shard := range 3 {
+			require.Nil(t, c.queue(shard).shard(shard).queue("a").gate, "without a limit nothing is needed")
+		}
+		c.configure(func(s *Settings) { s.Concurrency = 5 })
+		held = append(held, c.claimAt(0))
+		require.Nil(t, c.claimAt(1), "leases that are older than the limit count")
+
+		c.configure(func(s *Settings) { s.Concurrency = 2 })
+		for i := range 3 {
+			require.Nil(t, c.claimAt(i), "%d leases", 5-i)
+			require.NoError(t, c.queue(i).Extend(t.Context(), held[i].Receipt, time.Hour), "a lease was taken away")
+			complete(t, c.queue(i), held[i])
+		}
+		require.Nil(t, c.claimAt(0))
+
+		waiting := make(chan *Lease, 3)
+		for i := range 3 {
+			c.workers.Go(func() {
+				l, err := c.queue(i).Claim(c.ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+				if err == nil {
+					waiting <- l
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		require.Empty(t, waiting)
+		complete(t, c.queue(0), held[3])
+		time.Sleep(time.Second)
+		require.Len(t, waiting, 1, "room wakes who waits")
+		c.configure(func(s *Settings) { s.Concurrency = 3 })
+		time.Sleep(time.Second)
+		require.Len(t, waiting, 2, "so does a higher limit")
+
+		c.configure(func(s *Settings) { s.Paused = true })
+		complete(t, c.queue(1), <-waiting)
+		time.Sleep(time.Second)
+		require.Len(t, waiting, 1, "nothing passes while the queue is paused")
+		c.configure(func(s *Settings) { s.Concurrency = 0 })
+		c.configure(func(s *Settings) { s.Paused = false })
+		time.Sleep(time.Second)
+		require.Len(t, waiting, 2)
+		held = append(held, <-waiting, <-waiting)
+		for range 10 {
+			held = append(held, c.claimAt(2))
+			require.NotNil(t, held[len(held)-1], "there is no limit any more")
+		}
+		c.configure(func(s *Settings) { s.Rate, s.Burst = 1, 2 })
+		for range 2 {
+			held = append(held, c.claimAt(1))
+			require.NotNil(t, held[len(held)-1])
+		}
+		require.Nil(t, c.claimAt(0))
+		c.configure(func(s *Settings) { s.Rate, s.Concurrency = 0, 100 })
+		require.NotNil(t, c.claimAt(0))
+	})
+}
+
+// TestPermitsLateReport: what a shard has told is of no account once it, or a
+// later leader of it, has told something else.
+func TestPermitsLateReport(t *testing.T) {
+	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+		c.configure(func(s *Settings) { s.Concurrency = 2 })
+		c.limit.Store(2)
+		for node := range 3 {
+			c.produce(node, 10)
+		}
+		held := []*Lease{c.claimAt(1), c.claimAt(1)}
+		s := c.queue(1).shard(1)
+		for _, late := range []report{
+			{term: s.term - 1, seq: 1000},
+			{term: s.term, seq: 0, try: 7},
+		} {
+			op := &permitsOp{completion: newCompletion(), queue: "a", shard: 1, report: late}
+			_, err := c.queue(0).shard(0).do(t.Context(), op, op.base())
+			require.ErrorIs(t, err, ErrNotLeader)
+			require.Nil(t, c.claimAt(0))
+		}
+		complete(t, c.queue(0), held[0])
+		require.NotNil(t, c.claimAt(0))
+	})
+}
+
+// TestPermitsOverLoopback: limits hold over nodes that talk over TCP.
+func TestPermitsOverLoopback(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	qs := threeNodes(t, Options{Shards: 3})
+	configure(t, qs[0], "a", func(s *Settings) { s.Concurrency = 3 })
+	const tasks = 120
+	for i := range tasks {
+		_, err := qs[i%3].Produce(ctx, Task{Queue: "a"})
+		require.NoError(t, err)
+	}
+	var leases, most, left atomic.Int32
+	left.Store(tasks)
+	var all sync.WaitGroup
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	for i := range 9 {
+		all.Go(func() {
+			for {
+				l, err := qs[i%3].Claim(working, ClaimRequest{Queues: []string{"a"}})
+				if err != nil {
+					return
+				}
+				n := leases.Add(1)
+				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+				}
+				leases.Add(-1) // before others may see that the lease has ended
+				if err := qs[(i+1)%3].Complete(ctx, l.Receipt, nil); err != nil {
+					t.Error(err)
+				}
+				if left.Add(-1) == 0 {
+					stop()
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Zero(t, left.Load())
+	require.LessOrEqual(t, most.Load(), int32(3))
+}

@@ -1,0 +1,290 @@
+package codeq
+
+import (
+	"context"
+	"math"
+	"time"
+)
+
+// warden grants the permits of a queue with a limit for all its shards, in a
+// cluster. It is with the leader of the first shard, in memory only: a new one
+// asks all shards what they have, and grants nothing before all have answered.
+// The owner of the first shard uses it.
+type warden struct {
+	queue   *queueState
+	shards  []charge
+	unknown int    // shards that have not answered
+	places  uint64 // in the line, given out so far
+	tokens  tokenBucket
+}
+
+// charge is what the warden knows of a shard.
+type charge struct {
+	known  bool // it has answered
+	asked  bool // it is being asked
+	report      // the last that it has told, and what it was granted since
+	place  uint64
+	op     *permitsOp // waits; nil: none
+}
+
+// tokenBucket is a token bucket. A permit takes a token along, for which there is
+// no room in the bucket until the shard has told that it has used it: so the
+// claims keep to the rate, however long permits and reports are on their way.
+//
+// Invariant: level + out <= burst, or level is 0.
+type tokenBucket struct {
+	rate  float64 // tokens a second; 0: no limit
+	burst int
+	level float64
+	out   int // tokens of unused permits
+	at    time.Time
+}
+
+func (b *tokenBucket) advance(now time.Time) {
+	b.level += b.rate * now.Sub(b.at).Seconds()
+	b.at = now
+	b.clip()
+}
+
+func (b *tokenBucket) clip() { b.level = max(0, min(b.level, float64(b.burst-b.out))) }
+
+// count is how many there are.
+func (b *tokenBucket) count(now time.Time) int {
+	if b.rate == 0 {
+		return math.MaxInt
+	}
+	b.advance(now)
+	return int(b.level + 1e-9)
+}
+
+// take has n tokens taken along.
+func (b *tokenBucket) take(n int) {
+	b.level -= float64(n)
+	b.out += n
+	b.clip()
+}
+
+// delay is how long until there is a token, in ms; 0 if that is for a report to tell.
+func (b *tokenBucket) delay() uint64 {
+	if b.out >= b.burst {
+		return 0
+	}
+	return uint64(math.Ceil(max(1-b.level, 0) / b.rate * 1e3))
+}
+
+// set has the bucket go by settings. It is full if there was no rate before, unless
+// it is not known what was spent then.
+func (b *tokenBucket) set(set *Settings, fresh bool, now time.Time) {
+	b.advance(now)
+	if b.rate == 0 {
+		b.level = 0
+		if fresh {
+			b.level = float64(set.burst())
+		}
+	}
+	b.rate, b.burst = set.Rate, set.burst()
+	b.clip()
+}
+
+// ward has the first shard's owner be the warden of a queue, if need be. Fresh is as for gate.set.
+func (s *shard) ward(q *queueState, fresh bool) {
+	w, set := q.warden, q.settings
+	switch {
+	case set.Concurrency > 0 || set.Rate > 0:
+		if w == nil {
+			w = &warden{queue: q, shards: make([]charge, s.opts.Shards), unknown: s.opts.Shards}
+			q.warden = w
+			s.attend(q)
+		}
+		w.tokens.set(set, fresh, time.Now())
+		s.allot(w)
+	case w != nil:
+		q.warden = nil
+		for i := range w.shards {
+			if op := w.shards[i].op; op != nil {
+				op.granted = op.want
+				s.settle(op)
+			}
+		}
+	}
+}
+
+// ask has the shards that the warden does not know tell it what they have.
+func (s *shard) ask(q *queueState) {
+	w := q.warden
+	for i := range w.shards {
+		if c := &w.shards[i]; !c.known && !c.asked {
+			c.asked = true
+			s.node.background.Go(func() {
+				op := &askPermitsOp{completion: newCompletion(), queue: q.name, value: q.value}
+				err := s.node.doHere(i, op)
+				_ = s.inbox.pass(&permitsTold{warden: w, shard: i, op: op, err: err}) // the next warden asks again
+			})
+		}
+	}
+}
+
+// permitsTold is what a shard has answered.
+type permitsTold struct {
+	warden *warden
+	shard  int
+	op     *askPermitsOp
+	err    error
+}
+
+func (t *permitsTold) resolve(s *shard) {
+	w := t.warden
+	if w.queue.warden != w {
+		return
+	}
+	c := &w.shards[t.shard]
+	c.asked = false
+	if t.err != nil {
+		s.attend(w.queue)
+		return
+	}
+	w.hear(s, c, &t.op.report)
+	c.known = true
+	w.unknown--
+	s.allot(w)
+}
+
+func (t *permitsTold) settle(error) {}
+
+// hear notes what a shard tells; false if that is over.
+func (w *warden) hear(s *shard, c *charge, r *report) bool {
+	if !r.after(&c.report) {
+		return false
+	}
+	if c.op != nil {
+		s.settle(c.op) // the shard does not wait for it any more
+		c.op = nil
+	}
+	b := &w.tokens
+	b.advance(time.Now())
+	b.out += r.unused - c.unused
+	if r.term == c.term && r.spent >= c.spent { // what was neither used nor is there comes back
+		b.level += float64(max(0, c.unused-r.unused-int(r.spent-c.spent)))
+	}
+	b.clip()
+	c.report = *r
+	return true
+}
+
+// resolve has the warden know what a shard has, and grants it what there is.
+func (op *permitsOp) resolve(s *shard) {
+	q := s.queues[op.queue]
+	if q == nil || q.warden == nil {
+		op.granted = op.want
+		s.settle(op)
+		return
+	}
+	w := q.warden
+	if op.shard >= len(w.shards) {
+		op.err = errMalformedCall
+		s.settle(op)
+		return
+	}
+	c := &w.shards[op.shard]
+	if !w.hear(s, c, &op.report) {
+		op.err = notLed(op.shard, ErrNotLeader)
+		s.settle(op)
+		return
+	}
+	if op.want == 0 {
+		c.place = 0
+		op.over = w.room() < 0
+		s.settle(op)
+	} else {
+		if c.place == 0 {
+			w.places++
+			c.place = w.places
+		}
+		c.op = op
+	}
+	s.allot(w)
+}
+
+// room is how many further leases there may be.
+func (w *warden) room() int {
+	limit := w.queue.settings.Concurrency
+	if w.unknown > 0 {
+		return -1
+	}
+	if limit == 0 {
+		return math.MaxInt
+	}
+	for i := range w.shards {
+		limit -= w.shards[i].held
+	}
+	return limit
+}
+
+// allot grants what there is, first come, first served.
+func (s *shard) allot(w *warden) {
+	if w.unknown > 0 {
+		return
+	}
+	room, tokens := w.room(), w.tokens.count(time.Now())
+	for room > 0 && tokens > 0 {
+		c := w.first()
+		if c == nil {
+			break
+		}
+		n := min(c.op.want, room, tokens)
+		c.held += n
+		c.unused += n
+		w.tokens.take(n)
+		tokens -= n
+		room = w.room()
+		c.place = 0
+		c.answer(s, n, false)
+	}
+	for i := range w.shards {
+		if c := &w.shards[i]; c.op != nil && !c.op.wait {
+			c.answer(s, 0, room < 0)
+		}
+	}
+	if room > 0 && w.first() != nil {
+		if d := w.tokens.delay(); d > 0 {
+			s.throttle(w.queue, s.now+d)
+		}
+	}
+}
+
+// first is the first shard in the line that waits now.
+func (w *warden) first() (first *charge) {
+	for i := range w.shards {
+		c := &w.shards[i]
+		if c.op != nil && c.op.gone.Load() {
+			c.op = nil
+		}
+		if c.op != nil && (first == nil || c.place < first.place) {
+			first = c
+		}
+	}
+	return first
+}
+
+func (c *charge) answer(s *shard, granted int, over bool) {
+	c.op.granted, c.op.over = granted, over
+	s.settle(c.op)
+	c.op = nil
+}
+
+// doHere is do without a ctx, for an operation that nobody else has. It does not
+// wait for the answer of a node that leads the shard no more.
+func (n *node) doHere(shard int, op request) error {
+	change := n.queue.replicas[shard].route.next()
+	ctx, cancel := context.WithCancel(n.ctx)
+	defer cancel()
+	n.background.Go(func() {
+		select {
+		case <-change:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	_, err := n.do(ctx, shard, op)
+	return err
+}
