@@ -126,7 +126,7 @@ func (r *replica) load(term uint64) (*shard, error) {
 		gates = newGateTable() // nobody else leases tasks
 	}
 	s := newShard(r.index, q.opts, r.store, gates)
-	s.node, s.replica, s.term = r.node, r, term
+	s.node, s.replica, s.office = r.node, r, r.applied.Load()
 	s.commit = &proposer{replica: r, term: term, news: &s.group.news}
 	if err := s.load(); err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ import (
 // For that
 //   - permits are given back, and the ends of leases told, only after the group
 //     that ended the leases has persisted: a next leader would find them in force;
-//   - of what a shard has told, the latest counts, by term and number;
+//   - of what a shard has told, the latest counts, by office and number;
 //   - a shard takes what the warden grants only in answer to the last that it has
 //     told. Whatever it tells makes answers to what it has told before void;
 //   - a leader answers what it is asked, as ever, only after a majority has
@@ -48,6 +48,7 @@ type permits struct {
 	since uint64 // when; monotonic clock, ms
 	open  *permitsOp
 	drop  context.CancelFunc // ends the call of open
+	dry   bool               // the last answer was that there is none
 
 	asking  []*claimOp // NoWait: want to know if there are permits
 	covered int        // those of them whose question is in open
@@ -55,18 +56,18 @@ type permits struct {
 
 // report is what a shard tells of its permits of a queue.
 type report struct {
-	term   uint64 // of the shard's leader
-	seq    uint64 // by the term
+	office uint64 // of the shard's leader
+	seq    uint64 // in the office
 	try    uint64
 	held   int    // with a lease, or unused
 	unused int    //
-	spent  uint64 // by the term
+	spent  uint64 // in the office
 }
 
 // after reports whether r was told later than other.
 func (r *report) after(other *report) bool {
-	if r.term != other.term {
-		return r.term > other.term
+	if r.office != other.office {
+		return r.office > other.office
 	}
 	if r.seq != other.seq {
 		return r.seq > other.seq
@@ -75,7 +76,7 @@ func (r *report) after(other *report) bool {
 }
 
 func (r *report) append(dst []byte) []byte {
-	for _, n := range [...]uint64{r.term, r.seq, r.try, uint64(r.held), uint64(r.unused), r.spent} {
+	for _, n := range [...]uint64{r.office, r.seq, r.try, uint64(r.held), uint64(r.unused), r.spent} {
 		dst = wire.AppendUint(dst, n)
 	}
 	return dst
@@ -83,7 +84,7 @@ func (r *report) append(dst []byte) []byte {
 
 func readReport(r *wire.Reader) report {
 	return report{
-		term: r.Uint(), seq: r.Uint(), try: r.Uint(), held: int(r.Uint()), unused: int(r.Uint()), spent: r.Uint(),
+		office: r.Uint(), seq: r.Uint(), try: r.Uint(), held: int(r.Uint()), unused: int(r.Uint()), spent: r.Uint(),
 	}
 }
 
@@ -207,7 +208,7 @@ func (s *shard) tell(q *queueState, p *permits) {
 	}
 	news := !p.sure || q.settings.Concurrency > 0 && held < p.told.held || q.settings.Rate > 0 && p.unused < p.told.unused
 	switch {
-	case p.open != nil && !p.open.wait: // its answer comes at once
+	case p.open != nil && !p.open.wait: // its answer comes at once, and may grant something
 		return
 	case news:
 	case p.open == nil && want == 0, p.open != nil && want > 0 && len(p.asking) == 0:
@@ -216,7 +217,8 @@ func (s *shard) tell(q *queueState, p *permits) {
 	p.void()
 	p.note(held)
 	op := &permitsOp{completion: newCompletion(), queue: q.name, shard: s.index, report: p.told, want: want}
-	op.wait = want > 0 && len(p.asking) == 0
+	op.wait = want > 0 && len(p.asking) == 0 && p.dry
+	p.dry = false
 	ctx, drop := context.WithCancel(s.node.ctx)
 	p.open, p.drop, p.covered = op, drop, len(p.asking)
 	s.node.background.Go(func() {
@@ -235,7 +237,7 @@ func (s *shard) tell(q *queueState, p *permits) {
 func (p *permits) note(held int) {
 	s := p.shard
 	s.reports++
-	p.told = report{term: s.term, seq: s.reports, held: held, unused: p.unused, spent: p.spent}
+	p.told = report{office: s.office, seq: s.reports, held: held, unused: p.unused, spent: p.spent}
 	p.sure, p.since = true, s.now
 }
 
@@ -313,7 +315,7 @@ type permitsOp struct {
 	shard int
 	report
 	want int
-	wait bool        // until there is one at least
+	wait bool        // until one is granted at least: the shard has been told that there is none
 	gone atomic.Bool // the shard waits no more
 
 	granted int
@@ -387,6 +389,7 @@ func (a *permitsAnswer) resolve(s *shard) {
 	p.told.held += a.op.granted
 	p.told.unused += a.op.granted
 	p.over = a.op.over
+	p.dry = a.op.want > 0 && a.op.granted == 0
 	for _, op := range asked {
 		op.asked = append(op.asked, q)
 		op.resolve(s)
@@ -414,7 +417,7 @@ func (op *askPermitsOp) resolve(s *shard) {
 	p := q.permits()
 	if p == nil { // it needs none, by newer settings
 		s.reports++
-		op.report = report{term: s.term, seq: s.reports, held: int(q.counts.Leased)}
+		op.report = report{office: s.office, seq: s.reports, held: int(q.counts.Leased)}
 		return
 	}
 	p.void()

@@ -615,8 +615,8 @@ func TestPermitsLateReport(t *testing.T) {
 		held := []*Lease{c.claimAt(1), c.claimAt(1)}
 		s := c.queue(1).shard(1)
 		for _, late := range []report{
-			{term: s.term - 1, seq: 1000},
-			{term: s.term, seq: 0, try: 7},
+			{office: s.office - 1, seq: 1000},
+			{office: s.office, seq: 0, try: 7},
 		} {
 			op := &permitsOp{completion: newCompletion(), queue: "a", shard: 1, report: late}
 			_, err := c.queue(0).shard(0).do(t.Context(), op, op.base())

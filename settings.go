@@ -21,17 +21,21 @@ type Settings struct {
 	// produces, go on.
 	Paused bool `json:",omitzero"`
 	// Concurrency is how many tasks of the queue may be leased at the same
-	// time. 0: no limit. Lowering it takes no lease away.
+	// time. 0: no limit. Lowering it takes no lease away. In a cluster it holds for
+	// all nodes together, whichever fail. When another node comes to lead the first shard, tasks
+	// of queues with a Concurrency or Rate may have to wait until each shard has a leader.
 	Concurrency int `json:",omitzero"`
 	// ConcurrencyPerKey is the same for the tasks of each Task.LimitKey.
 	ConcurrencyPerKey int `json:",omitzero"`
 	// Rate is how many tasks a second may be claimed from the queue, on
 	// average; 0: any number. It is the rate of a token bucket
-	// (golang.org/x/time/rate) that is empty after Open.
+	// (golang.org/x/time/rate) that is empty after Open, and in a cluster
+	// whenever another node comes to lead the first shard.
 	Rate float64 `json:",omitzero"`
 	// Burst is how many tasks may be claimed at once after a lull, while Rate
 	// is set. 0: Rate, rounded up. The queue looks at the clock once a millisecond,
-	// so that a Burst below Rate/1000 lowers the rate.
+	// so that a Burst below Rate/1000 lowers the rate; so does, in a cluster, a Burst below
+	// what Rate allows in the time of a call to another node.
 	Burst int `json:",omitzero"`
 	// TenantWeights are how many claims in a row the tenants get when it is
 	// their turn. Those that are not named have weight 1.

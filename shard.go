@@ -22,7 +22,7 @@ type shard struct {
 	peers   []*shard // all shards of the queue, this one included; nil in a cluster
 	node    *node    // nil: no cluster
 	replica *replica
-	term    uint64 // of the leadership, in a cluster
+	office  uint64 // in a cluster, where the log was when the leader took office: each later one has a larger number
 	store   *store
 	commit  committer
 	gates   *gateTable // of the process; nil: the shards of other processes count, too

@@ -163,7 +163,7 @@ func (w *warden) hear(s *shard, c *charge, r *report) bool {
 	b := &w.tokens
 	b.advance(time.Now())
 	b.out += r.unused - c.unused
-	if r.term == c.term && r.spent >= c.spent { // what was neither used nor is there comes back
+	if r.office == c.office && r.spent >= c.spent { // what was neither used nor is there comes back
 		b.level += float64(max(0, c.unused-r.unused-int(r.spent-c.spent)))
 	}
 	b.clip()
