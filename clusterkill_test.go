@@ -432,8 +432,8 @@ func killNodes(t *testing.T, level Durability) {
 			victim = h.leader[random.IntN(clusterShardsN)]
 			h.mu.Unlock()
 		}
-		took := h.killOne(victim, processes[victim])
-		t.Logf("kill %d: node %d, served again after %v", kills, victim, took)
+		took, elected := h.killOne(victim, processes[victim])
+		t.Logf("kill %d: node %d, shards led again after %v, served after %v", kills, victim, elected, took)
 		failovers = append(failovers, took...)
 		time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
 		processes[victim] = start(victim)
@@ -462,8 +462,8 @@ func killNodes(t *testing.T, level Durability) {
 }
 
 // killOne kills a node, and tells for each shard that it led how long it took
-// until another node had claimed a task of it.
-func (h *clusterHistory) killOne(node int, p *clusterProcess) []time.Duration {
+// until another node had claimed a task of it, and until that node was elected.
+func (h *clusterHistory) killOne(node int, p *clusterProcess) (took, elected []time.Duration) {
 	at := time.Now()
 	p.kill()
 	var missed []int
@@ -475,18 +475,19 @@ func (h *clusterHistory) killOne(node int, p *clusterProcess) []time.Duration {
 		}
 	}
 	h.mu.Unlock()
-	took := make([]time.Duration, len(missed))
+	took, elected = make([]time.Duration, len(missed)), make([]time.Duration, len(missed))
 	h.wait(fmt.Sprint("shards ", missed, " are served again"), 30*time.Second, func() bool {
 		all := true
 		for i, shard := range missed {
 			if took[i] == 0 && h.leader[shard] >= 0 && h.claimedAt[shard].After(h.since[shard]) {
+				elected[i] = h.since[shard].Sub(at).Round(time.Millisecond)
 				took[i] = h.claimedAt[shard].Sub(at).Round(time.Millisecond)
 			}
 			all = all && took[i] > 0
 		}
 		return all
 	})
-	return took
+	return took, elected
 }
 
 // verify compares what was acknowledged with what was done.
