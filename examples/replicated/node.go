@@ -22,7 +22,7 @@ type job struct{ Number string }
 
 // report is what a node says on its standard output.
 type report struct {
-	Asked time.Time // when all shards were asked for their counts; all have answered since
+	Asked time.Time // when all shards were asked for their counts, and all have answered since; zero: some have not
 	Done  int64     // handlers that this process has run
 	Idle  bool      // there is nothing left to do, on any node
 }
@@ -96,11 +96,12 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 	g.Go(func() error {
 		out := json.NewEncoder(reports)
 		for gctx.Err() == nil {
-			r := report{Asked: time.Now(), Idle: idle.Load(), Done: handled.Load()}
+			r, asked := report{Idle: idle.Load(), Done: handled.Load()}, time.Now()
 			// While a shard has no leader, its answer is waited for.
 			if _, err := q.Stats(gctx); err != nil {
 				log.Warn("no counts", "err", err)
-				continue
+			} else {
+				r.Asked = asked
 			}
 			if err := out.Encode(r); err != nil {
 				return err
