@@ -61,7 +61,12 @@ func sampleCalls() map[string]request {
 		"settings":  &settingsOp{queue: "a", value: []byte("v")},
 		"configure": &configureOp{queue: "a", value: []byte("v"), late: true},
 		"adopt":     &adoptOp{queue: "a", value: []byte("v")},
-		"member":    &memberOp{verb: memberRemove, peer: Peer{"n", "addr"}},
+		"permits": &permitsOp{
+			queue: "a", shard: 2, report: report{office: 1, seq: 2, try: 3, held: 4, unused: 1, spent: 9}, want: 5, wait: true,
+			granted: 3, over: true,
+		},
+		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), report: report{office: 1, held: 4, unused: 1}},
+		"member":     &memberOp{verb: memberRemove, peer: Peer{"n", "addr"}},
 	}
 }
 

@@ -66,7 +66,7 @@ func (c *limitedCluster) spread() {
 		require.Less(c.t, tries, 1000, "the leaders cannot be spread")
 		c.awaitLeaders()
 		for i, n := range c.nodes {
-			c.transfer(i, n)
+			c.transfer(n, i, n)
 		}
 		time.Sleep(time.Second)
 	}
@@ -338,7 +338,7 @@ func TestPermitsFailover(t *testing.T) {
 		"close":   func(_ *limitedCluster, n *simNode) { n.stop() },
 		"transfer": func(c *limitedCluster, n *simNode) {
 			for shard := range 3 {
-				c.transfer(shard, c.nodes[(slices.Index(c.nodes, n)+1)%3])
+				c.transfer(n, shard, c.nodes[(slices.Index(c.nodes, n)+1)%3])
 			}
 		},
 	} {
@@ -399,7 +399,7 @@ func TestPermitsFaults(t *testing.T) {
 					case 2:
 						c.net.setCut(n.name, c.nodes[rng.IntN(3)].name, true)
 					case 3:
-						c.transfer(rng.IntN(3), n)
+						c.transfer(n, rng.IntN(3), n)
 					case 4:
 						c.net.pause(n.name, true)
 					case 5:
