@@ -27,7 +27,7 @@ type office struct {
 	leaving sync.Mutex // held while a shard comes to its end; taken before mu
 	mu      sync.Mutex // guards what follows, and that lead is set in the light of seen
 	seen    uint64     // the latest term of which an entry has been applied
-	offered uint64     // the last term in which Raft was to transfer the leadership
+	offer   offer      // the last one
 }
 
 // watch follows the elections of the shard's Raft group until quit is closed.
@@ -158,22 +158,36 @@ func notLed(shard int, reason error) error {
 }
 
 // errOffered: see transfer.
-var errOffered = errors.New("a transfer has failed in this term")
+var errOffered = errors.New("the leadership was offered a moment ago")
+
+// offerPause is how long Raft may take to forget an offer to a node that it
+// cannot reach: a call of raftTimeout, and its wait after failures, with room to spare.
+const offerPause = time.Minute
 
 // transfer has Raft hand the leadership over; begin is Raft's LeadershipTransfer
-// or LeadershipTransferToServer. It does so once in a term: a second attempt, after one
-// to a node that could not be reached, may never end in Raft, which then refuses
-// all entries, even in later terms (github.com/hashicorp/raft/issues/696).
+// or LeadershipTransferToServer. In one term it does so only every offerPause: an
+// attempt that follows one to a node that could not be reached may never end in
+// Raft, which then refuses all entries, even in later terms
+// (github.com/hashicorp/raft/issues/696).
 func (r *replica) transfer(begin func() raft.Future) error {
-	term := r.raft.CurrentTerm()
+	term, now := r.raft.CurrentTerm(), time.Now()
 	r.office.mu.Lock()
-	again := r.office.offered == term
-	r.office.offered = term
+	last := r.office.offer
+	again := last.term == term && now.Sub(last.at) < offerPause
+	if !again {
+		r.office.offer = offer{term, now}
+	}
 	r.office.mu.Unlock()
 	if again {
 		return fmt.Errorf("shard %d, term %d: %w", r.index, term, errOffered)
 	}
 	return begin().Error()
+}
+
+// offer is when Raft was to transfer the leadership.
+type offer struct {
+	term uint64
+	at   time.Time
 }
 
 // obey has what was decided here in an earlier term than the given one come to

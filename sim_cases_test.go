@@ -1,0 +1,368 @@
+package codeq
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/raftlog"
+)
+
+// What a cluster must not get wrong, each by itself; TestSimulation has them meet.
+
+// simCase runs a story on three nodes and one shard, and makes sure at its end that all
+// replicas are equal.
+func simCase(t *testing.T, opts Options, story func(t *testing.T, c *simCluster)) {
+	synctest.Test(t, func(t *testing.T) {
+		opts.Shards = 1
+		c := newSimCluster(t, 1, 3, opts)
+		c.awaitLeaders()
+		story(t, c)
+		c.mend(true)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// lead returns the node that leads the first shard, and another one.
+func (c *simCluster) lead() (leader, other *simNode) {
+	c.awaitLeaders()
+	leader = c.leader(0)
+	for _, n := range c.members() {
+		if n != leader {
+			other = n
+		}
+	}
+	return leader, other
+}
+
+func simQueue(n *simNode) *Queue {
+	q, _ := n.queue()
+	return q
+}
+
+// newLeader waits for another node than old to lead.
+func (c *simCluster) newLeader(old *simNode) *simNode {
+	for end := time.Now().Add(simPatience); ; time.Sleep(10 * time.Millisecond) {
+		for _, n := range c.members() {
+			if q := simQueue(n); n != old && q != nil && q.shard(0) != nil {
+				return n
+			}
+		}
+		if time.Now().After(end) {
+			c.hangs("the election of another leader")
+		}
+	}
+}
+
+// TestProduceOutlivesItsLeader: what a leader has acknowledged just before it
+// loses power is there under the next one.
+func TestProduceOutlivesItsLeader(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		old, other := c.lead()
+		produced := make(map[ID]bool)
+		for i := range 50 {
+			id, err := simQueue([]*simNode{old, other}[i%2]).Produce(ctx, Task{Queue: "a"})
+			require.NoError(t, err)
+			produced[id] = true
+		}
+		old.crash(0)
+		c.newLeader(old)
+		for range 50 {
+			l, err := simQueue(other).Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+			require.NoError(t, err)
+			require.True(t, produced[l.ID])
+			delete(produced, l.ID)
+		}
+		require.Empty(t, produced)
+	})
+}
+
+// TestProduceIsTriedAgain: the answer to a produce is lost with the connection
+// to the leader, or with the leader. The task is stored once, and acknowledged.
+func TestProduceIsTriedAgain(t *testing.T) {
+	for _, lost := range []string{"answer", "leader"} {
+		t.Run(lost, func(t *testing.T) {
+			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+				defer cancel()
+				for i := range 20 {
+					leader, other := c.lead()
+					_, err := simQueue(other).Produce(ctx, Task{Queue: "b"}) // there is a connection
+					require.NoError(t, err)
+					done := make(chan error)
+					go func() {
+						_, err := simQueue(other).Produce(ctx, Task{Queue: "a"})
+						done <- err
+					}()
+					time.Sleep(time.Duration(i) * time.Millisecond)
+					if lost == "leader" {
+						leader.crash(0)
+						require.NoError(t, <-done)
+						leader.start()
+					} else {
+						c.net.setCut(leader.name, other.name, true)
+						time.Sleep(time.Second)
+						c.net.heal(true)
+						require.NoError(t, <-done)
+					}
+				}
+				_, other := c.lead()
+				stats, err := simQueue(other).Stats(ctx)
+				require.NoError(t, err)
+				require.EqualValues(t, 20, stats["a"].Ready)
+			})
+		})
+	}
+}
+
+// TestLeaseOutlivesItsLeader: a lease is in force under the next leader, for as
+// long as it was granted for, however far apart the clocks of the two are.
+func TestLeaseOutlivesItsLeader(t *testing.T) {
+	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour} {
+		t.Run(ahead.String(), func(t *testing.T) {
+			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+				ctx := context.Background()
+				old, other := c.lead()
+				for range 2 {
+					_, err := simQueue(old).Produce(ctx, Task{Queue: "a"})
+					require.NoError(t, err)
+				}
+				begin := time.Now()
+				request := ClaimRequest{Queues: []string{"a"}, LeaseFor: 10 * time.Second, NoWait: true}
+				kept, err := simQueue(other).Claim(ctx, request)
+				require.NoError(t, err)
+				left, err := simQueue(other).Claim(ctx, request)
+				require.NoError(t, err)
+
+				for _, n := range c.members() {
+					if n != old {
+						n.ahead.Store(int64(ahead))
+					}
+				}
+				old.crash(0)
+				c.newLeader(old)
+				request.NoWait = false
+				again, err := simQueue(other).Claim(ctx, request)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, time.Since(begin), 10*time.Second)
+				require.Less(t, time.Since(begin), 25*time.Second, "the next leader begins the lease anew, once")
+				require.Contains(t, []ID{kept.ID, left.ID}, again.ID)
+				require.Equal(t, 2, again.Attempt)
+				require.Greater(t, again.Receipt.Token, left.Receipt.Token)
+			})
+		})
+	}
+	t.Run("completed", func(t *testing.T) {
+		simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+			ctx := context.Background()
+			old, other := c.lead()
+			_, err := simQueue(old).Produce(ctx, Task{Queue: "a"})
+			require.NoError(t, err)
+			l, err := simQueue(old).Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: 10 * time.Second})
+			require.NoError(t, err)
+			old.crash(0)
+			time.Sleep(8 * time.Second)
+			other.ahead.Store(int64(time.Hour))
+			require.NoError(t, simQueue(other).Complete(ctx, l.Receipt, nil))
+			require.ErrorIs(t, simQueue(other).Complete(ctx, l.Receipt, nil), ErrLeaseLost)
+		})
+	})
+}
+
+// TestAttemptsOutliveTheirLeaders: a task whose workers take the leader with them
+// each time is a dead letter in the end.
+func TestAttemptsOutliveTheirLeaders(t *testing.T) {
+	simCase(t, Options{MaxAttempts: 4}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		old, _ := c.lead()
+		id, err := simQueue(old).Produce(ctx, Task{Queue: "a"})
+		require.NoError(t, err)
+		for attempt := 1; attempt <= 4; attempt++ {
+			l, err := simQueue(old).Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Second})
+			require.NoError(t, err)
+			require.Equal(t, attempt, l.Attempt)
+			old.crash(0)
+			next := c.newLeader(old)
+			old.start()
+			old = next
+		}
+		time.Sleep(5 * time.Second)
+		info, err := simQueue(old).Get(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, Dead, info.State)
+		require.Equal(t, 4, info.Attempts)
+	})
+}
+
+// TestTimersOfADeposedLeaderDoNothing: a leader that is cut off sees leases
+// expire. None of what it decides then is so: its successor keeps the lease alive.
+func TestTimersOfADeposedLeaderDoNothing(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		old, other := c.lead()
+		for range 10 {
+			_, err := simQueue(old).Produce(ctx, Task{Queue: "a"})
+			require.NoError(t, err)
+		}
+		var held []*Lease
+		for range 10 {
+			l, err := simQueue(other).Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: 400 * time.Millisecond})
+			require.NoError(t, err)
+			held = append(held, l)
+		}
+		// The others notice after the leases have expired where they were granted.
+		c.net.isolate(old.name, c.names())
+		next := c.newLeader(old)
+		for _, l := range held {
+			require.NoError(t, simQueue(next).Extend(ctx, l.Receipt, time.Minute), "the next leader begins leases anew")
+		}
+		time.Sleep(10 * time.Second)
+		c.net.heal(false)
+		time.Sleep(10 * time.Second)
+		for _, l := range held {
+			require.NoError(t, simQueue(old).Complete(ctx, l.Receipt, nil))
+		}
+		stats, err := simQueue(old).Stats(ctx)
+		require.NoError(t, err)
+		require.Zero(t, stats["a"])
+	})
+}
+
+// TestDeposedLeaderServesNobody: a leader that is cut off, and does not know yet
+// that it has a successor, neither acknowledges nor hands out anything.
+func TestDeposedLeaderServesNobody(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		old, other := c.lead()
+		_, err := simQueue(old).Produce(context.Background(), Task{Queue: "a"})
+		require.NoError(t, err)
+		c.net.isolate(old.name, c.names())
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_, err = simQueue(old).Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+		require.Error(t, err)
+		_, err = simQueue(old).Produce(ctx, Task{Queue: "a"})
+		require.Error(t, err)
+		_, err = simQueue(old).Stats(ctx)
+		require.Error(t, err, "what it has read may be old")
+		l, err := simQueue(other).Claim(context.Background(), ClaimRequest{Queues: []string{"a"}, NoWait: true})
+		require.NoError(t, err)
+		require.Equal(t, 1, l.Attempt)
+		c.net.heal(false)
+		require.NoError(t, simQueue(old).Complete(context.Background(), l.Receipt, nil))
+	})
+}
+
+// TestNewLeaderHasAppliedEverything: a node that is elected as soon as it has an
+// entry, and before it has applied it, shows what the entry has done.
+func TestNewLeaderHasAppliedEverything(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		for range 30 {
+			leader, _ := c.lead()
+			id, err := simQueue(leader).Produce(ctx, Task{Queue: "a"})
+			require.NoError(t, err)
+			l, err := simQueue(leader).Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+			require.NoError(t, err)
+			require.Equal(t, id, l.ID)
+			leader.crash(0)
+			next := c.newLeader(leader)
+			_, err = simQueue(next).Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+			require.ErrorIs(t, err, ErrEmpty)
+			require.NoError(t, simQueue(next).Complete(ctx, l.Receipt, nil))
+			leader.start()
+		}
+	})
+}
+
+// TestLogIsDeterministic applies the log of a shard to other stores: whole, and from
+// any entry on once more. All come to the same bytes.
+func TestLogIsDeterministic(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		q := simQueue(leader)
+		for i := range 40 {
+			_, err := q.Produce(ctx, Task{Queue: "a", Payload: []byte{byte(i)}, Retention: time.Hour, RunAt: time.Now().Add(time.Duration(i%3) * time.Second)})
+			require.NoError(t, err)
+		}
+		for i := range 20 {
+			l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Second})
+			require.NoError(t, err)
+			switch i % 4 {
+			case 0:
+				require.NoError(t, q.Complete(ctx, l.Receipt, []byte("done"), Task{Queue: "b", Unique: Unique{Key: "k"}}))
+			case 1:
+				require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{}))
+			case 2:
+				require.NoError(t, q.Release(ctx, l.Receipt, 0))
+			}
+		}
+		time.Sleep(5 * time.Second)
+		c.rest()
+		want, err := q.replicas[0].dump()
+		require.NoError(t, err)
+		log := readLog(t, other, 0)
+		require.Greater(t, len(log), 60)
+		for from := 0; from <= len(log); from += 1 + len(log)/20 {
+			got := applyLog(t, c, log, log[from:])
+			require.NoError(t, sameEntries(want, got), "after the entries from %d on came again", from)
+		}
+	})
+}
+
+// readLog is the log of a shard, as a node has it that is stopped for that.
+func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
+	n.stop()
+	store, err := raftlog.Open("queue/raft", raftlog.Options{FS: n.disk})
+	require.NoError(t, err)
+	logs, err := store.Group(shard)
+	require.NoError(t, err)
+	first, err := logs.FirstIndex()
+	require.NoError(t, err)
+	last, err := logs.LastIndex()
+	require.NoError(t, err)
+	for i := first; i <= last; i++ {
+		l := new(raft.Log)
+		require.NoError(t, logs.GetLog(i, l))
+		log = append(log, l)
+	}
+	require.NoError(t, store.Close())
+	n.start()
+	return log
+}
+
+// applyLog is what a new store has after some logs were applied one after the other.
+func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
+	fs := vfs.NewMem()
+	o := c.opts
+	o.fs, o.Cluster = fs, &Cluster{Node: "x", Listen: "x"}
+	opts, err := o.withDefaults()
+	require.NoError(t, err)
+	shared := newCaches(opts.CacheBytes, 1)
+	defer shared.close()
+	st, err := openStore("store", opts, shared, true)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, st.close()) }()
+	r := &replica{store: st, node: &node{opts: opts.Cluster, log: opts.Logger, queue: &Queue{opts: opts}}}
+	m := &stateMachine{replica: r}
+	for _, log := range logs {
+		for _, l := range log {
+			if l.Type == raft.LogCommand {
+				if err, ok := m.Apply(l).(error); ok {
+					require.ErrorIs(t, err, errOutdated)
+				}
+			}
+		}
+	}
+	entries, err := dumpStore(st.db)
+	require.NoError(t, err)
+	return entries
+}
