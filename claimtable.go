@@ -247,6 +247,7 @@ func (t *claimTable) close() {
 // fetch claims tasks of a shard for the line while another node leads it.
 func (l *claimLine) fetch(r *replica, weights []int) {
 	n := l.table.node
+	patience := n.newPatience()
 	for l.ctx.Err() == nil {
 		change := r.route.next()
 		if r.lead.Load() != nil || !r.hasLeader() {
@@ -264,11 +265,13 @@ func (l *claimLine) fetch(r *replica, weights []int) {
 			completion: newCompletion(), queues: l.queues, weights: weights, duration: l.key.duration,
 			local: l.key.local, max: want, remote: true,
 		}
-		patience := n.newPatience()
 		if err := n.ask(l.ctx, r, op); err != nil {
-			patience.wait(l.ctx, change)
+			if !patience.wait(l.ctx, change) {
+				patience = n.newPatience()
+			}
 			continue
 		}
+		patience = n.newPatience()
 		l.deal(op.grants)
 	}
 }

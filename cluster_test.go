@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
@@ -12,10 +13,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+
+	"codeq/internal/testcert"
 )
 
 // threeNodes opens a cluster of three nodes over TCP loopback.
 func threeNodes(t *testing.T, opts Options) []*Queue {
+	t.Helper()
+	return threeNodesTLS(t, opts, func() *tls.Config { return nil })
+}
+
+func threeNodesTLS(t *testing.T, opts Options, config func() *tls.Config) []*Queue {
 	t.Helper()
 	dir := t.TempDir()
 	listeners := make([]net.Listener, 3)
@@ -29,7 +37,7 @@ func threeNodes(t *testing.T, opts Options) []*Queue {
 	queues := make([]*Queue, 3)
 	for i := range queues {
 		o := opts
-		o.Cluster = &Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers}
+		o.Cluster = &Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers, TLS: config()}
 		if os.Getenv("CODEQ_LOG") != "" {
 			o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 		}
@@ -135,4 +143,25 @@ func TestClusterCancel(t *testing.T) {
 		require.NoError(t, qs[(i+1)%3].Cancel(ctx, <-begun))
 		require.ErrorIs(t, <-ended, ErrCanceled)
 	}
+}
+
+// TestClusterTLS: nodes with certificates of one authority talk to each other,
+// and to nobody else.
+func TestClusterTLS(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	ours, theirs := testcert.New(t), testcert.New(t)
+	qs := threeNodesTLS(t, Options{}, func() *tls.Config { return ours.Config(t, ours) })
+	for i, q := range qs {
+		_, err := q.Produce(ctx, Task{Queue: "a"})
+		require.NoError(t, err)
+		_, err = qs[(i+1)%3].Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, err = Open(filepath.Join(t.TempDir(), "q"), &Options{Cluster: &Cluster{
+		Node: "stranger", Listener: l, Peers: peersOf(qs), Join: true, TLS: theirs.Config(t, ours),
+	}})
+	require.ErrorContains(t, err, "join the cluster")
 }
