@@ -289,7 +289,7 @@ func (n *node) startRaft(r *replica) error {
 	conf := n.raftConfig(logger)
 	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(r.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
-	}), conf.HeartbeatTimeout}
+	}), r, conf.HeartbeatTimeout}
 	known, err := raft.HasExistingState(logs, votes, r.snapshots)
 	if err == nil && !known && !n.opts.Join {
 		err = raft.BootstrapCluster(conf, logs, votes, r.snapshots, trans, n.founders())

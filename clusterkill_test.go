@@ -461,6 +461,61 @@ func killNodes(t *testing.T, level Durability) {
 	}
 }
 
+// TestClusterReturn: a node that was away for long counts again as soon as it is
+// back, so that another one can be missed.
+func TestClusterReturn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a node is away for 6 s")
+	}
+	random := crashSeed(t)
+	dir := t.TempDir()
+	var peers []Peer
+	for i, addr := range freePorts(t, random, 3) {
+		peers = append(peers, Peer{fmt.Sprint("n", i), addr})
+	}
+	h := newClusterHistory(t)
+	processes := make([]*clusterProcess, len(peers))
+	life := uint64(0)
+	start := func(i int) {
+		life++
+		processes[i] = h.start(clusterConfig{filepath.Join(dir, peers[i].Node), life, i, peers, DurabilityProcess})
+	}
+	for i := range processes {
+		start(i)
+	}
+	defer func() {
+		for _, p := range processes {
+			p.kill()
+		}
+	}()
+	h.wait("the shards have leaders", 20*time.Second, func() bool { return !slices.Contains(h.leader[:], -1) })
+	h.killOne(0, processes[0])
+	time.Sleep(6 * time.Second)
+	start(0)
+	time.Sleep(1500 * time.Millisecond)
+
+	victim := 1 // and the other one goes on leading
+	h.mu.Lock()
+	if !slices.Contains(h.leader[:], 2) {
+		victim = 2
+	}
+	h.mu.Unlock()
+	at := time.Now()
+	h.killOne(victim, processes[victim])
+	h.wait("all shards are served", 30*time.Second, func() bool {
+		for _, claimed := range h.claimedAt {
+			if claimed.Sub(at) < 200*time.Millisecond { // it may have been under way
+				return false
+			}
+		}
+		return true
+	})
+	for shard, claimed := range h.claimedAt {
+		t.Logf("shard %d is served after %v", shard, claimed.Sub(at).Round(time.Millisecond))
+		require.Less(t, claimed.Sub(at), *clusterFailover)
+	}
+}
+
 // killOne kills a node, and tells for each shard that it led how long it took
 // until another node had claimed a task of it, and until that node was elected.
 func (h *clusterHistory) killOne(node int, p *clusterProcess) (took, elected []time.Duration) {

@@ -13,6 +13,7 @@ import (
 // replication to that follower, and Shutdown.
 type transport struct {
 	*raft.NetworkTransport
+	replica  *replica
 	patience time.Duration // for an answer, before the pipeline ends and Raft goes on without
 }
 

@@ -30,6 +30,7 @@ type replica struct {
 	source    *liveStore    // of the snapshots; guarded by mu; nil while the store is being replaced
 	applied   atomic.Uint64 // index of the last entry in the store
 	transport *transport
+	contacts  contacts
 	growth    growth
 	ended     chan *shard // capacity 1: the shard led here has come to its end by itself
 	broken    atomic.Pointer[error]
