@@ -251,6 +251,10 @@ func (op *completeOp) decode(b []byte) (err error) {
 	return r.Done()
 }
 
+// repeatable: whichever is applied ends the lease, and the other one finds it lost.
+func (op *completeOp) repeatable() bool { return true }
+func (op *failOp) repeatable() bool     { return true }
+
 func (op *failOp) encode(dst []byte) (callKind, []byte) {
 	dst = append(appendReceipt(dst, op.receipt), byte(op.how))
 	return callFail, wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause)

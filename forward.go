@@ -35,6 +35,8 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			doubt = err
 		} else if doubt != nil && (!wasResolved(err) || ctx.Err() != nil && err == context.Cause(ctx)) {
 			err = doubt // this try was not applied, which says nothing of the one before
+		} else if doubt != nil && errors.Is(err, ErrLeaseLost) && endsLease(op) {
+			err = doubt // by the one before, perhaps
 		}
 		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.repeatable()
 		if !again || ctx.Err() != nil {
@@ -45,6 +47,15 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 		}
 		op.again()
 	}
+}
+
+// endsLease reports whether an operation, once it is applied, finds its lease lost.
+func endsLease(op request) bool {
+	switch op.(type) {
+	case *completeOp, *failOp:
+		return true
+	}
+	return false
 }
 
 // wasResolved reports whether err, if it is not uncertain, is what an owner has decided.
