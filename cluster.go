@@ -343,8 +343,8 @@ func (n *node) raftConfig(logger hclog.Logger) *raft.Config {
 	conf.HeartbeatTimeout = n.opts.HeartbeatTimeout
 	conf.ElectionTimeout = n.opts.ElectionTimeout
 	conf.LeaderLeaseTimeout = n.opts.HeartbeatTimeout // a moment's standstill is no reason to step down
-	conf.NoSnapshotRestoreOnStart = true // the store has what it had
-	conf.SnapshotThreshold = 1 << 62     // upkeep takes them, by the bytes in the log
+	conf.NoSnapshotRestoreOnStart = true              // the store has what it had
+	conf.SnapshotThreshold = 1 << 62                  // upkeep takes them, by the bytes in the log
 	conf.SnapshotInterval = time.Hour
 	conf.ShutdownOnRemove = false
 	conf.NoLegacyTelemetry = true
