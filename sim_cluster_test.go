@@ -48,13 +48,14 @@ type simNode struct {
 	cluster *simCluster
 	name    string
 	join    bool
-	disk    *vfs.MemFS
-	votes   *simVotes
 	ahead   atomic.Int64 // of the wall clock, in ns
 
 	mu      sync.Mutex // guards what follows
-	q       *Queue     // nil: the node is down
+	disk    *vfs.MemFS
+	votes   *simVotes
+	q       *Queue // nil: the node is down
 	life    int
+	fuse    *simFuse
 	removed bool // it is not started again: as it may know, it would join again
 }
 
@@ -119,10 +120,13 @@ func (n *simNode) start() {
 func (c *simCluster) open(n *simNode) error {
 	host := c.net.listen(n.name)
 	o := c.opts
-	o.fs = n.disk
+	n.mu.Lock()
+	fuse := &simFuse{}
+	o.fs = &hookFS{FS: n.disk, before: fuse.before}
+	votes, peers := n.votes, c.peers
+	n.mu.Unlock()
 	o.wall = func() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
 	o.Logger = n.log()
-	votes, peers := n.votes, c.peers
 	if n.join {
 		peers = nil
 		for _, m := range c.members() {
@@ -140,7 +144,7 @@ func (c *simCluster) open(n *simNode) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.q = q
+	n.q, n.fuse = q, fuse
 	n.life++
 	return nil
 }
@@ -175,25 +179,54 @@ func (n *simNode) raise() bool {
 // crash ends the node as a kill -9 does, or a power loss after which so many
 // percent of what was not synced are left. What is left of the process ends in its
 // own time, and reaches neither the network nor the disk and the votes that the next life has.
-func (n *simNode) crash(percent int) {
+func (n *simNode) crash(percent int) { n.die(nil, percent, n.cluster.rng.Uint64()) }
+
+// die is crash, of the life that has the fuse, if one is given.
+func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
 	c := n.cluster
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	q := n.q
-	n.q = nil
-	n.mu.Unlock()
-	if q == nil {
+	if q == nil || fuse != nil && fuse != n.fuse {
 		return
 	}
+	n.q, n.fuse = nil, nil
 	c.net.crash(n.name)
 	// What was synced after the cut nobody has heard of. The votes are copied last:
 	// Raft stores a term before the entries of the term.
-	n.disk = n.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: c.rng})
+	n.disk = n.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(seed, 3))})
 	n.votes = n.votes.clone()
 	c.ends.Add(1)
 	c.ended.Go(func() {
 		_ = q.Close() // it misses the others
 		c.ends.Add(-1)
 	})
+}
+
+// simFuse has a node crash in the middle of its work: before the operation on its disk
+// that brings operations to 0. (Time in a bubble passes only when all goroutines wait, and
+// so do crashes that come at a certain time.)
+type simFuse struct {
+	operations atomic.Int64
+	burnt      func()
+}
+
+func (f *simFuse) before(_, _ string) error {
+	if f.operations.Load() > 0 && f.operations.Add(-1) == 0 {
+		f.burnt()
+	}
+	return nil
+}
+
+// light has the node crash before that many operations on its disk.
+func (n *simNode) light(operations int64, percent int) {
+	seed := n.cluster.rng.Uint64()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if f := n.fuse; f != nil && f.operations.Load() == 0 {
+		f.burnt = func() { n.die(f, percent, seed) }
+		f.operations.Store(operations)
+	}
 }
 
 // stop closes the node's queue and waits.
@@ -258,6 +291,9 @@ func (c *simCluster) mend(start bool) {
 	c.net.heal(false)
 	for _, n := range c.members() {
 		c.net.pause(n.name, false)
+		n.mu.Lock()
+		n.fuse = nil
+		n.mu.Unlock()
 		if start {
 			n.raise()
 		}
@@ -295,7 +331,11 @@ func (c *simCluster) awaitLeaders() {
 }
 
 // transfer has a node lead a shard, if that can be done soon.
-func (c *simCluster) transfer(by *simNode, shard int, to *simNode) {
+func (c *simCluster) transfer(shard int, to *simNode) {
+	by := c.leader(shard)
+	if by == nil {
+		return
+	}
 	if q, _ := by.queue(); q != nil {
 		c.ended.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

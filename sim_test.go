@@ -280,8 +280,14 @@ var simFaults = []simFault{
 		if s.kill {
 			percent = 100
 		}
-		s.note("crash %s, %d%% of what is not synced stays", n.name, percent)
-		n.crash(percent)
+		if s.rng.IntN(3) == 0 {
+			s.note("crash %s, %d%% of what is not synced stays", n.name, percent)
+			n.crash(percent)
+			return
+		}
+		operations := 1 + s.rng.Int64N(30)
+		s.note("crash %s %d operations on its disk later, %d%% of what is not synced stays", n.name, operations, percent)
+		n.light(operations, percent)
 	}},
 	{"blackout", 1, func(s *schedule) {
 		percent := 0
@@ -307,9 +313,9 @@ var simFaults = []simFault{
 		n.ahead.Store(int64(d))
 	}},
 	{"transfer", 4, func(s *schedule) {
-		by, shard, to := s.anyNode(), s.rng.IntN(s.opts.Shards), s.anyNode()
-		s.note("%s transfers shard %d to %s", by.name, shard, to.name)
-		s.transfer(by, shard, to)
+		shard, to := s.rng.IntN(s.opts.Shards), s.anyNode()
+		s.note("transfer shard %d to %s", shard, to.name)
+		s.transfer(shard, to)
 	}},
 	{"replace", 3, func(s *schedule) {
 		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
