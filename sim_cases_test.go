@@ -2,6 +2,10 @@ package codeq
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -365,4 +369,108 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	entries, err := dumpStore(st.db)
 	require.NoError(t, err)
 	return entries
+}
+
+// TestSnapshotIsAdopted crashes a node that is sent the state of a shard at each
+// of the operations on its disk in turn: it comes back with what the others have, be it
+// before the state was there, between that and its being put in place, or after.
+func TestSnapshotIsAdopted(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		burnt := 0
+		for operation := int64(1); operation <= 45; operation++ {
+			leader, other := c.lead()
+			before := simQueue(other).replicas[0].raft.Stats()["last_snapshot_index"]
+			other.crash(0)
+			for range 20 {
+				_, err := simQueue(leader).Produce(ctx, Task{Queue: "a"})
+				require.NoError(t, err)
+				l, err := simQueue(leader).Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+				require.NoError(t, err)
+				require.NoError(t, simQueue(leader).Complete(ctx, l.Receipt, nil))
+			}
+			time.Sleep(time.Second) // until all have applied it
+			for _, n := range c.members() {
+				c.snapshot(n, 0, 8)
+			}
+			time.Sleep(time.Second)
+			other.start()
+			other.light(operation, int(operation%3)*50)
+			time.Sleep(2 * time.Second)
+			if simQueue(other) == nil {
+				burnt++
+			}
+			c.mend(true)
+			c.rest()
+			require.NoError(t, c.check(), "operation %d", operation)
+			now := simQueue(other).replicas[0].raft.Stats()["last_snapshot_index"]
+			require.NotEqual(t, before, now, "the state was not sent")
+		}
+		require.Greater(t, burnt, 20)
+	})
+}
+
+// TestCloseDuringEverything: whatever is under way on a node when it is closed
+// comes to an end, and what was acknowledged stays.
+func TestCloseDuringEverything(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		for round := range 12 {
+			leader, n := c.lead()
+			if round%2 == 0 {
+				n = leader
+			}
+			q := simQueue(n)
+			var calls sync.WaitGroup
+			var acknowledged, completed atomic.Int64
+			refused := func(err error) bool {
+				return err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrUncertain) && !errors.Is(err, ErrNotLeader)
+			}
+			for range 10 {
+				calls.Go(func() {
+					for {
+						_, err := q.Produce(ctx, Task{Queue: fmt.Sprint(round)})
+						if err != nil {
+							if refused(err) {
+								t.Error(err)
+							}
+							return
+						}
+						acknowledged.Add(1)
+					}
+				})
+				calls.Go(func() {
+					for {
+						l, err := q.Claim(ctx, ClaimRequest{Queues: []string{fmt.Sprint(round)}, LeaseFor: time.Second})
+						if err == nil {
+							err = q.Complete(ctx, l.Receipt, nil)
+						}
+						if err != nil {
+							if refused(err) {
+								t.Error(err)
+							}
+							return
+						}
+						completed.Add(1)
+					}
+				})
+				calls.Go(func() {
+					_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"empty"}})
+					if !errors.Is(err, ErrClosed) {
+						t.Error(err)
+					}
+				})
+			}
+			time.Sleep(time.Duration(round*7) * time.Millisecond)
+			n.stop()
+			calls.Wait()
+			n.start()
+			time.Sleep(5 * time.Second) // until leases have expired
+			_, other := c.lead()
+			stats, err := simQueue(other).Stats(ctx)
+			require.NoError(t, err)
+			left := stats[fmt.Sprint(round)]
+			require.GreaterOrEqual(t, int64(left.Ready+left.Leased)+completed.Load()+10, acknowledged.Load(), "of ten completions the outcome may be unknown")
+		}
+	})
 }
