@@ -330,12 +330,8 @@ func (c *simCluster) awaitLeaders() {
 	}
 }
 
-// transfer has a node lead a shard, if that can be done soon.
-func (c *simCluster) transfer(shard int, to *simNode) {
-	by := c.leader(shard)
-	if by == nil {
-		return
-	}
+// transfer has a node, by the word of another one, lead a shard, if that can be done soon.
+func (c *simCluster) transfer(by *simNode, shard int, to *simNode) {
 	if q, _ := by.queue(); q != nil {
 		c.ended.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -313,9 +313,9 @@ var simFaults = []simFault{
 		n.ahead.Store(int64(d))
 	}},
 	{"transfer", 4, func(s *schedule) {
-		shard, to := s.rng.IntN(s.opts.Shards), s.anyNode()
-		s.note("transfer shard %d to %s", shard, to.name)
-		s.transfer(shard, to)
+		by, shard, to := s.anyNode(), s.rng.IntN(s.opts.Shards), s.anyNode()
+		s.note("%s transfers shard %d to %s", by.name, shard, to.name)
+		s.transfer(by, shard, to)
 	}},
 	{"replace", 3, func(s *schedule) {
 		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
