@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// limitedCluster is a cluster of three nodes and three shards, one led by each, with
-// a queue "a" that has limits for all its shards. Workers work on it, while a probe
+// limitedCluster is a cluster with three shards, each led by another node, with a
+// queue "a" that has limits for all its shards. Workers work on it, while a probe
 // looks all the time at how many leases there are.
 type limitedCluster struct {
 	*simCluster
@@ -33,10 +33,10 @@ type limitedCluster struct {
 	completed map[string]int // by payload
 }
 
-func limitedNodes(t *testing.T, test func(t *testing.T, c *limitedCluster)) {
+func limitedNodes(t *testing.T, nodes int, test func(t *testing.T, c *limitedCluster)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &limitedCluster{
-			t: t, simCluster: newSimCluster(t, 1, 3, Options{Shards: 3, Durability: DurabilityDisk, MaxAttempts: 1000}),
+			t: t, simCluster: newSimCluster(t, 1, nodes, Options{Shards: 3, Durability: DurabilityDisk, MaxAttempts: 1000}),
 			completed: make(map[string]int),
 		}
 		c.ctx, c.stop = context.WithCancel(t.Context())
@@ -55,7 +55,7 @@ func limitedNodes(t *testing.T, test func(t *testing.T, c *limitedCluster)) {
 // spread has each node lead one shard.
 func (c *limitedCluster) spread() {
 	spread := func() bool {
-		for i, n := range c.nodes {
+		for i, n := range c.nodes[:3] {
 			if c.leader(i) != n {
 				return false
 			}
@@ -65,7 +65,7 @@ func (c *limitedCluster) spread() {
 	for tries := 0; !spread(); tries++ {
 		require.Less(c.t, tries, 1000, "the leaders cannot be spread")
 		c.awaitLeaders()
-		for i, n := range c.nodes {
+		for i, n := range c.nodes[:3] {
 			c.transfer(n, i, n)
 		}
 		time.Sleep(time.Second)
@@ -78,7 +78,9 @@ func (c *limitedCluster) leases() (leases [3]int) {
 	for shard := range leases {
 		if n := c.leader(shard); n != nil {
 			if q, _ := n.queue(); q != nil && q.shard(shard) != nil {
-				leases[shard] = int(q.shard(shard).queue("a").counts.Leased)
+				s := q.shard(shard)
+				leases[shard] = int(s.queue("a").counts.Leased)
+				s.inbox.len() // its lock orders this before what the owner does next
 			}
 		}
 	}
@@ -102,18 +104,6 @@ func (c *limitedCluster) probe() {
 func (c *limitedCluster) queue(node int) *Queue {
 	q, _ := c.nodes[node].queue()
 	return q
-}
-
-// retry does something until it succeeds.
-func (c *limitedCluster) retry(do func(ctx context.Context, q *Queue) error) {
-	for end := time.Now().Add(simPatience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		for i := range c.nodes {
-			if q := c.queue(i); q != nil && do(c.t.Context(), q) == nil {
-				return
-			}
-		}
-	}
-	c.t.Error("what is tried again and again does not succeed")
 }
 
 func (c *limitedCluster) configure(change func(*Settings)) {
@@ -245,6 +235,7 @@ func (c *limitedCluster) told() (told [3]uint64) {
 	for shard := range told {
 		q, _ := c.leader(shard).queue()
 		told[shard] = q.shard(shard).reports
+		q.shard(shard).inbox.len() // as in leases
 	}
 	return told
 }
@@ -273,7 +264,7 @@ func TestPermitsOneShard(t *testing.T) {
 	for _, limit := range []int{1, 5} {
 		for shard := range 3 {
 			t.Run(fmt.Sprint("limit ", limit, " shard ", shard), func(t *testing.T) {
-				limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+				limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 					c.configure(func(s *Settings) { s.Concurrency = limit })
 					c.limit.Store(int32(limit))
 					for node := range 3 {
@@ -301,7 +292,7 @@ func TestPermitsOneShard(t *testing.T) {
 func TestPermitsTurns(t *testing.T) {
 	for _, most := range []time.Duration{2 * time.Millisecond, 400 * time.Millisecond} {
 		t.Run(most.String(), func(t *testing.T) {
-			limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 				c.configure(func(s *Settings) { s.Concurrency = 2 })
 				c.limit.Store(2)
 				for node := range 3 {
@@ -343,7 +334,7 @@ func TestPermitsFailover(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 				c.configure(func(s *Settings) { s.Concurrency = limit })
 				c.limit.Store(limit)
 				for node := range 3 {
@@ -376,7 +367,7 @@ func TestPermitsFaults(t *testing.T) {
 	for range 4 {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 				const limit, rate, burst = 3, 60, 10
 				rng := rand.New(rand.NewPCG(seed, 0))
 				c.configure(func(s *Settings) { s.Concurrency, s.Rate, s.Burst = limit, rate, burst })
@@ -432,7 +423,7 @@ func TestPermitsRate(t *testing.T) {
 		{10, 1, 8}, // no room in the bucket for a token on its way
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
-			limitedNodes(t, func(t *testing.T, cl *limitedCluster) {
+			limitedNodes(t, 3, func(t *testing.T, cl *limitedCluster) {
 				cl.configure(func(s *Settings) { s.Rate, s.Burst = c.rate, c.burst })
 				set := &Settings{Rate: c.rate, Burst: c.burst}
 				for node := range 3 {
@@ -456,7 +447,7 @@ func TestPermitsRate(t *testing.T) {
 
 // TestPermitsRateReturned: tokens that a shard did not use are there for another one.
 func TestPermitsRateReturned(t *testing.T) {
-	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Rate, s.Burst = 0.001, 9 })
 		c.produce(1, 30)
 		got := 0
@@ -478,7 +469,7 @@ func TestPermitsRateReturned(t *testing.T) {
 
 // TestPermitsRateFailover: a new warden does not allow a burst anew.
 func TestPermitsRateFailover(t *testing.T) {
-	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Rate, s.Burst = 20, 40 })
 		for node := range 3 {
 			c.produce(node, 500)
@@ -517,7 +508,7 @@ func (c *limitedCluster) claimAt(node int) *Lease {
 // TestPermitsNoWait: a claim that does not wait gets a task if there is room
 // anywhere, and none if there is not.
 func TestPermitsNoWait(t *testing.T) {
-	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Concurrency = 3 })
 		c.limit.Store(3)
 		for node := range 3 {
@@ -538,7 +529,7 @@ func TestPermitsNoWait(t *testing.T) {
 // TestPermitsSettings: a change of the settings does what it does to a queue of
 // one process.
 func TestPermitsSettings(t *testing.T) {
-	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		for node := range 3 {
 			c.produce(node, 20)
 		}
@@ -546,20 +537,17 @@ func TestPermitsSettings(t *testing.T) {
 		for i := range 4 { // before there is any limit
 			held = append(held, c.claimAt(i%3))
 		}
-		for shard := range 3 {
-			require.Nil(t, c.queue(shard).shard(shard).queue("a").gate, "without a limit nothing is needed")
+		for at := range 3 {
+			free := false
+			require.NoError(t, c.queue(at).shard(at).probe(func(s *shard) error {
+				free = s.queue("a").gate == nil
+				return nil
+			}))
+			require.True(t, free, "without a limit nothing is needed")
 		}
 		c.configure(func(s *Settings) { s.Concurrency = 5 })
 		held = append(held, c.claimAt(0))
 		require.Nil(t, c.claimAt(1), "leases that are older than the limit count")
-
-		c.configure(func(s *Settings) { s.Concurrency = 2 })
-		for i := range 3 {
-			require.Nil(t, c.claimAt(i), "%d leases", 5-i)
-			require.NoError(t, c.queue(i).Extend(t.Context(), held[i].Receipt, time.Hour), "a lease was taken away")
-			complete(t, c.queue(i), held[i])
-		}
-		require.Nil(t, c.claimAt(0))
 
 		waiting := make(chan *Lease, 3)
 		for i := range 3 {
@@ -571,6 +559,14 @@ func TestPermitsSettings(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Second)
+		c.configure(func(s *Settings) { s.Concurrency = 2 })
+		for i := range 3 {
+			require.Nil(t, c.claimAt(i), "%d leases", 5-i)
+			require.NoError(t, c.queue(i).Extend(t.Context(), held[i].Receipt, time.Hour), "a lease was taken away")
+			complete(t, c.queue(i), held[i])
+		}
+		require.Nil(t, c.claimAt(0))
+
 		require.Empty(t, waiting)
 		complete(t, c.queue(0), held[3])
 		time.Sleep(time.Second)
@@ -606,7 +602,7 @@ func TestPermitsSettings(t *testing.T) {
 // TestPermitsLateReport: what a shard has told is of no account once it, or a
 // later leader of it, has told something else.
 func TestPermitsLateReport(t *testing.T) {
-	limitedNodes(t, func(t *testing.T, c *limitedCluster) {
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Concurrency = 2 })
 		c.limit.Store(2)
 		for node := range 3 {
@@ -625,6 +621,91 @@ func TestPermitsLateReport(t *testing.T) {
 		}
 		complete(t, c.queue(0), held[0])
 		require.NotNil(t, c.claimAt(0))
+	})
+}
+
+// TestPermitsUntoldEnd: room that a leader had no time to give back is given back by the next one.
+func TestPermitsUntoldEnd(t *testing.T) {
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
+		c.configure(func(s *Settings) { s.Concurrency = 1 })
+		c.limit.Store(1)
+		c.produce(1, 1)
+		c.produce(2, 1)
+		l := c.claimAt(1)
+		require.Equal(t, 1, l.ID.shard(3))
+		c.net.setCut("n1", "n0", true)
+		complete(t, c.queue(1), l)
+		warden := c.queue(0).shard(0)
+		c.nodes[1].crash(0)
+		time.Sleep(10 * time.Second)
+		require.Same(t, warden, c.queue(0).shard(0), "another warden would ask")
+		held := -1
+		require.NoError(t, warden.probe(func(s *shard) error {
+			held = s.queue("a").warden.shards[1].held
+			return nil
+		}))
+		require.Zero(t, held)
+		require.NotNil(t, c.claimAt(2))
+	})
+}
+
+// TestPermitsEndThatIsNotStored: the room of a lease is given to nobody before its
+// end is stored, since the next leader may find the lease in force.
+func TestPermitsEndThatIsNotStored(t *testing.T) {
+	limitedNodes(t, 5, func(t *testing.T, c *limitedCluster) {
+		c.configure(func(s *Settings) { s.Concurrency = 1 })
+		c.limit.Store(1)
+		c.produce(1, 1)
+		c.produce(2, 1)
+		l := c.claimAt(1)
+		require.Equal(t, 1, l.ID.shard(3))
+		c.workers.Go(func() { // waits for room
+			_, _ = c.queue(2).Claim(c.ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+		})
+		time.Sleep(time.Second)
+		for _, other := range []string{"n2", "n3", "n4"} { // the warden is within reach, a majority is not
+			c.net.setCut("n1", other, true)
+			c.net.setCut(other, "n1", true)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		require.Error(t, c.queue(1).Complete(ctx, l.Receipt, nil))
+		time.Sleep(5 * time.Second)
+		require.NotEqual(t, c.nodes[1], c.leader(1))
+	})
+}
+
+// TestPermitsAnswerAfterAsk: a shard that has told a new warden what it has takes
+// nothing more from the old one.
+func TestPermitsAnswerAfterAsk(t *testing.T) {
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
+		c.configure(func(s *Settings) { s.Concurrency = 1 })
+		c.produce(1, 1)
+		c.net.setCut("n1", "n0", true)
+		c.workers.Go(func() {
+			_, _ = c.queue(1).Claim(c.ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+		})
+		time.Sleep(50 * time.Millisecond)
+		s := c.queue(1).shard(1)
+		var late permitsAnswer
+		require.NoError(t, s.probe(func(s *shard) error {
+			q := s.queue("a")
+			late = permitsAnswer{queue: q, op: q.permits().open}
+			return nil
+		}))
+		require.NotNil(t, late.op)
+		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: late.queue.value}
+		_, err := s.do(t.Context(), ask, ask.base())
+		require.NoError(t, err)
+		require.Zero(t, ask.held)
+		taken := 0
+		require.NoError(t, s.probe(func(s *shard) error {
+			late.op.granted = 1
+			late.resolve(s)
+			taken = s.queue("a").permits().unused
+			return nil
+		}))
+		require.Zero(t, taken)
 	})
 }
 
