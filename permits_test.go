@@ -24,7 +24,7 @@ type limitedCluster struct {
 	ctx     context.Context
 	stop    context.CancelFunc
 	limit   atomic.Int32 // there must not be more leases; 0: none
-	most    int          // leases that the probe has seen
+	most    atomic.Int32 // leases that the probe has seen
 	all     sync.WaitGroup
 	workers sync.WaitGroup
 
@@ -93,7 +93,7 @@ func (c *limitedCluster) probe() {
 		synctest.Wait()
 		leases := c.leases()
 		sum := leases[0] + leases[1] + leases[2]
-		c.most = max(c.most, sum)
+		c.most.Store(max(c.most.Load(), int32(sum)))
 		if limit := int(c.limit.Load()); limit > 0 && sum > limit {
 			c.t.Errorf("leases %v, the limit is %d", leases, limit)
 			return
@@ -274,10 +274,10 @@ func TestPermitsOneShard(t *testing.T) {
 					}
 					for _, at := range []int{shard, (shard + 1) % 3} {
 						begin := time.Now()
-						c.most = 0
+						c.most.Store(0)
 						c.produce(at, 60)
 						c.drain()
-						require.Equal(t, limit, c.most)
+						require.EqualValues(t, limit, c.most.Load())
 						took := time.Since(begin)
 						require.Less(t, took, 60/time.Duration(limit)*40*time.Millisecond, "the room is not used")
 					}
@@ -355,7 +355,7 @@ func TestPermitsFailover(t *testing.T) {
 					c.awaitLeaders()
 				}
 				c.drain()
-				require.Equal(t, limit, c.most)
+				require.EqualValues(t, limit, c.most.Load())
 				c.requireReturned()
 			})
 		})
