@@ -378,7 +378,7 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
 	old.mu.Lock()
 	old.removed = true
 	old.mu.Unlock()
-	for {
+	for begin := time.Now(); ; {
 		var q *Queue
 		for _, by := range c.members() {
 			if q, _ = by.queue(); q != nil && by != old {
@@ -393,6 +393,10 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
 		}
 		if err == nil {
 			break
+		}
+		if time.Since(begin) > 2*simPatience {
+			note("%s is not removed: %v", old.name, err)
+			c.hangs("removal of " + old.name)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
