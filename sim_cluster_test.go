@@ -263,7 +263,7 @@ func (c *simCluster) hangs(what string) {
 			continue
 		}
 		for i, r := range q.replicas {
-			c.t.Logf("%s shard %d: led %t applied %d failure %v %v", n.name, i, r.lead.Load() != nil, r.applied.Load(), r.failure(), r.raft.Stats())
+			fmt.Fprintf(os.Stderr, "%s shard %d: led %t applied %d failure %v %v\n", n.name, i, r.lead.Load() != nil, r.applied.Load(), r.failure(), r.raft.Stats())
 		}
 	}
 	buf := make([]byte, 16<<20)
@@ -395,8 +395,7 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
 			break
 		}
 		if time.Since(begin) > 2*simPatience {
-			note("%s is not removed: %v", old.name, err)
-			c.hangs("removal of " + old.name)
+			c.hangs(fmt.Sprintf("removal of %s, by %s (%v), which", old.name, q.node.self.Node, err))
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
