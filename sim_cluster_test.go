@@ -56,7 +56,7 @@ type simNode struct {
 	q       *Queue // nil: the node is down
 	life    int
 	fuse    *simFuse
-	removed bool // it is not started again: as it may know, it would join again
+	removed bool // it is not started again
 }
 
 // newSimCluster starts a cluster of so many nodes.
@@ -123,18 +123,18 @@ func (c *simCluster) open(n *simNode) error {
 	n.mu.Lock()
 	fuse := &simFuse{}
 	o.fs = &hookFS{FS: n.disk, before: fuse.before}
-	votes, peers := n.votes, c.peers
+	votes, peers, join := n.votes, c.peers, n.join
 	n.mu.Unlock()
 	o.wall = func() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
 	o.Logger = n.log()
-	if n.join {
+	if join {
 		peers = nil
 		for _, m := range c.members() {
 			peers = append(peers, Peer{m.name, m.name})
 		}
 	}
 	o.Cluster = &Cluster{
-		Node: n.name, Listener: host, Peers: peers, Join: n.join, CallTimeout: simCallTimeout,
+		Node: n.name, Listener: host, Peers: peers, Join: join, CallTimeout: simCallTimeout,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return votes, nil },
 	}
@@ -375,8 +375,10 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
 	c.nodes = append(c.nodes, n)
 	c.mu.Unlock()
 	note("%s has joined, %s is removed", n.name, old.name)
+	// It is started again if it crashes, since Raft may need its vote: a voter that has not
+	// heard of the new node refuses to elect it. But it must not join again.
 	old.mu.Lock()
-	old.removed = true
+	old.join = false
 	old.mu.Unlock()
 	for begin := time.Now(); ; {
 		var q *Queue
@@ -403,6 +405,9 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
 	c.mu.Lock()
 	c.nodes = slices.DeleteFunc(c.nodes, func(n *simNode) bool { return n == old })
 	c.mu.Unlock()
+	old.mu.Lock()
+	old.removed = true
+	old.mu.Unlock()
 	old.stop()
 }
 
