@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -211,6 +212,7 @@ type committer interface {
 type group struct {
 	batch    *pebble.Batch
 	settled  []operation    // to be woken when the group has persisted
+	answered []operation    // likewise, of other nodes
 	tasks    []taskOp       // new tasks, and those whose key was written once and goes
 	granted  []*leaseRecord // lease records to be written
 	finished []uint64       // lease records, by sequence number, without a lease left
@@ -405,6 +407,14 @@ func (g *group) seal(clock uint64) {
 // release wakes the callers and empties the group.
 func (g *group) release(err error) {
 	g.news.release(err) // first: who is woken finds the event of what it did
+	if len(g.answered) > 0 {
+		for i, op := range g.answered {
+			g.answered[i] = nil
+			op.settle(err)
+		}
+		g.answered = g.answered[:0]
+		runtime.Gosched() // so that the answers are written before the callers here take the processor
+	}
 	for i, op := range g.settled {
 		g.settled[i] = nil
 		op.settle(err)

@@ -73,6 +73,7 @@ type shard struct {
 	canceled  canceledLeases
 
 	group    group
+	served   int           // callers that the last group has served
 	taken    []operation   // swapped with the inbox
 	cursor   int           // of taken: what is before has been resolved
 	deferred []operation   // claims to resolve again once lanes are refilled
@@ -137,6 +138,7 @@ func (s *shard) run() {
 			s.fail(err)
 			return
 		}
+		s.served = len(s.group.settled)
 		s.group.release(nil)
 		s.uniques.trim()
 		s.groups.trim()
@@ -156,6 +158,9 @@ func (s *shard) gather() bool {
 			return true
 		}
 		busy := len(s.deferred) > 0 || len(s.wants) > 0 || s.more || s.due()
+		if s.node != nil {
+			s.linger()
+		}
 		s.yield()
 		ops, refused := s.inbox.take(s.taken[:0], !busy)
 		s.taken, s.cursor = ops, 0
@@ -173,6 +178,19 @@ func (s *shard) gather() bool {
 
 // yields is how often the owner lets others run before it takes the inbox.
 const yields = 4
+
+// lingers is how often the owner of a replicated shard lets others run for those
+// to come back that the last group has served.
+const lingers = 256
+
+// linger is yield for a shard whose commit takes the time of several messages:
+// callers on other nodes, whose answers and next operations are messages as well,
+// would miss the next group, and wait for another one.
+func (s *shard) linger() {
+	for i := 0; i < lingers && s.inbox.len() < s.served*3/4; i++ {
+		runtime.Gosched()
+	}
+}
 
 // yield lets the callers that the last group woke run, for as long as they
 // come up with further operations: what they ask for next goes into one commit.
@@ -275,7 +293,7 @@ func (s *shard) persist() error {
 	switch {
 	case !s.group.batch.Empty():
 		return s.commit.commit(s.group.batch)
-	case len(s.group.settled) > 0:
+	case len(s.group.settled)+len(s.group.answered) > 0:
 		return s.commit.confirm()
 	}
 	return nil
@@ -286,7 +304,15 @@ func (s *shard) persist() error {
 func (s *shard) postponeOp(op operation) { s.deferred = append(s.deferred, op) }
 
 // settle has the caller of op woken when the group has persisted.
-func (s *shard) settle(op operation) { s.group.settled = append(s.group.settled, op) }
+func (s *shard) settle(op operation) {
+	if s.node != nil {
+		if r, ok := op.(request); ok && r.base().reply != nil {
+			s.group.answered = append(s.group.answered, op)
+			return
+		}
+	}
+	s.group.settled = append(s.group.settled, op)
+}
 
 // fail ends the shard: memory and disk may differ from now on. The callers of
 // the group learn that its outcome is unknown, or that it was not applied, and
