@@ -39,6 +39,9 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) error {
 		if err == nil {
 			err = q.member(ctx, i, memberVote, p)
 		}
+		if err == nil {
+			err = q.node.acquaint(ctx, i)
+		}
 		if err != nil {
 			return fmt.Errorf("give node %s a vote in shard %d: %w", p.Node, i, err)
 		}
@@ -248,6 +251,37 @@ func (n *node) follow(ctx context.Context, shard int, p Peer) error {
 		case <-ctx.Done():
 			t.Stop()
 			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// acquaint waits until all nodes of a shard that can be reached have in their logs
+// what its leader has: Raft lets nobody vote for a node that it has not heard of.
+func (n *node) acquaint(ctx context.Context, shard int) error {
+	var last uint64
+	for {
+		st, err := n.status(ctx)
+		if err != nil {
+			return err
+		}
+		known := true
+		for _, rs := range st.Shards[shard].Replicas {
+			if last == 0 && rs.Node == st.Shards[shard].Leader {
+				last = rs.LastIndex
+			}
+		}
+		for _, rs := range st.Shards[shard].Replicas {
+			known = known && (rs.Err != "" || last > 0 && rs.LastIndex >= last)
+		}
+		if known {
+			return nil
+		}
+		t := time.NewTimer(maxPause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return context.Cause(ctx)
 		}
 	}
 }

@@ -138,7 +138,7 @@ func (s *shard) run() {
 			s.fail(err)
 			return
 		}
-		s.served = len(s.group.settled)
+		s.served = len(s.group.settled) + len(s.group.answered)
 		s.group.release(nil)
 		s.uniques.trim()
 		s.groups.trim()
