@@ -47,6 +47,27 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 	}
 }
 
+// join opens a node that becomes part of a cluster: its Open has the others call
+// AddNode for it.
+func join(name string, peers []codeq.Peer) (address string, end func()) {
+	dir, err := os.MkdirTemp("", "codeq-"+name)
+	if err != nil {
+		log.Fatal(err)
+	}
+	l := loopback()
+	q, err := codeq.Open(dir, &codeq.Options{
+		// With LeaveOnClose, Close would remove it again.
+		Cluster: &codeq.Cluster{Node: name, Listener: l, Peers: peers, Join: true},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return l.Addr().String(), func() {
+		_ = q.Close() // it may have been removed
+		_ = os.RemoveAll(dir)
+	}
+}
+
 func loopback() net.Listener {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -80,22 +101,9 @@ func ExampleQueue_ReplaceNode() {
 	nodes, peers, end := cluster()
 	defer end()
 
-	dir, err := os.MkdirTemp("", "codeq-dan")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	l := loopback()
-	// With Join, Open has the others add the node; ReplaceNode would do it for a
-	// node that is opened with the cluster's Peers.
-	dan, err := codeq.Open(filepath.Join(dir, "dan"), &codeq.Options{
-		Cluster: &codeq.Cluster{Node: "dan", Listener: l, Peers: peers, Join: true},
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer func() { _ = dan.Close() }()
-	if err := nodes[0].ReplaceNode(ctx, "cid", codeq.Peer{Node: "dan", Address: l.Addr().String()}); err != nil {
+	address, leave := join("dan", peers)
+	defer leave()
+	if err := nodes[0].ReplaceNode(ctx, "cid", codeq.Peer{Node: "dan", Address: address}); err != nil {
 		log.Fatal(err)
 	}
 	st, err := nodes[0].ClusterStatus(ctx)
@@ -116,20 +124,8 @@ func ExampleQueue_AddNode() {
 	ctx := context.Background()
 	nodes, peers, end := cluster()
 	defer end()
-	dir, err := os.MkdirTemp("", "codeq-dan")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	l := loopback()
-	dan, err := codeq.Open(filepath.Join(dir, "dan"), &codeq.Options{
-		// LeaveOnClose would have Close remove it again.
-		Cluster: &codeq.Cluster{Node: "dan", Listener: l, Peers: peers, Join: true}, // asks for AddNode
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer func() { _ = dan.Close() }()
+	_, leave := join("dan", peers)
+	defer leave()
 	members := func() {
 		st, err := nodes[0].ClusterStatus(ctx)
 		if err != nil {
