@@ -478,7 +478,7 @@ func TestPowerLoss(t *testing.T) {
 				images, logs, shards = images+len(p.images), logs+int(p.logs.Load()), p.opts.Shards
 			}
 			t.Logf("%d images, %d without something that was acknowledged", images, lossy)
-			require.GreaterOrEqual(t, images, maxImages)
+			require.GreaterOrEqual(t, images, maxImages/2) // without syncs there are fewer operations to crash at
 			require.Greater(t, logs, 3*shards, "the load is too small to begin new logs; creation and two Opens do")
 			require.Equal(t, level != DurabilityDisk, lossy > 0)
 		})
