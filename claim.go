@@ -22,7 +22,9 @@ import (
 //
 // Claim returns ErrEmpty if req.NoWait is set and no task is ready, the cause
 // of ctx if ctx ends first, and ErrClosed when the queue is closed. It is safe
-// for concurrent use; claims that wait are served first come, first served.
+// for concurrent use; claims that wait are served first come, first served, in a
+// cluster those of the node that leads the shard before others. There, the tasks
+// of a claim whose node is lost in this moment wait until the lease has expired.
 func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
 	req.Max = 1
 	op, err := q.claim(ctx, &req, nil)

@@ -1,5 +1,6 @@
 // Package codeq is a durable task queue inside the process that uses it: no
-// broker, no database server, no network listener.
+// broker, no database server, and no network listener unless Options.Cluster asks
+// for other nodes.
 //
 // Open a directory, Produce tasks, and either Claim and Complete them one by
 // one or let Run drive a pool of workers:
@@ -45,6 +46,15 @@
 // for the end of one, and Queue.Subscribe tells of all changes. With several
 // shards, tasks that are bound to each other lie in one, and what concerns
 // another shard reaches it exactly once.
+//
+// # Several nodes
+//
+// With Options.Cluster, three or five processes hold the same tasks, and every
+// call may be made on each of them: what is acknowledged is in the logs of a
+// majority. A call waits while its shard is between two leaders, for
+// Cluster.CallTimeout at the most. ErrNotLeader says that it was certainly not
+// applied, ErrUncertain that it may have been; a produce is tried again by the
+// library in either case, and never stored twice.
 //
 // Package codeqtest is for the tests of programs that use codeq.
 //
