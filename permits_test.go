@@ -367,7 +367,7 @@ func TestPermitsFailover(t *testing.T) {
 
 // TestPermitsFaults is TestPermitsFailover for faults drawn by lot.
 func TestPermitsFaults(t *testing.T) {
-	runs := 4
+	runs := 2
 	if testing.Short() {
 		runs = 1
 	}
