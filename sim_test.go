@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,7 +14,7 @@ import (
 )
 
 var (
-	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: as many as in 25 s, or 10 s with -short")
+	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: as many as in 40 s, or 10 s with -short")
 	simSeed      = flag.Uint64("sim.seed", 0, "the seed of the only schedule that TestSimulation runs; 0: random ones")
 )
 
@@ -28,19 +29,37 @@ func TestSimulation(t *testing.T) {
 		runSchedule(t, *simSeed)
 		return
 	}
-	budget := 25 * time.Second
+	budget := 40 * time.Second
 	if testing.Short() {
 		budget = 10 * time.Second
 	}
-	begin, n := time.Now(), 0
+	begin := time.Now()
+	var n atomic.Int64
+	var failed atomic.Bool
+	var mu sync.Mutex // guards total
 	var total simCounts
-	for ; *simSchedules == 0 && time.Since(begin) < budget || n < *simSchedules; n++ {
-		seed := rand.Uint64()>>16 + 1
-		if !t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { total.add(runSchedule(t, seed)) }) {
-			return
-		}
+	var runs sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) { // a schedule keeps one processor busy
+		runs.Go(func() {
+			for !failed.Load() {
+				if i := n.Add(1); *simSchedules > 0 && i > int64(*simSchedules) || *simSchedules == 0 && time.Since(begin) > budget {
+					n.Add(-1)
+					return
+				}
+				seed := rand.Uint64()>>16 + 1
+				if !t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+					counts := runSchedule(t, seed)
+					mu.Lock()
+					defer mu.Unlock()
+					total.add(counts)
+				}) {
+					failed.Store(true)
+				}
+			}
+		})
 	}
-	t.Logf("%d schedules in %v: %+v", n, time.Since(begin).Round(time.Second), total)
+	runs.Wait()
+	t.Logf("%d schedules in %v: %+v", n.Load(), time.Since(begin).Round(time.Second), total)
 }
 
 // simCounts is what a simulation has come to.
