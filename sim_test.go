@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: as many as in 40 s, or 10 s with -short")
+	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: as many as in 30 s, or 6 s with -short")
 	simSeed      = flag.Uint64("sim.seed", 0, "the seed of the only schedule that TestSimulation runs; 0: random ones")
 )
 
@@ -29,9 +29,9 @@ func TestSimulation(t *testing.T) {
 		runSchedule(t, *simSeed)
 		return
 	}
-	budget := 40 * time.Second
+	budget := 30 * time.Second
 	if testing.Short() {
-		budget = 10 * time.Second
+		budget = 6 * time.Second
 	}
 	begin := time.Now()
 	var n atomic.Int64
