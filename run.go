@@ -162,8 +162,6 @@ func (r *runner) run(ctx context.Context) error {
 			}
 			return err
 		}
-		n.runs.add(r)
-		defer n.runs.remove(r)
 	}
 	claimCtx, stopClaims := context.WithCancelCause(ctx)
 	stopOnClose := make(chan struct{})
@@ -184,6 +182,10 @@ func (r *runner) run(ctx context.Context) error {
 
 	for range r.opts.Concurrency {
 		r.workers = append(r.workers, &worker{runner: r})
+	}
+	if n := r.queue.node; n != nil { // who tells of cancels looks at the workers
+		n.runs.add(r)
+		defer n.runs.remove(r)
 	}
 	var fetchers sync.WaitGroup
 	for _, w := range r.workers {
