@@ -1,11 +1,9 @@
 package bench
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +18,7 @@ func BenchmarkCluster(b *testing.B) {
 		for _, shards := range []int{1, 3} {
 			b.Run(fmt.Sprintf("nodes=%d/durability=%v/shards=%d", nodes, d, shards), func(b *testing.B) {
 				queues := openCluster(b, nodes, codeq.Options{Durability: d, Shards: shards})
-				clusterCycle(b, queues)
+				fullCycle(b, queues...)
 			})
 		}
 	}
@@ -57,21 +55,4 @@ func openCluster(b *testing.B, nodes int, opts codeq.Options) []*codeq.Queue {
 	}
 	time.Sleep(3 * time.Second)
 	return queues
-}
-
-// clusterCycle runs the cycle with callers on all nodes.
-func clusterCycle(b *testing.B, queues []*codeq.Queue) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var l load
-	var wg sync.WaitGroup
-	for i := range producers {
-		wg.Go(func() { l.produce(ctx, b, queues[i%len(queues)], i, nil) })
-	}
-	for i := range workers {
-		wg.Go(func() { l.work(ctx, b, queues[i%len(queues)]) })
-	}
-	l.measure(b, nil)
-	cancel()
-	wg.Wait()
 }

@@ -23,7 +23,7 @@ func BenchmarkEvents(b *testing.B) {
 				read.Add(1)
 			}
 		})
-		fullCycle(b, q, nil)
+		fullCycle(b, q)
 		sub.Close()
 		reader.Wait()
 		b.ReportMetric(float64(sub.Lost())/float64(max(read.Load(), 1)), "lost/read")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"codeq"
+	"codeq/bench/workload"
 )
 
 // BenchmarkFeatures is FullCycle with one feature in use on every task, and
@@ -46,7 +47,7 @@ func BenchmarkFeatures(b *testing.B) {
 					b.Error(err)
 				}
 			}()
-			fullCycle(b, q, f.shape)
+			measure(b, workload.Load{}, workload.Calls{Queues: []*codeq.Queue{q}, Shape: f.shape})
 		})
 	}
 }

@@ -1,0 +1,114 @@
+package workload
+
+import (
+	"context"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"codeq"
+)
+
+// QueueName is the queue of all tasks of the drivers of codeq.
+const QueueName = "bench"
+
+// Calls drives codeq by single calls of Produce, Claim and Complete, or of
+// ProduceBatch if the load has batches; each waits for its own commit. The
+// producers and workers are spread over the queues: the nodes of a cluster, or
+// one queue.
+type Calls struct {
+	Queues []*codeq.Queue
+	// Shape, if given, alters the n-th task of a producer.
+	Shape func(producer, n int, t codeq.Task) codeq.Task
+}
+
+func (c Calls) Produce(ctx context.Context, producer, n int, payloads [][]byte) error {
+	q := c.Queues[producer%len(c.Queues)]
+	if len(payloads) > 1 {
+		return produceBatch(ctx, q, payloads)
+	}
+	t := codeq.Task{Queue: QueueName, Payload: payloads[0]}
+	if c.Shape != nil {
+		t = c.Shape(producer, n, t)
+	}
+	_, err := q.Produce(ctx, t)
+	return err
+}
+
+func (c Calls) Work(ctx context.Context, workers int, done func(payload []byte)) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range workers {
+		g.Go(func() error { return work(ctx, c.Queues[i%len(c.Queues)], done) })
+	}
+	return g.Wait()
+}
+
+func work(ctx context.Context, q *codeq.Queue, done func(payload []byte)) error {
+	req := codeq.ClaimRequest{Queues: []string{QueueName}}
+	for {
+		lease, err := q.Claim(ctx, req)
+		if err == nil {
+			err = q.Complete(ctx, lease.Receipt, nil)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		done(lease.Payload)
+	}
+}
+
+// Runner drives codeq by ProduceBatch, and by Run with a handler that does nothing.
+type Runner struct{ Queue *codeq.Queue }
+
+func (r Runner) Produce(ctx context.Context, _, _ int, payloads [][]byte) error {
+	return produceBatch(ctx, r.Queue, payloads)
+}
+
+func (r Runner) Work(ctx context.Context, workers int, done func(payload []byte)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var m codeq.Mux
+	codeq.Handle(&m, QueueName, func(_ context.Context, job *codeq.Job[[]byte]) error {
+		done(job.Args)
+		return nil
+	})
+	failed := make(chan error, 1)
+	err := r.Queue.Run(ctx, &m, &codeq.RunOptions{
+		Concurrency: workers,
+		OnError: func(_ *codeq.Lease, err error) {
+			select {
+			case failed <- err:
+			default:
+			}
+			cancel(err)
+		},
+	})
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return err
+	}
+}
+
+// Pending is counted, since Run does not tell when a completion is committed.
+func (r Runner) Pending(ctx context.Context) (int64, error) {
+	stats, err := r.Queue.Stats(ctx)
+	return int64(stats[QueueName].Total()), err
+}
+
+var taskSlices = sync.Pool{New: func() any { return new([]codeq.Task) }}
+
+func produceBatch(ctx context.Context, q *codeq.Queue, payloads [][]byte) error {
+	tasks := taskSlices.Get().(*[]codeq.Task)
+	defer taskSlices.Put(tasks)
+	*tasks = (*tasks)[:0]
+	for _, p := range payloads {
+		*tasks = append(*tasks, codeq.Task{Queue: QueueName, Payload: p})
+	}
+	_, err := q.ProduceBatch(ctx, *tasks)
+	return err
+}
