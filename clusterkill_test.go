@@ -397,7 +397,7 @@ func killNodes(t *testing.T, level Durability) {
 	case load == 0:
 		load = 10 * time.Second
 	}
-	random := crashSeed(t)
+	random := seeded(t)
 	dir := t.TempDir()
 	var peers []Peer
 	for i, addr := range freePorts(t, random, 3) {
@@ -467,7 +467,7 @@ func TestClusterReturn(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a node is away for 6 s")
 	}
-	random := crashSeed(t)
+	random := seeded(t)
 	dir := t.TempDir()
 	var peers []Peer
 	for i, addr := range freePorts(t, random, 3) {

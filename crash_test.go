@@ -231,18 +231,12 @@ func crashRounds() int {
 	return 30
 }
 
-func crashSeed(t *testing.T) *rand.Rand {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
-
 // TestKillLosesNothing: at the levels process and disk, whatever was
 // acknowledged before a kill -9 is there afterwards.
 func TestKillLosesNothing(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
-			random := crashSeed(t)
+			random := seeded(t)
 			dir := t.TempDir()
 			h := newCrashHistory()
 			for range crashRounds() {
@@ -275,7 +269,7 @@ func TestKillLosesNothing(t *testing.T) {
 // was acknowledged and nothing else: of each producer's tasks in a shard, a
 // prefix is left.
 func TestKillWithoutDurability(t *testing.T) {
-	random := crashSeed(t)
+	random := seeded(t)
 	lost := 0
 	for range crashRounds() {
 		dir := t.TempDir()

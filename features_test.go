@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,35 +14,43 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFeatureTable: every example and test that FEATURES.md names exists, and every
-// row has a test.
+// TestFeatureTable: every example and test that FEATURES.md and TESTING.md name
+// exists, and every row of FEATURES.md has a test.
 func TestFeatureTable(t *testing.T) {
 	exists := make(map[string]bool)
-	for _, pattern := range []string{"*_test.go", "codeqtest/*_test.go"} {
-		files, err := filepath.Glob(pattern)
-		require.NoError(t, err)
-		for _, name := range files {
-			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-			require.NoError(t, err)
-			for _, d := range file.Decls {
-				if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil {
-					exists[f.Name.Name] = true
-				}
+	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, d := range file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil {
+				exists[f.Name.Name] = true
 			}
 		}
-	}
-	text, err := os.ReadFile("FEATURES.md")
-	require.NoError(t, err)
-	names := regexp.MustCompile(`\b(Example|Test)[A-Z]\w*`)
-	for row := range strings.Lines(string(text)) {
-		if !strings.HasPrefix(row, "| ") || strings.HasPrefix(row, "| **") || strings.HasPrefix(row, "| feature ") {
-			continue
+		return nil
+	}))
+	names := regexp.MustCompile(`\b(Example|Test|Fuzz|Benchmark)[A-Z]\w*`)
+	rows := func(name string, each func(row string, found []string)) {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for row := range strings.Lines(string(text)) {
+			if !strings.HasPrefix(row, "| ") || strings.HasPrefix(row, "| **") || strings.HasPrefix(row, "| feature ") {
+				continue
+			}
+			found := names.FindAllString(row, -1)
+			for _, name := range found {
+				require.True(t, exists[name], "%s in %s", name, row)
+			}
+			each(row, found)
 		}
-		found := names.FindAllString(row, -1)
+	}
+	rows("FEATURES.md", func(row string, found []string) {
 		require.NotEmpty(t, found, row)
 		require.Contains(t, found[len(found)-1], "Test", row)
-		for _, name := range found {
-			require.True(t, exists[name], "%s in %s", name, row)
-		}
-	}
+	})
+	rows("TESTING.md", func(string, []string) {})
 }

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"slices"
+	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -15,6 +18,22 @@ import (
 	"codeq/internal/record"
 	"codeq/internal/window"
 )
+
+var seedFlag = flag.Uint64("seed", 0, "what tests draw their chances from that print a seed; 0: a seed of their own")
+
+func drawSeed() uint64 {
+	if *seedFlag != 0 {
+		return *seedFlag
+	}
+	return rand.Uint64()
+}
+
+// seeded is the chance of a test, whose seed is told when the test fails.
+func seeded(t *testing.T) *rand.Rand {
+	seed := drawSeed()
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
 
 // peek is a view of what a shard's disk has now, without asking the owner.
 func (q *Queue) peek(s *shard) *view {

@@ -372,7 +372,7 @@ func TestPermitsFaults(t *testing.T) {
 		runs = 1
 	}
 	for range runs {
-		seed := rand.Uint64()
+		seed := drawSeed()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 				const limit, rate, burst = 3, 60, 10

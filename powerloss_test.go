@@ -433,13 +433,6 @@ func (p *powerLoad) inherit(f found) {
 	}
 }
 
-// powerSeed is the seed of a test, told when the test fails.
-func powerSeed(t *testing.T) *rand.Rand {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
-
 // TestPowerLoss loses power under load, over and over: what one image has is
 // where the next load begins. At every level each image opens, does not
 // contradict itself, and has in each shard what was done up to some moment. With
@@ -448,7 +441,7 @@ func powerSeed(t *testing.T) *rand.Rand {
 func TestPowerLoss(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
-			rng := powerSeed(t)
+			rng := seeded(t)
 			disk := vfs.NewCrashableMem()
 			var inherited found
 			images, lossy, logs, shards := 0, 0, 0, 0
