@@ -170,10 +170,16 @@ func Command() string {
 		module := cmp.Or(info.Main.Path, info.Path)
 		program = "go run -C " + strings.TrimPrefix(module, "codeq/") + " ." + strings.TrimPrefix(path.Clean(info.Path), module)
 	}
-	for _, arg := range os.Args[1:] {
-		program += " " + quoted(arg)
+	return program + Words(os.Args[1:])
+}
+
+// Words are arguments as they are typed in a shell, each after a space.
+func Words(args []string) string {
+	var line strings.Builder
+	for _, arg := range args {
+		line.WriteString(" " + quoted(arg))
 	}
-	return program
+	return line.String()
 }
 
 // quoted is a word for the shell.

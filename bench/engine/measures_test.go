@@ -1,0 +1,39 @@
+package main
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const printed = `goos: linux
+pkg: codeq/bench
+BenchmarkFullCycle/durability=disk/shards=1-2   1   2.000 allocs/cycle   30000 cycles/s   1500 p50-us
+BenchmarkFullCycle/durability=disk/shards=1-2   1   2.000 allocs/cycle   10000 cycles/s   1500 p50-us
+BenchmarkFullCycle/durability=disk/shards=1-2   1   2.000 allocs/cycle   20000 cycles/s   1500 p50-us
+BenchmarkIdle                                   1   0.006 %core
+BenchmarkIdle                                   1   0.008 %core
+PASS
+=== RUN   TestClusterKill
+=== RUN   TestClusterKill/disk
+    clusterkill_test.go:436: kill 1: node 2, shards led again after [1s], served after [1.1s]
+    clusterkill_test.go:457: 14 kills, 30 elections, 9000 tasks acknowledged, 9000 completed, failovers of 28: min 900ms, median 1.15s, 90% 2s, max 2.09s
+=== RUN   TestClusterKill/process
+    clusterkill_test.go:457: 12 kills, 26 elections, 8000 tasks acknowledged, 8000 completed, failovers of 24: min 900ms, median 1.39s, 90% 2s, max 2.89s
+--- PASS: TestClusterKill (130.01s)
+`
+
+func TestParse(t *testing.T) {
+	m, err := parse(printed)
+	require.NoError(t, err)
+	cycle := "FullCycle/durability=disk/shards=1"
+	require.Equal(t, 20000.0, m.median(cycle, "cycles/s"))
+	require.Equal(t, 1500.0, m.median(cycle, "p50-us"))
+	require.InDelta(t, 0.007, m.median("Idle", "%core"), 1e-9)
+	require.True(t, math.IsNaN(m.median("Idle", "cycles/s")))
+	require.Equal(t, 28.0, m.median("ClusterKill/disk", "failovers"))
+	require.Equal(t, 1150.0, m.median("ClusterKill/disk", "median-ms"))
+	require.Equal(t, 2890.0, m.median("ClusterKill/process", "max-ms"))
+	require.Equal(t, 8000.0, m.median("ClusterKill/process", "acknowledged"))
+}

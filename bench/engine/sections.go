@@ -1,0 +1,153 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"codeq/bench/report"
+)
+
+// section is one run of go test, and the tables of it.
+type section struct {
+	title string
+	long  bool // takes minutes
+	args  []string
+	table func(*report.Document, measures)
+}
+
+var durabilities = []string{"none", "process", "disk"}
+
+func (c *config) sections() []section {
+	return []section{
+		{"Cycles", false, c.bench("^Benchmark(RawPebble|FullCycle|Run)$", c.window, c.count), cycles},
+		{"Features", false, c.bench("^BenchmarkFeatures$", c.window, c.count), features},
+		{"Nodes", false, c.bench("Cluster/|FullCycle/durability=(process|disk)/shards=1", c.window, c.count), nodes},
+		{"Backlog", true, c.bench("^Benchmark(Backlog|Idle|HandOff|Fairness)$", 16*time.Second, 1), backlog},
+		{"Catching up", true, append(c.bench("^BenchmarkCatchUp$", c.window, 1), "-away", strconv.FormatInt(c.away, 10)), catchUp},
+		{"Failover", true, []string{"test", "-run", "^TestClusterKill$", "-v", "-timeout", "0", ".", "-cluster.for", c.kill.String()}, failover},
+	}
+}
+
+func (c *config) bench(pattern string, window time.Duration, count int) []string {
+	return []string{
+		"test", "./bench", "-run", "^$", "-bench", pattern, "-benchtime", "1x", "-timeout", "0",
+		"-count", strconv.Itoa(count), "-warmup", c.warmup.String(), "-window", window.String(),
+	}
+}
+
+func cycles(d *report.Document, m measures) {
+	rate := func(format string, unit string) (row []any) {
+		for _, level := range durabilities {
+			row = append(row, m.median(fmt.Sprintf(format, level), unit))
+		}
+		return row
+	}
+	var rows [][]any
+	for _, kind := range []struct{ name, what string }{
+		{"FullCycle", "single calls"},
+		{"Run", "batches of 64, and Run with 128 workers"},
+	} {
+		for shards := 1; shards <= 2; shards++ {
+			name := fmt.Sprintf("%s/durability=%%s/shards=%d", kind.name, shards)
+			rows = append(rows, append([]any{kind.what + ", " + plural(shards, "shard")}, rate(name, "cycles/s")...))
+		}
+	}
+	for dbs := 1; dbs <= 2; dbs++ {
+		rows = append(rows, []any{
+			"raw Pebble, four key writes a cycle, " + plural(dbs, "store"), m.median(fmt.Sprintf("RawPebble/dbs=%d", dbs), "cycles/s"),
+		})
+	}
+	d.Table([]string{"cycles/s", "none", "process", "disk"}, rows...)
+	single := "FullCycle/durability=%s/shards=1"
+	d.Table([]string{"single calls, 1 shard", "none", "process", "disk"},
+		append([]any{"from produce to completed, median, us"}, rate(single, "p50-us")...),
+		append([]any{"the same, 99 of 100, us"}, rate(single, "p99-us")...),
+		append([]any{"allocations a cycle"}, rate(single, "allocs/cycle")...),
+		append([]any{"bytes allocated a cycle"}, rate(single, "B/cycle")...),
+		append([]any{"processor time a cycle, us"}, rate(single, "cpu-us/cycle")...),
+	)
+}
+
+func features(d *report.Document, m measures) {
+	plain := m.median("Features/plain", "cycles/s")
+	var rows [][]any
+	for _, f := range []struct{ name, what string }{
+		{"plain", "plain"},
+		{"unique", "an idempotency key until the task has ended"},
+		{"unique-for-1h", "an idempotency key for an hour"},
+		{"tenants=1000", "1,000 tenants"},
+		{"groups=100000", "100,000 groups"},
+	} {
+		rate := m.median("Features/"+f.name, "cycles/s")
+		rows = append(rows, []any{f.what, rate, rate / plain})
+	}
+	d.Table([]string{"single calls, 1 shard, process", "cycles/s", "of plain"}, rows...)
+}
+
+func nodes(d *report.Document, m measures) {
+	row := func(what, format string) (row []any) {
+		row = append(row, what)
+		for _, level := range []string{"process", "disk"} {
+			name := fmt.Sprintf(format, level)
+			row = append(row, m.median(name, "cycles/s"), m.median(name, "p50-us")/1e3)
+		}
+		return row
+	}
+	d.Table([]string{"single calls", "process, cycles/s", "median latency, ms", "disk, cycles/s", "median latency, ms"},
+		row("three nodes, 1 shard", "Cluster/nodes=3/durability=%s/shards=1"),
+		row("three nodes, 3 shards", "Cluster/nodes=3/durability=%s/shards=3"),
+		row("a queue by itself, 1 shard", "FullCycle/durability=%s/shards=1"),
+	)
+}
+
+func backlog(d *report.Document, m measures) {
+	deep := "Backlog/ready=10000000"
+	pair := func(unit string) string {
+		return report.Number(m.median(deep, unit)) + "/s : " + report.Number(m.median(deep, "empty-"+unit)) + "/s"
+	}
+	d.Table([]string{"10,000,000 ready tasks, against an empty queue", ""},
+		[]any{"single produces", pair("produces/s")},
+		[]any{"claims with completion", pair("claims/s")},
+		[]any{"from Open to the first claim, ms", m.median(deep, "reopen-ms")},
+		[]any{"peak of resident memory, MB", m.median(deep, "peak-rss-MB")},
+	)
+	hand := "HandOff/durability="
+	d.Table([]string{"", ""},
+		[]any{"claims until 100 tenants with one task each are served, beside one with 1,000,000, 1 shard", m.median("Fairness/shards=1", "claims")},
+		[]any{"the same, 2 shards", m.median("Fairness/shards=2", "claims")},
+		[]any{"processor time of an idle queue of 2 shards, % of a core", m.median("Idle", "%core")},
+		[]any{"from Produce to a Claim that waits on an idle queue, median, us: none", m.median(hand+"none", "p50-us")},
+		[]any{"process", m.median(hand+"process", "p50-us")},
+		[]any{"disk", m.median(hand+"disk", "p50-us")},
+	)
+}
+
+func catchUp(d *report.Document, m measures) {
+	row := func(what, unit string) []any {
+		return []any{what, m.median("CatchUp/durability=process", unit), m.median("CatchUp/durability=disk", unit)}
+	}
+	d.Table([]string{"a node that comes back, of three", "process", "disk"},
+		row("cycles/s of the others while it is away", "cycles/s"),
+		row("and while it catches up", "catchup-cycles/s"),
+		row("share", "kept"),
+		row("seconds until it has caught up", "catchup-s"),
+		row("the most log that a node had, MB", "log-MB"),
+	)
+}
+
+func failover(d *report.Document, m measures) {
+	row := func(level string) []any {
+		name := "ClusterKill/" + level
+		return []any{level, m.median(name, "failovers"), m.median(name, "median-ms"), m.median(name, "max-ms"), m.median(name, "acknowledged")}
+	}
+	d.Table([]string{"three processes, one killed by kill -9 after the other; none lost", "shards without a leader", "served again after, median, ms", "longest, ms", "tasks acknowledged"},
+		row("process"), row("disk"))
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}
