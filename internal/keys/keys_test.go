@@ -923,7 +923,7 @@ func TestLeaseRefusals(t *testing.T) {
 	refused(append([]byte{2}, b[1:]...), "unknown flags")
 	refused(append(bytes.Clone(b), 2), "a form without an ID")
 	unknown := bytes.Clone(b)
-	unknown[leaseHeaderLen] = 2
+	unknown[1+8] = 2
 	refused(unknown, "an unknown form")
 
 	large := LeaseHeader{}.Append(nil)

@@ -1,6 +1,6 @@
 package keys
 
-import "encoding/binary"
+import "codeq/internal/wire"
 
 // Message is what one shard has another one do, in the same commit as what
 // made it necessary: it is kept in the range Outbound until it has been taken.
@@ -37,60 +37,36 @@ func (m *Message) Append(dst []byte) []byte {
 	switch m.Kind {
 	case MsgAdmit:
 		dst = append(dst, m.Priority)
-		dst = appendString(appendString(dst, m.Queue), m.Tenant)
+		dst = wire.AppendBytes(wire.AppendBytes(dst, m.Queue), m.Tenant)
 		return append(dst, m.Record...)
 	case MsgSettings:
-		return append(appendString(dst, m.Queue), m.Settings...)
+		return append(wire.AppendBytes(dst, m.Queue), m.Settings...)
 	default:
 		dst = append(append(dst, m.Parent[:]...), m.Child[:]...)
 		return append(dst, m.Outcome)
 	}
 }
 
-func appendString(dst []byte, s string) []byte {
-	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
-}
-
 // ParseMessage reads a message. Record and Settings alias b.
 func ParseMessage(b []byte) (m Message, err error) {
-	r := reader{b: b, ok: true}
-	if kind := r.bytes(1); r.ok {
-		m.Kind = kind[0]
-	}
+	r := wire.NewReader(b)
+	m.Kind = r.Byte()
 	switch m.Kind {
 	case MsgAdmit:
-		if p := r.bytes(1); r.ok {
-			m.Priority = p[0]
-		}
-		m.Queue, m.Tenant = r.string(), r.string()
-		if r.ok {
-			m.Record = b[r.n:]
-		}
+		m.Priority = r.Byte()
+		m.Queue, m.Tenant = r.String(), r.String()
+		m.Record = r.Rest()
 	case MsgDepend, MsgEnded:
-		copy(m.Parent[:], r.bytes(IDLen))
-		copy(m.Child[:], r.bytes(IDLen))
-		if o := r.bytes(1); r.ok {
-			m.Outcome = o[0]
-		}
-		r.ok = r.ok && r.n == len(b)
+		m.Parent, m.Child = ReadID(r), ReadID(r)
+		m.Outcome = r.Byte()
 	case MsgSettings:
-		if m.Queue = r.string(); r.ok {
-			m.Settings = b[r.n:]
-		}
+		m.Queue = r.String()
+		m.Settings = r.Rest()
 	default:
-		r.ok = false
+		r.Fail()
 	}
-	if !r.ok {
+	if r.Done() != nil {
 		return Message{}, malformed("message", b)
 	}
 	return m, nil
-}
-
-func (r *reader) string() string {
-	n := r.uvarint()
-	if !r.ok || n > uint64(len(r.b)-r.n) {
-		r.ok = false
-		return ""
-	}
-	return string(r.bytes(int(n)))
 }

@@ -61,10 +61,7 @@ func (v *SessionValue) Append(dst []byte) []byte {
 // ParseSession is the inverse of Append.
 func ParseSession(b []byte) (v SessionValue, err error) {
 	r := wire.NewReader(b)
-	if s := r.Take(8); s != nil {
-		v.Session = binary.BigEndian.Uint64(s)
-	}
-	v.Low = r.Uint()
+	v.Session, v.Low = r.Fixed64(), r.Uint()
 	n := r.Count(3)
 	for range n {
 		v.Calls = append(v.Calls, SessionCall{Seq: r.Uint(), IDs: ReadIDs(r), Duplicates: ReadIndexes(r)})

@@ -1,6 +1,10 @@
 package keys
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"codeq/internal/wire"
+)
 
 // AppendSchedule appends the key of a schedule.
 func AppendSchedule(dst []byte, name string) []byte {
@@ -35,8 +39,6 @@ type ScheduleValue struct {
 // scheduleForm begins a value and names the form of what follows.
 const scheduleForm = 1
 
-const schedulePositionLen = 3 * 8
-
 // Append appends the encoded value.
 func (v *ScheduleValue) Append(dst []byte) []byte {
 	dst = append(dst, scheduleForm)
@@ -44,35 +46,26 @@ func (v *ScheduleValue) Append(dst []byte) []byte {
 		dst = binary.BigEndian.AppendUint64(dst, at)
 	}
 	dst = append(dst, v.Missed, v.Priority)
-	dst = binary.AppendUvarint(dst, v.Every)
+	dst = wire.AppendUint(dst, v.Every)
 	for _, s := range [...]string{v.Cron, v.TimeZone, v.Queue, v.Tenant} {
-		dst = append(binary.AppendUvarint(dst, uint64(len(s))), s...)
+		dst = wire.AppendBytes(dst, s)
 	}
 	return append(dst, v.Record...)
 }
 
 // ParseScheduleValue reads the value of a schedule. Record aliases b.
 func ParseScheduleValue(b []byte) (v ScheduleValue, err error) {
-	r := reader{b: b, ok: true}
-	fixed := r.bytes(1 + schedulePositionLen + 2)
-	if !r.ok || fixed[0] != scheduleForm {
+	r := wire.NewReader(b)
+	if r.Byte() != scheduleForm {
 		return v, malformed("schedule", b)
 	}
-	v.Start = binary.BigEndian.Uint64(fixed[1:])
-	v.After = binary.BigEndian.Uint64(fixed[9:])
-	v.Last = binary.BigEndian.Uint64(fixed[17:])
-	v.Missed, v.Priority = fixed[25], fixed[26]
-	v.Every = r.uvarint()
-	for _, s := range [...]*string{&v.Cron, &v.TimeZone, &v.Queue, &v.Tenant} {
-		n := r.uvarint()
-		if n > uint64(len(b)) {
-			r.ok = false
-		}
-		*s = string(r.bytes(int(n)))
-	}
-	if !r.ok {
+	v.Start, v.After, v.Last = r.Fixed64(), r.Fixed64(), r.Fixed64()
+	v.Missed, v.Priority = r.Byte(), r.Byte()
+	v.Every = r.Uint()
+	v.Cron, v.TimeZone, v.Queue, v.Tenant = r.String(), r.String(), r.String(), r.String()
+	v.Record = r.Rest()
+	if r.Failed() {
 		return ScheduleValue{}, malformed("schedule", b)
 	}
-	v.Record = b[r.n:]
 	return v, nil
 }

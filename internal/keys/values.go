@@ -2,7 +2,8 @@ package keys
 
 import (
 	"encoding/binary"
-	"math"
+
+	"codeq/internal/wire"
 )
 
 // LaneValue is the catalogue entry of a lane.
@@ -223,7 +224,7 @@ const groupValueLen = IDLen + 1
 
 // Append appends the encoded value.
 func (v GroupValue) Append(dst []byte) []byte {
-	return append(append(dst, v.Holder[:]...), boolByte(v.Waiting))
+	return wire.AppendBool(append(dst, v.Holder[:]...), v.Waiting)
 }
 
 // ParseGroup reads who has the turn of a group.
@@ -234,13 +235,6 @@ func ParseGroup(b []byte) (v GroupValue, err error) {
 	copy(v.Holder[:], b)
 	v.Waiting = b[groupValueLen-1] == 1
 	return v, nil
-}
-
-func boolByte(b bool) byte {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // AppendLaneNumber appends the lane that stands before the record of a
@@ -268,22 +262,18 @@ type EndedValue struct {
 func (v EndedValue) Append(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, v.Lane)
 	dst = binary.BigEndian.AppendUint64(dst, v.At)
-	dst = binary.AppendUvarint(dst, uint64(len(v.Result)))
-	return append(dst, v.Result...)
+	return wire.AppendBytes(dst, v.Result)
 }
 
 // ParseEnded reads the value of a task that has ended. Both results alias b.
 func ParseEnded(b []byte) (v EndedValue, rec []byte, err error) {
-	r := reader{b: b, ok: true}
-	fixed := r.bytes(4 + 8)
-	n := r.uvarint()
-	if !r.ok || n > uint64(len(b)-r.n) {
-		return v, nil, malformed("ended task", b)
+	r := wire.NewReader(b)
+	v = EndedValue{Lane: r.Fixed32(), At: r.Fixed64(), Result: r.Bytes()}
+	rec = r.Rest()
+	if r.Failed() {
+		return EndedValue{}, nil, malformed("ended task", b)
 	}
-	v.Lane = binary.BigEndian.Uint32(fixed)
-	v.At = binary.BigEndian.Uint64(fixed[4:])
-	v.Result = r.bytes(int(n))
-	return v, b[r.n:], nil
+	return v, rec, nil
 }
 
 // LeaseHeader begins the value of a lease record: what all its leases share.
@@ -292,15 +282,9 @@ type LeaseHeader struct {
 	Deadline uint64 // wall clock, ms since 1970
 }
 
-const leaseHeaderLen = 1 + 8
-
 // Append appends the encoded header.
 func (h LeaseHeader) Append(dst []byte) []byte {
-	var flags byte
-	if h.Local {
-		flags = 1
-	}
-	return binary.BigEndian.AppendUint64(append(dst, flags), h.Deadline)
+	return binary.BigEndian.AppendUint64(wire.AppendBool(dst, h.Local), h.Deadline)
 }
 
 // LeaseEntry is one lease in a lease record. It is in force while the task's
@@ -329,54 +313,48 @@ const (
 func (e LeaseEntry) Append(dst []byte, seq uint64) []byte {
 	if e.Token == seq && e.Leases == 1 && e.Attempts == 1 && e.Lane == LaneOf(e.ID) && e.Since == SinceOf(e.ID) {
 		dst = append(append(dst, entryFresh), e.ID[:]...)
-		return binary.AppendUvarint(dst, e.Duration)
+		return wire.AppendUint(dst, e.Duration)
 	}
 	dst = append(append(dst, entryFull), e.ID[:]...)
-	dst = binary.AppendUvarint(dst, e.Duration)
+	dst = wire.AppendUint(dst, e.Duration)
 	dst = binary.BigEndian.AppendUint32(dst, e.Lane)
 	dst = binary.BigEndian.AppendUint64(dst, e.Since)
 	dst = binary.BigEndian.AppendUint64(dst, e.Token)
-	dst = binary.AppendUvarint(dst, uint64(e.Leases))
-	return binary.AppendUvarint(dst, uint64(e.Attempts))
+	dst = wire.AppendUint(dst, uint64(e.Leases))
+	return wire.AppendUint(dst, uint64(e.Attempts))
 }
 
 // ParseLeases reads the value of the lease record seq.
 func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
-	if len(b) < leaseHeaderLen || b[0] > 1 {
-		return LeaseHeader{}, nil, malformed("lease record", b)
+	r := wire.NewReader(b)
+	flags := r.Byte()
+	h := LeaseHeader{Local: flags == 1, Deadline: r.Fixed64()}
+	if flags > 1 {
+		r.Fail()
 	}
-	h := LeaseHeader{Local: b[0] == 1, Deadline: binary.BigEndian.Uint64(b[1:])}
 	var entries []LeaseEntry
-	for rest := b[leaseHeaderLen:]; len(rest) > 0; {
-		e, n, ok := parseEntry(seq, rest)
-		if !ok {
-			return LeaseHeader{}, nil, malformed("lease record", b)
-		}
-		entries = append(entries, e)
-		rest = rest[n:]
+	for r.Len() > 0 {
+		entries = append(entries, readLease(r, seq))
+	}
+	if r.Failed() {
+		return LeaseHeader{}, nil, malformed("lease record", b)
 	}
 	return h, entries, nil
 }
 
-func parseEntry(seq uint64, b []byte) (e LeaseEntry, n int, ok bool) {
-	r := reader{b: b, ok: true}
-	form := r.bytes(1)
-	copy(e.ID[:], r.bytes(IDLen))
-	e.Duration = r.uvarint()
-	if !r.ok || form[0] > entryFresh {
-		return e, 0, false
-	}
-	if form[0] == entryFresh {
+func readLease(r *wire.Reader, seq uint64) LeaseEntry {
+	form := r.Byte()
+	e := LeaseEntry{ID: ReadID(r), Duration: r.Uint()}
+	switch form {
+	case entryFresh:
 		e.Lane, e.Since, e.Token, e.Leases, e.Attempts = LaneOf(e.ID), SinceOf(e.ID), seq, 1, 1
-		return e, r.n, true
+	case entryFull:
+		e.Lane, e.Since, e.Token = r.Fixed32(), r.Fixed64(), r.Fixed64()
+		e.Leases, e.Attempts = r.Uint32(), r.Uint32()
+	default:
+		r.Fail()
 	}
-	if fixed := r.bytes(4 + 8 + 8); r.ok {
-		e.Lane = binary.BigEndian.Uint32(fixed)
-		e.Since = binary.BigEndian.Uint64(fixed[4:])
-		e.Token = binary.BigEndian.Uint64(fixed[12:])
-	}
-	e.Leases, e.Attempts = r.uint32(), r.uint32()
-	return e, r.n, r.ok
+	return e
 }
 
 // LaneOf is the lane in which a task was born: bytes 9 to 11 of its ID.
@@ -384,40 +362,3 @@ func LaneOf(id ID) uint32 { return uint32(id[9])<<16 | uint32(id[10])<<8 | uint3
 
 // MaxLane is the largest number of a lane.
 const MaxLane = 1<<24 - 1
-
-// reader takes a value apart; after the first shortage ok is false.
-type reader struct {
-	b  []byte
-	n  int
-	ok bool
-}
-
-func (r *reader) bytes(n int) []byte {
-	if !r.ok || len(r.b)-r.n < n {
-		r.ok = false
-		return nil
-	}
-	r.n += n
-	return r.b[r.n-n : r.n]
-}
-
-func (r *reader) uvarint() uint64 {
-	if !r.ok {
-		return 0
-	}
-	v, n := binary.Uvarint(r.b[r.n:])
-	if n <= 0 {
-		r.ok = false
-		return 0
-	}
-	r.n += n
-	return v
-}
-
-func (r *reader) uint32() uint32 {
-	v := r.uvarint()
-	if v > math.MaxUint32 {
-		r.ok = false
-	}
-	return uint32(v)
-}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/wire"
 )
 
 // A key is the group and the index. A value is
@@ -47,10 +49,10 @@ func groupOf(key []byte) uint32 { return binary.BigEndian.Uint32(key) }
 // appendHeader appends the part of a value between checksum and extensions.
 func appendHeader(b []byte, l *raft.Log) []byte {
 	b = append(b, byte(l.Type))
-	b = binary.AppendUvarint(b, l.Term)
-	b = binary.AppendVarint(b, l.AppendedAt.Unix())
-	b = binary.AppendUvarint(b, uint64(l.AppendedAt.Nanosecond()))
-	return binary.AppendUvarint(b, uint64(len(l.Extensions)))
+	b = wire.AppendUint(b, l.Term)
+	b = wire.AppendInt(b, l.AppendedAt.Unix())
+	b = wire.AppendUint(b, uint64(l.AppendedAt.Nanosecond()))
+	return wire.AppendUint(b, uint64(len(l.Extensions)))
 }
 
 // appendValue appends the value of an entry. It allocates nothing if there is room.
@@ -89,37 +91,14 @@ func decodeValue(group uint32, index uint64, value []byte, l *raft.Log) error {
 	if sum != checksum(group, index, rest) {
 		return damaged("wrong checksum")
 	}
-	out := raft.Log{Index: index, Type: raft.LogType(rest[0])}
-	rest = rest[1:]
-	number := func() (v uint64, ok bool) {
-		v, n := binary.Uvarint(rest)
-		if n <= 0 {
-			return 0, false
-		}
-		rest = rest[n:]
-		return v, true
-	}
-	var ok bool
-	if out.Term, ok = number(); !ok {
-		return damaged("term")
-	}
-	seconds, n := binary.Varint(rest)
-	if n <= 0 {
-		return damaged("time")
-	}
-	rest = rest[n:]
-	nanos, ok := number()
-	if !ok || nanos >= uint64(time.Second) {
-		return damaged("time")
+	r := wire.NewReader(rest)
+	out := raft.Log{Index: index, Type: raft.LogType(r.Byte()), Term: r.Uint()}
+	seconds, nanos, extensions := r.Int(), r.Uint(), r.Count(1)
+	if r.Failed() || nanos >= uint64(time.Second) {
+		return damaged("malformed header")
 	}
 	out.AppendedAt = time.Unix(seconds, int64(nanos)).UTC()
-	extensions, ok := number()
-	if !ok || extensions > uint64(len(rest)) {
-		return damaged("extensions")
-	}
-	if len(rest) > 0 {
-		rest = append([]byte(nil), rest...)
-	}
+	rest = append([]byte(nil), r.Rest()...)
 	if extensions > 0 {
 		out.Extensions = rest[:extensions:extensions]
 	}

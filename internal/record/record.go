@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"codeq/internal/wire"
 )
 
 // Head is what the engine needs of a task to decide on it: the part that is
@@ -136,29 +138,29 @@ func (r *Record) Append(b []byte) []byte {
 		return append(append(b, 0), r.Payload...)
 	}
 	flags := r.flags()
-	b = binary.AppendUvarint(b, flags)
+	b = wire.AppendUint(b, flags)
 	if flags&hasHistory != 0 {
-		b = binary.AppendUvarint(b, uint64(r.Attempts))
-		b = binary.AppendUvarint(b, uint64(r.Leases))
+		b = wire.AppendUint(b, uint64(r.Attempts))
+		b = wire.AppendUint(b, uint64(r.Leases))
 	}
 	if flags&hasMaxAttempts != 0 {
-		b = binary.AppendUvarint(b, uint64(r.MaxAttempts))
+		b = wire.AppendUint(b, uint64(r.MaxAttempts))
 	}
 	if flags&hasLease != 0 {
-		b = binary.AppendUvarint(b, r.Lease)
+		b = wire.AppendUint(b, r.Lease)
 	}
 	if flags&hasTimeout != 0 {
-		b = binary.AppendUvarint(b, r.Timeout)
+		b = wire.AppendUint(b, r.Timeout)
 	}
 	if flags&hasRetention != 0 {
-		b = binary.AppendVarint(b, r.Retention)
+		b = wire.AppendInt(b, r.Retention)
 	}
 	if flags&hasRunAt != 0 {
-		b = binary.AppendUvarint(b, r.RunAt)
+		b = wire.AppendUint(b, r.RunAt)
 	}
 	if flags&hasUnique != 0 {
 		b = append(b, r.Unique[:]...)
-		b = binary.AppendUvarint(b, r.UniqueFor)
+		b = wire.AppendUint(b, r.UniqueFor)
 		b = append(b, r.Flags)
 	}
 	if flags&hasGroup != 0 {
@@ -168,26 +170,26 @@ func (r *Record) Append(b []byte) []byte {
 		b = binary.BigEndian.AppendUint64(b, r.Limit)
 	}
 	if flags&hasError != 0 {
-		b = appendString(b, r.Error)
+		b = wire.AppendBytes(b, r.Error)
 	}
 	if flags&hasHeaders != 0 {
-		b = binary.AppendUvarint(b, uint64(len(r.Headers)))
+		b = wire.AppendUint(b, uint64(len(r.Headers)))
 		for _, k := range slices.Sorted(maps.Keys(r.Headers)) {
-			b = appendString(b, k)
-			b = appendString(b, r.Headers[k])
+			b = wire.AppendBytes(b, k)
+			b = wire.AppendBytes(b, r.Headers[k])
 		}
 	}
 	if flags&hasUnique != 0 {
-		b = appendString(b, r.UniqueKey)
+		b = wire.AppendBytes(b, r.UniqueKey)
 	}
 	if flags&hasGroup != 0 {
-		b = appendString(b, r.GroupKey)
+		b = wire.AppendBytes(b, r.GroupKey)
 	}
 	if flags&hasLimit != 0 {
-		b = appendString(b, r.LimitKey)
+		b = wire.AppendBytes(b, r.LimitKey)
 	}
 	if flags&hasParents != 0 {
-		b = binary.AppendUvarint(append(b, r.OnDead), uint64(len(r.Parents)))
+		b = wire.AppendUint(append(b, r.OnDead), uint64(len(r.Parents)))
 		for _, id := range r.Parents {
 			b = append(b, id[:]...)
 		}
@@ -209,205 +211,126 @@ func Plain(b []byte) (payload []byte, ok bool) {
 
 // DecodeHead reads the head of a stored record.
 func DecodeHead(b []byte) (Head, error) {
-	d, flags := begin(b)
-	h := d.head(flags)
-	if err := d.err(b); err != nil {
-		return Head{}, err
+	r := wire.NewReader(b)
+	h := readHead(r, readFlags(r))
+	if r.Failed() {
+		return Head{}, malformed(b)
 	}
 	return h, nil
 }
 
 // Decode reads a stored record. Payload aliases b.
 func Decode(b []byte) (Record, error) {
-	var r Record
-	d, flags := begin(b)
-	r.Head = d.head(flags)
+	r := wire.NewReader(b)
+	flags := readFlags(r)
+	rec := Record{Head: readHead(r, flags)}
 	if flags&hasError != 0 {
-		r.Error = d.string()
+		rec.Error = r.String()
 	}
 	if flags&hasHeaders != 0 {
-		r.Headers = d.headers()
+		rec.Headers = readHeaders(r)
 	}
 	if flags&hasUnique != 0 {
-		r.UniqueKey = d.string()
+		rec.UniqueKey = r.String()
 	}
 	if flags&hasGroup != 0 {
-		r.GroupKey = d.string()
+		rec.GroupKey = r.String()
 	}
 	if flags&hasLimit != 0 {
-		r.LimitKey = d.string()
+		rec.LimitKey = r.String()
 	}
 	if flags&hasParents != 0 {
-		if f := d.bytes(1); !d.bad {
-			r.OnDead = f[0]
-		}
-		r.Parents = d.ids()
+		rec.OnDead = r.Byte()
+		rec.Parents = readIDs(r)
 	}
-	r.Payload = d.b
-	if err := d.err(b); err != nil {
-		return Record{}, err
+	rec.Payload = r.Rest()
+	if r.Failed() {
+		return Record{}, malformed(b)
 	}
-	return r, nil
+	return rec, nil
 }
 
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
-}
-
-// decoder takes fields off the front of b; after the first one that does not
-// fit, bad is true and every field is zero.
-type decoder struct {
-	b   []byte
-	bad bool
-}
-
-func begin(b []byte) (d decoder, flags uint64) {
-	d.b = b
-	flags = d.uint64()
-	if flags > allFlags {
-		d.fail()
-	}
-	return d, flags
-}
-
-func (d *decoder) fail() { d.bad, d.b = true, nil }
-
-func (d *decoder) err(b []byte) error {
-	if !d.bad {
-		return nil
-	}
+func malformed(b []byte) error {
 	return fmt.Errorf("%w: %d bytes, beginning %x", ErrMalformed, len(b), b[:min(len(b), 16)])
 }
 
-func (d *decoder) head(flags uint64) (h Head) {
+func readFlags(r *wire.Reader) uint64 {
+	flags := r.Uint()
+	if flags > allFlags {
+		r.Fail()
+	}
+	return flags
+}
+
+func readHead(r *wire.Reader, flags uint64) (h Head) {
 	if flags&hasHistory != 0 {
-		h.Attempts, h.Leases = d.uint32(), d.uint32()
+		h.Attempts, h.Leases = r.Uint32(), r.Uint32()
 	}
 	if flags&hasMaxAttempts != 0 {
-		h.MaxAttempts = d.uint32()
+		h.MaxAttempts = r.Uint32()
 	}
 	if flags&hasLease != 0 {
-		h.Lease = d.uint64()
+		h.Lease = r.Uint()
 	}
 	if flags&hasTimeout != 0 {
-		h.Timeout = d.uint64()
+		h.Timeout = r.Uint()
 	}
 	if flags&hasRetention != 0 {
-		h.Retention = d.int64()
+		h.Retention = r.Int()
 	}
 	if flags <= oneByte {
 		return h
 	}
 	if flags&hasRunAt != 0 {
-		h.RunAt = d.uint64()
+		h.RunAt = r.Uint()
 	}
 	if flags&hasUnique != 0 {
-		copy(h.Unique[:], d.bytes(UniqueLen))
-		h.UniqueFor = d.uint64()
-		if f := d.bytes(1); !d.bad {
-			h.Flags = f[0]
-		}
+		copy(h.Unique[:], r.Take(UniqueLen))
+		h.UniqueFor = r.Uint()
+		h.Flags = r.Byte()
 		if h.Unique == [UniqueLen]byte{} {
-			d.fail()
+			r.Fail()
 		}
 	}
 	if flags&hasGroup != 0 {
-		h.Group = d.hash()
+		h.Group = readHash(r)
 	}
 	if flags&hasLimit != 0 {
-		h.Limit = d.hash()
+		h.Limit = readHash(r)
 	}
 	h.Parent = flags&isParent != 0
 	h.Rewritten = flags&isRewritten != 0
 	return h
 }
 
-func (d *decoder) bytes(n int) []byte {
-	if n > len(d.b) {
-		d.fail()
-		return nil
-	}
-	b := d.b[:n]
-	d.b = d.b[n:]
-	return b
-}
-
-// hash takes a number of eight bytes that is not zero.
-func (d *decoder) hash() uint64 {
-	b := d.bytes(8)
-	if d.bad {
-		return 0
-	}
-	h := binary.BigEndian.Uint64(b)
+// readHash reads a hash that is not zero.
+func readHash(r *wire.Reader) uint64 {
+	h := r.Fixed64()
 	if h == 0 {
-		d.fail()
+		r.Fail()
 	}
 	return h
 }
 
-func (d *decoder) ids() [][IDLen]byte {
-	n := d.uint64()
-	if n == 0 || n > uint64(len(d.b)/IDLen) {
-		d.fail()
+func readIDs(r *wire.Reader) [][IDLen]byte {
+	n := r.Count(IDLen)
+	if n == 0 {
+		r.Fail()
 		return nil
 	}
 	ids := make([][IDLen]byte, n)
 	for i := range ids {
-		copy(ids[i][:], d.bytes(IDLen))
+		copy(ids[i][:], r.Take(IDLen))
 	}
 	return ids
 }
 
-func (d *decoder) uint64() uint64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) int64() int64 {
-	v, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) uint32() uint32 {
-	v := d.uint64()
-	if v > 1<<32-1 {
-		d.fail()
-		return 0
-	}
-	return uint32(v)
-}
-
-func (d *decoder) string() string {
-	n := d.uint64()
-	if n > uint64(len(d.b)) {
-		d.fail()
-		return ""
-	}
-	s := string(d.b[:n])
-	d.b = d.b[n:]
-	return s
-}
-
-func (d *decoder) headers() map[string]string {
-	n := d.uint64()
-	if n > uint64(len(d.b)) { // each header takes two bytes at least
-		d.fail()
-		return nil
-	}
+func readHeaders(r *wire.Reader) map[string]string {
+	n := r.Count(2)
 	h := make(map[string]string, n)
 	for range n {
-		k := d.string()
-		h[k] = d.string()
+		k := r.String()
+		h[k] = r.String()
 	}
 	return h
 }

@@ -1,12 +1,14 @@
-// Package wire is how plain values are written one after another into a
-// message between nodes, and read back. Writing cannot fail; a Reader notes the
-// first thing that cannot be read, and returns zeros from then on, so that a
-// message is decoded without a check at each step and one at the end.
+// Package wire is how plain values are written one after another, into a
+// message between nodes or into what is stored, and read back. Writing cannot
+// fail; a Reader notes the first thing that cannot be read, and returns zeros
+// from then on, so that a message is decoded without a check at each step and
+// with one at the end.
 package wire
 
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 )
 
 // ErrMalformed says that a message is not what its reader expects.
@@ -40,24 +42,41 @@ type Reader struct {
 // NewReader returns a Reader of a message. What Bytes returns aliases it.
 func NewReader(message []byte) *Reader { return &Reader{rest: message} }
 
-func (r *Reader) fail() { r.rest, r.bad = nil, true }
+// Fail notes that what has been read is not what was expected.
+func (r *Reader) Fail() { r.rest, r.bad = nil, true }
+
+// Failed reports whether something could not be read.
+func (r *Reader) Failed() bool { return r.bad }
+
+// Len returns how many bytes are left.
+func (r *Reader) Len() int { return len(r.rest) }
 
 // Uint reads a number.
 func (r *Reader) Uint() uint64 {
 	n, size := binary.Uvarint(r.rest)
 	if size <= 0 {
-		r.fail()
+		r.Fail()
 		return 0
 	}
 	r.rest = r.rest[size:]
 	return n
 }
 
+// Uint32 reads a number that fits 32 bits.
+func (r *Reader) Uint32() uint32 {
+	n := r.Uint()
+	if n > math.MaxUint32 {
+		r.Fail()
+		return 0
+	}
+	return uint32(n)
+}
+
 // Int reads a number that may be negative.
 func (r *Reader) Int() int64 {
 	n, size := binary.Varint(r.rest)
 	if size <= 0 {
-		r.fail()
+		r.Fail()
 		return 0
 	}
 	r.rest = r.rest[size:]
@@ -69,7 +88,7 @@ func (r *Reader) Int() int64 {
 func (r *Reader) Count(least int) int {
 	n := r.Uint()
 	if n > uint64(len(r.rest)/least) {
-		r.fail()
+		r.Fail()
 		return 0
 	}
 	return int(n)
@@ -87,7 +106,7 @@ func (r *Reader) Bool() bool { return r.Byte() == 1 }
 // Byte reads one byte.
 func (r *Reader) Byte() byte {
 	if len(r.rest) == 0 {
-		r.fail()
+		r.Fail()
 		return 0
 	}
 	b := r.rest[0]
@@ -95,10 +114,26 @@ func (r *Reader) Byte() byte {
 	return b
 }
 
+// Fixed32 reads a number of four bytes, the highest first.
+func (r *Reader) Fixed32() uint32 {
+	if b := r.Take(4); b != nil {
+		return binary.BigEndian.Uint32(b)
+	}
+	return 0
+}
+
+// Fixed64 reads a number of eight bytes, the highest first.
+func (r *Reader) Fixed64() uint64 {
+	if b := r.Take(8); b != nil {
+		return binary.BigEndian.Uint64(b)
+	}
+	return 0
+}
+
 // Take reads n bytes without a number before them; they alias the message.
 func (r *Reader) Take(n int) []byte {
 	if n > len(r.rest) {
-		r.fail()
+		r.Fail()
 		return nil
 	}
 	b := r.rest[:n:n]
