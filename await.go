@@ -5,6 +5,9 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+
+	"codeq/internal/keys"
+	"codeq/internal/wire"
 )
 
 // Outcome is how a task has ended.
@@ -70,6 +73,29 @@ func (op *awaitOp) look(s *shard, at *located) error {
 func (op *awaitOp) isWaiting() bool { return op.waits }
 
 func (op *awaitOp) isGone() bool { return op.gone.Load() }
+
+func (op *awaitOp) abandon() { op.gone.Store(true) }
+
+func (op *awaitOp) encode(dst []byte) (callKind, []byte) { return callAwait, append(dst, op.id[:]...) }
+func (op *awaitOp) decode(r *wire.Reader)                { op.init(ID(keys.ReadID(r))) }
+func (op *awaitOp) encodeReply(dst []byte) []byte        { return op.outcome.append(dst) }
+func (op *awaitOp) decodeReply(r *wire.Reader)           { op.outcome = readOutcome(r) }
+func (op *awaitOp) repeatable() bool                     { return true }
+
+func (o *Outcome) append(dst []byte) []byte {
+	dst = wire.AppendBytes(append(dst, byte(o.State)), o.Result)
+	return wire.AppendUint(wire.AppendBytes(dst, o.Error), uint64(o.Attempts))
+}
+
+// readOutcome reads an outcome that shares nothing with the message.
+func readOutcome(r *wire.Reader) Outcome {
+	o := Outcome{State: State(r.Byte())}
+	if b := r.Bytes(); len(b) > 0 {
+		o.Result = bytes.Clone(b)
+	}
+	o.Error, o.Attempts = r.String(), int(r.Uint())
+	return o
+}
 
 // answer tells who waits for a task that it has ended.
 func (s *shard) answer(id ID, o Outcome) {

@@ -9,13 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
-	"codeq/internal/peer"
 )
 
 // decodable makes the operation of a kind as a node does that is called.
 func decodable(kind callKind) request {
-	n := &node{queue: &Queue{replicas: make([]*replica, 3)}}
-	return callKinds[kind](n, &peer.Request{From: "caller"})
+	return callKinds[kind]("caller")
 }
 
 // sampleCalls is an operation of every kind with all of its arguments, and with
@@ -23,21 +21,21 @@ func decodable(kind callKind) request {
 func sampleCalls() map[string]request {
 	id := func(n byte) ID { return ID{15: n} }
 	receipt := Receipt{ID: id(9), Token: 1 << 60}
-	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil, 3)
-	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil, 3)
+	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
+	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
 	l := &lane{queue: &queueState{name: "a"}, tenant: "t", priority: 3}
 	span1 := span{[]byte("from"), []byte("to")}
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
 		"produce": &produceOp{
 			tasks: []newTask{task, tied}, ids: []ID{id(1), id(2)}, duplicates: []int{1},
-			call: callNumber{node: "caller", session: 7, seq: 8, low: 3}, origin: "caller", shards: 3,
+			call: callNumber{node: "caller", session: 7, seq: 8, low: 3},
 		},
 		"claim": &claimOp{
 			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, local: true, remote: true,
 			grants: []grant{{receipt: receipt, lane: l, attempt: 2, deadline: 99, rec: []byte("rec")}},
 		},
-		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []newTask{task, tied}, shards: 3},
+		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []newTask{task, tied}},
 		"fail":           &failOp{receipt: receipt, how: failDead, wait: -1, cause: "why"},
 		"extend":         &extendOp{receipt: receipt, duration: 5},
 		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{leaseLost(receipt, true)}},
@@ -93,17 +91,17 @@ func TestCallsTravel(t *testing.T) {
 			kind, args := op.encode(nil)
 			seen[kind] = true
 			there := decodable(kind)
-			require.NoError(t, there.decode(args))
+			require.NoError(t, parse(args, there.decode))
 			_, again := there.encode(nil)
 			require.Equal(t, args, again, "arguments")
 
 			reply := op.encodeReply(nil)
 			back := decodable(kind)
-			require.NoError(t, back.decode(args)) // the caller has them
-			require.NoError(t, back.decodeReply(reply))
+			require.NoError(t, parse(args, back.decode)) // the caller has them
+			require.NoError(t, parse(reply, back.decodeReply))
 			require.Equal(t, reply, back.encodeReply(nil), "outcome")
 			if len(args) > 0 {
-				require.Error(t, decodable(kind).decode(args[:len(args)-1]), "a part of the arguments")
+				require.Error(t, parse(args[:len(args)-1], decodable(kind).decode), "a part of the arguments")
 			}
 		})
 	}
@@ -150,13 +148,13 @@ func FuzzCalls(f *testing.F) {
 			return
 		}
 		op := decodable(callKind(kind))
-		if op.decode(args) != nil {
+		if parse(args, op.decode) != nil {
 			return
 		}
 		if p, ok := op.(*produceOp); ok && len(p.tasks) > 1<<10 {
 			return
 		}
-		_ = op.decodeReply(reply)
+		_ = parse(reply, op.decodeReply)
 	})
 }
 

@@ -9,7 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/wire"
 )
 
 // Claim leases the next ready task of the queues asked for, and waits for one
@@ -155,13 +157,13 @@ type claimOp struct {
 	duration uint64 // ms
 	max      int
 	noWait   bool
-	runner   *runner       // of Run, whose leases end with the process
-	local    bool          // of a Run, perhaps of another node
-	route    []*shard      // in a cluster, the shards to visit
-	table    *claimTable   // in a cluster, of a claim of this node
-	listed   bool          // in the table
-	remote   bool          // a claim of another node
-	asked    []*queueState // have no permit for it, as it knows
+	runner   *runner // of Run, whose leases end with the process
+	local    bool    // of a Run, perhaps of another node
+
+	// In a cluster only.
+	remote bool          // a claim of another node, or for the claims of this one: made for one call
+	abroad abroad        // of a claim of this node
+	asked  []*queueState // have no permit for it, as it knows
 
 	visited int // shards that have seen it; written by the one whose turn it is
 	taken   atomic.Bool
@@ -182,8 +184,7 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = nil, nil, op.grants[:0], op.order[:0], nil
-	op.visited, op.runner, op.local, op.route, op.table, op.listed = 0, nil, false, nil, nil, false
-	op.asked = nil
+	op.visited, op.runner, op.local, op.abroad, op.asked = 0, nil, false, abroad{}, nil
 	op.taken.Store(false)
 	op.pool.Put(op)
 }
@@ -224,8 +225,8 @@ func (s *shard) passOn(op *claimOp) {
 	if op.noWait && op.take() {
 		op.err = ErrEmpty
 		s.settle(op)
-	} else if op.table != nil {
-		op.table.add(op)
+	} else if op.abroad.table != nil {
+		op.abroad.table.add(op)
 	}
 	op.unref()
 }
@@ -233,17 +234,62 @@ func (s *shard) passOn(op *claimOp) {
 // next is the shard that a claim visits after s; nil if that was the last.
 func (op *claimOp) next(s *shard) *shard {
 	op.visited++
-	route := s.peers
-	if s.node != nil {
-		route = op.route
+	switch {
+	case s.node == nil && op.visited < len(s.peers):
+		return s.peers[(s.index+1)%len(s.peers)]
+	case s.node != nil && op.visited < len(op.abroad.led):
+		return op.abroad.led[op.visited]
 	}
-	if op.visited >= len(route) {
-		return nil
+	return nil
+}
+
+func (op *claimOp) abandon() { op.take() }
+
+func (op *claimOp) encode(dst []byte) (callKind, []byte) {
+	dst = appendNames(dst, op.queues)
+	dst = keys.AppendIndexes(dst, op.weights)
+	dst = wire.AppendUint(dst, op.duration)
+	dst = wire.AppendUint(dst, uint64(op.max))
+	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.noWait), op.local)
+}
+
+func (op *claimOp) decode(r *wire.Reader) {
+	op.queues, op.weights = readNames(r), keys.ReadIndexes(r)
+	op.duration, op.max = r.Uint(), int(r.Uint())
+	op.noWait, op.local = r.Bool(), r.Bool()
+	req := ClaimRequest{Queues: op.queues, Weights: op.weights, Max: op.max, LeaseFor: duration(op.duration)}
+	if req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil {
+		r.Fail()
 	}
-	if s.node != nil {
-		return route[op.visited]
+}
+
+func (op *claimOp) encodeReply(dst []byte) []byte {
+	dst = wire.AppendUint(dst, uint64(len(op.grants)))
+	for i := range op.grants {
+		g := &op.grants[i]
+		dst = appendReceipt(dst, g.receipt)
+		dst = wire.AppendBytes(dst, g.lane.queue.name)
+		dst = wire.AppendBytes(dst, g.lane.tenant)
+		dst = append(dst, g.lane.priority)
+		dst = wire.AppendUint(dst, uint64(g.attempt))
+		dst = wire.AppendUint(dst, g.deadline)
+		dst = wire.AppendBytes(dst, g.rec)
 	}
-	return route[(s.index+1)%len(route)]
+	return dst
+}
+
+// decodeReply makes lanes that have no more than what a grant says of them.
+func (op *claimOp) decodeReply(r *wire.Reader) {
+	var last *lane // tasks of one lane often come together
+	for range r.Count(keys.IDLen + 7) {
+		g := grant{receipt: readReceipt(r)}
+		key := laneKey{r.String(), r.String(), r.Byte()}
+		if last == nil || last.queue.name != key.queue || last.tenant != key.tenant || last.priority != key.priority {
+			last = &lane{queue: &queueState{name: key.queue}, tenant: key.tenant, priority: key.priority}
+		}
+		g.lane, g.attempt, g.deadline, g.rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
+		op.grants = append(op.grants, g)
+	}
 }
 
 // line is the list in which a claim waits for a queue.
@@ -371,8 +417,8 @@ func refuse(op operation, reason error) {
 		op.settle(reason)
 		return
 	}
-	if c.table != nil && !c.noWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
-		c.table.add(c)
+	if c.abroad.table != nil && !c.noWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
+		c.abroad.table.add(c)
 		c.unref()
 		return
 	}

@@ -8,10 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-
-	"codeq/internal/keys"
-	"codeq/internal/peer"
-	"codeq/internal/wire"
 )
 
 // claimTable is the claims of this node that wait, in a cluster. A claim visits
@@ -48,6 +44,14 @@ type claimLine struct {
 	drop    context.CancelFunc
 }
 
+// abroad is how a claim of this node gets to the shards of the cluster: it visits
+// those that the node leads, and is then listed in the table for the others.
+type abroad struct {
+	table  *claimTable
+	led    []*shard
+	listed bool // guarded by the table's mu
+}
+
 func newClaimTable(n *node) *claimTable {
 	return &claimTable{node: n, lines: make(map[lineKey]*claimLine)}
 }
@@ -79,11 +83,11 @@ func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*
 func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	q := t.node.queue
 	op := q.newClaim(req, r)
-	op.table = t
+	op.abroad.table = t
 	if led := q.led(); len(led) > 0 {
 		first := rand.IntN(len(led))
-		op.route = append(led[first:], led[:first]...)
-		if err := op.route[0].inbox.push(ctx, op); err != nil {
+		op.abroad.led = append(led[first:], led[:first]...)
+		if err := op.abroad.led[0].inbox.push(ctx, op); err != nil {
 			if op.noWait || !errors.Is(err, ErrNotLeader) {
 				op.unref()
 				op.unref()
@@ -139,10 +143,10 @@ func (t *claimTable) add(op *claimOp) {
 	key := lineKey{queues: lineName(op), duration: op.duration, local: op.local}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if op.listed {
+	if op.abroad.listed {
 		return
 	}
-	op.listed = true
+	op.abroad.listed = true
 	if t.closed {
 		if op.take() {
 			op.completion.settle(ErrClosed)
@@ -339,56 +343,3 @@ func (l *claimLine) deal(grants []grant) {
 		})
 	}
 }
-
-// newRemoteClaim is a claim of another node. It visits no other shard.
-func newRemoteClaim(*node, *peer.Request) request { return &claimOp{remote: true} }
-
-func (op *claimOp) encode(dst []byte) (callKind, []byte) {
-	dst = appendNames(dst, op.queues)
-	dst = appendIndexes(dst, op.weights)
-	dst = wire.AppendUint(dst, op.duration)
-	dst = wire.AppendUint(dst, uint64(op.max))
-	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.noWait), op.local)
-}
-
-func (op *claimOp) decode(b []byte) error {
-	r := wire.NewReader(b)
-	op.queues, op.weights = readNames(r), keys.ReadIndexes(r)
-	op.duration, op.max = r.Uint(), int(r.Uint())
-	op.noWait, op.local = r.Bool(), r.Bool()
-	req := ClaimRequest{Queues: op.queues, Weights: op.weights, Max: op.max, LeaseFor: duration(op.duration)}
-	return errors.Join(r.Done(), req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}))
-}
-
-func (op *claimOp) encodeReply(dst []byte) []byte {
-	dst = wire.AppendUint(dst, uint64(len(op.grants)))
-	for i := range op.grants {
-		g := &op.grants[i]
-		dst = appendReceipt(dst, g.receipt)
-		dst = wire.AppendBytes(dst, g.lane.queue.name)
-		dst = wire.AppendBytes(dst, g.lane.tenant)
-		dst = append(dst, g.lane.priority)
-		dst = wire.AppendUint(dst, uint64(g.attempt))
-		dst = wire.AppendUint(dst, g.deadline)
-		dst = wire.AppendBytes(dst, g.rec)
-	}
-	return dst
-}
-
-func (op *claimOp) decodeReply(b []byte) error {
-	r := wire.NewReader(b)
-	n := r.Count(keys.IDLen + 7)
-	var last *lane // tasks of one lane often come together
-	for range n {
-		g := grant{receipt: readReceipt(r)}
-		key := laneKey{r.String(), r.String(), r.Byte()}
-		if last == nil || last.queue.name != key.queue || last.tenant != key.tenant || last.priority != key.priority {
-			last = &lane{queue: &queueState{name: key.queue}, tenant: key.tenant, priority: key.priority}
-		}
-		g.lane, g.attempt, g.deadline, g.rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
-		op.grants = append(op.grants, g)
-	}
-	return r.Done()
-}
-
-func (op *claimOp) abandon() { op.take() }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"codeq/internal/keys"
+	"codeq/internal/wire"
 )
 
 // Cancel ends a task that has not been completed: it is not delivered again,
@@ -54,6 +55,12 @@ func (op *cancelOp) settle(err error) {
 	}
 	op.completion.settle(err)
 }
+
+func (op *cancelOp) encode(dst []byte) (callKind, []byte) {
+	return callCancel, append(dst, op.id[:]...)
+}
+
+func (op *cancelOp) decode(r *wire.Reader) { op.init(ID(keys.ReadID(r))) }
 
 func notWaiting(at *located) error { return fmt.Errorf("%w: %s is %v", ErrNotWaiting, at.id, at.state) }
 
@@ -121,6 +128,17 @@ func (op *alterOp) init(id ID, how alteration, arg uint64) *alterOp {
 func (op *alterOp) alter(s *shard, at *located) error { return alterations[op.how](s, at, op.arg) }
 
 func (op *alterOp) resolve(s *shard) { op.lookupOp.resolveAs(s, op) }
+
+func (op *alterOp) encode(dst []byte) (callKind, []byte) {
+	return callAlter, wire.AppendUint(append(append(dst, op.id[:]...), byte(op.how)), op.arg)
+}
+
+func (op *alterOp) decode(r *wire.Reader) {
+	op.init(ID(keys.ReadID(r)), alteration(r.Byte()), r.Uint())
+	if op.how >= endOfAlterations {
+		r.Fail()
+	}
+}
 
 func (q *Queue) alter(ctx context.Context, id ID, how alteration, arg uint64) error {
 	_, err := q.do(ctx, q.shardOf(id), new(alterOp).init(id, how, arg))

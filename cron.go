@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/ticks"
+	"codeq/internal/wire"
 )
 
 // Schedule produces a task again and again: one for each of its ticks,
@@ -287,6 +289,23 @@ func (op *setScheduleOp) resolve(s *shard) {
 	s.storeRecurring(r)
 }
 
+func (op *setScheduleOp) encode(dst []byte) (callKind, []byte) {
+	return callSetSchedule, wire.AppendBytes(wire.AppendBytes(dst, op.name), op.value.Append(nil))
+}
+
+func (op *setScheduleOp) decode(r *wire.Reader) {
+	op.name = r.String()
+	var err error
+	if op.value, err = keys.ParseScheduleValue(r.Bytes()); err == nil {
+		op.times, err = timesOf(&op.value)
+	}
+	if err != nil {
+		r.Fail()
+	}
+}
+
+func (op *setScheduleOp) repeatable() bool { return true }
+
 // deleteScheduleOp removes a schedule.
 type deleteScheduleOp struct {
 	completion
@@ -303,6 +322,12 @@ func (op *deleteScheduleOp) resolve(s *shard) {
 	s.group.delete(keys.AppendSchedule(nil, op.name))
 }
 
+func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {
+	return callDeleteSchedule, wire.AppendBytes(dst, op.name)
+}
+
+func (op *deleteScheduleOp) decode(r *wire.Reader) { op.name = r.String() }
+
 // schedulesOp copies the schedules of a shard.
 type schedulesOp struct {
 	completion
@@ -315,3 +340,41 @@ func (op *schedulesOp) resolve(s *shard) {
 	}
 	s.settle(op)
 }
+
+func (op *schedulesOp) encode(dst []byte) (callKind, []byte) { return callSchedules, dst }
+func (op *schedulesOp) decode(*wire.Reader)                  {}
+
+// sentSchedule is a ScheduleInfo whose error travels as text.
+type sentSchedule struct {
+	ScheduleInfo
+	Err string
+}
+
+func (op *schedulesOp) encodeReply(dst []byte) []byte {
+	sent := make([]sentSchedule, len(op.infos))
+	for i, info := range op.infos {
+		if info.Err != nil {
+			sent[i].Err = info.Err.Error()
+		}
+		info.Err = nil
+		sent[i].ScheduleInfo = info
+	}
+	return appendJSON(dst, sent)
+}
+
+func (op *schedulesOp) decodeReply(r *wire.Reader) {
+	var sent []sentSchedule
+	if readJSON(r, r.Rest(), &sent); r.Failed() {
+		return
+	}
+	for _, s := range sent {
+		info := s.ScheduleInfo
+		if s.Err != "" {
+			info.Err = errors.New(s.Err)
+		}
+		op.infos = append(op.infos, info)
+	}
+}
+
+func (op *schedulesOp) repeatable() bool { return true }
+func (op *schedulesOp) again()           { op.infos, op.err = nil, nil }

@@ -11,6 +11,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/wire"
 )
 
 // DeadLetters says which dead letters RedriveAll and Purge are about. The zero
@@ -168,3 +169,21 @@ func (op *bulkOp) resolve(s *shard) {
 	}
 	s.settle(op)
 }
+
+func (op *bulkOp) encode(dst []byte) (callKind, []byte) {
+	return callBulk, keys.AppendIDs(append(dst, byte(op.how)), op.ids)
+}
+
+func (op *bulkOp) decode(r *wire.Reader) {
+	op.how = alteration(r.Byte())
+	for _, id := range keys.ReadIDs(r) {
+		op.ids = append(op.ids, id)
+	}
+	if op.how >= endOfAlterations {
+		r.Fail()
+	}
+}
+
+func (op *bulkOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, uint64(op.n)) }
+func (op *bulkOp) decodeReply(r *wire.Reader)    { op.n = int(r.Uint()) }
+func (op *bulkOp) again()                        { op.next, op.n, op.err = 0, 0, nil }

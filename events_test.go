@@ -523,7 +523,7 @@ func (w *witness) settle(err error) {
 func TestEventsPrecedeTheReturn(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		w := &witness{completion: newCompletion(), sub: subscribe(t, q, SubscribeOptions{})}
-		w.task = prepare(&Task{Queue: "a"}, nil, 1)
+		w.task = prepare(&Task{Queue: "a"}, nil)
 		_, err := q.shard(0).do(context.Background(), w, &w.completion)
 		require.NoError(t, err)
 		require.Equal(t, []string{"produced 0"}, w.seen)

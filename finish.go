@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"codeq/internal/wire"
 )
 
 // Complete finishes a task. When the task has a retention, it is kept with
@@ -76,7 +78,6 @@ type completeOp struct {
 	receipt Receipt
 	result  []byte
 	next    []newTask
-	shards  int // of the queue, to decode
 	// Of Run, which does not wait: it is told of the outcome in place of a
 	// caller, and owns the operation from then on.
 	runner *runner
@@ -94,7 +95,7 @@ func (q *Queue) completeOp(r Receipt, result []byte, next []Task) (*completeOp, 
 	var err error
 	if op.next, err = q.prepareBatch("Complete", next, op.next); err == nil && refersToSiblings(next) {
 		for i := range op.next {
-			if t := op.next[i].tied; t != nil && t.home >= 0 && t.home != q.shardOf(r.ID) {
+			if home, bound := op.next[i].home(len(q.replicas)); bound && home != q.shardOf(r.ID) {
 				err = errScattered("Complete")
 			}
 		}
@@ -146,6 +147,18 @@ func (op *completeOp) resolve(s *shard) {
 		s.admitAll(op.next, nil, nil)
 	}
 }
+
+func (op *completeOp) encode(dst []byte) (callKind, []byte) {
+	dst = wire.AppendBytes(appendReceipt(dst, op.receipt), op.result)
+	return callComplete, appendTasks(dst, op.next)
+}
+
+func (op *completeOp) decode(r *wire.Reader) {
+	op.receipt, op.result, op.next = readReceipt(r), r.Bytes(), readTasks(r)
+}
+
+// repeatable: whichever is applied ends the lease, and the other one finds it lost.
+func (op *completeOp) repeatable() bool { return true }
 
 // The ways in which an attempt fails.
 type failure int
@@ -208,6 +221,17 @@ func (op *failOp) resolve(s *shard) {
 	}
 }
 
+func (op *failOp) encode(dst []byte) (callKind, []byte) {
+	dst = append(appendReceipt(dst, op.receipt), byte(op.how))
+	return callFail, wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause)
+}
+
+func (op *failOp) decode(r *wire.Reader) {
+	op.receipt, op.how, op.wait, op.cause = readReceipt(r), failure(r.Byte()), r.Int(), r.String()
+}
+
+func (op *failOp) repeatable() bool { return true } // as completeOp
+
 // extendOp moves the deadline of a lease.
 type extendOp struct {
 	completion
@@ -224,6 +248,13 @@ func (op *extendOp) resolve(s *shard) {
 	}
 	s.renew(ls, op.duration)
 }
+
+func (op *extendOp) encode(dst []byte) (callKind, []byte) {
+	return callExtend, wire.AppendUint(appendReceipt(dst, op.receipt), op.duration)
+}
+
+func (op *extendOp) decode(r *wire.Reader) { op.receipt, op.duration = readReceipt(r), r.Uint() }
+func (op *extendOp) repeatable() bool      { return true }
 
 // isRewritten reports whether the group rewrites the record of a leased task.
 func (s *shard) isRewritten(id ID) bool {

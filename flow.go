@@ -27,10 +27,8 @@ func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 			ids = append(ids, s.admit(t))
 			continue
 		}
-		if home := t.tied.home; home >= 0 && home != s.index {
-			s.send(home, &keys.Message{
-				Kind: keys.MsgAdmit, Queue: t.key.queue, Tenant: t.key.tenant, Priority: t.key.priority, Record: t.rec,
-			})
+		if home, bound := t.home(s.opts.Shards); bound && home != s.index {
+			s.send(home, t.message())
 			ids = append(ids, ID{})
 			continue
 		}
@@ -108,7 +106,7 @@ func (s *shard) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map
 		case sibling:
 			s.group.set(keys.AppendDependent(nil, p, id), []byte{onDead})
 		default:
-			s.send(p.shard(s.opts.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
+			s.send(ID(p).shard(s.opts.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
 		}
 		asked[p] = true
 	}

@@ -84,24 +84,10 @@ func (n *node) ask(ctx context.Context, r *replica, op request) error {
 	if err != nil {
 		return callError(ctx, err)
 	}
-	if err := op.decodeReply(reply); err != nil {
+	if err := parse(reply, op.decodeReply); err != nil {
 		return fmt.Errorf("%w: reply of node %s: %w", ErrUncertain, leader, err)
 	}
 	return op.base().err
-}
-
-// callError is the outcome of a call that has brought no reply.
-func callError(ctx context.Context, err error) error {
-	var remote *peer.RemoteError
-	switch {
-	case errors.As(err, &remote):
-		return decodeError(remote.Code, remote.Text)
-	case errors.Is(err, peer.ErrNotSent):
-		return fmt.Errorf("%w: %w", ErrNotLeader, err)
-	case ctx.Err() != nil:
-		return fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
-	}
-	return fmt.Errorf("%w: %w", ErrUncertain, err)
 }
 
 // patience bounds how long a call waits for a leader.
@@ -137,6 +123,8 @@ func (p *patience) wait(ctx context.Context, change <-chan struct{}) bool {
 	return true
 }
 
+var errMalformedCall = errors.New("codeq: malformed call of another node")
+
 // serve has an operation of another node resolved here.
 func (n *node) serve(r *peer.Request) {
 	if err := n.accept(r); err != nil {
@@ -164,8 +152,8 @@ func (n *node) accept(r *peer.Request) error {
 	if r.Kind >= byte(endOfRequests) || callKinds[r.Kind] == nil {
 		return errMalformedCall
 	}
-	op := callKinds[r.Kind](n, r)
-	if err := op.decode(body); err != nil {
+	op := callKinds[r.Kind](r.From)
+	if err := parse(body, op.decode); err != nil {
 		return errMalformedCall
 	}
 	s := n.queue.replicas[index].lead.Load()
@@ -202,8 +190,6 @@ func (n *node) anyShard() int {
 	}
 	return reachable
 }
-
-func (n *node) shards() int { return len(n.queue.replicas) }
 
 // hasLeader reports whether a node is known to lead the shard.
 func (r *replica) hasLeader() bool {

@@ -2,10 +2,13 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"codeq/internal/wire"
 )
 
 // heart keeps the leases of a Run's running handlers alive whose tasks lie in
@@ -168,3 +171,27 @@ func (op *renewOp) resolve(s *shard) {
 		}
 	}
 }
+
+func (op *renewOp) encode(dst []byte) (callKind, []byte) {
+	return callRenew, appendReceipts(wire.AppendUint(dst, op.duration), op.receipts)
+}
+
+func (op *renewOp) decode(r *wire.Reader) { op.duration, op.receipts = r.Uint(), readReceipts(r) }
+
+func (op *renewOp) encodeReply(dst []byte) []byte {
+	dst = appendReceipts(dst, op.lost)
+	for _, err := range op.errs {
+		dst = wire.AppendBool(dst, errors.Is(err, ErrCanceled))
+	}
+	return dst
+}
+
+func (op *renewOp) decodeReply(r *wire.Reader) {
+	op.lost = readReceipts(r)
+	for _, receipt := range op.lost {
+		op.errs = append(op.errs, leaseLost(receipt, r.Bool()))
+	}
+}
+
+func (op *renewOp) repeatable() bool { return true }
+func (op *renewOp) again()           { op.lost, op.errs, op.err = nil, nil, nil }

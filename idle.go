@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+
+	"codeq/internal/wire"
 )
 
 // WaitIdle waits until the queues named, or all queues if none is, have no task
@@ -56,6 +58,8 @@ func (op *idleOp) resolve(s *shard) {
 
 func (op *idleOp) isGone() bool { return op.gone.Load() }
 
+func (op *idleOp) abandon() { op.gone.Store(true) }
+
 func (op *idleOp) idle(s *shard) bool {
 	if s.out.busy() { // tasks on their way to other shards
 		return false
@@ -72,6 +76,20 @@ func (op *idleOp) idle(s *shard) bool {
 	}
 	return true
 }
+
+func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appendNames(dst, op.queues) }
+func (op *idleOp) decode(r *wire.Reader)                { op.queues = readNames(r) }
+
+func (op *idleOp) encodeReply(dst []byte) []byte {
+	return wire.AppendUint(wire.AppendBool(dst, op.waited), op.arrived)
+}
+
+func (op *idleOp) decodeReply(r *wire.Reader) { op.waited, op.arrived = r.Bool(), r.Uint() }
+func (op *idleOp) repeatable() bool           { return true }
+
+// again says that the caller has waited, whatever the next try finds: while there
+// was no leader, tasks may have come and gone.
+func (op *idleOp) again() { op.waited, op.err = true, nil }
 
 // settleIdlers settles who waits for what has become idle in this group.
 func (s *shard) settleIdlers() {

@@ -10,6 +10,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/wire"
 )
 
 // TaskInfo is a stored task as an observer sees it.
@@ -84,6 +85,39 @@ func (op *readOp) read(v *view) (err error) {
 	op.task, err = v.get(op.id)
 	return err
 }
+
+func (op *readOp) encode(dst []byte) (callKind, []byte) {
+	if op.list == nil {
+		return callRead, append(append(dst, 0), op.id[:]...)
+	}
+	return callRead, op.list.encode(append(dst, 1))
+}
+
+func (op *readOp) decode(r *wire.Reader) {
+	if r.Byte() == 0 {
+		op.id = ID(keys.ReadID(r))
+		return
+	}
+	op.list = new(lister)
+	op.list.decode(r)
+}
+
+func (op *readOp) encodeReply(dst []byte) []byte {
+	if op.list == nil {
+		return appendJSON(dst, op.task)
+	}
+	return op.list.encodePage(dst)
+}
+
+func (op *readOp) decodeReply(r *wire.Reader) {
+	if op.list == nil {
+		readJSON(r, r.Rest(), &op.task)
+		return
+	}
+	op.list.decodePage(r)
+}
+
+func (op *readOp) repeatable() bool { return true }
 
 // view is a shard's disk between two commits. Reading it does not disturb the
 // owner; the store cannot close before the view has.

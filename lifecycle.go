@@ -26,23 +26,6 @@ import (
 // what makes disk say the same. None can fail halfway: records are read and
 // decoded before the first change.
 
-// newTask is a task as the caller's goroutine has prepared it.
-type newTask struct {
-	key   laneKey
-	runAt uint64 // wall clock, ms; 0: at once
-	rec   []byte // stored form; the shard keeps it
-	tied  *tied  // nil: it has to do with nobody
-}
-
-// tied is what the shard has to know of a new task that is bound to others.
-type tied struct {
-	record.Ties
-	parents []ID // as in Task.After
-	onDead  OnDead
-	home    int // the shard to which it belongs; negative: any
-	twin    int // the task of the batch that has the same key; negative: none
-}
-
 // admit takes in a new task.
 func (s *shard) admit(t *newTask) ID {
 	l := s.lane(t.key)

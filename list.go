@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/wire"
 )
 
 // ListOptions says which tasks List yields.
@@ -261,4 +262,61 @@ func (l *lister) add(v *view, it *pebble.Iterator) error {
 		l.page = append(l.page, listed{t, p.At})
 	}
 	return nil
+}
+
+// encode appends what is to be read.
+func (l *lister) encode(dst []byte) []byte {
+	dst = wire.AppendBytes(dst, appendJSON(nil, &l.opts))
+	return appendSpans(wire.AppendBool(dst, l.begun), l.spans)
+}
+
+func (l *lister) decode(r *wire.Reader) {
+	readJSON(r, r.Bytes(), &l.opts)
+	l.begun, l.spans = r.Bool(), readSpans(r)
+	if _, ok := listOrders[l.opts.State]; !ok {
+		r.Fail()
+	}
+}
+
+// sentTask is a task of a page as it travels.
+type sentTask struct {
+	*TaskInfo
+	Order uint64
+}
+
+// encodePage appends what has been read, and what is left to read.
+func (l *lister) encodePage(dst []byte) []byte {
+	sent := make([]sentTask, len(l.page))
+	for i, t := range l.page {
+		sent[i] = sentTask{t.TaskInfo, t.at}
+	}
+	return appendJSON(appendSpans(dst, l.spans), sent)
+}
+
+func (l *lister) decodePage(r *wire.Reader) {
+	spans := readSpans(r)
+	var sent []sentTask
+	if readJSON(r, r.Rest(), &sent); r.Failed() {
+		return
+	}
+	l.begun, l.spans = true, spans
+	for _, t := range sent {
+		l.page = append(l.page, listed{t.TaskInfo, t.Order})
+	}
+}
+
+func appendSpans(dst []byte, spans []span) []byte {
+	dst = wire.AppendUint(dst, uint64(len(spans)))
+	for _, sp := range spans {
+		dst = wire.AppendBytes(wire.AppendBytes(dst, sp.from), sp.to)
+	}
+	return dst
+}
+
+func readSpans(r *wire.Reader) []span {
+	spans := make([]span, r.Count(2))
+	for i := range spans {
+		spans[i] = span{r.Bytes(), r.Bytes()}
+	}
+	return spans
 }

@@ -209,13 +209,11 @@ func (op *memberOp) encode(dst []byte) (callKind, []byte) {
 	return callMember, wire.AppendBytes(dst, op.peer.Address)
 }
 
-func (op *memberOp) decode(b []byte) error {
-	r := wire.NewReader(b)
+func (op *memberOp) decode(r *wire.Reader) {
 	op.verb, op.peer = memberVerb(r.Byte()), Peer{r.String(), r.String()}
 	if op.verb >= endOfMemberVerbs {
-		return wire.ErrMalformed
+		r.Fail()
 	}
-	return r.Done()
 }
 
 func (op *memberOp) repeatable() bool { return true }

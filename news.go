@@ -210,14 +210,10 @@ func (op *indexOp) resolve(s *shard) {
 }
 
 func (op *indexOp) encode(dst []byte) (callKind, []byte) { return callIndex, dst }
-func (op *indexOp) decode(b []byte) error                { return wire.NewReader(b).Done() }
+func (op *indexOp) decode(*wire.Reader)                  {}
 func (op *indexOp) encodeReply(dst []byte) []byte        { return wire.AppendUint(dst, op.applied) }
+func (op *indexOp) decodeReply(r *wire.Reader)           { op.applied = r.Uint() }
 func (op *indexOp) repeatable() bool                     { return true }
-func (op *indexOp) decodeReply(b []byte) error {
-	r := wire.NewReader(b)
-	op.applied = r.Uint()
-	return r.Done()
-}
 
 // wishes is what this node wants to hear of.
 type wishes struct {
@@ -314,10 +310,8 @@ func (op *interestOp) encode(dst []byte) (callKind, []byte) {
 	return callInterest, wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, op.node), uint64(op.kinds)), op.gone)
 }
 
-func (op *interestOp) decode(b []byte) error {
-	r := wire.NewReader(b)
+func (op *interestOp) decode(r *wire.Reader) {
 	op.node, op.kinds, op.gone = r.String(), kindSet(r.Uint()), r.Bool()
-	return r.Done()
 }
 
 func (op *interestOp) repeatable() bool { return true }

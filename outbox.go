@@ -7,7 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
-	"codeq/internal/record"
+	"codeq/internal/wire"
 )
 
 // outbox is how a shard has another one do something exactly once. The message
@@ -202,6 +202,34 @@ func (p *parcel) resolve(s *shard) {
 	s.settle(p)
 }
 
+func (p *parcel) encode(dst []byte) (callKind, []byte) {
+	dst = wire.AppendUint(wire.AppendUint(dst, uint64(p.from)), p.first)
+	dst = wire.AppendUint(dst, uint64(len(p.messages)))
+	for i := range p.messages {
+		dst = wire.AppendBytes(dst, p.messages[i].Append(nil))
+	}
+	return callParcel, dst
+}
+
+func (p *parcel) decode(r *wire.Reader) {
+	from := r.Uint()
+	if from >= maxShards {
+		r.Fail()
+	}
+	p.from, p.first = int(from), r.Uint()
+	for range r.Count(2) {
+		m, err := keys.ParseMessage(r.Bytes())
+		if err != nil {
+			r.Fail()
+			return
+		}
+		p.messages = append(p.messages, m)
+	}
+}
+
+func (p *parcel) repeatable() bool { return true }
+func (p *parcel) again()           { p.taken, p.err = 0, nil }
+
 // deliver has the receiver take a parcel, whoever leads it, and the sender's
 // owner learn of it. It is false if the receiver does not take any more: the
 // messages stay where they are until the next Open.
@@ -249,24 +277,6 @@ func (s *shard) obey(m *keys.Message) bool {
 		s.parentEnded(m.Child, m.Outcome)
 		return true
 	}
-}
-
-// newTaskOf is the task that a message is about.
-func newTaskOf(m *keys.Message) (newTask, error) {
-	rec, err := record.Decode(m.Record)
-	if err != nil {
-		return newTask{}, err
-	}
-	t := newTask{
-		key:   laneKey{queue: m.Queue, tenant: m.Tenant, priority: m.Priority},
-		runAt: rec.RunAt,
-		rec:   m.Record,
-		tied:  &tied{Ties: rec.Ties, onDead: OnDead(rec.OnDead), home: -1, twin: -1},
-	}
-	for _, p := range rec.Parents {
-		t.tied.parents = append(t.tied.parents, p)
-	}
-	return t, nil
 }
 
 // confirmOp forgets messages that their receiver has taken, or sends them again.

@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -337,28 +336,24 @@ func (op *permitsOp) encode(dst []byte) (callKind, []byte) {
 	return callPermits, wire.AppendBool(dst, op.wait)
 }
 
-func (op *permitsOp) decode(b []byte) error {
-	r := wire.NewReader(b)
+func (op *permitsOp) decode(r *wire.Reader) {
 	op.queue, op.shard = r.String(), int(r.Uint())
 	op.report = readReport(r)
 	op.want, op.wait = int(r.Uint()), r.Bool()
 	if op.shard < 0 || op.held < 0 || op.unused < 0 || op.want < 0 {
-		return wire.ErrMalformed
+		r.Fail()
 	}
-	return r.Done()
 }
 
 func (op *permitsOp) encodeReply(dst []byte) []byte {
 	return wire.AppendBool(wire.AppendUint(dst, uint64(op.granted)), op.over)
 }
 
-func (op *permitsOp) decodeReply(b []byte) error {
-	r := wire.NewReader(b)
+func (op *permitsOp) decodeReply(r *wire.Reader) {
 	op.granted, op.over = int(r.Uint()), r.Bool()
 	if op.granted < 0 || op.granted > op.want {
-		return wire.ErrMalformed
+		r.Fail()
 	}
-	return r.Done()
 }
 
 // permitsAnswer is what has become of a permitsOp.
@@ -432,19 +427,13 @@ func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {
 	return callAskPermits, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
 }
 
-func (op *askPermitsOp) decode(b []byte) error {
-	r := wire.NewReader(b)
-	op.queue, op.value = r.String(), r.Bytes()
-	return r.Done()
-}
+func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value = r.String(), r.Bytes() }
 
 func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.report.append(dst) }
 
-func (op *askPermitsOp) decodeReply(b []byte) error {
-	r := wire.NewReader(b)
+func (op *askPermitsOp) decodeReply(r *wire.Reader) {
 	op.report = readReport(r)
 	if op.held < 0 || op.unused < 0 {
-		return errors.Join(r.Done(), wire.ErrMalformed)
+		r.Fail()
 	}
-	return r.Done()
 }

@@ -10,6 +10,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/wire"
 )
 
 // Produce stores a task and returns its ID. The task may be claimed as soon as
@@ -27,10 +28,10 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 		return ID{}, err
 	}
 	op := q.produceOp()
-	op.tasks = append(op.tasks, prepare(&t, nil, len(q.replicas)))
-	shard := q.anyShard()
-	if tied := op.tasks[0].tied; tied != nil && tied.home >= 0 {
-		shard = tied.home
+	op.tasks = append(op.tasks, prepare(&t, nil))
+	shard, bound := op.tasks[0].home(len(q.replicas))
+	if !bound {
+		shard = q.anyShard()
 	}
 	if settled, err := q.doProduce(ctx, shard, op); err != nil {
 		if settled {
@@ -144,25 +145,28 @@ type part struct {
 // split tells which shard stores which tasks of a batch: nil means that any one
 // may store them all.
 func (q *Queue) split(tasks []newTask) []part {
-	bound := func(t newTask) bool { return t.tied != nil && t.tied.home >= 0 }
-	if !slices.ContainsFunc(tasks, bound) {
+	isBound := func(t newTask) bool {
+		_, bound := t.home(len(q.replicas))
+		return bound
+	}
+	if !slices.ContainsFunc(tasks, isBound) {
 		return nil
 	}
 	var parts []part
 	var free []int
 	for i := range tasks {
-		t := tasks[i].tied
-		if t == nil || t.home < 0 {
+		home, bound := tasks[i].home(len(q.replicas))
+		if !bound {
 			free = append(free, i)
 			continue
 		}
-		n := slices.IndexFunc(parts, func(p part) bool { return p.shard == t.home })
+		n := slices.IndexFunc(parts, func(p part) bool { return p.shard == home })
 		if n < 0 {
 			n = len(parts)
-			parts = append(parts, part{shard: t.home})
+			parts = append(parts, part{shard: home})
 		}
 		parts[n].tasks = append(parts[n].tasks, i)
-		parts[n].bound = parts[n].bound || t.Unique == [keys.UniqueLen]byte{}
+		parts[n].bound = parts[n].bound || tasks[i].tied.Unique == [keys.UniqueLen]byte{}
 	}
 	slices.SortStableFunc(parts, func(a, b part) int {
 		switch {
@@ -192,7 +196,7 @@ func (q *Queue) anyShard() int {
 
 // prepare does what the caller's goroutine can do of a task: encode its
 // record, into a buffer of its own. REQUIRES: t is checked.
-func prepare(t *Task, records *slab, shards int) newTask {
+func prepare(t *Task, records *slab) newTask {
 	rec := t.record()
 	size := rec.MaxSize()
 	var buf []byte
@@ -207,10 +211,7 @@ func prepare(t *Task, records *slab, shards int) newTask {
 		rec:   rec.Append(buf),
 	}
 	if t.tied() {
-		n.tied = &tied{Ties: rec.Ties, parents: t.After, onDead: t.OnDead, home: -1, twin: -1}
-		if home, bound := homeOf(&rec.Ties, shards); bound {
-			n.tied.home = home
-		}
+		n.tied = tiedOf(&rec)
 	}
 	return n
 }
@@ -233,7 +234,7 @@ func (q *Queue) prepareBatch(verb string, tasks []Task, into []newTask) ([]newTa
 		if bytes += len(tasks[i].Payload); bytes > limits.BatchBytes {
 			return into, &InvalidError{verb + " payloads", bytesOf(bytes) + " and more", atMost(limits.BatchBytes)}
 		}
-		into = append(into, prepare(&tasks[i], &records, len(q.replicas)))
+		into = append(into, prepare(&tasks[i], &records))
 		tied = tied || tasks[i].tied()
 	}
 	if tied {
@@ -295,7 +296,7 @@ func markParents(tasks []newTask) {
 				parent = &tasks[parent.tied.twin]
 			}
 			if parent.tied == nil {
-				parent.tied = &tied{home: -1, twin: -1}
+				parent.tied = &tied{twin: -1}
 			}
 			if !parent.tied.Parent {
 				parent.tied.Parent = true
@@ -340,8 +341,6 @@ type produceOp struct {
 	ids        []ID
 	duplicates []int // indexes of tasks
 	call       callNumber
-	origin     string // node of the caller, of a call of another node
-	shards     int    // likewise, of the queue
 }
 
 func (q *Queue) produceOp() *produceOp {
@@ -397,6 +396,36 @@ func (op *produceOp) repeat(done *keys.SessionCall, err error) {
 	}
 	op.duplicates = append(op.duplicates, done.Duplicates...)
 }
+
+func (op *produceOp) encode(dst []byte) (callKind, []byte) {
+	dst = wire.AppendUint(dst, op.call.session)
+	dst = wire.AppendUint(dst, op.call.seq)
+	dst = wire.AppendUint(dst, op.call.low)
+	return callProduce, appendTasks(dst, op.tasks)
+}
+
+// decode knows the node in op.call from the connection.
+func (op *produceOp) decode(r *wire.Reader) {
+	op.call.session, op.call.seq, op.call.low = r.Uint(), r.Uint(), r.Uint()
+	op.tasks = readTasks(r)
+}
+
+func (op *produceOp) encodeReply(dst []byte) []byte {
+	return keys.AppendIndexes(keys.AppendIDs(dst, op.ids), op.duplicates)
+}
+
+func (op *produceOp) decodeReply(r *wire.Reader) {
+	for _, id := range keys.ReadIDs(r) {
+		op.ids = append(op.ids, id)
+	}
+	op.duplicates = append(op.duplicates, keys.ReadIndexes(r)...)
+	if len(op.ids) != len(op.tasks) {
+		r.Fail()
+	}
+}
+
+func (op *produceOp) repeatable() bool { return op.call.seq != 0 }
+func (op *produceOp) again()           { op.ids, op.duplicates, op.err = op.ids[:0], op.duplicates[:0], nil }
 
 func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }
 

@@ -143,7 +143,7 @@ func (s *shard) recur(r *recurring, limit int) (produced int) {
 			}
 		}
 		t := tickTask(&r.task, r.name, tick)
-		tasks := []newTask{prepare(&t, nil, s.opts.Shards)}
+		tasks := []newTask{prepare(&t, nil)}
 		if !s.canAdmit(tasks) { // in the next group
 			break
 		}

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"codeq/internal/keys"
+	"codeq/internal/wire"
 )
 
 // Settings of a queue are stored with it, and may change while it runs. The
@@ -268,6 +269,22 @@ func (op *settingsOp) resolve(s *shard) {
 	}
 }
 
+func (op *settingsOp) encode(dst []byte) (callKind, []byte) {
+	return callSettings, wire.AppendBytes(dst, op.queue)
+}
+
+func (op *settingsOp) decode(r *wire.Reader)         { op.queue = r.String() }
+func (op *settingsOp) encodeReply(dst []byte) []byte { return append(dst, op.value...) }
+
+func (op *settingsOp) decodeReply(r *wire.Reader) {
+	if r.Len() > 0 {
+		op.value = r.Rest()
+	}
+}
+
+func (op *settingsOp) repeatable() bool { return true }
+func (op *settingsOp) again()           { op.value, op.err = nil, nil }
+
 // configureOp has the first shard take settings of a queue, and send them to
 // the others, if their version follows the one that it has.
 type configureOp struct {
@@ -295,6 +312,15 @@ func (op *configureOp) resolve(s *shard) {
 	}
 }
 
+func (op *configureOp) encode(dst []byte) (callKind, []byte) {
+	return callConfigure, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
+}
+
+func (op *configureOp) decode(r *wire.Reader)         { op.queue, op.value = r.String(), r.Bytes() }
+func (op *configureOp) encodeReply(dst []byte) []byte { return wire.AppendBool(dst, op.late) }
+func (op *configureOp) decodeReply(r *wire.Reader)    { op.late = r.Bool() }
+func (op *configureOp) again()                        { op.late, op.err = false, nil }
+
 // adoptOp has a shard go by settings that the first one has taken.
 type adoptOp struct {
 	completion
@@ -306,6 +332,13 @@ func (op *adoptOp) resolve(s *shard) {
 	s.settle(op)
 	op.err = s.adoptValue(op.queue, op.value)
 }
+
+func (op *adoptOp) encode(dst []byte) (callKind, []byte) {
+	return callAdopt, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
+}
+
+func (op *adoptOp) decode(r *wire.Reader) { op.queue, op.value = r.String(), r.Bytes() }
+func (op *adoptOp) repeatable() bool      { return true }
 
 func (s *shard) adoptValue(queue string, value []byte) error {
 	c, err := parseSettings(value)

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"codeq/internal/keys"
+	"codeq/internal/wire"
 )
 
 // Counts is how many tasks are in each state.
@@ -54,3 +55,33 @@ func (op *statsOp) resolve(s *shard) {
 	}
 	s.settle(op)
 }
+
+func (op *statsOp) encode(dst []byte) (callKind, []byte) { return callStats, dst }
+func (op *statsOp) decode(*wire.Reader)                  {}
+
+func (op *statsOp) encodeReply(dst []byte) []byte {
+	dst = wire.AppendUint(dst, uint64(len(op.counts)))
+	for i := range op.counts {
+		qc := &op.counts[i]
+		dst = wire.AppendBytes(dst, qc.queue)
+		var b [keys.CountersLen]byte
+		keys.CountersValue{Counts: qc.counts}.Put(b[:])
+		dst = append(dst, b[:]...)
+	}
+	return dst
+}
+
+func (op *statsOp) decodeReply(r *wire.Reader) {
+	for range r.Count(1 + keys.CountersLen) {
+		name := r.String()
+		v, err := keys.ParseCounters(r.Take(keys.CountersLen))
+		if err != nil {
+			r.Fail()
+			return
+		}
+		op.counts = append(op.counts, queueCounts{name, v.Counts})
+	}
+}
+
+func (op *statsOp) repeatable() bool { return true }
+func (op *statsOp) again()           { op.counts, op.err = nil, nil }

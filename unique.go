@@ -11,6 +11,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/wire"
 )
 
 // Unique is the idempotency key of a task. Of the tasks of a queue and tenant
@@ -180,6 +181,15 @@ func (op *releaseKeyOp) resolve(s *shard) {
 	} else {
 		op.err = fmt.Errorf("%w: nobody has idempotency key %q", ErrNotFound, op.key)
 	}
+}
+
+func (op *releaseKeyOp) encode(dst []byte) (callKind, []byte) {
+	return callReleaseKey, wire.AppendBytes(append(dst, op.hash[:]...), op.key)
+}
+
+func (op *releaseKeyOp) decode(r *wire.Reader) {
+	copy(op.hash[:], r.Take(len(op.hash)))
+	op.key = r.String()
 }
 
 // holder returns who has an idempotency key.

@@ -1,0 +1,105 @@
+package codeq
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/wire"
+)
+
+// newTask is a task on its way into a shard, as the caller's goroutine has
+// prepared it, perhaps on another node or in another shard.
+type newTask struct {
+	key   laneKey
+	runAt uint64 // wall clock, ms; 0: at once
+	rec   []byte // stored form; the shard keeps it
+	tied  *tied  // nil: it has to do with nobody
+}
+
+// tied is what the shard has to know of a new task that is bound to others.
+type tied struct {
+	record.Ties
+	parents [][record.IDLen]byte // as in Task.After
+	onDead  OnDead
+	twin    int // the task of the batch that has the same key; negative: none
+}
+
+func tiedOf(rec *record.Record) *tied {
+	return &tied{Ties: rec.Ties, parents: rec.Parents, onDead: OnDead(rec.OnDead), twin: -1}
+}
+
+// home is the shard to which a task belongs, if it belongs to a certain one.
+func (t *newTask) home(shards int) (shard int, bound bool) {
+	if t.tied == nil {
+		return 0, false
+	}
+	return homeOf(&t.tied.Ties, shards)
+}
+
+// message has another shard take the task in.
+func (t *newTask) message() *keys.Message {
+	return &keys.Message{
+		Kind: keys.MsgAdmit, Queue: t.key.queue, Tenant: t.key.tenant, Priority: t.key.priority, Record: t.rec,
+	}
+}
+
+// newTaskOf is the task that a message is about.
+func newTaskOf(m *keys.Message) (newTask, error) {
+	rec, err := record.Decode(m.Record)
+	if err != nil {
+		return newTask{}, err
+	}
+	return newTask{
+		key:   laneKey{queue: m.Queue, tenant: m.Tenant, priority: m.Priority},
+		runAt: rec.RunAt, rec: m.Record, tied: tiedOf(&rec),
+	}, nil
+}
+
+// appendTasks appends new tasks to a call of another node. What binds them to
+// others is in their records.
+func appendTasks(dst []byte, tasks []newTask) []byte {
+	dst = wire.AppendUint(dst, uint64(len(tasks)))
+	for i := range tasks {
+		t := &tasks[i]
+		dst = wire.AppendBytes(dst, t.key.queue)
+		dst = wire.AppendBytes(dst, t.key.tenant)
+		dst = append(dst, t.key.priority)
+		dst = wire.AppendBool(dst, t.tied != nil)
+		dst = wire.AppendBytes(dst, t.rec)
+	}
+	return dst
+}
+
+// readTasks reads what appendTasks has written. The records alias the message.
+func readTasks(r *wire.Reader) []newTask {
+	n := r.Count(5)
+	if n == 0 {
+		return nil
+	}
+	tasks := make([]newTask, n)
+	tied := false
+	for i := range tasks {
+		t := &tasks[i]
+		t.key = laneKey{queue: r.String(), tenant: r.String(), priority: r.Byte()}
+		bound := r.Bool()
+		t.rec = r.Bytes()
+		if !bound {
+			head, err := record.DecodeHead(t.rec)
+			if err != nil {
+				r.Fail()
+				return nil
+			}
+			t.runAt = head.RunAt
+			continue
+		}
+		rec, err := record.Decode(t.rec)
+		if err != nil {
+			r.Fail()
+			return nil
+		}
+		t.runAt, t.tied, tied = rec.RunAt, tiedOf(&rec), true
+	}
+	if tied {
+		findTwins(tasks)
+	}
+	return tasks
+}
