@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -79,11 +80,6 @@ func homeNode(members []raft.Server, shard int) (home raft.Server, ok bool) {
 	if len(voters) == 0 {
 		return raft.Server{}, false
 	}
-	slices.SortFunc(voters, func(a, b raft.Server) int {
-		if a.ID < b.ID {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(voters, func(a, b raft.Server) int { return cmp.Compare(a.ID, b.ID) })
 	return voters[shard%len(voters)], true
 }

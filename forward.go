@@ -39,10 +39,7 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			err = doubt // by the one before, perhaps
 		}
 		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.repeatable()
-		if !again || ctx.Err() != nil {
-			return true, err
-		}
-		if !patience.wait(ctx, change) {
+		if !again || ctx.Err() != nil || !patience.wait(ctx, change) {
 			return true, err
 		}
 		op.again()
@@ -90,10 +87,11 @@ func (n *node) ask(ctx context.Context, r *replica, op request) error {
 	return op.base().err
 }
 
-// patience bounds how long a call waits for a leader.
+// patience is how something is tried again: after ever longer pauses. The zero
+// patience has no end.
 type patience struct {
-	until time.Time
-	pause time.Duration
+	until time.Time     // zero: no end
+	pause time.Duration // the last one
 }
 
 const (
@@ -101,19 +99,37 @@ const (
 	maxPause = 100 * time.Millisecond
 )
 
-func (n *node) newPatience() patience {
-	return patience{until: time.Now().Add(n.opts.CallTimeout), pause: minPause}
+// poll asks again and again until the answer is yes, or an error.
+func poll(ctx context.Context, ask func() (yes bool, err error)) error {
+	for again := (patience{}); ; {
+		if yes, err := ask(); yes || err != nil {
+			return err
+		}
+		if !again.wait(ctx, nil) {
+			return context.Cause(ctx)
+		}
+	}
 }
 
-// wait returns when it is worth trying again; false when it is not any more.
+// newPatience is that of a call that waits for a leader.
+func (n *node) newPatience() patience {
+	return patience{until: time.Now().Add(n.opts.CallTimeout)}
+}
+
+// wait returns when it is worth trying again: after a pause, or at once when
+// change is closed. It is false when it is not any more.
 func (p *patience) wait(ctx context.Context, change <-chan struct{}) bool {
-	left := time.Until(p.until)
-	if left <= 0 {
-		return false
+	p.pause = min(max(2*p.pause, minPause), maxPause)
+	pause := p.pause
+	if !p.until.IsZero() {
+		left := time.Until(p.until)
+		if left <= 0 {
+			return false
+		}
+		pause = min(pause, left)
 	}
-	t := time.NewTimer(min(p.pause, left))
+	t := time.NewTimer(pause)
 	defer t.Stop()
-	p.pause = min(2*p.pause, maxPause)
 	select {
 	case <-change:
 	case <-t.C:

@@ -108,7 +108,7 @@ type memberVerb byte
 const (
 	memberAdd    memberVerb = iota // as one that does not vote
 	memberVote                     // let it vote
-	memberRemove                   //
+	memberRemove                   // for good
 	memberLead                     // let it lead
 	endOfMemberVerbs
 )
@@ -151,28 +151,19 @@ func (op *memberOp) change(r *replica) error {
 	if err != nil {
 		return err
 	}
-	present := false
-	for _, m := range members {
-		if m.ID != id {
-			continue
-		}
-		present = true
-		if op.verb == memberLead {
-			addr = m.Address
-		}
-		if m.Suffrage == raft.Voter && m.Address == addr && op.verb == memberAdd {
-			return nil // it has been added before
-		}
-	}
+	at := slices.IndexFunc(members, func(m raft.Server) bool { return m.ID == id })
 	var future raft.Future
 	switch op.verb {
 	case memberAdd:
+		if at >= 0 && members[at] == (raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
+			return nil // it has been added before
+		}
 		future = r.raft.AddNonvoter(id, addr, 0, configTimeout)
 	case memberVote:
 		future = r.raft.AddVoter(id, addr, 0, configTimeout)
 	case memberRemove:
 		switch {
-		case !present:
+		case at < 0:
 			return nil
 		case len(members) == 1:
 			return &InvalidError{"node", op.peer.Node, "one that is not the last"}
@@ -184,12 +175,12 @@ func (op *memberOp) change(r *replica) error {
 		future = r.raft.RemoveServer(id, 0, configTimeout)
 	case memberLead:
 		switch {
-		case !present:
+		case at < 0:
 			return fmt.Errorf("%w: node %s", ErrNotFound, op.peer.Node)
 		case op.peer.Node == r.node.self.Node:
 			return nil
 		}
-		err := r.transfer(func() raft.Future { return r.raft.LeadershipTransferToServer(id, addr) })
+		err := r.transfer(func() raft.Future { return r.raft.LeadershipTransferToServer(id, members[at].Address) })
 		if err == nil || errors.Is(err, errOffered) {
 			return err
 		}
@@ -232,56 +223,43 @@ const closeBehind = 256
 
 // follow waits until a new node has nearly caught up with a shard.
 func (n *node) follow(ctx context.Context, shard int, p Peer) error {
-	for {
+	var unknown error // why the state of the new node was, the last time
+	err := poll(ctx, func() (bool, error) {
 		leader := &indexOp{completion: newCompletion()}
 		if settled, err := n.do(ctx, shard, leader); !settled {
-			return context.Cause(ctx)
+			return false, context.Cause(ctx)
 		} else if err != nil {
-			return err
+			return false, err
 		}
-		state, err := n.stateOf(ctx, p.Address)
-		if err == nil && shard < len(state) && state[shard].Applied+closeBehind > leader.applied {
-			return nil
-		}
-		t := time.NewTimer(maxPause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return errors.Join(context.Cause(ctx), err)
-		}
+		var states []replicaState
+		states, unknown = n.stateOf(ctx, p.Address)
+		return unknown == nil && shard < len(states) && states[shard].Applied+closeBehind > leader.applied, nil
+	})
+	if ctx.Err() != nil {
+		return errors.Join(err, unknown)
 	}
+	return err
 }
 
 // acquaint waits until all nodes of a shard that can be reached have in their logs
 // what its leader has: Raft lets nobody vote for a node that it has not heard of.
 func (n *node) acquaint(ctx context.Context, shard int) error {
-	var last uint64
-	for {
+	var last uint64 // in the leader's log, when it was first heard of
+	return poll(ctx, func() (bool, error) {
 		st, err := n.status(ctx)
 		if err != nil {
-			return err
+			return false, err
 		}
-		known := true
-		for _, rs := range st.Shards[shard].Replicas {
-			if last == 0 && rs.Node == st.Shards[shard].Leader {
+		sh := &st.Shards[shard]
+		for _, rs := range sh.Replicas {
+			if last == 0 && rs.Node == sh.Leader {
 				last = rs.LastIndex
 			}
 		}
-		for _, rs := range st.Shards[shard].Replicas {
-			known = known && (rs.Err != "" || last > 0 && rs.LastIndex >= last)
-		}
-		if known {
-			return nil
-		}
-		t := time.NewTimer(maxPause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return context.Cause(ctx)
-		}
-	}
+		return !slices.ContainsFunc(sh.Replicas, func(rs ReplicaStatus) bool {
+			return rs.Err == "" && (last == 0 || rs.LastIndex < last)
+		}), nil
+	})
 }
 
 // join has the nodes of the cluster add this one.
@@ -298,7 +276,7 @@ func (n *node) join() error {
 		}
 		_, err := n.peer.Call(ctx, p.Address, byte(callJoin), appendJSON(nil, n.self))
 		if err == nil {
-			return n.learn(ctx)
+			return poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
 		}
 		var refused *peer.RefusedError
 		if errors.As(err, &refused) && refused.Reason == peer.RefusedGroups {
@@ -310,20 +288,6 @@ func (n *node) join() error {
 }
 
 const joinTimeout = 5 * time.Minute
-
-// learn waits until this node knows that it votes.
-func (n *node) learn(ctx context.Context) error {
-	for !n.votes() {
-		t := time.NewTimer(minPause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return context.Cause(ctx)
-		}
-	}
-	return nil
-}
 
 // votes reports whether this node is a voter of every shard's group.
 func (n *node) votes() bool {
