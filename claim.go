@@ -227,6 +227,7 @@ func (s *shard) passOn(op *claimOp) {
 		s.settle(op)
 	} else if op.abroad.table != nil {
 		op.abroad.table.add(op)
+		return
 	}
 	op.unref()
 }
@@ -419,7 +420,6 @@ func refuse(op operation, reason error) {
 	}
 	if c.abroad.table != nil && !c.noWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
 		c.abroad.table.add(c)
-		c.unref()
 		return
 	}
 	if c.take() {

@@ -38,6 +38,7 @@ type claimLine struct {
 	table   *claimTable
 	key     lineKey
 	queues  []string
+	weights []int
 	waiting waitList      // guarded by the table's mu
 	filled  chan struct{} // non-nil while fetchers wait for a claim; closed by add
 	ctx     context.Context
@@ -58,7 +59,10 @@ func newClaimTable(n *node) *claimTable {
 
 // claim is Queue.claim in a cluster.
 func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
-	patience := t.node.newPatience()
+	var patience patience
+	if req.NoWait {
+		patience = t.node.newPatience()
+	}
 	for {
 		change := t.node.routes.next()
 		op, err := t.try(ctx, req, r)
@@ -66,14 +70,12 @@ func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*
 			return op, err
 		}
 		// A lease that may have been granted ends by itself.
+		again := patience.wait(ctx, change)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if !patience.wait(ctx, change) {
-			if req.NoWait {
-				return nil, err
-			}
-			patience = t.node.newPatience()
+		if !again {
+			return nil, err
 		}
 	}
 }
@@ -82,47 +84,46 @@ func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*
 // the others.
 func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	q := t.node.queue
+	led := q.led()
+	if len(led) == 0 && req.NoWait {
+		return t.askAll(ctx, req, r)
+	}
 	op := q.newClaim(req, r)
 	op.abroad.table = t
-	if led := q.led(); len(led) > 0 {
+	if len(led) == 0 {
+		t.add(op)
+	} else {
 		first := rand.IntN(len(led))
 		op.abroad.led = append(led[first:], led[:first]...)
-		if err := op.abroad.led[0].inbox.push(ctx, op); err != nil {
-			if op.noWait || !errors.Is(err, ErrNotLeader) {
-				op.unref()
-				op.unref()
-				return nil, err
-			}
+		switch err := op.abroad.led[0].inbox.push(ctx, op); {
+		case err == nil:
+		case !req.NoWait && errors.Is(err, ErrNotLeader):
 			t.add(op)
+		default:
 			op.unref()
+			op.unref()
+			return nil, err
 		}
-		op, err := op.wait(ctx)
-		if err == nil || !req.NoWait || !errors.Is(err, ErrEmpty) {
-			return op, err
-		}
-	} else if op.noWait {
-		op.unref()
-		op.unref()
-	} else {
-		t.add(op)
-		op.unref()
-		return op.wait(ctx)
 	}
-	return t.askAll(ctx, req, r)
+	op, err := op.wait(ctx)
+	if err != nil && req.NoWait && errors.Is(err, ErrEmpty) {
+		return t.askAll(ctx, req, r)
+	}
+	return op, err
 }
 
 // askAll asks the shards that other nodes lead, without waiting.
 func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	n := t.node
-	unreached := error(nil)
+	var unreached error
 	first := rand.IntN(len(n.queue.replicas))
 	for i := range n.queue.replicas {
-		r2 := n.queue.replicas[(first+i)%len(n.queue.replicas)]
-		if r2.lead.Load() != nil {
+		shard := n.queue.replicas[(first+i)%len(n.queue.replicas)]
+		if shard.lead.Load() != nil {
 			continue // it came since, and may be asked the next time
 		}
 		op := n.queue.newClaim(req, r)
-		err := n.ask(ctx, r2, op)
+		err := n.ask(ctx, shard, op)
 		op.unref() // nobody else has it
 		if err == nil {
 			return op, nil
@@ -138,26 +139,25 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner) (
 	return nil, ErrEmpty
 }
 
-// add lists a claim that waits. It takes a reference of its own.
+// add lists a claim that waits, unless it is listed. It takes over the caller's
+// reference.
 func (t *claimTable) add(op *claimOp) {
 	key := lineKey{queues: lineName(op), duration: op.duration, local: op.local}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if op.abroad.listed {
+		op.unref()
 		return
 	}
 	op.abroad.listed = true
 	if t.closed {
-		if op.take() {
-			op.completion.settle(ErrClosed)
-		}
+		refuse(op, ErrClosed)
 		return
 	}
 	l := t.lines[key]
 	if l == nil {
 		l = t.open(key, op)
 	}
-	op.refs.Add(1)
 	l.waiting.push(op)
 	if l.filled != nil {
 		close(l.filled)
@@ -188,19 +188,18 @@ const lineCap = 64
 // open makes a line and its fetchers. REQUIRES: mu is held.
 func (t *claimTable) open(key lineKey, op *claimOp) *claimLine {
 	if len(t.lines) >= lineCap {
-		for key, l := range t.lines {
+		for other, l := range t.lines {
 			if l.waiting.sweep(); l.waiting.len() == 0 {
 				l.drop()
-				delete(t.lines, key)
+				delete(t.lines, other)
 			}
 		}
 	}
-	l := &claimLine{table: t, key: key, queues: slices.Clone(op.queues)}
+	l := &claimLine{table: t, key: key, queues: slices.Clone(op.queues), weights: slices.Clone(op.weights)}
 	l.ctx, l.drop = context.WithCancel(t.node.ctx)
 	t.lines[key] = l
-	weights := slices.Clone(op.weights)
 	for _, r := range t.node.queue.replicas {
-		t.node.background.Go(func() { l.fetch(r, weights) })
+		t.node.background.Go(func() { l.fetch(r) })
 	}
 	return l
 }
@@ -249,9 +248,9 @@ func (t *claimTable) close() {
 }
 
 // fetch claims tasks of a shard for the line while another node leads it.
-func (l *claimLine) fetch(r *replica, weights []int) {
+func (l *claimLine) fetch(r *replica) {
 	n := l.table.node
-	patience := n.newPatience()
+	var pause patience
 	for l.ctx.Err() == nil {
 		change := r.route.next()
 		if r.lead.Load() != nil || !r.hasLeader() {
@@ -266,16 +265,14 @@ func (l *claimLine) fetch(r *replica, weights []int) {
 			continue
 		}
 		op := &claimOp{
-			completion: newCompletion(), queues: l.queues, weights: weights, duration: l.key.duration,
+			completion: newCompletion(), queues: l.queues, weights: l.weights, duration: l.key.duration,
 			local: l.key.local, max: want, remote: true,
 		}
 		if err := n.ask(l.ctx, r, op); err != nil {
-			if !patience.wait(l.ctx, change) {
-				patience = n.newPatience()
-			}
+			pause.wait(l.ctx, change)
 			continue
 		}
-		patience = n.newPatience()
+		pause = patience{}
 		l.deal(op.grants)
 	}
 }
