@@ -159,8 +159,8 @@ type node struct {
 	claims *claimTable
 	wishes wishes
 	runs   runTable
-	routes route  // changes with every replica's
-	life   uint64 // random: tells this life of the node from the others
+	routes changes // of any replica's route
+	life   uint64  // random: tells this life of the node from the others
 
 	ready      atomic.Bool // every replica takes part in its group
 	quit       chan struct{}

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"codeq/internal/peer"
@@ -187,28 +186,4 @@ func (n *node) accept(r *peer.Request) error {
 		r.Reply(op.encodeReply(nil))
 	}
 	return s.inbox.pass(op)
-}
-
-// anyShard is a shard for a task that may be in any: one that this node leads, or
-// else one that has a leader.
-func (n *node) anyShard() int {
-	replicas := n.queue.replicas
-	first := rand.IntN(len(replicas))
-	reachable := first
-	for i := range replicas {
-		at := (first + i) % len(replicas)
-		if replicas[at].lead.Load() != nil {
-			return at
-		}
-		if !replicas[reachable].hasLeader() && replicas[at].hasLeader() {
-			reachable = at
-		}
-	}
-	return reachable
-}
-
-// hasLeader reports whether a node is known to lead the shard.
-func (r *replica) hasLeader() bool {
-	addr, _ := r.raft.LeaderWithID()
-	return addr != ""
 }

@@ -2,6 +2,8 @@ package codeq
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -35,12 +37,12 @@ type replica struct {
 	ended     chan *shard // capacity 1: the shard led here has come to its end by itself
 	broken    atomic.Pointer[error]
 	office    office
-	route     route
+	route     changes // of where the shard is led
 	tenure    tenure
 	producing session
 	awaits    awaitTable
-	progress  route  // changes when applied does
-	replayed  uint64 // the last entry that the log had when the node was opened
+	progress  changes // of applied
+	replayed  uint64  // the last entry that the log had when the node was opened
 }
 
 // close releases the store. REQUIRES: the shard has ended.
@@ -49,6 +51,72 @@ func (r *replica) close() error {
 	defer r.mu.Unlock()
 	r.source = nil
 	return r.store.close()
+}
+
+// restore replaces the store by one that the snapshots have received.
+func (r *replica) restore() error {
+	r.leave(ErrNotLeader)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, _, ok := r.snapshots.Installed(); !ok {
+		return nil // the store is as far as the snapshot
+	}
+	r.source = nil
+	if err := r.store.close(); err != nil {
+		return err
+	}
+	return r.openStore()
+}
+
+// openStore puts what the snapshots have received in place, if anything, and
+// opens the store. REQUIRES: mu is held, or nobody else knows the replica.
+func (r *replica) openStore() error {
+	q := r.node.queue
+	dir := shardDir(q.dir.fs, q.dir.path, r.index)
+	if from, _, ok := r.snapshots.Installed(); ok {
+		if err := q.dir.fs.RemoveAll(dir); err != nil {
+			return err
+		}
+		if err := q.dir.fs.Rename(from, dir); err != nil {
+			return err
+		}
+		if err := syncDirectory(q.dir.fs, q.dir.path); err != nil {
+			return err
+		}
+		if err := r.snapshots.Swapped(); err != nil {
+			return err
+		}
+	}
+	st, err := openStore(dir, q.opts, q.caches, q.dir.Creating)
+	if err != nil {
+		return err
+	}
+	index, err := appliedIndex(st.db)
+	if err != nil {
+		return errors.Join(err, st.close())
+	}
+	r.store, r.source = st, &liveStore{r, st}
+	r.applied.Store(index)
+	return nil
+}
+
+// fail ends the replica: its store cannot be written. The others go on without it.
+func (r *replica) fail(cause error) {
+	err := fmt.Errorf("%w: shard %d: %w", ErrFailed, r.index, cause)
+	if !r.broken.CompareAndSwap(nil, &err) {
+		return
+	}
+	r.node.log.Error("replica failed", "shard", r.index, "err", cause)
+	r.changed()
+	r.node.background.Go(func() { _ = r.raft.Shutdown().Error() }) // of the group's goroutines; Raft has logged what went wrong
+}
+
+// failure is why the replica has ended; nil if it has not.
+func (r *replica) failure() error {
+	if err := r.broken.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // shard is a shard that this process leads; nil if it does not.
