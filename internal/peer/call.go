@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"net"
@@ -142,20 +141,8 @@ func (c *client) settleAll() {
 	}
 }
 
-// read is the reader. It returns when the connection has ended, which it makes sure of.
-func (c *client) read() {
-	r := bufio.NewReaderSize(ear{c}, readBuffer)
-	for {
-		f, err := readFrame(r)
-		if err == nil {
-			err = c.receive(f)
-		}
-		if err != nil {
-			c.fail(err)
-			return
-		}
-	}
-}
+// read is the reader.
+func (c *client) read() { c.readFrames(ear{c}, c.receive) }
 
 // ear counts what is heard.
 type ear struct{ c *client }

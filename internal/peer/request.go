@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"bufio"
 	"fmt"
 	"strconv"
 )
@@ -80,19 +79,9 @@ type server struct {
 	cancels map[uint64]*Request
 }
 
-// read is the reader. It returns when the connection has ended, which it makes sure of.
+// read is the reader.
 func (c *server) read() {
-	r := bufio.NewReaderSize(c.conn, readBuffer)
-	for {
-		f, err := readFrame(r)
-		if err == nil {
-			err = c.receive(f)
-		}
-		if err != nil {
-			c.fail(err)
-			break
-		}
-	}
+	c.readFrames(c.conn, c.receive)
 	c.mu.Lock()
 	cancels := c.cancels
 	c.cancels = nil

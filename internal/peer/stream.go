@@ -1,6 +1,8 @@
 package peer
 
 import (
+	"bufio"
+	"io"
 	"net"
 	"runtime"
 	"sync"
@@ -15,7 +17,7 @@ const (
 	queuedBytes = 64 << 20 // with more of them queued, calls wait
 )
 
-// stream is the writing half of a connection of calls: frames gather in one buffer while
+// stream is what both sides of a connection of calls have in common. To write, frames gather in one buffer while
 // the writer, a goroutine of its own, writes the other one.
 //
 // Bytes are counted from the beginning of the connection. Invariant: written <= handed <= appended.
@@ -159,5 +161,21 @@ func (s *stream) noteWritten() {
 	s.written = s.handed
 	if s.pingOut.IsZero() && s.pingEnd > 0 && s.pingEnd <= s.written {
 		s.pingOut = time.Now()
+	}
+}
+
+// readFrames hands each frame that comes to receive, until the connection has ended, which an error of
+// receive has it do.
+func (s *stream) readFrames(from io.Reader, receive func(frame) error) {
+	r := bufio.NewReaderSize(from, readBuffer)
+	for {
+		f, err := readFrame(r)
+		if err == nil {
+			err = receive(f)
+		}
+		if err != nil {
+			s.fail(err)
+			return
+		}
 	}
 }

@@ -122,6 +122,11 @@ func (g *Group) StoreLogs(logs []*raft.Log) error {
 	if len(logs) == 0 {
 		return nil
 	}
+	return g.write(func(first, last uint64) error { return g.add(logs, first, last) })
+}
+
+// write has f, which is told the bounds of the log, change it, and nobody else meanwhile.
+func (g *Group) write(f func(first, last uint64) error) error {
 	g.writing.Lock()
 	defer g.writing.Unlock()
 	done, err := g.store.use()
@@ -129,8 +134,10 @@ func (g *Group) StoreLogs(logs []*raft.Log) error {
 		return err
 	}
 	defer done()
+	return f(g.bounds())
+}
 
-	first, last := g.bounds()
+func (g *Group) add(logs []*raft.Log, first, last uint64) error {
 	from := logs[0].Index
 	if from <= last || from == 0 {
 		return fmt.Errorf("%w: group %d ends at %d, entry %d cannot be stored", ErrOrder, g.number, last, from)
@@ -182,15 +189,10 @@ func (g *Group) StoreLogs(logs []*raft.Log) error {
 // oldest or the newest ones; a hole is refused with ErrOrder. It does not wait
 // for a sync: until a later StoreLogs returns, a crash may bring them back.
 func (g *Group) DeleteRange(from, through uint64) error {
-	g.writing.Lock()
-	defer g.writing.Unlock()
-	done, err := g.store.use()
-	if err != nil {
-		return err
-	}
-	defer done()
+	return g.write(func(first, last uint64) error { return g.delete(from, through, first, last) })
+}
 
-	first, last := g.bounds()
+func (g *Group) delete(from, through, first, last uint64) error {
 	if from > through || through < first || from > last || first == 0 {
 		return nil
 	}
