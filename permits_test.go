@@ -636,15 +636,23 @@ func TestPermitsLateReport(t *testing.T) {
 	})
 }
 
+// takeOnlyPermit limits the queue to one lease, puts a task into the second and the
+// third shard, and has the node of the second lease the one there.
+func (c *limitedCluster) takeOnlyPermit() *Lease {
+	c.t.Helper()
+	c.configure(func(s *Settings) { s.Concurrency = 1 })
+	c.limit.Store(1)
+	c.produce(1, 1)
+	c.produce(2, 1)
+	l := c.claimAt(1)
+	require.Equal(c.t, 1, l.ID.shard(3))
+	return l
+}
+
 // TestPermitsUntoldEnd: room that a leader had no time to give back is given back by the next one.
 func TestPermitsUntoldEnd(t *testing.T) {
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
-		c.configure(func(s *Settings) { s.Concurrency = 1 })
-		c.limit.Store(1)
-		c.produce(1, 1)
-		c.produce(2, 1)
-		l := c.claimAt(1)
-		require.Equal(t, 1, l.ID.shard(3))
+		l := c.takeOnlyPermit()
 		c.net.setCut("n1", "n0", true)
 		complete(t, c.queue(1), l)
 		warden := c.queue(0).shard(0)
@@ -665,12 +673,7 @@ func TestPermitsUntoldEnd(t *testing.T) {
 // end is stored, since the next leader may find the lease in force.
 func TestPermitsEndThatIsNotStored(t *testing.T) {
 	limitedNodes(t, 5, func(t *testing.T, c *limitedCluster) {
-		c.configure(func(s *Settings) { s.Concurrency = 1 })
-		c.limit.Store(1)
-		c.produce(1, 1)
-		c.produce(2, 1)
-		l := c.claimAt(1)
-		require.Equal(t, 1, l.ID.shard(3))
+		l := c.takeOnlyPermit()
 		c.workers.Go(func() { // waits for room
 			_, _ = c.queue(2).Claim(c.ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
 		})

@@ -98,9 +98,7 @@ func (i image) check(t *testing.T) {
 func TestPowerLossBeforeEveryOperation(t *testing.T) {
 	_, stream := source(t, 60, 70).stream(t)
 	c := newCrasher(vfs.NewCrashableMem())
-	n := openNode(t, c.fs)
-	n.shard.apply(t, 20)
-	n.take(t, 20)
+	n := openNodeAt(t, c.fs, 20)
 	c.acked = 20
 
 	n.shard.apply(t, 25)
@@ -123,9 +121,7 @@ func TestPowerLossBeforeEveryOperation(t *testing.T) {
 func TestPowerLossDuringRecovery(t *testing.T) {
 	_, stream := source(t, 60, 70).stream(t)
 	mem := vfs.NewCrashableMem()
-	n := openNode(t, mem)
-	n.shard.apply(t, 20)
-	n.take(t, 20)
+	n := openNodeAt(t, mem, 20)
 	_, _, err := n.store.Open(n.newest(t).ID) // never closed
 	require.NoError(t, err)
 	_, err = n.install(t, 60, stream)
@@ -159,9 +155,7 @@ func TestFailureOfEveryOperation(t *testing.T) {
 					}
 					return nil
 				}))
-				n := openNode(t, mem)
-				n.shard.apply(t, 20)
-				n.take(t, 20)
+				n := openNodeAt(t, mem, 20)
 				n.shard.apply(t, 60)
 				n.store.fs = fs // the live store does not fail
 				on = true

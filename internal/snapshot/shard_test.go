@@ -174,6 +174,15 @@ func openNode(t testing.TB, fs vfs.FS) *node {
 	return n
 }
 
+// openNodeAt opens a new node with a snapshot of the index.
+func openNodeAt(t testing.TB, fs vfs.FS, index uint64) *node {
+	t.Helper()
+	n := openNode(t, fs)
+	n.shard.apply(t, index)
+	n.take(t, index)
+	return n
+}
+
 // live never returns a nil *shard as a Live.
 func (n *node) live() Live {
 	n.mu.Lock()

@@ -27,9 +27,7 @@ func (n *node) install(t testing.TB, index uint64, stream []byte) (*Sink, error)
 // source returns a node with a snapshot of the index and a state that is ahead of it.
 func source(t testing.TB, index, state uint64) *node {
 	t.Helper()
-	n := openNode(t, vfs.NewMem())
-	n.shard.apply(t, index)
-	n.take(t, index)
+	n := openNodeAt(t, vfs.NewMem(), index)
 	n.shard.apply(t, state)
 	return n
 }
@@ -57,9 +55,7 @@ func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 	require.Equal(t, uint64(100), meta.Index)
 	require.Equal(t, []string{recordName}, from.files(t), "the checkpoint is removed")
 
-	to := openNode(t, vfs.NewMem())
-	to.shard.apply(t, 20)
-	to.take(t, 20)
+	to := openNodeAt(t, vfs.NewMem(), 20)
 	sink, err := to.install(t, 100, stream)
 	require.NoError(t, err)
 	require.NoError(t, sink.Close(), "closed again")
@@ -103,9 +99,7 @@ func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 func TestInstalledSurvivesARestart(t *testing.T) {
 	_, stream := source(t, 100, 130).stream(t)
 	fs := vfs.NewMem()
-	to := openNode(t, fs)
-	to.shard.apply(t, 20)
-	to.take(t, 20)
+	to := openNodeAt(t, fs, 20)
 	_, err := to.install(t, 100, stream)
 	require.NoError(t, err)
 	to.shard.close()
@@ -186,9 +180,7 @@ func TestRefusedInstallLeavesNothing(t *testing.T) {
 		"too long":  append(bytes.Clone(stream), 1),
 	} {
 		t.Run(name, func(t *testing.T) {
-			to := openNode(t, vfs.NewMem())
-			to.shard.apply(t, 20)
-			to.take(t, 20)
+			to := openNodeAt(t, vfs.NewMem(), 20)
 			before := to.newest(t)
 			sink, err := to.install(t, 100, bad)
 			require.ErrorIs(t, err, ErrDamaged)
@@ -376,9 +368,7 @@ func TestOpenOfASnapshot(t *testing.T) {
 func TestOpenRemovesLeftovers(t *testing.T) {
 	_, stream := source(t, 100, 100).stream(t)
 	fs := vfs.NewMem()
-	n := openNode(t, fs)
-	n.shard.apply(t, 20)
-	n.take(t, 20)
+	n := openNodeAt(t, fs, 20)
 	_, _, err := n.store.Open(n.newest(t).ID) // never closed
 	require.NoError(t, err)
 	_, err = n.create(t, 100).Write(stream[:1000]) // neither
@@ -398,9 +388,7 @@ func TestOpenRemovesLeftovers(t *testing.T) {
 
 func TestDamagedMetadataIsNotTakenForNone(t *testing.T) {
 	fs := vfs.NewMem()
-	n := openNode(t, fs)
-	n.shard.apply(t, 20)
-	n.take(t, 20)
+	n := openNodeAt(t, fs, 20)
 	name := fs.PathJoin(raftDir, recordName)
 	f, err := fs.Open(name)
 	require.NoError(t, err)
