@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -161,10 +160,8 @@ func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 	if !settled {
 		op.gone.Store(true)
 	}
-	if err != nil && errors.Is(err, ErrNotFound) { // perhaps this replica has yet to apply how it ended
-		if err := n.catchUp(asking, r); err != nil && ctx.Err() != nil {
-			return nil, cmp.Or(context.Cause(ctx), err)
-		}
+	if errors.Is(err, ErrNotFound) { // perhaps this replica has yet to apply how it ended
+		_ = n.catchUp(asking, r) // if it cannot, nothing more will be heard
 	}
 	switch o := r.awaits.remove(id, w); {
 	case o != nil:
