@@ -95,7 +95,9 @@ func TestClusterNews(t *testing.T) {
 			return err
 		})
 	}
-	time.Sleep(100 * time.Millisecond)
+	for awaiting(t, qs, id) < len(qs) {
+		require.NoError(t, ctx.Err())
+	}
 	l, err := qs[1].Claim(ctx, ClaimRequest{Queues: []string{"a"}})
 	require.NoError(t, err)
 	require.NoError(t, qs[2].Complete(ctx, l.Receipt, []byte("well")))
@@ -110,6 +112,19 @@ func TestClusterNews(t *testing.T) {
 	}
 	_, err = qs[0].Await(ctx, id)
 	require.ErrorIs(t, err, ErrNotFound)
+}
+
+// awaiting is how many callers of Await the leader of a task's shard knows.
+func awaiting(t *testing.T, qs []*Queue, id ID) (n int) {
+	for _, q := range qs {
+		if s := q.shard(q.shardOf(id)); s != nil {
+			_ = s.probe(func(s *shard) error { // or it leads no more
+				n += len(s.awaits[id])
+				return nil
+			})
+		}
+	}
+	return n
 }
 
 // TestClusterCancel: a handler learns of a cancel at once, wherever its task

@@ -59,6 +59,7 @@ type clusterConfig struct {
 const (
 	nodeLeads      = 'B' // number: a shard that it begins to lead
 	nodeLeadsNot   = 'E' // number: a shard that it leads no more
+	nodeCaughtUp   = 'F' // has applied what the leaders of all shards had when it was opened
 	nodeProduced   = 'P' // acknowledged
 	nodeClaimed    = 'L' // acknowledged
 	nodeFinishing  = 'S' // Complete is about to be called
@@ -115,6 +116,7 @@ func clusterChild() (err error) {
 		return err
 	}
 	go reportLeadership(q)
+	go reportCaughtUp(q)
 	var stop atomic.Bool
 	const producers, workers = 4, 8
 	errs := make(chan error)
@@ -184,6 +186,16 @@ func reportLeadership(q *Queue) {
 	}
 }
 
+// reportCaughtUp says once that the node has what the others have.
+func reportCaughtUp(q *Queue) {
+	for _, r := range q.replicas {
+		if q.node.catchUp(context.Background(), r) != nil {
+			return // the test waits in vain
+		}
+	}
+	nodeEvent{kind: nodeCaughtUp}.report()
+}
+
 func clusterProduce(q *Queue, number uint64, stop *atomic.Bool) error {
 	for ; !stop.Load(); number++ {
 		t := Task{Queue: clusterQueue, Payload: binary.BigEndian.AppendUint64(nil, number)}
@@ -238,8 +250,9 @@ type clusterHistory struct {
 	produced  map[ID]uint64
 	byNumber  map[uint64]ID // a produce has its effect once
 	attempts  map[ID]map[int]bool
-	finishing map[ID]int // calls of Complete that may have been applied
-	completed map[ID]int // the attempt
+	finishing map[ID]int  // calls of Complete that may have been applied
+	completed map[ID]int  // the attempt
+	caughtUp  map[int]int // how often a node has
 	drained   map[int]uint64
 }
 
@@ -247,7 +260,7 @@ func newClusterHistory(t *testing.T) *clusterHistory {
 	return &clusterHistory{
 		t: t, leader: [clusterShardsN]int{-1, -1, -1}, news: make(chan struct{}),
 		produced: map[ID]uint64{}, byNumber: map[uint64]ID{}, attempts: map[ID]map[int]bool{},
-		finishing: map[ID]int{}, completed: map[ID]int{}, drained: map[int]uint64{},
+		finishing: map[ID]int{}, completed: map[ID]int{}, caughtUp: map[int]int{}, drained: map[int]uint64{},
 	}
 }
 
@@ -265,6 +278,8 @@ func (h *clusterHistory) add(node int, e nodeEvent) {
 		if h.leader[e.number] == node {
 			h.leader[e.number] = -1
 		}
+	case nodeCaughtUp:
+		h.caughtUp[node]++
 	case nodeProduced:
 		h.produced[e.id] = e.number
 		h.numbered(e)
@@ -320,6 +335,50 @@ func (h *clusterHistory) wait(what string, limit time.Duration, holds func() boo
 	}
 }
 
+// clusterNodes is three nodes that run, as processes, with what they have reported.
+type clusterNodes struct {
+	*clusterHistory
+	dir       string
+	level     Durability
+	peers     []Peer
+	lives     uint64 // of all nodes so far
+	processes []*clusterProcess
+}
+
+// startNodes starts a new cluster, which ends with the test, and waits until all shards are led.
+func startNodes(t *testing.T, random *rand.Rand, level Durability) *clusterNodes {
+	c := &clusterNodes{
+		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, processes: make([]*clusterProcess, 3),
+	}
+	for i, addr := range freePorts(t, random, len(c.processes)) {
+		c.peers = append(c.peers, Peer{fmt.Sprint("n", i), addr})
+	}
+	t.Cleanup(func() {
+		for _, p := range c.processes {
+			if p != nil {
+				p.kill()
+			}
+		}
+	})
+	for i := range c.processes {
+		c.start(i)
+	}
+	c.waitForLeaders()
+	return c
+}
+
+// waitForLeaders waits until all shards are led.
+func (c *clusterNodes) waitForLeaders() {
+	c.t.Helper()
+	c.wait("the shards have leaders", 20*time.Second, func() bool { return !slices.Contains(c.leader[:], -1) })
+}
+
+// start starts a node, perhaps again.
+func (c *clusterNodes) start(node int) {
+	c.lives++
+	c.processes[node] = c.run(clusterConfig{filepath.Join(c.dir, c.peers[node].Node), c.lives, node, c.peers, c.level})
+}
+
 // clusterProcess is a node that runs.
 type clusterProcess struct {
 	cmd   *exec.Cmd
@@ -327,7 +386,8 @@ type clusterProcess struct {
 	read  chan struct{} // closed when everything it has reported is in the history
 }
 
-func (h *clusterHistory) start(c clusterConfig) *clusterProcess {
+// run runs a node.
+func (h *clusterHistory) run(c clusterConfig) *clusterProcess {
 	exe, err := os.Executable()
 	require.NoError(h.t, err)
 	conf, err := json.Marshal(c)
@@ -398,64 +458,43 @@ func killNodes(t *testing.T, level Durability) {
 		load = 10 * time.Second
 	}
 	random := seeded(t)
-	dir := t.TempDir()
-	var peers []Peer
-	for i, addr := range freePorts(t, random, 3) {
-		peers = append(peers, Peer{fmt.Sprint("n", i), addr})
-	}
-	h := newClusterHistory(t)
-	life := uint64(0)
-	start := func(i int) *clusterProcess {
-		life++
-		return h.start(clusterConfig{filepath.Join(dir, peers[i].Node), life, i, peers, level})
-	}
-	processes := make([]*clusterProcess, len(peers))
-	for i := range processes {
-		processes[i] = start(i)
-	}
-	defer func() {
-		for _, p := range processes {
-			p.kill()
-		}
-	}()
-	led := func() bool { return !slices.Contains(h.leader[:], -1) }
-	h.wait("the shards have leaders", 20*time.Second, led)
+	c := startNodes(t, random, level)
 
 	var failovers []time.Duration
 	kills := 0
 	for begun := time.Now(); time.Since(begun) < load; kills++ {
-		time.Sleep(time.Second + time.Duration(random.IntN(500))*time.Millisecond)
-		h.wait("the shards have leaders", 20*time.Second, led)
-		victim := random.IntN(len(processes))
+		time.Sleep(time.Second + time.Duration(random.IntN(500))*time.Millisecond) // there is to be a load, and not kills alone
+		c.waitForLeaders()
+		victim := random.IntN(len(c.processes))
 		if kills%2 == 0 { // one that is missed
-			h.mu.Lock()
-			victim = h.leader[random.IntN(clusterShardsN)]
-			h.mu.Unlock()
+			c.mu.Lock()
+			victim = c.leader[random.IntN(clusterShardsN)]
+			c.mu.Unlock()
 		}
-		took, elected := h.killOne(victim, processes[victim])
+		took, elected := c.killOne(victim)
 		t.Logf("kill %d: node %d, shards led again after %v, served after %v", kills, victim, elected, took)
 		failovers = append(failovers, took...)
-		time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
-		processes[victim] = start(victim)
+		time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond) // the others go on while it is away
+		c.start(victim)
 	}
 
-	for _, p := range processes {
+	for _, p := range c.processes {
 		_, err := p.stdin.Write([]byte{0})
 		require.NoError(t, err)
 	}
-	h.wait("all tasks are done", 60*time.Second, func() bool { return len(h.drained) == len(peers) })
-	for _, p := range processes {
+	c.wait("all tasks are done", 60*time.Second, func() bool { return len(c.drained) == len(c.peers) })
+	for _, p := range c.processes {
 		require.NoError(t, p.stdin.Close())
 	}
 	closing := time.Now()
-	for i, p := range processes {
+	for i, p := range c.processes {
 		<-p.read
 		require.NoError(t, p.cmd.Wait(), "node %d", i)
 	}
 	t.Logf("closed within %v", time.Since(closing).Round(time.Millisecond))
-	h.verify()
+	c.verify()
 	t.Logf("%d kills, %d elections, %d tasks acknowledged, %d completed, failovers %v",
-		kills, h.elections, len(h.produced), len(h.completed), distribution(failovers))
+		kills, c.elections, len(c.produced), len(c.completed), distribution(failovers))
 	for _, took := range failovers {
 		require.LessOrEqual(t, took, *clusterFailover)
 	}
@@ -467,50 +506,32 @@ func TestClusterReturn(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a node is away for 6 s")
 	}
-	random := seeded(t)
-	dir := t.TempDir()
-	var peers []Peer
-	for i, addr := range freePorts(t, random, 3) {
-		peers = append(peers, Peer{fmt.Sprint("n", i), addr})
-	}
-	h := newClusterHistory(t)
-	processes := make([]*clusterProcess, len(peers))
-	life := uint64(0)
-	start := func(i int) {
-		life++
-		processes[i] = h.start(clusterConfig{filepath.Join(dir, peers[i].Node), life, i, peers, DurabilityProcess})
-	}
-	for i := range processes {
-		start(i)
-	}
-	defer func() {
-		for _, p := range processes {
-			p.kill()
-		}
-	}()
-	h.wait("the shards have leaders", 20*time.Second, func() bool { return !slices.Contains(h.leader[:], -1) })
-	h.killOne(0, processes[0])
-	time.Sleep(6 * time.Second)
-	start(0)
-	time.Sleep(1500 * time.Millisecond)
+	c := startNodes(t, seeded(t), DurabilityProcess)
+	c.wait("the node has been there", 20*time.Second, func() bool { return c.caughtUp[0] == 1 })
+	c.killOne(0)
+	time.Sleep(6 * time.Second) // for so long that Raft hardly ever tries to replicate to it any more
+	c.start(0)
+	back := time.Now()
+	c.wait("the node has caught up", 20*time.Second, func() bool { return c.caughtUp[0] == 2 })
+	require.Less(t, time.Since(back), *clusterFailover, "until the node has caught up")
 
 	victim := 1 // and the other one goes on leading
-	h.mu.Lock()
-	if !slices.Contains(h.leader[:], 2) {
+	c.mu.Lock()
+	if !slices.Contains(c.leader[:], 2) {
 		victim = 2
 	}
-	h.mu.Unlock()
+	c.mu.Unlock()
 	at := time.Now()
-	h.killOne(victim, processes[victim])
-	h.wait("all shards are served", 30*time.Second, func() bool {
-		for _, claimed := range h.claimedAt {
+	c.killOne(victim)
+	c.wait("all shards are served", 30*time.Second, func() bool {
+		for _, claimed := range c.claimedAt {
 			if claimed.Sub(at) < 200*time.Millisecond { // it may have been under way
 				return false
 			}
 		}
 		return true
 	})
-	for shard, claimed := range h.claimedAt {
+	for shard, claimed := range c.claimedAt {
 		t.Logf("shard %d is served after %v", shard, claimed.Sub(at).Round(time.Millisecond))
 		require.Less(t, claimed.Sub(at), *clusterFailover)
 	}
@@ -518,25 +539,25 @@ func TestClusterReturn(t *testing.T) {
 
 // killOne kills a node, and tells for each shard that it led how long it took
 // until another node had claimed a task of it, and until that node was elected.
-func (h *clusterHistory) killOne(node int, p *clusterProcess) (took, elected []time.Duration) {
+func (c *clusterNodes) killOne(node int) (took, elected []time.Duration) {
 	at := time.Now()
-	p.kill()
+	c.processes[node].kill()
 	var missed []int
-	h.mu.Lock()
-	for i, leader := range h.leader {
+	c.mu.Lock()
+	for i, leader := range c.leader {
 		if leader == node {
 			missed = append(missed, i)
-			h.leader[i] = -1
+			c.leader[i] = -1
 		}
 	}
-	h.mu.Unlock()
+	c.mu.Unlock()
 	took, elected = make([]time.Duration, len(missed)), make([]time.Duration, len(missed))
-	h.wait(fmt.Sprint("shards ", missed, " are served again"), 30*time.Second, func() bool {
+	c.wait(fmt.Sprint("shards ", missed, " are served again"), 30*time.Second, func() bool {
 		all := true
 		for i, shard := range missed {
-			if took[i] == 0 && h.leader[shard] >= 0 && h.claimedAt[shard].After(h.since[shard]) {
-				elected[i] = h.since[shard].Sub(at).Round(time.Millisecond)
-				took[i] = h.claimedAt[shard].Sub(at).Round(time.Millisecond)
+			if took[i] == 0 && c.leader[shard] >= 0 && c.claimedAt[shard].After(c.since[shard]) {
+				elected[i] = c.since[shard].Sub(at).Round(time.Millisecond)
+				took[i] = c.claimedAt[shard].Sub(at).Round(time.Millisecond)
 			}
 			all = all && took[i] > 0
 		}
