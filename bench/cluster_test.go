@@ -1,13 +1,12 @@
 package bench
 
 import (
+	"context"
 	"fmt"
-	"net"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"codeq"
+	"codeq/bench/workload"
 )
 
 // BenchmarkCluster is BenchmarkFullCycle on three nodes in one process, which
@@ -24,35 +23,16 @@ func BenchmarkCluster(b *testing.B) {
 	}
 }
 
-// openCluster opens the nodes of a cluster, which end with the benchmark, and
-// waits until the shards have the leaders that they are to keep.
+// openCluster opens the nodes of a cluster, which end with the benchmark.
 func openCluster(b *testing.B, nodes int, opts codeq.Options) []*codeq.Queue {
-	dir := b.TempDir()
-	var peers []codeq.Peer
-	var listeners []net.Listener
-	for i := range nodes {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			b.Fatal(err)
-		}
-		listeners = append(listeners, l)
-		peers = append(peers, codeq.Peer{Node: fmt.Sprint("node-", i), Address: l.Addr().String()})
+	queues, err := workload.OpenCluster(context.Background(), b.TempDir(), nodes, opts)
+	if err != nil {
+		b.Fatal(err)
 	}
-	var queues []*codeq.Queue
-	for i, p := range peers {
-		o := opts
-		o.Cluster = &codeq.Cluster{Node: p.Node, Listener: listeners[i], Peers: peers}
-		q, err := codeq.Open(filepath.Join(dir, p.Node), &o)
-		if err != nil {
-			b.Fatal(err)
+	b.Cleanup(func() {
+		if err := workload.CloseAll(queues); err != nil {
+			b.Error(err)
 		}
-		b.Cleanup(func() {
-			if err := q.Close(); err != nil {
-				b.Error(err)
-			}
-		})
-		queues = append(queues, q)
-	}
-	time.Sleep(3 * time.Second)
+	})
 	return queues
 }
