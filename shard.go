@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"codeq/internal/keys"
@@ -29,6 +30,7 @@ type shard struct {
 	inbox   *inbox
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
+	commits atomic.Uint64 // groups whose commit has begun
 
 	// owned
 	now  uint64 // monotonic clock of this group, ms since origin
@@ -292,6 +294,7 @@ func (s *shard) persist() error {
 	s.group.seal(s.mint.clock)
 	switch {
 	case !s.group.batch.Empty():
+		s.commits.Add(1)
 		return s.commit.commit(s.group.batch)
 	case len(s.group.settled)+len(s.group.answered) > 0:
 		return s.commit.confirm()

@@ -1,9 +1,14 @@
-// Package hook is the way of codeqtest to what codeq does not export. codeq
-// sets the variable when it is initialised, and never reads it: so codeqtest
-// needs no exported options, and programs that do not test link none of it.
+// Package hook is the way of codeqtest, and of the programs below bench, to what
+// codeq does not export. codeq sets the variables when it is initialised, and
+// never reads them: so these need no exported options, and other programs link
+// none of it.
 package hook
 
 import "github.com/cockroachdb/pebble/v2/vfs"
 
 // SetFS has the queues that are opened with opts, a *codeq.Options, lie in fs.
 var SetFS func(opts any, fs vfs.FS)
+
+// Commits returns how many groups of operations the shards that a *codeq.Queue
+// leads have begun to commit, each since it is led there.
+var Commits func(queue any) uint64

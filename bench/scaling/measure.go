@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"codeq"
+	"codeq/bench/workload"
+)
+
+// outcome is what was measured at one value with one setting.
+type outcome struct {
+	results []workload.Result // one for each run, in the order of their rates
+	profile *attribution      // of a further window; nil but for the first and the last value
+	err     error
+}
+
+// median run; REQUIRES: there is one.
+func (o *outcome) median() workload.Result { return o.results[len(o.results)/2] }
+
+// fellBehind reports that in some run completions did not keep up, so that the
+// outcome is of no use.
+func (o *outcome) fellBehind() bool {
+	return slices.ContainsFunc(o.results, workload.Result.FellBehind)
+}
+
+func (o *outcome) add(r workload.Result) {
+	o.results = append(o.results, r)
+	slices.SortFunc(o.results, func(a, b workload.Result) int { return compare(a.Rate(), b.Rate()) })
+}
+
+// measurer runs sweeps.
+type measurer struct {
+	dir            string // for queues
+	profiles       string // for profiles
+	warmup, window time.Duration
+	runs           int
+	progress       func(format string, args ...any)
+}
+
+// sweep measures all values with all settings, -runs times over, so that what
+// the machine does from minute to minute meets all values alike. It returns what
+// it has when ctx ends. Errors are in the outcomes.
+func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
+	outcomes := make([][]outcome, len(sw.settings))
+	for i := range outcomes {
+		outcomes[i] = make([]outcome, len(sw.values))
+	}
+	for run := range m.runs {
+		for i, base := range sw.settings {
+			deep := filepath.Join(m.dir, fmt.Sprintf("%s-%d", sw.name, i)) // kept from value to value if it is deep
+			for j, v := range sw.values {
+				if ctx.Err() != nil {
+					return outcomes
+				}
+				o := &outcomes[i][j]
+				end := j == 0 || j == len(sw.values)-1
+				name := ""
+				if end && run == m.runs-1 {
+					name = fileName(sw.name, base.name, sw.label(v))
+				}
+				res, err := m.point(ctx, deep, sw.at(base, v), name, &o.profile)
+				if err != nil && ctx.Err() == nil {
+					o.err = err
+					m.progress("%s: %s: %s: %v", sw.name, base.name, sw.label(v), err)
+					continue
+				}
+				if err != nil {
+					return outcomes
+				}
+				o.add(res)
+				m.progress("%s: %s: %s: %s cycles/s", sw.name, base.name, sw.label(v), thousands(int64(res.Rate())))
+			}
+			if err := os.RemoveAll(deep); err != nil {
+				m.progress("%v", err)
+			}
+		}
+	}
+	return outcomes
+}
+
+func fileName(parts ...string) string {
+	return strings.NewReplacer(", ", "-", " ", "-").Replace(strings.Join(parts, "-"))
+}
+
+// point measures a setting once, and once more with profiles if they have a name.
+// It leaves the directory behind for the next value if the setting is a deep one.
+func (m *measurer) point(ctx context.Context, dir string, s setting, profile string, att **attribution) (res workload.Result, err error) {
+	if s.run || s.ready > 0 {
+		s = s.bounded()
+	}
+	queues, err := open(ctx, dir, s)
+	if err != nil {
+		return res, err
+	}
+	defer func() {
+		err = errors.Join(err, workload.CloseAll(queues))
+		if s.ready == 0 {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	if s.ready > 0 {
+		if err := fill(ctx, queues[0], s.ready); err != nil {
+			return res, err
+		}
+	}
+	var d workload.Driver = workload.Calls{Queues: queues}
+	if s.run {
+		d = workload.Runner{Queue: queues[0]}
+	}
+	runtime.GC() // what the setting before has left
+	run := workload.Start(ctx, s.load, d)
+	defer func() { err = errors.Join(err, run.Stop()) }()
+	select {
+	case <-time.After(m.warmup):
+	case <-run.Ended():
+		return res, run.Stop()
+	}
+	if res, err = run.Measure(m.window); err != nil || profile == "" {
+		return res, err
+	}
+	*att, err = m.profile(run, profile, s)
+	return res, err
+}
+
+func open(ctx context.Context, dir string, s setting) ([]*codeq.Queue, error) {
+	if s.nodes > 0 {
+		return workload.OpenCluster(ctx, dir, s.nodes, s.opts)
+	}
+	q, err := codeq.Open(dir, &s.opts)
+	if err != nil {
+		return nil, err
+	}
+	return []*codeq.Queue{q}, nil
+}
+
+// fill produces tasks until so many are there.
+func fill(ctx context.Context, q *codeq.Queue, tasks int) error {
+	const size, producers = 1000, 4
+	stats, err := q.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	missing := tasks - int(stats[workload.QueueName].Total())
+	var wg sync.WaitGroup
+	errs := make([]error, producers)
+	for i := range producers {
+		wg.Go(func() {
+			b := make([]codeq.Task, size)
+			for k := range b {
+				b[k] = codeq.Task{Queue: workload.QueueName, Payload: []byte(`{"bench":true}`)}
+			}
+			for n := i * size; n < missing && errs[i] == nil; n += producers * size {
+				_, errs[i] = q.ProduceBatch(ctx, b)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

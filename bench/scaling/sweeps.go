@@ -1,0 +1,153 @@
+package main
+
+import (
+	"fmt"
+
+	"codeq"
+	"codeq/bench/workload"
+)
+
+// setting is a queue and the load that it is put under.
+type setting struct {
+	name  string // of its line in a chart
+	opts  codeq.Options
+	load  workload.Load
+	run   bool // ProduceBatch and Run, and not single calls
+	nodes int  // of a cluster in this process; 0: a queue by itself
+	ready int  // tasks that the queue has before the load begins, and all the time
+}
+
+// sweep varies one thing over several settings.
+type sweep struct {
+	name     string // of files, and on the command line
+	title    string
+	axis     string // what is varied
+	about    string // what is run, beyond title and axis
+	values   []int
+	label    func(v int) string
+	apply    func(s *setting, v int)
+	settings []setting
+	bars     bool // of a few values that have no distance from one another
+}
+
+// at is a setting with a value of the sweep.
+func (sw *sweep) at(s setting, v int) setting {
+	sw.apply(&s, v)
+	return s
+}
+
+// size is how large sweeps are.
+type size struct {
+	ends  bool // the first and the last value only
+	ready int  // depth of a deep backlog
+}
+
+const (
+	batch            = 64
+	workersOf        = 4 // for each producer: a cycle is one call of a producer and two of a worker, which also waits
+	defaultProducers = 32
+)
+
+// calls makes single calls, each of which waits for its own commit.
+func calls(d codeq.Durability) setting {
+	return setting{
+		name: fmt.Sprint("single calls, ", d),
+		opts: codeq.Options{Durability: d, Shards: 1},
+		load: load(defaultProducers),
+	}
+}
+
+// batches produces batches of 64, and has Run complete their tasks.
+func batches(d codeq.Durability) setting {
+	s := setting{
+		name: fmt.Sprint("batches and Run, ", d),
+		opts: codeq.Options{Durability: d, Shards: 1},
+		load: load(defaultProducers),
+		run:  true,
+	}
+	s.load.Batch = batch
+	return s
+}
+
+func load(producers int) workload.Load {
+	return workload.Load{Producers: producers, Workers: workersOf * producers}
+}
+
+// bounded has producers wait for workers, as a service with back-pressure does.
+func (s setting) bounded() setting {
+	if s.load.Backlog == 0 {
+		s.load.Backlog = 2 * s.load.Producers * max(s.load.Batch, 1)
+	}
+	return s
+}
+
+// sweeps are all there are.
+func sweeps(z size) []*sweep {
+	const process, disk = codeq.DurabilityProcess, codeq.DurabilityDisk
+	all := []*sweep{{
+		name: "shards", title: "Shards", axis: "Options.Shards",
+		about:    "32 producers and 128 workers.",
+		values:   []int{1, 2, 4, 8},
+		label:    number,
+		apply:    func(s *setting, v int) { s.opts.Shards = v },
+		settings: []setting{calls(process), batches(process), calls(disk), batches(disk)},
+	}, {
+		name: "producers", title: "Producers", axis: "producers",
+		about:    "Four workers for each producer; 1 shard.",
+		values:   []int{1, 4, 16, 64, 256},
+		label:    number,
+		apply:    func(s *setting, v int) { s.load.Producers, s.load.Workers = v, workersOf*v },
+		settings: []setting{calls(process), batches(process), calls(disk)},
+	}, {
+		name: "payload", title: "Payload", axis: "bytes of a payload",
+		about:    "32 producers and 128 workers; 1 shard.",
+		values:   []int{14, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10},
+		label:    bytesLabel,
+		apply:    func(s *setting, v int) { s.load.Payload = v },
+		settings: []setting{calls(process), batches(process), calls(disk)},
+	}, {
+		name: "group", title: "Operations in a group", axis: "Options.GroupCap",
+		about:    "32 producers and 128 workers; 1 shard. With single calls there are no more than 160 operations at a time.",
+		values:   []int{1, 4, 16, 64, 256, 1024, 4096},
+		label:    number,
+		apply:    func(s *setting, v int) { s.opts.GroupCap = v },
+		settings: []setting{calls(process), batches(process), calls(disk)},
+	}, {
+		name: "window", title: "Tasks in memory", axis: "Options.WindowTasks",
+		about: fmt.Sprintf("32 producers and 128 workers; 1 shard; %s ready tasks are there before, and what is "+
+			"claimed are the oldest of them.", thousands(int64(z.ready))),
+		values:   []int{16, 64, 256, 1024, 4096, 16384, 65536},
+		label:    number,
+		apply:    func(s *setting, v int) { s.opts.WindowTasks, s.ready = v, z.ready },
+		settings: []setting{calls(process), batches(process)},
+	}, {
+		name: "nodes", title: "Nodes", axis: "nodes",
+		about: "Nodes of a cluster in one process, which talk over TCP loopback and share processors and disk; " +
+			"32 producers and 128 workers, spread over the nodes; 3 shards.",
+		values: []int{0, 1, 3, 5},
+		label: func(v int) string {
+			if v == 0 {
+				return "by itself"
+			}
+			return number(v)
+		},
+		apply:    func(s *setting, v int) { s.nodes, s.opts.Shards = v, 3 },
+		settings: []setting{calls(process), calls(disk)},
+		bars:     true,
+	}}
+	for _, sw := range all {
+		if z.ends {
+			sw.values = []int{sw.values[0], sw.values[len(sw.values)-1]}
+		}
+	}
+	return all
+}
+
+func number(v int) string { return thousands(int64(v)) }
+
+func bytesLabel(v int) string {
+	if v >= 1<<10 {
+		return fmt.Sprint(v>>10, " KiB")
+	}
+	return fmt.Sprint(v, " B")
+}

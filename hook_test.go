@@ -1,0 +1,25 @@
+package codeq
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/hook"
+)
+
+func TestCommitsAreCounted(t *testing.T) {
+	q, err := Open(t.TempDir(), &Options{Shards: 2})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	require.Zero(t, hook.Commits(q))
+	for i := range uint64(3) {
+		_, err := q.Produce(context.Background(), Task{Queue: "mail"})
+		require.NoError(t, err)
+		require.Equal(t, i+1, hook.Commits(q))
+	}
+	_, err = q.Stats(context.Background()) // writes nothing
+	require.NoError(t, err)
+	require.EqualValues(t, 3, hook.Commits(q))
+}
