@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"codeq/internal/testalloc"
 
 	"codeq/internal/window"
 )
@@ -960,187 +963,122 @@ func addKeys(f *testing.F) {
 	}
 }
 
-func FuzzParseTask(f *testing.F) {
+// canonical is what can be written in one way only: each reads b and writes what
+// it has read. Keys and values are tried on the same bytes.
+var canonical = map[string]func(b []byte) (again []byte, err error){
+	"task": func(b []byte) ([]byte, error) {
+		lane, since, id, err := ParseTask(b)
+		return AppendTask(nil, lane, since, id), err
+	},
+	"scheduled": func(b []byte) ([]byte, error) {
+		due, id, err := ParseScheduled(b)
+		return AppendScheduled(nil, due, id), err
+	},
+	"grouped": func(b []byte) ([]byte, error) {
+		queue, at, id, err := ParseGrouped(b)
+		return AppendGrouped(nil, prefixOf(b), queue, at, id), err
+	},
+	"bucket": func(b []byte) ([]byte, error) {
+		prefix, queue, bucket, err := ParseBucket(b)
+		if err == nil && !Ended(prefix) {
+			err = fmt.Errorf("bucket of range %x", prefix)
+		}
+		return AppendBucket(nil, prefix, queue, bucket), err
+	},
+	"hashed": func(b []byte) ([]byte, error) {
+		hash, err := ParseHashed(b)
+		return AppendHashed(nil, hash), err
+	},
+	"freed": func(b []byte) ([]byte, error) {
+		at, hash, err := ParseFreed(b)
+		return AppendFreed(nil, at, hash), err
+	},
+	"scope": func(b []byte) ([]byte, error) {
+		scope, err := ParseScope(b)
+		return AppendScope(nil, scope), err
+	},
+	"dependent": func(b []byte) ([]byte, error) {
+		parent, child, err := ParseDependent(b)
+		return AppendDependent(nil, parent, child), err
+	},
+	"outbound": func(b []byte) ([]byte, error) {
+		shard, seq, err := ParseOutbound(b)
+		return AppendOutbound(nil, shard, seq), err
+	},
+	"by ID": func(b []byte) ([]byte, error) {
+		id, err := ParseByID(b)
+		return AppendByID(nil, prefixOf(b), id), err
+	},
+	"lease": func(b []byte) ([]byte, error) {
+		seq, err := ParseLease(b)
+		again := make([]byte, LeaseLen)
+		PutLease(again, seq)
+		return again, err
+	},
+	"numbered": func(b []byte) ([]byte, error) {
+		n, err := ParseNumbered(b)
+		return AppendNumbered(nil, prefixOf(b), n), err
+	},
+	"schedule": func(b []byte) ([]byte, error) {
+		name, err := ParseSchedule(b)
+		return AppendSchedule(nil, name), err
+	},
+	"place key": func(b []byte) ([]byte, error) {
+		id, p, err := ParsePlaceKey(b)
+		return p.AppendKey(nil, id), err
+	},
+	"place": func(b []byte) ([]byte, error) {
+		p, err := ParsePlace(b)
+		return p.Append(nil), err
+	},
+	"counters": func(b []byte) ([]byte, error) {
+		v, err := ParseCounters(b)
+		again := make([]byte, CountersLen)
+		v.Put(again)
+		return again, err
+	},
+	"number": func(b []byte) ([]byte, error) {
+		n, err := ParseNumber(b)
+		return AppendNumber(nil, n), err
+	},
+	"holder": func(b []byte) ([]byte, error) {
+		v, err := ParseUnique(b)
+		return v.Append(nil), err
+	},
+	"turn": func(b []byte) ([]byte, error) {
+		v, err := ParseGroup(b)
+		return v.Append(nil), err
+	},
+	"lane entry": func(b []byte) ([]byte, error) {
+		v, err := ParseLaneValue(b)
+		return v.Append(nil), err
+	},
+	"record with lane": func(b []byte) ([]byte, error) {
+		lane, rec, err := SplitLane(b)
+		return append(AppendLaneNumber(nil, lane), rec...), err
+	},
+	"applied": func(b []byte) ([]byte, error) {
+		index, term, err := ParseApplied(b)
+		again := make([]byte, AppliedLen)
+		PutApplied(again, index, term)
+		return again, err
+	},
+}
+
+func prefixOf(b []byte) byte {
+	if len(b) == 0 {
+		return 0
+	}
+	return b[0]
+}
+
+func FuzzCanonical(f *testing.F) {
 	addKeys(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if lane, since, id, err := ParseTask(b); err == nil {
-			require.Equal(t, b, AppendTask(nil, lane, since, id))
-		}
-	})
-}
-
-func FuzzParseScheduled(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if due, id, err := ParseScheduled(b); err == nil {
-			require.Equal(t, b, AppendScheduled(nil, due, id))
-		}
-	})
-}
-
-func FuzzParseGrouped(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if queue, at, id, err := ParseGrouped(b); err == nil {
-			require.Equal(t, b, AppendGrouped(nil, b[0], queue, at, id))
-		}
-	})
-}
-
-func FuzzParseBucket(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if prefix, queue, bucket, err := ParseBucket(b); err == nil {
-			require.Equal(t, b, AppendBucket(nil, prefix, queue, bucket))
-			require.True(t, Ended(prefix))
-		}
-	})
-}
-
-func FuzzParseHashed(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if hash, err := ParseHashed(b); err == nil {
-			require.Equal(t, b, AppendHashed(nil, hash))
-		}
-	})
-}
-
-func FuzzParseFreed(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if at, hash, err := ParseFreed(b); err == nil {
-			require.Equal(t, b, AppendFreed(nil, at, hash))
-		}
-	})
-}
-
-func FuzzParseScope(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if scope, err := ParseScope(b); err == nil {
-			require.Equal(t, b, AppendScope(nil, scope))
-		}
-	})
-}
-
-func FuzzParseDependent(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if parent, child, err := ParseDependent(b); err == nil {
-			require.Equal(t, b, AppendDependent(nil, parent, child))
-		}
-	})
-}
-
-func FuzzParseOutbound(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if shard, seq, err := ParseOutbound(b); err == nil {
-			require.Equal(t, b, AppendOutbound(nil, shard, seq))
-		}
-	})
-}
-
-func FuzzParseByID(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if id, err := ParseByID(b); err == nil {
-			require.Equal(t, b, AppendByID(nil, b[0], id))
-		}
-	})
-}
-
-func FuzzParseLease(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if seq, err := ParseLease(b); err == nil {
-			again := make([]byte, LeaseLen)
-			PutLease(again, seq)
-			require.Equal(t, b, again)
-		}
-	})
-}
-
-func FuzzParseNumbered(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if n, err := ParseNumbered(b); err == nil {
-			require.Equal(t, b, AppendNumbered(nil, b[0], n))
-		}
-	})
-}
-
-func FuzzParsePlaceKey(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if id, p, err := ParsePlaceKey(b); err == nil {
-			require.Equal(t, b, p.AppendKey(nil, id))
-		}
-	})
-}
-
-func FuzzParsePlace(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if p, err := ParsePlace(b); err == nil {
-			require.Equal(t, b, p.Append(nil))
-		}
-	})
-}
-
-func FuzzParseCounters(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if v, err := ParseCounters(b); err == nil {
-			again := make([]byte, CountersLen)
-			v.Put(again)
-			require.Equal(t, b, again)
-		}
-	})
-}
-
-func FuzzParseNumber(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if n, err := ParseNumber(b); err == nil {
-			require.Equal(t, b, AppendNumber(nil, n))
-		}
-	})
-}
-
-func FuzzParseUnique(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if v, err := ParseUnique(b); err == nil {
-			require.Equal(t, b, v.Append(nil))
-		}
-	})
-}
-
-func FuzzParseGroup(f *testing.F) {
-	addKeys(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if v, err := ParseGroup(b); err == nil {
-			require.Equal(t, b, v.Append(nil))
-		}
-	})
-}
-
-func FuzzParseLaneValue(f *testing.F) {
-	f.Add(LaneValue{Queue: 1, Priority: 2, Tenant: "t"}.Append(nil))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if v, err := ParseLaneValue(b); err == nil {
-			require.Equal(t, b, v.Append(nil))
-		}
-	})
-}
-
-func FuzzSplitLane(f *testing.F) {
-	f.Add(append(AppendLaneNumber(nil, 1), "record"...))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if lane, rec, err := SplitLane(b); err == nil {
-			require.Equal(t, b, append(AppendLaneNumber(nil, lane), rec...))
+		for name, rewrite := range canonical {
+			if again, err := rewrite(b); err == nil {
+				require.Equal(t, b, again, name)
+			}
 		}
 	})
 }
@@ -1149,7 +1087,11 @@ func FuzzParseEnded(f *testing.F) {
 	f.Add(append(EndedValue{Lane: 1, At: 2, Result: []byte("r")}.Append(nil), "record"...))
 	f.Add(append(make([]byte, 12), 0x80, 0)) // a zero that takes two bytes
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if v, rec, err := ParseEnded(b); err == nil {
+		var v EndedValue
+		var rec []byte
+		var err error
+		testalloc.Decode(t, len(b), func() { v, rec, err = ParseEnded(b) })
+		if err == nil {
 			sameOrShorter(t, b, append(v.Append(nil), rec...))
 		}
 	})
@@ -1162,7 +1104,9 @@ func FuzzParseMessage(f *testing.F) {
 	f.Add([]byte{MsgSettings, 0x80, 0})
 	f.Add([]byte{MsgAdmit, 0, 0x80, 0, 0}) // a zero that takes two bytes
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := ParseMessage(b)
+		var m Message
+		var err error
+		testalloc.Decode(t, len(b), func() { m, err = ParseMessage(b) })
 		if err != nil {
 			return
 		}
@@ -1198,7 +1142,10 @@ func FuzzParseLeases(f *testing.F) {
 	f.Add(uint64(goldenSeq), b)
 	f.Add(uint64(1), fullEntry().Append(b, goldenSeq))
 	f.Fuzz(func(t *testing.T, seq uint64, b []byte) {
-		h, entries, err := ParseLeases(seq, b)
+		var h LeaseHeader
+		var entries []LeaseEntry
+		var err error
+		testalloc.Decode(t, len(b), func() { h, entries, err = ParseLeases(seq, b) })
 		if err != nil {
 			return
 		}

@@ -5,6 +5,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testalloc"
+	"codeq/internal/wire"
 )
 
 // TestReplicationGolden: the layout of what replication stores.
@@ -28,12 +31,17 @@ func FuzzParseSession(f *testing.F) {
 	f.Add(v.Append(nil))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		v, err := ParseSession(b)
+		var v SessionValue
+		var err error
+		testalloc.Decode(t, len(b), func() { v, err = ParseSession(b) })
 		if err != nil {
+			require.ErrorIs(t, err, wire.ErrMalformed)
 			return
 		}
-		again, err := ParseSession(v.Append(nil))
+		again := v.Append(nil)
+		sameOrShorter(t, b, again)
+		got, err := ParseSession(again)
 		require.NoError(t, err)
-		require.Equal(t, v, again)
+		require.Equal(t, v, got)
 	})
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"codeq/internal/testalloc"
 )
 
 var goldenSchedule = ScheduleValue{
@@ -74,8 +76,16 @@ func FuzzParseScheduleValue(f *testing.F) {
 	f.Add(goldenSchedule.Append(nil))
 	f.Add((&ScheduleValue{}).Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if v, err := ParseScheduleValue(b); err == nil {
-			sameOrShorter(t, b, v.Append(nil))
+		var v ScheduleValue
+		var err error
+		testalloc.Decode(t, len(b), func() { v, err = ParseScheduleValue(b) })
+		if err != nil {
+			return
 		}
+		again := v.Append(nil)
+		sameOrShorter(t, b, again)
+		got, err := ParseScheduleValue(again)
+		require.NoError(t, err)
+		require.Equal(t, v, got)
 	})
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testalloc"
 )
 
 func TestFormat(t *testing.T) {
@@ -100,7 +102,10 @@ func FuzzDecode(f *testing.F) {
 	f.Add(uint32(0), uint64(0), []byte{0, 0, 0, 0x80, 0x94, 0xeb, 0xdc, 0x03})
 	f.Fuzz(func(t *testing.T, group uint32, index uint64, rest []byte) {
 		var log, again raft.Log
-		if err := decodeValue(group, index, withChecksum(t, group, index, hex.EncodeToString(rest)), &log); err != nil {
+		var err error
+		given := withChecksum(t, group, index, hex.EncodeToString(rest))
+		testalloc.Decode(t, len(given), func() { err = decodeValue(group, index, given, &log) })
+		if err != nil {
 			require.ErrorIs(t, err, ErrCorrupt)
 			return
 		}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"codeq/internal/testalloc"
 )
 
 // golden are records and what lies on disk of them.
@@ -294,7 +296,9 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{hasHistory, 0, 0, 'p'})                    // announces zeros
 	f.Add([]byte{hasHeaders, 2, 1, 'k', 0, 1, 'k', 1, 'v'}) // one name twice
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := Decode(b)
+		var r Record
+		var err error
+		testalloc.Decode(t, len(b), func() { r, err = Decode(b) })
 		h, headErr := DecodeHead(b)
 		if err != nil {
 			require.ErrorIs(t, err, ErrMalformed)

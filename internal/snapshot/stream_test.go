@@ -3,6 +3,9 @@ package snapshot
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"math"
@@ -11,7 +14,10 @@ import (
 	"testing/iotest"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testalloc"
 )
 
 // encode is the stream of these files, valid or not. The total is what the prefix says.
@@ -223,4 +229,51 @@ func repair(stream []byte) []byte {
 		rest = rest[f.size+checksumSize:]
 	}
 	return b
+}
+
+// FuzzRecord: metadata of any content under a checksum that is right is refused, or is kept by
+// being written again; under a wrong one it is refused.
+func FuzzRecord(f *testing.F) {
+	good := record{Format: recordFormat, Sequence: 3, Installed: true, Meta: raft.SnapshotMeta{
+		Version: 1, ID: "3-7-1", Index: 7, Term: 3, ConfigurationIndex: 1, Size: 12, Peers: []byte("p"),
+		Configuration: raft.Configuration{Servers: []raft.Server{{ID: "n", Address: "a:1"}}},
+	}}
+	body, err := json.Marshal(good)
+	require.NoError(f, err)
+	f.Add(body)
+	f.Add(body[:len(body)-1])
+	f.Add([]byte(`{"Format":2}`))
+	f.Add([]byte(`null`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		read := func(content []byte) (*record, error) {
+			fs := vfs.NewMem()
+			w, err := fs.Create(recordName, vfs.WriteCategoryUnspecified)
+			require.NoError(t, err)
+			_, err = w.Write(content)
+			require.NoError(t, errors.Join(err, w.Close()))
+			return readRecord(fs, "")
+		}
+		_, err := read(body)
+		require.ErrorIs(t, err, ErrDamaged)
+		var r *record
+		testalloc.Decode(t, len(body), func() { r, err = read(fmt.Appendf(nil, "%s\n%s", checksumText(body), body)) })
+		if err != nil {
+			if !strings.Contains(err.Error(), "unknown format") {
+				require.ErrorIs(t, err, ErrDamaged)
+			}
+			return
+		}
+		require.NotNil(t, r.meta())
+		fs := vfs.NewMem()
+		_, err = writeRecord(fs, "", r)
+		require.NoError(t, err)
+		again, err := readRecord(fs, "")
+		require.NoError(t, err)
+		// Of equal values, nil and empty lists are one.
+		a, err := json.Marshal(r)
+		require.NoError(t, err)
+		b, err := json.Marshal(again)
+		require.NoError(t, err)
+		require.Equal(t, string(a), string(b))
+	})
 }

@@ -38,32 +38,50 @@ func TestCount(t *testing.T) {
 	require.Zero(t, r.Uint(), "everything after is zero")
 }
 
+// FuzzReader reads a message as steps say. What was read, written again, is what
+// was there, or shorter where a number took more bytes than it needs; after
+// something that cannot be read all is zero.
 func FuzzReader(f *testing.F) {
-	f.Add([]byte{})
-	f.Add(AppendBytes(AppendUint(nil, 300), "name"))
-	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		for i := range 6 {
-			r := NewReader(b)
-			for range len(b) + 1 {
-				switch i {
-				case 0:
-					r.Uint()
-				case 1:
-					r.Int()
-				case 2:
-					r.Bytes()
-				case 3:
-					r.Byte()
-				case 4:
-					r.Take(3)
-				case 5:
-					r.Count(2)
-				}
-			}
-			if i != 5 {
-				require.Error(t, r.Done(), "more was read than there is")
+	f.Add([]byte("unbtk"), []byte{})
+	f.Add([]byte("ub"), AppendBytes(AppendUint(nil, 300), "name"))
+	f.Add([]byte("bbbb"), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	f.Add([]byte("ctir"), []byte{2, 7, 8, 9, 1, 5, 5})
+	f.Fuzz(func(t *testing.T, steps, b []byte) {
+		r := NewReader(b)
+		var again []byte
+		for _, step := range steps {
+			switch step {
+			case 'u':
+				again = AppendUint(again, r.Uint())
+			case 'i':
+				again = AppendInt(again, r.Int())
+			case 'b':
+				again = AppendBytes(again, r.Bytes())
+			case 's':
+				again = AppendBytes(again, r.String())
+			case 't':
+				again = append(again, r.Take(3)...)
+			case 'c':
+				n := r.Count(2)
+				require.LessOrEqual(t, n, len(b)/2)
+				again = AppendUint(again, uint64(n))
+			case 'r':
+				again = append(again, r.Rest()...)
+			default:
+				again = append(again, r.Byte())
 			}
 		}
+		if r.bad {
+			require.Error(t, r.Done())
+			require.Zero(t, r.Uint())
+			require.Empty(t, r.Rest())
+			return
+		}
+		read := b[:len(b)-len(r.rest)]
+		require.LessOrEqual(t, len(again), len(read))
+		if len(again) == len(read) {
+			require.Equal(t, string(read), string(again))
+		}
+		require.Equal(t, len(r.rest) == 0, r.Done() == nil)
 	})
 }
