@@ -26,12 +26,16 @@ type Sequence interface {
 // Every ticks at Start + Interval, Start + 2 * Interval, and so on.
 type Every struct{ Start, Interval uint64 }
 
-// Next returns the first tick later than after.
+// Next returns the first tick later than after; Never, if there is no such time.
 func (e Every) Next(after uint64) uint64 {
-	if after < e.Start {
-		return e.Start + e.Interval
+	n := uint64(0) // ticks until after
+	if after >= e.Start {
+		n = (after - e.Start) / e.Interval
 	}
-	return e.Start + ((after-e.Start)/e.Interval+1)*e.Interval
+	if n >= (Never-e.Start)/e.Interval {
+		return Never
+	}
+	return e.Start + (n+1)*e.Interval
 }
 
 var zones sync.Map // *time.Location by name: each takes some kilobytes, and reading a file

@@ -197,6 +197,10 @@ func TestEvery(t *testing.T) {
 	} {
 		require.Equal(t, c.want, e.Next(c.after), "after %d", c.after)
 	}
+	for _, e := range []Every{{Never, 1}, {5, 1 << 63}, {Never - 10, 6}} {
+		require.Equal(t, uint64(Never), e.Next(e.Next(e.Start)), "%+v: there is no time beyond", e)
+	}
+	require.Equal(t, uint64(Never), Every{0, 1}.Next(Never))
 }
 
 // TestLatest: it is the tick at which a walk through all of them ends.
