@@ -120,8 +120,8 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 		// Pebble writes into the bytes of a batch, and those of the log are
 		// still on their way to other nodes.
 		m.buf = append(m.buf[:0], e.batch...)
-		if err := b.SetRepr(m.buf); err != nil {
-			return storageError(err)
+		if err := setRepr(b, m.buf); err != nil {
+			return err
 		}
 	}
 	var key [1]byte
@@ -131,12 +131,27 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	if err := op.Finish(); err != nil {
 		return storageError(err)
 	}
-	err := st.commit(b)
+	if err := st.commit(b); err != nil {
+		return err
+	}
 	m.buf = b.Repr()[:0]
 	if large {
 		m.batch = nil
 	}
-	return err
+	return nil
+}
+
+// setRepr has a batch consist of these bytes, at which Pebble panics if they are none.
+func setRepr(b *pebble.Batch, repr []byte) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: batch: %v", ErrCorrupt, p)
+		}
+	}()
+	if err := b.SetRepr(repr); err != nil {
+		return fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
+	}
+	return nil
 }
 
 // largeBatch is below what Pebble keeps the memory of: half of the smallest MemTableBytes.
