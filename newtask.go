@@ -1,6 +1,8 @@
 package codeq
 
 import (
+	"fmt"
+
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/wire"
@@ -48,10 +50,25 @@ func newTaskOf(m *keys.Message) (newTask, error) {
 	if err != nil {
 		return newTask{}, err
 	}
-	return newTask{
+	t := newTask{
 		key:   laneKey{queue: m.Queue, tenant: m.Tenant, priority: m.Priority},
 		runAt: rec.RunAt, rec: m.Record, tied: tiedOf(&rec),
-	}, nil
+	}
+	if !t.valid(&rec, 0) {
+		return newTask{}, fmt.Errorf("%w: task of queue %q in a message", wire.ErrMalformed, m.Queue)
+	}
+	return t, nil
+}
+
+// valid reports whether a shard can take in what another node has sent as the
+// n-th task of a batch: produce has refused anything else where it came from.
+func (t *newTask) valid(rec *record.Record, n int) bool {
+	for _, p := range rec.Parents {
+		if at, sibling := nthOf(p); sibling && at >= n {
+			return false
+		}
+	}
+	return t.key.priority <= MaxPriority
 }
 
 // appendTasks appends new tasks to a call of another node. What binds them to
@@ -82,21 +99,15 @@ func readTasks(r *wire.Reader) []newTask {
 		t.key = laneKey{queue: r.String(), tenant: r.String(), priority: r.Byte()}
 		bound := r.Bool()
 		t.rec = r.Bytes()
-		if !bound {
-			head, err := record.DecodeHead(t.rec)
-			if err != nil {
-				r.Fail()
-				return nil
-			}
-			t.runAt = head.RunAt
-			continue
-		}
 		rec, err := record.Decode(t.rec)
-		if err != nil {
+		if err != nil || !t.valid(&rec, i) {
 			r.Fail()
 			return nil
 		}
-		t.runAt, t.tied, tied = rec.RunAt, tiedOf(&rec), true
+		t.runAt = rec.RunAt
+		if bound {
+			t.tied, tied = tiedOf(&rec), true
+		}
 	}
 	if tied {
 		findTwins(tasks)

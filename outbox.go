@@ -181,6 +181,11 @@ type parcel struct {
 }
 
 func (p *parcel) resolve(s *shard) {
+	if p.from >= len(s.inbound) { // decode does not know how many shards there are
+		p.err = errMalformedCall
+		s.settle(p)
+		return
+	}
 	for p.taken < len(p.messages) && !s.group.full() && s.broken == nil {
 		seq := p.first + uint64(p.taken)
 		if seq > s.inbound[p.from] {
@@ -219,6 +224,13 @@ func (p *parcel) decode(r *wire.Reader) {
 	p.from, p.first = int(from), r.Uint()
 	for range r.Count(2) {
 		m, err := keys.ParseMessage(r.Bytes())
+		switch {
+		case err != nil:
+		case m.Kind == keys.MsgAdmit:
+			_, err = newTaskOf(&m)
+		case m.Kind == keys.MsgSettings:
+			_, err = parseSettings(m.Settings)
+		}
 		if err != nil {
 			r.Fail()
 			return
