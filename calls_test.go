@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/testalloc"
 )
 
 // decodable makes the operation of a kind as a node does that is called.
@@ -137,7 +138,8 @@ func TestErrorsTravel(t *testing.T) {
 	require.EqualError(t, decodeError(encodeError(errors.New("odd"))), "odd")
 }
 
-// FuzzCalls: no message of another node brings this one down.
+// FuzzCalls: what another node sends is refused, or is an operation, or the
+// outcome of one, that can be sent on as it is.
 func FuzzCalls(f *testing.F) {
 	for _, op := range sampleCalls() {
 		kind, args := op.encode(nil)
@@ -148,13 +150,41 @@ func FuzzCalls(f *testing.F) {
 			return
 		}
 		op := decodable(callKind(kind))
-		if parse(args, op.decode) != nil {
+		var err error
+		testalloc.Decode(t, len(args), func() { err = parse(args, op.decode) })
+		if err != nil {
 			return
 		}
-		if p, ok := op.(*produceOp); ok && len(p.tasks) > 1<<10 {
+		_, sent := op.encode(nil)
+		second := decodable(callKind(kind))
+		require.NoError(t, parse(sent, second.decode))
+		_, again := second.encode(nil)
+		require.Equal(t, sent, again)
+
+		testalloc.Decode(t, len(reply), func() { err = parse(reply, op.decodeReply) })
+		if err != nil {
 			return
 		}
-		_ = parse(reply, op.decodeReply)
+		sent = op.encodeReply(nil)
+		require.NoError(t, parse(sent, second.decodeReply))
+		require.Equal(t, string(sent), string(second.encodeReply(nil)))
+	})
+}
+
+// FuzzErrors: an error of another node, sent on, is the same again.
+func FuzzErrors(f *testing.F) {
+	for _, err := range []error{ErrEmpty, leaseLost(Receipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
+		code, text := encodeError(err)
+		f.Add(code, text)
+	}
+	f.Add(byte(codeDuplicate), "{")
+	f.Fuzz(func(t *testing.T, code byte, text string) {
+		err := decodeError(code, text)
+		again := decodeError(encodeError(err))
+		require.Equal(t, err.Error(), again.Error())
+		for _, sentinel := range sentErrors[1:] {
+			require.Equal(t, errors.Is(err, sentinel), errors.Is(again, sentinel), "%v", sentinel)
+		}
 	})
 }
 
@@ -184,7 +214,9 @@ func FuzzNews(f *testing.F) {
 	f.Add(b.encode())
 	f.Add([]byte{0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		n, err := parseNews(b)
+		var n news
+		var err error
+		testalloc.Decode(t, len(b), func() { n, err = parseNews(b) })
 		if err != nil {
 			require.ErrorIs(t, err, ErrCorrupt)
 			return

@@ -1,0 +1,301 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+	"codeq/internal/raftlog"
+	"codeq/internal/testalloc"
+)
+
+// What the fuzzer finds is kept in testdata/fuzz; .ci/fuzz runs all targets.
+
+// FuzzText: the text form of an ID and of a Receipt is refused, or is the only
+// one but for the case of its digits.
+func FuzzText(f *testing.F) {
+	f.Add(Receipt{ID: sampleID, Token: 1<<63 + 5}.String())
+	f.Add(sampleID.String())
+	f.Add(ID{}.String())
+	f.Fuzz(func(t *testing.T, text string) {
+		var invalid *InvalidError
+		if id, err := ParseID(text); err == nil {
+			require.Equal(t, string(bytes.ToLower([]byte(text))), id.String())
+		} else {
+			require.ErrorAs(t, err, &invalid)
+			require.Zero(t, id)
+		}
+		var r Receipt
+		if err := r.UnmarshalText([]byte(text)); err == nil {
+			require.Equal(t, string(bytes.ToLower([]byte(text))), r.String())
+		} else {
+			require.ErrorAs(t, err, &invalid)
+			require.Zero(t, r)
+		}
+	})
+}
+
+// FuzzSettings: stored settings are refused, or are such as Configure takes, and
+// are stored again as the same.
+func FuzzSettings(f *testing.F) {
+	for _, set := range []Settings{
+		{},
+		{Paused: true, Concurrency: 3, Rate: 0.5, Burst: 2, TenantWeights: map[string]int{"t": 2}},
+		{ConcurrencyPerKey: 1, Retention: Forever, DeadRetention: time.Hour},
+	} {
+		value, err := json.Marshal(set)
+		require.NoError(f, err)
+		f.Add(value)
+		f.Add(keys.SettingsValue{Version: 300, JSON: value}.Append(nil))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var c configured
+		var err error
+		testalloc.Decode(t, len(b), func() { c, err = parseSettings(b) })
+		if err != nil {
+			return
+		}
+		require.NoError(t, c.settings.check())
+		require.Positive(t, c.settings.burst())
+		value, err := json.Marshal(c.settings)
+		require.NoError(t, err)
+		again, err := parseSettings(keys.SettingsValue{Version: c.version, JSON: value}.Append(nil))
+		require.NoError(t, err)
+		require.Equal(t, c.version, again.version)
+		after, err := json.Marshal(again.settings)
+		require.NoError(t, err)
+		require.Equal(t, string(value), string(after))
+	})
+}
+
+// FuzzManifest: a directory whose manifest has any content is refused for one of
+// the reasons that Open gives, or the manifest is kept by being written again.
+func FuzzManifest(f *testing.F) {
+	for _, m := range []manifest{
+		{Format: format, Shards: 3, ID: "00112233445566778899aabbccddeeff"},
+		{Format: format, Shards: 1, ID: "00", Creating: true, Node: "n1"},
+		{Format: format + 1, Shards: 1},
+		{Format: format, Shards: maxShards + 1},
+	} {
+		fs := vfs.NewMem()
+		require.NoError(f, fs.MkdirAll("q", 0o755))
+		d := &directory{manifest: m, fs: fs, path: "q"}
+		require.NoError(f, d.write())
+		f.Add(readAll(f, fs, "q/"+manifestName), m.Node)
+	}
+	f.Add([]byte("{}"), "")
+	f.Add([]byte(nil), "")
+	f.Fuzz(func(t *testing.T, content []byte, node string) {
+		fs := vfs.NewMem()
+		require.NoError(t, fs.MkdirAll("q", 0o755))
+		writeAll(t, fs, "q/"+manifestName, content)
+		var m *manifest
+		var err error
+		testalloc.Decode(t, len(content), func() { m, err = readManifest(fs, "q", 0, node) })
+		if err != nil {
+			known := false
+			for _, target := range []error{ErrNotQueue, ErrFormat, ErrCorrupt, ErrNotMember} {
+				known = known || errors.Is(err, target)
+			}
+			require.True(t, known, "%v", err)
+			return
+		}
+		require.NotNil(t, m)
+		require.Equal(t, format, m.Format)
+		require.True(t, m.Shards >= 1 && m.Shards <= maxShards)
+		d := &directory{manifest: *m, fs: fs, path: "q"}
+		require.NoError(t, d.write())
+		again, err := readManifest(fs, "q", m.Shards, node)
+		require.NoError(t, err)
+		require.Equal(t, m, again)
+	})
+}
+
+func readAll(t testing.TB, fs vfs.FS, name string) []byte {
+	f, err := fs.Open(name)
+	require.NoError(t, err)
+	info, err := f.Stat()
+	require.NoError(t, err)
+	b := make([]byte, info.Size())
+	_, err = f.ReadAt(b, 0)
+	require.NoError(t, errors.Join(err, f.Close()))
+	return b
+}
+
+func writeAll(t testing.TB, fs vfs.FS, name string, content []byte) {
+	f, err := fs.Create(name, vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	_, err = f.Write(content)
+	require.NoError(t, errors.Join(err, f.Close()))
+}
+
+// FuzzSchedule: a stored schedule is refused, or rests, or ticks from then on in
+// ascending order, and can be shown to the user.
+func FuzzSchedule(f *testing.F) {
+	for _, s := range []Schedule{
+		{Name: "s", Cron: "*/5 3 * * mon", TimeZone: "Europe/Berlin", Task: Task{Queue: "a", Headers: map[string]string{"h": "v"}}},
+		{Name: "s", Every: time.Minute, Missed: MissedAll, Task: Task{Queue: "a", Payload: []byte("p")}},
+	} {
+		v := s.value()
+		v.Start, v.After = 1<<40, 1<<40+5
+		f.Add(v.Append(nil), uint64(1<<40+1<<30))
+	}
+	huge := keys.ScheduleValue{Start: never, After: never - 1, Every: never, Queue: "a", Record: []byte{0}}
+	f.Add(huge.Append(nil), uint64(1<<44))
+	huge = keys.ScheduleValue{Start: 5, Every: 1 << 63, Queue: "a", Record: []byte{0}}
+	f.Add(huge.Append(nil), uint64(1<<44))
+	f.Fuzz(func(t *testing.T, value []byte, now uint64) {
+		now %= 1 << 44 // the year 2527
+		r, err := parseRecurring(keys.AppendSchedule(nil, "s"), value)
+		if err != nil {
+			require.ErrorIs(t, err, ErrCorrupt)
+			return
+		}
+		times, err := timesOf(&r.value)
+		if err != nil {
+			r.err = err
+			require.ErrorIs(t, err, ErrInvalid)
+			_ = r.info()
+			return
+		}
+		r.begin(times)
+		for range 3 {
+			_ = r.info()
+			if r.next == never {
+				break
+			}
+			require.Greater(t, r.next, r.value.After)
+			if r.next > now {
+				break
+			}
+			r.pass(r.next)
+		}
+	})
+}
+
+// FuzzBatch: a batch of a log entry, whatever is in it, is applied or fails the
+// store, and does not bring the process down.
+func FuzzBatch(f *testing.F) {
+	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x"}, MemTableBytes: 256 << 10}).withDefaults()
+	require.NoError(f, err)
+	caches := newCaches(opts.CacheBytes, 1)
+	f.Cleanup(caches.close)
+	var st *store
+	stores := 0
+	open := func(t testing.TB) {
+		opts.fs = vfs.NewMem()
+		stores++
+		var err error
+		st, err = openStore(fmt.Sprint("store", stores), opts, caches, true)
+		require.NoError(t, err)
+	}
+	open(f)
+	f.Cleanup(func() { _ = st.close() })
+	b := st.db.NewBatch()
+	require.NoError(f, b.Set([]byte("k"), []byte("v"), nil))
+	f.Add(bytes.Clone(b.Repr()))
+	require.NoError(f, b.SingleDelete([]byte("k"), nil))
+	require.NoError(f, b.DeleteRange([]byte("a"), []byte("b"), nil))
+	require.NoError(f, b.LogData([]byte("data"), nil))
+	f.Add(bytes.Clone(b.Repr()))
+	f.Add(b.Repr()[:len(b.Repr())-1])
+	require.NoError(f, b.Close())
+	f.Add([]byte("short"))
+	index := uint64(0)
+	f.Fuzz(func(t *testing.T, repr []byte) {
+		r := &replica{store: st, node: &node{opts: opts.Cluster, log: opts.Logger, queue: &Queue{opts: opts}}}
+		m := &stateMachine{replica: r}
+		index++
+		e := entry{term: 1, batch: repr}
+		if err := m.write(&e, &raft.Log{Index: index, Term: 1}); err != nil {
+			_ = st.close()
+			open(t)
+			return
+		}
+		got, err := appliedIndex(st.db)
+		require.NoError(t, err)
+		require.Equal(t, index, got)
+	})
+}
+
+// loneNode opens a cluster of one node that leads its shards.
+func loneNode(t testing.TB, shards int) *Queue {
+	network := newSimNet(1, 0)
+	host := network.listen("n")
+	votes := newSimVotes()
+	q, err := Open("q", &Options{
+		Shards: shards, Durability: DurabilityNone, fs: vfs.NewMem(), MemTableBytes: 256 << 10,
+		Cluster: &Cluster{
+			Node: "n", Listener: host, HeartbeatTimeout: minTimeout, CallTimeout: minTimeout,
+			dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.dial(ctx, host, addr) },
+			stable: func(string) (raftlog.Stables, error) { return votes, nil },
+		},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, q.Close()) })
+	require.Eventually(t, func() bool { return len(q.led()) == shards }, 10*time.Second, time.Millisecond)
+	return q
+}
+
+// FuzzServe: an operation that another node has sent, whatever it says, is
+// refused or resolved; and the shard goes on.
+func FuzzServe(f *testing.F) {
+	for _, op := range sampleCalls() {
+		kind, args := op.encode(nil)
+		f.Add(byte(kind), args)
+	}
+	bad := newTask{key: laneKey{queue: "a"}, rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // headers that are not there
+	strange := newTask{key: laneKey{queue: "a", priority: 200}, rec: []byte{0}}
+	for _, op := range []request{
+		&produceOp{tasks: []newTask{bad}}, &produceOp{tasks: []newTask{strange}},
+		&parcel{from: 1, first: 1, messages: []keys.Message{
+			{Kind: keys.MsgAdmit, Queue: "a", Record: bad.rec},
+			{Kind: keys.MsgAdmit, Queue: "a", Priority: 200, Record: strange.rec},
+			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte("{}")},
+			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte(`{"Rate":-1}`)},
+			{Kind: keys.MsgDepend, Parent: keys.ID{1}, Child: keys.ID{2}, Outcome: 77},
+		}},
+		&parcel{from: 3, first: 1},
+		&configureOp{queue: "b", value: []byte(`{"Concurrency":1}`)},
+		&permitsOp{queue: "b", shard: 99},
+	} {
+		kind, args := op.encode(nil)
+		f.Add(byte(kind), args)
+	}
+	q := loneNode(f, 3)
+	f.Fuzz(func(t *testing.T, kind byte, args []byte) {
+		if kind >= byte(endOfRequests) || callKinds[kind] == nil || callKind(kind) == callMember {
+			return
+		}
+		op := callKinds[kind]("caller")
+		if parse(bytes.Clone(args), op.decode) != nil { // the shard keeps what it is given
+			return
+		}
+		s := q.shard(0)
+		require.NotNil(t, s, "%v", q.replicas[0].failure())
+		op.base().reply = func(err error) {
+			if err == nil {
+				_ = op.encodeReply(nil)
+			}
+		}
+		require.NoError(t, s.inbox.pass(op))
+		for range 3 { // until what follows from it has been done, too
+			require.NoError(t, s.probe(func(*shard) error { return nil }))
+		}
+		if waits, ok := op.(abandoned); ok {
+			waits.abandon()
+		}
+		require.NoError(t, s.replica.failure())
+		require.Same(t, s, q.shard(0))
+	})
+}
