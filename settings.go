@@ -194,13 +194,14 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 }
 
 // enforce has all other shards go by settings that the first one has taken, as
-// its messages will have them too.
+// its messages will have them too: a shard that is closing reads these when it is opened.
 func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 	var errs []error
 	for i := 1; i < len(q.replicas); i++ {
 		op := &adoptOp{completion: newCompletion(), queue: queue, value: value}
-		_, err := q.do(ctx, i, op)
-		errs = append(errs, err)
+		if _, err := q.do(ctx, i, op); !errors.Is(err, ErrClosed) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
