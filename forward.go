@@ -30,7 +30,9 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 		} else {
 			err = n.ask(ctx, r, op)
 		}
-		if errors.Is(err, ErrUncertain) {
+		if errors.Is(err, ErrUncertain) && isQuestion(op) && n.ctx.Err() != nil {
+			return true, ErrClosed
+		} else if errors.Is(err, ErrUncertain) {
 			doubt = err
 		} else if doubt != nil && (!wasResolved(err) || ctx.Err() != nil && err == context.Cause(ctx)) {
 			err = doubt // this try was not applied, which says nothing of the one before
@@ -49,6 +51,16 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 func endsLease(op request) bool {
 	switch op.(type) {
 	case *completeOp, *failOp:
+		return true
+	}
+	return false
+}
+
+// isQuestion reports whether an operation changes nothing, so that there is no doubt
+// about one that was not answered.
+func isQuestion(op request) bool {
+	switch op.(type) {
+	case *awaitOp, *idleOp, *readOp, *statsOp, *schedulesOp, *settingsOp:
 		return true
 	}
 	return false
