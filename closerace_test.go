@@ -1,0 +1,271 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"iter"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces closes; 0: 200, or 30 with -short")
+
+// TestCloseRaces: whatever the moment at which a queue is closed, verbs are
+// carried out or refused, and what was acknowledged is there when it is opened
+// again.
+func TestCloseRaces(t *testing.T) {
+	rounds := *closeRounds
+	switch {
+	case rounds > 0:
+	case testing.Short():
+		rounds = 30
+	default:
+		rounds = 200
+	}
+	var calls atomic.Int64
+	for round := range rounds {
+		closeRace(t, 1+round%3, time.Duration(round%30)*20*time.Microsecond, &calls)
+	}
+	t.Logf("%d calls in %d rounds", calls.Load(), rounds)
+}
+
+// closeRace closes a queue while all verbs are at work.
+func closeRace(t *testing.T, shards int, after time.Duration, calls *atomic.Int64) {
+	opts := Options{Shards: shards, LeaseFor: time.Hour, Retention: Forever, InboxDepth: 2, fs: vfs.NewMem()}
+	q, err := Open("q", &opts)
+	require.NoError(t, err)
+	var m Mux
+	Handle(&m, "run", func(context.Context, *Job[[]byte]) error { return nil })
+
+	var workers sync.WaitGroup
+	var mu sync.Mutex // guards what was acknowledged, by queue
+	made, done := make(map[string]int), make(map[string]int)
+	work := func(cycle func() error) {
+		workers.Go(func() {
+			for {
+				calls.Add(1)
+				if err := cycle(); err != nil {
+					if !errors.Is(err, ErrClosed) || errors.Is(err, ErrUncertain) {
+						t.Errorf("refused with %v", err)
+					}
+					return
+				}
+			}
+		})
+	}
+	acknowledged := func(counts map[string]int, name string, n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		counts[name] += n
+	}
+	ctx := context.Background()
+	cancellable, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for _, name := range []string{"a", "run"} {
+		work(func() error {
+			_, err := q.Produce(cancellable, Task{Queue: name})
+			if err == nil {
+				acknowledged(made, name, 1)
+			}
+			return err
+		})
+	}
+	work(func() error {
+		_, err := q.ProduceBatch(ctx, []Task{{Queue: "a"}, {Queue: "a"}, {Queue: "a"}})
+		if err == nil {
+			acknowledged(made, "a", 3)
+		}
+		return err
+	})
+	for i := range 4 { // claim, and finish in every way
+		work(func() error {
+			leases, err := q.ClaimBatch(cancellable, ClaimRequest{Queues: []string{"a"}, Max: 3})
+			if err != nil {
+				return err
+			}
+			for n, l := range leases {
+				switch (i + n) % 4 {
+				case 0, 1:
+					if err = q.Complete(ctx, l.Receipt, nil, Task{Queue: "next"}); err == nil {
+						acknowledged(done, "a", 1)
+						acknowledged(made, "next", 1)
+					}
+				case 2:
+					err = q.Retry(cancellable, l.Receipt, RetryOptions{After: -1})
+				default:
+					if err = q.Extend(ctx, l.Receipt, time.Hour); err == nil {
+						err = q.Release(ctx, l.Receipt, 0)
+					}
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	work(func() error {
+		_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"never"}})
+		return err
+	})
+	work(func() error {
+		err := q.Configure(ctx, "configured", func(s *Settings) { s.Burst++ })
+		if err == nil {
+			acknowledged(made, "configured", 1)
+		}
+		return err
+	})
+	others := everyVerb(t, q, &m)
+	for name, verb := range others {
+		work(func() error {
+			err := verb(cancellable)
+			for _, answer := range []error{ErrNotFound, ErrNotWaiting, ErrLeaseLost, ErrEmpty, ErrDuplicate} {
+				if errors.Is(err, answer) {
+					return nil
+				}
+			}
+			if errors.Is(err, ErrNoCluster) { // is all that it ever says
+				return ErrClosed
+			}
+			if err != nil && !errors.Is(err, ErrClosed) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return err
+		})
+	}
+	time.Sleep(after)
+	var closers sync.WaitGroup
+	for range 2 {
+		closers.Go(func() { assert.NoError(t, q.Close()) })
+	}
+	closers.Wait()
+	workers.Wait()
+
+	q, err = Open("q", &opts)
+	require.NoError(t, err)
+	counts, err := q.Stats(ctx)
+	require.NoError(t, err)
+	for _, name := range []string{"a", "run", "next"} {
+		require.EqualValues(t, made[name], counts[name].Total(), "tasks of queue %s", name)
+	}
+	require.EqualValues(t, done["a"], counts["a"].Done)
+	require.Zero(t, counts["run"].Leased, "Run has ended in peace")
+	set, err := q.Settings("configured")
+	require.NoError(t, err)
+	require.Equal(t, made["configured"], set.Burst)
+	require.NoError(t, q.checkAll())
+	require.NoError(t, q.Close())
+}
+
+// everyVerb is all methods of a Queue but Close, by name, with arguments that
+// make sense for their types. What they return is read to its end.
+func everyVerb(t *testing.T, q *Queue, m *Mux) map[string]func(context.Context) error {
+	tasks := []Task{
+		{Queue: "verbs", Retention: time.Hour, Unique: Unique{Key: "k"}},
+		{Queue: "verbs", RunAt: time.Now().Add(time.Hour)},
+		{Queue: "verbs", Group: "g", LimitKey: "l"},
+	}
+	ids := make([]ID, len(tasks))
+	for i := range tasks {
+		var err error
+		ids[i], err = q.Produce(context.Background(), tasks[i])
+		require.NoError(t, err)
+	}
+	sub, err := q.Subscribe(SubscribeOptions{})
+	require.NoError(t, err)
+	t.Cleanup(sub.Close)
+	var turn atomic.Int64
+	next := func() int { return int(turn.Add(1)) % len(ids) }
+	arguments := map[reflect.Type]func() any{
+		reflect.TypeFor[ID]():               func() any { return ids[next()] },
+		reflect.TypeFor[Receipt]():          func() any { return Receipt{ids[next()], 1} },
+		reflect.TypeFor[Task]():             func() any { return tasks[0] },
+		reflect.TypeFor[[]Task]():           func() any { return tasks },
+		reflect.TypeFor[ClaimRequest]():     func() any { return ClaimRequest{Queues: []string{"verbs"}, NoWait: next() > 0} },
+		reflect.TypeFor[RetryOptions]():     func() any { return RetryOptions{} },
+		reflect.TypeFor[ListOptions]():      func() any { return ListOptions{State: Ready} },
+		reflect.TypeFor[DeadLetters]():      func() any { return DeadLetters{} },
+		reflect.TypeFor[SubscribeOptions](): func() any { return SubscribeOptions{} },
+		reflect.TypeFor[Schedule]():         func() any { return Schedule{Name: "verbs", Every: time.Hour, Task: Task{Queue: "verbs"}} },
+		reflect.TypeFor[Peer]():             func() any { return Peer{"peer", "address"} },
+		reflect.TypeFor[*Mux]():             func() any { return m },
+		reflect.TypeFor[*RunOptions]():      func() any { return &RunOptions{} },
+		reflect.TypeFor[func(*Settings)]():  func() any { return func(s *Settings) { s.Retention = time.Hour } },
+		reflect.TypeFor[string]():           func() any { return "verbs" },
+		reflect.TypeFor[[]string]():         func() any { return []string{"verbs"} },
+		reflect.TypeFor[[]byte]():           func() any { return []byte("result") },
+		reflect.TypeFor[error]():            func() any { return errors.New("cause") },
+		reflect.TypeFor[time.Duration]():    func() any { return time.Hour },
+		reflect.TypeFor[time.Time]():        func() any { return time.Now().Add(time.Hour) },
+		reflect.TypeFor[int]():              func() any { return next() },
+	}
+	verbs := make(map[string]func(context.Context) error)
+	typ := reflect.TypeFor[*Queue]()
+	for i := range typ.NumMethod() {
+		method := typ.Method(i)
+		if method.Name == "Close" {
+			continue
+		}
+		verbs[method.Name] = func(ctx context.Context) error {
+			args := []reflect.Value{reflect.ValueOf(q)}
+			for n := 1; n < method.Type.NumIn(); n++ {
+				in := method.Type.In(n)
+				if in == reflect.TypeFor[context.Context]() {
+					args = append(args, reflect.ValueOf(ctx))
+				} else if f := arguments[in]; f != nil {
+					args = append(args, reflect.ValueOf(f()))
+				} else {
+					return errors.New("no argument of type " + in.String())
+				}
+			}
+			call := method.Func.Call
+			if method.Type.IsVariadic() {
+				call = method.Func.CallSlice
+			}
+			var err error
+			for _, result := range call(args) {
+				err = errors.Join(err, exhaust(ctx, result.Interface()))
+			}
+			return err
+		}
+	}
+	return verbs
+}
+
+// exhaust reads a result to its end. It returns the error that the result is, or has.
+func exhaust(ctx context.Context, result any) error {
+	switch r := result.(type) {
+	case error:
+		return r
+	case iter.Seq2[*TaskInfo, error]:
+		for _, err := range r {
+			if err != nil {
+				return err
+			}
+		}
+	case *Subscription:
+		if r == nil {
+			return nil
+		}
+		defer r.Close()
+		for range 10 {
+			if _, err := r.Next(ctx); err != nil {
+				return err
+			}
+		}
+	default:
+		if name := reflect.TypeOf(result); name != nil && strings.HasPrefix(name.String(), "iter.") {
+			return errors.New("nobody reads " + name.String())
+		}
+	}
+	return nil
+}

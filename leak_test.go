@@ -1,0 +1,385 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/raftlog"
+)
+
+// leaks is what the process had when a test began.
+type leaks struct{ goroutines, files map[string]string }
+
+func watchLeaks() *leaks { return &leaks{goroutines(), descriptors()} }
+
+// require fails if there is something that was not there at the beginning.
+func (l *leaks) require(t *testing.T, when string, args ...any) {
+	t.Helper()
+	var left []string
+	for range 200 { // a goroutine that has said its last word may not be gone yet
+		left = left[:0]
+		for _, had := range []struct{ before, now map[string]string }{
+			{l.goroutines, goroutines()}, {l.files, descriptors()},
+		} {
+			for id, what := range had.now {
+				if had.before[id] == "" {
+					left = append(left, what)
+				}
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%s: %d goroutines and files left:\n%s", fmt.Sprintf(when, args...), len(left), strings.Join(left, "\n\n"))
+}
+
+// goroutines returns the stacks of the goroutines that run code of this module
+// or of what it is built on, by their names, without that of the caller.
+func goroutines() map[string]string {
+	buf := make([]byte, 1<<22)
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	found := make(map[string]string)
+	for _, stack := range all[1:] {
+		for _, ours := range []string{"codeq.", "codeq/", "cockroachdb/", "hashicorp/raft", "bbolt"} {
+			if strings.Contains(stack, ours) {
+				name, _, _ := strings.Cut(stack, " [")
+				found[name] = stack
+			}
+		}
+	}
+	return found
+}
+
+// descriptors returns what the open file descriptors of the process are, sockets
+// too; nothing where the system does not tell.
+func descriptors() map[string]string {
+	const dir = "/proc/self/fd"
+	found := make(map[string]string)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return found
+	}
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err == nil && !strings.HasSuffix(target, "/fd") && !strings.HasPrefix(target, "anon_inode:") {
+			found[e.Name()+" "+target] = "file " + target
+		}
+	}
+	return found
+}
+
+// TestNothingLeft: nothing runs and nothing is open when Close has returned, whatever
+// was in use; that Close returns no error says so of the iterators and snapshots of Pebble. In
+// the bubbles of other tests a goroutine left behind is a failure by itself.
+func TestNothingLeft(t *testing.T) {
+	before := watchLeaks()
+	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
+		q, err := Open(t.TempDir(), &Options{Shards: 2, Durability: level, MemTableBytes: 256 << 10})
+		require.NoError(t, err)
+		wait := useEverything(t, q)
+		require.NoError(t, q.Close())
+		wait()
+		before.require(t, "at durability %s", level)
+	}
+}
+
+// TestNothingLeftOfNode is TestNothingLeft of nodes of a cluster, and their sockets.
+func TestNothingLeftOfNode(t *testing.T) {
+	before := watchLeaks()
+	t.Run("nodes", func(t *testing.T) {
+		q := threeNodes(t, Options{Durability: DurabilityNone})[1]
+		wait := useEverything(t, q)
+		require.NoError(t, q.Close())
+		wait()
+	})
+	before.require(t, "after a cluster")
+}
+
+// useEverything does things with a queue that are under way when it is closed;
+// then wait is to be called.
+func useEverything(t *testing.T, q *Queue) (wait func()) {
+	ctx := context.Background()
+	var m Mux
+	var handled sync.WaitGroup
+	const tasks = 300
+	handled.Add(tasks)
+	Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+		handled.Done()
+		return nil
+	})
+	var waiting sync.WaitGroup
+	refused := func(name string, verb func() error) {
+		waiting.Go(func() {
+			if err := verb(); !errors.Is(err, ErrClosed) {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	refused("Run", func() error { return q.Run(ctx, &m, nil) })
+	for range tasks { // some memtables full, so that stores flush
+		_, err := q.Produce(ctx, Task{Queue: "a", Payload: make([]byte, 4<<10)})
+		require.NoError(t, err)
+	}
+	handled.Wait()
+
+	id, err := q.Produce(ctx, Task{Queue: "waits", RunAt: time.Now().Add(time.Hour)})
+	require.NoError(t, err)
+	sub, err := q.Subscribe(SubscribeOptions{})
+	require.NoError(t, err)
+	refused("Claim", func() error { _, err := q.Claim(ctx, ClaimRequest{Queues: []string{"b"}}); return err })
+	refused("Await", func() error { _, err := q.Await(ctx, id); return err })
+	refused("Next", func() error {
+		for range sub.All(ctx) {
+		}
+		_, err := sub.Next(ctx)
+		return err
+	})
+	_, err = q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "listed"}}, 3*listPage))
+	require.NoError(t, err)
+	refused("WaitIdle", func() error { return q.WaitIdle(ctx, "listed") })
+	for _, err := range q.List(ctx, ListOptions{State: Ready}) { // one that is not read to its end
+		require.NoError(t, err)
+		break
+	}
+	next, stop := iter.Pull2(q.List(ctx, ListOptions{State: Ready})) // one that Close overtakes
+	_, err, ok := next()
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Concurrency = 5 }))
+	require.NoError(t, q.SetSchedule(ctx, Schedule{Name: "s", Every: time.Second, Task: Task{Queue: "s"}}))
+	return func() {
+		waiting.Wait()
+		stop()
+		sub.Close()
+	}
+}
+
+// countingFS counts the handles that are open, by name, and fails the operation
+// of a number, of those on names: not of reads, writes and syncs, and not of logs, whose
+// rotation Pebble does not survive.
+type countingFS struct {
+	vfs.FS
+	mu   sync.Mutex // guards what follows
+	open map[*countedFile]string
+	ops  int
+	fail int // the number of the operation; 0: none
+}
+
+var errCounted = errors.New("this operation fails")
+
+func (fs *countingFS) op(name string) error {
+	if strings.HasSuffix(name, ".log") {
+		return nil
+	}
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.ops++
+	if fs.ops == fs.fail {
+		return errCounted
+	}
+	return nil
+}
+
+// reached reports whether the operation that fails has come.
+func (fs *countingFS) reached() bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.ops >= fs.fail
+}
+
+// left returns the names of the open handles.
+func (fs *countingFS) left() []string {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return slices.Sorted(maps.Values(fs.open))
+}
+
+func (fs *countingFS) file(name string, open func() (vfs.File, error)) (vfs.File, error) {
+	if err := fs.op(name); err != nil {
+		return nil, err
+	}
+	f, err := open()
+	if err != nil {
+		return nil, err
+	}
+	return fs.count(name, f), nil
+}
+
+func (fs *countingFS) count(name string, f vfs.File) *countedFile {
+	c := &countedFile{f, fs}
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.open[c] = name
+	return c
+}
+
+func (fs *countingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return fs.file(name, func() (vfs.File, error) { return fs.FS.Create(name, c) })
+}
+
+func (fs *countingFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	return fs.file(name, func() (vfs.File, error) { return fs.FS.Open(name, opts...) })
+}
+
+func (fs *countingFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	return fs.file(name, func() (vfs.File, error) { return fs.FS.OpenReadWrite(name, c, opts...) })
+}
+
+func (fs *countingFS) ReuseForWrite(oldname, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return fs.file(name, func() (vfs.File, error) { return fs.FS.ReuseForWrite(oldname, name, c) })
+}
+
+func (fs *countingFS) OpenDir(name string) (vfs.File, error) {
+	return fs.file(name, func() (vfs.File, error) { return fs.FS.OpenDir(name) })
+}
+
+func (fs *countingFS) Lock(name string) (io.Closer, error) {
+	if err := fs.op(name); err != nil {
+		return nil, err
+	}
+	l, err := fs.FS.Lock(name)
+	if err != nil {
+		return nil, err
+	}
+	return &countedLock{fs.count(name, nil), l}, nil
+}
+
+func (fs *countingFS) Remove(name string) error {
+	if err := fs.op(name); err != nil {
+		return err
+	}
+	return fs.FS.Remove(name)
+}
+
+func (fs *countingFS) RemoveAll(name string) error {
+	if err := fs.op(name); err != nil {
+		return err
+	}
+	return fs.FS.RemoveAll(name)
+}
+
+func (fs *countingFS) Rename(oldname, newname string) error {
+	if err := fs.op(newname); err != nil {
+		return err
+	}
+	return fs.FS.Rename(oldname, newname)
+}
+
+func (fs *countingFS) MkdirAll(dir string, perm os.FileMode) error {
+	if err := fs.op(dir); err != nil {
+		return err
+	}
+	return fs.FS.MkdirAll(dir, perm)
+}
+
+func (fs *countingFS) List(dir string) ([]string, error) {
+	if err := fs.op(dir); err != nil {
+		return nil, err
+	}
+	return fs.FS.List(dir)
+}
+
+func (fs *countingFS) Stat(name string) (vfs.FileInfo, error) {
+	if err := fs.op(name); err != nil {
+		return nil, err
+	}
+	return fs.FS.Stat(name)
+}
+
+func (fs *countingFS) Unwrap() vfs.FS { return fs.FS }
+
+type countedFile struct {
+	vfs.File
+	fs *countingFS
+}
+
+func (f *countedFile) forget() {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	delete(f.fs.open, f)
+}
+
+func (f *countedFile) Close() error {
+	f.forget()
+	return f.File.Close()
+}
+
+type countedLock struct {
+	*countedFile
+	lock io.Closer
+}
+
+func (l *countedLock) Close() error {
+	l.forget()
+	return l.lock.Close()
+}
+
+// TestNothingLeftOfOpen: an Open that fails, whichever operation on a file it is that
+// fails, leaves nothing behind but what the next Open goes on with.
+func TestNothingLeftOfOpen(t *testing.T) {
+	for name, makeOptions := range map[string]func(vfs.FS) *Options{
+		"alone": func(fs vfs.FS) *Options { return &Options{Shards: 1, fs: fs} },
+		"node": func(fs vfs.FS) *Options {
+			network := newSimNet(1, 0)
+			host := network.listen("n")
+			votes := newSimVotes()
+			return &Options{Shards: 1, fs: fs, Cluster: &Cluster{
+				Node: "n", Listener: host, HeartbeatTimeout: minTimeout,
+				dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.dial(ctx, host, addr) },
+				stable: func(string) (raftlog.Stables, error) { return votes, nil },
+			}}
+		},
+	} {
+		for _, existing := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, existing: %t", name, existing), func(t *testing.T) {
+				before := watchLeaks()
+				failures := 0
+				for fail := 1; ; fail++ {
+					mem := vfs.NewMem()
+					if existing {
+						q, err := Open("q", makeOptions(mem))
+						require.NoError(t, err)
+						require.NoError(t, q.Close())
+					}
+					fs := &countingFS{FS: mem, open: make(map[*countedFile]string), fail: fail}
+					q, err := Open("q", makeOptions(fs))
+					reached := fs.reached()
+					if err == nil { // what is tried again, or only logged, is no failure of Open
+						err = q.Close()
+					} else {
+						require.ErrorContains(t, err, errCounted.Error(), "operation %d", fail)
+						failures++
+					}
+					left := slices.DeleteFunc(fs.left(), func(name string) bool { // Pebble leaves the one open that it cannot write
+						return err != nil && strings.Contains(name, "MANIFEST-")
+					})
+					require.Empty(t, left, "operation %d: %v", fail, err)
+					before.require(t, "operation %d", fail)
+					if !reached {
+						break
+					}
+				}
+				t.Logf("%d operations fail Open", failures)
+				require.Greater(t, failures, 20)
+			})
+		}
+	}
+}
