@@ -1,0 +1,77 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestClockJumpsUnderRun: a clock that is set by an hour, either way, neither takes a
+// task from a handler nor gives it to another one, does not change the rate of claims, makes
+// nothing spin, and the IDs go on in their order; also over a restart.
+func TestClockJumpsUnderRun(t *testing.T) {
+	throughSteps(t, Options{Shards: 1, LeaseFor: time.Minute}, func(t *testing.T, p *process) {
+		ctx := context.Background()
+		require.NoError(t, p.Configure(ctx, "rated", func(s *Settings) { s.Rate, s.Burst = 1, 1 }))
+		last := p.produce(Task{Queue: "rated"})
+		for _, jump := range []time.Duration{time.Hour, -time.Hour, -time.Hour, time.Hour} {
+			calls, finish := 0, make(chan struct{})
+			var m Mux
+			Handle(&m, "held", func(context.Context, *Job[[]byte]) error {
+				calls++
+				<-finish
+				return nil
+			})
+			runCtx, stop := context.WithCancel(ctx)
+			run := make(chan error, 1)
+			go func() { run <- p.Run(runCtx, &m, nil) }()
+			held := p.produce(Task{Queue: "held"})
+			synctest.Wait()
+
+			counting := &countingCommitter{}
+			require.NoError(t, p.shard(0).probe(func(s *shard) error {
+				counting.committer, s.commit = s.commit, counting
+				return nil
+			}))
+			p.setClock(jump)
+			p.pass(10 * time.Minute) // ten leases
+			require.Less(t, counting.commits, 100, "nothing spins after a jump of %v", jump)
+			require.Equal(t, 1, calls, "after a jump of %v", jump)
+			require.Equal(t, Leased, p.state(held))
+
+			var tasks []Task
+			for range 5 {
+				tasks = append(tasks, Task{Queue: "rated"})
+			}
+			ids, err := p.ProduceBatch(ctx, tasks)
+			require.NoError(t, err)
+			for _, id := range ids {
+				require.Positive(t, bytes.Compare(id[:], last[:]), "after a jump of %v", jump)
+				last = id
+			}
+			require.NotNil(t, claimNow(t, p.Queue, "rated"))
+			require.Nil(t, claimNow(t, p.Queue, "rated"), "the burst is one")
+			start := time.Now()
+			for range 3 {
+				l, err := p.Claim(ctx, ClaimRequest{Queues: []string{"rated"}})
+				require.NoError(t, err)
+				require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+			}
+			require.InDelta(t, 3, time.Since(start).Seconds(), 0.1, "after a jump of %v", jump)
+
+			close(finish)
+			stop()
+			require.NoError(t, <-run)
+			require.Zero(t, p.state(held), "it has been completed")
+			require.NoError(t, p.shard(0).probe(func(s *shard) error {
+				s.commit = counting.committer
+				return nil
+			}))
+			p.step()
+		}
+	})
+}
