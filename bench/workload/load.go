@@ -40,6 +40,9 @@ type Load struct {
 	// Backlog is how many tasks are produced and not done with at the most,
 	// rounded down to batches, and at least one batch: producers wait. 0: any number.
 	Backlog int
+	// SampleEvery is how many tasks of a producer there are, rounded to batches,
+	// for one whose latency is measured; default 128.
+	SampleEvery int
 }
 
 // WithDefaults returns what l stands for.
@@ -47,7 +50,7 @@ func (l Load) WithDefaults() Load {
 	for _, f := range []struct {
 		value *int
 		def   int
-	}{{&l.Producers, 32}, {&l.Workers, 128}, {&l.Batch, 1}, {&l.Payload, len(plain)}} {
+	}{{&l.Producers, 32}, {&l.Workers, 128}, {&l.Batch, 1}, {&l.Payload, len(plain)}, {&l.SampleEvery, 128}} {
 		if *f.value == 0 {
 			*f.value = f.def
 		}
@@ -58,16 +61,13 @@ func (l Load) WithDefaults() Load {
 // plain is the payload of tasks of the default size.
 var plain = []byte(`{"bench":true}`)
 
-// sampleEvery is how many tasks a producer lets pass between two whose latency
-// is measured.
-const sampleEvery = 128
-
 // Run is a load that is running.
 type Run struct {
 	load   Load
 	driver Driver
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	start  int64 // in nanoseconds since 1970
 	wg     sync.WaitGroup
 
 	created atomic.Int64
@@ -80,7 +80,7 @@ type Run struct {
 
 // Start begins a load, which runs until Stop, the end of ctx, or an error.
 func Start(ctx context.Context, l Load, d Driver) *Run {
-	r := &Run{load: l.WithDefaults(), driver: d}
+	r := &Run{load: l.WithDefaults(), driver: d, start: time.Now().UnixNano()}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	if r.load.Backlog > 0 {
 		n := max(r.load.Backlog/r.load.Batch, 1)
@@ -128,6 +128,9 @@ func (r *Run) produce(producer int) error {
 	if size == len(plain) {
 		first = plain
 	}
+	// A sampled task has a payload of the same length that holds the time.
+	stamped := slices.Clone(first)
+	stamped[0] = 0
 	payloads := slices.Repeat([][]byte{first}, r.load.Batch)
 	for n := 0; r.ctx.Err() == nil; n += r.load.Batch {
 		if r.room != nil {
@@ -137,11 +140,8 @@ func (r *Run) produce(producer int) error {
 				return nil
 			}
 		}
-		// A sampled task has a payload of the same length that holds the time.
 		payloads[0] = first
-		if n/r.load.Batch%max(sampleEvery/r.load.Batch, 1) == 0 {
-			stamped := slices.Clone(first)
-			stamped[0] = 0
+		if n/r.load.Batch%max(r.load.SampleEvery/r.load.Batch, 1) == 0 {
 			binary.LittleEndian.PutUint64(stamped[1:], uint64(time.Now().UnixNano()))
 			payloads[0] = stamped
 		}
@@ -169,7 +169,11 @@ func (r *Run) complete(payload []byte) {
 	if len(payload) < 9 || payload[0] != 0 {
 		return
 	}
-	took := time.Duration(time.Now().UnixNano() - int64(binary.LittleEndian.Uint64(payload[1:])))
+	produced := int64(binary.LittleEndian.Uint64(payload[1:]))
+	if produced < r.start { // by a load before this one
+		return
+	}
+	took := time.Duration(time.Now().UnixNano() - produced)
 	r.mu.Lock()
 	r.samples = append(r.samples, took)
 	r.mu.Unlock()
