@@ -1,0 +1,22 @@
+package codeq_test
+
+import (
+	"fmt"
+
+	"codeq"
+)
+
+// A look at the disk for a dashboard.
+func ExampleQueue_StorageStats() {
+	q, done := open()
+	defer done()
+	_, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: make([]byte, 10_000)})
+	check(err)
+
+	stats, err := q.StorageStats()
+	check(err)
+	for i, s := range stats.Shards {
+		fmt.Printf("shard %d: on disk more than 10 kB: %t, of the log in no table yet: %t\n", i, s.DiskBytes > 10_000, s.LogBytes > 10_000)
+	}
+	// Output: shard 0: on disk more than 10 kB: true, of the log in no table yet: true
+}
