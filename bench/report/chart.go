@@ -192,7 +192,18 @@ func save(path string, p *plot.Plot, legend plot.Legend, height vg.Length) error
 		beside = wider*size.X + vg.Points(14)
 		legend.Draw(draw.Crop(all, all.Size().X-beside+vg.Points(14), 0, 0, -vg.Points(24)))
 	}
-	p.Draw(draw.Crop(all, 0, -beside-vg.Points(10), 0, 0))
+	// The label of Y stands beside the plot, too: plot.Draw would make room for
+	// it at the linear middle of the axis even if that is logarithmic.
+	label := p.Y.Label
+	p.Y.Label.Text = ""
+	left := vg.Length(0)
+	if label.Text != "" {
+		label.TextStyle.Rotation += math.Pi / 2
+		label.TextStyle.XAlign, label.TextStyle.YAlign = draw.XCenter, draw.YTop
+		all.FillText(label.TextStyle, vg.Point{X: all.Min.X, Y: all.Center().Y}, label.Text)
+		left = label.TextStyle.FontExtents().Height + vg.Points(4)
+	}
+	p.Draw(draw.Crop(all, left, -beside-vg.Points(10), 0, 0))
 	var text bytes.Buffer
 	if _, err := canvas.WriteTo(&text); err != nil {
 		return err

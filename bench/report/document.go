@@ -37,6 +37,14 @@ func (d *Document) Paragraph(format string, args ...any) {
 	fmt.Fprintf(&d.text, "\n"+format+"\n", args...)
 }
 
+// List adds a list.
+func (d *Document) List(items ...string) {
+	d.text.WriteByte('\n')
+	for _, item := range items {
+		fmt.Fprintf(&d.text, "- %s\n", item)
+	}
+}
+
 // Table adds a table. Integers are written in full with separators of
 // thousands, other numbers and durations with three significant digits, all
 // else as by fmt.Sprint; NaN is a dash. Columns that have numbers are aligned

@@ -59,6 +59,7 @@ func TestDocument(t *testing.T) {
 	require.NotEmpty(t, m.FileSystem)
 	d := New("Title", m)
 	d.Heading("Part")
+	d.List("one", "two")
 	d.Table([]string{"what", "cycles", "rate", "p50", "note"},
 		[]any{"a|b", 1234567, 1234.5, 400 * time.Microsecond},
 		[]any{"c", int64(5), math.NaN(), time.Duration(0), "missing"})
@@ -71,6 +72,9 @@ func TestDocument(t *testing.T) {
 	require.Contains(t, string(text), m.String())
 	require.True(t, strings.HasSuffix(string(text), `
 ## Part
+
+- one
+- two
 
 | what | cycles | rate | p50 | note |
 | --- | ---: | ---: | ---: | --- |
@@ -136,7 +140,7 @@ func TestCharts(t *testing.T) {
 	nan := math.NaN()
 	for name, err := range map[string]error{
 		"lines.svg": Lines(filepath.Join(dir, "lines.svg"), a, Series{"2 producers, 14 B", x, y}, Series{"10 producers, 64 KiB", x, z}),
-		"log.svg": Lines(filepath.Join(dir, "log.svg"), Axes{Title: "Cycles over producers", X: "producers", Y: "cycles/s", LogX: true, LogY: true},
+		"log.svg": Lines(filepath.Join(dir, "log.svg"), Axes{Title: "Cycles over producers", X: "producers", Y: "cycles of a task a second", LogX: true, LogY: true},
 			Series{"process", n, []float64{0, 20e3, 40e3, 70e3, 100e3, 150e3, 160e3, 162e3, 163e3}},
 			Series{"disk", n, []float64{700, 1400, 2800, 5600, 11e3, 20e3, 31e3, 33e3, 35e3}}),
 		"bars.svg": Bars(filepath.Join(dir, "bars.svg"), Axes{Title: "Peers", Y: "cycles/s"}, []string{"codeq, Run with batches of 64", "River on PostgreSQL", "missing"},
