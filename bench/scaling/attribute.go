@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -20,8 +19,7 @@ import (
 
 // attribution is what the profiles of a window say.
 type attribution struct {
-	result workload.Result
-	cores  int // that the process may use
+	result result
 	shards int
 
 	cpu    time.Duration // that was sampled, without what the profiles cost
@@ -29,7 +27,6 @@ type attribution struct {
 	owner  time.Duration // of cpu: in the owners of shards
 	log    time.Duration // of cpu: in the writers of the stores' logs, for which owners wait
 
-	commits     int64         // groups that were persisted
 	persistWait time.Duration // of the owners, for the log or for Raft
 	idle        time.Duration // of the owners, for operations
 
@@ -46,14 +43,9 @@ type contention struct {
 
 type site struct {
 	function string
-	how      string // what the goroutine did there
+	by       string // what it called to wait, or to let others go on
 	count    int64
 	delay    time.Duration
-}
-
-// busy is the share of the time of all cores that the process has used.
-func (a *attribution) busy() float64 {
-	return a.result.Usage.CPU.Seconds() / a.result.Elapsed.Seconds() / float64(a.cores)
 }
 
 // share of the sampled CPU time.
@@ -68,7 +60,8 @@ func (a *attribution) perCycle(d time.Duration) float64 {
 func (a *attribution) total() float64 { return a.perCycle(a.cpu) }
 
 // serial is the part of it that the cycles of one shard spend one after the
-// other: the owner decides, and waits while the log is written.
+// other: the owner decides, and waits while the log is written. It is too large
+// where the log of a group is written while the owner fills the memtable.
 func (a *attribution) serial() float64 { return a.perCycle(a.owner + a.log) }
 
 // ceiling is how many cycles/s a shard can do on processors without number,
@@ -77,11 +70,6 @@ func (a *attribution) ceiling() float64 { return ratio(1e6, a.serial()) }
 
 // coresPerShard is how many processors are busy while the owner of one shard is.
 func (a *attribution) coresPerShard() float64 { return ratio(a.total(), a.serial()) }
-
-// group is cycles by commit.
-func (a *attribution) group() float64 {
-	return ratio(float64(a.result.Cycles()), float64(a.commits))
-}
 
 // ownersTime is the wall time of all owners.
 func (a *attribution) ownersTime() float64 { return a.result.Elapsed.Seconds() * float64(a.shards) }
@@ -93,9 +81,9 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// profile measures a further window of a load with profiles, and reads them. The
+// profile measures a further window with profiles, and reads them. The
 // block and mutex profiles on disk are of this window, too.
-func (m *measurer) profile(run *workload.Run, name string, s setting) (*attribution, error) {
+func (m *measurer) profile(measure func() (result, error), name string, s setting) (*attribution, error) {
 	block, mutex, err := contentions()
 	if err != nil {
 		return nil, err
@@ -104,8 +92,8 @@ func (m *measurer) profile(run *workload.Run, name string, s setting) (*attribut
 	if err != nil {
 		return nil, err
 	}
-	a := &attribution{cores: runtime.GOMAXPROCS(0), shards: s.opts.Shards}
-	a.result, err = run.Measure(m.window)
+	a := &attribution{shards: s.opts.Shards}
+	a.result, err = measure()
 	if err := errors.Join(err, stop()); err != nil {
 		return nil, err
 	}
@@ -186,43 +174,32 @@ func (a *attribution) readCPU(p *profile.Profile) {
 	}
 }
 
-// readOwners finds in the block profile how often and how long owners wait. A
-// commit always waits, for the writer of the log or for Raft; so the waits
-// count the commits, those shorter than the profile's rate by sampling.
+// readOwners finds in the block profile how long owners wait, and for what.
 func (a *attribution) readOwners(p *profile.Profile) {
 	for _, s := range p.Sample {
-		stack, count, d := functions(s), s.Value[0], time.Duration(s.Value[1])
+		stack, d := functions(s), time.Duration(s.Value[1])
 		switch {
 		case !has(stack, ownerFunction):
 		case has(stack, "codeq.(*shard).persist"):
 			a.persistWait += d
-			if !mutexWait(stack) {
-				a.commits += count
-			}
 		case has(stack, "codeq.(*shard).sleep"):
 			a.idle += d
 		}
 	}
 }
 
-func mutexWait(stack []string) bool {
-	return has(stack[:min(len(stack), 4)], "sync.(*Mutex).", "internal/sync.(*Mutex).", "sync.(*RWMutex).")
-}
-
-// readContention sums by site: the innermost function of codeq, or of a library
-// where it has none. The values of samples are counts, and delays in nanoseconds.
+// readContention sums by site. The values of samples are counts, and delays in nanoseconds.
 func readContention(p *profile.Profile) contention {
 	var c contention
-	type key struct{ function, how string }
-	sites := make(map[key]*site)
+	sites := make(map[site]*site)
 	for _, s := range p.Sample {
 		stack := functions(s)
-		if len(stack) == 0 {
-			continue
+		if len(stack) == 0 || has(stack, "codeq/bench/workload.(*Run).Measure", "codeq/bench/workload.Profile") {
+			continue // it is the profile that waits
 		}
-		k := key{siteOf(stack), howOf(stack)}
+		k := siteOf(stack)
 		if sites[k] == nil {
-			sites[k] = &site{function: k.function, how: k.how}
+			sites[k] = &site{function: k.function, by: k.by}
 		}
 		sites[k].count += s.Value[0]
 		sites[k].delay += time.Duration(s.Value[1])
@@ -233,37 +210,24 @@ func readContention(p *profile.Profile) contention {
 		c.sites = append(c.sites, *s)
 	}
 	slices.SortFunc(c.sites, func(a, b site) int {
-		return cmp.Or(cmp.Compare(b.delay, a.delay), strings.Compare(a.function, b.function))
+		return cmp.Or(cmp.Compare(b.delay, a.delay), strings.Compare(a.function, b.function), strings.Compare(a.by, b.by))
 	})
 	return c
 }
 
-func siteOf(stack []string) string {
-	i := slices.IndexFunc(stack, func(f string) bool { return hasPrefix(f, "codeq.", "codeq/") })
-	if i < 0 {
-		i = slices.IndexFunc(stack, func(f string) bool { return !ofRuntime(f) })
+// siteOf returns the innermost function of codeq in a stack, or of a library if it
+// has none, and the last of those of the runtime that are called from there.
+func siteOf(stack []string) site {
+	own := slices.IndexFunc(stack, func(f string) bool { return !ofRuntime(f) })
+	if own < 0 {
+		own = len(stack) - 1
 	}
-	if i < 0 {
-		i = len(stack) - 1
+	by := stack[max(own-1, 0)]
+	if strings.HasPrefix(stack[0], "runtime.unlock") {
+		by = "lock of the runtime: " + by
 	}
-	return strings.ReplaceAll(stack[i], pebblePath, "pebble")
-}
-
-// howOf names what blocks in a stack.
-func howOf(stack []string) string {
-	for _, f := range stack {
-		switch {
-		case hasPrefix(f, "sync.(*Mutex)", "internal/sync.(*Mutex)", "sync.(*RWMutex)"):
-			return "mutex"
-		case hasPrefix(f, "sync.(*Cond)"):
-			return "condition"
-		case hasPrefix(f, "sync.(*WaitGroup)"):
-			return "wait group"
-		case hasPrefix(f, "runtime.selectgo", "runtime.chan"):
-			return "channel"
-		case !ofRuntime(f):
-			return "other"
-		}
+	if i := slices.IndexFunc(stack, func(f string) bool { return hasPrefix(f, "codeq.", "codeq/") }); i >= 0 {
+		own = i
 	}
-	return "lock of the runtime"
+	return site{function: strings.ReplaceAll(stack[own], pebblePath, "pebble"), by: by}
 }

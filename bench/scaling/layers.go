@@ -38,8 +38,9 @@ var layers = []layer{
 // classify returns the layer of a stack, whose first function is the innermost.
 //
 // What the runtime does for a function counts as the function's own, unless it
-// allocates, collects, or blocks and wakes goroutines. Otherwise the innermost function
-// that belongs to a layer decides, and of Pebble also what it is called for.
+// allocates, collects, or blocks and wakes goroutines. Otherwise the writer of a log is a
+// layer of its own, or the innermost function that belongs to one decides, and of
+// Pebble also what it is called for.
 func classify(stack []string) layer {
 	if has(stack, "runtime.saveblockevent", "runtime.blockevent", "runtime.mutexevent", "runtime.(*mLockProfile)") {
 		return layerProfiler
@@ -58,6 +59,9 @@ func classify(stack []string) layer {
 		"runtime.exitsyscall", "runtime.entersyscall", "runtime.reentersyscall", "runtime.time", "runtime.(*timer", "runtime.lock2", "runtime.sellock", "runtime.asyncPreempt2",
 		"sync.runtime_", "internal/sync.runtime_", "internal/poll.runtime_", "time.stopTimer", "time.resetTimer"):
 		return layerScheduler
+	}
+	if has(stack, logFunction) {
+		return layerLog
 	}
 	for i, f := range stack[own:] {
 		if l, ok := layerOf(f, stack[own+i:]); ok {
@@ -78,8 +82,6 @@ func layerOf(f string, outer []string) (layer, bool) {
 	switch {
 	case strings.HasPrefix(f, "github.com/cockroachdb/pebble/v2"):
 		switch {
-		case has(outer, pebblePath+"/record.(*LogWriter).flush", pebblePath+"/record.(*LogWriter).sync"):
-			return layerLog, true
 		case has(outer, pebblePath+".(*DB).flush", pebblePath+".(*DB).compact", pebblePath+".(*DB).runCompaction", pebblePath+".(*cleanupManager)",
 			pebblePath+"/internal/compact."):
 			return layerCompact, true

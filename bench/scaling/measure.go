@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -13,28 +15,52 @@ import (
 	"time"
 
 	"codeq"
+	"codeq/bench/report"
 	"codeq/bench/workload"
+	"codeq/internal/hook"
 )
+
+// result of a window.
+type result struct {
+	workload.Result
+	commits int64 // of all shards; 0: a shard has changed its leader
+}
+
+// group is cycles by commit; NaN if commits are not known.
+func (r result) group() float64 {
+	if r.commits == 0 {
+		return math.NaN()
+	}
+	return float64(r.Cycles()) / float64(r.commits)
+}
+
+// busy is the share of the time of all cores that the process has used.
+func (r result) busy() float64 {
+	return r.Usage.CPU.Seconds() / r.Elapsed.Seconds() / float64(runtime.GOMAXPROCS(0))
+}
+
+// cpu is what a cycle takes, of all cores.
+func (r result) cpu() time.Duration { return r.Usage.CPU / time.Duration(max(r.Cycles(), 1)) }
 
 // outcome is what was measured at one value with one setting.
 type outcome struct {
-	results []workload.Result // one for each run, in the order of their rates
-	profile *attribution      // of a further window; nil but for the first and the last value
+	results []result     // one for each run, in the order of their rates
+	profile *attribution // of a further window; nil but for the first and the last value
 	err     error
 }
 
 // median run; REQUIRES: there is one.
-func (o *outcome) median() workload.Result { return o.results[len(o.results)/2] }
+func (o *outcome) median() result { return o.results[len(o.results)/2] }
 
 // fellBehind reports that in some run completions did not keep up, so that the
 // outcome is of no use.
 func (o *outcome) fellBehind() bool {
-	return slices.ContainsFunc(o.results, workload.Result.FellBehind)
+	return slices.ContainsFunc(o.results, func(r result) bool { return r.FellBehind() })
 }
 
-func (o *outcome) add(r workload.Result) {
+func (o *outcome) add(r result) {
 	o.results = append(o.results, r)
-	slices.SortFunc(o.results, func(a, b workload.Result) int { return compare(a.Rate(), b.Rate()) })
+	slices.SortFunc(o.results, func(a, b result) int { return cmp.Compare(a.Rate(), b.Rate()) })
 }
 
 // measurer runs sweeps.
@@ -77,7 +103,7 @@ func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 					return outcomes
 				}
 				o.add(res)
-				m.progress("%s: %s: %s: %s cycles/s", sw.name, base.name, sw.label(v), thousands(int64(res.Rate())))
+				m.progress("%s: %s: %s: %s cycles/s", sw.name, base.name, sw.label(v), report.Number(res.Rate()))
 			}
 			if err := os.RemoveAll(deep); err != nil {
 				m.progress("%v", err)
@@ -93,7 +119,7 @@ func fileName(parts ...string) string {
 
 // point measures a setting once, and once more with profiles if they have a name.
 // It leaves the directory behind for the next value if the setting is a deep one.
-func (m *measurer) point(ctx context.Context, dir string, s setting, profile string, att **attribution) (res workload.Result, err error) {
+func (m *measurer) point(ctx context.Context, dir string, s setting, profile string, att **attribution) (res result, err error) {
 	if s.run || s.ready > 0 {
 		s = s.bounded()
 	}
@@ -124,11 +150,23 @@ func (m *measurer) point(ctx context.Context, dir string, s setting, profile str
 	case <-run.Ended():
 		return res, run.Stop()
 	}
-	if res, err = run.Measure(m.window); err != nil || profile == "" {
+	measure := func() (result, error) {
+		before := commits(queues)
+		r, err := run.Measure(m.window)
+		return result{r, max(commits(queues)-before, 0)}, err
+	}
+	if res, err = measure(); err != nil || profile == "" {
 		return res, err
 	}
-	*att, err = m.profile(run, profile, s)
+	*att, err = m.profile(measure, profile, s)
 	return res, err
+}
+
+func commits(queues []*codeq.Queue) (n int64) {
+	for _, q := range queues {
+		n += int64(hook.Commits(q))
+	}
+	return n
 }
 
 func open(ctx context.Context, dir string, s setting) ([]*codeq.Queue, error) {

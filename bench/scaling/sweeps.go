@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"strconv"
 
 	"codeq"
+	"codeq/bench/report"
 	"codeq/bench/workload"
 )
 
@@ -46,6 +48,7 @@ const (
 	batch            = 64
 	workersOf        = 4 // for each producer: a cycle is one call of a producer and two of a worker, which also waits
 	defaultProducers = 32
+	maxBacklog       = 8192 // of producers that wait: few beside the cycles of a window
 )
 
 // calls makes single calls, each of which waits for its own commit.
@@ -76,7 +79,7 @@ func load(producers int) workload.Load {
 // bounded has producers wait for workers, as a service with back-pressure does.
 func (s setting) bounded() setting {
 	if s.load.Backlog == 0 {
-		s.load.Backlog = 2 * s.load.Producers * max(s.load.Batch, 1)
+		s.load.Backlog = min(2*s.load.Producers*max(s.load.Batch, 1), maxBacklog)
 	}
 	return s
 }
@@ -100,10 +103,13 @@ func sweeps(z size) []*sweep {
 		settings: []setting{calls(process), batches(process), calls(disk)},
 	}, {
 		name: "payload", title: "Payload", axis: "bytes of a payload",
-		about:    "32 producers and 128 workers; 1 shard.",
-		values:   []int{14, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10},
-		label:    bytesLabel,
-		apply:    func(s *setting, v int) { s.load.Payload = v },
+		about:  "32 producers and 128 workers; 1 shard. Batches are of 64 tasks, but of 256 KiB at the most.",
+		values: []int{14, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10},
+		label:  bytesLabel,
+		apply: func(s *setting, v int) {
+			s.load.Payload = v
+			s.load.Batch = min(s.load.Batch, 256<<10/v) // the tasks on their way, which blur a count, stay few beside those of a window
+		},
 		settings: []setting{calls(process), batches(process), calls(disk)},
 	}, {
 		name: "group", title: "Operations in a group", axis: "Options.GroupCap",
@@ -115,7 +121,7 @@ func sweeps(z size) []*sweep {
 	}, {
 		name: "window", title: "Tasks in memory", axis: "Options.WindowTasks",
 		about: fmt.Sprintf("32 producers and 128 workers; 1 shard; %s ready tasks are there before, and what is "+
-			"claimed are the oldest of them.", thousands(int64(z.ready))),
+			"claimed are the oldest of them.", report.Number(float64(z.ready))),
 		values:   []int{16, 64, 256, 1024, 4096, 16384, 65536},
 		label:    number,
 		apply:    func(s *setting, v int) { s.opts.WindowTasks, s.ready = v, z.ready },
@@ -143,7 +149,7 @@ func sweeps(z size) []*sweep {
 	return all
 }
 
-func number(v int) string { return thousands(int64(v)) }
+func number(v int) string { return strconv.Itoa(v) }
 
 func bytesLabel(v int) string {
 	if v >= 1<<10 {
