@@ -49,7 +49,10 @@ type outcome struct {
 	err     error
 }
 
-// median run; REQUIRES: there is one.
+// usable reports whether there is something to show.
+func (o *outcome) usable() bool { return o.err == nil && len(o.results) > 0 && !o.fellBehind() }
+
+// median run. REQUIRES: there is one.
 func (o *outcome) median() result { return o.results[len(o.results)/2] }
 
 // fellBehind reports that in some run completions did not keep up, so that the

@@ -83,10 +83,18 @@ func (r *results) section(d *report.Document, dir string, sw *sweep, outcomes []
 	if r.measurer.runs > 1 {
 		header = append(header, "least", "most")
 	}
+	if sw.data {
+		header = append(header, "payloads, MB/s")
+	}
 	var rows [][]any
 	for i, s := range sw.settings {
 		for j, v := range sw.values {
-			rows = append(rows, r.row(s.name, sw.label(v), &outcomes[i][j]))
+			o := &outcomes[i][j]
+			row := r.row(s.name, sw.label(v), o)
+			if sw.data && o.usable() {
+				row = append(row, o.median().Rate()*float64(sw.at(s, v).load.Payload)/1e6)
+			}
+			rows = append(rows, row)
 		}
 	}
 	d.Table(header, rows...)
@@ -127,7 +135,7 @@ func (sw *sweep) draw(path string, outcomes [][]outcome) error {
 		line := report.Series{Name: s.name}
 		for j, v := range sw.values {
 			y := math.NaN()
-			if o := &outcomes[i][j]; len(o.results) > 0 && !o.fellBehind() {
+			if o := &outcomes[i][j]; o.usable() {
 				y = o.median().Rate()
 			}
 			line.X = append(line.X, float64(v))
@@ -135,7 +143,7 @@ func (sw *sweep) draw(path string, outcomes [][]outcome) error {
 		}
 		lines = append(lines, line)
 	}
-	axes := report.Axes{Title: sw.title, X: sw.axis, Y: "cycles/s", LogX: !sw.bars}
+	axes := report.Axes{Title: sw.title, X: sw.axis, Y: "cycles/s", LogX: !sw.bars, LogY: sw.logY}
 	if !sw.bars {
 		return report.Lines(path, axes, lines...)
 	}

@@ -30,6 +30,8 @@ type sweep struct {
 	apply    func(s *setting, v int)
 	settings []setting
 	bars     bool // of a few values that have no distance from one another
+	logY     bool // cycles/s go over orders of magnitude
+	data     bool // bytes of payloads a second are of interest
 }
 
 // at is a setting with a value of the sweep.
@@ -101,6 +103,7 @@ func sweeps(z size) []*sweep {
 		label:    number,
 		apply:    func(s *setting, v int) { s.load.Producers, s.load.Workers = v, workersOf*v },
 		settings: []setting{calls(process), batches(process), calls(disk)},
+		logY:     true,
 	}, {
 		name: "payload", title: "Payload", axis: "bytes of a payload",
 		about:  "32 producers and 128 workers; 1 shard. Batches are of 64 tasks, but of 256 KiB at the most.",
@@ -111,6 +114,8 @@ func sweeps(z size) []*sweep {
 			s.load.Batch = min(s.load.Batch, 256<<10/v) // the tasks on their way, which blur a count, stay few beside those of a window
 		},
 		settings: []setting{calls(process), batches(process), calls(disk)},
+		logY:     true,
+		data:     true,
 	}, {
 		name: "group", title: "Operations in a group", axis: "Options.GroupCap",
 		about:    "32 producers and 128 workers; 1 shard. With single calls there are no more than 160 operations at a time.",
@@ -118,6 +123,7 @@ func sweeps(z size) []*sweep {
 		label:    number,
 		apply:    func(s *setting, v int) { s.opts.GroupCap = v },
 		settings: []setting{calls(process), batches(process), calls(disk)},
+		logY:     true,
 	}, {
 		name: "window", title: "Tasks in memory", axis: "Options.WindowTasks",
 		about: fmt.Sprintf("32 producers and 128 workers; 1 shard; %s ready tasks are there before, and what is "+
