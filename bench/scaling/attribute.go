@@ -194,7 +194,7 @@ func readContention(p *profile.Profile) contention {
 	sites := make(map[site]*site)
 	for _, s := range p.Sample {
 		stack := functions(s)
-		if len(stack) == 0 || has(stack, "codeq/bench/workload.(*Run).Measure", "codeq/bench/workload.Profile") {
+		if len(stack) == 0 || has(stack, "codeq/bench/workload.(*Run).Measure", "codeq/bench/workload.Profile", "runtime/pprof.profileWriter") {
 			continue // it is the profile that waits
 		}
 		k := siteOf(stack)

@@ -25,7 +25,7 @@ const (
 	layerLoad      layer = "the load itself"
 	layerOther     layer = "other"
 
-	// layerProfiler is the cost of the block and mutex profiles; it is left out.
+	// layerProfiler is the cost of the profiles; it is left out.
 	layerProfiler layer = "profiler"
 )
 
@@ -42,7 +42,8 @@ var layers = []layer{
 // layer of its own, or the innermost function that belongs to one decides, and of
 // Pebble also what it is called for.
 func classify(stack []string) layer {
-	if has(stack, "runtime.saveblockevent", "runtime.blockevent", "runtime.mutexevent", "runtime.(*mLockProfile)") {
+	if has(stack, "runtime.saveblockevent", "runtime.blockevent", "runtime.mutexevent", "runtime.(*mLockProfile)",
+		"runtime/pprof.profileWriter") {
 		return layerProfiler
 	}
 	own := slices.IndexFunc(stack, func(f string) bool { return !ofRuntime(f) })

@@ -36,6 +36,7 @@ func TestClassify(t *testing.T) {
 		{layerMemory, "runtime.mallocgcSmallScanNoHeader runtime.mallocgc runtime.newobject codeq.(*grant).lease codeq.(*Queue).Claim"},
 		{layerMemory, "runtime.scanobject runtime.gcDrain runtime.systemstack runtime.gcBgMarkWorker"},
 		{layerLoad, "codeq/bench/workload.(*Run).produce codeq/bench/workload.Start.func1 sync.(*WaitGroup).Go.func1"},
+		{layerProfiler, "compress/flate.(*deflateFast).encode compress/gzip.(*Writer).Write runtime/pprof.(*profileBuilder).build runtime/pprof.profileWriter"},
 		{layerOther, "main.main runtime.main"},
 		{layerProfiler, "runtime.stkbucket runtime.saveblockevent runtime.blockevent runtime.selectgo codeq.(*completion).wait"},
 	} {
