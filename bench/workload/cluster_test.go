@@ -1,0 +1,42 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+func TestClusterIsServedWhereShardsAreAtHome(t *testing.T) {
+	const nodes = 3
+	queues, err := OpenCluster(t.Context(), t.TempDir(), nodes, codeq.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, CloseAll(queues)) }()
+	require.Len(t, queues, nodes)
+	for _, q := range queues {
+		st, err := q.ClusterStatus(t.Context())
+		require.NoError(t, err)
+		require.Len(t, st.Shards, nodes, "the default")
+		for _, sh := range st.Shards {
+			require.Equal(t, fmt.Sprint("node-0", sh.Shard), sh.Leader)
+		}
+	}
+}
+
+func TestClusterThatIsGivenUpIsClosed(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	dir := t.TempDir()
+	_, err := OpenCluster(ctx, dir, 2, codeq.Options{})
+	require.ErrorIs(t, err, context.Canceled)
+	for i := range 2 {
+		q, err := codeq.Open(filepath.Join(dir, nodeName(i)),
+			&codeq.Options{Cluster: &codeq.Cluster{Node: nodeName(i), Listen: "127.0.0.1:0"}})
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+	}
+}
