@@ -183,7 +183,8 @@ func open(ctx context.Context, dir string, s setting) ([]*codeq.Queue, error) {
 	return []*codeq.Queue{q}, nil
 }
 
-// fill produces tasks until so many are there.
+// fill produces tasks until so many are there, and waits until Pebble has put
+// them in order.
 func fill(ctx context.Context, q *codeq.Queue, tasks int) error {
 	const size, producers = 1000, 4
 	stats, err := q.Stats(ctx)
@@ -191,6 +192,9 @@ func fill(ctx context.Context, q *codeq.Queue, tasks int) error {
 		return err
 	}
 	missing := tasks - int(stats[workload.QueueName].Total())
+	if missing < size {
+		return nil
+	}
 	var wg sync.WaitGroup
 	errs := make([]error, producers)
 	for i := range producers {
@@ -205,5 +209,22 @@ func fill(ctx context.Context, q *codeq.Queue, tasks int) error {
 		})
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return errors.Join(append(errs, calm(ctx))...)
+}
+
+// calm waits until the process does next to nothing, or a while has passed.
+func calm(ctx context.Context) error {
+	const step, most = 250 * time.Millisecond, 10 * time.Second
+	for range most / step {
+		before := workload.ReadUsage()
+		select {
+		case <-time.After(step):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if workload.ReadUsage().Since(before).CPU < step/20 {
+			return nil
+		}
+	}
+	return nil
 }
