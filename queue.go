@@ -123,6 +123,7 @@ func (q *Queue) Close() error {
 		q.runMu.Lock()
 		close(q.closing)
 		q.runMu.Unlock()
+		q.hurry()
 		q.runs.Wait()
 		if q.node != nil {
 			q.err = errors.Join(q.node.depart(), q.node.close())
@@ -139,6 +140,16 @@ func (q *Queue) Close() error {
 		q.err = errors.Join(q.err, q.closeFiles())
 	})
 	return q.err
+}
+
+// hurry has commits that wait for room on a full disk fail: Close would wait as long.
+func (q *Queue) hurry() {
+	for _, r := range q.replicas {
+		r.hurry()
+	}
+	if q.node != nil {
+		q.node.logs.Hurry()
+	}
 }
 
 func (q *Queue) closeFiles() error {

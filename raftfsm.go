@@ -265,7 +265,7 @@ func (l *liveStore) Checkpoint(dir string) error {
 		if err := st.flush(); err != nil {
 			return err
 		}
-		return storageError(st.db.Checkpoint(dir))
+		return st.checkpoint(dir)
 	})
 }
 

@@ -50,7 +50,17 @@ func (r *replica) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.source = nil
-	return r.store.close()
+	if err := r.store.close(); err != nil {
+		return fmt.Errorf("codeq: close shard %d: %w", r.index, err)
+	}
+	return nil
+}
+
+// hurry has a commit that waits for room on a full disk fail.
+func (r *replica) hurry() {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	r.store.latch.Hurry()
 }
 
 // restore replaces the store by one that the snapshots have received.

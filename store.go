@@ -1,16 +1,13 @@
 package codeq
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
-	"sync/atomic"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/failstop"
 	"codeq/internal/walfs"
 )
 
@@ -24,10 +21,9 @@ const storeFormat = pebble.FormatColumnarBlocks
 type store struct {
 	db         *pebble.DB
 	write      *pebble.WriteOptions
-	fatal      *fatalLogger
+	latch      *failstop.Latch
 	partition  *partition
 	replicated bool // there is no log beside Raft's
-	stuck      bool // commit has panicked
 }
 
 // caches are shared by the stores of all shards.
@@ -59,7 +55,6 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	case opts.Durability == DurabilityNone: // a log that nobody syncs needs walfs to lose no record before one that it keeps
 		fs, write = walfs.New(fs), pebble.NoSync
 	}
-	fatal := &fatalLogger{log: opts.Logger.With("dir", dir), trouble: make(chan error, 1)}
 	if !create { // Pebble would make the directory before it missed the store
 		desc, err := pebble.Peek(dir, fs)
 		if errors.Is(err, os.ErrNotExist) || err == nil && !desc.Exists {
@@ -69,9 +64,14 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 			return nil, storageError(err)
 		}
 	}
-	st := &store{write: write, replicated: replicated, fatal: fatal, partition: new(partition)}
+	latch := failstop.New(opts.Logger.With("dir", dir), "store")
+	events := latch.Listener()
+	events.PossibleAPIMisuse = func(i pebble.PossibleAPIMisuseInfo) {
+		latch.Fail(fmt.Errorf("%w: %s of key %s", ErrCorrupt, i.Kind, i.UserKey))
+	}
+	st := &store{write: write, replicated: replicated, latch: latch, partition: new(partition)}
 	options := &pebble.Options{
-		FS:                          fs,
+		FS:                          latch.FS(fs, dir),
 		DisableWAL:                  replicated,
 		Cache:                       shared.blocks,
 		FileCache:                   shared.files,
@@ -80,11 +80,8 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		MemTableStopWritesThreshold: memTables,
 		L0StopWritesThreshold:       l0StopWrites,
 		ErrorIfNotExists:            !create,
-		LoggerAndTracer:             fatal,
-		EventListener: &pebble.EventListener{
-			PossibleAPIMisuse: fatal.misuse,
-			BackgroundError:   fatal.background,
-		},
+		LoggerAndTracer:             latch,
+		EventListener:               events,
 	}
 	options.Experimental.SpanPolicyFunc = st.partition.span
 	// The default scheduler wakes up ten times a second to see whether more
@@ -93,7 +90,10 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	options.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if st.db, err = pebble.Open(dir, options); err != nil {
-		return nil, storageError(err)
+		return nil, storageError(errors.Join(err, latch.Err()))
+	}
+	if latch.Err() != nil {
+		return nil, storageError(st.close())
 	}
 	return st, nil
 }
@@ -108,19 +108,14 @@ const (
 // commit persists a batch at the configured durability. Any error leaves it
 // unknown whether the batch will be found after the store is opened again, and
 // the store unfit for more.
-func (st *store) commit(b *pebble.Batch) (err error) {
-	defer func() {
-		// Pebble panics when the log of an unsynced commit cannot be written,
-		// and leaves its locks locked.
-		if p := recover(); p != nil {
-			st.stuck = true
-			err = fmt.Errorf("store panicked: %v", p)
-		}
-	}()
+func (st *store) commit(b *pebble.Batch) error {
+	if err := st.latch.Err(); err != nil {
+		return err
+	}
 	if err := st.db.Apply(b, st.write); err != nil {
 		return storageError(err)
 	}
-	return st.fatal.err()
+	return st.latch.Err() // Pebble takes what could not be written for a success
 }
 
 // confirm has nothing to do: nobody else writes the store.
@@ -129,8 +124,12 @@ func (st *store) confirm() error { return nil }
 // flush writes what was committed to a table. It returns the first error:
 // Pebble would try again without end.
 func (st *store) flush() error {
-	if err := st.fatal.err(); err != nil {
+	if err := st.latch.Err(); err != nil {
 		return err
+	}
+	select {
+	case <-st.latch.Trouble(): // of another time
+	default:
 	}
 	flushed, err := st.db.AsyncFlush()
 	if err != nil {
@@ -138,28 +137,31 @@ func (st *store) flush() error {
 	}
 	select {
 	case <-flushed:
-		return st.fatal.err()
-	case err := <-st.fatal.trouble:
+		return st.latch.Err()
+	case err := <-st.latch.Trouble():
 		return storageError(err)
 	}
 }
 
+// checkpoint has a directory that does not exist hold the store as it is.
+func (st *store) checkpoint(dir string) error {
+	if err := st.db.Checkpoint(dir); err != nil {
+		return storageError(err)
+	}
+	return st.latch.Err() // of a store that has failed, some was written nowhere
+}
+
 // close makes what was committed durable at the level of the operating system
-// at least, and releases the files. A store that is stuck stays open: to close
-// it would wait for ever. The end of the process releases it.
-func (st *store) close() (err error) {
-	if st.stuck {
-		return errors.New("codeq: the store cannot be closed before the process ends, after a panic in a commit")
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("store panicked: %v", p)
+// at least, and releases the files. The error is why the store has failed, if it
+// has, or could not be closed.
+func (st *store) close() error {
+	if st.latch.Err() == nil && !st.replicated {
+		if err := st.db.LogData(nil, pebble.Sync); err != nil {
+			st.latch.Fail(err)
 		}
-	}()
-	if st.fatal.err() == nil && !st.replicated {
-		err = st.db.LogData(nil, pebble.Sync)
 	}
-	return errors.Join(err, st.db.Close())
+	err := st.db.Close()
+	return errors.Join(st.latch.Err(), err)
 }
 
 func storageError(err error) error {
@@ -168,56 +170,3 @@ func storageError(err error) error {
 	}
 	return err
 }
-
-// fatalLogger keeps Pebble from ending the process: where Pebble's own logger
-// exits, this one remembers the reason and returns. Pebble then reports the
-// failed commit as a success, so commit asks here after each.
-type fatalLogger struct {
-	log    *slog.Logger
-	reason atomic.Pointer[error]
-	warned atomic.Int64 // when background last logged, in seconds since 1970
-
-	trouble chan error // capacity 1; background sends, flush receives
-}
-
-func (l *fatalLogger) err() error {
-	if p := l.reason.Load(); p != nil {
-		return *p
-	}
-	return nil
-}
-
-func (l *fatalLogger) fail(err error) { l.reason.CompareAndSwap(nil, &err) }
-
-func (l *fatalLogger) misuse(i pebble.PossibleAPIMisuseInfo) {
-	l.fail(fmt.Errorf("%w: %s of key %s", ErrCorrupt, i.Kind, i.UserKey))
-}
-
-// background logs an error of a flush or a compaction, which Pebble repeats
-// until it succeeds: thousands of times a second while a disk is full.
-func (l *fatalLogger) background(err error) {
-	select {
-	case l.trouble <- err:
-	default:
-	}
-	now := time.Now().Unix()
-	if last := l.warned.Load(); now != last && l.warned.CompareAndSwap(last, now) {
-		l.log.Error("background work of the store failed", "err", err)
-	}
-}
-
-func (l *fatalLogger) Infof(string, ...any) {}
-
-func (l *fatalLogger) Errorf(format string, args ...any) {
-	l.log.Warn("store: " + fmt.Sprintf(format, args...))
-}
-
-func (l *fatalLogger) Fatalf(format string, args ...any) {
-	err := fmt.Errorf(format, args...)
-	l.fail(err)
-	l.log.Error("store failed", "err", err)
-}
-
-func (l *fatalLogger) Eventf(context.Context, string, ...any) {}
-
-func (l *fatalLogger) IsTracingEnabled(context.Context) bool { return false }

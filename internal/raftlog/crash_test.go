@@ -368,31 +368,3 @@ func TestFailedWrite(t *testing.T) {
 		}
 	}
 }
-
-// TestLogEndsAtFailure: a disk that recovers gets no commit behind the lost one.
-func TestLogEndsAtFailure(t *testing.T) {
-	mem := vfs.NewCrashableMem()
-	var broken atomic.Bool
-	s := open(t, hookFS{mem, func(string) error {
-		if broken.Load() {
-			return errBroken
-		}
-		return nil
-	}}, Options{})
-	require.NoError(t, group(t, s, 0).StoreLogs(entries(1, 1, 3)))
-	f := s.fatal
-	log, err := logFS{mem, f}.Create("1.log", "pebble-wal")
-	require.NoError(t, err)
-	_, err = log.Write([]byte("before"))
-	require.NoError(t, err)
-	broken.Store(true)
-	require.ErrorIs(t, s.groups[0].StoreLogs(entries(1, 4, 4)), errBroken)
-	broken.Store(false)
-	_, err = log.Write([]byte("behind"))
-	require.NoError(t, err)
-	info, err := log.Stat()
-	require.NoError(t, err)
-	require.EqualValues(t, len("before"), info.Size())
-	require.NoError(t, log.Close())
-	require.ErrorIs(t, s.Close(), errBroken)
-}

@@ -21,6 +21,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/failstop"
 	"codeq/internal/walfs"
 )
 
@@ -59,26 +60,21 @@ type Options struct {
 // Store holds the logs of the groups of one node. All methods may be called
 // concurrently.
 //
-// While the disk is full StoreLogs blocks until there is room; Close waits for it.
+// When no more tables can be written because the disk is full, StoreLogs blocks
+// until there is room, or the store is to be closed.
 type Store struct {
 	db         *pebble.DB
 	durable    bool // StoreLogs waits for Pebble's sync, real or not
 	cacheBytes int64
-	fatal      *fatalLogger
+	latch      *failstop.Latch
 
 	mu     sync.Mutex // guards groups
 	groups map[uint32]*Group
 
 	// using is held for reading by whoever calls db, and for writing by Close.
-	// It is taken after Group.writing and before entering.
+	// It is taken after Group.writing.
 	using  sync.RWMutex
 	closed bool
-
-	// entering admits one commit at a time to Pebble's pipeline, but not to the
-	// wait for the sync. Pebble leaves the pipeline locked when it panics: the
-	// next commit must learn of that before it enters.
-	entering sync.Mutex
-	stuck    bool // a commit has panicked
 }
 
 // storeFormat is the newest format whose log may be written without a sync and
@@ -98,33 +94,33 @@ const (
 
 // Open opens the store in a directory, or creates it.
 func Open(dir string, o Options) (*Store, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
 	s := &Store{
 		durable:    o.Sync != SyncNone,
 		cacheBytes: o.CacheBytes,
-		fatal:      &fatalLogger{log: o.Logger},
+		latch:      failstop.New(o.Logger, "raft log"),
 		groups:     make(map[uint32]*Group),
 	}
 	if s.cacheBytes == 0 {
 		s.cacheBytes = DefaultCacheBytes
 	}
-	if o.Logger == nil {
-		s.fatal.log = slog.New(slog.DiscardHandler)
-	}
-	var fs vfs.FS = logFS{o.FS, s.fatal}
+	fs := o.FS
 	if o.Sync != SyncDisk { // SyncNone, too, must not lose an entry before one that it keeps
 		fs = walfs.New(fs)
 	}
 	cache := pebble.NewCache(blockCacheBytes + memTables*memTableBytes) // memtables are charged to it
 	defer cache.Unref()
 	opts := &pebble.Options{
-		FS:                          fs,
+		FS:                          s.latch.FS(fs, dir),
 		Cache:                       cache,
 		FormatMajorVersion:          storeFormat,
 		MemTableSize:                memTableBytes,
 		MemTableStopWritesThreshold: memTables,
 		L0StopWritesThreshold:       l0StopWrites,
-		LoggerAndTracer:             s.fatal,
-		EventListener:               &pebble.EventListener{BackgroundError: s.fatal.background},
+		LoggerAndTracer:             s.latch,
+		EventListener:               s.latch.Listener(),
 	}
 	opts.Experimental.SpanPolicyFunc = spanOfGroup
 	// The second one is for deleting tables whole, which must not wait for a compaction to end.
@@ -136,7 +132,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if s.db, err = pebble.Open(dir, opts); err != nil {
 		return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(err))
 	}
-	if s.fatal.err() != nil {
+	if s.failure() != nil {
 		return nil, fmt.Errorf("raftlog: open %s: %w", dir, s.Close())
 	}
 	return s, nil
@@ -168,72 +164,60 @@ func (s *Store) use() (done func(), err error) {
 	return s.using.RUnlock, nil
 }
 
+// failure is why the store is unfit for more, or nil.
+func (s *Store) failure() error {
+	if err := s.latch.Err(); err != nil {
+		return fmt.Errorf("%w: %w", ErrFailed, err)
+	}
+	return nil
+}
+
 // commit persists a batch, and waits for the sync if there is one to wait for.
-// Any error poisons the store. REQUIRES: the caller uses the store, and
+// After any error the store has failed. REQUIRES: the caller uses the store, and
 // forgets the batch.
 func (s *Store) commit(b *pebble.Batch, durable bool) error {
-	if err := s.enter(b, durable); err != nil {
+	if err := s.failure(); err != nil {
 		return err
 	}
+	var err error
 	if durable {
-		if err := b.SyncWait(); err != nil {
-			s.fatal.fail(err)
+		if err = s.db.ApplyNoSyncWait(b, pebble.Sync); err == nil {
+			err = b.SyncWait()
 		}
+	} else {
+		err = s.db.Apply(b, pebble.NoSync)
 	}
-	// Pebble reports success after errors that logFS hides or that it told to Fatalf.
-	if err := s.fatal.err(); err != nil {
+	if err != nil {
+		s.latch.Fail(err)
+	}
+	if err := s.failure(); err != nil { // which Pebble may not know of
 		return err // a batch that failed may still be in Pebble's hands: not reused
 	}
 	return b.Close()
 }
 
-func (s *Store) enter(b *pebble.Batch, durable bool) (err error) {
-	s.entering.Lock()
-	defer s.entering.Unlock()
-	if err := s.fatal.err(); err != nil {
-		return err
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			s.stuck = true
-			err = fmt.Errorf("store panicked: %v", p)
-		}
-		if err != nil {
-			s.fatal.fail(err)
-			err = s.fatal.err()
-		}
-	}()
-	if durable {
-		return s.db.ApplyNoSyncWait(b, pebble.Sync)
-	}
-	return s.db.Apply(b, pebble.NoSync)
-}
+// Hurry makes a StoreLogs that waits for room on a full disk fail, and all that
+// follow. It is for those whom Close would wait for.
+func (s *Store) Hurry() { s.latch.Hurry() }
 
 // Close waits for calls under way, makes what was stored durable at any level,
 // and releases the files. Later calls of the groups return ErrClosed, unless
-// memory has the answer. A store in which Pebble has panicked stays open: to close
-// it would wait for ever. The end of the process releases it.
-func (s *Store) Close() (err error) {
+// memory has the answer.
+func (s *Store) Close() error {
+	s.latch.Hurry()
 	s.using.Lock()
 	defer s.using.Unlock()
 	if s.closed {
 		return nil
 	}
 	s.closed = true
-	if s.stuck {
-		return fmt.Errorf("%w: the store cannot be closed before the process ends", s.fatal.err())
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: close panicked: %v", ErrFailed, p)
-		}
-	}()
-	if s.fatal.err() == nil {
+	if s.failure() == nil {
 		if err := s.db.LogData(nil, pebble.Sync); err != nil {
-			s.fatal.fail(err)
+			s.latch.Fail(err)
 		}
 	}
-	return errors.Join(s.fatal.err(), s.db.Close())
+	err := s.db.Close()
+	return errors.Join(s.failure(), err)
 }
 
 // spanOfGroup is a pebble.SpanPolicyFunc: a table holds entries of one group.

@@ -34,7 +34,8 @@
 // The sync of a full log blocks commits while Pebble rotates it, for as long as
 // the write-back of its dirty pages takes. Options.WALBytesPerSync starts that
 // earlier, as SyncTo passes through. If the sync fails at a rotation, Pebble
-// panics, as it does with any error of closing a log.
+// panics, as it does with any error of closing a log; internal/failstop goes
+// outside of this file system to prevent that.
 package walfs
 
 import (
