@@ -42,6 +42,11 @@ type manifest struct {
 	Node string `json:"node,omitempty"`
 }
 
+// identity is what the store of a shard has under keys.Meta.
+func (m *manifest) identity(index int) string {
+	return fmt.Sprintf("codeq %d %s %d/%d", m.Format, m.ID, index, m.Shards)
+}
+
 // directory is a queue's directory, locked.
 type directory struct {
 	manifest

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -78,7 +79,7 @@ func (s *shard) join(peers []*shard) {
 
 // identify makes sure that the store is this shard of this queue.
 func (s *shard) identify(d *directory) error {
-	want := fmt.Sprintf("codeq %d %s %d/%d", d.Format, d.ID, s.index, d.Shards)
+	want := d.identity(s.index)
 	v, closer, err := s.store.db.Get([]byte{keys.Meta})
 	switch {
 	case err == pebble.ErrNotFound && d.Creating:
@@ -87,7 +88,7 @@ func (s *shard) identify(d *directory) error {
 		}
 		// The manifest is about to say that this shard exists, and must not
 		// outlive that: a flush is durable at every level of durability.
-		return s.store.flush()
+		return s.store.flush(context.Background())
 	case err == pebble.ErrNotFound:
 		return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, want)
 	case err != nil:

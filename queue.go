@@ -23,12 +23,14 @@ type Queue struct {
 
 	// capacity 1: held by a call of Configure, for its change to be called once
 	configuring chan struct{}
+	// likewise, by one of Checkpoint
+	copying chan struct{}
 
 	closing chan struct{}  // closed by Close, before it waits for runs
 	stop    sync.Once      // guards closing and what follows it
 	err     error          // of Close; valid once stop is done
 	runMu   sync.Mutex     // orders runs.Add before the Wait of Close
-	runs    sync.WaitGroup // calls of Run
+	runs    sync.WaitGroup // calls of Run and Checkpoint
 	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
 }
 
@@ -74,7 +76,7 @@ func Open(dir string, opts *Options) (*Queue, error) {
 func newQueue(o *Options, d *directory) *Queue {
 	return &Queue{
 		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: newCaches(o.CacheBytes, d.Shards),
-		closing: make(chan struct{}), configuring: make(chan struct{}, 1),
+		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
 	}
 }
 
@@ -110,8 +112,21 @@ func (q *Queue) openShards() error {
 	return nil
 }
 
-// Close ends the queue. First calls of Run drain and return, while other calls
-// still work; then new work is refused with ErrClosed, what was accepted is
+// enter adds a call to those that Close waits for; the caller calls runs.Done.
+func (q *Queue) enter() error {
+	q.runMu.Lock()
+	defer q.runMu.Unlock()
+	select {
+	case <-q.closing:
+		return ErrClosed
+	default:
+	}
+	q.runs.Add(1)
+	return nil
+}
+
+// Close ends the queue. First calls of Run drain and return, and calls of
+// Checkpoint end, while other calls still work; then new work is refused with ErrClosed, what was accepted is
 // finished, and claims that wait get ErrClosed.
 // When Close returns, no goroutine of the queue is left, and everything that
 // was acknowledged is with the operating system at least.

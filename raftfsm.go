@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -257,12 +258,14 @@ func (l *liveStore) use(f func(*store) error) error {
 }
 
 // Flush makes what has been applied durable.
-func (l *liveStore) Flush() error { return l.use((*store).flush) }
+func (l *liveStore) Flush() error { return l.use(flushStore) }
+
+func flushStore(st *store) error { return st.flush(context.Background()) }
 
 // Checkpoint copies what has been applied, by hard links.
 func (l *liveStore) Checkpoint(dir string) error {
 	return l.use(func(st *store) error {
-		if err := st.flush(); err != nil {
+		if err := flushStore(st); err != nil {
 			return err
 		}
 		return st.checkpoint(dir)

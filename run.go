@@ -58,15 +58,9 @@ func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) error {
 	if err != nil {
 		return err
 	}
-	q.runMu.Lock()
-	select {
-	case <-q.closing:
-		q.runMu.Unlock()
-		return ErrClosed
-	default:
+	if err := q.enter(); err != nil {
+		return err
 	}
-	q.runs.Add(1)
-	q.runMu.Unlock()
 	defer q.runs.Done()
 	return r.run(ctx)
 }

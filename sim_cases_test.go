@@ -366,7 +366,7 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 				}
 			}
 		}
-		require.NoError(t, st.flush())
+		require.NoError(t, st.flush(t.Context()))
 	}
 	require.NoError(t, st.db.Compact(context.Background(), []byte{0}, []byte{0xff}, false)) // removes by SINGLEDEL
 	entries, err := dumpStore(st.db)

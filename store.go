@@ -1,11 +1,13 @@
 package codeq
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/failstop"
 	"codeq/internal/walfs"
@@ -20,6 +22,7 @@ const storeFormat = pebble.FormatColumnarBlocks
 // written by commit.
 type store struct {
 	db         *pebble.DB
+	fs         *lateFS
 	write      *pebble.WriteOptions
 	latch      *failstop.Latch
 	partition  *partition
@@ -45,7 +48,8 @@ func (c *caches) close() {
 }
 
 func openStore(dir string, opts *Options, shared *caches, create bool) (*store, error) {
-	fs, write := opts.fs, pebble.Sync
+	late := &lateFS{FS: opts.fs}
+	fs, write := vfs.FS(late), pebble.Sync
 	replicated := opts.Cluster != nil // the log of Raft is the log of the store
 	switch {
 	case replicated:
@@ -69,7 +73,7 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	events.PossibleAPIMisuse = func(i pebble.PossibleAPIMisuseInfo) {
 		latch.Fail(fmt.Errorf("%w: %s of key %s", ErrCorrupt, i.Kind, i.UserKey))
 	}
-	st := &store{write: write, replicated: replicated, latch: latch, partition: new(partition)}
+	st := &store{fs: late, write: write, replicated: replicated, latch: latch, partition: new(partition)}
 	options := &pebble.Options{
 		FS:                          latch.FS(fs, dir),
 		DisableWAL:                  replicated,
@@ -78,6 +82,7 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		FormatMajorVersion:          storeFormat,
 		MemTableSize:                uint64(opts.MemTableBytes),
 		MemTableStopWritesThreshold: memTables,
+		MaxManifestFileSize:         maxManifest,
 		L0StopWritesThreshold:       l0StopWrites,
 		ErrorIfNotExists:            !create,
 		LoggerAndTracer:             latch,
@@ -105,6 +110,10 @@ const (
 	l0StopWrites = 24
 )
 
+// maxManifest bounds what a checkpoint copies of a store's own manifest, which
+// grows with every flush and compaction. Pebble's default is 128 MiB.
+const maxManifest = 1 << 20
+
 // commit persists a batch at the configured durability. Any error leaves it
 // unknown whether the batch will be found after the store is opened again, and
 // the store unfit for more.
@@ -121,9 +130,9 @@ func (st *store) commit(b *pebble.Batch) error {
 // confirm has nothing to do: nobody else writes the store.
 func (st *store) confirm() error { return nil }
 
-// flush writes what was committed to a table. It returns the first error:
-// Pebble would try again without end.
-func (st *store) flush() error {
+// flush writes what was committed to a table, and waits for that until ctx ends.
+// It returns the first error: Pebble would try again without end.
+func (st *store) flush(ctx context.Context) error {
 	if err := st.latch.Err(); err != nil {
 		return err
 	}
@@ -140,6 +149,8 @@ func (st *store) flush() error {
 		return st.latch.Err()
 	case err := <-st.latch.Trouble():
 		return storageError(err)
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -149,6 +160,20 @@ func (st *store) checkpoint(dir string) error {
 		return storageError(err)
 	}
 	return st.latch.Err() // of a store that has failed, some was written nowhere
+}
+
+// checkpointLate is checkpoint below root, where nothing is synced. What was
+// committed is in it at every durability. broken is why the store is unfit for
+// more. REQUIRES: nothing is being committed.
+func (st *store) checkpointLate(root, dir string) (err, broken error) {
+	if st.write == pebble.NoSync && !st.replicated { // a part of it may be in the process only
+		if err := st.db.LogData(nil, pebble.Sync); err != nil {
+			return storageError(err), st.latch.Err()
+		}
+	}
+	st.fs.late.Store(&root)
+	defer st.fs.late.Store(nil)
+	return st.checkpoint(dir), st.latch.Err()
 }
 
 // close makes what was committed durable at the level of the operating system

@@ -1,0 +1,343 @@
+package codeq
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/errgroup"
+
+	"codeq/internal/failstop"
+	"codeq/internal/keys"
+)
+
+// Checkpoint copies the queue, which goes on working meanwhile, to dir. The copy
+// is the whole queue at one moment during the call: everything that had been
+// acknowledged before the call, in all shards, and nothing that began after it.
+// It is durable when Checkpoint returns, and a queue of its own: Open it where
+// it is, or copy it to where it is needed. To move it off the machine, copy the
+// directory by whatever means; nobody writes it until it is opened.
+//
+// What is large is shared by hard links, so dir must be on the file system of
+// the queue. A copy takes next to no space at first, and as much as the queue
+// had in the end, when compactions have rewritten all of it. All shards stand
+// still together while the rest is copied, for some hundredths of a second; calls
+// wait meanwhile.
+//
+// dir must not exist, or be empty. It becomes a queue in the last step: what
+// is left of a Checkpoint that a crash has ended is refused by Open, and by the
+// next Checkpoint, until it is removed. A Checkpoint that returns an error has
+// removed what it had made.
+//
+// In the copy, the tasks that workers had at that moment are leased: those of
+// Run are ready again as soon as the copy is opened, others when their leases
+// expire. Whoever opens the copy while the original is at work does its tasks
+// twice. The copy has an identity of its own, so that its shards cannot
+// be mixed with those of the original.
+//
+// Checkpoint returns an error that matches ErrInvalid if dir is within the
+// queue or on another file system, fs.ErrExist if it is not empty, ErrLocked
+// if somebody else is about to make a queue of it, ErrFailed if a shard
+// has failed, ErrClosed if the queue is closed before all shards stand still, or
+// ErrClustered, at once, with Options.Cluster. If ctx ends before they do, it
+// returns its cause. It is safe for concurrent use; calls follow each other.
+func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
+	if q.node != nil {
+		return fmt.Errorf("%w: checkpoint to %s", ErrClustered, dir)
+	}
+	if err := q.enter(); err != nil {
+		return err
+	}
+	defer q.runs.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	var closer sync.WaitGroup
+	defer closer.Wait()
+	defer cancel(nil)
+	closer.Go(func() {
+		select {
+		case <-q.closing:
+			cancel(ErrClosed)
+		case <-ctx.Done():
+		}
+	})
+	select {
+	case q.copying <- struct{}{}:
+		defer func() { <-q.copying }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if err := q.checkpoint(ctx, dir); err != nil {
+		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, err)
+	}
+	return nil
+}
+
+// unfinishedName is the name of a file that the directory of a copy has until it
+// is complete: a link to the manifest of the original, since a file system that
+// links this one will link the others.
+const unfinishedName = "UNFINISHED"
+
+func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
+	c, err := q.beginCopy(dir)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.remove())
+		}
+	}()
+	defer func() { err = errors.Join(err, c.close()) }()
+	if err := c.fs.Link(c.fs.PathJoin(q.dir.path, manifestName), c.fs.PathJoin(c.path, unfinishedName)); err != nil {
+		return fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
+	}
+	// What is in memory is written while the shards are at work, so that little is
+	// left to be copied while they are not.
+	if err := q.eachStore(func(_ int, st *store) error { return st.flush(ctx) }); err != nil {
+		return err
+	}
+	if err := q.cut(ctx, c); err != nil {
+		return err
+	}
+	if err := q.eachStore(func(i int, _ *store) error { return c.adopt(i, q.opts) }); err != nil {
+		return err
+	}
+	if err := c.fs.Remove(c.fs.PathJoin(c.path, unfinishedName)); err != nil {
+		return err
+	}
+	if err := syncDirectory(c.fs, c.path); err != nil { // the shards' names
+		return err
+	}
+	return c.write()
+}
+
+// eachStore calls do for the stores of all shards at the same time.
+func (q *Queue) eachStore(do func(index int, st *store) error) error {
+	var g errgroup.Group
+	for i, r := range q.replicas {
+		g.Go(func() error {
+			if err := do(i, r.store); err != nil {
+				return fmt.Errorf("shard %d: %w", i, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// queueCopy is the directory of a copy, locked until it is complete.
+type queueCopy struct {
+	directory
+	existed bool // and was empty
+}
+
+// beginCopy makes the directory of a copy.
+func (q *Queue) beginCopy(dir string) (*queueCopy, error) {
+	fsys := q.opts.fs
+	path, err := placeFor(fsys, dir)
+	if err != nil {
+		return nil, err
+	}
+	rel, err := filepath.Rel(q.dir.path, path)
+	if dir == "" || err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+		return nil, &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.path}
+	}
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // never fails
+	c := &queueCopy{directory: directory{
+		manifest: manifest{Format: format, Shards: len(q.replicas), ID: hex.EncodeToString(id[:])}, fs: fsys, path: path,
+	}}
+	if c.existed, err = isEmpty(fsys, path); err != nil {
+		return nil, err
+	}
+	if err := makeDirectory(fsys, path); err != nil {
+		return nil, err
+	}
+	if c.lock, err = fsys.Lock(fsys.PathJoin(path, lockName)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrLocked, err)
+	}
+	if _, err := isEmpty(fsys, path); err != nil { // somebody else has been faster
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// isEmpty reports whether a directory exists, and makes sure that nothing is in it.
+func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
+	names, err := fsys.List(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if info, statErr := fsys.Stat(path); statErr == nil && !info.IsDir() {
+		return false, fmt.Errorf("%w: not a directory", fs.ErrExist)
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, name := range names {
+		switch name {
+		case lockName:
+		case unfinishedName:
+			return true, fmt.Errorf("%w: it holds what is left of an unfinished checkpoint", fs.ErrExist)
+		default:
+			return true, fmt.Errorf("%w: it holds %q", fs.ErrExist, name)
+		}
+	}
+	return true, nil
+}
+
+// placeFor is absolute for a directory that need not exist.
+func placeFor(fsys vfs.FS, dir string) (string, error) {
+	if fsys != vfs.Default {
+		return filepath.Clean(dir), nil
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	for missing := ""; ; dir, missing = filepath.Dir(dir), filepath.Join(filepath.Base(dir), missing) {
+		real, err := filepath.EvalSymlinks(dir)
+		if err == nil {
+			return filepath.Join(real, missing), nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir {
+			return "", err
+		}
+	}
+}
+
+// remove removes what beginCopy and its callers have made. The manifest goes
+// first: without it the rest is no queue.
+func (c *queueCopy) remove() error {
+	_ = c.fs.Remove(c.fs.PathJoin(c.path, manifestName)) // does not exist, as a rule
+	if !c.existed {
+		return c.fs.RemoveAll(c.path)
+	}
+	names, err := c.fs.List(c.path)
+	errs := []error{err}
+	for _, name := range names {
+		errs = append(errs, c.fs.RemoveAll(c.fs.PathJoin(c.path, name)))
+	}
+	return errors.Join(errs...)
+}
+
+// adopt opens the copy of a shard, and gives it the identity of the copy.
+func (c *queueCopy) adopt(index int, opts *Options) error {
+	dir := shardDir(c.fs, c.path, index)
+	latch := failstop.New(opts.Logger.With("dir", dir), "copy")
+	db, err := pebble.Open(dir, &pebble.Options{
+		FS: latch.FS(c.fs, dir), FormatMajorVersion: storeFormat, ErrorIfNotExists: true, DisableAutomaticCompactions: true,
+		MemTableSize: uint64(opts.MemTableBytes), LoggerAndTracer: latch, EventListener: latch.Listener(),
+	})
+	if err != nil {
+		return storageError(err)
+	}
+	err = db.Set([]byte{keys.Meta}, []byte(c.identity(index)), pebble.Sync)
+	if err := errors.Join(storageError(err), db.Close(), latch.Err()); err != nil {
+		return err
+	}
+	return syncFiles(c.fs, dir)
+}
+
+// syncFiles syncs a store's directory and what is in it, but for tables, which
+// Pebble has synced before it gave them a name.
+func syncFiles(fsys vfs.FS, dir string) error {
+	names, err := fsys.List(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, ".sst") {
+			continue
+		}
+		f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, name), vfs.WriteCategoryUnspecified)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			return err
+		}
+	}
+	return syncDirectory(fsys, dir)
+}
+
+// cut copies the stores at one moment: the owner of each shard stops between two
+// operations, when its disk is all that it has acknowledged and sent, and waits
+// until all others have stopped. Then each copies its own store and goes on. So
+// no copy has anything that was done after another one's; above all, no
+// message has been taken in one of them and not been sent in another.
+func (q *Queue) cut(ctx context.Context, c *queueCopy) error {
+	n := len(q.replicas)
+	h := &hold{stopped: make(chan struct{}, n), all: make(chan struct{}), abandoned: make(chan struct{})}
+	outcomes := make(chan error, n)
+	for i := range q.replicas {
+		op := &holdOp{hold: h, root: c.path, dir: shardDir(c.fs, c.path, i)}
+		op.reply = func(err error) {
+			if err != nil {
+				err = fmt.Errorf("shard %d: %w", i, err)
+			}
+			outcomes <- err
+		}
+		if err := q.shard(i).inbox.pass(op); err != nil {
+			op.reply(err)
+		}
+	}
+	var began time.Time // when the first one stopped
+	for i := range n {
+		var err error
+		select {
+		case <-h.stopped:
+			if i == 0 {
+				began = time.Now()
+			}
+			continue
+		case err = <-outcomes: // refused
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		close(h.abandoned)
+		return err
+	}
+	close(h.all)
+	var errs []error
+	for range n {
+		errs = append(errs, <-outcomes)
+	}
+	q.opts.Logger.Info("shards stood still for a checkpoint", "dir", c.path, "for", time.Since(began))
+	return errors.Join(errs...)
+}
+
+// hold is how the owners of all shards stop together.
+type hold struct {
+	stopped chan struct{} // capacity: shards; each owner sends
+	// The caller closes one of them.
+	all       chan struct{} // every owner has stopped
+	abandoned chan struct{}
+}
+
+// holdOp is a hold in one of the shards.
+type holdOp struct {
+	completion // with reply, which does not wait for the group
+	hold       *hold
+	root, dir  string // of the copy, and of the shard in it
+}
+
+func (op *holdOp) resolve(s *shard) {
+	op.hold.stopped <- struct{}{}
+	var err error
+	select {
+	case <-op.hold.all:
+		err, s.broken = s.store.checkpointLate(op.root, op.dir)
+	case <-op.hold.abandoned:
+	}
+	op.settle(err)
+}
