@@ -8,15 +8,14 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
-	"codeq/internal/failstop"
 	"codeq/internal/keys"
 )
 
@@ -108,7 +107,7 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	if err := q.cut(ctx, c); err != nil {
 		return err
 	}
-	if err := q.eachStore(func(i int, _ *store) error { return c.adopt(i, q.opts) }); err != nil {
+	if err := q.eachStore(func(i int, _ *store) error { return c.adopt(i, q) }); err != nil {
 		return err
 	}
 	if err := c.fs.Remove(c.fs.PathJoin(c.path, unfinishedName)); err != nil {
@@ -230,33 +229,40 @@ func (c *queueCopy) remove() error {
 	return errors.Join(errs...)
 }
 
-// adopt opens the copy of a shard, and gives it the identity of the copy.
-func (c *queueCopy) adopt(index int, opts *Options) error {
+// adopt opens the copy of a shard, gives it the identity of the copy, and makes
+// it durable.
+func (c *queueCopy) adopt(index int, q *Queue) error {
 	dir := shardDir(c.fs, c.path, index)
-	latch := failstop.New(opts.Logger.With("dir", dir), "copy")
-	db, err := pebble.Open(dir, &pebble.Options{
-		FS: latch.FS(c.fs, dir), FormatMajorVersion: storeFormat, ErrorIfNotExists: true, DisableAutomaticCompactions: true,
-		MemTableSize: uint64(opts.MemTableBytes), LoggerAndTracer: latch, EventListener: latch.Listener(),
-	})
+	linked, err := c.fs.List(dir)
 	if err != nil {
-		return storageError(err)
-	}
-	err = db.Set([]byte{keys.Meta}, []byte(c.identity(index)), pebble.Sync)
-	if err := errors.Join(storageError(err), db.Close(), latch.Err()); err != nil {
 		return err
 	}
-	return syncFiles(c.fs, dir)
+	slices.Sort(linked)
+	late := &lateFS{FS: c.fs}
+	late.late.Store(&dir)
+	opts := *q.opts
+	opts.fs, opts.still, opts.Durability = late, true, DurabilityDisk
+	st, err := openStore(dir, &opts, q.caches, false)
+	if err != nil {
+		return err
+	}
+	b := st.db.NewBatch()
+	_ = b.Set([]byte{keys.Meta}, []byte(c.identity(index)), nil) // fails for indexed batches only
+	if err := errors.Join(st.commit(b), b.Close(), st.close()); err != nil {
+		return err
+	}
+	return syncFiles(c.fs, dir, linked)
 }
 
-// syncFiles syncs a store's directory and what is in it, but for tables, which
-// Pebble has synced before it gave them a name.
-func syncFiles(fsys vfs.FS, dir string) error {
+// syncFiles syncs a directory and the files in it, but for the tables that are
+// links to those of the original, which Pebble has synced.
+func syncFiles(fsys vfs.FS, dir string, linked []string) error {
 	names, err := fsys.List(dir)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if strings.HasSuffix(name, ".sst") {
+		if _, ok := slices.BinarySearch(linked, name); ok && strings.HasSuffix(name, ".sst") {
 			continue
 		}
 		f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, name), vfs.WriteCategoryUnspecified)

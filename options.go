@@ -112,8 +112,9 @@ type Options struct {
 	// Logger gets what an operator should know. Default: silence.
 	Logger *slog.Logger
 
-	fs   vfs.FS           // default: the operating system's
-	wall func() time.Time // default: time.Now; its monotonic part is not used
+	fs    vfs.FS           // default: the operating system's
+	wall  func() time.Time // default: time.Now; its monotonic part is not used
+	still bool             // stores leave their tables as they are
 }
 
 // Limits of what is accepted; what exceeds them is refused with an

@@ -85,6 +85,7 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		MaxManifestFileSize:         maxManifest,
 		L0StopWritesThreshold:       l0StopWrites,
 		ErrorIfNotExists:            !create,
+		DisableAutomaticCompactions: opts.still,
 		LoggerAndTracer:             latch,
 		EventListener:               events,
 	}
