@@ -736,3 +736,43 @@ func TestCheckpointInCluster(t *testing.T) {
 	require.ErrorIs(t, q.Checkpoint(t.Context(), dir), ErrClustered)
 	require.NoDirExists(t, dir)
 }
+
+// TestCheckpointKeepsLimits: what a shard that has stopped would let others do
+// happens after the cut: in a copy, too, a queue has no more leases than its
+// settings allow.
+func TestCheckpointKeepsLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{Shards: 2, GroupCap: 1, fs: vfs.NewMem()} // each operation has a commit of its own
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *Settings) { s.Concurrency = 1 }))
+		produce(t, q.startingAt(0), Task{Queue: "a"})
+		first, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		produce(t, q.startingAt(1), Task{Queue: "a"})
+
+		commit := shut(t, q.shard(1))
+		var calls sync.WaitGroup
+		calls.Go(func() { produce(t, q.startingAt(1), Task{Queue: "b"}) })
+		synctest.Wait()
+		calls.Go(func() {
+			_, err := q.startingAt(1).Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+		})
+		synctest.Wait()
+		calls.Go(func() { require.NoError(t, q.Checkpoint(t.Context(), "copy")) })
+		synctest.Wait() // shard 0 has stopped; shard 1 has yet to look at the claim
+		calls.Go(func() { require.NoError(t, q.Complete(t.Context(), first.Receipt, nil)) })
+		synctest.Wait()
+		close(commit)
+		calls.Wait()
+		require.NoError(t, q.Close())
+
+		q, err = Open("copy", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		counts, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, Counts{Leased: 1, Ready: 1}, counts["a"])
+	})
+}

@@ -1,0 +1,110 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"codeq"
+)
+
+// pauses is a logger's handler that keeps for how long shards stood still.
+type pauses struct {
+	slog.Handler // of groups, which nobody makes
+	mu           sync.Mutex
+	took         []time.Duration
+}
+
+func (p *pauses) Enabled(context.Context, slog.Level) bool { return true }
+func (p *pauses) WithAttrs([]slog.Attr) slog.Handler       { return p }
+func (p *pauses) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "for" {
+			p.mu.Lock()
+			p.took = append(p.took, a.Value.Duration())
+			p.mu.Unlock()
+		}
+		return true
+	})
+	return nil
+}
+
+// BenchmarkCheckpoint is for how long the shards stand still for a Checkpoint,
+// and how long the call takes, while 10 producers and Run are at work, with
+// nothing and with a million ready tasks behind.
+func BenchmarkCheckpoint(b *testing.B) {
+	for _, backlog := range []int{0, 1_000_000} {
+		for _, shards := range []int{1, 2} {
+			for _, d := range durabilities {
+				b.Run(fmt.Sprintf("backlog=%d/shards=%d/durability=%v", backlog, shards, d), func(b *testing.B) {
+					benchmarkCheckpoint(b, backlog, codeq.Options{Shards: shards, Durability: d})
+				})
+			}
+		}
+	}
+}
+
+func benchmarkCheckpoint(b *testing.B, backlog int, opts codeq.Options) {
+	var p pauses
+	opts.Logger = slog.New(&p)
+	root := b.TempDir()
+	q, err := codeq.Open(filepath.Join(root, "queue"), &opts)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for n := 0; n < backlog; n += 5000 {
+		if _, err := q.ProduceBatch(context.Background(), slices.Repeat([]codeq.Task{{Queue: "behind", Payload: payload}}, 5000)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var load sync.WaitGroup
+	for range 10 {
+		load.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := q.Produce(context.Background(), codeq.Task{Queue: queueName, Payload: payload}); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	var mux codeq.Mux
+	codeq.Handle(&mux, queueName, func(context.Context, *codeq.Job[[]byte]) error { return nil })
+	load.Go(func() {
+		if err := q.Run(ctx, &mux, nil); err != nil {
+			b.Error(err)
+		}
+	})
+	time.Sleep(*warmup)
+	var calls []time.Duration
+	for end := time.Now().Add(*window); len(calls) < 3 || time.Now().Before(end); {
+		dir, start := filepath.Join(root, "copy"), time.Now()
+		if err := q.Checkpoint(context.Background(), dir); err != nil {
+			b.Fatal(err)
+		}
+		calls = append(calls, time.Since(start))
+		if err := os.RemoveAll(dir); err != nil {
+			b.Fatal(err)
+		}
+		time.Sleep(*window / 20)
+	}
+	stop()
+	load.Wait()
+	if err := q.Close(); err != nil {
+		b.Fatal(err)
+	}
+	slices.Sort(p.took)
+	slices.Sort(calls)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(p.took[len(p.took)/2].Microseconds())/1000, "pause-p50-ms")
+	b.ReportMetric(float64(p.took[len(p.took)-1].Microseconds())/1000, "pause-max-ms")
+	b.ReportMetric(float64(calls[len(calls)/2].Microseconds())/1000, "call-p50-ms")
+	b.ReportMetric(float64(len(calls)), "checkpoints")
+}
