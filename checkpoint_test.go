@@ -324,7 +324,7 @@ func (l *copyLoad) check(c *copied) {
 func TestCheckpointIsOneCut(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
-			seed := rand.Uint64()
+			seed := drawSeed()
 			t.Logf("seed %d", seed)
 			synctest.Test(t, func(t *testing.T) {
 				l := newCopyLoad(t, Options{
