@@ -80,9 +80,13 @@ func (op *readOp) settle(err error) {
 
 func (op *readOp) read(v *view) (err error) {
 	if op.list != nil {
-		return op.list.read(v)
+		err = op.list.read(v)
+	} else {
+		op.task, err = v.get(op.id)
 	}
-	op.task, err = v.get(op.id)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		err = fmt.Errorf("codeq: read shard %d: %w", v.replica.index, err)
+	}
 	return err
 }
 
@@ -199,7 +203,7 @@ func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
 	}
 	l, err := v.lane(number)
 	if err != nil {
-		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
+		return nil, fmt.Errorf("task %s: %w", id, err)
 	}
 	t := &TaskInfo{
 		ID: id, State: state, Task: task(l, &r), Attempts: int(r.Attempts), LastError: r.Error, Result: ended.Result,
@@ -223,29 +227,34 @@ func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
 	return t, nil
 }
 
-// lane reads a lane's catalogue entry.
+// lane reads a lane's catalogue entry. Its error is pebble.ErrNotFound, too, if
+// there is none.
 func (v *view) lane(n uint32) (*lane, error) {
 	if l := v.lanes[n]; l != nil {
 		return l, nil
 	}
-	b, closer, err := v.snap.Get(keys.AppendNumbered(nil, keys.Lane, n))
+	b, err := lookup(v.snap, keys.AppendNumbered(nil, keys.Lane, n))
+	if err == nil && b == nil {
+		err = fmt.Errorf("%w: %w", ErrCorrupt, pebble.ErrNotFound)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("lane %d: %w", n, err)
 	}
 	entry, err := keys.ParseLaneValue(b)
-	_ = closer.Close()
 	if err != nil {
 		return nil, fmt.Errorf("%w: lane %d: %w", ErrCorrupt, n, err)
 	}
-	name, closer, err := v.snap.Get(keys.AppendNumbered(nil, keys.Queue, entry.Queue))
+	name, err := lookup(v.snap, keys.AppendNumbered(nil, keys.Queue, entry.Queue))
+	if err == nil && name == nil {
+		err = fmt.Errorf("%w: it is missing", ErrCorrupt)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: queue %d: %w", ErrCorrupt, entry.Queue, err)
+		return nil, fmt.Errorf("queue %d: %w", entry.Queue, err)
 	}
 	l := &lane{
 		number: n, tenant: entry.Tenant, priority: entry.Priority,
 		queue: &queueState{name: string(name), number: entry.Queue},
 	}
-	_ = closer.Close()
 	v.lanes[n] = l
 	return l, nil
 }

@@ -69,13 +69,9 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		}
 	}
 	latch := failstop.New(opts.Logger.With("dir", dir), "store")
-	events := latch.Listener()
-	events.PossibleAPIMisuse = func(i pebble.PossibleAPIMisuseInfo) {
-		latch.Fail(fmt.Errorf("%w: %s of key %s", ErrCorrupt, i.Kind, i.UserKey))
-	}
 	st := &store{fs: late, write: write, replicated: replicated, latch: latch, partition: new(partition)}
 	options := &pebble.Options{
-		FS:                          latch.FS(fs, dir),
+		FS:                          fs,
 		DisableWAL:                  replicated,
 		Cache:                       shared.blocks,
 		FileCache:                   shared.files,
@@ -83,11 +79,11 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		MemTableSize:                uint64(opts.MemTableBytes),
 		MemTableStopWritesThreshold: memTables,
 		MaxManifestFileSize:         maxManifest,
-		L0StopWritesThreshold:       l0StopWrites,
 		ErrorIfNotExists:            !create,
 		DisableAutomaticCompactions: opts.still,
-		LoggerAndTracer:             latch,
-		EventListener:               events,
+		EventListener: &pebble.EventListener{PossibleAPIMisuse: func(i pebble.PossibleAPIMisuseInfo) {
+			latch.Fail(fmt.Errorf("%w: %s of key %s", ErrCorrupt, i.Kind, i.UserKey))
+		}},
 	}
 	options.Experimental.SpanPolicyFunc = st.partition.span
 	// The default scheduler wakes up ten times a second to see whether more
@@ -95,21 +91,15 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	// before is all that it needs to know.
 	options.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
-	if st.db, err = pebble.Open(dir, options); err != nil {
-		return nil, storageError(errors.Join(err, latch.Err()))
-	}
-	if latch.Err() != nil {
-		return nil, storageError(st.close())
+	if st.db, err = latch.Open(dir, options); err != nil {
+		return nil, storageError(err)
 	}
 	return st, nil
 }
 
 // Flushing lags behind for a moment when a compaction takes the other core;
 // writes go on meanwhile.
-const (
-	memTables    = 4
-	l0StopWrites = 24
-)
+const memTables = 4
 
 // maxManifest bounds what a checkpoint copies of a store's own manifest, which
 // grows with every flush and compaction. Pebble's default is 128 MiB.
@@ -119,7 +109,7 @@ const maxManifest = 1 << 20
 // unknown whether the batch will be found after the store is opened again, and
 // the store unfit for more.
 func (st *store) commit(b *pebble.Batch) error {
-	if err := st.latch.Err(); err != nil {
+	if err := st.latch.Throttle(st.db); err != nil {
 		return err
 	}
 	if err := st.db.Apply(b, st.write); err != nil {
@@ -186,8 +176,7 @@ func (st *store) close() error {
 			st.latch.Fail(err)
 		}
 	}
-	err := st.db.Close()
-	return errors.Join(st.latch.Err(), err)
+	return storageError(st.latch.Close(st.db))
 }
 
 func storageError(err error) error {

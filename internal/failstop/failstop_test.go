@@ -40,11 +40,14 @@ func breakable(base vfs.FS, kinds []errorfs.OpKind, part string) (vfs.FS, *atomi
 	})), broken
 }
 
-func open(t *testing.T, l *Latch, fs vfs.FS) *pebble.DB {
-	db, err := pebble.Open(dir, &pebble.Options{
-		FS: l.FS(fs, dir), LoggerAndTracer: l, EventListener: l.Listener(), FormatMajorVersion: pebble.FormatColumnarBlocks,
-		MemTableSize: 64 << 10, MemTableStopWritesThreshold: 2,
-	})
+func open(t *testing.T, l *Latch, fs vfs.FS) *pebble.DB { return openWith(t, l, fs, true) }
+
+func openWith(t *testing.T, l *Latch, fs vfs.FS, compact bool) *pebble.DB {
+	o := &pebble.Options{
+		FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableSize: 64 << 10, MemTableStopWritesThreshold: 2,
+		DisableAutomaticCompactions: !compact,
+	}
+	db, err := l.Open(dir, o)
 	require.NoError(t, err)
 	return db
 }
@@ -104,8 +107,7 @@ func TestFail(t *testing.T) {
 			require.NoError(t, it.Close())
 			require.GreaterOrEqual(t, n, acked)
 			require.LessOrEqual(t, n, acked+2)
-			require.NoError(t, db.Close())
-			require.NoError(t, l.Err())
+			require.NoError(t, l.Close(db))
 		})
 	}
 }
@@ -116,11 +118,8 @@ func TestOpenFails(t *testing.T) {
 		fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{kind}, dir+"/")
 		broken.Store(&errBroken)
 		l := New(slog.New(slog.DiscardHandler), "store")
-		db, err := pebble.Open(dir, &pebble.Options{FS: l.FS(fs, dir), LoggerAndTracer: l, EventListener: l.Listener()})
-		if err == nil {
-			require.NoError(t, db.Close())
-		}
-		require.ErrorIs(t, errors.Join(err, l.Err()), errBroken, kind)
+		_, err := l.Open(dir, &pebble.Options{FS: fs})
+		require.ErrorIs(t, err, errBroken, kind)
 	}
 }
 
@@ -180,12 +179,118 @@ func TestStall(t *testing.T) {
 	}
 }
 
+// TestOpenNeedsTables: what logs have is written to tables when the store is
+// opened, and Pebble would wait until it is.
+func TestOpenNeedsTables(t *testing.T) {
+	for _, reason := range []error{errBroken, syscall.ENOSPC} {
+		disk := vfs.NewMem()
+		l := New(slog.New(slog.DiscardHandler), "store")
+		db := open(t, l, disk)
+		require.NoError(t, db.Set(key(1), nil, pebble.Sync))
+		require.NoError(t, db.Close())
+		fs, broken := breakable(disk, []errorfs.OpKind{errorfs.OpCreate}, ".sst")
+		broken.Store(&reason)
+		l = New(slog.New(slog.DiscardHandler), "store")
+		_, err := l.Open(dir, &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks})
+		require.ErrorIs(t, err, reason)
+		db = open(t, New(slog.New(slog.DiscardHandler), "store"), disk)
+		_, closer, err := db.Get(key(1))
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(closer.Close(), db.Close()))
+	}
+}
+
+// TestCorruption: a table that cannot be what it was ends the store, not the process.
+func TestCorruption(t *testing.T) {
+	disk := vfs.NewMem()
+	l := New(slog.New(slog.DiscardHandler), "store")
+	db := open(t, l, disk)
+	require.NoError(t, db.Set(key(1), nil, pebble.Sync))
+	require.NoError(t, db.Flush())
+	require.NoError(t, db.Close())
+	names, err := disk.List(dir)
+	require.NoError(t, err)
+	for _, name := range names {
+		if strings.HasSuffix(name, ".sst") {
+			require.NoError(t, disk.Remove(dir+"/"+name))
+		}
+	}
+	l = New(slog.New(slog.DiscardHandler), "store")
+	db, err = l.Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: pebble.FormatColumnarBlocks})
+	if err == nil {
+		_, _, err = db.Get(key(1))
+		require.Error(t, err)
+		err = l.Close(db)
+	}
+	require.ErrorContains(t, err, "file does not exist")
+}
+
+// TestCompactionReads: a compaction that cannot read what a tombstone covers goes
+// on when it can, and if that is not so before the store is closed, the store
+// can be opened again.
+func TestCompactionReads(t *testing.T) {
+	for _, heals := range []bool{true, false} {
+		t.Run(fmt.Sprint(heals), func(t *testing.T) {
+			disk := vfs.NewMem()
+			fs, broken := breakable(disk, []errorfs.OpKind{errorfs.OpFileReadAt}, ".sst")
+			l := New(slog.New(slog.DiscardHandler), "store")
+			db := openWith(t, l, fs, false)
+			for i := range 100 {
+				require.NoError(t, db.Set(key(i), bytes.Repeat([]byte{byte(i)}, 1000), pebble.Sync))
+			}
+			require.NoError(t, db.Flush())
+			for i := range 100 {
+				if i%10 != 0 {
+					require.NoError(t, db.SingleDelete(key(i), pebble.Sync))
+				}
+			}
+			require.NoError(t, db.Flush())
+			require.NoError(t, l.Close(db))
+			l = New(slog.New(slog.DiscardHandler), "store")
+			db = openWith(t, l, fs, false) // without the blocks in the cache
+			for i := 0; i < 100; i += 10 { // opens the tables
+				_, closer, err := db.Get(key(i))
+				require.NoError(t, err)
+				require.NoError(t, closer.Close())
+			}
+			broken.Store(&errBroken)
+			compacted := make(chan error, 1)
+			go func() { compacted <- db.Compact(t.Context(), []byte("0"), []byte("9"), false) }()
+			for err := error(nil); err == nil; {
+				select {
+				case err = <-l.Trouble():
+				case err = <-compacted:
+				}
+				require.ErrorIs(t, err, errBroken)
+			}
+			require.NoError(t, l.Err())
+			require.NoError(t, db.Set(key(200), nil, pebble.Sync))
+			if heals {
+				broken.Store(nil)
+				require.NoError(t, <-compacted)
+				require.NoError(t, l.Close(db))
+			} else {
+				require.ErrorIs(t, l.Close(db), errBroken)
+				broken.Store(nil)
+			}
+			l = New(slog.New(slog.DiscardHandler), "store")
+			db = openWith(t, l, fs, false)
+			_, closer, err := db.Get(key(200))
+			require.NoError(t, err)
+			require.NoError(t, closer.Close())
+			_, _, err = db.Get(key(51))
+			require.ErrorIs(t, err, pebble.ErrNotFound)
+			require.NoError(t, l.Close(db))
+		})
+	}
+}
+
 // TestElsewhere: a checkpoint that fails is nobody's failure but its own, and
 // a store that has failed leaves other directories alone.
 func TestElsewhere(t *testing.T) {
 	fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{errorfs.OpCreate}, "copy")
 	l := New(slog.New(slog.DiscardHandler), "store")
-	db := open(t, l, fs)
+	db := openWith(t, l, fs, false)
 	require.NoError(t, db.Set(key(1), nil, pebble.Sync))
 	broken.Store(&errBroken)
 	require.ErrorIs(t, db.Checkpoint("copy"), errBroken)

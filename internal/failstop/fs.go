@@ -3,30 +3,33 @@ package failstop
 import (
 	"errors"
 	"io"
-	"os"
 	"strings"
-	"time"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // FS returns base with the failures hidden from Pebble that it cannot stand:
-// to create, write, sync or close the write-ahead log, the MANIFEST or a marker
-// in dir, or to sync dir. Instead the latch fails. What is read, and tables,
-// fail as they do; Pebble tries again to write those.
+// to create, write, sync or close the write-ahead log, the MANIFEST, a marker
+// or the options in dir, to sync dir, or to list it when background work has begun,
+// which an Open that fails leaves without the cache. Instead the latch fails.
+// What is read, and tables, fail as they do; Pebble tries again to write those.
 //
 // Once the latch has failed, nothing in dir changes any more, and Pebble is told
 // that it does. What is in other directories, such as a checkpoint, is left alone.
 //
 // It belongs outside of other file systems: no error of theirs is one that
-// Pebble cannot stand then. An error while the store is being opened may be
-// hidden as well: ask Err when pebble.Open has returned.
-func (l *Latch) FS(base vfs.FS, dir string) vfs.FS { return &latchFS{base, l, dir} }
+// Pebble cannot stand then.
+func (l *Latch) FS(base vfs.FS, dir string) vfs.FS {
+	return &latchFS{FS: base, latch: l, dir: base.PathDir(base.PathJoin(dir, "file"))}
+}
 
 type latchFS struct {
 	vfs.FS
 	latch *Latch
 	dir   string
+	begun atomic.Bool // a log was, which follows the beginning of background work
 }
 
 // Unwrap returns the base, for vfs.Root.
@@ -35,8 +38,11 @@ func (fs *latchFS) Unwrap() vfs.FS { return fs.FS }
 func (fs *latchFS) inside(name string) bool { return fs.PathDir(name) == fs.dir }
 
 func isVital(base string) bool {
-	return strings.HasSuffix(base, ".log") || strings.HasPrefix(base, "MANIFEST-") || strings.HasPrefix(base, "marker.")
+	return isLog(base) || strings.HasPrefix(base, "MANIFEST-") || strings.HasPrefix(base, "marker.") ||
+		strings.HasPrefix(base, "OPTIONS-") || strings.HasSuffix(base, ".dbtmp")
 }
+
+func isLog(base string) bool { return strings.HasSuffix(base, ".log") }
 
 func (fs *latchFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	return fs.begin(name, func() (vfs.File, error) { return fs.FS.Create(name, c) })
@@ -52,9 +58,13 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 	if !fs.inside(name) {
 		return open()
 	}
-	vital := isVital(fs.PathBase(name))
+	base := fs.PathBase(name)
+	vital := isVital(base)
 	if !vital {
 		fs.latch.backOff()
+	}
+	if isLog(base) {
+		fs.begun.Store(true)
 	}
 	if fs.latch.Err() == nil {
 		f, err := open()
@@ -73,15 +83,50 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 	return &written{f, fs.latch, vital}, nil
 }
 
-func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
-	if fs.latch.Err() != nil && fs.inside(name) {
+func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err error) {
+	if !fs.inside(name) {
+		return fs.FS.Open(name, opts...)
+	}
+	if fs.latch.Err() != nil {
 		fs.latch.backOff() // compactions look for tables that were written nowhere
 	}
-	f, err := fs.FS.Open(name, opts...)
+	err = fs.latch.insist(func() error {
+		f, err = fs.FS.Open(name, opts...)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	return &read{f}, nil
+	return &read{f, fs.latch}, nil
+}
+
+// Lock has the latch release the lock of a store that cannot be closed.
+func (fs *latchFS) Lock(name string) (io.Closer, error) {
+	c, err := fs.FS.Lock(name)
+	if err != nil || !fs.inside(name) {
+		return c, err
+	}
+	fs.latch.lock = onceCloser{c, new(sync.Once)}
+	return fs.latch.lock, nil
+}
+
+type onceCloser struct {
+	io.Closer
+	once *sync.Once
+}
+
+func (c onceCloser) Close() (err error) {
+	c.once.Do(func() { err = c.Closer.Close() })
+	return err
+}
+
+func (fs *latchFS) List(dir string) ([]string, error) {
+	names, err := fs.FS.List(dir)
+	if err != nil && dir == fs.dir && fs.begun.Load() {
+		fs.latch.Fail(err)
+		return nil, nil
+	}
+	return names, err
 }
 
 func (fs *latchFS) OpenDir(name string) (vfs.File, error) {
@@ -93,22 +138,17 @@ func (fs *latchFS) OpenDir(name string) (vfs.File, error) {
 }
 
 func (fs *latchFS) Remove(name string) error {
-	return fs.change(name, func() error { return fs.FS.Remove(name) })
+	if fs.inside(name) && fs.latch.Err() != nil {
+		return nil
+	}
+	return fs.FS.Remove(name)
 }
 
 func (fs *latchFS) Rename(old, name string) error {
-	return fs.change(name, func() error { return fs.FS.Rename(old, name) })
-}
-
-func (fs *latchFS) Link(old, name string) error {
-	return fs.change(name, func() error { return fs.FS.Link(old, name) })
-}
-
-func (fs *latchFS) change(name string, do func() error) error {
-	if fs.latch.Err() != nil && fs.inside(name) {
-		return nil
+	if !fs.inside(name) {
+		return fs.FS.Rename(old, name)
 	}
-	return do()
+	return fs.latch.try(isVital(fs.PathBase(name)), func() error { return fs.FS.Rename(old, name) })
 }
 
 // GetDiskUsage tells Pebble how fast to delete, which can do without.
@@ -128,7 +168,7 @@ type written struct {
 }
 
 func (f *written) Write(p []byte) (int, error) {
-	err := f.try(func() error {
+	err := f.latch.try(f.vital, func() error {
 		_, err := f.File.Write(p)
 		return err
 	})
@@ -138,11 +178,11 @@ func (f *written) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (f *written) Sync() error     { return f.try(f.File.Sync) }
-func (f *written) SyncData() error { return f.try(f.File.SyncData) }
+func (f *written) Sync() error     { return f.latch.try(f.vital, f.File.Sync) }
+func (f *written) SyncData() error { return f.latch.try(f.vital, f.File.SyncData) }
 
 func (f *written) SyncTo(length int64) (full bool, err error) {
-	err = f.try(func() (err error) {
+	err = f.latch.try(f.vital, func() (err error) {
 		full, err = f.File.SyncTo(length)
 		return err
 	})
@@ -168,16 +208,18 @@ func (f *written) Stat() (vfs.FileInfo, error) {
 // Close releases the file, whatever has failed.
 func (f *written) Close() error {
 	err := f.File.Close()
-	return f.try(func() error { return err })
+	return f.latch.try(f.vital, func() error { return err })
 }
 
-func (f *written) try(do func() error) error {
-	if f.latch.Err() != nil {
+// try does what changes the store, unless the latch has failed. It is what fails
+// if that is vital.
+func (l *Latch) try(vital bool, do func() error) error {
+	if l.Err() != nil {
 		return nil
 	}
 	err := do()
-	if err != nil && f.vital {
-		f.latch.Fail(err)
+	if err != nil && vital {
+		l.Fail(err)
 		return nil
 	}
 	return err
@@ -188,14 +230,19 @@ type nowhere struct{ vfs.FileInfo }
 
 func (nowhere) Size() int64 { return 0 }
 
-// read is a file that Pebble reads. A compaction that fails to is begun again at
-// once.
-type read struct{ vfs.File }
+// read is a file that Pebble reads.
+type read struct {
+	vfs.File
+	latch *Latch
+}
 
-func (f *read) ReadAt(p []byte, off int64) (int, error) {
-	n, err := f.File.ReadAt(p, off)
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) {
-		time.Sleep(retryEvery)
+func (f *read) ReadAt(p []byte, off int64) (n int, err error) {
+	if n, err = f.File.ReadAt(p, off); err == nil || errors.Is(err, io.EOF) {
+		return n, err
 	}
+	err = f.latch.insist(func() error {
+		n, err = f.File.ReadAt(p, off)
+		return err
+	})
 	return n, err
 }

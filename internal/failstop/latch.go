@@ -2,9 +2,8 @@
 // itself would end the process, panic with its locks locked, or report a commit
 // as a success that it could not write.
 //
-// A [Latch] belongs to one store. It is the store's logger and its event
-// listener, and it puts a file system around the one that the store is to use.
-// What Pebble cannot stand to fail fails here in its place; see [Latch.FS].
+// A [Latch] belongs to one store. It is the store's logger, listens to its
+// events, and puts a file system around the one that the store is to use. What Pebble cannot stand to fail fails here in its place; see [Latch.FS].
 // From then on the latch has a reason, [Latch.Err], and the store is unfit:
 //
 //   - Whoever commits asks Err after each commit, and takes the commit for
@@ -19,7 +18,10 @@ package failstop
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
+	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,17 +40,30 @@ type Latch struct {
 	name   string
 	reason atomic.Pointer[error]
 
-	stalls  atomic.Int32 // commits that wait for background work
-	hurried atomic.Bool
+	waiting atomic.Int32 // commits, and Open, that wait for background work
+	hurried atomic.Bool  // for a full disk, too, nobody waits
 	warned  atomic.Int64 // when Background last logged, in seconds since 1970
 	failed  atomic.Int64 // when background work last failed, in ns since 1970
 
 	trouble chan error // capacity 1
+
+	parkOnce sync.Once     // guards parked
+	parked   chan struct{} // closed when a goroutine of Pebble's is; see park.go
+	lock     io.Closer     // of the store's directory; set while Pebble opens it
+
+	work  chan struct{} // capacity 1: background work has ended, or the latch failed
+	grown atomic.Bool   // by a table, since Throttle has looked
 }
 
-// New returns the latch of one store. What it logs calls the store by name.
+// New returns the latch of a store that is about to be opened. What it logs calls
+// the store by name.
 func New(log *slog.Logger, name string) *Latch {
-	return &Latch{log: log, name: name, trouble: make(chan error, 1)}
+	l := &Latch{
+		log: log, name: name, trouble: make(chan error, 1), parked: make(chan struct{}), work: make(chan struct{}, 1),
+	}
+	l.waiting.Store(1)
+	l.hurried.Store(true)
+	return l
 }
 
 // Err returns why the store is unfit for use, or nil.
@@ -63,35 +78,86 @@ func (l *Latch) Err() error {
 func (l *Latch) Fail(err error) {
 	if l.reason.CompareAndSwap(nil, &err) {
 		l.log.Error(l.name+" failed", "err", err)
+		l.proceed()
 	}
 }
 
 // Hurry says that the store is about to be closed: a commit that waits for room
 // on a full disk does so no longer, but fails.
-func (l *Latch) Hurry() { l.hurried.Store(true) }
+func (l *Latch) Hurry() {
+	l.hurried.Store(true)
+	l.proceed()
+}
+
+// tooManyTables is when commits wait for compactions: as many tables may have to
+// be looked at for a key.
+const tooManyTables = 24
+
+// Throttle waits while compactions lag far behind, and returns Err. Pebble would
+// wait for them in the commit, even for those that never end.
+func (l *Latch) Throttle(db *pebble.DB) error {
+	if l.grown.Load() {
+		l.throttle(db)
+	}
+	return l.Err()
+}
+
+func (l *Latch) throttle(db *pebble.DB) {
+	l.waiting.Add(1)
+	defer l.waiting.Add(-1)
+	for l.Err() == nil && !l.hurried.Load() {
+		l.grown.Store(false)
+		if db.Metrics().Levels[0].Sublevels < tooManyTables {
+			break
+		}
+		l.grown.Store(true)
+		<-l.work
+	}
+	l.proceed() // of others that wait
+}
+
+// proceed has one that waits look again.
+func (l *Latch) proceed() {
+	select {
+	case l.work <- struct{}{}:
+	default:
+	}
+}
 
 // Trouble receives errors of background work, which Pebble goes on trying. One
 // is kept until somebody receives it.
 func (l *Latch) Trouble() <-chan error { return l.trouble }
 
-// Listener is the listener of the store's events. It does no I/O, since Pebble
-// calls it with locks held.
-func (l *Latch) Listener() *pebble.EventListener {
-	return &pebble.EventListener{
-		BackgroundError: l.background,
-		WriteStallBegin: func(pebble.WriteStallBeginInfo) { l.stalls.Add(1) },
-		WriteStallEnd:   func() { l.stalls.Add(-1) },
+// guard has a store in dir that is opened with o be the latch's.
+func (l *Latch) guard(o *pebble.Options, dir string) {
+	o.FS = l.FS(o.FS, dir)
+	o.Logger, o.LoggerAndTracer = l, l
+	o.L0StopWritesThreshold = math.MaxInt // Throttle does
+	if o.EventListener == nil {
+		o.EventListener = new(pebble.EventListener)
 	}
+	e := o.EventListener // called with locks held: what follows does no I/O
+	e.BackgroundError = l.background
+	e.DataCorruption = func(i pebble.DataCorruptionInfo) {
+		l.Fail(fmt.Errorf("%s: %w", i.Path, i.Details))
+		if inIterator() {
+			l.park()
+		}
+	}
+	e.FlushEnd = func(pebble.FlushInfo) { l.grown.Store(true) }
+	e.CompactionEnd = func(pebble.CompactionInfo) { l.proceed() }
+	e.WriteStallBegin = func(pebble.WriteStallBeginInfo) { l.waiting.Add(1) }
+	e.WriteStallEnd = func() { l.waiting.Add(-1) }
 }
 
-// background logs an error of a flush or a compaction. While a commit waits for
+// background logs an error of a flush or a compaction. While somebody waits for
 // it, only a full disk is worth the wait: it is what somebody may mend without
 // opening the store again.
 func (l *Latch) background(err error) {
 	now := time.Now()
 	l.failed.Store(now.UnixNano())
-	if l.stalls.Load() > 0 && (l.hurried.Load() || !vfs.IsNoSpaceError(err)) {
-		l.Fail(fmt.Errorf("commits cannot go on: %w", err))
+	if l.waiting.Load() > 0 && (l.hurried.Load() || !vfs.IsNoSpaceError(err)) {
+		l.Fail(fmt.Errorf("background work: %w", err))
 	}
 	select {
 	case l.trouble <- err:

@@ -89,7 +89,6 @@ const (
 	memTableBytes   = 32 << 20
 	memTables       = 3
 	blockCacheBytes = 4 << 20 // of readers far behind, who read each entry once: indexes of tables
-	l0StopWrites    = 24
 )
 
 // Open opens the store in a directory, or creates it.
@@ -113,14 +112,11 @@ func Open(dir string, o Options) (*Store, error) {
 	cache := pebble.NewCache(blockCacheBytes + memTables*memTableBytes) // memtables are charged to it
 	defer cache.Unref()
 	opts := &pebble.Options{
-		FS:                          s.latch.FS(fs, dir),
+		FS:                          fs,
 		Cache:                       cache,
 		FormatMajorVersion:          storeFormat,
 		MemTableSize:                memTableBytes,
 		MemTableStopWritesThreshold: memTables,
-		L0StopWritesThreshold:       l0StopWrites,
-		LoggerAndTracer:             s.latch,
-		EventListener:               s.latch.Listener(),
 	}
 	opts.Experimental.SpanPolicyFunc = spanOfGroup
 	// The second one is for deleting tables whole, which must not wait for a compaction to end.
@@ -129,11 +125,8 @@ func Open(dir string, o Options) (*Store, error) {
 	// compactions may run.
 	opts.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
-	if s.db, err = pebble.Open(dir, opts); err != nil {
+	if s.db, err = s.latch.Open(dir, opts); err != nil {
 		return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(err))
-	}
-	if s.failure() != nil {
-		return nil, fmt.Errorf("raftlog: open %s: %w", dir, s.Close())
 	}
 	return s, nil
 }
@@ -216,8 +209,10 @@ func (s *Store) Close() error {
 			s.latch.Fail(err)
 		}
 	}
-	err := s.db.Close()
-	return errors.Join(s.failure(), err)
+	if err := s.latch.Close(s.db); err != nil {
+		return fmt.Errorf("%w: %w", ErrFailed, err)
+	}
+	return nil
 }
 
 // spanOfGroup is a pebble.SpanPolicyFunc: a table holds entries of one group.

@@ -1,0 +1,107 @@
+package failstop
+
+import (
+	"errors"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// Pebble panics, on a goroutine of its own, where nobody can recover, when a compaction
+// cannot read on in the middle of the keys that a tombstone covers. What such a
+// compaction reads therefore does not fail: it is read again until it can be,
+// and if that cannot be, the goroutine is parked for ever. Nobody can close a
+// store with such a goroutine; it is left, and its lock released.
+
+const iterator = "github.com/cockroachdb/pebble/v2/internal/compact.(*Iter)."
+
+// inIterator reports whether it is called by a compaction that might panic.
+func inIterator() bool {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for {
+		f, more := frames.Next()
+		if strings.HasPrefix(f.Function, iterator) {
+			return true
+		}
+		if !more {
+			return false
+		}
+	}
+}
+
+// insist reads. In a compaction it returns no error.
+func (l *Latch) insist(read func() error) error {
+	for tries := 1; ; tries++ {
+		err := read()
+		if err == nil {
+			return nil
+		}
+		if !inIterator() {
+			time.Sleep(retryEvery) // a compaction that fails is begun again at once
+			return err
+		}
+		l.background(err)
+		if tries > 1 && l.hurried.Load() {
+			l.Fail(err)
+		}
+		if l.Err() != nil {
+			l.park()
+		}
+		time.Sleep(retryEvery)
+	}
+}
+
+// park does not return.
+func (l *Latch) park() {
+	l.parkOnce.Do(func() { close(l.parked) })
+	select {}
+}
+
+// Open opens the store in dir. The latch sets the loggers of o and most of its
+// event listener, puts FS around o.FS, and stops writes in place of
+// o.L0StopWritesThreshold. Whatever fails meanwhile fails Open, which would
+// wait for it.
+func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
+	l.guard(o, dir)
+	var db *pebble.DB
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		db, err = pebble.Open(dir, o)
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		if err != nil {
+			return nil, errors.Join(err, l.Err())
+		}
+	case <-l.parked:
+		return nil, errors.Join(l.Err(), l.lock.Close())
+	}
+	l.waiting.Add(-1)
+	if l.Err() != nil {
+		return nil, l.Close(db)
+	}
+	l.hurried.Store(false)
+	return db, nil
+}
+
+// Close closes the store. It returns why the latch has failed, if it has, or
+// what Pebble says. REQUIRES: nobody uses db any more.
+//
+// A store that cannot be closed because a compaction cannot read is left, with the
+// goroutines and the memory that it has. It may be opened again.
+func (l *Latch) Close(db *pebble.DB) error {
+	l.Hurry()
+	closed := make(chan error, 1)
+	go func() { closed <- db.Close() }()
+	select {
+	case err := <-closed:
+		return errors.Join(l.Err(), err)
+	case <-l.parked:
+		return errors.Join(l.Err(), l.lock.Close())
+	}
+}
