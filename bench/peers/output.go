@@ -1,0 +1,158 @@
+package main
+
+import (
+	"cmp"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"codeq/bench/report"
+)
+
+const codeqName = "codeq"
+
+// write puts the table, the targets and the charts into a directory.
+func write(dir string, m report.Machine, rows []row) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	d := report.New("codeq beside other queues", m)
+	d.Paragraph("A cycle is one task of %d bytes produced, claimed and completed; %d producers, %d workers, at most %d tasks that are produced and not done.",
+		14, 32, 128, backlog)
+	d.Paragraph("Completions are confirmed by the queue. " +
+		"Durability is what an acknowledged operation survives: *disk* a power failure, *process* the end of the process that has taken it, *none* neither; " +
+		"a peer is in the highest class whose promise it keeps, with what it may lose beside it. " +
+		"p50 and p99 are from the call that produces a task to its completion, or to the end of its handler (h) where the queue does not tell when the completion is stored. " +
+		"CPU is that of this program and of the servers. " +
+		"The last column is the rate of codeq at the same class, by single calls or by batches as the peer, divided by that of the peer.")
+	header := []string{"row", "queue", "version", "driven by", "a crash, and a power failure, lose", "class", "leases", "cycles/s", "p50", "p99", "CPU us/cycle", "codeq is faster by"}
+	var table [][]any
+	for _, r := range rows {
+		table = append(table, cells(rows, r))
+	}
+	d.Table(header, table...)
+	charts, err := draw(dir, rows)
+	for _, c := range charts {
+		d.Image(c.title, c.file)
+	}
+	d.Heading("Targets")
+	d.Paragraph("codeq against the fastest peer that has leases.")
+	table = nil
+	for _, v := range verdicts(rows) {
+		line := []any{v.target, v.describe(v.reading)}
+		if v.ok {
+			line = append(line, v.codeq.rate(), v.peer.Name, v.peer.rate())
+		} else {
+			line = append(line, math.NaN(), "-", math.NaN())
+		}
+		table = append(table, append(line, v.ratio(), v.times, v.outcome()))
+	}
+	d.Table([]string{"codeq", "peers", "codeq, cycles/s", "fastest peer", "its cycles/s", "ratio", "wanted", ""}, table...)
+	return errors.Join(err, d.Write(filepath.Join(dir, "peers.md")), writeCSV(filepath.Join(dir, "peers.csv"), rows))
+}
+
+// cells are a line of the table.
+func cells(rows []row, r row) []any {
+	leases := "no"
+	if r.Leases {
+		leases = "yes"
+	}
+	line := []any{r.Name, r.Queue, "-", r.Driven, r.Keeps, r.Class, leases}
+	if len(r.results) == 0 {
+		return append(line, "not run")
+	}
+	res := r.median()
+	if res.Version != "" {
+		line[2] = res.Version
+	}
+	switch {
+	case errors.Is(res.Err, errMissing):
+		return append(line, "missing: "+res.Err.Error())
+	case res.Err != nil:
+		return append(line, "failed: "+res.Err.Error())
+	}
+	rate := any(res.Rate())
+	if res.FellBehind() {
+		rate = report.Number(res.Rate()) + ", fell behind"
+	}
+	latency := func(p float64) string {
+		s := report.Duration(res.Latencies.Quantile(p))
+		if r.AtHandler {
+			s += " (h)"
+		}
+		return s
+	}
+	return append(line, rate, latency(0.5), latency(0.99), res.cpuMicros(), ratio(rows, r))
+}
+
+type chart struct{ title, file string }
+
+// draw makes a chart of single calls and one of batches, fastest first, of the
+// rows that have a rate.
+func draw(dir string, rows []row) ([]chart, error) {
+	var charts []chart
+	for _, c := range []struct {
+		chart
+		batches bool
+	}{{chart{"Single calls", "peers-single.svg"}, false}, {chart{"Batches of 64", "peers-batch.svg"}, true}} {
+		var of []row
+		for _, r := range rows {
+			if (r.Batch > 1) == c.batches && !math.IsNaN(r.rate()) {
+				of = append(of, r)
+			}
+		}
+		if len(of) == 0 {
+			continue
+		}
+		slices.SortStableFunc(of, func(a, b row) int { return cmp.Compare(b.rate(), a.rate()) })
+		var labels []string
+		values := report.Series{}
+		for _, r := range of {
+			label := r.Name + " (" + r.Class.String() + ")"
+			if !r.Leases {
+				label = r.Name + " (" + r.Class.String() + ", no leases)"
+			}
+			labels = append(labels, label)
+			values.Y = append(values.Y, r.rate())
+		}
+		err := report.Bars(filepath.Join(dir, c.file), report.Axes{Title: c.title, Y: "cycles/s", LogY: true}, labels, values)
+		if err != nil {
+			return charts, err
+		}
+		charts = append(charts, c.chart)
+	}
+	return charts, nil
+}
+
+func writeCSV(path string, rows []row) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w := csv.NewWriter(f)
+	lines := [][]string{{"row", "run", "queue", "version", "class", "leases", "batch", "cycles_per_s", "created", "completed", "seconds",
+		"p50_us", "p99_us", "latency_ends_at", "cpu_us_per_cycle", "fell_behind", "error"}}
+	for _, r := range rows {
+		ends := "completion"
+		if r.AtHandler {
+			ends = "handler"
+		}
+		for i, res := range r.results {
+			line := []string{r.Name, fmt.Sprint(i + 1), r.Queue, res.Version, r.Class.String(), fmt.Sprint(r.Leases), fmt.Sprint(r.Batch)}
+			if res.Err != nil {
+				line = append(line, "", "", "", "", "", "", ends, "", "", res.Err.Error())
+			} else {
+				line = append(line, fmt.Sprintf("%.1f", res.Rate()), fmt.Sprint(res.Created), fmt.Sprint(res.Completed), fmt.Sprintf("%.3f", res.Elapsed.Seconds()),
+					fmt.Sprint(res.Latencies.Quantile(0.5).Microseconds()), fmt.Sprint(res.Latencies.Quantile(0.99).Microseconds()), ends,
+					fmt.Sprintf("%.2f", res.cpuMicros()), fmt.Sprint(res.FellBehind()), "")
+			}
+			lines = append(lines, line)
+		}
+	}
+	return w.WriteAll(lines)
+}
