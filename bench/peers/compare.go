@@ -33,7 +33,7 @@ func codeqAt(rows []row, c class, batches bool) (row, bool) {
 // by single calls or both by batches; NaN if one of them has no rate.
 func ratio(rows []row, r row) float64 {
 	q, ok := codeqAt(rows, r.Class, r.Batch > 1)
-	if !ok {
+	if !ok || r.rate() == 0 {
 		return math.NaN()
 	}
 	return q.rate() / r.rate()

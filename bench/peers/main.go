@@ -36,13 +36,14 @@ func main() {
 
 func run(ctx context.Context) error {
 	var (
-		dir    = flag.String("dir", os.TempDir(), "directory on the disk to measure; what is stored in it is removed")
-		out    = flag.String("out", ".", "directory for peers.md, peers.csv and peers-*.svg")
-		only   = flag.String("only", "", "regular expression: only the rows whose name it matches; -list shows the names")
-		list   = flag.Bool("list", false, "print the names of the rows and exit")
-		runs   = flag.Int("runs", 1, "runs of each row, of which the median is shown")
-		warmUp = flag.Duration("warmup", 2*time.Second, "how long a load runs before it is measured")
-		window = flag.Duration("window", 10*time.Second, "how long a load is measured")
+		dir      = flag.String("dir", os.TempDir(), "directory on the disk to measure; what is stored in it is removed")
+		out      = flag.String("out", ".", "directory for peers.md, peers.csv and peers-*.svg")
+		only     = flag.String("only", "", "regular expression: only the rows whose name it matches; -list shows the names")
+		list     = flag.Bool("list", false, "print the names of the rows and exit")
+		profiles = flag.String("profiles", "", "directory for profiles of the windows, which take some CPU time; default: none")
+		runs     = flag.Int("runs", 1, "runs of each row, of which the median is shown")
+		warmUp   = flag.Duration("warmup", 2*time.Second, "how long a load runs before it is measured")
+		window   = flag.Duration("window", 10*time.Second, "how long a load is measured")
 	)
 	flag.Parse()
 	if flag.NArg() > 0 || *runs < 1 || *window <= 0 {
@@ -68,7 +69,7 @@ func run(ctx context.Context) error {
 	for i, s := range chosen {
 		rows[i].subject = s
 	}
-	b := bench{*dir, *warmUp, *window}
+	b := bench{*dir, *profiles, *warmUp, *window}
 	for n := range *runs {
 		for i := range rows {
 			r := b.measure(ctx, rows[i].subject)
@@ -84,7 +85,7 @@ func run(ctx context.Context) error {
 
 // bench measures subjects, one after the other.
 type bench struct {
-	dir            string
+	dir, profiles  string
 	warmUp, window time.Duration
 }
 
@@ -161,14 +162,45 @@ func (b bench) measure(ctx context.Context, s subject) (res result) {
 	}
 	defer func() { res.Err = errors.Join(res.Err, p.close()) }()
 	run := workload.Start(ctx, load, p.driver)
-	select {
-	case <-time.After(b.warmUp):
-	case <-run.Ended():
+	err = b.warm(run)
+	stopProfile := func() error { return nil }
+	if b.profiles != "" && err == nil {
+		stopProfile, err = workload.Profile(b.profiles, s.Name)
 	}
 	before := p.cpu()
-	res.Version = p.version
-	res.Result, err = run.Measure(b.window)
+	if err == nil {
+		res.Result, err = run.Measure(b.window)
+	}
 	res.CPU = res.Usage.CPU + p.cpu() - before
-	res.Err = errors.Join(err, run.Stop())
+	res.Version = p.version
+	// The error that ended the load says more than that of what it ended.
+	if ended := run.Stop(); ended != nil {
+		err = ended
+	}
+	if err == nil {
+		err = stopProfile()
+	}
+	res.Err = err
 	return res
+}
+
+// warm lets the load run for the warm-up, and then until a slow queue has done
+// with as many tasks as may wait, or for four times as long: before that it
+// gathers tasks more than it completes them.
+func (b bench) warm(run *workload.Run) error {
+	start := time.Now()
+	for {
+		select {
+		case <-time.After(min(b.warmUp, 100*time.Millisecond)):
+		case <-run.Ended():
+			return nil // Stop returns the error
+		}
+		if time.Since(start) < b.warmUp {
+			continue
+		}
+		_, completed, err := run.Counts()
+		if err != nil || completed >= backlog || time.Since(start) > 5*b.warmUp {
+			return err
+		}
+	}
 }

@@ -79,14 +79,21 @@ func cells(rows []row, r row) []any {
 	if res.FellBehind() {
 		rate = report.Number(res.Rate()) + ", fell behind"
 	}
-	latency := func(p float64) string {
+	latency := func(p float64) any {
+		if len(res.Latencies) == 0 {
+			return math.NaN()
+		}
 		s := report.Duration(res.Latencies.Quantile(p))
 		if r.AtHandler {
 			s += " (h)"
 		}
 		return s
 	}
-	return append(line, rate, latency(0.5), latency(0.99), res.cpuMicros(), ratio(rows, r))
+	line = append(line, rate, latency(0.5), latency(0.99), res.cpuMicros())
+	if r.Queue != codeqName {
+		line = append(line, ratio(rows, r))
+	}
+	return line
 }
 
 type chart struct{ title, file string }

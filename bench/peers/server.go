@@ -59,7 +59,7 @@ func startServer(ctx context.Context, dir string, as *syscall.Credential, stopBy
 		case <-s.exited:
 			return nil, errors.Join(fmt.Errorf("%s ended at its start: %s", program, s.tail()), s.stop())
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("%s did not become ready: %w: %s", program, err, s.tail()), s.stop())
+			return nil, errors.Join(fmt.Errorf("%s did not become ready: %w: %w: %s", program, ctx.Err(), err, s.tail()), s.stop())
 		}
 	}
 }
