@@ -38,7 +38,7 @@ func natsSubjects() []subject {
 		class       class
 		syncAlways  bool
 	}{
-		{"2min", "crash: nothing; power: the last 2 minutes", process, false},
+		{"2min", "crash: no message, perhaps the last acks; power: the last 2 minutes", process, false},
 		{"always", "nothing", disk, true},
 	} {
 		for _, w := range []struct {
