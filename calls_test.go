@@ -118,7 +118,7 @@ func TestErrorsTravel(t *testing.T) {
 	receipt := Receipt{ID: ID{1}, Token: 2}
 	for _, err := range []error{
 		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), leaseLost(receipt, true), ErrNotFound, ErrNotWaiting, ErrCanceled,
-		ErrNotLeader, ErrUncertain, ErrCorrupt,
+		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull,
 	} {
 		got := decodeError(encodeError(err))
 		require.Equal(t, err.Error(), got.Error())

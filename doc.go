@@ -64,5 +64,6 @@
 // Options.Logger only, starts no goroutine that Close does not end, and never
 // exits or panics the process when storage fails: the shard concerned then
 // returns ErrUncertain for what was under way and ErrFailed for all that
-// follows, until the queue is closed and opened again.
+// follows, until the queue is closed and opened again. While the disk is nearly
+// full, calls return ErrDiskFull; see Options.MinFreeBytes.
 package codeq

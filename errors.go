@@ -35,6 +35,9 @@ var (
 	// work until the queue is closed and opened again. The operation was not
 	// applied.
 	ErrFailed = errors.New("codeq: shard failed")
+	// ErrDiskFull: less than Options.MinFreeBytes is free on the disk. The
+	// operation was not applied. The same call works once there is room.
+	ErrDiskFull = errors.New("codeq: disk is full")
 	// ErrUncertain: whether the operation was applied is not known, because
 	// storage failed, ctx ended or a leader was lost while it was being committed.
 	ErrUncertain = errors.New("codeq: outcome unknown")

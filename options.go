@@ -105,6 +105,17 @@ type Options struct {
 	// a sorted table. Default: 16 MiB.
 	MemTableBytes int
 
+	// MinFreeBytes is how much is to stay free on the disk. While less is, what
+	// adds data is refused with ErrDiskFull: Produce, ProduceBatch, SetSchedule, and
+	// Complete with follow-ups; ticks of schedules wait. Below half of it whatever
+	// writes is refused; claims that wait go on waiting, and what is due by time,
+	// such as the expiry of leases, waits. Get, List and Stats always work, and
+	// everything does again by itself when there is room. The file system is
+	// asked at most once in a second or 4 MiB (when it is low, 0.1 s), so that others
+	// who fill the disk fast may be missed. In a cluster the disk of a shard's leader
+	// counts. Negative: no limit. Default: 64 MiB, and 4 MemTableBytes for each shard.
+	MinFreeBytes int64
+
 	// Cluster makes the queue one of several nodes. Default: nil, the queue is
 	// by itself, and opens no socket.
 	Cluster *Cluster
@@ -232,6 +243,14 @@ func (b *Backoff) setDefaults() error {
 		return &InvalidError{"Options.Backoff.Jitter", b.Jitter, "at most 1"}
 	}
 	return nil
+}
+
+// setShards sets the number of shards and the defaults that depend on it.
+func (o *Options) setShards(shards int) {
+	o.Shards = shards
+	if o.MinFreeBytes == 0 {
+		o.MinFreeBytes = 64<<20 + int64(shards)*memTables*int64(o.MemTableBytes)
+	}
 }
 
 func shardsForThisMachine() int { return defaultShards(runtime.GOMAXPROCS(0)) }

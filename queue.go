@@ -57,7 +57,7 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Shards = d.Shards
+	o.setShards(d.Shards)
 	q := newQueue(o, d)
 	if o.Cluster != nil {
 		n := q.newNode()

@@ -111,7 +111,7 @@ const missedAfter = 60_000
 // one with a year of ticks to make up for does not delay the others.
 func (s *shard) produceTicks() (more bool) {
 	t := &s.recurring
-	if t.next > s.wall {
+	if t.next > s.wall || s.space.level > roomy {
 		return false
 	}
 	t.next = never

@@ -23,6 +23,7 @@ func (e *remoteError) Unwrap() []error { return e.is }
 // sentErrors are those that callers branch on, by code.
 var sentErrors = [...]error{
 	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
+	ErrDiskFull,
 }
 
 const (

@@ -86,6 +86,7 @@ type shard struct {
 	more     bool          // upkeep has left work for the next group
 	broken   error         // set in resolve when the shard cannot go on
 	timer    *time.Timer
+	space    diskSpace
 
 	scratch, value []byte // for a key and a value on their way into the group
 	lots           []int  // for claimOrder
@@ -119,6 +120,7 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		fronts:      frontTable{group: 1},
 		group:       group{batch: st.db.NewBatch()},
 		timer:       time.NewTimer(time.Hour),
+		space:       newDiskSpace(opts, st.dir),
 	}
 }
 
@@ -217,9 +219,24 @@ func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0))
 
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
+	if s.holdsBack() && s.space.recheck <= s.now {
+		return true
+	}
+	if s.space.level == roomNone {
+		return false
+	}
 	at, ok := s.leases.wheel.Next()
 	return s.wakes || len(s.marks.order) > 0 || s.out.due || len(s.rechecks) > 0 || ok && uint64(at) <= s.now ||
-		min(s.nextDue, s.nextExpiry, s.nextFreed, s.recurring.next) <= s.wall || s.nextGate <= s.now
+		s.nextTime() <= s.wall || s.nextGate <= s.now
+}
+
+// nextTime is when something is due by the wall clock that waits for no room, ms.
+func (s *shard) nextTime() uint64 {
+	at := min(s.nextDue, s.nextExpiry, s.nextFreed)
+	if !s.holdsBack() {
+		at = min(at, s.recurring.next)
+	}
+	return at
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,
@@ -230,14 +247,19 @@ const wallCheck = uint64(time.Minute / time.Millisecond)
 // nothing wakes it but an operation.
 func (s *shard) sleep() {
 	wait := uint64(never)
-	if at, ok := s.leases.wheel.Next(); ok {
-		wait = uint64(at) - s.now
+	if s.space.level < roomNone {
+		if at, ok := s.leases.wheel.Next(); ok {
+			wait = uint64(at) - s.now
+		}
+		if at := s.nextTime(); at != never {
+			wait = min(wait, at-s.wall, wallCheck)
+		}
+		if s.nextGate != never {
+			wait = min(wait, s.nextGate-s.now)
+		}
 	}
-	if at := min(s.nextDue, s.nextExpiry, s.nextFreed, s.recurring.next); at != never {
-		wait = min(wait, at-s.wall, wallCheck)
-	}
-	if s.nextGate != never {
-		wait = min(wait, s.nextGate-s.now)
+	if s.holdsBack() {
+		wait = min(wait, s.space.recheck-s.now)
 	}
 	if wait == never {
 		<-s.inbox.wake
@@ -256,6 +278,7 @@ func (s *shard) sleep() {
 // resolve decides the next group. Whatever reads ranges of the store comes
 // first: before the first key of the group, disk is the whole truth.
 func (s *shard) resolve() {
+	s.look()
 	s.refill()
 	s.more = false
 	for _, upkeep := range [...]func(*shard) bool{
@@ -263,7 +286,7 @@ func (s *shard) resolve() {
 		(*shard).expireEnded, (*shard).wakeBlocked, (*shard).recheckLimits, (*shard).sendOut, (*shard).openGates, (*shard).reap,
 		(*shard).produceTicks,
 	} {
-		if s.broken == nil && upkeep(s) {
+		if s.broken == nil && s.space.level < roomNone && upkeep(s) {
 			s.more = true
 		}
 	}
@@ -271,16 +294,18 @@ func (s *shard) resolve() {
 	s.deferred = s.again[:0]
 	for i, op := range retry {
 		retry[i] = nil
-		op.resolve(s)
+		s.decide(op)
 	}
 	s.again = retry[:0]
 	for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && !s.group.full() && s.broken == nil; n++ {
 		op := s.taken[s.cursor]
 		s.taken[s.cursor] = nil
 		s.cursor++
-		op.resolve(s)
+		s.decide(op)
 	}
-	s.serve()
+	if s.space.level < roomNone {
+		s.serve()
+	}
 	s.settleIdlers()
 }
 
@@ -295,6 +320,7 @@ func (s *shard) persist() error {
 	switch {
 	case !s.group.batch.Empty():
 		s.commits.Add(1)
+		s.space.written += s.group.batch.Len()
 		return s.commit.commit(s.group.batch)
 	case len(s.group.settled)+len(s.group.answered) > 0:
 		return s.commit.confirm()
@@ -358,7 +384,7 @@ func (s *shard) dismiss(reason error) {
 			op.settle(reason)
 		}
 	}
-	for _, op := range s.deferred {
+	for _, op := range append(s.deferred, s.space.parked...) {
 		refuse(op, reason)
 	}
 	s.closePermits(reason)

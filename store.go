@@ -24,6 +24,7 @@ type store struct {
 	db         *pebble.DB
 	fs         *lateFS
 	write      *pebble.WriteOptions
+	dir        string
 	latch      *failstop.Latch
 	partition  *partition
 	replicated bool // there is no log beside Raft's
@@ -69,7 +70,7 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		}
 	}
 	latch := failstop.New(opts.Logger.With("dir", dir), "store")
-	st := &store{fs: late, write: write, replicated: replicated, latch: latch, partition: new(partition)}
+	st := &store{fs: late, dir: dir, write: write, replicated: replicated, latch: latch, partition: new(partition)}
 	options := &pebble.Options{
 		FS:                          fs,
 		DisableWAL:                  replicated,
