@@ -1,11 +1,13 @@
 package codeq
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 
@@ -28,7 +30,7 @@ const (
 
 // format is the version of everything that codeq stores: the manifest, the
 // keys and the values of the shards.
-const format = 2
+const format = 3
 
 // manifest says what a directory is. It is replaced as a whole, by a rename.
 type manifest struct {
@@ -40,12 +42,59 @@ type manifest struct {
 	Creating bool `json:"creating,omitempty"`
 	// Node of a cluster whose directory it is; "": of a queue by itself.
 	Node string `json:"node,omitempty"`
+	// Sum is the CRC-32C of the manifest without it, in hexadecimal.
+	Sum string `json:"sum"`
 }
 
 // identity is what the store of a shard has under keys.Meta.
 func (m *manifest) identity(index int) string {
 	return fmt.Sprintf("codeq %d %s %d/%d", m.Format, m.ID, index, m.Shards)
 }
+
+// encode returns the file of a manifest, with its sum. Equal manifests are equal files.
+func (m manifest) encode() ([]byte, error) {
+	m.Sum = ""
+	b, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	m.Sum = fmt.Sprintf("%08x", crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+	b, err = json.Marshal(m)
+	return append(b, '\n'), err
+}
+
+// decodeManifest reads the file of a manifest. It refuses all that is not, byte by
+// byte, what encode has written.
+func decodeManifest(b []byte) (*manifest, error) {
+	// Another format may mean other things by the other fields.
+	var version struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(b, &version); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
+	}
+	var m manifest
+	err := json.Unmarshal(b, &m)
+	m.Format = format
+	whole, encodeErr := m.encode()
+	if encodeErr != nil {
+		return nil, encodeErr
+	}
+	switch {
+	case err == nil && bytes.Equal(b, whole):
+	case version.Format >= 1 && version.Format != format && !bytes.HasSuffix(b, sumOf(whole)):
+		return nil, fmt.Errorf("%w: %d, this version knows %d", ErrFormat, version.Format, format)
+	default:
+		return nil, fmt.Errorf("%w: %s: wrong checksum", ErrCorrupt, manifestName)
+	}
+	if m.Shards < 1 || m.Shards > maxShards {
+		return nil, fmt.Errorf("%w: %s: %d shards", ErrCorrupt, manifestName, m.Shards)
+	}
+	return &m, nil
+}
+
+// sumOf is the end of an encoded manifest, from its sum on.
+func sumOf(encoded []byte) []byte { return encoded[len(encoded)-len(`"01234567"}`)-1:] }
 
 // directory is a queue's directory, locked.
 type directory struct {
@@ -160,22 +209,9 @@ func readManifest(fsys vfs.FS, path string, shards int, node string) (*manifest,
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	// A newer format may mean other things by the other fields.
-	var version struct {
-		Format int `json:"format"`
-	}
-	if err := json.Unmarshal(b, &version); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
-	}
-	if version.Format >= 1 && version.Format != format {
-		return nil, fmt.Errorf("%w: %d, this version knows %d", ErrFormat, version.Format, format)
-	}
-	var m manifest
-	if err := json.Unmarshal(b, &m); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
-	}
-	if m.Format != format || m.Shards < 1 || m.Shards > maxShards {
-		return nil, fmt.Errorf("%w: %s: format %d, %d shards", ErrCorrupt, manifestName, m.Format, m.Shards)
+	m, err := decodeManifest(b)
+	if err != nil {
+		return nil, err
 	}
 	if shards != 0 && shards != m.Shards {
 		return nil, fmt.Errorf("%w: created with %d, opened with %d", ErrShardCount, m.Shards, shards)
@@ -183,7 +219,7 @@ func readManifest(fsys vfs.FS, path string, shards int, node string) (*manifest,
 	if m.Node != node {
 		return nil, fmt.Errorf("%w: it is of node %q, opened as %q", ErrNotMember, m.Node, node)
 	}
-	return &m, nil
+	return m, nil
 }
 
 func (d *directory) create(shards int, node string) error {
@@ -207,7 +243,7 @@ func (d *directory) finishCreation() error {
 
 // write replaces the manifest.
 func (d *directory) write() error {
-	b, err := json.Marshal(d.manifest)
+	b, err := d.encode()
 	if err != nil {
 		return err
 	}
@@ -216,7 +252,7 @@ func (d *directory) write() error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(b, '\n'))
+	_, err = f.Write(b)
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}

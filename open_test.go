@@ -144,11 +144,11 @@ func TestOpenRefusesPaths(t *testing.T) {
 func TestOpenRefusesManifests(t *testing.T) {
 	root := t.TempDir()
 	tasks := closedQueue(t, root, 2)
-	manifest := filepath.Join(root, manifestName)
-	good := readFile(t, manifest)
+	path := filepath.Join(root, manifestName)
+	good := readFile(t, path)
 	for _, c := range []struct {
-		manifest string
-		want     error
+		text string
+		want error
 	}{
 		{"", ErrNotQueue},
 		{"{", ErrNotQueue},
@@ -157,23 +157,35 @@ func TestOpenRefusesManifests(t *testing.T) {
 		{"[]", ErrNotQueue},
 		{`"codeq"`, ErrNotQueue},
 		{strings.Repeat("\x00", len(good)), ErrNotQueue},
-		{strings.Replace(good, `"format":2`, `"format":3`, 1), ErrFormat},
-		{strings.Replace(good, `"format":2`, `"format":1`, 1), ErrFormat},
-		{`{"format":3,"whatever":true}`, ErrFormat},
-		{`{"format":3,"shards":999}`, ErrFormat},
-		{strings.Replace(good, `"format":2`, `"format":0`, 1), ErrCorrupt},
-		{strings.Replace(good, `"format":2`, `"format":-1`, 1), ErrCorrupt},
-		{strings.Replace(good, `"shards":2`, `"shards":0`, 1), ErrCorrupt},
-		{strings.Replace(good, `"shards":2`, `"shards":-1`, 1), ErrCorrupt},
-		{strings.Replace(good, `"shards":2`, `"shards":257`, 1), ErrCorrupt},
+		{`{"format":4,"whatever":true}`, ErrFormat},
+		{`{"format":2,"shards":2,"id":"000102030405060708090a0b0c0d0e0f"}`, ErrFormat},
+		{strings.Replace(good, `"format":3`, `"format":4`, 1), ErrCorrupt}, // by its checksum, it is of this format
+		{strings.Replace(good, `"format":3`, `"format":0`, 1), ErrCorrupt},
+		{strings.Replace(good, `"format":3`, `"format":-1`, 1), ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"shards":3`, 1), ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"Shards":2`, 1), ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"shards": 2`, 1), ErrCorrupt},
+		{strings.Replace(good, `"id"`, `"creating":true,"id"`, 1), ErrCorrupt},
+		{strings.Replace(good, `"id"`, `"unknown":1,"id"`, 1), ErrCorrupt},
+		{manifestOf(t, manifest{Format: format, Shards: 0}), ErrCorrupt},
+		{manifestOf(t, manifest{Format: format, Shards: -1}), ErrCorrupt},
+		{manifestOf(t, manifest{Format: format, Shards: 257}), ErrCorrupt},
 		{"{}", ErrCorrupt},
 	} {
-		require.NotEqual(t, good, c.manifest)
-		writeFile(t, manifest, c.manifest)
+		require.NotEqual(t, good, c.text)
+		writeFile(t, path, c.text)
 		requireRefused(t, root, root, nil, c.want)
 	}
-	writeFile(t, manifest, good)
+	writeFile(t, path, good)
 	requireTasks(t, root, nil, tasks)
+}
+
+// manifestOf is the file of a manifest.
+func manifestOf(t *testing.T, m manifest) string {
+	t.Helper()
+	b, err := m.encode()
+	require.NoError(t, err)
+	return string(b)
 }
 
 func TestOpenRefusesAnotherShardCount(t *testing.T) {
@@ -369,7 +381,7 @@ func TestOpenRefusesAnotherIdentity(t *testing.T) {
 // TestOpenFinishesCreation: whatever an interrupted creation leaves behind,
 // the next Open makes a queue of it.
 func TestOpenFinishesCreation(t *testing.T) {
-	const creating = `{"format":2,"shards":2,"id":"000102030405060708090a0b0c0d0e0f","creating":true}`
+	creating := manifestOf(t, manifest{Format: format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
 	oneShard := func(dir string) {
 		writeFile(t, filepath.Join(dir, manifestName), creating)
 		o, err := (&Options{Shards: 2}).withDefaults()
