@@ -203,12 +203,12 @@ func (l *copyLoad) checkpoint(dir string) copied {
 		c.begun = append(c.begun, len(steps))
 	}
 	l.mu.Unlock()
-	c.files = contents(l.t, l.opts.fs, dir)
+	c.files = hashes(l.t, l.opts.fs, dir)
 	return c
 }
 
-// contents is the hashes of all files in a directory, by their names.
-func contents(t *testing.T, fsys vfs.FS, dir string) map[string][sha256.Size]byte {
+// hashes is the hashes of all files in a directory, by their names.
+func hashes(t *testing.T, fsys vfs.FS, dir string) map[string][sha256.Size]byte {
 	found := make(map[string][sha256.Size]byte)
 	names, err := fsys.List(dir)
 	require.NoError(t, err)
@@ -217,7 +217,7 @@ func contents(t *testing.T, fsys vfs.FS, dir string) map[string][sha256.Size]byt
 		info, err := fsys.Stat(name)
 		require.NoError(t, err)
 		if info.IsDir() {
-			for name, hash := range contents(t, fsys, name) {
+			for name, hash := range hashes(t, fsys, name) {
 				found[name] = hash
 			}
 			continue
@@ -356,7 +356,7 @@ func TestCheckpointIsOneCut(t *testing.T) {
 				l.drain(l.q, l.acked)
 				require.NoError(t, l.q.Close())
 				for i := range made {
-					require.Equal(t, made[i].files, contents(t, l.opts.fs, made[i].dir), "files of copy %d", i)
+					require.Equal(t, made[i].files, hashes(t, l.opts.fs, made[i].dir), "files of copy %d", i)
 					l.check(&made[i])
 				}
 			})

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
@@ -73,7 +74,7 @@ type Cluster struct {
 	LeaveOnClose bool
 
 	dial   func(ctx context.Context, addr string) (net.Conn, error)
-	stable func(dir string) (raftlog.Stables, error)
+	stable func(path string) (raftlog.Stables, error)
 }
 
 // Peer is a node as others know it.
@@ -124,7 +125,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 		return nil, &InvalidError{"Cluster.ElectionTimeout", o.ElectionTimeout, "HeartbeatTimeout or more"}
 	}
 	if o.stable == nil {
-		o.stable = func(dir string) (raftlog.Stables, error) { return raftlog.OpenStable(dir) }
+		o.stable = openVotes
 	}
 	if o.dial == nil {
 		o.dial = o.dialTCP
@@ -211,6 +212,15 @@ func (n *node) open() error {
 	return nil
 }
 
+// What a node has in its directory beside the stores of its shards.
+const (
+	raftDir   = "raft"
+	votesFile = "votes"
+)
+
+// metaDir is the directory of a shard's snapshots.
+func metaDir(fs vfs.FS, dir string, index int) string { return shardDir(fs, dir, index) + ".raft" }
+
 // openReplicas opens the stores of the shards, and the logs.
 func (n *node) openReplicas() (err error) {
 	q := n.queue
@@ -218,29 +228,45 @@ func (n *node) openReplicas() (err error) {
 	for i := range q.replicas {
 		r := &replica{index: i, node: n, ended: make(chan *shard, 1), growth: growth{due: make(chan struct{}, 1)}}
 		q.replicas[i] = r
-		meta := fs.PathJoin(dir, fmt.Sprintf("shard-%03d.raft", i))
+		meta := metaDir(fs, dir, i)
 		if q.dir.Creating {
 			if err := errors.Join(fs.RemoveAll(meta), fs.RemoveAll(shardDir(fs, dir, i))); err != nil {
 				return err
 			}
 		}
 		if r.snapshots, err = snapshot.Open(fs, meta, r.live, n.log); err != nil {
-			return err
+			return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, damageOf(err))
 		}
 		if err := r.openStore(); err != nil {
 			return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, err)
 		}
 	}
-	n.logs, err = raftlog.Open(fs.PathJoin(dir, "raft"), raftlog.Options{
+	n.logs, err = raftlog.Open(fs.PathJoin(dir, raftDir), raftlog.Options{
 		FS: fs, Sync: logSync[q.opts.Durability], Logger: n.log,
 	})
 	if err != nil {
-		return fmt.Errorf("codeq: open the log of %s: %w", dir, err)
+		return fmt.Errorf("codeq: open the log of %s: %w", dir, damageOf(err))
 	}
-	if n.stable, err = n.opts.stable(fs.PathJoin(dir, "votes")); err != nil {
-		return fmt.Errorf("codeq: open the votes of %s: %w", dir, err)
+	if n.stable, err = n.opts.stable(fs.PathJoin(dir, votesFile)); err != nil {
+		return fmt.Errorf("codeq: open the votes of %s: %w", dir, damageOf(err))
 	}
 	return q.dir.finishCreation()
+}
+
+func openVotes(path string) (raftlog.Stables, error) {
+	votes, err := raftlog.OpenStable(path)
+	if err != nil {
+		return nil, err // not an interface with a nil in it
+	}
+	return votes, nil
+}
+
+// damageOf has what is damaged beside the stores of the shards match ErrCorrupt.
+func damageOf(err error) error {
+	if errors.Is(err, raftlog.ErrCorrupt) || errors.Is(err, snapshot.ErrDamaged) {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return err
 }
 
 // stores are where Raft keeps the log of a shard, and the votes.
@@ -280,7 +306,7 @@ func (n *node) listen() error {
 func (n *node) startRaft(r *replica) error {
 	logs, votes, err := n.stores(r)
 	if err != nil {
-		return err
+		return damageOf(err)
 	}
 	if r.replayed, err = logs.LastIndex(); err != nil {
 		return err
@@ -290,15 +316,19 @@ func (n *node) startRaft(r *replica) error {
 	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(r.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
 	}), r, conf.HeartbeatTimeout}
-	known, err := raft.HasExistingState(logs, votes, r.snapshots)
-	if err == nil && !known && !n.opts.Join {
-		err = raft.BootstrapCluster(conf, logs, votes, r.snapshots, trans, n.founders())
-	}
-	if err == nil {
-		r.raft, err = raft.NewRaft(conf, &stateMachine{replica: r}, logs, votes, r.snapshots, trans)
-	}
+	// Raft panics, before it has a goroutine, when it cannot read its log.
+	err = protect(func() error {
+		known, err := raft.HasExistingState(logs, votes, r.snapshots)
+		if err == nil && !known && !n.opts.Join {
+			err = raft.BootstrapCluster(conf, logs, votes, r.snapshots, trans, n.founders())
+		}
+		if err == nil {
+			r.raft, err = raft.NewRaft(conf, &stateMachine{replica: r}, logs, votes, r.snapshots, trans)
+		}
+		return err
+	})
 	if err != nil {
-		return errors.Join(err, trans.Close())
+		return errors.Join(damageOf(err), trans.Close())
 	}
 	r.transport = trans
 	elections := make(chan raft.Observation, 1) // one that is not seen adds nothing to one that is

@@ -107,7 +107,10 @@ type directory struct {
 // openDirectory checks and locks a directory, and begins to create the queue
 // if there is none.
 func openDirectory(fsys vfs.FS, path string, shards int, node string) (*directory, error) {
-	m, err := readManifest(fsys, path, shards, node)
+	m, err := readManifest(fsys, path)
+	if err == nil {
+		err = m.admit(shards, node)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
 	}
@@ -128,12 +131,15 @@ func openDirectory(fsys vfs.FS, path string, shards int, node string) (*director
 		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
 	}
 	// What was read before the lock may have been another process's work.
-	if m, err = readManifest(fsys, name, shards, node); err == nil {
-		if m != nil {
-			d.manifest = *m
-		} else {
-			err = d.create(shards, node)
-		}
+	if m, err = readManifest(fsys, name); err == nil {
+		err = m.admit(shards, node)
+	}
+	switch {
+	case err != nil:
+	case m != nil:
+		d.manifest = *m
+	default:
+		err = d.create(shards, node)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", path, err), d.close())
@@ -174,7 +180,7 @@ func syncDirectory(fsys vfs.FS, path string) error {
 }
 
 // readManifest returns nil when the directory does not exist or is empty.
-func readManifest(fsys vfs.FS, path string, shards int, node string) (*manifest, error) {
+func readManifest(fsys vfs.FS, path string) (*manifest, error) {
 	names, err := fsys.List(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -209,17 +215,22 @@ func readManifest(fsys vfs.FS, path string, shards int, node string) (*manifest,
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	m, err := decodeManifest(b)
-	if err != nil {
-		return nil, err
+	return decodeManifest(b)
+}
+
+// admit refuses a directory with another number of shards, unless shards is 0,
+// or of another node.
+func (m *manifest) admit(shards int, node string) error {
+	if m == nil {
+		return nil
 	}
 	if shards != 0 && shards != m.Shards {
-		return nil, fmt.Errorf("%w: created with %d, opened with %d", ErrShardCount, m.Shards, shards)
+		return fmt.Errorf("%w: created with %d, opened with %d", ErrShardCount, m.Shards, shards)
 	}
 	if m.Node != node {
-		return nil, fmt.Errorf("%w: it is of node %q, opened as %q", ErrNotMember, m.Node, node)
+		return fmt.Errorf("%w: it is of node %q, opened as %q", ErrNotMember, m.Node, node)
 	}
-	return m, nil
+	return nil
 }
 
 func (d *directory) create(shards int, node string) error {

@@ -56,6 +56,8 @@
 // applied, ErrUncertain that it may have been; a produce is tried again by the
 // library in either case, and never stored twice.
 //
+// Verify reads through the directory of a closed queue, and repairs it if it can.
+//
 // Package codeqtest is for the tests of programs that use codeq.
 //
 // # Concurrency

@@ -61,7 +61,7 @@ var (
 	ErrShardCount = errors.New("codeq: shard count differs")
 	// ErrLocked: another process, or another Queue of this one, has the directory open.
 	ErrLocked = errors.New("codeq: directory is locked")
-	// ErrCorrupt: stored data contradicts itself.
+	// ErrCorrupt: stored data is damaged, or contradicts itself; see Verify.
 	ErrCorrupt = errors.New("codeq: stored data is corrupt")
 
 	// ErrNoHandler: Run was given a Mux without handlers, or a queue that has none in it.

@@ -97,7 +97,7 @@ func (r *replica) takeOffice() error {
 func (r *replica) christen(p *proposer) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	want := fmt.Sprintf("codeq %d replicated %d/%d", format, r.index, len(r.node.queue.replicas))
+	want := replicaIdentity(r.index, len(r.node.queue.replicas))
 	got, err := lookup(r.store.db, []byte{keys.Meta})
 	if err != nil {
 		return err
@@ -114,6 +114,10 @@ func (r *replica) christen(p *proposer) error {
 		return fmt.Errorf("%w: identity %q, expected %q", ErrCorrupt, got, want)
 	}
 	return nil
+}
+
+func replicaIdentity(index, shards int) string {
+	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)
 }
 
 // load builds the shard from the store.

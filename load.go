@@ -21,6 +21,9 @@ func openShard(index int, opts *Options, d *directory, shared *caches, gates *ga
 			return nil, err
 		}
 	}
+	if err := finishRepair(d.fs, d.path, index); err != nil {
+		return nil, err
+	}
 	st, err := openStore(dir, opts, shared, d.Creating)
 	if err != nil {
 		return nil, err

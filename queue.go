@@ -40,9 +40,9 @@ type Queue struct {
 //
 // Open returns an error that matches ErrNotQueue when dir holds something
 // else, ErrShardCount when opts.Shards differs from the count fixed at
-// creation, ErrFormat when the queue was written by a newer version, ErrLocked
-// when the directory is open already, ErrCorrupt when the stored data
-// contradicts itself, or ErrInvalid when an option is out of bounds; each
+// creation, ErrFormat when the queue was written by another version, ErrLocked
+// when the directory is open already, ErrCorrupt when stored data is damaged or
+// contradicts itself (see Verify), or ErrInvalid when an option is out of bounds; each
 // before anything is changed.
 func Open(dir string, opts *Options) (*Queue, error) {
 	o, err := opts.withDefaults()

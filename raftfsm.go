@@ -142,7 +142,8 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	return nil
 }
 
-// setRepr has a batch consist of these bytes, at which Pebble panics if they are none.
+// setRepr has a batch consist of these bytes, if they are one: Pebble panics in
+// the middle of a commit if they are not.
 func setRepr(b *pebble.Batch, repr []byte) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -151,6 +152,25 @@ func setRepr(b *pebble.Batch, repr []byte) (err error) {
 	}()
 	if err := b.SetRepr(repr); err != nil {
 		return fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
+	}
+	n, r := uint32(0), b.Reader()
+	for {
+		kind, _, _, ok, err := r.Next()
+		if err != nil {
+			return fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
+		}
+		if !ok {
+			break
+		}
+		switch kind {
+		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete, pebble.InternalKeyKindRangeDelete:
+			n++
+		default:
+			return fmt.Errorf("%w: batch: %s", ErrCorrupt, kind)
+		}
+	}
+	if n != b.Count() {
+		return fmt.Errorf("%w: batch: %d operations, it says %d", ErrCorrupt, n, b.Count())
 	}
 	return nil
 }

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/failstop"
+	"codeq/internal/integrity"
 	"codeq/internal/walfs"
 )
 
@@ -25,6 +28,7 @@ type store struct {
 	fs         *lateFS
 	write      *pebble.WriteOptions
 	dir        string
+	log        *slog.Logger
 	latch      *failstop.Latch
 	partition  *partition
 	replicated bool // there is no log beside Raft's
@@ -68,9 +72,15 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		if err != nil {
 			return nil, storageError(err)
 		}
+		if err := integrity.Unseal(fs, dir); err != nil {
+			return nil, storageError(err)
+		}
 	}
-	latch := failstop.New(opts.Logger.With("dir", dir), "store")
-	st := &store{fs: late, dir: dir, write: write, replicated: replicated, latch: latch, partition: new(partition)}
+	log := opts.Logger.With("dir", dir)
+	latch := failstop.New(log, "store")
+	st := &store{
+		fs: late, dir: dir, log: log, write: write, replicated: replicated, latch: latch, partition: new(partition),
+	}
 	options := &pebble.Options{
 		FS:                          fs,
 		DisableWAL:                  replicated,
@@ -93,10 +103,24 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	options.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if st.db, err = latch.Open(dir, options); err != nil {
-		return nil, storageError(err)
+		return nil, openError(dir, err)
 	}
 	return st, nil
 }
+
+// openError is storageError for a store that cannot be opened.
+func openError(dir string, err error) error {
+	err = storageError(err)
+	// That the store was made with another comparer or merger than what this
+	// package uses: a flipped bit in its OPTIONS.
+	if !errors.Is(err, ErrCorrupt) && strings.Contains(err.Error(), "name from file") {
+		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return fmt.Errorf("store %s: %w", dir, err)
+}
+
+// failure is why the store is unfit for more, or nil.
+func (st *store) failure() error { return storageError(st.latch.Err()) }
 
 // Flushing lags behind for a moment when a compaction takes the other core;
 // writes go on meanwhile.
@@ -111,12 +135,12 @@ const maxManifest = 1 << 20
 // the store unfit for more.
 func (st *store) commit(b *pebble.Batch) error {
 	if err := st.latch.Throttle(st.db); err != nil {
-		return err
+		return storageError(err)
 	}
 	if err := st.db.Apply(b, st.write); err != nil {
 		return storageError(err)
 	}
-	return st.latch.Err() // Pebble takes what could not be written for a success
+	return st.failure() // Pebble takes what could not be written for a success
 }
 
 // confirm has nothing to do: nobody else writes the store.
@@ -125,7 +149,7 @@ func (st *store) confirm() error { return nil }
 // flush writes what was committed to a table, and waits for that until ctx ends.
 // It returns the first error: Pebble would try again without end.
 func (st *store) flush(ctx context.Context) error {
-	if err := st.latch.Err(); err != nil {
+	if err := st.failure(); err != nil {
 		return err
 	}
 	select {
@@ -138,7 +162,7 @@ func (st *store) flush(ctx context.Context) error {
 	}
 	select {
 	case <-flushed:
-		return st.latch.Err()
+		return st.failure()
 	case err := <-st.latch.Trouble():
 		return storageError(err)
 	case <-ctx.Done():
@@ -151,7 +175,7 @@ func (st *store) checkpoint(dir string) error {
 	if err := st.db.Checkpoint(dir); err != nil {
 		return storageError(err)
 	}
-	return st.latch.Err() // of a store that has failed, some was written nowhere
+	return st.failure() // of a store that has failed, some was written nowhere
 }
 
 // checkpointLate is checkpoint below root, where nothing is synced. What was
@@ -160,12 +184,12 @@ func (st *store) checkpoint(dir string) error {
 func (st *store) checkpointLate(root, dir string) (err, broken error) {
 	if st.write == pebble.NoSync && !st.replicated { // a part of it may be in the process only
 		if err := st.db.LogData(nil, pebble.Sync); err != nil {
-			return storageError(err), st.latch.Err()
+			return storageError(err), st.failure()
 		}
 	}
 	st.fs.late.Store(&root)
 	defer st.fs.late.Store(nil)
-	return st.checkpoint(dir), st.latch.Err()
+	return st.checkpoint(dir), st.failure()
 }
 
 // close makes what was committed durable at the level of the operating system
@@ -177,11 +201,24 @@ func (st *store) close() error {
 			st.latch.Fail(err)
 		}
 	}
-	return storageError(st.latch.Close(st.db))
+	if err := st.latch.Close(st.db); err != nil {
+		return storageError(err)
+	}
+	if err := integrity.Seal(st.fs, st.dir); err != nil { // it is as if the process had been killed: nothing is lost
+		st.log.Warn("store closed without a seal", "err", err)
+	}
+	return nil
 }
 
+// storageError tells damage from other errors, and names the file as far as it is known.
 func storageError(err error) error {
-	if pebble.IsCorruptionError(err) {
+	if err == nil {
+		return nil
+	}
+	if i := pebble.ExtractDataCorruptionInfo(err); i != nil {
+		return fmt.Errorf("%w: %s: %w", ErrCorrupt, i.Path, i.Details)
+	}
+	if pebble.IsCorruptionError(err) || errors.Is(err, integrity.ErrDamaged) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return err

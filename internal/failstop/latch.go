@@ -103,15 +103,15 @@ func (l *Latch) Throttle(db *pebble.DB) error {
 }
 
 func (l *Latch) throttle(db *pebble.DB) {
-	l.waiting.Add(1)
-	defer l.waiting.Add(-1)
 	for l.Err() == nil && !l.hurried.Load() {
 		l.grown.Store(false)
 		if db.Metrics().Levels[0].Sublevels < tooManyTables {
 			break
 		}
 		l.grown.Store(true)
+		l.waiting.Add(1) // not before: what fails now may be tried again if nobody waits for it
 		<-l.work
+		l.waiting.Add(-1)
 	}
 	l.proceed() // of others that wait
 }

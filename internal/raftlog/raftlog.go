@@ -20,8 +20,10 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
 
 	"codeq/internal/failstop"
+	"codeq/internal/integrity"
 	"codeq/internal/walfs"
 )
 
@@ -64,8 +66,11 @@ type Options struct {
 // until there is room, or the store is to be closed.
 type Store struct {
 	db         *pebble.DB
+	fs         vfs.FS
+	dir        string
 	durable    bool // StoreLogs waits for Pebble's sync, real or not
 	cacheBytes int64
+	log        *slog.Logger
 	latch      *failstop.Latch
 
 	mu     sync.Mutex // guards groups
@@ -97,6 +102,9 @@ func Open(dir string, o Options) (*Store, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Store{
+		fs:         o.FS,
+		dir:        dir,
+		log:        o.Logger,
 		durable:    o.Sync != SyncNone,
 		cacheBytes: o.CacheBytes,
 		latch:      failstop.New(o.Logger, "raft log"),
@@ -108,6 +116,11 @@ func Open(dir string, o Options) (*Store, error) {
 	fs := o.FS
 	if o.Sync != SyncDisk { // SyncNone, too, must not lose an entry before one that it keeps
 		fs = walfs.New(fs)
+	}
+	if _, err := o.FS.Stat(dir); err == nil {
+		if err := integrity.Unseal(o.FS, dir); err != nil {
+			return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(err))
+		}
 	}
 	cache := pebble.NewCache(blockCacheBytes + memTables*memTableBytes) // memtables are charged to it
 	defer cache.Unref()
@@ -210,7 +223,10 @@ func (s *Store) Close() error {
 		}
 	}
 	if err := s.latch.Close(s.db); err != nil {
-		return fmt.Errorf("%w: %w", ErrFailed, err)
+		return fmt.Errorf("%w: %w", ErrFailed, storageError(err))
+	}
+	if err := integrity.Seal(s.fs, s.dir); err != nil { // it is as if the process had been killed: nothing is lost
+		s.log.Warn("raft log closed without a seal", "err", err)
 	}
 	return nil
 }
@@ -226,8 +242,44 @@ func spanOfGroup(start []byte) (policy pebble.SpanPolicy, end []byte, err error)
 	return policy, appendKey(nil, group+1, 0), nil
 }
 
+// Check reads all entries of a store, and returns the first one that is damaged or
+// does not follow the one before.
+func Check(r pebble.Reader) error {
+	it, err := r.NewIter(nil)
+	if err != nil {
+		return storageError(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	var group uint32
+	var last uint64
+	for valid := it.First(); valid; valid = it.Next() {
+		if len(it.Key()) != keyBytes {
+			return fmt.Errorf("%w: key %x", ErrCorrupt, it.Key())
+		}
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return storageError(err)
+		}
+		g, index := groupOf(it.Key()), indexOf(it.Key())
+		if g == group && last != 0 && index != last+1 {
+			return fmt.Errorf("%w: group %d, index %d follows %d", ErrCorrupt, g, index, last)
+		}
+		if err := decodeValue(g, index, value, new(raft.Log)); err != nil {
+			return err
+		}
+		group, last = g, index
+	}
+	return storageError(it.Error())
+}
+
 func storageError(err error) error {
-	if pebble.IsCorruptionError(err) {
+	if err == nil {
+		return nil
+	}
+	if i := pebble.ExtractDataCorruptionInfo(err); i != nil {
+		return fmt.Errorf("%w: %s: %w", ErrCorrupt, i.Path, i.Details)
+	}
+	if pebble.IsCorruptionError(err) || errors.Is(err, integrity.ErrDamaged) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return err

@@ -9,9 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
+
+	"codeq/internal/integrity"
 )
 
 // Stables keeps the terms and votes of the groups of a node. All methods, also
@@ -23,8 +26,13 @@ type Stables interface {
 
 // Stable keeps terms and votes in a bbolt file. Each Set is synced, whatever
 // the durability of the logs: a node that forgets its vote may vote twice.
+//
+// bbolt has checksums for two of its pages only, and panics at some damage, on
+// a goroutine of its own. So Close seals the file, and OpenStable looks at the
+// seal first.
 type Stable struct {
 	bolt *raftboltdb.BoltStore
+	path string
 }
 
 // lockTimeout is how long OpenStable waits for another process that has the file.
@@ -40,6 +48,9 @@ func OpenStable(path string) (*Stable, error) {
 }
 
 func openStable(path string) (*Stable, error) {
+	if err := integrity.UnsealFile(vfs.Default, path); err != nil {
+		return nil, storageError(err)
+	}
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		if err := createBolt(path); err != nil {
 			return nil, err
@@ -49,7 +60,7 @@ func openStable(path string) (*Stable, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Stable{bolt}, nil
+	return &Stable{bolt, path}, nil
 }
 
 // createBolt lets the file appear complete and durable, or not at all.
@@ -86,8 +97,20 @@ func openBolt(path string) (*raftboltdb.BoltStore, error) {
 // Group returns the values of a group.
 func (s *Stable) Group(n uint32) raft.StableStore { return stableGroup{s, n} }
 
-// Close releases the file.
-func (s *Stable) Close() error { return s.bolt.Close() }
+// Close seals and releases the file. Without a seal, which a crash leaves out as
+// well, it is opened as it is.
+func (s *Stable) Close() error {
+	if err := s.bolt.Close(); err != nil {
+		return err
+	}
+	return integrity.SealFile(vfs.Default, s.path)
+}
+
+// CheckStable compares a file that was closed with its seal.
+func CheckStable(fs vfs.FS, path string) error {
+	_, err := integrity.CheckFile(fs, path)
+	return storageError(err)
+}
 
 func (s *Stable) set(key, value []byte) error { return s.bolt.Set(key, value) }
 

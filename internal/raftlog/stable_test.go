@@ -1,10 +1,12 @@
 package raftlog
 
 import (
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 )
@@ -75,4 +77,39 @@ func TestStable(t *testing.T) {
 
 	_, err = OpenStable(filepath.Join(path, "not a directory"))
 	require.Error(t, err)
+}
+
+// TestStableDamage flips bits of a file that was closed, and of its seal.
+func TestStableDamage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "stable")
+	s, err := OpenStable(path)
+	require.NoError(t, err)
+	require.NoError(t, s.Group(1).SetUint64([]byte("CurrentTerm"), 7))
+	require.NoError(t, s.Close())
+	require.NoError(t, CheckStable(vfs.Default, path))
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, name := range []string{path, path + ".seal"} {
+		good, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for range 100 {
+			bad := append([]byte(nil), good...)
+			bit := rng.IntN(8 * len(bad))
+			bad[bit/8] ^= 1 << (bit % 8)
+			require.NoError(t, os.WriteFile(name, bad, 0o600))
+			_, err := OpenStable(path)
+			require.ErrorIs(t, err, ErrCorrupt, "bit %d of %s", bit, name)
+			require.ErrorContains(t, err, filepath.Base(path))
+			require.ErrorIs(t, CheckStable(vfs.Default, path), ErrCorrupt)
+		}
+		require.NoError(t, os.WriteFile(name, good, 0o600))
+	}
+	s, err = OpenStable(path)
+	require.NoError(t, err)
+	term, err := s.Group(1).GetUint64([]byte("CurrentTerm"))
+	require.NoError(t, err)
+	require.Equal(t, uint64(7), term)
+	require.NoFileExists(t, path+".seal", "a crash must not meet it")
+	require.NoError(t, s.Close())
 }

@@ -66,6 +66,12 @@ func Open(fs vfs.FS, dir string, live func() Live, log *slog.Logger) (*Store, er
 	return s, nil
 }
 
+// Check reads the metadata in dir, and changes nothing. There may be none.
+func Check(fs vfs.FS, dir string) error {
+	_, err := readRecord(fs, dir)
+	return err
+}
+
 func (s *Store) open() error {
 	if err := s.fs.MkdirAll(s.dir, 0o755); err != nil {
 		return err

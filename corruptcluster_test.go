@@ -1,0 +1,123 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/raftlog"
+)
+
+// oneNode opens a cluster that is one node. Its votes are in memory.
+func oneNode(disk vfs.FS, votes raftlog.Stables) (*Queue, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	opts := variedOptions(disk)
+	opts.Cluster = &Cluster{
+		Node: "a", Listener: l, Advertise: "a:1", HeartbeatTimeout: 50 * time.Millisecond, CallTimeout: 10 * time.Second,
+		stable: func(string) (raftlog.Stables, error) { return votes, nil },
+	}
+	q, err := Open("queue", opts)
+	if err != nil {
+		_ = l.Close()
+	}
+	return q, err
+}
+
+// readNode is what a node shows of its tasks, and the first error.
+func (q *Queue) readNode() (seen []string, err error) {
+	ctx := context.Background()
+	for state := Ready; state <= Canceled; state++ {
+		for t, err := range q.List(ctx, ListOptions{State: state}) {
+			if err != nil {
+				return nil, err
+			}
+			seen = append(seen, fmt.Sprintf("%s %s %s", t.ID, t.State, t.Payload))
+		}
+	}
+	_, err = q.Produce(ctx, Task{Queue: "later"})
+	return seen, err
+}
+
+// TestCorruptionOfANode flips single bits in what a node of a cluster has on its
+// disk: it does not open and says why, or has all that it had.
+func TestCorruptionOfANode(t *testing.T) {
+	disk, votes := vfs.NewCrashableMem(), newSimVotes()
+	q, err := oneNode(disk, votes)
+	require.NoError(t, err)
+	ctx := context.Background()
+	require.Eventually(t, func() bool { return len(q.led()) == 2 }, 20*time.Second, time.Millisecond)
+	for i := range 60 {
+		_, err := q.Produce(ctx, Task{Queue: "a", Payload: fmt.Append(nil, i, strings.Repeat("x", 100))})
+		require.NoError(t, err)
+		if i == 30 {
+			for _, r := range q.replicas {
+				require.NoError(t, r.raft.Snapshot().Error())
+			}
+		}
+	}
+	for range 10 {
+		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+	}
+	killed := cloneOf(disk)
+	require.NoError(t, q.Close())
+	q, err = oneNode(cloneOf(disk), votes)
+	require.NoError(t, err)
+	want, err := q.readNode()
+	require.NoError(t, errors.Join(err, q.Close()))
+	require.Len(t, want, 50)
+	r := verifyImage(t, disk, false)
+	require.True(t, r.OK(), "%v", r.Problems)
+	require.Equal(t, "a", r.Node)
+	require.True(t, verifyImage(t, killed, false).OK())
+
+	rng := seeded(t)
+	for _, image := range []*vfs.MemFS{disk, killed} {
+		c := &corruptible{t: t, disk: image, content: make(map[string][]byte)}
+		c.add("queue")
+		c.files = slices.DeleteFunc(c.files, func(name string) bool { return strings.Contains(name, "OPTIONS-") || path.Base(name) == manifestName })
+		noticed := make(map[string]int)
+		for begun, n := time.Now(), 0; n < 2*len(c.files) || time.Since(begun) < *corruptFor; n++ {
+			name := c.files[n%len(c.files)]
+			bit := rng.IntN(8 * len(c.content[name]))
+			what := fmt.Sprintf("%s, bit %d of %d", name, bit, 8*len(c.content[name]))
+			disk := c.flip(name, bit)
+			report := verifyImage(t, cloneOf(disk), true)
+			var seen []string
+			err := inTime(t, what, func() error {
+				q, err := oneNode(disk, votes)
+				if err != nil {
+					return err
+				}
+				seen, err = q.readNode()
+				return errors.Join(err, ignoreFailed(q.Close(), err))
+			})
+			if err == nil {
+				require.Equal(t, want, seen, what)
+				continue
+			}
+			require.ErrorIs(t, err, ErrCorrupt, what)
+			require.ErrorContains(t, err, path.Base(path.Dir(name)), what)
+			noticed[strings.NewReplacer("000", "", "001", "").Replace(path.Base(path.Dir(name)))+"/"+kindOf(name)]++
+			require.False(t, report.OK(), "%s: %v", what, err)
+			require.Contains(t, fmt.Sprint(report.Problems), path.Base(name), what)
+		}
+		t.Logf("noticed: %v", noticed)
+		require.NotZero(t, noticed["shard-.raft/snapshot"])
+		require.NotZero(t, noticed["raft/.log"]+noticed["raft/MANIFEST-"])
+		require.NotZero(t, noticed["shard-/MANIFEST-"])
+	}
+}

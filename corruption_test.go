@@ -1,0 +1,409 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	corruptFor  = flag.Duration("corrupt.for", 0, "how long TestCorruption (for each image) and TestRepairOfFiles flip bits; 0: some of each kind of file")
+	corruptAll  = flag.Bool("corrupt.all", false, "TestCorruption flips every bit of every file")
+	corruptSeed = flag.Uint64("corrupt.seed", 0, "seed of TestCorruption; 0: random")
+)
+
+// variedOptions are those of a queue that variedQueue has filled. Its clock
+// stands still, so that nothing becomes due.
+func variedOptions(fs vfs.FS) *Options {
+	return &Options{
+		Shards: 2, fs: fs, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour, CacheBytes: 4 << 20,
+		wall: func() time.Time { return time.UnixMilli(1_800_000_000_000) },
+	}
+}
+
+// variedQueue fills a queue with all that a queue may have, in tables and in logs.
+func variedQueue(t *testing.T, fs vfs.FS) *Queue {
+	t.Helper()
+	ctx := context.Background()
+	opts := variedOptions(fs)
+	now := opts.wall()
+	q, err := Open("queue", opts)
+	require.NoError(t, err)
+	require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Retention = time.Hour }))
+	require.NoError(t, q.Configure(ctx, "limited", func(s *Settings) { s.ConcurrencyPerKey = 1 }))
+	require.NoError(t, q.SetSchedule(ctx, Schedule{Name: "hourly", Every: time.Hour, Task: Task{Queue: "ticks"}}))
+	rng := rand.New(rand.NewPCG(5, 6))
+	for round := range 4 {
+		var tasks []Task
+		for i := range 120 {
+			payload := make([]byte, 20+rng.IntN(300))
+			for j := range payload {
+				payload[j] = "abcdefgh"[rng.IntN(8)]
+			}
+			task := Task{
+				Queue: []string{"a", "b"}[i%2], Tenant: []string{"", "x"}[i%4/2], Priority: i % 3, Payload: payload,
+				Headers: map[string]string{"n": fmt.Sprint(round, i)},
+			}
+			name := fmt.Sprint(round, " ", i)
+			switch i % 12 {
+			case 3:
+				task.RunAt = now.Add(time.Hour)
+			case 5:
+				task.Unique = Unique{Key: name, For: time.Hour}
+			case 7:
+				task.Unique.Key = name
+			case 8:
+				task.Group = fmt.Sprint(i % 5)
+			case 9:
+				task.Queue, task.LimitKey = "limited", fmt.Sprint(i%5)
+			case 10:
+				task.Retention = Forever
+			}
+			tasks = append(tasks, task)
+		}
+		ids, err := q.ProduceBatch(ctx, tasks)
+		require.NoError(t, err)
+		require.NoError(t, q.Cancel(ctx, ids[0]))
+		for i := 1; i < len(ids); i += 11 {
+			_, err := q.Produce(ctx, Task{Queue: "children", After: []ID{ids[i], ids[i-1]}, Payload: []byte("child")})
+			require.NoError(t, err)
+		}
+		for range 3 {
+			leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a", "b", "limited"}, Max: 12, NoWait: true})
+			require.NoError(t, err)
+			for i, l := range leases {
+				switch i % 6 {
+				case 0:
+					require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{After: time.Hour, Err: errors.New("again")}))
+				case 1:
+					require.NoError(t, q.DeadLetter(ctx, l.Receipt, errors.New("given up")))
+				case 2:
+					require.NoError(t, q.Release(ctx, l.Receipt, 0))
+				case 3: // stays leased
+				default:
+					require.NoError(t, q.Complete(ctx, l.Receipt, []byte("result "+l.Headers["n"]), Task{Queue: "follow-ups"}))
+				}
+			}
+		}
+		if round < 2 {
+			for _, s := range q.led() {
+				require.NoError(t, s.probe(func(s *shard) error { return s.store.flush(context.Background()) }))
+			}
+		}
+	}
+	q.quiesce(t)
+	return q
+}
+
+// quiesce waits until nothing is under way between the shards.
+func (q *Queue) quiesce(t *testing.T) {
+	t.Helper()
+	for range 2 { // what one shard sends may have another one send
+		for _, s := range q.led() {
+			require.Eventually(t, func() bool {
+				idle := false
+				require.NoError(t, s.probe(func(s *shard) error {
+					idle = !s.out.busy() && !s.due() && !s.more
+					return nil
+				}))
+				return idle
+			}, 20*time.Second, time.Millisecond)
+		}
+	}
+}
+
+// readAll is what a queue shows to its user, by reading and then by claiming everything.
+func (q *Queue) readAll() (seen string, err error) {
+	ctx := context.Background()
+	var b bytes.Buffer
+	for state := Ready; state <= Canceled; state++ {
+		for t, err := range q.List(ctx, ListOptions{State: state}) {
+			if err != nil {
+				return "", err
+			}
+			t.At = t.At.UTC()
+			fmt.Fprintf(&b, "%+v\n", *t)
+			got, err := q.Get(ctx, t.ID)
+			if err != nil {
+				return "", err
+			}
+			if !bytes.Equal(got.Payload, t.Payload) {
+				return "", fmt.Errorf("task %s is another one by its ID", t.ID)
+			}
+		}
+	}
+	stats, err := q.Stats(ctx)
+	if err != nil {
+		return "", err
+	}
+	schedules, err := q.Schedules(ctx)
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintf(&b, "%+v %+v\n", stats, schedules)
+	for _, name := range []string{"a", "limited"} {
+		s, err := q.Settings(name)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&b, "%+v\n", s)
+	}
+	_, err = q.Produce(ctx, Task{Queue: "b", Unique: Unique{Key: "0 5"}})
+	fmt.Fprintf(&b, "%v\n", err)
+	if err != nil && !errors.Is(err, ErrDuplicate) {
+		return "", err
+	}
+	var claimed []string
+	for {
+		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a", "b", "limited", "follow-ups"}, Max: 100, NoWait: true})
+		if errors.Is(err, ErrEmpty) {
+			break
+		}
+		if err != nil {
+			return "", err
+		}
+		for _, l := range leases {
+			claimed = append(claimed, fmt.Sprintf("%s %s %d %s %s", l.ID, l.Queue, l.Attempt, l.Payload, l.Headers))
+		}
+	}
+	slices.Sort(claimed) // which shard is asked first is by lot
+	return b.String() + strings.Join(claimed, "\n"), nil
+}
+
+// corruptible is an image of a disk with a queue whose bits are flipped.
+type corruptible struct {
+	t       *testing.T
+	disk    *vfs.MemFS
+	want    string
+	files   []string
+	content map[string][]byte
+}
+
+func newCorruptible(t *testing.T, disk *vfs.MemFS) *corruptible {
+	c := &corruptible{t: t, disk: disk, content: make(map[string][]byte)}
+	q, err := Open("queue", variedOptions(cloneOf(disk)))
+	require.NoError(t, err)
+	require.NoError(t, q.checkAll())
+	c.want, err = q.readAll()
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	c.add("queue")
+	return c
+}
+
+func cloneOf(disk *vfs.MemFS) *vfs.MemFS {
+	return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
+}
+
+func (c *corruptible) add(dir string) {
+	names, err := c.disk.List(dir)
+	require.NoError(c.t, err)
+	slices.Sort(names)
+	for _, name := range names {
+		name = path.Join(dir, name)
+		info, err := c.disk.Stat(name)
+		require.NoError(c.t, err)
+		if info.IsDir() {
+			c.add(name)
+			continue
+		}
+		if info.Size() == 0 {
+			continue
+		}
+		f, err := c.disk.Open(name)
+		require.NoError(c.t, err)
+		c.content[name], err = io.ReadAll(f)
+		require.NoError(c.t, err)
+		require.NoError(c.t, f.Close())
+		c.files = append(c.files, name)
+	}
+}
+
+// flip returns the image with another bit in a file.
+func (c *corruptible) flip(name string, bit int) *vfs.MemFS {
+	disk := cloneOf(c.disk)
+	f, err := disk.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
+	require.NoError(c.t, err)
+	_, err = f.WriteAt([]byte{c.content[name][bit/8] ^ 1<<(bit%8)}, int64(bit/8))
+	require.NoError(c.t, err)
+	require.NoError(c.t, f.Close())
+	return disk
+}
+
+// try opens the image with a flipped bit and reads everything. It returns
+// whether the bit was noticed.
+func (c *corruptible) try(name string, bit int) bool {
+	t, what := c.t, fmt.Sprintf("%s, bit %d of %d", name, bit, 8*len(c.content[name]))
+	disk := c.flip(name, bit)
+	var q *Queue
+	var seen string
+	err := inTime(t, what, func() (err error) {
+		if q, err = Open("queue", variedOptions(disk)); err != nil {
+			return err
+		}
+		seen, err = q.readAll()
+		return errors.Join(err, ignoreFailed(q.Close(), err))
+	})
+	if err == nil {
+		require.Empty(t, otherLines(c.want, seen), what)
+		return false
+	}
+	if path.Base(name) == manifestName {
+		require.True(t, errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotQueue), "%s: %v", what, err)
+	} else {
+		require.ErrorIs(t, err, ErrCorrupt, what)
+		require.ErrorContains(t, err, path.Base(path.Dir(name)), what) // the shard
+	}
+	if kindOf(name) != "OPTIONS-" { // Pebble does not say which one
+		require.ErrorContains(t, err, path.Base(name), what)
+	}
+	return true
+}
+
+// otherLines is the lines in which two texts differ, up to the third.
+func otherLines(want, got string) (other []string) {
+	a, b := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range max(len(a), len(b)) {
+		if i >= len(a) || i >= len(b) || a[i] != b[i] {
+			other = append(other, strings.Join(a[min(i, len(a)):min(i+1, len(a))], ""), strings.Join(b[min(i, len(b)):min(i+1, len(b))], ""))
+		}
+		if len(other) == 6 {
+			break
+		}
+	}
+	return other
+}
+
+// ignoreFailed drops the error of a Close that follows another error.
+func ignoreFailed(err, before error) error {
+	if before != nil {
+		return nil
+	}
+	return err
+}
+
+// kindOf is what kind of a file one is, by its name.
+func kindOf(name string) string {
+	base := strings.TrimRight(path.Base(name), "0123456789")
+	if ext := path.Ext(name); ext != "" && !strings.HasPrefix(base, "marker") {
+		base = ext
+	}
+	return base
+}
+
+// TestCorruption flips single bits in the files of a closed queue, and of one
+// whose process was killed: each is reported with its file, or does no harm.
+func TestCorruption(t *testing.T) {
+	seed := *corruptSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-corrupt.seed=%d", seed)
+	disk := vfs.NewCrashableMem()
+	q := variedQueue(t, disk)
+	killed := cloneOf(disk)
+	require.NoError(t, q.Close())
+	for _, image := range []struct {
+		name string
+		disk *vfs.MemFS
+	}{{"closed", disk}, {"killed", killed}} {
+		t.Run(image.name, func(t *testing.T) {
+			c := newCorruptible(t, image.disk)
+			rng := rand.New(rand.NewPCG(seed, 0))
+			tried, noticed := make(map[string]int), make(map[string]int)
+			try := func(name string, bit int) {
+				b := c.content[name]
+				if image.name == "killed" && path.Ext(name) == ".log" && len(bytes.Trim(b[bit/8+1:], "\x00")) == 0 {
+					return // what a crash tears may look like this
+				}
+				tried[kindOf(name)]++
+				if c.try(name, bit) {
+					noticed[kindOf(name)]++
+				}
+			}
+			switch {
+			case *corruptAll:
+				for _, name := range c.files {
+					for bit := range 8 * len(c.content[name]) {
+						try(name, bit)
+					}
+				}
+			default:
+				kinds := make(map[string][]string)
+				for _, name := range c.files {
+					kinds[kindOf(name)] = append(kinds[kindOf(name)], name)
+				}
+				order := slices.Sorted(maps.Keys(kinds))
+				for begun, n := time.Now(), 0; *corruptFor == 0 && n < 15*len(order) || time.Since(begun) < *corruptFor; n++ {
+					files := kinds[order[n%len(order)]]
+					name := files[rng.IntN(len(files))]
+					try(name, rng.IntN(8*len(c.content[name])))
+				}
+			}
+			t.Logf("tried %v, noticed %v", tried, noticed)
+			for _, kind := range []string{".sst", ".log", "MANIFEST-", "OPTIONS-", manifestName} {
+				require.NotZero(t, tried[kind], kind)
+				if image.name == "closed" {
+					require.NotZero(t, noticed[kind], kind)
+				}
+			}
+		})
+	}
+}
+
+// TestCorruptionInCompaction: a compaction that resolves SINGLEDELs meets a damaged
+// block. The store ends, and the process does not.
+func TestCorruptionInCompaction(t *testing.T) {
+	disk := vfs.NewMem()
+	o, err := variedOptions(disk).withDefaults()
+	require.NoError(t, err)
+	shared := newCaches(o.CacheBytes, 1)
+	st, err := openStore("store", o, shared, true)
+	require.NoError(t, err)
+	const n = 2000
+	key := func(i int) []byte { return fmt.Appendf(nil, "%06d", i) }
+	rng := rand.New(rand.NewPCG(9, 9))
+	for i := range n {
+		value := make([]byte, 100)
+		for j := range value {
+			value[j] = byte(rng.Uint32())
+		}
+		require.NoError(t, st.db.Set(key(i), value, nil))
+	}
+	require.NoError(t, st.flush(context.Background()))
+	require.NoError(t, st.db.Compact(context.Background(), key(0), key(n), false))
+	names, err := disk.List("store")
+	require.NoError(t, err)
+	for _, name := range names {
+		if path.Ext(name) == ".sst" {
+			f, err := disk.OpenReadWrite("store/"+name, vfs.WriteCategoryUnspecified)
+			require.NoError(t, err)
+			_, err = f.WriteAt([]byte("damage"), 50_000)
+			require.NoError(t, errors.Join(err, f.Close()))
+		}
+	}
+	for i := range n {
+		require.NoError(t, st.db.SingleDelete(key(i), nil))
+	}
+	require.NoError(t, st.flush(context.Background()))
+	go func() { _ = st.db.Compact(context.Background(), key(0), key(n), false) }()
+	require.Eventually(t, func() bool { return st.failure() != nil }, 20*time.Second, time.Millisecond)
+	require.ErrorIs(t, st.failure(), ErrCorrupt)
+	b := st.db.NewBatch()
+	require.NoError(t, b.Set([]byte("x"), nil, nil))
+	require.ErrorIs(t, st.commit(b), ErrCorrupt)
+	require.ErrorIs(t, st.close(), ErrCorrupt)
+}

@@ -1,0 +1,306 @@
+package integrity
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// content is the files of a store by name.
+type content map[string][]byte
+
+func contentOf(t *testing.T, fs vfs.FS, dir string) content {
+	t.Helper()
+	c := make(content)
+	names, err := fs.List(dir)
+	require.NoError(t, err)
+	for _, name := range names {
+		f, err := fs.Open(fs.PathJoin(dir, name))
+		require.NoError(t, err)
+		c[name], err = io.ReadAll(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+	}
+	return c
+}
+
+// with is a file system with the content, one file of which is another one.
+func (c content) with(t *testing.T, name string, b []byte) vfs.FS {
+	t.Helper()
+	fs := vfs.NewMem()
+	require.NoError(t, fs.MkdirAll("db", 0o755))
+	for n, text := range c {
+		if n == name {
+			text = b
+		}
+		f, err := fs.Create("db/"+n, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		_, err = f.Write(text)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+	}
+	return fs
+}
+
+func flipped(b []byte, bit int) []byte {
+	b = append([]byte(nil), b...)
+	b[bit/8] ^= 1 << (bit % 8)
+	return b
+}
+
+// store returns the files of a store with tables and a log: as they are while it is open,
+// and when it has been closed and sealed.
+func store(t *testing.T, records, size int) (open, closed content) {
+	t.Helper()
+	fs := vfs.NewMem()
+	db, err := pebble.Open("db", &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks, Logger: quiet{}})
+	require.NoError(t, err)
+	for i := range records {
+		require.NoError(t, db.Set(fmt.Append(nil, i), make([]byte, size), pebble.Sync))
+		if i == records/4 || i == records/2 {
+			require.NoError(t, db.Flush())
+		}
+	}
+	open = contentOf(t, fs, "db")
+	require.NoError(t, db.Close())
+	require.NoError(t, Seal(fs, "db"))
+	closed = contentOf(t, fs, "db")
+	require.Contains(t, closed, SealName)
+	return open, closed
+}
+
+type quiet struct{}
+
+func (quiet) Infof(string, ...any)  {}
+func (quiet) Errorf(string, ...any) {}
+func (quiet) Fatalf(format string, args ...any) {
+	panic(fmt.Sprintf(format, args...))
+}
+
+func TestSeal(t *testing.T) {
+	_, c := store(t, 20, 30)
+	fs := c.with(t, "", nil)
+	sealed, err := Check(fs, "db")
+	require.NoError(t, err)
+	require.True(t, sealed)
+	kinds := make(map[string]int)
+	for name, b := range c {
+		if !ofStore(name) && name != SealName {
+			continue
+		}
+		kinds[strings.TrimRight(name, "-.0123456789")]++
+		from := 0
+		if strings.HasSuffix(name, tableSuffix) {
+			from = 8 * (len(b) - footerBytes)
+		}
+		for bit := from; bit < 8*len(b); bit++ {
+			_, err := Check(c.with(t, name, flipped(b, bit)), "db")
+			require.ErrorIs(t, err, ErrDamaged, "%s, bit %d", name, bit)
+			require.ErrorContains(t, err, "db/"+name)
+		}
+	}
+	require.Greater(t, len(kinds), 4)
+
+	for name := range c {
+		if name == SealName || !ofStore(name) {
+			continue
+		}
+		fs := c.with(t, "", nil)
+		require.NoError(t, fs.Remove("db/"+name))
+		require.ErrorContains(t, Unseal(fs, "db"), "db/"+name)
+	}
+	for _, name := range []string{"999999.log", "MANIFEST-999999", "marker.manifest.999999.MANIFEST-000001"} {
+		c[name] = nil
+		require.ErrorContains(t, Unseal(c.with(t, "", nil), "db"), "db/"+name)
+		delete(c, name)
+	}
+	c["readme"], c["999999.sst"] = nil, nil
+	fs = c.with(t, "", nil)
+	require.NoError(t, Unseal(fs, "db"))
+	sealed, err = Check(fs, "db")
+	require.NoError(t, err)
+	require.False(t, sealed)
+}
+
+// TestCorrect: each bit that a seal covers is put right, and two are not.
+func TestCorrect(t *testing.T) {
+	_, c := store(t, 8, 30)
+	rng := rand.New(rand.NewPCG(7, 8))
+	for name, b := range c {
+		if !ofStore(name) || len(b) == 0 {
+			continue
+		}
+		for range 40 {
+			bit := 8*int(coveredFrom(name, int64(len(b)))) + rng.IntN(8*(len(b)-int(coveredFrom(name, int64(len(b))))))
+			fs := c.with(t, name, flipped(b, bit))
+			ok, err := Correct(fs, "db", "to")
+			require.NoError(t, err)
+			require.True(t, ok, "%s, bit %d", name, bit)
+			sealed, err := Check(fs, "to")
+			require.NoError(t, err)
+			require.True(t, sealed)
+			require.Equal(t, b, contentOf(t, fs, "to")[name])
+
+			fs = c.with(t, name, flipped(flipped(b, bit), bit^1))
+			ok, err = Correct(fs, "db", "to")
+			require.NoError(t, err)
+			require.False(t, ok)
+			_, err = fs.Stat("to")
+			require.Error(t, err)
+		}
+	}
+	ok, err := Correct(c.with(t, "", nil), "db", "to")
+	require.NoError(t, err)
+	require.False(t, ok, "nothing is wrong")
+	ok, err = Correct(c.with(t, SealName, flipped(c[SealName], 3)), "db", "to")
+	require.NoError(t, err)
+	require.False(t, ok)
+	delete(c, SealName)
+	ok, err = Correct(c.with(t, "", nil), "db", "to")
+	require.NoError(t, err)
+	require.False(t, ok)
+}
+
+// TestCheckLogs flips each bit of the logs and of the MANIFEST that an open store has.
+func TestCheckLogs(t *testing.T) {
+	c, _ := store(t, 12, 60)
+	require.NoError(t, CheckLogs(c.with(t, "", nil), "db"))
+	seen := 0
+	for name, b := range c {
+		if !strings.HasSuffix(name, logSuffix) && !strings.HasPrefix(name, manifestPrefix) {
+			continue
+		}
+		for bit := range 8 * len(b) {
+			bad := flipped(b, bit)
+			if recordsOf(name, bad) == recordsOf(name, b) { // at the end of a log that is not the newest
+				continue
+			}
+			if isZero(bad[bit/8:]) { // it may be torn
+				continue
+			}
+			err := CheckLogs(c.with(t, name, bad), "db")
+			require.ErrorIs(t, err, ErrDamaged, "%s, bit %d of %d", name, bit, 8*len(b))
+			require.ErrorContains(t, err, "db/"+name)
+			seen++
+		}
+	}
+	require.Greater(t, seen, 6000)
+}
+
+// TestCheckLogsOfManyBlocks flips bits all over a log of several blocks, in whose
+// padding they do no harm or are seen.
+func TestCheckLogsOfManyBlocks(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for size := 3000; size < 3008; size++ { // so that blocks end in several ways
+		c, _ := store(t, 100, size)
+		for name, b := range c {
+			if !strings.HasSuffix(name, logSuffix) || len(b) < 2*blockBytes {
+				continue
+			}
+			bits := []int{}
+			for range 20 {
+				bits = append(bits, rng.IntN(8*len(b)))
+			}
+			for end := blockBytes; end <= min(2*blockBytes, len(b)); end += blockBytes {
+				for bit := 8 * (end - 14); bit < 8*end; bit++ {
+					bits = append(bits, bit)
+				}
+			}
+			for _, bit := range bits {
+				bad := flipped(b, bit)
+				if recordsOf(name, bad) == recordsOf(name, b) {
+					continue
+				}
+				require.ErrorIs(t, CheckLogs(c.with(t, name, bad), "db"), ErrDamaged, "%s, bit %d", name, bit)
+			}
+		}
+	}
+}
+
+// recordsOf counts the bytes up to the chunk at which a reader stops.
+func recordsOf(name string, b []byte) (bytes int) {
+	var number uint32
+	_, _ = fmt.Sscanf(name, "%d", &number)
+	l := logFile{b: b, header: logHeader, number: number}
+	if strings.HasPrefix(name, manifestPrefix) {
+		l.header = manifestHeader
+	}
+	for from := 0; from < len(b); from += blockBytes {
+		block := b[from:min(from+blockBytes, len(b))]
+		for len(block) >= manifestHeader {
+			n, ok := l.whole(block)
+			if !ok && len(block) < l.header && isZero(block) {
+				break
+			}
+			if !ok {
+				return bytes
+			}
+			bytes += n
+			block = block[n:]
+		}
+	}
+	return bytes
+}
+
+// TestCheckLogsTorn: what a crash leaves of a log is no damage.
+func TestCheckLogsTorn(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	c, _ := store(t, 40, 5000)
+	for name, b := range c {
+		isLog := strings.HasSuffix(name, logSuffix)
+		if !isLog && !strings.HasPrefix(name, manifestPrefix) || len(b) == 0 {
+			continue
+		}
+		for range 300 {
+			cut := rng.IntN(len(b))
+			torn := append([]byte(nil), b[:cut]...)
+			switch rng.IntN(3) {
+			case 0:
+				torn = append(torn, make([]byte, len(b)-cut)...)
+			case 1: // what the file had been before
+				torn = torn[:cut/512*512]
+				for len(torn) < len(b) {
+					torn = append(torn, byte(rng.Uint32()))
+				}
+			}
+			if isLog && rng.IntN(2) == 0 { // of what was not synced, some pages are left
+				torn = append([]byte(nil), b...)
+				for page := cut / 4096; page < len(b)/4096; page++ {
+					if rng.IntN(2) == 0 {
+						clear(torn[page*4096 : (page+1)*4096])
+					}
+				}
+			}
+			require.NoError(t, CheckLogs(c.with(t, name, torn), "db"), "%s, from %d", name, cut)
+		}
+	}
+}
+
+// BenchmarkSeal is what a seal costs that has 64 MiB of log, about as much as a store has.
+func BenchmarkSeal(b *testing.B) {
+	dir := b.TempDir()
+	db, err := pebble.Open(dir, &pebble.Options{
+		FS: vfs.Default, FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableSize: 128 << 20, Logger: quiet{},
+	})
+	require.NoError(b, err)
+	for i := range 64 << 10 {
+		require.NoError(b, db.Set(fmt.Append(nil, i), make([]byte, 1<<10), pebble.NoSync))
+	}
+	require.NoError(b, db.Close())
+	for name, do := range map[string]func(vfs.FS, string) error{"seal": Seal, "unseal": Unseal, "check logs": CheckLogs} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if name == "unseal" {
+					require.NoError(b, Seal(vfs.Default, dir))
+				}
+				require.NoError(b, do(vfs.Default, dir))
+			}
+		})
+	}
+}

@@ -1,0 +1,204 @@
+package integrity
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"math/bits"
+	"strconv"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// CheckLogs looks for flipped bits in the logs and MANIFESTs of a store without
+// a seal, where Pebble stops reading at the first chunk that is not whole. A
+// crash leaves such a chunk as well, and after a power loss whole ones may
+// follow. But what a crash tears has many bits wrong: a chunk that becomes whole
+// by one bit was whole, unless that bit is the last thing before zeros. Hence an error is right but for one torn chunk in some
+// ten thousand, and damage of more than a bit in the newest log is found only by
+// what contradicts it. A MANIFEST is synced at each of its records, so that
+// there a whole record after one that is not is damage, whatever its size.
+func CheckLogs(fs vfs.FS, dir string) error {
+	names, err := fs.List(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		l := logFile{}
+		switch digits, isLog := strings.CutSuffix(name, logSuffix); {
+		case isLog:
+			number, err := strconv.ParseUint(digits, 10, 64)
+			if err != nil {
+				continue
+			}
+			l.number, l.header = uint32(number), logHeader
+		case strings.HasPrefix(name, manifestPrefix):
+			l.header = manifestHeader
+		default:
+			continue
+		}
+		if l.b, err = readFile(fs, fs.PathJoin(dir, name)); err != nil {
+			return err
+		}
+		if l.isDamaged() {
+			return damaged(dir, name, "has a flipped bit, or a record after one that is not whole")
+		}
+	}
+	return nil
+}
+
+// The format is that of LevelDB: blocks, each a sequence of chunks and less
+// than a header of zeros. A chunk is its CRC-32C, masked, of all that follows the
+// length; the length of its data; its kind; in a log, the number of the log; data.
+const (
+	blockBytes     = 32 << 10
+	manifestHeader = 4 + 2 + 1
+	logHeader      = manifestHeader + 4
+)
+
+// The kinds of chunks. Those of logs are four larger than those of MANIFESTs.
+const (
+	kindFull   = 1
+	kindFirst  = 2
+	kindLast   = 4
+	kindsOfLog = 4
+)
+
+type logFile struct {
+	b      []byte
+	header int
+	number uint32 // of a log
+}
+
+// isDamaged reads chunks up to the first that is not whole.
+func (l *logFile) isDamaged() bool {
+	for from := 0; from < len(l.b); from += blockBytes {
+		block := l.b[from:min(from+blockBytes, len(l.b))]
+		for len(block) >= manifestHeader {
+			n, ok := l.whole(block)
+			if ok {
+				block = block[n:]
+				continue
+			}
+			if len(block) < l.header && isZero(block) {
+				break // padding
+			}
+			next := l.b[min(from+blockBytes, len(l.b)):]
+			return l.hasFlip(block, isZero(next)) || l.padded(block, next) || l.header == manifestHeader && l.goesOn(block, next)
+		}
+	}
+	return false
+}
+
+// whole returns the length of the chunk at the beginning of b. A whole one of
+// another log, of which this one is a reuse, is the end of this one.
+func (l *logFile) whole(b []byte) (n int, ok bool) {
+	if len(b) < l.header {
+		return 0, false
+	}
+	n = l.header + int(binary.LittleEndian.Uint16(b[4:]))
+	if n > len(b) || binary.LittleEndian.Uint32(b) != masked(crc32.Checksum(b[6:n], castagnoli)) {
+		return 0, false
+	}
+	return n, l.isOwn(b)
+}
+
+// isOwn reports whether the header of a chunk may be one of this log.
+func (l *logFile) isOwn(b []byte) bool {
+	if l.header == manifestHeader {
+		return kindFull <= b[6] && b[6] <= kindLast
+	}
+	return kindsOfLog+kindFull <= b[6] && b[6] <= kindsOfLog+kindLast && binary.LittleEndian.Uint32(b[7:]) == l.number
+}
+
+// hasFlip reports whether the chunk at the beginning of b becomes a whole one of this
+// log by one bit. last says that nothing but zeros follows b.
+func (l *logFile) hasFlip(b []byte, last bool) bool {
+	if len(b) < l.header {
+		return false
+	}
+	want := unmasked(binary.LittleEndian.Uint32(b))
+	length := int(binary.LittleEndian.Uint16(b[4:]))
+	if n := l.header + length; n <= len(b) {
+		have := crc32.Checksum(b[6:n], castagnoli)
+		if l.isOwn(b) && bits.OnesCount32(masked(have)^binary.LittleEndian.Uint32(b)) == 1 {
+			return true
+		}
+		if at, bit, ok := flipOf(have^want, n-6); ok {
+			repaired := append([]byte(nil), b[:l.header]...)
+			if 6+at < l.header {
+				repaired[6+at] ^= 1 << bit
+			}
+			mayBeTorn := last && isZero(b[6+at:])
+			return l.isOwn(repaired) && !mayBeTorn
+		}
+	}
+	for bit := range 16 {
+		n := l.header + (length ^ 1<<bit)
+		if n <= len(b) && l.isOwn(b) && crc32.Checksum(b[6:n], castagnoli) == want {
+			return true
+		}
+	}
+	return false
+}
+
+// flipOf finds the bit of n bytes that changes their CRC by difference.
+func flipOf(difference uint32, n int) (at int, bit uint, ok bool) {
+	var by [8]uint32 // what each bit of the byte changes
+	for i := range by {
+		by[i] = castagnoli[1<<i]
+	}
+	for at = n - 1; at >= 0; at-- {
+		for i := range by {
+			if by[i] == difference {
+				return at, uint(i), true
+			}
+			by[i] = castagnoli[byte(by[i])] ^ by[i]>>8 // one byte further from the end
+		}
+	}
+	return 0, 0, false
+}
+
+// padded reports whether b is padding with a bit set, and the log goes on.
+func (l *logFile) padded(b, next []byte) bool {
+	set := 0
+	for _, c := range b {
+		set += bits.OnesCount8(c)
+	}
+	_, ok := l.whole(next[:min(blockBytes, len(next))])
+	return len(b) < l.header && set == 1 && ok
+}
+
+// goesOn reports whether a record begins after the chunk at the beginning of b.
+func (l *logFile) goesOn(b, next []byte) bool {
+	if len(b) < l.header {
+		return false
+	}
+	begins := func(b []byte) bool {
+		_, ok := l.whole(b)
+		return ok && b[6] <= kindFirst
+	}
+	if n := l.header + int(binary.LittleEndian.Uint16(b[4:])); n <= len(b) && begins(b[n:]) {
+		return true
+	}
+	for ; len(next) > 0; next = next[min(blockBytes, len(next)):] {
+		if begins(next[:min(blockBytes, len(next))]) {
+			return true
+		}
+	}
+	return false
+}
+
+func isZero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// masked is the form in which a CRC is stored, as LevelDB does.
+func masked(crc uint32) uint32 { return bits.RotateLeft32(crc, 17) + 0xa282ead8 }
+
+func unmasked(stored uint32) uint32 { return bits.RotateLeft32(stored-0xa282ead8, -17) }

@@ -1,0 +1,355 @@
+// Package integrity finds damage in the files of a closed store that who opens
+// them takes for something else: Pebble reads a flipped bit in its newest log,
+// or in its MANIFEST, as the place where that ends, and what follows is gone.
+//
+// A store that is closed in order is sealed: a small file says what the others
+// hold. Before the store is opened for writing the seal is checked and removed,
+// so that a crash never leaves one. Without a seal, the logs themselves are
+// looked at; see CheckLogs.
+package integrity
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// SealName is the name of the seal in a store's directory:
+//
+//	CRC-32C of the rest, in hexadecimal
+//	name size CRC-32C, a line for each file
+//
+// The CRC of a table is that of its end, where its footer is: Pebble has
+// checksums for everything before.
+const SealName = "SEAL"
+
+// ErrDamaged is matched by every Error.
+var ErrDamaged = errors.New("damaged")
+
+// Error is about what a file holds.
+type Error struct {
+	Dir, Name string
+	What      string
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("damaged: %s/%s %s", e.Dir, e.Name, e.What) }
+
+// Is reports that every Error is an ErrDamaged.
+func (e *Error) Is(target error) bool { return target == ErrDamaged }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// footerBytes is more than the length of the footer of a table.
+const footerBytes = 128
+
+// Seal seals a store that is closed, durably.
+func Seal(fs vfs.FS, dir string) error {
+	names, err := fs.List(dir)
+	if err != nil {
+		return err
+	}
+	slices.Sort(names)
+	return writeSeal(fs, dir, slices.DeleteFunc(names, func(name string) bool { return !ofStore(name) }))
+}
+
+// Check compares a store with its seal, and changes nothing. Without a seal,
+// as a crash leaves it, the store is looked at as CheckLogs does.
+func Check(fs vfs.FS, dir string) (sealed bool, err error) {
+	known, err := checkSeal(fs, dir)
+	if err != nil {
+		return false, err
+	}
+	if known == nil {
+		return false, CheckLogs(fs, dir)
+	}
+	names, err := fs.List(dir)
+	if err != nil {
+		return true, err
+	}
+	for _, name := range names { // Pebble ignores a table that it does not know
+		if ofStore(name) && !strings.HasSuffix(name, tableSuffix) && !known[name] {
+			return true, damaged(dir, name, "did not exist when it was closed")
+		}
+	}
+	return true, nil
+}
+
+// Correct copies a sealed store, by hard links, into a directory that does not exist, with
+// one bit of each damaged file put right: the CRC tells which one it is. ok is false, and nothing copied,
+// if the seal is damaged, or more than a bit of a file, or a part of a table that the seal does not cover.
+func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
+	seal, err := readFile(fs, fs.PathJoin(dir, SealName))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	head, text, _ := strings.Cut(string(seal), "\n")
+	if head != sum(text) {
+		return false, nil
+	}
+	corrected := make(map[string][]byte)
+	for want := range strings.Lines(text) {
+		want = strings.TrimSuffix(want, "\n")
+		name, _, _ := strings.Cut(want, " ")
+		have, err := describe(fs, dir, name)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			return false, nil
+		case err != nil:
+			return false, err
+		case have == want:
+			continue
+		}
+		if corrected[name], err = correct(fs, fs.PathJoin(dir, name), have, want); err != nil || corrected[name] == nil {
+			return false, err
+		}
+	}
+	if len(corrected) == 0 {
+		return false, nil
+	}
+	if err := fs.MkdirAll(to, 0o755); err != nil {
+		return false, err
+	}
+	for want := range strings.Lines(SealName + "\n" + text) {
+		name, _, _ := strings.Cut(strings.TrimSuffix(want, "\n"), " ")
+		if b, damaged := corrected[name]; damaged {
+			err = writeFile(fs, fs.PathJoin(to, name), b)
+		} else {
+			err = fs.Link(fs.PathJoin(dir, name), fs.PathJoin(to, name))
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return true, syncDir(fs, to)
+}
+
+// correct returns the content of a file of which one bit has been put right; nil if that is not enough.
+func correct(fs vfs.FS, path, have, want string) ([]byte, error) {
+	var name string
+	var size, wantSize int64
+	var crc, wantCRC uint32
+	if _, err := fmt.Sscanf(have, "%s %d %x", &name, &size, &crc); err != nil {
+		return nil, err
+	}
+	if _, err := fmt.Sscanf(want, "%s %d %x", &name, &wantSize, &wantCRC); err != nil || size != wantSize {
+		return nil, err
+	}
+	b, err := readFile(fs, path)
+	if err != nil {
+		return nil, err
+	}
+	covered := b[coveredFrom(name, size):]
+	at, bit, ok := flipOf(crc^wantCRC, len(covered))
+	if !ok {
+		return nil, nil
+	}
+	covered[at] ^= 1 << bit
+	return b, nil
+}
+
+// coveredFrom is where the part of a file begins whose CRC is in a seal.
+func coveredFrom(name string, size int64) int64 {
+	if strings.HasSuffix(name, tableSuffix) {
+		return max(size-footerBytes, 0)
+	}
+	return 0
+}
+
+// Unseal makes sure that a store is as it was left, and removes its seal,
+// durably. REQUIRES: the directory exists.
+func Unseal(fs vfs.FS, dir string) error {
+	sealed, err := Check(fs, dir)
+	if err == nil && sealed {
+		err = unseal(fs, dir)
+	}
+	return err
+}
+
+// fileSeal is the suffix of the seal of a single file: the line that a seal of a
+// store has for it, behind a checksum.
+const fileSeal = ".seal"
+
+// SealFile seals a file that is closed, durably.
+func SealFile(fs vfs.FS, path string) error {
+	line, err := describe(fs, fs.PathDir(path), fs.PathBase(path))
+	if err != nil {
+		return err
+	}
+	if err := writeFile(fs, path+fileSeal+".tmp", fmt.Appendf(nil, "%s\n%s\n", sum(line), line)); err != nil {
+		return err
+	}
+	if err := fs.Rename(path+fileSeal+".tmp", path+fileSeal); err != nil {
+		return err
+	}
+	return syncDir(fs, fs.PathDir(path))
+}
+
+// CheckFile compares a file with its seal, if it has one, and changes nothing.
+func CheckFile(fs vfs.FS, path string) (sealed bool, err error) {
+	dir, name := fs.PathDir(path), fs.PathBase(path)
+	seal, err := readFile(fs, path+fileSeal)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	head, want, _ := strings.Cut(strings.TrimSuffix(string(seal), "\n"), "\n")
+	if head != sum(want) {
+		return false, damaged(dir, name+fileSeal, "has a wrong checksum")
+	}
+	have, err := describe(fs, dir, name)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return true, damaged(dir, name, "is missing")
+	case err != nil:
+		return true, err
+	case have != want:
+		return true, damaged(dir, name, "is not as it was when it was closed")
+	}
+	return true, nil
+}
+
+// UnsealFile makes sure that a file is as it was left, and removes its seal, durably.
+func UnsealFile(fs vfs.FS, path string) error {
+	sealed, err := CheckFile(fs, path)
+	if err != nil || !sealed {
+		return err
+	}
+	if err := fs.Remove(path + fileSeal); err != nil {
+		return err
+	}
+	return syncDir(fs, fs.PathDir(path))
+}
+
+const (
+	tableSuffix    = ".sst"
+	logSuffix      = ".log"
+	manifestPrefix = "MANIFEST-"
+)
+
+// ofStore reports whether Pebble goes by files of that name.
+func ofStore(name string) bool {
+	return strings.HasSuffix(name, tableSuffix) || strings.HasSuffix(name, logSuffix) ||
+		strings.HasPrefix(name, manifestPrefix) || strings.HasPrefix(name, "OPTIONS-") || strings.HasPrefix(name, "marker.")
+}
+
+// writeSeal makes a seal appear whole and durable.
+func writeSeal(fs vfs.FS, dir string, names []string) error {
+	var text strings.Builder
+	for _, name := range names {
+		line, err := describe(fs, dir, name)
+		if err != nil {
+			return err
+		}
+		text.WriteString(line + "\n")
+	}
+	temp := fs.PathJoin(dir, SealName+".tmp")
+	if err := writeFile(fs, temp, fmt.Appendf(nil, "%s\n%s", sum(text.String()), text.String())); err != nil {
+		return err
+	}
+	if err := fs.Rename(temp, fs.PathJoin(dir, SealName)); err != nil {
+		return err
+	}
+	return syncDir(fs, dir)
+}
+
+// checkSeal compares files with a seal, and returns their names; nil if there
+// is no seal.
+func checkSeal(fs vfs.FS, dir string) (known map[string]bool, err error) {
+	b, err := readFile(fs, fs.PathJoin(dir, SealName))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	head, text, _ := strings.Cut(string(b), "\n")
+	if head != sum(text) {
+		return nil, damaged(dir, SealName, "has a wrong checksum")
+	}
+	known = make(map[string]bool)
+	for want := range strings.Lines(text) {
+		name, _, _ := strings.Cut(want, " ")
+		known[name] = true
+		have, err := describe(fs, dir, name)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			return known, damaged(dir, name, "is missing")
+		case err != nil:
+			return known, err
+		case have+"\n" != want:
+			return known, damaged(dir, name, "is not as it was when it was closed")
+		}
+	}
+	return known, nil
+}
+
+func unseal(fs vfs.FS, dir string) error {
+	if err := fs.Remove(fs.PathJoin(dir, SealName)); err != nil {
+		return err
+	}
+	return syncDir(fs, dir)
+}
+
+// describe is the line of a seal for a file.
+func describe(fs vfs.FS, dir, name string) (line string, err error) {
+	f, err := fs.Open(fs.PathJoin(dir, name), vfs.SequentialReadsOption)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	from := coveredFrom(name, info.Size())
+	h := crc32.New(castagnoli)
+	buf := make([]byte, min(info.Size()-from+1, 256<<10))
+	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, from, info.Size()-from), buf); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %d %08x", name, info.Size(), h.Sum32()), nil
+}
+
+func damaged(dir, name, what string) error { return &Error{dir, name, what} }
+
+func sum(text string) string { return fmt.Sprintf("%08x", crc32.Checksum([]byte(text), castagnoli)) }
+
+func readFile(fs vfs.FS, path string) ([]byte, error) {
+	f, err := fs.Open(path, vfs.SequentialReadsOption)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	b := make([]byte, info.Size())
+	_, err = io.ReadFull(f, b)
+	return b, errors.Join(err, f.Close())
+}
+
+// writeFile writes a file and syncs it.
+func writeFile(fs vfs.FS, path string, b []byte) error {
+	f, err := fs.Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func syncDir(fs vfs.FS, dir string) error {
+	d, err := fs.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

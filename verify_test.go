@@ -1,0 +1,398 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"path"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/failstop"
+	"codeq/internal/integrity"
+	"codeq/internal/keys"
+)
+
+// contents is all files below a directory, but for locks.
+func contents(t *testing.T, disk *vfs.MemFS, dir string) map[string]string {
+	t.Helper()
+	c := &corruptible{t: t, disk: disk, content: make(map[string][]byte)}
+	c.add(dir)
+	all := make(map[string]string)
+	for name, b := range c.content {
+		if path.Base(name) != lockName {
+			all[name] = string(b)
+		}
+	}
+	return all
+}
+
+func verifyImage(t *testing.T, disk vfs.FS, repair bool) *VerifyReport {
+	t.Helper()
+	r, err := Verify("queue", &VerifyOptions{Repair: repair, fs: disk})
+	require.NoError(t, err)
+	return r
+}
+
+// tasksOf opens an image, checks it, and returns its tasks.
+func tasksOf(t *testing.T, disk *vfs.MemFS) map[ID]*TaskInfo {
+	t.Helper()
+	q, err := Open("queue", variedOptions(disk))
+	require.NoError(t, err)
+	tasks, err := q.list()
+	require.NoError(t, errors.Join(err, q.checkAll(), q.checkMemory(), q.Close()))
+	return tasks
+}
+
+// variedDisk is a disk with a queue that was closed in order, and its tasks.
+func variedDisk(t *testing.T) (disk *vfs.MemFS, tasks map[ID]*TaskInfo) {
+	t.Helper()
+	disk = vfs.NewCrashableMem()
+	q := variedQueue(t, disk)
+	tasks, err := q.list()
+	require.NoError(t, errors.Join(err, q.Close()))
+	return disk, tasks
+}
+
+// TestVerify: a queue that is sound is found to be, and stays as it is.
+func TestVerify(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	q := variedQueue(t, disk)
+	stats, err := q.Stats(context.Background())
+	require.NoError(t, err)
+	var want Counts
+	for _, c := range stats {
+		sum := keys.Counts(want)
+		sum.Add(keys.Counts(c))
+		want = Counts(sum)
+	}
+	killed := cloneOf(disk)
+	_, err = Verify("queue", &VerifyOptions{fs: disk})
+	require.ErrorIs(t, err, ErrLocked)
+	require.NoError(t, q.Close())
+
+	for _, image := range []*vfs.MemFS{disk, killed} {
+		before := contents(t, image, "queue")
+		r := verifyImage(t, image, false)
+		require.True(t, r.OK(), "%v", r.Problems)
+		require.Len(t, r.Shards, 2)
+		var got keys.Counts
+		for _, s := range r.Shards {
+			require.Equal(t, image == disk, s.Sealed)
+			require.Greater(t, s.Files, 5)
+			require.Greater(t, s.Bytes, int64(10_000))
+			require.Empty(t, s.Kept)
+			got.Add(keys.Counts(s.Tasks))
+		}
+		require.Equal(t, want, Counts(got))
+		require.Equal(t, before, contents(t, image, "queue"))
+		require.True(t, verifyImage(t, image, true).OK())
+		require.Equal(t, before, contents(t, image, "queue"), "nothing is to be repaired")
+	}
+}
+
+func TestVerifyRefuses(t *testing.T) {
+	_, err := Verify("queue", &VerifyOptions{fs: vfs.NewMem()})
+	require.ErrorIs(t, err, ErrNotQueue)
+	root := t.TempDir()
+	_, err = Verify(root, nil)
+	require.ErrorIs(t, err, ErrNotQueue)
+	closedQueue(t, root, 1)
+	r, err := Verify(root, nil)
+	require.NoError(t, err)
+	require.True(t, r.OK())
+	writeFile(t, root+"/"+manifestName, readFile(t, root+"/"+manifestName)+" ")
+	_, err = Verify(root, nil)
+	require.ErrorIs(t, err, ErrCorrupt)
+}
+
+// alter changes the store of shard 0 behind its back.
+func alter(t *testing.T, disk *vfs.MemFS, change func(db *pebble.DB) (alsoGone map[ID]bool)) (gone map[ID]bool) {
+	t.Helper()
+	const dir = "queue/shard-000"
+	db, err := pebble.Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: storeFormat, Logger: failstop.New(slog.New(slog.DiscardHandler), "store")})
+	require.NoError(t, err)
+	gone = change(db)
+	require.NoError(t, db.Close())
+	require.NoError(t, integrity.Seal(disk, dir))
+	return gone
+}
+
+// first is the first entry of a range that suits.
+func first(t *testing.T, db *pebble.DB, prefix byte, suits func(key, value []byte) bool) (key, value []byte) {
+	t.Helper()
+	require.NoError(t, scan(db, prefix, func(k, v []byte) error {
+		if key == nil && (suits == nil || suits(k, v)) {
+			key, value = append([]byte(nil), k...), append([]byte(nil), v...)
+		}
+		return nil
+	}))
+	require.NotNil(t, key, "range %x", prefix)
+	return key, value
+}
+
+// TestRepair damages what is stored in one way after the other, has it repaired, and
+// finds all tasks that could be read.
+func TestRepair(t *testing.T) {
+	disk, tasks := variedDisk(t)
+	remove := func(prefix byte) func(*testing.T, *pebble.DB) map[ID]bool {
+		return func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, _ := first(t, db, prefix, nil)
+			require.NoError(t, db.Delete(key, nil))
+			return nil
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		damage func(t *testing.T, db *pebble.DB) (gone map[ID]bool)
+	}{
+		{"index entry", remove(keys.Index)},
+		{"index entry of nothing", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			_, value := first(t, db, keys.Index, nil)
+			require.NoError(t, db.Set(keys.AppendByID(nil, keys.Index, keys.ID{1}), value, nil))
+			return nil
+		}},
+		{"counter", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, value := first(t, db, keys.Counters, nil)
+			value[15]++
+			require.NoError(t, db.Set(key, value, nil))
+			return nil
+		}},
+		{"no counters", remove(keys.Counters)},
+		{"size of a bucket", remove(keys.Buckets)},
+		{"turn of a group", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, _ := first(t, db, keys.Group, func(_, value []byte) bool { return value[16] == 1 })
+			require.NoError(t, db.Delete(key, nil))
+			return nil
+		}},
+		{"number of parents", remove(keys.Pending)},
+		{"parents", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			require.NoError(t, db.DeleteRange([]byte{keys.Pending}, []byte{keys.Pending + 1}, nil))
+			return nil
+		}},
+		{"time of an idempotency key", remove(keys.Freed)},
+		{"idempotency key of a time", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, _ := first(t, db, keys.Unique, func(_, value []byte) bool { return value[16] != 0 || value[17] != 0 || value[18] != 0 })
+			require.NoError(t, db.Delete(key, nil))
+			return nil
+		}},
+		{"lease record without leases", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, value := first(t, db, keys.Lease, nil)
+			require.NoError(t, db.Set(append(key[:len(key)-1], key[len(key)-1]+1), value[:9], nil))
+			return nil
+		}},
+		{"lease record", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, value := first(t, db, keys.Lease, nil)
+			seq, err := keys.ParseLease(key)
+			require.NoError(t, err)
+			_, entries, err := keys.ParseLeases(seq, value)
+			require.NoError(t, err)
+			gone := make(map[ID]bool) // as they were
+			for _, e := range entries {
+				gone[e.ID] = true
+			}
+			require.NoError(t, db.Delete(key, nil))
+			return gone
+		}},
+		{"identity", remove(keys.Meta)},
+		{"last message", remove(keys.Sent)},
+		{"task in two places", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, value := first(t, db, keys.Scheduled, nil)
+			due, id, err := keys.ParseScheduled(key)
+			require.NoError(t, err)
+			require.NoError(t, db.Set(keys.AppendScheduled(nil, due+1, id), value, nil))
+			return nil
+		}},
+		{"record", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, _ := first(t, db, keys.Done, nil)
+			require.NoError(t, db.Set(key, []byte("nonsense"), nil))
+			_, _, id, err := keys.ParseGrouped(key)
+			require.NoError(t, err)
+			return map[ID]bool{id: true}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			disk := cloneOf(disk)
+			var gone map[ID]bool
+			alter(t, disk, func(db *pebble.DB) map[ID]bool { gone = c.damage(t, db); return nil })
+			before := contents(t, disk, "queue")
+			r := verifyImage(t, disk, false)
+			if c.name != "last message" && c.name != "lease record" { // which nothing else tells of
+				require.False(t, r.OK())
+			}
+			for _, p := range r.Problems {
+				require.Zero(t, p.Shard)
+				require.True(t, p.Repairable)
+				require.False(t, p.Repaired)
+			}
+			require.Equal(t, before, contents(t, disk, "queue"))
+			if r.OK() {
+				return
+			}
+			r = verifyImage(t, disk, true)
+			require.True(t, r.OK(), "%v", r.Problems)
+			require.Equal(t, "shard-000.damaged-1", r.Shards[0].Kept)
+			require.Empty(t, r.Shards[1].Kept)
+			for name, b := range before { // it is kept as it was
+				if rest, ok := strings.CutPrefix(name, "queue/shard-000/"); ok {
+					require.Equal(t, b, contents(t, disk, "queue/shard-000.damaged-1")["queue/shard-000.damaged-1/"+rest])
+				}
+			}
+			require.True(t, verifyImage(t, disk, false).OK())
+			got := tasksOf(t, disk)
+			for id, want := range tasks {
+				if gone[id] {
+					delete(got, id)
+					continue
+				}
+				require.Equal(t, want, got[id])
+				delete(got, id)
+			}
+			require.Empty(t, got)
+			finishAll(t, disk)
+		})
+	}
+}
+
+// finishAll works through all tasks of a queue until none is left that has not ended.
+func finishAll(t *testing.T, disk *vfs.MemFS) {
+	t.Helper()
+	ctx := context.Background()
+	opts := variedOptions(disk)
+	start := opts.wall()
+	opts.wall = func() time.Time { return start.Add(48 * time.Hour) } // leases have expired, what was scheduled is due
+	q, err := Open("queue", opts)
+	require.NoError(t, err)
+	require.NoError(t, q.DeleteSchedule(ctx, "hourly"))
+	queues := []string{"a", "b", "limited", "children", "follow-ups", "ticks"}
+	require.Eventually(t, func() bool {
+		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: queues, Max: 1000, NoWait: true})
+		if !errors.Is(err, ErrEmpty) {
+			require.NoError(t, err)
+		}
+		for _, l := range leases {
+			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		}
+		if len(leases) > 0 {
+			return false
+		}
+		for _, d := range mustStats(t, q) {
+			if d.Ready+d.Scheduled+d.Leased > 0 {
+				return false
+			}
+		}
+		return true
+	}, 20*time.Second, time.Millisecond)
+	_, err = q.RedriveAll(ctx, DeadLetters{Queue: "a"})
+	require.NoError(t, err)
+	require.NoError(t, q.checkAll())
+	require.NoError(t, q.Close())
+}
+
+func mustStats(t *testing.T, q *Queue) map[string]Counts {
+	t.Helper()
+	stats, err := q.Stats(context.Background())
+	require.NoError(t, err)
+	return stats
+}
+
+// TestRepairOfFiles flips bits in the files of a queue and has it repaired: what it
+// then has is as it was.
+func TestRepairOfFiles(t *testing.T) {
+	disk, tasks := variedDisk(t)
+	c := newCorruptible(t, disk)
+	rng := seeded(t)
+	lost, repaired := 0, 0
+	for begun := time.Now(); repaired < 8 || time.Since(begun) < *corruptFor; {
+		name := c.files[rng.IntN(len(c.files))]
+		if path.Base(name) == manifestName {
+			continue
+		}
+		bit := rng.IntN(8 * len(c.content[name]))
+		what := fmt.Sprintf("%s, bit %d", name, bit)
+		disk := c.flip(name, bit)
+		r := verifyImage(t, disk, false)
+		if r.OK() { // in a table that is no part of the store, or in padding
+			continue
+		}
+		for _, p := range r.Problems {
+			require.True(t, strings.HasPrefix(name, path.Join("queue", p.File)), "%s: %v", what, p)
+			require.True(t, p.Repairable, "%s: %v", what, p)
+		}
+		r = verifyImage(t, disk, true)
+		if !r.OK() { // the name of a lane is lost: its tasks have another one, of which their scopes do not tell
+			require.Contains(t, fmt.Sprint(r.Problems), "has scope", what)
+			continue
+		}
+		repaired++
+		got := tasksOf(t, disk)
+		if path.Ext(name) != ".sst" {
+			require.Equal(t, tasks, got, what)
+		} else {
+			for id, info := range got {
+				require.Contains(t, tasks, id)
+				if strings.HasPrefix(info.Tenant, "recovered-") || strings.HasPrefix(info.Queue, "recovered-") {
+					continue
+				}
+				if was := tasks[id].State; info.State == Ready && (was == Leased || was == Blocked) {
+					continue // the lease is lost, or the task for which it waited
+				}
+				require.Equal(t, tasks[id], info, what)
+			}
+		}
+		lost += len(tasks) - len(got)
+	}
+	t.Logf("%d repaired, which lost %d tasks", repaired, lost)
+}
+
+// TestRepairInterrupted cuts the power at operations on files of a repair, with -corrupt.for
+// at each: the queue is what it was, or is repaired.
+func TestRepairInterrupted(t *testing.T) {
+	disk, tasks := variedDisk(t)
+	alter(t, disk, func(db *pebble.DB) map[ID]bool {
+		key, _ := first(t, db, keys.Counters, nil)
+		require.NoError(t, db.Delete(key, nil))
+		return nil
+	})
+	rng := rand.New(rand.NewPCG(1, 1))
+	interrupted, finished := 0, 0
+	step := 8
+	if *corruptFor > 0 {
+		step = 1
+	}
+	for stop := 1; ; stop += step {
+		disk := cloneOf(disk)
+		n := 0
+		var image *vfs.MemFS
+		_, err := Verify("queue", &VerifyOptions{Repair: true, fs: &hookFS{FS: disk, before: func(string, string) error {
+			if n++; n >= stop && image == nil {
+				image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
+			}
+			return nil
+		}}})
+		require.NoError(t, err)
+		if image == nil {
+			break
+		}
+		interrupted++
+		if q, err := Open("queue", variedOptions(image)); err == nil {
+			if q.checkAll() == nil {
+				finished++
+			}
+			require.NoError(t, q.Close())
+		}
+		r := verifyImage(t, image, true)
+		require.True(t, r.OK(), "stopped at %d: %v", stop, r.Problems)
+		require.Equal(t, tasks, tasksOf(t, image))
+	}
+	require.Greater(t, interrupted, 3)
+	require.Positive(t, finished)
+	require.Less(t, finished, interrupted)
+}
