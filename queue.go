@@ -44,6 +44,10 @@ type Queue struct {
 // when the directory is open already, ErrCorrupt when stored data is damaged or
 // contradicts itself (see Verify), or ErrInvalid when an option is out of bounds; each
 // before anything is changed.
+//
+// With cgo and the GNU C library, Open has malloc give back freed blocks of 4 MiB
+// and more (M_MMAP_THRESHOLD, of the process), unless the environment says something
+// about that: freed memtables would stay with the process.
 func Open(dir string, opts *Options) (*Queue, error) {
 	o, err := opts.withDefaults()
 	if err != nil {

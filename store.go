@@ -13,6 +13,7 @@ import (
 
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
+	"codeq/internal/malloc"
 	"codeq/internal/walfs"
 )
 
@@ -53,6 +54,7 @@ func (c *caches) close() {
 }
 
 func openStore(dir string, opts *Options, shared *caches, create bool) (*store, error) {
+	malloc.ReturnLarge()
 	late := &lateFS{FS: opts.fs}
 	fs, write := vfs.FS(late), pebble.Sync
 	replicated := opts.Cluster != nil // the log of Raft is the log of the store

@@ -1,0 +1,16 @@
+//go:build cgo && linux
+
+package malloc
+
+/*
+#include <stdlib.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+static void set_threshold(int bytes) { mallopt(M_MMAP_THRESHOLD, bytes); }
+#else
+static void set_threshold(int bytes) {}
+#endif
+*/
+import "C"
+
+func setThreshold(bytes int) { C.set_threshold(C.int(bytes)) }
