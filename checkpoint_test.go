@@ -619,6 +619,19 @@ func TestCheckpointErrors(t *testing.T) {
 	requireTasks(t, "queue", &opts, tasks)
 }
 
+// unclonedLock keeps a MemFS from being cloned while it takes a lock, in which it
+// would wait for itself.
+type unclonedLock struct {
+	*vfs.MemFS
+	cloning *sync.Mutex
+}
+
+func (fs unclonedLock) Lock(name string) (io.Closer, error) {
+	fs.cloning.Lock()
+	defer fs.cloning.Unlock()
+	return fs.MemFS.Lock(name)
+}
+
 // TestCheckpointPowerLoss: at whatever moment of a Checkpoint the power fails, the
 // queue is as ever, and the copy is complete, or refused by Open and by the next
 // Checkpoint, or has not been begun.
@@ -628,7 +641,7 @@ func TestCheckpointPowerLoss(t *testing.T) {
 	var images []*vfs.MemFS
 	var mu sync.Mutex
 	armed := false
-	hook := &hookFS{FS: disk, before: func(string, string) error {
+	hook := &hookFS{FS: unclonedLock{disk, &mu}, before: func(string, string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if armed {

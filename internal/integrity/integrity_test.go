@@ -1,9 +1,12 @@
 package integrity
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 
@@ -22,6 +25,9 @@ func contentOf(t *testing.T, fs vfs.FS, dir string) content {
 	require.NoError(t, err)
 	for _, name := range names {
 		f, err := fs.Open(fs.PathJoin(dir, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // the store has done with it meanwhile
+		}
 		require.NoError(t, err)
 		c[name], err = io.ReadAll(f)
 		require.NoError(t, err)
@@ -41,7 +47,7 @@ func (c content) with(t *testing.T, name string, b []byte) vfs.FS {
 		}
 		f, err := fs.Create("db/"+n, vfs.WriteCategoryUnspecified)
 		require.NoError(t, err)
-		_, err = f.Write(text)
+		_, err = f.Write(bytes.Clone(text)) // which a MemFS alters when the race detector is on
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 	}
@@ -197,7 +203,11 @@ func TestCheckLogs(t *testing.T) {
 // padding they do no harm or are seen.
 func TestCheckLogsOfManyBlocks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for size := 3000; size < 3008; size++ { // so that blocks end in several ways
+	sizes := 8 // so that blocks end in several ways
+	if testing.Short() {
+		sizes = 1
+	}
+	for size := 3000; size < 3000+sizes; size++ {
 		c, _ := store(t, 100, size)
 		for name, b := range c {
 			if !strings.HasSuffix(name, logSuffix) || len(b) < 2*blockBytes {
