@@ -619,14 +619,26 @@ func TestCheckpointErrors(t *testing.T) {
 	requireTasks(t, "queue", &opts, tasks)
 }
 
-// unclonedLock keeps a MemFS from being cloned while it takes a lock, in which it
+// uncloned keeps a MemFS from being cloned in the middle of operations in which it
 // would wait for itself.
-type unclonedLock struct {
+type uncloned struct {
 	*vfs.MemFS
 	cloning *sync.Mutex
 }
 
-func (fs unclonedLock) Lock(name string) (io.Closer, error) {
+func (fs uncloned) Link(from, to string) error {
+	fs.cloning.Lock()
+	defer fs.cloning.Unlock()
+	return fs.MemFS.Link(from, to)
+}
+
+func (fs uncloned) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	fs.cloning.Lock()
+	defer fs.cloning.Unlock()
+	return fs.MemFS.ReuseForWrite(from, to, c)
+}
+
+func (fs uncloned) Lock(name string) (io.Closer, error) {
 	fs.cloning.Lock()
 	defer fs.cloning.Unlock()
 	return fs.MemFS.Lock(name)
@@ -641,7 +653,7 @@ func TestCheckpointPowerLoss(t *testing.T) {
 	var images []*vfs.MemFS
 	var mu sync.Mutex
 	armed := false
-	hook := &hookFS{FS: unclonedLock{disk, &mu}, before: func(string, string) error {
+	hook := &hookFS{FS: uncloned{disk, &mu}, before: func(string, string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if armed {
