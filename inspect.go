@@ -85,6 +85,9 @@ func (op *readOp) read(v *view) (err error) {
 		op.task, err = v.get(op.id)
 	}
 	if err != nil && !errors.Is(err, ErrNotFound) {
+		if reason := v.replica.store.failure(); reason != nil {
+			err = reason // of which the error of the read is a consequence
+		}
 		err = fmt.Errorf("codeq: read shard %d: %w", v.replica.index, err)
 	}
 	return err

@@ -49,6 +49,7 @@ type Latch struct {
 
 	parkOnce sync.Once     // guards parked
 	parked   chan struct{} // closed when a goroutine of Pebble's is; see park.go
+	left     atomic.Bool   // the store will not be closed
 	lock     io.Closer     // of the store's directory; set while Pebble opens it
 
 	work  chan struct{} // capacity 1: background work has ended, or the latch failed
@@ -172,6 +173,9 @@ func (l *Latch) background(err error) {
 // backOff waits if background work has failed a moment ago. REQUIRES: no lock
 // of Pebble's is held.
 func (l *Latch) backOff() {
+	if l.left.Load() {
+		select {} // nobody is to close the store, which would go on for ever
+	}
 	if at := l.failed.Load(); at != 0 {
 		time.Sleep(min(retryEvery-time.Since(time.Unix(0, at)), retryEvery))
 	}

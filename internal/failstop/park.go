@@ -79,6 +79,7 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 			return nil, errors.Join(err, l.Err())
 		}
 	case <-l.parked:
+		l.left.Store(true)
 		return nil, errors.Join(l.Err(), l.lock.Close())
 	}
 	l.waiting.Add(-1)
@@ -102,6 +103,7 @@ func (l *Latch) Close(db *pebble.DB) error {
 	case err := <-closed:
 		return errors.Join(l.Err(), err)
 	case <-l.parked:
+		l.left.Store(true)
 		return errors.Join(l.Err(), l.lock.Close())
 	}
 }
