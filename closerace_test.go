@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"io/fs"
 	"iter"
 	"reflect"
 	"strings"
@@ -128,7 +129,7 @@ func closeRace(t *testing.T, shards int, after time.Duration, calls *atomic.Int6
 	for name, verb := range others {
 		work(func() error {
 			err := verb(cancellable)
-			for _, answer := range []error{ErrNotFound, ErrNotWaiting, ErrLeaseLost, ErrEmpty, ErrDuplicate} {
+			for _, answer := range []error{ErrNotFound, ErrNotWaiting, ErrLeaseLost, ErrEmpty, ErrDuplicate, fs.ErrExist} {
 				if errors.Is(err, answer) {
 					return nil
 				}

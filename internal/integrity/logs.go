@@ -4,39 +4,27 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"math/bits"
-	"strconv"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// CheckLogs looks for flipped bits in the logs and MANIFESTs of a store without
-// a seal, where Pebble stops reading at the first chunk that is not whole. A
-// crash leaves such a chunk as well, and after a power loss whole ones may
-// follow. But what a crash tears has many bits wrong: a chunk that becomes whole
-// by one bit was whole, unless that bit is the last thing before zeros. Hence an error is right but for one torn chunk in some
-// ten thousand, and damage of more than a bit in the newest log is found only by
-// what contradicts it. A MANIFEST is synced at each of its records, so that
-// there a whole record after one that is not is damage, whatever its size.
+// CheckLogs looks for flipped bits in the MANIFESTs of a store without a seal,
+// where Pebble stops reading at the first record that is not whole. A MANIFEST is
+// synced at each of its records, so that a whole record after one that is not
+// is damage, as is a record that becomes whole by one bit, unless that bit is the last
+// thing before zeros. Of a log nothing can be said: a power loss takes any part
+// of what was not synced, and leaves what came after.
 func CheckLogs(fs vfs.FS, dir string) error {
 	names, err := fs.List(dir)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		l := logFile{}
-		switch digits, isLog := strings.CutSuffix(name, logSuffix); {
-		case isLog:
-			number, err := strconv.ParseUint(digits, 10, 64)
-			if err != nil {
-				continue
-			}
-			l.number, l.header = uint32(number), logHeader
-		case strings.HasPrefix(name, manifestPrefix):
-			l.header = manifestHeader
-		default:
+		if !strings.HasPrefix(name, manifestPrefix) {
 			continue
 		}
+		l := logFile{header: manifestHeader}
 		if l.b, err = readFile(fs, fs.PathJoin(dir, name)); err != nil {
 			return err
 		}

@@ -4,7 +4,7 @@
 //
 // A store that is closed in order is sealed: a small file says what the others
 // hold. Before the store is opened for writing the seal is checked and removed,
-// so that a crash never leaves one. Without a seal, the logs themselves are
+// so that a crash never leaves one. Without a seal, the MANIFEST itself is
 // looked at; see CheckLogs.
 package integrity
 
