@@ -216,14 +216,8 @@ func (p *proposer) commit(b *pebble.Batch) error {
 	if p.news != nil {
 		e.news = p.news.encode()
 	}
-	r := p.replica
-	r.proposing.RLock()
-	defer r.proposing.RUnlock()
-	if err := r.failure(); err != nil {
-		return err
-	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
-	f := r.raft.Apply(e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.news))), 0)
+	f := p.replica.raft.Apply(e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.news))), 0)
 	if err := f.Error(); err != nil {
 		return raftError(err)
 	}
@@ -239,11 +233,6 @@ func (p *proposer) commit(b *pebble.Batch) error {
 // confirm makes sure that no other node has become the leader: what this one
 // has read is still so.
 func (p *proposer) confirm() error {
-	p.replica.proposing.RLock()
-	defer p.replica.proposing.RUnlock()
-	if err := p.replica.failure(); err != nil {
-		return err
-	}
 	if err := p.replica.raft.VerifyLeader().Error(); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotLeader, err) // nothing was to be stored
 	}

@@ -36,7 +36,6 @@ type replica struct {
 	growth    growth
 	ended     chan *shard // capacity 1: the shard led here has come to its end by itself
 	broken    atomic.Pointer[error]
-	proposing sync.RWMutex // held for reading while Raft is asked, for writing to end it: what waits in Raft then would wait for ever
 	office    office
 	route     changes // of where the shard is led
 	tenure    tenure
@@ -119,11 +118,7 @@ func (r *replica) fail(cause error) {
 	}
 	r.node.log.Error("replica failed", "shard", r.index, "err", cause)
 	r.changed()
-	r.node.background.Go(func() {
-		r.proposing.Lock()
-		defer r.proposing.Unlock()
-		_ = r.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
-	})
+	r.node.background.Go(func() { _ = r.raft.Shutdown().Error() }) // of the group's goroutines; Raft has logged what went wrong
 }
 
 // failure is why the replica has ended; nil if it has not.
