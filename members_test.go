@@ -86,9 +86,7 @@ func TestClusterMembers(t *testing.T) {
 		return leads["n0"] == 0 && leads["n3"] > 0 && leads[""] == 0
 	})
 	require.NoError(t, fourth.TransferLeadership(ctx, 0, "n3"))
-	st, err = qs[2].ClusterStatus(ctx)
-	require.NoError(t, err)
-	require.NotEmpty(t, st.Shards[0].Leader)
+	eventually(t, qs[2], "shard 0 has a leader", func(st *ClusterStatus) bool { return st.Shards[0].Leader != "" })
 	require.ErrorIs(t, fourth.TransferLeadership(ctx, 0, "n0"), ErrNotFound)
 	for i := range 30 {
 		l, err := qs[1+i%3].Claim(ctx, ClaimRequest{Queues: []string{"a"}})

@@ -173,10 +173,10 @@ func TestCorrect(t *testing.T) {
 	require.False(t, ok)
 }
 
-// TestCheckLogs flips each bit of the MANIFEST that an open store has.
-func TestCheckLogs(t *testing.T) {
+// TestCheckManifests flips each bit of the MANIFEST that an open store has.
+func TestCheckManifests(t *testing.T) {
 	c, _ := store(t, 12, 60)
-	require.NoError(t, CheckLogs(c.with(t, "", nil), "db"))
+	require.NoError(t, CheckManifests(c.with(t, "", nil), "db"))
 	seen := 0
 	for name, b := range c {
 		if !strings.HasPrefix(name, manifestPrefix) {
@@ -184,13 +184,13 @@ func TestCheckLogs(t *testing.T) {
 		}
 		for bit := range 8 * len(b) {
 			bad := flipped(b, bit)
-			if recordsOf(name, bad) == recordsOf(name, b) { // at the end of a log that is not the newest
+			if recordsOf(bad) == recordsOf(b) {
 				continue
 			}
 			if isZero(bad[bit/8:]) { // it may be torn
 				continue
 			}
-			err := CheckLogs(c.with(t, name, bad), "db")
+			err := CheckManifests(c.with(t, name, bad), "db")
 			require.ErrorIs(t, err, ErrDamaged, "%s, bit %d of %d", name, bit, 8*len(b))
 			require.ErrorContains(t, err, "db/"+name)
 			seen++
@@ -200,20 +200,11 @@ func TestCheckLogs(t *testing.T) {
 }
 
 // recordsOf counts the bytes up to the chunk at which a reader stops.
-func recordsOf(name string, b []byte) (bytes int) {
-	var number uint32
-	_, _ = fmt.Sscanf(name, "%d", &number)
-	l := logFile{b: b, header: logHeader, number: number}
-	if strings.HasPrefix(name, manifestPrefix) {
-		l.header = manifestHeader
-	}
+func recordsOf(b []byte) (bytes int) {
 	for from := 0; from < len(b); from += blockBytes {
 		block := b[from:min(from+blockBytes, len(b))]
-		for len(block) >= manifestHeader {
-			n, ok := l.whole(block)
-			if !ok && len(block) < l.header && isZero(block) {
-				break
-			}
+		for len(block) >= headerBytes {
+			n, ok := whole(block)
 			if !ok {
 				return bytes
 			}
@@ -224,13 +215,12 @@ func recordsOf(name string, b []byte) (bytes int) {
 	return bytes
 }
 
-// TestCheckLogsTorn: what a crash leaves of a log is no damage.
-func TestCheckLogsTorn(t *testing.T) {
+// TestTornManifest: what a crash leaves of a MANIFEST is no damage.
+func TestTornManifest(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	c, _ := store(t, 40, 5000)
 	for name, b := range c {
-		isLog := strings.HasSuffix(name, logSuffix)
-		if !isLog && !strings.HasPrefix(name, manifestPrefix) || len(b) == 0 {
+		if !strings.HasPrefix(name, manifestPrefix) {
 			continue
 		}
 		for range 300 {
@@ -245,15 +235,7 @@ func TestCheckLogsTorn(t *testing.T) {
 					torn = append(torn, byte(rng.Uint32()))
 				}
 			}
-			if isLog && rng.IntN(2) == 0 { // of what was not synced, some pages are left
-				torn = append([]byte(nil), b...)
-				for page := cut / 4096; page < len(b)/4096; page++ {
-					if rng.IntN(2) == 0 {
-						clear(torn[page*4096 : (page+1)*4096])
-					}
-				}
-			}
-			require.NoError(t, CheckLogs(c.with(t, name, torn), "db"), "%s, from %d", name, cut)
+			require.NoError(t, CheckManifests(c.with(t, name, torn), "db"), "%s, from %d", name, cut)
 		}
 	}
 }
@@ -269,7 +251,7 @@ func BenchmarkSeal(b *testing.B) {
 		require.NoError(b, db.Set(fmt.Append(nil, i), make([]byte, 1<<10), pebble.NoSync))
 	}
 	require.NoError(b, db.Close())
-	for name, do := range map[string]func(vfs.FS, string) error{"seal": Seal, "unseal": Unseal, "check logs": CheckLogs} {
+	for name, do := range map[string]func(vfs.FS, string) error{"seal": Seal, "unseal": Unseal, "check": CheckManifests} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				if name == "unseal" {

@@ -5,7 +5,7 @@
 // A store that is closed in order is sealed: a small file says what the others
 // hold. Before the store is opened for writing the seal is checked and removed,
 // so that a crash never leaves one. Without a seal, the MANIFEST itself is
-// looked at; see CheckLogs.
+// looked at; see CheckManifests.
 package integrity
 
 import (
@@ -59,14 +59,14 @@ func Seal(fs vfs.FS, dir string) error {
 }
 
 // Check compares a store with its seal, and changes nothing. Without a seal,
-// as a crash leaves it, the store is looked at as CheckLogs does.
+// as a crash leaves it, the store is looked at as CheckManifests does.
 func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	known, err := checkSeal(fs, dir)
 	if err != nil {
 		return false, err
 	}
 	if known == nil {
-		return false, CheckLogs(fs, dir)
+		return false, CheckManifests(fs, dir)
 	}
 	names, err := fs.List(dir)
 	if err != nil {

@@ -9,13 +9,13 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// CheckLogs looks for flipped bits in the MANIFESTs of a store without a seal,
+// CheckManifests looks for flipped bits in the MANIFESTs of a store without a seal,
 // where Pebble stops reading at the first record that is not whole. A MANIFEST is
 // synced at each of its records, so that a whole record after one that is not
 // is damage, as is a record that becomes whole by one bit, unless that bit is the last
 // thing before zeros. Of a log nothing can be said: a power loss takes any part
 // of what was not synced, and leaves what came after.
-func CheckLogs(fs vfs.FS, dir string) error {
+func CheckManifests(fs vfs.FS, dir string) error {
 	names, err := fs.List(dir)
 	if err != nil {
 		return err
@@ -24,11 +24,11 @@ func CheckLogs(fs vfs.FS, dir string) error {
 		if !strings.HasPrefix(name, manifestPrefix) {
 			continue
 		}
-		l := logFile{header: manifestHeader}
-		if l.b, err = readFile(fs, fs.PathJoin(dir, name)); err != nil {
+		b, err := readFile(fs, fs.PathJoin(dir, name))
+		if err != nil {
 			return err
 		}
-		if l.isDamaged() {
+		if manifest(b).isDamaged() {
 			return damaged(dir, name, "has a flipped bit, or a record after one that is not whole")
 		}
 	}
@@ -37,93 +37,79 @@ func CheckLogs(fs vfs.FS, dir string) error {
 
 // The format is that of LevelDB: blocks, each a sequence of chunks and less
 // than a header of zeros. A chunk is its CRC-32C, masked, of all that follows the
-// length; the length of its data; its kind; in a log, the number of the log; data.
+// length; the length of its data; its kind; data.
 const (
-	blockBytes     = 32 << 10
-	manifestHeader = 4 + 2 + 1
-	logHeader      = manifestHeader + 4
+	blockBytes  = 32 << 10
+	headerBytes = 4 + 2 + 1
 )
 
-// The kinds of chunks. Those of logs are four larger than those of MANIFESTs.
+// The kinds of chunks.
 const (
-	kindFull   = 1
-	kindFirst  = 2
-	kindLast   = 4
-	kindsOfLog = 4
+	kindFull  = 1
+	kindFirst = 2
+	kindLast  = 4
 )
 
-type logFile struct {
-	b      []byte
-	header int
-	number uint32 // of a log
-}
+// manifest is the content of a MANIFEST.
+type manifest []byte
 
 // isDamaged reads chunks up to the first that is not whole.
-func (l *logFile) isDamaged() bool {
-	for from := 0; from < len(l.b); from += blockBytes {
-		block := l.b[from:min(from+blockBytes, len(l.b))]
-		for len(block) >= manifestHeader {
-			n, ok := l.whole(block)
+func (m manifest) isDamaged() bool {
+	for from := 0; from < len(m); from += blockBytes {
+		block := m[from:min(from+blockBytes, len(m))]
+		for len(block) >= headerBytes {
+			n, ok := whole(block)
 			if ok {
 				block = block[n:]
 				continue
 			}
-			if len(block) < l.header && isZero(block) {
-				break // padding
-			}
-			next := l.b[min(from+blockBytes, len(l.b)):]
-			return l.hasFlip(block, isZero(next)) || l.padded(block, next) || l.header == manifestHeader && l.goesOn(block, next)
+			next := m[min(from+blockBytes, len(m)):]
+			return hasFlip(block, isZero(next)) || goesOn(block, next)
 		}
 	}
 	return false
 }
 
-// whole returns the length of the chunk at the beginning of b. A whole one of
-// another log, of which this one is a reuse, is the end of this one.
-func (l *logFile) whole(b []byte) (n int, ok bool) {
-	if len(b) < l.header {
+// whole returns the length of the chunk at the beginning of b.
+func whole(b []byte) (n int, ok bool) {
+	if len(b) < headerBytes {
 		return 0, false
 	}
-	n = l.header + int(binary.LittleEndian.Uint16(b[4:]))
+	n = headerBytes + int(binary.LittleEndian.Uint16(b[4:]))
 	if n > len(b) || binary.LittleEndian.Uint32(b) != masked(crc32.Checksum(b[6:n], castagnoli)) {
 		return 0, false
 	}
-	return n, l.isOwn(b)
+	return n, hasKind(b)
 }
 
-// isOwn reports whether the header of a chunk may be one of this log.
-func (l *logFile) isOwn(b []byte) bool {
-	if l.header == manifestHeader {
-		return kindFull <= b[6] && b[6] <= kindLast
-	}
-	return kindsOfLog+kindFull <= b[6] && b[6] <= kindsOfLog+kindLast && binary.LittleEndian.Uint32(b[7:]) == l.number
-}
+// hasKind reports whether the header of a chunk has a kind that there is.
+func hasKind(b []byte) bool { return kindFull <= b[6] && b[6] <= kindLast }
 
-// hasFlip reports whether the chunk at the beginning of b becomes a whole one of this
-// log by one bit. last says that nothing but zeros follows b.
-func (l *logFile) hasFlip(b []byte, last bool) bool {
-	if len(b) < l.header {
+// hasFlip reports whether the chunk at the beginning of b becomes a whole one by one
+// bit. last says that nothing but zeros follows b.
+func hasFlip(b []byte, last bool) bool {
+	if len(b) < headerBytes {
 		return false
 	}
 	want := unmasked(binary.LittleEndian.Uint32(b))
 	length := int(binary.LittleEndian.Uint16(b[4:]))
-	if n := l.header + length; n <= len(b) {
+	if n := headerBytes + length; n <= len(b) {
 		have := crc32.Checksum(b[6:n], castagnoli)
-		if l.isOwn(b) && bits.OnesCount32(masked(have)^binary.LittleEndian.Uint32(b)) == 1 {
+		if hasKind(b) && bits.OnesCount32(masked(have)^binary.LittleEndian.Uint32(b)) == 1 {
 			return true
 		}
 		if at, bit, ok := flipOf(have^want, n-6); ok {
-			repaired := append([]byte(nil), b[:l.header]...)
-			if 6+at < l.header {
+			repaired := append([]byte(nil), b[:headerBytes]...)
+			if 6+at < headerBytes {
 				repaired[6+at] ^= 1 << bit
 			}
 			mayBeTorn := last && isZero(b[6+at:])
-			return l.isOwn(repaired) && !mayBeTorn
+			return hasKind(repaired) && !mayBeTorn
 		}
 	}
 	for bit := range 16 {
-		n := l.header + (length ^ 1<<bit)
-		if n <= len(b) && l.isOwn(b) && crc32.Checksum(b[6:n], castagnoli) == want {
+		n := headerBytes + (length ^ 1<<bit)
+		if n <= len(b) && hasKind(b) && crc32.Checksum(b[6:n], castagnoli) == want {
 			return true
 		}
 	}
@@ -147,26 +133,16 @@ func flipOf(difference uint32, n int) (at int, bit uint, ok bool) {
 	return 0, 0, false
 }
 
-// padded reports whether b is padding with a bit set, and the log goes on.
-func (l *logFile) padded(b, next []byte) bool {
-	set := 0
-	for _, c := range b {
-		set += bits.OnesCount8(c)
-	}
-	_, ok := l.whole(next[:min(blockBytes, len(next))])
-	return len(b) < l.header && set == 1 && ok
-}
-
 // goesOn reports whether a record begins after the chunk at the beginning of b.
-func (l *logFile) goesOn(b, next []byte) bool {
-	if len(b) < l.header {
+func goesOn(b, next []byte) bool {
+	if len(b) < headerBytes {
 		return false
 	}
 	begins := func(b []byte) bool {
-		_, ok := l.whole(b)
+		_, ok := whole(b)
 		return ok && b[6] <= kindFirst
 	}
-	if n := l.header + int(binary.LittleEndian.Uint16(b[4:])); n <= len(b) && begins(b[n:]) {
+	if n := headerBytes + int(binary.LittleEndian.Uint16(b[4:])); n <= len(b) && begins(b[n:]) {
 		return true
 	}
 	for ; len(next) > 0; next = next[min(blockBytes, len(next)):] {
