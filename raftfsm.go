@@ -217,7 +217,12 @@ func (p *proposer) commit(b *pebble.Batch) error {
 		e.news = p.news.encode()
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
-	f := p.replica.raft.Apply(e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.news))), 0)
+	data := e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.news)))
+	if err := p.replica.enter(); err != nil {
+		return err
+	}
+	defer p.replica.asking.RUnlock()
+	f := p.replica.raft.Apply(data, 0)
 	if err := f.Error(); err != nil {
 		return raftError(err)
 	}
@@ -233,6 +238,10 @@ func (p *proposer) commit(b *pebble.Batch) error {
 // confirm makes sure that no other node has become the leader: what this one
 // has read is still so.
 func (p *proposer) confirm() error {
+	if err := p.replica.enter(); err != nil {
+		return err
+	}
+	defer p.replica.asking.RUnlock()
 	if err := p.replica.raft.VerifyLeader().Error(); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotLeader, err) // nothing was to be stored
 	}

@@ -36,6 +36,7 @@ type replica struct {
 	growth    growth
 	ended     chan *shard // capacity 1: the shard led here has come to its end by itself
 	broken    atomic.Pointer[error]
+	asking    sync.RWMutex // held for reading while Raft is to answer, for writing while a broken replica's group is shut down
 	office    office
 	route     changes // of where the shard is led
 	tenure    tenure
@@ -118,7 +119,23 @@ func (r *replica) fail(cause error) {
 	}
 	r.node.log.Error("replica failed", "shard", r.index, "err", cause)
 	r.changed()
-	r.node.background.Go(func() { _ = r.raft.Shutdown().Error() }) // of the group's goroutines; Raft has logged what went wrong
+	r.node.background.Go(func() {
+		// Raft does not answer what is on its way to the state machine when it
+		// is shut down. Until then all is answered: entries by Apply, with the
+		// failure, or else when the leadership is lost.
+		r.asking.Lock()
+		defer r.asking.Unlock()
+		_ = r.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
+	})
+}
+
+// enter lets a proposal go to Raft, which answers it; the caller then unlocks
+// asking for reading. It never waits.
+func (r *replica) enter() error {
+	if r.failure() == nil && r.asking.TryRLock() {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrNotLeader, r.failure())
 }
 
 // failure is why the replica has ended; nil if it has not.
