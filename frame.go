@@ -3,18 +3,26 @@ package codeq
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// frame is what a worker has of a running task. It is the innermost parent of
-// the handler's context, and answers for the values of the context of Run: so a
-// context that knows its task costs no memory of its own.
+// frame is what a worker has of a running task. It is the handler's context, or
+// the parent of it, with the values of the context of Run. Many handlers are
+// done before anybody asks when their context ends: what tells that is made when
+// somebody does.
 type frame struct {
 	runner *runner
 	lease  Lease
 	logger atomic.Pointer[slog.Logger] // nil: nobody has asked for it
 	out    *output                     // nil: nothing
+
+	mu     sync.Mutex              // guards what follows
+	over   bool                    // the context has ended
+	cause  error                   // of that; nil: context.Canceled
+	ending context.Context         // ends with the frame, and has nothing else; nil: nobody has asked for it
+	cancel context.CancelCauseFunc // of ending
 }
 
 // output is what a handler wants to have stored with the completion.
@@ -33,19 +41,75 @@ func (f *frame) output() *output {
 // frameKey is the key under which a frame finds itself.
 type frameKey struct{}
 
-// Value is that of the context of Run.
+// Value is that of the context of Run. Package context finds the cause of the
+// end, and whom to tell of it, as a value under a key of its own.
 func (f *frame) Value(key any) any {
 	if key == (frameKey{}) {
 		return f
 	}
-	return f.runner.values.Value(key)
+	if v := f.runner.values.Value(key); v != nil {
+		return v
+	}
+	if ctx := f.asked(); ctx != nil {
+		return ctx.Value(key)
+	}
+	return nil
 }
 
-// A frame does not end; the context that is made of it does.
-
+// Deadline is none: a task's Timeout is that of a context derived from the frame.
 func (f *frame) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (f *frame) Done() <-chan struct{}       { return nil }
-func (f *frame) Err() error                  { return nil }
+
+// Done is closed when the frame ends.
+func (f *frame) Done() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ask().Done()
+}
+
+// Err is nil until the frame ends.
+func (f *frame) Err() error {
+	if ctx := f.asked(); ctx != nil {
+		return ctx.Err()
+	}
+	return nil
+}
+
+// asked is what tells of the frame's end; nil if it has not ended, and nobody has
+// asked when it will.
+func (f *frame) asked() context.Context {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.over {
+		return f.ask()
+	}
+	return f.ending
+}
+
+// ask makes what tells of the frame's end. REQUIRES: mu is held.
+func (f *frame) ask() context.Context {
+	if f.ending == nil {
+		f.ending, f.cancel = context.WithCancelCause(context.Background())
+		if f.over {
+			f.cancel(f.cause)
+		}
+	}
+	return f.ending
+}
+
+// end ends the context, if it has not ended.
+func (f *frame) end(cause error) {
+	f.mu.Lock()
+	cancel := f.cancel
+	if f.over {
+		cancel = nil
+	} else {
+		f.over, f.cause = true, cause
+	}
+	f.mu.Unlock()
+	if cancel != nil {
+		cancel(cause)
+	}
+}
 
 // frameOf returns the frame whose handler was given ctx; nil: none was.
 func frameOf(ctx context.Context) *frame {

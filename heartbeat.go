@@ -66,8 +66,8 @@ func (h *heart) beat() (running bool) {
 	op := &renewOp{completion: newCompletion(), duration: millis(r.opts.LeaseFor)}
 	for _, w := range r.workers {
 		w.mu.Lock()
-		if w.lease != nil && r.queue.shardOf(w.lease.ID) == h.shard {
-			op.receipts = append(op.receipts, w.lease.Receipt)
+		if w.ours && r.queue.shardOf(w.frame.lease.ID) == h.shard {
+			op.receipts = append(op.receipts, w.frame.lease.Receipt)
 		}
 		w.mu.Unlock()
 	}
@@ -138,15 +138,16 @@ func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.I
 // forfeit cancels the running handler if its lease is among the lost.
 func (w *worker) forfeit(lost map[Receipt]error) bool {
 	w.mu.Lock()
-	l, cancel := w.lease, w.cancel
-	if l == nil || lost[l.Receipt] == nil {
+	f := w.frame
+	if !w.ours || lost[f.lease.Receipt] == nil {
 		w.mu.Unlock()
 		return false
 	}
-	w.lease = nil
+	w.ours = false
 	w.mu.Unlock()
-	cancel(lost[l.Receipt])
-	w.runner.report(l, lost[l.Receipt])
+	cause := lost[f.lease.Receipt]
+	f.end(cause)
+	w.runner.report(&f.lease, cause)
 	return true
 }
 

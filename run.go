@@ -360,11 +360,10 @@ func (r *runner) report(l *Lease, err error) {
 type worker struct {
 	runner *runner
 
-	mu      sync.Mutex              // guards what follows
-	lease   *Lease                  // of the running handler; nil: none, or its task was given back
-	cancel  context.CancelCauseFunc // of the running handler's context
-	active  bool                    // a handler runs
-	stopped bool                    // no handler is to run any more
+	mu      sync.Mutex // guards what follows
+	frame   *frame     // of the running handler; nil: none runs
+	ours    bool       // its task is; false: it was given back, or its lease was lost
+	stopped bool       // no handler is to run any more
 }
 
 // work takes tasks until there will be no more.
@@ -403,8 +402,7 @@ func (w *worker) do(g *grant) {
 		r.report(&Lease{ID: g.receipt.ID, Receipt: g.receipt}, err)
 		return
 	}
-	ctx, cancel := context.WithCancelCause(f)
-	if !w.own(l, cancel) {
+	if !w.own(f) {
 		r.giveBack(l.Receipt, l)
 		return
 	}
@@ -413,29 +411,30 @@ func (w *worker) do(g *grant) {
 		w.disown()
 		return
 	}
+	ctx := context.Context(f)
 	if l.Timeout > 0 {
 		var stop context.CancelFunc
-		ctx, stop = context.WithTimeout(ctx, l.Timeout)
+		ctx, stop = context.WithTimeout(f, l.Timeout)
 		defer stop()
 	}
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			w.settle(f, cancel, errGoexit)
+			w.settle(f, errGoexit)
 			r.release(1)
 			r.running.Go(w.work)
 		}
 	}()
 	err := w.call(ctx, f)
 	returned = true
-	w.settle(f, cancel, err)
+	w.settle(f, err)
 }
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
 // settle stores what becomes of a task whose handler has ended.
-func (w *worker) settle(f *frame, cancel context.CancelCauseFunc, err error) {
-	cancel(nil)
+func (w *worker) settle(f *frame, err error) {
+	f.end(nil)
 	switch {
 	case !w.disown(): // the task was given back, or its lease was lost
 	case err != nil:
@@ -524,13 +523,13 @@ func (r *runner) settled(op *completeOp, err error) {
 
 // own makes a handler's task the worker's. It is refused when handlers are not
 // to run any more.
-func (w *worker) own(l *Lease, cancel context.CancelCauseFunc) bool {
+func (w *worker) own(f *frame) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stopped {
 		return false
 	}
-	w.lease, w.cancel, w.active = l, cancel, true
+	w.frame, w.ours = f, true
 	return true
 }
 
@@ -539,8 +538,8 @@ func (w *worker) own(l *Lease, cancel context.CancelCauseFunc) bool {
 func (w *worker) disown() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ours := w.lease != nil
-	w.lease, w.cancel, w.active = nil, nil, false
+	ours := w.ours
+	w.frame, w.ours = nil, false
 	return ours
 }
 
@@ -549,16 +548,18 @@ func (w *worker) stop(cause error) *Lease {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true
-	l := w.lease
-	w.lease = nil
-	if w.cancel != nil {
-		w.cancel(cause)
+	if w.frame != nil {
+		w.frame.end(cause)
 	}
-	return l
+	if !w.ours {
+		return nil
+	}
+	w.ours = false
+	return &w.frame.lease
 }
 
 func (w *worker) busy() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.active
+	return w.frame != nil
 }
