@@ -2,15 +2,17 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
+	"runtime"
 
 	"codeq"
 	"codeq/bench/workload"
 )
 
-// codeq with the defaults of its options: single calls of Produce, Claim and
-// Complete that each wait for their own commit, and ProduceBatch of 64 tasks
-// with Run.
+// codeq by single calls of Produce, Claim and Complete that each wait for their
+// own commit, and by ProduceBatch of 64 tasks with Run; with the defaults of its
+// options, and with a shard for each processor.
 func codeqSubjects() []subject {
 	var all []subject
 	for _, d := range []struct {
@@ -23,27 +25,37 @@ func codeqSubjects() []subject {
 		{disk, codeq.DurabilityDisk, "nothing"},
 	} {
 		for _, batch := range []int{1, batchSize} {
-			s := subject{
-				Name: "codeq/" + d.class.String() + "/single", Queue: codeqName, Driven: "Produce, Claim, Complete",
-				Keeps: d.keeps, Class: d.class, Batch: batch, Leases: true,
-			}
-			if batch > 1 {
-				s.Name, s.Driven, s.AtHandler = "codeq/"+d.class.String()+"/batch", "ProduceBatch of 64, Run", true
-			}
-			s.open = func(_ context.Context, dir string, _ workload.Load) (*peer, error) {
-				q, err := codeq.Open(filepath.Join(dir, "queue"), &codeq.Options{Durability: d.level})
-				if err != nil {
-					return nil, err
+			for _, shards := range []int{0, runtime.GOMAXPROCS(0)} {
+				s := subject{
+					Name: "codeq/" + d.class.String() + "/single", Queue: codeqName, Driven: "Produce, Claim, Complete",
+					Keeps: d.keeps, Class: d.class, Batch: batch, Leases: true,
 				}
-				p := &peer{version: "this commit", driver: workload.Calls{Queues: []*codeq.Queue{q}}}
 				if batch > 1 {
-					p.driver = workload.Runner{Queue: q}
+					s.Name, s.Driven, s.AtHandler = "codeq/"+d.class.String()+"/batch", "ProduceBatch of 64, Run", true
 				}
-				p.onClose(q.Close)
-				return p, nil
+				if shards > 0 {
+					s.Name += "-shards"
+					s.Driven += fmt.Sprintf("; %d shards", shards)
+				}
+				s.open = func(_ context.Context, dir string, _ workload.Load) (*peer, error) {
+					return openCodeq(dir, codeq.Options{Durability: d.level, Shards: shards}, batch > 1)
+				}
+				all = append(all, s)
 			}
-			all = append(all, s)
 		}
 	}
 	return all
+}
+
+func openCodeq(dir string, opts codeq.Options, batches bool) (*peer, error) {
+	q, err := codeq.Open(filepath.Join(dir, "queue"), &opts)
+	if err != nil {
+		return nil, err
+	}
+	p := &peer{version: "this commit", driver: workload.Calls{Queues: []*codeq.Queue{q}}}
+	if batches {
+		p.driver = workload.Runner{Queue: q}
+	}
+	p.onClose(q.Close)
+	return p, nil
 }

@@ -116,7 +116,7 @@ func TestSubjects(t *testing.T) {
 		names[s.Name] = true
 		require.Contains(t, []int{1, batchSize}, s.Batch, s.Name)
 	}
-	require.Len(t, matching(all, regexp.MustCompile("^codeq/")), 6)
+	require.Len(t, matching(all, regexp.MustCompile("^codeq/")), 12)
 }
 
 // A driver that needs no server does its cycles, and leaves nothing behind.
