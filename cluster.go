@@ -424,7 +424,9 @@ func (n *node) close() error {
 func (n *node) closeLogs() error {
 	var errs []error
 	if n.logs != nil {
-		errs = append(errs, n.logs.Close())
+		if err := n.logs.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("%w: close the log of Raft: %w", ErrFailed, err))
+		}
 	}
 	if n.stable != nil {
 		errs = append(errs, n.stable.Close())

@@ -133,7 +133,9 @@ func (q *Queue) enter() error {
 // Checkpoint end, while other calls still work; then new work is refused with ErrClosed, what was accepted is
 // finished, and claims that wait get ErrClosed.
 // When Close returns, no goroutine of the queue is left, and everything that
-// was acknowledged is with the operating system at least.
+// was acknowledged is with the operating system at least. The error matches
+// ErrFailed if the storage of a shard, or of a node, has failed or could not be
+// closed; the next Open then finds what Durability promises.
 //
 // It is safe to call Close twice and at any moment, but not from a handler of
 // Run, which would wait for itself.

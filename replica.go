@@ -52,7 +52,7 @@ func (r *replica) close() error {
 	defer r.mu.Unlock()
 	r.source = nil
 	if err := r.store.close(); err != nil {
-		return fmt.Errorf("codeq: close shard %d: %w", r.index, err)
+		return fmt.Errorf("%w: close shard %d: %w", ErrFailed, r.index, err)
 	}
 	return nil
 }

@@ -206,16 +206,29 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
 // simFuse has a node crash in the middle of its work: before the operation on its disk
 // that brings operations to 0. (Time in a bubble passes only when all goroutines wait, and
 // so do crashes that come at a certain time.)
+//
+// It is also what has operations fail.
 type simFuse struct {
 	operations atomic.Int64
 	burnt      func()
+	fails      atomic.Pointer[func(op, name string) bool]
 }
 
-func (f *simFuse) before(_, _ string) error {
+func (f *simFuse) before(op, name string) error {
 	if f.operations.Load() > 0 && f.operations.Add(-1) == 0 {
 		f.burnt()
 	}
+	if fails := f.fails.Load(); fails != nil && (*fails)(op, name) {
+		return errBroken
+	}
 	return nil
+}
+
+// breakDisk has operations on the node's disk fail until its next life.
+func (n *simNode) breakDisk(fails func(op, name string) bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fuse.fails.Store(&fails)
 }
 
 // light has the node crash before that many operations on its disk.
@@ -229,13 +242,19 @@ func (n *simNode) light(operations int64, percent int) {
 	}
 }
 
+// end makes the node one that is down, and returns its queue, to be closed.
+func (n *simNode) end() *Queue {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	q := n.q
+	n.q = nil
+	return q
+}
+
 // stop closes the node's queue and waits.
 func (n *simNode) stop() {
 	c := n.cluster
-	n.mu.Lock()
-	q := n.q
-	n.q = nil
-	n.mu.Unlock()
+	q := n.end()
 	if q == nil {
 		return
 	}

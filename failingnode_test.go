@@ -1,0 +1,99 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// simDiskFaults are ways in which the disk of a node fails for good.
+var simDiskFaults = []struct {
+	what  string
+	fails func(op, name string) bool
+}{
+	{"writes of the log of Raft", func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") }},
+	{"syncs of the log of Raft", func(op, name string) bool { return op == "sync" && strings.Contains(name, "/raft/") }},
+	{"new files of the log of Raft", func(op, name string) bool {
+		return (op == "create" || op == "reuse") && strings.Contains(name, "/raft/")
+	}},
+	{"new tables of the store", func(op, name string) bool {
+		return op == "create" && strings.Contains(name, "shard-") && strings.HasSuffix(name, ".sst")
+	}},
+	{"syncs of the store", func(op, name string) bool { return op == "sync" && strings.Contains(name, "shard-") }},
+	{"all that writes", func(op, _ string) bool { return op != "open" }},
+}
+
+// TestFailingDiskOfANode has the disk of a leader or of a follower fail under a
+// load: the other nodes go on, nothing on the node itself hangs, and with a sound
+// disk it has everything that was acknowledged.
+func TestFailingDiskOfANode(t *testing.T) {
+	for _, fault := range simDiskFaults {
+		for _, leads := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, leader %t", fault.what, leads), func(t *testing.T) {
+				for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
+					simCase(t, Options{Durability: level}, func(t *testing.T, c *simCluster) {
+						testFailingDisk(t, c, leads, fault.fails)
+					})
+				}
+			})
+		}
+	}
+}
+
+func testFailingDisk(t *testing.T, c *simCluster, leads bool, fails func(op, name string) bool) {
+	leader, other := c.lead()
+	victim, sound := other, leader
+	if leads {
+		victim, sound = leader, other
+	}
+	acknowledged := make(map[ID]bool)
+	produce := func(by *simNode) error {
+		ctx, cancel := context.WithTimeout(context.Background(), simPatience)
+		defer cancel()
+		id, err := simQueue(by).Produce(ctx, Task{Queue: "a", Payload: make([]byte, 32<<10)})
+		if err == nil {
+			acknowledged[id] = true
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			c.hangs("produce on " + by.name)
+		}
+		return err
+	}
+	for range 10 {
+		require.NoError(t, produce(sound))
+		require.NoError(t, produce(victim))
+	}
+	victim.breakDisk(fails)
+	for range 30 { // several memtables
+		if err := produce(sound); err != nil { // the leader may have failed in the middle of it
+			require.ErrorIs(t, err, ErrUncertain)
+		}
+		_ = produce(victim)
+		time.Sleep(100 * time.Millisecond)
+	}
+	require.NoError(t, produce(sound), "the others have found a leader")
+	require.Greater(t, len(acknowledged), 40)
+	done := make(chan error)
+	go func() { done <- victim.end().Close() }()
+	select {
+	case err := <-done:
+		require.ErrorIs(t, err, ErrFailed)
+		require.ErrorIs(t, err, errBroken)
+	case <-time.After(simPatience):
+		c.hangs("Close of " + victim.name)
+	}
+	require.NoError(t, produce(sound))
+	victim.start()
+	c.rest()
+	require.NoError(t, c.check())
+	tasks, err := c.tasks()
+	require.NoError(t, err)
+	for id := range acknowledged {
+		require.Contains(t, tasks, id)
+	}
+}
