@@ -212,15 +212,9 @@ func (st *store) close() error {
 	return nil
 }
 
-// storageError tells damage from other errors, and names the file as far as it is known.
+// storageError has an error of Pebble that tells of damage match ErrCorrupt.
 func storageError(err error) error {
-	if err == nil {
-		return nil
-	}
-	if i := pebble.ExtractDataCorruptionInfo(err); i != nil {
-		return fmt.Errorf("%w: %s: %w", ErrCorrupt, i.Path, i.Details)
-	}
-	if pebble.IsCorruptionError(err) || errors.Is(err, integrity.ErrDamaged) {
+	if err = integrity.OfPebble(err); errors.Is(err, integrity.ErrDamaged) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return err

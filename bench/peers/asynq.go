@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"syscall"
 	"time"
 
@@ -46,19 +44,14 @@ func asynqSubjects() []subject {
 func openAsynq(ctx context.Context, dir string, l workload.Load, redisArgs []string) (_ *peer, err error) {
 	p := &peer{}
 	defer closeUnless(&err, p)
-	path, err := program("redis-server", "/usr/bin/redis-server")
+	path, addr, port, err := place("redis-server", "/usr/bin/redis-server")
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
-	addr := net.JoinHostPort("127.0.0.1", fmt.Sprint(port))
 	// Twice the connections that can wait for a reply at one time are never used.
 	rdb := redis.NewClient(&redis.Options{Addr: addr, PoolSize: l.Producers + l.Workers + asynqServers})
 	p.onClose(rdb.Close)
-	args := append([]string{"--bind", "127.0.0.1", "--port", fmt.Sprint(port), "--dir", dir, "--save", ""}, redisArgs...)
+	args := append([]string{"--bind", "127.0.0.1", "--port", port, "--dir", dir, "--save", ""}, redisArgs...)
 	err = p.serve(startServer(ctx, dir, nil, syscall.SIGKILL, func(ctx context.Context) error {
 		return rdb.Ping(ctx).Err()
 	}, path, args...))

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"net"
 	"os/exec"
@@ -38,22 +37,17 @@ func openBeanstalkd(fsyncMillis string) func(context.Context, string, workload.L
 	return func(ctx context.Context, dir string, l workload.Load) (_ *peer, err error) {
 		p := &peer{}
 		defer closeUnless(&err, p)
-		path, err := program("beanstalkd", "/usr/sbin/beanstalkd")
+		path, addr, port, err := place("beanstalkd", "/usr/sbin/beanstalkd")
 		if err != nil {
 			return nil, err
 		}
-		port, err := freePort()
-		if err != nil {
-			return nil, err
-		}
-		addr := net.JoinHostPort("127.0.0.1", fmt.Sprint(port))
 		err = p.serve(startServer(ctx, dir, nil, syscall.SIGTERM, func(context.Context) error {
 			c, err := net.Dial("tcp", addr)
 			if err != nil {
 				return err
 			}
 			return c.Close()
-		}, path, "-l", "127.0.0.1", "-p", fmt.Sprint(port), "-b", dir, "-f", fsyncMillis))
+		}, path, "-l", "127.0.0.1", "-p", port, "-b", dir, "-f", fsyncMillis))
 		if err != nil {
 			return nil, err
 		}

@@ -168,3 +168,13 @@ func freePort() (int, error) {
 	}
 	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
+
+// place is the program of a server and an address for it, one that nothing listens on.
+func place(name, pattern string) (path, addr, port string, err error) {
+	if path, err = program(name, pattern); err != nil {
+		return "", "", "", err
+	}
+	n, err := freePort()
+	port = strconv.Itoa(n)
+	return path, net.JoinHostPort("127.0.0.1", port), port, err
+}

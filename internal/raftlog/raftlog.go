@@ -273,13 +273,7 @@ func Check(r pebble.Reader) error {
 }
 
 func storageError(err error) error {
-	if err == nil {
-		return nil
-	}
-	if i := pebble.ExtractDataCorruptionInfo(err); i != nil {
-		return fmt.Errorf("%w: %s: %w", ErrCorrupt, i.Path, i.Details)
-	}
-	if pebble.IsCorruptionError(err) || errors.Is(err, integrity.ErrDamaged) {
+	if err = integrity.OfPebble(err); errors.Is(err, integrity.ErrDamaged) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return err

@@ -1,0 +1,21 @@
+package integrity
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// OfPebble returns an error of Pebble, which matches ErrDamaged if it tells of
+// damage, and names the file as far as that is known.
+func OfPebble(err error) error {
+	switch i := pebble.ExtractDataCorruptionInfo(err); {
+	case err == nil:
+		return nil
+	case i != nil:
+		return fmt.Errorf("%w: %s: %w", ErrDamaged, i.Path, i.Details)
+	case pebble.IsCorruptionError(err):
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return err
+}
