@@ -301,6 +301,20 @@ func TestElsewhere(t *testing.T) {
 	require.NoError(t, db.Close())
 }
 
+// TestReadOfFailed: a table that a failed store has flushed is nowhere, and who
+// reads it learns why, not that there is damage.
+func TestReadOfFailed(t *testing.T) {
+	l := New(slog.New(slog.DiscardHandler), "store")
+	db := openWith(t, l, vfs.NewMem(), false)
+	require.NoError(t, db.Set(key(1), []byte("x"), pebble.Sync))
+	l.Fail(errBroken)
+	require.NoError(t, db.Flush())
+	_, _, err := db.Get(key(1))
+	require.ErrorIs(t, err, errBroken)
+	require.False(t, pebble.IsCorruptionError(err))
+	_ = l.Close(db)
+}
+
 // TestFirstReason: what fails first is what is told, once.
 func TestFirstReason(t *testing.T) {
 	var logged bytes.Buffer

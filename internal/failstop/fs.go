@@ -95,6 +95,9 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 		return err
 	})
 	if err != nil {
+		if cause := fs.latch.Err(); cause != nil { // readers look for them as well, and it is no damage
+			err = cause
+		}
 		return nil, err
 	}
 	return &read{f, fs.latch}, nil
