@@ -32,28 +32,33 @@ func TestCloseRaces(t *testing.T) {
 	default:
 		rounds = 200
 	}
-	var calls atomic.Int64
+	calls := int64(0)
 	for round := range rounds {
-		closeRace(t, 1+round%3, time.Duration(round%30)*20*time.Microsecond, &calls)
+		calls += closeRace(t, 1+round%3, int64(1+round%30*8))
 	}
-	t.Logf("%d calls in %d rounds", calls.Load(), rounds)
+	t.Logf("%d calls in %d rounds", calls, rounds)
 }
 
-// closeRace closes a queue while all verbs are at work.
-func closeRace(t *testing.T, shards int, after time.Duration, calls *atomic.Int64) {
+// closeRace closes a queue when so many calls of all verbs have begun, while
+// they go on. It returns how many there were.
+func closeRace(t *testing.T, shards int, after int64) int64 {
 	opts := Options{Shards: shards, LeaseFor: time.Hour, Retention: Forever, InboxDepth: 2, fs: vfs.NewMem()}
 	q, err := Open("q", &opts)
 	require.NoError(t, err)
 	var m Mux
 	Handle(&m, "run", func(context.Context, *Job[[]byte]) error { return nil })
 
+	var calls atomic.Int64
+	reached := make(chan struct{})
 	var workers sync.WaitGroup
 	var mu sync.Mutex // guards what was acknowledged, by queue
 	made, done := make(map[string]int), make(map[string]int)
 	work := func(cycle func() error) {
 		workers.Go(func() {
 			for {
-				calls.Add(1)
+				if calls.Add(1) == after {
+					close(reached)
+				}
 				if err := cycle(); err != nil {
 					if !errors.Is(err, ErrClosed) || errors.Is(err, ErrUncertain) {
 						t.Errorf("refused with %v", err)
@@ -143,7 +148,7 @@ func closeRace(t *testing.T, shards int, after time.Duration, calls *atomic.Int6
 			return err
 		})
 	}
-	time.Sleep(after)
+	<-reached
 	var closers sync.WaitGroup
 	for range 2 {
 		closers.Go(func() { assert.NoError(t, q.Close()) })
@@ -165,6 +170,7 @@ func closeRace(t *testing.T, shards int, after time.Duration, calls *atomic.Int6
 	require.Equal(t, made["configured"], set.Burst)
 	require.NoError(t, q.checkAll())
 	require.NoError(t, q.Close())
+	return calls.Load()
 }
 
 // everyVerb is all methods of a Queue but Close, by name, with arguments that

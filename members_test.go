@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -63,15 +64,11 @@ func TestClusterMembers(t *testing.T) {
 	require.NoError(t, err)
 	qs = append(qs, fourth)
 	t.Cleanup(func() { require.NoError(t, fourth.Close()) })
-	st, err := fourth.ClusterStatus(ctx)
-	require.NoError(t, err)
-	for _, sh := range st.Shards {
-		require.Len(t, sh.Replicas, 4)
-		for _, rs := range sh.Replicas {
-			require.True(t, rs.Voter, "%+v", sh)
-			require.Empty(t, rs.Err)
-		}
-	}
+	eventually(t, fourth, "all four vote and answer", func(st *ClusterStatus) bool {
+		return !slices.ContainsFunc(st.Shards, func(sh ShardStatus) bool {
+			return len(sh.Replicas) != 4 || slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return !r.Voter || r.Err != "" })
+		})
+	})
 
 	require.NoError(t, qs[1].RemoveNode(ctx, "n0"))
 	require.NoError(t, qs[1].RemoveNode(ctx, "n0"), "again")
