@@ -31,19 +31,41 @@ type pipeline struct {
 	raft.AppendPipeline
 	patience time.Duration
 	watch    *time.Timer // stopped but during AppendEntries
+	sent     time.Time   // when the last request was
 }
 
 func newPipeline(p raft.AppendPipeline, patience time.Duration) *pipeline {
 	watch := time.AfterFunc(time.Hour, func() { _ = p.Close() }) // never fails
 	watch.Stop()
-	return &pipeline{p, patience, watch}
+	return &pipeline{AppendPipeline: p, patience: patience, watch: watch}
 }
 
 // AppendEntries is raft.AppendPipeline's. One goroutine calls it.
 func (p *pipeline) AppendEntries(
 	args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) (raft.AppendFuture, error) {
+	if len(args.Entries) >= maxAppend {
+		p.giveWay()
+	}
+	p.sent = time.Now()
 	p.watch.Reset(p.patience)
 	defer p.watch.Stop()
 	return p.AppendPipeline.AppendEntries(args, resp)
+}
+
+// maxAppend is how many entries Raft sends at a time. Only a node that is behind
+// gets as many: a shard has one group under way.
+const maxAppend = 64
+
+// A node that catches up leaves most of the time to the calls of others: after
+// so many entries it waits for giveWayFor times as long as they took. A
+// shard at work commits one entry in the time in which the other node then gets
+// 64/(1+giveWayFor), so that it catches up nevertheless.
+const (
+	giveWayFor = 7
+	maxGiveWay = 50 * time.Millisecond
+)
+
+func (p *pipeline) giveWay() {
+	time.Sleep(min(giveWayFor*time.Since(p.sent), maxGiveWay))
 }

@@ -27,8 +27,42 @@ func (p stuckPipeline) Close() error {
 func TestStuckPipelineEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
-		_, err := newPipeline(stuckPipeline{make(chan struct{})}, time.Second).AppendEntries(nil, nil)
+		_, err := newPipeline(stuckPipeline{make(chan struct{})}, time.Second).AppendEntries(new(raft.AppendEntriesRequest), nil)
 		require.ErrorIs(t, err, raft.ErrPipelineShutdown)
 		require.Equal(t, time.Second, time.Since(begin))
+	})
+}
+
+// slowPipeline takes some time for each request.
+type slowPipeline struct {
+	raft.AppendPipeline
+	takes time.Duration
+}
+
+func (p slowPipeline) AppendEntries(*raft.AppendEntriesRequest, *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
+	time.Sleep(p.takes)
+	return nil, nil
+}
+
+// TestCatchUpGivesWay: of what a node gets that is behind the pace is an eighth,
+// and a node that is not does not wait.
+func TestCatchUpGivesWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipeline(slowPipeline{takes: time.Millisecond}, time.Second)
+		send := func(entries int) {
+			_, err := p.AppendEntries(&raft.AppendEntriesRequest{Entries: make([]*raft.Log, entries)}, nil)
+			require.NoError(t, err)
+		}
+		send(1)
+		begun := time.Now()
+		for range 100 {
+			send(maxAppend - 1)
+		}
+		require.Equal(t, 100*time.Millisecond, time.Since(begun))
+		begun = time.Now()
+		for range 100 {
+			send(maxAppend)
+		}
+		require.Equal(t, 800*time.Millisecond, time.Since(begun))
 	})
 }

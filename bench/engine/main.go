@@ -81,24 +81,30 @@ func (c *config) run(ctx context.Context) error {
 }
 
 func (c *config) measure(ctx context.Context, doc *report.Document, printed io.Writer) error {
+	var errs []error
 	for _, s := range c.sections() {
 		if !c.only.MatchString(s.title) || c.short && s.long {
 			continue
 		}
 		out, err := c.test(ctx, s.args)
 		fmt.Fprintf(printed, "command: go%s\n%s\n", report.Words(s.args), out)
-		if err != nil {
-			return fmt.Errorf("%s: %w", s.title, err)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		m, err := parse(out)
-		if err != nil {
-			return fmt.Errorf("%s: %w", s.title, err)
+		var m measures
+		if err == nil {
+			m, err = parse(out)
 		}
 		doc.Heading(s.title)
 		doc.Paragraph("`go%s`", report.Words(s.args))
+		if err != nil {
+			doc.Paragraph("It failed: %v. What it printed is in engine.txt.", err)
+			errs = append(errs, fmt.Errorf("%s: %w", s.title, err))
+			continue
+		}
 		s.table(doc, m)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // test runs the go command in the module of codeq, and returns what it printed.
