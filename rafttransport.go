@@ -53,8 +53,8 @@ func (p *pipeline) AppendEntries(
 	return p.AppendPipeline.AppendEntries(args, resp)
 }
 
-// maxAppend is how many entries Raft sends at a time. Only a node that is behind
-// gets as many: a shard has one group under way.
+// maxAppend is how many entries Raft sends at a time at the most. Only a node
+// that is behind gets as many: a shard has one group under way.
 const maxAppend = 64
 
 // A node that catches up leaves most of the time to the calls of others: after
