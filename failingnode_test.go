@@ -32,10 +32,14 @@ var simDiskFaults = []struct {
 // load: the other nodes go on, nothing on the node itself hangs, and with a sound
 // disk it has everything that was acknowledged.
 func TestFailingDiskOfANode(t *testing.T) {
+	levels := []Durability{DurabilityProcess, DurabilityDisk}
+	if testing.Short() {
+		levels = levels[1:]
+	}
 	for _, fault := range simDiskFaults {
 		for _, leads := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, leader %t", fault.what, leads), func(t *testing.T) {
-				for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
+				for _, level := range levels {
 					simCase(t, Options{Durability: level}, func(t *testing.T, c *simCluster) {
 						testFailingDisk(t, c, leads, fault.fails)
 					})
