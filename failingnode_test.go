@@ -82,15 +82,9 @@ func testFailingDisk(t *testing.T, c *simCluster, leads bool, fails func(op, nam
 	}
 	require.NoError(t, produce(sound), "the others have found a leader")
 	require.Greater(t, len(acknowledged), 40)
-	done := make(chan error)
-	go func() { done <- victim.end().Close() }()
-	select {
-	case err := <-done:
-		require.ErrorIs(t, err, ErrFailed)
-		require.ErrorIs(t, err, errBroken)
-	case <-time.After(simPatience):
-		c.hangs("Close of " + victim.name)
-	}
+	err := victim.close()
+	require.ErrorIs(t, err, ErrFailed)
+	require.ErrorIs(t, err, errBroken)
 	require.NoError(t, produce(sound))
 	victim.start()
 	c.rest()

@@ -99,14 +99,12 @@ func (f *frame) ask() context.Context {
 // end ends the context, if it has not ended.
 func (f *frame) end(cause error) {
 	f.mu.Lock()
-	cancel := f.cancel
-	if f.over {
-		cancel = nil
-	} else {
+	if !f.over {
 		f.over, f.cause = true, cause
 	}
+	cancel, cause := f.cancel, f.cause
 	f.mu.Unlock()
-	if cancel != nil {
+	if cancel != nil { // a second time it does nothing
 		cancel(cause)
 	}
 }

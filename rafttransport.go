@@ -31,13 +31,13 @@ type pipeline struct {
 	raft.AppendPipeline
 	patience time.Duration
 	watch    *time.Timer // stopped but during AppendEntries
-	sent     time.Time   // when the last request was
+	sent     time.Time   // when the last request was, or else the pipeline made
 }
 
 func newPipeline(p raft.AppendPipeline, patience time.Duration) *pipeline {
 	watch := time.AfterFunc(time.Hour, func() { _ = p.Close() }) // never fails
 	watch.Stop()
-	return &pipeline{AppendPipeline: p, patience: patience, watch: watch}
+	return &pipeline{AppendPipeline: p, patience: patience, watch: watch, sent: time.Now()}
 }
 
 // AppendEntries is raft.AppendPipeline's. One goroutine calls it.

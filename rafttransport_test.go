@@ -53,7 +53,6 @@ func TestCatchUpGivesWay(t *testing.T) {
 			_, err := p.AppendEntries(&raft.AppendEntriesRequest{Entries: make([]*raft.Log, entries)}, nil)
 			require.NoError(t, err)
 		}
-		send(1)
 		begun := time.Now()
 		for range 100 {
 			send(maxAppend - 1)

@@ -242,31 +242,30 @@ func (n *simNode) light(operations int64, percent int) {
 	}
 }
 
-// end makes the node one that is down, and returns its queue, to be closed.
-func (n *simNode) end() *Queue {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	q := n.q
-	n.q = nil
-	return q
-}
-
 // stop closes the node's queue and waits.
 func (n *simNode) stop() {
-	c := n.cluster
-	q := n.end()
-	if q == nil {
-		return
+	if err := n.close(); err != nil {
+		n.cluster.t.Errorf("close of node %s: %v", n.name, err)
 	}
-	done := make(chan error)
+}
+
+// close is stop, and returns what Close does; nil if the node is down.
+func (n *simNode) close() error {
+	n.mu.Lock()
+	q := n.q
+	n.q = nil
+	n.mu.Unlock()
+	if q == nil {
+		return nil
+	}
+	done := make(chan error, 1)
 	go func() { done <- q.Close() }()
 	select {
 	case err := <-done:
-		if err != nil {
-			c.t.Errorf("close of node %s: %v", n.name, err)
-		}
+		return err
 	case <-time.After(simPatience):
-		c.hangs("Close of node " + n.name)
+		n.cluster.hangs("Close of node " + n.name)
+		return nil
 	}
 }
 
