@@ -77,6 +77,8 @@ const (
 	callMember
 	callPermits
 	callAskPermits
+	callHold
+	callResume
 	endOfRequests
 
 	// Of a node, and not of a shard.
@@ -112,6 +114,8 @@ var callKinds = [endOfRequests]func(from string) request{
 	callPermits:        blank[permitsOp],
 	callAskPermits:     blank[askPermitsOp],
 	callInterest:       blank[interestOp],
+	callHold:           blank[holdOp],
+	callResume:         blank[resumeOp],
 }
 
 func blank[T any, P interface {

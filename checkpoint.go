@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
@@ -35,7 +35,7 @@ import (
 // dir must not exist, or be empty. It becomes a queue in the last step: what
 // is left of a Checkpoint that a crash has ended is refused by Open, and by the
 // next Checkpoint, until it is removed. A Checkpoint that returns an error has
-// removed what it had made.
+// removed what it had made, but for empty directories.
 //
 // In the copy, the tasks that workers had at that moment are leased: those of
 // Run are ready again as soon as the copy is opened, others when their leases
@@ -43,16 +43,19 @@ import (
 // twice. The copy has an identity of its own, so that its shards cannot
 // be mixed with those of the original.
 //
+// In a cluster it may be called on any node, which copies what it has itself: all
+// shards, once it has caught up with their leaders. They stand still for some tenths of a
+// second, and 5 s at the most. When a leader is lost meanwhile, Checkpoint begins
+// again, twice at the most. The copy is that of a queue by itself, without Options.Cluster.
+//
 // Checkpoint returns an error that matches ErrInvalid if dir is within the
 // queue or on another file system, fs.ErrExist if it is not empty, ErrLocked
-// if somebody else is about to make a queue of it, ErrFailed if a shard
-// has failed, ErrClosed if the queue is closed before all shards stand still, or
-// ErrClustered, at once, with Options.Cluster. If ctx ends before they do, it
-// returns its cause. It is safe for concurrent use; calls follow each other.
+// if somebody else is about to make a queue of it, ErrDiskFull below half of
+// Options.MinFreeBytes, ErrFailed if a shard has failed, ErrClosed if the queue is closed before all shards stand still, or, in a
+// cluster, ErrNotLeader or ErrUncertain if they did not stand still for as long as it
+// takes. If ctx ends before they do, it returns its cause. It is safe for concurrent
+// use; calls follow each other.
 func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
-	if q.node != nil {
-		return fmt.Errorf("%w: checkpoint to %s", ErrClustered, dir)
-	}
 	if err := q.enter(); err != nil {
 		return err
 	}
@@ -94,20 +97,23 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 		if err != nil {
 			err = errors.Join(err, c.remove())
 		}
+		err = errors.Join(err, c.close())
 	}()
-	defer func() { err = errors.Join(err, c.close()) }()
 	if err := c.fs.Link(c.fs.PathJoin(q.dir.path, manifestName), c.fs.PathJoin(c.path, unfinishedName)); err != nil {
 		return fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
 	}
 	// What is in memory is written while the shards are at work, so that little is
 	// left to be copied while they are not.
-	if err := q.eachStore(func(_ int, st *store) error { return st.flush(ctx) }); err != nil {
+	err = q.eachReplica(func(r *replica) error {
+		return r.use(func(st *store) error { return st.flush(ctx) })
+	})
+	if err != nil {
 		return err
 	}
-	if err := q.cut(ctx, c); err != nil {
+	if err := c.cut(ctx, q); err != nil {
 		return err
 	}
-	if err := q.eachStore(func(i int, _ *store) error { return c.adopt(i, q) }); err != nil {
+	if err := q.eachReplica(func(r *replica) error { return c.adopt(r.index, q) }); err != nil {
 		return err
 	}
 	if err := c.fs.Remove(c.fs.PathJoin(c.path, unfinishedName)); err != nil {
@@ -119,12 +125,12 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	return c.write()
 }
 
-// eachStore calls do for the stores of all shards at the same time.
-func (q *Queue) eachStore(do func(index int, st *store) error) error {
+// eachReplica calls do for all shards at the same time.
+func (q *Queue) eachReplica(do func(r *replica) error) error {
 	var g errgroup.Group
 	for i, r := range q.replicas {
 		g.Go(func() error {
-			if err := do(i, r.store); err != nil {
+			if err := do(r); err != nil {
 				return fmt.Errorf("shard %d: %w", i, err)
 			}
 			return nil
@@ -229,40 +235,94 @@ func (c *queueCopy) remove() error {
 	return errors.Join(errs...)
 }
 
-// adopt opens the copy of a shard, gives it the identity of the copy, and makes
-// it durable.
-func (c *queueCopy) adopt(index int, q *Queue) error {
-	dir := shardDir(c.fs, c.path, index)
-	linked, err := c.fs.List(dir)
+// cutTries is how often a copy is begun whose shards have not stood still to the end.
+const cutTries = 3
+
+// cut copies the stores at one moment: while all shards stand still, so that no
+// copy has anything that was done after another one's; above all, no message has been
+// taken in one of them and not been sent in another.
+func (c *queueCopy) cut(ctx context.Context, q *Queue) error {
+	for tries := 1; ; tries++ {
+		err := c.tryCut(ctx, q)
+		if q.node == nil || tries == cutTries || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
+			return err
+		}
+		for i := range q.replicas {
+			if err := c.fs.RemoveAll(shardDir(c.fs, c.path, i)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (c *queueCopy) tryCut(ctx context.Context, q *Queue) error {
+	h, err := q.hold(ctx)
 	if err != nil {
 		return err
 	}
-	slices.Sort(linked)
+	began := time.Now()
+	err = q.eachReplica(func(r *replica) error {
+		if err := r.reach(h.applied[r.index]); err != nil {
+			return err
+		}
+		return r.use(func(st *store) error { return st.checkpointLate(c.path, shardDir(c.fs, c.path, r.index)) })
+	})
+	if err := errors.Join(err, h.resume()); err != nil {
+		return err
+	}
+	q.opts.Logger.Info("shards stood still for a checkpoint", "dir", c.path, "for", time.Since(began))
+	return nil
+}
+
+// adopt opens the copy of a shard, gives it the identity of the copy, which is a queue by
+// itself, and makes it durable.
+func (c *queueCopy) adopt(index int, q *Queue) error {
+	dir := shardDir(c.fs, c.path, index)
 	late := &lateFS{FS: c.fs}
 	late.late.Store(&dir)
 	opts := *q.opts
-	opts.fs, opts.still, opts.Durability = late, true, DurabilityDisk
+	opts.fs, opts.still, opts.Durability, opts.Cluster = late, true, DurabilityDisk, nil
 	st, err := openStore(dir, &opts, q.caches, false)
 	if err != nil {
 		return err
 	}
 	b := st.db.NewBatch()
 	_ = b.Set([]byte{keys.Meta}, []byte(c.identity(index)), nil) // fails for indexed batches only
-	if err := errors.Join(st.commit(b), b.Close(), st.close()); err != nil {
+	err = secede(st.db, b)
+	if err == nil {
+		err = st.commit(b)
+	}
+	if err := errors.Join(err, b.Close(), st.close()); err != nil {
 		return err
 	}
-	return syncFiles(c.fs, dir, linked)
+	return syncFiles(c.fs, dir)
 }
 
-// syncFiles syncs a directory and the files in it, but for the tables that are
-// links to those of the original, which Pebble has synced.
-func syncFiles(fsys vfs.FS, dir string, linked []string) error {
+// secede deletes what a store has of a cluster.
+func secede(db *pebble.DB, b *pebble.Batch) error {
+	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest} {
+		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
+		if err != nil {
+			return storageError(err)
+		}
+		for valid := it.First(); valid; valid = it.Next() {
+			_ = b.Delete(it.Key(), nil) // fails for indexed batches only
+		}
+		if err := it.Close(); err != nil {
+			return storageError(err)
+		}
+	}
+	return nil
+}
+
+// syncFiles syncs a directory and the files in it, but for tables, which are synced.
+func syncFiles(fsys vfs.FS, dir string) error {
 	names, err := fsys.List(dir)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if _, ok := slices.BinarySearch(linked, name); ok && strings.HasSuffix(name, ".sst") {
+		if strings.HasSuffix(name, tableSuffix) {
 			continue
 		}
 		f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, name), vfs.WriteCategoryUnspecified)
@@ -274,76 +334,4 @@ func syncFiles(fsys vfs.FS, dir string, linked []string) error {
 		}
 	}
 	return syncDirectory(fsys, dir)
-}
-
-// cut copies the stores at one moment: the owner of each shard stops between two
-// operations, when its disk is all that it has acknowledged and sent, and waits
-// until all others have stopped. Then each copies its own store and goes on. So
-// no copy has anything that was done after another one's; above all, no
-// message has been taken in one of them and not been sent in another.
-func (q *Queue) cut(ctx context.Context, c *queueCopy) error {
-	n := len(q.replicas)
-	h := &hold{stopped: make(chan struct{}, n), all: make(chan struct{}), abandoned: make(chan struct{})}
-	outcomes := make(chan error, n)
-	for i := range q.replicas {
-		op := &holdOp{hold: h, root: c.path, dir: shardDir(c.fs, c.path, i)}
-		op.reply = func(err error) {
-			if err != nil {
-				err = fmt.Errorf("shard %d: %w", i, err)
-			}
-			outcomes <- err
-		}
-		if err := q.shard(i).inbox.pass(op); err != nil {
-			op.reply(err)
-		}
-	}
-	var began time.Time // when the first one stopped
-	for i := range n {
-		var err error
-		select {
-		case <-h.stopped:
-			if i == 0 {
-				began = time.Now()
-			}
-			continue
-		case err = <-outcomes: // refused
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		}
-		close(h.abandoned)
-		return err
-	}
-	close(h.all)
-	var errs []error
-	for range n {
-		errs = append(errs, <-outcomes)
-	}
-	q.opts.Logger.Info("shards stood still for a checkpoint", "dir", c.path, "for", time.Since(began))
-	return errors.Join(errs...)
-}
-
-// hold is how the owners of all shards stop together.
-type hold struct {
-	stopped chan struct{} // capacity: shards; each owner sends
-	// The caller closes one of them.
-	all       chan struct{} // every owner has stopped
-	abandoned chan struct{}
-}
-
-// holdOp is a hold in one of the shards.
-type holdOp struct {
-	completion // with reply, which does not wait for the group
-	hold       *hold
-	root, dir  string // of the copy, and of the shard in it
-}
-
-func (op *holdOp) resolve(s *shard) {
-	op.hold.stopped <- struct{}{}
-	var err error
-	select {
-	case <-op.hold.all:
-		err, s.broken = s.store.checkpointLate(op.root, op.dir)
-	case <-op.hold.abandoned:
-	}
-	op.settle(err)
 }

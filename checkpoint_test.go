@@ -27,10 +27,10 @@ import (
 // copyLoad is a queue at work of which copies are made. What its producers and
 // workers do is named by payloads, so that what a copy must have can be counted.
 type copyLoad struct {
-	t    *testing.T
-	q    *Queue
-	opts Options
-	keys []string // by shard, a LimitKey whose tasks belong there
+	t      *testing.T
+	queues []*Queue // of the nodes, or one by itself
+	opts   Options  // of a queue by itself
+	keys   []string // by shard, a LimitKey whose tasks belong there
 
 	mu        sync.Mutex // guards what follows
 	rng       *rand.Rand
@@ -56,10 +56,29 @@ func newCopyLoad(t *testing.T, opts Options, seed uint64) *copyLoad {
 	for shard := range opts.Shards {
 		l.keys = append(l.keys, keyOf("a", shard, opts.Shards))
 	}
-	var err error
-	l.q, err = Open("queue", &l.opts)
-	require.NoError(t, err)
 	return l
+}
+
+// run has producers and workers at work, on all queues, until during has returned.
+func (l *copyLoad) run(during func()) {
+	ctx, stop := context.WithCancel(l.t.Context())
+	var load sync.WaitGroup
+	for i := range copyProducers {
+		load.Go(func() { require.NoError(l.t, l.produce(ctx, i)) })
+	}
+	for i := range copyWorkers {
+		load.Go(func() {
+			require.NoError(l.t, l.work(ctx, l.queues[i%len(l.queues)], func(payload string) {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.completed = append(l.completed, payload)
+			}))
+		})
+	}
+	during()
+	l.after(100)
+	stop()
+	load.Wait()
 }
 
 func (l *copyLoad) chance(n int) int {
@@ -107,7 +126,7 @@ func (l *copyLoad) call(producer int, after []ID, payloads ...string) ([]ID, err
 	l.mu.Lock()
 	l.steps[producer] = append(l.steps[producer], payloads)
 	l.mu.Unlock()
-	ids, err := l.q.ProduceBatch(context.Background(), tasks)
+	ids, err := l.queues[producer%len(l.queues)].ProduceBatch(context.Background(), tasks)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.acked[producer]++
@@ -177,6 +196,7 @@ func (l *copyLoad) work(ctx context.Context, q *Queue, note func(payload string)
 
 // copied is a copy, and what had happened before and after it was made.
 type copied struct {
+	fs           vfs.FS
 	dir          string
 	acked, begun []int // calls, by producer
 	completed    []string
@@ -192,18 +212,19 @@ func (l *copyLoad) after(n int) {
 	<-reached
 }
 
-func (l *copyLoad) checkpoint(dir string) copied {
-	c := copied{dir: dir}
+// checkpoint has q copied to a directory of its file system.
+func (l *copyLoad) checkpoint(q *Queue, dir string) copied {
+	c := copied{fs: q.opts.fs, dir: dir}
 	l.mu.Lock()
 	c.acked, c.completed = slices.Clone(l.acked), slices.Clone(l.completed)
 	l.mu.Unlock()
-	require.NoError(l.t, l.q.Checkpoint(l.t.Context(), dir))
+	require.NoError(l.t, q.Checkpoint(l.t.Context(), dir))
 	l.mu.Lock()
 	for _, steps := range l.steps {
 		c.begun = append(c.begun, len(steps))
 	}
 	l.mu.Unlock()
-	c.files = hashes(l.t, l.opts.fs, dir)
+	c.files = hashes(l.t, c.fs, dir)
 	return c
 }
 
@@ -287,7 +308,10 @@ func (l *copyLoad) drain(q *Queue, calls []int) {
 // check opens a copy and compares it with what had been done when it was made.
 func (l *copyLoad) check(c *copied) {
 	t := l.t
-	q, err := Open(c.dir, &l.opts)
+	require.Equal(t, c.files, hashes(t, c.fs, c.dir), "files of %s", c.dir)
+	opts := l.opts
+	opts.fs = c.fs
+	q, err := Open(c.dir, &opts)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
 	require.NoError(t, q.checkAll())
@@ -331,32 +355,19 @@ func TestCheckpointIsOneCut(t *testing.T) {
 					Shards: 3, Durability: level, Retention: Forever, WindowTasks: 64,
 					MemTableBytes: 256 << 10, fs: vfs.NewMem(),
 				}, seed)
-				ctx, stop := context.WithCancel(t.Context())
-				var load sync.WaitGroup
-				for i := range copyProducers {
-					load.Go(func() { require.NoError(t, l.produce(ctx, i)) })
-				}
-				for range copyWorkers {
-					load.Go(func() {
-						require.NoError(t, l.work(ctx, l.q, func(payload string) {
-							l.mu.Lock()
-							defer l.mu.Unlock()
-							l.completed = append(l.completed, payload)
-						}))
-					})
-				}
+				q, err := Open("queue", &l.opts)
+				require.NoError(t, err)
+				l.queues = []*Queue{q}
 				var made []copied
-				for i := range *copiesFlag {
-					l.after(50 + l.chance(300))
-					made = append(made, l.checkpoint(fmt.Sprint("copies/", i)))
-				}
-				l.after(100)
-				stop()
-				load.Wait()
-				l.drain(l.q, l.acked)
-				require.NoError(t, l.q.Close())
+				l.run(func() {
+					for i := range *copiesFlag {
+						l.after(50 + l.chance(300))
+						made = append(made, l.checkpoint(q, fmt.Sprint("copies/", i)))
+					}
+				})
+				l.drain(q, l.acked)
+				require.NoError(t, q.Close())
 				for i := range made {
-					require.Equal(t, made[i].files, hashes(t, l.opts.fs, made[i].dir), "files of copy %d", i)
 					l.check(&made[i])
 				}
 			})
@@ -368,10 +379,11 @@ func TestCheckpointIsOneCut(t *testing.T) {
 type linkFS struct {
 	vfs.FS
 	err error
+	of  string // only files whose names end so
 }
 
 func (fs *linkFS) Link(oldname, newname string) error {
-	if fs.err != nil {
+	if fs.err != nil && strings.HasSuffix(newname, fs.of) {
 		return fs.err
 	}
 	return fs.FS.Link(oldname, newname)
@@ -433,6 +445,26 @@ func TestCheckpointOnAnotherFileSystem(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	disk.err = nil
 	require.NoError(t, q.Checkpoint(t.Context(), "copy"))
+}
+
+// TestCheckpointCopiesWhatCannotBeLinked: a table that has too many links, for one, is
+// copied, and the copy is as durable as the rest.
+func TestCheckpointCopiesWhatCannotBeLinked(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	opts := &Options{Shards: 2, fs: &linkFS{FS: disk, err: errors.New("too many links"), of: ".sst"}}
+	q, err := Open("queue", opts)
+	require.NoError(t, err)
+	var tasks []ID
+	for range 20 {
+		tasks = append(tasks, produce(t, q, Task{Queue: "a"})...)
+	}
+	require.NoError(t, q.Checkpoint(t.Context(), "copy"))
+	tables, err := disk.List("copy/shard-000")
+	require.NoError(t, err)
+	require.True(t, slices.ContainsFunc(tables, func(name string) bool { return strings.HasSuffix(name, ".sst") }))
+	crashed := &Options{fs: disk.CrashClone(vfs.CrashCloneCfg{})}
+	require.NoError(t, q.Close())
+	requireTasks(t, "copy", crashed, tasks)
 }
 
 // TestCheckpointLinks: on a real file system too the copy is a queue, shares the tables,
@@ -562,8 +594,9 @@ func TestCheckpointOfFailedShard(t *testing.T) {
 	_ = f.Close()
 }
 
-// TestCheckpointErrors: whichever operation on the copy fails, the call says so
-// and leaves nothing behind, the queue goes on, and the next call succeeds.
+// TestCheckpointErrors: whichever change of the copy's directory fails while its stores are
+// closed, the call says so and leaves nothing behind, the queue goes on, and the next call
+// succeeds.
 func TestCheckpointErrors(t *testing.T) {
 	var mu sync.Mutex // guards what follows
 	n, fail := 0, 0   // operations; the one that fails
@@ -752,14 +785,6 @@ func TestCheckpointLeases(t *testing.T) {
 		require.InDelta(t, 40*time.Second, time.Since(start), float64(time.Second))
 		require.NoError(t, q.Close())
 	})
-}
-
-// TestCheckpointInCluster: it is refused before anything is done.
-func TestCheckpointInCluster(t *testing.T) {
-	q := &Queue{node: new(node)}
-	dir := filepath.Join(t.TempDir(), "copy")
-	require.ErrorIs(t, q.Checkpoint(t.Context(), dir), ErrClustered)
-	require.NoDirExists(t, dir)
 }
 
 // TestCheckpointKeepsLimits: what a shard that has stopped would let others do

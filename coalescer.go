@@ -159,6 +159,22 @@ func (in *inbox) take(into []operation, sleep bool) (ops []operation, refused er
 	return ops, in.refuse
 }
 
+// pick takes out an operation that matches; the first of the given number of
+// operations are known not to. When there is none, the owner is taken to wait on wake
+// from now on, and known is how many do not match. refused is why no other will follow.
+func (in *inbox) pick(known int, match func(operation) bool) (op operation, _ int, refused error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for i, op := range in.ops[known:] {
+		if match(op) {
+			in.ops = slices.Delete(in.ops, known+i, known+i+1)
+			return op, 0, nil
+		}
+	}
+	in.sleeping = in.refuse == nil
+	return nil, len(in.ops), in.refuse
+}
+
 func (in *inbox) len() int {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -159,6 +159,7 @@ func TestDiskFull(t *testing.T) {
 		require.Equal(t, produced-2, listed)
 		synctest.Wait()
 		require.Empty(t, waiting)
+		require.ErrorIs(t, q.Checkpoint(ctx, "copy"), ErrDiskFull)
 
 		disk.free(64 << 20)
 		require.NoError(t, <-waiting, "nobody has called")

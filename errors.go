@@ -47,9 +47,6 @@ var (
 	ErrNotLeader = errors.New("codeq: shard has no leader")
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
-	// ErrClustered: the queue was opened with Options.Cluster, and this is for
-	// queues by themselves.
-	ErrClustered = errors.New("codeq: queue is part of a cluster")
 	// ErrNotMember: the directory is not that of the node of the cluster as which it was to be opened.
 	ErrNotMember = errors.New("codeq: directory is not that of the node")
 

@@ -10,7 +10,8 @@ import (
 // lateFS is the file system of a store. While late names a directory, files and
 // directories that are opened at or below it ignore that they are to be synced:
 // a store that is copied while everybody waits need not wait for the disk. Who
-// names the directory syncs what is in it afterwards.
+// names the directory syncs what is in it afterwards, but for tables: as a rule they are
+// links to synced ones, and those that Pebble had to copy are synced by it.
 type lateFS struct {
 	vfs.FS
 	late atomic.Pointer[string]
@@ -31,11 +32,15 @@ func (fs *lateFS) Unwrap() vfs.FS { return fs.FS }
 
 func (fs *lateFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
 	late := fs.late.Load()
-	if err != nil || late == nil || name != *late && !strings.HasPrefix(name, fs.PathJoin(*late, "x")[:len(*late)+1]) {
+	if err != nil || late == nil || strings.HasSuffix(name, tableSuffix) ||
+		name != *late && !strings.HasPrefix(name, fs.PathJoin(*late, "x")[:len(*late)+1]) {
 		return f, err
 	}
 	return lateFile{f}, nil
 }
+
+// tableSuffix is how the names of Pebble's tables end.
+const tableSuffix = ".sst"
 
 type lateFile struct{ vfs.File }
 

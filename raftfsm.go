@@ -276,14 +276,13 @@ func (r *replica) live() snapshot.Live {
 
 var errReplaced = errors.New("the store has been replaced")
 
-// use keeps the store open while f uses it.
 func (l *liveStore) use(f func(*store) error) error {
-	l.replica.mu.RLock()
-	defer l.replica.mu.RUnlock()
-	if l.replica.store != l.store || l.replica.source == nil {
-		return errReplaced
-	}
-	return f(l.store)
+	return l.replica.use(func(st *store) error {
+		if st != l.store {
+			return errReplaced
+		}
+		return f(st)
+	})
 }
 
 // Flush makes what has been applied durable.

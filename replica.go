@@ -57,6 +57,19 @@ func (r *replica) close() error {
 	return nil
 }
 
+// use keeps the store open while f uses it.
+func (r *replica) use(f func(*store) error) error {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if err := r.failure(); err != nil {
+		return err
+	}
+	if r.node != nil && r.source == nil {
+		return errReplaced
+	}
+	return f(r.store)
+}
+
 // hurry has a commit that waits for room on a full disk fail.
 func (r *replica) hurry() {
 	r.mu.RLock()
@@ -175,7 +188,12 @@ func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, er
 // do hands an operation to the shard and waits for its outcome. settled is
 // false when the operation still belongs to the shard.
 func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {
-	if err := s.inbox.push(ctx, op); err != nil {
+	if _, ok := op.(*resumeOp); ok { // there is no room until the owner goes on
+		err = s.inbox.pass(op)
+	} else {
+		err = s.inbox.push(ctx, op)
+	}
+	if err != nil {
 		return true, err
 	}
 	return c.wait(ctx)

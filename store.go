@@ -181,17 +181,21 @@ func (st *store) checkpoint(dir string) error {
 }
 
 // checkpointLate is checkpoint below root, where nothing is synced. What was
-// committed is in it at every durability. broken is why the store is unfit for
-// more. REQUIRES: nothing is being committed.
-func (st *store) checkpointLate(root, dir string) (err, broken error) {
-	if st.write == pebble.NoSync && !st.replicated { // a part of it may be in the process only
+// committed is in it at every durability. REQUIRES: nothing is being committed.
+func (st *store) checkpointLate(root, dir string) error {
+	switch {
+	case st.replicated: // memtables have no log
+		if err := st.flush(context.Background()); err != nil {
+			return err
+		}
+	case st.write == pebble.NoSync: // a part of it may be in the process only
 		if err := st.db.LogData(nil, pebble.Sync); err != nil {
-			return storageError(err), st.failure()
+			return storageError(err)
 		}
 	}
 	st.fs.late.Store(&root)
 	defer st.fs.late.Store(nil)
-	return st.checkpoint(dir), st.failure()
+	return st.checkpoint(dir)
 }
 
 // close makes what was committed durable at the level of the operating system

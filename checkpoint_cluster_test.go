@@ -1,0 +1,217 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+)
+
+// TestCheckpointOfClusterIsOneCut: TestCheckpointIsOneCut, of three nodes with a shard
+// each, whose copies are made on all of them, and two at a time.
+func TestCheckpointOfClusterIsOneCut(t *testing.T) {
+	seed := drawSeed()
+	t.Logf("seed %d", seed)
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{Shards: 3, Retention: Forever, WindowTasks: 64, MemTableBytes: 256 << 10}
+		c := newSimCluster(t, seed, 3, opts)
+		c.awaitLeaders()
+		l := newCopyLoad(t, opts, seed)
+		for _, n := range c.members() {
+			l.queues = append(l.queues, simQueue(n))
+		}
+		var mu sync.Mutex // guards made
+		var made []copied
+		l.run(func() {
+			for i := range *copiesFlag {
+				l.after(20 + l.chance(100))
+				var calls sync.WaitGroup
+				for n := range 2 {
+					calls.Go(func() {
+						one := l.checkpoint(l.queues[(i+n)%3], fmt.Sprint("copies/", i))
+						mu.Lock()
+						defer mu.Unlock()
+						made = append(made, one)
+					})
+				}
+				calls.Wait()
+			}
+		})
+		c.rest()
+		require.NoError(t, c.check())
+		for i := range made {
+			l.check(&made[i])
+		}
+		c.close()
+	})
+}
+
+// atCopy has do be called when a node begins to copy its stores, which is while the shards stand still.
+func (n *simNode) atCopy(do func()) {
+	var once sync.Once
+	n.breakDisk(func(_, name string) bool {
+		if strings.HasPrefix(name, "copy/shard-") {
+			once.Do(do)
+		}
+		return false
+	})
+}
+
+// requireCopy checks that a node's copy has the tasks, and that it is a queue by itself.
+func requireCopy(t *testing.T, n *simNode, tasks []ID) {
+	opts := &Options{fs: n.disk}
+	requireTasks(t, "copy", opts, tasks)
+	report, err := Verify("copy", &VerifyOptions{fs: n.disk})
+	require.NoError(t, err)
+	require.Empty(t, report.Problems)
+	q, err := Open("copy", opts)
+	require.NoError(t, err)
+	for _, r := range q.replicas {
+		entries, err := r.dump()
+		require.NoError(t, err)
+		for _, e := range entries {
+			require.NotContains(t, []byte{keys.Applied, keys.Session, keys.Interest}, e.key[0], "of a node of a cluster")
+		}
+	}
+	require.NoError(t, q.Close())
+}
+
+// deposed is the committer of a leader that is not one any more.
+type deposed struct{ committer }
+
+func (deposed) confirm() error { return ErrNotLeader }
+
+// TestHoldOfCluster: whoever holds the shards, nothing is done in any of them until it
+// lets them go on.
+func TestHoldOfCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, Options{Shards: 3})
+		time.Sleep(simPatience) // each node leads its share
+		for _, n := range c.members() {
+			h, err := simQueue(n).hold(t.Context())
+			require.NoError(t, err)
+			done := make(chan error, 9)
+			for _, by := range c.members() {
+				for shard := range 3 {
+					go func() {
+						_, err := simQueue(by).Produce(context.Background(), Task{Queue: "a", LimitKey: keyOf("a", shard, 3)})
+						done <- err
+					}()
+				}
+			}
+			time.Sleep(time.Second)
+			require.Empty(t, done)
+			require.NoError(t, h.resume())
+			for range 9 {
+				require.NoError(t, <-done)
+			}
+		}
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestHoldIsConfirmed: that an owner has stood still says nothing unless a majority
+// confirms that its node has led all the time.
+func TestHoldIsConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{Shards: 2, InboxDepth: 1})
+		h, err := q.hold(t.Context())
+		require.NoError(t, err)
+		var calls sync.WaitGroup
+		for range 5 { // more than there is room for
+			calls.Go(func() { produce(t, q, Task{Queue: "a"}) })
+		}
+		synctest.Wait()
+		require.NoError(t, h.resume())
+		calls.Wait()
+		require.ErrorIs(t, h.resume(), ErrUncertain, "it has gone on before")
+		h, err = q.hold(t.Context())
+		require.NoError(t, err)
+		s := q.shard(1) // its owner stands still
+		s.commit = deposed{s.commit}
+		require.ErrorIs(t, h.resume(), ErrNotLeader)
+		_ = q.Close()
+	})
+}
+
+// TestCheckpointLosesItsLeader: another node leads, and stores more, while a copy is
+// being made of what the leader before it had. The copy is made again.
+func TestCheckpointLosesItsLeader(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		old, other := c.lead()
+		var tasks []ID
+		add := func(by *simNode) {
+			id, err := simQueue(by).Produce(ctx, Task{Queue: "a"})
+			require.NoError(t, err)
+			tasks = append(tasks, id)
+		}
+		for range 10 {
+			add(other)
+		}
+		c.rest()
+		lost := make(chan struct{})
+		other.atCopy(func() {
+			c.net.isolate(old.name, c.names())
+			by := c.newLeader(old)
+			for range 10 {
+				add(by)
+			}
+			c.net.heal(true)
+			close(lost)
+		})
+		require.NoError(t, simQueue(other).Checkpoint(ctx, "copy"))
+		<-lost
+		require.Len(t, tasks, 20)
+		requireCopy(t, other, tasks)
+	})
+}
+
+// TestCheckpointIsForgotten: a node dies while the shards stand still for its sake. They go on
+// by themselves; so they do at once when the caller gives up before all of them stand still.
+func TestCheckpointIsForgotten(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		stands := make(chan struct{})
+		other.atCopy(func() {
+			other.crash(0)
+			close(stands)
+			time.Sleep(simPatience)
+		})
+		gone := make(chan error, 1)
+		go func(q *Queue) { gone <- q.Checkpoint(ctx, "copy") }(simQueue(other))
+		<-stands
+		begin := time.Now()
+		_, err := simQueue(leader).Produce(ctx, Task{Queue: "a"})
+		require.NoError(t, err)
+		require.Greater(t, time.Since(begin), time.Second, "the shard has stood still")
+		require.LessOrEqual(t, time.Since(begin), holdLimit+time.Second)
+		require.Error(t, <-gone)
+
+		other.start()
+		c.rest()
+		q := simQueue(other)
+		giveUp, cancel := context.WithCancel(ctx)
+		h, err := simQueue(leader).hold(ctx) // another one's turn comes first
+		require.NoError(t, err)
+		go func() { gone <- q.Checkpoint(giveUp, "copy") }()
+		time.Sleep(time.Second)
+		cancel()
+		require.ErrorIs(t, <-gone, context.Canceled)
+		require.NoError(t, h.resume())
+		begin = time.Now()
+		_, err = simQueue(leader).Produce(ctx, Task{Queue: "a"})
+		require.NoError(t, err)
+		require.Less(t, time.Since(begin), time.Second)
+	})
+}
