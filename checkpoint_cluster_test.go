@@ -88,12 +88,28 @@ type deposed struct{ committer }
 
 func (deposed) confirm() error { return ErrNotLeader }
 
+// awaitShares waits until each of three nodes leads one of three shards: then leaders stay.
+func (c *simCluster) awaitShares() {
+	for end := time.Now().Add(simPatience); ; time.Sleep(100 * time.Millisecond) {
+		leaders := make(map[*simNode]bool)
+		for shard := range 3 {
+			leaders[c.leader(shard)] = true
+		}
+		if !leaders[nil] && len(leaders) == 3 {
+			return
+		}
+		if time.Now().After(end) {
+			c.hangs("the balance of leaders")
+		}
+	}
+}
+
 // TestHoldOfCluster: whoever holds the shards, nothing is done in any of them until it
 // lets them go on.
 func TestHoldOfCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 3})
-		time.Sleep(simPatience) // each node leads its share
+		c.awaitShares()
 		for _, n := range c.members() {
 			h, err := simQueue(n).hold(t.Context())
 			require.NoError(t, err)

@@ -40,10 +40,10 @@ const (
 	simComplete
 	simRetry
 	simRelease
-	simFinal // what is stored at the end
+	simStored // what is stored at the end, or in a copy
 )
 
-var simVerbs = [...]string{"produce", "claim", "extend", "complete", "retry", "release", "final"}
+var simVerbs = [...]string{"produce", "claim", "extend", "complete", "retry", "release", "stored"}
 
 type simOutcome int
 
@@ -70,7 +70,7 @@ type simCall struct {
 	attempt    int
 	granted    time.Time     // of a claim
 	duration   time.Duration // of a claim or an extension
-	state      State         // of final; 0: there is no such task
+	state      State         // of stored; 0: there is no such task
 }
 
 func (c *simCall) String() string {
@@ -85,7 +85,7 @@ func (c *simCall) String() string {
 	if !c.granted.IsZero() {
 		s += " granted " + c.granted.Format("04:05.000")
 	}
-	if c.verb == simFinal {
+	if c.verb == simStored {
 		return s + fmt.Sprintf(" %v", c.state)
 	}
 	s += " " + simOutcomes[c.outcome]
@@ -195,28 +195,20 @@ func (h *simHistory) claimed(c *simCall, l *Lease, duration time.Duration) {
 	h.add(one)
 }
 
-// final notes what is stored at the end.
-func (h *simHistory) final(tasks map[ID]*TaskInfo) {
-	byID := make(map[ID]int)
+// stored notes what was stored at some moment of a call, which has returned.
+func (h *simHistory) stored(c *simCall, tasks map[ID]*TaskInfo) {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	for id, info := range tasks {
-		serial := serialOf(info.Payload)
-		byID[id] = serial
-		h.seen(serial, id)
+		h.seen(serialOf(info.Payload), id)
 	}
-	serials := make(map[int]ID)
 	for serial, id := range h.ids {
-		serials[serial] = id
-	}
-	h.mu.Unlock()
-	for serial, id := range serials {
-		c := h.begin(simFinal, 0, "all")
-		c.serial = serial
+		one := *c
+		one.serial = serial
 		if info := tasks[id]; info != nil {
-			c.state, c.attempt = info.State, info.Attempts
+			one.state, one.attempt = info.State, info.Attempts
 		}
-		h.finish(c, nil, true)
-		h.add(*c)
+		h.calls = append(h.calls, &one)
 	}
 }
 
@@ -277,7 +269,7 @@ var simModel = (&porcupine.NondeterministicModel{
 			if holds {
 				next = append(next, simTask{simWaiting, s.token, s.attempt - 1})
 			}
-		case simFinal:
+		case simStored:
 			var ok bool
 			switch c.state {
 			case 0:

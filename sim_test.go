@@ -63,10 +63,11 @@ func TestSimulation(t *testing.T) {
 }
 
 // simCounts is what a simulation has come to.
-type simCounts struct{ Calls, Unknown, Faults, Tasks, Lost int }
+type simCounts struct{ Calls, Unknown, Faults, Tasks, Lost, Copies int }
 
 func (c *simCounts) add(o simCounts) {
 	c.Calls, c.Unknown, c.Faults, c.Tasks, c.Lost = c.Calls+o.Calls, c.Unknown+o.Unknown, c.Faults+o.Faults, c.Tasks+o.Tasks, c.Lost+o.Lost
+	c.Copies += o.Copies
 }
 
 func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
@@ -108,6 +109,9 @@ type schedule struct {
 	count  int
 	done   sync.WaitGroup // faults that end by themselves
 	moving atomic.Bool    // a change of membership is under way
+
+	copying sync.Mutex // guards copies
+	copies  []simCopy
 }
 
 // simFault is something that happens to a cluster.
@@ -191,7 +195,10 @@ func (s *schedule) run() simCounts {
 	if err != nil {
 		s.t.Error(err)
 	}
-	s.h.final(tasks)
+	last := s.h.begin(simStored, 0, "all")
+	s.h.finish(last, nil, true)
+	s.readCopies()
+	s.h.stored(last, tasks)
 	for _, problem := range s.h.check() {
 		s.t.Error(problem)
 	}
@@ -200,7 +207,7 @@ func (s *schedule) run() simCounts {
 	}
 	s.note("close")
 	s.close()
-	counts := simCounts{Calls: len(s.h.calls), Faults: s.count, Tasks: len(s.h.ids)}
+	counts := simCounts{Calls: len(s.h.calls), Faults: s.count, Tasks: len(s.h.ids), Copies: len(s.copies)}
 	for _, c := range s.h.calls {
 		switch c.outcome {
 		case simUnknown:
@@ -350,6 +357,11 @@ var simFaults = []simFault{
 		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(8+s.rng.IntN(20))
 		s.note("snapshot of shard %d on %s, %d trailing", shard, n.name, trailing)
 		s.snapshot(n, shard, trailing)
+	}},
+	{"checkpoint", 3, func(s *schedule) {
+		n := s.anyNode()
+		s.note("checkpoint on %s", n.name)
+		s.checkpoint(n, fmt.Sprint("copies/", s.count))
 	}},
 }
 

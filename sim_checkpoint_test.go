@@ -1,0 +1,63 @@
+package codeq
+
+import (
+	"context"
+	"time"
+)
+
+// simCopy is a copy that a node has made, of what was stored at some moment of a call.
+type simCopy struct {
+	node *simNode
+	dir  string
+	call *simCall
+}
+
+// checkpoint has a node copy the queue, however long that takes.
+func (s *schedule) checkpoint(n *simNode, dir string) {
+	q, life := n.queue()
+	if q == nil {
+		return
+	}
+	s.done.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		call := s.h.begin(simStored, 0, n.name)
+		err := q.Checkpoint(ctx, dir)
+		if err != nil || !n.alive(life) { // it may be that the copy is whole, and its node did not live to say so
+			s.note("no copy on %s: %v", n.name, err)
+			return
+		}
+		s.h.finish(call, nil, true)
+		s.note("copied on %s to %s", n.name, dir)
+		s.copying.Lock()
+		defer s.copying.Unlock()
+		s.copies = append(s.copies, simCopy{n, dir, call})
+	})
+}
+
+// readCopies opens the copies on the disks of their nodes, which may have crashed since, and
+// enters what they have into the history. A lease in them may have expired meanwhile.
+func (s *schedule) readCopies() {
+	for _, c := range s.copies {
+		q, err := Open(c.dir, &Options{fs: c.node.disk})
+		if err != nil {
+			s.t.Errorf("copy on %s: %v", c.node.name, err)
+			continue
+		}
+		list, err := q.list()
+		if err == nil {
+			err = q.checkAll()
+		}
+		if err != nil {
+			s.t.Errorf("copy on %s: %v", c.node.name, err)
+		}
+		tasks := make(map[ID]*TaskInfo)
+		for _, info := range list {
+			tasks[info.ID] = info
+		}
+		s.h.stored(c.call, tasks)
+		if err := q.Close(); err != nil {
+			s.t.Errorf("copy on %s: %v", c.node.name, err)
+		}
+	}
+}
