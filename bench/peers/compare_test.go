@@ -117,6 +117,26 @@ func TestSubjects(t *testing.T) {
 		require.Contains(t, []int{1, batchSize}, s.Batch, s.Name)
 	}
 	require.Len(t, matching(all, regexp.MustCompile("^codeq/")), 12)
+	for _, name := range short {
+		require.True(t, names[name], name)
+	}
+}
+
+func TestInShort(t *testing.T) {
+	rows := []row{
+		measured(subject{Name: "codeq/disk/single", Queue: codeqName, Class: disk, Batch: 1}, 50),
+		measured(subject{Name: "codeq/none/single", Queue: codeqName, Class: none, Batch: 1}, 90),
+		measured(subject{Name: "dque/turbo/single", Queue: "dque", Class: disk, Batch: 1, Driven: "way", Keeps: "what"}, 10),
+		{subject: subject{Name: "nats/always/sync", Queue: "NATS"}},
+	}
+	rows[2].results[0].Version = "1.2"
+	table := inShort(rows)
+	require.Len(t, table, 3)
+	require.Equal(t, "**codeq**", table[0][0])
+	require.Nil(t, table[0][5])
+	require.Equal(t, []any{"dque 1.2", "way", "what", 10.0}, table[1][:4])
+	require.Equal(t, 5.0, table[1][5])
+	require.Equal(t, "not run", table[2][3])
 }
 
 // A driver that needs no server does its cycles, and leaves nothing behind.

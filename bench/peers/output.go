@@ -39,6 +39,9 @@ func write(dir string, m report.Machine, rows []row) error {
 	for _, c := range charts {
 		d.Image(c.title, c.file)
 	}
+	d.Heading("In short")
+	d.Paragraph("A choice of the rows above; the last column compares with the faster row of codeq at the same durability, driven the same way.")
+	d.Table([]string{"queue", "driven by", "a crash, and a power failure, lose", "cycles/s", "p50", "codeq is faster by"}, inShort(rows)...)
 	d.Heading("Targets")
 	d.Paragraph("codeq against the fastest peer that has leases.")
 	table = nil
@@ -53,6 +56,31 @@ func write(dir string, m report.Machine, rows []row) error {
 	}
 	d.Table([]string{"codeq", "peers", "codeq, cycles/s", "fastest peer", "its cycles/s", "ratio", "wanted", ""}, table...)
 	return errors.Join(err, d.Write(filepath.Join(dir, "peers.md")), writeCSV(filepath.Join(dir, "peers.csv"), rows))
+}
+
+// short are the rows of the table that README quotes.
+var short = []string{
+	"codeq/process/single", "codeq/process/single-shards", "codeq/process/batch", "codeq/process/batch-shards",
+	"codeq/disk/single", "codeq/disk/single-shards", "codeq/disk/batch", "codeq/disk/batch-shards",
+	"nats/2min/sync", "nats/2min/batch", "nats/always/sync", "beanstalkd/50ms/single", "beanstalkd/fsync/single",
+	"asynq/everysec/single", "asynq/always/single", "river/fsync/single", "river/fsync/batch-workers",
+	"backlite/FULL/single", "backlite/FULL/batch", "dque/turbo/single",
+}
+
+// inShort are the short rows of those that were chosen.
+func inShort(rows []row) (table [][]any) {
+	for _, r := range rows {
+		if !slices.Contains(short, r.Name) {
+			continue
+		}
+		line := slices.Concat(cells(rows, r), make([]any, 5))
+		name := fmt.Sprintf("%s %s", r.Queue, line[2])
+		if r.Queue == codeqName {
+			name = "**codeq**"
+		}
+		table = append(table, []any{name, line[3], line[4], line[7], line[8], line[11]})
+	}
+	return table
 }
 
 // cells are a line of the table.
