@@ -90,26 +90,38 @@ func layerOf(f string, outer []string) (layer, bool) {
 			return layerRaft, true
 		case has(outer, pebblePath+".(*DB).Apply", pebblePath+".(*DB).applyInternal", pebblePath+".(*commitPipeline)"),
 			has(outer[:1], pebblePath+".(*Batch)"), has(outer, pebblePath+".(*Batch).SetDeferred", pebblePath+".(*Batch).SingleDeleteDeferred",
-				pebblePath+".(*Batch).DeleteDeferred", pebblePath+".(*DeferredBatchOp)"):
+				pebblePath+".(*Batch).DeleteDeferred", pebblePath+".DeferredBatchOp"):
 			return layerCommit, true
 		}
 		return layerReads, true
 	case hasPrefix(f, "github.com/hashicorp/raft", "github.com/hashicorp/go-msgpack", "codeq/internal/raftlog.",
-		"codeq.(*stateMachine)", "codeq.(*proposer)", "codeq.(*replica)", "codeq.(*pipeline)"):
+		"codeq.(*stateMachine)", "codeq.(*liveStore)", "codeq.(*proposer)", "codeq.(*replica)", "codeq.(*transport)", "codeq.(*pipeline)",
+		"codeq.parseEntry", "codeq/internal/snapshot."):
 		return layerRaft, true
-	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq.(*node)", "codeq.(*claimTable)", "codeq.(*remote", "net.", "codeq.(*forward"):
+	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq.(*node)", "codeq.(*claimTable)", "codeq.(*claimLine)", "codeq.(*patience)",
+		"codeq.(*remoteError)", "net."), isMessage(f):
 		return layerNetwork, true
-	case hasPrefix(f, "codeq/internal/record.", "codeq/internal/keys.", "codeq.prepare", "codeq.(*Queue).prepare", "encoding/"):
+	case hasPrefix(f, "codeq/internal/record.", "codeq/internal/keys.", "codeq.prepare", "codeq.(*Queue).prepareBatch", "encoding/"):
 		return layerEncoding, true
 	case hasPrefix(f, "codeq/bench/"):
 		return layerLoad, true
 	case hasPrefix(f, "codeq.", "codeq/internal/"):
-		if has(outer, ownerFunction) {
+		switch {
+		case has(outer, ownerFunction):
 			return layerOwner, true
+		case has(outer, "codeq.(*stateMachine)"):
+			return layerRaft, true
 		}
 		return layerCallers, true
 	}
 	return "", false
+}
+
+// isMessage reports whether f encodes or decodes an operation, or its outcome, of
+// another node.
+func isMessage(f string) bool {
+	return strings.HasPrefix(f, "codeq.(*") && slices.ContainsFunc([]string{").encode", ").decode", ").encodeReply", ").decodeReply"},
+		func(method string) bool { return strings.HasSuffix(f, method) })
 }
 
 const (
