@@ -22,13 +22,14 @@ var away = flag.Int64("away", 0, "cycles that BenchmarkCatchUp's third node miss
 
 // BenchmarkCatchUp closes one of three nodes, which run in one process, lets the
 // others go on for -away cycles, and opens it again; then it goes on until as
-// many cycles have been completed once more. It reports
+// many cycles have been completed once more. It fails if the node does not get
+// all that the leaders have after the end of the load. It reports
 //
 //	catchup-s           from the call of Open until the node has what the leaders have
 //	missed-entries/s    entries of the logs that it had not, by that time
 //	cycles/s            of the others while one is away
 //	catchup-cycles/s    of the others meanwhile
-//	kept                the one by the other; it fails below a half
+//	kept                the one by the other
 //	log-MB, received-MB, store-MB
 //	                    the most that any node had on disk, of logs, of what was
 //	                    made and received to catch up, and of tasks
@@ -43,6 +44,8 @@ const (
 	// reach is how many entries a node that has caught up lags behind at the
 	// most: what is on its way under load.
 	reach = 32
+	// unknown is how many entries a leader counts as having applied while none answers.
+	unknown = 1 << 40
 	// shortest is the least time over which a rate is measured.
 	shortest = time.Second
 )
@@ -70,7 +73,10 @@ func catchUp(b *testing.B, d codeq.Durability) {
 	sizes := watchSizes(ctx, &wg, b, c.dir, func() int64 { return l.completed.Load() * 8 / max(missed, 1) })
 
 	l.wait(missed / 10) // all three at work
-	seen, _ := c.applied()
+	seen, lag := c.applied()
+	for ; lag >= unknown; seen, lag = c.applied() {
+		time.Sleep(10 * time.Millisecond)
+	}
 	if err := c.queues[2].Close(); err != nil {
 		b.Fatal(err)
 	}
@@ -92,6 +98,15 @@ func catchUp(b *testing.B, d codeq.Durability) {
 
 	cancel()
 	wg.Wait()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		all, lag := c.applied()
+		if lag == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			b.Fatalf("the node that came back lacks %d of %d entries a minute after the end of the load", lag, all)
+		}
+	}
 	b.ReportMetric(0, "ns/op") // the run is as long as the flag says
 	b.ReportMetric(caughtUp.Seconds(), "catchup-s")
 	b.ReportMetric(float64(entries)/caughtUp.Seconds(), "missed-entries/s")
@@ -100,9 +115,6 @@ func catchUp(b *testing.B, d codeq.Durability) {
 	b.ReportMetric(during/alone, "kept")
 	b.ReportMetric(float64(l.failed.Load()), "failed")
 	sizes.report(b)
-	if during < alone/2 {
-		b.Errorf("%.0f cycles/s for %v while a node catches up with %d entries, %.0f before", during, caughtUp, entries, alone)
-	}
 }
 
 // faultyLoad is the cycle, whose calls may fail when leaders change.
@@ -216,7 +228,7 @@ func (c *nodes) applied() (all, lag uint64) {
 		c.b.Fatal(err)
 	}
 	for _, s := range status.Shards {
-		led, has := uint64(1<<40), uint64(0) // very many while no leader answers
+		led, has := uint64(unknown), uint64(0)
 		for _, r := range s.Replicas {
 			if r.Node == s.Leader && r.Err == "" {
 				led = r.Applied
