@@ -3,7 +3,7 @@
 //
 //	go run -C bench/scaling . -out ../results
 //
-// It writes scaling.md, scaling.csv and a chart for each sweep. At both ends of each
+// It takes ten minutes, and writes scaling.md, scaling.csv and a chart for each sweep. At both ends of each
 // line a further window is profiled, and scaling.md says what the profiles do: where
 // the processors' time goes, what is done one after the other, and what is contended.
 package main
@@ -36,7 +36,7 @@ func run() (err error) {
 	m := measurer{}
 	flag.DurationVar(&m.window, "window", 3*time.Second, "time that is measured at each value")
 	flag.DurationVar(&m.warmup, "warmup", 500*time.Millisecond, "time before a window")
-	flag.IntVar(&m.runs, "runs", 1, "windows at each value, each with a new queue; the median counts")
+	flag.IntVar(&m.runs, "runs", 1, "windows at each value, each with a new queue; the median counts; of some sweeps never less than 3")
 	flag.StringVar(&m.profiles, "profiles", "", "directory that keeps the profiles; default: none")
 	only := flag.String("only", "", "names of sweeps, separated by commas; default: all")
 	short := flag.Bool("short", false, "the first and the last value of each sweep, for a quarter of a second")

@@ -45,7 +45,7 @@ func (r result) cpu() time.Duration { return r.Usage.CPU / time.Duration(max(r.C
 // outcome is what was measured at one value with one setting.
 type outcome struct {
 	results []result     // one for each run, in the order of their rates
-	profile *attribution // of a further window; nil but for the first and the last value
+	profile *attribution // of a further window; nil but for the first and the last value of a sweep that has profiles
 	err     error
 }
 
@@ -75,7 +75,10 @@ type measurer struct {
 	progress       func(format string, args ...any)
 }
 
-// sweep measures all values with all settings, -runs times over, so that what
+// runsOf is how often each value of a sweep is measured.
+func (m *measurer) runsOf(sw *sweep) int { return max(m.runs, sw.runs) }
+
+// sweep measures all values with all settings, as often as runsOf says, so that what
 // the machine does from minute to minute meets all values alike. It returns what
 // it has when ctx ends. Errors are in the outcomes.
 func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
@@ -83,7 +86,7 @@ func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 	for i := range outcomes {
 		outcomes[i] = make([]outcome, len(sw.values))
 	}
-	for run := range m.runs {
+	for run := range m.runsOf(sw) {
 		for i, base := range sw.settings {
 			deep := filepath.Join(m.dir, fmt.Sprintf("%s-%d", sw.name, i)) // kept from value to value if it is deep
 			for j, v := range sw.values {
@@ -93,7 +96,7 @@ func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 				o := &outcomes[i][j]
 				end := j == 0 || j == len(sw.values)-1
 				name := ""
-				if end && run == m.runs-1 {
+				if end && !sw.plain && run == m.runsOf(sw)-1 {
 					name = fileName(sw.name, base.name, sw.label(v))
 				}
 				res, err := m.point(ctx, deep, sw.at(base, v), name, &o.profile)

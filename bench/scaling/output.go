@@ -56,9 +56,10 @@ func (r *results) write(dir string) error {
 	if r.interrupted {
 		d.Paragraph("**It was interrupted; what is missing was not measured.**")
 	}
-	d.Paragraph("A cycle is one task produced, claimed and completed. Each value was measured for %v after %v with a new queue%s. "+
+	d.Paragraph("A cycle is one task produced, claimed and completed. Each value was measured for %v after %v with a new queue%s; "+
+		"where a table says least and most, cycles/s are the median of several runs. "+
 		"What bounds each of them is concluded in [README.md](README.md).", r.measurer.window, r.measurer.warmup,
-		map[bool]string{true: fmt.Sprintf(", %d times over; the medians of cycles/s are shown", r.measurer.runs)}[r.measurer.runs > 1])
+		map[bool]string{true: fmt.Sprintf(", %d times over", r.measurer.runs)}[r.measurer.runs > 1])
 	d.Paragraph("Columns: p50 and p99 are from the call of Produce until the task is completed; CPU is the processor time of " +
 		"the process for a cycle; busy is the share of all processors' time that it used; group is cycles by commit. " +
 		"\"Where the time goes\" is from a further window with profiles, at both ends of each line; of the same windows are the waits in " +
@@ -80,7 +81,8 @@ func (r *results) section(d *report.Document, dir string, sw *sweep, outcomes []
 	chart := "scaling-" + sw.name + ".svg"
 	d.Image(sw.title, chart)
 	header := []string{"", sw.axis, "cycles/s", "p50", "p99", "CPU", "busy, %", "group"}
-	if r.measurer.runs > 1 {
+	ranges := r.measurer.runsOf(sw) > 1
+	if ranges {
 		header = append(header, "least", "most")
 	}
 	if sw.data {
@@ -90,7 +92,7 @@ func (r *results) section(d *report.Document, dir string, sw *sweep, outcomes []
 	for i, s := range sw.settings {
 		for j, v := range sw.values {
 			o := &outcomes[i][j]
-			row := r.row(s.name, sw.label(v), o)
+			row := r.row(s.name, sw.label(v), o, ranges)
 			if sw.data && o.usable() {
 				row = append(row, o.median().Rate()*float64(sw.at(s, v).load.Payload)/1e6)
 			}
@@ -102,7 +104,7 @@ func (r *results) section(d *report.Document, dir string, sw *sweep, outcomes []
 	return sw.draw(filepath.Join(dir, chart), outcomes)
 }
 
-func (r *results) row(name, label string, o *outcome) []any {
+func (r *results) row(name, label string, o *outcome, ranges bool) []any {
 	switch {
 	case o.err != nil:
 		return []any{name, label, "failed: " + o.err.Error()}
@@ -113,7 +115,7 @@ func (r *results) row(name, label string, o *outcome) []any {
 	}
 	m := o.median()
 	row := []any{name, label, m.Rate(), latency(m, 0.5), latency(m, 0.99), m.cpu(), math.Round(100 * m.busy()), m.group()}
-	if r.measurer.runs > 1 {
+	if ranges {
 		row = append(row, o.results[0].Rate(), o.results[len(o.results)-1].Rate())
 	}
 	return row

@@ -52,6 +52,28 @@ func TestSweepIsMeasuredAndWritten(t *testing.T) {
 	require.Empty(t, left)
 }
 
+// A sweep of what the disk bounds is measured several times, without profiles.
+func TestSweepOfCallersHasRanges(t *testing.T) {
+	m := measurer{dir: t.TempDir(), profiles: t.TempDir(), warmup: 5 * time.Millisecond, window: 30 * time.Millisecond, runs: 1, progress: t.Logf}
+	all := sweeps(size{})
+	sw := all[len(all)-1]
+	require.Equal(t, "callers", sw.name)
+	sw.settings, sw.values = sw.settings[1:], sw.values[:1]
+	require.Equal(t, 2, sw.settings[0].opts.Shards)
+	results := results{measurer: m}
+	results.add(sw, m.sweep(t.Context(), sw))
+	require.NoError(t, results.failed())
+	o := &results.outcomes[0][0][0]
+	require.Len(t, o.results, 3)
+	require.Nil(t, o.profile)
+	out := t.TempDir()
+	require.NoError(t, results.write(out))
+	b, err := os.ReadFile(filepath.Join(out, "scaling.md"))
+	require.NoError(t, err)
+	require.Contains(t, string(b), "| group | least | most |")
+	require.Contains(t, string(b), "| shards: 2 | 10 |")
+}
+
 func TestInterruptedSweepIsWritten(t *testing.T) {
 	m := measurer{dir: t.TempDir(), profiles: t.TempDir(), window: time.Hour, runs: 1, progress: t.Logf}
 	sw := sweeps(size{ends: true})[3]

@@ -29,6 +29,8 @@ type sweep struct {
 	label    func(v int) string
 	apply    func(s *setting, v int)
 	settings []setting
+	runs     int  // at the least, for what varies by itself more than by the value; 0: 1
+	plain    bool // no profiles
 	bars     bool // of a few values that have no distance from one another
 	logY     bool // cycles/s go over orders of magnitude
 	data     bool // bytes of payloads a second are of interest
@@ -60,6 +62,14 @@ func calls(d codeq.Durability) setting {
 		opts: codeq.Options{Durability: d, Shards: 1},
 		load: load(defaultProducers),
 	}
+}
+
+// onShards is single calls at disk.
+func onShards(n int) setting {
+	s := calls(codeq.DurabilityDisk)
+	s.name = fmt.Sprint("shards: ", n)
+	s.opts.Shards = n
+	return s
 }
 
 // batches produces batches of 64, and has Run complete their tasks.
@@ -119,7 +129,7 @@ func sweeps(z size) []*sweep {
 	}, {
 		name: "group", title: "Operations in a group", axis: "Options.GroupCap",
 		about:    "32 producers and 128 workers; 1 shard. With single calls there are no more than 160 operations at a time.",
-		values:   []int{1, 4, 16, 64, 256, 1024, 4096},
+		values:   []int{1, 16, 64, 256, 1024, 4096},
 		label:    number,
 		apply:    func(s *setting, v int) { s.opts.GroupCap = v },
 		settings: []setting{calls(process), batches(process), calls(disk)},
@@ -146,9 +156,21 @@ func sweeps(z size) []*sweep {
 		apply:    func(s *setting, v int) { s.nodes, s.opts.Shards = v, 3 },
 		settings: []setting{calls(process), calls(disk)},
 		bars:     true,
+	}, {
+		name: "callers", title: "Shards at disk, by callers", axis: "callers",
+		about: "Single calls of producers, and of four workers for each of them. All lines are measured three times in turn, as the disk is " +
+			"faster and slower from minute to minute.",
+		values:   []int{2, 8, 32},
+		label:    func(v int) string { return number((1 + workersOf) * v) },
+		apply:    func(s *setting, v int) { s.load = load(v) },
+		settings: []setting{onShards(1), onShards(2)},
+		runs:     3,
+		plain:    true,
+		bars:     true,
 	}}
 	for _, sw := range all {
 		if z.ends {
+			sw.runs = 0
 			sw.values = []int{sw.values[0], sw.values[len(sw.values)-1]}
 		}
 	}
