@@ -77,10 +77,10 @@ func quote(t *testing.T, file, title string) string {
 	require.Contains(t, written(t), file)
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
-	section, begin := "", "|"
+	section, begin := "", []string{"|"}
 	if title == "Machine" {
 		section, _, _ = strings.Cut(string(b), "\n## ")
-		begin = "Written at "
+		begin = []string{"Written at ", "The disk did "}
 	} else {
 		_, rest, ok := strings.Cut(string(b), "\n## "+title+"\n")
 		require.True(t, ok, "%s has no section %s", file, title)
@@ -88,7 +88,8 @@ func quote(t *testing.T, file, title string) string {
 	}
 	var parts []string
 	for part := range strings.SplitSeq(section, "\n\n") {
-		if part = strings.Trim(part, "\n"); strings.HasPrefix(part, begin) {
+		part = strings.Trim(part, "\n")
+		if slices.ContainsFunc(begin, func(s string) bool { return strings.HasPrefix(part, s) }) {
 			parts = append(parts, part+"\n")
 		}
 	}

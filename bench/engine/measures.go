@@ -17,11 +17,10 @@ type measures map[string]map[string][]float64
 
 var procs = regexp.MustCompile(`-\d+$`)
 
-// parse reads what go test has printed.
-func parse(printed string) (measures, error) {
-	m := make(measures)
+// parse adds what go test has printed, with a prefix to all names.
+func (m measures) parse(prefix, printed string) error {
 	if err := m.parseKills(printed); err != nil {
-		return nil, err
+		return err
 	}
 	r := benchfmt.NewReader(strings.NewReader(printed), "go test")
 	for r.Scan() {
@@ -29,7 +28,7 @@ func parse(printed string) (measures, error) {
 		if !ok {
 			continue // a line that is not of a benchmark
 		}
-		name := procs.ReplaceAllString(string(res.Name.Full()), "")
+		name := prefix + procs.ReplaceAllString(string(res.Name.Full()), "")
 		if m[name] == nil {
 			m[name] = make(map[string][]float64)
 		}
@@ -41,7 +40,7 @@ func parse(printed string) (measures, error) {
 			m[name][unit] = append(m[name][unit], value)
 		}
 	}
-	return m, r.Err()
+	return r.Err()
 }
 
 // killed is what TestClusterKill logs of a level at its end.
@@ -72,6 +71,21 @@ func (m measures) parseKills(printed string) error {
 // median is NaN if there are no values.
 func (m measures) median(name, unit string) float64 {
 	return median(m[name][unit])
+}
+
+// least and most are NaN if there are no values.
+func (m measures) least(name, unit string) float64 {
+	if len(m[name][unit]) == 0 {
+		return math.NaN()
+	}
+	return slices.Min(m[name][unit])
+}
+
+func (m measures) most(name, unit string) float64 {
+	if len(m[name][unit]) == 0 {
+		return math.NaN()
+	}
+	return slices.Max(m[name][unit])
 }
 
 func median(values []float64) float64 {

@@ -2,37 +2,78 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"codeq/bench/report"
 )
 
-// section is one run of go test, and the tables of it.
+// section is a part of engine.md.
 type section struct {
 	title string
 	long  bool // takes minutes
-	args  []string
-	table func(*report.Document, measures)
+	// repeated are the patterns of benchmarks that have rounds together with
+	// those of other sections, and disk of those of them at disk, which have
+	// further rounds; once is what a section without them runs.
+	repeated, disk []string
+	once           []command
+	table          func(*report.Document, measures)
+}
+
+// command is a run of go test.
+type command struct {
+	name string // before the names of its benchmarks
+	env  []string
+	args []string
+}
+
+func (c command) String() string {
+	return strings.TrimSpace(report.Words(slices.Concat(c.env, []string{"go"}, c.args)))
 }
 
 var durabilities = []string{"none", "process", "disk"}
 
 func (c *config) sections() []section {
+	minutes := func(pattern string, window time.Duration, flags ...string) []command {
+		return []command{{args: append(c.bench(pattern, window), flags...)}}
+	}
+	kills := []command{{args: []string{"test", "-run", "^TestClusterKill$", "-v", "-timeout", "0", ".", "-cluster.for", c.kill.String()}}}
+	const atDisk = "/durability=disk"
 	return []section{
-		{"Cycles", false, c.bench("^Benchmark(RawPebble|FullCycle|Run)$", c.window, c.count), cycles},
-		{"Features", false, c.bench("^BenchmarkFeatures$", c.window, c.count), features},
-		{"Nodes", false, c.bench("Cluster/|FullCycle/durability=(process|disk)/shards=1", c.window, c.count), nodes},
-		{"Backlog", true, c.bench("^Benchmark(Backlog|Idle|HandOff|Fairness)$", 16*time.Second, 1), backlog},
-		{"Catching up", true, append(c.bench("^BenchmarkCatchUp$", c.window, 1), "-away", strconv.FormatInt(c.away, 10)), catchUp},
-		{"Failover", true, []string{"test", "-run", "^TestClusterKill$", "-v", "-timeout", "0", ".", "-cluster.for", c.kill.String()}, failover},
+		{title: "Cycles", repeated: []string{"RawPebble", "FullCycle", "Run$"}, disk: []string{"FullCycle" + atDisk, "Run$" + atDisk}, table: cycles},
+		{title: "Features", repeated: []string{"Features"}, table: features},
+		{title: "Nodes", repeated: []string{"FullCycle", "Cluster"}, disk: []string{"FullCycle" + atDisk, "Cluster/nodes=3" + atDisk}, table: nodes},
+		{title: "Backlog", long: true, once: minutes("^Benchmark(Backlog|Idle|HandOff|Fairness)$", 16*time.Second), table: backlog},
+		{title: "Catching up", long: true, once: minutes("^BenchmarkCatchUp$", c.window, "-away", strconv.FormatInt(c.away, 10)), table: catchUp},
+		{title: "Failover", long: true, once: kills, table: failover},
 	}
 }
 
-func (c *config) bench(pattern string, window time.Duration, count int) []string {
+// rounds are what the sections repeat, each once, and what of it is at disk.
+// They have no arguments if there is nothing.
+func (c *config) rounds(sections []section) (every, disk command) {
+	var all, some []string
+	for _, s := range sections {
+		all, some = append(all, s.repeated...), append(some, s.disk...)
+	}
+	for _, r := range []struct {
+		*command
+		patterns []string
+	}{{&every, all}, {&disk, some}} {
+		slices.Sort(r.patterns)
+		if patterns := slices.Compact(r.patterns); len(patterns) > 0 {
+			r.args = c.bench("^Benchmark"+strings.Join(patterns, "|^Benchmark"), c.window)
+		}
+	}
+	return every, disk
+}
+
+func (c *config) bench(pattern string, window time.Duration) []string {
 	return []string{
 		"test", "./bench", "-run", "^$", "-bench", pattern, "-benchtime", "1x", "-timeout", "0",
-		"-count", strconv.Itoa(count), "-warmup", c.warmup.String(), "-window", window.String(),
+		"-warmup", c.warmup.String(), "-window", window.String(),
 	}
 }
 
@@ -41,7 +82,8 @@ func cycles(d *report.Document, m measures) {
 		for _, level := range durabilities {
 			row = append(row, m.median(fmt.Sprintf(format, level), unit))
 		}
-		return row
+		name := fmt.Sprintf(format, "disk")
+		return append(row, m.least(name, unit), m.most(name, unit))
 	}
 	var rows [][]any
 	for _, kind := range []struct{ name, what string }{
@@ -58,9 +100,9 @@ func cycles(d *report.Document, m measures) {
 			"raw Pebble, four key writes a cycle, " + plural(dbs, "store"), m.median(fmt.Sprintf("RawPebble/dbs=%d", dbs), "cycles/s"),
 		})
 	}
-	d.Table([]string{"cycles/s", "none", "process", "disk"}, rows...)
+	d.Table([]string{"cycles/s", "none", "process", "disk", "disk, least", "disk, most"}, rows...)
 	single := "FullCycle/durability=%s/shards=1"
-	d.Table([]string{"single calls, 1 shard", "none", "process", "disk"},
+	d.Table([]string{"single calls, 1 shard", "none", "process", "disk", "disk, least", "disk, most"},
 		append([]any{"from produce to completed, median, us"}, rate(single, "p50-us")...),
 		append([]any{"the same, 99 of 100, us"}, rate(single, "p99-us")...),
 		append([]any{"allocations a cycle"}, rate(single, "allocs/cycle")...),
@@ -92,9 +134,10 @@ func nodes(d *report.Document, m measures) {
 			name := fmt.Sprintf(format, level)
 			row = append(row, m.median(name, "cycles/s"), m.median(name, "p50-us")/1e3)
 		}
-		return row
+		name := fmt.Sprintf(format, "disk")
+		return append(row, m.least(name, "cycles/s"), m.most(name, "cycles/s"))
 	}
-	d.Table([]string{"single calls", "process, cycles/s", "median latency, ms", "disk, cycles/s", "median latency, ms"},
+	d.Table([]string{"single calls", "process, cycles/s", "median latency, ms", "disk, cycles/s", "median latency, ms", "disk, least cycles/s", "disk, most"},
 		row("three nodes, 1 shard", "Cluster/nodes=3/durability=%s/shards=1"),
 		row("three nodes, 3 shards", "Cluster/nodes=3/durability=%s/shards=3"),
 		row("a queue by itself, 1 shard", "FullCycle/durability=%s/shards=1"),
@@ -137,12 +180,19 @@ func catchUp(d *report.Document, m measures) {
 }
 
 func failover(d *report.Document, m measures) {
-	row := func(level string) []any {
-		name := "ClusterKill/" + level
-		return []any{level, m.median(name, "failovers"), m.median(name, "median-ms"), m.median(name, "max-ms"), m.median(name, "acknowledged")}
+	row := func(what, unit string, scale float64) []any {
+		line := []any{what}
+		for _, level := range durabilities[1:] {
+			line = append(line, m.median("ClusterKill/"+level, unit)*scale)
+		}
+		return line
 	}
-	d.Table([]string{"three processes, one killed by kill -9 after the other; none lost", "shards without a leader", "served again after, median, ms", "longest, ms", "tasks acknowledged"},
-		row("process"), row("disk"))
+	d.Table([]string{"three processes, one killed by kill -9 after the other", "process", "disk"},
+		row("shards that have lost their leader", "failovers", 1),
+		row("seconds until they are claimed from again, median", "median-ms", 1e-3),
+		row("the longest", "max-ms", 1e-3),
+		row("tasks acknowledged, none of them lost", "acknowledged", 1),
+	)
 }
 
 func plural(n int, noun string) string {
