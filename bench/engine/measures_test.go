@@ -60,14 +60,15 @@ func TestPlan(t *testing.T) {
 	chosen := func(titles ...string) []section {
 		return slices.DeleteFunc(c.sections(), func(s section) bool { return !slices.Contains(titles, s.title) })
 	}
-	for _, cmd := range c.plan(chosen("Cycles", "Nodes")) {
+	for _, cmd := range c.plan(chosen("Cycles", "Nodes", "GOGC")) {
 		all = append(all, slices.Concat(cmd.env, []string{cmd.args[slices.Index(cmd.args, "-bench")+1]})...)
 	}
-	every := "^BenchmarkCluster|^BenchmarkFullCycle|^BenchmarkRawPebble|^BenchmarkRun$"
+	every, run := "^BenchmarkCluster|^BenchmarkFullCycle|^BenchmarkRawPebble|^BenchmarkRun$", "^BenchmarkRun$/durability=process/shards=1"
 	require.Equal(t, []string{
 		every,
 		"^BenchmarkCluster/nodes=3/durability=disk|^BenchmarkFullCycle/durability=disk|^BenchmarkRun$/durability=disk",
 		every,
+		"GOGC=100", run, "GOGC=400", run, "GOGC=100", run, "GOGC=400", run,
 	}, all)
 	require.Len(t, c.plan(chosen("Features")), 2, "no round at disk")
 	require.Len(t, c.plan(chosen("Failover")), 1)

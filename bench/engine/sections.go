@@ -40,16 +40,29 @@ func (c *config) sections() []section {
 		return []command{{args: append(c.bench(pattern, window), flags...)}}
 	}
 	kills := []command{{args: []string{"test", "-run", "^TestClusterKill$", "-v", "-timeout", "0", ".", "-cluster.for", c.kill.String()}}}
+	var collections []command
+	for range c.count {
+		for _, percent := range gogc {
+			collections = append(collections, command{
+				percent + "/", []string{percent}, c.bench("^BenchmarkRun$/durability=process/shards=1", c.window),
+			})
+		}
+	}
 	const atDisk = "/durability=disk"
 	return []section{
 		{title: "Cycles", repeated: []string{"RawPebble", "FullCycle", "Run$"}, disk: []string{"FullCycle" + atDisk, "Run$" + atDisk}, table: cycles},
 		{title: "Features", repeated: []string{"Features"}, table: features},
 		{title: "Nodes", repeated: []string{"FullCycle", "Cluster"}, disk: []string{"FullCycle" + atDisk, "Cluster/nodes=3" + atDisk}, table: nodes},
+		{title: "GOGC", long: true, once: collections, table: collection},
 		{title: "Backlog", long: true, once: minutes("^Benchmark(Backlog|Idle|HandOff|Fairness)$", 16*time.Second), table: backlog},
+		{title: "Checkpoint", long: true, once: minutes("^BenchmarkCheckpoint$/backlog=/shards=2/durability=(process|disk)", 20*time.Second), table: checkpoint},
 		{title: "Catching up", long: true, once: minutes("^BenchmarkCatchUp$", c.window, "-away", strconv.FormatInt(c.away, 10)), table: catchUp},
 		{title: "Failover", long: true, once: kills, table: failover},
 	}
 }
+
+// gogc are the settings of the garbage collector that are compared.
+var gogc = []string{"GOGC=100", "GOGC=400"}
 
 // rounds are what the sections repeat, each once, and what of it is at disk.
 // They have no arguments if there is nothing.
@@ -193,6 +206,33 @@ func failover(d *report.Document, m measures) {
 		row("the longest", "max-ms", 1e-3),
 		row("tasks acknowledged, none of them lost", "acknowledged", 1),
 	)
+}
+
+func collection(d *report.Document, m measures) {
+	var rows [][]any
+	for _, percent := range gogc {
+		name := percent + "/Run/durability=process/shards=1"
+		rows = append(rows, []any{
+			percent, m.median(name, "cycles/s"), m.least(name, "cycles/s"), m.most(name, "cycles/s"),
+			m.median(name, "cpu-us/cycle"), m.median(name, "rss-MB"),
+		})
+	}
+	d.Table([]string{"batches of 64, and Run, 1 shard, process", "cycles/s", "least", "most", "processor time a cycle, us", "resident memory, MB"}, rows...)
+}
+
+func checkpoint(d *report.Document, m measures) {
+	var rows [][]any
+	for _, backlog := range []int{0, 1_000_000} {
+		for _, level := range durabilities[1:] {
+			name := fmt.Sprintf("Checkpoint/backlog=%d/shards=2/durability=%s", backlog, level)
+			row := []any{report.Number(float64(backlog)) + ", " + level}
+			for _, unit := range []string{"pause-p50-ms", "pause-max-ms", "call-p50-ms", "checkpoints"} {
+				row = append(row, m.median(name, unit))
+			}
+			rows = append(rows, row)
+		}
+	}
+	d.Table([]string{"2 shards at work; ready tasks behind", "they stand still for, median, ms", "the longest, ms", "the call takes, median, ms", "calls"}, rows...)
 }
 
 func plural(n int, noun string) string {
