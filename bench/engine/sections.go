@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -193,18 +194,19 @@ func catchUp(d *report.Document, m measures) {
 }
 
 func failover(d *report.Document, m measures) {
-	row := func(what, unit string, scale float64) []any {
+	row := func(what, unit string, shown func(float64) any) []any {
 		line := []any{what}
 		for _, level := range durabilities[1:] {
-			line = append(line, m.median("ClusterKill/"+level, unit)*scale)
+			line = append(line, shown(m.median("ClusterKill/"+level, unit)))
 		}
 		return line
 	}
+	seconds := func(ms float64) any { return ms / 1e3 }
 	d.Table([]string{"three processes, one killed by kill -9 after the other", "process", "disk"},
-		row("shards that have lost their leader", "failovers", 1),
-		row("seconds until they are claimed from again, median", "median-ms", 1e-3),
-		row("the longest", "max-ms", 1e-3),
-		row("tasks acknowledged, none of them lost", "acknowledged", 1),
+		row("shards that have lost their leader", "failovers", whole),
+		row("seconds until they are claimed from again, median", "median-ms", seconds),
+		row("the longest", "max-ms", seconds),
+		row("tasks acknowledged, none of them lost", "acknowledged", whole),
 	)
 }
 
@@ -226,13 +228,21 @@ func checkpoint(d *report.Document, m measures) {
 		for _, level := range durabilities[1:] {
 			name := fmt.Sprintf("Checkpoint/backlog=%d/shards=2/durability=%s", backlog, level)
 			row := []any{report.Number(float64(backlog)) + ", " + level}
-			for _, unit := range []string{"pause-p50-ms", "pause-max-ms", "call-p50-ms", "checkpoints"} {
+			for _, unit := range []string{"pause-p50-ms", "pause-max-ms", "call-p50-ms"} {
 				row = append(row, m.median(name, unit))
 			}
-			rows = append(rows, row)
+			rows = append(rows, append(row, whole(m.median(name, "checkpoints"))))
 		}
 	}
 	d.Table([]string{"2 shards at work; ready tasks behind", "they stand still for, median, ms", "the longest, ms", "the call takes, median, ms", "calls"}, rows...)
+}
+
+// whole is a count, written in full.
+func whole(x float64) any {
+	if math.IsNaN(x) {
+		return x
+	}
+	return int64(x)
 }
 
 func plural(n int, noun string) string {
