@@ -94,15 +94,32 @@ func (g *Group) GetLog(index uint64, log *raft.Log) error {
 	return g.read(index, log)
 }
 
-func (g *Group) read(index uint64, log *raft.Log) (err error) {
+func (g *Group) read(index uint64, log *raft.Log) error {
 	done, err := g.store.use()
 	if err != nil {
 		return err
 	}
-	defer done()
+	err = g.get(index, log)
+	done()
+	if err != raft.ErrLogNotFound {
+		return err
+	}
+	return g.write(func(first, last uint64) error { // it was deleted a moment ago, or else is missing
+		if index < first || index > last {
+			return raft.ErrLogNotFound
+		}
+		if err := g.get(index, log); err != raft.ErrLogNotFound {
+			return err
+		}
+		return fmt.Errorf("%w: group %d has %d to %d, but no index %d", ErrCorrupt, g.number, first, last, index)
+	})
+}
+
+// get reads an entry from the store. REQUIRES: the caller uses the store.
+func (g *Group) get(index uint64, log *raft.Log) error {
 	var key [keyBytes]byte
 	value, closer, err := g.store.db.Get(appendKey(key[:0], g.number, index))
-	if errors.Is(err, pebble.ErrNotFound) { // deleted a moment ago
+	if errors.Is(err, pebble.ErrNotFound) {
 		return raft.ErrLogNotFound
 	}
 	if err != nil {

@@ -379,3 +379,19 @@ func TestConcurrent(t *testing.T) {
 	wg.Wait()
 	require.NoError(t, s.Close())
 }
+
+// TestMissingEntry: an entry that is not where it must be is damage.
+func TestMissingEntry(t *testing.T) {
+	s, err := Open("dir", Options{FS: vfs.NewMem(), CacheBytes: 1})
+	require.NoError(t, err)
+	g, err := s.Group(1)
+	require.NoError(t, err)
+	for i := range uint64(3) {
+		require.NoError(t, g.StoreLog(&raft.Log{Index: i + 1}))
+	}
+	require.NoError(t, s.db.Delete(appendKey(nil, 1, 2), pebble.NoSync))
+	require.ErrorIs(t, g.GetLog(2, new(raft.Log)), ErrCorrupt)
+	require.NoError(t, g.GetLog(3, new(raft.Log)))
+	require.Equal(t, raft.ErrLogNotFound, g.GetLog(4, new(raft.Log)))
+	require.NoError(t, s.Close())
+}

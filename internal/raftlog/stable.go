@@ -13,12 +13,13 @@ import (
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 
 	"codeq/internal/integrity"
 )
 
 // Stables keeps the terms and votes of the groups of a node. All methods, also
-// of what Group returns, may be called concurrently.
+// of what Group returns, may be called concurrently. After Close those return ErrClosed.
 type Stables interface {
 	Group(n uint32) raft.StableStore
 	Close() error
@@ -112,14 +113,21 @@ func CheckStable(fs vfs.FS, path string) error {
 	return storageError(err)
 }
 
-func (s *Stable) set(key, value []byte) error { return s.bolt.Set(key, value) }
+func (s *Stable) set(key, value []byte) error { return boltError(s.bolt.Set(key, value)) }
 
 func (s *Stable) get(key []byte) ([]byte, error) {
 	value, err := s.bolt.Get(key)
 	if errors.Is(err, raftboltdb.ErrKeyNotFound) {
 		return nil, nil
 	}
-	return value, err
+	return value, boltError(err)
+}
+
+func boltError(err error) error {
+	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
+		return ErrClosed
+	}
+	return err
 }
 
 // MemStable keeps terms and votes in memory, for simulations. Its values

@@ -71,9 +71,9 @@ func TestStable(t *testing.T) {
 	require.ErrorContains(t, err, path, "in use")
 	g := s.Group(0)
 	require.NoError(t, s.Close())
-	require.Error(t, g.SetUint64([]byte("CurrentTerm"), 9))
+	require.ErrorIs(t, g.SetUint64([]byte("CurrentTerm"), 9), ErrClosed)
 	_, err = g.Get([]byte("CurrentTerm"))
-	require.Error(t, err)
+	require.ErrorIs(t, err, ErrClosed)
 
 	_, err = OpenStable(filepath.Join(path, "not a directory"))
 	require.Error(t, err)
