@@ -75,6 +75,7 @@ type Cluster struct {
 
 	dial   func(ctx context.Context, addr string) (net.Conn, error)
 	stable func(path string) (raftlog.Stables, error)
+	log    func(*raftlog.Group) groupLog
 }
 
 // Peer is a node as others know it.
@@ -127,6 +128,9 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	if o.stable == nil {
 		o.stable = openVotes
 	}
+	if o.log == nil {
+		o.log = func(g *raftlog.Group) groupLog { return g }
+	}
 	if o.dial == nil {
 		o.dial = o.dialTCP
 	}
@@ -157,6 +161,7 @@ type node struct {
 	peer   *peer.Node
 	logs   *raftlog.Store
 	stable raftlog.Stables
+	room   *logRoom
 	claims *claimTable
 	wishes wishes
 	runs   runTable
@@ -181,6 +186,7 @@ func (q *Queue) newNode() *node {
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.claims = newClaimTable(n)
+	n.room = newLogRoom(q.opts, q.dir.path, n.log)
 	q.node = n
 	return n
 }
@@ -269,12 +275,6 @@ func damageOf(err error) error {
 	return err
 }
 
-// stores are where Raft keeps the log of a shard, and the votes.
-func (n *node) stores(r *replica) (raft.LogStore, raft.StableStore, error) {
-	logs, err := n.logs.Group(uint32(r.index))
-	return logs, n.stable.Group(uint32(r.index)), err
-}
-
 var logSync = map[Durability]raftlog.Sync{
 	DurabilityNone: raftlog.SyncNone, DurabilityProcess: raftlog.SyncProcess, DurabilityDisk: raftlog.SyncDisk,
 }
@@ -316,17 +316,20 @@ func (n *node) startRaft(r *replica) error {
 	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(r.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
 	}), r, conf.HeartbeatTimeout}
+	snapshots := replicaSnapshots{r.snapshots, n.room}
+	r.asking.enter() // a replica that fails at once waits for raft
 	// Raft panics, before it has a goroutine, when it cannot read its log.
 	err = protect(func() error {
-		known, err := raft.HasExistingState(logs, votes, r.snapshots)
+		known, err := raft.HasExistingState(logs, votes, snapshots)
 		if err == nil && !known && !n.opts.Join {
-			err = raft.BootstrapCluster(conf, logs, votes, r.snapshots, trans, n.founders())
+			err = raft.BootstrapCluster(conf, logs, votes, snapshots, trans, n.founders())
 		}
 		if err == nil {
-			r.raft, err = raft.NewRaft(conf, &stateMachine{replica: r}, logs, votes, r.snapshots, trans)
+			r.raft, err = raft.NewRaft(conf, &stateMachine{replica: r}, logs, votes, snapshots, trans)
 		}
 		return err
 	})
+	r.asking.leave()
 	if err != nil {
 		return errors.Join(damageOf(err), trans.Close())
 	}
@@ -412,7 +415,7 @@ func (n *node) close() error {
 	var errs []error
 	for _, r := range n.queue.replicas {
 		if r != nil && r.raft != nil {
-			errs = append(errs, r.raft.Shutdown().Error(), r.transport.Close())
+			errs = append(errs, r.raft.Shutdown().Error(), r.transport.Close(), r.failure())
 		}
 	}
 	if n.peer != nil {

@@ -15,17 +15,20 @@ import (
 var simDiskFaults = []struct {
 	what  string
 	fails func(op, name string) bool
+	vote  bool // it takes an election to notice
 }{
-	{"writes of the log of Raft", func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") }},
-	{"syncs of the log of Raft", func(op, name string) bool { return op == "sync" && strings.Contains(name, "/raft/") }},
+	{"writes of the log of Raft", func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") }, false},
+	{"syncs of the log of Raft", func(op, name string) bool { return op == "sync" && strings.Contains(name, "/raft/") }, false},
 	{"new files of the log of Raft", func(op, name string) bool {
 		return (op == "create" || op == "reuse") && strings.Contains(name, "/raft/")
-	}},
+	}, false},
+	{"reads of the log of Raft", func(op, name string) bool { return op == "read" && name == "log" }, false},
+	{"votes", func(_, name string) bool { return name == "votes" }, true},
 	{"new tables of the store", func(op, name string) bool {
 		return op == "create" && strings.Contains(name, "shard-") && strings.HasSuffix(name, ".sst")
-	}},
-	{"syncs of the store", func(op, name string) bool { return op == "sync" && strings.Contains(name, "shard-") }},
-	{"all that writes", func(op, _ string) bool { return op != "open" }},
+	}, false},
+	{"syncs of the store", func(op, name string) bool { return op == "sync" && strings.Contains(name, "shard-") }, false},
+	{"all that writes", func(op, _ string) bool { return op != "open" && op != "read" }, false},
 }
 
 // TestFailingDiskOfANode has the disk of a leader or of a follower fail under a
@@ -41,7 +44,7 @@ func TestFailingDiskOfANode(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, leader %t", fault.what, leads), func(t *testing.T) {
 				for _, level := range levels {
 					simCase(t, Options{Durability: level}, func(t *testing.T, c *simCluster) {
-						testFailingDisk(t, c, leads, fault.fails)
+						testFailingDisk(t, c, leads, fault.vote, fault.fails)
 					})
 				}
 			})
@@ -49,7 +52,7 @@ func TestFailingDiskOfANode(t *testing.T) {
 	}
 }
 
-func testFailingDisk(t *testing.T, c *simCluster, leads bool, fails func(op, name string) bool) {
+func testFailingDisk(t *testing.T, c *simCluster, leads, vote bool, fails func(op, name string) bool) {
 	leader, other := c.lead()
 	victim, sound := other, leader
 	if leads {
@@ -73,6 +76,13 @@ func testFailingDisk(t *testing.T, c *simCluster, leads bool, fails func(op, nam
 		require.NoError(t, produce(victim))
 	}
 	victim.breakDisk(fails)
+	if vote {
+		for _, n := range c.members() {
+			if n != leader && n != victim {
+				require.NoError(t, simQueue(sound).TransferLeadership(t.Context(), 0, n.name))
+			}
+		}
+	}
 	for range 30 { // several memtables
 		if err := produce(sound); err != nil { // the leader may have failed in the middle of it
 			require.ErrorIs(t, err, ErrUncertain)

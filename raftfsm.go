@@ -221,7 +221,7 @@ func (p *proposer) commit(b *pebble.Batch) error {
 	if err := p.replica.enter(); err != nil {
 		return err
 	}
-	defer p.replica.asking.RUnlock()
+	defer p.replica.asking.leave()
 	f := p.replica.raft.Apply(data, 0)
 	if err := f.Error(); err != nil {
 		return raftError(err)
@@ -241,7 +241,7 @@ func (p *proposer) confirm() error {
 	if err := p.replica.enter(); err != nil {
 		return err
 	}
-	defer p.replica.asking.RUnlock()
+	defer p.replica.asking.leave()
 	if err := p.replica.raft.VerifyLeader().Error(); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotLeader, err) // nothing was to be stored
 	}
@@ -250,6 +250,9 @@ func (p *proposer) confirm() error {
 
 // raftError tells what was certainly not proposed from what may be in the log.
 func raftError(err error) error {
+	if errors.Is(err, errNotStored) { // Raft has stepped down
+		return fmt.Errorf("%w: %w", ErrNotLeader, err)
+	}
 	switch err {
 	case raft.ErrNotLeader, raft.ErrLeadershipTransferInProgress, raft.ErrEnqueueTimeout:
 		return fmt.Errorf("%w: %w", ErrNotLeader, err)
@@ -301,7 +304,9 @@ func (l *liveStore) Checkpoint(dir string) error {
 }
 
 // Persist makes the snapshot durable.
-func (l *liveStore) Persist(sink raft.SnapshotSink) error { return sink.(*snapshot.Sink).Persist(l) }
+func (l *liveStore) Persist(sink raft.SnapshotSink) error { return sink.(persister).Persist(l) }
+
+type persister interface{ Persist(snapshot.Live) error }
 
 // Release has nothing to do: the store stays open.
 func (l *liveStore) Release() {}

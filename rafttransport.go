@@ -17,33 +17,43 @@ type transport struct {
 	patience time.Duration // for an answer, before the pipeline ends and Raft goes on without
 }
 
+// SetHeartbeatHandler is raft.Transport's. Raft calls it last before its goroutines begin.
+func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
+	t.replica.running = true
+	t.NetworkTransport.SetHeartbeatHandler(handle)
+}
+
 // AppendEntriesPipeline is raft.Transport's.
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
 	p, err := t.NetworkTransport.AppendEntriesPipeline(id, target)
 	if err != nil {
 		return nil, err
 	}
-	return newPipeline(p, t.patience), nil
+	return newPipeline(p, t.replica, t.patience), nil
 }
 
 // pipeline closes itself when a request waits for too long for the one before.
 type pipeline struct {
 	raft.AppendPipeline
+	replica  *replica
 	patience time.Duration
 	watch    *time.Timer // stopped but during AppendEntries
 	sent     time.Time   // when the last request was, or else the pipeline made
 }
 
-func newPipeline(p raft.AppendPipeline, patience time.Duration) *pipeline {
+func newPipeline(p raft.AppendPipeline, r *replica, patience time.Duration) *pipeline {
 	watch := time.AfterFunc(time.Hour, func() { _ = p.Close() }) // never fails
 	watch.Stop()
-	return &pipeline{AppendPipeline: p, patience: patience, watch: watch, sent: time.Now()}
+	return &pipeline{AppendPipeline: p, replica: r, patience: patience, watch: watch, sent: time.Now()}
 }
 
 // AppendEntries is raft.AppendPipeline's. One goroutine calls it.
 func (p *pipeline) AppendEntries(
 	args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) (raft.AppendFuture, error) {
+	if err := p.replica.failure(); err != nil {
+		return nil, err
+	}
 	if len(args.Entries) >= maxAppend {
 		p.giveWay()
 	}

@@ -28,6 +28,7 @@ type replica struct {
 	// In a cluster only.
 	node      *node
 	raft      *raft.Raft
+	running   bool // Raft's goroutines have begun; set before they do
 	snapshots *snapshot.Store
 	source    *liveStore    // of the snapshots; guarded by mu; nil while the store is being replaced
 	applied   atomic.Uint64 // index of the last entry in the store
@@ -36,7 +37,7 @@ type replica struct {
 	growth    growth
 	ended     chan *shard // capacity 1: the shard led here has come to its end by itself
 	broken    atomic.Pointer[error]
-	asking    sync.RWMutex // held for reading while Raft is to answer, for writing while a broken replica's group is shut down
+	asking    asking
 	office    office
 	route     changes // of where the shard is led
 	tenure    tenure
@@ -124,7 +125,8 @@ func (r *replica) openStore() error {
 	return nil
 }
 
-// fail ends the replica: its store cannot be written. The others go on without it.
+// fail ends the replica: its store cannot be written, or its log not be read, or
+// its vote not be stored. The others go on without it. It never waits.
 func (r *replica) fail(cause error) {
 	err := fmt.Errorf("%w: shard %d: %w", ErrFailed, r.index, cause)
 	if !r.broken.CompareAndSwap(nil, &err) {
@@ -136,19 +138,57 @@ func (r *replica) fail(cause error) {
 		// Raft does not answer what is on its way to the state machine when it
 		// is shut down. Until then all is answered: entries by Apply, with the
 		// failure, or else when the leadership is lost.
-		r.asking.Lock()
-		defer r.asking.Unlock()
+		<-r.asking.end()
 		_ = r.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
 	})
 }
 
-// enter lets a proposal go to Raft, which answers it; the caller then unlocks
-// asking for reading. It never waits.
+// enter lets a proposal go to Raft, which answers it; the caller then has asking
+// left. It never waits.
 func (r *replica) enter() error {
-	if r.failure() == nil && r.asking.TryRLock() {
-		return nil
+	if r.failure() != nil || !r.asking.enter() {
+		return fmt.Errorf("%w: %w", ErrNotLeader, r.failure())
 	}
-	return fmt.Errorf("%w: %w", ErrNotLeader, r.failure())
+	return nil
+}
+
+// asking is those whom Raft is to answer.
+type asking struct {
+	mu    sync.Mutex // guards what follows
+	count int
+	over  chan struct{} // closed when all have been answered; nil: more may come
+}
+
+// enter reports whether there may be one more, who calls leave then.
+func (a *asking) enter() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.over != nil {
+		return false
+	}
+	a.count++
+	return true
+}
+
+func (a *asking) leave() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.count--
+	if a.count == 0 && a.over != nil {
+		close(a.over)
+	}
+}
+
+// end lets nobody else enter, and returns what is closed when all have left. It
+// is called once.
+func (a *asking) end() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.over = make(chan struct{})
+	if a.count == 0 {
+		close(a.over)
+	}
+	return a.over
 }
 
 // failure is why the replica has ended; nil if it has not.

@@ -122,7 +122,8 @@ func (c *simCluster) open(n *simNode) error {
 	o := c.opts
 	n.mu.Lock()
 	fuse := &simFuse{}
-	o.fs = &hookFS{FS: n.disk, before: fuse.before}
+	fuse.free.Store(simFree)
+	o.fs = simFS{&hookFS{FS: n.disk, before: fuse.before}, fuse}
 	votes, peers, join := n.votes, c.peers, n.join
 	n.mu.Unlock()
 	o.wall = func() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
@@ -136,7 +137,8 @@ func (c *simCluster) open(n *simNode) error {
 	o.Cluster = &Cluster{
 		Node: n.name, Listener: host, Peers: peers, Join: join, CallTimeout: simCallTimeout,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.dial(ctx, host, addr) },
-		stable: func(string) (raftlog.Stables, error) { return votes, nil },
+		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
+		log:    func(g *raftlog.Group) groupLog { return simLog{g, fuse} },
 	}
 	q, err := Open("queue", &o)
 	if err != nil {
@@ -207,21 +209,53 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
 // that brings operations to 0. (Time in a bubble passes only when all goroutines wait, and
 // so do crashes that come at a certain time.)
 //
-// It is also what has operations fail.
+// It is also what has operations fail, and how much room there is.
 type simFuse struct {
 	operations atomic.Int64
 	burnt      func()
 	fails      atomic.Pointer[func(op, name string) bool]
+	free       atomic.Int64
+}
+
+const simFree = 1 << 40
+
+// simFS is a node's disk.
+type simFS struct {
+	*hookFS
+	fuse *simFuse
+}
+
+func (fs simFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	free := uint64(fs.fuse.free.Load())
+	return vfs.DiskUsage{AvailBytes: free, TotalBytes: simFree, UsedBytes: simFree - free}, nil
+}
+
+// simLog is a log of Raft whose reads may fail; others are in memory.
+type simLog struct {
+	*raftlog.Group
+	fuse *simFuse
+}
+
+func (l simLog) GetLog(index uint64, log *raft.Log) error {
+	if l.fuse.broken("read", "log") {
+		return errBroken
+	}
+	return l.Group.GetLog(index, log)
 }
 
 func (f *simFuse) before(op, name string) error {
 	if f.operations.Load() > 0 && f.operations.Add(-1) == 0 {
 		f.burnt()
 	}
-	if fails := f.fails.Load(); fails != nil && (*fails)(op, name) {
+	if f.broken(op, name) {
 		return errBroken
 	}
 	return nil
+}
+
+func (f *simFuse) broken(op, name string) bool {
+	fails := f.fails.Load()
+	return fails != nil && (*fails)(op, name)
 }
 
 // breakDisk has operations on the node's disk fail until its next life.
@@ -229,6 +263,13 @@ func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.fuse.fails.Store(&fails)
+}
+
+// fill has the node's disk have that many free bytes until its next life.
+func (n *simNode) fill(free int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fuse.free.Store(free)
 }
 
 // light has the node crash before that many operations on its disk.
@@ -576,15 +617,27 @@ func (v *simVotes) clone() *simVotes {
 	return &simVotes{values: maps.Clone(v.values)}
 }
 
-func (v *simVotes) Group(n uint32) raft.StableStore { return simVotesGroup{v, n} }
+func (v *simVotes) Group(n uint32) raft.StableStore { return simVotesGroup{v, new(simFuse), n} }
 func (v *simVotes) Close() error                    { return nil }
+
+// simStables is what a life of the node has of its votes.
+type simStables struct {
+	*simVotes
+	fuse *simFuse
+}
+
+func (s simStables) Group(n uint32) raft.StableStore { return simVotesGroup{s.simVotes, s.fuse, n} }
 
 type simVotesGroup struct {
 	votes *simVotes
+	fuse  *simFuse
 	group uint32
 }
 
 func (g simVotesGroup) Set(key, value []byte) error {
+	if err := g.fuse.before("write", "votes"); err != nil {
+		return err
+	}
 	g.votes.mu.Lock()
 	defer g.votes.mu.Unlock()
 	g.votes.values[fmt.Sprint(g.group, " ", string(key))] = bytes.Clone(value)

@@ -23,6 +23,7 @@ type simNet struct {
 	rng     *rand.Rand
 	latency time.Duration // at most
 	cut     map[simLink]bool
+	bytes   map[simLink]int64 // written so far
 	paused  map[string]bool
 	hosts   map[string]*simListener
 	conns   map[*simConn]bool
@@ -36,7 +37,7 @@ const simWindow = 64 << 10
 
 func newSimNet(seed uint64, latency time.Duration) *simNet {
 	return &simNet{
-		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[simLink]bool), paused: make(map[string]bool),
+		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[simLink]bool), bytes: make(map[simLink]int64), paused: make(map[string]bool),
 		hosts: make(map[string]*simListener), conns: make(map[*simConn]bool), change: make(chan struct{}),
 	}
 }
@@ -52,6 +53,13 @@ func (n *simNet) update(f func()) {
 	defer n.mu.Unlock()
 	f()
 	bump(&n.change)
+}
+
+// sent is how many bytes one host has sent to another.
+func (n *simNet) sent(from, to string) int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.bytes[simLink{from, to}]
 }
 
 // setCut cuts or heals one direction of a link.
@@ -311,6 +319,7 @@ func (c *simConn) Write(p []byte) (written int, err error) {
 			c.peer.arrival = at
 			c.peer.segments = append(c.peer.segments, simSegment{at, chunk})
 			c.peer.buffered += len(chunk)
+			n.bytes[simLink{c.local, c.remote}] += int64(len(chunk))
 			written, p = written+len(chunk), p[len(chunk):]
 			bump(&c.peer.change)
 			n.mu.Unlock()
