@@ -66,6 +66,8 @@ func sampleCalls() map[string]request {
 		},
 		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), report: report{office: 1, held: 4, unused: 1}},
 		"member":     &memberOp{verb: memberRemove, peer: Peer{"n", "addr"}},
+		"hold":       &holdOp{id: 7, applied: 9},
+		"resume":     &resumeOp{id: 7},
 	}
 }
 

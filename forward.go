@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"codeq/internal/peer"
@@ -176,12 +177,9 @@ func (n *node) accept(r *peer.Request) error {
 	if index >= len(n.queue.replicas) {
 		return errMalformedCall
 	}
-	if r.Kind >= byte(endOfRequests) || callKinds[r.Kind] == nil {
-		return errMalformedCall
-	}
-	op := callKinds[r.Kind](r.From)
-	if err := parse(body, op.decode); err != nil {
-		return errMalformedCall
+	op, err := n.requestOf(r.Kind, r.From, index, body)
+	if err != nil {
+		return err
 	}
 	s := n.queue.replicas[index].lead.Load()
 	if s == nil {
@@ -198,4 +196,26 @@ func (n *node) accept(r *peer.Request) error {
 		r.Reply(op.encodeReply(nil))
 	}
 	return s.inbox.pass(op)
+}
+
+// requestOf is the operation of a call of another node for a shard.
+func (n *node) requestOf(kind byte, from string, shard int, body []byte) (request, error) {
+	if kind >= byte(endOfRequests) || callKinds[kind] == nil {
+		return nil, errMalformedCall
+	}
+	op := callKinds[kind](from)
+	if err := parse(body, op.decode); err != nil {
+		return nil, errMalformedCall
+	}
+	var tasks []newTask
+	switch op := op.(type) {
+	case *produceOp:
+		tasks = op.tasks
+	case *completeOp:
+		tasks = op.next
+	}
+	if slices.ContainsFunc(tasks, func(t newTask) bool { return t.isScattered(shard, len(n.queue.replicas)) }) {
+		return nil, errMalformedCall
+	}
+	return op, nil
 }

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"fmt"
+	"slices"
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -69,6 +70,13 @@ func (t *newTask) valid(rec *record.Record, n int) bool {
 		}
 	}
 	return t.key.priority <= MaxPriority
+}
+
+// isScattered reports whether a shard would have to send the task to another one, where
+// those of its batch for which it waits are not known: verbs refuse it.
+func (t *newTask) isScattered(shard, shards int) bool {
+	home, bound := t.home(shards)
+	return bound && home != shard && slices.ContainsFunc(t.tied.parents, func(p [record.IDLen]byte) bool { return isNth(p) })
 }
 
 // appendTasks appends new tasks to a call of another node. What binds them to
