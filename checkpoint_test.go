@@ -346,7 +346,11 @@ func (l *copyLoad) check(c *copied) {
 // that follows from them has been done once. The queue itself is as if nothing had
 // happened, and the copies stay what they are while it goes on.
 func TestCheckpointIsOneCut(t *testing.T) {
-	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
+	levels := []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone}
+	if testing.Short() {
+		levels = levels[:1]
+	}
+	for _, level := range levels {
 		t.Run(level.String(), func(t *testing.T) {
 			seed := drawSeed()
 			t.Logf("seed %d", seed)
