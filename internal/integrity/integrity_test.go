@@ -18,7 +18,7 @@ import (
 // content is the files of a store by name.
 type content map[string][]byte
 
-func contentOf(t *testing.T, fs vfs.FS, dir string) content {
+func contentOf(t testing.TB, fs vfs.FS, dir string) content {
 	t.Helper()
 	c := make(content)
 	names, err := fs.List(dir)
@@ -37,7 +37,7 @@ func contentOf(t *testing.T, fs vfs.FS, dir string) content {
 }
 
 // with is a file system with the content, one file of which is another one.
-func (c content) with(t *testing.T, name string, b []byte) vfs.FS {
+func (c content) with(t testing.TB, name string, b []byte) vfs.FS {
 	t.Helper()
 	fs := vfs.NewMem()
 	require.NoError(t, fs.MkdirAll("db", 0o755))

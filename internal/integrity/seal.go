@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -81,24 +82,20 @@ func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 }
 
 // Correct copies a sealed store, by hard links, into a directory that does not exist, with
-// one bit of each damaged file put right: the CRC tells which one it is. ok is false, and nothing copied,
-// if the seal is damaged, or more than a bit of a file, or a part of a table that the seal does not cover.
+// one bit of each file that the seal does not fit put right: the CRC tells which one it is. ok is false, and nothing
+// copied, if all files fit, or the seal itself is damaged, or more than a bit of a file. The copy fits the
+// seal, which says nothing of the blocks of tables.
 func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
-	seal, err := readFile(fs, fs.PathJoin(dir, SealName))
-	if errors.Is(err, os.ErrNotExist) {
+	sealed, err := readSeal(fs, dir)
+	switch {
+	case errors.Is(err, ErrDamaged) || err == nil && sealed == nil:
 		return false, nil
-	} else if err != nil {
+	case err != nil:
 		return false, err
 	}
-	head, text, _ := strings.Cut(string(seal), "\n")
-	if head != sum(text) {
-		return false, nil
-	}
 	corrected := make(map[string][]byte)
-	for want := range strings.Lines(text) {
-		want = strings.TrimSuffix(want, "\n")
-		name, _, _ := strings.Cut(want, " ")
-		have, err := describe(fs, dir, name)
+	for _, want := range sealed {
+		have, err := describe(fs, dir, want.name)
 		switch {
 		case errors.Is(err, os.ErrNotExist):
 			return false, nil
@@ -107,7 +104,7 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 		case have == want:
 			continue
 		}
-		if corrected[name], err = correct(fs, fs.PathJoin(dir, name), have, want); err != nil || corrected[name] == nil {
+		if corrected[want.name], err = correct(fs, fs.PathJoin(dir, want.name), have, want); err != nil || corrected[want.name] == nil {
 			return false, err
 		}
 	}
@@ -117,8 +114,8 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	if err := fs.MkdirAll(to, 0o755); err != nil {
 		return false, err
 	}
-	for want := range strings.Lines(SealName + "\n" + text) {
-		name, _, _ := strings.Cut(strings.TrimSuffix(want, "\n"), " ")
+	for _, f := range append(sealed, sealedFile{name: SealName}) {
+		name := f.name
 		if b, damaged := corrected[name]; damaged {
 			err = writeFile(fs, fs.PathJoin(to, name), b)
 		} else {
@@ -132,22 +129,16 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 }
 
 // correct returns the content of a file of which one bit has been put right; nil if that is not enough.
-func correct(fs vfs.FS, path, have, want string) ([]byte, error) {
-	var name string
-	var size, wantSize int64
-	var crc, wantCRC uint32
-	if _, err := fmt.Sscanf(have, "%s %d %x", &name, &size, &crc); err != nil {
-		return nil, err
-	}
-	if _, err := fmt.Sscanf(want, "%s %d %x", &name, &wantSize, &wantCRC); err != nil || size != wantSize {
-		return nil, err
+func correct(fs vfs.FS, path string, have, want sealedFile) ([]byte, error) {
+	if have.size != want.size {
+		return nil, nil
 	}
 	b, err := readFile(fs, path)
 	if err != nil {
 		return nil, err
 	}
-	covered := b[coveredFrom(name, size):]
-	at, bit, ok := flipOf(crc^wantCRC, len(covered))
+	covered := b[coveredFrom(want.name, want.size):]
+	at, bit, ok := flipOf(have.crc^want.crc, len(covered))
 	if !ok {
 		return nil, nil
 	}
@@ -174,15 +165,16 @@ func Unseal(fs vfs.FS, dir string) error {
 }
 
 // fileSeal is the suffix of the seal of a single file: the line that a seal of a
-// store has for it, behind a checksum.
+// store has for it, behind the checksum of the line.
 const fileSeal = ".seal"
 
 // SealFile seals a file that is closed, durably.
 func SealFile(fs vfs.FS, path string) error {
-	line, err := describe(fs, fs.PathDir(path), fs.PathBase(path))
+	f, err := describe(fs, fs.PathDir(path), fs.PathBase(path))
 	if err != nil {
 		return err
 	}
+	line := f.String()
 	if err := writeFile(fs, path+fileSeal+".tmp", fmt.Appendf(nil, "%s\n%s\n", sum(line), line)); err != nil {
 		return err
 	}
@@ -201,9 +193,13 @@ func CheckFile(fs vfs.FS, path string) (sealed bool, err error) {
 	} else if err != nil {
 		return false, err
 	}
-	head, want, _ := strings.Cut(strings.TrimSuffix(string(seal), "\n"), "\n")
-	if head != sum(want) {
+	head, line, _ := strings.Cut(strings.TrimSuffix(string(seal), "\n"), "\n")
+	if head != sum(line) {
 		return false, damaged(dir, name+fileSeal, "has a wrong checksum")
+	}
+	want, ok := parseSealedFile(line)
+	if !ok || want.name != name {
+		return false, damaged(dir, name+fileSeal, "says nothing of that file")
 	}
 	have, err := describe(fs, dir, name)
 	switch {
@@ -241,15 +237,67 @@ func ofStore(name string) bool {
 		strings.HasPrefix(name, manifestPrefix) || strings.HasPrefix(name, "OPTIONS-") || strings.HasPrefix(name, "marker.")
 }
 
-// writeSeal makes a seal appear whole and durable.
+// sealedFile is what a seal says of a file.
+type sealedFile struct {
+	name string
+	size int64
+	crc  uint32
+}
+
+func (f sealedFile) String() string { return fmt.Sprintf("%s %d %08x", f.name, f.size, f.crc) }
+
+// parseSealedFile is the inverse of String, and takes no name that leads out of the directory.
+func parseSealedFile(line string) (f sealedFile, ok bool) {
+	name, rest, _ := strings.Cut(line, " ")
+	size, crc, _ := strings.Cut(rest, " ")
+	bytes, sizeErr := strconv.ParseInt(size, 10, 64)
+	sum, crcErr := strconv.ParseUint(crc, 16, 32)
+	f = sealedFile{name, bytes, uint32(sum)}
+	plain := name != "" && name != "." && name != ".." && !strings.ContainsAny(name, `/\`)
+	return f, plain && bytes >= 0 && sizeErr == nil && crcErr == nil && f.String() == line
+}
+
+// parseSeal returns what the text of a seal says, behind its checksum. Its names are
+// those of files of a store, and ascend.
+func parseSeal(text string) (files []sealedFile, ok bool) {
+	for line := range strings.Lines(text) {
+		f, ok := parseSealedFile(strings.TrimSuffix(line, "\n"))
+		if !ok || !ofStore(f.name) || !strings.HasSuffix(line, "\n") || len(files) > 0 && files[len(files)-1].name >= f.name {
+			return nil, false
+		}
+		files = append(files, f)
+	}
+	return files, true
+}
+
+// readSeal returns what the seal of a store says; nil if there is none.
+func readSeal(fs vfs.FS, dir string) (files []sealedFile, err error) {
+	b, err := readFile(fs, fs.PathJoin(dir, SealName))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	head, text, _ := strings.Cut(string(b), "\n")
+	if head != sum(text) {
+		return nil, damaged(dir, SealName, "has a wrong checksum")
+	}
+	files, ok := parseSeal(text)
+	if !ok || len(files) == 0 {
+		return nil, damaged(dir, SealName, "is not one of a store")
+	}
+	return files, nil
+}
+
+// writeSeal makes a seal appear whole and durable. names are sorted.
 func writeSeal(fs vfs.FS, dir string, names []string) error {
 	var text strings.Builder
 	for _, name := range names {
-		line, err := describe(fs, dir, name)
+		f, err := describe(fs, dir, name)
 		if err != nil {
 			return err
 		}
-		text.WriteString(line + "\n")
+		fmt.Fprintln(&text, f)
 	}
 	temp := fs.PathJoin(dir, SealName+".tmp")
 	if err := writeFile(fs, temp, fmt.Appendf(nil, "%s\n%s", sum(text.String()), text.String())); err != nil {
@@ -264,28 +312,21 @@ func writeSeal(fs vfs.FS, dir string, names []string) error {
 // checkSeal compares files with a seal, and returns their names; nil if there
 // is no seal.
 func checkSeal(fs vfs.FS, dir string) (known map[string]bool, err error) {
-	b, err := readFile(fs, fs.PathJoin(dir, SealName))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
+	files, err := readSeal(fs, dir)
+	if files == nil || err != nil {
 		return nil, err
 	}
-	head, text, _ := strings.Cut(string(b), "\n")
-	if head != sum(text) {
-		return nil, damaged(dir, SealName, "has a wrong checksum")
-	}
 	known = make(map[string]bool)
-	for want := range strings.Lines(text) {
-		name, _, _ := strings.Cut(want, " ")
-		known[name] = true
-		have, err := describe(fs, dir, name)
+	for _, want := range files {
+		known[want.name] = true
+		have, err := describe(fs, dir, want.name)
 		switch {
 		case errors.Is(err, os.ErrNotExist):
-			return known, damaged(dir, name, "is missing")
+			return known, damaged(dir, want.name, "is missing")
 		case err != nil:
 			return known, err
-		case have+"\n" != want:
-			return known, damaged(dir, name, "is not as it was when it was closed")
+		case have != want:
+			return known, damaged(dir, want.name, "is not as it was when it was closed")
 		}
 	}
 	return known, nil
@@ -298,24 +339,24 @@ func unseal(fs vfs.FS, dir string) error {
 	return syncDir(fs, dir)
 }
 
-// describe is the line of a seal for a file.
-func describe(fs vfs.FS, dir, name string) (line string, err error) {
+// describe is what a seal has to say of a file.
+func describe(fs vfs.FS, dir, name string) (described sealedFile, err error) {
 	f, err := fs.Open(fs.PathJoin(dir, name), vfs.SequentialReadsOption)
 	if err != nil {
-		return "", err
+		return sealedFile{}, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	info, err := f.Stat()
 	if err != nil {
-		return "", err
+		return sealedFile{}, err
 	}
 	from := coveredFrom(name, info.Size())
 	h := crc32.New(castagnoli)
 	buf := make([]byte, min(info.Size()-from+1, 256<<10))
 	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, from, info.Size()-from), buf); err != nil {
-		return "", err
+		return sealedFile{}, err
 	}
-	return fmt.Sprintf("%s %d %08x", name, info.Size(), h.Sum32()), nil
+	return sealedFile{name, info.Size(), h.Sum32()}, nil
 }
 
 func damaged(dir, name, what string) error { return &Error{dir, name, what} }
