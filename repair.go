@@ -21,38 +21,28 @@ import (
 )
 
 // A repair writes a new store from what can be read of the old one, seals it, and
-// then lets it take the place of the old one. If its seal tells which bit of a file is wrong, the new
-// store is the old one with that bit put right, and nothing is lost.
+// then lets it take the place of the old one. If its seal tells which bit of a file is wrong, a
+// copy has that bit put right: when nothing else is wrong the copy is the new store, and nothing is lost; or else
+// the new one is written from what can be read of the copy.
 //
+//	shard-NNN.corrected  the copy with bits put right
 //	shard-NNN.rebuilt    being written; complete if it is sealed
 //	shard-NNN            renamed to shard-NNN.damaged-N, then replaced by it
 //
 // A crash between the two renames leaves a shard without a store, and a complete new
 // one: finishRepair.
 const (
-	rebuiltSuffix = ".rebuilt"
-	damagedSuffix = ".damaged-"
+	correctedSuffix = ".corrected"
+	rebuiltSuffix   = ".rebuilt"
+	damagedSuffix   = ".damaged-"
 )
 
 // rebuildShard builds the store of a shard anew, and returns the name under
 // which the old one is kept.
 func rebuildShard(d *directory, index int) (kept string, err error) {
 	dir := shardDir(d.fs, d.path, index)
-	temp := dir + rebuiltSuffix
-	if err := d.fs.RemoveAll(temp); err != nil {
+	if err := writeRebuilt(d, index, dir); err != nil {
 		return "", err
-	}
-	corrected, err := integrity.Correct(d.fs, dir, temp)
-	if err != nil {
-		return "", err
-	}
-	if !corrected {
-		if err := buildStore(d, index, dir, temp); err != nil {
-			return "", err
-		}
-		if err := integrity.Seal(d.fs, temp); err != nil {
-			return "", err
-		}
 	}
 	if err := syncDirectory(d.fs, d.path); err != nil {
 		return "", err
@@ -72,6 +62,38 @@ func rebuildShard(d *directory, index int) (kept string, err error) {
 		return "", err
 	}
 	return kept, finishRepair(d.fs, d.path, index)
+}
+
+// writeRebuilt writes the new store of a shard.
+func writeRebuilt(d *directory, index int, dir string) error {
+	rebuilt, corrected := dir+rebuiltSuffix, dir+correctedSuffix
+	if err := errors.Join(d.fs.RemoveAll(rebuilt), d.fs.RemoveAll(corrected)); err != nil {
+		return err
+	}
+	ok, err := integrity.Correct(d.fs, dir, corrected)
+	if err != nil {
+		return err
+	}
+	from := dir
+	if ok {
+		if sound, err := isSound(d, index, corrected); err != nil {
+			return err
+		} else if sound {
+			return d.fs.Rename(corrected, rebuilt)
+		}
+		from = corrected
+	}
+	if err = buildStore(d, index, from, rebuilt); err == nil {
+		err = integrity.Seal(d.fs, rebuilt)
+	}
+	return errors.Join(err, d.fs.RemoveAll(corrected))
+}
+
+// isSound reports whether nothing is wrong with the store of a shard in a directory.
+func isSound(d *directory, index int, dir string) (bool, error) {
+	v := verifier{directory: d, report: new(VerifyReport)}
+	_, err := v.content(index, dir)
+	return len(v.report.Problems) == 0, err
 }
 
 // finishRepair puts a store that was built anew in its place, if that is empty.
@@ -126,7 +148,8 @@ func buildStore(d *directory, index int, from, to string) (err error) {
 
 // rebuilder writes a store from what can be read of another one.
 type rebuilder struct {
-	old           pebble.Reader
+	old           *pebble.DB
+	bounds        [][]byte // where its tables begin, and the first keys behind them, in order
 	db            *pebble.DB
 	batch         *pebble.Batch
 	index, shards int
@@ -150,6 +173,16 @@ type rebuiltTask struct {
 }
 
 func (b *rebuilder) rebuild(identity string) error {
+	levels, err := b.old.SSTables()
+	if err != nil {
+		return err
+	}
+	for _, level := range levels {
+		for _, t := range level {
+			b.bounds = append(b.bounds, t.Smallest.UserKey, append(bytes.Clone(t.Largest.UserKey), 0))
+		}
+	}
+	slices.SortFunc(b.bounds, bytes.Compare)
 	b.set([]byte{keys.Meta}, []byte(identity))
 	for _, step := range []func() error{
 		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copySettings, b.rebuildUnique,
@@ -191,7 +224,7 @@ func (b *rebuilder) scan(prefix byte, visit func(key, value []byte)) error {
 	return nil
 }
 
-// read visits the entries from a key on. When one cannot be read it returns the
+// read visits the entries from a key on. When one cannot be read it returns the next
 // key from which on one can be.
 func (b *rebuilder) read(from, upper []byte, visit func(key, value []byte)) (next []byte, err error) {
 	it, err := b.old.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: upper})
@@ -214,30 +247,58 @@ func (b *rebuilder) read(from, upper []byte, visit func(key, value []byte)) (nex
 	return b.skip(from, upper), nil
 }
 
-// skip returns a key from which on the store can be read, while from is not one:
-// the first one behind a damaged block, or behind several.
+// skip returns the first key below upper from which on the store can be read, while from is
+// not one; nil if there is none. What can be read changes where a block begins or a table ends.
 func (b *rebuilder) skip(from, upper []byte) []byte {
-	n := max(len(from)+1, 48)
+	for {
+		if from = b.nextBlock(from, upper); from == nil || b.readable(from, upper) {
+			return from
+		}
+	}
+}
+
+// nextBlock returns the first key behind from, and below upper, of another block of any table, or at an end
+// of a table; nil if there is none. Pebble has no call for it, but says what a range of keys takes on the disk, whole blocks
+// at a time, by the indexes of the tables. A part of an index that is damaged takes nothing; behind from, what can be
+// read is looked for then.
+func (b *rebuilder) nextBlock(from, upper []byte) []byte {
+	end := upper
+	if i, _ := slices.BinarySearchFunc(b.bounds, append(bytes.Clone(from), 0), bytes.Compare); i < len(b.bounds) && bytes.Compare(b.bounds[i], upper) < 0 {
+		end = b.bounds[i]
+	}
+	n := max(len(from), len(end), 48)
 	number := func(key []byte) *big.Int {
 		return new(big.Int).SetBytes(append(bytes.Clone(key), make([]byte, n-len(key))...))
 	}
-	low, high := number(from), number(upper) // cannot be read; can be
-	one := big.NewInt(1)
-	for {
+	within := b.usage(from, from)
+	low, high := number(from), number(end) // in the same blocks; perhaps not
+	one, grown := big.NewInt(1), false
+	for new(big.Int).Sub(high, low).Cmp(one) > 0 {
 		middle := new(big.Int).Add(low, high)
 		middle.Rsh(middle, 1)
-		if middle.Cmp(low) == 0 {
-			return high.FillBytes(make([]byte, n))
-		}
-		if b.readable(middle.FillBytes(make([]byte, n)), upper) {
-			high = middle
+		key := middle.FillBytes(make([]byte, n))
+		if b.usage(from, key) != within || within == 0 && b.readable(key, upper) {
+			high, grown = middle, true
 		} else {
 			low = middle
 		}
-		if new(big.Int).Sub(high, low).Cmp(one) == 0 {
-			return high.FillBytes(make([]byte, n))
-		}
 	}
+	switch {
+	case grown:
+		return high.FillBytes(make([]byte, n))
+	case bytes.Equal(end, upper):
+		return nil
+	}
+	return end
+}
+
+// usage is the size of all blocks from which the keys between two may come.
+func (b *rebuilder) usage(from, to []byte) uint64 {
+	n, err := b.old.EstimateDiskUsage(from, to)
+	if err != nil { // from is behind to
+		b.damage = errors.Join(b.damage, err)
+	}
+	return n
 }
 
 func (b *rebuilder) readable(from, upper []byte) bool {

@@ -22,15 +22,16 @@ import (
 // VerifyOptions of Verify. A nil *VerifyOptions changes nothing.
 type VerifyOptions struct {
 	// Repair has every shard with a problem repaired. If it was closed in order, and one bit is wrong in its
-	// logs or in its MANIFEST, that is put right. Else it is built anew, from the records of tasks
-	// that can be read. What follows from these is derived: index entries, counters,
+	// logs or in its MANIFEST, that is put right. If more is wrong it is built anew, from the records of tasks
+	// that can be read then. What follows from these is derived: index entries, counters,
 	// sizes of buckets, turns of groups, and what frees idempotency keys; lease
 	// records, settings, schedules, idempotency keys and messages between shards are taken over as
 	// far as they can be read. The damaged store is kept beside the new one, as
 	// shard-NNN.damaged-N: remove it when it is of no use any more.
 	//
 	// What cannot be read is lost. A task whose record is lost is gone; one whose
-	// lease record is lost is delivered again, and the attempt not counted; an
+	// lease record is lost is delivered again, and the attempt not counted; tasks of a queue or a tenant whose name is
+	// lost have one that begins with "recovered-", and if they have a Group or a LimitKey that contradicts it, which is reported; an
 	// idempotency key that is lost with its task's end is free; and with the end of a log or of a
 	// MANIFEST the last that happened is lost: tasks that were produced then are gone, and those that
 	// ended then are delivered again. The directory of a node of a cluster is not repaired,
@@ -198,13 +199,17 @@ func (v *verifier) found(p Problem) { v.report.Problems = append(v.report.Proble
 // shard verifies a shard. Its error is that it could not.
 func (v *verifier) shard(index int) (r ShardReport, err error) {
 	dir := shardDir(v.fs, v.path, index)
-	repairable := v.Node == ""
 	if _, err := v.fs.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		_, err := v.fs.Stat(dir + rebuiltSuffix)
 		v.found(Problem{Shard: index, File: v.fs.PathBase(dir), Text: "missing", Repairable: err == nil})
 		return r, nil
 	}
-	begin := len(v.report.Problems)
+	return v.content(index, dir)
+}
+
+// content verifies the store of a shard in a directory.
+func (v *verifier) content(index int, dir string) (r ShardReport, err error) {
+	begin, repairable := len(v.report.Problems), v.Node == ""
 	db, err := v.store(index, dir, repairable, &r)
 	if db == nil || err != nil {
 		return r, err

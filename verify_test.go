@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
@@ -326,6 +328,11 @@ func TestRepairOfFiles(t *testing.T) {
 			require.True(t, strings.HasPrefix(name, path.Join("queue", p.File)), "%s: %v", what, p)
 			require.True(t, p.Repairable, "%s: %v", what, p)
 		}
+		dir := path.Dir(name)
+		mayLose := make(map[ID]bool)
+		if path.Ext(name) == ".sst" {
+			mayLose = unreadable(t, disk, dir, recordsIn(t, c.disk, dir))
+		}
 		r = verifyImage(t, disk, true)
 		if !r.OK() { // the name of a lane is lost: its tasks have another one, of which their scopes do not tell
 			require.Contains(t, fmt.Sprint(r.Problems), "has scope", what)
@@ -347,9 +354,151 @@ func TestRepairOfFiles(t *testing.T) {
 				require.Equal(t, tasks[id], info, what)
 			}
 		}
+		for id := range tasks {
+			require.True(t, got[id] != nil || mayLose[id], "%s: %s is lost", what, id)
+		}
 		lost += len(tasks) - len(got)
 	}
 	t.Logf("%d repaired, which lost %d tasks", repaired, lost)
+}
+
+// recordsIn is the keys of the tasks that the store of a shard has.
+func recordsIn(t *testing.T, disk vfs.FS, dir string) map[ID][]byte {
+	t.Helper()
+	db, err := openForReading(disk, dir)
+	require.NoError(t, err)
+	found := make(map[ID][]byte)
+	for _, prefix := range recordRanges {
+		require.NoError(t, scan(db, prefix, func(key, _ []byte) error {
+			id, _, err := keys.ParsePlaceKey(key)
+			found[id] = bytes.Clone(key)
+			return err
+		}))
+	}
+	require.NoError(t, db.Close())
+	return found
+}
+
+// unreadable is those of the tasks of a shard of which its store, which is damaged, does not give the record.
+func unreadable(t *testing.T, disk vfs.FS, dir string, records map[ID][]byte) map[ID]bool {
+	t.Helper()
+	db, err := openForReading(disk, dir)
+	require.NoError(t, err)
+	lost := make(map[ID]bool)
+	for id, key := range records {
+		it, err := db.NewIter(&pebble.IterOptions{LowerBound: key, UpperBound: append(bytes.Clone(key), 0)})
+		require.NoError(t, err)
+		found := it.First()
+		if err := it.Close(); err != nil {
+			lost[id] = true
+		} else {
+			require.True(t, found)
+		}
+	}
+	require.NoError(t, db.Close())
+	return lost
+}
+
+// blocksOf is where the blocks of a table begin: those of its entries, and those of its index.
+func blocksOf(t *testing.T, disk vfs.FS, name string) (data, index []int64) {
+	t.Helper()
+	f, err := disk.Open(name)
+	require.NoError(t, err)
+	readable, err := sstable.NewSimpleReadable(f)
+	require.NoError(t, err)
+	opts := &pebble.Options{}
+	opts.EnsureDefaults()
+	r, err := sstable.NewReader(context.Background(), readable, opts.MakeReaderOptions())
+	require.NoError(t, err)
+	layout, err := r.Layout()
+	require.NoError(t, errors.Join(err, r.Close()))
+	for _, b := range layout.Data {
+		data = append(data, int64(b.Offset))
+	}
+	for _, b := range layout.Index {
+		index = append(index, int64(b.Offset))
+	}
+	return data, index
+}
+
+func overwrite(t *testing.T, disk vfs.FS, name string, at int64, with string) {
+	t.Helper()
+	f, err := disk.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte(with), at)
+	require.NoError(t, errors.Join(err, f.Close()))
+}
+
+// TestRepairAroundBlocks damages blocks of a table, and then a bit of its log, too:
+// a repair gives back each task whose record can be read.
+func TestRepairAroundBlocks(t *testing.T) {
+	disk, _ := variedDisk(t)
+	opts := &pebble.Options{FS: disk, FormatMajorVersion: storeFormat}
+	for i := range opts.Levels {
+		opts.Levels[i].BlockSize, opts.Levels[i].IndexBlockSize = 1<<10, 100
+	}
+	db, err := failstop.New(slog.New(slog.DiscardHandler), "store").Open("queue/shard-000", opts)
+	require.NoError(t, err)
+	require.NoError(t, db.Compact(context.Background(), []byte{0}, []byte{0xff}, false))
+	require.NoError(t, errors.Join(db.Close(), integrity.Seal(disk, "queue/shard-000")))
+	q, err := Open("queue", variedOptions(disk))
+	require.NoError(t, err)
+	for range 40 {
+		_, err := q.Produce(context.Background(), Task{Queue: "of the log"})
+		require.NoError(t, err)
+	}
+	require.NoError(t, q.Close())
+	tasks := tasksOf(t, cloneOf(disk))
+	records := recordsIn(t, disk, "queue/shard-000")
+	var table, log, logged string
+	var blocks, index []int64
+	for name, b := range contents(t, disk, "queue/shard-000") {
+		switch {
+		case path.Ext(name) == ".sst":
+			if data, of := blocksOf(t, disk, name); len(data) > len(blocks) {
+				table, blocks, index = name, data, of
+			}
+		case path.Ext(name) == ".log" && bytes.Contains([]byte(b), []byte("of the log")):
+			log, logged = name, b
+		}
+	}
+	require.Greater(t, len(blocks), 40)
+	require.Greater(t, len(index), 3)
+	for _, c := range []struct {
+		data, index []int
+		log         bool
+	}{
+		{data: []int{7}},
+		{data: []int{1, 3}},
+		{data: []int{1, 31}}, // the second one has the end of a range, and the beginning of the next
+		{data: []int{5, 12, 20}},
+		{data: []int{9, 10, 11}},
+		{data: []int{9}, log: true},
+		{index: []int{2}},
+		{index: []int{2}, data: []int{1}},
+	} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			disk := cloneOf(disk)
+			for _, i := range c.data {
+				overwrite(t, disk, table, blocks[i]+20, "damage")
+			}
+			for _, i := range c.index {
+				overwrite(t, disk, table, index[i]+20, "damage")
+			}
+			lost := unreadable(t, disk, "queue/shard-000", records)
+			require.NotEmpty(t, lost)
+			require.Less(t, len(lost), len(records)/2)
+			if c.log {
+				overwrite(t, disk, log, 100, string([]byte{logged[100] ^ 4}))
+			}
+			r := verifyImage(t, disk, true)
+			require.True(t, r.OK(), "%v", r.Problems)
+			got := tasksOf(t, disk)
+			for id := range tasks {
+				require.Equal(t, !lost[id], got[id] != nil, id)
+			}
+		})
+	}
 }
 
 // TestRepairInterrupted cuts the power at operations on files of a repair, with -corrupt.for
