@@ -353,7 +353,7 @@ func TestCheckpointIsOneCut(t *testing.T) {
 	for _, level := range levels {
 		t.Run(level.String(), func(t *testing.T) {
 			seed := drawSeed()
-			t.Logf("seed %d", seed)
+			t.Logf("-seed %d", seed)
 			synctest.Test(t, func(t *testing.T) {
 				l := newCopyLoad(t, Options{
 					Shards: 3, Durability: level, Retention: Forever, WindowTasks: 64,

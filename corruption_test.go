@@ -20,9 +20,8 @@ import (
 )
 
 var (
-	corruptFor  = flag.Duration("corrupt.for", 0, "how long TestCorruption (for each image) and TestRepairOfFiles flip bits; 0: some of each kind of file")
-	corruptAll  = flag.Bool("corrupt.all", false, "TestCorruption flips every bit of every file")
-	corruptSeed = flag.Uint64("corrupt.seed", 0, "seed of TestCorruption; 0: random")
+	corruptFor = flag.Duration("corrupt.for", 0, "how long TestCorruption, TestCorruptionOfANode (for each image) and TestRepairOfFiles flip bits; 0: some of each kind of file. If positive, TestRepairInterrupted cuts the power at each operation")
+	corruptAll = flag.Bool("corrupt.all", false, "TestCorruption flips every bit of every file")
 )
 
 // variedOptions are those of a queue that variedQueue has filled. Its clock
@@ -307,11 +306,6 @@ func kindOf(name string) string {
 // TestCorruption flips single bits in the files of a closed queue, and of one
 // whose process was killed: each is reported with its file, or does no harm.
 func TestCorruption(t *testing.T) {
-	seed := *corruptSeed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("-corrupt.seed=%d", seed)
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
 	killed := cloneOf(disk)
@@ -322,7 +316,7 @@ func TestCorruption(t *testing.T) {
 	}{{"closed", disk}, {"killed", killed}} {
 		t.Run(image.name, func(t *testing.T) {
 			c := newCorruptible(t, image.disk)
-			rng := rand.New(rand.NewPCG(seed, 0))
+			rng := seeded(t)
 			tried, noticed := make(map[string]int), make(map[string]int)
 			try := func(name string, bit int) {
 				if image.name == "killed" && path.Ext(name) == ".log" {

@@ -19,7 +19,7 @@ import (
 	"codeq/internal/window"
 )
 
-var seedFlag = flag.Uint64("seed", 0, "what tests draw their chances from that print a seed; 0: a seed of their own")
+var seedFlag = flag.Uint64("seed", 0, "what tests draw their chances from that print a seed; 0: another one each time")
 
 func drawSeed() uint64 {
 	if *seedFlag != 0 {
@@ -31,7 +31,7 @@ func drawSeed() uint64 {
 // seeded is the chance of a test, whose seed is told when the test fails.
 func seeded(t *testing.T) *rand.Rand {
 	seed := drawSeed()
-	t.Logf("seed %d", seed)
+	t.Logf("-seed %d", seed)
 	return rand.New(rand.NewPCG(seed, 0))
 }
 

@@ -25,13 +25,12 @@ import (
 )
 
 var (
-	iofaultsAll  = flag.Bool("iofaults.all", false, "have TestIOFaults fail every operation, and not a sample of them")
-	iofaultsSeed = flag.Uint64("iofaults.seed", 0, "of the sample; 0: a random one")
-	iofaultsOne  = flag.String("iofaults.one", "", `the only case, such as "disk write once 17"`)
+	iofaultsAll = flag.Bool("iofaults.all", false, "have TestIOFaults fail every operation, and not a sample of them")
+	iofaultsOne = flag.String("iofaults.one", "", `the only case, such as "disk write once 17"`)
 )
 
 // faultKinds are the file operations that fail, by the names that hookFS and
-// faultyReads have for them.
+// faultPlan.fs have for them.
 var faultKinds = []string{
 	"write", "sync", "create", "rename", "remove", "close", "open directory",
 	"read", "open", "link", "remove all", "mkdir", "lock", "list", "stat",
@@ -409,18 +408,13 @@ func TestIOFaults(t *testing.T) {
 			}
 		}
 	}
-	seed := *iofaultsSeed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Log("-iofaults.seed", seed)
 	switch {
 	case *iofaultsOne != "":
 		c, err := parseFaultCase(*iofaultsOne)
 		require.NoError(t, err)
 		cases = []faultCase{c}
 	case !*iofaultsAll:
-		cases = sampleFaults(cases, rand.New(rand.NewPCG(seed, 0)))
+		cases = sampleFaults(cases, seeded(t))
 	}
 	var script strings.Builder
 	for _, c := range cases {

@@ -1,6 +1,7 @@
 package raftlog
 
 import (
+	"flag"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -79,6 +80,8 @@ func TestStable(t *testing.T) {
 	require.Error(t, err)
 }
 
+var seedFlag = flag.Uint64("seed", 0, "of the bits that TestStableDamage flips; 0: another one each time")
+
 // TestStableDamage flips bits of a file that was closed, and of its seal.
 func TestStableDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stable")
@@ -87,8 +90,11 @@ func TestStableDamage(t *testing.T) {
 	require.NoError(t, s.Group(1).SetUint64([]byte("CurrentTerm"), 7))
 	require.NoError(t, s.Close())
 	require.NoError(t, CheckStable(vfs.Default, path))
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for _, name := range []string{path, path + ".seal"} {
 		good, err := os.ReadFile(name)
