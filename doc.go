@@ -63,7 +63,8 @@
 // # Concurrency
 //
 // All methods of Queue are safe for concurrent use. The library logs to
-// Options.Logger only, starts no goroutine that Close does not end, and never
+// Options.Logger only, starts no goroutine that Close does not end, but for
+// a compaction of Pebble's that cannot read its tables, which is held for ever, and never
 // exits or panics the process when storage fails: the shard concerned then
 // returns ErrUncertain for what was under way and ErrFailed for all that
 // follows, until the queue is closed and opened again. While the disk is nearly

@@ -132,7 +132,8 @@ func (q *Queue) enter() error {
 // Close ends the queue. First calls of Run drain and return, and calls of
 // Checkpoint end, while other calls still work; then new work is refused with ErrClosed, what was accepted is
 // finished, and claims that wait get ErrClosed.
-// When Close returns, no goroutine of the queue is left, and everything that
+// When Close returns, no goroutine of the queue is left, but a compaction of
+// Pebble's that cannot read its tables, which is held for ever; and everything that
 // was acknowledged is with the operating system at least. The error matches
 // ErrFailed if the storage of a shard, or of a node, has failed or could not be
 // closed; the next Open then finds what Durability promises.
