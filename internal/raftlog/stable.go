@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -115,6 +114,7 @@ func CheckStable(fs vfs.FS, path string) error {
 
 func (s *Stable) set(key, value []byte) error { return boltError(s.bolt.Set(key, value)) }
 
+// get returns nil if there is no value.
 func (s *Stable) get(key []byte) ([]byte, error) {
 	value, err := s.bolt.Get(key)
 	if errors.Is(err, raftboltdb.ErrKeyNotFound) {
@@ -130,42 +130,10 @@ func boltError(err error) error {
 	return err
 }
 
-// MemStable keeps terms and votes in memory, for simulations. Its values
-// survive Close: it is the disk of a node that is started again. The zero value is ready.
-type MemStable struct {
-	mu     sync.Mutex
-	values map[string][]byte
-}
-
-// Group returns the values of a group.
-func (s *MemStable) Group(n uint32) raft.StableStore { return stableGroup{s, n} }
-
-// Close does nothing.
-func (s *MemStable) Close() error { return nil }
-
-func (s *MemStable) set(key, value []byte) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.values == nil {
-		s.values = make(map[string][]byte)
-	}
-	s.values[string(key)] = append([]byte(nil), value...)
-	return nil
-}
-
-func (s *MemStable) get(key []byte) ([]byte, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return append([]byte(nil), s.values[string(key)]...), nil
-}
-
 // stableGroup is the part of a store whose keys begin with the group, 4 bytes
 // big-endian. A value that is missing is empty, or 0.
 type stableGroup struct {
-	values interface {
-		set(key, value []byte) error
-		get(key []byte) ([]byte, error) // nil if there is none
-	}
+	stable *Stable
 	number uint32
 }
 
@@ -174,14 +142,14 @@ func (g stableGroup) key(key []byte) []byte {
 }
 
 func (g stableGroup) Set(key, value []byte) error {
-	if err := g.values.set(g.key(key), value); err != nil {
+	if err := g.stable.set(g.key(key), value); err != nil {
 		return fmt.Errorf("raftlog: set %s of group %d: %w", key, g.number, err)
 	}
 	return nil
 }
 
 func (g stableGroup) Get(key []byte) ([]byte, error) {
-	value, err := g.values.get(g.key(key))
+	value, err := g.stable.get(g.key(key))
 	if err != nil {
 		return nil, fmt.Errorf("raftlog: get %s of group %d: %w", key, g.number, err)
 	}
