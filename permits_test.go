@@ -278,8 +278,9 @@ func TestPermitsOneShard(t *testing.T) {
 						c.produce(at, 60)
 						c.drain()
 						require.EqualValues(t, limit, c.most.Load())
-						took := time.Since(begin)
-						require.Less(t, took, 60/time.Duration(limit)*40*time.Millisecond, "the room is not used")
+						// A task takes 20 ms at work, and messages of 5 ms at most before and after; with
+						// its share alone a shard would have room for a third.
+						require.Less(t, time.Since(begin), 60/time.Duration(limit)*50*time.Millisecond, "the room is not used")
 					}
 					c.requireReturned()
 				})
