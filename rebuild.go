@@ -1,0 +1,489 @@
+package codeq
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// rebuilder writes a store from what can be read of another one.
+type rebuilder struct {
+	old           *salvage
+	db            *pebble.DB
+	batch         *pebble.Batch
+	index, shards int
+
+	tasks  map[ID]*rebuiltTask
+	queues map[uint32]string
+	lanes  map[uint32]keys.LaneValue
+	wakes  map[wakeKey]byte
+	sent   map[uint32]uint64 // the last message, by receiver
+	clock  uint64            // the largest number minted, as far as can be seen
+	damage error             // why something could not be written
+}
+
+// rebuiltTask is what has to be known of a task to derive what follows from it.
+type rebuiltTask struct {
+	checkedTask
+	lane    uint32
+	parents []keys.ID // of one that waits for them
+	onDead  uint8
+}
+
+func (b *rebuilder) rebuild(identity string) error {
+	b.set([]byte{keys.Meta}, []byte(identity))
+	for _, step := range []func() error{
+		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copySettings, b.rebuildUnique,
+		b.rebuildMarks, b.rebuildTurns, b.copyMessages, b.rebuildParents, b.writeMarks,
+	} {
+		if err := errors.Join(step(), b.commit(), b.damage); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *rebuilder) set(key, value []byte) {
+	if b.damage != nil {
+		return
+	}
+	if err := b.batch.Set(key, value, nil); err != nil {
+		b.damage = err
+	}
+	if b.batch.Len() > groupBytes {
+		if err := b.commit(); err != nil {
+			b.damage = err
+		}
+	}
+}
+
+func (b *rebuilder) commit() error {
+	err := b.batch.Commit(pebble.NoSync)
+	b.batch = b.db.NewBatch()
+	return err
+}
+
+// copyRecords takes over the tasks. Of a task that lies in two places, the one
+// that its index entry names is right, or else the first.
+func (b *rebuilder) copyRecords() error {
+	indexed := make(map[ID]keys.Place)
+	if err := b.old.scan(keys.Index, func(key, value []byte) {
+		id, err := keys.ParseByID(key)
+		p, placeErr := keys.ParsePlace(value)
+		if err == nil && placeErr == nil {
+			indexed[id] = p
+		}
+	}); err != nil {
+		return err
+	}
+	for _, prefix := range recordRanges {
+		if err := b.old.scan(prefix, func(key, value []byte) {
+			t, id, ok := b.task(key, value)
+			if !ok {
+				return
+			}
+			old := b.tasks[id]
+			if old != nil && indexed[id] != t.Place {
+				return
+			}
+			if old != nil {
+				b.damage = errors.Join(b.damage, b.commit(), b.db.Delete(old.AppendKey(nil, id), pebble.NoSync))
+			}
+			b.tasks[id] = t
+			b.set(key, value)
+			since := keys.SinceOf(keys.ID(id))
+			b.clock = max(b.clock, keys.SinceMillis(since)<<clockShift|since&(1<<clockShift-1))
+		}); err != nil {
+			return err
+		}
+	}
+	for id, t := range b.tasks {
+		if first := keys.FirstPlace(keys.LaneOf(id), id); !t.ended() && t.Place != first {
+			b.set(keys.AppendByID(nil, keys.Index, id), t.Append(nil))
+		}
+	}
+	return nil
+}
+
+// task decodes a task; ok is false if it cannot be, or belongs to another shard.
+func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id ID, ok bool) {
+	raw, p, err := keys.ParsePlaceKey(key)
+	if id = raw; err != nil || id.shard(b.shards) != b.index {
+		return nil, id, false
+	}
+	lane, rec, _, state, err := splitValue(p, value)
+	if err != nil {
+		return nil, id, false
+	}
+	r, err := record.Decode(rec)
+	if err != nil {
+		return nil, id, false
+	}
+	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: state}, lane: lane, onDead: r.OnDead}
+	if t.waitsForParents() {
+		for _, id := range r.Parents {
+			if !slices.Contains(t.parents, id) {
+				t.parents = append(t.parents, id)
+			}
+		}
+	}
+	return t, id, true
+}
+
+func (t *rebuiltTask) waitsForParents() bool { return t.Range == keys.Blocked && t.At == 0 }
+
+// rebuildCatalogue takes over the names of queues and lanes. What tasks need and
+// nobody can read gets a name of its own, so that no task comes under a wrong one.
+func (b *rebuilder) rebuildCatalogue() error {
+	var lastQueue, lastLane uint32
+	if err := b.old.scan(keys.Queue, func(key, value []byte) {
+		if n, err := keys.ParseNumbered(key); err == nil && n > 0 && n <= keys.MaxLane {
+			b.queues[n] = string(value)
+			lastQueue = max(lastQueue, n)
+		}
+	}); err != nil {
+		return err
+	}
+	if err := b.old.scan(keys.Lane, func(key, value []byte) {
+		n, err := keys.ParseNumbered(key)
+		v, valueErr := keys.ParseLaneValue(value)
+		if err == nil && valueErr == nil && v.Queue > 0 && v.Queue <= keys.MaxLane && v.Priority <= MaxPriority && n <= keys.MaxLane {
+			b.lanes[n] = v
+			lastLane, lastQueue = max(lastLane, n), max(lastQueue, v.Queue)
+		}
+	}); err != nil {
+		return err
+	}
+	used := make(map[uint32]uint32) // the queue of a lane, as far as the keys of its tasks tell; 0: not
+	for id, t := range b.tasks {
+		lastLane = max(lastLane, t.lane, keys.LaneOf(id))
+		used[t.lane] = max(used[t.lane], 0)
+		if t.Range != keys.Task && t.Range != keys.Scheduled {
+			used[t.lane] = t.Group
+			lastQueue = max(lastQueue, t.Group)
+		}
+	}
+	if len(b.tasks)+len(b.lanes) > 0 {
+		for n := uint32(0); n <= lastLane; n++ {
+			if _, ok := b.lanes[n]; !ok {
+				v := keys.LaneValue{Queue: used[n], Tenant: fmt.Sprint("recovered-lane-", n)}
+				if v.Queue == 0 {
+					lastQueue++
+					v.Queue = lastQueue
+				}
+				b.lanes[n] = v
+			}
+			b.set(keys.AppendNumbered(nil, keys.Lane, n), b.lanes[n].Append(nil))
+		}
+	}
+	for n := uint32(1); n <= lastQueue; n++ {
+		if _, ok := b.queues[n]; !ok {
+			b.queues[n] = fmt.Sprint("recovered-queue-", n)
+		}
+		b.set(keys.AppendNumbered(nil, keys.Queue, n), []byte(b.queues[n]))
+	}
+	for _, t := range b.tasks {
+		t.queue = b.lanes[t.lane].Queue
+	}
+	return nil
+}
+
+// copyLeases takes over the lease records that have a lease in force.
+func (b *rebuilder) copyLeases() error {
+	return b.old.scan(keys.Lease, func(key, value []byte) {
+		seq, err := keys.ParseLease(key)
+		if err != nil {
+			return
+		}
+		_, entries, err := keys.ParseLeases(seq, value)
+		if err != nil {
+			return
+		}
+		inForce := false
+		for i := range entries {
+			e := &entries[i]
+			t := b.tasks[e.ID]
+			if t == nil || t.Place != (keys.Place{Range: keys.Task, Group: e.Lane, At: e.Since}) || t.Leases+1 != e.Leases {
+				continue
+			}
+			inForce, t.state = true, Leased
+		}
+		if inForce {
+			b.set(key, value)
+			b.clock = max(b.clock, seq)
+		}
+	})
+}
+
+// rebuildCounters counts the tasks.
+func (b *rebuilder) rebuildCounters() error {
+	if err := b.old.scan(keys.Counters, func(_, value []byte) {
+		if v, err := keys.ParseCounters(value); err == nil {
+			b.clock = max(b.clock, v.Clock)
+		}
+	}); err != nil {
+		return err
+	}
+	counts, buckets := make(map[uint32]keys.Counts), make(map[keys.Place]uint64)
+	for n := range b.queues {
+		counts[n] = keys.Counts{}
+	}
+	for _, t := range b.tasks {
+		c := counts[t.queue]
+		switch t.state {
+		case Ready:
+			c.Ready++
+		case Scheduled:
+			c.Scheduled++
+		case Blocked:
+			c.Blocked++
+		case Leased:
+			c.Leased++
+		default:
+			*c.Ended(t.Range)++
+			buckets[t.Place]++
+		}
+		counts[t.queue] = c
+	}
+	for n, c := range counts {
+		value := make([]byte, keys.CountersLen)
+		keys.CountersValue{Counts: c, Clock: b.clock}.Put(value)
+		b.set(keys.AppendNumbered(nil, keys.Counters, n), value)
+	}
+	for p, n := range buckets {
+		b.set(keys.AppendBucket(nil, p.Range, p.Group, p.At), keys.AppendNumber(nil, n))
+	}
+	return nil
+}
+
+// copySettings takes over settings and schedules.
+func (b *rebuilder) copySettings() error {
+	return errors.Join(
+		b.old.scan(keys.Settings, func(key, value []byte) {
+			if _, err := parseSettings(value); err == nil {
+				b.set(key, value)
+			}
+		}),
+		b.old.scan(keys.Schedule, func(key, value []byte) {
+			if r, err := parseRecurring(key, value); err == nil && scheduleShard(r.name, b.shards) == b.index {
+				b.set(key, value)
+			}
+		}))
+}
+
+// rebuildUnique takes over who has the idempotency keys. If some entries are lost, a key that
+// nobody has is that of a task which has not ended; one that was released looks the same, and
+// is taken again.
+func (b *rebuilder) rebuildUnique() error {
+	taken := make(map[[keys.UniqueLen]byte]bool)
+	if err := b.old.scan(keys.Unique, func(key, value []byte) {
+		hash, err := keys.ParseHashed(key)
+		v, valueErr := keys.ParseUnique(value)
+		t := b.tasks[v.ID]
+		lives := t != nil && !t.ended() && t.Unique == hash
+		if err != nil || valueErr != nil || t != nil && t.Unique != hash || v.Until == 0 && !lives {
+			return
+		}
+		taken[hash] = true
+		b.set(key, value)
+		if v.Until != 0 {
+			b.set(keys.AppendFreed(nil, v.Until, hash), nil)
+		}
+	}); err != nil {
+		return err
+	}
+	if !b.old.gaps[keys.Unique] {
+		return nil
+	}
+	for _, id := range b.inOrder() {
+		if t := b.tasks[id]; !t.ended() && t.Unique != [keys.UniqueLen]byte{} && !taken[t.Unique] {
+			taken[t.Unique] = true
+			b.set(keys.AppendHashed(nil, t.Unique), keys.UniqueValue{ID: keys.ID(id)}.Append(nil))
+		}
+	}
+	return nil
+}
+
+// inOrder is the tasks in the order in which they were produced.
+func (b *rebuilder) inOrder() []ID {
+	return slices.SortedFunc(maps.Keys(b.tasks), func(x, y ID) int { return bytes.Compare(x[:], y[:]) })
+}
+
+// rebuildMarks takes over who may go on.
+func (b *rebuilder) rebuildMarks() error {
+	return b.old.scan(keys.Wake, func(key, value []byte) {
+		queue, scope, id, err := keys.ParseGrouped(key)
+		if _, ok := b.queues[queue]; err == nil && ok && len(value) == 1 {
+			b.wakes[wakeKey{queue, scope, id}] = value[0]
+		}
+	})
+}
+
+func (b *rebuilder) writeMarks() error {
+	for k, how := range b.wakes {
+		b.set(keys.AppendGrouped(nil, keys.Wake, k.queue, k.scope, k.id), []byte{how})
+	}
+	return nil
+}
+
+// rebuildTurns says who has the turn of each group: who had it, or who is ready or
+// at work, or between two attempts. When nobody has, the first that waits is given it.
+func (b *rebuilder) rebuildTurns() error {
+	held := make(map[uint64]ID)
+	if err := b.old.scan(keys.Group, func(key, value []byte) {
+		scope, err := keys.ParseScope(key)
+		v, valueErr := keys.ParseGroup(value)
+		if t := b.tasks[v.Holder]; err == nil && valueErr == nil && t != nil && !t.ended() && t.Head.Group == scope {
+			held[scope] = v.Holder
+		}
+	}); err != nil {
+		return err
+	}
+	waiting := make(map[uint64]uint32) // queue, by scope
+	between := make(map[uint64]ID)
+	for _, id := range b.inOrder() {
+		t := b.tasks[id]
+		scope := t.Head.Group
+		if scope == 0 || t.ended() {
+			continue
+		}
+		_, ok := held[scope]
+		switch {
+		case t.Range == keys.Blocked && t.At == scope:
+			waiting[scope] = t.queue
+		case t.Range == keys.Task && (!ok || b.tasks[held[scope]].Range != keys.Task):
+			held[scope] = id
+		case t.Range == keys.Scheduled && t.Leases > 0:
+			between[scope] = id
+		}
+	}
+	for scope, id := range between {
+		if _, ok := held[scope]; !ok {
+			held[scope] = id
+		}
+	}
+	for scope, queue := range waiting {
+		if _, ok := held[scope]; !ok {
+			held[scope] = ID{}
+			b.wakes[wakeKey{queue, scope, ID{}}] = wakeUp
+		}
+	}
+	for scope, id := range held {
+		_, waits := waiting[scope]
+		b.set(keys.AppendScope(nil, scope), keys.GroupValue{Holder: keys.ID(id), Waiting: waits}.Append(nil))
+	}
+	return nil
+}
+
+// copyMessages takes over what is under way between the shards.
+func (b *rebuilder) copyMessages() error {
+	numbers := func(prefix byte, visit func(n uint32, key, value []byte)) error {
+		return b.old.scan(prefix, func(key, value []byte) {
+			n, err := keys.ParseNumbered(key)
+			if _, valueErr := keys.ParseNumber(value); err == nil && valueErr == nil && int(n) < b.shards {
+				visit(n, key, value)
+			}
+		})
+	}
+	return errors.Join(
+		numbers(keys.Inbound, func(_ uint32, key, value []byte) { b.set(key, value) }),
+		numbers(keys.Sent, func(n uint32, _, value []byte) { b.sent[n], _ = keys.ParseNumber(value) }),
+		b.old.scan(keys.Outbound, func(key, value []byte) {
+			to, seq, err := keys.ParseOutbound(key)
+			if _, valueErr := keys.ParseMessage(value); err == nil && valueErr == nil && int(to) < b.shards {
+				b.set(key, value)
+				b.sent[to] = max(b.sent[to], seq)
+			}
+		}))
+}
+
+// rebuildParents takes over who waits for whom. A task that waits for parents and
+// does not know for how many asks all of them again; so do all if a parent, or what it knew, may be
+// lost: one that does not exist has ended.
+func (b *rebuilder) rebuildParents() error {
+	lost := b.old.gaps[keys.Dependent]
+	for _, prefix := range recordRanges {
+		lost = lost || b.old.gaps[prefix]
+	}
+	waits := make(map[ID]bool)
+	if err := b.old.scan(keys.Pending, func(key, value []byte) {
+		id, err := keys.ParseByID(key)
+		n, valueErr := keys.ParseNumber(value)
+		if t := b.tasks[id]; err == nil && valueErr == nil && n > 0 && t != nil && t.waitsForParents() && !lost {
+			waits[id] = true
+			b.set(key, value)
+		}
+	}); err != nil {
+		return err
+	}
+	type bond struct{ parent, child keys.ID }
+	known := make(map[bond]bool)
+	asks := func(id ID) bool { // again
+		t := b.tasks[id]
+		_, mark := b.wakes[wakeKey{b.queueOf(t), 0, id}]
+		return t != nil && t.waitsForParents() && !waits[id] && !mark
+	}
+	if err := errors.Join(
+		b.old.scan(keys.Dependent, func(key, value []byte) {
+			parent, child, err := keys.ParseDependent(key)
+			if err == nil && len(value) == 1 && OnDead(value[0]) <= RunOnDead && b.awaited(parent) && !asks(child) {
+				known[bond{parent, child}] = true
+				b.set(key, value)
+			}
+		}),
+		b.old.scan(keys.Outbound, func(_, value []byte) {
+			if m, err := keys.ParseMessage(value); err == nil && m.Kind == keys.MsgDepend {
+				known[bond{m.Parent, m.Child}] = true
+			}
+		}),
+	); err != nil {
+		return err
+	}
+	for _, id := range b.inOrder() {
+		t := b.tasks[id]
+		if !t.waitsForParents() {
+			continue
+		}
+		again := asks(id)
+		if again {
+			b.set(keys.AppendByID(nil, keys.Pending, id), keys.AppendNumber(nil, uint64(len(t.parents))))
+		}
+		for _, parent := range t.parents {
+			switch {
+			case again:
+				to := uint32(ID(parent).shard(b.shards))
+				b.sent[to]++
+				m := keys.Message{Kind: keys.MsgDepend, Parent: parent, Child: keys.ID(id), Outcome: t.onDead}
+				b.set(keys.AppendOutbound(nil, to, b.sent[to]), m.Append(nil))
+			case waits[id] && b.awaited(parent) && !known[bond{parent, keys.ID(id)}] && !b.tasks[parent].ended():
+				b.set(keys.AppendDependent(nil, parent, keys.ID(id)), []byte{t.onDead})
+			}
+		}
+	}
+	for to, n := range b.sent {
+		if n > 0 {
+			b.set(keys.AppendNumbered(nil, keys.Sent, to), keys.AppendNumber(nil, n))
+		}
+	}
+	return nil
+}
+
+func (b *rebuilder) queueOf(t *rebuiltTask) uint32 {
+	if t == nil {
+		return 0
+	}
+	return t.queue
+}
+
+// awaited reports whether a task of this shard may be waited for.
+func (b *rebuilder) awaited(parent keys.ID) bool {
+	t := b.tasks[parent]
+	return t != nil && t.Parent && (!t.ended() || t.state == Dead && t.At == neverExpires)
+}
