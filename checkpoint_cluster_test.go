@@ -88,28 +88,12 @@ type deposed struct{ committer }
 
 func (deposed) confirm() error { return ErrNotLeader }
 
-// awaitShares waits until each node leads the shard that belongs there: then leaders stay.
-func (c *simCluster) awaitShares() {
-	for end := time.Now().Add(simPatience); ; time.Sleep(100 * time.Millisecond) {
-		settled := true
-		for shard, n := range c.members() {
-			settled = settled && c.leader(shard) == n
-		}
-		if settled {
-			return
-		}
-		if time.Now().After(end) {
-			c.hangs("the balance of leaders")
-		}
-	}
-}
-
 // TestHoldOfCluster: whoever holds the shards, nothing is done in any of them until it
 // lets them go on.
 func TestHoldOfCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 3})
-		c.awaitShares()
+		c.spread()
 		for _, n := range c.members() {
 			h, err := simQueue(n).hold(t.Context())
 			require.NoError(t, err)

@@ -52,26 +52,6 @@ func limitedNodes(t *testing.T, nodes int, test func(t *testing.T, c *limitedClu
 	})
 }
 
-// spread has each node lead one shard.
-func (c *limitedCluster) spread() {
-	spread := func() bool {
-		for i, n := range c.nodes[:3] {
-			if c.leader(i) != n {
-				return false
-			}
-		}
-		return true
-	}
-	for tries := 0; !spread(); tries++ {
-		require.Less(c.t, tries, 1000, "the leaders cannot be spread")
-		c.awaitLeaders()
-		for i, n := range c.nodes[:3] {
-			c.transfer(n, i, n)
-		}
-		time.Sleep(time.Second)
-	}
-}
-
 // leases is how many there are by shard, as far as the shards have leaders.
 // REQUIRES: synctest.Wait has just returned.
 func (c *limitedCluster) leases() (leases [3]int) {

@@ -400,6 +400,28 @@ func (c *simCluster) transfer(by *simNode, shard int, to *simNode) {
 	}
 }
 
+// spread has each of the first three nodes lead the shard that belongs there: leaders stay then.
+func (c *simCluster) spread() {
+	spread := func() bool {
+		for i, n := range c.nodes[:3] {
+			if c.leader(i) != n {
+				return false
+			}
+		}
+		return true
+	}
+	for end := time.Now().Add(simPatience); !spread(); {
+		if time.Now().After(end) {
+			c.hangs("the balance of leaders")
+		}
+		c.awaitLeaders()
+		for i, n := range c.nodes[:3] {
+			c.transfer(n, i, n)
+		}
+		time.Sleep(time.Second)
+	}
+}
+
 // snapshot has a node take a snapshot of a shard and keep so many entries of the log.
 func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
 	q, _ := n.queue()
