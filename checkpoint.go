@@ -44,17 +44,17 @@ import (
 // be mixed with those of the original.
 //
 // In a cluster it may be called on any node, which copies what it has itself: all
-// shards, once it has caught up with their leaders. They stand still for some tenths of a
-// second, and 5 s at the most. When a leader is lost meanwhile, Checkpoint begins
-// again, twice at the most. The copy is that of a queue by itself, without Options.Cluster.
+// shards, once it has caught up with their leaders, for which they stand still as well: 5 s
+// at the most. When a leader is lost meanwhile, Checkpoint begins again, twice at the
+// most. The copy is that of a queue by itself, without Options.Cluster.
 //
 // Checkpoint returns an error that matches ErrInvalid if dir is within the
 // queue or on another file system, fs.ErrExist if it is not empty, ErrLocked
 // if somebody else is about to make a queue of it, ErrDiskFull below half of
-// Options.MinFreeBytes, ErrFailed if a shard has failed, ErrClosed if the queue is closed before all shards stand still, or, in a
-// cluster, ErrNotLeader or ErrUncertain if they did not stand still for as long as it
-// takes. If ctx ends before they do, it returns its cause. It is safe for concurrent
-// use; calls follow each other.
+// Options.MinFreeBytes, ErrFailed if a shard has failed, ErrClosed if the queue is
+// closed before all shards stand still, or, in a cluster, ErrNotLeader or ErrUncertain
+// if they did not stand still for as long as it takes. If ctx ends before they do, it
+// returns its cause. It is safe for concurrent use; calls follow each other.
 func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
 	if err := q.enter(); err != nil {
 		return err

@@ -113,7 +113,8 @@ type Options struct {
 	// everything does again by itself when there is room. The file system is
 	// asked at most once in a second or 4 MiB (when it is low, 0.1 s), so that others
 	// who fill the disk fast may be missed. In a cluster the disk of a shard's leader
-	// counts; followers take nothing more below a quarter of it. Negative: no limit. Default: 64 MiB, and 4 MemTableBytes for each shard.
+	// counts; followers take nothing more below a quarter of it. Negative: no limit.
+	// Default: 64 MiB, and 4 MemTableBytes for each shard.
 	MinFreeBytes int64
 
 	// Cluster makes the queue one of several nodes. Default: nil, the queue is
