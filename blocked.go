@@ -82,14 +82,14 @@ func (s *shard) note(m mark, how byte) {
 // wakeBlocked does what the marks say. REQUIRES: the group is empty but for
 // what has become due. Of that, tasks may have begun to wait for a turn that a
 // mark is about; giveTurn sees to it.
-func (s *shard) wakeBlocked() (more bool) {
+func (s *shard) wakeBlocked() {
 	if s.wakes {
 		s.readMarks()
 	} else if len(s.marks.order) > 0 {
 		todo := s.marks
 		s.marks = markList{} // for those that this group leaves
 		for n, m := range todo.order {
-			if n == upkeepCap || s.group.full() || s.broken != nil {
+			if s.broken != nil || s.spent() {
 				for _, m := range todo.order[n:] {
 					if _, ok := s.marks.how[m]; !ok { // else it is newer
 						s.note(m, todo.how[m])
@@ -100,15 +100,16 @@ func (s *shard) wakeBlocked() (more bool) {
 			s.broken = s.obeyMark(m, todo.how[m])
 		}
 	}
-	return s.wakes || len(s.marks.order) > 0
 }
+
+func (s *shard) wakeIsDue() bool { return s.wakes || len(s.marks.order) > 0 }
 
 // readMarks is wakeBlocked for marks that memory does not hold.
 func (s *shard) readMarks() {
 	s.wakes = false
 	lower, upper := keys.Range(keys.Wake)
-	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
-		if n == upkeepCap || s.group.full() {
+	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		if s.spent() {
 			s.marks, s.wakes = markList{}, true
 			return false, nil
 		}
@@ -144,7 +145,7 @@ func (s *shard) obeyMark(m mark, how byte) error {
 // wakeTask lets a task go on whose parents have ended, or cancels it.
 func (s *shard) wakeTask(q *queueState, id ID, how byte) error {
 	key := keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id)
-	value, err := lookup(s.store.db, key)
+	value, err := s.read(key)
 	if err != nil || value == nil || s.group.hasChanged(id) { // nil: it was canceled meanwhile
 		return err
 	}

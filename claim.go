@@ -385,30 +385,42 @@ func (s *shard) give(op *claimOp, q *queueState, l *lane) {
 	s.settle(op)
 }
 
-// serve gives ready tasks to the claims that wait, first come, first served.
+// serve gives ready tasks to the claims that wait, first come, first served. What
+// is beyond the budget is served in the next group.
 func (s *shard) serve() {
-	for i, q := range s.hungry {
-		s.hungry[i] = nil
-		q.hungry = false
-		for q.front().len() > 0 && s.broken == nil {
-			if q.front().first().taken.Load() {
-				q.front().pop().unref()
-				continue
-			}
-			l, _ := s.next(q)
-			if l == nil {
-				break
-			}
-			op := q.front().pop()
-			if op.take() {
-				s.give(op, q, l)
-			} else {
-				s.leaveGate(q)
-			}
-			op.unref()
-		}
+	n, served := 0, 0
+	for ; n < len(s.hungry) && s.serveQueue(s.hungry[n], &served); n++ {
+		s.hungry[n].hungry = false
 	}
-	s.hungry = s.hungry[:0]
+	left := copy(s.hungry, s.hungry[n:])
+	clear(s.hungry[left:])
+	s.hungry = s.hungry[:left]
+}
+
+// serveQueue is serve for one queue; served counts claims. It is false if the
+// budget is spent.
+func (s *shard) serveQueue(q *queueState, served *int) bool {
+	for ; q.front().len() > 0; *served++ {
+		if !s.mayDecide(*served) {
+			return false
+		}
+		if q.front().first().taken.Load() {
+			q.front().pop().unref()
+			continue
+		}
+		l, _ := s.next(q)
+		if l == nil {
+			break
+		}
+		op := q.front().pop()
+		if op.take() {
+			s.give(op, q, l)
+		} else {
+			s.leaveGate(q)
+		}
+		op.unref()
+	}
+	return true
 }
 
 // refuse settles an operation that is not going to be resolved.

@@ -268,7 +268,13 @@ type taskOp struct {
 // nothing from company.
 const groupBytes = 1 << 20
 
-func (g *group) full() bool { return g.batch.Len()+g.taskBytes > groupBytes }
+func (g *group) full() bool { return g.size() > groupBytes }
+
+// size is how many bytes have been gathered, about.
+func (g *group) size() int { return g.batch.Len() + g.taskBytes }
+
+// entries is how many keys have been gathered.
+func (g *group) entries() int { return int(g.batch.Count()) + len(g.tasks) }
 
 func (g *group) set(key, value []byte) {
 	op := g.batch.SetDeferred(len(key), len(value))

@@ -103,10 +103,7 @@ func (b *bucket) seal(g *group) {
 
 // expireEnded forgets the buckets whose time has come.
 // REQUIRES: the group is empty.
-func (s *shard) expireEnded() (more bool) {
-	if s.nextExpiry > s.wall {
-		return false
-	}
+func (s *shard) expireEnded() {
 	s.nextExpiry = never
 	for _, q := range s.numbers[1:] {
 		for k, b := range q.buckets {
@@ -121,5 +118,6 @@ func (s *shard) expireEnded() (more bool) {
 			s.resize(b, -int(b.size))
 		}
 	}
-	return false
 }
+
+func (s *shard) expireEndedIsDue() bool { return s.nextExpiry <= s.wall }

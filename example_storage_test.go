@@ -20,3 +20,20 @@ func ExampleQueue_StorageStats() {
 	}
 	// Output: shard 0: on disk more than 10 kB: true, of the log in no table yet: true
 }
+
+// Which step of a shard's owner has made callers wait.
+func ExampleQueue_StorageStats_steps() {
+	q, done := open()
+	defer done()
+	_, err := q.Produce(ctx, codeq.Task{Queue: "mail"})
+	check(err)
+
+	stats, err := q.StorageStats()
+	check(err)
+	for _, s := range stats.Shards[0].Steps {
+		if s.Kind == codeq.StepGroup {
+			fmt.Println(s.Kind, s.Count > 0, s.Quantile(0.5) <= s.Max)
+		}
+	}
+	// Output: group true true
+}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -151,7 +152,7 @@ func (q *Queue) checkGates() error {
 func (s *shard) checkMemory(q *Queue) error {
 	g := &s.group
 	busy := !g.batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.touched) > 0
-	if busy || s.more || s.out.ahead || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
+	if busy || s.out.ahead || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)
@@ -698,6 +699,38 @@ func (q *Queue) list() (map[ID]*TaskInfo, error) {
 		v.close()
 	}
 	return found, errors.Join(errs...)
+}
+
+// longestStep is the longest step of any shard's owner since the queue was opened, of
+// kinds other than the given ones. A test that runs by the wall clock asks for 10 ms
+// only in its full form, on a machine of its own; in its short form it asks for
+// largestStep, which no other load of the machine changes.
+func longestStep(t testing.TB, q *Queue, except ...StepKind) StepStats {
+	return mostOf(t, q, func(s *StepStats) int64 { return int64(s.Max) }, except)
+}
+
+// largestStep is the step that has read and written the most entries.
+func largestStep(t testing.TB, q *Queue, except ...StepKind) StepStats {
+	return mostOf(t, q, func(s *StepStats) int64 { return s.MaxRecords }, except)
+}
+
+// heaviestStep is the step that has added the most bytes to its commit, and read them.
+func heaviestStep(t testing.TB, q *Queue, except ...StepKind) StepStats {
+	return mostOf(t, q, func(s *StepStats) int64 { return s.MaxBytes }, except)
+}
+
+func mostOf(t testing.TB, q *Queue, measure func(*StepStats) int64, except []StepKind) (most StepStats) {
+	t.Helper()
+	st, err := q.StorageStats()
+	require.NoError(t, err)
+	for _, shard := range st.Shards {
+		for _, s := range shard.Steps {
+			if measure(&s) > measure(&most) && !slices.Contains(except, s.Kind) {
+				most = s
+			}
+		}
+	}
+	return most
 }
 
 // countingCommitter counts what is committed. The owner alone writes it.

@@ -228,6 +228,7 @@ func (s *shard) fill(l *lane) error {
 			return storageError(err)
 		}
 		l.window.Insert(window.Item{Pos: pos, Record: records.clone(v)})
+		s.noteRead(len(v))
 		room--
 		bytes -= len(v)
 	}

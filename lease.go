@@ -162,11 +162,14 @@ func (s *shard) renew(l *lease, d uint64) {
 	s.touch(l.lane.queue)
 }
 
-// reap ends leases whose deadline has passed, a bounded number in one group so
-// that claims do not wait behind a mass expiry.
-func (s *shard) reap() (more bool) {
-	return s.leases.wheel.Advance(int64(s.now), reapCap, s.expire)
+// reap ends leases whose deadline has passed.
+func (s *shard) reap() {
+	for more := true; more && s.broken == nil && !s.spent(); {
+		more = s.leases.wheel.Advance(int64(s.now), 1, s.expire)
+	}
 }
 
-// reapCap is how many expired leases one group takes back.
-const reapCap = 256
+func (s *shard) reapIsDue() bool {
+	at, ok := s.leases.wheel.Next()
+	return ok && uint64(at) <= s.now
+}

@@ -133,6 +133,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, e
 		s.tieLease(ls, &head)
 	}
 	it := s.popFirst(l)
+	s.noteRead(len(it.Record))
 	ls.id, ls.lane, ls.since, ls.runner, ls.local = it.ID, l, it.Since, r, local
 	s.inscribe(ls)
 	s.leases.add(ls, s.now+ls.duration)

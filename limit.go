@@ -76,7 +76,7 @@ func (s *shard) next(q *queueState) (l *lane, pending bool) {
 		if err != nil || head.Limit == 0 || !s.full(q, head.Limit) { // grant reports err
 			break
 		}
-		if s.group.full() {
+		if s.spent() {
 			s.throttle(q, s.now)
 			return nil, true
 		}
@@ -116,10 +116,13 @@ func (s *shard) fillLimit(q *queueState, scope uint64) error {
 			room -= st.leased
 		}
 	}
-	more := false
+	more, cut := false, false
 	err := s.waiting(q, scope, func(n int, at *located) bool {
-		if n >= room || s.group.full() {
+		if n >= room {
 			more = true
+			return false
+		}
+		if cut = n > 0 && s.spent(); cut { // its mark was a unit already
 			return false
 		}
 		s.unblock(at)
@@ -129,11 +132,11 @@ func (s *shard) fillLimit(q *queueState, scope uint64) error {
 	if err != nil {
 		return err
 	}
-	if more && s.group.full() {
+	if cut {
 		s.wake(q, scope, ID{}, wakeUp)
 	}
 	switch {
-	case more:
+	case more || cut:
 		s.limits.at(scope).parked = true
 	case st != nil:
 		if st.parked = false; st.leased == 0 {
@@ -157,13 +160,10 @@ func (s *shard) recheck(q *queueState) {
 
 // recheckLimits marks the limits of a queue that may have room now. Marks of
 // scopes that are still full do no harm.
-func (s *shard) recheckLimits() (more bool) {
-	if len(s.rechecks) == 0 {
-		return false
-	}
+func (s *shard) recheckLimits() {
 	r := s.rechecks[0]
 	upper := keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.number))
-	for n := 0; n < upkeepCap && r.from != nil; n++ {
+	for r.from != nil && !s.spent() {
 		from := r.from
 		r.from = nil
 		s.broken = s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
@@ -178,14 +178,15 @@ func (s *shard) recheckLimits() (more bool) {
 			return false, nil
 		})
 		if s.broken != nil {
-			return false
+			return
 		}
 	}
 	if r.from == nil {
 		s.rechecks = s.rechecks[1:]
 	}
-	return true
 }
+
+func (s *shard) recheckIsDue() bool { return len(s.rechecks) > 0 }
 
 // gateway is what the claims of a queue have to pass in all its shards: a gate, or
 // in a cluster permits.
@@ -361,10 +362,7 @@ func (s *shard) throttle(q *queueState, at uint64) {
 	s.nextGate = min(s.nextGate, at)
 }
 
-func (s *shard) openGates() bool {
-	if s.nextGate > s.now {
-		return false
-	}
+func (s *shard) openGates() {
 	s.nextGate = never
 	n := len(s.throttled) // others may come
 	for _, q := range s.throttled[:n] {
@@ -375,8 +373,9 @@ func (s *shard) openGates() bool {
 		}
 	}
 	s.throttled = append(s.throttled[:0], s.throttled[n:]...)
-	return false
 }
+
+func (s *shard) gatesAreDue() bool { return s.nextGate <= s.now }
 
 // serveOp serves the claims that wait for a queue.
 type serveOp struct{ queue string }

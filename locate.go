@@ -58,7 +58,7 @@ func (s *shard) locate(id ID) (*located, error) {
 		return nil, err
 	}
 	at.place, at.indexed = p, indexed
-	value, err := lookup(s.store.db, p.AppendKey(nil, id))
+	value, err := s.read(p.AppendKey(nil, id))
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (s *shard) locate(id ID) (*located, error) {
 			if key.until <= s.wall {
 				continue
 			}
-			if value, err = lookup(s.store.db, at.place.AppendKey(nil, id)); err != nil || value != nil {
+			if value, err = s.read(at.place.AppendKey(nil, id)); err != nil || value != nil {
 				break
 			}
 		}
@@ -129,6 +129,13 @@ func lookup(r pebble.Reader, key []byte) ([]byte, error) {
 	return b, closer.Close()
 }
 
+// read is lookup for the shard's owner.
+func (s *shard) read(key []byte) ([]byte, error) {
+	v, err := lookup(s.store.db, key)
+	s.noteRead(len(v))
+	return v, err
+}
+
 // placeOf finds where the record of a task lies that has not ended.
 func placeOf(r pebble.Reader, id ID) (p keys.Place, indexed bool, err error) {
 	value, closer, err := r.Get(keys.AppendByID(nil, keys.Index, id))
@@ -178,6 +185,8 @@ func (s *shard) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	n := 0
 	for valid := it.First(); valid; valid = it.Next() {
+		value := it.LazyValue()
+		s.noteRead(value.Len())
 		more, err := visit(it, n)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, err)

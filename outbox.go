@@ -125,10 +125,7 @@ func (o *outbox) seal(g *group) {
 
 // sendOut has the receivers take what is stored for them.
 // REQUIRES: the group is empty of messages, so that disk has them all.
-func (s *shard) sendOut() (more bool) {
-	if !s.out.due {
-		return false
-	}
+func (s *shard) sendOut() {
 	s.out.due = false
 	for to := range s.out.next {
 		if s.out.sending[to] || s.out.waiting[to] == 0 {
@@ -159,7 +156,7 @@ func (s *shard) sendOut() (more bool) {
 			return len(p.messages) < parcelCap, nil
 		})
 		if s.broken != nil {
-			return false
+			return
 		}
 		if len(p.messages) == 0 { // written by this group
 			s.out.due = true
@@ -167,8 +164,9 @@ func (s *shard) sendOut() (more bool) {
 		}
 		s.out.sending[to] = s.deliver(p)
 	}
-	return s.out.due
 }
+
+func (s *shard) sendIsDue() bool { return s.out.due }
 
 // parcel is messages on their way to the shard that resolves it.
 type parcel struct {

@@ -96,6 +96,7 @@ func (q *Queue) openShards() error {
 			q.replicas[i] = &replica{index: i, store: shards[i].store}
 			q.replicas[i].lead.Store(shards[i])
 			shards[i].replica = q.replicas[i]
+			shards[i].steps.table = &q.replicas[i].steps
 			return nil
 		})
 	}

@@ -106,32 +106,30 @@ func (t *recurringTable) remove(name string) {
 // missedAfter is how late a tick may be and not be missed, in ms.
 const missedAfter = 60_000
 
-// produceTicks produces the tasks of the schedules that are due, upkeepCap of
-// them at the most in one group. Schedules take turns over the groups, so that
-// one with a year of ticks to make up for does not delay the others.
-func (s *shard) produceTicks() (more bool) {
+// produceTicks produces the tasks of the schedules that are due. Schedules take
+// turns over the groups, so that one with a year of ticks to make up for does not
+// delay the others.
+func (s *shard) produceTicks() {
 	t := &s.recurring
-	if t.next > s.wall || s.space.level > roomy {
-		return false
-	}
 	t.next = never
-	left, first := upkeepCap, t.turn
+	first := t.turn
 	for i := range t.list {
 		at := (first + i) % len(t.list)
 		r := t.list[at]
-		if r.next <= s.wall && left > 0 && !s.group.full() {
-			left -= s.recur(r, left)
+		if r.next <= s.wall && !s.spent() {
+			s.recur(r)
 			t.turn = at + 1
 		}
 		t.next = min(t.next, r.next)
 	}
-	return t.next <= s.wall
 }
 
-// recur produces the tasks of one schedule that is due, at most limit, and
-// stores how far it has come.
-func (s *shard) recur(r *recurring, limit int) (produced int) {
-	for r.next <= s.wall && produced < limit && !s.group.full() {
+func (s *shard) ticksAreDue() bool { return s.recurring.next <= s.wall && s.space.level == roomy }
+
+// recur produces the tasks of one schedule that is due, and stores how far it
+// has come.
+func (s *shard) recur(r *recurring) {
+	for first := true; r.next <= s.wall && (first || !s.spent()); first = false {
 		tick := r.next
 		if s.wall-tick > missedAfter {
 			switch MissedPolicy(r.value.Missed) {
@@ -148,12 +146,10 @@ func (s *shard) recur(r *recurring, limit int) (produced int) {
 			break
 		}
 		s.admitAll(tasks, nil, nil)
-		produced++
 		r.value.Last = tick
 		r.pass(tick)
 	}
 	s.storeRecurring(r)
-	return produced
 }
 
 func (s *shard) storeRecurring(r *recurring) {

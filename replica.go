@@ -20,6 +20,7 @@ type replica struct {
 	index int
 	store *store                // replaced by restore
 	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
+	steps stepTable             // of the shards that have decided here
 
 	// mu is held for reading by who reads the store beside the shard's owner,
 	// for writing to close or replace it.

@@ -8,27 +8,20 @@ import (
 	"codeq/internal/keys"
 )
 
-// upkeepCap is how many scheduled tasks become ready, idempotency keys free, or
-// blocked tasks go on, in one group.
-const upkeepCap = 512
-
 // promoteDue lets scheduled tasks go on whose time has come. Nothing lies before
 // nextDue, but perhaps many tombstones: it begins there.
 // REQUIRES: the group has scheduled no task, and moved none that was: nextDue is
 // what disk says afterwards.
-func (s *shard) promoteDue() (more bool) {
-	if s.nextDue > s.wall {
-		return false
-	}
+func (s *shard) promoteDue() {
 	lower := keys.AppendScheduled(nil, s.nextDue, ID{})
 	_, upper := keys.Range(keys.Scheduled)
 	s.nextDue = never
-	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		due, id, err := keys.ParseScheduled(it.Key())
 		if err != nil {
 			return false, err
 		}
-		if due > s.wall || n == upkeepCap || s.group.full() {
+		if due > s.wall || s.spent() {
 			s.nextDue = min(s.nextDue, due)
 			return false, nil
 		}
@@ -46,8 +39,9 @@ func (s *shard) promoteDue() (more bool) {
 		}
 		return true, s.promote(it.Key(), due, id, l, append([]byte(nil), rec...))
 	})
-	return s.nextDue <= s.wall
 }
+
+func (s *shard) promoteIsDue() bool { return s.nextDue <= s.wall }
 
 func (s *shard) laneNumbered(n uint32) (*lane, error) {
 	if int(n) >= len(s.lanes) {

@@ -83,10 +83,11 @@ type shard struct {
 	wants    []*lane       // to be refilled between two groups
 	hungry   []*queueState // have waiters, and perhaps ready tasks
 	idlers   []*idleOp     // wait for queues to become idle
-	more     bool          // upkeep has left work for the next group
+	budget   budget        // of what is under way
 	broken   error         // set in resolve when the shard cannot go on
 	timer    *time.Timer
 	space    diskSpace
+	steps    stepClock
 
 	scratch, value []byte // for a key and a value on their way into the group
 	lots           []int  // for claimOrder
@@ -121,6 +122,7 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		group:       group{batch: st.db.NewBatch()},
 		timer:       time.NewTimer(time.Hour),
 		space:       newDiskSpace(opts, st.dir),
+		steps:       stepClock{table: new(stepTable)},
 	}
 }
 
@@ -144,6 +146,7 @@ func (s *shard) run() {
 		}
 		s.served = len(s.group.settled) + len(s.group.answered)
 		s.group.release(nil)
+		s.endGroup(s.served)
 		s.uniques.trim()
 		s.groups.trim()
 		s.pending.trim()
@@ -161,7 +164,7 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || len(s.wants) > 0 || s.more || s.due()
+		busy := len(s.deferred) > 0 || len(s.wants) > 0 || len(s.hungry) > 0 && s.space.level < roomNone || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -225,9 +228,7 @@ func (s *shard) due() bool {
 	if s.space.level == roomNone {
 		return false
 	}
-	at, ok := s.leases.wheel.Next()
-	return s.wakes || len(s.marks.order) > 0 || s.out.due || len(s.rechecks) > 0 || ok && uint64(at) <= s.now ||
-		s.nextTime() <= s.wall || s.nextGate <= s.now
+	return s.upkeepIsDue()
 }
 
 // nextTime is when something is due by the wall clock that waits for no room, ms.
@@ -279,34 +280,56 @@ func (s *shard) sleep() {
 // first: before the first key of the group, disk is the whole truth.
 func (s *shard) resolve() {
 	s.look()
-	s.refill()
-	s.more = false
-	for _, upkeep := range [...]func(*shard) bool{
-		(*shard).promoteDue, (*shard).freeKeys, // before what may schedule a task, or end one with a key
-		(*shard).expireEnded, (*shard).wakeBlocked, (*shard).recheckLimits, (*shard).sendOut, (*shard).openGates, (*shard).reap,
-		(*shard).produceTicks,
-	} {
-		if s.broken == nil && s.space.level < roomNone && upkeep(s) {
-			s.more = true
+	s.beginSteps()
+	if len(s.wants) > 0 {
+		s.refill()
+		s.endStep(StepRefill)
+	}
+	s.keepUp()
+	s.decideAll()
+	s.endStep(StepOperations)
+	if len(s.hungry) > 0 && s.space.level < roomNone {
+		s.budget = s.newBudget(callerBudget)
+		s.serve()
+		s.endStep(StepServe)
+	}
+	s.settleIdlers()
+}
+
+// decideAll decides what callers ask for: first what has been put off, then what
+// has come, each of them for a time of its own, so that both get on.
+func (s *shard) decideAll() {
+	if retry := s.deferred; len(retry) > 0 {
+		s.budget = s.newBudget(callerBudget)
+		s.deferred = s.again[:0]
+		n := 0
+		for ; n < len(retry) && s.mayDecide(n); n++ {
+			s.decide(retry[n])
 		}
+		s.deferred = append(s.deferred, retry[n:]...)
+		clear(retry)
+		s.again = retry[:0]
+		s.endStep(StepOperations)
 	}
-	retry := s.deferred
-	s.deferred = s.again[:0]
-	for i, op := range retry {
-		retry[i] = nil
-		s.decide(op)
+	if s.cursor == len(s.taken) {
+		return
 	}
-	s.again = retry[:0]
-	for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && !s.group.full() && s.broken == nil; n++ {
+	s.budget = s.newBudget(callerBudget)
+	for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && s.mayDecide(n); n++ {
 		op := s.taken[s.cursor]
 		s.taken[s.cursor] = nil
 		s.cursor++
 		s.decide(op)
 	}
-	if s.space.level < roomNone {
-		s.serve()
+}
+
+// mayDecide reports whether the group has room for an operation, after n others.
+// Reading the clock each time would cost as much as deciding.
+func (s *shard) mayDecide(n int) bool {
+	if s.broken != nil {
+		return false
 	}
-	s.settleIdlers()
+	return n == 0 || !s.laden() && (n%32 != 0 || time.Since(s.origin) < s.budget.until)
 }
 
 // persist commits the group.
@@ -317,15 +340,18 @@ func (s *shard) persist() error {
 	s.sessions.seal(&s.group)
 	s.out.seal(&s.group)
 	s.group.seal(s.mint.clock)
+	s.endStep(StepSeal)
+	var err error
 	switch {
 	case !s.group.batch.Empty():
 		s.commits.Add(1)
 		s.space.written += s.group.batch.Len()
-		return s.commit.commit(s.group.batch)
+		err = s.commit.commit(s.group.batch)
 	case len(s.group.settled)+len(s.group.answered) > 0:
-		return s.commit.confirm()
+		err = s.commit.confirm()
 	}
-	return nil
+	s.endCommit()
+	return err
 }
 
 // postponeOp resolves an operation again in the next group, when disk has what
@@ -397,7 +423,7 @@ func (s *shard) dismiss(reason error) {
 // recordOf reads the record of a leased task.
 func (s *shard) recordOf(ls *lease) (record.Record, error) {
 	s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
-	b, err := lookup(s.store.db, s.scratch)
+	b, err := s.read(s.scratch)
 	if err == nil && b == nil {
 		err = fmt.Errorf("%w: key %x is missing", ErrCorrupt, s.scratch)
 	}

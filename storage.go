@@ -39,6 +39,12 @@ type ShardStorage struct {
 	// log, by flushes and by compactions so far. The sum, divided by LoggedBytes, is
 	// the write amplification.
 	LoggedBytes, FlushedBytes, CompactedBytes int64
+
+	// Steps is how long the shard's owner has taken over its steps, one entry for
+	// each StepKind in their order. An operation waits for at most the group
+	// before its own and its own: see StepGroup. In a cluster they are those that
+	// this node has taken as the shard's leader.
+	Steps []StepStats
 }
 
 // StorageStats tells what the stores of this process hold, of every shard as of
@@ -82,6 +88,7 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		Flushes:        m.Flush.Count,
 		Compactions:    m.Compact.Count,
 		LoggedBytes:    int64(m.WAL.BytesWritten),
+		Steps:          r.steps.stats(),
 	}
 	for i := range m.Levels {
 		l := &m.Levels[i]

@@ -251,19 +251,16 @@ func later(wall, ms uint64) uint64 {
 // freeKeys looks at idempotency keys whose time has passed: those of tasks that
 // have ended are free, the others when their tasks end.
 // REQUIRES: the group has ended no task.
-func (s *shard) freeKeys() (more bool) {
-	if s.nextFreed > s.wall {
-		return false
-	}
+func (s *shard) freeKeys() {
 	lower := keys.AppendFreed(nil, s.nextFreed, [keys.UniqueLen]byte{})
 	_, upper := keys.Range(keys.Freed)
 	s.nextFreed = never
-	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		at, hash, err := keys.ParseFreed(it.Key())
 		if err != nil {
 			return false, err
 		}
-		if at > s.wall || n == upkeepCap || s.group.full() {
+		if at > s.wall || s.spent() {
 			s.nextFreed = at
 			return false, nil
 		}
@@ -284,8 +281,9 @@ func (s *shard) freeKeys() (more bool) {
 		}
 		return true, nil
 	})
-	return s.nextFreed <= s.wall
 }
+
+func (s *shard) freeKeysIsDue() bool { return s.nextFreed <= s.wall }
 
 // lives reports whether a task has not ended.
 // REQUIRES: disk is not behind with the task.

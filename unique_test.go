@@ -1119,7 +1119,7 @@ func TestUniqueClock(t *testing.T) {
 // TestManyKeysBecomeFree: more at the same time than one group frees.
 func TestManyKeysBecomeFree(t *testing.T) {
 	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
-		const n = 2*upkeepCap + 10
+		n := upkeepBudget.records + 10 // each is read, and its time and hash are deleted
 		var batch []Task
 		for i := range n {
 			batch = append(batch, keyed(strconv.Itoa(i)))

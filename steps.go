@@ -1,0 +1,180 @@
+package codeq
+
+import (
+	"fmt"
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// StepKind is a kind of step of a shard's owner, the one goroutine that decides
+// whatever happens in the shard. While it takes a step, nobody else is served.
+type StepKind uint8
+
+// The steps of a group, in their order. Those of upkeep, StepPromote to
+// StepTicks, are taken only while they are due, and are bounded together.
+const (
+	StepRefill     StepKind = iota // reads ready tasks into memory
+	StepPromote                    // scheduled tasks whose time has come go on
+	StepFreeKeys                   // idempotency keys whose time has passed become free
+	StepForget                     // ended tasks whose retention has passed are forgotten
+	StepWake                       // blocked tasks that may go on do
+	StepRecheck                    // finds who waits for limits that have been changed
+	StepSend                       // hands messages to other shards
+	StepGates                      // rates let the next tasks pass
+	StepReap                       // takes back tasks whose leases have run out
+	StepTicks                      // produces the tasks of schedules
+	StepOperations                 // decides what callers have asked for
+	StepServe                      // gives ready tasks to claims that wait
+	StepSeal                       // puts the commit in order
+	StepCommit                     // writes it, in a cluster to a majority
+	StepRelease                    // wakes the callers
+	StepGroup                      // all of the steps above, from one look at the inbox to the next
+	endOfSteps
+)
+
+var stepNames = [endOfSteps]string{
+	"refill", "promote", "free-keys", "forget", "wake", "recheck", "send", "gates", "reap", "ticks",
+	"operations", "serve", "seal", "commit", "release", "group",
+}
+
+func (k StepKind) String() string {
+	if k < endOfSteps {
+		return stepNames[k]
+	}
+	return fmt.Sprintf("StepKind(%d)", uint8(k))
+}
+
+// stepBuckets is enough for steps of a minute; longer ones are in the last.
+const stepBuckets = 27
+
+// StepStats is how long the steps of one kind have taken, and how much the
+// largest of them did.
+type StepStats struct {
+	Kind StepKind
+	// Count is how many steps there were that had something to do.
+	Count int64
+	// Max is how long the longest took.
+	Max time.Duration
+	// MaxRecords is how many entries one step read and wrote at the most,
+	// MaxBytes how many bytes it added to its commit, keys included. Of StepCommit they
+	// are those of the whole commit; of StepRelease, MaxRecords is the callers
+	// that it woke.
+	MaxRecords, MaxBytes int64
+	// Buckets counts the steps by duration: Buckets[0] those of less than 1 us,
+	// Buckets[i] those from 2^(i-1) us to less than 2^i us, the last one all that
+	// took longer.
+	Buckets [stepBuckets]int64
+}
+
+// Quantile returns a duration within which the fraction f of the steps ended, f
+// from 0 to 1: the upper end of a bucket, or Max if that is less. It is 0 if
+// there were no steps.
+func (s *StepStats) Quantile(f float64) time.Duration {
+	left := int64(f * float64(s.Count))
+	for i, n := range s.Buckets {
+		if left -= n; left <= 0 && n > 0 {
+			return min(s.Max, time.Microsecond<<i)
+		}
+	}
+	return s.Max
+}
+
+// stepTable is the histograms of a shard's steps. The shard's owner alone writes
+// them; anybody reads them.
+type stepTable [endOfSteps]struct {
+	buckets                 [stepBuckets]atomic.Int64
+	longest, records, bytes atomic.Int64
+}
+
+// note adds a step.
+func (t *stepTable) note(kind StepKind, took time.Duration, records, bytes int) {
+	h := &t[kind]
+	h.buckets[min(bits.Len64(uint64(took/time.Microsecond)), stepBuckets-1)].Add(1)
+	raise(&h.longest, int64(took))
+	raise(&h.records, int64(records))
+	raise(&h.bytes, int64(bytes))
+}
+
+// raise sets a maximum. REQUIRES: nobody else sets it.
+func raise(most *atomic.Int64, v int64) {
+	if v > most.Load() {
+		most.Store(v)
+	}
+}
+
+// stats returns the histograms in the order of their kinds.
+func (t *stepTable) stats() []StepStats {
+	all := make([]StepStats, endOfSteps)
+	for kind := range all {
+		h, st := &t[kind], &all[kind]
+		st.Kind = StepKind(kind)
+		st.Max, st.MaxRecords, st.MaxBytes = time.Duration(h.longest.Load()), h.records.Load(), h.bytes.Load()
+		for i := range st.Buckets {
+			st.Buckets[i] = h.buckets[i].Load()
+			st.Count += st.Buckets[i]
+		}
+	}
+	return all
+}
+
+// stepClock measures the steps of one group after the other: where one ends, the
+// next one begins.
+type stepClock struct {
+	table     *stepTable
+	begin     stepMark // of the group
+	stepMark           // where the last step has ended
+	read      int      // entries that the owner has read from its store, ever
+	readBytes int      // likewise, of their values
+}
+
+// stepMark is a place between two steps.
+type stepMark struct {
+	at             time.Duration // since the shard's origin
+	records, bytes int           // as work has it
+}
+
+// work is how many entries, and how many bytes of them, the owner has read so far,
+// and those that it has added to the group.
+func (s *shard) work() (records, bytes int) {
+	return s.steps.read + s.group.entries(), s.steps.readBytes + s.group.size()
+}
+
+// noteRead counts an entry that the owner has read from its store.
+func (s *shard) noteRead(bytes int) {
+	s.steps.read++
+	s.steps.readBytes += bytes
+}
+
+func (s *shard) stepMark() stepMark {
+	records, bytes := s.work()
+	return stepMark{time.Since(s.origin), records, bytes}
+}
+
+// beginSteps is the beginning of a group.
+func (s *shard) beginSteps() {
+	s.steps.stepMark = s.stepMark()
+	s.steps.begin = s.steps.stepMark
+}
+
+// endStep notes that a step ends here, and the next one begins.
+func (s *shard) endStep(kind StepKind) {
+	last, now := s.steps.stepMark, s.stepMark()
+	s.steps.table.note(kind, now.at-last.at, now.records-last.records, now.bytes-last.bytes)
+	s.steps.stepMark = now
+}
+
+// endCommit is endStep for the commit, which writes the whole group.
+func (s *shard) endCommit() {
+	last, now := s.steps.stepMark, s.stepMark()
+	s.steps.table.note(StepCommit, now.at-last.at, s.group.entries(), s.group.size())
+	s.steps.stepMark = now
+}
+
+// endGroup ends the last step of a group, which has emptied the group and woken so
+// many callers.
+func (s *shard) endGroup(woken int) {
+	c, now := &s.steps, time.Since(s.origin)
+	c.table.note(StepRelease, now-c.at, woken, 0)
+	c.table.note(StepGroup, now-c.begin.at, c.records-c.begin.records, c.bytes-c.begin.bytes)
+}

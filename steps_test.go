@@ -1,0 +1,85 @@
+package codeq
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestStepStats: what an owner does is counted by kind, with its duration and its size.
+func TestStepStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := Open(t.TempDir(), &Options{Shards: 1})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		steps := func() []StepStats {
+			synctest.Wait()
+			st, err := q.StorageStats()
+			require.NoError(t, err)
+			require.Len(t, st.Shards[0].Steps, int(endOfSteps))
+			return st.Shards[0].Steps
+		}
+		before := steps()
+		produce(t, q, Task{Queue: "a", Payload: make([]byte, 1000)})
+		after := steps()
+		for i := range after {
+			require.Equal(t, StepKind(i), after[i].Kind)
+			require.NotEmpty(t, after[i].Kind.String())
+			n := after[i].Count - before[i].Count
+			switch after[i].Kind {
+			case StepOperations, StepSeal, StepCommit, StepRelease, StepGroup:
+				require.EqualValues(t, 1, n, after[i].Kind)
+			default:
+				require.Zero(t, n, after[i].Kind)
+			}
+		}
+		require.Greater(t, after[StepOperations].MaxBytes, int64(1000))
+		require.Greater(t, after[StepCommit].MaxBytes, int64(1000))
+		require.Greater(t, after[StepGroup].MaxBytes, int64(1000))
+		require.GreaterOrEqual(t, after[StepCommit].MaxRecords, int64(2), "the task, and counters")
+
+		// A step that takes long.
+		s := q.shard(0)
+		require.NoError(t, s.probe(func(*shard) error {
+			time.Sleep(3 * time.Millisecond)
+			return nil
+		}))
+		slow := steps()[StepOperations]
+		require.Equal(t, 3*time.Millisecond, slow.Max)
+		require.EqualValues(t, 1, slow.Buckets[12], "2,048 us to 4,096 us")
+		require.Equal(t, slow.Max, slow.Quantile(1))
+		require.LessOrEqual(t, slow.Quantile(0.5), time.Microsecond)
+		require.Equal(t, StepOperations, longestStep(t, q, StepGroup).Kind)
+		require.Equal(t, StepGroup, longestStep(t, q, StepOperations).Kind)
+
+		// Upkeep is counted when it has something to do, with what it reads.
+		l := claimNow(t, q, "a")
+		time.Sleep(time.Until(l.Deadline) + time.Second)
+		reaped := steps()[StepReap]
+		require.Positive(t, reaped.Count)
+		require.GreaterOrEqual(t, reaped.MaxRecords, int64(2), "a record is read, and written")
+		require.Greater(t, reaped.MaxBytes, int64(2000))
+	})
+}
+
+// TestQuantileOfSteps: of 100 steps, 90 took 5 us and 10 took 1 ms.
+func TestQuantileOfSteps(t *testing.T) {
+	var table stepTable
+	require.Zero(t, table.stats()[StepReap].Quantile(0.99))
+	for i := range 100 {
+		took := 5 * time.Microsecond
+		if i%10 == 0 {
+			took = time.Millisecond
+		}
+		table.note(StepReap, took, 1, 1)
+	}
+	table.note(StepWake, time.Hour, 1, 1)
+	st := table.stats()[StepReap]
+	require.EqualValues(t, 100, st.Count)
+	require.Equal(t, 8*time.Microsecond, st.Quantile(0.5))
+	require.Equal(t, 8*time.Microsecond, st.Quantile(0.9))
+	require.Equal(t, time.Millisecond, st.Quantile(0.91))
+	require.EqualValues(t, 1, table.stats()[StepWake].Buckets[stepBuckets-1])
+}
