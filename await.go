@@ -87,6 +87,13 @@ func (o *Outcome) append(dst []byte) []byte {
 	return wire.AppendUint(wire.AppendBytes(dst, o.Error), uint64(o.Attempts))
 }
 
+// clone returns an outcome that shares no memory with o.
+func (o *Outcome) clone() Outcome {
+	c := *o
+	c.Result = append([]byte(nil), o.Result...)
+	return c
+}
+
 // readOutcome reads an outcome that shares nothing with the message.
 func readOutcome(r *wire.Reader) Outcome {
 	o := Outcome{State: State(r.Byte())}
@@ -100,8 +107,7 @@ func readOutcome(r *wire.Reader) Outcome {
 // answer tells who waits for a task that it has ended.
 func (s *shard) answer(id ID, o Outcome) {
 	for _, op := range s.awaits[id] {
-		op.outcome = o
-		op.outcome.Result = bytes.Clone(o.Result) // o's belongs to who has completed the task
+		op.outcome = o.clone() // o's memory belongs to who has completed the task
 		s.settle(op)
 	}
 	delete(s.awaits, id)

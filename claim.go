@@ -78,7 +78,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	if !ok {
 		op = &claimOp{completion: newCompletion(), pool: &q.pools.claim}
 	}
-	op.queues, op.weights = req.Queues, req.Weights
+	op.queues, op.weights = append(op.queues, req.Queues...), append(op.weights, req.Weights...)
 	op.max, op.noWait, op.runner, op.local = max(req.Max, 1), req.NoWait, r, r != nil
 	op.duration = millis(req.LeaseFor)
 	if op.duration == 0 {
@@ -152,7 +152,7 @@ func (r *ClaimRequest) check(l *Limits) error {
 type claimOp struct {
 	completion
 	pool     *sync.Pool
-	queues   []string
+	queues   []string // memory of the operation, as is that of weights
 	weights  []int
 	duration uint64 // ms
 	max      int
@@ -181,9 +181,10 @@ func (op *claimOp) unref() {
 	if op.refs.Add(-1) > 0 || op.remote {
 		return
 	}
+	clear(op.queues)
 	clear(op.grants)
 	clear(op.order)
-	op.queues, op.weights, op.grants, op.order, op.err = nil, nil, op.grants[:0], op.order[:0], nil
+	op.queues, op.weights, op.grants, op.order, op.err = op.queues[:0], op.weights[:0], op.grants[:0], op.order[:0], nil
 	op.visited, op.runner, op.local, op.abroad, op.asked = 0, nil, false, abroad{}, nil
 	op.taken.Store(false)
 	op.pool.Put(op)

@@ -87,6 +87,7 @@ type Peer struct {
 // withDefaults returns a checked copy.
 func (c *Cluster) withDefaults() (*Cluster, error) {
 	o := *c
+	o.Peers, o.TLS = slices.Clone(o.Peers), o.TLS.Clone()
 	if o.Node == "" || len(o.Node) > maxNodeName {
 		return nil, &InvalidError{"Cluster.Node", fmt.Sprintf("%q", o.Node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
 	}

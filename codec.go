@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 )
@@ -52,6 +53,7 @@ func encodingOf(opts []PayloadOption) (*encoding, error) {
 	return e, nil
 }
 
+// encode returns v itself if it is bytes.
 func (e *encoding) encode(v any) ([]byte, error) {
 	if raw, ok := v.([]byte); ok {
 		return raw, nil
@@ -72,7 +74,7 @@ func (e *encoding) decode(data []byte, v any) error {
 }
 
 // NewTask returns a task whose payload is args, encoded as Handle decodes it:
-// by JSON unless options say otherwise, and []byte as it is. The other fields
+// by JSON unless options say otherwise, and a copy of []byte as it is. The other fields
 // of the task are the caller's to set. An error is that of the codec, or an
 // InvalidError if an option is nil.
 func NewTask[T any](queue string, args T, opts ...PayloadOption) (Task, error) {
@@ -83,6 +85,9 @@ func NewTask[T any](queue string, args T, opts ...PayloadOption) (Task, error) {
 	payload, err := e.encode(args)
 	if err != nil {
 		return Task{}, fmt.Errorf("codeq: payload of queue %s from %T: %w", queue, args, err)
+	}
+	if _, ok := any(args).([]byte); ok {
+		payload = bytes.Clone(payload)
 	}
 	return Task{Queue: queue, Payload: payload}, nil
 }

@@ -23,8 +23,17 @@ import (
 // All verbs that take a Receipt are safe for concurrent use; of several that
 // finish the same lease, one succeeds.
 func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) error {
-	op, err := q.completeOp(r, result, next)
+	op := q.completeOp(r)
+	err := checkResult(result, &q.opts.Limits)
+	if err == nil {
+		op.result = append(op.result, result...)
+		op.next, err = q.prepareBatch("Complete", next, op.next)
+	}
+	if err == nil {
+		err = q.checkFollowUps(op)
+	}
 	if err != nil {
+		q.recycleComplete(op)
 		return err
 	}
 	settled, err := q.do(ctx, q.shardOf(r.ID), op)
@@ -76,7 +85,7 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) error {
 type completeOp struct {
 	completion
 	receipt Receipt
-	result  []byte
+	result  []byte // memory of the operation
 	next    []newTask
 	// Of Run, which does not wait: it is told of the outcome in place of a
 	// caller, and owns the operation from then on.
@@ -84,34 +93,46 @@ type completeOp struct {
 	lease  *Lease
 }
 
-func (q *Queue) completeOp(r Receipt, result []byte, next []Task) (*completeOp, error) {
-	if len(result) > q.opts.Limits.Payload {
-		return nil, &InvalidError{"Complete result", bytesOf(len(result)), atMost(q.opts.Limits.Payload)}
-	}
+// completeOp returns an operation without a result and follow-ups.
+func (q *Queue) completeOp(r Receipt) *completeOp {
 	op, ok := q.pools.complete.Get().(*completeOp)
 	if !ok {
 		op = &completeOp{completion: newCompletion()}
 	}
-	var err error
-	if op.next, err = q.prepareBatch("Complete", next, op.next); err == nil && refersToSiblings(next) {
-		for i := range op.next {
-			if home, bound := op.next[i].home(len(q.replicas)); bound && home != q.shardOf(r.ID) {
-				err = errScattered("Complete")
-			}
+	op.receipt = r
+	return op
+}
+
+func checkResult(result []byte, l *Limits) error {
+	if len(result) > l.Payload {
+		return &InvalidError{"Complete result", bytesOf(len(result)), atMost(l.Payload)}
+	}
+	return nil
+}
+
+// checkFollowUps refuses follow-ups that lie in another shard than siblings for which they wait.
+func (q *Queue) checkFollowUps(op *completeOp) error {
+	if !refersToSiblings(op.next) {
+		return nil
+	}
+	for i := range op.next {
+		if home, bound := op.next[i].home(len(q.replicas)); bound && home != q.shardOf(op.receipt.ID) {
+			return errScattered("Complete")
 		}
 	}
-	if err != nil {
-		q.recycleComplete(op)
-		return nil, err
-	}
-	op.receipt, op.result = r, result
-	return op, nil
+	return nil
 }
+
+// maxPooledResult is the largest result whose memory is kept for reuse, in bytes.
+const maxPooledResult = 16 << 10
 
 // recycleComplete keeps an operation for reuse, as recycleProduce does.
 func (q *Queue) recycleComplete(op *completeOp) {
 	clear(op.next)
-	op.result, op.next, op.err, op.runner, op.lease = nil, op.next[:0], nil, nil, nil
+	op.result, op.next, op.err, op.runner, op.lease = op.result[:0], op.next[:0], nil, nil, nil
+	if cap(op.result) > maxPooledResult {
+		op.result = nil
+	}
 	q.pools.complete.Put(op)
 }
 

@@ -1,8 +1,10 @@
 package codeq
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,10 +27,46 @@ type frame struct {
 	cancel context.CancelCauseFunc // of ending
 }
 
-// output is what a handler wants to have stored with the completion.
+// output is what a handler wants to have stored with the completion, in memory that the
+// handler does not have.
 type output struct {
-	result []byte
-	next   []Task
+	result    []byte
+	resultErr error // why the result cannot be stored
+	next      batch
+	nextErr   error // why the follow-ups cannot
+}
+
+func (o *output) setResult(result []byte, l *Limits) {
+	o.result, o.resultErr = nil, checkResult(result, l)
+	if o.resultErr == nil {
+		o.result = bytes.Clone(result)
+	}
+}
+
+// followUp adds tasks, which inherit the trace context of trace.
+func (o *output) followUp(tasks []Task, trace map[string]string, l *Limits) {
+	if o.nextErr != nil {
+		return
+	}
+	tasks = slices.Clone(tasks)
+	inheritTrace(tasks, trace, l.Headers)
+	o.next.verb = "Complete"
+	o.nextErr = o.next.add(tasks, l)
+}
+
+// fill has op store the output. An error is why it never can.
+func (o *output) fill(op *completeOp) error {
+	if o.resultErr != nil {
+		return o.resultErr
+	}
+	if o.nextErr != nil {
+		return o.nextErr
+	}
+	if err := o.next.finish(); err != nil {
+		return err
+	}
+	op.result, op.next = o.result, append(op.next, o.next.tasks...)
+	return nil
 }
 
 func (f *frame) output() *output {

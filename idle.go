@@ -15,6 +15,7 @@ import (
 // It is for programs that end when their work does. Nothing keeps others from
 // producing at the moment at which it returns.
 func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
+	queues = slices.Clone(queues)
 	for arrived := uint64(never); ; {
 		waited, total := false, uint64(0)
 		for i := range q.replicas {

@@ -41,6 +41,7 @@ const listPage = 256
 // that changes its state meanwhile may be missed. The sequence ends after the
 // first error.
 func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
+	opts.Tenants = slices.Clone(opts.Tenants)
 	return func(yield func(*TaskInfo, error) bool) {
 		order, ok := listOrders[opts.State]
 		if !ok {

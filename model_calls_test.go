@@ -514,7 +514,7 @@ func (m *model) refuses(tasks []Task, must int) bool {
 			homes[home] = true
 		}
 	}
-	return len(homes) > 1 && refersToSiblings(tasks)
+	return len(homes) > 1 && slices.ContainsFunc(tasks, func(t Task) bool { return slices.ContainsFunc(t.After, isNth) })
 }
 
 // duplicatesOf takes an error apart.

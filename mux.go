@@ -120,9 +120,11 @@ type Job[T any] struct {
 	encoding *encoding
 }
 
-// SetResult has result kept with the completed task for its retention. It is
+// SetResult has a copy of result kept with the completed task for its retention. It is
 // dropped if the handler returns an error.
-func (j *Job[T]) SetResult(result []byte) { j.frame.output().result = result }
+func (j *Job[T]) SetResult(result []byte) { j.frame.output().setResult(result, j.limits()) }
+
+func (j *Job[T]) limits() *Limits { return &j.frame.runner.queue.opts.Limits }
 
 // SetResultValue is SetResult with v encoded as the payloads of the queue are;
 // ResultAs decodes it. If v cannot be encoded the error, returned by the
@@ -136,17 +138,14 @@ func (j *Job[T]) SetResultValue(v any) error {
 	return nil
 }
 
-// FollowUp has tasks produced in the same commit that completes this one. They
+// FollowUp has tasks produced in the same commit that completes this one. It copies them. They
 // are dropped if the handler returns an error.
 //
 // A follow-up that has neither a traceparent nor a tracestate header gets both
 // of this task, so that a W3C trace context goes on, unless its headers would
 // then exceed Limits.Headers. It gets no other header.
 func (j *Job[T]) FollowUp(tasks ...Task) {
-	out := j.frame.output()
-	n := len(out.next)
-	out.next = append(out.next, tasks...)
-	inheritTrace(out.next[n:], j.Headers, j.frame.runner.queue.opts.Limits.Headers)
+	j.frame.output().followUp(tasks, j.Headers, j.limits())
 }
 
 // Handle registers the handler of a queue. The payload is decoded into Args, by

@@ -137,7 +137,7 @@ func (t *awaitTable) tell(e *ending) {
 	defer t.mu.Unlock()
 	for _, w := range t.byTask[e.id] {
 		if w.outcome == nil {
-			o := e.outcome
+			o := e.outcome.clone()
 			w.outcome = &o
 			w.heard(nil)
 		}

@@ -76,7 +76,21 @@ func (t *newTask) valid(rec *record.Record, n int) bool {
 // those of its batch for which it waits are not known: verbs refuse it.
 func (t *newTask) isScattered(shard, shards int) bool {
 	home, bound := t.home(shards)
-	return bound && home != shard && slices.ContainsFunc(t.tied.parents, func(p [record.IDLen]byte) bool { return isNth(p) })
+	return bound && home != shard && t.refersToSiblings()
+}
+
+// refersToSiblings reports whether the task waits for others of its batch.
+func (t *newTask) refersToSiblings() bool {
+	return t.tied != nil && slices.ContainsFunc(t.tied.parents, func(p [record.IDLen]byte) bool { return isNth(p) })
+}
+
+// uniqueKey is the idempotency key of a task that was just encoded.
+func (t *newTask) uniqueKey() string {
+	rec, err := record.Decode(t.rec)
+	if err != nil {
+		panic("codeq: a record that was just encoded: " + err.Error())
+	}
+	return rec.UniqueKey
 }
 
 // appendTasks appends new tasks to a call of another node. What binds them to

@@ -63,7 +63,7 @@ func (d *Durability) UnmarshalText(b []byte) error {
 }
 
 // Options of Open. A zero field is its documented default; a nil *Options is
-// all defaults. Open copies them.
+// all defaults. Open copies them, with what they refer to but for Listener and Logger.
 type Options struct {
 	// Shards is how many independent stores share the tasks, each with its own
 	// log and its own owner goroutine. It is fixed when the queue is created;

@@ -76,7 +76,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 		ids := make([]ID, len(tasks))
 		return ids, q.produce(ctx, q.anyShard(), op, tasks, func(i int) int { return i }, ids)
 	}
-	if len(parts) > 1 && refersToSiblings(tasks) {
+	if len(parts) > 1 && refersToSiblings(op.tasks) {
 		q.recycleProduce(op)
 		return nil, errScattered("ProduceBatch")
 	}
@@ -216,36 +216,60 @@ func prepare(t *Task, records *slab) newTask {
 	return n
 }
 
-// prepareBatch checks tasks and appends them, prepared, to into.
+// batch gathers the tasks of a verb: they are checked, and encoded into memory of its own,
+// as they are added.
+type batch struct {
+	verb    string
+	tasks   []newTask
+	records slab
+	bytes   int  // of the payloads
+	tied    bool // some are
+}
+
+// prepareBatch checks tasks and appends them, prepared, to into, which is empty.
 func (q *Queue) prepareBatch(verb string, tasks []Task, into []newTask) ([]newTask, error) {
-	limits := &q.opts.Limits
-	if len(tasks) > limits.Batch {
-		return into, &InvalidError{verb + " tasks", len(tasks), atMostTasks(limits.Batch)}
+	b := batch{verb: verb, tasks: into}
+	err := b.add(tasks, &q.opts.Limits)
+	if err == nil {
+		err = b.finish()
 	}
-	var records slab
-	bytes, tied := 0, false
+	return b.tasks, err
+}
+
+// add adds tasks. After an error the batch is of no use.
+func (b *batch) add(tasks []Task, limits *Limits) error {
+	if n := len(b.tasks) + len(tasks); n > limits.Batch {
+		return &InvalidError{b.verb + " tasks", n, atMostTasks(limits.Batch)}
+	}
 	for i := range tasks {
-		if err := tasks[i].check(limits); err != nil {
-			return into, taskError(verb, i, err)
+		t, n := &tasks[i], len(b.tasks)
+		if err := t.check(limits); err != nil {
+			return taskError(b.verb, n, err)
 		}
-		if err := checkNth(&tasks[i], i); err != nil {
-			return into, taskError(verb, i, err)
+		if err := checkNth(t, n); err != nil {
+			return taskError(b.verb, n, err)
 		}
-		if bytes += len(tasks[i].Payload); bytes > limits.BatchBytes {
-			return into, &InvalidError{verb + " payloads", bytesOf(bytes) + " and more", atMost(limits.BatchBytes)}
+		if b.bytes += len(t.Payload); b.bytes > limits.BatchBytes {
+			return &InvalidError{b.verb + " payloads", bytesOf(b.bytes) + " and more", atMost(limits.BatchBytes)}
 		}
-		into = append(into, prepare(&tasks[i], &records))
-		tied = tied || tasks[i].tied()
+		b.tasks = append(b.tasks, prepare(t, &b.records))
+		b.tied = b.tied || t.tied()
 	}
-	if tied {
-		if i := findTwins(into); i >= 0 {
-			return into, taskError(verb, i, &InvalidError{
-				"Task.Unique.Key", tasks[i].Unique.Key, "one task of a batch with the same key and Replace",
-			})
-		}
-		markParents(into)
+	return nil
+}
+
+// finish notes what the tasks are to each other, once all have been added.
+func (b *batch) finish() error {
+	if !b.tied {
+		return nil
 	}
-	return into, nil
+	if i := findTwins(b.tasks); i >= 0 {
+		return taskError(b.verb, i, &InvalidError{
+			"Task.Unique.Key", b.tasks[i].uniqueKey(), "one task of a batch with the same key and Replace",
+		})
+	}
+	markParents(b.tasks)
+	return nil
 }
 
 // checkNth refuses a task that is to wait for one that does not come before it.
@@ -261,13 +285,8 @@ func checkNth(t *Task, index int) error {
 	return nil
 }
 
-func refersToSiblings(tasks []Task) bool {
-	for i := range tasks {
-		if slices.ContainsFunc(tasks[i].After, isNth) {
-			return true
-		}
-	}
-	return false
+func refersToSiblings(tasks []newTask) bool {
+	return slices.ContainsFunc(tasks, func(t newTask) bool { return t.refersToSiblings() })
 }
 
 func isNth(id ID) bool {

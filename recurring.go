@@ -62,6 +62,7 @@ func (r *recurring) info() ScheduleInfo {
 	}
 	info.Task.Payload = bytes.Clone(r.task.Payload)
 	info.Task.Headers = maps.Clone(r.task.Headers)
+	info.Task.After = slices.Clone(r.task.After)
 	if r.value.Last != 0 {
 		info.Last = msTime(r.value.Last)
 	}

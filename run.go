@@ -110,6 +110,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 		r.opts = *opts
 	}
 	o := &r.opts
+	o.Queues, o.Weights = slices.Clone(o.Queues), slices.Clone(o.Weights)
 	if o.Concurrency == 0 {
 		o.Concurrency = 4 * runtime.GOMAXPROCS(0)
 	}
@@ -465,14 +466,17 @@ func (w *worker) fail(l *Lease, err error) {
 // complete hands the completion to the shard and does not wait for it.
 func (w *worker) complete(f *frame) {
 	r, l := w.runner, &f.lease
-	var out output
+	op := r.queue.completeOp(l.Receipt)
 	if f.out != nil {
-		out = *f.out
-	}
-	op, err := r.queue.completeOp(l.Receipt, out.result, out.next)
-	if err != nil { // the handler asks for what can never be stored
-		w.fail(l, DeadLetter(err))
-		return
+		err := f.out.fill(op)
+		if err == nil {
+			err = r.queue.checkFollowUps(op)
+		}
+		if err != nil { // the handler asks for what can never be stored
+			r.queue.recycleComplete(op)
+			w.fail(l, DeadLetter(err))
+			return
+		}
 	}
 	op.runner, op.lease = r, l
 	r.stored.Add(1)

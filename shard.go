@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -441,6 +442,7 @@ func (s *shard) recordOf(ls *lease) (record.Record, error) {
 func (s *shard) queue(name string) *queueState {
 	q := s.queues[name]
 	if q == nil {
+		name = strings.Clone(name) // may be a part of something long
 		q = &queueState{name: name, configured: unconfigured}
 		s.queues[name] = q
 	}
@@ -459,7 +461,7 @@ func (s *shard) lane(k laneKey) *lane {
 		s.numbers = append(s.numbers, q)
 		s.group.set(keys.AppendNumbered(nil, keys.Queue, q.number), []byte(q.name))
 	}
-	l := &lane{number: uint32(len(s.lanes)), queue: q, tenant: k.tenant, priority: k.priority, complete: true}
+	l := &lane{number: uint32(len(s.lanes)), queue: q, tenant: strings.Clone(k.tenant), priority: k.priority, complete: true}
 	s.addLane(l)
 	entry := keys.LaneValue{Queue: q.number, Priority: k.priority, Tenant: k.tenant}
 	s.group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
