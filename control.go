@@ -179,7 +179,7 @@ func (s *shard) setRunAt(at *located, runAt uint64) error {
 	case due:
 		s.schedule(at.lane, at.id, runAt, rec)
 	default:
-		s.enter(at.lane, keys.MovedSince(s.wall), at.id, at.rec.Group, rec)
+		s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, rec)
 	}
 	return nil
 }

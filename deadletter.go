@@ -66,7 +66,7 @@ func (s *shard) redrive(at *located) error {
 	}
 	s.withdraw(at)
 	at.rec.Attempts, at.rec.RunAt = 0, 0
-	s.enter(at.lane, keys.MovedSince(s.wall), at.id, at.rec.Group, at.rec.Encode())
+	s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, at.rec.Encode())
 	return nil
 }
 

@@ -67,7 +67,7 @@ func (s *shard) canAdmit(tasks []newTask) bool {
 // admitTied takes in a task that is bound to others, and whose key is free.
 func (s *shard) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 	l := s.lane(t.key)
-	id := s.mint.id(s.wall, l.number)
+	id := s.mint.id(l.number)
 	s.emit(EventProduced, l, id, 0, "")
 	if t.tied.Unique != [keys.UniqueLen]byte{} {
 		s.takeKey(id, &t.tied.Ties, mintedAt(id))

@@ -117,11 +117,17 @@ func testMinter(shard, shards int) *minter {
 	return &minter{rand: rand.New(rand.NewPCG(1, 2)), shard: shard, shards: shards}
 }
 
+// at sets the wall clock, while the monotonic clock stands.
+func (m *minter) at(wall uint64) *minter {
+	m.tick(wall, m.read)
+	return m
+}
+
 func TestIDTime(t *testing.T) {
 	require.Equal(t, time.UnixMilli(0x0193b3c01234), sampleID.Time())
 	now := time.Now()
-	require.Equal(t, now.UnixMilli(), testMinter(0, 1).id(uint64(now.UnixMilli()), 1).Time().UnixMilli())
-	require.EqualValues(t, 1<<48-1, testMinter(0, 1).id(1<<48-1, 1).Time().UnixMilli(), "the last that there is room for")
+	require.Equal(t, now.UnixMilli(), testMinter(0, 1).at(uint64(now.UnixMilli())).id(1).Time().UnixMilli())
+	require.EqualValues(t, 1<<48-1, testMinter(0, 1).at(1<<48-1).id(1).Time().UnixMilli(), "the last that there is room for")
 }
 
 // TestMinterIncreases: whatever the wall clock does, IDs and numbers of a
@@ -147,11 +153,11 @@ func TestMinterIncreases(t *testing.T) {
 			ahead := wall > latest
 			latest = max(latest, wall)
 			if rapid.Bool().Draw(t, "a number in between") {
-				n := m.next(wall)
+				n := m.at(wall).next()
 				require.Greater(t, n, lastNumber)
 				lastNumber = n
 			}
-			id := m.id(wall, 1)
+			id := m.at(wall).id(1)
 			require.Positive(t, bytes.Compare(id[:], last[:]))
 			require.Greater(t, keys.SinceOf(id), keys.SinceOf(last), "without a look at what is random")
 			require.Greater(t, m.clock, lastNumber)
@@ -170,7 +176,7 @@ func TestMinterWithinAMillisecond(t *testing.T) {
 	m := testMinter(0, 1)
 	var last ID
 	for i := range 3 << clockShift {
-		id := m.id(wall, 1)
+		id := m.at(wall).id(1)
 		require.Positive(t, bytes.Compare(id[:], last[:]), "ID %d", i)
 		require.EqualValues(t, wall+i>>clockShift, id.Time().UnixMilli())
 		last = id
@@ -180,10 +186,51 @@ func TestMinterWithinAMillisecond(t *testing.T) {
 // TestMinterResumes: a minter that begins with the clock of another goes on after it.
 func TestMinterResumes(t *testing.T) {
 	m := testMinter(0, 1)
-	first := m.id(5000, 1)
+	first := m.at(5000).id(1)
 	next := &minter{clock: m.clock, rand: m.rand, shards: 1}
-	second := next.id(4000, 1)
+	second := next.at(4000).id(1)
 	require.Positive(t, bytes.Compare(second[:], first[:]))
+}
+
+// TestMinterSetBack: places of tasks that become ready again never go back, lie
+// behind what was minted before, and are told apart by the millisecond, at half
+// the speed of time until the wall clock has caught up.
+func TestMinterSetBack(t *testing.T) {
+	const hour = uint64(60 * 60 * 1000)
+	rapid.Check(t, func(t *rapid.T) {
+		m := testMinter(0, 1)
+		wall, now, last := 1000*hour, uint64(0), uint64(0)
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			passed := rapid.SampledFrom([]uint64{0, 1, 2, 3, 1000, hour}).Draw(t, "passed")
+			now += passed
+			wall += passed
+			switch rapid.IntRange(0, 20).Draw(t, "wall clock") {
+			case 0:
+				wall -= 3 * hour
+			case 1:
+				wall += 3 * hour
+			case 2: // the process is another
+				m = &minter{clock: m.clock, rand: m.rand, shards: 1}
+			}
+			before := m.time
+			m.tick(wall, now)
+			require.GreaterOrEqual(t, m.time, wall)
+			require.GreaterOrEqual(t, m.time, last)
+			require.LessOrEqual(t, m.time, max(wall, last, before+(passed+1)/2))
+			late := rapid.SampledFrom([]uint64{0, 1, hour}).Draw(t, "late")
+			require.Equal(t, m.time-late, keys.SinceMillis(m.sinceDue(wall-late, wall)))
+			place := keys.SinceMillis(m.since())
+			require.Equal(t, m.time, place)
+			last = place
+			if rapid.Bool().Draw(t, "mint") {
+				last = max(last, uint64(m.id(1).Time().UnixMilli()))
+				require.GreaterOrEqual(t, last, place)
+			}
+		}
+		now, wall = now+100_000*hour, wall+100_000*hour
+		m.tick(wall, now)
+		require.Equal(t, wall, m.time)
+	})
 }
 
 // TestMintedIDs: every ID is a UUIDv7 of the variant of RFC 9562, lies in its
@@ -196,7 +243,7 @@ func TestMintedIDs(t *testing.T) {
 		m.clock = rapid.Uint64Range(0, 1<<60-100).Draw(t, "clock")
 		wall := rapid.Uint64Range(0, 1<<48-1).Draw(t, "wall")
 		for _, lane := range []uint32{0, 1, rapid.Uint32Range(0, keys.MaxLane).Draw(t, "lane"), keys.MaxLane} {
-			id := m.id(wall, lane)
+			id := m.at(wall).id(lane)
 			require.EqualValues(t, 7, id[6]>>4, "version of %s", id)
 			require.EqualValues(t, 2, id[8]>>6, "variant of %s", id)
 			require.Equal(t, lane, keys.LaneOf(id))
@@ -218,7 +265,7 @@ func TestRouting(t *testing.T) {
 	}
 	for shards := 1; shards <= maxShards; shards++ {
 		for shard := range shards {
-			id := testMinter(shard, shards).id(uint64(shards), 1)
+			id := testMinter(shard, shards).at(uint64(shards)).id(1)
 			require.Equal(t, shard, route(id, shards), "shards %d", shards)
 			require.Equal(t, shard, id.shard(shards), "shards %d", shards)
 		}
@@ -236,7 +283,7 @@ func TestIDsDiffer(t *testing.T) {
 	seen := make(map[ID]bool)
 	for seed := range uint64(100) {
 		m := minter{rand: rand.New(rand.NewPCG(seed, 0)), shard: 3, shards: 4}
-		seen[m.id(1, 1)] = true
+		seen[m.at(1).id(1)] = true
 	}
 	require.Len(t, seen, 100)
 }

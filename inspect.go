@@ -22,9 +22,11 @@ type TaskInfo struct {
 	Attempts int
 	// LastError is what the last failed attempt left behind.
 	LastError string
-	// At is a time that belongs to the state. Ready: since when; Scheduled:
-	// when it becomes ready; Blocked: when it was produced; Leased: when the
-	// lease expires; Dead, Done, Canceled: since when.
+	// At is a time that belongs to the state. Ready: since when, by the clock
+	// that orders the tasks of its shard, which is ahead of the wall clock
+	// after that was set back; Scheduled: when it becomes ready; Blocked: when
+	// it was produced; Leased: when the lease expires; Dead, Done, Canceled:
+	// since when.
 	At time.Time
 	// Result of a completed task.
 	Result []byte

@@ -118,7 +118,7 @@ func (s *shard) inscribe(l *lease) {
 	}
 	if r == nil {
 		r = s.leases.freshRecord()
-		r.seq, r.local, r.deadline = s.mint.next(s.wall), l.local, deadline
+		r.seq, r.local, r.deadline = s.mint.next(), l.local, deadline
 		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline}.Append(r.value)
 		s.group.granted = append(s.group.granted, r)
 	}

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -302,4 +303,78 @@ func make100(queue string) []Task {
 		tasks[i].Queue = queue
 	}
 	return tasks
+}
+
+// TestOrderWithClockSetBack: a task that returns to its lane again and again
+// stands behind what was ready before, and before what becomes ready later, also
+// while the wall clock is behind the time by which the lane is ordered.
+func TestOrderWithClockSetBack(t *testing.T) {
+	const others = 20
+	verbs := map[string]func(*Queue, *Lease) error{
+		"release": func(q *Queue, l *Lease) error { return q.Release(context.Background(), l.Receipt, 0) },
+		"snooze":  func(q *Queue, l *Lease) error { return q.Release(context.Background(), l.Receipt, time.Millisecond) },
+		"retry": func(q *Queue, l *Lease) error {
+			return q.Retry(context.Background(), l.Receipt, RetryOptions{After: -1})
+		},
+		"retry later": func(q *Queue, l *Lease) error {
+			return q.Retry(context.Background(), l.Receipt, RetryOptions{After: 1})
+		},
+		"redrive": func(q *Queue, l *Lease) error {
+			return errors.Join(q.DeadLetter(context.Background(), l.Receipt, nil), q.Redrive(context.Background(), l.ID))
+		},
+		"run now": func(q *Queue, l *Lease) error {
+			return errors.Join(q.Release(context.Background(), l.Receipt, time.Hour),
+				q.SetRunAt(context.Background(), l.ID, time.Time{}))
+		},
+	}
+	for name, putBack := range verbs {
+		for _, reopens := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, reopened %t", name, reopens), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var offset time.Duration
+					opts := &Options{Shards: 1, fs: vfs.NewMem(), MaxAttempts: 1000}
+					opts.wall = func() time.Time { return time.Now().Add(offset) }
+					q, err := Open("queue", opts)
+					require.NoError(t, err)
+					set := func(d time.Duration) {
+						if !reopens {
+							synctest.Wait()
+							offset += d
+							return
+						}
+						require.NoError(t, q.Close())
+						offset += d
+						q, err = Open("queue", opts)
+						require.NoError(t, err)
+					}
+					returns := produce(t, q, Task{Queue: "a"})[0]
+					for range others {
+						time.Sleep(10 * time.Millisecond)
+						produce(t, q, Task{Queue: "a"})
+					}
+					set(time.Hour)
+					produce(t, q, Task{Queue: "a"}) // of the future
+					set(-2 * time.Hour)
+					turns := 0
+					for range others + 1 {
+						l := claimNow(t, q, "a")
+						if l.ID == returns {
+							turns++
+							require.NoError(t, putBack(q, l))
+							time.Sleep(10 * time.Millisecond)
+							l = claimNow(t, q, "a")
+							require.NotEqual(t, returns, l.ID, "it goes first again")
+						}
+						require.NoError(t, q.Complete(context.Background(), l.Receipt, nil))
+						produce(t, q, Task{Queue: "a"})
+						time.Sleep(10 * time.Millisecond)
+					}
+					require.Equal(t, 1, turns)
+					require.Equal(t, returns, claimNow(t, q, "a").ID, "what came later does not go first")
+					require.NoError(t, q.checkAll())
+					require.NoError(t, q.Close())
+				})
+			})
+		}
+	}
 }

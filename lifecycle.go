@@ -29,7 +29,7 @@ import (
 // admit takes in a new task.
 func (s *shard) admit(t *newTask) ID {
 	l := s.lane(t.key)
-	id := s.mint.id(s.wall, l.number)
+	id := s.mint.id(l.number)
 	s.emit(EventProduced, l, id, 0, "")
 	if t.runAt > s.wall {
 		s.schedule(l, id, t.runAt, t.rec)
@@ -322,7 +322,7 @@ func (s *shard) exhausted(rec *record.Record) bool {
 func (s *shard) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.unlease(ls)
 	if wait == 0 {
-		s.place(ls.lane, keys.MovedSince(s.wall), ls.id, rec.Encode())
+		s.place(ls.lane, s.mint.since(), ls.id, rec.Encode())
 		return
 	}
 	s.schedule(ls.lane, ls.id, s.wall+wait, rec.Encode())
@@ -378,7 +378,7 @@ func (s *shard) promote(key []byte, due uint64, id ID, l *lane, rec []byte) erro
 	s.group.delete(key)
 	l.queue.counts.Scheduled--
 	s.touch(l.queue)
-	s.enter(l, keys.MovedSince(due), id, head.Group, rec)
+	s.enter(l, s.mint.sinceDue(due, s.wall), id, head.Group, rec)
 	return nil
 }
 
@@ -525,7 +525,7 @@ func (s *shard) replace(id ID, t *newTask) bool {
 	case rec.RunAt > s.wall:
 		s.schedule(l, id, rec.RunAt, b)
 	default:
-		s.enter(l, keys.MovedSince(s.wall), id, rec.Group, b)
+		s.enter(l, s.mint.since(), id, rec.Group, b)
 	}
 	return true
 }

@@ -63,6 +63,7 @@ func (s *shard) load() error {
 			return err
 		}
 	}
+	s.mint.tick(s.wall, s.now)
 	return nil
 }
 

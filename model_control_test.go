@@ -157,7 +157,7 @@ func (c *controlCall) apply(m *model) {
 			}
 		}
 		t.want.Attempts, t.want.RunAt = 0, time.Time{}
-		m.enter(t, keys.MovedSince(m.wall()))
+		m.enter(t, m.since(t.shard))
 	}
 	m.react()
 }
@@ -170,7 +170,7 @@ func (m *model) setRunAt(t *modelTask, at time.Time) {
 	case due > m.wall():
 		m.toScheduled(t, due)
 	default:
-		m.enter(t, keys.MovedSince(m.wall()))
+		m.enter(t, m.since(t.shard))
 	}
 }
 

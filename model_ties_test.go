@@ -291,7 +291,7 @@ func (m *model) replace(t *modelTask, by Task) {
 	case due > m.wall():
 		m.toScheduled(t, due)
 	default:
-		m.enter(t, keys.MovedSince(m.wall()))
+		m.enter(t, m.since(t.shard))
 	}
 }
 

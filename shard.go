@@ -217,6 +217,7 @@ func (s *shard) yield() {
 func (s *shard) tick() {
 	s.now = uint64(time.Since(s.origin) / time.Millisecond)
 	s.wall = wallMillis(s.opts)
+	s.mint.tick(s.wall, s.now)
 }
 
 func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0)) }

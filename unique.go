@@ -274,7 +274,7 @@ func (s *shard) freeKeys() {
 		} else if lives { // endKey finds out by the shard's clock, which never goes back
 			v.Until = 0
 			s.uniques.put(s, hash, v)
-			s.mint.next(s.wall)
+			s.mint.next()
 			s.touch(s.lanes[keys.LaneOf(v.ID)].queue)
 		} else {
 			s.uniques.drop(s, hash)
