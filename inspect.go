@@ -22,11 +22,12 @@ type TaskInfo struct {
 	Attempts int
 	// LastError is what the last failed attempt left behind.
 	LastError string
-	// At is a time that belongs to the state. Ready: since when, by the clock
-	// that orders the tasks of its shard, which is ahead of the wall clock
-	// after that was set back; Scheduled: when it becomes ready; Blocked: when
-	// it was produced; Leased: when the lease expires; Dead, Done, Canceled:
-	// since when.
+	// At is a time that belongs to the state. Ready: since when, which a task whose
+	// lease has run out keeps, and one that comes back in any other way does not, by
+	// the clock that orders the tasks of its shard, which is ahead of the wall clock
+	// after that was set back; Scheduled: when it becomes ready; Blocked: when it was
+	// produced; Leased: when the lease expires, or as long as Run works on the task,
+	// when it would have without a sign of life; Dead, Done, Canceled: since when.
 	At time.Time
 	// Result of a completed task.
 	Result []byte
@@ -46,43 +47,69 @@ func (q *Queue) Get(ctx context.Context, id ID) (*TaskInfo, error) {
 
 // readOp reads what is stored: a task, or a page of a list. The owner takes a
 // snapshot, as only the owner can: Pebble shows a batch to readers before it has
-// persisted, and the owner is where none is under way. The reading is done
-// elsewhere.
+// persisted, and the owner is where none is under way. The owner also tells which
+// of the tasks that are asked about are leased, so that nobody walks the leases.
+// The reading is done elsewhere; a page of tasks in lanes takes two visits.
 type readOp struct {
 	completion
 	id   ID
 	list *lister // nil: the task with the ID
 
-	view *view
-	task *TaskInfo
+	shard *shard // that resolves it
+	task  *TaskInfo
 }
 
 func (op *readOp) resolve(s *shard) {
-	r := s.replica
-	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
-	op.view = &view{replica: r, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}
+	op.shard = s
 	s.settle(op)
 }
 
+// settle is called by the owner between two commits, unless the operation is refused.
 func (op *readOp) settle(err error) {
-	v := op.view
-	if op.view = nil; err != nil {
-		if v != nil {
-			v.close()
-		}
+	if err != nil {
 		op.completion.settle(err)
 		return
 	}
+	v := op.shard.view()
+	if op.list != nil {
+		op.list.visit(op.shard, v)
+	} else {
+		op.shard.askLease(v, op.id)
+	}
 	go func() {
-		defer v.close() // which the store waits for before it closes
-		op.err = op.read(v)
-		op.completion.settle(nil)
+		again, err := op.read(v)
+		v.close() // which the store waits for before it closes
+		if op.err = err; !again {
+			op.completion.settle(nil)
+		} else if err := op.shard.inbox.pass(op); err != nil {
+			op.completion.settle(err)
+		}
 	}()
 }
 
-func (op *readOp) read(v *view) (err error) {
+// view is what disk has between two commits, without leases. REQUIRES: the caller is the
+// owner, and no batch is under way.
+func (s *shard) view() *view {
+	r := s.replica
+	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
+	return &view{
+		replica: r, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane), leases: make(map[ID]leaseView),
+	}
+}
+
+// askLease adds the lease of a task, if it has one, to a view of the shard.
+func (s *shard) askLease(v *view, id ID) {
+	ls := s.leases.byID[id]
+	if ls == nil {
+		return
+	}
+	v.leases[id] = leaseView{keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts}, ls.record.deadline}
+}
+
+// read reads a task or a page. again asks for another visit of the owner.
+func (op *readOp) read(v *view) (again bool, err error) {
 	if op.list != nil {
-		err = op.list.read(v)
+		again, err = op.list.readFrom(v)
 	} else {
 		op.task, err = v.get(op.id)
 	}
@@ -92,7 +119,7 @@ func (op *readOp) read(v *view) (err error) {
 		}
 		err = fmt.Errorf("codeq: read shard %d: %w", v.replica.index, err)
 	}
-	return err
+	return again && err == nil, err
 }
 
 func (op *readOp) encode(dst []byte) (callKind, []byte) {
@@ -107,7 +134,7 @@ func (op *readOp) decode(r *wire.Reader) {
 		op.id = ID(keys.ReadID(r))
 		return
 	}
-	op.list = new(lister)
+	op.list = newLister(ListOptions{})
 	op.list.decode(r)
 }
 
@@ -128,13 +155,19 @@ func (op *readOp) decodeReply(r *wire.Reader) {
 
 func (op *readOp) repeatable() bool { return true }
 
+func (op *readOp) again() {
+	if op.err = nil; op.list != nil {
+		op.list.asked = nil
+	}
+}
+
 // view is a shard's disk between two commits. Reading it does not disturb the
 // owner; the store cannot close before the view has.
 type view struct {
 	replica *replica
 	snap    *pebble.Snapshot
 	lanes   map[uint32]*lane
-	leases  map[ID]leaseView // nil until asked for
+	leases  map[ID]leaseView // those of the tasks that are asked about; nil: not known yet
 }
 
 type leaseView struct {
@@ -264,7 +297,7 @@ func (v *view) lane(n uint32) (*lane, error) {
 	return l, nil
 }
 
-// loadLeases reads the lease records. Of several entries for one task the last
+// loadLeases reads the lease records, unless the owner has told. Of several entries for one task the last
 // is the newest.
 func (v *view) loadLeases() error {
 	if v.leases != nil {

@@ -42,7 +42,8 @@ type laneKey struct {
 // queueState is what a shard knows of a queue.
 type queueState struct {
 	name    string
-	number  uint32 // 0 until the first task of the queue
+	number  uint32  // 0 until the first task of the queue
+	lanes   []*lane // in no order
 	counts  keys.Counts
 	touched bool    // on the group's list
 	gate    gateway // nil: neither a rate nor a limit of concurrency
@@ -120,6 +121,15 @@ func (l *lane) insert(it window.Item, limit int) (grown int) {
 		l.spilled++
 	}
 	return l.window.Footprint() - before
+}
+
+// first returns a position at or before that of the first task of the lane that is
+// ready, and after what has been consumed. ok is false if no task is ready.
+func (l *lane) first() (pos window.Pos, ok bool) {
+	if l.window.Len() > 0 {
+		return l.window.First(), true
+	}
+	return l.next, !l.complete
 }
 
 // update replaces the record of a task of the window, if it is there. It

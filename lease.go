@@ -25,6 +25,7 @@ type lease struct {
 	duration  uint64 // ms
 	retention int64  // of the task, ms; 0: by the options
 	record    *leaseRecord
+	slot      int                 // in leaseTable.all
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }
 
@@ -46,6 +47,7 @@ type leaseRecord struct {
 // of the lease records, rebuilt by load.
 type leaseTable struct {
 	byID  map[ID]*lease
+	all   []*lease // in no order: of a lease that ends, the last one takes the slot
 	wheel *wheel.Wheel[*lease]
 	free  []*lease // ended leases, for reuse
 	spare []*leaseRecord
@@ -62,12 +64,18 @@ func newLeaseTable(now uint64) leaseTable {
 func (t *leaseTable) add(l *lease, deadline uint64) {
 	l.expiry.Value = l
 	t.byID[l.id] = l
+	l.slot, t.all = len(t.all), append(t.all, l)
 	t.wheel.Add(&l.expiry, int64(deadline))
 }
 
 // remove takes a lease out of the table. It stays readable until the next fresh.
 func (t *leaseTable) remove(l *lease) {
 	delete(t.byID, l.id)
+	end := len(t.all) - 1
+	last := t.all[end]
+	t.all[l.slot], last.slot = last, l.slot
+	t.all[end] = nil
+	t.all = t.all[:end]
 	t.wheel.Remove(&l.expiry)
 	if len(t.free) < freeLeases {
 		t.free = append(t.free, l)

@@ -471,6 +471,7 @@ func (s *shard) lane(k laneKey) *lane {
 
 func (s *shard) addLane(l *lane) {
 	s.lanes = append(s.lanes, l)
+	l.queue.lanes = append(l.queue.lanes, l)
 	s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] = l
 }
 

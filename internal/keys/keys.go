@@ -136,6 +136,13 @@ func AppendLane(dst []byte, lane uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, Task), lane)
 }
 
+// LaneLen is the length of the prefix of a lane's task keys.
+const LaneLen = 1 + 4
+
+// LaneOfTask reads the lane in a task key, or in its prefix.
+// REQUIRES: len(key) >= LaneLen.
+func LaneOfTask(key []byte) (lane uint32) { return binary.BigEndian.Uint32(key[1:]) }
+
 // AppendFrom appends the smallest task key of a lane at or after a position.
 // A since of 0 is the head of the lane.
 func AppendFrom(dst []byte, lane uint32, since uint64, id ID) []byte {
