@@ -310,7 +310,9 @@ func (c *memoryChecker) lanes() error {
 			end, _ := slices.BinarySearchFunc(want, l.next, func(it window.Item, p window.Pos) int { return it.Compare(p) })
 			want = want[:end]
 		}
+		before := l.window.Footprint()
 		got := items(&l.window)
+		s.windowBytes += l.window.Footprint() - before
 		same := func(a, b window.Item) bool { return a.Pos == b.Pos && bytes.Equal(a.Record, b.Record) }
 		if !slices.EqualFunc(got, want, same) {
 			c.report("window of lane %d (%s) has %s, want %s (next %x, complete %t)",
@@ -531,33 +533,28 @@ func (c *memoryChecker) ring(q *queueState, priority int) {
 // becomes free before the shard looks.
 func (c *memoryChecker) times() error {
 	s := c.shard
-	first := func(prefix byte, parse func(key []byte) (uint64, error)) (at uint64, err error) {
-		at = never
+	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from dueCursor, err error) {
+		from = nothingDue
 		err = scan(c.view.snap, prefix, func(key, _ []byte) error {
-			t, err := parse(key)
-			at = min(at, t)
+			at, name, err := parse(key)
+			from.lower(at, name)
 			return err
 		})
-		return at, err
+		return from, err
 	}
-	due, err1 := first(keys.Scheduled, func(key []byte) (uint64, error) {
-		at, _, err := keys.ParseScheduled(key)
-		return at, err
-	})
-	expiry, err2 := first(keys.Buckets, func(key []byte) (uint64, error) {
+	due, err1 := first(keys.Scheduled, keys.ParseScheduled)
+	expiry, err2 := first(keys.Buckets, func(key []byte) (uint64, [keys.IDLen]byte, error) {
 		_, _, until, err := keys.ParseBucket(key)
-		return until, err
+		return until, [keys.IDLen]byte{}, err
 	})
-	freed, err3 := first(keys.Freed, func(key []byte) (uint64, error) {
-		at, _, err := keys.ParseFreed(key)
-		return at, err
-	})
+	freed, err3 := first(keys.Freed, keys.ParseFreed)
 	for _, t := range []struct {
 		what        string
-		next, first uint64
-	}{{"scheduled task", s.nextDue, due}, {"bucket", s.nextExpiry, expiry}, {"idempotency key", s.nextFreed, freed}} {
-		if t.next > t.first {
-			c.report("the first %s is looked at when it is %d, its time is %d", t.what, t.next, t.first)
+		next, first dueCursor
+	}{{"scheduled task", s.nextDue, due}, {"bucket", dueCursor{at: s.nextExpiry}, expiry}, {"idempotency key", s.nextFreed, freed}} {
+		held := t.next
+		if held.lower(t.first.at, t.first.name); held != t.next {
+			c.report("the first %s is looked for from %x on, and is at %x", t.what, t.next, t.first)
 		}
 	}
 	return errors.Join(err1, err2, err3)

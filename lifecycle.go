@@ -103,7 +103,7 @@ func (s *shard) schedule(l *lane, id ID, due uint64, rec []byte) {
 	s.setIndex(id, keys.Place{Range: keys.Scheduled, At: due})
 	l.queue.counts.Scheduled++
 	s.touch(l.queue)
-	s.nextDue = min(s.nextDue, due)
+	s.nextDue.lower(due, id)
 }
 
 // grant is a lease as the claim's caller gets to see it.

@@ -275,25 +275,21 @@ func leasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 // loadTimes finds the first scheduled task, and the first idempotency key to
 // become free.
 func (s *shard) loadTimes() error {
-	first := func(prefix byte) (at uint64, err error) {
+	first := func(prefix byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
 		lower, upper := keys.Range(prefix)
-		at = never
+		c = nothingDue
 		err = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-			var err error
-			if prefix == keys.Scheduled {
-				at, _, err = keys.ParseScheduled(it.Key())
-			} else {
-				at, _, err = keys.ParseFreed(it.Key())
-			}
+			at, name, err := parse(it.Key())
+			c.lower(at, name)
 			return false, err
 		})
-		return at, err
+		return c, err
 	}
 	var err error
-	if s.nextDue, err = first(keys.Scheduled); err != nil {
+	if s.nextDue, err = first(keys.Scheduled, keys.ParseScheduled); err != nil {
 		return err
 	}
-	s.nextFreed, err = first(keys.Freed)
+	s.nextFreed, err = first(keys.Freed, keys.ParseFreed)
 	return err
 }
 

@@ -182,7 +182,10 @@ func (s *shard) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 	if err != nil {
 		return storageError(err)
 	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
+	defer func() {
+		s.walked += uint64(it.Stats().ForwardStepCount[pebble.InternalIterCall])
+		_ = it.Close() // its error is that of it.Error
+	}()
 	n := 0
 	for valid := it.First(); valid; valid = it.Next() {
 		value := it.LazyValue()

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -8,21 +9,37 @@ import (
 	"codeq/internal/keys"
 )
 
-// promoteDue lets scheduled tasks go on whose time has come. Nothing lies before
-// nextDue, but perhaps many tombstones: it begins there.
+// dueCursor is where a range begins that is ordered by time: no entry lies before it.
+// It is as exact as the key, since many entries may have one time, and tombstones
+// lie before it.
+type dueCursor struct {
+	at   uint64 // wall clock, ms; never: the range is empty
+	name [keys.IDLen]byte
+}
+
+var nothingDue = dueCursor{at: never}
+
+// lower makes the range begin no later than at an entry.
+func (c *dueCursor) lower(at uint64, name [keys.IDLen]byte) {
+	if at < c.at || at == c.at && bytes.Compare(name[:], c.name[:]) < 0 {
+		c.at, c.name = at, name
+	}
+}
+
+// promoteDue lets scheduled tasks go on whose time has come.
 // REQUIRES: the group has scheduled no task, and moved none that was: nextDue is
 // what disk says afterwards.
 func (s *shard) promoteDue() {
-	lower := keys.AppendScheduled(nil, s.nextDue, ID{})
+	lower := keys.AppendScheduled(nil, s.nextDue.at, s.nextDue.name)
 	_, upper := keys.Range(keys.Scheduled)
-	s.nextDue = never
+	s.nextDue = nothingDue
 	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		due, id, err := keys.ParseScheduled(it.Key())
 		if err != nil {
 			return false, err
 		}
 		if due > s.wall || s.spent() {
-			s.nextDue = min(s.nextDue, due)
+			s.nextDue.lower(due, id)
 			return false, nil
 		}
 		v, err := it.ValueAndErr()
@@ -41,7 +58,7 @@ func (s *shard) promoteDue() {
 	})
 }
 
-func (s *shard) promoteIsDue() bool { return s.nextDue <= s.wall }
+func (s *shard) promoteIsDue() bool { return s.nextDue.at <= s.wall }
 
 func (s *shard) laneNumbered(n uint32) (*lane, error) {
 	if int(n) >= len(s.lanes) {

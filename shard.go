@@ -48,10 +48,10 @@ type shard struct {
 	windowLimit int
 	evictAt     int // the lane at which evict looks next
 
-	nextDue    uint64 // no scheduled task is due before; wall clock, ms
-	nextExpiry uint64 // no bucket of ended tasks expires before; wall clock, ms
-	nextFreed  uint64 // no idempotency key becomes free before; wall clock, ms
-	nextGate   uint64 // when a rate lets the next task pass; monotonic clock, ms
+	nextDue    dueCursor // of the scheduled tasks
+	nextFreed  dueCursor // of the idempotency keys that become free
+	nextExpiry uint64    // no bucket of ended tasks expires before; wall clock, ms
+	nextGate   uint64    // when a rate lets the next task pass; monotonic clock, ms
 
 	recurring recurringTable
 	uniques   uniqueMirror
@@ -85,6 +85,7 @@ type shard struct {
 	hungry   []*queueState // have waiters, and perhaps ready tasks
 	idlers   []*idleOp     // wait for queues to become idle
 	budget   budget        // of what is under way
+	walked   uint64        // keys that walk has stepped over, those that are deleted among them
 	broken   error         // set in resolve when the shard cannot go on
 	timer    *time.Timer
 	space    diskSpace
@@ -110,9 +111,9 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		numbers:     make([]*queueState, 1),
 		byKey:       make(map[laneKey]*lane),
 		windowLimit: max(opts.WindowBytes/opts.Shards, 1),
-		nextDue:     never,
+		nextDue:     nothingDue,
 		nextExpiry:  never,
-		nextFreed:   never,
+		nextFreed:   nothingDue,
 		nextGate:    never,
 		uniques:     newUniqueMirror(),
 		groups:      newGroupMirror(),
@@ -235,7 +236,7 @@ func (s *shard) due() bool {
 
 // nextTime is when something is due by the wall clock that waits for no room, ms.
 func (s *shard) nextTime() uint64 {
-	at := min(s.nextDue, s.nextExpiry, s.nextFreed)
+	at := min(s.nextDue.at, s.nextExpiry, s.nextFreed.at)
 	if !s.holdsBack() {
 		at = min(at, s.recurring.next)
 	}

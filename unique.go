@@ -209,7 +209,7 @@ func (s *shard) takeKey(id ID, t *record.Ties, from uint64) {
 		v.Until = later(from, t.UniqueFor)
 		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
 		s.group.set(s.scratch, nil)
-		s.nextFreed = min(s.nextFreed, v.Until)
+		s.nextFreed.lower(v.Until, t.Unique)
 	}
 	s.uniques.put(s, t.Unique, v)
 }
@@ -252,16 +252,16 @@ func later(wall, ms uint64) uint64 {
 // have ended are free, the others when their tasks end.
 // REQUIRES: the group has ended no task.
 func (s *shard) freeKeys() {
-	lower := keys.AppendFreed(nil, s.nextFreed, [keys.UniqueLen]byte{})
+	lower := keys.AppendFreed(nil, s.nextFreed.at, s.nextFreed.name)
 	_, upper := keys.Range(keys.Freed)
-	s.nextFreed = never
+	s.nextFreed = nothingDue
 	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		at, hash, err := keys.ParseFreed(it.Key())
 		if err != nil {
 			return false, err
 		}
 		if at > s.wall || s.spent() {
-			s.nextFreed = at
+			s.nextFreed.lower(at, hash)
 			return false, nil
 		}
 		s.group.delete(it.Key())
@@ -283,7 +283,7 @@ func (s *shard) freeKeys() {
 	})
 }
 
-func (s *shard) freeKeysIsDue() bool { return s.nextFreed <= s.wall }
+func (s *shard) freeKeysIsDue() bool { return s.nextFreed.at <= s.wall }
 
 // lives reports whether a task has not ended.
 // REQUIRES: disk is not behind with the task.

@@ -1,6 +1,6 @@
 // Package bench measures codeq: go test ./bench -run '^$' -bench .
 //
-// Every benchmark but the raw and the idle ones runs for a warm-up and a
+// Every benchmark but the raw, the idle and the due ones runs for a warm-up and a
 // window, by the clock and not by b.N; use -benchtime 1x with a window shorter
 // than a second. Flags: -warmup, -window, -profiles DIR.
 //

@@ -4,10 +4,17 @@
 // none of it.
 package hook
 
-import "github.com/cockroachdb/pebble/v2/vfs"
+import (
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
 
 // SetFS has the queues that are opened with opts, a *codeq.Options, lie in fs.
 var SetFS func(opts any, fs vfs.FS)
+
+// SetWall gives the queues that are opened with opts, a *codeq.Options, a wall clock.
+var SetWall func(opts any, wall func() time.Time)
 
 // Commits returns how many groups of operations the shards that a *codeq.Queue
 // leads have begun to commit, each since it is led there.

@@ -4,6 +4,7 @@ package window
 
 import (
 	"bytes"
+	"slices"
 	"sort"
 )
 
@@ -43,108 +44,273 @@ type Item struct {
 	Record []byte
 }
 
-const itemBytes = 8 + 16 + 24
+// itemBytes and runBytes are the sizes of an Item and of a run.
+const (
+	itemBytes = 8 + 16 + 24
+	runBytes  = 24 + 8
+)
 
-// Window is an ordered deque of items in a ring. The zero Window is empty.
-// One goroutine owns it.
+// runCap is how many items a run has room for, runMin the first one of a window at
+// first: most windows are of lanes with few tasks.
+const (
+	runCap = 64
+	runMin = 8
+)
+
+// Window is an ordered deque of items, in runs of bounded length. What is put in
+// or taken out at the ends moves nothing, and in between the items of one
+// run at the most, however long the window is: tasks that come back, or whose
+// time has come late, belong before many others. The zero Window is empty. One
+// goroutine owns it.
+//
+// Invariant: runs are in order, and none is empty but the only one.
 type Window struct {
-	ring  []Item // length zero or a power of two
-	head  int    // of the first item
+	runs  []run // those before first have been taken out
+	first int
+	spare []Item // memory for a run; without items
 	n     int
 	bytes int // of the records held
+	slots int // items for which memory is held
+	moved int // items that have made room for others, or taken their place
 }
+
+// run is items in order: those from head on.
+type run struct {
+	items []Item
+	head  int
+}
+
+func (r *run) len() int     { return len(r.items) - r.head }
+func (r *run) front() *Item { return &r.items[r.head] }
+func (r *run) back() *Item  { return &r.items[len(r.items)-1] }
 
 // Len is the number of items.
 func (w *Window) Len() int { return w.n }
 
 // Footprint is the memory held, in bytes.
-func (w *Window) Footprint() int { return w.bytes + len(w.ring)*itemBytes }
+func (w *Window) Footprint() int { return w.bytes + w.slots*itemBytes + cap(w.runs)*runBytes }
 
-func (w *Window) at(i int) *Item { return &w.ring[(w.head+i)&(len(w.ring)-1)] }
+func (w *Window) lastRun() *run { return &w.runs[len(w.runs)-1] }
 
 // First returns the position of the first item. REQUIRES: Len() > 0.
-func (w *Window) First() Pos { return w.at(0).Pos }
+func (w *Window) First() Pos { return w.runs[w.first].front().Pos }
 
 // FirstRecord returns the record of the first item. REQUIRES: Len() > 0.
-func (w *Window) FirstRecord() []byte { return w.at(0).Record }
+func (w *Window) FirstRecord() []byte { return w.runs[w.first].front().Record }
 
 // Last returns the position of the last item. REQUIRES: Len() > 0.
-func (w *Window) Last() Pos { return w.at(w.n - 1).Pos }
+func (w *Window) Last() Pos { return w.lastRun().back().Pos }
 
-// Insert puts an item at its place. Its cost is that of the items between its
-// place and the nearer end: constant for one that comes first or last.
+// Insert puts an item at its place.
 func (w *Window) Insert(it Item) {
-	if w.n == len(w.ring) {
-		w.grow()
-	}
-	i := w.n
-	if w.n > 0 && it.Compare(w.Last()) < 0 {
-		i = sort.Search(w.n, func(i int) bool { return it.Compare(w.at(i).Pos) < 0 })
+	if w.n == 0 || it.Compare(w.Last()) > 0 {
+		w.append(it)
+	} else {
+		w.insert(it)
 	}
 	w.n++
-	if i >= w.n/2 {
-		for j := w.n - 1; j > i; j-- {
-			*w.at(j) = *w.at(j - 1)
-		}
-	} else {
-		w.head = (w.head - 1) & (len(w.ring) - 1)
-		for j := range i {
-			*w.at(j) = *w.at(j + 1)
+	w.bytes += cap(it.Record)
+}
+
+// append puts an item behind all others.
+func (w *Window) append(it Item) {
+	if len(w.runs) == 0 {
+		w.addRun(0)
+	}
+	r := w.lastRun()
+	if len(r.items) == cap(r.items) {
+		switch {
+		case r.head > cap(r.items)/2:
+			n := copy(r.items, r.items[r.head:])
+			clear(r.items[n:])
+			r.items, r.head = r.items[:n], 0
+		case cap(r.items) < runCap:
+			w.grow(r)
+		default:
+			r = &w.runs[w.addRun(len(w.runs))]
 		}
 	}
-	*w.at(i) = it
-	w.bytes += cap(it.Record)
+	r.items = append(r.items, it)
+}
+
+// insert puts an item before the last one.
+func (w *Window) insert(it Item) {
+	i := w.runOf(it.Pos)
+	k := w.runs[i].find(it.Pos)
+	if k == len(w.runs[i].items) && w.runs[i].len() == runCap && w.runs[i+1].len() < runCap {
+		i++ // between two runs, of which the second one has room
+		k = w.runs[i].head
+	}
+	r := &w.runs[i]
+	if r.len() == cap(r.items) {
+		if r.len() < runCap {
+			w.grow(r)
+		} else {
+			r, k = w.split(i, k)
+		}
+	}
+	switch {
+	case k == r.head && r.head > 0:
+		r.head--
+		r.items[r.head] = it
+	case len(r.items) < cap(r.items):
+		r.items = append(r.items, Item{})
+		w.moved += copy(r.items[k+1:], r.items[k:])
+		r.items[k] = it
+	default:
+		w.moved += copy(r.items[r.head-1:], r.items[r.head:k])
+		r.head--
+		r.items[k-1] = it
+	}
+}
+
+// split makes room in a run that is full, for an item that goes to its index k: what
+// follows becomes a run of its own. It returns where the item goes then.
+func (w *Window) split(i, k int) (*run, int) {
+	if k == 0 {
+		return &w.runs[w.addRun(i)], 0
+	}
+	i = w.addRun(i + 1)
+	lower, upper := &w.runs[i-1], &w.runs[i]
+	if k == runCap {
+		return upper, 0
+	}
+	upper.items = append(upper.items, lower.items[k:]...)
+	w.moved += len(upper.items)
+	clear(lower.items[k:])
+	lower.items = lower.items[:k]
+	return lower, k
+}
+
+// addRun puts an empty run at index i, and returns the index that it has then.
+func (w *Window) addRun(i int) int {
+	if n := len(w.runs); n == cap(w.runs) && w.first > n/2 {
+		clear(w.runs[copy(w.runs, w.runs[w.first:]):])
+		w.runs, w.first, i = w.runs[:n-w.first], 0, i-w.first
+	}
+	r := run{items: w.spare}
+	w.spare = nil
+	if r.items == nil {
+		size := runCap
+		if len(w.runs) == 0 {
+			size = runMin
+		}
+		r.items = make([]Item, 0, size)
+		w.slots += size
+	}
+	if i == w.first && i > 0 {
+		w.first--
+		w.runs[w.first] = r
+		return w.first
+	}
+	w.runs = slices.Insert(w.runs, i, r)
+	return i
+}
+
+// dropRun takes out a run that has become empty, unless it is the only one.
+func (w *Window) dropRun(i int) {
+	if w.n == 0 {
+		w.runs[i].items, w.runs[i].head = w.runs[i].items[:0], 0
+		return
+	}
+	if w.spare == nil {
+		w.spare = w.runs[i].items[:0]
+	} else {
+		w.slots -= cap(w.runs[i].items)
+	}
+	if i > w.first {
+		w.runs = slices.Delete(w.runs, i, i+1)
+		return
+	}
+	w.runs[i] = run{}
+	w.first++
+}
+
+// grow doubles the room of the only run.
+func (w *Window) grow(r *run) {
+	items := make([]Item, r.len(), 2*cap(r.items))
+	copy(items, r.items[r.head:])
+	w.slots += cap(items) - cap(r.items)
+	r.items, r.head = items, 0
 }
 
 // PopFirst removes the first item. REQUIRES: Len() > 0.
 func (w *Window) PopFirst() Item {
-	it := w.take(0)
-	w.head = (w.head + 1) & (len(w.ring) - 1)
+	r := &w.runs[w.first]
+	it := w.take(r.front())
+	if r.head++; r.len() == 0 {
+		w.dropRun(w.first)
+	}
 	return it
 }
 
 // PopLast removes the last item. REQUIRES: Len() > 0.
-func (w *Window) PopLast() Item { return w.take(w.n - 1) }
+func (w *Window) PopLast() Item {
+	r := w.lastRun()
+	it := w.take(r.back())
+	if r.items = r.items[:len(r.items)-1]; r.len() == 0 {
+		w.dropRun(len(w.runs) - 1)
+	}
+	return it
+}
 
 // Remove removes the item at a position, and reports whether there was one.
 func (w *Window) Remove(p Pos) bool {
-	i := w.find(p)
-	if i < 0 {
+	i, k := w.find(p)
+	if k < 0 {
 		return false
 	}
-	if i < w.n/2 {
-		for ; i > 0; i-- {
-			*w.at(i), *w.at(i - 1) = *w.at(i - 1), *w.at(i)
-		}
-		w.PopFirst()
-		return true
+	r := &w.runs[i]
+	w.take(&r.items[k])
+	if k == r.head {
+		r.head++
+	} else {
+		w.moved += copy(r.items[k:], r.items[k+1:])
+		*r.back() = Item{}
+		r.items = r.items[:len(r.items)-1]
 	}
-	for ; i+1 < w.n; i++ {
-		*w.at(i), *w.at(i + 1) = *w.at(i + 1), *w.at(i)
+	if r.len() == 0 {
+		w.dropRun(i)
 	}
-	w.PopLast()
 	return true
 }
 
 // Replace replaces the record of the item at a position, if there is one.
 func (w *Window) Replace(it Item) {
-	if i := w.find(it.Pos); i >= 0 {
-		w.bytes += cap(it.Record) - cap(w.at(i).Record)
-		*w.at(i) = it
+	if i, k := w.find(it.Pos); k >= 0 {
+		old := &w.runs[i].items[k]
+		w.bytes += cap(it.Record) - cap(old.Record)
+		*old = it
 	}
 }
 
-// find returns the index of the item at a position, or -1.
-func (w *Window) find(p Pos) int {
-	i := sort.Search(w.n, func(i int) bool { return p.Compare(w.at(i).Pos) <= 0 })
-	if i == w.n || w.at(i).Pos != p {
-		return -1
+// find returns the run and the index in it of the item at a position; k is
+// negative if there is none.
+func (w *Window) find(p Pos) (i, k int) {
+	if w.n == 0 {
+		return 0, -1
 	}
-	return i
+	i = w.runOf(p)
+	r := &w.runs[i]
+	if k = r.find(p); k == len(r.items) || r.items[k].Pos != p {
+		return 0, -1
+	}
+	return i, k
 }
 
-func (w *Window) take(i int) Item {
-	p := w.at(i)
+// runOf returns the run in which a position lies: the last one that begins at
+// it or before, or the first. REQUIRES: Len() > 0.
+func (w *Window) runOf(p Pos) int {
+	after := sort.Search(len(w.runs)-w.first, func(i int) bool { return p.Compare(w.runs[w.first+i].front().Pos) < 0 })
+	return w.first + max(after-1, 0)
+}
+
+// find returns the index of the first item at a position or behind it.
+func (r *run) find(p Pos) int {
+	return r.head + sort.Search(r.len(), func(i int) bool { return p.Compare(r.items[r.head+i].Pos) <= 0 })
+}
+
+func (w *Window) take(p *Item) Item {
 	it := *p
 	*p = Item{}
 	w.n--
@@ -154,11 +320,3 @@ func (w *Window) take(i int) Item {
 
 // Clear drops the items and the memory that held them.
 func (w *Window) Clear() { *w = Window{} }
-
-func (w *Window) grow() {
-	ring := make([]Item, max(8, 2*len(w.ring)))
-	for i := range w.n {
-		ring[i] = *w.at(i)
-	}
-	w.ring, w.head = ring, 0
-}
