@@ -20,7 +20,7 @@ import (
 )
 
 var (
-	corruptFor = flag.Duration("corrupt.for", 0, "how long TestCorruption, TestCorruptionOfANode (for each image) and TestRepairOfFiles flip bits; 0: some of each kind of file. If positive, TestRepairInterrupted cuts the power at each operation")
+	corruptFor = flag.Duration("corrupt.for", 0, "how long TestCorruption, TestCorruptionOfANode (for each image) and TestRepairOfFiles flip bits; 0: some of each kind of file. If positive, TestRepairInterrupted and TestRaiseInterrupted cut the power at each operation")
 	corruptAll = flag.Bool("corrupt.all", false, "TestCorruption flips every bit of every file")
 )
 

@@ -29,8 +29,17 @@ const (
 )
 
 // format is the version of everything that codeq stores: the manifest, the
-// keys and the values of the shards.
-const format = 3
+// keys and the values of the shards. Open raises a directory from oldestFormat on to it:
+// first the manifest, by which versions that do not know it refuse the directory, then the
+// identity of each shard. What a format adds to the one before it may be missing, so a
+// crash between the two, and a shard that nobody has written since, are as good as any.
+//
+//	3  the first that can be raised
+//	4  as 3; what is new has keys, trailing fields or flags of its own
+const (
+	format       = 4
+	oldestFormat = 3
+)
 
 // manifest says what a directory is. It is replaced as a whole, by a rename.
 type manifest struct {
@@ -47,8 +56,25 @@ type manifest struct {
 }
 
 // identity is what the store of a shard has under keys.Meta.
-func (m *manifest) identity(index int) string {
-	return fmt.Sprintf("codeq %d %s %d/%d", m.Format, m.ID, index, m.Shards)
+func (m *manifest) identity(index int) string { return m.identityOf(format, index) }
+
+func (m *manifest) identityOf(format, index int) string {
+	return fmt.Sprintf("codeq %d %s %d/%d", format, m.ID, index, m.Shards)
+}
+
+// checkIdentity refuses a store with another identity than that of a shard in the
+// directory's format, or in an older one, which is still to be raised.
+func (m *manifest) checkIdentity(index int, got []byte) (old bool, err error) {
+	return checkIdentity(got, m.Format, func(format int) string { return m.identityOf(format, index) })
+}
+
+func checkIdentity(got []byte, newest int, of func(format int) string) (old bool, err error) {
+	for f := newest; f >= oldestFormat; f-- {
+		if string(got) == of(f) {
+			return f < format, nil
+		}
+	}
+	return false, fmt.Errorf("%w: identity %q, expected %q", ErrCorrupt, got, of(newest))
 }
 
 // encode returns the file of a manifest, with its sum. Equal manifests are equal files.
@@ -71,22 +97,30 @@ func decodeManifest(b []byte) (*manifest, error) {
 		Format int `json:"format"`
 	}
 	if err := json.Unmarshal(b, &version); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrNotQueue, manifestName, err)
+		return nil, fmt.Errorf("%w: %s: %w", ErrCorrupt, manifestName, err)
 	}
 	var m manifest
 	err := json.Unmarshal(b, &m)
-	m.Format = format
-	whole, encodeErr := m.encode()
-	if encodeErr != nil {
-		return nil, encodeErr
+	misread := false // by its sum, it is of a format that is known
+	for f := oldestFormat; f <= format; f++ {
+		m.Format = f
+		whole, encodeErr := m.encode()
+		if encodeErr != nil {
+			return nil, encodeErr
+		}
+		if err == nil && bytes.Equal(b, whole) {
+			return m.check()
+		}
+		misread = misread || bytes.HasSuffix(b, sumOf(whole))
 	}
-	switch {
-	case err == nil && bytes.Equal(b, whole):
-	case version.Format >= 1 && version.Format != format && !bytes.HasSuffix(b, sumOf(whole)):
-		return nil, fmt.Errorf("%w: %d, this version knows %d", ErrFormat, version.Format, format)
-	default:
-		return nil, fmt.Errorf("%w: %s: wrong checksum", ErrCorrupt, manifestName)
+	if version.Format >= 1 && (version.Format < oldestFormat || version.Format > format) && !misread {
+		return nil, fmt.Errorf("%w: %d, this version knows %d to %d", ErrFormat, version.Format, oldestFormat, format)
 	}
+	return nil, fmt.Errorf("%w: %s: wrong checksum", ErrCorrupt, manifestName)
+}
+
+// check refuses values that no manifest has.
+func (m manifest) check() (*manifest, error) {
 	if m.Shards < 1 || m.Shards > maxShards {
 		return nil, fmt.Errorf("%w: %s: %d shards", ErrCorrupt, manifestName, m.Shards)
 	}
@@ -240,6 +274,15 @@ func (d *directory) create(shards int, node string) error {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
 	d.manifest = manifest{Format: format, Shards: shards, ID: hex.EncodeToString(id[:]), Creating: true, Node: node}
+	return d.write()
+}
+
+// raise makes the manifest one of the current format.
+func (d *directory) raise() error {
+	if d.Format == format {
+		return nil
+	}
+	d.Format = format
 	return d.write()
 }
 

@@ -93,31 +93,36 @@ func (r *replica) takeOffice() error {
 	return nil
 }
 
-// christen has the first leader ever store what the shard is.
+// christen has the first leader ever, and the first of a format, store what the shard is.
 func (r *replica) christen(p *proposer) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	want := replicaIdentity(r.index, len(r.node.queue.replicas))
+	shards := len(r.node.queue.replicas)
 	got, err := lookup(r.store.db, []byte{keys.Meta})
 	if err != nil {
 		return err
 	}
-	if got == nil {
-		b := r.store.db.NewBatch()
-		defer func() { _ = b.Close() }() // it does no more than to recycle memory
-		if err := b.Set([]byte{keys.Meta}, []byte(want), nil); err != nil {
-			return storageError(err)
+	if got != nil {
+		if old, err := checkReplicaIdentity(r.index, shards, got); err != nil || !old {
+			return err
 		}
-		return p.commit(b)
 	}
-	if string(got) != want {
-		return fmt.Errorf("%w: identity %q, expected %q", ErrCorrupt, got, want)
+	b := r.store.db.NewBatch()
+	defer func() { _ = b.Close() }() // it does no more than to recycle memory
+	if err := b.Set([]byte{keys.Meta}, []byte(replicaIdentity(format, r.index, shards)), nil); err != nil {
+		return storageError(err)
 	}
-	return nil
+	return p.commit(b)
 }
 
-func replicaIdentity(index, shards int) string {
+func replicaIdentity(format, index, shards int) string {
 	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)
+}
+
+// checkReplicaIdentity is manifest.checkIdentity for a replica. All nodes have the same
+// identity, that of the format in which the last leader knew it.
+func checkReplicaIdentity(index, shards int, got []byte) (old bool, err error) {
+	return checkIdentity(got, format, func(f int) string { return replicaIdentity(f, index, shards) })
 }
 
 // load builds the shard from the store.

@@ -81,31 +81,33 @@ func (s *shard) join(peers []*shard) {
 	}
 }
 
-// identify makes sure that the store is this shard of this queue.
+// identify makes sure that the store is this shard of this queue, and of the current format.
 func (s *shard) identify(d *directory) error {
-	want := d.identity(s.index)
-	v, closer, err := s.store.db.Get([]byte{keys.Meta})
-	switch {
-	case err == pebble.ErrNotFound && d.Creating:
-		if err := s.store.db.Set([]byte{keys.Meta}, []byte(want), pebble.Sync); err != nil {
+	got, err := lookup(s.store.db, []byte{keys.Meta})
+	if err != nil {
+		return err
+	}
+	if got == nil {
+		if !d.Creating {
+			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.identity(s.index))
+		}
+		if err := s.store.db.Set([]byte{keys.Meta}, []byte(d.identity(s.index)), pebble.Sync); err != nil {
 			return storageError(err)
 		}
 		// The manifest is about to say that this shard exists, and must not
 		// outlive that: a flush is durable at every level of durability.
 		return s.store.flush(context.Background())
-	case err == pebble.ErrNotFound:
-		return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, want)
-	case err != nil:
-		return storageError(err)
 	}
-	got := string(v)
-	if err := closer.Close(); err != nil {
+	old, err := d.checkIdentity(s.index, got)
+	if err != nil || !old {
 		return err
 	}
-	if got != want {
-		return fmt.Errorf("%w: identity %q, expected %q", ErrCorrupt, got, want)
+	b := s.store.db.NewBatch()
+	defer func() { _ = b.Close() }() // it does no more than to recycle memory
+	if err := b.Set([]byte{keys.Meta}, []byte(d.identity(s.index)), nil); err != nil {
+		return storageError(err)
 	}
-	return nil
+	return s.store.commit(b)
 }
 
 // scan visits the entries of a range in order.

@@ -146,22 +146,29 @@ func TestOpenRefusesManifests(t *testing.T) {
 	tasks := closedQueue(t, root, 2)
 	path := filepath.Join(root, manifestName)
 	good := readFile(t, path)
+	m, err := decodeManifest([]byte(good))
+	require.NoError(t, err)
+	m.Format = oldestFormat
+	old := manifestOf(t, *m)
 	for _, c := range []struct {
 		text string
 		want error
 	}{
-		{"", ErrNotQueue},
-		{"{", ErrNotQueue},
-		{good[:len(good)/2], ErrNotQueue},
-		{good + "x", ErrNotQueue},
-		{"[]", ErrNotQueue},
-		{`"codeq"`, ErrNotQueue},
-		{strings.Repeat("\x00", len(good)), ErrNotQueue},
-		{`{"format":4,"whatever":true}`, ErrFormat},
+		{"", ErrCorrupt},
+		{"{", ErrCorrupt},
+		{good[:len(good)/2], ErrCorrupt},
+		{good + "x", ErrCorrupt},
+		{"[]", ErrCorrupt},
+		{`"codeq"`, ErrCorrupt},
+		{strings.Repeat("\x00", len(good)), ErrCorrupt},
+		{`{"format":5,"whatever":true}`, ErrFormat},
 		{`{"format":2,"shards":2,"id":"000102030405060708090a0b0c0d0e0f"}`, ErrFormat},
-		{strings.Replace(good, `"format":3`, `"format":4`, 1), ErrCorrupt}, // by its checksum, it is of this format
-		{strings.Replace(good, `"format":3`, `"format":0`, 1), ErrCorrupt},
-		{strings.Replace(good, `"format":3`, `"format":-1`, 1), ErrCorrupt},
+		{strings.Replace(good, `"format":4`, `"format":5`, 1), ErrCorrupt}, // by its checksum, it is of this format
+		{strings.Replace(good, `"format":4`, `"format":3`, 1), ErrCorrupt},
+		{strings.Replace(old, `"format":3`, `"format":2`, 1), ErrCorrupt},
+		{strings.Replace(old, `"format":3`, `"format":4`, 1), ErrCorrupt},
+		{strings.Replace(good, `"format":4`, `"format":0`, 1), ErrCorrupt},
+		{strings.Replace(good, `"format":4`, `"format":-1`, 1), ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"shards":3`, 1), ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"Shards":2`, 1), ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"shards": 2`, 1), ErrCorrupt},

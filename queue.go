@@ -40,10 +40,14 @@ type Queue struct {
 //
 // Open returns an error that matches ErrNotQueue when dir holds something
 // else, ErrShardCount when opts.Shards differs from the count fixed at
-// creation, ErrFormat when the queue was written by another version, ErrLocked
+// creation, ErrFormat when the queue has a format that this version does not know, ErrLocked
 // when the directory is open already, ErrCorrupt when stored data is damaged or
 // contradicts itself (see Verify), or ErrInvalid when an option is out of bounds; each
 // before anything is changed.
+//
+// The queue of an older version whose format is known is raised to that of this one, in
+// place; from then on that version refuses it with ErrFormat. All nodes of a cluster are of
+// one format: those of another do not talk to each other, until they are opened by the same version.
 //
 // With cgo and the GNU C library, Open has malloc give back freed blocks of 4 MiB
 // and more (M_MMAP_THRESHOLD, of the process), unless the environment says something
@@ -60,6 +64,9 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	d, err := openDirectory(o.fs, dir, o.Shards, node)
 	if err != nil {
 		return nil, err
+	}
+	if err := d.raise(); err != nil {
+		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.close())
 	}
 	o.setShards(d.Shards)
 	q := newQueue(o, d)

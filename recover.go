@@ -33,6 +33,9 @@ func RecoverCluster(dir string, opts *Options) error {
 	if d.Creating {
 		return errors.Join(fmt.Errorf("%w: %s is empty", ErrNotQueue, dir), d.close())
 	}
+	if err := d.raise(); err != nil {
+		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.close())
+	}
 	o.Shards = d.Shards
 	q := newQueue(o, d)
 	n := q.newNode()

@@ -185,6 +185,9 @@ func allRepairable(found []Problem) bool {
 
 // repair builds a shard anew, and verifies the result.
 func (v *verifier) repair(index int) (r ShardReport, err error) {
+	if err := v.raise(); err != nil {
+		return r, err
+	}
 	kept, err := rebuildShard(v.directory, index)
 	if err != nil {
 		return r, err
@@ -244,16 +247,12 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 	if err != nil {
 		return err
 	}
-	want := v.directory.identity(index)
-	if v.Node != "" {
-		if want = replicaIdentity(index, v.Shards); got == nil {
-			return nil // it has not been led yet
-		}
+	if v.Node == "" {
+		_, err = v.checkIdentity(index, got)
+	} else if got != nil { // it has been led
+		_, err = checkReplicaIdentity(index, v.Shards, got)
 	}
-	if string(got) != want {
-		return fmt.Errorf("%w: identity %q, expected %q", ErrCorrupt, got, want)
-	}
-	return nil
+	return err
 }
 
 // store verifies a Pebble store by its files, and returns it open for reading;

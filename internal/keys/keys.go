@@ -2,7 +2,7 @@
 // are not task records. Encoders stand beside their decoders; the byte order
 // of the keys is what the engine relies on:
 //
-//	01                      meta        identity of the shard, written once
+//	01                      meta        identity of the shard, written once for each format
 //	02 queue                catalogue   name of a queue
 //	03 lane                 catalogue   queue, priority and tenant of a lane
 //	04 queue                counters    tasks by state, and the shard's clock

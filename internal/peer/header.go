@@ -20,7 +20,7 @@ import (
 // Nothing follows the header before the answer has come.
 const (
 	magic       = "codeq"
-	version     = 1
+	version     = 2 // of all that nodes tell each other, and of what replicas store
 	headerFixed = len(magic) + 3
 	headerBody  = 1 + 4 + 4
 	maxHeader   = 1024 // bytes after the length, of any version

@@ -15,8 +15,8 @@ import (
 
 func TestHeaderGolden(t *testing.T) {
 	for want, h := range map[string]header{
-		"636f646571 01 000b 01 00000000 00000003 6e31": {use: useCalls, groups: 3, name: "n1"},
-		"636f646571 01 0009 02 00000102 00000203":      {use: useRaft, group: 0x102, groups: 0x203},
+		"636f646571 02 000b 01 00000000 00000003 6e31": {use: useCalls, groups: 3, name: "n1"},
+		"636f646571 02 0009 02 00000102 00000203":      {use: useRaft, group: 0x102, groups: 0x203},
 	} {
 		b := appendHeader(nil, h)
 		require.Equal(t, strings.ReplaceAll(want, " ", ""), hex.EncodeToString(b))
@@ -60,8 +60,8 @@ func TestRefusals(t *testing.T) {
 		require.NoError(t, handshake(appendHeader(nil, header{use: useRaft, group: 1, groups: 2})))
 		require.Equal(t, &RefusedError{RefusedGroup, "b has no group 2"},
 			handshake(appendHeader(nil, header{use: useRaft, group: 2, groups: 2})))
-		require.Equal(t, &RefusedError{RefusedVersion, "protocol version is 1, not 2"},
-			handshake([]byte("codeq\x02\x00\x03???")))
+		require.Equal(t, &RefusedError{RefusedVersion, "protocol version is 2, not 3"},
+			handshake([]byte("codeq\x03\x00\x03???")))
 	})
 }
 
@@ -69,10 +69,10 @@ func TestRefusals(t *testing.T) {
 func TestGarbageInsteadOfHeader(t *testing.T) {
 	for name, garbage := range map[string]string{
 		"another protocol": "GET / HTTP/1.1\r\n\r\n",
-		"too long":         "codeq\x01\xff\xff",
-		"too short":        "codeq\x01\x00\x01\x01",
-		"another use":      "codeq\x01\x00\x09\x07\x00\x00\x00\x00\x00\x00\x00\x02",
-		"half a header":    "codeq\x01\x00",
+		"too long":         "codeq\x02\xff\xff",
+		"too short":        "codeq\x02\x00\x01\x01",
+		"another use":      "codeq\x02\x00\x09\x07\x00\x00\x00\x00\x00\x00\x00\x02",
+		"half a header":    "codeq\x02\x00",
 		"nothing":          "",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,7 +149,7 @@ func FuzzHeader(f *testing.F) {
 	f.Add(appendHeader(nil, header{use: useCalls, groups: 3, name: "n1"}))
 	f.Add(appendHeader(nil, header{use: useRaft, group: 2, groups: 3, name: strings.Repeat("n", maxName)}))
 	f.Add([]byte("codeq\x02\x00\x03???"))
-	f.Add([]byte("codeq\x01\xff\xff"))
+	f.Add([]byte("codeq\x02\xff\xff"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r := bytes.NewReader(data)
