@@ -74,7 +74,7 @@ func (op *awaitOp) isWaiting() bool { return op.waits }
 
 func (op *awaitOp) isGone() bool { return op.gone.Load() }
 
-func (op *awaitOp) abandon() { op.gone.Store(true) }
+func (op *awaitOp) abandon(*shard) { op.gone.Store(true) }
 
 func (op *awaitOp) encode(dst []byte) (callKind, []byte) { return callAwait, append(dst, op.id[:]...) }
 func (op *awaitOp) decode(r *wire.Reader)                { op.init(ID(keys.ReadID(r))) }

@@ -38,7 +38,7 @@ func (c *completion) repeatable() bool              { return false }
 func (c *completion) again()                        { c.err = nil }
 
 // abandoned is a request that may wait for long, and whose caller may give up.
-type abandoned interface{ abandon() }
+type abandoned interface{ abandon(*shard) }
 
 // parse has read take all of a message apart.
 func parse(message []byte, read func(*wire.Reader)) error {

@@ -64,7 +64,9 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 		return q.node.claims.claim(ctx, req, r)
 	}
 	op := q.newClaim(req, r)
-	if err := q.shard(q.anyShard()).inbox.push(ctx, op); err != nil {
+	first := q.shard(q.anyShard())
+	op.shards = first.peers
+	if err := first.inbox.push(ctx, op); err != nil {
 		op.unref()
 		op.unref()
 		return nil, err
@@ -99,6 +101,7 @@ func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 		case err = <-op.done:
 		case <-cancel:
 			if op.take() { // nobody has served it, and now nobody will
+				op.leave()
 				op.unref()
 				return nil, context.Cause(ctx)
 			}
@@ -145,10 +148,11 @@ func (r *ClaimRequest) check(l *Limits) error {
 }
 
 // claimOp asks the shards in turn for tasks. A claim that waits does so in all
-// of them, and whoever takes it first serves it.
+// of them, by tickets, and whoever takes it first serves it.
 //
 // Invariant: only who has taken the claim (a shard that serves or refuses it,
-// or the caller that gives up) writes grants and err.
+// or the caller that gives up) writes grants and err. It may do so without a
+// reference until the claim is settled.
 type claimOp struct {
 	completion
 	pool     *sync.Pool
@@ -165,15 +169,19 @@ type claimOp struct {
 	abroad abroad        // of a claim of this node
 	asked  []*queueState // have no permit for it, as it knows
 
-	visited int // shards that have seen it; written by the one whose turn it is
-	taken   atomic.Bool
-	refs    atomic.Int32 // the caller, the inbox or list that holds it, every wait list
+	shards  []*shard      // of this process, in which it may wait
+	visited int           // shards that have seen it; written by the one whose turn it is
+	state   atomic.Uint64 // odd: somebody has taken it. It grows by 2 when the operation is recycled
+	refs    atomic.Int32  // the caller, and the inbox or list that holds it
 	grants  []grant
 	order   []string // scratch for a weighted order
 }
 
 // take makes the caller of take the one who decides the claim.
-func (op *claimOp) take() bool { return op.taken.CompareAndSwap(false, true) }
+// REQUIRES: a reference.
+func (op *claimOp) take() bool { return op.ticket().take() }
+
+func (op *claimOp) isTaken() bool { return op.state.Load()&1 == 1 }
 
 // unref gives up a reference; the last one recycles the operation. When the
 // caller has given up, done was never sent to.
@@ -185,14 +193,24 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = op.queues[:0], op.weights[:0], op.grants[:0], op.order[:0], nil
-	op.visited, op.runner, op.local, op.abroad, op.asked = 0, nil, false, abroad{}, nil
-	op.taken.Store(false)
+	op.visited, op.shards, op.runner, op.local, op.abroad, op.asked = 0, nil, nil, false, abroad{}, nil
+	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
 	op.pool.Put(op)
+}
+
+// settle lets go of what a claim of another node was given, which is encoded by then:
+// its tickets may stay for a while.
+func (op *claimOp) settle(err error) {
+	made := op.reply != nil // for one call; else the caller may recycle it
+	op.completion.settle(err)
+	if made {
+		op.grants = nil
+	}
 }
 
 // resolve serves the claim, or has it wait here and sends it on.
 func (op *claimOp) resolve(s *shard) {
-	if op.taken.Load() {
+	if op.isTaken() {
 		op.unref()
 		return
 	}
@@ -210,12 +228,7 @@ func (op *claimOp) resolve(s *shard) {
 // to the next one.
 func (s *shard) passOn(op *claimOp) {
 	if !op.noWait {
-		for _, name := range op.queues {
-			q := s.queue(name)
-			op.refs.Add(1)
-			q.line(op).push(op)
-			s.feed(q)
-		}
+		s.enlist(op.ticket(), op.queues, op.remote)
 	}
 	if next := op.next(s); next != nil {
 		if err := next.inbox.pass(op); err != nil {
@@ -237,15 +250,19 @@ func (s *shard) passOn(op *claimOp) {
 func (op *claimOp) next(s *shard) *shard {
 	op.visited++
 	switch {
-	case s.node == nil && op.visited < len(s.peers):
+	case op.visited >= len(op.shards):
+		return nil
+	case s.node == nil:
 		return s.peers[(s.index+1)%len(s.peers)]
-	case s.node != nil && op.visited < len(op.abroad.led):
-		return op.abroad.led[op.visited]
 	}
-	return nil
+	return op.shards[op.visited]
 }
 
-func (op *claimOp) abandon() { op.take() }
+func (op *claimOp) abandon(s *shard) {
+	if op.take() {
+		_ = s.inbox.pass(&leaveOp{op.queues, op.remote}) // one that is closing has no tickets
+	}
+}
 
 func (op *claimOp) encode(dst []byte) (callKind, []byte) {
 	dst = appendNames(dst, op.queues)
@@ -294,22 +311,6 @@ func (op *claimOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-// line is the list in which a claim waits for a queue.
-func (q *queueState) line(op *claimOp) *waitList {
-	if op.remote {
-		return &q.away
-	}
-	return &q.waiters
-}
-
-// front is the list of those who are served next.
-func (q *queueState) front() *waitList {
-	if q.waiters.len() > 0 {
-		return &q.waiters
-	}
-	return &q.away
-}
-
 type claimOutcome int
 
 const (
@@ -324,7 +325,7 @@ const (
 func (s *shard) tryClaim(op *claimOp) claimOutcome {
 	for _, name := range s.claimOrder(op) {
 		q := s.queues[name]
-		if q == nil || !op.noWait && (q.waiters.len() > 0 || q.line(op).len() > 0) {
+		if q == nil || !op.noWait && (q.waiters.len() > 0 || q.line(op.remote).len() > 0) {
 			continue
 		}
 		l, pending := s.next(q)
@@ -338,6 +339,9 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 			continue
 		}
 		if op.take() {
+			if op.visited > 0 && !op.noWait {
+				s.voidElsewhere(op)
+			}
 			s.give(op, q, l)
 		} else {
 			s.leaveGate(q)
@@ -405,22 +409,22 @@ func (s *shard) serveQueue(q *queueState, served *int) bool {
 		if !s.mayDecide(*served) {
 			return false
 		}
-		if q.front().first().taken.Load() {
-			q.front().pop().unref()
+		if !q.front().first().good() {
+			q.front().pop()
 			continue
 		}
 		l, _ := s.next(q)
 		if l == nil {
 			break
 		}
-		op := q.front().pop()
-		if op.take() {
-			s.give(op, q, l)
+		if t := q.front().pop(); t.take() {
+			s.void(t.claim, q)
+			s.give(t.claim, q, l)
 		} else {
 			s.leaveGate(q)
 		}
-		op.unref()
 	}
+	s.unlist(q)
 	return true
 }
 
@@ -462,59 +466,4 @@ func (g *grant) decode(l *Lease) error {
 	}
 	l.Task, l.LastError = task(g.lane, &rec), rec.Error
 	return nil
-}
-
-// waitList is the claims that wait for a queue, first come, first served.
-// Among them may be some that others have taken meanwhile; they are dropped
-// when the list would grow, so that it is never more than twice as long as
-// the claims that wait, plus a constant.
-type waitList struct {
-	ops   []*claimOp
-	head  int
-	limit int
-}
-
-const waitListMin = 64
-
-func (w *waitList) len() int { return len(w.ops) - w.head }
-
-func (w *waitList) push(op *claimOp) {
-	if len(w.ops) >= max(w.limit, waitListMin) {
-		w.sweep()
-	}
-	w.ops = append(w.ops, op)
-}
-
-// first returns the first claim. REQUIRES: len() > 0.
-func (w *waitList) first() *claimOp { return w.ops[w.head] }
-
-// pop removes the first claim. REQUIRES: len() > 0.
-func (w *waitList) pop() *claimOp {
-	op := w.ops[w.head]
-	w.ops[w.head] = nil
-	w.head++
-	if w.head == len(w.ops) {
-		w.ops, w.head = w.ops[:0], 0
-	}
-	return op
-}
-
-func (w *waitList) sweep() {
-	live := w.ops[:0]
-	for _, op := range w.ops[w.head:] {
-		if op.taken.Load() {
-			op.unref()
-		} else {
-			live = append(live, op)
-		}
-	}
-	clear(w.ops[len(live):])
-	w.ops, w.head = live, 0
-	w.limit = 2 * len(live)
-}
-
-func (w *waitList) drain(f func(*claimOp)) {
-	for w.len() > 0 {
-		f(w.pop())
-	}
 }

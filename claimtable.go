@@ -49,7 +49,6 @@ type claimLine struct {
 // those that the node leads, and is then listed in the table for the others.
 type abroad struct {
 	table  *claimTable
-	led    []*shard
 	listed bool // guarded by the table's mu
 }
 
@@ -94,8 +93,8 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 		t.add(op)
 	} else {
 		first := rand.IntN(len(led))
-		op.abroad.led = append(led[first:], led[:first]...)
-		switch err := op.abroad.led[0].inbox.push(ctx, op); {
+		op.shards = append(led[first:], led[:first]...)
+		switch err := op.shards[0].inbox.push(ctx, op); {
 		case err == nil:
 		case !req.NoWait && errors.Is(err, ErrNotLeader):
 			t.add(op)
@@ -142,23 +141,23 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner) (
 // add lists a claim that waits, unless it is listed. It takes over the caller's
 // reference.
 func (t *claimTable) add(op *claimOp) {
+	defer op.unref()
 	key := lineKey{queues: lineName(op), duration: op.duration, local: op.local}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if op.abroad.listed {
-		op.unref()
 		return
 	}
 	op.abroad.listed = true
 	if t.closed {
-		refuse(op, ErrClosed)
+		op.ticket().refuse(ErrClosed)
 		return
 	}
 	l := t.lines[key]
 	if l == nil {
 		l = t.open(key, op)
 	}
-	l.waiting.push(op)
+	l.waiting.push(op.ticket())
 	if l.filled != nil {
 		close(l.filled)
 		l.filled = nil
@@ -210,32 +209,26 @@ func (t *claimTable) joined(s *shard) {
 	defer t.mu.Unlock()
 	for _, l := range t.lines {
 		l.waiting.sweep()
-		for _, op := range l.waiting.ops {
-			op.refs.Add(1)
-			if s.inbox.pass(&joinOp{op}) != nil {
-				op.unref()
-			}
+		for _, ticket := range l.waiting.all() {
+			_ = s.inbox.pass(&joinOp{ticket, l.queues}) // or else it waits elsewhere
 		}
 	}
 }
 
 // joinOp has a claim that waits elsewhere wait in a shard, too.
-type joinOp struct{ claim *claimOp }
+type joinOp struct {
+	ticket ticket
+	queues []string
+}
 
 func (op *joinOp) resolve(s *shard) {
-	if !op.claim.taken.Load() {
-		for _, name := range op.claim.queues {
-			q := s.queue(name)
-			op.claim.refs.Add(1)
-			q.waiters.push(op.claim)
-			s.feed(q)
-		}
+	if op.ticket.good() {
+		s.enlist(op.ticket, op.queues, false)
 	}
-	op.claim.unref()
 }
 
 // settle is called if the operation is refused: the claim waits elsewhere.
-func (op *joinOp) settle(error) { op.claim.unref() }
+func (op *joinOp) settle(error) {}
 
 // close refuses the claims that wait. REQUIRES: node.ctx has ended, and no owner runs.
 func (t *claimTable) close() {
@@ -243,7 +236,7 @@ func (t *claimTable) close() {
 	defer t.mu.Unlock()
 	t.closed = true
 	for _, l := range t.lines {
-		l.waiting.drain(func(op *claimOp) { refuse(op, ErrClosed) })
+		l.waiting.drain(func(t ticket) { t.refuse(ErrClosed) })
 	}
 }
 
@@ -283,12 +276,12 @@ func (l *claimLine) want(change <-chan struct{}) (tasks int, ok bool) {
 	t := l.table
 	for {
 		t.mu.Lock()
-		for l.waiting.len() > 0 && l.waiting.first().taken.Load() {
-			l.waiting.pop().unref()
+		for l.waiting.len() > 0 && !l.waiting.first().good() {
+			l.waiting.pop()
 		}
-		for _, op := range l.waiting.ops[l.waiting.head:] {
-			if !op.taken.Load() {
-				tasks += op.max
+		for _, ticket := range l.waiting.all() {
+			if ticket.good() {
+				tasks += ticket.tasks
 			}
 		}
 		if tasks > 0 {
@@ -318,9 +311,8 @@ func (l *claimLine) deal(grants []grant) {
 		t.mu.Lock()
 		var op *claimOp
 		for op == nil && l.waiting.len() > 0 {
-			if op = l.waiting.pop(); !op.take() {
-				op.unref()
-				op = nil
+			if ticket := l.waiting.pop(); ticket.take() {
+				op = ticket.claim
 			}
 		}
 		t.mu.Unlock()
@@ -330,8 +322,10 @@ func (l *claimLine) deal(grants []grant) {
 		n := min(op.max, len(grants))
 		op.grants = append(op.grants, grants[:n]...)
 		grants = grants[n:]
+		for _, s := range op.shards {
+			s.countVoid(len(op.queues))
+		}
 		op.completion.settle(nil)
-		op.unref()
 	}
 	for _, g := range grants {
 		t.node.background.Go(func() {

@@ -84,7 +84,7 @@ func (r room) String() string {
 func (s *shard) dropParked() {
 	kept := s.space.parked[:0]
 	for _, op := range s.space.parked {
-		if c, ok := op.(*claimOp); ok && c.taken.Load() {
+		if c, ok := op.(*claimOp); ok && c.isTaken() {
 			c.unref()
 			continue
 		}
@@ -131,7 +131,7 @@ func (d *diskSpace) hasRoom(op operation) bool {
 		return true
 	}
 	switch op.(type) {
-	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp: // they write nothing
+	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp, *leaveOp, *sweepOp: // they write nothing
 		return true
 	case *renewOp, *permitsOp, *permitsTold, *askPermitsOp: // nor what is worth mentioning
 		return true

@@ -186,7 +186,7 @@ func (n *node) accept(r *peer.Request) error {
 		return notLed(index, ErrNotLeader)
 	}
 	if waits, ok := op.(abandoned); ok {
-		r.OnCancel(waits.abandon)
+		r.OnCancel(func() { waits.abandon(s) })
 	}
 	op.base().reply = func(err error) {
 		if err != nil {

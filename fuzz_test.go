@@ -294,7 +294,7 @@ func FuzzServe(f *testing.F) {
 			require.NoError(t, s.probe(func(*shard) error { return nil }))
 		}
 		if waits, ok := op.(abandoned); ok {
-			waits.abandon()
+			waits.abandon(s)
 		}
 		for i, r := range q.replicas { // what it has sent to the others is good
 			require.NoError(t, r.failure(), "shard %d", i)

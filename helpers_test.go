@@ -389,7 +389,7 @@ func (c *memoryChecker) queues() error {
 		for p := range q.rings {
 			c.ring(q, p)
 		}
-		waiting := slices.ContainsFunc(q.waiters.ops[q.waiters.head:], func(op *claimOp) bool { return !op.taken.Load() })
+		waiting := slices.ContainsFunc(q.waiters.all(), ticket.good)
 		if waiting && c.claimable(q) {
 			c.report("queue %q has ready tasks and claims that wait", name)
 		}

@@ -48,7 +48,7 @@ func (q *Queue) hold(ctx context.Context) (*hold, error) {
 		settled, err := q.do(ctx, i, op)
 		switch {
 		case !settled:
-			op.abandon()
+			op.abandon(nil)
 		case err == nil, errors.Is(err, ErrUncertain):
 			h.asked++
 		}
@@ -169,7 +169,7 @@ func (s *shard) standStill(op *holdOp) {
 	s.tick() // what follows is decided now
 }
 
-func (op *holdOp) abandon() { close(op.gone) }
+func (op *holdOp) abandon(*shard) { close(op.gone) }
 
 func (op *holdOp) encode(dst []byte) (callKind, []byte) {
 	return callHold, wire.AppendUint(dst, op.id)

@@ -59,7 +59,7 @@ func (op *idleOp) resolve(s *shard) {
 
 func (op *idleOp) isGone() bool { return op.gone.Load() }
 
-func (op *idleOp) abandon() { op.gone.Store(true) }
+func (op *idleOp) abandon(*shard) { op.gone.Store(true) }
 
 func (op *idleOp) idle(s *shard) bool {
 	if s.out.busy() { // tasks on their way to other shards

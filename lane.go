@@ -57,6 +57,9 @@ type queueState struct {
 	away    waitList // claims of other nodes: served when no other waits
 	hungry  bool     // on the shard's list of queues whose waiters may be served
 
+	listedAt int  // 1 + the place in the shard's list of queues with tickets; 0: it has none
+	resting  bool // on the shard's list of queues that may be of no more use
+
 	throttled bool    // on the shard's list of queues that are held back
 	attended  bool    // on the shard's list of queues that speak looks after
 	warden    *warden // nil: another shard has it, or none does

@@ -380,5 +380,10 @@ func (s *shard) gatesAreDue() bool { return s.nextGate <= s.now }
 // serveOp serves the claims that wait for a queue.
 type serveOp struct{ queue string }
 
-func (op *serveOp) resolve(s *shard) { s.feed(s.queue(op.queue)) }
-func (op *serveOp) settle(error)     {}
+func (op *serveOp) resolve(s *shard) {
+	if q := s.queues[op.queue]; q != nil {
+		s.feed(q)
+	}
+}
+
+func (op *serveOp) settle(error) {}

@@ -255,13 +255,18 @@ func (p *permits) need() int {
 		return 0
 	}
 	n, ready := 0, int(q.counts.Ready)
-	for _, list := range [...][]*claimOp{p.asking, q.waiters.ops[q.waiters.head:], q.away.ops[q.away.head:]} {
-		for _, op := range list {
+	for _, op := range p.asking {
+		if !op.isTaken() {
+			n += op.max
+		}
+	}
+	for _, list := range [...]*waitList{&q.waiters, &q.away} {
+		for _, t := range list.all() {
 			if n >= ready {
 				return ready
 			}
-			if !op.taken.Load() {
-				n += op.max
+			if t.good() {
+				n += t.tasks
 			}
 		}
 	}
@@ -321,7 +326,7 @@ type permitsOp struct {
 	over    bool // there are more leases than the limit
 }
 
-func (op *permitsOp) abandon()         { op.gone.Store(true) }
+func (op *permitsOp) abandon(*shard)   { op.gone.Store(true) }
 func (op *permitsOp) repeatable() bool { return true }
 
 // again makes what follows of what was told before, which may arrive yet.

@@ -302,7 +302,11 @@ func (op *configureOp) resolve(s *shard) {
 		op.err = fmt.Errorf("settings of queue %q: %w", op.queue, err)
 		return
 	}
-	if op.late = c.version != s.queue(op.queue).version+1; op.late {
+	version := uint64(0)
+	if q := s.queues[op.queue]; q != nil {
+		version = q.version
+	}
+	if op.late = c.version != version+1; op.late {
 		return
 	}
 	s.adopt(op.queue, c, true)

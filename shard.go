@@ -32,6 +32,7 @@ type shard struct {
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
 	commits atomic.Uint64 // groups whose commit has begun
+	stale   atomic.Int64  // tickets that others have made void since the last sweep, less those that it left
 
 	// owned
 	now  uint64 // monotonic clock of this group, ms since origin
@@ -83,6 +84,8 @@ type shard struct {
 	again    []operation   // memory for the next deferred
 	wants    []*lane       // to be refilled between two groups
 	hungry   []*queueState // have waiters, and perhaps ready tasks
+	listed   []*queueState // for which claims wait
+	resting  []*queueState // may be of no more use
 	idlers   []*idleOp     // wait for queues to become idle
 	budget   budget        // of what is under way
 	walked   uint64        // keys that walk has stepped over, those that are deleted among them
@@ -90,6 +93,8 @@ type shard struct {
 	timer    *time.Timer
 	space    diskSpace
 	steps    stepClock
+
+	sweepLeft, sweepKept int // of listed, to be looked at; good tickets found
 
 	scratch, value []byte // for a key and a value on their way into the group
 	lots           []int  // for claimOrder
@@ -153,6 +158,7 @@ func (s *shard) run() {
 		s.groups.trim()
 		s.pending.trim()
 		s.fronts.next()
+		s.dropResting()
 	}
 	_, reason := s.inbox.take(nil, false)
 	s.dismiss(reason)
@@ -418,8 +424,12 @@ func (s *shard) dismiss(reason error) {
 	}
 	s.closePermits(reason)
 	for _, q := range s.queues {
-		q.waiters.drain(func(op *claimOp) { refuse(op, reason) })
-		q.away.drain(func(op *claimOp) { refuse(op, reason) })
+		q.waiters.drain(func(t ticket) {
+			if s.node == nil || !errors.Is(reason, ErrNotLeader) { // else it goes on waiting, elsewhere
+				t.refuse(reason)
+			}
+		})
+		q.away.drain(func(t ticket) { t.refuse(reason) })
 	}
 }
 

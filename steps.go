@@ -12,7 +12,7 @@ import (
 type StepKind uint8
 
 // The steps of a group, in their order. Those of upkeep, StepPromote to
-// StepTicks, are taken only while they are due, and are bounded together.
+// StepTidy, are taken only while they are due, and are bounded together.
 const (
 	StepRefill     StepKind = iota // reads ready tasks into memory
 	StepPromote                    // scheduled tasks whose time has come go on
@@ -24,6 +24,7 @@ const (
 	StepGates                      // rates let the next tasks pass
 	StepReap                       // takes back tasks whose leases have run out
 	StepTicks                      // produces the tasks of schedules
+	StepTidy                       // drops what nobody needs any more
 	StepOperations                 // decides what callers have asked for
 	StepServe                      // gives ready tasks to claims that wait
 	StepSeal                       // puts the commit in order
@@ -34,7 +35,7 @@ const (
 )
 
 var stepNames = [endOfSteps]string{
-	"refill", "promote", "free-keys", "forget", "wake", "recheck", "send", "gates", "reap", "ticks",
+	"refill", "promote", "free-keys", "forget", "wake", "recheck", "send", "gates", "reap", "ticks", "tidy",
 	"operations", "serve", "seal", "commit", "release", "group",
 }
 

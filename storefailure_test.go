@@ -75,7 +75,9 @@ func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 	}
 	waits := func(s *shard) (n int) {
 		require.NoError(t, s.probe(func(s *shard) error {
-			n = s.queue("empty").waiters.len()
+			if q := s.queues["empty"]; q != nil {
+				n = q.waiters.len()
+			}
 			return nil
 		}))
 		return n

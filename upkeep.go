@@ -26,6 +26,7 @@ var upkeeps = [...]upkeep{
 	{StepGates, (*shard).gatesAreDue, (*shard).openGates},
 	{StepReap, (*shard).reapIsDue, (*shard).reap},
 	{StepTicks, (*shard).ticksAreDue, (*shard).produceTicks},
+	{StepTidy, (*shard).sweepIsDue, (*shard).sweepTickets},
 }
 
 // keepUp does what is due. What is due at the same time shares the budget evenly,

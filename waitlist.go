@@ -1,0 +1,272 @@
+package codeq
+
+import "slices"
+
+// ticket is the place of a claim in a wait list. It is no reference to the claim: once
+// somebody has taken the claim, the ticket is void, and the operation may be another
+// claim's.
+type ticket struct {
+	claim *claimOp
+	state uint64 // of the claim, as long as the ticket is good
+	tasks int    // that the claim wants
+}
+
+// ticket returns one that is good while nobody has taken the claim. REQUIRES: a reference.
+func (op *claimOp) ticket() ticket { return ticket{op, op.state.Load() &^ 1, op.max} }
+
+func (t ticket) good() bool { return t.claim.state.Load() == t.state }
+
+// take makes the caller of take the one who decides the claim.
+func (t ticket) take() bool { return t.claim.state.CompareAndSwap(t.state, t.state|1) }
+
+// refuse settles a claim that nobody is going to serve.
+func (t ticket) refuse(reason error) {
+	if t.take() {
+		t.claim.settle(reason)
+	}
+}
+
+// waitList is the tickets of the claims that wait for a queue, first come, first
+// served. Some of them may be void.
+//
+// Void tickets go when they are found at the head; when the list would grow, so that it
+// is never more than twice as long as the claims that wait, plus a constant; when they
+// are half of it, as far as the shard is told of them (void, leaveOp); and when there
+// are many that it was only told to count (voidElsewhere).
+type waitList struct {
+	tickets []ticket
+	head    int
+	limit   int
+	void    int // tickets that are known to be void; some of them may be gone
+}
+
+const waitListMin = 64
+
+func (w *waitList) len() int { return len(w.tickets) - w.head }
+
+// all are the tickets in order.
+func (w *waitList) all() []ticket { return w.tickets[w.head:] }
+
+func (w *waitList) push(t ticket) {
+	if len(w.tickets) >= max(w.limit, waitListMin) {
+		w.sweep()
+	}
+	w.tickets = append(w.tickets, t)
+}
+
+// first returns the first ticket. REQUIRES: len() > 0.
+func (w *waitList) first() ticket { return w.tickets[w.head] }
+
+// pop removes the first ticket. REQUIRES: len() > 0.
+func (w *waitList) pop() ticket {
+	t := w.tickets[w.head]
+	w.tickets[w.head] = ticket{}
+	w.head++
+	if w.head == len(w.tickets) {
+		w.empty()
+	}
+	return t
+}
+
+// empty forgets all tickets, and the memory for many.
+func (w *waitList) empty() {
+	if w.tickets = w.tickets[:0]; cap(w.tickets) > waitListMin {
+		w.tickets = nil
+	}
+	w.head, w.limit, w.void = 0, 0, 0
+}
+
+// sweep drops the void tickets.
+func (w *waitList) sweep() {
+	good := w.tickets[:0]
+	for _, t := range w.all() {
+		if t.good() {
+			good = append(good, t)
+		}
+	}
+	clear(w.tickets[len(good):])
+	w.tickets, w.head, w.void = good, 0, 0
+	w.limit = 2 * len(good)
+	if len(good) == 0 {
+		w.empty()
+	}
+}
+
+// voided is told that a ticket of the list is void.
+func (w *waitList) voided() {
+	if w.void++; 2*w.void > w.len() {
+		w.sweep()
+	}
+}
+
+func (w *waitList) drain(f func(ticket)) {
+	for w.len() > 0 {
+		f(w.pop())
+	}
+}
+
+// line is the list in which claims wait for a queue; away, if another node made them.
+func (q *queueState) line(away bool) *waitList {
+	if away {
+		return &q.away
+	}
+	return &q.waiters
+}
+
+// front is the list of those who are served next.
+func (q *queueState) front() *waitList {
+	if q.waiters.len() > 0 {
+		return &q.waiters
+	}
+	return &q.away
+}
+
+// enlist has a claim wait for queues.
+func (s *shard) enlist(t ticket, queues []string, away bool) {
+	for _, name := range queues {
+		q := s.queue(name)
+		q.line(away).push(t)
+		if q.listedAt == 0 {
+			s.listed = append(s.listed, q)
+			q.listedAt = len(s.listed)
+		}
+		s.feed(q)
+	}
+}
+
+// unlist is for a queue for which, perhaps, nobody waits any more.
+func (s *shard) unlist(q *queueState) {
+	if q.listedAt == 0 || q.front().len() > 0 {
+		return
+	}
+	n := len(s.listed) - 1
+	last := s.listed[n]
+	s.listed[q.listedAt-1], last.listedAt = last, q.listedAt
+	s.listed[n] = nil
+	s.listed = s.listed[:n]
+	q.listedAt = 0
+	s.rest(q)
+}
+
+// leave drops the tickets of a claim that its caller gives up. REQUIRES: it has taken it.
+func (op *claimOp) leave() {
+	names := slices.Clone(op.queues)
+	for _, s := range op.shards {
+		_ = s.inbox.pass(&leaveOp{names, false}) // one that is closing has no tickets
+	}
+}
+
+// leaveOp tells a shard that a ticket for each of some queues is void.
+type leaveOp struct {
+	queues []string
+	away   bool
+}
+
+func (op *leaveOp) resolve(s *shard) {
+	for _, name := range op.queues {
+		if q := s.queues[name]; q != nil {
+			q.line(op.away).voided()
+			s.unlist(q)
+		}
+	}
+}
+
+func (op *leaveOp) settle(error) {}
+
+// void drops the tickets of a claim that has been taken for a queue of this shard, but
+// for the one by which it was.
+func (s *shard) void(op *claimOp, by *queueState) {
+	spent := false
+	for _, name := range op.queues {
+		q := s.queues[name]
+		if q == by && !spent {
+			spent = true
+			continue
+		}
+		if q != nil {
+			q.line(op.remote).voided()
+			if q != by { // serve is at it
+				s.unlist(q)
+			}
+		}
+	}
+	s.voidElsewhere(op)
+}
+
+// voidElsewhere has the other shards in which a claim may wait count its tickets: they
+// are busy with other things, or asleep, and look when there are many.
+// REQUIRES: the claim has been taken.
+func (s *shard) voidElsewhere(op *claimOp) {
+	for _, other := range op.shards {
+		if other != s {
+			other.countVoid(len(op.queues))
+		}
+	}
+}
+
+// staleCap is how many void tickets a shard may have beyond the number of good ones,
+// before it looks for them.
+const staleCap = 1 << 10
+
+// countVoid may be called by anybody.
+func (s *shard) countVoid(tickets int) {
+	after := s.stale.Add(int64(tickets))
+	if after > staleCap && after-int64(tickets) <= staleCap {
+		_ = s.inbox.pass(&sweepOp{})
+	}
+}
+
+// sweepOp has a shard drop the void tickets of all its lists.
+type sweepOp struct{}
+
+func (op *sweepOp) resolve(s *shard) {
+	s.sweepLeft, s.sweepKept = len(s.listed), 0
+}
+
+func (op *sweepOp) settle(error) {}
+
+// sweepIsDue: a sweepOp has left lists to look at.
+func (s *shard) sweepIsDue() bool { return s.sweepLeft > 0 }
+
+// sweepTickets does what a sweepOp asks for.
+func (s *shard) sweepTickets() {
+	s.sweepLeft = min(s.sweepLeft, len(s.listed))
+	for s.sweepLeft > 0 && !s.spent() {
+		s.sweepLeft-- // from the end: unlist moves the last one, which has been looked at
+		q := s.listed[s.sweepLeft]
+		q.waiters.sweep()
+		q.away.sweep()
+		s.sweepKept += q.waiters.len() + q.away.len()
+		s.unlist(q)
+	}
+	if s.sweepLeft == 0 {
+		s.stale.Store(-int64(s.sweepKept))
+	}
+}
+
+// rest is for a queue that may be of no more use to anybody: what memory has of it goes
+// when the group has persisted.
+func (s *shard) rest(q *queueState) {
+	if !q.resting {
+		q.resting = true
+		s.resting = append(s.resting, q)
+	}
+}
+
+// dropResting drops the queues that have come to rest.
+func (s *shard) dropResting() {
+	for i, q := range s.resting {
+		s.resting[i] = nil
+		q.resting = false
+		if q.isUnknown() {
+			delete(s.queues, q.name)
+		}
+	}
+	s.resting = s.resting[:0]
+}
+
+// isUnknown reports whether memory has nothing of a queue but its name.
+func (q *queueState) isUnknown() bool {
+	return q.number == 0 && q.version == 0 && q.listedAt == 0 && q.gate == nil && q.warden == nil &&
+		!q.hungry && !q.throttled && !q.attended && q.arrived == 0
+}
