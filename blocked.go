@@ -23,7 +23,7 @@ func (s *shard) block(l *lane, scope uint64, id ID, rec []byte) {
 	}
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.number, scope, id)
 	s.group.set(s.scratch, s.withLane(l, rec))
-	s.setIndex(id, keys.Place{Range: keys.Blocked, Group: q.number, At: scope})
+	s.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, rec)
 	q.counts.Blocked++
 	s.touch(q)
 }

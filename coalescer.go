@@ -239,9 +239,9 @@ type group struct {
 	lane      uint32 // of the last of tasks
 	scattered bool   // tasks are of several lanes
 
-	changed map[ID]struct{} // tasks that the group has moved or rewritten
-	checked int             // of tasks: the removed ones before are in changed
-	news    eventBatch      // what subscribers learn of it
+	groupView
+	checked int        // of tasks: the removed ones before are in the view
+	news    eventBatch // what subscribers learn of it
 }
 
 type taskKey struct {
@@ -301,17 +301,7 @@ func (g *group) deleteRange(lower, upper []byte) {
 	_ = g.batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
 }
 
-// change notes that the group moves or rewrites a task.
-func (g *group) change(id ID) {
-	if g.changed == nil {
-		g.changed = make(map[ID]struct{})
-	}
-	g.changed[id] = struct{}{}
-}
-
-// hasChanged reports whether disk is behind with a task. Tasks that are
-// produced or leased in this group are not among them, unless they have an
-// idempotency key: nobody knows of them yet.
+// hasChanged reports whether disk is behind with a task.
 func (g *group) hasChanged(id ID) bool {
 	g.noteRemoved()
 	_, ok := g.changed[id]
@@ -446,7 +436,7 @@ func (g *group) release(err error) {
 	g.tasks, g.taskBytes = g.tasks[:0], 0
 	g.settled, g.granted = g.settled[:0], g.granted[:0]
 	g.finished, g.touched, g.buckets = g.finished[:0], g.touched[:0], g.buckets[:0]
-	clear(g.changed)
+	g.groupView.clear()
 	g.checked, g.scattered = 0, false
 	g.batch.Reset()
 }

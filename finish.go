@@ -277,8 +277,9 @@ func (op *extendOp) encode(dst []byte) (callKind, []byte) {
 func (op *extendOp) decode(r *wire.Reader) { op.receipt, op.duration = readReceipt(r), r.Uint() }
 func (op *extendOp) repeatable() bool      { return true }
 
-// isRewritten reports whether the group rewrites the record of a leased task.
+// isRewritten reports whether the group rewrites the record of a leased task, or adds to
+// those that wait for the task.
 func (s *shard) isRewritten(id ID) bool {
 	_, ok := s.group.changed[id]
-	return ok
+	return ok || s.group.hasChildren(id)
 }

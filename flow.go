@@ -56,7 +56,8 @@ func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 func (s *shard) canAdmit(tasks []newTask) bool {
 	for i := range tasks {
 		if t := tasks[i].tied; t != nil && t.Flags&replaceWaiting != 0 {
-			if id, taken := s.holder(t.Unique); taken && (s.uniques.hasChanged(t.Unique) || s.isBehind(id)) {
+			id, taken := s.holder(t.Unique)
+			if taken && (s.isMoving(id) || s.uniques.hasChanged(t.Unique) && s.group.find(id) == nil) {
 				return false
 			}
 		}
@@ -81,6 +82,10 @@ func (s *shard) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 		s.block(l, group, id, t.rec)
 	default:
 		s.placeFirst(l, id, t.rec)
+		if t.tied.Flags&replaceWaiting != 0 { // by a later produce of the group, perhaps
+			first := keys.FirstPlace(l.number, id)
+			s.group.put(id, l, first, t.rec)
+		}
 	}
 	return id
 }
@@ -191,7 +196,7 @@ func (s *shard) parentEnded(child ID, outcome byte) {
 // depend has a task wait for a parent of this shard. It is false if disk is
 // behind with the parent; then nothing was done.
 func (s *shard) depend(parent, child ID, onDead OnDead) bool {
-	if s.isBehind(parent) {
+	if s.isMoving(parent) {
 		return false
 	}
 	at, err := s.locate(parent)
@@ -209,7 +214,7 @@ func (s *shard) depend(parent, child ID, onDead OnDead) bool {
 			return true
 		}
 	}
-	s.group.change(parent)
+	s.group.addChild(parent)
 	s.group.set(keys.AppendDependent(nil, parent, child), []byte{byte(onDead)})
 	if at.rec.Parent {
 		return true

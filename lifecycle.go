@@ -64,10 +64,12 @@ func (s *shard) ready(l *lane, it window.Item) {
 // place moves a task into its lane, at since.
 func (s *shard) place(l *lane, since uint64, id ID, rec []byte) {
 	s.group.setTask(l.number, since, id, rec)
+	p := keys.Place{Range: keys.Task, Group: l.number, At: since}
 	if isFirstPlace(l, since, id) {
 		s.unindex(id)
+		s.group.put(id, l, p, rec)
 	} else {
-		s.setIndex(id, keys.Place{Range: keys.Task, Group: l.number, At: since})
+		s.setIndex(id, l, p, rec)
 	}
 	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
 }
@@ -100,7 +102,7 @@ func (s *shard) proceed(l *lane, id ID, head *record.Head, rec []byte) {
 func (s *shard) schedule(l *lane, id ID, due uint64, rec []byte) {
 	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)
 	s.group.set(s.scratch, s.withLane(l, rec))
-	s.setIndex(id, keys.Place{Range: keys.Scheduled, At: due})
+	s.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
 	l.queue.counts.Scheduled++
 	s.touch(l.queue)
 	s.nextDue.lower(due, id)
@@ -332,8 +334,8 @@ func (s *shard) postpone(ls *lease, rec *record.Record, wait uint64) {
 // rewritten in place.
 func (s *shard) giveBack(ls *lease, rec *record.Record) {
 	s.endLease(ls)
-	s.group.change(ls.id)
 	b := rec.Encode()
+	s.group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
 	s.group.setTask(ls.lane.number, ls.since, ls.id, b)
 	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
@@ -446,11 +448,11 @@ func (s *shard) withdraw(at *located) {
 	at.rec.Rewritten = true
 }
 
-// setIndex stores where a task lies that is not in its first place.
-func (s *shard) setIndex(id ID, p keys.Place) {
+// setIndex stores where a task lies that is not in its first place. The group keeps rec.
+func (s *shard) setIndex(id ID, l *lane, p keys.Place, rec []byte) {
 	var key [1 + keys.IDLen]byte
 	var value [keys.PlaceLen]byte
-	s.group.change(id)
+	s.group.put(id, l, p, rec)
 	s.group.set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
 }
 
@@ -491,9 +493,9 @@ func clip(text string) string {
 
 // replace gives a task that still waits the form of a new one; its ID, and what
 // waits for it, stay. It is false if the task does not wait any more.
-// REQUIRES: the group has not changed the task, or has completed it.
+// REQUIRES: the task is not moving, or the group has completed it.
 func (s *shard) replace(id ID, t *newTask) bool {
-	if s.group.hasChanged(id) { // t is its follow-up
+	if s.isMoving(id) { // t is its follow-up
 		return false
 	}
 	at, err := s.locate(id)

@@ -27,10 +27,14 @@ func (at *located) waiting() bool {
 	return at.state == Ready || at.state == Scheduled || at.state == Blocked
 }
 
-// isBehind reports whether disk does not say yet what the group does with a
-// task: an operation on the task is then resolved again in the next group.
-func (s *shard) isBehind(id ID) bool {
-	if s.group.hasChanged(id) {
+// isBehind reports whether neither disk nor the group says yet what the group does with
+// a task or those that wait for it: an operation on the task is then resolved again in
+// the next group.
+func (s *shard) isBehind(id ID) bool { return s.group.hasChildren(id) || s.isMoving(id) }
+
+// isMoving is isBehind for operations that do not end the task.
+func (s *shard) isMoving(id ID) bool {
+	if s.group.hasChanged(id) && s.group.find(id) == nil {
 		return true
 	}
 	ls := s.leases.byID[id]
@@ -38,7 +42,7 @@ func (s *shard) isBehind(id ID) bool {
 }
 
 // locate finds a task by its ID; nil if it does not exist.
-// REQUIRES: disk is not behind with the task.
+// REQUIRES: the task is not moving.
 func (s *shard) locate(id ID) (*located, error) {
 	at := &located{id: id}
 	if ls := s.leases.byID[id]; ls != nil {
@@ -49,6 +53,12 @@ func (s *shard) locate(id ID) (*located, error) {
 		at.state, at.lease, at.lane, at.rec = Leased, ls, ls.lane, rec
 		at.place = keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}
 		return at, nil
+	}
+	if t := s.group.find(id); t != nil {
+		at.state, at.lane, at.place = placeState(t.place.Range), t.lane, t.place
+		at.indexed = t.place.Range != keys.Task || !isFirstPlace(t.lane, t.place.At, id)
+		s.countPending(at)
+		return at, at.decodeRecord(t.rec)
 	}
 	if int(keys.LaneOf(id)) >= len(s.lanes) {
 		return nil, nil
@@ -77,10 +87,21 @@ func (s *shard) locate(id ID) (*located, error) {
 	if value == nil || err != nil {
 		return nil, err
 	}
-	if at.place.Range == keys.Blocked && at.place.At == 0 {
-		at.pending, _ = s.pending.get(s, id)
-	}
+	s.countPending(at)
 	return at, s.decode(at, value)
+}
+
+func (s *shard) countPending(at *located) {
+	if at.place.Range == keys.Blocked && at.place.At == 0 {
+		at.pending, _ = s.pending.get(s, at.id)
+	}
+}
+
+func (at *located) decodeRecord(rec []byte) (err error) {
+	if at.rec, err = record.Decode(rec); err != nil {
+		err = fmt.Errorf("%w: task %s: %w", ErrCorrupt, at.id, err)
+	}
+	return err
 }
 
 // decode reads the value of a task that has been found.
@@ -105,15 +126,24 @@ func splitValue(p keys.Place, value []byte) (lane uint32, rec []byte, ended keys
 	case keys.Task:
 		return p.Group, value, ended, Ready, nil
 	case keys.Scheduled, keys.Blocked:
-		state = Scheduled
-		if p.Range == keys.Blocked {
-			state = Blocked
-		}
 		lane, rec, err = keys.SplitLane(value)
-		return lane, rec, ended, state, err
+		return lane, rec, ended, placeState(p.Range), err
 	}
 	ended, rec, err = keys.ParseEnded(value)
 	return ended.Lane, rec, ended, endedState(p.Range), err
+}
+
+// placeState is the state of a task by the range in which it lies until it ends. A
+// leased task counts as ready.
+func placeState(prefix byte) State {
+	switch prefix {
+	case keys.Scheduled:
+		return Scheduled
+	case keys.Blocked:
+		return Blocked
+	default:
+		return Ready
+	}
 }
 
 // lookup returns a copy of the value of a key, or nil.
@@ -154,11 +184,13 @@ func placeOf(r pebble.Reader, id ID) (p keys.Place, indexed bool, err error) {
 
 // rewrite stores the changed record of a task where it lies.
 func (s *shard) rewrite(at *located) {
-	s.group.change(at.id)
 	at.rec.Rewritten = at.rec.Rewritten || at.place.Range == keys.Task
 	b := at.rec.Encode()
 	switch at.place.Range {
 	case keys.Task:
+		s.group.noteRemoved()
+		s.group.flushTasks() // it may be one of them
+		s.group.put(at.id, at.lane, at.place, b)
 		s.group.setTask(at.lane.number, at.place.At, at.id, b)
 		if at.lease != nil {
 			at.lease.rewritten = true
@@ -169,8 +201,10 @@ func (s *shard) rewrite(at *located) {
 			}
 		}
 	case keys.Scheduled, keys.Blocked:
+		s.group.put(at.id, at.lane, at.place, b)
 		s.group.set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))
 	default:
+		s.group.change(at.id)
 		s.group.set(at.place.AppendKey(nil, at.id), append(at.ended.Append(nil), b...))
 	}
 }

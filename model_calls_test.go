@@ -165,6 +165,38 @@ func (m *model) together(*rapid.T) {
 	m.settle(false)
 }
 
+// inOneGroup is the action of calls that change tasks that wait, each of them perhaps
+// several times, and produce tasks whose keys these have: the owner of one shard decides
+// those that are for it in one go, and each finds what the ones before it have done.
+func (m *model) inOneGroup(*rapid.T) {
+	if len(m.waiters) > 0 || m.plain { // claims that wait would be served amid the calls
+		m.t.Skip()
+	}
+	s := m.q.shard(rapid.IntRange(0, m.opts.Shards-1).Draw(m.t, "held shard"))
+	var calls []call
+	for range rapid.IntRange(2, 8).Draw(m.t, "calls") {
+		if rapid.Bool().Draw(m.t, "produce") {
+			m.drawn = tiesKeys
+			calls = append(calls, &produceCall{shard: m.drawShard(), tasks: m.drawTasks(1)})
+			continue
+		}
+		calls = append(calls, m.drawAlteration(rapid.SampledFrom([]string{"priority", "run at", "redrive"}).Draw(m.t, "verb")))
+	}
+	held := make(chan struct{})
+	go func() { _ = s.probe(func(*shard) error { <-held; return nil }) }()
+	synctest.Wait()
+	for _, c := range calls {
+		go c.do(m.q)
+		synctest.Wait()
+	}
+	close(held)
+	synctest.Wait()
+	for _, c := range calls {
+		c.apply(m)
+	}
+	m.settle(false)
+}
+
 // settle takes in what claims that waited have got, counts turns, and makes
 // sure that nobody waits in vain. When several calls ran together, not
 // strict, which of them came first is open.
@@ -356,6 +388,12 @@ func (m *model) drawBacklog() call {
 			t.Group, t.LimitKey, t.Unique, t.After = c.tasks[0].Group, c.tasks[0].LimitKey, Unique{}, nil
 		}
 	}
+	if !m.plain && len(m.order) > 0 && rapid.IntRange(0, 3).Draw(m.t, "children") == 0 {
+		parent := m.drawID()
+		for i := range c.tasks {
+			c.tasks[i].After = []ID{parent}
+		}
+	}
 	return c
 }
 
@@ -384,6 +422,7 @@ var genTask = rapid.Custom(func(t *rapid.T) Task {
 const (
 	tiesNone  = iota
 	tiesLocal // decided at once: no parents, and no Replace
+	tiesKeys  // decided at once: no parents
 	tiesNext  // parents do not have the task canceled at once
 	tiesAll
 )
@@ -417,7 +456,7 @@ func (m *model) drawTies(t *Task, i int) {
 			ReleaseOnDead:     rapid.Bool().Draw(m.t, "Unique.ReleaseOnDead"),
 		}
 	}
-	if m.drawn == tiesLocal {
+	if m.drawn == tiesLocal || m.drawn == tiesKeys {
 		return
 	}
 	for range rapid.SampledFrom([]int{0, 0, 0, 1, 1, 2}).Draw(m.t, "After") {

@@ -80,7 +80,11 @@ type controlCall struct {
 }
 
 func (m *model) drawControl() call {
-	c := &controlCall{verb: rapid.SampledFrom([]string{"cancel", "priority", "run at", "redrive"}).Draw(m.t, "verb")}
+	return m.drawAlteration(rapid.SampledFrom([]string{"cancel", "priority", "run at", "redrive"}).Draw(m.t, "verb"))
+}
+
+func (m *model) drawAlteration(verb string) *controlCall {
+	c := &controlCall{verb: verb}
 	switch c.verb {
 	case "cancel":
 		states := [][]State{{Ready}, {Scheduled}, {Blocked}, {Leased}, {Dead}, {Done, Canceled}}

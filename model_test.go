@@ -53,6 +53,7 @@ func TestModel(t *testing.T) {
 				"hand back":     m.handBack,
 				"queue up":      m.queueUp,
 				"together":      m.together,
+				"in one group":  m.inOneGroup,
 				"cancel claim":  m.cancelClaim,
 				"control":       m.single((*model).drawControl),
 				"purge":         m.single((*model).drawPurge),

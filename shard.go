@@ -435,10 +435,15 @@ func (s *shard) dismiss(reason error) {
 
 // recordOf reads the record of a leased task.
 func (s *shard) recordOf(ls *lease) (record.Record, error) {
-	s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
-	b, err := s.read(s.scratch)
-	if err == nil && b == nil {
-		err = fmt.Errorf("%w: key %x is missing", ErrCorrupt, s.scratch)
+	var b []byte
+	var err error
+	if t := s.group.find(ls.id); t != nil {
+		b = t.rec
+	} else {
+		s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
+		if b, err = s.read(s.scratch); err == nil && b == nil {
+			err = fmt.Errorf("%w: key %x is missing", ErrCorrupt, s.scratch)
+		}
 	}
 	if err != nil {
 		return record.Record{}, fmt.Errorf("record of leased task %s: %w", ls.id, err)
