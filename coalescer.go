@@ -2,11 +2,13 @@ package codeq
 
 import (
 	"cmp"
+	lists "container/list"
 	"context"
 	"fmt"
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -79,31 +81,45 @@ func (c *completion) wait(ctx context.Context) (settled bool, err error) {
 type inbox struct {
 	depth int
 	wake  chan struct{} // capacity 1; sent by whoever ends the owner's sleep
+	woken uint64        // when that was, ms since origin; the owner reads it when it was woken
 
+	origin   time.Time
 	mu       sync.Mutex // guards what follows
 	ops      []operation
+	late     lists.List    // of uint64: when operations on leases came that wait for room, ms since origin
+	let      uint64        // when the first of those of ops came that have waited; never: none has
 	refuse   error         // non-nil: nothing is accepted any more
 	sleeping bool          // the owner waits on wake
 	room     chan struct{} // non-nil while callers wait for room; closed by take
 }
 
-func newInbox(depth int) *inbox { return &inbox{depth: depth, wake: make(chan struct{}, 1)} }
+func newInbox(depth int, origin time.Time) *inbox {
+	return &inbox{depth: depth, wake: make(chan struct{}, 1), origin: origin, let: never}
+}
 
 // push appends an operation, waiting for room until ctx ends. An error means
 // that the operation was not applied.
 func (in *inbox) push(ctx context.Context, op operation) error {
+	var late *lists.Element
 	for {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
 		in.mu.Lock()
-		if in.refuse != nil {
-			defer in.mu.Unlock()
-			return in.refuse
+		err := in.refuse
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if late != nil && (err != nil || len(in.ops) < in.depth) {
+			in.let = min(in.let, in.late.Remove(late).(uint64))
+		}
+		if err != nil {
+			in.mu.Unlock()
+			return err
 		}
 		if len(in.ops) < in.depth {
 			in.append(op)
 			return nil
+		}
+		if late == nil && isOnLease(op) {
+			late = in.late.PushBack(millisSince(in.origin))
 		}
 		if in.room == nil {
 			in.room = make(chan struct{})
@@ -115,6 +131,16 @@ func (in *inbox) push(ctx context.Context, op operation) error {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// isOnLease reports whether an operation keeps a lease, or ends it: then it matters when
+// it came.
+func isOnLease(op operation) bool {
+	switch op.(type) {
+	case *completeOp, *failOp, *extendOp, *renewOp:
+		return true
+	}
+	return false
 }
 
 // pass appends an operation of another shard's owner, which must not wait: the
@@ -133,8 +159,16 @@ func (in *inbox) pass(op operation) error {
 // append adds op and unlocks. REQUIRES: mu is held.
 func (in *inbox) append(op operation) {
 	in.ops = append(in.ops, op)
+	in.unlock()
+}
+
+// unlock ends the owner's sleep. REQUIRES: mu is held.
+func (in *inbox) unlock() {
 	wake := in.sleeping
 	in.sleeping = false
+	if wake {
+		in.woken = millisSince(in.origin)
+	}
 	in.mu.Unlock()
 	if wake {
 		in.wake <- struct{}{}
@@ -144,20 +178,29 @@ func (in *inbox) append(op operation) {
 // take swaps the waiting operations for the empty slice into. When there are
 // none and sleep is set, the owner is taken to wait on wake from now on.
 // refused is why nothing will follow.
-func (in *inbox) take(into []operation, sleep bool) (ops []operation, refused error) {
+func (in *inbox) take(into []operation, sleep bool) (ops []operation, late lateness, refused error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	late = lateness{in.let, never}
+	in.let = never
+	if first := in.late.Front(); first != nil {
+		late.left = first.Value.(uint64)
+	}
 	if len(in.ops) == 0 {
 		in.sleeping = sleep && in.refuse == nil
-		return into, in.refuse
+		return into, late, in.refuse
 	}
 	ops, in.ops = in.ops, into
 	if in.room != nil {
 		close(in.room)
 		in.room = nil
 	}
-	return ops, in.refuse
+	return ops, late, in.refuse
 }
+
+// lateness is when the first operations on leases came that have had to wait for room,
+// of those taken and of those that still wait: ms since origin; never: none has.
+type lateness struct{ taken, left uint64 }
 
 // pick takes out an operation that matches; the first of the given number of
 // operations are known not to. When there is none, the owner is taken to wait on wake
@@ -181,15 +224,20 @@ func (in *inbox) len() int {
 	return len(in.ops)
 }
 
-// awake undoes the sleep of take after a timer has ended it.
-func (in *inbox) awake() {
+// awake undoes the sleep of take after a timer has ended it. It returns when somebody, or
+// else the timer, ended the sleep, ms since origin.
+func (in *inbox) awake() uint64 {
 	in.mu.Lock()
 	asleep := in.sleeping
 	in.sleeping = false
+	if asleep {
+		in.woken = millisSince(in.origin)
+	}
 	in.mu.Unlock()
 	if !asleep {
 		<-in.wake // whoever saw the sleep has sent, or is about to
 	}
+	return in.woken
 }
 
 // stop refuses further operations with reason, the first one given or
@@ -203,12 +251,7 @@ func (in *inbox) stop(reason error) {
 		close(in.room)
 		in.room = nil
 	}
-	wake := in.sleeping
-	in.sleeping = false
-	in.mu.Unlock()
-	if wake {
-		in.wake <- struct{}{}
-	}
+	in.unlock()
 }
 
 // committer makes a batch durable. After an error it is unknown whether the

@@ -103,11 +103,10 @@ func (t *leaseTable) freshRecord() *leaseRecord {
 }
 
 // held returns the lease that a receipt names, or nil when it is not in force.
-// A lease whose deadline has passed is lost, even while the reaper has not
-// come to it yet.
+// A lease is lost whose deadline passed before the operation came that is being decided.
 func (s *shard) held(r Receipt) *lease {
 	l := s.leases.byID[r.ID]
-	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.now {
+	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.clock.judged {
 		return nil
 	}
 	return l
@@ -173,11 +172,14 @@ func (s *shard) renew(l *lease, d uint64) {
 // reap ends leases whose deadline has passed.
 func (s *shard) reap() {
 	for more := true; more && s.broken == nil && !s.spent(); {
-		more = s.leases.wheel.Advance(int64(s.now), 1, s.expire)
+		more = s.leases.wheel.Advance(int64(s.reapable()), 1, s.expire)
 	}
 }
 
-func (s *shard) reapIsDue() bool {
-	at, ok := s.leases.wheel.Next()
-	return ok && uint64(at) <= s.now
+func (s *shard) reapIsDue() bool { return s.leasesEnd(s.reapable()) }
+
+// leasesEnd reports whether leases may have a deadline that is not after a time.
+func (s *shard) leasesEnd(at uint64) bool {
+	next, ok := s.leases.wheel.Next()
+	return ok && uint64(next) <= at
 }

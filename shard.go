@@ -35,8 +35,9 @@ type shard struct {
 	stale   atomic.Int64  // tickets that others have made void since the last sweep, less those that it left
 
 	// owned
-	now  uint64 // monotonic clock of this group, ms since origin
-	wall uint64 // wall clock of this group, ms since 1970
+	now   uint64 // monotonic clock of this group, ms since origin, less what did not count
+	wall  uint64 // wall clock of this group, ms since 1970
+	clock ownerClock
 
 	queues  map[string]*queueState
 	numbers []*queueState // by number; 0 is nobody's
@@ -103,14 +104,16 @@ type shard struct {
 const never = math.MaxUint64
 
 func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
+	origin := time.Now()
 	return &shard{
 		index:       index,
 		opts:        opts,
 		store:       st,
 		commit:      st,
 		gates:       gates,
-		inbox:       newInbox(opts.InboxDepth),
-		origin:      time.Now(),
+		inbox:       newInbox(opts.InboxDepth, origin),
+		origin:      origin,
+		clock:       ownerClock{deferred: never},
 		done:        make(chan struct{}),
 		queues:      make(map[string]*queueState),
 		numbers:     make([]*queueState, 1),
@@ -160,7 +163,7 @@ func (s *shard) run() {
 		s.fronts.next()
 		s.dropResting()
 	}
-	_, reason := s.inbox.take(nil, false)
+	_, _, reason := s.inbox.take(nil, false)
 	s.dismiss(reason)
 }
 
@@ -177,8 +180,9 @@ func (s *shard) gather() bool {
 			s.linger()
 		}
 		s.yield()
-		ops, refused := s.inbox.take(s.taken[:0], !busy)
+		ops, late, refused := s.inbox.take(s.taken[:0], !busy)
 		s.taken, s.cursor = ops, 0
+		s.clock.look(s.now, late)
 		switch {
 		case len(ops) > 0 || len(s.deferred) > 0:
 			return true
@@ -220,15 +224,6 @@ func (s *shard) yield() {
 	}
 }
 
-// tick reads the clocks. One reading serves a whole group.
-func (s *shard) tick() {
-	s.now = uint64(time.Since(s.origin) / time.Millisecond)
-	s.wall = wallMillis(s.opts)
-	s.mint.tick(s.wall, s.now)
-}
-
-func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0)) }
-
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
 	if s.holdsBack() && s.space.recheck <= s.now {
@@ -237,7 +232,7 @@ func (s *shard) due() bool {
 	if s.space.level == roomNone {
 		return false
 	}
-	return s.upkeepIsDue()
+	return s.upkeepIsDue() || s.leasesEnd(s.now)
 }
 
 // nextTime is when something is due by the wall clock that waits for no room, ms.
@@ -272,16 +267,20 @@ func (s *shard) sleep() {
 		wait = min(wait, s.space.recheck-s.now)
 	}
 	if wait == never {
+		s.clock.sleep(never)
 		<-s.inbox.wake
+		s.clock.wake(s.inbox.woken)
 		return
 	}
 	wait = min(wait, uint64(maxLease/time.Millisecond))
+	s.clock.sleep(wait)
 	s.timer.Reset(time.Duration(wait) * time.Millisecond)
 	select {
 	case <-s.inbox.wake:
 		s.timer.Stop()
+		s.clock.wake(s.inbox.woken)
 	case <-s.timer.C:
-		s.inbox.awake()
+		s.clock.wake(s.inbox.awake())
 	}
 }
 
@@ -311,11 +310,15 @@ func (s *shard) decideAll() {
 	if retry := s.deferred; len(retry) > 0 {
 		s.budget = s.newBudget(callerBudget)
 		s.deferred = s.again[:0]
+		s.clock.judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), never
 		n := 0
 		for ; n < len(retry) && s.mayDecide(n); n++ {
 			s.decide(retry[n])
 		}
-		s.deferred = append(s.deferred, retry[n:]...)
+		if n < len(retry) {
+			s.clock.putOff()
+			s.deferred = append(s.deferred, retry[n:]...)
+		}
 		clear(retry)
 		s.again = retry[:0]
 		s.endStep(StepOperations)
@@ -324,6 +327,7 @@ func (s *shard) decideAll() {
 		return
 	}
 	s.budget = s.newBudget(callerBudget)
+	s.clock.judged = s.clock.taken
 	for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && s.mayDecide(n); n++ {
 		op := s.taken[s.cursor]
 		s.taken[s.cursor] = nil
@@ -365,7 +369,10 @@ func (s *shard) persist() error {
 
 // postponeOp resolves an operation again in the next group, when disk has what
 // it asks for. REQUIRES: the operation has changed nothing yet.
-func (s *shard) postponeOp(op operation) { s.deferred = append(s.deferred, op) }
+func (s *shard) postponeOp(op operation) {
+	s.clock.putOff()
+	s.deferred = append(s.deferred, op)
+}
 
 // settle has the caller of op woken when the group has persisted.
 func (s *shard) settle(op operation) {
@@ -402,7 +409,7 @@ func (s *shard) fail(cause error) {
 	for _, op := range s.taken[s.cursor:] {
 		refuse(op, refusal)
 	}
-	late, _ := s.inbox.take(nil, false)
+	late, _, _ := s.inbox.take(nil, false)
 	for _, op := range late {
 		refuse(op, refusal)
 	}
