@@ -42,9 +42,11 @@ func slowDown(t *testing.T, s *shard, takes time.Duration) *slowCommitter {
 func TestStallEndsNoLease(t *testing.T) {
 	verbs := map[string]func(*Queue, Receipt) error{
 		"complete": func(q *Queue, r Receipt) error { return q.Complete(context.Background(), r, nil) },
-		"retry":    func(q *Queue, r Receipt) error { return q.Retry(context.Background(), r, RetryOptions{After: time.Hour}) },
-		"release":  func(q *Queue, r Receipt) error { return q.Release(context.Background(), r, time.Hour) },
-		"extend":   func(q *Queue, r Receipt) error { return q.Extend(context.Background(), r, time.Hour) },
+		"retry": func(q *Queue, r Receipt) error {
+			return q.Retry(context.Background(), r, RetryOptions{After: time.Hour})
+		},
+		"release": func(q *Queue, r Receipt) error { return q.Release(context.Background(), r, time.Hour) },
+		"extend":  func(q *Queue, r Receipt) error { return q.Extend(context.Background(), r, time.Hour) },
 	}
 	for name, verb := range verbs {
 		for _, opts := range []Options{{}, {InboxDepth: 1}, {GroupCap: 1}} {
