@@ -331,5 +331,5 @@ func (n *node) serveJoin(r *peer.Request) error {
 // forget removes what a shard keeps for a node that has gone.
 func (s *shard) forget(node string) {
 	s.group.delete(keys.AppendNamed(nil, keys.Session, node))
-	delete(s.sessions.byNode, node)
+	s.sessions.forget(node)
 }

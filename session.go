@@ -70,7 +70,7 @@ func newLife() uint64 {
 // sessionTable is the sessions of all nodes in one shard. Its owner uses it.
 type sessionTable struct {
 	byNode  map[string]*keys.SessionValue
-	changed []string // nodes whose sessions the group has to store
+	changed []string // nodes whose sessions the group has to store; all are in byNode
 }
 
 // outcome returns what has become of a call, if the shard has resolved it before.
@@ -112,6 +112,12 @@ func (t *sessionTable) note(c *callNumber, ids []ID, duplicates []int) {
 	if !slices.Contains(t.changed, c.node) {
 		t.changed = append(t.changed, c.node)
 	}
+}
+
+// forget drops the session of a node, and what the group was to store of it.
+func (t *sessionTable) forget(node string) {
+	delete(t.byNode, node)
+	t.changed = slices.DeleteFunc(t.changed, func(other string) bool { return other == node })
 }
 
 // seal adds the sessions that have changed to the group.
