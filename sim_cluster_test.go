@@ -438,8 +438,9 @@ func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
 }
 
 // replace adds a node and removes another one, and returns when that is done,
-// however often it has to be tried. It may be called from any goroutine, one at a time.
-func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
+// however often it has to be tried. It may be called from any goroutine, one at a time. What
+// busy begins, if it is not nil, goes on while the node is removed.
+func (c *simCluster) replace(old *simNode, note func(string, ...any), busy func() (end func())) {
 	n := c.node(true)
 	note("%s joins", n.name)
 	for end := time.Now().Add(4 * simPatience); ; time.Sleep(time.Second) {
@@ -461,6 +462,9 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any)) {
 	old.mu.Lock()
 	old.join = false
 	old.mu.Unlock()
+	if busy != nil {
+		defer busy()()
+	}
 	for begin := time.Now(); ; {
 		var q *Queue
 		for _, by := range c.members() {

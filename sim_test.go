@@ -109,6 +109,7 @@ type schedule struct {
 	count  int
 	done   sync.WaitGroup // faults that end by themselves
 	moving atomic.Bool    // a change of membership is under way
+	rushed atomic.Int64   // clients of rush, ever
 
 	copying sync.Mutex // guards copies
 	copies  []simCopy
@@ -343,11 +344,11 @@ var simFaults = []simFault{
 		s.note("%s transfers shard %d to %s", by.name, shard, to.name)
 		s.transfer(by, shard, to)
 	}},
-	{"replace", 3, func(s *schedule) {
+	{"replace", 6, func(s *schedule) {
 		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
 			s.done.Go(func() {
 				defer s.moving.Store(false)
-				s.replace(old, s.note)
+				s.replace(old, s.note, func() (end func()) { return s.rush(old) })
 			})
 		}
 	}},
@@ -375,6 +376,28 @@ var simMending = []simFault{
 	{"restart", 8, (*schedule).raise},
 }
 
+// rush has clients of a node produce one task after the other, until end is called or
+// each has produced some.
+func (s *schedule) rush(n *simNode) (end func()) {
+	const clients, each = 3, 40
+	var over atomic.Bool
+	var ended sync.WaitGroup
+	for range clients {
+		i := s.rushed.Add(1)
+		c := &simClient{schedule: s, number: 2000 + int(i), only: n, rng: rand.New(rand.NewPCG(s.seed, 2000+uint64(i)))}
+		ended.Go(func() {
+			for n := 0; n < each && !over.Load(); n++ {
+				c.produce()
+				time.Sleep(c.upTo(10 * time.Millisecond))
+			}
+		})
+	}
+	return func() {
+		over.Store(true)
+		ended.Wait()
+	}
+}
+
 // raise starts the nodes that are down.
 func (s *schedule) raise() {
 	for _, n := range s.members() {
@@ -389,6 +412,7 @@ type simClient struct {
 	*schedule
 	number int
 	home   int
+	only   *simNode // nil: any node is called, most often that at home
 	rng    *rand.Rand
 }
 
@@ -414,6 +438,9 @@ func (c *simClient) call(verb simVerb, do func(ctx context.Context, q *Queue, ca
 	n := nodes[c.home%len(nodes)]
 	if c.rng.IntN(4) == 0 {
 		n = nodes[c.rng.IntN(len(nodes))]
+	}
+	if c.only != nil {
+		n = c.only
 	}
 	q, life := n.queue()
 	if q == nil {
