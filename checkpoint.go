@@ -270,7 +270,7 @@ func (c *queueCopy) tryCut(ctx context.Context, q *Queue) error {
 	if err := errors.Join(err, h.resume()); err != nil {
 		return err
 	}
-	q.opts.Logger.Info("shards stood still for a checkpoint", "dir", c.path, "for", time.Since(began))
+	q.opts.log.Info("shards stood still for a checkpoint", "dir", c.path, "for", time.Since(began))
 	return nil
 }
 

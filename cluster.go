@@ -181,7 +181,7 @@ type node struct {
 func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
 	n := &node{
-		queue: q, opts: c, log: q.opts.Logger.With("node", c.Node), life: newLife(),
+		queue: q, opts: c, log: q.opts.log.With("node", c.Node), life: newLife(),
 		self: Peer{c.Node, cmp.Or(c.Advertise, c.Listen)},
 		quit: make(chan struct{}), wishes: wishes{turn: make(chan struct{}, 1)},
 	}

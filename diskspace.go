@@ -65,7 +65,7 @@ func (s *shard) look() {
 		}
 	}
 	if d.level != before {
-		s.opts.Logger.Warn("room on the disk", "shard", s.index, "free", d.free, "level", d.level.String())
+		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.free, "level", d.level.String())
 	}
 	if d.level == roomNone {
 		s.dropParked()

@@ -202,7 +202,7 @@ type failOp struct {
 
 func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) error {
 	if cause != nil {
-		op.cause = cause.Error()
+		op.cause = errorText(cause)
 	}
 	op.completion = newCompletion()
 	op.receipt = r

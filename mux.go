@@ -161,7 +161,8 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 //	DeadLetter(err)      a dead letter at once
 //	any other error      tried again by Options.Backoff
 //
-// A panic is an error, a *PanicError with the stack in it. A result or follow-up
+// A panic is an error, a *PanicError with the stack in it. So is a nil pointer that is
+// returned as an error, whatever its method Error does. A result or follow-up
 // tasks that exceed the limits make the task a dead letter.
 //
 // The handler's context knows the task: see LeaseFrom and Logger. It has the
@@ -202,7 +203,7 @@ type verdict struct {
 func (v *verdict) Error() string {
 	switch {
 	case v.err != nil:
-		return v.err.Error()
+		return errorText(v.err)
 	case v.how == failRelease:
 		return fmt.Sprintf("codeq: snoozed for %v", v.after)
 	default:
@@ -249,13 +250,36 @@ func recovered(err *error) {
 
 // failOpOf translates what a handler returned.
 func failOpOf(err error) failOp {
-	var v *verdict
-	if !errors.As(err, &v) {
-		return failOp{how: failRetry, wait: -1, cause: err.Error()}
+	v := verdictOf(err)
+	if v == nil {
+		return failOp{how: failRetry, wait: -1, cause: errorText(err)}
 	}
 	op := failOp{how: v.how, wait: int64(millis(v.after))}
 	if v.err != nil {
-		op.cause = err.Error() // with what is wrapped around the verdict
+		op.cause = errorText(err) // with what is wrapped around the verdict
 	}
 	return op
+}
+
+// verdictOf is the verdict in a handler's error; nil if there is none. The methods As and
+// Unwrap of the error may panic.
+func verdictOf(err error) (v *verdict) {
+	defer func() {
+		if recover() != nil {
+			v = nil
+		}
+	}()
+	errors.As(err, &v)
+	return v
+}
+
+// errorText is the text of a caller's error. Its method Error may panic, as those of most
+// types do when the error is a nil pointer.
+func errorText(err error) (text string) {
+	defer func() {
+		if v := recover(); v != nil {
+			text = fmt.Sprintf("error of type %T, whose method Error panics: %v", err, v)
+		}
+	}()
+	return err.Error()
 }

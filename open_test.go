@@ -577,7 +577,7 @@ func TestOptionDefaults(t *testing.T) {
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
 		require.NotNil(t, o.wall)
 		require.Equal(t, vfs.Default, o.fs)
-		o.Logger, o.wall, o.fs = nil, nil, nil
+		o.Logger, o.log, o.wall, o.fs = nil, nil, nil, nil
 		require.Equal(t, &Options{
 			Shards:        0, // by the manifest, or the machine
 			Durability:    DurabilityProcess,

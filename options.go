@@ -121,9 +121,14 @@ type Options struct {
 	// by itself, and opens no socket.
 	Cluster *Cluster
 
-	// Logger gets what an operator should know. Default: silence.
+	// Logger gets what an operator should know. Its handler is called on a goroutine of its
+	// own, so that it may take its time: up to 1024 records wait, what comes then is dropped, and the
+	// next record is preceded by one that counts them. Close waits for it, but not longer
+	// than a second. What the function Logger returns calls the handler directly. Default: silence.
 	Logger *slog.Logger
 
+	log   *slog.Logger     // Logger, to which whoever logs need not wait
+	logs  *logQueue        // of log; nil: nothing is logged
 	fs    vfs.FS           // default: the operating system's
 	wall  func() time.Time // default: time.Now; its monotonic part is not used
 	still bool             // stores leave their tables as they are
@@ -209,8 +214,12 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.CacheBytes < 0 {
 		return nil, &InvalidError{"Options.CacheBytes", c.CacheBytes, "0 or more"}
 	}
+	c.log = silence
 	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
+		c.Logger = silence
+	} else {
+		h := newLogHandler(c.Logger.Handler())
+		c.log, c.logs = slog.New(h), h.queue
 	}
 	if c.fs == nil {
 		c.fs = vfs.Default

@@ -190,7 +190,11 @@ func (q *Queue) closeFiles() error {
 		}
 	}
 	q.caches.close()
-	return errors.Join(append(errs, q.dir.close())...)
+	errs = append(errs, q.dir.close())
+	if q.opts.logs != nil {
+		q.opts.logs.close()
+	}
+	return errors.Join(errs...)
 }
 
 // shardDir is the directory of a shard's store.

@@ -170,7 +170,7 @@ func (s *shard) loadRecurring() error {
 			r.begin(times)
 		} else {
 			r.err = err
-			s.opts.Logger.Error("schedule rests", "schedule", r.name, "err", err)
+			s.opts.log.Error("schedule rests", "schedule", r.name, "err", err)
 		}
 		s.recurring.put(r)
 		return nil

@@ -30,7 +30,8 @@ type RunOptions struct {
 	Grace time.Duration
 	// OnError is told of every failed attempt (a handler's error or a
 	// *PanicError; not of Snooze) and of every outcome that could not be
-	// stored, such as ErrLeaseLost. Several goroutines call it at a time.
+	// stored, such as ErrLeaseLost. Several goroutines call it at a time. If it panics,
+	// the Logger is told.
 	OnError func(l *Lease, err error)
 }
 
@@ -351,10 +352,17 @@ func (r *runner) giveBack(receipt Receipt, l *Lease) {
 	}
 }
 
+// report tells OnError, and waits for it. OnError has a goroutine of its own: it may panic, or end it.
 func (r *runner) report(l *Lease, err error) {
-	if r.opts.OnError != nil {
-		r.opts.OnError(l, err)
+	if r.opts.OnError == nil {
+		return
 	}
+	told := make(chan struct{})
+	go containUser(r.queue.opts.log, "OnError", func() {
+		defer close(told)
+		r.opts.OnError(l, err)
+	})
+	<-told
 }
 
 // worker runs one handler at a time.

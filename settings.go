@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -156,9 +157,14 @@ func (q *Queue) checkQueue(name string) error {
 // with the new ones, so that nothing is lost.
 // When Configure returns, the settings, or newer ones, are stored and in force
 // in all shards. ctx is heeded until the first commit.
+//
+// Configure, Pause and Resume, called by change, return an error that matches ErrInvalid.
 func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) error {
 	if err := q.checkQueue(queue); err != nil {
 		return err
+	}
+	if withinChange() {
+		return &InvalidError{"Configure", "a call within the function of another call", "one call after the other"}
 	}
 	select {
 	case q.configuring <- struct{}{}:
@@ -171,7 +177,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		if err != nil {
 			return err
 		}
-		change(c.settings)
+		applyChange(change, c.settings)
 		if err := c.settings.check(); err != nil {
 			return err
 		}
@@ -189,6 +195,29 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		}
 		if !first.late {
 			return q.enforce(context.WithoutCancel(ctx), queue, value)
+		}
+	}
+}
+
+// applyChange calls the function of a Configure. That it is on a stack says so: it is not inlined.
+//
+//go:noinline
+func applyChange(change func(*Settings), s *Settings) { change(s) }
+
+// withinChange reports whether the function of a Configure is what calls.
+func withinChange() bool {
+	var pcs [64]uintptr
+	for skip := 2; ; skip += len(pcs) {
+		n := runtime.Callers(skip, pcs[:])
+		frames := runtime.CallersFrames(pcs[:n])
+		for more := n > 0; more; {
+			var f runtime.Frame
+			if f, more = frames.Next(); f.Function == "codeq.applyChange" {
+				return true
+			}
+		}
+		if n < len(pcs) {
+			return false
 		}
 	}
 }

@@ -398,7 +398,7 @@ func (s *shard) fail(cause error) {
 		refusal = notLed(s.index, ErrNotLeader)
 		s.node.log.Info("term ended", "shard", s.index, "cause", cause)
 	} else {
-		s.opts.Logger.Error("shard failed", "shard", s.index, "err", cause)
+		s.opts.log.Error("shard failed", "shard", s.index, "err", cause)
 	}
 	s.inbox.stop(refusal)
 	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)

@@ -78,7 +78,7 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 			return nil, storageError(err)
 		}
 	}
-	log := opts.Logger.With("dir", dir)
+	log := opts.log.With("dir", dir)
 	latch := failstop.New(log, "store")
 	st := &store{
 		fs: late, dir: dir, log: log, write: write, replicated: replicated, latch: latch, partition: new(partition),
