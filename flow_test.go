@@ -849,3 +849,56 @@ func TestNewParentsStayWithinMemory(t *testing.T) {
 		requireSettled(t, q)
 	})
 }
+
+// TestAlterAsParentsEnd: a task is altered in the group in which the last of its parents
+// ends. It goes on in the next one, and nothing says any more that it waits.
+func TestAlterAsParentsEnd(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range []struct {
+		name  string
+		alter func(f *flowTest, child ID) error
+		want  State
+	}{
+		{"priority", func(f *flowTest, child ID) error { return f.q.SetPriority(ctx, child, 7) }, Ready},
+		{"later", func(f *flowTest, child ID) error { return f.q.SetRunAt(ctx, child, time.Now().Add(time.Hour)) }, Scheduled},
+		{"now", func(f *flowTest, child ID) error { return f.q.SetRunAt(ctx, child, time.Time{}) }, Ready},
+		{"replace", func(f *flowTest, child ID) error {
+			id, err := f.q.Produce(ctx, Task{Queue: "b", Priority: 7, Unique: Unique{Key: "k", Replace: true}})
+			require.Equal(f, child, id)
+			return err
+		}, Ready},
+		{"cancel", func(f *flowTest, child ID) error { return f.q.Cancel(ctx, child) }, Canceled},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inFlow(t, Options{Shards: 1, Retention: Forever}, func(f *flowTest) {
+				parent := f.produceAt(0, Task{Queue: "a"})
+				child := f.produceAt(0, Task{Queue: "b", After: []ID{parent}, Unique: Unique{Key: "k", Replace: true}})
+				last := f.produceAt(0, Task{Queue: "c", After: []ID{child}, OnDead: RunOnDead})
+				synctest.Wait()
+				l := f.claim("a")
+				held := make(chan struct{})
+				go func() { _ = f.q.shard(0).probe(func(*shard) error { <-held; return nil }) }()
+				synctest.Wait()
+				done := make(chan error, 2)
+				go func() { done <- f.q.Complete(ctx, l.Receipt, nil) }()
+				synctest.Wait()
+				go func() { done <- c.alter(f, child) }()
+				synctest.Wait()
+				close(held)
+				require.NoError(f, errors.Join(<-done, <-done))
+				synctest.Wait()
+				f.requireState(c.want, child)
+				f.check()
+				f.reopen()
+				if c.want == Scheduled {
+					time.Sleep(2 * time.Hour)
+				}
+				if c.want != Canceled {
+					f.complete("b")
+					synctest.Wait()
+					f.requireState(Ready, last)
+				}
+			})
+		})
+	}
+}

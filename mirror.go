@@ -74,7 +74,7 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 	return storageError(it.Error())
 }
 
-// get returns an entry. An error of the disk ends the shard.
+// get returns an entry, the zero value if there is none. An error of the disk ends the shard.
 func (m *mirror[K, V]) get(s *shard, k K) (v V, ok bool) {
 	e := m.entry(s, k)
 	return e.value, e.present
@@ -90,7 +90,8 @@ func (m *mirror[K, V]) put(s *shard, k K, v V) {
 // drop removes an entry, if there is one.
 func (m *mirror[K, V]) drop(s *shard, k K) {
 	if e := m.entry(s, k); e.present {
-		e.present = false
+		var none V
+		e.value, e.present = none, false
 		m.change(k, e)
 	}
 }

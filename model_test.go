@@ -61,6 +61,7 @@ func TestModel(t *testing.T) {
 				"configure":     m.single((*model).drawConfigure),
 				"await":         m.await,
 				"crowd":         m.crowd,
+				"alter woken":   m.alterWoken,
 				"sleep":         m.sleep,
 				"to next event": m.sleepToNextEvent,
 				"step wall":     m.stepWall,

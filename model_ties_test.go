@@ -5,6 +5,10 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -189,6 +193,38 @@ func (m *model) giveTurns() {
 }
 
 // Parents.
+
+// alterWoken is the action of a call that alters a task in the group in which the last of
+// its parents ends, so that it is altered as long as it waits.
+func (m *model) alterWoken(t *rapid.T) {
+	leased := slices.DeleteFunc(m.inOrder(), func(t *modelTask) bool { return m.held(t.receipt) != t })
+	if m.plain || m.opts.GroupCap == 1 || len(leased) == 0 {
+		t.Skip()
+	}
+	parent := rapid.SampledFrom(leased).Draw(t, "parent")
+	m.drawn = tiesNone
+	c := &produceCall{shard: parent.shard, tasks: m.drawTasks(1)}
+	c.tasks[0].After = []ID{parent.want.ID}
+	m.run(c)
+
+	complete := &finishCall{verb: "complete", receipt: parent.receipt}
+	alter := &controlCall{verb: rapid.SampledFrom([]string{"priority", "run at"}).Draw(t, "verb"), id: c.ids[0], priority: 5}
+	if rapid.Bool().Draw(t, "later") {
+		alter.runAt = m.opts.wall().Add(time.Second)
+	}
+	held := make(chan struct{})
+	go func() { _ = m.q.shard(parent.shard).probe(func(*shard) error { <-held; return nil }) }()
+	synctest.Wait()
+	for _, c := range []call{complete, alter} {
+		go c.do(m.q)
+		synctest.Wait()
+	}
+	close(held)
+	synctest.Wait()
+	alter.apply(m) // the task goes on in the next group
+	complete.apply(m)
+	m.settle(false)
+}
 
 // depend has a task wait for a parent. It says whether the task is to be
 // canceled instead.
