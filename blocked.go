@@ -41,76 +41,90 @@ type mark struct {
 	id    ID // the task in scope 0
 }
 
-// markList is the marks that the groups before have left, in memory, so that the
-// range need not be read over and over: between its live entries lie the
+// markList is the marks that the groups before have left: those in memory, and those
+// that are found by walking the range on from a cursor, so that nobody steps over the
 // tombstones of all that were there.
 //
-// Invariant: it holds all marks, or shard.wakes is set and it holds none.
+// Invariant: a mark is in memory, or at or after the cursor if onDisk is set.
 type markList struct {
-	how   map[mark]byte
-	order []mark
+	how    map[mark]byte
+	order  []mark
+	onDisk bool
+	from   []byte // the cursor; nil: the beginning of the range
+	busy   bool   // marks are being obeyed: those that this makes are held in memory
 }
 
-// marksCap is how many marks memory holds at the most.
+// marksCap is how many marks memory holds at the most between two groups, but for those
+// that come of obeying others.
 const marksCap = 1 << 12
+
+func (s *shard) markKey(m mark) []byte {
+	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
+	return s.scratch
+}
 
 // wake lets tasks go on that wait in a scope; id is the task in scope 0.
 func (s *shard) wake(q *queueState, scope uint64, id ID, how byte) {
-	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, q.number, scope, id)
-	s.group.set(s.scratch, []byte{how})
-	s.note(mark{q, scope, id}, how)
+	m := mark{q, scope, id}
+	key := s.markKey(m)
+	s.group.set(key, []byte{how})
+	s.marks.note(m, key, how)
 }
 
-// note adds a mark to the list.
-func (s *shard) note(m mark, how byte) {
-	if s.wakes {
-		return
+// note adds a mark.
+func (l *markList) note(m mark, key []byte, how byte) {
+	if _, ok := l.how[m]; !ok {
+		beyond := l.onDisk && bytes.Compare(key, l.from) >= 0
+		if !l.busy && (beyond || len(l.order) >= marksCap) {
+			if !beyond {
+				l.onDisk, l.from = true, bytes.Clone(key)
+			}
+			return
+		}
+		l.order = append(l.order, m)
 	}
-	if len(s.marks.order) == marksCap {
-		s.marks, s.wakes = markList{}, true
-		return
+	if l.how == nil {
+		l.how = make(map[mark]byte)
 	}
-	if s.marks.how == nil {
-		s.marks.how = make(map[mark]byte)
-	}
-	if _, ok := s.marks.how[m]; !ok {
-		s.marks.order = append(s.marks.order, m)
-	}
-	s.marks.how[m] = how
+	l.how[m] = how
 }
 
 // wakeBlocked does what the marks say. REQUIRES: the group is empty but for
 // what has become due. Of that, tasks may have begun to wait for a turn that a
 // mark is about; giveTurn sees to it.
 func (s *shard) wakeBlocked() {
-	if s.wakes {
-		s.readMarks()
-	} else if len(s.marks.order) > 0 {
-		todo := s.marks
-		s.marks = markList{} // for those that this group leaves
-		for n, m := range todo.order {
-			if s.broken != nil || s.spent() {
-				for _, m := range todo.order[n:] {
-					if _, ok := s.marks.how[m]; !ok { // else it is newer
-						s.note(m, todo.how[m])
-					}
-				}
-				break
-			}
+	todo := s.marks
+	s.marks = markList{onDisk: todo.onDisk, from: todo.from, busy: true}
+	n := 0
+	for ; n < len(todo.order) && s.broken == nil && !s.spent(); n++ {
+		m := todo.order[n]
+		if _, newer := s.marks.how[m]; !newer { // else it is for the next group
 			s.broken = s.obeyMark(m, todo.how[m])
 		}
 	}
+	for _, m := range todo.order[n:] {
+		if _, newer := s.marks.how[m]; !newer {
+			s.marks.note(m, s.markKey(m), todo.how[m])
+		}
+	}
+	if s.marks.onDisk && n == len(todo.order) && s.broken == nil {
+		s.walkMarks(todo.how)
+	}
+	s.marks.busy = false
 }
 
-func (s *shard) wakeIsDue() bool { return s.wakes || len(s.marks.order) > 0 }
+func (s *shard) wakeIsDue() bool { return s.marks.onDisk || len(s.marks.order) > 0 }
 
-// readMarks is wakeBlocked for marks that memory does not hold.
-func (s *shard) readMarks() {
-	s.wakes = false
+// walkMarks does what the marks on disk say, but for those that the group has obeyed or made.
+func (s *shard) walkMarks(obeyed map[mark]byte) {
 	lower, upper := keys.Range(keys.Wake)
+	if s.marks.from != nil {
+		lower = s.marks.from
+	}
+	s.marks.onDisk, s.marks.from = false, nil
 	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		if s.spent() {
-			s.marks, s.wakes = markList{}, true
+			s.marks.onDisk, s.marks.from = true, bytes.Clone(it.Key())
 			return false, nil
 		}
 		number, scope, id, err := keys.ParseGrouped(it.Key())
@@ -124,14 +138,19 @@ func (s *shard) readMarks() {
 		if len(v) != 1 || int(number) >= len(s.numbers) {
 			return false, fmt.Errorf("mark %x is %x", it.Key(), v)
 		}
-		return true, s.obeyMark(mark{s.numbers[number], scope, id}, v[0])
+		m := mark{s.numbers[number], scope, id}
+		_, done := obeyed[m]
+		_, newer := s.marks.how[m]
+		if done || newer {
+			return true, nil
+		}
+		return true, s.obeyMark(m, v[0])
 	})
 }
 
 // obeyMark does what a mark says, and removes it.
 func (s *shard) obeyMark(m mark, how byte) error {
-	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
-	s.group.delete(s.scratch)
+	s.group.delete(s.markKey(m))
 	switch {
 	case m.scope == 0:
 		return s.wakeTask(m.queue, m.id, how)

@@ -1,9 +1,12 @@
 package codeq
 
 import (
+	"bytes"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 )
 
@@ -12,6 +15,7 @@ import (
 func TestMarksBeyondMemory(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const children = 3*marksCap + 100
+		var cursors [][]byte
 		parent := produce(t, q, Task{Queue: "parent"})[0]
 		for from := 0; from < children; from += marksCap {
 			tasks := make([]Task, min(marksCap, children-from))
@@ -24,7 +28,12 @@ func TestMarksBeyondMemory(t *testing.T) {
 		requireSettled(t, q)
 		l := claimNow(t, q, "parent")
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.False(t, s.wakes)
+			require.False(t, s.marks.onDisk)
+			s.commit = watchedCommitter{s.commit, func() {
+				if s.marks.onDisk {
+					cursors = append(cursors, s.marks.from)
+				}
+			}}
 			return nil
 		}))
 		complete(t, q, l)
@@ -33,14 +42,28 @@ func TestMarksBeyondMemory(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, children, counts["child"].Ready)
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.False(t, s.wakes, "memory holds them all again")
+			require.False(t, s.marks.onDisk, "memory holds them all again")
 			require.Empty(t, s.marks.order)
+			require.NotEmpty(t, cursors)
+			require.True(t, slices.IsSortedFunc(cursors, bytes.Compare), "each group goes on where the one before ended")
+			require.Less(t, string(cursors[0]), string(cursors[len(cursors)-1]))
 			return nil
 		}))
 		produce(t, q, named(Task{Queue: "a", Group: "g"}, "1", "2", "3")...)
 		requireNext(t, q, "a", "1", "2", "3")
 		requireSettled(t, q)
 	})
+}
+
+// watchedCommitter calls seen before each commit, in the owner.
+type watchedCommitter struct {
+	committer
+	seen func()
+}
+
+func (c watchedCommitter) commit(b *pebble.Batch) error {
+	c.seen()
+	return c.committer.commit(b)
 }
 
 // TestFront: a task that begins to wait when younger ones have gone on already is

@@ -65,8 +65,7 @@ type shard struct {
 	attending []*queueState // memory for the next attended
 	reports   uint64        // to wardens
 	rechecks  []*recheck    // queues whose limits have changed
-	wakes     bool          // blocked tasks may go on: the range Wake has marks that memory does not hold
-	marks     markList      // or else those that it has
+	marks     markList      // of blocked tasks that may go on
 	fronts    frontTable
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
