@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -171,6 +172,7 @@ type claimOp struct {
 
 	shards  []*shard      // of this process, in which it may wait
 	visited int           // shards that have seen it; written by the one whose turn it is
+	full    error         // one of them had no room to grant a lease; as visited
 	state   atomic.Uint64 // odd: somebody has taken it. It grows by 2 when the operation is recycled
 	refs    atomic.Int32  // the caller, and the inbox or list that holds it
 	grants  []grant
@@ -193,7 +195,7 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = op.queues[:0], op.weights[:0], op.grants[:0], op.order[:0], nil
-	op.visited, op.shards, op.runner, op.local, op.abroad, op.asked = 0, nil, nil, false, abroad{}, nil
+	op.visited, op.full, op.shards, op.runner, op.local, op.abroad, op.asked = 0, nil, nil, nil, false, abroad{}, nil
 	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
 	op.pool.Put(op)
 }
@@ -237,7 +239,7 @@ func (s *shard) passOn(op *claimOp) {
 		return
 	}
 	if op.noWait && op.take() {
-		op.err = ErrEmpty
+		op.err = cmp.Or(op.full, ErrEmpty)
 		s.settle(op)
 	} else if op.abroad.table != nil {
 		op.abroad.table.add(op)

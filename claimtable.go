@@ -330,7 +330,7 @@ func (l *claimLine) deal(grants []grant) {
 	for _, g := range grants {
 		t.node.background.Go(func() {
 			// A task that cannot be given back is, when its lease has expired.
-			_ = t.node.queue.failed(t.node.ctx, g.receipt, failOp{how: failReturn}, nil)
+			_ = t.node.queue.failed(t.node.ctx, g.receipt, failOp{how: failReturn, roomWait: roomWait{gone: t.node.ctx.Done()}}, nil)
 		})
 	}
 }

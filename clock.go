@@ -12,12 +12,14 @@ import "time"
 //
 // And while the owner stalls, because its disk or its process does, no lease can be
 // renewed, and nobody hears of one that was granted: of such a time no more than
-// stallAfter counts.
+// stallAfter counts. While there is no room on the disk for what ends or renews a
+// lease, no time counts at all.
 //
-// All times are of the shard's monotonic clock, in ms since its origin. But for due,
-// they are less what did not count.
+// All times are of the shard's monotonic clock, in ms since its origin. But for read
+// and due, they are less what did not count.
 type ownerClock struct {
 	stalled uint64 // ms that did not count
+	read    uint64 // when the owner has last read the clock
 	due     uint64 // when the owner was to read the clock again; never: when somebody wakes it
 
 	taken    uint64 // when what was taken from the inbox may have come
@@ -34,10 +36,13 @@ const stallAfter = 250
 func (s *shard) tick() {
 	c := &s.clock
 	at := millisSince(s.origin)
-	if c.due != never && at > c.due+stallAfter {
+	switch {
+	case !s.hasRoom(roomScarce):
+		c.stalled += at - c.read
+	case c.due != never && at > c.due+stallAfter:
 		c.stalled += at - c.due - stallAfter
 	}
-	c.due = at
+	c.read, c.due = at, at
 	s.now = at - c.stalled
 	c.waiting = min(c.waiting, s.now)
 	s.wall = wallMillis(s.opts)

@@ -41,6 +41,9 @@ func (op *cancelOp) cancel(s *shard, at *located) error {
 	if at.state == Done || at.state == Canceled {
 		return notWaiting(at)
 	}
+	if !s.hasRoom(roomScarce) && s.retention(at.lane.queue, at.rec.Retention) != 0 { // it would be moved
+		return s.errNoRoom()
+	}
 	if at.lease != nil && s.node == nil { // in a cluster it is in the news
 		op.runner, op.receipt = at.lease.runner, at.lease.receipt()
 	}

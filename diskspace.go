@@ -13,26 +13,35 @@ import (
 // The owner asks the file system before a group, if it has committed lookBytes
 // since it asked last, or some time has passed. A file system that cannot tell is
 // never full.
+//
+// Invariant: while the level is roomNone or roomEmpty, the owner's clock stands
+// still, since those who hold leases can neither end nor extend them.
 type diskSpace struct {
-	fs        vfs.FS
-	dir       string
-	low, full uint64 // bytes of free space below which it is so
+	fs  vfs.FS
+	dir string
+	low uint64 // bytes of free space below which there is not enough; 0: no limit
 
 	level   room
 	free    uint64 // bytes, when it was asked
-	next    uint64 // when to ask again before a group; monotonic clock, ms
+	next    uint64 // when to ask again before a group, by ownerClock.read
 	recheck uint64 // when to ask again though nobody calls, if something waits for room
 	written int    // bytes committed since it was asked
 	parked  []operation
 }
 
-// room is how much of it there is.
+// room is how much of it there is. Whatever goes on at a level goes on at those
+// above it. What a level adds to the disk is bounded by what those above have let
+// in, so that the reserve below MinFreeBytes is used up step by step: by tasks that
+// are claimed, then by what becomes of them, then by what gives space back. The
+// last half is for the tables and compactions of all this.
 type room uint8
 
 const (
-	roomy    room = iota
-	roomLow       // what adds data is refused
-	roomNone      // whatever writes is refused
+	roomy      room = iota
+	roomLow         // below MinFreeBytes: what adds tasks is refused
+	roomScarce      // below 3/4 of it: leases are ended and extended, and none is granted
+	roomNone        // below 1/2: only what gives space back is written
+	roomEmpty       // below 1/4: nothing is written
 )
 
 const (
@@ -42,50 +51,62 @@ const (
 )
 
 func newDiskSpace(opts *Options, dir string) diskSpace {
-	low := uint64(max(opts.MinFreeBytes, 0))
-	return diskSpace{fs: opts.fs, dir: dir, low: low, full: low / 2}
+	return diskSpace{fs: opts.fs, dir: dir, low: uint64(max(opts.MinFreeBytes, 0))}
 }
 
-// look asks the file system if it is time to.
+// measure asks the file system.
+func (d *diskSpace) measure() room {
+	if d.low == 0 {
+		return roomy
+	}
+	usage, err := d.fs.GetDiskUsage(d.dir)
+	d.free = usage.AvailBytes
+	switch quarter := d.low / 4; {
+	case err != nil || d.free >= d.low:
+		return roomy
+	case d.free >= d.low-quarter:
+		return roomLow
+	case d.free >= d.low/2:
+		return roomScarce
+	case d.free >= quarter:
+		return roomNone
+	}
+	return roomEmpty
+}
+
+// look measures the room if it is time to.
 func (s *shard) look() {
 	d := &s.space
-	if s.now < d.next && d.written < lookBytes {
+	now := s.clock.read
+	if now < d.next && d.written < lookBytes {
 		return
 	}
 	before := d.level
-	d.level, d.written, d.next, d.recheck = roomy, 0, s.now+lookEvery, s.now+lookEvery
-	if d.low == 0 {
-		return
-	}
-	usage, err := d.fs.GetDiskUsage(d.dir)
-	if d.free = usage.AvailBytes; err == nil && d.free < d.low {
-		d.level, d.next = roomLow, s.now+lookEveryFull
-		if d.free < d.full {
-			d.level = roomNone
-		}
+	d.level, d.written, d.next, d.recheck = d.measure(), 0, now+lookEvery, now+lookEvery
+	if d.level > roomy {
+		d.next = now + lookEveryFull
 	}
 	if d.level != before {
 		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.free, "level", d.level.String())
 	}
-	if d.level == roomNone {
-		s.dropParked()
-	} else if len(d.parked) > 0 {
+	if d.level < before {
 		s.deferred = append(s.deferred, d.parked...)
 		clear(d.parked)
 		d.parked = d.parked[:0]
 	}
+	s.dropParked()
 }
 
 func (r room) String() string {
-	return [...]string{"enough", "low", "none"}[r]
+	return [...]string{"enough", "low", "scarce", "none", "empty"}[r]
 }
 
-// dropParked forgets claims whose callers have gone.
+// dropParked refuses what waits for room if nobody waits for it any more.
 func (s *shard) dropParked() {
 	kept := s.space.parked[:0]
 	for _, op := range s.space.parked {
-		if c, ok := op.(*claimOp); ok && c.isTaken() {
-			c.unref()
+		if w, ok := op.(roomWaiter); ok && !w.waitsForRoom() {
+			refuse(op, s.errNoRoom())
 			continue
 		}
 		kept = append(kept, op)
@@ -94,59 +115,122 @@ func (s *shard) dropParked() {
 	s.space.parked = kept
 }
 
-// holdsBack reports whether something that is due waits for room.
+// hasRoom reports whether there is room for what goes on down to a level.
+func (s *shard) hasRoom(level room) bool { return s.space.level <= level }
+
+// holdsBack reports whether something waits for room, or may.
 func (s *shard) holdsBack() bool {
-	switch s.space.level {
-	case roomy:
-		return false
-	case roomLow:
-		return s.recurring.next <= s.wall // a tick
-	}
-	return true
+	return !s.hasRoom(roomLow) || !s.hasRoom(roomy) && s.recurring.next <= s.wall // a tick
 }
 
-// decide resolves an operation, if there is room for what it writes. Otherwise
-// it refuses it, or parks it if nobody would call again.
+// errNoRoom is why an operation is refused.
+func (s *shard) errNoRoom() error {
+	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", ErrDiskFull, s.index, s.space.free, s.space.low)
+}
+
+// decide resolves an operation if there is room for what it writes.
 func (s *shard) decide(op operation) {
-	if s.space.level == roomy || s.space.hasRoom(op) {
+	if s.hasRoom(roomy) || s.hasRoom(roomOf(op)) {
 		op.resolve(s)
 		return
 	}
-	if s.space.level == roomNone && waitsForRoom(op) {
-		s.space.parked = append(s.space.parked, op)
-		return
-	}
-	refuse(op, fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", ErrDiskFull, s.index, s.space.free, s.space.low))
+	s.putOff(op)
 }
 
-// hasRoom reports whether an operation may go on. REQUIRES: the disk is not roomy.
-func (d *diskSpace) hasRoom(op operation) bool {
-	if d.level == roomLow {
-		switch op := op.(type) {
-		case *produceOp, *setScheduleOp:
-			return false
-		case *completeOp:
-			return len(op.next) == 0
-		}
-		return true
-	}
-	switch op.(type) {
-	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp, *leaveOp, *sweepOp: // they write nothing
-		return true
-	case *renewOp, *permitsOp, *permitsTold, *askPermitsOp: // nor what is worth mentioning
-		return true
-	}
-	return false
-}
-
-// waitsForRoom reports whether an operation is a claim that waits, or one of
-// codeq itself.
-func waitsForRoom(op operation) bool {
+// putOff has an operation wait for room if nobody would call again, and refuses
+// any other.
+func (s *shard) putOff(op operation) {
 	switch op := op.(type) {
 	case *claimOp:
-		return !op.noWait
+		if op.isTaken() {
+			op.unref()
+			return
+		}
+		op.full = s.errNoRoom()
+		s.passOn(op)
+		return
 	case *parcel, *confirmOp, *joinOp, *interestOp, *permitsAnswer, *serveOp:
+		s.space.parked = append(s.space.parked, op)
+		return
+	case roomWaiter:
+		if op.waitsForRoom() {
+			s.space.parked = append(s.space.parked, op)
+			return
+		}
+	}
+	refuse(op, s.errNoRoom())
+}
+
+// roomOf is the level down to which an operation goes on.
+func roomOf(op operation) room {
+	switch op := op.(type) {
+	case *produceOp, *setScheduleOp:
+		return roomy
+	case *claimOp, *parcel:
+		return roomLow
+	case *alterOp:
+		return op.how.room()
+	case *bulkOp:
+		return op.how.room()
+	case *completeOp:
+		if len(op.next) == 0 {
+			return roomNone // unless the task is kept
+		}
+	case *cancelOp: // unless the task is kept
+		return roomNone
+	case *deleteScheduleOp, *releaseKeyOp, *confirmOp:
+		return roomNone
+	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp, *leaveOp, *sweepOp: // they write nothing
+		return roomEmpty
+	case *renewOp, *permitsOp, *permitsTold, *askPermitsOp, *resumeOp: // nor what is worth mentioning
+		return roomEmpty
+	}
+	return roomScarce
+}
+
+func (how alteration) room() room {
+	if how == alterPurge {
+		return roomNone
+	}
+	return roomLow
+}
+
+// roomWaiter is an operation that waits for room as long as its caller does.
+type roomWaiter interface {
+	operation
+	waitsForRoom() bool
+}
+
+// roomWait is part of operations whose callers may wait for room, as Run does with
+// what its handlers have returned.
+type roomWait struct {
+	gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
+	left chan struct{}   // is gone, of a caller on another node
+}
+
+func (w *roomWait) waitsForRoom() bool {
+	if w.gone == nil {
+		return false
+	}
+	select {
+	case <-w.gone:
+		return false
+	default:
 		return true
 	}
-	return false
+}
+
+// setWaits is for an operation of another node.
+func (w *roomWait) setWaits(waits bool) {
+	if waits {
+		w.left = make(chan struct{})
+		w.gone = w.left
+	}
+}
+
+// abandon says that the caller on another node has gone.
+func (w *roomWait) abandon(*shard) {
+	if w.left != nil {
+		close(w.left)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -101,77 +102,281 @@ func (d *smallDisk) fill(t *testing.T, q *Queue) (produced int) {
 // free makes so much room.
 func (d *smallDisk) free(bytes int64) { d.size.Store(d.used.Load() + bytes) }
 
-// TestDiskFull: below MinFreeBytes nothing is added, below half of it nothing is
-// written, what reads goes on, and everything does when there is room.
+// diskTestLevels is free space at each level.
+var diskTestLevels = [...]int64{
+	roomy:      64 << 20,
+	roomLow:    diskTestFree - 1,
+	roomScarce: diskTestFree/4*3 - 1,
+	roomNone:   diskTestFree/2 - 1,
+	roomEmpty:  diskTestFree/4 - 1,
+}
+
+// drop has the queue find a level of room.
+func (d *smallDisk) drop(level room) {
+	time.Sleep(2 * lookEvery * time.Millisecond) // flushes end
+	d.free(diskTestLevels[level])
+	time.Sleep(2 * lookEvery * time.Millisecond)
+}
+
+// TestDiskLevels: every verb goes on down to its level, and is refused below it with
+// nothing changed.
+func TestDiskLevels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		disk := newSmallDisk(64 << 20)
+		q := openOnSmallDisk(t, disk, func(o *Options) { o.MaxAttempts = 10 })
+		task := Task{Queue: "a", Payload: []byte("more")}
+		kept := Task{Queue: "kept", Retention: time.Hour}
+		lease := func(task Task) Receipt {
+			task.Queue += " leased"
+			_, err := q.Produce(ctx, task)
+			require.NoError(t, err)
+			return claimNow(t, q, task.Queue).Receipt
+		}
+		dead := func(queue string) ID {
+			r := lease(Task{Queue: queue})
+			require.NoError(t, q.DeadLetter(ctx, r, nil))
+			return r.ID
+		}
+		waits := func(task Task) ID {
+			id, err := q.Produce(ctx, task)
+			require.NoError(t, err)
+			return id
+		}
+		schedule := func(name string) Schedule { return Schedule{Name: name, Cron: "@yearly", Task: task} }
+		verbs := []struct {
+			name  string
+			level room // down to which it goes on
+			plan  func() func() error
+		}{
+			{"Produce", roomy, func() func() error {
+				return func() error { _, err := q.Produce(ctx, task); return err }
+			}},
+			{"ProduceBatch", roomy, func() func() error {
+				return func() error { _, err := q.ProduceBatch(ctx, []Task{task, task}); return err }
+			}},
+			{"SetSchedule", roomy, func() func() error {
+				return func() error { return q.SetSchedule(ctx, schedule("new")) }
+			}},
+			{"Claim", roomLow, func() func() error {
+				waits(Task{Queue: "to claim"})
+				return func() error {
+					_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"to claim"}, NoWait: true})
+					return err
+				}
+			}},
+			{"Redrive", roomLow, func() func() error {
+				id := dead("dead")
+				return func() error { return q.Redrive(ctx, id) }
+			}},
+			{"SetPriority", roomLow, func() func() error {
+				id := waits(Task{Queue: "b"})
+				return func() error { return q.SetPriority(ctx, id, 7) }
+			}},
+			{"Complete with a follow-up", roomScarce, func() func() error {
+				r := lease(task)
+				return func() error { return q.Complete(ctx, r, nil, task) }
+			}},
+			{"Complete, kept", roomScarce, func() func() error {
+				r := lease(kept)
+				return func() error { return q.Complete(ctx, r, []byte("result")) }
+			}},
+			{"Retry", roomScarce, func() func() error {
+				r := lease(task)
+				return func() error { return q.Retry(ctx, r, RetryOptions{}) }
+			}},
+			{"Release", roomScarce, func() func() error {
+				r := lease(task)
+				return func() error { return q.Release(ctx, r, time.Hour) }
+			}},
+			{"DeadLetter", roomScarce, func() func() error {
+				r := lease(task)
+				return func() error { return q.DeadLetter(ctx, r, nil) }
+			}},
+			{"Extend", roomScarce, func() func() error {
+				r := lease(task)
+				return func() error { return q.Extend(ctx, r, 2*time.Hour) }
+			}},
+			{"Cancel, kept", roomScarce, func() func() error {
+				id := waits(kept)
+				return func() error { return q.Cancel(ctx, id) }
+			}},
+			{"Configure", roomScarce, func() func() error {
+				return func() error { return q.Configure(ctx, "b", func(s *Settings) { s.Concurrency++ }) }
+			}},
+			{"Complete", roomNone, func() func() error {
+				r := lease(task)
+				return func() error { return q.Complete(ctx, r, []byte("dropped")) }
+			}},
+			{"Cancel", roomNone, func() func() error {
+				id := waits(task)
+				return func() error { return q.Cancel(ctx, id) }
+			}},
+			{"Cancel, leased", roomNone, func() func() error {
+				r := lease(task)
+				return func() error { return q.Cancel(ctx, r.ID) }
+			}},
+			{"DeleteSchedule", roomNone, func() func() error {
+				require.NoError(t, q.SetSchedule(ctx, schedule("old")))
+				return func() error { return q.DeleteSchedule(ctx, "old") }
+			}},
+			{"ReleaseKey", roomNone, func() func() error {
+				t := Task{Queue: "keys", Unique: Unique{Key: "k", For: time.Hour}}
+				_, _ = q.Produce(ctx, t) // it may be there from the last time
+				return func() error { return q.ReleaseKey(ctx, t) }
+			}},
+			{"Purge", roomNone, func() func() error {
+				dead("dead to purge")
+				return func() error { _, err := q.Purge(ctx, DeadLetters{Queue: "dead to purge leased"}); return err }
+			}},
+			{"Stats", roomEmpty, func() func() error {
+				return func() error { _, err := q.Stats(ctx); return err }
+			}},
+			{"Get", roomEmpty, func() func() error {
+				id := waits(kept)
+				return func() error { _, err := q.Get(ctx, id); return err }
+			}},
+			{"List", roomEmpty, func() func() error {
+				return func() error {
+					for _, err := range q.List(ctx, ListOptions{State: Leased}) {
+						return err
+					}
+					return nil
+				}
+			}},
+			{"Schedules", roomEmpty, func() func() error {
+				return func() error { _, err := q.Schedules(ctx); return err }
+			}},
+		}
+		for level := roomy; level <= roomEmpty; level++ {
+			disk.drop(roomy)
+			calls := make([]func() error, len(verbs))
+			for i, v := range verbs {
+				calls[i] = v.plan()
+			}
+			disk.drop(level)
+			for i, v := range verbs {
+				before, err := q.list()
+				require.NoError(t, err)
+				err = calls[i]()
+				if level <= v.level {
+					require.NoError(t, err, "%s at level %s", v.name, level)
+					continue
+				}
+				require.ErrorIs(t, err, ErrDiskFull, "%s at level %s", v.name, level)
+				require.ErrorContains(t, err, "shard ")
+				after, err := q.list()
+				require.NoError(t, err)
+				require.Equal(t, before, after, v.name)
+			}
+			if level > roomScarce {
+				require.ErrorIs(t, q.Checkpoint(ctx, "copy"), ErrDiskFull)
+			}
+			disk.free(64 << 20)
+			time.Sleep(time.Second)
+			for i, v := range verbs { // what was refused has changed nothing
+				if level > v.level {
+					require.NoError(t, calls[i](), "%s after level %s", v.name, level)
+				}
+			}
+			require.NoError(t, q.checkAll())
+			require.NoError(t, q.checkMemory())
+		}
+		require.NoError(t, q.Close())
+		require.NoError(t, openOnSmallDisk(t, disk, nil).Close())
+	})
+}
+
+// TestDiskFull: a disk that producers fill ends in refusals, with the reserve for
+// what was claimed untouched; claims that wait do so until there is room.
 func TestDiskFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		disk := newSmallDisk(8 << 20)
 		q := openOnSmallDisk(t, disk, nil)
-		produced := disk.fill(t, q)
-		require.Greater(t, produced, 30)
-		time.Sleep(time.Second)
-		disk.free(diskTestFree - 1)
-
-		task := Task{Queue: "a", Payload: []byte("more")}
-		for shard := range 2 {
-			_, err := q.startingAt(shard).Produce(ctx, task)
-			require.ErrorIs(t, err, ErrDiskFull)
-			require.ErrorContains(t, err, fmt.Sprint("shard ", shard))
-			_, err = q.startingAt(shard).ProduceBatch(ctx, []Task{task})
-			require.ErrorIs(t, err, ErrDiskFull)
-		}
-		require.ErrorIs(t, q.SetSchedule(ctx, Schedule{Name: "s", Cron: "@daily", Task: task}), ErrDiskFull)
-		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
-		require.NoError(t, err)
-		require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil, task), ErrDiskFull)
-		require.NoError(t, q.Extend(ctx, l.Receipt, time.Hour))
-		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
-		kept, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
-		require.NoError(t, err)
-
-		disk.free(diskTestFree/2 - 1)
-		time.Sleep(time.Second)
-		require.ErrorIs(t, q.Complete(ctx, kept.Receipt, nil), ErrDiskFull)
-		require.ErrorIs(t, q.Retry(ctx, kept.Receipt, RetryOptions{}), ErrDiskFull)
-		_, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
-		require.ErrorIs(t, err, ErrDiskFull)
+		require.Greater(t, disk.fill(t, q), 30)
+		require.Greater(t, disk.size.Load()-disk.used.Load(), int64(diskTestFree)*3/4)
+		disk.drop(roomScarce)
 		short, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		_, err = q.Claim(short, ClaimRequest{Queues: []string{"a"}})
+		_, err := q.Claim(short, ClaimRequest{Queues: []string{"a"}})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		waiting := make(chan error, 1)
 		go func() {
 			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
 			waiting <- err
 		}()
-		stats, err := q.Stats(ctx)
-		require.NoError(t, err)
-		require.EqualValues(t, produced-2, stats["a"].Ready)
-		info, err := q.Get(ctx, kept.ID)
-		require.NoError(t, err)
-		require.Equal(t, Leased, info.State)
-		listed := 0
-		for _, err := range q.List(ctx, ListOptions{Queue: "a", State: Ready}) {
-			require.NoError(t, err)
-			listed++
+		for level := roomScarce; level <= roomEmpty; level++ {
+			disk.drop(level)
+			require.Empty(t, waiting)
 		}
-		require.Equal(t, produced-2, listed)
-		synctest.Wait()
-		require.Empty(t, waiting)
-		require.ErrorIs(t, q.Checkpoint(ctx, "copy"), ErrDiskFull)
-
 		disk.free(64 << 20)
 		require.NoError(t, <-waiting, "nobody has called")
-		require.NoError(t, q.Complete(ctx, kept.Receipt, nil, task))
-		for shard := range 2 {
-			_, err = q.startingAt(shard).Produce(ctx, task)
-			require.NoError(t, err)
-		}
-		require.NoError(t, q.checkAll())
-		require.NoError(t, q.checkMemory())
 		require.NoError(t, q.Close())
-		require.NoError(t, openOnSmallDisk(t, disk, nil).Close())
+	})
+}
+
+// TestDiskFullLeases: no time in which a lease could neither be ended nor extended
+// counts against it; time in which it could does.
+func TestDiskFullLeases(t *testing.T) {
+	for _, reopened := range []bool{false, true} {
+		t.Run(fmt.Sprint("reopened ", reopened), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				disk := newSmallDisk(64 << 20)
+				q := openOnSmallDisk(t, disk, nil)
+				produce(t, q, Task{Queue: "a"})
+				claim := ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute}
+				l, err := q.Claim(ctx, claim)
+				require.NoError(t, err)
+				for _, level := range []room{roomNone, roomEmpty, roomNone} {
+					disk.drop(level)
+					require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrDiskFull)
+					if reopened {
+						require.NoError(t, q.Close())
+						q = openOnSmallDisk(t, disk, nil)
+					}
+					time.Sleep(time.Hour)
+				}
+				disk.free(64 << 20)
+				time.Sleep(lookEvery * time.Millisecond)
+				require.NoError(t, q.Extend(ctx, l.Receipt, time.Minute))
+				disk.drop(roomScarce)
+				time.Sleep(time.Minute)
+				require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrLeaseLost)
+				disk.drop(roomy)
+				l, err = q.Claim(ctx, claim)
+				require.NoError(t, err)
+				require.Equal(t, 2, l.Attempt)
+				require.NoError(t, q.checkAll())
+				require.NoError(t, q.Close())
+			})
+		})
+	}
+}
+
+// TestDiskFullForgets: what has ended and is kept goes when its time comes, and what
+// a queue is to forget can be purged, though there is no room for more.
+func TestDiskFullForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		disk := newSmallDisk(64 << 20)
+		q := openOnSmallDisk(t, disk, nil)
+		for range 10 {
+			produce(t, q, Task{Queue: "a", Retention: time.Minute})
+			require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil))
+		}
+		done := func() int {
+			stats, err := q.Stats(ctx)
+			require.NoError(t, err)
+			return int(stats["a"].Done)
+		}
+		disk.drop(roomNone)
+		require.Equal(t, 10, done())
+		time.Sleep(2 * time.Minute)
+		require.Zero(t, done())
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.Close())
 	})
 }
 
@@ -220,8 +425,11 @@ func TestDiskFullForTimes(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				now, leased, scheduled = counts()
 				require.Greater(t, now, 110, "every tick")
-				require.Zero(t, leased)
+				require.Equal(t, 1, leased, "no lease has ended in time without room")
 				require.Zero(t, scheduled)
+				time.Sleep(time.Minute)
+				_, leased, _ = counts()
+				require.Zero(t, leased)
 			}
 		}
 		require.NoError(t, q.Close())
@@ -259,6 +467,127 @@ func TestDiskFullForRun(t *testing.T) {
 		require.EqualValues(t, tasks, done.Load())
 		cancel()
 		require.NoError(t, <-ended)
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestDiskFullKeepsOutcomes: what handlers return while the disk is full, at whatever
+// level, is stored when there is room. Nothing is reported as failed, no attempt
+// counts twice, and no task dies of success.
+func TestDiskFullKeepsOutcomes(t *testing.T) {
+	for level := roomLow; level <= roomEmpty; level++ {
+		t.Run(level.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				disk := newSmallDisk(64 << 20)
+				q := openOnSmallDisk(t, disk, func(o *Options) { o.LeaseFor, o.MaxAttempts = time.Minute, 3 })
+				for _, queue := range []string{"follow", "keep", "retry", "snooze", "drop"} {
+					for range 3 {
+						produce(t, q, Task{Queue: queue, Retention: map[string]time.Duration{"keep": Forever}[queue]})
+					}
+				}
+				full := make(chan struct{})
+				calls := make(map[string]int)
+				var mu sync.Mutex
+				var reported []error
+				mux := new(Mux)
+				handle := func(queue string, do func(*Job[[]byte]) error) {
+					Handle(mux, queue, func(_ context.Context, j *Job[[]byte]) error {
+						mu.Lock()
+						calls[queue]++
+						mu.Unlock()
+						<-full
+						return do(j)
+					})
+				}
+				handle("follow", func(j *Job[[]byte]) error {
+					j.FollowUp(Task{Queue: "next"}, Task{Queue: "next", Group: "g"})
+					return nil
+				})
+				handle("keep", func(j *Job[[]byte]) error { j.SetResult([]byte("result")); return nil })
+				handle("retry", func(*Job[[]byte]) error { return RetryAfter(100*time.Hour, errors.New("no")) })
+				handle("snooze", func(*Job[[]byte]) error { return Snooze(100 * time.Hour) })
+				handle("drop", func(*Job[[]byte]) error { return nil })
+				ended := make(chan error, 1)
+				go func() {
+					ended <- q.Run(ctx, mux, &RunOptions{Concurrency: 20, OnError: func(_ *Lease, err error) {
+						mu.Lock()
+						reported = append(reported, err)
+						mu.Unlock()
+					}})
+				}()
+				synctest.Wait()
+				disk.drop(level)
+				close(full)
+				time.Sleep(time.Hour)
+				disk.free(64 << 20)
+				time.Sleep(10 * time.Second)
+				stats, err := q.Stats(ctx)
+				require.NoError(t, err)
+				require.Equal(t, map[string]Counts{
+					"follow": {}, "keep": {Done: 3}, "retry": {Scheduled: 3}, "snooze": {Scheduled: 3}, "drop": {},
+					"next": {Ready: 4, Blocked: 2},
+				}, stats)
+				require.Equal(t, map[string]int{"follow": 3, "keep": 3, "retry": 3, "snooze": 3, "drop": 3}, calls)
+				require.Len(t, reported, 3)
+				for _, err := range reported {
+					require.EqualError(t, err, "no")
+				}
+				require.NoError(t, q.checkAll())
+				cancel()
+				require.NoError(t, <-ended)
+				require.NoError(t, q.Close())
+			})
+		})
+	}
+}
+
+// TestDiskFullAtTheEndOfRun: Run and Close wait for room as long as for handlers and no
+// longer; then what could not be stored is reported, and done again.
+func TestDiskFullAtTheEndOfRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const tasks = 8
+		disk := newSmallDisk(64 << 20)
+		q := openOnSmallDisk(t, disk, nil)
+		for range tasks {
+			produce(t, q, Task{Queue: "a"})
+		}
+		full := make(chan struct{})
+		var done atomic.Int64
+		mux := new(Mux)
+		Handle(mux, "a", func(context.Context, *Job[[]byte]) error {
+			<-full
+			if done.Add(1)%2 == 0 {
+				return Snooze(time.Minute)
+			}
+			return nil
+		})
+		errs := make(chan error, 2*tasks)
+		ended := make(chan error, 1)
+		go func() {
+			ended <- q.Run(t.Context(), mux, &RunOptions{
+				Concurrency: tasks, Grace: 5 * time.Second, OnError: func(_ *Lease, err error) { errs <- err },
+			})
+		}()
+		synctest.Wait()
+		disk.drop(roomEmpty)
+		close(full)
+		synctest.Wait()
+		require.Empty(t, errs)
+		begin := time.Now()
+		require.NoError(t, q.Close())
+		require.ErrorIs(t, <-ended, ErrClosed)
+		require.LessOrEqual(t, time.Since(begin), 12*time.Second)
+		require.Len(t, errs, tasks)
+		for range tasks {
+			require.ErrorIs(t, <-errs, ErrDiskFull)
+		}
+		disk.free(64 << 20)
+		q = openOnSmallDisk(t, disk, nil)
+		stats, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, tasks, stats["a"].Ready+stats["a"].Leased)
+		require.NoError(t, q.checkAll())
 		require.NoError(t, q.Close())
 	})
 }

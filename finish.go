@@ -84,6 +84,7 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) error {
 // completeOp finishes a task and produces its follow-ups.
 type completeOp struct {
 	completion
+	roomWait
 	receipt Receipt
 	result  []byte // memory of the operation
 	next    []newTask
@@ -129,7 +130,7 @@ const maxPooledResult = 16 << 10
 // recycleComplete keeps an operation for reuse, as recycleProduce does.
 func (q *Queue) recycleComplete(op *completeOp) {
 	clear(op.next)
-	op.result, op.next, op.err, op.runner, op.lease = op.result[:0], op.next[:0], nil, nil, nil
+	op.result, op.next, op.err, op.roomWait, op.runner, op.lease = op.result[:0], op.next[:0], nil, roomWait{}, nil, nil
 	if cap(op.result) > maxPooledResult {
 		op.result = nil
 	}
@@ -152,8 +153,12 @@ func (op *completeOp) resolve(s *shard) {
 		s.postponeOp(op)
 		return
 	}
-	s.settle(op)
 	ls := s.held(op.receipt)
+	if ls != nil && !s.hasRoom(roomScarce) && s.retention(ls.lane.queue, ls.retention) != 0 {
+		s.putOff(op)
+		return
+	}
+	s.settle(op)
 	if ls == nil {
 		op.err = s.leaseLost(op.receipt)
 		return
@@ -170,12 +175,14 @@ func (op *completeOp) resolve(s *shard) {
 }
 
 func (op *completeOp) encode(dst []byte) (callKind, []byte) {
-	dst = wire.AppendBytes(appendReceipt(dst, op.receipt), op.result)
+	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), op.result)
 	return callComplete, appendTasks(dst, op.next)
 }
 
 func (op *completeOp) decode(r *wire.Reader) {
-	op.receipt, op.result, op.next = readReceipt(r), r.Bytes(), readTasks(r)
+	op.receipt = readReceipt(r)
+	op.setWaits(r.Bool())
+	op.result, op.next = r.Bytes(), readTasks(r)
 }
 
 // repeatable: whichever is applied ends the lease, and the other one finds it lost.
@@ -194,6 +201,7 @@ const (
 // failOp ends a lease without completing the task.
 type failOp struct {
 	completion
+	roomWait
 	receipt Receipt
 	how     failure
 	wait    int64 // ms; negative: by the backoff
@@ -243,12 +251,14 @@ func (op *failOp) resolve(s *shard) {
 }
 
 func (op *failOp) encode(dst []byte) (callKind, []byte) {
-	dst = append(appendReceipt(dst, op.receipt), byte(op.how))
+	dst = append(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), byte(op.how))
 	return callFail, wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause)
 }
 
 func (op *failOp) decode(r *wire.Reader) {
-	op.receipt, op.how, op.wait, op.cause = readReceipt(r), failure(r.Byte()), r.Int(), r.String()
+	op.receipt = readReceipt(r)
+	op.setWaits(r.Bool())
+	op.how, op.wait, op.cause = failure(r.Byte()), r.Int(), r.String()
 }
 
 func (op *failOp) repeatable() bool { return true } // as completeOp

@@ -60,7 +60,7 @@ func newLeaseTable(now uint64) leaseTable {
 	return leaseTable{byID: make(map[ID]*lease), wheel: wheel.New[*lease](int64(now))}
 }
 
-// add puts a lease into the table. deadline is by the shard's monotonic clock.
+// add puts a lease into the table. deadline is by the shard's clock of leases.
 func (t *leaseTable) add(l *lease, deadline uint64) {
 	l.expiry.Value = l
 	t.byID[l.id] = l

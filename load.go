@@ -41,6 +41,7 @@ func openShard(index int, opts *Options, d *directory, shared *caches, gates *ga
 // claim asks for them.
 func (s *shard) load() error {
 	s.tick()
+	s.look()
 	s.leases = newLeaseTable(s.now)
 	var seed [32]byte
 	binary.LittleEndian.PutUint64(seed[:], rand.Uint64())
@@ -245,6 +246,8 @@ func (s *shard) loadLease(r *leaseRecord, e *keys.LeaseEntry) error {
 	deadline := s.now
 	switch {
 	case s.node != nil: // its worker lives, perhaps, and the clocks of nodes differ
+		deadline += e.Duration
+	case !r.local && !s.hasRoom(roomScarce): // it is unknown for how long there has been none
 		deadline += e.Duration
 	case !r.local && r.deadline > s.wall:
 		deadline += min(r.deadline-s.wall, e.Duration)

@@ -125,7 +125,7 @@ func (s *shard) produceTicks() {
 	}
 }
 
-func (s *shard) ticksAreDue() bool { return s.recurring.next <= s.wall && s.space.level == roomy }
+func (s *shard) ticksAreDue() bool { return s.recurring.next <= s.wall }
 
 // recur produces the tasks of one schedule that is due, and stores how far it
 // has come.

@@ -25,7 +25,8 @@ type RunOptions struct {
 	// Options.LeaseFor.
 	LeaseFor time.Duration
 	// Grace is how long handlers may go on when Run is to end; then their
-	// context is cancelled and their tasks are given back. Default: 10 s;
+	// context is cancelled and their tasks are given back. What handlers have
+	// returned waits as long again for room on a full disk. Default: 10 s;
 	// negative: no grace.
 	Grace time.Duration
 	// OnError is told of every failed attempt (a handler's error or a
@@ -48,6 +49,9 @@ const fetchCap = 256
 // when its task's Timeout is over (cause context.DeadlineExceeded), when its
 // lease is lost (cause ErrLeaseLost, or ErrFailed with its shard), and when Run has waited for Grace
 // (cause: that of ctx, or ErrClosed).
+//
+// While there is no room on the disk, the outcomes of handlers wait for it, and
+// their tasks are not lost to them meanwhile.
 //
 // When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace
 // for its handlers, cancels the rest, and gives their tasks back without
@@ -99,10 +103,13 @@ type runner struct {
 
 	void voidList // receipts of canceled tasks
 
-	hearts   []*heart       // one for each shard
-	running  sync.WaitGroup // workers
-	stored   sync.WaitGroup // completions under way
-	forwards chan struct{}  // has one element for each of them that a worker has sent to another node; bounds them
+	hearts  []*heart       // one for each shard
+	running sync.WaitGroup // workers
+	stored  sync.WaitGroup // completions under way
+	// storing ends when what handlers have returned waits for room no longer.
+	storing     context.Context
+	stopStoring context.CancelCauseFunc
+	forwards    chan struct{} // has one element for each of them that a worker has sent to another node; bounds them
 }
 
 func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
@@ -145,6 +152,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 		r.req.Weights = nil
 	}
 	r.values = context.WithoutCancel(ctx)
+	r.storing, r.stopStoring = context.WithCancelCause(context.Background())
 	r.free = o.Concurrency
 	r.wake, r.room = sync.NewCond(&r.mu), sync.NewCond(&r.mu)
 	return r, nil
@@ -215,7 +223,7 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	beats.Wait()
 	stopClaims(nil)
-	r.stored.Wait()
+	r.awaitStored()
 	switch {
 	case err != nil:
 		return errors.Join(failed, err)
@@ -293,9 +301,11 @@ func (r *runner) drain(cause error) error {
 	r.ended = true
 	r.mu.Unlock()
 	r.wake.Broadcast()
-	for i := range waiting {
-		r.giveBack(waiting[i].receipt, nil)
-	}
+	r.stored.Go(func() {
+		for i := range waiting {
+			r.giveBack(waiting[i].receipt, nil)
+		}
+	})
 	idle := make(chan struct{})
 	go func() {
 		r.running.Wait()
@@ -316,14 +326,36 @@ func (r *runner) drain(cause error) error {
 	if within(idle, max(r.opts.Grace, time.Second)) {
 		return nil
 	}
+	r.stopStoring(errRunEnds) // what workers do whose handlers have ended
 	running := 0
 	for _, w := range r.workers {
 		if w.busy() {
 			running++
 		}
 	}
+	if running == 0 {
+		<-idle
+		return nil
+	}
 	return fmt.Errorf("%w: %d", ErrHandlersRunning, running)
 }
+
+// awaitStored returns when the outcomes of all handlers are stored, or refused: for
+// room on the disk they wait no longer than Run waits for handlers.
+func (r *runner) awaitStored() {
+	done := make(chan struct{})
+	go func() {
+		r.stored.Wait()
+		close(done)
+	}()
+	if !within(done, max(r.opts.Grace, time.Second)) {
+		r.stopStoring(errRunEnds)
+		<-done
+	}
+	r.stopStoring(nil)
+}
+
+var errRunEnds = fmt.Errorf("%w: there was no room until the end of Run", ErrDiskFull)
 
 func within(done <-chan struct{}, d time.Duration) bool {
 	if d <= 0 {
@@ -346,10 +378,25 @@ func within(done <-chan struct{}, d time.Duration) bool {
 
 // giveBack returns a task as if it had not been claimed.
 func (r *runner) giveBack(receipt Receipt, l *Lease) {
-	err := r.queue.failed(context.Background(), receipt, failOp{how: failReturn}, nil)
+	err := r.failed(receipt, failOp{how: failReturn})
 	if err != nil && l != nil {
 		r.report(l, err)
 	}
+}
+
+// failed ends the lease of a handler. While there is no room on the disk, it waits.
+func (r *runner) failed(receipt Receipt, op failOp) error {
+	op.gone = r.storing.Done()
+	return r.queue.failed(r.storeContext(), receipt, op, nil)
+}
+
+// storeContext ends when an operation that another node has put off is not waited for
+// any more.
+func (r *runner) storeContext() context.Context {
+	if r.queue.node == nil || r.storing.Err() != nil {
+		return context.Background()
+	}
+	return r.storing
 }
 
 // report tells OnError, and waits for it. OnError has a goroutine of its own: it may panic, or end it.
@@ -466,7 +513,7 @@ func (w *worker) fail(l *Lease, err error) {
 	if op.how != failRelease {
 		r.report(l, err)
 	}
-	if err := r.queue.failed(context.Background(), l.Receipt, op, nil); err != nil {
+	if err := r.failed(l.Receipt, op); err != nil {
 		r.report(l, err)
 	}
 }
@@ -486,7 +533,7 @@ func (w *worker) complete(f *frame) {
 			return
 		}
 	}
-	op.runner, op.lease = r, l
+	op.runner, op.lease, op.gone = r, l, r.storing.Done()
 	r.stored.Add(1)
 	s := r.queue.shard(r.queue.shardOf(l.ID))
 	if s == nil {
@@ -508,8 +555,10 @@ func (r *runner) forward(op *completeOp) {
 	l := op.lease
 	op.runner = nil // it has a caller who waits
 	op.again()
-	_, err := r.queue.do(context.Background(), r.queue.shardOf(l.ID), op)
-	r.queue.recycleComplete(op)
+	settled, err := r.queue.do(r.storeContext(), r.queue.shardOf(l.ID), op)
+	if settled {
+		r.queue.recycleComplete(op)
+	}
 	if err != nil {
 		r.report(l, err)
 	}

@@ -174,7 +174,7 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || len(s.wants) > 0 || len(s.hungry) > 0 && s.space.level < roomNone || s.due()
+		busy := len(s.deferred) > 0 || len(s.wants) > 0 || len(s.hungry) > 0 && s.hasRoom(roomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -225,19 +225,22 @@ func (s *shard) yield() {
 
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
-	if s.holdsBack() && s.space.recheck <= s.now {
+	if s.holdsBack() && s.space.recheck <= s.clock.read {
 		return true
 	}
-	if s.space.level == roomNone {
-		return false
-	}
-	return s.upkeepIsDue() || s.leasesEnd(s.now)
+	return s.upkeepIsDue() || s.leasesEnd(s.now) && s.hasRoom(roomScarce)
 }
 
 // nextTime is when something is due by the wall clock that waits for no room, ms.
 func (s *shard) nextTime() uint64 {
-	at := min(s.nextDue.at, s.nextExpiry, s.nextFreed.at)
-	if !s.holdsBack() {
+	at := uint64(never)
+	if s.hasRoom(roomNone) {
+		at = min(s.nextExpiry, s.nextFreed.at)
+	}
+	if s.hasRoom(roomLow) {
+		at = min(at, s.nextDue.at)
+	}
+	if s.hasRoom(roomy) {
 		at = min(at, s.recurring.next)
 	}
 	return at
@@ -251,19 +254,17 @@ const wallCheck = uint64(time.Minute / time.Millisecond)
 // nothing wakes it but an operation.
 func (s *shard) sleep() {
 	wait := uint64(never)
-	if s.space.level < roomNone {
-		if at, ok := s.leases.wheel.Next(); ok {
-			wait = uint64(at) - s.now
-		}
-		if at := s.nextTime(); at != never {
-			wait = min(wait, at-s.wall, wallCheck)
-		}
-		if s.nextGate != never {
-			wait = min(wait, s.nextGate-s.now)
-		}
+	if at, ok := s.leases.wheel.Next(); ok && s.hasRoom(roomScarce) {
+		wait = uint64(at) - s.now
+	}
+	if at := s.nextTime(); at != never {
+		wait = min(wait, at-s.wall, wallCheck)
+	}
+	if s.nextGate != never && s.hasRoom(roomLow) {
+		wait = min(wait, s.nextGate-s.now)
 	}
 	if s.holdsBack() {
-		wait = min(wait, s.space.recheck-s.now)
+		wait = min(wait, s.space.recheck-s.clock.read)
 	}
 	if wait == never {
 		s.clock.sleep(never)
@@ -295,7 +296,7 @@ func (s *shard) resolve() {
 	s.keepUp()
 	s.decideAll()
 	s.endStep(StepOperations)
-	if len(s.hungry) > 0 && s.space.level < roomNone {
+	if len(s.hungry) > 0 && s.hasRoom(roomLow) {
 		s.budget = s.newBudget(callerBudget)
 		s.serve()
 		s.endStep(StepServe)

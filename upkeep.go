@@ -10,6 +10,7 @@ import "time"
 // upkeep is one kind of it.
 type upkeep struct {
 	kind StepKind
+	room room              // the level down to which it goes on
 	due  func(*shard) bool // reads no clock and no disk: it is asked before each group
 	do   func(*shard)      // asks spent before each unit of work; what it leaves is due again
 }
@@ -17,27 +18,24 @@ type upkeep struct {
 // upkeeps is all upkeep, in an order in which the range reads of each find on disk
 // what they ask for: before the first key of the group that is of their range.
 var upkeeps = [...]upkeep{
-	{StepPromote, (*shard).promoteIsDue, (*shard).promoteDue}, // with freeKeys, before what may schedule a task, or end one with a key
-	{StepFreeKeys, (*shard).freeKeysIsDue, (*shard).freeKeys},
-	{StepForget, (*shard).expireEndedIsDue, (*shard).expireEnded},
-	{StepWake, (*shard).wakeIsDue, (*shard).wakeBlocked},
-	{StepRecheck, (*shard).recheckIsDue, (*shard).recheckLimits},
-	{StepSend, (*shard).sendIsDue, (*shard).sendOut},
-	{StepGates, (*shard).gatesAreDue, (*shard).openGates},
-	{StepReap, (*shard).reapIsDue, (*shard).reap},
-	{StepTicks, (*shard).ticksAreDue, (*shard).produceTicks},
-	{StepTidy, (*shard).sweepIsDue, (*shard).sweepTickets},
+	{StepPromote, roomLow, (*shard).promoteIsDue, (*shard).promoteDue}, // with freeKeys, before what may schedule a task, or end one with a key
+	{StepFreeKeys, roomNone, (*shard).freeKeysIsDue, (*shard).freeKeys},
+	{StepForget, roomNone, (*shard).expireEndedIsDue, (*shard).expireEnded},
+	{StepWake, roomLow, (*shard).wakeIsDue, (*shard).wakeBlocked},
+	{StepRecheck, roomLow, (*shard).recheckIsDue, (*shard).recheckLimits},
+	{StepSend, roomLow, (*shard).sendIsDue, (*shard).sendOut},
+	{StepGates, roomLow, (*shard).gatesAreDue, (*shard).openGates},
+	{StepReap, roomScarce, (*shard).reapIsDue, (*shard).reap},
+	{StepTicks, roomy, (*shard).ticksAreDue, (*shard).produceTicks},
+	{StepTidy, roomEmpty, (*shard).sweepIsDue, (*shard).sweepTickets},
 }
 
 // keepUp does what is due. What is due at the same time shares the budget evenly,
 // so that none of it waits for the end of another's backlog.
 func (s *shard) keepUp() {
-	if s.space.level == roomNone {
-		return
-	}
 	left := 0
 	for i := range upkeeps {
-		if upkeeps[i].due(s) {
+		if s.isDue(&upkeeps[i]) {
 			left++
 		}
 	}
@@ -50,7 +48,7 @@ func (s *shard) keepUp() {
 		if s.broken != nil {
 			return
 		}
-		if !u.due(s) {
+		if !s.isDue(u) {
 			continue
 		}
 		s.budget = s.part(whole, max(left, 1))
@@ -60,10 +58,12 @@ func (s *shard) keepUp() {
 	}
 }
 
+func (s *shard) isDue(u *upkeep) bool { return s.hasRoom(u.room) && u.due(s) }
+
 // upkeepIsDue reports whether there is upkeep to do.
 func (s *shard) upkeepIsDue() bool {
 	for i := range upkeeps {
-		if upkeeps[i].due(s) {
+		if s.isDue(&upkeeps[i]) {
 			return true
 		}
 	}
