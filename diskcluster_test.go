@@ -2,6 +2,8 @@ package codeq
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,5 +59,53 @@ func TestFullDiskOfLeader(t *testing.T) {
 		require.Equal(t, [2]error{}, produce())
 		cycle()
 		fill(other, simFree)
+
+		for range 3 {
+			require.Equal(t, [2]error{}, produce())
+		}
+		claim := ClaimRequest{Queues: []string{"a"}, NoWait: true, LeaseFor: 10 * time.Second}
+		held, err := nodes[1].Claim(ctx, claim)
+		require.NoError(t, err)
+		before, err := nodes[0].Stats(ctx)
+		require.NoError(t, err)
+		var started sync.WaitGroup
+		started.Add(2)
+		goOn := make(chan struct{})
+		ended := make(chan error, 2)
+		runs, stop := context.WithCancel(ctx)
+		for _, q := range nodes { // of the handlers, some succeed and some do not
+			mux := new(Mux)
+			var calls atomic.Int64
+			Handle(mux, "a", func(_ context.Context, j *Job[[]byte]) error {
+				if calls.Add(1) == 1 {
+					started.Done()
+				}
+				<-goOn
+				if j.ID[15]%2 == 0 {
+					return Snooze(time.Hour)
+				}
+				j.FollowUp(Task{Queue: "next"})
+				return nil
+			})
+			go func() {
+				ended <- q.Run(runs, mux, &RunOptions{
+					Concurrency: 2, LeaseFor: 10 * time.Second, OnError: func(_ *Lease, err error) { t.Error(err) },
+				})
+			}()
+		}
+		started.Wait()
+		fill(leader, diskTestFree/2-1)
+		close(goOn)
+		time.Sleep(time.Minute)
+		fill(leader, simFree)
+		require.NoError(t, nodes[1].Complete(ctx, held.Receipt, nil), "no lease has run out")
+		time.Sleep(10 * time.Second)
+		stats, err := nodes[0].Stats(ctx)
+		require.NoError(t, err)
+		require.Zero(t, stats["a"].Ready+stats["a"].Leased)
+		require.EqualValues(t, before["a"].Ready, stats["a"].Scheduled+stats["next"].Ready)
+		stop()
+		require.NoError(t, <-ended)
+		require.NoError(t, <-ended)
 	})
 }

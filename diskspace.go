@@ -168,14 +168,6 @@ func roomOf(op operation) room {
 		return roomy
 	case *claimOp, *parcel:
 		return roomLow
-	case *alterOp:
-		return op.how.room()
-	case *bulkOp:
-		return op.how.room()
-	case *completeOp:
-		if len(op.next) == 0 {
-			return roomNone // unless the task is kept
-		}
 	case *cancelOp: // unless the task is kept
 		return roomNone
 	case *deleteScheduleOp, *releaseKeyOp, *confirmOp:
@@ -184,15 +176,27 @@ func roomOf(op operation) room {
 		return roomEmpty
 	case *renewOp, *permitsOp, *permitsTold, *askPermitsOp, *resumeOp: // nor what is worth mentioning
 		return roomEmpty
+	case interface{ room() room }: // it is not the same for all of its type
+		return op.room()
 	}
 	return roomScarce
 }
+
+func (op *alterOp) room() room { return op.how.room() }
+func (op *bulkOp) room() room  { return op.how.room() }
 
 func (how alteration) room() room {
 	if how == alterPurge {
 		return roomNone
 	}
 	return roomLow
+}
+
+func (op *completeOp) room() room {
+	if len(op.next) > 0 {
+		return roomScarce
+	}
+	return roomNone // unless the task is kept
 }
 
 // roomWaiter is an operation that waits for room as long as its caller does.

@@ -35,8 +35,9 @@ var (
 	// work until the queue is closed and opened again. The operation was not
 	// applied.
 	ErrFailed = errors.New("codeq: shard failed")
-	// ErrDiskFull: less than Options.MinFreeBytes is free on the disk. The
-	// operation was not applied. The same call works once there is room.
+	// ErrDiskFull: there is less room on the disk than the operation needs, see
+	// Options.MinFreeBytes. It was not applied. The same call works once there is
+	// room, and a lease is in force as long as nothing can be done with it.
 	ErrDiskFull = errors.New("codeq: disk is full")
 	// ErrUncertain: whether the operation was applied is not known, because
 	// storage failed, ctx ended or a leader was lost while it was being committed.

@@ -72,6 +72,9 @@ func (op *probeOp) resolve(s *shard) {
 	s.settle(op)
 }
 
+// room is the level of a full disk down to which shards can be looked at.
+func (op *probeOp) room() room { return roomEmpty }
+
 // probe calls look on the owner goroutine of a shard.
 func (s *shard) probe(look func(*shard) error) error {
 	op := &probeOp{completion: newCompletion(), look: look}

@@ -105,16 +105,28 @@ type Options struct {
 	// a sorted table. Default: 16 MiB.
 	MemTableBytes int
 
-	// MinFreeBytes is how much is to stay free on the disk. While less is, what
-	// adds data is refused with ErrDiskFull: Produce, ProduceBatch, SetSchedule, and
-	// Complete with follow-ups; ticks of schedules wait. Below half of it whatever
-	// writes is refused; claims that wait go on waiting, and what is due by time,
-	// such as the expiry of leases, waits. Get, List and Stats always work, and
-	// everything does again by itself when there is room. The file system is
-	// asked at most once in a second or 4 MiB (when it is low, 0.1 s), so that others
-	// who fill the disk fast may be missed. In a cluster the disk of a shard's leader
-	// counts; followers take nothing more below a quarter of it. Negative: no limit.
-	// Default: 64 MiB, and 4 MemTableBytes for each shard.
+	// MinFreeBytes is how much is to stay free on the disk. While less is, calls
+	// that need more room than there is return ErrDiskFull, level by level; the
+	// room between two levels is for what goes on at the lower one:
+	//
+	//   - below MinFreeBytes, no tasks are added: Produce, ProduceBatch and
+	//     SetSchedule are refused, ticks of schedules wait.
+	//   - below 3/4 of it, no leases are granted: a claim that waits goes on
+	//     waiting, one with NoWait is refused, and so are Redrive, SetPriority and
+	//     SetRunAt; scheduled and blocked tasks do not become ready. Leases are
+	//     ended and extended, also by Complete with follow-ups.
+	//   - below 1/2, only what gives space back is written: Complete without
+	//     follow-ups and Cancel, of tasks without retention, Purge,
+	//     DeleteSchedule, ReleaseKey, and the end of retentions. Time counts
+	//     against no lease, as nobody can extend them; if the queue is opened
+	//     meanwhile, leases of Claim begin anew. Run keeps what its handlers return.
+	//   - below 1/4, nothing is written.
+	//
+	// Get, List and Stats always work, and everything does again by itself when
+	// there is room. The file system is asked at most once in a second or 4 MiB (when
+	// it is low, 0.1 s), so that others who fill the disk fast may be missed. In a
+	// cluster the disk of a shard's leader counts; followers take nothing more below
+	// 1/4. Negative: no limit. Default: 64 MiB, and 4 MemTableBytes for each shard.
 	MinFreeBytes int64
 
 	// Cluster makes the queue one of several nodes. Default: nil, the queue is
