@@ -1,0 +1,110 @@
+package codeq
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestCallersPassUpkeep: while much is due at the same time, whoever calls is served within
+// two groups, and no step does more than its budget.
+func TestCallersPassUpkeep(t *testing.T) {
+	n := 100_000
+	if testing.Short() {
+		n = 8000
+	}
+	const size = 1000 // of a task, in bytes
+	ctx := context.Background()
+	fill := func(t *testing.T, q *Queue, task func(i int) Task) {
+		for i := 0; i < n; i += 1000 {
+			tasks := make([]Task, min(1000, n-i))
+			for j := range tasks {
+				tasks[j] = task(i + j)
+				tasks[j].Payload = make([]byte, size)
+			}
+			_, err := q.ProduceBatch(ctx, tasks)
+			require.NoError(t, err)
+		}
+	}
+	noWait := func(t *testing.T, q *Queue) { require.Nil(t, claimNow(t, q, "a")) }
+	limited := func(t *testing.T, q *Queue) {
+		require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.ConcurrencyPerKey = 1 }))
+		fill(t, q, func(i int) Task { return Task{Queue: "a", LimitKey: "k"} })
+		require.NotNil(t, claimNow(t, q, "a"))
+	}
+	for _, load := range []struct {
+		name    string
+		prepare func(t *testing.T, q *Queue)
+		begin   func(t *testing.T, q *Queue) // makes much due
+		end     Counts                       // of queue a
+	}{
+		{"a claim parks them", limited, noWait, Counts{Leased: 1, Blocked: uint64(n - 1)}},
+		{"a limit is lifted", func(t *testing.T, q *Queue) {
+			limited(t, q)
+			noWait(t, q)
+		}, func(t *testing.T, q *Queue) {
+			require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.ConcurrencyPerKey = 0 }))
+		}, Counts{Leased: 1, Ready: uint64(n - 1)}},
+		{"they are due", func(t *testing.T, q *Queue) {
+			at := time.Now().Add(time.Second)
+			fill(t, q, func(i int) Task { return Task{Queue: "a", RunAt: at} })
+		}, func(*testing.T, *Queue) { time.Sleep(time.Second) }, Counts{Ready: uint64(n)}},
+		{"leases expire", func(t *testing.T, q *Queue) {
+			fill(t, q, func(i int) Task { return Task{Queue: "a"} })
+			for left := n; left > 0; {
+				leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 1000, LeaseFor: time.Second})
+				require.NoError(t, err)
+				left -= len(leases)
+			}
+		}, func(*testing.T, *Queue) { time.Sleep(time.Second) }, Counts{Ready: uint64(n)}},
+		{"keys become free", func(t *testing.T, q *Queue) {
+			fill(t, q, func(i int) Task {
+				return Task{Queue: "a", Unique: Unique{Key: strconv.Itoa(i), For: time.Second}}
+			})
+		}, func(*testing.T, *Queue) { time.Sleep(time.Second) }, Counts{Ready: uint64(n)}},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+				load.prepare(t, q)
+				slow := slowDown(t, q.shard(0), time.Millisecond)
+				begun := make(chan struct{})
+				go func() {
+					defer close(begun)
+					load.begin(t, q)
+				}()
+				for busy, rounds := true, 0; busy || rounds < 20; rounds++ {
+					commits := slow.commits.Load()
+					_, err := q.Produce(ctx, Task{Queue: "innocent"})
+					require.NoError(t, err)
+					require.LessOrEqual(t, slow.commits.Load()-commits, int64(2))
+					l := claimNow(t, q, "innocent")
+					require.NotNil(t, l)
+					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+					counts, err := q.Stats(ctx)
+					require.NoError(t, err)
+					busy = counts["a"] != load.end
+					select {
+					case <-begun:
+					default:
+						busy, rounds = true, 0
+					}
+				}
+				synctest.Wait()
+				st, err := q.StorageStats()
+				require.NoError(t, err)
+				for _, s := range st.Shards[0].Steps {
+					switch s.Kind {
+					case StepRefill, StepSeal, StepCommit, StepGroup, StepRelease, StepOperations: // those of prepare among them
+					default:
+						require.LessOrEqual(t, s.MaxRecords, int64(2100), s.Kind)
+						require.LessOrEqual(t, s.MaxBytes, int64(600<<10), s.Kind)
+					}
+				}
+			})
+		})
+	}
+}
