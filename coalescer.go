@@ -307,11 +307,9 @@ type taskOp struct {
 	rec []byte // nil: it is removed
 }
 
-// groupBytes ends a group early: a batch that is larger than this gains
-// nothing from company.
+// groupBytes is what callers' operations may add to a group: a batch that is larger
+// than this gains nothing from company.
 const groupBytes = 1 << 20
-
-func (g *group) full() bool { return g.size() > groupBytes }
 
 // size is how many bytes have been gathered, about.
 func (g *group) size() int { return g.batch.Len() + g.taskBytes }

@@ -154,7 +154,7 @@ type bulkOp struct {
 func (op *bulkOp) resolve(s *shard) {
 	for ; op.next < len(op.ids) && s.broken == nil; op.next++ {
 		id := op.ids[op.next]
-		if s.isBehind(id) || s.group.full() {
+		if s.isBehind(id) || s.spent() {
 			s.postponeOp(op)
 			return
 		}

@@ -415,3 +415,94 @@ func TestListLimits(t *testing.T) {
 		})
 	}
 }
+
+// TestLimitsOfCommit: lists, headers, names and keys count, and not only payloads: a batch
+// within all other limits that would be too much for one commit is refused, by every verb that
+// takes one, and nothing of it is stored.
+func TestLimitsOfCommit(t *testing.T) {
+	parents := make([]ID, MaxParents)
+	for i := range parents {
+		parents[i] = ID{1, byte(i >> 8), byte(i)}
+	}
+	wide := make([]Task, 10_000) // of default size, 10 GiB of lists
+	for i := range wide {
+		wide[i] = Task{Queue: "a", After: parents}
+	}
+	headed := make([]Task, 3000)
+	for i := range headed {
+		headed[i] = Task{Queue: "a", Headers: map[string]string{"h": text(16<<10 - 1)}}
+	}
+	for _, shards := range []int{1, 3} {
+		for name, c := range map[string]struct {
+			limits Limits
+			tasks  []Task
+			limit  string
+		}{
+			"parents of each other": {Limits{}, wide, "at most 100000 tasks"},
+			"bytes of parents":      {Limits{Parents: 1 << 20}, wide, "at most 33554432 bytes"},
+			"headers":               {Limits{}, headed, "at most 33554432 bytes"},
+			"one task":              {Limits{CommitBytes: 1000}, []Task{{Queue: "a", Payload: make([]byte, 800)}}, "at most 1000 bytes"},
+			"one task's parents":    {Limits{Parents: 9999}, wide[:1], "at most 9999 tasks"},
+		} {
+			t.Run(fmt.Sprint(name, " ", shards), func(t *testing.T) {
+				ctx := context.Background()
+				q, err := Open("q", &Options{Shards: shards, Limits: c.limits, fs: vfs.NewMem()})
+				require.NoError(t, err)
+				defer func() { require.NoError(t, q.Close()) }()
+				l := (&limited{q, t}).lease()
+				before := (&limited{q, t}).stats()
+				verbs := map[string]func() error{
+					"ProduceBatch": func() error { _, err := q.ProduceBatch(ctx, c.tasks); return err },
+					"Complete":     func() error { return q.Complete(ctx, l.Receipt, nil, c.tasks...) },
+				}
+				if len(c.tasks) == 1 {
+					verbs["Produce"] = func() error { _, err := q.Produce(ctx, c.tasks[0]); return err }
+				}
+				for verb, call := range verbs {
+					err := call()
+					require.ErrorIs(t, err, ErrInvalid, verb)
+					require.ErrorContains(t, err, c.limit, verb)
+					require.Equal(t, before, (&limited{q, t}).stats(), verb)
+				}
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			})
+		}
+	}
+}
+
+// TestLargestBatch: a batch at the limits is one commit, whatever it is large by.
+func TestLargestBatch(t *testing.T) {
+	ctx := context.Background()
+	q, err := Open("q", &Options{Shards: 1, Limits: Limits{Parents: 40_000}, fs: vfs.NewMem()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	parent := produce(t, q, Task{Queue: "p"})[0]
+	counting := &countingCommitter{}
+	require.NoError(t, q.shard(0).probe(func(s *shard) error {
+		counting.committer, s.commit = s.commit, counting
+		return nil
+	}))
+	siblings := make([]ID, 200)
+	for i := range siblings {
+		siblings[i] = Nth(i)
+	}
+	tasks := make([]Task, 400)
+	for i := range tasks {
+		tasks[i] = Task{Queue: "a", Tenant: fmt.Sprint(i), After: []ID{parent}}
+		if i >= 200 {
+			tasks[i].After = siblings[:199]
+		}
+	}
+	_, err = q.ProduceBatch(ctx, tasks)
+	require.NoError(t, err)
+	require.NoError(t, q.checkAll())
+	var cost commitCost
+	for i := range tasks {
+		n := prepare(&tasks[i], nil)
+		require.NoError(t, cost.add(&n, &farLimits))
+	}
+	st, err := q.StorageStats()
+	require.NoError(t, err)
+	require.LessOrEqual(t, st.Shards[0].Steps[StepCommit].MaxBytes, int64(cost.bytes), "the cost is not underestimated")
+	require.GreaterOrEqual(t, counting.largest, uint32(400*2+200*200))
+}

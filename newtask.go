@@ -108,6 +108,9 @@ func appendTasks(dst []byte, tasks []newTask) []byte {
 	return dst
 }
 
+// farLimits are what bounds the batches of other nodes, whose own limits may be others.
+var farLimits = Limits{Parents: maxBatchParents, CommitBytes: maxCommitBytes}
+
 // readTasks reads what appendTasks has written. The records alias the message.
 func readTasks(r *wire.Reader) []newTask {
 	n := r.Count(5)
@@ -115,7 +118,7 @@ func readTasks(r *wire.Reader) []newTask {
 		return nil
 	}
 	tasks := make([]newTask, n)
-	tied := false
+	tied, cost := false, commitCost{}
 	for i := range tasks {
 		t := &tasks[i]
 		t.key = laneKey{queue: r.String(), tenant: r.String(), priority: r.Byte()}
@@ -129,6 +132,10 @@ func readTasks(r *wire.Reader) []newTask {
 		t.runAt = rec.RunAt
 		if bound {
 			t.tied, tied = tiedOf(&rec), true
+		}
+		if cost.add(t, &farLimits) != nil {
+			r.Fail()
+			return nil
 		}
 	}
 	if tied {

@@ -154,12 +154,23 @@ type Limits struct {
 	Name       int // bytes of the name of a queue or tenant. Default: 255
 	Batch      int // tasks of a ProduceBatch, a ClaimBatch or the follow-ups of a Complete. Default: 10,000
 	BatchBytes int // bytes of all payloads of such a batch. Default: 16 MiB; at most 256 MiB
+	Parents    int // parents of all tasks of such a batch. Default: 100,000
+	// CommitBytes is how much such a batch may write, since it is one commit: what is
+	// stored of its tasks (payloads, headers, names, keys, parents), some 300 bytes for
+	// each of them, and 64 for each parent. While it is written, the shard serves nobody
+	// else. Default: twice BatchBytes or four times Payload, but at least 32 MiB; at most 1 GiB.
+	CommitBytes int
 }
 
 const (
 	maxShards = 256
 	maxLease  = 365 * 24 * time.Hour
 	minLease  = 10 * time.Millisecond
+
+	// A group has no more than two operations beyond its budgets, of maxCommitBytes each,
+	// and Pebble takes no batch of 4 GiB.
+	maxCommitBytes  = 1 << 30
+	maxBatchParents = 1 << 20
 )
 
 // clusterShards is the default in a cluster, where machines may differ.
@@ -201,12 +212,17 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.Limits.Name", &c.Limits.Name, 1, 255, 4096},
 		{"Options.Limits.Batch", &c.Limits.Batch, 1, 10_000, 1 << 20},
 		{"Options.Limits.BatchBytes", &c.Limits.BatchBytes, 1, 16 << 20, 256 << 20},
+		{"Options.Limits.Parents", &c.Limits.Parents, 1, 100_000, maxBatchParents},
+		{"Options.Limits.CommitBytes", &c.Limits.CommitBytes, 1, 0, maxCommitBytes},
 	} {
 		if *f.value == 0 {
 			*f.value = f.def
 		} else if *f.value < f.low || *f.value > f.max {
 			return nil, &InvalidError{f.name, *f.value, fmt.Sprintf("%d to %d", f.low, f.max)}
 		}
+	}
+	if c.Limits.CommitBytes == 0 {
+		c.Limits.CommitBytes = max(32<<20, 2*c.Limits.BatchBytes, 4*c.Limits.Payload)
 	}
 	if c.Durability > DurabilityNone {
 		return nil, &InvalidError{"Options.Durability", c.Durability, "DurabilityProcess, DurabilityDisk, DurabilityNone"}

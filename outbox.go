@@ -131,6 +131,7 @@ func (s *shard) sendOut() {
 		if s.out.sending[to] || s.out.waiting[to] == 0 {
 			continue
 		}
+		s.budget.begun = false // each receiver gets a message, whatever the others do
 		p := &parcel{completion: newCompletion(), from: s.index, to: to}
 		lower := keys.AppendOutbound(nil, uint32(to), s.out.first[to])
 		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
@@ -153,7 +154,7 @@ func (s *shard) sendOut() {
 				return false, err
 			}
 			p.messages = append(p.messages, m)
-			return len(p.messages) < parcelCap, nil
+			return len(p.messages) < parcelCap && !s.spent(), nil
 		})
 		if s.broken != nil {
 			return
@@ -184,7 +185,7 @@ func (p *parcel) resolve(s *shard) {
 		s.settle(p)
 		return
 	}
-	for p.taken < len(p.messages) && !s.group.full() && s.broken == nil {
+	for p.taken < len(p.messages) && s.broken == nil && !s.spent() {
 		seq := p.first + uint64(p.taken)
 		if seq > s.inbound[p.from] {
 			if !s.obey(&p.messages[p.taken]) {

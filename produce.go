@@ -29,6 +29,11 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 	}
 	op := q.produceOp()
 	op.tasks = append(op.tasks, prepare(&t, nil))
+	var cost commitCost
+	if err := cost.add(&op.tasks[0], &q.opts.Limits); err != nil {
+		q.recycleProduce(op)
+		return ID{}, err
+	}
 	shard, bound := op.tasks[0].home(len(q.replicas))
 	if !bound {
 		shard = q.anyShard()
@@ -216,13 +221,40 @@ func prepare(t *Task, records *slab) newTask {
 	return n
 }
 
+// commitCost is what new tasks write in their commit, about.
+type commitCost struct{ bytes, parents int }
+
+// The bytes that a new task writes beside its record, at the most: its keys, its place in the
+// catalogue and in counters; and those for each parent, a key or a message.
+const (
+	taskCost   = 300
+	parentCost = 64
+)
+
+// add adds a task. The error tells what is beyond the limits.
+func (c *commitCost) add(t *newTask, l *Limits) error {
+	c.bytes += len(t.rec) + len(t.key.queue) + len(t.key.tenant) + taskCost
+	if t.tied != nil {
+		c.parents += len(t.tied.parents)
+		c.bytes += len(t.tied.parents) * parentCost
+	}
+	switch {
+	case c.parents > l.Parents:
+		return &InvalidError{"parents of the batch", fmt.Sprint(c.parents, " and more"), atMostTasks(l.Parents)}
+	case c.bytes > l.CommitBytes:
+		return &InvalidError{"bytes to be written at once", bytesOf(c.bytes) + " and more", atMost(l.CommitBytes)}
+	}
+	return nil
+}
+
 // batch gathers the tasks of a verb: they are checked, and encoded into memory of its own,
 // as they are added.
 type batch struct {
 	verb    string
 	tasks   []newTask
 	records slab
-	bytes   int  // of the payloads
+	bytes   int // of the payloads
+	cost    commitCost
 	tied    bool // some are
 }
 
@@ -253,6 +285,9 @@ func (b *batch) add(tasks []Task, limits *Limits) error {
 			return &InvalidError{b.verb + " payloads", bytesOf(b.bytes) + " and more", atMost(limits.BatchBytes)}
 		}
 		b.tasks = append(b.tasks, prepare(t, &b.records))
+		if err := b.cost.add(&b.tasks[n], limits); err != nil {
+			return taskError(b.verb, n, err)
+		}
 		b.tied = b.tied || t.tied()
 	}
 	return nil
