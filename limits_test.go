@@ -438,11 +438,11 @@ func TestLimitsOfCommit(t *testing.T) {
 			tasks  []Task
 			limit  string
 		}{
-			"parents of each other": {Limits{}, wide, "at most 100000 tasks"},
+			"parents of each other": {Limits{}, wide, "at most 100000"},
 			"bytes of parents":      {Limits{Parents: 1 << 20}, wide, "at most 33554432 bytes"},
 			"headers":               {Limits{}, headed, "at most 33554432 bytes"},
 			"one task":              {Limits{CommitBytes: 1000}, []Task{{Queue: "a", Payload: make([]byte, 800)}}, "at most 1000 bytes"},
-			"one task's parents":    {Limits{Parents: 9999}, wide[:1], "at most 9999 tasks"},
+			"one task's parents":    {Limits{Parents: 9999}, wide[:1], "at most 9999"},
 		} {
 			t.Run(fmt.Sprint(name, " ", shards), func(t *testing.T) {
 				ctx := context.Background()

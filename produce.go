@@ -240,7 +240,7 @@ func (c *commitCost) add(t *newTask, l *Limits) error {
 	}
 	switch {
 	case c.parents > l.Parents:
-		return &InvalidError{"parents of the batch", fmt.Sprint(c.parents, " and more"), atMostTasks(l.Parents)}
+		return &InvalidError{"parents of the batch", fmt.Sprint(c.parents, " and more"), fmt.Sprint("at most ", l.Parents)}
 	case c.bytes > l.CommitBytes:
 		return &InvalidError{"bytes to be written at once", bytesOf(c.bytes) + " and more", atMost(l.CommitBytes)}
 	}
