@@ -68,6 +68,7 @@ func (s *shard) wake(q *queueState, scope uint64, id ID, how byte) {
 	m := mark{q, scope, id}
 	key := s.markKey(m)
 	s.group.set(key, []byte{how})
+	q.hasMarks = true
 	s.marks.note(m, key, how)
 }
 
@@ -135,7 +136,7 @@ func (s *shard) walkMarks(obeyed map[mark]byte) {
 		if err != nil {
 			return false, err
 		}
-		if len(v) != 1 || int(number) >= len(s.numbers) {
+		if len(v) != 1 || int(number) >= len(s.numbers) || s.numbers[number] == nil {
 			return false, fmt.Errorf("mark %x is %x", it.Key(), v)
 		}
 		m := mark{s.numbers[number], scope, id}
@@ -151,6 +152,7 @@ func (s *shard) walkMarks(obeyed map[mark]byte) {
 // obeyMark does what a mark says, and removes it.
 func (s *shard) obeyMark(m mark, how byte) error {
 	s.group.delete(s.markKey(m))
+	s.rest(m.queue)
 	switch {
 	case m.scope == 0:
 		return s.wakeTask(m.queue, m.id, how)

@@ -13,6 +13,8 @@ import (
 //
 //   - a task's record lies in one place only, in a lane of the catalogue, and
 //     in a shard that its ID routes to;
+//   - every entry of a lane has a queue; of those of one lane the last has its
+//     ready and leased tasks; and the lane that an ID names is one of its queue;
 //   - every record that has not ended and is not in its first place has an
 //     index entry that points at it, and every index entry points at a record;
 //   - every lease record has a lease that is in force;
@@ -40,9 +42,9 @@ func (v *view) inspect(index, shards int) *checker {
 		seen: make(map[ID]*checkedTask), indexed: make(map[ID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
 		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64), versions: make(map[string]uint64),
-		sent: make(map[uint32]uint64),
+		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
 	}
-	steps := []error{v.loadLeases()}
+	steps := []error{v.loadLeases(), scan(v.snap, keys.Lane, c.lane)}
 	for _, prefix := range recordRanges {
 		steps = append(steps, scan(v.snap, prefix, c.record))
 	}
@@ -89,6 +91,7 @@ type checker struct {
 	wakes         map[wakeKey]bool
 	pending       map[ID]uint64
 	versions      map[string]uint64 // of the settings
+	lastLanes     map[laneKey]lastLane
 	sent          map[uint32]uint64 // the last message, by receiver
 	taken         uint64            // the last message from itself
 	tasks         keys.Counts       // found, in all queues
@@ -114,6 +117,37 @@ type wakeKey struct {
 
 func (c *checker) report(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf("%w: "+format, append([]any{ErrCorrupt}, args...)...))
+}
+
+// lastLane is the entry of a lane with the largest Seq.
+type lastLane struct {
+	number uint32
+	seq    uint64
+}
+
+func (c *checker) lane(key, value []byte) error {
+	n, err := keys.ParseNumbered(key)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	v, err := keys.ParseLaneValue(value)
+	if err != nil {
+		c.report("lane %d: %w", n, err)
+		return nil
+	}
+	l, err := c.view.lane(n)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	k := laneKey{l.queue.name, l.tenant, l.priority}
+	if last, ok := c.lastLanes[k]; ok && last.seq == v.Seq {
+		c.report("lanes %d and %d are the same, %+v", last.number, n, k)
+	} else if !ok || last.seq < v.Seq {
+		c.lastLanes[k] = lastLane{n, v.Seq}
+	}
+	return nil
 }
 
 func (c *checker) record(key, value []byte) error {
@@ -147,6 +181,12 @@ func (c *checker) record(key, value []byte) error {
 	if err != nil {
 		c.report("%w", err)
 		return nil
+	}
+	if last := c.lastLanes[laneKey{l.queue.name, l.tenant, l.priority}]; p.Range == keys.Task && last.number != number {
+		c.report("task %s lies in lane %d, which has number %d now", ID(id), number, last.number)
+	}
+	if born, err := c.view.lane(keys.LaneOf(id)); err != nil || born.queue.number != l.queue.number {
+		c.report("task %s of queue %d has an ID of lane %d: %+v, %w", ID(id), l.queue.number, keys.LaneOf(id), born, err)
 	}
 	st := &checkedTask{Place: p, Head: head, state: t.State, queue: l.queue.number}
 	c.seen[id] = st

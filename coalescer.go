@@ -269,14 +269,15 @@ type committer interface {
 // itself, then new tasks, then the removals of keys that are never written
 // again, both in the order of their keys.
 type group struct {
-	batch    *pebble.Batch
-	settled  []operation    // to be woken when the group has persisted
-	answered []operation    // likewise, of other nodes
-	tasks    []taskOp       // new tasks, and those whose key was written once and goes
-	granted  []*leaseRecord // lease records to be written
-	finished []uint64       // lease records, by sequence number, without a lease left
-	touched  []*queueState  // whose counts changed
-	buckets  []*bucket      // whose sizes changed
+	batch     *pebble.Batch
+	settled   []operation    // to be woken when the group has persisted
+	answered  []operation    // likewise, of other nodes
+	tasks     []taskOp       // new tasks, and those whose key was written once and goes
+	granted   []*leaseRecord // lease records to be written
+	finished  []uint64       // lease records, by sequence number, without a lease left
+	touched   []*queueState  // whose counts changed
+	buckets   []*bucket      // whose sizes changed
+	unclocked bool           // counters go, which might be those with the latest clock: nobody's have it then
 
 	taskBytes int    // of the records in tasks
 	lane      uint32 // of the last of tasks
@@ -451,6 +452,13 @@ func (g *group) seal(clock uint64) {
 		keys.CountersValue{Counts: q.counts, Clock: clock}.Put(op.Value)
 		_ = op.Finish()
 		q.touched = false
+	}
+	if g.unclocked {
+		op := g.batch.SetDeferred(1+4, keys.CountersLen)
+		keys.AppendNumbered(op.Key[:0], keys.Counters, 0)
+		keys.CountersValue{Clock: clock}.Put(op.Value)
+		_ = op.Finish()
+		g.unclocked = false
 	}
 	for _, b := range g.buckets {
 		b.seal(g)

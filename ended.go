@@ -48,8 +48,7 @@ func bucketOf(wall uint64, retention int64) uint64 {
 }
 
 // keep stores a task that has ended, for some ms from now.
-func (s *shard) keep(prefix byte, id ID, retention int64, ended keys.EndedValue, rec *record.Record) {
-	q := s.lanes[ended.Lane].queue
+func (s *shard) keep(q *queueState, prefix byte, id ID, retention int64, ended keys.EndedValue, rec *record.Record) {
 	b := q.bucket(bucketKey{prefix, bucketOf(s.wall, retention)})
 	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
 	s.group.change(id)
@@ -105,7 +104,10 @@ func (b *bucket) seal(g *group) {
 // REQUIRES: the group is empty.
 func (s *shard) expireEnded() {
 	s.nextExpiry = never
-	for _, q := range s.numbers[1:] {
+	for _, q := range s.numbers {
+		if q == nil {
+			continue
+		}
 		for k, b := range q.buckets {
 			if k.until > s.wall {
 				if k.until != neverExpires {

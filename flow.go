@@ -180,7 +180,12 @@ func (s *shard) parentEnded(child ID, outcome byte) {
 	if !ok || n == doomed { // it was canceled, or will be
 		return
 	}
-	q := s.lanes[keys.LaneOf(child)].queue
+	l, err := s.laneNumbered(keys.LaneOf(child))
+	if err != nil {
+		s.broken = err
+		return
+	}
+	q := l.queue
 	switch {
 	case outcome == parentCanceled:
 		s.pending.put(s, child, doomed)
@@ -223,7 +228,7 @@ func (s *shard) depend(parent, child ID, onDead OnDead) bool {
 	switch {
 	case at.state == Dead: // to where it does not expire
 		s.unkeep(at)
-		s.keep(keys.Dead, at.id, -1, at.ended, &at.rec)
+		s.keep(at.lane.queue, keys.Dead, at.id, -1, at.ended, &at.rec)
 	case at.lease != nil:
 		at.lease.tied, at.lease.ties.Parent = true, true
 		fallthrough

@@ -161,7 +161,7 @@ func (s *shard) checkMemory(q *Queue) error {
 	v := q.peek(s)
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
-	for _, check := range []func() error{c.leases, c.ready, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
+	for _, check := range []func() error{c.leases, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
 		c.mirrors, c.buckets, c.limits, c.settings, c.outbox} {
 		if err := check(); err != nil {
 			return err
@@ -305,6 +305,9 @@ func items(w *window.Window) []window.Item {
 func (c *memoryChecker) lanes() error {
 	s := c.shard
 	for n, l := range s.lanes {
+		if l == nil {
+			continue
+		}
 		if int(l.number) != n || s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] != l {
 			c.report("lane %d is not where it belongs", n)
 		}
@@ -339,11 +342,79 @@ func positions(items []window.Item) string {
 	return fmt.Sprintf("[%d:%s]", len(items), b.String())
 }
 
+// catalogue: memory knows which numbers are taken, and has no lane or queue that it need
+// not have.
+func (c *memoryChecker) catalogue() error {
+	s, cat := c.shard, &c.shard.catalogue
+	lanes, queues := 0, 1
+	err := errors.Join(scan(c.view.snap, keys.Lane, func(key, _ []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if lanes++; !cat.lanes.Has(n) {
+			c.report("lane %d is taken on disk only", n)
+		}
+		return err
+	}), scan(c.view.snap, keys.Queue, func(key, _ []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if queues++; !cat.queues.Has(n) {
+			c.report("queue %d is taken on disk only", n)
+		}
+		return err
+	}))
+	if err != nil {
+		return err
+	}
+	if lanes != cat.lanes.Len() || queues != cat.queues.Len() {
+		c.report("%d lanes and %d queues are taken, on disk %d and %d", cat.lanes.Len(), cat.queues.Len(), lanes, queues)
+	}
+	loaded, listed := 0, 0
+	for n, l := range s.lanes {
+		if l == nil {
+			continue
+		}
+		if loaded++; !cat.loaded.Has(uint32(n)) || l.queue.lanes[l.place] != l {
+			c.report("lane %d is not known to be in memory", n)
+		}
+		if l.isIdle() && !l.idler {
+			c.report("lane %d is idle, and nobody knows", n)
+		}
+	}
+	for l := cat.idle.first; l != nil; l = l.idleNext {
+		listed++
+	}
+	if loaded != cat.loaded.Len() || listed != cat.idle.n || listed > s.opts.idleLanes {
+		c.report("%d lanes are in memory, %d by the catalogue; %d of them may be idle, %d by the catalogue",
+			loaded, cat.loaded.Len(), listed, cat.idle.n)
+	}
+	if n := s.absentLanes(); cat.sweep == nil && n > cat.sweepAt {
+		c.report("%d lanes are not in memory, a sweep is due at %d", n, cat.sweepAt)
+	}
+	current, busy := 0, 0
+	for _, q := range s.queues {
+		if q.number != 0 {
+			current++
+		}
+		if q.isBusy() {
+			busy++
+		}
+		if s.isUnknown(q) {
+			c.report("queue %q is in memory for nothing", q.name)
+		}
+	}
+	if current != cat.current.Len() || busy != s.busy {
+		c.report("%d queues are in memory, %d by the catalogue; %d have tasks that have not ended, %d by the shard",
+			current, cat.current.Len(), busy, s.busy)
+	}
+	return nil
+}
+
 // windowMemory: what all windows hold is accounted for, and bounded.
 func (c *memoryChecker) windowMemory() error {
 	s := c.shard
 	sum, holders, most := 0, 0, 0
 	for _, l := range s.lanes {
+		if l == nil {
+			continue
+		}
 		if n := l.window.Footprint(); n > 0 {
 			sum += n
 			holders++
@@ -381,7 +452,7 @@ func (c *memoryChecker) queues() error {
 		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
 	}
 	for n, q := range s.numbers {
-		if n > 0 && (int(q.number) != n || s.queues[q.name] != q) {
+		if q != nil && (int(q.number) != n || s.queues[q.name] != q) {
 			c.report("queue %d is not where it belongs", n)
 		}
 	}
@@ -526,7 +597,7 @@ func (c *memoryChecker) ring(q *queueState, priority int) {
 		}
 	}
 	for _, l := range c.shard.lanes {
-		if l.queue == q && int(l.priority) == priority && (l.ringNext != nil) != seen[l] {
+		if l != nil && l.queue == q && int(l.priority) == priority && (l.ringNext != nil) != seen[l] {
 			c.report("lane %d has a turn: %t, is in the ring: %t", l.number, l.ringNext != nil, seen[l])
 		}
 	}
@@ -607,8 +678,8 @@ func (c *memoryChecker) buckets() error {
 		bucketKey
 	}
 	held := make(map[place]uint64)
-	for n, q := range c.shard.numbers {
-		if n == 0 {
+	for _, q := range c.shard.numbers {
+		if q == nil {
 			continue
 		}
 		for k, b := range q.buckets {

@@ -65,17 +65,48 @@ func (op *idleOp) idle(s *shard) bool {
 	if s.out.busy() { // tasks on their way to other shards
 		return false
 	}
+	if len(op.queues) == 0 {
+		s.noteTouched()
+		op.arrived = s.arrived
+		return s.busy == 0
+	}
+	c := &s.catalogue
 	op.arrived = 0
-	for _, q := range s.numbers[1:] {
-		if len(op.queues) > 0 && !slices.Contains(op.queues, q.name) {
-			continue
+	for _, name := range op.queues {
+		op.arrived += c.gone[c.slot(name)]
+		if q := s.queues[name]; q != nil {
+			if q.isBusy() {
+				return false
+			}
+			op.arrived += q.arrived
 		}
-		if q.counts.Ready+q.counts.Scheduled+q.counts.Blocked+q.counts.Leased > 0 {
-			return false
-		}
-		op.arrived += q.arrived
 	}
 	return true
+}
+
+// isBusy reports whether a queue has tasks that have not ended.
+func (q *queueState) isBusy() bool {
+	c := &q.counts
+	return c.Ready+c.Scheduled+c.Blocked+c.Leased > 0
+}
+
+// noteBusy counts a queue among those with tasks that have not ended, if it is one.
+func (s *shard) noteBusy(q *queueState) {
+	if busy := q.isBusy(); busy != q.busy {
+		if q.busy = busy; busy {
+			s.busy++
+		} else {
+			s.busy--
+		}
+	}
+}
+
+// noteTouched is for the queues whose counts the group has changed so far.
+func (s *shard) noteTouched() {
+	for _, q := range s.group.touched {
+		s.noteBusy(q)
+		s.rest(q)
+	}
 }
 
 func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appendNames(dst, op.queues) }

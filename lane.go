@@ -31,6 +31,11 @@ type lane struct {
 	// tasks; nil while the lane is known to have none.
 	ringNext, ringPrev *lane
 	wanted             bool // on the shard's list of lanes to refill
+
+	leased             int   // tasks in workers' hands
+	place              int   // in the lanes of the queue
+	idleNext, idlePrev *lane // in the catalogue's list of idle lanes
+	idler              bool  // it is there
 }
 
 type laneKey struct {
@@ -48,7 +53,7 @@ type queueState struct {
 	touched bool    // on the group's list
 	gate    gateway // nil: neither a rate nor a limit of concurrency
 	buckets map[bucketKey]*bucket
-	arrived uint64 // tasks that have come from other shards since Open
+	arrived uint64 // tasks that have come from other shards since it is in memory
 	configured
 
 	rings   [MaxPriority + 1]*lane // where the next turn begins
@@ -59,6 +64,9 @@ type queueState struct {
 
 	listedAt int  // 1 + the place in the shard's list of queues with tickets; 0: it has none
 	resting  bool // on the shard's list of queues that may be of no more use
+	hasMarks bool // perhaps: tasks of it may go on
+	rechecks int  // changes of its limits that the shard has not followed
+	busy     bool // it counts among the shard's queues with tasks that have not ended
 
 	throttled bool    // on the shard's list of queues that are held back
 	attended  bool    // on the shard's list of queues that speak looks after
@@ -256,6 +264,7 @@ func (s *shard) fill(l *lane) error {
 	if s.windowBytes > s.windowLimit {
 		s.evict(l)
 	}
+	s.rested(l)
 	return nil
 }
 
@@ -264,7 +273,7 @@ func (s *shard) fill(l *lane) error {
 func (s *shard) evict(keep *lane) {
 	for n := len(s.lanes); n > 0 && s.windowBytes > s.windowLimit/4*3; n-- {
 		s.evictAt = (s.evictAt + 1) % len(s.lanes)
-		if l := s.lanes[s.evictAt]; l != keep {
+		if l := s.lanes[s.evictAt]; l != nil && l != keep {
 			s.windowBytes -= l.forget()
 		}
 	}

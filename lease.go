@@ -64,6 +64,7 @@ func newLeaseTable(now uint64) leaseTable {
 func (t *leaseTable) add(l *lease, deadline uint64) {
 	l.expiry.Value = l
 	t.byID[l.id] = l
+	l.lane.leased++
 	l.slot, t.all = len(t.all), append(t.all, l)
 	t.wheel.Add(&l.expiry, int64(deadline))
 }
@@ -71,6 +72,7 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 // remove takes a lease out of the table. It stays readable until the next fresh.
 func (t *leaseTable) remove(l *lease) {
 	delete(t.byID, l.id)
+	l.lane.leased--
 	end := len(t.all) - 1
 	last := t.all[end]
 	t.all[l.slot], last.slot = last, l.slot

@@ -177,6 +177,7 @@ func (s *shard) tieLease(ls *lease, head *record.Head) {
 func (s *shard) endLease(ls *lease) {
 	s.strike(ls)
 	s.leases.remove(ls)
+	s.rested(ls.lane)
 	q := ls.lane.queue
 	q.counts.Leased--
 	s.touch(q)
@@ -222,7 +223,7 @@ func (s *shard) complete(ls *lease, result []byte) error {
 		s.unindex(ls.id)
 	}
 	if retention != 0 {
-		s.keep(keys.Done, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
+		s.keep(ls.lane.queue, keys.Done, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
 	}
 	if ls.tied || len(s.awaits) > 0 || s.group.news.wanted&wantOutcomes != 0 {
 		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
@@ -352,7 +353,7 @@ func (s *shard) bury(ls *lease, rec *record.Record) {
 	if retention == 0 || rec.Parent {
 		retention = -1
 	}
-	s.keep(keys.Dead, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall}, rec)
+	s.keep(ls.lane.queue, keys.Dead, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall}, rec)
 	s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
 }
 
@@ -401,7 +402,7 @@ func (s *shard) cancel(at *located) {
 		s.withdraw(at)
 	}
 	if retention != 0 {
-		s.keep(keys.Canceled, at.id, retention, keys.EndedValue{Lane: at.lane.number, At: s.wall}, &at.rec)
+		s.keep(at.lane.queue, keys.Canceled, at.id, retention, keys.EndedValue{Lane: at.lane.number, At: s.wall}, &at.rec)
 	}
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	ties := &at.rec.Ties
@@ -423,6 +424,7 @@ func (s *shard) withdraw(at *located) {
 		at.lane.window.Remove(pos)
 		s.windowBytes -= before - at.lane.window.Footprint()
 		s.group.removeTask(at.lane.number, at.place.At, at.id, false)
+		s.rested(at.lane)
 		q.counts.Ready--
 		if at.rec.Limit != 0 {
 			s.passLimit(q, at.rec.Limit)

@@ -100,6 +100,7 @@ func (s *shard) park(l *lane) {
 		return
 	}
 	s.removeTask(l.number, it.Since, it.ID, false)
+	s.rested(l)
 	l.queue.counts.Ready--
 	rec.Rewritten = true
 	s.block(l, rec.Limit, it.ID, rec.Encode())
@@ -154,6 +155,7 @@ type recheck struct {
 
 func (s *shard) recheck(q *queueState) {
 	if q.counts.Blocked > 0 {
+		q.rechecks++
 		s.rechecks = append(s.rechecks, &recheck{q, keys.AppendNumbered(nil, keys.Blocked, q.number)})
 	}
 }
@@ -183,6 +185,8 @@ func (s *shard) recheckLimits() {
 	}
 	if r.from == nil {
 		s.rechecks = s.rechecks[1:]
+		r.queue.rechecks--
+		s.rest(r.queue)
 	}
 }
 

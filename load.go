@@ -49,9 +49,9 @@ func (s *shard) load() error {
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(seed)), shard: s.index, shards: s.opts.Shards}
 	for _, step := range []func() error{
 		s.loadCatalogue,
-		s.loadCounters,
 		s.loadSettings,
 		s.loadLeases,
+		s.beginLanes,
 		s.loadTimes,
 		s.loadBuckets,
 		s.loadMirrors,
@@ -74,8 +74,10 @@ func (s *shard) join(peers []*shard) {
 	s.peers = peers
 	s.loadNumbers()
 	s.catchUp()
-	for _, q := range s.numbers[1:] {
-		s.recheck(q)
+	for _, q := range s.numbers {
+		if q != nil {
+			s.recheck(q)
+		}
 	}
 	for _, st := range s.limits { // perhaps; the end of a lease finds out
 		st.parked = true
@@ -148,62 +150,6 @@ func scanLeases(r pebble.Reader, visit func(seq uint64, h keys.LeaseHeader, entr
 		}
 		return visit(seq, h, entries)
 	})
-}
-
-func (s *shard) loadCatalogue() error {
-	err := scan(s.store.db, keys.Queue, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err != nil || int(n) != len(s.numbers) {
-			return fmt.Errorf("%w: queue %x after %d", ErrCorrupt, key, len(s.numbers))
-		}
-		q := s.queue(string(value))
-		q.number = n
-		s.numbers = append(s.numbers, q)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return scan(s.store.db, keys.Lane, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err != nil || int(n) != len(s.lanes) {
-			return fmt.Errorf("%w: lane %x after %d", ErrCorrupt, key, len(s.lanes))
-		}
-		v, err := keys.ParseLaneValue(value)
-		if err != nil || v.Queue == 0 || int(v.Queue) >= len(s.numbers) || v.Priority > MaxPriority {
-			return fmt.Errorf("%w: lane %d is %x", ErrCorrupt, n, value)
-		}
-		s.addLane(&lane{number: n, queue: s.numbers[v.Queue], tenant: v.Tenant, priority: v.Priority})
-		return nil
-	})
-}
-
-func (s *shard) loadCounters() error {
-	err := scan(s.store.db, keys.Counters, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err != nil || n == 0 || int(n) >= len(s.numbers) {
-			return fmt.Errorf("%w: counters of queue %x", ErrCorrupt, key)
-		}
-		v, err := keys.ParseCounters(value)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		s.numbers[n].counts = v.Counts
-		s.mint.clock = max(s.mint.clock, v.Clock)
-		return nil
-	})
-	for _, l := range s.lanes {
-		if l.queue.counts.Ready > 0 {
-			l.queue.join(l)
-			if l.queue.counts.Ready > deepLane {
-				l.spilled = deepLane // perhaps it is another lane of the queue that is deep
-				s.store.partition.add(l.number)
-			}
-		} else {
-			l.complete = true
-		}
-	}
-	return err
 }
 
 // loadLeases rebuilds the lease table. Leases that belonged to the process
@@ -302,7 +248,7 @@ func (s *shard) loadTimes() error {
 func (s *shard) loadBuckets() error {
 	return scan(s.store.db, keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
-		if err != nil || number == 0 || int(number) >= len(s.numbers) {
+		if err != nil || int(number) >= len(s.numbers) || s.numbers[number] == nil {
 			return fmt.Errorf("%w: bucket %x", ErrCorrupt, key)
 		}
 		size, err := keys.ParseNumber(value)

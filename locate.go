@@ -60,9 +60,6 @@ func (s *shard) locate(id ID) (*located, error) {
 		s.countPending(at)
 		return at, at.decodeRecord(t.rec)
 	}
-	if int(keys.LaneOf(id)) >= len(s.lanes) {
-		return nil, nil
-	}
 	p, indexed, err := placeOf(s.store.db, id)
 	if err != nil {
 		return nil, err
@@ -73,7 +70,10 @@ func (s *shard) locate(id ID) (*located, error) {
 		return nil, err
 	}
 	if value == nil && !indexed {
-		q := s.lanes[keys.LaneOf(id)].queue
+		q, err := s.birthplace(id)
+		if q == nil || err != nil {
+			return nil, err
+		}
 		for key := range q.buckets {
 			at.place = keys.Place{Range: key.prefix, Group: q.number, At: key.until}
 			if key.until <= s.wall {

@@ -402,7 +402,7 @@ func (m *model) drawShard() int { return rapid.IntRange(0, m.opts.Shards-1).Draw
 // genTask generates a task without a payload, with RunAt counted from 1970.
 var genTask = rapid.Custom(func(t *rapid.T) Task {
 	task := Task{
-		Queue:       rapid.SampledFrom([]string{"a", "b"}).Draw(t, "Queue"),
+		Queue:       rapid.SampledFrom([]string{"a", "a", "b", "b", "c", "d", "e"}).Draw(t, "Queue"),
 		Tenant:      rapid.SampledFrom([]string{"", "x", "y"}).Draw(t, "Tenant"),
 		Priority:    rapid.SampledFrom([]int{0, 0, 5}).Draw(t, "Priority"),
 		MaxAttempts: rapid.SampledFrom([]int{0, 0, 1, 2, 3}).Draw(t, "MaxAttempts"),
@@ -588,7 +588,7 @@ func (m *model) drawClaim() call {
 	c := &claimCall{shard: m.drawShard(), done: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(m.ctx)
 	c.req = ClaimRequest{
-		Queues:   rapid.SampledFrom([][]string{{"a"}, {"b"}, {"a", "b"}, {"b", "a"}}).Draw(m.t, "Queues"),
+		Queues:   rapid.SampledFrom([][]string{{"a"}, {"b"}, {"a", "b"}, {"b", "a"}, {"c", "d", "e"}, {"e", "a"}}).Draw(m.t, "Queues"),
 		LeaseFor: rapid.SampledFrom([]time.Duration{0, time.Second, 10 * time.Second}).Draw(m.t, "LeaseFor"),
 		NoWait:   true,
 	}

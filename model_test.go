@@ -87,15 +87,14 @@ type model struct {
 	skew atomic.Int64 // from the bubble's clock to the wall clock, ns
 
 	tasks    map[ID]*modelTask
-	gone     []ID            // tasks that are no more
-	queues   map[string]bool // that ever had a task
-	receipts []Receipt       // all that were given out
-	minted   map[int]uint64  // largest since of a new task, by shard
-	given    map[int]uint64  // latest time of any since, by shard, ms
-	latest   uint64          // that the wall clock has been stepped to, ms
-	begun    uint64          // when, by the bubble's clock
-	waiters  []*claimCall    // claims that wait, in the order of arrival
-	idlers   []*idleCall     // WaitIdle
+	gone     []ID           // tasks that are no more
+	receipts []Receipt      // all that were given out
+	minted   map[int]uint64 // largest since of a new task, by shard
+	given    map[int]uint64 // latest time of any since, by shard, ms
+	latest   uint64         // that the wall clock has been stepped to, ms
+	begun    uint64         // when, by the bubble's clock
+	waiters  []*claimCall   // claims that wait, in the order of arrival
+	idlers   []*idleCall    // WaitIdle
 	awaits   []*awaitCall
 	order    []ID // all tasks that ever were
 	serial   int  // of the last payload
@@ -166,7 +165,7 @@ func (l laneID) rivals(o laneID) bool {
 func newModel(t *rapid.T) *model {
 	m := &model{
 		t: t, ctx: context.Background(), disk: vfs.NewCrashableMem(),
-		tasks: make(map[ID]*modelTask), queues: make(map[string]bool), minted: make(map[int]uint64),
+		tasks: make(map[ID]*modelTask), minted: make(map[int]uint64),
 		given:  make(map[int]uint64),
 		served: make(map[laneID]bool), passed: make(map[laneID]map[laneID]int),
 		settings: make(map[string]Settings), keys: make(map[[record.UniqueLen]byte]*modelKey),
@@ -193,6 +192,8 @@ func (m *model) open() {
 		WindowTasks:   rapid.IntRange(2, 4).Draw(m.t, "WindowTasks"),
 		WindowBytes:   rapid.SampledFrom([]int{0, 0, 1, 900, 3000}).Draw(m.t, "WindowBytes"),
 		MemTableBytes: 256 << 10,
+		idleLanes:     rapid.SampledFrom([]int{1, 1, 2, 4, idleLanes}).Draw(m.t, "idleLanes"),
+		sweepLanes:    rapid.SampledFrom([]int{1, 1, 2, 8}).Draw(m.t, "sweepLanes"),
 		wall:          func() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) },
 	}
 	m.openAgain()
@@ -431,7 +432,6 @@ func (m *model) admit(shard int, task Task, id ID, batch []ID, remote bool) {
 	}
 	m.minted[shard] = since
 	m.given[shard] = max(m.given[shard], keys.SinceMillis(since))
-	m.queues[task.Queue] = true
 	m.order = append(m.order, id)
 	t := &modelTask{want: TaskInfo{ID: id, Task: storedTask(task)}, shard: shard, serial: len(m.order)}
 	t.want.After = slices.Clone(task.After)
@@ -721,7 +721,7 @@ func (m *model) compareTask(got *TaskInfo, t *modelTask) {
 
 func (m *model) compareStats() {
 	want := make(map[string]Counts)
-	for name := range m.queues {
+	for name := range m.settings {
 		want[name] = Counts{}
 	}
 	for _, t := range m.tasks {
@@ -770,7 +770,7 @@ func (m *model) compareGet() {
 
 // compareList compares the tasks of one state, of another one after each step.
 func (m *model) compareList() {
-	opts := ListOptions{State: Ready + State(m.steps)%Canceled, Queue: []string{"", "a", "b"}[m.steps/int(Canceled)%3]}
+	opts := ListOptions{State: Ready + State(m.steps)%Canceled, Queue: []string{"", "a", "b", "c"}[m.steps/int(Canceled)%4]}
 	n := 0
 	for _, t := range m.tasks {
 		if t.want.State == opts.State && (opts.Queue == "" || t.want.Queue == opts.Queue) {

@@ -276,6 +276,7 @@ func (s *shard) obey(m *keys.Message) bool {
 		}
 		s.admitAll(tasks, nil, nil)
 		s.queue(m.Queue).arrived++
+		s.arrived++
 		return true
 	case keys.MsgDepend:
 		return s.depend(m.Parent, m.Child, OnDead(m.Outcome))

@@ -142,7 +142,7 @@ func (t *rebuiltTask) waitsForParents() bool { return t.Range == keys.Blocked &&
 // rebuildCatalogue takes over the names of queues and lanes. What tasks need and
 // nobody can read gets a name of its own, so that no task comes under a wrong one.
 func (b *rebuilder) rebuildCatalogue() error {
-	var lastQueue, lastLane uint32
+	var lastQueue uint32
 	if err := b.old.scan(keys.Queue, func(key, value []byte) {
 		if n, err := keys.ParseNumbered(key); err == nil && n > 0 && n <= keys.MaxLane {
 			b.queues[n] = string(value)
@@ -156,38 +156,42 @@ func (b *rebuilder) rebuildCatalogue() error {
 		v, valueErr := keys.ParseLaneValue(value)
 		if err == nil && valueErr == nil && v.Queue > 0 && v.Queue <= keys.MaxLane && v.Priority <= MaxPriority && n <= keys.MaxLane {
 			b.lanes[n] = v
-			lastLane, lastQueue = max(lastLane, n), max(lastQueue, v.Queue)
+			lastQueue = max(lastQueue, v.Queue)
 		}
 	}); err != nil {
 		return err
 	}
 	used := make(map[uint32]uint32) // the queue of a lane, as far as the keys of its tasks tell; 0: not
-	for id, t := range b.tasks {
-		lastLane = max(lastLane, t.lane, keys.LaneOf(id))
+	for _, t := range b.tasks {
 		used[t.lane] = max(used[t.lane], 0)
 		if t.Range != keys.Task && t.Range != keys.Scheduled {
 			used[t.lane] = t.Group
 			lastQueue = max(lastQueue, t.Group)
 		}
 	}
-	if len(b.tasks)+len(b.lanes) > 0 {
-		for n := uint32(0); n <= lastLane; n++ {
-			if _, ok := b.lanes[n]; !ok {
-				v := keys.LaneValue{Queue: used[n], Tenant: fmt.Sprint("recovered-lane-", n)}
-				if v.Queue == 0 {
-					lastQueue++
-					v.Queue = lastQueue
-				}
-				b.lanes[n] = v
-			}
-			b.set(keys.AppendNumbered(nil, keys.Lane, n), b.lanes[n].Append(nil))
+	recover := func(n, queue uint32) {
+		if _, ok := b.lanes[n]; !ok {
+			b.lanes[n] = keys.LaneValue{Queue: queue, Tenant: fmt.Sprint("recovered-lane-", n)}
 		}
 	}
-	for n := uint32(1); n <= lastQueue; n++ {
-		if _, ok := b.queues[n]; !ok {
-			b.queues[n] = fmt.Sprint("recovered-queue-", n)
+	for _, n := range slices.Sorted(maps.Keys(used)) {
+		if _, ok := b.lanes[n]; !ok && used[n] == 0 {
+			lastQueue++
+			used[n] = lastQueue
 		}
-		b.set(keys.AppendNumbered(nil, keys.Queue, n), []byte(b.queues[n]))
+		recover(n, used[n])
+	}
+	for id, t := range b.tasks {
+		recover(keys.LaneOf(id), b.lanes[t.lane].Queue)
+	}
+	for n, v := range b.lanes {
+		if _, ok := b.queues[v.Queue]; !ok {
+			b.queues[v.Queue] = fmt.Sprint("recovered-queue-", v.Queue)
+		}
+		b.set(keys.AppendNumbered(nil, keys.Lane, n), v.Append(nil))
+	}
+	for n, name := range b.queues {
+		b.set(keys.AppendNumbered(nil, keys.Queue, n), []byte(name))
 	}
 	for _, t := range b.tasks {
 		t.queue = b.lanes[t.lane].Queue
@@ -232,6 +236,7 @@ func (b *rebuilder) rebuildCounters() error {
 		return err
 	}
 	counts, buckets := make(map[uint32]keys.Counts), make(map[keys.Place]uint64)
+	counts[0] = keys.Counts{} // nobody's: for the clock
 	for n := range b.queues {
 		counts[n] = keys.Counts{}
 	}

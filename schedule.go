@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"bytes"
-	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -59,10 +58,3 @@ func (s *shard) promoteDue() {
 }
 
 func (s *shard) promoteIsDue() bool { return s.nextDue.at <= s.wall }
-
-func (s *shard) laneNumbered(n uint32) (*lane, error) {
-	if int(n) >= len(s.lanes) {
-		return nil, fmt.Errorf("%w: lane %d of %d", ErrCorrupt, n, len(s.lanes))
-	}
-	return s.lanes[n], nil
-}

@@ -397,6 +397,9 @@ func (s *shard) adopt(queue string, c configured, fresh bool) {
 // goBy puts settings of a queue into force.
 func (s *shard) goBy(q *queueState, c configured, fresh bool) {
 	before := q.settings
+	if q.version == 0 {
+		s.settled = append(s.settled, q)
+	}
 	q.configured = c
 	if s.gates != nil {
 		if g := s.gates.set(q.name, c, fresh); g != nil && q.gate == nil {

@@ -39,12 +39,13 @@ type shard struct {
 	wall  uint64 // wall clock of this group, ms since 1970
 	clock ownerClock
 
-	queues  map[string]*queueState
-	numbers []*queueState // by number; 0 is nobody's
-	lanes   []*lane       // by number
-	byKey   map[laneKey]*lane
-	leases  leaseTable
-	mint    minter
+	queues    map[string]*queueState
+	numbers   []*queueState // by number; 0 is nobody's; nil: not in memory
+	lanes     []*lane       // by number; nil: not in memory
+	byKey     map[laneKey]*lane
+	catalogue catalogue
+	leases    leaseTable
+	mint      minter
 
 	windowBytes int // held by all windows
 	windowLimit int
@@ -86,7 +87,10 @@ type shard struct {
 	hungry   []*queueState // have waiters, and perhaps ready tasks
 	listed   []*queueState // for which claims wait
 	resting  []*queueState // may be of no more use
+	settled  []*queueState // have settings, and so stay in memory
 	idlers   []*idleOp     // wait for queues to become idle
+	busy     int           // queues with tasks that have not ended
+	arrived  uint64        // tasks that have come from other shards since Open
 	budget   budget        // of what is under way
 	walked   uint64        // keys that walk has stepped over, those that are deleted among them
 	broken   error         // set in resolve when the shard cannot go on
@@ -117,6 +121,7 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		queues:      make(map[string]*queueState),
 		numbers:     make([]*queueState, 1),
 		byKey:       make(map[laneKey]*lane),
+		catalogue:   newCatalogue(opts),
 		windowLimit: max(opts.WindowBytes/opts.Shards, 1),
 		nextDue:     nothingDue,
 		nextExpiry:  never,
@@ -160,7 +165,7 @@ func (s *shard) run() {
 		s.groups.trim()
 		s.pending.trim()
 		s.fronts.next()
-		s.dropResting()
+		s.forgetIdle()
 	}
 	_, _, reason := s.inbox.take(nil, false)
 	s.dismiss(reason)
@@ -352,6 +357,7 @@ func (s *shard) persist() error {
 	s.pending.seal(&s.group)
 	s.sessions.seal(&s.group)
 	s.out.seal(&s.group)
+	s.noteTouched()
 	s.group.seal(s.mint.clock)
 	s.endStep(StepSeal)
 	var err error
@@ -471,38 +477,4 @@ func (s *shard) queue(name string) *queueState {
 		s.queues[name] = q
 	}
 	return q
-}
-
-// lane returns a lane, and enters it into the catalogue when it is new.
-// REQUIRES: hasLanes has agreed.
-func (s *shard) lane(k laneKey) *lane {
-	if l := s.byKey[k]; l != nil {
-		return l
-	}
-	q := s.queue(k.queue)
-	if q.number == 0 {
-		q.number = uint32(len(s.numbers))
-		s.numbers = append(s.numbers, q)
-		s.group.set(keys.AppendNumbered(nil, keys.Queue, q.number), []byte(q.name))
-	}
-	l := &lane{number: uint32(len(s.lanes)), queue: q, tenant: strings.Clone(k.tenant), priority: k.priority, complete: true}
-	s.addLane(l)
-	entry := keys.LaneValue{Queue: q.number, Priority: k.priority, Tenant: k.tenant}
-	s.group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
-	return l
-}
-
-func (s *shard) addLane(l *lane) {
-	s.lanes = append(s.lanes, l)
-	l.queue.lanes = append(l.queue.lanes, l)
-	s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] = l
-}
-
-// hasLanes refuses tasks for which there might be no lane left.
-func (s *shard) hasLanes(tasks int) error {
-	if len(s.lanes)+tasks > keys.MaxLane {
-		return &InvalidError{"Task", "one more combination of queue, tenant and priority",
-			fmt.Sprintf("%d in a shard", keys.MaxLane)}
-	}
-	return nil
 }

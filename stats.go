@@ -17,31 +17,66 @@ func (c Counts) Total() uint64 {
 	return c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
 }
 
-// Stats returns the counts of every queue that ever had a task or a schedule,
-// by name. They are exact, for each shard as of one moment. The cost is that of
-// copying them, whatever the number of tasks.
+// Stats returns the counts of every queue that has tasks, in whatever state, or
+// settings, by name; one without tasks may be forgotten. The counts are exact, of each
+// queue and shard as of one moment, and of queues that are less than a thousand all as
+// of the same. The cost is that of copying them, whatever the number of tasks; other
+// calls go on meanwhile.
 func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
 	sum := make(map[string]Counts)
 	for i := range q.replicas {
 		op := &statsOp{completion: newCompletion()}
-		if settled, err := q.do(ctx, i, op); !settled {
-			return nil, context.Cause(ctx)
-		} else if err != nil {
-			return nil, err
+		var own map[string]keys.Counts // of the shard, if they come in parts
+		for more := true; more; more = op.more {
+			op.counts = op.counts[:0]
+			if settled, err := q.do(ctx, i, op); !settled {
+				return nil, context.Cause(ctx)
+			} else if err != nil {
+				return nil, err
+			}
+			if own == nil && op.more {
+				own = make(map[string]keys.Counts, op.queues)
+				if i == 0 {
+					sum = make(map[string]Counts, op.queues)
+				}
+			}
+			for _, qc := range op.counts {
+				if own != nil { // a queue that has gone and come back has another number
+					own[qc.queue] = qc.counts
+					continue
+				}
+				sum[qc.queue] = addCounts(sum[qc.queue], qc.counts)
+			}
 		}
-		for _, qc := range op.counts {
-			c := keys.Counts(sum[qc.queue])
-			c.Add(qc.counts)
-			sum[qc.queue] = Counts(c)
+		for name, c := range own {
+			sum[name] = addCounts(sum[name], c)
 		}
 	}
 	return sum, nil
 }
 
-// statsOp copies the counts of a shard.
+func addCounts(to Counts, c keys.Counts) Counts {
+	c.Add(keys.Counts(to))
+	return Counts(c)
+}
+
+// statsStep is how many queues one visit of a shard's owner copies.
+const statsStep = 1024
+
+// statsOp copies the counts of a part of a shard's queues.
 type statsOp struct {
 	completion
+	statsPlace
+	more   bool // there are queues behind the place
+	queues int  // about how many there are
 	counts []queueCounts
+}
+
+// statsPlace is a place among the queues of a shard: first those that have a number, then
+// those that have settings only.
+type statsPlace struct {
+	unnumbered bool
+	next       int
 }
 
 type queueCounts struct {
@@ -50,16 +85,40 @@ type queueCounts struct {
 }
 
 func (op *statsOp) resolve(s *shard) {
-	for _, q := range s.numbers[1:] {
-		op.counts = append(op.counts, queueCounts{q.name, q.counts})
+	queues := s.numbers
+	if op.unnumbered {
+		queues = s.settled
+	}
+	end := min(op.next+statsStep, len(queues))
+	for _, q := range queues[min(op.next, end):end] {
+		if q != nil && op.unnumbered == (q.number == 0) && (q.counts != keys.Counts{} || q.version > 0) {
+			op.counts = append(op.counts, queueCounts{q.name, q.counts})
+		}
+	}
+	op.next, op.more, op.queues = end, true, len(s.queues)
+	if end == len(queues) {
+		op.more = !op.unnumbered && len(s.settled) > 0
+		op.statsPlace = statsPlace{unnumbered: true}
 	}
 	s.settle(op)
 }
 
-func (op *statsOp) encode(dst []byte) (callKind, []byte) { return callStats, dst }
-func (op *statsOp) decode(*wire.Reader)                  {}
+func (op *statsOp) encode(dst []byte) (callKind, []byte) {
+	return callStats, op.append(dst)
+}
+
+func (op *statsOp) decode(r *wire.Reader) { op.statsPlace = readStatsPlace(r) }
+
+func (p statsPlace) append(dst []byte) []byte {
+	return wire.AppendUint(wire.AppendBool(dst, p.unnumbered), uint64(p.next))
+}
+
+func readStatsPlace(r *wire.Reader) statsPlace {
+	return statsPlace{unnumbered: r.Bool(), next: int(r.Uint32())}
+}
 
 func (op *statsOp) encodeReply(dst []byte) []byte {
+	dst = wire.AppendUint(wire.AppendBool(op.append(dst), op.more), uint64(op.queues))
 	dst = wire.AppendUint(dst, uint64(len(op.counts)))
 	for i := range op.counts {
 		qc := &op.counts[i]
@@ -72,6 +131,7 @@ func (op *statsOp) encodeReply(dst []byte) []byte {
 }
 
 func (op *statsOp) decodeReply(r *wire.Reader) {
+	op.statsPlace, op.more, op.queues = readStatsPlace(r), r.Bool(), int(r.Uint32())
 	for range r.Count(1 + keys.CountersLen) {
 		name := r.String()
 		v, err := keys.ParseCounters(r.Take(keys.CountersLen))
@@ -84,4 +144,4 @@ func (op *statsOp) decodeReply(r *wire.Reader) {
 }
 
 func (op *statsOp) repeatable() bool { return true }
-func (op *statsOp) again()           { op.counts, op.err = nil, nil }
+func (op *statsOp) again()           { op.counts, op.err = op.counts[:0], nil }

@@ -275,7 +275,11 @@ func (s *shard) freeKeys() {
 			v.Until = 0
 			s.uniques.put(s, hash, v)
 			s.mint.next()
-			s.touch(s.lanes[keys.LaneOf(v.ID)].queue)
+			l, err := s.laneNumbered(keys.LaneOf(v.ID))
+			if err != nil {
+				return false, err
+			}
+			s.touch(l.queue)
 		} else {
 			s.uniques.drop(s, hash)
 		}

@@ -28,6 +28,7 @@ var upkeeps = [...]upkeep{
 	{StepReap, roomScarce, (*shard).reapIsDue, (*shard).reap},
 	{StepTicks, roomy, (*shard).ticksAreDue, (*shard).produceTicks},
 	{StepTidy, roomEmpty, (*shard).sweepIsDue, (*shard).sweepTickets},
+	{StepTidy, roomNone, (*shard).sweepLanesIsDue, (*shard).sweepLanes},
 }
 
 // keepUp does what is due. What is due at the same time shares the budget evenly,

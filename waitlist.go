@@ -136,7 +136,11 @@ func (s *shard) enlist(t ticket, queues []string, away bool) {
 
 // unlist is for a queue for which, perhaps, nobody waits any more.
 func (s *shard) unlist(q *queueState) {
-	if q.listedAt == 0 || q.front().len() > 0 {
+	if q.front().len() > 0 {
+		return
+	}
+	defer s.rest(q)
+	if q.listedAt == 0 {
 		return
 	}
 	n := len(s.listed) - 1
@@ -145,7 +149,6 @@ func (s *shard) unlist(q *queueState) {
 	s.listed[n] = nil
 	s.listed = s.listed[:n]
 	q.listedAt = 0
-	s.rest(q)
 }
 
 // leave drops the tickets of a claim that its caller gives up. REQUIRES: it has taken it.
@@ -242,31 +245,4 @@ func (s *shard) sweepTickets() {
 	if s.sweepLeft == 0 {
 		s.stale.Store(-int64(s.sweepKept))
 	}
-}
-
-// rest is for a queue that may be of no more use to anybody: what memory has of it goes
-// when the group has persisted.
-func (s *shard) rest(q *queueState) {
-	if !q.resting {
-		q.resting = true
-		s.resting = append(s.resting, q)
-	}
-}
-
-// dropResting drops the queues that have come to rest.
-func (s *shard) dropResting() {
-	for i, q := range s.resting {
-		s.resting[i] = nil
-		q.resting = false
-		if q.isUnknown() {
-			delete(s.queues, q.name)
-		}
-	}
-	s.resting = s.resting[:0]
-}
-
-// isUnknown reports whether memory has nothing of a queue but its name.
-func (q *queueState) isUnknown() bool {
-	return q.number == 0 && q.version == 0 && q.listedAt == 0 && q.gate == nil && q.warden == nil &&
-		!q.hungry && !q.throttled && !q.attended && q.arrived == 0
 }

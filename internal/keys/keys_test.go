@@ -145,6 +145,7 @@ func TestGolden(t *testing.T) {
 		{"place key, canceled", Place{Range: Canceled, Group: 7, At: 1}.AppendKey(nil, goldenID), "16 00000007 0000000000000001" + goldenIDHex},
 
 		{"lane value", LaneValue{Queue: goldenQueue, Priority: 9, Tenant: "acme"}.Append(nil), "00000007 09 61636d65"},
+		{"lane value with a number that is not the first", LaneValue{Queue: goldenQueue, Priority: 9, Tenant: "acme", Seq: 258}.Append(nil), "00000007 89 0000000000000102 61636d65"},
 		{"lane value without a tenant", LaneValue{Queue: goldenQueue}.Append(nil), "00000007 00"},
 		{
 			"counters value", counters,
@@ -558,7 +559,7 @@ func TestValuesRoundTrip(t *testing.T) {
 		rec := rapid.SliceOf(rapid.Byte()).Draw(t, "record")
 		group := drawUint32(t, "group")
 
-		l := LaneValue{Queue: group, Priority: rapid.Byte().Draw(t, "priority"), Tenant: rapid.String().Draw(t, "tenant")}
+		l := LaneValue{Queue: group, Priority: rapid.ByteRange(0, 127).Draw(t, "priority"), Tenant: rapid.String().Draw(t, "tenant"), Seq: drawUint64(t, "seq")}
 		gotLane, err := ParseLaneValue(l.Append(nil))
 		require.NoError(t, err)
 		require.Equal(t, l, gotLane)

@@ -6,25 +6,48 @@ import (
 	"codeq/internal/wire"
 )
 
-// LaneValue is the catalogue entry of a lane.
+// LaneValue is the catalogue entry of a lane. A lane that nobody needs leaves memory, and
+// gets another number when it is back; ready and leased tasks lie under its last one.
 type LaneValue struct {
 	Queue    uint32
-	Priority uint8
+	Priority uint8 // below 128
 	Tenant   string
+	Seq      uint64 // of the entries with the same queue name, priority and tenant, the largest is that of the last number
 }
+
+// laneSeq marks a priority that is followed by the Seq; without it, that is 0.
+const laneSeq = 0x80
 
 // Append appends the encoded entry.
 func (v LaneValue) Append(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, v.Queue)
-	return append(append(dst, v.Priority), v.Tenant...)
+	if v.Seq == 0 {
+		return append(append(dst, v.Priority), v.Tenant...)
+	}
+	dst = binary.BigEndian.AppendUint64(append(dst, v.Priority|laneSeq), v.Seq)
+	return append(dst, v.Tenant...)
 }
 
 // ParseLaneValue reads a lane's catalogue entry.
 func ParseLaneValue(b []byte) (LaneValue, error) {
-	if len(b) < 5 {
-		return LaneValue{}, malformed("lane entry", b)
+	v, tenant, err := SplitLaneValue(b)
+	v.Tenant = string(tenant)
+	return v, err
+}
+
+// SplitLaneValue is ParseLaneValue but for the tenant, which aliases b.
+func SplitLaneValue(b []byte) (v LaneValue, tenant []byte, err error) {
+	if len(b) < 5 || b[4]&laneSeq != 0 && len(b) < 5+8 {
+		return v, nil, malformed("lane entry", b)
 	}
-	return LaneValue{Queue: binary.BigEndian.Uint32(b), Priority: b[4], Tenant: string(b[5:])}, nil
+	v = LaneValue{Queue: binary.BigEndian.Uint32(b), Priority: b[4] &^ laneSeq}
+	if tenant = b[5:]; b[4]&laneSeq != 0 {
+		v.Seq, tenant = binary.BigEndian.Uint64(tenant), tenant[8:]
+		if v.Seq == 0 {
+			return LaneValue{}, nil, malformed("lane entry", b)
+		}
+	}
+	return v, tenant, nil
 }
 
 // Counts is the number of tasks of a queue by state.

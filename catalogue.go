@@ -1,0 +1,457 @@
+package codeq
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/numset"
+)
+
+// catalogue is the numbers of a shard's lanes and queues. A lane is in memory while it
+// has ready or leased tasks, a queue while it has tasks in any state, settings, or
+// claims that wait; and some thousands are that were needed last. When a lane is
+// needed again it gets another number, which costs no read: what is stored under the
+// old one (a task that waits, the ID of one that is kept) finds the lane by the old
+// entry. laneSweep removes the entries that nothing names any more.
+//
+// Invariant: the tasks in the range Task lie under numbers of lanes in memory. Of the
+// entries of a (queue, tenant, priority) the one with the largest Seq has the number
+// that is, or was last, in memory. A queue with a task keeps its number, and the
+// entries of the lanes that its tasks name have it.
+//
+// The shard's owner uses it.
+type catalogue struct {
+	lanes, queues   numset.Set // numbers that are taken, as the group leaves the ranges Lane and Queue
+	loaded, current numset.Set // those of the lanes, and of the queues, in memory
+	seq             uint64     // the largest Seq of an entry
+
+	aliases map[uint32]*lane // by other numbers of lanes in memory: some of those that were asked for
+	idle    laneList         // every lane in memory that is idle, and others
+	gone    [64]uint64       // arrived of queues that have left memory, by hash of their names
+
+	sweep   *laneSweep // nil: none is under way
+	sweepAt int        // how many lanes may be out of memory before the next one
+	swept   uint64     // sweeps that have ended since Open
+}
+
+const (
+	idleLanes  = 1 << 13 // lanes that may be idle in memory
+	sweepLanes = 1 << 13 // entries of lanes that are not in memory, at the least, that make for a sweep
+	aliasesCap = 1 << 12
+)
+
+func newCatalogue(o *Options) catalogue {
+	c := catalogue{sweepAt: o.sweepLanes}
+	c.queues.Add(0) // which is nobody's
+	return c
+}
+
+// isIdle reports whether a lane has neither ready nor leased tasks.
+func (l *lane) isIdle() bool { return l.leased == 0 && l.complete && l.window.Len() == 0 }
+
+// lane returns a lane, and enters it into the catalogue when it is not in memory.
+// REQUIRES: hasLanes has agreed.
+func (s *shard) lane(k laneKey) *lane {
+	if l := s.byKey[k]; l != nil {
+		return l
+	}
+	q := s.queue(k.queue)
+	l := &lane{number: s.catalogue.lanes.Take(), queue: q, tenant: strings.Clone(k.tenant), priority: k.priority, complete: true}
+	s.enterLane(l)
+	return l
+}
+
+// enterLane adds a lane without ready tasks to memory and to the catalogue.
+func (s *shard) enterLane(l *lane) {
+	q := l.queue
+	if q.number == 0 {
+		q.number = s.catalogue.queues.Take()
+		s.addQueue(q)
+		s.group.set(keys.AppendNumbered(nil, keys.Queue, q.number), []byte(q.name))
+	}
+	s.addLane(l)
+	s.catalogue.seq++
+	entry := keys.LaneValue{Queue: q.number, Priority: l.priority, Tenant: l.tenant, Seq: s.catalogue.seq}
+	s.group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
+	s.rested(l)
+}
+
+// addQueue makes a queue known by its number.
+func (s *shard) addQueue(q *queueState) {
+	s.numbers = extend(s.numbers, q.number)
+	s.numbers[q.number] = q
+	s.catalogue.current.Add(q.number)
+}
+
+func (s *shard) addLane(l *lane) {
+	s.lanes = extend(s.lanes, l.number)
+	s.lanes[l.number] = l
+	s.catalogue.loaded.Add(l.number)
+	l.place = len(l.queue.lanes)
+	l.queue.lanes = append(l.queue.lanes, l)
+	s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] = l
+}
+
+// extend makes a slice reach to n.
+func extend[T any](all []*T, n uint32) []*T {
+	for int(n) >= len(all) {
+		all = append(all, nil)
+	}
+	return all
+}
+
+// hasLanes refuses tasks for which there might be no lane left.
+func (s *shard) hasLanes(tasks int) error {
+	if s.catalogue.lanes.Len()+tasks > keys.MaxLane {
+		return &InvalidError{"Task", "one more combination of queue, tenant and priority",
+			fmt.Sprintf("%d in a shard", keys.MaxLane)}
+	}
+	return nil
+}
+
+// laneNumbered returns the lane that a stored task names.
+func (s *shard) laneNumbered(n uint32) (*lane, error) {
+	if int(n) < len(s.lanes) && s.lanes[n] != nil {
+		return s.lanes[n], nil
+	}
+	c := &s.catalogue
+	if l := c.aliases[n]; l != nil && s.lanes[l.number] == l {
+		return l, nil
+	}
+	key, err := s.laneEntry(n)
+	if errors.Is(err, pebble.ErrNotFound) {
+		err = fmt.Errorf("%w: lane %d is missing", ErrCorrupt, n)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l := s.byKey[key]
+	if l == nil { // it gets its number back
+		if c.sweep != nil {
+			c.sweep.lanes.Remove(n)
+		}
+		l = &lane{number: n, queue: s.queue(key.queue), tenant: key.tenant, priority: key.priority, complete: true}
+		s.enterLane(l)
+		return l, nil
+	}
+	if len(c.aliases) >= aliasesCap || c.aliases == nil {
+		c.aliases = make(map[uint32]*lane)
+	}
+	c.aliases[n] = l
+	return l, nil
+}
+
+// laneEntry reads what the catalogue has under a number; the error is
+// pebble.ErrNotFound if there is nothing.
+func (s *shard) laneEntry(n uint32) (laneKey, error) {
+	b, err := s.read(keys.AppendNumbered(nil, keys.Lane, n))
+	if err == nil && b == nil {
+		err = pebble.ErrNotFound
+	}
+	if err != nil {
+		return laneKey{}, err
+	}
+	v, err := keys.ParseLaneValue(b)
+	if err != nil {
+		return laneKey{}, fmt.Errorf("%w: lane %d: %w", ErrCorrupt, n, err)
+	}
+	name, err := s.read(keys.AppendNumbered(nil, keys.Queue, v.Queue))
+	if err == nil && name == nil {
+		err = fmt.Errorf("%w: queue %d of lane %d is missing", ErrCorrupt, v.Queue, n)
+	}
+	return laneKey{string(name), v.Tenant, v.Priority}, err
+}
+
+// birthplace returns the queue in which a task with an ID would have been produced; nil
+// if that queue has no tasks. Of an ID that no stored task has, it may be any queue.
+func (s *shard) birthplace(id ID) (*queueState, error) {
+	n := keys.LaneOf(id)
+	if int(n) < len(s.lanes) && s.lanes[n] != nil {
+		return s.lanes[n].queue, nil
+	}
+	key, err := s.laneEntry(n)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, nil
+	}
+	return s.queues[key.queue], err
+}
+
+// laneList is lanes in the order in which they were added last.
+type laneList struct {
+	first, last *lane
+	n           int
+}
+
+// push adds a lane, or moves it to the end.
+func (t *laneList) push(l *lane) {
+	if t.last == l {
+		return
+	}
+	t.remove(l)
+	if l.idler = true; t.last == nil {
+		t.first = l
+	} else {
+		t.last.idleNext, l.idlePrev = l, t.last
+	}
+	t.last = l
+	t.n++
+}
+
+// remove takes a lane out, if it is there.
+func (t *laneList) remove(l *lane) {
+	if !l.idler {
+		return
+	}
+	if l.idlePrev != nil {
+		l.idlePrev.idleNext = l.idleNext
+	} else {
+		t.first = l.idleNext
+	}
+	if l.idleNext != nil {
+		l.idleNext.idlePrev = l.idlePrev
+	} else {
+		t.last = l.idlePrev
+	}
+	l.idleNext, l.idlePrev, l.idler = nil, nil, false
+	t.n--
+}
+
+// rested is called when a lane may have become idle.
+func (s *shard) rested(l *lane) {
+	if l.isIdle() {
+		s.catalogue.idle.push(l)
+	}
+}
+
+// rest is called when a queue may be of no more use to anybody.
+func (s *shard) rest(q *queueState) {
+	if !q.resting && len(q.lanes) == 0 { // else the last of them sees to it
+		q.resting = true
+		s.resting = append(s.resting, q)
+	}
+}
+
+// forgetIdle drops from memory the lanes that have been idle for longest, beyond those
+// that may stay, and the queues that have come to rest. It costs by what the group did.
+// REQUIRES: the group is empty.
+func (s *shard) forgetIdle() {
+	c := &s.catalogue
+	for c.idle.n > s.opts.idleLanes {
+		l := c.idle.first
+		c.idle.remove(l)
+		if l.isIdle() {
+			s.dropLane(l)
+		}
+	}
+	waiting := s.resting[:0]
+	for _, q := range s.resting {
+		if q.resting = s.isMarked(q); q.resting { // for as long as it takes to read the marks
+			waiting = append(waiting, q)
+		} else if s.isUnknown(q) {
+			s.dropQueue(q)
+		}
+	}
+	clear(s.resting[len(waiting):])
+	s.resting = waiting
+}
+
+// isMarked reports whether there is, or may be, a mark that names the queue.
+func (s *shard) isMarked(q *queueState) bool {
+	if !q.hasMarks {
+		return false
+	}
+	q.hasMarks = s.marks.onDisk || slices.ContainsFunc(s.marks.order, func(m mark) bool { return m.queue == q })
+	return q.hasMarks
+}
+
+// dropLane drops an idle lane from memory.
+func (s *shard) dropLane(l *lane) {
+	q := l.queue
+	if l.ringNext != nil {
+		q.leave(l)
+	}
+	if l.spilled > 0 {
+		s.store.partition.remove(l.number)
+	}
+	s.windowBytes -= l.forget()
+	n := len(q.lanes) - 1
+	last := q.lanes[n]
+	q.lanes[l.place], last.place = last, l.place
+	if q.lanes[n], q.lanes = nil, q.lanes[:n]; n == 0 {
+		q.lanes = nil
+		s.rest(q)
+	}
+	delete(s.byKey, laneKey{q.name, l.tenant, l.priority})
+	s.lanes[l.number] = nil
+	s.catalogue.loaded.Remove(l.number)
+}
+
+// isUnknown reports whether memory has nothing of a queue that it could not do without.
+func (s *shard) isUnknown(q *queueState) bool {
+	return len(q.lanes) == 0 && q.counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && q.rechecks == 0 &&
+		q.version == 0 && q.gate == nil && q.warden == nil && !q.throttled && !q.attended &&
+		q.listedAt == 0 && !q.hungry
+}
+
+func (s *shard) dropQueue(q *queueState) {
+	c := &s.catalogue
+	delete(s.queues, q.name)
+	if q.number != 0 {
+		s.numbers[q.number] = nil
+		c.current.Remove(q.number)
+	}
+	c.gone[c.slot(q.name)] += q.arrived
+}
+
+var nameSeed = maphash.MakeSeed()
+
+func (c *catalogue) slot(queue string) int {
+	return int(maphash.String(nameSeed, queue) % uint64(len(c.gone)))
+}
+
+// loadCatalogue reads which numbers are taken, and brings into memory the queues with
+// tasks, and the lanes that may have ready or leased ones.
+func (s *shard) loadCatalogue() error {
+	counts, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
+	if err != nil {
+		return storageError(err)
+	}
+	defer func() { _ = counts.Close() }() // its error is that of counts.Error
+	counts.First()
+	marked, err := s.loadMarked()
+	if err != nil {
+		return err
+	}
+	c := &s.catalogue
+	if err := scan(s.store.db, keys.Queue, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n == 0 {
+			return fmt.Errorf("%w: queue %x", ErrCorrupt, key)
+		}
+		c.queues.Add(n)
+		tasks, err := s.loadCounts(counts, n)
+		if err != nil || tasks == (keys.Counts{}) && !marked[n] {
+			return err
+		}
+		q := s.queue(string(value))
+		if q.number != 0 {
+			return fmt.Errorf("%w: queue %q has tasks under the numbers %d and %d", ErrCorrupt, value, q.number, n)
+		}
+		q.number, q.counts = n, tasks
+		s.addQueue(q)
+		s.noteBusy(q)
+		return nil
+	}); err != nil {
+		return err
+	}
+	if _, err := s.loadCounts(counts, math.MaxUint32); err != nil {
+		return err
+	}
+	s.byKey = make(map[laneKey]*lane, len(s.queues))
+	var seqs []uint64 // by number
+	return scan(s.store.db, keys.Lane, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n > keys.MaxLane {
+			return fmt.Errorf("%w: lane %x", ErrCorrupt, key)
+		}
+		v, tenant, err := keys.SplitLaneValue(value)
+		if err != nil || !c.queues.Has(v.Queue) || v.Queue == 0 || v.Priority > MaxPriority {
+			return fmt.Errorf("%w: lane %d is %x", ErrCorrupt, n, value)
+		}
+		c.lanes.Add(n)
+		c.seq = max(c.seq, v.Seq)
+		if int(v.Queue) >= len(s.numbers) || s.numbers[v.Queue] == nil {
+			return nil
+		}
+		q := s.numbers[v.Queue]
+		if q.counts.Ready+q.counts.Leased == 0 {
+			return nil
+		}
+		l := &lane{number: n, queue: q, tenant: string(tenant), priority: v.Priority}
+		if other := s.byKey[laneKey{q.name, l.tenant, l.priority}]; other != nil {
+			if seqs[other.number] >= v.Seq {
+				return nil
+			}
+			s.dropLane(other)
+		}
+		seqs = append(seqs, make([]uint64, int(n)-len(seqs))...)
+		seqs = append(seqs, v.Seq)
+		s.addLane(l)
+		return nil
+	})
+}
+
+// loadCounts returns the counts of the queue with a number, which no other that is not
+// smaller has asked for, and goes on behind it.
+func (s *shard) loadCounts(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
+	for ; it.Valid(); it.Next() {
+		n, err := keys.ParseNumbered(it.Key())
+		if err != nil {
+			return tasks, fmt.Errorf("%w: counters of queue %x", ErrCorrupt, it.Key())
+		}
+		if n > number {
+			break
+		}
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return tasks, storageError(err)
+		}
+		v, err := keys.ParseCounters(value)
+		if err != nil {
+			return tasks, fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		if s.mint.clock = max(s.mint.clock, v.Clock); n == number {
+			tasks = v.Counts
+		} else if v.Counts != (keys.Counts{}) {
+			return tasks, fmt.Errorf("%w: queue %d has tasks and no name", ErrCorrupt, n)
+		}
+	}
+	return tasks, storageError(it.Error())
+}
+
+// loadMarked returns the numbers of the queues that have marks: tasks of theirs, if only
+// those to come, depend on what becomes of the marks.
+func (s *shard) loadMarked() (map[uint32]bool, error) {
+	marked := make(map[uint32]bool)
+	lower, upper := keys.Range(keys.Wake)
+	for lower != nil {
+		from := lower
+		lower = nil
+		if err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+			n, _, _, err := keys.ParseGrouped(it.Key())
+			marked[n] = true
+			lower = keys.GroupEnd(keys.AppendNumbered(nil, keys.Wake, n))
+			return false, err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return marked, nil
+}
+
+// beginLanes says of each lane what load knows of its tasks, once the leases are known.
+func (s *shard) beginLanes() error {
+	for _, l := range s.lanes {
+		switch {
+		case l == nil:
+		case l.queue.counts.Ready > 0:
+			l.queue.join(l)
+			if l.queue.counts.Ready > deepLane {
+				l.spilled = deepLane // perhaps it is another lane of the queue that is deep
+				s.store.partition.add(l.number)
+			}
+		default:
+			l.complete = true
+			s.rested(l)
+		}
+	}
+	s.forgetIdle()
+	return nil
+}

@@ -1,0 +1,197 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+)
+
+// catalogueSize is how many lanes, queues and counters a shard has on disk, how many
+// lanes and queues in memory, and how many sweeps have ended.
+type catalogueSize struct{ lanes, queues, counters, lanesInMemory, queuesInMemory, sweeps int }
+
+func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
+	t.Helper()
+	s := q.shard(index)
+	require.NoError(t, s.probe(func(s *shard) error {
+		size.lanesInMemory, size.queuesInMemory = s.catalogue.loaded.Len(), len(s.queues)
+		size.sweeps = int(s.catalogue.swept)
+		return nil
+	}))
+	v := q.peek(s)
+	defer v.close()
+	for prefix, n := range map[byte]*int{keys.Lane: &size.lanes, keys.Queue: &size.queues, keys.Counters: &size.counters} {
+		require.NoError(t, scan(v.snap, prefix, func(_, _ []byte) error {
+			*n++
+			return nil
+		}))
+	}
+	return size
+}
+
+// TestQueuesComeAndGo: queues and tenants that are used once leave memory and disk, with
+// all that they had, while others keep what they have.
+func TestQueuesComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 8, sweepLanes: 64}
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		ctx := context.Background()
+
+		// What stays, in all the ways in which a task can be there.
+		kept := produce(t, q, Task{Queue: "kept", Tenant: "t", Retention: Forever, Payload: []byte("kept")})[0]
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "kept").Receipt, []byte("result")))
+		later := produce(t, q, Task{Queue: "later", Tenant: "t", Payload: []byte("later"), RunAt: time.Now().Add(time.Hour)})[0]
+		parent := produce(t, q, Task{Queue: "parent", RunAt: time.Now().Add(time.Hour)})[0]
+		child := produce(t, q, Task{Queue: "child", After: []ID{parent}})[0]
+		held := Task{Queue: "unique", Unique: Unique{Key: "k", For: 24 * time.Hour}}
+		holder := produce(t, q, held)[0]
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "unique").Receipt, nil))
+		dead := produce(t, q, Task{Queue: "dead", MaxAttempts: 1})[0]
+		require.NoError(t, q.Retry(ctx, claimNow(t, q, "dead").Receipt, RetryOptions{}))
+		require.NoError(t, q.Pause(ctx, "paused"))
+
+		const rounds = 3000
+		var gone []ID
+		for i := range rounds {
+			task := Task{Queue: fmt.Sprint("brief ", i), Tenant: fmt.Sprint(i % 3), Priority: i % 2}
+			gone = append(gone, produce(t, q, task)...)
+			l := claimNow(t, q, task.Queue)
+			require.Equal(t, gone[i], l.ID)
+			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			if i%500 == 499 {
+				synctest.Wait()
+				require.NoError(t, q.checkAll())
+				require.NoError(t, q.checkMemory())
+			}
+			if i == rounds/2 {
+				require.NoError(t, q.Close())
+				q, err = Open("queue", &opts)
+				require.NoError(t, err)
+			}
+		}
+		synctest.Wait()
+		size := q.catalogueSize(t, 0)
+		t.Logf("%+v", size)
+		require.LessOrEqual(t, size.lanesInMemory, opts.idleLanes+8)
+		require.LessOrEqual(t, size.queuesInMemory, opts.idleLanes+8)
+		require.Greater(t, size.sweeps, rounds/1000)
+		for _, n := range []int{size.lanes, size.queues, size.counters} {
+			require.LessOrEqual(t, n, 3*opts.sweepLanes)
+		}
+
+		for _, id := range gone {
+			_, err := q.Get(ctx, id)
+			require.ErrorIs(t, err, ErrNotFound)
+		}
+		for _, id := range gone[:200] { // under whose numbers others have been since
+			require.ErrorIs(t, q.Cancel(ctx, id), ErrNotFound)
+			require.ErrorIs(t, q.Complete(ctx, Receipt{ID: id, Token: 1}, nil), ErrLeaseLost)
+		}
+		info, err := q.Get(ctx, kept)
+		require.NoError(t, err)
+		require.Equal(t, "kept|t|kept|result", fmt.Sprintf("%s|%s|%s|%s", info.Queue, info.Tenant, info.Payload, info.Result))
+		for id, state := range map[ID]State{later: Scheduled, child: Blocked, dead: Dead} {
+			info, err = q.Get(ctx, id)
+			require.NoError(t, err)
+			require.Equal(t, state, info.State)
+		}
+		id, err := q.Produce(ctx, held)
+		require.ErrorIs(t, err, ErrDuplicate)
+		require.Equal(t, holder, id)
+		stats, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.Equal(t, map[string]Counts{
+			"kept": {Done: 1}, "later": {Scheduled: 1}, "parent": {Scheduled: 1}, "child": {Blocked: 1}, "dead": {Dead: 1}, "paused": {},
+		}, stats)
+
+		// What waits comes under the number that its lane has now, in its order.
+		now := produce(t, q, Task{Queue: "later", Tenant: "t"})[0]
+		time.Sleep(2 * time.Hour)
+		require.Equal(t, now, claimNow(t, q, "later").ID)
+		l := claimNow(t, q, "later")
+		require.Equal(t, later, l.ID)
+		require.Equal(t, "later|t|later", fmt.Sprintf("%s|%s|%s", l.Queue, l.Tenant, l.Payload))
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "parent").Receipt, nil))
+		require.Equal(t, child, claimNow(t, q, "child").ID)
+		synctest.Wait()
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.checkMemory())
+	})
+}
+
+// TestClockOutlivesItsQueue: when the counters that have the clock of a shard go, another
+// place has it.
+func TestClockOutlivesItsQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ahead := time.Hour
+		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1, sweepLanes: 1}
+		opts.wall = func() time.Time { return time.Now().Add(ahead) }
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		var last ID
+		for i := range 100 {
+			last = produce(t, q, Task{Queue: fmt.Sprint(i)})[0]
+			require.NoError(t, q.Complete(t.Context(), claimNow(t, q, fmt.Sprint(i)).Receipt, nil))
+			synctest.Wait()
+		}
+		require.Less(t, q.catalogueSize(t, 0).counters, 10)
+		require.NoError(t, q.Close())
+		ahead = 0
+		q, err = Open("queue", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		next := produce(t, q, Task{Queue: "next"})[0]
+		require.Greater(t, next.String(), last.String())
+	})
+}
+
+// TestLanesKeepTheirOrderUnderOtherNumbers: tasks of a lane that have another number than
+// the lane by now are served as one lane, over restarts.
+func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1, sweepLanes: 1 << 10}
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		visit := func(i int) { // others drive the lane out of memory
+			for j := range 3 {
+				name := fmt.Sprint("other ", i, " ", j)
+				produce(t, q, Task{Queue: name})
+				require.NoError(t, q.Complete(t.Context(), claimNow(t, q, name).Receipt, nil))
+			}
+		}
+		const delayed = 50
+		start := time.Now()
+		var want []ID
+		for i := range delayed {
+			want = append(want, produce(t, q, Task{Queue: "a", RunAt: start.Add(time.Hour + time.Duration(i)*time.Second)})...)
+			visit(i)
+		}
+		synctest.Wait()
+		require.Greater(t, q.catalogueSize(t, 0).lanes, 2*delayed)
+		for i := range 10 {
+			time.Sleep(time.Until(start.Add(time.Hour + time.Duration(i*delayed/10)*time.Second)))
+			visit(delayed + i)
+			require.NoError(t, q.Close())
+			q, err = Open("queue", &opts)
+			require.NoError(t, err)
+		}
+		time.Sleep(time.Hour)
+		for _, id := range want {
+			require.Equal(t, id, claimNow(t, q, "a").ID)
+		}
+		require.Nil(t, claimNow(t, q, "a"))
+		synctest.Wait()
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.checkMemory())
+	})
+}
