@@ -525,7 +525,7 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 				stats, err := q.Stats(ctx)
 				require.NoError(t, err)
 				require.Equal(t, map[string]Counts{
-					"follow": {}, "keep": {Done: 3}, "retry": {Scheduled: 3}, "snooze": {Scheduled: 3}, "drop": {},
+					"keep": {Done: 3}, "retry": {Scheduled: 3}, "snooze": {Scheduled: 3},
 					"next": {Ready: 4, Blocked: 2},
 				}, stats)
 				require.Equal(t, map[string]int{"follow": 3, "keep": 3, "retry": 3, "snooze": 3, "drop": 3}, calls)
