@@ -5,7 +5,7 @@
 //	01                      meta        identity of the shard, written once for each format
 //	02 queue                catalogue   name of a queue
 //	03 lane                 catalogue   queue, priority and tenant of a lane
-//	04 queue                counters    tasks by state, and the shard's clock
+//	04 queue                counters    tasks by state, and the shard's clock; queue 0: the clock only
 //	05 range queue bucket   buckets     how many ended tasks a bucket keeps
 //	06 name                 settings    of a queue, as this shard knows them
 //	07 shard                inbound     number of the last message taken from a shard
