@@ -34,8 +34,9 @@ import (
 //
 // dir must not exist, or be empty. It becomes a queue in the last step: what
 // is left of a Checkpoint that a crash has ended is refused by Open, and by the
-// next Checkpoint, until it is removed. A Checkpoint that returns an error has
-// removed what it had made, but for empty directories.
+// next Checkpoint, until it is removed. (If dir did not exist, it appears with a first file
+// in it; before, an empty directory beside it may be left, whose name ends with ".unfinished".) A Checkpoint
+// that returns an error has removed what it had made, but for empty directories.
 //
 // In the copy, the tasks that workers had at that moment are leased: those of
 // Run are ready again as soon as the copy is opened, others when their leases
@@ -85,7 +86,10 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
 
 // unfinishedName is the name of a file that the directory of a copy has until it
 // is complete: a link to the manifest of the original, since a file system that
-// links this one will link the others.
+// links this one will link the others. It comes first, so that the directory is at no
+// moment one of which Open would make a new queue. The copy is not made under
+// another name and then renamed: dir may be there already, and be what cannot be replaced (the root
+// of a volume, or in a directory that may not be written).
 const unfinishedName = "UNFINISHED"
 
 func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
@@ -99,9 +103,6 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 		}
 		err = errors.Join(err, c.close())
 	}()
-	if err := c.fs.Link(c.fs.PathJoin(q.dir.path, manifestName), c.fs.PathJoin(c.path, unfinishedName)); err != nil {
-		return fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
-	}
 	// What is in memory is written while the shards are at work, so that little is
 	// left to be copied while they are not.
 	err = q.eachReplica(func(r *replica) error {
@@ -164,16 +165,37 @@ func (q *Queue) beginCopy(dir string) (*queueCopy, error) {
 	if c.existed, err = isEmpty(fsys, path); err != nil {
 		return nil, err
 	}
-	if err := makeDirectory(fsys, path); err != nil {
+	if err := c.mark(fsys.PathJoin(q.dir.path, manifestName)); errors.Is(err, fs.ErrExist) {
 		return nil, err
+	} else if err != nil {
+		return nil, fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
 	}
 	if c.lock, err = fsys.Lock(fsys.PathJoin(path, lockName)); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrLocked, err)
-	}
-	if _, err := isEmpty(fsys, path); err != nil { // somebody else has been faster
-		return nil, errors.Join(err, c.close())
+		return nil, errors.Join(fmt.Errorf("%w: %w", ErrLocked, err), fsys.Remove(fsys.PathJoin(path, unfinishedName)))
 	}
 	return c, nil
+}
+
+// mark makes the directory with a link to manifest in it, durably, or puts that into the empty one that
+// exists.
+func (c *queueCopy) mark(manifest string) error {
+	if c.existed {
+		return errors.Join(c.fs.Link(manifest, c.fs.PathJoin(c.path, unfinishedName)), syncDirectory(c.fs, c.path))
+	}
+	temp := c.path + "." + c.ID[:8] + ".unfinished"
+	if err := makeDirectory(c.fs, temp); err != nil {
+		return err
+	}
+	err := errors.Join(c.fs.Link(manifest, c.fs.PathJoin(temp, unfinishedName)), syncDirectory(c.fs, temp))
+	if err == nil {
+		if err = c.fs.Rename(temp, c.path); err == nil {
+			return syncDirectory(c.fs, c.fs.PathDir(c.path))
+		}
+		if _, emptyErr := isEmpty(c.fs, c.path); emptyErr != nil { // somebody else has been faster
+			err = emptyErr
+		}
+	}
+	return errors.Join(err, c.fs.RemoveAll(temp))
 }
 
 // isEmpty reports whether a directory exists, and makes sure that nothing is in it.

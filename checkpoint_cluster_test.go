@@ -204,7 +204,7 @@ func TestCheckpointIsForgotten(t *testing.T) {
 		giveUp, cancel := context.WithCancel(ctx)
 		h, err := simQueue(leader).hold(ctx) // another one's turn comes first
 		require.NoError(t, err)
-		go func() { gone <- q.Checkpoint(giveUp, "copy") }()
+		go func() { gone <- q.Checkpoint(giveUp, "another copy") }()
 		time.Sleep(time.Second)
 		cancel()
 		require.ErrorIs(t, <-gone, context.Canceled)

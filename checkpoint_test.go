@@ -717,7 +717,7 @@ func TestCheckpointPowerLoss(t *testing.T) {
 		opts := Options{fs: img}
 		names, err := img.List("copy")
 		switch outcome := ""; {
-		case err != nil || len(names) == 0 || slices.Equal(names, []string{lockName}):
+		case err != nil:
 			outcomes["not begun"]++
 		default:
 			c, err := Open("copy", &opts)

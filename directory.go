@@ -35,7 +35,8 @@ const (
 // crash between the two, and a shard that nobody has written since, are as good as any.
 //
 //	3  the first that can be raised
-//	4  as 3; what is new has keys, trailing fields or flags of its own
+//	4  as 3; what is new has keys, trailing fields or flags of its own, and the
+//	   manifest says where a queue lies that is open
 const (
 	format       = 4
 	oldestFormat = 3
@@ -49,6 +50,9 @@ type manifest struct {
 	// Creating is set until every shard exists. Open has not returned yet
 	// then, so that nothing was acknowledged and missing shards may be made.
 	Creating bool `json:"creating,omitempty"`
+	// Open is where the queue lies whose stores may be written, or that was not
+	// closed; nil: all stores are closed, and sealed. Since format 4.
+	Open *place `json:"open,omitempty"`
 	// Node of a cluster whose directory it is; "": of a queue by itself.
 	Node string `json:"node,omitempty"`
 	// Sum is the CRC-32C of the manifest without it, in hexadecimal.
@@ -123,6 +127,9 @@ func decodeManifest(b []byte) (*manifest, error) {
 func (m manifest) check() (*manifest, error) {
 	if m.Shards < 1 || m.Shards > maxShards {
 		return nil, fmt.Errorf("%w: %s: %d shards", ErrCorrupt, manifestName, m.Shards)
+	}
+	if m.Open != nil && m.Format < 4 {
+		return nil, fmt.Errorf("%w: %s: of format %d, and open", ErrCorrupt, manifestName, m.Format)
 	}
 	return &m, nil
 }
@@ -273,16 +280,7 @@ func (d *directory) create(shards int, node string) error {
 	}
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
-	d.manifest = manifest{Format: format, Shards: shards, ID: hex.EncodeToString(id[:]), Creating: true, Node: node}
-	return d.write()
-}
-
-// raise makes the manifest one of the current format.
-func (d *directory) raise() error {
-	if d.Format == format {
-		return nil
-	}
-	d.Format = format
+	d.manifest = manifest{Format: format, Shards: shards, ID: hex.EncodeToString(id[:]), Creating: true, Open: new(place), Node: node}
 	return d.write()
 }
 
@@ -297,16 +295,18 @@ func (d *directory) finishCreation() error {
 
 // write replaces the manifest.
 func (d *directory) write() error {
-	b, err := d.encode()
-	if err != nil {
-		return err
-	}
 	temp := d.fs.PathJoin(d.path, manifestTemp)
 	f, err := d.fs.Create(temp, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(b)
+	var b []byte
+	if err = d.settle(f); err == nil {
+		b, err = d.encode()
+	}
+	if err == nil {
+		_, err = f.Write(b)
+	}
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}

@@ -59,6 +59,9 @@ var (
 	ErrShardCount = errors.New("codeq: shard count differs")
 	// ErrLocked: another process, or another Queue of this one, has the directory open.
 	ErrLocked = errors.New("codeq: directory is locked")
+	// ErrCopied: the files are a copy that was made while the queue was open, or after its
+	// process had died: see Options.AcceptCopy. Checkpoint copies a queue that is open.
+	ErrCopied = errors.New("codeq: directory is a copy of a queue that was not closed")
 	// ErrCorrupt: stored data is damaged, or contradicts itself; see Verify.
 	ErrCorrupt = errors.New("codeq: stored data is corrupt")
 

@@ -133,6 +133,14 @@ type Options struct {
 	// by itself, and opens no socket.
 	Cluster *Cluster
 
+	// AcceptCopy opens a directory that ErrCopied refuses. Set it if you know that nobody wrote the
+	// files while they were copied: if the process had died and its directory was moved to another file
+	// system, or restored from a snapshot of all its files at one moment. A queue that was closed may be copied by any
+	// means, and needs no AcceptCopy; nor does a rename, or a clone of a whole volume. Where the file
+	// system says nothing that lasts of a file's identity, copies are not recognized (Windows), or
+	// a queue may be taken for one when its process has died and the file system was mounted again (some of
+	// FUSE and of networks): there, set it always. Default: false.
+	AcceptCopy bool
 	// Logger gets what an operator should know. Its handler is called on a goroutine of its
 	// own, so that it may take its time: up to 1024 records wait, what comes then is dropped, and the
 	// next record is preceded by one that counts them. Close waits for it, but not longer

@@ -41,7 +41,8 @@ type Queue struct {
 // Open returns an error that matches ErrNotQueue when dir holds something
 // else, ErrShardCount when opts.Shards differs from the count fixed at
 // creation, ErrFormat when the queue has a format that this version does not know, ErrLocked
-// when the directory is open already, ErrCorrupt when stored data is damaged or
+// when the directory is open already, ErrCopied when its files were copied while it was
+// open, ErrCorrupt when stored data is damaged or
 // contradicts itself (see Verify), or ErrInvalid when an option is out of bounds; each
 // before anything is changed.
 //
@@ -65,7 +66,7 @@ func Open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.raise(); err != nil {
+	if err := d.take(o.AcceptCopy); err != nil {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.close())
 	}
 	o.setShards(d.Shards)
@@ -190,6 +191,9 @@ func (q *Queue) closeFiles() error {
 		}
 	}
 	q.caches.close()
+	if err := q.dir.end(); err != nil { // it is as if the process had been killed: nothing is lost
+		q.opts.Logger.Warn("the directory still says that it is open", "dir", q.dir.path, "err", err)
+	}
 	errs = append(errs, q.dir.close())
 	if q.opts.logs != nil {
 		q.opts.logs.close()

@@ -33,7 +33,7 @@ func RecoverCluster(dir string, opts *Options) error {
 	if d.Creating {
 		return errors.Join(fmt.Errorf("%w: %s is empty", ErrNotQueue, dir), d.close())
 	}
-	if err := d.raise(); err != nil {
+	if err := d.take(o.AcceptCopy); err != nil {
 		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.close())
 	}
 	o.Shards = d.Shards

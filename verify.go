@@ -37,6 +37,8 @@ type VerifyOptions struct {
 	// ended then are delivered again. The directory of a node of a cluster is not repaired,
 	// since replicas are equal: see ReplaceNode.
 	Repair bool
+	// AcceptCopy verifies a directory that ErrCopied refuses: see Options.AcceptCopy.
+	AcceptCopy bool
 
 	fs vfs.FS
 }
@@ -99,7 +101,7 @@ func (p Problem) String() string {
 // of memory for each task of the shard, a repair twice as much.
 //
 // The error says why the directory could not be verified: ErrNotQueue,
-// ErrLocked, ErrFormat, ErrCorrupt if the manifest of the queue is damaged, or
+// ErrLocked, ErrFormat, ErrCopied, ErrCorrupt if the manifest of the queue is damaged, or
 // one of the file system. Problems are no error.
 //
 // A repair is all or nothing for each shard, whenever it is interrupted; the next one begins
@@ -107,7 +109,7 @@ func (p Problem) String() string {
 func Verify(dir string, opts *VerifyOptions) (*VerifyReport, error) {
 	o := VerifyOptions{fs: vfs.Default}
 	if opts != nil {
-		o.Repair = opts.Repair
+		o.Repair, o.AcceptCopy = opts.Repair, opts.AcceptCopy
 		if opts.fs != nil {
 			o.fs = opts.fs
 		}
@@ -124,7 +126,12 @@ func Verify(dir string, opts *VerifyOptions) (*VerifyReport, error) {
 		return nil, err
 	}
 	v := verifier{directory: d, report: &VerifyReport{Node: d.Node}}
-	err = v.verify(o.Repair)
+	if !o.AcceptCopy {
+		err = d.refuseCopy()
+	}
+	if err == nil {
+		err = v.verify(o.Repair)
+	}
 	if err = errors.Join(err, d.close()); err != nil {
 		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
 	}
@@ -171,6 +178,9 @@ func (v *verifier) verify(repair bool) error {
 	if v.Node != "" {
 		return v.logs()
 	}
+	if repair && v.Format == format {
+		return v.end()
+	}
 	return nil
 }
 
@@ -185,7 +195,7 @@ func allRepairable(found []Problem) bool {
 
 // repair builds a shard anew, and verifies the result.
 func (v *verifier) repair(index int) (r ShardReport, err error) {
-	if err := v.raise(); err != nil {
+	if err := v.begin(); err != nil {
 		return r, err
 	}
 	kept, err := rebuildShard(v.directory, index)

@@ -59,6 +59,15 @@ func Seal(fs vfs.FS, dir string) error {
 	return writeSeal(fs, dir, slices.DeleteFunc(names, func(name string) bool { return !ofStore(name) }))
 }
 
+// IsSealed reports whether a store has a seal, and reads nothing.
+func IsSealed(fs vfs.FS, dir string) (bool, error) {
+	_, err := fs.Stat(fs.PathJoin(dir, SealName))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // Check compares a store with its seal, and changes nothing. Without a seal,
 // as a crash leaves it, the store is looked at as CheckManifests does.
 func Check(fs vfs.FS, dir string) (sealed bool, err error) {

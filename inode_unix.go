@@ -1,0 +1,16 @@
+//go:build unix
+
+package codeq
+
+import (
+	"io/fs"
+	"syscall"
+)
+
+// inodeOf is the number by which the file system knows a file or a directory; 0: not known.
+func inodeOf(info fs.FileInfo) uint64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return uint64(st.Ino)
+	}
+	return 0
+}

@@ -1,0 +1,128 @@
+package codeq
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+func copyDirectory(t *testing.T, from, to string) {
+	t.Helper()
+	require.NoError(t, os.CopyFS(to, os.DirFS(from)))
+}
+
+// leaveOpen makes the directory of a closed queue look as after the end of its process.
+func leaveOpen(t *testing.T, dir string) {
+	t.Helper()
+	d, err := openDirectory(vfs.Default, dir, 0, "")
+	require.NoError(t, err)
+	require.NoError(t, d.begin())
+	require.NoError(t, d.close())
+}
+
+// TestCopyOfOpenQueue: files that are copied while the queue is open, or after its process
+// has died, are refused until somebody accepts them; what is renamed is not.
+func TestCopyOfOpenQueue(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("copies are not recognized")
+	}
+	root := t.TempDir()
+	at := func(name string) string { return filepath.Join(root, name) }
+	q, err := Open(at("queue"), &Options{Shards: 2})
+	require.NoError(t, err)
+	var tasks []ID
+	for shard := range 2 {
+		id, err := q.startingAt(shard).Produce(context.Background(), Task{Queue: "a"})
+		require.NoError(t, err)
+		tasks = append(tasks, id)
+	}
+	copyDirectory(t, at("queue"), at("live"))
+	require.NoError(t, q.Checkpoint(context.Background(), at("checkpoint")))
+	require.NoError(t, q.Close())
+
+	before := recursiveListing(t, root)
+	manifest := readFile(t, filepath.Join(at("live"), manifestName))
+	for range 2 {
+		_, err = Open(at("live"), nil)
+		require.ErrorIs(t, err, ErrCopied)
+		require.ErrorContains(t, err, "Checkpoint")
+		for _, repair := range []bool{false, true} {
+			_, err = Verify(at("live"), &VerifyOptions{Repair: repair})
+			require.ErrorIs(t, err, ErrCopied)
+		}
+	}
+	require.Equal(t, before, recursiveListing(t, root))
+	require.Equal(t, manifest, readFile(t, filepath.Join(at("live"), manifestName)))
+	r, err := Verify(at("live"), &VerifyOptions{AcceptCopy: true})
+	require.NoError(t, err)
+	require.True(t, r.OK(), "%v", r.Problems)
+	requireTasks(t, at("live"), &Options{AcceptCopy: true}, tasks)
+	requireTasks(t, at("live"), nil, tasks) // is a queue of its own
+
+	for _, from := range []string{"queue", "checkpoint", "live"} { // closed
+		copyDirectory(t, at(from), at(from+" copied"))
+		r, err := Verify(at(from+" copied"), nil)
+		require.NoError(t, err)
+		require.True(t, r.OK(), "%v", r.Problems)
+		requireTasks(t, at(from+" copied"), nil, tasks)
+	}
+
+	leaveOpen(t, at("queue"))
+	require.NoError(t, os.Rename(at("queue"), at("renamed")))
+	copyDirectory(t, at("renamed"), at("moved"))
+	requireTasks(t, at("renamed"), nil, tasks)
+	_, err = Open(at("moved"), nil)
+	require.ErrorIs(t, err, ErrCopied)
+
+	// Into the directory in which the files were, or another root of a volume: its inode is the same.
+	leaveOpen(t, at("renamed"))
+	path := filepath.Join(at("renamed"), manifestName)
+	open := readFile(t, path)
+	writeFile(t, path+".copy", open)
+	require.NoError(t, os.Rename(path+".copy", path))
+	_, err = Open(at("renamed"), nil)
+	require.ErrorIs(t, err, ErrCopied)
+	requireTasks(t, at("renamed"), &Options{AcceptCopy: true}, tasks)
+}
+
+// TestCopyOfOpenNode: the directory of a node is as that of a queue.
+func TestCopyOfOpenNode(t *testing.T) {
+	disk, votes := vfs.NewCrashableMem(), newSimVotes()
+	q, err := oneNode(disk, votes)
+	require.NoError(t, err)
+	m, err := readManifest(disk, "queue")
+	require.NoError(t, err)
+	require.NotNil(t, m.Open)
+	require.NoError(t, q.Close())
+	m, err = readManifest(disk, "queue")
+	require.NoError(t, err)
+	require.Nil(t, m.Open)
+}
+
+// TestOpenThatFails leaves a closed queue closed, so that it may be copied to where it is looked at.
+func TestOpenThatFails(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "queue")
+	closedQueue(t, dir, 2)
+	missing := shardDir(vfs.Default, dir, 0)
+	require.NoError(t, os.Rename(missing, filepath.Join(root, "aside")))
+	_, err := Open(dir, nil)
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.NoError(t, os.Rename(filepath.Join(root, "aside"), missing))
+	q, err := Open(dir, nil)
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	m, err := readManifest(vfs.Default, dir)
+	require.NoError(t, err)
+	require.Nil(t, m.Open)
+	_, err = Open(dir, &Options{Shards: 3})
+	require.ErrorIs(t, err, ErrShardCount)
+	m, err = readManifest(vfs.Default, dir)
+	require.NoError(t, err)
+	require.Nil(t, m.Open)
+}
