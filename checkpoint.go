@@ -52,7 +52,7 @@ import (
 // Checkpoint returns an error that matches ErrInvalid if dir is within the
 // queue or on another file system, fs.ErrExist if it is not empty, ErrLocked
 // if somebody else is about to make a queue of it, ErrDiskFull below half of
-// Options.MinFreeBytes, ErrFailed if a shard has failed, ErrClosed if the queue is
+// Options.MinFreeBytes or if the copy finds no room, ErrFailed if a shard has failed, ErrClosed if the queue is
 // closed before all shards stand still, or, in a cluster, ErrNotLeader or ErrUncertain
 // if they did not stand still for as long as it takes. If ctx ends before they do, it
 // returns its cause. It is safe for concurrent use; calls follow each other.
@@ -79,7 +79,7 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
 		return context.Cause(ctx)
 	}
 	if err := q.checkpoint(ctx, dir); err != nil {
-		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, err)
+		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, diskFull(err))
 	}
 	return nil
 }

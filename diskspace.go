@@ -12,7 +12,9 @@ import (
 //
 // The owner asks the file system before a group, if it has committed lookBytes
 // since it asked last, or some time has passed. A file system that cannot tell is
-// never full.
+// not full until a table cannot be written for want of space: memory and the log
+// have room for the group under way, and no other is begun until Pebble, which tries
+// again several times a second, has written the table.
 //
 // Invariant: while the level is roomNone or roomEmpty, the owner's clock stands
 // still, since those who hold leases can neither end nor extend them.
@@ -21,6 +23,7 @@ type diskSpace struct {
 	dir string
 	low uint64 // bytes of free space below which there is not enough; 0: no limit
 
+	denied  bool // tables cannot be written, whatever the file system says
 	level   room
 	free    uint64 // bytes, when it was asked
 	next    uint64 // when to ask again before a group, by ownerClock.read
@@ -56,7 +59,10 @@ func newDiskSpace(opts *Options, dir string) diskSpace {
 
 // measure asks the file system.
 func (d *diskSpace) measure() room {
-	if d.low == 0 {
+	switch {
+	case d.denied:
+		return roomEmpty
+	case d.low == 0:
 		return roomy
 	}
 	usage, err := d.fs.GetDiskUsage(d.dir)
@@ -77,11 +83,12 @@ func (d *diskSpace) measure() room {
 // look measures the room if it is time to.
 func (s *shard) look() {
 	d := &s.space
-	now := s.clock.read
-	if now < d.next && d.written < lookBytes {
+	now, denied := s.clock.read, !s.hasSpace()
+	if now < d.next && d.written < lookBytes && denied == d.denied {
 		return
 	}
 	before := d.level
+	d.denied = denied
 	d.level, d.written, d.next, d.recheck = d.measure(), 0, now+lookEvery, now+lookEvery
 	if d.level > roomy {
 		d.next = now + lookEveryFull
@@ -115,6 +122,11 @@ func (s *shard) dropParked() {
 	s.space.parked = kept
 }
 
+// hasSpace reports whether the stores that a group is written to can write their tables.
+func (s *shard) hasSpace() bool {
+	return s.store.hasSpace() && (s.node == nil || s.node.logs.HasSpace())
+}
+
 // hasRoom reports whether there is room for what goes on down to a level.
 func (s *shard) hasRoom(level room) bool { return s.space.level <= level }
 
@@ -125,6 +137,9 @@ func (s *shard) holdsBack() bool {
 
 // errNoRoom is why an operation is refused.
 func (s *shard) errNoRoom() error {
+	if s.space.denied {
+		return fmt.Errorf("%w: shard %d: tables cannot be written", ErrDiskFull, s.index)
+	}
 	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", ErrDiskFull, s.index, s.space.free, s.space.low)
 }
 

@@ -24,10 +24,11 @@ type smallDisk struct {
 	used  atomic.Int64
 	asked atomic.Int64 // calls of GetDiskUsage
 	only  string       // what has room of its own is not this; "": everything counts
+	err   error        // of what has no room
 }
 
 func newSmallDisk(size int64) *smallDisk {
-	d := &smallDisk{FS: vfs.NewMem()}
+	d := &smallDisk{FS: vfs.NewMem(), err: syscall.ENOSPC}
 	d.size.Store(size)
 	return d
 }
@@ -68,7 +69,7 @@ type smallDiskFile struct {
 func (f *smallDiskFile) Write(p []byte) (int, error) {
 	if used := f.disk.used.Add(int64(len(p))); used > f.disk.size.Load() && strings.HasSuffix(f.name, f.disk.only) {
 		f.disk.used.Add(-int64(len(p)))
-		return 0, syscall.ENOSPC
+		return 0, f.disk.err
 	}
 	return f.File.Write(p)
 }
@@ -592,54 +593,151 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 	})
 }
 
-// TestDiskReallyFull: without a limit, callers keep their deadlines while no more
-// tables can be written, work goes on when there is room, and Close does not wait for it.
+// TestDiskReallyFull: when no more tables can be written, whatever the file system says
+// of its free space, calls that write are refused in time, reads go on, no lease is
+// lost, and work goes on when there is room. Close does not wait for it.
 func TestDiskReallyFull(t *testing.T) {
 	for _, room := range []bool{true, false} {
-		t.Run(fmt.Sprint("room ", room), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				disk := newSmallDisk(1 << 20)
-				disk.only = ".sst"
-				q := openOnSmallDisk(t, disk, func(o *Options) { o.MinFreeBytes = -1 })
-				produced, payload := 0, bytes.Repeat([]byte("x"), 20<<10)
-				for {
-					begin := time.Now()
-					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-					_, err := q.startingAt(0).Produce(ctx, Task{Queue: "a", Payload: payload})
-					cancel()
-					if err == nil {
+		for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+			t.Run(fmt.Sprintf("room %t, %v", room, full), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					ctx := t.Context()
+					disk := newSmallDisk(1 << 20)
+					disk.only, disk.err = ".sst", full
+					q := openOnSmallDisk(t, disk, func(o *Options) { o.MinFreeBytes, o.LeaseFor = -1, time.Minute })
+					first := q.startingAt(0)
+					_, err := first.Produce(ctx, Task{Queue: "b"})
+					require.NoError(t, err)
+					l, err := first.Claim(ctx, ClaimRequest{Queues: []string{"b"}})
+					require.NoError(t, err)
+					produced, payload := 0, bytes.Repeat([]byte("x"), 20<<10)
+					for {
+						if _, err = first.Produce(ctx, Task{Queue: "a", Payload: payload}); err != nil {
+							break
+						}
 						produced++
 						require.Less(t, produced, 1000)
-						continue
 					}
-					require.ErrorIs(t, err, ErrUncertain)
-					require.ErrorIs(t, err, context.DeadlineExceeded)
-					require.Equal(t, time.Second, time.Since(begin))
-					break
-				}
-				_, err := q.startingAt(1).Produce(t.Context(), Task{Queue: "b"})
-				require.NoError(t, err)
-				if room {
-					disk.free(64 << 20)
-					_, err = q.startingAt(0).Produce(t.Context(), Task{Queue: "b"})
+					require.ErrorIs(t, err, ErrDiskFull)
+					require.ErrorContains(t, err, "shard 0")
+					begin := time.Now()
+					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), ErrDiskFull)
+					_, err = first.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+					require.ErrorIs(t, err, ErrDiskFull)
+					info, err := q.Get(ctx, l.ID)
 					require.NoError(t, err)
+					require.Equal(t, Leased, info.State)
+					stats, err := q.Stats(ctx)
+					require.NoError(t, err)
+					require.EqualValues(t, produced, stats["a"].Ready)
+					_, err = q.startingAt(1).Produce(ctx, Task{Queue: "c"})
+					require.NoError(t, err)
+					got, err := first.Claim(ctx, ClaimRequest{Queues: []string{"c"}})
+					require.NoError(t, err, "of another shard")
+					require.NoError(t, q.Complete(ctx, got.Receipt, nil))
+					require.Zero(t, time.Since(begin), "nothing has waited")
+					time.Sleep(2 * time.Minute)
+					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), ErrDiskFull)
+					if room {
+						disk.free(64 << 20)
+						time.Sleep(lookEvery * time.Millisecond)
+						require.NoError(t, q.Complete(ctx, l.Receipt, nil), "the lease is in force")
+						_, err = first.Produce(ctx, Task{Queue: "b"})
+						require.NoError(t, err)
+						require.NoError(t, q.Close())
+					} else {
+						require.NoError(t, q.Close())
+						_, err := Open("queue", &Options{fs: disk})
+						require.ErrorIs(t, err, ErrDiskFull)
+						require.ErrorIs(t, err, full)
+						require.ErrorContains(t, err, "queue")
+						disk.free(64 << 20)
+					}
+					q = openOnSmallDisk(t, disk, nil)
+					stats, err = q.Stats(ctx)
+					require.NoError(t, err)
+					require.EqualValues(t, produced, stats["a"].Ready)
+					require.NoError(t, q.checkAll())
 					require.NoError(t, q.Close())
-				} else {
-					require.ErrorIs(t, q.Close(), syscall.ENOSPC)
-					_, err := Open("queue", &Options{fs: disk})
-					require.ErrorIs(t, err, syscall.ENOSPC)
-					disk.free(64 << 20)
-				}
-				q = openOnSmallDisk(t, disk, nil)
-				stats, err := q.Stats(t.Context())
+				})
+			})
+		}
+	}
+}
+
+// TestDiskFullUnderway: a flush that is slow and then finds the disk full, while the
+// owner waits for it with memtables full, keeps nobody waiting; one that only is
+// slow delays, and refuses nobody.
+func TestDiskFullUnderway(t *testing.T) {
+	for _, full := range []bool{true, false} {
+		t.Run(fmt.Sprint("full ", full), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				slow := make(chan struct{})
+				var fails atomic.Bool
+				fails.Store(full)
+				disk := &hookFS{FS: vfs.NewMem(), before: func(op, name string) error {
+					if op != "create" || !strings.HasSuffix(name, ".sst") {
+						return nil
+					}
+					<-slow
+					if fails.Load() {
+						return syscall.ENOSPC
+					}
+					return nil
+				}}
+				opts := &Options{Shards: 1, fs: disk, MemTableBytes: 256 << 10, MinFreeBytes: -1}
+				close(slow)
+				fails.Store(false)
+				q, err := Open("queue", opts)
 				require.NoError(t, err)
-				require.GreaterOrEqual(t, int(stats["a"].Ready), produced)
-				require.LessOrEqual(t, int(stats["a"].Ready), produced+1)
+				fails.Store(full)
+				slow = make(chan struct{})
+				produced := 0
+				ended := make(chan error, 1)
+				go func() {
+					var err error
+					for ; err == nil && produced < 100; produced++ {
+						_, err = q.Produce(ctx, Task{Queue: "a", Payload: bytes.Repeat([]byte("x"), 20<<10)})
+					}
+					ended <- err
+				}()
+				synctest.Wait()
+				require.Empty(t, ended)
+				most := memTables * opts.MemTableBytes / (20 << 10)
+				require.Less(t, produced, most*3/2, "memory has an end")
+				close(slow)
+				if !full {
+					require.NoError(t, <-ended)
+					require.NoError(t, q.Close())
+					return
+				}
+				require.ErrorIs(t, <-ended, ErrDiskFull)
+				stats, err := q.Stats(ctx)
+				require.NoError(t, err)
+				require.EqualValues(t, produced-1, stats["a"].Ready)
+				fails.Store(false)
+				time.Sleep(lookEvery * time.Millisecond)
+				_, err = q.Produce(ctx, Task{Queue: "a"})
+				require.NoError(t, err)
 				require.NoError(t, q.checkAll())
 				require.NoError(t, q.Close())
 			})
 		})
 	}
+}
+
+// TestOpenOnFullDisk: Open says that the disk is full, and works when there is room.
+func TestOpenOnFullDisk(t *testing.T) {
+	disk := newSmallDisk(0)
+	for _, room := range []int64{0, 100, 300, 1000, 3000} {
+		disk.free(room)
+		_, err := Open("queue", &Options{fs: disk, Shards: 1})
+		require.ErrorIs(t, err, ErrDiskFull, room)
+		require.ErrorContains(t, err, "queue")
+	}
+	disk.free(256 << 20)
+	require.NoError(t, openOnSmallDisk(t, disk, func(o *Options) { o.Shards = 1 }).Close())
 }
 
 // TestMinFreeBytes: the default is there, and a negative number is no limit.

@@ -120,7 +120,8 @@ type Options struct {
 	//     DeleteSchedule, ReleaseKey, and the end of retentions. Time counts
 	//     against no lease, as nobody can extend them; if the queue is opened
 	//     meanwhile, leases of Claim begin anew. Run keeps what its handlers return.
-	//   - below 1/4, nothing is written.
+	//   - below 1/4, nothing is written; nor while tables cannot be for want of
+	//     inodes or of a quota, or where there is no limit.
 	//
 	// Get, List and Stats always work, and everything does again by itself when
 	// there is room. The file system is asked at most once in a second or 4 MiB (when

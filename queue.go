@@ -44,7 +44,8 @@ type Queue struct {
 // when the directory is open already, ErrCopied when its files were copied while it was
 // open, ErrCorrupt when stored data is damaged or
 // contradicts itself (see Verify), or ErrInvalid when an option is out of bounds; each
-// before anything is changed.
+// before anything is changed. It returns one that matches ErrDiskFull when the disk has no
+// room for the tables and logs that it begins with.
 //
 // The queue of an older version whose format is known is raised to that of this one, in
 // place; from then on that version refuses it with ErrFormat. All nodes of a cluster are of
@@ -54,6 +55,11 @@ type Queue struct {
 // and more (M_MMAP_THRESHOLD, of the process), unless the environment says something
 // about that: freed memtables would stay with the process.
 func Open(dir string, opts *Options) (*Queue, error) {
+	q, err := open(dir, opts)
+	return q, diskFull(err)
+}
+
+func open(dir string, opts *Options) (*Queue, error) {
 	o, err := opts.withDefaults()
 	if err != nil {
 		return nil, err

@@ -123,7 +123,8 @@ func (l *replicaLog) DeleteRange(from, through uint64) error {
 }
 
 func (l *replicaLog) full(bytes int) bool {
-	return l.replica.running && l.replica.node.room.full(bytes)
+	n := l.replica.node
+	return l.replica.running && (n.room.full(bytes) || !n.logs.HasSpace())
 }
 
 // replicaVotes are the term and the vote of a replica. After any error of theirs it

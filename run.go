@@ -223,7 +223,6 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	beats.Wait()
 	stopClaims(nil)
-	r.awaitStored()
 	switch {
 	case err != nil:
 		return errors.Join(failed, err)
@@ -293,8 +292,9 @@ func (r *runner) release(n int) {
 }
 
 // drain lets the handlers end: for the grace period by themselves, then by
-// their context.
+// their context. It returns when their outcomes are stored.
 func (r *runner) drain(cause error) error {
+	defer r.awaitStored()
 	r.mu.Lock()
 	waiting := r.jobs[r.next:]
 	r.jobs, r.next = nil, 0

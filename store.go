@@ -80,6 +80,7 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	}
 	log := opts.log.With("dir", dir)
 	latch := failstop.New(log, "store")
+	latch.Limit(memTables * opts.MemTableBytes)
 	st := &store{
 		fs: late, dir: dir, log: log, write: write, replicated: replicated, latch: latch, partition: new(partition),
 	}
@@ -90,7 +91,7 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 		FileCache:                   shared.files,
 		FormatMajorVersion:          storeFormat,
 		MemTableSize:                uint64(opts.MemTableBytes),
-		MemTableStopWritesThreshold: memTables,
+		MemTableStopWritesThreshold: 4 * memTables, // the latch stops them before a group
 		MaxManifestFileSize:         maxManifest,
 		ErrorIfNotExists:            !create,
 		DisableAutomaticCompactions: opts.still,
@@ -135,14 +136,30 @@ const maxManifest = 1 << 20
 // commit persists a batch at the configured durability. Any error leaves it
 // unknown whether the batch will be found after the store is opened again, and
 // the store unfit for more.
+//
+// What a replica is told to apply waits for flushes and compactions that lag behind.
+// Who decides asks ready before.
 func (st *store) commit(b *pebble.Batch) error {
-	if err := st.latch.Throttle(st.db); err != nil {
-		return storageError(err)
+	if st.replicated {
+		if err := st.latch.Throttle(st.db); err != nil {
+			return storageError(err)
+		}
 	}
+	st.latch.Wrote(b.Len())
 	if err := st.db.Apply(b, st.write); err != nil {
 		return storageError(err)
 	}
 	return st.failure() // Pebble takes what could not be written for a success
+}
+
+// hasSpace waits while flushes and compactions lag far behind. It is false while they
+// fail because the disk is full, whatever the file system says of its free space: it may lack
+// inodes, or a quota be used up.
+func (st *store) hasSpace() bool {
+	if st.replicated { // who commits is another goroutine, and waits
+		return !st.latch.NoSpace()
+	}
+	return st.latch.Ready(st.db) != failstop.ErrNoSpace
 }
 
 // confirm has nothing to do: nobody else writes the store.
@@ -214,6 +231,14 @@ func (st *store) close() error {
 		st.log.Warn("store closed without a seal", "err", err)
 	}
 	return nil
+}
+
+// diskFull has an error that tells of a full disk match ErrDiskFull.
+func diskFull(err error) error {
+	if err == nil || !failstop.IsNoSpace(err) || errors.Is(err, ErrDiskFull) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrDiskFull, err)
 }
 
 // storageError has an error of Pebble that tells of damage match ErrCorrupt.

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -120,6 +121,64 @@ func TestOpenFails(t *testing.T) {
 		l := New(slog.New(slog.DiscardHandler), "store")
 		_, err := l.Open(dir, &pebble.Options{FS: fs})
 		require.ErrorIs(t, err, errBroken, kind)
+	}
+}
+
+// TestNoSpace: who asks Ready before each commit is told that flushes find no space,
+// and waits for nothing; who asks Throttle waits until there is, the store is to be
+// closed, or it fails.
+func TestNoSpace(t *testing.T) {
+	const memory = 4 * 64 << 10
+	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		synctest.Test(t, func(t *testing.T) {
+			fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{errorfs.OpCreate}, ".sst")
+			l := New(slog.New(slog.DiscardHandler), "store")
+			l.Limit(memory)
+			o := &pebble.Options{
+				FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableSize: 64 << 10, MemTableStopWritesThreshold: 100,
+			}
+			db, err := l.Open(dir, o)
+			require.NoError(t, err)
+			broken.Store(&full)
+			n := 0
+			set := func() {
+				require.NoError(t, db.Set(key(n), bytes.Repeat([]byte("x"), 1000), pebble.Sync))
+				l.Wrote(1000)
+				n++
+			}
+			for l.Ready(db) == nil {
+				set()
+				require.Less(t, n, memory/1000)
+				synctest.Wait()
+			}
+			require.Equal(t, ErrNoSpace, l.Ready(db))
+			require.True(t, l.NoSpace())
+			var waited atomic.Bool
+			go func() {
+				assert.NoError(t, l.Throttle(db))
+				waited.Store(true)
+			}()
+			time.Sleep(time.Minute)
+			require.False(t, waited.Load())
+			broken.Store(nil)
+			time.Sleep(time.Second)
+			require.True(t, waited.Load())
+			require.NoError(t, l.Ready(db))
+			require.False(t, l.NoSpace())
+
+			broken.Store(&full)
+			for l.Ready(db) == nil {
+				set()
+				synctest.Wait()
+			}
+			ended := make(chan error)
+			go func() { ended <- l.Throttle(db) }()
+			synctest.Wait()
+			l.Hurry()
+			require.NoError(t, <-ended, "the log has it")
+			broken.Store(nil)
+			require.NoError(t, l.Close(db))
+		})
 	}
 }
 

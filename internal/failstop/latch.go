@@ -17,12 +17,14 @@ package failstop
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -54,7 +56,21 @@ type Latch struct {
 
 	work  chan struct{} // capacity 1: background work has ended, or the latch failed
 	grown atomic.Bool   // by a table, since Throttle has looked
+
+	// Whether the last flush, and the last compaction, failed for want of space.
+	flushFull, compactFull atomic.Bool
+
+	// memory is what memtables may take before Throttle waits for flushes, wrote what
+	// was committed since it has looked, both in bytes. Of the goroutine that commits.
+	memory, wrote int
 }
+
+// ErrNoSpace: tables cannot be written, as the disk is full.
+var ErrNoSpace = errors.New("no space for tables")
+
+// IsNoSpace reports whether an error says that the disk is full, or all of it that
+// may be used.
+func IsNoSpace(err error) bool { return vfs.IsNoSpaceError(err) || errors.Is(err, syscall.EDQUOT) }
 
 // New returns the latch of a store that is about to be opened. What it logs calls
 // the store by name.
@@ -94,27 +110,67 @@ func (l *Latch) Hurry() {
 // be looked at for a key.
 const tooManyTables = 24
 
-// Throttle waits while compactions lag far behind, and returns Err. Pebble would
-// wait for them in the commit, even for those that never end.
+// Limit sets how many bytes memtables may take before Throttle and Ready wait for
+// flushes. It is called before Open, whose MemTableStopWritesThreshold is to be larger
+// by what is committed between two calls.
+func (l *Latch) Limit(memory int) { l.memory = memory }
+
+// Wrote says that so many bytes were committed. As Throttle and Ready, it is for the
+// one goroutine that commits.
+func (l *Latch) Wrote(n int) { l.wrote += n }
+
+// Throttle waits while flushes or compactions lag far behind, and returns Err. Pebble
+// would wait for them in the commit, even for those that never end.
 func (l *Latch) Throttle(db *pebble.DB) error {
-	if l.grown.Load() {
-		l.throttle(db)
+	for l.Ready(db) == ErrNoSpace && !l.hurried.Load() {
+		l.await()
+	}
+	l.proceed() // of others that wait
+	return l.Err()
+}
+
+// Ready is Throttle for those who need not commit: it returns ErrNoSpace, and does
+// not wait, while flushes fail for want of space, or what it would wait for does.
+// Pebble tries all of that again by itself.
+func (l *Latch) Ready(db *pebble.DB) error {
+	for l.Err() == nil && !l.hurried.Load() {
+		tables, memory := l.lags(db)
+		if l.flushFull.Load() || tables && l.compactFull.Load() {
+			return ErrNoSpace
+		}
+		if !tables && !memory {
+			break
+		}
+		l.await()
 	}
 	return l.Err()
 }
 
-func (l *Latch) throttle(db *pebble.DB) {
-	for l.Err() == nil && !l.hurried.Load() {
-		l.grown.Store(false)
-		if db.Metrics().Levels[0].Sublevels < tooManyTables {
-			break
-		}
-		l.grown.Store(true)
-		l.waiting.Add(1) // not before: what fails now may be tried again if nobody waits for it
-		<-l.work
-		l.waiting.Add(-1)
+// NoSpace reports whether flushes fail for want of space.
+func (l *Latch) NoSpace() bool { return l.flushFull.Load() }
+
+// lags reports whether there are too many tables that wait for compactions, and
+// memtables that wait for flushes.
+func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
+	if !l.grown.Load() && (l.memory == 0 || l.wrote < l.memory/8) {
+		return false, false
 	}
-	l.proceed() // of others that wait
+	l.grown.Store(false)
+	l.wrote = 0
+	m := db.Metrics()
+	tables = m.Levels[0].Sublevels >= tooManyTables
+	memory = l.memory > 0 && m.MemTable.Size >= uint64(l.memory)
+	if tables || memory {
+		l.grown.Store(true)
+	}
+	return tables, memory
+}
+
+// await waits for the end of a flush or a compaction.
+func (l *Latch) await() {
+	l.waiting.Add(1) // not before: what fails now may be tried again if nobody waits for it
+	<-l.work
+	l.waiting.Add(-1)
 }
 
 // proceed has one that waits look again.
@@ -145,8 +201,15 @@ func (l *Latch) guard(o *pebble.Options, dir string) {
 			l.park()
 		}
 	}
-	e.FlushEnd = func(pebble.FlushInfo) { l.grown.Store(true) }
-	e.CompactionEnd = func(pebble.CompactionInfo) { l.proceed() }
+	e.FlushEnd = func(i pebble.FlushInfo) {
+		l.flushFull.Store(IsNoSpace(i.Err))
+		l.grown.Store(true)
+		l.proceed()
+	}
+	e.CompactionEnd = func(i pebble.CompactionInfo) {
+		l.compactFull.Store(IsNoSpace(i.Err))
+		l.proceed()
+	}
 	e.WriteStallBegin = func(pebble.WriteStallBeginInfo) { l.waiting.Add(1) }
 	e.WriteStallEnd = func() { l.waiting.Add(-1) }
 }
@@ -157,7 +220,7 @@ func (l *Latch) guard(o *pebble.Options, dir string) {
 func (l *Latch) background(err error) {
 	now := time.Now()
 	l.failed.Store(now.UnixNano())
-	if l.waiting.Load() > 0 && (l.hurried.Load() || !vfs.IsNoSpaceError(err)) {
+	if l.waiting.Load() > 0 && (l.hurried.Load() || !IsNoSpace(err)) {
 		l.Fail(fmt.Errorf("background work: %w", err))
 	}
 	select {

@@ -62,8 +62,8 @@ type Options struct {
 // Store holds the logs of the groups of one node. All methods may be called
 // concurrently.
 //
-// When no more tables can be written because the disk is full, StoreLogs blocks
-// until there is room, or the store is to be closed.
+// When no more tables can be written because the disk is full, HasSpace says so, and
+// StoreLogs blocks at last until there is room, or the store is to be closed.
 type Store struct {
 	db         *pebble.DB
 	fs         vfs.FS
@@ -201,6 +201,10 @@ func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	}
 	return b.Close()
 }
+
+// HasSpace is false while tables cannot be written because the disk is full. What is
+// stored nevertheless may block.
+func (s *Store) HasSpace() bool { return !s.latch.NoSpace() }
 
 // Hurry makes a StoreLogs that waits for room on a full disk fail, and all that
 // follow. It is for those whom Close would wait for.
