@@ -302,6 +302,7 @@ func (s *shard) isUnknown(q *queueState) bool {
 
 func (s *shard) dropQueue(q *queueState) {
 	c := &s.catalogue
+	s.unpublish(q)
 	delete(s.queues, q.name)
 	if q.number != 0 {
 		s.numbers[q.number] = nil

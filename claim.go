@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +22,11 @@ import (
 //
 // Within a queue the order is: higher priorities first, tenants in turn, and
 // for each tenant the task that has been ready for longest. With several
-// shards this order holds in each of them.
+// shards, tenants take turns in each of them, and claims go to the shard with the
+// highest priority, and for a queue with one tenant to the one with the oldest task, as the
+// shards of the process have told after their last commits: of claims that are made
+// at the same time some may get a task before a more urgent, or an older, one. If req has
+// Weights, claims begin at any shard, and keep to the priorities only.
 //
 // Claim returns ErrEmpty if req.NoWait is set and no task is ready, the cause
 // of ctx if ctx ends first, and ErrClosed when the queue is closed. It is safe
@@ -39,7 +44,8 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
 }
 
 // ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as
-// there is one, with as many as are ready in one shard.
+// there is one, with as many as are ready in one shard: of the first queue, then of the
+// queues that follow. It returns fewer where another shard has more urgent ones.
 func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, error) {
 	op, err := q.claim(ctx, &req, nil)
 	if err != nil {
@@ -65,7 +71,7 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 		return q.node.claims.claim(ctx, req, r)
 	}
 	op := q.newClaim(req, r)
-	first := q.shard(q.anyShard())
+	first := q.shard(q.claimShard(op))
 	op.shards = first.peers
 	if err := first.inbox.push(ctx, op); err != nil {
 		op.unref()
@@ -173,6 +179,8 @@ type claimOp struct {
 	shards  []*shard      // of this process, in which it may wait
 	visited int           // shards that have seen it; written by the one whose turn it is
 	full    error         // one of them had no room to grant a lease; as visited
+	sent    int           // how often to a shard with something more urgent
+	to      int           // the index of that shard
 	state   atomic.Uint64 // odd: somebody has taken it. It grows by 2 when the operation is recycled
 	refs    atomic.Int32  // the caller, and the inbox or list that holds it
 	grants  []grant
@@ -195,7 +203,7 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = op.queues[:0], op.weights[:0], op.grants[:0], op.order[:0], nil
-	op.visited, op.full, op.shards, op.runner, op.local, op.abroad, op.asked = 0, nil, nil, nil, false, abroad{}, nil
+	op.visited, op.full, op.sent, op.shards, op.runner, op.local, op.abroad, op.asked = 0, nil, 0, nil, nil, false, abroad{}, nil
 	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
 	op.pool.Put(op)
 }
@@ -216,7 +224,14 @@ func (op *claimOp) resolve(s *shard) {
 		op.unref()
 		return
 	}
-	switch s.tryClaim(op) {
+	outcome := s.tryClaim(op)
+	if outcome == claimElsewhere {
+		if s.sendOn(op) {
+			return
+		}
+		outcome = s.tryClaim(op)
+	}
+	switch outcome {
 	case claimServed:
 		op.unref()
 	case claimPending:
@@ -316,10 +331,11 @@ func (op *claimOp) decodeReply(r *wire.Reader) {
 type claimOutcome int
 
 const (
-	claimNothing claimOutcome = iota
-	claimServed               // or taken by somebody else
-	claimPending              // depends on a refill
-	claimAsks                 // does not wait, and is resolved again when the warden has answered
+	claimNothing   claimOutcome = iota
+	claimServed                 // or taken by somebody else
+	claimPending                // depends on a refill
+	claimAsks                   // does not wait, and is resolved again when the warden has answered
+	claimElsewhere              // another shard has something more urgent
 )
 
 // tryClaim takes tasks for a claim, in the order of its queues. Queues where
@@ -327,7 +343,10 @@ const (
 func (s *shard) tryClaim(op *claimOp) claimOutcome {
 	for _, name := range s.claimOrder(op) {
 		q := s.queues[name]
-		if q == nil || !op.noWait && (q.waiters.len() > 0 || q.line(op.remote).len() > 0) {
+		if s.isElsewhere(op, name, q) {
+			return claimElsewhere
+		}
+		if q == nil || !op.noWait && s.isAwaited(q, op.remote) {
 			continue
 		}
 		l, pending := s.next(q)
@@ -376,20 +395,67 @@ func (s *shard) claimOrder(op *claimOp) []string {
 	return op.order
 }
 
-// give leases tasks of q to a claim that has been taken, l's first to begin with.
+// give serves a claim that has been taken: with tasks of q, l's first to begin with, and if
+// there is room, with those of its other queues.
 func (s *shard) give(op *claimOp, q *queueState, l *lane) {
-	for l != nil && len(op.grants) < op.max {
+	if s.giveOf(op, q, l) && len(op.queues) > 1 {
+		s.fillUp(op, q)
+	}
+	s.settle(op)
+}
+
+// giveOf leases tasks of a queue to a claim, as far as they are ready and other shards
+// have no more urgent ones. It is true if the queue has no more, and there is room.
+func (s *shard) giveOf(op *claimOp, q *queueState, l *lane) bool {
+	limit := uint64(0)
+	if op.max > 1 {
+		limit = s.highestElsewhere(q)
+	}
+	pending := false
+	for l != nil {
 		g, err := s.grant(l, op.duration, op.runner, op.local)
 		if err != nil {
 			s.broken = err
-			break
+			return false
 		}
 		op.grants = append(op.grants, g)
-		if len(op.grants) < op.max {
-			l, _ = s.next(q)
+		if len(op.grants) == op.max || limit > 0 && s.headOf(q).rank() < limit {
+			return false
+		}
+		l, pending = s.next(q)
+	}
+	return !pending && s.broken == nil
+}
+
+// fillLooks is at how many queues a batch looks to be filled.
+const fillLooks = 64
+
+// fillUp fills a batch that has all that q has to give. In strict order, the queues after
+// q follow, until one has tasks that this shard cannot give; else all that lots draw.
+func (s *shard) fillUp(op *claimOp, q *queueState) {
+	strict := len(op.weights) == 0
+	names := op.queues
+	if strict {
+		if s.highestElsewhere(q) > 0 {
+			return
+		}
+		names = names[slices.Index(names, q.name)+1:]
+	} else if len(names) <= fillLooks {
+		names = s.claimOrder(op)
+	}
+	for _, name := range names[:min(len(names), fillLooks)] {
+		q := s.queues[name]
+		if q != nil && (op.noWait || !s.isAwaited(q, op.remote)) {
+			if h := s.headOf(q); h != 0 && h.rank() >= s.highestElsewhere(q) {
+				if l, _ := s.next(q); l != nil && !s.giveOf(op, q, l) {
+					return
+				}
+			}
+		}
+		if strict && (q != nil && s.headOf(q) != 0 || s.board.of(name).best(s.index) >= 0) {
+			return
 		}
 	}
-	s.settle(op)
 }
 
 // serve gives ready tasks to the claims that wait, first come, first served. What

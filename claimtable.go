@@ -92,7 +92,7 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 	if len(led) == 0 {
 		t.add(op)
 	} else {
-		first := rand.IntN(len(led))
+		first := q.claimShardOf(op, led)
 		op.shards = append(led[first:], led[:first]...)
 		switch err := op.shards[0].inbox.push(ctx, op); {
 		case err == nil:

@@ -25,8 +25,9 @@
 // # Order
 //
 // A claim takes the highest priority first, tenants in turn, and for each
-// tenant the task that has been ready for longest. A queue of several shards
-// keeps this order in each of them.
+// tenant the task that has been ready for longest. With several shards, claims go
+// to the one with the highest priority, and of a queue with one tenant to the one
+// with the oldest task; see Queue.Claim.
 //
 // # Time
 //

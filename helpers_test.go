@@ -161,13 +161,34 @@ func (s *shard) checkMemory(q *Queue) error {
 	v := q.peek(s)
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
-	for _, check := range []func() error{c.leases, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
+	for _, check := range []func() error{c.heads, c.leases, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
 		c.mirrors, c.buckets, c.limits, c.settings, c.outbox} {
 		if err := check(); err != nil {
 			return err
 		}
 	}
 	return errors.Join(c.errs...)
+}
+
+// heads: other shards know what a claim would get in this one.
+func (c *memoryChecker) heads() error {
+	s := c.shard
+	if s.board == nil {
+		return nil
+	}
+	for name, q := range s.queues {
+		told := head(0)
+		if q.heads != nil {
+			told = head(q.heads.shards[s.index].word.Load())
+			if s.board.of(name) != q.heads {
+				c.report("the heads of queue %q are not on the board", name)
+			}
+		}
+		if h := s.headOf(q); told != h {
+			c.report("the head of queue %q is told to be %x, and is %x", name, told, h)
+		}
+	}
+	return nil
 }
 
 type memoryChecker struct {

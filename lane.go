@@ -68,6 +68,9 @@ type queueState struct {
 	rechecks int  // changes of its limits that the shard has not followed
 	busy     bool // it counts among the shard's queues with tasks that have not ended
 
+	heads *queueHeads // nil: the shard has published none
+	shut  bool        // the gate has turned a claim away, and has not been opened since
+
 	throttled bool    // on the shard's list of queues that are held back
 	attended  bool    // on the shard's list of queues that speak looks after
 	warden    *warden // nil: another shard has it, or none does
@@ -217,6 +220,7 @@ func (s *shard) refill() {
 			s.broken = s.fill(l)
 		}
 		s.feed(l.queue)
+		s.publish(l.queue)
 	}
 	s.wants = s.wants[:0]
 }

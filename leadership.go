@@ -141,6 +141,7 @@ func (r *replica) load(term uint64) (*shard, error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
+	s.board = q.heads
 	s.join(nil)
 	return s, nil
 }

@@ -331,6 +331,10 @@ func (s *shard) mayPass(q *queueState) bool { return s.tryGate(q, q.gate.look) }
 
 func (s *shard) tryGate(q *queueState, try func(*shard, time.Time) (bool, time.Duration)) bool {
 	ok, wait := try(s, time.Now())
+	if !ok {
+		q.shut = true
+		s.publish(q)
+	}
 	if wait > 0 {
 		s.throttle(q, s.now+uint64((wait+time.Millisecond-1)/time.Millisecond))
 	}
@@ -371,7 +375,7 @@ func (s *shard) openGates() {
 	n := len(s.throttled) // others may come
 	for _, q := range s.throttled[:n] {
 		q.throttled = false
-		s.feed(q)
+		s.open(q)
 		if q.warden != nil {
 			s.allot(q.warden)
 		}
@@ -386,7 +390,7 @@ type serveOp struct{ queue string }
 
 func (op *serveOp) resolve(s *shard) {
 	if q := s.queues[op.queue]; q != nil {
-		s.feed(q)
+		s.open(q)
 	}
 }
 

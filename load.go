@@ -76,6 +76,7 @@ func (s *shard) join(peers []*shard) {
 	s.catchUp()
 	for _, q := range s.numbers {
 		if q != nil {
+			s.publish(q)
 			s.recheck(q)
 		}
 	}

@@ -394,7 +394,7 @@ func (a *permitsAnswer) resolve(s *shard) {
 		op.asked = append(op.asked, q)
 		op.resolve(s)
 	}
-	s.feed(q)
+	s.open(q)
 }
 
 func (a *permitsAnswer) settle(error) {}

@@ -19,7 +19,8 @@ type Queue struct {
 	caches   *caches
 	pools    pools
 	events   eventHub
-	node     *node // nil: no cluster
+	heads    *headBoard // nil: there is one shard
+	node     *node      // nil: no cluster
 
 	// capacity 1: held by a call of Configure, for its change to be called once
 	configuring chan struct{}
@@ -92,10 +93,14 @@ func open(dir string, opts *Options) (*Queue, error) {
 }
 
 func newQueue(o *Options, d *directory) *Queue {
-	return &Queue{
+	q := &Queue{
 		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: newCaches(o.CacheBytes, d.Shards),
 		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
 	}
+	if d.Shards > 1 {
+		q.heads = new(headBoard)
+	}
+	return q
 }
 
 // openShards opens the shards of a queue that is by itself, and starts their owners.
@@ -122,6 +127,7 @@ func (q *Queue) openShards() error {
 		return err
 	}
 	for _, s := range shards {
+		s.board = q.heads
 		s.join(shards)
 		s.group.news.hub = &q.events
 	}

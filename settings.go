@@ -415,5 +415,5 @@ func (s *shard) goBy(q *queueState, c configured, fresh bool) {
 	if before.ConcurrencyPerKey != c.settings.ConcurrencyPerKey {
 		s.recheck(q)
 	}
-	s.feed(q)
+	s.open(q)
 }

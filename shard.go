@@ -31,6 +31,7 @@ type shard struct {
 	inbox   *inbox
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
+	board   *headBoard    // of the process; nil: the queue has one shard
 	commits atomic.Uint64 // groups whose commit has begun
 	stale   atomic.Int64  // tickets that others have made void since the last sweep, less those that it left
 
@@ -159,6 +160,7 @@ func (s *shard) run() {
 			return
 		}
 		s.served = len(s.group.settled) + len(s.group.answered)
+		s.publishAll()
 		s.group.release(nil)
 		s.endGroup(s.served)
 		s.uniques.trim()
@@ -437,6 +439,7 @@ func (s *shard) dismiss(reason error) {
 	}
 	s.closePermits(reason)
 	for _, q := range s.queues {
+		s.unpublish(q)
 		q.waiters.drain(func(t ticket) {
 			if s.node == nil || !errors.Is(reason, ErrNotLeader) { // else it goes on waiting, elsewhere
 				t.refuse(reason)

@@ -99,6 +99,14 @@ func (w *waitList) voided() {
 	}
 }
 
+// anyGood reports whether a claim waits. It drops the void tickets at the head.
+func (w *waitList) anyGood() bool {
+	for w.len() > 0 && !w.first().good() {
+		w.pop()
+	}
+	return w.len() > 0
+}
+
 func (w *waitList) drain(f func(ticket)) {
 	for w.len() > 0 {
 		f(w.pop())
@@ -119,6 +127,19 @@ func (q *queueState) front() *waitList {
 		return &q.waiters
 	}
 	return &q.away
+}
+
+// isAwaited reports whether claims wait for a queue that are served before one that
+// comes now; away, if another node made that.
+func (s *shard) isAwaited(q *queueState, away bool) bool {
+	if q.listedAt == 0 {
+		return false
+	}
+	if q.waiters.anyGood() || away && q.away.anyGood() {
+		return true
+	}
+	s.unlist(q)
+	return false
 }
 
 // enlist has a claim wait for queues.

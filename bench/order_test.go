@@ -1,0 +1,100 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"codeq"
+)
+
+// BenchmarkOrder takes a backlog of random priorities out of a queue of several shards, and
+// reports how many claims passed over a task of a higher priority (urgent-passed-%), or
+// of the same priority that had been produced before (older-passed-%), and how many such
+// tasks a claim passed over on average.
+func BenchmarkOrder(b *testing.B) {
+	const tasks = 20_000
+	for _, shards := range []int{1, 2, 4} {
+		for _, load := range []struct {
+			name          string
+			callers, size int
+		}{{"single", 1, 1}, {"single", 64, 1}, {"batch", 4, 64}} {
+			b.Run(fmt.Sprintf("shards=%d/%s/callers=%d", shards, load.name, load.callers), func(b *testing.B) {
+				measureOrder(b, tasks, shards, load.callers, load.size)
+			})
+		}
+	}
+}
+
+func measureOrder(b *testing.B, tasks, shards, callers, size int) {
+	ctx := context.Background()
+	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := q.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	priorities := make([]int, tasks)
+	for i := range priorities {
+		priorities[i] = i * 7 % 10
+		if _, err := q.Produce(ctx, codeq.Task{
+			Queue: queueName, Priority: priorities[i], Payload: binary.BigEndian.AppendUint32(nil, uint32(i)),
+		}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var (
+		mu    sync.Mutex
+		order []int // in which claims returned the tasks
+		wg    sync.WaitGroup
+	)
+	for range callers {
+		wg.Go(func() {
+			for {
+				leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{queueName}, Max: size, NoWait: true})
+				if err != nil {
+					return
+				}
+				mu.Lock()
+				for _, l := range leases {
+					order = append(order, int(binary.BigEndian.Uint32(l.Payload)))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if len(order) != tasks {
+		b.Fatalf("%d of %d tasks were claimed", len(order), tasks)
+	}
+	// The tasks that come after one, and ought to have come before it, are counted from the end.
+	urgent, older, passed := 0, 0, 0
+	var later [10][]int // by priority, the tasks that come later, sorted
+	for _, n := range slices.Backward(order) {
+		p := priorities[n]
+		more := 0
+		for _, l := range later[p+1:] {
+			more += len(l)
+		}
+		at, _ := slices.BinarySearchFunc(later[p], n, cmp.Compare)
+		later[p] = slices.Insert(later[p], at, n)
+		if more > 0 {
+			urgent++
+		}
+		if at > 0 {
+			older++
+		}
+		passed += more + at
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(100*float64(urgent)/float64(tasks), "urgent-passed-%")
+	b.ReportMetric(100*float64(older)/float64(tasks), "older-passed-%")
+	b.ReportMetric(float64(passed)/float64(tasks), "passed/claim")
+}

@@ -1,0 +1,330 @@
+package codeq
+
+import (
+	"hash/maphash"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"codeq/internal/keys"
+)
+
+// Published heads. Each shard decides the order of its own tasks, and tells the
+// others of its process, by queue, what a claim would get there. So claims go where
+// the most urgent task is, and among those of one priority where the oldest is,
+// and a batch ends where another shard has something more urgent.
+//
+// What is published is a hint: it is as old as the last group that changed it, and a shard
+// that has nothing any more sends a claim on. Nothing but the order depends on it.
+
+// headBoard is the published heads of the queues of a process.
+type headBoard struct {
+	mu     sync.Mutex // guards adding and removing
+	queues sync.Map   // name to *queueHeads
+}
+
+// queueHeads is what the shards have ready of one queue.
+type queueHeads struct {
+	users  int // shards that hold it; guarded by the board's mu
+	shards []shardHead
+}
+
+// shardHead is what one shard has. Its owner alone writes word.
+type shardHead struct {
+	word atomic.Uint64 // a head
+	sent atomic.Uint32 // claims that have come for its age since the word was written
+}
+
+// head is a task that a claim would get: from the top, its priority and one, how
+// old it is, and the tenant. 0 stands for none. Of two heads with one
+// tenant, the larger one goes first.
+type head uint64
+
+const (
+	headAgeBits    = 44
+	headTenantBits = 16
+	headAges       = 1<<headAgeBits - 1
+	headTenants    = 1<<headTenantBits - 1
+)
+
+// manyTenants stands for the tenant if several are ready: they take turns in their shard,
+// and so do the shards. By age, one that has few tasks would wait behind those of
+// another one in another shard.
+const manyTenants = 0
+
+var tenantSeed = maphash.MakeSeed()
+
+func makeHead(priority uint8, since uint64, tenant string, alone bool) head {
+	h := (uint64(priority)+1)<<headAgeBits | (headAges - min(keys.SinceMillis(since), headAges))
+	h <<= headTenantBits
+	if alone {
+		h |= maphash.String(tenantSeed, tenant)%headTenants + 1
+	}
+	return head(h)
+}
+
+// rank is the priority of a head and one, 0 of none.
+func (h head) rank() uint64   { return uint64(h) >> (headAgeBits + headTenantBits) }
+func (h head) tenant() uint64 { return uint64(h) & headTenants }
+
+// of returns the heads of a queue; nil if no shard has ever had one.
+func (b *headBoard) of(queue string) *queueHeads {
+	if b == nil {
+		return nil
+	}
+	v, ok := b.queues.Load(queue)
+	if !ok {
+		return nil
+	}
+	return v.(*queueHeads)
+}
+
+// hold returns the heads of a queue for a shard that publishes its own, until it drops them.
+func (b *headBoard) hold(queue string, shards int) *queueHeads {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	h := b.of(queue)
+	if h == nil {
+		h = &queueHeads{shards: make([]shardHead, shards)}
+		b.queues.Store(queue, h)
+	}
+	h.users++
+	return h
+}
+
+func (b *headBoard) drop(queue string, h *queueHeads) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if h.users--; h.users == 0 {
+		b.queues.Delete(queue)
+	}
+}
+
+// headFollowers is how many claims go to a shard for the age of its head before it
+// publishes the next one: more would leave the other shards without work.
+const headFollowers = 32
+
+// first returns the shard at which a claim is to begin: of those with the highest
+// priority, the one whose head is oldest, or any if several tenants are next. It is
+// negative if no shard has a task.
+func (q *queueHeads) first() int {
+	top, tenant, count := uint64(0), uint64(0), 0
+	for i := range q.shards {
+		h := head(q.shards[i].word.Load())
+		switch {
+		case h == 0 || h.rank() < top:
+		case h.rank() > top:
+			top, tenant, count = h.rank(), h.tenant(), 1
+		default:
+			count++
+			if h.tenant() != tenant {
+				tenant = manyTenants
+			}
+		}
+	}
+	if top == 0 {
+		return -1
+	}
+	best, oldest := -1, head(0)
+	begin := rand.IntN(len(q.shards))
+	for i := range q.shards {
+		at := (begin + i) % len(q.shards)
+		shard := &q.shards[at]
+		h := head(shard.word.Load())
+		switch {
+		case h.rank() != top: // or it has changed meanwhile
+		case best < 0:
+			best = at
+			if tenant == manyTenants || count == 1 {
+				return at
+			}
+			if shard.sent.Load() < headFollowers {
+				oldest = h
+			}
+		case h > oldest && shard.sent.Load() < headFollowers:
+			best, oldest = at, h
+		}
+	}
+	if oldest != 0 {
+		q.shards[best].sent.Add(1)
+	}
+	return best
+}
+
+// best returns the shard that has the head of the highest priority, but for one; negative:
+// none of them has one.
+func (q *queueHeads) best(but int) int {
+	best, top := -1, head(0)
+	if q == nil {
+		return best
+	}
+	for i := range q.shards {
+		if h := head(q.shards[i].word.Load()); i != but && h > top {
+			best, top = i, h
+		}
+	}
+	return best
+}
+
+// headOf is what a claim of a queue would get in this shard, as far as memory
+// shows.
+func (s *shard) headOf(q *queueState) head {
+	if q.settings.Paused || q.shut {
+		return 0
+	}
+	for mask := q.mask; mask != 0; {
+		p := bits.Len16(mask) - 1
+		mask &^= 1 << p
+		first := q.rings[p]
+		for l := first; ; {
+			alone := l.ringNext == l
+			if l.window.Len() > 0 {
+				return makeHead(l.priority, l.window.First().Since, l.tenant, alone)
+			}
+			if !l.complete { // not before next
+				return makeHead(l.priority, l.next.Since, l.tenant, alone)
+			}
+			if l = l.ringNext; l == first {
+				break
+			}
+		}
+	}
+	return 0
+}
+
+// publish tells the other shards what this one has ready of a queue.
+func (s *shard) publish(q *queueState) {
+	if s.board == nil {
+		return
+	}
+	h := s.headOf(q)
+	if q.heads == nil {
+		if h == 0 {
+			return
+		}
+		q.heads = s.board.hold(q.name, s.opts.Shards)
+	}
+	own := &q.heads.shards[s.index]
+	if own.sent.Load() != 0 {
+		own.sent.Store(0)
+	}
+	if head(own.word.Load()) != h {
+		own.word.Store(uint64(h))
+	}
+}
+
+// publishAll does so for the queues that the group has changed.
+func (s *shard) publishAll() {
+	if s.board == nil {
+		return
+	}
+	for _, q := range s.group.touched {
+		s.publish(q)
+	}
+}
+
+// unpublish takes back what the shard has said of a queue, and will say no more.
+func (s *shard) unpublish(q *queueState) {
+	if q.heads != nil {
+		q.heads.shards[s.index].word.Store(0)
+		s.board.drop(q.name, q.heads)
+		q.heads = nil
+	}
+}
+
+// open serves the claims of a queue of which more can be leased than before.
+func (s *shard) open(q *queueState) {
+	q.shut = false
+	s.feed(q)
+	s.publish(q)
+}
+
+// highestElsewhere is the rank of the most urgent task that other shards have of a queue.
+func (s *shard) highestElsewhere(q *queueState) uint64 {
+	if i := q.heads.best(s.index); i >= 0 {
+		return head(q.heads.shards[i].word.Load()).rank()
+	}
+	return 0
+}
+
+// isElsewhere reports whether a claim is better sent to another shard for the tasks of a
+// queue: the most urgent is there. That comes before the claim visits the shards in turn,
+// so that it visits each of them, and a few times at the most. If other queues come
+// after this one in strict order, any task of it is more urgent than none.
+func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
+	if s.board == nil || op.sent == headSends || op.visited > 0 || op.remote {
+		return false
+	}
+	list := len(op.queues) > 1 && len(op.weights) == 0
+	heads, rank := (*queueHeads)(nil), uint64(0)
+	if q != nil {
+		heads, rank = q.heads, s.headOf(q).rank()
+	}
+	if rank == 0 {
+		if !list {
+			return false
+		}
+		heads = s.board.of(queue)
+	}
+	if op.to = heads.best(s.index); op.to < 0 {
+		return false
+	}
+	return head(heads.shards[op.to].word.Load()).rank() > rank
+}
+
+// headSends bounds how often a claim is sent on: what has been published may be gone.
+const headSends = 8
+
+// sendOn hands a claim to the shard of which isElsewhere has told.
+func (s *shard) sendOn(op *claimOp) bool {
+	op.sent++
+	if s.node == nil {
+		return s.peers[op.to].inbox.pass(op) == nil
+	}
+	for i, to := range op.shards {
+		if to.index == op.to {
+			op.shards[0], op.shards[i] = to, op.shards[0]
+			return to.inbox.pass(op) == nil
+		}
+	}
+	return false
+}
+
+// claimShard is the shard at which a claim begins.
+func (q *Queue) claimShard(op *claimOp) int {
+	if i := q.heads.begin(op); i >= 0 {
+		return i
+	}
+	return q.anyShard()
+}
+
+// claimShardOf is claimShard for the shards that this node leads.
+func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
+	if i := q.heads.begin(op); i >= 0 {
+		if at := slices.IndexFunc(led, func(s *shard) bool { return s.index == i }); at >= 0 {
+			return at
+		}
+	}
+	return rand.IntN(len(led))
+}
+
+// headLooks is at how many of its queues a claim looks to find where to begin.
+const headLooks = 16
+
+// begin is the index of the shard that has the most urgent task for a claim, as far as
+// the order of its queues is known; negative: any.
+func (b *headBoard) begin(op *claimOp) int {
+	if b == nil || len(op.weights) > 0 {
+		return -1
+	}
+	for _, name := range op.queues[:min(len(op.queues), headLooks)] {
+		if h := b.of(name); h != nil {
+			if i := h.first(); i >= 0 {
+				return i
+			}
+		}
+	}
+	return -1
+}
