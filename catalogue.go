@@ -276,6 +276,7 @@ func (s *shard) dropLane(l *lane) {
 	q := l.queue
 	if l.ringNext != nil {
 		q.leave(l)
+		s.publish(q)
 	}
 	if l.spilled > 0 {
 		s.store.partition.remove(l.number)
