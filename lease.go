@@ -60,6 +60,11 @@ func newLeaseTable(now uint64) leaseTable {
 	return leaseTable{byID: make(map[ID]*lease), wheel: wheel.New[*lease](int64(now))}
 }
 
+// reserve prepares an empty table for a number of leases.
+func (t *leaseTable) reserve(n int) {
+	t.byID, t.all = make(map[ID]*lease, n), make([]*lease, 0, n)
+}
+
 // add puts a lease into the table. deadline is by the shard's clock of leases.
 func (t *leaseTable) add(l *lease, deadline uint64) {
 	l.expiry.Value = l
