@@ -73,6 +73,7 @@ func (s *shard) enterLane(l *lane) {
 	q := l.queue
 	if q.number == 0 {
 		q.number = s.catalogue.queues.Take()
+		q.since = s.catalogue.seq + 1
 		s.addQueue(q)
 		s.group.set(keys.AppendNumbered(nil, keys.Queue, q.number), []byte(q.name))
 	}

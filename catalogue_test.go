@@ -195,3 +195,66 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 		require.NoError(t, q.checkMemory())
 	})
 }
+
+// TestStatsInParts: the counts of many queues are copied in parts; while queues come and go,
+// nobody is counted twice, and those that stay are exact.
+func TestStatsInParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{fs: vfs.NewMem(), Shards: 2, idleLanes: 1, sweepLanes: 16}
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		const stay, rounds = 2*statsStep + 100, 20
+		want := make(map[string]Counts)
+		var tasks []Task
+		for i := range stay {
+			name := fmt.Sprint("stays ", i)
+			tasks = append(tasks, Task{Queue: name})
+			want[name] = Counts{Ready: 1}
+		}
+		for i := 0; i < stay; i += 1000 {
+			_, err := q.ProduceBatch(t.Context(), tasks[i:min(i+1000, stay)])
+			require.NoError(t, err)
+		}
+		want["settings only"] = Counts{}
+		require.NoError(t, q.Pause(t.Context(), "settings only"))
+		stop := make(chan struct{})
+		done := make(chan error)
+		go func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					close(done)
+					return
+				default:
+				}
+				name := fmt.Sprint("goes ", i%50)
+				if _, err := q.Produce(context.Background(), Task{Queue: name}); err != nil {
+					done <- err
+					return
+				}
+				l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{name}})
+				if err == nil {
+					err = q.Complete(context.Background(), l.Receipt, nil)
+				}
+				if err != nil {
+					done <- err
+					return
+				}
+			}
+		}()
+		for range rounds {
+			got, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			for name, c := range got {
+				if _, ok := want[name]; !ok {
+					require.LessOrEqual(t, c.Total(), uint64(1), name)
+					delete(got, name)
+				}
+			}
+			require.Equal(t, want, got)
+		}
+		close(stop)
+		require.NoError(t, <-done)
+	})
+}

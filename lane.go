@@ -48,6 +48,7 @@ type laneKey struct {
 type queueState struct {
 	name    string
 	number  uint32  // 0 until the first task of the queue
+	since   uint64  // the Seq of its first lane under the number; 0: load has found the number
 	lanes   []*lane // in no order
 	counts  keys.Counts
 	touched bool    // on the group's list

@@ -19,14 +19,13 @@ func (c Counts) Total() uint64 {
 
 // Stats returns the counts of every queue that has tasks, in whatever state, or
 // settings, by name; one without tasks may be forgotten. The counts are exact, of each
-// queue and shard as of one moment, and of queues that are less than a thousand all as
-// of the same. The cost is that of copying them, whatever the number of tasks; other
+// queue and shard as of one moment, and of less than four thousand queues all as of
+// the same. The cost is that of copying them, whatever the number of tasks; other
 // calls go on meanwhile.
 func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
-	sum := make(map[string]Counts)
+	var sum map[string]Counts
 	for i := range q.replicas {
 		op := &statsOp{completion: newCompletion()}
-		var own map[string]keys.Counts // of the shard, if they come in parts
 		for more := true; more; more = op.more {
 			op.counts = op.counts[:0]
 			if settled, err := q.do(ctx, i, op); !settled {
@@ -34,22 +33,12 @@ func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
 			} else if err != nil {
 				return nil, err
 			}
-			if own == nil && op.more {
-				own = make(map[string]keys.Counts, op.queues)
-				if i == 0 {
-					sum = make(map[string]Counts, op.queues)
-				}
+			if sum == nil {
+				sum = make(map[string]Counts, op.queues)
 			}
 			for _, qc := range op.counts {
-				if own != nil { // a queue that has gone and come back has another number
-					own[qc.queue] = qc.counts
-					continue
-				}
 				sum[qc.queue] = addCounts(sum[qc.queue], qc.counts)
 			}
-		}
-		for name, c := range own {
-			sum[name] = addCounts(sum[name], c)
 		}
 	}
 	return sum, nil
@@ -61,7 +50,7 @@ func addCounts(to Counts, c keys.Counts) Counts {
 }
 
 // statsStep is how many queues one visit of a shard's owner copies.
-const statsStep = 1024
+const statsStep = 4096
 
 // statsOp copies the counts of a part of a shard's queues.
 type statsOp struct {
@@ -73,10 +62,12 @@ type statsOp struct {
 }
 
 // statsPlace is a place among the queues of a shard: first those that have a number, then
-// those that have settings only.
+// those that have settings only. A queue that has got its number since the beginning had
+// no tasks then, or has been seen under another number.
 type statsPlace struct {
 	unnumbered bool
 	next       int
+	begun      uint64 // 1 + the largest Seq of the catalogue at the beginning
 }
 
 type queueCounts struct {
@@ -89,16 +80,19 @@ func (op *statsOp) resolve(s *shard) {
 	if op.unnumbered {
 		queues = s.settled
 	}
+	if op.begun == 0 {
+		op.begun = 1 + s.catalogue.seq
+	}
 	end := min(op.next+statsStep, len(queues))
 	for _, q := range queues[min(op.next, end):end] {
-		if q != nil && op.unnumbered == (q.number == 0) && (q.counts != keys.Counts{} || q.version > 0) {
+		if q != nil && op.unnumbered == (q.number == 0 || q.since >= op.begun) && (q.counts != keys.Counts{} || q.version > 0) {
 			op.counts = append(op.counts, queueCounts{q.name, q.counts})
 		}
 	}
 	op.next, op.more, op.queues = end, true, len(s.queues)
 	if end == len(queues) {
 		op.more = !op.unnumbered && len(s.settled) > 0
-		op.statsPlace = statsPlace{unnumbered: true}
+		op.unnumbered, op.next = true, 0
 	}
 	s.settle(op)
 }
@@ -110,11 +104,11 @@ func (op *statsOp) encode(dst []byte) (callKind, []byte) {
 func (op *statsOp) decode(r *wire.Reader) { op.statsPlace = readStatsPlace(r) }
 
 func (p statsPlace) append(dst []byte) []byte {
-	return wire.AppendUint(wire.AppendBool(dst, p.unnumbered), uint64(p.next))
+	return wire.AppendUint(wire.AppendUint(wire.AppendBool(dst, p.unnumbered), uint64(p.next)), p.begun)
 }
 
 func readStatsPlace(r *wire.Reader) statsPlace {
-	return statsPlace{unnumbered: r.Bool(), next: int(r.Uint32())}
+	return statsPlace{unnumbered: r.Bool(), next: int(r.Uint32()), begun: r.Uint()}
 }
 
 func (op *statsOp) encodeReply(dst []byte) []byte {
