@@ -299,7 +299,7 @@ func (s *shard) dropLane(l *lane) {
 func (s *shard) isUnknown(q *queueState) bool {
 	return len(q.lanes) == 0 && q.counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && q.rechecks == 0 &&
 		q.version == 0 && q.gate == nil && q.warden == nil && !q.throttled && !q.attended &&
-		q.listedAt == 0 && !q.hungry
+		q.listedAt == 0 && len(q.sets) == 0 && !q.hungry
 }
 
 func (s *shard) dropQueue(q *queueState) {

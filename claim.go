@@ -30,7 +30,8 @@ import (
 //
 // Claim returns ErrEmpty if req.NoWait is set and no task is ready, the cause
 // of ctx if ctx ends first, and ErrClosed when the queue is closed. It is safe
-// for concurrent use; claims that wait are served first come, first served, in a
+// for concurrent use; claims that wait are served first come, first served (those that
+// name more than 16 queues among themselves, in turn with the others), in a
 // cluster those of the node that leads the shard before others. There, the tasks
 // of a claim whose node is lost in this moment wait until the lease has expired.
 func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
@@ -64,8 +65,10 @@ func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, err
 // claim returns an operation with at least one grant; the caller unrefs it.
 // r is for leases that end with the process.
 func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
-	if err := req.check(&q.opts.Limits); err != nil {
-		return nil, err
+	if r == nil { // else Run has checked it
+		if err := req.check(&q.opts.Limits); err != nil {
+			return nil, err
+		}
 	}
 	if q.node != nil {
 		return q.node.claims.claim(ctx, req, r)
@@ -87,7 +90,14 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	if !ok {
 		op = &claimOp{completion: newCompletion(), pool: &q.pools.claim}
 	}
-	op.queues, op.weights = append(op.queues, req.Queues...), append(op.weights, req.Weights...)
+	switch {
+	case r != nil && r.list != nil:
+		op.list = r.list
+	case len(req.Queues) > shortList:
+		op.list = newQueueList(slices.Clone(req.Queues), slices.Clone(req.Weights))
+	default:
+		op.queues, op.weights = append(op.queues, req.Queues...), append(op.weights, req.Weights...)
+	}
 	op.max, op.noWait, op.runner, op.local = max(req.Max, 1), req.NoWait, r, r != nil
 	op.duration = millis(req.LeaseFor)
 	if op.duration == 0 {
@@ -165,7 +175,9 @@ type claimOp struct {
 	pool     *sync.Pool
 	queues   []string // memory of the operation, as is that of weights
 	weights  []int
-	duration uint64 // ms
+	list     *queueList // in place of queues and weights, if they are many
+	drawn    int        // the queue of the list that is drawn, plus 1, until a refill; 0: none is
+	duration uint64     // ms
 	max      int
 	noWait   bool
 	runner   *runner // of Run, whose leases end with the process
@@ -203,6 +215,7 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = op.queues[:0], op.weights[:0], op.grants[:0], op.order[:0], nil
+	op.list, op.drawn = nil, 0
 	op.visited, op.full, op.sent, op.shards, op.runner, op.local, op.abroad, op.asked = 0, nil, 0, nil, nil, false, abroad{}, nil
 	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
 	op.pool.Put(op)
@@ -245,8 +258,9 @@ func (op *claimOp) resolve(s *shard) {
 // to the next one.
 func (s *shard) passOn(op *claimOp) {
 	if !op.noWait {
-		s.enlist(op.ticket(), op.queues, op.remote)
+		s.enlist(op.ticket(), op.queues, op.list, op.remote)
 	}
+	op.drawn = 0
 	if next := op.next(s); next != nil {
 		if err := next.inbox.pass(op); err != nil {
 			refuse(op, err)
@@ -277,13 +291,17 @@ func (op *claimOp) next(s *shard) *shard {
 
 func (op *claimOp) abandon(s *shard) {
 	if op.take() {
-		_ = s.inbox.pass(&leaveOp{op.queues, op.remote}) // one that is closing has no tickets
+		_ = s.inbox.pass(&leaveOp{op.queues, op.list, op.remote}) // one that is closing has no tickets
 	}
 }
 
 func (op *claimOp) encode(dst []byte) (callKind, []byte) {
-	dst = appendNames(dst, op.queues)
-	dst = keys.AppendIndexes(dst, op.weights)
+	queues, weights := op.queues, op.weights
+	if op.list != nil {
+		queues, weights = op.list.names, op.list.weights
+	}
+	dst = appendNames(dst, queues)
+	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, op.duration)
 	dst = wire.AppendUint(dst, uint64(op.max))
 	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.noWait), op.local)
@@ -296,6 +314,10 @@ func (op *claimOp) decode(r *wire.Reader) {
 	req := ClaimRequest{Queues: op.queues, Weights: op.weights, Max: op.max, LeaseFor: duration(op.duration)}
 	if req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil {
 		r.Fail()
+		return
+	}
+	if op.list = newQueueList(op.queues, op.weights); op.list != nil {
+		op.queues, op.weights = nil, nil
 	}
 }
 
@@ -341,6 +363,9 @@ const (
 // tryClaim takes tasks for a claim, in the order of its queues. Queues where
 // others wait already are left to them.
 func (s *shard) tryClaim(op *claimOp) claimOutcome {
+	if op.list != nil {
+		return s.tryClaimOf(op)
+	}
 	for _, name := range s.claimOrder(op) {
 		q := s.queues[name]
 		if s.isElsewhere(op, name, q) {
@@ -460,14 +485,20 @@ func (s *shard) fillUp(op *claimOp, q *queueState) {
 
 // serve gives ready tasks to the claims that wait, first come, first served. What
 // is beyond the budget is served in the next group.
+// Claims for one queue and those for a list of them come first in turn.
 func (s *shard) serve() {
-	n, served := 0, 0
+	served := 0
+	if s.setsFirst = !s.setsFirst; s.setsFirst {
+		s.serveSets(&served)
+	}
+	n := 0
 	for ; n < len(s.hungry) && s.serveQueue(s.hungry[n], &served); n++ {
 		s.hungry[n].hungry = false
 	}
 	left := copy(s.hungry, s.hungry[n:])
 	clear(s.hungry[left:])
 	s.hungry = s.hungry[:left]
+	s.serveSets(&served)
 }
 
 // serveQueue is serve for one queue; served counts claims. It is false if the

@@ -39,6 +39,7 @@ type claimLine struct {
 	key     lineKey
 	queues  []string
 	weights []int
+	list    *queueList    // in their place, if they are many
 	waiting waitList      // guarded by the table's mu
 	filled  chan struct{} // non-nil while fetchers wait for a claim; closed by add
 	ctx     context.Context
@@ -165,6 +166,9 @@ func (t *claimTable) add(op *claimOp) {
 }
 
 func lineName(op *claimOp) string {
+	if op.list != nil {
+		return string(op.list.digest[:])
+	}
 	if len(op.queues) == 1 {
 		return op.queues[0]
 	}
@@ -194,7 +198,7 @@ func (t *claimTable) open(key lineKey, op *claimOp) *claimLine {
 			}
 		}
 	}
-	l := &claimLine{table: t, key: key, queues: slices.Clone(op.queues), weights: slices.Clone(op.weights)}
+	l := &claimLine{table: t, key: key, queues: slices.Clone(op.queues), weights: slices.Clone(op.weights), list: op.list}
 	l.ctx, l.drop = context.WithCancel(t.node.ctx)
 	t.lines[key] = l
 	for _, r := range t.node.queue.replicas {
@@ -210,7 +214,7 @@ func (t *claimTable) joined(s *shard) {
 	for _, l := range t.lines {
 		l.waiting.sweep()
 		for _, ticket := range l.waiting.all() {
-			_ = s.inbox.pass(&joinOp{ticket, l.queues}) // or else it waits elsewhere
+			_ = s.inbox.pass(&joinOp{ticket, l.queues, l.list}) // or else it waits elsewhere
 		}
 	}
 }
@@ -219,12 +223,18 @@ func (t *claimTable) joined(s *shard) {
 type joinOp struct {
 	ticket ticket
 	queues []string
+	list   *queueList
 }
 
 func (op *joinOp) resolve(s *shard) {
-	if op.ticket.good() {
-		s.enlist(op.ticket, op.queues, false)
+	if !op.ticket.good() {
+		return
 	}
+	if op.list != nil && s.claimSet(op.list) == nil {
+		s.postponeOp(op)
+		return
+	}
+	s.enlist(op.ticket, op.queues, op.list, false)
 }
 
 // settle is called if the operation is refused: the claim waits elsewhere.
@@ -258,7 +268,7 @@ func (l *claimLine) fetch(r *replica) {
 			continue
 		}
 		op := &claimOp{
-			completion: newCompletion(), queues: l.queues, weights: l.weights, duration: l.key.duration,
+			completion: newCompletion(), queues: l.queues, weights: l.weights, list: l.list, duration: l.key.duration,
 			local: l.key.local, max: want, remote: true,
 		}
 		if err := n.ask(l.ctx, r, op); err != nil {
@@ -323,7 +333,7 @@ func (l *claimLine) deal(grants []grant) {
 		op.grants = append(op.grants, grants[:n]...)
 		grants = grants[n:]
 		for _, s := range op.shards {
-			s.countVoid(len(op.queues))
+			s.countVoid(op.tickets())
 		}
 		op.completion.settle(nil)
 	}

@@ -187,7 +187,7 @@ func roomOf(op operation) room {
 		return roomNone
 	case *deleteScheduleOp, *releaseKeyOp, *confirmOp:
 		return roomNone
-	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp, *leaveOp, *sweepOp, *sweptOp: // they write nothing
+	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp, *leaveOp, *sweepOp, *sweptOp, *dropSetOp: // they write nothing
 		return roomEmpty
 	case *renewOp, *permitsOp, *permitsTold, *askPermitsOp, *resumeOp: // nor what is worth mentioning
 		return roomEmpty

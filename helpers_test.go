@@ -489,6 +489,14 @@ func (c *memoryChecker) queues() error {
 			c.report("queue %q has ready tasks and claims that wait", name)
 		}
 	}
+	for _, set := range s.sets {
+		waiting := slices.ContainsFunc(set.waiters.all(), ticket.good)
+		for at, q := range set.queues {
+			if (waiting || !set.open.has(at)) && c.claimable(q) {
+				c.report("queue %q has ready tasks, claims that wait in a set (%v) or is not open there", q.name, waiting)
+			}
+		}
+	}
 	return nil
 }
 

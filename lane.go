@@ -57,11 +57,11 @@ type queueState struct {
 	arrived uint64 // tasks that have come from other shards since it is in memory
 	configured
 
-	rings   [MaxPriority + 1]*lane // where the next turn begins
-	mask    uint16                 // bit p: rings[p] is not empty
-	waiters waitList
-	away    waitList // claims of other nodes: served when no other waits
-	hungry  bool     // on the shard's list of queues whose waiters may be served
+	rings [MaxPriority + 1]*lane // where the next turn begins
+	mask  uint16                 // bit p: rings[p] is not empty
+	claimLines
+	sets   []setEntry // that have the queue
+	hungry bool       // on the shard's list of queues whose waiters may be served
 
 	listedAt int  // 1 + the place in the shard's list of queues with tickets; 0: it has none
 	resting  bool // on the shard's list of queues that may be of no more use
@@ -293,6 +293,9 @@ func (s *shard) evict(keep *lane) {
 
 // feed has the waiters of a queue served when the group's operations are decided.
 func (s *shard) feed(q *queueState) {
+	if len(q.sets) > 0 && q.mask != 0 {
+		s.feedSets(q)
+	}
 	if !q.hungry && q.mask != 0 && q.front().len() > 0 {
 		q.hungry = true
 		s.hungry = append(s.hungry, q)

@@ -591,6 +591,16 @@ func (m *model) drawClaim() call {
 	return c
 }
 
+// drawClaimOfMany is a claim that names many queues, most of which nobody else knows.
+func (m *model) drawClaimOfMany() call {
+	c := m.drawClaim().(*claimCall)
+	c.req.Queues = slices.Clone(c.req.Queues)
+	for i := range shortList {
+		c.req.Queues = append(c.req.Queues, fmt.Sprint("nobody's ", i))
+	}
+	return c
+}
+
 func (m *model) drawClaimBatch() call {
 	c := m.drawClaim().(*claimCall)
 	c.req.Max = rapid.IntRange(1, 5).Draw(m.t, "Max")

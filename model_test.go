@@ -41,6 +41,7 @@ func TestModel(t *testing.T) {
 				"produce":       m.single((*model).drawProduce),
 				"backlog":       m.single((*model).drawBacklog),
 				"claim":         m.single((*model).drawClaim),
+				"claim of many": m.single((*model).drawClaimOfMany),
 				"claim batch":   m.single((*model).drawClaimBatch),
 				"claim local":   m.single((*model).drawClaimLocal),
 				"claim waiting": m.single((*model).drawClaimWaiting),

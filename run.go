@@ -86,6 +86,7 @@ type runner struct {
 	handlers map[string]handler // by queue, with the middleware around them
 	opts     RunOptions
 	req      ClaimRequest
+	list     *queueList // of req, if it is long
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
@@ -151,6 +152,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if len(o.Queues) == 1 { // nothing to draw lots for
 		r.req.Weights = nil
 	}
+	r.list = newQueueList(r.req.Queues, r.req.Weights)
 	r.values = context.WithoutCancel(ctx)
 	r.storing, r.stopStoring = context.WithCancelCause(context.Background())
 	r.free = o.Concurrency
@@ -213,6 +215,13 @@ func (r *runner) run(ctx context.Context) error {
 	}
 
 	fetchers.Wait()
+	if r.list != nil {
+		for i := range r.queue.replicas {
+			if s := r.queue.shard(i); s != nil {
+				_ = s.inbox.pass(&dropSetOp{r.list}) // one that is closing forgets it anyway
+			}
+		}
+	}
 	cause := context.Cause(claimCtx)
 	close(stopOnClose)
 	closer.Wait()

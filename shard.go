@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
@@ -78,26 +79,30 @@ type shard struct {
 	sweepAt   int // the value of awaited at which the next sweep is due
 	canceled  canceledLeases
 
-	group    group
-	served   int           // callers that the last group has served
-	taken    []operation   // swapped with the inbox
-	cursor   int           // of taken: what is before has been resolved
-	deferred []operation   // claims to resolve again once lanes are refilled
-	again    []operation   // memory for the next deferred
-	wants    []*lane       // to be refilled between two groups
-	hungry   []*queueState // have waiters, and perhaps ready tasks
-	listed   []*queueState // for which claims wait
-	resting  []*queueState // may be of no more use
-	settled  []*queueState // have settings, and so stay in memory
-	idlers   []*idleOp     // wait for queues to become idle
-	busy     int           // queues with tasks that have not ended
-	arrived  uint64        // tasks that have come from other shards since Open
-	budget   budget        // of what is under way
-	walked   uint64        // keys that walk has stepped over, those that are deleted among them
-	broken   error         // set in resolve when the shard cannot go on
-	timer    *time.Timer
-	space    diskSpace
-	steps    stepClock
+	group      group
+	served     int           // callers that the last group has served
+	taken      []operation   // swapped with the inbox
+	cursor     int           // of taken: what is before has been resolved
+	deferred   []operation   // claims to resolve again once lanes are refilled
+	again      []operation   // memory for the next deferred
+	wants      []*lane       // to be refilled between two groups
+	hungry     []*queueState // have waiters, and perhaps ready tasks
+	sets       map[[sha256.Size]byte]*claimSet
+	setNames   int           // queues in sets
+	hungrySets []*claimSet   // as hungry
+	setsFirst  bool          // serve has begun with sets
+	listed     []*queueState // for which claims wait
+	resting    []*queueState // may be of no more use
+	settled    []*queueState // have settings, and so stay in memory
+	idlers     []*idleOp     // wait for queues to become idle
+	busy       int           // queues with tasks that have not ended
+	arrived    uint64        // tasks that have come from other shards since Open
+	budget     budget        // of what is under way
+	walked     uint64        // keys that walk has stepped over, those that are deleted among them
+	broken     error         // set in resolve when the shard cannot go on
+	timer      *time.Timer
+	space      diskSpace
+	steps      stepClock
 
 	sweepLeft, sweepKept int // of listed, to be looked at; good tickets found
 
@@ -181,7 +186,7 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || len(s.wants) > 0 || len(s.hungry) > 0 && s.hasRoom(roomLow) || s.due()
+		busy := len(s.deferred) > 0 || len(s.wants) > 0 || len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -303,7 +308,7 @@ func (s *shard) resolve() {
 	s.keepUp()
 	s.decideAll()
 	s.endStep(StepOperations)
-	if len(s.hungry) > 0 && s.hasRoom(roomLow) {
+	if len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) {
 		s.budget = s.newBudget(callerBudget)
 		s.serve()
 		s.endStep(StepServe)
@@ -440,12 +445,20 @@ func (s *shard) dismiss(reason error) {
 	s.closePermits(reason)
 	for _, q := range s.queues {
 		s.unpublish(q)
-		q.waiters.drain(func(t ticket) {
+	}
+	refuseLines := func(c *claimLines) {
+		c.waiters.drain(func(t ticket) {
 			if s.node == nil || !errors.Is(reason, ErrNotLeader) { // else it goes on waiting, elsewhere
 				t.refuse(reason)
 			}
 		})
-		q.away.drain(func(t ticket) { t.refuse(reason) })
+		c.away.drain(func(t ticket) { t.refuse(reason) })
+	}
+	for _, q := range s.queues {
+		refuseLines(&q.claimLines)
+	}
+	for _, set := range s.sets {
+		refuseLines(&set.claimLines)
 	}
 }
 

@@ -113,37 +113,66 @@ func (w *waitList) drain(f func(ticket)) {
 	}
 }
 
-// line is the list in which claims wait for a queue; away, if another node made them.
-func (q *queueState) line(away bool) *waitList {
+// claimLines is the claims that wait for a queue, or for a list of queues.
+type claimLines struct {
+	waiters waitList
+	away    waitList // claims of other nodes: served when no other waits
+}
+
+// line is the list in which a claim waits; away, if another node made it.
+func (c *claimLines) line(away bool) *waitList {
 	if away {
-		return &q.away
+		return &c.away
 	}
-	return &q.waiters
+	return &c.waiters
+}
+
+func (c *claimLines) isAwaited(away bool) bool {
+	return c.waiters.anyGood() || away && c.away.anyGood()
 }
 
 // front is the list of those who are served next.
-func (q *queueState) front() *waitList {
-	if q.waiters.len() > 0 {
-		return &q.waiters
+func (c *claimLines) front() *waitList {
+	if c.waiters.len() > 0 {
+		return &c.waiters
 	}
-	return &q.away
+	return &c.away
 }
 
 // isAwaited reports whether claims wait for a queue that are served before one that
 // comes now; away, if another node made that.
 func (s *shard) isAwaited(q *queueState, away bool) bool {
+	for _, e := range q.sets {
+		if e.set.isAwaited(away) {
+			return true
+		}
+	}
+	return s.isAwaitedAlone(q, away)
+}
+
+// isAwaitedAlone is isAwaited for claims that name few queues.
+func (s *shard) isAwaitedAlone(q *queueState, away bool) bool {
 	if q.listedAt == 0 {
 		return false
 	}
-	if q.waiters.anyGood() || away && q.away.anyGood() {
+	if q.claimLines.isAwaited(away) {
 		return true
 	}
 	s.unlist(q)
 	return false
 }
 
-// enlist has a claim wait for queues.
-func (s *shard) enlist(t ticket, queues []string, away bool) {
+// enlist has a claim wait for queues, or for a list of them.
+func (s *shard) enlist(t ticket, queues []string, list *queueList, away bool) {
+	if list != nil {
+		set := s.claimSet(list)
+		for set == nil { // without room on the disk, nobody has looked for tasks
+			set = s.claimSet(list)
+		}
+		set.line(away).push(t)
+		s.feedSet(set)
+		return
+	}
 	for _, name := range queues {
 		q := s.queue(name)
 		q.line(away).push(t)
@@ -176,17 +205,24 @@ func (s *shard) unlist(q *queueState) {
 func (op *claimOp) leave() {
 	names := slices.Clone(op.queues)
 	for _, s := range op.shards {
-		_ = s.inbox.pass(&leaveOp{names, false}) // one that is closing has no tickets
+		_ = s.inbox.pass(&leaveOp{names, op.list, false}) // one that is closing has no tickets
 	}
 }
 
 // leaveOp tells a shard that a ticket for each of some queues is void.
 type leaveOp struct {
 	queues []string
+	list   *queueList
 	away   bool
 }
 
 func (op *leaveOp) resolve(s *shard) {
+	if op.list != nil {
+		if set := s.sets[op.list.digest]; set != nil {
+			set.line(op.away).voided()
+		}
+		return
+	}
 	for _, name := range op.queues {
 		if q := s.queues[name]; q != nil {
 			q.line(op.away).voided()
@@ -223,9 +259,17 @@ func (s *shard) void(op *claimOp, by *queueState) {
 func (s *shard) voidElsewhere(op *claimOp) {
 	for _, other := range op.shards {
 		if other != s {
-			other.countVoid(len(op.queues))
+			other.countVoid(op.tickets())
 		}
 	}
+}
+
+// tickets is how many a claim has in a shard in which it waits.
+func (op *claimOp) tickets() int {
+	if op.list != nil {
+		return 1
+	}
+	return len(op.queues)
 }
 
 // staleCap is how many void tickets a shard may have beyond the number of good ones,
@@ -264,6 +308,11 @@ func (s *shard) sweepTickets() {
 		s.unlist(q)
 	}
 	if s.sweepLeft == 0 {
+		for _, set := range s.sets {
+			set.waiters.sweep()
+			set.away.sweep()
+			s.sweepKept += set.waiters.len() + set.away.len()
+		}
 		s.stale.Store(-int64(s.sweepKept))
 	}
 }

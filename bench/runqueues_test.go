@@ -1,0 +1,70 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"codeq"
+)
+
+// BenchmarkQueues is Run with 128 workers over one queue and over 10,000 of them, with the
+// same 1,000,000 tasks in all (200,000 with -short) that are there when it begins: its
+// tasks/s over many queues as a part of those over one are asked to be 0.5 or more.
+func BenchmarkQueues(b *testing.B) {
+	tasks := 1_000_000
+	if testing.Short() {
+		tasks = 200_000
+	}
+	for _, queues := range []int{1, 10_000} {
+		b.Run(fmt.Sprint("queues=", queues), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				runQueues(b, queues, tasks)
+			}
+			b.ReportMetric(float64(b.N*tasks)/b.Elapsed().Seconds(), "tasks/s")
+		})
+	}
+}
+
+// runQueues lets Run work off tasks that are spread over queues; the timer runs meanwhile.
+func runQueues(b *testing.B, queues, tasks int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	q, err := codeq.Open(b.TempDir(), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := q.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	m := new(codeq.Mux)
+	var left atomic.Int64
+	left.Store(int64(tasks))
+	for i := range queues {
+		codeq.Handle(m, fmt.Sprint("queue ", i), func(context.Context, *codeq.Job[[]byte]) error {
+			if left.Add(-1) == 0 {
+				cancel()
+			}
+			return nil
+		})
+	}
+	for n := 0; n < tasks; {
+		list := make([]codeq.Task, min(1000, tasks-n))
+		for i := range list {
+			list[i] = codeq.Task{Queue: fmt.Sprint("queue ", n%queues), Payload: payload}
+			n++
+		}
+		if _, err := q.ProduceBatch(ctx, list); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.StartTimer()
+	if err := q.Run(ctx, m, &codeq.RunOptions{Concurrency: workers}); err != nil {
+		b.Fatal(err)
+	}
+	b.StopTimer()
+}

@@ -1,0 +1,246 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func manyQueues(n int) (names []string, weights []int) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("queue %d", i))
+		weights = append(weights, 1+i%7)
+	}
+	return names, weights
+}
+
+// countingGate counts how often claims look at the queues that have it.
+type countingGate struct{ looks int }
+
+func (g *countingGate) look(*shard, time.Time) (bool, time.Duration) {
+	g.looks++
+	return true, 0
+}
+func (g *countingGate) enter(*shard, time.Time) (bool, time.Duration) { return true, 0 }
+func (g *countingGate) leave(int) []*shard                            { return nil }
+
+// TestClaimsOverManyQueues: what a claim over many queues looks at, and leaves behind while
+// it waits, does not depend on how many they are; with weights, or in strict order.
+func TestClaimsOverManyQueues(t *testing.T) {
+	const queues, tasks, claims = 3000, 50, 40
+	names, weights := manyQueues(queues)
+	for name, weights := range map[string][]int{"weighted": weights, "strict": nil} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+				ctx := t.Context()
+				for i := range tasks {
+					produce(t, q, Task{Queue: names[(i*61+5)%queues]})
+				}
+				s := q.shard(0)
+				gate := new(countingGate)
+				require.NoError(t, s.probe(func(s *shard) error {
+					for _, name := range names {
+						s.queue(name).gate = gate
+					}
+					return nil
+				}))
+				req := ClaimRequest{Queues: names, Weights: weights, NoWait: true}
+				var got []string
+				for range tasks {
+					l, err := q.Claim(ctx, req)
+					require.NoError(t, err)
+					got = append(got, l.Queue)
+				}
+				_, err := q.Claim(ctx, req)
+				require.ErrorIs(t, err, ErrEmpty)
+				if weights == nil {
+					require.True(t, slices.IsSortedFunc(got, func(a, b string) int {
+						return slices.Index(names, a) - slices.Index(names, b)
+					}), "in the order of the list")
+				}
+				require.Less(t, gate.looks, 4*tasks, "queues that claims looked at")
+
+				req.NoWait = false
+				served := make(chan string, claims)
+				for range claims {
+					go func() {
+						if l, err := q.Claim(ctx, req); err == nil {
+							served <- l.Queue
+						}
+					}()
+				}
+				synctest.Wait()
+				waiting := func() (tickets int) {
+					require.NoError(t, s.probe(func(s *shard) error {
+						for _, q := range s.queues {
+							tickets += q.waiters.len()
+						}
+						for _, set := range s.sets {
+							tickets += set.waiters.len()
+						}
+						return nil
+					}))
+					return tickets
+				}
+				require.Equal(t, claims, waiting(), "tickets of claims that wait")
+				gate.looks = 0
+				for i := range claims {
+					produce(t, q, Task{Queue: names[i*7]})
+					synctest.Wait()
+					require.Equal(t, names[i*7], <-served)
+				}
+				require.Zero(t, waiting())
+				require.Less(t, gate.looks, 6*claims)
+
+				// A batch takes tasks of several queues.
+				for i := range 10 {
+					produce(t, q, Task{Queue: names[i*100]})
+				}
+				leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: names, Weights: weights, Max: 20})
+				require.NoError(t, err)
+				require.Len(t, leases, 10)
+				require.NoError(t, s.probe(func(s *shard) error {
+					for _, name := range names {
+						s.queue(name).gate = nil
+					}
+					return nil
+				}))
+			})
+		})
+	}
+}
+
+// TestClaimSetsGo: a claim over many queues that ends leaves no ticket, and a Run no set
+// nor queue.
+func TestClaimSetsGo(t *testing.T) {
+	names, _ := manyQueues(500)
+	var nobodys []string
+	for _, name := range names {
+		nobodys = append(nobodys, "nobody's "+name)
+	}
+	for _, shards := range []int{1, 3} {
+		bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var ended sync.WaitGroup
+			for range 20 {
+				ended.Go(func() {
+					_, err := q.Claim(ctx, ClaimRequest{Queues: nobodys})
+					require.ErrorIs(t, err, context.Canceled)
+				})
+			}
+			m := new(Mux)
+			var done sync.WaitGroup
+			done.Add(100)
+			for _, name := range names {
+				Handle(m, name, func(context.Context, *Job[string]) error {
+					done.Done()
+					return nil
+				})
+			}
+			ended.Go(func() { require.NoError(t, q.Run(ctx, m, nil)) })
+			synctest.Wait()
+			for i := range 100 {
+				produce(t, q, Task{Queue: names[i*5], Payload: []byte(`"x"`)})
+			}
+			synctest.Wait()
+			cancel()
+			ended.Wait()
+			synctest.Wait()
+			for _, s := range q.led() {
+				require.NoError(t, s.probe(func(s *shard) error {
+					for _, set := range s.sets {
+						if n := set.waiters.len(); n > 0 {
+							return fmt.Errorf("%d tickets", n)
+						}
+						if len(set.list.weights) > 0 {
+							return errors.New("the set of the Run is still there")
+						}
+					}
+					s.dropIdleSets(0)
+					if len(s.sets) != 0 || s.setNames != 0 {
+						return fmt.Errorf("%d sets of %d queues", len(s.sets), s.setNames)
+					}
+					return nil
+				}))
+			}
+		})
+	}
+}
+
+// TestSetsAndQueuesTakeTurns: of claims for one queue and claims for a list that has it,
+// none waits for the end of the others.
+func TestSetsAndQueuesTakeTurns(t *testing.T) {
+	names, _ := manyQueues(100)
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		served := make(map[string]int)
+		var mu sync.Mutex
+		claim := func(kind string, queues []string) {
+			for {
+				if _, err := q.Claim(t.Context(), ClaimRequest{Queues: queues}); err != nil {
+					return
+				}
+				mu.Lock()
+				served[kind]++
+				mu.Unlock()
+			}
+		}
+		for range 4 {
+			go claim("one", names[7:8])
+			go claim("many", names)
+		}
+		synctest.Wait()
+		for range 40 {
+			produce(t, q, Task{Queue: names[7]})
+			synctest.Wait()
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		require.GreaterOrEqual(t, served["one"], 10)
+		require.GreaterOrEqual(t, served["many"], 10)
+	})
+}
+
+// TestLottery: draws are those of a walk over the members.
+func TestLottery(t *testing.T) {
+	r := seeded(t)
+	for range 200 {
+		n := 1 + r.IntN(200)
+		names, weights := manyQueues(n)
+		if r.IntN(3) == 0 {
+			weights = nil
+		}
+		l := newLottery(&queueList{names: names, weights: weights})
+		in := make([]bool, n)
+		for range 3 * n {
+			at := r.IntN(n)
+			if in[at] = r.IntN(2) == 0; in[at] {
+				l.add(at)
+			} else {
+				l.remove(at)
+			}
+		}
+		lot := uint64(0)
+		members := 0
+		for at := range n {
+			require.Equal(t, in[at], l.has(at))
+			if in[at] {
+				members++
+				require.Equal(t, at, l.find(lot))
+				lot += l.weight(at)
+				require.Equal(t, at, l.find(lot-1))
+			}
+		}
+		require.Equal(t, members, l.len())
+		require.Equal(t, lot, l.total)
+		if members > 0 {
+			require.True(t, in[l.draw()])
+		}
+	}
+}
