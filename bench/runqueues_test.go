@@ -19,8 +19,8 @@ func BenchmarkQueues(b *testing.B) {
 	}
 	for _, queues := range []int{1, 10_000} {
 		b.Run(fmt.Sprint("queues=", queues), func(b *testing.B) {
-			for b.Loop() {
-				b.StopTimer()
+			b.StopTimer()
+			for range b.N {
 				runQueues(b, queues, tasks)
 			}
 			b.ReportMetric(float64(b.N*tasks)/b.Elapsed().Seconds(), "tasks/s")
