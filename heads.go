@@ -34,7 +34,7 @@ type queueHeads struct {
 // shardHead is what one shard has. Its owner alone writes word.
 type shardHead struct {
 	word atomic.Uint64 // a head
-	sent atomic.Uint32 // claims that have come for its age since the word was written
+	left atomic.Int32  // tasks for which claims may come, until the word is written again
 }
 
 // head is a task that a claim would get: from the top, its priority and one, how
@@ -102,26 +102,23 @@ func (b *headBoard) drop(queue string, h *queueHeads) {
 	}
 }
 
-// headFollowers is how many claims go to a shard for the age of its head before it
-// publishes the next one: more would leave the other shards without work.
+// headFollowers is how many tasks claims may come for to a shard, of those that are ready,
+// before it publishes the next head: more would leave the other shards without work.
 const headFollowers = 32
 
-// first returns the shard at which a claim is to begin: of those with the highest
-// priority, the one whose head is oldest, or any if several tenants are next. It is
-// negative if no shard has a task.
-func (q *queueHeads) first() int {
-	top, tenant, count := uint64(0), uint64(0), 0
+// first returns the shard at which a claim for some tasks is to begin: of those with the
+// highest priority, the one whose head is oldest, or any if several tenants are next. It
+// is negative if no shard has a task for which no other claim is under way.
+func (q *queueHeads) first(tasks int) int {
+	top, tenant := uint64(0), uint64(0)
 	for i := range q.shards {
 		h := head(q.shards[i].word.Load())
 		switch {
 		case h == 0 || h.rank() < top:
 		case h.rank() > top:
-			top, tenant, count = h.rank(), h.tenant(), 1
-		default:
-			count++
-			if h.tenant() != tenant {
-				tenant = manyTenants
-			}
+			top, tenant = h.rank(), h.tenant()
+		case h.tenant() != tenant:
+			tenant = manyTenants
 		}
 	}
 	if top == 0 {
@@ -131,24 +128,15 @@ func (q *queueHeads) first() int {
 	begin := rand.IntN(len(q.shards))
 	for i := range q.shards {
 		at := (begin + i) % len(q.shards)
-		shard := &q.shards[at]
-		h := head(shard.word.Load())
-		switch {
-		case h.rank() != top: // or it has changed meanwhile
-		case best < 0:
-			best = at
-			if tenant == manyTenants || count == 1 {
-				return at
+		h := head(q.shards[at].word.Load())
+		if h.rank() == top && h > oldest && q.shards[at].left.Load() > 0 {
+			if best, oldest = at, h; tenant == manyTenants {
+				break
 			}
-			if shard.sent.Load() < headFollowers {
-				oldest = h
-			}
-		case h > oldest && shard.sent.Load() < headFollowers:
-			best, oldest = at, h
 		}
 	}
-	if oldest != 0 {
-		q.shards[best].sent.Add(1)
+	if best >= 0 {
+		q.shards[best].left.Add(-int32(tasks))
 	}
 	return best
 }
@@ -207,8 +195,8 @@ func (s *shard) publish(q *queueState) {
 		q.heads = s.board.hold(q.name, s.opts.Shards)
 	}
 	own := &q.heads.shards[s.index]
-	if own.sent.Load() != 0 {
-		own.sent.Store(0)
+	if left := int32(min(q.counts.Ready, headFollowers)); own.left.Load() != left {
+		own.left.Store(left)
 	}
 	if head(own.word.Load()) != h {
 		own.word.Store(uint64(h))
@@ -321,7 +309,7 @@ func (b *headBoard) begin(op *claimOp) int {
 	}
 	for _, name := range op.queues[:min(len(op.queues), headLooks)] {
 		if h := b.of(name); h != nil {
-			if i := h.first(); i >= 0 {
+			if i := h.first(op.max); i >= 0 {
 				return i
 			}
 		}
