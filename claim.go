@@ -465,7 +465,7 @@ func (s *shard) fillUp(op *claimOp, q *queueState) {
 			return
 		}
 		names = names[slices.Index(names, q.name)+1:]
-	} else if len(names) <= fillLooks {
+	} else {
 		names = s.claimOrder(op)
 	}
 	for _, name := range names[:min(len(names), fillLooks)] {
