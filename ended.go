@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	pq "container/heap"
 	"math/bits"
 
 	"codeq/internal/keys"
@@ -23,6 +24,7 @@ type bucket struct {
 	queue *queueState
 	bucketKey
 	size    uint64
+	place   int  // in the shard's heap; negative: not there
 	touched bool // on the group's list
 }
 
@@ -49,27 +51,27 @@ func bucketOf(wall uint64, retention int64) uint64 {
 
 // keep stores a task that has ended, for some ms from now.
 func (s *shard) keep(q *queueState, prefix byte, id ID, retention int64, ended keys.EndedValue, rec *record.Record) {
-	b := q.bucket(bucketKey{prefix, bucketOf(s.wall, retention)})
+	b := s.bucket(q, bucketKey{prefix, bucketOf(s.wall, retention)})
 	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
 	s.group.change(id)
 	s.group.set(s.scratch, append(ended.Append(nil), rec.Encode()...))
 	s.resize(b, 1)
-	if b.until != neverExpires {
-		s.nextExpiry = min(s.nextExpiry, b.until)
-	}
 }
 
 // unkeep takes a kept task out of its bucket.
 func (s *shard) unkeep(at *located) {
 	s.group.change(at.id)
 	s.group.delete(at.place.AppendKey(nil, at.id))
-	s.resize(at.lane.queue.bucket(bucketKey{at.place.Range, at.place.At}), -1)
+	s.resize(s.bucket(at.lane.queue, bucketKey{at.place.Range, at.place.At}), -1)
 }
 
-func (q *queueState) bucket(k bucketKey) *bucket {
+func (s *shard) bucket(q *queueState, k bucketKey) *bucket {
 	b := q.buckets[k]
 	if b == nil {
-		b = &bucket{queue: q, bucketKey: k}
+		b = &bucket{queue: q, bucketKey: k, place: -1}
+		if k.until != neverExpires {
+			pq.Push(&s.expiries, b)
+		}
 		if q.buckets == nil {
 			q.buckets = make(map[bucketKey]*bucket)
 		}
@@ -103,23 +105,55 @@ func (b *bucket) seal(g *group) {
 // expireEnded forgets the buckets whose time has come.
 // REQUIRES: the group is empty.
 func (s *shard) expireEnded() {
-	s.nextExpiry = never
-	for _, q := range s.numbers {
-		if q == nil {
-			continue
-		}
-		for k, b := range q.buckets {
-			if k.until > s.wall {
-				if k.until != neverExpires {
-					s.nextExpiry = min(s.nextExpiry, k.until)
-				}
-				continue
-			}
-			all := keys.AppendGroup(nil, k.prefix, q.number, k.until)
-			s.group.deleteRange(all, keys.GroupEnd(all))
-			s.resize(b, -int(b.size))
+	for len(s.expiries) > 0 && s.expiries[0].until <= s.wall && !s.spent() {
+		b := pq.Pop(&s.expiries).(*bucket)
+		all := keys.AppendGroup(nil, b.prefix, b.queue.number, b.until)
+		s.group.deleteRange(all, keys.GroupEnd(all))
+		s.resize(b, -int(b.size))
+	}
+}
+
+func (s *shard) expireEndedIsDue() bool { return s.nextExpiry() <= s.wall }
+
+// nextExpiry is when the next bucket is forgotten; wall clock, ms.
+func (s *shard) nextExpiry() uint64 {
+	if len(s.expiries) == 0 {
+		return never
+	}
+	return s.expiries[0].until
+}
+
+// dropEmpty is for the buckets that the group has emptied before their time.
+func (s *shard) dropEmpty() {
+	for _, b := range s.group.buckets {
+		if b.size == 0 && b.place >= 0 {
+			pq.Remove(&s.expiries, b.place)
 		}
 	}
 }
 
-func (s *shard) expireEndedIsDue() bool { return s.nextExpiry <= s.wall }
+// expiryHeap is a heap of all buckets that are forgotten some day: the next one is first.
+type expiryHeap []*bucket
+
+func (h expiryHeap) Len() int           { return len(h) }
+func (h expiryHeap) Less(i, j int) bool { return h[i].until < h[j].until }
+
+func (h expiryHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+func (h *expiryHeap) Push(x any) {
+	b := x.(*bucket)
+	b.place = len(*h)
+	*h = append(*h, b)
+}
+
+func (h *expiryHeap) Pop() any {
+	n := len(*h) - 1
+	b := (*h)[n]
+	b.place = -1
+	(*h)[n] = nil
+	*h = (*h)[:n]
+	return b
+}

@@ -281,3 +281,39 @@ func TestBucketsAreNoNarrowerThanASecond(t *testing.T) {
 		require.LessOrEqual(t, len(until), 3, "buckets that two seconds need, with a retention of %d ms", r)
 	}
 }
+
+// TestManyBucketsExpire: what is forgotten at one moment is, in groups of bounded size,
+// and each bucket at its time.
+func TestManyBucketsExpire(t *testing.T) {
+	opts := Options{Shards: 1, Retention: time.Minute}
+	bubble(t, opts, func(t *testing.T, q *Queue) {
+		const queues = 5000
+		for i := range queues {
+			name := fmt.Sprint(i)
+			produce(t, q, Task{Queue: name}, Task{Queue: name, Retention: 10 * time.Minute})
+			for range 2 {
+				require.NoError(t, q.Complete(t.Context(), claimNow(t, q, name).Receipt, nil))
+			}
+		}
+		kept := func() (n uint64) {
+			stats, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			for _, c := range stats {
+				n += c.Done
+			}
+			return n
+		}
+		require.EqualValues(t, 2*queues, kept())
+		time.Sleep(2 * time.Minute)
+		require.EqualValues(t, queues, kept())
+		for _, st := range q.shard(0).steps.table.stats() {
+			if st.Kind == StepForget {
+				require.Greater(t, st.Count, int64(1))
+				require.LessOrEqual(t, st.MaxRecords, int64(upkeepBudget.records+1))
+			}
+		}
+		time.Sleep(10 * time.Minute)
+		require.Zero(t, kept())
+		require.NoError(t, q.checkMemory())
+	})
+}

@@ -333,10 +333,7 @@ func (s *shard) loadBuckets() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
-		s.numbers[number].bucket(bucketKey{prefix, until}).size = size
-		if until != neverExpires {
-			s.nextExpiry = min(s.nextExpiry, until)
-		}
+		s.bucket(s.numbers[number], bucketKey{prefix, until}).size = size
 		return nil
 	})
 }

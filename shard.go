@@ -53,10 +53,10 @@ type shard struct {
 	windowLimit int
 	evictAt     int // the lane at which evict looks next
 
-	nextDue    dueCursor // of the scheduled tasks
-	nextFreed  dueCursor // of the idempotency keys that become free
-	nextExpiry uint64    // no bucket of ended tasks expires before; wall clock, ms
-	nextGate   uint64    // when a rate lets the next task pass; monotonic clock, ms
+	nextDue   dueCursor  // of the scheduled tasks
+	nextFreed dueCursor  // of the idempotency keys that become free
+	expiries  expiryHeap // buckets of ended tasks
+	nextGate  uint64     // when a rate lets the next task pass; monotonic clock, ms
 
 	recurring recurringTable
 	uniques   uniqueMirror
@@ -131,7 +131,6 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		catalogue:   newCatalogue(opts),
 		windowLimit: max(opts.WindowBytes/opts.Shards, 1),
 		nextDue:     nothingDue,
-		nextExpiry:  never,
 		nextFreed:   nothingDue,
 		nextGate:    never,
 		uniques:     newUniqueMirror(),
@@ -251,7 +250,7 @@ func (s *shard) due() bool {
 func (s *shard) nextTime() uint64 {
 	at := uint64(never)
 	if s.hasRoom(roomNone) {
-		at = min(s.nextExpiry, s.nextFreed.at)
+		at = min(s.nextExpiry(), s.nextFreed.at)
 	}
 	if s.hasRoom(roomLow) {
 		at = min(at, s.nextDue.at)
@@ -370,6 +369,7 @@ func (s *shard) persist() error {
 	s.sessions.seal(&s.group)
 	s.out.seal(&s.group)
 	s.noteTouched()
+	s.dropEmpty()
 	s.group.seal(s.mint.clock)
 	s.endStep(StepSeal)
 	var err error
