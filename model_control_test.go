@@ -197,7 +197,7 @@ func (c *purgeCall) apply(m *model) {
 	m.noError(c.err)
 	n := 0
 	for _, t := range m.inOrder() {
-		if t.want.State == Dead && (c.queue == "" || t.want.Queue == c.queue) && !t.want.At.After(wallTime(m.wall())) {
+		if c.covers(m, t) {
 			n++
 			m.toGone(t)
 			m.ended(t, Outcome{State: Canceled}, false)
@@ -207,6 +207,11 @@ func (c *purgeCall) apply(m *model) {
 		m.t.Fatalf("purged %d, expected %d", c.n, n)
 	}
 	m.react()
+}
+
+// covers reports whether a task is one of those that go.
+func (c *purgeCall) covers(m *model, t *modelTask) bool {
+	return t.want.State == Dead && (c.queue == "" || t.want.Queue == c.queue) && !t.want.At.After(wallTime(m.wall()))
 }
 
 // releaseKeyCall is ReleaseKey.

@@ -66,6 +66,7 @@ func TestModel(t *testing.T) {
 				"sleep":         m.sleep,
 				"to next event": m.sleepToNextEvent,
 				"step wall":     m.stepWall,
+				"low disk":      m.lowDisk,
 				"reopen":        m.reopen,
 				"crash":         m.crash,
 				"crash amid":    m.crashAmid,
@@ -86,6 +87,7 @@ type model struct {
 	opts Options
 	q    *Queue
 	skew atomic.Int64 // from the bubble's clock to the wall clock, ns
+	free atomic.Int64 // bytes on the disk
 
 	tasks    map[ID]*modelTask
 	gone     []ID           // tasks that are no more
@@ -172,6 +174,7 @@ func newModel(t *rapid.T) *model {
 		settings: make(map[string]Settings), keys: make(map[[record.UniqueLen]byte]*modelKey),
 		turns: make(map[uint64]ID), contested: make(map[uint64]bool),
 	}
+	m.free.Store(diskTestLevels[roomy])
 	m.begun = m.now()
 	m.latest = m.begun
 	m.plain = rapid.IntRange(0, 5).Draw(t, "plain") == 0
@@ -193,6 +196,7 @@ func (m *model) open() {
 		WindowTasks:   rapid.IntRange(2, 4).Draw(m.t, "WindowTasks"),
 		WindowBytes:   rapid.SampledFrom([]int{0, 0, 1, 900, 3000}).Draw(m.t, "WindowBytes"),
 		MemTableBytes: 256 << 10,
+		MinFreeBytes:  diskTestFree,
 		idleLanes:     rapid.SampledFrom([]int{1, 1, 2, 4, idleLanes}).Draw(m.t, "idleLanes"),
 		sweepLanes:    rapid.SampledFrom([]int{1, 1, 2, 8}).Draw(m.t, "sweepLanes"),
 		wall:          func() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) },
@@ -204,7 +208,7 @@ func (m *model) open() {
 
 // openAgain opens the queue with the options that it had.
 func (m *model) openAgain() {
-	m.opts.fs = m.disk
+	m.opts.fs = &roomyDisk{m.disk, &m.free}
 	var err error
 	m.q, err = Open("queues/model", &m.opts)
 	m.noError(err)
