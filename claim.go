@@ -98,7 +98,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	default:
 		op.queues, op.weights = append(op.queues, req.Queues...), append(op.weights, req.Weights...)
 	}
-	op.max, op.noWait, op.runner, op.local = max(req.Max, 1), req.NoWait, r, req.Local || r != nil
+	op.max, op.noWait, op.runner, op.local = max(req.Max, 1), req.NoWait, r, r != nil
 	op.duration = millis(req.LeaseFor)
 	if op.duration == 0 {
 		op.duration = millis(q.opts.LeaseFor)
@@ -423,10 +423,12 @@ func (s *shard) claimOrder(op *claimOp) []string {
 // give serves a claim that has been taken: with tasks of q, l's first to begin with, and if
 // there is room, with those of its other queues.
 func (s *shard) give(op *claimOp, q *queueState, l *lane) {
+	s.giving = op
 	if s.giveOf(op, q, l) && len(op.queues) > 1 {
 		s.fillUp(op, q)
 	}
 	s.settle(op)
+	s.giving = nil
 }
 
 // giveOf leases tasks of a queue to a claim, as far as they are ready and other shards

@@ -66,7 +66,7 @@ func (s *shard) beginSweep() {
 	v, swept := s.view(), &sweptOp{c.sweep}
 	go func() {
 		defer v.close() // which the store waits for before it closes
-		m.err = m.read(v, s.done)
+		m.err = guarded(s.opts.log, "sweep of lanes", func() error { return m.read(v, s.done) })
 		_ = s.inbox.pass(swept) // one that is closing sweeps no more
 	}()
 }

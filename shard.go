@@ -62,7 +62,6 @@ type shard struct {
 	uniques   uniqueMirror
 	groups    groupMirror
 	pending   pendingMirror
-	teller    teller
 	limits    limitTable
 	throttled []*queueState // held back by their rate until nextGate
 	attended  []*queueState // speak looks after their permits
@@ -86,6 +85,10 @@ type shard struct {
 	cursor     int           // of taken: what is before has been resolved
 	deferred   []operation   // claims to resolve again once lanes are refilled
 	again      []operation   // memory for the next deferred
+	retrying   []operation   // deferred operations that are about to be decided; nil: none
+	deciding   operation     // nil: none
+	giving     *claimOp      // taken by this shard, and not settled yet; nil: none
+	panicked   bool          // why the owner has ended
 	wants      []*lane       // to be refilled between two groups
 	hungry     []*queueState // have waiters, and perhaps ready tasks
 	sets       map[[sha256.Size]byte]*claimSet
@@ -136,7 +139,6 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		uniques:     newUniqueMirror(),
 		groups:      newGroupMirror(),
 		pending:     newPendingMirror(),
-		teller:      newTeller(),
 		limits:      make(limitTable),
 		awaits:      make(map[ID][]*awaitOp),
 		fronts:      frontTable{group: 1},
@@ -147,11 +149,16 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 	}
 }
 
+// runGuarded is the owner's goroutine.
+func (s *shard) runGuarded() {
+	contain(s.opts.log, "owner", s.run, s.crash)
+	s.timer.Stop()
+	close(s.done)
+}
+
 // run is the owner: it takes what waits, decides it, persists it, and wakes
 // the callers, until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
-	defer close(s.done)
-	defer s.timer.Stop()
 	for s.speak(); s.gather(); s.speak() {
 		s.resolve()
 		err := s.broken
@@ -159,10 +166,6 @@ func (s *shard) run() {
 			err = s.persist()
 		}
 		if err != nil {
-			s.uniques.close()
-			s.groups.close()
-			s.pending.close()
-			s.teller.ends.close()
 			s.fail(err)
 			return
 		}
@@ -173,7 +176,6 @@ func (s *shard) run() {
 		s.uniques.trim()
 		s.groups.trim()
 		s.pending.trim()
-		s.teller.ends.trim()
 		s.fronts.next()
 		s.forgetIdle()
 	}
@@ -327,9 +329,13 @@ func (s *shard) decideAll() {
 		s.deferred = s.again[:0]
 		s.clock.judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), never
 		n := 0
+		s.retrying = retry
 		for ; n < len(retry) && s.mayDecide(n); n++ {
-			s.decide(retry[n])
+			op := retry[n]
+			retry[n] = nil
+			s.decide(op)
 		}
+		s.retrying = nil
 		if n < len(retry) {
 			s.clock.putOff()
 			s.deferred = append(s.deferred, retry[n:]...)
@@ -365,7 +371,6 @@ func (s *shard) persist() error {
 	s.uniques.seal(&s.group)
 	s.groups.seal(&s.group)
 	s.pending.seal(&s.group)
-	s.teller.ends.seal(&s.group)
 	s.sessions.seal(&s.group)
 	s.out.seal(&s.group)
 	s.noteTouched()
@@ -408,6 +413,9 @@ func (s *shard) settle(op operation) {
 // everybody else that nothing was done. Opening the queue again, or the next
 // leader, loads what is on disk.
 func (s *shard) fail(cause error) {
+	s.uniques.close()
+	s.groups.close()
+	s.pending.close()
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
 		if s.broken != nil { // what is stored here is of no use to anybody

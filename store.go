@@ -116,10 +116,7 @@ func openError(dir string, err error) error {
 	err = storageError(err)
 	// That the store was made with another comparer or merger than what this
 	// package uses: a flipped bit in its OPTIONS.
-	// Or that a file is missing or has another size than it should.
-	says := func(what string) bool { return strings.Contains(err.Error(), what) }
-	if !errors.Is(err, ErrCorrupt) &&
-		(errors.Is(err, os.ErrNotExist) || says("does not exist") || says("size mismatch") || says("name from file")) {
+	if !errors.Is(err, ErrCorrupt) && strings.Contains(err.Error(), "name from file") {
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return fmt.Errorf("store %s: %w", dir, err)
@@ -149,11 +146,20 @@ func (st *store) commit(b *pebble.Batch) error {
 		}
 	}
 	st.latch.Wrote(b.Len())
-	if err := st.db.Apply(b, st.write); err != nil {
+	applied := false
+	defer func() {
+		if !applied { // a panic, with Pebble's locks locked
+			st.latch.Abandon(errPebblePanic)
+		}
+	}()
+	err := st.db.Apply(b, st.write)
+	if applied = true; err != nil {
 		return storageError(err)
 	}
 	return st.failure() // Pebble takes what could not be written for a success
 }
+
+var errPebblePanic = errors.New("Pebble has panicked in a commit")
 
 // hasSpace waits while flushes and compactions lag far behind. It is false while they
 // fail because the disk is full, whatever the file system says of its free space: it may lack
