@@ -49,9 +49,9 @@ type shard struct {
 	leases    leaseTable
 	mint      minter
 
-	windowBytes int // held by all windows
-	windowLimit int
-	evictAt     int // the lane at which evict looks next
+	windows  windowMemory
+	refiller refiller
+	rings    []*ring // of no use, for others
 
 	nextDue   dueCursor  // of the scheduled tasks
 	nextFreed dueCursor  // of the idempotency keys that become free
@@ -119,33 +119,34 @@ const never = math.MaxUint64
 func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 	origin := time.Now()
 	return &shard{
-		index:       index,
-		opts:        opts,
-		store:       st,
-		commit:      st,
-		gates:       gates,
-		inbox:       newInbox(opts.InboxDepth, origin),
-		origin:      origin,
-		clock:       ownerClock{deferred: never},
-		done:        make(chan struct{}),
-		queues:      make(map[string]*queueState),
-		numbers:     make([]*queueState, 1),
-		byKey:       make(map[laneKey]*lane),
-		catalogue:   newCatalogue(opts),
-		windowLimit: max(opts.WindowBytes/opts.Shards, 1),
-		nextDue:     nothingDue,
-		nextFreed:   nothingDue,
-		nextGate:    never,
-		uniques:     newUniqueMirror(),
-		groups:      newGroupMirror(),
-		pending:     newPendingMirror(),
-		limits:      make(limitTable),
-		awaits:      make(map[ID][]*awaitOp),
-		fronts:      frontTable{group: 1},
-		group:       group{batch: st.db.NewBatch()},
-		timer:       time.NewTimer(time.Hour),
-		space:       newDiskSpace(opts, st.dir),
-		steps:       stepClock{table: new(stepTable)},
+		index:     index,
+		opts:      opts,
+		store:     st,
+		commit:    st,
+		gates:     gates,
+		inbox:     newInbox(opts.InboxDepth, origin),
+		origin:    origin,
+		clock:     ownerClock{deferred: never},
+		done:      make(chan struct{}),
+		queues:    make(map[string]*queueState),
+		numbers:   make([]*queueState, 1),
+		byKey:     make(map[laneKey]*lane),
+		catalogue: newCatalogue(opts),
+		windows:   windowMemory{limit: max(opts.WindowBytes/opts.Shards, 1)},
+		rings:     make([]*ring, 0, spareRings),
+		nextDue:   nothingDue,
+		nextFreed: nothingDue,
+		nextGate:  never,
+		uniques:   newUniqueMirror(),
+		groups:    newGroupMirror(),
+		pending:   newPendingMirror(),
+		limits:    make(limitTable),
+		awaits:    make(map[ID][]*awaitOp),
+		fronts:    frontTable{group: 1},
+		group:     group{batch: st.db.NewBatch()},
+		timer:     time.NewTimer(time.Hour),
+		space:     newDiskSpace(opts, st.dir),
+		steps:     stepClock{table: new(stepTable)},
 	}
 }
 
@@ -191,7 +192,7 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || len(s.wants) > 0 || len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) || s.due()
+		busy := len(s.deferred) > 0 || len(s.refiller.wants) > 0 || len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -306,7 +307,8 @@ func (s *shard) sleep() {
 func (s *shard) resolve() {
 	s.look()
 	s.beginSteps()
-	if len(s.wants) > 0 {
+	s.windows.next(s.now)
+	if len(s.refiller.wants) > 0 {
 		s.refill()
 		s.endStep(StepRefill)
 	}
