@@ -22,16 +22,16 @@ type refiller struct {
 	plan  []*lane // of the pass under way
 	most  int     // lanes that a pass reads at the most, by the time that the last ones took
 
-	key, end []byte
-	bytes    int // that the pass has read
+	key, end     []byte
+	count, bytes int // tasks that the pass has read, and the bytes of their records
 
-	passes, lanes, tasks, read uint64 // since the shard was loaded: passes, lanes and tasks in them, bytes
+	passes, lanes, tasks, read uint64 // since the shard was loaded: passes; lanes, tasks and bytes in them
 }
 
 const (
-	refillTasks = 1024    // that a lane gets in one pass, at the most
-	refillLanes = 1024    // that a pass reads, at the most
+	refillTasks = 1024    // that end a pass, and that a lane gets in one
 	refillBytes = 1 << 20 // that end a pass
+	refillLanes = 1024    // that a pass reads, at the most
 	refillLooks = 4096    // lanes that a pass looks at for each ring, whether it reads them or not
 
 	refillTime = time.Millisecond     // that a pass is to take
@@ -115,6 +115,9 @@ func (s *shard) refill() {
 		r.urgent = r.urgent && r.lanes > 0 && r.first.window.Len() == 0 && !r.first.complete
 		s.feed(r.queue)
 		s.publish(r.queue)
+		if r.urgent { // others have been read before it
+			f.most = max(1, f.most/2)
+		}
 		switch {
 		case r.lanes == 0:
 			s.dropRing(r)
@@ -169,7 +172,7 @@ func (s *shard) pass() (full bool, err error) {
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	f.passes++
-	f.bytes = 0
+	f.count, f.bytes = 0, 0
 	var records slab
 	var took time.Duration
 	stopped := false
@@ -178,16 +181,18 @@ func (s *shard) pass() (full bool, err error) {
 			return false, err
 		}
 		took = time.Since(begin)
-		if stopped = i+1 < len(f.plan) && (full || f.bytes >= s.passBytes() || took >= refillStop); stopped {
+		if stopped = full || i+1 < len(f.plan) && (f.count >= refillTasks || f.bytes >= s.passBytes() || took >= refillStop); stopped {
 			break
 		}
 	}
 	switch {
-	case stopped || took > 2*refillTime:
+	case stopped && !full || took > 2*refillTime:
 		f.most = max(1, f.most/2)
 	case took < refillTime && len(f.plan) == f.most:
 		f.most = min(2*f.most, refillLanes)
 	}
+	f.tasks += uint64(f.count)
+	f.read += uint64(f.bytes)
 	clear(f.plan)
 	return full, nil
 }
@@ -238,8 +243,7 @@ func (s *shard) fill(it *pebble.Iterator, l *lane, records *slab) (full bool, er
 		l.next = pos.Next()
 		room--
 		s.noteRead(len(v))
-		f.tasks++
-		f.read += uint64(len(v))
+		f.count++
 		f.bytes += len(v)
 	}
 	if err := it.Error(); err != nil {

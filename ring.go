@@ -134,6 +134,9 @@ func (s *shard) turn(l *lane) {
 			return
 		}
 	case l.turns == 0:
+		if l.window.Len() == 0 {
+			s.windows.forget(l) // until its next turn, its room is for those before
+		}
 		all := r.ahead == r.lanes
 		r.fallBehind(l)
 		r.first = l.ringNext
