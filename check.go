@@ -27,6 +27,7 @@ import (
 //     wait for;
 //   - every task that waits for parents has parents that know of it, here or in
 //     a message, and every parent says so in its record;
+//   - a task of which is told that it has ended has done so;
 //   - settings can be read, and the shard has those that it sends, or newer ones;
 //   - no message has a number beyond that of the last one;
 //   - every schedule can be read, and lies in the shard of its name.
@@ -42,7 +43,7 @@ func (v *view) inspect(index, shards int) *checker {
 		seen: make(map[ID]*checkedTask), indexed: make(map[ID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
 		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64), versions: make(map[string]uint64),
-		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
+		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane), told: make(map[ID]byte),
 	}
 	steps := []error{v.loadLeases(), scan(v.snap, keys.Lane, c.lane)}
 	for _, prefix := range recordRanges {
@@ -62,6 +63,7 @@ func (v *view) inspect(index, shards int) *checker {
 		scan(v.snap, keys.Wake, c.wake),
 		scan(v.snap, keys.Group, c.turn),
 		scan(v.snap, keys.Pending, c.waits),
+		scan(v.snap, keys.Telling, c.telling),
 		scan(v.snap, keys.Dependent, c.dependent),
 		scan(v.snap, keys.Sent, c.last),
 		scan(v.snap, keys.Inbound, c.inbound),
@@ -90,6 +92,7 @@ type checker struct {
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
 	pending       map[ID]uint64
+	told          map[ID]byte       // by ID of the parent, the range of how it has ended
 	versions      map[string]uint64 // of the settings
 	lastLanes     map[laneKey]lastLane
 	sent          map[uint32]uint64 // the last message, by receiver
@@ -388,6 +391,19 @@ func (c *checker) waits(key, value []byte) error {
 	return nil
 }
 
+func (c *checker) telling(key, value []byte) error {
+	parent, end, err := parseTelling(key, value)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	c.told[parent] = end
+	if st := c.seen[parent]; st != nil && (st.Range != end || !st.Parent) {
+		c.report("it is told of task %s that it is %v: %+v", parent, endedState(end), st)
+	}
+	return nil
+}
+
 func (c *checker) dependent(key, value []byte) error {
 	parent, child, err := keys.ParseDependent(key)
 	if err != nil || len(value) != 1 || OnDead(value[0]) > RunOnDead {
@@ -395,7 +411,9 @@ func (c *checker) dependent(key, value []byte) error {
 		return nil
 	}
 	st := c.seen[parent]
-	if st == nil || !st.Parent || st.ended() && (st.state != Dead || st.At != neverExpires) {
+	if c.told[parent] != 0 {
+		// it will know, in one of the next groups
+	} else if st == nil || !st.Parent || st.ended() && (st.state != Dead || st.At != neverExpires) {
 		c.report("task %s waits for %s, which is %+v", ID(child), ID(parent), st)
 	}
 	if st := c.seen[child]; st != nil {

@@ -98,7 +98,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	default:
 		op.queues, op.weights = append(op.queues, req.Queues...), append(op.weights, req.Weights...)
 	}
-	op.max, op.noWait, op.runner, op.local = max(req.Max, 1), req.NoWait, r, r != nil
+	op.max, op.noWait, op.runner, op.local = max(req.Max, 1), req.NoWait, r, req.Local || r != nil
 	op.duration = millis(req.LeaseFor)
 	if op.duration == 0 {
 		op.duration = millis(q.opts.LeaseFor)

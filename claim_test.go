@@ -304,3 +304,27 @@ func TestWindowOverflow(t *testing.T) {
 		require.Zero(t, stats["a"].Total())
 	})
 }
+
+// TestLocalClaim: a local lease ends with the process, any other lasts until it expires.
+func TestLocalClaim(t *testing.T) {
+	ctx := context.Background()
+	inFlow(t, Options{Shards: 2, LeaseFor: time.Hour}, func(f *flowTest) {
+		produce(f.T, f.q, Task{Queue: "local", LeaseFor: time.Minute}, Task{Queue: "lasting"})
+		for _, req := range []ClaimRequest{{Queues: []string{"local"}, Local: true}, {Queues: []string{"lasting"}}} {
+			l, err := f.q.Claim(ctx, req)
+			require.NoError(f, err)
+			require.WithinDuration(f, time.Now().Add(time.Hour), l.Deadline, time.Second)
+			before := f.q.shard(f.q.shardOf(l.ID)).commits.Load()
+			require.NoError(f, f.q.Extend(ctx, l.Receipt, 2*time.Hour))
+			written := f.q.shard(f.q.shardOf(l.ID)).commits.Load() - before
+			require.Equal(f, !req.Local, written > 0, "an extension is stored")
+		}
+		f.reopen()
+		l := claimNow(f.T, f.q, "local", "lasting")
+		require.Equal(f, "local", l.Queue)
+		require.Equal(f, 2, l.Attempt)
+		require.Nil(f, claimNow(f.T, f.q, "lasting"))
+		time.Sleep(2*time.Hour + time.Second)
+		require.Equal(f, 2, claimNow(f.T, f.q, "lasting").Attempt)
+	})
+}

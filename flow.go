@@ -3,8 +3,6 @@ package codeq
 import (
 	"fmt"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -134,33 +132,6 @@ func outcomeFor(state State, onDead OnDead) (outcome byte, held bool) {
 		return 0, true
 	}
 	return parentCanceled, false
-}
-
-// tellChildren is the end of a task that others wait for.
-// REQUIRES: the group has not given the task further children.
-func (s *shard) tellChildren(parent ID, state State) {
-	lower := keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen]
-	err := s.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, _ int) (bool, error) {
-		_, child, err := keys.ParseDependent(it.Key())
-		if err != nil {
-			return false, err
-		}
-		v, err := it.ValueAndErr()
-		if err != nil {
-			return false, err
-		}
-		if len(v) != 1 {
-			return false, fmt.Errorf("dependent %x is %x", it.Key(), v)
-		}
-		if outcome, held := outcomeFor(state, OnDead(v[0])); !held {
-			s.group.delete(it.Key())
-			s.tellChild(parent, child, outcome)
-		}
-		return true, nil
-	})
-	if err != nil {
-		s.broken = err
-	}
 }
 
 func (s *shard) tellChild(parent, child ID, outcome byte) {

@@ -707,6 +707,7 @@ func (c *memoryChecker) mirrors() error {
 		checkMirror(c, "idempotency key", &s.uniques),
 		checkMirror(c, "group", &s.groups),
 		checkMirror(c, "number of parents", &s.pending),
+		checkMirror(c, "end that is told", &s.teller.ends),
 	)
 }
 

@@ -31,7 +31,9 @@ func (at *located) waiting() bool {
 // isBehind reports whether neither disk nor the group says yet what the group does with
 // a task or those that wait for it: an operation on the task is then resolved again in
 // the next group.
-func (s *shard) isBehind(id ID) bool { return s.group.hasChildren(id) || s.isMoving(id) }
+func (s *shard) isBehind(id ID) bool {
+	return s.group.hasChildren(id) || s.isMoving(id) || s.isTelling(id)
+}
 
 // isMoving is isBehind for operations that do not end the task.
 func (s *shard) isMoving(id ID) bool {

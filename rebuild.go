@@ -413,9 +413,19 @@ func (b *rebuilder) copyMessages() error {
 // does not know for how many asks all of them again; so do all if a parent, or what it knew, may be
 // lost: one that does not exist has ended.
 func (b *rebuilder) rebuildParents() error {
-	lost := b.old.gaps[keys.Dependent]
+	lost := b.old.gaps[keys.Dependent] || b.old.gaps[keys.Telling]
 	for _, prefix := range recordRanges {
 		lost = lost || b.old.gaps[prefix]
+	}
+	told := make(map[ID]bool)
+	if err := b.old.scan(keys.Telling, func(key, value []byte) {
+		parent, end, err := parseTelling(key, value)
+		if t := b.tasks[parent]; err == nil && (t == nil || t.Range == end) {
+			told[parent] = true
+			b.set(key, value)
+		}
+	}); err != nil {
+		return err
 	}
 	waits := make(map[ID]bool)
 	if err := b.old.scan(keys.Pending, func(key, value []byte) {
@@ -438,7 +448,7 @@ func (b *rebuilder) rebuildParents() error {
 	if err := errors.Join(
 		b.old.scan(keys.Dependent, func(key, value []byte) {
 			parent, child, err := keys.ParseDependent(key)
-			if err == nil && len(value) == 1 && OnDead(value[0]) <= RunOnDead && b.awaited(parent) && !asks(child) {
+			if err == nil && len(value) == 1 && OnDead(value[0]) <= RunOnDead && (b.awaited(parent) || told[parent]) && !asks(child) {
 				known[bond{parent, child}] = true
 				b.set(key, value)
 			}

@@ -21,6 +21,7 @@ import (
 // the new one is written from what can be read of the copy.
 //
 //	shard-NNN.corrected  the copy with bits put right
+//	shard-NNN.gathered   what is in all tables and logs of one that cannot be opened
 //	shard-NNN.rebuilt    being written; complete if it is sealed
 //	shard-NNN            renamed to shard-NNN.damaged-N, then replaced by it
 //
@@ -28,60 +29,61 @@ import (
 // one: finishRepair.
 const (
 	correctedSuffix = ".corrected"
+	gatheredSuffix  = ".gathered"
 	rebuiltSuffix   = ".rebuilt"
 	damagedSuffix   = ".damaged-"
 )
 
 // rebuildShard builds the store of a shard anew, and returns the name under
 // which the old one is kept.
-func rebuildShard(d *directory, index int) (kept string, err error) {
+func rebuildShard(d *directory, index int) (kept string, repeat int, err error) {
 	dir := shardDir(d.fs, d.path, index)
-	if err := writeRebuilt(d, index, dir); err != nil {
-		return "", err
+	if repeat, err = writeRebuilt(d, index, dir); err != nil {
+		return "", 0, err
 	}
 	if err := syncDirectory(d.fs, d.path); err != nil {
-		return "", err
+		return "", 0, err
 	}
 	for n := 1; ; n++ {
 		kept = fmt.Sprint(d.fs.PathBase(dir), damagedSuffix, n)
 		if _, err := d.fs.Stat(d.fs.PathJoin(d.path, kept)); errors.Is(err, fs.ErrNotExist) {
 			break
 		} else if err != nil {
-			return "", err
+			return "", 0, err
 		}
 	}
 	if err := d.fs.Rename(dir, d.fs.PathJoin(d.path, kept)); err != nil {
-		return "", err
+		return "", 0, err
 	}
 	if err := syncDirectory(d.fs, d.path); err != nil {
-		return "", err
+		return "", 0, err
 	}
-	return kept, finishRepair(d.fs, d.path, index)
+	return kept, repeat, finishRepair(d.fs, d.path, index)
 }
 
 // writeRebuilt writes the new store of a shard.
-func writeRebuilt(d *directory, index int, dir string) error {
+func writeRebuilt(d *directory, index int, dir string) (repeat int, err error) {
 	rebuilt, corrected := dir+rebuiltSuffix, dir+correctedSuffix
 	if err := errors.Join(d.fs.RemoveAll(rebuilt), d.fs.RemoveAll(corrected)); err != nil {
-		return err
+		return 0, err
 	}
 	ok, err := integrity.Correct(d.fs, dir, corrected)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	from := dir
 	if ok {
 		if sound, err := isSound(d, index, corrected); err != nil {
-			return err
+			return 0, err
 		} else if sound {
-			return d.fs.Rename(corrected, rebuilt)
+			return 0, d.fs.Rename(corrected, rebuilt)
 		}
 		from = corrected
 	}
-	if err = buildStore(d, index, from, rebuilt); err == nil {
+	if repeat, err = buildStore(d, index, from, rebuilt, dir+gatheredSuffix); err == nil {
 		err = integrity.Seal(d.fs, rebuilt)
 	}
-	return errors.Join(err, d.fs.RemoveAll(corrected))
+	return repeat, errors.Join(err, d.fs.RemoveAll(corrected), d.fs.RemoveAll(dir+gatheredSuffix))
 }
 
 // isSound reports whether nothing is wrong with the store of a shard in a directory.
@@ -112,25 +114,35 @@ func finishRepair(fsys vfs.FS, path string, index int) error {
 	return syncDirectory(fsys, path)
 }
 
-func buildStore(d *directory, index int, from, to string) (err error) {
+// buildStore writes a store from what can be read of another one. If that cannot be opened, since a file is
+// missing or cut short, what is in its files is gathered first; repeat is how many tasks may be delivered again then.
+func buildStore(d *directory, index int, from, to, gathered string) (repeat int, err error) {
 	old, err := openForReading(d.fs, from)
-	if err != nil {
-		if !isIOError(err) {
-			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	if err != nil && isIOError(err) {
+		return 0, err
+	}
+	whole := err == nil
+	if !whole {
+		if old, err = gatherStore(d.fs, from, gathered); err != nil {
+			return 0, err
 		}
-		return err
 	}
 	defer func() { err = errors.Join(err, old.Close()) }()
 	readable, err := newSalvage(old)
 	if err != nil {
-		return err
+		return 0, err
+	}
+	if !whole { // anything may be missing
+		for prefix := range 256 {
+			readable.gaps[byte(prefix)] = true
+		}
 	}
 	latch := failstop.New(slog.New(slog.DiscardHandler), "store")
 	db, err := latch.Open(to, &pebble.Options{
 		FS: d.fs, DisableWAL: true, FormatMajorVersion: storeFormat, MemTableSize: 16 << 20,
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	b := rebuilder{
 		old: readable, db: db, batch: db.NewBatch(), index: index, shards: d.Shards,
@@ -142,5 +154,35 @@ func buildStore(d *directory, index int, from, to string) (err error) {
 		st := &store{db: db, latch: latch}
 		err = st.flush(context.Background())
 	}
-	return errors.Join(err, latch.Close(db))
+	if !whole {
+		for _, t := range b.tasks {
+			if !t.ended() {
+				repeat++
+			}
+		}
+	}
+	return repeat, errors.Join(err, latch.Close(db))
+}
+
+// gatherStore returns a store of its own with what is in the files of one that cannot be read by Pebble.
+func gatherStore(fsys vfs.FS, from, gathered string) (*pebble.DB, error) {
+	if err := fsys.RemoveAll(gathered); err != nil {
+		return nil, err
+	}
+	latch := failstop.New(slog.New(slog.DiscardHandler), "store")
+	db, err := latch.Open(gathered, &pebble.Options{
+		FS: fsys, DisableWAL: true, FormatMajorVersion: storeFormat, MemTableSize: 16 << 20,
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = gather(fsys, from, db)
+	if err == nil {
+		st := &store{db: db, latch: latch}
+		err = st.flush(context.Background())
+	}
+	if err != nil {
+		return nil, errors.Join(err, latch.Close(db))
+	}
+	return db, nil
 }

@@ -62,6 +62,7 @@ type shard struct {
 	uniques   uniqueMirror
 	groups    groupMirror
 	pending   pendingMirror
+	teller    teller
 	limits    limitTable
 	throttled []*queueState // held back by their rate until nextGate
 	attended  []*queueState // speak looks after their permits
@@ -140,6 +141,7 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		uniques:   newUniqueMirror(),
 		groups:    newGroupMirror(),
 		pending:   newPendingMirror(),
+		teller:    newTeller(),
 		limits:    make(limitTable),
 		awaits:    make(map[ID][]*awaitOp),
 		fronts:    frontTable{group: 1},
@@ -177,6 +179,7 @@ func (s *shard) run() {
 		s.uniques.trim()
 		s.groups.trim()
 		s.pending.trim()
+		s.teller.ends.trim()
 		s.fronts.next()
 		s.forgetIdle()
 	}
@@ -373,6 +376,7 @@ func (s *shard) persist() error {
 	s.uniques.seal(&s.group)
 	s.groups.seal(&s.group)
 	s.pending.seal(&s.group)
+	s.teller.ends.seal(&s.group)
 	s.sessions.seal(&s.group)
 	s.out.seal(&s.group)
 	s.noteTouched()
@@ -418,6 +422,7 @@ func (s *shard) fail(cause error) {
 	s.uniques.close()
 	s.groups.close()
 	s.pending.close()
+	s.teller.ends.close()
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
 		if s.broken != nil { // what is stored here is of no use to anybody

@@ -19,6 +19,7 @@ const (
 	StepFreeKeys                   // idempotency keys whose time has passed become free
 	StepForget                     // ended tasks whose retention has passed are forgotten
 	StepWake                       // blocked tasks that may go on do
+	StepTell                       // tells those who waited for a task that it has ended
 	StepRecheck                    // finds who waits for limits that have been changed
 	StepSend                       // hands messages to other shards
 	StepGates                      // rates let the next tasks pass
@@ -35,7 +36,7 @@ const (
 )
 
 var stepNames = [endOfSteps]string{
-	"refill", "promote", "free-keys", "forget", "wake", "recheck", "send", "gates", "reap", "ticks", "tidy",
+	"refill", "promote", "free-keys", "forget", "wake", "tell", "recheck", "send", "gates", "reap", "ticks", "tidy",
 	"operations", "serve", "seal", "commit", "release", "group",
 }
 

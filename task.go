@@ -157,6 +157,13 @@ type ClaimRequest struct {
 	LeaseFor time.Duration
 	// Max is how many tasks ClaimBatch takes at the most. 0: 1. Claim ignores it.
 	Max int
+	// Local binds the lease to this process, as Run does: Extend writes nothing, and if the
+	// process ends before the task does, the task is ready again at the next Open, with
+	// the attempt counted, and does not wait until the lease expires. It is for workers
+	// that live in the process, and not for remote ones, which outlive it.
+	// Task.LeaseFor has no effect then. In a cluster, a lease also lasts LeaseFor from
+	// when another node comes to lead its shard.
+	Local bool
 	// NoWait returns ErrEmpty instead of waiting for a task.
 	NoWait bool
 }

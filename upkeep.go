@@ -22,6 +22,7 @@ var upkeeps = [...]upkeep{
 	{StepFreeKeys, roomNone, (*shard).freeKeysIsDue, (*shard).freeKeys},
 	{StepForget, roomNone, (*shard).expireEndedIsDue, (*shard).expireEnded},
 	{StepWake, roomLow, (*shard).wakeIsDue, (*shard).wakeBlocked},
+	{StepTell, roomLow, (*shard).tellIsDue, (*shard).tellOn},
 	{StepRecheck, roomLow, (*shard).recheckIsDue, (*shard).recheckLimits},
 	{StepSend, roomLow, (*shard).sendIsDue, (*shard).sendOut},
 	{StepGates, roomLow, (*shard).gatesAreDue, (*shard).openGates},

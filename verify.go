@@ -34,7 +34,8 @@ type VerifyOptions struct {
 	// lost have one that begins with "recovered-", and if they have a Group or a LimitKey that contradicts it, which is reported; an
 	// idempotency key that is lost with its task's end is free; and with the end of a log or of a
 	// MANIFEST the last that happened is lost: tasks that were produced then are gone, and those that
-	// ended then are delivered again. The directory of a node of a cluster is not repaired,
+	// ended then are delivered again. If a table, a MANIFEST, a marker or OPTIONS is missing or cut short, tasks
+	// that have ended may be back: see ShardReport.MayRepeat. The directory of a node of a cluster is not repaired,
 	// since replicas are equal: see ReplaceNode.
 	Repair bool
 	// AcceptCopy verifies a directory that ErrCopied refuses: see Options.AcceptCopy.
@@ -71,6 +72,9 @@ type ShardReport struct {
 	// Kept is where Repair has put the damaged store, in the queue's directory.
 	// "": it was not repaired.
 	Kept string
+	// MayRepeat is how many tasks have not ended in a shard of which a file was missing or
+	// cut short when it was repaired: of them, some may have ended, and are delivered again.
+	MayRepeat int
 }
 
 // Problem is one thing that is not as it should be.
@@ -198,12 +202,12 @@ func (v *verifier) repair(index int) (r ShardReport, err error) {
 	if err := v.begin(); err != nil {
 		return r, err
 	}
-	kept, err := rebuildShard(v.directory, index)
+	kept, repeat, err := rebuildShard(v.directory, index)
 	if err != nil {
 		return r, err
 	}
 	r, err = v.shard(index)
-	r.Kept = kept
+	r.Kept, r.MayRepeat = kept, repeat
 	return r, err
 }
 
@@ -292,8 +296,7 @@ func (v *verifier) store(index int, dir string, repairable bool, r *ShardReport)
 		if isIOError(err) {
 			return nil, err
 		}
-		// With its bit put right it can be opened, perhaps.
-		v.found(Problem{Shard: index, File: base, Text: "cannot be opened: " + err.Error(), Repairable: repairable && damage != nil})
+		v.found(Problem{Shard: index, File: base, Text: "cannot be opened: " + err.Error(), Repairable: repairable})
 		return nil, nil
 	}
 	if err := v.tables(index, dir, db, repairable); err != nil {
@@ -337,21 +340,26 @@ func (v *verifier) tables(index int, dir string, db *pebble.DB, repairable bool)
 }
 
 func checkTable(fsys vfs.FS, path string) error {
-	f, err := fsys.Open(path, vfs.SequentialReadsOption)
+	r, err := openTable(fsys, path)
 	if err != nil {
 		return err
 	}
+	return errors.Join(r.ValidateBlockChecksums(), r.Close())
+}
+
+// openTable opens a table by its file alone.
+func openTable(fsys vfs.FS, path string) (*sstable.Reader, error) {
+	f, err := fsys.Open(path, vfs.SequentialReadsOption)
+	if err != nil {
+		return nil, err
+	}
 	readable, err := sstable.NewSimpleReadable(f)
 	if err != nil {
-		return errors.Join(err, f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
 	opts := &pebble.Options{}
 	opts.EnsureDefaults()
-	r, err := sstable.NewReader(context.Background(), readable, opts.MakeReaderOptions())
-	if err != nil {
-		return err // the file is closed
-	}
-	return errors.Join(r.ValidateBlockChecksums(), r.Close())
+	return sstable.NewReader(context.Background(), readable, opts.MakeReaderOptions()) // an error closes the file
 }
 
 // openForReading opens a store that is left as it is.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"path"
@@ -278,7 +279,9 @@ func finishAll(t *testing.T, disk *vfs.MemFS) {
 	opts.wall = func() time.Time { return start.Add(48 * time.Hour) } // leases have expired, what was scheduled is due
 	q, err := Open("queue", opts)
 	require.NoError(t, err)
-	require.NoError(t, q.DeleteSchedule(ctx, "hourly"))
+	if err := q.DeleteSchedule(ctx, "hourly"); !errors.Is(err, ErrNotFound) { // it may be lost
+		require.NoError(t, err)
+	}
 	queues := []string{"a", "b", "limited", "children", "follow-ups", "ticks"}
 	require.Eventually(t, func() bool {
 		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: queues, Max: 1000, NoWait: true})
@@ -550,4 +553,85 @@ func TestRepairInterrupted(t *testing.T) {
 	require.Greater(t, interrupted, 3)
 	require.Positive(t, finished)
 	require.Less(t, finished, interrupted)
+}
+
+// TestRepairOfMissingFiles removes each file of a shard, or cuts it short or to nothing, after the queue
+// was closed and after its process was killed: Open refuses it with ErrCorrupt or has what it had; and Repair
+// succeeds where Verify says so, with a queue that does not contradict itself.
+func TestRepairOfMissingFiles(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	q := variedQueue(t, disk)
+	killed := cloneOf(disk)
+	tasks, err := q.list()
+	require.NoError(t, errors.Join(err, q.Close()))
+	for how, image := range map[string]*vfs.MemFS{"closed": disk, "killed": killed} {
+		tried, repaired := make(map[string]int), make(map[string]int)
+		names, err := image.List("queue/shard-000")
+		require.NoError(t, err)
+		for _, name := range names {
+			file := path.Join("queue/shard-000", name)
+			kind := kindOf(file)
+			if testing.Short() && tried[kind] >= 6 {
+				continue
+			}
+			info, err := image.Stat(file)
+			require.NoError(t, err)
+			for _, left := range []int64{-1, 0, info.Size() / 2} {
+				what := fmt.Sprintf("%s, %s, %d bytes left", how, name, left)
+				if left > 0 && left >= info.Size() || left == 0 && info.Size() == 0 {
+					continue
+				}
+				disk := cloneOf(image)
+				cut(t, disk, file, left)
+				tried[kind]++
+				opened := cloneOf(disk)
+				if q, err := Open("queue", variedOptions(opened)); err != nil {
+					require.ErrorIs(t, err, ErrCorrupt, what)
+				} else {
+					_, _ = q.readAll()
+					_ = q.Close()
+				}
+				r := verifyImage(t, disk, false)
+				repairable := allRepairable(r.Problems)
+				if r.OK() { // the end of a log, or what belongs to no store
+					continue
+				}
+				require.True(t, repairable, "%s: %v", what, r.Problems)
+				r = verifyImage(t, disk, true)
+				if !r.OK() { // see TestRepairOfFiles
+					require.Contains(t, fmt.Sprint(r.Problems), "has scope", what)
+					continue
+				}
+				repaired[kind]++
+				got := tasksOf(t, disk)
+				if kind != ".sst" && kind != ".log" {
+					for id := range tasks {
+						require.NotNil(t, got[id], "%s: %s is lost", what, id)
+					}
+				}
+				finishAll(t, disk)
+			}
+		}
+		t.Logf("%s: tried %v, repaired %v", how, tried, repaired)
+		for _, kind := range []string{".sst", "MANIFEST-", "OPTIONS-"} {
+			require.Positive(t, tried[kind], kind)
+		}
+	}
+}
+
+// cut leaves some bytes of a file; -1: no file.
+func cut(t *testing.T, disk *vfs.MemFS, name string, left int64) {
+	t.Helper()
+	f, err := disk.Open(name)
+	require.NoError(t, err)
+	b, err := io.ReadAll(f)
+	require.NoError(t, errors.Join(err, f.Close()))
+	require.NoError(t, disk.Remove(name))
+	if left < 0 {
+		return
+	}
+	f, err = disk.Create(name, vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	_, err = f.Write(b[:left])
+	require.NoError(t, errors.Join(err, f.Sync(), f.Close()))
 }

@@ -29,6 +29,7 @@
 //	1c id                   pending     how many parents a task still waits for
 //	1d parent child         dependent   tasks that wait for the end of a task
 //	1e shard seq            outbound    messages to a shard that it has not taken yet
+//	1f parent               telling     how a task has ended of which not all know who waited for it
 //
 // A bucket is the time at which what it keeps is forgotten. A scope is what
 // the tasks have in common that block each other.
@@ -70,6 +71,7 @@ const (
 	Pending   = 0x1c
 	Dependent = 0x1d
 	Outbound  = 0x1e
+	Telling   = 0x1f
 )
 
 // IDLen is the length of a task ID.
@@ -313,7 +315,7 @@ func AppendByID(dst []byte, prefix byte, id ID) []byte { return append(append(ds
 
 // ParseByID reads a key of the ranges Index and Pending.
 func ParseByID(key []byte) (id ID, err error) {
-	if len(key) != 1+IDLen || key[0] != Index && key[0] != Pending {
+	if len(key) != 1+IDLen || key[0] != Index && key[0] != Pending && key[0] != Telling {
 		return id, malformed("key by ID", key)
 	}
 	copy(id[:], key[1:])

@@ -132,6 +132,7 @@ func TestGolden(t *testing.T) {
 		{"pending", AppendByID(nil, Pending, goldenID), "1c" + goldenIDHex},
 		{"dependent", AppendDependent(nil, goldenID, otherID), "1d" + goldenIDHex + otherIDHex},
 		{"outbound", AppendOutbound(nil, 3, goldenSeq), "1e 00000003 0193b3c012345003"},
+		{"telling", AppendByID(nil, Telling, goldenID), "1f" + goldenIDHex},
 
 		{"place key, task", FirstPlace(goldenLane, goldenID).AppendKey(nil, goldenID), "10 00000102" + goldenIDHex},
 		{
@@ -377,7 +378,7 @@ func TestOrderOfOtherKeys(t *testing.T) {
 				func(p parts) []byte { return AppendGrouped(nil, prefix, p.group, p.at, p.id) },
 			})
 		}
-		for _, prefix := range []byte{Index, Pending} {
+		for _, prefix := range []byte{Index, Pending, Telling} {
 			orders = append(orders, order{"by ID", byID, func(p parts) []byte { return AppendByID(nil, prefix, p.id) }})
 		}
 		for _, prefix := range []byte{Queue, Lane, Counters, Inbound, Sent} {
@@ -512,7 +513,7 @@ func TestKeysRoundTrip(t *testing.T) {
 		require.Equal(t, group, shard)
 		require.Equal(t, at, seq)
 
-		for _, prefix := range []byte{Index, Pending} {
+		for _, prefix := range []byte{Index, Pending, Telling} {
 			gotID, err = ParseByID(AppendByID(nil, prefix, id))
 			require.NoError(t, err)
 			require.Equal(t, id, gotID)
@@ -765,8 +766,9 @@ var parsers = []struct {
 	{"scope", AppendScope(nil, 1), only(ParseScope), []byte{Group}},
 	{"dependent", AppendDependent(nil, goldenID, otherID), only2(ParseDependent), []byte{Dependent}},
 	{"outbound", AppendOutbound(nil, 1, 2), only2(ParseOutbound), []byte{Outbound}},
-	{"index", AppendByID(nil, Index, goldenID), only(ParseByID), []byte{Index, Pending}},
-	{"pending", AppendByID(nil, Pending, goldenID), only(ParseByID), []byte{Index, Pending}},
+	{"index", AppendByID(nil, Index, goldenID), only(ParseByID), []byte{Index, Pending, Telling}},
+	{"pending", AppendByID(nil, Pending, goldenID), only(ParseByID), []byte{Index, Pending, Telling}},
+	{"telling", AppendByID(nil, Telling, goldenID), only(ParseByID), []byte{Index, Pending, Telling}},
 	{"lease", []byte{Lease, 0, 0, 0, 0, 0, 0, 0, 1}, only(ParseLease), []byte{Lease}},
 	{"numbered", AppendNumbered(nil, Queue, 1), only(ParseNumbered), nil},
 	{"place key, task", AppendTask(nil, 1, SinceOf(goldenID), goldenID), only2(ParsePlaceKey), []byte{Task}},

@@ -1,0 +1,184 @@
+package codeq
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+)
+
+// teller tells those who wait for a task that the task has ended. Of many, the first know by the
+// commit of the end, and the others group by group; until all of them do, the range
+// Telling has how the task ended, and every operation on the task waits: a dead
+// letter that is redriven may end in another way.
+type teller struct {
+	ends  endMirror // by ID of the parent
+	count int       // of the range, with what the group changes
+
+	parent ID     // of which the last group told some, and not all; zero: none
+	from   []byte // its next dependent
+	next   []byte // where the next parent is looked for
+}
+
+// tellAtOnce is how many are told in the commit of the end.
+const tellAtOnce = 16
+
+// endMirror has the range, Dead, Done or Canceled, of tasks that have ended.
+type endMirror = mirror[ID, byte]
+
+func newTeller() teller {
+	return teller{ends: endMirror{
+		prefix: keys.Telling,
+		key:    func(dst []byte, id ID) []byte { return keys.AppendByID(dst, keys.Telling, id) },
+		encode: func(end byte, dst []byte) []byte { return append(dst, end) },
+		order:  func(a, b ID) int { return bytes.Compare(a[:], b[:]) },
+		parse:  parseTelling,
+	}}
+}
+
+func parseTelling(key, value []byte) (parent ID, end byte, err error) {
+	id, err := keys.ParseByID(key)
+	if err == nil && (len(value) != 1 || !keys.Ended(value[0])) {
+		err = fmt.Errorf("end of task %s is %x", ID(id), value)
+	}
+	if err != nil {
+		return ID{}, 0, err
+	}
+	return id, value[0], nil
+}
+
+// load counts who is not told of.
+func (t *teller) load(r pebble.Reader) error {
+	t.count = 0
+	if err := scan(r, keys.Telling, func([]byte, []byte) error {
+		t.count++
+		return nil
+	}); err != nil {
+		return err
+	}
+	return t.ends.load(r)
+}
+
+// isTelling reports whether some who wait for a task do not know yet that it has ended.
+func (s *shard) isTelling(id ID) bool {
+	if s.teller.count == 0 {
+		return false
+	}
+	_, ok := s.teller.ends.get(s, id)
+	return ok
+}
+
+// tellChildren is the end of a task that others wait for.
+// REQUIRES: the group has not given the task further children.
+func (s *shard) tellChildren(parent ID, state State) {
+	left := tellAtOnce
+	_, all := s.tellFrom(keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen], parent, state, func() bool {
+		left--
+		return left < 0
+	})
+	if !all {
+		s.teller.ends.put(s, parent, endedRange(state))
+		s.teller.count++
+	}
+}
+
+// tellFrom tells those who wait for a task, from a key of the range Dependent on, until enough
+// says so. It returns the key of the first who does not know; all: everybody does.
+func (s *shard) tellFrom(from []byte, parent ID, state State, enough func() bool) (left []byte, all bool) {
+	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen])
+	all = true
+	err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		if enough() {
+			left, all = bytes.Clone(it.Key()), false
+			return false, nil
+		}
+		_, child, err := keys.ParseDependent(it.Key())
+		if err != nil {
+			return false, err
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		if len(v) != 1 {
+			return false, fmt.Errorf("dependent %x is %x", it.Key(), v)
+		}
+		if outcome, held := outcomeFor(state, OnDead(v[0])); !held {
+			s.group.delete(it.Key())
+			s.tellChild(parent, child, outcome)
+		}
+		return true, nil
+	})
+	if err != nil {
+		s.broken = err
+	}
+	return left, all
+}
+
+// tellOn tells those who have been left out.
+func (s *shard) tellOn() {
+	t := &s.teller
+	for s.broken == nil && t.count > 0 && (t.parent != ID{} || s.findUntold()) {
+		end, ok := t.ends.get(s, t.parent)
+		if !ok {
+			s.broken = fmt.Errorf("%w: task %s is told of and has not ended", ErrCorrupt, t.parent)
+			return
+		}
+		left, all := s.tellFrom(t.from, t.parent, endedState(end), s.spent)
+		if !all {
+			t.from = left
+			return
+		}
+		t.ends.drop(s, t.parent)
+		t.count--
+		s.group.change(t.parent)
+		t.next, t.parent = keys.AppendByID(nil, keys.Telling, t.parent), ID{}
+	}
+}
+
+func (s *shard) tellIsDue() bool { return s.teller.count > 0 }
+
+// findUntold finds the next parent of which not all are told. It is false if this group has
+// made those that there are, and disk does not have them yet.
+func (s *shard) findUntold() bool {
+	t := &s.teller
+	lower, upper := keys.Range(keys.Telling)
+	starts := [][]byte{t.next, lower}
+	if t.next == nil {
+		starts = starts[1:]
+	}
+	for _, from := range starts {
+		err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+			parent, _, err := parseTelling(it.Key(), it.Value())
+			if err != nil {
+				return false, err
+			}
+			if _, ok := t.ends.get(s, parent); !ok { // this group has told all of it
+				return true, nil
+			}
+			t.parent, t.from = parent, keys.AppendDependent(nil, parent, ID{})
+			return false, nil
+		})
+		if err != nil {
+			s.broken = err
+		}
+		if s.broken != nil || t.parent != (ID{}) {
+			return s.broken == nil
+		}
+	}
+	return false
+}
+
+// endedRange is the range of the tasks that have ended in a state: endedState the other way.
+func endedRange(state State) byte {
+	switch state {
+	case Dead:
+		return keys.Dead
+	case Done:
+		return keys.Done
+	default:
+		return keys.Canceled
+	}
+}

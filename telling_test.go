@@ -1,0 +1,103 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestTellChildrenInPieces: the end of a task for which many wait is told in small groups, of which
+// a crash or a close may interrupt any; a redrive or a purge of the task waits until
+// all know, so that each of them knows of this end.
+func TestTellChildrenInPieces(t *testing.T) {
+	n := 3000
+	if !testing.Short() {
+		n = 100_000
+	}
+	ctx := context.Background()
+	ends := map[string]func(f *flowTest, l *Lease){
+		"done":   func(f *flowTest, l *Lease) { require.NoError(f, f.q.Complete(ctx, l.Receipt, nil)) },
+		"dead":   func(f *flowTest, l *Lease) { require.NoError(f, f.q.DeadLetter(ctx, l.Receipt, nil)) },
+		"cancel": func(f *flowTest, l *Lease) { require.NoError(f, f.q.Cancel(ctx, l.ID)) },
+	}
+	then := map[string]func(f *flowTest, parent ID){
+		"nothing": func(*flowTest, ID) {},
+		"reopen":  func(f *flowTest, _ ID) { require.NoError(f, f.q.Close()); f.open() },
+		"redrive": func(f *flowTest, parent ID) {
+			if err := f.q.Redrive(ctx, parent); err == nil {
+				require.NoError(f, f.q.Complete(ctx, f.claim("parents").Receipt, nil))
+			}
+		},
+		"purge": func(f *flowTest, _ ID) {
+			_, err := f.q.Purge(ctx, DeadLetters{})
+			require.NoError(f, err)
+		},
+	}
+	for _, shards := range []int{1, 3} {
+		for end, finish := range ends {
+			for next, do := range then {
+				t.Run(fmt.Sprintf("%s, %s, %d shards", end, next, shards), func(t *testing.T) {
+					inFlow(t, Options{Shards: shards, Limits: Limits{Parents: 1 << 20}}, func(f *flowTest) {
+						parent := produce(t, f.q, Task{Queue: "parents"})[0]
+						for i := 0; i < n; i += 500 {
+							tasks := make([]Task, 500)
+							for j := range tasks {
+								onDead := OnDead(j % 3)
+								tasks[j] = Task{Queue: fmt.Sprint("children", onDead), After: []ID{parent}, OnDead: onDead}
+							}
+							f.batch(tasks...)
+						}
+						f.check()
+						l := f.claim("parents")
+						for _, s := range f.q.led() {
+							slowDown(t, s, time.Millisecond)
+						}
+						finish(f, l)
+						require.NoError(t, f.q.checkAll(), "amid")
+						do(f, parent)
+						for i := range f.q.replicas { // as long as somebody tells
+							s := f.q.shard(i)
+							for s.probe(func(s *shard) error {
+								if s.teller.count > 0 || s.out.busy() || s.due() {
+									return errBusy
+								}
+								return nil
+							}) != nil {
+								time.Sleep(time.Millisecond)
+							}
+						}
+						synctest.Wait()
+						third := uint64(n / 3)
+						for onDead := HoldOnDead; onDead <= RunOnDead; onDead++ {
+							queue := fmt.Sprint("children", onDead)
+							got := countsOf(t, f.q, queue)
+							switch {
+							case end == "done", end == "dead" && onDead == RunOnDead:
+								require.InDelta(t, third, got.Ready, 500, queue)
+								require.Equal(t, Counts{Ready: got.Ready}, got, queue)
+							case end == "cancel", onDead == CancelOnDead, next == "purge":
+								require.Equal(t, Counts{}, got, queue)
+							case next == "redrive":
+								require.InDelta(t, third, got.Ready, 500, queue)
+							default:
+								require.InDelta(t, third, got.Blocked, 500, queue)
+							}
+						}
+						st, err := f.q.StorageStats()
+						require.NoError(t, err)
+						told := int64(0)
+						for _, s := range st.Shards {
+							told += s.Steps[StepTell].Count
+							require.LessOrEqual(t, s.Steps[StepTell].MaxRecords, int64(2100))
+						}
+						require.Positive(t, told)
+					})
+				})
+			}
+		}
+	}
+}
