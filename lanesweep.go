@@ -26,7 +26,6 @@ type laneSweep struct {
 	found         bool   // the reader is done
 	next          uint32 // lane or queue to look at
 	lanesGone     bool   // of the lanes, all are gone that could
-	forgotten     bool   // the group removes counters
 }
 
 // laneMarks is what a sweep has read of a snapshot.

@@ -90,7 +90,6 @@ type shard struct {
 	deciding   operation     // nil: none
 	giving     *claimOp      // taken by this shard, and not settled yet; nil: none
 	panicked   bool          // why the owner has ended
-	wants      []*lane       // to be refilled between two groups
 	hungry     []*queueState // have waiters, and perhaps ready tasks
 	sets       map[[sha256.Size]byte]*claimSet
 	setNames   int           // queues in sets

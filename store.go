@@ -162,7 +162,7 @@ func (st *store) commit(b *pebble.Batch) error {
 	return st.failure() // Pebble takes what could not be written for a success
 }
 
-var errPebblePanic = errors.New("Pebble has panicked in a commit")
+var errPebblePanic = errors.New("panic of Pebble in a commit")
 
 // hasSpace waits while flushes and compactions lag far behind. It is false while they
 // fail because the disk is full, whatever the file system says of its free space: it may lack
