@@ -49,7 +49,7 @@ func sampleCalls() map[string]request {
 		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": &deleteScheduleOp{name: "s"},
-		"schedules":      &schedulesOp{infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, Err: errors.New("no zone")}}},
+		"schedules":      &schedulesOp{after: "s", more: true, infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, Err: errors.New("no zone")}}},
 		"parcel": &parcel{from: 2, first: 5, messages: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},

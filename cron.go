@@ -137,18 +137,21 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) error {
 	return err
 }
 
-// Schedules returns all schedules, ordered by name; those of one shard as of
-// one moment. It is safe for concurrent use.
+// Schedules returns all schedules, ordered by name. It copies some hundred at a time, each
+// of them as of one moment; other calls go on meanwhile. It is safe for concurrent use.
 func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 	var all []ScheduleInfo
 	for i := range q.replicas {
 		op := &schedulesOp{completion: newCompletion()}
-		if settled, err := q.do(ctx, i, op); !settled {
-			return nil, context.Cause(ctx)
-		} else if err != nil {
-			return nil, err
+		for more := true; more; more = op.more {
+			op.infos = nil
+			if settled, err := q.do(ctx, i, op); !settled {
+				return nil, context.Cause(ctx)
+			} else if err != nil {
+				return nil, err
+			}
+			all = append(all, op.infos...)
 		}
-		all = append(all, op.infos...)
 	}
 	slices.SortFunc(all, func(a, b ScheduleInfo) int { return cmp.Compare(a.Name, b.Name) })
 	return all, nil
@@ -328,21 +331,42 @@ func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {
 
 func (op *deleteScheduleOp) decode(r *wire.Reader) { op.name = r.String() }
 
-// schedulesOp copies the schedules of a shard.
+// One visit of a shard's owner copies so many schedules, and of these as many
+// as have about so many bytes, headers and payloads included.
+const (
+	schedulesStep  = 512
+	schedulesBytes = 1 << 20
+)
+
+// schedulesOp copies a part of the schedules of a shard.
 type schedulesOp struct {
 	completion
+	after string // the part begins behind this name
+	more  bool   // there are others behind it
 	infos []ScheduleInfo
 }
 
 func (op *schedulesOp) resolve(s *shard) {
-	for _, r := range s.recurring.list {
-		op.infos = append(op.infos, r.info())
+	all := s.recurring.list
+	from, found := s.recurring.search(op.after)
+	if found {
+		from++
 	}
+	i, size := from, 0
+	for ; i < len(all) && i-from < schedulesStep && size < schedulesBytes; i++ {
+		op.infos = append(op.infos, all[i].info())
+		size += len(all[i].value.Record)
+		op.after = all[i].name
+	}
+	op.more = i < len(all)
 	s.settle(op)
 }
 
-func (op *schedulesOp) encode(dst []byte) (callKind, []byte) { return callSchedules, dst }
-func (op *schedulesOp) decode(*wire.Reader)                  {}
+func (op *schedulesOp) encode(dst []byte) (callKind, []byte) {
+	return callSchedules, wire.AppendBytes(dst, op.after)
+}
+
+func (op *schedulesOp) decode(r *wire.Reader) { op.after = r.String() }
 
 // sentSchedule is a ScheduleInfo whose error travels as text.
 type sentSchedule struct {
@@ -359,10 +383,11 @@ func (op *schedulesOp) encodeReply(dst []byte) []byte {
 		info.Err = nil
 		sent[i].ScheduleInfo = info
 	}
-	return appendJSON(dst, sent)
+	return appendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), sent)
 }
 
 func (op *schedulesOp) decodeReply(r *wire.Reader) {
+	op.more, op.after = r.Bool(), r.String()
 	var sent []sentSchedule
 	if readJSON(r, r.Rest(), &sent); r.Failed() {
 		return

@@ -37,8 +37,11 @@ func (c *memoryChecker) recurring() error {
 			c.report("schedule %q in memory is %+v, on disk %x", name, r, value)
 			return nil
 		}
-		if r.err == nil && r.next != r.times.Next(r.value.After) || t.next > r.next {
-			c.report("schedule %q ticks at %d, is looked at when it is %d", name, r.next, t.next)
+		if r.err == nil && r.next != r.times.Next(r.value.After) || t.next() > r.next {
+			c.report("schedule %q ticks at %d, is looked at when it is %d", name, r.next, t.next())
+		}
+		if late := slices.Contains(t.late, r); late == (r.place >= 0) || !late && t.waiting[r.place] != r {
+			c.report("schedule %q is at %d of those that wait, late: %v", name, r.place, late)
 		}
 		return nil
 	})
@@ -654,4 +657,59 @@ func TestCheckSchedules(t *testing.T) {
 func TestScheduleShard(t *testing.T) {
 	require.Zero(t, scheduleShard("nightly", 1))
 	require.Equal(t, []int{2, 1, 1}, []int{scheduleShard("nightly", 3), scheduleShard("hourly", 3), scheduleShard("weekly", 3)})
+}
+
+// TestTicksOfManySchedules: a tick looks at the schedules that are due, not at all.
+func TestTicksOfManySchedules(t *testing.T) {
+	const schedules = 10_000
+	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
+		for i := range schedules {
+			b.set(Schedule{Name: fmt.Sprint("daily", i), Every: 24 * time.Hour, Task: Task{Queue: "a"}})
+		}
+		b.set(Schedule{Name: "each second", Every: time.Second, Task: Task{Queue: "a"}})
+		time.Sleep(10 * time.Second)
+		require.GreaterOrEqual(t, len(b.ticks("each second")), 10)
+		looked := uint64(0)
+		require.NoError(t, b.q.shard(0).probe(func(s *shard) error { looked = s.recurring.looked; return nil }))
+		require.LessOrEqual(t, looked, uint64(12), "one look at a schedule each second")
+
+		made := len(b.ticks("each second"))
+		require.NoError(t, b.q.DeleteSchedule(context.Background(), "each second"))
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		st, err := b.q.Stats(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, uint64(made+schedules), st["a"].Ready, "all that are due at once tick")
+	})
+}
+
+// TestSchedulesInParts: one visit of the owner copies a part of them, bounded by
+// number and by bytes.
+func TestSchedulesInParts(t *testing.T) {
+	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
+		var names []string
+		for i := range 2 * schedulesStep {
+			names = append(names, fmt.Sprintf("s%04d", i))
+			b.set(Schedule{Name: names[i], Every: time.Hour, Task: Task{Queue: "a"}})
+		}
+		for i := range 6 {
+			names = append(names, fmt.Sprint("t", i))
+			b.set(Schedule{Name: fmt.Sprint("t", i), Every: time.Hour, Task: Task{Queue: "a", Payload: make([]byte, schedulesBytes/2)}})
+		}
+		var parts []int
+		op := &schedulesOp{completion: newCompletion()}
+		for op.more = true; op.more; op.infos = nil {
+			_, err := b.q.do(context.Background(), 0, op)
+			require.NoError(t, err)
+			parts = append(parts, len(op.infos))
+		}
+		require.Equal(t, []int{schedulesStep, schedulesStep, 2, 2, 2}, parts)
+		all, err := b.q.Schedules(context.Background())
+		require.NoError(t, err)
+		var got []string
+		for _, s := range all {
+			got = append(got, s.Name)
+		}
+		require.Equal(t, names, got)
+	})
 }

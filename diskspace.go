@@ -132,7 +132,7 @@ func (s *shard) hasRoom(level room) bool { return s.space.level <= level }
 
 // holdsBack reports whether something waits for room, or may.
 func (s *shard) holdsBack() bool {
-	return !s.hasRoom(roomLow) || !s.hasRoom(roomy) && s.recurring.next <= s.wall // a tick
+	return !s.hasRoom(roomLow) || !s.hasRoom(roomy) && s.ticksAreDue()
 }
 
 // errNoRoom is why an operation is refused.

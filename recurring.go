@@ -3,6 +3,7 @@ package codeq
 import (
 	"bytes"
 	"cmp"
+	pq "container/heap"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,6 +25,10 @@ type recurring struct {
 	times ticks.Sequence // nil if err is set
 	err   error          // why it is not known when it ticks
 	next  uint64         // wall clock, ms
+
+	place  int    // in recurringTable.waiting; negative: not there
+	turned uint64 // of one in recurringTable.late: when it got there; wall clock, ms
+	gone   bool   // no longer in the table
 }
 
 // newRecurring decodes a stored schedule, which is at rest until begin.
@@ -36,7 +41,7 @@ func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
 		return nil, fmt.Errorf("%w: schedule %q: priority %d, missed %d", ErrCorrupt, name, v.Priority, v.Missed)
 	}
 	l := &lane{queue: &queueState{name: v.Queue}, tenant: v.Tenant, priority: v.Priority}
-	return &recurring{name: name, value: v, task: task(l, &rec), next: never}, nil
+	return &recurring{name: name, value: v, task: task(l, &rec), next: never, place: -1}, nil
 }
 
 // begin says when the schedule ticks.
@@ -70,10 +75,14 @@ func (r *recurring) info() ScheduleInfo {
 }
 
 // recurringTable is the schedules of a shard. Its owner uses it.
+//
+// Invariant: each schedule of list is in exactly one of waiting and late. Those of
+// late were due when their last turn ended.
 type recurringTable struct {
-	list []*recurring // by name
-	turn int          // of list: who comes first in the next group
-	next uint64       // none ticks before; wall clock, ms
+	list    []*recurring // by name
+	waiting tickHeap     // for their next tick
+	late    []*recurring // for another turn, in the order of their last turns; some are gone
+	looked  uint64       // how often a schedule got a turn
 }
 
 func (t *recurringTable) search(name string) (int, bool) {
@@ -91,46 +100,136 @@ func (t *recurringTable) find(name string) *recurring {
 func (t *recurringTable) put(r *recurring) {
 	i, ok := t.search(r.name)
 	if ok {
+		t.drop(t.list[i])
 		t.list[i] = r
 	} else {
 		t.list = slices.Insert(t.list, i, r)
 	}
-	t.next = min(t.next, r.next)
+	pq.Push(&t.waiting, r)
 }
 
 // remove takes a schedule out. REQUIRES: it is there.
 func (t *recurringTable) remove(name string) {
 	i, _ := t.search(name)
+	t.drop(t.list[i])
 	t.list = slices.Delete(t.list, i, i+1)
+}
+
+// drop gives a schedule no more turns.
+func (t *recurringTable) drop(r *recurring) {
+	if r.gone = true; r.place >= 0 {
+		pq.Remove(&t.waiting, r.place)
+	}
+}
+
+// next is when the next schedule is to get a turn; 0: now, never: none is.
+// Wall clock, ms.
+func (t *recurringTable) next() uint64 {
+	switch {
+	case len(t.late) > 0:
+		return 0
+	case len(t.waiting) > 0:
+		return t.waiting[0].next
+	}
+	return never
+}
+
+// take returns the schedule whose turn it is, and takes it out of waiting or late;
+// nil: none is due. The turn is of the one that has waited for it longest: one
+// with a year of ticks to make up for does not delay the others.
+func (t *recurringTable) take(wall uint64) *recurring {
+	for len(t.late) > 0 {
+		if t.isDue(wall) && t.waiting[0].next <= t.late[0].turned {
+			break
+		}
+		r := t.late[0]
+		t.late[0] = nil
+		t.late = t.late[1:]
+		if !r.gone {
+			return r
+		}
+	}
+	if !t.isDue(wall) {
+		return nil
+	}
+	return pq.Pop(&t.waiting).(*recurring)
+}
+
+// isDue reports whether one of waiting is.
+func (t *recurringTable) isDue(wall uint64) bool {
+	return len(t.waiting) > 0 && t.waiting[0].next <= wall
+}
+
+// turn puts back what take has returned, once it has been looked at.
+func (t *recurringTable) turn(r *recurring, wall uint64) {
+	if r.next > wall {
+		pq.Push(&t.waiting, r)
+		return
+	}
+	r.turned = wall
+	t.late = append(t.late, r)
+}
+
+// tickHeap is a heap of schedules: the one that ticks next is first.
+type tickHeap []*recurring
+
+func (h tickHeap) Len() int           { return len(h) }
+func (h tickHeap) Less(i, j int) bool { return h[i].next < h[j].next }
+
+func (h tickHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+func (h *tickHeap) Push(x any) {
+	r := x.(*recurring)
+	r.place = len(*h)
+	*h = append(*h, r)
+}
+
+func (h *tickHeap) Pop() any {
+	n := len(*h) - 1
+	r := (*h)[n]
+	r.place = -1
+	(*h)[n] = nil
+	*h = (*h)[:n]
+	return r
 }
 
 // missedAfter is how late a tick may be and not be missed, in ms.
 const missedAfter = 60_000
 
-// produceTicks produces the tasks of the schedules that are due. Schedules take
-// turns over the groups, so that one with a year of ticks to make up for does not
-// delay the others.
+// turnTicks bounds how many ticks a schedule produces in one turn. Each turn stores
+// the schedule.
+const turnTicks = 64
+
+// produceTicks produces the tasks of the schedules that are due, and looks at no others.
 func (s *shard) produceTicks() {
 	t := &s.recurring
-	t.next = never
-	first := t.turn
-	for i := range t.list {
-		at := (first + i) % len(t.list)
-		r := t.list[at]
-		if r.next <= s.wall && !s.spent() {
-			s.recur(r)
-			t.turn = at + 1
+	var held []*recurring // until the next group
+	for !s.spent() {
+		r := t.take(s.wall)
+		if r == nil {
+			break
 		}
-		t.next = min(t.next, r.next)
+		if t.looked++; s.recur(r) {
+			t.turn(r, s.wall)
+		} else {
+			held = append(held, r)
+		}
+	}
+	for _, r := range held {
+		t.turn(r, s.wall)
 	}
 }
 
-func (s *shard) ticksAreDue() bool { return s.recurring.next <= s.wall }
+func (s *shard) ticksAreDue() bool { return s.recurring.next() <= s.wall }
 
-// recur produces the tasks of one schedule that is due, and stores how far it
-// has come.
-func (s *shard) recur(r *recurring) {
-	for first := true; r.next <= s.wall && (first || !s.spent()); first = false {
+// recur is a turn of a schedule: it produces tasks, and stores how far the schedule has come.
+// It is false if a task has to wait for the next group.
+func (s *shard) recur(r *recurring) bool {
+	admitted, begun := true, r.value.After
+	for n := 0; n < turnTicks && r.next <= s.wall && (n == 0 || !s.spent()); n++ {
 		tick := r.next
 		if s.wall-tick > missedAfter {
 			switch MissedPolicy(r.value.Missed) {
@@ -143,14 +242,17 @@ func (s *shard) recur(r *recurring) {
 		}
 		t := tickTask(&r.task, r.name, tick)
 		tasks := []newTask{prepare(&t, nil)}
-		if !s.canAdmit(tasks) { // in the next group
+		if admitted = s.canAdmit(tasks); !admitted {
 			break
 		}
 		s.admitAll(tasks, nil, nil)
 		r.value.Last = tick
 		r.pass(tick)
 	}
-	s.storeRecurring(r)
+	if r.value.After != begun {
+		s.storeRecurring(r)
+	}
+	return admitted
 }
 
 func (s *shard) storeRecurring(r *recurring) {
@@ -160,7 +262,6 @@ func (s *shard) storeRecurring(r *recurring) {
 // loadRecurring reads the schedules. One of which this process cannot say when
 // it ticks rests: it must not keep the queue from opening.
 func (s *shard) loadRecurring() error {
-	s.recurring.next = never
 	return scan(s.store.db, keys.Schedule, func(key, value []byte) error {
 		r, err := parseRecurring(key, bytes.Clone(value))
 		if err != nil {

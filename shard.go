@@ -261,7 +261,7 @@ func (s *shard) nextTime() uint64 {
 		at = min(at, s.nextDue.at)
 	}
 	if s.hasRoom(roomy) {
-		at = min(at, s.recurring.next)
+		at = min(at, s.recurring.next())
 	}
 	return at
 }
