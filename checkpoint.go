@@ -66,13 +66,11 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
 	defer closer.Wait()
 	defer cancel(nil)
 	closer.Go(func() {
-		contain(q.opts.log, "watch of Checkpoint", func() {
-			select {
-			case <-q.closing:
-				cancel(ErrClosed)
-			case <-ctx.Done():
-			}
-		}, cancel)
+		select {
+		case <-q.closing:
+			cancel(ErrClosed)
+		case <-ctx.Done():
+		}
 	})
 	select {
 	case q.copying <- struct{}{}:
@@ -133,8 +131,7 @@ func (q *Queue) eachReplica(do func(r *replica) error) error {
 	var g errgroup.Group
 	for i, r := range q.replicas {
 		g.Go(func() error {
-			err := guarded(q.opts.log, "copy of a shard", func() error { return do(r) })
-			if err != nil {
+			if err := do(r); err != nil {
 				return fmt.Errorf("shard %d: %w", i, err)
 			}
 			return nil

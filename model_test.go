@@ -63,6 +63,7 @@ func TestModel(t *testing.T) {
 				"await":         m.await,
 				"crowd":         m.crowd,
 				"alter woken":   m.alterWoken,
+				"family":        m.family,
 				"sleep":         m.sleep,
 				"to next event": m.sleepToNextEvent,
 				"step wall":     m.stepWall,
@@ -116,6 +117,9 @@ type model struct {
 	hurried   bool             // calls are drawn that come together
 	drawn     int              // the ties that drawTasks draws
 
+	// Turns of lanes. Lanes that evict each other from memory lose turns, and
+	// those that wait for their refill may lose one.
+	fair   bool
 	served map[laneID]bool           // in this step
 	passed map[laneID]map[laneID]int // by lane with ready tasks: steps that served the other and not it
 
@@ -196,6 +200,8 @@ func (m *model) open() {
 		MinFreeBytes:  diskTestFree,
 		idleLanes:     rapid.SampledFrom([]int{1, 1, 2, 4, idleLanes}).Draw(m.t, "idleLanes"),
 		sweepLanes:    rapid.SampledFrom([]int{1, 1, 2, 8}).Draw(m.t, "sweepLanes"),
+		groupBytes:    rapid.SampledFrom([]int{0, 0, smallGroup}).Draw(m.t, "groupBytes"),
+		Limits:        Limits{Parents: 300, CommitBytes: smallCommit},
 		wall:          func() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) },
 	}
 	m.openAgain()
@@ -209,6 +215,7 @@ func (m *model) openAgain() {
 	var err error
 	m.q, err = Open("queues/model", &m.opts)
 	m.noError(err)
+	m.fair = m.opts.WindowBytes == 0
 	clear(m.passed)
 	m.canceled, m.weights = make(map[Receipt]bool), make(map[[2]string]int)
 	m.weigh()
@@ -549,6 +556,11 @@ func (m *model) crashAmid(t *rapid.T) {
 		func(m *model) call { return &produceCall{shard: m.drawShard(), tasks: m.drawTasks(1)} },
 	}
 	c := rapid.SampledFrom(draws).Draw(t, "call")(m)
+	m.crashAfter(t, c)
+}
+
+// crashAfter makes a call after whose first commits the power fails.
+func (m *model) crashAfter(t *rapid.T, c call) {
 	camera := &camera{disk: m.disk, commits: rapid.IntRange(1, 4).Draw(t, "commits")}
 	camera.config = vfs.CrashCloneCfg{
 		UnsyncedDataPercent: rapid.SampledFrom([]int{0, 100}).Draw(t, "unsynced data that is left, %"),
@@ -685,8 +697,41 @@ func (m *model) compare(*rapid.T) {
 	m.compareGet()
 	m.compareList()
 	m.compareSettings()
+	m.checkSteps()
 	m.noError(m.q.checkAll())
 	m.noError(m.q.checkMemory())
+}
+
+// What a group, one commit of a batch, and a large record have at the most in the model; a
+// group only in some runs.
+const (
+	smallGroup  = 4 << 10
+	smallCommit = 16 << 10
+	largeRecord = 3 << 10
+)
+
+// checkSteps: however much is due or asked for, what owners do at once is bounded: upkeep by
+// its budget and one unit of work, operations by theirs and one batch.
+func (m *model) checkSteps() {
+	if m.opts.groupBytes != smallGroup {
+		return
+	}
+	for _, s := range m.q.led() {
+		for _, st := range s.steps.table.stats() {
+			most := int64(0)
+			switch {
+			case st.Kind >= StepPromote && st.Kind <= StepTidy:
+				most = smallGroup/2 + 3*largeRecord // read, written, and told of
+			case st.Kind == StepOperations:
+				most = smallGroup + 2*smallCommit
+			default:
+				continue
+			}
+			if st.MaxBytes > most {
+				m.t.Fatalf("step %v had %d bytes, expected %d at the most", st.Kind, st.MaxBytes, most)
+			}
+		}
+	}
 }
 
 func (m *model) compareTasks() {

@@ -3,6 +3,7 @@ package codeq
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"testing/synctest"
@@ -224,6 +225,36 @@ func (m *model) alterWoken(t *rapid.T) {
 	alter.apply(m) // the task goes on in the next group
 	complete.apply(m)
 	m.settle(false)
+}
+
+// family is the action of a task that ends while many wait for it, of whom the first know by
+// the commit of its end.
+func (m *model) family(t *rapid.T) {
+	leased := slices.DeleteFunc(m.inOrder(), func(t *modelTask) bool { return m.held(t.receipt) != t })
+	if m.plain || len(leased) == 0 {
+		t.Skip()
+	}
+	parent := rapid.SampledFrom(leased).Draw(t, "parent")
+	m.drawn = tiesNone
+	child := m.drawTasks(1)[0]
+	child.After = []ID{parent.want.ID}
+	produce := &produceCall{shard: parent.shard, tasks: make([]Task, rapid.IntRange(tellAtOnce, 2*tellAtOnce).Draw(t, "children"))}
+	for i := range produce.tasks {
+		m.serial++
+		child.Payload, child.OnDead = fmt.Append(nil, m.serial), OnDead(i%3)
+		produce.tasks[i] = child
+	}
+	m.run(produce)
+
+	var end call = &controlCall{verb: "cancel", id: parent.want.ID}
+	if verb := rapid.SampledFrom([]string{"complete", "dead letter", ""}).Draw(t, "verb"); verb != "" {
+		end = &finishCall{verb: verb, receipt: parent.receipt}
+	}
+	if rapid.Bool().Draw(t, "crash") {
+		m.crashAfter(t, end)
+	} else {
+		m.run(end)
+	}
 }
 
 // depend has a task wait for a parent. It says whether the task is to be

@@ -154,7 +154,7 @@ type Options struct {
 	wall  func() time.Time // default: time.Now; its monotonic part is not used
 	still bool             // stores leave their tables as they are
 
-	idleLanes, sweepLanes int // as the constants
+	idleLanes, sweepLanes, groupBytes int // as the constants
 }
 
 // Limits of what is accepted; what exceeds them is refused with an
@@ -219,6 +219,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.WindowBytes", &c.WindowBytes, 1, 32 << 20, math.MaxInt32},
 		{"Options.idleLanes", &c.idleLanes, 1, idleLanes, math.MaxInt32},
 		{"Options.sweepLanes", &c.sweepLanes, 1, sweepLanes, math.MaxInt32},
+		{"Options.groupBytes", &c.groupBytes, 1, groupBytes, groupBytes},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
 		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
 		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},

@@ -119,9 +119,7 @@ func loneLog(t *testing.T, disk vfs.FS) *replicaLog {
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	group, err := store.Group(0)
 	require.NoError(t, err)
-	r := loneReplica(t, disk)
-	r.node.logs = store
-	return &replicaLog{groupLog: group, replica: r}
+	return &replicaLog{groupLog: group, replica: loneReplica(t, disk)}
 }
 
 func entriesFrom(index, n uint64) (logs []*raft.Log) {

@@ -141,7 +141,8 @@ func (s *shard) tellOn() {
 func (s *shard) tellIsDue() bool { return s.teller.count > 0 }
 
 // findUntold finds the next parent of which not all are told. It is false if this group has
-// made those that there are, and disk does not have them yet.
+// made those that there are, and disk does not have them yet. If there are none at all the
+// shard ends, as the owner would look for them for ever.
 func (s *shard) findUntold() bool {
 	t := &s.teller
 	lower, upper := keys.Range(keys.Telling)
@@ -167,6 +168,9 @@ func (s *shard) findUntold() bool {
 		if s.broken != nil || t.parent != (ID{}) {
 			return s.broken == nil
 		}
+	}
+	if len(t.ends.changed) == 0 {
+		s.broken = fmt.Errorf("%w: %d ends are to be told, and none is stored", ErrCorrupt, t.count)
 	}
 	return false
 }

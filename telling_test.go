@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -60,15 +61,17 @@ func TestTellChildrenInPieces(t *testing.T) {
 						require.NoError(t, f.q.checkAll(), "amid")
 						do(f, parent)
 						for i := range f.q.replicas { // as long as somebody tells
-							s := f.q.shard(i)
-							for s.probe(func(s *shard) error {
-								if s.teller.count > 0 || s.out.busy() || s.due() {
-									return errBusy
-								}
-								return nil
-							}) != nil {
+							s, err := f.q.shard(i), errBusy
+							for tries := 0; errors.Is(err, errBusy) && tries < n; tries++ {
 								time.Sleep(time.Millisecond)
+								err = s.probe(func(s *shard) error {
+									if s.teller.count > 0 || s.out.busy() || s.due() {
+										return errBusy
+									}
+									return nil
+								})
 							}
+							require.NoError(t, err)
 						}
 						synctest.Wait()
 						third := uint64(n / 3)

@@ -83,21 +83,22 @@ type budget struct {
 
 // budgetSize is how much a budget allows.
 type budgetSize struct {
-	records, bytes int
-	time           time.Duration
+	records  int
+	fraction int // its bytes are groupBytes divided by this
+	time     time.Duration
 }
 
 // The budgets of a group. The time is what bounds them on a slow machine, where none
 // of them is to take 10 ms with the unit that is under way.
 var (
-	upkeepBudget = budgetSize{records: 2048, bytes: groupBytes / 2, time: 4 * time.Millisecond}
-	callerBudget = budgetSize{records: 8192, bytes: groupBytes, time: 5 * time.Millisecond}
+	upkeepBudget = budgetSize{records: 2048, fraction: 2, time: 4 * time.Millisecond}
+	callerBudget = budgetSize{records: 8192, fraction: 1, time: 5 * time.Millisecond}
 )
 
 // newBudget returns a budget that begins now, at the end of the last step.
 func (s *shard) newBudget(size budgetSize) budget {
 	records, bytes := s.work()
-	return budget{records: records + size.records, bytes: bytes + size.bytes, until: s.steps.at + size.time}
+	return budget{records: records + size.records, bytes: bytes + s.opts.groupBytes/size.fraction, until: s.steps.at + size.time}
 }
 
 // part is the n-th part of what is left of a budget at the end of the last step.

@@ -2,14 +2,11 @@ package failstop
 
 import (
 	"errors"
-	"fmt"
 	"runtime"
 	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-
-	"codeq/internal/guard"
 )
 
 // Pebble panics, on a goroutine of its own, where nobody can recover, when a compaction
@@ -57,19 +54,6 @@ func (l *Latch) insist(read func() error) error {
 	}
 }
 
-// Abandon has the latch fail for good, and the store be left when it is to be closed: Pebble
-// has panicked, and what it had locked stays so.
-func (l *Latch) Abandon(err error) {
-	l.Fail(err)
-	l.parkOnce.Do(func() { close(l.parked) })
-}
-
-// panicked is Abandon for a panic that was caught.
-func (l *Latch) panicked(what string, value any, stack []byte) {
-	l.log.Error("Pebble has panicked", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
-	l.Abandon(fmt.Errorf("panic in %s of a store: %v", what, value))
-}
-
 // park does not return.
 func (l *Latch) park() {
 	l.parkOnce.Do(func() { close(l.parked) })
@@ -84,11 +68,11 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	l.guard(o, dir)
 	var db *pebble.DB
 	opened := make(chan error, 1)
-	go guard.Run("open of a store", func() {
-		d, err := pebble.Open(dir, o)
-		db = d
+	go func() {
+		var err error
+		db, err = pebble.Open(dir, o)
 		opened <- err
-	}, func(value any, stack []byte) { l.panicked("Open", value, stack) })
+	}()
 	select {
 	case err := <-opened:
 		if err != nil {
@@ -96,7 +80,7 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 		}
 	case <-l.parked:
 		l.left.Store(true)
-		return nil, errors.Join(l.Err(), l.unlock())
+		return nil, errors.Join(l.Err(), l.lock.Close())
 	}
 	l.waiting.Add(-1)
 	if l.Err() != nil {
@@ -104,14 +88,6 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	}
 	l.hurried.Store(false)
 	return db, nil
-}
-
-// unlock releases the directory of a store that is left.
-func (l *Latch) unlock() error {
-	if l.lock == nil { // Pebble had not come to that
-		return nil
-	}
-	return l.lock.Close()
 }
 
 // Close closes the store. It returns why the latch has failed, if it has, or
@@ -122,13 +98,12 @@ func (l *Latch) unlock() error {
 func (l *Latch) Close(db *pebble.DB) error {
 	l.Hurry()
 	closed := make(chan error, 1)
-	go guard.Run("close of a store", func() { closed <- db.Close() },
-		func(value any, stack []byte) { l.panicked("Close", value, stack) })
+	go func() { closed <- db.Close() }()
 	select {
 	case err := <-closed:
 		return errors.Join(l.Err(), err)
 	case <-l.parked:
 		l.left.Store(true)
-		return errors.Join(l.Err(), l.unlock())
+		return errors.Join(l.Err(), l.lock.Close())
 	}
 }

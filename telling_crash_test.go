@@ -1,0 +1,175 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+)
+
+// album keeps an image of a disk after each commit that leaves children to be told.
+type album struct {
+	disk *vfs.MemFS
+
+	mu     sync.Mutex
+	images []*vfs.MemFS
+}
+
+// albumCommitter is that of one shard.
+type albumCommitter struct {
+	committer
+	*album
+	shard *shard
+}
+
+func (c *albumCommitter) commit(b *pebble.Batch) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.committer.commit(b)
+	if c.shard.teller.count > 0 {
+		c.images = append(c.images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
+	}
+	return err
+}
+
+// TestCrashAmidTelling: whichever of the commits a power loss follows that tell many children
+// how their parent has ended, Verify finds nothing wrong, and each child is told of this end
+// once, also after a repair, or a redrive or purge of the parent. The children wait for
+// another parent as well: one that was told twice would not.
+func TestCrashAmidTelling(t *testing.T) {
+	const third = 800 // children that take the death of a parent alike
+	ctx := context.Background()
+	ends := map[State]func(f *flowTest, l *Lease) error{
+		Done:     func(f *flowTest, l *Lease) error { return f.q.Complete(ctx, l.Receipt, nil) },
+		Dead:     func(f *flowTest, l *Lease) error { return f.q.DeadLetter(ctx, l.Receipt, nil) },
+		Canceled: func(f *flowTest, l *Lease) error { return f.q.Cancel(ctx, l.ID) },
+	}
+	next := map[string]struct {
+		before func(f *flowTest, disk *vfs.MemFS) // before the image is opened
+		after  func(f *flowTest, parent ID)
+		only   State // of the parent; 0: any
+	}{
+		"reopen": {},
+		"repair": {before: func(f *flowTest, disk *vfs.MemFS) {
+			alter(f.T, disk, func(db *pebble.DB) map[ID]bool {
+				lower, upper := keys.Range(keys.Counters)
+				require.NoError(f, db.DeleteRange(lower, upper, nil))
+				return nil
+			})
+			require.False(f, verifyImage(f.T, disk, false).OK())
+			r := verifyImage(f.T, disk, true)
+			require.True(f, r.OK(), "%v", r.Problems)
+		}},
+		"redrive": {only: Dead, after: func(f *flowTest, parent ID) {
+			require.NoError(f, f.q.Redrive(ctx, parent))
+			require.NoError(f, f.q.Complete(ctx, f.claim("parents").Receipt, nil))
+		}},
+		"purge": {only: Dead, after: func(f *flowTest, _ ID) {
+			n, err := f.q.Purge(ctx, DeadLetters{})
+			require.NoError(f, err)
+			require.Equal(f, 1, n)
+		}},
+	}
+	for end, finish := range ends {
+		t.Run(end.String(), func(t *testing.T) {
+			disk := vfs.NewCrashableMem()
+			opts := Options{Shards: 2, Durability: DurabilityDisk, Limits: Limits{Parents: 1 << 20}, fs: disk}
+			photos := &album{disk: disk}
+			var parent, other ID
+			inFlow(t, opts, func(f *flowTest) {
+				parent = f.produceAt(0, Task{Queue: "parents"})
+				other = f.produceAt(1, Task{Queue: "others"})
+				for i := range 3 * third / 400 {
+					tasks := make([]Task, 400)
+					for j := range tasks {
+						onDead := OnDead((i*len(tasks) + j) % 3)
+						tasks[j] = Task{Queue: fmt.Sprint("children", onDead), After: []ID{parent, other}, OnDead: onDead}
+					}
+					f.batch(tasks...)
+				}
+				f.check()
+				l := f.claim("parents")
+				for _, s := range f.q.led() {
+					require.NoError(t, s.probe(func(s *shard) error {
+						s.commit = &albumCommitter{s.commit, photos, s}
+						return nil
+					}))
+				}
+				require.NoError(t, finish(f, l))
+				synctest.Wait()
+				for _, s := range f.q.led() {
+					require.NoError(t, s.probe(func(s *shard) error {
+						s.commit = s.commit.(*albumCommitter).committer
+						return nil
+					}))
+				}
+			})
+			require.GreaterOrEqual(t, len(photos.images), 2, "they are told in pieces")
+			rng := seeded(t)
+			for name, next := range next {
+				if next.only != 0 && next.only != end {
+					continue
+				}
+				images := photos.images
+				if testing.Short() {
+					i := rng.IntN(len(images))
+					images = images[i : i+1]
+				}
+				for i, image := range images {
+					t.Run(fmt.Sprint(name, " ", i), func(t *testing.T) {
+						disk := image.CrashClone(vfs.CrashCloneCfg{})
+						r := verifyImage(t, disk, false)
+						require.True(t, r.OK(), "%v", r.Problems)
+						opts := opts
+						opts.fs = disk
+						if next.before != nil {
+							next.before(&flowTest{T: t, opts: opts}, disk)
+						}
+						inFlow(t, opts, func(f *flowTest) {
+							if next.after != nil {
+								next.after(f, parent)
+							}
+							require.NoError(t, f.q.checkAll())
+							f.check()
+							want := func(onDead OnDead, free bool) Counts {
+								switch {
+								case end == Canceled, end == Dead && onDead == CancelOnDead:
+									return Counts{}
+								case name == "purge" && onDead == HoldOnDead:
+									return Counts{}
+								case free && (end == Done || onDead == RunOnDead || name == "redrive"):
+									return Counts{Ready: third}
+								}
+								return Counts{Blocked: third}
+							}
+							for _, free := range []bool{false, true} {
+								if free {
+									l := f.claim("others")
+									require.Equal(t, other, l.ID)
+									require.NoError(t, f.q.Complete(ctx, l.Receipt, nil))
+									f.check()
+								}
+								for onDead := HoldOnDead; onDead <= RunOnDead; onDead++ {
+									require.Equal(t, want(onDead, free), countsOf(t, f.q, fmt.Sprint("children", onDead)), onDead)
+								}
+							}
+							for _, s := range f.q.led() {
+								require.NoError(t, s.probe(func(s *shard) error {
+									require.Zero(t, s.teller.count)
+									return nil
+								}))
+							}
+						})
+					})
+				}
+			}
+		})
+	}
+}
