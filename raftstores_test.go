@@ -260,6 +260,7 @@ func TestClosedStoresFailNoReplica(t *testing.T) {
 	r := loneReplica(t, vfs.NewMem())
 	store, err := raftlog.Open("dir", raftlog.Options{FS: vfs.NewMem(), CacheBytes: 1})
 	require.NoError(t, err)
+	r.node.logs = store
 	group, err := store.Group(0)
 	require.NoError(t, err)
 	log := &replicaLog{groupLog: group, replica: r}
