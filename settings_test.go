@@ -240,7 +240,11 @@ func TestConfigureTriesAgain(t *testing.T) {
 		configure(t, q, "a", func(s *Settings) {
 			found = append(found, *s)
 			if len(found) == 1 {
-				configure(t, q.ofAnotherProcess(), "a", func(s *Settings) { s.Concurrency = 3 })
+				done := make(chan error)
+				go func() { // a call on this stack would be refused
+					done <- q.ofAnotherProcess().Configure(t.Context(), "a", func(s *Settings) { s.Concurrency = 3 })
+				}()
+				require.NoError(t, <-done)
 			}
 			s.Burst = 1
 		})
