@@ -28,8 +28,8 @@ type DeadLetters struct {
 	Rate float64
 }
 
-// Redrive makes a dead letter ready again, with all its attempts before it. The
-// error that it died of stays with it.
+// Redrive makes a dead letter ready again, behind the tasks of its lane that are, with
+// all its attempts before it. The error that it died of stays with it.
 //
 // Redrive returns ErrNotFound if there is no such dead letter, and a
 // *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
@@ -65,7 +65,7 @@ func (s *shard) redrive(at *located) error {
 		}
 	}
 	s.withdraw(at)
-	at.rec.Attempts, at.rec.RunAt = 0, 0
+	at.rec.Attempts, at.rec.RunAt, at.rec.Expired = 0, 0, false
 	s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, at.rec.Encode())
 	return nil
 }

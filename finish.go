@@ -44,7 +44,8 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 }
 
 // Retry ends a failed attempt, which counts. The task waits as opts say and is
-// tried again; out of attempts, it becomes a dead letter.
+// tried again, behind the tasks of its lane that are ready by then; out of attempts, it
+// becomes a dead letter.
 func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) error {
 	op := failOp{how: failRetry, wait: -1}
 	switch {
@@ -57,7 +58,7 @@ func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) error {
 }
 
 // Release gives a task back without counting the attempt. It is ready again
-// after the given time, at once for 0.
+// after the given time, at once for 0, behind the tasks of its lane that are ready by then.
 func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) error {
 	if after < 0 {
 		return &InvalidError{"Release after", after, "0 or more"}
@@ -71,7 +72,8 @@ func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) error {
 	return q.failed(ctx, r, failOp{how: failDead}, cause)
 }
 
-// Extend moves the deadline of a lease to d from now. d is 10 ms to a year.
+// Extend moves the deadline of a lease to d from now. d is 10 ms to a year. A task
+// whose lease runs out is ready again, and the attempt counts; Claim says in which place.
 func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) error {
 	if d < minLease || d > maxLease {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}

@@ -22,8 +22,9 @@ type TaskInfo struct {
 	Attempts int
 	// LastError is what the last failed attempt left behind.
 	LastError string
-	// At is a time that belongs to the state. Ready: since when, which a task whose
-	// lease has run out keeps, and one that comes back in any other way does not, by
+	// At is a time that belongs to the state. Ready: since when, which a task keeps whose
+	// lease has run out for the first time, or by a restart, or that Run gives back unstarted,
+	// and one that comes back in any other way does not, by
 	// the clock that orders the tasks of its shard, which is ahead of the wall clock
 	// after that was set back; Scheduled: when it becomes ready; Blocked: when it was
 	// produced; Leased: when the lease expires, or as long as Run works on the task,

@@ -19,6 +19,7 @@ type lease struct {
 	attempts  uint32 // counted so far, this one included
 	local     bool   // granted to Run: lives as long as the process
 	rewritten bool   // the key of the record had been written before
+	over      bool   // its time, or its process, had ended before the shard was loaded
 	runner    *runner
 	tied      bool // ties is not zero
 	ties      record.Ties

@@ -378,3 +378,49 @@ func TestOrderWithClockSetBack(t *testing.T) {
 		}
 	}
 }
+
+// TestHungTaskGoesBehind: a task whose lease runs out keeps its place the first time, and
+// goes behind the others of its lane the second time. Restarts do not count.
+func TestHungTaskGoesBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs, ctx := vfs.NewMem(), context.Background()
+		open := func() *Queue {
+			q, err := Open("queue", &Options{Shards: 1, MaxAttempts: 100, LeaseFor: time.Minute, fs: fs})
+			require.NoError(t, err)
+			return q
+		}
+		q := open()
+		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+		hangs, other := ids[0], ids[1]
+		expire := func() {
+			t.Helper()
+			require.Equal(t, hangs, claimNow(t, q, "a").ID)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
+		for _, local := range []bool{true, false, true} { // three restarts end leases
+			l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, Local: local})
+			require.NoError(t, err)
+			require.Equal(t, hangs, l.ID)
+			require.NoError(t, q.Close())
+			if !local {
+				time.Sleep(2 * time.Minute)
+			}
+			q = open()
+			synctest.Wait()
+		}
+		expire()
+		require.Equal(t, hangs, claimNow(t, q, "a").ID, "the first time it keeps its place")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		l := claimNow(t, q, "a")
+		require.Equal(t, other, l.ID, "the second time it goes behind")
+		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		info, err := q.Get(ctx, hangs)
+		require.NoError(t, err)
+		require.Equal(t, 5, info.Attempts)
+		require.WithinDuration(t, time.Now(), info.At, 0, "since when it is ready again")
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.Close())
+	})
+}

@@ -357,7 +357,9 @@ func (s *shard) bury(ls *lease, rec *record.Record) {
 	s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
 }
 
-// expire takes back a task whose lease has run out: the attempt counts.
+// expire takes back a task whose lease has run out: the attempt counts. The task keeps
+// its place in the lane, so that a restart puts nothing behind, but one that lets its
+// workers hang would hold up the others: the second time it goes behind them.
 func (s *shard) expire(ls *lease) {
 	rec, err := s.reckon(ls, attemptOver{counted: true, cause: "lease expired"})
 	if err != nil {
@@ -367,6 +369,15 @@ func (s *shard) expire(ls *lease) {
 	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
 	if s.exhausted(&rec) {
 		s.bury(ls, &rec)
+		return
+	}
+	if ls.over {
+		s.giveBack(ls, &rec)
+		return
+	}
+	hung := rec.Expired
+	if rec.Expired = true; hung {
+		s.postpone(ls, &rec, 0)
 		return
 	}
 	s.giveBack(ls, &rec)

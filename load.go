@@ -250,6 +250,8 @@ func (s *shard) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 		deadline += e.Duration
 	case !r.local && r.deadline > s.wall:
 		deadline += min(r.deadline-s.wall, e.Duration)
+	default:
+		ls.over = true
 	}
 	s.leases.add(ls, deadline)
 	return nil

@@ -335,7 +335,7 @@ func (m *model) grantOne(w *claimCall, l *Lease, strict bool) {
 	}
 	t.receipt = Receipt{l.ID, l.Receipt.Token}
 	m.receipts = append(m.receipts, t.receipt)
-	t.local, t.duration = w.local, uint64(duration.Milliseconds())
+	t.over, t.local, t.duration = false, w.local, uint64(duration.Milliseconds())
 	t.deadline = m.now() + t.duration
 	t.want.State, t.want.At = Leased, wallTime(m.wall()+t.duration)
 	t.want.Attempts++

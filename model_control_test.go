@@ -160,7 +160,7 @@ func (c *controlCall) apply(m *model) {
 				m.takeKey(c.id, &t.want.Task, mintedAt(c.id))
 			}
 		}
-		t.want.Attempts, t.want.RunAt = 0, time.Time{}
+		t.want.Attempts, t.want.RunAt, t.expired = 0, time.Time{}, false
 		m.enter(t, m.since(t.shard))
 	}
 	m.react()

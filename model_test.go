@@ -143,6 +143,8 @@ type modelTask struct {
 	deadline uint64  // Leased: by the bubble's clock, ms
 	duration uint64  // Leased: ms
 	local    bool    // Leased: by this process
+	over     bool    // Leased: the lease had ended when the queue was opened
+	expired  bool    // a lease has run out otherwise
 }
 
 func (t *modelTask) compare(o *modelTask) int {
@@ -395,10 +397,22 @@ func (m *model) sync() {
 	m.passKeys(wall)
 	for _, t := range tasks {
 		if t.want.State == Leased && t.deadline <= now {
-			m.retry(t, "lease expired", wall-(now-t.deadline), func() { m.toReady(t, t.since) })
+			m.retry(t, "lease expired", wall-(now-t.deadline), func() { m.toExpired(t) })
 		}
 	}
 	m.react()
+}
+
+// toExpired is for a lease that has run out: the second time the task goes behind.
+func (m *model) toExpired(t *modelTask) {
+	since := t.since
+	if !t.over {
+		if t.expired {
+			since = m.since(t.shard)
+		}
+		t.expired = true
+	}
+	m.toReady(t, since)
 }
 
 // nextEvent is when time brings something, by the bubble's clock.
@@ -673,9 +687,9 @@ func (m *model) resumeLeases() {
 		if t.want.State != Leased {
 			continue
 		}
-		t.deadline = m.now()
+		t.deadline, t.over = m.now(), true
 		if end := uint64(t.want.At.UnixMilli()); !t.local && end > m.wall() {
-			t.deadline += min(end-m.wall(), t.duration)
+			t.deadline, t.over = t.deadline+min(end-m.wall(), t.duration), false
 		}
 	}
 }

@@ -352,6 +352,7 @@ func (m *model) replace(t *modelTask, by Task) {
 	by = storedTask(by)
 	by.After, by.OnDead = t.want.After, t.want.OnDead
 	t.want = TaskInfo{ID: t.want.ID, Task: by, State: t.want.State, At: t.want.At}
+	t.expired = false
 	m.takeKey(t.want.ID, &by, max(m.wall(), mintedAt(t.want.ID)))
 	switch due := runAtMillis(by.RunAt); {
 	case t.want.State == Blocked && t.on == onParents:

@@ -24,6 +24,8 @@ type Head struct {
 	Retention   int64 // negative: for ever
 	RunAt       uint64
 	Ties
+	// Expired: a lease ran out in the hands of a worker, since the attempts were last counted from 0.
+	Expired bool
 	// Rewritten: the key under which the record lies had been written before.
 	Rewritten bool
 }
@@ -76,9 +78,10 @@ const (
 	hasParents
 	isParent
 	isRewritten
+	hasExpired
 
 	oneByte  = hasRunAt - 1
-	allFlags = isRewritten<<1 - 1
+	allFlags = hasExpired<<1 - 1
 )
 
 // ErrMalformed is wrapped by every error of Decode.
@@ -94,7 +97,7 @@ func (r *Record) MaxSize() int {
 	if r.plain() {
 		return 1 + len(r.Payload)
 	}
-	n := 2 + 14*binary.MaxVarintLen64 + len(r.Error) + len(r.Payload)
+	n := 3 + 14*binary.MaxVarintLen64 + len(r.Error) + len(r.Payload)
 	for k, v := range r.Headers {
 		n += 2*binary.MaxVarintLen32 + len(k) + len(v)
 	}
@@ -124,6 +127,7 @@ func (r *Record) flags() uint64 {
 		{hasParents, len(r.Parents) != 0},
 		{isParent, r.Parent},
 		{isRewritten, r.Rewritten},
+		{hasExpired, r.Expired},
 	} {
 		if f.set {
 			flags |= f.flag
@@ -300,6 +304,7 @@ func readHead(r *wire.Reader, flags uint64) (h Head) {
 	}
 	h.Parent = flags&isParent != 0
 	h.Rewritten = flags&isRewritten != 0
+	h.Expired = flags&hasExpired != 0
 	return h
 }
 

@@ -45,6 +45,7 @@ var golden = []struct {
 	{"parents", Record{Parents: [][IDLen]byte{hash16}, OnDead: 2}, "8010 02 01 01000000000000000000000000000002"},
 	{"is a parent", Record{Head: Head{Ties: Ties{Parent: true}}, Payload: []byte("p")}, "8020 70"},
 	{"rewritten", Record{Head: Head{Rewritten: true}}, "8040"},
+	{"expired", Record{Head: Head{Attempts: 1, Leases: 1, Expired: true}}, "8180010101"},
 	{
 		"everything",
 		Record{
@@ -110,6 +111,7 @@ func drawRecord(t *rapid.T) Record {
 			Retention:   signed.Draw(t, "retention"),
 			RunAt:       large.Draw(t, "run at"),
 			Rewritten:   rapid.Bool().Draw(t, "rewritten"),
+			Expired:     rapid.Bool().Draw(t, "expired"),
 		},
 		Error: string(bytesOrNone.Draw(t, "error")),
 		Headers: rapid.OneOf(
@@ -224,7 +226,7 @@ func TestRefusals(t *testing.T) {
 		head bool // DecodeHead refuses it, too
 	}{
 		{"nothing", nil, true},
-		{"unknown flags", uvarint(isRewritten << 1), true},
+		{"unknown flags", uvarint(hasExpired << 1), true},
 		{"half a hash", append(uvarint(hasGroup), 1, 2, 3, 4), true},
 		{"a group that is none", append(uvarint(hasGroup), make([]byte, 9)...), true},
 		{"a key that is none", append(uvarint(hasUnique), make([]byte, 19)...), true},
