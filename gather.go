@@ -64,7 +64,7 @@ func (v version) hides(o version) bool {
 	case v.deletes() && !o.deletes() && o.seq == 0:
 		return v.file > o.file
 	case !v.deletes() && v.seq == 0 && o.deletes():
-		return v.file >= o.file
+		return v.file > o.file
 	case v.seq != o.seq:
 		return v.seq > o.seq
 	}

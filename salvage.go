@@ -33,22 +33,54 @@ func newSalvage(db *pebble.DB) (*salvage, error) {
 	return s, nil
 }
 
-// scan visits the entries of a range that can be read, in order.
+// scan visits the entries of a range that can be read, in order. It reads from where a table begins or
+// ends to where the next one does: an iterator reads the first block of each level that lies within its bounds,
+// and fails by one that is damaged even if entries of other levels are before it.
 func (s *salvage) scan(prefix byte, visit func(key, value []byte)) error {
-	from, upper := keys.Range(prefix)
-	for from != nil {
-		var err error
-		if from, err = s.read(from, upper, visit); err != nil {
+	for from, upper := keys.Range(prefix); from != nil; {
+		to, err := upper, error(nil)
+		if i, _ := slices.BinarySearchFunc(s.bounds, successor(from), bytes.Compare); i < len(s.bounds) && bytes.Compare(s.bounds[i], upper) < 0 {
+			to = s.bounds[i]
+		}
+		for from != nil && err == nil {
+			from, err = s.read(from, to, visit)
+		}
+		if err != nil {
 			return err
+		}
+		if from = to; bytes.Equal(to, upper) {
+			break
 		}
 	}
 	return nil
 }
 
-// read visits the entries from a key on. When one cannot be read it returns the next
-// key from which on one can be.
-func (s *salvage) read(from, upper []byte, visit func(key, value []byte)) (next []byte, err error) {
-	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: upper})
+// read visits the entries from a key on, and below to. When one cannot be read it returns the next
+// key from which on one may be.
+// REQUIRES: no table begins or ends between from and to.
+func (s *salvage) read(from, to []byte, visit func(key, value []byte)) (next []byte, err error) {
+	if from, err = s.readable(from, to, visit); from == nil || err != nil {
+		return nil, err
+	}
+	// Of the blocks to which from belongs, each holds entries up to where the next one begins.
+	if next, err = s.nextBlock(from, to); err != nil {
+		return nil, err
+	}
+	end := to
+	if next != nil {
+		end = next
+	}
+	from, err = s.readable(from, end, visit)
+	if from != nil {
+		s.gaps[from[0]] = true
+	}
+	return next, err
+}
+
+// readable visits the entries from a key on, and below to, and returns where the first one may be
+// that cannot be read; nil if all can be.
+func (s *salvage) readable(from, to []byte, visit func(key, value []byte)) (unread []byte, err error) {
+	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: to})
 	if err != nil {
 		return nil, err
 	}
@@ -59,36 +91,24 @@ func (s *salvage) read(from, upper []byte, visit func(key, value []byte)) (next 
 			break
 		}
 		visit(it.Key(), value)
-		from = append(bytes.Clone(it.Key()), 0)
+		from = successor(it.Key())
 	}
 	if err = errors.Join(err, it.Error()); err == nil || isIOError(err) {
 		return nil, err
 	}
-	s.gaps[from[0]] = true
-	return s.skip(from, upper)
+	return from, nil
 }
 
-// skip returns the first key below upper from which on the store can be read, while from is
-// not one; nil if there is none. What can be read changes where a block begins or a table ends.
-func (s *salvage) skip(from, upper []byte) (next []byte, err error) {
-	for {
-		if from, err = s.nextBlock(from, upper); from == nil || err != nil || s.readable(from, upper) {
-			return from, err
-		}
-	}
-}
+// successor is the next key.
+func successor(key []byte) []byte { return append(bytes.Clone(key), 0) }
 
-// nextBlock returns the first key behind from, and below upper, of another block of any table, or at an end
-// of a table; nil if there is none. Pebble has no call for it, but says what a range of keys takes on the disk, whole blocks
+// nextBlock returns the first key behind from, and below to, of another block of any table; nil if there
+// is none. Pebble has no call for it, but says what a range of keys takes on the disk, whole blocks
 // at a time, by the indexes of the tables. A part of an index that is damaged takes nothing; behind from, what can be
 // read is looked for then.
-func (s *salvage) nextBlock(from, upper []byte) (next []byte, err error) {
-	end := upper
-	i, _ := slices.BinarySearchFunc(s.bounds, append(bytes.Clone(from), 0), bytes.Compare)
-	if i < len(s.bounds) && bytes.Compare(s.bounds[i], upper) < 0 {
-		end = s.bounds[i]
-	}
-	n := max(len(from), len(end), 48)
+// REQUIRES: no table begins or ends between from and to.
+func (s *salvage) nextBlock(from, to []byte) (next []byte, err error) {
+	n := max(len(from), len(to), 48)
 	number := func(key []byte) *big.Int {
 		return new(big.Int).SetBytes(append(bytes.Clone(key), make([]byte, n-len(key))...))
 	}
@@ -96,7 +116,7 @@ func (s *salvage) nextBlock(from, upper []byte) (next []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	low, high := number(from), number(end) // in the same blocks; perhaps not
+	low, high := number(from), number(to) // in the same blocks; perhaps not
 	one, grown := big.NewInt(1), false
 	for new(big.Int).Sub(high, low).Cmp(one) > 0 {
 		middle := new(big.Int).Add(low, high)
@@ -106,28 +126,20 @@ func (s *salvage) nextBlock(from, upper []byte) (next []byte, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if reached != within || within == 0 && s.readable(key, upper) {
+		if reached != within || within == 0 && s.has(key) {
 			high, grown = middle, true
 		} else {
 			low = middle
 		}
 	}
-	switch {
-	case grown:
-		return high.FillBytes(make([]byte, n)), nil
-	case bytes.Equal(end, upper):
+	if !grown {
 		return nil, nil
 	}
-	return end, nil
+	return high.FillBytes(make([]byte, n)), nil
 }
 
-func (s *salvage) readable(from, upper []byte) bool {
-	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: upper})
-	if err != nil {
-		return false
-	}
-	if it.First() {
-		_, err = it.ValueAndErr()
-	}
-	return errors.Join(err, it.Error(), it.Close()) == nil
+// has reports whether it can be read what a key has, if anything.
+func (s *salvage) has(key []byte) bool {
+	unread, err := s.readable(key, successor(key), func(_, _ []byte) {})
+	return unread == nil && err == nil
 }
