@@ -67,6 +67,27 @@ func ExampleQueue_Pause() {
 	// resumed: hello
 }
 
+// Stats has the queues that have settings, too, tasks or none: here it finds those
+// that are paused.
+func ExampleQueue_Stats_settings() {
+	q, done := open()
+	defer done()
+	check(q.Pause(ctx, "mail"))
+	check(q.Configure(ctx, "video", func(s *codeq.Settings) { s.Concurrency = 2 }))
+
+	counts, err := q.Stats(ctx)
+	check(err)
+	for queue := range counts {
+		settings, err := q.Settings(queue)
+		check(err)
+		if settings.Paused {
+			fmt.Println(queue, "is paused")
+		}
+	}
+	// Output:
+	// mail is paused
+}
+
 // A customer upgrades: what waits for them goes before the rest.
 func ExampleQueue_SetPriority() {
 	q, done := open()

@@ -437,3 +437,20 @@ func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 		requireInShards(t, f.q, "a", 2, Settings{Rate: 2})
 	})
 }
+
+// TestSettingsAreListed: Stats has a queue with settings and no tasks, after a restart as
+// well, and none without both.
+func TestSettingsAreListed(t *testing.T) {
+	dir, ctx := t.TempDir(), context.Background()
+	for range 2 {
+		q, err := Open(dir, &Options{Shards: 2})
+		require.NoError(t, err)
+		require.NoError(t, q.Pause(ctx, "paused"))
+		_, err = q.Claim(ctx, ClaimRequest{Queues: []string{"unknown"}, NoWait: true})
+		require.ErrorIs(t, err, ErrEmpty)
+		st, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.Equal(t, map[string]Counts{"paused": {}}, st)
+		require.NoError(t, q.Close())
+	}
+}
