@@ -25,6 +25,8 @@ import (
 //   - of the tasks of a group at most one is ready, leased, or between two
 //     attempts: the one that has the turn; those that wait have somebody to
 //     wait for;
+//   - every task that is pinned is done and lies where it is not forgotten, and every pin is that of
+//     a task that has not ended, or whose end is under way in a message; in a queue of one shard they agree;
 //   - every task that waits for parents has parents that know of it, here or in
 //     a message, and every parent says so in its record;
 //   - a task of which is told that it has ended has done so;
@@ -43,7 +45,8 @@ func (v *view) inspect(index, shards int) *checker {
 		seen: make(map[ID]*checkedTask), indexed: make(map[ID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
 		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64), versions: make(map[string]uint64),
-		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane), told: make(map[ID]byte),
+		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
+		pins: make(map[ID]uint64), leaving: make(map[ID]bool), told: make(map[ID]byte),
 	}
 	steps := []error{v.loadLeases(), scan(v.snap, keys.Lane, c.lane)}
 	for _, prefix := range recordRanges {
@@ -64,10 +67,12 @@ func (v *view) inspect(index, shards int) *checker {
 		scan(v.snap, keys.Group, c.turn),
 		scan(v.snap, keys.Pending, c.waits),
 		scan(v.snap, keys.Telling, c.telling),
+		scan(v.snap, keys.Pinned, c.pinned),
 		scan(v.snap, keys.Dependent, c.dependent),
 		scan(v.snap, keys.Sent, c.last),
 		scan(v.snap, keys.Inbound, c.inbound),
 		scan(v.snap, keys.Outbound, c.message),
+		scan(v.snap, keys.Pin, c.pin),
 		scan(v.snap, keys.Schedule, c.schedule),
 	)
 	c.finish()
@@ -98,6 +103,8 @@ type checker struct {
 	sent          map[uint32]uint64 // the last message, by receiver
 	taken         uint64            // the last message from itself
 	tasks         keys.Counts       // found, in all queues
+	pins          map[ID]uint64     // that are counted, and are not found
+	leaving       map[ID]bool       // tasks that let go of their parents
 	errs          []error
 }
 
@@ -422,6 +429,36 @@ func (c *checker) dependent(key, value []byte) error {
 	return nil
 }
 
+func (c *checker) pinned(key, value []byte) error {
+	id, err := keys.ParseByID(key)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	v, err := keys.ParsePinned(value)
+	if err != nil || v.Count == 0 || v.Until == neverExpires {
+		c.report("task %s is pinned by %+v: %w", ID(id), v, err)
+	}
+	if st := c.seen[id]; st == nil || st.state != Done || st.At != neverExpires {
+		c.report("task %s is pinned and is %+v", ID(id), st)
+	}
+	c.pins[id] += v.Count
+	return nil
+}
+
+func (c *checker) pin(key, value []byte) error {
+	child, parent, err := keys.ParsePin(key)
+	if err != nil || len(value) != 0 {
+		c.report("pin %x is %x: %w", key, value, err)
+		return nil
+	}
+	if st := c.seen[child]; (st == nil || !st.Child || st.ended() && st.state != Dead) && !c.leaving[child] {
+		c.report("task %s pins %s and is %+v", ID(child), ID(parent), st)
+	}
+	c.pins[parent]--
+	return nil
+}
+
 func (c *checker) last(key, value []byte) error {
 	to, err := keys.ParseNumbered(key)
 	if err != nil {
@@ -463,6 +500,14 @@ func (c *checker) message(key, value []byte) error {
 	}
 	if st := c.seen[m.Child]; m.Kind == keys.MsgDepend && st != nil && !(int(to) == c.index && seq <= c.taken) {
 		st.known++
+	}
+	if own := int(to) == c.index; !own || seq > c.taken {
+		switch m.Kind {
+		case keys.MsgUnpin:
+			c.pins[m.Parent]--
+		case keys.MsgLeft:
+			c.leaving[m.Child] = true
+		}
 	}
 	if m.Kind == keys.MsgSettings {
 		if set, err := parseSettings(m.Settings); err != nil {
@@ -518,6 +563,14 @@ func (c *checker) finish() {
 	}
 	for n, counts := range c.counts {
 		c.report("queue %d has tasks and no counters: %+v", n, counts)
+	}
+	for id, n := range c.pins {
+		if c.told[id] != 0 && n > 0 {
+			n-- // that of the telling
+		}
+		if n != 0 && c.shards == 1 { // else others pin them
+			c.report("task %s is pinned by %d tasks more than there are", id, int64(n))
+		}
 	}
 	for p, n := range c.buckets {
 		c.report("bucket %+v has %d tasks and no size", p, n)

@@ -75,7 +75,7 @@ func (s *shard) purge(at *located) error {
 		return notDead(at)
 	}
 	s.withdraw(at)
-	s.end(at.lane.queue, at.id, &record.Ties{Parent: at.rec.Parent}, Outcome{State: Canceled})
+	s.end(at.lane.queue, at.id, &record.Ties{Parent: at.rec.Parent, Child: at.rec.Child}, Outcome{State: Canceled})
 	return nil
 }
 

@@ -49,9 +49,9 @@ func bucketOf(wall uint64, retention int64) uint64 {
 	return (end + width - 1) / width * width
 }
 
-// keep stores a task that has ended, for some ms from now.
-func (s *shard) keep(q *queueState, prefix byte, id ID, retention int64, ended keys.EndedValue, rec *record.Record) {
-	b := s.bucket(q, bucketKey{prefix, bucketOf(s.wall, retention)})
+// keep stores a task that has ended, in the bucket of a time.
+func (s *shard) keep(q *queueState, prefix byte, id ID, until uint64, ended keys.EndedValue, rec *record.Record) {
+	b := s.bucket(q, bucketKey{prefix, until})
 	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
 	s.group.change(id)
 	s.group.set(s.scratch, append(ended.Append(nil), rec.Encode()...))

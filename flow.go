@@ -121,6 +121,7 @@ func (s *shard) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map
 const (
 	parentDone = iota
 	parentCanceled
+	parentPinned // done, and its result is kept until the child has ended
 )
 
 // outcomeFor is what the end of a parent means to a child; held: not yet anything.
@@ -135,21 +136,28 @@ func outcomeFor(state State, onDead OnDead) (outcome byte, held bool) {
 }
 
 func (s *shard) tellChild(parent, child ID, outcome byte) {
+	outcome = s.pinFor(parent, outcome)
 	if to := child.shard(s.opts.Shards); to != s.index {
 		s.send(to, &keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: outcome})
 		return
 	}
-	s.parentEnded(child, outcome)
+	s.parentEnded(parent, child, outcome)
 }
 
 // doomed stands in the range Pending for a task that is about to be canceled.
 const doomed = never
 
 // parentEnded counts down the parents of a task of this shard.
-func (s *shard) parentEnded(child ID, outcome byte) {
+func (s *shard) parentEnded(parent, child ID, outcome byte) {
 	n, ok := s.pending.get(s, child)
 	if !ok || n == doomed { // it was canceled, or will be
+		if outcome == parentPinned {
+			s.unpin(parent, 0)
+		}
 		return
+	}
+	if outcome == parentPinned {
+		s.pin(parent, child)
 	}
 	l, err := s.laneNumbered(keys.LaneOf(child))
 	if err != nil {
@@ -186,6 +194,9 @@ func (s *shard) depend(parent, child ID, onDead OnDead) bool {
 	}
 	if at.state == Done || at.state == Canceled || at.state == Dead {
 		if outcome, held := outcomeFor(at.state, onDead); !held {
+			if at.state == Done {
+				s.repin(at)
+			}
 			s.tellChild(parent, child, outcome)
 			return true
 		}
@@ -199,7 +210,7 @@ func (s *shard) depend(parent, child ID, onDead OnDead) bool {
 	switch {
 	case at.state == Dead: // to where it does not expire
 		s.unkeep(at)
-		s.keep(at.lane.queue, keys.Dead, at.id, -1, at.ended, &at.rec)
+		s.keep(at.lane.queue, keys.Dead, at.id, neverExpires, at.ended, &at.rec)
 	case at.lease != nil:
 		at.lease.tied, at.lease.ties.Parent = true, true
 		fallthrough

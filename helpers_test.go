@@ -672,6 +672,7 @@ func (c *memoryChecker) mirrors() error {
 		checkMirror(c, "group", &s.groups),
 		checkMirror(c, "number of parents", &s.pending),
 		checkMirror(c, "end that is told", &s.teller.ends),
+		checkMirror(c, "number of pins", &s.pins.counts),
 	)
 }
 

@@ -134,7 +134,7 @@ func (m *laneMarks) read(v *view, done <-chan struct{}) error {
 		{keys.Scheduled, m.waiting}, {keys.Blocked, m.waiting},
 		{keys.Dead, m.ended}, {keys.Done, m.ended}, {keys.Canceled, m.ended},
 		{keys.Lease, m.leases}, {keys.Unique, m.unique}, {keys.Group, m.turn}, {keys.Wake, m.mark},
-		{keys.Dependent, m.dependent}, {keys.Outbound, m.message}, {keys.Session, m.session},
+		{keys.Dependent, m.dependent}, {keys.Pin, m.pin}, {keys.Outbound, m.message}, {keys.Session, m.session},
 		{keys.Lane, m.entry}, // last: which lanes stay is known
 	} {
 		if err := scan(v.snap, r.prefix, func(key, value []byte) error {
@@ -219,6 +219,13 @@ func (m *laneMarks) dependent(key, _ []byte) error {
 	parent, child, err := keys.ParseDependent(key)
 	m.id(parent)
 	m.id(child)
+	return err
+}
+
+func (m *laneMarks) pin(key, _ []byte) error {
+	child, parent, err := keys.ParsePin(key)
+	m.id(child)
+	m.id(parent)
 	return err
 }
 

@@ -223,7 +223,11 @@ func (s *shard) complete(ls *lease, result []byte) error {
 		s.unindex(ls.id)
 	}
 	if retention != 0 {
-		s.keep(ls.lane.queue, keys.Done, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
+		until := bucketOf(s.wall, retention)
+		if ls.ties.Parent {
+			until = s.pinByTelling(ls.id, until)
+		}
+		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
 	}
 	if ls.tied || len(s.awaits) > 0 || s.group.news.wanted&wantOutcomes != 0 {
 		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
@@ -261,6 +265,9 @@ func (s *shard) end(q *queueState, id ID, t *record.Ties, o Outcome) {
 	}
 	if t.Parent {
 		s.tellChildren(id, o.State)
+	}
+	if t.Child && o.State != Dead {
+		s.leave(id, 0)
 	}
 	if len(s.awaits) > 0 {
 		s.answer(id, o)
@@ -353,7 +360,11 @@ func (s *shard) bury(ls *lease, rec *record.Record) {
 	if retention == 0 || rec.Parent {
 		retention = -1
 	}
-	s.keep(ls.lane.queue, keys.Dead, ls.id, retention, keys.EndedValue{Lane: ls.lane.number, At: s.wall}, rec)
+	until := bucketOf(s.wall, retention)
+	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.wall}, rec)
+	if rec.Child && until != neverExpires {
+		s.leave(ls.id, until)
+	}
 	s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
 }
 
@@ -413,7 +424,7 @@ func (s *shard) cancel(at *located) {
 		s.withdraw(at)
 	}
 	if retention != 0 {
-		s.keep(at.lane.queue, keys.Canceled, at.id, retention, keys.EndedValue{Lane: at.lane.number, At: s.wall}, &at.rec)
+		s.keep(at.lane.queue, keys.Canceled, at.id, bucketOf(s.wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.wall}, &at.rec)
 	}
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	ties := &at.rec.Ties

@@ -343,5 +343,5 @@ func (s *shard) loadBuckets() error {
 // loadMirrors reads what binds tasks to others, as far as it is small.
 func (s *shard) loadMirrors() error {
 	s.marks.onDisk = true // the first group finds out
-	return errors.Join(s.uniques.load(s.store.db), s.groups.load(s.store.db), s.pending.load(s.store.db), s.teller.load(s.store.db))
+	return errors.Join(s.uniques.load(s.store.db), s.groups.load(s.store.db), s.pending.load(s.store.db), s.teller.load(s.store.db), s.pins.load(s.store.db))
 }

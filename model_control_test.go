@@ -199,6 +199,7 @@ func (c *purgeCall) apply(m *model) {
 	for _, t := range m.inOrder() {
 		if c.covers(m, t) {
 			n++
+			m.unpin(t, 0)
 			m.toGone(t)
 			m.ended(t, Outcome{State: Canceled}, false)
 		}

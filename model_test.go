@@ -137,6 +137,8 @@ type modelTask struct {
 	on     blockedOn
 	waits  map[ID]bool // parents that have not ended, or are dead letters
 	parent bool        // others wait for it, or did
+	pins   map[ID]bool // Done: children for which it is kept
+	kept   uint64      // Done, with pins: its bucket when they have ended
 	late   bool        // became ready in a group after the one of the step's operation
 
 	receipt  Receipt // the last that was given out
@@ -324,6 +326,7 @@ func (m *model) toDead(t *modelTask, at uint64) {
 	t.until = neverExpires
 	if retention := m.settings[t.want.Queue].DeadRetention; retention != 0 && !t.parent {
 		t.until = bucketOf(at, retentionMillis(retention))
+		m.unpin(t, t.until)
 	}
 	m.endKey(t, Dead, at)
 	t.want.State, t.want.At = Dead, wallTime(at)
@@ -331,6 +334,7 @@ func (m *model) toDead(t *modelTask, at uint64) {
 }
 
 func (m *model) toDone(t *modelTask, result []byte) {
+	m.unpin(t, 0)
 	m.endKey(t, Done, m.wall())
 	if retention := m.retention(t); retention == 0 {
 		m.toGone(t)

@@ -267,6 +267,7 @@ func (m *model) depend(t *modelTask, parent ID) (doomed bool) {
 	switch p.want.State {
 	case Done, Canceled, Dead:
 		if outcome, held := outcomeFor(p.want.State, t.want.OnDead); !held {
+			m.pin(p, t)
 			return outcome == parentCanceled
 		}
 		p.until = neverExpires
@@ -290,6 +291,7 @@ func (m *model) ended(t *modelTask, o Outcome, hadTurn bool) {
 			continue
 		}
 		delete(child.waits, t.want.ID)
+		m.pin(t, child)
 		if outcome == parentCanceled {
 			m.doomed = append(m.doomed, child)
 		} else if len(child.waits) == 0 {
@@ -299,6 +301,31 @@ func (m *model) ended(t *modelTask, o Outcome, hadTurn bool) {
 	for _, a := range m.awaits {
 		if a.id == t.want.ID && a.want == nil {
 			a.want = &o
+		}
+	}
+}
+
+// pin keeps the result of a parent that is done, for some time, until a child has ended that is
+// told of it.
+func (m *model) pin(parent, child *modelTask) {
+	if parent.want.State != Done || m.tasks[parent.want.ID] != parent || parent.until == neverExpires && parent.kept == 0 {
+		return
+	}
+	if parent.kept == 0 {
+		parent.kept, parent.until, parent.pins = parent.until, neverExpires, make(map[ID]bool)
+	}
+	parent.pins[child.want.ID] = true
+}
+
+// unpin has a task let go of its parents, which are kept until a time at least.
+func (m *model) unpin(child *modelTask, until uint64) {
+	for _, p := range m.tasks {
+		if !p.pins[child.want.ID] {
+			continue
+		}
+		p.kept = max(p.kept, until)
+		if delete(p.pins, child.want.ID); len(p.pins) == 0 {
+			p.until, p.kept = max(p.kept, bucketOf(m.wall(), 0)), 0
 		}
 	}
 }
@@ -331,6 +358,7 @@ func (m *model) toCanceled(t *modelTask) {
 		m.canceled[t.receipt] = true
 	}
 	t.waits = nil
+	m.unpin(t, 0)
 	m.endKey(t, Canceled, m.wall())
 	o := Outcome{State: Canceled, Error: t.want.LastError, Attempts: t.want.Attempts}
 	if retention := m.retention(t); retention == 0 {

@@ -280,13 +280,17 @@ func (s *shard) obey(m *keys.Message) bool {
 		return true
 	case keys.MsgDepend:
 		return s.depend(m.Parent, m.Child, OnDead(m.Outcome))
+	case keys.MsgUnpin:
+		return s.unpinned(m.Parent, m.Until)
+	case keys.MsgLeft:
+		return s.left(m.Child, m.Until)
 	case keys.MsgSettings:
 		if err := s.adoptValue(m.Queue, m.Settings); err != nil {
 			s.broken = fmt.Errorf("%w: message: %w", ErrCorrupt, err)
 		}
 		return true
 	default:
-		s.parentEnded(m.Child, m.Outcome)
+		s.parentEnded(m.Parent, m.Child, m.Outcome)
 		return true
 	}
 }

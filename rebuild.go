@@ -25,6 +25,8 @@ type rebuilder struct {
 	lanes  map[uint32]keys.LaneValue
 	wakes  map[wakeKey]byte
 	sent   map[uint32]uint64 // the last message, by receiver
+	told   map[ID]bool       // parents whose children are being told of their end
+	asking map[ID]bool       // tasks that ask their parents again
 	clock  uint64            // the largest number minted, as far as can be seen
 	damage error             // why something could not be written
 }
@@ -41,7 +43,7 @@ func (b *rebuilder) rebuild(identity string) error {
 	b.set([]byte{keys.Meta}, []byte(identity))
 	for _, step := range []func() error{
 		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copySettings, b.rebuildUnique,
-		b.rebuildMarks, b.rebuildTurns, b.copyMessages, b.rebuildParents, b.writeMarks,
+		b.rebuildMarks, b.rebuildTurns, b.copyMessages, b.rebuildParents, b.rebuildPins, b.writeSent, b.writeMarks,
 	} {
 		if err := errors.Join(step(), b.commit(), b.damage); err != nil {
 			return err
@@ -417,11 +419,10 @@ func (b *rebuilder) rebuildParents() error {
 	for _, prefix := range recordRanges {
 		lost = lost || b.old.gaps[prefix]
 	}
-	told := make(map[ID]bool)
 	if err := b.old.scan(keys.Telling, func(key, value []byte) {
 		parent, end, err := parseTelling(key, value)
 		if t := b.tasks[parent]; err == nil && (t == nil || t.Range == end) {
-			told[parent] = true
+			b.told[parent] = true
 			b.set(key, value)
 		}
 	}); err != nil {
@@ -448,7 +449,7 @@ func (b *rebuilder) rebuildParents() error {
 	if err := errors.Join(
 		b.old.scan(keys.Dependent, func(key, value []byte) {
 			parent, child, err := keys.ParseDependent(key)
-			if err == nil && len(value) == 1 && OnDead(value[0]) <= RunOnDead && (b.awaited(parent) || told[parent]) && !asks(child) {
+			if err == nil && len(value) == 1 && OnDead(value[0]) <= RunOnDead && (b.awaited(parent) || b.told[parent]) && !asks(child) {
 				known[bond{parent, child}] = true
 				b.set(key, value)
 			}
@@ -468,20 +469,101 @@ func (b *rebuilder) rebuildParents() error {
 		}
 		again := asks(id)
 		if again {
+			b.asking[id] = true
 			b.set(keys.AppendByID(nil, keys.Pending, id), keys.AppendNumber(nil, uint64(len(t.parents))))
 		}
 		for _, parent := range t.parents {
 			switch {
 			case again:
-				to := uint32(ID(parent).shard(b.shards))
-				b.sent[to]++
-				m := keys.Message{Kind: keys.MsgDepend, Parent: parent, Child: keys.ID(id), Outcome: t.onDead}
-				b.set(keys.AppendOutbound(nil, to, b.sent[to]), m.Append(nil))
+				b.send(parent, &keys.Message{Kind: keys.MsgDepend, Parent: parent, Child: keys.ID(id), Outcome: t.onDead})
 			case waits[id] && b.awaited(parent) && !known[bond{parent, keys.ID(id)}] && !b.tasks[parent].ended():
 				b.set(keys.AppendDependent(nil, parent, keys.ID(id)), []byte{t.onDead})
 			}
 		}
 	}
+	return nil
+}
+
+// send has a message sent to the shard of a task.
+func (b *rebuilder) send(about keys.ID, m *keys.Message) {
+	to := uint32(ID(about).shard(b.shards))
+	b.sent[to]++
+	b.set(keys.AppendOutbound(nil, to, b.sent[to]), m.Append(nil))
+}
+
+// rebuildPins takes over which parents are kept for whom. A task that is lost, or asks its parents
+// again, lets go of them. A parent of which it is lost how often it is pinned is kept for ever.
+func (b *rebuilder) rebuildPins() error {
+	counts, found := make(map[ID]keys.PinnedValue), make(map[ID]uint64)
+	leaving := make(map[ID]bool)
+	var taken uint64
+	type pin struct{ child, parent ID }
+	var dropped []pin
+	if err := errors.Join(
+		b.old.scan(keys.Pinned, func(key, value []byte) {
+			id, err := keys.ParseByID(key)
+			v, valueErr := keys.ParsePinned(value)
+			if t := b.tasks[id]; err == nil && valueErr == nil && t != nil && t.state == Done && t.At == neverExpires {
+				counts[id] = v
+			}
+		}),
+		b.old.scan(keys.Inbound, func(key, value []byte) {
+			if from, err := keys.ParseNumbered(key); err == nil && int(from) == b.index {
+				taken, _ = keys.ParseNumber(value)
+			}
+		}),
+		b.old.scan(keys.Outbound, func(key, value []byte) {
+			to, seq, err := keys.ParseOutbound(key)
+			m, valueErr := keys.ParseMessage(value)
+			if err != nil || valueErr != nil || int(to) == b.index && seq <= taken {
+				return
+			}
+			switch m.Kind {
+			case keys.MsgUnpin:
+				found[m.Parent]++
+			case keys.MsgLeft:
+				leaving[m.Child] = true
+			}
+		}),
+		b.old.scan(keys.Pin, func(key, value []byte) {
+			child, parent, err := keys.ParsePin(key)
+			if err != nil || len(value) != 0 {
+				return
+			}
+			if _, ok := counts[parent]; !ok && ID(parent).shard(b.shards) == b.index {
+				return
+			}
+			found[parent]++
+			t := b.tasks[child]
+			if leaving[child] || t != nil && t.Child && (!t.ended() || t.state == Dead) && !b.asking[child] {
+				b.set(key, nil)
+				return
+			}
+			dropped = append(dropped, pin{child, parent})
+		}),
+	); err != nil {
+		return err
+	}
+	for _, p := range dropped {
+		b.send(keys.ID(p.parent), &keys.Message{Kind: keys.MsgUnpin, Parent: keys.ID(p.parent)})
+	}
+	for id, v := range counts {
+		if b.shards == 1 { // else others pin it
+			if v.Count = found[id]; b.told[id] {
+				v.Count++
+			}
+			if v.Count == 0 {
+				v.Count = 1
+				b.send(keys.ID(id), &keys.Message{Kind: keys.MsgUnpin, Parent: keys.ID(id)})
+			}
+		}
+		b.set(keys.AppendByID(nil, keys.Pinned, keys.ID(id)), v.Append(nil))
+	}
+	return nil
+}
+
+// writeSent stores how far the messages are counted.
+func (b *rebuilder) writeSent() error {
 	for to, n := range b.sent {
 		if n > 0 {
 			b.set(keys.AppendNumbered(nil, keys.Sent, to), keys.AppendNumber(nil, n))

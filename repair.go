@@ -148,6 +148,7 @@ func buildStore(d *directory, index int, from, to, gathered string) (repeat int,
 		old: readable, db: db, batch: db.NewBatch(), index: index, shards: d.Shards,
 		tasks: make(map[ID]*rebuiltTask), queues: make(map[uint32]string), lanes: make(map[uint32]keys.LaneValue),
 		wakes: make(map[wakeKey]byte), sent: make(map[uint32]uint64),
+		told: make(map[ID]bool), asking: make(map[ID]bool),
 	}
 	err = b.rebuild(d.identity(index))
 	if err == nil { // of a disk that is full, the flush would wait for ever

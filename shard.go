@@ -63,6 +63,7 @@ type shard struct {
 	groups    groupMirror
 	pending   pendingMirror
 	teller    teller
+	pins      pins
 	limits    limitTable
 	throttled []*queueState // held back by their rate until nextGate
 	attended  []*queueState // speak looks after their permits
@@ -137,6 +138,7 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		groups:      newGroupMirror(),
 		pending:     newPendingMirror(),
 		teller:      newTeller(),
+		pins:        newPins(),
 		limits:      make(limitTable),
 		awaits:      make(map[ID][]*awaitOp),
 		fronts:      frontTable{group: 1},
@@ -174,6 +176,7 @@ func (s *shard) run() {
 		s.groups.trim()
 		s.pending.trim()
 		s.teller.ends.trim()
+		s.pins.counts.trim()
 		s.fronts.next()
 		s.forgetIdle()
 	}
@@ -366,6 +369,7 @@ func (s *shard) persist() error {
 	s.groups.seal(&s.group)
 	s.pending.seal(&s.group)
 	s.teller.ends.seal(&s.group)
+	s.pins.counts.seal(&s.group)
 	s.sessions.seal(&s.group)
 	s.out.seal(&s.group)
 	s.noteTouched()

@@ -47,7 +47,7 @@ type Task struct {
 	Timeout time.Duration
 	// Retention is how long the task is kept after it was completed or
 	// canceled, with its result: at least so long, and at most an eighth of it,
-	// or a second, longer. 0: Settings.Retention of the queue, or else
+	// or a second, longer, and until the last task that waited for it (After) has ended. 0: Settings.Retention of the queue, or else
 	// Options.Retention; Forever: without end.
 	Retention time.Duration
 
@@ -65,7 +65,9 @@ type Task struct {
 	// completed. A parent that no longer exists counts as completed; one that
 	// is canceled cancels the task; one that is a dead letter is met as OnDead
 	// says. Nth names tasks of the same batch. What parents leave behind is
-	// read by Get, as long as their Retention lasts. A moment may pass between the
+	// read by Get if they have a Retention: it ends when its time has passed and this task has
+	// been completed, canceled or purged, not before. Dead, this task holds them as long as the dead
+	// letter is kept; redriven after that time was limited by Settings.DeadRetention, no longer. A moment may pass between the
 	// return of the call that completes the last parent and the task's being ready.
 	After []ID
 	// OnDead is what becomes of the task when one of After becomes a dead letter.

@@ -78,10 +78,12 @@ func (s *shard) tellChildren(parent ID, state State) {
 		left--
 		return left < 0
 	})
-	if !all {
-		s.teller.ends.put(s, parent, endedRange(state))
-		s.teller.count++
+	if all {
+		s.told(parent)
+		return
 	}
+	s.teller.ends.put(s, parent, endedRange(state))
+	s.teller.count++
 }
 
 // tellFrom tells those who wait for a task, from a key of the range Dependent on, until enough
@@ -131,6 +133,7 @@ func (s *shard) tellOn() {
 			t.from = left
 			return
 		}
+		s.told(t.parent)
 		t.ends.drop(s, t.parent)
 		t.count--
 		s.group.change(t.parent)

@@ -30,6 +30,8 @@
 //	1d parent child         dependent   tasks that wait for the end of a task
 //	1e shard seq            outbound    messages to a shard that it has not taken yet
 //	1f parent               telling     how a task has ended of which not all know who waited for it
+//	20 child parent         pin         parents whose results are kept until a task has ended
+//	21 parent               pinned      how many pins keep the result of a task
 //
 // A bucket is the time at which what it keeps is forgotten. A scope is what
 // the tasks have in common that block each other.
@@ -72,6 +74,8 @@ const (
 	Dependent = 0x1d
 	Outbound  = 0x1e
 	Telling   = 0x1f
+	Pin       = 0x20
+	Pinned    = 0x21
 )
 
 // IDLen is the length of a task ID.
@@ -297,6 +301,21 @@ func ParseDependent(key []byte) (parent, child ID, err error) {
 	return parent, child, nil
 }
 
+// AppendPin appends a key of the range Pin.
+func AppendPin(dst []byte, child, parent ID) []byte {
+	return append(append(append(dst, Pin), child[:]...), parent[:]...)
+}
+
+// ParsePin reads a key of the range Pin.
+func ParsePin(key []byte) (child, parent ID, err error) {
+	if len(key) != 1+2*IDLen || key[0] != Pin {
+		return child, parent, malformed("pin", key)
+	}
+	copy(child[:], key[1:])
+	copy(parent[:], key[1+IDLen:])
+	return child, parent, nil
+}
+
 // AppendOutbound appends a key of the range Outbound.
 func AppendOutbound(dst []byte, shard uint32, seq uint64) []byte {
 	return AppendGroup(dst, Outbound, shard, seq)
@@ -315,7 +334,7 @@ func AppendByID(dst []byte, prefix byte, id ID) []byte { return append(append(ds
 
 // ParseByID reads a key of the ranges Index and Pending.
 func ParseByID(key []byte) (id ID, err error) {
-	if len(key) != 1+IDLen || key[0] != Index && key[0] != Pending && key[0] != Telling {
+	if len(key) != 1+IDLen || key[0] != Index && key[0] != Pending && key[0] != Telling && key[0] != Pinned {
 		return id, malformed("key by ID", key)
 	}
 	copy(id[:], key[1:])

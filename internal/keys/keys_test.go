@@ -71,6 +71,10 @@ func endedMessage() *Message {
 	return &Message{Kind: MsgEnded, Parent: goldenID, Child: otherID, Outcome: 2}
 }
 
+func unpinMessage() *Message { return &Message{Kind: MsgUnpin, Parent: goldenID, Until: goldenTime} }
+
+func leftMessage() *Message { return &Message{Kind: MsgLeft, Child: otherID, Until: goldenTime} }
+
 func settingsValue() SettingsValue {
 	return SettingsValue{Version: 300, JSON: []byte(`{"Rate":2}`)}
 }
@@ -133,6 +137,9 @@ func TestGolden(t *testing.T) {
 		{"dependent", AppendDependent(nil, goldenID, otherID), "1d" + goldenIDHex + otherIDHex},
 		{"outbound", AppendOutbound(nil, 3, goldenSeq), "1e 00000003 0193b3c012345003"},
 		{"telling", AppendByID(nil, Telling, goldenID), "1f" + goldenIDHex},
+		{"pin", AppendPin(nil, goldenID, otherID), "20" + goldenIDHex + otherIDHex},
+		{"pinned", AppendByID(nil, Pinned, goldenID), "21" + goldenIDHex},
+		{"pins", PinnedValue{Count: 2, Until: goldenTime}.Append(nil), "0000000000000002 00000193b3c01235"},
 
 		{"place key, task", FirstPlace(goldenLane, goldenID).AppendKey(nil, goldenID), "10 00000102" + goldenIDHex},
 		{
@@ -185,6 +192,8 @@ func TestGolden(t *testing.T) {
 			"02" + goldenIDHex + otherIDHex + "01",
 		},
 		{"ended", endedMessage().Append(nil), "03" + goldenIDHex + otherIDHex + "02"},
+		{"unpin", unpinMessage().Append(nil), "05" + goldenIDHex + "00000193b3c01235"},
+		{"left", leftMessage().Append(nil), "06" + otherIDHex + "00000193b3c01235"},
 		{"settings of a queue", settingsMessage().Append(nil), "04 04 6d61696c 000000000000012c 7b2252617465223a327d"},
 	} {
 		require.Equal(t, hex.EncodeToString(unhex(c.want)), hex.EncodeToString(c.got), c.name)
@@ -378,7 +387,7 @@ func TestOrderOfOtherKeys(t *testing.T) {
 				func(p parts) []byte { return AppendGrouped(nil, prefix, p.group, p.at, p.id) },
 			})
 		}
-		for _, prefix := range []byte{Index, Pending, Telling} {
+		for _, prefix := range []byte{Index, Pending, Telling, Pinned} {
 			orders = append(orders, order{"by ID", byID, func(p parts) []byte { return AppendByID(nil, prefix, p.id) }})
 		}
 		for _, prefix := range []byte{Queue, Lane, Counters, Inbound, Sent} {
@@ -513,7 +522,7 @@ func TestKeysRoundTrip(t *testing.T) {
 		require.Equal(t, group, shard)
 		require.Equal(t, at, seq)
 
-		for _, prefix := range []byte{Index, Pending, Telling} {
+		for _, prefix := range []byte{Index, Pending, Telling, Pinned} {
 			gotID, err = ParseByID(AppendByID(nil, prefix, id))
 			require.NoError(t, err)
 			require.Equal(t, id, gotID)
@@ -612,7 +621,7 @@ func TestValuesRoundTrip(t *testing.T) {
 
 func TestMessagesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings}).Draw(t, "kind")}
+		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings, MsgUnpin, MsgLeft}).Draw(t, "kind")}
 		name := rapid.OneOf(rapid.String(), rapid.StringN(100, 200, -1))
 		bytesOf := rapid.SliceOf(rapid.Byte())
 		switch m.Kind {
@@ -622,6 +631,10 @@ func TestMessagesRoundTrip(t *testing.T) {
 			m.Record = bytesOf.Draw(t, "record")
 		case MsgSettings:
 			m.Queue, m.Settings = name.Draw(t, "queue"), bytesOf.Draw(t, "settings")
+		case MsgUnpin:
+			m.Parent, m.Until = drawID(t), rapid.Uint64().Draw(t, "until")
+		case MsgLeft:
+			m.Child, m.Until = drawID(t), rapid.Uint64().Draw(t, "until")
 		default:
 			m.Parent, m.Child, m.Outcome = drawID(t), drawID(t), rapid.Byte().Draw(t, "outcome")
 		}
@@ -766,9 +779,12 @@ var parsers = []struct {
 	{"scope", AppendScope(nil, 1), only(ParseScope), []byte{Group}},
 	{"dependent", AppendDependent(nil, goldenID, otherID), only2(ParseDependent), []byte{Dependent}},
 	{"outbound", AppendOutbound(nil, 1, 2), only2(ParseOutbound), []byte{Outbound}},
-	{"index", AppendByID(nil, Index, goldenID), only(ParseByID), []byte{Index, Pending, Telling}},
-	{"pending", AppendByID(nil, Pending, goldenID), only(ParseByID), []byte{Index, Pending, Telling}},
-	{"telling", AppendByID(nil, Telling, goldenID), only(ParseByID), []byte{Index, Pending, Telling}},
+	{"index", AppendByID(nil, Index, goldenID), only(ParseByID), []byte{Index, Pending, Telling, Pinned}},
+	{"pending", AppendByID(nil, Pending, goldenID), only(ParseByID), []byte{Index, Pending, Telling, Pinned}},
+	{"pinned", AppendByID(nil, Pinned, goldenID), only(ParseByID), []byte{Index, Pending, Telling, Pinned}},
+	{"pin", AppendPin(nil, goldenID, otherID), only2(ParsePin), nil},
+	{"pins", PinnedValue{Count: 1}.Append(nil), only(ParsePinned), nil},
+	{"telling", AppendByID(nil, Telling, goldenID), only(ParseByID), []byte{Index, Pending, Telling, Pinned}},
 	{"lease", []byte{Lease, 0, 0, 0, 0, 0, 0, 0, 1}, only(ParseLease), []byte{Lease}},
 	{"numbered", AppendNumbered(nil, Queue, 1), only(ParseNumbered), nil},
 	{"place key, task", AppendTask(nil, 1, SinceOf(goldenID), goldenID), only2(ParsePlaceKey), []byte{Task}},

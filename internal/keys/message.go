@@ -15,12 +15,15 @@ type Message struct {
 	Priority uint8
 	Record   []byte
 
-	// Of MsgDepend and MsgEnded: a task, and one that waits for its end.
+	// Of MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin has the one,
+	// and MsgLeft the other.
 	Parent  ID
 	Child   ID
 	Outcome byte // MsgDepend: what the parent's death means; MsgEnded: how it ended
 
 	Settings []byte // of MsgSettings: an encoded SettingsValue
+
+	Until uint64 // of MsgUnpin and MsgLeft: parents are kept until then at least; wall clock, ms
 }
 
 // The kinds of messages.
@@ -29,6 +32,8 @@ const (
 	MsgDepend   = 2 // Child, of the sender, waits for Parent
 	MsgEnded    = 3 // Parent, of the sender, has ended for Child
 	MsgSettings = 4 // go by the settings, unless there are newer ones
+	MsgUnpin    = 5 // one pin less keeps Parent
+	MsgLeft     = 6 // Child, of the sender, does not need its parents any more
 )
 
 // Append appends the encoded message.
@@ -41,6 +46,10 @@ func (m *Message) Append(dst []byte) []byte {
 		return append(dst, m.Record...)
 	case MsgSettings:
 		return append(wire.AppendBytes(dst, m.Queue), m.Settings...)
+	case MsgUnpin:
+		return AppendNumber(append(dst, m.Parent[:]...), m.Until)
+	case MsgLeft:
+		return AppendNumber(append(dst, m.Child[:]...), m.Until)
 	default:
 		dst = append(append(dst, m.Parent[:]...), m.Child[:]...)
 		return append(dst, m.Outcome)
@@ -59,6 +68,10 @@ func ParseMessage(b []byte) (m Message, err error) {
 	case MsgDepend, MsgEnded:
 		m.Parent, m.Child = ReadID(r), ReadID(r)
 		m.Outcome = r.Byte()
+	case MsgUnpin:
+		m.Parent, m.Until = ReadID(r), r.Fixed64()
+	case MsgLeft:
+		m.Child, m.Until = ReadID(r), r.Fixed64()
 	case MsgSettings:
 		m.Queue = r.String()
 		m.Settings = r.Rest()

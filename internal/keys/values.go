@@ -122,6 +122,25 @@ func ParseNumber(b []byte) (uint64, error) {
 	return binary.BigEndian.Uint64(b), nil
 }
 
+// PinnedValue is what keeps the result of a task.
+type PinnedValue struct {
+	Count uint64 // of pins; 1 or more
+	Until uint64 // the bucket to which the task moves then
+}
+
+// Append appends the encoded value.
+func (v PinnedValue) Append(dst []byte) []byte {
+	return AppendNumber(AppendNumber(dst, v.Count), v.Until)
+}
+
+// ParsePinned reads such a value.
+func ParsePinned(b []byte) (PinnedValue, error) {
+	if len(b) != 16 {
+		return PinnedValue{}, malformed("pins", b)
+	}
+	return PinnedValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
+}
+
 // SettingsValue is what a queue has been set to. Of two, the one with the
 // larger version is in force.
 type SettingsValue struct {

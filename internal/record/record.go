@@ -38,6 +38,7 @@ type Ties struct {
 	Group     uint64          // hash of the group and its scope
 	Limit     uint64          // hash of the key of a limit and its scope
 	Parent    bool            // other tasks wait for the end of this one
+	Child     bool            // it has Parents; of decoded records
 }
 
 // UniqueLen is the length of the hash of an idempotency key.
@@ -303,6 +304,7 @@ func readHead(r *wire.Reader, flags uint64) (h Head) {
 		h.Limit = readHash(r)
 	}
 	h.Parent = flags&isParent != 0
+	h.Child = flags&hasParents != 0
 	h.Rewritten = flags&isRewritten != 0
 	h.Expired = flags&hasExpired != 0
 	return h

@@ -1,0 +1,329 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+)
+
+// pinTest is parents whose retention is a minute, and children that take longer.
+type pinTest struct{ *flowTest }
+
+// inPins runs a test with parents in shard 0 and children in the same shard and in another.
+func inPins(t *testing.T, test func(f *pinTest, child int)) {
+	for _, layout := range flowLayouts {
+		t.Run(layout.name, func(t *testing.T) {
+			opts := Options{Shards: layout.shards, Retention: time.Minute, LeaseFor: 24 * time.Hour}
+			inFlow(t, opts, func(f *flowTest) { test(&pinTest{f}, layout.child) })
+		})
+	}
+}
+
+// finish claims the next task of a queue and completes it with a result.
+func (f *pinTest) finish(queue, result string) {
+	f.Helper()
+	require.NoError(f, f.q.Complete(context.Background(), f.claim(queue).Receipt, []byte(result)))
+	f.check()
+}
+
+// wait lets an hour pass, as many minutes: every retention ends several times.
+func (f *pinTest) wait() {
+	f.Helper()
+	for range 60 {
+		time.Sleep(time.Minute)
+		synctest.Wait()
+	}
+	f.check()
+}
+
+// requireResult makes sure that a parent's result can be read.
+func (f *pinTest) requireResult(parent ID, want string) {
+	f.Helper()
+	info, err := f.q.Get(context.Background(), parent)
+	require.NoError(f, err)
+	require.Equal(f, want, string(info.Result))
+}
+
+// requireForgotten makes sure that a task is forgotten within its retention from now on.
+func (f *pinTest) requireForgotten(ids ...ID) {
+	f.Helper()
+	f.check()
+	time.Sleep(2 * time.Minute)
+	f.requireState(gone, ids...)
+	f.check()
+	for _, s := range f.q.led() {
+		v := f.q.peek(s)
+		n := 0
+		for _, prefix := range []byte{keys.Pin, keys.Pinned} {
+			require.NoError(f, scan(v.snap, prefix, func([]byte, []byte) error { n++; return nil }))
+		}
+		v.close()
+		require.Zero(f, n, "shard %d still has pins", s.index)
+	}
+}
+
+// TestPinnedResult: the result of a kept parent is there until the last child that
+// waited for it has ended, whatever the child waits for in the meantime, and no longer.
+func TestPinnedResult(t *testing.T) {
+	ctx := context.Background()
+	inPins(t, func(f *pinTest, child int) {
+		slow := f.produceAt(0, Task{Queue: "slow"})
+		parent := f.produceAt(0, Task{Queue: "parent"})
+		first := f.produceAt(child, Task{Queue: "first", After: []ID{parent}})
+		last := f.produceAt(child, Task{
+			Queue: "last", After: []ID{parent, slow}, RunAt: time.Now().Add(5 * time.Hour), Group: "g",
+		})
+		before := f.produceAt(child, Task{Queue: "before", Group: "g"}) // has the turn, perhaps
+		f.check()
+		f.finish("parent", "kept")
+		f.wait() // the first is not claimed yet
+		f.requireResult(parent, "kept")
+		f.finish("first", "")
+		f.wait() // the last waits for another parent
+		f.requireState(gone, first)
+		f.reopen()
+		f.requireResult(parent, "kept")
+		f.finish("slow", "too")
+		for range 4 { // it waits for its time
+			f.wait()
+		}
+		f.requireResult(slow, "too")
+		f.finish("before", "")
+		f.reopen()
+		l := f.claim("last")
+		f.wait() // and is in a worker's hands
+		require.NoError(f, f.q.Retry(ctx, l.Receipt, RetryOptions{Err: errors.New("again")}))
+		f.wait()
+		f.requireResult(parent, "kept")
+		f.finish("last", "")
+		f.requireForgotten(parent, slow, last, before)
+	})
+}
+
+// TestUnpin: whatever ends a child lets go of its parents.
+func TestUnpin(t *testing.T) {
+	ctx := context.Background()
+	for name, end := range map[string]func(f *pinTest, child ID){
+		"cancel ready": func(f *pinTest, child ID) { f.cancel(child) },
+		"cancel leased": func(f *pinTest, child ID) {
+			f.claim("child")
+			f.cancel(child)
+		},
+		"purge": func(f *pinTest, _ ID) {
+			f.die("child")
+			f.wait()
+			n, err := f.q.Purge(ctx, DeadLetters{})
+			require.NoError(f, err)
+			require.Equal(f, 1, n)
+		},
+		"redrive": func(f *pinTest, child ID) {
+			f.die("child")
+			f.wait()
+			f.requireState(Done, f.parents()...)
+			require.NoError(f, f.q.Redrive(ctx, child))
+			f.finish("child", "")
+		},
+		"cancel dead": func(f *pinTest, child ID) {
+			f.die("child")
+			f.cancel(child)
+		},
+		"forgotten dead letter": func(f *pinTest, child ID) {
+			require.NoError(f, f.q.Configure(ctx, "child", func(s *Settings) {
+				s.DeadRetention = 3 * time.Hour
+			}))
+			f.die("child")
+			f.wait()
+			f.wait()
+			f.requireState(Dead, child)
+			f.requireState(Done, f.parents()...)
+			f.wait()
+			f.wait()
+			f.requireState(gone, child)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPins(t, func(f *pinTest, at int) {
+				parents := []ID{f.produceAt(0, Task{Queue: "parent"}), f.produceAt(0, Task{Queue: "parent"})}
+				child := f.produceAt(at, Task{Queue: "child", After: parents, MaxAttempts: 1})
+				f.check()
+				f.finish("parent", "a")
+				f.finish("parent", "b")
+				f.wait()
+				f.requireState(Done, parents...)
+				end(f, child)
+				f.requireForgotten(append(parents, child)...)
+			})
+		})
+	}
+}
+
+// parents is the tasks that are done and kept.
+func (f *pinTest) parents() (ids []ID) {
+	f.Helper()
+	for t, err := range f.q.List(context.Background(), ListOptions{State: Done, Queue: "parent"}) {
+		require.NoError(f, err)
+		ids = append(ids, t.ID)
+	}
+	require.Len(f, ids, 2)
+	return ids
+}
+
+// TestPinByExisting: a child that comes when its parent has ended keeps it as well; one that
+// was canceled while it waited does not; and nobody keeps what is kept for ever, or not at all.
+func TestPinByExisting(t *testing.T) {
+	inPins(t, func(f *pinTest, at int) {
+		parent := f.produceAt(0, Task{Queue: "parent"})
+		f.finish("parent", "kept")
+		time.Sleep(30 * time.Second)
+		children := []ID{
+			f.produceAt(at, Task{Queue: "child", After: []ID{parent}}),
+			f.produceAt(at, Task{Queue: "child", After: []ID{parent}}),
+		}
+		f.check()
+		f.finish("child", "")
+		f.wait()
+		f.requireResult(parent, "kept")
+		f.finish("child", "")
+		f.requireForgotten(append(children, parent)...)
+
+		parent = f.produceAt(0, Task{Queue: "parent"})
+		child := f.produceAt(at, Task{Queue: "child", After: []ID{parent}})
+		f.check()
+		f.cancel(child)
+		f.finish("parent", "kept")
+		f.requireResult(parent, "kept")
+		f.requireForgotten(parent, child)
+
+		parent = f.produceAt(0, Task{Queue: "parent", Retention: Forever})
+		child = f.produceAt(at, Task{Queue: "child", After: []ID{parent}})
+		f.check()
+		f.finish("parent", "for ever")
+		f.finish("child", "")
+		f.requireForgotten(child)
+		f.wait()
+		f.requireResult(parent, "for ever")
+	})
+}
+
+// TestPinByMany: a parent with more children than are told in the commit of its end, and a child
+// with more parents than it lets go of in one group, leave nothing behind.
+func TestPinByMany(t *testing.T) {
+	inPins(t, func(f *pinTest, at int) {
+		parent := f.produceAt(0, Task{Queue: "parent"})
+		var batch []Task
+		for range 5 * tellAtOnce {
+			batch = append(batch, Task{Queue: "child", After: []ID{parent}})
+		}
+		children, err := f.q.startingAt(at).ProduceBatch(context.Background(), batch)
+		require.NoError(f, err)
+		f.check()
+		f.finish("parent", "kept")
+		for i := range children {
+			f.requireResult(parent, "kept")
+			if i%16 == 0 {
+				f.wait()
+			}
+			f.finish("child", "")
+		}
+		f.requireForgotten(append(children, parent)...)
+
+		var parents []ID
+		for i := range 400 {
+			parents = append(parents, f.produceAt(0, Task{Queue: "parent", Payload: fmt.Append(nil, i)}))
+		}
+		child := f.produceAt(at, Task{Queue: "child", After: parents})
+		f.check()
+		for range parents {
+			require.NoError(f, f.q.Complete(context.Background(), f.claim("parent").Receipt, []byte("r")))
+		}
+		f.wait()
+		f.requireState(Done, parents[0], parents[399])
+		f.finish("child", "")
+		f.requireForgotten(append(parents, child)...)
+	})
+}
+
+// TestPinsAreRepaired: a store without what counts the pins, or with pins of tasks that are lost,
+// is found out and repaired; what the children that are left wait for is kept.
+func TestPinsAreRepaired(t *testing.T) {
+	remove := func(prefix byte) func(t *testing.T, db *pebble.DB) {
+		return func(t *testing.T, db *pebble.DB) {
+			key, _ := first(t, db, prefix, nil)
+			require.NoError(t, db.Delete(key, nil))
+		}
+	}
+	for name, damage := range map[string]func(t *testing.T, db *pebble.DB){
+		"count": remove(keys.Pinned),
+		"pin":   remove(keys.Pin),
+		"wrong count": func(t *testing.T, db *pebble.DB) {
+			key, value := first(t, db, keys.Pinned, nil)
+			v, err := keys.ParsePinned(value)
+			require.NoError(t, err)
+			v.Count++
+			require.NoError(t, db.Set(key, v.Append(nil), nil))
+		},
+		"child": remove(keys.Index), // with its record
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk := vfs.NewMem()
+			var parent ID
+			inFlow(t, Options{Shards: 1, Retention: time.Minute, fs: disk}, func(f *flowTest) {
+				parent = f.produceAt(0, Task{Queue: "parent"})
+				for range 2 {
+					f.produceAt(0, Task{Queue: "child", After: []ID{parent}, RunAt: time.Now().Add(time.Hour)})
+				}
+				f.check()
+				require.NoError(f, f.q.Complete(context.Background(), f.claim("parent").Receipt, []byte("kept")))
+			})
+			alter(t, disk, func(db *pebble.DB) map[ID]bool {
+				if name == "child" {
+					key, _ := first(t, db, keys.Scheduled, nil)
+					require.NoError(t, db.Delete(key, nil))
+				}
+				damage(t, db)
+				return nil
+			})
+			require.False(t, verifyImage(t, disk, false).OK())
+			r := verifyImage(t, disk, true)
+			require.True(t, r.OK(), "%v", r.Problems)
+			require.True(t, verifyImage(t, disk, false).OK())
+			inFlow(t, Options{Shards: 1, Retention: time.Minute, fs: disk}, func(g *flowTest) {
+				f := &pinTest{g}
+				f.requireResult(parent, "kept")
+				f.wait()
+				f.wait()
+				f.requireResult(parent, "kept")
+				for l := range f.children() {
+					f.requireResult(parent, "kept")
+					require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil))
+				}
+				f.check()
+				if name != "count" { // of which the retention is lost
+					f.requireForgotten(parent)
+				}
+			})
+		})
+	}
+}
+
+// children is the leases of all that are ready.
+func (f *pinTest) children() iter.Seq[*Lease] {
+	return func(yield func(*Lease) bool) {
+		for {
+			l, err := f.q.Claim(context.Background(), ClaimRequest{Queues: []string{"child"}, NoWait: true})
+			if errors.Is(err, ErrEmpty) || !yield(l) {
+				return
+			}
+		}
+	}
+}
