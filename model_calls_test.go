@@ -46,7 +46,7 @@ func (m *model) runClaim(w *claimCall) {
 	found := m.anyReady(w.req.Queues) > 0
 	expected := ""
 	for _, name := range w.req.Queues {
-		if m.isLimited(name) { // what is ready may have to wait
+		if m.isLimited(name) || m.opts.groupBytes != 0 { // what is ready may have to wait
 			break
 		}
 		if m.anyReady([]string{name}) > 0 {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -204,7 +205,7 @@ func (m *model) open() {
 		MinFreeBytes:  diskTestFree,
 		idleLanes:     rapid.SampledFrom([]int{1, 1, 2, 4, idleLanes}).Draw(m.t, "idleLanes"),
 		sweepLanes:    rapid.SampledFrom([]int{1, 1, 2, 8}).Draw(m.t, "sweepLanes"),
-		groupBytes:    rapid.SampledFrom([]int{0, 0, smallGroup}).Draw(m.t, "groupBytes"),
+		groupBytes:    m.drawGroupBytes(),
 		Limits:        Limits{Parents: 300, CommitBytes: smallCommit},
 		wall:          func() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) },
 	}
@@ -721,12 +722,21 @@ func (m *model) compare(*rapid.T) {
 }
 
 // What a group, one commit of a batch, and a large record have at the most in the model; a
-// group only in some runs.
+// group only with -model.groups.
 const (
 	smallGroup  = 4 << 10
 	smallCommit = 16 << 10
 	largeRecord = 3 << 10
 )
+
+var modelGroups = flag.Bool("model.groups", false, "TestModel runs with small groups, too, and bounds what owners do at once")
+
+func (m *model) drawGroupBytes() int {
+	if !*modelGroups {
+		return 0
+	}
+	return rapid.SampledFrom([]int{0, 0, smallGroup}).Draw(m.t, "groupBytes")
+}
 
 // checkSteps: however much is due or asked for, what owners do at once is bounded: upkeep by
 // its budget and one unit of work, operations by theirs and one batch.
