@@ -25,7 +25,8 @@ import (
 // shards, tenants take turns in each of them, and claims go to the shard with the
 // highest priority, and for a queue with one tenant to the one with the oldest task, as the
 // shards of the process have told after their last commits: of claims that are made
-// at the same time some may get a task before a more urgent, or an older, one. If req has
+// at the same time some may get a task before a more urgent, or an older, one. The strict
+// order of queues holds over the shards for the first 16 of them. If req has
 // Weights, claims begin at any shard, and keep to the priorities only.
 //
 // A task whose lease runs out for the first time keeps its place, and so does one whose
@@ -300,11 +301,16 @@ func (op *claimOp) abandon(s *shard) {
 	}
 }
 
-func (op *claimOp) encode(dst []byte) (callKind, []byte) {
-	queues, weights := op.queues, op.weights
+// named is the queues that the claim names, and their weights.
+func (op *claimOp) named() (queues []string, weights []int) {
 	if op.list != nil {
-		queues, weights = op.list.names, op.list.weights
+		return op.list.names, op.list.weights
 	}
+	return op.queues, op.weights
+}
+
+func (op *claimOp) encode(dst []byte) (callKind, []byte) {
+	queues, weights := op.named()
 	dst = appendNames(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, op.duration)

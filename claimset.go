@@ -180,7 +180,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		}
 		op.drawn = 0
 		q := set.queues[at]
-		if s.isElsewhere(op, q.name, q) {
+		if s.isElsewhereBefore(op, set, at) || s.isElsewhere(op, q.name, q) {
 			return claimElsewhere
 		}
 		if !op.noWait && s.isAwaitedAlone(q, op.remote) {
@@ -208,6 +208,9 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		}
 		s.giveOfSet(op, set, q, l)
 		return claimServed
+	}
+	if s.isElsewhereBefore(op, set, len(set.queues)) {
+		return claimElsewhere
 	}
 	return claimNothing
 }

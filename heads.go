@@ -245,7 +245,8 @@ func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 	if s.board == nil || op.sent == headSends || op.visited > 0 || op.remote {
 		return false
 	}
-	list := len(op.queues) > 1 && len(op.weights) == 0
+	queues, weights := op.named()
+	list := len(queues) > 1 && len(weights) == 0
 	heads, rank := (*queueHeads)(nil), uint64(0)
 	if q != nil {
 		heads, rank = q.heads, s.headOf(q).rank()
@@ -264,6 +265,17 @@ func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 
 // headSends bounds how often a claim is sent on: what has been published may be gone.
 const headSends = 8
+
+// isElsewhereBefore is isElsewhere for the first queues of a strict list, before the one at
+// an index, which is the first that has something here.
+func (s *shard) isElsewhereBefore(op *claimOp, set *claimSet, at int) bool {
+	if s.board == nil || len(set.list.weights) > 0 {
+		return false
+	}
+	return slices.ContainsFunc(set.queues[:min(at, headLooks)], func(q *queueState) bool {
+		return s.isElsewhere(op, q.name, q)
+	})
+}
 
 // sendOn hands a claim to the shard of which isElsewhere has told.
 func (s *shard) sendOn(op *claimOp) bool {
@@ -298,16 +310,18 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 	return rand.IntN(len(led))
 }
 
-// headLooks is at how many of its queues a claim looks to find where to begin.
+// headLooks is at how many of its queues a claim looks to find the shard that has the first
+// of a strict order: where it begins and, of a long list, what it is sent on for.
 const headLooks = 16
 
 // begin is the index of the shard that has the most urgent task for a claim, as far as
 // the order of its queues is known; negative: any.
 func (b *headBoard) begin(op *claimOp) int {
-	if b == nil || len(op.weights) > 0 {
+	queues, weights := op.named()
+	if b == nil || len(weights) > 0 {
 		return -1
 	}
-	for _, name := range op.queues[:min(len(op.queues), headLooks)] {
+	for _, name := range queues[:min(len(queues), headLooks)] {
 		if h := b.of(name); h != nil {
 			if i := h.first(op.max); i >= 0 {
 				return i
