@@ -373,7 +373,7 @@ func (c *checker) turn(key, value []byte) error {
 	if v.Holder == (keys.ID{}) {
 		return nil
 	}
-	if st := c.seen[v.Holder]; st == nil || st.ended() || st.Head.Group != scope {
+	if st := c.seen[v.Holder]; st == nil || st.ended() && !st.HoldsTurn || st.Head.Group != scope {
 		c.report("task %s has the turn of group %x: %+v", ID(v.Holder), scope, st)
 	}
 	return nil
@@ -534,6 +534,9 @@ func (c *checker) schedule(key, value []byte) error {
 // finish reports what only the whole shard shows.
 func (c *checker) finish() {
 	for id, st := range c.seen {
+		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.state != Dead || st.At != neverExpires || turn.Holder != keys.ID(id)) {
+			c.report("task %s at %+v holds the turn of group %x, which is %+v", id, st.Place, st.Head.Group, turn)
+		}
 		if st.ended() {
 			continue
 		}

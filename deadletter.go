@@ -29,7 +29,8 @@ type DeadLetters struct {
 }
 
 // Redrive makes a dead letter ready again, behind the tasks of its lane that are, with
-// all its attempts before it. The error that it died of stays with it.
+// all its attempts before it. The error that it died of stays with it. One that holds the
+// turn of its group (Settings.HoldGroups) goes first in it; any other waits for its turn.
 //
 // Redrive returns ErrNotFound if there is no such dead letter, and a
 // *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
@@ -65,7 +66,7 @@ func (s *shard) redrive(at *located) error {
 		}
 	}
 	s.withdraw(at)
-	at.rec.Attempts, at.rec.RunAt, at.rec.Expired = 0, 0, false
+	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false
 	s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, at.rec.Encode())
 	return nil
 }
@@ -75,7 +76,11 @@ func (s *shard) purge(at *located) error {
 		return notDead(at)
 	}
 	s.withdraw(at)
-	s.end(at.lane.queue, at.id, &record.Ties{Parent: at.rec.Parent, Child: at.rec.Child}, Outcome{State: Canceled})
+	ties := record.Ties{Parent: at.rec.Parent, Child: at.rec.Child}
+	if at.rec.HoldsTurn {
+		ties.Group = at.rec.Group
+	}
+	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled})
 	return nil
 }
 

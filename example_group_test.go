@@ -40,3 +40,34 @@ func ExampleTask_group() {
 	// anna has to wait: true
 	// anna: withdraw 5
 }
+
+// A transfer that fails for good holds up its account until somebody has looked at it,
+// since what follows builds on it.
+func ExampleSettings_holdGroups() {
+	q, done := open()
+	defer done()
+	check(q.Configure(ctx, "ledger", func(s *codeq.Settings) { s.HoldGroups = true }))
+	for _, what := range []string{"deposit 10", "withdraw 5"} {
+		_, err := q.Produce(ctx, codeq.Task{Queue: "ledger", Group: "anna", Payload: []byte(what)})
+		check(err)
+	}
+	ledger := codeq.ClaimRequest{Queues: []string{"ledger"}, NoWait: true}
+
+	deposit, err := q.Claim(ctx, ledger)
+	check(err)
+	check(q.DeadLetter(ctx, deposit.Receipt, errors.New("no such account")))
+	_, err = q.Claim(ctx, ledger)
+	fmt.Println("anna has to wait:", errors.Is(err, codeq.ErrEmpty))
+
+	check(q.Redrive(ctx, deposit.ID))
+	for range 2 {
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"ledger"}})
+		check(err)
+		fmt.Printf("%s\n", l.Payload)
+		check(q.Complete(ctx, l.Receipt, nil))
+	}
+	// Output:
+	// anna has to wait: true
+	// deposit 10
+	// withdraw 5
+}

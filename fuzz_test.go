@@ -51,7 +51,7 @@ func FuzzSettings(f *testing.F) {
 	for _, set := range []Settings{
 		{},
 		{Paused: true, Concurrency: 3, Rate: 0.5, Burst: 2, TenantWeights: map[string]int{"t": 2}},
-		{ConcurrencyPerKey: 1, Retention: Forever, DeadRetention: time.Hour},
+		{ConcurrencyPerKey: 1, Retention: Forever, DeadRetention: time.Hour, HoldGroups: true},
 	} {
 		value, err := json.Marshal(set)
 		require.NoError(f, err)

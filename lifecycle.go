@@ -348,16 +348,20 @@ func (s *shard) giveBack(ls *lease, rec *record.Record) {
 	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
-// bury makes a leased task a dead letter. One that others wait for is kept
-// until somebody decides what becomes of it.
+// bury makes a leased task a dead letter. One that others wait for, its children or its
+// group, is kept until somebody decides what becomes of it.
 func (s *shard) bury(ls *lease, rec *record.Record) {
 	s.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
 		s.unindex(ls.id)
 	}
-	retention := retentionMillis(ls.lane.queue.settings.DeadRetention)
-	if retention == 0 || rec.Parent {
+	set, ties := ls.lane.queue.settings, ls.ties
+	if rec.HoldsTurn = set.HoldGroups && ties.Group != 0; rec.HoldsTurn {
+		ties.Group = 0
+	}
+	retention := retentionMillis(set.DeadRetention)
+	if retention == 0 || rec.Parent || rec.HoldsTurn {
 		retention = -1
 	}
 	until := bucketOf(s.wall, retention)
@@ -365,7 +369,7 @@ func (s *shard) bury(ls *lease, rec *record.Record) {
 	if rec.Child && until != neverExpires {
 		s.leave(ls.id, until)
 	}
-	s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
+	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
 }
 
 // expire takes back a task whose lease has run out: the attempt counts. The task keeps
@@ -410,6 +414,8 @@ func (s *shard) promote(key []byte, due uint64, id ID, l *lane, rec []byte) erro
 // cancel ends a task in whatever state it is found.
 func (s *shard) cancel(at *located) {
 	retention := s.retention(at.lane.queue, at.rec.Retention)
+	gone := at.state == Dead && !at.rec.HoldsTurn // its group has gone on
+	at.rec.HoldsTurn = false
 	if at.lease != nil {
 		s.unlease(at.lease)
 		if !isFirstPlace(at.lane, at.lease.since, at.id) {
@@ -428,7 +434,7 @@ func (s *shard) cancel(at *located) {
 	}
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	ties := &at.rec.Ties
-	if at.state == Dead { // its group has gone on
+	if gone {
 		ties.Group = 0
 	}
 	s.end(at.lane.queue, at.id, ties, Outcome{State: Canceled, Error: at.rec.Error, Attempts: int(at.rec.Attempts)})

@@ -201,7 +201,7 @@ func (c *purgeCall) apply(m *model) {
 			n++
 			m.unpin(t, 0)
 			m.toGone(t)
-			m.ended(t, Outcome{State: Canceled}, false)
+			m.ended(t, Outcome{State: Canceled}, true)
 		}
 	}
 	if c.n != n {
@@ -271,6 +271,7 @@ func (m *model) drawConfigure() call {
 		TenantWeights:     rapid.SampledFrom(forms).Draw(m.t, "TenantWeights"),
 		Retention:         rapid.SampledFrom([]time.Duration{0, 0, 2 * time.Second, Forever}).Draw(m.t, "Retention"),
 		DeadRetention:     rapid.SampledFrom([]time.Duration{0, 3 * time.Second, time.Minute, Forever}).Draw(m.t, "DeadRetention"),
+		HoldGroups:        rapid.Bool().Draw(m.t, "HoldGroups"),
 	}
 	return c
 }

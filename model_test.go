@@ -325,13 +325,15 @@ func (m *model) toScheduled(t *modelTask, due uint64) {
 
 func (m *model) toDead(t *modelTask, at uint64) {
 	t.until = neverExpires
-	if retention := m.settings[t.want.Queue].DeadRetention; retention != 0 && !t.parent {
+	set := m.settings[t.want.Queue]
+	holds := set.HoldGroups && t.want.Group != ""
+	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
 		t.until = bucketOf(at, retentionMillis(retention))
 		m.unpin(t, t.until)
 	}
 	m.endKey(t, Dead, at)
 	t.want.State, t.want.At = Dead, wallTime(at)
-	m.ended(t, Outcome{State: Dead, Error: t.want.LastError, Attempts: t.want.Attempts}, true)
+	m.ended(t, Outcome{State: Dead, Error: t.want.LastError, Attempts: t.want.Attempts}, !holds)
 }
 
 func (m *model) toDone(t *modelTask, result []byte) {

@@ -277,9 +277,10 @@ func (m *model) depend(t *modelTask, parent ID) (doomed bool) {
 	return false
 }
 
-// ended is the end of a task: who is bound to it goes on with the next react.
-func (m *model) ended(t *modelTask, o Outcome, hadTurn bool) {
-	if scope := t.want.groupScope(); hadTurn && scope != 0 && m.turns[scope] == t.want.ID {
+// ended is the end of a task: who is bound to it goes on with the next react. passes: it
+// gives up the turn of its group if it has it.
+func (m *model) ended(t *modelTask, o Outcome, passes bool) {
+	if scope := t.want.groupScope(); passes && scope != 0 && m.turns[scope] == t.want.ID {
 		delete(m.turns, scope)
 	}
 	for _, child := range m.inOrder() {
@@ -353,7 +354,6 @@ func (m *model) react() {
 }
 
 func (m *model) toCanceled(t *modelTask) {
-	wasDead := t.want.State == Dead
 	if t.want.State == Leased {
 		m.canceled[t.receipt] = true
 	}
@@ -367,7 +367,7 @@ func (m *model) toCanceled(t *modelTask) {
 		t.until = bucketOf(m.wall(), retention)
 		t.want.State, t.want.At = Canceled, wallTime(m.wall())
 	}
-	m.ended(t, o, !wasDead)
+	m.ended(t, o, true)
 }
 
 // retention is how long a task is kept that is completed or canceled, ms.

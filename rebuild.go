@@ -341,13 +341,14 @@ func (b *rebuilder) writeMarks() error {
 }
 
 // rebuildTurns says who has the turn of each group: who had it, or who is ready or
-// at work, or between two attempts. When nobody has, the first that waits is given it.
+// at work, or a dead letter that holds it, or between two attempts. When nobody has, the first
+// that waits is given it.
 func (b *rebuilder) rebuildTurns() error {
 	held := make(map[uint64]ID)
 	if err := b.old.scan(keys.Group, func(key, value []byte) {
 		scope, err := keys.ParseScope(key)
 		v, valueErr := keys.ParseGroup(value)
-		if t := b.tasks[v.Holder]; err == nil && valueErr == nil && t != nil && !t.ended() && t.Head.Group == scope {
+		if t := b.tasks[v.Holder]; err == nil && valueErr == nil && t != nil && (!t.ended() || t.HoldsTurn) && t.Head.Group == scope {
 			held[scope] = v.Holder
 		}
 	}); err != nil {
@@ -355,14 +356,20 @@ func (b *rebuilder) rebuildTurns() error {
 	}
 	waiting := make(map[uint64]uint32) // queue, by scope
 	between := make(map[uint64]ID)
+	var holding []ID // dead letters
 	for _, id := range b.inOrder() {
 		t := b.tasks[id]
 		scope := t.Head.Group
-		if scope == 0 || t.ended() {
+		if scope == 0 || t.ended() && !t.HoldsTurn {
 			continue
 		}
 		_, ok := held[scope]
 		switch {
+		case t.HoldsTurn:
+			holding = append(holding, id)
+			if !ok {
+				held[scope] = id
+			}
 		case t.Range == keys.Blocked && t.At == scope:
 			waiting[scope] = t.queue
 		case t.Range == keys.Task && (!ok || b.tasks[held[scope]].Range != keys.Task):
@@ -386,7 +393,32 @@ func (b *rebuilder) rebuildTurns() error {
 		_, waits := waiting[scope]
 		b.set(keys.AppendScope(nil, scope), keys.GroupValue{Holder: keys.ID(id), Waiting: waits}.Append(nil))
 	}
-	return nil
+	lost := make(map[ID]bool)
+	for _, id := range holding {
+		if held[b.tasks[id].Head.Group] != id {
+			lost[id] = true
+		}
+	}
+	return b.loseTurns(lost)
+}
+
+// loseTurns has the records of dead letters say that they hold no turn.
+func (b *rebuilder) loseTurns(lost map[ID]bool) error {
+	if len(lost) == 0 {
+		return nil
+	}
+	return b.old.scan(keys.Dead, func(key, value []byte) {
+		t, id, ok := b.task(key, value)
+		if !ok || !lost[id] || t.Place != b.tasks[id].Place {
+			return
+		}
+		ended, stored, err := keys.ParseEnded(value)
+		rec, recErr := record.Decode(stored)
+		if err == nil && recErr == nil {
+			rec.HoldsTurn = false
+			b.set(key, append(ended.Append(nil), rec.Encode()...))
+		}
+	})
 }
 
 // copyMessages takes over what is under way between the shards.

@@ -46,9 +46,14 @@ type Settings struct {
 	// say. 0: Options.Retention; Forever: without end.
 	Retention time.Duration `json:",omitzero"`
 	// DeadRetention is how long dead letters are kept. 0 or Forever: until they
-	// are redriven, purged or canceled. Dead letters that other tasks wait for
-	// are kept in any case.
+	// are redriven, purged or canceled. Dead letters that other tasks wait for, or
+	// that hold the turn of a group, are kept in any case.
 	DeadRetention time.Duration `json:",omitzero"`
+	// HoldGroups lets a task that becomes a dead letter hold the turn of its
+	// Task.Group: the group waits until the dead letter is redriven, and then goes first again, or
+	// purged or canceled. By default the turn passes to the next task of the group. A change is
+	// for tasks that die after it: what holds a turn goes on to hold it.
+	HoldGroups bool `json:",omitzero"`
 }
 
 func (s *Settings) check() error {

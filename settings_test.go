@@ -37,7 +37,7 @@ func TestSettingsKept(t *testing.T) {
 			require.Zero(t, settingsOf(t, q, "a"))
 			want := Settings{
 				Paused: true, Concurrency: 1, ConcurrencyPerKey: 2, Rate: 0.5, Burst: 3,
-				TenantWeights: map[string]int{"": 2, "x": 65536}, Retention: time.Hour, DeadRetention: Forever,
+				TenantWeights: map[string]int{"": 2, "x": 65536}, Retention: time.Hour, DeadRetention: Forever, HoldGroups: true,
 			}
 			configure(t, q, "a", func(s *Settings) { *s = want })
 			configure(t, q, "b", func(s *Settings) { s.Retention = Forever })

@@ -55,8 +55,8 @@ type Task struct {
 	Unique Unique
 	// Group names tasks that follow each other: of those with the same queue,
 	// tenant, LimitKey and group, one is worked on at a time, and the next one becomes
-	// ready when it has ended (completed, canceled, or dead), with all its
-	// attempts. The first to become due goes first; of several that wait, the
+	// ready when it has ended (completed, canceled, or dead; Settings.HoldGroups has the
+	// group wait for a dead letter), with all its attempts. The first to become due goes first; of several that wait, the
 	// one that was produced first.
 	Group string
 	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue.

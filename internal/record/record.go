@@ -28,6 +28,8 @@ type Head struct {
 	Expired bool
 	// Rewritten: the key under which the record lies had been written before.
 	Rewritten bool
+	// HoldsTurn: the task is a dead letter and has the turn of its group.
+	HoldsTurn bool
 }
 
 // Ties bind a task to others. The zero Ties are none.
@@ -80,9 +82,10 @@ const (
 	isParent
 	isRewritten
 	hasExpired
+	holdsTurn
 
 	oneByte  = hasRunAt - 1
-	allFlags = hasExpired<<1 - 1
+	allFlags = holdsTurn<<1 - 1
 )
 
 // ErrMalformed is wrapped by every error of Decode.
@@ -129,6 +132,7 @@ func (r *Record) flags() uint64 {
 		{isParent, r.Parent},
 		{isRewritten, r.Rewritten},
 		{hasExpired, r.Expired},
+		{holdsTurn, r.HoldsTurn},
 	} {
 		if f.set {
 			flags |= f.flag
@@ -307,6 +311,7 @@ func readHead(r *wire.Reader, flags uint64) (h Head) {
 	h.Child = flags&hasParents != 0
 	h.Rewritten = flags&isRewritten != 0
 	h.Expired = flags&hasExpired != 0
+	h.HoldsTurn = flags&holdsTurn != 0
 	return h
 }
 

@@ -46,17 +46,18 @@ var golden = []struct {
 	{"is a parent", Record{Head: Head{Ties: Ties{Parent: true}}, Payload: []byte("p")}, "8020 70"},
 	{"rewritten", Record{Head: Head{Rewritten: true}}, "8040"},
 	{"expired", Record{Head: Head{Attempts: 1, Leases: 1, Expired: true}}, "8180010101"},
+	{"holds the turn", Record{Head: Head{HoldsTurn: true}}, "808002"},
 	{
 		"everything",
 		Record{
 			Head: Head{
 				Attempts: 2, Leases: 3, MaxAttempts: 4, Lease: 5, Timeout: 6, Retention: -1, RunAt: 7,
-				Ties: Ties{Unique: hash16, UniqueFor: 1, Flags: 2, Group: 3, Limit: 4, Parent: true}, Rewritten: true,
+				Ties: Ties{Unique: hash16, UniqueFor: 1, Flags: 2, Group: 3, Limit: 4, Parent: true}, Rewritten: true, Expired: true, HoldsTurn: true,
 			},
 			Error: "e", Headers: map[string]string{"k": "v"}, Payload: []byte{0xff},
 			UniqueKey: "u", GroupKey: "g", LimitKey: "l", Parents: [][IDLen]byte{hash16},
 		},
-		"ff7f 02 03 04 05 06 01 07" +
+		"ffff03 02 03 04 05 06 01 07" +
 			"01000000000000000000000000000002 01 02 0000000000000003 0000000000000004" +
 			"0165 01 016b 0176 0175 0167 016c 00 01 01000000000000000000000000000002 ff",
 	},
@@ -114,6 +115,7 @@ func drawRecord(t *rapid.T) Record {
 			RunAt:       large.Draw(t, "run at"),
 			Rewritten:   rapid.Bool().Draw(t, "rewritten"),
 			Expired:     rapid.Bool().Draw(t, "expired"),
+			HoldsTurn:   rapid.Bool().Draw(t, "holds the turn"),
 		},
 		Error: string(bytesOrNone.Draw(t, "error")),
 		Headers: rapid.OneOf(
@@ -229,7 +231,7 @@ func TestRefusals(t *testing.T) {
 		head bool // DecodeHead refuses it, too
 	}{
 		{"nothing", nil, true},
-		{"unknown flags", uvarint(hasExpired << 1), true},
+		{"unknown flags", uvarint(holdsTurn << 1), true},
 		{"half a hash", append(uvarint(hasGroup), 1, 2, 3, 4), true},
 		{"a group that is none", append(uvarint(hasGroup), make([]byte, 9)...), true},
 		{"a key that is none", append(uvarint(hasUnique), make([]byte, 19)...), true},
