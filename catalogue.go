@@ -54,7 +54,7 @@ func newCatalogue(o *Options) catalogue {
 }
 
 // isIdle reports whether a lane has neither ready nor leased tasks.
-func (l *lane) isIdle() bool { return l.leased == 0 && l.complete && l.window.Len() == 0 }
+func (l *lane) isIdle() bool { return l.leased == 0 && l.drained() }
 
 // lane returns a lane, and enters it into the catalogue when it is not in memory.
 // REQUIRES: hasLanes has agreed.
@@ -276,13 +276,13 @@ func (s *shard) isMarked(q *queueState) bool {
 func (s *shard) dropLane(l *lane) {
 	q := l.queue
 	if l.ringNext != nil {
-		q.leave(l)
+		s.leaveRing(l)
 		s.publish(q)
 	}
 	if l.spilled > 0 {
 		s.store.partition.remove(l.number)
 	}
-	s.windowBytes -= l.forget()
+	s.windows.forget(l)
 	n := len(q.lanes) - 1
 	last := q.lanes[n]
 	q.lanes[l.place], last.place = last, l.place
@@ -445,7 +445,7 @@ func (s *shard) beginLanes() error {
 		switch {
 		case l == nil:
 		case l.queue.counts.Ready > 0:
-			l.queue.join(l)
+			s.joinRing(l)
 			if l.queue.counts.Ready > deepLane {
 				l.spilled = deepLane // perhaps it is another lane of the queue that is deep
 				s.store.partition.add(l.number)

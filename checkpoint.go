@@ -66,11 +66,13 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
 	defer closer.Wait()
 	defer cancel(nil)
 	closer.Go(func() {
-		select {
-		case <-q.closing:
-			cancel(ErrClosed)
-		case <-ctx.Done():
-		}
+		contain(q.opts.log, "watch of Checkpoint", func() {
+			select {
+			case <-q.closing:
+				cancel(ErrClosed)
+			case <-ctx.Done():
+			}
+		}, cancel)
 	})
 	select {
 	case q.copying <- struct{}{}:
@@ -131,7 +133,8 @@ func (q *Queue) eachReplica(do func(r *replica) error) error {
 	var g errgroup.Group
 	for i, r := range q.replicas {
 		g.Go(func() error {
-			if err := do(r); err != nil {
+			err := guarded(q.opts.log, "copy of a shard", func() error { return do(r) })
+			if err != nil {
 				return fmt.Errorf("shard %d: %w", i, err)
 			}
 			return nil

@@ -434,10 +434,12 @@ func (s *shard) claimOrder(op *claimOp) []string {
 // give serves a claim that has been taken: with tasks of q, l's first to begin with, and if
 // there is room, with those of its other queues.
 func (s *shard) give(op *claimOp, q *queueState, l *lane) {
+	s.giving = op
 	if s.giveOf(op, q, l) && len(op.queues) > 1 {
 		s.fillUp(op, q)
 	}
 	s.settle(op)
+	s.giving = nil
 }
 
 // giveOf leases tasks of a queue to a claim, as far as they are ready and other shards

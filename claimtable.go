@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -202,7 +203,9 @@ func (t *claimTable) open(key lineKey, op *claimOp) *claimLine {
 	l.ctx, l.drop = context.WithCancel(t.node.ctx)
 	t.lines[key] = l
 	for _, r := range t.node.queue.replicas {
-		t.node.background.Go(func() { l.fetch(r) })
+		t.node.background.Go(func() {
+			contain(t.node.log, "claim line", func() { l.fetch(r) }, l.fail)
+		})
 	}
 	return l
 }
@@ -280,6 +283,19 @@ func (l *claimLine) fetch(r *replica) {
 	}
 }
 
+// fail refuses the claims in the line, which is dropped: the next claim opens another one.
+func (l *claimLine) fail(cause error) {
+	t := l.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l.drop()
+	if t.lines[l.key] == l {
+		delete(t.lines, l.key)
+	}
+	reason := fmt.Errorf("%w: %w", ErrFailed, cause)
+	l.waiting.drain(func(t ticket) { t.refuse(reason) })
+}
+
 // want waits until there is a claim in the line, and returns how many tasks its
 // claims want.
 func (l *claimLine) want(change <-chan struct{}) (tasks int, ok bool) {
@@ -339,8 +355,10 @@ func (l *claimLine) deal(grants []grant) {
 	}
 	for _, g := range grants {
 		t.node.background.Go(func() {
-			// A task that cannot be given back is, when its lease has expired.
-			_ = t.node.queue.failed(t.node.ctx, g.receipt, failOp{how: failReturn, roomWait: roomWait{gone: t.node.ctx.Done()}}, nil)
+			contain(t.node.log, "task that comes back", func() {
+				// A task that cannot be given back is, when its lease has expired.
+				_ = t.node.queue.failed(t.node.ctx, g.receipt, failOp{how: failReturn, roomWait: roomWait{gone: t.node.ctx.Done()}}, nil)
+			}, nil)
 		})
 	}
 }

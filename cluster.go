@@ -209,10 +209,15 @@ func (n *node) open() error {
 	}
 	n.ready.Store(true)
 	for _, r := range q.replicas {
-		n.watches.Go(func() { r.watch(n.quit) })
-		n.watches.Go(func() { r.compact(n.quit) })
+		n.watches.Go(func() {
+			contain(n.log, "watch of elections", func() { r.watch(n.quit) }, func(err error) {
+				r.fail(err)
+				r.leave(ErrNotLeader)
+			})
+		})
+		n.watches.Go(func() { contain(n.log, "compaction of the log", func() { r.compact(n.quit) }, r.fail) })
 	}
-	n.watches.Go(func() { n.balance(n.quit) })
+	n.watches.Go(func() { contain(n.log, "balance", func() { n.balance(n.quit) }, nil) }) // leaders then stay where they are
 	if n.opts.Join {
 		return n.join()
 	}
@@ -340,20 +345,23 @@ func (n *node) startRaft(r *replica) error {
 		_, ok := o.Data.(raft.LeaderObservation)
 		return ok
 	}))
-	n.watches.Go(func() {
-		for {
-			select {
-			case <-elections:
-				if addr, leader := r.raft.LeaderWithID(); addr != "" {
-					r.tenure.begin(leader, n.opts.ElectionTimeout)
-				}
-				r.changed()
-			case <-n.quit:
-				return
-			}
-		}
-	})
+	n.watches.Go(func() { contain(n.log, "watch of leaders", func() { r.follow(elections) }, r.fail) })
 	return nil
+}
+
+// follow notes which node leads, until the node is closed.
+func (r *replica) follow(elections <-chan raft.Observation) {
+	for {
+		select {
+		case <-elections:
+			if addr, leader := r.raft.LeaderWithID(); addr != "" {
+				r.tenure.begin(leader, r.node.opts.ElectionTimeout)
+			}
+			r.changed()
+		case <-r.node.quit:
+			return
+		}
+	}
 }
 
 // resign hands the shards that this node leads to others, as far as they are
@@ -362,7 +370,9 @@ func (n *node) resign() {
 	var transfers sync.WaitGroup
 	for _, r := range n.queue.replicas {
 		if r != nil && r.raft != nil && r.lead.Load() != nil {
-			transfers.Go(func() { _ = r.transfer(r.raft.LeadershipTransfer) }) // or they will miss this one
+			transfers.Go(func() {
+				contain(n.log, "resignation", func() { _ = r.transfer(r.raft.LeadershipTransfer) }, nil) // or they will miss this one
+			})
 		}
 	}
 	transfers.Wait()

@@ -73,7 +73,10 @@ func (n *node) status(ctx context.Context) (*ClusterStatus, error) {
 				if answers[m.Address] == nil {
 					a := new(nodeAnswer)
 					answers[m.Address] = a
-					asking.Go(func() { a.replicas, a.err = n.stateOf(ctx, m.Address) })
+					asking.Go(func() {
+						contain(n.log, "question for a state", func() { a.replicas, a.err = n.stateOf(ctx, m.Address) },
+							func(err error) { a.err = err })
+					})
 				}
 			}
 		}

@@ -272,6 +272,7 @@ type group struct {
 	batch     *pebble.Batch
 	settled   []operation    // to be woken when the group has persisted
 	answered  []operation    // likewise, of other nodes
+	waking    operation      // whose caller is being woken; nil: none
 	tasks     []taskOp       // new tasks, and those whose key was written once and goes
 	granted   []*leaseRecord // lease records to be written
 	finished  []uint64       // lease records, by sequence number, without a lease left
@@ -465,21 +466,30 @@ func (g *group) seal(clock uint64) {
 	}
 }
 
+// wake wakes a caller, unless that was done before the owner panicked.
+func (g *group) wake(op operation, err error) {
+	if op != nil {
+		g.waking = op
+		op.settle(err)
+	}
+}
+
 // release wakes the callers and empties the group.
 func (g *group) release(err error) {
 	g.news.release(err) // first: who is woken finds the event of what it did
 	if len(g.answered) > 0 {
 		for i, op := range g.answered {
 			g.answered[i] = nil
-			op.settle(err)
+			g.wake(op, err)
 		}
 		g.answered = g.answered[:0]
 		runtime.Gosched() // so that the answers are written before the callers here take the processor
 	}
 	for i, op := range g.settled {
 		g.settled[i] = nil
-		op.settle(err)
+		g.wake(op, err)
 	}
+	g.waking = nil
 	clear(g.granted)
 	clear(g.tasks)
 	g.tasks, g.taskBytes = g.tasks[:0], 0

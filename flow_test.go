@@ -844,7 +844,7 @@ func TestNewParentsStayWithinMemory(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "a", Tenant: "x"})
 		s := q.shard(0)
-		require.NoError(t, s.probe(func(s *shard) error { s.windowLimit = s.windowBytes; return nil }))
+		require.NoError(t, s.probe(func(s *shard) error { s.windows.limit = s.windows.bytes; return nil }))
 		produce(t, q, Task{Queue: "b", After: ids[:1], RunAt: time.Now().Add(time.Hour)})
 		requireSettled(t, q)
 	})

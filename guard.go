@@ -3,6 +3,7 @@ package codeq
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"codeq/internal/guard"
 )
@@ -51,4 +52,80 @@ func containUser(log *slog.Logger, what string, f func()) (ok bool) {
 		log.Error(what+" has panicked", "value", fmt.Sprint(value), "stack", string(stack))
 	})
 	return ok
+}
+
+// crash ends a shard whose owner has panicked, in the middle of anything.
+func (s *shard) crash(cause error) {
+	s.panicked = true
+	inHand := append(slices.Clone(s.retrying), s.deciding, s.group.waking)
+	taken := s.giving
+	contain(s.opts.log, "end of owner", func() { s.rescue(inHand, taken, cause) }, nil)
+	contain(s.opts.log, "end of shard", func() { s.fail(cause) }, nil)
+}
+
+// rescue answers the callers of operations that the owner had in its hands when it panicked. All
+// other callers are in one of the lists of the shard, and answered by fail.
+func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
+	listed := make(map[operation]bool)
+	for _, ops := range [...][]operation{s.group.settled, s.group.answered, s.deferred, s.space.parked, s.taken[s.cursor:]} {
+		for _, op := range ops {
+			listed[op] = true
+		}
+	}
+	for _, op := range s.idlers {
+		listed[op] = true
+	}
+	for _, ops := range s.awaits {
+		for _, op := range ops {
+			listed[op] = true
+		}
+	}
+	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)
+	for _, op := range inHand {
+		if op == nil || listed[op] {
+			continue
+		}
+		listed[op] = true
+		if c, ok := op.(*claimOp); ok && (c == taken || !c.take()) { // it was served, or is below
+			continue
+		}
+		contain(s.opts.log, "end of operation", func() { abandon(op, outcome) }, nil)
+	}
+	if taken != nil && !listed[operation(taken)] {
+		abandon(taken, outcome)
+	}
+}
+
+// abandon answers the caller of an operation that may have been answered before. It keeps
+// the references of a claim, of which it is not known who has them.
+func abandon(op operation, reason error) {
+	if c, ok := op.(*completeOp); ok && c.runner != nil {
+		c.settle(reason)
+		return
+	}
+	b, ok := op.(interface{ base() *completion })
+	switch {
+	case !ok:
+		op.settle(reason)
+	case b.base().reply != nil:
+		b.base().reply(reason)
+	default:
+		select {
+		case b.base().done <- reason:
+		default:
+		}
+	}
+}
+
+// crashOp has the owner of a shard panic: what it relies on has.
+type crashOp struct{ cause error }
+
+func (op *crashOp) resolve(*shard) { panic(op.cause) }
+func (op *crashOp) settle(error)   {}
+
+// goFor does something for the owner, which relies on it, on a goroutine that Close waits for.
+func (s *shard) goFor(what string, f func()) {
+	s.node.background.Go(func() {
+		contain(s.opts.log, what, f, func(err error) { _ = s.inbox.pass(&crashOp{err}) }) // or it has ended
+	})
 }

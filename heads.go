@@ -165,7 +165,7 @@ func (s *shard) headOf(q *queueState) head {
 	for mask := q.mask; mask != 0; {
 		p := bits.Len16(mask) - 1
 		mask &^= 1 << p
-		first := q.rings[p]
+		first := q.rings[p].first
 		for l := first; ; {
 			alone := l.ringNext == l
 			if l.window.Len() > 0 {

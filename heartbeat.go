@@ -100,13 +100,15 @@ func (h *heart) beat() (running bool) {
 // calls it: it does not wait for hooks.
 func (r *runner) canceled(receipt Receipt) {
 	r.queue.notices.Go(func() {
-		r.void.add(receipt)
-		lost := map[Receipt]error{receipt: errCanceled(receipt)}
-		for _, w := range r.workers {
-			if w.forfeit(lost) {
-				return
+		contain(r.queue.opts.log, "cancel of a handler", func() {
+			r.void.add(receipt)
+			lost := map[Receipt]error{receipt: errCanceled(receipt)}
+			for _, w := range r.workers {
+				if w.forfeit(lost) {
+					return
+				}
 			}
-		}
+		}, nil) // the next renewal of its lease cancels it
 	})
 }
 

@@ -155,7 +155,7 @@ func (q *Queue) checkGates() error {
 func (s *shard) checkMemory(q *Queue) error {
 	g := &s.group
 	busy := !g.batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.touched) > 0
-	if busy || s.out.ahead || len(s.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
+	if busy || s.out.ahead || len(s.refiller.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)
@@ -339,7 +339,7 @@ func (c *memoryChecker) lanes() error {
 		}
 		before := l.window.Footprint()
 		got := items(&l.window)
-		s.windowBytes += l.window.Footprint() - before
+		s.windows.resized(l, before)
 		same := func(a, b window.Item) bool { return a.Pos == b.Pos && bytes.Equal(a.Record, b.Record) }
 		if !slices.EqualFunc(got, want, same) {
 			c.report("window of lane %d (%s) has %s, want %s (next %x, complete %t)",
@@ -432,21 +432,32 @@ func (c *memoryChecker) catalogue() error {
 func (c *memoryChecker) windowMemory() error {
 	s := c.shard
 	sum, holders, most := 0, 0, 0
+	listed := make(map[*lane]bool)
+	for l := s.windows.oldest; l != nil && !listed[l]; l = l.newer {
+		listed[l] = true
+		if l.newer == nil && l != s.windows.newest || l.newer != nil && l.newer.older != l {
+			c.report("lane %d is not well among those that hold memory", l.number)
+		}
+	}
 	for _, l := range s.lanes {
 		if l == nil {
 			continue
 		}
-		if n := l.window.Footprint(); n > 0 {
+		n := l.window.Footprint()
+		if (n > 0) != listed[l] {
+			c.report("lane %d holds %d bytes, is among those that hold memory: %t", l.number, n, listed[l])
+		}
+		if n > 0 {
 			sum += n
 			holders++
 			most = max(most, l.window.Len())
 		}
 	}
-	if sum != s.windowBytes {
-		c.report("windows are accounted with %d bytes and have %d", s.windowBytes, sum)
+	if sum != s.windows.bytes {
+		c.report("windows are accounted with %d bytes and have %d", s.windows.bytes, sum)
 	}
-	if sum > s.windowLimit && (holders > 1 || most > 1) {
-		c.report("%d windows hold %d bytes, at most %d allowed", holders, sum, s.windowLimit)
+	if sum > s.windows.limit && (holders > 1 || most > 1) {
+		c.report("%d windows hold %d bytes, at most %d allowed", holders, sum, s.windows.limit)
 	}
 	return nil
 }
@@ -613,7 +624,12 @@ func (c *memoryChecker) claimable(q *queueState) bool {
 }
 
 func (c *memoryChecker) ring(q *queueState, priority int) {
-	head := q.rings[priority]
+	r := q.rings[priority]
+	var head *lane
+	if r != nil {
+		head = r.first
+		c.ahead(r)
+	}
 	if (head != nil) != (q.mask&(1<<priority) != 0) {
 		c.report("mask of queue %q is %b, ring %d is %v", q.name, q.mask, priority, head)
 	}
@@ -629,6 +645,26 @@ func (c *memoryChecker) ring(q *queueState, priority int) {
 		if l != nil && l.queue == q && int(l.priority) == priority && (l.ringNext != nil) != seen[l] {
 			c.report("lane %d has a turn: %t, is in the ring: %t", l.number, l.ringNext != nil, seen[l])
 		}
+	}
+}
+
+// ahead: the lanes that are ahead are those that the ring says.
+func (c *memoryChecker) ahead(r *ring) {
+	l, bytes := r.first, 0
+	for i := range r.lanes {
+		if i == r.ahead && l != r.edge {
+			c.report("ring %d of queue %q: lane %d is the first that is not ahead, the edge is %d", r.priority, r.queue.name, l.number, r.edge.number)
+		}
+		if l.ahead != (i < r.ahead) {
+			c.report("ring %d of queue %q: lane %d of %d is ahead: %t, of %d", r.priority, r.queue.name, i, r.lanes, l.ahead, r.ahead)
+		}
+		if l.ahead {
+			bytes += l.window.Footprint()
+		}
+		l = l.ringNext
+	}
+	if l != r.first || bytes != r.bytes || r.wanted || r.urgent {
+		c.report("ring %d of queue %q: %+v, has other lanes, or %d bytes ahead", r.priority, r.queue.name, r, bytes)
 	}
 }
 

@@ -75,8 +75,12 @@ func (h *hold) resume() error {
 	var g errgroup.Group
 	for i := range h.asked {
 		g.Go(func() error {
-			op := &resumeOp{completion: newCompletion(), id: h.id}
-			if _, err := h.queue.do(ctx, i, op); err != nil {
+			err := guarded(h.queue.opts.log, "end of a hold", func() error {
+				op := &resumeOp{completion: newCompletion(), id: h.id}
+				_, err := h.queue.do(ctx, i, op)
+				return err
+			})
+			if err != nil {
 				return fmt.Errorf("shard %d: %w", i, err)
 			}
 			return nil
@@ -89,7 +93,7 @@ func (h *hold) resume() error {
 // is not reached goes on after holdLimit.
 func (h *hold) giveUp() {
 	if n := h.queue.node; n != nil {
-		n.background.Go(func() { _ = h.resume() })
+		n.background.Go(func() { contain(n.log, "end of a given up hold", func() { _ = h.resume() }, nil) })
 		return
 	}
 	_ = h.resume()

@@ -77,15 +77,22 @@ func (op *readOp) settle(err error) {
 	} else {
 		op.shard.askLease(v, op.id)
 	}
-	go func() {
-		again, err := op.read(v)
-		v.close() // which the store waits for before it closes
-		if op.err = err; !again {
-			op.completion.settle(nil)
-		} else if err := op.shard.inbox.pass(op); err != nil {
-			op.completion.settle(err)
-		}
-	}()
+	go op.readView(v)
+}
+
+// readView reads in a view, and answers, or has the operation resolved again.
+func (op *readOp) readView(v *view) {
+	again := false
+	err := guarded(op.shard.opts.log, "read", func() (err error) {
+		again, err = op.read(v)
+		return err
+	})
+	v.close() // which the store waits for before it closes
+	if op.err = err; !again {
+		op.completion.settle(nil)
+	} else if err := op.shard.inbox.pass(op); err != nil {
+		op.completion.settle(err)
+	}
 }
 
 // view is what disk has between two commits, without leases. REQUIRES: the caller is the

@@ -26,7 +26,6 @@ type laneSweep struct {
 	found         bool   // the reader is done
 	next          uint32 // lane or queue to look at
 	lanesGone     bool   // of the lanes, all are gone that could
-	forgotten     bool   // the group removes counters
 }
 
 // laneMarks is what a sweep has read of a snapshot.
@@ -66,7 +65,7 @@ func (s *shard) beginSweep() {
 	v, swept := s.view(), &sweptOp{c.sweep}
 	go func() {
 		defer v.close() // which the store waits for before it closes
-		m.err = m.read(v, s.done)
+		m.err = guarded(s.opts.log, "sweep of lanes", func() error { return m.read(v, s.done) })
 		_ = s.inbox.pass(swept) // one that is closing sweeps no more
 	}()
 }

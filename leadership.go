@@ -46,6 +46,10 @@ func (r *replica) watch(quit <-chan struct{}) {
 			if s != r.lead.Load() {
 				continue
 			}
+			if r.leave(ErrNotLeader); s.panicked && r.transfer(r.raft.LeadershipTransfer) != nil {
+				retry.Reset(r.node.opts.HeartbeatTimeout) // nobody else leads: this node tries again, not at once
+				continue
+			}
 		case <-retry.C:
 		}
 		r.leave(ErrNotLeader)
@@ -81,7 +85,7 @@ func (r *replica) takeOffice() error {
 	r.lead.Store(s)
 	r.office.mu.Unlock()
 	go func() {
-		s.run()
+		s.runGuarded()
 		select {
 		case r.ended <- s:
 		default:

@@ -50,15 +50,33 @@ func (s *shard) placeFirst(l *lane, id ID, rec []byte) {
 func (s *shard) ready(l *lane, it window.Item) {
 	l.queue.counts.Ready++
 	s.touch(l.queue)
-	s.windowBytes += l.insert(it, s.opts.WindowTasks)
-	if s.windowBytes > s.windowLimit {
-		s.evict(l)
-	}
+	s.cache(l, it)
 	if l.spilled == deepLane {
 		s.store.partition.add(l.number)
 	}
-	l.queue.join(l)
+	s.joinRing(l)
 	s.feed(l.queue)
+}
+
+// cache holds a ready task in its lane's window if it belongs there, and memory has room for it.
+func (s *shard) cache(l *lane, it window.Item) {
+	w := &l.window
+	last := l.complete && (w.Len() == 0 || it.Compare(w.Last()) > 0)
+	switch {
+	case !l.reaches(it.Pos):
+		l.spilled++
+		return // on disk, where the window will come to it
+	case last && (w.Len() >= s.opts.WindowTasks || !s.windows.admits(l, cap(it.Record))):
+		l.spill(it.Pos)
+		return
+	}
+	before := w.Footprint()
+	w.Insert(it)
+	if w.Len() > s.opts.WindowTasks {
+		l.spill(w.PopLast().Pos)
+	}
+	s.windows.resized(l, before)
+	s.windows.shrink()
 }
 
 // place moves a task into its lane, at since.
@@ -141,7 +159,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, e
 	s.leases.add(ls, s.now+ls.duration)
 	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
 	q := l.queue
-	q.turn(l)
+	s.turn(l)
 	q.counts.Ready--
 	q.counts.Leased++
 	s.touch(q)
@@ -158,10 +176,8 @@ func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, e
 func (s *shard) popFirst(l *lane) window.Item {
 	before := l.window.Footprint()
 	it := l.window.PopFirst()
-	s.windowBytes -= before - l.window.Footprint()
-	if l.window.Len() < s.opts.WindowTasks/4 {
-		s.want(l)
-	}
+	l.used = true
+	s.windows.resized(l, before)
 	return it
 }
 
@@ -450,7 +466,7 @@ func (s *shard) withdraw(at *located) {
 		pos := window.Pos{Since: at.place.At, ID: at.id}
 		before := at.lane.window.Footprint()
 		at.lane.window.Remove(pos)
-		s.windowBytes -= before - at.lane.window.Footprint()
+		s.windows.resized(at.lane, before)
 		s.group.removeTask(at.lane.number, at.place.At, at.id, false)
 		s.rested(at.lane)
 		q.counts.Ready--

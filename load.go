@@ -278,7 +278,7 @@ func nextLeasedHead(it *pebble.Iterator, e *keys.LeaseEntry) (*record.Head, erro
 	if it.Valid() && bytes.Compare(it.Key(), key) < 0 {
 		it.Next() // it often is the next one
 	}
-	if !it.Valid() || bytes.Compare(it.Key(), key) != 0 {
+	if !it.Valid() || !bytes.Equal(it.Key(), key) {
 		it.SeekGE(key)
 	}
 	if !it.Valid() || !bytes.Equal(it.Key(), key) {

@@ -7,6 +7,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/window"
 )
 
 // located is a task as the owner has found it by its ID.
@@ -197,10 +198,11 @@ func (s *shard) rewrite(at *located) {
 		if at.lease != nil {
 			at.lease.rewritten = true
 		} else {
-			s.windowBytes += at.lane.update(at.place.At, at.id, b)
-			if s.windowBytes > s.windowLimit {
-				s.evict(at.lane)
-			}
+			w := &at.lane.window
+			before := w.Footprint()
+			w.Replace(window.Item{Pos: window.Pos{Since: at.place.At, ID: at.id}, Record: b})
+			s.windows.resized(at.lane, before)
+			s.windows.shrink()
 		}
 	case keys.Scheduled, keys.Blocked:
 		s.group.put(at.id, at.lane, at.place, b)

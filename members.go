@@ -141,7 +141,10 @@ func (op *memberOp) settle(err error) {
 		op.completion.settle(err)
 		return
 	}
-	op.at.node.background.Go(func() { op.completion.settle(op.change(op.at)) })
+	log := op.at.node.log
+	op.at.node.background.Go(func() {
+		op.completion.settle(guarded(log, "change of members", func() error { return op.change(op.at) }))
+	})
 }
 
 // change is called on the leader.
@@ -319,7 +322,7 @@ func (n *node) serveJoin(r *peer.Request) error {
 	r.OnCancel(cancel)
 	n.background.Go(func() {
 		defer cancel()
-		if err := n.queue.AddNode(ctx, p); err != nil {
+		if err := guarded(n.log, "joining of a node", func() error { return n.queue.AddNode(ctx, p) }); err != nil {
 			r.Fail(encodeError(err))
 			return
 		}

@@ -279,7 +279,7 @@ func (m *model) countTurns(strict bool) {
 				continue
 			}
 			most := 2 * max(1, m.weights[[2]string{other.queue, other.tenant}])
-			if m.passed[l][other]++; m.fair && m.passed[l][other] > most {
+			if m.passed[l][other]++; m.passed[l][other] > most {
 				m.t.Fatalf("%+v had %d turns in a row before %+v", other, m.passed[l][other], l)
 			}
 		}
@@ -371,13 +371,18 @@ func (m *model) drawProduce() call {
 	return c
 }
 
-// drawBacklog is for many tasks of one lane.
+// drawBacklog is for many tasks of one lane, or for one of each of many.
 func (m *model) drawBacklog() call {
 	m.drawn = tiesAll
 	c := &produceCall{shard: m.drawShard(), tasks: m.drawTasks(rapid.IntRange(3, 10).Draw(m.t, "tasks"))}
 	for i := range c.tasks {
 		t := &c.tasks[i]
 		t.Queue, t.Tenant, t.Priority, t.RunAt = c.tasks[0].Queue, c.tasks[0].Tenant, c.tasks[0].Priority, time.Time{}
+	}
+	if rapid.Bool().Draw(m.t, "of many tenants") {
+		for i := range c.tasks {
+			c.tasks[i].Tenant = fmt.Sprint("tenant ", i)
+		}
 	}
 	if rapid.Bool().Draw(m.t, "all alike") {
 		for i := range c.tasks {

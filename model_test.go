@@ -118,9 +118,6 @@ type model struct {
 	hurried   bool             // calls are drawn that come together
 	drawn     int              // the ties that drawTasks draws
 
-	// Turns of lanes. Lanes that evict each other from memory lose turns, and
-	// those that wait for their refill may lose one.
-	fair   bool
 	served map[laneID]bool           // in this step
 	passed map[laneID]map[laneID]int // by lane with ready tasks: steps that served the other and not it
 
@@ -220,7 +217,6 @@ func (m *model) openAgain() {
 	var err error
 	m.q, err = Open("queues/model", &m.opts)
 	m.noError(err)
-	m.fair = m.opts.WindowBytes == 0
 	clear(m.passed)
 	m.canceled, m.weights = make(map[Receipt]bool), make(map[[2]string]int)
 	m.weigh()

@@ -550,7 +550,7 @@ func requireInvalidOption(t *testing.T, dir string, o *Options, field string, va
 
 // TestOptionBoundsAreComplete: no option has been forgotten.
 func TestOptionBoundsAreComplete(t *testing.T) {
-	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Cluster": true, "MinFreeBytes": true}
+	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true}
 	for _, b := range optionBounds {
 		known[b.field] = true
 	}
@@ -594,6 +594,8 @@ func TestOptionDefaults(t *testing.T) {
 			WindowBytes:   32 << 20,
 			CacheBytes:    16 << 20,
 			MemTableBytes: 16 << 20,
+			idleLanes:     idleLanes,
+			sweepLanes:    sweepLanes,
 		}, o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}

@@ -246,7 +246,7 @@ func (p *parcel) again()           { p.taken, p.err = 0, nil }
 // messages stay where they are until the next Open.
 func (s *shard) deliver(p *parcel) bool {
 	if s.node != nil {
-		s.node.background.Go(func() {
+		s.goFor("parcel", func() {
 			_, err := s.node.do(s.node.ctx, p.to, p)
 			_ = s.inbox.pass(&confirmOp{by: p, err: err}) // whoever leads the shard next sends them again
 		})

@@ -220,11 +220,15 @@ func (s *shard) tell(q *queueState, p *permits) {
 	p.dry = false
 	ctx, drop := context.WithCancel(s.node.ctx)
 	p.open, p.drop, p.covered = op, drop, len(p.asking)
-	s.node.background.Go(func() {
+	s.goFor("report of permits", func() {
 		defer drop()
+		change := s.node.queue.replicas[0].route.next()
 		settled, err := s.node.do(ctx, 0, op)
 		if !settled {
 			op.gone.Store(true)
+		}
+		if err != nil { // such as that of a replica that has failed, which comes at once
+			(&patience{pause: maxPause}).wait(ctx, change)
 		}
 		if ctx.Err() == nil {
 			_ = s.inbox.pass(&permitsAnswer{queue: q, op: op, err: err}) // whoever leads the shard next tells what it has

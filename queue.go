@@ -108,14 +108,14 @@ func (q *Queue) openShards() error {
 	var g errgroup.Group
 	shards, gates := make([]*shard, len(q.replicas)), newGateTable()
 	for i := range shards {
-		g.Go(func() (err error) {
-			if shards[i], err = openShard(i, q.opts, q.dir, q.caches, gates); err != nil {
+		g.Go(func() error {
+			err := guarded(q.opts.log, "opening of a shard", func() (err error) {
+				shards[i], err = q.openAlone(i, gates)
+				return err
+			})
+			if err != nil {
 				return fmt.Errorf("codeq: open shard %d of %s: %w", i, q.dir.path, err)
 			}
-			q.replicas[i] = &replica{index: i, store: shards[i].store}
-			q.replicas[i].lead.Store(shards[i])
-			shards[i].replica = q.replicas[i]
-			shards[i].steps.table = &q.replicas[i].steps
 			return nil
 		})
 	}
@@ -132,9 +132,22 @@ func (q *Queue) openShards() error {
 		s.group.news.hub = &q.events
 	}
 	for _, s := range shards {
-		go s.run()
+		go s.runGuarded()
 	}
 	return nil
+}
+
+// openAlone opens a shard of a queue that is by itself.
+func (q *Queue) openAlone(i int, gates *gateTable) (*shard, error) {
+	s, err := openShard(i, q.opts, q.dir, q.caches, gates)
+	if err != nil {
+		return nil, err
+	}
+	q.replicas[i] = &replica{index: i, store: s.store}
+	q.replicas[i].lead.Store(s)
+	s.replica = q.replicas[i]
+	s.steps.table = &q.replicas[i].steps
+	return s, nil
 }
 
 // enter adds a call to those that Close waits for; the caller calls runs.Done.

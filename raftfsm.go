@@ -75,7 +75,15 @@ type stateMachine struct {
 
 // Apply applies an entry. What it returns is nil, errOutdated, or why the store
 // has failed; after that nothing more is applied, and the node leaves the group.
-func (m *stateMachine) Apply(l *raft.Log) any {
+func (m *stateMachine) Apply(l *raft.Log) (outcome any) {
+	contain(m.replica.node.log, "state machine", func() { outcome = m.apply(l) }, func(err error) {
+		m.replica.fail(err)
+		outcome = err
+	})
+	return outcome
+}
+
+func (m *stateMachine) apply(l *raft.Log) any {
 	r := m.replica
 	if err := r.failure(); err != nil {
 		return err
@@ -193,7 +201,7 @@ func (m *stateMachine) Snapshot() (raft.FSMSnapshot, error) {
 // Restore puts the store in place that the snapshots have received.
 func (m *stateMachine) Restore(source io.ReadCloser) error {
 	m.batch, m.buf = nil, nil
-	err := m.replica.restore()
+	err := guarded(m.replica.node.log, "restore", m.replica.restore)
 	if err != nil {
 		m.replica.fail(err)
 	}
@@ -304,7 +312,9 @@ func (l *liveStore) Checkpoint(dir string) error {
 }
 
 // Persist makes the snapshot durable.
-func (l *liveStore) Persist(sink raft.SnapshotSink) error { return sink.(persister).Persist(l) }
+func (l *liveStore) Persist(sink raft.SnapshotSink) error {
+	return guarded(l.replica.node.log, "snapshot", func() error { return sink.(persister).Persist(l) })
+}
 
 type persister interface{ Persist(snapshot.Live) error }
 

@@ -119,7 +119,9 @@ func loneLog(t *testing.T, disk vfs.FS) *replicaLog {
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	group, err := store.Group(0)
 	require.NoError(t, err)
-	return &replicaLog{groupLog: group, replica: loneReplica(t, disk)}
+	r := loneReplica(t, disk)
+	r.node.logs = store
+	return &replicaLog{groupLog: group, replica: r}
 }
 
 func entriesFrom(index, n uint64) (logs []*raft.Log) {

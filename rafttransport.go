@@ -42,7 +42,9 @@ type pipeline struct {
 }
 
 func newPipeline(p raft.AppendPipeline, r *replica, patience time.Duration) *pipeline {
-	watch := time.AfterFunc(time.Hour, func() { _ = p.Close() }) // never fails
+	watch := time.AfterFunc(time.Hour, func() {
+		contain(r.node.log, "end of a pipeline", func() { _ = p.Close() }, nil) // never fails
+	})
 	watch.Stop()
 	return &pipeline{AppendPipeline: p, replica: r, patience: patience, watch: watch, sent: time.Now()}
 }

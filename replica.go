@@ -135,13 +135,15 @@ func (r *replica) fail(cause error) {
 	}
 	r.node.log.Error("replica failed", "shard", r.index, "err", cause)
 	r.changed()
-	r.node.background.Go(func() {
-		// Raft does not answer what is on its way to the state machine when it
-		// is shut down. Until then all is answered: entries by Apply, with the
-		// failure, or else when the leadership is lost.
-		<-r.asking.end()
-		_ = r.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
-	})
+	r.node.background.Go(func() { contain(r.node.log, "end of a replica", r.shutDown, nil) })
+}
+
+// shutDown ends Raft's part. Raft does not answer what is on its way to the state machine when it
+// is shut down. Until then all is answered: entries by Apply, with the
+// failure, or else when the leadership is lost.
+func (r *replica) shutDown() {
+	<-r.asking.end()
+	_ = r.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
 }
 
 // enter lets a proposal go to Raft, which answers it; the caller then has asking

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -102,7 +103,8 @@ type runner struct {
 	room    *sync.Cond
 	workers []*worker
 
-	void voidList // receipts of canceled tasks
+	void  voidList    // receipts of canceled tasks
+	crash func(error) // ends Run with an error
 
 	hearts  []*heart       // one for each shard
 	running sync.WaitGroup // workers
@@ -172,18 +174,24 @@ func (r *runner) run(ctx context.Context) error {
 	claimCtx, stopClaims := context.WithCancelCause(ctx)
 	stopOnClose := make(chan struct{})
 	var closer sync.WaitGroup
+	var failed atomic.Pointer[error]
+	r.crash = func(err error) {
+		failed.CompareAndSwap(nil, &err)
+		stopClaims(err)
+	}
+	log := r.queue.opts.log
 	closer.Go(func() {
-		select {
-		case <-r.queue.closing:
-			stopClaims(ErrClosed)
-		case <-stopOnClose:
-		}
+		contain(log, "watch of Run", func() {
+			select {
+			case <-r.queue.closing:
+				stopClaims(ErrClosed)
+			case <-stopOnClose:
+			}
+		}, r.crash)
 	})
 	// Fetchers that wait for a free place are woken to see that claims are over.
 	unhook := context.AfterFunc(claimCtx, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.room.Broadcast()
+		contain(log, "end of claims", r.wakeFetchers, func(error) { r.wakeFetchers() })
 	})
 
 	for range r.opts.Concurrency {
@@ -195,22 +203,21 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	var fetchers sync.WaitGroup
 	for _, w := range r.workers {
-		r.running.Go(w.work)
+		w.start()
 	}
 	var beats sync.WaitGroup
 	for i := range r.queue.replicas {
 		h := newHeart(r, i)
 		r.hearts = append(r.hearts, h)
-		beats.Go(h.run)
+		beats.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
-	var failed error
-	var failOnce sync.Once
 	for range r.queue.replicas {
 		fetchers.Go(func() {
-			if err := r.fetch(claimCtx); err != nil && claimCtx.Err() == nil {
-				failOnce.Do(func() { failed = err })
-				stopClaims(err)
-			}
+			contain(log, "fetcher", func() {
+				if err := r.fetch(claimCtx); err != nil && claimCtx.Err() == nil {
+					r.crash(err)
+				}
+			}, r.crash)
 		})
 	}
 
@@ -232,11 +239,13 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	beats.Wait()
 	stopClaims(nil)
-	switch {
+	switch reason := failed.Load(); {
+	case err != nil && reason != nil:
+		return errors.Join(*reason, err)
 	case err != nil:
-		return errors.Join(failed, err)
-	case failed != nil:
-		return failed
+		return err
+	case reason != nil:
+		return *reason
 	case errors.Is(cause, ErrClosed):
 		return ErrClosed
 	}
@@ -280,6 +289,13 @@ func (r *runner) fetch(ctx context.Context) error {
 	}
 }
 
+// wakeFetchers has those who wait for a free place look whether claims are over.
+func (r *runner) wakeFetchers() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.room.Broadcast()
+}
+
 // wakeWorker has an idle worker look for jobs. REQUIRES: mu is held.
 func (r *runner) wakeWorker() {
 	if r.idle > 0 && !r.waking {
@@ -311,14 +327,16 @@ func (r *runner) drain(cause error) error {
 	r.mu.Unlock()
 	r.wake.Broadcast()
 	r.stored.Go(func() {
-		for i := range waiting {
-			r.giveBack(waiting[i].receipt, nil)
-		}
+		contain(r.queue.opts.log, "tasks that come back", func() {
+			for i := range waiting {
+				r.giveBack(waiting[i].receipt, nil)
+			}
+		}, nil) // the others do when their leases have expired
 	})
 	idle := make(chan struct{})
 	go func() {
-		r.running.Wait()
-		close(idle)
+		defer close(idle)
+		contain(r.queue.opts.log, "wait for workers", r.running.Wait, nil)
 	}()
 	if within(idle, r.opts.Grace) {
 		return nil
@@ -431,6 +449,11 @@ type worker struct {
 	stopped bool       // no handler is to run any more
 }
 
+// start starts the worker's goroutine.
+func (w *worker) start() {
+	w.runner.running.Go(func() { contain(w.runner.queue.opts.log, "worker", w.work, w.runner.crash) })
+}
+
 // work takes tasks until there will be no more.
 func (w *worker) work() {
 	r := w.runner
@@ -487,7 +510,7 @@ func (w *worker) do(g *grant) {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
 			w.settle(f, errGoexit)
 			r.release(1)
-			r.running.Go(w.work)
+			w.start()
 		}
 	}()
 	err := w.call(ctx, f)
@@ -548,8 +571,8 @@ func (w *worker) complete(f *frame) {
 	if s == nil {
 		r.forwards <- struct{}{}
 		go func() {
+			defer func() { <-r.forwards }()
 			r.forward(op)
-			<-r.forwards
 		}()
 		return
 	}
@@ -562,12 +585,15 @@ func (w *worker) complete(f *frame) {
 func (r *runner) forward(op *completeOp) {
 	defer r.stored.Done()
 	l := op.lease
-	op.runner = nil // it has a caller who waits
-	op.again()
-	settled, err := r.queue.do(r.storeContext(), r.queue.shardOf(l.ID), op)
-	if settled {
-		r.queue.recycleComplete(op)
-	}
+	err := guarded(r.queue.opts.log, "completion elsewhere", func() error {
+		op.runner = nil // it has a caller who waits
+		op.again()
+		settled, err := r.queue.do(r.storeContext(), r.queue.shardOf(l.ID), op)
+		if settled {
+			r.queue.recycleComplete(op)
+		}
+		return err
+	})
 	if err != nil {
 		r.report(l, err)
 	}
@@ -587,7 +613,7 @@ func (r *runner) settled(op *completeOp, err error) {
 	}
 	go func() {
 		defer r.stored.Done()
-		r.report(l, err)
+		contain(r.queue.opts.log, "report of an outcome", func() { r.report(l, err) }, nil)
 	}()
 }
 

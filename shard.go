@@ -49,9 +49,9 @@ type shard struct {
 	leases    leaseTable
 	mint      minter
 
-	windowBytes int // held by all windows
-	windowLimit int
-	evictAt     int // the lane at which evict looks next
+	windows  windowMemory
+	refiller refiller
+	rings    []*ring // of no use, for others
 
 	nextDue   dueCursor  // of the scheduled tasks
 	nextFreed dueCursor  // of the idempotency keys that become free
@@ -87,7 +87,10 @@ type shard struct {
 	cursor     int           // of taken: what is before has been resolved
 	deferred   []operation   // claims to resolve again once lanes are refilled
 	again      []operation   // memory for the next deferred
-	wants      []*lane       // to be refilled between two groups
+	retrying   []operation   // deferred operations that are about to be decided; nil: none
+	deciding   operation     // nil: none
+	giving     *claimOp      // taken by this shard, and not settled yet; nil: none
+	panicked   bool          // why the owner has ended
 	hungry     []*queueState // have waiters, and perhaps ready tasks
 	sets       map[[sha256.Size]byte]*claimSet
 	setNames   int           // queues in sets
@@ -117,43 +120,49 @@ const never = math.MaxUint64
 func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 	origin := time.Now()
 	return &shard{
-		index:       index,
-		opts:        opts,
-		store:       st,
-		commit:      st,
-		gates:       gates,
-		inbox:       newInbox(opts.InboxDepth, origin),
-		origin:      origin,
-		clock:       ownerClock{deferred: never},
-		done:        make(chan struct{}),
-		queues:      make(map[string]*queueState),
-		numbers:     make([]*queueState, 1),
-		byKey:       make(map[laneKey]*lane),
-		catalogue:   newCatalogue(opts),
-		windowLimit: max(opts.WindowBytes/opts.Shards, 1),
-		nextDue:     nothingDue,
-		nextFreed:   nothingDue,
-		nextGate:    never,
-		uniques:     newUniqueMirror(),
-		groups:      newGroupMirror(),
-		pending:     newPendingMirror(),
-		teller:      newTeller(),
-		pins:        newPins(),
-		limits:      make(limitTable),
-		awaits:      make(map[ID][]*awaitOp),
-		fronts:      frontTable{group: 1},
-		group:       group{batch: st.db.NewBatch()},
-		timer:       time.NewTimer(time.Hour),
-		space:       newDiskSpace(opts, st.dir),
-		steps:       stepClock{table: new(stepTable)},
+		index:     index,
+		opts:      opts,
+		store:     st,
+		commit:    st,
+		gates:     gates,
+		inbox:     newInbox(opts.InboxDepth, origin),
+		origin:    origin,
+		clock:     ownerClock{deferred: never},
+		done:      make(chan struct{}),
+		queues:    make(map[string]*queueState),
+		numbers:   make([]*queueState, 1),
+		byKey:     make(map[laneKey]*lane),
+		catalogue: newCatalogue(opts),
+		windows:   windowMemory{limit: max(opts.WindowBytes/opts.Shards, 1)},
+		rings:     make([]*ring, 0, spareRings),
+		nextDue:   nothingDue,
+		nextFreed: nothingDue,
+		nextGate:  never,
+		uniques:   newUniqueMirror(),
+		groups:    newGroupMirror(),
+		pending:   newPendingMirror(),
+		teller:    newTeller(),
+		pins:      newPins(),
+		limits:    make(limitTable),
+		awaits:    make(map[ID][]*awaitOp),
+		fronts:    frontTable{group: 1},
+		group:     group{batch: st.db.NewBatch()},
+		timer:     time.NewTimer(time.Hour),
+		space:     newDiskSpace(opts, st.dir),
+		steps:     stepClock{table: new(stepTable)},
 	}
+}
+
+// runGuarded is the owner's goroutine.
+func (s *shard) runGuarded() {
+	contain(s.opts.log, "owner", s.run, s.crash)
+	s.timer.Stop()
+	close(s.done)
 }
 
 // run is the owner: it takes what waits, decides it, persists it, and wakes
 // the callers, until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
-	defer close(s.done)
-	defer s.timer.Stop()
 	for s.speak(); s.gather(); s.speak() {
 		s.resolve()
 		err := s.broken
@@ -161,10 +170,6 @@ func (s *shard) run() {
 			err = s.persist()
 		}
 		if err != nil {
-			s.uniques.close()
-			s.groups.close()
-			s.pending.close()
-			s.teller.ends.close()
 			s.fail(err)
 			return
 		}
@@ -192,7 +197,7 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || len(s.wants) > 0 || len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) || s.due()
+		busy := len(s.deferred) > 0 || len(s.refiller.wants) > 0 || len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -307,7 +312,8 @@ func (s *shard) sleep() {
 func (s *shard) resolve() {
 	s.look()
 	s.beginSteps()
-	if len(s.wants) > 0 {
+	s.windows.next(s.now)
+	if len(s.refiller.wants) > 0 {
 		s.refill()
 		s.endStep(StepRefill)
 	}
@@ -330,9 +336,13 @@ func (s *shard) decideAll() {
 		s.deferred = s.again[:0]
 		s.clock.judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), never
 		n := 0
+		s.retrying = retry
 		for ; n < len(retry) && s.mayDecide(n); n++ {
-			s.decide(retry[n])
+			op := retry[n]
+			retry[n] = nil
+			s.decide(op)
 		}
+		s.retrying = nil
 		if n < len(retry) {
 			s.clock.putOff()
 			s.deferred = append(s.deferred, retry[n:]...)
@@ -412,6 +422,10 @@ func (s *shard) settle(op operation) {
 // everybody else that nothing was done. Opening the queue again, or the next
 // leader, loads what is on disk.
 func (s *shard) fail(cause error) {
+	s.uniques.close()
+	s.groups.close()
+	s.pending.close()
+	s.teller.ends.close()
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
 		if s.broken != nil { // what is stored here is of no use to anybody

@@ -149,11 +149,20 @@ func (st *store) commit(b *pebble.Batch) error {
 		}
 	}
 	st.latch.Wrote(b.Len())
-	if err := st.db.Apply(b, st.write); err != nil {
+	applied := false
+	defer func() {
+		if !applied { // a panic, with Pebble's locks locked
+			st.latch.Abandon(errPebblePanic)
+		}
+	}()
+	err := st.db.Apply(b, st.write)
+	if applied = true; err != nil {
 		return storageError(err)
 	}
 	return st.failure() // Pebble takes what could not be written for a success
 }
+
+var errPebblePanic = errors.New("panic of Pebble in a commit")
 
 // hasSpace waits while flushes and compactions lag far behind. It is false while they
 // fail because the disk is full, whatever the file system says of its free space: it may lack

@@ -115,7 +115,7 @@ func (s *shard) ask(q *queueState) {
 	for i := range w.shards {
 		if c := &w.shards[i]; !c.known && !c.asked {
 			c.asked = true
-			s.node.background.Go(func() {
+			s.goFor("question for permits", func() {
 				op := &askPermitsOp{completion: newCompletion(), queue: q.name, value: q.value}
 				err := s.node.doHere(i, op)
 				_ = s.inbox.pass(&permitsTold{warden: w, shard: i, op: op, err: err}) // the next warden asks again
@@ -279,11 +279,13 @@ func (n *node) doHere(shard int, op request) error {
 	ctx, cancel := context.WithCancel(n.ctx)
 	defer cancel()
 	n.background.Go(func() {
-		select {
-		case <-change:
-			cancel()
-		case <-ctx.Done():
-		}
+		contain(n.log, "watch of a leader", func() {
+			select {
+			case <-change:
+				cancel()
+			case <-ctx.Done():
+			}
+		}, func(error) { cancel() })
 	})
 	_, err := n.do(ctx, shard, op)
 	return err

@@ -2,11 +2,14 @@ package failstop
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/guard"
 )
 
 // Pebble panics, on a goroutine of its own, where nobody can recover, when a compaction
@@ -54,6 +57,19 @@ func (l *Latch) insist(read func() error) error {
 	}
 }
 
+// Abandon has the latch fail for good, and the store be left when it is to be closed: Pebble
+// has panicked, and what it had locked stays so.
+func (l *Latch) Abandon(err error) {
+	l.Fail(err)
+	l.parkOnce.Do(func() { close(l.parked) })
+}
+
+// panicked is Abandon for a panic that was caught.
+func (l *Latch) panicked(what string, value any, stack []byte) {
+	l.log.Error("Pebble has panicked", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
+	l.Abandon(fmt.Errorf("panic in %s of a store: %v", what, value))
+}
+
 // park does not return.
 func (l *Latch) park() {
 	l.parkOnce.Do(func() { close(l.parked) })
@@ -68,11 +84,11 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	l.guard(o, dir)
 	var db *pebble.DB
 	opened := make(chan error, 1)
-	go func() {
-		var err error
-		db, err = pebble.Open(dir, o)
+	go guard.Run("open of a store", func() {
+		d, err := pebble.Open(dir, o)
+		db = d
 		opened <- err
-	}()
+	}, func(value any, stack []byte) { l.panicked("Open", value, stack) })
 	select {
 	case err := <-opened:
 		if err != nil {
@@ -80,7 +96,7 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 		}
 	case <-l.parked:
 		l.left.Store(true)
-		return nil, errors.Join(l.Err(), l.lock.Close())
+		return nil, errors.Join(l.Err(), l.unlock())
 	}
 	l.waiting.Add(-1)
 	if l.Err() != nil {
@@ -88,6 +104,14 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	}
 	l.hurried.Store(false)
 	return db, nil
+}
+
+// unlock releases the directory of a store that is left.
+func (l *Latch) unlock() error {
+	if l.lock == nil { // Pebble had not come to that
+		return nil
+	}
+	return l.lock.Close()
 }
 
 // Close closes the store. It returns why the latch has failed, if it has, or
@@ -98,12 +122,13 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 func (l *Latch) Close(db *pebble.DB) error {
 	l.Hurry()
 	closed := make(chan error, 1)
-	go func() { closed <- db.Close() }()
+	go guard.Run("close of a store", func() { closed <- db.Close() },
+		func(value any, stack []byte) { l.panicked("Close", value, stack) })
 	select {
 	case err := <-closed:
 		return errors.Join(l.Err(), err)
 	case <-l.parked:
 		l.left.Store(true)
-		return errors.Join(l.Err(), l.lock.Close())
+		return errors.Join(l.Err(), l.unlock())
 	}
 }

@@ -39,7 +39,7 @@ func newClient(n *Node, addr string, conn net.Conn) *client {
 	c := &client{node: n, addr: addr, pending: make(map[uint64]*waiter)}
 	c.init(conn, n.c.Timeout)
 	c.ended = c.settleAll
-	c.watch = time.AfterFunc(time.Hour, c.check)
+	c.watch = time.AfterFunc(time.Hour, func() { n.goOn("check of a peer", c.check, c.fail) })
 	c.watch.Stop()
 	return c
 }

@@ -9,6 +9,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"codeq/internal/guard"
 )
 
 const (
@@ -105,8 +107,37 @@ func New(c Config) *Node {
 	for g := range n.groups {
 		n.groups[g] = make(chan net.Conn)
 	}
-	n.running.Go(n.accept)
+	n.running.Go(func() {
+		for again := true; again; {
+			again = false
+			guard.Run("accept", n.accept, func(value any, stack []byte) {
+				_ = n.panicked("accept", value, stack)
+				again = n.pause(lastBackoff)
+			})
+		}
+	})
 	return n
+}
+
+// panicked logs a panic, and returns it as an error.
+func (n *Node) panicked(what string, value any, stack []byte) error {
+	n.c.Logger.Error("codeq has panicked; this is a bug of codeq", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
+	return fmt.Errorf("peer: panic in %s: %v", what, value)
+}
+
+// pause waits for d, or until the Node is closed: then it is false.
+func (n *Node) pause(d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-n.ctx.Done():
+		return false
+	}
+}
+
+// goOn runs f, which is a goroutine of a connection: if it panics, end learns why.
+func (n *Node) goOn(what string, f func(), end func(error)) {
+	guard.Run(what, f, func(value any, stack []byte) { end(n.panicked(what, value, stack)) })
 }
 
 // Close closes the listener and all connections, those that were handed over to Raft too, and waits for the Node's
@@ -146,14 +177,14 @@ func (n *Node) Close() error {
 	return err
 }
 
-// goUnlessClosed runs f in a goroutine that Close waits for, and reports whether it does.
-func (n *Node) goUnlessClosed(f func()) bool {
+// goUnlessClosed is goOn in a goroutine that Close waits for. It reports whether there is one.
+func (n *Node) goUnlessClosed(what string, f func(), end func(error)) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return false
 	}
-	n.running.Go(f)
+	n.running.Go(func() { n.goOn(what, f, end) })
 	return true
 }
 
@@ -187,15 +218,12 @@ func (n *Node) accept() {
 				return
 			}
 			delay = min(max(2*delay, firstBackoff), lastBackoff)
-			select {
-			case <-time.After(delay):
-			case <-n.ctx.Done():
-			}
+			n.pause(delay)
 			continue
 		}
 		delay = 0
 		if c := n.adopt(raw); c != nil {
-			n.goUnlessClosed(func() { n.welcome(c) })
+			n.goUnlessClosed("welcome", func() { n.welcome(c) }, func(error) { _ = c.Close() })
 		}
 	}
 }
@@ -217,11 +245,11 @@ func (n *Node) welcome(c *conn) {
 	}
 	s := &server{from: h.name, handler: n.c.Handler}
 	s.init(c, n.c.Timeout)
-	if !n.goUnlessClosed(s.write) {
+	if !n.goUnlessClosed("server writer", s.write, s.fail) {
 		_ = c.Close()
 		return
 	}
-	s.read()
+	n.goOn("server reader", s.read, s.fail)
 }
 
 // checkHeader does the accepting side of the handshake, within Timeout.
@@ -332,7 +360,12 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (
 		}
 		a = &attempt{done: make(chan struct{})}
 		l.attempt = a
-		n.running.Go(func() { n.try(addr, l, a) })
+		n.running.Go(func() {
+			var raw *conn
+			var err error
+			n.goOn("dial", func() { raw, err = n.connect(n.ctx, addr, header{use: useCalls}) }, func(e error) { err = e })
+			n.tried(addr, l, a, raw, err)
+		})
 	}
 	n.mu.Unlock()
 	select {
@@ -345,9 +378,8 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (
 	}
 }
 
-// try carries out an attempt.
-func (n *Node) try(addr string, l *link, a *attempt) {
-	raw, err := n.connect(n.ctx, addr, header{use: useCalls})
+// tried is the end of an attempt.
+func (n *Node) tried(addr string, l *link, a *attempt, raw *conn, err error) {
 	n.mu.Lock()
 	if err == nil && n.closed {
 		err = ErrClosed // Close closes raw
@@ -356,8 +388,8 @@ func (n *Node) try(addr string, l *link, a *attempt) {
 		a.client = newClient(n, addr, raw)
 		l.client = a.client
 		l.failure, l.backoff = nil, 0
-		n.running.Go(a.client.read)
-		n.running.Go(a.client.write)
+		n.running.Go(func() { n.goOn("client reader", a.client.read, a.client.fail) })
+		n.running.Go(func() { n.goOn("client writer", a.client.write, a.client.fail) })
 	} else {
 		a.err = err
 		l.failure = err

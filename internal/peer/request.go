@@ -81,7 +81,12 @@ type server struct {
 
 // read is the reader.
 func (c *server) read() {
+	defer c.cancelAll()
 	c.readFrames(c.conn, c.receive)
+}
+
+// cancelAll tells the Handler that nobody waits for answers any more.
+func (c *server) cancelAll() {
 	c.mu.Lock()
 	cancels := c.cancels
 	c.cancels = nil

@@ -4,6 +4,7 @@ package window
 
 import (
 	"bytes"
+	"math/bits"
 	"slices"
 	"sort"
 )
@@ -54,7 +55,7 @@ const (
 // first: most windows are of lanes with few tasks.
 const (
 	runCap = 64
-	runMin = 8
+	runMin = 1
 )
 
 // Window is an ordered deque of items, in runs of bounded length. What is put in
@@ -87,8 +88,34 @@ func (r *run) back() *Item  { return &r.items[len(r.items)-1] }
 // Len is the number of items.
 func (w *Window) Len() int { return w.n }
 
-// Footprint is the memory held, in bytes.
+// Size is what the items take, in bytes.
+func (w *Window) Size() int { return w.bytes + w.n*itemBytes }
+
+// SizeOf is by how much an item with a record of so many bytes adds to Size.
+func SizeOf(record int) int { return record + itemBytes }
+
+// Footprint is the memory held, in bytes: that of the items, and what has room for others.
 func (w *Window) Footprint() int { return w.bytes + w.slots*itemBytes + cap(w.runs)*runBytes }
+
+// Growth is by how much an item behind all others, with a record of so many bytes, adds to
+// Footprint at the most.
+func (w *Window) Growth(record int) int {
+	if len(w.runs) == 0 {
+		return record + runBytes + runMin*itemBytes
+	}
+	switch r := w.lastRun(); {
+	case len(r.items) < cap(r.items) || r.head > cap(r.items)/2:
+		return record
+	case cap(r.items) < runCap:
+		return record + cap(r.items)*itemBytes
+	case len(w.runs) == cap(w.runs):
+		record += cap(w.runs) * runBytes
+	}
+	if w.spare == nil {
+		record += runCap * itemBytes
+	}
+	return record
+}
 
 func (w *Window) lastRun() *run { return &w.runs[len(w.runs)-1] }
 
@@ -316,6 +343,26 @@ func (w *Window) take(p *Item) Item {
 	w.n--
 	w.bytes -= cap(it.Record)
 	return it
+}
+
+// Trim drops the last items until Size is no more than so many bytes, and memory that the
+// others do not need. It returns the position of the first item that it has dropped.
+func (w *Window) Trim(size int) (first Pos, dropped bool) {
+	for w.n > 0 && w.Size() > size {
+		first, dropped = w.PopLast().Pos, true
+	}
+	if w.n == 0 {
+		w.Clear()
+		return first, dropped
+	}
+	w.slots -= cap(w.spare)
+	w.spare = nil
+	if r := w.lastRun(); w.first == len(w.runs)-1 && cap(r.items) >= 2*r.len() {
+		items := append(make([]Item, 0, 1<<bits.Len(uint(r.len()-1))), r.items[r.head:]...)
+		w.slots = cap(items)
+		w.runs, w.first = []run{{items: items}}, 0
+	}
+	return first, dropped
 }
 
 // Clear drops the items and the memory that held them.

@@ -136,6 +136,36 @@ func (m *model) clear(t *rapid.T) {
 	}
 }
 
+// trim drops what exceeds a size that may be less or more than what there is.
+func (m *model) trim(t *rapid.T) {
+	size := rapid.IntRange(0, m.w.Size()+8).Draw(t, "size")
+	var want Pos
+	before, left := len(m.items), m.w.Size()
+	for n := before; n > 0 && left > size; n = len(m.items) {
+		left -= SizeOf(cap(m.items[n-1].Record))
+		want, m.items = m.items[n-1].Pos, m.items[:n-1]
+	}
+	first, dropped := m.w.Trim(size)
+	require.Equal(m.t, len(m.items) < before, dropped)
+	require.Equal(m.t, want, first)
+	require.Equal(m.t, left, m.w.Size())
+	if n := len(m.items); n <= runMin {
+		require.LessOrEqual(m.t, m.w.Footprint(), left+n*runBytes, "memory that is not needed")
+	}
+}
+
+// grow makes sure that Growth foretells Footprint.
+func (m *model) grow(t *rapid.T) {
+	record := make([]byte, rapid.IntRange(0, 5).Draw(t, "length"))
+	p := Pos{Since: 21}
+	if n := len(m.items); n > 0 && m.items[n-1].Since >= p.Since {
+		p.Since = m.items[n-1].Since + 1
+	}
+	most := m.w.Footprint() + m.w.Growth(len(record))
+	m.put(Item{Pos: p, Record: record})
+	require.LessOrEqual(m.t, m.w.Footprint(), most)
+}
+
 func (m *model) compare(*rapid.T) {
 	check(m.t, &m.w)
 	require.ElementsMatch(m.t, m.items, contents(&m.w))
@@ -158,6 +188,8 @@ func TestModel(t *testing.T) {
 			"pop last":     m.popLast,
 			"remove":       m.remove,
 			"clear":        m.clear,
+			"trim":         m.trim,
+			"grow":         m.grow,
 			"":             m.compare,
 		})
 	})

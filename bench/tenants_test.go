@@ -1,0 +1,236 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"codeq"
+)
+
+// drainTime bounds how long a benchmark of a backlog drains it: rates are those
+// until then.
+const drainTime = 20 * time.Second
+
+// BenchmarkTenants drains a million tasks (with -short, a hundred thousand) that are
+// spread over tenants, by Run with 128 workers: what memory holds is the same, so
+// that of many tenants only the next few tasks are in memory. of-one is the rate as a share
+// of that of one tenant with the same payload; open-ms is from the call of Open to the first claim.
+func BenchmarkTenants(b *testing.B) {
+	tasks, counts := 1_000_000, []int{1, 10_000, 1_000_000}
+	if testing.Short() {
+		tasks, counts = 100_000, []int{1, 1_000, 100_000}
+	}
+	for _, size := range []int{100, 1 << 10} {
+		one := 0.0
+		for _, tenants := range counts {
+			b.Run(fmt.Sprintf("payload=%d/tenants=%d", size, tenants), func(b *testing.B) {
+				dir := b.TempDir()
+				q := open(b, dir)
+				fillTenants(b, q, []string{queueName}, tenants, tasks, size)
+				closeQueue(b, q)
+				start := time.Now()
+				q = open(b, dir)
+				l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{queueName}})
+				opened := time.Since(start)
+				if err == nil {
+					err = q.Complete(context.Background(), l.Receipt, nil)
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				stop := startProfiles(b)
+				rate, heap := drain(b, q, tasks-1)
+				stop()
+				closeQueue(b, q)
+				if tenants == 1 {
+					one = rate
+				}
+				b.ReportMetric(0, "ns/op")
+				b.ReportMetric(rate, "tasks/s")
+				if one > 0 {
+					b.ReportMetric(rate/one, "of-one")
+				}
+				b.ReportMetric(float64(opened.Microseconds())/1e3, "open-ms")
+				b.ReportMetric(float64(heap)/1e6, "heap-MB")
+			})
+		}
+	}
+}
+
+// drain runs workers until so many tasks are done. heap is what the process had in
+// use in the middle.
+func drain(b *testing.B, q *codeq.Queue, tasks int) (rate float64, heap uint64) {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	var done atomic.Int64
+	var once sync.Once
+	var m codeq.Mux
+	codeq.Handle(&m, queueName, func(context.Context, *codeq.Job[[]byte]) error {
+		n := done.Add(1)
+		if n == int64(tasks) {
+			cancel()
+		}
+		if n >= int64(tasks)/2 {
+			once.Do(func() { heap = heapInUse() })
+		}
+		return nil
+	})
+	start := time.Now()
+	if err := q.Run(ctx, &m, &codeq.RunOptions{Concurrency: workers}); err != nil {
+		b.Error(err)
+	}
+	took := time.Since(start)
+	once.Do(func() { heap = heapInUse() })
+	return float64(done.Load()) / took.Seconds(), heap
+}
+
+func heapInUse() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse
+}
+
+// fillTenants stores tasks in turn over queues and tenants.
+func fillTenants(b *testing.B, q *codeq.Queue, queues []string, tenants, tasks, size int) {
+	const most = 1000
+	payload := make([]byte, size)
+	batch := make([]codeq.Task, 0, most)
+	for i := range tasks {
+		t := codeq.Task{Queue: queues[i%len(queues)], Payload: payload}
+		if tenants > 1 {
+			t.Tenant = fmt.Sprint("tenant ", i/len(queues)%tenants)
+		}
+		if batch = append(batch, t); len(batch) == most || i == tasks-1 {
+			if _, err := q.ProduceBatch(context.Background(), batch); err != nil {
+				b.Fatal(err)
+			}
+			batch = batch[:0]
+		}
+	}
+}
+
+func closeQueue(b *testing.B, q *codeq.Queue) {
+	if err := q.Close(); err != nil {
+		b.Error(err)
+	}
+}
+
+// BenchmarkTenantsCalls has eight workers claim and complete by single calls, from
+// tenants with 1,500 tasks of 100 bytes each: more than memory holds from three
+// hundred tenants on.
+func BenchmarkTenantsCalls(b *testing.B) {
+	for _, tenants := range []int{100, 300, 1000} {
+		b.Run(fmt.Sprintf("tenants=%d", tenants), func(b *testing.B) {
+			q := open(b, b.TempDir())
+			defer closeQueue(b, q)
+			fillTenants(b, q, []string{queueName}, tenants, tenants*1500, 100)
+			stop := startProfiles(b)
+			rate := cycleRate(b, q, 8, func(int) string { return queueName }, false)
+			stop()
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(rate, "tasks/s")
+			b.ReportMetric(float64(heapInUse())/1e6, "heap-MB")
+		})
+	}
+}
+
+// BenchmarkQueuesBeside is one worker that produces, claims and completes a task
+// at a time in a queue of its own, alone, and beside a backlog of others: 60 queues with 3,000 tasks of
+// 1 KiB each, or a thousand tenants with 150. The backlog is left alone, or drained by eight workers.
+func BenchmarkQueuesBeside(b *testing.B) {
+	var queues []string
+	for i := range 60 {
+		queues = append(queues, fmt.Sprint("queue ", i))
+	}
+	const own = "innocent"
+	for _, c := range []struct {
+		name    string
+		queues  []string
+		tenants int
+		tasks   int
+		drained bool
+	}{
+		{"60-queues-idle", queues, 1, 60 * 3000, false},
+		{"60-queues-drained", queues, 1, 60 * 3000, true},
+		{"1000-tenants-drained", queues[:1], 1000, 1000 * 150, true},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			q := open(b, b.TempDir())
+			defer closeQueue(b, q)
+			alone := cycleRate(b, q, 1, func(int) string { return own }, true)
+			fillTenants(b, q, c.queues, c.tenants, c.tasks, 1<<10)
+			ctx, cancel := context.WithCancel(context.Background())
+			var wg sync.WaitGroup
+			var others atomic.Int64
+			if c.drained {
+				for w := range 8 {
+					wg.Go(func() {
+						for i := w; ctx.Err() == nil; i++ {
+							if cycle(b, q, c.queues[i%len(c.queues)]) {
+								others.Add(1)
+							}
+						}
+					})
+				}
+			}
+			start := time.Now()
+			beside := cycleRate(b, q, 1, func(int) string { return own }, true)
+			rate := float64(others.Load()) / time.Since(start).Seconds()
+			cancel()
+			wg.Wait()
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(alone, "alone/s")
+			b.ReportMetric(beside, "beside/s")
+			b.ReportMetric(beside/alone, "ratio")
+			b.ReportMetric(rate, "others/s")
+			b.ReportMetric(float64(heapInUse())/1e6, "heap-MB")
+		})
+	}
+}
+
+// cycleRate is how many tasks a second workers do by single calls, for a quarter of the window.
+func cycleRate(b *testing.B, q *codeq.Queue, workers int, queue func(worker int) string, produce bool) float64 {
+	ctx, cancel := context.WithTimeout(context.Background(), *window/4)
+	defer cancel()
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	start := time.Now()
+	for w := range workers {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if produce {
+					if _, err := q.Produce(context.Background(), codeq.Task{Queue: queue(w), Payload: payload}); err != nil {
+						b.Error(err)
+					}
+				}
+				if !cycle(b, q, queue(w)) {
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(done.Load()) / time.Since(start).Seconds()
+}
+
+// cycle claims and completes a task; false if there is none.
+func cycle(b *testing.B, q *codeq.Queue, queue string) bool {
+	l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{queue}, NoWait: true})
+	if errors.Is(err, codeq.ErrEmpty) {
+		return false
+	}
+	if err == nil {
+		err = q.Complete(context.Background(), l.Receipt, nil)
+	}
+	if err != nil {
+		b.Error(err)
+	}
+	return true
+}

@@ -1,0 +1,459 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/guard"
+)
+
+// guardFuncs are those that call a function in a guard, whose name is their first literal.
+var guardFuncs = []string{"contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run"}
+
+// handOn are functions that a goroutine calls outside of its guard: they only hand on what has become of it.
+var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "report", "fail", "cancel", "tried", "pass", "Errorf"}
+
+// sources are the files of the library by package directory.
+func sources(t *testing.T) (*token.FileSet, map[string][]*ast.File) {
+	all := make(map[string][]*ast.File)
+	fset := token.NewFileSet()
+	for _, root := range []string{".", "internal"} {
+		require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil:
+				return err
+			case d.IsDir() && root == "." && path != ".":
+				return filepath.SkipDir
+			case d.IsDir(), !strings.HasSuffix(path, ".go"), strings.HasSuffix(path, "_test.go"):
+				return nil
+			}
+			f, err := parser.ParseFile(fset, path, nil, 0)
+			all[filepath.Dir(path)] = append(all[filepath.Dir(path)], f)
+			return err
+		}))
+	}
+	return fset, all
+}
+
+func calleeOf(call *ast.CallExpr) string {
+	switch f := call.Fun.(type) {
+	case *ast.Ident:
+		return f.Name
+	case *ast.SelectorExpr:
+		if x, ok := f.X.(*ast.Ident); ok && x.Name == "guard" {
+			return "guard." + f.Sel.Name
+		}
+		return f.Sel.Name
+	}
+	return ""
+}
+
+// startedBy is what the functions of a package start: what is called in go statements, and what is given
+// to Go of a WaitGroup or errgroup, and to AfterFunc.
+func startedBy(files []*ast.File) (started []ast.Expr) {
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				started = append(started, n.Call)
+			case *ast.CallExpr:
+				if name := calleeOf(n); name == "Go" || name == "AfterFunc" {
+					started = append(started, n.Args[len(n.Args)-1])
+				}
+			}
+			return true
+		})
+	}
+	return started
+}
+
+// unguarded returns the first call of n that is outside of a guard; "" if there is none.
+func unguarded(files []*ast.File, n ast.Node, depth int) (found string) {
+	if n == nil || depth > 3 {
+		return "something too deep"
+	}
+	if name, ok := n.(*ast.SelectorExpr); ok { // a method that is started
+		return unguardedFunc(files, name.Sel.Name, depth)
+	}
+	ast.Inspect(n, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || found != "" {
+			return found == ""
+		}
+		name := calleeOf(call)
+		switch {
+		case slices.Contains(guardFuncs, name):
+			return false
+		case name == "", slices.Contains(handOn, name): // a literal, whose calls follow, or no function of ours
+			return true
+		}
+		found = unguardedFunc(files, name, depth)
+		return found == ""
+	})
+	return found
+}
+
+func unguardedFunc(files []*ast.File, name string, depth int) string {
+	for _, file := range files {
+		for _, d := range file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Name.Name == name && hasGuard(f.Body) {
+				return unguarded(files, f.Body, depth+1)
+			}
+		}
+	}
+	return name
+}
+
+func hasGuard(n ast.Node) (has bool) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok && slices.Contains(guardFuncs, calleeOf(call)) {
+			has = true
+		}
+		return !has
+	})
+	return has
+}
+
+// TestGoroutinesAreGuarded: no goroutine of codeq is without a guard.
+func TestGoroutinesAreGuarded(t *testing.T) {
+	n := 0
+	fset, all := sources(t)
+	for _, files := range all {
+		for _, started := range startedBy(files) {
+			n++
+			if bad := unguarded(files, started, 0); bad != "" {
+				t.Errorf("%s: a goroutine calls %s outside of a guard", fset.Position(started.Pos()), bad)
+			}
+		}
+	}
+	require.Greater(t, n, 40)
+}
+
+// guardNames are the names of all guards.
+func guardNames(t *testing.T) (names []string) {
+	_, all := sources(t)
+	for _, files := range all {
+		for _, file := range files {
+			ast.Inspect(file, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok || !slices.Contains(guardFuncs, calleeOf(call)) {
+					return true
+				}
+				for _, arg := range call.Args {
+					if lit, ok := arg.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+						name, err := strconv.Unquote(lit.Value)
+						require.NoError(t, err)
+						if !slices.Contains(names, name) {
+							names = append(names, name)
+						}
+						break
+					}
+				}
+				return true
+			})
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestPanicOfOwner: the owner of a shard panics amid a group. Whoever waits for the shard gets an answer, the
+// other shards go on, Close returns, and the next Open finds all that was acknowledged.
+func TestPanicOfOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newUserHandler(func(string) {})
+		fs := vfs.NewMem()
+		q, err := Open("q", &Options{Shards: 2, fs: fs, Logger: slog.New(h)})
+		require.NoError(t, err)
+		one := q.startingAt(1)
+		kept := produce(t, one, Task{Queue: "kept", RunAt: time.Now().Add(time.Hour)})[0]
+		s := q.led()[1]
+		ctx := context.Background()
+		verbs := map[string]func() error{
+			"Await":    func() error { _, err := q.Await(ctx, kept); return err },
+			"WaitIdle": func() error { return q.WaitIdle(ctx) },
+			"Claim":    func() error { _, err := one.Claim(ctx, ClaimRequest{Queues: []string{"none"}}); return err },
+		}
+		var outcomes sync.Map
+		var calls sync.WaitGroup
+		start := func(verbs map[string]func() error) {
+			for name, verb := range verbs {
+				calls.Go(func() { outcomes.Store(name, verb()) })
+			}
+			synctest.Wait()
+		}
+		start(verbs)
+		goOn := standStill(s)
+		start(map[string]func() error{
+			"Produce": func() error { _, err := one.Produce(ctx, Task{Queue: "a"}); return err },
+			"Get":     func() error { _, err := q.Get(ctx, kept); return err },
+		})
+		calls.Go(func() { outcomes.Store("probe", s.probe(func(*shard) error { panic("of the test") })) })
+		synctest.Wait()
+		start(map[string]func() error{"later": func() error { _, err := one.Produce(ctx, Task{Queue: "a"}); return err }})
+		goOn()
+		calls.Wait()
+		n := 0
+		outcomes.Range(func(name, outcome any) bool {
+			n++
+			err, _ := outcome.(error)
+			require.Error(t, err, name)
+			require.True(t, errors.Is(err, ErrFailed) || errors.Is(err, ErrUncertain), "%s: %v", name, err)
+			var p *PanicError
+			require.ErrorAs(t, err, &p, name)
+			require.Equal(t, "of the test", p.Value)
+			return true
+		})
+		require.Equal(t, 7, n)
+		synctest.Wait()
+		require.Contains(t, strings.Join(*h.seen, "\n"), "TestPanicOfOwner", "the stack")
+		_, err = one.Produce(ctx, Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrFailed)
+		produce(t, q.startingAt(0), Task{Queue: "a"})
+		require.NoError(t, q.Close())
+		q, err = Open("q", &Options{fs: fs})
+		require.NoError(t, err)
+		require.Equal(t, Scheduled, infoOf(t, q, kept).State)
+		require.Equal(t, Counts{Ready: 1}, countsOf(t, q, "a"))
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.Close())
+	})
+}
+
+// panickyCommitter panics, as Pebble does with its locks locked.
+type panickyCommitter struct{ committer }
+
+func (panickyCommitter) commit(*pebble.Batch) error { panic("commit") }
+
+// TestPanicOfCommit: the callers of the group do not know whether it is stored.
+func TestPanicOfCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
+		require.NoError(t, err)
+		s := q.led()[0]
+		require.NoError(t, s.probe(func(s *shard) error { s.commit = panickyCommitter{s.commit}; return nil }))
+		_, err = q.Produce(t.Context(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrUncertain)
+		_, err = q.Produce(t.Context(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrFailed)
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestPanicOfLeader: a replica whose owner has panicked steps down, another one leads, and no caller notices more
+// than a pause.
+func TestPanicOfLeader(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		ids := produce(t, simQueue(other), Task{Queue: "a"})
+		s := simQueue(leader).shard(0)
+		goOn := standStill(s)
+		produced := make(chan error)
+		for _, n := range []*simNode{leader, other} {
+			go func() {
+				_, err := simQueue(n).Produce(t.Context(), Task{Queue: "a"})
+				produced <- err
+			}()
+		}
+		synctest.Wait()
+		require.NoError(t, s.inbox.pass(&crashOp{errors.New("of the test")}))
+		goOn()
+		require.NoError(t, <-produced)
+		require.NoError(t, <-produced)
+		require.NotNil(t, c.newLeader(leader))
+		require.Equal(t, Ready, infoOf(t, simQueue(leader), ids[0]).State)
+		require.Equal(t, Counts{Ready: 3}, countsOf(t, simQueue(leader), "a"))
+	})
+}
+
+// panicIn has the guarded functions of a name panic once, after arm has been called.
+type panicIn struct {
+	name       string
+	armed, hit atomic.Bool
+}
+
+func (p *panicIn) begin(t *testing.T) {
+	guard.SetHook(func(what string) {
+		if what == p.name && p.armed.Load() && p.hit.CompareAndSwap(false, true) {
+			panic("injected into " + what)
+		}
+	})
+	t.Cleanup(func() { guard.SetHook(nil) })
+}
+
+// elsewhere are the guards of functions of users, and one that leaves goroutines of Pebble behind: they have tests of
+// their own. A state machine that panics is a replica that has failed, whose Close tells of it (TestFailingDiskOfANode).
+var elsewhere = []string{"OnError", "slog.Handler", "close of a store", "state machine"}
+
+// TestPanicOfAnyGoroutine: whichever goroutine of codeq panics, the process goes on, all calls return, and so does Close.
+func TestPanicOfAnyGoroutine(t *testing.T) {
+	if testing.Short() {
+		t.Skip("some twenty seconds")
+	}
+	for _, name := range guardNames(t) {
+		if slices.Contains(elsewhere, name) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			p := &panicIn{name: name}
+			p.begin(t)
+			synctest.Test(t, func(t *testing.T) { panicAlone(t, p) })
+			if !p.hit.Load() {
+				p.armed.Store(false)
+				synctest.Test(t, func(t *testing.T) { panicInCluster(t, p) })
+			}
+			if !p.hit.Load() {
+				t.Log("the story does not come to a goroutine of this name")
+			}
+		})
+	}
+}
+
+// TestPanicInClose: a store that cannot be closed is left, and can be opened again.
+func TestPanicInClose(t *testing.T) {
+	p := &panicIn{name: "close of a store"}
+	p.begin(t)
+	fs := vfs.NewMem()
+	q, err := Open("q", &Options{Shards: 1, fs: fs})
+	require.NoError(t, err)
+	id := produce(t, q, Task{Queue: "a"})[0]
+	p.armed.Store(true)
+	require.ErrorIs(t, q.Close(), ErrFailed)
+	require.True(t, p.hit.Load())
+	q, err = Open("q", &Options{fs: fs})
+	require.NoError(t, err)
+	require.Equal(t, Ready, infoOf(t, q, id).State)
+	require.NoError(t, q.Close())
+}
+
+// bounded calls everything that f calls, which has to return.
+func bounded(t *testing.T, what string, f func()) {
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	if !within(done, 2*joinTimeout) {
+		panic(what + " does not return") // the bubble would not end
+	}
+}
+
+// useVerbs has all verbs called, whatever they return, by callers who wait as long as it takes.
+func useVerbs(t *testing.T, q *Queue, copyTo string) {
+	ctx := context.Background()
+	var m Mux
+	Handle(&m, "a", func(ctx context.Context, j *Job[[]byte]) error {
+		j.FollowUp(Task{Queue: "b", Unique: Unique{Key: j.ID.String()}}) // perhaps of another shard
+		return nil
+	})
+	Handle(&m, "slow", func(ctx context.Context, j *Job[[]byte]) error { <-ctx.Done(); return nil })
+	Handle(&m, "lost", func(ctx context.Context, j *Job[[]byte]) error { _ = q.DeadLetter(ctx, j.Receipt, nil); return nil })
+	run, stop := context.WithCancel(ctx)
+	var calls sync.WaitGroup
+	calls.Go(func() { _ = q.Run(run, &m, &RunOptions{Concurrency: 8, LeaseFor: time.Second}) })
+	sub, err := q.Subscribe(SubscribeOptions{})
+	if err == nil {
+		calls.Go(func() {
+			for range sub.All(ctx) {
+			}
+		})
+	}
+	_ = q.Configure(ctx, "a", func(s *Settings) { s.Concurrency = 5 })
+	for i := range 9 {
+		_, _ = q.Produce(ctx, Task{Queue: "a", Unique: Unique{Key: fmt.Sprint(i)}})
+		_, _ = q.Produce(ctx, Task{Queue: "lost"})
+		calls.Go(func() {
+			wait, cancel := context.WithTimeout(ctx, 3*time.Second)
+			defer cancel()
+			_, _ = q.Claim(wait, ClaimRequest{Queues: []string{"b"}})
+		})
+	}
+	slow, _ := q.Produce(ctx, Task{Queue: "slow"})
+	_ = q.SetSchedule(ctx, Schedule{Name: "s", Every: time.Second, Task: Task{Queue: "s"}})
+	time.Sleep(2 * time.Second)
+	_ = q.Cancel(ctx, slow)
+	_, _ = q.Get(ctx, slow)
+	for range q.List(ctx, ListOptions{State: Ready}) {
+	}
+	_, _ = q.Stats(ctx)
+	_ = q.Checkpoint(ctx, copyTo)
+	if err == nil {
+		sub.Close()
+	}
+	stop()
+	calls.Wait()
+}
+
+func panicAlone(t *testing.T, p *panicIn) {
+	fs := vfs.NewMem()
+	open := func() (*Queue, error) {
+		return Open("q", &Options{Shards: 3, fs: fs, Logger: slog.New(newUserHandler(func(string) {}))})
+	}
+	p.armed.Store(strings.HasPrefix(p.name, "open"))
+	q, err := open()
+	if err != nil { // it was an opening
+		q, err = open()
+		require.NoError(t, err)
+	}
+	p.armed.Store(true)
+	q.opts.log.Info("a record")
+	bounded(t, "a call", func() { useVerbs(t, q, "copy") })
+	bounded(t, "Close", func() { _ = q.Close() })
+	p.armed.Store(false)
+	q, err = open()
+	require.NoError(t, err)
+	require.NoError(t, q.checkAll())
+	require.NoError(t, q.Close())
+}
+
+func panicInCluster(t *testing.T, p *panicIn) {
+	c := newSimCluster(t, 1, 3, Options{Shards: 3})
+	c.awaitLeaders()
+	p.armed.Store(true)
+	leader := c.leader(0)
+	queues := make([]*Queue, 0, 3)
+	for _, n := range c.members() {
+		queues = append(queues, simQueue(n))
+	}
+	bounded(t, "a call", func() {
+		var users sync.WaitGroup
+		for i, q := range queues[:2] {
+			users.Go(func() { useVerbs(t, q, fmt.Sprint("copy", i)) })
+		}
+		users.Wait()
+	})
+	c.snapshot(leader, 0, 8)
+	bounded(t, "a change of leaders", func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_, _ = queues[0].ClusterStatus(ctx)
+		_ = queues[0].TransferLeadership(ctx, 0, c.members()[1].name)
+		time.Sleep(30 * time.Second) // they are balanced
+	})
+	bounded(t, "a replacement", func() {
+		n := c.node(true)
+		if c.open(n) == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			_ = queues[0].RemoveNode(ctx, n.name)
+			n.stop()
+		}
+	})
+	bounded(t, "Close", c.close)
+}
