@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/guard"
 	"codeq/internal/keys"
 )
 
@@ -27,6 +28,10 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	guard.Observe(func(what string, value any, stack []byte) { // in a child: it ends, which the parent notices
+		fmt.Fprintf(os.Stderr, "codeq has panicked in %s: %v\n%s", what, value, stack)
+		os.Exit(2)
+	})
 	if os.Getenv(clusterChildEnv) != "" {
 		if err := clusterChild(); err != nil {
 			fmt.Fprintln(os.Stderr, "node:", err)
@@ -42,7 +47,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "child:", err) // the parent kills it before it gets here
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	guard.Observe(ownPanics.add)
+	code := m.Run()
+	if !ownPanics.report() {
+		code = max(code, 1)
+	}
+	os.Exit(code)
 }
 
 // What a child reports: a kind, a task, and a number.

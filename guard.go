@@ -48,7 +48,7 @@ func contain(log *slog.Logger, what string, f func(), caught func(error)) {
 
 // containUser calls a function of the user's that must not panic.
 func containUser(log *slog.Logger, what string, f func()) (ok bool) {
-	guard.Run(what, func() { f(); ok = true }, func(value any, stack []byte) {
+	guard.RunUser(what, func() { f(); ok = true }, func(value any, stack []byte) {
 		log.Error(what+" has panicked", "value", fmt.Sprint(value), "stack", string(stack))
 	})
 	return ok

@@ -33,7 +33,8 @@ type RunOptions struct {
 	// OnError is told of every failed attempt (a handler's error or a
 	// *PanicError; not of Snooze) and of every outcome that could not be
 	// stored, such as ErrLeaseLost. Several goroutines call it at a time. If it panics,
-	// the Logger is told.
+	// the Logger is told. The worker waits for it: one that blocks for ever costs its worker, and
+	// may keep Run and Close from returning.
 	OnError func(l *Lease, err error)
 }
 

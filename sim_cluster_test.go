@@ -103,11 +103,13 @@ func (c *simCluster) names() (names []string) {
 	return names
 }
 
+// log fails the test for a panic of codeq's own on the node.
 func (n *simNode) log() *slog.Logger {
-	if os.Getenv("CODEQ_LOG") == "" {
-		return nil
+	h := panicHandler{t: n.cluster.t}
+	if os.Getenv("CODEQ_LOG") != "" {
+		h.next = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})).With("life", n.life)
+	return slog.New(h).With("life", n.life)
 }
 
 // start opens the node's queue.

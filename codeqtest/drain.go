@@ -14,9 +14,9 @@ const limit = 366 * 24 * time.Hour
 var errLimit = errors.New("still not done after 366 days")
 
 // Drain has the handlers of mux work until none of their queues has a task that
-// is ready, scheduled or leased, as codeq.Queue.WaitIdle sees it: retries and
-// tasks for a later time included, dead letters excluded. In a bubble the time
-// that this takes passes at once.
+// is ready, scheduled, blocked or leased, as codeq.Queue.WaitIdle sees it:
+// retries, tasks for a later time and tasks that wait for others included, dead
+// letters excluded. In a bubble the time that this takes passes at once.
 //
 // Tasks that the handlers produce into queues without a handler are left
 // alone. The test ends when the queues are not idle after 366 days, as when a

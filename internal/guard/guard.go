@@ -6,8 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// hook, if it is set, is called at the beginning of whatever is guarded.
-var hook atomic.Pointer[func(what string)]
+// hook, if it is set, is called at the beginning of whatever is guarded; observer learns of
+// the panics of codeq's own.
+var (
+	hook     atomic.Pointer[func(what string)]
+	observer atomic.Pointer[func(what string, value any, stack []byte)]
+)
 
 // SetHook is for tests, which panic in f, for the guarded functions that they name. A nil f ends it.
 func SetHook(f func(what string)) {
@@ -18,9 +22,29 @@ func SetHook(f func(what string)) {
 	hook.Store(&f)
 }
 
-// Run calls f, on the goroutine of the caller. If f panics, caught learns with what, and where.
-// what names f in tests and in messages.
+// Observe is for tests: f learns of each panic of which Run tells, on the goroutine that has
+// panicked. A nil f ends it.
+func Observe(f func(what string, value any, stack []byte)) {
+	if f == nil {
+		observer.Store(nil)
+		return
+	}
+	observer.Store(&f)
+}
+
+// Run calls f, a function of codeq's own, on the goroutine of the caller. If f panics, caught
+// learns with what, and where. what names f in tests and in messages.
 func Run(what string, f func(), caught func(value any, stack []byte)) {
+	RunUser(what, f, func(value any, stack []byte) {
+		if o := observer.Load(); o != nil {
+			(*o)(what, value, stack)
+		}
+		caught(value, stack)
+	})
+}
+
+// RunUser is Run for a function of the user's, whose panic is no bug of codeq.
+func RunUser(what string, f func(), caught func(value any, stack []byte)) {
 	defer func() {
 		if v := recover(); v != nil {
 			caught(v, debug.Stack())

@@ -1,0 +1,89 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// injected is what tests have codeq panic with. All other panics of codeq's own, which it contains,
+// are bugs: of whichever test they are, TestMain fails for them.
+type injected string
+
+func (p injected) Error() string { return isInjected + string(p) }
+
+const isInjected = "injected: "
+
+// wasInjected recognizes such a panic, and those that another goroutine makes of it.
+func wasInjected(value string) bool { return strings.Contains(value, isInjected) }
+
+// panicList is the panics of codeq's own that no test has injected.
+type panicList struct {
+	mu    sync.Mutex // guards found
+	found []string
+}
+
+var ownPanics panicList
+
+func (l *panicList) add(what string, value any, stack []byte) {
+	text := fmt.Sprint(value)
+	if wasInjected(text) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.found = append(l.found, fmt.Sprintf("%s: %s\n%s", what, text, stack))
+}
+
+// report is true if there are none.
+func (l *panicList) report() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range l.found {
+		fmt.Fprintln(os.Stderr, "codeq has panicked in", p)
+	}
+	return len(l.found) == 0
+}
+
+// panicHandler fails its test when codeq logs a panic of its own that was not injected. Records go on to
+// next, which may be nil.
+type panicHandler struct {
+	t    *testing.T
+	next slog.Handler
+}
+
+func (h panicHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelError || h.next != nil && h.next.Enabled(ctx, level)
+}
+
+func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "codeq has panicked") {
+		text := r.Message
+		r.Attrs(func(a slog.Attr) bool { text += "\n" + a.String(); return true })
+		if !wasInjected(text) {
+			h.t.Error(text)
+		}
+	}
+	if h.next == nil {
+		return nil
+	}
+	return h.next.Handle(ctx, r)
+}
+
+func (h panicHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	if h.next != nil {
+		h.next = h.next.WithAttrs(attrs)
+	}
+	return h
+}
+
+func (h panicHandler) WithGroup(name string) slog.Handler {
+	if h.next != nil {
+		h.next = h.next.WithGroup(name)
+	}
+	return h
+}
