@@ -239,23 +239,23 @@ func (s *shard) highestElsewhere(q *queueState) uint64 {
 
 // isElsewhere reports whether a claim is better sent to another shard for the tasks of a
 // queue: the most urgent is there. That comes before the claim visits the shards in turn,
-// so that it visits each of them, and a few times at the most. If other queues come
-// after this one in strict order, any task of it is more urgent than none.
+// so that it visits each of them, and a few times at the most. Any task of the queue is
+// more urgent than none, unless the claim draws lots for the next queue.
 func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 	if s.board == nil || op.sent == headSends || op.visited > 0 || op.remote {
 		return false
 	}
-	queues, weights := op.named()
-	list := len(queues) > 1 && len(weights) == 0
 	heads, rank := (*queueHeads)(nil), uint64(0)
 	if q != nil {
 		heads, rank = q.heads, s.headOf(q).rank()
 	}
 	if rank == 0 {
-		if !list {
+		if _, weights := op.named(); len(weights) > 0 {
 			return false
 		}
-		heads = s.board.of(queue)
+		if heads == nil {
+			heads = s.board.of(queue)
+		}
 	}
 	if op.to = heads.best(s.index); op.to < 0 {
 		return false

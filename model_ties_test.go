@@ -326,7 +326,7 @@ func (m *model) unpin(child *modelTask, until uint64) {
 		}
 		p.kept = max(p.kept, until)
 		if delete(p.pins, child.want.ID); len(p.pins) == 0 {
-			p.until, p.kept = max(p.kept, bucketOf(m.wall(), 0)), 0
+			p.until, p.kept = max(p.kept, bucketOf(m.wall(), 1)), 0
 		}
 	}
 }

@@ -170,6 +170,6 @@ func (s *shard) unpinned(parent ID, until uint64) bool {
 	}
 	s.pins.counts.drop(s, parent)
 	s.unkeep(at)
-	s.keep(at.lane.queue, keys.Done, parent, max(v.Until, bucketOf(s.wall, 0)), at.ended, &at.rec)
+	s.keep(at.lane.queue, keys.Done, parent, max(v.Until, bucketOf(s.wall, 1)), at.ended, &at.rec)
 	return true
 }
