@@ -840,21 +840,10 @@ func (q *Queue) list() (map[ID]*TaskInfo, error) {
 }
 
 // longestStep is the longest step of any shard's owner since the queue was opened, of
-// kinds other than the given ones. A test that runs by the wall clock asks for 10 ms
-// only in its full form, on a machine of its own; in its short form it asks for
-// largestStep, which no other load of the machine changes.
+// kinds other than the given ones. A test asks for 10 ms only in its full form, on a machine
+// of its own.
 func longestStep(t testing.TB, q *Queue, except ...StepKind) StepStats {
 	return mostOf(t, q, func(s *StepStats) int64 { return int64(s.Max) }, except)
-}
-
-// largestStep is the step that has read and written the most entries.
-func largestStep(t testing.TB, q *Queue, except ...StepKind) StepStats {
-	return mostOf(t, q, func(s *StepStats) int64 { return s.MaxRecords }, except)
-}
-
-// heaviestStep is the step that has added the most bytes to its commit, and read them.
-func heaviestStep(t testing.TB, q *Queue, except ...StepKind) StepStats {
-	return mostOf(t, q, func(s *StepStats) int64 { return s.MaxBytes }, except)
 }
 
 func mostOf(t testing.TB, q *Queue, measure func(*StepStats) int64, except []StepKind) (most StepStats) {
