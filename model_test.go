@@ -727,9 +727,9 @@ const (
 	largeRecord = 3 << 10
 )
 
-// modelStrict demands of claims made one after the other the order of priorities over the shards,
-// and of ready tasks the exact time since which they are. Neither holds in each run: some
-// hundred checks with it find one that they do not explain.
+// modelStrict makes TestModel demand two more things: that of claims made one after the other
+// none gets a task while another shard has one of a higher priority, and that each ready task is
+// ready since exactly the time that the model knows. Some hundred checks find an exception.
 var modelStrict = flag.Bool("model.strict", false, "TestModel demands the order of priorities over shards, and the exact times of ready tasks")
 
 var modelGroups = flag.Bool("model.groups", false, "TestModel runs with small groups, too, and bounds what owners do at once")
