@@ -24,7 +24,8 @@ import (
 // Invariant: the tasks in the range Task lie under numbers of lanes in memory. Of the
 // entries of a (queue, tenant, priority) the one with the largest Seq has the number
 // that is, or was last, in memory. A queue with a task keeps its number, and the
-// entries of the lanes that its tasks name have it.
+// entries of the lanes that its tasks name have it. No number of aliases has been that of a
+// lane in memory since it was asked for.
 //
 // The shard's owner uses it.
 type catalogue struct {
@@ -95,6 +96,7 @@ func (s *shard) addLane(l *lane) {
 	s.lanes = extend(s.lanes, l.number)
 	s.lanes[l.number] = l
 	s.catalogue.loaded.Add(l.number)
+	delete(s.catalogue.aliases, l.number) // it may have been another lane's
 	l.place = len(l.queue.lanes)
 	l.queue.lanes = append(l.queue.lanes, l)
 	s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] = l

@@ -261,3 +261,63 @@ func TestStatsInParts(t *testing.T) {
 		require.NoError(t, <-done)
 	})
 }
+
+// TestNumberOfAnotherLaneComesBack: a number under which the shard has found a lane that had
+// another one by then is that of another lane, once nothing names it: its tasks are that lane's.
+func TestNumberOfAnotherLaneComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := Open("queue", &Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1, sweepLanes: 1})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		ctx, others := t.Context(), 0
+		visit := func() { // others drive idle lanes out of memory, and make for sweeps
+			for range 8 {
+				others++
+				name := fmt.Sprint("other ", others)
+				produce(t, q, Task{Queue: name})
+				require.NoError(t, q.Complete(ctx, claimNow(t, q, name).Receipt, nil))
+				synctest.Wait()
+			}
+		}
+		old := produce(t, q, Task{Queue: "a", Tenant: "a", RunAt: time.Now().Add(time.Hour)})[0]
+		n := keys.LaneOf(old)
+		visit()
+		produce(t, q, Task{Queue: "a", Tenant: "a"}) // its lane, under another number, stays
+		held := claimNow(t, q, "a")
+		require.NotEqual(t, n, keys.LaneOf(held.ID))
+		time.Sleep(2 * time.Hour)
+		held = claimNow(t, q, "a") // the lease has expired
+		l := claimNow(t, q, "a")   // found by its old number
+		require.ElementsMatch(t, []ID{held.ID, old}, []ID{held.ID, l.ID})
+		if held.ID == old {
+			held, l = l, held
+		}
+		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		require.NoError(t, q.Extend(ctx, held.Receipt, 24*time.Hour))
+		visit() // nothing names the number, which is free
+		var again []ID
+		for range 8 {
+			again = append(again, produce(t, q, Task{Queue: "b", Tenant: "b", RunAt: time.Now().Add(time.Hour)})[0])
+			visit()
+		}
+		require.Contains(t, lanesOf(again), n)
+		time.Sleep(2 * time.Hour)
+		var got []ID
+		for range again {
+			l := claimNow(t, q, "b")
+			require.NotNil(t, l)
+			require.Equal(t, "b", l.Tenant)
+			got = append(got, l.ID)
+		}
+		require.Equal(t, again, got)
+		require.Nil(t, claimNow(t, q, "a"))
+		require.NoError(t, q.checkAll())
+	})
+}
+
+func lanesOf(ids []ID) (lanes []uint32) {
+	for _, id := range ids {
+		lanes = append(lanes, keys.LaneOf(id))
+	}
+	return lanes
+}
