@@ -116,6 +116,7 @@ type model struct {
 	plain     bool             // no task is bound to others
 	reopened  bool             // all turns that are passed on are contested
 	hurried   bool             // calls are drawn that come together
+	unordered bool             // their effects are taken in, and which group has which is open
 	drawn     int              // the ties that drawTasks draws
 
 	served map[laneID]bool           // in this step

@@ -116,6 +116,10 @@ func (m *model) enter(t *modelTask, since uint64) {
 	if scope := t.want.groupScope(); scope != 0 {
 		holder, held := m.turns[scope]
 		switch {
+		case !held && m.unordered: // a task that is woken may come before, or after
+			m.toBlocked(t, onGroup)
+			m.contested[scope] = true
+			return
 		case !held && !m.anyWaits(scope):
 			m.turns[scope] = t.want.ID
 		case holder != t.want.ID || !held:
@@ -161,6 +165,9 @@ func (m *model) proceed(t *modelTask) {
 // tasks came to wait by ways of which the order is open, to the one of those
 // that wait that has it on disk.
 func (m *model) giveTurns() {
+	if m.unordered {
+		return
+	}
 	next := make(map[uint64]*modelTask)
 	var places map[ID]keys.Place
 	for _, t := range m.tasks {
