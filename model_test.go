@@ -401,18 +401,19 @@ func (m *model) sync() {
 	m.passKeys(wall)
 	for _, t := range tasks {
 		if t.want.State == Leased && t.deadline <= now {
-			m.retry(t, "lease expired", wall-(now-t.deadline), func() { m.toExpired(t) })
+			m.retry(t, "lease expired", wall-(now-t.deadline), func() { m.toExpired(t, now-t.deadline) })
 		}
 	}
 	m.react()
 }
 
-// toExpired is for a lease that has run out: the second time the task goes behind.
-func (m *model) toExpired(t *modelTask) {
+// toExpired is for a lease that has run out so many ms ago: the second time the task goes
+// behind those that were ready then.
+func (m *model) toExpired(t *modelTask, ago uint64) {
 	since := t.since
 	if !t.over {
 		if t.expired {
-			since = m.since(t.shard)
+			since = keys.MovedSince(m.orderTime(t.shard) - ago)
 		}
 		t.expired = true
 	}

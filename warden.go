@@ -117,7 +117,11 @@ func (s *shard) ask(q *queueState) {
 			c.asked = true
 			s.goFor("question for permits", func() {
 				op := &askPermitsOp{completion: newCompletion(), queue: q.name, value: q.value}
+				change := s.node.queue.replicas[i].route.next()
 				err := s.node.doHere(i, op)
+				if err != nil { // such as that of a replica that has failed, which comes at once
+					(&patience{pause: maxPause}).wait(s.node.ctx, change)
+				}
 				_ = s.inbox.pass(&permitsTold{warden: w, shard: i, op: op, err: err}) // the next warden asks again
 			})
 		}
