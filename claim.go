@@ -395,7 +395,7 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 			}
 			continue
 		}
-		if op.take() {
+		if s.takes(op.ticket()) {
 			if op.visited > 0 && !op.noWait {
 				s.voidElsewhere(op)
 			}
@@ -431,10 +431,18 @@ func (s *shard) claimOrder(op *claimOp) []string {
 	return op.order
 }
 
+// takes takes a claim that is settled with what give or giveOfSet gives it, which follows.
+func (s *shard) takes(t ticket) bool {
+	if !t.take() {
+		return false
+	}
+	s.giving = t.claim
+	return true
+}
+
 // give serves a claim that has been taken: with tasks of q, l's first to begin with, and if
 // there is room, with those of its other queues.
 func (s *shard) give(op *claimOp, q *queueState, l *lane) {
-	s.giving = op
 	if s.giveOf(op, q, l) && len(op.queues) > 1 {
 		s.fillUp(op, q)
 	}
@@ -529,7 +537,7 @@ func (s *shard) serveQueue(q *queueState, served *int) bool {
 		if l == nil {
 			break
 		}
-		if t := q.front().pop(); t.take() {
+		if t := q.front().pop(); s.takes(t) {
 			s.void(t.claim, q)
 			s.give(t.claim, q, l)
 		} else {

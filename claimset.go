@@ -199,7 +199,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 				return claimAsks
 			}
 			continue
-		case !op.take():
+		case !s.takes(op.ticket()):
 			s.leaveGate(q)
 			return claimServed
 		}
@@ -238,6 +238,7 @@ func (s *shard) giveOfSet(op *claimOp, set *claimSet, q *queueState, l *lane) {
 		}
 	}
 	s.settle(op)
+	s.giving = nil
 }
 
 func (s *shard) serveSets(served *int) {
@@ -264,7 +265,7 @@ func (s *shard) serveSet(set *claimSet, served *int) bool {
 		if l == nil {
 			break
 		}
-		if t := set.front().pop(); t.take() {
+		if t := set.front().pop(); s.takes(t) {
 			s.voidElsewhere(t.claim)
 			s.giveOfSet(t.claim, set, q, l)
 		} else {

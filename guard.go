@@ -86,7 +86,7 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 			continue
 		}
 		listed[op] = true
-		if c, ok := op.(*claimOp); ok && (c == taken || !c.take()) { // it was served, or is below
+		if c, ok := op.(*claimOp); ok && c != taken && !c.take() { // it was served
 			continue
 		}
 		contain(s.opts.log, "end of operation", func() { abandon(op, outcome) }, nil)

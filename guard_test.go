@@ -239,6 +239,54 @@ func TestPanicOfOwner(t *testing.T) {
 	})
 }
 
+// panickyGate panics when somebody who has passed it looks whether he may again.
+type panickyGate struct{ passed bool }
+
+func (g *panickyGate) look(*shard, time.Time) (bool, time.Duration) {
+	if g.passed {
+		panic(injected("look"))
+	}
+	return true, 0
+}
+
+func (g *panickyGate) enter(*shard, time.Time) (bool, time.Duration) { g.passed = true; return true, 0 }
+func (g *panickyGate) leave(int) []*shard                            { return nil }
+
+// TestPanicOfOwnerAmidClaim: the owner panics while it serves a claim that it has taken, one that waits or that
+// has just come, for one queue or for a list of them. The claim gets an answer.
+func TestPanicOfOwnerAmidClaim(t *testing.T) {
+	for _, queues := range [...]int{1, shortList + 1} {
+		for _, waits := range [...]bool{false, true} {
+			t.Run(fmt.Sprintf("queues=%d/waits=%t", queues, waits), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
+					require.NoError(t, err)
+					req := ClaimRequest{Max: 2}
+					for i := range queues {
+						req.Queues = append(req.Queues, fmt.Sprint(i))
+					}
+					require.NoError(t, q.led()[0].probe(func(s *shard) error { s.queue("0").gate = new(panickyGate); return nil }))
+					if !waits {
+						produce(t, q, Task{Queue: "0"})
+					}
+					claimed := make(chan error, 1)
+					go func() {
+						_, err := q.ClaimBatch(t.Context(), req)
+						claimed <- err
+					}()
+					if waits {
+						synctest.Wait()
+						_, err := q.Produce(t.Context(), Task{Queue: "0"})
+						require.ErrorIs(t, err, ErrUncertain)
+					}
+					require.ErrorIs(t, <-claimed, ErrUncertain)
+					require.NoError(t, q.Close())
+				})
+			})
+		}
+	}
+}
+
 // panickyCommitter panics, as Pebble does with its locks locked.
 type panickyCommitter struct{ committer }
 
