@@ -109,7 +109,8 @@ type shard struct {
 	space      diskSpace
 	steps      stepClock
 
-	sweepLeft, sweepKept int // of listed, to be looked at; good tickets found
+	sweeping             bool // void tickets are being dropped
+	sweepLeft, sweepKept int  // of listed, to be looked at; good tickets found
 
 	scratch, value []byte // for a key and a value on their way into the group
 	lots           []int  // for claimOrder

@@ -288,13 +288,12 @@ func (s *shard) countVoid(tickets int) {
 type sweepOp struct{}
 
 func (op *sweepOp) resolve(s *shard) {
-	s.sweepLeft, s.sweepKept = len(s.listed), 0
+	s.sweeping, s.sweepLeft, s.sweepKept = true, len(s.listed), 0
 }
 
 func (op *sweepOp) settle(error) {}
 
-// sweepIsDue: a sweepOp has left lists to look at.
-func (s *shard) sweepIsDue() bool { return s.sweepLeft > 0 }
+func (s *shard) sweepIsDue() bool { return s.sweeping }
 
 // sweepTickets does what a sweepOp asks for.
 func (s *shard) sweepTickets() {
@@ -313,6 +312,7 @@ func (s *shard) sweepTickets() {
 			set.away.sweep()
 			s.sweepKept += set.waiters.len() + set.away.len()
 		}
-		s.stale.Store(-int64(s.sweepKept))
+		s.stale.Store(-int64(s.sweepKept)) // or countVoid would ask for no other sweep
+		s.sweeping = false
 	}
 }

@@ -107,6 +107,42 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 	}
 }
 
+// TestServedClaimsOfListsLeaveNothing: so it is after claims for long lists of queues, which
+// wait in no queue.
+func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
+	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+		one := q.startingAt(0)
+		serve := func(queues []string) {
+			got := make(chan error)
+			go func() {
+				l, err := q.Claim(t.Context(), ClaimRequest{Queues: queues})
+				if err == nil {
+					err = q.Complete(t.Context(), l.Receipt, nil)
+				}
+				got <- err
+			}()
+			synctest.Wait()
+			produce(t, one, Task{Queue: "busy"})
+			require.NoError(t, <-got)
+		}
+		long := []string{"busy"}
+		for i := range shortList {
+			long = append(long, fmt.Sprint("listed ", i))
+		}
+		for range staleCap + 1 {
+			serve(long)
+		}
+		synctest.Wait()
+		for i := range 2 * staleCap {
+			serve([]string{"busy", fmt.Sprint("quiet ", i)})
+		}
+		synctest.Wait()
+		listed := 0
+		require.NoError(t, q.led()[1].probe(func(s *shard) error { listed = len(s.listed); return nil }))
+		require.LessOrEqual(t, listed, staleCap)
+	})
+}
+
 // TestServedClaimsReleasePayloads: what a claim was given does not stay with the queues
 // for which it waited in vain.
 func TestServedClaimsReleasePayloads(t *testing.T) {
