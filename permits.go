@@ -394,11 +394,11 @@ func (a *permitsAnswer) resolve(s *shard) {
 	p.told.unused += a.op.granted
 	p.over = a.op.over
 	p.dry = a.op.want > 0 && a.op.granted == 0
+	s.open(q) // before those who asked look at the sets that have it
 	for _, op := range asked {
 		op.asked = append(op.asked, q)
 		op.resolve(s)
 	}
-	s.open(q)
 }
 
 func (a *permitsAnswer) settle(error) {}

@@ -519,6 +519,26 @@ func TestPermitsNoWait(t *testing.T) {
 	})
 }
 
+// TestPermitsNoWaitOfLists: so does one that names a long list of queues.
+func TestPermitsNoWaitOfLists(t *testing.T) {
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
+		queues := []string{"a"}
+		for i := range shortList {
+			queues = append(queues, fmt.Sprint("other ", i))
+		}
+		c.configure(func(s *Settings) { s.Concurrency = 3 })
+		c.limit.Store(3)
+		c.produce(1, 10)
+		for range 5 {
+			l, err := c.queue(1).Claim(t.Context(), ClaimRequest{Queues: queues, NoWait: true, LeaseFor: time.Hour})
+			require.NoError(t, err)
+			complete(t, c.queue(1), l)
+			time.Sleep(time.Second) // permits that nobody wants go back
+		}
+		c.requireReturned()
+	})
+}
+
 // TestPermitsSettings: a change of the settings does what it does to a queue of
 // one process.
 func TestPermitsSettings(t *testing.T) {
