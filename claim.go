@@ -81,7 +81,7 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 	}
 	op := q.newClaim(req, r)
 	first := q.shard(q.claimShard(op))
-	op.shards = first.peers
+	op.shards, op.begin = first.peers, first.index
 	if err := first.inbox.push(ctx, op); err != nil {
 		op.unref()
 		op.unref()
@@ -194,8 +194,9 @@ type claimOp struct {
 	abroad abroad        // of a claim of this node
 	asked  []*queueState // have no permit for it, as it knows
 
-	shards  []*shard      // of this process, in which it may wait
-	visited int           // shards that have seen it; written by the one whose turn it is
+	shards  []*shard      // of this process, in which it may wait; they stay as they are
+	begin   int           // the index of the one that it visits first; written by the one whose turn it is
+	visited int           // shards that have seen it, in turn; as begin
 	full    error         // one of them had no room to grant a lease; as visited
 	sent    int           // how often to a shard with something more urgent
 	to      int           // the index of that shard
@@ -222,7 +223,7 @@ func (op *claimOp) unref() {
 	clear(op.order)
 	op.queues, op.weights, op.grants, op.order, op.err = op.queues[:0], op.weights[:0], op.grants[:0], op.order[:0], nil
 	op.list, op.drawn = nil, 0
-	op.visited, op.full, op.sent, op.shards, op.runner, op.local, op.abroad, op.asked = 0, nil, 0, nil, nil, false, abroad{}, nil
+	op.begin, op.visited, op.full, op.sent, op.shards, op.runner, op.local, op.abroad, op.asked = 0, 0, nil, 0, nil, nil, false, abroad{}, nil
 	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
 	op.pool.Put(op)
 }
@@ -245,7 +246,7 @@ func (op *claimOp) resolve(s *shard) {
 	}
 	outcome := s.tryClaim(op)
 	if outcome == claimElsewhere {
-		if s.sendOn(op) {
+		if op.sendOn() {
 			return
 		}
 		outcome = s.tryClaim(op)
@@ -267,7 +268,7 @@ func (s *shard) passOn(op *claimOp) {
 		s.enlist(op.ticket(), op.queues, op.list, op.remote)
 	}
 	op.drawn = 0
-	if next := op.next(s); next != nil {
+	if next := op.next(); next != nil {
 		if err := next.inbox.pass(op); err != nil {
 			refuse(op, err)
 		}
@@ -276,23 +277,26 @@ func (s *shard) passOn(op *claimOp) {
 	if op.noWait && op.take() {
 		op.err = cmp.Or(op.full, ErrEmpty)
 		s.settle(op)
-	} else if op.abroad.table != nil {
+	} else if op.abroad.table != nil && !op.noWait {
 		op.abroad.table.add(op)
 		return
 	}
 	op.unref()
 }
 
-// next is the shard that a claim visits after s; nil if that was the last.
-func (op *claimOp) next(s *shard) *shard {
-	op.visited++
-	switch {
-	case op.visited >= len(op.shards):
+// next is the shard that a claim visits next; nil if it has visited the last.
+func (op *claimOp) next() *shard {
+	if op.visited++; op.visited >= len(op.shards) {
 		return nil
-	case s.node == nil:
-		return s.peers[(s.index+1)%len(s.peers)]
 	}
-	return op.shards[op.visited]
+	return op.shards[(op.begin+op.visited)%len(op.shards)]
+}
+
+// hasVisited reports whether a claim waits in a shard since it has visited it.
+func (op *claimOp) hasVisited(s *shard) bool {
+	n := len(op.shards)
+	at := slices.Index(op.shards, s)
+	return at >= 0 && (at-op.begin+n)%n < op.visited
 }
 
 func (op *claimOp) abandon(s *shard) {

@@ -94,9 +94,8 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 	if len(led) == 0 {
 		t.add(op)
 	} else {
-		first := q.claimShardOf(op, led)
-		op.shards = append(led[first:], led[:first]...)
-		switch err := op.shards[0].inbox.push(ctx, op); {
+		op.shards, op.begin = led, q.claimShardOf(op, led)
+		switch err := led[op.begin].inbox.push(ctx, op); {
 		case err == nil:
 		case !req.NoWait && errors.Is(err, ErrNotLeader):
 			t.add(op)
@@ -141,7 +140,8 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner) (
 }
 
 // add lists a claim that waits, unless it is listed. It takes over the caller's
-// reference.
+// reference. The claim comes to wait in the shards that this node leads by now and that it has
+// not visited: their leadership is new, or that of one before them has ended.
 func (t *claimTable) add(op *claimOp) {
 	defer op.unref()
 	key := lineKey{queues: lineName(op), duration: op.duration, local: op.local}
@@ -163,6 +163,15 @@ func (t *claimTable) add(op *claimOp) {
 	if l.filled != nil {
 		close(l.filled)
 		l.filled = nil
+	}
+	led := t.node.queue.led()
+	if op.visited >= len(op.shards) && slices.Equal(led, op.shards) { // as ever
+		return
+	}
+	for _, s := range led {
+		if !op.hasVisited(s) {
+			_ = s.inbox.pass(&joinOp{op.ticket(), l.queues, l.list}) // or else it waits elsewhere
+		}
 	}
 }
 

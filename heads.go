@@ -279,19 +279,15 @@ func (s *shard) isElsewhereBefore(op *claimOp, set *claimSet, at int) bool {
 
 // sendOn hands a claim to the shard of which isElsewhere has told. It is false if that one
 // takes no more, and then the claim is sent no further.
-func (s *shard) sendOn(op *claimOp) bool {
+func (op *claimOp) sendOn() bool {
 	op.sent++
-	if s.node == nil {
-		if s.peers[op.to].inbox.pass(op) == nil {
+	if i := slices.IndexFunc(op.shards, func(s *shard) bool { return s.index == op.to }); i >= 0 {
+		before := op.begin
+		op.begin = i
+		if op.shards[i].inbox.pass(op) == nil {
 			return true
 		}
-	} else if i := slices.IndexFunc(op.shards, func(s *shard) bool { return s.index == op.to }); i >= 0 {
-		to := op.shards[i]
-		op.shards[0], op.shards[i] = to, op.shards[0]
-		if to.inbox.pass(op) == nil {
-			return true
-		}
-		op.shards[0], op.shards[i] = op.shards[i], to
+		op.begin = before
 	}
 	op.sent = headSends
 	return false

@@ -1,0 +1,65 @@
+package codeq
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// ownCluster runs a story on one node that leads two shards.
+func ownCluster(t *testing.T, story func(t *testing.T, c *simCluster, q *Queue)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 1, Options{Shards: 2})
+		defer c.close()
+		c.awaitLeaders()
+		story(t, c, simQueue(c.nodes[0]))
+	})
+}
+
+// TestClaimOutlivesTheShardItBeginsAt: a claim that lies before a shard whose leader goes waits in all
+// others that this node leads, and in those that it comes to lead.
+func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
+	ownCluster(t, func(t *testing.T, c *simCluster, q *Queue) {
+		const claims = 10
+		s := q.shard(0)
+		goOn := standStill(s)
+		require.NoError(t, s.inbox.pass(&crashOp{injected("of the test")}))
+		served := make(chan error, claims)
+		for range claims { // some begin there
+			go func() {
+				_, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
+				served <- err
+			}()
+		}
+		synctest.Wait()
+		goOn()
+		for q.shard(0) == nil || q.shard(0) == s {
+			time.Sleep(10 * time.Millisecond)
+		}
+		for range claims {
+			_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(), tasks: []newTask{prepare(&Task{Queue: "a"}, nil)}})
+			require.NoError(t, err)
+		}
+		time.Sleep(time.Minute)
+		require.Len(t, served, claims, "claims that wait, though there are tasks")
+	})
+}
+
+// TestClaimThatIsSentOnIsGivenUp: a claim that a shard has sent on may be given up at any moment.
+func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
+	ownCluster(t, func(t *testing.T, c *simCluster, q *Queue) {
+		h := q.heads.hold("a", 2)
+		h.shards[1].word.Store(uint64(makeHead(5, 0, "", true))) // which is gone
+		for range 20 {                                           // some begin at the other shard
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			cancel()
+		}
+		synctest.Wait()
+		requireNobodyWaits(t, q, 0)
+	})
+}
