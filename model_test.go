@@ -326,6 +326,8 @@ func (m *model) toDead(t *modelTask, at uint64) {
 	holds := set.HoldGroups && t.want.Group != ""
 	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
 		t.until = bucketOf(at, retentionMillis(retention))
+	}
+	if t.until != neverExpires {
 		m.unpin(t, t.until)
 	}
 	m.endKey(t, Dead, at)
