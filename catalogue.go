@@ -300,7 +300,7 @@ func (s *shard) dropLane(l *lane) {
 // isUnknown reports whether memory has nothing of a queue that it could not do without.
 func (s *shard) isUnknown(q *queueState) bool {
 	return len(q.lanes) == 0 && q.counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && q.rechecks == 0 &&
-		q.version == 0 && q.gate == nil && q.warden == nil && !q.throttled && !q.attended &&
+		q.version == 0 && q.gate == nil && q.warden == nil && q.throttledAt < 0 && !q.attended &&
 		q.listedAt == 0 && len(q.sets) == 0 && !q.hungry
 }
 

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	pq "container/heap"
 	"math/bits"
 
 	"codeq/internal/keys"
@@ -27,6 +26,9 @@ type bucket struct {
 	place   int  // in the shard's heap; negative: not there
 	touched bool // on the group's list
 }
+
+func (b *bucket) due() uint64 { return b.until }
+func (b *bucket) spot() *int  { return &b.place }
 
 // neverExpires is the bucket of what is kept for ever.
 const neverExpires = 1<<64 - 1
@@ -70,7 +72,7 @@ func (s *shard) bucket(q *queueState, k bucketKey) *bucket {
 	if b == nil {
 		b = &bucket{queue: q, bucketKey: k, place: -1}
 		if k.until != neverExpires {
-			pq.Push(&s.expiries, b)
+			s.expiries.push(b)
 		}
 		if q.buckets == nil {
 			q.buckets = make(map[bucketKey]*bucket)
@@ -105,55 +107,21 @@ func (b *bucket) seal(g *group) {
 // expireEnded forgets the buckets whose time has come.
 // REQUIRES: the group is empty.
 func (s *shard) expireEnded() {
-	for len(s.expiries) > 0 && s.expiries[0].until <= s.wall && !s.spent() {
-		b := pq.Pop(&s.expiries).(*bucket)
+	for s.expiries.next() <= s.wall && !s.spent() {
+		b := s.expiries.pop()
 		all := keys.AppendGroup(nil, b.prefix, b.queue.number, b.until)
 		s.group.deleteRange(all, keys.GroupEnd(all))
 		s.resize(b, -int(b.size))
 	}
 }
 
-func (s *shard) expireEndedIsDue() bool { return s.nextExpiry() <= s.wall }
-
-// nextExpiry is when the next bucket is forgotten; wall clock, ms.
-func (s *shard) nextExpiry() uint64 {
-	if len(s.expiries) == 0 {
-		return never
-	}
-	return s.expiries[0].until
-}
+func (s *shard) expireEndedIsDue() bool { return s.expiries.next() <= s.wall }
 
 // dropEmpty is for the buckets that the group has emptied before their time.
 func (s *shard) dropEmpty() {
 	for _, b := range s.group.buckets {
-		if b.size == 0 && b.place >= 0 {
-			pq.Remove(&s.expiries, b.place)
+		if b.size == 0 {
+			s.expiries.remove(b)
 		}
 	}
-}
-
-// expiryHeap is a heap of all buckets that are forgotten some day: the next one is first.
-type expiryHeap []*bucket
-
-func (h expiryHeap) Len() int           { return len(h) }
-func (h expiryHeap) Less(i, j int) bool { return h[i].until < h[j].until }
-
-func (h expiryHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = i, j
-}
-
-func (h *expiryHeap) Push(x any) {
-	b := x.(*bucket)
-	b.place = len(*h)
-	*h = append(*h, b)
-}
-
-func (h *expiryHeap) Pop() any {
-	n := len(*h) - 1
-	b := (*h)[n]
-	b.place = -1
-	(*h)[n] = nil
-	*h = (*h)[:n]
-	return b
 }

@@ -70,10 +70,14 @@ type queueState struct {
 	heads *queueHeads // nil: the shard has published none
 	shut  bool        // the gate has turned a claim away, and has not been opened since
 
-	throttled bool    // on the shard's list of queues that are held back
-	attended  bool    // on the shard's list of queues that speak looks after
-	warden    *warden // nil: another shard has it, or none does
+	opensAt     uint64  // when it is no longer held back; monotonic clock of the shard, ms
+	throttledAt int     // the place among the shard's queues that are held back; negative: it is none
+	attended    bool    // on the shard's list of queues that speak looks after
+	warden      *warden // nil: another shard has it, or none does
 }
+
+func (q *queueState) due() uint64 { return q.opensAt }
+func (q *queueState) spot() *int  { return &q.throttledAt }
 
 // reaches reports whether the window has the place of a task: it is before next,
 // or the window has all.

@@ -361,29 +361,29 @@ func (s *shard) openGate(w *shard, q *queueState) {
 }
 
 // throttle has the claims that wait for a queue served at a time of the
-// monotonic clock.
+// monotonic clock, or sooner.
 func (s *shard) throttle(q *queueState, at uint64) {
-	if !q.throttled {
-		q.throttled = true
-		s.throttled = append(s.throttled, q)
+	if q.throttledAt >= 0 {
+		if q.opensAt <= at {
+			return
+		}
+		s.throttled.remove(q)
 	}
-	s.nextGate = min(s.nextGate, at)
+	q.opensAt = at
+	s.throttled.push(q)
 }
 
 func (s *shard) openGates() {
-	s.nextGate = never
-	n := len(s.throttled) // others may come
-	for _, q := range s.throttled[:n] {
-		q.throttled = false
+	for s.gatesAreDue() && !s.spent() {
+		q := s.throttled.pop()
 		s.open(q)
 		if q.warden != nil {
 			s.allot(q.warden)
 		}
 	}
-	s.throttled = append(s.throttled[:0], s.throttled[n:]...)
 }
 
-func (s *shard) gatesAreDue() bool { return s.nextGate <= s.now }
+func (s *shard) gatesAreDue() bool { return s.throttled.next() <= s.now }
 
 // serveOp serves the claims that wait for a queue.
 type serveOp struct{ queue string }

@@ -638,6 +638,48 @@ func TestRateNoWait(t *testing.T) {
 	})
 }
 
+// countedGate counts how often claims come to a gate.
+type countedGate struct {
+	gateway
+	looks *int
+}
+
+func (g countedGate) look(s *shard, now time.Time) (bool, time.Duration) {
+	*g.looks++
+	return g.gateway.look(s, now)
+}
+
+// TestRatesOfManyQueues: when the rate of one queue lets a claim pass, nobody looks at those of the others.
+func TestRatesOfManyQueues(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		const queues = 100
+		looks, name := 0, func(i int) string { return fmt.Sprint("q", i) }
+		for i := range queues {
+			configure(t, q, name(i), func(s *Settings) { s.Rate, s.Burst = 1/float64(i+1), 1 })
+			require.NoError(t, q.led()[0].probe(func(s *shard) error {
+				s.queues[name(i)].gate = countedGate{s.queues[name(i)].gate, &looks}
+				return nil
+			}))
+			produce(t, q, Task{Queue: name(i)}, Task{Queue: name(i)})
+			require.NotNil(t, claimNow(t, q, name(i)))
+		}
+		served := make(chan *Lease, queues)
+		for i := range queues {
+			go func() {
+				l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{name(i)}})
+				if err == nil {
+					served <- l
+				}
+			}()
+		}
+		synctest.Wait()
+		before := looks
+		time.Sleep(2 * queues * time.Second)
+		require.Len(t, served, queues)
+		require.LessOrEqual(t, looks-before, 4*queues)
+	})
+}
+
 // TestRateOfNearlyNothing: a wait that is longer than any time there is does not
 // become a short one.
 func TestRateOfNearlyNothing(t *testing.T) {

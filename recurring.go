@@ -3,7 +3,6 @@ package codeq
 import (
 	"bytes"
 	"cmp"
-	pq "container/heap"
 	"fmt"
 	"maps"
 	"slices"
@@ -30,6 +29,9 @@ type recurring struct {
 	turned uint64 // of one in recurringTable.late: when it got there; wall clock, ms
 	gone   bool   // no longer in the table
 }
+
+func (r *recurring) due() uint64 { return r.next }
+func (r *recurring) spot() *int  { return &r.place }
 
 // newRecurring decodes a stored schedule, which is at rest until begin.
 func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
@@ -79,10 +81,10 @@ func (r *recurring) info() ScheduleInfo {
 // Invariant: each schedule of list is in exactly one of waiting and late. Those of
 // late were due when their last turn ended.
 type recurringTable struct {
-	list    []*recurring // by name
-	waiting tickHeap     // for their next tick
-	late    []*recurring // for another turn, in the order of their last turns; some are gone
-	looked  uint64       // how often a schedule got a turn
+	list    []*recurring         // by name
+	waiting timeHeap[*recurring] // for their next tick
+	late    []*recurring         // for another turn, in the order of their last turns; some are gone
+	looked  uint64               // how often a schedule got a turn
 }
 
 func (t *recurringTable) search(name string) (int, bool) {
@@ -105,7 +107,7 @@ func (t *recurringTable) put(r *recurring) {
 	} else {
 		t.list = slices.Insert(t.list, i, r)
 	}
-	pq.Push(&t.waiting, r)
+	t.waiting.push(r)
 }
 
 // remove takes a schedule out. REQUIRES: it is there.
@@ -117,21 +119,17 @@ func (t *recurringTable) remove(name string) {
 
 // drop gives a schedule no more turns.
 func (t *recurringTable) drop(r *recurring) {
-	if r.gone = true; r.place >= 0 {
-		pq.Remove(&t.waiting, r.place)
-	}
+	r.gone = true
+	t.waiting.remove(r)
 }
 
 // next is when the next schedule is to get a turn; 0: now, never: none is.
 // Wall clock, ms.
 func (t *recurringTable) next() uint64 {
-	switch {
-	case len(t.late) > 0:
+	if len(t.late) > 0 {
 		return 0
-	case len(t.waiting) > 0:
-		return t.waiting[0].next
 	}
-	return never
+	return t.waiting.next()
 }
 
 // take returns the schedule whose turn it is, and takes it out of waiting or late;
@@ -139,7 +137,7 @@ func (t *recurringTable) next() uint64 {
 // with a year of ticks to make up for does not delay the others.
 func (t *recurringTable) take(wall uint64) *recurring {
 	for len(t.late) > 0 {
-		if t.isDue(wall) && t.waiting[0].next <= t.late[0].turned {
+		if t.waiting.next() <= min(wall, t.late[0].turned) {
 			break
 		}
 		r := t.late[0]
@@ -149,51 +147,20 @@ func (t *recurringTable) take(wall uint64) *recurring {
 			return r
 		}
 	}
-	if !t.isDue(wall) {
+	if t.waiting.next() > wall {
 		return nil
 	}
-	return pq.Pop(&t.waiting).(*recurring)
-}
-
-// isDue reports whether one of waiting is.
-func (t *recurringTable) isDue(wall uint64) bool {
-	return len(t.waiting) > 0 && t.waiting[0].next <= wall
+	return t.waiting.pop()
 }
 
 // turn puts back what take has returned, once it has been looked at.
 func (t *recurringTable) turn(r *recurring, wall uint64) {
 	if r.next > wall {
-		pq.Push(&t.waiting, r)
+		t.waiting.push(r)
 		return
 	}
 	r.turned = wall
 	t.late = append(t.late, r)
-}
-
-// tickHeap is a heap of schedules: the one that ticks next is first.
-type tickHeap []*recurring
-
-func (h tickHeap) Len() int           { return len(h) }
-func (h tickHeap) Less(i, j int) bool { return h[i].next < h[j].next }
-
-func (h tickHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = i, j
-}
-
-func (h *tickHeap) Push(x any) {
-	r := x.(*recurring)
-	r.place = len(*h)
-	*h = append(*h, r)
-}
-
-func (h *tickHeap) Pop() any {
-	n := len(*h) - 1
-	r := (*h)[n]
-	r.place = -1
-	(*h)[n] = nil
-	*h = (*h)[:n]
-	return r
 }
 
 // missedAfter is how late a tick may be and not be missed, in ms.

@@ -53,10 +53,9 @@ type shard struct {
 	refiller refiller
 	rings    []*ring // of no use, for others
 
-	nextDue   dueCursor  // of the scheduled tasks
-	nextFreed dueCursor  // of the idempotency keys that become free
-	expiries  expiryHeap // buckets of ended tasks
-	nextGate  uint64     // when a rate lets the next task pass; monotonic clock, ms
+	nextDue   dueCursor         // of the scheduled tasks
+	nextFreed dueCursor         // of the idempotency keys that become free
+	expiries  timeHeap[*bucket] // of ended tasks
 
 	recurring recurringTable
 	uniques   uniqueMirror
@@ -65,12 +64,12 @@ type shard struct {
 	teller    teller
 	pins      pins
 	limits    limitTable
-	throttled []*queueState // held back by their rate until nextGate
-	attended  []*queueState // speak looks after their permits
-	attending []*queueState // memory for the next attended
-	reports   uint64        // to wardens
-	rechecks  []*recheck    // queues whose limits have changed
-	marks     markList      // of blocked tasks that may go on
+	throttled timeHeap[*queueState] // held back by their rates; monotonic clock, ms
+	attended  []*queueState         // speak looks after their permits
+	attending []*queueState         // memory for the next attended
+	reports   uint64                // to wardens
+	rechecks  []*recheck            // queues whose limits have changed
+	marks     markList              // of blocked tasks that may go on
 	fronts    frontTable
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
@@ -138,7 +137,6 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		rings:     make([]*ring, 0, spareRings),
 		nextDue:   nothingDue,
 		nextFreed: nothingDue,
-		nextGate:  never,
 		uniques:   newUniqueMirror(),
 		groups:    newGroupMirror(),
 		pending:   newPendingMirror(),
@@ -259,7 +257,7 @@ func (s *shard) due() bool {
 func (s *shard) nextTime() uint64 {
 	at := uint64(never)
 	if s.hasRoom(roomNone) {
-		at = min(s.nextExpiry(), s.nextFreed.at)
+		at = min(s.expiries.next(), s.nextFreed.at)
 	}
 	if s.hasRoom(roomLow) {
 		at = min(at, s.nextDue.at)
@@ -284,8 +282,8 @@ func (s *shard) sleep() {
 	if at := s.nextTime(); at != never {
 		wait = min(wait, at-s.wall, wallCheck)
 	}
-	if s.nextGate != never && s.hasRoom(roomLow) {
-		wait = min(wait, s.nextGate-s.now)
+	if at := s.throttled.next(); at != never && s.hasRoom(roomLow) {
+		wait = min(wait, at-s.now)
 	}
 	if s.holdsBack() {
 		wait = min(wait, s.space.recheck-s.clock.read)
@@ -513,7 +511,7 @@ func (s *shard) queue(name string) *queueState {
 	q := s.queues[name]
 	if q == nil {
 		name = strings.Clone(name) // may be a part of something long
-		q = &queueState{name: name, configured: unconfigured}
+		q = &queueState{name: name, configured: unconfigured, throttledAt: -1}
 		s.queues[name] = q
 	}
 	return q
