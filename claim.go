@@ -200,6 +200,7 @@ type claimOp struct {
 	full    error         // one of them had no room to grant a lease; as visited
 	sent    int           // how often to a shard with something more urgent
 	to      int           // the index of that shard
+	rank    uint64        // of the head of the queue that was looked at last, in the shard that looked
 	state   atomic.Uint64 // odd: somebody has taken it. It grows by 2 when the operation is recycled
 	refs    atomic.Int32  // the caller, and the inbox or list that holds it
 	grants  []grant
@@ -392,6 +393,9 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 		l, pending := s.next(q)
 		if pending {
 			return claimPending
+		}
+		if s.isPassedOver(op, name, q, l) {
+			return claimElsewhere
 		}
 		if l == nil {
 			if op.noWait && s.asks(q, op) {

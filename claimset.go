@@ -193,6 +193,8 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		case pending:
 			op.drawn = at + 1
 			return claimPending
+		case s.isPassedOver(op, q.name, q, l):
+			return claimElsewhere
 		case l == nil:
 			set.open.remove(at)
 			if op.noWait && s.asks(q, op) {

@@ -242,6 +242,7 @@ func (s *shard) highestElsewhere(q *queueState) uint64 {
 // so that it visits each of them, and a few times at the most. Any task of the queue is
 // more urgent than none, unless the claim draws lots for the next queue.
 func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
+	op.rank = 0
 	if s.board == nil || op.sent == headSends || op.visited > 0 || op.remote {
 		return false
 	}
@@ -249,6 +250,7 @@ func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 	if q != nil {
 		heads, rank = q.heads, s.headOf(q).rank()
 	}
+	op.rank = rank
 	if rank == 0 {
 		if _, weights := op.named(); len(weights) > 0 {
 			return false
@@ -261,6 +263,22 @@ func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 		return false
 	}
 	return head(heads.shards[op.to].word.Load()).rank() > rank
+}
+
+// isPassedOver is isElsewhere once more, after next has found l for the claim, or nothing, if
+// it has parked what was more urgent. The claim then gets nothing of l.
+func (s *shard) isPassedOver(op *claimOp, queue string, q *queueState, l *lane) bool {
+	rank := uint64(0)
+	if l != nil {
+		rank = uint64(l.priority) + 1
+	}
+	if rank >= op.rank || !s.isElsewhere(op, queue, q) {
+		return false
+	}
+	if l != nil {
+		s.leaveGate(q)
+	}
+	return true
 }
 
 // headSends bounds how often a claim is sent on: what has been published may be gone.

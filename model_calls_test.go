@@ -494,8 +494,8 @@ func (m *model) drawTies(t *Task, i int) {
 			continue
 		}
 		id := m.drawID()
-		if p := m.tasks[id]; m.drawn == tiesNext && p != nil && (p.want.State == Canceled || p.want.State == Dead) {
-			continue
+		if p := m.tasks[id]; m.drawn == tiesNext && p != nil && (p.want.State == Canceled || p.want.State == Dead || p.want.State == Leased) {
+			continue // a lease may end with a crash, and the task be dead
 		}
 		t.After = append(t.After, id)
 	}

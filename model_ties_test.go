@@ -487,6 +487,8 @@ func (m *model) adoptParks() {
 		switch {
 		case t.want.State == Ready && parked:
 			m.toBlocked(t, onLimit)
+		case t.want.State == Blocked && t.on == onLimit && !parked && p.Range == keys.Task:
+			m.toReady(t, p.At) // first, unless a call has moved it since
 		case t.want.State == Blocked && t.on == onLimit && !parked:
 			m.toReady(t, first)
 		case t.want.State == Ready && p.Range == keys.Task && p.At == first: // parked, and back again
