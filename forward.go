@@ -151,6 +151,17 @@ func (p *patience) wait(ctx context.Context, change <-chan struct{}) bool {
 	return true
 }
 
+// pace returns when an owner may hear of the outcome of a call, upon which it calls
+// again if that is an error. Some errors come at once, such as that of a replica that
+// has failed: they wait for a while, or until change is closed. It is false when
+// ctx has ended: then nobody is to call again.
+func pace(ctx context.Context, change <-chan struct{}, err error) bool {
+	if err != nil {
+		(&patience{pause: maxPause}).wait(ctx, change)
+	}
+	return ctx.Err() == nil
+}
+
 var errMalformedCall = errors.New("codeq: malformed call of another node")
 
 // serve has an operation of another node resolved here.

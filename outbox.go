@@ -247,8 +247,12 @@ func (p *parcel) again()           { p.taken, p.err = 0, nil }
 func (s *shard) deliver(p *parcel) bool {
 	if s.node != nil {
 		s.goFor("parcel", func() {
-			_, err := s.node.do(s.node.ctx, p.to, p)
-			_ = s.inbox.pass(&confirmOp{by: p, err: err}) // whoever leads the shard next sends them again
+			n := s.node
+			change := n.queue.replicas[p.to].route.next()
+			_, err := n.do(n.ctx, p.to, p)
+			if pace(n.ctx, change, err) {
+				_ = s.inbox.pass(&confirmOp{by: p, err: err}) // whoever leads the shard next sends them again
+			}
 		})
 		return true
 	}

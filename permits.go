@@ -227,10 +227,7 @@ func (s *shard) tell(q *queueState, p *permits) {
 		if !settled {
 			op.gone.Store(true)
 		}
-		if err != nil { // such as that of a replica that has failed, which comes at once
-			(&patience{pause: maxPause}).wait(ctx, change)
-		}
-		if ctx.Err() == nil {
+		if pace(ctx, change, err) {
 			_ = s.inbox.pass(&permitsAnswer{queue: q, op: op, err: err}) // whoever leads the shard next tells what it has
 		}
 	})

@@ -119,10 +119,9 @@ func (s *shard) ask(q *queueState) {
 				op := &askPermitsOp{completion: newCompletion(), queue: q.name, value: q.value}
 				change := s.node.queue.replicas[i].route.next()
 				err := s.node.doHere(i, op)
-				if err != nil { // such as that of a replica that has failed, which comes at once
-					(&patience{pause: maxPause}).wait(s.node.ctx, change)
+				if pace(s.node.ctx, change, err) {
+					_ = s.inbox.pass(&permitsTold{warden: w, shard: i, op: op, err: err}) // the next warden asks again
 				}
-				_ = s.inbox.pass(&permitsTold{warden: w, shard: i, op: op, err: err}) // the next warden asks again
 			})
 		}
 	}
