@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"slices"
 	"time"
@@ -60,14 +59,8 @@ func (n *node) homing() (left bool) {
 			continue
 		}
 		left = true
-		ctx, cancel := context.WithTimeout(n.ctx, statusTimeout)
-		states, err := n.stateOf(ctx, string(home.Address))
-		cancel()
-		if err != nil || r.index >= len(states) || states[r.index].Applied+closeBehind < r.applied.Load() {
-			continue
-		}
-		err = r.transfer(func() raft.Future { return r.raft.LeadershipTransferToServer(home.ID, home.Address) })
-		if err != nil && !errors.Is(err, errOffered) {
+		err = r.transfer(home)
+		if err != nil && !errors.Is(err, errOffered) && !errors.Is(err, errUnfit) {
 			n.log.Info("shard stays", "shard", r.index, "home", home.ID, "err", err)
 		}
 	}

@@ -238,7 +238,7 @@ func (n *node) openReplicas() (err error) {
 	q := n.queue
 	fs, dir := q.dir.fs, q.dir.path
 	for i := range q.replicas {
-		r := &replica{index: i, node: n, ended: make(chan *shard, 1), growth: growth{due: make(chan struct{}, 1)}}
+		r := &replica{index: i, node: n, ended: make(chan *shard, 1), kept: make(chan struct{}, 1), growth: growth{due: make(chan struct{}, 1)}}
 		q.replicas[i] = r
 		meta := metaDir(fs, dir, i)
 		if q.dir.Creating {
@@ -371,7 +371,7 @@ func (n *node) resign() {
 	for _, r := range n.queue.replicas {
 		if r != nil && r.raft != nil && r.lead.Load() != nil {
 			transfers.Go(func() {
-				contain(n.log, "resignation", func() { _ = r.transfer(r.raft.LeadershipTransfer) }, nil) // or they will miss this one
+				contain(n.log, "resignation", func() { _ = r.handOver() }, nil) // or they will miss this one
 			})
 		}
 	}

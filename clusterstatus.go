@@ -120,6 +120,7 @@ type nodeAnswer struct {
 type replicaState struct {
 	Leader                        bool
 	Serves                        bool
+	Failed                        bool
 	Term                          uint64
 	LastIndex, Committed, Applied uint64
 	LastContact                   time.Duration
@@ -187,6 +188,7 @@ func (n *node) state() []replicaState {
 	for i, r := range n.queue.replicas {
 		s := &states[i]
 		s.Leader, s.Serves = r.raft.State() == raft.Leader, r.lead.Load() != nil
+		s.Failed = r.failure() != nil
 		s.Term, s.LastIndex, s.Committed = r.raft.CurrentTerm(), r.raft.LastIndex(), r.raft.CommitIndex()
 		s.Applied = r.applied.Load()
 		if at := r.raft.LastContact(); !s.Leader && !at.IsZero() {

@@ -35,6 +35,26 @@ func produceTo(t *testing.T, c *simCluster, shard int, task Task) ID {
 	return ID{}
 }
 
+// TestFailedReplicaIsNotToLead: a shard whose home is a node whose replica of it has failed stays with another node, and is
+// served there without a pause, however long that lasts.
+func TestFailedReplicaIsNotToLead(t *testing.T) {
+	failedReplicaCase(t, func(t *testing.T, c *simCluster) *simNode {
+		home := c.nodes[0]
+		simQueue(home).replicas[0].fail(errors.New("a test's"))
+		c.newLeader(home)
+		time.Sleep(2 * balanceEvery)
+		led := c.leader(0)
+		for end := time.Now().Add(5 * offerPause); time.Now().Before(end); time.Sleep(time.Second) {
+			begun := time.Now()
+			produceTo(t, c, 0, Task{Queue: "a"})
+			require.Less(t, time.Since(begun), 100*time.Millisecond)
+			require.Equal(t, led.name, c.leader(0).name)
+		}
+		require.ErrorIs(t, simQueue(led).TransferLeadership(t.Context(), 0, home.name), errUnfit)
+		return home
+	})
+}
+
 // TestParcelToFailedReplica: a shard has messages for one whose replica on the same node has failed. It does not try to
 // send them without a pause, and the shard's next leader sends them.
 func TestParcelToFailedReplica(t *testing.T) {

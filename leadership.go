@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -28,6 +29,7 @@ type office struct {
 	mu      sync.Mutex // guards what follows, and that lead is set in the light of seen
 	seen    uint64     // the latest term of which an entry has been applied
 	offer   offer      // the last one
+	handing bool       // the shard is being handed over: nobody takes office here
 }
 
 // watch follows the elections of the shard's Raft group until quit is closed.
@@ -46,8 +48,12 @@ func (r *replica) watch(quit <-chan struct{}) {
 			if s != r.lead.Load() {
 				continue
 			}
-			if r.leave(ErrNotLeader); s.panicked && r.transfer(r.raft.LeadershipTransfer) != nil {
+			if r.leave(ErrNotLeader); s.panicked && r.handOver() != nil {
 				retry.Reset(r.node.opts.HeartbeatTimeout) // nobody else leads: this node tries again, not at once
+				continue
+			}
+		case <-r.kept:
+			if r.lead.Load() != nil {
 				continue
 			}
 		case <-retry.C:
@@ -78,9 +84,9 @@ func (r *replica) takeOffice() error {
 		return err
 	}
 	r.office.mu.Lock()
-	if r.office.seen > term {
+	if r.office.seen > term || r.office.handing {
 		r.office.mu.Unlock()
-		return fmt.Errorf("%w: term %d is over", ErrNotLeader, term)
+		return fmt.Errorf("%w: term %d is over, or another node is to lead", ErrNotLeader, term)
 	}
 	r.lead.Store(s)
 	r.office.mu.Unlock()
@@ -150,19 +156,20 @@ func (r *replica) load(term uint64) (*shard, error) {
 	return s, nil
 }
 
-// leave ends the shard that is led here, if any, and returns when it has ended,
-// whoever ends it.
-func (r *replica) leave(reason error) {
+// leave ends the shard that is led here, and returns when it has ended, whoever
+// ends it. It is false if none is.
+func (r *replica) leave(reason error) bool {
 	r.office.leaving.Lock()
 	defer r.office.leaving.Unlock()
 	s := r.lead.Swap(nil)
 	if s == nil {
-		return
+		return false
 	}
 	s.inbox.stop(notLed(s.index, reason))
 	<-s.done
 	r.changed()
 	r.node.log.Info("leads no more", "shard", r.index, "reason", reason)
+	return true
 }
 
 func notLed(shard int, reason error) error {
@@ -172,34 +179,155 @@ func notLed(shard int, reason error) error {
 	return fmt.Errorf("%w: shard %d", reason, shard)
 }
 
-// errOffered: see transfer.
-var errOffered = errors.New("the leadership was offered a moment ago")
+// Why transfer has done nothing.
+var (
+	errOffered = errors.New("the leadership was offered a moment ago")
+	errUnfit   = errors.New("another node cannot lead now")
+)
 
-// offerPause is how long Raft may take to forget an offer to a node that it
-// cannot reach: a call of raftTimeout, and its wait after failures, with room to spare.
+// offerPause bounds how often a shard stands still in a term for another node to
+// lead it, and goes on here after all.
 const offerPause = time.Minute
 
-// transfer has Raft hand the leadership over; begin is Raft's LeadershipTransfer
-// or LeadershipTransferToServer. In one term it does so only every offerPause: an
-// attempt that follows one to a node that could not be reached may never end in
-// Raft, which then refuses all entries, even in later terms
-// (github.com/hashicorp/raft/issues/696).
-func (r *replica) transfer(begin func() raft.Future) error {
-	term, now := r.raft.CurrentTerm(), time.Now()
-	r.office.mu.Lock()
-	last := r.office.offer
-	again := last.term == term && now.Sub(last.at) < offerPause
-	if !again {
-		r.office.offer = offer{term, now}
+// transfer has another node lead. The shard ends here, so that no more entries come;
+// when the other node has all of them, it is to stand for election at once, as in
+// Raft's LeadershipTransfer. That one is not used: an attempt that follows one to a
+// node that could not be reached may never end, and Raft refuses all entries
+// meanwhile (github.com/hashicorp/raft/issues/696). If nothing comes of it within
+// twice ElectionTimeout, the shard goes on here.
+func (r *replica) transfer(to raft.Server) error {
+	ctx, cancel := context.WithTimeout(r.node.ctx, 2*r.node.opts.ElectionTimeout)
+	defer cancel()
+	if err := r.isFit(ctx, to); err != nil {
+		return err
 	}
-	r.office.mu.Unlock()
-	if again {
-		return fmt.Errorf("shard %d, term %d: %w", r.index, term, errOffered)
+	term, err := r.beginOffer()
+	if err != nil {
+		return err
 	}
-	return begin().Error()
+	led := r.leave(ErrNotLeader)
+	defer r.endOffer(led)
+	last := r.raft.LastIndex()
+	if err := poll(ctx, func() (bool, error) {
+		s, err := r.stateAt(ctx, to)
+		return err == nil && s.LastIndex >= last, err
+	}); err != nil {
+		return fmt.Errorf("shard %d: wait for node %s: %w", r.index, to.ID, err)
+	}
+	sent := make(chan error, 1)
+	r.node.background.Go(func() { // it may take raftTimeout
+		sent <- guarded(r.node.log, "offer of a leadership", func() error {
+			return r.transport.TimeoutNow(to.ID, to.Address, r.timeoutNow(), new(raft.TimeoutNowResponse))
+		})
+	})
+	for again := (patience{}); ; {
+		change := r.route.next()
+		if r.raft.State() != raft.Leader || r.raft.CurrentTerm() != term {
+			return nil
+		}
+		select {
+		case err := <-sent:
+			if err != nil {
+				return fmt.Errorf("shard %d: node %s: %w", r.index, to.ID, err)
+			}
+		default:
+		}
+		if !again.wait(ctx, change) {
+			return fmt.Errorf("shard %d: node %s has not been elected: %w", r.index, to.ID, context.Cause(ctx))
+		}
+	}
 }
 
-// offer is when Raft was to transfer the leadership.
+// isFit reports whether a node can lead soon, if this one ends.
+func (r *replica) isFit(ctx context.Context, m raft.Server) error {
+	s, err := r.stateAt(ctx, m)
+	switch {
+	case err != nil:
+	case m.Suffrage != raft.Voter:
+		err = errors.New("it does not vote")
+	case s.Failed:
+		err = errors.New("its replica has failed")
+	case s.Applied+closeBehind < r.applied.Load():
+		err = fmt.Errorf("it has applied %d of %d entries", s.Applied, r.applied.Load())
+	default:
+		return nil
+	}
+	return fmt.Errorf("shard %d: %w: node %s: %w", r.index, errUnfit, m.ID, err)
+}
+
+// stateAt asks a node for the state of its replica of the shard.
+func (r *replica) stateAt(ctx context.Context, m raft.Server) (replicaState, error) {
+	states, err := r.node.stateOf(ctx, string(m.Address))
+	if err == nil && r.index >= len(states) {
+		err = errMalformedCall
+	}
+	if err != nil {
+		return replicaState{}, err
+	}
+	return states[r.index], nil
+}
+
+// timeoutNow is the message that has a node stand for election.
+func (r *replica) timeoutNow() *raft.TimeoutNowRequest {
+	self := raft.ServerID(r.node.self.Node)
+	return &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
+		ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(self),
+		Addr: r.transport.EncodePeer(self, r.transport.LocalAddr()),
+	}}
+}
+
+// beginOffer notes that the shard is handed over in this term.
+func (r *replica) beginOffer() (term uint64, err error) {
+	r.office.mu.Lock()
+	defer r.office.mu.Unlock()
+	term, now := r.raft.CurrentTerm(), time.Now()
+	if last := r.office.offer; r.office.handing || last.term == term && now.Sub(last.at) < offerPause {
+		return 0, fmt.Errorf("shard %d, term %d: %w", r.index, term, errOffered)
+	}
+	r.office.offer, r.office.handing = offer{term, now}, true
+	return term, nil
+}
+
+// endOffer has watch take office again if the shard was led here, and Raft's
+// leadership is still this node's.
+func (r *replica) endOffer(led bool) {
+	r.office.mu.Lock()
+	r.office.handing = false
+	r.office.mu.Unlock()
+	if led {
+		select {
+		case r.kept <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// handOver has any other node lead: of those that can, the one whose log is longest.
+func (r *replica) handOver() error {
+	members, err := r.members()
+	if err != nil {
+		return err
+	}
+	var heir raft.Server
+	var longest uint64
+	for _, m := range members {
+		if m.ID == raft.ServerID(r.node.self.Node) || r.contacts.outage(m.ID, r.raft.CurrentTerm()) != nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(r.node.ctx, r.node.opts.ElectionTimeout)
+		s, err := r.stateAt(ctx, m)
+		cancel()
+		if err == nil && !s.Failed && m.Suffrage == raft.Voter && s.LastIndex > longest {
+			heir, longest = m, s.LastIndex
+		}
+	}
+	if longest == 0 {
+		return fmt.Errorf("shard %d: %w", r.index, errUnfit)
+	}
+	return r.transfer(heir)
+}
+
+// offer is when the shard was to be handed over.
 type offer struct {
 	term uint64
 	at   time.Time

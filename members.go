@@ -171,7 +171,7 @@ func (op *memberOp) change(r *replica) error {
 		case len(members) == 1:
 			return &InvalidError{"node", op.peer.Node, "one that is not the last"}
 		case op.peer.Node == r.node.self.Node:
-			if r.transfer(r.raft.LeadershipTransfer) == nil {
+			if r.handOver() == nil {
 				return notLed(r.index, ErrNotLeader) // so that the next leader is asked
 			} // or else it leads until it has removed itself
 		}
@@ -183,8 +183,8 @@ func (op *memberOp) change(r *replica) error {
 		case op.peer.Node == r.node.self.Node:
 			return nil
 		}
-		err := r.transfer(func() raft.Future { return r.raft.LeadershipTransferToServer(id, members[at].Address) })
-		if err == nil || errors.Is(err, errOffered) {
+		err := r.transfer(members[at])
+		if err == nil || errors.Is(err, errOffered) || errors.Is(err, errUnfit) {
 			return err
 		}
 		return fmt.Errorf("%w: %w", ErrUncertain, err)

@@ -36,7 +36,8 @@ type replica struct {
 	transport *transport
 	contacts  contacts
 	growth    growth
-	ended     chan *shard // capacity 1: the shard led here has come to its end by itself
+	ended     chan *shard   // capacity 1: the shard led here has come to its end by itself
+	kept      chan struct{} // capacity 1: the shard was to be handed over, and has not been
 	broken    atomic.Pointer[error]
 	asking    asking
 	office    office
