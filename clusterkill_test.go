@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -330,7 +331,10 @@ func (h *clusterHistory) wait(what string, limit time.Duration, holds func() boo
 		select {
 		case <-news:
 		case <-over:
-			require.FailNow(h.t, what+": not within "+limit.String())
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			require.FailNow(h.t, what+": not within "+limit.String(), "leaders %v, drained %v, caught up %v, %d tasks produced, %d completed",
+				h.leader, h.drained, h.caughtUp, len(h.produced), len(h.completed))
 		}
 	}
 }
@@ -356,6 +360,9 @@ func startNodes(t *testing.T, random *rand.Rand, level Durability) *clusterNodes
 	t.Cleanup(func() {
 		for _, p := range c.processes {
 			if p != nil {
+				if t.Failed() {
+					p.dump()
+				}
 				p.kill()
 			}
 		}
@@ -415,6 +422,13 @@ func (h *clusterHistory) run(c clusterConfig) *clusterProcess {
 		}
 	}()
 	return p
+}
+
+// dump has a node write what its goroutines are at to the standard error, which ends it.
+func (p *clusterProcess) dump() {
+	if p.cmd.Process.Signal(syscall.SIGQUIT) == nil { // else it has ended
+		<-p.read
+	}
 }
 
 // kill ends a node without a warning.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -39,7 +40,8 @@ func inTime(t *testing.T, what string, call func() error) error {
 	case err := <-done:
 		return err
 	case <-time.After(20 * time.Second):
-		require.FailNow(t, what+" hangs")
+		stacks := make([]byte, 4<<20)
+		require.FailNow(t, what+" hangs", "%s", stacks[:runtime.Stack(stacks, true)])
 		return nil
 	}
 }
