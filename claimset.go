@@ -44,12 +44,13 @@ func newQueueList(names []string, weights []int) *queueList {
 // and dropped with the Run that made it, or when others need the room.
 //
 // Invariant: once it is built, a queue that is not open has nothing for a claim until
-// feed is called for it.
+// feed is called for it. One that lacks a permit is open: nobody gets it one but for a
+// claim that has looked there.
 type claimSet struct {
 	list   *queueList
 	queues []*queueState // of list.names; shorter while the set is being built
 	open   lottery       // by index
-	aside  []int         // scratch of tryClaimOf
+	aside  []int         // to be opened again, when the claims that are looked at are served or wait
 	claimLines
 	hungry bool // on the shard's list of sets whose claims may be served
 }
@@ -167,12 +168,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 	if !op.noWait && set.isAwaited(op.remote) {
 		return claimNothing
 	}
-	defer func() {
-		for _, at := range set.aside {
-			set.open.add(at)
-		}
-		set.aside = set.aside[:0]
-	}()
+	defer set.openAside()
 	for set.open.len() > 0 {
 		at := op.drawn - 1 // it was drawn before, and has been refilled
 		if at < 0 || !set.open.has(at) {
@@ -196,7 +192,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		case s.isPassedOver(op, q.name, q, l):
 			return claimElsewhere
 		case l == nil:
-			set.open.remove(at)
+			set.shut(at)
 			if op.noWait && s.asks(q, op) {
 				return claimAsks
 			}
@@ -217,6 +213,22 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 	return claimNothing
 }
 
+// shut takes a queue out of the draw that has given nothing: until it is fed or, if it is a permit
+// that it lacks, for this time.
+func (set *claimSet) shut(at int) {
+	set.open.remove(at)
+	if q := set.queues[at]; q.permits() != nil && q.counts.Ready > 0 {
+		set.aside = append(set.aside, at)
+	}
+}
+
+func (set *claimSet) openAside() {
+	for _, at := range set.aside {
+		set.open.add(at)
+	}
+	set.aside = set.aside[:0]
+}
+
 // next draws a queue that has a task for a claim, as shard.next; l is nil if none has.
 func (set *claimSet) next(s *shard) (q *queueState, l *lane) {
 	for set.open.len() > 0 && s.broken == nil {
@@ -224,7 +236,7 @@ func (set *claimSet) next(s *shard) (q *queueState, l *lane) {
 		if l, _ := s.next(set.queues[at]); l != nil {
 			return set.queues[at], l
 		}
-		set.open.remove(at) // if it waits for a refill, that feeds it
+		set.shut(at) // if it waits for a refill, that feeds it
 	}
 	return nil, nil
 }
@@ -255,6 +267,7 @@ func (s *shard) serveSets(served *int) {
 
 // serveSet is serveQueue for a set.
 func (s *shard) serveSet(set *claimSet, served *int) bool {
+	defer set.openAside()
 	for ; set.front().len() > 0; *served++ {
 		if !s.mayDecide(*served) {
 			return false

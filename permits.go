@@ -261,15 +261,9 @@ func (p *permits) need() int {
 			n += op.max
 		}
 	}
-	for _, list := range [...]*waitList{&q.waiters, &q.away} {
-		for _, t := range list.all() {
-			if n >= ready {
-				return ready
-			}
-			if t.good() {
-				n += t.tasks
-			}
-		}
+	n += q.claimLines.wants(ready - n)
+	for _, e := range q.sets {
+		n += e.set.wants(ready - n)
 	}
 	return min(n, ready)
 }

@@ -519,23 +519,74 @@ func TestPermitsNoWait(t *testing.T) {
 	})
 }
 
-// TestPermitsNoWaitOfLists: so does one that names a long list of queues.
-func TestPermitsNoWaitOfLists(t *testing.T) {
+// TestPermitsOfLists: so do claims that name a long list of queues, whether they wait or not.
+func TestPermitsOfLists(t *testing.T) {
+	for _, noWait := range []bool{true, false} {
+		t.Run(fmt.Sprint("noWait=", noWait), func(t *testing.T) {
+			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
+				queues := []string{"a"}
+				for i := range shortList {
+					queues = append(queues, fmt.Sprint("other ", i))
+				}
+				c.configure(func(s *Settings) { s.Concurrency = 3 })
+				c.limit.Store(3)
+				c.produce(1, 10)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				for i := range 8 {
+					l, err := c.queue(1+i%2).Claim(ctx, ClaimRequest{Queues: queues, NoWait: noWait, LeaseFor: time.Hour})
+					require.NoError(t, err)
+					complete(t, c.queue(1), l)
+					time.Sleep(time.Second) // permits that nobody wants go back
+				}
+				c.requireReturned()
+			})
+		})
+	}
+}
+
+// TestPermitsLeftByLists: a claim of a list waits for permits that others, of the same list, have looked for in
+// vain, and wait for no more: one that does not wait, and one that got a task of another queue.
+func TestPermitsLeftByLists(t *testing.T) {
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
-		queues := []string{"a"}
+		queues := []string{"a", "b"}
 		for i := range shortList {
 			queues = append(queues, fmt.Sprint("other ", i))
 		}
-		c.configure(func(s *Settings) { s.Concurrency = 3 })
-		c.limit.Store(3)
-		c.produce(1, 10)
-		for range 5 {
-			l, err := c.queue(1).Claim(t.Context(), ClaimRequest{Queues: queues, NoWait: true, LeaseFor: time.Hour})
-			require.NoError(t, err)
-			complete(t, c.queue(1), l)
-			time.Sleep(time.Second) // permits that nobody wants go back
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		q := c.queue(1)
+		claim := func(noWait bool) (*Lease, error) {
+			return q.Claim(ctx, ClaimRequest{Queues: queues, NoWait: noWait, LeaseFor: time.Hour})
 		}
-		c.requireReturned()
+		c.configure(func(s *Settings) { s.Concurrency = 1 })
+		c.limit.Store(1)
+		c.produce(2, 1)
+		for range 3 {
+			held := c.claimAt(2)
+			require.NotNil(t, held)
+			c.produce(1, 2)
+			_, err := claim(true)
+			require.ErrorIs(t, err, ErrEmpty)
+			produce(t, q, Task{Queue: "b"})
+			l, err := claim(false)
+			require.NoError(t, err)
+			require.Equal(t, "b", l.Queue)
+			complete(t, q, l)
+			time.Sleep(time.Second) // a permit that nobody wants goes back
+			served := make(chan error)
+			go func() {
+				l, err := claim(false)
+				if err == nil {
+					err = q.Complete(t.Context(), l.Receipt, nil)
+				}
+				served <- err
+			}()
+			time.Sleep(time.Second)
+			require.Empty(t, served)
+			complete(t, c.queue(2), held)
+			require.NoError(t, <-served)
+		}
 	})
 }
 

@@ -139,6 +139,21 @@ func (c *claimLines) front() *waitList {
 	return &c.away
 }
 
+// wants is how many tasks the claims want that wait, as far as it is less than most.
+func (c *claimLines) wants(most int) (tasks int) {
+	for _, list := range [...]*waitList{&c.waiters, &c.away} {
+		for _, t := range list.all() {
+			if tasks >= most {
+				return tasks
+			}
+			if t.good() {
+				tasks += t.tasks
+			}
+		}
+	}
+	return tasks
+}
+
 // isAwaited reports whether claims wait for a queue that are served before one that
 // comes now; away, if another node made that.
 func (s *shard) isAwaited(q *queueState, away bool) bool {
