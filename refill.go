@@ -188,7 +188,7 @@ func (s *shard) pass() (full bool, err error) {
 	switch {
 	case stopped && !full || took > 2*refillTime:
 		f.most = max(1, f.most/2)
-	case took < refillTime && len(f.plan) == f.most:
+	case took < refillTime && len(f.plan) == f.most && !full: // or an urgent one would never be alone
 		f.most = min(2*f.most, refillLanes)
 	}
 	f.tasks += uint64(f.count)

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -66,6 +67,40 @@ func TestRefillsReadWhatIsServed(t *testing.T) {
 				requireSettled(t, q)
 			})
 		})
+	}
+}
+
+// TestRefillsEnd: however little memory windows have, less than one task or more, an owner whom nobody
+// asks for anything does not go on reading.
+func TestRefillsEnd(t *testing.T) {
+	for seed := range uint64(100) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		opts := Options{Shards: 1, fs: vfs.NewMem(), WindowBytes: []int{1, 900, 3000}[rng.IntN(3)], WindowTasks: 2 + rng.IntN(3)}
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		for range 60 {
+			if rng.IntN(3) > 0 {
+				tasks := make([]Task, 1+rng.IntN(8))
+				for i := range tasks {
+					payload := make([]byte, []int{10, 100, 300, 2000}[rng.IntN(4)])
+					tasks[i] = Task{Queue: fmt.Sprint(rng.IntN(3)), Tenant: fmt.Sprint(rng.IntN(5)), Priority: rng.IntN(2), Payload: payload}
+				}
+				produce(t, q, tasks...)
+			} else {
+				queues := []string{fmt.Sprint(rng.IntN(3)), fmt.Sprint(rng.IntN(3))}
+				_, err := q.ClaimBatch(context.Background(), ClaimRequest{Queues: queues, Max: 1 + rng.IntN(3), NoWait: true})
+				if err != nil {
+					require.ErrorIs(t, err, ErrEmpty)
+				}
+			}
+			const looks = 50 // each of them is a group
+			before, after := refilled(t, q).passes, uint64(0)
+			for range looks {
+				after = refilled(t, q).passes
+			}
+			require.Less(t, after-before, uint64(looks*9/10), "seed %d", seed)
+		}
+		require.NoError(t, q.Close())
 	}
 }
 
