@@ -27,6 +27,9 @@ type Outcome struct {
 // The task may be one that another call is about to complete: there is no gap
 // between looking and waiting, and nothing polls.
 func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
 	if q.node != nil {
 		return q.node.await(ctx, id)
 	}

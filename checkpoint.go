@@ -57,6 +57,9 @@ import (
 // if they did not stand still for as long as it takes. If ctx ends before they do, it
 // returns its cause. It is safe for concurrent use; calls follow each other.
 func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	if err := q.enter(); err != nil {
 		return err
 	}

@@ -72,6 +72,9 @@ func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, err
 // r is for leases that end with the process.
 func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	if r == nil { // else Run has checked it
+		if err := q.checkCall(ctx); err != nil {
+			return nil, err
+		}
 		if err := req.check(&q.opts.Limits); err != nil {
 			return nil, err
 		}

@@ -190,6 +190,12 @@ func everyVerb(t *testing.T, q *Queue, m *Mux) map[string]func(context.Context) 
 	sub, err := q.Subscribe(SubscribeOptions{})
 	require.NoError(t, err)
 	t.Cleanup(sub.Close)
+	return verbsOf(q, m, tasks, ids)
+}
+
+// verbsOf is everyVerb with arguments of the caller's. The verbs are given a nil context
+// as they are any other.
+func verbsOf(q *Queue, m *Mux, tasks []Task, ids []ID) map[string]func(context.Context) error {
 	var turn atomic.Int64
 	next := func() int { return int(turn.Add(1)) % len(ids) }
 	arguments := map[reflect.Type]func() any{
@@ -227,7 +233,7 @@ func everyVerb(t *testing.T, q *Queue, m *Mux) map[string]func(context.Context) 
 			for n := 1; n < method.Type.NumIn(); n++ {
 				in := method.Type.In(n)
 				if in == reflect.TypeFor[context.Context]() {
-					args = append(args, reflect.ValueOf(ctx))
+					args = append(args, reflect.ValueOf(&ctx).Elem())
 				} else if f := arguments[in]; f != nil {
 					args = append(args, reflect.ValueOf(f()))
 				} else {

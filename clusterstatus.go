@@ -56,6 +56,9 @@ const statusTimeout = 2 * time.Second
 // answer within two seconds, or until ctx ends, are in the result with an error.
 // It returns ErrNoCluster for a queue that is by itself.
 func (q *Queue) ClusterStatus(ctx context.Context) (*ClusterStatus, error) {
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
 	if q.node == nil {
 		return nil, ErrNoCluster
 	}

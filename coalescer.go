@@ -102,10 +102,14 @@ func newInbox(depth int, origin time.Time) *inbox {
 func (in *inbox) push(ctx context.Context, op operation) error {
 	var late *lists.Element
 	for {
+		over := ctx.Err() // may be the caller's own code: nothing is locked
+		if over != nil {
+			over = context.Cause(ctx)
+		}
 		in.mu.Lock()
 		err := in.refuse
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
+		if over != nil {
+			err = over
 		}
 		if late != nil && (err != nil || len(in.ops) < in.depth) {
 			in.let = min(in.let, in.late.Remove(late).(uint64))

@@ -19,7 +19,7 @@ import (
 // Cancel returns ErrNotFound if the task does not exist, or is no longer kept,
 // and ErrNotWaiting if it is completed or canceled already.
 func (q *Queue) Cancel(ctx context.Context, id ID) error {
-	_, err := q.do(ctx, q.shardOf(id), new(cancelOp).init(id))
+	_, err := q.doFor(ctx, id, new(cancelOp).init(id))
 	return err
 }
 
@@ -81,6 +81,9 @@ func (q *Queue) SetPriority(ctx context.Context, id ID, priority int) error {
 // ready; zero or past: now, as far as nothing else holds it back. A task that
 // had become ready is then behind those that are. Errors are those of SetPriority.
 func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	task := Task{Queue: "any", RunAt: t}
 	if err := task.check(&q.opts.Limits); err != nil {
 		return err
@@ -144,7 +147,7 @@ func (op *alterOp) decode(r *wire.Reader) {
 }
 
 func (q *Queue) alter(ctx context.Context, id ID, how alteration, arg uint64) error {
-	_, err := q.do(ctx, q.shardOf(id), new(alterOp).init(id, how, arg))
+	_, err := q.doFor(ctx, id, new(alterOp).init(id, how, arg))
 	return err
 }
 

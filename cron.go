@@ -119,6 +119,9 @@ const (
 // it was stored; after any other error it was not. SetSchedule is safe for
 // concurrent use.
 func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	times, err := s.check(&q.opts.Limits, wallMillis(q.opts))
 	if err != nil {
 		return err
@@ -132,6 +135,9 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
 // returns ErrNotFound if there is none of this name. DeleteSchedule is safe
 // for concurrent use.
 func (q *Queue) DeleteSchedule(ctx context.Context, name string) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	op := &deleteScheduleOp{completion: newCompletion(), name: name}
 	_, err := q.do(ctx, q.shardOfSchedule(name), op)
 	return err
@@ -140,6 +146,9 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) error {
 // Schedules returns all schedules, ordered by name. It copies some hundred at a time, each
 // of them as of one moment; other calls go on meanwhile. It is safe for concurrent use.
 func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
 	var all []ScheduleInfo
 	for i := range q.replicas {
 		op := &schedulesOp{completion: newCompletion()}

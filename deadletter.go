@@ -93,6 +93,9 @@ const bulkCap = 256
 
 // eachDead does something with dead letters, as many at a time as the rate allows.
 func (q *Queue) eachDead(ctx context.Context, which DeadLetters, how alteration) (n int, err error) {
+	if err := q.checkCall(ctx); err != nil {
+		return 0, err
+	}
 	if !(which.Rate >= 0 && which.Rate <= 1e9) {
 		return 0, &InvalidError{"DeadLetters.Rate", which.Rate, "0 to 1e9"}
 	}

@@ -110,6 +110,9 @@ const (
 // it is no longer read; until then it costs its buffer, and the engine never
 // waits for it.
 func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
+	if err := q.checkCall(context.Background()); err != nil {
+		return nil, err
+	}
 	sub := &Subscription{hub: &q.events, kinds: allKinds}
 	if len(opts.Queues) > 0 {
 		sub.queues = make(map[string]bool, len(opts.Queues))
@@ -151,8 +154,8 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
 	return sub, nil
 }
 
-// Subscription is a bounded buffer of events. Its methods are safe for
-// concurrent use; of several readers, each event goes to one.
+// Subscription is a bounded buffer of events, made by Subscribe. Its methods are safe for
+// concurrent use; of several readers, each event goes to one. A nil or zero one has ended.
 type Subscription struct {
 	hub    *eventHub
 	queues map[string]bool // nil: all
@@ -171,6 +174,12 @@ type Subscription struct {
 // there is none. It returns the cause of ctx when ctx ends, and ErrClosed after
 // Close, or when the queue is closed and its last event has been read.
 func (sub *Subscription) Next(ctx context.Context) (Event, error) {
+	switch {
+	case !sub.isMade():
+		return Event{}, errNotSubscribed
+	case ctx == nil:
+		return Event{}, errNoContext
+	}
 	for {
 		if ctx.Err() != nil {
 			return Event{}, context.Cause(ctx)
@@ -188,6 +197,11 @@ func (sub *Subscription) Next(ctx context.Context) (Event, error) {
 		}
 	}
 }
+
+var errNotSubscribed = fmt.Errorf("%w: this Subscription was not made by Subscribe", ErrClosed)
+
+// isMade reports whether Subscribe has made the subscription.
+func (sub *Subscription) isMade() bool { return sub != nil && sub.hub != nil }
 
 // take removes the oldest event. If there is none, news is closed when there
 // is one, and nil when there will be none.
@@ -225,6 +239,9 @@ func (sub *Subscription) All(ctx context.Context) iter.Seq[Event] {
 // Lost is how many events have been dropped because the buffer was full. All
 // of them came before the event that Next returns next.
 func (sub *Subscription) Lost() uint64 {
+	if !sub.isMade() {
+		return 0
+	}
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
 	return sub.lost
@@ -233,6 +250,9 @@ func (sub *Subscription) Lost() uint64 {
 // Close ends the subscription and drops what has not been read. It may be
 // called twice and at any moment.
 func (sub *Subscription) Close() {
+	if !sub.isMade() {
+		return
+	}
 	sub.hub.remove(sub)
 	sub.mu.Lock()
 	defer sub.mu.Unlock()

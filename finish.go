@@ -23,6 +23,9 @@ import (
 // All verbs that take a Receipt are safe for concurrent use; of several that
 // finish the same lease, one succeeds.
 func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	op := q.completeOp(r)
 	err := checkResult(result, &q.opts.Limits)
 	if err == nil {
@@ -79,7 +82,7 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) error {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
 	op := &extendOp{completion: newCompletion(), receipt: r, duration: millis(d)}
-	_, err := q.do(ctx, q.shardOf(r.ID), op)
+	_, err := q.doFor(ctx, r.ID, op)
 	return err
 }
 
@@ -216,7 +219,7 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 	}
 	op.completion = newCompletion()
 	op.receipt = r
-	_, err := q.do(ctx, q.shardOf(r.ID), &op)
+	_, err := q.doFor(ctx, r.ID, &op)
 	return err
 }
 

@@ -149,6 +149,9 @@ func (f *frame) end(cause error) {
 
 // frameOf returns the frame whose handler was given ctx; nil: none was.
 func frameOf(ctx context.Context) *frame {
+	if ctx == nil {
+		return nil
+	}
 	f, _ := ctx.Value(frameKey{}).(*frame)
 	return f
 }

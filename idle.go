@@ -15,6 +15,9 @@ import (
 // It is for programs that end when their work does. Nothing keeps others from
 // producing at the moment at which it returns.
 func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	queues = slices.Clone(queues)
 	for arrived := uint64(never); ; {
 		waited, total := false, uint64(0)

@@ -38,7 +38,7 @@ type TaskInfo struct {
 // returns ErrNotFound for one that never was, or is done and no longer kept.
 func (q *Queue) Get(ctx context.Context, id ID) (*TaskInfo, error) {
 	op := &readOp{completion: newCompletion(), id: id}
-	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
+	if settled, err := q.doFor(ctx, id, op); !settled {
 		return nil, context.Cause(ctx)
 	} else if err != nil {
 		return nil, err

@@ -34,6 +34,10 @@ type ListOptions struct {
 func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
 	opts.Tenants = slices.Clone(opts.Tenants)
 	return func(yield func(*TaskInfo, error) bool) {
+		if err := q.checkCall(ctx); err != nil {
+			yield(nil, err)
+			return
+		}
 		order, ok := listOrders[opts.State]
 		if !ok {
 			yield(nil, &InvalidError{"ListOptions.State", opts.State, "Ready, Scheduled, Blocked, Leased, Dead, Done or Canceled"})

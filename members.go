@@ -23,7 +23,7 @@ import (
 // AddNode may be called on any node, and again if it has returned an error, such
 // as the cause of ctx: what has been done stays done.
 func (q *Queue) AddNode(ctx context.Context, p Peer) error {
-	if err := q.checkCluster(p.Node); err != nil {
+	if err := q.checkCluster(ctx, p.Node); err != nil {
 		return err
 	}
 	if p.Address == "" {
@@ -53,7 +53,7 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) error {
 // are not to be used again. What it leads is first led by others. It may be this
 // node, or one that is gone. RemoveNode may be called on any node, and again.
 func (q *Queue) RemoveNode(ctx context.Context, node string) error {
-	if err := q.checkCluster(node); err != nil {
+	if err := q.checkCluster(ctx, node); err != nil {
 		return err
 	}
 	for i := range q.replicas {
@@ -83,7 +83,7 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) error {
 // TransferLeadership has a node lead a shard. The shard waits for a moment, and
 // nothing is lost. After a while the cluster spreads the leaders evenly again.
 func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) error {
-	if err := q.checkCluster(node); err != nil {
+	if err := q.checkCluster(ctx, node); err != nil {
 		return err
 	}
 	if shard < 0 || shard >= len(q.replicas) {
@@ -92,7 +92,10 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 	return q.member(ctx, shard, memberLead, Peer{Node: node})
 }
 
-func (q *Queue) checkCluster(node string) error {
+func (q *Queue) checkCluster(ctx context.Context, node string) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	if q.node == nil {
 		return ErrNoCluster
 	}

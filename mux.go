@@ -111,7 +111,8 @@ func (h handler) last() Handler {
 	}
 }
 
-// Job is a task in the hands of a handler.
+// Job is a task in the hands of a handler, made by Handle. Of any other one SetResult and FollowUp panic:
+// nobody would store what they are given.
 type Job[T any] struct {
 	*Lease
 	// Args is the decoded payload.
@@ -122,14 +123,30 @@ type Job[T any] struct {
 
 // SetResult has a copy of result kept with the completed task for its retention. It is
 // dropped if the handler returns an error.
-func (j *Job[T]) SetResult(result []byte) { j.frame.output().setResult(result, j.limits()) }
+func (j *Job[T]) SetResult(result []byte) { j.output().setResult(result, j.limits()) }
 
 func (j *Job[T]) limits() *Limits { return &j.frame.runner.queue.opts.Limits }
+
+// output is what the handler wants to have stored. It panics if there is nobody to store it.
+func (j *Job[T]) output() *output {
+	if !j.isMade() {
+		panic(errJobNotMade.Error())
+	}
+	return j.frame.output()
+}
+
+// isMade reports whether Handle has made the job.
+func (j *Job[T]) isMade() bool { return j != nil && j.frame != nil }
+
+var errJobNotMade = errors.New("codeq: this Job was not made by Handle")
 
 // SetResultValue is SetResult with v encoded as the payloads of the queue are;
 // ResultAs decodes it. If v cannot be encoded the error, returned by the
 // handler, makes the task a dead letter.
 func (j *Job[T]) SetResultValue(v any) error {
+	if !j.isMade() {
+		return errJobNotMade
+	}
 	result, err := j.encoding.encode(v)
 	if err != nil {
 		return DeadLetter(fmt.Errorf("codeq: result of queue %s from %T: %w", j.Queue, v, err))
@@ -145,7 +162,7 @@ func (j *Job[T]) SetResultValue(v any) error {
 // of this task, so that a W3C trace context goes on, unless its headers would
 // then exceed Limits.Headers. It gets no other header.
 func (j *Job[T]) FollowUp(tasks ...Task) {
-	j.frame.output().followUp(tasks, j.Headers, j.limits())
+	j.output().followUp(tasks, j.Headers, j.limits())
 }
 
 // Handle registers the handler of a queue. The payload is decoded into Args, by

@@ -21,6 +21,9 @@ import (
 // An error that matches ErrUncertain leaves open whether the task was stored;
 // after any other error it was not. Produce is safe for concurrent use.
 func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
+	if err := q.checkCall(ctx); err != nil {
+		return ID{}, err
+	}
 	if err := t.check(&q.opts.Limits); err != nil {
 		return ID{}, err
 	}
@@ -67,6 +70,9 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 // IDs are zero. Tasks with nothing but an idempotency key come first, so that it
 // is safe to produce a batch again of which all others have none of the three.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
 	if len(tasks) == 0 {
 		return nil, nil
 	}

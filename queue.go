@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -11,7 +12,10 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// Queue is an open queue directory. Its methods are safe for concurrent use.
+// Queue is an open queue directory, made by Open. Its methods are safe for concurrent use.
+//
+// Of a nil Queue, and of one that Open has not made, each method returns, or yields, an error
+// that matches ErrClosed. A nil context is refused with an InvalidError.
 type Queue struct {
 	opts     *Options
 	replicas []*replica // by the number of the shard
@@ -150,6 +154,23 @@ func (q *Queue) openAlone(i int, gates *gateTable) (*shard, error) {
 	return s, nil
 }
 
+var (
+	errNotOpened = fmt.Errorf("%w: it was not opened; a Queue is made by Open", ErrClosed)
+	errNoContext = &InvalidError{"ctx", "nil", "a context, such as context.Background()"}
+)
+
+// checkCall refuses a call of a Queue that Open has not made, or with no context. Each method
+// begins with it. It is inlined.
+func (q *Queue) checkCall(ctx context.Context) error {
+	if q == nil || q.opts == nil {
+		return errNotOpened
+	}
+	if ctx == nil {
+		return errNoContext
+	}
+	return nil
+}
+
 // enter adds a call to those that Close waits for; the caller calls runs.Done.
 func (q *Queue) enter() error {
 	q.runMu.Lock()
@@ -175,6 +196,9 @@ func (q *Queue) enter() error {
 // It is safe to call Close twice and at any moment, but not from a handler of
 // Run, which would wait for itself.
 func (q *Queue) Close() error {
+	if err := q.checkCall(context.Background()); err != nil {
+		return err
+	}
 	q.stop.Do(func() {
 		q.runMu.Lock()
 		close(q.closing)

@@ -229,6 +229,14 @@ func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, er
 	return q.shard(shard).do(ctx, op, op.base())
 }
 
+// doFor is do for the shard that has a task, after checkCall.
+func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err error) {
+	if err := q.checkCall(ctx); err != nil {
+		return true, err
+	}
+	return q.do(ctx, q.shardOf(id), op)
+}
+
 // do hands an operation to the shard and waits for its outcome. settled is
 // false when the operation still belongs to the shard.
 func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {

@@ -61,6 +61,9 @@ const fetchCap = 256
 // closed, the error of a shard that failed, and ErrHandlersRunning if after
 // another Grace (at least a second) some handlers still had not returned.
 func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	r, err := q.newRun(ctx, m, opts)
 	if err != nil {
 		return err

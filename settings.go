@@ -124,10 +124,11 @@ func parseSettings(b []byte) (configured, error) {
 
 // Settings returns those of a queue that the last Configure has set.
 func (q *Queue) Settings(queue string) (Settings, error) {
-	if err := q.checkQueue(queue); err != nil {
+	ctx := context.Background()
+	if err := q.checkQueue(ctx, queue); err != nil {
 		return Settings{}, err
 	}
-	c, err := q.configured(context.Background(), queue)
+	c, err := q.configured(ctx, queue)
 	if err != nil {
 		return Settings{}, err
 	}
@@ -149,7 +150,11 @@ func (q *Queue) configured(ctx context.Context, queue string) (configured, error
 	return parseSettings(op.value)
 }
 
-func (q *Queue) checkQueue(name string) error {
+// checkQueue is checkCall for a verb that names a queue.
+func (q *Queue) checkQueue(ctx context.Context, name string) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	if name == "" {
 		return &InvalidError{"queue", `""`, "a name"}
 	}
@@ -165,8 +170,11 @@ func (q *Queue) checkQueue(name string) error {
 //
 // Configure, Pause and Resume, called by change, return an error that matches ErrInvalid.
 func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) error {
-	if err := q.checkQueue(queue); err != nil {
+	if err := q.checkQueue(ctx, queue); err != nil {
 		return err
+	}
+	if change == nil {
+		return &InvalidError{"Configure change", "nil", "a function"}
 	}
 	if withinChange() {
 		return &InvalidError{"Configure", "a call within the function of another call", "one call after the other"}

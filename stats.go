@@ -23,6 +23,9 @@ func (c Counts) Total() uint64 {
 // the same. The cost is that of copying them, whatever the number of tasks; other
 // calls go on meanwhile.
 func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
 	var sum map[string]Counts
 	for i := range q.replicas {
 		op := &statsOp{completion: newCompletion()}

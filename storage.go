@@ -1,6 +1,9 @@
 package codeq
 
-import "fmt"
+import (
+	"context"
+	"fmt"
+)
 
 // StorageStats is what the stores of one process hold, for dashboards and alarms.
 type StorageStats struct {
@@ -54,6 +57,9 @@ type ShardStorage struct {
 // has numbers. It returns ErrClosed once Close has begun, and ErrFailed when a
 // store could not be opened again after a snapshot.
 func (q *Queue) StorageStats() (*StorageStats, error) {
+	if err := q.checkCall(context.Background()); err != nil {
+		return nil, err
+	}
 	st := &StorageStats{Shards: make([]ShardStorage, len(q.replicas))}
 	for i, r := range q.replicas {
 		if err := r.storage(q.closing, st, &st.Shards[i]); err != nil {

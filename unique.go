@@ -155,6 +155,9 @@ func homeOf(t *record.Ties, shards int) (shard int, bound bool) {
 // task. Of t, the queue, tenant, Group, LimitKey and Unique.Key say which key is
 // meant. It returns ErrNotFound if nobody has it.
 func (q *Queue) ReleaseKey(ctx context.Context, t Task) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
 	if err := t.check(&q.opts.Limits); err != nil {
 		return err
 	}

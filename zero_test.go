@@ -1,0 +1,156 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// takesContext reports whether a method of *Queue has a context among its arguments.
+func takesContext(name string) bool {
+	method, _ := reflect.TypeFor[*Queue]().MethodByName(name)
+	return method.Type.NumIn() > 1 && method.Type.In(1) == reflect.TypeFor[context.Context]()
+}
+
+// outcome is the error of a call, or what it panics with.
+func outcome(call func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+	}()
+	return call()
+}
+
+// TestQueueNotOpened: every method of a nil Queue, and of a zero one, says what is wrong.
+func TestQueueNotOpened(t *testing.T) {
+	var mux Mux
+	Handle(&mux, "verbs", func(context.Context, *Job[[]byte]) error { return nil })
+	task := Task{Queue: "verbs", Unique: Unique{Key: "k"}}
+	for name, q := range map[string]*Queue{"nil": nil, "zero": new(Queue)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				verbs := verbsOf(q, &mux, []Task{task}, []ID{{1}, {2}})
+				require.Len(t, verbs, reflect.TypeFor[*Queue]().NumMethod()-1)
+				verbs["Close"] = func(context.Context) error { return q.Close() }
+				for verb, call := range verbs {
+					for range 2 {
+						err := outcome(func() error { return call(context.Background()) })
+						require.ErrorIs(t, err, ErrClosed, verb)
+						require.ErrorContains(t, err, "Open", verb)
+						require.NotErrorIs(t, err, ErrUncertain, verb)
+					}
+				}
+				ids, err := q.ProduceBatch(t.Context(), nil)
+				require.Empty(t, ids)
+				require.ErrorIs(t, err, ErrClosed)
+			})
+		})
+	}
+}
+
+// TestNilContext: every method with a context refuses a nil one, and does nothing.
+func TestNilContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{Shards: 2})
+		var mux Mux
+		Handle(&mux, "verbs", func(context.Context, *Job[[]byte]) error { return errors.New("called") })
+		verbs := everyVerb(t, q, &mux)
+		before, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		refused := func(name string, call func(ctx context.Context) error) {
+			err := outcome(func() error { return call(nil) }) //nolint:staticcheck // what is tested
+			var invalid *InvalidError
+			require.ErrorAs(t, err, &invalid, name)
+			require.Equal(t, "ctx", invalid.Field, name)
+		}
+		for name, call := range verbs {
+			if takesContext(name) {
+				refused(name, call)
+			}
+		}
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+		defer sub.Close()
+		refused("Next", func(ctx context.Context) error { _, err := sub.Next(ctx); return err })
+		require.NoError(t, outcome(func() error {
+			for range sub.All(nil) { //nolint:staticcheck // what is tested
+				return errors.New("an event")
+			}
+			return nil
+		}))
+		_, ok := LeaseFrom(nil) //nolint:staticcheck // what is tested
+		require.False(t, ok)
+		require.Equal(t, silence, Logger(nil)) //nolint:staticcheck // what is tested
+		after, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, before, after)
+		require.ErrorIs(t, q.Configure(t.Context(), "verbs", nil), ErrInvalid)
+		require.NoError(t, q.Pause(t.Context(), "verbs"), "nothing was left behind")
+	})
+}
+
+// TestZeroSubscription: one that Subscribe has not made has ended.
+func TestZeroSubscription(t *testing.T) {
+	for name, sub := range map[string]*Subscription{"nil": nil, "zero": new(Subscription)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				for range 2 {
+					_, err := sub.Next(t.Context())
+					require.ErrorIs(t, err, ErrClosed)
+					require.ErrorContains(t, err, "Subscribe")
+					for e := range sub.All(t.Context()) {
+						t.Error(e)
+					}
+					require.Zero(t, sub.Lost())
+					sub.Close()
+				}
+			})
+		})
+	}
+}
+
+// TestZeroJob: a Job that a program has made itself, as in a test of its handlers, says so.
+func TestZeroJob(t *testing.T) {
+	for name, job := range map[string]*Job[string]{
+		"nil": nil, "zero": {}, "with a lease": {Lease: &Lease{Task: Task{Queue: "a"}}, Args: "a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const want = "codeq: this Job was not made by Handle"
+			require.PanicsWithValue(t, want, func() { job.SetResult(nil) })
+			require.PanicsWithValue(t, want, func() { job.FollowUp(Task{Queue: "b"}) })
+			require.EqualError(t, job.SetResultValue(time.Hour), want)
+		})
+	}
+}
+
+// panickyContext panics when it is asked whether it has ended.
+type panickyContext struct{ context.Context }
+
+func (panickyContext) Err() error { panic("Err") }
+
+// TestContextThatPanics ends the call that it was given to, and keeps no other from the shard.
+func TestContextThatPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{})
+		ctx := panickyContext{t.Context()}
+		for name, call := range map[string]func() error{
+			"Produce": func() error { _, err := q.Produce(ctx, Task{Queue: "a"}); return err },
+			"Claim":   func() error { _, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}}); return err },
+			"Stats":   func() error { _, err := q.Stats(ctx); return err },
+		} {
+			require.EqualError(t, outcome(call), "panic: Err", name)
+		}
+		id := produce(t, q, Task{Queue: "a"})[0]
+		l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.Equal(t, id, l.ID)
+		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+	})
+}
