@@ -61,18 +61,27 @@ const fetchCap = 256
 // closed, the error of a shard that failed, and ErrHandlersRunning if after
 // another Grace (at least a second) some handlers still had not returned.
 func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) error {
+	_, err := q.runMux(ctx, m, opts, false)
+	return err
+}
+
+// runMux is Run. With untilEmpty it also ends, and returns nil, when nothing can be claimed at the
+// moment and no handler is at work. claimed is how many tasks it has had.
+func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty bool) (claimed int, err error) {
 	if err := q.checkCall(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	r, err := q.newRun(ctx, m, opts)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if err := q.enter(); err != nil {
-		return err
+		return 0, err
 	}
 	defer q.runs.Done()
-	return r.run(ctx)
+	r.req.NoWait = untilEmpty
+	err = r.run(ctx)
+	return r.claimed, err
 }
 
 // runner is one call of Run. Tasks go from the fetchers through jobs to the
@@ -90,14 +99,15 @@ type runner struct {
 	queue    *Queue
 	handlers map[string]handler // by queue, with the middleware around them
 	opts     RunOptions
-	req      ClaimRequest
-	list     *queueList // of req, if it is long
+	req      ClaimRequest // NoWait: the runner ends when there is nothing to do
+	list     *queueList   // of req, if it is long
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
 	mu      sync.Mutex // guards what follows
 	jobs    []grant    // claimed, not yet started; from next on
 	next    int
+	claimed int  // tasks, so far
 	free    int  // places that no task and no claim occupies
 	hungry  bool // a fetcher waits for free to become positive
 	idle    int  // workers that wait on wake
@@ -215,7 +225,11 @@ func (r *runner) run(ctx context.Context) error {
 		r.hearts = append(r.hearts, h)
 		beats.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
-	for range r.queue.replicas {
+	count := len(r.queue.replicas)
+	if r.req.NoWait { // so that the one knows what is at work
+		count = 1
+	}
+	for range count {
 		fetchers.Go(func() {
 			contain(log, "fetcher", func() {
 				if err := r.fetch(claimCtx); err != nil && claimCtx.Err() == nil {
@@ -256,7 +270,8 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
-// fetch claims tasks for free workers until ctx ends.
+// fetch claims tasks for free workers until ctx ends, or if it does not wait for them, until
+// there is none, and none is at work.
 func (r *runner) fetch(ctx context.Context) error {
 	req := r.req
 	for {
@@ -270,12 +285,20 @@ func (r *runner) fetch(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		req.Max = min(r.free, fetchCap, r.queue.opts.Limits.Batch)
+		atWork := r.opts.Concurrency - r.free
 		r.free -= req.Max
 		r.mu.Unlock()
 
 		op, err := r.queue.claim(ctx, &req, r)
 		if err != nil {
 			r.release(req.Max)
+			if req.NoWait && errors.Is(err, ErrEmpty) {
+				if atWork == 0 {
+					return nil
+				}
+				r.awaitFewer(ctx, atWork)
+				continue
+			}
 			return err
 		}
 		for _, h := range r.hearts {
@@ -286,10 +309,21 @@ func (r *runner) fetch(ctx context.Context) error {
 			r.jobs, r.next = r.jobs[:0], 0
 		}
 		r.jobs = append(r.jobs, op.grants...)
+		r.claimed += len(op.grants)
 		r.wakeWorker()
 		r.mu.Unlock()
 		r.release(req.Max - len(op.grants))
 		op.unref()
+	}
+}
+
+// awaitFewer waits until fewer tasks are at work, or ctx ends. REQUIRES: there is one fetcher.
+func (r *runner) awaitFewer(ctx context.Context, atWork int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.opts.Concurrency-r.free >= atWork && ctx.Err() == nil {
+		r.hungry = true
+		r.room.Wait()
 	}
 }
 

@@ -174,6 +174,97 @@ func TestDrainWaitsForLeases(t *testing.T) {
 	})
 }
 
+// TestWorkLeavesWhatIsHeldBack: what a pause or a limit keeps from being claimed
+// stays, and Work does the rest.
+func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
+	for name, tc := range map[string]struct {
+		set   codeq.Settings
+		first int // tasks of 3 that are done before the hindrance ends
+		end   func(t *testing.T, q *codeqtest.Queue)
+	}{
+		"paused": {
+			codeq.Settings{Paused: true}, 0,
+			func(t *testing.T, q *codeqtest.Queue) { require.NoError(t, q.Resume(t.Context(), "a")) },
+		},
+		"rate": {
+			codeq.Settings{Rate: 0.1, Burst: 2}, 2,
+			func(_ *testing.T, q *codeqtest.Queue) { q.Advance(10 * time.Second) },
+		},
+		"concurrency": {
+			codeq.Settings{Concurrency: 1}, 0,
+			func(_ *testing.T, q *codeqtest.Queue) { q.Advance(time.Hour) }, // the lease of the test runs out
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			codeqtest.Test(t, &codeq.Options{Shards: 2}, func(t *testing.T, q *codeqtest.Queue) {
+				if tc.set.Concurrency > 0 {
+					produce(t, q, codeq.Task{Queue: "a", Payload: []byte("lost")})
+					_, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+					require.NoError(t, err)
+				}
+				require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { *s = tc.set }))
+				q.Advance(time.Minute) // a bucket is empty at first
+				produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
+				done := make(map[string]int)
+				var mux codeq.Mux
+				for _, queue := range []string{"a", "b"} {
+					codeq.Handle(&mux, queue, func(_ context.Context, job *codeq.Job[[]byte]) error {
+						done[queue]++
+						return nil
+					})
+				}
+				start := time.Now()
+				q.Work(&mux)
+				require.Equal(t, map[string]int{"b": 1, "a": tc.first}, map[string]int{"b": done["b"], "a": done["a"]})
+				require.Equal(t, start, time.Now(), "no time has passed")
+				q.Work(&mux)
+				require.Equal(t, tc.first, done["a"])
+				tc.end(t, q)
+				q.Work(&mux)
+				require.GreaterOrEqual(t, done["a"], 3)
+				codeqtest.RequireAllDone(t, q)
+			})
+		})
+	}
+}
+
+// TestWorkOverShards: what handlers leave to be done in other shards is done, in a
+// bubble and in real time.
+func TestWorkOverShards(t *testing.T) {
+	opts := &codeq.Options{Shards: 4}
+	work := func(t *testing.T, q *codeqtest.Queue) {
+		produce(t, q, codeq.Task{Queue: "a", Payload: []byte("x")})
+		mux, got := new(codeq.Mux), 0
+		codeq.Handle(mux, "a", func(_ context.Context, job *codeq.Job[[]byte]) error {
+			if got++; got < 30 {
+				job.FollowUp(codeq.Task{Queue: "a", Group: fmt.Sprint(got)})
+			}
+			return nil
+		})
+		q.Work(mux)
+		require.Equal(t, 30, got)
+		codeqtest.RequireAllDone(t, q)
+	}
+	t.Run("bubble", func(t *testing.T) { codeqtest.Test(t, opts, work) })
+	t.Run("real time", func(t *testing.T) { work(t, codeqtest.Open(t, opts)) })
+}
+
+// TestDrainOfRate: Drain lets the time pass that a rate takes.
+func TestDrainOfRate(t *testing.T) {
+	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Rate, s.Burst = 0.1, 1 }))
+		start := time.Now()
+		for range 5 {
+			produce(t, q, codeq.Task{Queue: "a"})
+		}
+		mux, got := record("a")
+		q.Drain(mux)
+		require.Len(t, *got, 5)
+		require.GreaterOrEqual(t, time.Since(start), 40*time.Second)
+		require.Less(t, time.Since(start), time.Minute)
+	})
+}
+
 func TestDrainFails(t *testing.T) {
 	forever := handle("a", func(string, *codeq.Job[[]byte]) error { return codeq.Snooze(25 * time.Hour) })
 	for name, test := range map[string]struct {
@@ -192,6 +283,13 @@ func TestDrainFails(t *testing.T) {
 				q.Work(mux)
 			},
 			[]string{"366 days", "a ready", "for ever"},
+		},
+		"paused": {
+			func(t testing.TB, q *codeqtest.Queue) {
+				require.NoError(t, q.Pause(context.Background(), "a"))
+				q.Drain(forever)
+			},
+			[]string{"366 days", "a ready", "for ever", `paused: "a"`},
 		},
 		"no handlers": {
 			func(_ testing.TB, q *codeqtest.Queue) { q.Drain(nil) },
@@ -408,7 +506,28 @@ func TestRealTime(t *testing.T) {
 	}))
 	require.Equal(t, 3, tries)
 	codeqtest.RequireAllDone(t, q, "b")
+
+	require.NoError(t, q.Pause(t.Context(), "paused"))
+	require.NoError(t, q.Configure(t.Context(), "limited", func(s *codeq.Settings) { s.Rate = 1e-3 }))
+	for range 2 {
+		produce(t, q, codeq.Task{Queue: "paused"}, codeq.Task{Queue: "limited"})
+	}
+	for queue, want := range map[string]int{"paused": 0, "limited": 1} { // a second one in a quarter of an hour
+		mux, got := record(queue)
+		q.Work(mux)
+		require.Len(t, *got, want, queue)
+	}
 	require.Panics(t, func() { q.Advance(time.Hour) })
+}
+
+// TestOpenOfCluster: a queue in memory is no node.
+func TestOpenOfCluster(t *testing.T) {
+	message := failure(t, func(tb testing.TB) {
+		codeqtest.Open(tb, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0"}})
+	})
+	require.Contains(t, message, "codeqtest: open the queue: ")
+	require.Contains(t, message, "Options.Cluster")
+	require.Contains(t, message, "codeq.Open")
 }
 
 // TestOptions: what the test says goes before the defaults of Open.

@@ -49,9 +49,13 @@ func Test(t *testing.T, opts *codeq.Options, test func(t *testing.T, q *Queue)) 
 //	Backoff.Jitter  none
 //
 // In a bubble time is that of the bubble, elsewhere it is real. An error ends
-// the test.
+// the test; so does Options.Cluster, as a node has no place in memory.
 func Open(t testing.TB, opts *codeq.Options) *Queue {
 	t.Helper()
+	if opts != nil && opts.Cluster != nil {
+		t.Fatalf("codeqtest: open the queue: Options.Cluster is set, but the queue is in memory and by itself: " +
+			"leave Cluster nil, or open a node with codeq.Open")
+	}
 	q := &Queue{t: t, fs: vfs.NewCrashableMem(), bubble: inBubble()}
 	if opts != nil {
 		q.opts = *opts
