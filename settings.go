@@ -168,7 +168,8 @@ func (q *Queue) checkQueue(ctx context.Context, name string) error {
 // When Configure returns, the settings, or newer ones, are stored and in force
 // in all shards. ctx is heeded until the first commit.
 //
-// Configure, Pause and Resume, called by change, return an error that matches ErrInvalid.
+// Configure, Pause and Resume, of this Queue or any other, return an error that matches ErrInvalid
+// when change calls them. Nor must change wait for a goroutine that calls them: it would wait for ever.
 func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) error {
 	if err := q.checkQueue(ctx, queue); err != nil {
 		return err
@@ -217,7 +218,8 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 //go:noinline
 func applyChange(change func(*Settings), s *Settings) { change(s) }
 
-// withinChange reports whether the function of a Configure is what calls.
+// withinChange reports whether the function of a Configure is what calls, of whatever Queue: two
+// functions, each of which configures the other's, would wait for each other.
 func withinChange() bool {
 	var pcs [64]uintptr
 	for skip := 2; ; skip += len(pcs) {

@@ -246,18 +246,19 @@ func TestCallersFunctionsEnd(t *testing.T) {
 	}
 }
 
-// TestConfigureWithinItself: it would wait for its own end.
+// TestConfigureWithinItself: it would wait for its own end; or, of another queue, perhaps for who waits for it.
 func TestConfigureWithinItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, Options{})
+		q, other := openForRun(t, Options{}), openForRun(t, Options{})
 		var inner []error
 		err := q.Configure(t.Context(), "a", func(s *Settings) {
 			s.Concurrency = 3
 			inner = append(inner, q.Pause(t.Context(), "a"), q.Resume(t.Context(), "b"),
-				q.Configure(t.Context(), "a", func(*Settings) { t.Error("called") }))
+				q.Configure(t.Context(), "a", func(*Settings) { t.Error("called") }),
+				other.Pause(t.Context(), "a"))
 		})
 		require.NoError(t, err)
-		require.Len(t, inner, 3)
+		require.Len(t, inner, 4)
 		for _, err := range inner {
 			require.ErrorIs(t, err, ErrInvalid)
 			require.ErrorContains(t, err, "within the function")
