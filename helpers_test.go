@@ -54,6 +54,9 @@ func (q *Queue) checkAll() error {
 	return errors.Join(errs...)
 }
 
+// beyond31Bits is 2^31, which is negative where an int has 32 bits.
+var beyond31Bits = func(n int64) int { return int(n) }(1 << 31)
+
 // startingAt returns q as seen by a caller for whom chance picks the given
 // shard: Produce and ProduceBatch store there, Claim and ClaimBatch ask there
 // first. For other verbs, use q.

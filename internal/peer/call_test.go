@@ -132,7 +132,7 @@ func TestLargeBodies(t *testing.T) {
 		for _, size := range []int{trusted, trusted + 1, 3 * trusted, writeChunk, 9<<20 + 1} {
 			body := make([]byte, size)
 			for i := range body {
-				body[i] = byte(i * 2654435761 >> 13)
+				body[i] = byte(uint64(i) * 2654435761 >> 13)
 			}
 			reply, err := a.Call(t.Context(), "b", 1, body)
 			require.NoError(t, err)

@@ -278,7 +278,7 @@ func TestWholeRange(t *testing.T) {
 	require.False(t, w.Advance(math.MaxInt64-1, math.MaxInt, report))
 	require.Equal(t, want[:6], got)
 	at, _ := w.Next()
-	require.EqualValues(t, math.MaxInt64, at)
+	require.EqualValues(t, int64(math.MaxInt64), at)
 	require.False(t, w.Advance(math.MaxInt64, math.MaxInt, report))
 	require.Equal(t, want, got)
 }

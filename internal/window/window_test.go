@@ -313,7 +313,7 @@ func TestInsertRuns(t *testing.T) {
 		"ascending":  func(i int) uint64 { return uint64(i) },
 		"descending": func(i int) uint64 { return uint64(n - i) },
 		"in turn":    func(i int) uint64 { return uint64(i%2*2*n + i) },
-		"scattered":  func(i int) uint64 { return uint64(i*2_654_435_761) % (1 << 20) },
+		"scattered":  func(i int) uint64 { return uint64(i) * 2_654_435_761 % (1 << 20) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var w Window
