@@ -1,0 +1,51 @@
+package codeq
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+type timedThing struct {
+	at    uint64
+	index int
+}
+
+func (x *timedThing) due() uint64 { return x.at }
+func (x *timedThing) spot() *int  { return &x.index }
+
+// TestTimeHeap: whatever is added and removed, what is due first is first, and all know their places.
+func TestTimeHeap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var h timeHeap[*timedThing]
+		var in []*timedThing
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			if len(in) == 0 || rapid.Bool().Draw(t, "add") {
+				x := &timedThing{rapid.Uint64Range(0, 20).Draw(t, "due"), -1}
+				in = append(in, x)
+				h.push(x)
+			} else {
+				var gone *timedThing
+				if first := h.next(); rapid.Bool().Draw(t, "pop") {
+					gone = h.pop()
+					require.Equal(t, first, gone.at)
+				} else {
+					gone = rapid.SampledFrom(in).Draw(t, "removed")
+					h.remove(gone)
+				}
+				h.remove(gone) // is not there any more
+				require.Negative(t, gone.index)
+				in = slices.DeleteFunc(in, func(x *timedThing) bool { return x == gone })
+			}
+			require.Equal(t, len(in), h.len())
+			first := uint64(never)
+			for _, x := range in {
+				require.Same(t, x, h.items[x.index])
+				first = min(first, x.at)
+			}
+			require.Equal(t, first, h.next())
+		}
+	})
+}
