@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -120,12 +121,18 @@ func TestStallOfGrant(t *testing.T) {
 func TestStallsUnderRun(t *testing.T) {
 	bubble(t, Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *Queue) {
 		rng := seeded(t)
+		var mu sync.Mutex // guards rng
+		chance := func(n int) time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			return time.Duration(rng.IntN(n))
+		}
 		var m Mux
 		var calls atomic.Int64
 		Handle(&m, "a", func(ctx context.Context, _ *Job[[]byte]) error {
 			calls.Add(1)
 			select {
-			case <-time.After(time.Duration(rng.IntN(200)) * time.Second):
+			case <-time.After(chance(200) * time.Second):
 				return nil
 			case <-ctx.Done():
 				return context.Cause(ctx)
@@ -143,9 +150,9 @@ func TestStallsUnderRun(t *testing.T) {
 		for countsOf(t, q, "a").Total() > 0 {
 			open := shut(t, q.shard(0))
 			go func() { _, _ = q.Produce(context.Background(), Task{Queue: "b"}) }()
-			time.Sleep(time.Duration(rng.IntN(60_000)) * time.Millisecond)
+			time.Sleep(chance(60_000) * time.Millisecond)
 			close(open)
-			time.Sleep(time.Duration(rng.IntN(20_000)) * time.Millisecond)
+			time.Sleep(chance(20_000) * time.Millisecond)
 			require.NoError(t, q.shard(0).probe(func(s *shard) error { // takes the latch off
 				s.commit = s.commit.(*latch).committer
 				return nil
