@@ -357,6 +357,24 @@ func TestCorruption(t *testing.T) {
 	}
 }
 
+// TestCorruptionOfOptions: a flipped bit in OPTIONS has Pebble take the next line for the directory of the log.
+func TestCorruptionOfOptions(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	q := variedQueue(t, disk)
+	killed := cloneOf(disk)
+	require.NoError(t, q.Close())
+	c := newCorruptible(t, killed)
+	const line = "wal_dir=\n"
+	tried := 0
+	for _, name := range c.files {
+		if at := bytes.Index(c.content[name], []byte(line)); at >= 0 && kindOf(name) == "OPTIONS-" {
+			tried++
+			require.True(t, c.try(name, 8*(at+len(line)-1)+3), name)
+		}
+	}
+	require.NotZero(t, tried)
+}
+
 // TestCorruptionInCompaction: a compaction that resolves SINGLEDELs meets a damaged
 // block. The store ends, and the process does not.
 func TestCorruptionInCompaction(t *testing.T) {

@@ -116,10 +116,12 @@ func openError(dir string, err error) error {
 	err = storageError(err)
 	// That the store was made with another comparer or merger than what this
 	// package uses: a flipped bit in its OPTIONS.
-	// Or that a file is missing or has another size than it should.
+	// Or that its log was in another directory: likewise. Or that a file is missing or
+	// has another size than it should.
+	var elsewhere pebble.ErrMissingWALRecoveryDir
 	says := func(what string) bool { return strings.Contains(err.Error(), what) }
 	if !errors.Is(err, ErrCorrupt) &&
-		(errors.Is(err, os.ErrNotExist) || says("does not exist") || says("size mismatch") || says("name from file")) {
+		(errors.Is(err, os.ErrNotExist) || errors.As(err, &elsewhere) || says("does not exist") || says("size mismatch") || says("name from file")) {
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return fmt.Errorf("store %s: %w", dir, err)
