@@ -194,7 +194,7 @@ func roomOf(op operation) room {
 		return roomNone
 	case *deleteScheduleOp, *releaseKeyOp, *confirmOp:
 		return roomNone
-	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp, *leaveOp, *sweepOp, *sweptOp, *dropSetOp: // they write nothing
+	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp, *leaveOp, *sweepOp, *sweptOp, *dropSetOp, *crashOp: // they write nothing
 		return roomEmpty
 	case *renewOp, *permitsOp, *permitsTold, *askPermitsOp, *resumeOp: // nor what is worth mentioning
 		return roomEmpty

@@ -287,6 +287,22 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 	}
 }
 
+// TestCrashOnFullDisk: a shard on which nothing is written for want of room ends as well when what it relies on
+// has panicked.
+func TestCrashOnFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
+		require.NoError(t, err)
+		s := q.led()[0]
+		require.NoError(t, s.probe(func(s *shard) error { s.space.level = roomEmpty; return nil }))
+		require.NoError(t, s.inbox.pass(&crashOp{injected("of the test")}))
+		synctest.Wait()
+		_, err = q.Produce(t.Context(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrFailed)
+		require.NoError(t, q.Close())
+	})
+}
+
 // panickyCommitter panics, as Pebble does with its locks locked.
 type panickyCommitter struct{ committer }
 
