@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -531,6 +532,44 @@ func TestLimitKeyManyParked(t *testing.T) {
 			require.Equal(t, ids[i+1], l.ID)
 		}
 		requireSettled(t, q)
+	})
+}
+
+// TestClaimThatParksManyDelaysNoOther: what is put off to the next group gets on, however long
+// a claim that comes before it looks for a task.
+func TestClaimThatParksManyDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{Shards: 1, fs: vfs.NewMem(), groupBytes: 4 << 10}
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		configure(t, q, "a", func(s *Settings) { s.ConcurrencyPerKey = 1 })
+		const n = 3000
+		tasks := slices.Repeat([]Task{{Queue: "a", LimitKey: "k", Payload: make([]byte, 100)}}, n)
+		_, err = q.ProduceBatch(t.Context(), append(tasks, Task{Queue: "b"}))
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+		q, err = Open("queue", &opts) // the windows are empty
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		s := q.led()[0]
+		require.NotNil(t, claimNow(t, q, "a"))
+		goOn := standStill(s)
+		parked, found := make(chan uint64), make(chan uint64)
+		go func() {
+			claimNow(t, q, "a")
+			parked <- s.commits.Load()
+		}()
+		synctest.Wait()
+		before := s.commits.Load()
+		go func() {
+			claimNow(t, q, "b")
+			found <- s.commits.Load()
+		}()
+		synctest.Wait()
+		goOn()
+		at := <-found
+		require.Greater(t, (<-parked)-before, uint64(50), "the other claim parks tasks in many groups")
+		require.Less(t, at-before, uint64(10))
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -344,7 +345,7 @@ func (s *shard) decideAll() {
 		s.retrying = nil
 		if n < len(retry) {
 			s.clock.putOff()
-			s.deferred = append(s.deferred, retry[n:]...)
+			s.deferred = slices.Insert(s.deferred, 0, retry[n:]...) // before what has had its part and wants more
 		}
 		clear(retry)
 		s.again = retry[:0]
