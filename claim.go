@@ -523,14 +523,30 @@ func (s *shard) serve() {
 	if s.setsFirst = !s.setsFirst; s.setsFirst {
 		s.serveSets(&served)
 	}
-	n := 0
-	for ; n < len(s.hungry) && s.serveQueue(s.hungry[n], &served); n++ {
-		s.hungry[n].hungry = false
-	}
-	left := copy(s.hungry, s.hungry[n:])
-	clear(s.hungry[left:])
-	s.hungry = s.hungry[:left]
+	serveInTurn(&s.hungry, &served, func(q *queueState) (all bool) {
+		all = s.serveQueue(q, &served)
+		q.hungry = !all
+		return all
+	})
 	s.serveSets(&served)
+}
+
+// serveInTurn has all be served that are hungry, until the budget is spent: serve says so, and served
+// counts claims. Who has had its part then comes last.
+func serveInTurn[T any](hungry *[]T, served *int, serve func(T) (all bool)) {
+	n := 0
+	for ; n < len(*hungry); n++ {
+		before := *served
+		if serve((*hungry)[n]) {
+			continue
+		}
+		if *served > before {
+			*hungry = append(*hungry, (*hungry)[n])
+			n++
+		}
+		break
+	}
+	*hungry = slices.Delete(*hungry, 0, n)
 }
 
 // serveQueue is serve for one queue; served counts claims. It is false if the

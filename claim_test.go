@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -327,4 +328,42 @@ func TestLocalClaim(t *testing.T) {
 		time.Sleep(2*time.Hour + time.Second)
 		require.Equal(f, 2, claimNow(f.T, f.q, "lasting").Attempt)
 	})
+}
+
+// TestQueueOfManyWaitersDelaysNoOther: while the claims that wait for one queue are served group by group,
+// those that wait for others are, too.
+func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
+	for name, more := range map[string][]string{"queues": nil, "lists": make([]string, shortList)} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{Shards: 1, groupBytes: 4 << 10}, func(t *testing.T, q *Queue) {
+				const n = 100
+				s := q.led()[0]
+				claim := func(queue string) (at chan uint64) {
+					req := ClaimRequest{Queues: []string{queue}}
+					for i := range more {
+						req.Queues = append(req.Queues, fmt.Sprint(queue, i))
+					}
+					at = make(chan uint64, 1)
+					go func() {
+						if _, err := q.Claim(t.Context(), req); err == nil {
+							at <- s.commits.Load()
+						}
+					}()
+					synctest.Wait()
+					return at
+				}
+				var many []chan uint64
+				for range n {
+					many = append(many, claim("a"))
+				}
+				one := claim("b")
+				before := s.commits.Load()
+				tasks := slices.Repeat([]Task{{Queue: "a", Payload: make([]byte, 4<<10)}}, n)
+				_, err := q.ProduceBatch(t.Context(), append(tasks, Task{Queue: "b"}))
+				require.NoError(t, err)
+				require.Less(t, <-one-before, uint64(10))
+				require.Greater(t, <-many[n-1]-before, uint64(n/2))
+			})
+		})
+	}
 }

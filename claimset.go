@@ -256,13 +256,11 @@ func (s *shard) giveOfSet(op *claimOp, set *claimSet, q *queueState, l *lane) {
 }
 
 func (s *shard) serveSets(served *int) {
-	n := 0
-	for ; n < len(s.hungrySets) && s.serveSet(s.hungrySets[n], served); n++ {
-		s.hungrySets[n].hungry = false
-	}
-	left := copy(s.hungrySets, s.hungrySets[n:])
-	clear(s.hungrySets[left:])
-	s.hungrySets = s.hungrySets[:left]
+	serveInTurn(&s.hungrySets, served, func(set *claimSet) (all bool) {
+		all = s.serveSet(set, served)
+		set.hungry = !all
+		return all
+	})
 }
 
 // serveSet is serveQueue for a set.
