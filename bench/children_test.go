@@ -27,6 +27,7 @@ func benchChildren(b *testing.B, children, batch int, tell bool) {
 		b.Fatal(err)
 	}
 	defer func() {
+		reportSteps(b, q)
 		if err := q.Close(); err != nil {
 			b.Error(err)
 		}

@@ -38,6 +38,7 @@ func dueAtOnce(b *testing.B, tasks, bytes, shards int) {
 		b.Fatal(err)
 	}
 	defer func() {
+		reportSteps(b, q)
 		if err := q.Close(); err != nil {
 			b.Error(err)
 		}

@@ -94,3 +94,29 @@ func startProfiles(b *testing.B) (stop func()) {
 		}
 	}
 }
+
+// reportSteps reports how long the longest step of an owner has taken since Open, in ms: of those
+// that look after what is stored, of those that decide and serve what callers ask for, and of commits.
+func reportSteps(b *testing.B, q *codeq.Queue) {
+	st, err := q.StorageStats()
+	if err != nil {
+		b.Fatal(err)
+	}
+	var upkeep, operations, commit time.Duration
+	for _, s := range st.Shards {
+		for _, step := range s.Steps {
+			switch step.Kind {
+			case codeq.StepGroup: // all of them
+			case codeq.StepCommit:
+				commit = max(commit, step.Max)
+			case codeq.StepOperations, codeq.StepServe, codeq.StepSeal, codeq.StepRelease:
+				operations = max(operations, step.Max)
+			default:
+				upkeep = max(upkeep, step.Max)
+			}
+		}
+	}
+	b.ReportMetric(float64(upkeep.Microseconds())/1e3, "upkeep-ms")
+	b.ReportMetric(float64(operations.Microseconds())/1e3, "operations-ms")
+	b.ReportMetric(float64(commit.Microseconds())/1e3, "commit-ms")
+}

@@ -47,6 +47,7 @@ func BenchmarkLeased(b *testing.B) {
 		}
 	}
 	b.Run("Get", func(b *testing.B) {
+		defer reportSteps(b, q) // of the leases, too
 		i := 0
 		for b.Loop() {
 			if _, err := q.Get(ctx, ids[i%ready]); err != nil {

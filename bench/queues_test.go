@@ -103,6 +103,7 @@ func reopen(b *testing.B, q *codeq.Queue, dir, queue string) {
 	b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms/Open")
 	complete(b, q, queue)
 	b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms/first-claim")
+	reportSteps(b, q)
 	if err := q.Close(); err != nil {
 		b.Fatal(err)
 	}

@@ -67,4 +67,5 @@ func runQueues(b *testing.B, queues, tasks int) {
 		b.Fatal(err)
 	}
 	b.StopTimer()
+	reportSteps(b, q)
 }

@@ -47,6 +47,7 @@ func BenchmarkTenants(b *testing.B) {
 				stop := startProfiles(b)
 				rate, heap := drain(b, q, tasks-1)
 				stop()
+				reportSteps(b, q)
 				closeQueue(b, q)
 				if tenants == 1 {
 					one = rate
@@ -133,6 +134,7 @@ func BenchmarkTenantsCalls(b *testing.B) {
 			stop := startProfiles(b)
 			rate := cycleRate(b, q, 8, func(int) string { return queueName }, false)
 			stop()
+			reportSteps(b, q)
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(rate, "tasks/s")
 			b.ReportMetric(float64(heapInUse())/1e6, "heap-MB")
