@@ -52,7 +52,8 @@ type claimSet struct {
 	open   lottery       // by index
 	aside  []int         // to be opened again, when the claims that are looked at are served or wait
 	claimLines
-	hungry bool // on the shard's list of sets whose claims may be served
+	hungry bool   // on the shard's list of sets whose claims may be served
+	group  uint32 // windowMemory.pass of the group that has asked for it last
 }
 
 // setEntry is one of the sets that have a queue, and the queue's index there.
@@ -64,6 +65,9 @@ type setEntry struct {
 const (
 	setStep  = 4096    // queues that are added to a set in one step
 	setNames = 1 << 17 // queues in the sets of a shard beyond which idle sets go
+
+	// For as many groups it is not known whether a claim waits for a set that is not complete.
+	setGroups = 1024
 )
 
 // claimSet returns the set of a list; nil while it is not built yet.
@@ -78,6 +82,7 @@ func (s *shard) claimSet(list *queueList) *claimSet {
 		s.sets[list.digest] = set
 		s.setNames += len(list.names)
 	}
+	set.group = s.windows.pass
 	names := list.names[len(set.queues):]
 	for _, name := range names[:min(setStep, len(names))] {
 		q := s.queue(name)
@@ -103,7 +108,8 @@ func (s *shard) dropIdleSets(names int) {
 		}
 		set.waiters.sweep()
 		set.away.sweep()
-		if set.front().len() == 0 && !set.hungry && len(set.queues) == len(set.list.names) {
+		mayBeAsked := len(set.queues) < len(set.list.names) && s.windows.pass-set.group < setGroups
+		if set.front().len() == 0 && !set.hungry && !mayBeAsked {
 			s.dropSet(set)
 		}
 	}

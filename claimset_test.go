@@ -174,6 +174,33 @@ func TestClaimSetsGo(t *testing.T) {
 	}
 }
 
+// TestUnfinishedClaimSetsGo: a set whose claim has gone while it was being built goes as others do.
+func TestUnfinishedClaimSetsGo(t *testing.T) {
+	names, _ := manyQueues(setStep + 1)
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		var sets []int
+		look := func(s *shard) error {
+			s.dropIdleSets(0)
+			sets = append(sets, len(s.sets))
+			return nil
+		}
+		require.NoError(t, q.led()[0].probe(func(s *shard) error {
+			if s.claimSet(newQueueList(names, nil)) != nil {
+				return errors.New("it is complete")
+			}
+			return look(s)
+		}))
+		for range setGroups {
+			_, err := q.Stats(t.Context())
+			require.NoError(t, err)
+		}
+		require.NoError(t, q.led()[0].probe(look))
+		require.Equal(t, []int{1, 0}, sets)
+		synctest.Wait()
+		requireNobodyWaits(t, q, 0)
+	})
+}
+
 // TestSetsAndQueuesTakeTurns: of claims for one queue and claims for a list that has it,
 // none waits for the end of the others.
 func TestSetsAndQueuesTakeTurns(t *testing.T) {
