@@ -74,6 +74,7 @@ func (op *awaitOp) look(s *shard, at *located) error {
 }
 
 func (op *awaitOp) isWaiting() bool { return op.waits }
+func (op *awaitOp) alters() bool    { return false }
 
 func (op *awaitOp) isGone() bool { return op.gone.Load() }
 

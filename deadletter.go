@@ -171,6 +171,10 @@ func (op *bulkOp) resolve(s *shard) {
 			s.broken = err
 			break
 		}
+		if at != nil && s.isTelling(id) {
+			op.err = s.errNoRoom()
+			break
+		}
 		if at != nil && alterations[op.how](s, at, 0) == nil {
 			op.n++
 		}

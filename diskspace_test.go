@@ -472,6 +472,57 @@ func TestDiskFullForRun(t *testing.T) {
 	})
 }
 
+// TestDiskScarceAmidTelling: while there is no room to tell all who waited for a task that it has ended, what
+// would change the task is refused, and not tried again and again.
+func TestDiskScarceAmidTelling(t *testing.T) {
+	for _, end := range []State{Done, Dead} {
+		t.Run(end.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				disk := newSmallDisk(64 << 20)
+				groups := 0
+				q := openOnSmallDisk(t, disk, func(o *Options) {
+					o.Shards, o.MaxAttempts = 1, 1
+					o.wall = func() time.Time {
+						if groups++; groups > 10_000 {
+							panic(injected("the owner goes round and round"))
+						}
+						return time.Now()
+					}
+				})
+				parent := produce(t, q, Task{Queue: "parent", Retention: time.Hour})[0]
+				for range tellAtOnce + 1 {
+					produce(t, q, Task{Queue: "child", After: []ID{parent}, OnDead: CancelOnDead})
+				}
+				l := claimNow(t, q, "parent")
+				disk.drop(roomScarce)
+				if end == Done {
+					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+				} else {
+					require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{}))
+				}
+				require.EqualValues(t, tellAtOnce+1, countsOf(t, q, "child").Blocked)
+				o, err := q.Await(ctx, parent)
+				require.NoError(t, err)
+				require.Equal(t, end, o.State)
+				require.ErrorIs(t, q.Cancel(ctx, parent), ErrDiskFull)
+				n, err := q.Purge(ctx, DeadLetters{})
+				if end == Dead {
+					require.ErrorIs(t, err, ErrDiskFull)
+				}
+				require.Zero(t, n)
+				disk.drop(roomy)
+				require.Zero(t, countsOf(t, q, "child").Blocked)
+				if end == Dead {
+					require.NoError(t, q.Cancel(ctx, parent))
+				}
+				require.NoError(t, q.checkAll())
+				require.NoError(t, q.Close())
+			})
+		})
+	}
+}
+
 // TestDiskFullKeepsOutcomes: what handlers return while the disk is full, at whatever
 // level, is stored when there is room. Nothing is reported as failed, no attempt
 // counts twice, and no task dies of success.

@@ -32,7 +32,7 @@ func (at *located) waiting() bool {
 // a task or those that wait for it: an operation on the task is then resolved again in
 // the next group.
 func (s *shard) isBehind(id ID) bool {
-	return s.group.hasChildren(id) || s.isMoving(id) || s.isTelling(id)
+	return s.group.hasChildren(id) || s.isMoving(id) || s.isTelling(id) && s.hasRoom(roomLow) // or nobody tells on
 }
 
 // isMoving is isBehind for operations that do not end the task.
@@ -262,6 +262,8 @@ func (op *lookupOp) resolveAs(s *shard, whole finder) {
 		s.broken = err
 	case at == nil:
 		op.err = fmt.Errorf("%w: %s", ErrNotFound, op.id)
+	case whole.alters() && s.isTelling(op.id):
+		op.err = s.errNoRoom()
 	default:
 		op.err = op.do(s, at)
 	}
@@ -274,9 +276,11 @@ func (op *lookupOp) resolveAs(s *shard, whole finder) {
 type finder interface {
 	operation
 	isWaiting() bool // it will be settled by somebody else
+	alters() bool    // it may change the task
 }
 
 func (op *lookupOp) isWaiting() bool { return false }
+func (op *lookupOp) alters() bool    { return true }
 
 // endedState is the state of the tasks in a range of those that have ended.
 func endedState(prefix byte) State {
