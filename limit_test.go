@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -680,11 +681,11 @@ func TestRateNoWait(t *testing.T) {
 // countedGate counts how often claims come to a gate.
 type countedGate struct {
 	gateway
-	looks *int
+	looks *atomic.Int64
 }
 
 func (g countedGate) look(s *shard, now time.Time) (bool, time.Duration) {
-	*g.looks++
+	g.looks.Add(1)
 	return g.gateway.look(s, now)
 }
 
@@ -692,7 +693,8 @@ func (g countedGate) look(s *shard, now time.Time) (bool, time.Duration) {
 func TestRatesOfManyQueues(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const queues = 100
-		looks, name := 0, func(i int) string { return fmt.Sprint("q", i) }
+		var looks atomic.Int64
+		name := func(i int) string { return fmt.Sprint("q", i) }
 		for i := range queues {
 			configure(t, q, name(i), func(s *Settings) { s.Rate, s.Burst = 1/float64(i+1), 1 })
 			require.NoError(t, q.led()[0].probe(func(s *shard) error {
@@ -712,10 +714,10 @@ func TestRatesOfManyQueues(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		before := looks
+		before := looks.Load()
 		time.Sleep(2 * queues * time.Second)
 		require.Len(t, served, queues)
-		require.LessOrEqual(t, looks-before, 4*queues)
+		require.LessOrEqual(t, looks.Load()-before, int64(4*queues))
 	})
 }
 

@@ -264,6 +264,7 @@ func (m *model) since(shard int) uint64 {
 // orderTime is the time by which a shard orders what becomes ready, ms: the wall
 // clock's unless that was ahead. The shard's owner sleeps, and is not woken.
 func (m *model) orderTime(shard int) uint64 {
+	synctest.Wait()
 	s := m.q.shard(shard)
 	mint := s.mint
 	mint.tick(m.wall(), uint64(time.Since(s.origin)/time.Millisecond))

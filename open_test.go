@@ -596,6 +596,7 @@ func TestOptionDefaults(t *testing.T) {
 			MemTableBytes: 16 << 20,
 			idleLanes:     idleLanes,
 			sweepLanes:    sweepLanes,
+			groupBytes:    groupBytes,
 		}, o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}
