@@ -426,3 +426,35 @@ func TestListEnds(t *testing.T) {
 		f.open()
 	})
 }
+
+// TestListGoesOnWhereItWas: a page that is read again, as the shard's leader has changed meanwhile, is read
+// from where it begins.
+func TestListGoesOnWhereItWas(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		for range listPage + 1 {
+			produce(t, q, Task{Queue: "a"})
+		}
+		s := q.led()[0]
+		op := &readOp{completion: newCompletion(), list: newLister(ListOptions{State: Ready})}
+		visit := func() (again bool) { // what the owner does, and then who reads
+			require.NoError(t, s.probe(func(s *shard) (err error) {
+				v := s.view()
+				defer v.close()
+				op.list.visit(s, v)
+				again, err = op.read(v)
+				return err
+			}))
+			return again
+		}
+		require.False(t, visit(), "what there is to read")
+		require.True(t, visit(), "the tasks of a page")
+		op.again()
+		for range listPage {
+			require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
+		}
+		require.True(t, visit())
+		require.False(t, visit())
+		require.Len(t, op.list.page, 1)
+		require.False(t, op.list.more())
+	})
+}

@@ -299,6 +299,7 @@ func (l *lister) walk(v *view, visit func(it *pebble.Iterator) (more bool, err e
 		return storageError(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
+	l.from = nil                      // of a page that is read again
 	for l.read = 0; l.read < len(l.spans); l.read++ {
 		it.SetBounds(l.spans[l.read].from, l.spans[l.read].to)
 		for valid := it.First(); valid; valid = it.Next() {
