@@ -207,7 +207,6 @@ type claimOp struct {
 	state   atomic.Uint64 // odd: somebody has taken it. It grows by 2 when the operation is recycled
 	refs    atomic.Int32  // the caller, and the inbox or list that holds it
 	grants  []grant
-	order   []string // scratch for a weighted order
 }
 
 // take makes the caller of take the one who decides the claim.
@@ -224,8 +223,7 @@ func (op *claimOp) unref() {
 	}
 	clear(op.queues)
 	clear(op.grants)
-	clear(op.order)
-	op.queues, op.weights, op.grants, op.order, op.err = op.queues[:0], op.weights[:0], op.grants[:0], op.order[:0], nil
+	op.queues, op.weights, op.grants, op.err = op.queues[:0], op.weights[:0], op.grants[:0], nil
 	op.list, op.drawn = nil, 0
 	op.begin, op.visited, op.full, op.sent, op.shards, op.runner, op.local, op.abroad, op.asked = 0, 0, nil, 0, nil, nil, false, abroad{}, nil
 	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
@@ -420,14 +418,15 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 }
 
 // claimOrder is the order of the queues of a claim: as given, or drawn by lot
-// in proportion to the weights.
+// in proportion to the weights. It is good until the next call: a claim that waits may be looked at by
+// several shards at once, so that it has no memory for this.
 func (s *shard) claimOrder(op *claimOp) []string {
 	if len(op.weights) == 0 {
 		return op.queues
 	}
-	op.order = append(op.order[:0], op.queues...)
+	s.order = append(s.order[:0], op.queues...)
 	s.lots = append(s.lots[:0], op.weights...)
-	for i := range op.order {
+	for i := range s.order {
 		total := 0
 		for _, w := range s.lots[i:] {
 			total += w
@@ -436,10 +435,10 @@ func (s *shard) claimOrder(op *claimOp) []string {
 		for lot := rand.IntN(total) - s.lots[i]; lot >= 0; lot -= s.lots[j] {
 			j++
 		}
-		op.order[i], op.order[j] = op.order[j], op.order[i]
+		s.order[i], s.order[j] = s.order[j], s.order[i]
 		s.lots[i], s.lots[j] = s.lots[j], s.lots[i]
 	}
-	return op.order
+	return s.order
 }
 
 // takes takes a claim that is settled with what give or giveOfSet gives it, which follows.

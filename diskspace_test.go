@@ -480,11 +480,11 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx := t.Context()
 				disk := newSmallDisk(64 << 20)
-				groups := 0
+				var groups atomic.Int64
 				q := openOnSmallDisk(t, disk, func(o *Options) {
 					o.Shards, o.MaxAttempts = 1, 1
 					o.wall = func() time.Time {
-						if groups++; groups > 10_000 {
+						if groups.Add(1) > 10_000 {
 							panic(injected("the owner goes round and round"))
 						}
 						return time.Now()

@@ -112,8 +112,9 @@ type shard struct {
 	sweeping             bool // void tickets are being dropped
 	sweepLeft, sweepKept int  // of listed, to be looked at; good tickets found
 
-	scratch, value []byte // for a key and a value on their way into the group
-	lots           []int  // for claimOrder
+	scratch, value []byte   // for a key and a value on their way into the group
+	lots           []int    // for claimOrder
+	order          []string // likewise
 }
 
 const never = math.MaxUint64
