@@ -266,7 +266,9 @@ func (m *model) since(shard int) uint64 {
 func (m *model) orderTime(shard int) uint64 {
 	synctest.Wait()
 	s := m.q.shard(shard)
+	s.inbox.mu.Lock() // which the owner locks before it sleeps, and when it wakes up
 	mint := s.mint
+	s.inbox.mu.Unlock()
 	mint.tick(m.wall(), uint64(time.Since(s.origin)/time.Millisecond))
 	ms := max(mint.time, mint.clock>>clockShift)
 	if ms != m.wall() && (ms < m.wall() || ms > m.latest+m.now()-m.begun) {
