@@ -240,7 +240,8 @@ func (s *shard) highestElsewhere(q *queueState) uint64 {
 // isElsewhere reports whether a claim is better sent to another shard for the tasks of a
 // queue: the most urgent is there. That comes before the claim visits the shards in turn,
 // so that it visits each of them, and a few times at the most. Any task of the queue is
-// more urgent than none, unless the claim draws lots for the next queue.
+// more urgent than none, unless the claim draws lots for the next queue. It notes in op.rank what this
+// shard has, for isPassedOver.
 func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 	op.rank = 0
 	if s.board == nil || op.sent == headSends || op.visited > 0 || op.remote {
