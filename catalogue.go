@@ -60,10 +60,10 @@ func (l *lane) isIdle() bool { return l.leased == 0 && l.drained() }
 // lane returns a lane, and enters it into the catalogue when it is not in memory.
 // REQUIRES: hasLanes has agreed.
 func (s *shard) lane(k laneKey) *lane {
-	if l := s.byKey[k]; l != nil {
+	q := s.queue(k.queue)
+	if l := q.lane(k.tenant, k.priority); l != nil {
 		return l
 	}
-	q := s.queue(k.queue)
 	l := &lane{number: s.catalogue.lanes.Take(), queue: q, tenant: strings.Clone(k.tenant), priority: k.priority, complete: true}
 	s.enterLane(l)
 	return l
@@ -97,9 +97,7 @@ func (s *shard) addLane(l *lane) {
 	s.lanes[l.number] = l
 	s.catalogue.loaded.Add(l.number)
 	delete(s.catalogue.aliases, l.number) // it may have been another lane's
-	l.place = len(l.queue.lanes)
-	l.queue.lanes = append(l.queue.lanes, l)
-	s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] = l
+	l.queue.addLane(l)
 }
 
 // extend makes a slice reach to n.
@@ -135,12 +133,13 @@ func (s *shard) laneNumbered(n uint32) (*lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := s.byKey[key]
+	q := s.queue(key.queue)
+	l := q.lane(key.tenant, key.priority)
 	if l == nil { // it gets its number back
 		if c.sweep != nil {
 			c.sweep.lanes.Remove(n)
 		}
-		l = &lane{number: n, queue: s.queue(key.queue), tenant: key.tenant, priority: key.priority, complete: true}
+		l = &lane{number: n, queue: q, tenant: key.tenant, priority: key.priority, complete: true}
 		s.enterLane(l)
 		return l, nil
 	}
@@ -285,14 +284,9 @@ func (s *shard) dropLane(l *lane) {
 		s.store.partition.remove(l.number)
 	}
 	s.windows.forget(l)
-	n := len(q.lanes) - 1
-	last := q.lanes[n]
-	q.lanes[l.place], last.place = last, l.place
-	if q.lanes[n], q.lanes = nil, q.lanes[:n]; n == 0 {
-		q.lanes = nil
+	if q.removeLane(l); len(q.lanes) == 0 {
 		s.rest(q)
 	}
-	delete(s.byKey, laneKey{q.name, l.tenant, l.priority})
 	s.lanes[l.number] = nil
 	s.catalogue.loaded.Remove(l.number)
 }
@@ -324,78 +318,90 @@ func (c *catalogue) slot(queue string) int {
 // loadCatalogue reads which numbers are taken, and brings into memory the queues with
 // tasks, and the lanes that may have ready or leased ones.
 func (s *shard) loadCatalogue() error {
-	counts, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
-	if err != nil {
-		return storageError(err)
-	}
-	defer func() { _ = counts.Close() }() // its error is that of counts.Error
-	counts.First()
 	marked, err := s.loadMarked()
 	if err != nil {
 		return err
 	}
 	c := &s.catalogue
-	if err := scan(s.store.db, keys.Queue, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err != nil || n == 0 {
-			return fmt.Errorf("%w: queue %x", ErrCorrupt, key)
+	if err := readAhead(s.opts.log, s.readQueues, func(e storedQueue) error {
+		c.queues.Add(e.number)
+		if e.counts == (keys.Counts{}) && !marked[e.number] {
+			return nil
 		}
-		c.queues.Add(n)
-		tasks, err := s.loadCounts(counts, n)
-		if err != nil || tasks == (keys.Counts{}) && !marked[n] {
-			return err
+		q := newQueueState(e.name)
+		known := len(s.queues)
+		if s.queues[q.name] = q; len(s.queues) == known {
+			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", ErrCorrupt, q.name, e.number)
 		}
-		q := s.queue(string(value))
-		if q.number != 0 {
-			return fmt.Errorf("%w: queue %q has tasks under the numbers %d and %d", ErrCorrupt, value, q.number, n)
-		}
-		q.number, q.counts = n, tasks
+		q.number, q.counts = e.number, e.counts
 		s.addQueue(q)
 		s.noteBusy(q)
 		return nil
 	}); err != nil {
 		return err
 	}
-	if _, err := s.loadCounts(counts, math.MaxUint32); err != nil {
-		return err
-	}
-	s.byKey = make(map[laneKey]*lane, len(s.queues))
 	var seqs []uint64 // by number
-	return scan(s.store.db, keys.Lane, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err != nil || n > keys.MaxLane {
-			return fmt.Errorf("%w: lane %x", ErrCorrupt, key)
+	return readAhead(s.opts.log, s.readLanes, func(e storedLane) error {
+		if !c.queues.Has(e.Queue) {
+			return fmt.Errorf("%w: queue %d of lane %d is missing", ErrCorrupt, e.Queue, e.number)
 		}
-		v, tenant, err := keys.SplitLaneValue(value)
-		if err != nil || !c.queues.Has(v.Queue) || v.Queue == 0 || v.Priority > MaxPriority {
-			return fmt.Errorf("%w: lane %d is %x", ErrCorrupt, n, value)
-		}
-		c.lanes.Add(n)
-		c.seq = max(c.seq, v.Seq)
-		if int(v.Queue) >= len(s.numbers) || s.numbers[v.Queue] == nil {
+		c.lanes.Add(e.number)
+		c.seq = max(c.seq, e.Seq)
+		if int(e.Queue) >= len(s.numbers) || s.numbers[e.Queue] == nil {
 			return nil
 		}
-		q := s.numbers[v.Queue]
+		q := s.numbers[e.Queue]
 		if q.counts.Ready+q.counts.Leased == 0 {
 			return nil
 		}
-		l := &lane{number: n, queue: q, tenant: string(tenant), priority: v.Priority}
-		if other := s.byKey[laneKey{q.name, l.tenant, l.priority}]; other != nil {
-			if seqs[other.number] >= v.Seq {
+		if other := q.lane(e.Tenant, e.Priority); other != nil {
+			if seqs[other.number] >= e.Seq {
 				return nil
 			}
 			s.dropLane(other)
 		}
-		seqs = append(seqs, make([]uint64, int(n)-len(seqs))...)
-		seqs = append(seqs, v.Seq)
-		s.addLane(l)
+		seqs = append(seqs, make([]uint64, int(e.number)-len(seqs))...)
+		seqs = append(seqs, e.Seq)
+		s.addLane(&lane{number: e.number, queue: q, tenant: e.Tenant, priority: e.Priority})
 		return nil
 	})
 }
 
-// loadCounts returns the counts of the queue with a number, which no other that is not
-// smaller has asked for, and goes on behind it.
-func (s *shard) loadCounts(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
+// storedQueue is a queue that has a number, and the counts under it.
+type storedQueue struct {
+	number uint32
+	name   string
+	counts keys.Counts
+}
+
+// readQueues emits the queues of the catalogue, and sets the minting clock.
+func (s *shard) readQueues(emit func(storedQueue) error) error {
+	it, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
+	if err != nil {
+		return storageError(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	it.First()
+	if err := scan(s.store.db, keys.Queue, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n == 0 {
+			return fmt.Errorf("%w: queue %x", ErrCorrupt, key)
+		}
+		counts, err := s.readCounters(it, n)
+		if err != nil {
+			return err
+		}
+		return emit(storedQueue{n, string(value), counts})
+	}); err != nil {
+		return err
+	}
+	_, err = s.readCounters(it, math.MaxUint32)
+	return err
+}
+
+// readCounters returns the counts of the queue with a number, which is not smaller than any
+// that was asked for before, and goes on behind it.
+func (s *shard) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
 	for ; it.Valid(); it.Next() {
 		n, err := keys.ParseNumbered(it.Key())
 		if err != nil {
@@ -419,6 +425,27 @@ func (s *shard) loadCounts(it *pebble.Iterator, number uint32) (tasks keys.Count
 		}
 	}
 	return tasks, storageError(it.Error())
+}
+
+// storedLane is an entry of a lane.
+type storedLane struct {
+	number uint32
+	keys.LaneValue
+}
+
+// readLanes emits the lanes of the catalogue.
+func (s *shard) readLanes(emit func(storedLane) error) error {
+	return scan(s.store.db, keys.Lane, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n > keys.MaxLane {
+			return fmt.Errorf("%w: lane %x", ErrCorrupt, key)
+		}
+		v, err := keys.ParseLaneValue(value)
+		if err != nil || v.Queue == 0 || v.Priority > MaxPriority {
+			return fmt.Errorf("%w: lane %d is %x", ErrCorrupt, n, value)
+		}
+		return emit(storedLane{n, v})
+	})
 }
 
 // loadMarked returns the numbers of the queues that have marks: tasks of theirs, if only

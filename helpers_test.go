@@ -332,7 +332,7 @@ func (c *memoryChecker) lanes() error {
 		if l == nil {
 			continue
 		}
-		if int(l.number) != n || s.byKey[laneKey{l.queue.name, l.tenant, l.priority}] != l {
+		if int(l.number) != n || l.queue.lane(l.tenant, l.priority) != l {
 			c.report("lane %d is not where it belongs", n)
 		}
 		want := c.onDisk[l]

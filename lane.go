@@ -41,12 +41,22 @@ type laneKey struct {
 	priority uint8
 }
 
+// laneName tells a lane from the others of its queue.
+type laneName struct {
+	tenant   string
+	priority uint8
+}
+
+// fewLanes is how many lanes a queue has at the most without an index of them.
+const fewLanes = 8
+
 // queueState is what a shard knows of a queue.
 type queueState struct {
 	name    string
-	number  uint32  // 0 until the first task of the queue
-	since   uint64  // the Seq of its first lane under the number; 0: load has found the number
-	lanes   []*lane // in no order
+	number  uint32             // 0 until the first task of the queue
+	since   uint64             // the Seq of its first lane under the number; 0: load has found the number
+	lanes   []*lane            // in no order
+	byName  map[laneName]*lane // the lanes, if they are more than fewLanes
 	counts  keys.Counts
 	touched bool    // on the group's list
 	gate    gateway // nil: neither a rate nor a limit of concurrency
@@ -74,6 +84,49 @@ type queueState struct {
 	throttledAt int     // the place among the shard's queues that are held back; negative: it is none
 	attended    bool    // on the shard's list of queues that speak looks after
 	warden      *warden // nil: another shard has it, or none does
+}
+
+func newQueueState(name string) *queueState {
+	return &queueState{name: name, configured: unconfigured, throttledAt: -1}
+}
+
+// lane returns the queue's lane in memory; nil if there is none.
+func (q *queueState) lane(tenant string, priority uint8) *lane {
+	if q.byName != nil {
+		return q.byName[laneName{tenant, priority}]
+	}
+	for _, l := range q.lanes {
+		if l.priority == priority && l.tenant == tenant {
+			return l
+		}
+	}
+	return nil
+}
+
+// addLane adds a lane that the queue does not have.
+func (q *queueState) addLane(l *lane) {
+	l.place = len(q.lanes)
+	switch q.lanes = append(q.lanes, l); {
+	case q.byName != nil:
+		q.byName[laneName{l.tenant, l.priority}] = l
+	case len(q.lanes) > fewLanes:
+		q.byName = make(map[laneName]*lane, 2*len(q.lanes))
+		for _, l := range q.lanes {
+			q.byName[laneName{l.tenant, l.priority}] = l
+		}
+	}
+}
+
+// removeLane removes a lane of the queue. The index stays until it is empty, so that
+// lanes that come and go at its bound do not build it again and again.
+func (q *queueState) removeLane(l *lane) {
+	n := len(q.lanes) - 1
+	last := q.lanes[n]
+	q.lanes[l.place], last.place = last, l.place
+	q.lanes[n], q.lanes = nil, q.lanes[:n]
+	if delete(q.byName, laneName{l.tenant, l.priority}); n == 0 {
+		q.lanes, q.byName = nil, nil
+	}
 }
 
 func (q *queueState) due() uint64 { return q.opensAt }

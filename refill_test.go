@@ -219,7 +219,7 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 			}
 		}
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			l := s.byKey[laneKey{queue: "innocent"}]
+			l := s.queues["innocent"].lane("", 0)
 			require.Zero(t, l.pass, "the last refill that has read tasks of the lane")
 			return nil
 		}))

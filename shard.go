@@ -45,7 +45,6 @@ type shard struct {
 	queues    map[string]*queueState
 	numbers   []*queueState // by number; 0 is nobody's; nil: not in memory
 	lanes     []*lane       // by number; nil: not in memory
-	byKey     map[laneKey]*lane
 	catalogue catalogue
 	leases    leaseTable
 	mint      minter
@@ -133,7 +132,6 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		done:      make(chan struct{}),
 		queues:    make(map[string]*queueState),
 		numbers:   make([]*queueState, 1),
-		byKey:     make(map[laneKey]*lane),
 		catalogue: newCatalogue(opts),
 		windows:   windowMemory{limit: max(opts.WindowBytes/opts.Shards, 1)},
 		rings:     make([]*ring, 0, spareRings),
@@ -512,9 +510,8 @@ func (s *shard) recordOf(ls *lease) (record.Record, error) {
 func (s *shard) queue(name string) *queueState {
 	q := s.queues[name]
 	if q == nil {
-		name = strings.Clone(name) // may be a part of something long
-		q = &queueState{name: name, configured: unconfigured, throttledAt: -1}
-		s.queues[name] = q
+		q = newQueueState(strings.Clone(name)) // may be a part of something long
+		s.queues[q.name] = q
 	}
 	return q
 }

@@ -250,7 +250,7 @@ func (v *verifier) content(index int, dir string) (r ShardReport, err error) {
 		return nil
 	})
 	if err != nil {
-		v.found(Problem{Shard: index, Text: err.Error()})
+		v.found(Problem{Shard: index, Text: err.Error(), Repairable: repairable})
 	}
 	return r, db.Close()
 }

@@ -1,0 +1,59 @@
+package codeq
+
+import (
+	"errors"
+	"log/slog"
+)
+
+// readAheadChunk is how many items readAhead hands over together.
+const readAheadChunk = 1024
+
+var errStopReading = errors.New("what is read is no longer asked for")
+
+// readAhead calls visit for each item that read emits, in order. read runs meanwhile on a
+// goroutine of its own, which has ended when readAhead returns; it is to return any error of emit.
+func readAhead[T any](log *slog.Logger, read func(emit func(T) error) error, visit func(T) error) error {
+	chunks, stop := make(chan []T, 2), make(chan struct{})
+	var failed error
+	go func() {
+		defer close(chunks)
+		failed = guarded(log, "reading ahead", func() error { return readChunks(read, chunks, stop) })
+	}()
+	defer func() {
+		close(stop)
+		for range chunks { // until it is closed
+		}
+	}()
+	for chunk := range chunks {
+		for _, item := range chunk {
+			if err := visit(item); err != nil {
+				return err
+			}
+		}
+	}
+	return failed
+}
+
+// readChunks sends what read emits.
+func readChunks[T any](read func(emit func(T) error) error, chunks chan<- []T, stop <-chan struct{}) error {
+	chunk := make([]T, 0, readAheadChunk)
+	send := func() error {
+		select {
+		case chunks <- chunk:
+			chunk = make([]T, 0, readAheadChunk)
+			return nil
+		case <-stop:
+			return errStopReading
+		}
+	}
+	err := read(func(item T) error {
+		if chunk = append(chunk, item); len(chunk) < readAheadChunk {
+			return nil
+		}
+		return send()
+	})
+	if err != nil {
+		return err
+	}
+	return send()
+}
