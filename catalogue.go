@@ -97,6 +97,7 @@ func (s *shard) addLane(l *lane) {
 	s.lanes[l.number] = l
 	s.catalogue.loaded.Add(l.number)
 	delete(s.catalogue.aliases, l.number) // it may have been another lane's
+	l.window.Use(&s.windows.pool)
 	l.queue.addLane(l)
 }
 

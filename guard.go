@@ -31,19 +31,19 @@ func (p *ownPanic) Unwrap() error { return p.cause }
 
 // guarded calls f, and returns its error; a panic is logged, and becomes an *ownPanic.
 func guarded(log *slog.Logger, what string, f func() error) (err error) {
-	guard.Run(what, func() { err = f() }, func(value any, stack []byte) {
-		log.Error("codeq has panicked; this is a bug of codeq", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
-		err = &ownPanic{what, &PanicError{value, stack}}
-	})
+	contain(log, what, func() { err = f() }, func(caught error) { err = caught })
 	return err
 }
 
 // contain is guarded for what returns no error. caught is nil if nothing depends on f.
+// It adds as few frames as it can to the stack, which each garbage collection walks.
 func contain(log *slog.Logger, what string, f func(), caught func(error)) {
-	err := guarded(log, what, func() error { f(); return nil })
-	if err != nil && caught != nil {
-		caught(err)
-	}
+	guard.Run(what, f, func(value any, stack []byte) {
+		log.Error("codeq has panicked; this is a bug of codeq", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
+		if caught != nil {
+			caught(&ownPanic{what, &PanicError{value, stack}})
+		}
+	})
 }
 
 // containUser calls a function of the user's that must not panic.

@@ -61,17 +61,21 @@ func (s *shard) ready(l *lane, it window.Item) {
 // cache holds a ready task in its lane's window if it belongs there, and memory has room for it.
 func (s *shard) cache(l *lane, it window.Item) {
 	w := &l.window
-	last := l.complete && (w.Len() == 0 || it.Compare(w.Last()) > 0)
+	last := w.IsLast(it.Pos)
 	switch {
 	case !l.reaches(it.Pos):
 		l.spilled++
 		return // on disk, where the window will come to it
-	case last && (w.Len() >= s.opts.WindowTasks || !s.windows.admits(l, cap(it.Record))):
+	case l.complete && last && (w.Len() >= s.opts.WindowTasks || !s.windows.admits(l, cap(it.Record))):
 		l.spill(it.Pos)
 		return
 	}
 	before := w.Footprint()
-	w.Insert(it)
+	if last {
+		w.Append(it)
+	} else {
+		w.Insert(it)
+	}
 	if w.Len() > s.opts.WindowTasks {
 		l.spill(w.PopLast().Pos)
 	}
@@ -140,10 +144,11 @@ type grant struct {
 func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, error) {
 	ls := s.leases.fresh()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
-	if _, plain := record.Plain(l.window.FirstRecord()); !plain {
-		head, err := record.DecodeHead(l.window.FirstRecord())
+	it := s.popFirst(l)
+	if _, plain := record.Plain(it.Record); !plain {
+		head, err := record.DecodeHead(it.Record)
 		if err != nil {
-			return grant{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(l.window.First().ID), err)
+			return grant{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(it.ID), err)
 		}
 		if head.Lease != 0 && !local {
 			ls.duration = head.Lease
@@ -152,7 +157,6 @@ func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, e
 		ls.rewritten, ls.retention = head.Rewritten, head.Retention
 		s.tieLease(ls, &head)
 	}
-	it := s.popFirst(l)
 	s.noteRead(len(it.Record))
 	ls.id, ls.lane, ls.since, ls.runner, ls.local = it.ID, l, it.Since, r, local
 	s.inscribe(ls)

@@ -123,6 +123,10 @@ func (r *ring) goAhead() {
 // tenant's weight, or has no task any more.
 func (s *shard) turn(l *lane) {
 	r := l.queue.rings[l.priority]
+	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) { // its next turn begins
+		l.turns = 0
+		return
+	}
 	if w := int32(l.queue.settings.weight(l.tenant)); l.turns == 0 || l.turns > w { // a new turn, or a lower weight
 		l.turns = w
 	}

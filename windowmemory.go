@@ -13,6 +13,7 @@ type windowMemory struct {
 	bytes          int
 	newest, oldest *lane
 	pass           uint32 // number of the last refill
+	pool           window.Pool
 
 	// Queues that claims have asked for in this epoch, and in the last one.
 	epoch     uint32

@@ -69,10 +69,36 @@ type Window struct {
 	runs  []run // those before first have been taken out
 	first int
 	spare []Item // memory for a run; without items
+	pool  *Pool  // nil: there is none
 	n     int
 	bytes int // of the records held
 	slots int // items for which memory is held
 	moved int // items that have made room for others, or taken their place
+}
+
+// Pool keeps the memory of runs that the windows of one owner have dropped, for the next
+// ones: windows that are filled and emptied all the time allocate nothing. What it keeps is
+// bounded, and part of no Footprint.
+type Pool struct{ runs [][]Item }
+
+const poolCap = 64
+
+// put takes the memory of a run without items.
+func (p *Pool) put(items []Item) {
+	if p != nil && cap(items) == runCap && len(p.runs) < poolCap {
+		p.runs = append(p.runs, items[:0])
+	}
+}
+
+// get returns memory for a run.
+func (p *Pool) get() []Item {
+	if p == nil || len(p.runs) == 0 {
+		return make([]Item, 0, runCap)
+	}
+	n := len(p.runs) - 1
+	items := p.runs[n]
+	p.runs[n], p.runs = nil, p.runs[:n]
+	return items
 }
 
 // run is items in order: those from head on.
@@ -128,13 +154,27 @@ func (w *Window) FirstRecord() []byte { return w.runs[w.first].front().Record }
 // Last returns the position of the last item. REQUIRES: Len() > 0.
 func (w *Window) Last() Pos { return w.lastRun().back().Pos }
 
+// IsLast reports whether a position is behind all items.
+func (w *Window) IsLast(p Pos) bool { return w.n == 0 || p.Compare(w.Last()) > 0 }
+
 // Insert puts an item at its place.
 func (w *Window) Insert(it Item) {
-	if w.n == 0 || it.Compare(w.Last()) > 0 {
-		w.append(it)
-	} else {
-		w.insert(it)
+	if w.IsLast(it.Pos) {
+		w.Append(it)
+		return
 	}
+	w.insert(it)
+	w.add(it)
+}
+
+// Append is Insert of an item that IsLast.
+func (w *Window) Append(it Item) {
+	w.append(it)
+	w.add(it)
+}
+
+// add counts an item.
+func (w *Window) add(it Item) {
 	w.n++
 	w.bytes += cap(it.Record)
 }
@@ -218,12 +258,12 @@ func (w *Window) addRun(i int) int {
 	r := run{items: w.spare}
 	w.spare = nil
 	if r.items == nil {
-		size := runCap
 		if len(w.runs) == 0 {
-			size = runMin
+			r.items = make([]Item, 0, runMin)
+		} else {
+			r.items = w.pool.get()
 		}
-		r.items = make([]Item, 0, size)
-		w.slots += size
+		w.slots += cap(r.items)
 	}
 	if i == w.first && i > 0 {
 		w.first--
@@ -244,6 +284,7 @@ func (w *Window) dropRun(i int) {
 		w.spare = w.runs[i].items[:0]
 	} else {
 		w.slots -= cap(w.runs[i].items)
+		w.pool.put(w.runs[i].items)
 	}
 	if i > w.first {
 		w.runs = slices.Delete(w.runs, i, i+1)
@@ -356,6 +397,7 @@ func (w *Window) Trim(size int) (first Pos, dropped bool) {
 		return first, dropped
 	}
 	w.slots -= cap(w.spare)
+	w.pool.put(w.spare)
 	w.spare = nil
 	if r := w.lastRun(); w.first == len(w.runs)-1 && cap(r.items) >= 2*r.len() {
 		items := append(make([]Item, 0, 1<<bits.Len(uint(r.len()-1))), r.items[r.head:]...)
@@ -366,4 +408,7 @@ func (w *Window) Trim(size int) (first Pos, dropped bool) {
 }
 
 // Clear drops the items and the memory that held them.
-func (w *Window) Clear() { *w = Window{} }
+func (w *Window) Clear() { *w = Window{pool: w.pool} }
+
+// Use makes a window take memory for its runs from a pool, and leave it there.
+func (w *Window) Use(p *Pool) { w.pool = p }

@@ -40,6 +40,16 @@ func check(t require.TestingT, w *Window) {
 	for k, it := range w.spare[:cap(w.spare)] {
 		require.Zero(t, it, "slot %d of spare memory", k)
 	}
+	if w.pool != nil {
+		require.LessOrEqual(t, len(w.pool.runs), poolCap)
+		for _, items := range w.pool.runs {
+			require.Empty(t, items)
+			require.Equal(t, runCap, cap(items))
+			for _, it := range items[:runCap] {
+				require.Zero(t, it, "the pool holds on to what was removed")
+			}
+		}
+	}
 	require.Equal(t, n, w.Len())
 	require.Equal(t, bytes+slots*itemBytes+cap(w.runs)*runBytes, w.Footprint())
 }
@@ -179,6 +189,9 @@ func (m *model) compare(*rapid.T) {
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{t: t}
+		if rapid.Bool().Draw(t, "pool") {
+			m.w.Use(new(Pool))
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"insert":       m.insert,
 			"insert again": m.insert,
@@ -354,4 +367,37 @@ func TestEndsAllocateNothing(t *testing.T) {
 	}
 	require.Zero(t, testing.AllocsPerRun(10*runCap, work))
 	require.LessOrEqual(t, w.Footprint(), footprint+2*runCap*itemBytes)
+}
+
+// TestPoolServesWaves: windows that share a pool, filled and emptied in turn, allocate nothing
+// but the list of their runs.
+func TestPoolServesWaves(t *testing.T) {
+	const items = 30 * runCap
+	var pool Pool
+	windows := make([]Window, 3)
+	for i := range windows {
+		windows[i].Use(&pool)
+	}
+	wave := func() {
+		for i := range windows {
+			w := &windows[i]
+			for since := range uint64(items) {
+				w.Insert(Item{Pos: Pos{Since: since}})
+			}
+			for w.Len() > 0 {
+				w.PopFirst()
+			}
+			check(t, w)
+		}
+	}
+	wave()
+	before := len(pool.runs)
+	require.Positive(t, before)
+	wave()
+	require.Equal(t, before, len(pool.runs), "memory of runs")
+	for i := range windows {
+		windows[i].Clear()
+	}
+	wave()
+	require.LessOrEqual(t, len(pool.runs), poolCap)
 }
