@@ -90,6 +90,15 @@ func (l *markList) note(m mark, key []byte, how byte) {
 	l.how[m] = how
 }
 
+// queues returns those that have marks in memory.
+func (l *markList) queues() map[*queueState]bool {
+	marked := make(map[*queueState]bool)
+	for _, m := range l.order {
+		marked[m.queue] = true
+	}
+	return marked
+}
+
 // wakeBlocked does what the marks say. REQUIRES: the group is empty but for
 // what has become due. Of that, tasks may have begun to wait for a turn that a
 // mark is about; giveTurn sees to it.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -253,25 +252,41 @@ func (s *shard) forgetIdle() {
 			s.dropLane(l)
 		}
 	}
-	waiting := s.resting[:0]
+	s.forgetQueues()
+}
+
+// doubtsAtOnce is how many queues a group looks at once more when no marks are on disk only.
+const doubtsAtOnce = 1 << 10
+
+// forgetQueues drops the queues that have come to rest. While there are marks of one in memory
+// it stays, until they are obeyed; while marks are on disk only, of which a queue may have some, it is doubtful.
+func (s *shard) forgetQueues() {
+	if n := len(s.doubtful); n > 0 && !s.marks.onDisk {
+		from := max(0, n-doubtsAtOnce)
+		s.resting = append(s.resting, s.doubtful[from:]...)
+		clear(s.doubtful[from:])
+		s.doubtful = s.doubtful[:from]
+	}
+	var marked map[*queueState]bool
 	for _, q := range s.resting {
-		if q.resting = s.isMarked(q); q.resting { // for as long as it takes to read the marks
-			waiting = append(waiting, q)
-		} else if s.isUnknown(q) {
+		if q.hasMarks && s.marks.onDisk {
+			s.doubtful = append(s.doubtful, q)
+			continue
+		}
+		if q.resting = false; q.hasMarks {
+			if marked == nil {
+				marked = s.marks.queues()
+			}
+			if q.hasMarks = marked[q]; q.hasMarks {
+				continue // the last of them brings it back
+			}
+		}
+		if s.isUnknown(q) {
 			s.dropQueue(q)
 		}
 	}
-	clear(s.resting[len(waiting):])
-	s.resting = waiting
-}
-
-// isMarked reports whether there is, or may be, a mark that names the queue.
-func (s *shard) isMarked(q *queueState) bool {
-	if !q.hasMarks {
-		return false
-	}
-	q.hasMarks = s.marks.onDisk || slices.ContainsFunc(s.marks.order, func(m mark) bool { return m.queue == q })
-	return q.hasMarks
+	clear(s.resting)
+	s.resting = s.resting[:0]
 }
 
 // dropLane drops an idle lane from memory.
@@ -334,7 +349,7 @@ func (s *shard) loadCatalogue() error {
 		if s.queues[q.name] = q; len(s.queues) == known {
 			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", ErrCorrupt, q.name, e.number)
 		}
-		q.number, q.counts = e.number, e.counts
+		q.number, q.counts, q.hasMarks = e.number, e.counts, marked[e.number]
 		s.addQueue(q)
 		s.noteBusy(q)
 		return nil

@@ -2,12 +2,15 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
@@ -196,6 +199,63 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, q.checkAll())
 		require.NoError(t, q.checkMemory())
+	})
+}
+
+// TestMarkedQueuesAreForgotten: queues with marks stay until the last of their marks is obeyed, also if
+// their tasks end before that, and marks are on disk only; then they leave memory.
+func TestMarkedQueuesAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const children = 20_000
+		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1}
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		parent := produce(t, q, Task{Queue: "parent", MaxAttempts: 1})[0]
+		var ids []ID
+		for len(ids) < children {
+			batch := make([]Task, 1000)
+			for i := range batch {
+				batch[i] = Task{Queue: fmt.Sprint("child ", len(ids)+i), After: []ID{parent}, OnDead: CancelOnDead}
+			}
+			ids = append(ids, produce(t, q, batch...)...)
+		}
+		require.NoError(t, q.Retry(t.Context(), claimNow(t, q, "parent").Receipt, RetryOptions{}))
+		most, doubtful := 0, 0
+		for n := range 200 {
+			if n%4 == 3 {
+				require.NoError(t, q.Close())
+				q, err = Open("queue", &opts)
+				require.NoError(t, err)
+			}
+			v := q.peek(q.shard(0))
+			var marked []ID
+			require.NoError(t, scan(v.snap, keys.Wake, func(key, _ []byte) error {
+				_, _, id, err := keys.ParseGrouped(key)
+				marked = append(marked, id)
+				return err
+			}))
+			v.close()
+			most = max(most, len(marked))
+			var calls sync.WaitGroup
+			for _, id := range marked[max(0, len(marked)-16):] { // the last to be obeyed
+				calls.Go(func() {
+					if err := q.Cancel(t.Context(), id); !errors.Is(err, ErrNotFound) { // its mark has come first
+						assert.NoError(t, err)
+					}
+				})
+			}
+			calls.Wait()
+			require.NoError(t, q.shard(0).probe(func(s *shard) error {
+				doubtful = max(doubtful, len(s.doubtful))
+				return nil
+			}))
+		}
+		require.Greater(t, most, marksCap, "marks on disk")
+		require.Positive(t, doubtful, "queues that may have marks on disk")
+		synctest.Wait()
+		require.LessOrEqual(t, q.catalogueSize(t, 0).queuesInMemory, opts.idleLanes+8)
+		requireSettled(t, q)
 	})
 }
 

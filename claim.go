@@ -475,12 +475,12 @@ func (s *shard) giveOf(op *claimOp, q *queueState, l *lane) bool {
 			return false
 		}
 		op.grants = append(op.grants, g)
-		if len(op.grants) == op.max || limit > 0 && s.headOf(q).rank() < limit {
+		if len(op.grants) == op.max {
 			return false
 		}
-		l, pending = s.next(q)
+		l, pending = s.nextOf(q, limit)
 	}
-	return !pending && s.broken == nil
+	return !pending && s.broken == nil && s.headOf(q).rank() >= limit
 }
 
 // fillLooks is at how many queues a batch looks to be filled.
@@ -503,7 +503,7 @@ func (s *shard) fillUp(op *claimOp, q *queueState) {
 		q := s.queues[name]
 		if q != nil && (op.noWait || !s.isAwaited(q, op.remote)) {
 			if h := s.headOf(q); h != 0 && h.rank() >= s.highestElsewhere(q) {
-				if l, _ := s.next(q); l != nil && !s.giveOf(op, q, l) {
+				if l, _ := s.nextOf(q, s.highestElsewhere(q)); l != nil && !s.giveOf(op, q, l) {
 					return
 				}
 			}

@@ -158,6 +158,25 @@ func TestHeadOrder(t *testing.T) {
 	require.EqualValues(t, MaxPriority+1, makeHead(MaxPriority, older, "x", true).rank())
 }
 
+// TestBatchEndsBehindParked: a batch ends where another shard has something more urgent, also if
+// what is as urgent here has to wait for room in the limit of its key.
+func TestBatchEndsBehindParked(t *testing.T) {
+	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *Settings) { s.ConcurrencyPerKey, s.Rate, s.Burst = 1, 1, 3 }))
+		urgent := Task{Queue: "a", Priority: 5, LimitKey: "k"}
+		of := produce(t, q, urgent, urgent)[0].shard(2) // that of the key
+		produce(t, q.startingAt(of), Task{Queue: "a"})
+		time.Sleep(time.Second)
+		produce(t, q.startingAt(1-of), Task{Queue: "a", Priority: 5})
+		for _, want := range []int{5, 5, 0} { // and no token of the rate is lost
+			leases, err := q.startingAt(of).ClaimBatch(t.Context(), ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
+			require.NoError(t, err)
+			require.Len(t, leases, 1)
+			require.Equal(t, want, leases[0].Priority)
+		}
+	})
+}
+
 // TestBatchOverQueues: a batch is filled from the queues that follow, in their order, and ends
 // where a task that comes first is in another shard.
 func TestBatchOverQueues(t *testing.T) {

@@ -63,7 +63,11 @@ func (s *shard) passLimit(q *queueState, scope uint64) {
 // next returns the lane whose first task a claim of the queue gets, with room
 // in the limits taken for it: grant follows, or leaveGate. Pending is as in head,
 // or says that the group has parked as many tasks as it can.
-func (s *shard) next(q *queueState) (l *lane, pending bool) {
+func (s *shard) next(q *queueState) (l *lane, pending bool) { return s.nextOf(q, 0) }
+
+// nextOf is next for a batch that ends before a task of a lower rank, since other shards have
+// one of that rank: what was more urgent here may have been parked.
+func (s *shard) nextOf(q *queueState, rank uint64) (l *lane, pending bool) {
 	if q.settings.Paused || q.gate != nil && !s.mayPass(q) {
 		return nil, false // without a look at the lanes, which might have them refilled in vain
 	}
@@ -85,7 +89,7 @@ func (s *shard) next(q *queueState) (l *lane, pending bool) {
 			return nil, false
 		}
 	}
-	if l != nil && q.gate != nil && !s.passGate(q) {
+	if l != nil && (rankOf(l.priority) < rank || q.gate != nil && !s.passGate(q)) {
 		return nil, false
 	}
 	return l, pending
@@ -150,7 +154,7 @@ func (s *shard) fillLimit(q *queueState, scope uint64) error {
 // recheck walks the scopes of a queue whose limit has changed.
 type recheck struct {
 	queue *queueState
-	from  []byte
+	from  []byte // nil: all have been walked
 }
 
 func (s *shard) recheck(q *queueState) {
@@ -160,34 +164,37 @@ func (s *shard) recheck(q *queueState) {
 	}
 }
 
-// recheckLimits marks the limits of a queue that may have room now. Marks of
+// recheckLimits marks the limits of queues that may have room now. Marks of
 // scopes that are still full do no harm.
 func (s *shard) recheckLimits() {
-	r := s.rechecks[0]
-	upper := keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.number))
-	for r.from != nil && !s.spent() {
-		from := r.from
-		r.from = nil
-		s.broken = s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-			_, scope, _, err := keys.ParseGrouped(it.Key())
-			if err != nil {
-				return false, err
-			}
-			if scope != 0 && scope&groupBit == 0 {
-				s.wake(r.queue, scope, ID{}, wakeUp)
-			}
-			r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))
-			return false, nil
-		})
-		if s.broken != nil {
+	for len(s.rechecks) > 0 && !s.spent() {
+		r := s.rechecks[0]
+		if s.broken = s.recheckNext(r); s.broken != nil {
 			return
 		}
+		if r.from == nil {
+			s.rechecks[0], s.rechecks = nil, s.rechecks[1:]
+			r.queue.rechecks--
+			s.rest(r.queue)
+		}
 	}
-	if r.from == nil {
-		s.rechecks = s.rechecks[1:]
-		r.queue.rechecks--
-		s.rest(r.queue)
-	}
+}
+
+// recheckNext marks the next scope of a queue in which tasks wait.
+func (s *shard) recheckNext(r *recheck) error {
+	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.number))
+	r.from = nil
+	return s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		_, scope, _, err := keys.ParseGrouped(it.Key())
+		if err != nil {
+			return false, err
+		}
+		if scope != 0 && scope&groupBit == 0 {
+			s.wake(r.queue, scope, ID{}, wakeUp)
+		}
+		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))
+		return false, nil
+	})
 }
 
 func (s *shard) recheckIsDue() bool { return len(s.rechecks) > 0 }

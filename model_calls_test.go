@@ -232,6 +232,7 @@ func (m *model) settle(strict bool) {
 	for _, t := range m.tasks {
 		t.late = false
 	}
+	m.reconfigured = ""
 }
 
 // settleIdlers makes sure that those wait who should.
@@ -310,7 +311,7 @@ func (m *model) grantOne(w *claimCall, l *Lease, strict bool) {
 		t.late = true
 		m.toReady(t, keys.SinceOf(keys.ID(l.ID)))
 	}
-	if t == nil || t.want.State != Ready || m.keyFull(t) || !m.isOpen(l.Queue) {
+	if t == nil || t.want.State != Ready || m.keyFull(t) || !m.isOpen(l.Queue) && l.Queue != m.reconfigured {
 		m.t.Fatalf("claim returned %s, which is %+v; settings: %+v", l.ID, t, m.settings[l.Queue])
 	}
 	for _, o := range m.tasks {

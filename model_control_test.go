@@ -296,7 +296,7 @@ func (c *configureCall) apply(m *model) {
 		set.TenantWeights = maps.Clone(c.to.TenantWeights)
 	}
 	set.Paused = c.verb == "pause"
-	m.settings[c.queue] = set
+	m.settings[c.queue], m.reconfigured = set, c.queue
 	m.weigh()
 	clear(m.passed)
 }

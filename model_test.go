@@ -106,18 +106,20 @@ type model struct {
 	arrivals int  // of waiting claims
 	steps    int
 
-	settings  map[string]Settings
-	keys      map[[record.UniqueLen]byte]*modelKey
-	turns     map[uint64]ID    // who has the turn of a group, by scope
-	contested map[uint64]bool  // groups of which the turn is open
-	woken     []*modelTask     // their parents have ended
-	doomed    []*modelTask     // to be canceled, as a parent was
-	canceled  map[Receipt]bool // leases that were ended by Cancel since Open
-	plain     bool             // no task is bound to others
-	reopened  bool             // all turns that are passed on are contested
-	hurried   bool             // calls are drawn that come together
-	unordered bool             // their effects are taken in, and which group has which is open
-	drawn     int              // the ties that drawTasks draws
+	settings map[string]Settings
+	// reconfigured is a queue whose settings change in this step: until all shards have them, claims go by both.
+	reconfigured string
+	keys         map[[record.UniqueLen]byte]*modelKey
+	turns        map[uint64]ID    // who has the turn of a group, by scope
+	contested    map[uint64]bool  // groups of which the turn is open
+	woken        []*modelTask     // their parents have ended
+	doomed       []*modelTask     // to be canceled, as a parent was
+	canceled     map[Receipt]bool // leases that were ended by Cancel since Open
+	plain        bool             // no task is bound to others
+	reopened     bool             // all turns that are passed on are contested
+	hurried      bool             // calls are drawn that come together
+	unordered    bool             // their effects are taken in, and which group has which is open
+	drawn        int              // the ties that drawTasks draws
 
 	served map[laneID]bool           // in this step
 	passed map[laneID]map[laneID]int // by lane with ready tasks: steps that served the other and not it
@@ -754,7 +756,7 @@ func (m *model) checkSteps() {
 			most := int64(0)
 			switch {
 			case st.Kind >= StepPromote && st.Kind <= StepTidy:
-				most = smallGroup/2 + 3*largeRecord // read, written, and told of
+				most = smallGroup/2 + 4*(largeRecord+512) // read, written and told of, before the next one is read
 			case st.Kind == StepOperations:
 				most = smallGroup + 2*smallCommit
 			default:

@@ -97,6 +97,7 @@ type shard struct {
 	setsFirst  bool          // serve has begun with sets
 	listed     []*queueState // for which claims wait
 	resting    []*queueState // may be of no more use
+	doubtful   []*queueState // resting, and perhaps with marks that are on disk only
 	settled    []*queueState // have settings, and so stay in memory
 	idlers     []*idleOp     // wait for queues to become idle
 	busy       int           // queues with tasks that have not ended
