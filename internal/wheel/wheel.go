@@ -12,6 +12,9 @@ const (
 	lateSlot  = levels * slots // the slot after the last level
 )
 
+// MaxMoves is how many entries an Advance moves to lower levels at the most.
+const MaxMoves = 256
+
 // Entry is a place in a Wheel, to be embedded in the timed object. Its zero value is ready to use.
 //
 // An Entry is in at most one wheel, and is not copied while it is queued.
@@ -37,21 +40,24 @@ func (e *Entry[T]) Queued() bool { return e.next != nil }
 // A time is read as a number of 11 digits in base 64. An entry lies at the level of the highest
 // digit in which its deadline differs from tick, in the slot which that digit names. Since tick
 // stays before the first occupied slot, moving it leaves all other entries where they are:
-// only the slot that tick enters is spread over the levels below it, which are empty by then.
+// only the slot that tick enters is spread over the levels below it, which are empty by then. That
+// is done in steps: until the slot is empty, new entries that belong below it go to its end.
 //
 // Equal deadlines are always in the same slot, in the order of Add, because a slot is a function
 // of deadline and tick alone.
 //
 // Invariant: of an entry at level l, the digits above l are those of tick, and digit l is greater
-// than that of tick (at level 0, greater or equal).
+// than that of tick (at level 0, and in the slot that is being spread, greater or equal).
 //
 // Invariant: a bit of occupied is set if and only if the head of its slot is not nil.
 //
 // A Wheel is owned by one goroutine; it has no lock.
 type Wheel[T any] struct {
 	now  int64 // the wheel's time: the latest that New or Advance was told
-	tick int64 // tick <= now, and tick < now only while Advance has left due entries behind
+	tick int64 // tick <= now, and tick < now only while Advance has left something behind
 
+	spreading int // the slot that is being spread, which begins at tick; 0: none is
+	moves     int // MaxMoves, or less in tests
 	length   int
 	occupied [levels + 1]uint64
 	heads    [lateSlot + 1]*Entry[T] // slot s of level l at l*slots+s, then lateSlot
@@ -59,7 +65,7 @@ type Wheel[T any] struct {
 
 // New returns an empty wheel whose time is now, in milliseconds.
 func New[T any](now int64) *Wheel[T] {
-	return &Wheel[T]{now: now, tick: now}
+	return &Wheel[T]{now: now, tick: now, moves: MaxMoves}
 }
 
 // Len returns the number of queued entries.
@@ -101,7 +107,7 @@ func (w *Wheel[T]) Remove(e *Entry[T]) {
 //
 // An owner that calls Advance at each Next wakes up for an entry at most once a level, 11 times.
 func (w *Wheel[T]) Next() (at int64, ok bool) {
-	if w.heads[lateSlot] != nil {
+	if w.heads[lateSlot] != nil || w.heads[w.spreading] != nil && w.spreading != 0 {
 		return w.tick, true
 	}
 	_, at, ok = w.first()
@@ -110,20 +116,28 @@ func (w *Wheel[T]) Next() (at int64, ok bool) {
 
 // Advance sets the wheel's time to now, in milliseconds, then takes out entries with a deadline at
 // or before it and passes their values to expire, at most limit of them. It returns true if it
-// has left due entries because of limit. A now before the wheel's time counts as the wheel's time.
+// has left due entries because of limit, or work that leads to them: it moves at most
+// MaxMoves entries to lower levels. A now before the wheel's time counts as the wheel's time.
 //
 // Entries that were not late are reported by deadline, and in the order of Add where deadlines
 // are equal, also over several calls. Where late entries come among them is not promised.
 //
 // An entry is out of the wheel when expire is called for it. expire may Add and Remove any entry;
 // an entry that it removes is not reported, and one that it adds is not reported by this call.
-// limit bounds the calls of expire; a slot is moved to lower levels as a whole regardless of it.
-//
 // REQUIRES: expire does not call Advance.
 func (w *Wheel[T]) Advance(now int64, limit int, expire func(T)) (more bool) {
 	w.now = max(w.now, now)
-	w.spread(lateSlot)
+	moves := w.moves
+	if !w.spread(lateSlot, &moves) {
+		return true
+	}
 	for n := 0; ; {
+		if w.spreading != 0 {
+			if !w.spread(w.spreading, &moves) {
+				return true
+			}
+			w.spreading = 0
+		}
 		slot, at, ok := w.first()
 		if !ok || at > w.now {
 			w.tick = w.now
@@ -131,7 +145,7 @@ func (w *Wheel[T]) Advance(now int64, limit int, expire func(T)) (more bool) {
 		}
 		w.tick = at
 		if slot >= slots {
-			w.spread(slot)
+			w.spreading = slot
 			continue
 		}
 		if n >= limit {
@@ -158,21 +172,36 @@ func (w *Wheel[T]) first() (slot int, at int64, ok bool) {
 	return 0, 0, false
 }
 
-// spread moves the entries of a slot to where they belong by the present tick, in their order.
+// spread moves the entries of a slot to where they belong by the present tick, in their order. It
+// is false if moves does not suffice.
 //
-// REQUIRES: the slot is lateSlot, or is above level 0 and begins at tick; place then never picks it.
-func (w *Wheel[T]) spread(slot int) {
-	for e := w.heads[slot]; e != nil; e = w.heads[slot] {
+// REQUIRES: the slot is lateSlot, or is above level 0 and begins at tick; slotOf then never picks it.
+func (w *Wheel[T]) spread(slot int, moves *int) bool {
+	for ; w.heads[slot] != nil; *moves-- {
+		if *moves == 0 {
+			return false
+		}
+		e := w.heads[slot]
 		w.unlink(e)
-		w.place(e)
+		w.link(e, w.slotOf(e))
 	}
+	return true
 }
 
-// place links e into the slot of its deadline, or of tick if the deadline is before tick.
+// place links e into its slot, or behind those that are still to be spread over it and others.
 func (w *Wheel[T]) place(e *Entry[T]) {
+	slot := w.slotOf(e)
+	if slot/slots < w.spreading/slots {
+		slot = w.spreading
+	}
+	w.link(e, slot)
+}
+
+// slotOf is the slot of e's deadline, or of tick if the deadline is before tick.
+func (w *Wheel[T]) slotOf(e *Entry[T]) int {
 	k := key(max(e.deadline, w.tick))
 	level := (bits.Len64((k^key(w.tick))|1) - 1) / digitBits
-	w.link(e, level*slots+int(k>>(level*digitBits)%slots))
+	return level*slots + int(k>>(level*digitBits)%slots)
 }
 
 // link appends e to the list of a slot.
