@@ -25,7 +25,9 @@ import (
 
 // office is who decides for the replica's shard.
 type office struct {
-	leaving sync.Mutex // held while a shard comes to its end; taken before mu
+	// leaving has an element while a shard comes to its end, which is for as long as a commit
+	// takes: what waits for it waits in a channel, as a fake clock goes on only then.
+	leaving chan struct{}
 	mu      sync.Mutex // guards what follows, and that lead is set in the light of seen
 	seen    uint64     // the latest term of which an entry has been applied
 	offer   offer      // the last one
@@ -159,8 +161,8 @@ func (r *replica) load(term uint64) (*shard, error) {
 // leave ends the shard that is led here, and returns when it has ended, whoever
 // ends it. It is false if none is.
 func (r *replica) leave(reason error) bool {
-	r.office.leaving.Lock()
-	defer r.office.leaving.Unlock()
+	r.office.leaving <- struct{}{}
+	defer func() { <-r.office.leaving }()
 	s := r.lead.Swap(nil)
 	if s == nil {
 		return false

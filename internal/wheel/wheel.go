@@ -58,9 +58,9 @@ type Wheel[T any] struct {
 
 	spreading int // the slot that is being spread, which begins at tick; 0: none is
 	moves     int // MaxMoves, or less in tests
-	length   int
-	occupied [levels + 1]uint64
-	heads    [lateSlot + 1]*Entry[T] // slot s of level l at l*slots+s, then lateSlot
+	length    int
+	occupied  [levels + 1]uint64
+	heads     [lateSlot + 1]*Entry[T] // slot s of level l at l*slots+s, then lateSlot
 }
 
 // New returns an empty wheel whose time is now, in milliseconds.
