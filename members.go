@@ -81,7 +81,9 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) error {
 }
 
 // TransferLeadership has a node lead a shard. The shard waits for a moment, and
-// nothing is lost. After a while the cluster spreads the leaders evenly again.
+// nothing is lost. After a while the cluster spreads the leaders evenly again. The error tells why
+// the node cannot lead now, as when it cannot be reached, does not vote or lags behind; the shard then
+// stays where it is.
 func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) error {
 	if err := q.checkCluster(ctx, node); err != nil {
 		return err
