@@ -206,7 +206,7 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 // their tasks end before that, and marks are on disk only; then they leave memory.
 func TestMarkedQueuesAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const children = 20_000
+		const children = 10_000
 		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1}
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
@@ -222,7 +222,7 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 		}
 		require.NoError(t, q.Retry(t.Context(), claimNow(t, q, "parent").Receipt, RetryOptions{}))
 		most, doubtful := 0, 0
-		for n := range 200 {
+		for n := range 80 {
 			if n%4 == 3 {
 				require.NoError(t, q.Close())
 				q, err = Open("queue", &opts)
