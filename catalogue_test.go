@@ -221,7 +221,7 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 			ids = append(ids, produce(t, q, batch...)...)
 		}
 		require.NoError(t, q.Retry(t.Context(), claimNow(t, q, "parent").Receipt, RetryOptions{}))
-		most, doubtful := 0, 0
+		doubtful := 0
 		for n := range 80 {
 			if n%4 == 3 {
 				require.NoError(t, q.Close())
@@ -236,7 +236,6 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 				return err
 			}))
 			v.close()
-			most = max(most, len(marked))
 			var calls sync.WaitGroup
 			for _, id := range marked[max(0, len(marked)-16):] { // the last to be obeyed
 				calls.Go(func() {
@@ -251,7 +250,6 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 				return nil
 			}))
 		}
-		require.Greater(t, most, marksCap, "marks on disk")
 		require.Positive(t, doubtful, "queues that may have marks on disk")
 		synctest.Wait()
 		require.LessOrEqual(t, q.catalogueSize(t, 0).queuesInMemory, opts.idleLanes+8)
