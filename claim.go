@@ -52,7 +52,8 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
 
 // ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as
 // there is one, with as many as are ready in one shard: of the first queue, then of the
-// queues that follow. It returns fewer where another shard has more urgent ones.
+// queues that follow. It returns fewer where another shard has more urgent ones, and where the
+// next ones are to be read from disk first, as soon after Open or in a long backlog.
 func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, error) {
 	op, err := q.claim(ctx, &req, nil)
 	if err != nil {

@@ -59,7 +59,9 @@ type Task struct {
 	// group wait for a dead letter), with all its attempts. The first to become due goes first; of several that wait, the
 	// one that was produced first.
 	Group string
-	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue.
+	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue. A task that a claim
+	// has found without room waits; tasks that wait go on in the order of their IDs, whatever
+	// their priorities.
 	LimitKey string
 	// After names the parents of the task: it waits until each of them is
 	// completed. A parent that no longer exists counts as completed; one that
@@ -160,7 +162,7 @@ type ClaimRequest struct {
 	// Max is how many tasks ClaimBatch takes at the most. 0: 1. Claim ignores it.
 	Max int
 	// Local binds the lease to this process, as Run does: Extend writes nothing, and if the
-	// process ends before the task does, the task is ready again at the next Open, with
+	// process ends before the task does, the task is ready again soon after the next Open, with
 	// the attempt counted, and does not wait until the lease expires. It is for workers
 	// that live in the process, and not for remote ones, which outlive it.
 	// Task.LeaseFor has no effect then. In a cluster, a lease also lasts LeaseFor from
