@@ -225,6 +225,7 @@ func (m *model) settle(strict bool) {
 		if n := m.anyReady(w.req.Queues); n > 0 {
 			m.t.Fatalf("a claim waits for %v, with %d ready tasks", w.req.Queues, n)
 		}
+		w.waited = true
 	}
 	m.settleIdlers(strict)
 	m.settleAwaits()
@@ -803,7 +804,7 @@ func (m *model) drawFinish() call {
 		verb:    rapid.SampledFrom([]string{"retry", "retry", "release", "give back", "dead letter"}).Draw(m.t, "verb"),
 		receipt: m.drawReceipt(),
 		d:       rapid.SampledFrom([]time.Duration{0, 0, -1, time.Millisecond, 2 * time.Second}).Draw(m.t, "after"),
-		cause:   rapid.SampledFrom([]error{nil, errors.New("first"), errors.New("second")}).Draw(m.t, "cause"),
+		cause:   rapid.SampledFrom([]error{nil, errors.New("first"), errors.New("second"), (*myErr)(nil), hostileErr{}}).Draw(m.t, "cause"),
 	}
 }
 
@@ -871,7 +872,7 @@ func (c *finishCall) apply(m *model) {
 	}
 	cause := ""
 	if c.cause != nil {
-		cause = c.cause.Error()
+		cause = modelText(c.cause)
 	}
 	switch c.verb {
 	case "complete":

@@ -68,6 +68,7 @@ func TestModel(t *testing.T) {
 				"sleep":         m.sleep,
 				"to next event": m.sleepToNextEvent,
 				"step wall":     m.stepWall,
+				"user code":     m.userCode,
 				"low disk":      m.lowDisk,
 				"reopen":        m.reopen,
 				"crash":         m.crash,
