@@ -240,7 +240,7 @@ func (n *node) openReplicas() (err error) {
 	for i := range q.replicas {
 		r := &replica{
 			index: i, node: n, ended: make(chan *shard, 1), kept: make(chan struct{}, 1),
-			office: office{leaving: make(chan struct{}, 1)}, growth: growth{due: make(chan struct{}, 1)},
+			office: newOffice(), growth: growth{due: make(chan struct{}, 1)},
 		}
 		q.replicas[i] = r
 		meta := metaDir(fs, dir, i)

@@ -34,6 +34,8 @@ type office struct {
 	handing bool       // the shard is being handed over: nobody takes office here
 }
 
+func newOffice() office { return office{leaving: make(chan struct{}, 1)} }
+
 // watch follows the elections of the shard's Raft group until quit is closed.
 func (r *replica) watch(quit <-chan struct{}) {
 	retry := time.NewTimer(0)
