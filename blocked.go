@@ -145,10 +145,11 @@ func (s *shard) walkMarks(obeyed map[mark]byte) {
 		if err != nil {
 			return false, err
 		}
-		if len(v) != 1 || int(number) >= len(s.numbers) || s.numbers[number] == nil {
+		q := s.numbers.At(int(number))
+		if len(v) != 1 || q == nil {
 			return false, fmt.Errorf("mark %x is %x", it.Key(), v)
 		}
-		m := mark{s.numbers[number], scope, id}
+		m := mark{q, scope, id}
 		_, done := obeyed[m]
 		_, newer := s.marks.how[m]
 		if done || newer {

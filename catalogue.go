@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/numset"
 )
@@ -86,26 +87,24 @@ func (s *shard) enterLane(l *lane) {
 
 // addQueue makes a queue known by its number.
 func (s *shard) addQueue(q *queueState) {
-	s.numbers = extend(s.numbers, q.number)
-	s.numbers[q.number] = q
+	setAt(&s.numbers, q.number, q)
 	s.catalogue.current.Add(q.number)
 }
 
 func (s *shard) addLane(l *lane) {
-	s.lanes = extend(s.lanes, l.number)
-	s.lanes[l.number] = l
+	setAt(&s.lanes, l.number, l)
 	s.catalogue.loaded.Add(l.number)
 	delete(s.catalogue.aliases, l.number) // it may have been another lane's
 	l.window.Use(&s.windows.pool)
 	l.queue.addLane(l)
 }
 
-// extend makes a slice reach to n.
-func extend[T any](all []*T, n uint32) []*T {
-	for int(n) >= len(all) {
-		all = append(all, nil)
+// setAt sets the n-th element of a list, which grows to that if it is shorter.
+func setAt[T any](all *chunked.List[*T], n uint32, v *T) {
+	for int(n) >= all.Len() {
+		all.Append(nil)
 	}
-	return all
+	all.Set(int(n), v)
 }
 
 // hasLanes refuses tasks for which there might be no lane left.
@@ -119,11 +118,11 @@ func (s *shard) hasLanes(tasks int) error {
 
 // laneNumbered returns the lane that a stored task names.
 func (s *shard) laneNumbered(n uint32) (*lane, error) {
-	if int(n) < len(s.lanes) && s.lanes[n] != nil {
-		return s.lanes[n], nil
+	if l := s.lanes.At(int(n)); l != nil {
+		return l, nil
 	}
 	c := &s.catalogue
-	if l := c.aliases[n]; l != nil && s.lanes[l.number] == l {
+	if l := c.aliases[n]; l != nil && s.lanes.At(int(l.number)) == l {
 		return l, nil
 	}
 	key, err := s.laneEntry(n)
@@ -175,8 +174,8 @@ func (s *shard) laneEntry(n uint32) (laneKey, error) {
 // if that queue has no tasks. Of an ID that no stored task has, it may be any queue.
 func (s *shard) birthplace(id ID) (*queueState, error) {
 	n := keys.LaneOf(id)
-	if int(n) < len(s.lanes) && s.lanes[n] != nil {
-		return s.lanes[n].queue, nil
+	if l := s.lanes.At(int(n)); l != nil {
+		return l.queue, nil
 	}
 	key, err := s.laneEntry(n)
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -234,14 +233,14 @@ func (s *shard) rested(l *lane) {
 
 // rest is called when a queue may be of no more use to anybody.
 func (s *shard) rest(q *queueState) {
-	if !q.resting && len(q.lanes) == 0 { // else the last of them sees to it
+	if !q.resting && q.lanes.Len() == 0 { // else the last of them sees to it
 		q.resting = true
 		s.resting = append(s.resting, q)
 	}
 }
 
 // forgetIdle drops from memory the lanes that have been idle for longest, beyond those
-// that may stay, and the queues that have come to rest. It costs by what the group did.
+// that may stay, and the queues that have come to rest. It costs by what the group did, and by doubtsAtOnce.
 // REQUIRES: the group is empty.
 func (s *shard) forgetIdle() {
 	c := &s.catalogue
@@ -261,16 +260,15 @@ const doubtsAtOnce = 1 << 10
 // forgetQueues drops the queues that have come to rest. While there are marks of one in memory
 // it stays, until they are obeyed; while marks are on disk only, of which a queue may have some, it is doubtful.
 func (s *shard) forgetQueues() {
-	if n := len(s.doubtful); n > 0 && !s.marks.onDisk {
-		from := max(0, n-doubtsAtOnce)
-		s.resting = append(s.resting, s.doubtful[from:]...)
-		clear(s.doubtful[from:])
-		s.doubtful = s.doubtful[:from]
+	if !s.marks.onDisk {
+		for range min(s.doubtful.Len(), doubtsAtOnce) {
+			s.resting = append(s.resting, s.doubtful.Pop())
+		}
 	}
 	var marked map[*queueState]bool
 	for _, q := range s.resting {
 		if q.hasMarks && s.marks.onDisk {
-			s.doubtful = append(s.doubtful, q)
+			s.doubtful.Append(q)
 			continue
 		}
 		if q.resting = false; q.hasMarks {
@@ -300,16 +298,16 @@ func (s *shard) dropLane(l *lane) {
 		s.store.partition.remove(l.number)
 	}
 	s.windows.forget(l)
-	if q.removeLane(l); len(q.lanes) == 0 {
+	if q.removeLane(l); q.lanes.Len() == 0 {
 		s.rest(q)
 	}
-	s.lanes[l.number] = nil
+	s.lanes.Set(int(l.number), nil)
 	s.catalogue.loaded.Remove(l.number)
 }
 
 // isUnknown reports whether memory has nothing of a queue that it could not do without.
 func (s *shard) isUnknown(q *queueState) bool {
-	return len(q.lanes) == 0 && q.counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && q.rechecks == 0 &&
+	return q.lanes.Len() == 0 && q.counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && q.rechecks == 0 &&
 		q.version == 0 && q.gate == nil && q.warden == nil && q.throttledAt < 0 && !q.attended &&
 		q.listedAt == 0 && len(q.sets) == 0 && !q.hungry
 }
@@ -319,7 +317,7 @@ func (s *shard) dropQueue(q *queueState) {
 	s.unpublish(q)
 	delete(s.queues, q.name)
 	if q.number != 0 {
-		s.numbers[q.number] = nil
+		s.numbers.Set(int(q.number), nil)
 		c.current.Remove(q.number)
 	}
 	c.gone[c.slot(q.name)] += q.arrived
@@ -338,8 +336,9 @@ func (s *shard) loadCatalogue() error {
 	if err != nil {
 		return err
 	}
+	s.marks.onDisk = len(marked) > 0
 	c := &s.catalogue
-	if err := readAhead(s.opts.log, s.readQueues, func(e storedQueue) error {
+	if err := readAhead(s.store, s.readQueues, func(e storedQueue) error {
 		c.queues.Add(e.number)
 		if e.counts == (keys.Counts{}) && !marked[e.number] {
 			return nil
@@ -357,16 +356,16 @@ func (s *shard) loadCatalogue() error {
 		return err
 	}
 	var seqs []uint64 // by number
-	return readAhead(s.opts.log, s.readLanes, func(e storedLane) error {
+	return readAhead(s.store, s.readLanes, func(e storedLane) error {
 		if !c.queues.Has(e.Queue) {
 			return fmt.Errorf("%w: queue %d of lane %d is missing", ErrCorrupt, e.Queue, e.number)
 		}
 		c.lanes.Add(e.number)
 		c.seq = max(c.seq, e.Seq)
-		if int(e.Queue) >= len(s.numbers) || s.numbers[e.Queue] == nil {
+		q := s.numbers.At(int(e.Queue))
+		if q == nil {
 			return nil
 		}
-		q := s.numbers[e.Queue]
 		if q.counts.Ready+q.counts.Leased == 0 {
 			return nil
 		}
@@ -486,7 +485,7 @@ func (s *shard) loadMarked() (map[uint32]bool, error) {
 
 // beginLanes says of each lane what load knows of its tasks, once the leases are known.
 func (s *shard) beginLanes() error {
-	for _, l := range s.lanes {
+	for _, l := range s.lanes.All() {
 		switch {
 		case l == nil:
 		case l.queue.counts.Ready > 0:

@@ -203,7 +203,8 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 }
 
 // TestMarkedQueuesAreForgotten: queues with marks stay until the last of their marks is obeyed, also if
-// their tasks end before that, and marks are on disk only; then they leave memory.
+// their tasks end before that, marks are on disk only, and load finds a lane of theirs under two numbers; then
+// they leave memory.
 func TestMarkedQueuesAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const children = 10_000
@@ -219,6 +220,12 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 				batch[i] = Task{Queue: fmt.Sprint("child ", len(ids)+i), After: []ID{parent}, OnDead: CancelOnDead}
 			}
 			ids = append(ids, produce(t, q, batch...)...)
+		}
+		queues := make(map[ID]string)
+		for i, id := range ids {
+			if queues[id] = fmt.Sprint("child ", i); i%8 == 0 {
+				produce(t, q, Task{Queue: queues[id]}) // its lane comes back under another number
+			}
 		}
 		require.NoError(t, q.Retry(t.Context(), claimNow(t, q, "parent").Receipt, RetryOptions{}))
 		doubtful := 0
@@ -242,18 +249,40 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 					if err := q.Cancel(t.Context(), id); !errors.Is(err, ErrNotFound) { // its mark has come first
 						assert.NoError(t, err)
 					}
+					if l := claimNow(t, q, queues[id]); l != nil {
+						assert.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+					}
 				})
 			}
 			calls.Wait()
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				doubtful = max(doubtful, len(s.doubtful))
+				doubtful = max(doubtful, s.doubtful.Len())
 				return nil
 			}))
 		}
 		require.Positive(t, doubtful, "queues that may have marks on disk")
 		synctest.Wait()
-		require.LessOrEqual(t, q.catalogueSize(t, 0).queuesInMemory, opts.idleLanes+8)
+		stats, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.LessOrEqual(t, q.catalogueSize(t, 0).queuesInMemory, len(stats)+opts.idleLanes+8)
 		requireSettled(t, q)
+	})
+}
+
+// TestDoubtfulQueuesAreForgotten: queues of which some might have had marks leave memory as soon as no
+// marks are on disk only, whether or not anything else happens.
+func TestDoubtfulQueuesAreForgotten(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
+			for i := range 4 * doubtsAtOnce {
+				unused := s.queue(fmt.Sprint(i))
+				unused.resting, unused.hasMarks = true, true
+				s.doubtful.Append(unused)
+			}
+			return nil
+		}))
+		synctest.Wait()
+		require.Zero(t, q.catalogueSize(t, 0).queuesInMemory)
 	})
 }
 

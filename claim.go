@@ -503,8 +503,9 @@ func (s *shard) fillUp(op *claimOp, q *queueState) {
 	for _, name := range names[:min(len(names), fillLooks)] {
 		q := s.queues[name]
 		if q != nil && (op.noWait || !s.isAwaited(q, op.remote)) {
-			if h := s.headOf(q); h != 0 && h.rank() >= s.highestElsewhere(q) {
-				if l, _ := s.nextOf(q, s.highestElsewhere(q)); l != nil && !s.giveOf(op, q, l) {
+			limit := s.highestElsewhere(q)
+			if h := s.headOf(q); h != 0 && h.rank() >= limit {
+				if l, _ := s.nextOf(q, limit); l != nil && !s.giveOf(op, q, l) {
 					return
 				}
 			}

@@ -5,6 +5,9 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
+
+	"codeq/internal/chunked"
 )
 
 // queueList is a long list of queues that claims name. It is made by a caller's
@@ -48,9 +51,9 @@ func newQueueList(names []string, weights []int) *queueList {
 // claim that has looked there.
 type claimSet struct {
 	list   *queueList
-	queues []*queueState // of list.names; shorter while the set is being built
-	open   lottery       // by index
-	aside  []int         // to be opened again, when the claims that are looked at are served or wait
+	queues chunked.List[*queueState] // of list.names; shorter while the set is being built, or dropped
+	open   lottery                   // by index
+	aside  []int                     // to be opened again, when the claims that are looked at are served or wait
 	claimLines
 	hungry bool   // on the shard's list of sets whose claims may be served
 	group  uint32 // windowMemory.pass of the group that has asked for it last
@@ -74,6 +77,9 @@ const (
 func (s *shard) claimSet(list *queueList) *claimSet {
 	set := s.sets[list.digest]
 	if set == nil {
+		if s.droppedNames > setNames {
+			return nil // until those are gone
+		}
 		s.dropIdleSets(setNames - len(list.names))
 		set = &claimSet{list: list, open: newLottery(list)}
 		if s.sets == nil {
@@ -83,17 +89,17 @@ func (s *shard) claimSet(list *queueList) *claimSet {
 		s.setNames += len(list.names)
 	}
 	set.group = s.windows.pass
-	names := list.names[len(set.queues):]
+	names := list.names[set.queues.Len():]
 	for _, name := range names[:min(setStep, len(names))] {
 		q := s.queue(name)
-		at := len(set.queues)
-		set.queues = append(set.queues, q)
+		at := set.queues.Len()
+		set.queues.Append(q)
 		q.sets = append(q.sets, setEntry{set, at})
 		if q.mask != 0 {
 			set.open.add(at)
 		}
 	}
-	if len(set.queues) < len(list.names) {
+	if set.queues.Len() < len(list.names) {
 		return nil
 	}
 	return set
@@ -108,29 +114,47 @@ func (s *shard) dropIdleSets(names int) {
 		}
 		set.waiters.sweep()
 		set.away.sweep()
-		mayBeAsked := len(set.queues) < len(set.list.names) && s.windows.pass-set.group < setGroups
+		mayBeAsked := set.queues.Len() < len(set.list.names) && s.windows.pass-set.group < setGroups
 		if set.front().len() == 0 && !set.hungry && !mayBeAsked {
 			s.dropSet(set)
 		}
 	}
 }
 
+// dropSet drops a set for which nobody waits. Its queues are told by dropSetsOn.
 func (s *shard) dropSet(set *claimSet) {
 	delete(s.sets, set.list.digest)
 	s.setNames -= len(set.list.names)
-	for at, q := range set.queues {
-		for i, e := range q.sets {
-			if e == (setEntry{set, at}) {
-				last := len(q.sets) - 1
-				q.sets[i], q.sets[last] = q.sets[last], setEntry{}
-				q.sets = q.sets[:last]
-				break
+	s.droppedSets = append(s.droppedSets, set)
+	s.droppedNames += set.queues.Len()
+}
+
+func (s *shard) dropSetsIsDue() bool { return len(s.droppedSets) > 0 }
+
+// dropSetsOn takes dropped sets out of what their queues know of sets.
+func (s *shard) dropSetsOn() {
+	for n := len(s.droppedSets); n > 0; n-- {
+		set := s.droppedSets[n-1]
+		for at := set.queues.Len() - 1; at >= 0; at-- {
+			if at%64 == 0 && s.spent() {
+				return
 			}
+			set.queues.Pop().leaveSet(s, setEntry{set, at})
+			s.droppedNames--
 		}
-		if len(q.sets) == 0 {
-			q.sets = nil
-			s.rest(q)
-		}
+		s.droppedSets[n-1], s.droppedSets = nil, s.droppedSets[:n-1]
+	}
+}
+
+func (q *queueState) leaveSet(s *shard, entry setEntry) {
+	if i := slices.Index(q.sets, entry); i >= 0 {
+		last := len(q.sets) - 1
+		q.sets[i], q.sets[last] = q.sets[last], setEntry{}
+		q.sets = q.sets[:last]
+	}
+	if len(q.sets) == 0 {
+		q.sets = nil
+		s.rest(q)
 	}
 }
 
@@ -181,7 +205,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 			at = set.open.draw()
 		}
 		op.drawn = 0
-		q := set.queues[at]
+		q := set.queues.At(at)
 		if s.isElsewhereBefore(op, set, at) || s.isElsewhere(op, q.name, q) {
 			return claimElsewhere
 		}
@@ -213,7 +237,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		s.giveOfSet(op, set, q, l)
 		return claimServed
 	}
-	if s.isElsewhereBefore(op, set, len(set.queues)) {
+	if s.isElsewhereBefore(op, set, set.queues.Len()) {
 		return claimElsewhere
 	}
 	return claimNothing
@@ -223,7 +247,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 // that it lacks, for this time.
 func (set *claimSet) shut(at int) {
 	set.open.remove(at)
-	if q := set.queues[at]; q.permits() != nil && q.counts.Ready > 0 {
+	if q := set.queues.At(at); q.permits() != nil && q.counts.Ready > 0 {
 		set.aside = append(set.aside, at)
 	}
 }
@@ -235,12 +259,20 @@ func (set *claimSet) openAside() {
 	set.aside = set.aside[:0]
 }
 
-// next draws a queue that has a task for a claim, as shard.next; l is nil if none has.
-func (set *claimSet) next(s *shard) (q *queueState, l *lane) {
+// next draws a queue that has a task for a claim, as shard.next; l is nil if none has. A batch
+// goes on with it: l is nil, too, if other shards have more urgent tasks of the queue drawn.
+func (set *claimSet) next(s *shard, batch bool) (q *queueState, l *lane) {
 	for set.open.len() > 0 && s.broken == nil {
 		at := set.open.draw()
-		if l, _ := s.next(set.queues[at]); l != nil {
-			return set.queues[at], l
+		q, limit := set.queues.At(at), uint64(0)
+		if batch {
+			limit = s.highestElsewhere(q)
+		}
+		if l, _ := s.nextOf(q, limit); l != nil {
+			return q, l
+		}
+		if h := s.headOf(q); h != 0 && h.rank() < limit {
+			return nil, nil
 		}
 		set.shut(at) // if it waits for a refill, that feeds it
 	}
@@ -252,10 +284,7 @@ func (set *claimSet) next(s *shard) (q *queueState, l *lane) {
 // have no more urgent ones.
 func (s *shard) giveOfSet(op *claimOp, set *claimSet, q *queueState, l *lane) {
 	for l != nil && s.giveOf(op, q, l) {
-		if q, l = set.next(s); l != nil && s.highestElsewhere(q) > s.headOf(q).rank() {
-			s.leaveGate(q)
-			break
-		}
+		q, l = set.next(s, true)
 	}
 	s.settle(op)
 	s.giving = nil
@@ -280,7 +309,7 @@ func (s *shard) serveSet(set *claimSet, served *int) bool {
 			set.front().pop()
 			continue
 		}
-		q, l := set.next(s)
+		q, l := set.next(s, false)
 		if l == nil {
 			break
 		}

@@ -174,6 +174,37 @@ func TestClaimSetsGo(t *testing.T) {
 	}
 }
 
+// TestLargeSetsGoInPieces: a dropped set of very many queues leaves them group by group, each of which
+// has other work done, and at last leaves nothing.
+func TestLargeSetsGoInPieces(t *testing.T) {
+	names, _ := manyQueues(20 * setStep)
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		s := q.led()[0]
+		require.NoError(t, s.probe(func(s *shard) error {
+			list := newQueueList(names, nil)
+			for s.claimSet(list) == nil {
+			}
+			s.dropIdleSets(0)
+			if len(s.sets) > 0 || len(s.droppedSets) != 1 {
+				return fmt.Errorf("%d sets, %d that have been dropped", len(s.sets), len(s.droppedSets))
+			}
+			s.budget = s.newBudget(budgetSize{fraction: 1})
+			s.dropSetsOn()
+			if left := s.droppedSets[0].queues.Len(); left == len(names) || left < len(names)-128 {
+				return fmt.Errorf("%d of %d queues are left", left, len(names))
+			}
+			return nil
+		}))
+		synctest.Wait()
+		require.NoError(t, s.probe(func(s *shard) error {
+			if len(s.droppedSets) > 0 || len(s.queues) > 0 {
+				return fmt.Errorf("%d sets that have been dropped, %d queues", len(s.droppedSets), len(s.queues))
+			}
+			return nil
+		}))
+	})
+}
+
 // TestUnfinishedClaimSetsGo: a set whose claim has gone while it was being built goes as others do.
 func TestUnfinishedClaimSetsGo(t *testing.T) {
 	names, _ := manyQueues(setStep + 1)

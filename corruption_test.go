@@ -381,7 +381,7 @@ func TestCorruptionInCompaction(t *testing.T) {
 	disk := vfs.NewMem()
 	o, err := variedOptions(disk).withDefaults()
 	require.NoError(t, err)
-	shared := newCaches(o.CacheBytes, 1)
+	shared := newCaches(o, 1)
 	st, err := openStore("store", o, shared, true)
 	require.NoError(t, err)
 	const n = 2000

@@ -12,9 +12,9 @@ import (
 //
 // The owner asks the file system before a group, if it has committed lookBytes
 // since it asked last, or some time has passed. A file system that cannot tell is
-// not full until a table cannot be written for want of space: memory and the log
-// have room for the group under way, and no other is begun until Pebble, which tries
-// again several times a second, has written the table.
+// not full until a table, or the log, cannot be written for want of space: memory and the log
+// have room for the group under way, the log by a reserve (failstop), and no other is begun until Pebble,
+// which tries again several times a second, has written the table, and there is the reserve again.
 //
 // Invariant: while the level is roomNone or roomEmpty, the owner's clock stands
 // still, since those who hold leases can neither end nor extend them.
@@ -23,7 +23,7 @@ type diskSpace struct {
 	dir string
 	low uint64 // bytes of free space below which there is not enough; 0: no limit
 
-	denied  bool // tables cannot be written, whatever the file system says
+	denied  bool // nothing can be written, whatever the file system says
 	level   room
 	free    uint64 // bytes, when it was asked
 	next    uint64 // when to ask again before a group, by ownerClock.read
@@ -122,7 +122,7 @@ func (s *shard) dropParked() {
 	s.space.parked = kept
 }
 
-// hasSpace reports whether the stores that a group is written to can write their tables.
+// hasSpace reports whether the stores that a group is written to can write their tables and logs.
 func (s *shard) hasSpace() bool {
 	return s.store.hasSpace() && (s.node == nil || s.node.logs.HasSpace())
 }
@@ -138,7 +138,7 @@ func (s *shard) holdsBack() bool {
 // errNoRoom is why an operation is refused.
 func (s *shard) errNoRoom() error {
 	if s.space.denied {
-		return fmt.Errorf("%w: shard %d: tables cannot be written", ErrDiskFull, s.index)
+		return fmt.Errorf("%w: shard %d: nothing can be written", ErrDiskFull, s.index)
 	}
 	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", ErrDiskFull, s.index, s.space.free, s.space.low)
 }

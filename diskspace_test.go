@@ -40,13 +40,13 @@ func (d *smallDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 
 func (d *smallDisk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := d.FS.Create(name, c)
-	return &smallDiskFile{f, d, name}, err
+	return &smallDiskFile{File: f, disk: d, name: name}, err
 }
 
 func (d *smallDisk) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	d.forget(old)
 	f, err := d.FS.ReuseForWrite(old, name, c)
-	return &smallDiskFile{f, d, name}, err
+	return &smallDiskFile{File: f, disk: d, name: name}, err
 }
 
 func (d *smallDisk) Remove(name string) error {
@@ -62,16 +62,49 @@ func (d *smallDisk) forget(name string) {
 
 type smallDiskFile struct {
 	vfs.File
-	disk *smallDisk
-	name string
+	disk     *smallDisk
+	name     string
+	reserved int64 // set aside for a file without a name
 }
 
+// take is false if there is no room for so many bytes of the file.
+func (f *smallDiskFile) take(n int64) bool {
+	if used := f.disk.used.Add(n); used > f.disk.size.Load() && strings.HasSuffix(f.name, f.disk.only) {
+		f.disk.used.Add(-n)
+		return false
+	}
+	return true
+}
+
+// Write writes what there is room for.
 func (f *smallDiskFile) Write(p []byte) (int, error) {
-	if used := f.disk.used.Add(int64(len(p))); used > f.disk.size.Load() && strings.HasSuffix(f.name, f.disk.only) {
-		f.disk.used.Add(-int64(len(p)))
+	if f.take(int64(len(p))) {
+		return f.File.Write(p)
+	}
+	half := p[:len(p)/2]
+	if !f.take(int64(len(half))) {
 		return 0, f.disk.err
 	}
-	return f.File.Write(p)
+	n, err := f.File.Write(half)
+	return n, errors.Join(err, f.disk.err)
+}
+
+// Preallocate sets space aside for a file that has been removed. Of others, space is taken as they are written.
+func (f *smallDiskFile) Preallocate(_, length int64) error {
+	if _, err := f.disk.Stat(f.name); err == nil || f.disk.only != "" {
+		return nil
+	}
+	if !f.take(length) {
+		return f.disk.err
+	}
+	f.reserved += length
+	return nil
+}
+
+func (f *smallDiskFile) Close() error {
+	f.disk.used.Add(-f.reserved)
+	f.reserved = 0
+	return f.File.Close()
 }
 
 const diskTestFree = 4 << 20
@@ -293,7 +326,7 @@ func TestDiskLevels(t *testing.T) {
 func TestDiskFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(8 << 20)
+		disk := newSmallDisk(16 << 20)
 		q := openOnSmallDisk(t, disk, nil)
 		require.Greater(t, disk.fill(t, q), 30)
 		require.Greater(t, disk.size.Load()-disk.used.Load(), int64(diskTestFree)*3/4)
@@ -335,6 +368,7 @@ func TestDiskFullLeases(t *testing.T) {
 					require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrDiskFull)
 					if reopened {
 						require.NoError(t, q.Close())
+						disk.drop(level) // without the reserves of the stores
 						q = openOnSmallDisk(t, disk, nil)
 					}
 					time.Sleep(time.Hour)
@@ -713,6 +747,65 @@ func TestDiskReallyFull(t *testing.T) {
 					require.NoError(t, q.Close())
 				})
 			})
+		}
+	}
+}
+
+// TestLogWithoutSpace: when the log cannot be written, whatever the file system says of its free space, calls
+// that write are refused in time, reads go on, no shard fails, and work goes on when there is room.
+func TestLogWithoutSpace(t *testing.T) {
+	rng := seeded(t)
+	for _, d := range []Durability{DurabilityNone, DurabilityProcess, DurabilityDisk} {
+		for _, shards := range []int{1, 3} {
+			for _, size := range []int{100, 20 << 10} {
+				synctest.Test(t, func(t *testing.T) {
+					ctx := t.Context()
+					disk := newSmallDisk(int64(24<<20 + rng.IntN(4<<20)))
+					disk.err = []error{syscall.ENOSPC, syscall.EDQUOT}[rng.IntN(2)]
+					q := openOnSmallDisk(t, disk, func(o *Options) {
+						o.MinFreeBytes, o.Shards, o.Durability = -1, shards, d
+					})
+					id := produce(t, q, Task{Queue: "b"})[0]
+					batch := make([]Task, min(200, 256<<10/size))
+					for i := range batch {
+						payload := make([]byte, size) // that nothing compresses
+						for k := range payload {
+							payload[k] = byte(rng.Uint32())
+						}
+						batch[i] = Task{Queue: "a", Payload: payload}
+					}
+					produced := 0
+					for range 3 {
+						disk.free(int64(rng.IntN(8 << 20)))
+						time.Sleep(lookEvery * time.Millisecond)
+						for {
+							_, err := q.ProduceBatch(ctx, batch)
+							if err != nil {
+								require.ErrorIs(t, err, ErrDiskFull)
+								require.NotErrorIs(t, err, ErrUncertain)
+								break
+							}
+							produced += len(batch)
+							require.Less(t, produced*size, 100<<20)
+						}
+						begin := time.Now()
+						info, err := q.Get(ctx, id)
+						require.NoError(t, err)
+						require.Equal(t, Ready, info.State)
+						require.EqualValues(t, produced, countsOf(t, q, "a").Ready)
+						require.Zero(t, time.Since(begin), "nothing has waited")
+					}
+					disk.free(64 << 20)
+					time.Sleep(lookEvery * time.Millisecond)
+					complete(t, q, claimNow(t, q, "b"))
+					require.NoError(t, q.checkAll())
+					require.NoError(t, q.Close())
+					q = openOnSmallDisk(t, disk, func(o *Options) { o.Shards = shards })
+					require.EqualValues(t, produced, countsOf(t, q, "a").Ready)
+					require.NoError(t, q.checkAll())
+					require.NoError(t, q.Close())
+				})
+			}
 		}
 	}
 }

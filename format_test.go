@@ -55,6 +55,7 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *Queue, take func()) {
 	require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Retention = time.Hour }))
 	require.NoError(t, q.Configure(ctx, "limited", func(s *Settings) { s.ConcurrencyPerKey = 1 }))
 	require.NoError(t, q.Configure(ctx, "paused", func(s *Settings) { s.Paused = true }))
+	require.NoError(t, q.Configure(ctx, "holding", func(s *Settings) { s.HoldGroups = true }))
 	require.NoError(t, q.SetSchedule(ctx, goldenSchedule))
 	for round := range 2 {
 		for shard := range q.replicas {
@@ -99,6 +100,13 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *Queue, take func()) {
 			require.NoError(t, err)
 			produce(Task{Queue: "children", After: []ID{parent, other}})
 			produce(Task{Queue: "children", After: []ID{dead}, OnDead: HoldOnDead})
+			pinned := produce(Task{Queue: "pinned", Retention: time.Hour})
+			produce(Task{Queue: "children", After: []ID{pinned, parent}})
+			require.NoError(t, q.Complete(ctx, claim("pinned").Receipt, []byte("pinned "+name)))
+			for range 3 {
+				produce(Task{Queue: "holding", Group: name})
+			}
+			require.NoError(t, q.DeadLetter(ctx, claim("holding").Receipt, errors.New("given up")))
 			claim("grouped")
 			for range 2 {
 				_, _ = q.startingAt(shard).ClaimBatch(ctx, ClaimRequest{Queues: []string{"limited"}, Max: 4, NoWait: true})

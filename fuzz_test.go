@@ -189,7 +189,7 @@ func FuzzSchedule(f *testing.F) {
 func FuzzBatch(f *testing.F) {
 	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x"}, MemTableBytes: 256 << 10}).withDefaults()
 	require.NoError(f, err)
-	caches := newCaches(opts.CacheBytes, 1)
+	caches := newCaches(opts, 1)
 	f.Cleanup(caches.close)
 	var st *store
 	stores := 0

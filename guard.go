@@ -17,7 +17,7 @@ import (
 //     storage has: in a cluster the replica steps down, and another one leads.
 //
 // Invariant: no go statement is without a guard (TestGoroutinesAreGuarded), and the name that
-// it gives is found by TestPanicOfAnyGoroutine.
+// it gives is found by TestPanicOfAnyGoroutine, but for those that the test names.
 
 // ownPanic is the error of a goroutine of codeq that has panicked. It matches *PanicError.
 type ownPanic struct {
@@ -35,8 +35,8 @@ func guarded(log *slog.Logger, what string, f func() error) (err error) {
 	return err
 }
 
-// contain is guarded for what returns no error. caught is nil if nothing depends on f.
-// It adds as few frames as it can to the stack, which each garbage collection walks.
+// contain calls f; a panic is logged, and caught gets it as an *ownPanic. caught is nil if nothing
+// depends on f.
 func contain(log *slog.Logger, what string, f func(), caught func(error)) {
 	guard.Run(what, f, func(value any, stack []byte) {
 		log.Error("codeq has panicked; this is a bug of codeq", "in", what, "value", fmt.Sprint(value), "stack", string(stack))

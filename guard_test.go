@@ -430,10 +430,13 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 	c.close()
 }
 
-// elsewhere are the guards of functions of users, one that leaves goroutines of Pebble behind, and one that does so
-// with Raft's, which goes on to hand its leadership over: they have tests of their own. "end of shard" has none: it
-// answers the callers of an owner that has panicked, who wait for ever if it panics as well.
-var elsewhere = []string{"OnError", "slog.Handler", "close of a store", "end of a replica", "end of shard"}
+// elsewhere are the guards that TestPanicOfAnyGoroutine leaves out.
+var elsewhere = []string{
+	"OnError", "slog.Handler", // of functions of users: TestOnErrorEnds, TestLoggerEnds
+	"close of a store", // leaves goroutines of Pebble behind: TestPanicInClose
+	"end of a replica", // leaves those of Raft behind: TestPanicOfStateMachine
+	"end of shard",     // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
+}
 
 // afterAnother are the guards of what is done only when another goroutine has panicked.
 var afterAnother = map[string]string{

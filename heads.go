@@ -294,9 +294,12 @@ func (s *shard) isElsewhereBefore(op *claimOp, set *claimSet, at int) bool {
 	if s.board == nil || len(set.list.weights) > 0 {
 		return false
 	}
-	return slices.ContainsFunc(set.queues[:min(at, headLooks)], func(q *queueState) bool {
-		return s.isElsewhere(op, q.name, q)
-	})
+	for i := range min(at, headLooks) {
+		if q := set.queues.At(i); s.isElsewhere(op, q.name, q) {
+			return true
+		}
+	}
+	return false
 }
 
 // sendOn hands a claim to the shard of which isElsewhere has told. It is false if that one

@@ -141,8 +141,7 @@ func requireNextAny(t *testing.T, q *Queue, queue string, n int) {
 	}
 }
 
-// TestHeadsAreDropped: queues of which no shard has published a head for long leave nothing,
-// nor do shards that end.
+// TestHeadOrder: heads compare by priority, then by age.
 func TestHeadOrder(t *testing.T) {
 	older, newer := uint64(1000)<<16, uint64(1001)<<16
 	order := []head{
@@ -174,6 +173,41 @@ func TestBatchEndsBehindParked(t *testing.T) {
 			require.Len(t, leases, 1)
 			require.Equal(t, want, leases[0].Priority)
 		}
+	})
+}
+
+// TestBatchEndsBeforeParking: a batch that ends where another shard has something more urgent
+// parks nothing of what it may not have.
+func TestBatchEndsBeforeParking(t *testing.T) {
+	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+		configure(t, q, "a", func(s *Settings) { s.ConcurrencyPerKey = 1 })
+		of := produce(t, q, Task{Queue: "a", Priority: 5, LimitKey: "k"}, Task{Queue: "a", LimitKey: "k"})[0].shard(2)
+		produce(t, q.startingAt(1-of), Task{Queue: "a", Priority: 5})
+		leases, err := q.startingAt(of).ClaimBatch(t.Context(), ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
+		require.NoError(t, err)
+		require.Len(t, leases, 1)
+		require.Equal(t, Counts{Ready: 2, Leased: 1}, countsOf(t, q, "a"))
+	})
+}
+
+// TestBatchOverManyQueuesKeepsItsTokens: a batch over a list of many queues that ends where another shard
+// has something more urgent takes no token of that queue's rate.
+func TestBatchOverManyQueuesKeepsItsTokens(t *testing.T) {
+	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+		names, _ := manyQueues(100)
+		first, second := names[0], names[1]
+		configure(t, q, second, func(s *Settings) { s.Rate, s.Burst = 1, 2 })
+		produce(t, q.startingAt(0), Task{Queue: first}, Task{Queue: second})
+		produce(t, q.startingAt(1), Task{Queue: second, Priority: 5})
+		var got []string
+		for range 3 {
+			leases, err := q.startingAt(0).ClaimBatch(t.Context(), ClaimRequest{Queues: names, Max: 4, NoWait: true})
+			require.NoError(t, err)
+			for _, l := range leases {
+				got = append(got, l.Queue)
+			}
+		}
+		require.Equal(t, []string{first, second, second}, got)
 	})
 }
 

@@ -241,8 +241,9 @@ func (c *memoryChecker) leases() error {
 	if err != nil {
 		return err
 	}
-	live := make(map[*leaseRecord]int)
+	live, held := make(map[*leaseRecord]int), 0
 	for id, l := range s.leases.byID {
+		held += len(l.copied)
 		e, ok := inForce[id]
 		if !ok {
 			c.report("lease of %s is not in force on disk", id)
@@ -269,6 +270,9 @@ func (c *memoryChecker) leases() error {
 	}
 	if n := s.leases.wheel.Len(); n != len(s.leases.byID) {
 		c.report("%d deadlines for %d leases", n, len(s.leases.byID))
+	}
+	if held != s.leases.held {
+		c.report("copies of records have %d bytes, counted are %d", held, s.leases.held)
 	}
 	for r, n := range live {
 		if r.live != n {
@@ -304,9 +308,12 @@ func (c *memoryChecker) ready() error {
 		if err != nil {
 			return err
 		}
-		if s.leases.byID[id] == nil {
+		ls := s.leases.byID[id]
+		if ls == nil {
 			it := window.Item{Pos: window.Pos{Since: since, ID: id}, Record: bytes.Clone(value)}
 			c.onDisk[l] = append(c.onDisk[l], it)
+		} else if len(ls.copied) > 0 && !bytes.Equal(ls.copied, value) {
+			c.report("record of leased task %s is copied as %x, on disk it is %x", id, ls.copied, value)
 		}
 		return nil
 	})
@@ -328,7 +335,7 @@ func items(w *window.Window) []window.Item {
 // whoever has ready tasks gets a turn.
 func (c *memoryChecker) lanes() error {
 	s := c.shard
-	for n, l := range s.lanes {
+	for n, l := range s.lanes.All() {
 		if l == nil {
 			continue
 		}
@@ -391,11 +398,11 @@ func (c *memoryChecker) catalogue() error {
 		c.report("%d lanes and %d queues are taken, on disk %d and %d", cat.lanes.Len(), cat.queues.Len(), lanes, queues)
 	}
 	loaded, listed := 0, 0
-	for n, l := range s.lanes {
+	for n, l := range s.lanes.All() {
 		if l == nil {
 			continue
 		}
-		if loaded++; !cat.loaded.Has(uint32(n)) || l.queue.lanes[l.place] != l {
+		if loaded++; !cat.loaded.Has(uint32(n)) || l.queue.lanes.At(l.place) != l {
 			c.report("lane %d is not known to be in memory", n)
 		}
 		if l.isIdle() && !l.idler {
@@ -442,7 +449,7 @@ func (c *memoryChecker) windowMemory() error {
 			c.report("lane %d is not well among those that hold memory", l.number)
 		}
 	}
-	for _, l := range s.lanes {
+	for _, l := range s.lanes.All() {
 		if l == nil {
 			continue
 		}
@@ -486,7 +493,7 @@ func (c *memoryChecker) queues() error {
 	if clock != s.mint.clock || c.last > clock {
 		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
 	}
-	for n, q := range s.numbers {
+	for n, q := range s.numbers.All() {
 		if q != nil && (int(q.number) != n || s.queues[q.name] != q) {
 			c.report("queue %d is not where it belongs", n)
 		}
@@ -505,7 +512,7 @@ func (c *memoryChecker) queues() error {
 	}
 	for _, set := range s.sets {
 		waiting := slices.ContainsFunc(set.waiters.all(), ticket.good)
-		for at, q := range set.queues {
+		for at, q := range set.queues.All() {
 			if (waiting || !set.open.has(at)) && c.claimable(q) {
 				c.report("queue %q has ready tasks, claims that wait in a set (%v) or is not open there", q.name, waiting)
 			}
@@ -644,7 +651,7 @@ func (c *memoryChecker) ring(q *queueState, priority int) {
 			return
 		}
 	}
-	for _, l := range c.shard.lanes {
+	for _, l := range c.shard.lanes.All() {
 		if l != nil && l.queue == q && int(l.priority) == priority && (l.ringNext != nil) != seen[l] {
 			c.report("lane %d has a turn: %t, is in the ring: %t", l.number, l.ringNext != nil, seen[l])
 		}
@@ -748,7 +755,7 @@ func (c *memoryChecker) buckets() error {
 		bucketKey
 	}
 	held := make(map[place]uint64)
-	for _, q := range c.shard.numbers {
+	for _, q := range c.shard.numbers.All() {
 		if q == nil {
 			continue
 		}

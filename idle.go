@@ -49,9 +49,14 @@ type idleOp struct {
 	waited  bool
 	arrived uint64      // tasks of the queues that had come from other shards
 	gone    atomic.Bool // the caller has given up
+
+	busy *queueState // one of the queues that was not idle; nil: none of those named
 }
 
 func (op *idleOp) resolve(s *shard) {
+	if len(op.queues) == 0 {
+		s.noteTouched()
+	}
 	if op.idle(s) {
 		s.settle(op)
 		return
@@ -64,12 +69,13 @@ func (op *idleOp) isGone() bool { return op.gone.Load() }
 
 func (op *idleOp) abandon(*shard) { op.gone.Store(true) }
 
+// idle costs by the queues named only when the one has become idle that was not before.
+// REQUIRES: noteTouched has been called, if all queues are asked for.
 func (op *idleOp) idle(s *shard) bool {
-	if s.out.busy() { // tasks on their way to other shards
+	if s.out.busy() || op.busy != nil && op.busy.isBusy() { // busy: tasks on their way to other shards
 		return false
 	}
-	if len(op.queues) == 0 {
-		s.noteTouched()
+	if op.busy = nil; len(op.queues) == 0 {
 		op.arrived = s.arrived
 		return s.busy == 0
 	}
@@ -79,6 +85,7 @@ func (op *idleOp) idle(s *shard) bool {
 		op.arrived += c.gone[c.slot(name)]
 		if q := s.queues[name]; q != nil {
 			if q.isBusy() {
+				op.busy = q
 				return false
 			}
 			op.arrived += q.arrived
@@ -131,6 +138,7 @@ func (s *shard) settleIdlers() {
 	if len(s.idlers) == 0 {
 		return
 	}
+	s.noteTouched()
 	s.idlers = slices.DeleteFunc(s.idlers, func(op *idleOp) bool {
 		if op.isGone() {
 			return true

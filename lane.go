@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/window"
 )
@@ -53,10 +54,10 @@ const fewLanes = 8
 // queueState is what a shard knows of a queue.
 type queueState struct {
 	name    string
-	number  uint32             // 0 until the first task of the queue
-	since   uint64             // the Seq of its first lane under the number; 0: load has found the number
-	lanes   []*lane            // in no order
-	byName  map[laneName]*lane // the lanes, if they are more than fewLanes
+	number  uint32              // 0 until the first task of the queue
+	since   uint64              // the Seq of its first lane under the number; 0: load has found the number
+	lanes   chunked.List[*lane] // in no order
+	byName  map[laneName]*lane  // the lanes, if they are more than fewLanes
 	counts  keys.Counts
 	touched bool    // on the group's list
 	gate    gateway // nil: neither a rate nor a limit of concurrency
@@ -95,7 +96,7 @@ func (q *queueState) lane(tenant string, priority uint8) *lane {
 	if q.byName != nil {
 		return q.byName[laneName{tenant, priority}]
 	}
-	for _, l := range q.lanes {
+	for _, l := range q.lanes.All() {
 		if l.priority == priority && l.tenant == tenant {
 			return l
 		}
@@ -105,13 +106,13 @@ func (q *queueState) lane(tenant string, priority uint8) *lane {
 
 // addLane adds a lane that the queue does not have.
 func (q *queueState) addLane(l *lane) {
-	l.place = len(q.lanes)
-	switch q.lanes = append(q.lanes, l); {
+	l.place = q.lanes.Len()
+	switch q.lanes.Append(l); {
 	case q.byName != nil:
 		q.byName[laneName{l.tenant, l.priority}] = l
-	case len(q.lanes) > fewLanes:
-		q.byName = make(map[laneName]*lane, 2*len(q.lanes))
-		for _, l := range q.lanes {
+	case q.lanes.Len() > fewLanes:
+		q.byName = make(map[laneName]*lane, 2*fewLanes)
+		for _, l := range q.lanes.All() {
 			q.byName[laneName{l.tenant, l.priority}] = l
 		}
 	}
@@ -120,12 +121,11 @@ func (q *queueState) addLane(l *lane) {
 // removeLane removes a lane of the queue. The index stays until it is empty, so that
 // lanes that come and go at its bound do not build it again and again.
 func (q *queueState) removeLane(l *lane) {
-	n := len(q.lanes) - 1
-	last := q.lanes[n]
-	q.lanes[l.place], last.place = last, l.place
-	q.lanes[n], q.lanes = nil, q.lanes[:n]
-	if delete(q.byName, laneName{l.tenant, l.priority}); n == 0 {
-		q.lanes, q.byName = nil, nil
+	if moved, ok := q.lanes.Remove(l.place); ok {
+		moved.place = l.place
+	}
+	if delete(q.byName, laneName{l.tenant, l.priority}); q.lanes.Len() == 0 {
+		q.lanes, q.byName = chunked.List[*lane]{}, nil
 	}
 }
 

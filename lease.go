@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/wheel"
@@ -26,6 +27,7 @@ type lease struct {
 	duration  uint64 // ms
 	retention int64  // of the task, ms; 0: by the options
 	record    *leaseRecord
+	copied    []byte              // the task's record, as it lies in its lane; empty: it is read when it is needed
 	slot      int                 // in leaseTable.all
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }
@@ -48,10 +50,29 @@ type leaseRecord struct {
 // of the lease records, rebuilt by load.
 type leaseTable struct {
 	byID  map[ID]*lease
-	all   []*lease // in no order: of a lease that ends, the last one takes the slot
+	all   chunked.List[*lease] // in no order: of a lease that ends, the last one takes the slot
 	wheel *wheel.Wheel[*lease]
 	free  []*lease // ended leases, for reuse
+	held  int      // bytes of copied, of all leases in the table
 	spare []*leaseRecord
+}
+
+// A lease has a copy of its task's record, so that the end of an attempt reads nothing: small ones do, as
+// long as those of all leases of a shard take no more than copiesCap. It is a copy since the worker, who is
+// given the record, may change the payload, and since records share memory.
+const (
+	copyCap   = 512      // bytes of a record
+	copiesCap = 16 << 20 // bytes
+)
+
+// copyRecord keeps a copy of the record that a lease's task has now.
+func (t *leaseTable) copyRecord(l *lease, rec []byte) {
+	t.held -= len(l.copied)
+	l.copied = l.copied[:0]
+	if len(rec) <= copyCap && t.held+len(rec) <= copiesCap {
+		l.copied = append(l.copied, rec...)
+		t.held += len(rec)
+	}
 }
 
 // freeLeases bounds what a burst of leases leaves behind.
@@ -63,7 +84,7 @@ func newLeaseTable(now uint64) leaseTable {
 
 // reserve prepares an empty table for a number of leases.
 func (t *leaseTable) reserve(n int) {
-	t.byID, t.all = make(map[ID]*lease, n), make([]*lease, 0, n)
+	t.byID = make(map[ID]*lease, n)
 }
 
 // add puts a lease into the table. deadline is by the shard's clock of leases.
@@ -71,7 +92,8 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 	l.expiry.Value = l
 	t.byID[l.id] = l
 	l.lane.leased++
-	l.slot, t.all = len(t.all), append(t.all, l)
+	l.slot = t.all.Len()
+	t.all.Append(l)
 	t.wheel.Add(&l.expiry, int64(deadline))
 }
 
@@ -79,11 +101,10 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 func (t *leaseTable) remove(l *lease) {
 	delete(t.byID, l.id)
 	l.lane.leased--
-	end := len(t.all) - 1
-	last := t.all[end]
-	t.all[l.slot], last.slot = last, l.slot
-	t.all[end] = nil
-	t.all = t.all[:end]
+	t.held -= len(l.copied)
+	if moved, ok := t.all.Remove(l.slot); ok {
+		moved.slot = l.slot
+	}
 	t.wheel.Remove(&l.expiry)
 	if len(t.free) < freeLeases {
 		t.free = append(t.free, l)
@@ -94,7 +115,7 @@ func (t *leaseTable) fresh() *lease {
 	if n := len(t.free); n > 0 {
 		l := t.free[n-1]
 		t.free = t.free[:n-1]
-		*l = lease{}
+		*l = lease{copied: l.copied[:0]}
 		return l
 	}
 	return new(lease)
@@ -120,12 +141,16 @@ func (s *shard) held(r Receipt) *lease {
 	return l
 }
 
-// inscribe adds a lease to the group's lease record for its deadline. The
+// recordLooks is among how many of a group's last lease records inscribe looks for the one of a deadline.
+// Leases of more different durations than that are spread over more records.
+const recordLooks = 16
+
+// inscribe adds a lease to a lease record of the group for its deadline. The
 // caller sets the token; 0 stands for a new lease.
 func (s *shard) inscribe(l *lease) {
 	deadline := s.wall + l.duration
 	var r *leaseRecord
-	for _, g := range s.group.granted {
+	for _, g := range s.group.granted[max(0, len(s.group.granted)-recordLooks):] {
 		if g.deadline == deadline && g.local == l.local {
 			r = g
 			break

@@ -108,8 +108,8 @@ func TestMassExpiry(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, n, stats["a"].Ready)
 		require.Zero(t, stats["a"].Leased)
-		require.GreaterOrEqual(t, counting.commits, 2*n/upkeepBudget.records, "each is read and written")
-		require.LessOrEqual(t, counting.largest, uint32(upkeepBudget.records), "keys in one commit")
+		require.GreaterOrEqual(t, counting.commits, n/upkeepBudget.records, "each is written")
+		require.LessOrEqual(t, counting.largest, uint32(upkeepBudget.records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
 	})
 }
 

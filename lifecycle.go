@@ -60,13 +60,13 @@ func (s *shard) ready(l *lane, it window.Item) {
 
 // cache holds a ready task in its lane's window if it belongs there, and memory has room for it.
 func (s *shard) cache(l *lane, it window.Item) {
-	w := &l.window
-	last := w.IsLast(it.Pos)
-	switch {
-	case !l.reaches(it.Pos):
+	if !l.reaches(it.Pos) {
 		l.spilled++
 		return // on disk, where the window will come to it
-	case l.complete && last && (w.Len() >= s.opts.WindowTasks || !s.windows.admits(l, cap(it.Record))):
+	}
+	w := &l.window
+	last := w.IsLast(it.Pos)
+	if l.complete && last && (w.Len() >= s.opts.WindowTasks || !s.windows.admits(l, cap(it.Record))) {
 		l.spill(it.Pos)
 		return
 	}
@@ -161,6 +161,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, e
 	ls.id, ls.lane, ls.since, ls.runner, ls.local = it.ID, l, it.Since, r, local
 	s.inscribe(ls)
 	s.leases.add(ls, s.now+ls.duration)
+	s.leases.copyRecord(ls, it.Record)
 	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
 	q := l.queue
 	s.turn(l)

@@ -73,6 +73,9 @@ func (s *shard) nextOf(q *queueState, rank uint64) (l *lane, pending bool) {
 	}
 	for {
 		l, pending = s.head(q)
+		if l != nil && rankOf(l.priority) < rank {
+			return nil, false
+		}
 		if l == nil || q.settings.ConcurrencyPerKey == 0 {
 			break
 		}
@@ -89,7 +92,7 @@ func (s *shard) nextOf(q *queueState, rank uint64) (l *lane, pending bool) {
 			return nil, false
 		}
 	}
-	if l != nil && (rankOf(l.priority) < rank || q.gate != nil && !s.passGate(q)) {
+	if l != nil && q.gate != nil && !s.passGate(q) {
 		return nil, false
 	}
 	return l, pending

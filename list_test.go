@@ -427,9 +427,9 @@ func TestListEnds(t *testing.T) {
 	})
 }
 
-// TestListGoesOnWhereItWas: a page that is read again, as the shard's leader has changed meanwhile, is read
+// TestPageIsReadAgain: a page that is read again, as the shard's leader has changed meanwhile, is read
 // from where it begins.
-func TestListGoesOnWhereItWas(t *testing.T) {
+func TestPageIsReadAgain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		for range listPage + 1 {
 			produce(t, q, Task{Queue: "a"})

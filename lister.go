@@ -126,26 +126,27 @@ func (l *lister) visit(s *shard, v *view) {
 
 // survey looks at what memory has of what is asked for.
 func (l *lister) survey(s *shard) {
-	lanes := s.lanes
+	lanes := &s.lanes
 	if name := l.opts.Queue; name != "" {
 		q := s.queues[name]
 		if q == nil || countIn(&q.counts, l.opts.State) == 0 {
 			l.begun = true
 			return
 		}
-		l.number, lanes = q.number, q.lanes
+		l.number, lanes = q.number, &q.lanes
 	}
 	// From the end: a lane or lease that leaves is replaced by the last.
 	switch l.opts.State {
 	case Ready:
-		l.left = min(l.left, len(lanes))
+		l.left = min(l.left, lanes.Len())
 		first := max(0, l.left-surveyCap)
-		l.lanes = append(l.lanes, lanes[first:l.left]...)
+		l.lanes = lanes.AppendTo(l.lanes, first, l.left)
 		l.left = first
 	case Leased:
-		l.left = min(l.left, len(s.leases.all))
+		l.left = min(l.left, s.leases.all.Len())
 		first := max(0, l.left-surveyCap)
-		for _, ls := range s.leases.all[first:l.left] {
+		for i := first; i < l.left; i++ {
+			ls := s.leases.all.At(i)
 			if l.opts.Queue == "" || ls.lane.queue.name == l.opts.Queue {
 				l.found = append(l.found, leasedTask{ls.lane, ls.since, ls.id})
 			}
@@ -179,10 +180,11 @@ func (l *lister) skipConsumed(s *shard) {
 		sp := l.spans[i]
 		if len(sp.from) >= keys.LaneLen {
 			n := keys.LaneOfTask(sp.from)
-			if int(n) >= len(s.lanes) || s.lanes[n] == nil {
+			ln := s.lanes.At(int(n))
+			if ln == nil {
 				continue
 			}
-			pos, ok := s.lanes[n].first()
+			pos, ok := ln.first()
 			if !ok {
 				continue
 			}

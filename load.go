@@ -32,7 +32,7 @@ func openShard(index int, opts *Options, d *directory, shared *caches, gates *ga
 		return nil, err
 	}
 	s := newShard(index, opts, st, gates)
-	if err := errors.Join(s.identify(d), s.load()); err != nil {
+	if err := errors.Join(st.read(func() error { return s.identify(d) }), s.load()); err != nil {
 		_ = st.close() // the error of load is the one that matters
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (s *shard) load() error {
 		s.loadSessions,
 		s.loadInterests,
 	} {
-		if err := step(); err != nil {
+		if err := s.store.read(step); err != nil {
 			return err
 		}
 	}
@@ -77,7 +77,7 @@ func (s *shard) join(peers []*shard) {
 	s.peers = peers
 	s.loadNumbers()
 	s.catchUp()
-	for _, q := range s.numbers {
+	for _, q := range s.numbers.All() {
 		if q != nil {
 			s.publish(q)
 			s.recheck(q)
@@ -175,7 +175,7 @@ func (a *storedLease) compare(b *storedLease) int {
 // in the order of their keys, which costs a fraction of looking up each by itself.
 func (s *shard) loadLeases() error {
 	leased := 0
-	for _, q := range s.numbers {
+	for _, q := range s.numbers.All() {
 		if q != nil {
 			leased += int(q.counts.Leased)
 		}
@@ -328,20 +328,20 @@ func (s *shard) loadTimes() error {
 func (s *shard) loadBuckets() error {
 	return scan(s.store.db, keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
-		if err != nil || int(number) >= len(s.numbers) || s.numbers[number] == nil {
+		q := s.numbers.At(int(number))
+		if err != nil || q == nil {
 			return fmt.Errorf("%w: bucket %x", ErrCorrupt, key)
 		}
 		size, err := keys.ParseNumber(value)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
-		s.bucket(s.numbers[number], bucketKey{prefix, until}).size = size
+		s.bucket(q, bucketKey{prefix, until}).size = size
 		return nil
 	})
 }
 
 // loadMirrors reads what binds tasks to others, as far as it is small.
 func (s *shard) loadMirrors() error {
-	s.marks.onDisk = true // the first group finds out
 	return errors.Join(s.uniques.load(s.store.db), s.groups.load(s.store.db), s.pending.load(s.store.db), s.teller.load(s.store.db), s.pins.load(s.store.db))
 }

@@ -197,6 +197,7 @@ func (s *shard) rewrite(at *located) {
 		s.group.setTask(at.lane.number, at.place.At, at.id, b)
 		if at.lease != nil {
 			at.lease.rewritten = true
+			s.leases.copyRecord(at.lease, b)
 		} else {
 			w := &at.lane.window
 			before := w.Footprint()

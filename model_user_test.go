@@ -52,7 +52,14 @@ func (m *model) userCode(*rapid.T) {
 		}},
 	}).Draw(m.t, "user code")
 	func() {
-		defer func() { require.ErrorIs(m.t, recover().(error), failure, fail.what) }()
+		defer func() {
+			v := recover()
+			err, ok := v.(error)
+			if !ok {
+				panic(v) // a check of the model's
+			}
+			require.ErrorIs(m.t, err, failure, fail.what)
+		}()
 		fail.call()
 	}()
 	m.settle(true)

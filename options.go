@@ -99,7 +99,9 @@ type Options struct {
 	WindowTasks int
 	// WindowBytes bounds the memory of all windows together. Default: 32 MiB.
 	WindowBytes int
-	// CacheBytes is the block cache that all shards share. Default: 16 MiB.
+	// CacheBytes is what readers have of the block cache that all shards share, beside the
+	// memtables, which take 6 MemTableBytes for each shard at the most, and more only for batches as large as
+	// half of one. What they leave is the cache's until the shard commits again. Default: 16 MiB.
 	CacheBytes int64
 	// MemTableBytes is how much each shard gathers in memory before it writes
 	// a sorted table. Default: 16 MiB.
@@ -120,8 +122,8 @@ type Options struct {
 	//     DeleteSchedule, ReleaseKey, and the end of retentions. Time counts
 	//     against no lease, as nobody can extend them; if the queue is opened
 	//     meanwhile, leases of Claim begin anew. Run keeps what its handlers return.
-	//   - below 1/4, nothing is written; nor while tables cannot be for want of
-	//     inodes or of a quota, or where there is no limit.
+	//   - below 1/4, nothing is written; nor while tables or the log cannot be for want of
+	//     inodes or of a quota, or where there is no limit, until there are 4 MiB for each shard.
 	//
 	// Get, List and Stats always work, and everything does again by itself when
 	// there is room. The file system is asked at most once in a second or 4 MiB (when

@@ -98,7 +98,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 
 func newQueue(o *Options, d *directory) *Queue {
 	q := &Queue{
-		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: newCaches(o.CacheBytes, d.Shards),
+		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: newCaches(o, d.Shards),
 		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
 	}
 	if d.Shards > 1 {

@@ -13,7 +13,7 @@ import (
 func TestOutdatedEntry(t *testing.T) {
 	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x"}}).withDefaults()
 	require.NoError(t, err)
-	caches := newCaches(opts.CacheBytes, 1)
+	caches := newCaches(opts, 1)
 	defer caches.close()
 	st, err := openStore("store", opts, caches, true)
 	require.NoError(t, err)

@@ -1,9 +1,6 @@
 package codeq
 
-import (
-	"errors"
-	"log/slog"
-)
+import "errors"
 
 // readAheadChunk is how many items readAhead hands over together.
 const readAheadChunk = 1024
@@ -12,12 +9,14 @@ var errStopReading = errors.New("what is read is no longer asked for")
 
 // readAhead calls visit for each item that read emits, in order. read runs meanwhile on a
 // goroutine of its own, which has ended when readAhead returns; it is to return any error of emit.
-func readAhead[T any](log *slog.Logger, read func(emit func(T) error) error, visit func(T) error) error {
+func readAhead[T any](st *store, read func(emit func(T) error) error, visit func(T) error) error {
 	chunks, stop := make(chan []T, 2), make(chan struct{})
 	var failed error
 	go func() {
 		defer close(chunks)
-		failed = guarded(log, "reading ahead", func() error { return readChunks(read, chunks, stop) })
+		failed = guarded(st.log, "opening: reading ahead", func() error {
+			return st.read(func() error { return readChunks(read, chunks, stop) })
+		})
 	}()
 	defer func() {
 		close(stop)
@@ -36,11 +35,11 @@ func readAhead[T any](log *slog.Logger, read func(emit func(T) error) error, vis
 
 // readChunks sends what read emits.
 func readChunks[T any](read func(emit func(T) error) error, chunks chan<- []T, stop <-chan struct{}) error {
-	chunk := make([]T, 0, readAheadChunk)
+	var chunk []T
 	send := func() error {
 		select {
 		case chunks <- chunk:
-			chunk = make([]T, 0, readAheadChunk)
+			chunk = nil
 			return nil
 		case <-stop:
 			return errStopReading

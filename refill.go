@@ -238,7 +238,7 @@ func (s *shard) fill(it *pebble.Iterator, l *lane, records *slab) (full bool, er
 			break
 		}
 		before := w.Footprint()
-		w.Insert(window.Item{Pos: pos, Record: records.clone(v)})
+		w.Append(window.Item{Pos: pos, Record: records.clone(v)})
 		s.windows.resized(l, before)
 		l.next = pos.Next()
 		room--

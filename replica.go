@@ -118,8 +118,8 @@ func (r *replica) openStore() error {
 	if err != nil {
 		return err
 	}
-	index, err := appliedIndex(st.db)
-	if err != nil {
+	index := uint64(0)
+	if err := st.read(func() (err error) { index, err = appliedIndex(st.db); return err }); err != nil {
 		return errors.Join(err, st.close())
 	}
 	r.store, r.source = st, &liveStore{r, st}

@@ -123,7 +123,7 @@ func (r *ring) goAhead() {
 // tenant's weight, or has no task any more.
 func (s *shard) turn(l *lane) {
 	r := l.queue.rings[l.priority]
-	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) { // its next turn begins
+	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) { // it follows itself: all that comes below would change nothing
 		l.turns = 0
 		return
 	}

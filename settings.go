@@ -413,7 +413,7 @@ func (s *shard) adopt(queue string, c configured, fresh bool) {
 func (s *shard) goBy(q *queueState, c configured, fresh bool) {
 	before := q.settings
 	if q.version == 0 {
-		s.settled = append(s.settled, q)
+		s.settled.Append(q)
 	}
 	q.configured = c
 	if s.gates != nil {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -43,8 +44,8 @@ type shard struct {
 	clock ownerClock
 
 	queues    map[string]*queueState
-	numbers   []*queueState // by number; 0 is nobody's; nil: not in memory
-	lanes     []*lane       // by number; nil: not in memory
+	numbers   chunked.List[*queueState] // by number; 0 is nobody's; nil: not in memory
+	lanes     chunked.List[*lane]       // by number; nil: not in memory
 	catalogue catalogue
 	leases    leaseTable
 	mint      minter
@@ -80,34 +81,36 @@ type shard struct {
 	sweepAt   int // the value of awaited at which the next sweep is due
 	canceled  canceledLeases
 
-	group      group
-	served     int           // callers that the last group has served
-	taken      []operation   // swapped with the inbox
-	cursor     int           // of taken: what is before has been resolved
-	deferred   []operation   // claims to resolve again once lanes are refilled
-	again      []operation   // memory for the next deferred
-	retrying   []operation   // deferred operations that are about to be decided; nil: none
-	deciding   operation     // nil: none
-	giving     *claimOp      // taken by this shard, and not settled yet; nil: none
-	panicked   bool          // why the owner has ended
-	hungry     []*queueState // have waiters, and perhaps ready tasks
-	sets       map[[sha256.Size]byte]*claimSet
-	setNames   int           // queues in sets
-	hungrySets []*claimSet   // as hungry
-	setsFirst  bool          // serve has begun with sets
-	listed     []*queueState // for which claims wait
-	resting    []*queueState // may be of no more use
-	doubtful   []*queueState // resting, and perhaps with marks that are on disk only
-	settled    []*queueState // have settings, and so stay in memory
-	idlers     []*idleOp     // wait for queues to become idle
-	busy       int           // queues with tasks that have not ended
-	arrived    uint64        // tasks that have come from other shards since Open
-	budget     budget        // of what is under way
-	walked     uint64        // keys that walk has stepped over, those that are deleted among them
-	broken     error         // set in resolve when the shard cannot go on
-	timer      *time.Timer
-	space      diskSpace
-	steps      stepClock
+	group        group
+	served       int           // callers that the last group has served
+	taken        []operation   // swapped with the inbox
+	cursor       int           // of taken: what is before has been resolved
+	deferred     []operation   // claims to resolve again once lanes are refilled
+	again        []operation   // memory for the next deferred
+	retrying     []operation   // deferred operations that are about to be decided; nil: none
+	deciding     operation     // nil: none
+	giving       *claimOp      // taken by this shard, and not settled yet; nil: none
+	panicked     bool          // why the owner has ended
+	hungry       []*queueState // have waiters, and perhaps ready tasks
+	sets         map[[sha256.Size]byte]*claimSet
+	setNames     int                       // queues in sets
+	hungrySets   []*claimSet               // as hungry
+	droppedSets  []*claimSet               // of which some queues still know
+	droppedNames int                       // queues of droppedSets
+	setsFirst    bool                      // serve has begun with sets
+	listed       chunked.List[*queueState] // for which claims wait
+	resting      []*queueState             // may be of no more use
+	doubtful     chunked.List[*queueState] // resting, and perhaps with marks that are on disk only
+	settled      chunked.List[*queueState] // have settings, and so stay in memory
+	idlers       []*idleOp                 // wait for queues to become idle
+	busy         int                       // queues with tasks that have not ended
+	arrived      uint64                    // tasks that have come from other shards since Open
+	budget       budget                    // of what is under way
+	walked       uint64                    // keys that walk has stepped over, those that are deleted among them
+	broken       error                     // set in resolve when the shard cannot go on
+	timer        *time.Timer
+	space        diskSpace
+	steps        stepClock
 
 	sweeping             bool // void tickets are being dropped
 	sweepLeft, sweepKept int  // of listed, to be looked at; good tickets found
@@ -132,7 +135,6 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		clock:     ownerClock{deferred: never},
 		done:      make(chan struct{}),
 		queues:    make(map[string]*queueState),
-		numbers:   make([]*queueState, 1),
 		catalogue: newCatalogue(opts),
 		windows:   windowMemory{limit: max(opts.WindowBytes/opts.Shards, 1)},
 		rings:     make([]*ring, 0, spareRings),
@@ -249,6 +251,9 @@ func (s *shard) yield() {
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
 	if s.holdsBack() && s.space.recheck <= s.clock.read {
+		return true
+	}
+	if s.doubtful.Len() > 0 && !s.marks.onDisk {
 		return true
 	}
 	return s.upkeepIsDue() || s.leasesEnd(s.now) && s.hasRoom(roomScarce)
@@ -485,11 +490,14 @@ func (s *shard) dismiss(reason error) {
 	}
 }
 
-// recordOf reads the record of a leased task.
+// recordOf returns the record of a leased task. It is valid until the next lease is granted, or the
+// record rewritten.
 func (s *shard) recordOf(ls *lease) (record.Record, error) {
 	var b []byte
 	var err error
-	if t := s.group.find(ls.id); t != nil {
+	if len(ls.copied) > 0 {
+		b = ls.copied
+	} else if t := s.group.find(ls.id); t != nil {
 		b = t.rec
 	} else {
 		s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)

@@ -351,7 +351,7 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	o.fs, o.Cluster = fs, &Cluster{Node: "x", Listen: "x"}
 	opts, err := o.withDefaults()
 	require.NoError(t, err)
-	shared := newCaches(opts.CacheBytes, 1)
+	shared := newCaches(opts, 1)
 	defer shared.close()
 	st, err := openStore("store", opts, shared, true)
 	require.NoError(t, err)

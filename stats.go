@@ -79,22 +79,22 @@ type queueCounts struct {
 }
 
 func (op *statsOp) resolve(s *shard) {
-	queues := s.numbers
+	queues := &s.numbers
 	if op.unnumbered {
-		queues = s.settled
+		queues = &s.settled
 	}
 	if op.begun == 0 {
 		op.begun = 1 + s.catalogue.seq
 	}
-	end := min(op.next+statsStep, len(queues))
-	for _, q := range queues[min(op.next, end):end] {
-		if q != nil && op.unnumbered == (q.number == 0 || q.since >= op.begun) && (q.counts != keys.Counts{} || q.version > 0) {
+	end := min(op.next+statsStep, queues.Len())
+	for i := op.next; i < end; i++ {
+		if q := queues.At(i); q != nil && op.unnumbered == (q.number == 0 || q.since >= op.begun) && (q.counts != keys.Counts{} || q.version > 0) {
 			op.counts = append(op.counts, queueCounts{q.name, q.counts})
 		}
 	}
 	op.next, op.more, op.queues = end, true, len(s.queues)
-	if end == len(queues) {
-		op.more = !op.unnumbered && len(s.settled) > 0
+	if end == queues.Len() {
+		op.more = !op.unnumbered && s.settled.Len() > 0
 		op.unnumbered, op.next = true, 0
 	}
 	s.settle(op)

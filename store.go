@@ -32,25 +32,8 @@ type store struct {
 	log        *slog.Logger
 	latch      *failstop.Latch
 	partition  *partition
+	share      *memTableShare
 	replicated bool // there is no log beside Raft's
-}
-
-// caches are shared by the stores of all shards.
-type caches struct {
-	blocks *pebble.Cache
-	files  *pebble.FileCache
-}
-
-const openFiles = 1000
-
-func newCaches(bytes int64, shards int) *caches {
-	blocks := pebble.NewCache(bytes)
-	return &caches{blocks: blocks, files: pebble.NewFileCache(shards, openFiles)}
-}
-
-func (c *caches) close() {
-	c.files.Unref()
-	c.blocks.Unref()
 }
 
 func openStore(dir string, opts *Options, shared *caches, create bool) (*store, error) {
@@ -83,7 +66,12 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	latch.Limit(memTables * opts.MemTableBytes)
 	st := &store{
 		fs: late, dir: dir, log: log, write: write, replicated: replicated, latch: latch, partition: new(partition),
+		share: &memTableShare{cache: shared.blocks, memTable: int64(opts.MemTableBytes)},
 	}
+	if !opts.still { // a copy that is about to be closed again has none
+		st.share.size = memTableShareOf(opts)
+	}
+	latch.Measure(st.share.fit)
 	options := &pebble.Options{
 		FS:                          fs,
 		DisableWAL:                  replicated,
@@ -108,8 +96,12 @@ func openStore(dir string, opts *Options, shared *caches, create bool) (*store, 
 	if st.db, err = latch.Open(dir, options); err != nil {
 		return nil, openError(dir, err)
 	}
+	st.share.fit(st.db.Metrics())
 	return st, nil
 }
+
+// read calls what reads the store before it is known to be sound: failstop.Latch.Read.
+func (st *store) read(do func() error) error { return storageError(st.latch.Read(do)) }
 
 // openError is storageError for a store that cannot be opened.
 func openError(dir string, err error) error {
@@ -238,7 +230,9 @@ func (st *store) close() error {
 			st.latch.Fail(err)
 		}
 	}
-	if err := st.latch.Close(st.db); err != nil {
+	err := st.latch.Close(st.db)
+	st.share.end()
+	if err != nil {
 		return storageError(err)
 	}
 	if err := integrity.Seal(st.fs, st.dir); err != nil { // it is as if the process had been killed: nothing is lost

@@ -29,6 +29,7 @@ var upkeeps = [...]upkeep{
 	{StepReap, roomScarce, (*shard).reapIsDue, (*shard).reap},
 	{StepTicks, roomy, (*shard).ticksAreDue, (*shard).produceTicks},
 	{StepTidy, roomEmpty, (*shard).sweepIsDue, (*shard).sweepTickets},
+	{StepTidy, roomEmpty, (*shard).dropSetsIsDue, (*shard).dropSetsOn},
 	{StepTidy, roomNone, (*shard).sweepLanesIsDue, (*shard).sweepLanes},
 }
 

@@ -192,8 +192,8 @@ func (s *shard) enlist(t ticket, queues []string, list *queueList, away bool) {
 		q := s.queue(name)
 		q.line(away).push(t)
 		if q.listedAt == 0 {
-			s.listed = append(s.listed, q)
-			q.listedAt = len(s.listed)
+			s.listed.Append(q)
+			q.listedAt = s.listed.Len()
 		}
 		s.feed(q)
 	}
@@ -208,11 +208,9 @@ func (s *shard) unlist(q *queueState) {
 	if q.listedAt == 0 {
 		return
 	}
-	n := len(s.listed) - 1
-	last := s.listed[n]
-	s.listed[q.listedAt-1], last.listedAt = last, q.listedAt
-	s.listed[n] = nil
-	s.listed = s.listed[:n]
+	if moved, ok := s.listed.Remove(q.listedAt - 1); ok {
+		moved.listedAt = q.listedAt
+	}
 	q.listedAt = 0
 }
 
@@ -303,7 +301,7 @@ func (s *shard) countVoid(tickets int) {
 type sweepOp struct{}
 
 func (op *sweepOp) resolve(s *shard) {
-	s.sweeping, s.sweepLeft, s.sweepKept = true, len(s.listed), 0
+	s.sweeping, s.sweepLeft, s.sweepKept = true, s.listed.Len(), 0
 }
 
 func (op *sweepOp) settle(error) {}
@@ -312,10 +310,10 @@ func (s *shard) sweepIsDue() bool { return s.sweeping }
 
 // sweepTickets does what a sweepOp asks for.
 func (s *shard) sweepTickets() {
-	s.sweepLeft = min(s.sweepLeft, len(s.listed))
+	s.sweepLeft = min(s.sweepLeft, s.listed.Len())
 	for s.sweepLeft > 0 && !s.spent() {
 		s.sweepLeft-- // from the end: unlist moves the last one, which has been looked at
-		q := s.listed[s.sweepLeft]
+		q := s.listed.At(s.sweepLeft)
 		q.waiters.sweep()
 		q.away.sweep()
 		s.sweepKept += q.waiters.len() + q.away.len()

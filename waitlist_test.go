@@ -22,8 +22,8 @@ func requireNobodyWaits(t *testing.T, q *Queue, queues int) {
 					return fmt.Errorf("%d tickets wait for queue %q of shard %d", n, name, s.index)
 				}
 			}
-			if len(s.listed) > 0 || len(s.queues) > queues {
-				return fmt.Errorf("shard %d waits for %d queues, and knows %d", s.index, len(s.listed), len(s.queues))
+			if s.listed.Len() > 0 || len(s.queues) > queues {
+				return fmt.Errorf("shard %d waits for %d queues, and knows %d", s.index, s.listed.Len(), len(s.queues))
 			}
 			return nil
 		}))
@@ -138,7 +138,7 @@ func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
 		}
 		synctest.Wait()
 		listed := 0
-		require.NoError(t, q.led()[1].probe(func(s *shard) error { listed = len(s.listed); return nil }))
+		require.NoError(t, q.led()[1].probe(func(s *shard) error { listed = s.listed.Len(); return nil }))
 		require.LessOrEqual(t, listed, staleCap)
 	})
 }

@@ -27,8 +27,8 @@ func BenchmarkLeased(b *testing.B) {
 			b.Error(err)
 		}
 	}()
-	lease(b, q, "few", 10)
-	lease(b, q, queueName, leases)
+	lease(b, q, "few", 10, false)
+	lease(b, q, queueName, leases, false)
 	ids := stock(b, q, queueName, ready)
 	list := func(o codeq.ListOptions, want int) func(*testing.B) {
 		return func(b *testing.B) {
@@ -77,14 +77,43 @@ func stock(b *testing.B, q *codeq.Queue, queue string, n int) (ids []codeq.ID) {
 	return ids
 }
 
-// lease produces tasks and claims them.
-func lease(b *testing.B, q *codeq.Queue, queue string, n int) {
+// BenchmarkLeasedEnd is 1,000,000 leases (100,000 with -short) that all end at once, as their
+// process has: how long after Open all tasks are ready, and how long single cycles of
+// another queue take meanwhile.
+func BenchmarkLeasedEnd(b *testing.B) {
+	leases := 1_000_000
+	if testing.Short() {
+		leases = 100_000
+	}
+	for b.Loop() {
+		dir := b.TempDir()
+		q := openBench(b, dir)
+		lease(b, q, queueName, leases, true)
+		if err := q.Close(); err != nil {
+			b.Fatal(err)
+		}
+		start := time.Now()
+		q = openBench(b, dir)
+		took, cycles, worst := untilReady(b, q, leases, start)
+		b.ReportMetric(took.Seconds(), "s-until-ready")
+		b.ReportMetric(float64(leases)/took.Seconds(), "ready/s")
+		b.ReportMetric(float64(cycles), "other-cycles")
+		b.ReportMetric(float64(worst.Microseconds())/1e3, "other-cycle-max-ms")
+		reportSteps(b, q)
+		if err := q.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// lease produces tasks and claims them, for a day or, if local, for as long as the queue is open.
+func lease(b *testing.B, q *codeq.Queue, queue string, n int, local bool) {
 	for left := n; left > 0; {
 		batch := min(1000, left)
 		stock(b, q, queue, batch)
 		for batch > 0 {
 			got, err := q.ClaimBatch(context.Background(), codeq.ClaimRequest{
-				Queues: []string{queue}, Max: batch, LeaseFor: 24 * time.Hour,
+				Queues: []string{queue}, Max: batch, LeaseFor: 24 * time.Hour, Local: local,
 			})
 			if err != nil {
 				b.Fatal(err)

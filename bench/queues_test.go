@@ -87,7 +87,7 @@ func BenchmarkLeasedOpen(b *testing.B) {
 	for b.Loop() {
 		dir := b.TempDir()
 		q := openBench(b, dir)
-		lease(b, q, queueName, leases)
+		lease(b, q, queueName, leases, false)
 		stock(b, q, queueName, 1)
 		reopen(b, q, dir, queueName)
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -62,12 +63,17 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 	vital := isVital(base)
 	if !vital {
 		fs.latch.backOff()
+		if fs.latch.reserve.used.Load() && !fs.latch.hasReserve() {
+			return nil, syscall.ENOSPC
+		}
 	}
 	if isLog(base) {
 		fs.begun.Store(true)
 	}
 	if fs.latch.Err() == nil {
-		f, err := open()
+		var f vfs.File
+		create := func() (done bool, err error) { f, err = open(); return false, err }
+		err := fs.latch.withReserve(vital, create)
 		if err == nil {
 			return &written{f, fs.latch, vital}, nil
 		}
@@ -151,7 +157,10 @@ func (fs *latchFS) Rename(old, name string) error {
 	if !fs.inside(name) {
 		return fs.FS.Rename(old, name)
 	}
-	return fs.latch.try(isVital(fs.PathBase(name)), func() error { return fs.FS.Rename(old, name) })
+	vital := isVital(fs.PathBase(name))
+	return fs.latch.try(vital, func() error {
+		return fs.latch.withReserve(vital, func() (done bool, err error) { return false, fs.FS.Rename(old, name) })
+	})
 }
 
 // GetDiskUsage tells Pebble how fast to delete, which can do without.
@@ -172,8 +181,15 @@ type written struct {
 
 func (f *written) Write(p []byte) (int, error) {
 	err := f.latch.try(f.vital, func() error {
-		_, err := f.File.Write(p)
-		return err
+		if !f.vital && f.latch.reserve.used.Load() {
+			return syscall.ENOSPC // what is left is for what is vital
+		}
+		written := 0
+		return f.latch.withReserve(f.vital, func() (done bool, err error) {
+			n, err := f.File.Write(p[written:])
+			written += n
+			return written == len(p), err
+		})
 	})
 	if err != nil {
 		return 0, err
@@ -193,7 +209,7 @@ func (f *written) SyncTo(length int64) (full bool, err error) {
 }
 
 func (f *written) Preallocate(offset, length int64) error {
-	if f.latch.Err() != nil {
+	if f.latch.Err() != nil || f.latch.reserve.used.Load() {
 		return nil
 	}
 	return f.File.Preallocate(offset, length) // Pebble can stand it to fail, as it does where there is no such thing

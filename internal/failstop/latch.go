@@ -60,13 +60,16 @@ type Latch struct {
 	// Whether the last flush, and the last compaction, failed for want of space.
 	flushFull, compactFull atomic.Bool
 
+	reserve reserve
+
 	// memory is what memtables may take before Throttle waits for flushes, wrote what
 	// was committed since it has looked, both in bytes. Of the goroutine that commits.
 	memory, wrote int
+	measure       func(*pebble.Metrics) // nil: nobody is to be told
 }
 
-// ErrNoSpace: tables cannot be written, as the disk is full.
-var ErrNoSpace = errors.New("no space for tables")
+// ErrNoSpace: nothing more can be written, as the disk is full.
+var ErrNoSpace = errors.New("no space for tables, or for the log")
 
 // IsNoSpace reports whether an error says that the disk is full, or all of it that
 // may be used.
@@ -115,6 +118,10 @@ const tooManyTables = 24
 // by what is committed between two calls.
 func (l *Latch) Limit(memory int) { l.memory = memory }
 
+// Measure has f called with the metrics that Throttle and Ready look at: after each flush, and whenever
+// an eighth of the memory that Limit allows has been committed. It is called before Open.
+func (l *Latch) Measure(f func(*pebble.Metrics)) { l.measure = f }
+
 // Wrote says that so many bytes were committed. As Throttle and Ready, it is for the
 // one goroutine that commits.
 func (l *Latch) Wrote(n int) { l.wrote += n }
@@ -123,16 +130,23 @@ func (l *Latch) Wrote(n int) { l.wrote += n }
 // would wait for them in the commit, even for those that never end.
 func (l *Latch) Throttle(db *pebble.DB) error {
 	for l.Ready(db) == ErrNoSpace && !l.hurried.Load() {
-		l.await()
+		if l.reserve.gone.Load() { // nobody else need look for room
+			time.Sleep(retryEvery)
+		} else {
+			l.await()
+		}
 	}
 	l.proceed() // of others that wait
 	return l.Err()
 }
 
 // Ready is Throttle for those who need not commit: it returns ErrNoSpace, and does
-// not wait, while flushes fail for want of space, or what it would wait for does.
-// Pebble tries all of that again by itself.
+// not wait, while flushes fail for want of space, or what it would wait for does, or the
+// reserve has been used. Pebble tries all of that again by itself.
 func (l *Latch) Ready(db *pebble.DB) error {
+	if !l.hasReserve() { // whether or not the store is to be closed: what is written now might find no room
+		return ErrNoSpace
+	}
 	for l.Err() == nil && !l.hurried.Load() {
 		tables, memory := l.lags(db)
 		if l.flushFull.Load() || tables && l.compactFull.Load() {
@@ -146,8 +160,8 @@ func (l *Latch) Ready(db *pebble.DB) error {
 	return l.Err()
 }
 
-// NoSpace reports whether flushes fail for want of space.
-func (l *Latch) NoSpace() bool { return l.flushFull.Load() }
+// NoSpace reports whether flushes fail for want of space, or the reserve has been used.
+func (l *Latch) NoSpace() bool { return l.flushFull.Load() || !l.hasReserve() }
 
 // lags reports whether there are too many tables that wait for compactions, and
 // memtables that wait for flushes.
@@ -158,6 +172,9 @@ func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
 	l.grown.Store(false)
 	l.wrote = 0
 	m := db.Metrics()
+	if l.measure != nil {
+		l.measure(m)
+	}
 	tables = m.Levels[0].Sublevels >= tooManyTables
 	memory = l.memory > 0 && m.MemTable.Size >= uint64(l.memory)
 	if tables || memory {

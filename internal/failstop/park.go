@@ -1,15 +1,18 @@
 package failstop
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/guard"
+	"codeq/internal/integrity"
 )
 
 // Pebble panics, on a goroutine of its own, where nobody can recover, when a compaction
@@ -70,6 +73,33 @@ func (l *Latch) panicked(what string, value any, stack []byte) {
 	l.Abandon(fmt.Errorf("panic in %s of a store: %v", what, value))
 }
 
+// Read calls what reads the store, on the goroutine of the caller. Damage that no checksum covers, such as
+// a length that is out of range, may make Pebble panic: the error then matches integrity.ErrDamaged, and
+// the store is abandoned. Other panics go on, as do those of Pebble's own goroutines.
+func (l *Latch) Read(do func() error) (err error) {
+	ended := false
+	defer func() {
+		if ended {
+			return
+		}
+		if stack := debug.Stack(); inPebble(stack) {
+			v := recover()
+			l.panicked("a read", v, stack)
+			err = fmt.Errorf("%w: panic: %v", integrity.ErrDamaged, v)
+		}
+	}()
+	err = do()
+	ended = true
+	return err
+}
+
+// inPebble reports whether a function of Pebble's, called by what Read calls, has panicked.
+func inPebble(stack []byte) bool {
+	_, panicked, ok := bytes.Cut(stack, []byte("\npanic("))
+	below, _, _ := bytes.Cut(panicked, []byte("failstop.(*Latch).Read("))
+	return ok && bytes.Contains(below, []byte("github.com/cockroachdb/pebble/"))
+}
+
 // park does not return.
 func (l *Latch) park() {
 	l.parkOnce.Do(func() { close(l.parked) })
@@ -81,6 +111,7 @@ func (l *Latch) park() {
 // o.L0StopWritesThreshold. Whatever fails meanwhile fails Open, which would
 // wait for it.
 func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
+	base := o.FS
 	l.guard(o, dir)
 	var db *pebble.DB
 	opened := make(chan error, 1)
@@ -102,6 +133,7 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	if l.Err() != nil {
 		return nil, l.Close(db)
 	}
+	l.reserve.keep(base, dir)
 	l.hurried.Store(false)
 	return db, nil
 }
@@ -117,13 +149,18 @@ func (l *Latch) unlock() error {
 // Close closes the store. It returns why the latch has failed, if it has, or
 // what Pebble says. REQUIRES: nobody uses db any more.
 //
-// A store that cannot be closed because a compaction cannot read is left, with the
-// goroutines and the memory that it has. It may be opened again.
+// A store that cannot be closed, because a compaction cannot read or Pebble has panicked, is left, with
+// the goroutines and the memory that it has. It may be opened again.
 func (l *Latch) Close(db *pebble.DB) error {
 	l.Hurry()
+	l.reserve.end()
 	closed := make(chan error, 1)
-	go guard.Run("close of a store", func() { closed <- db.Close() },
-		func(value any, stack []byte) { l.panicked("Close", value, stack) })
+	select {
+	case <-l.parked:
+	default:
+		go guard.Run("close of a store", func() { closed <- db.Close() },
+			func(value any, stack []byte) { l.panicked("Close", value, stack) })
+	}
 	select {
 	case err := <-closed:
 		return errors.Join(l.Err(), err)

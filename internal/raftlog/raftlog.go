@@ -152,9 +152,9 @@ func (s *Store) Group(n uint32) (*Group, error) {
 	if s.groups[n] != nil {
 		return nil, fmt.Errorf("raftlog: group %d is in use", n)
 	}
-	g, err := openGroup(s, n)
-	if err != nil {
-		return nil, fmt.Errorf("raftlog: open group %d: %w", n, err)
+	var g *Group
+	if err := s.latch.Read(func() (err error) { g, err = openGroup(s, n); return err }); err != nil {
+		return nil, fmt.Errorf("raftlog: open group %d: %w", n, storageError(err))
 	}
 	s.groups[n] = g
 	return g, nil
@@ -202,7 +202,7 @@ func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	return b.Close()
 }
 
-// HasSpace is false while tables cannot be written because the disk is full. What is
+// HasSpace is false while nothing can be written because the disk is full. What is
 // stored nevertheless may block.
 func (s *Store) HasSpace() bool { return !s.latch.NoSpace() }
 

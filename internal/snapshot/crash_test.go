@@ -77,12 +77,17 @@ func (c *crasher) snapshot(index uint64, f func()) {
 // and that neither is older than what was acknowledged.
 func (c *crasher) check(t *testing.T) {
 	t.Helper()
-	c.mu.Lock()
-	c.on = false
-	c.mu.Unlock()
-	for _, i := range c.images {
+	for _, i := range c.end() {
 		i.check(t)
 	}
+}
+
+// end makes no more images, and returns those that there are.
+func (c *crasher) end() []image {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.on = false
+	return c.images
 }
 
 func (i image) check(t *testing.T) {
@@ -112,8 +117,9 @@ func TestPowerLossBeforeEveryOperation(t *testing.T) {
 	c.snapshot(75, func() { n.take(t, 75) })
 	c.shoot(errorfs.Op{})
 
-	t.Logf("%d images", len(c.images))
-	require.Greater(t, len(c.images), 200)
+	images := len(c.end())
+	t.Logf("%d images", images)
+	require.Greater(t, images, 200)
 	c.check(t)
 }
 
@@ -133,7 +139,7 @@ func TestPowerLossDuringRecovery(t *testing.T) {
 		again := openNode(t, c.fs)
 		again.shard.close()
 		c.shoot(errorfs.Op{})
-		require.Greater(t, len(c.images), 40)
+		require.Greater(t, len(c.end()), 40)
 		c.check(t)
 	}
 }

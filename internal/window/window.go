@@ -68,17 +68,16 @@ const (
 type Window struct {
 	runs  []run // those before first have been taken out
 	first int
-	spare []Item // memory for a run; without items
-	pool  *Pool  // nil: there is none
+	pool  *Pool // nil: there is none
 	n     int
 	bytes int // of the records held
 	slots int // items for which memory is held
 	moved int // items that have made room for others, or taken their place
 }
 
-// Pool keeps the memory of runs that the windows of one owner have dropped, for the next
-// ones: windows that are filled and emptied all the time allocate nothing. What it keeps is
-// bounded, and part of no Footprint.
+// Pool keeps the memory of runs that windows have emptied, for the next ones, so that windows
+// which are filled and emptied all the time hardly allocate. What it keeps is bounded, and part of no
+// Footprint. One goroutine owns it, and all windows that use it.
 type Pool struct{ runs [][]Item }
 
 const poolCap = 64
@@ -137,10 +136,7 @@ func (w *Window) Growth(record int) int {
 	case len(w.runs) == cap(w.runs):
 		record += cap(w.runs) * runBytes
 	}
-	if w.spare == nil {
-		record += runCap * itemBytes
-	}
-	return record
+	return record + runCap*itemBytes
 }
 
 func (w *Window) lastRun() *run { return &w.runs[len(w.runs)-1] }
@@ -161,26 +157,15 @@ func (w *Window) IsLast(p Pos) bool { return w.n == 0 || p.Compare(w.Last()) > 0
 func (w *Window) Insert(it Item) {
 	if w.IsLast(it.Pos) {
 		w.Append(it)
-		return
+	} else {
+		w.insert(it)
 	}
-	w.insert(it)
-	w.add(it)
 }
 
-// Append is Insert of an item that IsLast.
+// Append is Insert of an item behind all others. REQUIRES: IsLast(it.Pos).
 func (w *Window) Append(it Item) {
-	w.append(it)
-	w.add(it)
-}
-
-// add counts an item.
-func (w *Window) add(it Item) {
 	w.n++
 	w.bytes += cap(it.Record)
-}
-
-// append puts an item behind all others.
-func (w *Window) append(it Item) {
 	if len(w.runs) == 0 {
 		w.addRun(0)
 	}
@@ -202,6 +187,8 @@ func (w *Window) append(it Item) {
 
 // insert puts an item before the last one.
 func (w *Window) insert(it Item) {
+	w.n++
+	w.bytes += cap(it.Record)
 	i := w.runOf(it.Pos)
 	k := w.runs[i].find(it.Pos)
 	if k == len(w.runs[i].items) && w.runs[i].len() == runCap && w.runs[i+1].len() < runCap {
@@ -255,16 +242,13 @@ func (w *Window) addRun(i int) int {
 		clear(w.runs[copy(w.runs, w.runs[w.first:]):])
 		w.runs, w.first, i = w.runs[:n-w.first], 0, i-w.first
 	}
-	r := run{items: w.spare}
-	w.spare = nil
-	if r.items == nil {
-		if len(w.runs) == 0 {
-			r.items = make([]Item, 0, runMin)
-		} else {
-			r.items = w.pool.get()
-		}
-		w.slots += cap(r.items)
+	var r run
+	if len(w.runs) == 0 {
+		r.items = make([]Item, 0, runMin)
+	} else {
+		r.items = w.pool.get()
 	}
+	w.slots += cap(r.items)
 	if i == w.first && i > 0 {
 		w.first--
 		w.runs[w.first] = r
@@ -280,12 +264,8 @@ func (w *Window) dropRun(i int) {
 		w.runs[i].items, w.runs[i].head = w.runs[i].items[:0], 0
 		return
 	}
-	if w.spare == nil {
-		w.spare = w.runs[i].items[:0]
-	} else {
-		w.slots -= cap(w.runs[i].items)
-		w.pool.put(w.runs[i].items)
-	}
+	w.slots -= cap(w.runs[i].items)
+	w.pool.put(w.runs[i].items)
 	if i > w.first {
 		w.runs = slices.Delete(w.runs, i, i+1)
 		return
@@ -396,9 +376,6 @@ func (w *Window) Trim(size int) (first Pos, dropped bool) {
 		w.Clear()
 		return first, dropped
 	}
-	w.slots -= cap(w.spare)
-	w.pool.put(w.spare)
-	w.spare = nil
 	if r := w.lastRun(); w.first == len(w.runs)-1 && cap(r.items) >= 2*r.len() {
 		items := append(make([]Item, 0, 1<<bits.Len(uint(r.len()-1))), r.items[r.head:]...)
 		w.slots = cap(items)
@@ -410,5 +387,5 @@ func (w *Window) Trim(size int) (first Pos, dropped bool) {
 // Clear drops the items and the memory that held them.
 func (w *Window) Clear() { *w = Window{pool: w.pool} }
 
-// Use makes a window take memory for its runs from a pool, and leave it there.
+// Use makes a window take the memory of its runs from a pool, and give it back as it empties them.
 func (w *Window) Use(p *Pool) { w.pool = p }

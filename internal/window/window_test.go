@@ -12,7 +12,7 @@ import (
 
 // check verifies the invariants of Window by a walk over its runs.
 func check(t require.TestingT, w *Window) {
-	n, bytes, slots := 0, 0, cap(w.spare)
+	n, bytes, slots := 0, 0, 0
 	var last *Item
 	for i, r := range w.runs[:cap(w.runs)] {
 		if i < w.first || i >= len(w.runs) {
@@ -36,9 +36,6 @@ func check(t require.TestingT, w *Window) {
 			}
 			last = &it
 		}
-	}
-	for k, it := range w.spare[:cap(w.spare)] {
-		require.Zero(t, it, "slot %d of spare memory", k)
 	}
 	if w.pool != nil {
 		require.LessOrEqual(t, len(w.pool.runs), poolCap)
@@ -350,6 +347,7 @@ func TestInsertRuns(t *testing.T) {
 func TestEndsAllocateNothing(t *testing.T) {
 	const n = 1000
 	var w Window
+	w.Use(new(Pool))
 	for i := range uint64(n) {
 		w.Insert(Item{Pos: Pos{Since: n + i}})
 	}
@@ -369,8 +367,8 @@ func TestEndsAllocateNothing(t *testing.T) {
 	require.LessOrEqual(t, w.Footprint(), footprint+2*runCap*itemBytes)
 }
 
-// TestPoolServesWaves: windows that share a pool, filled and emptied in turn, allocate nothing
-// but the list of their runs.
+// TestPoolServesWaves: windows that share a pool, filled and emptied in turn, take the memory of their
+// runs from it, and put all of it back.
 func TestPoolServesWaves(t *testing.T) {
 	const items = 30 * runCap
 	var pool Pool

@@ -1,0 +1,144 @@
+package failstop
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// A log that cannot be written ends a store, as what a failed write has left of it is not known. So a
+// store has space in reserve, from which what is under way when the disk is full is written: the rest of
+// a commit, or of a MANIFEST. From then on Ready says ErrNoSpace, so that nothing else is begun, and
+// no table is written, until there is room for the reserve again.
+//
+// The reserve is a file without a name, of which the file system has set the space aside. Where it cannot
+// do that, where a commit is larger than the reserve, or where others take its space first, a full disk
+// may end the store.
+
+// reserveBytes is the size of the reserve: several commits of the usual size.
+const reserveBytes = 4 << 20
+
+type reserve struct {
+	gone atomic.Bool   // it is to be made
+	used atomic.Bool   // and that since it has been used
+	uses atomic.Uint64 // how often it has been
+
+	mu   sync.Mutex // guards what follows
+	fs   vfs.FS     // nil: no reserve is kept
+	name string
+	file vfs.File  // nil: there is none
+	next time.Time // when to try again to make it
+}
+
+// keep begins to look after the reserve of a store whose files are in dir. It is made when somebody asks for
+// it, so that it is not what other stores lack that are being opened.
+func (r *reserve) keep(fs vfs.FS, dir string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fs, r.name = fs, fs.PathJoin(dir, "RESERVE")
+	r.gone.Store(true)
+}
+
+// make is false if there is no room. REQUIRES: mu is held.
+func (r *reserve) make() bool {
+	f, err := r.fs.Create(r.name, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return !IsNoSpace(err)
+	}
+	_ = r.fs.Remove(r.name) // where an open file cannot go, it stays, as an empty file
+	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+		err = f.Preallocate(0, reserveBytes)
+	}
+	if IsNoSpace(err) {
+		_ = f.Close()
+		return false
+	}
+	r.file = f
+	return true
+}
+
+// use gives the space of the reserve back to the file system. It is false if there was none.
+func (r *reserve) use() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fs == nil {
+		return false
+	}
+	r.gone.Store(true)
+	r.used.Store(true)
+	r.next = time.Now().Add(retryEvery)
+	if !r.drop() {
+		return false
+	}
+	r.uses.Add(1)
+	return true
+}
+
+// drop closes the file. REQUIRES: mu is held.
+func (r *reserve) drop() bool {
+	if r.file == nil {
+		return false
+	}
+	_ = r.file.Close()
+	_ = r.fs.Remove(r.name)
+	r.file = nil
+	return true
+}
+
+// end gives up the reserve of a store that is about to be closed.
+func (r *reserve) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drop()
+	r.fs = nil
+	r.gone.Store(false)
+	r.used.Store(false)
+}
+
+// restore tries to make the reserve, several times a second.
+func (r *reserve) restore() (made bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if !r.gone.Load() || now.Before(r.next) {
+		return false
+	}
+	r.next = now.Add(retryEvery)
+	if made = r.make(); made {
+		r.gone.Store(false)
+		r.used.Store(false)
+	}
+	return made
+}
+
+// hasReserve reports whether there is the reserve, which it tries to make if there is not.
+func (l *Latch) hasReserve() bool {
+	if !l.reserve.gone.Load() || l.Err() != nil {
+		return true
+	}
+	if l.reserve.restore() {
+		l.proceed()
+	}
+	return !l.reserve.gone.Load()
+}
+
+// withReserve calls do and, if it is vital, calls it again, with the space of the reserve, if it has failed
+// for want of space; done says that not the work has failed, but a sync after it.
+func (l *Latch) withReserve(vital bool, do func() (done bool, err error)) error {
+	uses := l.reserve.uses.Load()
+	done, err := do()
+	if !vital || done || !IsNoSpace(err) {
+		return err
+	}
+	if l.reserve.use() {
+		l.log.Warn("the disk is full: the "+l.name+" uses its reserve", "err", err)
+	} else if l.reserve.uses.Load() == uses {
+		return err
+	} // else another one has made room meanwhile
+	_, err = do()
+	return err
+}

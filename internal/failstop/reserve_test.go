@@ -1,0 +1,92 @@
+package failstop
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/require"
+)
+
+// TestReserve: what a store cannot do without is done with the space of the reserve when there is no other;
+// nothing more is begun until there is the reserve again. A sync that has failed is not repeated.
+func TestReserve(t *testing.T) {
+	for _, c := range []struct {
+		what  string
+		kinds []errorfs.OpKind
+		part  string
+		ends  bool
+	}{
+		{"a log is written", []errorfs.OpKind{errorfs.OpFileWrite}, ".log", false},
+		{"a log is begun", []errorfs.OpKind{errorfs.OpCreate}, ".log", false},
+		{"a MANIFEST is written", []errorfs.OpKind{errorfs.OpFileWrite}, "MANIFEST", false},
+		{"a log is synced", []errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo}, ".log", true},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var armed, full atomic.Bool // full: there is no room for the reserve either
+				var failed atomic.Int64
+				fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+					switch {
+					case full.Load() && strings.HasSuffix(op.Path, "RESERVE") && op.Kind == errorfs.OpCreate:
+						return syscall.ENOSPC
+					case armed.Load() && slices.Contains(c.kinds, op.Kind) && strings.Contains(op.Path, c.part):
+						armed.Store(false) // the reserve has room
+						full.Store(true)
+						failed.Add(1)
+						return syscall.ENOSPC
+					}
+					return nil
+				}))
+				l := New(slog.New(slog.DiscardHandler), "store")
+				o := &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableSize: 64 << 10}
+				db, err := l.Open(dir, o)
+				require.NoError(t, err)
+				require.NoError(t, l.Ready(db))
+				flush := func() {
+					for i := range 3 {
+						require.NoError(t, db.Set(key(i), make([]byte, 100), pebble.Sync))
+					}
+					_, err := db.AsyncFlush() // which waits until there is room
+					require.NoError(t, err)
+					synctest.Wait()
+				}
+				armed.Store(true)
+				if c.ends {
+					_ = db.Set(key(0), nil, pebble.Sync)
+					require.ErrorIs(t, l.Err(), syscall.ENOSPC)
+					require.NoError(t, db.Close())
+					return
+				}
+				flush()
+				require.EqualValues(t, 1, failed.Load())
+				require.NoError(t, l.Err())
+				require.Equal(t, ErrNoSpace, l.Ready(db))
+				require.True(t, l.NoSpace())
+				time.Sleep(time.Second)
+				require.Equal(t, ErrNoSpace, l.Ready(db))
+				l.Hurry()
+				require.Equal(t, ErrNoSpace, l.Ready(db), "for those who are still decided before the store is closed")
+				full.Store(false)
+				time.Sleep(time.Second)
+				require.NoError(t, l.Ready(db))
+				require.False(t, l.NoSpace())
+				require.NoError(t, l.Close(db))
+				db, err = New(slog.New(slog.DiscardHandler), "store").Open(dir, o)
+				require.NoError(t, err)
+				_, closer, err := db.Get(key(2))
+				require.NoError(t, err)
+				require.NoError(t, closer.Close())
+				require.NoError(t, db.Close())
+			})
+		})
+	}
+}
