@@ -10,7 +10,6 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"codeq/internal/keys"
 	"codeq/internal/peer"
 	"codeq/internal/wire"
 )
@@ -334,10 +333,4 @@ func (n *node) serveJoin(r *peer.Request) error {
 		r.Reply(nil)
 	})
 	return nil
-}
-
-// forget removes what a shard keeps for a node that has gone.
-func (s *shard) forget(node string) {
-	s.group.delete(keys.AppendNamed(nil, keys.Session, node))
-	s.sessions.forget(node)
 }

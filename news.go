@@ -269,7 +269,7 @@ func (op *interestOp) resolve(s *shard) {
 	s.settle(op)
 	key := keys.AppendNamed(nil, keys.Interest, op.node)
 	if op.gone {
-		s.forget(op.node)
+		s.sessions.leave(op.node)
 	}
 	if op.kinds == 0 {
 		delete(s.interests, op.node)

@@ -80,7 +80,7 @@ func (t *sessionTable) outcome(c *callNumber) (done *keys.SessionCall, err error
 		return nil, nil
 	}
 	if c.seq < v.Low {
-		return nil, fmt.Errorf("%w: produce %d of node %s is one that it knew the outcome of", ErrUncertain, c.seq, c.node)
+		return nil, fmt.Errorf("%w: produce %d of node %s is one whose outcome is forgotten", ErrUncertain, c.seq, c.node)
 	}
 	for i := range v.Calls {
 		if v.Calls[i].Seq == c.seq {
@@ -109,15 +109,28 @@ func (t *sessionTable) note(c *callNumber, ids []ID, duplicates []int) {
 		done.IDs = append(done.IDs, keys.ID(id))
 	}
 	v.Calls = append(v.Calls, done)
-	if !slices.Contains(t.changed, c.node) {
-		t.changed = append(t.changed, c.node)
-	}
+	t.change(c.node)
 }
 
-// forget drops the session of a node, and what the group was to store of it.
-func (t *sessionTable) forget(node string) {
-	delete(t.byNode, node)
-	t.changed = slices.DeleteFunc(t.changed, func(other string) bool { return other == node })
+// leave is when a node has been removed from the cluster. What its calls have done is
+// forgotten, and whichever of them arrives from now on is refused: a produce that the
+// node has tried again may still be on its way. What stays is a few bytes.
+func (t *sessionTable) leave(node string) {
+	v := t.byNode[node]
+	if v == nil {
+		return
+	}
+	for i := range v.Calls {
+		v.Low = max(v.Low, v.Calls[i].Seq+1)
+	}
+	v.Calls = nil
+	t.change(node)
+}
+
+func (t *sessionTable) change(node string) {
+	if !slices.Contains(t.changed, node) {
+		t.changed = append(t.changed, node)
+	}
 }
 
 // seal adds the sessions that have changed to the group.

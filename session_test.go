@@ -9,7 +9,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// TestForgottenSession: produces of a node may be in the same group as its removal, before it and after it.
+// TestForgottenSession: produces of a node may be in the same group as its removal, before it
+// and after it; one of before that arrives again is not stored twice.
 func TestForgottenSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{})
@@ -20,8 +21,10 @@ func TestForgottenSession(t *testing.T) {
 			return op
 		}
 		gone := func() *interestOp { return &interestOp{completion: newCompletion(), node: "gone", gone: true} }
-		stored := func() []byte {
-			v, err := lookup(s.store.db, keys.AppendNamed(nil, keys.Session, "gone"))
+		stored := func() keys.SessionValue {
+			b, err := lookup(s.store.db, keys.AppendNamed(nil, keys.Session, "gone"))
+			require.NoError(t, err)
+			v, err := keys.ParseSession(b)
 			require.NoError(t, err)
 			return v
 		}
@@ -35,14 +38,26 @@ func TestForgottenSession(t *testing.T) {
 				require.NoError(t, <-op.base().done)
 			}
 		}
+		again := func(seq uint64) error {
+			op := produce(seq)
+			settled, err := s.do(t.Context(), op, op.base())
+			require.True(t, settled)
+			return err
+		}
 		group(produce(1), gone())
-		require.Nil(t, stored())
-		group(produce(2), gone(), produce(3))
-		v, err := keys.ParseSession(stored())
-		require.NoError(t, err)
-		require.Len(t, v.Calls, 1)
-		require.EqualValues(t, 3, v.Calls[0].Seq)
-		require.Equal(t, Counts{Ready: 3}, countsOf(t, q, "a"))
+		require.Equal(t, keys.SessionValue{Session: 1, Low: 2}, stored())
+		require.ErrorIs(t, again(1), ErrUncertain)
+		group(produce(2), produce(4), gone(), produce(5))
+		require.Equal(t, []uint64{5, 1}, []uint64{stored().Low, uint64(len(stored().Calls))})
+		for _, seq := range []uint64{1, 2, 3, 4} {
+			require.ErrorIs(t, again(seq), ErrUncertain, seq)
+		}
+		require.NoError(t, again(5))
+		s.sessions = sessionTable{}
+		require.NoError(t, s.probe(func(s *shard) error { return s.loadSessions() }))
+		require.ErrorIs(t, again(4), ErrUncertain)
+		require.NoError(t, again(5))
+		require.Equal(t, Counts{Ready: 4}, countsOf(t, q, "a"))
 		require.NoError(t, q.checkAll())
 	})
 }

@@ -34,7 +34,7 @@ func AppendNamed(dst []byte, prefix byte, node string) []byte {
 // outcome it may not know yet.
 type SessionValue struct {
 	Session uint64 // tells the lives of a node apart
-	Low     uint64 // it knows the outcome of every call below
+	Low     uint64 // it knows the outcome of every call below, or has been removed after them
 	Calls   []SessionCall
 }
 
