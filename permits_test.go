@@ -187,6 +187,7 @@ func (c *limitedCluster) requireReturned() {
 	c.stop()
 	c.all.Wait() // the probe is not to wait as well
 	c.workers.Wait()
+	c.spread() // a new leader begins to tell anew
 	time.Sleep(10 * time.Second)
 	synctest.Wait()
 	told := c.told()
