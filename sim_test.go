@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -80,7 +81,7 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 		s := newSchedule(t, seed)
 		defer func() {
 			if p := recover(); p != nil {
-				t.Logf("seed %d: %s", seed, s.story())
+				fmt.Fprintf(os.Stderr, "seed %d: %s\n", seed, s.story()) // the log of a test that panics is not printed
 				panic(p)
 			}
 		}()
