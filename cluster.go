@@ -394,7 +394,7 @@ func (n *node) raftConfig(logger hclog.Logger) *raft.Config {
 	conf.SnapshotThreshold = 1 << 62                  // upkeep takes them, by the bytes in the log
 	conf.SnapshotInterval = time.Hour
 	conf.ShutdownOnRemove = false
-	conf.MaxAppendEntries = maxAppend
+	conf.MaxAppendEntries = n.queue.opts.maxAppend
 	conf.NoLegacyTelemetry = true
 	conf.Logger = logger
 	return conf

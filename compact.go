@@ -10,10 +10,14 @@ import (
 // durable up to its index. Snapshots are taken by the bytes that have been
 // applied since the last one, and leave as many bytes of log as a node that was
 // away for a moment may ask for; one that was away for longer gets the store.
+//
+// At least as many entries stay as a follower may have that it could not acknowledge, which is what Raft sends
+// before it waits: a leader that asks a follower for an entry from before its log goes back by an
+// entry each time, and comes to its own snapshot, which the follower, being ahead of it, does not take.
 const (
 	snapshotBytes = 64 << 20
 	trailingBytes = 32 << 20
-	minTrailing   = 128 // entries that stay whatever their size
+	minTrailing   = 4 * maxAppend // entries that stay whatever their size
 	maxTrailing   = 1 << 15
 )
 

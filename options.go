@@ -156,7 +156,7 @@ type Options struct {
 	wall  func() time.Time // default: time.Now; its monotonic part is not used
 	still bool             // stores leave their tables as they are
 
-	idleLanes, sweepLanes, groupBytes int // as the constants
+	idleLanes, sweepLanes, groupBytes, maxAppend int // as the constants
 }
 
 // Limits of what is accepted; what exceeds them is refused with an
@@ -222,6 +222,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.idleLanes", &c.idleLanes, 1, idleLanes, math.MaxInt32},
 		{"Options.sweepLanes", &c.sweepLanes, 1, sweepLanes, math.MaxInt32},
 		{"Options.groupBytes", &c.groupBytes, 1, groupBytes, groupBytes},
+		{"Options.maxAppend", &c.maxAppend, 1, maxAppend, maxAppend},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
 		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
 		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},

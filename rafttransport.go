@@ -29,7 +29,7 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAd
 	if err != nil {
 		return nil, err
 	}
-	return newPipeline(p, t.replica, t.patience), nil
+	return newPipeline(p, t.replica, t.patience, t.replica.node.queue.opts.maxAppend), nil
 }
 
 // pipeline closes itself when a request waits for too long for the one before.
@@ -37,16 +37,17 @@ type pipeline struct {
 	raft.AppendPipeline
 	replica  *replica
 	patience time.Duration
+	most     int         // entries that Raft sends at a time
 	watch    *time.Timer // stopped but during AppendEntries
 	sent     time.Time   // when the last request was, or else the pipeline made
 }
 
-func newPipeline(p raft.AppendPipeline, r *replica, patience time.Duration) *pipeline {
+func newPipeline(p raft.AppendPipeline, r *replica, patience time.Duration, most int) *pipeline {
 	watch := time.AfterFunc(time.Hour, func() {
 		contain(r.node.log, "end of a pipeline", func() { _ = p.Close() }, nil) // never fails
 	})
 	watch.Stop()
-	return &pipeline{AppendPipeline: p, replica: r, patience: patience, watch: watch, sent: time.Now()}
+	return &pipeline{AppendPipeline: p, replica: r, patience: patience, most: most, watch: watch, sent: time.Now()}
 }
 
 // AppendEntries is raft.AppendPipeline's. One goroutine calls it.
@@ -56,7 +57,7 @@ func (p *pipeline) AppendEntries(
 	if err := p.replica.failure(); err != nil {
 		return nil, err
 	}
-	if len(args.Entries) >= maxAppend {
+	if len(args.Entries) >= p.most {
 		p.giveWay()
 	}
 	p.sent = time.Now()

@@ -27,7 +27,7 @@ func (p stuckPipeline) Close() error {
 func TestStuckPipelineEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
-		_, err := newPipeline(stuckPipeline{make(chan struct{})}, &replica{node: &node{log: silence}}, time.Second).AppendEntries(new(raft.AppendEntriesRequest), nil)
+		_, err := newPipeline(stuckPipeline{make(chan struct{})}, &replica{node: &node{log: silence}}, time.Second, maxAppend).AppendEntries(new(raft.AppendEntriesRequest), nil)
 		require.ErrorIs(t, err, raft.ErrPipelineShutdown)
 		require.Equal(t, time.Second, time.Since(begin))
 	})
@@ -48,7 +48,7 @@ func (p slowPipeline) AppendEntries(*raft.AppendEntriesRequest, *raft.AppendEntr
 // and a node that is not does not wait.
 func TestCatchUpGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPipeline(slowPipeline{takes: time.Millisecond}, &replica{node: &node{log: silence}}, time.Second)
+		p := newPipeline(slowPipeline{takes: time.Millisecond}, &replica{node: &node{log: silence}}, time.Second, maxAppend)
 		send := func(entries int) {
 			_, err := p.AppendEntries(&raft.AppendEntriesRequest{Entries: make([]*raft.Log, entries)}, nil)
 			require.NoError(t, err)
@@ -72,7 +72,7 @@ func TestFailedReplicaSendsNothing(t *testing.T) {
 	r.broken.Store(&errBroken)
 	tr := &transport{replica: r}
 	require.ErrorIs(t, tr.AppendEntries("a", "a", new(raft.AppendEntriesRequest), nil), errBroken)
-	p := newPipeline(slowPipeline{}, r, time.Second)
+	p := newPipeline(slowPipeline{}, r, time.Second, maxAppend)
 	_, err := p.AppendEntries(new(raft.AppendEntriesRequest), nil)
 	require.ErrorIs(t, err, errBroken)
 }

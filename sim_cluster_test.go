@@ -324,13 +324,8 @@ func (c *simCluster) hangs(what string) {
 			continue
 		}
 		for i, r := range q.replicas {
-			var first, last uint64
-			if log, err := q.node.logs.Group(uint32(i)); err == nil {
-				first, _ = log.FirstIndex()
-				last, _ = log.LastIndex()
-			}
-			fmt.Fprintf(os.Stderr, "%s shard %d: led %t applied %d log %d to %d failure %v %v\n",
-				n.name, i, r.lead.Load() != nil, r.applied.Load(), first, last, r.failure(), r.raft.Stats())
+			fmt.Fprintf(os.Stderr, "%s shard %d: led %t applied %d failure %v %v\n",
+				n.name, i, r.lead.Load() != nil, r.applied.Load(), r.failure(), r.raft.Stats())
 		}
 	}
 	buf := make([]byte, 16<<20)

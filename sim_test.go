@@ -126,7 +126,7 @@ type simFault struct {
 func newSchedule(t *testing.T, seed uint64) *schedule {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	s := &schedule{h: newSimHistory(), rng: rng, seed: seed}
-	opts := Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096}
+	opts := Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096, maxAppend: 4}
 	nodes := 3
 	if rng.IntN(5) == 0 {
 		nodes = 5
@@ -354,9 +354,7 @@ var simFaults = []simFault{
 		}
 	}},
 	{"snapshot", 4, func(s *schedule) {
-		// With fewer entries left than a deposed leader may have in its log for nothing, Raft
-		// does not find where the logs part (see minTrailing).
-		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(8+s.rng.IntN(20))
+		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(4*s.opts.maxAppend+s.rng.IntN(16)) // see minTrailing
 		s.note("snapshot of shard %d on %s, %d trailing", shard, n.name, trailing)
 		s.snapshot(n, shard, trailing)
 	}},
