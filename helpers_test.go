@@ -732,6 +732,18 @@ func checkMirror[K, V comparable](c *memoryChecker, what string, m *mirror[K, V]
 	if len(m.changed) > 0 {
 		c.report("%d changes of %s are not stored", len(m.changed), what)
 	}
+	listed := 0
+	for k := range onDisk {
+		if !m.isListed(k) {
+			continue
+		}
+		if listed++; !m.prints.Has(print(k)) {
+			c.report("%s %v is on disk, and its fingerprint is missing", what, k)
+		}
+	}
+	if n := m.prints.Len(); n != listed {
+		c.report("%s: %d fingerprints of %d entries", what, n, listed)
+	}
 	for k, e := range m.held {
 		v, ok := onDisk[k]
 		if e.present != ok || (e.stored > 0) != ok || ok && e.value != v || e.changed {

@@ -343,5 +343,9 @@ func (s *shard) loadBuckets() error {
 
 // loadMirrors reads what binds tasks to others, as far as it is small.
 func (s *shard) loadMirrors() error {
-	return errors.Join(s.uniques.load(s.store.db), s.groups.load(s.store.db), s.pending.load(s.store.db), s.teller.load(s.store.db), s.pins.load(s.store.db))
+	err := errors.Join(s.teller.load(s.store.db), s.pins.load(s.store.db))
+	for _, m := range s.mirrors() {
+		err = errors.Join(err, m.load(s.store.db))
+	}
+	return err
 }

@@ -4,20 +4,26 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"hash/maphash"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/fingerprint"
 	"codeq/internal/keys"
 )
 
 // mirror is what memory holds of a range of small entries: all of them while
 // they are few, and some when they are many; then an entry that it does not
-// hold is read from disk. The shard's owner uses it; changes are written once
-// for each group and entry.
+// hold is read from disk, unless the fingerprints of all say that there is none. The
+// shard's owner uses it; changes are written once for each group and entry.
 //
 // Invariant: an entry that the group has changed is held until the group has
 // persisted, so that no read misses what is still under way.
+//
+// Invariant: the fingerprints are those of the entries whose keys come before listed, as they are on
+// disk and as the group changes them. After Open the range is listed in pieces, before
+// the group changes anything.
 type mirror[K comparable, V any] struct {
 	prefix byte
 	key    func([]byte, K) []byte
@@ -28,6 +34,11 @@ type mirror[K comparable, V any] struct {
 	held    map[K]mirrored[V]
 	whole   bool // what is not held does not exist
 	changed []K  // in this group
+
+	prints  fingerprint.Multiset
+	listed  K    // the first key that is not listed yet
+	all     bool // every key is listed
+	tooMany bool // fingerprints take more than printsCap: there are none until the range is loaded again
 
 	reader         *pebble.Iterator // of disk before the group; nil until it is needed
 	scratch, value []byte
@@ -47,9 +58,30 @@ const many = 2
 // two groups.
 const mirrorCap = 1 << 16
 
+// printsCap bounds the fingerprints of a range, in bytes: those of some ten million entries.
+const printsCap = 32 << 20
+
+var printSeed = maphash.MakeSeed()
+
+// anyMirror is a mirror of whatever entries.
+type anyMirror interface {
+	load(r pebble.Reader) error
+	listIsDue() bool
+	list(s *shard) error
+	close()
+	seal(g *group)
+	trim()
+}
+
+// mirrors returns all mirrors, in the order in which a group writes what they change.
+func (s *shard) mirrors() [5]anyMirror {
+	return [...]anyMirror{&s.uniques, &s.groups, &s.pending, &s.teller.ends, &s.pins.counts}
+}
+
 // load reads the range if it is small.
 func (m *mirror[K, V]) load(r pebble.Reader) error {
 	m.held, m.whole = make(map[K]mirrored[V]), true
+	m.forgetPrints()
 	lower, upper := keys.Range(m.prefix)
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
@@ -57,10 +89,6 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	for valid := it.First(); valid; valid = it.Next() {
-		if len(m.held) == mirrorCap {
-			m.whole = false
-			return nil
-		}
 		v, err := it.ValueAndErr()
 		if err != nil {
 			return storageError(err)
@@ -69,9 +97,77 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
+		if len(m.held) == mirrorCap {
+			m.whole, m.listed = false, k
+			return nil
+		}
 		m.held[k] = mirrored[V]{value: value, present: true, stored: many}
+		m.prints.Add(print(k))
 	}
+	m.all = true
 	return storageError(it.Error())
+}
+
+func print[K comparable](k K) uint64 { return maphash.Comparable(printSeed, k) }
+
+// isListed reports whether the fingerprints are to tell of a key.
+func (m *mirror[K, V]) isListed(k K) bool { return m.all || m.order(k, m.listed) < 0 }
+
+func (m *mirror[K, V]) forgetPrints() {
+	var first K
+	m.prints, m.listed, m.all, m.tooMany = fingerprint.Multiset{}, first, false, false
+}
+
+func (m *mirror[K, V]) listIsDue() bool { return !m.all && !m.tooMany }
+
+// list lists more keys. REQUIRES: the group has changed nothing.
+func (m *mirror[K, V]) list(s *shard) error {
+	_, upper := keys.Range(m.prefix)
+	from := m.key(nil, m.listed)
+	m.all = true // unless it ends before
+	return s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		k, _, err := m.parse(it.Key(), v)
+		if err != nil {
+			return false, err
+		}
+		if s.spent() {
+			m.all, m.listed = false, k
+			return false, nil
+		}
+		return m.note(k), nil
+	})
+}
+
+// note adds the fingerprint of a key. It is false if there are too many.
+func (m *mirror[K, V]) note(k K) bool {
+	m.prints.Add(print(k))
+	if m.prints.Bytes() > printsCap {
+		m.forgetPrints()
+		m.tooMany = true
+	}
+	return !m.tooMany
+}
+
+// listKeys lists more of what exists in the ranges of all mirrors.
+func (s *shard) listKeys() {
+	for _, m := range s.mirrors() {
+		if m.listIsDue() && s.broken == nil {
+			s.broken = m.list(s)
+		}
+	}
+}
+
+func (s *shard) listKeysIsDue() bool {
+	for _, m := range s.mirrors() {
+		if m.listIsDue() {
+			return true
+		}
+	}
+	return false
 }
 
 // get returns an entry, the zero value if there is none. An error of the disk ends the shard.
@@ -83,6 +179,9 @@ func (m *mirror[K, V]) get(s *shard, k K) (v V, ok bool) {
 // put stores an entry.
 func (m *mirror[K, V]) put(s *shard, k K, v V) {
 	e := m.entry(s, k)
+	if !e.present && m.isListed(k) {
+		m.note(k)
+	}
 	e.value, e.present = v, true
 	m.change(k, e)
 }
@@ -90,6 +189,9 @@ func (m *mirror[K, V]) put(s *shard, k K, v V) {
 // drop removes an entry, if there is one.
 func (m *mirror[K, V]) drop(s *shard, k K) {
 	if e := m.entry(s, k); e.present {
+		if m.isListed(k) {
+			m.prints.Remove(print(k))
+		}
 		var none V
 		e.value, e.present = none, false
 		m.change(k, e)
@@ -110,7 +212,7 @@ func (m *mirror[K, V]) change(k K, e mirrored[V]) {
 // entry returns what is held of k, after reading it if need be.
 func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
 	e, ok := m.held[k]
-	if ok || m.whole {
+	if ok || m.whole || m.isListed(k) && !m.prints.Has(print(k)) {
 		return e
 	}
 	var err error
@@ -121,9 +223,11 @@ func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
 	if err == nil {
 		m.scratch = m.key(m.scratch[:0], k)
 		if m.reader.SeekPrefixGE(m.scratch) {
+			s.noteRead(len(m.reader.Value()))
 			_, e.value, err = m.parse(m.reader.Key(), m.reader.Value())
 			e.present, e.stored = true, many
 		} else {
+			s.noteRead(0)
 			err = m.reader.Error()
 		}
 	}

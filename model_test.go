@@ -74,6 +74,7 @@ func TestModel(t *testing.T) {
 				"crash":         m.crash,
 				"crash amid":    m.crashAmid,
 				"flush":         m.flush,
+				"forget":        m.forget,
 				"":              m.compare,
 			}
 			t.Repeat(actions)
@@ -563,6 +564,15 @@ func (m *model) reopen(*rapid.T) {
 	m.restart()
 }
 
+// forget has memory hold nothing of keys, groups and parents, as when there are too many.
+func (m *model) forget(t *rapid.T) {
+	for _, s := range m.q.led() {
+		if err := s.probe(forgetMirrors); err != nil && !errors.Is(err, errBusy) {
+			t.Fatal(err)
+		}
+	}
+}
+
 // crash opens the queue from what a power loss has left.
 func (m *model) crash(t *rapid.T) {
 	left := m.disk.CrashClone(vfs.CrashCloneCfg{
@@ -756,7 +766,7 @@ func (m *model) checkSteps() {
 		for _, st := range s.steps.table.stats() {
 			most := int64(0)
 			switch {
-			case st.Kind >= StepPromote && st.Kind <= StepTidy:
+			case st.Kind >= StepList && st.Kind <= StepTidy:
 				most = smallGroup/2 + 4*(largeRecord+512) // read, written and told of, before the next one is read
 			case st.Kind == StepOperations:
 				most = smallGroup + 2*smallCommit

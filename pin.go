@@ -53,10 +53,7 @@ func (p *pins) load(r pebble.Reader) error {
 		return storageError(err)
 	}
 	p.any = it.First()
-	if err := it.Close(); err != nil {
-		return storageError(err)
-	}
-	return p.counts.load(r)
+	return storageError(it.Close())
 }
 
 // pinByTelling keeps a task that is done until its children are told, and have ended. It

@@ -179,11 +179,9 @@ func (s *shard) run() {
 		s.publishAll()
 		s.group.release(nil)
 		s.endGroup(s.served)
-		s.uniques.trim()
-		s.groups.trim()
-		s.pending.trim()
-		s.teller.ends.trim()
-		s.pins.counts.trim()
+		for _, m := range s.mirrors() {
+			m.trim()
+		}
 		s.fronts.next()
 		s.forgetIdle()
 	}
@@ -380,11 +378,9 @@ func (s *shard) mayDecide(n int) bool {
 
 // persist commits the group.
 func (s *shard) persist() error {
-	s.uniques.seal(&s.group)
-	s.groups.seal(&s.group)
-	s.pending.seal(&s.group)
-	s.teller.ends.seal(&s.group)
-	s.pins.counts.seal(&s.group)
+	for _, m := range s.mirrors() {
+		m.seal(&s.group)
+	}
 	s.sessions.seal(&s.group)
 	s.out.seal(&s.group)
 	s.noteTouched()
@@ -427,10 +423,9 @@ func (s *shard) settle(op operation) {
 // everybody else that nothing was done. Opening the queue again, or the next
 // leader, loads what is on disk.
 func (s *shard) fail(cause error) {
-	s.uniques.close()
-	s.groups.close()
-	s.pending.close()
-	s.teller.ends.close()
+	for _, m := range s.mirrors() {
+		m.close()
+	}
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
 		if s.broken != nil { // what is stored here is of no use to anybody

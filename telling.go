@@ -52,13 +52,10 @@ func parseTelling(key, value []byte) (parent ID, end byte, err error) {
 // load counts who is not told of.
 func (t *teller) load(r pebble.Reader) error {
 	t.count = 0
-	if err := scan(r, keys.Telling, func([]byte, []byte) error {
+	return scan(r, keys.Telling, func([]byte, []byte) error {
 		t.count++
 		return nil
-	}); err != nil {
-		return err
-	}
-	return t.ends.load(r)
+	})
 }
 
 // isTelling reports whether some who wait for a task do not know yet that it has ended.

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -162,20 +163,23 @@ func (p *process) stored(prefix byte) (n int) {
 	return n
 }
 
-// forgetMirrors has the next look at an entry go to disk.
+// forgetMirrors has the next look at an entry go to disk, and keys listed again.
 func forgetMirrors(s *shard) error {
-	if len(s.uniques.changed)+len(s.groups.changed)+len(s.pending.changed) > 0 {
+	if len(s.uniques.changed)+len(s.groups.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
 		return errBusy
 	}
 	forget(&s.uniques)
 	forget(&s.groups)
 	forget(&s.pending)
+	forget(&s.teller.ends)
+	forget(&s.pins.counts)
 	return nil
 }
 
 func forget[K comparable, V any](m *mirror[K, V]) {
 	clear(m.held)
 	m.whole = false
+	m.forgetPrints()
 }
 
 // duplicates returns the holders of the keys that an error says are taken, by
@@ -1063,6 +1067,86 @@ func TestManyKeys(t *testing.T) {
 			require.NotEqual(t, ids[i], fresh)
 			p.taken(keyed(strconv.Itoa(i)), fresh)
 		}
+	})
+}
+
+// TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there are,
+// also after Open, when all are listed; until then the others are looked up.
+func TestNewKeysReadNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := Options{Shards: 1, fs: vfs.NewMem()}
+		q := openForRun(t, opts)
+		const batch, n = 5000, (mirrorCap/5000 + 2) * 5000
+		next := 0
+		produceNew := func() (reads int) {
+			tasks := make([]Task, batch)
+			for i := range tasks {
+				tasks[i] = keyed(strconv.Itoa(next))
+				next++
+			}
+			before := q.readsOf(t)
+			_, err := q.ProduceBatch(t.Context(), tasks)
+			require.NoError(t, err)
+			return q.readsOf(t) - before
+		}
+		const chance = 20 // keys with the fingerprint of another: one is to be expected
+		for next < n {
+			require.Less(t, produceNew(), chance)
+		}
+		require.NoError(t, q.checkMemory())
+		require.NoError(t, q.Close())
+
+		q = openForRun(t, opts)
+		listed := func() (all bool, n int) {
+			require.NoError(t, q.shard(0).probe(func(s *shard) error {
+				all, n = s.uniques.all, s.uniques.prints.Len()
+				return nil
+			}))
+			return all, n
+		}
+		all, some := listed()
+		require.False(t, all)
+		require.Less(t, some, n)
+		require.NoError(t, q.checkMemory())
+		id := produce(t, q, keyed("while they are listed"))[0]
+		_, err := q.Produce(t.Context(), keyed("while they are listed"))
+		require.Equal(t, id, duplicates(t, err)[0])
+		synctest.Wait()
+		all, now := listed()
+		require.True(t, all)
+		require.Equal(t, n+1, now)
+		require.Less(t, produceNew(), chance)
+		_, err = q.Produce(t.Context(), keyed("0"))
+		require.ErrorIs(t, err, ErrDuplicate)
+		requireSettled(t, q)
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestTooManyFingerprints: beyond their bound there are none, and keys are looked up.
+func TestTooManyFingerprints(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		ids := produce(t, q, keyed("first"))
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
+			m := &s.uniques
+			forget(m)
+			for n := uint32(0); m.note([keys.UniqueLen]byte(binary.BigEndian.AppendUint32(make([]byte, 12, 16), n))); n++ {
+			}
+			return nil
+		}))
+		for _, key := range []string{"second", "third"} {
+			ids = append(ids, produce(t, q, keyed(key))...)
+		}
+		for i, key := range []string{"first", "second", "third"} {
+			_, err := q.Produce(t.Context(), keyed(key))
+			require.Equal(t, ids[i], duplicates(t, err)[0])
+		}
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
+			require.True(t, s.uniques.tooMany)
+			require.Zero(t, s.uniques.prints.Len())
+			return nil
+		}))
+		requireSettled(t, q)
 	})
 }
 
