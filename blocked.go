@@ -2,7 +2,9 @@ package codeq
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -18,11 +20,12 @@ import (
 // block has a task wait in a scope.
 func (s *shard) block(l *lane, scope uint64, id ID, rec []byte) {
 	q := l.queue
+	value := s.withLane(l, rec)
 	if scope != 0 {
-		s.fronts.lower(scope, id)
+		s.fronts.add(scope, id, value)
 	}
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.number, scope, id)
-	s.group.set(s.scratch, s.withLane(l, rec))
+	s.group.set(s.scratch, value)
 	s.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, rec)
 	q.counts.Blocked++
 	s.touch(q)
@@ -41,6 +44,11 @@ type mark struct {
 	id    ID // the task in scope 0
 }
 
+// compare is the order of the keys.
+func (m mark) compare(other mark) int {
+	return cmp.Or(cmp.Compare(m.queue.number, other.queue.number), cmp.Compare(m.scope, other.scope), bytes.Compare(m.id[:], other.id[:]))
+}
+
 // markList is the marks that the groups before have left: those in memory, and those
 // that are found by walking the range on from a cursor, so that nobody steps over the
 // tombstones of all that were there.
@@ -53,6 +61,9 @@ type markList struct {
 	from   []byte // the cursor; nil: the beginning of the range
 	busy   bool   // marks are being obeyed: those that this makes are held in memory
 }
+
+// marksSorted is how many marks are brought into the order of their keys together.
+const marksSorted = 512
 
 // marksCap is how many marks memory holds at the most between two groups, but for those
 // that come of obeying others.
@@ -105,8 +116,12 @@ func (l *markList) queues() map[*queueState]bool {
 func (s *shard) wakeBlocked() {
 	todo := s.marks
 	s.marks = markList{onDisk: todo.onDisk, from: todo.from, busy: true}
+	defer s.scopes.close(s)
 	n := 0
 	for ; n < len(todo.order) && s.broken == nil && !s.spent(); n++ {
+		if n%marksSorted == 0 { // their tasks are then read in one pass
+			slices.SortFunc(todo.order[n:min(n+marksSorted, len(todo.order))], mark.compare)
+		}
 		m := todo.order[n]
 		if _, newer := s.marks.how[m]; !newer { // else it is for the next group
 			s.broken = s.obeyMark(m, todo.how[m])
@@ -176,7 +191,7 @@ func (s *shard) obeyMark(m mark, how byte) error {
 // wakeTask lets a task go on whose parents have ended, or cancels it.
 func (s *shard) wakeTask(q *queueState, id ID, how byte) error {
 	key := keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id)
-	value, err := s.read(key)
+	value, err := s.scopes.read(s, key)
 	if err != nil || value == nil || s.group.hasChanged(id) { // nil: it was canceled meanwhile
 		return err
 	}
@@ -198,88 +213,4 @@ func (s *shard) unblock(at *located) {
 	s.group.delete(at.place.AppendKey(nil, at.id))
 	at.lane.queue.counts.Blocked--
 	s.touch(at.lane.queue)
-}
-
-// waiting visits the tasks that wait in a scope, in the order of their IDs,
-// until visit returns false. REQUIRES: those for which it returns true are moved
-// to elsewhere in this group.
-func (s *shard) waiting(q *queueState, scope uint64, visit func(n int, at *located) bool) error {
-	upper := keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.number, scope))
-	front := s.fronts.of(scope)
-	lower := keys.AppendGrouped(nil, keys.Blocked, q.number, scope, front)
-	err := s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
-		_, _, id, err := keys.ParseGrouped(it.Key())
-		if err != nil {
-			return false, err
-		}
-		v, err := it.ValueAndErr()
-		if err != nil {
-			return false, err
-		}
-		front = id
-		at := &located{id: id, place: keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, indexed: true}
-		if err := s.decode(at, append([]byte(nil), v...)); err != nil {
-			return false, err
-		}
-		return visit(n, at), nil
-	})
-	s.fronts.advance(scope, front)
-	return err
-}
-
-// frontTable is how far the tasks that waited in a scope have gone on, for some of
-// the scopes: those that wait are not looked for among the tombstones of those
-// that did.
-//
-// Invariant: no task that waits in the scope has an ID before the front.
-type frontTable struct {
-	byScope map[uint64]front
-	group   uint64 // counts groups
-}
-
-type front struct {
-	id    ID
-	low   ID     // smallest ID of a task that began to wait in that group:
-	group uint64 // disk does not have it yet
-}
-
-// frontsCap is how many fronts memory holds between two groups.
-const frontsCap = 1 << 12
-
-// of returns where the tasks begin that wait in a scope.
-func (t *frontTable) of(scope uint64) ID { return t.byScope[scope].id }
-
-// lower has the front of a scope include a task that begins to wait.
-func (t *frontTable) lower(scope uint64, id ID) {
-	if t.byScope == nil {
-		t.byScope = make(map[uint64]front)
-	}
-	f := t.byScope[scope]
-	if f.group != t.group || bytes.Compare(id[:], f.low[:]) < 0 {
-		f.low, f.group = id, t.group
-	}
-	if bytes.Compare(id[:], f.id[:]) < 0 {
-		f.id = id
-	}
-	t.byScope[scope] = f
-}
-
-// advance moves the front of a scope to a task that disk has, with none before it.
-func (t *frontTable) advance(scope uint64, id ID) {
-	if t.byScope == nil {
-		t.byScope = make(map[uint64]front)
-	}
-	f := t.byScope[scope]
-	if f.id = id; f.group == t.group && bytes.Compare(f.low[:], id[:]) < 0 {
-		f.id = f.low
-	}
-	t.byScope[scope] = f
-}
-
-// next begins a group, and bounds the memory.
-func (t *frontTable) next() {
-	t.group++
-	if len(t.byScope) > frontsCap {
-		clear(t.byScope)
-	}
 }

@@ -19,6 +19,9 @@ func (s *shard) takeTurn(scope uint64, id ID) bool {
 	case v.Holder == keys.ID(id):
 		return true
 	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn looks for the change
+		if !v.Waiting {
+			s.fronts.begin(scope)
+		}
 		v.Waiting = true
 		s.groups.put(s, scope, v)
 	}
@@ -31,29 +34,42 @@ func (s *shard) passTurn(q *queueState, scope uint64, id ID) {
 	if !ok || v.Holder != keys.ID(id) { // it was not its turn
 		return
 	}
-	if !v.Waiting {
+	if !v.Waiting || s.fronts.isEmpty(scope) {
 		s.groups.drop(s, scope)
+		return
+	}
+	if first := s.firstWaiter(q, scope); first != nil {
+		s.giveTurnTo(first, scope, !s.fronts.isEmpty(scope))
 		return
 	}
 	s.groups.put(s, scope, keys.GroupValue{Waiting: true})
 	s.wake(q, scope, ID{}, wakeUp)
 }
 
+func (s *shard) giveTurnTo(at *located, scope uint64, others bool) {
+	s.groups.put(s, scope, keys.GroupValue{Holder: at.id, Waiting: others})
+	s.unblock(at)
+	s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+}
+
 // giveTurn gives the turn of a group to the first task that waits for it.
 func (s *shard) giveTurn(q *queueState, scope uint64) error {
 	var first *located
-	err := s.waiting(q, scope, func(_ int, at *located) bool {
+	others := s.groups.hasChanged(scope) // some have just begun to wait
+	err := s.waiting(q, scope, func(n int, at *located) bool {
+		if n > 0 {
+			others = true
+			return false
+		}
 		first = at
-		return false
+		return true
 	})
 	switch {
 	case err != nil:
 		return err
 	case first != nil:
-		s.groups.put(s, scope, keys.GroupValue{Holder: first.id, Waiting: true})
-		s.unblock(first)
-		s.place(first.lane, keys.SinceOf(keys.ID(first.id)), first.id, first.rec.Encode())
-	case s.groups.hasChanged(scope): // the first has just begun to wait
+		s.giveTurnTo(first, scope, others)
+	case others:
 		s.wake(q, scope, ID{}, wakeUp)
 	default:
 		s.groups.drop(s, scope)

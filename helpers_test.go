@@ -548,8 +548,18 @@ func (c *memoryChecker) limits() error {
 		}
 	}
 	parked := make(map[uint64]bool)
-	err := scan(c.view.snap, keys.Blocked, func(key, _ []byte) error {
+	waiting := make(map[uint64]int)
+	err := scan(c.view.snap, keys.Blocked, func(key, value []byte) error {
 		_, scope, id, err := keys.ParseGrouped(key)
+		if f, n := s.fronts.byScope[scope], waiting[scope]; f != nil {
+			switch {
+			case n < len(f.ahead) && (f.ahead[n].id != id || !bytes.Equal(f.ahead[n].value, value)):
+				c.report("task %s waits in scope %x at %d, where memory has %s", ID(id), scope, n, f.ahead[n].id)
+			case n >= len(f.ahead) && f.all:
+				c.report("task %s waits in scope %x behind the last that memory has", ID(id), scope)
+			}
+		}
+		waiting[scope]++
 		if front := s.fronts.of(scope); bytes.Compare(id[:], front[:]) < 0 {
 			c.report("task %s waits in scope %x before its front %s", ID(id), scope, front)
 		}
@@ -558,6 +568,18 @@ func (c *memoryChecker) limits() error {
 		}
 		return err
 	})
+	held := 0
+	for scope, f := range s.fronts.byScope {
+		if n := waiting[scope]; n < len(f.ahead) {
+			c.report("%d tasks wait in scope %x, memory has %d", n, scope, len(f.ahead))
+		}
+		for i := range f.ahead {
+			held += f.ahead[i].size()
+		}
+	}
+	if held != s.fronts.bytes {
+		c.report("tasks that wait take %d bytes of memory, counted are %d", held, s.fronts.bytes)
+	}
 	for scope, st := range s.limits {
 		if st.leased != leased[scope] {
 			c.report("limit %x counts %d leases of %d", scope, st.leased, leased[scope])
@@ -751,7 +773,7 @@ func checkMirror[K, V comparable](c *memoryChecker, what string, m *mirror[K, V]
 		}
 		delete(onDisk, k)
 	}
-	if len(m.held) > mirrorCap {
+	if len(m.held) > m.most() {
 		c.report("%d entries of %s are held", len(m.held), what)
 	}
 	if m.whole && len(onDisk) > 0 {

@@ -483,6 +483,7 @@ func (s *shard) withdraw(at *located) {
 		q.counts.Scheduled--
 	case Blocked:
 		s.group.delete(at.place.AppendKey(nil, at.id))
+		s.fronts.forget(at.place.At)
 		q.counts.Blocked--
 		if at.place.At == 0 {
 			s.pending.drop(s, at.id)

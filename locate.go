@@ -206,6 +206,9 @@ func (s *shard) rewrite(at *located) {
 			s.windows.shrink()
 		}
 	case keys.Scheduled, keys.Blocked:
+		if at.place.Range == keys.Blocked {
+			s.fronts.forget(at.place.At)
+		}
 		s.group.put(at.id, at.lane, at.place, b)
 		s.group.set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))
 	default:

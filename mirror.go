@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"slices"
+	"unsafe"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -54,9 +55,16 @@ type mirrored[V any] struct {
 // many is more writes than SINGLEDEL is legal for, or an unknown number.
 const many = 2
 
-// mirrorCap is how many entries of a range memory holds at the most between
-// two groups.
-const mirrorCap = 1 << 16
+// mirrorBytes is how much memory holds of a range at the most between two groups, in bytes, without
+// what the map takes: 65,536 idempotency keys, 112,347 groups.
+const mirrorBytes = 3 << 20
+
+// most is mirrorBytes in entries.
+func (m *mirror[K, V]) most() int {
+	var k K
+	var e mirrored[V]
+	return mirrorBytes / int(unsafe.Sizeof(k)+unsafe.Sizeof(e))
+}
 
 // printsCap bounds the fingerprints of a range, in bytes: those of some ten million entries.
 const printsCap = 32 << 20
@@ -97,7 +105,7 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
-		if len(m.held) == mirrorCap {
+		if len(m.held) == m.most() {
 			m.whole, m.listed = false, k
 			return nil
 		}
@@ -277,8 +285,11 @@ func (m *mirror[K, V]) seal(g *group) {
 
 // trim bounds the memory. REQUIRES: the group has persisted.
 func (m *mirror[K, V]) trim() {
-	if len(m.held) > mirrorCap {
-		clear(m.held)
+	for k := range m.held { // in any order
+		if len(m.held) <= m.most() {
+			return
+		}
+		delete(m.held, k)
 		m.whole = false
 	}
 }

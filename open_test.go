@@ -597,6 +597,7 @@ func TestOptionDefaults(t *testing.T) {
 			idleLanes:     idleLanes,
 			sweepLanes:    sweepLanes,
 			groupBytes:    groupBytes,
+			maxAppend:     maxAppend,
 		}, o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}

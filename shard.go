@@ -72,6 +72,7 @@ type shard struct {
 	rechecks  []*recheck            // queues whose limits have changed
 	marks     markList              // of blocked tasks that may go on
 	fronts    frontTable
+	scopes    scopeReader
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	sessions  sessionTable

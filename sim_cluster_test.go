@@ -356,10 +356,15 @@ func (c *simCluster) mend(start bool) {
 		n.mu.Lock()
 		n.fuse = nil
 		n.mu.Unlock()
-		if start {
-			n.raise()
-		}
 	}
+	if !start {
+		return
+	}
+	var raised sync.WaitGroup
+	for _, n := range c.members() { // together: one that has not joined yet needs the others
+		raised.Go(func() { n.raise() })
+	}
+	raised.Wait()
 }
 
 // leader returns the node that leads a shard, or nil if none does. Of several that

@@ -1028,12 +1028,14 @@ func TestUniquePowerLoss(t *testing.T) {
 // TestManyKeys: more keys than memory holds.
 func TestManyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &process{t: t, end: closed, opts: Options{Shards: 1, Limits: Limits{Batch: mirrorCap}}, disk: vfs.NewCrashableMem()}
+		most := new(uniqueMirror).most()
+		p := &process{t: t, end: closed, opts: Options{Shards: 1, Limits: Limits{Batch: most}}, disk: vfs.NewCrashableMem()}
 		p.opts.wall = time.Now
 		p.open()
 		defer func() { require.NoError(t, p.Close()) }()
 		ctx := context.Background()
-		const n, size = mirrorCap + 3000, 1 << 14
+		const size = 1 << 14
+		n := most + 3000
 		batchFrom := func(from int) (batch []Task) {
 			for i := from; i < min(from+size, n); i++ {
 				batch = append(batch, keyed(strconv.Itoa(i)))
@@ -1049,7 +1051,7 @@ func TestManyKeys(t *testing.T) {
 		requireTaken := func() {
 			t.Helper()
 			require.NoError(t, p.checkMemory())
-			for _, i := range []int{0, 1, n / 2, mirrorCap - 1, mirrorCap, n - 1} {
+			for _, i := range []int{0, 1, n / 2, most - 1, most, n - 1} {
 				p.taken(keyed(strconv.Itoa(i)), ids[i])
 			}
 			last, err := p.ProduceBatch(ctx, batchFrom(n/size*size))
@@ -1076,7 +1078,8 @@ func TestNewKeysReadNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{Shards: 1, fs: vfs.NewMem()}
 		q := openForRun(t, opts)
-		const batch, n = 5000, (mirrorCap/5000 + 2) * 5000
+		const batch = 5000
+		n := (new(uniqueMirror).most()/batch + 2) * batch
 		next := 0
 		produceNew := func() (reads int) {
 			tasks := make([]Task, batch)
