@@ -83,11 +83,12 @@ type shard struct {
 	canceled  canceledLeases
 
 	group        group
-	served       int           // callers that the last group has served
-	taken        []operation   // swapped with the inbox
-	cursor       int           // of taken: what is before has been resolved
-	deferred     []operation   // claims to resolve again once lanes are refilled
-	again        []operation   // memory for the next deferred
+	served       int         // callers that the last group has served
+	taken        []operation // swapped with the inbox
+	cursor       int         // of taken: what is before has been resolved
+	deferred     []operation // claims to resolve again once lanes are refilled
+	again        []operation // memory for the next deferred
+	large        largeLine
 	retrying     []operation   // deferred operations that are about to be decided; nil: none
 	deciding     operation     // nil: none
 	giving       *claimOp      // taken by this shard, and not settled yet; nil: none
@@ -198,7 +199,7 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || len(s.refiller.wants) > 0 || len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) || s.due()
+		busy := len(s.deferred) > 0 || s.largeIsDue() || len(s.refiller.wants) > 0 || len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -209,7 +210,7 @@ func (s *shard) gather() bool {
 		switch {
 		case len(ops) > 0 || len(s.deferred) > 0:
 			return true
-		case refused != nil:
+		case refused != nil && len(s.large.ops) == 0:
 			return false
 		case busy:
 			return true
@@ -293,6 +294,9 @@ func (s *shard) sleep() {
 	if s.holdsBack() {
 		wait = min(wait, s.space.recheck-s.clock.read)
 	}
+	if len(s.large.ops) > 0 {
+		wait = min(wait, s.large.recheck-s.now)
+	}
 	if wait == never {
 		s.clock.sleep(never)
 		<-s.inbox.wake
@@ -355,17 +359,19 @@ func (s *shard) decideAll() {
 		s.again = retry[:0]
 		s.endStep(StepOperations)
 	}
-	if s.cursor == len(s.taken) {
-		return
+	if s.cursor < len(s.taken) {
+		s.budget = s.newBudget(callerBudget)
+		s.clock.judged = s.clock.taken
+		for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && s.mayDecide(n); n++ {
+			op := s.taken[s.cursor]
+			s.taken[s.cursor] = nil
+			s.cursor++
+			if !s.putInLine(op) {
+				s.decide(op)
+			}
+		}
 	}
-	s.budget = s.newBudget(callerBudget)
-	s.clock.judged = s.clock.taken
-	for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && s.mayDecide(n); n++ {
-		op := s.taken[s.cursor]
-		s.taken[s.cursor] = nil
-		s.cursor++
-		s.decide(op)
-	}
+	s.decideLarge(len(s.group.settled)+len(s.group.answered) > 0)
 }
 
 // mayDecide reports whether the group has room for an operation, after n others.
@@ -462,6 +468,9 @@ func (s *shard) dismiss(reason error) {
 		for _, op := range ops {
 			op.settle(reason)
 		}
+	}
+	for _, op := range s.large.ops {
+		refuse(op, reason)
 	}
 	for _, op := range append(s.deferred, s.space.parked...) {
 		refuse(op, reason)

@@ -282,3 +282,61 @@ func BenchmarkDepthDead(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkDepthLarge is what a caller beside waits, who produces small tasks to another queue, while others
+// produce large operations for 10 s: batches of 1,000 tasks of 8 KiB by four callers, single payloads of 4 MiB
+// and of 32 MiB by one.
+func BenchmarkDepthLarge(b *testing.B) {
+	for _, load := range []struct {
+		name                 string
+		callers, batch, size int
+	}{
+		{"batch=1000x8KiB", 4, 1000, 8 << 10},
+		{"payload=4MiB", 1, 1, 4 << 20},
+		{"payload=32MiB", 1, 1, 32 << 20},
+	} {
+		b.Run(load.name, func(b *testing.B) {
+			limits := codeq.Limits{Payload: 32 << 20, BatchBytes: 64 << 20, CommitBytes: 128 << 20}
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Limits: limits})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() {
+				if err := q.Close(); err != nil {
+					b.Error(err)
+				}
+			}()
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			beside := produceBeside(ctx, q)
+			stopProfiles := startProfiles(b)
+			var bytes atomic.Int64
+			var callers sync.WaitGroup
+			for range load.callers {
+				callers.Go(func() {
+					tasks := make([]codeq.Task, load.batch)
+					for i := range tasks {
+						tasks[i] = codeq.Task{Queue: queueName, Payload: make([]byte, load.size)}
+					}
+					for ctx.Err() == nil {
+						if _, err := q.ProduceBatch(context.Background(), tasks); err != nil {
+							b.Error(err)
+							return
+						}
+						bytes.Add(int64(load.batch * load.size))
+					}
+				})
+			}
+			callers.Wait()
+			waited := <-beside
+			stopProfiles()
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(bytes.Load())/10e6, "MB/s")
+			b.ReportMetric(float64(waited.Quantile(0.5).Microseconds())/1e3, "beside-p50-ms")
+			b.ReportMetric(float64(waited.Quantile(0.99).Microseconds())/1e3, "beside-p99-ms")
+			b.ReportMetric(float64(waited.Quantile(1).Microseconds())/1e3, "beside-max-ms")
+			b.ReportMetric(float64(workload.Resident())/1e6, "rss-MB")
+			reportSteps(b, q)
+		})
+	}
+}

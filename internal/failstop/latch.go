@@ -160,6 +160,17 @@ func (l *Latch) Ready(db *pebble.DB) error {
 	return l.Err()
 }
 
+// Takes reports whether a commit of so many bytes may be made long before Ready and Throttle wait: others
+// have room beside it, or no memtable waits for a flush. Unlike those it may be called by anybody.
+func (l *Latch) Takes(db *pebble.DB, bytes int) bool {
+	if l.hurried.Load() || l.Err() != nil {
+		return true // what comes next finds out
+	}
+	m := db.Metrics()
+	return m.Levels[0].Sublevels < tooManyTables/2 &&
+		(m.MemTable.Count <= 1 || m.MemTable.Size+uint64(bytes) <= uint64(l.memory)*3/4)
+}
+
 // NoSpace reports whether flushes fail for want of space, or the reserve has been used.
 func (l *Latch) NoSpace() bool { return l.flushFull.Load() || !l.hasReserve() }
 

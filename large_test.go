@@ -1,0 +1,128 @@
+package codeq
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
+)
+
+// sizedCommitter takes a time for each large commit.
+type sizedCommitter struct {
+	committer
+	takes time.Duration
+}
+
+func (c sizedCommitter) commit(b *pebble.Batch) error {
+	if b.Len() > groupBytes {
+		time.Sleep(c.takes)
+	}
+	return c.committer.commit(b)
+}
+
+// TestSmallPassLarge: a small operation waits for one large one at the most, however many there are, and large
+// ones go on however many small ones come.
+func TestSmallPassLarge(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		const commit = 10 * time.Millisecond // of a large one; the others take no time
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
+			s.commit = sizedCommitter{s.commit, commit}
+			return nil
+		}))
+		produceOne := func(queue string, size int, took *time.Duration) {
+			begun := time.Now()
+			_, err := q.Produce(t.Context(), Task{Queue: queue, Payload: make([]byte, size)})
+			if err != nil {
+				t.Error(err)
+			}
+			*took = time.Since(begun)
+		}
+		const large = 20
+		var took [large]time.Duration
+		for i := range took {
+			go produceOne("large", groupBytes, &took[i])
+		}
+		synctest.Wait()
+		for range 3 * large { // without a pause between them
+			var small time.Duration
+			produceOne("small", 10, &small)
+			require.LessOrEqual(t, small, commit)
+		}
+		synctest.Wait()
+		for i := range took {
+			require.NotZero(t, took[i], i)
+			require.LessOrEqual(t, took[i], 2*large*commit+commit, i)
+		}
+	})
+}
+
+// TestLargeWaitForFlushes: large operations wait while memtables are flushed, and small ones do not.
+func TestLargeWaitForFlushes(t *testing.T) {
+	bubble(t, Options{Shards: 1, MemTableBytes: 1 << 20}, func(t *testing.T, q *Queue) {
+		s := q.shard(0)
+		most := uint64(0)
+		for range 50 {
+			var done [4]bool
+			for i := range done {
+				go func() {
+					_, err := q.Produce(t.Context(), Task{Queue: "large", Payload: make([]byte, 400<<10)})
+					done[i] = err == nil
+				}()
+			}
+			produce(t, q, Task{Queue: "small"})
+			most = max(most, s.store.db.Metrics().MemTable.Size)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.Equal(t, [4]bool{true, true, true, true}, done)
+		}
+		require.Less(t, most, uint64(memTables<<20))
+		requireSettled(t, q)
+	})
+}
+
+// TestLargeAtTheEnd: large operations that wait are decided before the queue closes, or refused when the
+// shard fails.
+func TestLargeAtTheEnd(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, Options{Shards: 1})
+			goOn := make(chan struct{})
+			go func() {
+				_ = q.shard(0).probe(func(s *shard) error {
+					if <-goOn; fails {
+						s.broken = errBroken
+					}
+					return nil
+				})
+			}()
+			synctest.Wait()
+			errs := make(chan error, 10)
+			for range cap(errs) {
+				go func() {
+					_, err := q.Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, groupBytes)})
+					errs <- err
+				}()
+			}
+			synctest.Wait()
+			closed := make(chan error, 1)
+			if !fails {
+				go func() { closed <- q.Close() }()
+				synctest.Wait()
+			}
+			close(goOn)
+			for range cap(errs) {
+				if err := <-errs; fails {
+					require.ErrorIs(t, err, ErrFailed)
+				} else {
+					require.NoError(t, err)
+				}
+			}
+			if fails {
+				go func() { closed <- q.Close() }()
+			}
+			<-closed
+		})
+	}
+}
