@@ -93,10 +93,35 @@ type completeOp struct {
 	receipt Receipt
 	result  []byte // memory of the operation
 	next    []newTask
-	// Of Run, which does not wait: it is told of the outcome in place of a
-	// caller, and owns the operation from then on.
-	runner *runner
+	ofRunner
+}
+
+// ofRunner is embedded in operations by which Run ends a lease. It does not wait: the runner is told of the outcome in
+// place of a caller, and owns the operation from then on.
+type ofRunner struct {
+	runner *runner // nil: a caller waits
 	lease  *Lease
+}
+
+// leaseEnd is an operation that embeds ofRunner.
+type leaseEnd interface {
+	request
+	of() *ofRunner
+	recycle(q *Queue) // keeps the operation for reuse, if it is worth it
+}
+
+func (o *ofRunner) of() *ofRunner { return o }
+
+// tell reports whether a runner is told of the outcome of an operation, and tells it.
+func (o *ofRunner) tell(op leaseEnd, err error) bool {
+	if o.runner == nil {
+		return false
+	}
+	if err == nil {
+		err = op.base().err
+	}
+	o.runner.settled(op, err)
+	return true
 }
 
 // completeOp returns an operation without a result and follow-ups.
@@ -135,22 +160,19 @@ const maxPooledResult = 16 << 10
 // recycleComplete keeps an operation for reuse, as recycleProduce does.
 func (q *Queue) recycleComplete(op *completeOp) {
 	clear(op.next)
-	op.result, op.next, op.err, op.roomWait, op.runner, op.lease = op.result[:0], op.next[:0], nil, roomWait{}, nil, nil
+	op.result, op.next, op.err, op.roomWait, op.ofRunner = op.result[:0], op.next[:0], nil, roomWait{}, ofRunner{}
 	if cap(op.result) > maxPooledResult {
 		op.result = nil
 	}
 	q.pools.complete.Put(op)
 }
 
+func (op *completeOp) recycle(q *Queue) { q.recycleComplete(op) }
+
 func (op *completeOp) settle(err error) {
-	if op.runner == nil {
+	if !op.tell(op, err) {
 		op.completion.settle(err)
-		return
 	}
-	if err == nil {
-		err = op.err
-	}
-	op.runner.settled(op, err)
 }
 
 func (op *completeOp) resolve(s *shard) {
@@ -211,6 +233,15 @@ type failOp struct {
 	how     failure
 	wait    int64 // ms; negative: by the backoff
 	cause   string
+	ofRunner
+}
+
+func (op *failOp) recycle(*Queue) {}
+
+func (op *failOp) settle(err error) {
+	if !op.tell(op, err) {
+		op.completion.settle(err)
+	}
 }
 
 func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) error {

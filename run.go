@@ -443,16 +443,12 @@ func within(done <-chan struct{}, d time.Duration) bool {
 
 // giveBack returns a task as if it had not been claimed.
 func (r *runner) giveBack(receipt Receipt, l *Lease) {
-	err := r.failed(receipt, failOp{how: failReturn})
+	op := failOp{how: failReturn}
+	op.gone = r.storing.Done() // while there is no room on the disk, it waits
+	err := r.queue.failed(r.storeContext(), receipt, op, nil)
 	if err != nil && l != nil {
 		r.report(l, err)
 	}
-}
-
-// failed ends the lease of a handler. While there is no room on the disk, it waits.
-func (r *runner) failed(receipt Receipt, op failOp) error {
-	op.gone = r.storing.Done()
-	return r.queue.failed(r.storeContext(), receipt, op, nil)
 }
 
 // storeContext ends when an operation that another node has put off is not waited for
@@ -576,16 +572,15 @@ func (w *worker) call(ctx context.Context, f *frame) (err error) {
 	return w.runner.handlers[f.lease.Queue](ctx, &f.lease, f)
 }
 
-// fail stores a failed attempt.
+// fail hands a failed attempt to the shard, as complete does.
 func (w *worker) fail(l *Lease, err error) {
 	r := w.runner
 	op := failOpOf(err)
 	if op.how != failRelease {
 		r.report(l, err)
 	}
-	if err := r.failed(l.Receipt, op); err != nil {
-		r.report(l, err)
-	}
+	op.completion, op.receipt, op.gone = newCompletion(), l.Receipt, r.storing.Done()
+	r.end(&op, l)
 }
 
 // complete hands the completion to the shard and does not wait for it.
@@ -603,7 +598,13 @@ func (w *worker) complete(f *frame) {
 			return
 		}
 	}
-	op.runner, op.lease, op.gone = r, l, r.storing.Done()
+	op.gone = r.storing.Done()
+	r.end(op, l)
+}
+
+// end hands the operation that ends a lease to its shard, and does not wait for it.
+func (r *runner) end(op leaseEnd, l *Lease) {
+	*op.of() = ofRunner{r, l}
 	r.stored.Add(1)
 	s := r.queue.shard(r.queue.shardOf(l.ID))
 	if s == nil {
@@ -619,16 +620,16 @@ func (w *worker) complete(f *frame) {
 	}
 }
 
-// forward has a completion stored by the node that leads its shard, and waits for it.
-func (r *runner) forward(op *completeOp) {
+// forward has an operation stored by the node that leads its shard, and waits for it.
+func (r *runner) forward(op leaseEnd) {
 	defer r.stored.Done()
-	l := op.lease
-	err := guarded(r.queue.opts.log, "completion elsewhere", func() error {
-		op.runner = nil // it has a caller who waits
+	l := op.of().lease
+	err := guarded(r.queue.opts.log, "end of a lease elsewhere", func() error {
+		op.of().runner = nil // it has a caller who waits
 		op.again()
 		settled, err := r.queue.do(r.storeContext(), r.queue.shardOf(l.ID), op)
 		if settled {
-			r.queue.recycleComplete(op)
+			op.recycle(r.queue)
 		}
 		return err
 	})
@@ -638,13 +639,13 @@ func (r *runner) forward(op *completeOp) {
 }
 
 // settled is called by the shard's owner, which must not wait for a hook.
-func (r *runner) settled(op *completeOp, err error) {
+func (r *runner) settled(op leaseEnd, err error) {
 	if errors.Is(err, ErrNotLeader) { // this node has led the shard until now
 		go r.forward(op)
 		return
 	}
-	l := op.lease
-	r.queue.recycleComplete(op)
+	l := op.of().lease
+	op.recycle(r.queue)
 	if err == nil {
 		r.stored.Done()
 		return
