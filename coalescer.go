@@ -274,6 +274,7 @@ type committer interface {
 // again, both in the order of their keys.
 type group struct {
 	batch     *pebble.Batch
+	order     batchOrder
 	settled   []operation    // to be woken when the group has persisted
 	answered  []operation    // likewise, of other nodes
 	waking    operation      // whose caller is being woken; nil: none
@@ -433,8 +434,11 @@ func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
 	_ = op.Finish()
 }
 
-// seal adds what has been gathered beside the batch.
-func (g *group) seal(clock uint64) {
+// seal adds what has been gathered beside the batch, and brings that into order.
+func (g *group) seal(clock uint64, db *pebble.DB) {
+	if g.batch.Count() >= sortFrom {
+		defer func() { g.batch = g.order.sort(db, g.batch) }()
+	}
 	g.flushTasks()
 	for _, r := range g.granted {
 		if r.live == 0 { // every lease in it was replaced within the group

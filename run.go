@@ -611,7 +611,7 @@ func (r *runner) end(op leaseEnd, l *Lease) {
 		r.forwards <- struct{}{}
 		go func() {
 			defer func() { <-r.forwards }()
-			r.forward(op)
+			r.forward(op, l)
 		}()
 		return
 	}
@@ -621,9 +621,8 @@ func (r *runner) end(op leaseEnd, l *Lease) {
 }
 
 // forward has an operation stored by the node that leads its shard, and waits for it.
-func (r *runner) forward(op leaseEnd) {
+func (r *runner) forward(op leaseEnd, l *Lease) {
 	defer r.stored.Done()
-	l := op.of().lease
 	err := guarded(r.queue.opts.log, "end of a lease elsewhere", func() error {
 		op.of().runner = nil // it has a caller who waits
 		op.again()
@@ -640,11 +639,11 @@ func (r *runner) forward(op leaseEnd) {
 
 // settled is called by the shard's owner, which must not wait for a hook.
 func (r *runner) settled(op leaseEnd, err error) {
+	l := op.of().lease
 	if errors.Is(err, ErrNotLeader) { // this node has led the shard until now
-		go r.forward(op)
+		go r.forward(op, l)
 		return
 	}
-	l := op.of().lease
 	op.recycle(r.queue)
 	if err == nil {
 		r.stored.Done()

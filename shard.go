@@ -392,7 +392,7 @@ func (s *shard) persist() error {
 	s.out.seal(&s.group)
 	s.noteTouched()
 	s.dropEmpty()
-	s.group.seal(s.mint.clock)
+	s.group.seal(s.mint.clock, s.store.db)
 	s.endStep(StepSeal)
 	var err error
 	switch {

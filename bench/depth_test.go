@@ -340,3 +340,78 @@ func BenchmarkDepthLarge(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkDepthDue is how late tasks run that are due evenly over 30 s, 10,000 and 100,000 a second (over 3 s
+// with -short), all produced before.
+func BenchmarkDepthDue(b *testing.B) {
+	seconds := 30
+	if testing.Short() {
+		seconds = 3
+	}
+	for _, rate := range []int{10_000, 100_000} {
+		b.Run(fmt.Sprintf("rate=%d", rate), func(b *testing.B) {
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() {
+				if err := q.Close(); err != nil {
+					b.Error(err)
+				}
+			}()
+			n := rate * seconds
+			first := time.Now().Add(time.Second + time.Duration(n)*4*time.Microsecond) // when all are produced
+			produceDue(b, q, n, rate, first)
+			if wait := time.Until(first); wait < 0 {
+				b.Fatalf("produced %v after the first was due", -wait)
+			}
+			late := make(workload.Latencies, n)
+			var left atomic.Int64
+			left.Store(int64(n))
+			ctx, stop := context.WithCancel(context.Background())
+			defer stop()
+			m := new(codeq.Mux)
+			codeq.Handle(m, queueName, func(_ context.Context, j *codeq.Job[[]byte]) error {
+				i := binary.BigEndian.Uint64(j.Payload)
+				late[i] = time.Since(first.Add(time.Duration(i) * time.Second / time.Duration(rate)))
+				if left.Add(-1) == 0 {
+					stop()
+				}
+				return nil
+			})
+			stopProfiles := startProfiles(b)
+			if err := q.Run(ctx, m, &codeq.RunOptions{Concurrency: workers}); err != nil {
+				b.Fatal(err)
+			}
+			stopProfiles()
+			slices.Sort(late)
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(late.Quantile(0.5).Microseconds())/1e3, "late-p50-ms")
+			b.ReportMetric(float64(late.Quantile(0.99).Microseconds())/1e3, "late-p99-ms")
+			b.ReportMetric(float64(late.Quantile(1).Microseconds())/1e3, "late-max-ms")
+			reportSteps(b, q)
+		})
+	}
+}
+
+// produceDue produces n tasks by four callers, of which rate are due each second from first on.
+func produceDue(b *testing.B, q *codeq.Queue, n, rate int, first time.Time) {
+	const callers, size = 4, 1000
+	var callersDone sync.WaitGroup
+	for c := range callers {
+		callersDone.Go(func() {
+			batch := make([]codeq.Task, size)
+			for from := c * size; from < n; from += callers * size {
+				for i := range batch {
+					at := first.Add(time.Duration(from+i) * time.Second / time.Duration(rate))
+					batch[i] = codeq.Task{Queue: queueName, Payload: binary.BigEndian.AppendUint64(nil, uint64(from+i)), RunAt: at}
+				}
+				if _, err := q.ProduceBatch(context.Background(), batch); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	callersDone.Wait()
+}
