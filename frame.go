@@ -15,10 +15,11 @@ import (
 // done before anybody asks when their context ends: what tells that is made when
 // somebody does.
 type frame struct {
-	runner *runner
-	lease  Lease
-	logger atomic.Pointer[slog.Logger] // nil: nobody has asked for it
-	out    *output                     // nil: nothing
+	runner   *runner
+	lease    Lease
+	deadline time.Time                   // of the attempt, by the task's Timeout; zero: none
+	logger   atomic.Pointer[slog.Logger] // nil: nobody has asked for it
+	out      *output                     // nil: nothing
 
 	mu     sync.Mutex              // guards what follows
 	over   bool                    // the context has ended
@@ -94,8 +95,8 @@ func (f *frame) Value(key any) any {
 	return nil
 }
 
-// Deadline is none: a task's Timeout is that of a context derived from the frame.
-func (f *frame) Deadline() (time.Time, bool) { return time.Time{}, false }
+// Deadline is that of the attempt.
+func (f *frame) Deadline() (time.Time, bool) { return f.deadline, !f.deadline.IsZero() }
 
 // Done is closed when the frame ends.
 func (f *frame) Done() <-chan struct{} {
@@ -117,7 +118,7 @@ func (f *frame) Err() error {
 func (f *frame) asked() context.Context {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.over {
+	if f.over || f.ending == nil && !f.deadline.IsZero() && time.Until(f.deadline) <= 0 {
 		return f.ask()
 	}
 	return f.ending
@@ -129,6 +130,15 @@ func (f *frame) ask() context.Context {
 		f.ending, f.cancel = context.WithCancelCause(context.Background())
 		if f.over {
 			f.cancel(f.cause)
+		}
+		if !f.deadline.IsZero() {
+			var stop context.CancelFunc
+			cancel := f.cancel
+			f.ending, stop = context.WithDeadline(f.ending, f.deadline)
+			f.cancel = func(cause error) {
+				cancel(cause)
+				stop()
+			}
 		}
 	}
 	return f.ending

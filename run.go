@@ -533,11 +533,8 @@ func (w *worker) do(g *grant) {
 		w.disown()
 		return
 	}
-	ctx := context.Context(f)
 	if l.Timeout > 0 {
-		var stop context.CancelFunc
-		ctx, stop = context.WithTimeout(f, l.Timeout)
-		defer stop()
+		f.deadline = time.Now().Add(l.Timeout)
 	}
 	returned := false
 	defer func() {
@@ -547,7 +544,7 @@ func (w *worker) do(g *grant) {
 			w.start()
 		}
 	}()
-	err := w.call(ctx, f)
+	err := w.call(f)
 	returned = true
 	w.settle(f, err)
 }
@@ -567,9 +564,9 @@ func (w *worker) settle(f *frame, err error) {
 }
 
 // call runs the handler and turns a panic into an error.
-func (w *worker) call(ctx context.Context, f *frame) (err error) {
+func (w *worker) call(f *frame) (err error) {
 	defer recovered(&err)
-	return w.runner.handlers[f.lease.Queue](ctx, &f.lease, f)
+	return w.runner.handlers[f.lease.Queue](f, &f.lease, f)
 }
 
 // fail hands a failed attempt to the shard, as complete does.
