@@ -283,6 +283,8 @@ type group struct {
 	finished  []uint64       // lease records, by sequence number, without a lease left
 	touched   []*queueState  // whose counts changed
 	buckets   []*bucket      // whose sizes changed
+	ranged    bool           // something is deleted by range
+	trimmed   bool           // what is consumed of lanes is
 	unclocked bool           // counters go, which might be those with the latest clock: nobody's have it then
 
 	taskBytes int    // of the records in tasks
@@ -346,7 +348,14 @@ func (g *group) singleDelete(key []byte) {
 
 // deleteRange deletes the keys from lower to before upper, at the cost of one.
 func (g *group) deleteRange(lower, upper []byte) {
+	g.ranged = true
 	_ = g.batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
+}
+
+// trimRange is deleteRange of what nobody has. REQUIRES: the group is empty, but for others like it.
+func (g *group) trimRange(lower, upper []byte) {
+	g.trimmed = true
+	g.deleteRange(lower, upper)
 }
 
 // hasChanged reports whether disk is behind with a task.
@@ -504,6 +513,6 @@ func (g *group) release(err error) {
 	g.settled, g.granted = g.settled[:0], g.granted[:0]
 	g.finished, g.touched, g.buckets = g.finished[:0], g.touched[:0], g.buckets[:0]
 	g.groupView.clear()
-	g.checked, g.scattered = 0, false
+	g.checked, g.scattered, g.ranged, g.trimmed = 0, false, false, false
 	g.batch.Reset()
 }

@@ -24,6 +24,7 @@ type diskSpace struct {
 	low uint64 // bytes of free space below which there is not enough; 0: no limit
 
 	denied  bool // nothing can be written, whatever the file system says
+	tight   bool // there is less than half as much again as there is to be
 	level   room
 	free    uint64 // bytes, when it was asked
 	next    uint64 // when to ask again before a group, by ownerClock.read
@@ -80,6 +81,9 @@ func (d *diskSpace) measure() room {
 	return roomEmpty
 }
 
+// isTight reports whether space is to be reclaimed at once, before any call is refused.
+func isTight(free, low uint64) bool { return free < low+low/2 }
+
 // look measures the room if it is time to.
 func (s *shard) look() {
 	d := &s.space
@@ -90,6 +94,9 @@ func (s *shard) look() {
 	before := d.level
 	d.denied = denied
 	d.level, d.written, d.next, d.recheck = d.measure(), 0, now+lookEvery, now+lookEvery
+	if d.tight = d.denied || d.low > 0 && isTight(d.free, d.low); d.tight {
+		s.store.reclaimer.hurry(d.free)
+	}
 	if d.level > roomy {
 		d.next = now + lookEveryFull
 	}

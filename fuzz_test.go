@@ -214,7 +214,7 @@ func FuzzBatch(f *testing.F) {
 	f.Add([]byte("short"))
 	index := uint64(0)
 	f.Fuzz(func(t *testing.T, repr []byte) {
-		r := &replica{store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, queue: &Queue{opts: opts}}}
+		r := &replica{store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}}}
 		m := &stateMachine{replica: r}
 		index++
 		e := entry{term: 1, batch: repr}

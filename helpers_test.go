@@ -164,7 +164,7 @@ func (s *shard) checkMemory(q *Queue) error {
 	v := q.peek(s)
 	defer v.close()
 	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
-	for _, check := range []func() error{c.heads, c.leases, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
+	for _, check := range []func() error{c.heads, c.leases, c.trails, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
 		c.mirrors, c.buckets, c.limits, c.settings, c.outbox} {
 		if err := check(); err != nil {
 			return err
@@ -291,6 +291,36 @@ func (c *memoryChecker) leases() error {
 	for _, r := range s.leases.spare {
 		if live[r] > 0 {
 			c.report("lease record %x is in use and spare", r.seq)
+		}
+	}
+	return nil
+}
+
+// trails: the segments of each lane count the leased tasks that lie in them, and its reach is behind all.
+func (c *memoryChecker) trails() error {
+	leased := make(map[*lane][]uint64)
+	for _, ls := range c.shard.leases.byID {
+		leased[ls.lane] = append(leased[ls.lane], ls.since)
+		if ls.since >= ls.lane.trail.reach {
+			c.report("lease of %s lies behind the reach of its lane", ls.id)
+		}
+	}
+	for _, l := range c.shard.lanes.All() {
+		if l == nil || l.trail.segments == nil {
+			continue
+		}
+		from := uint64(0)
+		for i, g := range l.trail.segments.list {
+			n := 0
+			for _, since := range leased[l] {
+				if from <= since && since < g.end {
+					n++
+				}
+			}
+			if n != g.leased || g.end <= from || g.end > l.trail.reach {
+				c.report("segment %d of lane %d, from %x to %x of %x, counts %d leases and has %d", i, l.number, from, g.end, l.trail.reach, g.leased, n)
+			}
+			from = g.end
 		}
 	}
 	return nil

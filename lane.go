@@ -20,7 +20,7 @@ type lane struct {
 	used     bool   // a claim has taken from the window since it was last looked at
 	idler    bool   // it is in the catalogue's list of idle lanes
 	turns    int32  // claims left of its turn; 0: it has not begun
-	spilled  uint32 // tasks that went to disk only since the lane was complete
+	spilled  uint32 // weight of the tasks that went to disk only since the lane was complete: see deepLane
 	pass     uint32 // the last refill that read tasks of the lane
 	queue    *queueState
 	tenant   string
@@ -32,6 +32,7 @@ type lane struct {
 	newer, older       *lane // of the lanes that hold memory
 
 	leased             int   // tasks in workers' hands
+	trail              trail // behind the window
 	place              int   // in the lanes of the queue
 	idleNext, idlePrev *lane // in that list
 }
@@ -138,9 +139,14 @@ func (l *lane) reaches(p window.Pos) bool { return l.complete || p.Compare(l.nex
 
 // spill leaves a task that comes next after all of the window to disk, where the window
 // will come to it.
-func (l *lane) spill(p window.Pos) {
+func (l *lane) spill(p window.Pos, bytes int) {
 	l.next, l.complete = p, false
-	l.spilled++
+	l.weigh(bytes)
+}
+
+// weigh counts a task that goes to disk only.
+func (l *lane) weigh(bytes int) {
+	l.spilled = min(l.spilled+1+uint32(bytes/deepTask), 1<<31)
 }
 
 // first returns a position at or before that of the first task of the lane that is

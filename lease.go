@@ -92,6 +92,7 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 	l.expiry.Value = l
 	t.byID[l.id] = l
 	l.lane.leased++
+	l.lane.trail.lease(l.since)
 	l.slot = t.all.Len()
 	t.all.Append(l)
 	t.wheel.Add(&l.expiry, int64(deadline))
@@ -101,6 +102,7 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 func (t *leaseTable) remove(l *lease) {
 	delete(t.byID, l.id)
 	l.lane.leased--
+	l.lane.trail.unlease(l.since)
 	t.held -= len(l.copied)
 	if moved, ok := t.all.Remove(l.slot); ok {
 		moved.slot = l.slot

@@ -50,8 +50,8 @@ func (s *shard) placeFirst(l *lane, id ID, rec []byte) {
 func (s *shard) ready(l *lane, it window.Item) {
 	l.queue.counts.Ready++
 	s.touch(l.queue)
-	s.cache(l, it)
-	if l.spilled == deepLane {
+	before := l.spilled
+	if s.cache(l, it); before < deepLane && l.spilled >= deepLane {
 		s.store.partition.add(l.number)
 	}
 	s.joinRing(l)
@@ -61,13 +61,13 @@ func (s *shard) ready(l *lane, it window.Item) {
 // cache holds a ready task in its lane's window if it belongs there, and memory has room for it.
 func (s *shard) cache(l *lane, it window.Item) {
 	if !l.reaches(it.Pos) {
-		l.spilled++
+		l.weigh(len(it.Record))
 		return // on disk, where the window will come to it
 	}
 	w := &l.window
 	last := w.IsLast(it.Pos)
 	if l.complete && last && (w.Len() >= s.opts.WindowTasks || !s.windows.admits(l, cap(it.Record))) {
-		l.spill(it.Pos)
+		l.spill(it.Pos, len(it.Record))
 		return
 	}
 	before := w.Footprint()
@@ -77,7 +77,8 @@ func (s *shard) cache(l *lane, it window.Item) {
 		w.Insert(it)
 	}
 	if w.Len() > s.opts.WindowTasks {
-		l.spill(w.PopLast().Pos)
+		last := w.PopLast()
+		l.spill(last.Pos, len(last.Record))
 	}
 	s.windows.resized(l, before)
 	s.windows.shrink()
@@ -183,6 +184,8 @@ func (s *shard) popFirst(l *lane) window.Item {
 	it := l.window.PopFirst()
 	l.used = true
 	s.windows.resized(l, before)
+	l.trail.take(it.Since)
+	s.consumed(l, len(it.Record))
 	return it
 }
 
@@ -199,6 +202,9 @@ func (s *shard) endLease(ls *lease) {
 	s.strike(ls)
 	s.leases.remove(ls)
 	s.rested(ls.lane)
+	if ls.lane.trail.ripe() >= s.opts.trimLane {
+		s.trimSoon(ls.lane)
+	}
 	q := ls.lane.queue
 	q.counts.Leased--
 	s.touch(q)
@@ -426,6 +432,7 @@ func (s *shard) promote(key []byte, due uint64, id ID, l *lane, rec []byte) erro
 		return err
 	}
 	s.group.delete(key)
+	s.notePromoted(len(rec))
 	l.queue.counts.Scheduled--
 	s.touch(l.queue)
 	s.enter(l, s.mint.sinceDue(due, s.wall), id, head.Group, rec)
@@ -474,6 +481,7 @@ func (s *shard) withdraw(at *located) {
 		s.windows.resized(at.lane, before)
 		s.group.removeTask(at.lane.number, at.place.At, at.id, false)
 		s.rested(at.lane)
+		s.consumed(at.lane, len(at.rec.Payload))
 		q.counts.Ready--
 		if at.rec.Limit != 0 {
 			s.passLimit(q, at.rec.Limit)

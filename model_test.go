@@ -208,6 +208,9 @@ func (m *model) open() {
 		idleLanes:     rapid.SampledFrom([]int{1, 1, 2, 4, idleLanes}).Draw(m.t, "idleLanes"),
 		sweepLanes:    rapid.SampledFrom([]int{1, 1, 2, 8}).Draw(m.t, "sweepLanes"),
 		groupBytes:    m.drawGroupBytes(),
+		trimBytes:     rapid.SampledFrom([]int{0, 1, 1, 500}).Draw(m.t, "trimBytes"),
+		trimLane:      rapid.SampledFrom([]int{0, 1, 1, 100}).Draw(m.t, "trimLane"),
+		reclaimFrom:   -1,
 		Limits:        Limits{Parents: 300, CommitBytes: smallCommit},
 		wall:          func() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) },
 	}
@@ -766,7 +769,7 @@ func (m *model) checkSteps() {
 		for _, st := range s.steps.table.stats() {
 			most := int64(0)
 			switch {
-			case st.Kind >= StepList && st.Kind <= StepTidy:
+			case st.Kind >= StepTrim && st.Kind <= StepTidy:
 				most = smallGroup/2 + 4*(largeRecord+512) // read, written and told of, before the next one is read
 			case st.Kind == StepOperations:
 				most = smallGroup + 2*smallCommit

@@ -598,6 +598,9 @@ func TestOptionDefaults(t *testing.T) {
 			sweepLanes:    sweepLanes,
 			groupBytes:    groupBytes,
 			maxAppend:     maxAppend,
+			trimBytes:     trimBytes,
+			trimLane:      trimLane,
+			reclaimFrom:   reclaimFrom,
 		}, o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}

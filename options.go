@@ -125,6 +125,9 @@ type Options struct {
 	//   - below 1/4, nothing is written; nor while tables or the log cannot be for want of
 	//     inodes or of a quota, or where there is no limit, until there are 4 MiB for each shard.
 	//
+	// Below one and a half times of it, what ended tasks have left is given back to the disk at once, and not
+	// within half a minute.
+	//
 	// Get, List and Stats always work, and everything does again by itself when
 	// there is room. The file system is asked at most once in a second or 4 MiB (when
 	// it is low, 0.1 s), so that others who fill the disk fast may be missed. In a
@@ -157,6 +160,7 @@ type Options struct {
 	still bool             // stores leave their tables as they are
 
 	idleLanes, sweepLanes, groupBytes, maxAppend int // as the constants
+	trimBytes, trimLane, reclaimFrom             int // likewise
 }
 
 // Limits of what is accepted; what exceeds them is refused with an
@@ -223,6 +227,9 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.sweepLanes", &c.sweepLanes, 1, sweepLanes, math.MaxInt32},
 		{"Options.groupBytes", &c.groupBytes, 1, groupBytes, groupBytes},
 		{"Options.maxAppend", &c.maxAppend, 1, maxAppend, maxAppend},
+		{"Options.trimBytes", &c.trimBytes, 1, trimBytes, math.MaxInt32},
+		{"Options.trimLane", &c.trimLane, 1, trimLane, math.MaxInt32},
+		{"Options.reclaimFrom", &c.reclaimFrom, -1, reclaimFrom, math.MaxInt32},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
 		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
 		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},

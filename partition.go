@@ -26,7 +26,8 @@ type partition struct {
 }
 
 const (
-	deepLane  = 1 << 15 // tasks on disk only from which on a lane is deep
+	deepLane  = 1 << 15 // tasks on disk only from which on a lane is deep, each of so many
+	deepTask  = 2 << 10 // bytes counting once more
 	deepLanes = 64      // at the most
 )
 

@@ -125,11 +125,13 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	}
 	b := m.batch
 	b.Reset()
+	ranged, trimmed := false, false
 	if len(e.batch) > 0 {
 		// Pebble writes into the bytes of a batch, and those of the log are
 		// still on their way to other nodes.
 		m.buf = append(m.buf[:0], e.batch...)
-		if err := setRepr(b, m.buf); err != nil {
+		var err error
+		if ranged, trimmed, err = setRepr(b, m.buf); err != nil {
 			return err
 		}
 	}
@@ -143,6 +145,12 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	if err := st.commit(b); err != nil {
 		return err
 	}
+	if ranged {
+		st.reclaimer.ranged(trimmed)
+	}
+	if m.replica.node.room.tight.Load() {
+		st.reclaimer.hurry(4 * m.replica.node.room.least)
+	}
 	m.buf = b.Repr()[:0]
 	if large {
 		m.batch = nil
@@ -151,36 +159,41 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 }
 
 // setRepr has a batch consist of these bytes, if they are one: Pebble panics in
-// the middle of a commit if they are not.
-func setRepr(b *pebble.Batch, repr []byte) (err error) {
+// the middle of a commit if they are not. ranged says that it deletes by range, trimmed that it does so
+// what is consumed of lanes.
+func setRepr(b *pebble.Batch, repr []byte) (ranged, trimmed bool, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: batch: %v", ErrCorrupt, p)
 		}
 	}()
 	if err := b.SetRepr(repr); err != nil {
-		return fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
+		return false, false, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
 	}
 	n, r := uint32(0), b.Reader()
 	for {
-		kind, _, _, ok, err := r.Next()
+		kind, key, _, ok, err := r.Next()
 		if err != nil {
-			return fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
+			return false, false, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
 		}
 		if !ok {
 			break
 		}
 		switch kind {
-		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete, pebble.InternalKeyKindRangeDelete:
+		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete:
+			n++
+		case pebble.InternalKeyKindRangeDelete:
+			ranged = true
+			trimmed = trimmed || len(key) > 0 && (key[0] == keys.Task || key[0] == keys.Scheduled)
 			n++
 		default:
-			return fmt.Errorf("%w: batch: %s", ErrCorrupt, kind)
+			return false, false, fmt.Errorf("%w: batch: %s", ErrCorrupt, kind)
 		}
 	}
 	if n != b.Count() {
-		return fmt.Errorf("%w: batch: %d operations, it says %d", ErrCorrupt, n, b.Count())
+		return false, false, fmt.Errorf("%w: batch: %d operations, it says %d", ErrCorrupt, n, b.Count())
 	}
-	return nil
+	return ranged, trimmed, nil
 }
 
 // largeBatch is below what Pebble keeps the memory of: half of the smallest MemTableBytes.

@@ -231,6 +231,7 @@ type logRoom struct {
 	next   atomic.Int64 // when to ask again, in ms
 	stored atomic.Int64 // bytes since it was asked
 	isFull atomic.Bool
+	tight  atomic.Bool // space is to be reclaimed
 }
 
 // errNoRoom is made once: a leader tries again and again.
@@ -254,6 +255,7 @@ func (d *logRoom) full(bytes int) bool {
 	d.stored.Store(0)
 	usage, err := d.fs.GetDiskUsage(d.dir)
 	full := err == nil && usage.AvailBytes < d.least
+	d.tight.Store(err == nil && isTight(usage.AvailBytes, 4*d.least))
 	if !full {
 		d.next.Store(now + lookEvery)
 	}

@@ -52,6 +52,7 @@ type shard struct {
 
 	windows  windowMemory
 	refiller refiller
+	trimmer  trimmer
 	rings    []*ring // of no use, for others
 
 	nextDue   dueCursor         // of the scheduled tasks
@@ -140,6 +141,7 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		catalogue: newCatalogue(opts),
 		windows:   windowMemory{limit: max(opts.WindowBytes/opts.Shards, 1)},
 		rings:     make([]*ring, 0, spareRings),
+		trimmer:   trimmer{since: never},
 		nextDue:   nothingDue,
 		nextFreed: nothingDue,
 		uniques:   newUniqueMirror(),
@@ -297,6 +299,9 @@ func (s *shard) sleep() {
 	if len(s.large.ops) > 0 {
 		wait = min(wait, s.large.recheck-s.now)
 	}
+	if at := s.trimAt(); at != never && s.hasRoom(roomNone) {
+		wait = min(wait, at-min(at, s.clock.read))
+	}
 	if wait == never {
 		s.clock.sleep(never)
 		<-s.inbox.wake
@@ -399,7 +404,9 @@ func (s *shard) persist() error {
 	case !s.group.batch.Empty():
 		s.commits.Add(1)
 		s.space.written += s.group.batch.Len()
-		err = s.commit.commit(s.group.batch)
+		if err = s.commit.commit(s.group.batch); s.group.ranged && s.node == nil {
+			s.store.reclaimer.ranged(s.group.trimmed)
+		}
 	case len(s.group.settled)+len(s.group.answered) > 0:
 		err = s.commit.confirm()
 	}

@@ -356,7 +356,7 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	st, err := openStore("store", opts, shared, true)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, st.close()) }()
-	r := &replica{store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, queue: &Queue{opts: opts}}}
+	r := &replica{store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}}}
 	m := &stateMachine{replica: r}
 	for _, log := range logs {
 		for _, l := range log {

@@ -11,10 +11,11 @@ import (
 // whatever happens in the shard. While it takes a step, nobody else is served.
 type StepKind uint8
 
-// The steps of a group, in their order. Those of upkeep, StepList to
+// The steps of a group, in their order. Those of upkeep, StepTrim to
 // StepTidy, are taken only while they are due, and are bounded together.
 const (
 	StepRefill     StepKind = iota // reads ready tasks into memory
+	StepTrim                       // deletes what is consumed of lanes by range
 	StepList                       // lists which keys, groups and parents exist, after Open if they are many
 	StepPromote                    // scheduled tasks whose time has come go on
 	StepFreeKeys                   // idempotency keys whose time has passed become free
@@ -37,7 +38,7 @@ const (
 )
 
 var stepNames = [endOfSteps]string{
-	"refill", "list", "promote", "free-keys", "forget", "wake", "tell", "recheck", "send", "gates", "reap", "ticks", "tidy",
+	"refill", "trim", "list", "promote", "free-keys", "forget", "wake", "tell", "recheck", "send", "gates", "reap", "ticks", "tidy",
 	"operations", "serve", "seal", "commit", "release", "group",
 }
 

@@ -18,6 +18,7 @@ type upkeep struct {
 // upkeeps is all upkeep, in an order in which the range reads of each find on disk
 // what they ask for: before the first key of the group that is of their range.
 var upkeeps = [...]upkeep{
+	{StepTrim, roomNone, (*shard).trimIsDue, (*shard).trim},            // first: what the group writes comes after its range deletions
 	{StepList, roomNone, (*shard).listKeysIsDue, (*shard).listKeys},    // before what changes them
 	{StepPromote, roomLow, (*shard).promoteIsDue, (*shard).promoteDue}, // with freeKeys, before what may schedule a task, or end one with a key
 	{StepFreeKeys, roomNone, (*shard).freeKeysIsDue, (*shard).freeKeys},

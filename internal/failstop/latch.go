@@ -66,6 +66,7 @@ type Latch struct {
 	// was committed since it has looked, both in bytes. Of the goroutine that commits.
 	memory, wrote int
 	measure       func(*pebble.Metrics) // nil: nobody is to be told
+	listener      Listener              // nil: nobody is to be told
 }
 
 // ErrNoSpace: nothing more can be written, as the disk is full.
@@ -121,6 +122,16 @@ func (l *Latch) Limit(memory int) { l.memory = memory }
 // Measure has f called with the metrics that Throttle and Ready look at: after each flush, and whenever
 // an eighth of the memory that Limit allows has been committed. It is called before Open.
 func (l *Latch) Measure(f func(*pebble.Metrics)) { l.measure = f }
+
+// Listener is told of background work, with locks of Pebble's held: it must not block.
+type Listener interface {
+	FlushBegins()
+	FlushEnds()
+	CompactionEnds()
+}
+
+// Listen has a listener told of the flushes and compactions of the store. It is called before Open.
+func (l *Latch) Listen(to Listener) { l.listener = to }
 
 // Wrote says that so many bytes were committed. As Throttle and Ready, it is for the
 // one goroutine that commits.
@@ -233,10 +244,19 @@ func (l *Latch) guard(o *pebble.Options, dir string) {
 		l.flushFull.Store(IsNoSpace(i.Err))
 		l.grown.Store(true)
 		l.proceed()
+		if l.listener != nil && i.Err == nil {
+			l.listener.FlushEnds()
+		}
 	}
 	e.CompactionEnd = func(i pebble.CompactionInfo) {
 		l.compactFull.Store(IsNoSpace(i.Err))
 		l.proceed()
+		if l.listener != nil {
+			l.listener.CompactionEnds()
+		}
+	}
+	if l.listener != nil {
+		e.FlushBegin = func(pebble.FlushInfo) { l.listener.FlushBegins() }
 	}
 	e.WriteStallBegin = func(pebble.WriteStallBeginInfo) { l.waiting.Add(1) }
 	e.WriteStallEnd = func() { l.waiting.Add(-1) }

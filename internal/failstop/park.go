@@ -67,6 +67,9 @@ func (l *Latch) Abandon(err error) {
 	l.parkOnce.Do(func() { close(l.parked) })
 }
 
+// Parked is closed when what waits for Pebble may wait for ever: the store is left, and not closed.
+func (l *Latch) Parked() <-chan struct{} { return l.parked }
+
 // panicked is Abandon for a panic that was caught.
 func (l *Latch) panicked(what string, value any, stack []byte) {
 	l.log.Error("Pebble has panicked", "in", what, "value", fmt.Sprint(value), "stack", string(stack))

@@ -158,6 +158,12 @@ func AppendFrom(dst []byte, lane uint32, since uint64, id ID) []byte {
 	return AppendTask(dst, lane, since, id)
 }
 
+// AppendSince appends what lies behind all task keys of a lane with a smaller since, and before
+// all others of it.
+func AppendSince(dst []byte, lane uint32, since uint64) []byte {
+	return binary.BigEndian.AppendUint64(AppendLane(dst, lane), since)
+}
+
 // ParseTask reads a task key.
 func ParseTask(key []byte) (lane uint32, since uint64, id ID, err error) {
 	if len(key) < 1+4+IDLen || key[0] != Task {

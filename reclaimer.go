@@ -1,0 +1,470 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sort"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/sstable"
+)
+
+// reclaimer gives the space back that dead records take in a store's tables. By itself Pebble writes
+// the deletions in its memory to a table when it has enough of them, and merges tables by their number and
+// size: of large records there are never enough, and an idle store does neither.
+//
+// Of what is deleted by range (trimmer), it has the memory flushed: then whole tables go without being
+// read. Where the living and the dead are mixed, it has key ranges compacted, one after the other, by
+// the share of dead bytes in them. On a tight disk it does both at once, else when it looks:
+// a while after something was committed. It looks at no store that is small, and no more when nothing is
+// committed any more. In a cluster each node does so for its replicas, whoever leads them.
+type reclaimer struct {
+	store  *store
+	from   int64           // Options.reclaimFrom
+	wake   chan struct{}   // capacity 1
+	ended  chan struct{}   // closed when its goroutine has ended; nil: it was not started
+	ctx    context.Context // ends with the reclaimer
+	cancel context.CancelFunc
+
+	tables   atomic.Int64 // bytes in tables
+	written  atomic.Int64 // bytes committed since the store was opened
+	begun    atomic.Int64 // of written, when the flush under way began
+	flushed  atomic.Int64 // of written, what is in tables, about
+	rangeAt  atomic.Int64 // written when hasRange was set
+	entries  atomic.Int64 // keys committed since the last flush
+	total    atomic.Int64 // entries since the store was opened
+	hasRange atomic.Bool  // range deletions have been committed, and not flushed
+	hasTrim  atomic.Bool  // those of the trimmer have, which are worth a flush at once
+	hurried  atomic.Bool
+	free     atomic.Uint64 // bytes on the disk, when it was tight last
+	armed    atomic.Bool   // it is going to look
+	merged   atomic.Bool   // a flush or a compaction has ended
+
+	next    time.Time // when it looks; zero: not before something is committed
+	settles bool      // what it has flushed is being taken into account by Pebble
+	quietAt int64     // total when it began to settle
+	rushed  int64     // total when it last hurried; negative: it has not
+}
+
+const (
+	reclaimFrom   = 8 << 20   // bytes in the tables of a store, below which there is nothing to be gained; and dead bytes
+	reclaimFlush  = 8 << 20   // bytes committed with which a flush comes by itself soon
+	reclaimDoubt  = 64 << 10  // bytes committed around the beginning of a flush, of which it is not known which memory has them
+	reclaimPiece  = 128 << 20 // bytes in tables that are compacted at once, about; on a tight disk a quarter of what is free
+	reclaimPart   = 16        // one in so many of the bytes in tables may be dead, beside reclaimFrom
+	reclaimShare  = 4         // of the bytes in a range to be compacted one in so many is dead, at least
+	reclaimQuiet  = 10        // likewise when nothing is committed
+	reclaimLook   = 10 * time.Second
+	reclaimSettle = time.Second
+	reclaimRush   = 100 * time.Millisecond // reclaimSettle on a tight disk
+)
+
+func newReclaimer(opts *Options) *reclaimer {
+	r := &reclaimer{from: int64(opts.reclaimFrom), wake: make(chan struct{}, 1), rushed: -1}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	return r
+}
+
+// start begins to look after a store that has been opened.
+func (r *reclaimer) start(st *store) {
+	r.store = st
+	r.armed.Store(true)
+	r.next = time.Now().Add(reclaimLook)
+	r.measure()
+	r.ended = make(chan struct{})
+	go func() {
+		defer close(r.ended)
+		contain(st.log, "reclaimer", r.run, nil)
+	}()
+}
+
+// stop ends it. A compaction that has begun goes on; Pebble waits for it.
+func (r *reclaimer) stop() {
+	r.cancel()
+	if r.ended == nil {
+		return
+	}
+	select {
+	case <-r.ended:
+	case <-r.store.latch.Parked(): // it may wait for what a panic of Pebble's has left locked
+	}
+}
+
+// FlushBegins is the listener's of the latch, as what follows. What is committed from here on is in the next memory.
+func (r *reclaimer) FlushBegins() { r.begun.Store(r.written.Load()) }
+
+func (r *reclaimer) FlushEnds() {
+	begun := r.begun.Load()
+	r.flushed.Store(begun)
+	if r.rangeAt.Load()+reclaimDoubt < begun {
+		r.hasTrim.Store(false)
+		r.hasRange.Store(false)
+	}
+	r.entries.Store(0)
+	r.CompactionEnds()
+}
+
+func (r *reclaimer) CompactionEnds() {
+	r.merged.Store(true)
+	r.poke()
+}
+
+func (r *reclaimer) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// wrote says what was committed.
+func (r *reclaimer) wrote(bytes int, entries uint32) {
+	r.written.Add(int64(bytes))
+	r.entries.Add(int64(entries))
+	r.total.Add(int64(entries))
+	if r.hasTables() && !r.armed.Load() && !r.armed.Swap(true) {
+		r.poke()
+	}
+}
+
+// ranged says that a commit has deleted by range; trimmed, what is consumed of lanes, by the trimmer.
+func (r *reclaimer) ranged(trimmed bool) {
+	r.rangeAt.Store(r.written.Load())
+	r.hasRange.Store(true)
+	if trimmed {
+		r.hasTrim.Store(true)
+		r.poke()
+	}
+}
+
+// hurry says that the disk is tight, and how many bytes are free.
+func (r *reclaimer) hurry(free uint64) {
+	r.free.Store(free)
+	if !r.hurried.Load() && !r.hurried.Swap(true) {
+		r.poke()
+	}
+}
+
+// hasTables reports whether there may be dead bytes in tables that are worth an effort.
+func (r *reclaimer) hasTables() bool { return r.tables.Load() >= r.from }
+
+// trimWaits reports whether range deletions wait for a flush that will not come by itself soon.
+func (r *reclaimer) trimWaits() bool {
+	return r.hasTrim.Load() && r.written.Load()-r.flushed.Load() < reclaimFlush
+}
+
+// measure notes what the tables have.
+func (r *reclaimer) measure() {
+	m := r.store.db.Metrics()
+	size := int64(0)
+	for i := range m.Levels {
+		size += m.Levels[i].TablesSize
+	}
+	r.tables.Store(size)
+}
+
+func (r *reclaimer) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		if r.next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(r.next))
+		}
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-r.wake:
+		case <-timer.C:
+		}
+		r.step()
+	}
+}
+
+// step does what there is to do.
+func (r *reclaimer) step() {
+	if r.merged.Swap(false) {
+		r.measure()
+	}
+	if !r.hasTables() {
+		r.rest()
+		return
+	}
+	now := time.Now()
+	if r.next.IsZero() && r.armed.Load() {
+		r.next = now.Add(reclaimLook)
+	}
+	if rush := r.hurried.Load(); rush && !r.settles {
+		total := r.total.Load()
+		if total == r.rushed {
+			r.hurried.Store(false)
+		} else {
+			r.rushed = total
+			r.flush()
+			r.settle(reclaimRush)
+		}
+		return
+	}
+	if r.trimWaits() {
+		r.flush()
+	}
+	switch {
+	case r.next.IsZero() || now.Before(r.next):
+	case !r.settles:
+		if r.hasRange.Load() || r.unflushed() >= r.from {
+			r.flush()
+		}
+		r.settle(reclaimSettle)
+	default:
+		r.settles = false
+		r.compact()
+		r.hurried.Store(false)
+		if r.total.Load() == r.quietAt {
+			r.rest()
+			return
+		}
+		r.next = time.Now().Add(reclaimLook)
+	}
+}
+
+// rest waits until something is committed.
+func (r *reclaimer) rest() {
+	r.next, r.settles = time.Time{}, false
+	r.hurried.Store(false)
+	r.armed.Store(false)
+}
+
+// settle has it go on when Pebble knows what it can drop.
+func (r *reclaimer) settle(after time.Duration) {
+	r.settles, r.quietAt = true, r.total.Load()
+	r.next = time.Now().Add(after)
+}
+
+// flush has the store's memory written to tables. What fails is tried again by Pebble, or ends the store.
+func (r *reclaimer) flush() {
+	r.hasTrim.Store(false)
+	r.hasRange.Store(false)
+	if err := r.store.flush(r.ctx); err != nil && r.ctx.Err() == nil {
+		r.store.log.Warn("deletions could not be flushed", "err", err)
+	}
+}
+
+// unflushed is how many bytes are dead of which no table knows, at the most: if each key that has been
+// committed since the last flush deletes an entry as large as those of the largest kind are.
+func (r *reclaimer) unflushed() int64 {
+	type kind struct{ size, entries uint64 }
+	kinds := make(map[byte]*kind)
+	for _, level := range r.levels() {
+		for i := range level {
+			t := &level[i]
+			if t.TableStats.NumEntries == 0 {
+				continue
+			}
+			k := kinds[t.Smallest.UserKey[0]]
+			if k == nil {
+				k = new(kind)
+				kinds[t.Smallest.UserKey[0]] = k
+			}
+			k.size += t.Size
+			k.entries += t.TableStats.NumEntries
+		}
+	}
+	most := uint64(0)
+	for _, k := range kinds {
+		most = max(most, k.size/k.entries)
+	}
+	return int64(most) * r.entries.Load()
+}
+
+func (r *reclaimer) levels() [][]pebble.SSTableInfo {
+	levels, err := r.store.db.SSTables()
+	if err != nil { // the objects of another store
+		r.store.log.Warn("tables are not known", "err", err)
+	}
+	return levels
+}
+
+// deadRange is a range of keys in tables.
+type deadRange struct {
+	first, last []byte
+	dead        uint64 // bytes that deletions in it, and nothing else, keep in tables
+	size        uint64 // of the tables below
+}
+
+// deadRanges returns the ranges in which deletions lie above what they delete, in the order of their keys. Each
+// deletion of a key deletes a record of the size that those below it have, by and large. Deletions of ranges
+// are read: Pebble drops what lies in them when it has written them, but not what a compaction has in hand then.
+func (st *store) deadRanges(levels [][]pebble.SSTableInfo) (ranges []deadRange) {
+	for n, level := range levels {
+		for i := range level {
+			t := &level[i]
+			if t.TableStats.NumDeletions == 0 {
+				continue
+			}
+			r := deadRange{first: t.Smallest.UserKey, last: t.Largest.UserKey}
+			records, below := uint64(0), uint64(0)
+			lowerTables(levels, n, t, &r, func(o *pebble.SSTableInfo) {
+				below += o.Size
+				records += o.TableStats.NumEntries - o.TableStats.NumDeletions
+			})
+			if records == 0 {
+				continue
+			}
+			if points := t.TableStats.NumDeletions; points > 0 {
+				r.dead, r.size = min(points*(below/records), below), t.Size+below
+				ranges = append(ranges, r)
+			}
+			if t.Smallest.Kind() != pebble.InternalKeyKindRangeDelete && t.TableStats.RangeDeletionsBytesEstimate == 0 {
+				continue
+			}
+			for _, r := range st.rangeDeletions(t) {
+				lowerTables(levels, n, t, &r, func(o *pebble.SSTableInfo) {
+					r.size += o.Size
+					if bytes.Compare(r.first, o.Smallest.UserKey) <= 0 && bytes.Compare(o.Largest.UserKey, r.last) < 0 {
+						r.dead += o.Size
+					} else {
+						r.dead += o.Size / 2
+					}
+				})
+				if r.dead > 0 {
+					ranges = append(ranges, r)
+				}
+			}
+		}
+	}
+	slices.SortFunc(ranges, func(a, b deadRange) int { return bytes.Compare(a.first, b.first) })
+	merged := ranges[:0]
+	for _, sp := range ranges {
+		n := len(merged)
+		if n == 0 || bytes.Compare(merged[n-1].last, sp.first) < 0 {
+			merged = append(merged, sp)
+			continue
+		}
+		m := &merged[n-1]
+		if bytes.Compare(m.last, sp.last) < 0 {
+			m.last = sp.last
+		}
+		m.dead += sp.dead
+		m.size += sp.size
+	}
+	return merged
+}
+
+// lowerTables visits the tables below one of a level that have keys of a range and may be older.
+func lowerTables(levels [][]pebble.SSTableInfo, level int, t *pebble.SSTableInfo, r *deadRange, visit func(*pebble.SSTableInfo)) {
+	for l := level; l < len(levels); l++ {
+		if l == level && l > 0 {
+			continue
+		}
+		tables, first := levels[l], 0
+		if l > 0 { // they are in order there
+			first = sort.Search(len(tables), func(i int) bool { return bytes.Compare(tables[i].Largest.UserKey, r.first) >= 0 })
+		}
+		for i := first; i < len(tables); i++ {
+			o := &tables[i]
+			if l > 0 && bytes.Compare(o.Smallest.UserKey, r.last) > 0 {
+				break
+			}
+			if o != t && r.overlaps(o) && o.SmallestSeqNum < t.LargestSeqNum {
+				visit(o)
+			}
+		}
+	}
+}
+
+// rangeDeletions reads those of a table; none if it has just gone.
+func (st *store) rangeDeletions(t *pebble.SSTableInfo) (all []deadRange) {
+	r, err := openTable(st.fs, st.pathOf(t))
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = r.Close() }() // nothing was written
+	it, err := r.NewRawRangeDelIter(context.Background(), sstable.NoFragmentTransforms, sstable.NoReadEnv)
+	if err != nil || it == nil {
+		return nil
+	}
+	defer it.Close()
+	for s, err := it.First(); s != nil && err == nil; s, err = it.Next() {
+		all = append(all, deadRange{first: bytes.Clone(s.Start), last: bytes.Clone(s.End)})
+	}
+	return all
+}
+
+// pathOf is the file of a table.
+func (st *store) pathOf(t *pebble.SSTableInfo) string {
+	return st.fs.PathJoin(st.dir, t.BackingSSTNum.String()+tableSuffix)
+}
+
+func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
+	return bytes.Compare(sp.first, t.Largest.UserKey) <= 0 && bytes.Compare(t.Smallest.UserKey, sp.last) <= 0
+}
+
+// compact has the ranges compacted in which much is dead, if all in all that is much.
+func (r *reclaimer) compact() {
+	levels := r.levels()
+	ranges := r.store.deadRanges(levels)
+	dead := uint64(0)
+	for i := range ranges {
+		dead += ranges[i].dead
+	}
+	limit := uint64(max(r.from, 0) + r.tables.Load()/reclaimPart)
+	share, most := uint64(reclaimShare), uint64(reclaimPiece)
+	if r.total.Load() == r.quietAt {
+		share = reclaimQuiet
+	}
+	if r.hurried.Load() {
+		limit, share, most = limit/8, reclaimQuiet, min(most, r.free.Load()/4)
+	}
+	if dead < limit {
+		return
+	}
+	var pieces []deadRange
+	for i := range ranges {
+		if ranges[i].dead*share >= ranges[i].size {
+			pieces = append(pieces, ranges[i].divide(levels, most)...)
+		}
+	}
+	for i := range pieces {
+		if r.ctx.Err() != nil || r.store.failure() != nil {
+			return
+		}
+		if r.trimWaits() {
+			r.flush()
+		}
+		p := &pieces[i]
+		if err := r.store.db.Compact(r.ctx, p.first, append(slices.Clone(p.last), 0), false); err != nil && r.ctx.Err() == nil {
+			r.store.log.Warn("dead records could not be compacted", "err", err)
+			return
+		}
+	}
+}
+
+// divide divides a range into pieces of a bounded size, where tables begin.
+func (sp *deadRange) divide(levels [][]pebble.SSTableInfo, most uint64) (pieces []deadRange) {
+	type border struct {
+		key  []byte
+		size uint64
+	}
+	var borders []border
+	for _, level := range levels {
+		for i := range level {
+			if t := &level[i]; sp.overlaps(t) {
+				borders = append(borders, border{t.Smallest.UserKey, t.Size})
+			}
+		}
+	}
+	slices.SortFunc(borders, func(a, b border) int { return bytes.Compare(a.key, b.key) })
+	piece := deadRange{first: sp.first}
+	for _, b := range borders {
+		if piece.size += b.size; piece.size > most && bytes.Compare(piece.first, b.key) < 0 {
+			piece.last = b.key
+			pieces = append(pieces, piece)
+			piece = deadRange{first: b.key, size: b.size}
+		}
+	}
+	piece.last = sp.last
+	return append(pieces, piece)
+}

@@ -1,0 +1,544 @@
+package codeq
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+)
+
+// reclaimTest is options with which some MiB are much.
+func reclaimTest() Options {
+	return Options{
+		Shards: 1, MemTableBytes: 512 << 10, trimBytes: 256 << 10, trimLane: 16 << 10, reclaimFrom: 512 << 10,
+		LeaseFor: time.Hour, fs: vfs.NewMem(),
+	}
+}
+
+const reclaimPayload = 16 << 10
+
+// incompressible is a payload that takes as much of a table as of memory.
+func incompressible() []byte {
+	b := make([]byte, reclaimPayload)
+	_, _ = rand.Read(b)
+	return b
+}
+
+// produceMuch produces tasks with payloads, in batches.
+func produceMuch(t *testing.T, q *Queue, n int, task func(i int) Task) (ids []ID) {
+	const size = 16
+	for i := 0; i < n; i += size {
+		batch := make([]Task, min(size, n-i))
+		for k := range batch {
+			batch[k] = task(i + k)
+			batch[k].Payload = incompressible()
+		}
+		more, err := q.ProduceBatch(context.Background(), batch)
+		require.NoError(t, err)
+		ids = append(ids, more...)
+	}
+	return ids
+}
+
+// drain ends all tasks that are ready, in batches. It waits for space for claims, but not for long.
+func drain(t *testing.T, q *Queue, queue string, end func(*Lease) error) (n int) {
+	patience := 20
+	for {
+		leases, err := q.ClaimBatch(context.Background(), ClaimRequest{Queues: []string{queue}, Max: 16, NoWait: true})
+		if errors.Is(err, ErrEmpty) {
+			return n
+		}
+		if errors.Is(err, ErrDiskFull) && patience > 0 {
+			patience--
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		require.NoError(t, err)
+		for _, l := range leases {
+			require.NoError(t, end(l))
+			n++
+		}
+	}
+}
+
+func completing(q *Queue) func(*Lease) error {
+	return func(l *Lease) error { return q.Complete(context.Background(), l.Receipt, nil) }
+}
+
+// storesOf sums up what the stores of a process hold.
+func storesOf(t *testing.T, q *Queue) (sum ShardStorage) {
+	st, err := q.StorageStats()
+	require.NoError(t, err)
+	for _, s := range st.Shards {
+		sum.TableBytes += s.TableBytes
+		sum.DeadBytes += s.DeadBytes
+		sum.CompactedBytes += s.CompactedBytes
+		sum.Flushes += s.Flushes
+		sum.Compactions += s.Compactions
+	}
+	return sum
+}
+
+// TestSpaceComesBack: what ends of large tasks takes no more of the disk after half a minute, whatever the way
+// in which it ended, also if it is killed or closed before, and opened again; what is alive stays.
+func TestSpaceComesBack(t *testing.T) {
+	const tasks = 1024 // 16 MiB
+	plain := func(int) Task { return Task{Queue: "a"} }
+	ctx, rng := context.Background(), seeded(t)
+	for name, c := range map[string]struct {
+		task   func(int) Task
+		use    func(t *testing.T, q *Queue, ids []ID)
+		live   int // tasks that are kept
+		change func(*Options)
+	}{
+		"completed": {task: plain, use: func(t *testing.T, q *Queue, _ []ID) {
+			require.Equal(t, tasks, drain(t, q, "a", completing(q)))
+		}},
+		"shards": {task: plain, change: func(o *Options) { o.Shards = 4 }, use: func(t *testing.T, q *Queue, _ []ID) {
+			require.Equal(t, tasks, drain(t, q, "a", completing(q)))
+		}},
+		"lanes": {task: func(i int) Task { return Task{Queue: "a", Tenant: fmt.Sprint(i % 50), Priority: i % 3} },
+			use: func(t *testing.T, q *Queue, _ []ID) {
+				require.Equal(t, tasks, drain(t, q, "a", completing(q)))
+			}},
+		"many tenants": {task: func(i int) Task { return Task{Queue: "a", Tenant: fmt.Sprint(i)} },
+			use: func(t *testing.T, q *Queue, _ []ID) {
+				require.Equal(t, tasks, drain(t, q, "a", completing(q)))
+			}},
+		"one in ten kept": {live: tasks / 10, use: func(t *testing.T, q *Queue, _ []ID) {
+			require.Equal(t, tasks, drain(t, q, "a", completing(q)))
+		}, task: func(i int) Task {
+			if i%10 == 0 {
+				return Task{Queue: "a", Retention: time.Hour}
+			}
+			return plain(i)
+		}},
+		"retention": {task: plain, change: func(o *Options) { o.Retention = 5 * time.Second }, use: func(t *testing.T, q *Queue, _ []ID) {
+			require.Equal(t, tasks, drain(t, q, "a", completing(q)))
+			time.Sleep(10 * time.Second)
+		}},
+		"purged": {task: plain, change: func(o *Options) { o.MaxAttempts = 1 }, use: func(t *testing.T, q *Queue, _ []ID) {
+			drain(t, q, "a", func(l *Lease) error { return q.Retry(ctx, l.Receipt, RetryOptions{}) })
+			n, err := q.Purge(ctx, DeadLetters{Queue: "a"})
+			require.NoError(t, err)
+			require.Equal(t, tasks, n)
+		}},
+		"canceled": {task: plain, live: tasks / 8, use: func(t *testing.T, q *Queue, ids []ID) {
+			for i, id := range ids {
+				if i%8 > 0 {
+					require.NoError(t, q.Cancel(ctx, id))
+				}
+			}
+		}},
+		"scheduled": {task: func(int) Task { return Task{Queue: "a", RunAt: time.Now().Add(time.Minute)} }, use: func(t *testing.T, q *Queue, _ []ID) {
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			require.Equal(t, tasks, drain(t, q, "a", completing(q)))
+		}},
+		"retried": {task: plain, use: func(t *testing.T, q *Queue, _ []ID) {
+			drain(t, q, "a", func(l *Lease) error { return q.Release(ctx, l.Receipt, time.Second) })
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			require.Equal(t, tasks, drain(t, q, "a", completing(q)))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, how := range []string{"goes on", "closed", "killed"} {
+				t.Run(how, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						opts := reclaimTest()
+						fs := vfs.NewCrashableMem()
+						opts.fs = fs
+						if c.change != nil {
+							c.change(&opts)
+						}
+						q, err := Open("queue", &opts)
+						require.NoError(t, err)
+						defer func() { require.NoError(t, q.Close()) }()
+						ids := produceMuch(t, q, tasks, c.task)
+						for _, r := range q.replicas {
+							require.NoError(t, r.store.flush(ctx))
+						}
+						require.Greater(t, storesOf(t, q).TableBytes, int64(tasks*reclaimPayload*9/10))
+						c.use(t, q, ids)
+						switch how {
+						case "closed":
+							require.NoError(t, q.Close())
+							q, err = Open("queue", &opts)
+						case "killed":
+							opts.fs = fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
+							require.NoError(t, q.Close())
+							q, err = Open("queue", &opts)
+						}
+						require.NoError(t, err)
+						time.Sleep(30 * time.Second)
+						live := int64(c.live * reclaimPayload)
+						st := storesOf(t, q)
+						require.LessOrEqual(t, st.TableBytes, live+live/10+2*int64(opts.Shards*opts.reclaimFrom), "dead %d", st.DeadBytes)
+						require.GreaterOrEqual(t, st.TableBytes, live)
+						require.NoError(t, q.checkAll())
+
+						synctest.Wait()
+						before := storesOf(t, q)
+						time.Sleep(time.Hour - time.Minute) // what is kept stays
+						after := storesOf(t, q)
+						require.Equal(t, before.Flushes, after.Flushes, "an idle store writes nothing")
+						require.Equal(t, before.Compactions, after.Compactions)
+					})
+				})
+			}
+		})
+	}
+}
+
+// TestDeadTablesAreNotRead: what is drained from a deep lane is dropped while it is drained, and not
+// read again by compactions.
+func TestDeadTablesAreNotRead(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 400 MiB of memory")
+	}
+	opts := reclaimTest()
+	opts.MemTableBytes, opts.trimBytes = 4<<20, 4<<20
+	bubble(t, opts, func(t *testing.T, q *Queue) {
+		const tasks = 20 << 10 // 320 MiB
+		produceMuch(t, q, tasks, func(int) Task { return Task{Queue: "a"} })
+		filled := storesOf(t, q)
+		left, most := tasks, int64(0)
+		drain(t, q, "a", func(l *Lease) error {
+			left--
+			if left%256 == 0 {
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+				most = max(most, storesOf(t, q).TableBytes-int64(left*reclaimPayload))
+			}
+			return q.Complete(context.Background(), l.Receipt, nil)
+		})
+		require.Less(t, most, int64(l0Bytes+32<<20))
+		time.Sleep(30 * time.Second)
+		drained := storesOf(t, q)
+		require.Less(t, drained.TableBytes, int64(1<<20))
+		require.Less(t, drained.CompactedBytes-filled.CompactedBytes, int64(tasks*reclaimPayload))
+	})
+}
+
+// TestTrimSparesTheLiving: behind the front of a lane, what is leased stays, and what is given back, woken or
+// moved to a place there after it has been trimmed; nothing comes back that has ended.
+func TestTrimSparesTheLiving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := reclaimTest()
+		fs := vfs.NewCrashableMem()
+		opts.fs, opts.Durability = fs, DurabilityDisk
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		ctx := context.Background()
+		parent := produce(t, q, Task{Queue: "parents"})[0]
+		const tasks = 1024
+		var children []ID // whose places in the lane are of when they were produced
+		all := make(map[ID]bool)
+		for i := range 8 {
+			for _, id := range produceMuch(t, q, tasks/8, func(int) Task { return Task{Queue: "a"} }) {
+				all[id] = true
+			}
+			id := produce(t, q, Task{Queue: "a", Payload: []byte{byte(i)}, After: []ID{parent}})[0]
+			children, all[id] = append(children, id), true
+		}
+		held := make(map[ID]*Lease)
+		n := 0
+		drain(t, q, "a", func(l *Lease) error {
+			if n++; n%100 == 0 {
+				held[l.ID] = l
+				return nil
+			}
+			delete(all, l.ID)
+			return q.Complete(ctx, l.Receipt, nil)
+		})
+		require.Len(t, held, tasks/100)
+		time.Sleep(30 * time.Second)
+		require.Less(t, storesOf(t, q).TableBytes, int64(tasks*reclaimPayload/4))
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.checkMemory())
+
+		// One is given back, one moved, and the children go on, all behind the front.
+		var leases []*Lease
+		for _, l := range held {
+			leases = append(leases, l)
+		}
+		require.NoError(t, q.Release(ctx, leases[0].Receipt, 0))
+		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"parents"}, NoWait: true})
+		require.NoError(t, err)
+		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		synctest.Wait()
+		for range 2 {
+			for range 3 { // some of them end, and the lane is trimmed again
+				l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+				require.NoError(t, err)
+				require.True(t, all[l.ID])
+				delete(all, l.ID)
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			}
+			for _, id := range produceMuch(t, q, 64, func(int) Task { return Task{Queue: "b"} }) {
+				all[id] = true
+			}
+			time.Sleep(10 * time.Second)
+			require.NoError(t, q.checkAll())
+			require.NoError(t, q.checkMemory())
+
+			opts.fs = fs.CrashClone(vfs.CrashCloneCfg{})
+			require.NoError(t, q.Close())
+			fs = opts.fs.(*vfs.MemFS)
+			q, err = Open("queue", &opts)
+			require.NoError(t, err)
+			tasks, err := q.list()
+			require.NoError(t, err)
+			require.Len(t, tasks, len(all))
+			for id := range all {
+				require.Contains(t, tasks, id)
+			}
+		}
+	})
+}
+
+// TestTrail holds segments against the positions of what is leased.
+func TestTrail(t *testing.T) {
+	rng := seeded(t)
+	for range 200 {
+		var tr trail
+		alive := make(map[uint64]bool) // by since: leased
+		leased, next := 0, uint64(1)
+		ready := make(map[uint64]bool)
+		for range 2000 {
+			switch n := rng.IntN(10); {
+			case n < 5:
+				since := next
+				next += uint64(rng.IntN(3)) + 1
+				for r := range ready { // of those that are back
+					since = min(since, r)
+				}
+				delete(ready, since)
+				tr.take(since)
+				tr.taken += 10
+				tr.lease(since)
+				alive[since] = true
+				leased++
+			case n < 9:
+				for since := range alive {
+					tr.unlease(since)
+					delete(alive, since)
+					if leased--; n == 8 {
+						ready[since] = true
+					}
+					break
+				}
+			default:
+				first := next
+				for r := range ready {
+					first = min(first, r)
+				}
+				if rng.IntN(50) == 0 && tr.segments != nil {
+					tr.segments.halve()
+				}
+				tr.close(leased)
+				tr.segments.gaps(first, 1+rng.IntN(200), func(from, to uint64) {
+					require.Less(t, from, to)
+					require.LessOrEqual(t, to, first)
+					for since := range alive {
+						require.False(t, from <= since && since < to, "%d is alive between %d and %d", since, from, to)
+					}
+				})
+			}
+		}
+		for since := range alive {
+			tr.unlease(since)
+		}
+		tr.close(0)
+		var got [][2]uint64
+		tr.segments.gaps(never, 0, func(from, to uint64) { got = append(got, [2]uint64{from, to}) })
+		require.Equal(t, [][2]uint64{{0, tr.reach}}, got, "all is dead")
+	}
+}
+
+// TestTrimIsNoMisuse: range deletions drop a task's table before its SINGLEDEL has come to it; the store
+// is as good as before. Any other SINGLEDEL without a key shows damage.
+func TestTrimIsNoMisuse(t *testing.T) {
+	task := keys.AppendTask(nil, 7, 0x7000, ID{})
+	lease := binary.BigEndian.AppendUint64([]byte{keys.Lease}, 7)
+	require.True(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.IneffectualSingleDelete, UserKey: task}))
+	require.False(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.NondeterministicSingleDelete, UserKey: task}))
+	require.False(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.IneffectualSingleDelete, UserKey: lease}))
+
+	opts := reclaimTest()
+	bubble(t, opts, func(t *testing.T, q *Queue) {
+		db, ctx := q.shard(0).store.db, context.Background()
+		key := func(n int) []byte { return keys.AppendTask(nil, 1<<20, 0x7000+uint64(n)<<16, ID{}) }
+		for n := range 64 {
+			var id ID
+			copy(id[:], key(n)[5:])
+			require.NoError(t, db.Set(keys.AppendTask(nil, 1<<20, keys.SinceOf(id), id), incompressible(), pebble.NoSync))
+		}
+		lower, upper := keys.AppendLane(nil, 1<<20), keys.AppendLane(nil, 1<<20+1)
+		require.NoError(t, db.Flush())
+		require.NoError(t, db.Compact(ctx, lower, upper, false)) // the tasks lie in the last level
+		for n := range 64 {
+			var id ID
+			copy(id[:], key(n)[5:])
+			require.NoError(t, db.SingleDelete(keys.AppendTask(nil, 1<<20, keys.SinceOf(id), id), pebble.NoSync))
+		}
+		require.NoError(t, db.Flush()) // the SINGLEDELs lie above them
+		require.NoError(t, db.DeleteRange(lower, upper, pebble.NoSync))
+		require.NoError(t, db.Flush())
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Less(t, storesOf(t, q).TableBytes, int64(64*reclaimPayload/2), "the tables of the tasks have gone")
+		require.NoError(t, db.Compact(ctx, lower, upper, false))
+		require.NoError(t, q.shard(0).store.failure())
+		produce(t, q, Task{Queue: "a"})
+	})
+}
+
+// TestFullDiskIsReclaimed: a queue that has filled its disk, and is drained, takes tasks again within seconds,
+// whatever the way in which the disk is too small.
+func TestFullDiskIsReclaimed(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Options)
+		end    func(*testing.T, *Queue) func(*Lease) error
+	}{
+		"completed": {},
+		"shards":    {change: func(o *Options) { o.Shards = 3 }},
+		"released": {end: func(t *testing.T, q *Queue) func(*Lease) error { // and completed then
+			released := make(map[ID]bool)
+			return func(l *Lease) error {
+				if !released[l.ID] && l.ID[15]%8 == 0 {
+					released[l.ID] = true
+					return q.Release(t.Context(), l.Receipt, 0)
+				}
+				return q.Complete(t.Context(), l.Receipt, nil)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				opts := reclaimTest()
+				disk := newSmallDisk(128 << 20)
+				opts.fs, opts.MinFreeBytes = disk, 16<<20
+				if c.change != nil {
+					c.change(&opts)
+				}
+				q, err := Open("queue", &opts)
+				require.NoError(t, err)
+				defer func() { require.NoError(t, q.Close()) }()
+				full := func() bool {
+					_, err := q.Produce(t.Context(), Task{Queue: "a", Payload: incompressible()})
+					if err != nil {
+						require.ErrorIs(t, err, ErrDiskFull)
+					}
+					return err != nil
+				}
+				for range 3 {
+					n := 0
+					for ; !full(); n++ {
+						time.Sleep(time.Millisecond)
+					}
+					require.Greater(t, n, (32<<20)/reclaimPayload, "of the disk more than half has been used")
+					end := completing(q)
+					if c.end != nil {
+						end = c.end(t, q)
+					}
+					drain(t, q, "a", end)
+					time.Sleep(5 * time.Second)
+					require.False(t, full())
+					require.NoError(t, q.checkAll())
+				}
+			})
+		})
+	}
+}
+
+// TestReplicasReclaim: in a cluster every node gets the space back, whoever leads.
+func TestReplicasReclaim(t *testing.T) {
+	opts := reclaimTest()
+	opts.Shards, opts.fs = 0, nil
+	simCase(t, opts, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		c.rest()
+		leader, _ := c.lead()
+		q := simQueue(leader)
+		const tasks = 512
+		produceMuch(t, q, tasks, func(i int) Task { return Task{Queue: "a"} })
+		held := 0
+		drain(t, q, "a", func(l *Lease) error {
+			if held++; held == 100 {
+				return nil
+			}
+			return q.Complete(context.Background(), l.Receipt, nil)
+		})
+		time.Sleep(30 * time.Second)
+		c.rest()
+		for _, n := range c.members() {
+			require.Less(t, storesOf(t, simQueue(n)).TableBytes, int64(tasks*reclaimPayload/4), n)
+		}
+	})
+}
+
+// TestCloseDuringReclaim: Close ends what the reclaimer does.
+func TestCloseDuringReclaim(t *testing.T) {
+	for i := range 30 {
+		synctest.Test(t, func(t *testing.T) {
+			opts := reclaimTest()
+			q, err := Open("queue", &opts)
+			require.NoError(t, err)
+			produceMuch(t, q, 256, func(i int) Task { return Task{Queue: "a", Tenant: fmt.Sprint(i)} })
+			drain(t, q, "a", completing(q))
+			time.Sleep(time.Duration(i) * 500 * time.Millisecond)
+			require.NoError(t, q.Close())
+			q, err = Open("queue", &opts)
+			require.NoError(t, err)
+			require.NoError(t, q.checkAll())
+			require.NoError(t, q.Close())
+		})
+	}
+}
+
+// TestLinkedBytes: tables that a checkpoint links are not given back when they are dropped.
+func TestLinkedBytes(t *testing.T) {
+	dir := t.TempDir()
+	q, err := Open(dir+"/queue", &Options{Shards: 2, MemTableBytes: 256 << 10})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	produceMuch(t, q, 128, func(int) Task { return Task{Queue: "a"} })
+	linked := func() (linked, tables int64) {
+		st, err := q.StorageStats()
+		require.NoError(t, err)
+		for _, s := range st.Shards {
+			linked, tables = linked+s.LinkedBytes, tables+s.TableBytes
+		}
+		return linked, tables
+	}
+	before, _ := linked()
+	require.Zero(t, before)
+	require.NoError(t, q.Checkpoint(t.Context(), dir+"/copy"))
+	got, tables := linked()
+	if inodesAreKnown(t, dir) {
+		require.Greater(t, got, tables/2)
+	}
+	require.NoError(t, os.RemoveAll(dir+"/copy"))
+	after, _ := linked()
+	require.Zero(t, after)
+}
+
+func inodesAreKnown(t *testing.T, dir string) bool {
+	info, err := os.Stat(dir)
+	require.NoError(t, err)
+	return inodeOf(info) != 0
+}
