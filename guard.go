@@ -99,8 +99,8 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 // abandon answers the caller of an operation that may have been answered before. It keeps
 // the references of a claim, of which it is not known who has them.
 func abandon(op operation, reason error) {
-	if c, ok := op.(*completeOp); ok && c.runner != nil {
-		c.settle(reason)
+	if e, ok := op.(leaseEnd); ok && e.of().runner != nil {
+		op.settle(reason)
 		return
 	}
 	b, ok := op.(interface{ base() *completion })

@@ -624,3 +624,19 @@ func pauseOne(c *simCluster, q *Queue, paused *simNode) {
 		time.Sleep(200 * time.Millisecond)
 	}
 }
+
+// TestAbandonedEnds: whoever ends a lease for Run, and whose outcome is not known any more, hears of it once.
+func TestAbandonedEnds(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		told := make(chan error, 3)
+		r := &runner{queue: q, opts: RunOptions{OnError: func(_ *Lease, err error) { told <- err }}}
+		for _, op := range []leaseEnd{&completeOp{completion: newCompletion()}, &failOp{completion: newCompletion()}} {
+			r.stored.Add(1)
+			*op.of() = ofRunner{r, new(Lease)}
+			abandon(op, errBroken)
+			r.stored.Wait()
+			require.Equal(t, errBroken, <-told)
+		}
+		require.Empty(t, told)
+	})
+}

@@ -13,10 +13,18 @@ type largeLine struct {
 	ops     []*produceOp
 	passed  bool   // the last group went before them
 	recheck uint64 // when to see whether memtables have been flushed: the shard's ms
+	until   uint64 // when the first one waits no longer, whatever the memtables are: likewise; 0: it has not waited yet
 }
 
-// largeRecheck is how long large operations wait between two looks at the memtables, ms.
-const largeRecheck = 2
+// How long large operations wait between two looks at the memtables, and each of them for flushes and compactions
+// at the most: ms.
+const (
+	largeRecheck  = 2
+	largePatience = 1000
+)
+
+// rush has none of them wait for memtables any more.
+func (l *largeLine) rush() { l.recheck, l.until = 0, 1 }
 
 // recordBytes is the size of the records of an operation's tasks.
 func (op *produceOp) recordBytes() (n int) {
@@ -50,11 +58,13 @@ func (s *shard) decideLarge(others bool) {
 		return
 	}
 	op := l.ops[0]
-	if s.hasRoom(roomOf(op)) && !s.store.latch.Takes(s.store.db, op.recordBytes()) {
-		l.recheck = s.now + largeRecheck
+	if (l.until == 0 || s.now < l.until) && s.hasRoom(roomOf(op)) && !s.store.latch.Takes(s.store.db, op.recordBytes()) {
+		if l.recheck = s.now + largeRecheck; l.until == 0 {
+			l.until = s.now + largePatience
+		}
 		return
 	}
-	l.ops[0] = nil
+	l.ops[0], l.until = nil, 0
 	if l.ops, l.passed = l.ops[1:], false; len(l.ops) == 0 {
 		l.ops = nil
 	}

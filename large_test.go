@@ -1,6 +1,8 @@
 package codeq
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,5 +126,29 @@ func TestLargeAtTheEnd(t *testing.T) {
 			}
 			<-closed
 		})
+	}
+}
+
+// TestLargeAmidClose: the queue closes while large operations wait for memtables.
+func TestLargeAmidClose(t *testing.T) {
+	for round := range 10 {
+		q, err := Open(t.TempDir(), &Options{Shards: 1, MemTableBytes: 1 << 20})
+		require.NoError(t, err)
+		s := q.shard(0)
+		var producers sync.WaitGroup
+		for range 20 {
+			producers.Go(func() {
+				for {
+					if _, err := q.Produce(context.Background(), Task{Queue: "large", Payload: make([]byte, 400<<10)}); err != nil {
+						return
+					}
+				}
+			})
+		}
+		for waits := false; !waits; { // some do
+			require.NoError(t, s.probe(func(s *shard) error { waits = s.large.until > 0; return nil }))
+		}
+		require.NoError(t, q.Close(), round)
+		producers.Wait()
 	}
 }

@@ -31,11 +31,11 @@ type reclaimer struct {
 
 	tables   atomic.Int64 // bytes in tables
 	written  atomic.Int64 // bytes committed since the store was opened
-	begun    atomic.Int64 // of written, when the flush under way began
-	flushed  atomic.Int64 // of written, what is in tables, about
+	total    atomic.Int64 // likewise entries
+	flushed  committed    // what is in tables, at least
+	begun    committed    // what was committed when the last flush began
+	before   committed    // likewise the one before
 	rangeAt  atomic.Int64 // written when hasRange was set
-	entries  atomic.Int64 // keys committed since the last flush
-	total    atomic.Int64 // entries since the store was opened
 	hasRange atomic.Bool  // range deletions have been committed, and not flushed
 	hasTrim  atomic.Bool  // those of the trimmer have, which are worth a flush at once
 	hurried  atomic.Bool
@@ -93,17 +93,28 @@ func (r *reclaimer) stop() {
 	}
 }
 
-// FlushBegins is the listener's of the latch, as what follows. What is committed from here on is in the next memory.
-func (r *reclaimer) FlushBegins() { r.begun.Store(r.written.Load()) }
+// committed is how much has been.
+type committed struct{ bytes, entries atomic.Int64 }
+
+func (c *committed) store(bytes, entries int64) {
+	c.bytes.Store(bytes)
+	c.entries.Store(entries)
+}
+
+// FlushBegins is the listener's of the latch, as what follows. The flush is of the memory that was filled by
+// now, or of some of it; that of which commits were part when the flush before began is among it.
+func (r *reclaimer) FlushBegins() {
+	r.before.store(r.begun.bytes.Load(), r.begun.entries.Load())
+	r.begun.store(r.written.Load(), r.total.Load())
+}
 
 func (r *reclaimer) FlushEnds() {
-	begun := r.begun.Load()
-	r.flushed.Store(begun)
-	if r.rangeAt.Load()+reclaimDoubt < begun {
+	bytes := r.before.bytes.Load()
+	r.flushed.store(bytes, r.before.entries.Load())
+	if r.rangeAt.Load()+reclaimDoubt < bytes {
 		r.hasTrim.Store(false)
 		r.hasRange.Store(false)
 	}
-	r.entries.Store(0)
 	r.CompactionEnds()
 }
 
@@ -122,7 +133,6 @@ func (r *reclaimer) poke() {
 // wrote says what was committed.
 func (r *reclaimer) wrote(bytes int, entries uint32) {
 	r.written.Add(int64(bytes))
-	r.entries.Add(int64(entries))
 	r.total.Add(int64(entries))
 	if r.hasTables() && !r.armed.Load() && !r.armed.Swap(true) {
 		r.poke()
@@ -152,7 +162,7 @@ func (r *reclaimer) hasTables() bool { return r.tables.Load() >= r.from }
 
 // trimWaits reports whether range deletions wait for a flush that will not come by itself soon.
 func (r *reclaimer) trimWaits() bool {
-	return r.hasTrim.Load() && r.written.Load()-r.flushed.Load() < reclaimFlush
+	return r.hasTrim.Load() && r.written.Load()-r.flushed.bytes.Load() < reclaimFlush
 }
 
 // measure notes what the tables have.
@@ -187,7 +197,10 @@ func (r *reclaimer) run() {
 // step does what there is to do.
 func (r *reclaimer) step() {
 	if r.merged.Swap(false) {
-		r.measure()
+		had := r.hasTables()
+		if r.measure(); !had && r.hasTables() { // of what was committed before
+			r.armed.Store(true)
+		}
 	}
 	if !r.hasTables() {
 		r.rest()
@@ -203,7 +216,9 @@ func (r *reclaimer) step() {
 			r.hurried.Store(false)
 		} else {
 			r.rushed = total
-			r.flush()
+			if r.hasRange.Load() || r.unflushed() >= r.from/8 {
+				r.flush()
+			}
 			r.settle(reclaimRush)
 		}
 		return
@@ -224,7 +239,10 @@ func (r *reclaimer) step() {
 		r.hurried.Store(false)
 		if r.total.Load() == r.quietAt {
 			r.rest()
-			return
+			if r.total.Load() == r.quietAt { // else it may have come before the rest
+				return
+			}
+			r.armed.Store(true)
 		}
 		r.next = time.Now().Add(reclaimLook)
 	}
@@ -276,7 +294,7 @@ func (r *reclaimer) unflushed() int64 {
 	for _, k := range kinds {
 		most = max(most, k.size/k.entries)
 	}
-	return int64(most) * r.entries.Load()
+	return int64(most) * (r.total.Load() - r.flushed.entries.Load())
 }
 
 func (r *reclaimer) levels() [][]pebble.SSTableInfo {
@@ -375,20 +393,26 @@ func lowerTables(levels [][]pebble.SSTableInfo, level int, t *pebble.SSTableInfo
 	}
 }
 
-// rangeDeletions reads those of a table; none if it has just gone.
+// rangeDeletions reads those of a table; none if it has just gone, or cannot be read.
 func (st *store) rangeDeletions(t *pebble.SSTableInfo) (all []deadRange) {
-	r, err := openTable(st.fs, st.pathOf(t))
+	err := protect(func() error {
+		r, err := openTable(st.fs, st.pathOf(t))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = r.Close() }() // nothing was written
+		it, err := r.NewRawRangeDelIter(context.Background(), sstable.NoFragmentTransforms, sstable.NoReadEnv)
+		if err != nil || it == nil {
+			return err
+		}
+		defer it.Close()
+		for s, err := it.First(); s != nil && err == nil; s, err = it.Next() {
+			all = append(all, deadRange{first: bytes.Clone(s.Start), last: bytes.Clone(s.End)})
+		}
+		return nil
+	})
 	if err != nil {
 		return nil
-	}
-	defer func() { _ = r.Close() }() // nothing was written
-	it, err := r.NewRawRangeDelIter(context.Background(), sstable.NoFragmentTransforms, sstable.NoReadEnv)
-	if err != nil || it == nil {
-		return nil
-	}
-	defer it.Close()
-	for s, err := it.First(); s != nil && err == nil; s, err = it.Next() {
-		all = append(all, deadRange{first: bytes.Clone(s.Start), last: bytes.Clone(s.End)})
 	}
 	return all
 }

@@ -214,6 +214,9 @@ func (s *shard) gather() bool {
 			return true
 		case refused != nil && len(s.large.ops) == 0:
 			return false
+		case refused != nil: // nothing would wake the owner any more
+			s.large.rush()
+			return true
 		case busy:
 			return true
 		}

@@ -167,7 +167,8 @@ func (st *store) commit(b *pebble.Batch) error {
 			return storageError(err)
 		}
 	}
-	st.latch.Wrote(b.Len())
+	bytes, entries := b.Len(), b.Count() // Pebble takes the memory of a large one
+	st.latch.Wrote(bytes)
 	applied := false
 	defer func() {
 		if !applied { // a panic, with Pebble's locks locked
@@ -178,7 +179,7 @@ func (st *store) commit(b *pebble.Batch) error {
 	if applied = true; err != nil {
 		return storageError(err)
 	}
-	st.reclaimer.wrote(b.Len(), b.Count())
+	st.reclaimer.wrote(bytes, entries)
 	return st.failure() // Pebble takes what could not be written for a success
 }
 

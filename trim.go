@@ -238,7 +238,7 @@ func (s *shard) trim() {
 		switch {
 		case s.lanes.At(int(l.number)) != l: // it has left memory
 		case !s.store.reclaimer.hasTables():
-			l.trail.taken = 0
+			l.trail.taken, l.trail.segments = 0, nil
 		default:
 			s.trimLane(l)
 		}

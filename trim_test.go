@@ -245,14 +245,13 @@ func TestTrimSparesTheLiving(t *testing.T) {
 		ctx := context.Background()
 		parent := produce(t, q, Task{Queue: "parents"})[0]
 		const tasks = 1024
-		var children []ID // whose places in the lane are of when they were produced
 		all := make(map[ID]bool)
 		for i := range 8 {
 			for _, id := range produceMuch(t, q, tasks/8, func(int) Task { return Task{Queue: "a"} }) {
 				all[id] = true
 			}
-			id := produce(t, q, Task{Queue: "a", Payload: []byte{byte(i)}, After: []ID{parent}})[0]
-			children, all[id] = append(children, id), true
+			child := Task{Queue: "a", Payload: []byte{byte(i)}, After: []ID{parent}} // its place in the lane is of now
+			all[produce(t, q, child)[0]] = true
 		}
 		held := make(map[ID]*Lease)
 		n := 0

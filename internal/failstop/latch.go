@@ -172,9 +172,10 @@ func (l *Latch) Ready(db *pebble.DB) error {
 }
 
 // Takes reports whether a commit of so many bytes may be made long before Ready and Throttle wait: others
-// have room beside it, or no memtable waits for a flush. Unlike those it may be called by anybody.
+// have room beside it, or no memtable waits for a flush. While the disk is full there is nothing to wait
+// for: Ready tells. Unlike those it may be called by anybody.
 func (l *Latch) Takes(db *pebble.DB, bytes int) bool {
-	if l.hurried.Load() || l.Err() != nil {
+	if l.hurried.Load() || l.Err() != nil || l.flushFull.Load() || l.compactFull.Load() {
 		return true // what comes next finds out
 	}
 	m := db.Metrics()
