@@ -10,7 +10,7 @@ import (
 )
 
 // Pebble finds the place of a key in its memtable beside the place of the key before it: in a batch in the
-// order of its keys that costs a third of what it costs if each key is elsewhere. What the hot path writes
+// order of its keys that costs a third to two thirds of what it costs if each key is elsewhere. What the hot path writes
 // is in that order by itself; what moves tasks writes several ranges by turns, and is brought into it.
 
 // sortFrom is how many entries a batch has at least that is sorted, and sortBytes its size at the most.

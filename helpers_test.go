@@ -590,7 +590,7 @@ func (c *memoryChecker) limits() error {
 			}
 		}
 		waiting[scope]++
-		if front := s.fronts.of(scope); bytes.Compare(id[:], front[:]) < 0 {
+		if front := frontOf(&s.fronts, scope); bytes.Compare(id[:], front[:]) < 0 {
 			c.report("task %s waits in scope %x before its front %s", ID(id), scope, front)
 		}
 		if scope != 0 && scope&groupBit == 0 {
@@ -789,7 +789,7 @@ func checkMirror[K, V comparable](c *memoryChecker, what string, m *mirror[K, V]
 		if !m.isListed(k) {
 			continue
 		}
-		if listed++; !m.prints.Has(print(k)) {
+		if listed++; !m.prints.Has(printOf(k)) {
 			c.report("%s %v is on disk, and its fingerprint is missing", what, k)
 		}
 	}

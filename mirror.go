@@ -110,13 +110,13 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 			return nil
 		}
 		m.held[k] = mirrored[V]{value: value, present: true, stored: many}
-		m.prints.Add(print(k))
+		m.prints.Add(printOf(k))
 	}
 	m.all = true
 	return storageError(it.Error())
 }
 
-func print[K comparable](k K) uint64 { return maphash.Comparable(printSeed, k) }
+func printOf[K comparable](k K) uint64 { return maphash.Comparable(printSeed, k) }
 
 // isListed reports whether the fingerprints are to tell of a key.
 func (m *mirror[K, V]) isListed(k K) bool { return m.all || m.order(k, m.listed) < 0 }
@@ -152,7 +152,7 @@ func (m *mirror[K, V]) list(s *shard) error {
 
 // note adds the fingerprint of a key. It is false if there are too many.
 func (m *mirror[K, V]) note(k K) bool {
-	m.prints.Add(print(k))
+	m.prints.Add(printOf(k))
 	if m.prints.Bytes() > printsCap {
 		m.forgetPrints()
 		m.tooMany = true
@@ -198,7 +198,7 @@ func (m *mirror[K, V]) put(s *shard, k K, v V) {
 func (m *mirror[K, V]) drop(s *shard, k K) {
 	if e := m.entry(s, k); e.present {
 		if m.isListed(k) {
-			m.prints.Remove(print(k))
+			m.prints.Remove(printOf(k))
 		}
 		var none V
 		e.value, e.present = none, false
@@ -220,7 +220,7 @@ func (m *mirror[K, V]) change(k K, e mirrored[V]) {
 // entry returns what is held of k, after reading it if need be.
 func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
 	e, ok := m.held[k]
-	if ok || m.whole || m.isListed(k) && !m.prints.Has(print(k)) {
+	if ok || m.whole || m.isListed(k) && !m.prints.Has(printOf(k)) {
 		return e
 	}
 	var err error

@@ -182,14 +182,6 @@ func (t *frontTable) at(scope uint64) *front {
 	return f
 }
 
-// of returns where the tasks begin that wait in a scope.
-func (t *frontTable) of(scope uint64) ID {
-	if f := t.byScope[scope]; f != nil {
-		return f.id
-	}
-	return ID{}
-}
-
 // begin is for a scope in which nobody waits.
 func (t *frontTable) begin(scope uint64) {
 	f := t.at(scope)
