@@ -115,6 +115,7 @@ type checkedTask struct {
 	state State
 	queue uint32
 	known uint64 // parents here that know of it
+	keyed bool   // its idempotency key is its own
 }
 
 func (st *checkedTask) ended() bool { return keys.Ended(st.Range) }
@@ -329,6 +330,8 @@ func (c *checker) unique(key, value []byte) error {
 	}
 	if st != nil && st.Unique != hash {
 		c.report("idempotency key %x is held by task %s, which has key %x", hash, ID(v.ID), st.Unique)
+	} else if st != nil {
+		st.keyed = true
 	}
 	return nil
 }
@@ -542,6 +545,9 @@ func (c *checker) finish() {
 		}
 		if first := keys.FirstPlace(keys.LaneOf(id), id); st.Place != first && !c.indexed[id] {
 			c.report("task %s at %+v has no index entry", id, st.Place)
+		}
+		if st.Flags&holdsKey != 0 && !st.keyed {
+			c.report("task %s does not hold its idempotency key %x", id, st.Unique)
 		}
 		turn := c.turns[st.Head.Group]
 		waits := st.Range == keys.Blocked && st.At == st.Head.Group

@@ -64,6 +64,7 @@ func (s *shard) redrive(at *located) error {
 		if !taken {
 			s.takeKey(at.id, &at.rec.Ties, mintedAt(at.id))
 		}
+		at.rec.Flags |= holdsKey
 	}
 	s.withdraw(at)
 	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false

@@ -211,9 +211,6 @@ func (s *shard) depend(parent, child ID, onDead OnDead) bool {
 	case at.state == Dead: // to where it does not expire
 		s.unkeep(at)
 		s.keep(at.lane.queue, keys.Dead, at.id, neverExpires, at.ended, &at.rec)
-	case at.lease != nil:
-		at.lease.tied, at.lease.ties.Parent = true, true
-		fallthrough
 	default:
 		s.rewrite(at)
 	}

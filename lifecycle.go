@@ -457,15 +457,15 @@ func (s *shard) cancel(at *located) {
 	} else {
 		s.withdraw(at)
 	}
+	ties := at.rec.Ties
 	if retention != 0 {
 		s.keep(at.lane.queue, keys.Canceled, at.id, bucketOf(s.wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.wall}, &at.rec)
 	}
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
-	ties := &at.rec.Ties
 	if gone {
 		ties.Group = 0
 	}
-	s.end(at.lane.queue, at.id, ties, Outcome{State: Canceled, Error: at.rec.Error, Attempts: int(at.rec.Attempts)})
+	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled, Error: at.rec.Error, Attempts: int(at.rec.Attempts)})
 }
 
 // withdraw takes a task that no worker has out of the place in which it lies.

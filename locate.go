@@ -47,6 +47,16 @@ func (s *shard) isMoving(id ID) bool {
 // locate finds a task by its ID; nil if it does not exist.
 // REQUIRES: the task is not moving.
 func (s *shard) locate(id ID) (*located, error) {
+	at, err := s.locateUnended(id)
+	if at == nil && err == nil {
+		at, err = s.locateEnded(id)
+	}
+	return at, err
+}
+
+// locateUnended finds a task that has not ended by its ID.
+// REQUIRES: the task is not moving.
+func (s *shard) locateUnended(id ID) (*located, error) {
 	at := &located{id: id}
 	if ls := s.leases.byID[id]; ls != nil {
 		rec, err := s.recordOf(ls)
@@ -69,29 +79,32 @@ func (s *shard) locate(id ID) (*located, error) {
 	}
 	at.place, at.indexed = p, indexed
 	value, err := s.read(p.AppendKey(nil, id))
-	if err != nil {
-		return nil, err
-	}
-	if value == nil && !indexed {
-		q, err := s.birthplace(id)
-		if q == nil || err != nil {
-			return nil, err
-		}
-		for key := range q.buckets {
-			at.place = keys.Place{Range: key.prefix, Group: q.number, At: key.until}
-			if key.until <= s.wall {
-				continue
-			}
-			if value, err = s.read(at.place.AppendKey(nil, id)); err != nil || value != nil {
-				break
-			}
-		}
-	}
 	if value == nil || err != nil {
 		return nil, err
 	}
 	s.countPending(at)
 	return at, s.decode(at, value)
+}
+
+// locateEnded finds a task that has ended, and is kept, by its ID.
+func (s *shard) locateEnded(id ID) (*located, error) {
+	q, err := s.birthplace(id)
+	if q == nil || err != nil {
+		return nil, err
+	}
+	at := &located{id: id}
+	for key := range q.buckets {
+		if key.until <= s.wall {
+			continue
+		}
+		at.place = keys.Place{Range: key.prefix, Group: q.number, At: key.until}
+		if value, err := s.read(at.place.AppendKey(nil, id)); err != nil {
+			return nil, err
+		} else if value != nil {
+			return at, s.decode(at, value)
+		}
+	}
+	return nil, nil
 }
 
 func (s *shard) countPending(at *located) {
@@ -196,7 +209,7 @@ func (s *shard) rewrite(at *located) {
 		s.group.put(at.id, at.lane, at.place, b)
 		s.group.setTask(at.lane.number, at.place.At, at.id, b)
 		if at.lease != nil {
-			at.lease.rewritten = true
+			at.lease.rewritten, at.lease.ties, at.lease.tied = true, at.rec.Ties, at.rec.Ties != record.Ties{}
 			s.leases.copyRecord(at.lease, b)
 		} else {
 			w := &at.lane.window

@@ -195,15 +195,32 @@ func (m *mirror[K, V]) put(s *shard, k K, v V) {
 }
 
 // drop removes an entry, if there is one.
-func (m *mirror[K, V]) drop(s *shard, k K) {
-	if e := m.entry(s, k); e.present {
-		if m.isListed(k) {
-			m.prints.Remove(printOf(k))
-		}
-		var none V
-		e.value, e.present = none, false
-		m.change(k, e)
+func (m *mirror[K, V]) drop(s *shard, k K) { m.remove(k, m.entry(s, k)) }
+
+// dropBlind removes an entry of which it is known that it exists, without a look at it.
+func (m *mirror[K, V]) dropBlind(k K) {
+	e, ok := m.held[k]
+	if !ok {
+		e.present, e.stored = !m.isAbsent(k), many
 	}
+	m.remove(k, e)
+}
+
+func (m *mirror[K, V]) remove(k K, e mirrored[V]) {
+	if !e.present {
+		return
+	}
+	if m.isListed(k) {
+		m.prints.Remove(printOf(k))
+	}
+	var none V
+	e.value, e.present = none, false
+	m.change(k, e)
+}
+
+// isAbsent reports whether an entry that is not held is known not to exist.
+func (m *mirror[K, V]) isAbsent(k K) bool {
+	return m.whole || m.isListed(k) && !m.prints.Has(printOf(k))
 }
 
 // hasChanged reports whether the group changes an entry.
@@ -220,7 +237,7 @@ func (m *mirror[K, V]) change(k K, e mirrored[V]) {
 // entry returns what is held of k, after reading it if need be.
 func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
 	e, ok := m.held[k]
-	if ok || m.whole || m.isListed(k) && !m.prints.Has(printOf(k)) {
+	if ok || m.isAbsent(k) {
 		return e
 	}
 	var err error

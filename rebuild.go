@@ -286,10 +286,10 @@ func (b *rebuilder) copySettings() error {
 }
 
 // rebuildUnique takes over who has the idempotency keys. If some entries are lost, a key that
-// nobody has is that of a task which has not ended; one that was released looks the same, and
-// is taken again.
+// nobody has is that of a task which has not ended: of one whose record says so, or else of the first; one that
+// was released may look the same, and is taken again then.
 func (b *rebuilder) rebuildUnique() error {
-	taken := make(map[[keys.UniqueLen]byte]bool)
+	holders := make(map[[keys.UniqueLen]byte]ID)
 	if err := b.old.scan(keys.Unique, func(key, value []byte) {
 		hash, err := keys.ParseHashed(key)
 		v, valueErr := keys.ParseUnique(value)
@@ -298,7 +298,7 @@ func (b *rebuilder) rebuildUnique() error {
 		if err != nil || valueErr != nil || t != nil && t.Unique != hash || v.Until == 0 && !lives {
 			return
 		}
-		taken[hash] = true
+		holders[hash] = v.ID
 		b.set(key, value)
 		if v.Until != 0 {
 			b.set(keys.AppendFreed(nil, v.Until, hash), nil)
@@ -306,15 +306,51 @@ func (b *rebuilder) rebuildUnique() error {
 	}); err != nil {
 		return err
 	}
-	if !b.old.gaps[keys.Unique] {
-		return nil
-	}
-	for _, id := range b.inOrder() {
-		if t := b.tasks[id]; !t.ended() && t.Unique != [keys.UniqueLen]byte{} && !taken[t.Unique] {
-			taken[t.Unique] = true
+	take := func(flags uint8) {
+		for _, id := range b.inOrder() {
+			t := b.tasks[id]
+			if _, taken := holders[t.Unique]; t.ended() || t.Unique == [keys.UniqueLen]byte{} || taken || t.Flags&flags != flags {
+				continue
+			}
+			holders[t.Unique] = id
 			b.set(keys.AppendHashed(nil, t.Unique), keys.UniqueValue{ID: keys.ID(id)}.Append(nil))
 		}
 	}
+	if b.old.gaps[keys.Unique] {
+		take(holdsKey)
+		take(0)
+	}
+	if err := b.commit(); err != nil {
+		return err
+	}
+	for id, t := range b.tasks {
+		if t.Flags&holdsKey != 0 && !t.ended() && holders[t.Unique] != id {
+			if err := b.disown(id, t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// disown has the record of a task say that somebody else may have its idempotency key.
+func (b *rebuilder) disown(id ID, t *rebuiltTask) error {
+	key := t.AppendKey(nil, id)
+	value, err := lookup(b.db, key)
+	if err != nil {
+		return err
+	}
+	_, stored, _, _, err := splitValue(t.Place, value)
+	if err != nil {
+		return err
+	}
+	rec, err := record.Decode(stored)
+	if err != nil {
+		return err
+	}
+	rec.Flags &^= holdsKey
+	rec.Rewritten = rec.Rewritten || t.Range == keys.Task
+	b.set(key, append(value[:len(value)-len(stored):len(value)-len(stored)], rec.Encode()...))
 	return nil
 }
 

@@ -62,9 +62,16 @@ const (
 	releaseOnComplete = 1 << iota
 	releaseOnDead
 	replaceWaiting
+	// holdsKey: until the task ends, it holds its key. ReleaseKey takes it from a task that has not ended, so that
+	// the end of a task need not look up whose the key is. A task without it may hold its key.
+	holdsKey
 )
 
+// flags are those of a new task, which is stored only if its key is free.
 func (u *Unique) flags() (f uint8) {
+	if u.Key != "" {
+		f = holdsKey
+	}
 	if u.ReleaseOnComplete {
 		f |= releaseOnComplete
 	}
@@ -178,12 +185,30 @@ type releaseKeyOp struct {
 }
 
 func (op *releaseKeyOp) resolve(s *shard) {
-	s.settle(op)
-	if v, ok := s.uniques.get(s, op.hash); ok {
-		s.freeKey(op.hash, v)
-	} else {
-		op.err = fmt.Errorf("%w: nobody has idempotency key %q", ErrNotFound, op.key)
+	v, ok := s.uniques.get(s, op.hash)
+	if ok && s.isMoving(v.ID) {
+		s.postponeOp(op)
+		return
 	}
+	s.settle(op)
+	if !ok {
+		op.err = fmt.Errorf("%w: nobody has idempotency key %q", ErrNotFound, op.key)
+		return
+	}
+	at, err := s.locateUnended(v.ID)
+	if err != nil {
+		s.broken = err
+		return
+	}
+	if at != nil && at.rec.Flags&holdsKey != 0 {
+		if !s.hasRoom(roomScarce) {
+			op.err = s.errNoRoom()
+			return
+		}
+		at.rec.Flags &^= holdsKey
+		s.rewrite(at)
+	}
+	s.freeKey(op.hash, v)
 }
 
 func (op *releaseKeyOp) encode(dst []byte) (callKind, []byte) {
@@ -230,6 +255,10 @@ func (s *shard) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 // has ended.
 func (s *shard) endKey(id ID, t *record.Ties, release uint8) {
 	if t.Flags&release == 0 && t.UniqueFor != 0 && later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
+		return
+	}
+	if t.Flags&holdsKey != 0 && t.UniqueFor == 0 {
+		s.uniques.dropBlind(t.Unique)
 		return
 	}
 	v, ok := s.uniques.get(s, t.Unique)

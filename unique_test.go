@@ -715,18 +715,25 @@ func TestUniqueOfLivingTask(t *testing.T) {
 // become of the first one, whose end does not touch the key any more.
 func TestReleaseKey(t *testing.T) {
 	ctx := context.Background()
-	for name, reach := range map[string]func(p *process, id ID){
-		"waiting": func(*process, ID) {},
-		"leased":  func(p *process, _ ID) { p.claim("a") },
-		"done":    endings[Done],
-		"dead":    endings[Dead],
+	for _, tc := range []struct {
+		name  string
+		reach func(p *process, id ID)
+		ended bool
+		taken time.Duration
+	}{
+		{"waiting", func(*process, ID) {}, false, 0},
+		{"waiting, for an hour", func(*process, ID) {}, false, time.Hour},
+		{"leased", func(p *process, _ ID) { p.claim("a") }, false, 0},
+		{"leased, for an hour", func(p *process, _ ID) { p.claim("a") }, false, time.Hour},
+		{"done, for an hour", endings[Done], true, time.Hour},
+		{"dead, for an hour", endings[Dead], true, time.Hour},
 	} {
-		t.Run(name, func(t *testing.T) {
-			throughSteps(t, Options{Shards: 2, Retention: Forever}, func(t *testing.T, p *process) {
+		t.Run(tc.name, func(t *testing.T) {
+			throughSteps(t, Options{Shards: 2, LeaseFor: time.Hour, Retention: Forever}, func(t *testing.T, p *process) {
 				task := keyed("k")
-				task.Unique.For = time.Hour
+				task.Unique.For = tc.taken
 				first := p.produce(task)
-				reach(p, first)
+				tc.reach(p, first)
 				p.step()
 				p.taken(task, first)
 				require.NoError(t, p.ReleaseKey(ctx, Task{Queue: "a", Unique: Unique{Key: "k"}}))
@@ -735,15 +742,17 @@ func TestReleaseKey(t *testing.T) {
 				p.pass(10 * time.Minute)
 				second := p.produce(task)
 				require.NotEqual(t, first, second)
-				if name == "waiting" || name == "leased" {
+				if !tc.ended {
 					require.NoError(t, p.Cancel(ctx, first))
 				}
 				p.step()
 				p.taken(task, second)
 				require.NoError(t, p.Cancel(ctx, second))
-				p.pass(time.Hour - time.Millisecond) // of the second, not of the first
-				p.taken(task, second)
-				p.pass(time.Millisecond)
+				if tc.taken > 0 {
+					p.pass(tc.taken - time.Millisecond) // of the second, not of the first
+					p.taken(task, second)
+					p.pass(time.Millisecond)
+				}
 				p.step()
 				require.ErrorIs(t, p.ReleaseKey(ctx, task), ErrNotFound)
 				require.Zero(t, p.stored(keys.Unique))

@@ -187,6 +187,14 @@ func TestRepair(t *testing.T) {
 			require.NoError(t, db.Delete(key, nil))
 			return nil
 		}},
+		{"idempotency key of a task", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, _ := first(t, db, keys.Unique, func(_, value []byte) bool {
+				v, err := keys.ParseUnique(value)
+				return err == nil && v.Until == 0
+			})
+			require.NoError(t, db.Delete(key, nil))
+			return nil
+		}},
 		{"lease record without leases", func(t *testing.T, db *pebble.DB) map[ID]bool {
 			key, value := first(t, db, keys.Lease, nil)
 			require.NoError(t, db.Set(append(key[:len(key)-1], key[len(key)-1]+1), value[:9], nil))
