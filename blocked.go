@@ -116,7 +116,7 @@ func (l *markList) queues() map[*queueState]bool {
 func (s *shard) wakeBlocked() {
 	todo := s.marks
 	s.marks = markList{onDisk: todo.onDisk, from: todo.from, busy: true}
-	defer s.scopes.close(s)
+	defer s.blocked.close(s)
 	n := 0
 	for ; n < len(todo.order) && s.broken == nil && !s.spent(); n++ {
 		if n%marksSorted == 0 { // their tasks are then read in one pass
@@ -190,13 +190,11 @@ func (s *shard) obeyMark(m mark, how byte) error {
 
 // wakeTask lets a task go on whose parents have ended, or cancels it.
 func (s *shard) wakeTask(q *queueState, id ID, how byte) error {
-	key := keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id)
-	value, err := s.scopes.read(s, key)
-	if err != nil || value == nil || s.group.hasChanged(id) { // nil: it was canceled meanwhile
-		return err
+	if s.group.hasChanged(id) {
+		return nil
 	}
-	at := &located{id: id, place: keys.Place{Range: keys.Blocked, Group: q.number}, indexed: true}
-	if err := s.decode(at, value); err != nil {
+	at, err := s.waitingChild(q, id)
+	if at == nil || err != nil { // nil: it was canceled meanwhile
 		return err
 	}
 	if how == wakeCancel {
@@ -206,6 +204,17 @@ func (s *shard) wakeTask(q *queueState, id ID, how byte) error {
 	s.unblock(at)
 	s.proceed(at.lane, id, &at.rec.Head, at.rec.Encode())
 	return nil
+}
+
+// waitingChild finds a task that waits for its parents; nil: it does not.
+// REQUIRES: the group has not changed the task.
+func (s *shard) waitingChild(q *queueState, id ID) (*located, error) {
+	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id))
+	if value == nil || err != nil {
+		return nil, err
+	}
+	at := &located{id: id, place: keys.Place{Range: keys.Blocked, Group: q.number}, indexed: true}
+	return at, s.decode(at, value)
 }
 
 // unblock takes a task out of its scope, on its way elsewhere.

@@ -10,23 +10,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMarksBeyondMemory: when more tasks may go on at once than memory has marks
+// TestMarksBeyondMemory: when more tasks are to be canceled at once than memory has marks
 // for, those that it does not hold are read from disk.
 func TestMarksBeyondMemory(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		const children = 3*marksCap + 100
+		const parents = 3*marksCap/tellAtOnce + 10
 		var cursors [][]byte
-		parent := produce(t, q, Task{Queue: "parent"})[0]
-		for from := 0; from < children; from += marksCap {
-			tasks := make([]Task, min(marksCap, children-from))
-			for i := range tasks {
-				tasks[i] = Task{Queue: "child", After: []ID{parent}}
+		var canceled []ID
+		for range parents {
+			family := make([]Task, 1+tellAtOnce)
+			family[0] = Task{Queue: "parent"}
+			for i := 1; i < len(family); i++ {
+				family[i] = Task{Queue: "child", After: []ID{Nth(0)}}
 			}
-			_, err := q.ProduceBatch(t.Context(), tasks)
+			ids, err := q.ProduceBatch(t.Context(), family)
 			require.NoError(t, err)
+			canceled = append(canceled, ids[0])
 		}
 		requireSettled(t, q)
-		l := claimNow(t, q, "parent")
+		require.EqualValues(t, parents*tellAtOnce, countsOf(t, q, "child").Blocked)
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			require.False(t, s.marks.onDisk)
 			s.commit = watchedCommitter{s.commit, func() {
@@ -34,13 +36,17 @@ func TestMarksBeyondMemory(t *testing.T) {
 					cursors = append(cursors, s.marks.from)
 				}
 			}}
+			for _, id := range canceled {
+				at, err := s.locate(id)
+				if err != nil {
+					return err
+				}
+				s.cancel(at)
+			}
 			return nil
 		}))
-		complete(t, q, l)
 		requireSettled(t, q)
-		counts, err := q.Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, children, counts["child"].Ready)
+		require.Zero(t, countsOf(t, q, "child"))
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			require.False(t, s.marks.onDisk, "memory holds them all again")
 			require.Empty(t, s.marks.order)

@@ -147,8 +147,12 @@ func (s *shard) tellChild(parent, child ID, outcome byte) {
 // doomed stands in the range Pending for a task that is about to be canceled.
 const doomed = never
 
-// parentEnded counts down the parents of a task of this shard.
+// parentEnded counts down the parents of a task of this shard. A task that waits for no other one goes on in the
+// same commit; a later one sees to it if this group has no time or room left, or has changed the task.
 func (s *shard) parentEnded(parent, child ID, outcome byte) {
+	if outcome != parentCanceled && s.goOn(parent, child, outcome) || s.broken != nil {
+		return
+	}
 	n, ok := s.pending.get(s, child)
 	if !ok || n == doomed { // it was canceled, or will be
 		if outcome == parentPinned {
@@ -175,6 +179,45 @@ func (s *shard) parentEnded(parent, child ID, outcome byte) {
 		s.pending.drop(s, child)
 		s.wake(q, 0, child, wakeUp)
 	}
+}
+
+// goOn lets a task go on whose last parent has ended. It is false if it is not the last one, or if that needs more
+// than the task's record to know; then nothing was done.
+func (s *shard) goOn(parent, child ID, outcome byte) bool {
+	n, known := s.pending.peek(child)
+	if known && n != 1 || s.group.hasChanged(child) || !s.hasRoom(roomLow) || s.isLate() {
+		return false
+	}
+	l, err := s.laneNumbered(keys.LaneOf(child))
+	if err != nil {
+		s.broken = err
+		return false
+	}
+	at, err := s.waitingChild(l.queue, child)
+	if err != nil {
+		s.broken = err
+		return false
+	}
+	if at == nil || !known && !isOnly(at.rec.Parents, parent) {
+		return false
+	}
+	if outcome == parentPinned {
+		s.pin(parent, child)
+	}
+	s.pending.dropBlind(child)
+	s.unblock(at)
+	s.proceed(at.lane, child, &at.rec.Head, at.rec.Encode())
+	return true
+}
+
+// isOnly reports whether a task has one parent.
+func isOnly(parents [][record.IDLen]byte, parent ID) bool {
+	for _, p := range parents {
+		if p != parent {
+			return false
+		}
+	}
+	return len(parents) > 0
 }
 
 // depend has a task wait for a parent of this shard. It is false if disk is

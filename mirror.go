@@ -184,6 +184,12 @@ func (m *mirror[K, V]) get(s *shard, k K) (v V, ok bool) {
 	return e.value, e.present
 }
 
+// peek is get of what memory tells by itself; known is false if only disk could.
+func (m *mirror[K, V]) peek(k K) (v V, known bool) {
+	e, ok := m.held[k]
+	return e.value, ok || m.isAbsent(k)
+}
+
 // put stores an entry.
 func (m *mirror[K, V]) put(s *shard, k K, v V) {
 	e := m.entry(s, k)

@@ -73,7 +73,8 @@ type shard struct {
 	rechecks  []*recheck            // queues whose limits have changed
 	marks     markList              // of blocked tasks that may go on
 	fronts    frontTable
-	scopes    scopeReader
+	blocked   rangeReader
+	children  rangeReader // who waits for a parent
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	sessions  sessionTable
@@ -152,6 +153,8 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		limits:    make(limitTable),
 		awaits:    make(map[ID][]*awaitOp),
 		fronts:    frontTable{group: 1},
+		blocked:   rangeReader{prefix: keys.Blocked},
+		children:  rangeReader{prefix: keys.Dependent},
 		group:     group{batch: st.db.NewBatch()},
 		timer:     time.NewTimer(time.Hour),
 		space:     newDiskSpace(opts, st.dir),
@@ -335,6 +338,8 @@ func (s *shard) resolve() {
 	}
 	s.keepUp()
 	s.decideAll()
+	s.blocked.close(s)
+	s.children.close(s)
 	s.endStep(StepOperations)
 	if len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) {
 		s.budget = s.newBudget(callerBudget)
@@ -440,6 +445,8 @@ func (s *shard) settle(op operation) {
 // everybody else that nothing was done. Opening the queue again, or the next
 // leader, loads what is on disk.
 func (s *shard) fail(cause error) {
+	s.blocked.close(s)
+	s.children.close(s)
 	for _, m := range s.mirrors() {
 		m.close()
 	}

@@ -87,37 +87,44 @@ func (s *shard) tellChildren(parent ID, state State) {
 // says so. It returns the key of the first who does not know; all: everybody does.
 func (s *shard) tellFrom(from []byte, parent ID, state State, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen])
-	all = true
-	err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+	it, err := s.children.open(s)
+	if err != nil {
+		s.broken = err
+		return nil, true
+	}
+	at := it.SeekGEWithLimit(from, upper)
+	for ; at == pebble.IterValid; at = it.NextWithLimit(upper) {
 		if enough() {
-			left, all = bytes.Clone(it.Key()), false
-			return false, nil
-		}
-		_, child, err := keys.ParseDependent(it.Key())
-		if err != nil {
-			return false, err
+			return bytes.Clone(it.Key()), false
 		}
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return false, err
+			s.broken = storageError(err)
+			return nil, true
 		}
-		if len(v) != 1 {
-			return false, fmt.Errorf("dependent %x is %x", it.Key(), v)
+		s.noteRead(len(v))
+		_, child, err := keys.ParseDependent(it.Key())
+		if err == nil && len(v) != 1 {
+			err = fmt.Errorf("dependent %x is %x", it.Key(), v)
+		}
+		if err != nil {
+			s.broken = fmt.Errorf("%w: %w", ErrCorrupt, err)
+			return nil, true
 		}
 		if outcome, held := outcomeFor(state, OnDead(v[0])); !held {
 			s.group.delete(it.Key())
 			s.tellChild(parent, child, outcome)
 		}
-		return true, nil
-	})
-	if err != nil {
-		s.broken = err
 	}
-	return left, all
+	if err := it.Error(); err != nil {
+		s.broken = storageError(err)
+	}
+	return nil, true
 }
 
 // tellOn tells those who have been left out.
 func (s *shard) tellOn() {
+	defer s.children.close(s)
 	t := &s.teller
 	for s.broken == nil && t.count > 0 && (t.parent != ID{} || s.findUntold()) {
 		end, ok := t.ends.get(s, t.parent)

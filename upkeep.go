@@ -120,8 +120,11 @@ func (s *shard) spent() bool {
 		s.budget.begun = true
 		return false
 	}
-	return s.laden() || time.Since(s.origin) >= s.budget.until
+	return s.isLate()
 }
+
+// isLate is spent for what can wait for the next group.
+func (s *shard) isLate() bool { return s.laden() || time.Since(s.origin) >= s.budget.until }
 
 // laden is spent without a look at the clock.
 func (s *shard) laden() bool {

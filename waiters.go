@@ -33,14 +33,14 @@ func (s *shard) waiting(q *queueState, scope uint64, visit func(n int, at *locat
 	}
 	lower := keys.AppendGrouped(nil, keys.Blocked, q.number, scope, f.id)
 	upper := keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.number, scope))
-	it, err := s.scopes.open(s)
+	it, err := s.blocked.open(s)
 	if err != nil {
 		return err
 	}
 	ahead := false // those that come are not visited, but held for later
 	state := it.SeekGEWithLimit(lower, upper)
 	for ; state == pebble.IterValid; state = it.NextWithLimit(upper) {
-		w, err := s.scopes.waiter(s)
+		w, err := s.blocked.waiter(s)
 		if err != nil {
 			return err
 		}
@@ -89,24 +89,32 @@ func (s *shard) waiter(q *queueState, scope uint64, w waiter) (*located, error) 
 	return at, s.decode(at, w.value)
 }
 
-// scopeReader reads blocked tasks as they were before the group, by one iterator for all of a step.
-type scopeReader struct{ it *pebble.Iterator }
+// rangeReader reads a range as it was before the group, by one iterator for all of the group.
+type rangeReader struct {
+	prefix byte
+	it     *pebble.Iterator // nil until it is needed
+}
 
-func (r *scopeReader) open(s *shard) (it *pebble.Iterator, err error) {
+func (r *rangeReader) open(s *shard) (it *pebble.Iterator, err error) {
 	if r.it == nil {
-		lower, upper := keys.Range(keys.Blocked)
+		lower, upper := keys.Range(r.prefix)
 		r.it, err = s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	}
 	return r.it, storageError(err)
 }
 
-// read is shard.read of a blocked task.
-func (r *scopeReader) read(s *shard, key []byte) ([]byte, error) {
+// read is shard.read.
+func (r *rangeReader) read(s *shard, key []byte) ([]byte, error) {
 	it, err := r.open(s)
 	if err != nil {
 		return nil, err
 	}
-	if it.SeekGEWithLimit(key, append(bytes.Clone(key), 0)) != pebble.IterValid {
+	limit := append(bytes.Clone(key), 0)
+	found := false
+	if it.Valid() && bytes.Compare(it.Key(), key) < 0 { // it is often the next one
+		found = it.NextWithLimit(limit) == pebble.IterValid && bytes.Equal(it.Key(), key)
+	}
+	if !found && it.SeekGEWithLimit(key, limit) != pebble.IterValid {
 		s.noteRead(0)
 		return nil, storageError(it.Error())
 	}
@@ -115,8 +123,8 @@ func (r *scopeReader) read(s *shard, key []byte) ([]byte, error) {
 	return bytes.Clone(v), storageError(err)
 }
 
-// waiter is the entry at which the reader is.
-func (r *scopeReader) waiter(s *shard) (w waiter, err error) {
+// waiter is the blocked task at which the reader is.
+func (r *rangeReader) waiter(s *shard) (w waiter, err error) {
 	_, _, id, err := keys.ParseGrouped(r.it.Key())
 	if err != nil {
 		return w, err
@@ -126,7 +134,7 @@ func (r *scopeReader) waiter(s *shard) (w waiter, err error) {
 	return waiter{id, bytes.Clone(v)}, storageError(err)
 }
 
-func (r *scopeReader) close(s *shard) {
+func (r *rangeReader) close(s *shard) {
 	if r.it != nil {
 		s.walked += uint64(r.it.Stats().ForwardStepCount[pebble.InternalIterCall])
 		_ = r.it.Close() // its error is that of it.Error
