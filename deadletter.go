@@ -150,14 +150,15 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, how alteration)
 	return n, nil
 }
 
-// bulkOp alters each of many tasks that it finds by their IDs. Those that are not
+// bulkOp alters each of many dead letters that it finds by their IDs. Those that are not
 // found, or of which the alteration is refused, are left out.
 type bulkOp struct {
 	completion
 	ids  []ID
 	how  alteration
-	next int // of ids
-	n    int // done
+	next int       // of ids
+	n    int       // done
+	last bucketKey // that had one
 }
 
 func (op *bulkOp) resolve(s *shard) {
@@ -167,7 +168,7 @@ func (op *bulkOp) resolve(s *shard) {
 			s.postponeOp(op)
 			return
 		}
-		at, err := s.locate(id)
+		at, err := s.locateDead(id, &op.last)
 		if err != nil {
 			s.broken = err
 			break

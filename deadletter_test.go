@@ -503,6 +503,26 @@ func TestDeadLettersDeadline(t *testing.T) {
 	}
 }
 
+// TestDeadLettersTwice: of operations that are decided in one group, one redrives a dead letter.
+func TestDeadLettersTwice(t *testing.T) {
+	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
+		ids := p.produceDead(3, Task{Queue: "a"})
+		p.step()
+		done := 0
+		require.NoError(t, p.shard(0).probe(func(s *shard) error {
+			for range 2 {
+				op := &bulkOp{completion: newCompletion(), ids: ids, how: alterRedrive}
+				op.resolve(s)
+				done += op.n
+			}
+			return nil
+		}))
+		require.Equal(t, len(ids), done)
+		p.step()
+		require.Equal(t, Counts{Ready: 3}, countsOf(t, p.Queue, "a"))
+	})
+}
+
 func TestDeadLettersRefused(t *testing.T) {
 	q := openLimited(t)
 	for _, b := range bulks {

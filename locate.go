@@ -135,6 +135,42 @@ func (s *shard) decode(at *located, value []byte) error {
 	return nil
 }
 
+// locateDead finds a dead letter by its ID; nil if the task is none. It looks into a bucket first of which it says
+// where it has found one.
+// REQUIRES: the task is not moving.
+func (s *shard) locateDead(id ID, first *bucketKey) (*located, error) {
+	if s.group.hasChanged(id) { // it has just gone elsewhere
+		return nil, nil
+	}
+	q, err := s.birthplace(id)
+	if q == nil || err != nil {
+		return nil, err
+	}
+	look := func(key bucketKey) (*located, error) {
+		at := &located{id: id, place: keys.Place{Range: keys.Dead, Group: q.number, At: key.until}}
+		value, err := s.dead.read(s, at.place.AppendKey(nil, id))
+		if value == nil || err != nil {
+			return nil, err
+		}
+		*first = key
+		return at, s.decode(at, value)
+	}
+	if q.buckets[*first] != nil && first.until > s.wall {
+		if at, err := look(*first); at != nil || err != nil {
+			return at, err
+		}
+	}
+	for key := range q.buckets {
+		if key.prefix != keys.Dead || key == *first || key.until <= s.wall {
+			continue
+		}
+		if at, err := look(key); at != nil || err != nil {
+			return at, err
+		}
+	}
+	return nil, nil
+}
+
 // splitValue takes the value of a task apart by the range in which it lies. A
 // leased task counts as ready.
 func splitValue(p keys.Place, value []byte) (lane uint32, rec []byte, ended keys.EndedValue, state State, err error) {

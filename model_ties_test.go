@@ -203,7 +203,7 @@ func (m *model) giveTurns() {
 // Parents.
 
 // alterWoken is the action of a call that alters a task in the group in which the last of
-// its parents ends, so that it is altered as long as it waits.
+// its parents ends: as long as it waits, if that group lets it go on no more, or when it has gone on.
 func (m *model) alterWoken(t *rapid.T) {
 	leased := slices.DeleteFunc(m.inOrder(), func(t *modelTask) bool { return m.held(t.receipt) != t })
 	if m.plain || m.opts.GroupCap == 1 || len(leased) == 0 {
@@ -229,8 +229,13 @@ func (m *model) alterWoken(t *rapid.T) {
 	}
 	close(held)
 	synctest.Wait()
-	alter.apply(m) // the task goes on in the next group
-	complete.apply(m)
+	if p := m.places()[alter.id]; p.Range == keys.Task && keys.Fresh(p.At) {
+		alter.apply(m)
+		complete.apply(m)
+	} else {
+		complete.apply(m)
+		alter.apply(m)
+	}
 	m.settle(false)
 }
 

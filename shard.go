@@ -75,6 +75,7 @@ type shard struct {
 	fronts    frontTable
 	blocked   rangeReader
 	children  rangeReader // who waits for a parent
+	dead      rangeReader
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	sessions  sessionTable
@@ -155,6 +156,7 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		fronts:    frontTable{group: 1},
 		blocked:   rangeReader{prefix: keys.Blocked},
 		children:  rangeReader{prefix: keys.Dependent},
+		dead:      rangeReader{prefix: keys.Dead},
 		group:     group{batch: st.db.NewBatch()},
 		timer:     time.NewTimer(time.Hour),
 		space:     newDiskSpace(opts, st.dir),
@@ -338,8 +340,7 @@ func (s *shard) resolve() {
 	}
 	s.keepUp()
 	s.decideAll()
-	s.blocked.close(s)
-	s.children.close(s)
+	s.closeReaders()
 	s.endStep(StepOperations)
 	if len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) {
 		s.budget = s.newBudget(callerBudget)
@@ -445,8 +446,7 @@ func (s *shard) settle(op operation) {
 // everybody else that nothing was done. Opening the queue again, or the next
 // leader, loads what is on disk.
 func (s *shard) fail(cause error) {
-	s.blocked.close(s)
-	s.children.close(s)
+	s.closeReaders()
 	for _, m := range s.mirrors() {
 		m.close()
 	}

@@ -134,6 +134,12 @@ func (r *rangeReader) waiter(s *shard) (w waiter, err error) {
 	return waiter{id, bytes.Clone(v)}, storageError(err)
 }
 
+func (s *shard) closeReaders() {
+	s.blocked.close(s)
+	s.children.close(s)
+	s.dead.close(s)
+}
+
 func (r *rangeReader) close(s *shard) {
 	if r.it != nil {
 		s.walked += uint64(r.it.Stats().ForwardStepCount[pebble.InternalIterCall])

@@ -271,6 +271,7 @@ func BenchmarkDepthDead(b *testing.B) {
 			if err := q.Run(run, depthMux(row, dead, stop), &codeq.RunOptions{Concurrency: workers}); err != nil {
 				b.Fatal(err)
 			}
+			stopProfiles := startProfiles(b)
 			start := time.Now()
 			n, err := do(q)
 			if err != nil || n != dead {
@@ -278,6 +279,7 @@ func BenchmarkDepthDead(b *testing.B) {
 			}
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(float64(n)/time.Since(start).Seconds(), "tasks/s")
+			stopProfiles()
 			reportSteps(b, q)
 		})
 	}
