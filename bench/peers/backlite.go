@@ -13,19 +13,28 @@ import (
 	"codeq/bench/workload"
 )
 
+// sqliteLevels are the values of synchronous that a WAL makes a difference to.
+var sqliteLevels = []struct {
+	name, keeps string
+	class       class
+}{
+	{"FULL", "nothing", disk},
+	{"NORMAL", "crash: nothing; power: what is in the WAL, up to 1,000 pages", process},
+}
+
+// sqliteSource names a database of go-sqlite3 below dir.
+func sqliteSource(dir, synchronous string) string {
+	return filepath.Join(dir, "queue.db") + "?_journal=WAL&_timeout=5000&_synchronous=" + synchronous
+}
+
 // backliteSubjects is backlite on SQLite by go-sqlite3, with the journal and
 // the timeout of its README, one connection (SQLite has one writer, and the
 // pool of database/sql waits in better order than SQLite's timeout), and eight
 // times the workers, since its dispatcher sleeps for 100 ms when all are busy.
+// It keeps nothing of completed tasks, by its defaults.
 func backliteSubjects() []subject {
 	var all []subject
-	for _, s := range []struct {
-		name, keeps string
-		class       class
-	}{
-		{"FULL", "nothing", disk},
-		{"NORMAL", "crash: nothing; power: what is in the WAL, up to 1,000 pages", process},
-	} {
+	for _, s := range sqliteLevels {
 		for _, batch := range []int{1, batchSize} {
 			way, driven := "single", "Add of a task; 1,024 workers"
 			if batch > 1 {
@@ -46,7 +55,7 @@ func backliteSubjects() []subject {
 func openBacklite(ctx context.Context, dir string, l workload.Load, synchronous string) (_ *peer, err error) {
 	p := &peer{}
 	defer closeUnless(&err, p)
-	db, err := sql.Open("sqlite3", filepath.Join(dir, "queue.db")+"?_journal=WAL&_timeout=5000&_synchronous="+synchronous)
+	db, err := sql.Open("sqlite3", sqliteSource(dir, synchronous))
 	if err != nil {
 		return nil, err
 	}

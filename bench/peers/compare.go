@@ -24,15 +24,19 @@ func fastest(rows []row, fits func(row) bool) (best row, ok bool) {
 	return best, ok
 }
 
-// codeqAt is codeq at a durability, by single calls or by batches.
-func codeqAt(rows []row, c class, batches bool) (row, bool) {
-	return fastest(rows, func(r row) bool { return r.Queue == codeqName && r.Class == c && (r.Batch > 1) == batches })
+// codeqAt is codeq at a durability, by single calls or by batches, with completed
+// tasks kept or deleted.
+func codeqAt(rows []row, c class, batches, retains bool) (row, bool) {
+	return fastest(rows, func(r row) bool {
+		return r.Queue == codeqName && r.Class == c && (r.Batch > 1) == batches && r.Retains == retains
+	})
 }
 
 // ratio is how many times as fast as the row codeq is at the same class, both
-// by single calls or both by batches; NaN if one of them has no rate.
+// by single calls or both by batches, both with completed tasks kept or both with
+// them deleted; NaN if one of them has no rate.
 func ratio(rows []row, r row) float64 {
-	q, ok := codeqAt(rows, r.Class, r.Batch > 1)
+	q, ok := codeqAt(rows, r.Class, r.Batch > 1, r.Retains)
 	if !ok || r.rate() == 0 {
 		return math.NaN()
 	}
@@ -125,8 +129,8 @@ func verdicts(rows []row) []verdict {
 		for _, g := range t.readings() {
 			v := verdict{target: t, reading: g}
 			var haveCodeq, havePeer bool
-			v.codeq, haveCodeq = codeqAt(rows, t.class, t.batches)
 			v.peer, havePeer = fastest(rows, func(r row) bool { return t.fits(g, r) })
+			v.codeq, haveCodeq = codeqAt(rows, t.class, t.batches, v.peer.Retains)
 			v.ok = haveCodeq && havePeer
 			all = append(all, v)
 		}

@@ -7,7 +7,8 @@
 // The load is that of package workload: 32 producers, 128 workers, tasks of 14
 // bytes, at most 4,096 tasks that are produced and not done. Each queue is
 // driven as the comment on its driver says, and a cycle counts when the queue
-// has confirmed the completion.
+// has confirmed the completion. Where a queue keeps completed tasks, codeq does so
+// beside it.
 //
 // Servers are those of the system (Debian: redis-server beanstalkd postgresql);
 // the program starts them on free ports of loopback with their data below -dir,

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
@@ -29,7 +30,7 @@ import (
 // connections, and single inserts, or InsertManyFast (COPY) of 64. PostgreSQL
 // has its defaults but for 512 MiB of shared buffers, and checkpoints that are
 // rarer than a run. A completion counts when River tells its subscribers of it,
-// after the commit.
+// after the commit. River keeps completed jobs for 24 h, by its defaults.
 func riverSubjects() []subject {
 	var all []subject
 	for _, s := range []struct {
@@ -50,8 +51,8 @@ func riverSubjects() []subject {
 		} {
 			all = append(all, subject{
 				Name: "river/" + s.name + "/" + w.name, Queue: "River", Driven: w.driven + ", synchronous_commit=" + s.commit,
-				Keeps: s.keeps, Class: s.class, Batch: w.batch, Leases: true, Load: workload.Load{Workers: w.workers},
-				open: func(ctx context.Context, dir string, l workload.Load) (*peer, error) {
+				Keeps: s.keeps, Class: s.class, Batch: w.batch, Leases: true, Retains: true, Load: workload.Load{Workers: w.workers},
+				open: func(ctx context.Context, dir string, _ workload.Load) (*peer, error) {
 					return openRiver(ctx, dir, s.commit)
 				},
 			})
@@ -78,16 +79,7 @@ func openRiver(ctx context.Context, dir, synchronousCommit string) (_ *peer, err
 	}
 	number, _, _ := strings.Cut(version, " ")
 	p.version = moduleVersion("github.com/riverqueue/river") + ", PostgreSQL " + number
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return nil, err
-	}
-	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
-		return nil, err
-	}
-	d := &riverDriver{pool: pool}
-	d.inserter, err = river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: slog.New(slog.DiscardHandler)})
-	p.driver = d
+	p.driver, err = newRiverDriver(ctx, riverpgxv5.New(pool))
 	return p, err
 }
 
@@ -150,12 +142,26 @@ type riverWorker struct {
 
 func (riverWorker) Work(context.Context, *river.Job[riverTask]) error { return nil }
 
-type riverDriver struct {
-	pool     *pgxpool.Pool
-	inserter *river.Client[pgx.Tx]
+// riverDriver is River on a database whose transactions are TTx.
+type riverDriver[TTx any] struct {
+	db       riverdriver.Driver[TTx]
+	inserter *river.Client[TTx]
 }
 
-func (d *riverDriver) Produce(ctx context.Context, _, _ int, payloads [][]byte) error {
+// newRiverDriver makes River's tables in an empty database.
+func newRiverDriver[TTx any](ctx context.Context, db riverdriver.Driver[TTx]) (workload.Driver, error) {
+	migrator, err := rivermigrate.New(db, &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+		return nil, err
+	}
+	inserter, err := river.NewClient(db, &river.Config{Logger: slog.New(slog.DiscardHandler)})
+	return &riverDriver[TTx]{db, inserter}, err
+}
+
+func (d *riverDriver[TTx]) Produce(ctx context.Context, _, _ int, payloads [][]byte) error {
 	if len(payloads) == 1 {
 		_, err := d.inserter.Insert(ctx, riverTask{payloads[0]}, nil)
 		return err
@@ -168,10 +174,10 @@ func (d *riverDriver) Produce(ctx context.Context, _, _ int, payloads [][]byte) 
 	return err
 }
 
-func (d *riverDriver) Work(ctx context.Context, workers int, done func(payload []byte)) (err error) {
+func (d *riverDriver[TTx]) Work(ctx context.Context, workers int, done func(payload []byte)) (err error) {
 	all := river.NewWorkers()
 	river.AddWorker(all, riverWorker{})
-	client, err := river.NewClient(riverpgxv5.New(d.pool), &river.Config{
+	client, err := river.NewClient(d.db, &river.Config{
 		Queues:            map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: workers}},
 		Workers:           all,
 		FetchCooldown:     river.FetchCooldownMin,

@@ -19,6 +19,8 @@ type subject struct {
 	Class  class
 	Batch  int  // tasks of a call
 	Leases bool // a worker that dies loses the task to another one
+	// Retains says that a completed task is kept for 24 h, and not deleted.
+	Retains bool
 	// AtHandler says that the latency ends with the handler, since the queue
 	// does not tell when the completion is stored. The completions are counted
 	// in the queue.
@@ -80,7 +82,7 @@ func (p *peer) cpu() time.Duration {
 // subjects are all, in the order of the table.
 func subjects() []subject {
 	var all []subject
-	for _, s := range [][]subject{codeqSubjects(), natsSubjects(), beanstalkdSubjects(), asynqSubjects(), riverSubjects(), backliteSubjects(), referenceSubjects()} {
+	for _, s := range [][]subject{codeqSubjects(), natsSubjects(), beanstalkdSubjects(), asynqSubjects(), riverSubjects(), riverSQLiteSubjects(), backliteSubjects(), referenceSubjects()} {
 		all = append(all, s...)
 	}
 	return all

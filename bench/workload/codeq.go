@@ -3,6 +3,7 @@ package workload
 import (
 	"context"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -18,16 +19,18 @@ const QueueName = "bench"
 // one queue.
 type Calls struct {
 	Queues []*codeq.Queue
-	// Shape, if given, alters the n-th task of a producer.
+	// Shape, if given, alters the n-th task of a producer, of single calls.
 	Shape func(producer, n int, t codeq.Task) codeq.Task
+	// Retention is that of all tasks.
+	Retention time.Duration
 }
 
 func (c Calls) Produce(ctx context.Context, producer, n int, payloads [][]byte) error {
 	q := c.Queues[producer%len(c.Queues)]
 	if len(payloads) > 1 {
-		return produceBatch(ctx, q, payloads)
+		return produceBatch(ctx, q, payloads, c.Retention)
 	}
-	t := codeq.Task{Queue: QueueName, Payload: payloads[0]}
+	t := codeq.Task{Queue: QueueName, Payload: payloads[0], Retention: c.Retention}
 	if c.Shape != nil {
 		t = c.Shape(producer, n, t)
 	}
@@ -61,10 +64,13 @@ func work(ctx context.Context, q *codeq.Queue, done func(payload []byte)) error 
 }
 
 // Runner drives codeq by ProduceBatch, and by Run with a handler that does nothing.
-type Runner struct{ Queue *codeq.Queue }
+type Runner struct {
+	Queue     *codeq.Queue
+	Retention time.Duration // of all tasks
+}
 
 func (r Runner) Produce(ctx context.Context, _, _ int, payloads [][]byte) error {
-	return produceBatch(ctx, r.Queue, payloads)
+	return produceBatch(ctx, r.Queue, payloads, r.Retention)
 }
 
 func (r Runner) Work(ctx context.Context, workers int, done func(payload []byte)) error {
@@ -97,17 +103,18 @@ func (r Runner) Work(ctx context.Context, workers int, done func(payload []byte)
 // Pending is counted, since Run does not tell when a completion is committed.
 func (r Runner) Pending(ctx context.Context) (int64, error) {
 	stats, err := r.Queue.Stats(ctx)
-	return int64(stats[QueueName].Total()), err
+	of := stats[QueueName]
+	return int64(of.Total() - of.Done), err
 }
 
 var taskSlices = sync.Pool{New: func() any { return new([]codeq.Task) }}
 
-func produceBatch(ctx context.Context, q *codeq.Queue, payloads [][]byte) error {
+func produceBatch(ctx context.Context, q *codeq.Queue, payloads [][]byte, retention time.Duration) error {
 	tasks := taskSlices.Get().(*[]codeq.Task)
 	defer taskSlices.Put(tasks)
 	*tasks = (*tasks)[:0]
 	for _, p := range payloads {
-		*tasks = append(*tasks, codeq.Task{Queue: QueueName, Payload: p})
+		*tasks = append(*tasks, codeq.Task{Queue: QueueName, Payload: p, Retention: retention})
 	}
 	_, err := q.ProduceBatch(ctx, *tasks)
 	return err
