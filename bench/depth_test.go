@@ -1,13 +1,12 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"flag"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,58 +16,18 @@ import (
 	"codeq/bench/workload"
 )
 
-var depthBacklog = flag.Int("depth.backlog", 0, "BenchmarkDepth: one more backlog, in tasks")
-
-// depthRow is one feature, which every task uses.
-type depthRow struct {
-	name   string
-	task   func(i, at int) codeq.Task // the i-th of all, at an index of its batch; nil: plain
-	handle func(first bool) error     // what a handler returns: whether it is the task's first run; nil: no error
-	due    time.Duration              // when tasks are due after they were produced
-}
-
-var errDepth = errors.New("try again")
-
-// once returns err in the first run of a task.
-func once(err error) func(first bool) error {
-	return func(first bool) error {
-		if first {
-			return err
-		}
-		return nil
-	}
-}
-
-var depthRows = []depthRow{
-	{name: "plain"},
-	{name: "kept", task: func(int, int) codeq.Task { return codeq.Task{Retention: 24 * time.Hour} }},
-	{name: "retried", handle: once(codeq.RetryAfter(0, errDepth))},
-	{name: "dead", handle: once(codeq.DeadLetter(errDepth))},
-	{name: "snoozed", handle: once(codeq.Snooze(0))},
-	{name: "groups=1000", task: func(i, _ int) codeq.Task { return codeq.Task{Group: strconv.Itoa(i % 1000)} }},
-	{name: "groups=100000", task: func(i, _ int) codeq.Task { return codeq.Task{Group: strconv.Itoa(i % 100_000)} }},
-	{name: "key", task: func(i, _ int) codeq.Task { return codeq.Task{Unique: codeq.Unique{Key: strconv.Itoa(i)}} }},
-	{name: "key-1h", task: func(i, _ int) codeq.Task {
-		return codeq.Task{Unique: codeq.Unique{Key: strconv.Itoa(i), For: time.Hour}}
-	}},
-	{name: "children", task: func(_, at int) codeq.Task {
-		if at%10 == 0 {
-			return codeq.Task{}
-		}
-		return codeq.Task{After: []codeq.ID{codeq.Nth(at - at%10)}}
-	}},
-	{name: "due", due: time.Second},
-	{name: "timeout", task: func(int, int) codeq.Task { return codeq.Task{Timeout: time.Minute} }},
-	{name: "headers", task: func(int, int) codeq.Task {
-		return codeq.Task{Headers: map[string]string{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "kind": "bench"}}
-	}},
-	{name: "attempts", task: func(int, int) codeq.Task { return codeq.Task{MaxAttempts: 3} }},
-}
+var depthBacklog = flag.Int("depth.backlog", 0, "BenchmarkDepth: one more backlog, in tasks, and as many keys behind")
 
 // BenchmarkDepth is each feature behind a backlog: 400,000 tasks (40,000 with -short) that use it are
 // produced in batches of 1,000 by four callers, and then worked off by Run with 128 workers; at backlog 0
-// Run works while they are produced. One caller beside them produces to another queue every 2 ms. What
-// it reports as of-plain is a part of the row "plain" of the same run and backlog.
+// Run works while they are produced. One caller beside them produces to another queue every 2 ms. Of the
+// backlog that -depth.backlog adds, no more than the first 2,000,000 tasks are worked off, but all where
+// tasks go on behind the others (workload.FeatureLoad.Worked). With that flag, key-1h-behind=N is key-1h
+// after N other tasks with keys for an hour have been produced and worked off.
+//
+// The rows of three nodes are of a cluster in this process, with callers and workers spread over the nodes:
+// memory and blocks are those of all nodes. What is reported as of-plain is a part of the row "plain" of the
+// same run and backlog.
 func BenchmarkDepth(b *testing.B) {
 	tasks := 400_000
 	if testing.Short() {
@@ -80,141 +39,112 @@ func BenchmarkDepth(b *testing.B) {
 	}
 	for _, shards := range []int{1, 4} {
 		for _, backlog := range backlogs {
-			var plain depthResult
-			for _, row := range depthRows {
-				b.Run(fmt.Sprintf("shards=%d/backlog=%d/%s", shards, backlog, row.name), func(b *testing.B) {
-					r := depth(b, row, shards, max(backlog, tasks), backlog > 0)
-					if row.name == "plain" {
-						plain = r
-					}
-					b.ReportMetric(0, "ns/op")
-					b.ReportMetric(r.produced, "produced/s")
-					b.ReportMetric(r.done, "done/s")
-					if plain.done > 0 {
-						b.ReportMetric(r.produced/plain.produced, "produced-of-plain")
-						b.ReportMetric(r.done/plain.done, "done-of-plain")
-					}
-				})
+			name := fmt.Sprintf("shards=%d/backlog=%d/", shards, backlog)
+			open := func(b *testing.B) []*codeq.Queue {
+				q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards})
+				if err != nil {
+					b.Fatal(err)
+				}
+				return []*codeq.Queue{q}
+			}
+			plain := depthRows(b, name, open, max(backlog, tasks), backlog > 0)
+			if backlog == tasks && *depthBacklog > 0 {
+				behind := *depthBacklog
+				depthRow(b, fmt.Sprintf("%skey-1h-behind=%d", name, behind), open, depthLoad("key-1h", tasks), behind, true, plain)
 			}
 		}
 	}
-}
-
-// depthResult is tasks/s.
-type depthResult struct{ produced, done float64 }
-
-func depth(b *testing.B, row depthRow, shards, tasks int, stocked bool) (r depthResult) {
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() {
-		if err := q.Close(); err != nil {
-			b.Error(err)
-		}
-	}()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	beside := produceBeside(ctx, q)
-	produce := func() {
-		start := time.Now()
-		if err := produceDepth(ctx, q, row, tasks); err != nil {
+	depthRows(b, fmt.Sprintf("nodes=3/backlog=%d/", tasks), func(b *testing.B) []*codeq.Queue {
+		queues, err := workload.OpenCluster(context.Background(), b.TempDir(), 3, codeq.Options{Durability: codeq.DurabilityProcess, Shards: 1})
+		if err != nil {
 			b.Fatal(err)
 		}
-		r.produced = float64(tasks) / time.Since(start).Seconds()
+		return queues
+	}, tasks, true)
+}
+
+func depthLoad(feature string, tasks int) workload.FeatureLoad {
+	return workload.FeatureLoad{Feature: workload.FeatureNamed(feature), Tasks: tasks, Workers: workers}
+}
+
+// depthRows are all features, and returns what plain tasks have done.
+func depthRows(b *testing.B, name string, open func(*testing.B) []*codeq.Queue, tasks int, stocked bool) (plain workload.FeatureResult) {
+	for _, f := range workload.Features() {
+		r := depthRow(b, name+f.Name, open, depthLoad(f.Name, tasks), 0, stocked, plain)
+		if f.Name == "plain" {
+			plain = r
+		}
 	}
-	if stocked {
-		produce()
-		time.Sleep(row.due)
-	}
-	before, err := q.StorageStats()
-	if err != nil {
-		b.Fatal(err)
-	}
-	stopProfiles := startProfiles(b)
-	start := time.Now()
-	ended := make(chan error, 1)
-	run, stop := context.WithCancel(ctx)
-	go func() {
-		ended <- q.Run(run, depthMux(row, tasks, stop), &codeq.RunOptions{Concurrency: workers})
-	}()
-	if !stocked {
-		produce()
-	}
-	if err := <-ended; err != nil {
-		b.Fatal(err)
-	}
-	r.done = float64(tasks) / time.Since(start).Seconds()
-	stopProfiles()
-	after, err := q.StorageStats()
-	if err != nil {
-		b.Fatal(err)
-	}
-	cancel()
-	waited := <-beside
-	hits, misses := after.CacheHits-before.CacheHits, after.CacheMisses-before.CacheMisses
-	b.ReportMetric(float64(hits+misses)/float64(tasks), "blocks/task")
-	b.ReportMetric(100*float64(hits)/float64(max(hits+misses, 1)), "%hits")
-	b.ReportMetric(float64(after.CacheBytes)/1e6, "cache-MB")
-	b.ReportMetric(float64(workload.Resident())/1e6, "rss-MB")
-	b.ReportMetric(float64(waited.Quantile(0.99).Microseconds())/1e3, "beside-p99-ms")
-	b.ReportMetric(float64(waited.Quantile(1).Microseconds())/1e3, "beside-max-ms")
-	reportSteps(b, q)
+	return plain
+}
+
+// depthRow is a load after as many other tasks of it as behind says have ended.
+func depthRow(b *testing.B, name string, open func(*testing.B) []*codeq.Queue, l workload.FeatureLoad, behind int, stocked bool, plain workload.FeatureResult) (r workload.FeatureResult) {
+	b.Run(name, func(b *testing.B) {
+		l.Queues = open(b)
+		defer func() {
+			if err := workload.CloseAll(l.Queues); err != nil {
+				b.Error(err)
+			}
+		}()
+		if behind > 0 {
+			before := l
+			before.First, before.Tasks, before.Whole = l.Tasks, behind, true
+			if _, err := before.Run(context.Background(), false, nil); err != nil {
+				b.Fatal(err)
+			}
+		}
+		r = depth(b, l, stocked)
+		b.ReportMetric(0, "ns/op")
+		b.ReportMetric(r.ProducedRate(), "produced/s")
+		b.ReportMetric(r.EndedRate(), "done/s")
+		if of := cmp.Or(plain, r); l.Feature.Name == "plain" || plain.Ended > 0 {
+			b.ReportMetric(r.ProducedRate()/of.ProducedRate(), "produced-of-plain")
+			b.ReportMetric(r.EndedRate()/of.EndedRate(), "done-of-plain")
+		}
+	})
 	return r
 }
 
-// produceDepth produces tasks of a row in batches of 1,000, by four callers.
-func produceDepth(ctx context.Context, q *codeq.Queue, row depthRow, tasks int) error {
-	const callers, size = 4, 1000
-	var next atomic.Int64
-	errs := make([]error, callers)
-	var done sync.WaitGroup
-	for c := range callers {
-		done.Go(func() {
-			batch := make([]codeq.Task, 0, size)
-			for errs[c] == nil {
-				from := int(next.Add(size)) - size
-				if from >= tasks {
-					return
-				}
-				batch = batch[:0]
-				for i := from; i < min(from+size, tasks); i++ {
-					var t codeq.Task
-					if row.task != nil {
-						t = row.task(i, len(batch))
-					}
-					t.Queue, t.Payload = queueName, binary.BigEndian.AppendUint64(nil, uint64(i))
-					if row.due > 0 {
-						t.RunAt = time.Now().Add(row.due)
-					}
-					batch = append(batch, t)
-				}
-				_, errs[c] = q.ProduceBatch(ctx, batch)
-			}
-		})
+func depth(b *testing.B, l workload.FeatureLoad, stocked bool) workload.FeatureResult {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	beside := produceBeside(ctx, l.Queues[0])
+	var hits, misses int64
+	stopProfiles := func() {}
+	r, err := l.Run(ctx, stocked, func() error {
+		stopProfiles = startProfiles(b)
+		hits, misses, _ = depthCache(b, l.Queues)
+		return nil
+	})
+	stopProfiles()
+	if err != nil {
+		b.Fatal(err)
 	}
-	done.Wait()
-	return errors.Join(errs...)
+	nowHits, nowMisses, cached := depthCache(b, l.Queues)
+	hits, misses = nowHits-hits, nowMisses-misses
+	cancel()
+	waited := <-beside
+	b.ReportMetric(float64(hits+misses)/float64(r.Ended), "blocks/task")
+	b.ReportMetric(100*float64(hits)/float64(max(hits+misses, 1)), "%hits")
+	b.ReportMetric(float64(cached)/1e6, "cache-MB")
+	b.ReportMetric(float64(workload.Resident())/1e6, "rss-MB")
+	b.ReportMetric(float64(waited.Quantile(0.99).Microseconds())/1e3, "beside-p99-ms")
+	b.ReportMetric(float64(waited.Quantile(1).Microseconds())/1e3, "beside-max-ms")
+	reportSteps(b, l.Queues...)
+	return r
 }
 
-// depthMux works tasks of a row off, and calls stop when all have ended.
-func depthMux(row depthRow, tasks int, stop func()) *codeq.Mux {
-	m, seen := new(codeq.Mux), make([]atomic.Bool, tasks)
-	var left atomic.Int64
-	left.Store(int64(tasks))
-	isLast := row.name == "dead" // its handler fails for good
-	codeq.Handle(m, queueName, func(_ context.Context, j *codeq.Job[[]byte]) error {
-		var err error
-		first := seen[binary.BigEndian.Uint64(j.Payload)].CompareAndSwap(false, true)
-		if row.handle != nil {
-			err = row.handle(first)
+// depthCache is what the caches of all nodes have found and not found, and their bytes.
+func depthCache(b *testing.B, queues []*codeq.Queue) (hits, misses, bytes int64) {
+	for _, q := range queues {
+		st, err := q.StorageStats()
+		if err != nil {
+			b.Fatal(err)
 		}
-		if (err == nil || isLast) && left.Add(-1) == 0 {
-			stop()
-		}
-		return err
-	})
-	return m
+		hits, misses, bytes = hits+st.CacheHits, misses+st.CacheMisses, bytes+st.CacheBytes
+	}
+	return hits, misses, bytes
 }
 
 // produceBeside produces to a queue of its own every 2 ms until ctx ends, and then says how long that took.
@@ -263,12 +193,9 @@ func BenchmarkDepthDead(b *testing.B) {
 					b.Error(err)
 				}
 			}()
-			row := depthRow{name: "dead", handle: once(codeq.DeadLetter(errDepth))}
-			if err := produceDepth(ctx, q, row, dead); err != nil {
-				b.Fatal(err)
-			}
-			run, stop := context.WithCancel(ctx)
-			if err := q.Run(run, depthMux(row, dead, stop), &codeq.RunOptions{Concurrency: workers}); err != nil {
+			l := depthLoad("dead", dead)
+			l.Queues = []*codeq.Queue{q}
+			if _, err := l.Run(ctx, true, nil); err != nil {
 				b.Fatal(err)
 			}
 			stopProfiles := startProfiles(b)

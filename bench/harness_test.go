@@ -97,13 +97,17 @@ func startProfiles(b *testing.B) (stop func()) {
 
 // reportSteps reports how long the longest step of an owner has taken since Open, in ms: of those
 // that look after what is stored, of those that decide and serve what callers ask for, and of commits.
-func reportSteps(b *testing.B, q *codeq.Queue) {
-	st, err := q.StorageStats()
-	if err != nil {
-		b.Fatal(err)
+func reportSteps(b *testing.B, queues ...*codeq.Queue) {
+	var shards []codeq.ShardStorage
+	for _, q := range queues {
+		st, err := q.StorageStats()
+		if err != nil {
+			b.Fatal(err)
+		}
+		shards = append(shards, st.Shards...)
 	}
 	var upkeep, operations, commit time.Duration
-	for _, s := range st.Shards {
+	for _, s := range shards {
 		for _, step := range s.Steps {
 			switch step.Kind {
 			case codeq.StepGroup: // all of them
