@@ -27,7 +27,8 @@ type Axes struct {
 	Title, X, Y string
 	// LogX and LogY make an axis logarithmic; then what is not above zero is not shown.
 	LogX, LogY bool
-	Marks      []Mark // of Lines
+	Marks      []Mark   // of Lines
+	Labels     []string // of Lines: what X 0, 1 and so on stand for; none: X are numbers
 }
 
 // Mark is a vertical line with a label at its top.
@@ -95,6 +96,13 @@ func Lines(path string, a Axes, series ...Series) error {
 	}
 	if xs := distinct(series); a.LogX && len(xs) <= fewPoints {
 		p.X.Tick.Marker = ticksAt(xs)
+	}
+	if len(a.Labels) > 0 {
+		named := make(plot.ConstantTicks, len(a.Labels))
+		for i, l := range a.Labels {
+			named[i] = plot.Tick{Value: float64(i), Label: l}
+		}
+		p.X.Tick.Marker = named
 	}
 	for _, m := range a.Marks {
 		p.Add(mark(m))

@@ -143,6 +143,8 @@ func TestCharts(t *testing.T) {
 		"log.svg": Lines(filepath.Join(dir, "log.svg"), Axes{Title: "Cycles over producers", X: "producers", Y: "cycles of a task a second", LogX: true, LogY: true},
 			Series{"process", n, []float64{0, 20e3, 40e3, 70e3, 100e3, 150e3, 160e3, 162e3, 163e3}},
 			Series{"disk", n, []float64{700, 1400, 2800, 5600, 11e3, 20e3, 31e3, 33e3, 35e3}}),
+		"named.svg": Lines(filepath.Join(dir, "named.svg"), Axes{Title: "Backlog", X: "tasks that wait", Y: "tasks a second", LogY: true, Labels: []string{"none", "10,000", "1,000,000"}},
+			Series{"plain", []float64{0, 1, 2}, []float64{400e3, 600e3, nan}}, Series{"kept", []float64{0, 1, 2}, []float64{200e3, 400e3, 300e3}}),
 		"bars.svg": Bars(filepath.Join(dir, "bars.svg"), Axes{Title: "Peers", Y: "cycles/s"}, []string{"codeq, Run with batches of 64", "River on PostgreSQL", "missing"},
 			Series{"process", nil, []float64{248e3, 12e3, nan}}, Series{"disk", nil, []float64{46e3, 1.2e3, nan}}),
 		"logbars.svg": Bars(filepath.Join(dir, "logbars.svg"), Axes{Title: "Peers", Y: "cycles/s", LogY: true}, []string{"codeq", "backlite", "0"},

@@ -1,9 +1,10 @@
 // Command scaling measures how cycles/s of codeq go with shards, producers,
-// payloads, the size of groups, tasks in memory, and nodes:
+// payloads, the size of groups, tasks in memory, and nodes, and what features do behind
+// a backlog:
 //
 //	go run -C bench/scaling . -out ../results
 //
-// It takes ten minutes, and writes scaling.md, scaling.csv and a chart for each sweep. At both ends of each
+// It takes a quarter of an hour, and writes scaling.md, scaling.csv and a chart for each sweep. At both ends of each
 // line a further window is profiled, and scaling.md says what the profiles do: where
 // the processors' time goes, what is done one after the other, and what is contended.
 package main

@@ -23,7 +23,8 @@ import (
 // result of a window.
 type result struct {
 	workload.Result
-	commits int64 // of all shards; 0: a shard has changed its leader
+	commits  int64   // of all shards; 0: a shard has changed its leader
+	produced float64 // tasks a second, of a sweep of backlogs
 }
 
 // group is cycles by commit; NaN if commits are not known.
@@ -99,7 +100,13 @@ func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 				if end && !sw.plain && run == m.runsOf(sw)-1 {
 					name = fileName(sw.name, base.name, sw.label(v))
 				}
-				res, err := m.point(ctx, deep, sw.at(base, v), name, &o.profile)
+				var res result
+				var err error
+				if s := sw.at(base, v); sw.stock {
+					res, err = m.stocked(ctx, deep, s)
+				} else {
+					res, err = m.point(ctx, deep, s, name, &o.profile)
+				}
 				if err != nil && ctx.Err() == nil {
 					o.err = err
 					m.progress("%s: %s: %s: %v", sw.name, base.name, sw.label(v), err)
@@ -159,7 +166,7 @@ func (m *measurer) point(ctx context.Context, dir string, s setting, profile str
 	measure := func() (result, error) {
 		before := commits(queues)
 		r, err := run.Measure(m.window)
-		return result{r, max(commits(queues)-before, 0)}, err
+		return result{Result: r, commits: max(commits(queues)-before, 0)}, err
 	}
 	if res, err = measure(); err != nil || profile == "" {
 		return res, err

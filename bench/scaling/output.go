@@ -57,8 +57,8 @@ func (r *results) write(dir string) error {
 		d.Paragraph("**It was interrupted; what is missing was not measured.**")
 	}
 	d.Paragraph("A cycle is one task produced, claimed and completed. Each value was measured for %v after %v with a new queue%s; "+
-		"where a table says least and most, cycles/s are the median of several runs. "+
-		"What bounds each of them is concluded in [README.md](README.md).", r.measurer.window, r.measurer.warmup,
+		"where a table says least and most, cycles/s are the median of several runs; "+
+		"backlogs are measured by tasks, and not by time. What bounds each of them is concluded in [README.md](README.md).", r.measurer.window, r.measurer.warmup,
 		map[bool]string{true: fmt.Sprintf(", %d times over", r.measurer.runs)}[r.measurer.runs > 1])
 	d.Paragraph("Columns: p50 and p99 are from the call of Produce until the task is completed; CPU is the processor time of " +
 		"the process for a cycle; busy is the share of all processors' time that it used; group is cycles by commit. " +
@@ -78,6 +78,9 @@ func (r *results) write(dir string) error {
 func (r *results) section(d *report.Document, dir string, sw *sweep, outcomes [][]outcome) error {
 	d.Heading(sw.title)
 	d.Paragraph("%s", sw.about)
+	if sw.stock {
+		return r.stockSection(d, dir, sw, outcomes)
+	}
 	chart := "scaling-" + sw.name + ".svg"
 	d.Image(sw.title, chart)
 	header := []string{"", sw.axis, "cycles/s", "p50", "p99", "CPU", "busy, %", "group"}
@@ -298,14 +301,14 @@ func (r *results) writeCSV(path string) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	w := csv.NewWriter(f)
-	_ = w.Write(strings.Split("sweep,setting,value,created,completed,seconds,cycles_per_s,p50_us,p99_us,cpu_us_per_cycle,busy,cycles_per_commit,fell_behind", ","))
+	_ = w.Write(strings.Split("sweep,setting,value,created,completed,seconds,cycles_per_s,p50_us,p99_us,cpu_us_per_cycle,busy,cycles_per_commit,fell_behind,produced_per_s", ","))
 	r.each(func(sw *sweep, s setting, v int, o *outcome) {
 		for _, m := range o.results {
 			_ = w.Write([]string{
 				sw.name, s.name, strconv.Itoa(v),
 				strconv.FormatInt(m.Created, 10), strconv.FormatInt(m.Completed, 10), decimal(m.Elapsed.Seconds()), decimal(m.Rate()),
 				micros(m.Latencies.Quantile(0.5)), micros(m.Latencies.Quantile(0.99)), micros(m.cpu()), decimal(m.busy()), decimal(m.group()),
-				strconv.FormatBool(m.FellBehind()),
+				strconv.FormatBool(m.FellBehind()), decimal(m.produced),
 			})
 		}
 	})

@@ -74,6 +74,36 @@ func TestSweepOfCallersHasRanges(t *testing.T) {
 	require.Contains(t, string(b), "| shards: 2 | 10 |")
 }
 
+// A sweep of backlogs is measured by tasks; small ones take several rounds.
+func TestSweepOfBacklogs(t *testing.T) {
+	m := measurer{dir: t.TempDir(), profiles: t.TempDir(), window: time.Hour, runs: 1, progress: t.Logf}
+	sw := backlogSweep(size{ready: 10_000})
+	require.Equal(t, []int{0, 100, 1000, 10_000}, sw.values)
+	sw.settings = sw.settings[:2]
+	results := results{measurer: m}
+	results.add(sw, m.sweep(t.Context(), sw))
+	require.NoError(t, results.failed())
+	for j, tasks := range []int64{1000, 1000, 1000, 10_000} {
+		o := results.outcomes[0][1][j].median()
+		require.Equal(t, tasks, o.Cycles())
+		require.Positive(t, o.produced)
+		require.Positive(t, o.commits)
+	}
+	out := t.TempDir()
+	require.NoError(t, results.write(out))
+	text, err := os.ReadFile(filepath.Join(out, "scaling.md"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), "| kept | none |")
+	for _, chart := range []string{"scaling-backlog.svg", "scaling-backlog-produced.svg"} {
+		svg, err := os.ReadFile(filepath.Join(out, chart))
+		require.NoError(t, err)
+		require.Contains(t, string(svg), ">10,000<")
+	}
+	left, err := os.ReadDir(m.dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
 func TestInterruptedSweepIsWritten(t *testing.T) {
 	m := measurer{dir: t.TempDir(), profiles: t.TempDir(), window: time.Hour, runs: 1, progress: t.Logf}
 	sw := sweeps(size{ends: true})[3]

@@ -14,9 +14,10 @@ type setting struct {
 	name  string // of its line in a chart
 	opts  codeq.Options
 	load  workload.Load
-	run   bool // ProduceBatch and Run, and not single calls
-	nodes int  // of a cluster in this process; 0: a queue by itself
-	ready int  // tasks that the queue has before the load begins, and all the time
+	run   bool  // ProduceBatch and Run, and not single calls
+	nodes int   // of a cluster in this process; 0: a queue by itself
+	ready int   // tasks that the queue has before the load begins, and all the time
+	stock stock // of a sweep of backlogs, without a load
 }
 
 // sweep varies one thing over several settings.
@@ -34,6 +35,7 @@ type sweep struct {
 	bars     bool // of a few values that have no distance from one another
 	logY     bool // cycles/s go over orders of magnitude
 	data     bool // bytes of payloads a second are of interest
+	stock    bool // settings are measured by tasks, and not by time
 }
 
 // at is a setting with a value of the sweep.
@@ -156,7 +158,7 @@ func sweeps(z size) []*sweep {
 		apply:    func(s *setting, v int) { s.nodes, s.opts.Shards = v, 3 },
 		settings: []setting{calls(process), calls(disk)},
 		bars:     true,
-	}, {
+	}, backlogSweep(z), {
 		name: "callers", title: "Shards at disk, by callers", axis: "callers",
 		about: "Single calls of producers, and of four workers for each of them. All lines are measured three times in turn, as the disk is " +
 			"faster and slower from minute to minute.",
