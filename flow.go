@@ -18,6 +18,7 @@ import (
 // belongs to another shard is sent there; its ID is not known.
 // REQUIRES: canAdmit.
 func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []int) {
+	s.fetchTies(tasks)
 	var existed map[ID]bool // tasks of the batch that are older than it
 	for i := range tasks {
 		t := &tasks[i]
@@ -48,6 +49,26 @@ func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 		ids = append(ids, s.admitTied(t, ids, existed))
 	}
 	return ids, duplicates
+}
+
+// fetchTies reads who has the idempotency keys, and the turns of the groups, of a batch.
+func (s *shard) fetchTies(tasks []newTask) {
+	if len(tasks) < 2 || s.uniques.whole && s.groups.whole {
+		return
+	}
+	var uniques [][keys.UniqueLen]byte
+	var groups []uint64
+	for i := range tasks {
+		t := tasks[i].tied
+		if t == nil || t.twin >= 0 {
+			continue
+		}
+		if home, bound := tasks[i].home(s.opts.Shards); !bound || home == s.index {
+			uniques, groups = append(uniques, t.Unique), append(groups, t.Group)
+		}
+	}
+	s.uniques.fetch(s, uniques)
+	s.groups.fetch(s, groups)
 }
 
 // canAdmit reports whether all that admitAll will look up is on disk.

@@ -190,6 +190,19 @@ func (m *mirror[K, V]) peek(k K) (v V, known bool) {
 	return e.value, ok || m.isAbsent(k)
 }
 
+// fetch reads those of some entries that memory does not know, in the order of their keys. Zero keys are none.
+func (m *mirror[K, V]) fetch(s *shard, ks []K) {
+	var none K
+	ks = slices.DeleteFunc(ks, func(k K) bool {
+		_, known := m.peek(k)
+		return k == none || known
+	})
+	slices.SortFunc(ks, m.order)
+	for _, k := range ks {
+		m.entry(s, k)
+	}
+}
+
 // put stores an entry.
 func (m *mirror[K, V]) put(s *shard, k K, v V) {
 	e := m.entry(s, k)
