@@ -206,6 +206,10 @@ func (s *shard) parentEnded(parent, child ID, outcome byte) {
 // than the task's record to know; then nothing was done.
 func (s *shard) goOn(parent, child ID, outcome byte) bool {
 	n, known := s.pending.peek(child)
+	if !known && parent.shard(s.opts.Shards) != s.index { // the child may have been told of an end that did not last
+		n, _ = s.pending.get(s, child)
+		known = true
+	}
 	if known && n != 1 || s.group.hasChanged(child) || !s.hasRoom(roomLow) || s.isLate() {
 		return false
 	}
