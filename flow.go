@@ -76,7 +76,7 @@ func (s *shard) canAdmit(tasks []newTask) bool {
 	for i := range tasks {
 		if t := tasks[i].tied; t != nil && t.Flags&replaceWaiting != 0 {
 			id, taken := s.holder(t.Unique)
-			if taken && (s.isMoving(id) || s.uniques.hasChanged(t.Unique) && s.group.find(id) == nil) {
+			if taken && s.isHolderMoving(t.Unique, id) {
 				return false
 			}
 		}

@@ -186,7 +186,7 @@ type releaseKeyOp struct {
 
 func (op *releaseKeyOp) resolve(s *shard) {
 	v, ok := s.uniques.get(s, op.hash)
-	if ok && s.isMoving(v.ID) {
+	if ok && s.isHolderMoving(op.hash, v.ID) {
 		s.postponeOp(op)
 		return
 	}
@@ -227,6 +227,11 @@ func (s *shard) holder(hash [keys.UniqueLen]byte) (id ID, taken bool) {
 	}
 	v, ok := s.uniques.get(s, hash)
 	return v.ID, ok
+}
+
+// isHolderMoving is isMoving for the task that has an idempotency key, which the group may have produced.
+func (s *shard) isHolderMoving(hash [keys.UniqueLen]byte, id ID) bool {
+	return s.isMoving(id) || s.uniques.hasChanged(hash) && s.group.find(id) == nil
 }
 
 // takeKey gives a key that is free to a task, for some time from a moment on,

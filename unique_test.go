@@ -762,6 +762,53 @@ func TestReleaseKey(t *testing.T) {
 	}
 }
 
+// TestReleaseKeyAtOnce: a key is released in the group that produces its task, or completes it, and the end of the
+// task does not touch it afterwards.
+func TestReleaseKeyAtOnce(t *testing.T) {
+	for _, taken := range []time.Duration{0, time.Hour} {
+		bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+			ctx := t.Context()
+			task := keyed("k")
+			task.Unique.For = taken
+			together := func(calls ...func() error) {
+				t.Helper()
+				held, errs := make(chan struct{}), make([]error, len(calls))
+				go func() { _ = q.shard(0).probe(func(*shard) error { <-held; return nil }) }()
+				synctest.Wait()
+				for i, call := range calls {
+					go func() { errs[i] = call() }()
+					synctest.Wait()
+				}
+				close(held)
+				synctest.Wait()
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+			}
+			release := func() error { return q.ReleaseKey(ctx, task) }
+			var first ID
+			together(func() (err error) { first, err = q.Produce(ctx, task); return err }, release)
+			require.NoError(t, q.checkAll())
+			second := produce(t, q, task)[0]
+			l := claimNow(t, q, "a")
+			require.Equal(t, first, l.ID)
+			complete(t, q, l)
+			_, err := q.Produce(ctx, task)
+			require.Equal(t, second, duplicates(t, err)[0])
+
+			l = claimNow(t, q, "a")
+			require.Equal(t, second, l.ID)
+			if taken == 0 {
+				together(release, func() error { return q.Complete(ctx, l.Receipt, nil) })
+			} else {
+				together(func() error { return q.Complete(ctx, l.Receipt, nil) }, release)
+			}
+			produce(t, q, task)
+			require.Equal(t, Counts{Ready: 1}, countsOf(t, q, "a"))
+		})
+	}
+}
+
 // TestReleaseKeyOfScope: ReleaseKey finds the key by the fields that Produce does.
 func TestReleaseKeyOfScope(t *testing.T) {
 	throughSteps(t, Options{Shards: 4}, func(t *testing.T, p *process) {
