@@ -181,6 +181,13 @@ func (m *model) inOneGroup(*rapid.T) {
 		}
 		calls = append(calls, m.drawAlteration(rapid.SampledFrom([]string{"priority", "run at", "redrive"}).Draw(m.t, "verb")))
 	}
+	if rapid.Bool().Draw(m.t, "release a key") { // last, as it may have to wait for the next group
+		c := m.drawReleaseKey().(*releaseKeyCall)
+		if p, ok := calls[len(calls)-1].(*produceCall); ok && p.tasks[0].Unique.Key != "" {
+			c.task = p.tasks[0]
+		}
+		calls = append(calls, c)
+	}
 	held := make(chan struct{})
 	go func() { _ = s.probe(func(*shard) error { <-held; return nil }) }()
 	synctest.Wait()
