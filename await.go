@@ -84,7 +84,6 @@ func (op *awaitOp) encode(dst []byte) (callKind, []byte) { return callAwait, app
 func (op *awaitOp) decode(r *wire.Reader)                { op.init(ID(keys.ReadID(r))) }
 func (op *awaitOp) encodeReply(dst []byte) []byte        { return op.outcome.append(dst) }
 func (op *awaitOp) decodeReply(r *wire.Reader)           { op.outcome = readOutcome(r) }
-func (op *awaitOp) repeatable() bool                     { return true }
 
 func (o *Outcome) append(dst []byte) []byte {
 	dst = wire.AppendBytes(append(dst, byte(o.State)), o.Result)

@@ -23,18 +23,14 @@ type request interface {
 	// decodeReply.
 	encodeReply(dst []byte) []byte
 	decodeReply(r *wire.Reader)
-	// repeatable reports whether the operation may be resolved twice with no
-	// other effect than once.
-	repeatable() bool
 	// again prepares the operation for another try.
 	again()
 }
 
-// The defaults: an operation without results, that must not be repeated.
+// The defaults: an operation without results.
 
 func (c *completion) encodeReply(dst []byte) []byte { return dst }
 func (c *completion) decodeReply(*wire.Reader)      {}
-func (c *completion) repeatable() bool              { return false }
 func (c *completion) again()                        { c.err = nil }
 
 // abandoned is a request that may wait for long, and whose caller may give up.
@@ -45,84 +41,6 @@ func parse(message []byte, read func(*wire.Reader)) error {
 	r := wire.NewReader(message)
 	read(r)
 	return r.Done()
-}
-
-// callKind says which operation a call is.
-type callKind byte
-
-const (
-	callProduce callKind = iota + 1
-	callClaim
-	callComplete
-	callFail
-	callExtend
-	callRenew
-	callCancel
-	callAlter
-	callAwait
-	callBulk
-	callStats
-	callIdle
-	callReleaseKey
-	callSetSchedule
-	callDeleteSchedule
-	callSchedules
-	callParcel
-	callRead
-	callIndex
-	callInterest
-	callSettings
-	callConfigure
-	callAdopt
-	callMember
-	callPermits
-	callAskPermits
-	callHold
-	callResume
-	endOfRequests
-
-	// Of a node, and not of a shard.
-	callJoin = endOfRequests + iota
-	callState
-)
-
-// callKinds make the operation of a call of another node, to be decoded.
-var callKinds = [endOfRequests]func(from string) request{
-	callProduce:        func(from string) request { return &produceOp{call: callNumber{node: from}} },
-	callClaim:          func(string) request { return &claimOp{remote: true} },
-	callComplete:       blank[completeOp],
-	callFail:           blank[failOp],
-	callExtend:         blank[extendOp],
-	callRenew:          blank[renewOp],
-	callCancel:         blank[cancelOp],
-	callAlter:          blank[alterOp],
-	callAwait:          blank[awaitOp],
-	callBulk:           blank[bulkOp],
-	callStats:          blank[statsOp],
-	callIdle:           blank[idleOp],
-	callReleaseKey:     blank[releaseKeyOp],
-	callSetSchedule:    blank[setScheduleOp],
-	callDeleteSchedule: blank[deleteScheduleOp],
-	callSchedules:      blank[schedulesOp],
-	callParcel:         blank[parcel],
-	callRead:           blank[readOp],
-	callSettings:       blank[settingsOp],
-	callConfigure:      blank[configureOp],
-	callAdopt:          blank[adoptOp],
-	callMember:         blank[memberOp],
-	callIndex:          blank[indexOp],
-	callPermits:        blank[permitsOp],
-	callAskPermits:     blank[askPermitsOp],
-	callInterest:       blank[interestOp],
-	callHold:           blank[holdOp],
-	callResume:         blank[resumeOp],
-}
-
-func blank[T any, P interface {
-	*T
-	request
-}](string) request {
-	return P(new(T))
 }
 
 // What several operations consist of.

@@ -14,7 +14,7 @@ import (
 
 // decodable makes the operation of a kind as a node does that is called.
 func decodable(kind callKind) request {
-	return callKinds[kind]("caller")
+	return verbs[kind].new("caller")
 }
 
 // sampleCalls is an operation of every kind with all of its arguments, and with
@@ -65,7 +65,7 @@ func sampleCalls() map[string]request {
 			granted: 3, over: true,
 		},
 		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), report: report{office: 1, held: 4, unused: 1}},
-		"member":     &memberOp{verb: memberRemove, peer: Peer{"n", "addr"}},
+		"member":     &memberOp{how: memberRemove, peer: Peer{"n", "addr"}},
 		"hold":       &holdOp{id: 7, applied: 9},
 		"resume":     &resumeOp{id: 7},
 	}
@@ -92,6 +92,7 @@ func TestCallsTravel(t *testing.T) {
 	for name, op := range sampleCalls() {
 		t.Run(name, func(t *testing.T) {
 			kind, args := op.encode(nil)
+			require.Same(t, &verbs[kind], op.verb())
 			seen[kind] = true
 			there := decodable(kind)
 			require.NoError(t, parse(args, there.decode))
@@ -108,10 +109,9 @@ func TestCallsTravel(t *testing.T) {
 			}
 		})
 	}
-	for kind, f := range callKinds {
-		if f != nil {
-			require.True(t, seen[callKind(kind)], "call %d has no sample", kind)
-		}
+	for kind := callProduce; kind < endOfRequests; kind++ {
+		require.NotNil(t, verbs[kind].new, "call %d is no verb", kind)
+		require.True(t, seen[kind], "call %d has no sample", kind)
 	}
 }
 
@@ -148,7 +148,7 @@ func FuzzCalls(f *testing.F) {
 		f.Add(byte(kind), args, op.encodeReply(nil))
 	}
 	f.Fuzz(func(t *testing.T, kind byte, args, reply []byte) {
-		if kind >= byte(endOfRequests) || callKinds[kind] == nil {
+		if kind >= byte(endOfRequests) || verbs[kind].new == nil {
 			return
 		}
 		op := decodable(callKind(kind))

@@ -191,8 +191,8 @@ func TestCloseManyTimes(t *testing.T) {
 	})
 }
 
-// verbs calls everything that a Queue can do, by name.
-func verbs(q *Queue, r Receipt, m *Mux) map[string]func(context.Context) error {
+// allVerbs calls everything that a Queue can do, by name.
+func allVerbs(q *Queue, r Receipt, m *Mux) map[string]func(context.Context) error {
 	claim := ClaimRequest{Queues: []string{"a"}}
 	return map[string]func(context.Context) error{
 		"Produce": func(ctx context.Context) error {
@@ -255,7 +255,7 @@ func TestVerbsAfterClose(t *testing.T) {
 			produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
 			l := claimNow(t, q, "a")
 			require.NoError(t, q.Close())
-			for name, verb := range verbs(q, l.Receipt, &m) {
+			for name, verb := range allVerbs(q, l.Receipt, &m) {
 				require.ErrorIs(t, verb(t.Context()), ErrClosed, name)
 			}
 		})
@@ -282,7 +282,7 @@ func fillInbox(t *testing.T, q *Queue) (open chan struct{}, errs chan error) {
 // When its ctx ends, nothing has been done, and it knows.
 func TestCallerWaitsForRoom(t *testing.T) {
 	reason := errors.New("no patience")
-	for name := range verbs(nil, Receipt{}, nil) {
+	for name := range allVerbs(nil, Receipt{}, nil) {
 		switch name {
 		case "Get", "List": // do not ask the owner
 			continue
@@ -298,7 +298,7 @@ func TestCallerWaitsForRoom(t *testing.T) {
 				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, reason)
 				defer cancel()
 				start := time.Now()
-				err := verbs(q, l.Receipt, nil)[name](ctx)
+				err := allVerbs(q, l.Receipt, nil)[name](ctx)
 				require.Equal(t, 10*time.Second, time.Since(start))
 				require.Equal(t, reason, err)
 				close(open)
@@ -351,7 +351,7 @@ func TestCallerWithEndedContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(reason)
 		for range 20 { // no select is to choose by chance
-			for name, verb := range verbs(q, l.Receipt, nil) {
+			for name, verb := range allVerbs(q, l.Receipt, nil) {
 				if name != "Run" {
 					require.Equal(t, reason, verb(ctx), name)
 				}
@@ -367,7 +367,7 @@ func TestCallerWithEndedContext(t *testing.T) {
 // would be leased by nobody.
 func TestCallerLeavesDuringCommit(t *testing.T) {
 	reason := errors.New("no patience")
-	for name := range verbs(nil, Receipt{}, nil) {
+	for name := range allVerbs(nil, Receipt{}, nil) {
 		switch name {
 		case "Get", "List", "Stats", "WaitIdle", "Run": // write nothing
 			continue
@@ -382,7 +382,7 @@ func TestCallerLeavesDuringCommit(t *testing.T) {
 				defer cancel()
 				start := time.Now()
 				result := make(chan error, 1)
-				go func() { result <- verbs(q, l.Receipt, nil)[name](ctx) }()
+				go func() { result <- allVerbs(q, l.Receipt, nil)[name](ctx) }()
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
 				if strings.HasPrefix(name, "Claim") {

@@ -33,6 +33,8 @@ type operation interface {
 	// keys to the group. It calls shard.settle once it is decided, now or,
 	// for a claim that waits, in a later group.
 	resolve(s *shard)
+	// verb is what else there is to know of the operation.
+	verb() *verb
 	// settle wakes the caller. A nil err means that the group persisted, and
 	// the caller gets what resolve decided.
 	settle(err error)
@@ -122,7 +124,7 @@ func (in *inbox) push(ctx context.Context, op operation) error {
 			in.append(op)
 			return nil
 		}
-		if late == nil && isOnLease(op) {
+		if late == nil && op.verb().is(onLease) {
 			late = in.late.PushBack(millisSince(in.origin))
 		}
 		if in.room == nil {
@@ -135,16 +137,6 @@ func (in *inbox) push(ctx context.Context, op operation) error {
 		case <-ctx.Done():
 		}
 	}
-}
-
-// isOnLease reports whether an operation keeps a lease, or ends it: then it matters when
-// it came.
-func isOnLease(op operation) bool {
-	switch op.(type) {
-	case *completeOp, *failOp, *extendOp, *renewOp:
-		return true
-	}
-	return false
 }
 
 // pass appends an operation of another shard's owner, which must not wait: the

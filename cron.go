@@ -316,8 +316,6 @@ func (op *setScheduleOp) decode(r *wire.Reader) {
 	}
 }
 
-func (op *setScheduleOp) repeatable() bool { return true }
-
 // deleteScheduleOp removes a schedule.
 type deleteScheduleOp struct {
 	completion
@@ -410,5 +408,4 @@ func (op *schedulesOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-func (op *schedulesOp) repeatable() bool { return true }
-func (op *schedulesOp) again()           { op.infos, op.err = nil, nil }
+func (op *schedulesOp) again() { op.infos, op.err = nil, nil }

@@ -159,7 +159,7 @@ func (s *shard) decide(op operation) {
 
 // decideInRoom resolves an operation if there is room for what it writes.
 func (s *shard) decideInRoom(op operation) {
-	if s.hasRoom(roomy) || s.hasRoom(roomOf(op)) {
+	if s.hasRoom(roomy) || s.hasRoom(op.verb().room(op)) {
 		op.resolve(s)
 		return
 	}
@@ -169,63 +169,27 @@ func (s *shard) decideInRoom(op operation) {
 // putOff has an operation wait for room if nobody would call again, and refuses
 // any other.
 func (s *shard) putOff(op operation) {
-	switch op := op.(type) {
-	case *claimOp:
-		if op.isTaken() {
-			op.unref()
+	if c, ok := op.(*claimOp); ok {
+		if c.isTaken() {
+			c.unref()
 			return
 		}
-		op.full = s.errNoRoom()
-		s.passOn(op)
+		c.full = s.errNoRoom()
+		s.passOn(c)
 		return
-	case *parcel, *confirmOp, *joinOp, *interestOp, *permitsAnswer, *serveOp:
+	}
+	if w, ok := op.(roomWaiter); op.verb().is(waitsRoom) || ok && w.waitsForRoom() {
 		s.space.parked = append(s.space.parked, op)
 		return
-	case roomWaiter:
-		if op.waitsForRoom() {
-			s.space.parked = append(s.space.parked, op)
-			return
-		}
 	}
 	refuse(op, s.errNoRoom())
 }
-
-// roomOf is the level down to which an operation goes on.
-func roomOf(op operation) room {
-	switch op := op.(type) {
-	case *produceOp, *setScheduleOp:
-		return roomy
-	case *claimOp, *parcel:
-		return roomLow
-	case *cancelOp: // unless the task is kept
-		return roomNone
-	case *deleteScheduleOp, *releaseKeyOp, *confirmOp:
-		return roomNone
-	case *readOp, *statsOp, *schedulesOp, *settingsOp, *idleOp, *awaitOp, *indexOp, *leaveOp, *sweepOp, *sweptOp, *dropSetOp, *crashOp: // they write nothing
-		return roomEmpty
-	case *renewOp, *permitsOp, *permitsTold, *askPermitsOp, *resumeOp: // nor what is worth mentioning
-		return roomEmpty
-	case interface{ room() room }: // it is not the same for all of its type
-		return op.room()
-	}
-	return roomScarce
-}
-
-func (op *alterOp) room() room { return op.how.room() }
-func (op *bulkOp) room() room  { return op.how.room() }
 
 func (how alteration) room() room {
 	if how == alterPurge {
 		return roomNone
 	}
 	return roomLow
-}
-
-func (op *completeOp) room() room {
-	if len(op.next) > 0 {
-		return roomScarce
-	}
-	return roomNone // unless the task is kept
 }
 
 // roomWaiter is an operation that waits for room as long as its caller does.

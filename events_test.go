@@ -514,6 +514,8 @@ func (w *witness) resolve(s *shard) {
 	s.settle(w)
 }
 
+func (w *witness) verb() *verb { return &internal }
+
 func (w *witness) settle(err error) {
 	w.seen = brief(w.sub)
 	w.completion.settle(err)

@@ -212,9 +212,6 @@ func (op *completeOp) decode(r *wire.Reader) {
 	op.result, op.next = r.Bytes(), readTasks(r)
 }
 
-// repeatable: whichever is applied ends the lease, and the other one finds it lost.
-func (op *completeOp) repeatable() bool { return true }
-
 // The ways in which an attempt fails.
 type failure int
 
@@ -297,8 +294,6 @@ func (op *failOp) decode(r *wire.Reader) {
 	op.how, op.wait, op.cause = failure(r.Byte()), r.Int(), r.String()
 }
 
-func (op *failOp) repeatable() bool { return true } // as completeOp
-
 // extendOp moves the deadline of a lease.
 type extendOp struct {
 	completion
@@ -321,7 +316,6 @@ func (op *extendOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *extendOp) decode(r *wire.Reader) { op.receipt, op.duration = readReceipt(r), r.Uint() }
-func (op *extendOp) repeatable() bool      { return true }
 
 // isRewritten reports whether the group rewrites the record of a leased task, or adds to
 // those that wait for the task.

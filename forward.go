@@ -31,40 +31,21 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 		} else {
 			err = n.ask(ctx, r, op)
 		}
-		if errors.Is(err, ErrUncertain) && isQuestion(op) && n.ctx.Err() != nil {
+		if errors.Is(err, ErrUncertain) && op.verb().is(readsOnly) && n.ctx.Err() != nil {
 			return true, ErrClosed
 		} else if errors.Is(err, ErrUncertain) {
 			doubt = err
 		} else if doubt != nil && (!wasResolved(err) || ctx.Err() != nil && err == context.Cause(ctx)) {
 			err = doubt // this try was not applied, which says nothing of the one before
-		} else if doubt != nil && errors.Is(err, ErrLeaseLost) && endsLease(op) {
+		} else if doubt != nil && errors.Is(err, ErrLeaseLost) && op.verb().is(endsLease) {
 			err = doubt // by the one before, perhaps
 		}
-		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.repeatable()
+		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.verb().repeatable(op)
 		if !again || ctx.Err() != nil || !patience.wait(ctx, change) {
 			return true, err
 		}
 		op.again()
 	}
-}
-
-// endsLease reports whether an operation, once it is applied, finds its lease lost.
-func endsLease(op request) bool {
-	switch op.(type) {
-	case *completeOp, *failOp:
-		return true
-	}
-	return false
-}
-
-// isQuestion reports whether an operation changes nothing, so that there is no doubt
-// about one that was not answered.
-func isQuestion(op request) bool {
-	switch op.(type) {
-	case *awaitOp, *idleOp, *readOp, *statsOp, *schedulesOp, *settingsOp:
-		return true
-	}
-	return false
 }
 
 // wasResolved reports whether err, if it is not uncertain, is what an owner has decided.
@@ -211,21 +192,14 @@ func (n *node) accept(r *peer.Request) error {
 
 // requestOf is the operation of a call of another node for a shard.
 func (n *node) requestOf(kind byte, from string, shard int, body []byte) (request, error) {
-	if kind >= byte(endOfRequests) || callKinds[kind] == nil {
+	if kind >= byte(endOfRequests) || verbs[kind].new == nil {
 		return nil, errMalformedCall
 	}
-	op := callKinds[kind](from)
+	op := verbs[kind].new(from)
 	if err := parse(body, op.decode); err != nil {
 		return nil, errMalformedCall
 	}
-	var tasks []newTask
-	switch op := op.(type) {
-	case *produceOp:
-		tasks = op.tasks
-	case *completeOp:
-		tasks = op.next
-	}
-	if slices.ContainsFunc(tasks, func(t newTask) bool { return t.isScattered(shard, len(n.queue.replicas)) }) {
+	if slices.ContainsFunc(verbs[kind].tasks(op), func(t newTask) bool { return t.isScattered(shard, len(n.queue.replicas)) }) {
 		return nil, errMalformedCall
 	}
 	return op, nil

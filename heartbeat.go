@@ -196,5 +196,4 @@ func (op *renewOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-func (op *renewOp) repeatable() bool { return true }
-func (op *renewOp) again()           { op.lost, op.errs, op.err = nil, nil, nil }
+func (op *renewOp) again() { op.lost, op.errs, op.err = nil, nil, nil }

@@ -75,8 +75,7 @@ func (op *probeOp) resolve(s *shard) {
 	s.settle(op)
 }
 
-// room is the level of a full disk down to which shards can be looked at.
-func (op *probeOp) room() room { return roomEmpty }
+func (op *probeOp) verb() *verb { return &internal }
 
 // probe calls look on the owner goroutine of a shard.
 func (s *shard) probe(look func(*shard) error) error {

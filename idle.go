@@ -127,7 +127,6 @@ func (op *idleOp) encodeReply(dst []byte) []byte {
 }
 
 func (op *idleOp) decodeReply(r *wire.Reader) { op.waited, op.arrived = r.Bool(), r.Uint() }
-func (op *idleOp) repeatable() bool           { return true }
 
 // again says that the caller has waited, whatever the next try finds: while there
 // was no leader, tasks may have come and gone.

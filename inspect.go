@@ -161,8 +161,6 @@ func (op *readOp) decodeReply(r *wire.Reader) {
 	op.list.decodePage(r)
 }
 
-func (op *readOp) repeatable() bool { return true }
-
 func (op *readOp) again() {
 	if op.err = nil; op.list != nil {
 		op.list.asked = nil

@@ -301,8 +301,6 @@ type lookupOp struct {
 	do func(s *shard, at *located) error
 }
 
-func (op *lookupOp) resolve(s *shard) { op.resolveAs(s, op) }
-
 // resolveAs resolves the lookup of an operation that embeds it.
 func (op *lookupOp) resolveAs(s *shard, whole finder) {
 	if s.isBehind(op.id) {

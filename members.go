@@ -106,19 +106,19 @@ func (q *Queue) checkCluster(ctx context.Context, node string) error {
 	return nil
 }
 
-// memberVerb is a change of a shard's Raft group.
-type memberVerb byte
+// memberChange is a change of a shard's Raft group.
+type memberChange byte
 
 const (
-	memberAdd    memberVerb = iota // as one that does not vote
-	memberVote                     // let it vote
-	memberRemove                   // for good
-	memberLead                     // let it lead
-	endOfMemberVerbs
+	memberAdd    memberChange = iota // as one that does not vote
+	memberVote                       // let it vote
+	memberRemove                     // for good
+	memberLead                       // let it lead
+	endOfMemberChanges
 )
 
-func (q *Queue) member(ctx context.Context, shard int, verb memberVerb, p Peer) error {
-	op := &memberOp{completion: newCompletion(), verb: verb, peer: p}
+func (q *Queue) member(ctx context.Context, shard int, how memberChange, p Peer) error {
+	op := &memberOp{completion: newCompletion(), how: how, peer: p}
 	_, err := q.do(ctx, shard, op)
 	return err
 }
@@ -127,7 +127,7 @@ func (q *Queue) member(ctx context.Context, shard int, verb memberVerb, p Peer) 
 // owner only makes sure that it does.
 type memberOp struct {
 	completion
-	verb memberVerb
+	how  memberChange
 	peer Peer
 	at   *replica
 }
@@ -160,7 +160,7 @@ func (op *memberOp) change(r *replica) error {
 	}
 	at := slices.IndexFunc(members, func(m raft.Server) bool { return m.ID == id })
 	var future raft.Future
-	switch op.verb {
+	switch op.how {
 	case memberAdd:
 		if at >= 0 && members[at] == (raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
 			return nil // it has been added before
@@ -203,18 +203,16 @@ func (op *memberOp) change(r *replica) error {
 }
 
 func (op *memberOp) encode(dst []byte) (callKind, []byte) {
-	dst = wire.AppendBytes(append(dst, byte(op.verb)), op.peer.Node)
+	dst = wire.AppendBytes(append(dst, byte(op.how)), op.peer.Node)
 	return callMember, wire.AppendBytes(dst, op.peer.Address)
 }
 
 func (op *memberOp) decode(r *wire.Reader) {
-	op.verb, op.peer = memberVerb(r.Byte()), Peer{r.String(), r.String()}
-	if op.verb >= endOfMemberVerbs {
+	op.how, op.peer = memberChange(r.Byte()), Peer{r.String(), r.String()}
+	if op.how >= endOfMemberChanges {
 		r.Fail()
 	}
 }
-
-func (op *memberOp) repeatable() bool { return true }
 
 // members is the group of the shard as this node knows it.
 func (r *replica) members() ([]raft.Server, error) {

@@ -210,7 +210,6 @@ func (op *indexOp) encode(dst []byte) (callKind, []byte) { return callIndex, dst
 func (op *indexOp) decode(*wire.Reader)                  {}
 func (op *indexOp) encodeReply(dst []byte) []byte        { return wire.AppendUint(dst, op.applied) }
 func (op *indexOp) decodeReply(r *wire.Reader)           { op.applied = r.Uint() }
-func (op *indexOp) repeatable() bool                     { return true }
 
 // wishes is what this node wants to hear of.
 type wishes struct {
@@ -310,8 +309,6 @@ func (op *interestOp) encode(dst []byte) (callKind, []byte) {
 func (op *interestOp) decode(r *wire.Reader) {
 	op.node, op.kinds, op.gone = r.String(), kindSet(r.Uint()), r.Bool()
 }
-
-func (op *interestOp) repeatable() bool { return true }
 
 // runTable is the calls of Run on this node.
 type runTable struct {

@@ -119,8 +119,8 @@ type Options struct {
 	//     ended and extended, also by Complete with follow-ups.
 	//   - below 1/2, only what gives space back is written: Complete without
 	//     follow-ups and Cancel, of tasks without retention, Purge,
-	//     DeleteSchedule, ReleaseKey, and the end of retentions. Time counts
-	//     against no lease, as nobody can extend them; if the queue is opened
+	//     DeleteSchedule, ReleaseKey (of a task that has ended), and the end of
+	//     retentions. Time counts against no lease, as nobody can extend them; if the queue is opened
 	//     meanwhile, leases of Claim begin anew. Run keeps what its handlers return.
 	//   - below 1/4, nothing is written; nor while tables or the log cannot be for want of
 	//     inodes or of a quota, or where there is no limit, until there are 4 MiB for each shard.

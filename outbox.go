@@ -238,8 +238,7 @@ func (p *parcel) decode(r *wire.Reader) {
 	}
 }
 
-func (p *parcel) repeatable() bool { return true }
-func (p *parcel) again()           { p.taken, p.err = 0, nil }
+func (p *parcel) again() { p.taken, p.err = 0, nil }
 
 // deliver has the receiver take a parcel, whoever leads it, and the sender's
 // owner learn of it. It is false if the receiver does not take any more: the

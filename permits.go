@@ -321,8 +321,7 @@ type permitsOp struct {
 	over    bool // there are more leases than the limit
 }
 
-func (op *permitsOp) abandon(*shard)   { op.gone.Store(true) }
-func (op *permitsOp) repeatable() bool { return true }
+func (op *permitsOp) abandon(*shard) { op.gone.Store(true) }
 
 // again makes what follows of what was told before, which may arrive yet.
 func (op *permitsOp) again() {
@@ -420,8 +419,6 @@ func (op *askPermitsOp) resolve(s *shard) {
 	op.report = p.told
 	s.attend(q)
 }
-
-func (op *askPermitsOp) repeatable() bool { return true }
 
 func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {
 	return callAskPermits, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)

@@ -484,8 +484,7 @@ func (op *produceOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-func (op *produceOp) repeatable() bool { return op.call.seq != 0 }
-func (op *produceOp) again()           { op.ids, op.duplicates, op.err = op.ids[:0], op.duplicates[:0], nil }
+func (op *produceOp) again() { op.ids, op.duplicates, op.err = op.ids[:0], op.duplicates[:0], nil }
 
 func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }
 

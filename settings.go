@@ -327,8 +327,7 @@ func (op *settingsOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-func (op *settingsOp) repeatable() bool { return true }
-func (op *settingsOp) again()           { op.value, op.err = nil, nil }
+func (op *settingsOp) again() { op.value, op.err = nil, nil }
 
 // configureOp has the first shard take settings of a queue, and send them to
 // the others, if their version follows the one that it has.
@@ -387,7 +386,6 @@ func (op *adoptOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *adoptOp) decode(r *wire.Reader) { op.queue, op.value = r.String(), r.Bytes() }
-func (op *adoptOp) repeatable() bool      { return true }
 
 func (s *shard) adoptValue(queue string, value []byte) error {
 	c, err := parseSettings(value)

@@ -140,5 +140,4 @@ func (op *statsOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-func (op *statsOp) repeatable() bool { return true }
-func (op *statsOp) again()           { op.counts, op.err = op.counts[:0], nil }
+func (op *statsOp) again() { op.counts, op.err = op.counts[:0], nil }

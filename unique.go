@@ -160,7 +160,8 @@ func homeOf(t *record.Ties, shards int) (shard int, bound bool) {
 
 // ReleaseKey frees the idempotency key of a task, whatever has become of the
 // task. Of t, the queue, tenant, Group, LimitKey and Unique.Key say which key is
-// meant. It returns ErrNotFound if nobody has it.
+// meant. It returns ErrNotFound if nobody has it, and ErrDiskFull if the task goes on and there is no room
+// to store that it does so without the key.
 func (q *Queue) ReleaseKey(ctx context.Context, t Task) error {
 	if err := q.checkCall(ctx); err != nil {
 		return err

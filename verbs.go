@@ -1,0 +1,171 @@
+package codeq
+
+// verb is what there is to know of an operation beside what it does. The entries of verbs name no
+// fields, so that none can be forgotten.
+type verb struct {
+	new        func(from string) request // for a call of another node, to be decoded; nil: nodes do not call it
+	room       func(operation) room      // the level down to which it goes on
+	repeatable func(request) bool        // resolved twice, it has no other effect than once
+	tasks      func(request) []newTask   // that it produces
+	traits     trait
+}
+
+type trait uint8
+
+const (
+	readsOnly trait = 1 << iota // it changes nothing, so that there is no doubt about one that was not answered
+	onLease                     // it keeps a lease, or ends it: then it matters when it came
+	endsLease                   // whichever try is applied ends the lease, and another one finds it lost
+	waitsRoom                   // it waits for room, as nobody would call again
+)
+
+func (v *verb) is(t trait) bool { return v.traits&t != 0 }
+
+// callKind says which operation a call of another node is.
+type callKind byte
+
+const (
+	callProduce callKind = iota + 1
+	callClaim
+	callComplete
+	callFail
+	callExtend
+	callRenew
+	callCancel
+	callAlter
+	callAwait
+	callBulk
+	callStats
+	callIdle
+	callReleaseKey
+	callSetSchedule
+	callDeleteSchedule
+	callSchedules
+	callParcel
+	callRead
+	callIndex
+	callInterest
+	callSettings
+	callConfigure
+	callAdopt
+	callMember
+	callPermits
+	callAskPermits
+	callHold
+	callResume
+	endOfRequests
+
+	// Of a node, and not of a shard.
+	callJoin = endOfRequests + iota
+	callState
+)
+
+// verbs are the operations of calls.
+var verbs = [endOfRequests]verb{
+	callProduce:        {newProduce, upTo(roomy), isNumbered, tasksOfProduce, 0},
+	callClaim:          {newClaim, upTo(roomLow), no, none, 0},
+	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
+	callFail:           {blank[failOp], upTo(roomScarce), yes, none, onLease | endsLease},
+	callExtend:         {blank[extendOp], upTo(roomScarce), yes, none, onLease},
+	callRenew:          {blank[renewOp], upTo(roomEmpty), yes, none, onLease}, // what it writes is not worth mentioning, like permits
+	callCancel:         {blank[cancelOp], upTo(roomNone), no, none, 0},        // unless the task is kept
+	callAlter:          {blank[alterOp], roomOfAlter, no, none, 0},
+	callAwait:          {blank[awaitOp], upTo(roomEmpty), yes, none, readsOnly},
+	callBulk:           {blank[bulkOp], roomOfBulk, no, none, 0},
+	callStats:          {blank[statsOp], upTo(roomEmpty), yes, none, readsOnly},
+	callIdle:           {blank[idleOp], upTo(roomEmpty), yes, none, readsOnly},
+	callReleaseKey:     {blank[releaseKeyOp], upTo(roomNone), no, none, 0}, // unless the task goes on
+	callSetSchedule:    {blank[setScheduleOp], upTo(roomy), yes, none, 0},
+	callDeleteSchedule: {blank[deleteScheduleOp], upTo(roomNone), no, none, 0},
+	callSchedules:      {blank[schedulesOp], upTo(roomEmpty), yes, none, readsOnly},
+	callParcel:         {blank[parcel], upTo(roomLow), yes, none, waitsRoom},
+	callRead:           {blank[readOp], upTo(roomEmpty), yes, none, readsOnly},
+	callIndex:          {blank[indexOp], upTo(roomEmpty), yes, none, 0},
+	callInterest:       {blank[interestOp], upTo(roomScarce), yes, none, waitsRoom},
+	callSettings:       {blank[settingsOp], upTo(roomEmpty), yes, none, readsOnly},
+	callConfigure:      {blank[configureOp], upTo(roomScarce), no, none, 0},
+	callAdopt:          {blank[adoptOp], upTo(roomScarce), yes, none, 0},
+	callMember:         {blank[memberOp], upTo(roomScarce), yes, none, 0},
+	callPermits:        {blank[permitsOp], upTo(roomEmpty), yes, none, 0},
+	callAskPermits:     {blank[askPermitsOp], upTo(roomEmpty), yes, none, 0},
+	callHold:           {blank[holdOp], upTo(roomScarce), no, none, 0},
+	callResume:         {blank[resumeOp], upTo(roomEmpty), no, none, 0},
+}
+
+// The verbs of a node's own, for its owners.
+var (
+	internal      = verb{nil, upTo(roomEmpty), no, none, 0} // it writes nothing
+	internalParks = verb{nil, upTo(roomScarce), no, none, waitsRoom}
+	confirmVerb   = verb{nil, upTo(roomNone), no, none, waitsRoom}
+)
+
+func (op *produceOp) verb() *verb        { return &verbs[callProduce] }
+func (op *claimOp) verb() *verb          { return &verbs[callClaim] }
+func (op *completeOp) verb() *verb       { return &verbs[callComplete] }
+func (op *failOp) verb() *verb           { return &verbs[callFail] }
+func (op *extendOp) verb() *verb         { return &verbs[callExtend] }
+func (op *renewOp) verb() *verb          { return &verbs[callRenew] }
+func (op *cancelOp) verb() *verb         { return &verbs[callCancel] }
+func (op *alterOp) verb() *verb          { return &verbs[callAlter] }
+func (op *awaitOp) verb() *verb          { return &verbs[callAwait] }
+func (op *bulkOp) verb() *verb           { return &verbs[callBulk] }
+func (op *statsOp) verb() *verb          { return &verbs[callStats] }
+func (op *idleOp) verb() *verb           { return &verbs[callIdle] }
+func (op *releaseKeyOp) verb() *verb     { return &verbs[callReleaseKey] }
+func (op *setScheduleOp) verb() *verb    { return &verbs[callSetSchedule] }
+func (op *deleteScheduleOp) verb() *verb { return &verbs[callDeleteSchedule] }
+func (op *schedulesOp) verb() *verb      { return &verbs[callSchedules] }
+func (p *parcel) verb() *verb            { return &verbs[callParcel] }
+func (op *readOp) verb() *verb           { return &verbs[callRead] }
+func (op *indexOp) verb() *verb          { return &verbs[callIndex] }
+func (op *interestOp) verb() *verb       { return &verbs[callInterest] }
+func (op *settingsOp) verb() *verb       { return &verbs[callSettings] }
+func (op *configureOp) verb() *verb      { return &verbs[callConfigure] }
+func (op *adoptOp) verb() *verb          { return &verbs[callAdopt] }
+func (op *memberOp) verb() *verb         { return &verbs[callMember] }
+func (op *permitsOp) verb() *verb        { return &verbs[callPermits] }
+func (op *askPermitsOp) verb() *verb     { return &verbs[callAskPermits] }
+func (op *holdOp) verb() *verb           { return &verbs[callHold] }
+func (op *resumeOp) verb() *verb         { return &verbs[callResume] }
+
+func (op *confirmOp) verb() *verb    { return &confirmVerb }
+func (op *joinOp) verb() *verb       { return &internalParks }
+func (a *permitsAnswer) verb() *verb { return &internalParks }
+func (op *serveOp) verb() *verb      { return &internalParks }
+func (t *permitsTold) verb() *verb   { return &internal }
+func (op *leaveOp) verb() *verb      { return &internal }
+func (op *sweepOp) verb() *verb      { return &internal }
+func (op *sweptOp) verb() *verb      { return &internal }
+func (op *dropSetOp) verb() *verb    { return &internal }
+func (op *crashOp) verb() *verb      { return &internal }
+
+func newProduce(from string) request { return &produceOp{call: callNumber{node: from}} }
+func newClaim(string) request        { return &claimOp{remote: true} }
+
+func blank[T any, P interface {
+	*T
+	request
+}](string) request {
+	return P(new(T))
+}
+
+// upTo is the room of operations that all go on down to a level.
+func upTo(level room) func(operation) room { return func(operation) room { return level } }
+
+func roomOfAlter(op operation) room { return op.(*alterOp).how.room() }
+func roomOfBulk(op operation) room  { return op.(*bulkOp).how.room() }
+
+func roomOfComplete(op operation) room {
+	if len(op.(*completeOp).next) > 0 {
+		return roomScarce
+	}
+	return roomNone // unless the task is kept
+}
+
+func yes(request) bool           { return true }
+func no(request) bool            { return false }
+func isNumbered(op request) bool { return op.(*produceOp).call.seq != 0 }
+
+func none(request) []newTask               { return nil }
+func tasksOfProduce(op request) []newTask  { return op.(*produceOp).tasks }
+func tasksOfComplete(op request) []newTask { return op.(*completeOp).next }
