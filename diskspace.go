@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -67,9 +68,11 @@ func (d *diskSpace) measure() room {
 		return roomy
 	}
 	usage, err := d.fs.GetDiskUsage(d.dir)
-	d.free = usage.AvailBytes
+	if d.free = usage.AvailBytes; err != nil {
+		d.free = math.MaxUint64
+	}
 	switch quarter := d.low / 4; {
-	case err != nil || d.free >= d.low:
+	case d.free >= d.low:
 		return roomy
 	case d.free >= d.low-quarter:
 		return roomLow
