@@ -29,6 +29,9 @@ type reclaimer struct {
 	ctx    context.Context // ends with the reclaimer
 	cancel context.CancelFunc
 
+	sampled map[uint64]sample         // of tables with deletions, by their numbers
+	sizes   atomic.Pointer[deadSizes] // when it looked last; nil: it has not
+
 	tables   atomic.Int64 // bytes in tables
 	written  atomic.Int64 // bytes committed since the store was opened
 	total    atomic.Int64 // likewise entries
@@ -46,7 +49,12 @@ type reclaimer struct {
 	next    time.Time // when it looks; zero: not before something is committed
 	settles bool      // what it has flushed is being taken into account by Pebble
 	quietAt int64     // total when it began to settle
-	rushed  int64     // total when it last hurried; negative: it has not
+	known   uint64    // dead bytes of which tables knew when it looked last, and that have been left
+	hoped   int64     // bytes that might have been dead, for which it has flushed; 0: it has not, or for something else
+	putOff  bool      // it would have, but not before flushAt
+	flushAt time.Time
+	pause   time.Duration // to flushAt, the last time
+	rushed  int64         // total when it last hurried; negative: it has not
 }
 
 const (
@@ -57,7 +65,9 @@ const (
 	reclaimPart   = 16        // one in so many of the bytes in tables may be dead, beside reclaimFrom
 	reclaimShare  = 4         // of the bytes in a range to be compacted one in so many is dead, at least
 	reclaimQuiet  = 10        // likewise when nothing is committed
+	reclaimVain   = 16        // of what a flush was for one in so many bytes turns out to be dead, at least, or the next one waits
 	reclaimLook   = 10 * time.Second
+	reclaimPause  = 160 * time.Second // at the most
 	reclaimSettle = time.Second
 	reclaimRush   = 100 * time.Millisecond // reclaimSettle on a tight disk
 )
@@ -229,7 +239,16 @@ func (r *reclaimer) step() {
 	switch {
 	case r.next.IsZero() || now.Before(r.next):
 	case !r.settles:
-		if r.hasRange.Load() || r.unflushed() >= r.from {
+		much := r.unflushed()
+		r.hoped, r.putOff = 0, false
+		switch {
+		case r.hasRange.Load():
+			r.flush()
+		case much < r.from:
+		case now.Before(r.flushAt):
+			r.putOff = true
+		default:
+			r.hoped = much
 			r.flush()
 		}
 		r.settle(reclaimSettle)
@@ -237,6 +256,10 @@ func (r *reclaimer) step() {
 		r.settles = false
 		r.compact()
 		r.hurried.Store(false)
+		if r.total.Load() == r.quietAt && r.putOff { // nothing else flushes what was committed last
+			r.next = r.flushAt
+			return
+		}
 		if r.total.Load() == r.quietAt {
 			r.rest()
 			if r.total.Load() == r.quietAt { // else it may have come before the rest
@@ -245,6 +268,19 @@ func (r *reclaimer) step() {
 			r.armed.Store(true)
 		}
 		r.next = time.Now().Add(reclaimLook)
+	}
+}
+
+// judge has the next flush wait if the last one has brought few dead bytes: it makes one more table for Pebble
+// to merge with those of the living.
+func (r *reclaimer) judge(brought uint64) {
+	switch {
+	case r.hoped == 0:
+	case brought < uint64(r.hoped)/reclaimVain:
+		r.pause = min(max(2*r.pause, reclaimLook), reclaimPause)
+		r.flushAt = time.Now().Add(r.pause)
+	default:
+		r.pause = 0
 	}
 }
 
@@ -312,10 +348,10 @@ type deadRange struct {
 	size        uint64 // of the tables below
 }
 
-// deadRanges returns the ranges in which deletions lie above what they delete, in the order of their keys. Each
-// deletion of a key deletes a record of the size that those below it have, by and large. Deletions of ranges
+// deadRanges returns the ranges in which deletions lie above what they delete, in the order of their keys. What
+// a deletion of a key deletes is estimated by sizes, else by the records that lie below. Deletions of ranges
 // are read: Pebble drops what lies in them when it has written them, but not what a compaction has in hand then.
-func (st *store) deadRanges(levels [][]pebble.SSTableInfo) (ranges []deadRange) {
+func (st *store) deadRanges(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ranges []deadRange) {
 	for n, level := range levels {
 		for i := range level {
 			t := &level[i]
@@ -331,10 +367,8 @@ func (st *store) deadRanges(levels [][]pebble.SSTableInfo) (ranges []deadRange) 
 			if records == 0 {
 				continue
 			}
-			if points := t.TableStats.NumDeletions; points > 0 {
-				r.dead, r.size = min(points*(below/records), below), t.Size+below
-				ranges = append(ranges, r)
-			}
+			r.dead, r.size = min(t.TableStats.NumDeletions*sizes.of(t, below/records), below), t.Size+below
+			ranges = append(ranges, r)
 			if t.Smallest.Kind() != pebble.InternalKeyKindRangeDelete && t.TableStats.RangeDeletionsBytesEstimate == 0 {
 				continue
 			}
@@ -429,11 +463,13 @@ func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
 // compact has the ranges compacted in which much is dead, if all in all that is much.
 func (r *reclaimer) compact() {
 	levels := r.levels()
-	ranges := r.store.deadRanges(levels)
+	ranges := r.store.deadRanges(levels, r.sample(levels))
 	dead := uint64(0)
 	for i := range ranges {
 		dead += ranges[i].dead
 	}
+	r.judge(dead - min(dead, r.known))
+	r.known = dead
 	limit := uint64(max(r.from, 0) + r.tables.Load()/reclaimPart)
 	share, most := uint64(reclaimShare), uint64(reclaimPiece)
 	if r.total.Load() == r.quietAt {
@@ -445,6 +481,7 @@ func (r *reclaimer) compact() {
 	if dead < limit {
 		return
 	}
+	r.known = 0
 	var pieces []deadRange
 	for i := range ranges {
 		if ranges[i].dead*share >= ranges[i].size {

@@ -114,7 +114,7 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		s.CompactedBytes += int64(l.TableBytesCompacted)
 	}
 	levels := r.store.reclaimer.levels()
-	for _, dead := range r.store.deadRanges(levels) {
+	for _, dead := range r.store.deadRanges(levels, r.store.reclaimer.sizes.Load()) {
 		s.DeadBytes += int64(dead.dead)
 	}
 	s.DeadBytes = min(s.DeadBytes, s.TableBytes)

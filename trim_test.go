@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -229,6 +230,96 @@ func TestDeadTablesAreNotRead(t *testing.T) {
 		drained := storesOf(t, q)
 		require.Less(t, drained.TableBytes, int64(1<<20))
 		require.Less(t, drained.CompactedBytes-filled.CompactedBytes, int64(tasks*reclaimPayload))
+	})
+}
+
+// TestLivingIsNotWrittenAgain: small tasks that come and go among large ones that stay do not have those written
+// again and again.
+func TestLivingIsNotWrittenAgain(t *testing.T) {
+	const lanes, stay, come = 64, 16, 4
+	const live = lanes * stay * reclaimPayload
+	ctx := context.Background()
+	large := func(i int) Task { return Task{Queue: "a", Tenant: fmt.Sprint(i % lanes), Payload: incompressible()} }
+	small := func(i int) Task { return Task{Queue: "b", Tenant: fmt.Sprint(i % lanes), Payload: []byte("small")} }
+	bubble(t, reclaimTest(), func(t *testing.T, q *Queue) {
+		batches := func(n int, task func(int) Task) {
+			for range n {
+				tasks := make([]Task, lanes)
+				for i := range tasks {
+					tasks[i] = task(i)
+				}
+				_, err := q.ProduceBatch(ctx, tasks)
+				require.NoError(t, err)
+			}
+		}
+		for i := range lanes { // their lanes lie among each other
+			produce(t, q, large(i), small(i))
+		}
+		batches(stay-1, large)
+		before := int64(0)
+		for round := range 20 {
+			drain(t, q, "b", completing(q))
+			batches(come, small)
+			time.Sleep(15 * time.Second)
+			st := storesOf(t, q)
+			if round == 3 {
+				before = st.CompactedBytes
+			}
+			require.GreaterOrEqual(t, st.TableBytes, int64(live))
+		}
+		require.Less(t, storesOf(t, q).CompactedBytes-before, int64(4*live))
+	})
+}
+
+// TestSmallDeletionsCompactNothing: deletions of small tasks do not count as if they were of the large ones around.
+func TestSmallDeletionsCompactNothing(t *testing.T) {
+	bubble(t, reclaimTest(), func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		var small []ID
+		for i := range 64 {
+			small = append(small, produce(t, q, slices.Repeat([]Task{{Queue: "a", Tenant: fmt.Sprint(i)}}, 16)...)...)
+			produceMuch(t, q, 16, func(int) Task { return Task{Queue: "b", Tenant: fmt.Sprint(i)} })
+		}
+		st := q.shard(0).store
+		require.NoError(t, st.flush(ctx))
+		lower, upper := keys.Range(keys.Task)
+		require.NoError(t, st.db.Compact(ctx, lower, upper, false)) // Pebble sees nothing to be merged then
+		before := storesOf(t, q)
+		for _, id := range small {
+			require.NoError(t, q.Cancel(ctx, id))
+		}
+		require.NoError(t, st.flush(ctx))
+		time.Sleep(time.Minute)
+		after := storesOf(t, q)
+		require.Less(t, after.CompactedBytes-before.CompactedBytes, int64(1<<20))
+		require.Less(t, after.DeadBytes, int64(1<<20))
+	})
+}
+
+// TestLargeAmongSmallGo: large tasks that have gone are given back though many small ones around them stay.
+func TestLargeAmongSmallGo(t *testing.T) {
+	opts := reclaimTest()
+	bubble(t, opts, func(t *testing.T, q *Queue) {
+		const small, large = 40 << 10, 256
+		ctx := context.Background()
+		var gone []ID
+		for range large / 8 {
+			batch := make([]Task, small/(large/8))
+			for i := range batch {
+				batch[i] = Task{Queue: "a", Payload: []byte(rand.Text() + rand.Text() + rand.Text())}
+			}
+			_, err := q.ProduceBatch(ctx, batch)
+			require.NoError(t, err)
+			gone = append(gone, produceMuch(t, q, 8, func(int) Task { return Task{Queue: "a"} })...)
+		}
+		require.NoError(t, q.shard(0).store.flush(ctx))
+		filled := storesOf(t, q).TableBytes
+		for _, id := range gone {
+			require.NoError(t, q.Cancel(ctx, id))
+		}
+		require.NoError(t, q.shard(0).store.flush(ctx))
+		time.Sleep(30 * time.Second)
+		require.Less(t, storesOf(t, q).TableBytes, filled-large*reclaimPayload*3/4)
 	})
 }
 
