@@ -11,7 +11,7 @@ import (
 // for room. What is full is refused before anything of it is written: a store whose
 // log cannot be written fails until it is opened again.
 //
-// The owner asks the file system before a group, if it has committed lookBytes
+// The owner asks the file system before a group, if it has committed some MiB
 // since it asked last, or some time has passed. A file system that cannot tell is
 // not full until a table, or the log, cannot be written for want of space: memory and the log
 // have room for the group under way, the log by a reserve (failstop), and no other is begun until Pebble,
@@ -24,13 +24,15 @@ type diskSpace struct {
 	dir string
 	low uint64 // bytes of free space below which there is not enough; 0: no limit
 
-	denied  bool // nothing can be written, whatever the file system says
-	tight   bool // there is less than half as much again as there is to be
+	denied  bool   // nothing can be written, whatever the file system says
+	tight   bool   // there is less than half as much again as there is to be, or nothing could be written a while ago
+	relaxed uint64 // when that is forgotten, by ownerClock.read: the file system need not show that there is little
 	level   room
 	free    uint64 // bytes, when it was asked
 	next    uint64 // when to ask again before a group, by ownerClock.read
 	recheck uint64 // when to ask again though nobody calls, if something waits for room
-	written int    // bytes committed since it was asked
+	every   int    // bytes committed with which to ask again: all shards together commit a fraction of low meanwhile
+	written int    // likewise since it was asked
 	parked  []operation
 }
 
@@ -50,13 +52,18 @@ const (
 )
 
 const (
-	lookBytes     = 4 << 20
-	lookEvery     = 1000 // ms, while there is room
-	lookEveryFull = 100  // ms, while there is not and somebody calls
+	lookBytes     = 4 << 20 // at the most
+	lookEvery     = 1000    // ms, while there is room
+	denyTight     = 60_000  // ms
+	lookEveryFull = 100     // ms, while there is not and somebody calls
 )
 
 func newDiskSpace(opts *Options, dir string) diskSpace {
-	return diskSpace{fs: opts.fs, dir: dir, low: uint64(max(opts.MinFreeBytes, 0))}
+	d := diskSpace{fs: opts.fs, dir: dir, low: uint64(max(opts.MinFreeBytes, 0)), every: lookBytes}
+	if share := int(d.low / uint64(16*max(opts.Shards, 1))); share > 0 {
+		d.every = min(d.every, share)
+	}
+	return d
 }
 
 // measure asks the file system.
@@ -91,13 +98,16 @@ func isTight(free, low uint64) bool { return free < low+low/2 }
 func (s *shard) look() {
 	d := &s.space
 	now, denied := s.clock.read, !s.hasSpace()
-	if now < d.next && d.written < lookBytes && denied == d.denied {
+	if now < d.next && d.written < d.every && denied == d.denied {
 		return
 	}
 	before := d.level
 	d.denied = denied
 	d.level, d.written, d.next, d.recheck = d.measure(), 0, now+lookEvery, now+lookEvery
-	if d.tight = d.denied || d.low > 0 && isTight(d.free, d.low); d.tight {
+	if denied {
+		d.relaxed = now + denyTight
+	}
+	if d.tight = now < d.relaxed || d.low > 0 && isTight(d.free, d.low); d.tight {
 		s.store.reclaimer.hurry(d.free)
 	}
 	if d.level > roomy {

@@ -25,11 +25,14 @@ type smallDisk struct {
 	asked atomic.Int64 // calls of GetDiskUsage
 	only  string       // what has room of its own is not this; "": everything counts
 	err   error        // of what has no room
+	nodes atomic.Int64 // files that there may be
+	files atomic.Int64
 }
 
 func newSmallDisk(size int64) *smallDisk {
 	d := &smallDisk{FS: vfs.NewMem(), err: syscall.ENOSPC}
 	d.size.Store(size)
+	d.nodes.Store(1 << 30)
 	return d
 }
 
@@ -39,12 +42,19 @@ func (d *smallDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 }
 
 func (d *smallDisk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if _, err := d.Stat(name); err != nil {
+		if d.files.Add(1) > d.nodes.Load() {
+			d.files.Add(-1)
+			return nil, d.err
+		}
+	}
 	f, err := d.FS.Create(name, c)
 	return &smallDiskFile{File: f, disk: d, name: name}, err
 }
 
 func (d *smallDisk) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	d.forget(old)
+	d.files.Add(1)
 	f, err := d.FS.ReuseForWrite(old, name, c)
 	return &smallDiskFile{File: f, disk: d, name: name}, err
 }
@@ -57,6 +67,7 @@ func (d *smallDisk) Remove(name string) error {
 func (d *smallDisk) forget(name string) {
 	if info, err := d.Stat(name); err == nil {
 		d.used.Add(-info.Size())
+		d.files.Add(-1)
 	}
 }
 
