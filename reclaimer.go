@@ -54,6 +54,8 @@ type reclaimer struct {
 	putOff  bool      // it would have, but not before flushAt
 	flushAt time.Time
 	pause   time.Duration // to flushAt, the last time
+	rushAt  time.Time     // when to look again on a tight disk
+	idle    time.Duration // to rushAt: the longer, the more looks in succession have found nothing
 	rushed  int64         // total when it last hurried; negative: it has not
 }
 
@@ -70,6 +72,7 @@ const (
 	reclaimPause  = 160 * time.Second // at the most
 	reclaimSettle = time.Second
 	reclaimRush   = 100 * time.Millisecond // reclaimSettle on a tight disk
+	reclaimIdle   = 2 * time.Second        // at the most between looks there
 )
 
 func newReclaimer(opts *Options) *reclaimer {
@@ -221,10 +224,12 @@ func (r *reclaimer) step() {
 		r.next = now.Add(reclaimLook)
 	}
 	if rush := r.hurried.Load(); rush && !r.settles {
-		total := r.total.Load()
-		if total == r.rushed {
+		switch total := r.total.Load(); {
+		case total == r.rushed:
 			r.hurried.Store(false)
-		} else {
+		case now.Before(r.rushAt):
+			r.next = r.rushAt
+		default:
 			r.rushed = total
 			if r.hasRange.Load() || r.unflushed() >= r.from/8 {
 				r.flush()
@@ -254,7 +259,12 @@ func (r *reclaimer) step() {
 		r.settle(reclaimSettle)
 	default:
 		r.settles = false
-		r.compact()
+		if found := r.compact(); found || !r.hurried.Load() {
+			r.idle = 0
+		} else {
+			r.idle = min(max(2*r.idle, reclaimRush), reclaimIdle)
+		}
+		r.rushAt = time.Now().Add(r.idle)
 		r.hurried.Store(false)
 		if r.total.Load() == r.quietAt && r.putOff { // nothing else flushes what was committed last
 			r.next = r.flushAt
@@ -460,8 +470,9 @@ func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
 	return bytes.Compare(sp.first, t.Largest.UserKey) <= 0 && bytes.Compare(t.Smallest.UserKey, sp.last) <= 0
 }
 
-// compact has the ranges compacted in which much is dead, if all in all that is much.
-func (r *reclaimer) compact() {
+// compact has the ranges compacted in which much is dead, if all in all that is much. It
+// reports whether there are such.
+func (r *reclaimer) compact() (found bool) {
 	levels := r.levels()
 	ranges := r.store.deadRanges(levels, r.sample(levels))
 	dead := uint64(0)
@@ -479,7 +490,7 @@ func (r *reclaimer) compact() {
 		limit, share, most = limit/8, reclaimQuiet, min(most, r.free.Load()/4)
 	}
 	if dead < limit {
-		return
+		return false
 	}
 	r.known = 0
 	var pieces []deadRange
@@ -490,7 +501,7 @@ func (r *reclaimer) compact() {
 	}
 	for i := range pieces {
 		if r.ctx.Err() != nil || r.store.failure() != nil {
-			return
+			return true
 		}
 		if r.trimWaits() {
 			r.flush()
@@ -498,9 +509,10 @@ func (r *reclaimer) compact() {
 		p := &pieces[i]
 		if err := r.store.db.Compact(r.ctx, p.first, append(slices.Clone(p.last), 0), false); err != nil && r.ctx.Err() == nil {
 			r.store.log.Warn("dead records could not be compacted", "err", err)
-			return
+			return true
 		}
 	}
+	return len(pieces) > 0
 }
 
 // divide divides a range into pieces of a bounded size, where tables begin.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -498,23 +499,56 @@ func TestTrimIsNoMisuse(t *testing.T) {
 }
 
 // TestFullDiskIsReclaimed: a queue that has filled its disk, and is drained, takes tasks again within seconds,
-// whatever the way in which the disk is too small.
+// whatever the way in which the disk is too small, and that in which the tasks go.
 func TestFullDiskIsReclaimed(t *testing.T) {
+	ctx := context.Background()
+	complete := func(t *testing.T, q *Queue, _ []ID) { drain(t, q, "a", completing(q)) }
+	really := func(err error) func(*Options, *smallDisk) {
+		return func(o *Options, d *smallDisk) { o.MinFreeBytes, d.err = -1, err }
+	}
 	for name, c := range map[string]struct {
-		change func(*Options)
-		end    func(*testing.T, *Queue) func(*Lease) error
+		change func(*Options, *smallDisk)
+		use    func(t *testing.T, q *Queue, ids []ID)
+		room   int64 // bytes that somebody frees when the disk is full
+		nodes  int64 // files that somebody removes then
 	}{
-		"completed": {},
-		"shards":    {change: func(o *Options) { o.Shards = 3 }},
-		"released": {end: func(t *testing.T, q *Queue) func(*Lease) error { // and completed then
+		"completed": {use: complete},
+		"shards":    {use: complete, change: func(o *Options, _ *smallDisk) { o.Shards = 3 }},
+		"released": {use: func(t *testing.T, q *Queue, _ []ID) { // and completed then
 			released := make(map[ID]bool)
-			return func(l *Lease) error {
+			drain(t, q, "a", func(l *Lease) error {
 				if !released[l.ID] && l.ID[15]%8 == 0 {
 					released[l.ID] = true
-					return q.Release(t.Context(), l.Receipt, 0)
+					return q.Release(ctx, l.Receipt, 0)
 				}
-				return q.Complete(t.Context(), l.Receipt, nil)
+				return q.Complete(ctx, l.Receipt, nil)
+			})
+		}},
+		"kept": {change: func(o *Options, _ *smallDisk) { o.Retention = 5 * time.Second }, use: func(t *testing.T, q *Queue, _ []ID) {
+			complete(t, q, nil)
+			time.Sleep(10 * time.Second)
+		}},
+		"purged": {change: func(o *Options, _ *smallDisk) { o.MaxAttempts = 1 }, use: func(t *testing.T, q *Queue, ids []ID) {
+			drain(t, q, "a", func(l *Lease) error { return q.Retry(ctx, l.Receipt, RetryOptions{}) })
+			n, err := q.Purge(ctx, DeadLetters{Queue: "a"})
+			require.NoError(t, err)
+			require.Equal(t, len(ids), n)
+		}},
+		"canceled": {use: func(t *testing.T, q *Queue, ids []ID) {
+			for _, id := range ids {
+				require.NoError(t, q.Cancel(ctx, id))
 			}
+		}},
+		"no space": {use: complete, change: really(syscall.ENOSPC), room: 12 << 20},
+		"quota":    {use: complete, change: really(syscall.EDQUOT), room: 12 << 20},
+		"files": {nodes: 64, change: func(_ *Options, d *smallDisk) {
+			d.nodes.Store(120)
+			d.size.Store(1 << 30)
+		}, use: func(t *testing.T, q *Queue, _ []ID) { // not all at once: what goes makes files as well
+			drain(t, q, "a", func(l *Lease) error {
+				time.Sleep(time.Millisecond)
+				return q.Complete(ctx, l.Receipt, nil)
+			})
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -523,31 +557,33 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 				disk := newSmallDisk(128 << 20)
 				opts.fs, opts.MinFreeBytes = disk, 16<<20
 				if c.change != nil {
-					c.change(&opts)
+					c.change(&opts, disk)
 				}
 				q, err := Open("queue", &opts)
 				require.NoError(t, err)
 				defer func() { require.NoError(t, q.Close()) }()
-				full := func() bool {
-					_, err := q.Produce(t.Context(), Task{Queue: "a", Payload: incompressible()})
-					if err != nil {
-						require.ErrorIs(t, err, ErrDiskFull)
-					}
-					return err != nil
-				}
 				for range 3 {
-					n := 0
-					for ; !full(); n++ {
+					var ids []ID
+					for {
+						id, err := q.Produce(ctx, Task{Queue: "a", Payload: incompressible()})
+						if err != nil {
+							require.ErrorIs(t, err, ErrDiskFull)
+							break
+						}
+						ids = append(ids, id)
+						require.Less(t, len(ids), (1<<30)/reclaimPayload)
 						time.Sleep(time.Millisecond)
 					}
-					require.Greater(t, n, (32<<20)/reclaimPayload, "of the disk more than half has been used")
-					end := completing(q)
-					if c.end != nil {
-						end = c.end(t, q)
-					}
-					drain(t, q, "a", end)
+					require.Greater(t, len(ids), (32<<20)/reclaimPayload, "much of the disk has been used")
+					disk.size.Add(c.room)
+					disk.nodes.Add(c.nodes)
+					time.Sleep(time.Second)
+					c.use(t, q, ids)
 					time.Sleep(5 * time.Second)
-					require.False(t, full())
+					produce(t, q, Task{Queue: "a", Payload: incompressible()})
+					complete(t, q, nil)
+					disk.size.Add(-c.room)
+					disk.nodes.Add(-c.nodes)
 					require.NoError(t, q.checkAll())
 				}
 			})
@@ -578,6 +614,95 @@ func TestReplicasReclaim(t *testing.T) {
 		for _, n := range c.members() {
 			require.Less(t, storesOf(t, simQueue(n)).TableBytes, int64(tasks*reclaimPayload/4), n)
 		}
+	})
+}
+
+// cancelMost cancels all tasks but one in eight.
+func cancelMost(t *testing.T, q *Queue, ids []ID) {
+	for i, id := range ids {
+		if i%8 > 0 {
+			require.NoError(t, q.Cancel(context.Background(), id))
+		}
+	}
+}
+
+// TestTightDiskIsReclaimedAtOnce: on a tight disk the space of what ends comes back long before it does elsewhere.
+func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
+	const tasks = 1024
+	for _, tight := range []bool{true, false} {
+		opts := reclaimTest()
+		disk := newSmallDisk(1 << 30)
+		opts.fs, opts.MinFreeBytes = disk, 16<<20
+		bubble(t, opts, func(t *testing.T, q *Queue) {
+			ids := produceMuch(t, q, tasks, func(int) Task { return Task{Queue: "a"} })
+			time.Sleep(time.Minute)
+			if tight {
+				disk.free(20 << 20)
+			}
+			cancelMost(t, q, ids)
+			for range 30 {
+				time.Sleep(100 * time.Millisecond)
+				produce(t, q, Task{Queue: "b"})
+			}
+			if left := storesOf(t, q).TableBytes; tight {
+				require.Less(t, left, int64(tasks*reclaimPayload/4))
+			} else {
+				require.Greater(t, left, int64(tasks*reclaimPayload/4))
+			}
+		})
+	}
+}
+
+// TestTightDiskIsNotSearched: on a tight disk with nothing to be reclaimed, looks become rare.
+func TestTightDiskIsNotSearched(t *testing.T) {
+	opts := reclaimTest()
+	disk := newSmallDisk(1 << 30)
+	opts.fs, opts.MinFreeBytes = disk, 16<<20
+	bubble(t, opts, func(t *testing.T, q *Queue) {
+		produceMuch(t, q, 1024, func(int) Task { return Task{Queue: "a"} })
+		time.Sleep(time.Minute)
+		disk.free(diskTestFree + 16<<20)
+		time.Sleep(time.Second)
+		r := q.shard(0).store.reclaimer
+		looks, last := 0, r.sizes.Load()
+		for range 600 {
+			time.Sleep(100 * time.Millisecond)
+			produce(t, q, Task{Queue: "b"})
+			r.hurry(16 << 20) // as on a full disk
+			synctest.Wait()
+			if now := r.sizes.Load(); now != last {
+				looks, last = looks+1, now
+			}
+		}
+		require.Less(t, looks, 60)
+		require.Greater(t, looks, 10)
+	})
+}
+
+// TestFullDiskOfFollowerIsReclaimed: a follower whose disk has become low gets its space back within seconds, and its
+// leader goes on meanwhile.
+func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
+	const low, tasks = 8 << 20, 512
+	opts := reclaimTest()
+	opts.Shards, opts.fs, opts.MinFreeBytes = 0, nil, low
+	simCase(t, opts, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		c.rest()
+		leader, other := c.lead()
+		q := simQueue(leader)
+		ids := produceMuch(t, q, tasks, func(int) Task { return Task{Queue: "a"} })
+		time.Sleep(time.Minute)
+		full := storesOf(t, simQueue(other)).TableBytes
+		look := func() { other.fill(low/2 + full - storesOf(t, simQueue(other)).TableBytes) }
+		look()
+		cancelMost(t, q, ids)
+		for range 30 {
+			time.Sleep(100 * time.Millisecond)
+			look()
+			produce(t, q, Task{Queue: "b"})
+		}
+		require.Less(t, storesOf(t, simQueue(other)).TableBytes, int64(tasks*reclaimPayload/4))
+		other.fill(simFree)
 	})
 }
 
