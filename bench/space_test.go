@@ -84,12 +84,24 @@ func (row *spaceRow) run(b *testing.B) {
 		return row.fails
 	})
 	running, stop := context.WithCancel(ctx)
+	defer stop()
 	ended := make(chan error, 1)
 	began = time.Now()
 	go func() { ended <- q.Run(running, mux, &codeq.RunOptions{Concurrency: 128}) }()
 	var most int64 // of the tables beyond 1.3 times what is live
+	last, moved := int64(0), began
 	for tick := 0; done.Load() < int64(tasks); tick++ {
-		time.Sleep(50 * time.Millisecond)
+		select {
+		case err := <-ended:
+			b.Fatalf("Run has ended with %d of %d tasks: %v", done.Load(), tasks, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+		if n := done.Load(); n > last {
+			last, moved = n, time.Now()
+		} else if time.Since(moved) > time.Minute {
+			stop()
+			b.Fatalf("%d of %d tasks, and none for a minute: %v", n, tasks, storageOf(b, q))
+		}
 		st := storageOf(b, q)
 		left := int64(tasks) - done.Load()
 		live := (left + done.Load()*row.live/1000) * int64(*spacePayload)
@@ -144,10 +156,11 @@ func (row *spaceRow) run(b *testing.B) {
 }
 
 // space is what the stores of a queue hold, in bytes.
-type space struct{ disk, tables, compacted, l0 int64 }
+type space struct{ disk, tables, dead, log, flushes, compacted, l0 int64 }
 
 func (s space) String() string {
-	return fmt.Sprintf("disk %d MB, tables %d MB, L0 %d tables, compacted %d MB", s.disk>>20, s.tables>>20, s.l0, s.compacted>>20)
+	return fmt.Sprintf("disk %d MB, tables %d MB, dead %d MB, L0 %d tables, log %d MB, %d flushes, compacted %d MB",
+		s.disk>>20, s.tables>>20, s.dead>>20, s.l0, s.log>>20, s.flushes, s.compacted>>20)
 }
 
 func storageOf(b *testing.B, q *codeq.Queue) (s space) {
@@ -158,6 +171,9 @@ func storageOf(b *testing.B, q *codeq.Queue) (s space) {
 	for i := range st.Shards {
 		s.disk += st.Shards[i].DiskBytes
 		s.tables += st.Shards[i].TableBytes
+		s.dead += st.Shards[i].DeadBytes
+		s.log += st.Shards[i].LogBytes
+		s.flushes += st.Shards[i].Flushes
 		s.compacted += st.Shards[i].CompactedBytes
 		s.l0 += int64(st.Shards[i].L0Tables)
 	}
