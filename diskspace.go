@@ -163,22 +163,6 @@ func (s *shard) errNoRoom() error {
 	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", ErrDiskFull, s.index, s.space.free, s.space.low)
 }
 
-// decide decides an operation, which is in the owner's hands meanwhile.
-func (s *shard) decide(op operation) {
-	s.deciding = op
-	s.decideInRoom(op)
-	s.deciding = nil
-}
-
-// decideInRoom resolves an operation if there is room for what it writes.
-func (s *shard) decideInRoom(op operation) {
-	if s.hasRoom(roomy) || s.hasRoom(op.verb().room(op)) {
-		op.resolve(s)
-		return
-	}
-	s.putOff(op)
-}
-
 // putOff has an operation wait for room if nobody would call again, and refuses
 // any other.
 func (s *shard) putOff(op operation) {

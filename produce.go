@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 
@@ -192,17 +191,6 @@ func (q *Queue) split(tasks []newTask) []part {
 	last.tasks = append(last.tasks, free...)
 	slices.Sort(last.tasks)
 	return parts
-}
-
-// anyShard spreads new tasks evenly.
-func (q *Queue) anyShard() int {
-	if len(q.replicas) == 1 {
-		return 0
-	}
-	if q.node != nil {
-		return q.node.anyShard()
-	}
-	return rand.IntN(len(q.replicas))
 }
 
 // prepare does what the caller's goroutine can do of a task: encode its

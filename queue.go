@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"sync"
 
@@ -182,6 +183,65 @@ func (q *Queue) enter() error {
 	}
 	q.runs.Add(1)
 	return nil
+}
+
+// shard is a shard that this process leads; nil if it does not.
+func (q *Queue) shard(index int) *shard { return q.replicas[index].lead.Load() }
+
+// led is the shards that this process leads.
+func (q *Queue) led() []*shard {
+	led := make([]*shard, 0, len(q.replicas))
+	for _, r := range q.replicas {
+		if s := r.lead.Load(); s != nil {
+			led = append(led, s)
+		}
+	}
+	return led
+}
+
+// anyShard spreads new tasks evenly.
+func (q *Queue) anyShard() int {
+	if len(q.replicas) == 1 {
+		return 0
+	}
+	if q.node != nil {
+		return q.node.anyShard()
+	}
+	return rand.IntN(len(q.replicas))
+}
+
+// shardOf is the number of the shard that has a task.
+func (q *Queue) shardOf(id ID) int { return id.shard(len(q.replicas)) }
+
+// do has a shard resolve an operation and waits for its outcome, wherever the
+// shard is. settled is false when the operation still belongs to the shard.
+func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
+	if q.node != nil {
+		return q.node.do(ctx, shard, op)
+	}
+	return q.shard(shard).do(ctx, op, op.base())
+}
+
+// doFor is do for the shard that has a task, after checkCall.
+func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err error) {
+	if err := q.checkCall(ctx); err != nil {
+		return true, err
+	}
+	return q.do(ctx, q.shardOf(id), op)
+}
+
+// do hands an operation to the shard and waits for its outcome. settled is
+// false when the operation still belongs to the shard.
+func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {
+	if op.verb().is(passesFull) {
+		err = s.inbox.pass(op)
+	} else {
+		err = s.inbox.push(ctx, op)
+	}
+	if err != nil {
+		return true, err
+	}
+	return c.wait(ctx)
 }
 
 // Close ends the queue. First calls of Run drain and return, and calls of

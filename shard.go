@@ -397,6 +397,22 @@ func (s *shard) mayDecide(n int) bool {
 	return n == 0 || !s.laden() && (n%32 != 0 || time.Since(s.origin) < s.budget.until)
 }
 
+// decide decides an operation, which is in the owner's hands meanwhile.
+func (s *shard) decide(op operation) {
+	s.deciding = op
+	s.decideInRoom(op)
+	s.deciding = nil
+}
+
+// decideInRoom resolves an operation if there is room for what it writes.
+func (s *shard) decideInRoom(op operation) {
+	if s.hasRoom(roomy) || s.hasRoom(op.verb().room(op)) {
+		op.resolve(s)
+		return
+	}
+	s.putOff(op)
+}
+
 // persist commits the group.
 func (s *shard) persist() error {
 	for _, m := range s.mirrors() {

@@ -13,10 +13,11 @@ type verb struct {
 type trait uint8
 
 const (
-	readsOnly trait = 1 << iota // it changes nothing, so that there is no doubt about one that was not answered
-	onLease                     // it keeps a lease, or ends it: then it matters when it came
-	endsLease                   // whichever try is applied ends the lease, and another one finds it lost
-	waitsRoom                   // it waits for room, as nobody would call again
+	readsOnly  trait = 1 << iota // it changes nothing, so that there is no doubt about one that was not answered
+	onLease                      // it keeps a lease, or ends it: then it matters when it came
+	endsLease                    // whichever try is applied ends the lease, and another one finds it lost
+	waitsRoom                    // it waits for room, as nobody would call again
+	passesFull                   // it is taken by an inbox that is full: the owner waits for it
 )
 
 func (v *verb) is(t trait) bool { return v.traits&t != 0 }
@@ -89,7 +90,7 @@ var verbs = [endOfRequests]verb{
 	callPermits:        {blank[permitsOp], upTo(roomEmpty), yes, none, 0},
 	callAskPermits:     {blank[askPermitsOp], upTo(roomEmpty), yes, none, 0},
 	callHold:           {blank[holdOp], upTo(roomScarce), no, none, 0},
-	callResume:         {blank[resumeOp], upTo(roomEmpty), no, none, 0},
+	callResume:         {blank[resumeOp], upTo(roomEmpty), no, none, passesFull},
 }
 
 // The verbs of a node's own, for its owners.
