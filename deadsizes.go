@@ -13,10 +13,19 @@ import (
 // large ones that are alive. What its deletions delete is therefore sampled: some of their keys, each as probable
 // as any other, are looked for in the tables below.
 
-const (
-	sampleKeys    = 16       // of a table, at the most
-	sampleLookups = 256      // of one look, about
-	sampleBytes   = 16 << 20 // in tables of which keys are taken in one look
+// sampleSize bounds what one look takes and looks for.
+type sampleSize struct {
+	keys    int    // of a table
+	lookups int    // of all tables, in each of the levels below
+	bytes   uint64 // in tables of which keys are taken, but for the first
+	anew    bool   // the keys that were taken before are not taken again
+}
+
+// A usual sample misses what few deletions in many delete, as large as it may be. So what it says is not
+// believed for long: a thorough one follows where the average of all records would say more.
+var (
+	usualSample    = sampleSize{keys: 64, lookups: 1024, bytes: 16 << 20}
+	thoroughSample = sampleSize{keys: 1024, lookups: 16 << 10, bytes: 1 << 30, anew: true}
 )
 
 // sample is keys of deletions in one table, in any order.
@@ -50,72 +59,84 @@ type sought struct {
 	table *pebble.SSTableInfo
 }
 
-// sample estimates what the deletions in tables delete. It reads each table that has deletions once, at most
-// sampleBytes of them in a call.
-func (r *reclaimer) sample(levels [][]pebble.SSTableInfo) *deadSizes {
-	var deleting []*pebble.SSTableInfo
-	for _, level := range levels {
-		for i := range level {
-			if level[i].TableStats.NumDeletions > 0 {
-				deleting = append(deleting, &level[i])
-			}
-		}
-	}
-	before, left := r.sampled, uint64(sampleBytes)
-	r.sampled = make(map[uint64]sample, len(deleting))
-	for _, i := range rand.Perm(len(deleting)) {
-		t := deleting[i]
-		keys, ok := before[numberOf(t)]
-		if !ok && t.Size <= left {
-			left -= t.Size
-			keys, ok = r.store.sampleOf(t)
-		}
-		if ok {
-			r.sampled[numberOf(t)] = keys
-		}
-	}
+// deleting is a table that has deletions.
+type deleting struct {
+	*pebble.SSTableInfo
+	level int
+	keys  sample
+}
 
-	each := max(2, min(sampleKeys, sampleLookups/max(1, len(deleting))))
-	lookups := make(map[*pebble.SSTableInfo][]sought) // by the table in which to look
+// sample estimates what the deletions in tables delete. Keys of a table are taken once, but for an anew one.
+func (r *reclaimer) sample(levels [][]pebble.SSTableInfo, size sampleSize) *deadSizes {
+	var all []deleting
 	for n, level := range levels {
 		for i := range level {
-			t := &level[i]
-			keys := r.sampled[numberOf(t)]
-			for _, key := range keys[:min(each, len(keys))] {
-				lowerTables(levels, n, t, &deadRange{first: key, last: key}, func(o *pebble.SSTableInfo) {
-					lookups[o] = append(lookups[o], sought{key, t})
-				})
+			if level[i].TableStats.NumDeletions > 0 {
+				all = append(all, deleting{SSTableInfo: &level[i], level: n})
 			}
+		}
+	}
+	rand.Shuffle(len(all), func(i, k int) { all[i], all[k] = all[k], all[i] })
+	r.takeKeys(all, size)
+
+	each := max(2, min(size.keys, size.lookups/max(1, len(all))))
+	lookups := make(map[*pebble.SSTableInfo][]sought) // by the table in which to look
+	left := size.lookups
+	for i := range all {
+		t := &all[i]
+		t.keys = t.keys[:min(each, left, len(t.keys))]
+		left -= len(t.keys)
+		for _, key := range t.keys {
+			lowerTables(levels, t.level, t.SSTableInfo, &deadRange{first: key, last: key}, func(o *pebble.SSTableInfo) {
+				lookups[o] = append(lookups[o], sought{key, t.SSTableInfo})
+			})
 		}
 	}
 	found := make(map[*pebble.SSTableInfo]uint64)
-	for o, all := range lookups {
-		r.store.sizesIn(o, all, found)
+	for o, keys := range lookups {
+		if r.ctx.Err() != nil {
+			break
+		}
+		r.store.sizesIn(o, keys, found)
 	}
 	d := &deadSizes{tables: make(map[uint64]uint64), kinds: make(map[byte]uint64)}
 	counts := make(map[byte]uint64)
-	for _, t := range deleting {
-		if keys, ok := r.sampled[numberOf(t)]; ok {
-			n := uint64(min(each, len(keys)))
-			d.tables[numberOf(t)] = found[t] / max(1, n)
+	for i := range all {
+		t := &all[i]
+		if n := uint64(len(t.keys)); n > 0 {
+			d.tables[numberOf(t.SSTableInfo)] = found[t.SSTableInfo] / n
 			kind := t.Smallest.UserKey[0]
 			counts[kind] += n
-			d.kinds[kind] += found[t]
+			d.kinds[kind] += found[t.SSTableInfo]
 		}
 	}
 	for kind, n := range counts {
-		if n == 0 {
-			delete(d.kinds, kind)
-			continue
-		}
 		d.kinds[kind] /= n
 	}
 	r.sizes.Store(d)
 	return d
 }
 
+// takeKeys gives tables their samples, as far as they are known or may be read.
+func (r *reclaimer) takeKeys(all []deleting, size sampleSize) {
+	before, left := r.sampled, size.bytes
+	r.sampled = make(map[uint64]sample, len(all))
+	for i := range all {
+		t := &all[i]
+		keys, ok := before[numberOf(t.SSTableInfo)]
+		if (!ok || size.anew) && (t.Size <= left || left == size.bytes) && r.ctx.Err() == nil {
+			left -= min(left, t.Size)
+			keys, ok = r.store.sampleOf(t.SSTableInfo, size.keys)
+		}
+		if ok {
+			t.keys = keys
+			r.sampled[numberOf(t.SSTableInfo)] = keys[:min(len(keys), usualSample.keys):min(len(keys), usualSample.keys)]
+		}
+	}
+}
+
 // sampleOf reads the keys of deletions in a table, unless it has just gone, or cannot be read.
-func (st *store) sampleOf(t *pebble.SSTableInfo) (keys sample, ok bool) {
+func (st *store) sampleOf(t *pebble.SSTableInfo, most int) (keys sample, ok bool) {
 	err := st.readTable(t, func(it sstable.Iterator) {
 		seen := 0
 		for kv := it.First(); kv != nil; kv = it.Next() {
@@ -123,9 +144,9 @@ func (st *store) sampleOf(t *pebble.SSTableInfo) (keys sample, ok bool) {
 				continue
 			}
 			seen++
-			if len(keys) < sampleKeys {
+			if len(keys) < most {
 				keys = append(keys, bytes.Clone(kv.K.UserKey))
-			} else if i := rand.IntN(seen); i < sampleKeys {
+			} else if i := rand.IntN(seen); i < most {
 				keys[i] = append(keys[i][:0], kv.K.UserKey...)
 			}
 		}

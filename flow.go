@@ -63,8 +63,12 @@ func (s *shard) fetchTies(tasks []newTask) {
 		if t == nil || t.twin >= 0 {
 			continue
 		}
-		if home, bound := tasks[i].home(s.opts.Shards); !bound || home == s.index {
-			uniques, groups = append(uniques, t.Unique), append(groups, t.Group)
+		if home, bound := tasks[i].home(s.opts.Shards); bound && home != s.index {
+			continue
+		}
+		uniques = append(uniques, t.Unique)
+		if len(t.parents) == 0 && tasks[i].runAt <= s.wall {
+			groups = append(groups, t.Group)
 		}
 	}
 	s.uniques.fetch(s, uniques)

@@ -313,7 +313,12 @@ func (b *rebuilder) rebuildUnique() error {
 				continue
 			}
 			holders[t.Unique] = id
-			b.set(keys.AppendHashed(nil, t.Unique), keys.UniqueValue{ID: keys.ID(id)}.Append(nil))
+			v := keys.UniqueValue{ID: keys.ID(id)}
+			if t.UniqueFor != 0 {
+				v.Until = later(mintedAt(id), t.UniqueFor)
+				b.set(keys.AppendFreed(nil, v.Until, t.Unique), nil)
+			}
+			b.set(keys.AppendHashed(nil, t.Unique), v.Append(nil))
 		}
 	}
 	if b.old.gaps[keys.Unique] {

@@ -54,25 +54,28 @@ type reclaimer struct {
 	putOff  bool      // it would have, but not before flushAt
 	flushAt time.Time
 	pause   time.Duration // to flushAt, the last time
-	rushAt  time.Time     // when to look again on a tight disk
-	idle    time.Duration // to rushAt: the longer, the more looks in succession have found nothing
-	rushed  int64         // total when it last hurried; negative: it has not
+
+	thoroughAt time.Time     // when a thorough sample may be taken though the store is at work
+	rushAt     time.Time     // when to look again on a tight disk
+	idle       time.Duration // to rushAt: the longer, the more looks in succession have found nothing
+	rushed     int64         // total when it last hurried; negative: it has not
 }
 
 const (
-	reclaimFrom   = 8 << 20   // bytes in the tables of a store, below which there is nothing to be gained; and dead bytes
-	reclaimFlush  = 8 << 20   // bytes committed with which a flush comes by itself soon
-	reclaimDoubt  = 64 << 10  // bytes committed around the beginning of a flush, of which it is not known which memory has them
-	reclaimPiece  = 128 << 20 // bytes in tables that are compacted at once, about; on a tight disk a quarter of what is free
-	reclaimPart   = 16        // one in so many of the bytes in tables may be dead, beside reclaimFrom
-	reclaimShare  = 4         // of the bytes in a range to be compacted one in so many is dead, at least
-	reclaimQuiet  = 10        // likewise when nothing is committed
-	reclaimVain   = 16        // of what a flush was for one in so many bytes turns out to be dead, at least, or the next one waits
-	reclaimLook   = 10 * time.Second
-	reclaimPause  = 160 * time.Second // at the most
-	reclaimSettle = time.Second
-	reclaimRush   = 100 * time.Millisecond // reclaimSettle on a tight disk
-	reclaimIdle   = 2 * time.Second        // at the most between looks there
+	reclaimFrom     = 8 << 20   // bytes in the tables of a store, below which there is nothing to be gained; and dead bytes
+	reclaimFlush    = 8 << 20   // bytes committed with which a flush comes by itself soon
+	reclaimDoubt    = 64 << 10  // bytes committed around the beginning of a flush, of which it is not known which memory has them
+	reclaimPiece    = 128 << 20 // bytes in tables that are compacted at once, about; on a tight disk a quarter of what is free
+	reclaimPart     = 16        // one in so many of the bytes in tables may be dead, beside reclaimFrom
+	reclaimShare    = 4         // of the bytes in a range to be compacted one in so many is dead, at least
+	reclaimQuiet    = 10        // likewise when nothing is committed
+	reclaimVain     = 16        // of what a flush was for one in so many bytes turns out to be dead, at least, or the next one waits
+	reclaimLook     = 10 * time.Second
+	reclaimPause    = 160 * time.Second // at the most
+	reclaimSettle   = time.Second
+	reclaimThorough = time.Minute
+	reclaimRush     = 100 * time.Millisecond // reclaimSettle on a tight disk
+	reclaimIdle     = 2 * time.Second        // at the most between looks there
 )
 
 func newReclaimer(opts *Options) *reclaimer {
@@ -230,7 +233,7 @@ func (r *reclaimer) step() {
 		case now.Before(r.rushAt):
 			r.next = r.rushAt
 		default:
-			r.rushed = total
+			r.rushed, r.hoped = total, 0
 			if r.hasRange.Load() || r.unflushed() >= r.from/8 {
 				r.flush()
 			}
@@ -474,21 +477,28 @@ func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
 // reports whether there are such.
 func (r *reclaimer) compact() (found bool) {
 	levels := r.levels()
-	ranges := r.store.deadRanges(levels, r.sample(levels))
-	dead := uint64(0)
-	for i := range ranges {
-		dead += ranges[i].dead
-	}
-	r.judge(dead - min(dead, r.known))
-	r.known = dead
 	limit := uint64(max(r.from, 0) + r.tables.Load()/reclaimPart)
 	share, most := uint64(reclaimShare), uint64(reclaimPiece)
-	if r.total.Load() == r.quietAt {
+	quiet := r.total.Load() == r.quietAt
+	if quiet {
 		share = reclaimQuiet
 	}
 	if r.hurried.Load() {
 		limit, share, most = limit/8, reclaimQuiet, min(most, r.free.Load()/4)
 	}
+	ranges, dead := r.estimate(levels, nil)
+	perhaps := dead >= limit
+	thorough := perhaps && quiet // this look is the last one then
+	if !thorough {
+		ranges, dead = r.estimate(levels, r.sample(levels, usualSample))
+		thorough = perhaps && dead < limit && !time.Now().Before(r.thoroughAt)
+	}
+	if thorough {
+		r.thoroughAt = time.Now().Add(reclaimThorough)
+		ranges, dead = r.estimate(levels, r.sample(levels, thoroughSample))
+	}
+	r.judge(dead - min(dead, r.known))
+	r.known = dead
 	if dead < limit {
 		return false
 	}
@@ -513,6 +523,15 @@ func (r *reclaimer) compact() (found bool) {
 		}
 	}
 	return len(pieces) > 0
+}
+
+// estimate returns the ranges in which bytes are dead, and how many are in all.
+func (r *reclaimer) estimate(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ranges []deadRange, dead uint64) {
+	ranges = r.store.deadRanges(levels, sizes)
+	for i := range ranges {
+		dead += ranges[i].dead
+	}
+	return ranges, dead
 }
 
 // divide divides a range into pieces of a bounded size, where tables begin.

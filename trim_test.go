@@ -297,31 +297,37 @@ func TestSmallDeletionsCompactNothing(t *testing.T) {
 	})
 }
 
-// TestLargeAmongSmallGo: large tasks that have gone are given back though many small ones around them stay.
+// TestLargeAmongSmallGo: large tasks that have gone are given back though many small ones around them stay, or go with them.
 func TestLargeAmongSmallGo(t *testing.T) {
-	opts := reclaimTest()
-	bubble(t, opts, func(t *testing.T, q *Queue) {
-		const small, large = 40 << 10, 256
-		ctx := context.Background()
-		var gone []ID
-		for range large / 8 {
-			batch := make([]Task, small/(large/8))
-			for i := range batch {
-				batch[i] = Task{Queue: "a", Payload: []byte(rand.Text() + rand.Text() + rand.Text())}
-			}
-			_, err := q.ProduceBatch(ctx, batch)
-			require.NoError(t, err)
-			gone = append(gone, produceMuch(t, q, 8, func(int) Task { return Task{Queue: "a"} })...)
-		}
-		require.NoError(t, q.shard(0).store.flush(ctx))
-		filled := storesOf(t, q).TableBytes
-		for _, id := range gone {
-			require.NoError(t, q.Cancel(ctx, id))
-		}
-		require.NoError(t, q.shard(0).store.flush(ctx))
-		time.Sleep(30 * time.Second)
-		require.Less(t, storesOf(t, q).TableBytes, filled-large*reclaimPayload*3/4)
-	})
+	for name, alsoSmall := range map[string]bool{"large": false, "and a hundred times as many small": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, reclaimTest(), func(t *testing.T, q *Queue) {
+				const small, large = 40 << 10, 256
+				ctx := context.Background()
+				var gone []ID
+				for range large / 8 {
+					batch := make([]Task, small/(large/8))
+					for i := range batch {
+						batch[i] = Task{Queue: "a", Payload: []byte(rand.Text() + rand.Text() + rand.Text())}
+					}
+					ids, err := q.ProduceBatch(ctx, batch)
+					require.NoError(t, err)
+					if alsoSmall {
+						gone = append(gone, ids[:100*8]...)
+					}
+					gone = append(gone, produceMuch(t, q, 8, func(int) Task { return Task{Queue: "a"} })...)
+				}
+				require.NoError(t, q.shard(0).store.flush(ctx))
+				filled := storesOf(t, q).TableBytes
+				for _, id := range gone {
+					require.NoError(t, q.Cancel(ctx, id))
+				}
+				require.NoError(t, q.shard(0).store.flush(ctx))
+				time.Sleep(30 * time.Second)
+				require.Less(t, storesOf(t, q).TableBytes, filled-large*reclaimPayload*3/4)
+			})
+		})
+	}
 }
 
 // TestTrimSparesTheLiving: behind the front of a lane, what is leased stays, and what is given back, woken or

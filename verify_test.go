@@ -11,6 +11,7 @@ import (
 	"path"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -625,6 +626,55 @@ func TestRepairOfMissingFiles(t *testing.T) {
 			require.Positive(t, tried[kind], kind)
 		}
 	}
+}
+
+// TestRepairOfLostKeys: when it is lost who had the idempotency keys, tasks that have not ended hold theirs again,
+// for as long as they would have.
+func TestRepairOfLostKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk, ctx := vfs.NewMem(), t.Context()
+		open := func() *Queue {
+			q, err := Open("queue", &Options{fs: disk, Shards: 1})
+			require.NoError(t, err)
+			return q
+		}
+		q := open()
+		hour := Task{Queue: "a", Unique: Unique{Key: "hour", For: time.Hour}}
+		end := Task{Queue: "b", Unique: Unique{Key: "end"}}
+		ids := produce(t, q, hour, end)
+		require.NoError(t, q.Close())
+		alter(t, disk, func(db *pebble.DB) map[ID]bool {
+			for _, prefix := range []byte{keys.Unique, keys.Freed} {
+				require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
+			}
+			return nil
+		})
+		names, err := disk.List("queue/shard-000")
+		require.NoError(t, err)
+		for _, name := range names {
+			if strings.HasPrefix(name, "MANIFEST-") { // so that anything may be missing
+				cut(t, disk, path.Join("queue/shard-000", name), -1)
+			}
+		}
+		require.True(t, verifyImage(t, disk, true).OK())
+
+		q = open()
+		taken := func(task Task, by ID) {
+			t.Helper()
+			_, err := q.Produce(ctx, task)
+			require.Equal(t, by, duplicates(t, err)[0])
+		}
+		taken(hour, ids[0])
+		taken(end, ids[1])
+		complete(t, q, claimNow(t, q, "a"))
+		complete(t, q, claimNow(t, q, "b"))
+		taken(hour, ids[0])
+		produce(t, q, end)
+		time.Sleep(time.Hour + time.Second)
+		produce(t, q, hour)
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.Close())
+	})
 }
 
 // cut leaves some bytes of a file; -1: no file.
