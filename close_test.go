@@ -22,15 +22,20 @@ type latch struct {
 }
 
 // shut makes the owner of a shard block in its next commit, until the channel
-// is closed.
+// is closed. That may be the commit of the group under way, if others call as well.
 func shut(t *testing.T, s *shard) chan struct{} {
 	t.Helper()
 	g := &latch{open: make(chan struct{})}
-	require.NoError(t, s.probe(func(s *shard) error {
-		g.committer = s.commit
-		s.commit = g
-		return nil
-	}))
+	done := make(chan struct{})
+	go func() {
+		_ = s.probe(func(s *shard) error {
+			g.committer = s.commit
+			s.commit = g
+			close(done)
+			return nil
+		})
+	}()
+	<-done
 	return g.open
 }
 
