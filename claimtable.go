@@ -9,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
+
+	"codeq/internal/record"
 )
 
 // claimTable is the claims of this node that wait, in a cluster. A claim visits
@@ -283,13 +286,55 @@ func (l *claimLine) fetch(r *replica) {
 			completion: newCompletion(), queues: l.queues, weights: l.weights, list: l.list, duration: l.key.duration,
 			local: l.key.local, max: want, remote: true,
 		}
+		began := time.Now()
 		if err := n.ask(l.ctx, r, op); err != nil {
 			pause.wait(l.ctx, change)
 			continue
 		}
 		pause = patience{}
-		l.deal(op.grants)
+		l.deal(l.inForce(r, op.grants, time.Since(began)))
 	}
+}
+
+// inForce returns those of some leases that have not expired. They may be as old as the call, whose answer may
+// have been under way for long: then they are renewed first. Or else a claim that came later would get a
+// task that somebody else has completed before.
+func (l *claimLine) inForce(r *replica, grants []grant, age time.Duration) []grant {
+	doubtful := make(map[uint64][]Receipt) // by the duration of the lease, ms
+	for i := range grants {
+		if d := l.durationOf(&grants[i]); age >= halfOf(d) {
+			doubtful[d] = append(doubtful[d], grants[i].receipt)
+		}
+	}
+	lost := make(map[Receipt]bool)
+	for d, receipts := range doubtful {
+		for age = halfOf(d); age >= halfOf(d); {
+			began := time.Now()
+			op := &renewOp{completion: newCompletion(), receipts: receipts, duration: d}
+			if _, err := l.table.node.do(l.ctx, r.index, op); err != nil { // they expire by themselves
+				op.lost = receipts
+			}
+			for _, receipt := range op.lost {
+				lost[receipt] = true
+			}
+			if len(op.lost) == len(receipts) {
+				break
+			}
+			age = time.Since(began)
+		}
+	}
+	return slices.DeleteFunc(grants, func(g grant) bool { return lost[g.receipt] })
+}
+
+func halfOf(ms uint64) time.Duration { return time.Duration(ms) * time.Millisecond / 2 }
+
+// durationOf is how long a lease was granted for, ms.
+func (l *claimLine) durationOf(g *grant) uint64 {
+	head, err := record.DecodeHead(g.rec)
+	if err == nil && head.Lease != 0 && !l.key.local {
+		return head.Lease
+	}
+	return l.key.duration
 }
 
 // fail refuses the claims in the line, which is dropped: the next claim opens another one.

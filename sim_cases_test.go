@@ -264,6 +264,38 @@ func TestDeposedLeaderServesNobody(t *testing.T) {
 	})
 }
 
+// TestLateAnswerOfAClaim: a lease whose answer arrives when the task has long been completed by somebody else
+// goes to no claim that has come since.
+func TestLateAnswerOfAClaim(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		req := ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Second}
+		first, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		go func() { _, _ = simQueue(other).Claim(first, req) }()
+		time.Sleep(time.Second)
+		c.net.isolate(other.name, c.names())
+		_, err := simQueue(leader).Produce(ctx, Task{Queue: "a"})
+		require.NoError(t, err)
+		l, err := simQueue(leader).Claim(ctx, req)
+		require.NoError(t, err)
+		require.Equal(t, 2, l.Attempt, "the first one is on its way")
+		require.NoError(t, simQueue(leader).Complete(ctx, l.Receipt, nil))
+
+		late, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		claimed := make(chan error, 1)
+		go func() {
+			_, err := simQueue(other).Claim(late, req)
+			claimed <- err
+		}()
+		synctest.Wait()
+		c.net.heal(false)
+		require.ErrorIs(t, <-claimed, context.DeadlineExceeded)
+	})
+}
+
 // TestNewLeaderHasAppliedEverything: a node that is elected as soon as it has an
 // entry, and before it has applied it, shows what the entry has done.
 func TestNewLeaderHasAppliedEverything(t *testing.T) {
