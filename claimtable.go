@@ -296,6 +296,9 @@ func (l *claimLine) fetch(r *replica) {
 	}
 }
 
+// renewTries bounds how often leases are renewed that are shorter than the way to their shard takes.
+const renewTries = 3
+
 // inForce returns those of some leases that have not expired. They may be as old as the call, whose answer may
 // have been under way for long: then they are renewed first. Or else a claim that came later would get a
 // task that somebody else has completed before.
@@ -308,7 +311,7 @@ func (l *claimLine) inForce(r *replica, grants []grant, age time.Duration) []gra
 	}
 	lost := make(map[Receipt]bool)
 	for d, receipts := range doubtful {
-		for age = halfOf(d); age >= halfOf(d); {
+		for range renewTries {
 			began := time.Now()
 			op := &renewOp{completion: newCompletion(), receipts: receipts, duration: d}
 			if _, err := l.table.node.do(l.ctx, r.index, op); err != nil { // they expire by themselves
@@ -317,10 +320,9 @@ func (l *claimLine) inForce(r *replica, grants []grant, age time.Duration) []gra
 			for _, receipt := range op.lost {
 				lost[receipt] = true
 			}
-			if len(op.lost) == len(receipts) {
+			if len(op.lost) == len(receipts) || time.Since(began) < halfOf(d) {
 				break
 			}
-			age = time.Since(began)
 		}
 	}
 	return slices.DeleteFunc(grants, func(g grant) bool { return lost[g.receipt] })
