@@ -462,7 +462,12 @@ func (s *shard) settle(op operation) {
 // everybody else that nothing was done. Opening the queue again, or the next
 // leader, loads what is on disk.
 func (s *shard) fail(cause error) {
-	defer s.closeReaders() // last: a panic of Pebble's may have left them so that they panic again
+	defer func() { // last: a panic of Pebble's may have left them so that they panic again
+		s.closeReaders()
+		for _, m := range s.mirrors() {
+			m.close()
+		}
+	}()
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
 		if s.broken != nil { // what is stored here is of no use to anybody

@@ -93,7 +93,7 @@ var verbs = [endOfRequests]verb{
 	callResume:         {blank[resumeOp], upTo(roomEmpty), no, none, passesFull},
 }
 
-// The verbs of a node's own, for its owners.
+// The verbs of what owners, and the goroutines that work for them, tell an owner.
 var (
 	internal      = verb{nil, upTo(roomEmpty), no, none, 0} // it writes nothing
 	internalParks = verb{nil, upTo(roomScarce), no, none, waitsRoom}

@@ -134,14 +134,11 @@ func (r *rangeReader) waiter(s *shard) (w waiter, err error) {
 	return waiter{id, bytes.Clone(v)}, storageError(err)
 }
 
-// closeReaders ends the reading of what was on disk before the group.
+// closeReaders ends the reading of ranges as they were before the group. Mirrors end theirs when they are sealed.
 func (s *shard) closeReaders() {
 	s.blocked.close(s)
 	s.children.close(s)
 	s.dead.close(s)
-	for _, m := range s.mirrors() {
-		m.close()
-	}
 }
 
 func (r *rangeReader) close(s *shard) {
