@@ -3,6 +3,8 @@ package codeq
 import (
 	"errors"
 	"fmt"
+
+	"codeq/internal/base"
 )
 
 // Errors that callers branch on with errors.Is. What is returned wraps them
@@ -63,7 +65,7 @@ var (
 	// process had died: see Options.AcceptCopy. Checkpoint copies a queue that is open.
 	ErrCopied = errors.New("codeq: directory is a copy of a queue that was not closed")
 	// ErrCorrupt: stored data is damaged, or contradicts itself; see Verify.
-	ErrCorrupt = errors.New("codeq: stored data is corrupt")
+	ErrCorrupt = base.ErrCorrupt
 
 	// ErrNoHandler: Run was given a Mux without handlers, or a queue that has none in it.
 	ErrNoHandler = errors.New("codeq: no handler")
