@@ -38,8 +38,7 @@ func guarded(log *slog.Logger, what string, f func() error) (err error) {
 // contain calls f; a panic is logged, and caught gets it as an *ownPanic. caught is nil if nothing
 // depends on f.
 func contain(log *slog.Logger, what string, f func(), caught func(error)) {
-	guard.Run(what, f, func(value any, stack []byte) {
-		log.Error("codeq has panicked; this is a bug of codeq", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
+	guard.Contain(log, what, f, func(value any, stack []byte) {
 		if caught != nil {
 			caught(&ownPanic{what, &PanicError{value, stack}})
 		}

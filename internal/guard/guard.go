@@ -2,6 +2,8 @@
 package guard
 
 import (
+	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync/atomic"
 )
@@ -40,6 +42,16 @@ func Run(what string, f func(), caught func(value any, stack []byte)) {
 			(*o)(what, value, stack)
 		}
 		caught(value, stack)
+	})
+}
+
+// Contain is Run that logs a panic before caught learns of it. caught is nil if nothing depends on f.
+func Contain(log *slog.Logger, what string, f func(), caught func(value any, stack []byte)) {
+	Run(what, f, func(value any, stack []byte) {
+		log.Error("codeq has panicked; this is a bug of codeq", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
+		if caught != nil {
+			caught(value, stack)
+		}
 	})
 }
 
