@@ -67,9 +67,9 @@ type watchedCommitter struct {
 	seen func()
 }
 
-func (c watchedCommitter) commit(b *pebble.Batch) error {
+func (c watchedCommitter) Commit(b *pebble.Batch) error {
 	c.seen()
-	return c.committer.commit(b)
+	return c.committer.Commit(b)
 }
 
 // TestFront: a task that begins to wait when younger ones have gone on already is

@@ -12,6 +12,7 @@ import (
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/numset"
+	"codeq/internal/store"
 )
 
 // catalogue is the numbers of a shard's lanes and queues. A lane is in memory while it
@@ -295,7 +296,7 @@ func (s *shard) dropLane(l *lane) {
 		s.publish(q)
 	}
 	if l.spilled > 0 {
-		s.store.partition.remove(l.number)
+		s.store.RemoveDeepLane(l.number)
 	}
 	s.windows.forget(l)
 	if q.removeLane(l); q.lanes.Len() == 0 {
@@ -391,13 +392,13 @@ type storedQueue struct {
 
 // readQueues emits the queues of the catalogue, and sets the minting clock.
 func (s *shard) readQueues(emit func(storedQueue) error) error {
-	it, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
+	it, err := s.store.DB().NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
 	if err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	it.First()
-	if err := scan(s.store.db, keys.Queue, func(key, value []byte) error {
+	if err := scan(s.store.DB(), keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n == 0 {
 			return fmt.Errorf("%w: queue %x", ErrCorrupt, key)
@@ -427,7 +428,7 @@ func (s *shard) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Cou
 		}
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return tasks, storageError(err)
+			return tasks, store.Error(err)
 		}
 		v, err := keys.ParseCounters(value)
 		if err != nil {
@@ -439,7 +440,7 @@ func (s *shard) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Cou
 			return tasks, fmt.Errorf("%w: queue %d has tasks and no name", ErrCorrupt, n)
 		}
 	}
-	return tasks, storageError(it.Error())
+	return tasks, store.Error(it.Error())
 }
 
 // storedLane is an entry of a lane.
@@ -450,7 +451,7 @@ type storedLane struct {
 
 // readLanes emits the lanes of the catalogue.
 func (s *shard) readLanes(emit func(storedLane) error) error {
-	return scan(s.store.db, keys.Lane, func(key, value []byte) error {
+	return scan(s.store.DB(), keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n > keys.MaxLane {
 			return fmt.Errorf("%w: lane %x", ErrCorrupt, key)
@@ -492,7 +493,7 @@ func (s *shard) beginLanes() error {
 			s.joinRing(l)
 			if l.queue.counts.Ready > deepLane {
 				l.spilled = deepLane // perhaps it is another lane of the queue that is deep
-				s.store.partition.add(l.number)
+				s.store.AddDeepLane(l.number)
 			}
 		default:
 			l.complete = true

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // Checkpoint copies the queue, which goes on working meanwhile, to dir. The copy
@@ -111,7 +112,7 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	// What is in memory is written while the shards are at work, so that little is
 	// left to be copied while they are not.
 	err = q.eachReplica(func(r *replica) error {
-		return r.use(func(st *store) error { return st.flush(ctx) })
+		return r.use(func(st *store.Store) error { return st.Flush(ctx) })
 	})
 	if err != nil {
 		return err
@@ -293,7 +294,7 @@ func (c *queueCopy) tryCut(ctx context.Context, q *Queue) error {
 		if err := r.reach(h.applied[r.index]); err != nil {
 			return err
 		}
-		return r.use(func(st *store) error { return st.checkpointLate(c.path, shardDir(c.fs, c.path, r.index)) })
+		return r.use(func(st *store.Store) error { return st.CheckpointUnsynced(c.path, shardDir(c.fs, c.path, r.index)) })
 	})
 	if err := errors.Join(err, h.resume()); err != nil {
 		return err
@@ -306,21 +307,19 @@ func (c *queueCopy) tryCut(ctx context.Context, q *Queue) error {
 // itself, and makes it durable.
 func (c *queueCopy) adopt(index int, q *Queue) error {
 	dir := shardDir(c.fs, c.path, index)
-	late := &lateFS{FS: c.fs}
-	late.late.Store(&dir)
-	opts := *q.opts
-	opts.fs, opts.still, opts.Durability, opts.Cluster = late, true, DurabilityDisk, nil
-	st, err := openStore(dir, &opts, q.caches, false)
+	config := q.opts.storeConfig()
+	config.FS, config.Durability, config.Still = store.DeferSync(c.fs, dir), store.Disk, true
+	st, err := store.Open(dir, config, q.caches, false)
 	if err != nil {
 		return err
 	}
-	b := st.db.NewBatch()
+	b := st.DB().NewBatch()
 	_ = b.Set([]byte{keys.Meta}, []byte(c.identity(index)), nil) // fails for indexed batches only
-	err = secede(st.db, b)
+	err = secede(st.DB(), b)
 	if err == nil {
-		err = st.commit(b)
+		err = st.Commit(b)
 	}
-	if err := errors.Join(err, b.Close(), st.close()); err != nil {
+	if err := errors.Join(err, b.Close(), st.Close()); err != nil {
 		return err
 	}
 	return syncFiles(c.fs, dir)
@@ -331,13 +330,13 @@ func secede(db *pebble.DB, b *pebble.Batch) error {
 	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest} {
 		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
 		if err != nil {
-			return storageError(err)
+			return store.Error(err)
 		}
 		for valid := it.First(); valid; valid = it.Next() {
 			_ = b.Delete(it.Key(), nil) // fails for indexed batches only
 		}
 		if err := it.Close(); err != nil {
-			return storageError(err)
+			return store.Error(err)
 		}
 	}
 	return nil
@@ -350,7 +349,7 @@ func syncFiles(fsys vfs.FS, dir string) error {
 		return err
 	}
 	for _, name := range names {
-		if strings.HasSuffix(name, tableSuffix) {
+		if strings.HasSuffix(name, store.TableSuffix) {
 			continue
 		}
 		f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, name), vfs.WriteCategoryUnspecified)

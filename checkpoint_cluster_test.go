@@ -86,7 +86,7 @@ func requireCopy(t *testing.T, n *simNode, tasks []ID) {
 // deposed is the committer of a leader that is not one any more.
 type deposed struct{ committer }
 
-func (deposed) confirm() error { return ErrNotLeader }
+func (deposed) Confirm() error { return ErrNotLeader }
 
 // TestHoldOfCluster: whoever holds the shards, nothing is done in any of them until it
 // lets them go on.

@@ -39,9 +39,9 @@ func shut(t *testing.T, s *shard) chan struct{} {
 	return g.open
 }
 
-func (g *latch) commit(b *pebble.Batch) error {
+func (g *latch) Commit(b *pebble.Batch) error {
 	<-g.open
-	return g.committer.commit(b)
+	return g.committer.Commit(b)
 }
 
 // TestCloseWakesClaims: whatever waits for a task gets ErrClosed.

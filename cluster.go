@@ -22,6 +22,7 @@ import (
 	"codeq/internal/peer"
 	"codeq/internal/raftlog"
 	"codeq/internal/snapshot"
+	"codeq/internal/store"
 )
 
 // Cluster makes a queue one of several nodes that hold the same tasks: each
@@ -328,7 +329,7 @@ func (n *node) startRaft(r *replica) error {
 	snapshots := replicaSnapshots{r.snapshots, n.room}
 	r.asking.enter() // a replica that fails at once waits for raft
 	// Raft panics, before it has a goroutine, when it cannot read its log.
-	err = protect(func() error {
+	err = store.Protect(func() error {
 		known, err := raft.HasExistingState(logs, votes, snapshots)
 		if err == nil && !known && !n.opts.Join {
 			err = raft.BootstrapCluster(conf, logs, votes, snapshots, trans, n.founders())

@@ -253,10 +253,10 @@ func (in *inbox) stop(reason error) {
 // committer makes a batch durable. After an error it is unknown whether the
 // batch was applied.
 type committer interface {
-	commit(*pebble.Batch) error
-	// confirm makes sure that what a group without a key has read is still so.
+	Commit(*pebble.Batch) error
+	// Confirm makes sure that what a group without a key has read is still so.
 	// After an error, nothing was applied.
-	confirm() error
+	Confirm() error
 }
 
 // group is what one commit persists. Its keys are written in an order that

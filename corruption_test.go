@@ -99,7 +99,7 @@ func variedQueue(t *testing.T, fs vfs.FS) *Queue {
 		}
 		if round < 2 {
 			for _, s := range q.led() {
-				require.NoError(t, s.probe(func(s *shard) error { return s.store.flush(context.Background()) }))
+				require.NoError(t, s.probe(func(s *shard) error { return s.store.Flush(context.Background()) }))
 			}
 		}
 	}
@@ -373,48 +373,4 @@ func TestCorruptionOfOptions(t *testing.T) {
 		}
 	}
 	require.NotZero(t, tried)
-}
-
-// TestCorruptionInCompaction: a compaction that resolves SINGLEDELs meets a damaged
-// block. The store ends, and the process does not.
-func TestCorruptionInCompaction(t *testing.T) {
-	disk := vfs.NewMem()
-	o, err := variedOptions(disk).withDefaults()
-	require.NoError(t, err)
-	shared := newCaches(o, 1)
-	st, err := openStore("store", o, shared, true)
-	require.NoError(t, err)
-	const n = 2000
-	key := func(i int) []byte { return fmt.Appendf(nil, "%06d", i) }
-	rng := rand.New(rand.NewPCG(9, 9))
-	for i := range n {
-		value := make([]byte, 100)
-		for j := range value {
-			value[j] = byte(rng.Uint32())
-		}
-		require.NoError(t, st.db.Set(key(i), value, nil))
-	}
-	require.NoError(t, st.flush(context.Background()))
-	require.NoError(t, st.db.Compact(context.Background(), key(0), key(n), false))
-	names, err := disk.List("store")
-	require.NoError(t, err)
-	for _, name := range names {
-		if path.Ext(name) == ".sst" {
-			f, err := disk.OpenReadWrite("store/"+name, vfs.WriteCategoryUnspecified)
-			require.NoError(t, err)
-			_, err = f.WriteAt([]byte("damage"), 50_000)
-			require.NoError(t, errors.Join(err, f.Close()))
-		}
-	}
-	for i := range n {
-		require.NoError(t, st.db.SingleDelete(key(i), nil))
-	}
-	require.NoError(t, st.flush(context.Background()))
-	go func() { _ = st.db.Compact(context.Background(), key(0), key(n), false) }()
-	require.Eventually(t, func() bool { return st.failure() != nil }, 20*time.Second, time.Millisecond)
-	require.ErrorIs(t, st.failure(), ErrCorrupt)
-	b := st.db.NewBatch()
-	require.NoError(t, b.Set([]byte("x"), nil, nil))
-	require.ErrorIs(t, st.commit(b), ErrCorrupt)
-	require.ErrorIs(t, st.close(), ErrCorrupt)
 }

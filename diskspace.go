@@ -1,10 +1,13 @@
 package codeq
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/failstop"
 )
 
 // diskSpace is what a shard's owner knows of the room on its disk, and what waits
@@ -108,7 +111,7 @@ func (s *shard) look() {
 		d.relaxed = now + denyTight
 	}
 	if d.tight = now < d.relaxed || d.low > 0 && isTight(d.free, d.low); d.tight {
-		s.store.reclaimer.hurry(d.free)
+		s.store.Reclaim(d.free)
 	}
 	if d.level > roomy {
 		d.next = now + lookEveryFull
@@ -144,7 +147,7 @@ func (s *shard) dropParked() {
 
 // hasSpace reports whether the stores that a group is written to can write their tables and logs.
 func (s *shard) hasSpace() bool {
-	return s.store.hasSpace() && (s.node == nil || s.node.logs.HasSpace())
+	return s.store.HasSpace() && (s.node == nil || s.node.logs.HasSpace())
 }
 
 // hasRoom reports whether there is room for what goes on down to a level.
@@ -227,4 +230,12 @@ func (w *roomWait) abandon(*shard) {
 	if w.left != nil {
 		close(w.left)
 	}
+}
+
+// diskFull has an error that tells of a full disk match ErrDiskFull.
+func diskFull(err error) error {
+	if err == nil || !failstop.IsNoSpace(err) || errors.Is(err, ErrDiskFull) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrDiskFull, err)
 }

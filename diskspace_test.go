@@ -15,6 +15,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/store"
 )
 
 // smallDisk is a file system with so much room and no more.
@@ -867,7 +869,7 @@ func TestDiskFullUnderway(t *testing.T) {
 				}()
 				synctest.Wait()
 				require.Empty(t, ended)
-				most := memTables * opts.MemTableBytes / (20 << 10)
+				most := store.MemTables * opts.MemTableBytes / (20 << 10)
 				require.Less(t, produced, most*3/2, "memory has an end")
 				close(slow)
 				if !full {

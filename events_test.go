@@ -458,12 +458,12 @@ type eventCommitter struct {
 	err    error    // of the next commits; those do not happen
 }
 
-func (c *eventCommitter) commit(b *pebble.Batch) error {
+func (c *eventCommitter) Commit(b *pebble.Batch) error {
 	c.during = append(c.during, brief(c.sub)...)
 	if c.err != nil {
 		return c.err
 	}
-	return c.committer.commit(b)
+	return c.committer.Commit(b)
 }
 
 // TestEventsFollowTheCommit: before it there are none, and none for one that fails.

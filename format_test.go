@@ -26,6 +26,7 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 var writeGolden = flag.Bool("golden", false, "TestFormats writes the golden directories of the current format")
@@ -115,7 +116,7 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *Queue, take func()) {
 		q.quiesce(t)
 		if round == 0 {
 			for _, s := range q.led() {
-				require.NoError(t, s.probe(func(s *shard) error { return s.store.flush(ctx) }))
+				require.NoError(t, s.probe(func(s *shard) error { return s.store.Flush(ctx) }))
 			}
 		}
 	}
@@ -286,7 +287,7 @@ func TestFormats(t *testing.T) {
 // requireOutbound makes sure that a message is under way from the first shard.
 func requireOutbound(t *testing.T, disk vfs.FS) {
 	t.Helper()
-	db, err := openForReading(disk, shardDir(disk, "queue", 0))
+	db, err := store.OpenForReading(disk, shardDir(disk, "queue", 0))
 	require.NoError(t, err)
 	first(t, db, keys.Outbound, nil)
 	require.NoError(t, db.Close())
@@ -410,7 +411,7 @@ func ofOldFormat(t *testing.T, disk vfs.FS, identity func(m *manifest, index int
 	require.NoError(t, err)
 	for i := range m.Shards {
 		dir := shardDir(disk, "queue", i)
-		db, err := failstop.New(slog.New(slog.DiscardHandler), "store").Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: storeFormat})
+		db, err := failstop.New(slog.New(slog.DiscardHandler), "store").Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: store.Format})
 		require.NoError(t, err)
 		require.NoError(t, db.Set([]byte{keys.Meta}, []byte(identity(m, i)), nil))
 		require.NoError(t, errors.Join(db.Flush(), db.Close(), integrity.Seal(disk, dir)))
@@ -438,7 +439,7 @@ func TestRaiseOfNode(t *testing.T) {
 	require.Equal(t, Ready, info.State)
 	require.Eventually(t, func() bool { return len(q.led()) == len(q.replicas) }, 20*time.Second, time.Millisecond)
 	for i, r := range q.replicas {
-		got, err := lookup(r.store.db, []byte{keys.Meta})
+		got, err := lookup(r.store.DB(), []byte{keys.Meta})
 		require.NoError(t, err)
 		require.Equal(t, replicaIdentity(format, i, len(q.replicas)), string(got))
 	}

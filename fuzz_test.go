@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
+	"codeq/internal/store"
 	"codeq/internal/testalloc"
 )
 
@@ -189,20 +190,20 @@ func FuzzSchedule(f *testing.F) {
 func FuzzBatch(f *testing.F) {
 	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x"}, MemTableBytes: 256 << 10}).withDefaults()
 	require.NoError(f, err)
-	caches := newCaches(opts, 1)
-	f.Cleanup(caches.close)
-	var st *store
+	caches := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)
+	f.Cleanup(caches.Close)
+	var st *store.Store
 	stores := 0
 	open := func(t testing.TB) {
 		opts.fs = vfs.NewMem()
 		stores++
 		var err error
-		st, err = openStore(fmt.Sprint("store", stores), opts, caches, true)
+		st, err = store.Open(fmt.Sprint("store", stores), opts.storeConfig(), caches, true)
 		require.NoError(t, err)
 	}
 	open(f)
-	f.Cleanup(func() { _ = st.close() })
-	b := st.db.NewBatch()
+	f.Cleanup(func() { _ = st.Close() })
+	b := st.DB().NewBatch()
 	require.NoError(f, b.Set([]byte("k"), []byte("v"), nil))
 	f.Add(bytes.Clone(b.Repr()))
 	require.NoError(f, b.SingleDelete([]byte("k"), nil))
@@ -219,11 +220,11 @@ func FuzzBatch(f *testing.F) {
 		index++
 		e := entry{term: 1, batch: repr}
 		if err := m.write(&e, &raft.Log{Index: index, Term: 1}); err != nil {
-			_ = st.close()
+			_ = st.Close()
 			open(t)
 			return
 		}
-		got, err := appliedIndex(st.db)
+		got, err := appliedIndex(st.DB())
 		require.NoError(t, err)
 		require.Equal(t, index, got)
 	})

@@ -13,6 +13,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/wal"
+
+	"codeq/internal/store"
 )
 
 // gathering is a store made of the entries in all tables and logs of a directory, for
@@ -80,7 +82,7 @@ func gather(fsys vfs.FS, dir string, into *pebble.DB) error {
 		return err
 	}
 	for _, name := range names {
-		number, table := strings.CutSuffix(name, tableSuffix)
+		number, table := strings.CutSuffix(name, store.TableSuffix)
 		if !table {
 			continue
 		}
@@ -88,7 +90,7 @@ func gather(fsys vfs.FS, dir string, into *pebble.DB) error {
 		if err != nil {
 			continue
 		}
-		if err := protect(func() error { return g.table(fsys.PathJoin(dir, name), n) }); err != nil && isIOError(err) {
+		if err := store.Protect(func() error { return g.table(fsys.PathJoin(dir, name), n) }); err != nil && store.IsIOError(err) {
 			return err
 		}
 	}
@@ -97,7 +99,7 @@ func gather(fsys vfs.FS, dir string, into *pebble.DB) error {
 		return err
 	}
 	for _, l := range logs {
-		if err := protect(func() error { return g.log(l) }); err != nil && isIOError(err) {
+		if err := store.Protect(func() error { return g.log(l) }); err != nil && store.IsIOError(err) {
 			return err
 		}
 	}
@@ -109,7 +111,7 @@ func parseFileNumber(name string) (uint64, error) { return strconv.ParseUint(nam
 
 // table adds what can be read of a table. Behind a damaged block it goes on from the end backwards.
 func (g *gathering) table(path string, number uint64) error {
-	r, err := openTable(g.fs, path)
+	r, err := store.OpenTable(g.fs, path)
 	if err != nil {
 		return err
 	}

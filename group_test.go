@@ -141,7 +141,7 @@ func requireNoGroups(t *testing.T, q *Queue) {
 			if n := len(s.groups.held); s.groups.whole && n > 0 {
 				return fmt.Errorf("%d groups in memory", n)
 			}
-			return scan(s.store.db, s.groups.prefix, func(key, value []byte) error {
+			return scan(s.store.DB(), s.groups.prefix, func(key, value []byte) error {
 				return fmt.Errorf("group %x is %x", key, value)
 			})
 		}))

@@ -306,7 +306,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 // panickyCommitter panics, as Pebble does with its locks locked.
 type panickyCommitter struct{ committer }
 
-func (panickyCommitter) commit(*pebble.Batch) error { panic(injected("commit")) }
+func (panickyCommitter) Commit(*pebble.Batch) error { panic(injected("commit")) }
 
 // TestPanicOfCommit: the callers of the group do not know whether it is stored.
 func TestPanicOfCommit(t *testing.T) {

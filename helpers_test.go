@@ -40,7 +40,7 @@ func seeded(t *testing.T) *rand.Rand {
 func (q *Queue) peek(s *shard) *view {
 	r := q.replicas[s.index]
 	r.mu.RLock()
-	return &view{replica: r, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane)}
+	return &view{replica: r, snap: s.store.DB().NewSnapshot(), lanes: make(map[uint32]*lane)}
 }
 
 // checkAll has the checker walk every shard's disk.
@@ -941,11 +941,11 @@ type countingCommitter struct {
 	largest uint32 // keys in one commit
 }
 
-func (c *countingCommitter) commit(b *pebble.Batch) error {
+func (c *countingCommitter) Commit(b *pebble.Batch) error {
 	c.commits++
 	c.keys += b.Count()
 	c.largest = max(c.largest, b.Count())
-	return c.committer.commit(b)
+	return c.committer.Commit(b)
 }
 
 // hookFS is a file system that asks before it changes anything: an error from

@@ -101,7 +101,7 @@ func (s *shard) view() *view {
 	r := s.replica
 	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
 	return &view{
-		replica: r, snap: s.store.db.NewSnapshot(), lanes: make(map[uint32]*lane), leases: make(map[ID]leaseView),
+		replica: r, snap: s.store.DB().NewSnapshot(), lanes: make(map[uint32]*lane), leases: make(map[ID]leaseView),
 	}
 }
 
@@ -122,7 +122,7 @@ func (op *readOp) read(v *view) (again bool, err error) {
 		op.task, err = v.get(op.id)
 	}
 	if err != nil && !errors.Is(err, ErrNotFound) {
-		if reason := v.replica.store.failure(); reason != nil {
+		if reason := v.replica.store.Failure(); reason != nil {
 			err = reason // of which the error of the read is a consequence
 		}
 		err = fmt.Errorf("codeq: read shard %d: %w", v.replica.index, err)

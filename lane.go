@@ -188,3 +188,9 @@ func (s *shard) feed(q *queueState) {
 		s.hungry = append(s.hungry, q)
 	}
 }
+
+// A lane that is deep has tables of its own: see store.AddDeepLane.
+const (
+	deepLane = 1 << 15 // tasks on disk only from which on a lane is deep, each of so many
+	deepTask = 2 << 10 // bytes counting once more
+)

@@ -58,7 +58,7 @@ func (s *shard) decideLarge(others bool) {
 		return
 	}
 	op := l.ops[0]
-	if (l.until == 0 || s.now < l.until) && s.hasRoom(op.verb().room(op)) && !s.store.latch.Takes(s.store.db, op.recordBytes()) {
+	if (l.until == 0 || s.now < l.until) && s.hasRoom(op.verb().room(op)) && !s.store.Takes(op.recordBytes()) {
 		if l.recheck = s.now + largeRecheck; l.until == 0 {
 			l.until = s.now + largePatience
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/store"
 )
 
 // sizedCommitter takes a time for each large commit.
@@ -17,11 +19,11 @@ type sizedCommitter struct {
 	takes time.Duration
 }
 
-func (c sizedCommitter) commit(b *pebble.Batch) error {
+func (c sizedCommitter) Commit(b *pebble.Batch) error {
 	if b.Len() > groupBytes {
 		time.Sleep(c.takes)
 	}
-	return c.committer.commit(b)
+	return c.committer.Commit(b)
 }
 
 // TestSmallPassLarge: a small operation waits for one large one at the most, however many there are, and large
@@ -74,12 +76,12 @@ func TestLargeWaitForFlushes(t *testing.T) {
 				}()
 			}
 			produce(t, q, Task{Queue: "small"})
-			most = max(most, s.store.db.Metrics().MemTable.Size)
+			most = max(most, s.store.DB().Metrics().MemTable.Size)
 			time.Sleep(time.Second)
 			synctest.Wait()
 			require.Equal(t, [4]bool{true, true, true, true}, done)
 		}
-		require.Less(t, most, uint64(memTables<<20))
+		require.Less(t, most, uint64(store.MemTables<<20))
 		requireSettled(t, q)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // A node that is elected leader of a shard's Raft group takes office:
@@ -77,7 +78,7 @@ func (r *replica) watch(quit <-chan struct{}) {
 func (r *replica) takeOffice() error {
 	term := r.raft.CurrentTerm()
 	begin := proposer{replica: r, term: term}
-	if err := begin.commit(nil); err != nil {
+	if err := begin.Commit(nil); err != nil {
 		return err
 	}
 	if err := r.christen(&begin); err != nil {
@@ -112,7 +113,7 @@ func (r *replica) christen(p *proposer) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	shards := len(r.node.queue.replicas)
-	got, err := lookup(r.store.db, []byte{keys.Meta})
+	got, err := lookup(r.store.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}
@@ -121,12 +122,12 @@ func (r *replica) christen(p *proposer) error {
 			return err
 		}
 	}
-	b := r.store.db.NewBatch()
+	b := r.store.DB().NewBatch()
 	defer func() { _ = b.Close() }() // it does no more than to recycle memory
 	if err := b.Set([]byte{keys.Meta}, []byte(replicaIdentity(format, r.index, shards)), nil); err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
-	return p.commit(b)
+	return p.Commit(b)
 }
 
 func replicaIdentity(format, index, shards int) string {

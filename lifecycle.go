@@ -52,7 +52,7 @@ func (s *shard) ready(l *lane, it window.Item) {
 	s.touch(l.queue)
 	before := l.spilled
 	if s.cache(l, it); before < deepLane && l.spilled >= deepLane {
-		s.store.partition.add(l.number)
+		s.store.AddDeepLane(l.number)
 	}
 	s.joinRing(l)
 	s.feed(l.queue)

@@ -91,8 +91,8 @@ type imager struct {
 	images []*vfs.MemFS
 }
 
-func (c *imager) commit(b *pebble.Batch) error {
-	err := c.committer.commit(b)
+func (c *imager) Commit(b *pebble.Batch) error {
+	err := c.committer.Commit(b)
 	c.images = append(c.images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
 	return err
 }

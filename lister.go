@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/store"
 	"codeq/internal/wire"
 )
 
@@ -298,7 +299,7 @@ func (l *lister) walk(v *view, visit func(it *pebble.Iterator) (more bool, err e
 	lower, upper := keys.Range(stateRange[l.opts.State])
 	it, err := v.snap.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	l.from = nil                      // of a page that is read again
@@ -315,7 +316,7 @@ func (l *lister) walk(v *view, visit func(it *pebble.Iterator) (more bool, err e
 			}
 		}
 		if err := it.Error(); err != nil {
-			return storageError(err)
+			return store.Error(err)
 		}
 	}
 	return nil
@@ -330,7 +331,7 @@ func (l *lister) collect(v *view) error {
 		}
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return false, storageError(err)
+			return false, store.Error(err)
 		}
 		size += len(value)
 		lane, since, id, err := keys.ParseTask(it.Key())
@@ -378,7 +379,7 @@ func (l *lister) readPage(v *view) error {
 		n++
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return false, storageError(err)
+			return false, store.Error(err)
 		}
 		id, p, err := keys.ParsePlaceKey(it.Key())
 		if err != nil {

@@ -14,10 +14,11 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/store"
 )
 
 // openShard opens a shard's store and loads its memory from it.
-func openShard(index int, opts *Options, d *directory, shared *caches, gates *gateTable) (*shard, error) {
+func openShard(index int, opts *Options, d *directory, shared *store.Caches, gates *gateTable) (*shard, error) {
 	dir := shardDir(d.fs, d.path, index)
 	if d.Creating { // by an Open that did not return: what it left may not even be a store
 		if err := d.fs.RemoveAll(dir); err != nil {
@@ -27,13 +28,13 @@ func openShard(index int, opts *Options, d *directory, shared *caches, gates *ga
 	if err := finishRepair(d.fs, d.path, index); err != nil {
 		return nil, err
 	}
-	st, err := openStore(dir, opts, shared, d.Creating)
+	st, err := store.Open(dir, opts.storeConfig(), shared, d.Creating)
 	if err != nil {
 		return nil, err
 	}
 	s := newShard(index, opts, st, gates)
-	if err := errors.Join(st.read(func() error { return s.identify(d) }), s.load()); err != nil {
-		_ = st.close() // the error of load is the one that matters
+	if err := errors.Join(st.Read(func() error { return s.identify(d) }), s.load()); err != nil {
+		_ = st.Close() // the error of load is the one that matters
 		return nil, err
 	}
 	return s, nil
@@ -63,7 +64,7 @@ func (s *shard) load() error {
 		s.loadSessions,
 		s.loadInterests,
 	} {
-		if err := s.store.read(step); err != nil {
+		if err := s.store.Read(step); err != nil {
 			return err
 		}
 	}
@@ -90,7 +91,7 @@ func (s *shard) join(peers []*shard) {
 
 // identify makes sure that the store is this shard of this queue, and of the current format.
 func (s *shard) identify(d *directory) error {
-	got, err := lookup(s.store.db, []byte{keys.Meta})
+	got, err := lookup(s.store.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}
@@ -98,23 +99,23 @@ func (s *shard) identify(d *directory) error {
 		if !d.Creating {
 			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.identity(s.index))
 		}
-		if err := s.store.db.Set([]byte{keys.Meta}, []byte(d.identity(s.index)), pebble.Sync); err != nil {
-			return storageError(err)
+		if err := s.store.DB().Set([]byte{keys.Meta}, []byte(d.identity(s.index)), pebble.Sync); err != nil {
+			return store.Error(err)
 		}
 		// The manifest is about to say that this shard exists, and must not
 		// outlive that: a flush is durable at every level of durability.
-		return s.store.flush(context.Background())
+		return s.store.Flush(context.Background())
 	}
 	old, err := d.checkIdentity(s.index, got)
 	if err != nil || !old {
 		return err
 	}
-	b := s.store.db.NewBatch()
+	b := s.store.DB().NewBatch()
 	defer func() { _ = b.Close() }() // it does no more than to recycle memory
 	if err := b.Set([]byte{keys.Meta}, []byte(d.identity(s.index)), nil); err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
-	return s.store.commit(b)
+	return s.store.Commit(b)
 }
 
 // scan visits the entries of a range in order.
@@ -126,19 +127,19 @@ func scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) err
 func scanAll(r pebble.Reader, prefix []byte, visit func(key, value []byte) error) error {
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: keys.GroupEnd(prefix)})
 	if err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	for valid := it.First(); valid; valid = it.Next() {
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return storageError(err)
+			return store.Error(err)
 		}
 		if err := visit(it.Key(), v); err != nil {
 			return err
 		}
 	}
-	return storageError(it.Error())
+	return store.Error(it.Error())
 }
 
 // scanLeases visits the lease records, oldest first.
@@ -182,9 +183,9 @@ func (s *shard) loadLeases() error {
 	}
 	s.leases.reserve(leased)
 	lower, upper := keys.Range(keys.Task)
-	tasks, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	tasks, err := s.store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
 	defer func() { _ = tasks.Close() }() // its error is that of tasks.Error
 	var chunk []storedLease
@@ -207,7 +208,7 @@ func (s *shard) loadLeases() error {
 		chunk = chunk[:0]
 		return nil
 	}
-	err = scanLeases(s.store.db, func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
+	err = scanLeases(s.store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
 		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, written: true}
 		for _, e := range entries {
 			chunk = append(chunk, storedLease{r, e})
@@ -265,7 +266,7 @@ func leasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, storageError(err)
+		return nil, store.Error(err)
 	}
 	defer func() { _ = closer.Close() }()
 	return inForce(e, v)
@@ -282,11 +283,11 @@ func nextLeasedHead(it *pebble.Iterator, e *keys.LeaseEntry) (*record.Head, erro
 		it.SeekGE(key)
 	}
 	if !it.Valid() || !bytes.Equal(it.Key(), key) {
-		return nil, storageError(it.Error())
+		return nil, store.Error(it.Error())
 	}
 	v, err := it.ValueAndErr()
 	if err != nil {
-		return nil, storageError(err)
+		return nil, store.Error(err)
 	}
 	return inForce(e, v)
 }
@@ -326,7 +327,7 @@ func (s *shard) loadTimes() error {
 
 // loadBuckets reads how much is kept of what has ended.
 func (s *shard) loadBuckets() error {
-	return scan(s.store.db, keys.Buckets, func(key, value []byte) error {
+	return scan(s.store.DB(), keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		q := s.numbers.At(int(number))
 		if err != nil || q == nil {
@@ -343,9 +344,9 @@ func (s *shard) loadBuckets() error {
 
 // loadMirrors reads what binds tasks to others, as far as it is small.
 func (s *shard) loadMirrors() error {
-	err := errors.Join(s.teller.load(s.store.db), s.pins.load(s.store.db))
+	err := errors.Join(s.teller.load(s.store.DB()), s.pins.load(s.store.DB()))
 	for _, m := range s.mirrors() {
-		err = errors.Join(err, m.load(s.store.db))
+		err = errors.Join(err, m.load(s.store.DB()))
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/store"
 	"codeq/internal/window"
 )
 
@@ -73,7 +74,7 @@ func (s *shard) locateUnended(id ID) (*located, error) {
 		s.countPending(at)
 		return at, at.decodeRecord(t.rec)
 	}
-	p, indexed, err := placeOf(s.store.db, id)
+	p, indexed, err := placeOf(s.store.DB(), id)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +206,7 @@ func lookup(r pebble.Reader, key []byte) ([]byte, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, storageError(err)
+		return nil, store.Error(err)
 	}
 	b := append(make([]byte, 0, len(v)), v...)
 	return b, closer.Close()
@@ -213,7 +214,7 @@ func lookup(r pebble.Reader, key []byte) ([]byte, error) {
 
 // read is lookup for the shard's owner.
 func (s *shard) read(key []byte) ([]byte, error) {
-	v, err := lookup(s.store.db, key)
+	v, err := lookup(s.store.DB(), key)
 	s.noteRead(len(v))
 	return v, err
 }
@@ -225,7 +226,7 @@ func placeOf(r pebble.Reader, id ID) (p keys.Place, indexed bool, err error) {
 		return keys.FirstPlace(keys.LaneOf(id), id), false, nil
 	}
 	if err != nil {
-		return p, false, storageError(err)
+		return p, false, store.Error(err)
 	}
 	defer func() { _ = closer.Close() }()
 	if p, err = keys.ParsePlace(value); err != nil {
@@ -269,9 +270,9 @@ func (s *shard) rewrite(at *located) {
 // walk visits the entries of a range in order, until visit returns false or
 // an error; n counts the entries.
 func (s *shard) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
-	it, err := s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	it, err := s.store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
 	defer func() {
 		s.walked += uint64(it.Stats().ForwardStepCount[pebble.InternalIterCall])
@@ -290,7 +291,7 @@ func (s *shard) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 		}
 		n++
 	}
-	return storageError(it.Error())
+	return store.Error(it.Error())
 }
 
 // lookupOp does something with a task that it finds by its ID.

@@ -12,6 +12,7 @@ import (
 
 	"codeq/internal/fingerprint"
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // mirror is what memory holds of a range of small entries: all of them while
@@ -93,13 +94,13 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 	lower, upper := keys.Range(m.prefix)
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	for valid := it.First(); valid; valid = it.Next() {
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return storageError(err)
+			return store.Error(err)
 		}
 		k, value, err := m.parse(it.Key(), v)
 		if err != nil {
@@ -113,7 +114,7 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 		m.prints.Add(printOf(k))
 	}
 	m.all = true
-	return storageError(it.Error())
+	return store.Error(it.Error())
 }
 
 func printOf[K comparable](k K) uint64 { return maphash.Comparable(printSeed, k) }
@@ -262,7 +263,7 @@ func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
 	var err error
 	if m.reader == nil {
 		lower, upper := keys.Range(m.prefix)
-		m.reader, err = s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+		m.reader, err = s.store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	}
 	if err == nil {
 		m.scratch = m.key(m.scratch[:0], k)
@@ -276,7 +277,7 @@ func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
 		}
 	}
 	if err != nil {
-		s.broken = fmt.Errorf("%w: %w", ErrCorrupt, storageError(err))
+		s.broken = fmt.Errorf("%w: %w", ErrCorrupt, store.Error(err))
 	}
 	m.held[k] = e
 	return e

@@ -653,10 +653,10 @@ type cameraCommitter struct {
 	*camera
 }
 
-func (c *cameraCommitter) commit(b *pebble.Batch) error {
+func (c *cameraCommitter) Commit(b *pebble.Batch) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err := c.committer.commit(b)
+	err := c.committer.Commit(b)
 	if c.commits--; c.commits == 0 {
 		c.left = c.disk.CrashClone(c.config)
 	}
@@ -723,7 +723,7 @@ func (m *model) resumeLeases() {
 // flush moves what a shard has in memory into a table, and perhaps all tables
 // into one.
 func (m *model) flush(t *rapid.T) {
-	db := m.q.shard(m.drawShard()).store.db
+	db := m.q.shard(m.drawShard()).store.DB()
 	m.noError(db.Flush())
 	if rapid.Bool().Draw(t, "compact") {
 		m.noError(db.Compact(m.ctx, []byte{0}, []byte{0xff}, false))

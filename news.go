@@ -290,7 +290,7 @@ func (s *shard) heed() {
 
 func (s *shard) loadInterests() error {
 	s.interests = make(map[string]kindSet)
-	err := scan(s.store.db, keys.Interest, func(key, value []byte) error {
+	err := scan(s.store.DB(), keys.Interest, func(key, value []byte) error {
 		kinds, err := keys.ParseNumber(value)
 		if err != nil {
 			return fmt.Errorf("%w: interest of node %q: %w", ErrCorrupt, key[1:], err)

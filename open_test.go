@@ -21,6 +21,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/store"
 )
 
 // recursiveListing is everything below a directory: by path, the mode and a
@@ -352,11 +354,11 @@ func TestOpenRefusesShards(t *testing.T) {
 	rename(second, aside)
 	o, err := (*Options)(nil).withDefaults()
 	require.NoError(t, err)
-	caches := newCaches(o, 1)
-	empty, err := openStore(second, o, caches, true)
+	caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 1)
+	empty, err := store.Open(second, o.storeConfig(), caches, true)
 	require.NoError(t, err)
-	require.NoError(t, empty.close())
-	caches.close()
+	require.NoError(t, empty.Close())
+	caches.Close()
 	require.ErrorIs(t, refused("no identity"), ErrCorrupt)
 	require.NoError(t, os.RemoveAll(second))
 	rename(aside, second)
@@ -395,11 +397,11 @@ func TestOpenFinishesCreation(t *testing.T) {
 		require.NoError(t, err)
 		d, err := openDirectory(vfs.Default, dir, 2, "")
 		require.NoError(t, err)
-		caches := newCaches(o, 2)
+		caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 2)
 		s, err := openShard(0, o, d, caches, newGateTable())
 		require.NoError(t, err)
-		require.NoError(t, s.store.close())
-		caches.close()
+		require.NoError(t, s.store.Close())
+		caches.Close()
 		require.NoError(t, d.close())
 	}
 	for _, c := range []struct {
@@ -600,7 +602,7 @@ func TestOptionDefaults(t *testing.T) {
 			maxAppend:     maxAppend,
 			trimBytes:     trimBytes,
 			trimLane:      trimLane,
-			reclaimFrom:   reclaimFrom,
+			reclaimFrom:   store.ReclaimFrom,
 		}, o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}

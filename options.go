@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/store"
 )
 
 // Durability is what has happened to an operation's writes when its call
@@ -153,11 +155,10 @@ type Options struct {
 	// than a second. What the function Logger returns calls the handler directly. Default: silence.
 	Logger *slog.Logger
 
-	log   *slog.Logger     // Logger, to which whoever logs need not wait
-	logs  *logQueue        // of log; nil: nothing is logged
-	fs    vfs.FS           // default: the operating system's
-	wall  func() time.Time // default: time.Now; its monotonic part is not used
-	still bool             // stores leave their tables as they are
+	log  *slog.Logger     // Logger, to which whoever logs need not wait
+	logs *logQueue        // of log; nil: nothing is logged
+	fs   vfs.FS           // default: the operating system's
+	wall func() time.Time // default: time.Now; its monotonic part is not used
 
 	idleLanes, sweepLanes, groupBytes, maxAppend int // as the constants
 	trimBytes, trimLane, reclaimFrom             int // likewise
@@ -229,7 +230,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.maxAppend", &c.maxAppend, 1, maxAppend, maxAppend},
 		{"Options.trimBytes", &c.trimBytes, 1, trimBytes, math.MaxInt32},
 		{"Options.trimLane", &c.trimLane, 1, trimLane, math.MaxInt32},
-		{"Options.reclaimFrom", &c.reclaimFrom, -1, reclaimFrom, math.MaxInt32},
+		{"Options.reclaimFrom", &c.reclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
 		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
 		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},
@@ -311,8 +312,22 @@ func (b *Backoff) setDefaults() error {
 func (o *Options) setShards(shards int) {
 	o.Shards = shards
 	if o.MinFreeBytes == 0 {
-		o.MinFreeBytes = 64<<20 + int64(shards)*memTables*int64(o.MemTableBytes)
+		o.MinFreeBytes = 64<<20 + int64(shards)*store.MemTables*int64(o.MemTableBytes)
 	}
+}
+
+// storeConfig is what the stores of shards take of the options.
+func (o *Options) storeConfig() store.Config {
+	c := store.Config{FS: o.fs, Log: o.log, Durability: store.Process, MemTableBytes: o.MemTableBytes, ReclaimFrom: o.reclaimFrom}
+	switch {
+	case o.Cluster != nil:
+		c.Durability = store.Replicated
+	case o.Durability == DurabilityDisk:
+		c.Durability = store.Disk
+	case o.Durability == DurabilityNone:
+		c.Durability = store.None
+	}
+	return c
 }
 
 func shardsForThisMachine() int { return defaultShards(runtime.GOMAXPROCS(0)) }

@@ -55,7 +55,7 @@ func (s *shard) loadOutbox(shards int) error {
 	}
 	s.inbound = make([]uint64, shards)
 	for prefix, numbers := range map[byte][]uint64{keys.Inbound: s.inbound, keys.Sent: s.out.stored} {
-		if err := scan(s.store.db, prefix, func(key, value []byte) error {
+		if err := scan(s.store.DB(), prefix, func(key, value []byte) error {
 			n, err := keys.ParseNumbered(key)
 			if err == nil && int(n) < shards {
 				numbers[n], err = keys.ParseNumber(value)
@@ -69,7 +69,7 @@ func (s *shard) loadOutbox(shards int) error {
 		}
 	}
 	last := slices.Clone(s.out.stored)
-	if err := scan(s.store.db, keys.Outbound, func(key, _ []byte) error {
+	if err := scan(s.store.DB(), keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= shards {
 			return fmt.Errorf("%w: message %x", ErrCorrupt, key)

@@ -443,7 +443,7 @@ type numbersCommitter struct {
 	commits, numbers int
 }
 
-func (c *numbersCommitter) commit(b *pebble.Batch) error {
+func (c *numbersCommitter) Commit(b *pebble.Batch) error {
 	messages, numbers := 0, 0
 	for r := b.Reader(); ; {
 		kind, key, _, ok, err := r.Next()
@@ -465,7 +465,7 @@ func (c *numbersCommitter) commit(b *pebble.Batch) error {
 		c.commits++
 	}
 	c.numbers += numbers
-	return c.committer.commit(b)
+	return c.committer.Commit(b)
 }
 
 // TestNumbersAreStored: a shard knows from its own disk how its messages are
@@ -530,7 +530,7 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 		require.NoError(f, f.q.Complete(context.Background(), first.Receipt, nil, bound("b", 1, 3)...))
 		synctest.Wait()
 		lower, upper := keys.Range(keys.Sent)
-		require.NoError(f, f.q.shard(0).store.db.DeleteRange(lower, upper, pebble.Sync))
+		require.NoError(f, f.q.shard(0).store.DB().DeleteRange(lower, upper, pebble.Sync))
 
 		img := &flowTest{T: t, opts: f.opts}
 		img.opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})

@@ -7,6 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // Pins keep the result of a task that is done until those that have waited for it have ended: a
@@ -50,10 +51,10 @@ func (p *pins) load(r pebble.Reader) error {
 	lower, upper := keys.Range(keys.Pin)
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
 	p.any = it.First()
-	return storageError(it.Close())
+	return store.Error(it.Close())
 }
 
 // pinByTelling keeps a task that is done until its children are told, and have ended. It

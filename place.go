@@ -5,6 +5,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/inode"
 	"codeq/internal/integrity"
 )
 
@@ -26,11 +27,11 @@ func (d *directory) placeNow() (p place, err error) {
 	if err != nil {
 		return p, err
 	}
-	p.Directory = inodeOf(info)
+	p.Directory = inode.Number(info)
 	if info, err = d.fs.Stat(d.fs.PathJoin(d.path, manifestName)); err != nil {
 		return p, err
 	}
-	p.Manifest = inodeOf(info)
+	p.Manifest = inode.Number(info)
 	return p, nil
 }
 
@@ -111,7 +112,7 @@ func (d *directory) settle(f vfs.File) error {
 	if err != nil {
 		return err
 	}
-	if p := (place{inodeOf(info), inodeOf(file)}); p != (place{}) {
+	if p := (place{inode.Number(info), inode.Number(file)}); p != (place{}) {
 		d.Open = &p
 	}
 	return nil

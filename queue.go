@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/store"
 )
 
 // Queue is an open queue directory, made by Open. Its methods are safe for concurrent use.
@@ -21,7 +23,7 @@ type Queue struct {
 	opts     *Options
 	replicas []*replica // by the number of the shard
 	dir      *directory
-	caches   *caches
+	caches   *store.Caches
 	pools    pools
 	events   eventHub
 	heads    *headBoard // nil: there is one shard
@@ -99,7 +101,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 
 func newQueue(o *Options, d *directory) *Queue {
 	q := &Queue{
-		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: newCaches(o, d.Shards),
+		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: store.NewCaches(o.CacheBytes, o.MemTableBytes, d.Shards),
 		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
 	}
 	if d.Shards > 1 {
@@ -299,7 +301,7 @@ func (q *Queue) closeFiles() error {
 			errs = append(errs, r.close())
 		}
 	}
-	q.caches.close()
+	q.caches.Close()
 	if err := q.dir.end(); err != nil { // it is as if the process had been killed: nothing is lost
 		q.opts.Logger.Warn("the directory still says that it is open", "dir", q.dir.path, "err", err)
 	}

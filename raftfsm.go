@@ -12,6 +12,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/snapshot"
+	"codeq/internal/store"
 )
 
 // With Options.Cluster, the batch of a group is an entry in the log of the
@@ -121,7 +122,7 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	st := m.replica.store
 	large := len(e.batch) > largeBatch
 	if m.batch == nil || large {
-		m.batch, m.buf = st.db.NewBatch(), nil
+		m.batch, m.buf = st.DB().NewBatch(), nil
 	}
 	b := m.batch
 	b.Reset()
@@ -140,16 +141,16 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	op.Key[0] = keys.Applied
 	keys.PutApplied(op.Value, l.Index, l.Term)
 	if err := op.Finish(); err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
-	if err := st.commit(b); err != nil {
+	if err := st.Commit(b); err != nil {
 		return err
 	}
 	if ranged {
-		st.reclaimer.ranged(trimmed)
+		st.DeletedRanges(trimmed)
 	}
 	if m.replica.node.room.tight.Load() {
-		st.reclaimer.hurry(4 * m.replica.node.room.least)
+		st.Reclaim(4 * m.replica.node.room.least)
 	}
 	m.buf = b.Repr()[:0]
 	if large {
@@ -229,7 +230,7 @@ type proposer struct {
 	news    *eventBatch // of the group; nil: none
 }
 
-func (p *proposer) commit(b *pebble.Batch) error {
+func (p *proposer) Commit(b *pebble.Batch) error {
 	e := entry{term: p.term}
 	if b != nil {
 		e.batch = b.Repr()
@@ -258,7 +259,7 @@ func (p *proposer) commit(b *pebble.Batch) error {
 
 // confirm makes sure that no other node has become the leader: what this one
 // has read is still so.
-func (p *proposer) confirm() error {
+func (p *proposer) Confirm() error {
 	if err := p.replica.enter(); err != nil {
 		return err
 	}
@@ -285,7 +286,7 @@ func raftError(err error) error {
 // Raft it is what has been applied, which becomes durable when it is persisted.
 type liveStore struct {
 	replica *replica
-	store   *store
+	store   *store.Store
 }
 
 // live returns the store of the replica; nil while it is being replaced.
@@ -300,8 +301,8 @@ func (r *replica) live() snapshot.Live {
 
 var errReplaced = errors.New("the store has been replaced")
 
-func (l *liveStore) use(f func(*store) error) error {
-	return l.replica.use(func(st *store) error {
+func (l *liveStore) use(f func(*store.Store) error) error {
+	return l.replica.use(func(st *store.Store) error {
 		if st != l.store {
 			return errReplaced
 		}
@@ -312,15 +313,15 @@ func (l *liveStore) use(f func(*store) error) error {
 // Flush makes what has been applied durable.
 func (l *liveStore) Flush() error { return l.use(flushStore) }
 
-func flushStore(st *store) error { return st.flush(context.Background()) }
+func flushStore(st *store.Store) error { return st.Flush(context.Background()) }
 
 // Checkpoint copies what has been applied, by hard links.
 func (l *liveStore) Checkpoint(dir string) error {
-	return l.use(func(st *store) error {
+	return l.use(func(st *store.Store) error {
 		if err := flushStore(st); err != nil {
 			return err
 		}
-		return st.checkpoint(dir)
+		return st.Checkpoint(dir)
 	})
 }
 

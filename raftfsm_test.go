@@ -6,6 +6,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/store"
 )
 
 // TestOutdatedEntry: what a leader has decided in one term has no effect in the
@@ -13,23 +15,23 @@ import (
 func TestOutdatedEntry(t *testing.T) {
 	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x"}}).withDefaults()
 	require.NoError(t, err)
-	caches := newCaches(opts, 1)
-	defer caches.close()
-	st, err := openStore("store", opts, caches, true)
+	caches := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)
+	defer caches.Close()
+	st, err := store.Open("store", opts.storeConfig(), caches, true)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, st.close()) }()
+	defer func() { require.NoError(t, st.Close()) }()
 	m := &stateMachine{replica: &replica{
 		store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}},
 	}}
 	apply := func(index, term, decided uint64, value string) any {
-		b := st.db.NewBatch()
+		b := st.DB().NewBatch()
 		defer func() { require.NoError(t, b.Close()) }()
 		require.NoError(t, b.Set([]byte("k"), []byte(value), nil))
 		e := entry{term: decided, batch: b.Repr()}
 		return m.Apply(&raft.Log{Index: index, Term: term, Data: e.append(nil)})
 	}
 	stored := func() string {
-		v, err := lookup(st.db, []byte("k"))
+		v, err := lookup(st.DB(), []byte("k"))
 		require.NoError(t, err)
 		return string(v)
 	}
@@ -41,7 +43,7 @@ func TestOutdatedEntry(t *testing.T) {
 	require.Equal(t, "second", stored())
 	require.Nil(t, apply(5, 2, 2, "first, replayed"))
 	require.Equal(t, "second", stored())
-	index, err := appliedIndex(st.db)
+	index, err := appliedIndex(st.DB())
 	require.NoError(t, err)
 	require.EqualValues(t, 7, index)
 	large := make([]byte, 2*largeBatch) // Pebble keeps the memory of these

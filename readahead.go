@@ -1,6 +1,10 @@
 package codeq
 
-import "errors"
+import (
+	"errors"
+
+	"codeq/internal/store"
+)
 
 // readAheadChunk is how many items readAhead hands over together.
 const readAheadChunk = 1024
@@ -9,13 +13,13 @@ var errStopReading = errors.New("what is read is no longer asked for")
 
 // readAhead calls visit for each item that read emits, in order. read runs meanwhile on a
 // goroutine of its own, which has ended when readAhead returns; it is to return any error of emit.
-func readAhead[T any](st *store, read func(emit func(T) error) error, visit func(T) error) error {
+func readAhead[T any](st *store.Store, read func(emit func(T) error) error, visit func(T) error) error {
 	chunks, stop := make(chan []T, 2), make(chan struct{})
 	var failed error
 	go func() {
 		defer close(chunks)
-		failed = guarded(st.log, "opening: reading ahead", func() error {
-			return st.read(func() error { return readChunks(read, chunks, stop) })
+		failed = guarded(st.Log(), "opening: reading ahead", func() error {
+			return st.Read(func() error { return readChunks(read, chunks, stop) })
 		})
 	}()
 	defer func() {

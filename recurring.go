@@ -229,7 +229,7 @@ func (s *shard) storeRecurring(r *recurring) {
 // loadRecurring reads the schedules. One of which this process cannot say when
 // it ticks rests: it must not keep the queue from opening.
 func (s *shard) loadRecurring() error {
-	return scan(s.store.db, keys.Schedule, func(key, value []byte) error {
+	return scan(s.store.DB(), keys.Schedule, func(key, value []byte) error {
 		r, err := parseRecurring(key, bytes.Clone(value))
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/store"
 	"codeq/internal/window"
 )
 
@@ -163,12 +164,12 @@ func (s *shard) pass() (full bool, err error) {
 	f := &s.refiller
 	slices.SortFunc(f.plan, func(a, b *lane) int { return cmp.Compare(a.number, b.number) })
 	begin := time.Now()
-	it, err := s.store.db.NewIter(&pebble.IterOptions{
+	it, err := s.store.DB().NewIter(&pebble.IterOptions{
 		LowerBound: keys.AppendLane(nil, f.plan[0].number),
 		UpperBound: keys.AppendLane(nil, f.plan[len(f.plan)-1].number+1),
 	})
 	if err != nil {
-		return false, storageError(err)
+		return false, store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	f.passes++
@@ -225,7 +226,7 @@ func (s *shard) fill(it *pebble.Iterator, l *lane, records *slab) (full bool, er
 		}
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return false, storageError(err)
+			return false, store.Error(err)
 		}
 		if w.Len() > 0 && w.Size()+window.SizeOf(len(v)) > share {
 			break
@@ -247,11 +248,11 @@ func (s *shard) fill(it *pebble.Iterator, l *lane, records *slab) (full bool, er
 		f.bytes += len(v)
 	}
 	if err := it.Error(); err != nil {
-		return false, storageError(err)
+		return false, store.Error(err)
 	}
 	if l.complete = at != pebble.IterValid; l.complete && l.spilled > 0 {
 		l.spilled = 0
-		s.store.partition.remove(l.number)
+		s.store.RemoveDeepLane(l.number)
 	}
 	s.rested(l)
 	return full, nil

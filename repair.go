@@ -1,18 +1,16 @@
 package codeq
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // A repair writes a new store from what can be read of the old one, seals it, and
@@ -117,8 +115,8 @@ func finishRepair(fsys vfs.FS, path string, index int) error {
 // buildStore writes a store from what can be read of another one. If that cannot be opened, since a file is
 // missing or cut short, what is in its files is gathered first; repeat is how many tasks may be delivered again then.
 func buildStore(d *directory, index int, from, to, gathered string) (repeat int, err error) {
-	old, err := openForReading(d.fs, from)
-	if err != nil && isIOError(err) {
+	old, err := store.OpenForReading(d.fs, from)
+	if err != nil && store.IsIOError(err) {
 		return 0, err
 	}
 	whole := err == nil
@@ -137,23 +135,19 @@ func buildStore(d *directory, index int, from, to, gathered string) (repeat int,
 			readable.gaps[byte(prefix)] = true
 		}
 	}
-	latch := failstop.New(slog.New(slog.DiscardHandler), "store")
-	db, err := latch.Open(to, &pebble.Options{
-		FS: d.fs, DisableWAL: true, FormatMajorVersion: storeFormat, MemTableSize: 16 << 20,
-	})
+	st, err := store.NewScratch(d.fs, to)
 	if err != nil {
 		return 0, err
 	}
 	b := rebuilder{
-		old: readable, db: db, batch: db.NewBatch(), index: index, shards: d.Shards,
+		old: readable, db: st.DB(), batch: st.DB().NewBatch(), index: index, shards: d.Shards,
 		tasks: make(map[ID]*rebuiltTask), queues: make(map[uint32]string), lanes: make(map[uint32]keys.LaneValue),
 		wakes: make(map[wakeKey]byte), sent: make(map[uint32]uint64),
 		told: make(map[ID]bool), asking: make(map[ID]bool),
 	}
 	err = b.rebuild(d.identity(index))
 	if err == nil { // of a disk that is full, the flush would wait for ever
-		st := &store{db: db, latch: latch}
-		err = st.flush(context.Background())
+		err = st.Flush()
 	}
 	if !whole {
 		for _, t := range b.tasks {
@@ -162,7 +156,7 @@ func buildStore(d *directory, index int, from, to, gathered string) (repeat int,
 			}
 		}
 	}
-	return repeat, errors.Join(err, latch.Close(db))
+	return repeat, errors.Join(err, st.Close())
 }
 
 // gatherStore returns a store of its own with what is in the files of one that cannot be read by Pebble.
@@ -170,20 +164,16 @@ func gatherStore(fsys vfs.FS, from, gathered string) (*pebble.DB, error) {
 	if err := fsys.RemoveAll(gathered); err != nil {
 		return nil, err
 	}
-	latch := failstop.New(slog.New(slog.DiscardHandler), "store")
-	db, err := latch.Open(gathered, &pebble.Options{
-		FS: fsys, DisableWAL: true, FormatMajorVersion: storeFormat, MemTableSize: 16 << 20,
-	})
+	st, err := store.NewScratch(fsys, gathered)
 	if err != nil {
 		return nil, err
 	}
-	err = gather(fsys, from, db)
+	err = gather(fsys, from, st.DB())
 	if err == nil {
-		st := &store{db: db, latch: latch}
-		err = st.flush(context.Background())
+		err = st.Flush()
 	}
 	if err != nil {
-		return nil, errors.Join(err, latch.Close(db))
+		return nil, errors.Join(err, st.Close())
 	}
-	return db, nil
+	return st.DB(), nil
 }

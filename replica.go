@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/snapshot"
+	"codeq/internal/store"
 )
 
 // replica is what this process has of a shard: the store, and the shard itself
@@ -17,7 +18,7 @@ import (
 // leadership.go.
 type replica struct {
 	index int
-	store *store                // replaced by restore
+	store *store.Store          // replaced by restore
 	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
 	steps stepTable             // of the shards that have decided here
 
@@ -53,14 +54,14 @@ func (r *replica) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.source = nil
-	if err := r.store.close(); err != nil {
+	if err := r.store.Close(); err != nil {
 		return fmt.Errorf("%w: close shard %d: %w", ErrFailed, r.index, err)
 	}
 	return nil
 }
 
 // use keeps the store open while f uses it.
-func (r *replica) use(f func(*store) error) error {
+func (r *replica) use(f func(*store.Store) error) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if err := r.failure(); err != nil {
@@ -76,7 +77,7 @@ func (r *replica) use(f func(*store) error) error {
 func (r *replica) hurry() {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	r.store.latch.Hurry()
+	r.store.Hurry()
 }
 
 // restore replaces the store by one that the snapshots have received.
@@ -88,7 +89,7 @@ func (r *replica) restore() error {
 		return nil // the store is as far as the snapshot
 	}
 	r.source = nil
-	if err := r.store.close(); err != nil {
+	if err := r.store.Close(); err != nil {
 		return err
 	}
 	return r.openStore()
@@ -113,13 +114,13 @@ func (r *replica) openStore() error {
 			return err
 		}
 	}
-	st, err := openStore(dir, q.opts, q.caches, q.dir.Creating)
+	st, err := store.Open(dir, q.opts.storeConfig(), q.caches, q.dir.Creating)
 	if err != nil {
 		return err
 	}
 	index := uint64(0)
-	if err := st.read(func() (err error) { index, err = appliedIndex(st.db); return err }); err != nil {
-		return errors.Join(err, st.close())
+	if err := st.Read(func() (err error) { index, err = appliedIndex(st.DB()); return err }); err != nil {
+		return errors.Join(err, st.Close())
 	}
 	r.store, r.source = st, &liveStore{r, st}
 	r.applied.Store(index)

@@ -889,8 +889,8 @@ type burningCommitter struct{}
 
 var errDisk = errors.New("disk on fire")
 
-func (burningCommitter) commit(*pebble.Batch) error { return errDisk }
-func (burningCommitter) confirm() error             { return nil }
+func (burningCommitter) Commit(*pebble.Batch) error { return errDisk }
+func (burningCommitter) Confirm() error             { return nil }
 
 // failShard makes the next commit of a shard fail.
 func failShard(t *testing.T, s *shard) {

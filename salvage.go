@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // salvage reads what can be read of a store with damaged tables.
@@ -93,7 +94,7 @@ func (s *salvage) readable(from, to []byte, visit func(key, value []byte)) (unre
 		visit(it.Key(), value)
 		from = successor(it.Key())
 	}
-	if err = errors.Join(err, it.Error()); err == nil || isIOError(err) {
+	if err = errors.Join(err, it.Error()); err == nil || store.IsIOError(err) {
 		return nil, err
 	}
 	return from, nil

@@ -14,6 +14,7 @@ import (
 
 	"codeq/internal/failstop"
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // entriesOf is the entries of a store, by key.
@@ -33,7 +34,7 @@ func entriesOf(t *testing.T, db *pebble.DB) map[string]string {
 // by itself is found.
 func TestSalvage(t *testing.T) {
 	disk := vfs.NewMem()
-	opts := &pebble.Options{FS: disk, FormatMajorVersion: storeFormat, DisableAutomaticCompactions: true, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")}
+	opts := &pebble.Options{FS: disk, FormatMajorVersion: store.Format, DisableAutomaticCompactions: true, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")}
 	for i := range opts.Levels {
 		opts.Levels[i].BlockSize, opts.Levels[i].IndexBlockSize = 256, 100
 	}
@@ -55,7 +56,7 @@ func TestSalvage(t *testing.T) {
 	lost, damaged := 0, 0
 	for _, name := range names {
 		path := disk.PathJoin("store", name)
-		if kindOf(path) != tableSuffix {
+		if kindOf(path) != store.TableSuffix {
 			continue
 		}
 		blocks, _ := blocksOf(t, disk, path)
@@ -63,7 +64,7 @@ func TestSalvage(t *testing.T) {
 			disk := cloneStore(t, disk, "store")
 			overwrite(t, disk, path, at+8, "damage")
 			damaged++
-			db, err := openForReading(disk, "store")
+			db, err := store.OpenForReading(disk, "store")
 			require.NoError(t, err)
 			s, err := newSalvage(db)
 			require.NoError(t, err)
@@ -110,7 +111,7 @@ func TestGather(t *testing.T) {
 	back := 0
 	for range rounds {
 		disk := vfs.NewMem()
-		db, err := pebble.Open("store", &pebble.Options{FS: disk, FormatMajorVersion: storeFormat, L0CompactionThreshold: 2, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")})
+		db, err := pebble.Open("store", &pebble.Options{FS: disk, FormatMajorVersion: store.Format, L0CompactionThreshold: 2, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")})
 		require.NoError(t, err)
 		const n = 40
 		key := func() []byte { return fmt.Appendf(nil, "k%02d", rng.IntN(n)) }
@@ -169,7 +170,7 @@ func TestGather(t *testing.T) {
 		names, err := disk.List("store")
 		require.NoError(t, err)
 		for _, name := range names {
-			if kindOf(disk.PathJoin("store", name)) != tableSuffix {
+			if kindOf(disk.PathJoin("store", name)) != store.TableSuffix {
 				continue
 			}
 			of := vfs.NewMem() // that table alone

@@ -142,7 +142,7 @@ func (t *sessionTable) seal(g *group) {
 }
 
 func (s *shard) loadSessions() error {
-	return scan(s.store.db, keys.Session, func(key, value []byte) error {
+	return scan(s.store.DB(), keys.Session, func(key, value []byte) error {
 		v, err := keys.ParseSession(value)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, err)

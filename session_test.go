@@ -22,7 +22,7 @@ func TestForgottenSession(t *testing.T) {
 		}
 		gone := func() *interestOp { return &interestOp{completion: newCompletion(), node: "gone", gone: true} }
 		stored := func() keys.SessionValue {
-			b, err := lookup(s.store.db, keys.AppendNamed(nil, keys.Session, "gone"))
+			b, err := lookup(s.store.DB(), keys.AppendNamed(nil, keys.Session, "gone"))
 			require.NoError(t, err)
 			v, err := keys.ParseSession(b)
 			require.NoError(t, err)

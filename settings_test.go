@@ -426,7 +426,7 @@ func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 		for i := range 3 {
 			f.produceAt(i, Task{Queue: "a"})
 		}
-		require.NoError(f, f.q.shard(0).store.db.Set(settingsKey("a"), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
+		require.NoError(f, f.q.shard(0).store.DB().Set(settingsKey("a"), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
 		require.NoError(f, f.q.Close())
 		f.open()
 		require.Nil(f, claimNow(t, f.q, "a"))

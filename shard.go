@@ -14,6 +14,7 @@ import (
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/store"
 )
 
 // shard is one independent part of a queue: a store, the memory that caches
@@ -28,7 +29,7 @@ type shard struct {
 	node    *node    // nil: no cluster
 	replica *replica
 	office  uint64 // in a cluster, where the log was when the leader took office: each later one has a larger number
-	store   *store
+	store   *store.Store
 	commit  committer
 	gates   *gateTable // of the process; nil: the shards of other processes count, too
 	inbox   *inbox
@@ -127,7 +128,7 @@ type shard struct {
 
 const never = math.MaxUint64
 
-func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
+func newShard(index int, opts *Options, st *store.Store, gates *gateTable) *shard {
 	origin := time.Now()
 	return &shard{
 		index:     index,
@@ -157,9 +158,9 @@ func newShard(index int, opts *Options, st *store, gates *gateTable) *shard {
 		blocked:   rangeReader{prefix: keys.Blocked},
 		children:  rangeReader{prefix: keys.Dependent},
 		dead:      rangeReader{prefix: keys.Dead},
-		group:     group{batch: st.db.NewBatch()},
+		group:     group{batch: st.DB().NewBatch()},
 		timer:     time.NewTimer(time.Hour),
-		space:     newDiskSpace(opts, st.dir),
+		space:     newDiskSpace(opts, st.Dir()),
 		steps:     stepClock{table: new(stepTable)},
 	}
 }
@@ -422,18 +423,18 @@ func (s *shard) persist() error {
 	s.out.seal(&s.group)
 	s.noteTouched()
 	s.dropEmpty()
-	s.group.seal(s.mint.clock, s.store.db)
+	s.group.seal(s.mint.clock, s.store.DB())
 	s.endStep(StepSeal)
 	var err error
 	switch {
 	case !s.group.batch.Empty():
 		s.commits.Add(1)
 		s.space.written += s.group.batch.Len()
-		if err = s.commit.commit(s.group.batch); s.group.ranged && s.node == nil {
-			s.store.reclaimer.ranged(s.group.trimmed)
+		if err = s.commit.Commit(s.group.batch); s.group.ranged && s.node == nil {
+			s.store.DeletedRanges(s.group.trimmed)
 		}
 	case len(s.group.settled)+len(s.group.answered) > 0:
-		err = s.commit.confirm()
+		err = s.commit.Confirm()
 	}
 	s.endCommit()
 	return err

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/raftlog"
+	"codeq/internal/store"
 )
 
 // What a cluster must not get wrong, each by itself; TestSimulation has them meet.
@@ -383,11 +384,11 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	o.fs, o.Cluster = fs, &Cluster{Node: "x", Listen: "x"}
 	opts, err := o.withDefaults()
 	require.NoError(t, err)
-	shared := newCaches(opts, 1)
-	defer shared.close()
-	st, err := openStore("store", opts, shared, true)
+	shared := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)
+	defer shared.Close()
+	st, err := store.Open("store", opts.storeConfig(), shared, true)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, st.close()) }()
+	defer func() { require.NoError(t, st.Close()) }()
 	r := &replica{store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}}}
 	m := &stateMachine{replica: r}
 	for _, log := range logs {
@@ -398,10 +399,10 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 				}
 			}
 		}
-		require.NoError(t, st.flush(t.Context()))
+		require.NoError(t, st.Flush(t.Context()))
 	}
-	require.NoError(t, st.db.Compact(context.Background(), []byte{0}, []byte{0xff}, false)) // removes by SINGLEDEL
-	entries, err := dumpStore(st.db)
+	require.NoError(t, st.DB().Compact(context.Background(), []byte{0}, []byte{0xff}, false)) // removes by SINGLEDEL
+	entries, err := dumpStore(st.DB())
 	require.NoError(t, err)
 	return entries
 }

@@ -578,7 +578,7 @@ type simEntry struct{ key, value []byte }
 func (r *replica) dump() (entries []simEntry, err error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return dumpStore(r.store.db)
+	return dumpStore(r.store.DB())
 }
 
 func dumpStore(db pebble.Reader) (entries []simEntry, err error) {

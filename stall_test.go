@@ -21,10 +21,10 @@ type slowCommitter struct {
 	commits atomic.Int64
 }
 
-func (c *slowCommitter) commit(b *pebble.Batch) error {
+func (c *slowCommitter) Commit(b *pebble.Batch) error {
 	c.commits.Add(1)
 	time.Sleep(c.takes)
-	return c.committer.commit(b)
+	return c.committer.Commit(b)
 }
 
 // slowDown has each commit of a shard take a time from now on.

@@ -3,8 +3,6 @@ package codeq
 import (
 	"context"
 	"fmt"
-
-	"github.com/cockroachdb/pebble/v2"
 )
 
 // StorageStats is what the stores of one process hold, for dashboards and alarms.
@@ -92,10 +90,12 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 	if r.node != nil && r.source == nil {
 		return fmt.Errorf("%w: shard %d: its store is not open", ErrFailed, r.index)
 	}
-	m := r.store.db.Metrics()
+	m := r.store.Stats()
 	all.CacheBytes, all.CacheHits, all.CacheMisses = m.BlockCache.Size, m.BlockCache.Hits, m.BlockCache.Misses
 	*s = ShardStorage{
-		DiskBytes:      int64(m.DiskSpaceUsage() - m.WAL.PhysicalSize + max(m.WAL.PhysicalSize, m.WAL.Size)), // Pebble forgets what the current log has grown by
+		DiskBytes:      m.DiskBytes,
+		DeadBytes:      m.DeadBytes,
+		LinkedBytes:    m.LinkedBytes,
 		L0Tables:       int(m.Levels[0].TablesCount),
 		ReadAmp:        m.ReadAmp(),
 		CompactionDebt: int64(m.Compact.EstimatedDebt),
@@ -113,26 +113,8 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		s.FlushedBytes += int64(l.TableBytesFlushed)
 		s.CompactedBytes += int64(l.TableBytesCompacted)
 	}
-	levels := r.store.reclaimer.levels()
-	for _, dead := range r.store.deadRanges(levels, r.store.reclaimer.sizes.Load()) {
-		s.DeadBytes += int64(dead.dead)
-	}
-	s.DeadBytes = min(s.DeadBytes, s.TableBytes)
-	s.LinkedBytes = r.store.linkedBytes(levels)
 	if r.node != nil { // the store has no log, but Pebble counts what would be in it
 		s.LogBytes, s.LoggedBytes = 0, 0
 	}
 	return nil
-}
-
-// linkedBytes is the size of those tables whose files have other links.
-func (st *store) linkedBytes(levels [][]pebble.SSTableInfo) (bytes int64) {
-	for _, level := range levels {
-		for i := range level {
-			if info, err := st.fs.Stat(st.pathOf(&level[i])); err == nil && linksOf(info) > 1 {
-				bytes += int64(level[i].Size)
-			}
-		}
-	}
-	return bytes
 }

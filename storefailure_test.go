@@ -226,7 +226,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 			fs, broken := breakable(disk, "begin", ".sst")
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)
-			flushed, err := f.shard(0).store.db.AsyncFlush()
+			flushed, err := f.shard(0).store.DB().AsyncFlush()
 			require.NoError(t, err)
 			for range 10 {
 				require.NoError(t, f.produce(10))

@@ -7,6 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // teller tells those who wait for a task that the task has ended. Of many, the first know by the
@@ -99,7 +100,7 @@ func (s *shard) tellFrom(from []byte, parent ID, state State, enough func() bool
 		}
 		v, err := it.ValueAndErr()
 		if err != nil {
-			s.broken = storageError(err)
+			s.broken = store.Error(err)
 			return nil, true
 		}
 		s.noteRead(len(v))
@@ -117,7 +118,7 @@ func (s *shard) tellFrom(from []byte, parent ID, state State, enough func() bool
 		}
 	}
 	if err := it.Error(); err != nil {
-		s.broken = storageError(err)
+		s.broken = store.Error(err)
 	}
 	return nil, true
 }

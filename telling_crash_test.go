@@ -29,10 +29,10 @@ type albumCommitter struct {
 	shard *shard
 }
 
-func (c *albumCommitter) commit(b *pebble.Batch) error {
+func (c *albumCommitter) Commit(b *pebble.Batch) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err := c.committer.commit(b)
+	err := c.committer.Commit(b)
 	if c.shard.teller.count > 0 {
 		c.images = append(c.images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
 	}

@@ -220,7 +220,7 @@ func (s *shard) trim() {
 	if !s.group.batch.Empty() || len(s.group.tasks) > 0 { // load has put something into it
 		return
 	}
-	if !s.store.reclaimer.hasTables() { // there is nothing to be dropped
+	if !s.store.MayReclaim() { // there is nothing to be dropped
 		t.promoted = 0
 	}
 	if t.promoted >= s.opts.trimLane {
@@ -237,7 +237,7 @@ func (s *shard) trim() {
 		l.trail.listed = false
 		switch {
 		case s.lanes.At(int(l.number)) != l: // it has left memory
-		case !s.store.reclaimer.hasTables():
+		case !s.store.MayReclaim():
 			l.trail.taken, l.trail.segments = 0, nil
 		default:
 			s.trimLane(l)

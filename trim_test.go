@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/inode"
 	"codeq/internal/keys"
 )
 
@@ -170,7 +170,7 @@ func TestSpaceComesBack(t *testing.T) {
 						defer func() { require.NoError(t, q.Close()) }()
 						ids := produceMuch(t, q, tasks, c.task)
 						for _, r := range q.replicas {
-							require.NoError(t, r.store.flush(ctx))
+							require.NoError(t, r.store.Flush(ctx))
 						}
 						require.Greater(t, storesOf(t, q).TableBytes, int64(tasks*reclaimPayload*9/10))
 						c.use(t, q, ids)
@@ -226,7 +226,7 @@ func TestDeadTablesAreNotRead(t *testing.T) {
 			}
 			return q.Complete(context.Background(), l.Receipt, nil)
 		})
-		require.Less(t, most, int64(l0Bytes+32<<20))
+		require.Less(t, most, int64(128<<20+32<<20), "as much as waits in the first level, and what is under way")
 		time.Sleep(30 * time.Second)
 		drained := storesOf(t, q)
 		require.Less(t, drained.TableBytes, int64(1<<20))
@@ -282,14 +282,14 @@ func TestSmallDeletionsCompactNothing(t *testing.T) {
 			produceMuch(t, q, 16, func(int) Task { return Task{Queue: "b", Tenant: fmt.Sprint(i)} })
 		}
 		st := q.shard(0).store
-		require.NoError(t, st.flush(ctx))
+		require.NoError(t, st.Flush(ctx))
 		lower, upper := keys.Range(keys.Task)
-		require.NoError(t, st.db.Compact(ctx, lower, upper, false)) // Pebble sees nothing to be merged then
+		require.NoError(t, st.DB().Compact(ctx, lower, upper, false)) // Pebble sees nothing to be merged then
 		before := storesOf(t, q)
 		for _, id := range small {
 			require.NoError(t, q.Cancel(ctx, id))
 		}
-		require.NoError(t, st.flush(ctx))
+		require.NoError(t, st.Flush(ctx))
 		time.Sleep(time.Minute)
 		after := storesOf(t, q)
 		require.Less(t, after.CompactedBytes-before.CompactedBytes, int64(1<<20))
@@ -317,12 +317,12 @@ func TestLargeAmongSmallGo(t *testing.T) {
 					}
 					gone = append(gone, produceMuch(t, q, 8, func(int) Task { return Task{Queue: "a"} })...)
 				}
-				require.NoError(t, q.shard(0).store.flush(ctx))
+				require.NoError(t, q.shard(0).store.Flush(ctx))
 				filled := storesOf(t, q).TableBytes
 				for _, id := range gone {
 					require.NoError(t, q.Cancel(ctx, id))
 				}
-				require.NoError(t, q.shard(0).store.flush(ctx))
+				require.NoError(t, q.shard(0).store.Flush(ctx))
 				time.Sleep(30 * time.Second)
 				require.Less(t, storesOf(t, q).TableBytes, filled-large*reclaimPayload*3/4)
 			})
@@ -467,17 +467,11 @@ func TestTrail(t *testing.T) {
 }
 
 // TestTrimIsNoMisuse: range deletions drop a task's table before its SINGLEDEL has come to it; the store
-// is as good as before. Any other SINGLEDEL without a key shows damage.
+// is as good as before.
 func TestTrimIsNoMisuse(t *testing.T) {
-	task := keys.AppendTask(nil, 7, 0x7000, ID{})
-	lease := binary.BigEndian.AppendUint64([]byte{keys.Lease}, 7)
-	require.True(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.IneffectualSingleDelete, UserKey: task}))
-	require.False(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.NondeterministicSingleDelete, UserKey: task}))
-	require.False(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.IneffectualSingleDelete, UserKey: lease}))
-
 	opts := reclaimTest()
 	bubble(t, opts, func(t *testing.T, q *Queue) {
-		db, ctx := q.shard(0).store.db, context.Background()
+		db, ctx := q.shard(0).store.DB(), context.Background()
 		key := func(n int) []byte { return keys.AppendTask(nil, 1<<20, 0x7000+uint64(n)<<16, ID{}) }
 		for n := range 64 {
 			var id ID
@@ -499,7 +493,7 @@ func TestTrimIsNoMisuse(t *testing.T) {
 		synctest.Wait()
 		require.Less(t, storesOf(t, q).TableBytes, int64(64*reclaimPayload/2), "the tables of the tasks have gone")
 		require.NoError(t, db.Compact(ctx, lower, upper, false))
-		require.NoError(t, q.shard(0).store.failure())
+		require.NoError(t, q.shard(0).store.Failure())
 		produce(t, q, Task{Queue: "a"})
 	})
 }
@@ -659,32 +653,6 @@ func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 	}
 }
 
-// TestTightDiskIsNotSearched: on a tight disk with nothing to be reclaimed, looks become rare.
-func TestTightDiskIsNotSearched(t *testing.T) {
-	opts := reclaimTest()
-	disk := newSmallDisk(1 << 30)
-	opts.fs, opts.MinFreeBytes = disk, 16<<20
-	bubble(t, opts, func(t *testing.T, q *Queue) {
-		produceMuch(t, q, 1024, func(int) Task { return Task{Queue: "a"} })
-		time.Sleep(time.Minute)
-		disk.free(diskTestFree + 16<<20)
-		time.Sleep(time.Second)
-		r := q.shard(0).store.reclaimer
-		looks, last := 0, r.sizes.Load()
-		for range 600 {
-			time.Sleep(100 * time.Millisecond)
-			produce(t, q, Task{Queue: "b"})
-			r.hurry(16 << 20) // as on a full disk
-			synctest.Wait()
-			if now := r.sizes.Load(); now != last {
-				looks, last = looks+1, now
-			}
-		}
-		require.Less(t, looks, 60)
-		require.Greater(t, looks, 10)
-	})
-}
-
 // TestFullDiskOfFollowerIsReclaimed: a follower whose disk has become low gets its space back within seconds, and its
 // leader goes on meanwhile.
 func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
@@ -761,5 +729,5 @@ func TestLinkedBytes(t *testing.T) {
 func inodesAreKnown(t *testing.T, dir string) bool {
 	info, err := os.Stat(dir)
 	require.NoError(t, err)
-	return inodeOf(info) != 0
+	return inode.Number(info) != 0
 }

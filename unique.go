@@ -11,6 +11,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/store"
 	"codeq/internal/wire"
 )
 
@@ -333,16 +334,16 @@ func (s *shard) lives(id ID) (bool, error) {
 	if s.leases.byID[id] != nil {
 		return true, nil
 	}
-	p, indexed, err := placeOf(s.store.db, id)
+	p, indexed, err := placeOf(s.store.DB(), id)
 	if err != nil || indexed {
 		return indexed, err
 	}
-	_, closer, err := s.store.db.Get(p.AppendKey(nil, id))
+	_, closer, err := s.store.DB().Get(p.AppendKey(nil, id))
 	if err == pebble.ErrNotFound {
 		return false, nil
 	}
 	if err != nil {
-		return false, storageError(err)
+		return false, store.Error(err)
 	}
 	return true, closer.Close()
 }

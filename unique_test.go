@@ -155,7 +155,7 @@ func (p *process) state(id ID) State {
 func (p *process) stored(prefix byte) (n int) {
 	p.t.Helper()
 	for _, s := range p.led() {
-		require.NoError(p.t, scan(s.store.db, prefix, func([]byte, []byte) error {
+		require.NoError(p.t, scan(s.store.DB(), prefix, func([]byte, []byte) error {
 			n++
 			return nil
 		}))

@@ -1,22 +1,19 @@
 package codeq
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"path/filepath"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
 	"codeq/internal/snapshot"
+	"codeq/internal/store"
 )
 
 // VerifyOptions of Verify. A nil *VerifyOptions changes nothing.
@@ -231,10 +228,9 @@ func (v *verifier) content(index int, dir string) (r ShardReport, err error) {
 	if db == nil || err != nil {
 		return r, err
 	}
-	st := &store{db: db}
-	view := &view{replica: &replica{index: index, store: st}, snap: db.NewSnapshot(), lanes: make(map[uint32]*lane)}
+	view := &view{replica: &replica{index: index}, snap: db.NewSnapshot(), lanes: make(map[uint32]*lane)}
 	view.replica.mu.RLock()
-	err = protect(func() error {
+	err = store.Protect(func() error {
 		defer view.close()
 		c := view.inspect(index, v.Shards)
 		r.Tasks = Counts(c.tasks)
@@ -291,9 +287,9 @@ func (v *verifier) store(index int, dir string, repairable bool, r *ShardReport)
 	} else if err != nil {
 		return nil, err
 	}
-	db, err := openForReading(v.fs, dir)
+	db, err := store.OpenForReading(v.fs, dir)
 	if err != nil {
-		if isIOError(err) {
+		if store.IsIOError(err) {
 			return nil, err
 		}
 		v.found(Problem{Shard: index, File: base, Text: "cannot be opened: " + err.Error(), Repairable: repairable})
@@ -315,12 +311,12 @@ func (v *verifier) tables(index int, dir string, db *pebble.DB, repairable bool)
 	for _, level := range levels {
 		for i := range level {
 			t := &level[i]
-			name := t.BackingSSTNum.String() + ".sst"
-			err := protect(func() error { return checkTable(v.fs, v.fs.PathJoin(dir, name)) })
+			name := t.BackingSSTNum.String() + store.TableSuffix
+			err := store.Protect(func() error { return checkTable(v.fs, v.fs.PathJoin(dir, name)) })
 			if err == nil {
 				continue
 			}
-			if isIOError(err) {
+			if store.IsIOError(err) {
 				return err
 			}
 			whole = false
@@ -333,64 +329,18 @@ func (v *verifier) tables(index int, dir string, db *pebble.DB, repairable bool)
 	if !whole {
 		return nil
 	}
-	if err := protect(func() error { return db.CheckLevels(nil) }); err != nil {
+	if err := store.Protect(func() error { return db.CheckLevels(nil) }); err != nil {
 		v.found(Problem{Shard: index, File: v.fs.PathBase(dir), Text: err.Error(), Repairable: repairable})
 	}
 	return nil
 }
 
 func checkTable(fsys vfs.FS, path string) error {
-	r, err := openTable(fsys, path)
+	r, err := store.OpenTable(fsys, path)
 	if err != nil {
 		return err
 	}
 	return errors.Join(r.ValidateBlockChecksums(), r.Close())
-}
-
-// openTable opens a table by its file alone.
-func openTable(fsys vfs.FS, path string) (*sstable.Reader, error) {
-	f, err := fsys.Open(path, vfs.SequentialReadsOption)
-	if err != nil {
-		return nil, err
-	}
-	readable, err := sstable.NewSimpleReadable(f)
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	opts := &pebble.Options{}
-	opts.EnsureDefaults()
-	return sstable.NewReader(context.Background(), readable, opts.MakeReaderOptions()) // an error closes the file
-}
-
-// openForReading opens a store that is left as it is.
-func openForReading(fsys vfs.FS, dir string) (db *pebble.DB, err error) {
-	err = protect(func() (err error) {
-		db, err = pebble.Open(dir, &pebble.Options{
-			FS: fsys, ReadOnly: true, FormatMajorVersion: storeFormat,
-			LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store"),
-			EventListener:   &pebble.EventListener{DataCorruption: func(pebble.DataCorruptionInfo) {}},
-		})
-		return err
-	})
-	return db, err
-}
-
-// protect makes an error of a panic, as damaged data may bring one about in Pebble.
-// REQUIRES: nothing else uses what do uses.
-func protect(do func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: panic: %v", ErrCorrupt, p)
-		}
-	}()
-	return do()
-}
-
-// isIOError reports whether the file system said that a file cannot be read, in place of
-// reading what is wrong.
-func isIOError(err error) bool {
-	path := (*fs.PathError)(nil)
-	return errors.As(err, &path) && !errors.Is(err, fs.ErrNotExist)
 }
 
 // logs verifies what a node of a cluster has beside the stores of its shards.
@@ -401,7 +351,7 @@ func (v *verifier) logs() error {
 		return err
 	}
 	if db != nil {
-		err := protect(func() error { return raftlog.Check(db) })
+		err := store.Protect(func() error { return raftlog.Check(db) })
 		if err != nil {
 			v.found(Problem{Shard: -1, File: raftDir, Text: err.Error()})
 		}

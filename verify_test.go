@@ -22,6 +22,7 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // contents is all files below a directory, but for locks.
@@ -121,7 +122,7 @@ func TestVerifyRefuses(t *testing.T) {
 func alter(t *testing.T, disk *vfs.MemFS, change func(db *pebble.DB) (alsoGone map[ID]bool)) (gone map[ID]bool) {
 	t.Helper()
 	const dir = "queue/shard-000"
-	db, err := pebble.Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: storeFormat, Logger: failstop.New(slog.New(slog.DiscardHandler), "store")})
+	db, err := pebble.Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: store.Format, Logger: failstop.New(slog.New(slog.DiscardHandler), "store")})
 	require.NoError(t, err)
 	gone = change(db)
 	require.NoError(t, db.Close())
@@ -383,7 +384,7 @@ func TestRepairOfFiles(t *testing.T) {
 // recordsIn is the keys of the tasks that the store of a shard has.
 func recordsIn(t *testing.T, disk vfs.FS, dir string) map[ID][]byte {
 	t.Helper()
-	db, err := openForReading(disk, dir)
+	db, err := store.OpenForReading(disk, dir)
 	require.NoError(t, err)
 	found := make(map[ID][]byte)
 	for _, prefix := range recordRanges {
@@ -400,7 +401,7 @@ func recordsIn(t *testing.T, disk vfs.FS, dir string) map[ID][]byte {
 // unreadable is those of the tasks of a shard of which its store, which is damaged, does not give the record.
 func unreadable(t *testing.T, disk vfs.FS, dir string, records map[ID][]byte) map[ID]bool {
 	t.Helper()
-	db, err := openForReading(disk, dir)
+	db, err := store.OpenForReading(disk, dir)
 	require.NoError(t, err)
 	lost := make(map[ID]bool)
 	for id, key := range records {
@@ -451,7 +452,7 @@ func overwrite(t *testing.T, disk vfs.FS, name string, at int64, with string) {
 // a repair gives back each task whose record can be read.
 func TestRepairAroundBlocks(t *testing.T) {
 	disk, _ := variedDisk(t)
-	opts := &pebble.Options{FS: disk, FormatMajorVersion: storeFormat}
+	opts := &pebble.Options{FS: disk, FormatMajorVersion: store.Format}
 	for i := range opts.Levels {
 		opts.Levels[i].BlockSize, opts.Levels[i].IndexBlockSize = 1<<10, 100
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // Who waits in a scope is on disk, in the order of IDs. Memory has the first of them, so that a turn passes
@@ -62,7 +63,7 @@ func (s *shard) waiting(q *queueState, scope uint64, visit func(n int, at *locat
 		}
 	}
 	if err := it.Error(); err != nil {
-		return storageError(err)
+		return store.Error(err)
 	}
 	s.fronts.end(f)
 	return nil
@@ -98,9 +99,9 @@ type rangeReader struct {
 func (r *rangeReader) open(s *shard) (it *pebble.Iterator, err error) {
 	if r.it == nil {
 		lower, upper := keys.Range(r.prefix)
-		r.it, err = s.store.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+		r.it, err = s.store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	}
-	return r.it, storageError(err)
+	return r.it, store.Error(err)
 }
 
 // read is shard.read.
@@ -116,11 +117,11 @@ func (r *rangeReader) read(s *shard, key []byte) ([]byte, error) {
 	}
 	if !found && it.SeekGEWithLimit(key, limit) != pebble.IterValid {
 		s.noteRead(0)
-		return nil, storageError(it.Error())
+		return nil, store.Error(it.Error())
 	}
 	v, err := it.ValueAndErr()
 	s.noteRead(len(v))
-	return bytes.Clone(v), storageError(err)
+	return bytes.Clone(v), store.Error(err)
 }
 
 // waiter is the blocked task at which the reader is.
@@ -131,7 +132,7 @@ func (r *rangeReader) waiter(s *shard) (w waiter, err error) {
 	}
 	v, err := r.it.ValueAndErr()
 	s.noteRead(len(v))
-	return waiter{id, bytes.Clone(v)}, storageError(err)
+	return waiter{id, bytes.Clone(v)}, store.Error(err)
 }
 
 // closeReaders ends the reading of ranges as they were before the group. Mirrors end theirs when they are sealed.

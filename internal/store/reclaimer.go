@@ -1,4 +1,4 @@
-package codeq
+package store
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/sstable"
+
+	"codeq/internal/guard"
 )
 
 // reclaimer gives the space back that dead records take in a store's tables. By itself Pebble writes
@@ -22,8 +24,8 @@ import (
 // a while after something was committed. It looks at no store that is small, and no more when nothing is
 // committed any more. In a cluster each node does so for its replicas, whoever leads them.
 type reclaimer struct {
-	store  *store
-	from   int64           // Options.reclaimFrom
+	store  *Store
+	from   int64           // Config.ReclaimFrom
 	wake   chan struct{}   // capacity 1
 	ended  chan struct{}   // closed when its goroutine has ended; nil: it was not started
 	ctx    context.Context // ends with the reclaimer
@@ -61,12 +63,15 @@ type reclaimer struct {
 	rushed     int64         // total when it last hurried; negative: it has not
 }
 
+// ReclaimFrom is how many bytes the tables of a store have, below which there is nothing to be gained by
+// reclaiming; and how many of them are dead, as a rule.
+const ReclaimFrom = 8 << 20
+
 const (
-	reclaimFrom     = 8 << 20   // bytes in the tables of a store, below which there is nothing to be gained; and dead bytes
 	reclaimFlush    = 8 << 20   // bytes committed with which a flush comes by itself soon
 	reclaimDoubt    = 64 << 10  // bytes committed around the beginning of a flush, of which it is not known which memory has them
 	reclaimPiece    = 128 << 20 // bytes in tables that are compacted at once, about; on a tight disk a quarter of what is free
-	reclaimPart     = 16        // one in so many of the bytes in tables may be dead, beside reclaimFrom
+	reclaimPart     = 16        // one in so many of the bytes in tables may be dead, beside ReclaimFrom
 	reclaimShare    = 4         // of the bytes in a range to be compacted one in so many is dead, at least
 	reclaimQuiet    = 10        // likewise when nothing is committed
 	reclaimVain     = 16        // of what a flush was for one in so many bytes turns out to be dead, at least, or the next one waits
@@ -78,14 +83,14 @@ const (
 	reclaimIdle     = 2 * time.Second        // at the most between looks there
 )
 
-func newReclaimer(opts *Options) *reclaimer {
-	r := &reclaimer{from: int64(opts.reclaimFrom), wake: make(chan struct{}, 1), rushed: -1}
+func newReclaimer(from int) *reclaimer {
+	r := &reclaimer{from: int64(from), wake: make(chan struct{}, 1), rushed: -1}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
 }
 
 // start begins to look after a store that has been opened.
-func (r *reclaimer) start(st *store) {
+func (r *reclaimer) start(st *Store) {
 	r.store = st
 	r.armed.Store(true)
 	r.next = time.Now().Add(reclaimLook)
@@ -93,7 +98,7 @@ func (r *reclaimer) start(st *store) {
 	r.ended = make(chan struct{})
 	go func() {
 		defer close(r.ended)
-		contain(st.log, "reclaimer", r.run, nil)
+		guard.Contain(st.log, "reclaimer", r.run, nil)
 	}()
 }
 
@@ -314,7 +319,7 @@ func (r *reclaimer) settle(after time.Duration) {
 func (r *reclaimer) flush() {
 	r.hasTrim.Store(false)
 	r.hasRange.Store(false)
-	if err := r.store.flush(r.ctx); err != nil && r.ctx.Err() == nil {
+	if err := r.store.Flush(r.ctx); err != nil && r.ctx.Err() == nil {
 		r.store.log.Warn("deletions could not be flushed", "err", err)
 	}
 }
@@ -364,7 +369,7 @@ type deadRange struct {
 // deadRanges returns the ranges in which deletions lie above what they delete, in the order of their keys. What
 // a deletion of a key deletes is estimated by sizes, else by the records that lie below. Deletions of ranges
 // are read: Pebble drops what lies in them when it has written them, but not what a compaction has in hand then.
-func (st *store) deadRanges(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ranges []deadRange) {
+func (st *Store) deadRanges(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ranges []deadRange) {
 	for n, level := range levels {
 		for i := range level {
 			t := &level[i]
@@ -441,9 +446,9 @@ func lowerTables(levels [][]pebble.SSTableInfo, level int, t *pebble.SSTableInfo
 }
 
 // rangeDeletions reads those of a table; none if it has just gone, or cannot be read.
-func (st *store) rangeDeletions(t *pebble.SSTableInfo) (all []deadRange) {
-	err := protect(func() error {
-		r, err := openTable(st.fs, st.pathOf(t))
+func (st *Store) rangeDeletions(t *pebble.SSTableInfo) (all []deadRange) {
+	err := Protect(func() error {
+		r, err := OpenTable(st.fs, st.pathOf(t))
 		if err != nil {
 			return err
 		}
@@ -465,8 +470,8 @@ func (st *store) rangeDeletions(t *pebble.SSTableInfo) (all []deadRange) {
 }
 
 // pathOf is the file of a table.
-func (st *store) pathOf(t *pebble.SSTableInfo) string {
-	return st.fs.PathJoin(st.dir, t.BackingSSTNum.String()+tableSuffix)
+func (st *Store) pathOf(t *pebble.SSTableInfo) string {
+	return st.fs.PathJoin(st.dir, t.BackingSSTNum.String()+TableSuffix)
 }
 
 func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
@@ -510,7 +515,7 @@ func (r *reclaimer) compact() (found bool) {
 		}
 	}
 	for i := range pieces {
-		if r.ctx.Err() != nil || r.store.failure() != nil {
+		if r.ctx.Err() != nil || r.store.Failure() != nil {
 			return true
 		}
 		if r.trimWaits() {

@@ -1,39 +1,41 @@
-package codeq
+package store
 
 import "github.com/cockroachdb/pebble/v2"
 
-// caches are shared by the stores of all shards.
+// Caches are shared by the stores of all shards.
 //
 // Pebble takes what memtables occupy out of the block cache, so that one of CacheBytes would hold nothing.
 // The cache is therefore larger, by what memtables occupy at the most, and each store keeps for itself
 // what its own do not occupy at the time (memTableShare): what is left, CacheBytes, is for readers.
-type caches struct {
+type Caches struct {
 	blocks *pebble.Cache
 	files  *pebble.FileCache
 }
 
 const openFiles = 1000
 
-func newCaches(opts *Options, shards int) *caches {
-	blocks := pebble.NewCache(opts.CacheBytes + int64(shards)*memTableShareOf(opts))
-	return &caches{blocks: blocks, files: pebble.NewFileCache(shards, openFiles)}
+// NewCaches returns the caches of so many stores, with cacheBytes for readers.
+func NewCaches(cacheBytes int64, memTableBytes, stores int) *Caches {
+	blocks := pebble.NewCache(cacheBytes + int64(stores)*memTableShareOf(memTableBytes))
+	return &Caches{blocks: blocks, files: pebble.NewFileCache(stores, openFiles)}
 }
 
-func (c *caches) close() {
+// Close releases the caches. REQUIRES: the stores are closed.
+func (c *Caches) Close() {
 	c.files.Unref()
 	c.blocks.Unref()
 }
 
-// memTableShareOf is how much of the cache is for the memtables of a shard: those that are filled before
+// memTableShareOf is how much of the cache is for the memtables of a store: those that are filled before
 // commits wait for flushes, one that a commit begins nevertheless, and one that Pebble keeps for the next.
-func memTableShareOf(opts *Options) int64 { return int64(memTables+2) * int64(opts.MemTableBytes) }
+func memTableShareOf(memTableBytes int) int64 { return int64(MemTables+2) * int64(memTableBytes) }
 
 // memTableShare is what a store keeps of the block cache for its memtables, beside what those occupy.
 // The goroutine that commits owns it.
 type memTableShare struct {
 	cache    *pebble.Cache
 	size     int64  // memTableShareOf
-	memTable int64  // Options.MemTableBytes
+	memTable int64  // Config.MemTableBytes
 	kept     int64  // bytes
 	release  func() // gives back what is kept; nil: nothing is
 }

@@ -1,4 +1,4 @@
-package codeq
+package store
 
 import (
 	"encoding/binary"
@@ -25,11 +25,7 @@ type partition struct {
 	deep atomic.Pointer[[]uint32] // numbers of deep lanes, ascending
 }
 
-const (
-	deepLane  = 1 << 15 // tasks on disk only from which on a lane is deep, each of so many
-	deepTask  = 2 << 10 // bytes counting once more
-	deepLanes = 64      // at the most
-)
+const deepLanes = 64 // at the most
 
 func (p *partition) lanes() []uint32 {
 	if l := p.deep.Load(); l != nil {

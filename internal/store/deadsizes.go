@@ -1,4 +1,4 @@
-package codeq
+package store
 
 import (
 	"bytes"
@@ -136,7 +136,7 @@ func (r *reclaimer) takeKeys(all []deleting, size sampleSize) {
 }
 
 // sampleOf reads the keys of deletions in a table, unless it has just gone, or cannot be read.
-func (st *store) sampleOf(t *pebble.SSTableInfo, most int) (keys sample, ok bool) {
+func (st *Store) sampleOf(t *pebble.SSTableInfo, most int) (keys sample, ok bool) {
 	err := st.readTable(t, func(it sstable.Iterator) {
 		seen := 0
 		for kv := it.First(); kv != nil; kv = it.Next() {
@@ -156,7 +156,7 @@ func (st *store) sampleOf(t *pebble.SSTableInfo, most int) (keys sample, ok bool
 }
 
 // sizesIn adds the bytes that a table takes for records of keys that other tables delete, by those.
-func (st *store) sizesIn(o *pebble.SSTableInfo, all []sought, sum map[*pebble.SSTableInfo]uint64) {
+func (st *Store) sizesIn(o *pebble.SSTableInfo, all []sought, sum map[*pebble.SSTableInfo]uint64) {
 	slices.SortFunc(all, func(a, b sought) int { return bytes.Compare(a.key, b.key) })
 	raw := max(1, o.TableStats.RawKeySize+o.TableStats.RawValueSize, o.Size) // it is not larger than what is in it
 	_ = st.readTable(o, func(it sstable.Iterator) {                          // what has just gone is nobody's
@@ -175,9 +175,9 @@ func isDeletion(kind pebble.InternalKeyKind) bool {
 }
 
 // readTable has a table read beside Pebble.
-func (st *store) readTable(t *pebble.SSTableInfo, read func(sstable.Iterator)) error {
-	return protect(func() error {
-		r, err := openTable(st.fs, st.pathOf(t))
+func (st *Store) readTable(t *pebble.SSTableInfo, read func(sstable.Iterator)) error {
+	return Protect(func() error {
+		r, err := OpenTable(st.fs, st.pathOf(t))
 		if err != nil {
 			return err
 		}

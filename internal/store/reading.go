@@ -1,0 +1,62 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/sstable"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/base"
+	"codeq/internal/failstop"
+)
+
+// OpenForReading opens a store that is left as it is.
+func OpenForReading(fsys vfs.FS, dir string) (db *pebble.DB, err error) {
+	err = Protect(func() (err error) {
+		db, err = pebble.Open(dir, &pebble.Options{
+			FS: fsys, ReadOnly: true, FormatMajorVersion: Format,
+			LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store"),
+			EventListener:   &pebble.EventListener{DataCorruption: func(pebble.DataCorruptionInfo) {}},
+		})
+		return err
+	})
+	return db, err
+}
+
+// OpenTable opens a table by its file alone.
+func OpenTable(fsys vfs.FS, path string) (*sstable.Reader, error) {
+	f, err := fsys.Open(path, vfs.SequentialReadsOption)
+	if err != nil {
+		return nil, err
+	}
+	readable, err := sstable.NewSimpleReadable(f)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	opts := &pebble.Options{}
+	opts.EnsureDefaults()
+	return sstable.NewReader(context.Background(), readable, opts.MakeReaderOptions()) // an error closes the file
+}
+
+// Protect makes an error of a panic, as damaged data may bring one about in Pebble.
+// REQUIRES: nothing else uses what do uses.
+func Protect(do func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: panic: %v", base.ErrCorrupt, p)
+		}
+	}()
+	return do()
+}
+
+// IsIOError reports whether the file system said that a file cannot be read, in place of
+// reading what is wrong.
+func IsIOError(err error) bool {
+	path := (*fs.PathError)(nil)
+	return errors.As(err, &path) && !errors.Is(err, fs.ErrNotExist)
+}

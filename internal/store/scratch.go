@@ -1,0 +1,40 @@
+package store
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/failstop"
+)
+
+// Scratch is a store that a repair writes once. It has no log: what is in it is whole when it was flushed.
+type Scratch struct {
+	db    *pebble.DB
+	latch *failstop.Latch
+}
+
+const scratchMemTable = 16 << 20
+
+// NewScratch makes a store in a directory that does not exist.
+func NewScratch(fsys vfs.FS, dir string) (*Scratch, error) {
+	latch := failstop.New(slog.New(slog.DiscardHandler), "store")
+	db, err := latch.Open(dir, &pebble.Options{
+		FS: fsys, DisableWAL: true, FormatMajorVersion: Format, MemTableSize: scratchMemTable,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Scratch{db, latch}, nil
+}
+
+// DB is the store, which is written by batches.
+func (s *Scratch) DB() *pebble.DB { return s.db }
+
+// Flush writes all to tables. It returns the first error, such as that of a full disk.
+func (s *Scratch) Flush() error { return flush(context.Background(), s.db, s.latch) }
+
+// Close closes the store, and returns why it has failed, if it has. It seals nothing.
+func (s *Scratch) Close() error { return s.latch.Close(s.db) }

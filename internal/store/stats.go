@@ -1,0 +1,47 @@
+package store
+
+import (
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/inode"
+)
+
+// Stats is what a store holds, and what it has written since it was opened.
+type Stats struct {
+	*pebble.Metrics
+	DiskBytes   int64 // the size of its files
+	DeadBytes   int64 // how much of its tables is of records that have been deleted: an estimate
+	LinkedBytes int64 // how much of them is in files that have other links; 0: not known
+}
+
+// Stats tells what the store holds. It reads the tables that delete ranges.
+func (st *Store) Stats() Stats {
+	m := st.db.Metrics()
+	s := Stats{
+		Metrics:   m,
+		DiskBytes: int64(m.DiskSpaceUsage() - m.WAL.PhysicalSize + max(m.WAL.PhysicalSize, m.WAL.Size)), // Pebble forgets what the current log has grown by
+	}
+	levels := st.reclaimer.levels()
+	for _, dead := range st.deadRanges(levels, st.reclaimer.sizes.Load()) {
+		s.DeadBytes += int64(dead.dead)
+	}
+	size := int64(0)
+	for i := range m.Levels {
+		size += m.Levels[i].TablesSize
+	}
+	s.DeadBytes = min(s.DeadBytes, size)
+	s.LinkedBytes = st.linkedBytes(levels)
+	return s
+}
+
+// linkedBytes is the size of those tables whose files have other links.
+func (st *Store) linkedBytes(levels [][]pebble.SSTableInfo) (bytes int64) {
+	for _, level := range levels {
+		for i := range level {
+			if info, err := st.fs.Stat(st.pathOf(&level[i])); err == nil && inode.Links(info) > 1 {
+				bytes += int64(level[i].Size)
+			}
+		}
+	}
+	return bytes
+}

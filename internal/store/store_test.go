@@ -1,0 +1,80 @@
+package store
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"path"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+)
+
+// openTest makes a store; whoever asks for it closes it.
+func openTest(t *testing.T, c Config) *Store {
+	c.Log = slog.New(slog.DiscardHandler)
+	shared := NewCaches(16<<20, c.MemTableBytes, 1)
+	t.Cleanup(shared.Close)
+	st, err := Open("store", c, shared, true)
+	require.NoError(t, err)
+	return st
+}
+
+// TestMisuse: a SINGLEDEL of a task without its key follows from range deletions. Any other SINGLEDEL without
+// a key shows damage.
+func TestMisuse(t *testing.T) {
+	task := keys.AppendTask(nil, 7, 0x7000, keys.ID{})
+	lease := binary.BigEndian.AppendUint64([]byte{keys.Lease}, 7)
+	require.True(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.IneffectualSingleDelete, UserKey: task}))
+	require.False(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.NondeterministicSingleDelete, UserKey: task}))
+	require.False(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.IneffectualSingleDelete, UserKey: lease}))
+}
+
+// TestCorruptionInCompaction: a compaction that resolves SINGLEDELs meets a damaged
+// block. The store ends, and the process does not.
+func TestCorruptionInCompaction(t *testing.T) {
+	disk := vfs.NewMem()
+	st := openTest(t, Config{FS: disk, MemTableBytes: 256 << 10})
+	const n = 2000
+	key := func(i int) []byte { return fmt.Appendf(nil, "%06d", i) }
+	rng := rand.New(rand.NewPCG(9, 9))
+	for i := range n {
+		value := make([]byte, 100)
+		for j := range value {
+			value[j] = byte(rng.Uint32())
+		}
+		require.NoError(t, st.DB().Set(key(i), value, nil))
+	}
+	require.NoError(t, st.Flush(context.Background()))
+	require.NoError(t, st.DB().Compact(context.Background(), key(0), key(n), false))
+	names, err := disk.List("store")
+	require.NoError(t, err)
+	for _, name := range names {
+		if path.Ext(name) == ".sst" {
+			f, err := disk.OpenReadWrite("store/"+name, vfs.WriteCategoryUnspecified)
+			require.NoError(t, err)
+			_, err = f.WriteAt([]byte("damage"), 50_000)
+			require.NoError(t, errors.Join(err, f.Close()))
+		}
+	}
+	for i := range n {
+		require.NoError(t, st.DB().SingleDelete(key(i), nil))
+	}
+	require.NoError(t, st.Flush(context.Background()))
+	go func() { _ = st.DB().Compact(context.Background(), key(0), key(n), false) }()
+	require.Eventually(t, func() bool { return st.Failure() != nil }, 20*time.Second, time.Millisecond)
+	require.ErrorIs(t, st.Failure(), base.ErrCorrupt)
+	b := st.DB().NewBatch()
+	require.NoError(t, b.Set([]byte("x"), nil, nil))
+	require.ErrorIs(t, st.Commit(b), base.ErrCorrupt)
+	require.ErrorIs(t, st.Close(), base.ErrCorrupt)
+}
