@@ -2,8 +2,6 @@ package codeq
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -107,7 +106,7 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 		if err != nil {
 			err = errors.Join(err, c.remove())
 		}
-		err = errors.Join(err, c.close())
+		err = errors.Join(err, c.Close())
 	}()
 	// What is in memory is written while the shards are at work, so that little is
 	// left to be copied while they are not.
@@ -123,13 +122,13 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	if err := q.eachReplica(func(r *replica) error { return c.adopt(r.index, q) }); err != nil {
 		return err
 	}
-	if err := c.fs.Remove(c.fs.PathJoin(c.path, unfinishedName)); err != nil {
+	if err := c.FS.Remove(c.FS.PathJoin(c.Path, unfinishedName)); err != nil {
 		return err
 	}
-	if err := syncDirectory(c.fs, c.path); err != nil { // the shards' names
+	if err := manifest.SyncDirectory(c.FS, c.Path); err != nil { // the shards' names
 		return err
 	}
-	return c.write()
+	return c.Write()
 }
 
 // eachReplica calls do for all shards at the same time.
@@ -149,7 +148,7 @@ func (q *Queue) eachReplica(do func(r *replica) error) error {
 
 // queueCopy is the directory of a copy, locked until it is complete.
 type queueCopy struct {
-	directory
+	*manifest.Directory
 	existed bool // and was empty
 }
 
@@ -160,49 +159,47 @@ func (q *Queue) beginCopy(dir string) (*queueCopy, error) {
 	if err != nil {
 		return nil, err
 	}
-	rel, err := filepath.Rel(q.dir.path, path)
+	rel, err := filepath.Rel(q.dir.Path, path)
 	if dir == "" || err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
-		return nil, &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.path}
+		return nil, &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.Path}
 	}
-	var id [16]byte
-	_, _ = rand.Read(id[:]) // never fails
-	c := &queueCopy{directory: directory{
-		manifest: manifest{Format: format, Shards: len(q.replicas), ID: hex.EncodeToString(id[:])}, fs: fsys, path: path,
-	}}
+	c := &queueCopy{Directory: manifest.New(fsys, path, manifest.Manifest{
+		Format: manifest.Format, Shards: len(q.replicas), ID: manifest.NewID(),
+	})}
 	if c.existed, err = isEmpty(fsys, path); err != nil {
 		return nil, err
 	}
-	if err := c.mark(fsys.PathJoin(q.dir.path, manifestName)); errors.Is(err, fs.ErrExist) {
+	if err := c.mark(fsys.PathJoin(q.dir.Path, manifest.Name)); errors.Is(err, fs.ErrExist) {
 		return nil, err
 	} else if err != nil {
 		return nil, fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
 	}
-	if c.lock, err = fsys.Lock(fsys.PathJoin(path, lockName)); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: %w", ErrLocked, err), fsys.Remove(fsys.PathJoin(path, unfinishedName)))
+	if err := c.Lock(); err != nil {
+		return nil, errors.Join(err, fsys.Remove(fsys.PathJoin(path, unfinishedName)))
 	}
 	return c, nil
 }
 
-// mark makes the directory with a link to manifest in it, durably, or puts that into the empty one that
-// exists.
-func (c *queueCopy) mark(manifest string) error {
+// mark makes the directory with a link to the manifest of the queue in it, durably, or puts that into
+// the empty one that exists.
+func (c *queueCopy) mark(original string) error {
 	if c.existed {
-		return errors.Join(c.fs.Link(manifest, c.fs.PathJoin(c.path, unfinishedName)), syncDirectory(c.fs, c.path))
+		return errors.Join(c.FS.Link(original, c.FS.PathJoin(c.Path, unfinishedName)), manifest.SyncDirectory(c.FS, c.Path))
 	}
-	temp := c.path + "." + c.ID[:8] + ".unfinished"
-	if err := makeDirectory(c.fs, temp); err != nil {
+	temp := c.Path + "." + c.ID[:8] + ".unfinished"
+	if err := manifest.MakeDirectory(c.FS, temp); err != nil {
 		return err
 	}
-	err := errors.Join(c.fs.Link(manifest, c.fs.PathJoin(temp, unfinishedName)), syncDirectory(c.fs, temp))
+	err := errors.Join(c.FS.Link(original, c.FS.PathJoin(temp, unfinishedName)), manifest.SyncDirectory(c.FS, temp))
 	if err == nil {
-		if err = c.fs.Rename(temp, c.path); err == nil {
-			return syncDirectory(c.fs, c.fs.PathDir(c.path))
+		if err = c.FS.Rename(temp, c.Path); err == nil {
+			return manifest.SyncDirectory(c.FS, c.FS.PathDir(c.Path))
 		}
-		if _, emptyErr := isEmpty(c.fs, c.path); emptyErr != nil { // somebody else has been faster
+		if _, emptyErr := isEmpty(c.FS, c.Path); emptyErr != nil { // somebody else has been faster
 			err = emptyErr
 		}
 	}
-	return errors.Join(err, c.fs.RemoveAll(temp))
+	return errors.Join(err, c.FS.RemoveAll(temp))
 }
 
 // isEmpty reports whether a directory exists, and makes sure that nothing is in it.
@@ -219,7 +216,7 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 	}
 	for _, name := range names {
 		switch name {
-		case lockName:
+		case manifest.LockName:
 		case unfinishedName:
 			return true, fmt.Errorf("%w: it holds what is left of an unfinished checkpoint", fs.ErrExist)
 		default:
@@ -229,7 +226,7 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 	return true, nil
 }
 
-// placeFor is absolute for a directory that need not exist.
+// placeFor makes two names of one directory equal, as manifest.Open does. It need not exist.
 func placeFor(fsys vfs.FS, dir string) (string, error) {
 	if fsys != vfs.Default {
 		return filepath.Clean(dir), nil
@@ -252,14 +249,14 @@ func placeFor(fsys vfs.FS, dir string) (string, error) {
 // remove removes what beginCopy and its callers have made. The manifest goes
 // first: without it the rest is no queue.
 func (c *queueCopy) remove() error {
-	_ = c.fs.Remove(c.fs.PathJoin(c.path, manifestName)) // does not exist, as a rule
+	_ = c.FS.Remove(c.FS.PathJoin(c.Path, manifest.Name)) // does not exist, as a rule
 	if !c.existed {
-		return c.fs.RemoveAll(c.path)
+		return c.FS.RemoveAll(c.Path)
 	}
-	names, err := c.fs.List(c.path)
+	names, err := c.FS.List(c.Path)
 	errs := []error{err}
 	for _, name := range names {
-		errs = append(errs, c.fs.RemoveAll(c.fs.PathJoin(c.path, name)))
+		errs = append(errs, c.FS.RemoveAll(c.FS.PathJoin(c.Path, name)))
 	}
 	return errors.Join(errs...)
 }
@@ -277,7 +274,7 @@ func (c *queueCopy) cut(ctx context.Context, q *Queue) error {
 			return err
 		}
 		for i := range q.replicas {
-			if err := c.fs.RemoveAll(shardDir(c.fs, c.path, i)); err != nil {
+			if err := c.FS.RemoveAll(manifest.ShardDir(c.FS, c.Path, i)); err != nil {
 				return err
 			}
 		}
@@ -294,27 +291,29 @@ func (c *queueCopy) tryCut(ctx context.Context, q *Queue) error {
 		if err := r.reach(h.applied[r.index]); err != nil {
 			return err
 		}
-		return r.use(func(st *store.Store) error { return st.CheckpointUnsynced(c.path, shardDir(c.fs, c.path, r.index)) })
+		return r.use(func(st *store.Store) error {
+			return st.CheckpointUnsynced(c.Path, manifest.ShardDir(c.FS, c.Path, r.index))
+		})
 	})
 	if err := errors.Join(err, h.resume()); err != nil {
 		return err
 	}
-	q.opts.log.Info("shards stood still for a checkpoint", "dir", c.path, "for", time.Since(began))
+	q.opts.log.Info("shards stood still for a checkpoint", "dir", c.Path, "for", time.Since(began))
 	return nil
 }
 
 // adopt opens the copy of a shard, gives it the identity of the copy, which is a queue by
 // itself, and makes it durable.
 func (c *queueCopy) adopt(index int, q *Queue) error {
-	dir := shardDir(c.fs, c.path, index)
+	dir := manifest.ShardDir(c.FS, c.Path, index)
 	config := q.opts.storeConfig()
-	config.FS, config.Durability, config.Still = store.DeferSync(c.fs, dir), store.Disk, true
+	config.FS, config.Durability, config.Still = store.DeferSync(c.FS, dir), store.Disk, true
 	st, err := store.Open(dir, config, q.caches, false)
 	if err != nil {
 		return err
 	}
 	b := st.DB().NewBatch()
-	_ = b.Set([]byte{keys.Meta}, []byte(c.identity(index)), nil) // fails for indexed batches only
+	_ = b.Set([]byte{keys.Meta}, []byte(c.Identity(index)), nil) // fails for indexed batches only
 	err = secede(st.DB(), b)
 	if err == nil {
 		err = st.Commit(b)
@@ -322,7 +321,7 @@ func (c *queueCopy) adopt(index int, q *Queue) error {
 	if err := errors.Join(err, b.Close(), st.Close()); err != nil {
 		return err
 	}
-	return syncFiles(c.fs, dir)
+	return syncFiles(c.FS, dir)
 }
 
 // secede deletes what a store has of a cluster.
@@ -360,5 +359,5 @@ func syncFiles(fsys vfs.FS, dir string) error {
 			return err
 		}
 	}
-	return syncDirectory(fsys, dir)
+	return manifest.SyncDirectory(fsys, dir)
 }

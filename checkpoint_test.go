@@ -22,6 +22,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
 )
 
 // copyLoad is a queue at work of which copies are made. What its producers and
@@ -404,7 +406,7 @@ func TestCheckpointRefuses(t *testing.T) {
 	writeFile(t, filepath.Join(root, "left", unfinishedName), "{}")
 	require.NoError(t, os.Symlink(filepath.Join(root, "queue"), filepath.Join(root, "alias")))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "locked"), 0o755))
-	lock, err := vfs.Default.Lock(filepath.Join(root, "locked", lockName))
+	lock, err := vfs.Default.Lock(filepath.Join(root, "locked", manifest.LockName))
 	require.NoError(t, err)
 	for _, c := range []struct {
 		dir  string

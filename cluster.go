@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/peer"
 	"codeq/internal/raftlog"
 	"codeq/internal/snapshot"
@@ -188,7 +188,7 @@ func (q *Queue) newNode() *node {
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.claims = newClaimTable(n)
-	n.room = newLogRoom(q.opts, q.dir.path, n.log)
+	n.room = newLogRoom(q.opts, q.dir.Path, n.log)
 	q.node = n
 	return n
 }
@@ -205,7 +205,7 @@ func (n *node) open() error {
 	}
 	for _, r := range q.replicas {
 		if err := n.startRaft(r); err != nil {
-			return fmt.Errorf("codeq: start shard %d of %s: %w", r.index, q.dir.path, err)
+			return fmt.Errorf("codeq: start shard %d of %s: %w", r.index, q.dir.Path, err)
 		}
 	}
 	n.ready.Store(true)
@@ -225,28 +225,19 @@ func (n *node) open() error {
 	return nil
 }
 
-// What a node has in its directory beside the stores of its shards.
-const (
-	raftDir   = "raft"
-	votesFile = "votes"
-)
-
-// metaDir is the directory of a shard's snapshots.
-func metaDir(fs vfs.FS, dir string, index int) string { return shardDir(fs, dir, index) + ".raft" }
-
 // openReplicas opens the stores of the shards, and the logs.
 func (n *node) openReplicas() (err error) {
 	q := n.queue
-	fs, dir := q.dir.fs, q.dir.path
+	fs, dir := q.dir.FS, q.dir.Path
 	for i := range q.replicas {
 		r := &replica{
 			index: i, node: n, ended: make(chan *shard, 1), kept: make(chan struct{}, 1),
 			office: newOffice(), growth: growth{due: make(chan struct{}, 1)},
 		}
 		q.replicas[i] = r
-		meta := metaDir(fs, dir, i)
+		meta := manifest.MetaDir(fs, dir, i)
 		if q.dir.Creating {
-			if err := errors.Join(fs.RemoveAll(meta), fs.RemoveAll(shardDir(fs, dir, i))); err != nil {
+			if err := errors.Join(fs.RemoveAll(meta), fs.RemoveAll(manifest.ShardDir(fs, dir, i))); err != nil {
 				return err
 			}
 		}
@@ -257,16 +248,16 @@ func (n *node) openReplicas() (err error) {
 			return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, err)
 		}
 	}
-	n.logs, err = raftlog.Open(fs.PathJoin(dir, raftDir), raftlog.Options{
+	n.logs, err = raftlog.Open(fs.PathJoin(dir, manifest.RaftDir), raftlog.Options{
 		FS: fs, Sync: logSync[q.opts.Durability], Logger: n.log,
 	})
 	if err != nil {
 		return fmt.Errorf("codeq: open the log of %s: %w", dir, damageOf(err))
 	}
-	if n.stable, err = n.opts.stable(fs.PathJoin(dir, votesFile)); err != nil {
+	if n.stable, err = n.opts.stable(fs.PathJoin(dir, manifest.VotesFile)); err != nil {
 		return fmt.Errorf("codeq: open the votes of %s: %w", dir, damageOf(err))
 	}
-	return q.dir.finishCreation()
+	return q.dir.FinishCreation()
 }
 
 func openVotes(path string) (raftlog.Stables, error) {

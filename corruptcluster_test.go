@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 )
 
@@ -89,7 +90,7 @@ func TestCorruptionOfANode(t *testing.T) {
 		c := &corruptible{t: t, disk: image, content: make(map[string][]byte)}
 		c.add("queue")
 		c.files = slices.DeleteFunc(c.files, func(name string) bool {
-			return strings.Contains(name, "OPTIONS-") || path.Base(name) == manifestName || image == killed && path.Ext(name) == ".log" // a power loss, too, leaves logs with parts that cannot be read
+			return strings.Contains(name, "OPTIONS-") || path.Base(name) == manifest.Name || image == killed && path.Ext(name) == ".log" // a power loss, too, leaves logs with parts that cannot be read
 		})
 		noticed := make(map[string]int)
 		for begun, n := time.Now(), 0; n < 2*len(c.files) || time.Since(begun) < *corruptFor; n++ {

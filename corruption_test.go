@@ -17,6 +17,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
 )
 
 var (
@@ -260,7 +262,7 @@ func (c *corruptible) try(name string, bit int) bool {
 		require.Empty(t, otherLines(c.want, seen), what)
 		return false
 	}
-	if path.Base(name) == manifestName {
+	if path.Base(name) == manifest.Name {
 		require.True(t, errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotQueue), "%s: %v", what, err)
 	} else {
 		require.ErrorIs(t, err, ErrCorrupt, what)
@@ -347,7 +349,7 @@ func TestCorruption(t *testing.T) {
 				}
 			}
 			t.Logf("tried %v, noticed %v", tried, noticed)
-			for _, kind := range []string{".sst", ".log", "MANIFEST-", "OPTIONS-", manifestName} {
+			for _, kind := range []string{".sst", ".log", "MANIFEST-", "OPTIONS-", manifest.Name} {
 				require.True(t, tried[kind] > 0 || image.name == "killed" && kind == ".log", kind)
 				if image.name == "closed" {
 					require.NotZero(t, noticed[kind], kind)

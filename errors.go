@@ -51,19 +51,19 @@ var (
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
 	// ErrNotMember: the directory is not that of the node of the cluster as which it was to be opened.
-	ErrNotMember = errors.New("codeq: directory is not that of the node")
+	ErrNotMember = base.ErrNotMember
 
 	// ErrNotQueue: Open was given a directory that holds something else.
-	ErrNotQueue = errors.New("codeq: directory is not a queue")
+	ErrNotQueue = base.ErrNotQueue
 	// ErrFormat: the queue was written by a version of codeq with another format.
-	ErrFormat = errors.New("codeq: unknown storage format")
+	ErrFormat = base.ErrFormat
 	// ErrShardCount: Options.Shards differs from the count fixed at creation.
-	ErrShardCount = errors.New("codeq: shard count differs")
+	ErrShardCount = base.ErrShardCount
 	// ErrLocked: another process, or another Queue of this one, has the directory open.
-	ErrLocked = errors.New("codeq: directory is locked")
+	ErrLocked = base.ErrLocked
 	// ErrCopied: the files are a copy that was made while the queue was open, or after its
 	// process had died: see Options.AcceptCopy. Checkpoint copies a queue that is open.
-	ErrCopied = errors.New("codeq: directory is a copy of a queue that was not closed")
+	ErrCopied = base.ErrCopied
 	// ErrCorrupt: stored data is damaged, or contradicts itself; see Verify.
 	ErrCorrupt = base.ErrCorrupt
 

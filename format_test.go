@@ -26,6 +26,7 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -150,11 +151,11 @@ func makeGolden(t *testing.T) {
 	q, take := goldenQueue(t, disk)
 	tasks, err := q.list()
 	require.NoError(t, err)
-	archive(t, golden(format, "killed"), cloneOf(disk), tasks)
+	archive(t, golden(manifest.Format, "killed"), cloneOf(disk), tasks)
 	take()
 	tasks, err = q.list()
 	require.NoError(t, errors.Join(err, q.Close()))
-	archive(t, golden(format, "closed"), disk, tasks)
+	archive(t, golden(manifest.Format, "closed"), disk, tasks)
 }
 
 func archive(t *testing.T, name string, disk *vfs.MemFS, tasks map[ID]*TaskInfo) {
@@ -189,7 +190,7 @@ func filesBelow(t *testing.T, disk vfs.FS, dir string) map[string]string {
 		switch {
 		case info.IsDir():
 			maps.Copy(files, filesBelow(t, disk, name))
-		case path.Base(name) != lockName:
+		case path.Base(name) != manifest.LockName:
 			f, err := disk.Open(name)
 			require.NoError(t, err)
 			b, err := io.ReadAll(f)
@@ -229,7 +230,7 @@ func unpack(t *testing.T, name string) (disk *vfs.MemFS, tasks map[ID]*TaskInfo)
 	}
 	require.NoError(t, f.Close())
 	for _, dir := range []string{"", "queue", "queue/shard-000", "queue/shard-001", "queue/shard-002"} {
-		require.NoError(t, syncDirectory(disk, dir))
+		require.NoError(t, manifest.SyncDirectory(disk, dir))
 	}
 	return disk, tasks
 }
@@ -249,7 +250,7 @@ func TestFormats(t *testing.T) {
 	if *writeGolden {
 		makeGolden(t)
 	}
-	for f := oldestFormat; f <= format; f++ {
+	for f := manifest.OldestFormat; f <= manifest.Format; f++ {
 		for _, how := range []string{"closed", "killed"} {
 			t.Run(fmt.Sprint(f, " ", how), func(t *testing.T) {
 				disk, want := unpack(t, golden(f, how))
@@ -273,9 +274,9 @@ func TestFormats(t *testing.T) {
 				q.quiesce(t)
 				require.NoError(t, errors.Join(q.checkAll(), q.checkMemory(), q.Close()))
 
-				m, err := readManifest(disk, "queue")
+				m, err := manifest.Read(disk, "queue")
 				require.NoError(t, err)
-				require.Equal(t, format, m.Format)
+				require.Equal(t, manifest.Format, m.Format)
 				r = verifyImage(t, disk, false)
 				require.True(t, r.OK(), "%v", r.Problems)
 				finishGolden(t, disk)
@@ -287,7 +288,7 @@ func TestFormats(t *testing.T) {
 // requireOutbound makes sure that a message is under way from the first shard.
 func requireOutbound(t *testing.T, disk vfs.FS) {
 	t.Helper()
-	db, err := store.OpenForReading(disk, shardDir(disk, "queue", 0))
+	db, err := store.OpenForReading(disk, manifest.ShardDir(disk, "queue", 0))
 	require.NoError(t, err)
 	first(t, db, keys.Outbound, nil)
 	require.NoError(t, db.Close())
@@ -359,7 +360,7 @@ func finishGolden(t *testing.T, disk *vfs.MemFS) {
 func TestRaiseInterrupted(t *testing.T) {
 	rng := seeded(t)
 	for _, how := range []string{"closed", "killed"} {
-		golden, want := unpack(t, golden(oldestFormat, how))
+		golden, want := unpack(t, golden(manifest.OldestFormat, how))
 		want = inUTC(want)
 		formats := make(map[int]int)
 		step := func(stop int) int { return 1 + stop/3 } // the manifest comes first
@@ -387,7 +388,7 @@ func TestRaiseInterrupted(t *testing.T) {
 			if last {
 				break
 			}
-			m, err := readManifest(image, "queue")
+			m, err := manifest.Read(image, "queue")
 			require.NoError(t, err)
 			formats[m.Format]++
 			r := verifyImage(t, image, false)
@@ -405,19 +406,19 @@ func TestRaiseInterrupted(t *testing.T) {
 }
 
 // ofOldFormat has the directory of a closed queue be one of the oldest format.
-func ofOldFormat(t *testing.T, disk vfs.FS, identity func(m *manifest, index int) string) {
+func ofOldFormat(t *testing.T, disk vfs.FS, identity func(m *manifest.Manifest, index int) string) {
 	t.Helper()
-	m, err := readManifest(disk, "queue")
+	m, err := manifest.Read(disk, "queue")
 	require.NoError(t, err)
 	for i := range m.Shards {
-		dir := shardDir(disk, "queue", i)
+		dir := manifest.ShardDir(disk, "queue", i)
 		db, err := failstop.New(slog.New(slog.DiscardHandler), "store").Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: store.Format})
 		require.NoError(t, err)
 		require.NoError(t, db.Set([]byte{keys.Meta}, []byte(identity(m, i)), nil))
 		require.NoError(t, errors.Join(db.Flush(), db.Close(), integrity.Seal(disk, dir)))
 	}
-	m.Format = oldestFormat
-	require.NoError(t, (&directory{manifest: *m, fs: disk, path: "queue"}).write())
+	m.Format = manifest.OldestFormat
+	require.NoError(t, manifest.New(disk, "queue", *m).Write())
 }
 
 // TestRaiseOfNode: a node of a cluster of an older format is raised, and its leaders raise the shards.
@@ -428,7 +429,7 @@ func TestRaiseOfNode(t *testing.T) {
 	require.NoError(t, err)
 	id, err := q.Produce(ctx, Task{Queue: "a"})
 	require.NoError(t, errors.Join(err, q.Close()))
-	ofOldFormat(t, disk, func(m *manifest, i int) string { return replicaIdentity(oldestFormat, i, m.Shards) })
+	ofOldFormat(t, disk, func(m *manifest.Manifest, i int) string { return replicaIdentity(manifest.OldestFormat, i, m.Shards) })
 	r := verifyImage(t, disk, false)
 	require.True(t, r.OK(), "%v", r.Problems)
 
@@ -441,19 +442,19 @@ func TestRaiseOfNode(t *testing.T) {
 	for i, r := range q.replicas {
 		got, err := lookup(r.store.DB(), []byte{keys.Meta})
 		require.NoError(t, err)
-		require.Equal(t, replicaIdentity(format, i, len(q.replicas)), string(got))
+		require.Equal(t, replicaIdentity(manifest.Format, i, len(q.replicas)), string(got))
 	}
 	require.NoError(t, q.Close())
-	m, err := readManifest(disk, "queue")
+	m, err := manifest.Read(disk, "queue")
 	require.NoError(t, err)
-	require.Equal(t, format, m.Format)
+	require.Equal(t, manifest.Format, m.Format)
 	r = verifyImage(t, disk, false)
 	require.True(t, r.OK(), "%v", r.Problems)
 }
 
 // TestRaiseByRepair: a repair writes the current format, and says so before.
 func TestRaiseByRepair(t *testing.T) {
-	disk, want := unpack(t, golden(oldestFormat, "closed"))
+	disk, want := unpack(t, golden(manifest.OldestFormat, "closed"))
 	alter(t, disk, func(db *pebble.DB) map[ID]bool {
 		key, _ := first(t, db, keys.Counters, nil)
 		require.NoError(t, db.Delete(key, nil))
@@ -461,9 +462,9 @@ func TestRaiseByRepair(t *testing.T) {
 	})
 	r := verifyImage(t, disk, true)
 	require.True(t, r.OK(), "%v", r.Problems)
-	m, err := readManifest(disk, "queue")
+	m, err := manifest.Read(disk, "queue")
 	require.NoError(t, err)
-	require.Equal(t, format, m.Format)
+	require.Equal(t, manifest.Format, m.Format)
 	q, err := Open("queue", goldenOptions(disk))
 	require.NoError(t, err)
 	got, err := q.list()

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"testing"
@@ -77,68 +76,6 @@ func FuzzSettings(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, string(value), string(after))
 	})
-}
-
-// FuzzManifest: a directory whose manifest has any content is refused for one of
-// the reasons that Open gives, or the manifest is kept by being written again.
-func FuzzManifest(f *testing.F) {
-	for _, m := range []manifest{
-		{Format: format, Shards: 3, ID: "00112233445566778899aabbccddeeff"},
-		{Format: format, Shards: 1, ID: "00", Creating: true, Node: "n1"},
-		{Format: format + 1, Shards: 1},
-		{Format: format, Shards: maxShards + 1},
-	} {
-		fs := vfs.NewMem()
-		require.NoError(f, fs.MkdirAll("q", 0o755))
-		d := &directory{manifest: m, fs: fs, path: "q"}
-		require.NoError(f, d.write())
-		f.Add(readAll(f, fs, "q/"+manifestName), m.Node)
-	}
-	f.Add([]byte("{}"), "")
-	f.Add([]byte(nil), "")
-	f.Fuzz(func(t *testing.T, content []byte, node string) {
-		fs := vfs.NewMem()
-		require.NoError(t, fs.MkdirAll("q", 0o755))
-		writeAll(t, fs, "q/"+manifestName, content)
-		var m *manifest
-		var err error
-		testalloc.Decode(t, len(content), func() { m, err = readManifest(fs, "q") })
-		if err != nil {
-			known := false
-			for _, target := range []error{ErrNotQueue, ErrFormat, ErrCorrupt} {
-				known = known || errors.Is(err, target)
-			}
-			require.True(t, known, "%v", err)
-			return
-		}
-		require.NotNil(t, m)
-		require.Equal(t, node != m.Node, errors.Is(m.admit(0, node), ErrNotMember))
-		require.True(t, m.Format >= oldestFormat && m.Format <= format)
-		require.True(t, m.Shards >= 1 && m.Shards <= maxShards)
-		d := &directory{manifest: *m, fs: fs, path: "q"}
-		require.NoError(t, d.write())
-		again, err := readManifest(fs, "q")
-		require.NoError(t, err)
-		require.Equal(t, m, again)
-	})
-}
-
-func readAll(t testing.TB, fs vfs.FS, name string) []byte {
-	f, err := fs.Open(name)
-	require.NoError(t, err)
-	info, err := f.Stat()
-	require.NoError(t, err)
-	b := make([]byte, info.Size())
-	_, err = f.ReadAt(b, 0)
-	require.NoError(t, errors.Join(err, f.Close()))
-	return b
-}
-
-func writeAll(t testing.TB, fs vfs.FS, name string, content []byte) {
-	f, err := fs.Create(name, vfs.WriteCategoryUnspecified)
-	require.NoError(t, err)
-	_, err = f.Write(content)
-	require.NoError(t, errors.Join(err, f.Close()))
 }
 
 // FuzzSchedule: a stored schedule is refused, or rests, or ticks from then on in

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -124,7 +125,7 @@ func (r *replica) christen(p *proposer) error {
 	}
 	b := r.store.DB().NewBatch()
 	defer func() { _ = b.Close() }() // it does no more than to recycle memory
-	if err := b.Set([]byte{keys.Meta}, []byte(replicaIdentity(format, r.index, shards)), nil); err != nil {
+	if err := b.Set([]byte{keys.Meta}, []byte(replicaIdentity(manifest.Format, r.index, shards)), nil); err != nil {
 		return store.Error(err)
 	}
 	return p.Commit(b)
@@ -134,10 +135,10 @@ func replicaIdentity(format, index, shards int) string {
 	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)
 }
 
-// checkReplicaIdentity is manifest.checkIdentity for a replica. All nodes have the same
+// checkReplicaIdentity is manifest.CheckIdentity for a replica. All nodes have the same
 // identity, that of the format in which the last leader knew it.
 func checkReplicaIdentity(index, shards int, got []byte) (old bool, err error) {
-	return checkIdentity(got, format, func(f int) string { return replicaIdentity(f, index, shards) })
+	return manifest.CheckIdentity(got, manifest.Format, func(f int) string { return replicaIdentity(f, index, shards) })
 }
 
 // load builds the shard from the store.

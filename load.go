@@ -13,19 +13,20 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/record"
 	"codeq/internal/store"
 )
 
 // openShard opens a shard's store and loads its memory from it.
-func openShard(index int, opts *Options, d *directory, shared *store.Caches, gates *gateTable) (*shard, error) {
-	dir := shardDir(d.fs, d.path, index)
+func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Caches, gates *gateTable) (*shard, error) {
+	dir := manifest.ShardDir(d.FS, d.Path, index)
 	if d.Creating { // by an Open that did not return: what it left may not even be a store
-		if err := d.fs.RemoveAll(dir); err != nil {
+		if err := d.FS.RemoveAll(dir); err != nil {
 			return nil, err
 		}
 	}
-	if err := finishRepair(d.fs, d.path, index); err != nil {
+	if err := finishRepair(d.FS, d.Path, index); err != nil {
 		return nil, err
 	}
 	st, err := store.Open(dir, opts.storeConfig(), shared, d.Creating)
@@ -90,29 +91,29 @@ func (s *shard) join(peers []*shard) {
 }
 
 // identify makes sure that the store is this shard of this queue, and of the current format.
-func (s *shard) identify(d *directory) error {
+func (s *shard) identify(d *manifest.Directory) error {
 	got, err := lookup(s.store.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}
 	if got == nil {
 		if !d.Creating {
-			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.identity(s.index))
+			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.Identity(s.index))
 		}
-		if err := s.store.DB().Set([]byte{keys.Meta}, []byte(d.identity(s.index)), pebble.Sync); err != nil {
+		if err := s.store.DB().Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), pebble.Sync); err != nil {
 			return store.Error(err)
 		}
 		// The manifest is about to say that this shard exists, and must not
 		// outlive that: a flush is durable at every level of durability.
 		return s.store.Flush(context.Background())
 	}
-	old, err := d.checkIdentity(s.index, got)
+	old, err := d.CheckIdentity(s.index, got)
 	if err != nil || !old {
 		return err
 	}
 	b := s.store.DB().NewBatch()
 	defer func() { _ = b.Close() }() // it does no more than to recycle memory
-	if err := b.Set([]byte{keys.Meta}, []byte(d.identity(s.index)), nil); err != nil {
+	if err := b.Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), nil); err != nil {
 		return store.Error(err)
 	}
 	return s.store.Commit(b)

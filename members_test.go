@@ -108,7 +108,7 @@ func TestRecoverCluster(t *testing.T) {
 	for i := range qs[0].replicas { // the node that is left has everything
 		require.NoError(t, qs[0].node.catchUp(ctx, qs[0].replicas[i]))
 	}
-	dir := qs[0].dir.path
+	dir := qs[0].dir.Path
 	for _, q := range qs {
 		require.NoError(t, q.Close())
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -119,10 +120,10 @@ func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
 		writeFile(t, filepath.Join(foreign, name), "x")
 		err := requireRefused(t, root, foreign, nil, ErrNotQueue)
 		require.ErrorContains(t, err, name)
-		writeFile(t, filepath.Join(foreign, lockName), "")
+		writeFile(t, filepath.Join(foreign, manifest.LockName), "")
 		requireRefused(t, root, foreign, nil, ErrNotQueue)
 		require.NoError(t, os.Remove(filepath.Join(foreign, name)))
-		require.NoError(t, os.Remove(filepath.Join(foreign, lockName)))
+		require.NoError(t, os.Remove(filepath.Join(foreign, manifest.LockName)))
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(foreign, "sub"), 0o755))
 	requireRefused(t, root, foreign, nil, ErrNotQueue)
@@ -146,11 +147,11 @@ func TestOpenRefusesPaths(t *testing.T) {
 func TestOpenRefusesManifests(t *testing.T) {
 	root := t.TempDir()
 	tasks := closedQueue(t, root, 2)
-	path := filepath.Join(root, manifestName)
+	path := filepath.Join(root, manifest.Name)
 	good := readFile(t, path)
-	m, err := decodeManifest([]byte(good))
+	m, err := manifest.Decode([]byte(good))
 	require.NoError(t, err)
-	m.Format = oldestFormat
+	m.Format = manifest.OldestFormat
 	old := manifestOf(t, *m)
 	for _, c := range []struct {
 		text string
@@ -176,9 +177,9 @@ func TestOpenRefusesManifests(t *testing.T) {
 		{strings.Replace(good, `"shards":2`, `"shards": 2`, 1), ErrCorrupt},
 		{strings.Replace(good, `"id"`, `"creating":true,"id"`, 1), ErrCorrupt},
 		{strings.Replace(good, `"id"`, `"unknown":1,"id"`, 1), ErrCorrupt},
-		{manifestOf(t, manifest{Format: format, Shards: 0}), ErrCorrupt},
-		{manifestOf(t, manifest{Format: format, Shards: -1}), ErrCorrupt},
-		{manifestOf(t, manifest{Format: format, Shards: 257}), ErrCorrupt},
+		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 0}), ErrCorrupt},
+		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: -1}), ErrCorrupt},
+		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 257}), ErrCorrupt},
 		{"{}", ErrCorrupt},
 	} {
 		require.NotEqual(t, good, c.text)
@@ -190,9 +191,9 @@ func TestOpenRefusesManifests(t *testing.T) {
 }
 
 // manifestOf is the file of a manifest.
-func manifestOf(t *testing.T, m manifest) string {
+func manifestOf(t *testing.T, m manifest.Manifest) string {
 	t.Helper()
-	b, err := m.encode()
+	b, err := m.Encode()
 	require.NoError(t, err)
 	return string(b)
 }
@@ -221,11 +222,11 @@ func TestOpenLocked(t *testing.T) {
 		q, err := Open(first, nil)
 		require.NoError(t, err)
 		for _, name := range []string{dir, dir + "/", link, "queue", "./link", "queue/../queue", link + "/."} {
-			manifest := readFile(t, filepath.Join(dir, manifestName))
+			content := readFile(t, filepath.Join(dir, manifest.Name))
 			other, err := Open(name, nil)
 			require.ErrorIs(t, err, ErrLocked, "%s, which is open as %s", name, first)
 			require.Nil(t, other)
-			require.Equal(t, manifest, readFile(t, filepath.Join(dir, manifestName)))
+			require.Equal(t, content, readFile(t, filepath.Join(dir, manifest.Name)))
 		}
 		id, err := q.Produce(context.Background(), Task{Queue: "a"})
 		require.NoError(t, err, "the queue that is open goes on")
@@ -286,10 +287,10 @@ func TestOpenLockedByAnotherProcess(t *testing.T) {
 	}
 
 	if opened {
-		manifest := readFile(t, filepath.Join(root, manifestName))
+		content := readFile(t, filepath.Join(root, manifest.Name))
 		_, err = Open(root, nil)
 		require.ErrorIs(t, err, ErrLocked)
-		require.Equal(t, manifest, readFile(t, filepath.Join(root, manifestName)))
+		require.Equal(t, content, readFile(t, filepath.Join(root, manifest.Name)))
 	}
 	require.NoError(t, in.Close())
 	_, err = io.Copy(io.Discard, out)
@@ -306,7 +307,7 @@ func TestOpenRefusesShards(t *testing.T) {
 	dir, other := filepath.Join(root, "queue"), filepath.Join(root, "other")
 	tasks := closedQueue(t, dir, 2)
 	closedQueue(t, other, 2)
-	first, second := shardDir(vfs.Default, dir, 0), shardDir(vfs.Default, dir, 1)
+	first, second := manifest.ShardDir(vfs.Default, dir, 0), manifest.ShardDir(vfs.Default, dir, 1)
 	aside := filepath.Join(root, "aside")
 	rename := func(from, to string) {
 		t.Helper()
@@ -365,9 +366,9 @@ func TestOpenRefusesShards(t *testing.T) {
 	requireTasks(t, dir, nil, tasks)
 
 	rename(first, aside)
-	rename(shardDir(vfs.Default, other, 0), first)
+	rename(manifest.ShardDir(vfs.Default, other, 0), first)
 	require.ErrorIs(t, refused("identity"), ErrCorrupt)
-	rename(first, shardDir(vfs.Default, other, 0))
+	rename(first, manifest.ShardDir(vfs.Default, other, 0))
 	rename(aside, first)
 	requireTasks(t, dir, nil, tasks)
 }
@@ -378,9 +379,9 @@ func TestOpenRefusesAnotherIdentity(t *testing.T) {
 	dir, other := filepath.Join(root, "queue"), filepath.Join(root, "other")
 	tasks := closedQueue(t, dir, 1)
 	closedQueue(t, other, 1)
-	path := filepath.Join(dir, manifestName)
+	path := filepath.Join(dir, manifest.Name)
 	own := readFile(t, path)
-	writeFile(t, path, readFile(t, filepath.Join(other, manifestName)))
+	writeFile(t, path, readFile(t, filepath.Join(other, manifest.Name)))
 	_, err := Open(dir, nil)
 	require.ErrorIs(t, err, ErrCorrupt)
 	writeFile(t, path, own)
@@ -390,19 +391,19 @@ func TestOpenRefusesAnotherIdentity(t *testing.T) {
 // TestOpenFinishesCreation: whatever an interrupted creation leaves behind,
 // the next Open makes a queue of it.
 func TestOpenFinishesCreation(t *testing.T) {
-	creating := manifestOf(t, manifest{Format: format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
+	creating := manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
 	oneShard := func(dir string) {
-		writeFile(t, filepath.Join(dir, manifestName), creating)
+		writeFile(t, filepath.Join(dir, manifest.Name), creating)
 		o, err := (&Options{Shards: 2}).withDefaults()
 		require.NoError(t, err)
-		d, err := openDirectory(vfs.Default, dir, 2, "")
+		d, err := manifest.Open(vfs.Default, dir, manifest.Want{Shards: 2, Node: ""})
 		require.NoError(t, err)
 		caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 2)
 		s, err := openShard(0, o, d, caches, newGateTable())
 		require.NoError(t, err)
 		require.NoError(t, s.store.Close())
 		caches.Close()
-		require.NoError(t, d.close())
+		require.NoError(t, d.Close())
 	}
 	for _, c := range []struct {
 		name   string
@@ -410,24 +411,24 @@ func TestOpenFinishesCreation(t *testing.T) {
 		leave  func(dir string)
 	}{
 		{"nothing", 2, func(string) {}},
-		{"lock", 2, func(dir string) { writeFile(t, filepath.Join(dir, lockName), "") }},
+		{"lock", 2, func(dir string) { writeFile(t, filepath.Join(dir, manifest.LockName), "") }},
 		{"half of a manifest", 2, func(dir string) {
-			writeFile(t, filepath.Join(dir, lockName), "")
-			writeFile(t, filepath.Join(dir, manifestTemp), creating[:20])
+			writeFile(t, filepath.Join(dir, manifest.LockName), "")
+			writeFile(t, filepath.Join(dir, manifest.TempName), creating[:20])
 		}},
-		{"manifest", 0, func(dir string) { writeFile(t, filepath.Join(dir, manifestName), creating) }},
+		{"manifest", 0, func(dir string) { writeFile(t, filepath.Join(dir, manifest.Name), creating) }},
 		{"manifest, and the next half of one", 0, func(dir string) {
-			writeFile(t, filepath.Join(dir, manifestName), creating)
-			writeFile(t, filepath.Join(dir, manifestTemp), creating[:20])
+			writeFile(t, filepath.Join(dir, manifest.Name), creating)
+			writeFile(t, filepath.Join(dir, manifest.TempName), creating[:20])
 		}},
 		{"an empty shard", 2, func(dir string) {
-			writeFile(t, filepath.Join(dir, manifestName), creating)
-			require.NoError(t, os.Mkdir(shardDir(vfs.Default, dir, 1), 0o755))
+			writeFile(t, filepath.Join(dir, manifest.Name), creating)
+			require.NoError(t, os.Mkdir(manifest.ShardDir(vfs.Default, dir, 1), 0o755))
 		}},
 		{"one of two shards", 2, oneShard},
 		{"half a shard", 2, func(dir string) {
 			oneShard(dir)
-			manifests, err := filepath.Glob(filepath.Join(shardDir(vfs.Default, dir, 0), "MANIFEST-*"))
+			manifests, err := filepath.Glob(filepath.Join(manifest.ShardDir(vfs.Default, dir, 0), "MANIFEST-*"))
 			require.NoError(t, err)
 			require.NotEmpty(t, manifests)
 			for _, name := range manifests {
@@ -441,8 +442,8 @@ func TestOpenFinishesCreation(t *testing.T) {
 			c.leave(dir)
 			tasks := closedQueue(t, dir, c.shards)
 			require.Len(t, tasks, 2)
-			require.NotContains(t, readFile(t, filepath.Join(dir, manifestName)), "creating")
-			require.NoFileExists(t, filepath.Join(dir, manifestTemp))
+			require.NotContains(t, readFile(t, filepath.Join(dir, manifest.Name)), "creating")
+			require.NoFileExists(t, filepath.Join(dir, manifest.TempName))
 			requireTasks(t, dir, &Options{Shards: 2}, tasks)
 		})
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -181,7 +182,7 @@ type Limits struct {
 }
 
 const (
-	maxShards = 256
+	maxShards = manifest.MaxShards
 	maxLease  = 365 * 24 * time.Hour
 	minLease  = 10 * time.Millisecond
 

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
 )
 
 func copyDirectory(t *testing.T, from, to string) {
@@ -21,10 +23,10 @@ func copyDirectory(t *testing.T, from, to string) {
 // leaveOpen makes the directory of a closed queue look as after the end of its process.
 func leaveOpen(t *testing.T, dir, node string) {
 	t.Helper()
-	d, err := openDirectory(vfs.Default, dir, 0, node)
+	d, err := manifest.Open(vfs.Default, dir, manifest.Want{Node: node})
 	require.NoError(t, err)
-	require.NoError(t, d.begin())
-	require.NoError(t, d.close())
+	require.NoError(t, d.Begin())
+	require.NoError(t, d.Close())
 }
 
 // TestCopyOfOpenQueue: files that are copied while the queue is open, or after its process
@@ -48,7 +50,7 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	require.NoError(t, q.Close())
 
 	before := recursiveListing(t, root)
-	manifest := readFile(t, filepath.Join(at("live"), manifestName))
+	content := readFile(t, filepath.Join(at("live"), manifest.Name))
 	for range 2 {
 		_, err = Open(at("live"), nil)
 		require.ErrorIs(t, err, ErrCopied)
@@ -59,7 +61,7 @@ func TestCopyOfOpenQueue(t *testing.T) {
 		}
 	}
 	require.Equal(t, before, recursiveListing(t, root))
-	require.Equal(t, manifest, readFile(t, filepath.Join(at("live"), manifestName)))
+	require.Equal(t, content, readFile(t, filepath.Join(at("live"), manifest.Name)))
 	r, err := Verify(at("live"), &VerifyOptions{AcceptCopy: true})
 	require.NoError(t, err)
 	require.True(t, r.OK(), "%v", r.Problems)
@@ -83,7 +85,7 @@ func TestCopyOfOpenQueue(t *testing.T) {
 
 	// Into the directory in which the files were, or another root of a volume: its inode is the same.
 	leaveOpen(t, at("renamed"), "")
-	path := filepath.Join(at("renamed"), manifestName)
+	path := filepath.Join(at("renamed"), manifest.Name)
 	open := readFile(t, path)
 	writeFile(t, path+".copy", open)
 	require.NoError(t, os.Rename(path+".copy", path))
@@ -108,7 +110,7 @@ func TestCopyOfOpenNode(t *testing.T) {
 		}}
 	}
 	isOpen := func(name string) bool {
-		m, err := readManifest(vfs.Default, at(name))
+		m, err := manifest.Read(vfs.Default, at(name))
 		require.NoError(t, err)
 		return m.Open != nil
 	}
@@ -161,7 +163,7 @@ func TestOpenThatFails(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "queue")
 	closedQueue(t, dir, 2)
-	missing := shardDir(vfs.Default, dir, 0)
+	missing := manifest.ShardDir(vfs.Default, dir, 0)
 	require.NoError(t, os.Rename(missing, filepath.Join(root, "aside")))
 	_, err := Open(dir, nil)
 	require.ErrorIs(t, err, ErrCorrupt)
@@ -169,12 +171,12 @@ func TestOpenThatFails(t *testing.T) {
 	q, err := Open(dir, nil)
 	require.NoError(t, err)
 	require.NoError(t, q.Close())
-	m, err := readManifest(vfs.Default, dir)
+	m, err := manifest.Read(vfs.Default, dir)
 	require.NoError(t, err)
 	require.Nil(t, m.Open)
 	_, err = Open(dir, &Options{Shards: 3})
 	require.ErrorIs(t, err, ErrShardCount)
-	m, err = readManifest(vfs.Default, dir)
+	m, err = manifest.Read(vfs.Default, dir)
 	require.NoError(t, err)
 	require.Nil(t, m.Open)
 }

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -22,7 +20,7 @@ import (
 type Queue struct {
 	opts     *Options
 	replicas []*replica // by the number of the shard
-	dir      *directory
+	dir      *manifest.Directory
 	caches   *store.Caches
 	pools    pools
 	events   eventHub
@@ -76,12 +74,12 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if o.Cluster != nil {
 		node = o.Cluster.Node
 	}
-	d, err := openDirectory(o.fs, dir, o.Shards, node)
+	d, err := manifest.Open(o.fs, dir, manifest.Want{Shards: o.Shards, NewShards: shardsForThisMachine(), Node: node})
 	if err != nil {
 		return nil, err
 	}
-	if err := d.take(o.AcceptCopy); err != nil {
-		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.close())
+	if err := d.Take(o.AcceptCopy); err != nil {
+		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
 	}
 	o.setShards(d.Shards)
 	q := newQueue(o, d)
@@ -99,7 +97,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	return q, nil
 }
 
-func newQueue(o *Options, d *directory) *Queue {
+func newQueue(o *Options, d *manifest.Directory) *Queue {
 	q := &Queue{
 		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: store.NewCaches(o.CacheBytes, o.MemTableBytes, d.Shards),
 		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
@@ -121,14 +119,14 @@ func (q *Queue) openShards() error {
 				return err
 			})
 			if err != nil {
-				return fmt.Errorf("codeq: open shard %d of %s: %w", i, q.dir.path, err)
+				return fmt.Errorf("codeq: open shard %d of %s: %w", i, q.dir.Path, err)
 			}
 			return nil
 		})
 	}
 	err := g.Wait()
 	if err == nil {
-		err = q.dir.finishCreation()
+		err = q.dir.FinishCreation()
 	}
 	if err != nil {
 		return err
@@ -302,30 +300,12 @@ func (q *Queue) closeFiles() error {
 		}
 	}
 	q.caches.Close()
-	if err := q.dir.end(); err != nil { // it is as if the process had been killed: nothing is lost
-		q.opts.Logger.Warn("the directory still says that it is open", "dir", q.dir.path, "err", err)
+	if err := q.dir.End(); err != nil { // it is as if the process had been killed: nothing is lost
+		q.opts.Logger.Warn("the directory still says that it is open", "dir", q.dir.Path, "err", err)
 	}
-	errs = append(errs, q.dir.close())
+	errs = append(errs, q.dir.Close())
 	if q.opts.logs != nil {
 		q.opts.logs.close()
 	}
 	return errors.Join(errs...)
-}
-
-// shardDir is the directory of a shard's store.
-func shardDir(fs vfs.FS, dir string, index int) string {
-	return fs.PathJoin(dir, fmt.Sprintf("shard-%03d", index))
-}
-
-// absolute makes two names of one directory equal, so that the lock of a
-// process against itself holds.
-func absolute(fs vfs.FS, dir string) (string, error) {
-	if fs != vfs.Default {
-		return dir, nil
-	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
-	}
-	return filepath.EvalSymlinks(dir)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/manifest"
 )
 
 // RecoverCluster has a node go on without a majority of its cluster, which is
@@ -26,15 +28,15 @@ func RecoverCluster(dir string, opts *Options) error {
 	if o.Cluster == nil {
 		return ErrNoCluster
 	}
-	d, err := openDirectory(o.fs, dir, 0, o.Cluster.Node)
+	d, err := manifest.Open(o.fs, dir, manifest.Want{NewShards: shardsForThisMachine(), Node: o.Cluster.Node})
 	if err != nil {
 		return err
 	}
 	if d.Creating {
-		return errors.Join(fmt.Errorf("%w: %s is empty", ErrNotQueue, dir), d.close())
+		return errors.Join(fmt.Errorf("%w: %s is empty", ErrNotQueue, dir), d.Close())
 	}
-	if err := d.take(o.AcceptCopy); err != nil {
-		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.close())
+	if err := d.Take(o.AcceptCopy); err != nil {
+		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
 	}
 	o.Shards = d.Shards
 	q := newQueue(o, d)

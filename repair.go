@@ -10,6 +10,7 @@ import (
 
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -34,38 +35,38 @@ const (
 
 // rebuildShard builds the store of a shard anew, and returns the name under
 // which the old one is kept.
-func rebuildShard(d *directory, index int) (kept string, repeat int, err error) {
-	dir := shardDir(d.fs, d.path, index)
+func rebuildShard(d *manifest.Directory, index int) (kept string, repeat int, err error) {
+	dir := manifest.ShardDir(d.FS, d.Path, index)
 	if repeat, err = writeRebuilt(d, index, dir); err != nil {
 		return "", 0, err
 	}
-	if err := syncDirectory(d.fs, d.path); err != nil {
+	if err := manifest.SyncDirectory(d.FS, d.Path); err != nil {
 		return "", 0, err
 	}
 	for n := 1; ; n++ {
-		kept = fmt.Sprint(d.fs.PathBase(dir), damagedSuffix, n)
-		if _, err := d.fs.Stat(d.fs.PathJoin(d.path, kept)); errors.Is(err, fs.ErrNotExist) {
+		kept = fmt.Sprint(d.FS.PathBase(dir), damagedSuffix, n)
+		if _, err := d.FS.Stat(d.FS.PathJoin(d.Path, kept)); errors.Is(err, fs.ErrNotExist) {
 			break
 		} else if err != nil {
 			return "", 0, err
 		}
 	}
-	if err := d.fs.Rename(dir, d.fs.PathJoin(d.path, kept)); err != nil {
+	if err := d.FS.Rename(dir, d.FS.PathJoin(d.Path, kept)); err != nil {
 		return "", 0, err
 	}
-	if err := syncDirectory(d.fs, d.path); err != nil {
+	if err := manifest.SyncDirectory(d.FS, d.Path); err != nil {
 		return "", 0, err
 	}
-	return kept, repeat, finishRepair(d.fs, d.path, index)
+	return kept, repeat, finishRepair(d.FS, d.Path, index)
 }
 
 // writeRebuilt writes the new store of a shard.
-func writeRebuilt(d *directory, index int, dir string) (repeat int, err error) {
+func writeRebuilt(d *manifest.Directory, index int, dir string) (repeat int, err error) {
 	rebuilt, corrected := dir+rebuiltSuffix, dir+correctedSuffix
-	if err := errors.Join(d.fs.RemoveAll(rebuilt), d.fs.RemoveAll(corrected)); err != nil {
+	if err := errors.Join(d.FS.RemoveAll(rebuilt), d.FS.RemoveAll(corrected)); err != nil {
 		return 0, err
 	}
-	ok, err := integrity.Correct(d.fs, dir, corrected)
+	ok, err := integrity.Correct(d.FS, dir, corrected)
 	if err != nil {
 		return 0, err
 	}
@@ -74,26 +75,26 @@ func writeRebuilt(d *directory, index int, dir string) (repeat int, err error) {
 		if sound, err := isSound(d, index, corrected); err != nil {
 			return 0, err
 		} else if sound {
-			return 0, d.fs.Rename(corrected, rebuilt)
+			return 0, d.FS.Rename(corrected, rebuilt)
 		}
 		from = corrected
 	}
 	if repeat, err = buildStore(d, index, from, rebuilt, dir+gatheredSuffix); err == nil {
-		err = integrity.Seal(d.fs, rebuilt)
+		err = integrity.Seal(d.FS, rebuilt)
 	}
-	return repeat, errors.Join(err, d.fs.RemoveAll(corrected), d.fs.RemoveAll(dir+gatheredSuffix))
+	return repeat, errors.Join(err, d.FS.RemoveAll(corrected), d.FS.RemoveAll(dir+gatheredSuffix))
 }
 
 // isSound reports whether nothing is wrong with the store of a shard in a directory.
-func isSound(d *directory, index int, dir string) (bool, error) {
-	v := verifier{directory: d, report: new(VerifyReport)}
+func isSound(d *manifest.Directory, index int, dir string) (bool, error) {
+	v := verifier{Directory: d, report: new(VerifyReport)}
 	_, err := v.content(index, dir)
 	return len(v.report.Problems) == 0, err
 }
 
 // finishRepair puts a store that was built anew in its place, if that is empty.
 func finishRepair(fsys vfs.FS, path string, index int) error {
-	dir := shardDir(fsys, path, index)
+	dir := manifest.ShardDir(fsys, path, index)
 	if _, err := fsys.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -109,19 +110,19 @@ func finishRepair(fsys vfs.FS, path string, index int) error {
 	if err := fsys.Rename(dir+rebuiltSuffix, dir); err != nil {
 		return err
 	}
-	return syncDirectory(fsys, path)
+	return manifest.SyncDirectory(fsys, path)
 }
 
 // buildStore writes a store from what can be read of another one. If that cannot be opened, since a file is
 // missing or cut short, what is in its files is gathered first; repeat is how many tasks may be delivered again then.
-func buildStore(d *directory, index int, from, to, gathered string) (repeat int, err error) {
-	old, err := store.OpenForReading(d.fs, from)
+func buildStore(d *manifest.Directory, index int, from, to, gathered string) (repeat int, err error) {
+	old, err := store.OpenForReading(d.FS, from)
 	if err != nil && store.IsIOError(err) {
 		return 0, err
 	}
 	whole := err == nil
 	if !whole {
-		if old, err = gatherStore(d.fs, from, gathered); err != nil {
+		if old, err = gatherStore(d.FS, from, gathered); err != nil {
 			return 0, err
 		}
 	}
@@ -135,7 +136,7 @@ func buildStore(d *directory, index int, from, to, gathered string) (repeat int,
 			readable.gaps[byte(prefix)] = true
 		}
 	}
-	st, err := store.NewScratch(d.fs, to)
+	st, err := store.NewScratch(d.FS, to)
 	if err != nil {
 		return 0, err
 	}
@@ -145,7 +146,7 @@ func buildStore(d *directory, index int, from, to, gathered string) (repeat int,
 		wakes: make(map[wakeKey]byte), sent: make(map[uint32]uint64),
 		told: make(map[ID]bool), asking: make(map[ID]bool),
 	}
-	err = b.rebuild(d.identity(index))
+	err = b.rebuild(d.Identity(index))
 	if err == nil { // of a disk that is full, the flush would wait for ever
 		err = st.Flush()
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/manifest"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
 )
@@ -99,15 +100,15 @@ func (r *replica) restore() error {
 // opens the store. REQUIRES: mu is held, or nobody else knows the replica.
 func (r *replica) openStore() error {
 	q := r.node.queue
-	dir := shardDir(q.dir.fs, q.dir.path, r.index)
+	dir := manifest.ShardDir(q.dir.FS, q.dir.Path, r.index)
 	if from, _, ok := r.snapshots.Installed(); ok {
-		if err := q.dir.fs.RemoveAll(dir); err != nil {
+		if err := q.dir.FS.RemoveAll(dir); err != nil {
 			return err
 		}
-		if err := q.dir.fs.Rename(from, dir); err != nil {
+		if err := q.dir.FS.Rename(from, dir); err != nil {
 			return err
 		}
-		if err := syncDirectory(q.dir.fs, q.dir.path); err != nil {
+		if err := manifest.SyncDirectory(q.dir.FS, q.dir.Path); err != nil {
 			return err
 		}
 		if err := r.snapshots.Swapped(); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
@@ -115,25 +116,25 @@ func Verify(dir string, opts *VerifyOptions) (*VerifyReport, error) {
 			o.fs = opts.fs
 		}
 	}
-	m, err := readManifest(o.fs, dir)
+	m, err := manifest.Read(o.fs, dir)
 	if err == nil && m == nil {
 		err = fmt.Errorf("%w: there is none", ErrNotQueue)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
 	}
-	d, err := openDirectory(o.fs, dir, m.Shards, m.Node)
+	d, err := manifest.Open(o.fs, dir, manifest.Want{Shards: m.Shards, Node: m.Node})
 	if err != nil {
 		return nil, err
 	}
-	v := verifier{directory: d, report: &VerifyReport{Node: d.Node}}
+	v := verifier{Directory: d, report: &VerifyReport{Node: d.Node}}
 	if !o.AcceptCopy {
-		err = d.refuseCopy()
+		err = d.RefuseCopy()
 	}
 	if err == nil {
 		err = v.verify(o.Repair)
 	}
-	if err = errors.Join(err, d.close()); err != nil {
+	if err = errors.Join(err, d.Close()); err != nil {
 		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
 	}
 	return v.report, nil
@@ -141,7 +142,7 @@ func Verify(dir string, opts *VerifyOptions) (*VerifyReport, error) {
 
 // verifier is a Verify under way.
 type verifier struct {
-	*directory
+	*manifest.Directory
 	report *VerifyReport
 }
 
@@ -151,7 +152,7 @@ func (v *verifier) verify(repair bool) error {
 	}
 	for i := range v.Shards {
 		if repair {
-			if err := finishRepair(v.fs, v.path, i); err != nil {
+			if err := finishRepair(v.FS, v.Path, i); err != nil {
 				return err
 			}
 		}
@@ -179,8 +180,8 @@ func (v *verifier) verify(repair bool) error {
 	if v.Node != "" {
 		return v.logs()
 	}
-	if repair && v.Format == format {
-		return v.end()
+	if repair && v.Format == manifest.Format {
+		return v.End()
 	}
 	return nil
 }
@@ -196,10 +197,10 @@ func allRepairable(found []Problem) bool {
 
 // repair builds a shard anew, and verifies the result.
 func (v *verifier) repair(index int) (r ShardReport, err error) {
-	if err := v.begin(); err != nil {
+	if err := v.Begin(); err != nil {
 		return r, err
 	}
-	kept, repeat, err := rebuildShard(v.directory, index)
+	kept, repeat, err := rebuildShard(v.Directory, index)
 	if err != nil {
 		return r, err
 	}
@@ -212,10 +213,10 @@ func (v *verifier) found(p Problem) { v.report.Problems = append(v.report.Proble
 
 // shard verifies a shard. Its error is that it could not.
 func (v *verifier) shard(index int) (r ShardReport, err error) {
-	dir := shardDir(v.fs, v.path, index)
-	if _, err := v.fs.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		_, err := v.fs.Stat(dir + rebuiltSuffix)
-		v.found(Problem{Shard: index, File: v.fs.PathBase(dir), Text: "missing", Repairable: err == nil})
+	dir := manifest.ShardDir(v.FS, v.Path, index)
+	if _, err := v.FS.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		_, err := v.FS.Stat(dir + rebuiltSuffix)
+		v.found(Problem{Shard: index, File: v.FS.PathBase(dir), Text: "missing", Repairable: err == nil})
 		return r, nil
 	}
 	return v.content(index, dir)
@@ -258,7 +259,7 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 		return err
 	}
 	if v.Node == "" {
-		_, err = v.checkIdentity(index, got)
+		_, err = v.CheckIdentity(index, got)
 	} else if got != nil { // it has been led
 		_, err = checkReplicaIdentity(index, v.Shards, got)
 	}
@@ -268,13 +269,13 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 // store verifies a Pebble store by its files, and returns it open for reading;
 // nil if it cannot be opened.
 func (v *verifier) store(index int, dir string, repairable bool, r *ShardReport) (*pebble.DB, error) {
-	base := v.fs.PathBase(dir)
-	names, err := v.fs.List(dir)
+	base := v.FS.PathBase(dir)
+	names, err := v.FS.List(dir)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
-		info, err := v.fs.Stat(v.fs.PathJoin(dir, name))
+		info, err := v.FS.Stat(v.FS.PathJoin(dir, name))
 		if err != nil {
 			return nil, err
 		}
@@ -282,12 +283,12 @@ func (v *verifier) store(index int, dir string, repairable bool, r *ShardReport)
 		r.Bytes += info.Size()
 	}
 	damage := (*integrity.Error)(nil)
-	if r.Sealed, err = integrity.Check(v.fs, dir); errors.As(err, &damage) {
-		v.found(Problem{Shard: index, File: v.fs.PathJoin(base, damage.Name), Text: damage.What, Repairable: repairable})
+	if r.Sealed, err = integrity.Check(v.FS, dir); errors.As(err, &damage) {
+		v.found(Problem{Shard: index, File: v.FS.PathJoin(base, damage.Name), Text: damage.What, Repairable: repairable})
 	} else if err != nil {
 		return nil, err
 	}
-	db, err := store.OpenForReading(v.fs, dir)
+	db, err := store.OpenForReading(v.FS, dir)
 	if err != nil {
 		if store.IsIOError(err) {
 			return nil, err
@@ -312,7 +313,7 @@ func (v *verifier) tables(index int, dir string, db *pebble.DB, repairable bool)
 		for i := range level {
 			t := &level[i]
 			name := t.BackingSSTNum.String() + store.TableSuffix
-			err := store.Protect(func() error { return checkTable(v.fs, v.fs.PathJoin(dir, name)) })
+			err := store.Protect(func() error { return checkTable(v.FS, v.FS.PathJoin(dir, name)) })
 			if err == nil {
 				continue
 			}
@@ -321,7 +322,7 @@ func (v *verifier) tables(index int, dir string, db *pebble.DB, repairable bool)
 			}
 			whole = false
 			v.found(Problem{
-				Shard: index, File: v.fs.PathJoin(v.fs.PathBase(dir), name), Repairable: repairable,
+				Shard: index, File: v.FS.PathJoin(v.FS.PathBase(dir), name), Repairable: repairable,
 				Text: fmt.Sprintf("keys between %x and %x cannot be read: %v", t.Smallest.UserKey, t.Largest.UserKey, err),
 			})
 		}
@@ -330,7 +331,7 @@ func (v *verifier) tables(index int, dir string, db *pebble.DB, repairable bool)
 		return nil
 	}
 	if err := store.Protect(func() error { return db.CheckLevels(nil) }); err != nil {
-		v.found(Problem{Shard: index, File: v.fs.PathBase(dir), Text: err.Error(), Repairable: repairable})
+		v.found(Problem{Shard: index, File: v.FS.PathBase(dir), Text: err.Error(), Repairable: repairable})
 	}
 	return nil
 }
@@ -345,7 +346,7 @@ func checkTable(fsys vfs.FS, path string) error {
 
 // logs verifies what a node of a cluster has beside the stores of its shards.
 func (v *verifier) logs() error {
-	dir := v.fs.PathJoin(v.path, raftDir)
+	dir := v.FS.PathJoin(v.Path, manifest.RaftDir)
 	db, err := v.store(-1, dir, false, new(ShardReport))
 	if err != nil {
 		return err
@@ -353,18 +354,18 @@ func (v *verifier) logs() error {
 	if db != nil {
 		err := store.Protect(func() error { return raftlog.Check(db) })
 		if err != nil {
-			v.found(Problem{Shard: -1, File: raftDir, Text: err.Error()})
+			v.found(Problem{Shard: -1, File: manifest.RaftDir, Text: err.Error()})
 		}
 		if err := db.Close(); err != nil {
 			return err
 		}
 	}
-	if err := raftlog.CheckStable(v.fs, v.fs.PathJoin(v.path, votesFile)); err != nil {
-		v.found(Problem{Shard: -1, File: votesFile, Text: err.Error()})
+	if err := raftlog.CheckStable(v.FS, v.FS.PathJoin(v.Path, manifest.VotesFile)); err != nil {
+		v.found(Problem{Shard: -1, File: manifest.VotesFile, Text: err.Error()})
 	}
 	for i := range v.Shards {
-		if err := snapshot.Check(v.fs, metaDir(v.fs, v.path, i)); err != nil {
-			v.found(Problem{Shard: i, File: filepath.Base(metaDir(v.fs, v.path, i)), Text: err.Error()})
+		if err := snapshot.Check(v.FS, manifest.MetaDir(v.FS, v.Path, i)); err != nil {
+			v.found(Problem{Shard: i, File: filepath.Base(manifest.MetaDir(v.FS, v.Path, i)), Text: err.Error()})
 		}
 	}
 	return nil

@@ -22,6 +22,7 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -32,7 +33,7 @@ func contents(t *testing.T, disk *vfs.MemFS, dir string) map[string]string {
 	c.add(dir)
 	all := make(map[string]string)
 	for name, b := range c.content {
-		if path.Base(name) != lockName {
+		if path.Base(name) != manifest.LockName {
 			all[name] = string(b)
 		}
 	}
@@ -113,7 +114,7 @@ func TestVerifyRefuses(t *testing.T) {
 	r, err := Verify(root, nil)
 	require.NoError(t, err)
 	require.True(t, r.OK())
-	writeFile(t, root+"/"+manifestName, readFile(t, root+"/"+manifestName)+" ")
+	writeFile(t, root+"/"+manifest.Name, readFile(t, root+"/"+manifest.Name)+" ")
 	_, err = Verify(root, nil)
 	require.ErrorIs(t, err, ErrCorrupt)
 }
@@ -333,7 +334,7 @@ func TestRepairOfFiles(t *testing.T) {
 	lost, repaired := 0, 0
 	for begun := time.Now(); repaired < 8 || time.Since(begun) < *corruptFor; {
 		name := c.files[rng.IntN(len(c.files))]
-		if path.Base(name) == manifestName {
+		if path.Base(name) == manifest.Name {
 			continue
 		}
 		bit := rng.IntN(8 * len(c.content[name]))

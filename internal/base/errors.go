@@ -4,7 +4,15 @@ package base
 
 import "errors"
 
+// Of stored data.
+var ErrCorrupt = errors.New("codeq: stored data is corrupt")
+
+// Of a queue's directory.
 var (
-	// ErrCorrupt is that stored data is damaged, or contradicts itself.
-	ErrCorrupt = errors.New("codeq: stored data is corrupt")
+	ErrNotMember  = errors.New("codeq: directory is not that of the node")
+	ErrNotQueue   = errors.New("codeq: directory is not a queue")
+	ErrFormat     = errors.New("codeq: unknown storage format")
+	ErrShardCount = errors.New("codeq: shard count differs")
+	ErrLocked     = errors.New("codeq: directory is locked")
+	ErrCopied     = errors.New("codeq: directory is a copy of a queue that was not closed")
 )

@@ -1,0 +1,240 @@
+package manifest
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/base"
+)
+
+// Directory is a queue's directory. Who has it open has it locked.
+type Directory struct {
+	Manifest
+	FS   vfs.FS
+	Path string
+	lock io.Closer
+}
+
+// Want is what is expected of a directory, and what a new one becomes.
+type Want struct {
+	Shards    int    // 0: as many as it has
+	NewShards int    // those of a new one if Shards is 0
+	Node      string // of a cluster whose directory it is; "": of a queue by itself
+}
+
+// New returns a directory with a manifest that is still to be written, and not locked.
+func New(fsys vfs.FS, path string, m Manifest) *Directory {
+	return &Directory{Manifest: m, FS: fsys, Path: path}
+}
+
+// NewID returns a random identity.
+func NewID() string {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return hex.EncodeToString(id[:])
+}
+
+// Open checks and locks a directory, and begins to create the queue if there is none.
+func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
+	m, err := Read(fsys, path)
+	if err == nil {
+		err = m.admit(want)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+	}
+	if m == nil {
+		if err := MakeDirectory(fsys, path); err != nil {
+			return nil, fmt.Errorf("codeq: create %s: %w", path, err)
+		}
+	}
+	name, err := absolute(fsys, path)
+	if err != nil {
+		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+	}
+	d := New(fsys, name, Manifest{})
+	if err = d.Lock(); err != nil {
+		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+	}
+	// What was read before the lock may have been another process's work.
+	if m, err = Read(fsys, name); err == nil {
+		err = m.admit(want)
+	}
+	switch {
+	case err != nil:
+	case m != nil:
+		d.Manifest = *m
+	default:
+		err = d.create(want)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", path, err), d.Close())
+	}
+	return d, nil
+}
+
+// Lock locks the directory until Close.
+func (d *Directory) Lock() (err error) {
+	d.lock, err = d.FS.Lock(d.FS.PathJoin(d.Path, LockName))
+	if pathErr := (*fs.PathError)(nil); err != nil && !errors.As(err, &pathErr) {
+		return fmt.Errorf("%w: %w", base.ErrLocked, err)
+	}
+	return err
+}
+
+// MakeDirectory creates a directory, and those above it that are missing, and
+// makes their names durable: what is synced in a directory whose own name is
+// not may be gone after a power loss.
+func MakeDirectory(fsys vfs.FS, path string) error {
+	parents := []string{fsys.PathDir(path)}
+	for {
+		p := parents[len(parents)-1]
+		above := fsys.PathDir(p)
+		if _, err := fsys.Stat(p); err == nil || above == p {
+			break
+		}
+		parents = append(parents, above)
+	}
+	if err := fsys.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	for _, p := range parents {
+		if err := SyncDirectory(fsys, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SyncDirectory makes the names in a directory durable.
+func SyncDirectory(fsys vfs.FS, path string) error {
+	d, err := fsys.OpenDir(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Read reads the manifest in a directory. It returns nil when the directory does not exist or is empty.
+func Read(fsys vfs.FS, path string) (*Manifest, error) {
+	names, err := fsys.List(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		if info, statErr := fsys.Stat(path); statErr == nil && !info.IsDir() {
+			return nil, fmt.Errorf("%w: not a directory", base.ErrNotQueue)
+		}
+		return nil, err
+	}
+	found, foreign := false, ""
+	for _, name := range names {
+		switch name {
+		case Name:
+			found = true
+		case TempName, LockName:
+		default:
+			foreign = name
+		}
+	}
+	if !found {
+		if foreign != "" {
+			return nil, fmt.Errorf("%w: it holds %q and no %s", base.ErrNotQueue, foreign, Name)
+		}
+		return nil, nil
+	}
+	f, err := fsys.Open(fsys.PathJoin(path, Name))
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	return Decode(b)
+}
+
+// admit refuses a directory with another number of shards than is wanted, or of another node.
+func (m *Manifest) admit(want Want) error {
+	if m == nil {
+		return nil
+	}
+	if want.Shards != 0 && want.Shards != m.Shards {
+		return fmt.Errorf("%w: created with %d, opened with %d", base.ErrShardCount, m.Shards, want.Shards)
+	}
+	if m.Node != want.Node {
+		return fmt.Errorf("%w: it is of node %q, opened as %q", base.ErrNotMember, m.Node, want.Node)
+	}
+	return nil
+}
+
+func (d *Directory) create(want Want) error {
+	d.Manifest = Manifest{
+		Format: Format, Shards: cmp.Or(want.Shards, want.NewShards), ID: NewID(), Creating: true, Open: new(Place), Node: want.Node,
+	}
+	return d.Write()
+}
+
+// FinishCreation makes the manifest say that every shard exists.
+func (d *Directory) FinishCreation() error {
+	if !d.Creating {
+		return nil
+	}
+	d.Creating = false
+	return d.Write()
+}
+
+// Write replaces the manifest.
+func (d *Directory) Write() error {
+	temp := d.FS.PathJoin(d.Path, TempName)
+	f, err := d.FS.Create(temp, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	var b []byte
+	if err = d.settle(f); err == nil {
+		b, err = d.Encode()
+	}
+	if err == nil {
+		_, err = f.Write(b)
+	}
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := d.FS.Rename(temp, d.FS.PathJoin(d.Path, Name)); err != nil {
+		return err
+	}
+	return SyncDirectory(d.FS, d.Path)
+}
+
+// Close unlocks the directory.
+func (d *Directory) Close() error { return d.lock.Close() }
+
+// ShardDir is the directory of a shard's store.
+func ShardDir(fs vfs.FS, dir string, index int) string {
+	return fs.PathJoin(dir, fmt.Sprintf("shard-%03d", index))
+}
+
+// MetaDir is the directory of a shard's snapshots, on a node of a cluster.
+func MetaDir(fs vfs.FS, dir string, index int) string { return ShardDir(fs, dir, index) + ".raft" }
+
+// absolute makes two names of one directory equal, so that the lock of a
+// process against itself holds.
+func absolute(fs vfs.FS, dir string) (string, error) {
+	if fs != vfs.Default {
+		return dir, nil
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(dir)
+}

@@ -1,0 +1,146 @@
+// Package manifest is a queue's directory: what lies in it, the file that says so, and the lock of
+// who has it open.
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+
+	"codeq/internal/base"
+)
+
+// A queue's directory holds
+//
+//	CODEQ       the manifest: format, shard count, identity
+//	LOCK        locked while the queue is open
+//	shard-NNN/  one Pebble store for each shard
+//
+// The lock is the kernel's, for the process: opening and closing LOCK in the
+// process that holds it would release it towards others.
+const (
+	Name     = "CODEQ"
+	TempName = "CODEQ.tmp" // about to be renamed to CODEQ
+	LockName = "LOCK"
+)
+
+// What a node of a cluster has in its directory beside the stores of its shards, and MetaDir for each.
+const (
+	RaftDir   = "raft"
+	VotesFile = "votes"
+)
+
+// Format is the version of everything that codeq stores: the manifest, the
+// keys and the values of the shards. Open raises a directory from OldestFormat on to it:
+// first the manifest, by which versions that do not know it refuse the directory, then the
+// identity of each shard. What a format adds to the one before it may be missing, so a
+// crash between the two, and a shard that nobody has written since, are as good as any.
+//
+//	3  the first that can be raised
+//	4  as 3; what is new has keys, trailing fields or flags of its own, and the
+//	   manifest says where a queue lies that is open
+const (
+	Format       = 4
+	OldestFormat = 3
+)
+
+// MaxShards is how many shards a queue may have.
+const MaxShards = 256
+
+// Manifest says what a directory is. It is replaced as a whole, by a rename.
+type Manifest struct {
+	Format int    `json:"format"`
+	Shards int    `json:"shards"`
+	ID     string `json:"id"` // random, and in each of the shards as well
+	// Creating is set until every shard exists. Open has not returned yet
+	// then, so that nothing was acknowledged and missing shards may be made.
+	Creating bool `json:"creating,omitempty"`
+	// Open is where the queue lies whose stores may be written, or that was not
+	// closed; nil: all stores are closed, and sealed. Since format 4.
+	Open *Place `json:"open,omitempty"`
+	// Node of a cluster whose directory it is; "": of a queue by itself.
+	Node string `json:"node,omitempty"`
+	// Sum is the CRC-32C of the manifest without it, in hexadecimal.
+	Sum string `json:"sum"`
+}
+
+// Identity is what the store of a shard has under keys.Meta.
+func (m *Manifest) Identity(index int) string { return m.identityOf(Format, index) }
+
+func (m *Manifest) identityOf(format, index int) string {
+	return fmt.Sprintf("codeq %d %s %d/%d", format, m.ID, index, m.Shards)
+}
+
+// CheckIdentity refuses a store with another identity than that of a shard in the
+// directory's format, or in an older one, which is still to be raised.
+func (m *Manifest) CheckIdentity(index int, got []byte) (old bool, err error) {
+	return CheckIdentity(got, m.Format, func(format int) string { return m.identityOf(format, index) })
+}
+
+// CheckIdentity refuses a store whose identity is that of no format up to newest, of which each has its own.
+// It is old if it is still to be raised.
+func CheckIdentity(got []byte, newest int, of func(format int) string) (old bool, err error) {
+	for f := newest; f >= OldestFormat; f-- {
+		if string(got) == of(f) {
+			return f < Format, nil
+		}
+	}
+	return false, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, got, of(newest))
+}
+
+// Encode returns the file of a manifest, with its sum. Equal manifests are equal files.
+func (m Manifest) Encode() ([]byte, error) {
+	m.Sum = ""
+	b, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	m.Sum = fmt.Sprintf("%08x", crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+	b, err = json.Marshal(m)
+	return append(b, '\n'), err
+}
+
+// Decode reads the file of a manifest. It refuses all that is not, byte by
+// byte, what Encode has written.
+func Decode(b []byte) (*Manifest, error) {
+	// Another format may mean other things by the other fields.
+	var version struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(b, &version); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", base.ErrCorrupt, Name, err)
+	}
+	var m Manifest
+	err := json.Unmarshal(b, &m)
+	misread := false // by its sum, it is of a format that is known
+	for f := OldestFormat; f <= Format; f++ {
+		m.Format = f
+		whole, encodeErr := m.Encode()
+		if encodeErr != nil {
+			return nil, encodeErr
+		}
+		if err == nil && bytes.Equal(b, whole) {
+			return m.check()
+		}
+		misread = misread || bytes.HasSuffix(b, sumOf(whole))
+	}
+	if version.Format >= 1 && (version.Format < OldestFormat || version.Format > Format) && !misread {
+		return nil, fmt.Errorf("%w: %d, this version knows %d to %d", base.ErrFormat, version.Format, OldestFormat, Format)
+	}
+	return nil, fmt.Errorf("%w: %s: wrong checksum", base.ErrCorrupt, Name)
+}
+
+// check refuses values that no manifest has.
+func (m Manifest) check() (*Manifest, error) {
+	if m.Shards < 1 || m.Shards > MaxShards {
+		return nil, fmt.Errorf("%w: %s: %d shards", base.ErrCorrupt, Name, m.Shards)
+	}
+	if m.Open != nil && m.Format < 4 {
+		return nil, fmt.Errorf("%w: %s: of format %d, and open", base.ErrCorrupt, Name, m.Format)
+	}
+	return &m, nil
+}
+
+// sumOf is the end of an encoded manifest, from its sum on.
+func sumOf(encoded []byte) []byte { return encoded[len(encoded)-len(`"01234567"}`)-1:] }

@@ -1,0 +1,74 @@
+package manifest
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/testalloc"
+)
+
+// FuzzManifest: a directory whose manifest has any content is refused for one of
+// the reasons that Open gives, or the manifest is kept by being written again.
+func FuzzManifest(f *testing.F) {
+	for _, m := range []Manifest{
+		{Format: Format, Shards: 3, ID: "00112233445566778899aabbccddeeff"},
+		{Format: Format, Shards: 1, ID: "00", Creating: true, Node: "n1"},
+		{Format: Format + 1, Shards: 1},
+		{Format: Format, Shards: MaxShards + 1},
+	} {
+		b, err := m.Encode()
+		require.NoError(f, err)
+		f.Add(b, m.Node)
+	}
+	f.Add([]byte("{}"), "")
+	f.Add([]byte(nil), "")
+	f.Fuzz(func(t *testing.T, content []byte, node string) {
+		fs := vfs.NewMem()
+		require.NoError(t, fs.MkdirAll("q", 0o755))
+		w, err := fs.Create("q/"+Name, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		_, err = w.Write(content)
+		require.NoError(t, errors.Join(err, w.Close()))
+		var m *Manifest
+		testalloc.Decode(t, len(content), func() { m, err = Read(fs, "q") })
+		if err != nil {
+			known := false
+			for _, target := range []error{base.ErrNotQueue, base.ErrFormat, base.ErrCorrupt} {
+				known = known || errors.Is(err, target)
+			}
+			require.True(t, known, "%v", err)
+			return
+		}
+		require.NotNil(t, m)
+		require.Equal(t, node != m.Node, errors.Is(m.admit(Want{Node: node}), base.ErrNotMember))
+		require.True(t, m.Format >= OldestFormat && m.Format <= Format)
+		require.True(t, m.Shards >= 1 && m.Shards <= MaxShards)
+		d := New(fs, "q", *m)
+		require.NoError(t, d.Write())
+		again, err := Read(fs, "q")
+		require.NoError(t, err)
+		require.Equal(t, m, again)
+	})
+}
+
+// TestCheckIdentity: the identities of a directory's format and of older ones are accepted, no others.
+func TestCheckIdentity(t *testing.T) {
+	m := Manifest{Format: Format, Shards: 2, ID: "id"}
+	old, err := m.CheckIdentity(1, []byte("codeq 4 id 1/2"))
+	require.NoError(t, err)
+	require.False(t, old)
+	old, err = m.CheckIdentity(1, []byte("codeq 3 id 1/2"))
+	require.NoError(t, err)
+	require.True(t, old)
+	for _, other := range []string{"codeq 2 id 1/2", "codeq 5 id 1/2", "codeq 4 id 0/2", "codeq 4 other 1/2", ""} {
+		_, err = m.CheckIdentity(1, []byte(other))
+		require.ErrorIs(t, err, base.ErrCorrupt)
+	}
+	m.Format = OldestFormat
+	_, err = m.CheckIdentity(1, []byte("codeq 4 id 1/2"))
+	require.ErrorIs(t, err, base.ErrCorrupt, "a shard of a newer format than its directory")
+}
