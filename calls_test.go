@@ -34,7 +34,7 @@ func sampleCalls() map[string]request {
 		},
 		"claim": &claimOp{
 			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, local: true, remote: true,
-			grants: []grant{{receipt: receipt, lane: l, attempt: 2, deadline: 99, rec: []byte("rec")}},
+			grants: []grant{{receipt: receipt, laneKey: l.key(), attempt: 2, deadline: 99, rec: []byte("rec")}},
 		},
 		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []newTask{task, tied}},
 		"fail":           &failOp{receipt: receipt, how: failDead, wait: -1, cause: "why"},
@@ -208,10 +208,10 @@ func FuzzEntry(f *testing.F) {
 
 // FuzzNews: likewise of what it tells.
 func FuzzNews(f *testing.F) {
-	b := eventBatch{
-		events:  []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
-		endings: []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
-		cancels: []Receipt{{ID{3}, 4}},
+	b := effects{
+		events:   []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
+		endings:  []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
+		canceled: []Receipt{{ID{3}, 4}},
 	}
 	f.Add(b.encode())
 	f.Add([]byte{0, 0, 0})
@@ -223,7 +223,7 @@ func FuzzNews(f *testing.F) {
 			require.ErrorIs(t, err, ErrCorrupt)
 			return
 		}
-		again := (&eventBatch{events: n.events, endings: n.endings, cancels: n.cancels}).encode()
+		again := (&effects{events: n.events, endings: n.endings, canceled: n.cancels}).encode()
 		m, err := parseNews(again)
 		if again != nil {
 			require.NoError(t, err)
@@ -234,15 +234,15 @@ func FuzzNews(f *testing.F) {
 
 // TestNewsTravel: events, outcomes and cancels arrive as they were.
 func TestNewsTravel(t *testing.T) {
-	b := eventBatch{
-		events:  []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
-		endings: []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
-		cancels: []Receipt{{ID{3}, 4}},
+	b := effects{
+		events:   []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
+		endings:  []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
+		canceled: []Receipt{{ID{3}, 4}},
 	}
 	n, err := parseNews(b.encode())
 	require.NoError(t, err)
-	require.Equal(t, news{b.events, b.endings, b.cancels}, n)
-	require.Nil(t, new(eventBatch).encode(), "no news take no space")
+	require.Equal(t, news{b.events, b.endings, b.canceled}, n)
+	require.Nil(t, new(effects).encode(), "no news take no space")
 }
 
 // TestClusterOptions: what cannot be is refused before anything is made.

@@ -63,7 +63,7 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
 	if err := q.enter(); err != nil {
 		return err
 	}
-	defer q.runs.Done()
+	defer q.calls.Done()
 	ctx, cancel := context.WithCancelCause(ctx)
 	var closer sync.WaitGroup
 	defer closer.Wait()

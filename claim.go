@@ -108,7 +108,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	default:
 		op.queues, op.weights = append(op.queues, req.Queues...), append(op.weights, req.Weights...)
 	}
-	op.max, op.noWait, op.runner, op.local = max(req.Max, 1), req.NoWait, r, req.Local || r != nil
+	op.max, op.noWait, op.local = max(req.Max, 1), req.NoWait, req.Local || r != nil
 	op.duration = millis(req.LeaseFor)
 	if op.duration == 0 {
 		op.duration = millis(q.opts.LeaseFor)
@@ -190,13 +190,12 @@ type claimOp struct {
 	duration uint64     // ms
 	max      int
 	noWait   bool
-	runner   *runner // of Run, whose leases end with the process
-	local    bool    // of a Run, perhaps of another node
+	local    bool // of a Run, perhaps of another node: its leases end with the process
 
 	// In a cluster only.
-	remote bool          // a claim of another node, or for the claims of this one: made for one call
-	abroad abroad        // of a claim of this node
-	asked  []*queueState // have no permit for it, as it knows
+	remote bool     // a claim of another node, or for the claims of this one: made for one call
+	abroad abroad   // of a claim of this node
+	asked  []string // queues that have no permit for it, as it knows
 
 	shards  []*shard      // of this process, in which it may wait; they stay as they are
 	begin   int           // the index of the one that it visits first; written by the one whose turn it is
@@ -226,7 +225,7 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	op.queues, op.weights, op.grants, op.err = op.queues[:0], op.weights[:0], op.grants[:0], nil
 	op.list, op.drawn = nil, 0
-	op.begin, op.visited, op.full, op.sent, op.shards, op.runner, op.local, op.abroad, op.asked = 0, 0, nil, 0, nil, nil, false, abroad{}, nil
+	op.begin, op.visited, op.full, op.sent, op.shards, op.local, op.abroad, op.asked = 0, 0, nil, 0, nil, false, abroad{}, nil
 	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
 	op.pool.Put(op)
 }
@@ -344,9 +343,9 @@ func (op *claimOp) encodeReply(dst []byte) []byte {
 	for i := range op.grants {
 		g := &op.grants[i]
 		dst = appendReceipt(dst, g.receipt)
-		dst = wire.AppendBytes(dst, g.lane.queue.name)
-		dst = wire.AppendBytes(dst, g.lane.tenant)
-		dst = append(dst, g.lane.priority)
+		dst = wire.AppendBytes(dst, g.queue)
+		dst = wire.AppendBytes(dst, g.tenant)
+		dst = append(dst, g.priority)
 		dst = wire.AppendUint(dst, uint64(g.attempt))
 		dst = wire.AppendUint(dst, g.deadline)
 		dst = wire.AppendBytes(dst, g.rec)
@@ -354,16 +353,16 @@ func (op *claimOp) encodeReply(dst []byte) []byte {
 	return dst
 }
 
-// decodeReply makes lanes that have no more than what a grant says of them.
+// decodeReply gives grants of one lane that follow each other the same names.
 func (op *claimOp) decodeReply(r *wire.Reader) {
-	var last *lane // tasks of one lane often come together
+	var last laneKey // tasks of one lane often come together
 	for range r.Count(keys.IDLen + 7) {
 		g := grant{receipt: readReceipt(r)}
 		key := laneKey{r.String(), r.String(), r.Byte()}
-		if last == nil || last.queue.name != key.queue || last.tenant != key.tenant || last.priority != key.priority {
-			last = &lane{queue: &queueState{name: key.queue}, tenant: key.tenant, priority: key.priority}
+		if last != key {
+			last = key
 		}
-		g.lane, g.attempt, g.deadline, g.rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
+		g.laneKey, g.attempt, g.deadline, g.rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
 		op.grants = append(op.grants, g)
 	}
 }
@@ -389,7 +388,7 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 		if s.isElsewhere(op, name, q) {
 			return claimElsewhere
 		}
-		if q == nil || !op.noWait && s.isAwaited(q, op.remote) {
+		if q == nil || !op.noWait && s.isAwaited(s.claimsOf(q), op.remote) {
 			continue
 		}
 		l, pending := s.next(q)
@@ -400,7 +399,7 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 			return claimElsewhere
 		}
 		if l == nil {
-			if op.noWait && s.asks(q, op) {
+			if op.noWait && s.asks(s.claimsOf(q), op) {
 				return claimAsks
 			}
 			continue
@@ -411,7 +410,7 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 			}
 			s.give(op, q, l)
 		} else {
-			s.leaveGate(q)
+			s.leaveGate(s.claimsOf(q))
 		}
 		return claimServed
 	}
@@ -470,7 +469,7 @@ func (s *shard) giveOf(op *claimOp, q *queueState, l *lane) bool {
 	}
 	pending := false
 	for l != nil {
-		g, err := s.grant(l, op.duration, op.runner, op.local)
+		g, err := s.grant(l, op.duration, op.local)
 		if err != nil {
 			s.broken = err
 			return false
@@ -502,7 +501,7 @@ func (s *shard) fillUp(op *claimOp, q *queueState) {
 	}
 	for _, name := range names[:min(len(names), fillLooks)] {
 		q := s.queues[name]
-		if q != nil && (op.noWait || !s.isAwaited(q, op.remote)) {
+		if q != nil && (op.noWait || !s.isAwaited(s.claimsOf(q), op.remote)) {
 			limit := s.highestElsewhere(q)
 			if h := s.headOf(q); h != 0 && h.rank() >= limit {
 				if l, _ := s.nextOf(q, limit); l != nil && !s.giveOf(op, q, l) {
@@ -524,9 +523,9 @@ func (s *shard) serve() {
 	if s.setsFirst = !s.setsFirst; s.setsFirst {
 		s.serveSets(&served)
 	}
-	serveInTurn(&s.hungry, &served, func(q *queueState) (all bool) {
-		all = s.serveQueue(q, &served)
-		q.hungry = !all
+	serveInTurn(&s.hungry, &served, func(c *queueClaims) (all bool) {
+		all = s.serveQueue(c, &served)
+		c.hungry = !all
 		return all
 	})
 	s.serveSets(&served)
@@ -552,27 +551,27 @@ func serveInTurn[T any](hungry *[]T, served *int, serve func(T) (all bool)) {
 
 // serveQueue is serve for one queue; served counts claims. It is false if the
 // budget is spent.
-func (s *shard) serveQueue(q *queueState, served *int) bool {
-	for ; q.front().len() > 0; *served++ {
+func (s *shard) serveQueue(c *queueClaims, served *int) bool {
+	for ; c.front().len() > 0; *served++ {
 		if !s.mayDecide(*served) {
 			return false
 		}
-		if !q.front().first().good() {
-			q.front().pop()
+		if !c.front().first().good() {
+			c.front().pop()
 			continue
 		}
-		l, _ := s.next(q)
+		l, _ := s.next(c.queue)
 		if l == nil {
 			break
 		}
-		if t := q.front().pop(); s.takes(t) {
-			s.void(t.claim, q)
-			s.give(t.claim, q, l)
+		if t := c.front().pop(); s.takes(t) {
+			s.void(t.claim, c)
+			s.give(t.claim, c.queue, l)
 		} else {
-			s.leaveGate(q)
+			s.leaveGate(c)
 		}
 	}
-	s.unlist(q)
+	s.unlist(c)
 	return true
 }
 
@@ -604,7 +603,7 @@ func (g *grant) decode(l *Lease) error {
 	l.Attempt = int(g.attempt)
 	l.Deadline = time.UnixMilli(int64(g.deadline))
 	if payload, ok := record.Plain(g.rec); ok {
-		l.Queue, l.Tenant, l.Priority = g.lane.queue.name, g.lane.tenant, int(g.lane.priority)
+		l.Queue, l.Tenant, l.Priority = g.queue, g.tenant, int(g.priority)
 		l.Payload = payload
 		return nil
 	}
@@ -612,6 +611,6 @@ func (g *grant) decode(l *Lease) error {
 	if err != nil {
 		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.receipt.ID, err)
 	}
-	l.Task, l.LastError = task(g.lane, &rec), rec.Error
+	l.Task, l.LastError = task(g.laneKey, &rec), rec.Error
 	return nil
 }

@@ -142,7 +142,7 @@ func TestClaimWaits(t *testing.T) {
 				for _, s := range q.led() {
 					require.NoError(t, s.probe(func(s *shard) error {
 						for _, q := range s.queues {
-							if n := len(q.waiters.tickets); n > 2*claims+waitListMin {
+							if n := len(s.claimsOf(q).waiters.tickets); n > 2*claims+waitListMin {
 								return fmt.Errorf("%d entries in the wait list of %s", n, q.name)
 							}
 						}
@@ -189,7 +189,7 @@ func TestClaimEndsWithContext(t *testing.T) {
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
 					if q := s.queues["a"]; q != nil {
-						return fmt.Errorf("%d dead claims are kept", len(q.waiters.tickets))
+						return fmt.Errorf("%d dead claims are kept", len(s.claimsOf(q).waiters.tickets))
 					}
 					return nil
 				}))

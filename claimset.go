@@ -92,9 +92,10 @@ func (s *shard) claimSet(list *queueList) *claimSet {
 	names := list.names[set.queues.Len():]
 	for _, name := range names[:min(setStep, len(names))] {
 		q := s.queue(name)
+		c := s.claimsOf(q)
 		at := set.queues.Len()
 		set.queues.Append(q)
-		q.sets = append(q.sets, setEntry{set, at})
+		c.sets = append(c.sets, setEntry{set, at})
 		if q.mask != 0 {
 			set.open.add(at)
 		}
@@ -139,22 +140,22 @@ func (s *shard) dropSetsOn() {
 			if at%64 == 0 && s.spent() {
 				return
 			}
-			set.queues.Pop().leaveSet(s, setEntry{set, at})
+			s.leaveSet(s.claimsOf(set.queues.Pop()), setEntry{set, at})
 			s.droppedNames--
 		}
 		s.droppedSets[n-1], s.droppedSets = nil, s.droppedSets[:n-1]
 	}
 }
 
-func (q *queueState) leaveSet(s *shard, entry setEntry) {
-	if i := slices.Index(q.sets, entry); i >= 0 {
-		last := len(q.sets) - 1
-		q.sets[i], q.sets[last] = q.sets[last], setEntry{}
-		q.sets = q.sets[:last]
+func (s *shard) leaveSet(c *queueClaims, entry setEntry) {
+	if i := slices.Index(c.sets, entry); i >= 0 {
+		last := len(c.sets) - 1
+		c.sets[i], c.sets[last] = c.sets[last], setEntry{}
+		c.sets = c.sets[:last]
 	}
-	if len(q.sets) == 0 {
-		q.sets = nil
-		s.rest(q)
+	if len(c.sets) == 0 {
+		c.sets = nil
+		s.rest(c.queue)
 	}
 }
 
@@ -174,8 +175,8 @@ func (op *dropSetOp) resolve(s *shard) {
 func (op *dropSetOp) settle(error) {}
 
 // feedSets opens a queue in the sets that have it.
-func (s *shard) feedSets(q *queueState) {
-	for _, e := range q.sets {
+func (s *shard) feedSets(c *queueClaims) {
+	for _, e := range c.sets {
 		e.set.open.add(e.at)
 		s.feedSet(e.set)
 	}
@@ -191,6 +192,7 @@ func (s *shard) feedSet(set *claimSet) {
 
 // tryClaimOf is tryClaim for a claim that names a long list.
 func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
+	s.feedAll() // or its open queues would be those of the group before
 	set := s.claimSet(op.list)
 	if set == nil {
 		return claimPending
@@ -209,7 +211,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		if s.isElsewhereBefore(op, set, at) || s.isElsewhere(op, q.name, q) {
 			return claimElsewhere
 		}
-		if !op.noWait && s.isAwaitedAlone(q, op.remote) {
+		if !op.noWait && s.isAwaitedAlone(s.claimsOf(q), op.remote) {
 			set.open.remove(at)
 			set.aside = append(set.aside, at)
 			continue
@@ -222,13 +224,13 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		case s.isPassedOver(op, q.name, q, l):
 			return claimElsewhere
 		case l == nil:
-			set.shut(at)
-			if op.noWait && s.asks(q, op) {
+			set.shut(s, at)
+			if op.noWait && s.asks(s.claimsOf(q), op) {
 				return claimAsks
 			}
 			continue
 		case !s.takes(op.ticket()):
-			s.leaveGate(q)
+			s.leaveGate(s.claimsOf(q))
 			return claimServed
 		}
 		if op.visited > 0 && !op.noWait {
@@ -245,9 +247,9 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 
 // shut takes a queue out of the draw that has given nothing: until it is fed or, if it is a permit
 // that it lacks, for this time.
-func (set *claimSet) shut(at int) {
+func (set *claimSet) shut(s *shard, at int) {
 	set.open.remove(at)
-	if q := set.queues.At(at); q.permits() != nil && q.counts.Ready > 0 {
+	if q := set.queues.At(at); q.gated && q.counts.Ready > 0 && s.claimsOf(q).permits() != nil {
 		set.aside = append(set.aside, at)
 	}
 }
@@ -274,7 +276,7 @@ func (set *claimSet) next(s *shard, batch bool) (q *queueState, l *lane) {
 		if h := s.headOf(q); h != 0 && h.rank() < limit {
 			return nil, nil
 		}
-		set.shut(at) // if it waits for a refill, that feeds it
+		set.shut(s, at) // if it waits for a refill, that feeds it
 	}
 	return nil, nil
 }
@@ -317,7 +319,7 @@ func (s *shard) serveSet(set *claimSet, served *int) bool {
 			s.voidElsewhere(t.claim)
 			s.giveOfSet(t.claim, set, q, l)
 		} else {
-			s.leaveGate(q)
+			s.leaveGate(s.claimsOf(q))
 		}
 	}
 	return true

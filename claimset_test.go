@@ -47,7 +47,7 @@ func TestClaimsOverManyQueues(t *testing.T) {
 				gate := new(countingGate)
 				require.NoError(t, s.probe(func(s *shard) error {
 					for _, name := range names {
-						s.queue(name).gate = gate
+						s.setGate(name, gate)
 					}
 					return nil
 				}))
@@ -80,7 +80,7 @@ func TestClaimsOverManyQueues(t *testing.T) {
 				waiting := func() (tickets int) {
 					require.NoError(t, s.probe(func(s *shard) error {
 						for _, q := range s.queues {
-							tickets += q.waiters.len()
+							tickets += s.claimsOf(q).waiters.len()
 						}
 						for _, set := range s.sets {
 							tickets += set.waiters.len()
@@ -108,7 +108,7 @@ func TestClaimsOverManyQueues(t *testing.T) {
 				require.Len(t, leases, 10)
 				require.NoError(t, s.probe(func(s *shard) error {
 					for _, name := range names {
-						s.queue(name).gate = nil
+						s.setGate(name, nil)
 					}
 					return nil
 				}))
@@ -188,7 +188,7 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 			if len(s.sets) > 0 || len(s.droppedSets) != 1 {
 				return fmt.Errorf("%d sets, %d that have been dropped", len(s.sets), len(s.droppedSets))
 			}
-			s.budget = s.newBudget(budgetSize{fraction: 1})
+			s.budget = s.newBudget(budgetSize{fraction: 1}, s.steps.at)
 			s.dropSetsOn()
 			if left := s.droppedSets[0].queues.Len(); left == len(names) || left < len(names)-128 {
 				return fmt.Errorf("%d of %d queues are left", left, len(names))

@@ -15,17 +15,15 @@ import "time"
 // stallAfter counts. While there is no room on the disk for what ends or renews a
 // lease, no time counts at all.
 //
-// All times are of the shard's monotonic clock, in ms since its origin. But for read
-// and due, they are less what did not count.
+// All times are of the shard's monotonic clock, in ms since its origin. But for due, they are
+// less what did not count.
 type ownerClock struct {
 	stalled uint64 // ms that did not count
-	read    uint64 // when the owner has last read the clock
 	due     uint64 // when the owner was to read the clock again; never: when somebody wakes it
 
 	taken    uint64 // when what was taken from the inbox may have come
 	waiting  uint64 // likewise, what is in the inbox; not before taken
 	deferred uint64 // likewise, what is put off to the next group; never: nothing is
-	judged   uint64 // likewise, what is being decided
 }
 
 // stallAfter is how much of a stall counts, in ms. Groups of a slow disk take less,
@@ -38,11 +36,11 @@ func (s *shard) tick() {
 	at := millisSince(s.origin)
 	switch {
 	case !s.hasRoom(roomScarce):
-		c.stalled += at - c.read
+		c.stalled += at - s.uptime
 	case c.due != never && at > c.due+stallAfter:
 		c.stalled += at - c.due - stallAfter
 	}
-	c.read, c.due = at, at
+	s.uptime, c.due = at, at
 	s.now = at - c.stalled
 	c.waiting = min(c.waiting, s.now)
 	s.wall = wallMillis(s.opts)
@@ -78,8 +76,8 @@ func (c *ownerClock) sleep(ms uint64) {
 // what does not count.
 func (c *ownerClock) wake(at uint64) { c.waiting = c.counted(at) }
 
-// putOff is for an operation that is decided in the next group.
-func (c *ownerClock) putOff() { c.deferred = min(c.deferred, c.judged) }
+// putOff is for an operation that is decided in the next group, and may have come at a time.
+func (c *ownerClock) putOff(came uint64) { c.deferred = min(c.deferred, came) }
 
 // reapable returns the time up to which leases may be taken back: nothing that came
 // before it is undecided.

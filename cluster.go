@@ -166,7 +166,6 @@ type node struct {
 	room   *logRoom
 	claims *claimTable
 	wishes wishes
-	runs   runTable
 	routes changes // of any replica's route
 	life   uint64  // random: tells this life of the node from the others
 

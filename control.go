@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"codeq/internal/keys"
@@ -25,8 +24,6 @@ func (q *Queue) Cancel(ctx context.Context, id ID) error {
 
 type cancelOp struct {
 	lookupOp
-	runner  *runner
-	receipt Receipt
 }
 
 func (op *cancelOp) init(id ID) *cancelOp {
@@ -44,19 +41,8 @@ func (op *cancelOp) cancel(s *shard, at *located) error {
 	if !s.hasRoom(roomScarce) && s.retention(at.lane.queue, at.rec.Retention) != 0 { // it would be moved
 		return s.errNoRoom()
 	}
-	if at.lease != nil && s.node == nil { // in a cluster it is in the news
-		op.runner, op.receipt = at.lease.runner, at.lease.receipt()
-	}
 	s.cancel(at)
 	return nil
-}
-
-// settle has the handler's context cancelled once the end of its task is stored.
-func (op *cancelOp) settle(err error) {
-	if r := op.runner; r != nil && err == nil {
-		r.canceled(op.receipt)
-	}
-	op.completion.settle(err)
 }
 
 func (op *cancelOp) encode(dst []byte) (callKind, []byte) {
@@ -64,8 +50,6 @@ func (op *cancelOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *cancelOp) decode(r *wire.Reader) { op.init(ID(keys.ReadID(r))) }
-
-func notWaiting(at *located) error { return fmt.Errorf("%w: %s is %v", ErrNotWaiting, at.id, at.state) }
 
 // SetPriority moves a task that waits (ready, scheduled or blocked) to another
 // priority, 0 to 9. A ready task keeps its turn by age. It returns ErrNotFound
@@ -89,14 +73,6 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) error {
 		return err
 	}
 	return q.alter(ctx, id, alterRunAt, runAtMillis(t))
-}
-
-// blockAgain has a task wait in the scope from which it was withdrawn.
-func (s *shard) blockAgain(l *lane, at *located, rec []byte) {
-	if at.place.At == 0 && at.pending > 0 {
-		s.pending.put(s, at.id, at.pending)
-	}
-	s.block(l, at.place.At, at.id, rec)
 }
 
 // alteration is what a call may do to a task that it names by its ID.
@@ -149,82 +125,4 @@ func (op *alterOp) decode(r *wire.Reader) {
 func (q *Queue) alter(ctx context.Context, id ID, how alteration, arg uint64) error {
 	_, err := q.doFor(ctx, id, new(alterOp).init(id, how, arg))
 	return err
-}
-
-func (s *shard) setPriority(at *located, priority uint64) error {
-	if !at.waiting() {
-		return notWaiting(at)
-	}
-	if err := s.hasLanes(1); err != nil {
-		return err
-	}
-	l := s.lane(laneKey{at.lane.queue.name, at.lane.tenant, uint8(priority)})
-	s.withdraw(at)
-	rec := at.rec.Encode()
-	switch at.state {
-	case Ready:
-		s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
-	case Scheduled:
-		s.schedule(l, at.id, at.place.At, rec)
-	default:
-		s.blockAgain(l, at, rec)
-	}
-	return nil
-}
-
-func (s *shard) setRunAt(at *located, runAt uint64) error {
-	if !at.waiting() {
-		return notWaiting(at)
-	}
-	s.withdraw(at)
-	at.rec.RunAt = runAt
-	rec := at.rec.Encode()
-	switch due := runAt > s.wall; {
-	case at.state == Blocked && (at.place.At == 0 || !due):
-		s.blockAgain(at.lane, at, rec)
-	case due:
-		s.schedule(at.lane, at.id, runAt, rec)
-	default:
-		s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, rec)
-	}
-	return nil
-}
-
-// canceledLeases remembers the leases that cancels have ended, so that their
-// workers learn why: as many as there is room for, the latest ones.
-type canceledLeases struct {
-	receipts map[Receipt]struct{}
-	ring     []Receipt
-	next     int
-}
-
-const canceledCap = 1024
-
-func (c *canceledLeases) add(r Receipt) {
-	if c.receipts == nil {
-		c.receipts = make(map[Receipt]struct{})
-	}
-	if len(c.ring) < canceledCap {
-		c.ring = append(c.ring, r)
-	} else {
-		delete(c.receipts, c.ring[c.next])
-		c.ring[c.next] = r
-		c.next = (c.next + 1) % canceledCap
-	}
-	c.receipts[r] = struct{}{}
-}
-
-func (c *canceledLeases) has(r Receipt) bool {
-	_, ok := c.receipts[r]
-	return ok
-}
-
-// leaseLost is the error for a receipt that is not that of a lease in force.
-func (s *shard) leaseLost(r Receipt) error { return leaseLost(r, s.canceled.has(r)) }
-
-func leaseLost(r Receipt, canceled bool) error {
-	if canceled {
-		return fmt.Errorf("%w: %s: %w", ErrLeaseLost, r, ErrCanceled)
-	}
-	return fmt.Errorf("%w: %s", ErrLeaseLost, r)
 }

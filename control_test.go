@@ -350,6 +350,7 @@ func TestCancelBeforeHandler(t *testing.T) {
 		var reported []error
 		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { reported = append(reported, err) }})
 		require.NoError(t, err)
+		q.runs.add(r)
 		op, err := q.claim(t.Context(), &r.req, r)
 		require.NoError(t, err)
 		require.NoError(t, q.Cancel(t.Context(), id))

@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"codeq/internal/keys"
-	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
@@ -50,43 +48,6 @@ func (q *Queue) RedriveAll(ctx context.Context, which DeadLetters) (int, error) 
 // have been forgotten.
 func (q *Queue) Purge(ctx context.Context, which DeadLetters) (int, error) {
 	return q.eachDead(ctx, which, alterPurge)
-}
-
-func (s *shard) redrive(at *located) error {
-	if at.state != Dead {
-		return notDead(at)
-	}
-	if hash := at.rec.Unique; hash != [keys.UniqueLen]byte{} {
-		holder, taken := s.holder(hash)
-		if taken && holder != at.id {
-			return &DuplicateError{Key: at.rec.UniqueKey, ID: holder}
-		}
-		if !taken {
-			s.takeKey(at.id, &at.rec.Ties, mintedAt(at.id))
-		}
-		at.rec.Flags |= holdsKey
-	}
-	s.withdraw(at)
-	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false
-	s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, at.rec.Encode())
-	return nil
-}
-
-func (s *shard) purge(at *located) error {
-	if at.state != Dead {
-		return notDead(at)
-	}
-	s.withdraw(at)
-	ties := record.Ties{Parent: at.rec.Parent, Child: at.rec.Child}
-	if at.rec.HoldsTurn {
-		ties.Group = at.rec.Group
-	}
-	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled})
-	return nil
-}
-
-func notDead(at *located) error {
-	return fmt.Errorf("%w: %s is %v, not dead", ErrNotFound, at.id, at.state)
 }
 
 // bulkCap is how many tasks an operation on many is about at the most.

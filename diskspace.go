@@ -20,7 +20,7 @@ import (
 // have room for the group under way, the log by a reserve (failstop), and no other is begun until Pebble,
 // which tries again several times a second, has written the table, and there is the reserve again.
 //
-// Invariant: while the level is roomNone or roomEmpty, the owner's clock stands
+// Invariant: while the room is roomNone or roomEmpty, the owner's clock stands
 // still, since those who hold leases can neither end nor extend them.
 type diskSpace struct {
 	fs  vfs.FS
@@ -28,31 +28,14 @@ type diskSpace struct {
 	low uint64 // bytes of free space below which there is not enough; 0: no limit
 
 	denied  bool   // nothing can be written, whatever the file system says
-	tight   bool   // there is less than half as much again as there is to be, or nothing could be written a while ago
-	relaxed uint64 // when that is forgotten, by ownerClock.read: the file system need not show that there is little
-	level   room
+	relaxed uint64 // when that is forgotten, by uptime: the file system need not show that there is little
 	free    uint64 // bytes, when it was asked
-	next    uint64 // when to ask again before a group, by ownerClock.read
+	next    uint64 // when to ask again before a group, by uptime
 	recheck uint64 // when to ask again though nobody calls, if something waits for room
 	every   int    // bytes committed with which to ask again: all shards together commit a fraction of low meanwhile
 	written int    // likewise since it was asked
 	parked  []operation
 }
-
-// room is how much of it there is. Whatever goes on at a level goes on at those
-// above it. What a level adds to the disk is bounded by what those above have let
-// in, so that the reserve below MinFreeBytes is used up step by step: by tasks that
-// are claimed, then by what becomes of them, then by what gives space back. The
-// last half is for the tables and compactions of all this.
-type room uint8
-
-const (
-	roomy      room = iota
-	roomLow         // below MinFreeBytes: what adds tasks is refused
-	roomScarce      // below 3/4 of it: leases are ended and extended, and none is granted
-	roomNone        // below 1/2: only what gives space back is written
-	roomEmpty       // below 1/4: nothing is written
-)
 
 const (
 	lookBytes     = 4 << 20 // at the most
@@ -100,35 +83,31 @@ func isTight(free, low uint64) bool { return free < low+low/2 }
 // look measures the room if it is time to.
 func (s *shard) look() {
 	d := &s.space
-	now, denied := s.clock.read, !s.hasSpace()
+	now, denied := s.uptime, !s.hasSpace()
 	if now < d.next && d.written < d.every && denied == d.denied {
 		return
 	}
-	before := d.level
+	before := s.room
 	d.denied = denied
-	d.level, d.written, d.next, d.recheck = d.measure(), 0, now+lookEvery, now+lookEvery
+	s.room, d.written, d.next, d.recheck = d.measure(), 0, now+lookEvery, now+lookEvery
 	if denied {
 		d.relaxed = now + denyTight
 	}
-	if d.tight = now < d.relaxed || d.low > 0 && isTight(d.free, d.low); d.tight {
+	if s.tight = now < d.relaxed || d.low > 0 && isTight(d.free, d.low); s.tight {
 		s.store.Reclaim(d.free)
 	}
-	if d.level > roomy {
+	if s.room > roomy {
 		d.next = now + lookEveryFull
 	}
-	if d.level != before {
-		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.free, "level", d.level.String())
+	if s.room != before {
+		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.free, "level", s.room.String())
 	}
-	if d.level < before {
+	if s.room < before {
 		s.deferred = append(s.deferred, d.parked...)
 		clear(d.parked)
 		d.parked = d.parked[:0]
 	}
 	s.dropParked()
-}
-
-func (r room) String() string {
-	return [...]string{"enough", "low", "scarce", "none", "empty"}[r]
 }
 
 // dropParked refuses what waits for room if nobody waits for it any more.
@@ -149,9 +128,6 @@ func (s *shard) dropParked() {
 func (s *shard) hasSpace() bool {
 	return s.store.HasSpace() && (s.node == nil || s.node.logs.HasSpace())
 }
-
-// hasRoom reports whether there is room for what goes on down to a level.
-func (s *shard) hasRoom(level room) bool { return s.space.level <= level }
 
 // holdsBack reports whether something waits for room, or may.
 func (s *shard) holdsBack() bool {

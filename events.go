@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -361,60 +360,4 @@ func (h *eventHub) replace(subs []*Subscription) {
 	}
 	h.subs.Store(&subs)
 	h.wanted.Store(uint32(wanted))
-}
-
-// eventBatch is the events of a group. They are published when it has persisted.
-type eventBatch struct {
-	hub    *eventHub // nil in a cluster, where the log tells
-	events []Event
-	// In a cluster only; see news.go.
-	wanted  kindSet
-	endings []ending
-	cancels []Receipt
-}
-
-func (b *eventBatch) wants(kind EventKind) bool {
-	if b.hub != nil {
-		return b.hub.wanted.Load()>>kind&1 != 0
-	}
-	return b.wanted>>kind&1 != 0
-}
-
-// emit has subscribers told of a change of state, if there are any and the
-// group persists. attempt is the task's count after the change.
-func (s *shard) emit(kind EventKind, l *lane, id ID, attempt uint32, cause string) {
-	if s.group.news.wants(kind) {
-		s.collect(kind, l, id, attempt, cause)
-	}
-}
-
-func (s *shard) collect(kind EventKind, l *lane, id ID, attempt uint32, cause string) {
-	s.group.news.events = append(s.group.news.events, Event{
-		Kind:    kind,
-		ID:      id,
-		Queue:   l.queue.name,
-		Tenant:  l.tenant,
-		Attempt: int(attempt),
-		Time:    time.UnixMilli(int64(s.wall)),
-		Err:     strings.Clone(cause), // may be the first bytes of something long
-	})
-}
-
-// release publishes the events, unless err says that the group may not have
-// persisted, and empties the batch.
-func (b *eventBatch) release(err error) {
-	if b.hub == nil {
-		clear(b.endings)
-		b.endings, b.cancels = b.endings[:0], b.cancels[:0]
-	}
-	if len(b.events) == 0 {
-		return
-	}
-	if err == nil && b.hub != nil {
-		for _, sub := range b.hub.all() {
-			sub.offer(b.events)
-		}
-	}
-	clear(b.events)
-	b.events = b.events[:0]
 }

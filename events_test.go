@@ -283,7 +283,7 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		collected := func() (n int) {
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				n = cap(s.group.news.events)
+				n = cap(s.effects.events)
 				return nil
 			}))
 			return n
@@ -295,7 +295,7 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 		require.NoError(t, q.DeadLetter(context.Background(), l.Receipt, nil))
 		require.NotZero(t, collected())
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.group.news.events = nil
+			s.effects.events = nil
 			return nil
 		}))
 		other := subscribe(t, q, SubscribeOptions{})

@@ -316,10 +316,3 @@ func (op *extendOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *extendOp) decode(r *wire.Reader) { op.receipt, op.duration = readReceipt(r), r.Uint() }
-
-// isRewritten reports whether the group rewrites the record of a leased task, or adds to
-// those that wait for the task.
-func (s *shard) isRewritten(id ID) bool {
-	_, ok := s.group.changed[id]
-	return ok || s.group.hasChildren(id)
-}

@@ -56,7 +56,7 @@ func containUser(log *slog.Logger, what string, f func()) (ok bool) {
 // crash ends a shard whose owner has panicked, in the middle of anything.
 func (s *shard) crash(cause error) {
 	s.panicked = true
-	inHand := append(slices.Clone(s.retrying), s.deciding, s.group.waking)
+	inHand := append(slices.Clone(s.retrying), s.deciding, s.callers.waking)
 	taken := s.giving
 	contain(s.opts.log, "end of owner", func() { s.rescue(inHand, taken, cause) }, nil)
 	contain(s.opts.log, "end of shard", func() { s.fail(cause) }, nil)
@@ -66,7 +66,7 @@ func (s *shard) crash(cause error) {
 // other callers are in one of the lists of the shard, and answered by fail.
 func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 	listed := make(map[operation]bool)
-	for _, ops := range [...][]operation{s.group.settled, s.group.answered, s.deferred, s.space.parked, s.taken[s.cursor:]} {
+	for _, ops := range [...][]operation{s.callers.settled, s.callers.answered, s.deferred, s.space.parked, s.taken[s.cursor:]} {
 		for _, op := range ops {
 			listed[op] = true
 		}

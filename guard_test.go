@@ -265,7 +265,7 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 					for i := range queues {
 						req.Queues = append(req.Queues, fmt.Sprint(i))
 					}
-					require.NoError(t, q.led()[0].probe(func(s *shard) error { s.queue("0").gate = new(panickyGate); return nil }))
+					require.NoError(t, q.led()[0].probe(func(s *shard) error { s.setGate("0", new(panickyGate)); return nil }))
 					if !waits {
 						produce(t, q, Task{Queue: "0"})
 					}
@@ -294,7 +294,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 		q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
 		require.NoError(t, err)
 		s := q.led()[0]
-		require.NoError(t, s.probe(func(s *shard) error { s.space.level = roomEmpty; return nil }))
+		require.NoError(t, s.probe(func(s *shard) error { s.room = roomEmpty; return nil }))
 		require.NoError(t, s.inbox.pass(&crashOp{injected("of the test")}))
 		synctest.Wait()
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})

@@ -162,7 +162,7 @@ func (q *queueHeads) best(but int) int {
 // headOf is what a claim of a queue would get in this shard, as far as memory
 // shows.
 func (s *shard) headOf(q *queueState) head {
-	if q.settings.Paused || q.shut {
+	if q.settings.Paused || q.gated && s.claimsOf(q).shut {
 		return 0
 	}
 	for mask := q.mask; mask != 0; {
@@ -190,14 +190,14 @@ func (s *shard) publish(q *queueState) {
 	if s.board == nil {
 		return
 	}
-	h := s.headOf(q)
-	if q.heads == nil {
+	h, c := s.headOf(q), s.claimsOf(q)
+	if c.heads == nil {
 		if h == 0 {
 			return
 		}
-		q.heads = s.board.hold(q.name, s.opts.Shards)
+		c.heads = s.board.hold(q.name, s.opts.Shards)
 	}
-	own := &q.heads.shards[s.index]
+	own := &c.heads.shards[s.index]
 	if left := int32(min(q.counts.Ready, headFollowers)); own.left.Load() != left {
 		own.left.Store(left)
 	}
@@ -217,25 +217,29 @@ func (s *shard) publishAll() {
 }
 
 // unpublish takes back what the shard has said of a queue, and will say no more.
-func (s *shard) unpublish(q *queueState) {
-	if q.heads != nil {
-		q.heads.shards[s.index].word.Store(0)
-		s.board.drop(q.name, q.heads)
-		q.heads = nil
+func (s *shard) unpublish(c *queueClaims) {
+	if c.heads != nil {
+		c.heads.shards[s.index].word.Store(0)
+		s.board.drop(c.queue.name, c.heads)
+		c.heads = nil
 	}
 }
 
 // open serves the claims of a queue of which more can be leased than before.
-func (s *shard) open(q *queueState) {
-	q.shut = false
-	s.feed(q)
-	s.publish(q)
+func (s *shard) open(c *queueClaims) {
+	c.shut = false
+	s.feedClaims(c)
+	s.publish(c.queue)
 }
 
 // highestElsewhere is the rank of the most urgent task that other shards have of a queue.
 func (s *shard) highestElsewhere(q *queueState) uint64 {
-	if i := q.heads.best(s.index); i >= 0 {
-		return head(q.heads.shards[i].word.Load()).rank()
+	if s.board == nil {
+		return 0
+	}
+	heads := s.claimsOf(q).heads
+	if i := heads.best(s.index); i >= 0 {
+		return head(heads.shards[i].word.Load()).rank()
 	}
 	return 0
 }
@@ -252,7 +256,7 @@ func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 	}
 	heads, rank := (*queueHeads)(nil), uint64(0)
 	if q != nil {
-		heads, rank = q.heads, s.headOf(q).rank()
+		heads, rank = s.claimsOf(q).heads, s.headOf(q).rank()
 	}
 	op.rank = rank
 	if rank == 0 {
@@ -280,7 +284,7 @@ func (s *shard) isPassedOver(op *claimOp, queue string, q *queueState, l *lane) 
 		return false
 	}
 	if l != nil {
-		s.leaveGate(q)
+		s.leaveGate(s.claimsOf(q))
 	}
 	return true
 }

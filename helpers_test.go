@@ -116,7 +116,7 @@ func (q *Queue) checkGates() error {
 			n := 0
 			for name, qs := range s.queues {
 				leased[name] += int(qs.counts.Leased)
-				if g, _ := qs.gate.(*gate); g != gates[name] {
+				if g, _ := s.claimsOf(qs).gate.(*gate); g != gates[name] {
 					return fmt.Errorf("shard %d has another gate of queue %q", i, name)
 				}
 				if qs.version == 0 {
@@ -180,9 +180,9 @@ func (c *memoryChecker) heads() error {
 	}
 	for name, q := range s.queues {
 		told := head(0)
-		if q.heads != nil {
-			told = head(q.heads.shards[s.index].word.Load())
-			if s.board.of(name) != q.heads {
+		if heads := s.claimsOf(q).heads; heads != nil {
+			told = head(heads.shards[s.index].word.Load())
+			if s.board.of(name) != heads {
 				c.report("the heads of queue %q are not on the board", name)
 			}
 		}
@@ -456,7 +456,7 @@ func (c *memoryChecker) catalogue() error {
 		if q.isBusy() {
 			busy++
 		}
-		if s.isUnknown(q) {
+		if s.isUnknown(q) && !s.claimsOf(q).isNeeded() {
 			c.report("queue %q is in memory for nothing", q.name)
 		}
 	}
@@ -534,7 +534,7 @@ func (c *memoryChecker) queues() error {
 		for p := range q.rings {
 			c.ring(q, p)
 		}
-		waiting := slices.ContainsFunc(q.waiters.all(), ticket.good)
+		waiting := slices.ContainsFunc(s.claimsOf(q).waiters.all(), ticket.good)
 		if waiting && c.claimable(q) {
 			c.report("queue %q has ready tasks and claims that wait", name)
 		}
@@ -657,12 +657,18 @@ func (c *memoryChecker) settings() error {
 	return err
 }
 
+// setGate has the claims of a queue pass a gate; nil: none.
+func (s *shard) setGate(queue string, g gateway) {
+	c := s.claimsOf(s.queue(queue))
+	c.gate, c.queue.gated = g, g != nil
+}
+
 // claimable reports whether a claim would get one of the queue's tasks.
 func (c *memoryChecker) claimable(q *queueState) bool {
 	if q.settings.Paused {
 		return false
 	}
-	if g, _ := q.gate.(*gate); g != nil {
+	if g, _ := c.shard.claimsOf(q).gate.(*gate); g != nil {
 		g.mu.Lock()
 		closed := g.rate != nil || g.limit > 0 && g.leased >= g.limit // what a rate allows is not looked at
 		g.mu.Unlock()

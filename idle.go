@@ -94,31 +94,6 @@ func (op *idleOp) idle(s *shard) bool {
 	return true
 }
 
-// isBusy reports whether a queue has tasks that have not ended.
-func (q *queueState) isBusy() bool {
-	c := &q.counts
-	return c.Ready+c.Scheduled+c.Blocked+c.Leased > 0
-}
-
-// noteBusy counts a queue among those with tasks that have not ended, if it is one.
-func (s *shard) noteBusy(q *queueState) {
-	if busy := q.isBusy(); busy != q.busy {
-		if q.busy = busy; busy {
-			s.busy++
-		} else {
-			s.busy--
-		}
-	}
-}
-
-// noteTouched is for the queues whose counts the group has changed so far.
-func (s *shard) noteTouched() {
-	for _, q := range s.group.touched {
-		s.noteBusy(q)
-		s.rest(q)
-	}
-}
-
 func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appendNames(dst, op.queues) }
 func (op *idleOp) decode(r *wire.Reader)                { op.queues = readNames(r) }
 

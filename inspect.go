@@ -250,7 +250,7 @@ func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
 		return nil, fmt.Errorf("task %s: %w", id, err)
 	}
 	t := &TaskInfo{
-		ID: id, State: state, Task: task(l, &r), Attempts: int(r.Attempts), LastError: r.Error, Result: ended.Result,
+		ID: id, State: state, Task: task(l.key(), &r), Attempts: int(r.Attempts), LastError: r.Error, Result: ended.Result,
 	}
 	switch state {
 	case Scheduled:

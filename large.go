@@ -68,6 +68,6 @@ func (s *shard) decideLarge(others bool) {
 	if l.ops, l.passed = l.ops[1:], false; len(l.ops) == 0 {
 		l.ops = nil
 	}
-	s.budget, s.clock.judged = s.newBudget(callerBudget), s.clock.taken
+	s.budget, s.judged = s.newBudget(callerBudget, s.steps.at), s.clock.taken
 	s.decide(op)
 }

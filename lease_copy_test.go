@@ -59,6 +59,6 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 
 // readsOf is how many entries the owner of the only shard has read.
 func (q *Queue) readsOf(t *testing.T) (n int) {
-	require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.steps.read; return nil }))
+	require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.reading.entries; return nil }))
 	return n
 }

@@ -31,25 +31,25 @@ type ending struct {
 	outcome Outcome
 }
 
-// encode is the news of a group for the log; nil if there are none.
-func (b *eventBatch) encode() []byte {
-	if len(b.events)+len(b.endings)+len(b.cancels) == 0 {
+// encode is what a group has to tell, for the log; nil if there is nothing.
+func (f *effects) encode() []byte {
+	if len(f.events)+len(f.endings)+len(f.canceled) == 0 {
 		return nil
 	}
-	dst := wire.AppendUint(nil, uint64(len(b.events)))
-	for i := range b.events {
-		e := &b.events[i]
+	dst := wire.AppendUint(nil, uint64(len(f.events)))
+	for i := range f.events {
+		e := &f.events[i]
 		dst = append(append(dst, byte(e.Kind)), e.ID[:]...)
 		dst = wire.AppendBytes(wire.AppendBytes(dst, e.Queue), e.Tenant)
 		dst = wire.AppendInt(wire.AppendUint(dst, uint64(e.Attempt)), e.Time.UnixMilli())
 		dst = wire.AppendBytes(dst, e.Err)
 	}
-	dst = wire.AppendUint(dst, uint64(len(b.endings)))
-	for i := range b.endings {
-		e := &b.endings[i]
+	dst = wire.AppendUint(dst, uint64(len(f.endings)))
+	for i := range f.endings {
+		e := &f.endings[i]
 		dst = e.outcome.append(append(dst, e.id[:]...))
 	}
-	return appendReceipts(dst, b.cancels)
+	return appendReceipts(dst, f.canceled)
 }
 
 // news is what encode has written.
@@ -95,7 +95,7 @@ func (r *replica) publish(b []byte) error {
 		r.awaits.tell(&n.endings[i])
 	}
 	for _, receipt := range n.cancels {
-		r.node.runs.canceled(receipt)
+		r.node.queue.runs.canceled(receipt)
 	}
 	return nil
 }
@@ -278,28 +278,6 @@ func (op *interestOp) resolve(s *shard) {
 		s.group.set(key, keys.AppendNumber(nil, uint64(op.kinds)))
 	}
 	s.heed()
-}
-
-// heed has the groups collect what any node wants to hear of.
-func (s *shard) heed() {
-	s.group.news.wanted = 0
-	for _, kinds := range s.interests {
-		s.group.news.wanted |= kinds
-	}
-}
-
-func (s *shard) loadInterests() error {
-	s.interests = make(map[string]kindSet)
-	err := scan(s.store.DB(), keys.Interest, func(key, value []byte) error {
-		kinds, err := keys.ParseNumber(value)
-		if err != nil {
-			return fmt.Errorf("%w: interest of node %q: %w", ErrCorrupt, key[1:], err)
-		}
-		s.interests[string(key[1:])] = kindSet(kinds)
-		return nil
-	})
-	s.heed()
-	return err
 }
 
 func (op *interestOp) encode(dst []byte) (callKind, []byte) {

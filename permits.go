@@ -37,7 +37,7 @@ import (
 // queue in a cluster. The shard's owner uses it.
 type permits struct {
 	shard  *shard
-	queue  *queueState
+	claims *queueClaims
 	unused int
 	spent  uint64 // have been used for a lease, ever
 	over   bool   // perhaps there are more leases than the limit: permits of leases that end go back
@@ -92,8 +92,8 @@ func readReport(r *wire.Reader) report {
 const permitTurn = 100
 
 // permits is what the shard has of the queue's permits; nil if it needs none.
-func (q *queueState) permits() *permits {
-	p, _ := q.gate.(*permits)
+func (c *queueClaims) permits() *permits {
+	p, _ := c.gate.(*permits)
 	return p
 }
 
@@ -101,7 +101,7 @@ func (q *queueState) permits() *permits {
 // soon as the group has persisted, if there are still claims then for which it would serve.
 func (p *permits) look(*shard, time.Time) (ok bool, wait time.Duration) {
 	if p.unused == 0 {
-		p.shard.attend(p.queue)
+		p.shard.attend(p.claims)
 		return false, 0
 	}
 	return true, 0
@@ -112,21 +112,21 @@ func (p *permits) enter(s *shard, now time.Time) (ok bool, wait time.Duration) {
 	if ok, wait = p.look(s, now); ok {
 		p.unused--
 		p.spent++
-		s.attend(p.queue)
+		s.attend(p.claims)
 	}
 	return ok, wait
 }
 
 // leave is the end of n leases.
 func (p *permits) leave(n int) (wake []*shard) {
-	s, q := p.shard, p.queue
-	if q.settings.Concurrency == 0 {
+	s, set := p.shard, p.claims.queue.settings
+	if set.Concurrency == 0 {
 		return nil
 	}
-	s.attend(q)
-	if q.settings.Rate == 0 && !p.over && !p.turnEnds() {
+	s.attend(p.claims)
+	if set.Rate == 0 && !p.over && !p.turnEnds() {
 		p.unused += n
-		s.throttle(q, s.now)
+		s.throttle(p.claims, s.now)
 	}
 	return nil
 }
@@ -139,13 +139,13 @@ func (p *permits) turnEnds() bool {
 }
 
 // permit has a shard go by the limits of a queue for all its shards.
-func (s *shard) permit(q *queueState, before *Settings) {
-	set, p := q.settings, q.permits()
+func (s *shard) permit(c *queueClaims, before *Settings) {
+	set, p := c.queue.settings, c.permits()
 	limited := set.Concurrency > 0 || set.Rate > 0
 	switch {
 	case limited && p == nil:
-		p = &permits{shard: s, queue: q, over: true}
-		q.gate = p
+		p = &permits{shard: s, claims: c, over: true}
+		c.gate = p
 	case limited:
 		p.void()
 		if set.Rate > 0 && before.Rate == 0 { // they have no token
@@ -157,20 +157,20 @@ func (s *shard) permit(q *queueState, before *Settings) {
 	case p != nil:
 		p.void()
 		s.answerAsking(p)
-		q.gate = nil
+		c.gate = nil
 		return
 	default:
 		return
 	}
 	p.sure = false
-	s.attend(q)
+	s.attend(c)
 }
 
 // attend has speak look after a queue.
-func (s *shard) attend(q *queueState) {
-	if !q.attended {
-		q.attended = true
-		s.attended = append(s.attended, q)
+func (s *shard) attend(c *queueClaims) {
+	if !c.attended {
+		c.attended = true
+		s.attended = append(s.attended, c)
 	}
 }
 
@@ -181,25 +181,26 @@ func (s *shard) speak() {
 		return
 	}
 	s.attended, s.attending = s.attending[:0], s.attended
-	for i, q := range s.attending {
+	for i, c := range s.attending {
 		s.attending[i] = nil
-		q.attended = false
-		if q.warden != nil {
-			s.ask(q)
+		c.attended = false
+		if c.warden != nil {
+			s.ask(c)
 		}
-		if p := q.permits(); p != nil {
-			s.tell(q, p)
+		if p := c.permits(); p != nil {
+			s.tell(p)
 		}
 	}
 }
 
 // tell tells the warden how many permits the shard has, if it has fewer than the
 // warden knows, or wants some. It gives those back that nobody wants.
-func (s *shard) tell(q *queueState, p *permits) {
+func (s *shard) tell(p *permits) {
+	q := p.claims.queue
 	need := p.need()
 	p.unused = min(p.unused, need)
 	if p.unused > 0 {
-		s.attend(q) // until they are used: who wants them may change his mind
+		s.attend(p.claims) // until they are used: who wants them may change his mind
 	}
 	held, want := int(q.counts.Leased)+p.unused, need-p.unused
 	if want == 0 {
@@ -228,7 +229,7 @@ func (s *shard) tell(q *queueState, p *permits) {
 			op.gone.Store(true)
 		}
 		if pace(ctx, change, err) {
-			_ = s.inbox.pass(&permitsAnswer{queue: q, op: op, err: err}) // whoever leads the shard next tells what it has
+			_ = s.inbox.pass(&permitsAnswer{permits: p, op: op, err: err}) // whoever leads the shard next tells what it has
 		}
 	})
 }
@@ -251,7 +252,7 @@ func (p *permits) void() {
 
 // need is how many tasks could be leased at once, if there were permits.
 func (p *permits) need() int {
-	q := p.queue
+	q := p.claims.queue
 	if q.settings.Paused {
 		return 0
 	}
@@ -261,8 +262,8 @@ func (p *permits) need() int {
 			n += op.max
 		}
 	}
-	n += q.claimLines.wants(ready - n)
-	for _, e := range q.sets {
+	n += p.claims.claimLines.wants(ready - n)
+	for _, e := range p.claims.sets {
 		n += e.set.wants(ready - n)
 	}
 	return min(n, ready)
@@ -270,9 +271,9 @@ func (p *permits) need() int {
 
 // asks has a claim that does not wait know whether the warden has permits, if
 // they are what it lacks. It is called again, or refused, when that is known.
-func (s *shard) asks(q *queueState, op *claimOp) bool {
-	p := q.permits()
-	if p == nil || p.unused > 0 || q.counts.Ready == 0 || q.settings.Paused || slices.Contains(op.asked, q) {
+func (s *shard) asks(c *queueClaims, op *claimOp) bool {
+	p, q := c.permits(), c.queue
+	if p == nil || p.unused > 0 || q.counts.Ready == 0 || q.settings.Paused || slices.Contains(op.asked, q.name) {
 		return false
 	}
 	p.asking = append(p.asking, op)
@@ -290,14 +291,17 @@ func (s *shard) answerAsking(p *permits) {
 
 // closePermits ends the calls that are under way. REQUIRES: the owner is about to end.
 func (s *shard) closePermits(reason error) {
-	for _, q := range s.queues {
-		if p := q.permits(); p != nil {
+	for _, c := range s.claims {
+		if c == nil {
+			continue
+		}
+		if p := c.permits(); p != nil {
 			p.void()
 			for _, op := range p.asking {
 				refuse(op, reason)
 			}
 		}
-		if w := q.warden; w != nil {
+		if w := c.warden; w != nil {
 			for i := range w.shards {
 				if op := w.shards[i].op; op != nil {
 					op.settle(reason)
@@ -357,21 +361,20 @@ func (op *permitsOp) decodeReply(r *wire.Reader) {
 
 // permitsAnswer is what has become of a permitsOp.
 type permitsAnswer struct {
-	queue *queueState
-	op    *permitsOp
-	err   error
+	permits *permits
+	op      *permitsOp
+	err     error
 }
 
 func (a *permitsAnswer) resolve(s *shard) {
-	q := a.queue
-	p := q.permits()
-	if p == nil || p.open != a.op {
+	p := a.permits
+	if p.open != a.op { // or they are no longer wanted
 		return
 	}
 	asked := slices.Clone(p.asking[:p.covered])
 	p.asking = slices.Delete(p.asking, 0, p.covered)
 	p.void()
-	s.attend(q)
+	s.attend(p.claims)
 	if a.err != nil {
 		p.sure = false
 		for _, op := range asked {
@@ -384,9 +387,9 @@ func (a *permitsAnswer) resolve(s *shard) {
 	p.told.unused += a.op.granted
 	p.over = a.op.over
 	p.dry = a.op.want > 0 && a.op.granted == 0
-	s.open(q) // before those who asked look at the sets that have it
+	s.open(p.claims) // before those who asked look at the sets that have it
 	for _, op := range asked {
-		op.asked = append(op.asked, q)
+		op.asked = append(op.asked, p.claims.queue.name)
 		op.resolve(s)
 	}
 }
@@ -407,8 +410,9 @@ func (op *askPermitsOp) resolve(s *shard) {
 	if op.err = s.adoptValue(op.queue, op.value); op.err != nil {
 		return
 	}
-	q := s.queue(op.queue)
-	p := q.permits()
+	s.follow()
+	c := s.claimsOf(s.queue(op.queue))
+	p, q := c.permits(), c.queue
 	if p == nil { // it needs none, by newer settings
 		s.reports++
 		op.report = report{office: s.office, seq: s.reports, held: int(q.counts.Leased)}
@@ -417,7 +421,7 @@ func (op *askPermitsOp) resolve(s *shard) {
 	p.void()
 	p.note(int(q.counts.Leased) + p.unused)
 	op.report = p.told
-	s.attend(q)
+	s.attend(c)
 }
 
 func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {

@@ -196,13 +196,13 @@ func (c *limitedCluster) requireReturned() {
 	require.Equal(c.t, told, c.told(), "shards go on telling")
 	for shard := range 3 {
 		q, _ := c.leader(shard).queue()
-		p := q.shard(shard).queue("a").permits()
+		p := q.shard(shard).knownClaims("a").permits()
 		require.Zero(c.t, p.unused)
 		require.Nil(c.t, p.open)
 		require.Empty(c.t, p.asking)
 	}
 	q, _ := c.leader(0).queue()
-	w := q.shard(0).queue("a").warden
+	w := q.shard(0).knownClaims("a").warden
 	require.Zero(c.t, w.unknown)
 	require.Zero(c.t, w.tokens.out)
 	for i := range w.shards {
@@ -605,7 +605,7 @@ func TestPermitsSettings(t *testing.T) {
 		for at := range 3 {
 			free := false
 			require.NoError(t, c.queue(at).shard(at).probe(func(s *shard) error {
-				free = s.queue("a").gate == nil
+				free = s.claimsOf(s.queue("a")).gate == nil
 				return nil
 			}))
 			require.True(t, free, "without a limit nothing is needed")
@@ -714,7 +714,7 @@ func TestPermitsUntoldEnd(t *testing.T) {
 		require.Same(t, warden, c.queue(0).shard(0), "another warden would ask")
 		held := -1
 		require.NoError(t, warden.probe(func(s *shard) error {
-			held = s.queue("a").warden.shards[1].held
+			held = s.knownClaims("a").warden.shards[1].held
 			return nil
 		}))
 		require.Zero(t, held)
@@ -757,12 +757,12 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		s := c.queue(1).shard(1)
 		var late permitsAnswer
 		require.NoError(t, s.probe(func(s *shard) error {
-			q := s.queue("a")
-			late = permitsAnswer{queue: q, op: q.permits().open}
+			p := s.knownClaims("a").permits()
+			late = permitsAnswer{permits: p, op: p.open}
 			return nil
 		}))
 		require.NotNil(t, late.op)
-		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: late.queue.value}
+		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: late.permits.claims.queue.value}
 		_, err := s.do(t.Context(), ask, ask.base())
 		require.NoError(t, err)
 		require.Zero(t, ask.held)
@@ -770,7 +770,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		require.NoError(t, s.probe(func(s *shard) error {
 			late.op.granted = 1
 			late.resolve(s)
-			taken = s.queue("a").permits().unused
+			taken = s.knownClaims("a").permits().unused
 			return nil
 		}))
 		require.Zero(t, taken)

@@ -24,6 +24,7 @@ type Queue struct {
 	caches   *store.Caches
 	pools    pools
 	events   eventHub
+	runs     runTable
 	heads    *headBoard // nil: there is one shard
 	node     *node      // nil: no cluster
 
@@ -35,8 +36,8 @@ type Queue struct {
 	closing chan struct{}  // closed by Close, before it waits for runs
 	stop    sync.Once      // guards closing and what follows it
 	err     error          // of Close; valid once stop is done
-	runMu   sync.Mutex     // orders runs.Add before the Wait of Close
-	runs    sync.WaitGroup // calls of Run and Checkpoint
+	runMu   sync.Mutex     // orders calls.Add before the Wait of Close
+	calls   sync.WaitGroup // of Run and Checkpoint
 	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
 }
 
@@ -134,7 +135,7 @@ func (q *Queue) openShards() error {
 	for _, s := range shards {
 		s.board = q.heads
 		s.join(shards)
-		s.group.news.hub = &q.events
+		s.hub, s.runs = &q.events, &q.runs
 	}
 	for _, s := range shards {
 		go s.runGuarded()
@@ -172,7 +173,7 @@ func (q *Queue) checkCall(ctx context.Context) error {
 	return nil
 }
 
-// enter adds a call to those that Close waits for; the caller calls runs.Done.
+// enter adds a call to those that Close waits for; the caller calls calls.Done.
 func (q *Queue) enter() error {
 	q.runMu.Lock()
 	defer q.runMu.Unlock()
@@ -181,7 +182,7 @@ func (q *Queue) enter() error {
 		return ErrClosed
 	default:
 	}
-	q.runs.Add(1)
+	q.calls.Add(1)
 	return nil
 }
 
@@ -264,7 +265,7 @@ func (q *Queue) Close() error {
 		close(q.closing)
 		q.runMu.Unlock()
 		q.hurry()
-		q.runs.Wait()
+		q.calls.Wait()
 		if q.node != nil {
 			q.err = errors.Join(q.node.depart(), q.node.close())
 		}

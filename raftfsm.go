@@ -227,7 +227,7 @@ func (m *stateMachine) Restore(source io.ReadCloser) error {
 type proposer struct {
 	replica *replica
 	term    uint64
-	news    *eventBatch // of the group; nil: none
+	news    *effects // of the group; nil: none
 }
 
 func (p *proposer) Commit(b *pebble.Batch) error {

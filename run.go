@@ -78,7 +78,7 @@ func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty
 	if err := q.enter(); err != nil {
 		return 0, err
 	}
-	defer q.runs.Done()
+	defer q.calls.Done()
 	r.req.NoWait = untilEmpty
 	err = r.run(ctx)
 	return r.claimed, err
@@ -211,10 +211,8 @@ func (r *runner) run(ctx context.Context) error {
 	for range r.opts.Concurrency {
 		r.workers = append(r.workers, &worker{runner: r})
 	}
-	if n := r.queue.node; n != nil { // who tells of cancels looks at the workers
-		n.runs.add(r)
-		defer n.runs.remove(r)
-	}
+	r.queue.runs.add(r) // who tells of cancels looks at the workers
+	defer r.queue.runs.remove(r)
 	var fetchers sync.WaitGroup
 	for _, w := range r.workers {
 		w.start()

@@ -3,11 +3,7 @@ package codeq
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"fmt"
-	"slices"
 	"sync"
-
-	"codeq/internal/keys"
 )
 
 // In a cluster a produce whose outcome is unknown, because the leader of its
@@ -19,14 +15,6 @@ import (
 //
 // The idea is that of RIFL (Lee, Park, Kejriwal, Matsushita, Ousterhout,
 // "Implementing Linearizability at Large Scale and Low Latency", 2015).
-
-// callNumber names a produce of a node. The zero callNumber is none.
-type callNumber struct {
-	node    string
-	session uint64 // the life of the node
-	seq     uint64 // from 1
-	low     uint64 // the node knows the outcome of every call below
-}
 
 // session numbers the produces of this node into one shard.
 type session struct {
@@ -65,92 +53,4 @@ func newLife() uint64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return binary.BigEndian.Uint64(b[:])
-}
-
-// sessionTable is the sessions of all nodes in one shard. Its owner uses it.
-type sessionTable struct {
-	byNode  map[string]*keys.SessionValue
-	changed []string // nodes whose sessions the group has to store; all are in byNode
-}
-
-// outcome returns what has become of a call, if the shard has resolved it before.
-func (t *sessionTable) outcome(c *callNumber) (done *keys.SessionCall, err error) {
-	v := t.byNode[c.node]
-	if v == nil || v.Session != c.session {
-		return nil, nil
-	}
-	if c.seq < v.Low {
-		return nil, fmt.Errorf("%w: produce %d of node %s is one whose outcome is forgotten", ErrUncertain, c.seq, c.node)
-	}
-	for i := range v.Calls {
-		if v.Calls[i].Seq == c.seq {
-			return &v.Calls[i], nil
-		}
-	}
-	return nil, nil
-}
-
-// note keeps what has become of a call.
-func (t *sessionTable) note(c *callNumber, ids []ID, duplicates []int) {
-	v := t.byNode[c.node]
-	if v == nil || v.Session != c.session {
-		if t.byNode == nil {
-			t.byNode = make(map[string]*keys.SessionValue)
-		}
-		v = &keys.SessionValue{Session: c.session}
-		t.byNode[c.node] = v
-	}
-	if c.low > v.Low {
-		v.Low = c.low
-		v.Calls = slices.DeleteFunc(v.Calls, func(done keys.SessionCall) bool { return done.Seq < c.low })
-	}
-	done := keys.SessionCall{Seq: c.seq, Duplicates: slices.Clone(duplicates)}
-	for _, id := range ids {
-		done.IDs = append(done.IDs, keys.ID(id))
-	}
-	v.Calls = append(v.Calls, done)
-	t.change(c.node)
-}
-
-// leave is when a node has been removed from the cluster. What its calls have done is
-// forgotten, and whichever of them arrives from now on is refused: a produce that the
-// node has tried again may still be on its way. What stays is a few bytes.
-func (t *sessionTable) leave(node string) {
-	v := t.byNode[node]
-	if v == nil {
-		return
-	}
-	for i := range v.Calls {
-		v.Low = max(v.Low, v.Calls[i].Seq+1)
-	}
-	v.Calls = nil
-	t.change(node)
-}
-
-func (t *sessionTable) change(node string) {
-	if !slices.Contains(t.changed, node) {
-		t.changed = append(t.changed, node)
-	}
-}
-
-// seal adds the sessions that have changed to the group.
-func (t *sessionTable) seal(g *group) {
-	for _, node := range t.changed {
-		g.set(keys.AppendNamed(nil, keys.Session, node), t.byNode[node].Append(nil))
-	}
-	t.changed = t.changed[:0]
-}
-
-func (s *shard) loadSessions() error {
-	return scan(s.store.DB(), keys.Session, func(key, value []byte) error {
-		v, err := keys.ParseSession(value)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		if s.sessions.byNode == nil {
-			s.sessions.byNode = make(map[string]*keys.SessionValue)
-		}
-		s.sessions.byNode[string(key[1:])] = &v
-		return nil
-	})
 }

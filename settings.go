@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -104,22 +103,6 @@ func (s *Settings) weight(tenant string) int {
 		return 1
 	}
 	return max(1, s.TenantWeights[tenant])
-}
-
-// parseSettings reads settings as they are stored, or sent. It keeps b.
-func parseSettings(b []byte) (configured, error) {
-	v, err := keys.ParseSettings(b)
-	if err != nil {
-		return configured{}, err
-	}
-	set := new(Settings)
-	if err := json.Unmarshal(v.JSON, set); err != nil {
-		return configured{}, err
-	}
-	if err := set.check(); err != nil {
-		return configured{}, err
-	}
-	return configured{settings: set, version: v.Version, value: b}, nil
 }
 
 // Settings returns those of a queue that the last Configure has set.
@@ -260,46 +243,6 @@ func (q *Queue) Resume(ctx context.Context, queue string) error {
 	return q.Configure(ctx, queue, func(s *Settings) { s.Paused = false })
 }
 
-// configured is what a queue has been set to. The first shard decides in which
-// order its versions follow each other; every shard keeps, and goes by, the
-// newest that it has heard of.
-type configured struct {
-	settings *Settings
-	version  uint64 // 0: nobody has configured the queue
-	value    []byte // both, as they are stored; nil: there are none
-}
-
-var unconfigured = configured{settings: new(Settings)}
-
-func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
-
-// loadSettings reads what the shard went by before the queue was closed.
-// REQUIRES: the counts are loaded.
-func (s *shard) loadSettings() error {
-	return scan(s.store.DB(), keys.Settings, func(key, value []byte) error {
-		c, err := parseSettings(bytes.Clone(value))
-		if err != nil {
-			return fmt.Errorf("%w: settings of queue %q: %w", ErrCorrupt, key[1:], err)
-		}
-		s.goBy(s.queue(string(key[1:])), c, false)
-		return nil
-	})
-}
-
-// catchUp adopts what other shards of the process know better: a power loss
-// below DurabilityDisk may have taken the last settings from some of them, and
-// a queue may be older than the settings of its other shards.
-// REQUIRES: all are loaded, and none runs.
-func (s *shard) catchUp() {
-	for _, peer := range s.peers {
-		for name, q := range peer.queues {
-			if q.version > 0 {
-				s.adopt(name, q.configured, false)
-			}
-		}
-	}
-}
-
 // settingsOp reads the settings of a queue.
 type settingsOp struct {
 	completion
@@ -386,47 +329,3 @@ func (op *adoptOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *adoptOp) decode(r *wire.Reader) { op.queue, op.value = r.String(), r.Bytes() }
-
-func (s *shard) adoptValue(queue string, value []byte) error {
-	c, err := parseSettings(value)
-	if err != nil {
-		return fmt.Errorf("settings of queue %q: %w", queue, err)
-	}
-	s.adopt(queue, c, true)
-	return nil
-}
-
-// adopt has the shard go by settings of a queue, and keep them, unless it has
-// newer ones. Fresh is as for gate.set.
-func (s *shard) adopt(queue string, c configured, fresh bool) {
-	q := s.queue(queue)
-	if c.version <= q.version {
-		return
-	}
-	s.group.set(settingsKey(queue), c.value)
-	s.goBy(q, c, fresh)
-}
-
-// goBy puts settings of a queue into force.
-func (s *shard) goBy(q *queueState, c configured, fresh bool) {
-	before := q.settings
-	if q.version == 0 {
-		s.settled.Append(q)
-	}
-	q.configured = c
-	if s.gates != nil {
-		if g := s.gates.set(q.name, c, fresh); g != nil && q.gate == nil {
-			q.gate = g
-			g.leave(-int(q.counts.Leased))
-		}
-	} else {
-		s.permit(q, before)
-		if s.index == 0 {
-			s.ward(q, fresh)
-		}
-	}
-	if before.ConcurrencyPerKey != c.settings.ConcurrencyPerKey {
-		s.recheck(q)
-	}
-	s.open(q)
-}

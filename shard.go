@@ -2,18 +2,16 @@ package codeq
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
+	"math/rand/v2"
 	"runtime"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"codeq/internal/chunked"
-	"codeq/internal/keys"
-	"codeq/internal/record"
 	"codeq/internal/store"
 )
 
@@ -29,9 +27,10 @@ type shard struct {
 	node    *node    // nil: no cluster
 	replica *replica
 	office  uint64 // in a cluster, where the log was when the leader took office: each later one has a larger number
-	store   *store.Store
 	commit  committer
 	gates   *gateTable // of the process; nil: the shards of other processes count, too
+	hub     *eventHub  // whose subscribers learn of events; nil in a cluster, where the log tells
+	runs    *runTable  // who learns of canceled leases; likewise
 	inbox   *inbox
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
@@ -40,80 +39,38 @@ type shard struct {
 	stale   atomic.Int64  // tickets that others have made void since the last sweep, less those that it left
 
 	// owned
-	now   uint64 // monotonic clock of this group, ms since origin, less what did not count
-	wall  uint64 // wall clock of this group, ms since 1970
-	clock ownerClock
+	state
+	clock   ownerClock
+	claims  []*queueClaims // by handle of the queue; nil: nobody has asked
+	callers callers
 
-	queues    map[string]*queueState
-	numbers   chunked.List[*queueState] // by number; 0 is nobody's; nil: not in memory
-	lanes     chunked.List[*lane]       // by number; nil: not in memory
-	catalogue catalogue
-	leases    leaseTable
-	mint      minter
-
-	windows  windowMemory
-	refiller refiller
-	trimmer  trimmer
-	rings    []*ring // of no use, for others
-
-	nextDue   dueCursor         // of the scheduled tasks
-	nextFreed dueCursor         // of the idempotency keys that become free
-	expiries  timeHeap[*bucket] // of ended tasks
-
-	recurring recurringTable
-	uniques   uniqueMirror
-	groups    groupMirror
-	pending   pendingMirror
-	teller    teller
-	pins      pins
-	limits    limitTable
-	throttled timeHeap[*queueState] // held back by their rates; monotonic clock, ms
-	attended  []*queueState         // speak looks after their permits
-	attending []*queueState         // memory for the next attended
-	reports   uint64                // to wardens
-	rechecks  []*recheck            // queues whose limits have changed
-	marks     markList              // of blocked tasks that may go on
-	fronts    frontTable
-	blocked   rangeReader
-	children  rangeReader // who waits for a parent
-	dead      rangeReader
-	out       outbox
-	inbound   []uint64 // by shard, the last message taken
-	sessions  sessionTable
-	interests map[string]kindSet // by node
+	throttled timeHeap[*queueClaims] // held back by their rates; monotonic clock, ms
+	attended  []*queueClaims         // speak looks after their permits
+	attending []*queueClaims         // memory for the next attended
+	reports   uint64                 // to wardens
 	awaits    map[ID][]*awaitOp
 	awaited   int // calls of Await since the last sweep, and those left by it
 	sweepAt   int // the value of awaited at which the next sweep is due
-	canceled  canceledLeases
 
-	group        group
 	served       int         // callers that the last group has served
 	taken        []operation // swapped with the inbox
 	cursor       int         // of taken: what is before has been resolved
 	deferred     []operation // claims to resolve again once lanes are refilled
 	again        []operation // memory for the next deferred
 	large        largeLine
-	retrying     []operation   // deferred operations that are about to be decided; nil: none
-	deciding     operation     // nil: none
-	giving       *claimOp      // taken by this shard, and not settled yet; nil: none
-	panicked     bool          // why the owner has ended
-	hungry       []*queueState // have waiters, and perhaps ready tasks
+	retrying     []operation    // deferred operations that are about to be decided; nil: none
+	deciding     operation      // nil: none
+	giving       *claimOp       // taken by this shard, and not settled yet; nil: none
+	panicked     bool           // why the owner has ended
+	hungry       []*queueClaims // have waiters, and perhaps ready tasks
 	sets         map[[sha256.Size]byte]*claimSet
-	setNames     int                       // queues in sets
-	hungrySets   []*claimSet               // as hungry
-	droppedSets  []*claimSet               // of which some queues still know
-	droppedNames int                       // queues of droppedSets
-	setsFirst    bool                      // serve has begun with sets
-	listed       chunked.List[*queueState] // for which claims wait
-	resting      []*queueState             // may be of no more use
-	doubtful     chunked.List[*queueState] // resting, and perhaps with marks that are on disk only
-	settled      chunked.List[*queueState] // have settings, and so stay in memory
-	idlers       []*idleOp                 // wait for queues to become idle
-	busy         int                       // queues with tasks that have not ended
-	arrived      uint64                    // tasks that have come from other shards since Open
-	budget       budget                    // of what is under way
-	walked       uint64                    // keys that walk has stepped over, those that are deleted among them
-	broken       error                     // set in resolve when the shard cannot go on
+	setNames     int                        // queues in sets
+	hungrySets   []*claimSet                // as hungry
+	droppedSets  []*claimSet                // of which some queues still know
+	droppedNames int                        // queues of droppedSets
+	setsFirst    bool                       // serve has begun with sets
+	listed       chunked.List[*queueClaims] // for which claims wait
+	idlers       []*idleOp                  // wait for queues to become idle
 	timer        *time.Timer
 	space        diskSpace
 	steps        stepClock
@@ -121,47 +78,29 @@ type shard struct {
 	sweeping             bool // void tickets are being dropped
 	sweepLeft, sweepKept int  // of listed, to be looked at; good tickets found
 
-	scratch, value []byte   // for a key and a value on their way into the group
-	lots           []int    // for claimOrder
-	order          []string // likewise
+	lots  []int    // for claimOrder
+	order []string // likewise
 }
-
-const never = math.MaxUint64
 
 func newShard(index int, opts *Options, st *store.Store, gates *gateTable) *shard {
 	origin := time.Now()
+	var seed [32]byte
+	binary.LittleEndian.PutUint64(seed[:], rand.Uint64())
+	binary.LittleEndian.PutUint64(seed[8:], rand.Uint64())
 	return &shard{
-		index:     index,
-		opts:      opts,
-		store:     st,
-		commit:    st,
-		gates:     gates,
-		inbox:     newInbox(opts.InboxDepth, origin),
-		origin:    origin,
-		clock:     ownerClock{deferred: never},
-		done:      make(chan struct{}),
-		queues:    make(map[string]*queueState),
-		catalogue: newCatalogue(opts),
-		windows:   windowMemory{limit: max(opts.WindowBytes/opts.Shards, 1)},
-		rings:     make([]*ring, 0, spareRings),
-		trimmer:   trimmer{since: never},
-		nextDue:   nothingDue,
-		nextFreed: nothingDue,
-		uniques:   newUniqueMirror(),
-		groups:    newGroupMirror(),
-		pending:   newPendingMirror(),
-		teller:    newTeller(),
-		pins:      newPins(),
-		limits:    make(limitTable),
-		awaits:    make(map[ID][]*awaitOp),
-		fronts:    frontTable{group: 1},
-		blocked:   rangeReader{prefix: keys.Blocked},
-		children:  rangeReader{prefix: keys.Dependent},
-		dead:      rangeReader{prefix: keys.Dead},
-		group:     group{batch: st.DB().NewBatch()},
-		timer:     time.NewTimer(time.Hour),
-		space:     newDiskSpace(opts, st.Dir()),
-		steps:     stepClock{table: new(stepTable)},
+		index:  index,
+		opts:   opts,
+		commit: st,
+		gates:  gates,
+		inbox:  newInbox(opts.InboxDepth, origin),
+		origin: origin,
+		done:   make(chan struct{}),
+		state:  newState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
+		clock:  ownerClock{deferred: never},
+		awaits: make(map[ID][]*awaitOp),
+		timer:  time.NewTimer(time.Hour),
+		space:  newDiskSpace(opts, st.Dir()),
+		steps:  stepClock{table: new(stepTable)},
 	}
 }
 
@@ -185,15 +124,12 @@ func (s *shard) run() {
 			s.fail(err)
 			return
 		}
-		s.served = len(s.group.settled) + len(s.group.answered)
+		s.served = s.callers.count()
 		s.publishAll()
-		s.group.release(nil)
+		s.release(nil)
 		s.endGroup(s.served)
-		for _, m := range s.mirrors() {
-			m.trim()
-		}
-		s.fronts.next()
-		s.forgetIdle()
+		s.tidy()
+		s.forget()
 	}
 	_, _, reason := s.inbox.take(nil, false)
 	s.dismiss(reason)
@@ -207,7 +143,7 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || s.largeIsDue() || len(s.refiller.wants) > 0 || len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) || s.due()
+		busy := len(s.deferred) > 0 || s.largeIsDue() || len(s.refiller.wants) > 0 || s.areHungry() && s.hasRoom(roomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -261,12 +197,13 @@ func (s *shard) yield() {
 
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
-	if s.holdsBack() && s.space.recheck <= s.clock.read {
+	if s.holdsBack() && s.space.recheck <= s.uptime {
 		return true
 	}
 	if s.doubtful.Len() > 0 && !s.marks.onDisk {
 		return true
 	}
+	s.reap = s.reapable()
 	return s.upkeepIsDue() || s.leasesEnd(s.now) && s.hasRoom(roomScarce)
 }
 
@@ -303,13 +240,13 @@ func (s *shard) sleep() {
 		wait = min(wait, at-s.now)
 	}
 	if s.holdsBack() {
-		wait = min(wait, s.space.recheck-s.clock.read)
+		wait = min(wait, s.space.recheck-s.uptime)
 	}
 	if len(s.large.ops) > 0 {
 		wait = min(wait, s.large.recheck-s.now)
 	}
 	if at := s.trimAt(); at != never && s.hasRoom(roomNone) {
-		wait = min(wait, at-min(at, s.clock.read))
+		wait = min(wait, at-min(at, s.uptime))
 	}
 	if wait == never {
 		s.clock.sleep(never)
@@ -333,6 +270,7 @@ func (s *shard) sleep() {
 // first: before the first key of the group, disk is the whole truth.
 func (s *shard) resolve() {
 	s.look()
+	s.note()
 	s.beginSteps()
 	s.windows.next(s.now)
 	if len(s.refiller.wants) > 0 {
@@ -340,14 +278,17 @@ func (s *shard) resolve() {
 		s.endStep(StepRefill)
 	}
 	s.keepUp()
+	s.follow()
 	s.decideAll()
 	s.closeReaders()
 	s.endStep(StepOperations)
-	if len(s.hungry)+len(s.hungrySets) > 0 && s.hasRoom(roomLow) {
-		s.budget = s.newBudget(callerBudget)
+	if s.feedAll(); s.areHungry() && s.hasRoom(roomLow) {
+		s.budget = s.newBudget(callerBudget, s.steps.at)
 		s.serve()
 		s.endStep(StepServe)
 	}
+	s.answerAll()
+	s.sendAll()
 	s.settleIdlers()
 }
 
@@ -355,9 +296,9 @@ func (s *shard) resolve() {
 // has come, each of them for a time of its own, so that both get on.
 func (s *shard) decideAll() {
 	if retry := s.deferred; len(retry) > 0 {
-		s.budget = s.newBudget(callerBudget)
+		s.budget = s.newBudget(callerBudget, s.steps.at)
 		s.deferred = s.again[:0]
-		s.clock.judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), never
+		s.judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), never
 		n := 0
 		s.retrying = retry
 		for ; n < len(retry) && s.mayDecide(n); n++ {
@@ -367,7 +308,7 @@ func (s *shard) decideAll() {
 		}
 		s.retrying = nil
 		if n < len(retry) {
-			s.clock.putOff()
+			s.clock.putOff(s.judged)
 			s.deferred = slices.Insert(s.deferred, 0, retry[n:]...) // before what has had its part and wants more
 		}
 		clear(retry)
@@ -375,8 +316,8 @@ func (s *shard) decideAll() {
 		s.endStep(StepOperations)
 	}
 	if s.cursor < len(s.taken) {
-		s.budget = s.newBudget(callerBudget)
-		s.clock.judged = s.clock.taken
+		s.budget = s.newBudget(callerBudget, s.steps.at)
+		s.judged = s.clock.taken
 		for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && s.mayDecide(n); n++ {
 			op := s.taken[s.cursor]
 			s.taken[s.cursor] = nil
@@ -386,7 +327,7 @@ func (s *shard) decideAll() {
 			}
 		}
 	}
-	s.decideLarge(len(s.group.settled)+len(s.group.answered) > 0)
+	s.decideLarge(s.callers.count() > 0)
 }
 
 // mayDecide reports whether the group has room for an operation, after n others.
@@ -403,6 +344,7 @@ func (s *shard) decide(op operation) {
 	s.deciding = op
 	s.decideInRoom(op)
 	s.deciding = nil
+	s.follow()
 }
 
 // decideInRoom resolves an operation if there is room for what it writes.
@@ -416,14 +358,7 @@ func (s *shard) decideInRoom(op operation) {
 
 // persist commits the group.
 func (s *shard) persist() error {
-	for _, m := range s.mirrors() {
-		m.seal(&s.group)
-	}
-	s.sessions.seal(&s.group)
-	s.out.seal(&s.group)
-	s.noteTouched()
-	s.dropEmpty()
-	s.group.seal(s.mint.clock, s.store.DB())
+	s.seal()
 	s.endStep(StepSeal)
 	var err error
 	switch {
@@ -433,7 +368,7 @@ func (s *shard) persist() error {
 		if err = s.commit.Commit(s.group.batch); s.group.ranged && s.node == nil {
 			s.store.DeletedRanges(s.group.trimmed)
 		}
-	case len(s.group.settled)+len(s.group.answered) > 0:
+	case s.callers.count() > 0:
 		err = s.commit.Confirm()
 	}
 	s.endCommit()
@@ -443,7 +378,7 @@ func (s *shard) persist() error {
 // postponeOp resolves an operation again in the next group, when disk has what
 // it asks for. REQUIRES: the operation has changed nothing yet.
 func (s *shard) postponeOp(op operation) {
-	s.clock.putOff()
+	s.clock.putOff(s.judged)
 	s.deferred = append(s.deferred, op)
 }
 
@@ -451,11 +386,11 @@ func (s *shard) postponeOp(op operation) {
 func (s *shard) settle(op operation) {
 	if s.node != nil {
 		if r, ok := op.(request); ok && r.base().reply != nil {
-			s.group.answered = append(s.group.answered, op)
+			s.callers.answered = append(s.callers.answered, op)
 			return
 		}
 	}
-	s.group.settled = append(s.group.settled, op)
+	s.callers.settled = append(s.callers.settled, op)
 }
 
 // fail ends the shard: memory and disk may differ from now on. The callers of
@@ -463,12 +398,7 @@ func (s *shard) settle(op operation) {
 // everybody else that nothing was done. Opening the queue again, or the next
 // leader, loads what is on disk.
 func (s *shard) fail(cause error) {
-	defer func() { // last: a panic of Pebble's may have left them so that they panic again
-		s.closeReaders()
-		for _, m := range s.mirrors() {
-			m.close()
-		}
-	}()
+	defer s.state.close() // last: a panic of Pebble's may have left its readers so that they panic again
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
 		if s.broken != nil { // what is stored here is of no use to anybody
@@ -484,7 +414,7 @@ func (s *shard) fail(cause error) {
 	if errors.Is(cause, ErrNotLeader) {
 		outcome = refusal
 	}
-	s.group.release(outcome)
+	s.release(outcome)
 	for _, op := range s.taken[s.cursor:] {
 		refuse(op, refusal)
 	}
@@ -512,9 +442,6 @@ func (s *shard) dismiss(reason error) {
 		refuse(op, reason)
 	}
 	s.closePermits(reason)
-	for _, q := range s.queues {
-		s.unpublish(q)
-	}
 	refuseLines := func(c *claimLines) {
 		c.waiters.drain(func(t ticket) {
 			if s.node == nil || !errors.Is(reason, ErrNotLeader) { // else it goes on waiting, elsewhere
@@ -523,45 +450,13 @@ func (s *shard) dismiss(reason error) {
 		})
 		c.away.drain(func(t ticket) { t.refuse(reason) })
 	}
-	for _, q := range s.queues {
-		refuseLines(&q.claimLines)
+	for _, c := range s.claims {
+		if c != nil {
+			s.unpublish(c)
+			refuseLines(&c.claimLines)
+		}
 	}
 	for _, set := range s.sets {
 		refuseLines(&set.claimLines)
 	}
-}
-
-// recordOf returns the record of a leased task. It is valid until the next lease is granted, or the
-// record rewritten.
-func (s *shard) recordOf(ls *lease) (record.Record, error) {
-	var b []byte
-	var err error
-	if len(ls.copied) > 0 {
-		b = ls.copied
-	} else if t := s.group.find(ls.id); t != nil {
-		b = t.rec
-	} else {
-		s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
-		if b, err = s.read(s.scratch); err == nil && b == nil {
-			err = fmt.Errorf("%w: key %x is missing", ErrCorrupt, s.scratch)
-		}
-	}
-	if err != nil {
-		return record.Record{}, fmt.Errorf("record of leased task %s: %w", ls.id, err)
-	}
-	rec, err := record.Decode(b)
-	if err != nil {
-		return record.Record{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ls.id, err)
-	}
-	return rec, nil
-}
-
-// queue returns the state of a queue, which costs memory only until it has a task.
-func (s *shard) queue(name string) *queueState {
-	q := s.queues[name]
-	if q == nil {
-		q = newQueueState(strings.Clone(name)) // may be a part of something long
-		s.queues[q.name] = q
-	}
-	return q
 }

@@ -125,29 +125,15 @@ func (t *stepTable) stats() []StepStats {
 // stepClock measures the steps of one group after the other: where one ends, the
 // next one begins.
 type stepClock struct {
-	table     *stepTable
-	begin     stepMark // of the group
-	stepMark           // where the last step has ended
-	read      int      // entries that the owner has read from its store, ever
-	readBytes int      // likewise, of their values
+	table    *stepTable
+	begin    stepMark // of the group
+	stepMark          // where the last step has ended
 }
 
 // stepMark is a place between two steps.
 type stepMark struct {
 	at             time.Duration // since the shard's origin
 	records, bytes int           // as work has it
-}
-
-// work is how many entries, and how many bytes of them, the owner has read so far,
-// and those that it has added to the group.
-func (s *shard) work() (records, bytes int) {
-	return s.steps.read + s.group.entries(), s.steps.readBytes + s.group.size()
-}
-
-// noteRead counts an entry that the owner has read from its store.
-func (s *shard) noteRead(bytes int) {
-	s.steps.read++
-	s.steps.readBytes += bytes
 }
 
 func (s *shard) stepMark() stepMark {

@@ -78,7 +78,7 @@ func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 	waits := func(s *shard) (n int) {
 		require.NoError(t, s.probe(func(s *shard) error {
 			if q := s.queues["empty"]; q != nil {
-				n = q.waiters.len()
+				n = s.claimsOf(q).waiters.len()
 			}
 			return nil
 		}))

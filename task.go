@@ -317,9 +317,9 @@ func runAtMillis(t time.Time) uint64 {
 }
 
 // task returns what a producer handed in, as far as the record says it.
-func task(l *lane, r *record.Record) Task {
+func task(l laneKey, r *record.Record) Task {
 	t := Task{
-		Queue:       l.queue.name,
+		Queue:       l.queue,
 		Tenant:      l.tenant,
 		Priority:    int(l.priority),
 		Payload:     r.Payload,

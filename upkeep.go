@@ -1,12 +1,5 @@
 package codeq
 
-import "time"
-
-// Upkeep is what a shard's owner does without being asked: what has become due by
-// time, or what an earlier group has left behind. However much of it there is,
-// each group has a part of bounded size of it, and beside that a part that is
-// the callers'.
-
 // upkeep is one kind of it.
 type upkeep struct {
 	kind StepKind
@@ -28,7 +21,7 @@ var upkeeps = [...]upkeep{
 	{StepRecheck, roomLow, (*shard).recheckIsDue, (*shard).recheckLimits},
 	{StepSend, roomLow, (*shard).sendIsDue, (*shard).sendOut},
 	{StepGates, roomLow, (*shard).gatesAreDue, (*shard).openGates},
-	{StepReap, roomScarce, (*shard).reapIsDue, (*shard).reap},
+	{StepReap, roomScarce, (*shard).expireLeasesIsDue, (*shard).expireLeases},
 	{StepTicks, roomy, (*shard).ticksAreDue, (*shard).produceTicks},
 	{StepTidy, roomEmpty, (*shard).sweepIsDue, (*shard).sweepTickets},
 	{StepTidy, roomEmpty, (*shard).dropSetsIsDue, (*shard).dropSetsOn},
@@ -47,7 +40,7 @@ func (s *shard) keepUp() {
 	if left == 0 {
 		return
 	}
-	whole := s.newBudget(upkeepBudget)
+	whole := s.newBudget(upkeepBudget, s.steps.at)
 	for i := range upkeeps {
 		u := &upkeeps[i]
 		if s.broken != nil {
@@ -56,7 +49,7 @@ func (s *shard) keepUp() {
 		if !s.isDue(u) {
 			continue
 		}
-		s.budget = s.part(whole, max(left, 1))
+		s.budget = s.part(whole, max(left, 1), s.steps.at)
 		u.do(s)
 		s.endStep(u.kind)
 		left--
@@ -73,61 +66,4 @@ func (s *shard) upkeepIsDue() bool {
 		}
 	}
 	return false
-}
-
-// budget bounds what a part of a group may do. Work that can be divided asks spent
-// before each unit: it may exceed the budget by one.
-type budget struct {
-	begun   bool          // one unit is always free, so that everybody gets on
-	records int           // entries read and written at which it is spent
-	bytes   int           // size of the group, and what has been read, at which it is
-	until   time.Duration // since the shard's origin
-}
-
-// budgetSize is how much a budget allows.
-type budgetSize struct {
-	records  int
-	fraction int // its bytes are groupBytes divided by this
-	time     time.Duration
-}
-
-// The budgets of a group. The time is what bounds them on a slow machine, where none
-// of them is to take 10 ms with the unit that is under way.
-var (
-	upkeepBudget = budgetSize{records: 2048, fraction: 2, time: 4 * time.Millisecond}
-	callerBudget = budgetSize{records: 8192, fraction: 1, time: 5 * time.Millisecond}
-)
-
-// newBudget returns a budget that begins now, at the end of the last step.
-func (s *shard) newBudget(size budgetSize) budget {
-	records, bytes := s.work()
-	return budget{records: records + size.records, bytes: bytes + s.opts.groupBytes/size.fraction, until: s.steps.at + size.time}
-}
-
-// part is the n-th part of what is left of a budget at the end of the last step.
-func (s *shard) part(whole budget, n int) budget {
-	records, bytes := s.work()
-	return budget{
-		records: records + (whole.records-records)/n,
-		bytes:   bytes + (whole.bytes-bytes)/n,
-		until:   s.steps.at + (whole.until-s.steps.at)/time.Duration(n),
-	}
-}
-
-// spent reports whether the budget of what is under way is used up.
-func (s *shard) spent() bool {
-	if !s.budget.begun {
-		s.budget.begun = true
-		return false
-	}
-	return s.isLate()
-}
-
-// isLate is spent for what can wait for the next group.
-func (s *shard) isLate() bool { return s.laden() || time.Since(s.origin) >= s.budget.until }
-
-// laden is spent without a look at the clock.
-func (s *shard) laden() bool {
-	records, bytes := s.work()
-	return records >= s.budget.records || bytes >= s.budget.bytes
 }

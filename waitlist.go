@@ -156,24 +156,24 @@ func (c *claimLines) wants(most int) (tasks int) {
 
 // isAwaited reports whether claims wait for a queue that are served before one that
 // comes now; away, if another node made that.
-func (s *shard) isAwaited(q *queueState, away bool) bool {
-	for _, e := range q.sets {
+func (s *shard) isAwaited(c *queueClaims, away bool) bool {
+	for _, e := range c.sets {
 		if e.set.isAwaited(away) {
 			return true
 		}
 	}
-	return s.isAwaitedAlone(q, away)
+	return s.isAwaitedAlone(c, away)
 }
 
 // isAwaitedAlone is isAwaited for claims that name few queues.
-func (s *shard) isAwaitedAlone(q *queueState, away bool) bool {
-	if q.listedAt == 0 {
+func (s *shard) isAwaitedAlone(c *queueClaims, away bool) bool {
+	if c.listedAt == 0 {
 		return false
 	}
-	if q.claimLines.isAwaited(away) {
+	if c.claimLines.isAwaited(away) {
 		return true
 	}
-	s.unlist(q)
+	s.unlist(c)
 	return false
 }
 
@@ -189,29 +189,29 @@ func (s *shard) enlist(t ticket, queues []string, list *queueList, away bool) {
 		return
 	}
 	for _, name := range queues {
-		q := s.queue(name)
-		q.line(away).push(t)
-		if q.listedAt == 0 {
-			s.listed.Append(q)
-			q.listedAt = s.listed.Len()
+		c := s.claimsOf(s.queue(name))
+		c.line(away).push(t)
+		if c.listedAt == 0 {
+			s.listed.Append(c)
+			c.listedAt = s.listed.Len()
 		}
-		s.feed(q)
+		s.feedClaims(c)
 	}
 }
 
 // unlist is for a queue for which, perhaps, nobody waits any more.
-func (s *shard) unlist(q *queueState) {
-	if q.front().len() > 0 {
+func (s *shard) unlist(c *queueClaims) {
+	if c.front().len() > 0 {
 		return
 	}
-	defer s.rest(q)
-	if q.listedAt == 0 {
+	defer s.rest(c.queue)
+	if c.listedAt == 0 {
 		return
 	}
-	if moved, ok := s.listed.Remove(q.listedAt - 1); ok {
-		moved.listedAt = q.listedAt
+	if moved, ok := s.listed.Remove(c.listedAt - 1); ok {
+		moved.listedAt = c.listedAt
 	}
-	q.listedAt = 0
+	c.listedAt = 0
 }
 
 // leave drops the tickets of a claim that its caller gives up. REQUIRES: it has taken it.
@@ -237,9 +237,9 @@ func (op *leaveOp) resolve(s *shard) {
 		return
 	}
 	for _, name := range op.queues {
-		if q := s.queues[name]; q != nil {
-			q.line(op.away).voided()
-			s.unlist(q)
+		if c := s.knownClaims(name); c != nil {
+			c.line(op.away).voided()
+			s.unlist(c)
 		}
 	}
 }
@@ -248,18 +248,18 @@ func (op *leaveOp) settle(error) {}
 
 // void drops the tickets of a claim that has been taken for a queue of this shard, but
 // for the one by which it was.
-func (s *shard) void(op *claimOp, by *queueState) {
+func (s *shard) void(op *claimOp, by *queueClaims) {
 	spent := false
 	for _, name := range op.queues {
-		q := s.queues[name]
-		if q == by && !spent {
+		c := s.knownClaims(name)
+		if c == by && !spent {
 			spent = true
 			continue
 		}
-		if q != nil {
-			q.line(op.remote).voided()
-			if q != by { // serve is at it
-				s.unlist(q)
+		if c != nil {
+			c.line(op.remote).voided()
+			if c != by { // serve is at it
+				s.unlist(c)
 			}
 		}
 	}
@@ -313,11 +313,11 @@ func (s *shard) sweepTickets() {
 	s.sweepLeft = min(s.sweepLeft, s.listed.Len())
 	for s.sweepLeft > 0 && !s.spent() {
 		s.sweepLeft-- // from the end: unlist moves the last one, which has been looked at
-		q := s.listed.At(s.sweepLeft)
-		q.waiters.sweep()
-		q.away.sweep()
-		s.sweepKept += q.waiters.len() + q.away.len()
-		s.unlist(q)
+		c := s.listed.At(s.sweepLeft)
+		c.waiters.sweep()
+		c.away.sweep()
+		s.sweepKept += c.waiters.len() + c.away.len()
+		s.unlist(c)
 	}
 	if s.sweepLeft == 0 {
 		for _, set := range s.sets {
@@ -327,5 +327,22 @@ func (s *shard) sweepTickets() {
 		}
 		s.stale.Store(-int64(s.sweepKept)) // or countVoid would ask for no other sweep
 		s.sweeping = false
+	}
+}
+
+// areHungry reports whether claims wait for what may be ready.
+func (s *shard) areHungry() bool { return len(s.effects.fed)+len(s.hungry)+len(s.hungrySets) > 0 }
+
+// feedClaims has the waiters of a queue served when the group's operations are decided.
+func (s *shard) feedClaims(c *queueClaims) {
+	if c.queue.mask == 0 {
+		return
+	}
+	if len(c.sets) > 0 {
+		s.feedSets(c)
+	}
+	if !c.hungry && c.front().len() > 0 {
+		c.hungry = true
+		s.hungry = append(s.hungry, c)
 	}
 }

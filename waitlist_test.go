@@ -18,7 +18,8 @@ func requireNobodyWaits(t *testing.T, q *Queue, queues int) {
 	for _, s := range q.led() {
 		require.NoError(t, s.probe(func(s *shard) error {
 			for name, q := range s.queues {
-				if n := q.waiters.len() + q.away.len(); n > 0 {
+				if c := s.claimsOf(q); c.waiters.len()+c.away.len() > 0 {
+					n := c.waiters.len() + c.away.len()
 					return fmt.Errorf("%d tickets wait for queue %q of shard %d", n, name, s.index)
 				}
 			}
@@ -94,7 +95,7 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
 					for _, q := range s.queues {
-						tickets += q.waiters.len()
+						tickets += s.claimsOf(q).waiters.len()
 					}
 					return nil
 				}))
@@ -173,7 +174,7 @@ func TestServedClaimsReleasePayloads(t *testing.T) {
 			n := 0
 			require.NoError(t, s.probe(func(s *shard) error {
 				if q := s.queues["quiet"]; q != nil {
-					n = q.waiters.len()
+					n = s.claimsOf(q).waiters.len()
 				}
 				return nil
 			}))

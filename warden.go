@@ -11,7 +11,7 @@ import (
 // asks all shards what they have, and grants nothing before all have answered.
 // The owner of the first shard uses it.
 type warden struct {
-	queue   *queueState
+	claims  *queueClaims
 	shards  []charge
 	unknown int    // shards that have not answered
 	places  uint64 // in the line, given out so far
@@ -87,19 +87,19 @@ func (b *tokenBucket) set(set *Settings, fresh bool, now time.Time) {
 }
 
 // ward has the first shard's owner be the warden of a queue, if need be. Fresh is as for gate.set.
-func (s *shard) ward(q *queueState, fresh bool) {
-	w, set := q.warden, q.settings
+func (s *shard) ward(c *queueClaims, fresh bool) {
+	w, set := c.warden, c.queue.settings
 	switch {
 	case set.Concurrency > 0 || set.Rate > 0:
 		if w == nil {
-			w = &warden{queue: q, shards: make([]charge, s.opts.Shards), unknown: s.opts.Shards}
-			q.warden = w
-			s.attend(q)
+			w = &warden{claims: c, shards: make([]charge, s.opts.Shards), unknown: s.opts.Shards}
+			c.warden = w
+			s.attend(c)
 		}
 		w.tokens.set(set, fresh, time.Now())
 		s.allot(w)
 	case w != nil:
-		q.warden = nil
+		c.warden = nil
 		for i := range w.shards {
 			if op := w.shards[i].op; op != nil {
 				op.granted = op.want
@@ -110,13 +110,13 @@ func (s *shard) ward(q *queueState, fresh bool) {
 }
 
 // ask has the shards that the warden does not know tell it what they have.
-func (s *shard) ask(q *queueState) {
-	w := q.warden
+func (s *shard) ask(claims *queueClaims) {
+	w, q := claims.warden, claims.queue
 	for i := range w.shards {
 		if c := &w.shards[i]; !c.known && !c.asked {
 			c.asked = true
+			op := &askPermitsOp{completion: newCompletion(), queue: q.name, value: q.value}
 			s.goFor("question for permits", func() {
-				op := &askPermitsOp{completion: newCompletion(), queue: q.name, value: q.value}
 				change := s.node.queue.replicas[i].route.next()
 				err := s.node.doHere(i, op)
 				if pace(s.node.ctx, change, err) {
@@ -137,13 +137,13 @@ type permitsTold struct {
 
 func (t *permitsTold) resolve(s *shard) {
 	w := t.warden
-	if w.queue.warden != w {
+	if w.claims.warden != w {
 		return
 	}
 	c := &w.shards[t.shard]
 	c.asked = false
 	if t.err != nil {
-		s.attend(w.queue)
+		s.attend(w.claims)
 		return
 	}
 	w.hear(s, c, &t.op.report)
@@ -176,13 +176,13 @@ func (w *warden) hear(s *shard, c *charge, r *report) bool {
 
 // resolve has the warden know what a shard has, and grants it what there is.
 func (op *permitsOp) resolve(s *shard) {
-	q := s.queues[op.queue]
-	if q == nil || q.warden == nil {
+	claims := s.knownClaims(op.queue)
+	if claims == nil || claims.warden == nil {
 		op.granted = op.want
 		s.settle(op)
 		return
 	}
-	w := q.warden
+	w := claims.warden
 	if op.shard >= len(w.shards) {
 		op.err = errMalformedCall
 		s.settle(op)
@@ -210,7 +210,7 @@ func (op *permitsOp) resolve(s *shard) {
 
 // room is how many further leases there may be.
 func (w *warden) room() int {
-	limit := w.queue.settings.Concurrency
+	limit := w.claims.queue.settings.Concurrency
 	if w.unknown > 0 {
 		return -1
 	}
@@ -250,7 +250,7 @@ func (s *shard) allot(w *warden) {
 	}
 	if room > 0 && w.first() != nil {
 		if d := w.tokens.delay(); d > 0 {
-			s.throttle(w.queue, s.now+d)
+			s.throttle(w.claims, s.now+d)
 		}
 	}
 }

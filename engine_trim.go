@@ -20,7 +20,7 @@ type trimmer struct {
 	lanes    []*lane // with something to be deleted
 	promoted int     // bytes of the records that have left the range Scheduled since it was trimmed
 	bytes    int     // of the records that have left lanes, and that range, since there was nothing to do
-	since    uint64  // when there was something first, by ownerClock.read; never: there is nothing
+	since    uint64  // when there was something first, by uptime; never: there is nothing
 }
 
 const (
@@ -167,18 +167,18 @@ func (g *segments) gaps(first uint64, enough int, visit func(from, to uint64)) {
 }
 
 // trimSoon has a lane trimmed.
-func (s *shard) trimSoon(l *lane) {
+func (s *state) trimSoon(l *lane) {
 	if !l.trail.listed {
 		l.trail.listed = true
 		s.trimmer.lanes = append(s.trimmer.lanes, l)
-		s.trimmer.begin(s.clock.read)
+		s.trimmer.begin(s.uptime)
 	}
 }
 
 // consumed counts a record that leaves a lane.
-func (s *shard) consumed(l *lane, bytes int) {
+func (s *state) consumed(l *lane, bytes int) {
 	s.trimmer.bytes += bytes
-	if l.trail.taken += bytes; l.trail.taken >= s.opts.trimLane {
+	if l.trail.taken += bytes; l.trail.taken >= s.config.trimLane {
 		s.trimSoon(l)
 	}
 }
@@ -190,32 +190,32 @@ func (t *trimmer) begin(now uint64) {
 }
 
 // notePromoted counts a record that leaves the range Scheduled, all before nextDue being dead.
-func (s *shard) notePromoted(bytes int) {
+func (s *state) notePromoted(bytes int) {
 	t := &s.trimmer
 	t.bytes += bytes
-	if t.promoted += bytes; t.promoted >= s.opts.trimLane {
-		t.begin(s.clock.read)
+	if t.promoted += bytes; t.promoted >= s.config.trimLane {
+		t.begin(s.uptime)
 	}
 }
 
-// trimAt is when lanes are to be trimmed, by ownerClock.read.
-func (s *shard) trimAt() uint64 {
+// trimAt is when lanes are to be trimmed, by uptime.
+func (s *state) trimAt() uint64 {
 	t := &s.trimmer
 	switch {
 	case t.since == never:
 		return never
-	case s.space.tight && t.bytes >= s.opts.trimBytes/8, t.bytes >= s.opts.trimBytes:
+	case s.tight && t.bytes >= s.config.trimBytes/8, t.bytes >= s.config.trimBytes:
 		return 0
-	case s.space.tight:
+	case s.tight:
 		return t.since + trimTight
 	}
 	return t.since + trimAfter
 }
 
-func (s *shard) trimIsDue() bool { return s.trimmer.since != never && s.trimAt() <= s.clock.read }
+func (s *state) trimIsDue() bool { return s.trimmer.since != never && s.trimAt() <= s.uptime }
 
 // trim deletes by range what is dead of the lanes that are listed, and of the scheduled tasks.
-func (s *shard) trim() {
+func (s *state) trim() {
 	t := &s.trimmer
 	if !s.group.batch.Empty() || len(s.group.tasks) > 0 { // load has put something into it
 		return
@@ -223,7 +223,7 @@ func (s *shard) trim() {
 	if !s.store.MayReclaim() { // there is nothing to be dropped
 		t.promoted = 0
 	}
-	if t.promoted >= s.opts.trimLane {
+	if t.promoted >= s.config.trimLane {
 		lower, upper := keys.Range(keys.Scheduled)
 		if s.nextDue != nothingDue {
 			upper = keys.AppendScheduled(nil, s.nextDue.at, s.nextDue.name)
@@ -249,7 +249,7 @@ func (s *shard) trim() {
 }
 
 // trimLane deletes by range what is dead of a lane.
-func (s *shard) trimLane(l *lane) {
+func (s *state) trimLane(l *lane) {
 	if l.isIdle() {
 		s.group.trimRange(keys.AppendLane(nil, l.number), keys.AppendLane(nil, l.number+1))
 		l.trail = trail{}
@@ -260,7 +260,7 @@ func (s *shard) trimLane(l *lane) {
 	if pos, ok := l.first(); ok {
 		first = pos.Since
 	}
-	l.trail.segments.gaps(first, s.opts.trimLane, func(from, to uint64) {
+	l.trail.segments.gaps(first, s.config.trimLane, func(from, to uint64) {
 		s.group.trimRange(keys.AppendSince(nil, l.number, from), keys.AppendSince(nil, l.number, to))
 	})
 }

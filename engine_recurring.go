@@ -42,7 +42,7 @@ func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
 	if v.Priority > MaxPriority || MissedPolicy(v.Missed) > MissedAll {
 		return nil, fmt.Errorf("%w: schedule %q: priority %d, missed %d", ErrCorrupt, name, v.Priority, v.Missed)
 	}
-	l := &lane{queue: &queueState{name: v.Queue}, tenant: v.Tenant, priority: v.Priority}
+	l := laneKey{v.Queue, v.Tenant, v.Priority}
 	return &recurring{name: name, value: v, task: task(l, &rec), next: never, place: -1}, nil
 }
 
@@ -171,7 +171,7 @@ const missedAfter = 60_000
 const turnTicks = 64
 
 // produceTicks produces the tasks of the schedules that are due, and looks at no others.
-func (s *shard) produceTicks() {
+func (s *state) produceTicks() {
 	t := &s.recurring
 	var held []*recurring // until the next group
 	for !s.spent() {
@@ -190,11 +190,11 @@ func (s *shard) produceTicks() {
 	}
 }
 
-func (s *shard) ticksAreDue() bool { return s.recurring.next() <= s.wall }
+func (s *state) ticksAreDue() bool { return s.recurring.next() <= s.wall }
 
 // recur is a turn of a schedule: it produces tasks, and stores how far the schedule has come.
 // It is false if a task has to wait for the next group.
-func (s *shard) recur(r *recurring) bool {
+func (s *state) recur(r *recurring) bool {
 	admitted, begun := true, r.value.After
 	for n := 0; n < turnTicks && r.next <= s.wall && (n == 0 || !s.spent()); n++ {
 		tick := r.next
@@ -222,13 +222,13 @@ func (s *shard) recur(r *recurring) bool {
 	return admitted
 }
 
-func (s *shard) storeRecurring(r *recurring) {
+func (s *state) storeRecurring(r *recurring) {
 	s.group.set(keys.AppendSchedule(nil, r.name), r.value.Append(nil))
 }
 
 // loadRecurring reads the schedules. One of which this process cannot say when
 // it ticks rests: it must not keep the queue from opening.
-func (s *shard) loadRecurring() error {
+func (s *state) loadRecurring() error {
 	return scan(s.store.DB(), keys.Schedule, func(key, value []byte) error {
 		r, err := parseRecurring(key, bytes.Clone(value))
 		if err != nil {
@@ -238,7 +238,7 @@ func (s *shard) loadRecurring() error {
 			r.begin(times)
 		} else {
 			r.err = err
-			s.opts.log.Error("schedule rests", "schedule", r.name, "err", err)
+			s.effects.resting = append(s.effects.resting, r)
 		}
 		s.recurring.put(r)
 		return nil

@@ -16,7 +16,7 @@ import (
 // waiting visits the tasks that wait in a scope, in the order of their IDs,
 // until visit returns false. REQUIRES: those for which it returns true are moved
 // to elsewhere in this group; of the scope, the group has changed nothing before.
-func (s *shard) waiting(q *queueState, scope uint64, visit func(n int, at *located) bool) error {
+func (s *state) waiting(q *queueState, scope uint64, visit func(n int, at *located) bool) error {
 	f := s.fronts.at(scope)
 	n := 0
 	for ; len(f.ahead) > 0; n++ {
@@ -71,7 +71,7 @@ func (s *shard) waiting(q *queueState, scope uint64, visit func(n int, at *locat
 
 // firstWaiter takes the first task that waits in a scope out of what memory has of it; nil: it has none.
 // REQUIRES: the task is moved to elsewhere in this group.
-func (s *shard) firstWaiter(q *queueState, scope uint64) *located {
+func (s *state) firstWaiter(q *queueState, scope uint64) *located {
 	f := s.fronts.byScope[scope]
 	if f == nil || len(f.ahead) == 0 {
 		return nil
@@ -85,7 +85,7 @@ func (s *shard) firstWaiter(q *queueState, scope uint64) *located {
 	return at
 }
 
-func (s *shard) waiter(q *queueState, scope uint64, w waiter) (*located, error) {
+func (s *state) waiter(q *queueState, scope uint64, w waiter) (*located, error) {
 	at := &located{id: w.id, place: keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, indexed: true}
 	return at, s.decode(at, w.value)
 }
@@ -96,7 +96,7 @@ type rangeReader struct {
 	it     *pebble.Iterator // nil until it is needed
 }
 
-func (r *rangeReader) open(s *shard) (it *pebble.Iterator, err error) {
+func (r *rangeReader) open(s *state) (it *pebble.Iterator, err error) {
 	if r.it == nil {
 		lower, upper := keys.Range(r.prefix)
 		r.it, err = s.store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
@@ -105,7 +105,7 @@ func (r *rangeReader) open(s *shard) (it *pebble.Iterator, err error) {
 }
 
 // read is shard.read.
-func (r *rangeReader) read(s *shard, key []byte) ([]byte, error) {
+func (r *rangeReader) read(s *state, key []byte) ([]byte, error) {
 	it, err := r.open(s)
 	if err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (r *rangeReader) read(s *shard, key []byte) ([]byte, error) {
 }
 
 // waiter is the blocked task at which the reader is.
-func (r *rangeReader) waiter(s *shard) (w waiter, err error) {
+func (r *rangeReader) waiter(s *state) (w waiter, err error) {
 	_, _, id, err := keys.ParseGrouped(r.it.Key())
 	if err != nil {
 		return w, err
@@ -136,13 +136,13 @@ func (r *rangeReader) waiter(s *shard) (w waiter, err error) {
 }
 
 // closeReaders ends the reading of ranges as they were before the group. Mirrors end theirs when they are sealed.
-func (s *shard) closeReaders() {
+func (s *state) closeReaders() {
 	s.blocked.close(s)
 	s.children.close(s)
 	s.dead.close(s)
 }
 
-func (r *rangeReader) close(s *shard) {
+func (r *rangeReader) close(s *state) {
 	if r.it != nil {
 		s.walked += uint64(r.it.Stats().ForwardStepCount[pebble.InternalIterCall])
 		_ = r.it.Close() // its error is that of it.Error

@@ -59,7 +59,7 @@ func (p *pins) load(r pebble.Reader) error {
 
 // pinByTelling keeps a task that is done until its children are told, and have ended. It
 // returns the bucket in which the task lies until then.
-func (s *shard) pinByTelling(parent ID, until uint64) uint64 {
+func (s *state) pinByTelling(parent ID, until uint64) uint64 {
 	if until == neverExpires {
 		return until
 	}
@@ -68,15 +68,15 @@ func (s *shard) pinByTelling(parent ID, until uint64) uint64 {
 }
 
 // told is when all children of a task know that it has ended.
-func (s *shard) told(parent ID) {
+func (s *state) told(parent ID) {
 	if _, ok := s.pins.counts.get(s, parent); ok {
-		s.send(s.index, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
+		s.send(s.config.shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
 	}
 }
 
 // pinFor counts a child that is told of a parent, if the parent is pinned. It returns the outcome
 // to tell.
-func (s *shard) pinFor(parent ID, outcome byte) byte {
+func (s *state) pinFor(parent ID, outcome byte) byte {
 	if outcome != parentDone {
 		return outcome
 	}
@@ -91,7 +91,7 @@ func (s *shard) pinFor(parent ID, outcome byte) byte {
 
 // repin keeps a task that is done already for one more child, which is told next.
 // REQUIRES: the task is not moving.
-func (s *shard) repin(at *located) {
+func (s *state) repin(at *located) {
 	if at.place.At == neverExpires { // for ever, or pinned
 		return
 	}
@@ -101,27 +101,27 @@ func (s *shard) repin(at *located) {
 }
 
 // pin notes that a child of this shard pins a parent.
-func (s *shard) pin(parent, child ID) {
+func (s *state) pin(parent, child ID) {
 	s.pins.any = true
 	s.group.set(keys.AppendPin(nil, child, parent), nil)
 }
 
 // unpin has the shard of a parent count one pin less, and the parent kept until a time at least.
-func (s *shard) unpin(parent ID, until uint64) {
-	s.send(parent.shard(s.opts.Shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
+func (s *state) unpin(parent ID, until uint64) {
+	s.send(parent.shard(s.config.shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
 }
 
 // leave is the end of a task that has had parents. They are kept until a time at least.
 // Another group looks which of them it pins: there may be thousands.
-func (s *shard) leave(child ID, until uint64) {
+func (s *state) leave(child ID, until uint64) {
 	if s.pins.any {
-		s.send(s.index, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
+		s.send(s.config.shard, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
 	}
 }
 
 // left lets go of what a task pins that has ended in an earlier group. It is false if it is not
 // through.
-func (s *shard) left(child ID, until uint64) bool {
+func (s *state) left(child ID, until uint64) bool {
 	lower := keys.AppendPin(nil, child, ID{})[:1+keys.IDLen]
 	all := true
 	err := s.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
@@ -145,7 +145,7 @@ func (s *shard) left(child ID, until uint64) bool {
 
 // unpinned counts one pin of a task of this shard less. When it is the last one, the task is kept until
 // its retention has passed. It is false if disk is behind with the task; then nothing was done.
-func (s *shard) unpinned(parent ID, until uint64) bool {
+func (s *state) unpinned(parent ID, until uint64) bool {
 	if s.isMoving(parent) {
 		return false
 	}

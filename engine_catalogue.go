@@ -49,8 +49,8 @@ const (
 	aliasesCap = 1 << 12
 )
 
-func newCatalogue(o *Options) catalogue {
-	c := catalogue{sweepAt: o.sweepLanes}
+func newCatalogue(sweepLanes int) catalogue {
+	c := catalogue{sweepAt: sweepLanes}
 	c.queues.Add(0) // which is nobody's
 	return c
 }
@@ -60,7 +60,7 @@ func (l *lane) isIdle() bool { return l.leased == 0 && l.drained() }
 
 // lane returns a lane, and enters it into the catalogue when it is not in memory.
 // REQUIRES: hasLanes has agreed.
-func (s *shard) lane(k laneKey) *lane {
+func (s *state) lane(k laneKey) *lane {
 	q := s.queue(k.queue)
 	if l := q.lane(k.tenant, k.priority); l != nil {
 		return l
@@ -71,7 +71,7 @@ func (s *shard) lane(k laneKey) *lane {
 }
 
 // enterLane adds a lane without ready tasks to memory and to the catalogue.
-func (s *shard) enterLane(l *lane) {
+func (s *state) enterLane(l *lane) {
 	q := l.queue
 	if q.number == 0 {
 		q.number = s.catalogue.queues.Take()
@@ -87,12 +87,12 @@ func (s *shard) enterLane(l *lane) {
 }
 
 // addQueue makes a queue known by its number.
-func (s *shard) addQueue(q *queueState) {
+func (s *state) addQueue(q *queueState) {
 	setAt(&s.numbers, q.number, q)
 	s.catalogue.current.Add(q.number)
 }
 
-func (s *shard) addLane(l *lane) {
+func (s *state) addLane(l *lane) {
 	setAt(&s.lanes, l.number, l)
 	s.catalogue.loaded.Add(l.number)
 	delete(s.catalogue.aliases, l.number) // it may have been another lane's
@@ -109,7 +109,7 @@ func setAt[T any](all *chunked.List[*T], n uint32, v *T) {
 }
 
 // hasLanes refuses tasks for which there might be no lane left.
-func (s *shard) hasLanes(tasks int) error {
+func (s *state) hasLanes(tasks int) error {
 	if s.catalogue.lanes.Len()+tasks > keys.MaxLane {
 		return &InvalidError{"Task", "one more combination of queue, tenant and priority",
 			fmt.Sprintf("%d in a shard", keys.MaxLane)}
@@ -118,7 +118,7 @@ func (s *shard) hasLanes(tasks int) error {
 }
 
 // laneNumbered returns the lane that a stored task names.
-func (s *shard) laneNumbered(n uint32) (*lane, error) {
+func (s *state) laneNumbered(n uint32) (*lane, error) {
 	if l := s.lanes.At(int(n)); l != nil {
 		return l, nil
 	}
@@ -152,7 +152,7 @@ func (s *shard) laneNumbered(n uint32) (*lane, error) {
 
 // laneEntry reads what the catalogue has under a number; the error is
 // pebble.ErrNotFound if there is nothing.
-func (s *shard) laneEntry(n uint32) (laneKey, error) {
+func (s *state) laneEntry(n uint32) (laneKey, error) {
 	b, err := s.read(keys.AppendNumbered(nil, keys.Lane, n))
 	if err == nil && b == nil {
 		err = pebble.ErrNotFound
@@ -173,7 +173,7 @@ func (s *shard) laneEntry(n uint32) (laneKey, error) {
 
 // birthplace returns the queue in which a task with an ID would have been produced; nil
 // if that queue has no tasks. Of an ID that no stored task has, it may be any queue.
-func (s *shard) birthplace(id ID) (*queueState, error) {
+func (s *state) birthplace(id ID) (*queueState, error) {
 	n := keys.LaneOf(id)
 	if l := s.lanes.At(int(n)); l != nil {
 		return l.queue, nil
@@ -226,14 +226,14 @@ func (t *laneList) remove(l *lane) {
 }
 
 // rested is called when a lane may have become idle.
-func (s *shard) rested(l *lane) {
+func (s *state) rested(l *lane) {
 	if l.isIdle() {
 		s.catalogue.idle.push(l)
 	}
 }
 
 // rest is called when a queue may be of no more use to anybody.
-func (s *shard) rest(q *queueState) {
+func (s *state) rest(q *queueState) {
 	if !q.resting && q.lanes.Len() == 0 { // else the last of them sees to it
 		q.resting = true
 		s.resting = append(s.resting, q)
@@ -243,9 +243,9 @@ func (s *shard) rest(q *queueState) {
 // forgetIdle drops from memory the lanes that have been idle for longest, beyond those
 // that may stay, and the queues that have come to rest. It costs by what the group did, and by doubtsAtOnce.
 // REQUIRES: the group is empty.
-func (s *shard) forgetIdle() {
+func (s *state) forgetIdle() {
 	c := &s.catalogue
-	for c.idle.n > s.opts.idleLanes {
+	for c.idle.n > s.config.idleLanes {
 		l := c.idle.first
 		c.idle.remove(l)
 		if l.isIdle() {
@@ -258,9 +258,9 @@ func (s *shard) forgetIdle() {
 // doubtsAtOnce is how many queues a group looks at once more when no marks are on disk only.
 const doubtsAtOnce = 1 << 10
 
-// forgetQueues drops the queues that have come to rest. While there are marks of one in memory
+// forgetQueues says which queues have come to rest: the owner drops them, unless it needs them itself. While there are marks of one in memory
 // it stays, until they are obeyed; while marks are on disk only, of which a queue may have some, it is doubtful.
-func (s *shard) forgetQueues() {
+func (s *state) forgetQueues() {
 	if !s.marks.onDisk {
 		for range min(s.doubtful.Len(), doubtsAtOnce) {
 			s.resting = append(s.resting, s.doubtful.Pop())
@@ -281,7 +281,7 @@ func (s *shard) forgetQueues() {
 			}
 		}
 		if s.isUnknown(q) {
-			s.dropQueue(q)
+			s.effects.forgotten = append(s.effects.forgotten, q)
 		}
 	}
 	clear(s.resting)
@@ -289,11 +289,11 @@ func (s *shard) forgetQueues() {
 }
 
 // dropLane drops an idle lane from memory.
-func (s *shard) dropLane(l *lane) {
+func (s *state) dropLane(l *lane) {
 	q := l.queue
 	if l.ringNext != nil {
 		s.leaveRing(l)
-		s.publish(q)
+		s.show(q)
 	}
 	if l.spilled > 0 {
 		s.store.RemoveDeepLane(l.number)
@@ -306,17 +306,17 @@ func (s *shard) dropLane(l *lane) {
 	s.catalogue.loaded.Remove(l.number)
 }
 
-// isUnknown reports whether memory has nothing of a queue that it could not do without.
-func (s *shard) isUnknown(q *queueState) bool {
-	return q.lanes.Len() == 0 && q.counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && q.rechecks == 0 &&
-		q.version == 0 && q.gate == nil && q.warden == nil && q.throttledAt < 0 && !q.attended &&
-		q.listedAt == 0 && len(q.sets) == 0 && !q.hungry
+// isUnknown reports whether the rules need nothing of what memory has of a queue.
+func (s *state) isUnknown(q *queueState) bool {
+	return q.lanes.Len() == 0 && q.counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && !q.fed && q.rechecks == 0 &&
+		q.version == 0
 }
 
-func (s *shard) dropQueue(q *queueState) {
+// dropQueue forgets a queue that nobody needs.
+func (s *state) dropQueue(q *queueState) {
 	c := &s.catalogue
-	s.unpublish(q)
 	delete(s.queues, q.name)
+	s.handles = append(s.handles, q.handle)
 	if q.number != 0 {
 		s.numbers.Set(int(q.number), nil)
 		c.current.Remove(q.number)
@@ -332,7 +332,7 @@ func (c *catalogue) slot(queue string) int {
 
 // loadCatalogue reads which numbers are taken, and brings into memory the queues with
 // tasks, and the lanes that may have ready or leased ones.
-func (s *shard) loadCatalogue() error {
+func (s *state) loadCatalogue() error {
 	marked, err := s.loadMarked()
 	if err != nil {
 		return err
@@ -344,9 +344,9 @@ func (s *shard) loadCatalogue() error {
 		if e.counts == (keys.Counts{}) && !marked[e.number] {
 			return nil
 		}
-		q := newQueueState(e.name)
 		known := len(s.queues)
-		if s.queues[q.name] = q; len(s.queues) == known {
+		q := s.queue(e.name)
+		if len(s.queues) == known {
 			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", ErrCorrupt, q.name, e.number)
 		}
 		q.number, q.counts, q.hasMarks = e.number, e.counts, marked[e.number]
@@ -391,7 +391,7 @@ type storedQueue struct {
 }
 
 // readQueues emits the queues of the catalogue, and sets the minting clock.
-func (s *shard) readQueues(emit func(storedQueue) error) error {
+func (s *state) readQueues(emit func(storedQueue) error) error {
 	it, err := s.store.DB().NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
 	if err != nil {
 		return store.Error(err)
@@ -417,7 +417,7 @@ func (s *shard) readQueues(emit func(storedQueue) error) error {
 
 // readCounters returns the counts of the queue with a number, which is not smaller than any
 // that was asked for before, and goes on behind it.
-func (s *shard) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
+func (s *state) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
 	for ; it.Valid(); it.Next() {
 		n, err := keys.ParseNumbered(it.Key())
 		if err != nil {
@@ -450,7 +450,7 @@ type storedLane struct {
 }
 
 // readLanes emits the lanes of the catalogue.
-func (s *shard) readLanes(emit func(storedLane) error) error {
+func (s *state) readLanes(emit func(storedLane) error) error {
 	return scan(s.store.DB(), keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n > keys.MaxLane {
@@ -466,7 +466,7 @@ func (s *shard) readLanes(emit func(storedLane) error) error {
 
 // loadMarked returns the numbers of the queues that have marks: tasks of theirs, if only
 // those to come, depend on what becomes of the marks.
-func (s *shard) loadMarked() (map[uint32]bool, error) {
+func (s *state) loadMarked() (map[uint32]bool, error) {
 	marked := make(map[uint32]bool)
 	lower, upper := keys.Range(keys.Wake)
 	for lower != nil {
@@ -485,7 +485,7 @@ func (s *shard) loadMarked() (map[uint32]bool, error) {
 }
 
 // beginLanes says of each lane what load knows of its tasks, once the leases are known.
-func (s *shard) beginLanes() error {
+func (s *state) beginLanes() error {
 	for _, l := range s.lanes.All() {
 		switch {
 		case l == nil:

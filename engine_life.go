@@ -27,7 +27,7 @@ import (
 // decoded before the first change.
 
 // admit takes in a new task.
-func (s *shard) admit(t *newTask) ID {
+func (s *state) admit(t *newTask) ID {
 	l := s.lane(t.key)
 	id := s.mint.id(l.number)
 	s.emit(EventProduced, l, id, 0, "")
@@ -40,14 +40,14 @@ func (s *shard) admit(t *newTask) ID {
 }
 
 // placeFirst makes a task ready in its first place, where nothing has been before.
-func (s *shard) placeFirst(l *lane, id ID, rec []byte) {
+func (s *state) placeFirst(l *lane, id ID, rec []byte) {
 	since := keys.SinceOf(keys.ID(id))
 	s.group.setFresh(l.number, since, id, rec)
 	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
 }
 
 // ready counts a task as ready and shows it to claims; its record is in the group.
-func (s *shard) ready(l *lane, it window.Item) {
+func (s *state) ready(l *lane, it window.Item) {
 	l.queue.counts.Ready++
 	s.touch(l.queue)
 	before := l.spilled
@@ -59,14 +59,14 @@ func (s *shard) ready(l *lane, it window.Item) {
 }
 
 // cache holds a ready task in its lane's window if it belongs there, and memory has room for it.
-func (s *shard) cache(l *lane, it window.Item) {
+func (s *state) cache(l *lane, it window.Item) {
 	if !l.reaches(it.Pos) {
 		l.weigh(len(it.Record))
 		return // on disk, where the window will come to it
 	}
 	w := &l.window
 	last := w.IsLast(it.Pos)
-	if l.complete && last && (w.Len() >= s.opts.WindowTasks || !s.windows.admits(l, cap(it.Record))) {
+	if l.complete && last && (w.Len() >= s.config.WindowTasks || !s.windows.admits(l, cap(it.Record))) {
 		l.spill(it.Pos, len(it.Record))
 		return
 	}
@@ -76,7 +76,7 @@ func (s *shard) cache(l *lane, it window.Item) {
 	} else {
 		w.Insert(it)
 	}
-	if w.Len() > s.opts.WindowTasks {
+	if w.Len() > s.config.WindowTasks {
 		last := w.PopLast()
 		l.spill(last.Pos, len(last.Record))
 	}
@@ -85,7 +85,7 @@ func (s *shard) cache(l *lane, it window.Item) {
 }
 
 // place moves a task into its lane, at since.
-func (s *shard) place(l *lane, since uint64, id ID, rec []byte) {
+func (s *state) place(l *lane, since uint64, id ID, rec []byte) {
 	s.group.setTask(l.number, since, id, rec)
 	p := keys.Place{Range: keys.Task, Group: l.number, At: since}
 	if isFirstPlace(l, since, id) {
@@ -104,7 +104,7 @@ func isFirstPlace(l *lane, since uint64, id ID) bool {
 
 // enter makes a task ready whose time has come, or has it wait for its turn in
 // its group.
-func (s *shard) enter(l *lane, since uint64, id ID, group uint64, rec []byte) {
+func (s *state) enter(l *lane, since uint64, id ID, group uint64, rec []byte) {
 	if group != 0 && !s.takeTurn(group, id) {
 		s.block(l, group, id, rec)
 		return
@@ -113,7 +113,7 @@ func (s *shard) enter(l *lane, since uint64, id ID, group uint64, rec []byte) {
 }
 
 // proceed lets a task go on that has waited for its parents.
-func (s *shard) proceed(l *lane, id ID, head *record.Head, rec []byte) {
+func (s *state) proceed(l *lane, id ID, head *record.Head, rec []byte) {
 	if head.RunAt > s.wall {
 		s.schedule(l, id, head.RunAt, rec)
 		return
@@ -122,7 +122,7 @@ func (s *shard) proceed(l *lane, id ID, head *record.Head, rec []byte) {
 }
 
 // schedule puts a task among those that wait for their time.
-func (s *shard) schedule(l *lane, id ID, due uint64, rec []byte) {
+func (s *state) schedule(l *lane, id ID, due uint64, rec []byte) {
 	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)
 	s.group.set(s.scratch, s.withLane(l, rec))
 	s.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
@@ -133,16 +133,15 @@ func (s *shard) schedule(l *lane, id ID, due uint64, rec []byte) {
 
 // grant is a lease as the claim's caller gets to see it.
 type grant struct {
-	receipt  Receipt
-	lane     *lane
+	receipt Receipt
+	laneKey
 	attempt  uint32
 	deadline uint64 // wall clock, ms
 	rec      []byte
 }
 
-// grant leases the first task of a lane's window. A local lease is one of a Run,
-// whose runner is given if it is of this process. REQUIRES: the window is not empty.
-func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, error) {
+// grant leases the first task of a lane's window. A local lease is one of a Run. REQUIRES: the window is not empty.
+func (s *state) grant(l *lane, duration uint64, local bool) (grant, error) {
 	ls := s.leases.fresh()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
 	it := s.popFirst(l)
@@ -159,7 +158,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, e
 		s.tieLease(ls, &head)
 	}
 	s.noteRead(len(it.Record))
-	ls.id, ls.lane, ls.since, ls.runner, ls.local = it.ID, l, it.Since, r, local
+	ls.id, ls.lane, ls.since, ls.local = it.ID, l, it.Since, local
 	s.inscribe(ls)
 	s.leases.add(ls, s.now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)
@@ -171,7 +170,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, e
 	s.touch(q)
 	return grant{
 		receipt:  Receipt{ID: ls.id, Token: ls.token},
-		lane:     l,
+		laneKey:  l.key(),
 		attempt:  ls.attempts,
 		deadline: s.wall + ls.duration,
 		rec:      it.Record,
@@ -179,7 +178,7 @@ func (s *shard) grant(l *lane, duration uint64, r *runner, local bool) (grant, e
 }
 
 // popFirst takes the first task out of a lane's window.
-func (s *shard) popFirst(l *lane) window.Item {
+func (s *state) popFirst(l *lane) window.Item {
 	before := l.window.Footprint()
 	it := l.window.PopFirst()
 	l.used = true
@@ -190,7 +189,7 @@ func (s *shard) popFirst(l *lane) window.Item {
 }
 
 // tieLease notes what binds a leased task to others.
-func (s *shard) tieLease(ls *lease, head *record.Head) {
+func (s *state) tieLease(ls *lease, head *record.Head) {
 	ls.ties, ls.tied = head.Ties, head.Ties != record.Ties{}
 	if head.Limit != 0 {
 		s.limits.enter(head.Limit)
@@ -198,11 +197,11 @@ func (s *shard) tieLease(ls *lease, head *record.Head) {
 }
 
 // endLease ends a lease. The task's record stays where it is.
-func (s *shard) endLease(ls *lease) {
+func (s *state) endLease(ls *lease) {
 	s.strike(ls)
 	s.leases.remove(ls)
 	s.rested(ls.lane)
-	if ls.lane.trail.ripe() >= s.opts.trimLane {
+	if ls.lane.trail.ripe() >= s.config.trimLane {
 		s.trimSoon(ls.lane)
 	}
 	q := ls.lane.queue
@@ -211,22 +210,20 @@ func (s *shard) endLease(ls *lease) {
 	if ls.tied && ls.ties.Limit != 0 {
 		s.leaveLimit(q, ls.ties.Limit)
 	}
-	if q.gate != nil {
-		s.leaveGate(q)
-	}
+	s.free(q)
 }
 
 // unlease ends a lease and takes the task out of its lane, on its way
 // elsewhere. A task in its first place and on its first lease has never been
 // rewritten there, unless its record says so; giveBack does that.
-func (s *shard) unlease(ls *lease) {
+func (s *state) unlease(ls *lease) {
 	s.endLease(ls)
 	once := keys.Fresh(ls.since) && ls.leases == 1 && !ls.rewritten
 	s.removeTask(ls.lane.number, ls.since, ls.id, once)
 }
 
 // removeTask takes a task from its place in a lane.
-func (s *shard) removeTask(lane uint32, since uint64, id ID, once bool) {
+func (s *state) removeTask(lane uint32, since uint64, id ID, once bool) {
 	if !once {
 		s.group.change(id)
 	}
@@ -234,7 +231,7 @@ func (s *shard) removeTask(lane uint32, since uint64, id ID, once bool) {
 }
 
 // complete finishes a task. Its record is read only if it is kept.
-func (s *shard) complete(ls *lease, result []byte) error {
+func (s *state) complete(ls *lease, result []byte) error {
 	retention := s.retention(ls.lane.queue, ls.retention)
 	var rec record.Record
 	if retention != 0 {
@@ -256,7 +253,7 @@ func (s *shard) complete(ls *lease, result []byte) error {
 		}
 		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
 	}
-	if ls.tied || len(s.awaits) > 0 || s.group.news.wanted&wantOutcomes != 0 {
+	if ls.tied || s.wanted&wantOutcomes != 0 {
 		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
 	}
 	return nil
@@ -264,19 +261,19 @@ func (s *shard) complete(ls *lease, result []byte) error {
 
 // retention is how long a task is kept that has been completed or canceled, in
 // ms: of those that may say so, the first that does.
-func (s *shard) retention(q *queueState, task int64) int64 {
+func (s *state) retention(q *queueState, task int64) int64 {
 	if task == 0 {
 		task = retentionMillis(q.settings.Retention)
 	}
 	if task == 0 {
-		task = retentionMillis(s.opts.Retention)
+		task = retentionMillis(s.config.Retention)
 	}
 	return task
 }
 
 // end is the last step of a task that is completed, dead or canceled: who is
 // bound to it goes on.
-func (s *shard) end(q *queueState, id ID, t *record.Ties, o Outcome) {
+func (s *state) end(q *queueState, id ID, t *record.Ties, o Outcome) {
 	if t.Unique != [keys.UniqueLen]byte{} {
 		var release uint8
 		switch o.State {
@@ -296,11 +293,8 @@ func (s *shard) end(q *queueState, id ID, t *record.Ties, o Outcome) {
 	if t.Child && o.State != Dead {
 		s.leave(id, 0)
 	}
-	if len(s.awaits) > 0 {
-		s.answer(id, o)
-	}
-	if s.group.news.wanted&wantOutcomes != 0 {
-		s.group.news.endings = append(s.group.news.endings, ending{id, o})
+	if s.wanted&wantOutcomes != 0 {
+		s.effects.endings = append(s.effects.endings, ending{id, o})
 	}
 }
 
@@ -311,7 +305,7 @@ type attemptOver struct {
 }
 
 // reckon reads the record of a leased task and adds what has become of the attempt.
-func (s *shard) reckon(ls *lease, end attemptOver) (record.Record, error) {
+func (s *state) reckon(ls *lease, end attemptOver) (record.Record, error) {
 	rec, err := s.recordOf(ls)
 	if err != nil {
 		return rec, err
@@ -329,7 +323,7 @@ func (s *shard) reckon(ls *lease, end attemptOver) (record.Record, error) {
 // retry ends a counted attempt: the task is tried again after a wait, or
 // becomes a dead letter when it is out of attempts. A negative wait is by the
 // backoff of the options.
-func (s *shard) retry(ls *lease, cause string, wait int64) error {
+func (s *state) retry(ls *lease, cause string, wait int64) error {
 	rec, err := s.reckon(ls, attemptOver{counted: true, cause: cause})
 	if err != nil {
 		return err
@@ -339,24 +333,24 @@ func (s *shard) retry(ls *lease, cause string, wait int64) error {
 		return nil
 	}
 	if wait < 0 {
-		wait = int64(millis(s.opts.Backoff.Delay(int(rec.Attempts), s.mint.rand.Float64())))
+		wait = int64(millis(s.config.Backoff.Delay(int(rec.Attempts), s.mint.rand.Float64())))
 	}
 	s.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.postpone(ls, &rec, uint64(wait))
 	return nil
 }
 
-func (s *shard) exhausted(rec *record.Record) bool {
+func (s *state) exhausted(rec *record.Record) bool {
 	limit := rec.MaxAttempts
 	if limit == 0 {
-		limit = uint32(s.opts.MaxAttempts)
+		limit = uint32(s.config.MaxAttempts)
 	}
 	return rec.Attempts >= limit
 }
 
 // postpone returns a leased task that is to wait. Without a wait it becomes
 // ready now, behind what is ready already.
-func (s *shard) postpone(ls *lease, rec *record.Record, wait uint64) {
+func (s *state) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.unlease(ls)
 	if wait == 0 {
 		s.place(ls.lane, s.mint.since(), ls.id, rec.Encode())
@@ -367,7 +361,7 @@ func (s *shard) postpone(ls *lease, rec *record.Record, wait uint64) {
 
 // giveBack returns a leased task to where it stands in its lane: its record is
 // rewritten in place.
-func (s *shard) giveBack(ls *lease, rec *record.Record) {
+func (s *state) giveBack(ls *lease, rec *record.Record) {
 	s.endLease(ls)
 	b := rec.Encode()
 	s.group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
@@ -377,7 +371,7 @@ func (s *shard) giveBack(ls *lease, rec *record.Record) {
 
 // bury makes a leased task a dead letter. One that others wait for, its children or its
 // group, is kept until somebody decides what becomes of it.
-func (s *shard) bury(ls *lease, rec *record.Record) {
+func (s *state) bury(ls *lease, rec *record.Record) {
 	s.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
@@ -402,7 +396,7 @@ func (s *shard) bury(ls *lease, rec *record.Record) {
 // expire takes back a task whose lease has run out: the attempt counts. The task keeps
 // its place in the lane, so that a restart puts nothing behind, but one that lets its
 // workers hang would hold up the others: the second time it goes behind them.
-func (s *shard) expire(ls *lease) {
+func (s *state) expire(ls *lease) {
 	rec, err := s.reckon(ls, attemptOver{counted: true, cause: "lease expired"})
 	if err != nil {
 		s.broken = err
@@ -426,7 +420,7 @@ func (s *shard) expire(ls *lease) {
 }
 
 // promote lets a scheduled task go on whose time has come. key is where it was found.
-func (s *shard) promote(key []byte, due uint64, id ID, l *lane, rec []byte) error {
+func (s *state) promote(key []byte, due uint64, id ID, l *lane, rec []byte) error {
 	head, err := record.DecodeHead(rec)
 	if err != nil {
 		return err
@@ -440,7 +434,7 @@ func (s *shard) promote(key []byte, due uint64, id ID, l *lane, rec []byte) erro
 }
 
 // cancel ends a task in whatever state it is found.
-func (s *shard) cancel(at *located) {
+func (s *state) cancel(at *located) {
 	retention := s.retention(at.lane.queue, at.rec.Retention)
 	gone := at.state == Dead && !at.rec.HoldsTurn // its group has gone on
 	at.rec.HoldsTurn = false
@@ -451,8 +445,8 @@ func (s *shard) cancel(at *located) {
 		}
 		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
 		s.canceled.add(at.lease.receipt())
-		if s.group.news.wanted&wantCancels != 0 && at.lease.local {
-			s.group.news.cancels = append(s.group.news.cancels, at.lease.receipt())
+		if s.wanted&wantCancels != 0 && at.lease.local {
+			s.effects.canceled = append(s.effects.canceled, at.lease.receipt())
 		}
 	} else {
 		s.withdraw(at)
@@ -470,7 +464,7 @@ func (s *shard) cancel(at *located) {
 
 // withdraw takes a task that no worker has out of the place in which it lies.
 // Its record, when it is stored again, says that its first place has been used.
-func (s *shard) withdraw(at *located) {
+func (s *state) withdraw(at *located) {
 	q := at.lane.queue
 	s.group.change(at.id)
 	switch at.state {
@@ -509,14 +503,14 @@ func (s *shard) withdraw(at *located) {
 }
 
 // setIndex stores where a task lies that is not in its first place. The group keeps rec.
-func (s *shard) setIndex(id ID, l *lane, p keys.Place, rec []byte) {
+func (s *state) setIndex(id ID, l *lane, p keys.Place, rec []byte) {
 	var key [1 + keys.IDLen]byte
 	var value [keys.PlaceLen]byte
 	s.group.put(id, l, p, rec)
 	s.group.set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
 }
 
-func (s *shard) unindex(id ID) {
+func (s *state) unindex(id ID) {
 	var key [1 + keys.IDLen]byte
 	s.group.change(id)
 	s.group.delete(keys.AppendByID(key[:0], keys.Index, id))
@@ -524,13 +518,13 @@ func (s *shard) unindex(id ID) {
 
 // withLane prefixes a record with its lane, for places that do not tell it.
 // The result is good until the next call.
-func (s *shard) withLane(l *lane, rec []byte) []byte {
+func (s *state) withLane(l *lane, rec []byte) []byte {
 	s.value = append(keys.AppendLaneNumber(s.value[:0], l.number), rec...)
 	return s.value
 }
 
 // touch has the group store the counts of a queue.
-func (s *shard) touch(q *queueState) {
+func (s *state) touch(q *queueState) {
 	if !q.touched {
 		q.touched = true
 		s.group.touched = append(s.group.touched, q)
@@ -554,7 +548,7 @@ func clip(text string) string {
 // replace gives a task that still waits the form of a new one; its ID, and what
 // waits for it, stay. It is false if the task does not wait any more.
 // REQUIRES: the task is not moving, or the group has completed it.
-func (s *shard) replace(id ID, t *newTask) bool {
+func (s *state) replace(id ID, t *newTask) bool {
 	if s.isMoving(id) { // t is its follow-up
 		return false
 	}
@@ -590,4 +584,122 @@ func (s *shard) replace(id ID, t *newTask) bool {
 		s.enter(l, s.mint.since(), id, rec.Group, b)
 	}
 	return true
+}
+
+// recordOf returns the record of a leased task. It is valid until the next lease is granted, or the
+// record rewritten.
+func (s *state) recordOf(ls *lease) (record.Record, error) {
+	var b []byte
+	var err error
+	if len(ls.copied) > 0 {
+		b = ls.copied
+	} else if t := s.group.find(ls.id); t != nil {
+		b = t.rec
+	} else {
+		s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
+		if b, err = s.read(s.scratch); err == nil && b == nil {
+			err = fmt.Errorf("%w: key %x is missing", ErrCorrupt, s.scratch)
+		}
+	}
+	if err != nil {
+		return record.Record{}, fmt.Errorf("record of leased task %s: %w", ls.id, err)
+	}
+	rec, err := record.Decode(b)
+	if err != nil {
+		return record.Record{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ls.id, err)
+	}
+	return rec, nil
+}
+
+// blockAgain has a task wait in the scope from which it was withdrawn.
+func (s *state) blockAgain(l *lane, at *located, rec []byte) {
+	if at.place.At == 0 && at.pending > 0 {
+		s.pending.put(s, at.id, at.pending)
+	}
+	s.block(l, at.place.At, at.id, rec)
+}
+
+func (s *state) setPriority(at *located, priority uint64) error {
+	if !at.waiting() {
+		return notWaiting(at)
+	}
+	if err := s.hasLanes(1); err != nil {
+		return err
+	}
+	l := s.lane(laneKey{at.lane.queue.name, at.lane.tenant, uint8(priority)})
+	s.withdraw(at)
+	rec := at.rec.Encode()
+	switch at.state {
+	case Ready:
+		s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
+	case Scheduled:
+		s.schedule(l, at.id, at.place.At, rec)
+	default:
+		s.blockAgain(l, at, rec)
+	}
+	return nil
+}
+
+func (s *state) setRunAt(at *located, runAt uint64) error {
+	if !at.waiting() {
+		return notWaiting(at)
+	}
+	s.withdraw(at)
+	at.rec.RunAt = runAt
+	rec := at.rec.Encode()
+	switch due := runAt > s.wall; {
+	case at.state == Blocked && (at.place.At == 0 || !due):
+		s.blockAgain(at.lane, at, rec)
+	case due:
+		s.schedule(at.lane, at.id, runAt, rec)
+	default:
+		s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, rec)
+	}
+	return nil
+}
+
+func (s *state) redrive(at *located) error {
+	if at.state != Dead {
+		return notDead(at)
+	}
+	if hash := at.rec.Unique; hash != [keys.UniqueLen]byte{} {
+		holder, taken := s.holder(hash)
+		if taken && holder != at.id {
+			return &DuplicateError{Key: at.rec.UniqueKey, ID: holder}
+		}
+		if !taken {
+			s.takeKey(at.id, &at.rec.Ties, mintedAt(at.id))
+		}
+		at.rec.Flags |= holdsKey
+	}
+	s.withdraw(at)
+	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false
+	s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, at.rec.Encode())
+	return nil
+}
+
+func (s *state) purge(at *located) error {
+	if at.state != Dead {
+		return notDead(at)
+	}
+	s.withdraw(at)
+	ties := record.Ties{Parent: at.rec.Parent, Child: at.rec.Child}
+	if at.rec.HoldsTurn {
+		ties.Group = at.rec.Group
+	}
+	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled})
+	return nil
+}
+
+func notWaiting(at *located) error { return fmt.Errorf("%w: %s is %v", ErrNotWaiting, at.id, at.state) }
+
+func notDead(at *located) error {
+	return fmt.Errorf("%w: %s is %v, not dead", ErrNotFound, at.id, at.state)
+}
+
+// isRewritten reports whether the group rewrites the record of a leased task, or adds to
+// those that wait for the task.
+func (s *state) isRewritten(id ID) bool {
+	_, ok := s.group.changed[id]
+	return ok || s.group.hasChildren(id)
 }

@@ -60,7 +60,7 @@ func (t *teller) load(r pebble.Reader) error {
 }
 
 // isTelling reports whether some who wait for a task do not know yet that it has ended.
-func (s *shard) isTelling(id ID) bool {
+func (s *state) isTelling(id ID) bool {
 	if s.teller.count == 0 {
 		return false
 	}
@@ -70,7 +70,7 @@ func (s *shard) isTelling(id ID) bool {
 
 // tellChildren is the end of a task that others wait for.
 // REQUIRES: the group has not given the task further children.
-func (s *shard) tellChildren(parent ID, state State) {
+func (s *state) tellChildren(parent ID, state State) {
 	left := tellAtOnce
 	_, all := s.tellFrom(keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen], parent, state, func() bool {
 		left--
@@ -86,7 +86,7 @@ func (s *shard) tellChildren(parent ID, state State) {
 
 // tellFrom tells those who wait for a task, from a key of the range Dependent on, until enough
 // says so. It returns the key of the first who does not know; all: everybody does.
-func (s *shard) tellFrom(from []byte, parent ID, state State, enough func() bool) (left []byte, all bool) {
+func (s *state) tellFrom(from []byte, parent ID, state State, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen])
 	it, err := s.children.open(s)
 	if err != nil {
@@ -124,7 +124,7 @@ func (s *shard) tellFrom(from []byte, parent ID, state State, enough func() bool
 }
 
 // tellOn tells those who have been left out.
-func (s *shard) tellOn() {
+func (s *state) tellOn() {
 	defer s.children.close(s)
 	t := &s.teller
 	for s.broken == nil && t.count > 0 && (t.parent != ID{} || s.findUntold()) {
@@ -146,12 +146,12 @@ func (s *shard) tellOn() {
 	}
 }
 
-func (s *shard) tellIsDue() bool { return s.teller.count > 0 }
+func (s *state) tellIsDue() bool { return s.teller.count > 0 }
 
 // findUntold finds the next parent of which not all are told. It is false if this group has
 // made those that there are, and disk does not have them yet. If there are none at all the
 // shard ends, as the owner would look for them for ever.
-func (s *shard) findUntold() bool {
+func (s *state) findUntold() bool {
 	t := &s.teller
 	lower, upper := keys.Range(keys.Telling)
 	starts := [][]byte{t.next, lower}

@@ -76,14 +76,14 @@ var printSeed = maphash.MakeSeed()
 type anyMirror interface {
 	load(r pebble.Reader) error
 	listIsDue() bool
-	list(s *shard) error
+	list(s *state) error
 	close()
 	seal(g *group)
 	trim()
 }
 
 // mirrors returns all mirrors, in the order in which a group writes what they change.
-func (s *shard) mirrors() [5]anyMirror {
+func (s *state) mirrors() [5]anyMirror {
 	return [...]anyMirror{&s.uniques, &s.groups, &s.pending, &s.teller.ends, &s.pins.counts}
 }
 
@@ -130,7 +130,7 @@ func (m *mirror[K, V]) forgetPrints() {
 func (m *mirror[K, V]) listIsDue() bool { return !m.all && !m.tooMany }
 
 // list lists more keys. REQUIRES: the group has changed nothing.
-func (m *mirror[K, V]) list(s *shard) error {
+func (m *mirror[K, V]) list(s *state) error {
 	_, upper := keys.Range(m.prefix)
 	from := m.key(nil, m.listed)
 	m.all = true // unless it ends before
@@ -162,7 +162,7 @@ func (m *mirror[K, V]) note(k K) bool {
 }
 
 // listKeys lists more of what exists in the ranges of all mirrors.
-func (s *shard) listKeys() {
+func (s *state) listKeys() {
 	for _, m := range s.mirrors() {
 		if m.listIsDue() && s.broken == nil {
 			s.broken = m.list(s)
@@ -170,7 +170,7 @@ func (s *shard) listKeys() {
 	}
 }
 
-func (s *shard) listKeysIsDue() bool {
+func (s *state) listKeysIsDue() bool {
 	for _, m := range s.mirrors() {
 		if m.listIsDue() {
 			return true
@@ -180,7 +180,7 @@ func (s *shard) listKeysIsDue() bool {
 }
 
 // get returns an entry, the zero value if there is none. An error of the disk ends the shard.
-func (m *mirror[K, V]) get(s *shard, k K) (v V, ok bool) {
+func (m *mirror[K, V]) get(s *state, k K) (v V, ok bool) {
 	e := m.entry(s, k)
 	return e.value, e.present
 }
@@ -192,7 +192,7 @@ func (m *mirror[K, V]) peek(k K) (v V, known bool) {
 }
 
 // fetch reads those of some entries that memory does not know, in the order of their keys. Zero keys are none.
-func (m *mirror[K, V]) fetch(s *shard, ks []K) {
+func (m *mirror[K, V]) fetch(s *state, ks []K) {
 	var none K
 	ks = slices.DeleteFunc(ks, func(k K) bool {
 		_, known := m.peek(k)
@@ -205,7 +205,7 @@ func (m *mirror[K, V]) fetch(s *shard, ks []K) {
 }
 
 // put stores an entry.
-func (m *mirror[K, V]) put(s *shard, k K, v V) {
+func (m *mirror[K, V]) put(s *state, k K, v V) {
 	e := m.entry(s, k)
 	if !e.present && m.isListed(k) {
 		m.note(k)
@@ -215,7 +215,7 @@ func (m *mirror[K, V]) put(s *shard, k K, v V) {
 }
 
 // drop removes an entry, if there is one.
-func (m *mirror[K, V]) drop(s *shard, k K) { m.remove(k, m.entry(s, k)) }
+func (m *mirror[K, V]) drop(s *state, k K) { m.remove(k, m.entry(s, k)) }
 
 // dropBlind removes an entry of which it is known that it exists, without a look at it.
 func (m *mirror[K, V]) dropBlind(k K) {
@@ -255,7 +255,7 @@ func (m *mirror[K, V]) change(k K, e mirrored[V]) {
 }
 
 // entry returns what is held of k, after reading it if need be.
-func (m *mirror[K, V]) entry(s *shard, k K) mirrored[V] {
+func (m *mirror[K, V]) entry(s *state, k K) mirrored[V] {
 	e, ok := m.held[k]
 	if ok || m.isAbsent(k) {
 		return e

@@ -32,7 +32,7 @@ const spareRings = 64
 const ringReach = 64
 
 // joinRing puts a lane that may have ready tasks into its ring, last in turn.
-func (s *shard) joinRing(l *lane) {
+func (s *state) joinRing(l *lane) {
 	if l.ringNext != nil {
 		return
 	}
@@ -57,7 +57,7 @@ func (s *shard) joinRing(l *lane) {
 }
 
 // leaveRing takes a lane without ready tasks out of its ring.
-func (s *shard) leaveRing(l *lane) {
+func (s *state) leaveRing(l *lane) {
 	q, p := l.queue, l.priority
 	r := q.rings[p]
 	r.fallBehind(l)
@@ -84,7 +84,7 @@ func (s *shard) leaveRing(l *lane) {
 
 // newRing and dropRing keep rings for others: a queue that is empty every other
 // moment costs no allocations.
-func (s *shard) newRing() *ring {
+func (s *state) newRing() *ring {
 	n := len(s.rings)
 	if n == 0 {
 		return new(ring)
@@ -94,7 +94,7 @@ func (s *shard) newRing() *ring {
 	return r
 }
 
-func (s *shard) dropRing(r *ring) {
+func (s *state) dropRing(r *ring) {
 	*r = ring{}
 	if len(s.rings) < cap(s.rings) {
 		s.rings = append(s.rings, r)
@@ -121,7 +121,7 @@ func (r *ring) goAhead() {
 
 // turn counts a claim of the first lane, whose turn ends when it has had as many as its
 // tenant's weight, or has no task any more.
-func (s *shard) turn(l *lane) {
+func (s *state) turn(l *lane) {
 	r := l.queue.rings[l.priority]
 	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) { // it follows itself: all that comes below would change nothing
 		l.turns = 0
@@ -161,7 +161,7 @@ func (s *shard) turn(l *lane) {
 // head returns the lane whose first task is next in a queue: of the highest
 // priority, in turn over the tenants. Nil means that there is none; pending,
 // that it depends on what a refill will find.
-func (s *shard) head(q *queueState) (l *lane, pending bool) {
+func (s *state) head(q *queueState) (l *lane, pending bool) {
 	s.windows.ask(q)
 	for q.mask != 0 {
 		r := q.rings[bits.Len16(q.mask)-1]

@@ -28,7 +28,7 @@ func (c *dueCursor) lower(at uint64, name [keys.IDLen]byte) {
 // promoteDue lets scheduled tasks go on whose time has come.
 // REQUIRES: the group has scheduled no task, and moved none that was: nextDue is
 // what disk says afterwards.
-func (s *shard) promoteDue() {
+func (s *state) promoteDue() {
 	lower := keys.AppendScheduled(nil, s.nextDue.at, s.nextDue.name)
 	_, upper := keys.Range(keys.Scheduled)
 	s.nextDue = nothingDue
@@ -57,4 +57,4 @@ func (s *shard) promoteDue() {
 	})
 }
 
-func (s *shard) promoteIsDue() bool { return s.nextDue.at <= s.wall }
+func (s *state) promoteIsDue() bool { return s.nextDue.at <= s.wall }

@@ -52,7 +52,7 @@ func bucketOf(wall uint64, retention int64) uint64 {
 }
 
 // keep stores a task that has ended, in the bucket of a time. By its record it holds no key any more.
-func (s *shard) keep(q *queueState, prefix byte, id ID, until uint64, ended keys.EndedValue, rec *record.Record) {
+func (s *state) keep(q *queueState, prefix byte, id ID, until uint64, ended keys.EndedValue, rec *record.Record) {
 	rec.Flags &^= holdsKey
 	b := s.bucket(q, bucketKey{prefix, until})
 	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
@@ -62,13 +62,13 @@ func (s *shard) keep(q *queueState, prefix byte, id ID, until uint64, ended keys
 }
 
 // unkeep takes a kept task out of its bucket.
-func (s *shard) unkeep(at *located) {
+func (s *state) unkeep(at *located) {
 	s.group.change(at.id)
 	s.group.delete(at.place.AppendKey(nil, at.id))
 	s.resize(s.bucket(at.lane.queue, bucketKey{at.place.Range, at.place.At}), -1)
 }
 
-func (s *shard) bucket(q *queueState, k bucketKey) *bucket {
+func (s *state) bucket(q *queueState, k bucketKey) *bucket {
 	b := q.buckets[k]
 	if b == nil {
 		b = &bucket{queue: q, bucketKey: k, place: -1}
@@ -83,7 +83,7 @@ func (s *shard) bucket(q *queueState, k bucketKey) *bucket {
 	return b
 }
 
-func (s *shard) resize(b *bucket, by int) {
+func (s *state) resize(b *bucket, by int) {
 	b.size += uint64(by)
 	*b.queue.counts.Ended(b.prefix) += uint64(by)
 	s.touch(b.queue)
@@ -107,7 +107,7 @@ func (b *bucket) seal(g *group) {
 
 // expireEnded forgets the buckets whose time has come.
 // REQUIRES: the group is empty.
-func (s *shard) expireEnded() {
+func (s *state) expireEnded() {
 	for s.expiries.next() <= s.wall && !s.spent() {
 		b := s.expiries.pop()
 		all := keys.AppendGroup(nil, b.prefix, b.queue.number, b.until)
@@ -116,10 +116,10 @@ func (s *shard) expireEnded() {
 	}
 }
 
-func (s *shard) expireEndedIsDue() bool { return s.expiries.next() <= s.wall }
+func (s *state) expireEndedIsDue() bool { return s.expiries.next() <= s.wall }
 
 // dropEmpty is for the buckets that the group has emptied before their time.
-func (s *shard) dropEmpty() {
+func (s *state) dropEmpty() {
 	for _, b := range s.group.buckets {
 		if b.size == 0 {
 			s.expiries.remove(b)

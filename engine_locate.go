@@ -32,12 +32,12 @@ func (at *located) waiting() bool {
 // isBehind reports whether neither disk nor the group says yet what the group does with
 // a task or those that wait for it: an operation on the task is then resolved again in
 // the next group.
-func (s *shard) isBehind(id ID) bool {
+func (s *state) isBehind(id ID) bool {
 	return s.group.hasChildren(id) || s.isMoving(id) || s.isTelling(id) && s.hasRoom(roomLow) // or nobody tells on
 }
 
 // isMoving is isBehind for operations that do not end the task.
-func (s *shard) isMoving(id ID) bool {
+func (s *state) isMoving(id ID) bool {
 	if s.group.hasChanged(id) && s.group.find(id) == nil {
 		return true
 	}
@@ -47,7 +47,7 @@ func (s *shard) isMoving(id ID) bool {
 
 // locate finds a task by its ID; nil if it does not exist.
 // REQUIRES: the task is not moving.
-func (s *shard) locate(id ID) (*located, error) {
+func (s *state) locate(id ID) (*located, error) {
 	at, err := s.locateUnended(id)
 	if at == nil && err == nil {
 		at, err = s.locateEnded(id)
@@ -57,7 +57,7 @@ func (s *shard) locate(id ID) (*located, error) {
 
 // locateUnended finds a task that has not ended by its ID.
 // REQUIRES: the task is not moving.
-func (s *shard) locateUnended(id ID) (*located, error) {
+func (s *state) locateUnended(id ID) (*located, error) {
 	at := &located{id: id}
 	if ls := s.leases.byID[id]; ls != nil {
 		rec, err := s.recordOf(ls)
@@ -88,7 +88,7 @@ func (s *shard) locateUnended(id ID) (*located, error) {
 }
 
 // locateEnded finds a task that has ended, and is kept, by its ID.
-func (s *shard) locateEnded(id ID) (*located, error) {
+func (s *state) locateEnded(id ID) (*located, error) {
 	q, err := s.birthplace(id)
 	if q == nil || err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (s *shard) locateEnded(id ID) (*located, error) {
 	return nil, nil
 }
 
-func (s *shard) countPending(at *located) {
+func (s *state) countPending(at *located) {
 	if at.place.Range == keys.Blocked && at.place.At == 0 {
 		at.pending, _ = s.pending.get(s, at.id)
 	}
@@ -122,7 +122,7 @@ func (at *located) decodeRecord(rec []byte) (err error) {
 }
 
 // decode reads the value of a task that has been found.
-func (s *shard) decode(at *located, value []byte) error {
+func (s *state) decode(at *located, value []byte) error {
 	number, rec, ended, state, err := splitValue(at.place, value)
 	if err == nil {
 		at.state, at.ended = state, ended
@@ -139,7 +139,7 @@ func (s *shard) decode(at *located, value []byte) error {
 // locateDead finds a dead letter by its ID; nil if the task is none. It looks into a bucket first of which it says
 // where it has found one.
 // REQUIRES: the task is not moving.
-func (s *shard) locateDead(id ID, first *bucketKey) (*located, error) {
+func (s *state) locateDead(id ID, first *bucketKey) (*located, error) {
 	if s.group.hasChanged(id) { // it has just gone elsewhere
 		return nil, nil
 	}
@@ -213,7 +213,7 @@ func lookup(r pebble.Reader, key []byte) ([]byte, error) {
 }
 
 // read is lookup for the shard's owner.
-func (s *shard) read(key []byte) ([]byte, error) {
+func (s *state) read(key []byte) ([]byte, error) {
 	v, err := lookup(s.store.DB(), key)
 	s.noteRead(len(v))
 	return v, err
@@ -236,7 +236,7 @@ func placeOf(r pebble.Reader, id ID) (p keys.Place, indexed bool, err error) {
 }
 
 // rewrite stores the changed record of a task where it lies.
-func (s *shard) rewrite(at *located) {
+func (s *state) rewrite(at *located) {
 	at.rec.Rewritten = at.rec.Rewritten || at.place.Range == keys.Task
 	b := at.rec.Encode()
 	switch at.place.Range {
@@ -269,7 +269,7 @@ func (s *shard) rewrite(at *located) {
 
 // walk visits the entries of a range in order, until visit returns false or
 // an error; n counts the entries.
-func (s *shard) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
+func (s *state) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
 	it, err := s.store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
 		return store.Error(err)
@@ -293,46 +293,6 @@ func (s *shard) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 	}
 	return store.Error(it.Error())
 }
-
-// lookupOp does something with a task that it finds by its ID.
-type lookupOp struct {
-	completion
-	id ID
-	// do decides; at is nil if the task does not exist.
-	do func(s *shard, at *located) error
-}
-
-// resolveAs resolves the lookup of an operation that embeds it.
-func (op *lookupOp) resolveAs(s *shard, whole finder) {
-	if s.isBehind(op.id) {
-		s.postponeOp(whole)
-		return
-	}
-	at, err := s.locate(op.id)
-	switch {
-	case err != nil:
-		s.broken = err
-	case at == nil:
-		op.err = fmt.Errorf("%w: %s", ErrNotFound, op.id)
-	case whole.alters() && s.isTelling(op.id):
-		op.err = s.errNoRoom()
-	default:
-		op.err = op.do(s, at)
-	}
-	if !whole.isWaiting() {
-		s.settle(whole)
-	}
-}
-
-// finder is an operation that embeds a lookupOp.
-type finder interface {
-	operation
-	isWaiting() bool // it will be settled by somebody else
-	alters() bool    // it may change the task
-}
-
-func (op *lookupOp) isWaiting() bool { return false }
-func (op *lookupOp) alters() bool    { return true }
 
 // endedState is the state of the tasks in a range of those that have ended.
 func endedState(prefix byte) State {

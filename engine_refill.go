@@ -40,7 +40,7 @@ const (
 )
 
 // want asks for the ring to be refilled before the next group.
-func (s *shard) want(r *ring) {
+func (s *state) want(r *ring) {
 	if !r.wanted {
 		r.wanted = true
 		r.reach = min(max(2*r.reach, ringReach), r.lanes)
@@ -50,13 +50,13 @@ func (s *shard) want(r *ring) {
 
 // least is how many tasks a lane has in memory, if it has so many, that is ahead: those of
 // one turn, and of few lanes more, so that a refill is worth its while.
-func (s *shard) least(r *ring, l *lane) int {
-	few := s.opts.WindowTasks / 4
+func (s *state) least(r *ring, l *lane) int {
+	few := s.config.WindowTasks / 4
 	return max(1, min(few, max(few/r.lanes, l.queue.settings.weight(l.tenant))))
 }
 
 // enough reports whether a lane needs no refill.
-func (s *shard) enough(r *ring, l *lane) bool {
+func (s *state) enough(r *ring, l *lane) bool {
 	n := l.window.Len()
 	return l.complete || n >= s.least(r, l) ||
 		n > 0 && (l.pass == s.windows.pass || l.window.Size() >= s.windows.laneShare(l)/2)
@@ -65,7 +65,7 @@ func (s *shard) enough(r *ring, l *lane) bool {
 // advance moves the edge of a ring on, over lanes that have enough; those that turn out
 // to have nothing leave. It looks at so many lanes at the most. done says that nothing else is to be
 // brought ahead. The ring may be gone afterwards.
-func (s *shard) advance(r *ring, looks int) (done bool) {
+func (s *state) advance(r *ring, looks int) (done bool) {
 	for ; looks > 0 && r.ahead < r.lanes; looks-- {
 		l := r.edge
 		switch {
@@ -91,7 +91,7 @@ func (s *shard) advance(r *ring, looks int) (done bool) {
 
 // refill brings the next tasks of the rings that want it into memory, as far as one pass goes.
 // REQUIRES: the group is empty, so that disk has every task.
-func (s *shard) refill() {
+func (s *state) refill() {
 	f := &s.refiller
 	if f.most == 0 {
 		f.most = ringReach
@@ -115,7 +115,7 @@ func (s *shard) refill() {
 		done := s.advance(r, refillLooks)
 		r.urgent = r.urgent && r.lanes > 0 && r.first.window.Len() == 0 && !r.first.complete
 		s.feed(r.queue)
-		s.publish(r.queue)
+		s.show(r.queue)
 		if r.urgent { // others have been read before it
 			f.most = max(1, f.most/2)
 		}
@@ -134,7 +134,7 @@ func (s *shard) refill() {
 
 // plan adds lanes of a ring to those that the pass reads, so many at the most: first those
 // that have lost their tasks and were ahead, then those at the edge.
-func (s *shard) plan(r *ring, most int) {
+func (s *state) plan(r *ring, most int) {
 	f := &s.refiller
 	most += len(f.plan)
 	looks := refillLooks
@@ -160,10 +160,10 @@ func (s *shard) plan(r *ring, most int) {
 
 // pass reads the next tasks of the lanes that are planned. full says that it has ended because
 // there is no memory but what it has filled itself.
-func (s *shard) pass() (full bool, err error) {
+func (s *state) pass() (full bool, err error) {
 	f := &s.refiller
 	slices.SortFunc(f.plan, func(a, b *lane) int { return cmp.Compare(a.number, b.number) })
-	begin := time.Now()
+	begin := s.config.elapsed()
 	it, err := s.store.DB().NewIter(&pebble.IterOptions{
 		LowerBound: keys.AppendLane(nil, f.plan[0].number),
 		UpperBound: keys.AppendLane(nil, f.plan[len(f.plan)-1].number+1),
@@ -181,7 +181,7 @@ func (s *shard) pass() (full bool, err error) {
 		if full, err = s.fill(it, l, &records); err != nil {
 			return false, err
 		}
-		took = time.Since(begin)
+		took = s.config.elapsed() - begin
 		if stopped = full || i+1 < len(f.plan) && (f.count >= refillTasks || f.bytes >= s.passBytes() || took >= refillStop); stopped {
 			break
 		}
@@ -198,16 +198,16 @@ func (s *shard) pass() (full bool, err error) {
 	return full, nil
 }
 
-func (s *shard) passBytes() int { return max(1, min(refillBytes, s.windows.limit/8)) }
+func (s *state) passBytes() int { return max(1, min(refillBytes, s.windows.limit/8)) }
 
 // fill reads the next tasks of a lane, to its share. full says that there was no memory for
 // the first one that it has not got.
-func (s *shard) fill(it *pebble.Iterator, l *lane, records *slab) (full bool, err error) {
+func (s *state) fill(it *pebble.Iterator, l *lane, records *slab) (full bool, err error) {
 	f, w := &s.refiller, &l.window
 	f.lanes++
 	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
 	f.end = keys.AppendLane(f.end[:0], l.number+1)
-	room := min(refillTasks, s.opts.WindowTasks-w.Len())
+	room := min(refillTasks, s.config.WindowTasks-w.Len())
 	share := s.windows.laneShare(l)
 	s.windows.renew(l)
 	l.pass = s.windows.pass

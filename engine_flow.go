@@ -17,7 +17,7 @@ import (
 // indexes of those whose idempotency key was taken to duplicates. A task that
 // belongs to another shard is sent there; its ID is not known.
 // REQUIRES: canAdmit.
-func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []int) {
+func (s *state) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []int) {
 	s.fetchTies(tasks)
 	var existed map[ID]bool // tasks of the batch that are older than it
 	for i := range tasks {
@@ -26,7 +26,7 @@ func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 			ids = append(ids, s.admit(t))
 			continue
 		}
-		if home, bound := t.home(s.opts.Shards); bound && home != s.index {
+		if home, bound := t.home(s.config.shards); bound && home != s.config.shard {
 			s.send(home, t.message())
 			ids = append(ids, ID{})
 			continue
@@ -52,7 +52,7 @@ func (s *shard) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 }
 
 // fetchTies reads who has the idempotency keys, and the turns of the groups, of a batch.
-func (s *shard) fetchTies(tasks []newTask) {
+func (s *state) fetchTies(tasks []newTask) {
 	if len(tasks) < 2 || s.uniques.whole && s.groups.whole {
 		return
 	}
@@ -63,7 +63,7 @@ func (s *shard) fetchTies(tasks []newTask) {
 		if t == nil || t.twin >= 0 {
 			continue
 		}
-		if home, bound := tasks[i].home(s.opts.Shards); bound && home != s.index {
+		if home, bound := tasks[i].home(s.config.shards); bound && home != s.config.shard {
 			continue
 		}
 		uniques = append(uniques, t.Unique)
@@ -76,7 +76,7 @@ func (s *shard) fetchTies(tasks []newTask) {
 }
 
 // canAdmit reports whether all that admitAll will look up is on disk.
-func (s *shard) canAdmit(tasks []newTask) bool {
+func (s *state) canAdmit(tasks []newTask) bool {
 	for i := range tasks {
 		if t := tasks[i].tied; t != nil && t.Flags&replaceWaiting != 0 {
 			id, taken := s.holder(t.Unique)
@@ -89,7 +89,7 @@ func (s *shard) canAdmit(tasks []newTask) bool {
 }
 
 // admitTied takes in a task that is bound to others, and whose key is free.
-func (s *shard) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
+func (s *state) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 	l := s.lane(t.key)
 	id := s.mint.id(l.number)
 	s.emit(EventProduced, l, id, 0, "")
@@ -114,7 +114,7 @@ func (s *shard) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 }
 
 // awaitParents has a new task wait for its parents.
-func (s *shard) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map[ID]bool) {
+func (s *state) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map[ID]bool) {
 	rec, err := record.Decode(t.rec)
 	if err != nil {
 		s.broken = fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
@@ -134,7 +134,7 @@ func (s *shard) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map
 		case sibling:
 			s.group.set(keys.AppendDependent(nil, p, id), []byte{onDead})
 		default:
-			s.send(ID(p).shard(s.opts.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
+			s.send(ID(p).shard(s.config.shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
 		}
 		asked[p] = true
 	}
@@ -160,9 +160,9 @@ func outcomeFor(state State, onDead OnDead) (outcome byte, held bool) {
 	return parentCanceled, false
 }
 
-func (s *shard) tellChild(parent, child ID, outcome byte) {
+func (s *state) tellChild(parent, child ID, outcome byte) {
 	outcome = s.pinFor(parent, outcome)
-	if to := child.shard(s.opts.Shards); to != s.index {
+	if to := child.shard(s.config.shards); to != s.config.shard {
 		s.send(to, &keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: outcome})
 		return
 	}
@@ -174,7 +174,7 @@ const doomed = never
 
 // parentEnded counts down the parents of a task of this shard. A task that waits for no other one goes on in the
 // same commit; a later one sees to it if this group has no time or room left, or has changed the task.
-func (s *shard) parentEnded(parent, child ID, outcome byte) {
+func (s *state) parentEnded(parent, child ID, outcome byte) {
 	if outcome != parentCanceled && s.goOn(parent, child, outcome) || s.broken != nil {
 		return
 	}
@@ -208,9 +208,9 @@ func (s *shard) parentEnded(parent, child ID, outcome byte) {
 
 // goOn lets a task go on whose last parent has ended. It is false if it is not the last one, or if that needs more
 // than the task's record to know; then nothing was done.
-func (s *shard) goOn(parent, child ID, outcome byte) bool {
+func (s *state) goOn(parent, child ID, outcome byte) bool {
 	n, known := s.pending.peek(child)
-	if !known && parent.shard(s.opts.Shards) != s.index { // the child may have been told of an end that did not last
+	if !known && parent.shard(s.config.shards) != s.config.shard { // the child may have been told of an end that did not last
 		n, _ = s.pending.get(s, child)
 		known = true
 	}
@@ -251,7 +251,7 @@ func isOnly(parents [][record.IDLen]byte, parent ID) bool {
 
 // depend has a task wait for a parent of this shard. It is false if disk is
 // behind with the parent; then nothing was done.
-func (s *shard) depend(parent, child ID, onDead OnDead) bool {
+func (s *state) depend(parent, child ID, onDead OnDead) bool {
 	if s.isMoving(parent) {
 		return false
 	}

@@ -18,7 +18,7 @@ import (
 // commit; the next group reads who waits, and moves them.
 
 // block has a task wait in a scope.
-func (s *shard) block(l *lane, scope uint64, id ID, rec []byte) {
+func (s *state) block(l *lane, scope uint64, id ID, rec []byte) {
 	q := l.queue
 	value := s.withLane(l, rec)
 	if scope != 0 {
@@ -69,13 +69,13 @@ const marksSorted = 512
 // that come of obeying others.
 const marksCap = 1 << 12
 
-func (s *shard) markKey(m mark) []byte {
+func (s *state) markKey(m mark) []byte {
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
 	return s.scratch
 }
 
 // wake lets tasks go on that wait in a scope; id is the task in scope 0.
-func (s *shard) wake(q *queueState, scope uint64, id ID, how byte) {
+func (s *state) wake(q *queueState, scope uint64, id ID, how byte) {
 	m := mark{q, scope, id}
 	key := s.markKey(m)
 	s.group.set(key, []byte{how})
@@ -113,7 +113,7 @@ func (l *markList) queues() map[*queueState]bool {
 // wakeBlocked does what the marks say. REQUIRES: the group is empty but for
 // what has become due. Of that, tasks may have begun to wait for a turn that a
 // mark is about; giveTurn sees to it.
-func (s *shard) wakeBlocked() {
+func (s *state) wakeBlocked() {
 	todo := s.marks
 	s.marks = markList{onDisk: todo.onDisk, from: todo.from, busy: true}
 	defer s.blocked.close(s)
@@ -138,10 +138,10 @@ func (s *shard) wakeBlocked() {
 	s.marks.busy = false
 }
 
-func (s *shard) wakeIsDue() bool { return s.marks.onDisk || len(s.marks.order) > 0 }
+func (s *state) wakeIsDue() bool { return s.marks.onDisk || len(s.marks.order) > 0 }
 
 // walkMarks does what the marks on disk say, but for those that the group has obeyed or made.
-func (s *shard) walkMarks(obeyed map[mark]byte) {
+func (s *state) walkMarks(obeyed map[mark]byte) {
 	lower, upper := keys.Range(keys.Wake)
 	if s.marks.from != nil {
 		lower = s.marks.from
@@ -175,7 +175,7 @@ func (s *shard) walkMarks(obeyed map[mark]byte) {
 }
 
 // obeyMark does what a mark says, and removes it.
-func (s *shard) obeyMark(m mark, how byte) error {
+func (s *state) obeyMark(m mark, how byte) error {
 	s.group.delete(s.markKey(m))
 	s.rest(m.queue)
 	switch {
@@ -189,7 +189,7 @@ func (s *shard) obeyMark(m mark, how byte) error {
 }
 
 // wakeTask lets a task go on whose parents have ended, or cancels it.
-func (s *shard) wakeTask(q *queueState, id ID, how byte) error {
+func (s *state) wakeTask(q *queueState, id ID, how byte) error {
 	if s.group.hasChanged(id) {
 		return nil
 	}
@@ -208,7 +208,7 @@ func (s *shard) wakeTask(q *queueState, id ID, how byte) error {
 
 // waitingChild finds a task that waits for its parents; nil: it does not.
 // REQUIRES: the group has not changed the task.
-func (s *shard) waitingChild(q *queueState, id ID) (*located, error) {
+func (s *state) waitingChild(q *queueState, id ID) (*located, error) {
 	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id))
 	if value == nil || err != nil {
 		return nil, err
@@ -218,7 +218,7 @@ func (s *shard) waitingChild(q *queueState, id ID) (*located, error) {
 }
 
 // unblock takes a task out of its scope, on its way elsewhere.
-func (s *shard) unblock(at *located) {
+func (s *state) unblock(at *located) {
 	s.group.delete(at.place.AppendKey(nil, at.id))
 	at.lane.queue.counts.Blocked--
 	s.touch(at.lane.queue)

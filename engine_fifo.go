@@ -10,7 +10,7 @@ import "codeq/internal/keys"
 
 // takeTurn gives a task the turn of its group if nobody has it. A task that has
 // it keeps it until it ends, also while it waits for another attempt.
-func (s *shard) takeTurn(scope uint64, id ID) bool {
+func (s *state) takeTurn(scope uint64, id ID) bool {
 	v, ok := s.groups.get(s, scope)
 	switch {
 	case !ok:
@@ -29,7 +29,7 @@ func (s *shard) takeTurn(scope uint64, id ID) bool {
 }
 
 // passTurn is the end of a task of a group: the first that waits is next.
-func (s *shard) passTurn(q *queueState, scope uint64, id ID) {
+func (s *state) passTurn(q *queueState, scope uint64, id ID) {
 	v, ok := s.groups.get(s, scope)
 	if !ok || v.Holder != keys.ID(id) { // it was not its turn
 		return
@@ -46,14 +46,14 @@ func (s *shard) passTurn(q *queueState, scope uint64, id ID) {
 	s.wake(q, scope, ID{}, wakeUp)
 }
 
-func (s *shard) giveTurnTo(at *located, scope uint64, others bool) {
+func (s *state) giveTurnTo(at *located, scope uint64, others bool) {
 	s.groups.put(s, scope, keys.GroupValue{Holder: at.id, Waiting: others})
 	s.unblock(at)
 	s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
 }
 
 // giveTurn gives the turn of a group to the first task that waits for it.
-func (s *shard) giveTurn(q *queueState, scope uint64) error {
+func (s *state) giveTurn(q *queueState, scope uint64) error {
 	var first *located
 	others := s.groups.hasChanged(scope) // some have just begun to wait
 	err := s.waiting(q, scope, func(n int, at *located) bool {

@@ -21,8 +21,7 @@ type lease struct {
 	local     bool   // granted to Run: lives as long as the process
 	rewritten bool   // the key of the record had been written before
 	over      bool   // its time, or its process, had ended before the shard was loaded
-	runner    *runner
-	tied      bool // ties is not zero
+	tied      bool   // ties is not zero
 	ties      record.Ties
 	duration  uint64 // ms
 	retention int64  // of the task, ms; 0: by the options
@@ -135,9 +134,9 @@ func (t *leaseTable) freshRecord() *leaseRecord {
 
 // held returns the lease that a receipt names, or nil when it is not in force.
 // A lease is lost whose deadline passed before the operation came that is being decided.
-func (s *shard) held(r Receipt) *lease {
+func (s *state) held(r Receipt) *lease {
 	l := s.leases.byID[r.ID]
-	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.clock.judged {
+	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.judged {
 		return nil
 	}
 	return l
@@ -149,7 +148,7 @@ const recordLooks = 16
 
 // inscribe adds a lease to a lease record of the group for its deadline. The
 // caller sets the token; 0 stands for a new lease.
-func (s *shard) inscribe(l *lease) {
+func (s *state) inscribe(l *lease) {
 	deadline := s.wall + l.duration
 	var r *leaseRecord
 	for _, g := range s.group.granted[max(0, len(s.group.granted)-recordLooks):] {
@@ -178,7 +177,7 @@ func (s *shard) inscribe(l *lease) {
 
 // strike takes a lease out of its lease record, and deletes the record when
 // that was its last.
-func (s *shard) strike(l *lease) {
+func (s *state) strike(l *lease) {
 	r := l.record
 	l.record = nil
 	r.live--
@@ -192,7 +191,7 @@ func (s *shard) strike(l *lease) {
 
 // renew moves the deadline of a lease to d ms from now. A local lease lives in
 // memory: nothing is written.
-func (s *shard) renew(l *lease, d uint64) {
+func (s *state) renew(l *lease, d uint64) {
 	s.leases.wheel.Remove(&l.expiry)
 	s.leases.wheel.Add(&l.expiry, int64(s.now+d))
 	if l.local {
@@ -204,17 +203,17 @@ func (s *shard) renew(l *lease, d uint64) {
 	s.touch(l.lane.queue)
 }
 
-// reap ends leases whose deadline has passed.
-func (s *shard) reap() {
+// expireLeases ends leases whose deadline has passed.
+func (s *state) expireLeases() {
 	for more := true; more && s.broken == nil && !s.spent(); {
-		more = s.leases.wheel.Advance(int64(s.reapable()), 1, s.expire)
+		more = s.leases.wheel.Advance(int64(s.reap), 1, s.expire)
 	}
 }
 
-func (s *shard) reapIsDue() bool { return s.leasesEnd(s.reapable()) }
+func (s *state) expireLeasesIsDue() bool { return s.leasesEnd(s.reap) }
 
 // leasesEnd reports whether leases may have a deadline that is not after a time.
-func (s *shard) leasesEnd(at uint64) bool {
+func (s *state) leasesEnd(at uint64) bool {
 	next, ok := s.leases.wheel.Next()
 	return ok && uint64(next) <= at
 }

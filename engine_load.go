@@ -3,8 +3,6 @@ package codeq
 import (
 	"bytes"
 	"cmp"
-	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -13,45 +11,16 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
-	"codeq/internal/manifest"
 	"codeq/internal/record"
 	"codeq/internal/store"
 )
 
-// openShard opens a shard's store and loads its memory from it.
-func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Caches, gates *gateTable) (*shard, error) {
-	dir := manifest.ShardDir(d.FS, d.Path, index)
-	if d.Creating { // by an Open that did not return: what it left may not even be a store
-		if err := d.FS.RemoveAll(dir); err != nil {
-			return nil, err
-		}
-	}
-	if err := finishRepair(d.FS, d.Path, index); err != nil {
-		return nil, err
-	}
-	st, err := store.Open(dir, opts.storeConfig(), shared, d.Creating)
-	if err != nil {
-		return nil, err
-	}
-	s := newShard(index, opts, st, gates)
-	if err := errors.Join(st.Read(func() error { return s.identify(d) }), s.load()); err != nil {
-		_ = st.Close() // the error of load is the one that matters
-		return nil, err
-	}
-	return s, nil
-}
-
-// load builds the shard's memory from disk. What it reads is bounded by the
+// load builds the memory from disk. What it reads is bounded by the
 // catalogue and the leases, not by the backlog: windows are filled when a
-// claim asks for them.
-func (s *shard) load() error {
-	s.tick()
-	s.look()
+// claim asks for them. The instant and the room are set.
+func (s *state) load() error {
 	s.leases = newLeaseTable(s.now)
-	var seed [32]byte
-	binary.LittleEndian.PutUint64(seed[:], rand.Uint64())
-	binary.LittleEndian.PutUint64(seed[8:], rand.Uint64())
-	s.mint = minter{rand: rand.New(rand.NewChaCha8(seed)), shard: s.index, shards: s.opts.Shards}
+	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.seed)), shard: s.config.shard, shards: s.config.shards}
 	for _, step := range []func() error{
 		s.loadCatalogue,
 		s.loadSettings,
@@ -60,7 +29,7 @@ func (s *shard) load() error {
 		s.loadTimes,
 		s.loadBuckets,
 		s.loadMirrors,
-		func() error { return s.loadOutbox(s.opts.Shards) },
+		func() error { return s.loadOutbox(s.config.shards) },
 		s.loadRecurring,
 		s.loadSessions,
 		s.loadInterests,
@@ -71,52 +40,6 @@ func (s *shard) load() error {
 	}
 	s.mint.tick(s.wall, s.now)
 	return nil
-}
-
-// join makes the shard one of those of a queue.
-// REQUIRES: all are loaded, and none runs.
-func (s *shard) join(peers []*shard) {
-	s.peers = peers
-	s.loadNumbers()
-	s.catchUp()
-	for _, q := range s.numbers.All() {
-		if q != nil {
-			s.publish(q)
-			s.recheck(q)
-		}
-	}
-	for _, st := range s.limits { // perhaps; the end of a lease finds out
-		st.parked = true
-	}
-}
-
-// identify makes sure that the store is this shard of this queue, and of the current format.
-func (s *shard) identify(d *manifest.Directory) error {
-	got, err := lookup(s.store.DB(), []byte{keys.Meta})
-	if err != nil {
-		return err
-	}
-	if got == nil {
-		if !d.Creating {
-			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.Identity(s.index))
-		}
-		if err := s.store.DB().Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), pebble.Sync); err != nil {
-			return store.Error(err)
-		}
-		// The manifest is about to say that this shard exists, and must not
-		// outlive that: a flush is durable at every level of durability.
-		return s.store.Flush(context.Background())
-	}
-	old, err := d.CheckIdentity(s.index, got)
-	if err != nil || !old {
-		return err
-	}
-	b := s.store.DB().NewBatch()
-	defer func() { _ = b.Close() }() // it does no more than to recycle memory
-	if err := b.Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), nil); err != nil {
-		return store.Error(err)
-	}
-	return s.store.Commit(b)
 }
 
 // scan visits the entries of a range in order.
@@ -175,7 +98,7 @@ func (a *storedLease) compare(b *storedLease) int {
 // loadLeases rebuilds the lease table. Leases that belonged to the process
 // that had the queue open before are over: they expire at once. The tasks are looked up
 // in the order of their keys, which costs a fraction of looking up each by itself.
-func (s *shard) loadLeases() error {
+func (s *state) loadLeases() error {
 	leased := 0
 	for _, q := range s.numbers.All() {
 		if q != nil {
@@ -225,7 +148,7 @@ func (s *shard) loadLeases() error {
 	return load()
 }
 
-func (s *shard) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head) error {
+func (s *state) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head) error {
 	l, err := s.laneNumbered(e.Lane)
 	if err != nil {
 		return err
@@ -246,7 +169,7 @@ func (s *shard) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	r.live++
 	deadline := s.now
 	switch {
-	case s.node != nil: // its worker lives, perhaps, and the clocks of nodes differ
+	case s.config.replicated: // its worker lives, perhaps, and the clocks of nodes differ
 		deadline += e.Duration
 	case !r.local && !s.hasRoom(roomScarce): // it is unknown for how long there has been none
 		deadline += e.Duration
@@ -307,7 +230,7 @@ func inForce(e *keys.LeaseEntry, rec []byte) (*record.Head, error) {
 
 // loadTimes finds the first scheduled task, and the first idempotency key to
 // become free.
-func (s *shard) loadTimes() error {
+func (s *state) loadTimes() error {
 	first := func(prefix byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
 		lower, upper := keys.Range(prefix)
 		c = nothingDue
@@ -327,7 +250,7 @@ func (s *shard) loadTimes() error {
 }
 
 // loadBuckets reads how much is kept of what has ended.
-func (s *shard) loadBuckets() error {
+func (s *state) loadBuckets() error {
 	return scan(s.store.DB(), keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		q := s.numbers.At(int(number))
@@ -344,7 +267,7 @@ func (s *shard) loadBuckets() error {
 }
 
 // loadMirrors reads what binds tasks to others, as far as it is small.
-func (s *shard) loadMirrors() error {
+func (s *state) loadMirrors() error {
 	err := errors.Join(s.teller.load(s.store.DB()), s.pins.load(s.store.DB()))
 	for _, m := range s.mirrors() {
 		err = errors.Join(err, m.load(s.store.DB()))

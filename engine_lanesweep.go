@@ -6,6 +6,8 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/numset"
+
+	"github.com/cockroachdb/pebble/v2"
 )
 
 // laneSweep finds the catalogue's entries of lanes and queues that nobody needs any more,
@@ -36,7 +38,7 @@ type laneMarks struct {
 	err           error      // nothing was found
 }
 
-func (s *shard) sweepLanesIsDue() bool {
+func (s *state) sweepLanesIsDue() bool {
 	c := &s.catalogue
 	if c.sweep != nil {
 		return c.sweep.found
@@ -45,10 +47,10 @@ func (s *shard) sweepLanesIsDue() bool {
 }
 
 // absentLanes is how many entries of lanes are not in memory.
-func (s *shard) absentLanes() int { return s.catalogue.lanes.Len() - s.catalogue.loaded.Len() }
+func (s *state) absentLanes() int { return s.catalogue.lanes.Len() - s.catalogue.loaded.Len() }
 
 // sweepLanes begins a sweep, or ends it bit by bit.
-func (s *shard) sweepLanes() {
+func (s *state) sweepLanes() {
 	if s.catalogue.sweep == nil {
 		s.beginSweep()
 		return
@@ -58,35 +60,26 @@ func (s *shard) sweepLanes() {
 
 // beginSweep has somebody read what is on disk now, where the group under way is not yet:
 // what it adds names lanes in memory.
-func (s *shard) beginSweep() {
+func (s *state) beginSweep() {
 	c := &s.catalogue
 	m := &laneMarks{absent: c.lanes.Without(&c.loaded)}
 	c.sweep = &laneSweep{marks: m, lanes: c.lanes.Without(&c.loaded), queues: c.queues.Without(&c.current)}
-	v, swept := s.view(), &sweptOp{c.sweep}
-	go func() {
-		defer v.close() // which the store waits for before it closes
-		m.err = guarded(s.opts.log, "sweep of lanes", func() error { return m.read(v, s.done) })
-		_ = s.inbox.pass(swept) // one that is closing sweeps no more
-	}()
+	s.effects.sweep = c.sweep
 }
 
-// sweptOp says that a sweep has read what it had to.
-type sweptOp struct{ sweep *laneSweep }
-
-func (op *sweptOp) resolve(s *shard) {
-	sw, m := op.sweep, op.sweep.marks
-	if m.err != nil {
+// swept says that somebody has read what a sweep has to know, or why not.
+func (s *state) swept(sw *laneSweep, err error) {
+	if m := sw.marks; err != nil {
 		sw.lanes, sw.queues = numset.Set{}, numset.Set{}
+	} else {
+		sw.lanes, sw.queues = sw.lanes.Without(&m.lanes), sw.queues.Without(&m.queues)
 	}
-	sw.lanes, sw.queues = sw.lanes.Without(&m.lanes), sw.queues.Without(&m.queues)
 	sw.queues.Remove(0)
 	sw.found = true
 }
 
-func (op *sweptOp) settle(error) {}
-
 // endSweep removes what nothing names.
-func (s *shard) endSweep() {
+func (s *state) endSweep() {
 	c := &s.catalogue
 	sw := c.sweep
 	free := func(named, taken *numset.Set, remove func(n uint32)) (more bool) {
@@ -115,7 +108,7 @@ func (s *shard) endSweep() {
 	}
 	c.sweep = nil
 	c.swept++
-	c.sweepAt = s.absentLanes() + max(s.opts.sweepLanes, c.loaded.Len(), sw.marks.entries/4)
+	c.sweepAt = s.absentLanes() + max(s.config.sweepLanes, c.loaded.Len(), sw.marks.entries/4)
 	if c.lanes.Len() > keys.MaxLane/4*3 { // rather more sweeps than no lanes
 		c.sweepAt = min(c.sweepAt, s.absentLanes()+keys.MaxLane/64)
 	}
@@ -123,9 +116,9 @@ func (s *shard) endSweep() {
 
 var errSweepEnded = errors.New("the shard has ended")
 
-// read reads a snapshot until the shard ends.
-func (m *laneMarks) read(v *view, done <-chan struct{}) error {
-	for _, r := range [...]struct {
+// read reads what disk had when the sweep began, unless it is to stop. It may run beside the owner.
+func (m *laneMarks) read(r pebble.Reader, stop func() bool) error {
+	for _, of := range [...]struct {
 		prefix byte
 		name   func(key, value []byte) error
 	}{
@@ -136,15 +129,11 @@ func (m *laneMarks) read(v *view, done <-chan struct{}) error {
 		{keys.Dependent, m.dependent}, {keys.Pin, m.pin}, {keys.Outbound, m.message}, {keys.Session, m.session},
 		{keys.Lane, m.entry}, // last: which lanes stay is known
 	} {
-		if err := scan(v.snap, r.prefix, func(key, value []byte) error {
-			if m.entries++; m.entries%1024 == 0 {
-				select {
-				case <-done:
-					return errSweepEnded
-				default:
-				}
+		if err := scan(r, of.prefix, func(key, value []byte) error {
+			if m.entries++; m.entries%1024 == 0 && stop() {
+				return errSweepEnded
 			}
-			return r.name(key, value)
+			return of.name(key, value)
 		}); err != nil {
 			return err
 		}

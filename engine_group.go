@@ -1,0 +1,232 @@
+package codeq
+
+import (
+	"cmp"
+	"codeq/internal/keys"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// group is what one commit persists. Its keys are written in an order that
+// suits Pebble's memtable, which inserts a run of ascending keys of one range
+// at a fraction of the cost of scattered ones: first whatever resolve adds
+// itself, then new tasks, then the removals of keys that are never written
+// again, both in the order of their keys.
+type group struct {
+	batch     *pebble.Batch
+	order     batchOrder
+	tasks     []taskOp       // new tasks, and those whose key was written once and goes
+	granted   []*leaseRecord // lease records to be written
+	finished  []uint64       // lease records, by sequence number, without a lease left
+	touched   []*queueState  // whose counts changed
+	buckets   []*bucket      // whose sizes changed
+	ranged    bool           // something is deleted by range
+	trimmed   bool           // what is consumed of lanes is
+	unclocked bool           // counters go, which might be those with the latest clock: nobody's have it then
+
+	taskBytes int    // of the records in tasks
+	lane      uint32 // of the last of tasks
+	scattered bool   // tasks are of several lanes
+
+	groupView
+	checked int // of tasks: the removed ones before are in the view
+}
+
+type taskKey struct {
+	lane  uint32
+	since uint64
+	id    ID
+}
+
+// compare is the order of the keys of tasks in their first places.
+func (k *taskKey) compare(o *taskKey) int {
+	if k.lane != o.lane {
+		return cmp.Compare(k.lane, o.lane)
+	}
+	return cmp.Compare(k.since, o.since)
+}
+
+// taskOp writes a new task to its first place, or removes it from there for good.
+type taskOp struct {
+	taskKey
+	rec []byte // nil: it is removed
+}
+
+// groupBytes is what callers' operations may add to a group: a batch that is larger
+// than this gains nothing from company.
+const groupBytes = 1 << 20
+
+// size is how many bytes have been gathered, about.
+func (g *group) size() int { return g.batch.Len() + g.taskBytes }
+
+// entries is how many keys have been gathered.
+func (g *group) entries() int { return int(g.batch.Count()) + len(g.tasks) }
+
+func (g *group) set(key, value []byte) {
+	op := g.batch.SetDeferred(len(key), len(value))
+	copy(op.Key, key)
+	copy(op.Value, value)
+	_ = op.Finish() // fails for indexed batches only, and this is none
+}
+
+func (g *group) delete(key []byte) {
+	op := g.batch.DeleteDeferred(len(key))
+	copy(op.Key, key)
+	_ = op.Finish()
+}
+
+// singleDelete deletes a key that has been written once since it did not exist.
+func (g *group) singleDelete(key []byte) {
+	op := g.batch.SingleDeleteDeferred(len(key))
+	copy(op.Key, key)
+	_ = op.Finish()
+}
+
+// deleteRange deletes the keys from lower to before upper, at the cost of one.
+func (g *group) deleteRange(lower, upper []byte) {
+	g.ranged = true
+	_ = g.batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
+}
+
+// trimRange is deleteRange of what nobody has. REQUIRES: the group is empty, but for others like it.
+func (g *group) trimRange(lower, upper []byte) {
+	g.trimmed = true
+	g.deleteRange(lower, upper)
+}
+
+// hasChanged reports whether disk is behind with a task.
+func (g *group) hasChanged(id ID) bool {
+	g.noteRemoved()
+	_, ok := g.changed[id]
+	return ok
+}
+
+// setTask writes the record of a task that becomes ready.
+func (g *group) setTask(lane uint32, since uint64, id ID, rec []byte) {
+	op := g.batch.SetDeferred(keys.TaskLen(since), len(rec))
+	keys.PutTask(op.Key, lane, since, id)
+	copy(op.Value, rec)
+	_ = op.Finish()
+}
+
+// noteRemoved adds what tasks removes to what has changed.
+func (g *group) noteRemoved() {
+	for ; g.checked < len(g.tasks); g.checked++ {
+		if t := &g.tasks[g.checked]; t.rec == nil {
+			g.change(t.id)
+		}
+	}
+}
+
+// setFresh writes the record of a new task that becomes ready.
+func (g *group) setFresh(lane uint32, since uint64, id ID, rec []byte) {
+	g.add(taskOp{taskKey{lane, since, id}, rec})
+	g.taskBytes += len(rec)
+}
+
+func (g *group) add(t taskOp) {
+	if t.lane != g.lane {
+		g.scattered = g.scattered || len(g.tasks) > 0
+		g.lane = t.lane
+	}
+	g.tasks = append(g.tasks, t)
+}
+
+// flushTasks adds tasks to the batch: what follows comes after them. Those of
+// one lane have come in the order of their IDs, the new ones after those that go.
+func (g *group) flushTasks() {
+	if g.scattered {
+		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.taskKey) })
+		for i := range g.tasks {
+			g.write(&g.tasks[i])
+		}
+	} else {
+		for _, removed := range [...]bool{false, true} {
+			for i := range g.tasks {
+				if t := &g.tasks[i]; (t.rec == nil) == removed {
+					g.write(t)
+				}
+			}
+		}
+	}
+	clear(g.tasks)
+	g.tasks, g.taskBytes, g.checked, g.scattered = g.tasks[:0], 0, 0, false
+}
+
+func (g *group) write(t *taskOp) {
+	if t.rec != nil {
+		g.setTask(t.lane, t.since, t.id, t.rec)
+		return
+	}
+	op := g.batch.SingleDeleteDeferred(keys.TaskLen(t.since))
+	keys.PutTask(op.Key, t.lane, t.since, t.id)
+	_ = op.Finish()
+}
+
+// removeTask takes a task from its place. once says that its key has been
+// written once in the life of the store and will not be again, which is what
+// makes SINGLEDEL legal for it. Any other key is deleted in the order of the
+// group.
+func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
+	if once {
+		g.add(taskOp{taskKey: taskKey{lane, since, id}})
+		return
+	}
+	g.noteRemoved()
+	g.flushTasks() // it may be one of them
+	op := g.batch.DeleteDeferred(keys.TaskLen(since))
+	keys.PutTask(op.Key, lane, since, id)
+	_ = op.Finish()
+}
+
+// seal adds what has been gathered beside the batch, and brings that into order.
+func (g *group) seal(clock uint64, db *pebble.DB) {
+	if g.batch.Count() >= sortFrom {
+		defer func() { g.batch = g.order.sort(db, g.batch) }()
+	}
+	g.flushTasks()
+	for _, r := range g.granted {
+		if r.live == 0 { // every lease in it was replaced within the group
+			continue
+		}
+		op := g.batch.SetDeferred(keys.LeaseLen, len(r.value))
+		keys.PutLease(op.Key, r.seq)
+		copy(op.Value, r.value)
+		_ = op.Finish()
+		r.written = true
+	}
+	for _, seq := range g.finished {
+		op := g.batch.SingleDeleteDeferred(keys.LeaseLen)
+		keys.PutLease(op.Key, seq)
+		_ = op.Finish()
+	}
+	for _, q := range g.touched {
+		op := g.batch.SetDeferred(1+4, keys.CountersLen)
+		keys.AppendNumbered(op.Key[:0], keys.Counters, q.number)
+		keys.CountersValue{Counts: q.counts, Clock: clock}.Put(op.Value)
+		_ = op.Finish()
+		q.touched = false
+	}
+	if g.unclocked {
+		op := g.batch.SetDeferred(1+4, keys.CountersLen)
+		keys.AppendNumbered(op.Key[:0], keys.Counters, 0)
+		keys.CountersValue{Clock: clock}.Put(op.Value)
+		_ = op.Finish()
+		g.unclocked = false
+	}
+	for _, b := range g.buckets {
+		b.seal(g)
+	}
+}
+
+// clear empties the group.
+func (g *group) clear() {
+	clear(g.granted)
+	clear(g.tasks)
+	g.tasks, g.taskBytes, g.granted = g.tasks[:0], 0, g.granted[:0]
+	g.finished, g.touched, g.buckets = g.finished[:0], g.touched[:0], g.buckets[:0]
+	g.groupView.clear()
+	g.checked, g.scattered, g.ranged, g.trimmed = 0, false, false, false
+	g.batch.Reset()
+}

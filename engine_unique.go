@@ -1,0 +1,175 @@
+package codeq
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/store"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// The flags of a stored idempotency key.
+const (
+	releaseOnComplete = 1 << iota
+	releaseOnDead
+	replaceWaiting
+	// holdsKey: until the task ends, it holds its key. ReleaseKey takes it from a task that has not ended, so that
+	// the end of a task need not look up whose the key is. A task without it may hold its key.
+	holdsKey
+)
+
+// hash is SHA-256 over what tells a scope from every other.
+func hash(kind string, parts ...string) [sha256.Size]byte {
+	b := append(make([]byte, 0, 256), kind...) // on the stack, if that is enough
+	for _, p := range parts {
+		b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
+	}
+	return sha256.Sum256(b)
+}
+
+// The last bit of a scope tells those of groups from those of limits.
+const groupBit = 1
+
+func scopeOf(h [sha256.Size]byte) uint64 { return binary.BigEndian.Uint64(h[:])&^groupBit | 2 }
+
+// homeOf says which shard a task belongs to: the widest of its scopes decides,
+// so that all tasks of a scope lie together. Without one, any shard will do.
+func homeOf(t *record.Ties, shards int) (shard int, bound bool) {
+	h := t.Limit
+	if h == 0 {
+		h = t.Group
+	}
+	if h == 0 {
+		h = binary.BigEndian.Uint64(t.Unique[:])
+	}
+	return int(h >> 2 % uint64(shards)), h != 0
+}
+
+// holder returns who has an idempotency key.
+func (s *state) holder(hash [keys.UniqueLen]byte) (id ID, taken bool) {
+	if hash == [keys.UniqueLen]byte{} {
+		return ID{}, false
+	}
+	v, ok := s.uniques.get(s, hash)
+	return v.ID, ok
+}
+
+// isHolderMoving is isMoving for the task that has an idempotency key, which the group may have produced.
+func (s *state) isHolderMoving(hash [keys.UniqueLen]byte, id ID) bool {
+	return s.isMoving(id) || s.uniques.hasChanged(hash) && s.group.find(id) == nil
+}
+
+// takeKey gives a key that is free to a task, for some time from a moment on,
+// which is not before the one in the ID: endKey relies on it.
+func (s *state) takeKey(id ID, t *record.Ties, from uint64) {
+	v := keys.UniqueValue{ID: id}
+	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed, be it now
+		v.Until = later(from, t.UniqueFor)
+		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
+		s.group.set(s.scratch, nil)
+		s.nextFreed.lower(v.Until, t.Unique)
+	}
+	s.uniques.put(s, t.Unique, v)
+}
+
+// freeKey takes a key from its holder.
+func (s *state) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
+	s.uniques.drop(s, hash)
+	if v.Until != 0 {
+		s.group.delete(keys.AppendFreed(nil, v.Until, hash))
+	}
+}
+
+// endKey is what becomes of the key of a task that ends. Until the shard's clock
+// has passed its time there is nothing to do: freeKeys will find that the task
+// has ended.
+func (s *state) endKey(id ID, t *record.Ties, release uint8) {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
+		return
+	}
+	if t.Flags&holdsKey != 0 && t.UniqueFor == 0 {
+		s.uniques.dropBlind(t.Unique)
+		return
+	}
+	v, ok := s.uniques.get(s, t.Unique)
+	if !ok || v.ID != keys.ID(id) { // released, and perhaps taken by another task
+		return
+	}
+	if v.Until == 0 || t.Flags&release != 0 {
+		s.freeKey(t.Unique, v)
+	}
+}
+
+func mintedAt(id ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
+
+// later is a time of the wall clock after a number of milliseconds, or never.
+func later(wall, ms uint64) uint64 {
+	if ms > never-wall {
+		return never
+	}
+	return wall + ms
+}
+
+// freeKeys looks at idempotency keys whose time has passed: those of tasks that
+// have ended are free, the others when their tasks end.
+// REQUIRES: the group has ended no task.
+func (s *state) freeKeys() {
+	lower := keys.AppendFreed(nil, s.nextFreed.at, s.nextFreed.name)
+	_, upper := keys.Range(keys.Freed)
+	s.nextFreed = nothingDue
+	s.broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		at, hash, err := keys.ParseFreed(it.Key())
+		if err != nil {
+			return false, err
+		}
+		if at > s.wall || s.spent() {
+			s.nextFreed.lower(at, hash)
+			return false, nil
+		}
+		s.group.delete(it.Key())
+		v, ok := s.uniques.get(s, hash)
+		if !ok || v.Until != at {
+			return false, fmt.Errorf("idempotency key %x is free at %d, and is %+v", hash, at, v)
+		}
+		if lives, err := s.lives(v.ID); err != nil {
+			return false, err
+		} else if lives { // endKey finds out by the shard's clock, which never goes back
+			v.Until = 0
+			s.uniques.put(s, hash, v)
+			s.mint.next()
+			l, err := s.laneNumbered(keys.LaneOf(v.ID))
+			if err != nil {
+				return false, err
+			}
+			s.touch(l.queue)
+		} else {
+			s.uniques.drop(s, hash)
+		}
+		return true, nil
+	})
+}
+
+func (s *state) freeKeysIsDue() bool { return s.nextFreed.at <= s.wall }
+
+// lives reports whether a task has not ended.
+// REQUIRES: disk is not behind with the task.
+func (s *state) lives(id ID) (bool, error) {
+	if s.leases.byID[id] != nil {
+		return true, nil
+	}
+	p, indexed, err := placeOf(s.store.DB(), id)
+	if err != nil || indexed {
+		return indexed, err
+	}
+	_, closer, err := s.store.DB().Get(p.AppendKey(nil, id))
+	if err == pebble.ErrNotFound {
+		return false, nil
+	}
+	if err != nil {
+		return false, store.Error(err)
+	}
+	return true, closer.Close()
+}

@@ -1,0 +1,120 @@
+package codeq
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
+	"codeq/internal/store"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// openShard opens a shard's store and loads its memory from it.
+func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Caches, gates *gateTable) (*shard, error) {
+	dir := manifest.ShardDir(d.FS, d.Path, index)
+	if d.Creating { // by an Open that did not return: what it left may not even be a store
+		if err := d.FS.RemoveAll(dir); err != nil {
+			return nil, err
+		}
+	}
+	if err := finishRepair(d.FS, d.Path, index); err != nil {
+		return nil, err
+	}
+	st, err := store.Open(dir, opts.storeConfig(), shared, d.Creating)
+	if err != nil {
+		return nil, err
+	}
+	s := newShard(index, opts, st, gates)
+	if err := errors.Join(st.Read(func() error { return s.identify(d) }), s.load()); err != nil {
+		_ = st.Close() // the error of load is the one that matters
+		return nil, err
+	}
+	return s, nil
+}
+
+// identify makes sure that the store is this shard of this queue, and of the current format.
+func (s *shard) identify(d *manifest.Directory) error {
+	got, err := lookup(s.store.DB(), []byte{keys.Meta})
+	if err != nil {
+		return err
+	}
+	if got == nil {
+		if !d.Creating {
+			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.Identity(s.index))
+		}
+		if err := s.store.DB().Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), pebble.Sync); err != nil {
+			return store.Error(err)
+		}
+		// The manifest is about to say that this shard exists, and must not
+		// outlive that: a flush is durable at every level of durability.
+		return s.store.Flush(context.Background())
+	}
+	old, err := d.CheckIdentity(s.index, got)
+	if err != nil || !old {
+		return err
+	}
+	b := s.store.DB().NewBatch()
+	defer func() { _ = b.Close() }() // it does no more than to recycle memory
+	if err := b.Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), nil); err != nil {
+		return store.Error(err)
+	}
+	return s.store.Commit(b)
+}
+
+// join makes the shard one of those of a queue.
+// REQUIRES: all are loaded, and none runs.
+func (s *shard) join(peers []*shard) {
+	s.peers = peers
+	s.loadNumbers()
+	s.catchUp()
+	for _, q := range s.numbers.All() {
+		if q != nil {
+			s.publish(q)
+			s.recheck(q)
+		}
+	}
+	for _, st := range s.limits { // perhaps; the end of a lease finds out
+		st.parked = true
+	}
+}
+
+// loadNumbers continues the numbering after what the receivers in this process
+// have taken: a power loss below DurabilityDisk may have taken the last messages
+// and not that.
+// REQUIRES: all shards are loaded, and none runs.
+func (s *shard) loadNumbers() {
+	for to, peer := range s.peers {
+		s.out.countFrom(to, peer.inbound[s.index])
+	}
+}
+
+// catchUp adopts what other shards of the process know better: a power loss
+// below DurabilityDisk may have taken the last settings from some of them, and
+// a queue may be older than the settings of its other shards.
+// REQUIRES: all are loaded, and none runs.
+func (s *shard) catchUp() {
+	for _, peer := range s.peers {
+		for name, q := range peer.queues {
+			if q.version > 0 {
+				s.adopt(name, q.configured, false)
+			}
+		}
+	}
+}
+
+// load builds the shard's memory from disk.
+func (s *shard) load() error {
+	s.tick()
+	s.look()
+	if err := s.state.load(); err != nil {
+		return err
+	}
+	for _, r := range s.effects.resting {
+		s.opts.log.Error("schedule rests", "schedule", r.name, "err", r.err)
+	}
+	s.effects.resting = nil
+	s.follow()
+	return nil
+}
