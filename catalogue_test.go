@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // catalogueSize is how many lanes, queues and counters a shard has on disk, how many
@@ -31,7 +32,7 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 	v := q.peek(s)
 	defer v.close()
 	for prefix, n := range map[byte]*int{keys.Lane: &size.lanes, keys.Queue: &size.queues, keys.Counters: &size.counters} {
-		require.NoError(t, scan(v.snap, prefix, func(_, _ []byte) error {
+		require.NoError(t, schema.Scan(v.snap, prefix, func(_, _ []byte) error {
 			*n++
 			return nil
 		}))
@@ -237,7 +238,7 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 			}
 			v := q.peek(q.shard(0))
 			var marked []ID
-			require.NoError(t, scan(v.snap, keys.Wake, func(key, _ []byte) error {
+			require.NoError(t, schema.Scan(v.snap, keys.Wake, func(key, _ []byte) error {
 				_, _, id, err := keys.ParseGrouped(key)
 				marked = append(marked, id)
 				return err

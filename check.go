@@ -6,6 +6,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 )
 
 // check walks everything that a shard has stored and returns what contradicts
@@ -48,32 +49,32 @@ func (v *view) inspect(index, shards int) *checker {
 		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
 		pins: make(map[ID]uint64), leaving: make(map[ID]bool), told: make(map[ID]byte),
 	}
-	steps := []error{v.loadLeases(), scan(v.snap, keys.Lane, c.lane)}
+	steps := []error{v.LoadLeases(), schema.Scan(v.snap, keys.Lane, c.lane)}
 	for _, prefix := range recordRanges {
-		steps = append(steps, scan(v.snap, prefix, c.record))
+		steps = append(steps, schema.Scan(v.snap, prefix, c.record))
 	}
 	for _, n := range c.counts {
 		c.tasks.Add(n)
 	}
 	steps = append(steps,
-		scan(v.snap, keys.Index, c.entry),
-		scanLeases(v.snap, c.leases),
-		scan(v.snap, keys.Counters, c.counters),
-		scan(v.snap, keys.Buckets, c.bucket),
-		scan(v.snap, keys.Settings, c.settings),
-		scan(v.snap, keys.Unique, c.unique),
-		scan(v.snap, keys.Freed, c.freed),
-		scan(v.snap, keys.Wake, c.wake),
-		scan(v.snap, keys.Group, c.turn),
-		scan(v.snap, keys.Pending, c.waits),
-		scan(v.snap, keys.Telling, c.telling),
-		scan(v.snap, keys.Pinned, c.pinned),
-		scan(v.snap, keys.Dependent, c.dependent),
-		scan(v.snap, keys.Sent, c.last),
-		scan(v.snap, keys.Inbound, c.inbound),
-		scan(v.snap, keys.Outbound, c.message),
-		scan(v.snap, keys.Pin, c.pin),
-		scan(v.snap, keys.Schedule, c.schedule),
+		schema.Scan(v.snap, keys.Index, c.entry),
+		schema.ScanLeases(v.snap, c.leases),
+		schema.Scan(v.snap, keys.Counters, c.counters),
+		schema.Scan(v.snap, keys.Buckets, c.bucket),
+		schema.Scan(v.snap, keys.Settings, c.settings),
+		schema.Scan(v.snap, keys.Unique, c.unique),
+		schema.Scan(v.snap, keys.Freed, c.freed),
+		schema.Scan(v.snap, keys.Wake, c.wake),
+		schema.Scan(v.snap, keys.Group, c.turn),
+		schema.Scan(v.snap, keys.Pending, c.waits),
+		schema.Scan(v.snap, keys.Telling, c.telling),
+		schema.Scan(v.snap, keys.Pinned, c.pinned),
+		schema.Scan(v.snap, keys.Dependent, c.dependent),
+		schema.Scan(v.snap, keys.Sent, c.last),
+		schema.Scan(v.snap, keys.Inbound, c.inbound),
+		schema.Scan(v.snap, keys.Outbound, c.message),
+		schema.Scan(v.snap, keys.Pin, c.pin),
+		schema.Scan(v.snap, keys.Schedule, c.schedule),
 	)
 	c.finish()
 	for _, err := range steps {
@@ -147,12 +148,12 @@ func (c *checker) lane(key, value []byte) error {
 		c.report("lane %d: %w", n, err)
 		return nil
 	}
-	l, err := c.view.lane(n)
+	l, err := c.view.Lane(n)
 	if err != nil {
 		c.report("%w", err)
 		return nil
 	}
-	k := laneKey{l.queue.name, l.tenant, l.priority}
+	k := laneKey{l.Queue, l.Tenant, l.Priority}
 	if last, ok := c.lastLanes[k]; ok && last.seq == v.Seq {
 		c.report("lanes %d and %d are the same, %+v", last.number, n, k)
 	} else if !ok || last.seq < v.Seq {
@@ -178,7 +179,7 @@ func (c *checker) record(key, value []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	number, rec, _, _, err := splitValue(p, value)
+	number, rec, _, err := schema.SplitValue(p, value)
 	if err != nil {
 		c.report("%w", err)
 		return nil
@@ -188,18 +189,18 @@ func (c *checker) record(key, value []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	l, err := c.view.lane(number)
+	l, err := c.view.Lane(number)
 	if err != nil {
 		c.report("%w", err)
 		return nil
 	}
-	if last := c.lastLanes[laneKey{l.queue.name, l.tenant, l.priority}]; p.Range == keys.Task && last.number != number {
+	if last := c.lastLanes[laneKey{l.Queue, l.Tenant, l.Priority}]; p.Range == keys.Task && last.number != number {
 		c.report("task %s lies in lane %d, which has number %d now", ID(id), number, last.number)
 	}
-	if born, err := c.view.lane(keys.LaneOf(id)); err != nil || born.queue.number != l.queue.number {
-		c.report("task %s of queue %d has an ID of lane %d: %+v, %w", ID(id), l.queue.number, keys.LaneOf(id), born, err)
+	if born, err := c.view.Lane(keys.LaneOf(id)); err != nil || born.QueueNumber != l.QueueNumber {
+		c.report("task %s of queue %d has an ID of lane %d: %+v, %w", ID(id), l.QueueNumber, keys.LaneOf(id), born, err)
 	}
-	st := &checkedTask{Place: p, Head: head, state: t.State, queue: l.queue.number}
+	st := &checkedTask{Place: p, Head: head, state: t.State, queue: l.QueueNumber}
 	c.seen[id] = st
 	if want := t.groupScope(); want != head.Group {
 		c.report("task %s of group %q has scope %x, not %x", t.ID, t.Group, head.Group, want)
@@ -252,7 +253,7 @@ func (c *checker) entry(key, value []byte) error {
 func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEntry) error {
 	live := 0
 	for i := range entries {
-		head, err := leasedHead(c.view.snap, &entries[i])
+		head, err := schema.LeasedHead(c.view.snap, &entries[i])
 		if err != nil {
 			c.report("%w", err)
 		}
@@ -321,7 +322,7 @@ func (c *checker) unique(key, value []byte) error {
 	}
 	st := c.seen[v.ID]
 	if v.Until != 0 {
-		b, err := lookup(c.view.snap, keys.AppendFreed(nil, v.Until, hash))
+		b, err := schema.Lookup(c.view.snap, keys.AppendFreed(nil, v.Until, hash))
 		if err != nil || b == nil {
 			c.report("nothing frees idempotency key %x at %d: %v", hash, v.Until, err)
 		}
@@ -342,7 +343,7 @@ func (c *checker) freed(key, _ []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	b, err := lookup(c.view.snap, keys.AppendHashed(nil, hash))
+	b, err := schema.Lookup(c.view.snap, keys.AppendHashed(nil, hash))
 	if err != nil || b == nil {
 		c.report("idempotency key %x, which is nobody's, is free at %d: %v", hash, at, err)
 	} else if v, err := keys.ParseUnique(b); err != nil || v.Until != at {
@@ -402,14 +403,14 @@ func (c *checker) waits(key, value []byte) error {
 }
 
 func (c *checker) telling(key, value []byte) error {
-	parent, end, err := parseTelling(key, value)
+	parent, end, err := keys.ParseTelling(key, value)
 	if err != nil {
 		c.report("%w", err)
 		return nil
 	}
 	c.told[parent] = end
 	if st := c.seen[parent]; st != nil && (st.Range != end || !st.Parent) {
-		c.report("it is told of task %s that it is %v: %+v", parent, endedState(end), st)
+		c.report("it is told of task %s that it is %v: %+v", parent, stateIn(end), st)
 	}
 	return nil
 }

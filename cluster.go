@@ -13,11 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
-	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 	"codeq/internal/raftlog"
@@ -455,16 +453,3 @@ type advertised string
 
 func (advertised) Network() string  { return "tcp" }
 func (a advertised) String() string { return string(a) }
-
-// appliedIndex is the index of the last log entry in a store.
-func appliedIndex(r pebble.Reader) (uint64, error) {
-	v, err := lookup(r, []byte{keys.Applied})
-	if err != nil || v == nil {
-		return 0, err
-	}
-	index, _, err := keys.ParseApplied(v)
-	if err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrCorrupt, err)
-	}
-	return index, nil
-}

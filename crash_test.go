@@ -17,6 +17,7 @@ import (
 
 	"codeq/internal/guard"
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // The crash tests run this test binary again as a child that works on a queue
@@ -219,7 +220,7 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 	for _, s := range q.led() {
 		v := q.peek(s) // of one moment: tasks change their state meanwhile
 		for _, prefix := range recordRanges {
-			require.NoError(t, scan(v.snap, prefix, func(key, value []byte) error {
+			require.NoError(t, schema.Scan(v.snap, prefix, func(key, value []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)
 				if err != nil {
 					return err

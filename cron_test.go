@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // recurring: the table has exactly the schedules on disk, and none ticks
@@ -26,7 +27,7 @@ import (
 func (c *memoryChecker) recurring() error {
 	t := &c.shard.recurring
 	onDisk := 0
-	err := scan(c.view.snap, keys.Schedule, func(key, value []byte) error {
+	err := schema.Scan(c.view.snap, keys.Schedule, func(key, value []byte) error {
 		name, err := keys.ParseSchedule(key)
 		if err != nil {
 			return err

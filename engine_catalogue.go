@@ -12,6 +12,7 @@ import (
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/numset"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -398,7 +399,7 @@ func (s *state) readQueues(emit func(storedQueue) error) error {
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	it.First()
-	if err := scan(s.store.DB(), keys.Queue, func(key, value []byte) error {
+	if err := schema.Scan(s.store.DB(), keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n == 0 {
 			return fmt.Errorf("%w: queue %x", ErrCorrupt, key)
@@ -451,7 +452,7 @@ type storedLane struct {
 
 // readLanes emits the lanes of the catalogue.
 func (s *state) readLanes(emit func(storedLane) error) error {
-	return scan(s.store.DB(), keys.Lane, func(key, value []byte) error {
+	return schema.Scan(s.store.DB(), keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n > keys.MaxLane {
 			return fmt.Errorf("%w: lane %x", ErrCorrupt, key)

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 	"fmt"
 )
 
@@ -16,7 +17,7 @@ func (s *state) heed() {
 
 func (s *state) loadInterests() error {
 	s.interests = make(map[string]kindSet)
-	err := scan(s.store.DB(), keys.Interest, func(key, value []byte) error {
+	err := schema.Scan(s.store.DB(), keys.Interest, func(key, value []byte) error {
 		kinds, err := keys.ParseNumber(value)
 		if err != nil {
 			return fmt.Errorf("%w: interest of node %q: %w", ErrCorrupt, key[1:], err)

@@ -6,6 +6,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/numset"
+	"codeq/internal/schema"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -129,7 +130,7 @@ func (m *laneMarks) read(r pebble.Reader, stop func() bool) error {
 		{keys.Dependent, m.dependent}, {keys.Pin, m.pin}, {keys.Outbound, m.message}, {keys.Session, m.session},
 		{keys.Lane, m.entry}, // last: which lanes stay is known
 	} {
-		if err := scan(r, of.prefix, func(key, value []byte) error {
+		if err := schema.Scan(r, of.prefix, func(key, value []byte) error {
 			if m.entries++; m.entries%1024 == 0 && stop() {
 				return errSweepEnded
 			}

@@ -12,6 +12,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -40,45 +41,6 @@ func (s *state) load() error {
 	}
 	s.mint.tick(s.wall, s.now)
 	return nil
-}
-
-// scan visits the entries of a range in order.
-func scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) error {
-	return scanAll(r, []byte{prefix}, visit)
-}
-
-// scanAll visits the entries whose keys begin with prefix, in order.
-func scanAll(r pebble.Reader, prefix []byte, visit func(key, value []byte) error) error {
-	it, err := r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: keys.GroupEnd(prefix)})
-	if err != nil {
-		return store.Error(err)
-	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	for valid := it.First(); valid; valid = it.Next() {
-		v, err := it.ValueAndErr()
-		if err != nil {
-			return store.Error(err)
-		}
-		if err := visit(it.Key(), v); err != nil {
-			return err
-		}
-	}
-	return store.Error(it.Error())
-}
-
-// scanLeases visits the lease records, oldest first.
-func scanLeases(r pebble.Reader, visit func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error) error {
-	return scan(r, keys.Lease, func(key, value []byte) error {
-		seq, err := keys.ParseLease(key)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		h, entries, err := keys.ParseLeases(seq, value)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		return visit(seq, h, entries)
-	})
 }
 
 // leaseChunk is how many lease entries load looks up together.
@@ -118,7 +80,7 @@ func (s *state) loadLeases() error {
 		slices.SortStableFunc(chunk, func(a, b storedLease) int { return a.compare(&b) })
 		for i := range chunk {
 			e := &chunk[i]
-			head, err := nextLeasedHead(tasks, &e.LeaseEntry)
+			head, err := schema.NextLeasedHead(tasks, &e.LeaseEntry)
 			if err != nil {
 				return err
 			}
@@ -132,7 +94,7 @@ func (s *state) loadLeases() error {
 		chunk = chunk[:0]
 		return nil
 	}
-	err = scanLeases(s.store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
+	err = schema.ScanLeases(s.store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
 		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, written: true}
 		for _, e := range entries {
 			chunk = append(chunk, storedLease{r, e})
@@ -182,52 +144,6 @@ func (s *state) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	return nil
 }
 
-// leasedHead returns the head of the task that a lease entry names, or nil
-// when the entry is not in force.
-func leasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
-	v, closer, err := r.Get(keys.AppendTask(nil, e.Lane, e.Since, e.ID))
-	if err == pebble.ErrNotFound {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, store.Error(err)
-	}
-	defer func() { _ = closer.Close() }()
-	return inForce(e, v)
-}
-
-// nextLeasedHead is leasedHead with an iterator over the range Task, for entries in the
-// order of their tasks' keys.
-func nextLeasedHead(it *pebble.Iterator, e *keys.LeaseEntry) (*record.Head, error) {
-	key := keys.AppendTask(nil, e.Lane, e.Since, e.ID)
-	if it.Valid() && bytes.Compare(it.Key(), key) < 0 {
-		it.Next() // it often is the next one
-	}
-	if !it.Valid() || !bytes.Equal(it.Key(), key) {
-		it.SeekGE(key)
-	}
-	if !it.Valid() || !bytes.Equal(it.Key(), key) {
-		return nil, store.Error(it.Error())
-	}
-	v, err := it.ValueAndErr()
-	if err != nil {
-		return nil, store.Error(err)
-	}
-	return inForce(e, v)
-}
-
-// inForce returns the head of a record, or nil when a lease entry is of an earlier lease of it.
-func inForce(e *keys.LeaseEntry, rec []byte) (*record.Head, error) {
-	head, err := record.DecodeHead(rec)
-	if err != nil {
-		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(e.ID), err)
-	}
-	if head.Leases+1 != e.Leases {
-		return nil, nil
-	}
-	return &head, nil
-}
-
 // loadTimes finds the first scheduled task, and the first idempotency key to
 // become free.
 func (s *state) loadTimes() error {
@@ -251,7 +167,7 @@ func (s *state) loadTimes() error {
 
 // loadBuckets reads how much is kept of what has ended.
 func (s *state) loadBuckets() error {
-	return scan(s.store.DB(), keys.Buckets, func(key, value []byte) error {
+	return schema.Scan(s.store.DB(), keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		q := s.numbers.At(int(number))
 		if err != nil || q == nil {

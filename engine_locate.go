@@ -7,6 +7,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/window"
 )
@@ -69,12 +70,12 @@ func (s *state) locateUnended(id ID) (*located, error) {
 		return at, nil
 	}
 	if t := s.group.find(id); t != nil {
-		at.state, at.lane, at.place = placeState(t.place.Range), t.lane, t.place
+		at.state, at.lane, at.place = stateIn(t.place.Range), t.lane, t.place
 		at.indexed = t.place.Range != keys.Task || !isFirstPlace(t.lane, t.place.At, id)
 		s.countPending(at)
 		return at, at.decodeRecord(t.rec)
 	}
-	p, indexed, err := placeOf(s.store.DB(), id)
+	p, indexed, err := schema.PlaceOf(s.store.DB(), id)
 	if err != nil {
 		return nil, err
 	}
@@ -123,9 +124,9 @@ func (at *located) decodeRecord(rec []byte) (err error) {
 
 // decode reads the value of a task that has been found.
 func (s *state) decode(at *located, value []byte) error {
-	number, rec, ended, state, err := splitValue(at.place, value)
+	number, rec, ended, err := schema.SplitValue(at.place, value)
 	if err == nil {
-		at.state, at.ended = state, ended
+		at.state, at.ended = stateIn(at.place.Range), ended
 		if at.lane, err = s.laneNumbered(number); err == nil {
 			at.rec, err = record.Decode(rec)
 		}
@@ -172,67 +173,11 @@ func (s *state) locateDead(id ID, first *bucketKey) (*located, error) {
 	return nil, nil
 }
 
-// splitValue takes the value of a task apart by the range in which it lies. A
-// leased task counts as ready.
-func splitValue(p keys.Place, value []byte) (lane uint32, rec []byte, ended keys.EndedValue, state State, err error) {
-	switch p.Range {
-	case keys.Task:
-		return p.Group, value, ended, Ready, nil
-	case keys.Scheduled, keys.Blocked:
-		lane, rec, err = keys.SplitLane(value)
-		return lane, rec, ended, placeState(p.Range), err
-	}
-	ended, rec, err = keys.ParseEnded(value)
-	return ended.Lane, rec, ended, endedState(p.Range), err
-}
-
-// placeState is the state of a task by the range in which it lies until it ends. A
-// leased task counts as ready.
-func placeState(prefix byte) State {
-	switch prefix {
-	case keys.Scheduled:
-		return Scheduled
-	case keys.Blocked:
-		return Blocked
-	default:
-		return Ready
-	}
-}
-
-// lookup returns a copy of the value of a key, or nil.
-func lookup(r pebble.Reader, key []byte) ([]byte, error) {
-	v, closer, err := r.Get(key)
-	if err == pebble.ErrNotFound {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, store.Error(err)
-	}
-	b := append(make([]byte, 0, len(v)), v...)
-	return b, closer.Close()
-}
-
 // read is lookup for the shard's owner.
 func (s *state) read(key []byte) ([]byte, error) {
-	v, err := lookup(s.store.DB(), key)
+	v, err := schema.Lookup(s.store.DB(), key)
 	s.noteRead(len(v))
 	return v, err
-}
-
-// placeOf finds where the record of a task lies that has not ended.
-func placeOf(r pebble.Reader, id ID) (p keys.Place, indexed bool, err error) {
-	value, closer, err := r.Get(keys.AppendByID(nil, keys.Index, id))
-	if err == pebble.ErrNotFound {
-		return keys.FirstPlace(keys.LaneOf(id), id), false, nil
-	}
-	if err != nil {
-		return p, false, store.Error(err)
-	}
-	defer func() { _ = closer.Close() }()
-	if p, err = keys.ParsePlace(value); err != nil {
-		return p, true, fmt.Errorf("%w: %w", ErrCorrupt, err)
-	}
-	return p, true, nil
 }
 
 // rewrite stores the changed record of a task where it lies.
@@ -294,14 +239,20 @@ func (s *state) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 	return store.Error(it.Error())
 }
 
-// endedState is the state of the tasks in a range of those that have ended.
-func endedState(prefix byte) State {
+// stateIn is the state of a task by the range in which it lies. A leased task counts as ready.
+func stateIn(prefix byte) State {
 	switch prefix {
+	case keys.Scheduled:
+		return Scheduled
+	case keys.Blocked:
+		return Blocked
 	case keys.Dead:
 		return Dead
 	case keys.Done:
 		return Done
-	default:
+	case keys.Canceled:
 		return Canceled
+	default:
+		return Ready
 	}
 }

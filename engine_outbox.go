@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 	"fmt"
 	"slices"
 
@@ -50,7 +51,7 @@ func (s *state) loadOutbox(shards int) error {
 	}
 	s.inbound = make([]uint64, shards)
 	for prefix, numbers := range map[byte][]uint64{keys.Inbound: s.inbound, keys.Sent: s.out.stored} {
-		if err := scan(s.store.DB(), prefix, func(key, value []byte) error {
+		if err := schema.Scan(s.store.DB(), prefix, func(key, value []byte) error {
 			n, err := keys.ParseNumbered(key)
 			if err == nil && int(n) < shards {
 				numbers[n], err = keys.ParseNumber(value)
@@ -64,7 +65,7 @@ func (s *state) loadOutbox(shards int) error {
 		}
 	}
 	last := slices.Clone(s.out.stored)
-	if err := scan(s.store.DB(), keys.Outbound, func(key, _ []byte) error {
+	if err := schema.Scan(s.store.DB(), keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= shards {
 			return fmt.Errorf("%w: message %x", ErrCorrupt, key)

@@ -9,6 +9,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 	"codeq/internal/ticks"
 )
 
@@ -229,7 +230,7 @@ func (s *state) storeRecurring(r *recurring) {
 // loadRecurring reads the schedules. One of which this process cannot say when
 // it ticks rests: it must not keep the queue from opening.
 func (s *state) loadRecurring() error {
-	return scan(s.store.DB(), keys.Schedule, func(key, value []byte) error {
+	return schema.Scan(s.store.DB(), keys.Schedule, func(key, value []byte) error {
 		r, err := parseRecurring(key, bytes.Clone(value))
 		if err != nil {
 			return err

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 	"fmt"
 	"slices"
 )
@@ -89,7 +90,7 @@ func (t *sessionTable) seal(g *group) {
 }
 
 func (s *state) loadSessions() error {
-	return scan(s.store.DB(), keys.Session, func(key, value []byte) error {
+	return schema.Scan(s.store.DB(), keys.Session, func(key, value []byte) error {
 		v, err := keys.ParseSession(value)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, err)

@@ -3,6 +3,7 @@ package codeq
 import (
 	"bytes"
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 	"encoding/json"
 	"fmt"
 )
@@ -23,7 +24,7 @@ func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, que
 // loadSettings reads what the shard went by before the queue was closed.
 // REQUIRES: the counts are loaded.
 func (s *state) loadSettings() error {
-	return scan(s.store.DB(), keys.Settings, func(key, value []byte) error {
+	return schema.Scan(s.store.DB(), keys.Settings, func(key, value []byte) error {
 		c, err := parseSettings(bytes.Clone(value))
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", ErrCorrupt, key[1:], err)

@@ -7,6 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -35,25 +36,14 @@ func newTeller() teller {
 		key:    func(dst []byte, id ID) []byte { return keys.AppendByID(dst, keys.Telling, id) },
 		encode: func(end byte, dst []byte) []byte { return append(dst, end) },
 		order:  func(a, b ID) int { return bytes.Compare(a[:], b[:]) },
-		parse:  parseTelling,
+		parse:  func(key, value []byte) (ID, byte, error) { return keys.ParseTelling(key, value) },
 	}}
-}
-
-func parseTelling(key, value []byte) (parent ID, end byte, err error) {
-	id, err := keys.ParseByID(key)
-	if err == nil && (len(value) != 1 || !keys.Ended(value[0])) {
-		err = fmt.Errorf("end of task %s is %x", ID(id), value)
-	}
-	if err != nil {
-		return ID{}, 0, err
-	}
-	return id, value[0], nil
 }
 
 // load counts who is not told of.
 func (t *teller) load(r pebble.Reader) error {
 	t.count = 0
-	return scan(r, keys.Telling, func([]byte, []byte) error {
+	return schema.Scan(r, keys.Telling, func([]byte, []byte) error {
 		t.count++
 		return nil
 	})
@@ -133,7 +123,7 @@ func (s *state) tellOn() {
 			s.broken = fmt.Errorf("%w: task %s is told of and has not ended", ErrCorrupt, t.parent)
 			return
 		}
-		left, all := s.tellFrom(t.from, t.parent, endedState(end), s.spent)
+		left, all := s.tellFrom(t.from, t.parent, stateIn(end), s.spent)
 		if !all {
 			t.from = left
 			return
@@ -160,7 +150,7 @@ func (s *state) findUntold() bool {
 	}
 	for _, from := range starts {
 		err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-			parent, _, err := parseTelling(it.Key(), it.Value())
+			parent, _, err := keys.ParseTelling(it.Key(), it.Value())
 			if err != nil {
 				return false, err
 			}
@@ -183,7 +173,7 @@ func (s *state) findUntold() bool {
 	return false
 }
 
-// endedRange is the range of the tasks that have ended in a state: endedState the other way.
+// endedRange is the range of the tasks that have ended in a state: stateIn the other way.
 func endedRange(state State) byte {
 	switch state {
 	case Dead:

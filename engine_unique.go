@@ -3,6 +3,7 @@ package codeq
 import (
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 	"crypto/sha256"
 	"encoding/binary"
@@ -160,7 +161,7 @@ func (s *state) lives(id ID) (bool, error) {
 	if s.leases.byID[id] != nil {
 		return true, nil
 	}
-	p, indexed, err := placeOf(s.store.DB(), id)
+	p, indexed, err := schema.PlaceOf(s.store.DB(), id)
 	if err != nil || indexed {
 		return indexed, err
 	}

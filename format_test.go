@@ -27,6 +27,7 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -440,7 +441,7 @@ func TestRaiseOfNode(t *testing.T) {
 	require.Equal(t, Ready, info.State)
 	require.Eventually(t, func() bool { return len(q.led()) == len(q.replicas) }, 20*time.Second, time.Millisecond)
 	for i, r := range q.replicas {
-		got, err := lookup(r.store.DB(), []byte{keys.Meta})
+		got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
 		require.NoError(t, err)
 		require.Equal(t, replicaIdentity(manifest.Format, i, len(q.replicas)), string(got))
 	}

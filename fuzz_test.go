@@ -15,6 +15,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/testalloc"
 )
@@ -161,7 +162,7 @@ func FuzzBatch(f *testing.F) {
 			open(t)
 			return
 		}
-		got, err := appliedIndex(st.DB())
+		got, err := schema.Applied(st.DB())
 		require.NoError(t, err)
 		require.Equal(t, index, got)
 	})

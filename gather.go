@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/wal"
 
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -203,7 +204,7 @@ func (g *gathering) add(key []byte, v version, value []byte) error {
 	if v.kind != pebble.InternalKeyKindSet && v.kind != pebble.InternalKeyKindSetWithDelete && !v.deletes() {
 		return nil
 	}
-	old, err := lookup(g.db, key)
+	old, err := schema.Lookup(g.db, key)
 	if err != nil {
 		return err
 	}

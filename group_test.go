@@ -12,6 +12,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/schema"
 )
 
 // TestGroupOneAtATime: of a group one task is ready or leased, in the order of
@@ -141,7 +143,7 @@ func requireNoGroups(t *testing.T, q *Queue) {
 			if n := len(s.groups.held); s.groups.whole && n > 0 {
 				return fmt.Errorf("%d groups in memory", n)
 			}
-			return scan(s.store.DB(), s.groups.prefix, func(key, value []byte) error {
+			return schema.Scan(s.store.DB(), s.groups.prefix, func(key, value []byte) error {
 				return fmt.Errorf("group %x is %x", key, value)
 			})
 		}))

@@ -17,6 +17,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 	"codeq/internal/window"
 )
 
@@ -40,7 +41,7 @@ func seeded(t *testing.T) *rand.Rand {
 func (q *Queue) peek(s *shard) *view {
 	r := q.replicas[s.index]
 	r.mu.RLock()
-	return &view{replica: r, snap: s.store.DB().NewSnapshot(), lanes: make(map[uint32]*lane)}
+	return newView(r, s.store.DB().NewSnapshot())
 }
 
 // checkAll has the checker walk every shard's disk.
@@ -215,7 +216,7 @@ func (c *memoryChecker) leases() error {
 	}
 	inForce := make(map[ID]entry)
 	onDisk := make(map[uint64]bool)
-	err := scan(c.view.snap, keys.Lease, func(key, value []byte) error {
+	err := schema.Scan(c.view.snap, keys.Lease, func(key, value []byte) error {
 		seq, err := keys.ParseLease(key)
 		if err != nil {
 			return err
@@ -227,7 +228,7 @@ func (c *memoryChecker) leases() error {
 			return err
 		}
 		for _, e := range entries {
-			head, err := leasedHead(c.view.snap, &e)
+			head, err := schema.LeasedHead(c.view.snap, &e)
 			if err != nil {
 				return err
 			}
@@ -328,7 +329,7 @@ func (c *memoryChecker) trails() error {
 // ready reads the ready tasks of every lane.
 func (c *memoryChecker) ready() error {
 	s := c.shard
-	return scan(c.view.snap, keys.Task, func(key, value []byte) error {
+	return schema.Scan(c.view.snap, keys.Task, func(key, value []byte) error {
 		number, since, id, err := keys.ParseTask(key)
 		if err != nil {
 			return err
@@ -407,13 +408,13 @@ func positions(items []window.Item) string {
 func (c *memoryChecker) catalogue() error {
 	s, cat := c.shard, &c.shard.catalogue
 	lanes, queues := 0, 1
-	err := errors.Join(scan(c.view.snap, keys.Lane, func(key, _ []byte) error {
+	err := errors.Join(schema.Scan(c.view.snap, keys.Lane, func(key, _ []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if lanes++; !cat.lanes.Has(n) {
 			c.report("lane %d is taken on disk only", n)
 		}
 		return err
-	}), scan(c.view.snap, keys.Queue, func(key, _ []byte) error {
+	}), schema.Scan(c.view.snap, keys.Queue, func(key, _ []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if queues++; !cat.queues.Has(n) {
 			c.report("queue %d is taken on disk only", n)
@@ -507,7 +508,7 @@ func (c *memoryChecker) queues() error {
 	s := c.shard
 	counted := make(map[uint32]keys.Counts)
 	var clock uint64
-	err := scan(c.view.snap, keys.Counters, func(key, value []byte) error {
+	err := schema.Scan(c.view.snap, keys.Counters, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil {
 			return err
@@ -559,7 +560,7 @@ func (c *memoryChecker) limits() error {
 		if l.ties.Limit != 0 {
 			leased[l.ties.Limit]++
 		}
-		head, err := leasedHead(c.view.snap, &keys.LeaseEntry{ID: l.id, Lane: l.lane.number, Since: l.since, Leases: l.leases})
+		head, err := schema.LeasedHead(c.view.snap, &keys.LeaseEntry{ID: l.id, Lane: l.lane.number, Since: l.since, Leases: l.leases})
 		if err != nil {
 			return err
 		}
@@ -578,7 +579,7 @@ func (c *memoryChecker) limits() error {
 	}
 	parked := make(map[uint64]bool)
 	waiting := make(map[uint64]int)
-	err := scan(c.view.snap, keys.Blocked, func(key, value []byte) error {
+	err := schema.Scan(c.view.snap, keys.Blocked, func(key, value []byte) error {
 		_, scope, id, err := keys.ParseGrouped(key)
 		if f, n := s.fronts.byScope[scope], waiting[scope]; f != nil {
 			switch {
@@ -633,7 +634,7 @@ func (c *memoryChecker) limits() error {
 // settings: those that the shard goes by are those of disk.
 func (c *memoryChecker) settings() error {
 	stored := make(map[string][]byte)
-	err := scan(c.view.snap, keys.Settings, func(key, value []byte) error {
+	err := schema.Scan(c.view.snap, keys.Settings, func(key, value []byte) error {
 		stored[string(key[1:])] = bytes.Clone(value)
 		return nil
 	})
@@ -741,7 +742,7 @@ func (c *memoryChecker) times() error {
 	s := c.shard
 	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from dueCursor, err error) {
 		from = nothingDue
-		err = scan(c.view.snap, prefix, func(key, _ []byte) error {
+		err = schema.Scan(c.view.snap, prefix, func(key, _ []byte) error {
 			at, name, err := parse(key)
 			from.lower(at, name)
 			return err
@@ -781,7 +782,7 @@ func (c *memoryChecker) mirrors() error {
 
 func checkMirror[K, V comparable](c *memoryChecker, what string, m *mirror[K, V]) error {
 	onDisk := make(map[K]V)
-	err := scan(c.view.snap, m.prefix, func(key, value []byte) error {
+	err := schema.Scan(c.view.snap, m.prefix, func(key, value []byte) error {
 		k, v, err := m.parse(key, value)
 		onDisk[k] = v
 		return err
@@ -835,7 +836,7 @@ func (c *memoryChecker) buckets() error {
 			held[place{q.number, k}] = b.size
 		}
 	}
-	err := scan(c.view.snap, keys.Buckets, func(key, value []byte) error {
+	err := schema.Scan(c.view.snap, keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		if err != nil {
 			return err
@@ -859,7 +860,7 @@ func (c *memoryChecker) buckets() error {
 func (c *memoryChecker) outbox() error {
 	out := &c.shard.out
 	n := make([]uint64, len(out.waiting))
-	err := scan(c.view.snap, keys.Outbound, func(key, _ []byte) error {
+	err := schema.Scan(c.view.snap, keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err == nil && (seq < out.first[to] || seq >= out.next[to]) {
 			c.report("message %d for shard %d is not one of %d to %d", seq, to, out.first[to], out.next[to])
@@ -871,7 +872,7 @@ func (c *memoryChecker) outbox() error {
 		c.report("%d messages wait, on disk %d", out.waiting, n)
 	}
 	last := make([]uint64, len(out.next))
-	err = errors.Join(err, scan(c.view.snap, keys.Sent, func(key, value []byte) error {
+	err = errors.Join(err, schema.Scan(c.view.snap, keys.Sent, func(key, value []byte) error {
 		to, err := keys.ParseNumbered(key)
 		if err == nil {
 			last[to], err = keys.ParseNumber(value)
@@ -883,7 +884,7 @@ func (c *memoryChecker) outbox() error {
 			c.report("the next message to shard %d is %d, the last one is %d, on disk %d", to, next, out.stored[to], last[to])
 		}
 	}
-	err = errors.Join(err, scan(c.view.snap, keys.Inbound, func(key, value []byte) error {
+	err = errors.Join(err, schema.Scan(c.view.snap, keys.Inbound, func(key, value []byte) error {
 		from, err := keys.ParseNumbered(key)
 		if err != nil {
 			return err
@@ -904,7 +905,7 @@ func (q *Queue) list() (map[ID]*TaskInfo, error) {
 	for _, s := range q.led() {
 		v := q.peek(s)
 		for _, prefix := range recordRanges {
-			errs = append(errs, scan(v.snap, prefix, func(key, value []byte) error {
+			errs = append(errs, schema.Scan(v.snap, prefix, func(key, value []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)
 				if err != nil {
 					return err

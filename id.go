@@ -21,24 +21,12 @@ import (
 type ID [keys.IDLen]byte
 
 // String returns the canonical form of the UUID.
-func (id ID) String() string {
-	b, _ := id.MarshalText()
-	return string(b)
-}
+func (id ID) String() string { return keys.FormatID(id) }
 
 const idTextLen = 36
 
 // MarshalText returns the canonical form of the UUID.
-func (id ID) MarshalText() ([]byte, error) {
-	b := make([]byte, idTextLen)
-	hex.Encode(b, id[:4])
-	hex.Encode(b[9:], id[4:6])
-	hex.Encode(b[14:], id[6:8])
-	hex.Encode(b[19:], id[8:10])
-	hex.Encode(b[24:], id[10:])
-	b[8], b[13], b[18], b[23] = '-', '-', '-', '-'
-	return b, nil
-}
+func (id ID) MarshalText() ([]byte, error) { return keys.AppendIDText(nil, id), nil }
 
 // UnmarshalText reads the canonical form of a UUID.
 func (id *ID) UnmarshalText(b []byte) error {

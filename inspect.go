@@ -9,7 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
-	"codeq/internal/record"
+	"codeq/internal/schema"
 	"codeq/internal/wire"
 )
 
@@ -100,9 +100,9 @@ func (op *readOp) readView(v *view) {
 func (s *shard) view() *view {
 	r := s.replica
 	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
-	return &view{
-		replica: r, snap: s.store.DB().NewSnapshot(), lanes: make(map[uint32]*lane), leases: make(map[ID]leaseView),
-	}
+	v := newView(r, s.store.DB().NewSnapshot())
+	v.Leases = make(map[keys.ID]schema.Lease)
+	return v
 }
 
 // askLease adds the lease of a task, if it has one, to a view of the shard.
@@ -111,7 +111,9 @@ func (s *shard) askLease(v *view, id ID) {
 	if ls == nil {
 		return
 	}
-	v.leases[id] = leaseView{keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts}, ls.record.deadline}
+	v.Leases[id] = schema.Lease{
+		LeaseEntry: keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts}, Deadline: ls.record.deadline,
+	}
 }
 
 // read reads a task or a page. again asks for another visit of the owner.
@@ -170,20 +172,18 @@ func (op *readOp) again() {
 // view is a shard's disk between two commits. Reading it does not disturb the
 // owner; the store cannot close before the view has.
 type view struct {
+	*schema.Snapshot
 	replica *replica
 	snap    *pebble.Snapshot
-	lanes   map[uint32]*lane
-	leases  map[ID]leaseView // those of the tasks that are asked about; nil: not known yet
 }
 
-type leaseView struct {
-	keys.LeaseEntry
-	deadline uint64
+func newView(r *replica, snap *pebble.Snapshot) *view {
+	return &view{Snapshot: schema.NewSnapshot(snap), replica: r, snap: snap}
 }
 
 // get returns a task in whatever state it is.
 func (v *view) get(id ID) (*TaskInfo, error) {
-	p, value, err := v.find(id)
+	p, value, err := v.Find(id)
 	if err != nil {
 		return nil, err
 	}
@@ -198,126 +198,36 @@ func (v *view) close() {
 	v.replica.mu.RUnlock()
 }
 
-// find returns where a task lies and the value there; nil if it does not exist.
-func (v *view) find(id ID) (p keys.Place, value []byte, err error) {
-	p, indexed, err := placeOf(v.snap, id)
-	if err != nil {
-		return p, nil, err
-	}
-	if value, err = lookup(v.snap, p.AppendKey(nil, id)); err != nil || value != nil || indexed {
-		return p, value, err
-	}
-	l, err := v.lane(keys.LaneOf(id))
-	if errors.Is(err, pebble.ErrNotFound) {
-		return p, nil, nil
-	}
-	if err != nil {
-		return p, nil, err
-	}
-	for _, prefix := range [...]byte{keys.Done, keys.Dead, keys.Canceled} {
-		var buckets []uint64
-		err := scanAll(v.snap, keys.AppendBuckets(nil, prefix, l.queue.number), func(key, _ []byte) error {
-			_, _, until, err := keys.ParseBucket(key)
-			buckets = append(buckets, until)
-			return err
-		})
-		if err != nil {
-			return p, nil, err
-		}
-		for _, until := range buckets {
-			p = keys.Place{Range: prefix, Group: l.queue.number, At: until}
-			if value, err = lookup(v.snap, p.AppendKey(nil, id)); err != nil || value != nil {
-				return p, value, err
-			}
-		}
-	}
-	return p, nil, nil
-}
-
 // info decodes a task. Nothing in it aliases value.
 func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
-	value = append([]byte(nil), value...)
-	number, rec, ended, state, err := splitValue(p, value)
+	t, err := v.Task(id, p, value)
 	if err != nil {
-		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
+		return nil, err
 	}
-	r, err := record.Decode(rec)
-	if err != nil {
-		return nil, fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
+	return taskInfo(t), nil
+}
+
+// taskInfo is what users see of a stored task.
+func taskInfo(t *schema.Task) *TaskInfo {
+	l, r := t.Lane, &t.Record
+	info := &TaskInfo{
+		ID: t.ID, State: stateIn(t.Range), Task: task(laneKey{l.Queue, l.Tenant, l.Priority}, r),
+		Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result,
 	}
-	l, err := v.lane(number)
-	if err != nil {
-		return nil, fmt.Errorf("task %s: %w", id, err)
-	}
-	t := &TaskInfo{
-		ID: id, State: state, Task: task(l.key(), &r), Attempts: int(r.Attempts), LastError: r.Error, Result: ended.Result,
-	}
-	switch state {
+	switch info.State {
 	case Scheduled:
-		t.At = msTime(p.At)
+		info.At = msTime(t.At)
 	case Blocked:
-		t.At = id.Time()
+		info.At = info.ID.Time()
 	case Dead, Done, Canceled:
-		t.At = msTime(ended.At)
+		info.At = msTime(t.Ended.At)
 	case Ready:
-		t.At = msTime(keys.SinceMillis(p.At))
-		if err := v.loadLeases(); err != nil {
-			return nil, err
-		}
-		if e, ok := v.leases[id]; ok && e.Since == p.At && e.Leases == r.Leases+1 {
-			t.State, t.Attempts, t.At = Leased, int(e.Attempts), msTime(e.deadline)
+		info.At = msTime(keys.SinceMillis(t.At))
+		if e := t.Lease; e != nil {
+			info.State, info.Attempts, info.At = Leased, int(e.Attempts), msTime(e.Deadline)
 		}
 	}
-	return t, nil
-}
-
-// lane reads a lane's catalogue entry. Its error is pebble.ErrNotFound, too, if
-// there is none.
-func (v *view) lane(n uint32) (*lane, error) {
-	if l := v.lanes[n]; l != nil {
-		return l, nil
-	}
-	b, err := lookup(v.snap, keys.AppendNumbered(nil, keys.Lane, n))
-	if err == nil && b == nil {
-		err = fmt.Errorf("%w: %w", ErrCorrupt, pebble.ErrNotFound)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("lane %d: %w", n, err)
-	}
-	entry, err := keys.ParseLaneValue(b)
-	if err != nil {
-		return nil, fmt.Errorf("%w: lane %d: %w", ErrCorrupt, n, err)
-	}
-	name, err := lookup(v.snap, keys.AppendNumbered(nil, keys.Queue, entry.Queue))
-	if err == nil && name == nil {
-		err = fmt.Errorf("%w: it is missing", ErrCorrupt)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("queue %d: %w", entry.Queue, err)
-	}
-	l := &lane{
-		number: n, tenant: entry.Tenant, priority: entry.Priority,
-		queue: &queueState{name: string(name), number: entry.Queue},
-	}
-	v.lanes[n] = l
-	return l, nil
-}
-
-// loadLeases reads the lease records, unless the owner has told. Of several entries for one task the last
-// is the newest.
-func (v *view) loadLeases() error {
-	if v.leases != nil {
-		return nil
-	}
-	v.leases = make(map[ID]leaseView)
-	return scanLeases(v.snap, func(_ uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
-		for _, e := range entries {
-			if old, ok := v.leases[e.ID]; !ok || old.Leases <= e.Leases {
-				v.leases[e.ID] = leaseView{e, h.Deadline}
-			}
-		}
-		return nil
-	})
+	return info
 }
 
 // msTime is the time of a stored number of milliseconds; zero for one that no

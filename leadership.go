@@ -11,6 +11,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -114,7 +115,7 @@ func (r *replica) christen(p *proposer) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	shards := len(r.node.queue.replicas)
-	got, err := lookup(r.store.DB(), []byte{keys.Meta})
+	got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}

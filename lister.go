@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/wire"
 )
@@ -273,7 +274,7 @@ func (l *lister) beginQueues(v *view, prefix byte) error {
 		number uint32
 	}
 	var queues []named
-	err := scan(v.snap, keys.Queue, func(key, value []byte) error {
+	err := schema.Scan(v.snap, keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		queues = append(queues, named{string(value), n})
 		return err
@@ -354,7 +355,7 @@ func (l *lister) readAsked(v *view) error {
 			}
 			l.read++
 		}
-		value, err := lookup(v.snap, keys.AppendTask(nil, t.lane, t.since, t.id))
+		value, err := schema.Lookup(v.snap, keys.AppendTask(nil, t.lane, t.since, t.id))
 		if err != nil {
 			return err
 		}
@@ -390,7 +391,7 @@ func (l *lister) readPage(v *view) error {
 			if err != nil {
 				return false, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(id), err)
 			}
-			if ln, err := v.lane(number); err != nil || ln.queue.name != l.opts.Queue {
+			if ln, err := v.Lane(number); err != nil || ln.Queue != l.opts.Queue {
 				return true, err
 			}
 		}

@@ -13,6 +13,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 )
 
 // What binds tasks to each other, in the model: idempotency keys, groups,
@@ -458,7 +459,7 @@ func (m *model) places() map[ID]keys.Place {
 	for _, s := range m.q.led() {
 		v := m.q.peek(s)
 		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
-			m.noError(scan(v.snap, prefix, func(key, _ []byte) error {
+			m.noError(schema.Scan(v.snap, prefix, func(key, _ []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)
 				found[id] = p
 				return err

@@ -3,6 +3,7 @@ package codeq
 import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 	"context"
 	"errors"
@@ -36,7 +37,7 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 
 // identify makes sure that the store is this shard of this queue, and of the current format.
 func (s *shard) identify(d *manifest.Directory) error {
-	got, err := lookup(s.store.DB(), []byte{keys.Meta})
+	got, err := schema.Lookup(s.store.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}

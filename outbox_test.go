@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // payloads returns those of the tasks that are stored, in order.
@@ -82,7 +83,7 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 		}
 		require.Zero(f, f.underWay(0))
 		v := f.q.peek(f.q.shard(0))
-		require.NoError(f, scan(v.snap, keys.Outbound, func(key, _ []byte) error {
+		require.NoError(f, schema.Scan(v.snap, keys.Outbound, func(key, _ []byte) error {
 			return fmt.Errorf("message %x is not forgotten", key)
 		}))
 		v.close()

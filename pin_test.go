@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // pinTest is parents whose retention is a minute, and children that take longer.
@@ -65,7 +66,7 @@ func (f *pinTest) requireForgotten(ids ...ID) {
 		v := f.q.peek(s)
 		n := 0
 		for _, prefix := range []byte{keys.Pin, keys.Pinned} {
-			require.NoError(f, scan(v.snap, prefix, func([]byte, []byte) error { n++; return nil }))
+			require.NoError(f, schema.Scan(v.snap, prefix, func([]byte, []byte) error { n++; return nil }))
 		}
 		v.close()
 		require.Zero(f, n, "shard %d still has pins", s.index)

@@ -7,6 +7,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -31,7 +32,7 @@ func TestOutdatedEntry(t *testing.T) {
 		return m.Apply(&raft.Log{Index: index, Term: term, Data: e.append(nil)})
 	}
 	stored := func() string {
-		v, err := lookup(st.DB(), []byte("k"))
+		v, err := schema.Lookup(st.DB(), []byte("k"))
 		require.NoError(t, err)
 		return string(v)
 	}
@@ -43,7 +44,7 @@ func TestOutdatedEntry(t *testing.T) {
 	require.Equal(t, "second", stored())
 	require.Nil(t, apply(5, 2, 2, "first, replayed"))
 	require.Equal(t, "second", stored())
-	index, err := appliedIndex(st.DB())
+	index, err := schema.Applied(st.DB())
 	require.NoError(t, err)
 	require.EqualValues(t, 7, index)
 	large := make([]byte, 2*largeBatch) // Pebble keeps the memory of these

@@ -11,6 +11,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 )
 
 // rebuilder writes a store from what can be read of another one.
@@ -120,7 +121,7 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id ID, ok bool) {
 	if id = raw; err != nil || id.shard(b.shards) != b.index {
 		return nil, id, false
 	}
-	lane, rec, _, state, err := splitValue(p, value)
+	lane, rec, _, err := schema.SplitValue(p, value)
 	if err != nil {
 		return nil, id, false
 	}
@@ -128,7 +129,7 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id ID, ok bool) {
 	if err != nil {
 		return nil, id, false
 	}
-	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: state}, lane: lane, onDead: r.OnDead}
+	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: stateIn(p.Range)}, lane: lane, onDead: r.OnDead}
 	if t.waitsForParents() {
 		for _, id := range r.Parents {
 			if !slices.Contains(t.parents, id) {
@@ -341,11 +342,11 @@ func (b *rebuilder) rebuildUnique() error {
 // disown has the record of a task say that somebody else may have its idempotency key.
 func (b *rebuilder) disown(id ID, t *rebuiltTask) error {
 	key := t.AppendKey(nil, id)
-	value, err := lookup(b.db, key)
+	value, err := schema.Lookup(b.db, key)
 	if err != nil {
 		return err
 	}
-	_, stored, _, _, err := splitValue(t.Place, value)
+	_, stored, _, err := schema.SplitValue(t.Place, value)
 	if err != nil {
 		return err
 	}
@@ -493,7 +494,7 @@ func (b *rebuilder) rebuildParents() error {
 		lost = lost || b.old.gaps[prefix]
 	}
 	if err := b.old.scan(keys.Telling, func(key, value []byte) {
-		parent, end, err := parseTelling(key, value)
+		parent, end, err := keys.ParseTelling(key, value)
 		if t := b.tasks[parent]; err == nil && (t == nil || t.Range == end) {
 			b.told[parent] = true
 			b.set(key, value)

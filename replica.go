@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/manifest"
+	"codeq/internal/schema"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
 )
@@ -120,7 +121,7 @@ func (r *replica) openStore() error {
 		return err
 	}
 	index := uint64(0)
-	if err := st.Read(func() (err error) { index, err = appliedIndex(st.DB()); return err }); err != nil {
+	if err := st.Read(func() (err error) { index, err = schema.Applied(st.DB()); return err }); err != nil {
 		return errors.Join(err, st.Close())
 	}
 	r.store, r.source = st, &liveStore{r, st}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // TestForgottenSession: produces of a node may be in the same group as its removal, before it
@@ -22,7 +23,7 @@ func TestForgottenSession(t *testing.T) {
 		}
 		gone := func() *interestOp { return &interestOp{completion: newCompletion(), node: "gone", gone: true} }
 		stored := func() keys.SessionValue {
-			b, err := lookup(s.store.DB(), keys.AppendNamed(nil, keys.Session, "gone"))
+			b, err := schema.Lookup(s.store.DB(), keys.AppendNamed(nil, keys.Session, "gone"))
 			require.NoError(t, err)
 			v, err := keys.ParseSession(b)
 			require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // settingsOf is Settings that has to succeed.
@@ -340,7 +341,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 		require.EqualValues(f, 2, f.underWay(0))
 		for i, paused := range []bool{true, false, false} {
 			v := f.q.peek(f.q.shard(i))
-			value, err := lookup(v.snap, settingsKey("a"))
+			value, err := schema.Lookup(v.snap, settingsKey("a"))
 			v.close()
 			require.NoError(f, err)
 			c, err := parseSettings(value)

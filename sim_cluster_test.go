@@ -24,6 +24,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
+	"codeq/internal/schema"
 )
 
 // simCluster is a cluster whose nodes have a network, disks and clocks in
@@ -619,7 +620,7 @@ func (c *simCluster) tasks() (map[ID]*TaskInfo, error) {
 		q, _ := l.queue()
 		v := q.peek(q.shard(shard))
 		for _, prefix := range recordRanges {
-			if err := scan(v.snap, prefix, func(key, value []byte) error {
+			if err := schema.Scan(v.snap, prefix, func(key, value []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)
 				if err != nil {
 					return err

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // process is a queue whose process may end at every step of a test, and whose
@@ -155,7 +156,7 @@ func (p *process) state(id ID) State {
 func (p *process) stored(prefix byte) (n int) {
 	p.t.Helper()
 	for _, s := range p.led() {
-		require.NoError(p.t, scan(s.store.DB(), prefix, func([]byte, []byte) error {
+		require.NoError(p.t, schema.Scan(s.store.DB(), prefix, func([]byte, []byte) error {
 			n++
 			return nil
 		}))

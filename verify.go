@@ -13,6 +13,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
+	"codeq/internal/schema"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
 )
@@ -229,7 +230,7 @@ func (v *verifier) content(index int, dir string) (r ShardReport, err error) {
 	if db == nil || err != nil {
 		return r, err
 	}
-	view := &view{replica: &replica{index: index}, snap: db.NewSnapshot(), lanes: make(map[uint32]*lane)}
+	view := newView(&replica{index: index}, db.NewSnapshot())
 	view.replica.mu.RLock()
 	err = store.Protect(func() error {
 		defer view.close()
@@ -254,7 +255,7 @@ func (v *verifier) content(index int, dir string) (r ShardReport, err error) {
 
 // identity makes sure that a store is the shard, as Open does.
 func (v *verifier) identity(index int, r pebble.Reader) error {
-	got, err := lookup(r, []byte{keys.Meta})
+	got, err := schema.Lookup(r, []byte{keys.Meta})
 	if err != nil {
 		return err
 	}

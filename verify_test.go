@@ -23,6 +23,7 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -134,7 +135,7 @@ func alter(t *testing.T, disk *vfs.MemFS, change func(db *pebble.DB) (alsoGone m
 // first is the first entry of a range that suits.
 func first(t *testing.T, db *pebble.DB, prefix byte, suits func(key, value []byte) bool) (key, value []byte) {
 	t.Helper()
-	require.NoError(t, scan(db, prefix, func(k, v []byte) error {
+	require.NoError(t, schema.Scan(db, prefix, func(k, v []byte) error {
 		if key == nil && (suits == nil || suits(k, v)) {
 			key, value = append([]byte(nil), k...), append([]byte(nil), v...)
 		}
@@ -389,7 +390,7 @@ func recordsIn(t *testing.T, disk vfs.FS, dir string) map[ID][]byte {
 	require.NoError(t, err)
 	found := make(map[ID][]byte)
 	for _, prefix := range recordRanges {
-		require.NoError(t, scan(db, prefix, func(key, _ []byte) error {
+		require.NoError(t, schema.Scan(db, prefix, func(key, _ []byte) error {
 			id, _, err := keys.ParsePlaceKey(key)
 			found[id] = bytes.Clone(key)
 			return err

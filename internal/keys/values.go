@@ -2,6 +2,7 @@ package keys
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"codeq/internal/wire"
 )
@@ -404,3 +405,15 @@ func LaneOf(id ID) uint32 { return uint32(id[9])<<16 | uint32(id[10])<<8 | uint3
 
 // MaxLane is the largest number of a lane.
 const MaxLane = 1<<24 - 1
+
+// ParseTelling parses an entry that says how a parent has ended, until all who waited for it know: by the
+// range in which it lies.
+func ParseTelling(key, value []byte) (parent ID, end byte, err error) {
+	if parent, err = ParseByID(key); err == nil && (len(value) != 1 || !Ended(value[0])) {
+		err = fmt.Errorf("end of task %s is %x", FormatID(parent), value)
+	}
+	if err != nil {
+		return ID{}, 0, err
+	}
+	return parent, value[0], nil
+}

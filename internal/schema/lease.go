@@ -1,0 +1,74 @@
+package schema
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/store"
+)
+
+// ScanLeases visits the lease records, oldest first.
+func ScanLeases(r pebble.Reader, visit func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error) error {
+	return Scan(r, keys.Lease, func(key, value []byte) error {
+		seq, err := keys.ParseLease(key)
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		h, entries, err := keys.ParseLeases(seq, value)
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		return visit(seq, h, entries)
+	})
+}
+
+// LeasedHead returns the head of the task that a lease entry names, or nil
+// when the entry is not in force.
+func LeasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
+	v, closer, err := r.Get(keys.AppendTask(nil, e.Lane, e.Since, e.ID))
+	if err == pebble.ErrNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, store.Error(err)
+	}
+	defer func() { _ = closer.Close() }()
+	return inForce(e, v)
+}
+
+// NextLeasedHead is LeasedHead with an iterator over the range Task, for entries in the
+// order of their tasks' keys.
+func NextLeasedHead(it *pebble.Iterator, e *keys.LeaseEntry) (*record.Head, error) {
+	key := keys.AppendTask(nil, e.Lane, e.Since, e.ID)
+	if it.Valid() && bytes.Compare(it.Key(), key) < 0 {
+		it.Next() // it often is the next one
+	}
+	if !it.Valid() || !bytes.Equal(it.Key(), key) {
+		it.SeekGE(key)
+	}
+	if !it.Valid() || !bytes.Equal(it.Key(), key) {
+		return nil, store.Error(it.Error())
+	}
+	v, err := it.ValueAndErr()
+	if err != nil {
+		return nil, store.Error(err)
+	}
+	return inForce(e, v)
+}
+
+// inForce returns the head of a record, or nil when a lease entry is of an earlier lease of it.
+func inForce(e *keys.LeaseEntry, rec []byte) (*record.Head, error) {
+	head, err := record.DecodeHead(rec)
+	if err != nil {
+		return nil, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(e.ID), err)
+	}
+	if head.Leases+1 != e.Leases {
+		return nil, nil
+	}
+	return &head, nil
+}

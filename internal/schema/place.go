@@ -1,0 +1,41 @@
+package schema
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/store"
+)
+
+// PlaceOf finds where the record of a task lies that has not ended: where the index says, or else in
+// its first place, if it exists.
+func PlaceOf(r pebble.Reader, id keys.ID) (p keys.Place, indexed bool, err error) {
+	value, closer, err := r.Get(keys.AppendByID(nil, keys.Index, id))
+	if err == pebble.ErrNotFound {
+		return keys.FirstPlace(keys.LaneOf(id), id), false, nil
+	}
+	if err != nil {
+		return p, false, store.Error(err)
+	}
+	defer func() { _ = closer.Close() }()
+	if p, err = keys.ParsePlace(value); err != nil {
+		return p, true, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	return p, true, nil
+}
+
+// SplitValue takes the value of a task apart by the range in which it lies.
+func SplitValue(p keys.Place, value []byte) (lane uint32, rec []byte, ended keys.EndedValue, err error) {
+	switch p.Range {
+	case keys.Task:
+		return p.Group, value, ended, nil
+	case keys.Scheduled, keys.Blocked:
+		lane, rec, err = keys.SplitLane(value)
+		return lane, rec, ended, err
+	}
+	ended, rec, err = keys.ParseEnded(value)
+	return ended.Lane, rec, ended, err
+}

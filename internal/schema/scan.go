@@ -1,0 +1,62 @@
+// Package schema reads what a shard has stored: ranges, single keys, places of tasks, leases in
+// force, and whole tasks of a snapshot. It knows no more than is on disk.
+package schema
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/store"
+)
+
+// Scan visits the entries of a range in order. They are valid during the visit.
+func Scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) error {
+	return ScanPrefix(r, []byte{prefix}, visit)
+}
+
+// ScanPrefix visits the entries whose keys begin with prefix, in order.
+func ScanPrefix(r pebble.Reader, prefix []byte, visit func(key, value []byte) error) error {
+	it, err := r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: keys.GroupEnd(prefix)})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	for valid := it.First(); valid; valid = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return store.Error(err)
+		}
+		if err := visit(it.Key(), v); err != nil {
+			return err
+		}
+	}
+	return store.Error(it.Error())
+}
+
+// Lookup returns a copy of the value of a key, or nil.
+func Lookup(r pebble.Reader, key []byte) ([]byte, error) {
+	v, closer, err := r.Get(key)
+	if err == pebble.ErrNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, store.Error(err)
+	}
+	b := append(make([]byte, 0, len(v)), v...)
+	return b, closer.Close()
+}
+
+// Applied is the index of the last log entry in a store of a cluster; 0: there is none.
+func Applied(r pebble.Reader) (index uint64, err error) {
+	v, err := Lookup(r, []byte{keys.Applied})
+	if err != nil || v == nil {
+		return 0, err
+	}
+	if index, _, err = keys.ParseApplied(v); err != nil {
+		return 0, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	return index, nil
+}

@@ -1,0 +1,158 @@
+package schema
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// Snapshot reads tasks of what a store has at one moment, and keeps the lanes that it has read. It is
+// for one goroutine.
+type Snapshot struct {
+	r     pebble.Reader
+	lanes map[uint32]*Lane
+	// Leases of the tasks that are read, as somebody knows them; nil: the lease records say, and are
+	// read when the first task asks.
+	Leases map[keys.ID]Lease
+}
+
+// NewSnapshot reads r, which must not change.
+func NewSnapshot(r pebble.Reader) *Snapshot { return &Snapshot{r: r, lanes: make(map[uint32]*Lane)} }
+
+// Lane is a lane of the catalogue.
+type Lane struct {
+	Number      uint32
+	Queue       string
+	QueueNumber uint32
+	Tenant      string
+	Priority    uint8
+}
+
+// Lease is a lease of a task.
+type Lease struct {
+	keys.LeaseEntry
+	Deadline uint64 // ms since 1970
+}
+
+// Task is a task as it is stored.
+type Task struct {
+	ID keys.ID
+	keys.Place
+	Lane   *Lane
+	Record record.Record
+	Ended  keys.EndedValue // of one that has ended
+	Lease  *Lease          // in force; nil: there is none
+}
+
+// Lane reads a lane's entry, and that of its queue. Its error matches pebble.ErrNotFound if there is none.
+func (s *Snapshot) Lane(n uint32) (*Lane, error) {
+	if l := s.lanes[n]; l != nil {
+		return l, nil
+	}
+	b, err := Lookup(s.r, keys.AppendNumbered(nil, keys.Lane, n))
+	if err == nil && b == nil {
+		err = fmt.Errorf("%w: %w", base.ErrCorrupt, pebble.ErrNotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lane %d: %w", n, err)
+	}
+	entry, err := keys.ParseLaneValue(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: lane %d: %w", base.ErrCorrupt, n, err)
+	}
+	name, err := Lookup(s.r, keys.AppendNumbered(nil, keys.Queue, entry.Queue))
+	if err == nil && name == nil {
+		err = fmt.Errorf("%w: it is missing", base.ErrCorrupt)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("queue %d: %w", entry.Queue, err)
+	}
+	l := &Lane{Number: n, Queue: string(name), QueueNumber: entry.Queue, Tenant: entry.Tenant, Priority: entry.Priority}
+	s.lanes[n] = l
+	return l, nil
+}
+
+// Find returns where a task lies and the value there; nil if it does not exist.
+func (s *Snapshot) Find(id keys.ID) (p keys.Place, value []byte, err error) {
+	p, indexed, err := PlaceOf(s.r, id)
+	if err != nil {
+		return p, nil, err
+	}
+	if value, err = Lookup(s.r, p.AppendKey(nil, id)); err != nil || value != nil || indexed {
+		return p, value, err
+	}
+	l, err := s.Lane(keys.LaneOf(id))
+	if errors.Is(err, pebble.ErrNotFound) {
+		return p, nil, nil
+	}
+	if err != nil {
+		return p, nil, err
+	}
+	for _, prefix := range [...]byte{keys.Done, keys.Dead, keys.Canceled} {
+		var buckets []uint64
+		err := ScanPrefix(s.r, keys.AppendBuckets(nil, prefix, l.QueueNumber), func(key, _ []byte) error {
+			_, _, until, err := keys.ParseBucket(key)
+			buckets = append(buckets, until)
+			return err
+		})
+		if err != nil {
+			return p, nil, err
+		}
+		for _, until := range buckets {
+			p = keys.Place{Range: prefix, Group: l.QueueNumber, At: until}
+			if value, err = Lookup(s.r, p.AppendKey(nil, id)); err != nil || value != nil {
+				return p, value, err
+			}
+		}
+	}
+	return p, nil, nil
+}
+
+// Task decodes a task by where it lies and the value there. Nothing in it aliases value.
+func (s *Snapshot) Task(id keys.ID, p keys.Place, value []byte) (*Task, error) {
+	value = append([]byte(nil), value...)
+	number, rec, ended, err := SplitValue(p, value)
+	if err != nil {
+		return nil, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
+	}
+	r, err := record.Decode(rec)
+	if err != nil {
+		return nil, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
+	}
+	l, err := s.Lane(number)
+	if err != nil {
+		return nil, fmt.Errorf("task %s: %w", keys.FormatID(id), err)
+	}
+	t := &Task{ID: id, Place: p, Lane: l, Record: r, Ended: ended}
+	if p.Range == keys.Task {
+		if err := s.LoadLeases(); err != nil {
+			return nil, err
+		}
+		if e, ok := s.Leases[id]; ok && e.Since == p.At && e.Leases == r.Leases+1 {
+			t.Lease = &e
+		}
+	}
+	return t, nil
+}
+
+// LoadLeases reads the lease records, unless the leases are known. Of several entries for one task the last
+// is the newest.
+func (s *Snapshot) LoadLeases() error {
+	if s.Leases != nil {
+		return nil
+	}
+	s.Leases = make(map[keys.ID]Lease)
+	return ScanLeases(s.r, func(_ uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
+		for _, e := range entries {
+			if old, ok := s.Leases[e.ID]; !ok || old.Leases <= e.Leases {
+				s.Leases[e.ID] = Lease{e, h.Deadline}
+			}
+		}
+		return nil
+	})
+}
