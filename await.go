@@ -33,7 +33,7 @@ func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
 	if q.node != nil {
 		return q.node.await(ctx, id)
 	}
-	op := new(awaitOp).init(id)
+	op := &awaitOp{completion: newCompletion(), id: id}
 	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
 		op.gone.Store(true)
 		return nil, context.Cause(ctx)
@@ -45,43 +45,37 @@ func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
 
 // awaitOp waits for the end of a task.
 type awaitOp struct {
-	lookupOp
+	completion
+	id      ID
 	outcome Outcome
 	gone    atomic.Bool // the caller has given up
-	waits   bool
 }
 
-func (op *awaitOp) init(id ID) *awaitOp {
-	op.lookupOp = lookupOp{completion: newCompletion(), id: id, do: op.look}
-	return op
-}
-
-func (op *awaitOp) resolve(s *shard) { op.lookupOp.resolveAs(s, op) }
-
-func (op *awaitOp) look(s *shard, at *located) error {
-	switch at.state {
-	case Done, Dead, Canceled:
-		op.outcome = Outcome{State: at.state, Result: at.ended.Result, Error: at.rec.Error, Attempts: int(at.rec.Attempts)}
-		if at.state == Done {
-			op.outcome.Error = ""
-		}
-	default:
-		s.awaits[op.id] = append(s.awaits[op.id], op)
-		s.sweepAwaits()
-		op.waits = true
+func (op *awaitOp) resolve(s *shard) {
+	o, v, err := s.outcome(op.id)
+	if o == nil && v == Decided && err == nil && s.broken == nil {
+		s.await(op)
+		return
 	}
-	return nil
+	if o != nil {
+		op.outcome = *o
+	}
+	s.conclude(op, v, err)
 }
 
-func (op *awaitOp) isWaiting() bool { return op.waits }
-func (op *awaitOp) alters() bool    { return false }
+// await has the caller wait for the end of the task.
+func (s *shard) await(op *awaitOp) {
+	s.awaits[op.id] = append(s.awaits[op.id], op)
+	s.wanted |= wantOutcomes
+	s.sweepAwaits()
+}
 
 func (op *awaitOp) isGone() bool { return op.gone.Load() }
 
 func (op *awaitOp) abandon(*shard) { op.gone.Store(true) }
 
 func (op *awaitOp) encode(dst []byte) (callKind, []byte) { return callAwait, append(dst, op.id[:]...) }
-func (op *awaitOp) decode(r *wire.Reader)                { op.init(ID(keys.ReadID(r))) }
+func (op *awaitOp) decode(r *wire.Reader)                { op.id = keys.ReadID(r) }
 func (op *awaitOp) encodeReply(dst []byte) []byte        { return op.outcome.append(dst) }
 func (op *awaitOp) decodeReply(r *wire.Reader)           { op.outcome = readOutcome(r) }
 

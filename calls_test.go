@@ -29,7 +29,7 @@ func sampleCalls() map[string]request {
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
 		"produce": &produceOp{
-			tasks: []newTask{task, tied}, ids: []ID{id(1), id(2)}, duplicates: []int{1},
+			tasks: []newTask{task, tied}, produced: produced{ids: []ID{id(1), id(2)}, duplicates: []int{1}},
 			call: callNumber{node: "caller", session: 7, seq: 8, low: 3},
 		},
 		"claim": &claimOp{
@@ -40,12 +40,11 @@ func sampleCalls() map[string]request {
 		"fail":           &failOp{receipt: receipt, how: failDead, wait: -1, cause: "why"},
 		"extend":         &extendOp{receipt: receipt, duration: 5},
 		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{leaseLost(receipt, true)}},
-		"cancel":         new(cancelOp).init(id(1)),
-		"alter":          new(alterOp).init(id(1), alterRunAt, 77),
+		"alter":          &alterOp{id: id(1), how: alterRunAt, arg: 77},
 		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
-		"bulk":           &bulkOp{ids: []ID{id(1), id(2)}, how: alterPurge, n: 2},
+		"bulk":           &bulkOp{Bulk: Bulk{ids: []ID{id(1), id(2)}, how: alterPurge, n: 2}},
 		"stats":          &statsOp{counts: []queueCounts{{"a", keys.Counts{Ready: 1, Canceled: 2}}}},
-		"idle":           &idleOp{queues: []string{"a"}, waited: true, arrived: 4},
+		"idle":           &idleOp{idleness: idleness{queues: []string{"a"}, arrived: 4}, waited: true},
 		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": &deleteScheduleOp{name: "s"},
@@ -72,9 +71,7 @@ func sampleCalls() map[string]request {
 }
 
 func endedAwait(id ID, o Outcome) request {
-	op := new(awaitOp).init(id)
-	op.outcome = o
-	return op
+	return &awaitOp{id: id, outcome: o}
 }
 
 func scheduleCall() request {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/ticks"
 	"codeq/internal/wire"
 )
@@ -272,33 +273,7 @@ type setScheduleOp struct {
 }
 
 func (op *setScheduleOp) resolve(s *shard) {
-	s.settle(op)
-	v := &op.value
-	old := s.recurring.find(op.name)
-	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone
-	if fresh {
-		v.Start, v.After = s.wall, s.wall
-	} else {
-		v.Start, v.After, v.Last = old.value.Start, old.value.After, old.value.Last
-		if old.err == nil && bytes.Equal(v.Append(nil), old.value.Append(nil)) {
-			return
-		}
-	}
-	if v.Every != 0 { // from a start that was not known before
-		op.times = ticks.Every{Start: v.Start, Interval: v.Every}
-	}
-	if op.err = s.hasLanes(1); op.err != nil {
-		return
-	}
-	s.lane(laneKey{queue: v.Queue, tenant: v.Tenant, priority: v.Priority}) // so that no tick lacks one
-	r, err := newRecurring(op.name, *v)
-	if err != nil { // it was encoded just now
-		op.err = err
-		return
-	}
-	r.begin(op.times)
-	s.recurring.put(r)
-	s.storeRecurring(r)
+	s.conclude(op, Decided, s.setSchedule(op.name, op.value, op.times))
 }
 
 func (op *setScheduleOp) encode(dst []byte) (callKind, []byte) {
@@ -323,13 +298,7 @@ type deleteScheduleOp struct {
 }
 
 func (op *deleteScheduleOp) resolve(s *shard) {
-	s.settle(op)
-	if s.recurring.find(op.name) == nil {
-		op.err = fmt.Errorf("%w: schedule %q", ErrNotFound, op.name)
-		return
-	}
-	s.recurring.remove(op.name)
-	s.group.delete(keys.AppendSchedule(nil, op.name))
+	s.conclude(op, Decided, s.deleteSchedule(op.name))
 }
 
 func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {
@@ -354,19 +323,43 @@ type schedulesOp struct {
 }
 
 func (op *schedulesOp) resolve(s *shard) {
-	all := s.recurring.list
-	from, found := s.recurring.search(op.after)
-	if found {
-		from++
-	}
-	i, size := from, 0
-	for ; i < len(all) && i-from < schedulesStep && size < schedulesBytes; i++ {
-		op.infos = append(op.infos, all[i].info())
-		size += len(all[i].value.Record)
-		op.after = all[i].name
-	}
-	op.more = i < len(all)
+	size := 0
+	op.more = false
+	s.schedules(op.after, func(r ScheduleInfo_) bool {
+		if op.more = len(op.infos) == schedulesStep || size >= schedulesBytes; op.more {
+			return false
+		}
+		info, err := scheduleInfo(&r)
+		if err != nil {
+			s.broken = err
+			return false
+		}
+		op.infos = append(op.infos, info)
+		size += len(r.Value.Record)
+		op.after = r.Name
+		return true
+	})
 	s.settle(op)
+}
+
+// scheduleInfo is a schedule as the rules know it, for a caller.
+func scheduleInfo(r *ScheduleInfo_) (ScheduleInfo, error) {
+	rec, err := record.Decode(bytes.Clone(r.Value.Record))
+	if err != nil {
+		return ScheduleInfo{}, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, r.Name, err)
+	}
+	info := ScheduleInfo{
+		Schedule: Schedule{
+			Name: r.Name, Cron: r.Value.Cron, Every: duration(r.Value.Every), TimeZone: r.Value.TimeZone,
+			Task: task(laneKey{r.Value.Queue, r.Value.Tenant, r.Value.Priority}, &rec), Missed: MissedPolicy(r.Value.Missed),
+		},
+		Next: msTime(r.Next),
+		Err:  r.Err,
+	}
+	if r.Value.Last != 0 {
+		info.Last = msTime(r.Value.Last)
+	}
+	return info, nil
 }
 
 func (op *schedulesOp) encode(dst []byte) (callKind, []byte) {

@@ -79,7 +79,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, how alteration)
 		if err := limit.WaitN(ctx, len(ids)); err != nil { // also before a deadline that is too near
 			return errors.Join(cmp.Or(context.Cause(ctx), context.DeadlineExceeded), err)
 		}
-		op := &bulkOp{completion: newCompletion(), ids: ids, how: how}
+		op := &bulkOp{newCompletion(), Bulk{ids: ids, how: how}}
 		settled, err := q.do(ctx, shard, op)
 		if settled {
 			n += op.n
@@ -111,38 +111,15 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, how alteration)
 	return n, nil
 }
 
-// bulkOp alters each of many dead letters that it finds by their IDs. Those that are not
-// found, or of which the alteration is refused, are left out.
+// bulkOp alters many dead letters.
 type bulkOp struct {
 	completion
-	ids  []ID
-	how  alteration
-	next int       // of ids
-	n    int       // done
-	last bucketKey // that had one
+	Bulk
 }
 
 func (op *bulkOp) resolve(s *shard) {
-	for ; op.next < len(op.ids) && s.broken == nil; op.next++ {
-		id := op.ids[op.next]
-		if s.isBehind(id) || s.spent() {
-			s.postponeOp(op)
-			return
-		}
-		at, err := s.locateDead(id, &op.last)
-		if err != nil {
-			s.broken = err
-			break
-		}
-		if at != nil && s.isTelling(id) {
-			op.err = s.errNoRoom()
-			break
-		}
-		if at != nil && alterations[op.how](s, at, 0) == nil {
-			op.n++
-		}
-	}
-	s.settle(op)
+	v, err := s.alterDead(&op.Bulk)
+	s.conclude(op, v, err)
 }
 
 func (op *bulkOp) encode(dst []byte) (callKind, []byte) {

@@ -511,7 +511,7 @@ func TestDeadLettersTwice(t *testing.T) {
 		done := 0
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			for range 2 {
-				op := &bulkOp{completion: newCompletion(), ids: ids, how: alterRedrive}
+				op := &bulkOp{newCompletion(), Bulk{ids: ids, how: alterRedrive}}
 				op.resolve(s)
 				done += op.n
 			}

@@ -162,7 +162,7 @@ func (s *shard) putOff(op operation) {
 }
 
 func (how alteration) room() room {
-	if how == alterPurge {
+	if how == alterPurge || how == alterCancel { // a task that is kept needs more
 		return roomNone
 	}
 	return roomLow

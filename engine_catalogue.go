@@ -112,8 +112,7 @@ func setAt[T any](all *chunked.List[*T], n uint32, v *T) {
 // hasLanes refuses tasks for which there might be no lane left.
 func (s *state) hasLanes(tasks int) error {
 	if s.catalogue.lanes.Len()+tasks > keys.MaxLane {
-		return &InvalidError{"Task", "one more combination of queue, tenant and priority",
-			fmt.Sprintf("%d in a shard", keys.MaxLane)}
+		return ErrNoLanes
 	}
 	return nil
 }
@@ -288,6 +287,9 @@ func (s *state) forgetQueues() {
 	clear(s.resting)
 	s.resting = s.resting[:0]
 }
+
+// hasDoubts reports whether queues may be forgotten now that could not be before.
+func (s *state) hasDoubts() bool { return s.doubtful.Len() > 0 && !s.marks.onDisk }
 
 // dropLane drops an idle lane from memory.
 func (s *state) dropLane(l *lane) {

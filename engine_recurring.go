@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 
 	"codeq/internal/keys"
@@ -57,24 +56,6 @@ func (r *recurring) begin(times ticks.Sequence) {
 func (r *recurring) pass(after uint64) {
 	r.value.After = after
 	r.next = r.times.Next(after)
-}
-
-func (r *recurring) info() ScheduleInfo {
-	info := ScheduleInfo{
-		Schedule: Schedule{
-			Name: r.name, Cron: r.value.Cron, Every: duration(r.value.Every), TimeZone: r.value.TimeZone,
-			Task: r.task, Missed: MissedPolicy(r.value.Missed),
-		},
-		Next: msTime(r.next),
-		Err:  r.err,
-	}
-	info.Task.Payload = bytes.Clone(r.task.Payload)
-	info.Task.Headers = maps.Clone(r.task.Headers)
-	info.Task.After = slices.Clone(r.task.After)
-	if r.value.Last != 0 {
-		info.Last = msTime(r.value.Last)
-	}
-	return info
 }
 
 // recurringTable is the schedules of a shard. Its owner uses it.

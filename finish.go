@@ -176,29 +176,8 @@ func (op *completeOp) settle(err error) {
 }
 
 func (op *completeOp) resolve(s *shard) {
-	if s.isRewritten(op.receipt.ID) || !s.canAdmit(op.next) {
-		s.postponeOp(op)
-		return
-	}
-	ls := s.held(op.receipt)
-	if ls != nil && !s.hasRoom(roomScarce) && s.retention(ls.lane.queue, ls.retention) != 0 {
-		s.putOff(op)
-		return
-	}
-	s.settle(op)
-	if ls == nil {
-		op.err = s.leaseLost(op.receipt)
-		return
-	}
-	if op.err = s.hasLanes(len(op.next)); op.err != nil {
-		return
-	}
-	if s.broken = s.complete(ls, op.result); s.broken != nil {
-		return
-	}
-	if len(op.next) > 0 {
-		s.admitAll(op.next, nil, nil)
-	}
+	v, err := s.completeLease(op.receipt, op.result, op.next)
+	s.conclude(op, v, err)
 }
 
 func (op *completeOp) encode(dst []byte) (callKind, []byte) {
@@ -211,16 +190,6 @@ func (op *completeOp) decode(r *wire.Reader) {
 	op.setWaits(r.Bool())
 	op.result, op.next = r.Bytes(), readTasks(r)
 }
-
-// The ways in which an attempt fails.
-type failure int
-
-const (
-	failRetry   failure = iota // counts; waits, or dies when out of attempts
-	failRelease                // does not count
-	failReturn                 // does not count; the task keeps its place
-	failDead                   // counts; the last one
-)
 
 // failOp ends a lease without completing the task.
 type failOp struct {
@@ -252,35 +221,8 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 }
 
 func (op *failOp) resolve(s *shard) {
-	if s.isRewritten(op.receipt.ID) {
-		s.postponeOp(op)
-		return
-	}
-	s.settle(op)
-	ls := s.held(op.receipt)
-	if ls == nil {
-		op.err = s.leaseLost(op.receipt)
-		return
-	}
-	if op.how == failRetry {
-		s.broken = s.retry(ls, op.cause, op.wait)
-		return
-	}
-	rec, err := s.reckon(ls, attemptOver{counted: op.how == failDead, cause: op.cause})
-	if err != nil {
-		s.broken = err
-		return
-	}
-	switch op.how {
-	case failRelease:
-		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
-		s.postpone(ls, &rec, uint64(op.wait))
-	case failReturn:
-		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
-		s.giveBack(ls, &rec)
-	default:
-		s.bury(ls, &rec)
-	}
+	v, err := s.failLease(op.receipt, op.how, op.wait, op.cause)
+	s.conclude(op, v, err)
 }
 
 func (op *failOp) encode(dst []byte) (callKind, []byte) {
@@ -302,13 +244,7 @@ type extendOp struct {
 }
 
 func (op *extendOp) resolve(s *shard) {
-	s.settle(op)
-	ls := s.held(op.receipt)
-	if ls == nil {
-		op.err = s.leaseLost(op.receipt)
-		return
-	}
-	s.renew(ls, op.duration)
+	s.conclude(op, Decided, s.extend(op.receipt, op.duration))
 }
 
 func (op *extendOp) encode(dst []byte) (callKind, []byte) {

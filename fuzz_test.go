@@ -105,12 +105,12 @@ func FuzzSchedule(f *testing.F) {
 		if err != nil {
 			r.err = err
 			require.ErrorIs(t, err, ErrInvalid)
-			_ = r.info()
+			requireInfo(t, r)
 			return
 		}
 		r.begin(times)
 		for range 3 {
-			_ = r.info()
+			requireInfo(t, r)
 			if r.next == never {
 				break
 			}
@@ -240,4 +240,11 @@ func FuzzServe(f *testing.F) {
 		}
 		require.Same(t, s, q.shard(0))
 	})
+}
+
+// requireInfo makes sure that a caller can be told of a schedule.
+func requireInfo(t *testing.T, r *recurring) {
+	t.Helper()
+	_, err := scheduleInfo(&ScheduleInfo_{r.name, r.value, r.next, r.err})
+	require.NoError(t, err)
 }

@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"hash/maphash"
-	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -162,27 +161,14 @@ func (q *queueHeads) best(but int) int {
 // headOf is what a claim of a queue would get in this shard, as far as memory
 // shows.
 func (s *shard) headOf(q *queueState) head {
-	if q.settings.Paused || q.gated && s.claimsOf(q).shut {
+	if q.gated && s.claimsOf(q).shut {
 		return 0
 	}
-	for mask := q.mask; mask != 0; {
-		p := bits.Len16(mask) - 1
-		mask &^= 1 << p
-		first := q.rings[p].first
-		for l := first; ; {
-			alone := l.ringNext == l
-			if l.window.Len() > 0 {
-				return makeHead(l.priority, l.window.First().Since, l.tenant, alone)
-			}
-			if !l.complete { // not before next
-				return makeHead(l.priority, l.next.Since, l.tenant, alone)
-			}
-			if l = l.ringNext; l == first {
-				break
-			}
-		}
+	f, ok := s.first(q)
+	if !ok {
+		return 0
 	}
-	return 0
+	return makeHead(f.priority, f.since, f.tenant, f.alone)
 }
 
 // publish tells the other shards what this one has ready of a queue.

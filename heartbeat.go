@@ -166,11 +166,9 @@ type renewOp struct {
 func (op *renewOp) resolve(s *shard) {
 	s.settle(op)
 	for _, receipt := range op.receipts {
-		if ls := s.held(receipt); ls != nil {
-			s.renew(ls, op.duration)
-		} else {
+		if err := s.extend(receipt, op.duration); err != nil {
 			op.lost = append(op.lost, receipt)
-			op.errs = append(op.errs, s.leaseLost(receipt))
+			op.errs = append(op.errs, err)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
 	for arrived := uint64(never); ; {
 		waited, total := false, uint64(0)
 		for i := range q.replicas {
-			op := &idleOp{completion: newCompletion(), queues: queues}
+			op := &idleOp{completion: newCompletion(), idleness: idleness{queues: queues}}
 			if settled, err := q.do(ctx, i, op); !settled {
 				op.gone.Store(true)
 				return context.Cause(ctx)
@@ -45,19 +45,13 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
 // idleOp waits for queues to become idle in one shard.
 type idleOp struct {
 	completion
-	queues  []string
-	waited  bool
-	arrived uint64      // tasks of the queues that had come from other shards
-	gone    atomic.Bool // the caller has given up
-
-	busy *queueState // one of the queues that was not idle; nil: none of those named
+	idleness
+	waited bool
+	gone   atomic.Bool // the caller has given up
 }
 
 func (op *idleOp) resolve(s *shard) {
-	if len(op.queues) == 0 {
-		s.noteTouched()
-	}
-	if op.idle(s) {
+	if s.idle(&op.idleness) {
 		s.settle(op)
 		return
 	}
@@ -68,31 +62,6 @@ func (op *idleOp) resolve(s *shard) {
 func (op *idleOp) isGone() bool { return op.gone.Load() }
 
 func (op *idleOp) abandon(*shard) { op.gone.Store(true) }
-
-// idle costs by the queues named only when the one has become idle that was not before.
-// REQUIRES: noteTouched has been called, if all queues are asked for.
-func (op *idleOp) idle(s *shard) bool {
-	if s.out.busy() || op.busy != nil && op.busy.isBusy() { // busy: tasks on their way to other shards
-		return false
-	}
-	if op.busy = nil; len(op.queues) == 0 {
-		op.arrived = s.arrived
-		return s.busy == 0
-	}
-	c := &s.catalogue
-	op.arrived = 0
-	for _, name := range op.queues {
-		op.arrived += c.gone[c.slot(name)]
-		if q := s.queues[name]; q != nil {
-			if q.isBusy() {
-				op.busy = q
-				return false
-			}
-			op.arrived += q.arrived
-		}
-	}
-	return true
-}
 
 func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appendNames(dst, op.queues) }
 func (op *idleOp) decode(r *wire.Reader)                { op.queues = readNames(r) }
@@ -112,12 +81,11 @@ func (s *shard) settleIdlers() {
 	if len(s.idlers) == 0 {
 		return
 	}
-	s.noteTouched()
 	s.idlers = slices.DeleteFunc(s.idlers, func(op *idleOp) bool {
 		if op.isGone() {
 			return true
 		}
-		if !op.idle(s) {
+		if !s.idle(&op.idleness) {
 			return false
 		}
 		s.settle(op)

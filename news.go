@@ -155,7 +155,7 @@ func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 	defer heard(nil)
 	w := &awaiter{heard: heard}
 	r.awaits.add(id, w)
-	op := new(awaitOp).init(id)
+	op := &awaitOp{completion: newCompletion(), id: id}
 	settled, err := n.do(asking, r.index, op)
 	if !settled {
 		op.gone.Store(true)
@@ -266,18 +266,7 @@ type interestOp struct {
 
 func (op *interestOp) resolve(s *shard) {
 	s.settle(op)
-	key := keys.AppendNamed(nil, keys.Interest, op.node)
-	if op.gone {
-		s.sessions.leave(op.node)
-	}
-	if op.kinds == 0 {
-		delete(s.interests, op.node)
-		s.group.delete(key)
-	} else {
-		s.interests[op.node] = op.kinds
-		s.group.set(key, keys.AppendNumber(nil, uint64(op.kinds)))
-	}
-	s.heed()
+	s.setInterest(op.node, op.kinds, op.gone)
 }
 
 func (op *interestOp) encode(dst []byte) (callKind, []byte) {

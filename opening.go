@@ -68,41 +68,13 @@ func (s *shard) identify(d *manifest.Directory) error {
 // REQUIRES: all are loaded, and none runs.
 func (s *shard) join(peers []*shard) {
 	s.peers = peers
-	s.loadNumbers()
-	s.catchUp()
-	for _, q := range s.numbers.All() {
-		if q != nil {
-			s.publish(q)
-			s.recheck(q)
-		}
+	states := make([]*state, len(peers))
+	for i, peer := range peers {
+		states[i] = &peer.state
 	}
-	for _, st := range s.limits { // perhaps; the end of a lease finds out
-		st.parked = true
-	}
-}
-
-// loadNumbers continues the numbering after what the receivers in this process
-// have taken: a power loss below DurabilityDisk may have taken the last messages
-// and not that.
-// REQUIRES: all shards are loaded, and none runs.
-func (s *shard) loadNumbers() {
-	for to, peer := range s.peers {
-		s.out.countFrom(to, peer.inbound[s.index])
-	}
-}
-
-// catchUp adopts what other shards of the process know better: a power loss
-// below DurabilityDisk may have taken the last settings from some of them, and
-// a queue may be older than the settings of its other shards.
-// REQUIRES: all are loaded, and none runs.
-func (s *shard) catchUp() {
-	for _, peer := range s.peers {
-		for name, q := range peer.queues {
-			if q.version > 0 {
-				s.adopt(name, q.configured, false)
-			}
-		}
-	}
+	s.meet(states)
+	s.follow()
+	s.feedAll()
 }
 
 // load builds the shard's memory from disk.

@@ -385,10 +385,9 @@ func findTwins(tasks []newTask) int {
 // produceOp stores tasks, all or none.
 type produceOp struct {
 	completion
-	tasks      []newTask
-	ids        []ID
-	duplicates []int // indexes of tasks
-	call       callNumber
+	tasks []newTask
+	call  callNumber
+	produced
 }
 
 func (q *Queue) produceOp() *produceOp {
@@ -412,37 +411,8 @@ func (q *Queue) recycleProduce(op *produceOp) {
 type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
-	if op.call.seq != 0 {
-		done, err := s.sessions.outcome(&op.call)
-		if done != nil || err != nil {
-			op.repeat(done, err)
-			s.settle(op)
-			return
-		}
-	}
-	if !s.canAdmit(op.tasks) {
-		s.postponeOp(op)
-		return
-	}
-	s.settle(op)
-	if op.err = s.hasLanes(len(op.tasks)); op.err != nil {
-		return
-	}
-	op.ids, op.duplicates = s.admitAll(op.tasks, op.ids, op.duplicates)
-	if op.call.seq != 0 {
-		s.sessions.note(&op.call, op.ids, op.duplicates)
-	}
-}
-
-// repeat gives the outcome that the operation has had.
-func (op *produceOp) repeat(done *keys.SessionCall, err error) {
-	if op.err = err; err != nil {
-		return
-	}
-	for _, id := range done.IDs {
-		op.ids = append(op.ids, id)
-	}
-	op.duplicates = append(op.duplicates, done.Duplicates...)
+	v, err := s.produce(op.tasks, &op.call, &op.produced)
+	s.conclude(op, v, err)
 }
 
 func (op *produceOp) encode(dst []byte) (callKind, []byte) {

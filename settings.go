@@ -252,9 +252,7 @@ type settingsOp struct {
 
 func (op *settingsOp) resolve(s *shard) {
 	s.settle(op)
-	if q := s.queues[op.queue]; q != nil {
-		op.value = q.value
-	}
+	op.value = s.settingsOf(op.queue)
 }
 
 func (op *settingsOp) encode(dst []byte) (callKind, []byte) {
@@ -282,25 +280,9 @@ type configureOp struct {
 }
 
 func (op *configureOp) resolve(s *shard) {
-	s.settle(op)
-	c, err := parseSettings(op.value)
-	if err != nil {
-		op.err = fmt.Errorf("settings of queue %q: %w", op.queue, err)
-		return
-	}
-	version := uint64(0)
-	if q := s.queues[op.queue]; q != nil {
-		version = q.version
-	}
-	if op.late = c.version != version+1; op.late {
-		return
-	}
-	s.adopt(op.queue, c, true)
-	for to := range s.opts.Shards {
-		if to != s.index {
-			s.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: op.queue, Settings: op.value})
-		}
-	}
+	var err error
+	op.late, err = s.configure(op.queue, op.value)
+	s.conclude(op, Decided, err)
 }
 
 func (op *configureOp) encode(dst []byte) (callKind, []byte) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"codeq/internal/chunked"
+	"codeq/internal/keys"
 	"codeq/internal/store"
 )
 
@@ -200,26 +201,8 @@ func (s *shard) due() bool {
 	if s.holdsBack() && s.space.recheck <= s.uptime {
 		return true
 	}
-	if s.doubtful.Len() > 0 && !s.marks.onDisk {
-		return true
-	}
 	s.reap = s.reapable()
-	return s.upkeepIsDue() || s.leasesEnd(s.now) && s.hasRoom(roomScarce)
-}
-
-// nextTime is when something is due by the wall clock that waits for no room, ms.
-func (s *shard) nextTime() uint64 {
-	at := uint64(never)
-	if s.hasRoom(roomNone) {
-		at = min(s.expiries.next(), s.nextFreed.at)
-	}
-	if s.hasRoom(roomLow) {
-		at = min(at, s.nextDue.at)
-	}
-	if s.hasRoom(roomy) {
-		at = min(at, s.recurring.next())
-	}
-	return at
+	return s.upkeepIsDue() || s.hasDoubts() || s.leasesEnd(s.now) && s.hasRoom(roomScarce)
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,
@@ -230,8 +213,9 @@ const wallCheck = uint64(time.Minute / time.Millisecond)
 // nothing wakes it but an operation.
 func (s *shard) sleep() {
 	wait := uint64(never)
-	if at, ok := s.leases.wheel.Next(); ok && s.hasRoom(roomScarce) {
-		wait = uint64(at) - s.now
+	uptime, now := s.nextMono()
+	if now != never {
+		wait = now - s.now
 	}
 	if at := s.nextTime(); at != never {
 		wait = min(wait, at-s.wall, wallCheck)
@@ -245,8 +229,8 @@ func (s *shard) sleep() {
 	if len(s.large.ops) > 0 {
 		wait = min(wait, s.large.recheck-s.now)
 	}
-	if at := s.trimAt(); at != never && s.hasRoom(roomNone) {
-		wait = min(wait, at-min(at, s.uptime))
+	if uptime != never {
+		wait = min(wait, uptime-min(uptime, s.uptime))
 	}
 	if wait == never {
 		s.clock.sleep(never)
@@ -380,6 +364,30 @@ func (s *shard) persist() error {
 func (s *shard) postponeOp(op operation) {
 	s.clock.putOff(s.judged)
 	s.deferred = append(s.deferred, op)
+}
+
+// conclude has the caller of an operation woken that has been decided, and puts off any other.
+func (s *shard) conclude(op request, v Verdict, err error) {
+	switch v {
+	case Again:
+		s.postponeOp(op)
+	case Full:
+		s.putOff(op)
+	default:
+		op.base().err = s.refusal(err)
+		s.settle(op)
+	}
+}
+
+// refusal is an error of the rules for callers.
+func (s *shard) refusal(err error) error {
+	switch err {
+	case ErrNoRoom:
+		return s.errNoRoom()
+	case ErrNoLanes:
+		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
+	}
+	return err
 }
 
 // settle has the caller of op woken when the group has persisted.

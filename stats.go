@@ -64,39 +64,9 @@ type statsOp struct {
 	counts []queueCounts
 }
 
-// statsPlace is a place among the queues of a shard: first those that have a number, then
-// those that have settings only. A queue that has got its number since the beginning had
-// no tasks then, or has been seen under another number.
-type statsPlace struct {
-	unnumbered bool
-	next       int
-	begun      uint64 // 1 + the largest Seq of the catalogue at the beginning
-}
-
-type queueCounts struct {
-	queue  string
-	counts keys.Counts
-}
-
 func (op *statsOp) resolve(s *shard) {
-	queues := &s.numbers
-	if op.unnumbered {
-		queues = &s.settled
-	}
-	if op.begun == 0 {
-		op.begun = 1 + s.catalogue.seq
-	}
-	end := min(op.next+statsStep, queues.Len())
-	for i := op.next; i < end; i++ {
-		if q := queues.At(i); q != nil && op.unnumbered == (q.number == 0 || q.since >= op.begun) && (q.counts != keys.Counts{} || q.version > 0) {
-			op.counts = append(op.counts, queueCounts{q.name, q.counts})
-		}
-	}
-	op.next, op.more, op.queues = end, true, len(s.queues)
-	if end == queues.Len() {
-		op.more = !op.unnumbered && s.settled.Len() > 0
-		op.unnumbered, op.next = true, 0
-	}
+	op.counts, op.more = s.countsFrom(&op.statsPlace, statsStep, op.counts)
+	op.queues = len(s.queues)
 	s.settle(op)
 }
 

@@ -145,30 +145,8 @@ type releaseKeyOp struct {
 }
 
 func (op *releaseKeyOp) resolve(s *shard) {
-	v, ok := s.uniques.get(&s.state, op.hash)
-	if ok && s.isHolderMoving(op.hash, v.ID) {
-		s.postponeOp(op)
-		return
-	}
-	s.settle(op)
-	if !ok {
-		op.err = fmt.Errorf("%w: nobody has idempotency key %q", ErrNotFound, op.key)
-		return
-	}
-	at, err := s.locateUnended(v.ID)
-	if err != nil {
-		s.broken = err
-		return
-	}
-	if at != nil && at.rec.Flags&holdsKey != 0 {
-		if !s.hasRoom(roomScarce) {
-			op.err = s.errNoRoom()
-			return
-		}
-		at.rec.Flags &^= holdsKey
-		s.rewrite(at)
-	}
-	s.freeKey(op.hash, v)
+	v, err := s.releaseKey(op.hash, op.key)
+	s.conclude(op, v, err)
 }
 
 func (op *releaseKeyOp) encode(dst []byte) (callKind, []byte) {

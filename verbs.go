@@ -32,7 +32,6 @@ const (
 	callFail
 	callExtend
 	callRenew
-	callCancel
 	callAlter
 	callAwait
 	callBulk
@@ -69,7 +68,6 @@ var verbs = [endOfRequests]verb{
 	callFail:           {blank[failOp], upTo(roomScarce), yes, none, onLease | endsLease},
 	callExtend:         {blank[extendOp], upTo(roomScarce), yes, none, onLease},
 	callRenew:          {blank[renewOp], upTo(roomEmpty), yes, none, onLease}, // what it writes is not worth mentioning, like permits
-	callCancel:         {blank[cancelOp], upTo(roomNone), no, none, 0},        // unless the task is kept
 	callAlter:          {blank[alterOp], roomOfAlter, no, none, 0},
 	callAwait:          {blank[awaitOp], upTo(roomEmpty), yes, none, readsOnly},
 	callBulk:           {blank[bulkOp], roomOfBulk, no, none, 0},
@@ -106,7 +104,6 @@ func (op *completeOp) verb() *verb       { return &verbs[callComplete] }
 func (op *failOp) verb() *verb           { return &verbs[callFail] }
 func (op *extendOp) verb() *verb         { return &verbs[callExtend] }
 func (op *renewOp) verb() *verb          { return &verbs[callRenew] }
-func (op *cancelOp) verb() *verb         { return &verbs[callCancel] }
 func (op *alterOp) verb() *verb          { return &verbs[callAlter] }
 func (op *awaitOp) verb() *verb          { return &verbs[callAwait] }
 func (op *bulkOp) verb() *verb           { return &verbs[callBulk] }
