@@ -107,12 +107,8 @@ func (s *shard) view() *view {
 
 // askLease adds the lease of a task, if it has one, to a view of the shard.
 func (s *shard) askLease(v *view, id ID) {
-	ls := s.leases.byID[id]
-	if ls == nil {
-		return
-	}
-	v.Leases[id] = schema.Lease{
-		LeaseEntry: keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts}, Deadline: ls.record.deadline,
+	if l, ok := s.leaseOf(id); ok {
+		v.Leases[id] = l
 	}
 }
 

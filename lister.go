@@ -40,7 +40,7 @@ type lister struct {
 	page  []listed
 
 	left  int          // lanes, or entries of the lease table, that are not looked at yet
-	lanes []*lane      // those that have been, of Ready
+	lanes []laneRef    // those that have been, of Ready
 	found []leasedTask // those that have been, of Leased; what is left of them, in order, once sorted
 	order bool         // found is sorted
 
@@ -52,13 +52,6 @@ type lister struct {
 
 // span is a range of keys, or one key if to is empty.
 type span struct{ from, to []byte }
-
-// leasedTask is a task in a lane.
-type leasedTask struct {
-	lane  *lane
-	since uint64
-	id    ID
-}
 
 const (
 	listPage  = 256     // tasks that a page has at the most
@@ -98,8 +91,8 @@ func compareLeased(a, b leasedTask) int {
 }
 
 // compareLanes is the order of lanes in a list.
-func compareLanes(a, b *lane) int {
-	return cmp.Or(strings.Compare(a.queue.name, b.queue.name), -cmp.Compare(a.priority, b.priority),
+func compareLanes(a, b laneRef) int {
+	return cmp.Or(strings.Compare(a.queue, b.queue), -cmp.Compare(a.priority, b.priority),
 		strings.Compare(a.tenant, b.tenant))
 }
 
@@ -128,32 +121,20 @@ func (l *lister) visit(s *shard, v *view) {
 
 // survey looks at what memory has of what is asked for.
 func (l *lister) survey(s *shard) {
-	lanes := &s.lanes
-	if name := l.opts.Queue; name != "" {
-		q := s.queues[name]
-		if q == nil || countIn(&q.counts, l.opts.State) == 0 {
+	name := l.opts.Queue
+	if name != "" {
+		number, counts, ok := s.countsOf(name)
+		if !ok || countIn(&counts, l.opts.State) == 0 {
 			l.begun = true
 			return
 		}
-		l.number, lanes = q.number, &q.lanes
+		l.number = number
 	}
-	// From the end: a lane or lease that leaves is replaced by the last.
 	switch l.opts.State {
 	case Ready:
-		l.left = min(l.left, lanes.Len())
-		first := max(0, l.left-surveyCap)
-		l.lanes = lanes.AppendTo(l.lanes, first, l.left)
-		l.left = first
+		l.lanes, l.left = s.lanesBefore(name, l.left, surveyCap, l.lanes)
 	case Leased:
-		l.left = min(l.left, s.leases.all.Len())
-		first := max(0, l.left-surveyCap)
-		for i := first; i < l.left; i++ {
-			ls := s.leases.all.At(i)
-			if l.opts.Queue == "" || ls.lane.queue.name == l.opts.Queue {
-				l.found = append(l.found, leasedTask{ls.lane, ls.since, ls.id})
-			}
-		}
-		l.left = first
+		l.found, l.left = s.leasedBefore(name, l.left, surveyCap, l.found)
 	}
 }
 
@@ -182,11 +163,7 @@ func (l *lister) skipConsumed(s *shard) {
 		sp := l.spans[i]
 		if len(sp.from) >= keys.LaneLen {
 			n := keys.LaneOfTask(sp.from)
-			ln := s.lanes.At(int(n))
-			if ln == nil {
-				continue
-			}
-			pos, ok := ln.first()
+			pos, ok := s.firstReady(n)
 			if !ok {
 				continue
 			}
@@ -259,7 +236,7 @@ func (l *lister) begin(v *view) (again bool, err error) {
 }
 
 func (l *lister) beginLanes() {
-	l.lanes = slices.DeleteFunc(l.lanes, func(ln *lane) bool { return ln == nil || !l.hasTenant(ln.tenant) })
+	l.lanes = slices.DeleteFunc(l.lanes, func(ln laneRef) bool { return !l.hasTenant(ln.tenant) })
 	slices.SortFunc(l.lanes, compareLanes)
 	for _, ln := range slices.Compact(l.lanes) {
 		lower := keys.AppendLane(nil, ln.number)
@@ -444,7 +421,7 @@ func (l *lister) encodePage(dst []byte) []byte {
 	dst = appendSpans(dst, l.spans)
 	dst = wire.AppendUint(dst, uint64(len(l.found)))
 	for _, t := range l.found {
-		dst = wire.AppendBytes(dst, t.lane.queue.name)
+		dst = wire.AppendBytes(dst, t.lane.queue)
 		dst = append(wire.AppendBytes(dst, t.lane.tenant), t.lane.priority)
 		dst = wire.AppendUint(wire.AppendUint(dst, uint64(t.lane.number)), t.since)
 		dst = append(dst, t.id[:]...)
@@ -460,14 +437,10 @@ func (l *lister) decodePage(r *wire.Reader) {
 	begun, left := r.Bool(), int(min(r.Uint(), math.MaxInt))
 	spans := readSpans(r)
 	var found []leasedTask
-	lanes := make(map[uint32]*lane)
 	for range r.Count(6 + keys.IDLen) {
 		queue, tenant, priority := r.String(), r.String(), r.Byte()
 		number, since := uint32(r.Uint()), r.Uint()
-		if lanes[number] == nil {
-			lanes[number] = &lane{number: number, queue: &queueState{name: queue}, tenant: tenant, priority: priority}
-		}
-		found = append(found, leasedTask{lanes[number], since, ID(keys.ReadID(r))})
+		found = append(found, leasedTask{laneRef{number, laneKey{queue, tenant, priority}}, since, keys.ReadID(r)})
 	}
 	var sent []sentTask
 	if readJSON(r, r.Rest(), &sent); r.Failed() {
