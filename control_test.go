@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/recent"
 )
 
 // inState is a way to have a task of queue "a", with an idempotency key, in a state.
@@ -269,7 +270,7 @@ func TestCancelLease(t *testing.T) {
 func TestCanceledLeasesAreBounded(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		ctx := context.Background()
-		const n = 2*canceledCap + 3
+		const n = 2*recent.Capacity + 3
 		_, err := q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "a"}}, n))
 		require.NoError(t, err)
 		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: n})
@@ -281,7 +282,7 @@ func TestCanceledLeasesAreBounded(t *testing.T) {
 		for i, l := range leases {
 			err := q.Complete(ctx, l.Receipt, nil)
 			require.ErrorIs(t, err, ErrLeaseLost)
-			require.Equal(t, i >= n-canceledCap, errors.Is(err, ErrCanceled), i)
+			require.Equal(t, i >= n-recent.Capacity, errors.Is(err, ErrCanceled), i)
 		}
 	})
 }

@@ -41,7 +41,7 @@ func (c *memoryChecker) recurring() error {
 		if r.err == nil && r.next != r.times.Next(r.value.After) || t.next() > r.next {
 			c.report("schedule %q ticks at %d, is looked at when it is %d", name, r.next, t.next())
 		}
-		if late := slices.Contains(t.late, r); late == (r.place >= 0) || !late && t.waiting.items[r.place] != r {
+		if late := slices.Contains(t.late, r); late == (r.place >= 0) || !late && t.waiting.Items()[r.place] != r {
 			c.report("schedule %q is at %d of those that wait, late: %v", name, r.place, late)
 		}
 		return nil

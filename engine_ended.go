@@ -27,8 +27,8 @@ type bucket struct {
 	touched bool // on the group's list
 }
 
-func (b *bucket) due() uint64 { return b.until }
-func (b *bucket) spot() *int  { return &b.place }
+func (b *bucket) Due() uint64 { return b.until }
+func (b *bucket) Spot() *int  { return &b.place }
 
 // neverExpires is the bucket of what is kept for ever.
 const neverExpires = 1<<64 - 1
@@ -73,7 +73,7 @@ func (s *state) bucket(q *queueState, k bucketKey) *bucket {
 	if b == nil {
 		b = &bucket{queue: q, bucketKey: k, place: -1}
 		if k.until != neverExpires {
-			s.expiries.push(b)
+			s.expiries.Push(b)
 		}
 		if q.buckets == nil {
 			q.buckets = make(map[bucketKey]*bucket)
@@ -108,21 +108,21 @@ func (b *bucket) seal(g *group) {
 // expireEnded forgets the buckets whose time has come.
 // REQUIRES: the group is empty.
 func (s *state) expireEnded() {
-	for s.expiries.next() <= s.wall && !s.spent() {
-		b := s.expiries.pop()
+	for s.expiries.Next() <= s.wall && !s.spent() {
+		b := s.expiries.Pop()
 		all := keys.AppendGroup(nil, b.prefix, b.queue.number, b.until)
 		s.group.deleteRange(all, keys.GroupEnd(all))
 		s.resize(b, -int(b.size))
 	}
 }
 
-func (s *state) expireEndedIsDue() bool { return s.expiries.next() <= s.wall }
+func (s *state) expireEndedIsDue() bool { return s.expiries.Next() <= s.wall }
 
 // dropEmpty is for the buckets that the group has emptied before their time.
 func (s *state) dropEmpty() {
 	for _, b := range s.group.buckets {
 		if b.size == 0 {
-			s.expiries.remove(b)
+			s.expiries.Remove(b)
 		}
 	}
 }

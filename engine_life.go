@@ -444,7 +444,7 @@ func (s *state) cancel(at *located) {
 			s.unindex(at.id)
 		}
 		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
-		s.canceled.add(at.lease.receipt())
+		s.canceled.Add(at.lease.receipt())
 		if s.wanted&wantCancels != 0 && at.lease.local {
 			s.effects.canceled = append(s.effects.canceled, at.lease.receipt())
 		}

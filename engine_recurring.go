@@ -10,6 +10,7 @@ import (
 	"codeq/internal/record"
 	"codeq/internal/schema"
 	"codeq/internal/ticks"
+	"codeq/internal/timeheap"
 )
 
 // recurring is a Schedule as the owner of its shard has it.
@@ -30,8 +31,8 @@ type recurring struct {
 	gone   bool   // no longer in the table
 }
 
-func (r *recurring) due() uint64 { return r.next }
-func (r *recurring) spot() *int  { return &r.place }
+func (r *recurring) Due() uint64 { return r.next }
+func (r *recurring) Spot() *int  { return &r.place }
 
 // newRecurring decodes a stored schedule, which is at rest until begin.
 func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
@@ -63,10 +64,10 @@ func (r *recurring) pass(after uint64) {
 // Invariant: each schedule of list is in exactly one of waiting and late. Those of
 // late were due when their last turn ended.
 type recurringTable struct {
-	list    []*recurring         // by name
-	waiting timeHeap[*recurring] // for their next tick
-	late    []*recurring         // for another turn, in the order of their last turns; some are gone
-	looked  uint64               // how often a schedule got a turn
+	list    []*recurring              // by name
+	waiting timeheap.Heap[*recurring] // for their next tick
+	late    []*recurring              // for another turn, in the order of their last turns; some are gone
+	looked  uint64                    // how often a schedule got a turn
 }
 
 func (t *recurringTable) search(name string) (int, bool) {
@@ -89,7 +90,7 @@ func (t *recurringTable) put(r *recurring) {
 	} else {
 		t.list = slices.Insert(t.list, i, r)
 	}
-	t.waiting.push(r)
+	t.waiting.Push(r)
 }
 
 // remove takes a schedule out. REQUIRES: it is there.
@@ -102,7 +103,7 @@ func (t *recurringTable) remove(name string) {
 // drop gives a schedule no more turns.
 func (t *recurringTable) drop(r *recurring) {
 	r.gone = true
-	t.waiting.remove(r)
+	t.waiting.Remove(r)
 }
 
 // next is when the next schedule is to get a turn; 0: now, never: none is.
@@ -111,7 +112,7 @@ func (t *recurringTable) next() uint64 {
 	if len(t.late) > 0 {
 		return 0
 	}
-	return t.waiting.next()
+	return t.waiting.Next()
 }
 
 // take returns the schedule whose turn it is, and takes it out of waiting or late;
@@ -119,7 +120,7 @@ func (t *recurringTable) next() uint64 {
 // with a year of ticks to make up for does not delay the others.
 func (t *recurringTable) take(wall uint64) *recurring {
 	for len(t.late) > 0 {
-		if t.waiting.next() <= min(wall, t.late[0].turned) {
+		if t.waiting.Next() <= min(wall, t.late[0].turned) {
 			break
 		}
 		r := t.late[0]
@@ -129,16 +130,16 @@ func (t *recurringTable) take(wall uint64) *recurring {
 			return r
 		}
 	}
-	if t.waiting.next() > wall {
+	if t.waiting.Next() > wall {
 		return nil
 	}
-	return t.waiting.pop()
+	return t.waiting.Pop()
 }
 
 // turn puts back what take has returned, once it has been looked at.
 func (t *recurringTable) turn(r *recurring, wall uint64) {
 	if r.next > wall {
-		t.waiting.push(r)
+		t.waiting.Push(r)
 		return
 	}
 	r.turned = wall

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/arena"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 	"codeq/internal/window"
@@ -174,7 +175,7 @@ func (s *state) pass() (full bool, err error) {
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	f.passes++
 	f.count, f.bytes = 0, 0
-	var records slab
+	var records arena.Arena
 	var took time.Duration
 	stopped := false
 	for i, l := range f.plan {
@@ -202,7 +203,7 @@ func (s *state) passBytes() int { return max(1, min(refillBytes, s.windows.limit
 
 // fill reads the next tasks of a lane, to its share. full says that there was no memory for
 // the first one that it has not got.
-func (s *state) fill(it *pebble.Iterator, l *lane, records *slab) (full bool, err error) {
+func (s *state) fill(it *pebble.Iterator, l *lane, records *arena.Arena) (full bool, err error) {
 	f, w := &s.refiller, &l.window
 	f.lanes++
 	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
@@ -239,7 +240,7 @@ func (s *state) fill(it *pebble.Iterator, l *lane, records *slab) (full bool, er
 			break
 		}
 		before := w.Footprint()
-		w.Append(window.Item{Pos: pos, Record: records.clone(v)})
+		w.Append(window.Item{Pos: pos, Record: records.Clone(v)})
 		s.windows.resized(l, before)
 		l.next = pos.Next()
 		room--

@@ -6,7 +6,9 @@ import (
 
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
+	"codeq/internal/recent"
 	"codeq/internal/store"
+	"codeq/internal/timeheap"
 )
 
 // state is the rules of one shard, and the memory that they go by: what each operation does to
@@ -37,9 +39,9 @@ type state struct {
 	trimmer  trimmer
 	rings    []*ring // of no use, for others
 
-	nextDue   dueCursor         // of the scheduled tasks
-	nextFreed dueCursor         // of the idempotency keys that become free
-	expiries  timeHeap[*bucket] // of ended tasks
+	nextDue   dueCursor              // of the scheduled tasks
+	nextFreed dueCursor              // of the idempotency keys that become free
+	expiries  timeheap.Heap[*bucket] // of ended tasks
 
 	recurring recurringTable
 	uniques   uniqueMirror
@@ -58,7 +60,7 @@ type state struct {
 	inbound   []uint64 // by shard, the last message taken
 	sessions  sessionTable
 	interests map[string]kindSet // by node
-	canceled  canceledLeases
+	canceled  recent.Set[Receipt]
 
 	resting  []*queueState             // may be of no more use
 	doubtful chunked.List[*queueState] // resting, and perhaps with marks that are on disk only
@@ -72,6 +74,7 @@ type state struct {
 	group   group
 	effects effects
 	budget  budget // of what is under way
+	steps   []StepDone
 	reading reading
 	walked  uint64 // keys that walk has stepped over, those that are deleted among them
 

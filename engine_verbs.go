@@ -497,7 +497,7 @@ func (s *state) meet(peers []*state) {
 func (s *state) nextTime() uint64 {
 	at := uint64(never)
 	if s.hasRoom(roomNone) {
-		at = min(s.expiries.next(), s.nextFreed.at)
+		at = min(s.expiries.Next(), s.nextFreed.at)
 	}
 	if s.hasRoom(roomLow) {
 		at = min(at, s.nextDue.at)

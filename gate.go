@@ -217,15 +217,15 @@ func (s *shard) throttle(c *queueClaims, at uint64) {
 		if c.opensAt <= at {
 			return
 		}
-		s.throttled.remove(c)
+		s.throttled.Remove(c)
 	}
 	c.opensAt = at
-	s.throttled.push(c)
+	s.throttled.Push(c)
 }
 
 func (s *shard) openGates() {
 	for s.gatesAreDue() && !s.spent() {
-		c := s.throttled.pop()
+		c := s.throttled.Pop()
 		s.open(c)
 		if c.warden != nil {
 			s.allot(c.warden)
@@ -233,7 +233,7 @@ func (s *shard) openGates() {
 	}
 }
 
-func (s *shard) gatesAreDue() bool { return s.throttled.next() <= s.now }
+func (s *shard) gatesAreDue() bool { return s.throttled.Next() <= s.now }
 
 // serveOp serves the claims that wait for a queue.
 type serveOp struct{ queue string }

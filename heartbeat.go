@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/recent"
 	"codeq/internal/wire"
 )
 
@@ -116,13 +117,13 @@ func (r *runner) canceled(receipt Receipt) {
 type voidList struct {
 	some   atomic.Bool
 	mu     sync.Mutex // guards leases
-	leases canceledLeases
+	leases recent.Set[Receipt]
 }
 
 func (v *voidList) add(r Receipt) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.leases.add(r)
+	v.leases.Add(r)
 	v.some.Store(true)
 }
 
@@ -132,7 +133,7 @@ func (v *voidList) has(r Receipt) bool {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.leases.has(r)
+	return v.leases.Has(r)
 }
 
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }

@@ -758,7 +758,7 @@ func (c *memoryChecker) times() error {
 	for _, t := range []struct {
 		what        string
 		next, first dueCursor
-	}{{"scheduled task", s.nextDue, due}, {"bucket", dueCursor{at: s.expiries.next()}, expiry}, {"idempotency key", s.nextFreed, freed}} {
+	}{{"scheduled task", s.nextDue, due}, {"bucket", dueCursor{at: s.expiries.Next()}, expiry}, {"idempotency key", s.nextFreed, freed}} {
 		held := t.next
 		if held.lower(t.first.at, t.first.name); held != t.next {
 			c.report("the first %s is looked for from %x on, and is at %x", t.what, t.next, t.first)

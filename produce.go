@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"codeq/internal/arena"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/wire"
@@ -195,12 +196,12 @@ func (q *Queue) split(tasks []newTask) []part {
 
 // prepare does what the caller's goroutine can do of a task: encode its
 // record, into a buffer of its own. REQUIRES: t is checked.
-func prepare(t *Task, records *slab) newTask {
+func prepare(t *Task, records *arena.Arena) newTask {
 	rec := t.record()
 	size := rec.MaxSize()
 	var buf []byte
 	if records != nil {
-		buf = records.buffer(size)
+		buf = records.Buffer(size)
 	} else {
 		buf = make([]byte, 0, size)
 	}
@@ -246,7 +247,7 @@ func (c *commitCost) add(t *newTask, l *Limits) error {
 type batch struct {
 	verb    string
 	tasks   []newTask
-	records slab
+	records arena.Arena
 	bytes   int // of the payloads
 	cost    commitCost
 	tied    bool // some are

@@ -19,8 +19,8 @@ type queueClaims struct {
 	warden      *warden // nil: another shard has it, or none does
 }
 
-func (c *queueClaims) due() uint64 { return c.opensAt }
-func (c *queueClaims) spot() *int  { return &c.throttledAt }
+func (c *queueClaims) Due() uint64 { return c.opensAt }
+func (c *queueClaims) Spot() *int  { return &c.throttledAt }
 
 // claimsOf returns what the owner knows of a queue.
 func (s *shard) claimsOf(q *queueState) *queueClaims {

@@ -14,6 +14,7 @@ import (
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/store"
+	"codeq/internal/timeheap"
 )
 
 // shard is one independent part of a queue: a store, the memory that caches
@@ -45,10 +46,10 @@ type shard struct {
 	claims  []*queueClaims // by handle of the queue; nil: nobody has asked
 	callers callers
 
-	throttled timeHeap[*queueClaims] // held back by their rates; monotonic clock, ms
-	attended  []*queueClaims         // speak looks after their permits
-	attending []*queueClaims         // memory for the next attended
-	reports   uint64                 // to wardens
+	throttled timeheap.Heap[*queueClaims] // held back by their rates; monotonic clock, ms
+	attended  []*queueClaims              // speak looks after their permits
+	attending []*queueClaims              // memory for the next attended
+	reports   uint64                      // to wardens
 	awaits    map[ID][]*awaitOp
 	awaited   int // calls of Await since the last sweep, and those left by it
 	sweepAt   int // the value of awaited at which the next sweep is due
@@ -202,7 +203,7 @@ func (s *shard) due() bool {
 		return true
 	}
 	s.reap = s.reapable()
-	return s.upkeepIsDue() || s.hasDoubts() || s.leasesEnd(s.now) && s.hasRoom(roomScarce)
+	return s.upkeepIsDue() || s.ownUpkeepIsDue() || s.hasDoubts() || s.leasesEnd(s.now) && s.hasRoom(roomScarce)
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,
@@ -220,7 +221,7 @@ func (s *shard) sleep() {
 	if at := s.nextTime(); at != never {
 		wait = min(wait, at-s.wall, wallCheck)
 	}
-	if at := s.throttled.next(); at != never && s.hasRoom(roomLow) {
+	if at := s.throttled.Next(); at != never && s.hasRoom(roomLow) {
 		wait = min(wait, at-s.now)
 	}
 	if s.holdsBack() {
@@ -261,7 +262,7 @@ func (s *shard) resolve() {
 		s.refill()
 		s.endStep(StepRefill)
 	}
-	s.keepUp()
+	s.keepUpAll()
 	s.follow()
 	s.decideAll()
 	s.closeReaders()

@@ -148,8 +148,10 @@ func (s *shard) beginSteps() {
 }
 
 // endStep notes that a step ends here, and the next one begins.
-func (s *shard) endStep(kind StepKind) {
-	last, now := s.steps.stepMark, s.stepMark()
+func (s *shard) endStep(kind StepKind) { s.endStepAt(kind, s.stepMark()) }
+
+func (s *shard) endStepAt(kind StepKind, now stepMark) {
+	last := s.steps.stepMark
 	s.steps.table.note(kind, now.at-last.at, now.records-last.records, now.bytes-last.bytes)
 	s.steps.stepMark = now
 }

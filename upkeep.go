@@ -1,67 +1,61 @@
 package codeq
 
-// upkeep is one kind of it.
-type upkeep struct {
+
+// upkeep is what the owner does beside what the rules have to do without being asked.
+type ownUpkeep struct {
 	kind StepKind
 	room room              // the level down to which it goes on
 	due  func(*shard) bool // reads no clock and no disk: it is asked before each group
 	do   func(*shard)      // asks spent before each unit of work; what it leaves is due again
 }
 
-// upkeeps is all upkeep, in an order in which the range reads of each find on disk
-// what they ask for: before the first key of the group that is of their range.
-var upkeeps = [...]upkeep{
-	{StepTrim, roomNone, (*shard).trimIsDue, (*shard).trim},            // first: what the group writes comes after its range deletions
-	{StepList, roomNone, (*shard).listKeysIsDue, (*shard).listKeys},    // before what changes them
-	{StepPromote, roomLow, (*shard).promoteIsDue, (*shard).promoteDue}, // with freeKeys, before what may schedule a task, or end one with a key
-	{StepFreeKeys, roomNone, (*shard).freeKeysIsDue, (*shard).freeKeys},
-	{StepForget, roomNone, (*shard).expireEndedIsDue, (*shard).expireEnded},
-	{StepWake, roomLow, (*shard).wakeIsDue, (*shard).wakeBlocked},
-	{StepTell, roomLow, (*shard).tellIsDue, (*shard).tellOn},
-	{StepRecheck, roomLow, (*shard).recheckIsDue, (*shard).recheckLimits},
-	{StepSend, roomLow, (*shard).sendIsDue, (*shard).sendOut},
+var ownUpkeeps = [...]ownUpkeep{
 	{StepGates, roomLow, (*shard).gatesAreDue, (*shard).openGates},
-	{StepReap, roomScarce, (*shard).expireLeasesIsDue, (*shard).expireLeases},
-	{StepTicks, roomy, (*shard).ticksAreDue, (*shard).produceTicks},
 	{StepTidy, roomEmpty, (*shard).sweepIsDue, (*shard).sweepTickets},
 	{StepTidy, roomEmpty, (*shard).dropSetsIsDue, (*shard).dropSetsOn},
-	{StepTidy, roomNone, (*shard).sweepLanesIsDue, (*shard).sweepLanes},
 }
 
-// keepUp does what is due. What is due at the same time shares the budget evenly,
-// so that none of it waits for the end of another's backlog.
-func (s *shard) keepUp() {
-	left := 0
-	for i := range upkeeps {
-		if s.isDue(&upkeeps[i]) {
-			left++
+// stepOf is the kind of a step of upkeep.
+var stepOf = [...]StepKind{
+	Trim: StepTrim, List: StepList, Promote: StepPromote, FreeKeys: StepFreeKeys, Forget: StepForget, Wake: StepWake, Tell: StepTell,
+	Recheck: StepRecheck, Send: StepSend, Reap: StepReap, Ticks: StepTicks, Tidy: StepTidy,
+}
+
+// keepUpAll does what is due.
+func (s *shard) keepUpAll() {
+	own := 0
+	for i := range ownUpkeeps {
+		if s.ownIsDue(&ownUpkeeps[i]) {
+			own++
 		}
 	}
-	if left == 0 {
+	if own == 0 && !s.upkeepIsDue() {
 		return
 	}
-	whole := s.newBudget(upkeepBudget, s.steps.at)
-	for i := range upkeeps {
-		u := &upkeeps[i]
+	left, steps := s.keepUp(s.steps.at, own)
+	for _, done := range steps {
+		s.endStepAt(stepOf[done.Step], stepMark{done.At, done.Records, done.Bytes})
+	}
+	for i := range ownUpkeeps {
+		u := &ownUpkeeps[i]
 		if s.broken != nil {
 			return
 		}
-		if !s.isDue(u) {
-			continue
+		if s.ownIsDue(u) {
+			s.budget = s.part(left, max(own, 1), s.steps.at)
+			u.do(s)
+			s.endStep(u.kind)
+			own--
 		}
-		s.budget = s.part(whole, max(left, 1), s.steps.at)
-		u.do(s)
-		s.endStep(u.kind)
-		left--
 	}
 }
 
-func (s *shard) isDue(u *upkeep) bool { return s.hasRoom(u.room) && u.due(s) }
+func (s *shard) ownIsDue(u *ownUpkeep) bool { return s.hasRoom(u.room) && u.due(s) }
 
-// upkeepIsDue reports whether there is upkeep to do.
-func (s *shard) upkeepIsDue() bool {
-	for i := range upkeeps {
-		if s.isDue(&upkeeps[i]) {
+// ownUpkeepIsDue reports whether the owner has upkeep of its own to do.
+func (s *shard) ownUpkeepIsDue() bool {
+	for i := range ownUpkeeps {
+		if s.ownIsDue(&ownUpkeeps[i]) {
 			return true
 		}
 	}

@@ -1,4 +1,4 @@
-package codeq
+package timeheap
 
 import (
 	"slices"
@@ -13,39 +13,39 @@ type timedThing struct {
 	index int
 }
 
-func (x *timedThing) due() uint64 { return x.at }
-func (x *timedThing) spot() *int  { return &x.index }
+func (x *timedThing) Due() uint64 { return x.at }
+func (x *timedThing) Spot() *int  { return &x.index }
 
 // TestTimeHeap: whatever is added and removed, what is due first is first, and all know their places.
 func TestTimeHeap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var h timeHeap[*timedThing]
+		var h Heap[*timedThing]
 		var in []*timedThing
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			if len(in) == 0 || rapid.Bool().Draw(t, "add") {
 				x := &timedThing{rapid.Uint64Range(0, 20).Draw(t, "due"), -1}
 				in = append(in, x)
-				h.push(x)
+				h.Push(x)
 			} else {
 				var gone *timedThing
-				if first := h.next(); rapid.Bool().Draw(t, "pop") {
-					gone = h.pop()
+				if first := h.Next(); rapid.Bool().Draw(t, "pop") {
+					gone = h.Pop()
 					require.Equal(t, first, gone.at)
 				} else {
 					gone = rapid.SampledFrom(in).Draw(t, "removed")
-					h.remove(gone)
+					h.Remove(gone)
 				}
-				h.remove(gone) // is not there any more
+				h.Remove(gone) // is not there any more
 				require.Negative(t, gone.index)
 				in = slices.DeleteFunc(in, func(x *timedThing) bool { return x == gone })
 			}
-			require.Equal(t, len(in), h.len())
-			first := uint64(never)
+			require.Equal(t, len(in), h.Len())
+			first := uint64(Never)
 			for _, x := range in {
 				require.Same(t, x, h.items[x.index])
 				first = min(first, x.at)
 			}
-			require.Equal(t, first, h.next())
+			require.Equal(t, first, h.Next())
 		}
 	})
 }

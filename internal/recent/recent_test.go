@@ -1,0 +1,21 @@
+package recent
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestLatestAreRemembered: as many as fit, the latest ones.
+func TestLatestAreRemembered(t *testing.T) {
+	var s Set[int]
+	require.False(t, s.Has(0))
+	const n = 2*Capacity + 3
+	for i := range n {
+		s.Add(i)
+	}
+	for i := range n {
+		require.Equal(t, i >= n-Capacity, s.Has(i), i)
+	}
+	require.Len(t, s.members, Capacity)
+}
