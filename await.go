@@ -58,7 +58,7 @@ func (op *awaitOp) resolve(s *shard) {
 		return
 	}
 	if o != nil {
-		op.outcome = *o
+		op.outcome = outcomeOf(o)
 	}
 	s.conclude(op, v, err)
 }
@@ -66,7 +66,7 @@ func (op *awaitOp) resolve(s *shard) {
 // await has the caller wait for the end of the task.
 func (s *shard) await(op *awaitOp) {
 	s.awaits[op.id] = append(s.awaits[op.id], op)
-	s.wanted |= wantOutcomes
+	s.wanted |= XWantOutcomes
 	s.sweepAwaits()
 }
 
@@ -127,4 +127,9 @@ func (s *shard) sweepAwaits() {
 		s.awaited += len(ops)
 	}
 	s.sweepAt = 2*s.awaited + waitListMin
+}
+
+// outcomeOf is an outcome of the rules.
+func outcomeOf(o *XOutcome) Outcome {
+	return Outcome{State: State(o.State), Result: o.Result, Error: o.Error, Attempts: o.Attempts}
 }

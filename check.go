@@ -529,7 +529,7 @@ func (c *checker) schedule(key, value []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	if got := scheduleShard(r.name, c.shards); got != c.index {
+	if got := keys.ShardOfName(r.name, c.shards); got != c.index {
 		c.report("schedule %q of shard %d lies in shard %d", r.name, got, c.index)
 	}
 	return nil
@@ -547,7 +547,7 @@ func (c *checker) finish() {
 		if first := keys.FirstPlace(keys.LaneOf(id), id); st.Place != first && !c.indexed[id] {
 			c.report("task %s at %+v has no index entry", id, st.Place)
 		}
-		if st.Flags&holdsKey != 0 && !st.keyed {
+		if st.Flags&record.HoldsKey != 0 && !st.keyed {
 			c.report("task %s does not hold its idempotency key %x", id, st.Unique)
 		}
 		turn := c.turns[st.Head.Group]

@@ -342,7 +342,7 @@ func (op *claimOp) encodeReply(dst []byte) []byte {
 	dst = wire.AppendUint(dst, uint64(len(op.grants)))
 	for i := range op.grants {
 		g := &op.grants[i]
-		dst = appendReceipt(dst, g.receipt)
+		dst = appendReceipt(dst, receiptOf(g.receipt))
 		dst = wire.AppendBytes(dst, g.queue)
 		dst = wire.AppendBytes(dst, g.tenant)
 		dst = append(dst, g.priority)
@@ -357,7 +357,7 @@ func (op *claimOp) encodeReply(dst []byte) []byte {
 func (op *claimOp) decodeReply(r *wire.Reader) {
 	var last laneKey // tasks of one lane often come together
 	for range r.Count(keys.IDLen + 7) {
-		g := grant{receipt: readReceipt(r)}
+		g := grant{receipt: readReceipt(r).inner()}
 		key := laneKey{r.String(), r.String(), r.Byte()}
 		if last != key {
 			last = key
@@ -599,7 +599,8 @@ func (g *grant) lease() (*Lease, error) {
 }
 
 func (g *grant) decode(l *Lease) error {
-	l.ID, l.Receipt = g.receipt.ID, g.receipt
+	l.Receipt = receiptOf(g.receipt)
+	l.ID = l.Receipt.ID
 	l.Attempt = int(g.attempt)
 	l.Deadline = time.UnixMilli(int64(g.deadline))
 	if payload, ok := record.Plain(g.rec); ok {

@@ -306,7 +306,7 @@ func (l *claimLine) inForce(r *replica, grants []grant, age time.Duration) []gra
 	doubtful := make(map[uint64][]Receipt) // by the duration of the lease, ms
 	for i := range grants {
 		if d := l.durationOf(&grants[i]); age >= halfOf(d) {
-			doubtful[d] = append(doubtful[d], grants[i].receipt)
+			doubtful[d] = append(doubtful[d], receiptOf(grants[i].receipt))
 		}
 	}
 	lost := make(map[Receipt]bool)
@@ -325,7 +325,7 @@ func (l *claimLine) inForce(r *replica, grants []grant, age time.Duration) []gra
 			}
 		}
 	}
-	return slices.DeleteFunc(grants, func(g grant) bool { return lost[g.receipt] })
+	return slices.DeleteFunc(grants, func(g grant) bool { return lost[receiptOf(g.receipt)] })
 }
 
 func halfOf(ms uint64) time.Duration { return time.Duration(ms) * time.Millisecond / 2 }
@@ -413,7 +413,7 @@ func (l *claimLine) deal(grants []grant) {
 		t.node.background.Go(func() {
 			contain(t.node.log, "task that comes back", func() {
 				// A task that cannot be given back is, when its lease has expired.
-				_ = t.node.queue.failed(t.node.ctx, g.receipt, failOp{how: failReturn, roomWait: roomWait{gone: t.node.ctx.Done()}}, nil)
+				_ = t.node.queue.failed(t.node.ctx, receiptOf(g.receipt), failOp{how: failReturn, roomWait: roomWait{gone: t.node.ctx.Done()}}, nil)
 			}, nil)
 		})
 	}

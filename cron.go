@@ -59,12 +59,9 @@ type Schedule struct {
 
 // Headers of a task that a schedule has produced.
 const (
-	TickHeader     = "codeq-tick"     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
-	ScheduleHeader = "codeq-schedule" // the name of the schedule
+	TickHeader     = XTickHeader     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
+	ScheduleHeader = XScheduleHeader // the name of the schedule
 )
-
-// tickFormat is time.RFC3339 with as many digits of the second as are needed.
-const tickFormat = "2006-01-02T15:04:05.999Z07:00"
 
 // MissedPolicy says what a schedule does about ticks that were missed. A tick
 // is missed when its time is more than a minute past when the queue comes to
@@ -168,12 +165,7 @@ func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 }
 
 // shardOfSchedule is the number of the shard that a schedule lives in.
-func (q *Queue) shardOfSchedule(name string) int { return scheduleShard(name, len(q.replicas)) }
-
-// scheduleShard is FNV-1a of the name modulo the number of shards.
-func scheduleShard(name string, shards int) int {
-	return int(fnvStart([]byte(name)) % uint64(shards))
-}
+func (q *Queue) shardOfSchedule(name string) int { return keys.ShardOfName(name, len(q.replicas)) }
 
 // check refuses a schedule that cannot be, and returns when it ticks.
 func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {
@@ -250,7 +242,7 @@ func tickTask(template *Task, name string, tick uint64) Task {
 	t := *template
 	t.Headers = make(map[string]string, len(template.Headers)+2)
 	maps.Copy(t.Headers, template.Headers)
-	t.Headers[TickHeader] = time.UnixMilli(int64(tick)).UTC().Format(tickFormat)
+	t.Headers[TickHeader] = XFormatTick(tick)
 	t.Headers[ScheduleHeader] = name
 	return t
 }
@@ -354,7 +346,11 @@ func scheduleInfo(r *ScheduleInfo_) (ScheduleInfo, error) {
 			Task: task(laneKey{r.Value.Queue, r.Value.Tenant, r.Value.Priority}, &rec), Missed: MissedPolicy(r.Value.Missed),
 		},
 		Next: msTime(r.Next),
-		Err:  r.Err,
+	}
+	if r.Err != nil {
+		if _, info.Err = cronTimes(r.Value.Cron, r.Value.TimeZone); info.Err == nil {
+			info.Err = r.Err
+		}
 	}
 	if r.Value.Last != 0 {
 		info.Last = msTime(r.Value.Last)

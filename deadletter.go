@@ -69,7 +69,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadLetters, how alteration)
 		size = max(1, min(bulkCap, int(which.Rate/10)))
 		limit = rate.NewLimiter(rate.Limit(which.Rate), size)
 	}
-	bulks := make([][]ID, len(q.replicas))
+	bulks := make([][]keys.ID, len(q.replicas))
 	flush := func(shard int) error {
 		ids := bulks[shard]
 		bulks[shard] = nil

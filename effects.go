@@ -65,12 +65,13 @@ func (s *shard) tellAll() {
 	e := &s.effects
 	if s.node == nil { // else the log tells
 		if len(e.events) > 0 {
+			events := eventsOf(e.events)
 			for _, sub := range s.hub.all() {
-				sub.offer(e.events)
+				sub.offer(events)
 			}
 		}
 		for _, r := range e.canceled {
-			s.runs.canceled(r)
+			s.runs.canceled(receiptOf(r))
 		}
 	}
 }
@@ -87,10 +88,10 @@ func (s *shard) note() {
 	s.reap = s.reapable()
 	s.wanted = s.interested
 	if s.node == nil {
-		s.wanted = kindSet(s.hub.wanted.Load()) | wantCancels
+		s.wanted = XKindSet(s.hub.wanted.Load()) | XWantCancels
 	}
 	if len(s.awaits) > 0 {
-		s.wanted |= wantOutcomes
+		s.wanted |= XWantOutcomes
 	}
 }
 
@@ -101,6 +102,18 @@ func (s *shard) answerAll() {
 	}
 	for i := range s.effects.endings {
 		e := &s.effects.endings[i]
-		s.answer(e.id, e.outcome)
+		s.answer(e.ID, outcomeOf(&e.Outcome))
 	}
+}
+
+// eventsOf are events of the rules, for subscribers.
+func eventsOf(events []XEvent) []Event {
+	all := make([]Event, len(events))
+	for i := range events {
+		e := &events[i]
+		all[i] = Event{
+			Kind: EventKind(e.Kind), ID: e.ID, Queue: e.Queue, Tenant: e.Tenant, Attempt: int(e.Attempt), Time: e.Time, Err: e.Err,
+		}
+	}
+	return all
 }

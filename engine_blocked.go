@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // Blocked tasks wait for others, each in a scope: 0 for tasks that wait for
@@ -18,7 +19,7 @@ import (
 // commit; the next group reads who waits, and moves them.
 
 // block has a task wait in a scope.
-func (s *state) block(l *lane, scope uint64, id ID, rec []byte) {
+func (s *state) block(l *lane, scope uint64, id keys.ID, rec []byte) {
 	q := l.queue
 	value := s.withLane(l, rec)
 	if scope != 0 {
@@ -41,7 +42,7 @@ const (
 type mark struct {
 	queue *queueState
 	scope uint64
-	id    ID // the task in scope 0
+	id    keys.ID // the task in scope 0
 }
 
 // compare is the order of the keys.
@@ -75,7 +76,7 @@ func (s *state) markKey(m mark) []byte {
 }
 
 // wake lets tasks go on that wait in a scope; id is the task in scope 0.
-func (s *state) wake(q *queueState, scope uint64, id ID, how byte) {
+func (s *state) wake(q *queueState, scope uint64, id keys.ID, how byte) {
 	m := mark{q, scope, id}
 	key := s.markKey(m)
 	s.group.set(key, []byte{how})
@@ -181,7 +182,7 @@ func (s *state) obeyMark(m mark, how byte) error {
 	switch {
 	case m.scope == 0:
 		return s.wakeTask(m.queue, m.id, how)
-	case m.scope&groupBit != 0:
+	case m.scope&record.GroupBit != 0:
 		return s.giveTurn(m.queue, m.scope)
 	default:
 		return s.fillLimit(m.queue, m.scope)
@@ -189,7 +190,7 @@ func (s *state) obeyMark(m mark, how byte) error {
 }
 
 // wakeTask lets a task go on whose parents have ended, or cancels it.
-func (s *state) wakeTask(q *queueState, id ID, how byte) error {
+func (s *state) wakeTask(q *queueState, id keys.ID, how byte) error {
 	if s.group.hasChanged(id) {
 		return nil
 	}
@@ -208,7 +209,7 @@ func (s *state) wakeTask(q *queueState, id ID, how byte) error {
 
 // waitingChild finds a task that waits for its parents; nil: it does not.
 // REQUIRES: the group has not changed the task.
-func (s *state) waitingChild(q *queueState, id ID) (*located, error) {
+func (s *state) waitingChild(q *queueState, id keys.ID) (*located, error) {
 	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id))
 	if value == nil || err != nil {
 		return nil, err

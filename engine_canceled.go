@@ -1,13 +1,16 @@
 package codeq
 
-import "fmt"
+import (
+	"codeq/internal/base"
+	"fmt"
+)
 
 // leaseLost is the error for a receipt that is not that of a lease in force.
-func (s *state) leaseLost(r Receipt) error { return leaseLost(r, s.canceled.Has(r)) }
+func (s *state) leaseLost(r XReceipt) error { return leaseLost(r, s.canceled.Has(r)) }
 
-func leaseLost(r Receipt, canceled bool) error {
+func leaseLost(r XReceipt, canceled bool) error {
 	if canceled {
-		return fmt.Errorf("%w: %s: %w", ErrLeaseLost, r, ErrCanceled)
+		return fmt.Errorf("%w: %s: %w", base.ErrLeaseLost, r, base.ErrCanceled)
 	}
-	return fmt.Errorf("%w: %s", ErrLeaseLost, r)
+	return fmt.Errorf("%w: %s", base.ErrLeaseLost, r)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/numset"
@@ -128,7 +129,7 @@ func (s *state) laneNumbered(n uint32) (*lane, error) {
 	}
 	key, err := s.laneEntry(n)
 	if errors.Is(err, pebble.ErrNotFound) {
-		err = fmt.Errorf("%w: lane %d is missing", ErrCorrupt, n)
+		err = fmt.Errorf("%w: lane %d is missing", base.ErrCorrupt, n)
 	}
 	if err != nil {
 		return nil, err
@@ -162,18 +163,18 @@ func (s *state) laneEntry(n uint32) (laneKey, error) {
 	}
 	v, err := keys.ParseLaneValue(b)
 	if err != nil {
-		return laneKey{}, fmt.Errorf("%w: lane %d: %w", ErrCorrupt, n, err)
+		return laneKey{}, fmt.Errorf("%w: lane %d: %w", base.ErrCorrupt, n, err)
 	}
 	name, err := s.read(keys.AppendNumbered(nil, keys.Queue, v.Queue))
 	if err == nil && name == nil {
-		err = fmt.Errorf("%w: queue %d of lane %d is missing", ErrCorrupt, v.Queue, n)
+		err = fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, v.Queue, n)
 	}
 	return laneKey{string(name), v.Tenant, v.Priority}, err
 }
 
 // birthplace returns the queue in which a task with an ID would have been produced; nil
 // if that queue has no tasks. Of an ID that no stored task has, it may be any queue.
-func (s *state) birthplace(id ID) (*queueState, error) {
+func (s *state) birthplace(id keys.ID) (*queueState, error) {
 	n := keys.LaneOf(id)
 	if l := s.lanes.At(int(n)); l != nil {
 		return l.queue, nil
@@ -342,7 +343,7 @@ func (s *state) loadCatalogue() error {
 	}
 	s.marks.onDisk = len(marked) > 0
 	c := &s.catalogue
-	if err := readAhead(s.store, s.readQueues, func(e storedQueue) error {
+	if err := schema.ReadAhead(s.store, s.readQueues, func(e storedQueue) error {
 		c.queues.Add(e.number)
 		if e.counts == (keys.Counts{}) && !marked[e.number] {
 			return nil
@@ -350,7 +351,7 @@ func (s *state) loadCatalogue() error {
 		known := len(s.queues)
 		q := s.queue(e.name)
 		if len(s.queues) == known {
-			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", ErrCorrupt, q.name, e.number)
+			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.name, e.number)
 		}
 		q.number, q.counts, q.hasMarks = e.number, e.counts, marked[e.number]
 		s.addQueue(q)
@@ -360,9 +361,9 @@ func (s *state) loadCatalogue() error {
 		return err
 	}
 	var seqs []uint64 // by number
-	return readAhead(s.store, s.readLanes, func(e storedLane) error {
+	return schema.ReadAhead(s.store, s.readLanes, func(e storedLane) error {
 		if !c.queues.Has(e.Queue) {
-			return fmt.Errorf("%w: queue %d of lane %d is missing", ErrCorrupt, e.Queue, e.number)
+			return fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, e.Queue, e.number)
 		}
 		c.lanes.Add(e.number)
 		c.seq = max(c.seq, e.Seq)
@@ -404,7 +405,7 @@ func (s *state) readQueues(emit func(storedQueue) error) error {
 	if err := schema.Scan(s.store.DB(), keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n == 0 {
-			return fmt.Errorf("%w: queue %x", ErrCorrupt, key)
+			return fmt.Errorf("%w: queue %x", base.ErrCorrupt, key)
 		}
 		counts, err := s.readCounters(it, n)
 		if err != nil {
@@ -424,7 +425,7 @@ func (s *state) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Cou
 	for ; it.Valid(); it.Next() {
 		n, err := keys.ParseNumbered(it.Key())
 		if err != nil {
-			return tasks, fmt.Errorf("%w: counters of queue %x", ErrCorrupt, it.Key())
+			return tasks, fmt.Errorf("%w: counters of queue %x", base.ErrCorrupt, it.Key())
 		}
 		if n > number {
 			break
@@ -435,12 +436,12 @@ func (s *state) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Cou
 		}
 		v, err := keys.ParseCounters(value)
 		if err != nil {
-			return tasks, fmt.Errorf("%w: %w", ErrCorrupt, err)
+			return tasks, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		if s.mint.clock = max(s.mint.clock, v.Clock); n == number {
 			tasks = v.Counts
 		} else if v.Counts != (keys.Counts{}) {
-			return tasks, fmt.Errorf("%w: queue %d has tasks and no name", ErrCorrupt, n)
+			return tasks, fmt.Errorf("%w: queue %d has tasks and no name", base.ErrCorrupt, n)
 		}
 	}
 	return tasks, store.Error(it.Error())
@@ -457,11 +458,11 @@ func (s *state) readLanes(emit func(storedLane) error) error {
 	return schema.Scan(s.store.DB(), keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n > keys.MaxLane {
-			return fmt.Errorf("%w: lane %x", ErrCorrupt, key)
+			return fmt.Errorf("%w: lane %x", base.ErrCorrupt, key)
 		}
 		v, err := keys.ParseLaneValue(value)
-		if err != nil || v.Queue == 0 || v.Priority > MaxPriority {
-			return fmt.Errorf("%w: lane %d is %x", ErrCorrupt, n, value)
+		if err != nil || v.Queue == 0 || v.Priority > XMaxPriority {
+			return fmt.Errorf("%w: lane %d is %x", base.ErrCorrupt, n, value)
 		}
 		return emit(storedLane{n, v})
 	})

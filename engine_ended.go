@@ -52,8 +52,8 @@ func bucketOf(wall uint64, retention int64) uint64 {
 }
 
 // keep stores a task that has ended, in the bucket of a time. By its record it holds no key any more.
-func (s *state) keep(q *queueState, prefix byte, id ID, until uint64, ended keys.EndedValue, rec *record.Record) {
-	rec.Flags &^= holdsKey
+func (s *state) keep(q *queueState, prefix byte, id keys.ID, until uint64, ended keys.EndedValue, rec *record.Record) {
+	rec.Flags &^= record.HoldsKey
 	b := s.bucket(q, bucketKey{prefix, until})
 	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
 	s.group.change(id)

@@ -10,7 +10,7 @@ import "codeq/internal/keys"
 
 // takeTurn gives a task the turn of its group if nobody has it. A task that has
 // it keeps it until it ends, also while it waits for another attempt.
-func (s *state) takeTurn(scope uint64, id ID) bool {
+func (s *state) takeTurn(scope uint64, id keys.ID) bool {
 	v, ok := s.groups.get(s, scope)
 	switch {
 	case !ok:
@@ -29,7 +29,7 @@ func (s *state) takeTurn(scope uint64, id ID) bool {
 }
 
 // passTurn is the end of a task of a group: the first that waits is next.
-func (s *state) passTurn(q *queueState, scope uint64, id ID) {
+func (s *state) passTurn(q *queueState, scope uint64, id keys.ID) {
 	v, ok := s.groups.get(s, scope)
 	if !ok || v.Holder != keys.ID(id) { // it was not its turn
 		return
@@ -43,7 +43,7 @@ func (s *state) passTurn(q *queueState, scope uint64, id ID) {
 		return
 	}
 	s.groups.put(s, scope, keys.GroupValue{Waiting: true})
-	s.wake(q, scope, ID{}, wakeUp)
+	s.wake(q, scope, keys.ID{}, wakeUp)
 }
 
 func (s *state) giveTurnTo(at *located, scope uint64, others bool) {
@@ -70,7 +70,7 @@ func (s *state) giveTurn(q *queueState, scope uint64) error {
 	case first != nil:
 		s.giveTurnTo(first, scope, others)
 	case others:
-		s.wake(q, scope, ID{}, wakeUp)
+		s.wake(q, scope, keys.ID{}, wakeUp)
 	default:
 		s.groups.drop(s, scope)
 	}

@@ -3,6 +3,7 @@ package codeq
 import (
 	"fmt"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -17,9 +18,9 @@ import (
 // indexes of those whose idempotency key was taken to duplicates. A task that
 // belongs to another shard is sent there; its ID is not known.
 // REQUIRES: canAdmit.
-func (s *state) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []int) {
+func (s *state) admitAll(tasks []newTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
 	s.fetchTies(tasks)
-	var existed map[ID]bool // tasks of the batch that are older than it
+	var existed map[keys.ID]bool // tasks of the batch that are older than it
 	for i := range tasks {
 		t := &tasks[i]
 		if t.tied == nil {
@@ -28,7 +29,7 @@ func (s *state) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 		}
 		if home, bound := t.home(s.config.shards); bound && home != s.config.shard {
 			s.send(home, t.message())
-			ids = append(ids, ID{})
+			ids = append(ids, keys.ID{})
 			continue
 		}
 		if t.tied.twin >= 0 {
@@ -36,11 +37,11 @@ func (s *state) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 			continue
 		}
 		if id, taken := s.holder(t.tied.Unique); taken {
-			if t.tied.Flags&replaceWaiting == 0 || !s.replace(id, t) {
+			if t.tied.Flags&record.ReplaceWaiting == 0 || !s.replace(id, t) {
 				duplicates = append(duplicates, i)
 			}
 			if existed == nil {
-				existed = make(map[ID]bool)
+				existed = make(map[keys.ID]bool)
 			}
 			existed[id] = true
 			ids = append(ids, id)
@@ -78,7 +79,7 @@ func (s *state) fetchTies(tasks []newTask) {
 // canAdmit reports whether all that admitAll will look up is on disk.
 func (s *state) canAdmit(tasks []newTask) bool {
 	for i := range tasks {
-		if t := tasks[i].tied; t != nil && t.Flags&replaceWaiting != 0 {
+		if t := tasks[i].tied; t != nil && t.Flags&record.ReplaceWaiting != 0 {
 			id, taken := s.holder(t.Unique)
 			if taken && s.isHolderMoving(t.Unique, id) {
 				return false
@@ -89,10 +90,10 @@ func (s *state) canAdmit(tasks []newTask) bool {
 }
 
 // admitTied takes in a task that is bound to others, and whose key is free.
-func (s *state) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
+func (s *state) admitTied(t *newTask, batch []keys.ID, existed map[keys.ID]bool) keys.ID {
 	l := s.lane(t.key)
 	id := s.mint.id(l.number)
-	s.emit(EventProduced, l, id, 0, "")
+	s.emit(XEventProduced, l, id, 0, "")
 	if t.tied.Unique != [keys.UniqueLen]byte{} {
 		s.takeKey(id, &t.tied.Ties, mintedAt(id))
 	}
@@ -105,7 +106,7 @@ func (s *state) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 		s.block(l, group, id, t.rec)
 	default:
 		s.placeFirst(l, id, t.rec)
-		if t.tied.Flags&replaceWaiting != 0 { // by a later produce of the group, perhaps
+		if t.tied.Flags&record.ReplaceWaiting != 0 { // by a later produce of the group, perhaps
 			first := keys.FirstPlace(l.number, id)
 			s.group.put(id, l, first, t.rec)
 		}
@@ -114,16 +115,16 @@ func (s *state) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 }
 
 // awaitParents has a new task wait for its parents.
-func (s *state) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map[ID]bool) {
+func (s *state) awaitParents(l *lane, t *newTask, id keys.ID, batch []keys.ID, existed map[keys.ID]bool) {
 	rec, err := record.Decode(t.rec)
 	if err != nil {
-		s.broken = fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
+		s.broken = fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
 		return
 	}
 	onDead := byte(t.tied.onDead)
-	asked := make(map[ID]bool, len(t.tied.parents))
+	asked := make(map[keys.ID]bool, len(t.tied.parents))
 	for i, p := range t.tied.parents {
-		n, sibling := nthOf(p)
+		n, sibling := keys.NthOf(p)
 		if sibling {
 			p = batch[n]
 			sibling = !existed[p]
@@ -134,7 +135,7 @@ func (s *state) awaitParents(l *lane, t *newTask, id ID, batch []ID, existed map
 		case sibling:
 			s.group.set(keys.AppendDependent(nil, p, id), []byte{onDead})
 		default:
-			s.send(ID(p).shard(s.config.shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
+			s.send(keys.ShardOf(p, s.config.shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
 		}
 		asked[p] = true
 	}
@@ -150,19 +151,19 @@ const (
 )
 
 // outcomeFor is what the end of a parent means to a child; held: not yet anything.
-func outcomeFor(state State, onDead OnDead) (outcome byte, held bool) {
+func outcomeFor(state XTaskState, onDead XOnDead) (outcome byte, held bool) {
 	switch {
-	case state == Done, state == Dead && onDead == RunOnDead:
+	case state == XDone, state == XDead && onDead == XRunOnDead:
 		return parentDone, false
-	case state == Dead && onDead == HoldOnDead:
+	case state == XDead && onDead == XHoldOnDead:
 		return 0, true
 	}
 	return parentCanceled, false
 }
 
-func (s *state) tellChild(parent, child ID, outcome byte) {
+func (s *state) tellChild(parent, child keys.ID, outcome byte) {
 	outcome = s.pinFor(parent, outcome)
-	if to := child.shard(s.config.shards); to != s.config.shard {
+	if to := keys.ShardOf(child, s.config.shards); to != s.config.shard {
 		s.send(to, &keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: outcome})
 		return
 	}
@@ -174,7 +175,7 @@ const doomed = never
 
 // parentEnded counts down the parents of a task of this shard. A task that waits for no other one goes on in the
 // same commit; a later one sees to it if this group has no time or room left, or has changed the task.
-func (s *state) parentEnded(parent, child ID, outcome byte) {
+func (s *state) parentEnded(parent, child keys.ID, outcome byte) {
 	if outcome != parentCanceled && s.goOn(parent, child, outcome) || s.broken != nil {
 		return
 	}
@@ -208,9 +209,9 @@ func (s *state) parentEnded(parent, child ID, outcome byte) {
 
 // goOn lets a task go on whose last parent has ended. It is false if it is not the last one, or if that needs more
 // than the task's record to know; then nothing was done.
-func (s *state) goOn(parent, child ID, outcome byte) bool {
+func (s *state) goOn(parent, child keys.ID, outcome byte) bool {
 	n, known := s.pending.peek(child)
-	if !known && parent.shard(s.config.shards) != s.config.shard { // the child may have been told of an end that did not last
+	if !known && keys.ShardOf(parent, s.config.shards) != s.config.shard { // the child may have been told of an end that did not last
 		n, _ = s.pending.get(s, child)
 		known = true
 	}
@@ -240,7 +241,7 @@ func (s *state) goOn(parent, child ID, outcome byte) bool {
 }
 
 // isOnly reports whether a task has one parent.
-func isOnly(parents [][record.IDLen]byte, parent ID) bool {
+func isOnly(parents [][record.IDLen]byte, parent keys.ID) bool {
 	for _, p := range parents {
 		if p != parent {
 			return false
@@ -251,7 +252,7 @@ func isOnly(parents [][record.IDLen]byte, parent ID) bool {
 
 // depend has a task wait for a parent of this shard. It is false if disk is
 // behind with the parent; then nothing was done.
-func (s *state) depend(parent, child ID, onDead OnDead) bool {
+func (s *state) depend(parent, child keys.ID, onDead XOnDead) bool {
 	if s.isMoving(parent) {
 		return false
 	}
@@ -264,9 +265,9 @@ func (s *state) depend(parent, child ID, onDead OnDead) bool {
 		s.tellChild(parent, child, parentDone)
 		return true
 	}
-	if at.state == Done || at.state == Canceled || at.state == Dead {
+	if at.state == XDone || at.state == XCanceled || at.state == XDead {
 		if outcome, held := outcomeFor(at.state, onDead); !held {
-			if at.state == Done {
+			if at.state == XDone {
 				s.repin(at)
 			}
 			s.tellChild(parent, child, outcome)
@@ -280,7 +281,7 @@ func (s *state) depend(parent, child ID, onDead OnDead) bool {
 	}
 	at.rec.Parent = true
 	switch {
-	case at.state == Dead: // to where it does not expire
+	case at.state == XDead: // to where it does not expire
 		s.unkeep(at)
 		s.keep(at.lane.queue, keys.Dead, at.id, neverExpires, at.ended, &at.rec)
 	default:

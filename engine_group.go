@@ -36,7 +36,7 @@ type group struct {
 type taskKey struct {
 	lane  uint32
 	since uint64
-	id    ID
+	id    keys.ID
 }
 
 // compare is the order of the keys of tasks in their first places.
@@ -96,14 +96,14 @@ func (g *group) trimRange(lower, upper []byte) {
 }
 
 // hasChanged reports whether disk is behind with a task.
-func (g *group) hasChanged(id ID) bool {
+func (g *group) hasChanged(id keys.ID) bool {
 	g.noteRemoved()
 	_, ok := g.changed[id]
 	return ok
 }
 
 // setTask writes the record of a task that becomes ready.
-func (g *group) setTask(lane uint32, since uint64, id ID, rec []byte) {
+func (g *group) setTask(lane uint32, since uint64, id keys.ID, rec []byte) {
 	op := g.batch.SetDeferred(keys.TaskLen(since), len(rec))
 	keys.PutTask(op.Key, lane, since, id)
 	copy(op.Value, rec)
@@ -120,7 +120,7 @@ func (g *group) noteRemoved() {
 }
 
 // setFresh writes the record of a new task that becomes ready.
-func (g *group) setFresh(lane uint32, since uint64, id ID, rec []byte) {
+func (g *group) setFresh(lane uint32, since uint64, id keys.ID, rec []byte) {
 	g.add(taskOp{taskKey{lane, since, id}, rec})
 	g.taskBytes += len(rec)
 }
@@ -168,7 +168,7 @@ func (g *group) write(t *taskOp) {
 // written once in the life of the store and will not be again, which is what
 // makes SINGLEDEL legal for it. Any other key is deleted in the order of the
 // group.
-func (g *group) removeTask(lane uint32, since uint64, id ID, once bool) {
+func (g *group) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	if once {
 		g.add(taskOp{taskKey: taskKey{lane, since, id}})
 		return

@@ -10,9 +10,9 @@ import "codeq/internal/keys"
 // Tasks that are produced or leased in the group are not among them, unless an
 // idempotency key names them: nobody else knows of them yet.
 type groupView struct {
-	changed map[ID]int      // a task's index in placed, plus 1; 0: its place is not known
-	placed  []placedTask    // each of them of some moment of the group
-	parents map[ID]struct{} // tasks that others have begun to wait for
+	changed map[keys.ID]int      // a task's index in placed, plus 1; 0: its place is not known
+	placed  []placedTask         // each of them of some moment of the group
+	parents map[keys.ID]struct{} // tasks that others have begun to wait for
 }
 
 // placedTask is where a task lies that has not ended, and its record.
@@ -23,22 +23,22 @@ type placedTask struct {
 }
 
 // change notes that the group moves or rewrites a task.
-func (v *groupView) change(id ID) {
+func (v *groupView) change(id keys.ID) {
 	if v.changed == nil {
-		v.changed = make(map[ID]int)
+		v.changed = make(map[keys.ID]int)
 	}
 	v.changed[id] = 0
 }
 
 // put notes where the group has put a task. The view keeps rec.
-func (v *groupView) put(id ID, l *lane, p keys.Place, rec []byte) {
+func (v *groupView) put(id keys.ID, l *lane, p keys.Place, rec []byte) {
 	v.change(id)
 	v.placed = append(v.placed, placedTask{l, p, rec})
 	v.changed[id] = len(v.placed)
 }
 
 // find returns where the group has put a task; nil if it has not, or that is not known.
-func (v *groupView) find(id ID) *placedTask {
+func (v *groupView) find(id keys.ID) *placedTask {
 	if n := v.changed[id]; n > 0 {
 		return &v.placed[n-1]
 	}
@@ -46,15 +46,15 @@ func (v *groupView) find(id ID) *placedTask {
 }
 
 // addChild notes that a task has begun to wait for another one.
-func (v *groupView) addChild(parent ID) {
+func (v *groupView) addChild(parent keys.ID) {
 	if v.parents == nil {
-		v.parents = make(map[ID]struct{})
+		v.parents = make(map[keys.ID]struct{})
 	}
 	v.parents[parent] = struct{}{}
 }
 
 // hasChildren reports whether disk does not know yet of all that wait for a task.
-func (v *groupView) hasChildren(id ID) bool {
+func (v *groupView) hasChildren(id keys.ID) bool {
 	_, ok := v.parents[id]
 	return ok
 }

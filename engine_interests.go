@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"fmt"
@@ -16,13 +17,13 @@ func (s *state) heed() {
 }
 
 func (s *state) loadInterests() error {
-	s.interests = make(map[string]kindSet)
+	s.interests = make(map[string]XKindSet)
 	err := schema.Scan(s.store.DB(), keys.Interest, func(key, value []byte) error {
 		kinds, err := keys.ParseNumber(value)
 		if err != nil {
-			return fmt.Errorf("%w: interest of node %q: %w", ErrCorrupt, key[1:], err)
+			return fmt.Errorf("%w: interest of node %q: %w", base.ErrCorrupt, key[1:], err)
 		}
-		s.interests[string(key[1:])] = kindSet(kinds)
+		s.interests[string(key[1:])] = XKindSet(kinds)
 		return nil
 	})
 	s.heed()

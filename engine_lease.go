@@ -12,7 +12,7 @@ import (
 // Invariant: a lease is in the table exactly while the task's record lies in
 // its lane and a persisted (or about to be persisted) lease record names it.
 type lease struct {
-	id        ID
+	id        keys.ID
 	lane      *lane
 	since     uint64 // where the task's record lies in its lane
 	token     uint64
@@ -31,7 +31,7 @@ type lease struct {
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }
 
-func (l *lease) receipt() Receipt { return Receipt{ID: l.id, Token: l.token} }
+func (l *lease) receipt() XReceipt { return XReceipt{ID: l.id, Token: l.token} }
 
 // leaseRecord is one stored value that holds the leases that a group granted
 // with the same deadline. It is written once, and deleted when the last of its
@@ -48,7 +48,7 @@ type leaseRecord struct {
 // leaseTable is the leases of a shard, by task and by deadline. It is a cache
 // of the lease records, rebuilt by load.
 type leaseTable struct {
-	byID  map[ID]*lease
+	byID  map[keys.ID]*lease
 	all   chunked.List[*lease] // in no order: of a lease that ends, the last one takes the slot
 	wheel *wheel.Wheel[*lease]
 	free  []*lease // ended leases, for reuse
@@ -78,12 +78,12 @@ func (t *leaseTable) copyRecord(l *lease, rec []byte) {
 const freeLeases = 4096
 
 func newLeaseTable(now uint64) leaseTable {
-	return leaseTable{byID: make(map[ID]*lease), wheel: wheel.New[*lease](int64(now))}
+	return leaseTable{byID: make(map[keys.ID]*lease), wheel: wheel.New[*lease](int64(now))}
 }
 
 // reserve prepares an empty table for a number of leases.
 func (t *leaseTable) reserve(n int) {
-	t.byID = make(map[ID]*lease, n)
+	t.byID = make(map[keys.ID]*lease, n)
 }
 
 // add puts a lease into the table. deadline is by the shard's clock of leases.
@@ -134,7 +134,7 @@ func (t *leaseTable) freshRecord() *leaseRecord {
 
 // held returns the lease that a receipt names, or nil when it is not in force.
 // A lease is lost whose deadline passed before the operation came that is being decided.
-func (s *state) held(r Receipt) *lease {
+func (s *state) held(r XReceipt) *lease {
 	l := s.leases.byID[r.ID]
 	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.judged {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/window"
@@ -27,10 +28,10 @@ import (
 // decoded before the first change.
 
 // admit takes in a new task.
-func (s *state) admit(t *newTask) ID {
+func (s *state) admit(t *newTask) keys.ID {
 	l := s.lane(t.key)
 	id := s.mint.id(l.number)
-	s.emit(EventProduced, l, id, 0, "")
+	s.emit(XEventProduced, l, id, 0, "")
 	if t.runAt > s.wall {
 		s.schedule(l, id, t.runAt, t.rec)
 		return id
@@ -40,7 +41,7 @@ func (s *state) admit(t *newTask) ID {
 }
 
 // placeFirst makes a task ready in its first place, where nothing has been before.
-func (s *state) placeFirst(l *lane, id ID, rec []byte) {
+func (s *state) placeFirst(l *lane, id keys.ID, rec []byte) {
 	since := keys.SinceOf(keys.ID(id))
 	s.group.setFresh(l.number, since, id, rec)
 	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
@@ -85,7 +86,7 @@ func (s *state) cache(l *lane, it window.Item) {
 }
 
 // place moves a task into its lane, at since.
-func (s *state) place(l *lane, since uint64, id ID, rec []byte) {
+func (s *state) place(l *lane, since uint64, id keys.ID, rec []byte) {
 	s.group.setTask(l.number, since, id, rec)
 	p := keys.Place{Range: keys.Task, Group: l.number, At: since}
 	if isFirstPlace(l, since, id) {
@@ -98,13 +99,13 @@ func (s *state) place(l *lane, since uint64, id ID, rec []byte) {
 }
 
 // isFirstPlace reports whether a task that lies in a lane needs no index entry.
-func isFirstPlace(l *lane, since uint64, id ID) bool {
+func isFirstPlace(l *lane, since uint64, id keys.ID) bool {
 	return keys.Fresh(since) && l.number == keys.LaneOf(id)
 }
 
 // enter makes a task ready whose time has come, or has it wait for its turn in
 // its group.
-func (s *state) enter(l *lane, since uint64, id ID, group uint64, rec []byte) {
+func (s *state) enter(l *lane, since uint64, id keys.ID, group uint64, rec []byte) {
 	if group != 0 && !s.takeTurn(group, id) {
 		s.block(l, group, id, rec)
 		return
@@ -113,7 +114,7 @@ func (s *state) enter(l *lane, since uint64, id ID, group uint64, rec []byte) {
 }
 
 // proceed lets a task go on that has waited for its parents.
-func (s *state) proceed(l *lane, id ID, head *record.Head, rec []byte) {
+func (s *state) proceed(l *lane, id keys.ID, head *record.Head, rec []byte) {
 	if head.RunAt > s.wall {
 		s.schedule(l, id, head.RunAt, rec)
 		return
@@ -122,7 +123,7 @@ func (s *state) proceed(l *lane, id ID, head *record.Head, rec []byte) {
 }
 
 // schedule puts a task among those that wait for their time.
-func (s *state) schedule(l *lane, id ID, due uint64, rec []byte) {
+func (s *state) schedule(l *lane, id keys.ID, due uint64, rec []byte) {
 	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)
 	s.group.set(s.scratch, s.withLane(l, rec))
 	s.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
@@ -133,7 +134,7 @@ func (s *state) schedule(l *lane, id ID, due uint64, rec []byte) {
 
 // grant is a lease as the claim's caller gets to see it.
 type grant struct {
-	receipt Receipt
+	receipt XReceipt
 	laneKey
 	attempt  uint32
 	deadline uint64 // wall clock, ms
@@ -148,7 +149,7 @@ func (s *state) grant(l *lane, duration uint64, local bool) (grant, error) {
 	if _, plain := record.Plain(it.Record); !plain {
 		head, err := record.DecodeHead(it.Record)
 		if err != nil {
-			return grant{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ID(it.ID), err)
+			return grant{}, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(it.ID), err)
 		}
 		if head.Lease != 0 && !local {
 			ls.duration = head.Lease
@@ -162,14 +163,14 @@ func (s *state) grant(l *lane, duration uint64, local bool) (grant, error) {
 	s.inscribe(ls)
 	s.leases.add(ls, s.now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)
-	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
+	s.emit(XEventClaimed, l, ls.id, ls.attempts, "")
 	q := l.queue
 	s.turn(l)
 	q.counts.Ready--
 	q.counts.Leased++
 	s.touch(q)
 	return grant{
-		receipt:  Receipt{ID: ls.id, Token: ls.token},
+		receipt:  XReceipt{ID: ls.id, Token: ls.token},
 		laneKey:  l.key(),
 		attempt:  ls.attempts,
 		deadline: s.wall + ls.duration,
@@ -223,7 +224,7 @@ func (s *state) unlease(ls *lease) {
 }
 
 // removeTask takes a task from its place in a lane.
-func (s *state) removeTask(lane uint32, since uint64, id ID, once bool) {
+func (s *state) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	if !once {
 		s.group.change(id)
 	}
@@ -241,7 +242,7 @@ func (s *state) complete(ls *lease, result []byte) error {
 		}
 		rec.Attempts, rec.Leases = ls.attempts, ls.leases
 	}
-	s.emit(EventCompleted, ls.lane, ls.id, ls.attempts, "")
+	s.emit(XEventCompleted, ls.lane, ls.id, ls.attempts, "")
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
 		s.unindex(ls.id)
@@ -253,8 +254,8 @@ func (s *state) complete(ls *lease, result []byte) error {
 		}
 		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.wall, Result: result}, &rec)
 	}
-	if ls.tied || s.wanted&wantOutcomes != 0 {
-		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
+	if ls.tied || s.wanted&XWantOutcomes != 0 {
+		s.end(ls.lane.queue, ls.id, &ls.ties, XOutcome{State: XDone, Result: result, Attempts: int(ls.attempts)})
 	}
 	return nil
 }
@@ -263,24 +264,24 @@ func (s *state) complete(ls *lease, result []byte) error {
 // ms: of those that may say so, the first that does.
 func (s *state) retention(q *queueState, task int64) int64 {
 	if task == 0 {
-		task = retentionMillis(q.settings.Retention)
+		task = record.Retention(q.settings.Retention)
 	}
 	if task == 0 {
-		task = retentionMillis(s.config.Retention)
+		task = record.Retention(s.config.Retention)
 	}
 	return task
 }
 
 // end is the last step of a task that is completed, dead or canceled: who is
 // bound to it goes on.
-func (s *state) end(q *queueState, id ID, t *record.Ties, o Outcome) {
+func (s *state) end(q *queueState, id keys.ID, t *record.Ties, o XOutcome) {
 	if t.Unique != [keys.UniqueLen]byte{} {
 		var release uint8
 		switch o.State {
-		case Done:
-			release = releaseOnComplete
-		case Dead:
-			release = releaseOnDead
+		case XDone:
+			release = record.ReleaseOnComplete
+		case XDead:
+			release = record.ReleaseOnDead
 		}
 		s.endKey(id, t, release)
 	}
@@ -290,11 +291,11 @@ func (s *state) end(q *queueState, id ID, t *record.Ties, o Outcome) {
 	if t.Parent {
 		s.tellChildren(id, o.State)
 	}
-	if t.Child && o.State != Dead {
+	if t.Child && o.State != XDead {
 		s.leave(id, 0)
 	}
-	if s.wanted&wantOutcomes != 0 {
-		s.effects.endings = append(s.effects.endings, ending{id, o})
+	if s.wanted&XWantOutcomes != 0 {
+		s.effects.endings = append(s.effects.endings, XEnding{id, o})
 	}
 }
 
@@ -333,9 +334,9 @@ func (s *state) retry(ls *lease, cause string, wait int64) error {
 		return nil
 	}
 	if wait < 0 {
-		wait = int64(millis(s.config.Backoff.Delay(int(rec.Attempts), s.mint.rand.Float64())))
+		wait = int64(record.Millis(s.config.Backoff(int(rec.Attempts), s.mint.rand.Float64())))
 	}
-	s.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
+	s.emit(XEventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.postpone(ls, &rec, uint64(wait))
 	return nil
 }
@@ -372,7 +373,7 @@ func (s *state) giveBack(ls *lease, rec *record.Record) {
 // bury makes a leased task a dead letter. One that others wait for, its children or its
 // group, is kept until somebody decides what becomes of it.
 func (s *state) bury(ls *lease, rec *record.Record) {
-	s.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
+	s.emit(XEventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
 		s.unindex(ls.id)
@@ -381,7 +382,7 @@ func (s *state) bury(ls *lease, rec *record.Record) {
 	if rec.HoldsTurn = set.HoldGroups && ties.Group != 0; rec.HoldsTurn {
 		ties.Group = 0
 	}
-	retention := retentionMillis(set.DeadRetention)
+	retention := record.Retention(set.DeadRetention)
 	if retention == 0 || rec.Parent || rec.HoldsTurn {
 		retention = -1
 	}
@@ -390,7 +391,7 @@ func (s *state) bury(ls *lease, rec *record.Record) {
 	if rec.Child && until != neverExpires {
 		s.leave(ls.id, until)
 	}
-	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
+	s.end(ls.lane.queue, ls.id, &ties, XOutcome{State: XDead, Error: rec.Error, Attempts: int(rec.Attempts)})
 }
 
 // expire takes back a task whose lease has run out: the attempt counts. The task keeps
@@ -402,7 +403,7 @@ func (s *state) expire(ls *lease) {
 		s.broken = err
 		return
 	}
-	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
+	s.emit(XEventExpired, ls.lane, ls.id, rec.Attempts, "")
 	if s.exhausted(&rec) {
 		s.bury(ls, &rec)
 		return
@@ -420,7 +421,7 @@ func (s *state) expire(ls *lease) {
 }
 
 // promote lets a scheduled task go on whose time has come. key is where it was found.
-func (s *state) promote(key []byte, due uint64, id ID, l *lane, rec []byte) error {
+func (s *state) promote(key []byte, due uint64, id keys.ID, l *lane, rec []byte) error {
 	head, err := record.DecodeHead(rec)
 	if err != nil {
 		return err
@@ -436,7 +437,7 @@ func (s *state) promote(key []byte, due uint64, id ID, l *lane, rec []byte) erro
 // cancel ends a task in whatever state it is found.
 func (s *state) cancel(at *located) {
 	retention := s.retention(at.lane.queue, at.rec.Retention)
-	gone := at.state == Dead && !at.rec.HoldsTurn // its group has gone on
+	gone := at.state == XDead && !at.rec.HoldsTurn // its group has gone on
 	at.rec.HoldsTurn = false
 	if at.lease != nil {
 		s.unlease(at.lease)
@@ -445,7 +446,7 @@ func (s *state) cancel(at *located) {
 		}
 		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
 		s.canceled.Add(at.lease.receipt())
-		if s.wanted&wantCancels != 0 && at.lease.local {
+		if s.wanted&XWantCancels != 0 && at.lease.local {
 			s.effects.canceled = append(s.effects.canceled, at.lease.receipt())
 		}
 	} else {
@@ -455,11 +456,11 @@ func (s *state) cancel(at *located) {
 	if retention != 0 {
 		s.keep(at.lane.queue, keys.Canceled, at.id, bucketOf(s.wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.wall}, &at.rec)
 	}
-	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
+	s.emit(XEventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	if gone {
 		ties.Group = 0
 	}
-	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled, Error: at.rec.Error, Attempts: int(at.rec.Attempts)})
+	s.end(at.lane.queue, at.id, &ties, XOutcome{State: XCanceled, Error: at.rec.Error, Attempts: int(at.rec.Attempts)})
 }
 
 // withdraw takes a task that no worker has out of the place in which it lies.
@@ -468,7 +469,7 @@ func (s *state) withdraw(at *located) {
 	q := at.lane.queue
 	s.group.change(at.id)
 	switch at.state {
-	case Ready:
+	case XReady:
 		pos := window.Pos{Since: at.place.At, ID: at.id}
 		before := at.lane.window.Footprint()
 		at.lane.window.Remove(pos)
@@ -480,10 +481,10 @@ func (s *state) withdraw(at *located) {
 		if at.rec.Limit != 0 {
 			s.passLimit(q, at.rec.Limit)
 		}
-	case Scheduled:
+	case XScheduled:
 		s.group.delete(at.place.AppendKey(nil, at.id))
 		q.counts.Scheduled--
-	case Blocked:
+	case XBlocked:
 		s.group.delete(at.place.AppendKey(nil, at.id))
 		s.fronts.forget(at.place.At)
 		q.counts.Blocked--
@@ -492,7 +493,7 @@ func (s *state) withdraw(at *located) {
 		} else if st := s.limits[at.place.At]; st != nil && st.leased == 0 { // it may have been the last
 			s.passLimit(q, at.place.At)
 		}
-	case Dead:
+	case XDead:
 		s.unkeep(at)
 	}
 	s.touch(q)
@@ -503,14 +504,14 @@ func (s *state) withdraw(at *located) {
 }
 
 // setIndex stores where a task lies that is not in its first place. The group keeps rec.
-func (s *state) setIndex(id ID, l *lane, p keys.Place, rec []byte) {
+func (s *state) setIndex(id keys.ID, l *lane, p keys.Place, rec []byte) {
 	var key [1 + keys.IDLen]byte
 	var value [keys.PlaceLen]byte
 	s.group.put(id, l, p, rec)
 	s.group.set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
 }
 
-func (s *state) unindex(id ID) {
+func (s *state) unindex(id keys.ID) {
 	var key [1 + keys.IDLen]byte
 	s.group.change(id)
 	s.group.delete(keys.AppendByID(key[:0], keys.Index, id))
@@ -548,7 +549,7 @@ func clip(text string) string {
 // replace gives a task that still waits the form of a new one; its ID, and what
 // waits for it, stay. It is false if the task does not wait any more.
 // REQUIRES: the task is not moving, or the group has completed it.
-func (s *state) replace(id ID, t *newTask) bool {
+func (s *state) replace(id keys.ID, t *newTask) bool {
 	if s.isMoving(id) { // t is its follow-up
 		return false
 	}
@@ -562,7 +563,7 @@ func (s *state) replace(id ID, t *newTask) bool {
 	}
 	rec, err := record.Decode(t.rec)
 	if err != nil {
-		s.broken = fmt.Errorf("%w: task %s: %w", ErrCorrupt, id, err)
+		s.broken = fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
 		return false
 	}
 	rec.Parents, rec.OnDead = at.rec.Parents, at.rec.OnDead
@@ -576,7 +577,7 @@ func (s *state) replace(id ID, t *newTask) bool {
 	s.takeKey(id, &t.tied.Ties, max(s.wall, mintedAt(id)))
 	b := rec.Encode()
 	switch {
-	case at.state == Blocked && at.place.At == 0:
+	case at.state == XBlocked && at.place.At == 0:
 		s.blockAgain(l, at, b)
 	case rec.RunAt > s.wall:
 		s.schedule(l, id, rec.RunAt, b)
@@ -598,15 +599,15 @@ func (s *state) recordOf(ls *lease) (record.Record, error) {
 	} else {
 		s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
 		if b, err = s.read(s.scratch); err == nil && b == nil {
-			err = fmt.Errorf("%w: key %x is missing", ErrCorrupt, s.scratch)
+			err = fmt.Errorf("%w: key %x is missing", base.ErrCorrupt, s.scratch)
 		}
 	}
 	if err != nil {
-		return record.Record{}, fmt.Errorf("record of leased task %s: %w", ls.id, err)
+		return record.Record{}, fmt.Errorf("record of leased task %s: %w", keys.FormatID(ls.id), err)
 	}
 	rec, err := record.Decode(b)
 	if err != nil {
-		return record.Record{}, fmt.Errorf("%w: task %s: %w", ErrCorrupt, ls.id, err)
+		return record.Record{}, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(ls.id), err)
 	}
 	return rec, nil
 }
@@ -630,9 +631,9 @@ func (s *state) setPriority(at *located, priority uint64) error {
 	s.withdraw(at)
 	rec := at.rec.Encode()
 	switch at.state {
-	case Ready:
+	case XReady:
 		s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
-	case Scheduled:
+	case XScheduled:
 		s.schedule(l, at.id, at.place.At, rec)
 	default:
 		s.blockAgain(l, at, rec)
@@ -648,7 +649,7 @@ func (s *state) setRunAt(at *located, runAt uint64) error {
 	at.rec.RunAt = runAt
 	rec := at.rec.Encode()
 	switch due := runAt > s.wall; {
-	case at.state == Blocked && (at.place.At == 0 || !due):
+	case at.state == XBlocked && (at.place.At == 0 || !due):
 		s.blockAgain(at.lane, at, rec)
 	case due:
 		s.schedule(at.lane, at.id, runAt, rec)
@@ -659,18 +660,18 @@ func (s *state) setRunAt(at *located, runAt uint64) error {
 }
 
 func (s *state) redrive(at *located) error {
-	if at.state != Dead {
+	if at.state != XDead {
 		return notDead(at)
 	}
 	if hash := at.rec.Unique; hash != [keys.UniqueLen]byte{} {
 		holder, taken := s.holder(hash)
 		if taken && holder != at.id {
-			return &DuplicateError{Key: at.rec.UniqueKey, ID: holder}
+			return &XDuplicate{Key: at.rec.UniqueKey, ID: holder}
 		}
 		if !taken {
 			s.takeKey(at.id, &at.rec.Ties, mintedAt(at.id))
 		}
-		at.rec.Flags |= holdsKey
+		at.rec.Flags |= record.HoldsKey
 	}
 	s.withdraw(at)
 	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false
@@ -679,7 +680,7 @@ func (s *state) redrive(at *located) error {
 }
 
 func (s *state) purge(at *located) error {
-	if at.state != Dead {
+	if at.state != XDead {
 		return notDead(at)
 	}
 	s.withdraw(at)
@@ -687,19 +688,21 @@ func (s *state) purge(at *located) error {
 	if at.rec.HoldsTurn {
 		ties.Group = at.rec.Group
 	}
-	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled})
+	s.end(at.lane.queue, at.id, &ties, XOutcome{State: XCanceled})
 	return nil
 }
 
-func notWaiting(at *located) error { return fmt.Errorf("%w: %s is %v", ErrNotWaiting, at.id, at.state) }
+func notWaiting(at *located) error {
+	return fmt.Errorf("%w: %s is %v", base.ErrNotWaiting, keys.FormatID(at.id), at.state)
+}
 
 func notDead(at *located) error {
-	return fmt.Errorf("%w: %s is %v, not dead", ErrNotFound, at.id, at.state)
+	return fmt.Errorf("%w: %s is %v, not dead", base.ErrNotFound, keys.FormatID(at.id), at.state)
 }
 
 // isRewritten reports whether the group rewrites the record of a leased task, or adds to
 // those that wait for the task.
-func (s *state) isRewritten(id ID) bool {
+func (s *state) isRewritten(id keys.ID) bool {
 	_, ok := s.group.changed[id]
 	return ok || s.group.hasChildren(id)
 }

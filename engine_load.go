@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
@@ -171,11 +172,11 @@ func (s *state) loadBuckets() error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		q := s.numbers.At(int(number))
 		if err != nil || q == nil {
-			return fmt.Errorf("%w: bucket %x", ErrCorrupt, key)
+			return fmt.Errorf("%w: bucket %x", base.ErrCorrupt, key)
 		}
 		size, err := keys.ParseNumber(value)
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		s.bucket(q, bucketKey{prefix, until}).size = size
 		return nil

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
@@ -14,8 +15,8 @@ import (
 
 // located is a task as the owner has found it by its ID.
 type located struct {
-	id      ID
-	state   State
+	id      keys.ID
+	state   XTaskState
 	place   keys.Place
 	indexed bool
 	lane    *lane
@@ -27,18 +28,18 @@ type located struct {
 
 // waiting reports whether the task is neither in a worker's hands nor ended.
 func (at *located) waiting() bool {
-	return at.state == Ready || at.state == Scheduled || at.state == Blocked
+	return at.state == XReady || at.state == XScheduled || at.state == XBlocked
 }
 
 // isBehind reports whether neither disk nor the group says yet what the group does with
 // a task or those that wait for it: an operation on the task is then resolved again in
 // the next group.
-func (s *state) isBehind(id ID) bool {
+func (s *state) isBehind(id keys.ID) bool {
 	return s.group.hasChildren(id) || s.isMoving(id) || s.isTelling(id) && s.hasRoom(roomLow) // or nobody tells on
 }
 
 // isMoving is isBehind for operations that do not end the task.
-func (s *state) isMoving(id ID) bool {
+func (s *state) isMoving(id keys.ID) bool {
 	if s.group.hasChanged(id) && s.group.find(id) == nil {
 		return true
 	}
@@ -48,7 +49,7 @@ func (s *state) isMoving(id ID) bool {
 
 // locate finds a task by its ID; nil if it does not exist.
 // REQUIRES: the task is not moving.
-func (s *state) locate(id ID) (*located, error) {
+func (s *state) locate(id keys.ID) (*located, error) {
 	at, err := s.locateUnended(id)
 	if at == nil && err == nil {
 		at, err = s.locateEnded(id)
@@ -58,14 +59,14 @@ func (s *state) locate(id ID) (*located, error) {
 
 // locateUnended finds a task that has not ended by its ID.
 // REQUIRES: the task is not moving.
-func (s *state) locateUnended(id ID) (*located, error) {
+func (s *state) locateUnended(id keys.ID) (*located, error) {
 	at := &located{id: id}
 	if ls := s.leases.byID[id]; ls != nil {
 		rec, err := s.recordOf(ls)
 		if err != nil {
 			return nil, err
 		}
-		at.state, at.lease, at.lane, at.rec = Leased, ls, ls.lane, rec
+		at.state, at.lease, at.lane, at.rec = XLeased, ls, ls.lane, rec
 		at.place = keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}
 		return at, nil
 	}
@@ -89,7 +90,7 @@ func (s *state) locateUnended(id ID) (*located, error) {
 }
 
 // locateEnded finds a task that has ended, and is kept, by its ID.
-func (s *state) locateEnded(id ID) (*located, error) {
+func (s *state) locateEnded(id keys.ID) (*located, error) {
 	q, err := s.birthplace(id)
 	if q == nil || err != nil {
 		return nil, err
@@ -117,7 +118,7 @@ func (s *state) countPending(at *located) {
 
 func (at *located) decodeRecord(rec []byte) (err error) {
 	if at.rec, err = record.Decode(rec); err != nil {
-		err = fmt.Errorf("%w: task %s: %w", ErrCorrupt, at.id, err)
+		err = fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(at.id), err)
 	}
 	return err
 }
@@ -132,7 +133,7 @@ func (s *state) decode(at *located, value []byte) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, at.id, err)
+		return fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(at.id), err)
 	}
 	return nil
 }
@@ -140,7 +141,7 @@ func (s *state) decode(at *located, value []byte) error {
 // locateDead finds a dead letter by its ID; nil if the task is none. It looks into a bucket first of which it says
 // where it has found one.
 // REQUIRES: the task is not moving.
-func (s *state) locateDead(id ID, first *bucketKey) (*located, error) {
+func (s *state) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	if s.group.hasChanged(id) { // it has just gone elsewhere
 		return nil, nil
 	}
@@ -229,7 +230,7 @@ func (s *state) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 		s.noteRead(value.Len())
 		more, err := visit(it, n)
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		if !more {
 			return nil
@@ -240,19 +241,19 @@ func (s *state) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 }
 
 // stateIn is the state of a task by the range in which it lies. A leased task counts as ready.
-func stateIn(prefix byte) State {
+func stateIn(prefix byte) XTaskState {
 	switch prefix {
 	case keys.Scheduled:
-		return Scheduled
+		return XScheduled
 	case keys.Blocked:
-		return Blocked
+		return XBlocked
 	case keys.Dead:
-		return Dead
+		return XDead
 	case keys.Done:
-		return Done
+		return XDone
 	case keys.Canceled:
-		return Canceled
+		return XCanceled
 	default:
-		return Ready
+		return XReady
 	}
 }

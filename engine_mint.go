@@ -61,10 +61,10 @@ func (m *minter) sinceMillis(ms uint64) uint64 {
 }
 
 // id mints the ID of a task of a lane.
-func (m *minter) id(lane uint32) ID {
+func (m *minter) id(lane uint32) keys.ID {
 	c := m.next()
 	ms, ctr := c>>clockShift, c&(1<<clockShift-1)
-	id := ID{
+	id := keys.ID{
 		byte(ms >> 40), byte(ms >> 32), byte(ms >> 24), byte(ms >> 16), byte(ms >> 8), byte(ms),
 		0x70 | byte(ctr>>8), byte(ctr),
 		0, byte(lane >> 16), byte(lane >> 8), byte(lane),
@@ -73,39 +73,8 @@ func (m *minter) id(lane uint32) ID {
 		r := m.rand.Uint64()
 		id[8] = 0x80 | byte(r>>32)&0x3f
 		id[12], id[13], id[14], id[15] = byte(r>>24), byte(r>>16), byte(r>>8), byte(r)
-		if m.shards == 1 {
+		if keys.Route(&id, m.shard, m.shards) {
 			return id
 		}
-		h := fnvStart(id[:15])
-		for range 256 {
-			if fnvEnd(h, id[15])%uint64(m.shards) == uint64(m.shard) {
-				return id
-			}
-			id[15]++
-		}
 	}
-}
-
-const (
-	fnvOffset = 14695981039346656037
-	fnvPrime  = 1099511628211
-)
-
-func fnvStart(b []byte) uint64 {
-	h := uint64(fnvOffset)
-	for _, c := range b {
-		h = (h ^ uint64(c)) * fnvPrime
-	}
-	return h
-}
-
-func fnvEnd(h uint64, last byte) uint64 { return (h ^ uint64(last)) * fnvPrime }
-
-// shard is the number of the shard that the ID routes to: FNV-1a
-// (Fowler, Noll, Vo; 64 bits) of its bytes modulo the number of shards.
-func (id ID) shard(shards int) int {
-	if shards == 1 {
-		return 0
-	}
-	return int(fnvEnd(fnvStart(id[:15]), id[15]) % uint64(shards))
 }

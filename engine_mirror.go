@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/fingerprint"
 	"codeq/internal/keys"
 	"codeq/internal/store"
@@ -104,7 +105,7 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 		}
 		k, value, err := m.parse(it.Key(), v)
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		if len(m.held) == m.most() {
 			m.whole, m.listed = false, k
@@ -277,7 +278,7 @@ func (m *mirror[K, V]) entry(s *state, k K) mirrored[V] {
 		}
 	}
 	if err != nil {
-		s.broken = fmt.Errorf("%w: %w", ErrCorrupt, store.Error(err))
+		s.broken = fmt.Errorf("%w: %w", base.ErrCorrupt, store.Error(err))
 	}
 	m.held[k] = e
 	return e
@@ -335,7 +336,7 @@ func (m *mirror[K, V]) trim() {
 type (
 	uniqueMirror  = mirror[[keys.UniqueLen]byte, keys.UniqueValue]
 	groupMirror   = mirror[uint64, keys.GroupValue]
-	pendingMirror = mirror[ID, uint64]
+	pendingMirror = mirror[keys.ID, uint64]
 )
 
 func newUniqueMirror() uniqueMirror {
@@ -366,10 +367,10 @@ func newGroupMirror() groupMirror {
 func newPendingMirror() pendingMirror {
 	return pendingMirror{
 		prefix: keys.Pending,
-		key:    func(dst []byte, id ID) []byte { return keys.AppendByID(dst, keys.Pending, id) },
+		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Pending, id) },
 		encode: func(n uint64, dst []byte) []byte { return keys.AppendNumber(dst, n) },
-		order:  func(a, b ID) int { return bytes.Compare(a[:], b[:]) },
-		parse: func(key, value []byte) (k ID, n uint64, err error) {
+		order:  func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) },
+		parse: func(key, value []byte) (k keys.ID, n uint64, err error) {
 			if k, err = keys.ParseByID(key); err == nil {
 				n, err = keys.ParseNumber(value)
 			}

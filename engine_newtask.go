@@ -22,12 +22,12 @@ type newTask struct {
 type tied struct {
 	record.Ties
 	parents [][record.IDLen]byte // as in Task.After
-	onDead  OnDead
+	onDead  XOnDead
 	twin    int // the task of the batch that has the same key; negative: none
 }
 
 func tiedOf(rec *record.Record) *tied {
-	return &tied{Ties: rec.Ties, parents: rec.Parents, onDead: OnDead(rec.OnDead), twin: -1}
+	return &tied{Ties: rec.Ties, parents: rec.Parents, onDead: XOnDead(rec.OnDead), twin: -1}
 }
 
 // home is the shard to which a task belongs, if it belongs to a certain one.
@@ -35,7 +35,7 @@ func (t *newTask) home(shards int) (shard int, bound bool) {
 	if t.tied == nil {
 		return 0, false
 	}
-	return homeOf(&t.tied.Ties, shards)
+	return t.tied.Ties.Home(shards)
 }
 
 // message has another shard take the task in.
@@ -65,11 +65,11 @@ func newTaskOf(m *keys.Message) (newTask, error) {
 // n-th task of a batch: produce has refused anything else where it came from.
 func (t *newTask) valid(rec *record.Record, n int) bool {
 	for _, p := range rec.Parents {
-		if at, sibling := nthOf(p); sibling && at >= n {
+		if at, sibling := keys.NthOf(p); sibling && at >= n {
 			return false
 		}
 	}
-	return t.key.priority <= MaxPriority
+	return t.key.priority <= XMaxPriority
 }
 
 // isScattered reports whether a shard would have to send the task to another one, where
@@ -81,7 +81,7 @@ func (t *newTask) isScattered(shard, shards int) bool {
 
 // refersToSiblings reports whether the task waits for others of its batch.
 func (t *newTask) refersToSiblings() bool {
-	return t.tied != nil && slices.ContainsFunc(t.tied.parents, func(p [record.IDLen]byte) bool { return isNth(p) })
+	return t.tied != nil && slices.ContainsFunc(t.tied.parents, func(p [record.IDLen]byte) bool { _, ok := keys.NthOf(p); return ok })
 }
 
 // uniqueKey is the idempotency key of a task that was just encoded.
@@ -93,53 +93,11 @@ func (t *newTask) uniqueKey() string {
 	return rec.UniqueKey
 }
 
-// appendTasks appends new tasks to a call of another node. What binds them to
-// others is in their records.
-func appendTasks(dst []byte, tasks []newTask) []byte {
-	dst = wire.AppendUint(dst, uint64(len(tasks)))
-	for i := range tasks {
-		t := &tasks[i]
-		dst = wire.AppendBytes(dst, t.key.queue)
-		dst = wire.AppendBytes(dst, t.key.tenant)
-		dst = append(dst, t.key.priority)
-		dst = wire.AppendBool(dst, t.tied != nil)
-		dst = wire.AppendBytes(dst, t.rec)
+// prepareRecord is a new task with a record, which it encodes into buf.
+func prepareRecord(k laneKey, rec *record.Record, buf []byte) newTask {
+	n := newTask{key: k, runAt: rec.RunAt, rec: rec.Append(buf)}
+	if rec.Ties != (record.Ties{}) || len(rec.Parents) > 0 {
+		n.tied = tiedOf(rec)
 	}
-	return dst
-}
-
-// farLimits are what bounds the batches of other nodes, whose own limits may be others.
-var farLimits = Limits{Parents: maxBatchParents, CommitBytes: maxCommitBytes}
-
-// readTasks reads what appendTasks has written. The records alias the message.
-func readTasks(r *wire.Reader) []newTask {
-	n := r.Count(5)
-	if n == 0 {
-		return nil
-	}
-	tasks := make([]newTask, n)
-	tied, cost := false, commitCost{}
-	for i := range tasks {
-		t := &tasks[i]
-		t.key = laneKey{queue: r.String(), tenant: r.String(), priority: r.Byte()}
-		bound := r.Bool()
-		t.rec = r.Bytes()
-		rec, err := record.Decode(t.rec)
-		if err != nil || !t.valid(&rec, i) {
-			r.Fail()
-			return nil
-		}
-		t.runAt = rec.RunAt
-		if bound {
-			t.tied, tied = tiedOf(&rec), true
-		}
-		if cost.add(t, &farLimits) != nil {
-			r.Fail()
-			return nil
-		}
-	}
-	if tied {
-		findTwins(tasks)
-	}
-	return tasks
+	return n
 }

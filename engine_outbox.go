@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"fmt"
@@ -57,7 +58,7 @@ func (s *state) loadOutbox(shards int) error {
 				numbers[n], err = keys.ParseNumber(value)
 			}
 			if err != nil || int(n) >= shards {
-				return fmt.Errorf("%w: last message, %x, is %x", ErrCorrupt, key, value)
+				return fmt.Errorf("%w: last message, %x, is %x", base.ErrCorrupt, key, value)
 			}
 			return nil
 		}); err != nil {
@@ -68,7 +69,7 @@ func (s *state) loadOutbox(shards int) error {
 	if err := schema.Scan(s.store.DB(), keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= shards {
-			return fmt.Errorf("%w: message %x", ErrCorrupt, key)
+			return fmt.Errorf("%w: message %x", base.ErrCorrupt, key)
 		}
 		if s.out.waiting[to] == 0 {
 			s.out.first[to] = seq
@@ -116,7 +117,7 @@ func (s *state) applyMessage(m *keys.Message) bool {
 	case keys.MsgAdmit:
 		t, err := newTaskOf(m)
 		if err != nil {
-			s.broken = fmt.Errorf("%w: message: %w", ErrCorrupt, err)
+			s.broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
 			return true
 		}
 		tasks := []newTask{t}
@@ -128,14 +129,14 @@ func (s *state) applyMessage(m *keys.Message) bool {
 		s.arrived++
 		return true
 	case keys.MsgDepend:
-		return s.depend(m.Parent, m.Child, OnDead(m.Outcome))
+		return s.depend(m.Parent, m.Child, XOnDead(m.Outcome))
 	case keys.MsgUnpin:
 		return s.unpinned(m.Parent, m.Until)
 	case keys.MsgLeft:
 		return s.left(m.Child, m.Until)
 	case keys.MsgSettings:
 		if err := s.adoptValue(m.Queue, m.Settings); err != nil {
-			s.broken = fmt.Errorf("%w: message: %w", ErrCorrupt, err)
+			s.broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
 		}
 		return true
 	default:

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )
@@ -30,15 +31,15 @@ type pins struct {
 }
 
 // pinMirror has the range Pinned.
-type pinMirror = mirror[ID, keys.PinnedValue]
+type pinMirror = mirror[keys.ID, keys.PinnedValue]
 
 func newPins() pins {
 	return pins{counts: pinMirror{
 		prefix: keys.Pinned,
-		key:    func(dst []byte, id ID) []byte { return keys.AppendByID(dst, keys.Pinned, id) },
+		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Pinned, id) },
 		encode: keys.PinnedValue.Append,
-		order:  func(a, b ID) int { return bytes.Compare(a[:], b[:]) },
-		parse: func(key, value []byte) (k ID, v keys.PinnedValue, err error) {
+		order:  func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) },
+		parse: func(key, value []byte) (k keys.ID, v keys.PinnedValue, err error) {
 			if k, err = keys.ParseByID(key); err == nil {
 				v, err = keys.ParsePinned(value)
 			}
@@ -59,7 +60,7 @@ func (p *pins) load(r pebble.Reader) error {
 
 // pinByTelling keeps a task that is done until its children are told, and have ended. It
 // returns the bucket in which the task lies until then.
-func (s *state) pinByTelling(parent ID, until uint64) uint64 {
+func (s *state) pinByTelling(parent keys.ID, until uint64) uint64 {
 	if until == neverExpires {
 		return until
 	}
@@ -68,7 +69,7 @@ func (s *state) pinByTelling(parent ID, until uint64) uint64 {
 }
 
 // told is when all children of a task know that it has ended.
-func (s *state) told(parent ID) {
+func (s *state) told(parent keys.ID) {
 	if _, ok := s.pins.counts.get(s, parent); ok {
 		s.send(s.config.shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
 	}
@@ -76,7 +77,7 @@ func (s *state) told(parent ID) {
 
 // pinFor counts a child that is told of a parent, if the parent is pinned. It returns the outcome
 // to tell.
-func (s *state) pinFor(parent ID, outcome byte) byte {
+func (s *state) pinFor(parent keys.ID, outcome byte) byte {
 	if outcome != parentDone {
 		return outcome
 	}
@@ -101,19 +102,19 @@ func (s *state) repin(at *located) {
 }
 
 // pin notes that a child of this shard pins a parent.
-func (s *state) pin(parent, child ID) {
+func (s *state) pin(parent, child keys.ID) {
 	s.pins.any = true
 	s.group.set(keys.AppendPin(nil, child, parent), nil)
 }
 
 // unpin has the shard of a parent count one pin less, and the parent kept until a time at least.
-func (s *state) unpin(parent ID, until uint64) {
-	s.send(parent.shard(s.config.shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
+func (s *state) unpin(parent keys.ID, until uint64) {
+	s.send(keys.ShardOf(parent, s.config.shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
 }
 
 // leave is the end of a task that has had parents. They are kept until a time at least.
 // Another group looks which of them it pins: there may be thousands.
-func (s *state) leave(child ID, until uint64) {
+func (s *state) leave(child keys.ID, until uint64) {
 	if s.pins.any {
 		s.send(s.config.shard, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
 	}
@@ -121,8 +122,8 @@ func (s *state) leave(child ID, until uint64) {
 
 // left lets go of what a task pins that has ended in an earlier group. It is false if it is not
 // through.
-func (s *state) left(child ID, until uint64) bool {
-	lower := keys.AppendPin(nil, child, ID{})[:1+keys.IDLen]
+func (s *state) left(child keys.ID, until uint64) bool {
+	lower := keys.AppendPin(nil, child, keys.ID{})[:1+keys.IDLen]
 	all := true
 	err := s.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
 		if n > 0 && s.spent() {
@@ -145,7 +146,7 @@ func (s *state) left(child ID, until uint64) bool {
 
 // unpinned counts one pin of a task of this shard less. When it is the last one, the task is kept until
 // its retention has passed. It is false if disk is behind with the task; then nothing was done.
-func (s *state) unpinned(parent ID, until uint64) bool {
+func (s *state) unpinned(parent keys.ID, until uint64) bool {
 	if s.isMoving(parent) {
 		return false
 	}
@@ -159,8 +160,8 @@ func (s *state) unpinned(parent ID, until uint64) bool {
 		return true
 	}
 	at, err := s.locate(parent)
-	if err == nil && (at == nil || at.state != Done) {
-		err = fmt.Errorf("%w: task %s is pinned and is %+v", ErrCorrupt, parent, at)
+	if err == nil && (at == nil || at.state != XDone) {
+		err = fmt.Errorf("%w: task %s is pinned and is %+v", base.ErrCorrupt, keys.FormatID(parent), at)
 	}
 	if err != nil {
 		s.broken = err

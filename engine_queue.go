@@ -48,9 +48,9 @@ type queueState struct {
 	arrived uint64 // tasks that have come from other shards since it is in memory
 	configured
 
-	rings [MaxPriority + 1]*ring // nil: no lane may have a ready task
-	mask  uint16                 // bit p: there is rings[p]
-	asked uint32                 // the last epoch in which a claim asked for it
+	rings [XMaxPriority + 1]*ring // nil: no lane may have a ready task
+	mask  uint16                  // bit p: there is rings[p]
+	asked uint32                  // the last epoch in which a claim asked for it
 
 	resting  bool // on the list of queues that may be of no more use
 	hasMarks bool // perhaps: tasks of it may go on

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
@@ -19,12 +22,12 @@ import (
 // up to value.After has produced its task or been passed over, in the same
 // group as it became so; next is the first tick after it.
 type recurring struct {
-	name  string
-	value keys.ScheduleValue
-	task  Task           // template; its payload is part of value
-	times ticks.Sequence // nil if err is set
-	err   error          // why it is not known when it ticks
-	next  uint64         // wall clock, ms
+	name     string
+	value    keys.ScheduleValue
+	template record.Record  // of the tasks; its payload is part of value
+	times    ticks.Sequence // nil if err is set
+	err      error          // why it is not known when it ticks
+	next     uint64         // wall clock, ms
 
 	place  int    // in recurringTable.waiting; negative: not there
 	turned uint64 // of one in recurringTable.late: when it got there; wall clock, ms
@@ -38,13 +41,34 @@ func (r *recurring) Spot() *int  { return &r.place }
 func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
 	rec, err := record.Decode(v.Record)
 	if err != nil {
-		return nil, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, name, err)
+		return nil, fmt.Errorf("%w: schedule %q: %w", base.ErrCorrupt, name, err)
 	}
-	if v.Priority > MaxPriority || MissedPolicy(v.Missed) > MissedAll {
-		return nil, fmt.Errorf("%w: schedule %q: priority %d, missed %d", ErrCorrupt, name, v.Priority, v.Missed)
+	if v.Priority > XMaxPriority || v.Missed > XMissedAll {
+		return nil, fmt.Errorf("%w: schedule %q: priority %d, missed %d", base.ErrCorrupt, name, v.Priority, v.Missed)
 	}
-	l := laneKey{v.Queue, v.Tenant, v.Priority}
-	return &recurring{name: name, value: v, task: task(l, &rec), next: never, place: -1}, nil
+	return &recurring{name: name, value: v, template: rec, next: never, place: -1}, nil
+}
+
+// The headers that the task of a tick has.
+const (
+	XTickHeader     = "codeq-tick"     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
+	XScheduleHeader = "codeq-schedule" // the name of the schedule
+)
+
+// tickFormat is time.RFC3339 with as many digits of the second as are needed.
+const tickFormat = "2006-01-02T15:04:05.999Z07:00"
+
+// XFormatTick is the XTickHeader of a tick, ms.
+func XFormatTick(tick uint64) string { return time.UnixMilli(int64(tick)).UTC().Format(tickFormat) }
+
+// task is that of a tick.
+func (r *recurring) task(tick uint64) newTask {
+	rec := r.template
+	rec.Headers = make(map[string]string, len(r.template.Headers)+2)
+	maps.Copy(rec.Headers, r.template.Headers)
+	rec.Headers[XTickHeader] = XFormatTick(tick)
+	rec.Headers[XScheduleHeader] = r.name
+	return prepareRecord(laneKey{r.value.Queue, r.value.Tenant, r.value.Priority}, &rec, nil)
 }
 
 // begin says when the schedule ticks.
@@ -182,16 +206,15 @@ func (s *state) recur(r *recurring) bool {
 	for n := 0; n < turnTicks && r.next <= s.wall && (n == 0 || !s.spent()); n++ {
 		tick := r.next
 		if s.wall-tick > missedAfter {
-			switch MissedPolicy(r.value.Missed) {
-			case MissedSkip:
+			switch r.value.Missed {
+			case XMissedSkip:
 				r.pass(s.wall - missedAfter - 1)
 				continue
-			case MissedOnce:
+			case XMissedOnce:
 				tick = ticks.Latest(r.times, tick, s.wall)
 			}
 		}
-		t := tickTask(&r.task, r.name, tick)
-		tasks := []newTask{prepare(&t, nil)}
+		tasks := []newTask{r.task(tick)}
 		if admitted = s.canAdmit(tasks); !admitted {
 			break
 		}
@@ -233,18 +256,22 @@ func timesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
 	if v.Every != 0 {
 		return ticks.Every{Start: v.Start, Interval: v.Every}, nil
 	}
-	return cronTimes(v.Cron, v.TimeZone)
+	loc, err := ticks.Zone(v.TimeZone)
+	if err != nil {
+		return nil, err
+	}
+	return ticks.ParseCron(v.Cron, loc)
 }
 
 // parseRecurring decodes an entry of the schedule range. The result keeps value.
 func parseRecurring(key, value []byte) (*recurring, error) {
 	name, err := keys.ParseSchedule(key)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
+		return nil, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 	}
 	v, err := keys.ParseScheduleValue(value)
 	if err != nil {
-		return nil, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, name, err)
+		return nil, fmt.Errorf("%w: schedule %q: %w", base.ErrCorrupt, name, err)
 	}
 	return newRecurring(name, v)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/arena"
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 	"codeq/internal/window"
@@ -217,7 +218,7 @@ func (s *state) fill(it *pebble.Iterator, l *lane, records *arena.Arena) (full b
 	for ; at == pebble.IterValid && room > 0 && looks > 0 && (f.bytes < s.passBytes() || w.Len() == 0); at = it.NextWithLimit(f.end) {
 		_, since, id, err := keys.ParseTask(it.Key())
 		if err != nil {
-			return false, fmt.Errorf("%w: %w", ErrCorrupt, err)
+			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		pos := window.Pos{Since: since, ID: id}
 		if s.leases.byID[id] != nil {

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"fmt"
@@ -28,7 +29,7 @@ func (t *sessionTable) outcome(c *callNumber) (done *keys.SessionCall, err error
 		return nil, nil
 	}
 	if c.seq < v.Low {
-		return nil, fmt.Errorf("%w: produce %d of node %s is one whose outcome is forgotten", ErrUncertain, c.seq, c.node)
+		return nil, fmt.Errorf("%w: produce %d of node %s is one whose outcome is forgotten", base.ErrUncertain, c.seq, c.node)
 	}
 	for i := range v.Calls {
 		if v.Calls[i].Seq == c.seq {
@@ -39,7 +40,7 @@ func (t *sessionTable) outcome(c *callNumber) (done *keys.SessionCall, err error
 }
 
 // note keeps what has become of a call.
-func (t *sessionTable) note(c *callNumber, ids []ID, duplicates []int) {
+func (t *sessionTable) note(c *callNumber, ids []keys.ID, duplicates []int) {
 	v := t.byNode[c.node]
 	if v == nil || v.Session != c.session {
 		if t.byNode == nil {
@@ -93,7 +94,7 @@ func (s *state) loadSessions() error {
 	return schema.Scan(s.store.DB(), keys.Session, func(key, value []byte) error {
 		v, err := keys.ParseSession(value)
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		if s.sessions.byNode == nil {
 			s.sessions.byNode = make(map[string]*keys.SessionValue)

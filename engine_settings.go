@@ -2,22 +2,27 @@ package codeq
 
 import (
 	"bytes"
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"encoding/json"
 	"fmt"
+	"math"
+	"strconv"
+	"time"
+	"unicode/utf8"
 )
 
 // configured is what a queue has been set to. The first shard decides in which
 // order its versions follow each other; every shard keeps, and goes by, the
 // newest that it has heard of.
 type configured struct {
-	settings *Settings
+	settings *XSettings
 	version  uint64 // 0: nobody has configured the queue
 	value    []byte // both, as they are stored; nil: there are none
 }
 
-var unconfigured = configured{settings: new(Settings)}
+var unconfigured = configured{settings: new(XSettings)}
 
 func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
 
@@ -27,7 +32,7 @@ func (s *state) loadSettings() error {
 	return schema.Scan(s.store.DB(), keys.Settings, func(key, value []byte) error {
 		c, err := parseSettings(bytes.Clone(value))
 		if err != nil {
-			return fmt.Errorf("%w: settings of queue %q: %w", ErrCorrupt, key[1:], err)
+			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)
 		}
 		s.goBy(s.queue(string(key[1:])), c, false)
 		return nil
@@ -40,11 +45,11 @@ func parseSettings(b []byte) (configured, error) {
 	if err != nil {
 		return configured{}, err
 	}
-	set := new(Settings)
+	set := new(XSettings)
 	if err := json.Unmarshal(v.JSON, set); err != nil {
 		return configured{}, err
 	}
-	if err := set.check(); err != nil {
+	if err := set.Check(); err != nil {
 		return configured{}, err
 	}
 	return configured{settings: set, version: v.Version, value: b}, nil
@@ -81,4 +86,78 @@ func (s *state) goBy(q *queueState, c configured, fresh bool) {
 		s.recheck(q)
 	}
 	s.effects.configured = append(s.effects.configured, reconfigured{q, before, fresh})
+}
+
+// XSettings are those of a queue, as it is set to work.
+type XSettings struct {
+	Paused            bool           `json:",omitzero"`
+	Concurrency       int            `json:",omitzero"`
+	ConcurrencyPerKey int            `json:",omitzero"`
+	Rate              float64        `json:",omitzero"`
+	Burst             int            `json:",omitzero"`
+	TenantWeights     map[string]int `json:",omitempty"`
+	Retention         time.Duration  `json:",omitzero"`
+	DeadRetention     time.Duration  `json:",omitzero"`
+	HoldGroups        bool           `json:",omitzero"`
+}
+
+// XInvalid says which setting cannot be.
+type XInvalid struct {
+	Field string
+	Value any
+	Limit string // what is allowed
+}
+
+func (e *XInvalid) Error() string {
+	return fmt.Sprintf("invalid %s: %v (allowed: %s)", e.Field, e.Value, e.Limit)
+}
+
+// XMaxWeight keeps the sum of the weights of any list of queues in an int.
+const XMaxWeight = 1 << 16
+
+// Check refuses settings that cannot be, by an *XInvalid.
+func (s *XSettings) Check() error {
+	for _, f := range []struct {
+		field string
+		value int
+	}{
+		{"Settings.Concurrency", s.Concurrency},
+		{"Settings.ConcurrencyPerKey", s.ConcurrencyPerKey},
+		{"Settings.Burst", s.Burst},
+	} {
+		if f.value < 0 || f.value > math.MaxInt32 {
+			return &XInvalid{f.field, f.value, "0 to 2^31-1"}
+		}
+	}
+	if !(s.Rate >= 0 && s.Rate <= 1e9) {
+		return &XInvalid{"Settings.Rate", s.Rate, "0 to 1e9"}
+	}
+	for tenant, w := range s.TenantWeights {
+		if !utf8.ValidString(tenant) { // they are stored as JSON
+			return &XInvalid{"Settings.TenantWeights", strconv.Quote(tenant), "names in UTF-8"}
+		}
+		if w < 1 || w > XMaxWeight {
+			return &XInvalid{"Settings.TenantWeights of " + tenant, w, fmt.Sprint("1 to ", XMaxWeight)}
+		}
+	}
+	for _, f := range []struct {
+		field string
+		value time.Duration
+	}{{"Settings.Retention", s.Retention}, {"Settings.DeadRetention", s.DeadRetention}} {
+		if f.value < 0 && f.value != forever {
+			return &XInvalid{f.field, f.value, "0 or more, or Forever"}
+		}
+	}
+	return nil
+}
+
+// forever is a retention without end.
+const forever time.Duration = -1
+
+// weight is how many claims in a row a tenant gets.
+func (s *XSettings) weight(tenant string) int {
+	if s.TenantWeights == nil {
+		return 1
+	}
+	return max(1, s.TenantWeights[tenant])
 }

@@ -59,8 +59,8 @@ type state struct {
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	sessions  sessionTable
-	interests map[string]kindSet // by node
-	canceled  recent.Set[Receipt]
+	interests map[string]XKindSet // by node
+	canceled  recent.Set[XReceipt]
 
 	resting  []*queueState             // may be of no more use
 	doubtful chunked.List[*queueState] // resting, and perhaps with marks that are on disk only
@@ -68,8 +68,8 @@ type state struct {
 	busy     int                       // queues with tasks that have not ended
 	arrived  uint64                    // tasks that have come from other shards since Open
 
-	interested kindSet // what any node wants to hear of; in a cluster only
-	wanted     kindSet // what effects is to have of what happens
+	interested XKindSet // what any node wants to hear of; in a cluster only
+	wanted     XKindSet // what effects is to have of what happens
 
 	group   group
 	effects effects
@@ -91,19 +91,9 @@ type config struct {
 
 	WindowTasks, WindowBytes                               int
 	MaxAttempts                                            int
-	Backoff                                                Backoff
+	Backoff                                                func(attempt int, chance float64) time.Duration // the wait after an attempt; chance decides the jitter
 	Retention                                              time.Duration
 	idleLanes, sweepLanes, groupBytes, trimBytes, trimLane int
-}
-
-// configOf is what the rules of a shard go by.
-func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration) config {
-	return config{
-		shard: index, shards: o.Shards, replicated: o.Cluster != nil, seed: seed, elapsed: elapsed,
-		WindowTasks: o.WindowTasks, WindowBytes: o.WindowBytes, MaxAttempts: o.MaxAttempts, Backoff: o.Backoff,
-		Retention: o.Retention, idleLanes: o.idleLanes, sweepLanes: o.sweepLanes, groupBytes: o.groupBytes,
-		trimBytes: o.trimBytes, trimLane: o.trimLane,
-	}
 }
 
 // instant is the time by which a group is decided, ms.
@@ -129,16 +119,16 @@ type effects struct {
 	forgotten  []*queueState // that nobody needs, but perhaps the owner
 	outgoing   []outgoing    // messages for other shards
 	sweep      *laneSweep    // somebody is to read what disk has now
-	canceled   []Receipt     // leases of Run that cancels have ended
-	events     []Event
-	endings    []ending
+	canceled   []XReceipt    // leases of Run that cancels have ended
+	events     []XEvent
+	endings    []XEnding
 	resting    []*recurring // schedules of which it is not known when they tick
 }
 
 // reconfigured is a queue that has got other settings.
 type reconfigured struct {
 	queue  *queueState
-	before *Settings
+	before *XSettings
 	fresh  bool // it has been open since before
 }
 

@@ -18,11 +18,11 @@ type laneRef struct {
 type leasedTask struct {
 	lane  laneRef
 	since uint64
-	id    ID
+	id    keys.ID
 }
 
 // leaseOf returns the lease of a task.
-func (s *state) leaseOf(id ID) (_ schema.Lease, leased bool) {
+func (s *state) leaseOf(id keys.ID) (_ schema.Lease, leased bool) {
 	ls := s.leases.byID[id]
 	if ls == nil {
 		return schema.Lease{}, false

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"codeq/internal/store"
@@ -19,24 +20,24 @@ type teller struct {
 	ends  endMirror // by ID of the parent
 	count int       // of the range, with what the group changes
 
-	parent ID     // of which the last group told some, and not all; zero: none
-	from   []byte // its next dependent
-	next   []byte // where the next parent is looked for
+	parent keys.ID // of which the last group told some, and not all; zero: none
+	from   []byte  // its next dependent
+	next   []byte  // where the next parent is looked for
 }
 
 // tellAtOnce is how many are told in the commit of the end.
 const tellAtOnce = 16
 
 // endMirror has the range, Dead, Done or Canceled, of tasks that have ended.
-type endMirror = mirror[ID, byte]
+type endMirror = mirror[keys.ID, byte]
 
 func newTeller() teller {
 	return teller{ends: endMirror{
 		prefix: keys.Telling,
-		key:    func(dst []byte, id ID) []byte { return keys.AppendByID(dst, keys.Telling, id) },
+		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Telling, id) },
 		encode: func(end byte, dst []byte) []byte { return append(dst, end) },
-		order:  func(a, b ID) int { return bytes.Compare(a[:], b[:]) },
-		parse:  func(key, value []byte) (ID, byte, error) { return keys.ParseTelling(key, value) },
+		order:  func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) },
+		parse:  func(key, value []byte) (keys.ID, byte, error) { return keys.ParseTelling(key, value) },
 	}}
 }
 
@@ -50,7 +51,7 @@ func (t *teller) load(r pebble.Reader) error {
 }
 
 // isTelling reports whether some who wait for a task do not know yet that it has ended.
-func (s *state) isTelling(id ID) bool {
+func (s *state) isTelling(id keys.ID) bool {
 	if s.teller.count == 0 {
 		return false
 	}
@@ -60,9 +61,9 @@ func (s *state) isTelling(id ID) bool {
 
 // tellChildren is the end of a task that others wait for.
 // REQUIRES: the group has not given the task further children.
-func (s *state) tellChildren(parent ID, state State) {
+func (s *state) tellChildren(parent keys.ID, state XTaskState) {
 	left := tellAtOnce
-	_, all := s.tellFrom(keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen], parent, state, func() bool {
+	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen], parent, state, func() bool {
 		left--
 		return left < 0
 	})
@@ -76,8 +77,8 @@ func (s *state) tellChildren(parent ID, state State) {
 
 // tellFrom tells those who wait for a task, from a key of the range Dependent on, until enough
 // says so. It returns the key of the first who does not know; all: everybody does.
-func (s *state) tellFrom(from []byte, parent ID, state State, enough func() bool) (left []byte, all bool) {
-	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, ID{})[:1+keys.IDLen])
+func (s *state) tellFrom(from []byte, parent keys.ID, state XTaskState, enough func() bool) (left []byte, all bool) {
+	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
 	it, err := s.children.open(s)
 	if err != nil {
 		s.broken = err
@@ -99,10 +100,10 @@ func (s *state) tellFrom(from []byte, parent ID, state State, enough func() bool
 			err = fmt.Errorf("dependent %x is %x", it.Key(), v)
 		}
 		if err != nil {
-			s.broken = fmt.Errorf("%w: %w", ErrCorrupt, err)
+			s.broken = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 			return nil, true
 		}
-		if outcome, held := outcomeFor(state, OnDead(v[0])); !held {
+		if outcome, held := outcomeFor(state, XOnDead(v[0])); !held {
 			s.group.delete(it.Key())
 			s.tellChild(parent, child, outcome)
 		}
@@ -117,10 +118,10 @@ func (s *state) tellFrom(from []byte, parent ID, state State, enough func() bool
 func (s *state) tellOn() {
 	defer s.children.close(s)
 	t := &s.teller
-	for s.broken == nil && t.count > 0 && (t.parent != ID{} || s.findUntold()) {
+	for s.broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.findUntold()) {
 		end, ok := t.ends.get(s, t.parent)
 		if !ok {
-			s.broken = fmt.Errorf("%w: task %s is told of and has not ended", ErrCorrupt, t.parent)
+			s.broken = fmt.Errorf("%w: task %s is told of and has not ended", base.ErrCorrupt, keys.FormatID(t.parent))
 			return
 		}
 		left, all := s.tellFrom(t.from, t.parent, stateIn(end), s.spent)
@@ -132,7 +133,7 @@ func (s *state) tellOn() {
 		t.ends.drop(s, t.parent)
 		t.count--
 		s.group.change(t.parent)
-		t.next, t.parent = keys.AppendByID(nil, keys.Telling, t.parent), ID{}
+		t.next, t.parent = keys.AppendByID(nil, keys.Telling, t.parent), keys.ID{}
 	}
 }
 
@@ -157,28 +158,28 @@ func (s *state) findUntold() bool {
 			if _, ok := t.ends.get(s, parent); !ok { // this group has told all of it
 				return true, nil
 			}
-			t.parent, t.from = parent, keys.AppendDependent(nil, parent, ID{})
+			t.parent, t.from = parent, keys.AppendDependent(nil, parent, keys.ID{})
 			return false, nil
 		})
 		if err != nil {
 			s.broken = err
 		}
-		if s.broken != nil || t.parent != (ID{}) {
+		if s.broken != nil || t.parent != (keys.ID{}) {
 			return s.broken == nil
 		}
 	}
 	if len(t.ends.changed) == 0 {
-		s.broken = fmt.Errorf("%w: %d ends are to be told, and none is stored", ErrCorrupt, t.count)
+		s.broken = fmt.Errorf("%w: %d ends are to be told, and none is stored", base.ErrCorrupt, t.count)
 	}
 	return false
 }
 
 // endedRange is the range of the tasks that have ended in a state: stateIn the other way.
-func endedRange(state State) byte {
+func endedRange(state XTaskState) byte {
 	switch state {
-	case Dead:
+	case XDead:
 		return keys.Dead
-	case Done:
+	case XDone:
 		return keys.Done
 	default:
 		return keys.Canceled

@@ -5,67 +5,28 @@ import (
 	"codeq/internal/record"
 	"codeq/internal/schema"
 	"codeq/internal/store"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// The flags of a stored idempotency key.
-const (
-	releaseOnComplete = 1 << iota
-	releaseOnDead
-	replaceWaiting
-	// holdsKey: until the task ends, it holds its key. ReleaseKey takes it from a task that has not ended, so that
-	// the end of a task need not look up whose the key is. A task without it may hold its key.
-	holdsKey
-)
-
-// hash is SHA-256 over what tells a scope from every other.
-func hash(kind string, parts ...string) [sha256.Size]byte {
-	b := append(make([]byte, 0, 256), kind...) // on the stack, if that is enough
-	for _, p := range parts {
-		b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
-	}
-	return sha256.Sum256(b)
-}
-
-// The last bit of a scope tells those of groups from those of limits.
-const groupBit = 1
-
-func scopeOf(h [sha256.Size]byte) uint64 { return binary.BigEndian.Uint64(h[:])&^groupBit | 2 }
-
-// homeOf says which shard a task belongs to: the widest of its scopes decides,
-// so that all tasks of a scope lie together. Without one, any shard will do.
-func homeOf(t *record.Ties, shards int) (shard int, bound bool) {
-	h := t.Limit
-	if h == 0 {
-		h = t.Group
-	}
-	if h == 0 {
-		h = binary.BigEndian.Uint64(t.Unique[:])
-	}
-	return int(h >> 2 % uint64(shards)), h != 0
-}
-
 // holder returns who has an idempotency key.
-func (s *state) holder(hash [keys.UniqueLen]byte) (id ID, taken bool) {
+func (s *state) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
 	if hash == [keys.UniqueLen]byte{} {
-		return ID{}, false
+		return keys.ID{}, false
 	}
 	v, ok := s.uniques.get(s, hash)
 	return v.ID, ok
 }
 
 // isHolderMoving is isMoving for the task that has an idempotency key, which the group may have produced.
-func (s *state) isHolderMoving(hash [keys.UniqueLen]byte, id ID) bool {
+func (s *state) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
 	return s.isMoving(id) || s.uniques.hasChanged(hash) && s.group.find(id) == nil
 }
 
 // takeKey gives a key that is free to a task, for some time from a moment on,
 // which is not before the one in the ID: endKey relies on it.
-func (s *state) takeKey(id ID, t *record.Ties, from uint64) {
+func (s *state) takeKey(id keys.ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
 	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed, be it now
 		v.Until = later(from, t.UniqueFor)
@@ -87,11 +48,11 @@ func (s *state) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 // endKey is what becomes of the key of a task that ends. Until the shard's clock
 // has passed its time there is nothing to do: freeKeys will find that the task
 // has ended.
-func (s *state) endKey(id ID, t *record.Ties, release uint8) {
+func (s *state) endKey(id keys.ID, t *record.Ties, release uint8) {
 	if t.Flags&release == 0 && t.UniqueFor != 0 && later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
 		return
 	}
-	if t.Flags&holdsKey != 0 && t.UniqueFor == 0 {
+	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
 		s.uniques.dropBlind(t.Unique)
 		return
 	}
@@ -104,7 +65,7 @@ func (s *state) endKey(id ID, t *record.Ties, release uint8) {
 	}
 }
 
-func mintedAt(id ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
+func mintedAt(id keys.ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
 
 // later is a time of the wall clock after a number of milliseconds, or never.
 func later(wall, ms uint64) uint64 {
@@ -157,7 +118,7 @@ func (s *state) freeKeysIsDue() bool { return s.nextFreed.at <= s.wall }
 
 // lives reports whether a task has not ended.
 // REQUIRES: disk is not behind with the task.
-func (s *state) lives(id ID) (bool, error) {
+func (s *state) lives(id keys.ID) (bool, error) {
 	if s.leases.byID[id] != nil {
 		return true, nil
 	}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math/bits"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/ticks"
 )
 
@@ -29,8 +31,8 @@ var (
 
 // produced is what a produce has come to.
 type produced struct {
-	ids        []ID  // of the tasks; of one whose key was taken, that of its holder
-	duplicates []int // indexes of those whose idempotency key was taken
+	ids        []keys.ID // of the tasks; of one whose key was taken, that of its holder
+	duplicates []int     // indexes of those whose idempotency key was taken
 }
 
 // produce takes in tasks, all or none. A call that has been decided before has the outcome that it had.
@@ -60,7 +62,7 @@ func (s *state) produce(tasks []newTask, call *callNumber, out *produced) (Verdi
 }
 
 // completeLease finishes a task, and takes in its follow-ups.
-func (s *state) completeLease(r Receipt, result []byte, next []newTask) (Verdict, error) {
+func (s *state) completeLease(r XReceipt, result []byte, next []newTask) (Verdict, error) {
 	if s.isRewritten(r.ID) || !s.canAdmit(next) {
 		return Again, nil
 	}
@@ -91,7 +93,7 @@ const (
 )
 
 // failLease ends a lease without completing the task, which waits for so many ms; negative: by the backoff.
-func (s *state) failLease(r Receipt, how failure, wait int64, cause string) (Verdict, error) {
+func (s *state) failLease(r XReceipt, how failure, wait int64, cause string) (Verdict, error) {
 	if s.isRewritten(r.ID) {
 		return Again, nil
 	}
@@ -110,10 +112,10 @@ func (s *state) failLease(r Receipt, how failure, wait int64, cause string) (Ver
 	}
 	switch how {
 	case failRelease:
-		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
+		s.emit(XEventReleased, ls.lane, ls.id, rec.Attempts, "")
 		s.postpone(ls, &rec, uint64(wait))
 	case failReturn:
-		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
+		s.emit(XEventReleased, ls.lane, ls.id, rec.Attempts, "")
 		s.giveBack(ls, &rec)
 	default:
 		s.bury(ls, &rec)
@@ -122,7 +124,7 @@ func (s *state) failLease(r Receipt, how failure, wait int64, cause string) (Ver
 }
 
 // extend moves the deadline of a lease to so many ms from now.
-func (s *state) extend(r Receipt, duration uint64) error {
+func (s *state) extend(r XReceipt, duration uint64) error {
 	ls := s.held(r)
 	if ls == nil {
 		return s.leaseLost(r)
@@ -132,7 +134,7 @@ func (s *state) extend(r Receipt, duration uint64) error {
 }
 
 // find looks for a task that a verb is about.
-func (s *state) find(id ID) (*located, Verdict, error) {
+func (s *state) find(id keys.ID) (*located, Verdict, error) {
 	if s.isBehind(id) {
 		return nil, Again, nil
 	}
@@ -142,22 +144,22 @@ func (s *state) find(id ID) (*located, Verdict, error) {
 		s.broken = err
 		return nil, Decided, nil
 	case at == nil:
-		return nil, Decided, fmt.Errorf("%w: %s", ErrNotFound, id)
+		return nil, Decided, fmt.Errorf("%w: %s", base.ErrNotFound, keys.FormatID(id))
 	}
 	return at, Decided, nil
 }
 
 // outcome is how a task has ended; nil if it has not.
-func (s *state) outcome(id ID) (*Outcome, Verdict, error) {
+func (s *state) outcome(id keys.ID) (*XOutcome, Verdict, error) {
 	at, v, err := s.find(id)
 	if at == nil {
 		return nil, v, err
 	}
 	switch at.state {
-	case Done:
-		return &Outcome{State: Done, Result: at.ended.Result, Attempts: int(at.rec.Attempts)}, Decided, nil
-	case Dead, Canceled:
-		return &Outcome{State: at.state, Result: at.ended.Result, Error: at.rec.Error, Attempts: int(at.rec.Attempts)}, Decided, nil
+	case XDone:
+		return &XOutcome{State: XDone, Result: at.ended.Result, Attempts: int(at.rec.Attempts)}, Decided, nil
+	case XDead, XCanceled:
+		return &XOutcome{State: at.state, Result: at.ended.Result, Error: at.rec.Error, Attempts: int(at.rec.Attempts)}, Decided, nil
 	}
 	return nil, Decided, nil
 }
@@ -184,7 +186,7 @@ var alterations = [endOfAlterations]func(s *state, at *located, arg uint64) erro
 }
 
 // alter alters a task.
-func (s *state) alter(id ID, how alteration, arg uint64) (Verdict, error) {
+func (s *state) alter(id keys.ID, how alteration, arg uint64) (Verdict, error) {
 	at, v, err := s.find(id)
 	switch {
 	case at == nil:
@@ -197,7 +199,7 @@ func (s *state) alter(id ID, how alteration, arg uint64) (Verdict, error) {
 
 // cancelUnended is cancel for a task that may have ended.
 func (s *state) cancelUnended(at *located) error {
-	if at.state == Done || at.state == Canceled {
+	if at.state == XDone || at.state == XCanceled {
 		return notWaiting(at)
 	}
 	if !s.hasRoom(roomScarce) && s.retention(at.lane.queue, at.rec.Retention) != 0 { // it would be moved
@@ -209,7 +211,7 @@ func (s *state) cancelUnended(at *located) error {
 
 // Bulk is an alteration of many dead letters.
 type Bulk struct {
-	ids  []ID
+	ids  []keys.ID
 	how  alteration
 	next int       // of ids
 	n    int       // altered
@@ -246,18 +248,18 @@ func (s *state) releaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, err
 		return Again, nil
 	}
 	if !ok {
-		return Decided, fmt.Errorf("%w: nobody has idempotency key %q", ErrNotFound, name)
+		return Decided, fmt.Errorf("%w: nobody has idempotency key %q", base.ErrNotFound, name)
 	}
 	at, err := s.locateUnended(v.ID)
 	if err != nil {
 		s.broken = err
 		return Decided, nil
 	}
-	if at != nil && at.rec.Flags&holdsKey != 0 {
+	if at != nil && at.rec.Flags&record.HoldsKey != 0 {
 		if !s.hasRoom(roomScarce) {
 			return Decided, ErrNoRoom
 		}
-		at.rec.Flags &^= holdsKey
+		at.rec.Flags &^= record.HoldsKey
 		s.rewrite(at)
 	}
 	s.freeKey(hash, v)
@@ -296,7 +298,7 @@ func (s *state) setSchedule(name string, v keys.ScheduleValue, times ticks.Seque
 // deleteSchedule removes a schedule.
 func (s *state) deleteSchedule(name string) error {
 	if s.recurring.find(name) == nil {
-		return fmt.Errorf("%w: schedule %q", ErrNotFound, name)
+		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
 	}
 	s.recurring.remove(name)
 	s.group.delete(keys.AppendSchedule(nil, name))
@@ -356,7 +358,7 @@ func (s *state) configure(queue string, value []byte) (late bool, err error) {
 }
 
 // setInterest stores what a node wants to hear of: nothing, if it has gone.
-func (s *state) setInterest(node string, kinds kindSet, gone bool) {
+func (s *state) setInterest(node string, kinds XKindSet, gone bool) {
 	key := keys.AppendNamed(nil, keys.Interest, node)
 	if gone {
 		s.sessions.leave(node)

@@ -163,16 +163,16 @@ type frontTable struct {
 // Invariant: no task that waits in the scope has an ID before id; ahead is the first of them as the
 // group leaves them, each with the value of its entry.
 type front struct {
-	id    ID
-	low   ID     // smallest ID of a task that began to wait in that group:
-	group uint64 // disk does not have it yet
+	id    keys.ID
+	low   keys.ID // smallest ID of a task that began to wait in that group:
+	group uint64  // disk does not have it yet
 	ahead []waiter
 	all   bool // nobody else waits
 }
 
 // waiter is a task that waits in a scope.
 type waiter struct {
-	id    ID
+	id    keys.ID
 	value []byte
 }
 
@@ -212,7 +212,7 @@ func (t *frontTable) isEmpty(scope uint64) bool {
 }
 
 // add is for a task that begins to wait.
-func (t *frontTable) add(scope uint64, id ID, value []byte) {
+func (t *frontTable) add(scope uint64, id keys.ID, value []byte) {
 	f := t.at(scope)
 	if f.group != t.group || bytes.Compare(id[:], f.low[:]) < 0 {
 		f.low, f.group = id, t.group
@@ -258,7 +258,7 @@ func (t *frontTable) pop(f *front) {
 }
 
 // advance moves the front of a scope: of what disk has, no task waits before id.
-func (t *frontTable) advance(f *front, id ID) {
+func (t *frontTable) advance(f *front, id keys.ID) {
 	if f.id = id; f.group == t.group && bytes.Compare(f.low[:], id[:]) < 0 {
 		f.id = f.low
 	}
@@ -299,7 +299,7 @@ func (t *frontTable) next() {
 }
 
 // after is the ID that follows another one.
-func after(id ID) ID {
+func after(id keys.ID) keys.ID {
 	for i := len(id) - 1; i >= 0; i-- {
 		if id[i]++; id[i] != 0 {
 			break

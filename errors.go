@@ -15,19 +15,19 @@ var (
 	// ErrLeaseLost: the receipt is not that of a lease in force. The lease has
 	// expired or the task has been finished; whatever the worker did with the
 	// task since then, somebody else may do again.
-	ErrLeaseLost = errors.New("codeq: lease lost")
+	ErrLeaseLost = base.ErrLeaseLost
 	// ErrNotFound: no task has this ID, or it has ended and is no longer kept;
 	// or no schedule has this name.
-	ErrNotFound = errors.New("codeq: not found")
+	ErrNotFound = base.ErrNotFound
 	// ErrDuplicate: the idempotency key of a task is taken. The error is, or
 	// joins, a *DuplicateError.
 	ErrDuplicate = errors.New("codeq: duplicate task")
 	// ErrNotWaiting: the task is in a worker's hands, or has ended.
-	ErrNotWaiting = errors.New("codeq: task does not wait")
+	ErrNotWaiting = base.ErrNotWaiting
 	// ErrCanceled: the task was canceled while a worker had it. It is the cause
 	// of the end of a handler's context, and comes with ErrLeaseLost from the
 	// verbs that take a receipt.
-	ErrCanceled = errors.New("codeq: task canceled")
+	ErrCanceled = base.ErrCanceled
 	// ErrInvalid: an argument was refused before anything was written. The
 	// error is an *InvalidError that names the field, the value and the limit.
 	ErrInvalid = errors.New("codeq: invalid argument")
@@ -43,7 +43,7 @@ var (
 	ErrDiskFull = errors.New("codeq: disk is full")
 	// ErrUncertain: whether the operation was applied is not known, because
 	// storage failed, ctx ended or a leader was lost while it was being committed.
-	ErrUncertain = errors.New("codeq: outcome unknown")
+	ErrUncertain = base.ErrUncertain
 
 	// ErrNotLeader: no node could be reached that leads the shard. The operation
 	// was certainly not applied.

@@ -68,12 +68,9 @@ const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, Ev
 
 func (k EventKind) valid() bool { return k > 0 && k < endOfKinds }
 
-// kindSet has bit k for EventKind k.
-type kindSet uint32
+func (k EventKind) set() XKindSet { return 1 << k }
 
-func (k EventKind) set() kindSet { return 1 << k }
-
-const allKinds kindSet = 1<<endOfKinds - 2
+const allKinds XKindSet = 1<<endOfKinds - 2
 
 // SubscribeOptions of Subscribe. A zero field is its documented default.
 type SubscribeOptions struct {
@@ -158,7 +155,7 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
 type Subscription struct {
 	hub    *eventHub
 	queues map[string]bool // nil: all
-	kinds  kindSet
+	kinds  XKindSet
 
 	mu    sync.Mutex    // guards what follows; may be taken with the hub's held, not the reverse
 	ring  []Event       // of fixed length; nil after Close
@@ -301,7 +298,7 @@ func (sub *Subscription) offer(events []Event) {
 // eventHub is the subscriptions of a queue. Without one, wanted is empty, and
 // a change of state costs a look at it.
 type eventHub struct {
-	wanted atomic.Uint32                   // kindSet of what any subscription is interested in
+	wanted atomic.Uint32                   // XKindSet of what any subscription is interested in
 	subs   atomic.Pointer[[]*Subscription] // never changed in place; nil: none
 
 	mu     sync.Mutex // held to change wanted, subs and closed
@@ -354,7 +351,7 @@ func (h *eventHub) all() []*Subscription {
 
 // replace sets the subscriptions. REQUIRES: mu is held.
 func (h *eventHub) replace(subs []*Subscription) {
-	var wanted kindSet
+	var wanted XKindSet
 	for _, sub := range subs {
 		wanted |= sub.kinds
 	}

@@ -176,7 +176,7 @@ func (op *completeOp) settle(err error) {
 }
 
 func (op *completeOp) resolve(s *shard) {
-	v, err := s.completeLease(op.receipt, op.result, op.next)
+	v, err := s.completeLease(op.receipt.inner(), op.result, op.next)
 	s.conclude(op, v, err)
 }
 
@@ -221,7 +221,7 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 }
 
 func (op *failOp) resolve(s *shard) {
-	v, err := s.failLease(op.receipt, op.how, op.wait, op.cause)
+	v, err := s.failLease(op.receipt.inner(), op.how, op.wait, op.cause)
 	s.conclude(op, v, err)
 }
 
@@ -244,7 +244,7 @@ type extendOp struct {
 }
 
 func (op *extendOp) resolve(s *shard) {
-	s.conclude(op, Decided, s.extend(op.receipt, op.duration))
+	s.conclude(op, Decided, s.extend(op.receipt.inner(), op.duration))
 }
 
 func (op *extendOp) encode(dst []byte) (callKind, []byte) {

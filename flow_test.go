@@ -703,7 +703,7 @@ func keyOf(queue string, shard, shards int) string {
 	for i := 0; ; i++ {
 		t := Task{Queue: queue, LimitKey: fmt.Sprint("key ", i)}
 		rec := t.record()
-		if home, _ := homeOf(&rec.Ties, shards); home == shard {
+		if home, _ := rec.Ties.Home(shards); home == shard {
 			return t.LimitKey
 		}
 	}

@@ -144,13 +144,13 @@ func (g *gate) set(c configured, fresh bool, now time.Time) {
 	case set.Rate == 0:
 		g.rate = nil
 	case g.rate == nil:
-		g.rate = rate.NewLimiter(limit, set.burst())
+		g.rate = rate.NewLimiter(limit, burstOf(set))
 		if !fresh { // what was spent before a restart is not known
-			g.rate.AllowN(now, set.burst())
+			g.rate.AllowN(now, burstOf(set))
 		}
 	default:
 		g.rate.SetLimitAt(now, limit)
-		g.rate.SetBurstAt(now, set.burst())
+		g.rate.SetBurstAt(now, burstOf(set))
 	}
 }
 
@@ -184,7 +184,7 @@ func (s *shard) leaveGate(c *queueClaims) {
 }
 
 // limitClaims has claims of a queue go by its settings; before are the old ones. Fresh is as for gate.set.
-func (s *shard) limitClaims(c *queueClaims, before *Settings, fresh bool) {
+func (s *shard) limitClaims(c *queueClaims, before *XSettings, fresh bool) {
 	q := c.queue
 	if s.gates != nil {
 		if g := s.gates.set(q.name, q.configured, fresh); g != nil && c.gate == nil {

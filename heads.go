@@ -56,16 +56,13 @@ const manyTenants = 0
 var tenantSeed = maphash.MakeSeed()
 
 func makeHead(priority uint8, since uint64, tenant string, alone bool) head {
-	h := rankOf(priority)<<headAgeBits | (headAges - min(keys.SinceMillis(since), headAges))
+	h := XRank(priority)<<headAgeBits | (headAges - min(keys.SinceMillis(since), headAges))
 	h <<= headTenantBits
 	if alone {
 		h |= maphash.String(tenantSeed, tenant)%headTenants + 1
 	}
 	return head(h)
 }
-
-// rankOf is the rank of a task with a priority.
-func rankOf(priority uint8) uint64 { return uint64(priority) + 1 }
 
 // rank is the priority of a head and one, 0 of none.
 func (h head) rank() uint64   { return uint64(h) >> (headAgeBits + headTenantBits) }
@@ -264,7 +261,7 @@ func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 func (s *shard) isPassedOver(op *claimOp, queue string, q *queueState, l *lane) bool {
 	rank := uint64(0)
 	if l != nil {
-		rank = rankOf(l.priority)
+		rank = XRank(l.priority)
 	}
 	if rank >= op.rank || !s.isElsewhere(op, queue, q) {
 		return false

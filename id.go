@@ -91,3 +91,12 @@ func (r *Receipt) UnmarshalText(b []byte) error {
 	*r = Receipt{ID: id, Token: binary.BigEndian.Uint64(raw[:])}
 	return nil
 }
+
+// shard is the number of the shard that the ID routes to.
+func (id ID) shard(shards int) int { return keys.ShardOf(id, shards) }
+
+// receiptOf is a receipt of the rules.
+func receiptOf(r XReceipt) Receipt { return Receipt{ID: r.ID, Token: r.Token} }
+
+// inner is the receipt as the rules have it.
+func (r Receipt) inner() XReceipt { return XReceipt{ID: r.ID, Token: r.Token} }

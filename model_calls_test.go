@@ -958,7 +958,7 @@ func (m *model) adopt(shard int, next []Task) {
 func (m *model) markParents(tasks []Task, ids []ID, stored map[ID]bool) {
 	for _, task := range tasks {
 		for _, p := range task.After {
-			if n, ok := nthOf(p); ok && stored[ids[n]] {
+			if n, ok := keys.NthOf(p); ok && stored[ids[n]] {
 				m.tasks[ids[n]].parent = true
 			}
 		}

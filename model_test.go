@@ -475,7 +475,7 @@ func (m *model) admit(shard int, task Task, id ID, batch []ID, remote bool) {
 	t := &modelTask{want: TaskInfo{ID: id, Task: storedTask(task)}, shard: shard, serial: len(m.order)}
 	t.want.After = slices.Clone(task.After)
 	for i, p := range t.want.After {
-		if n, ok := nthOf(p); ok {
+		if n, ok := keys.NthOf(p); ok {
 			t.want.After[i] = batch[n]
 		}
 	}

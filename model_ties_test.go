@@ -418,7 +418,7 @@ func storedTask(t Task) Task {
 // home is the shard to which a task belongs, or -1.
 func (m *model) home(t *Task) int {
 	rec := t.record()
-	if home, bound := homeOf(&rec.Ties, m.opts.Shards); bound {
+	if home, bound := rec.Ties.Home(m.opts.Shards); bound {
 		return home
 	}
 	return -1

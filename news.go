@@ -19,20 +19,8 @@ import (
 // has each shard store that it does: then the leader adds it to its entries, and
 // so does the next one. As long as no node does, entries have no news.
 
-// What a node may want to hear of: the kinds of events, and these.
-const (
-	wantOutcomes kindSet = 1 << (endOfKinds + iota) // how tasks have ended, for Await
-	wantCancels                                     // which leases of Run cancels have ended
-)
-
-// ending is how a task has ended.
-type ending struct {
-	id      ID
-	outcome Outcome
-}
-
-// encode is what a group has to tell, for the log; nil if there is nothing.
-func (f *effects) encode() []byte {
+// encodeNews is what a group has to tell, for the log; nil if there is nothing.
+func encodeNews(f *effects) []byte {
 	if len(f.events)+len(f.endings)+len(f.canceled) == 0 {
 		return nil
 	}
@@ -47,15 +35,20 @@ func (f *effects) encode() []byte {
 	dst = wire.AppendUint(dst, uint64(len(f.endings)))
 	for i := range f.endings {
 		e := &f.endings[i]
-		dst = e.outcome.append(append(dst, e.id[:]...))
+		o := outcomeOf(&e.Outcome)
+		dst = o.append(append(dst, e.ID[:]...))
 	}
-	return appendReceipts(dst, f.canceled)
+	receipts := make([]Receipt, len(f.canceled))
+	for i, r := range f.canceled {
+		receipts[i] = receiptOf(r)
+	}
+	return appendReceipts(dst, receipts)
 }
 
-// news is what encode has written.
+// news is what encodeNews has written.
 type news struct {
 	events  []Event
-	endings []ending
+	endings []XEnding
 	cancels []Receipt
 }
 
@@ -69,13 +62,18 @@ func parseNews(b []byte) (n news, err error) {
 	}
 	count = r.Count(keys.IDLen + 4)
 	for range count {
-		n.endings = append(n.endings, ending{ID(keys.ReadID(r)), readOutcome(r)})
+		n.endings = append(n.endings, readEnding(r))
 	}
 	n.cancels = readReceipts(r)
 	if err := r.Done(); err != nil {
 		return news{}, fmt.Errorf("%w: news of a log entry: %w", ErrCorrupt, err)
 	}
 	return n, nil
+}
+
+func readEnding(r *wire.Reader) XEnding {
+	id, o := keys.ReadID(r), readOutcome(r)
+	return XEnding{ID: id, Outcome: XOutcome{State: XTaskState(o.State), Result: o.Result, Error: o.Error, Attempts: o.Attempts}}
 }
 
 // publish tells this node what an entry of the log says. Raft calls it after the
@@ -132,12 +130,13 @@ func (t *awaitTable) remove(id ID, w *awaiter) *Outcome {
 	return w.outcome
 }
 
-func (t *awaitTable) tell(e *ending) {
+func (t *awaitTable) tell(e *XEnding) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, w := range t.byTask[e.id] {
+	for _, w := range t.byTask[e.ID] {
 		if w.outcome == nil {
-			o := e.outcome.clone()
+			o := outcomeOf(&e.Outcome)
+			o = o.clone()
 			w.outcome = &o
 			w.heard(nil)
 		}
@@ -148,7 +147,7 @@ func (t *awaitTable) tell(e *ending) {
 // of the task that a leader has stored, and did not live to tell, is in the log.
 func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 	r := n.queue.replicas[n.queue.shardOf(id)]
-	if err := n.want(ctx, wantOutcomes); err != nil {
+	if err := n.want(ctx, XWantOutcomes); err != nil {
 		return nil, err
 	}
 	asking, heard := context.WithCancelCause(ctx)
@@ -214,13 +213,13 @@ func (op *indexOp) decodeReply(r *wire.Reader)           { op.applied = r.Uint()
 // wishes is what this node wants to hear of.
 type wishes struct {
 	turn   chan struct{} // capacity 1: held by who changes stored
-	stored kindSet       // in every shard; guarded by turn
-	asked  atomic.Uint32 // kindSet of what is never given back: of Await and Run
+	stored XKindSet      // in every shard; guarded by turn
+	asked  atomic.Uint32 // XKindSet of what is never given back: of Await and Run
 }
 
 // want has all shards tell this node of something, from the next change on.
-func (n *node) want(ctx context.Context, kinds kindSet) error {
-	if kindSet(n.wishes.asked.Load())&kinds == kinds {
+func (n *node) want(ctx context.Context, kinds XKindSet) error {
+	if XKindSet(n.wishes.asked.Load())&kinds == kinds {
 		return nil
 	}
 	if err := n.wish(ctx, kinds); err != nil {
@@ -232,7 +231,7 @@ func (n *node) want(ctx context.Context, kinds kindSet) error {
 
 // wish has all shards know what this node wants to hear of: what it is asked
 // for, what has been wanted, and what there are subscriptions to.
-func (n *node) wish(ctx context.Context, kinds kindSet) error {
+func (n *node) wish(ctx context.Context, kinds XKindSet) error {
 	w := &n.wishes
 	select {
 	case w.turn <- struct{}{}:
@@ -240,7 +239,7 @@ func (n *node) wish(ctx context.Context, kinds kindSet) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	kinds |= kindSet(w.asked.Load()) | kindSet(n.queue.events.wanted.Load())
+	kinds |= XKindSet(w.asked.Load()) | XKindSet(n.queue.events.wanted.Load())
 	if kinds == w.stored {
 		return nil
 	}
@@ -260,7 +259,7 @@ func (n *node) wish(ctx context.Context, kinds kindSet) error {
 type interestOp struct {
 	completion
 	node  string
-	kinds kindSet
+	kinds XKindSet
 	gone  bool
 }
 
@@ -274,7 +273,7 @@ func (op *interestOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *interestOp) decode(r *wire.Reader) {
-	op.node, op.kinds, op.gone = r.String(), kindSet(r.Uint()), r.Bool()
+	op.node, op.kinds, op.gone = r.String(), XKindSet(r.Uint()), r.Bool()
 }
 
 // runTable is the calls of Run on this node.

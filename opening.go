@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -90,4 +91,14 @@ func (s *shard) load() error {
 	s.effects.resting = nil
 	s.follow()
 	return nil
+}
+
+// configOf is what the rules of a shard go by.
+func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration) config {
+	return config{
+		shard: index, shards: o.Shards, replicated: o.Cluster != nil, seed: seed, elapsed: elapsed,
+		WindowTasks: o.WindowTasks, WindowBytes: o.WindowBytes, MaxAttempts: o.MaxAttempts, Backoff: o.Backoff.Delay,
+		Retention: o.Retention, idleLanes: o.idleLanes, sweepLanes: o.sweepLanes, groupBytes: o.groupBytes,
+		trimBytes: o.trimBytes, trimLane: o.trimLane,
+	}
 }

@@ -139,7 +139,7 @@ func (p *permits) turnEnds() bool {
 }
 
 // permit has a shard go by the limits of a queue for all its shards.
-func (s *shard) permit(c *queueClaims, before *Settings) {
+func (s *shard) permit(c *queueClaims, before *XSettings) {
 	set, p := c.queue.settings, c.permits()
 	limited := set.Concurrency > 0 || set.Rate > 0
 	switch {

@@ -205,15 +205,7 @@ func prepare(t *Task, records *arena.Arena) newTask {
 	} else {
 		buf = make([]byte, 0, size)
 	}
-	n := newTask{
-		key:   laneKey{queue: t.Queue, tenant: t.Tenant, priority: uint8(t.Priority)},
-		runAt: rec.RunAt,
-		rec:   rec.Append(buf),
-	}
-	if t.tied() {
-		n.tied = tiedOf(&rec)
-	}
-	return n
+	return prepareRecord(laneKey{queue: t.Queue, tenant: t.Tenant, priority: uint8(t.Priority)}, &rec, buf)
 }
 
 // commitCost is what new tasks write in their commit, about.
@@ -305,7 +297,7 @@ func (b *batch) finish() error {
 // checkNth refuses a task that is to wait for one that does not come before it.
 func checkNth(t *Task, index int) error {
 	for _, id := range t.After {
-		if i, ok := nthOf(id); ok && i >= index {
+		if i, ok := keys.NthOf(id); ok && i >= index {
 			return &InvalidError{"Task.After", fmt.Sprintf("Nth(%d)", i), fmt.Sprintf("tasks of the batch before the task itself, %d", index)}
 		}
 		if id == (ID{}) {
@@ -317,11 +309,6 @@ func checkNth(t *Task, index int) error {
 
 func refersToSiblings(tasks []newTask) bool {
 	return slices.ContainsFunc(tasks, func(t newTask) bool { return t.refersToSiblings() })
-}
-
-func isNth(id ID) bool {
-	_, ok := nthOf(id)
-	return ok
 }
 
 func errScattered(verb string) error {
@@ -336,7 +323,7 @@ func markParents(tasks []newTask) {
 			continue
 		}
 		for _, p := range tasks[i].tied.parents {
-			n, ok := nthOf(p)
+			n, ok := keys.NthOf(p)
 			if !ok {
 				continue
 			}
@@ -375,7 +362,7 @@ func findTwins(tasks []newTask) int {
 			first[t.Unique] = i
 			continue
 		}
-		if t.Flags&replaceWaiting != 0 {
+		if t.Flags&record.ReplaceWaiting != 0 {
 			return i
 		}
 		t.twin = n

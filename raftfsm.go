@@ -236,7 +236,7 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 		e.batch = b.Repr()
 	}
 	if p.news != nil {
-		e.news = p.news.encode()
+		e.news = encodeNews(p.news)
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
 	data := e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.news)))

@@ -129,7 +129,7 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id ID, ok bool) {
 	if err != nil {
 		return nil, id, false
 	}
-	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: stateIn(p.Range)}, lane: lane, onDead: r.OnDead}
+	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: State(stateIn(p.Range))}, lane: lane, onDead: r.OnDead}
 	if t.waitsForParents() {
 		for _, id := range r.Parents {
 			if !slices.Contains(t.parents, id) {
@@ -280,7 +280,7 @@ func (b *rebuilder) copySettings() error {
 			}
 		}),
 		b.old.scan(keys.Schedule, func(key, value []byte) {
-			if r, err := parseRecurring(key, value); err == nil && scheduleShard(r.name, b.shards) == b.index {
+			if r, err := parseRecurring(key, value); err == nil && keys.ShardOfName(r.name, b.shards) == b.index {
 				b.set(key, value)
 			}
 		}))
@@ -323,14 +323,14 @@ func (b *rebuilder) rebuildUnique() error {
 		}
 	}
 	if b.old.gaps[keys.Unique] {
-		take(holdsKey)
+		take(record.HoldsKey)
 		take(0)
 	}
 	if err := b.commit(); err != nil {
 		return err
 	}
 	for id, t := range b.tasks {
-		if t.Flags&holdsKey != 0 && !t.ended() && holders[t.Unique] != id {
+		if t.Flags&record.HoldsKey != 0 && !t.ended() && holders[t.Unique] != id {
 			if err := b.disown(id, t); err != nil {
 				return err
 			}
@@ -354,7 +354,7 @@ func (b *rebuilder) disown(id ID, t *rebuiltTask) error {
 	if err != nil {
 		return err
 	}
-	rec.Flags &^= holdsKey
+	rec.Flags &^= record.HoldsKey
 	rec.Rewritten = rec.Rewritten || t.Range == keys.Task
 	b.set(key, append(value[:len(value)-len(stored):len(value)-len(stored)], rec.Encode()...))
 	return nil

@@ -178,7 +178,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 
 func (r *runner) run(ctx context.Context) error {
 	if n := r.queue.node; n != nil {
-		if err := n.want(ctx, wantCancels); err != nil {
+		if err := n.want(ctx, XWantCancels); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -365,7 +365,7 @@ func (r *runner) drain(cause error) error {
 	r.stored.Go(func() {
 		contain(r.queue.opts.log, "tasks that come back", func() {
 			for i := range waiting {
-				r.giveBack(waiting[i].receipt, nil)
+				r.giveBack(receiptOf(waiting[i].receipt), nil)
 			}
 		}, nil) // the others do when their leases have expired
 	})
@@ -519,7 +519,7 @@ func (w *worker) do(g *grant) {
 	f := &frame{runner: r}
 	l := &f.lease
 	if err := g.decode(l); err != nil {
-		r.report(&Lease{ID: g.receipt.ID, Receipt: g.receipt}, err)
+		r.report(&Lease{ID: g.receipt.ID, Receipt: receiptOf(g.receipt)}, err)
 		return
 	}
 	if !w.own(f) {

@@ -4,12 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math"
 	"runtime"
-	"strconv"
 	"time"
-	"unicode/utf8"
 
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -56,53 +53,19 @@ type Settings struct {
 }
 
 func (s *Settings) check() error {
-	for _, f := range []struct {
-		field string
-		value int
-	}{
-		{"Settings.Concurrency", s.Concurrency},
-		{"Settings.ConcurrencyPerKey", s.ConcurrencyPerKey},
-		{"Settings.Burst", s.Burst},
-	} {
-		if f.value < 0 || f.value > math.MaxInt32 {
-			return &InvalidError{f.field, f.value, "0 to 2^31-1"}
-		}
-	}
-	if !(s.Rate >= 0 && s.Rate <= 1e9) {
-		return &InvalidError{"Settings.Rate", s.Rate, "0 to 1e9"}
-	}
-	for tenant, w := range s.TenantWeights {
-		if !utf8.ValidString(tenant) { // they are stored as JSON
-			return &InvalidError{"Settings.TenantWeights", strconv.Quote(tenant), "names in UTF-8"}
-		}
-		if w < 1 || w > maxWeight {
-			return &InvalidError{"Settings.TenantWeights of " + tenant, w, fmt.Sprint("1 to ", maxWeight)}
-		}
-	}
-	for _, f := range []struct {
-		field string
-		value time.Duration
-	}{{"Settings.Retention", s.Retention}, {"Settings.DeadRetention", s.DeadRetention}} {
-		if f.value < 0 && f.value != Forever {
-			return &InvalidError{f.field, f.value, "0 or more, or Forever"}
-		}
+	var invalid *XInvalid
+	if errors.As((*XSettings)(s).Check(), &invalid) {
+		return &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
 	}
 	return nil
 }
 
-func (s *Settings) burst() int {
+// burstOf is how many tasks may be claimed at once, by a rate.
+func burstOf(s *XSettings) int {
 	if s.Burst > 0 {
 		return s.Burst
 	}
 	return max(1, int(math.Ceil(s.Rate)))
-}
-
-// weight is how many claims in a row a tenant gets.
-func (s *Settings) weight(tenant string) int {
-	if s.TenantWeights == nil {
-		return 1
-	}
-	return max(1, s.TenantWeights[tenant])
 }
 
 // Settings returns those of a queue that the last Configure has set.
@@ -115,7 +78,7 @@ func (q *Queue) Settings(queue string) (Settings, error) {
 	if err != nil {
 		return Settings{}, err
 	}
-	return *c.settings, nil
+	return Settings(*c.settings), nil
 }
 
 // configured asks the first shard for the settings of a queue. They are the
@@ -128,7 +91,7 @@ func (q *Queue) configured(ctx context.Context, queue string) (configured, error
 		return configured{}, err
 	}
 	if op.value == nil {
-		return configured{settings: new(Settings)}, nil
+		return configured{settings: new(XSettings)}, nil
 	}
 	return parseSettings(op.value)
 }
@@ -174,8 +137,8 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		if err != nil {
 			return err
 		}
-		applyChange(change, c.settings)
-		if err := c.settings.check(); err != nil {
+		applyChange(change, (*Settings)(c.settings))
+		if err := (*Settings)(c.settings).check(); err != nil {
 			return err
 		}
 		set, err := json.Marshal(c.settings)

@@ -1,11 +1,11 @@
 package codeq
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"time"
 
+	"codeq/internal/keys"
 	"codeq/internal/record"
 )
 
@@ -98,17 +98,7 @@ const MaxParents = 10_000
 // must come before the task. All tasks of such a batch lie in one shard: with
 // several shards, those that have a LimitKey, Group or Unique.Key may not be
 // among them unless they all lead to the same one.
-func Nth(i int) ID {
-	var id ID
-	binary.BigEndian.PutUint64(id[8:], uint64(i)+1)
-	return id
-}
-
-// nthOf is the inverse of Nth. No ID that is minted begins with eight zeros.
-func nthOf(id ID) (i int, ok bool) {
-	n := binary.BigEndian.Uint64(id[8:])
-	return int(n) - 1, n != 0 && n <= math.MaxInt32 && binary.BigEndian.Uint64(id[:8]) == 0
-}
+func Nth(i int) ID { return keys.Nth(i) }
 
 // State is where a task is in its life.
 type State uint8

@@ -56,16 +56,16 @@ func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 // flags are those of a new task, which is stored only if its key is free.
 func (u *Unique) flags() (f uint8) {
 	if u.Key != "" {
-		f = holdsKey
+		f = record.HoldsKey
 	}
 	if u.ReleaseOnComplete {
-		f |= releaseOnComplete
+		f |= record.ReleaseOnComplete
 	}
 	if u.ReleaseOnDead {
-		f |= releaseOnDead
+		f |= record.ReleaseOnDead
 	}
 	if u.Replace {
-		f |= replaceWaiting
+		f |= record.ReplaceWaiting
 	}
 	return f
 }
@@ -76,9 +76,9 @@ func uniqueOf(r *record.Record) Unique {
 	}
 	return Unique{
 		Key: r.UniqueKey, For: duration(r.UniqueFor),
-		Replace:           r.Flags&replaceWaiting != 0,
-		ReleaseOnComplete: r.Flags&releaseOnComplete != 0,
-		ReleaseOnDead:     r.Flags&releaseOnDead != 0,
+		Replace:           r.Flags&record.ReplaceWaiting != 0,
+		ReleaseOnComplete: r.Flags&record.ReleaseOnComplete != 0,
+		ReleaseOnDead:     r.Flags&record.ReleaseOnDead != 0,
 	}
 }
 
@@ -102,19 +102,18 @@ func (t *Task) limitScope() uint64 {
 	if t.LimitKey == "" {
 		return 0
 	}
-	return scopeOf(hash("limit", t.Queue, t.LimitKey))
+	return record.LimitScope(t.Queue, t.LimitKey)
 }
 
 func (t *Task) groupScope() uint64 {
 	if t.Group == "" {
 		return 0
 	}
-	return scopeOf(hash("group", t.Queue, t.Tenant, t.LimitKey, t.Group)) | groupBit
+	return record.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group)
 }
 
 func (t *Task) uniqueHash() [keys.UniqueLen]byte {
-	h := hash("unique", t.Queue, t.Tenant, t.LimitKey, t.Group, t.Unique.Key)
-	return [keys.UniqueLen]byte(h[:])
+	return record.UniqueHash(t.Queue, t.Tenant, t.LimitKey, t.Group, t.Unique.Key)
 }
 
 // ReleaseKey frees the idempotency key of a task, whatever has become of the
@@ -132,7 +131,7 @@ func (q *Queue) ReleaseKey(ctx context.Context, t Task) error {
 		return &InvalidError{"Task.Unique.Key", `""`, "a key"}
 	}
 	rec := t.record()
-	home, _ := homeOf(&rec.Ties, len(q.replicas))
+	home, _ := rec.Ties.Home(len(q.replicas))
 	op := &releaseKeyOp{completion: newCompletion(), hash: rec.Unique, key: t.Unique.Key}
 	_, err := q.do(ctx, home, op)
 	return err

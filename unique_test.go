@@ -302,7 +302,7 @@ func TestUniqueBatchOfSeveralShards(t *testing.T) {
 			batch[i].Payload = strconv.AppendInt(nil, int64(i), 10)
 		}
 		home := func(i int) int {
-			h, bound := homeOf(&prepare(&batch[i], nil).tied.Ties, 4)
+			h, bound := prepare(&batch[i], nil).tied.Ties.Home(4)
 			require.True(t, bound)
 			return h
 		}

@@ -74,15 +74,15 @@ func (b *tokenBucket) delay() uint64 {
 
 // set has the bucket go by settings. It is full if there was no rate before, unless
 // it is not known what was spent then.
-func (b *tokenBucket) set(set *Settings, fresh bool, now time.Time) {
+func (b *tokenBucket) set(set *XSettings, fresh bool, now time.Time) {
 	b.advance(now)
 	if b.rate == 0 {
 		b.level = 0
 		if fresh {
-			b.level = float64(set.burst())
+			b.level = float64(burstOf(set))
 		}
 	}
-	b.rate, b.burst = set.Rate, set.burst()
+	b.rate, b.burst = set.Rate, burstOf(set)
 	b.clip()
 }
 

@@ -16,3 +16,12 @@ var (
 	ErrLocked     = errors.New("codeq: directory is locked")
 	ErrCopied     = errors.New("codeq: directory is a copy of a queue that was not closed")
 )
+
+// Of tasks and leases.
+var (
+	ErrNotFound   = errors.New("codeq: not found")
+	ErrNotWaiting = errors.New("codeq: task does not wait")
+	ErrLeaseLost  = errors.New("codeq: lease lost")
+	ErrCanceled   = errors.New("codeq: task canceled")
+	ErrUncertain  = errors.New("codeq: outcome unknown")
+)

@@ -1,26 +1,28 @@
-package codeq
+package schema
 
 import (
 	"errors"
+	"fmt"
 
+	"codeq/internal/guard"
 	"codeq/internal/store"
 )
 
-// readAheadChunk is how many items readAhead hands over together.
+// readAheadChunk is how many items ReadAhead hands over together.
 const readAheadChunk = 1024
 
 var errStopReading = errors.New("what is read is no longer asked for")
 
-// readAhead calls visit for each item that read emits, in order. read runs meanwhile on a
-// goroutine of its own, which has ended when readAhead returns; it is to return any error of emit.
-func readAhead[T any](st *store.Store, read func(emit func(T) error) error, visit func(T) error) error {
+// ReadAhead calls visit for each item that read emits, in order. read runs meanwhile on a
+// goroutine of its own, which has ended when ReadAhead returns; it is to return any error of emit.
+func ReadAhead[T any](st *store.Store, read func(emit func(T) error) error, visit func(T) error) error {
 	chunks, stop := make(chan []T, 2), make(chan struct{})
 	var failed error
 	go func() {
 		defer close(chunks)
-		failed = guarded(st.Log(), "opening: reading ahead", func() error {
-			return st.Read(func() error { return readChunks(read, chunks, stop) })
-		})
+		guard.Contain(st.Log(), "opening: reading ahead", func() {
+			failed = st.Read(func() error { return readChunks(read, chunks, stop) })
+		}, func(value any, _ []byte) { failed = fmt.Errorf("panic in opening: reading ahead: %v", value) })
 	}()
 	defer func() {
 		close(stop)

@@ -1,0 +1,31 @@
+package record
+
+import (
+	"math"
+	"time"
+)
+
+// Millis rounds a duration up to milliseconds: what is asked for is the least that is given.
+func Millis(d time.Duration) uint64 {
+	ms := uint64(d / time.Millisecond)
+	if d%time.Millisecond != 0 {
+		ms++
+	}
+	return ms
+}
+
+// Duration is the inverse of Millis; the longest duration, rounded up, is itself again.
+func Duration(ms uint64) time.Duration {
+	if ms > uint64(math.MaxInt64/time.Millisecond) {
+		return math.MaxInt64
+	}
+	return time.Duration(ms) * time.Millisecond
+}
+
+// Retention is how long something is kept, ms; -1: for ever.
+func Retention(d time.Duration) int64 {
+	if d < 0 {
+		return -1
+	}
+	return int64(Millis(d))
+}
