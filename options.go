@@ -153,7 +153,7 @@ type Options struct {
 	// Logger gets what an operator should know. Its handler is called on a goroutine of its
 	// own, so that it may take its time: up to 1024 records wait, what comes then is dropped, and the
 	// next record is preceded by one that counts them. Close waits for it, but not longer
-	// than a second. What the function Logger returns calls the handler directly. Default: silence.
+	// than a second. What LoggerFrom returns calls the handler directly. Default: silence.
 	Logger *slog.Logger
 
 	log  *slog.Logger     // Logger, to which whoever logs need not wait

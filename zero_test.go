@@ -88,7 +88,7 @@ func TestNilContext(t *testing.T) {
 		}))
 		_, ok := LeaseFrom(none)
 		require.False(t, ok)
-		require.Equal(t, silence, Logger(none))
+		require.Equal(t, silence, LoggerFrom(none))
 		after, err := q.Stats(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, before, after)
