@@ -152,8 +152,8 @@ var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffer
 			require.Equal(bt.t, map[string]int{"t": 2}, s.TenantWeights)
 		}, err
 	},
-	"RedriveAll": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
-		n, err := bt.RedriveAll(ctx, DeadLetters{Queue: "dead", Tenants: list(b, []string{"t"}, "u")})
+	"RedriveAllDead": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
+		n, err := bt.RedriveAllDead(ctx, DeadFilter{Queue: "dead", Tenants: list(b, []string{"t"}, "u")})
 		return func() {
 			require.LessOrEqual(bt.t, n, 1)
 			for info, err := range bt.List(bt.t.Context(), ListOptions{State: Ready, Queue: "dead"}) {
@@ -162,8 +162,8 @@ var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffer
 			}
 		}, err
 	},
-	"Purge": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
-		_, err := bt.Purge(ctx, DeadLetters{Tenants: list(b, []string{"t"}, "u")})
+	"PurgeDead": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
+		_, err := bt.PurgeDead(ctx, DeadFilter{Tenants: list(b, []string{"t"}, "u")})
 		return func() {
 			left := 0
 			for range bt.List(bt.t.Context(), ListOptions{State: Dead, Tenants: []string{"u"}}) {

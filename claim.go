@@ -32,7 +32,7 @@ import (
 // A task whose lease runs out for the first time keeps its place, and so does one whose
 // lease ends as the process restarts. The next time that its lease runs out it goes behind the
 // others of its lane (a queue, tenant and priority), so that a task that hangs its workers
-// holds nobody up. Redrive begins anew.
+// holds nobody up. RedriveDead begins anew.
 //
 // Claim returns ErrEmpty if req.NoWait is set and no task is ready, the cause
 // of ctx if ctx ends first, and ErrClosed when the queue is closed. It is safe

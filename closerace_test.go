@@ -206,7 +206,7 @@ func verbsOf(q *Queue, m *Mux, tasks []Task, ids []ID) map[string]func(context.C
 		reflect.TypeFor[ClaimRequest]():     func() any { return ClaimRequest{Queues: []string{"verbs"}, NoWait: next() > 0} },
 		reflect.TypeFor[RetryOptions]():     func() any { return RetryOptions{} },
 		reflect.TypeFor[ListOptions]():      func() any { return ListOptions{State: Ready} },
-		reflect.TypeFor[DeadLetters]():      func() any { return DeadLetters{Queue: "verbs"} },
+		reflect.TypeFor[DeadFilter]():       func() any { return DeadFilter{Queue: "verbs"} },
 		reflect.TypeFor[SubscribeOptions](): func() any { return SubscribeOptions{} },
 		reflect.TypeFor[Schedule]():         func() any { return Schedule{Name: "verbs", Every: time.Hour, Task: Task{Queue: "verbs"}} },
 		reflect.TypeFor[Peer]():             func() any { return Peer{"peer", "address"} },

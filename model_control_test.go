@@ -113,7 +113,7 @@ func (c *controlCall) do(q *Queue) {
 	case "run at":
 		c.err = q.SetRunAt(ctx, c.id, c.runAt)
 	case "redrive":
-		c.err = q.Redrive(ctx, c.id)
+		c.err = q.RedriveDead(ctx, c.id)
 	}
 }
 
@@ -178,7 +178,7 @@ func (m *model) setRunAt(t *modelTask, at time.Time) {
 	}
 }
 
-// purgeCall is Purge.
+// purgeCall is PurgeDead.
 type purgeCall struct {
 	queue string
 	n     int
@@ -190,7 +190,7 @@ func (m *model) drawPurge() call {
 }
 
 func (c *purgeCall) do(q *Queue) {
-	c.n, c.err = q.Purge(context.Background(), DeadLetters{Queue: c.queue})
+	c.n, c.err = q.PurgeDead(context.Background(), DeadFilter{Queue: c.queue})
 }
 
 func (c *purgeCall) apply(m *model) {

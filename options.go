@@ -117,11 +117,11 @@ type Options struct {
 	//   - below MinFreeBytes, no tasks are added: Produce, ProduceBatch and
 	//     SetSchedule are refused, ticks of schedules wait.
 	//   - below 3/4 of it, no leases are granted: a claim that waits goes on
-	//     waiting, one with NoWait is refused, and so are Redrive, SetPriority and
+	//     waiting, one with NoWait is refused, and so are RedriveDead, SetPriority and
 	//     SetRunAt; scheduled and blocked tasks do not become ready. Leases are
 	//     ended and extended, also by Complete with follow-ups.
 	//   - below 1/2, only what gives space back is written: Complete without
-	//     follow-ups and Cancel, of tasks without retention, Purge,
+	//     follow-ups and Cancel, of tasks without retention, PurgeDead,
 	//     DeleteSchedule, ReleaseKey (of a task that has ended), and the end of
 	//     retentions. Time counts against no lease, as nobody can extend them; if the queue is opened
 	//     meanwhile, leases of Claim begin anew. Run keeps what its handlers return.
