@@ -76,7 +76,7 @@ func (s *Settings) check() error {
 			return &InvalidError{"Settings.TenantWeights", strconv.Quote(tenant), "names in UTF-8"}
 		}
 		if w < 1 || w > maxWeight {
-			return &InvalidError{"Settings.TenantWeights of " + tenant, w, fmt.Sprint("1 to ", maxWeight)}
+			return &InvalidError{"Settings.TenantWeights of " + tenant, w, weightBounds}
 		}
 	}
 	for _, f := range []struct {

@@ -153,10 +153,10 @@ type ClaimRequest struct {
 	// Queues are asked in this order: a task of the first that has one ready is
 	// taken. At least one is required.
 	Queues []string
-	// Weights, when given, has a number from 1 to 65,536 for each of Queues:
-	// the order is then drawn by lot for each claim, and a queue comes first in
-	// proportion to its weight.
-	Weights []int
+	// Weights, unless it is empty, lets a lot decide the order of each claim: a queue comes
+	// first in proportion to its weight, 1 to 65,536. Those of Queues that it does not name
+	// have weight 1; it names no others.
+	Weights map[string]int
 	// LeaseFor is how long the lease lasts. 0: Options.LeaseFor.
 	LeaseFor time.Duration
 	// Max is how many tasks ClaimBatch takes at the most. 0: 1. Claim ignores it.
