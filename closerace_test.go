@@ -201,6 +201,7 @@ func verbsOf(q *Queue, m *Mux, tasks []Task, ids []ID) map[string]func(context.C
 	arguments := map[reflect.Type]func() any{
 		reflect.TypeFor[ID]():               func() any { return ids[next()] },
 		reflect.TypeFor[Receipt]():          func() any { return Receipt{ids[next()], 1} },
+		reflect.TypeFor[UniqueKey]():        func() any { return UniqueKey{Queue: "verbs", Key: "k"} },
 		reflect.TypeFor[Task]():             func() any { return tasks[0] },
 		reflect.TypeFor[[]Task]():           func() any { return tasks },
 		reflect.TypeFor[ClaimRequest]():     func() any { return ClaimRequest{Queues: []string{"verbs"}, NoWait: next() > 0} },

@@ -270,14 +270,14 @@ func TestDiskLevels(t *testing.T) {
 			{"ReleaseKey, of a task that goes on", roomScarce, func() func() error {
 				t := Task{Queue: "keys", Unique: Unique{Key: "k"}}
 				_, _ = q.Produce(ctx, t) // it may be there from the last time
-				return func() error { return q.ReleaseKey(ctx, t) }
+				return func() error { return q.ReleaseKey(ctx, t.uniqueKey()) }
 			}},
 			{"ReleaseKey", roomNone, func() func() error {
 				task := Task{Queue: "keys of ended tasks", Unique: Unique{Key: "k", For: time.Hour}}
 				if _, err := q.Produce(ctx, task); err == nil { // else it is there from the last time
 					complete(t, q, claimNow(t, q, task.Queue))
 				}
-				return func() error { return q.ReleaseKey(ctx, task) }
+				return func() error { return q.ReleaseKey(ctx, task.uniqueKey()) }
 			}},
 			{"PurgeDead", roomNone, func() func() error {
 				dead("dead to purge")

@@ -231,7 +231,7 @@ func (m *model) drawReleaseKey() call {
 	return c
 }
 
-func (c *releaseKeyCall) do(q *Queue) { c.err = q.ReleaseKey(context.Background(), c.task) }
+func (c *releaseKeyCall) do(q *Queue) { c.err = q.ReleaseKey(context.Background(), c.task.uniqueKey()) }
 
 func (c *releaseKeyCall) apply(m *model) {
 	var want error

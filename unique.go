@@ -112,29 +112,70 @@ func (t *Task) groupScope() uint64 {
 	return scopeOf(hash("group", t.Queue, t.Tenant, t.LimitKey, t.Group)) | groupBit
 }
 
+func (t *Task) uniqueKey() UniqueKey {
+	return UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
+}
+
 func (t *Task) uniqueHash() [keys.UniqueLen]byte {
-	h := hash("unique", t.Queue, t.Tenant, t.LimitKey, t.Group, t.Unique.Key)
+	k := t.uniqueKey()
+	return k.hash()
+}
+
+// UniqueKey names an idempotency key by the fields of the task that has it: tasks that
+// differ in one of them do not share a key.
+type UniqueKey struct {
+	Queue    string // Task.Queue. Required
+	Tenant   string // Task.Tenant
+	Group    string // Task.Group
+	LimitKey string // Task.LimitKey
+	Key      string // Task.Unique.Key. Required
+}
+
+func (k *UniqueKey) check(l *Limits) error {
+	for _, f := range []struct {
+		name, value string
+		required    bool
+	}{
+		{"UniqueKey.Queue", k.Queue, true},
+		{"UniqueKey.Tenant", k.Tenant, false},
+		{"UniqueKey.Group", k.Group, false},
+		{"UniqueKey.LimitKey", k.LimitKey, false},
+		{"UniqueKey.Key", k.Key, true},
+	} {
+		if f.required && f.value == "" {
+			return &InvalidError{f.name, `""`, "not empty"}
+		}
+		if err := checkName(f.name, f.value, l.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *UniqueKey) hash() [keys.UniqueLen]byte {
+	h := hash("unique", k.Queue, k.Tenant, k.LimitKey, k.Group, k.Key)
 	return [keys.UniqueLen]byte(h[:])
 }
 
-// ReleaseKey frees the idempotency key of a task, whatever has become of the
-// task. Of t, the queue, tenant, Group, LimitKey and Unique.Key say which key is
-// meant. It returns ErrNotFound if nobody has it, and ErrDiskFull if the task goes on and there is no room
-// to store that it does so without the key.
-func (q *Queue) ReleaseKey(ctx context.Context, t Task) error {
+// home is the shard that keeps the key, that of its tasks.
+func (k *UniqueKey) home(shards int) int {
+	t := Task{Queue: k.Queue, Tenant: k.Tenant, Group: k.Group, LimitKey: k.LimitKey}
+	shard, _ := homeOf(&record.Ties{Limit: t.limitScope(), Group: t.groupScope(), Unique: k.hash()}, shards)
+	return shard
+}
+
+// ReleaseKey frees an idempotency key, whatever has become of the task that has
+// it. It returns ErrNotFound if no task has it, and ErrDiskFull if the task goes on
+// and there is no room to store that it does so without the key.
+func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) error {
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
-	if err := t.check(&q.opts.Limits); err != nil {
+	if err := k.check(&q.opts.Limits); err != nil {
 		return err
 	}
-	if t.Unique.Key == "" {
-		return &InvalidError{"Task.Unique.Key", `""`, "a key"}
-	}
-	rec := t.record()
-	home, _ := homeOf(&rec.Ties, len(q.replicas))
-	op := &releaseKeyOp{completion: newCompletion(), hash: rec.Unique, key: t.Unique.Key}
-	_, err := q.do(ctx, home, op)
+	op := &releaseKeyOp{completion: newCompletion(), hash: k.hash(), key: k.Key}
+	_, err := q.do(ctx, k.home(len(q.replicas)), op)
 	return err
 }
 
