@@ -81,14 +81,18 @@ const (
 	MissedAll
 )
 
-var missedNames = [...]string{"once", "skip", "all"}
+var missedPolicies = enum[MissedPolicy]{"MissedPolicy", []string{"once", "skip", "all"}}
 
-func (p MissedPolicy) String() string {
-	if int(p) < len(missedNames) {
-		return missedNames[p]
-	}
-	return fmt.Sprintf("MissedPolicy(%d)", uint8(p))
-}
+// String returns "once", "skip" or "all".
+func (p MissedPolicy) String() string { return missedPolicies.text(p) }
+
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no
+// policy.
+func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.marshal(p) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// anything else.
+func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unmarshal(p, b) }
 
 // ScheduleInfo is a stored schedule.
 type ScheduleInfo struct {

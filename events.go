@@ -45,28 +45,22 @@ const (
 	endOfKinds
 )
 
-var eventNames = [...]string{"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired"}
+var eventKinds = enum[EventKind]{"EventKind", []string{
+	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired",
+}}
 
 // String returns the kind in lower case; that of EventDeadLettered is "dead".
-func (k EventKind) String() string {
-	if k.valid() {
-		return eventNames[k]
-	}
-	return fmt.Sprintf("EventKind(%d)", uint8(k))
-}
+func (k EventKind) String() string { return eventKinds.text(k) }
 
-// MarshalText returns the same as String, and an error for what is no kind.
-func (k EventKind) MarshalText() ([]byte, error) {
-	if !k.valid() {
-		return nil, &InvalidError{"EventKind", uint8(k), kindLimit}
-	}
-	return []byte(eventNames[k]), nil
-}
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no kind.
+func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.marshal(k) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// anything else.
+func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.unmarshal(k, b) }
 
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, EventDeadLettered, " +
 	"EventCanceled, EventExpired"
-
-func (k EventKind) valid() bool { return k > 0 && k < endOfKinds }
 
 // kindSet has bit k for EventKind k.
 type kindSet uint32
@@ -129,7 +123,7 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
 		sub.kinds = 0
 	}
 	for _, k := range opts.Kinds {
-		if !k.valid() {
+		if !eventKinds.valid(k) {
 			return nil, &InvalidError{"SubscribeOptions.Kinds", k, kindLimit}
 		}
 		sub.kinds |= k.set()

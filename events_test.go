@@ -344,7 +344,7 @@ func TestSubscriptionCloses(t *testing.T) {
 				if i > 0 { // the first is never read
 					reader.Go(func() {
 						for e := range sub.All(context.Background()) {
-							if e.Queue != "a" || !e.Kind.valid() {
+							if e.Queue != "a" || !eventKinds.valid(e.Kind) {
 								t.Errorf("%+v", e)
 							}
 						}

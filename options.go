@@ -36,34 +36,18 @@ const (
 	DurabilityNone
 )
 
-var durabilityNames = [...]string{"default", "process", "disk", "none"}
+var durabilities = enum[Durability]{"Durability", []string{"default", "process", "disk", "none"}}
 
-func (d Durability) String() string {
-	if int(d) < len(durabilityNames) {
-		return durabilityNames[d]
-	}
-	return fmt.Sprintf("Durability(%d)", uint8(d))
-}
+// String returns "default", "process", "disk" or "none".
+func (d Durability) String() string { return durabilities.text(d) }
 
-// MarshalText returns "default", "process", "disk" or "none".
-func (d Durability) MarshalText() ([]byte, error) {
-	if int(d) >= len(durabilityNames) {
-		return nil, &InvalidError{"Durability", uint8(d), "default, process, disk or none"}
-	}
-	return []byte(d.String()), nil
-}
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no
+// Durability.
+func (d Durability) MarshalText() ([]byte, error) { return durabilities.marshal(d) }
 
-// UnmarshalText reads "default", "process", "disk" or "none"; so a Durability can be a
-// flag by flag.TextVar.
-func (d *Durability) UnmarshalText(b []byte) error {
-	for i, name := range durabilityNames {
-		if name == string(b) {
-			*d = Durability(i)
-			return nil
-		}
-	}
-	return &InvalidError{"Durability", string(b), "default, process, disk or none"}
-}
+// UnmarshalText reads what MarshalText returns, and of anything else returns an error that matches
+// ErrInvalid; so a Durability can be a flag by flag.TextVar.
+func (d *Durability) UnmarshalText(b []byte) error { return durabilities.unmarshal(d, b) }
 
 // Options of Open. A zero field is its documented default; a nil *Options is
 // all defaults. Open copies them, with what they refer to but for Listener and Logger.

@@ -90,6 +90,19 @@ const (
 	RunOnDead
 )
 
+var onDeads = enum[OnDead]{"OnDead", []string{"hold", "cancel", "run"}}
+
+// String returns "hold", "cancel" or "run".
+func (d OnDead) String() string { return onDeads.text(d) }
+
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is none of
+// them.
+func (d OnDead) MarshalText() ([]byte, error) { return onDeads.marshal(d) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// anything else.
+func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.unmarshal(d, b) }
+
 // MaxParents is how many tasks a task can wait for.
 const MaxParents = 10_000
 
@@ -124,14 +137,17 @@ const (
 	Canceled                   // canceled, and kept
 )
 
-var stateNames = [...]string{"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"}
+var taskStates = enum[State]{"State", []string{"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"}}
 
-func (s State) String() string {
-	if int(s) < len(stateNames) && s != 0 {
-		return stateNames[s]
-	}
-	return fmt.Sprintf("State(%d)", uint8(s))
-}
+// String returns the state in lower case.
+func (s State) String() string { return taskStates.text(s) }
+
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no state.
+func (s State) MarshalText() ([]byte, error) { return taskStates.marshal(s) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// anything else.
+func (s *State) UnmarshalText(b []byte) error { return taskStates.unmarshal(s, b) }
 
 // Lease is a claimed task: the worker has it until Deadline.
 type Lease struct {
