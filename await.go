@@ -12,10 +12,10 @@ import (
 
 // Outcome is how a task has ended.
 type Outcome struct {
-	State    State  // Done, Dead or Canceled
-	Result   []byte // of a completed task
-	Error    string // what the last failed attempt left behind; none if the task was completed
-	Attempts int
+	State     State  // Done, Dead or Canceled
+	Result    []byte // of a completed task
+	LastError string // what the last failed attempt left behind; none if the task was completed
+	Attempts  int
 }
 
 // Await waits until a task has ended (completed, canceled, or a dead letter)
@@ -61,9 +61,9 @@ func (op *awaitOp) resolve(s *shard) { op.lookupOp.resolveAs(s, op) }
 func (op *awaitOp) look(s *shard, at *located) error {
 	switch at.state {
 	case Done, Dead, Canceled:
-		op.outcome = Outcome{State: at.state, Result: at.ended.Result, Error: at.rec.Error, Attempts: int(at.rec.Attempts)}
+		op.outcome = Outcome{State: at.state, Result: at.ended.Result, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}
 		if at.state == Done {
-			op.outcome.Error = ""
+			op.outcome.LastError = ""
 		}
 	default:
 		s.awaits[op.id] = append(s.awaits[op.id], op)
@@ -87,7 +87,7 @@ func (op *awaitOp) decodeReply(r *wire.Reader)           { op.outcome = readOutc
 
 func (o *Outcome) append(dst []byte) []byte {
 	dst = wire.AppendBytes(append(dst, byte(o.State)), o.Result)
-	return wire.AppendUint(wire.AppendBytes(dst, o.Error), uint64(o.Attempts))
+	return wire.AppendUint(wire.AppendBytes(dst, o.LastError), uint64(o.Attempts))
 }
 
 // clone returns an outcome that shares no memory with o.
@@ -103,7 +103,7 @@ func readOutcome(r *wire.Reader) Outcome {
 	if b := r.Bytes(); len(b) > 0 {
 		o.Result = bytes.Clone(b)
 	}
-	o.Error, o.Attempts = r.String(), int(r.Uint())
+	o.LastError, o.Attempts = r.String(), int(r.Uint())
 	return o
 }
 

@@ -49,7 +49,7 @@ func sampleCalls() map[string]request {
 		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": &deleteScheduleOp{name: "s"},
-		"schedules":      &schedulesOp{after: "s", more: true, infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, Err: errors.New("no zone")}}},
+		"schedules":      &schedulesOp{after: "s", more: true, infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}},
 		"parcel": &parcel{from: 2, first: 5, messages: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},
@@ -209,7 +209,7 @@ func FuzzEntry(f *testing.F) {
 // FuzzNews: likewise of what it tells.
 func FuzzNews(f *testing.F) {
 	b := effects{
-		events:   []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
+		events:   []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
 		endings:  []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
 		canceled: []Receipt{{ID{3}, 4}},
 	}
@@ -235,7 +235,7 @@ func FuzzNews(f *testing.F) {
 // TestNewsTravel: events, outcomes and cancels arrive as they were.
 func TestNewsTravel(t *testing.T) {
 	b := effects{
-		events:   []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
+		events:   []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
 		endings:  []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
 		canceled: []Receipt{{ID{3}, 4}},
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -97,14 +96,14 @@ func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unm
 // ScheduleInfo is a stored schedule.
 type ScheduleInfo struct {
 	Schedule
-	// Next is the next tick; zero if none comes within five years, or Err is set.
+	// Next is the next tick; zero if none comes within five years, or LastError is set.
 	Next time.Time
 	// Last is the tick that produced the last task; zero if none has.
 	Last time.Time
-	// Err says why this process does not know when the schedule ticks, such as
+	// LastError says why this process does not know when the schedule ticks, such as
 	// that the machine does not know its time zone. The schedule rests until a
-	// process opens the queue that does know.
-	Err error
+	// process opens the queue that does know. "": it is known.
+	LastError string
 }
 
 const (
@@ -379,37 +378,13 @@ func (op *schedulesOp) encode(dst []byte) (callKind, []byte) {
 
 func (op *schedulesOp) decode(r *wire.Reader) { op.after = r.String() }
 
-// sentSchedule is a ScheduleInfo whose error travels as text.
-type sentSchedule struct {
-	ScheduleInfo
-	Err string
-}
-
 func (op *schedulesOp) encodeReply(dst []byte) []byte {
-	sent := make([]sentSchedule, len(op.infos))
-	for i, info := range op.infos {
-		if info.Err != nil {
-			sent[i].Err = info.Err.Error()
-		}
-		info.Err = nil
-		sent[i].ScheduleInfo = info
-	}
-	return appendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), sent)
+	return appendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), op.infos)
 }
 
 func (op *schedulesOp) decodeReply(r *wire.Reader) {
 	op.more, op.after = r.Bool(), r.String()
-	var sent []sentSchedule
-	if readJSON(r, r.Rest(), &sent); r.Failed() {
-		return
-	}
-	for _, s := range sent {
-		info := s.ScheduleInfo
-		if s.Err != "" {
-			info.Err = errors.New(s.Err)
-		}
-		op.infos = append(op.infos, info)
-	}
+	readJSON(r, r.Rest(), &op.infos)
 }
 
 func (op *schedulesOp) again() { op.infos, op.err = nil, nil }

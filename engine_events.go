@@ -15,12 +15,12 @@ func (s *state) emit(kind EventKind, l *lane, id ID, attempt uint32, cause strin
 
 func (s *state) collect(kind EventKind, l *lane, id ID, attempt uint32, cause string) {
 	s.effects.events = append(s.effects.events, Event{
-		Kind:    kind,
-		ID:      id,
-		Queue:   l.queue.name,
-		Tenant:  l.tenant,
-		Attempt: int(attempt),
-		Time:    time.UnixMilli(int64(s.wall)),
-		Err:     strings.Clone(cause), // may be the first bytes of something long
+		Kind:      kind,
+		ID:        id,
+		Queue:     l.queue.name,
+		Tenant:    l.tenant,
+		Attempt:   int(attempt),
+		Time:      time.UnixMilli(int64(s.wall)),
+		LastError: strings.Clone(cause), // may be the first bytes of something long
 	})
 }

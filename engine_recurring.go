@@ -65,7 +65,9 @@ func (r *recurring) info() ScheduleInfo {
 			Task: r.task, Missed: MissedPolicy(r.value.Missed),
 		},
 		Next: msTime(r.next),
-		Err:  r.err,
+	}
+	if r.err != nil {
+		info.LastError = r.err.Error()
 	}
 	info.Task.Payload = bytes.Clone(r.task.Payload)
 	info.Task.Headers = maps.Clone(r.task.Headers)

@@ -22,9 +22,9 @@ type Event struct {
 	// Time is the wall clock of the commit, to the millisecond. Changes that
 	// were committed together have the same.
 	Time time.Time
-	// Err is the task's last error as of EventRetried and EventDeadLettered, the
-	// one that Lease.LastError shows. Otherwise it is empty.
-	Err string
+	// LastError is what the attempt left behind, of EventRetried and EventDeadLettered: what
+	// Lease.LastError shows afterwards. Otherwise it is empty.
+	LastError string
 }
 
 // EventKind is what has happened to a task.
@@ -77,8 +77,8 @@ type SubscribeOptions struct {
 	// Kinds of events that are of interest. Default: all.
 	Kinds []EventKind
 	// Buffer is how many events are held until they are read; then each new
-	// one drops the oldest. An event takes about a hundred bytes and Err, which
-	// is at most 8 KiB. Up to 1,048,576. Default: 1024.
+	// one drops the oldest. An event takes about a hundred bytes and LastError,
+	// which is at most 8 KiB. Up to 1,048,576. Default: 1024.
 	Buffer int
 }
 

@@ -37,7 +37,7 @@ func buffered(sub *Subscription) (events []Event) {
 // brief is a line for each event that is buffered: kind, attempt, error.
 func brief(sub *Subscription) (lines []string) {
 	for _, e := range buffered(sub) {
-		lines = append(lines, strings.TrimSpace(fmt.Sprint(e.Kind, " ", e.Attempt, " ", e.Err)))
+		lines = append(lines, strings.TrimSpace(fmt.Sprint(e.Kind, " ", e.Attempt, " ", e.LastError)))
 	}
 	return lines
 }
@@ -128,7 +128,7 @@ func TestEventFields(t *testing.T) {
 		require.Equal(t, []Event{
 			{Kind: EventProduced, ID: id, Queue: "a", Tenant: "t"},
 			{Kind: EventClaimed, ID: id, Queue: "a", Tenant: "t", Attempt: 1},
-			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, Err: clip(long.Error())},
+			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: clip(long.Error())},
 		}, events)
 	})
 }

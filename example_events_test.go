@@ -27,7 +27,7 @@ func ExampleQueue_Subscribe() {
 	for range 3 {
 		e, err := sub.Next(ctx)
 		check(err)
-		fmt.Printf("%s %s, attempt %d %q\n", e.Kind, e.Tenant, e.Attempt, e.Err)
+		fmt.Printf("%s %s, attempt %d %q\n", e.Kind, e.Tenant, e.Attempt, e.LastError)
 	}
 	// Output:
 	// produced gopher, attempt 0 ""
@@ -54,7 +54,7 @@ func ExampleSubscription_All() {
 	short, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for e := range sub.All(short) {
-		fmt.Println(e.Queue, e.Err)
+		fmt.Println(e.Queue, e.LastError)
 		break
 	}
 	fmt.Println("lost:", sub.Lost())

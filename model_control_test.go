@@ -361,9 +361,9 @@ func (m *model) await(t *rapid.T) {
 		return
 	}
 	if s := task.want.State; s == Done || s == Dead || s == Canceled {
-		c.want = &Outcome{State: s, Result: task.want.Result, Error: task.want.LastError, Attempts: task.want.Attempts}
+		c.want = &Outcome{State: s, Result: task.want.Result, LastError: task.want.LastError, Attempts: task.want.Attempts}
 		if s == Done {
-			c.want.Error = ""
+			c.want.LastError = ""
 		}
 	}
 	m.awaits = append(m.awaits, c)

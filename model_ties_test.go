@@ -372,7 +372,7 @@ func (m *model) toCanceled(t *modelTask) {
 	t.waits = nil
 	m.unpin(t, 0)
 	m.endKey(t, Canceled, m.wall())
-	o := Outcome{State: Canceled, Error: t.want.LastError, Attempts: t.want.Attempts}
+	o := Outcome{State: Canceled, LastError: t.want.LastError, Attempts: t.want.Attempts}
 	if retention := m.retention(t); retention == 0 {
 		m.toGone(t)
 	} else {

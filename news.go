@@ -42,7 +42,7 @@ func (f *effects) encode() []byte {
 		dst = append(append(dst, byte(e.Kind)), e.ID[:]...)
 		dst = wire.AppendBytes(wire.AppendBytes(dst, e.Queue), e.Tenant)
 		dst = wire.AppendInt(wire.AppendUint(dst, uint64(e.Attempt)), e.Time.UnixMilli())
-		dst = wire.AppendBytes(dst, e.Err)
+		dst = wire.AppendBytes(dst, e.LastError)
 	}
 	dst = wire.AppendUint(dst, uint64(len(f.endings)))
 	for i := range f.endings {
@@ -64,7 +64,7 @@ func parseNews(b []byte) (n news, err error) {
 	count := r.Count(1 + keys.IDLen + 5)
 	for range count {
 		e := Event{Kind: EventKind(r.Byte()), ID: ID(keys.ReadID(r)), Queue: r.String(), Tenant: r.String()}
-		e.Attempt, e.Time, e.Err = int(r.Uint()), msTime(uint64(r.Int())), r.String()
+		e.Attempt, e.Time, e.LastError = int(r.Uint()), msTime(uint64(r.Int())), r.String()
 		n.events = append(n.events, e)
 	}
 	count = r.Count(keys.IDLen + 4)
