@@ -12,10 +12,10 @@ import (
 
 // Outcome is how a task has ended.
 type Outcome struct {
-	State     State  // Done, Dead or Canceled
-	Result    []byte // of a completed task
-	LastError string // what the last failed attempt left behind; none if the task was completed
-	Attempts  int
+	State     State  `json:",omitzero"`  // Done, Dead or Canceled
+	Result    []byte `json:",omitempty"` // of a completed task
+	LastError string `json:",omitzero"`  // what the last failed attempt left behind; none if the task was completed
+	Attempts  int    `json:",omitzero"`
 }
 
 // Await waits until a task has ended (completed, canceled, or a dead letter)

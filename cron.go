@@ -24,7 +24,7 @@ import (
 // and set it again to have it begin with the first tick after now.
 type Schedule struct {
 	// Name tells the schedules of a queue directory apart. Required.
-	Name string
+	Name string `json:",omitzero"`
 	// Cron says when to tick, by the clock of TimeZone. Five fields: minute,
 	// hour, day of the month, month (1 to 12, or jan to dec), day of the week
 	// (0 to 6 from Sunday, or sun to sat); each *, a number, a range a-b, any
@@ -37,22 +37,22 @@ type Schedule struct {
 	// come on that day; where it sets them back, what they show twice ticks
 	// twice. For once a day on every day, choose a time that is never skipped
 	// or repeated, or UTC.
-	Cron string
+	Cron string `json:",omitzero"`
 	// Every is the time from tick to tick, in place of Cron: at least one
 	// second, rounded up to the millisecond. It counts from the SetSchedule
 	// that created the schedule or changed when it ticks; the first tick is
 	// one interval later.
-	Every time.Duration
+	Every time.Duration `json:",omitzero"`
 	// TimeZone is the IANA name, such as "Europe/Berlin", of the zone whose
 	// clocks Cron is about. "": UTC. The names must be known to the machine,
 	// or to the program by importing time/tzdata.
-	TimeZone string
+	TimeZone string `json:",omitzero"`
 	// Task is what each tick produces, ready at once: RunAt must be zero. Two
 	// headers are added, TickHeader and ScheduleHeader; Headers may not have
 	// them.
-	Task Task
+	Task Task `json:",omitzero"`
 	// Missed says what becomes of ticks that were missed.
-	Missed MissedPolicy
+	Missed MissedPolicy `json:",omitzero"`
 }
 
 // Headers of a task that a schedule has produced.
@@ -97,13 +97,13 @@ func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unm
 type ScheduleInfo struct {
 	Schedule
 	// Next is the next tick; zero if none comes within five years, or LastError is set.
-	Next time.Time
+	Next time.Time `json:",omitzero"`
 	// Last is the tick that produced the last task; zero if none has.
-	Last time.Time
+	Last time.Time `json:",omitzero"`
 	// LastError says why this process does not know when the schedule ticks, such as
 	// that the machine does not know its time zone. The schedule rests until a
 	// process opens the queue that does know. "": it is known.
-	LastError string
+	LastError string `json:",omitzero"`
 }
 
 const (

@@ -11,20 +11,20 @@ import (
 
 // Event is one change of a task's state. It has been stored when it is seen.
 type Event struct {
-	Kind   EventKind
-	ID     ID
-	Queue  string
-	Tenant string
+	Kind   EventKind `json:",omitzero"`
+	ID     ID        `json:",omitzero"`
+	Queue  string    `json:",omitzero"`
+	Tenant string    `json:",omitzero"`
 	// Attempt counts the attempts of the task as they stand after the change,
 	// as TaskInfo.Attempts does: of EventClaimed the one that begins is included,
 	// of EventReleased the one given back is not.
-	Attempt int
+	Attempt int `json:",omitzero"`
 	// Time is the wall clock of the commit, to the millisecond. Changes that
 	// were committed together have the same.
-	Time time.Time
+	Time time.Time `json:",omitzero"`
 	// LastError is what the attempt left behind, of EventRetried and EventDeadLettered: what
 	// Lease.LastError shows afterwards. Otherwise it is empty.
-	LastError string
+	LastError string `json:",omitzero"`
 }
 
 // EventKind is what has happened to a task.

@@ -20,22 +20,22 @@ import (
 type Unique struct {
 	// Key is the idempotency key. "": the task has none, and the other fields
 	// have no meaning.
-	Key string
+	Key string `json:",omitzero"`
 	// For is how long after its produce the key is taken at least, whatever
 	// becomes of the task: by the clock in the task's ID, so that a wall clock
 	// that is set back makes it longer. 0: until the task has ended.
-	For time.Duration
+	For time.Duration `json:",omitzero"`
 	// Replace has the new task take the place of one that still waits (ready,
 	// scheduled or blocked): the ID stays, and so do After and OnDead; everything
 	// else is that of the new task, which has all its attempts before it, waits
 	// anew and, when ready, behind the others. So a task that is produced again
 	// and again for a moment later runs once, when it is quiet. A task that is
 	// leased is not replaced: the new one is refused with ErrDuplicate.
-	Replace bool
+	Replace bool `json:",omitzero"`
 	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed,
 	// or becomes a dead letter.
-	ReleaseOnComplete bool
-	ReleaseOnDead     bool
+	ReleaseOnComplete bool `json:",omitzero"`
+	ReleaseOnDead     bool `json:",omitzero"`
 }
 
 // DuplicateError says that an idempotency key is taken. It matches ErrDuplicate.
