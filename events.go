@@ -217,12 +217,12 @@ func (sub *Subscription) take() (e Event, ok bool, news <-chan struct{}) {
 	return Event{}, false, sub.news
 }
 
-// All yields events as Next returns them, until Next returns an error.
-func (sub *Subscription) All(ctx context.Context) iter.Seq[Event] {
-	return func(yield func(Event) bool) {
+// All yields what Next returns, and ends after the first error: that of ctx, or ErrClosed.
+func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
 		for {
 			e, err := sub.Next(ctx)
-			if err != nil || !yield(e) {
+			if !yield(e, err) || err != nil {
 				return
 			}
 		}

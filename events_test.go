@@ -343,9 +343,12 @@ func TestSubscriptionCloses(t *testing.T) {
 				var reader sync.WaitGroup
 				if i > 0 { // the first is never read
 					reader.Go(func() {
-						for e := range sub.All(context.Background()) {
-							if e.Queue != "a" || !eventKinds.valid(e.Kind) {
-								t.Errorf("%+v", e)
+						for e, err := range sub.All(context.Background()) {
+							if errors.Is(err, ErrClosed) {
+								break
+							}
+							if err != nil || e.Queue != "a" || !eventKinds.valid(e.Kind) {
+								t.Errorf("%+v, %v", e, err)
 							}
 						}
 					})
@@ -436,10 +439,12 @@ func TestEventsEndWithClose(t *testing.T) {
 		require.NoError(t, q.Close())
 		require.ErrorIs(t, <-ended, ErrClosed)
 		var kinds []EventKind
-		for e := range full.All(ctx) {
-			kinds = append(kinds, e.Kind)
+		var errs []error
+		for e, err := range full.All(ctx) {
+			kinds, errs = append(kinds, e.Kind), append(errs, err)
 		}
-		require.Equal(t, []EventKind{EventProduced, EventProduced}, kinds)
+		require.Equal(t, []EventKind{EventProduced, EventProduced, 0}, kinds)
+		require.Equal(t, []error{nil, nil, ErrClosed}, errs)
 		_, err = full.Next(ctx)
 		require.ErrorIs(t, err, ErrClosed)
 		left.Close()

@@ -53,7 +53,8 @@ func ExampleSubscription_All() {
 
 	short, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	for e := range sub.All(short) {
+	for e, err := range sub.All(short) {
+		check(err)
 		fmt.Println(e.Queue, e.LastError)
 		break
 	}
