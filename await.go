@@ -12,10 +12,10 @@ import (
 
 // Outcome is how a task has ended.
 type Outcome struct {
-	State    State  // Done, Dead or Canceled
-	Result   []byte // of a completed task
-	Error    string // what the last failed attempt left behind; none if the task was completed
-	Attempts int
+	State     State  `json:",omitzero"`  // Done, Dead or Canceled
+	Result    []byte `json:",omitempty"` // of a completed task
+	LastError string `json:",omitzero"`  // what the last failed attempt left behind; none if the task was completed
+	Attempts  int    `json:",omitzero"`
 }
 
 // Await waits until a task has ended (completed, canceled, or a dead letter)
@@ -81,7 +81,7 @@ func (op *awaitOp) decodeReply(r *wire.Reader)           { op.outcome = readOutc
 
 func (o *Outcome) append(dst []byte) []byte {
 	dst = wire.AppendBytes(append(dst, byte(o.State)), o.Result)
-	return wire.AppendUint(wire.AppendBytes(dst, o.Error), uint64(o.Attempts))
+	return wire.AppendUint(wire.AppendBytes(dst, o.LastError), uint64(o.Attempts))
 }
 
 // clone returns an outcome that shares no memory with o.
@@ -97,7 +97,7 @@ func readOutcome(r *wire.Reader) Outcome {
 	if b := r.Bytes(); len(b) > 0 {
 		o.Result = bytes.Clone(b)
 	}
-	o.Error, o.Attempts = r.String(), int(r.Uint())
+	o.LastError, o.Attempts = r.String(), int(r.Uint())
 	return o
 }
 
@@ -131,5 +131,5 @@ func (s *shard) sweepAwaits() {
 
 // outcomeOf is an outcome of the rules.
 func outcomeOf(o *XOutcome) Outcome {
-	return Outcome{State: State(o.State), Result: o.Result, Error: o.Error, Attempts: o.Attempts}
+	return Outcome{State: State(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
 }

@@ -58,15 +58,15 @@ func TestAwait(t *testing.T) {
 						}, Outcome{State: Done, Result: []byte("at last"), Attempts: 2}, retention > 0},
 						{"given up", Task{}, func(l *Lease) error {
 							return q.DeadLetter(ctx, l.Receipt, errors.New("broken"))
-						}, Outcome{State: Dead, Error: "broken", Attempts: 1}, true},
+						}, Outcome{State: Dead, LastError: "broken", Attempts: 1}, true},
 						{"out of attempts", Task{MaxAttempts: 1}, func(l *Lease) error {
 							return q.Retry(ctx, l.Receipt, RetryOptions{Err: errors.New("boom")})
-						}, Outcome{State: Dead, Error: "boom", Attempts: 1}, true},
+						}, Outcome{State: Dead, LastError: "boom", Attempts: 1}, true},
 						{"expired", Task{MaxAttempts: 1, LeaseFor: time.Second}, func(l *Lease) error {
 							time.Sleep(time.Second)
 							synctest.Wait()
 							return nil
-						}, Outcome{State: Dead, Error: "lease expired", Attempts: 1}, true},
+						}, Outcome{State: Dead, LastError: "lease expired", Attempts: 1}, true},
 						{"canceled", Task{}, func(l *Lease) error {
 							return q.Cancel(ctx, l.ID)
 						}, Outcome{State: Canceled, Attempts: 1}, retention > 0},
@@ -152,12 +152,12 @@ func TestAwaitRedriven(t *testing.T) {
 		o, err := q.Await(ctx, id)
 		require.NoError(t, err)
 		require.Equal(t, Dead, o.State)
-		require.NoError(t, q.Redrive(ctx, id))
+		require.NoError(t, q.RedriveDead(ctx, id))
 		second := await(ctx, q, id)
 		require.Empty(t, second)
 		require.NoError(t, q.DeadLetter(ctx, claimNow(t, q, "a").Receipt, errors.New("again")))
-		require.Equal(t, "again", (<-second).Error)
-		n, err := q.Purge(ctx, DeadLetters{})
+		require.Equal(t, "again", (<-second).LastError)
+		n, err := q.PurgeDead(ctx, DeadFilter{})
 		require.NoError(t, err)
 		require.Equal(t, 1, n)
 		_, err = q.Await(ctx, id)

@@ -33,6 +33,18 @@ func (b *buffers) headers() map[string]string {
 	return m
 }
 
+// weights hands out a map that becomes another one.
+func (b *buffers) weights(of map[string]int) map[string]int {
+	m := maps.Clone(of)
+	b.overwrite = append(b.overwrite, func() {
+		for queue := range m {
+			m[queue] = 0
+		}
+		m["X"] = 0
+	})
+	return m
+}
+
 // list hands out a slice whose elements become those of another one.
 func list[T any](b *buffers, values []T, other T) []T {
 	s := slices.Clone(values)
@@ -152,8 +164,8 @@ var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffer
 			require.Equal(bt.t, map[string]int{"t": 2}, s.TenantWeights)
 		}, err
 	},
-	"RedriveAll": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
-		n, err := bt.RedriveAll(ctx, DeadLetters{Queue: "dead", Tenants: list(b, []string{"t"}, "u")})
+	"RedriveAllDead": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
+		n, err := bt.RedriveAllDead(ctx, DeadFilter{Queue: "dead", Tenants: list(b, []string{"t"}, "u")})
 		return func() {
 			require.LessOrEqual(bt.t, n, 1)
 			for info, err := range bt.List(bt.t.Context(), ListOptions{State: Ready, Queue: "dead"}) {
@@ -162,8 +174,8 @@ var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffer
 			}
 		}, err
 	},
-	"Purge": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
-		_, err := bt.Purge(ctx, DeadLetters{Tenants: list(b, []string{"t"}, "u")})
+	"PurgeDead": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
+		_, err := bt.PurgeDead(ctx, DeadFilter{Tenants: list(b, []string{"t"}, "u")})
 		return func() {
 			left := 0
 			for range bt.List(bt.t.Context(), ListOptions{State: Dead, Tenants: []string{"u"}}) {
@@ -187,7 +199,8 @@ var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffer
 	},
 	"Claim": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
 		_, err := bt.Claim(ctx, ClaimRequest{
-			Queues: list(b, []string{"none", "none too"}, "a"), Weights: list(b, []int{1, 2}, 0), NoWait: ctx.Done() == nil,
+			Queues:  list(b, []string{"none", "none too"}, "a"),
+			Weights: b.weights(map[string]int{"none": 1, "none too": 2}), NoWait: ctx.Done() == nil,
 		})
 		return func() {}, err
 	},
@@ -375,7 +388,7 @@ func TestOutcomesOfANode(t *testing.T) {
 	for _, w := range waiters {
 		table.add(id, w)
 	}
-	table.tell(&ending{id, Outcome{State: Done, Result: []byte("result")}})
+	table.tell(&XEnding{id, XOutcome{State: XDone, Result: []byte("result")}})
 	first := table.remove(id, waiters[0])
 	first.Result[0] = 'X'
 	require.Equal(t, "result", string(table.remove(id, waiters[1]).Result))
@@ -387,11 +400,12 @@ func TestClaimsThatGiveUp(t *testing.T) {
 	q := openForRun(t, Options{Shards: 2})
 	for i := range 40 {
 		b := new(buffers)
-		names, weights := make([]string, 2000), make([]int, 2000)
+		names, weights := make([]string, 2000), make(map[string]int)
 		for i := range names {
-			names[i], weights[i] = fmt.Sprint("queue ", i), 1
+			names[i] = fmt.Sprint("queue ", i)
+			weights[names[i]] = 1
 		}
-		req := ClaimRequest{Queues: list(b, names, "X"), Weights: list(b, weights, 0)}
+		req := ClaimRequest{Queues: list(b, names, "X"), Weights: b.weights(weights)}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*50*time.Microsecond)
 		_, err := q.Claim(ctx, req)
 		b.scribble()

@@ -29,26 +29,26 @@ func sampleCalls() map[string]request {
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
 		"produce": &produceOp{
-			tasks: []newTask{task, tied}, produced: produced{ids: []ID{id(1), id(2)}, duplicates: []int{1}},
+			tasks: []newTask{task, tied}, produced: produced{ids: []keys.ID{id(1), id(2)}, duplicates: []int{1}},
 			call: callNumber{node: "caller", session: 7, seq: 8, low: 3},
 		},
 		"claim": &claimOp{
 			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, local: true, remote: true,
-			grants: []grant{{receipt: receipt, laneKey: l.key(), attempt: 2, deadline: 99, rec: []byte("rec")}},
+			grants: []grant{{receipt: receipt.inner(), laneKey: l.key(), attempt: 2, deadline: 99, rec: []byte("rec")}},
 		},
 		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []newTask{task, tied}},
 		"fail":           &failOp{receipt: receipt, how: failDead, wait: -1, cause: "why"},
 		"extend":         &extendOp{receipt: receipt, duration: 5},
-		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{leaseLost(receipt, true)}},
+		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{leaseLost(receipt.inner(), true)}},
 		"alter":          &alterOp{id: id(1), how: alterRunAt, arg: 77},
 		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
-		"bulk":           &bulkOp{Bulk: Bulk{ids: []ID{id(1), id(2)}, how: alterPurge, n: 2}},
+		"bulk":           &bulkOp{Bulk: Bulk{ids: []keys.ID{id(1), id(2)}, how: alterPurge, n: 2}},
 		"stats":          &statsOp{counts: []queueCounts{{"a", keys.Counts{Ready: 1, Canceled: 2}}}},
 		"idle":           &idleOp{idleness: idleness{queues: []string{"a"}, arrived: 4}, waited: true},
 		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": &deleteScheduleOp{name: "s"},
-		"schedules":      &schedulesOp{after: "s", more: true, infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, Err: errors.New("no zone")}}},
+		"schedules":      &schedulesOp{after: "s", more: true, infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}},
 		"parcel": &parcel{from: 2, first: 5, messages: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},
@@ -116,7 +116,7 @@ func TestCallsTravel(t *testing.T) {
 func TestErrorsTravel(t *testing.T) {
 	receipt := Receipt{ID: ID{1}, Token: 2}
 	for _, err := range []error{
-		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), leaseLost(receipt, true), ErrNotFound, ErrNotWaiting, ErrCanceled,
+		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), leaseLost(receipt.inner(), true), ErrNotFound, ErrNotWaiting, ErrCanceled,
 		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull,
 	} {
 		got := decodeError(encodeError(err))
@@ -172,7 +172,7 @@ func FuzzCalls(f *testing.F) {
 
 // FuzzErrors: an error of another node, sent on, is the same again.
 func FuzzErrors(f *testing.F) {
-	for _, err := range []error{ErrEmpty, leaseLost(Receipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
+	for _, err := range []error{ErrEmpty, leaseLost(XReceipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
 		code, text := encodeError(err)
 		f.Add(code, text)
 	}
@@ -206,11 +206,11 @@ func FuzzEntry(f *testing.F) {
 // FuzzNews: likewise of what it tells.
 func FuzzNews(f *testing.F) {
 	b := effects{
-		events:   []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
-		endings:  []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
-		canceled: []Receipt{{ID{3}, 4}},
+		events:   []XEvent{{Kind: XEventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
+		endings:  []XEnding{{ID{2}, XOutcome{State: XDone, Result: []byte("r"), Attempts: 1}}},
+		canceled: []XReceipt{{ID{3}, 4}},
 	}
-	f.Add(b.encode())
+	f.Add(encodeNews(&b))
 	f.Add([]byte{0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var n news
@@ -220,7 +220,7 @@ func FuzzNews(f *testing.F) {
 			require.ErrorIs(t, err, ErrCorrupt)
 			return
 		}
-		again := (&effects{events: n.events, endings: n.endings, canceled: n.cancels}).encode()
+		again := encodeNews(&effects{events: n.events, endings: n.endings, canceled: n.canceled})
 		m, err := parseNews(again)
 		if again != nil {
 			require.NoError(t, err)
@@ -232,14 +232,14 @@ func FuzzNews(f *testing.F) {
 // TestNewsTravel: events, outcomes and cancels arrive as they were.
 func TestNewsTravel(t *testing.T) {
 	b := effects{
-		events:   []Event{{Kind: EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), Err: "e"}},
-		endings:  []ending{{ID{2}, Outcome{State: Done, Result: []byte("r"), Attempts: 1}}},
-		canceled: []Receipt{{ID{3}, 4}},
+		events:   []XEvent{{Kind: XEventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
+		endings:  []XEnding{{ID{2}, XOutcome{State: XDone, Result: []byte("r"), Attempts: 1}}},
+		canceled: []XReceipt{{ID{3}, 4}},
 	}
-	n, err := parseNews(b.encode())
+	n, err := parseNews(encodeNews(&b))
 	require.NoError(t, err)
 	require.Equal(t, news{b.events, b.endings, b.canceled}, n)
-	require.Nil(t, new(effects).encode(), "no news take no space")
+	require.Nil(t, encodeNews(new(effects)), "no news take no space")
 }
 
 // TestClusterOptions: what cannot be is refused before anything is made.
@@ -307,12 +307,12 @@ func TestSessions(t *testing.T) {
 	done, err := table.outcome(&one)
 	require.NoError(t, err)
 	require.Nil(t, done)
-	table.note(&one, []ID{{1}}, []int{0})
+	table.note(&one, []keys.ID{{1}}, []int{0})
 	done, err = table.outcome(&one)
 	require.NoError(t, err)
 	require.Equal(t, &keys.SessionCall{Seq: 1, IDs: []keys.ID{{1}}, Duplicates: []int{0}}, done)
 	three := callNumber{node: "n", session: 5, seq: 3, low: 2}
-	table.note(&three, []ID{{3}}, nil)
+	table.note(&three, []keys.ID{{3}}, nil)
 	_, err = table.outcome(&one)
 	require.ErrorIs(t, err, ErrUncertain, "its caller knows its outcome")
 	require.Len(t, table.byNode["n"].Calls, 1, "what nobody asks for is forgotten")
@@ -320,7 +320,7 @@ func TestSessions(t *testing.T) {
 	done, err = table.outcome(&other)
 	require.NoError(t, err)
 	require.Nil(t, done, "another life of the node")
-	table.note(&other, []ID{{9}}, nil)
+	table.note(&other, []keys.ID{{9}}, nil)
 	require.Len(t, table.byNode["n"].Calls, 1)
 	v, err := keys.ParseSession(table.byNode["n"].Append(nil))
 	require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,7 +33,7 @@ import (
 // A task whose lease runs out for the first time keeps its place, and so does one whose
 // lease ends as the process restarts. The next time that its lease runs out it goes behind the
 // others of its lane (a queue, tenant and priority), so that a task that hangs its workers
-// holds nobody up. Redrive begins anew.
+// holds nobody up. RedriveDead begins anew.
 //
 // Claim returns ErrEmpty if req.NoWait is set and no task is ready, the cause
 // of ctx if ctx ends first, and ErrClosed when the queue is closed. It is safe
@@ -104,9 +105,9 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	case r != nil && r.list != nil:
 		op.list = r.list
 	case len(req.Queues) > shortList:
-		op.list = newQueueList(slices.Clone(req.Queues), slices.Clone(req.Weights))
+		op.list = newQueueList(slices.Clone(req.Queues), req.appendWeights(nil))
 	default:
-		op.queues, op.weights = append(op.queues, req.Queues...), append(op.weights, req.Weights...)
+		op.queues, op.weights = append(op.queues, req.Queues...), req.appendWeights(op.weights)
 	}
 	op.max, op.noWait, op.local = max(req.Max, 1), req.NoWait, req.Local || r != nil
 	op.duration = millis(req.LeaseFor)
@@ -145,6 +146,10 @@ func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 // maxWeight keeps the sum of the weights of any list of queues in an int.
 const maxWeight = 1 << 16
 
+func isWeight(w int) bool { return w >= 1 && w <= maxWeight }
+
+var weightBounds = fmt.Sprint("1 to ", maxWeight)
+
 func (r *ClaimRequest) check(l *Limits) error {
 	if len(r.Queues) == 0 {
 		return &InvalidError{"ClaimRequest.Queues", "none", "at least one"}
@@ -157,13 +162,8 @@ func (r *ClaimRequest) check(l *Limits) error {
 			return err
 		}
 	}
-	if len(r.Weights) != 0 && len(r.Weights) != len(r.Queues) {
-		return &InvalidError{"ClaimRequest.Weights", len(r.Weights), fmt.Sprint("one for each queue: ", len(r.Queues))}
-	}
-	for _, w := range r.Weights {
-		if w <= 0 || w > maxWeight {
-			return &InvalidError{"ClaimRequest.Weights", w, fmt.Sprint("1 to ", maxWeight)}
-		}
+	if err := r.checkWeights(); err != nil {
+		return err
 	}
 	if r.LeaseFor != 0 && (r.LeaseFor < minLease || r.LeaseFor > maxLease) {
 		return &InvalidError{"ClaimRequest.LeaseFor", r.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
@@ -172,6 +172,40 @@ func (r *ClaimRequest) check(l *Limits) error {
 		return &InvalidError{"ClaimRequest.Max", r.Max, atMostTasks(l.Batch)}
 	}
 	return nil
+}
+
+func (r *ClaimRequest) checkWeights() error {
+	if len(r.Weights) == 0 {
+		return nil
+	}
+	named := func(queue string) bool { return slices.Contains(r.Queues, queue) }
+	if len(r.Queues) > shortList {
+		queues := make(map[string]bool, len(r.Queues))
+		for _, name := range r.Queues {
+			queues[name] = true
+		}
+		named = func(queue string) bool { return queues[queue] }
+	}
+	for queue, w := range r.Weights {
+		if !named(queue) {
+			return &InvalidError{"ClaimRequest.Weights", strconv.Quote(queue), "one of Queues"}
+		}
+		if !isWeight(w) {
+			return &InvalidError{"ClaimRequest.Weights of " + queue, w, weightBounds}
+		}
+	}
+	return nil
+}
+
+// appendWeights adds a weight for each of the queues, or none if the order is strict.
+func (r *ClaimRequest) appendWeights(weights []int) []int {
+	if len(r.Weights) == 0 {
+		return weights
+	}
+	for _, name := range r.Queues {
+		weights = append(weights, max(1, r.Weights[name]))
+	}
+	return weights
 }
 
 // claimOp asks the shards in turn for tasks. A claim that waits does so in all
@@ -328,8 +362,10 @@ func (op *claimOp) decode(r *wire.Reader) {
 	op.queues, op.weights = readNames(r), keys.ReadIndexes(r)
 	op.duration, op.max = r.Uint(), int(r.Uint())
 	op.noWait, op.local = r.Bool(), r.Bool()
-	req := ClaimRequest{Queues: op.queues, Weights: op.weights, Max: op.max, LeaseFor: duration(op.duration)}
-	if req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil {
+	req := ClaimRequest{Queues: op.queues, Max: op.max, LeaseFor: duration(op.duration)}
+	if req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil ||
+		len(op.weights) != 0 && len(op.weights) != len(op.queues) ||
+		slices.ContainsFunc(op.weights, func(w int) bool { return !isWeight(w) }) {
 		r.Fail()
 		return
 	}

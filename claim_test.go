@@ -102,7 +102,7 @@ func TestClaimSeveralQueues(t *testing.T) {
 		}
 		count := map[string]int{}
 		for range 3000 {
-			l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a", "b", "c"}, Weights: []int{1, 2, 3}})
+			l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a", "b", "c"}, Weights: map[string]int{"b": 2, "c": 3}})
 			require.NoError(t, err)
 			count[l.Queue]++
 		}

@@ -13,10 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func manyQueues(n int) (names []string, weights []int) {
+func manyQueues(n int) (names []string, weights map[string]int) {
+	weights = make(map[string]int)
 	for i := range n {
 		names = append(names, fmt.Sprintf("queue %d", i))
-		weights = append(weights, 1+i%7)
+		weights[names[i]] = 1 + i%7
 	}
 	return names, weights
 }
@@ -36,7 +37,7 @@ func (g *countingGate) leave(int) []*shard                            { return n
 func TestClaimsOverManyQueues(t *testing.T) {
 	const queues, tasks, claims = 3000, 50, 40
 	names, weights := manyQueues(queues)
-	for name, weights := range map[string][]int{"weighted": weights, "strict": nil} {
+	for name, weights := range map[string]map[string]int{"weighted": weights, "strict": nil} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 				ctx := t.Context()
@@ -270,7 +271,8 @@ func TestLottery(t *testing.T) {
 	r := seeded(t)
 	for range 200 {
 		n := 1 + r.IntN(200)
-		names, weights := manyQueues(n)
+		names, weightOf := manyQueues(n)
+		weights := (&ClaimRequest{Queues: names, Weights: weightOf}).appendWeights(nil)
 		if r.IntN(3) == 0 {
 			weights = nil
 		}

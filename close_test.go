@@ -62,7 +62,7 @@ func TestCloseWakesClaims(t *testing.T) {
 					errs <- err
 				}()
 				go func() {
-					_, err := q.ClaimBatch(t.Context(), ClaimRequest{Queues: []string{"unknown", "known"}, Weights: []int{1, 2}, Max: 7})
+					_, err := q.ClaimBatch(t.Context(), ClaimRequest{Queues: []string{"unknown", "known"}, Weights: map[string]int{"known": 2}, Max: 7})
 					errs <- err
 				}()
 			}

@@ -34,8 +34,8 @@ type ReplicaStatus struct {
 	// Voter is whether the node counts in majorities; a new one does not until
 	// it has caught up.
 	Voter bool
-	// Err is why the node could not be asked; the fields below are zero then.
-	Err string `json:",omitempty"`
+	// LastError is why the node could not be asked; the fields below are zero then.
+	LastError string `json:",omitempty"`
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
 	Term   uint64
@@ -139,11 +139,11 @@ type memberState struct {
 
 func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 	if a.err != nil {
-		rs.Err = a.err.Error()
+		rs.LastError = a.err.Error()
 		return
 	}
 	if sh.Shard >= len(a.replicas) {
-		rs.Err = "the node does not have the shard"
+		rs.LastError = "the node does not have the shard"
 		return
 	}
 	s := a.replicas[sh.Shard]
@@ -166,7 +166,7 @@ func (sh *ShardStatus) compare() {
 		}
 	}
 	for i := range sh.Replicas {
-		if rs := &sh.Replicas[i]; rs.Err == "" && rs.Applied < ahead {
+		if rs := &sh.Replicas[i]; rs.LastError == "" && rs.Applied < ahead {
 			rs.Lag = ahead - rs.Applied
 		}
 	}

@@ -231,7 +231,7 @@ func TestCancelAwaited(t *testing.T) {
 		synctest.Wait()
 		require.Empty(t, outcome)
 		require.NoError(t, q.Cancel(context.Background(), id))
-		require.Equal(t, &Outcome{State: Canceled, Error: "boom", Attempts: 1}, <-outcome)
+		require.Equal(t, &Outcome{State: Canceled, LastError: "boom", Attempts: 1}, <-outcome)
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -26,7 +25,7 @@ import (
 // and set it again to have it begin with the first tick after now.
 type Schedule struct {
 	// Name tells the schedules of a queue directory apart. Required.
-	Name string
+	Name string `json:",omitzero"`
 	// Cron says when to tick, by the clock of TimeZone. Five fields: minute,
 	// hour, day of the month, month (1 to 12, or jan to dec), day of the week
 	// (0 to 6 from Sunday, or sun to sat); each *, a number, a range a-b, any
@@ -39,22 +38,22 @@ type Schedule struct {
 	// come on that day; where it sets them back, what they show twice ticks
 	// twice. For once a day on every day, choose a time that is never skipped
 	// or repeated, or UTC.
-	Cron string
+	Cron string `json:",omitzero"`
 	// Every is the time from tick to tick, in place of Cron: at least one
 	// second, rounded up to the millisecond. It counts from the SetSchedule
 	// that created the schedule or changed when it ticks; the first tick is
 	// one interval later.
-	Every time.Duration
+	Every time.Duration `json:",omitzero"`
 	// TimeZone is the IANA name, such as "Europe/Berlin", of the zone whose
 	// clocks Cron is about. "": UTC. The names must be known to the machine,
 	// or to the program by importing time/tzdata.
-	TimeZone string
+	TimeZone string `json:",omitzero"`
 	// Task is what each tick produces, ready at once: RunAt must be zero. Two
 	// headers are added, TickHeader and ScheduleHeader; Headers may not have
 	// them.
-	Task Task
+	Task Task `json:",omitzero"`
 	// Missed says what becomes of ticks that were missed.
-	Missed MissedPolicy
+	Missed MissedPolicy `json:",omitzero"`
 }
 
 // Headers of a task that a schedule has produced.
@@ -79,26 +78,30 @@ const (
 	MissedAll
 )
 
-var missedNames = [...]string{"once", "skip", "all"}
+var missedPolicies = enum[MissedPolicy]{"MissedPolicy", []string{"once", "skip", "all"}}
 
-func (p MissedPolicy) String() string {
-	if int(p) < len(missedNames) {
-		return missedNames[p]
-	}
-	return fmt.Sprintf("MissedPolicy(%d)", uint8(p))
-}
+// String returns "once", "skip" or "all".
+func (p MissedPolicy) String() string { return missedPolicies.text(p) }
+
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no
+// policy.
+func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.marshal(p) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// anything else.
+func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unmarshal(p, b) }
 
 // ScheduleInfo is a stored schedule.
 type ScheduleInfo struct {
 	Schedule
-	// Next is the next tick; zero if none comes within five years, or Err is set.
-	Next time.Time
+	// Next is the next tick; zero if none comes within five years, or LastError is set.
+	Next time.Time `json:",omitzero"`
 	// Last is the tick that produced the last task; zero if none has.
-	Last time.Time
-	// Err says why this process does not know when the schedule ticks, such as
+	Last time.Time `json:",omitzero"`
+	// LastError says why this process does not know when the schedule ticks, such as
 	// that the machine does not know its time zone. The schedule rests until a
-	// process opens the queue that does know.
-	Err error
+	// process opens the queue that does know. "": it is known.
+	LastError string `json:",omitzero"`
 }
 
 const (
@@ -348,9 +351,7 @@ func scheduleInfo(r *ScheduleInfo_) (ScheduleInfo, error) {
 		Next: msTime(r.Next),
 	}
 	if r.Err != nil {
-		if _, info.Err = cronTimes(r.Value.Cron, r.Value.TimeZone); info.Err == nil {
-			info.Err = r.Err
-		}
+		info.LastError = r.Err.Error()
 	}
 	if r.Value.Last != 0 {
 		info.Last = msTime(r.Value.Last)
@@ -364,37 +365,13 @@ func (op *schedulesOp) encode(dst []byte) (callKind, []byte) {
 
 func (op *schedulesOp) decode(r *wire.Reader) { op.after = r.String() }
 
-// sentSchedule is a ScheduleInfo whose error travels as text.
-type sentSchedule struct {
-	ScheduleInfo
-	Err string
-}
-
 func (op *schedulesOp) encodeReply(dst []byte) []byte {
-	sent := make([]sentSchedule, len(op.infos))
-	for i, info := range op.infos {
-		if info.Err != nil {
-			sent[i].Err = info.Err.Error()
-		}
-		info.Err = nil
-		sent[i].ScheduleInfo = info
-	}
-	return appendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), sent)
+	return appendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), op.infos)
 }
 
 func (op *schedulesOp) decodeReply(r *wire.Reader) {
 	op.more, op.after = r.Bool(), r.String()
-	var sent []sentSchedule
-	if readJSON(r, r.Rest(), &sent); r.Failed() {
-		return
-	}
-	for _, s := range sent {
-		info := s.ScheduleInfo
-		if s.Err != "" {
-			info.Err = errors.New(s.Err)
-		}
-		op.infos = append(op.infos, info)
-	}
+	readJSON(r, r.Rest(), &op.infos)
 }
 
 func (op *schedulesOp) again() { op.infos, op.err = nil, nil }

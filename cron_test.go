@@ -175,7 +175,7 @@ func TestScheduleProduces(t *testing.T) {
 				got := b.info("report")
 				require.Equal(t, "2000-01-02T01:00:00Z", got.Next.UTC().Format(time.RFC3339))
 				require.Equal(t, "2000-01-01T01:00:00Z", got.Last.UTC().Format(time.RFC3339))
-				require.NoError(t, got.Err)
+				require.Empty(t, got.LastError)
 				template.Headers = map[string]string{"trace": "1"}
 				require.Equal(t, Schedule{Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: template}, got.Schedule)
 			})
@@ -612,17 +612,17 @@ func TestScheduleRests(t *testing.T) {
 		plant(func(v *keys.ScheduleValue) { v.Cron = "@fullmoon" })
 		time.Sleep(3 * time.Minute)
 		got := b.info("odd")
-		require.ErrorIs(t, got.Err, ErrInvalid)
+		require.Contains(t, got.LastError, "codeq: invalid Schedule.Cron")
 		require.Zero(t, got.Next)
 		require.Empty(t, b.ticks("odd"))
 		require.Len(t, b.ticks("good"), 3)
 
 		plant(func(v *keys.ScheduleValue) { v.TimeZone = "Europe/Atlantis" })
-		require.ErrorIs(t, b.info("odd").Err, ErrInvalid)
+		require.Contains(t, b.info("odd").LastError, "codeq: invalid Schedule.TimeZone")
 		require.Zero(t, b.info("odd").Next)
 
 		plant(func(*keys.ScheduleValue) {})
-		require.NoError(t, b.info("odd").Err)
+		require.Empty(t, b.info("odd").LastError)
 		require.Equal(t, ticksUntil(start, b.wall(), time.Minute), b.ticks("odd"))
 	})
 }

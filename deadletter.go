@@ -12,9 +12,9 @@ import (
 	"codeq/internal/wire"
 )
 
-// DeadLetters says which dead letters RedriveAll and Purge are about. The zero
-// DeadLetters are all that died before the call begins, by the wall clock.
-type DeadLetters struct {
+// DeadFilter says which dead letters RedriveAllDead and PurgeDead are about. The zero
+// DeadFilter takes all that died before the call begins, by the wall clock.
+type DeadFilter struct {
 	Queue   string   // "": of all queues
 	Tenants []string // none: of all tenants; "" stands for tasks without one
 	// From and To bound the time of death: at or after From, and before To.
@@ -26,27 +26,27 @@ type DeadLetters struct {
 	Rate float64
 }
 
-// Redrive makes a dead letter ready again, behind the tasks of its lane that are, with
+// RedriveDead makes a dead letter ready again, behind the tasks of its lane that are, with
 // all its attempts before it. The error that it died of stays with it. One that holds the
 // turn of its group (Settings.HoldGroups) goes first in it; any other waits for its turn.
 //
-// Redrive returns ErrNotFound if there is no such dead letter, and a
+// RedriveDead returns ErrNotFound if there is no such dead letter, and a
 // *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
-func (q *Queue) Redrive(ctx context.Context, id ID) error {
+func (q *Queue) RedriveDead(ctx context.Context, id ID) error {
 	return q.alter(ctx, id, alterRedrive, 0)
 }
 
-// RedriveAll redrives dead letters and returns how many. Those whose
+// RedriveAllDead redrives dead letters and returns how many. Those whose
 // idempotency key has been taken by another task stay. When it returns an error,
 // such as the cause of ctx, some have been redriven.
-func (q *Queue) RedriveAll(ctx context.Context, which DeadLetters) (int, error) {
+func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (int, error) {
 	return q.eachDead(ctx, which, alterRedrive)
 }
 
-// Purge forgets dead letters, and returns how many. Tasks that wait for one of
+// PurgeDead forgets dead letters, and returns how many. Tasks that wait for one of
 // them are canceled. When it returns an error, such as the cause of ctx, some
 // have been forgotten.
-func (q *Queue) Purge(ctx context.Context, which DeadLetters) (int, error) {
+func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (int, error) {
 	return q.eachDead(ctx, which, alterPurge)
 }
 
@@ -54,12 +54,12 @@ func (q *Queue) Purge(ctx context.Context, which DeadLetters) (int, error) {
 const bulkCap = 256
 
 // eachDead does something with dead letters, as many at a time as the rate allows.
-func (q *Queue) eachDead(ctx context.Context, which DeadLetters, how alteration) (n int, err error) {
+func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how alteration) (n int, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return 0, err
 	}
 	if !(which.Rate >= 0 && which.Rate <= 1e9) {
-		return 0, &InvalidError{"DeadLetters.Rate", which.Rate, "0 to 1e9"}
+		return 0, &InvalidError{"DeadFilter.Rate", which.Rate, "0 to 1e9"}
 	}
 	if begin := q.opts.wall().Truncate(time.Millisecond).Add(time.Millisecond); which.To.IsZero() || which.To.After(begin) {
 		which.To = begin // or tasks that die again would come round without end

@@ -51,7 +51,7 @@ func TestRedrive(t *testing.T) {
 		require.Equal(t, 2, info.Attempts)
 		others := []ID{p.produce(Task{Queue: "a"}), p.produce(Task{Queue: "a"}), p.produce(Task{Queue: "a"})}
 		p.pass(time.Millisecond)
-		require.NoError(t, p.Redrive(ctx, id))
+		require.NoError(t, p.RedriveDead(ctx, id))
 		p.step()
 		info = infoOf(t, p.Queue, id)
 		require.Equal(t, Ready, info.State)
@@ -71,7 +71,7 @@ func TestRedrive(t *testing.T) {
 		}
 		p.step()
 		require.Equal(t, Dead, p.state(id))
-		require.NoError(t, p.Redrive(ctx, id)) // again
+		require.NoError(t, p.RedriveDead(ctx, id)) // again
 		p.step()
 		require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil))
 		p.step()
@@ -87,17 +87,17 @@ func TestRedriveNotDead(t *testing.T) {
 			throughSteps(t, Options{Shards: 2, Retention: Forever}, func(t *testing.T, p *process) {
 				id := in.reach(p, keyed("k"))
 				p.step()
-				require.ErrorIs(t, p.Redrive(ctx, id), ErrNotFound)
-				n, err := p.RedriveAll(ctx, DeadLetters{})
+				require.ErrorIs(t, p.RedriveDead(ctx, id), ErrNotFound)
+				n, err := p.RedriveAllDead(ctx, DeadFilter{})
 				require.NoError(t, err)
 				require.Zero(t, n)
-				n, err = p.Purge(ctx, DeadLetters{})
+				n, err = p.PurgeDead(ctx, DeadFilter{})
 				require.NoError(t, err)
 				require.Zero(t, n)
 				require.Equal(t, in.state, p.state(id))
 				require.NoError(t, p.Cancel(ctx, id))
-				require.ErrorIs(t, p.Redrive(ctx, id), ErrNotFound)
-				require.ErrorIs(t, p.Redrive(ctx, ID{}), ErrNotFound)
+				require.ErrorIs(t, p.RedriveDead(ctx, id), ErrNotFound)
+				require.ErrorIs(t, p.RedriveDead(ctx, ID{}), ErrNotFound)
 			})
 		})
 	}
@@ -114,20 +114,20 @@ func TestRedriveKey(t *testing.T) {
 		second := p.produce(task)
 		p.step()
 		var duplicate *DuplicateError
-		require.ErrorAs(t, p.Redrive(ctx, first), &duplicate)
+		require.ErrorAs(t, p.RedriveDead(ctx, first), &duplicate)
 		require.Equal(t, DuplicateError{Key: "k", ID: second}, *duplicate)
-		n, err := p.RedriveAll(ctx, DeadLetters{})
+		n, err := p.RedriveAllDead(ctx, DeadFilter{})
 		require.NoError(t, err)
 		require.Zero(t, n)
 		p.step()
 		require.Equal(t, Dead, p.state(first))
 		p.kill("a")
-		require.NoError(t, p.Redrive(ctx, first))
+		require.NoError(t, p.RedriveDead(ctx, first))
 		p.step()
 		p.taken(task, first)
-		require.ErrorIs(t, p.Redrive(ctx, second), ErrDuplicate)
+		require.ErrorIs(t, p.RedriveDead(ctx, second), ErrDuplicate)
 		p.kill("a")
-		n, err = p.RedriveAll(ctx, DeadLetters{}) // of the two, one
+		n, err = p.RedriveAllDead(ctx, DeadFilter{}) // of the two, one
 		require.NoError(t, err)
 		require.Equal(t, 1, n)
 		p.step()
@@ -147,7 +147,7 @@ func TestRedriveKeyFor(t *testing.T) {
 		id := p.produce(task)
 		p.kill("a")
 		p.step()
-		require.NoError(t, p.Redrive(ctx, id))
+		require.NoError(t, p.RedriveDead(ctx, id))
 		p.step()
 		require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil))
 		p.step()
@@ -158,7 +158,7 @@ func TestRedriveKeyFor(t *testing.T) {
 
 		id = p.produce(task)
 		p.kill("a")
-		require.NoError(t, p.Redrive(ctx, id))
+		require.NoError(t, p.RedriveDead(ctx, id))
 		p.step()
 		p.pass(2 * time.Hour)
 		p.taken(task, id)
@@ -171,7 +171,7 @@ func TestRedriveKeyFor(t *testing.T) {
 		p.kill("a")
 		p.pass(2 * time.Hour) // the key becomes free, and nobody takes it
 		p.step()
-		require.NoError(t, p.Redrive(ctx, id))
+		require.NoError(t, p.RedriveDead(ctx, id))
 		p.step()
 		p.taken(task, id)
 		p.kill("a")
@@ -189,7 +189,7 @@ func TestRedriveOfGroup(t *testing.T) {
 		next := p.produce(Task{Queue: "a", Group: "g"})
 		p.kill("a")
 		p.step()
-		require.NoError(t, p.Redrive(ctx, dead))
+		require.NoError(t, p.RedriveDead(ctx, dead))
 		p.step()
 		require.Equal(t, Blocked, p.state(dead))
 		l := p.claim("a")
@@ -198,7 +198,7 @@ func TestRedriveOfGroup(t *testing.T) {
 		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
 		p.step()
 		require.Equal(t, dead, p.kill("a"))
-		require.NoError(t, p.Redrive(ctx, dead)) // nobody else is there
+		require.NoError(t, p.RedriveDead(ctx, dead)) // nobody else is there
 		p.step()
 		require.Equal(t, Ready, p.state(dead))
 	})
@@ -219,7 +219,7 @@ func TestRedriveParent(t *testing.T) {
 		p.pass(2 * time.Hour) // it is kept, since others wait for it
 		p.step()
 		require.Equal(t, []State{Dead, Blocked, Blocked}, []State{p.state(parent), p.state(child), p.state(late)})
-		require.NoError(t, p.Redrive(ctx, parent))
+		require.NoError(t, p.RedriveDead(ctx, parent))
 		p.step()
 		require.Equal(t, Blocked, p.state(child))
 		require.NoError(t, p.Complete(ctx, p.claim("parents").Receipt, nil))
@@ -238,7 +238,7 @@ func TestPurgeParent(t *testing.T) {
 		p.check()
 		p.kill("parents")
 		p.step()
-		n, err := p.Purge(ctx, DeadLetters{})
+		n, err := p.PurgeDead(ctx, DeadFilter{})
 		require.NoError(t, err)
 		require.Equal(t, 1, n)
 		p.step()
@@ -254,7 +254,7 @@ func TestPurgeKey(t *testing.T) {
 		task.Unique.For = time.Hour
 		id := p.produce(task)
 		p.kill("a")
-		_, err := p.Purge(context.Background(), DeadLetters{})
+		_, err := p.PurgeDead(context.Background(), DeadFilter{})
 		require.NoError(t, err)
 		p.step()
 		require.Zero(t, p.state(id))
@@ -266,16 +266,16 @@ func TestPurgeKey(t *testing.T) {
 	})
 }
 
-// bulk is RedriveAll or Purge.
+// bulk is RedriveAllDead or PurgeDead.
 type bulk struct {
 	name string
-	call func(*Queue, context.Context, DeadLetters) (int, error)
+	call func(*Queue, context.Context, DeadFilter) (int, error)
 	to   State // 0: gone
 }
 
-var bulks = []bulk{{"RedriveAll", (*Queue).RedriveAll, Ready}, {"Purge", (*Queue).Purge, 0}}
+var bulks = []bulk{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDead", (*Queue).PurgeDead, 0}}
 
-// TestDeadLettersFilter: RedriveAll and Purge are about what they are asked
+// TestDeadLettersFilter: RedriveAllDead and PurgeDead are about what they are asked
 // for, and nothing else.
 func TestDeadLettersFilter(t *testing.T) {
 	for _, b := range bulks {
@@ -294,20 +294,20 @@ func TestDeadLettersFilter(t *testing.T) {
 				minute := func(n int) time.Time { return start.Add(time.Duration(n) * time.Minute) }
 				for _, tc := range []struct {
 					name  string
-					which DeadLetters
+					which DeadFilter
 					n     int
 				}{
-					{"of a queue that has none", DeadLetters{Queue: "c"}, 0},
-					{"of a queue and a tenant", DeadLetters{Queue: "a", Tenants: []string{"x"}}, 8},
-					{"of a queue and a tenant, again", DeadLetters{Queue: "a", Tenants: []string{"x"}}, 0},
-					{"of tenants", DeadLetters{Tenants: []string{"x", ""}}, 24},
-					{"of others", DeadLetters{Tenants: []string{"z"}}, 0},
-					{"of a time", DeadLetters{From: minute(1), To: minute(2)}, 4},
-					{"to a time", DeadLetters{To: minute(1)}, 4},
-					{"from a time", DeadLetters{From: minute(3)}, 4},
-					{"of the future", DeadLetters{From: minute(5), To: minute(100)}, 0},
-					{"that match", DeadLetters{Match: func(i *TaskInfo) bool { return i.Queue == "b" && string(i.Payload) == "2" }}, 2},
-					{"the rest", DeadLetters{}, 2},
+					{"of a queue that has none", DeadFilter{Queue: "c"}, 0},
+					{"of a queue and a tenant", DeadFilter{Queue: "a", Tenants: []string{"x"}}, 8},
+					{"of a queue and a tenant, again", DeadFilter{Queue: "a", Tenants: []string{"x"}}, 0},
+					{"of tenants", DeadFilter{Tenants: []string{"x", ""}}, 24},
+					{"of others", DeadFilter{Tenants: []string{"z"}}, 0},
+					{"of a time", DeadFilter{From: minute(1), To: minute(2)}, 4},
+					{"to a time", DeadFilter{To: minute(1)}, 4},
+					{"from a time", DeadFilter{From: minute(3)}, 4},
+					{"of the future", DeadFilter{From: minute(5), To: minute(100)}, 0},
+					{"that match", DeadFilter{Match: func(i *TaskInfo) bool { return i.Queue == "b" && string(i.Payload) == "2" }}, 2},
+					{"the rest", DeadFilter{}, 2},
 				} {
 					before := countsOf(t, p.Queue, "a").Dead + countsOf(t, p.Queue, "b").Dead
 					n, err := b.call(p.Queue, ctx, tc.which)
@@ -334,7 +334,7 @@ func TestDeadLettersMatch(t *testing.T) {
 		ids := p.produceDead(20, Task{Queue: "a", Payload: []byte("x"), Headers: map[string]string{"h": "v"}})
 		p.step()
 		seen := make(map[ID]bool)
-		n, err := p.RedriveAll(context.Background(), DeadLetters{Match: func(i *TaskInfo) bool {
+		n, err := p.RedriveAllDead(context.Background(), DeadFilter{Match: func(i *TaskInfo) bool {
 			require.False(t, seen[i.ID])
 			seen[i.ID] = true
 			require.Equal(t, infoOf(t, p.Queue, i.ID), i)
@@ -360,7 +360,7 @@ func TestDeadLettersOfManyGroups(t *testing.T) {
 				for range n {
 					require.NoError(t, q.DeadLetter(ctx, claimNow(t, q, "a").Receipt, nil))
 				}
-				done, err := b.call(q, ctx, DeadLetters{})
+				done, err := b.call(q, ctx, DeadFilter{})
 				require.NoError(t, err)
 				require.Equal(t, n, done)
 				require.NoError(t, q.checkMemory())
@@ -391,7 +391,7 @@ func TestDeadLettersRate(t *testing.T) {
 					done := make(chan struct{})
 					go func() {
 						defer close(done)
-						got, err := b.call(q, ctx, DeadLetters{Rate: perSecond})
+						got, err := b.call(q, ctx, DeadFilter{Rate: perSecond})
 						require.NoError(t, err)
 						require.Equal(t, n, got)
 					}()
@@ -434,7 +434,7 @@ func TestDeadLettersDieAgain(t *testing.T) {
 				require.NoError(t, p.DeadLetter(context.Background(), l.Receipt, nil))
 			}
 		}()
-		got, err := p.RedriveAll(ctx, DeadLetters{Rate: 1})
+		got, err := p.RedriveAllDead(ctx, DeadFilter{Rate: 1})
 		require.NoError(t, err)
 		require.Equal(t, n, got)
 		synctest.Wait()
@@ -459,7 +459,7 @@ func TestDeadLettersInterrupted(t *testing.T) {
 				}
 				ended := make(chan result, 1)
 				go func(q *Queue) {
-					n, err := b.call(q, ctx, DeadLetters{Rate: 10})
+					n, err := b.call(q, ctx, DeadFilter{Rate: 10})
 					ended <- result{n, err}
 				}(p.Queue)
 				p.pass(3 * time.Second)
@@ -476,7 +476,7 @@ func TestDeadLettersInterrupted(t *testing.T) {
 				}
 				require.InDelta(t, 31, first.n, 2)
 				require.EqualValues(t, n-first.n, countsOf(t, p.Queue, "a").Dead)
-				rest, err := b.call(p.Queue, context.Background(), DeadLetters{})
+				rest, err := b.call(p.Queue, context.Background(), DeadFilter{})
 				require.NoError(t, err)
 				require.Equal(t, n-first.n, rest)
 			})
@@ -495,7 +495,7 @@ func TestDeadLettersDeadline(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), 3500*time.Millisecond)
 			defer cancel()
-			n, err := b.call(q, ctx, DeadLetters{Rate: 1})
+			n, err := b.call(q, ctx, DeadFilter{Rate: 1})
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.Equal(t, 4, n)
 			require.EqualValues(t, 6, countsOf(t, q, "a").Dead)
@@ -511,7 +511,10 @@ func TestDeadLettersTwice(t *testing.T) {
 		done := 0
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			for range 2 {
-				op := &bulkOp{newCompletion(), Bulk{ids: ids, how: alterRedrive}}
+				op := &bulkOp{newCompletion(), Bulk{how: alterRedrive}}
+				for _, id := range ids {
+					op.ids = append(op.ids, id)
+				}
 				op.resolve(s)
 				done += op.n
 			}
@@ -527,17 +530,17 @@ func TestDeadLettersRefused(t *testing.T) {
 	q := openLimited(t)
 	for _, b := range bulks {
 		for _, r := range []float64{-1, 1e9 + 1, math.Inf(1)} {
-			q.refused("DeadLetters.Rate", r, "0 to 1e9", func() error {
-				n, err := b.call(q.Queue, context.Background(), DeadLetters{Rate: r})
+			q.refused("DeadFilter.Rate", r, "0 to 1e9", func() error {
+				n, err := b.call(q.Queue, context.Background(), DeadFilter{Rate: r})
 				require.Zero(t, n)
 				return err
 			})
 		}
-		_, err := b.call(q.Queue, context.Background(), DeadLetters{Rate: math.NaN()})
+		_, err := b.call(q.Queue, context.Background(), DeadFilter{Rate: math.NaN()})
 		require.ErrorIs(t, err, ErrInvalid)
 		ended, end := context.WithCancelCause(context.Background())
 		end(errBubbleOver)
-		_, err = b.call(q.Queue, ended, DeadLetters{})
+		_, err = b.call(q.Queue, ended, DeadFilter{})
 		require.ErrorIs(t, err, errBubbleOver)
 	}
 }
@@ -553,17 +556,17 @@ func TestDeadRetention(t *testing.T) {
 		other := p.produceDead(1, Task{Queue: "b"})
 		p.step()
 		p.pass(4 * time.Hour)
-		require.NoError(t, p.Redrive(ctx, after[0]))
+		require.NoError(t, p.RedriveDead(ctx, after[0]))
 		p.step()
 		require.Equal(t, after[0], p.kill("a")) // its time begins anew
-		require.NoError(t, p.Redrive(ctx, after[1]))
+		require.NoError(t, p.RedriveDead(ctx, after[1]))
 		p.pass(4*time.Hour - time.Millisecond)
 		p.step()
 		require.Equal(t, Dead, p.state(after[2]))
 		p.pass(time.Hour + time.Millisecond)
 		p.step()
 		require.Zero(t, p.state(after[2]))
-		require.ErrorIs(t, p.Redrive(ctx, after[2]), ErrNotFound)
+		require.ErrorIs(t, p.RedriveDead(ctx, after[2]), ErrNotFound)
 		require.Equal(t, Dead, p.state(after[0]))
 		require.Equal(t, Ready, p.state(after[1]))
 		p.pass(4 * time.Hour)

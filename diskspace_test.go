@@ -212,9 +212,9 @@ func TestDiskLevels(t *testing.T) {
 					return err
 				}
 			}},
-			{"Redrive", roomLow, func() func() error {
+			{"RedriveDead", roomLow, func() func() error {
 				id := dead("dead")
-				return func() error { return q.Redrive(ctx, id) }
+				return func() error { return q.RedriveDead(ctx, id) }
 			}},
 			{"SetPriority", roomLow, func() func() error {
 				id := waits(Task{Queue: "b"})
@@ -270,18 +270,18 @@ func TestDiskLevels(t *testing.T) {
 			{"ReleaseKey, of a task that goes on", roomScarce, func() func() error {
 				t := Task{Queue: "keys", Unique: Unique{Key: "k"}}
 				_, _ = q.Produce(ctx, t) // it may be there from the last time
-				return func() error { return q.ReleaseKey(ctx, t) }
+				return func() error { return q.ReleaseKey(ctx, t.uniqueKey()) }
 			}},
 			{"ReleaseKey", roomNone, func() func() error {
 				task := Task{Queue: "keys of ended tasks", Unique: Unique{Key: "k", For: time.Hour}}
 				if _, err := q.Produce(ctx, task); err == nil { // else it is there from the last time
 					complete(t, q, claimNow(t, q, task.Queue))
 				}
-				return func() error { return q.ReleaseKey(ctx, task) }
+				return func() error { return q.ReleaseKey(ctx, task.uniqueKey()) }
 			}},
-			{"Purge", roomNone, func() func() error {
+			{"PurgeDead", roomNone, func() func() error {
 				dead("dead to purge")
-				return func() error { _, err := q.Purge(ctx, DeadLetters{Queue: "dead to purge leased"}); return err }
+				return func() error { _, err := q.PurgeDead(ctx, DeadFilter{Queue: "dead to purge leased"}); return err }
 			}},
 			{"Stats", roomEmpty, func() func() error {
 				return func() error { _, err := q.Stats(ctx); return err }
@@ -560,7 +560,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, end, o.State)
 				require.ErrorIs(t, q.Cancel(ctx, parent), ErrDiskFull)
-				n, err := q.Purge(ctx, DeadLetters{})
+				n, err := q.PurgeDead(ctx, DeadFilter{})
 				if end == Dead {
 					require.ErrorIs(t, err, ErrDiskFull)
 				}

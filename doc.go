@@ -48,6 +48,14 @@
 // shards, tasks that are bound to each other lie in one, and what concerns
 // another shard reaches it exactly once.
 //
+// # JSON
+//
+// Task, Lease, TaskInfo, Outcome, Event, Schedule and ScheduleInfo become JSON that is read back
+// as they were. The names are those of the fields, and zero fields are left out. States and
+// other kinds, IDs and receipts are texts. A payload or a result is in base64, as
+// encoding/json writes bytes; a time is as in RFC 3339, in the zone that it has; a duration is
+// a number of nanoseconds, and Forever is -1.
+//
 // # Several nodes
 //
 // With Options.Cluster, three or five processes hold the same tasks, and every

@@ -112,7 +112,7 @@ func eventsOf(events []XEvent) []Event {
 	for i := range events {
 		e := &events[i]
 		all[i] = Event{
-			Kind: EventKind(e.Kind), ID: e.ID, Queue: e.Queue, Tenant: e.Tenant, Attempt: int(e.Attempt), Time: e.Time, Err: e.Err,
+			Kind: EventKind(e.Kind), ID: e.ID, Queue: e.Queue, Tenant: e.Tenant, Attempt: int(e.Attempt), Time: e.Time, LastError: e.LastError,
 		}
 	}
 	return all

@@ -205,7 +205,7 @@ func TestStatsOverExpiry(t *testing.T) {
 				}
 				require.Equal(f, Counts{Done: 10, Canceled: 10, Dead: 10}, f.counts("a"))
 				f.cancel(dead[0]) // leaves its bucket for another
-				require.NoError(f, f.q.Redrive(ctx, dead[1]))
+				require.NoError(f, f.q.RedriveDead(ctx, dead[1]))
 				f.check()
 				want := Counts{Ready: 1, Done: 10, Canceled: 11, Dead: 8}
 				require.Equal(f, want, f.counts("a"))
@@ -262,7 +262,7 @@ func TestUnknownAfterExpiry(t *testing.T) {
 		f.die("a")
 		time.Sleep(2 * time.Minute)
 		f.check()
-		require.ErrorIs(f, f.q.Redrive(ctx, id), ErrNotFound)
+		require.ErrorIs(f, f.q.RedriveDead(ctx, id), ErrNotFound)
 		require.ErrorIs(f, f.q.Cancel(ctx, id), ErrNotFound)
 		_, err := f.q.Await(ctx, id)
 		require.ErrorIs(f, err, ErrNotFound)

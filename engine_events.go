@@ -16,12 +16,12 @@ func (s *state) emit(kind XEventKind, l *lane, id keys.ID, attempt uint32, cause
 
 func (s *state) collect(kind XEventKind, l *lane, id keys.ID, attempt uint32, cause string) {
 	s.effects.events = append(s.effects.events, XEvent{
-		Kind:    kind,
-		ID:      id,
-		Queue:   l.queue.name,
-		Tenant:  l.tenant,
-		Attempt: attempt,
-		Time:    time.UnixMilli(int64(s.wall)),
-		Err:     strings.Clone(cause), // may be the first bytes of something long
+		Kind:      kind,
+		ID:        id,
+		Queue:     l.queue.name,
+		Tenant:    l.tenant,
+		Attempt:   attempt,
+		Time:      time.UnixMilli(int64(s.wall)),
+		LastError: strings.Clone(cause), // may be the first bytes of something long
 	})
 }

@@ -391,7 +391,7 @@ func (s *state) bury(ls *lease, rec *record.Record) {
 	if rec.Child && until != neverExpires {
 		s.leave(ls.id, until)
 	}
-	s.end(ls.lane.queue, ls.id, &ties, XOutcome{State: XDead, Error: rec.Error, Attempts: int(rec.Attempts)})
+	s.end(ls.lane.queue, ls.id, &ties, XOutcome{State: XDead, LastError: rec.Error, Attempts: int(rec.Attempts)})
 }
 
 // expire takes back a task whose lease has run out: the attempt counts. The task keeps
@@ -460,7 +460,7 @@ func (s *state) cancel(at *located) {
 	if gone {
 		ties.Group = 0
 	}
-	s.end(at.lane.queue, at.id, &ties, XOutcome{State: XCanceled, Error: at.rec.Error, Attempts: int(at.rec.Attempts)})
+	s.end(at.lane.queue, at.id, &ties, XOutcome{State: XCanceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
 }
 
 // withdraw takes a task that no worker has out of the place in which it lies.

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"fmt"
 	"time"
 
 	"codeq/internal/keys"
@@ -33,12 +34,15 @@ type XReceipt struct {
 	Token uint64 // larger with every lease of the task
 }
 
+// String returns the text form, ID.token.
+func (r XReceipt) String() string { return fmt.Sprintf("%s.%016x", keys.FormatID(r.ID), r.Token) }
+
 // XOutcome is how a task has ended.
 type XOutcome struct {
-	State    XTaskState // Done, Dead or Canceled
-	Result   []byte     // of a completed task
-	Error    string     // what the last failed attempt left behind; none if the task was completed
-	Attempts int
+	State     XTaskState // Done, Dead or Canceled
+	Result    []byte     // of a completed task
+	LastError string     // what the last failed attempt left behind; none if the task was completed
+	Attempts  int
 }
 
 // XEnding is the end of a task.
@@ -90,13 +94,13 @@ const (
 
 // XEvent is one change of a task's state.
 type XEvent struct {
-	Kind    XEventKind
-	ID      keys.ID
-	Queue   string
-	Tenant  string
-	Attempt uint32
-	Time    time.Time
-	Err     string
+	Kind      XEventKind
+	ID        keys.ID
+	Queue     string
+	Tenant    string
+	Attempt   uint32
+	Time      time.Time
+	LastError string
 }
 
 // XDuplicate says that an idempotency key is taken.

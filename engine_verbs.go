@@ -159,7 +159,7 @@ func (s *state) outcome(id keys.ID) (*XOutcome, Verdict, error) {
 	case XDone:
 		return &XOutcome{State: XDone, Result: at.ended.Result, Attempts: int(at.rec.Attempts)}, Decided, nil
 	case XDead, XCanceled:
-		return &XOutcome{State: at.state, Result: at.ended.Result, Error: at.rec.Error, Attempts: int(at.rec.Attempts)}, Decided, nil
+		return &XOutcome{State: at.state, Result: at.ended.Result, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}, Decided, nil
 	}
 	return nil, Decided, nil
 }

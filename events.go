@@ -11,20 +11,20 @@ import (
 
 // Event is one change of a task's state. It has been stored when it is seen.
 type Event struct {
-	Kind   EventKind
-	ID     ID
-	Queue  string
-	Tenant string
+	Kind   EventKind `json:",omitzero"`
+	ID     ID        `json:",omitzero"`
+	Queue  string    `json:",omitzero"`
+	Tenant string    `json:",omitzero"`
 	// Attempt counts the attempts of the task as they stand after the change,
 	// as TaskInfo.Attempts does: of EventClaimed the one that begins is included,
 	// of EventReleased the one given back is not.
-	Attempt int
+	Attempt int `json:",omitzero"`
 	// Time is the wall clock of the commit, to the millisecond. Changes that
 	// were committed together have the same.
-	Time time.Time
-	// Err is the task's last error as of EventRetried and EventDeadLettered, the
-	// one that Lease.LastError shows. Otherwise it is empty.
-	Err string
+	Time time.Time `json:",omitzero"`
+	// LastError is what the attempt left behind, of EventRetried and EventDeadLettered: what
+	// Lease.LastError shows afterwards. Otherwise it is empty.
+	LastError string `json:",omitzero"`
 }
 
 // EventKind is what has happened to a task.
@@ -45,28 +45,22 @@ const (
 	endOfKinds
 )
 
-var eventNames = [...]string{"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired"}
+var eventKinds = enum[EventKind]{"EventKind", []string{
+	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired",
+}}
 
 // String returns the kind in lower case; that of EventDeadLettered is "dead".
-func (k EventKind) String() string {
-	if k.valid() {
-		return eventNames[k]
-	}
-	return fmt.Sprintf("EventKind(%d)", uint8(k))
-}
+func (k EventKind) String() string { return eventKinds.text(k) }
 
-// MarshalText returns the same as String, and an error for what is no kind.
-func (k EventKind) MarshalText() ([]byte, error) {
-	if !k.valid() {
-		return nil, &InvalidError{"EventKind", uint8(k), kindLimit}
-	}
-	return []byte(eventNames[k]), nil
-}
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no kind.
+func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.marshal(k) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// anything else.
+func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.unmarshal(k, b) }
 
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, EventDeadLettered, " +
 	"EventCanceled, EventExpired"
-
-func (k EventKind) valid() bool { return k > 0 && k < endOfKinds }
 
 func (k EventKind) set() XKindSet { return 1 << k }
 
@@ -80,8 +74,8 @@ type SubscribeOptions struct {
 	// Kinds of events that are of interest. Default: all.
 	Kinds []EventKind
 	// Buffer is how many events are held until they are read; then each new
-	// one drops the oldest. An event takes about a hundred bytes and Err, which
-	// is at most 8 KiB. Up to 1,048,576. Default: 1024.
+	// one drops the oldest. An event takes about a hundred bytes and LastError,
+	// which is at most 8 KiB. Up to 1,048,576. Default: 1024.
 	Buffer int
 }
 
@@ -126,7 +120,7 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
 		sub.kinds = 0
 	}
 	for _, k := range opts.Kinds {
-		if !k.valid() {
+		if !eventKinds.valid(k) {
 			return nil, &InvalidError{"SubscribeOptions.Kinds", k, kindLimit}
 		}
 		sub.kinds |= k.set()
@@ -220,12 +214,12 @@ func (sub *Subscription) take() (e Event, ok bool, news <-chan struct{}) {
 	return Event{}, false, sub.news
 }
 
-// All yields events as Next returns them, until Next returns an error.
-func (sub *Subscription) All(ctx context.Context) iter.Seq[Event] {
-	return func(yield func(Event) bool) {
+// All yields what Next returns, and ends after the first error: that of ctx, or ErrClosed.
+func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
 		for {
 			e, err := sub.Next(ctx)
-			if err != nil || !yield(e) {
+			if !yield(e, err) || err != nil {
 				return
 			}
 		}

@@ -37,7 +37,7 @@ func buffered(sub *Subscription) (events []Event) {
 // brief is a line for each event that is buffered: kind, attempt, error.
 func brief(sub *Subscription) (lines []string) {
 	for _, e := range buffered(sub) {
-		lines = append(lines, strings.TrimSpace(fmt.Sprint(e.Kind, " ", e.Attempt, " ", e.Err)))
+		lines = append(lines, strings.TrimSpace(fmt.Sprint(e.Kind, " ", e.Attempt, " ", e.LastError)))
 	}
 	return lines
 }
@@ -128,7 +128,7 @@ func TestEventFields(t *testing.T) {
 		require.Equal(t, []Event{
 			{Kind: EventProduced, ID: id, Queue: "a", Tenant: "t"},
 			{Kind: EventClaimed, ID: id, Queue: "a", Tenant: "t", Attempt: 1},
-			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, Err: clip(long.Error())},
+			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: clip(long.Error())},
 		}, events)
 	})
 }
@@ -343,9 +343,12 @@ func TestSubscriptionCloses(t *testing.T) {
 				var reader sync.WaitGroup
 				if i > 0 { // the first is never read
 					reader.Go(func() {
-						for e := range sub.All(context.Background()) {
-							if e.Queue != "a" || !e.Kind.valid() {
-								t.Errorf("%+v", e)
+						for e, err := range sub.All(context.Background()) {
+							if errors.Is(err, ErrClosed) {
+								break
+							}
+							if err != nil || e.Queue != "a" || !eventKinds.valid(e.Kind) {
+								t.Errorf("%+v, %v", e, err)
 							}
 						}
 					})
@@ -436,10 +439,12 @@ func TestEventsEndWithClose(t *testing.T) {
 		require.NoError(t, q.Close())
 		require.ErrorIs(t, <-ended, ErrClosed)
 		var kinds []EventKind
-		for e := range full.All(ctx) {
-			kinds = append(kinds, e.Kind)
+		var errs []error
+		for e, err := range full.All(ctx) {
+			kinds, errs = append(kinds, e.Kind), append(errs, err)
 		}
-		require.Equal(t, []EventKind{EventProduced, EventProduced}, kinds)
+		require.Equal(t, []EventKind{EventProduced, EventProduced, 0}, kinds)
+		require.Equal(t, []error{nil, nil, ErrClosed}, errs)
 		_, err = full.Next(ctx)
 		require.ErrorIs(t, err, ErrClosed)
 		left.Close()

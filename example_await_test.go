@@ -34,7 +34,7 @@ func ExampleQueue_Await() {
 		if outcome.State == codeq.Done {
 			fmt.Printf("%s squared is %s\n", n, outcome.Result)
 		} else {
-			fmt.Printf("%s is %s: %s\n", n, outcome.State, outcome.Error)
+			fmt.Printf("%s is %s: %s\n", n, outcome.State, outcome.LastError)
 		}
 	}
 	stop()

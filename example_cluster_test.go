@@ -173,7 +173,7 @@ func ExampleQueue_ClusterStatus() {
 	}
 	for _, shard := range st.Shards {
 		for _, r := range shard.Replicas {
-			if r.Err != "" || !r.Voter {
+			if r.LastError != "" || !r.Voter {
 				fmt.Println("shard", shard.Shard, "lacks", r.Node)
 			}
 		}

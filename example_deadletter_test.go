@@ -22,18 +22,18 @@ func bury(q *codeq.Queue, cause string, addresses ...string) (ids []codeq.ID) {
 }
 
 // A dead letter whose cause is mended gets all its attempts again.
-func ExampleQueue_Redrive() {
+func ExampleQueue_RedriveDead() {
 	q, done := open()
 	defer done()
 	ids := bury(q, "no such mailbox", "anna@example.com")
 
-	check(q.Redrive(ctx, ids[0]))
+	check(q.RedriveDead(ctx, ids[0]))
 
 	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
 	check(err)
 	fmt.Printf("%s: attempt %d, died of %q\n", lease.Payload, lease.Attempt, lease.LastError)
 
-	err = q.Redrive(ctx, ids[0])
+	err = q.RedriveDead(ctx, ids[0])
 	fmt.Println("no dead letter any more:", errors.Is(err, codeq.ErrNotFound))
 	// Output:
 	// anna@example.com: attempt 1, died of "no such mailbox"
@@ -42,13 +42,13 @@ func ExampleQueue_Redrive() {
 
 // After an outage, what died of it is tried again, at a rate that the server
 // can bear. What died of something else stays.
-func ExampleQueue_RedriveAll() {
+func ExampleQueue_RedriveAllDead() {
 	q, done := open()
 	defer done()
 	bury(q, "connection refused", "anna@example.com", "bert@example.com")
 	bury(q, "no such mailbox", "nobody@example.com")
 
-	n, err := q.RedriveAll(ctx, codeq.DeadLetters{
+	n, err := q.RedriveAllDead(ctx, codeq.DeadFilter{
 		Queue: "mail",
 		Match: func(t *codeq.TaskInfo) bool { return strings.Contains(t.LastError, "refused") },
 		Rate:  100, // a second
@@ -65,12 +65,12 @@ func ExampleQueue_RedriveAll() {
 }
 
 // Dead letters that nobody is going to look at are forgotten.
-func ExampleQueue_Purge() {
+func ExampleQueue_PurgeDead() {
 	q, done := open()
 	defer done()
 	bury(q, "no such mailbox", "anna@example.com", "bert@example.com")
 
-	n, err := q.Purge(ctx, codeq.DeadLetters{Queue: "mail"})
+	n, err := q.PurgeDead(ctx, codeq.DeadFilter{Queue: "mail"})
 	check(err)
 	fmt.Println("forgotten:", n)
 

@@ -27,7 +27,7 @@ func ExampleQueue_Subscribe() {
 	for range 3 {
 		e, err := sub.Next(ctx)
 		check(err)
-		fmt.Printf("%s %s, attempt %d %q\n", e.Kind, e.Tenant, e.Attempt, e.Err)
+		fmt.Printf("%s %s, attempt %d %q\n", e.Kind, e.Tenant, e.Attempt, e.LastError)
 	}
 	// Output:
 	// produced gopher, attempt 0 ""
@@ -53,8 +53,9 @@ func ExampleSubscription_All() {
 
 	short, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	for e := range sub.All(short) {
-		fmt.Println(e.Queue, e.Err)
+	for e, err := range sub.All(short) {
+		check(err)
+		fmt.Println(e.Queue, e.LastError)
 		break
 	}
 	fmt.Println("lost:", sub.Lost())

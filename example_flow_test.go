@@ -119,7 +119,7 @@ func ExampleOnDead() {
 	invoice := claim("invoice")
 	fmt.Println("invoice is claimed, attempt", invoice.Attempt)
 
-	check(q.Redrive(ctx, charge.ID))
+	check(q.RedriveDead(ctx, charge.ID))
 	check(q.Complete(ctx, claim("charge").Receipt, nil))
 	fmt.Println("ship is claimed, attempt", claim("ship").Attempt)
 	// Output:

@@ -59,7 +59,7 @@ func ExampleSettings_holdGroups() {
 	_, err = q.Claim(ctx, ledger)
 	fmt.Println("anna has to wait:", errors.Is(err, codeq.ErrEmpty))
 
-	check(q.Redrive(ctx, deposit.ID))
+	check(q.RedriveDead(ctx, deposit.ID))
 	for range 2 {
 		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"ledger"}})
 		check(err)

@@ -151,7 +151,7 @@ func ExampleResultAs() {
 }
 
 // What a handler logs says which task it is about.
-func ExampleLogger() {
+func ExampleLoggerFrom() {
 	dir, err := os.MkdirTemp("", "codeq-example-")
 	check(err)
 	defer os.RemoveAll(dir)
@@ -181,7 +181,7 @@ func ExampleLogger() {
 
 // send is given the context only, as what a handler calls mostly is.
 func send(ctx context.Context, to string) error {
-	codeq.Logger(ctx).Info("sent", "to", to)
+	codeq.LoggerFrom(ctx).Info("sent", "to", to)
 	return nil
 }
 

@@ -94,11 +94,7 @@ func ExampleQueue_ReleaseKey() {
 	_, err = q.Produce(ctx, invoice)
 	fmt.Println("again:", errors.Is(err, codeq.ErrDuplicate))
 
-	check(q.ReleaseKey(ctx, codeq.Task{
-		Queue:  "invoice",
-		Tenant: "gopher",
-		Unique: codeq.Unique{Key: "2024-10"},
-	}))
+	check(q.ReleaseKey(ctx, codeq.UniqueKey{Queue: "invoice", Tenant: "gopher", Key: "2024-10"}))
 	_, err = q.Produce(ctx, invoice)
 	fmt.Println("after the release:", err)
 	// Output:

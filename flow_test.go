@@ -148,12 +148,12 @@ func TestAfterExistingTask(t *testing.T) {
 	completeIt := func(f *flowTest, queue string, _ ID) { f.complete(queue) }
 	cancelIt := func(f *flowTest, _ string, id ID) { f.cancel(id) }
 	purgeIt := func(f *flowTest, queue string, _ ID) {
-		n, err := f.q.Purge(ctx, DeadLetters{Queue: queue})
+		n, err := f.q.PurgeDead(ctx, DeadFilter{Queue: queue})
 		require.NoError(f, err)
 		require.Equal(f, 1, n)
 	}
 	redriveIt := func(f *flowTest, queue string, id ID) {
-		require.NoError(f, f.q.Redrive(ctx, id))
+		require.NoError(f, f.q.RedriveDead(ctx, id))
 		f.complete(queue)
 	}
 	for _, l := range flowLayouts {
@@ -414,12 +414,12 @@ func TestOnDead(t *testing.T) {
 				f.requireState(Ready, children[RunOnDead])
 				f.reopen()
 				for range 2 { // it dies again
-					require.NoError(f, f.q.Redrive(ctx, parent))
+					require.NoError(f, f.q.RedriveDead(ctx, parent))
 					f.check()
 					f.requireState(Blocked, children[HoldOnDead])
 					f.die("parent")
 				}
-				n, err := f.q.RedriveAll(ctx, DeadLetters{Queue: "parent"})
+				n, err := f.q.RedriveAllDead(ctx, DeadFilter{Queue: "parent"})
 				require.NoError(f, err)
 				require.Equal(f, 1, n)
 				f.complete("parent")
@@ -451,7 +451,7 @@ func TestOnDeadOfSeveralParents(t *testing.T) {
 			f.requireState(Ready, run)
 			f.cancel(parents[1])
 			f.requireState(Canceled, hold)
-			require.NoError(f, f.q.Redrive(context.Background(), parents[2]))
+			require.NoError(f, f.q.RedriveDead(context.Background(), parents[2]))
 			f.complete("2")
 			f.requireState(Canceled, hold, stop)
 		})
@@ -486,7 +486,7 @@ func TestDeadParentIsKept(t *testing.T) {
 				f.requireState(Blocked, child1, child2)
 				f.reopen()
 				for _, id := range []ID{before, after} {
-					require.NoError(f, f.q.Redrive(ctx, id))
+					require.NoError(f, f.q.RedriveDead(ctx, id))
 				}
 				f.complete("before")
 				f.complete("after")

@@ -346,7 +346,7 @@ func finishGolden(t *testing.T, disk *vfs.MemFS) {
 			break
 		}
 		for _, queue := range queues {
-			_, err := q.RedriveAll(ctx, DeadLetters{Queue: queue})
+			_, err := q.RedriveAllDead(ctx, DeadFilter{Queue: queue})
 			require.NoError(t, err)
 		}
 	}

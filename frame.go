@@ -179,12 +179,12 @@ func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
 
 var silence = slog.New(slog.DiscardHandler)
 
-// Logger returns Options.Logger with attributes of the task whose handler was
+// LoggerFrom returns Options.Logger with attributes of the task whose handler was
 // given ctx, or a context derived from it: "task" (its ID), "queue", "attempt",
 // and "tenant" if it has one. It is made when it is first asked for. Outside of
-// a handler Logger returns a logger that is silent. It is safe for concurrent
+// a handler LoggerFrom returns a logger that is silent. It is safe for concurrent
 // use, and of use after the handler has returned.
-func Logger(ctx context.Context) *slog.Logger {
+func LoggerFrom(ctx context.Context) *slog.Logger {
 	f := frameOf(ctx)
 	if f == nil {
 		return silence

@@ -66,8 +66,8 @@ func FuzzSettings(f *testing.F) {
 		if err != nil {
 			return
 		}
-		require.NoError(t, c.settings.check())
-		require.Positive(t, c.settings.burst())
+		require.NoError(t, c.settings.Check())
+		require.Positive(t, burstOf(c.settings))
 		value, err := json.Marshal(c.settings)
 		require.NoError(t, err)
 		again, err := parseSettings(keys.SettingsValue{Version: c.version, JSON: value}.Append(nil))

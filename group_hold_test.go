@@ -39,14 +39,14 @@ func TestGroupHeld(t *testing.T) {
 		first string // of those that are worked on then
 		end   func(p *process, id ID)
 	}{
-		"redriven":         {"1", func(p *process, id ID) { require.NoError(p.t, p.Redrive(ctx, id)) }},
-		"all are redriven": {"1", func(p *process, _ ID) { p.eachDead(p.RedriveAll, DeadLetters{}) }},
+		"redriven":         {"1", func(p *process, id ID) { require.NoError(p.t, p.RedriveDead(ctx, id)) }},
+		"all are redriven": {"1", func(p *process, _ ID) { p.eachDead(p.RedriveAllDead, DeadFilter{}) }},
 		"some are redriven, at a rate": {"1", func(p *process, id ID) {
-			p.eachDead(p.RedriveAll, DeadLetters{
+			p.eachDead(p.RedriveAllDead, DeadFilter{
 				Queue: "a", Tenants: []string{""}, Rate: 2, Match: func(t *TaskInfo) bool { return t.ID == id },
 			})
 		}},
-		"purged":   {"2", func(p *process, _ ID) { p.eachDead(p.Purge, DeadLetters{}) }},
+		"purged":   {"2", func(p *process, _ ID) { p.eachDead(p.PurgeDead, DeadFilter{}) }},
 		"canceled": {"2", func(p *process, id ID) { require.NoError(p.t, p.Cancel(ctx, id)) }},
 	}
 	for death, die := range deaths {
@@ -80,7 +80,7 @@ func TestGroupHeld(t *testing.T) {
 }
 
 // eachDead does something with one dead letter.
-func (p *process) eachDead(how func(context.Context, DeadLetters) (int, error), which DeadLetters) {
+func (p *process) eachDead(how func(context.Context, DeadFilter) (int, error), which DeadFilter) {
 	p.t.Helper()
 	time.Sleep(time.Millisecond) // those of this millisecond may be left out
 	n, err := how(context.Background(), which)
@@ -106,12 +106,12 @@ func TestGroupHeldAlone(t *testing.T) {
 		require.Equal(t, free, p.kill("a"))
 		p.step()
 
-		require.NoError(t, p.Redrive(ctx, first))
+		require.NoError(t, p.RedriveDead(ctx, first))
 		p.step()
 		require.Equal(t, first, p.kill("a"))
 		p.step()
 		require.Equal(t, []State{Dead, Blocked}, []State{p.state(first), p.state(next)})
-		require.NoError(t, p.Redrive(ctx, first))
+		require.NoError(t, p.RedriveDead(ctx, first))
 		p.step()
 		require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil))
 		p.step()
@@ -134,7 +134,7 @@ func TestGroupHeldRetention(t *testing.T) {
 		require.Equal(t, []State{Dead, 0, Blocked}, []State{p.state(held), p.state(free), p.state(next)})
 
 		configure(t, p.Queue, "a", func(s *Settings) { s.HoldGroups = false })
-		require.NoError(t, p.Redrive(ctx, held))
+		require.NoError(t, p.RedriveDead(ctx, held))
 		p.step()
 		require.Equal(t, held, p.kill("a"))
 		p.step()
@@ -182,7 +182,7 @@ func TestGroupHeldParent(t *testing.T) {
 		next := p.produce(Task{Queue: "a", Group: "g"})
 		child := p.produce(Task{Queue: "b", After: []ID{held}})
 		p.step()
-		p.eachDead(p.Purge, DeadLetters{})
+		p.eachDead(p.PurgeDead, DeadFilter{})
 		p.step()
 		require.Equal(t, []State{0, Ready, Canceled}, []State{p.state(held), p.state(next), p.state(child)})
 	})
@@ -198,10 +198,10 @@ func TestGroupHeldKey(t *testing.T) {
 		p.step()
 		next := p.produce(task)
 		p.step()
-		require.ErrorIs(t, p.Redrive(context.Background(), held), ErrDuplicate)
+		require.ErrorIs(t, p.RedriveDead(context.Background(), held), ErrDuplicate)
 		p.step()
 		require.Equal(t, []State{Dead, Blocked}, []State{p.state(held), p.state(next)})
-		p.eachDead(p.Purge, DeadLetters{})
+		p.eachDead(p.PurgeDead, DeadFilter{})
 		p.step()
 		require.Equal(t, next, p.claim("a").ID)
 	})
@@ -226,14 +226,14 @@ func TestGroupHeldCrash(t *testing.T) {
 			requireSettled(t, q)
 			switch i {
 			case 0:
-				require.NoError(t, q.Redrive(ctx, id))
+				require.NoError(t, q.RedriveDead(ctx, id))
 				requireSettled(t, q)
 				complete(t, q, claimNow(t, q, "a"))
 			case 1:
 				require.NoError(t, q.Cancel(ctx, id))
 			default:
 				time.Sleep(time.Millisecond)
-				n, err := q.Purge(ctx, DeadLetters{})
+				n, err := q.PurgeDead(ctx, DeadFilter{})
 				require.NoError(t, err)
 				require.Equal(t, 1, n)
 			}
@@ -245,7 +245,7 @@ func TestGroupHeldCrash(t *testing.T) {
 			q := openForRun(t, opts)
 			requireSettled(t, q)
 			time.Sleep(time.Hour) // leases expire
-			_, err := q.RedriveAll(ctx, DeadLetters{})
+			_, err := q.RedriveAllDead(ctx, DeadFilter{})
 			require.NoError(t, err)
 			requireSettled(t, q)
 			counts, err := q.Stats(ctx)
@@ -299,7 +299,7 @@ func TestGroupHeldRepair(t *testing.T) {
 		} else {
 			require.Nil(t, claimNow(t, q, "a"))
 		}
-		require.NoError(t, q.Redrive(t.Context(), ids[0]))
+		require.NoError(t, q.RedriveDead(t.Context(), ids[0]))
 		for _, name := range order {
 			l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
 			require.NoError(t, err)

@@ -259,7 +259,7 @@ func TestGroupRedriven(t *testing.T) {
 		require.NoError(t, q.DeadLetter(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		l := claimNow(t, q, "a")
 		require.Equal(t, ids[1], l.ID)
-		require.NoError(t, q.Redrive(t.Context(), ids[0]))
+		require.NoError(t, q.RedriveDead(t.Context(), ids[0]))
 		requireSettled(t, q)
 		require.Equal(t, Blocked, stateOf(t, q, ids[0]))
 		complete(t, q, l)

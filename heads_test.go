@@ -215,7 +215,7 @@ func TestBatchOverManyQueuesKeepsItsTokens(t *testing.T) {
 // where a task that comes first is in another shard.
 func TestBatchOverQueues(t *testing.T) {
 	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
-		batch := func(q *Queue, weights []int, n int, queues ...string) (got string) {
+		batch := func(q *Queue, weights map[string]int, n int, queues ...string) (got string) {
 			leases, err := q.ClaimBatch(t.Context(), ClaimRequest{Queues: queues, Weights: weights, Max: n, NoWait: true})
 			require.NoError(t, err)
 			for _, l := range leases {
@@ -232,10 +232,10 @@ func TestBatchOverQueues(t *testing.T) {
 		for range 2 {
 			produce(t, one, Task{Queue: "a"}, Task{Queue: "b"}, Task{Queue: "c"})
 		}
-		got := []byte(batch(one, []int{1, 1, 1}, 5, "a", "b", "c"))
+		got := []byte(batch(one, map[string]int{"a": 1}, 5, "a", "b", "c"))
 		slices.Sort(got)
 		require.Len(t, slices.Compact(slices.Clone(got)), 3, string(got))
-		require.Len(t, batch(one, []int{1, 1, 1}, 5, "a", "b", "c"), 1)
+		require.Len(t, batch(one, map[string]int{"a": 1}, 5, "a", "b", "c"), 1)
 
 		produce(t, one, Task{Queue: "a"}, Task{Queue: "c"})
 		produce(t, q.startingAt(1), Task{Queue: "b"})

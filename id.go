@@ -3,7 +3,6 @@ package codeq
 import (
 	"encoding/binary"
 	"encoding/hex"
-	"fmt"
 	"time"
 
 	"codeq/internal/keys"
@@ -70,7 +69,7 @@ type Receipt struct {
 }
 
 // String returns the text form, ID.token.
-func (r Receipt) String() string { return fmt.Sprintf("%s.%016x", r.ID, r.Token) }
+func (r Receipt) String() string { return r.inner().String() }
 
 // MarshalText returns the text form, ID.token.
 func (r Receipt) MarshalText() ([]byte, error) { return []byte(r.String()), nil }

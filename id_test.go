@@ -126,8 +126,8 @@ func (m *minter) at(wall uint64) *minter {
 func TestIDTime(t *testing.T) {
 	require.Equal(t, time.UnixMilli(0x0193b3c01234), sampleID.Time())
 	now := time.Now()
-	require.Equal(t, now.UnixMilli(), testMinter(0, 1).at(uint64(now.UnixMilli())).id(1).Time().UnixMilli())
-	require.EqualValues(t, int64(1<<48-1), testMinter(0, 1).at(1<<48-1).id(1).Time().UnixMilli(), "the last that there is room for")
+	require.Equal(t, now.UnixMilli(), ID(testMinter(0, 1).at(uint64(now.UnixMilli())).id(1)).Time().UnixMilli())
+	require.EqualValues(t, int64(1<<48-1), ID(testMinter(0, 1).at(1<<48 - 1).id(1)).Time().UnixMilli(), "the last that there is room for")
 }
 
 // TestMinterIncreases: whatever the wall clock does, IDs and numbers of a
@@ -162,7 +162,7 @@ func TestMinterIncreases(t *testing.T) {
 			require.Greater(t, keys.SinceOf(id), keys.SinceOf(last), "without a look at what is random")
 			require.Greater(t, m.clock, lastNumber)
 			if ahead {
-				require.EqualValues(t, wall, id.Time().UnixMilli())
+				require.EqualValues(t, wall, ID(id).Time().UnixMilli())
 			}
 			last, lastNumber = id, m.clock
 		}
@@ -178,7 +178,7 @@ func TestMinterWithinAMillisecond(t *testing.T) {
 	for i := range 3 << clockShift {
 		id := m.at(wall).id(1)
 		require.Positive(t, bytes.Compare(id[:], last[:]), "ID %d", i)
-		require.EqualValues(t, wall+i>>clockShift, id.Time().UnixMilli())
+		require.EqualValues(t, wall+i>>clockShift, ID(id).Time().UnixMilli())
 		last = id
 	}
 }
@@ -223,7 +223,7 @@ func TestMinterSetBack(t *testing.T) {
 			require.Equal(t, m.time, place)
 			last = place
 			if rapid.Bool().Draw(t, "mint") {
-				last = max(last, uint64(m.id(1).Time().UnixMilli()))
+				last = max(last, uint64(ID(m.id(1)).Time().UnixMilli()))
 				require.GreaterOrEqual(t, last, place)
 			}
 		}
@@ -250,7 +250,7 @@ func TestMintedIDs(t *testing.T) {
 			require.True(t, keys.Fresh(keys.SinceOf(id)))
 			require.Equal(t, m.clock&(1<<clockShift-1), keys.SinceOf(id)&(1<<clockShift-1), "counter")
 			require.Equal(t, m.clock>>clockShift, keys.SinceMillis(keys.SinceOf(id)))
-			require.Equal(t, shard, id.shard(shards))
+			require.Equal(t, shard, keys.ShardOf(id, shards))
 		}
 	})
 }
@@ -267,12 +267,12 @@ func TestRouting(t *testing.T) {
 		for shard := range shards {
 			id := testMinter(shard, shards).at(uint64(shards)).id(1)
 			require.Equal(t, shard, route(id, shards), "shards %d", shards)
-			require.Equal(t, shard, id.shard(shards), "shards %d", shards)
+			require.Equal(t, shard, keys.ShardOf(id, shards), "shards %d", shards)
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		id, shards := drawAnyID(t), rapid.IntRange(1, maxShards).Draw(t, "shards")
-		require.Equal(t, route(id, shards), id.shard(shards))
+		require.Equal(t, route(id, shards), keys.ShardOf(id, shards))
 	})
 	require.Equal(t, 0, ID(bytes.Repeat([]byte{math.MaxUint8}, keys.IDLen)).shard(1))
 }

@@ -15,13 +15,13 @@ import (
 
 // TaskInfo is a stored task as an observer sees it.
 type TaskInfo struct {
-	ID ID
+	ID ID `json:",omitzero"`
 	Task
-	State State
+	State State `json:",omitzero"`
 	// Attempts made so far; of a leased task, the running one included.
-	Attempts int
+	Attempts int `json:",omitzero"`
 	// LastError is what the last failed attempt left behind.
-	LastError string
+	LastError string `json:",omitzero"`
 	// At is a time that belongs to the state. Ready: since when, which a task keeps whose
 	// lease has run out for the first time, or by a restart, or that Run gives back unstarted,
 	// and one that comes back in any other way does not, by
@@ -29,9 +29,9 @@ type TaskInfo struct {
 	// after that was set back; Scheduled: when it becomes ready; Blocked: when it was
 	// produced; Leased: when the lease expires, or as long as Run works on the task,
 	// when it would have without a sign of life; Dead, Done, Canceled: since when.
-	At time.Time
+	At time.Time `json:",omitzero"`
 	// Result of a completed task.
-	Result []byte
+	Result []byte `json:",omitempty"`
 }
 
 // Get returns a task in whatever state it is, as of the last commit. It

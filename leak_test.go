@@ -146,11 +146,17 @@ func useEverything(t *testing.T, q *Queue) (wait func()) {
 	require.NoError(t, err)
 	refused("Claim", func() error { _, err := q.Claim(ctx, ClaimRequest{Queues: []string{"b"}}); return err })
 	refused("Await", func() error { _, err := q.Await(ctx, id); return err })
-	refused("Next", func() error {
-		for range sub.All(ctx) {
+	refused("All", func() (err error) {
+		for _, err = range sub.All(ctx) {
 		}
-		_, err := sub.Next(ctx)
 		return err
+	})
+	refused("Next", func() error {
+		for {
+			if _, err := sub.Next(ctx); err != nil {
+				return err
+			}
+		}
 	})
 	_, err = q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "listed"}}, 3*listPage))
 	require.NoError(t, err)

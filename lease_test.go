@@ -320,7 +320,7 @@ func TestOrderWithClockSetBack(t *testing.T) {
 			return q.Retry(context.Background(), l.Receipt, RetryOptions{After: 1})
 		},
 		"redrive": func(q *Queue, l *Lease) error {
-			return errors.Join(q.DeadLetter(context.Background(), l.Receipt, nil), q.Redrive(context.Background(), l.ID))
+			return errors.Join(q.DeadLetter(context.Background(), l.Receipt, nil), q.RedriveDead(context.Background(), l.ID))
 		},
 		"run now": func(q *Queue, l *Lease) error {
 			return errors.Join(q.Release(context.Background(), l.Receipt, time.Hour),

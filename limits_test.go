@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -291,11 +292,13 @@ func TestClaimLimits(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()
 	one, two := []string{"a"}, []string{"a", "b"}
+	many := slices.Repeat(two, shortList)
 	for _, req := range []ClaimRequest{
 		{Queues: one},
 		{Queues: []string{text(10), text(10)}},
-		{Queues: two, Weights: []int{}},
-		{Queues: two, Weights: []int{1, maxWeight}},
+		{Queues: two, Weights: map[string]int{}},
+		{Queues: two, Weights: map[string]int{"b": maxWeight}},
+		{Queues: []string{"a", "a"}, Weights: map[string]int{"a": 2}},
 		{Queues: one, LeaseFor: minLease},
 		{Queues: one, LeaseFor: maxLease},
 		{Queues: one, Max: 4},
@@ -317,12 +320,12 @@ func TestClaimLimits(t *testing.T) {
 		{ClaimRequest{}, "Queues", "none", "at least one"},
 		{ClaimRequest{Queues: []string{}}, "Queues", "none", "at least one"},
 		{ClaimRequest{Queues: []string{"a", text(11)}}, "Queues", "11 bytes", "at most 10 bytes"},
-		{ClaimRequest{Queues: two, Weights: []int{1}}, "Weights", 1, "one for each queue: 2"},
-		{ClaimRequest{Queues: two, Weights: []int{1, 1, 1}}, "Weights", 3, "one for each queue: 2"},
-		{ClaimRequest{Queues: two, Weights: []int{1, 0}}, "Weights", 0, "1 to 65536"},
-		{ClaimRequest{Queues: two, Weights: []int{1, math.MaxInt}}, "Weights", math.MaxInt, "1 to 65536"},
+		{ClaimRequest{Queues: two, Weights: map[string]int{"c": 1}}, "Weights", `"c"`, "one of Queues"},
+		{ClaimRequest{Queues: many, Weights: map[string]int{"a": 1, "c": 1}}, "Weights", `"c"`, "one of Queues"},
+		{ClaimRequest{Queues: two, Weights: map[string]int{"b": 0}}, "Weights of b", 0, "1 to 65536"},
+		{ClaimRequest{Queues: two, Weights: map[string]int{"b": math.MaxInt}}, "Weights of b", math.MaxInt, "1 to 65536"},
 		{ClaimRequest{Queues: []string{"a", ""}}, "Queues", `""`, "names"},
-		{ClaimRequest{Queues: two, Weights: []int{-1, 1}}, "Weights", -1, "1 to 65536"},
+		{ClaimRequest{Queues: two, Weights: map[string]int{"a": -1, "b": 1}}, "Weights of a", -1, "1 to 65536"},
 		{ClaimRequest{Queues: one, LeaseFor: minLease - 1}, "LeaseFor", minLease - 1, "10ms to 8760h0m0s"},
 		{ClaimRequest{Queues: one, LeaseFor: maxLease + 1}, "LeaseFor", maxLease + 1, "10ms to 8760h0m0s"},
 		{ClaimRequest{Queues: one, LeaseFor: -1}, "LeaseFor", time.Duration(-1), "10ms to 8760h0m0s"},

@@ -262,7 +262,7 @@ func (n *node) acquaint(ctx context.Context, shard int) error {
 			}
 		}
 		return !slices.ContainsFunc(sh.Replicas, func(rs ReplicaStatus) bool {
-			return rs.Err == "" && (last == 0 || rs.LastIndex < last)
+			return rs.LastError == "" && (last == 0 || rs.LastIndex < last)
 		}), nil
 	})
 }

@@ -66,7 +66,7 @@ func TestClusterMembers(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, fourth.Close()) })
 	eventually(t, fourth, "all four vote and answer", func(st *ClusterStatus) bool {
 		return !slices.ContainsFunc(st.Shards, func(sh ShardStatus) bool {
-			return len(sh.Replicas) != 4 || slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return !r.Voter || r.Err != "" })
+			return len(sh.Replicas) != 4 || slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return !r.Voter || r.LastError != "" })
 		})
 	})
 

@@ -608,7 +608,9 @@ func (m *model) refuses(tasks []Task, must int) bool {
 			homes[home] = true
 		}
 	}
-	return len(homes) > 1 && slices.ContainsFunc(tasks, func(t Task) bool { return slices.ContainsFunc(t.After, isNth) })
+	return len(homes) > 1 && slices.ContainsFunc(tasks, func(t Task) bool {
+		return slices.ContainsFunc(t.After, isNth)
+	})
 }
 
 // duplicatesOf takes an error apart.
@@ -969,4 +971,9 @@ func (m *model) markParents(tasks []Task, ids []ID, stored map[ID]bool) {
 func (m *model) isLimited(queue string) bool {
 	set := m.settings[queue]
 	return set.Paused || set.Concurrency > 0 || set.ConcurrencyPerKey > 0
+}
+
+func isNth(id ID) bool {
+	_, nth := keys.NthOf(id)
+	return nth
 }

@@ -113,7 +113,7 @@ func (c *controlCall) do(q *Queue) {
 	case "run at":
 		c.err = q.SetRunAt(ctx, c.id, c.runAt)
 	case "redrive":
-		c.err = q.Redrive(ctx, c.id)
+		c.err = q.RedriveDead(ctx, c.id)
 	}
 }
 
@@ -178,7 +178,7 @@ func (m *model) setRunAt(t *modelTask, at time.Time) {
 	}
 }
 
-// purgeCall is Purge.
+// purgeCall is PurgeDead.
 type purgeCall struct {
 	queue string
 	n     int
@@ -190,7 +190,7 @@ func (m *model) drawPurge() call {
 }
 
 func (c *purgeCall) do(q *Queue) {
-	c.n, c.err = q.Purge(context.Background(), DeadLetters{Queue: c.queue})
+	c.n, c.err = q.PurgeDead(context.Background(), DeadFilter{Queue: c.queue})
 }
 
 func (c *purgeCall) apply(m *model) {
@@ -231,7 +231,7 @@ func (m *model) drawReleaseKey() call {
 	return c
 }
 
-func (c *releaseKeyCall) do(q *Queue) { c.err = q.ReleaseKey(context.Background(), c.task) }
+func (c *releaseKeyCall) do(q *Queue) { c.err = q.ReleaseKey(context.Background(), c.task.uniqueKey()) }
 
 func (c *releaseKeyCall) apply(m *model) {
 	var want error
@@ -361,9 +361,9 @@ func (m *model) await(t *rapid.T) {
 		return
 	}
 	if s := task.want.State; s == Done || s == Dead || s == Canceled {
-		c.want = &Outcome{State: s, Result: task.want.Result, Error: task.want.LastError, Attempts: task.want.Attempts}
+		c.want = &Outcome{State: s, Result: task.want.Result, LastError: task.want.LastError, Attempts: task.want.Attempts}
 		if s == Done {
-			c.want.Error = ""
+			c.want.LastError = ""
 		}
 	}
 	m.awaits = append(m.awaits, c)

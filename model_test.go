@@ -342,7 +342,7 @@ func (m *model) toDead(t *modelTask, at uint64) {
 	}
 	m.endKey(t, Dead, at)
 	t.want.State, t.want.At = Dead, wallTime(at)
-	m.ended(t, Outcome{State: Dead, Error: t.want.LastError, Attempts: t.want.Attempts}, !holds)
+	m.ended(t, Outcome{State: Dead, LastError: t.want.LastError, Attempts: t.want.Attempts}, !holds)
 }
 
 func (m *model) toDone(t *modelTask, result []byte) {

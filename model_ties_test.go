@@ -279,9 +279,9 @@ func (m *model) depend(t *modelTask, parent ID) (doomed bool) {
 	}
 	switch p.want.State {
 	case Done, Canceled, Dead:
-		if outcome, held := outcomeFor(p.want.State, t.want.OnDead); !held {
+		if cancels, held := endMeans(p.want.State, t.want.OnDead); !held {
 			m.pin(p, t)
-			return outcome == parentCanceled
+			return cancels
 		}
 		p.until = neverExpires
 	}
@@ -300,13 +300,13 @@ func (m *model) ended(t *modelTask, o Outcome, passes bool) {
 		if !child.waits[t.want.ID] {
 			continue
 		}
-		outcome, held := outcomeFor(o.State, child.want.OnDead)
+		cancels, held := endMeans(o.State, child.want.OnDead)
 		if held {
 			continue
 		}
 		delete(child.waits, t.want.ID)
 		m.pin(t, child)
-		if outcome == parentCanceled {
+		if cancels {
 			m.doomed = append(m.doomed, child)
 		} else if len(child.waits) == 0 {
 			m.woken = append(m.woken, child)
@@ -373,7 +373,7 @@ func (m *model) toCanceled(t *modelTask) {
 	t.waits = nil
 	m.unpin(t, 0)
 	m.endKey(t, Canceled, m.wall())
-	o := Outcome{State: Canceled, Error: t.want.LastError, Attempts: t.want.Attempts}
+	o := Outcome{State: Canceled, LastError: t.want.LastError, Attempts: t.want.Attempts}
 	if retention := m.retention(t); retention == 0 {
 		m.toGone(t)
 	} else {
@@ -522,4 +522,15 @@ func (m *model) adoptParks() {
 			m.t.Fatalf("%d tasks of queue %s wait for limit %x of %d, with %d leased or ready", u.parked, u.queue, scope, limit, u.active)
 		}
 	}
+}
+
+// endMeans is what the end of a parent means to a child; held: not yet anything.
+func endMeans(state State, onDead OnDead) (cancels, held bool) {
+	switch {
+	case state == Done, state == Dead && onDead == RunOnDead:
+		return false, false
+	case state == Dead && onDead == HoldOnDead:
+		return false, true
+	}
+	return true, false
 }

@@ -182,7 +182,7 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 // returned as an error, whatever its method Error does. A result or follow-up
 // tasks that exceed the limits make the task a dead letter.
 //
-// The handler's context knows the task: see LeaseFrom and Logger. It has the
+// The handler's context knows the task: see LeaseFrom and LoggerFrom. It has the
 // values of the context of Run, and if the task has a Timeout its deadline.
 //
 // A queue has one handler: of a second one, as of a nil one, Run tells by an

@@ -413,7 +413,7 @@ func TestLogger(t *testing.T) {
 		m.Use(func(next Handler) Handler {
 			return func(ctx context.Context, l *Lease) error {
 				if l.Headers["log"] != "" {
-					Logger(ctx).Info("begin")
+					LoggerFrom(ctx).Info("begin")
 				}
 				return next(ctx, l)
 			}
@@ -424,7 +424,7 @@ func TestLogger(t *testing.T) {
 			}
 			inner, cancel := context.WithTimeout(context.WithValue(ctx, key{}, 1), time.Hour)
 			defer cancel()
-			Logger(inner).Info("inside", "x", 7)
+			LoggerFrom(inner).Info("inside", "x", 7)
 			if j.Attempt == 1 {
 				return RetryAfter(0, errors.New("boom"))
 			}
@@ -495,7 +495,7 @@ func TestContextOfTask(t *testing.T) {
 		require.Error(t, kept.Err())
 		_, ok = LeaseFrom(t.Context())
 		require.False(t, ok)
-		require.False(t, Logger(t.Context()).Enabled(t.Context(), slog.LevelError))
+		require.False(t, LoggerFrom(t.Context()).Enabled(t.Context(), slog.LevelError))
 	})
 }
 

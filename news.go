@@ -30,7 +30,7 @@ func encodeNews(f *effects) []byte {
 		dst = append(append(dst, byte(e.Kind)), e.ID[:]...)
 		dst = wire.AppendBytes(wire.AppendBytes(dst, e.Queue), e.Tenant)
 		dst = wire.AppendInt(wire.AppendUint(dst, uint64(e.Attempt)), e.Time.UnixMilli())
-		dst = wire.AppendBytes(dst, e.Err)
+		dst = wire.AppendBytes(dst, e.LastError)
 	}
 	dst = wire.AppendUint(dst, uint64(len(f.endings)))
 	for i := range f.endings {
@@ -47,33 +47,30 @@ func encodeNews(f *effects) []byte {
 
 // news is what encodeNews has written.
 type news struct {
-	events  []Event
-	endings []XEnding
-	cancels []Receipt
+	events   []XEvent
+	endings  []XEnding
+	canceled []XReceipt
 }
 
 func parseNews(b []byte) (n news, err error) {
 	r := wire.NewReader(b)
-	count := r.Count(1 + keys.IDLen + 5)
-	for range count {
-		e := Event{Kind: EventKind(r.Byte()), ID: ID(keys.ReadID(r)), Queue: r.String(), Tenant: r.String()}
-		e.Attempt, e.Time, e.Err = int(r.Uint()), msTime(uint64(r.Int())), r.String()
+	for range r.Count(1 + keys.IDLen + 5) {
+		e := XEvent{Kind: XEventKind(r.Byte()), ID: keys.ReadID(r), Queue: r.String(), Tenant: r.String()}
+		e.Attempt, e.Time, e.LastError = uint32(r.Uint()), msTime(uint64(r.Int())), r.String()
 		n.events = append(n.events, e)
 	}
-	count = r.Count(keys.IDLen + 4)
-	for range count {
-		n.endings = append(n.endings, readEnding(r))
+	for range r.Count(keys.IDLen + 4) {
+		id, o := keys.ReadID(r), readOutcome(r)
+		end := XOutcome{State: XTaskState(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
+		n.endings = append(n.endings, XEnding{ID: id, Outcome: end})
 	}
-	n.cancels = readReceipts(r)
+	for _, receipt := range readReceipts(r) {
+		n.canceled = append(n.canceled, receipt.inner())
+	}
 	if err := r.Done(); err != nil {
 		return news{}, fmt.Errorf("%w: news of a log entry: %w", ErrCorrupt, err)
 	}
 	return n, nil
-}
-
-func readEnding(r *wire.Reader) XEnding {
-	id, o := keys.ReadID(r), readOutcome(r)
-	return XEnding{ID: id, Outcome: XOutcome{State: XTaskState(o.State), Result: o.Result, Error: o.Error, Attempts: o.Attempts}}
 }
 
 // publish tells this node what an entry of the log says. Raft calls it after the
@@ -86,14 +83,15 @@ func (r *replica) publish(b []byte) error {
 	if err != nil {
 		return err
 	}
+	events := eventsOf(n.events)
 	for _, sub := range r.node.queue.events.all() {
-		sub.offer(n.events)
+		sub.offer(events)
 	}
 	for i := range n.endings {
 		r.awaits.tell(&n.endings[i])
 	}
-	for _, receipt := range n.cancels {
-		r.node.queue.runs.canceled(receipt)
+	for _, receipt := range n.canceled {
+		r.node.queue.runs.canceled(receiptOf(receipt))
 	}
 	return nil
 }

@@ -36,34 +36,18 @@ const (
 	DurabilityNone
 )
 
-var durabilityNames = [...]string{"default", "process", "disk", "none"}
+var durabilities = enum[Durability]{"Durability", []string{"default", "process", "disk", "none"}}
 
-func (d Durability) String() string {
-	if int(d) < len(durabilityNames) {
-		return durabilityNames[d]
-	}
-	return fmt.Sprintf("Durability(%d)", uint8(d))
-}
+// String returns "default", "process", "disk" or "none".
+func (d Durability) String() string { return durabilities.text(d) }
 
-// MarshalText returns "default", "process", "disk" or "none".
-func (d Durability) MarshalText() ([]byte, error) {
-	if int(d) >= len(durabilityNames) {
-		return nil, &InvalidError{"Durability", uint8(d), "default, process, disk or none"}
-	}
-	return []byte(d.String()), nil
-}
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no
+// Durability.
+func (d Durability) MarshalText() ([]byte, error) { return durabilities.marshal(d) }
 
-// UnmarshalText reads "default", "process", "disk" or "none"; so a Durability can be a
-// flag by flag.TextVar.
-func (d *Durability) UnmarshalText(b []byte) error {
-	for i, name := range durabilityNames {
-		if name == string(b) {
-			*d = Durability(i)
-			return nil
-		}
-	}
-	return &InvalidError{"Durability", string(b), "default, process, disk or none"}
-}
+// UnmarshalText reads what MarshalText returns, and of anything else returns an error that matches
+// ErrInvalid; so a Durability can be a flag by flag.TextVar.
+func (d *Durability) UnmarshalText(b []byte) error { return durabilities.unmarshal(d, b) }
 
 // Options of Open. A zero field is its documented default; a nil *Options is
 // all defaults. Open copies them, with what they refer to but for Listener and Logger.
@@ -117,11 +101,11 @@ type Options struct {
 	//   - below MinFreeBytes, no tasks are added: Produce, ProduceBatch and
 	//     SetSchedule are refused, ticks of schedules wait.
 	//   - below 3/4 of it, no leases are granted: a claim that waits goes on
-	//     waiting, one with NoWait is refused, and so are Redrive, SetPriority and
+	//     waiting, one with NoWait is refused, and so are RedriveDead, SetPriority and
 	//     SetRunAt; scheduled and blocked tasks do not become ready. Leases are
 	//     ended and extended, also by Complete with follow-ups.
 	//   - below 1/2, only what gives space back is written: Complete without
-	//     follow-ups and Cancel, of tasks without retention, Purge,
+	//     follow-ups and Cancel, of tasks without retention, PurgeDead,
 	//     DeleteSchedule, ReleaseKey (of a task that has ended), and the end of
 	//     retentions. Time counts against no lease, as nobody can extend them; if the queue is opened
 	//     meanwhile, leases of Claim begin anew. Run keeps what its handlers return.
@@ -153,7 +137,7 @@ type Options struct {
 	// Logger gets what an operator should know. Its handler is called on a goroutine of its
 	// own, so that it may take its time: up to 1024 records wait, what comes then is dropped, and the
 	// next record is preceded by one that counts them. Close waits for it, but not longer
-	// than a second. What the function Logger returns calls the handler directly. Default: silence.
+	// than a second. What LoggerFrom returns calls the handler directly. Default: silence.
 	Logger *slog.Logger
 
 	log  *slog.Logger     // Logger, to which whoever logs need not wait

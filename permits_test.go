@@ -428,7 +428,7 @@ func TestPermitsRate(t *testing.T) {
 				cl.stop()
 				cl.workers.Wait()
 				require.GreaterOrEqual(t, float64(len(cl.claims)), c.least*time.Since(begin).Seconds())
-				cl.requireRate(c.rate, set.burst())
+				cl.requireRate(c.rate, burstOf((*XSettings)(set)))
 			})
 		})
 	}

@@ -123,7 +123,7 @@ func TestUnpin(t *testing.T) {
 		"purge": func(f *pinTest, _ ID) {
 			f.die("child")
 			f.wait()
-			n, err := f.q.Purge(ctx, DeadLetters{})
+			n, err := f.q.PurgeDead(ctx, DeadFilter{})
 			require.NoError(f, err)
 			require.Equal(f, 1, n)
 		},
@@ -131,7 +131,7 @@ func TestUnpin(t *testing.T) {
 			f.die("child")
 			f.wait()
 			f.requireState(Done, f.parents()...)
-			require.NoError(f, f.q.Redrive(ctx, child))
+			require.NoError(f, f.q.RedriveDead(ctx, child))
 			f.finish("child", "")
 		},
 		"cancel dead": func(f *pinTest, child ID) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -17,9 +18,9 @@ type RunOptions struct {
 	// each of GOMAXPROCS.
 	Concurrency int
 	// Queues are those to work on, in strict order unless Weights are given;
-	// see ClaimRequest. Default: all queues of the Mux, equally.
+	// see ClaimRequest. Default: all queues of the Mux, by Weights, or equally without them.
 	Queues  []string
-	Weights []int
+	Weights map[string]int
 	// LeaseFor is after how long without a sign of life a task is taken from
 	// its handler. Run gives that sign for every running handler, so only a
 	// process that stands still for so long loses tasks. Default:
@@ -135,7 +136,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 		r.opts = *opts
 	}
 	o := &r.opts
-	o.Queues, o.Weights = slices.Clone(o.Queues), slices.Clone(o.Weights)
+	o.Queues, o.Weights = slices.Clone(o.Queues), maps.Clone(o.Weights)
 	if o.Concurrency == 0 {
 		o.Concurrency = 4 * runtime.GOMAXPROCS(0)
 	}
@@ -152,9 +153,11 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if r.handlers, err = m.compose(); err != nil {
 		return nil, err
 	}
-	if len(o.Queues) == 0 && len(o.Weights) == 0 {
+	if len(o.Queues) == 0 {
 		o.Queues = m.Queues()
-		o.Weights = slices.Repeat([]int{1}, len(o.Queues))
+		if len(o.Weights) == 0 {
+			o.Weights = map[string]int{o.Queues[0]: 1} // all equally
+		}
 	}
 	for _, name := range o.Queues {
 		if r.handlers[name] == nil {
@@ -168,7 +171,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if len(o.Queues) == 1 { // nothing to draw lots for
 		r.req.Weights = nil
 	}
-	r.list = newQueueList(r.req.Queues, r.req.Weights)
+	r.list = newQueueList(r.req.Queues, r.req.appendWeights(nil))
 	r.values = context.WithoutCancel(ctx)
 	r.storing, r.stopStoring = context.WithCancelCause(context.Background())
 	r.free = o.Concurrency

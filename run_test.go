@@ -583,7 +583,14 @@ func TestShareOfQueues(t *testing.T) {
 		require.Equal(t, slices.Repeat([]string{"b"}, 5), order)
 	})
 	t.Run("weights", func(t *testing.T) {
-		order := orderOfRun(t, 400, RunOptions{Queues: []string{"a", "b", "c"}, Weights: []int{6, 3, 1}})
+		order := orderOfRun(t, 400, RunOptions{Queues: []string{"a", "b", "c"}, Weights: map[string]int{"a": 6, "b": 3}})
+		require.Len(t, order, 1200)
+		require.InDelta(t, 300, occurrences(order[:500], "a"), 66)
+		require.InDelta(t, 150, occurrences(order[:500], "b"), 62)
+		require.InDelta(t, 50, occurrences(order[:500], "c"), 41)
+	})
+	t.Run("weights of all queues", func(t *testing.T) {
+		order := orderOfRun(t, 400, RunOptions{Weights: map[string]int{"a": 6, "b": 3}})
 		require.Len(t, order, 1200)
 		require.InDelta(t, 300, occurrences(order[:500], "a"), 66)
 		require.InDelta(t, 150, occurrences(order[:500], "b"), 62)
@@ -1344,12 +1351,13 @@ func TestRefusedRuns(t *testing.T) {
 			{&m, RunOptions{LeaseFor: minLease - 1}, ErrInvalid, "ClaimRequest.LeaseFor"},
 			{&m, RunOptions{LeaseFor: -time.Second}, ErrInvalid, "ClaimRequest.LeaseFor"},
 			{&m, RunOptions{LeaseFor: maxLease + 1}, ErrInvalid, "ClaimRequest.LeaseFor"},
-			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: []int{1}}, ErrInvalid, "ClaimRequest.Weights"},
-			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: []int{1, 0}}, ErrInvalid, "ClaimRequest.Weights"},
-			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: []int{1, -2}}, ErrInvalid, "ClaimRequest.Weights"},
-			{&m, RunOptions{Queues: []string{"a"}, Weights: []int{1, 2}}, ErrInvalid, "ClaimRequest.Weights"},
-			{&m, RunOptions{Queues: []string{"a"}, Weights: []int{-1}}, ErrInvalid, "ClaimRequest.Weights"},
-			{&m, RunOptions{Weights: []int{1, 2}}, ErrInvalid, "ClaimRequest.Queues"},
+			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"z": 1}}, ErrInvalid, "ClaimRequest.Weights"},
+			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": 0}}, ErrInvalid, "ClaimRequest.Weights of b"},
+			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": -2}}, ErrInvalid, "ClaimRequest.Weights of b"},
+			{&m, RunOptions{Queues: []string{"a"}, Weights: map[string]int{"a": 1, "b": 2}}, ErrInvalid, "ClaimRequest.Weights"},
+			{&m, RunOptions{Queues: []string{"a"}, Weights: map[string]int{"a": -1}}, ErrInvalid, "ClaimRequest.Weights of a"},
+			{&m, RunOptions{Weights: map[string]int{"z": 1}}, ErrInvalid, "ClaimRequest.Weights"},
+			{&m, RunOptions{Weights: map[string]int{"a": 0}}, ErrInvalid, "ClaimRequest.Weights of a"},
 		} {
 			err := q.Run(ended, tc.mux, &tc.opts)
 			require.ErrorIs(t, err, tc.want, "%+v", tc.opts)
@@ -1370,12 +1378,12 @@ func TestRunKeepsOptions(t *testing.T) {
 		var m Mux
 		Handle(&m, "a", untilCancelled)
 		Handle(&m, "b", untilCancelled)
-		weights := []int{7, 8, 9}
-		opts := RunOptions{Weights: weights[:0]}
+		weights := map[string]int{}
+		opts := RunOptions{Weights: weights}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.NoError(t, q.Run(ctx, &m, &opts))
-		require.Equal(t, []int{7, 8, 9}, weights)
+		require.Empty(t, weights)
 		require.Zero(t, opts.Concurrency)
 		require.Empty(t, opts.Queues)
 	})

@@ -382,10 +382,17 @@ func (s *shard) conclude(op request, v Verdict, err error) {
 
 // refusal is an error of the rules for callers.
 func (s *shard) refusal(err error) error {
-	switch err {
-	case ErrNoRoom:
+	var duplicate *XDuplicate
+	var invalid *XInvalid
+	switch {
+	case err == nil:
+	case err == ErrNoRoom:
 		return s.errNoRoom()
-	case ErrNoLanes:
+	case errors.As(err, &duplicate):
+		return &DuplicateError{Key: duplicate.Key, ID: duplicate.ID}
+	case errors.As(err, &invalid):
+		return &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
+	case err == ErrNoLanes:
 		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
 	}
 	return err

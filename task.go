@@ -22,47 +22,47 @@ const Forever time.Duration = -1
 // to the millisecond, rounded up.
 type Task struct {
 	// Queue names where the task waits and which handler of Run works on it.
-	Queue string
+	Queue string `json:",omitzero"`
 	// Payload is for the worker. Produce copies it; the one that a Lease
 	// carries belongs to the worker.
-	Payload []byte
+	Payload []byte `json:",omitempty"`
 	// Headers are small attributes that travel with the task, such as a trace
 	// context.
-	Headers map[string]string
+	Headers map[string]string `json:",omitempty"`
 	// Priority is 0 to 9; 9 is claimed first.
-	Priority int
+	Priority int `json:",omitzero"`
 	// Tenant shares a queue fairly: claims take turns over the tenants that
 	// have ready tasks of the same priority.
-	Tenant string
+	Tenant string `json:",omitzero"`
 	// MaxAttempts is how often the task is tried before it becomes a dead
 	// letter. 0: Options.MaxAttempts.
-	MaxAttempts int
+	MaxAttempts int `json:",omitzero"`
 	// RunAt is when the task becomes ready. Zero or past: at once.
-	RunAt time.Time
+	RunAt time.Time `json:",omitzero"`
 	// LeaseFor is how long each lease of this task lasts. 0: as the claim says.
 	// Run keeps its leases alive by itself and does not heed it.
-	LeaseFor time.Duration
+	LeaseFor time.Duration `json:",omitzero"`
 	// Timeout bounds one run of the handler: Run cancels its context after it.
 	// 0: no bound.
-	Timeout time.Duration
+	Timeout time.Duration `json:",omitzero"`
 	// Retention is how long the task is kept after it was completed or
 	// canceled, with its result: at least so long, and at most an eighth of it,
 	// or a second, longer, and until the last task that waited for it (After) has ended. 0: Settings.Retention of the queue, or else
 	// Options.Retention; Forever: without end.
-	Retention time.Duration
+	Retention time.Duration `json:",omitzero"`
 
 	// Unique keeps a second task of the same idempotency key out of the queue.
-	Unique Unique
+	Unique Unique `json:",omitzero"`
 	// Group names tasks that follow each other: of those with the same queue,
 	// tenant, LimitKey and group, one is worked on at a time, and the next one becomes
 	// ready when it has ended (completed, canceled, or dead; Settings.HoldGroups has the
 	// group wait for a dead letter), with all its attempts. The first to become due goes first; of several that wait, the
 	// one that was produced first.
-	Group string
+	Group string `json:",omitzero"`
 	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue. A task that a claim
 	// has found without room waits; tasks that wait go on in the order of their IDs, whatever
 	// their priorities.
-	LimitKey string
+	LimitKey string `json:",omitzero"`
 	// After names the parents of the task: it waits until each of them is
 	// completed. A parent that no longer exists counts as completed; one that
 	// is canceled cancels the task; one that is a dead letter is met as OnDead
@@ -71,9 +71,9 @@ type Task struct {
 	// been completed, canceled or purged, not before. Dead, this task holds them as long as the dead
 	// letter is kept; redriven after that time was limited by Settings.DeadRetention, no longer. A moment may pass between the
 	// return of the call that completes the last parent and the task's being ready.
-	After []ID
+	After []ID `json:",omitempty"`
 	// OnDead is what becomes of the task when one of After becomes a dead letter.
-	OnDead OnDead
+	OnDead OnDead `json:",omitzero"`
 }
 
 // OnDead is what the death of a parent means to a task.
@@ -89,6 +89,19 @@ const (
 	// RunOnDead takes the parent for completed.
 	RunOnDead
 )
+
+var onDeads = enum[OnDead]{"OnDead", []string{"hold", "cancel", "run"}}
+
+// String returns "hold", "cancel" or "run".
+func (d OnDead) String() string { return onDeads.text(d) }
+
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is none of
+// them.
+func (d OnDead) MarshalText() ([]byte, error) { return onDeads.marshal(d) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// anything else.
+func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.unmarshal(d, b) }
 
 // MaxParents is how many tasks a task can wait for.
 const MaxParents = 10_000
@@ -114,28 +127,31 @@ const (
 	Canceled                   // canceled, and kept
 )
 
-var stateNames = [...]string{"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"}
+var taskStates = enum[State]{"State", []string{"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"}}
 
-func (s State) String() string {
-	if int(s) < len(stateNames) && s != 0 {
-		return stateNames[s]
-	}
-	return fmt.Sprintf("State(%d)", uint8(s))
-}
+// String returns the state in lower case.
+func (s State) String() string { return taskStates.text(s) }
+
+// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no state.
+func (s State) MarshalText() ([]byte, error) { return taskStates.marshal(s) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// anything else.
+func (s *State) UnmarshalText(b []byte) error { return taskStates.unmarshal(s, b) }
 
 // Lease is a claimed task: the worker has it until Deadline.
 type Lease struct {
-	ID ID
+	ID ID `json:",omitzero"`
 	// Receipt is what the verbs that finish the task ask for.
-	Receipt Receipt
+	Receipt Receipt `json:",omitzero"`
 	Task
 	// Attempt counts the tries of this task, this one included.
-	Attempt int
+	Attempt int `json:",omitzero"`
 	// Deadline is when the lease expires, unless it is extended, by the wall
 	// clock of the process that granted it.
-	Deadline time.Time
+	Deadline time.Time `json:",omitzero"`
 	// LastError is what the last failed attempt left behind.
-	LastError string
+	LastError string `json:",omitzero"`
 }
 
 // ClaimRequest says what a Claim takes.
@@ -143,10 +159,10 @@ type ClaimRequest struct {
 	// Queues are asked in this order: a task of the first that has one ready is
 	// taken. At least one is required.
 	Queues []string
-	// Weights, when given, has a number from 1 to 65,536 for each of Queues:
-	// the order is then drawn by lot for each claim, and a queue comes first in
-	// proportion to its weight.
-	Weights []int
+	// Weights, unless it is empty, lets a lot decide the order of each claim: a queue comes
+	// first in proportion to its weight, 1 to 65,536. Those of Queues that it does not name
+	// have weight 1; it names no others.
+	Weights map[string]int
 	// LeaseFor is how long the lease lasts. 0: Options.LeaseFor.
 	LeaseFor time.Duration
 	// Max is how many tasks ClaimBatch takes at the most. 0: 1. Claim ignores it.

@@ -68,11 +68,11 @@ func TestCrashAmidTelling(t *testing.T) {
 			require.True(f, r.OK(), "%v", r.Problems)
 		}},
 		"redrive": {only: Dead, after: func(f *flowTest, parent ID) {
-			require.NoError(f, f.q.Redrive(ctx, parent))
+			require.NoError(f, f.q.RedriveDead(ctx, parent))
 			require.NoError(f, f.q.Complete(ctx, f.claim("parents").Receipt, nil))
 		}},
 		"purge": {only: Dead, after: func(f *flowTest, _ ID) {
-			n, err := f.q.Purge(ctx, DeadLetters{})
+			n, err := f.q.PurgeDead(ctx, DeadFilter{})
 			require.NoError(f, err)
 			require.Equal(f, 1, n)
 		}},

@@ -29,12 +29,12 @@ func TestTellChildrenInPieces(t *testing.T) {
 		"nothing": func(*flowTest, ID) {},
 		"reopen":  func(f *flowTest, _ ID) { require.NoError(f, f.q.Close()); f.open() },
 		"redrive": func(f *flowTest, parent ID) {
-			if err := f.q.Redrive(ctx, parent); err == nil {
+			if err := f.q.RedriveDead(ctx, parent); err == nil {
 				require.NoError(f, f.q.Complete(ctx, f.claim("parents").Receipt, nil))
 			}
 		},
 		"purge": func(f *flowTest, _ ID) {
-			_, err := f.q.Purge(ctx, DeadLetters{})
+			_, err := f.q.PurgeDead(ctx, DeadFilter{})
 			require.NoError(f, err)
 		},
 	}

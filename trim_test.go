@@ -132,7 +132,7 @@ func TestSpaceComesBack(t *testing.T) {
 		}},
 		"purged": {task: plain, change: func(o *Options) { o.MaxAttempts = 1 }, use: func(t *testing.T, q *Queue, _ []ID) {
 			drain(t, q, "a", func(l *Lease) error { return q.Retry(ctx, l.Receipt, RetryOptions{}) })
-			n, err := q.Purge(ctx, DeadLetters{Queue: "a"})
+			n, err := q.PurgeDead(ctx, DeadFilter{Queue: "a"})
 			require.NoError(t, err)
 			require.Equal(t, tasks, n)
 		}},
@@ -530,7 +530,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 		}},
 		"purged": {change: func(o *Options, _ *smallDisk) { o.MaxAttempts = 1 }, use: func(t *testing.T, q *Queue, ids []ID) {
 			drain(t, q, "a", func(l *Lease) error { return q.Retry(ctx, l.Receipt, RetryOptions{}) })
-			n, err := q.Purge(ctx, DeadLetters{Queue: "a"})
+			n, err := q.PurgeDead(ctx, DeadFilter{Queue: "a"})
 			require.NoError(t, err)
 			require.Equal(t, len(ids), n)
 		}},

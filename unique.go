@@ -20,22 +20,22 @@ import (
 type Unique struct {
 	// Key is the idempotency key. "": the task has none, and the other fields
 	// have no meaning.
-	Key string
+	Key string `json:",omitzero"`
 	// For is how long after its produce the key is taken at least, whatever
 	// becomes of the task: by the clock in the task's ID, so that a wall clock
 	// that is set back makes it longer. 0: until the task has ended.
-	For time.Duration
+	For time.Duration `json:",omitzero"`
 	// Replace has the new task take the place of one that still waits (ready,
 	// scheduled or blocked): the ID stays, and so do After and OnDead; everything
 	// else is that of the new task, which has all its attempts before it, waits
 	// anew and, when ready, behind the others. So a task that is produced again
 	// and again for a moment later runs once, when it is quiet. A task that is
 	// leased is not replaced: the new one is refused with ErrDuplicate.
-	Replace bool
+	Replace bool `json:",omitzero"`
 	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed,
 	// or becomes a dead letter.
-	ReleaseOnComplete bool
-	ReleaseOnDead     bool
+	ReleaseOnComplete bool `json:",omitzero"`
+	ReleaseOnDead     bool `json:",omitzero"`
 }
 
 // DuplicateError says that an idempotency key is taken. It matches ErrDuplicate.
@@ -112,28 +112,70 @@ func (t *Task) groupScope() uint64 {
 	return record.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group)
 }
 
-func (t *Task) uniqueHash() [keys.UniqueLen]byte {
-	return record.UniqueHash(t.Queue, t.Tenant, t.LimitKey, t.Group, t.Unique.Key)
+func (t *Task) uniqueKey() UniqueKey {
+	return UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
 }
 
-// ReleaseKey frees the idempotency key of a task, whatever has become of the
-// task. Of t, the queue, tenant, Group, LimitKey and Unique.Key say which key is
-// meant. It returns ErrNotFound if nobody has it, and ErrDiskFull if the task goes on and there is no room
-// to store that it does so without the key.
-func (q *Queue) ReleaseKey(ctx context.Context, t Task) error {
+func (t *Task) uniqueHash() [keys.UniqueLen]byte {
+	k := t.uniqueKey()
+	return k.hash()
+}
+
+// UniqueKey names an idempotency key by the fields of the task that has it: tasks that
+// differ in one of them do not share a key.
+type UniqueKey struct {
+	Queue    string // Task.Queue. Required
+	Tenant   string // Task.Tenant
+	Group    string // Task.Group
+	LimitKey string // Task.LimitKey
+	Key      string // Task.Unique.Key. Required
+}
+
+func (k *UniqueKey) check(l *Limits) error {
+	for _, f := range []struct {
+		name, value string
+		required    bool
+	}{
+		{"UniqueKey.Queue", k.Queue, true},
+		{"UniqueKey.Tenant", k.Tenant, false},
+		{"UniqueKey.Group", k.Group, false},
+		{"UniqueKey.LimitKey", k.LimitKey, false},
+		{"UniqueKey.Key", k.Key, true},
+	} {
+		if f.required && f.value == "" {
+			return &InvalidError{f.name, `""`, "not empty"}
+		}
+		if err := checkName(f.name, f.value, l.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *UniqueKey) hash() [keys.UniqueLen]byte {
+	return record.UniqueHash(k.Queue, k.Tenant, k.LimitKey, k.Group, k.Key)
+}
+
+// home is the shard that keeps the key, that of its tasks.
+func (k *UniqueKey) home(shards int) int {
+	t := Task{Queue: k.Queue, Tenant: k.Tenant, Group: k.Group, LimitKey: k.LimitKey}
+	ties := record.Ties{Limit: t.limitScope(), Group: t.groupScope(), Unique: k.hash()}
+	shard, _ := ties.Home(shards)
+	return shard
+}
+
+// ReleaseKey frees an idempotency key, whatever has become of the task that has
+// it. It returns ErrNotFound if no task has it, and ErrDiskFull if the task goes on
+// and there is no room to store that it does so without the key.
+func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) error {
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
-	if err := t.check(&q.opts.Limits); err != nil {
+	if err := k.check(&q.opts.Limits); err != nil {
 		return err
 	}
-	if t.Unique.Key == "" {
-		return &InvalidError{"Task.Unique.Key", `""`, "a key"}
-	}
-	rec := t.record()
-	home, _ := rec.Ties.Home(len(q.replicas))
-	op := &releaseKeyOp{completion: newCompletion(), hash: rec.Unique, key: t.Unique.Key}
-	_, err := q.do(ctx, home, op)
+	op := &releaseKeyOp{completion: newCompletion(), hash: k.hash(), key: k.Key}
+	_, err := q.do(ctx, k.home(len(q.replicas)), op)
 	return err
 }
 

@@ -737,9 +737,9 @@ func TestReleaseKey(t *testing.T) {
 				tc.reach(p, first)
 				p.step()
 				p.taken(task, first)
-				require.NoError(t, p.ReleaseKey(ctx, Task{Queue: "a", Unique: Unique{Key: "k"}}))
+				require.NoError(t, p.ReleaseKey(ctx, UniqueKey{Queue: "a", Key: "k"}))
 				p.step()
-				require.ErrorIs(t, p.ReleaseKey(ctx, task), ErrNotFound)
+				require.ErrorIs(t, p.ReleaseKey(ctx, task.uniqueKey()), ErrNotFound)
 				p.pass(10 * time.Minute)
 				second := p.produce(task)
 				require.NotEqual(t, first, second)
@@ -755,7 +755,7 @@ func TestReleaseKey(t *testing.T) {
 					p.pass(time.Millisecond)
 				}
 				p.step()
-				require.ErrorIs(t, p.ReleaseKey(ctx, task), ErrNotFound)
+				require.ErrorIs(t, p.ReleaseKey(ctx, task.uniqueKey()), ErrNotFound)
 				require.Zero(t, p.stored(keys.Unique))
 				require.Zero(t, p.stored(keys.Freed))
 			})
@@ -786,7 +786,7 @@ func TestReleaseKeyAtOnce(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			release := func() error { return q.ReleaseKey(ctx, task) }
+			release := func() error { return q.ReleaseKey(ctx, task.uniqueKey()) }
 			var first ID
 			together(func() (err error) { first, err = q.Produce(ctx, task); return err }, release)
 			require.NoError(t, q.checkAll())
@@ -817,17 +817,19 @@ func TestReleaseKeyOfScope(t *testing.T) {
 		task := Task{Queue: "a", Tenant: "t", Group: "g", LimitKey: "l", Unique: Unique{Key: "k"}}
 		id := p.produce(task)
 		p.step()
-		for _, other := range []Task{
-			{Queue: "b", Tenant: "t", Group: "g", LimitKey: "l", Unique: Unique{Key: "k"}},
-			{Queue: "a", Group: "g", LimitKey: "l", Unique: Unique{Key: "k"}},
-			{Queue: "a", Tenant: "t", LimitKey: "l", Unique: Unique{Key: "k"}},
-			{Queue: "a", Tenant: "t", Group: "g", Unique: Unique{Key: "k"}},
-			{Queue: "a", Tenant: "t", Group: "g", LimitKey: "l", Unique: Unique{Key: "K"}},
+		for _, other := range []UniqueKey{
+			{Queue: "b", Tenant: "t", Group: "g", LimitKey: "l", Key: "k"},
+			{Queue: "a", Group: "g", LimitKey: "l", Key: "k"},
+			{Queue: "a", Tenant: "t", LimitKey: "l", Key: "k"},
+			{Queue: "a", Tenant: "t", Group: "g", Key: "k"},
+			{Queue: "a", Tenant: "t", Group: "g", LimitKey: "l", Key: "K"},
 		} {
 			require.ErrorIs(t, p.ReleaseKey(ctx, other), ErrNotFound)
 		}
 		p.taken(task, id)
-		require.NoError(t, p.ReleaseKey(ctx, task))
+		require.NoError(t, p.ReleaseKey(ctx, UniqueKey{
+			Queue: "a", Tenant: "t", Group: "g", LimitKey: "l", Key: "k",
+		}))
 		require.NotEqual(t, id, p.produce(task))
 	})
 }
@@ -1318,7 +1320,7 @@ func TestChildIsScheduled(t *testing.T) {
 		p.pass(time.Minute - time.Millisecond)
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			p.skew.Add(int64(time.Millisecond)) // for the next group, which lets the child go on
-			return s.complete(s.held(l.Receipt), nil)
+			return s.complete(s.held(l.Receipt.inner()), nil)
 		}))
 		p.check()
 		require.Equal(t, Scheduled, p.state(child))
@@ -1351,13 +1353,26 @@ func TestUniqueRefused(t *testing.T) {
 			func() error { _, err := q.Produce(ctx, bad); return err },
 			func() error { _, err := q.ProduceBatch(ctx, []Task{keyed("fine"), bad}); return err },
 			func() error { return q.Complete(ctx, l.Receipt, nil, keyed("fine"), bad) },
-			func() error { return q.ReleaseKey(ctx, bad) },
 		} {
 			q.refused(tc.field, tc.value, tc.limit, verb)
 		}
 	}
-	q.refused("Task.Unique.Key", `""`, "a key", func() error { return q.ReleaseKey(ctx, Task{Queue: "a"}) })
-	q.refused("Task.Queue", `""`, "a name", func() error { return q.ReleaseKey(ctx, Task{Unique: Unique{Key: "k"}}) })
+	for _, tc := range []struct {
+		key   UniqueKey
+		field string
+		value any
+		limit string
+	}{
+		{UniqueKey{Queue: "a"}, "UniqueKey.Key", `""`, "not empty"},
+		{UniqueKey{Key: "k"}, "UniqueKey.Queue", `""`, "not empty"},
+		{UniqueKey{Queue: text(11), Key: "k"}, "UniqueKey.Queue", "11 bytes", "at most 10 bytes"},
+		{UniqueKey{Queue: "a", Tenant: text(11), Key: "k"}, "UniqueKey.Tenant", "11 bytes", "at most 10 bytes"},
+		{UniqueKey{Queue: "a", Group: text(11), Key: "k"}, "UniqueKey.Group", "11 bytes", "at most 10 bytes"},
+		{UniqueKey{Queue: "a", LimitKey: text(11), Key: "k"}, "UniqueKey.LimitKey", "11 bytes", "at most 10 bytes"},
+		{UniqueKey{Queue: "a", Key: text(11)}, "UniqueKey.Key", "11 bytes", "at most 10 bytes"},
+	} {
+		q.refused(tc.field, tc.value, tc.limit, func() error { return q.ReleaseKey(ctx, tc.key) })
+	}
 
 	replacing := keyed("twin")
 	replacing.Unique.Replace = true

@@ -196,7 +196,7 @@ func TestCallersFunctionsEnd(t *testing.T) {
 	for name, call := range map[string]func(q *Queue, end func()){
 		"Configure": func(q *Queue, end func()) { _ = q.Configure(context.Background(), "a", func(*Settings) { end() }) },
 		"Match": func(q *Queue, end func()) {
-			_, _ = q.RedriveAll(context.Background(), DeadLetters{Match: func(*TaskInfo) bool { end(); return true }})
+			_, _ = q.RedriveAllDead(context.Background(), DeadFilter{Match: func(*TaskInfo) bool { end(); return true }})
 		},
 		"List": func(q *Queue, end func()) {
 			for range q.List(context.Background(), ListOptions{State: Dead}) {
@@ -235,7 +235,7 @@ func TestCallersFunctionsEnd(t *testing.T) {
 						require.Equal(t, how == "panic", caught != nil)
 					}
 					require.NoError(t, q.Pause(t.Context(), "a"))
-					n, err := q.Purge(t.Context(), DeadLetters{})
+					n, err := q.PurgeDead(t.Context(), DeadFilter{})
 					require.NoError(t, err)
 					require.Equal(t, 600, n)
 					require.Zero(t, len(q.events.all()))

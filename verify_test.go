@@ -313,7 +313,7 @@ func finishAll(t *testing.T, disk *vfs.MemFS) {
 		}
 		return true
 	}, 20*time.Second, time.Millisecond)
-	_, err = q.RedriveAll(ctx, DeadLetters{Queue: "a"})
+	_, err = q.RedriveAllDead(ctx, DeadFilter{Queue: "a"})
 	require.NoError(t, err)
 	require.NoError(t, q.checkAll())
 	require.NoError(t, q.Close())

@@ -80,15 +80,14 @@ func TestNilContext(t *testing.T) {
 		require.NoError(t, err)
 		defer sub.Close()
 		refused("Next", func(ctx context.Context) error { _, err := sub.Next(ctx); return err })
-		require.NoError(t, outcome(func() error {
-			for range sub.All(none) {
-				return errors.New("an event")
+		refused("All", func(ctx context.Context) (err error) {
+			for _, err = range sub.All(ctx) {
 			}
-			return nil
-		}))
+			return err
+		})
 		_, ok := LeaseFrom(none)
 		require.False(t, ok)
-		require.Equal(t, silence, Logger(none))
+		require.Equal(t, silence, LoggerFrom(none))
 		after, err := q.Stats(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, before, after)
@@ -106,9 +105,12 @@ func TestZeroSubscription(t *testing.T) {
 					_, err := sub.Next(t.Context())
 					require.ErrorIs(t, err, ErrClosed)
 					require.ErrorContains(t, err, "Subscribe")
-					for e := range sub.All(t.Context()) {
-						t.Error(e)
+					n := 0
+					for _, err := range sub.All(t.Context()) {
+						require.ErrorIs(t, err, ErrClosed)
+						n++
 					}
+					require.Equal(t, 1, n)
 					require.Zero(t, sub.Lost())
 					sub.Close()
 				}

@@ -230,7 +230,7 @@ func (c *nodes) applied() (all, lag uint64) {
 	for _, s := range status.Shards {
 		led, has := uint64(unknown), uint64(0)
 		for _, r := range s.Replicas {
-			if r.Node == s.Leader && r.Err == "" {
+			if r.Node == s.Leader && r.LastError == "" {
 				led = r.Applied
 			}
 			if r.Node == c.peers[2].Node {

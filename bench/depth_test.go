@@ -171,18 +171,18 @@ func produceBeside(ctx context.Context, q *codeq.Queue) <-chan workload.Latencie
 	return took
 }
 
-// BenchmarkDepthDead is RedriveAll and Purge of 2,000,000 dead letters (100,000 with -short).
+// BenchmarkDepthDead is RedriveAllDead and PurgeDead of 2,000,000 dead letters (100,000 with -short).
 func BenchmarkDepthDead(b *testing.B) {
 	dead := 2_000_000
 	if testing.Short() {
 		dead /= 20
 	}
 	for name, do := range map[string]func(*codeq.Queue) (int, error){
-		"RedriveAll": func(q *codeq.Queue) (int, error) {
-			return q.RedriveAll(context.Background(), codeq.DeadLetters{Queue: queueName})
+		"RedriveAllDead": func(q *codeq.Queue) (int, error) {
+			return q.RedriveAllDead(context.Background(), codeq.DeadFilter{Queue: queueName})
 		},
-		"Purge": func(q *codeq.Queue) (int, error) {
-			return q.Purge(context.Background(), codeq.DeadLetters{Queue: queueName})
+		"PurgeDead": func(q *codeq.Queue) (int, error) {
+			return q.PurgeDead(context.Background(), codeq.DeadFilter{Queue: queueName})
 		},
 	} {
 		b.Run(name, func(b *testing.B) {

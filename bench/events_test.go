@@ -19,7 +19,10 @@ func BenchmarkEvents(b *testing.B) {
 		var read atomic.Int64
 		var reader sync.WaitGroup
 		reader.Go(func() {
-			for range sub.All(context.Background()) {
+			for _, err := range sub.All(context.Background()) {
+				if err != nil {
+					return
+				}
 				read.Add(1)
 			}
 		})

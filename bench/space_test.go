@@ -54,7 +54,7 @@ func BenchmarkSpace(b *testing.B) {
 		{name: "dead-purged", task: func(int) codeq.Task { return codeq.Task{Queue: queueName, MaxAttempts: 1} },
 			fails: errors.New("it is to die"), live: 1000,
 			end: func(ctx context.Context, q *codeq.Queue) error {
-				_, err := q.Purge(ctx, codeq.DeadLetters{Queue: queueName})
+				_, err := q.PurgeDead(ctx, codeq.DeadFilter{Queue: queueName})
 				return err
 			}},
 	} {
