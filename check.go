@@ -529,7 +529,7 @@ func (c *checker) schedule(key, value []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	if got := scheduleShard(r.name, c.shards); got != c.index {
+	if got := keys.ShardOfSchedule(r.name, c.shards); got != c.index {
 		c.report("schedule %q of shard %d lies in shard %d", r.name, got, c.index)
 	}
 	return nil

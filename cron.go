@@ -168,12 +168,7 @@ func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 }
 
 // shardOfSchedule is the number of the shard that a schedule lives in.
-func (q *Queue) shardOfSchedule(name string) int { return scheduleShard(name, len(q.replicas)) }
-
-// scheduleShard is FNV-1a of the name modulo the number of shards.
-func scheduleShard(name string, shards int) int {
-	return int(fnvStart([]byte(name)) % uint64(shards))
-}
+func (q *Queue) shardOfSchedule(name string) int { return keys.ShardOfSchedule(name, len(q.replicas)) }
 
 // check refuses a schedule that cannot be, and returns when it ticks.
 func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {

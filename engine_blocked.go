@@ -181,7 +181,7 @@ func (s *state) obeyMark(m mark, how byte) error {
 	switch {
 	case m.scope == 0:
 		return s.wakeTask(m.queue, m.id, how)
-	case m.scope&groupBit != 0:
+	case m.scope&keys.GroupScopeBit != 0:
 		return s.giveTurn(m.queue, m.scope)
 	default:
 		return s.fillLimit(m.queue, m.scope)

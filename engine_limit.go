@@ -150,7 +150,7 @@ func (s *state) recheckNext(r *recheck) error {
 		if err != nil {
 			return false, err
 		}
-		if scope != 0 && scope&groupBit == 0 {
+		if scope != 0 && scope&keys.GroupScopeBit == 0 {
 			s.wake(r.queue, scope, ID{}, wakeUp)
 		}
 		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))

@@ -76,9 +76,9 @@ func (m *minter) id(lane uint32) ID {
 		if m.shards == 1 {
 			return id
 		}
-		h := fnvStart(id[:15])
+		h := keys.FNV(id[:15])
 		for range 256 {
-			if fnvEnd(h, id[15])%uint64(m.shards) == uint64(m.shard) {
+			if keys.FNVNext(h, id[15])%uint64(m.shards) == uint64(m.shard) {
 				return id
 			}
 			id[15]++
@@ -86,26 +86,5 @@ func (m *minter) id(lane uint32) ID {
 	}
 }
 
-const (
-	fnvOffset = 14695981039346656037
-	fnvPrime  = 1099511628211
-)
-
-func fnvStart(b []byte) uint64 {
-	h := uint64(fnvOffset)
-	for _, c := range b {
-		h = (h ^ uint64(c)) * fnvPrime
-	}
-	return h
-}
-
-func fnvEnd(h uint64, last byte) uint64 { return (h ^ uint64(last)) * fnvPrime }
-
-// shard is the number of the shard that the ID routes to: FNV-1a
-// (Fowler, Noll, Vo; 64 bits) of its bytes modulo the number of shards.
-func (id ID) shard(shards int) int {
-	if shards == 1 {
-		return 0
-	}
-	return int(fnvEnd(fnvStart(id[:15]), id[15]) % uint64(shards))
-}
+// shard is the number of the shard that the ID routes to.
+func (id ID) shard(shards int) int { return keys.ShardOf(id, shards) }

@@ -5,7 +5,6 @@ import (
 	"codeq/internal/record"
 	"codeq/internal/schema"
 	"codeq/internal/store"
-	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 
@@ -21,20 +20,6 @@ const (
 	// the end of a task need not look up whose the key is. A task without it may hold its key.
 	holdsKey
 )
-
-// hash is SHA-256 over what tells a scope from every other.
-func hash(kind string, parts ...string) [sha256.Size]byte {
-	b := append(make([]byte, 0, 256), kind...) // on the stack, if that is enough
-	for _, p := range parts {
-		b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
-	}
-	return sha256.Sum256(b)
-}
-
-// The last bit of a scope tells those of groups from those of limits.
-const groupBit = 1
-
-func scopeOf(h [sha256.Size]byte) uint64 { return binary.BigEndian.Uint64(h[:])&^groupBit | 2 }
 
 // homeOf says which shard a task belongs to: the widest of its scopes decides,
 // so that all tasks of a scope lie together. Without one, any shard will do.

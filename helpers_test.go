@@ -593,7 +593,7 @@ func (c *memoryChecker) limits() error {
 		if front := frontOf(&s.fronts, scope); bytes.Compare(id[:], front[:]) < 0 {
 			c.report("task %s waits in scope %x before its front %s", ID(id), scope, front)
 		}
-		if scope != 0 && scope&groupBit == 0 {
+		if scope != 0 && scope&keys.GroupScopeBit == 0 {
 			parked[scope] = true
 		}
 		return err

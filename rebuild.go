@@ -280,7 +280,7 @@ func (b *rebuilder) copySettings() error {
 			}
 		}),
 		b.old.scan(keys.Schedule, func(key, value []byte) {
-			if r, err := parseRecurring(key, value); err == nil && scheduleShard(r.name, b.shards) == b.index {
+			if r, err := parseRecurring(key, value); err == nil && keys.ShardOfSchedule(r.name, b.shards) == b.index {
 				b.set(key, value)
 			}
 		}))

@@ -98,23 +98,12 @@ func (u *Unique) check(l *Limits) error {
 	return nil
 }
 
-func (t *Task) limitScope() uint64 {
-	if t.LimitKey == "" {
-		return 0
-	}
-	return scopeOf(hash("limit", t.Queue, t.LimitKey))
-}
+func (t *Task) limitScope() uint64 { return keys.LimitScope(t.Queue, t.LimitKey) }
 
-func (t *Task) groupScope() uint64 {
-	if t.Group == "" {
-		return 0
-	}
-	return scopeOf(hash("group", t.Queue, t.Tenant, t.LimitKey, t.Group)) | groupBit
-}
+func (t *Task) groupScope() uint64 { return keys.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group) }
 
 func (t *Task) uniqueHash() [keys.UniqueLen]byte {
-	h := hash("unique", t.Queue, t.Tenant, t.LimitKey, t.Group, t.Unique.Key)
-	return [keys.UniqueLen]byte(h[:])
+	return keys.UniqueHash(t.Queue, t.Tenant, t.LimitKey, t.Group, t.Unique.Key)
 }
 
 // ReleaseKey frees the idempotency key of a task, whatever has become of the
