@@ -424,7 +424,7 @@ func (c *checker) dependent(key, value []byte) error {
 	st := c.seen[parent]
 	if c.told[parent] != 0 {
 		// it will know, in one of the next groups
-	} else if st == nil || !st.Parent || st.ended() && (st.state != Dead || st.At != neverExpires) {
+	} else if st == nil || !st.Parent || st.ended() && (st.state != Dead || st.At != keys.Forever) {
 		c.report("task %s waits for %s, which is %+v", ID(child), ID(parent), st)
 	}
 	if st := c.seen[child]; st != nil {
@@ -440,10 +440,10 @@ func (c *checker) pinned(key, value []byte) error {
 		return nil
 	}
 	v, err := keys.ParsePinned(value)
-	if err != nil || v.Count == 0 || v.Until == neverExpires {
+	if err != nil || v.Count == 0 || v.Until == keys.Forever {
 		c.report("task %s is pinned by %+v: %w", ID(id), v, err)
 	}
-	if st := c.seen[id]; st == nil || st.state != Done || st.At != neverExpires {
+	if st := c.seen[id]; st == nil || st.state != Done || st.At != keys.Forever {
 		c.report("task %s is pinned and is %+v", ID(id), st)
 	}
 	c.pins[id] += v.Count
@@ -538,7 +538,7 @@ func (c *checker) schedule(key, value []byte) error {
 // finish reports what only the whole shard shows.
 func (c *checker) finish() {
 	for id, st := range c.seen {
-		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.state != Dead || st.At != neverExpires || turn.Holder != keys.ID(id)) {
+		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.state != Dead || st.At != keys.Forever || turn.Holder != keys.ID(id)) {
 			c.report("task %s at %+v holds the turn of group %x, which is %+v", id, st.Place, st.Head.Group, turn)
 		}
 		if st.ended() {
@@ -547,7 +547,7 @@ func (c *checker) finish() {
 		if first := keys.FirstPlace(keys.LaneOf(id), id); st.Place != first && !c.indexed[id] {
 			c.report("task %s at %+v has no index entry", id, st.Place)
 		}
-		if st.Flags&holdsKey != 0 && !st.keyed {
+		if st.Flags&record.HoldsKey != 0 && !st.keyed {
 			c.report("task %s does not hold its idempotency key %x", id, st.Unique)
 		}
 		turn := c.turns[st.Head.Group]

@@ -31,12 +31,6 @@ func (s *state) block(l *lane, scope uint64, id ID, rec []byte) {
 	s.touch(q)
 }
 
-// What a mark has to say.
-const (
-	wakeUp     = iota // who waits may go on
-	wakeCancel        // the task is to be canceled
-)
-
 // mark names who may go on: an entry of the range Wake.
 type mark struct {
 	queue *queueState
@@ -197,7 +191,7 @@ func (s *state) wakeTask(q *queueState, id ID, how byte) error {
 	if at == nil || err != nil { // nil: it was canceled meanwhile
 		return err
 	}
-	if how == wakeCancel {
+	if how == keys.WakeCancel {
 		s.cancel(at)
 		return nil
 	}

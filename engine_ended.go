@@ -30,9 +30,6 @@ type bucket struct {
 func (b *bucket) Due() uint64 { return b.until }
 func (b *bucket) Spot() *int  { return &b.place }
 
-// neverExpires is the bucket of what is kept for ever.
-const neverExpires = 1<<64 - 1
-
 // minBucket is the width of the narrowest buckets, in ms.
 const minBucket = 1000
 
@@ -41,7 +38,7 @@ const minBucket = 1000
 // sixteenth of the retention wide, so that a queue has few of them.
 func bucketOf(wall uint64, retention int64) uint64 {
 	if retention < 0 || uint64(retention) > 1<<62 {
-		return neverExpires
+		return keys.Forever
 	}
 	width := uint64(minBucket)
 	if eighth := uint64(retention) / 8; eighth > width {
@@ -53,7 +50,7 @@ func bucketOf(wall uint64, retention int64) uint64 {
 
 // keep stores a task that has ended, in the bucket of a time. By its record it holds no key any more.
 func (s *state) keep(q *queueState, prefix byte, id ID, until uint64, ended keys.EndedValue, rec *record.Record) {
-	rec.Flags &^= holdsKey
+	rec.Flags &^= record.HoldsKey
 	b := s.bucket(q, bucketKey{prefix, until})
 	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
 	s.group.change(id)
@@ -72,7 +69,7 @@ func (s *state) bucket(q *queueState, k bucketKey) *bucket {
 	b := q.buckets[k]
 	if b == nil {
 		b = &bucket{queue: q, bucketKey: k, place: -1}
-		if k.until != neverExpires {
+		if k.until != keys.Forever {
 			s.expiries.Push(b)
 		}
 		if q.buckets == nil {

@@ -36,7 +36,7 @@ func (s *state) admitAll(tasks []newTask, ids []ID, duplicates []int) ([]ID, []i
 			continue
 		}
 		if id, taken := s.holder(t.tied.Unique); taken {
-			if t.tied.Flags&replaceWaiting == 0 || !s.replace(id, t) {
+			if t.tied.Flags&record.ReplaceWaiting == 0 || !s.replace(id, t) {
 				duplicates = append(duplicates, i)
 			}
 			if existed == nil {
@@ -78,7 +78,7 @@ func (s *state) fetchTies(tasks []newTask) {
 // canAdmit reports whether all that admitAll will look up is on disk.
 func (s *state) canAdmit(tasks []newTask) bool {
 	for i := range tasks {
-		if t := tasks[i].tied; t != nil && t.Flags&replaceWaiting != 0 {
+		if t := tasks[i].tied; t != nil && t.Flags&record.ReplaceWaiting != 0 {
 			id, taken := s.holder(t.Unique)
 			if taken && s.isHolderMoving(t.Unique, id) {
 				return false
@@ -105,7 +105,7 @@ func (s *state) admitTied(t *newTask, batch []ID, existed map[ID]bool) ID {
 		s.block(l, group, id, t.rec)
 	default:
 		s.placeFirst(l, id, t.rec)
-		if t.tied.Flags&replaceWaiting != 0 { // by a later produce of the group, perhaps
+		if t.tied.Flags&record.ReplaceWaiting != 0 { // by a later produce of the group, perhaps
 			first := keys.FirstPlace(l.number, id)
 			s.group.put(id, l, first, t.rec)
 		}
@@ -197,12 +197,12 @@ func (s *state) parentEnded(parent, child ID, outcome byte) {
 	switch {
 	case outcome == parentCanceled:
 		s.pending.put(s, child, doomed)
-		s.wake(q, 0, child, wakeCancel)
+		s.wake(q, 0, child, keys.WakeCancel)
 	case n > 1:
 		s.pending.put(s, child, n-1)
 	default:
 		s.pending.drop(s, child)
-		s.wake(q, 0, child, wakeUp)
+		s.wake(q, 0, child, keys.WakeUp)
 	}
 }
 
@@ -282,7 +282,7 @@ func (s *state) depend(parent, child ID, onDead OnDead) bool {
 	switch {
 	case at.state == Dead: // to where it does not expire
 		s.unkeep(at)
-		s.keep(at.lane.queue, keys.Dead, at.id, neverExpires, at.ended, &at.rec)
+		s.keep(at.lane.queue, keys.Dead, at.id, keys.Forever, at.ended, &at.rec)
 	default:
 		s.rewrite(at)
 	}

@@ -278,9 +278,9 @@ func (s *state) end(q *queueState, id ID, t *record.Ties, o Outcome) {
 		var release uint8
 		switch o.State {
 		case Done:
-			release = releaseOnComplete
+			release = record.ReleaseOnComplete
 		case Dead:
-			release = releaseOnDead
+			release = record.ReleaseOnDead
 		}
 		s.endKey(id, t, release)
 	}
@@ -387,7 +387,7 @@ func (s *state) bury(ls *lease, rec *record.Record) {
 	}
 	until := bucketOf(s.wall, retention)
 	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.wall}, rec)
-	if rec.Child && until != neverExpires {
+	if rec.Child && until != keys.Forever {
 		s.leave(ls.id, until)
 	}
 	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, Error: rec.Error, Attempts: int(rec.Attempts)})
@@ -670,7 +670,7 @@ func (s *state) redrive(at *located) error {
 		if !taken {
 			s.takeKey(at.id, &at.rec.Ties, mintedAt(at.id))
 		}
-		at.rec.Flags |= holdsKey
+		at.rec.Flags |= record.HoldsKey
 	}
 	s.withdraw(at)
 	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false

@@ -11,16 +11,6 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// The flags of a stored idempotency key.
-const (
-	releaseOnComplete = 1 << iota
-	releaseOnDead
-	replaceWaiting
-	// holdsKey: until the task ends, it holds its key. ReleaseKey takes it from a task that has not ended, so that
-	// the end of a task need not look up whose the key is. A task without it may hold its key.
-	holdsKey
-)
-
 // homeOf says which shard a task belongs to: the widest of its scopes decides,
 // so that all tasks of a scope lie together. Without one, any shard will do.
 func homeOf(t *record.Ties, shards int) (shard int, bound bool) {
@@ -53,7 +43,7 @@ func (s *state) isHolderMoving(hash [keys.UniqueLen]byte, id ID) bool {
 func (s *state) takeKey(id ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
 	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed, be it now
-		v.Until = later(from, t.UniqueFor)
+		v.Until = keys.Later(from, t.UniqueFor)
 		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
 		s.group.set(s.scratch, nil)
 		s.nextFreed.lower(v.Until, t.Unique)
@@ -73,10 +63,10 @@ func (s *state) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 // has passed its time there is nothing to do: freeKeys will find that the task
 // has ended.
 func (s *state) endKey(id ID, t *record.Ties, release uint8) {
-	if t.Flags&release == 0 && t.UniqueFor != 0 && later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
 		return
 	}
-	if t.Flags&holdsKey != 0 && t.UniqueFor == 0 {
+	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
 		s.uniques.dropBlind(t.Unique)
 		return
 	}
@@ -90,14 +80,6 @@ func (s *state) endKey(id ID, t *record.Ties, release uint8) {
 }
 
 func mintedAt(id ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
-
-// later is a time of the wall clock after a number of milliseconds, or never.
-func later(wall, ms uint64) uint64 {
-	if ms > never-wall {
-		return never
-	}
-	return wall + ms
-}
 
 // freeKeys looks at idempotency keys whose time has passed: those of tasks that
 // have ended are free, the others when their tasks end.

@@ -7,6 +7,7 @@ import (
 	"math/bits"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/ticks"
 )
 
@@ -253,11 +254,11 @@ func (s *state) releaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, err
 		s.broken = err
 		return Decided, nil
 	}
-	if at != nil && at.rec.Flags&holdsKey != 0 {
+	if at != nil && at.rec.Flags&record.HoldsKey != 0 {
 		if !s.hasRoom(roomScarce) {
 			return Decided, ErrNoRoom
 		}
-		at.rec.Flags &^= holdsKey
+		at.rec.Flags &^= record.HoldsKey
 		s.rewrite(at)
 	}
 	s.freeKey(hash, v)

@@ -375,7 +375,7 @@ func findTwins(tasks []newTask) int {
 			first[t.Unique] = i
 			continue
 		}
-		if t.Flags&replaceWaiting != 0 {
+		if t.Flags&record.ReplaceWaiting != 0 {
 			return i
 		}
 		t.twin = n

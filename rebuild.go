@@ -101,8 +101,7 @@ func (b *rebuilder) copyRecords() error {
 			}
 			b.tasks[id] = t
 			b.set(key, value)
-			since := keys.SinceOf(keys.ID(id))
-			b.clock = max(b.clock, keys.SinceMillis(since)<<clockShift|since&(1<<clockShift-1))
+			b.clock = max(b.clock, keys.ClockOf(id))
 		}); err != nil {
 			return err
 		}
@@ -316,21 +315,21 @@ func (b *rebuilder) rebuildUnique() error {
 			holders[t.Unique] = id
 			v := keys.UniqueValue{ID: keys.ID(id)}
 			if t.UniqueFor != 0 {
-				v.Until = later(mintedAt(id), t.UniqueFor)
+				v.Until = keys.Later(mintedAt(id), t.UniqueFor)
 				b.set(keys.AppendFreed(nil, v.Until, t.Unique), nil)
 			}
 			b.set(keys.AppendHashed(nil, t.Unique), v.Append(nil))
 		}
 	}
 	if b.old.gaps[keys.Unique] {
-		take(holdsKey)
+		take(record.HoldsKey)
 		take(0)
 	}
 	if err := b.commit(); err != nil {
 		return err
 	}
 	for id, t := range b.tasks {
-		if t.Flags&holdsKey != 0 && !t.ended() && holders[t.Unique] != id {
+		if t.Flags&record.HoldsKey != 0 && !t.ended() && holders[t.Unique] != id {
 			if err := b.disown(id, t); err != nil {
 				return err
 			}
@@ -354,7 +353,7 @@ func (b *rebuilder) disown(id ID, t *rebuiltTask) error {
 	if err != nil {
 		return err
 	}
-	rec.Flags &^= holdsKey
+	rec.Flags &^= record.HoldsKey
 	rec.Rewritten = rec.Rewritten || t.Range == keys.Task
 	b.set(key, append(value[:len(value)-len(stored):len(value)-len(stored)], rec.Encode()...))
 	return nil
@@ -428,7 +427,7 @@ func (b *rebuilder) rebuildTurns() error {
 	for scope, queue := range waiting {
 		if _, ok := held[scope]; !ok {
 			held[scope] = ID{}
-			b.wakes[wakeKey{queue, scope, ID{}}] = wakeUp
+			b.wakes[wakeKey{queue, scope, ID{}}] = keys.WakeUp
 		}
 	}
 	for scope, id := range held {
@@ -577,7 +576,7 @@ func (b *rebuilder) rebuildPins() error {
 		b.old.scan(keys.Pinned, func(key, value []byte) {
 			id, err := keys.ParseByID(key)
 			v, valueErr := keys.ParsePinned(value)
-			if t := b.tasks[id]; err == nil && valueErr == nil && t != nil && t.state == Done && t.At == neverExpires {
+			if t := b.tasks[id]; err == nil && valueErr == nil && t != nil && t.state == Done && t.At == keys.Forever {
 				counts[id] = v
 			}
 		}),
@@ -656,5 +655,5 @@ func (b *rebuilder) queueOf(t *rebuiltTask) uint32 {
 // awaited reports whether a task of this shard may be waited for.
 func (b *rebuilder) awaited(parent keys.ID) bool {
 	t := b.tasks[parent]
-	return t != nil && t.Parent && (!t.ended() || t.state == Dead && t.At == neverExpires)
+	return t != nil && t.Parent && (!t.ended() || t.state == Dead && t.At == keys.Forever)
 }

@@ -56,16 +56,16 @@ func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 // flags are those of a new task, which is stored only if its key is free.
 func (u *Unique) flags() (f uint8) {
 	if u.Key != "" {
-		f = holdsKey
+		f = record.HoldsKey
 	}
 	if u.ReleaseOnComplete {
-		f |= releaseOnComplete
+		f |= record.ReleaseOnComplete
 	}
 	if u.ReleaseOnDead {
-		f |= releaseOnDead
+		f |= record.ReleaseOnDead
 	}
 	if u.Replace {
-		f |= replaceWaiting
+		f |= record.ReplaceWaiting
 	}
 	return f
 }
@@ -76,9 +76,9 @@ func uniqueOf(r *record.Record) Unique {
 	}
 	return Unique{
 		Key: r.UniqueKey, For: duration(r.UniqueFor),
-		Replace:           r.Flags&replaceWaiting != 0,
-		ReleaseOnComplete: r.Flags&releaseOnComplete != 0,
-		ReleaseOnDead:     r.Flags&releaseOnDead != 0,
+		Replace:           r.Flags&record.ReplaceWaiting != 0,
+		ReleaseOnComplete: r.Flags&record.ReleaseOnComplete != 0,
+		ReleaseOnDead:     r.Flags&record.ReleaseOnDead != 0,
 	}
 }
 

@@ -1,6 +1,5 @@
 package codeq
 
-
 // upkeep is what the owner does beside what the rules have to do without being asked.
 type ownUpkeep struct {
 	kind StepKind

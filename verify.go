@@ -262,7 +262,7 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 	if v.Node == "" {
 		_, err = v.CheckIdentity(index, got)
 	} else if got != nil { // it has been led
-		_, err = checkReplicaIdentity(index, v.Shards, got)
+		_, err = manifest.CheckReplicaIdentity(index, v.Shards, got)
 	}
 	return err
 }
