@@ -168,7 +168,7 @@ func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 }
 
 // shardOfSchedule is the number of the shard that a schedule lives in.
-func (q *Queue) shardOfSchedule(name string) int { return keys.ShardOfName(name, len(q.replicas)) }
+func (q *Queue) shardOfSchedule(name string) int { return keys.ShardOfSchedule(name, len(q.replicas)) }
 
 // check refuses a schedule that cannot be, and returns when it ticks.
 func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {

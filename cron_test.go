@@ -639,9 +639,9 @@ func TestCheckSchedules(t *testing.T) {
 			shard int
 			value []byte
 		}{
-			{"in the wrong shard", 1 - keys.ShardOfName("s", 2), v.Append(nil)},
-			{"malformed", keys.ShardOfName("s", 2), []byte{1, 2, 3}},
-			{"without a record", keys.ShardOfName("s", 2), (&keys.ScheduleValue{Cron: "@daily"}).Append(nil)},
+			{"in the wrong shard", 1 - keys.ShardOfSchedule("s", 2), v.Append(nil)},
+			{"malformed", keys.ShardOfSchedule("s", 2), []byte{1, 2, 3}},
+			{"without a record", keys.ShardOfSchedule("s", 2), (&keys.ScheduleValue{Cron: "@daily"}).Append(nil)},
 		} {
 			b.open()
 			require.NoError(t, b.q.checkAll())
@@ -656,8 +656,8 @@ func TestCheckSchedules(t *testing.T) {
 
 // TestScheduleShard: the shard of a name is part of the format.
 func TestScheduleShard(t *testing.T) {
-	require.Zero(t, keys.ShardOfName("nightly", 1))
-	require.Equal(t, []int{2, 1, 1}, []int{keys.ShardOfName("nightly", 3), keys.ShardOfName("hourly", 3), keys.ShardOfName("weekly", 3)})
+	require.Zero(t, keys.ShardOfSchedule("nightly", 1))
+	require.Equal(t, []int{2, 1, 1}, []int{keys.ShardOfSchedule("nightly", 3), keys.ShardOfSchedule("hourly", 3), keys.ShardOfSchedule("weekly", 3)})
 }
 
 // TestTicksOfManySchedules: a tick looks at the schedules that are due, not at all.

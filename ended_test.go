@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
 )
 
 // TestBucketOf: a bucket ends no sooner than what it keeps may be forgotten, and
@@ -31,7 +33,7 @@ func TestBucketOf(t *testing.T) {
 			require.GreaterOrEqual(t, until, wall+uint64(r), "wall %d, retention %d", wall, r)
 			require.LessOrEqual(t, until, wall+uint64(r)+max(uint64(r)/8, second), "wall %d, retention %d", wall, r)
 		}
-		require.Equal(t, uint64(neverExpires), bucketOf(wall, -1))
+		require.Equal(t, uint64(keys.Forever), bucketOf(wall, -1))
 	}
 	for _, r := range retentions[1:] {
 		if r < second {

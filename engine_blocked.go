@@ -9,7 +9,6 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
-	"codeq/internal/record"
 )
 
 // Blocked tasks wait for others, each in a scope: 0 for tasks that wait for
@@ -31,12 +30,6 @@ func (s *state) block(l *lane, scope uint64, id keys.ID, rec []byte) {
 	q.counts.Blocked++
 	s.touch(q)
 }
-
-// What a mark has to say.
-const (
-	wakeUp     = iota // who waits may go on
-	wakeCancel        // the task is to be canceled
-)
 
 // mark names who may go on: an entry of the range Wake.
 type mark struct {
@@ -182,7 +175,7 @@ func (s *state) obeyMark(m mark, how byte) error {
 	switch {
 	case m.scope == 0:
 		return s.wakeTask(m.queue, m.id, how)
-	case m.scope&record.GroupBit != 0:
+	case m.scope&keys.GroupScopeBit != 0:
 		return s.giveTurn(m.queue, m.scope)
 	default:
 		return s.fillLimit(m.queue, m.scope)
@@ -198,7 +191,7 @@ func (s *state) wakeTask(q *queueState, id keys.ID, how byte) error {
 	if at == nil || err != nil { // nil: it was canceled meanwhile
 		return err
 	}
-	if how == wakeCancel {
+	if how == keys.WakeCancel {
 		s.cancel(at)
 		return nil
 	}

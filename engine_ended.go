@@ -30,9 +30,6 @@ type bucket struct {
 func (b *bucket) Due() uint64 { return b.until }
 func (b *bucket) Spot() *int  { return &b.place }
 
-// neverExpires is the bucket of what is kept for ever.
-const neverExpires = 1<<64 - 1
-
 // minBucket is the width of the narrowest buckets, in ms.
 const minBucket = 1000
 
@@ -41,7 +38,7 @@ const minBucket = 1000
 // sixteenth of the retention wide, so that a queue has few of them.
 func bucketOf(wall uint64, retention int64) uint64 {
 	if retention < 0 || uint64(retention) > 1<<62 {
-		return neverExpires
+		return keys.Forever
 	}
 	width := uint64(minBucket)
 	if eighth := uint64(retention) / 8; eighth > width {
@@ -72,7 +69,7 @@ func (s *state) bucket(q *queueState, k bucketKey) *bucket {
 	b := q.buckets[k]
 	if b == nil {
 		b = &bucket{queue: q, bucketKey: k, place: -1}
-		if k.until != neverExpires {
+		if k.until != keys.Forever {
 			s.expiries.Push(b)
 		}
 		if q.buckets == nil {

@@ -43,7 +43,7 @@ func (s *state) passTurn(q *queueState, scope uint64, id keys.ID) {
 		return
 	}
 	s.groups.put(s, scope, keys.GroupValue{Waiting: true})
-	s.wake(q, scope, keys.ID{}, wakeUp)
+	s.wake(q, scope, keys.ID{}, keys.WakeUp)
 }
 
 func (s *state) giveTurnTo(at *located, scope uint64, others bool) {
@@ -70,7 +70,7 @@ func (s *state) giveTurn(q *queueState, scope uint64) error {
 	case first != nil:
 		s.giveTurnTo(first, scope, others)
 	case others:
-		s.wake(q, scope, keys.ID{}, wakeUp)
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
 	default:
 		s.groups.drop(s, scope)
 	}

@@ -198,12 +198,12 @@ func (s *state) parentEnded(parent, child keys.ID, outcome byte) {
 	switch {
 	case outcome == parentCanceled:
 		s.pending.put(s, child, doomed)
-		s.wake(q, 0, child, wakeCancel)
+		s.wake(q, 0, child, keys.WakeCancel)
 	case n > 1:
 		s.pending.put(s, child, n-1)
 	default:
 		s.pending.drop(s, child)
-		s.wake(q, 0, child, wakeUp)
+		s.wake(q, 0, child, keys.WakeUp)
 	}
 }
 
@@ -283,7 +283,7 @@ func (s *state) depend(parent, child keys.ID, onDead XOnDead) bool {
 	switch {
 	case at.state == XDead: // to where it does not expire
 		s.unkeep(at)
-		s.keep(at.lane.queue, keys.Dead, at.id, neverExpires, at.ended, &at.rec)
+		s.keep(at.lane.queue, keys.Dead, at.id, keys.Forever, at.ended, &at.rec)
 	default:
 		s.rewrite(at)
 	}

@@ -388,7 +388,7 @@ func (s *state) bury(ls *lease, rec *record.Record) {
 	}
 	until := bucketOf(s.wall, retention)
 	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.wall}, rec)
-	if rec.Child && until != neverExpires {
+	if rec.Child && until != keys.Forever {
 		s.leave(ls.id, until)
 	}
 	s.end(ls.lane.queue, ls.id, &ties, XOutcome{State: XDead, LastError: rec.Error, Attempts: int(rec.Attempts)})

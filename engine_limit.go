@@ -42,7 +42,7 @@ func (s *state) leaveLimit(q *queueState, scope uint64) {
 	st.leased--
 	switch {
 	case st.parked:
-		s.wake(q, scope, keys.ID{}, wakeUp)
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
 	case st.leased == 0:
 		delete(s.limits, scope)
 	}
@@ -52,7 +52,7 @@ func (s *state) leaveLimit(q *queueState, scope uint64) {
 // its key may have its room.
 func (s *state) passLimit(q *queueState, scope uint64) {
 	if st := s.limits[scope]; st != nil && st.parked {
-		s.wake(q, scope, keys.ID{}, wakeUp)
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
 	}
 }
 
@@ -99,7 +99,7 @@ func (s *state) fillLimit(q *queueState, scope uint64) error {
 		return err
 	}
 	if cut {
-		s.wake(q, scope, keys.ID{}, wakeUp)
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
 	}
 	switch {
 	case more || cut:
@@ -150,8 +150,8 @@ func (s *state) recheckNext(r *recheck) error {
 		if err != nil {
 			return false, err
 		}
-		if scope != 0 && scope&record.GroupBit == 0 {
-			s.wake(r.queue, scope, keys.ID{}, wakeUp)
+		if scope != 0 && scope&keys.GroupScopeBit == 0 {
+			s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
 		}
 		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))
 		return false, nil

@@ -61,11 +61,11 @@ func (p *pins) load(r pebble.Reader) error {
 // pinByTelling keeps a task that is done until its children are told, and have ended. It
 // returns the bucket in which the task lies until then.
 func (s *state) pinByTelling(parent keys.ID, until uint64) uint64 {
-	if until == neverExpires {
+	if until == keys.Forever {
 		return until
 	}
 	s.pins.counts.put(s, parent, keys.PinnedValue{Count: 1, Until: until})
-	return neverExpires
+	return keys.Forever
 }
 
 // told is when all children of a task know that it has ended.
@@ -93,12 +93,12 @@ func (s *state) pinFor(parent keys.ID, outcome byte) byte {
 // repin keeps a task that is done already for one more child, which is told next.
 // REQUIRES: the task is not moving.
 func (s *state) repin(at *located) {
-	if at.place.At == neverExpires { // for ever, or pinned
+	if at.place.At == keys.Forever { // for ever, or pinned
 		return
 	}
 	s.pins.counts.put(s, at.id, keys.PinnedValue{Until: at.place.At}) // the child counts
 	s.unkeep(at)
-	s.keep(at.lane.queue, keys.Done, at.id, neverExpires, at.ended, &at.rec)
+	s.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
 }
 
 // pin notes that a child of this shard pins a parent.

@@ -29,7 +29,7 @@ func (s *state) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
 func (s *state) takeKey(id keys.ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
 	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed, be it now
-		v.Until = later(from, t.UniqueFor)
+		v.Until = keys.Later(from, t.UniqueFor)
 		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
 		s.group.set(s.scratch, nil)
 		s.nextFreed.lower(v.Until, t.Unique)
@@ -49,7 +49,7 @@ func (s *state) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 // has passed its time there is nothing to do: freeKeys will find that the task
 // has ended.
 func (s *state) endKey(id keys.ID, t *record.Ties, release uint8) {
-	if t.Flags&release == 0 && t.UniqueFor != 0 && later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
 		return
 	}
 	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
@@ -66,14 +66,6 @@ func (s *state) endKey(id keys.ID, t *record.Ties, release uint8) {
 }
 
 func mintedAt(id keys.ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
-
-// later is a time of the wall clock after a number of milliseconds, or never.
-func later(wall, ms uint64) uint64 {
-	if ms > never-wall {
-		return never
-	}
-	return wall + ms
-}
 
 // freeKeys looks at idempotency keys whose time has passed: those of tasks that
 // have ended are free, the others when their tasks end.

@@ -430,7 +430,9 @@ func TestRaiseOfNode(t *testing.T) {
 	require.NoError(t, err)
 	id, err := q.Produce(ctx, Task{Queue: "a"})
 	require.NoError(t, errors.Join(err, q.Close()))
-	ofOldFormat(t, disk, func(m *manifest.Manifest, i int) string { return replicaIdentity(manifest.OldestFormat, i, m.Shards) })
+	ofOldFormat(t, disk, func(m *manifest.Manifest, i int) string {
+		return manifest.ReplicaIdentity(manifest.OldestFormat, i, m.Shards)
+	})
 	r := verifyImage(t, disk, false)
 	require.True(t, r.OK(), "%v", r.Problems)
 
@@ -443,7 +445,7 @@ func TestRaiseOfNode(t *testing.T) {
 	for i, r := range q.replicas {
 		got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
 		require.NoError(t, err)
-		require.Equal(t, replicaIdentity(manifest.Format, i, len(q.replicas)), string(got))
+		require.Equal(t, manifest.ReplicaIdentity(manifest.Format, i, len(q.replicas)), string(got))
 	}
 	require.NoError(t, q.Close())
 	m, err := manifest.Read(disk, "queue")

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
@@ -43,6 +44,12 @@ func (q *Queue) peek(s *shard) *view {
 	r.mu.RLock()
 	return newView(r, s.store.DB().NewSnapshot())
 }
+
+// check has the checker walk the shard's disk.
+func (v *view) check(index, shards int) error { return fsck.Check(v.snap, storedRules, index, shards) }
+
+// recordRanges are the ranges in which the records of tasks lie.
+var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
 
 // checkAll has the checker walk every shard's disk.
 func (q *Queue) checkAll() error {
@@ -593,7 +600,7 @@ func (c *memoryChecker) limits() error {
 		if front := frontOf(&s.fronts, scope); bytes.Compare(id[:], front[:]) < 0 {
 			c.report("task %s waits in scope %x before its front %s", ID(id), scope, front)
 		}
-		if scope != 0 && scope&record.GroupBit == 0 {
+		if scope != 0 && scope&keys.GroupScopeBit == 0 {
 			parked[scope] = true
 		}
 		return err

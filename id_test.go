@@ -127,7 +127,7 @@ func TestIDTime(t *testing.T) {
 	require.Equal(t, time.UnixMilli(0x0193b3c01234), sampleID.Time())
 	now := time.Now()
 	require.Equal(t, now.UnixMilli(), ID(testMinter(0, 1).at(uint64(now.UnixMilli())).id(1)).Time().UnixMilli())
-	require.EqualValues(t, int64(1<<48-1), ID(testMinter(0, 1).at(1<<48 - 1).id(1)).Time().UnixMilli(), "the last that there is room for")
+	require.EqualValues(t, int64(1<<48-1), ID(testMinter(0, 1).at(1<<48-1).id(1)).Time().UnixMilli(), "the last that there is room for")
 }
 
 // TestMinterIncreases: whatever the wall clock does, IDs and numbers of a

@@ -120,26 +120,16 @@ func (r *replica) christen(p *proposer) error {
 		return err
 	}
 	if got != nil {
-		if old, err := checkReplicaIdentity(r.index, shards, got); err != nil || !old {
+		if old, err := manifest.CheckReplicaIdentity(r.index, shards, got); err != nil || !old {
 			return err
 		}
 	}
 	b := r.store.DB().NewBatch()
 	defer func() { _ = b.Close() }() // it does no more than to recycle memory
-	if err := b.Set([]byte{keys.Meta}, []byte(replicaIdentity(manifest.Format, r.index, shards)), nil); err != nil {
+	if err := b.Set([]byte{keys.Meta}, []byte(manifest.ReplicaIdentity(manifest.Format, r.index, shards)), nil); err != nil {
 		return store.Error(err)
 	}
 	return p.Commit(b)
-}
-
-func replicaIdentity(format, index, shards int) string {
-	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)
-}
-
-// checkReplicaIdentity is manifest.CheckIdentity for a replica. All nodes have the same
-// identity, that of the format in which the last leader knew it.
-func checkReplicaIdentity(index, shards int, got []byte) (old bool, err error) {
-	return manifest.CheckIdentity(got, manifest.Format, func(f int) string { return replicaIdentity(f, index, shards) })
 }
 
 // load builds the shard from the store.

@@ -331,13 +331,13 @@ func (m *model) toScheduled(t *modelTask, due uint64) {
 }
 
 func (m *model) toDead(t *modelTask, at uint64) {
-	t.until = neverExpires
+	t.until = keys.Forever
 	set := m.settings[t.want.Queue]
 	holds := set.HoldGroups && t.want.Group != ""
 	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
 		t.until = bucketOf(at, retentionMillis(retention))
 	}
-	if t.until != neverExpires {
+	if t.until != keys.Forever {
 		m.unpin(t, t.until)
 	}
 	m.endKey(t, Dead, at)
@@ -441,7 +441,7 @@ func (m *model) nextEvent() uint64 {
 		case Leased:
 			next = min(next, t.deadline)
 		case Scheduled, Dead, Done, Canceled:
-			if t.until != neverExpires {
+			if t.until != keys.Forever {
 				next = min(next, now+t.until-wall)
 			}
 		}

@@ -283,7 +283,7 @@ func (m *model) depend(t *modelTask, parent ID) (doomed bool) {
 			m.pin(p, t)
 			return cancels
 		}
-		p.until = neverExpires
+		p.until = keys.Forever
 	}
 	p.parent = true
 	t.waits[parent] = true
@@ -322,11 +322,11 @@ func (m *model) ended(t *modelTask, o Outcome, passes bool) {
 // pin keeps the result of a parent that is done, for some time, until a child has ended that is
 // told of it.
 func (m *model) pin(parent, child *modelTask) {
-	if parent.want.State != Done || m.tasks[parent.want.ID] != parent || parent.until == neverExpires && parent.kept == 0 {
+	if parent.want.State != Done || m.tasks[parent.want.ID] != parent || parent.until == keys.Forever && parent.kept == 0 {
 		return
 	}
 	if parent.kept == 0 {
-		parent.kept, parent.until, parent.pins = parent.until, neverExpires, make(map[ID]bool)
+		parent.kept, parent.until, parent.pins = parent.until, keys.Forever, make(map[ID]bool)
 	}
 	parent.pins[child.want.ID] = true
 }

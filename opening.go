@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
@@ -21,7 +22,7 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 			return nil, err
 		}
 	}
-	if err := finishRepair(d.FS, d.Path, index); err != nil {
+	if err := fsck.FinishRepair(d.FS, d.Path, index); err != nil {
 		return nil, err
 	}
 	st, err := store.Open(dir, opts.storeConfig(), shared, d.Creating)

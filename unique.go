@@ -98,19 +98,9 @@ func (u *Unique) check(l *Limits) error {
 	return nil
 }
 
-func (t *Task) limitScope() uint64 {
-	if t.LimitKey == "" {
-		return 0
-	}
-	return record.LimitScope(t.Queue, t.LimitKey)
-}
+func (t *Task) limitScope() uint64 { return keys.LimitScope(t.Queue, t.LimitKey) }
 
-func (t *Task) groupScope() uint64 {
-	if t.Group == "" {
-		return 0
-	}
-	return record.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group)
-}
+func (t *Task) groupScope() uint64 { return keys.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group) }
 
 func (t *Task) uniqueKey() UniqueKey {
 	return UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
@@ -153,7 +143,7 @@ func (k *UniqueKey) check(l *Limits) error {
 }
 
 func (k *UniqueKey) hash() [keys.UniqueLen]byte {
-	return record.UniqueHash(k.Queue, k.Tenant, k.LimitKey, k.Group, k.Key)
+	return keys.UniqueHash(k.Queue, k.Tenant, k.LimitKey, k.Group, k.Key)
 }
 
 // home is the shard that keeps the key, that of its tasks.

@@ -3,19 +3,11 @@ package codeq
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/integrity"
-	"codeq/internal/keys"
+	"codeq/internal/fsck"
 	"codeq/internal/manifest"
-	"codeq/internal/raftlog"
-	"codeq/internal/schema"
-	"codeq/internal/snapshot"
-	"codeq/internal/store"
 )
 
 // VerifyOptions of Verify. A nil *VerifyOptions changes nothing.
@@ -128,246 +120,45 @@ func Verify(dir string, opts *VerifyOptions) (*VerifyReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := verifier{Directory: d, report: &VerifyReport{Node: d.Node}}
+	var found *fsck.Report
 	if !o.AcceptCopy {
 		err = d.RefuseCopy()
 	}
 	if err == nil {
-		err = v.verify(o.Repair)
+		found, err = fsck.Verify(d, storedRules, o.Repair)
 	}
 	if err = errors.Join(err, d.Close()); err != nil {
 		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
 	}
-	return v.report, nil
+	return verifyReport(d.Node, found), nil
 }
 
-// verifier is a Verify under way.
-type verifier struct {
-	*manifest.Directory
-	report *VerifyReport
-}
-
-func (v *verifier) verify(repair bool) error {
-	if v.Creating { // Open had not returned yet: nothing was acknowledged
-		return nil
+func verifyReport(node string, found *fsck.Report) *VerifyReport {
+	r := &VerifyReport{Node: node}
+	for _, s := range found.Shards {
+		r.Shards = append(r.Shards, ShardReport{
+			Sealed: s.Sealed, Files: s.Files, Bytes: s.Bytes, Tasks: Counts(s.Tasks), Kept: s.Kept, MayRepeat: s.MayRepeat,
+		})
 	}
-	for i := range v.Shards {
-		if repair {
-			if err := finishRepair(v.FS, v.Path, i); err != nil {
-				return err
-			}
-		}
-		begin := len(v.report.Problems)
-		r, err := v.shard(i)
+	for _, p := range found.Problems {
+		r.Problems = append(r.Problems, Problem(p))
+	}
+	return r
+}
+
+// storedRules say what is good of the stored values that users see.
+var storedRules = &fsck.Rules{
+	MaxPriority: MaxPriority,
+	MaxOnDead:   uint8(RunOnDead),
+	Settings: func(value []byte) (version uint64, err error) {
+		set, err := parseSettings(value)
+		return set.version, err
+	},
+	Schedule: func(key, value []byte) (name string, err error) {
+		r, err := parseRecurring(key, value)
 		if err != nil {
-			return err
+			return "", err
 		}
-		if found := v.report.Problems[begin:]; repair && allRepairable(found) {
-			repaired, err := v.repair(i)
-			switch {
-			case err == nil:
-				r = repaired
-				for j := range found {
-					v.report.Problems[begin+j].Repaired = true
-				}
-			case errors.Is(err, ErrCorrupt):
-				v.found(Problem{Shard: i, Text: "cannot be repaired: " + err.Error()})
-			default:
-				return fmt.Errorf("repair shard %d: %w", i, err)
-			}
-		}
-		v.report.Shards = append(v.report.Shards, r)
-	}
-	if v.Node != "" {
-		return v.logs()
-	}
-	if repair && v.Format == manifest.Format {
-		return v.End()
-	}
-	return nil
-}
-
-func allRepairable(found []Problem) bool {
-	for _, p := range found {
-		if !p.Repairable {
-			return false
-		}
-	}
-	return len(found) > 0
-}
-
-// repair builds a shard anew, and verifies the result.
-func (v *verifier) repair(index int) (r ShardReport, err error) {
-	if err := v.Begin(); err != nil {
-		return r, err
-	}
-	kept, repeat, err := rebuildShard(v.Directory, index)
-	if err != nil {
-		return r, err
-	}
-	r, err = v.shard(index)
-	r.Kept, r.MayRepeat = kept, repeat
-	return r, err
-}
-
-func (v *verifier) found(p Problem) { v.report.Problems = append(v.report.Problems, p) }
-
-// shard verifies a shard. Its error is that it could not.
-func (v *verifier) shard(index int) (r ShardReport, err error) {
-	dir := manifest.ShardDir(v.FS, v.Path, index)
-	if _, err := v.FS.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		_, err := v.FS.Stat(dir + rebuiltSuffix)
-		v.found(Problem{Shard: index, File: v.FS.PathBase(dir), Text: "missing", Repairable: err == nil})
-		return r, nil
-	}
-	return v.content(index, dir)
-}
-
-// content verifies the store of a shard in a directory.
-func (v *verifier) content(index int, dir string) (r ShardReport, err error) {
-	begin, repairable := len(v.report.Problems), v.Node == ""
-	db, err := v.store(index, dir, repairable, &r)
-	if db == nil || err != nil {
-		return r, err
-	}
-	view := newView(&replica{index: index}, db.NewSnapshot())
-	view.replica.mu.RLock()
-	err = store.Protect(func() error {
-		defer view.close()
-		c := view.inspect(index, v.Shards)
-		r.Tasks = Counts(c.tasks)
-		if len(v.report.Problems) > begin { // what follows from it says nothing more
-			return nil
-		}
-		for _, err := range c.errs {
-			v.found(Problem{Shard: index, Text: err.Error(), Repairable: repairable})
-		}
-		if err := v.identity(index, view.snap); err != nil {
-			v.found(Problem{Shard: index, Text: err.Error(), Repairable: repairable})
-		}
-		return nil
-	})
-	if err != nil {
-		v.found(Problem{Shard: index, Text: err.Error(), Repairable: repairable})
-	}
-	return r, db.Close()
-}
-
-// identity makes sure that a store is the shard, as Open does.
-func (v *verifier) identity(index int, r pebble.Reader) error {
-	got, err := schema.Lookup(r, []byte{keys.Meta})
-	if err != nil {
-		return err
-	}
-	if v.Node == "" {
-		_, err = v.CheckIdentity(index, got)
-	} else if got != nil { // it has been led
-		_, err = checkReplicaIdentity(index, v.Shards, got)
-	}
-	return err
-}
-
-// store verifies a Pebble store by its files, and returns it open for reading;
-// nil if it cannot be opened.
-func (v *verifier) store(index int, dir string, repairable bool, r *ShardReport) (*pebble.DB, error) {
-	base := v.FS.PathBase(dir)
-	names, err := v.FS.List(dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		info, err := v.FS.Stat(v.FS.PathJoin(dir, name))
-		if err != nil {
-			return nil, err
-		}
-		r.Files++
-		r.Bytes += info.Size()
-	}
-	damage := (*integrity.Error)(nil)
-	if r.Sealed, err = integrity.Check(v.FS, dir); errors.As(err, &damage) {
-		v.found(Problem{Shard: index, File: v.FS.PathJoin(base, damage.Name), Text: damage.What, Repairable: repairable})
-	} else if err != nil {
-		return nil, err
-	}
-	db, err := store.OpenForReading(v.FS, dir)
-	if err != nil {
-		if store.IsIOError(err) {
-			return nil, err
-		}
-		v.found(Problem{Shard: index, File: base, Text: "cannot be opened: " + err.Error(), Repairable: repairable})
-		return nil, nil
-	}
-	if err := v.tables(index, dir, db, repairable); err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return db, nil
-}
-
-// tables reads every block of every table, and the levels.
-func (v *verifier) tables(index int, dir string, db *pebble.DB, repairable bool) error {
-	levels, err := db.SSTables()
-	if err != nil {
-		return err
-	}
-	whole := true
-	for _, level := range levels {
-		for i := range level {
-			t := &level[i]
-			name := t.BackingSSTNum.String() + store.TableSuffix
-			err := store.Protect(func() error { return checkTable(v.FS, v.FS.PathJoin(dir, name)) })
-			if err == nil {
-				continue
-			}
-			if store.IsIOError(err) {
-				return err
-			}
-			whole = false
-			v.found(Problem{
-				Shard: index, File: v.FS.PathJoin(v.FS.PathBase(dir), name), Repairable: repairable,
-				Text: fmt.Sprintf("keys between %x and %x cannot be read: %v", t.Smallest.UserKey, t.Largest.UserKey, err),
-			})
-		}
-	}
-	if !whole {
-		return nil
-	}
-	if err := store.Protect(func() error { return db.CheckLevels(nil) }); err != nil {
-		v.found(Problem{Shard: index, File: v.FS.PathBase(dir), Text: err.Error(), Repairable: repairable})
-	}
-	return nil
-}
-
-func checkTable(fsys vfs.FS, path string) error {
-	r, err := store.OpenTable(fsys, path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(r.ValidateBlockChecksums(), r.Close())
-}
-
-// logs verifies what a node of a cluster has beside the stores of its shards.
-func (v *verifier) logs() error {
-	dir := v.FS.PathJoin(v.Path, manifest.RaftDir)
-	db, err := v.store(-1, dir, false, new(ShardReport))
-	if err != nil {
-		return err
-	}
-	if db != nil {
-		err := store.Protect(func() error { return raftlog.Check(db) })
-		if err != nil {
-			v.found(Problem{Shard: -1, File: manifest.RaftDir, Text: err.Error()})
-		}
-		if err := db.Close(); err != nil {
-			return err
-		}
-	}
-	if err := raftlog.CheckStable(v.FS, v.FS.PathJoin(v.Path, manifest.VotesFile)); err != nil {
-		v.found(Problem{Shard: -1, File: manifest.VotesFile, Text: err.Error()})
-	}
-	for i := range v.Shards {
-		if err := snapshot.Check(v.FS, manifest.MetaDir(v.FS, v.Path, i)); err != nil {
-			v.found(Problem{Shard: i, File: filepath.Base(manifest.MetaDir(v.FS, v.Path, i)), Text: err.Error()})
-		}
-	}
-	return nil
+		return r.name, nil
+	},
 }

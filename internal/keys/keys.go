@@ -99,6 +99,13 @@ const (
 // SinceOf is the since of a task that lies in its first place.
 func SinceOf(id ID) uint64 { return binary.BigEndian.Uint64(id[:8]) }
 
+// ClockOf is the reading of the shard's clock from which an ID was minted: milliseconds, and a counter in the
+// last 12 bits.
+func ClockOf(id ID) uint64 {
+	since := SinceOf(id)
+	return SinceMillis(since)<<kindShift | since&(1<<kindShift-1)
+}
+
 // MovedSince is the since of a task that became ready again at ms.
 func MovedSince(ms uint64) uint64 { return ms<<16 | kindMoved }
 
@@ -243,6 +250,17 @@ func ParseBucket(key []byte) (prefix byte, queue uint32, bucket uint64, err erro
 		return 0, 0, 0, malformed("bucket", key)
 	}
 	return key[1], binary.BigEndian.Uint32(key[2:]), binary.BigEndian.Uint64(key[6:]), nil
+}
+
+// Forever is the bucket of what is kept for ever, and a time that does not come.
+const Forever = 1<<64 - 1
+
+// Later is a time of the wall clock after a number of milliseconds, or Forever.
+func Later(wall, ms uint64) uint64 {
+	if ms > Forever-wall {
+		return Forever
+	}
+	return wall + ms
 }
 
 // Ended reports whether a range is one of tasks that have ended.

@@ -1,23 +1,34 @@
 package keys
 
-// Which shard a task, or a schedule, lies in: FNV-1a (Fowler, Noll, Vo; 64 bits) modulo the number of
-// shards.
-
+// Which shard a task or a schedule belongs to is a part of the format: FNV-1a (Fowler, Noll, Vo; 64 bits)
+// of its ID, or its name, modulo the number of shards.
 const (
 	fnvOffset = 14695981039346656037
 	fnvPrime  = 1099511628211
 )
 
-// ShardOf is the shard that an ID routes to.
+// fnv is the hash of b.
+func fnv(b []byte) uint64 {
+	h := uint64(fnvOffset)
+	for _, c := range b {
+		h = fnvNext(h, c)
+	}
+	return h
+}
+
+// fnvNext is the hash of what has hash h and one more byte.
+func fnvNext(h uint64, b byte) uint64 { return (h ^ uint64(b)) * fnvPrime }
+
+// ShardOf is the number of the shard that an ID routes to.
 func ShardOf(id ID, shards int) int {
 	if shards == 1 {
 		return 0
 	}
-	return int(fnvEnd(fnvStart(id[:IDLen-1]), id[IDLen-1]) % uint64(shards))
+	return int(fnv(id[:]) % uint64(shards))
 }
 
-// ShardOfName is the shard that has the schedule of a name.
-func ShardOfName(name string, shards int) int { return int(fnvStart([]byte(name)) % uint64(shards)) }
+// ShardOfSchedule is the number of the shard that has a schedule.
+func ShardOfSchedule(name string, shards int) int { return int(fnv([]byte(name)) % uint64(shards)) }
 
 // Route sets the last byte of an ID such that it routes to a shard. It is false if no value does.
 func Route(id *ID, shard, shards int) bool {
@@ -25,22 +36,12 @@ func Route(id *ID, shard, shards int) bool {
 		return true
 	}
 	last := &id[IDLen-1]
-	h := fnvStart(id[:IDLen-1])
+	h := fnv(id[:IDLen-1])
 	for range 256 {
-		if fnvEnd(h, *last)%uint64(shards) == uint64(shard) {
+		if fnvNext(h, *last)%uint64(shards) == uint64(shard) {
 			return true
 		}
 		*last++
 	}
 	return false
 }
-
-func fnvStart(b []byte) uint64 {
-	h := uint64(fnvOffset)
-	for _, c := range b {
-		h = (h ^ uint64(c)) * fnvPrime
-	}
-	return h
-}
-
-func fnvEnd(h uint64, last byte) uint64 { return (h ^ uint64(last)) * fnvPrime }

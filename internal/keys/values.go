@@ -406,6 +406,12 @@ func LaneOf(id ID) uint32 { return uint32(id[9])<<16 | uint32(id[10])<<8 | uint3
 // MaxLane is the largest number of a lane.
 const MaxLane = 1<<24 - 1
 
+// What an entry of the range Wake has to say of who waits.
+const (
+	WakeUp     = iota // it may go on
+	WakeCancel        // it is to be canceled
+)
+
 // ParseTelling parses an entry that says how a parent has ended, until all who waited for it know: by the
 // range in which it lies.
 func ParseTelling(key, value []byte) (parent ID, end byte, err error) {

@@ -89,6 +89,17 @@ func CheckIdentity(got []byte, newest int, of func(format int) string) (old bool
 	return false, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, got, of(newest))
 }
 
+// ReplicaIdentity is Identity for a replica. All nodes have the same, that of the format in which the
+// last leader knew it.
+func ReplicaIdentity(format, index, shards int) string {
+	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)
+}
+
+// CheckReplicaIdentity is Manifest.CheckIdentity for a replica.
+func CheckReplicaIdentity(index, shards int, got []byte) (old bool, err error) {
+	return CheckIdentity(got, Format, func(f int) string { return ReplicaIdentity(f, index, shards) })
+}
+
 // Encode returns the file of a manifest, with its sum. Equal manifests are equal files.
 func (m Manifest) Encode() ([]byte, error) {
 	m.Sum = ""

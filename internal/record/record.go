@@ -36,12 +36,22 @@ type Head struct {
 type Ties struct {
 	Unique    [UniqueLen]byte // hash of the idempotency key and its scope
 	UniqueFor uint64          // how long the key is taken at least, ms
-	Flags     uint8           // of the idempotency key; the meaning is the engine's
+	Flags     uint8           // of the idempotency key
 	Group     uint64          // hash of the group and its scope
 	Limit     uint64          // hash of the key of a limit and its scope
 	Parent    bool            // other tasks wait for the end of this one
 	Child     bool            // it has Parents; of decoded records
 }
+
+// The flags of an idempotency key.
+const (
+	ReleaseOnComplete = 1 << iota
+	ReleaseOnDead
+	ReplaceWaiting
+	// HoldsKey: until the task ends, it holds its key. ReleaseKey takes it from a task that has not ended, so that
+	// the end of a task need not look up whose the key is. A task without it may hold its key.
+	HoldsKey
+)
 
 // UniqueLen is the length of the hash of an idempotency key.
 const UniqueLen = 16

@@ -1,4 +1,4 @@
-package codeq
+package fsck
 
 import (
 	"bytes"
@@ -16,18 +16,19 @@ import (
 
 // rebuilder writes a store from what can be read of another one.
 type rebuilder struct {
+	rules         *Rules
 	old           *salvage
 	db            *pebble.DB
 	batch         *pebble.Batch
 	index, shards int
 
-	tasks  map[ID]*rebuiltTask
+	tasks  map[taskID]*rebuiltTask
 	queues map[uint32]string
 	lanes  map[uint32]keys.LaneValue
 	wakes  map[wakeKey]byte
 	sent   map[uint32]uint64 // the last message, by receiver
-	told   map[ID]bool       // parents whose children are being told of their end
-	asking map[ID]bool       // tasks that ask their parents again
+	told   map[taskID]bool   // parents whose children are being told of their end
+	asking map[taskID]bool   // tasks that ask their parents again
 	clock  uint64            // the largest number minted, as far as can be seen
 	damage error             // why something could not be written
 }
@@ -53,6 +54,9 @@ func (b *rebuilder) rebuild(identity string) error {
 	return nil
 }
 
+// batchBytes is how much is written at once.
+const batchBytes = 1 << 20
+
 func (b *rebuilder) set(key, value []byte) {
 	if b.damage != nil {
 		return
@@ -60,7 +64,7 @@ func (b *rebuilder) set(key, value []byte) {
 	if err := b.batch.Set(key, value, nil); err != nil {
 		b.damage = err
 	}
-	if b.batch.Len() > groupBytes {
+	if b.batch.Len() > batchBytes {
 		if err := b.commit(); err != nil {
 			b.damage = err
 		}
@@ -76,7 +80,7 @@ func (b *rebuilder) commit() error {
 // copyRecords takes over the tasks. Of a task that lies in two places, the one
 // that its index entry names is right, or else the first.
 func (b *rebuilder) copyRecords() error {
-	indexed := make(map[ID]keys.Place)
+	indexed := make(map[taskID]keys.Place)
 	if err := b.old.scan(keys.Index, func(key, value []byte) {
 		id, err := keys.ParseByID(key)
 		p, placeErr := keys.ParsePlace(value)
@@ -101,8 +105,7 @@ func (b *rebuilder) copyRecords() error {
 			}
 			b.tasks[id] = t
 			b.set(key, value)
-			since := keys.SinceOf(keys.ID(id))
-			b.clock = max(b.clock, keys.SinceMillis(since)<<clockShift|since&(1<<clockShift-1))
+			b.clock = max(b.clock, keys.ClockOf(id))
 		}); err != nil {
 			return err
 		}
@@ -116,7 +119,7 @@ func (b *rebuilder) copyRecords() error {
 }
 
 // task decodes a task; ok is false if it cannot be, or belongs to another shard.
-func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id ID, ok bool) {
+func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id taskID, ok bool) {
 	raw, p, err := keys.ParsePlaceKey(key)
 	if id = raw; err != nil || id.shard(b.shards) != b.index {
 		return nil, id, false
@@ -129,7 +132,7 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id ID, ok bool) {
 	if err != nil {
 		return nil, id, false
 	}
-	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: State(stateIn(p.Range))}, lane: lane, onDead: r.OnDead}
+	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: stateIn(p.Range)}, lane: lane, onDead: r.OnDead}
 	if t.waitsForParents() {
 		for _, id := range r.Parents {
 			if !slices.Contains(t.parents, id) {
@@ -157,7 +160,7 @@ func (b *rebuilder) rebuildCatalogue() error {
 	if err := b.old.scan(keys.Lane, func(key, value []byte) {
 		n, err := keys.ParseNumbered(key)
 		v, valueErr := keys.ParseLaneValue(value)
-		if err == nil && valueErr == nil && v.Queue > 0 && v.Queue <= keys.MaxLane && v.Priority <= MaxPriority && n <= keys.MaxLane {
+		if err == nil && valueErr == nil && v.Queue > 0 && v.Queue <= keys.MaxLane && v.Priority <= b.rules.MaxPriority && n <= keys.MaxLane {
 			b.lanes[n] = v
 			lastQueue = max(lastQueue, v.Queue)
 		}
@@ -220,7 +223,7 @@ func (b *rebuilder) copyLeases() error {
 			if t == nil || t.Place != (keys.Place{Range: keys.Task, Group: e.Lane, At: e.Since}) || t.Leases+1 != e.Leases {
 				continue
 			}
-			inForce, t.state = true, Leased
+			inForce, t.state = true, leased
 		}
 		if inForce {
 			b.set(key, value)
@@ -245,17 +248,7 @@ func (b *rebuilder) rebuildCounters() error {
 	}
 	for _, t := range b.tasks {
 		c := counts[t.queue]
-		switch t.state {
-		case Ready:
-			c.Ready++
-		case Scheduled:
-			c.Scheduled++
-		case Blocked:
-			c.Blocked++
-		case Leased:
-			c.Leased++
-		default:
-			*c.Ended(t.Range)++
+		if t.count(&c) {
 			buckets[t.Place]++
 		}
 		counts[t.queue] = c
@@ -275,12 +268,12 @@ func (b *rebuilder) rebuildCounters() error {
 func (b *rebuilder) copySettings() error {
 	return errors.Join(
 		b.old.scan(keys.Settings, func(key, value []byte) {
-			if _, err := parseSettings(value); err == nil {
+			if _, err := b.rules.Settings(value); err == nil {
 				b.set(key, value)
 			}
 		}),
 		b.old.scan(keys.Schedule, func(key, value []byte) {
-			if r, err := parseRecurring(key, value); err == nil && keys.ShardOfName(r.name, b.shards) == b.index {
+			if name, err := b.rules.Schedule(key, value); err == nil && keys.ShardOfSchedule(name, b.shards) == b.index {
 				b.set(key, value)
 			}
 		}))
@@ -290,7 +283,7 @@ func (b *rebuilder) copySettings() error {
 // nobody has is that of a task which has not ended: of one whose record says so, or else of the first; one that
 // was released may look the same, and is taken again then.
 func (b *rebuilder) rebuildUnique() error {
-	holders := make(map[[keys.UniqueLen]byte]ID)
+	holders := make(map[[keys.UniqueLen]byte]taskID)
 	if err := b.old.scan(keys.Unique, func(key, value []byte) {
 		hash, err := keys.ParseHashed(key)
 		v, valueErr := keys.ParseUnique(value)
@@ -316,7 +309,7 @@ func (b *rebuilder) rebuildUnique() error {
 			holders[t.Unique] = id
 			v := keys.UniqueValue{ID: keys.ID(id)}
 			if t.UniqueFor != 0 {
-				v.Until = later(mintedAt(id), t.UniqueFor)
+				v.Until = keys.Later(keys.SinceMillis(keys.SinceOf(id)), t.UniqueFor)
 				b.set(keys.AppendFreed(nil, v.Until, t.Unique), nil)
 			}
 			b.set(keys.AppendHashed(nil, t.Unique), v.Append(nil))
@@ -340,7 +333,7 @@ func (b *rebuilder) rebuildUnique() error {
 }
 
 // disown has the record of a task say that somebody else may have its idempotency key.
-func (b *rebuilder) disown(id ID, t *rebuiltTask) error {
+func (b *rebuilder) disown(id taskID, t *rebuiltTask) error {
 	key := t.AppendKey(nil, id)
 	value, err := schema.Lookup(b.db, key)
 	if err != nil {
@@ -361,8 +354,8 @@ func (b *rebuilder) disown(id ID, t *rebuiltTask) error {
 }
 
 // inOrder is the tasks in the order in which they were produced.
-func (b *rebuilder) inOrder() []ID {
-	return slices.SortedFunc(maps.Keys(b.tasks), func(x, y ID) int { return bytes.Compare(x[:], y[:]) })
+func (b *rebuilder) inOrder() []taskID {
+	return slices.SortedFunc(maps.Keys(b.tasks), func(x, y taskID) int { return bytes.Compare(x[:], y[:]) })
 }
 
 // rebuildMarks takes over who may go on.
@@ -386,7 +379,7 @@ func (b *rebuilder) writeMarks() error {
 // at work, or a dead letter that holds it, or between two attempts. When nobody has, the first
 // that waits is given it.
 func (b *rebuilder) rebuildTurns() error {
-	held := make(map[uint64]ID)
+	held := make(map[uint64]taskID)
 	if err := b.old.scan(keys.Group, func(key, value []byte) {
 		scope, err := keys.ParseScope(key)
 		v, valueErr := keys.ParseGroup(value)
@@ -397,8 +390,8 @@ func (b *rebuilder) rebuildTurns() error {
 		return err
 	}
 	waiting := make(map[uint64]uint32) // queue, by scope
-	between := make(map[uint64]ID)
-	var holding []ID // dead letters
+	between := make(map[uint64]taskID)
+	var holding []taskID // dead letters
 	for _, id := range b.inOrder() {
 		t := b.tasks[id]
 		scope := t.Head.Group
@@ -427,15 +420,15 @@ func (b *rebuilder) rebuildTurns() error {
 	}
 	for scope, queue := range waiting {
 		if _, ok := held[scope]; !ok {
-			held[scope] = ID{}
-			b.wakes[wakeKey{queue, scope, ID{}}] = wakeUp
+			held[scope] = taskID{}
+			b.wakes[wakeKey{queue, scope, taskID{}}] = keys.WakeUp
 		}
 	}
 	for scope, id := range held {
 		_, waits := waiting[scope]
 		b.set(keys.AppendScope(nil, scope), keys.GroupValue{Holder: keys.ID(id), Waiting: waits}.Append(nil))
 	}
-	lost := make(map[ID]bool)
+	lost := make(map[taskID]bool)
 	for _, id := range holding {
 		if held[b.tasks[id].Head.Group] != id {
 			lost[id] = true
@@ -445,7 +438,7 @@ func (b *rebuilder) rebuildTurns() error {
 }
 
 // loseTurns has the records of dead letters say that they hold no turn.
-func (b *rebuilder) loseTurns(lost map[ID]bool) error {
+func (b *rebuilder) loseTurns(lost map[taskID]bool) error {
 	if len(lost) == 0 {
 		return nil
 	}
@@ -502,7 +495,7 @@ func (b *rebuilder) rebuildParents() error {
 	}); err != nil {
 		return err
 	}
-	waits := make(map[ID]bool)
+	waits := make(map[taskID]bool)
 	if err := b.old.scan(keys.Pending, func(key, value []byte) {
 		id, err := keys.ParseByID(key)
 		n, valueErr := keys.ParseNumber(value)
@@ -515,7 +508,7 @@ func (b *rebuilder) rebuildParents() error {
 	}
 	type bond struct{ parent, child keys.ID }
 	known := make(map[bond]bool)
-	asks := func(id ID) bool { // again
+	asks := func(id taskID) bool { // again
 		t := b.tasks[id]
 		_, mark := b.wakes[wakeKey{b.queueOf(t), 0, id}]
 		return t != nil && t.waitsForParents() && !waits[id] && !mark
@@ -523,7 +516,7 @@ func (b *rebuilder) rebuildParents() error {
 	if err := errors.Join(
 		b.old.scan(keys.Dependent, func(key, value []byte) {
 			parent, child, err := keys.ParseDependent(key)
-			if err == nil && len(value) == 1 && OnDead(value[0]) <= RunOnDead && (b.awaited(parent) || b.told[parent]) && !asks(child) {
+			if err == nil && len(value) == 1 && value[0] <= b.rules.MaxOnDead && (b.awaited(parent) || b.told[parent]) && !asks(child) {
 				known[bond{parent, child}] = true
 				b.set(key, value)
 			}
@@ -560,7 +553,7 @@ func (b *rebuilder) rebuildParents() error {
 
 // send has a message sent to the shard of a task.
 func (b *rebuilder) send(about keys.ID, m *keys.Message) {
-	to := uint32(ID(about).shard(b.shards))
+	to := uint32(taskID(about).shard(b.shards))
 	b.sent[to]++
 	b.set(keys.AppendOutbound(nil, to, b.sent[to]), m.Append(nil))
 }
@@ -568,16 +561,16 @@ func (b *rebuilder) send(about keys.ID, m *keys.Message) {
 // rebuildPins takes over which parents are kept for whom. A task that is lost, or asks its parents
 // again, lets go of them. A parent of which it is lost how often it is pinned is kept for ever.
 func (b *rebuilder) rebuildPins() error {
-	counts, found := make(map[ID]keys.PinnedValue), make(map[ID]uint64)
-	leaving := make(map[ID]bool)
+	counts, found := make(map[taskID]keys.PinnedValue), make(map[taskID]uint64)
+	leaving := make(map[taskID]bool)
 	var taken uint64
-	type pin struct{ child, parent ID }
+	type pin struct{ child, parent taskID }
 	var dropped []pin
 	if err := errors.Join(
 		b.old.scan(keys.Pinned, func(key, value []byte) {
 			id, err := keys.ParseByID(key)
 			v, valueErr := keys.ParsePinned(value)
-			if t := b.tasks[id]; err == nil && valueErr == nil && t != nil && t.state == Done && t.At == neverExpires {
+			if t := b.tasks[id]; err == nil && valueErr == nil && t != nil && t.state == done && t.At == keys.Forever {
 				counts[id] = v
 			}
 		}),
@@ -604,12 +597,12 @@ func (b *rebuilder) rebuildPins() error {
 			if err != nil || len(value) != 0 {
 				return
 			}
-			if _, ok := counts[parent]; !ok && ID(parent).shard(b.shards) == b.index {
+			if _, ok := counts[parent]; !ok && taskID(parent).shard(b.shards) == b.index {
 				return
 			}
 			found[parent]++
 			t := b.tasks[child]
-			if leaving[child] || t != nil && t.Child && (!t.ended() || t.state == Dead) && !b.asking[child] {
+			if leaving[child] || t != nil && t.Child && (!t.ended() || t.state == dead) && !b.asking[child] {
 				b.set(key, nil)
 				return
 			}
@@ -656,5 +649,5 @@ func (b *rebuilder) queueOf(t *rebuiltTask) uint32 {
 // awaited reports whether a task of this shard may be waited for.
 func (b *rebuilder) awaited(parent keys.ID) bool {
 	t := b.tasks[parent]
-	return t != nil && t.Parent && (!t.ended() || t.state == Dead && t.At == neverExpires)
+	return t != nil && t.Parent && (!t.ended() || t.state == dead && t.At == keys.Forever)
 }

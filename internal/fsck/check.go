@@ -1,15 +1,18 @@
-package codeq
+package fsck
 
 import (
 	"errors"
 	"fmt"
 
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
 )
 
-// check walks everything that a shard has stored and returns what contradicts
+// Check walks everything that a shard has stored and returns what contradicts
 // itself:
 //
 //   - a task's record lies in one place only, in a lane of the catalogue, and
@@ -34,47 +37,48 @@ import (
 //   - settings can be read, and the shard has those that it sends, or newer ones;
 //   - no message has a number beyond that of the last one;
 //   - every schedule can be read, and lies in the shard of its name.
-func (v *view) check(index, shards int) error {
-	return errors.Join(v.inspect(index, shards).errs...)
+//
+// It takes some 300 bytes of memory for each task. r must not change meanwhile.
+func Check(r pebble.Reader, rules *Rules, index, shards int) error {
+	return errors.Join(inspect(r, rules, index, shards).errs...)
 }
 
-// inspect is check, and returns what it has found. It takes some 300 bytes of
-// memory for each task.
-func (v *view) inspect(index, shards int) *checker {
+// inspect is Check, and returns what it has found.
+func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	c := &checker{
-		view: v, index: index, shards: shards,
-		seen: make(map[ID]*checkedTask), indexed: make(map[ID]bool), counts: make(map[uint32]keys.Counts),
+		r: r, view: schema.NewSnapshot(r), rules: rules, index: index, shards: shards,
+		seen: make(map[taskID]*checkedTask), indexed: make(map[taskID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
-		wakes: make(map[wakeKey]bool), pending: make(map[ID]uint64), versions: make(map[string]uint64),
+		wakes: make(map[wakeKey]bool), pending: make(map[taskID]uint64), versions: make(map[string]uint64),
 		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
-		pins: make(map[ID]uint64), leaving: make(map[ID]bool), told: make(map[ID]byte),
+		pins: make(map[taskID]uint64), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
 	}
-	steps := []error{v.LoadLeases(), schema.Scan(v.snap, keys.Lane, c.lane)}
+	steps := []error{c.view.LoadLeases(), schema.Scan(r, keys.Lane, c.lane)}
 	for _, prefix := range recordRanges {
-		steps = append(steps, schema.Scan(v.snap, prefix, c.record))
+		steps = append(steps, schema.Scan(r, prefix, c.record))
 	}
 	for _, n := range c.counts {
 		c.tasks.Add(n)
 	}
 	steps = append(steps,
-		schema.Scan(v.snap, keys.Index, c.entry),
-		schema.ScanLeases(v.snap, c.leases),
-		schema.Scan(v.snap, keys.Counters, c.counters),
-		schema.Scan(v.snap, keys.Buckets, c.bucket),
-		schema.Scan(v.snap, keys.Settings, c.settings),
-		schema.Scan(v.snap, keys.Unique, c.unique),
-		schema.Scan(v.snap, keys.Freed, c.freed),
-		schema.Scan(v.snap, keys.Wake, c.wake),
-		schema.Scan(v.snap, keys.Group, c.turn),
-		schema.Scan(v.snap, keys.Pending, c.waits),
-		schema.Scan(v.snap, keys.Telling, c.telling),
-		schema.Scan(v.snap, keys.Pinned, c.pinned),
-		schema.Scan(v.snap, keys.Dependent, c.dependent),
-		schema.Scan(v.snap, keys.Sent, c.last),
-		schema.Scan(v.snap, keys.Inbound, c.inbound),
-		schema.Scan(v.snap, keys.Outbound, c.message),
-		schema.Scan(v.snap, keys.Pin, c.pin),
-		schema.Scan(v.snap, keys.Schedule, c.schedule),
+		schema.Scan(r, keys.Index, c.entry),
+		schema.ScanLeases(r, c.leases),
+		schema.Scan(r, keys.Counters, c.counters),
+		schema.Scan(r, keys.Buckets, c.bucket),
+		schema.Scan(r, keys.Settings, c.settings),
+		schema.Scan(r, keys.Unique, c.unique),
+		schema.Scan(r, keys.Freed, c.freed),
+		schema.Scan(r, keys.Wake, c.wake),
+		schema.Scan(r, keys.Group, c.turn),
+		schema.Scan(r, keys.Pending, c.waits),
+		schema.Scan(r, keys.Telling, c.telling),
+		schema.Scan(r, keys.Pinned, c.pinned),
+		schema.Scan(r, keys.Dependent, c.dependent),
+		schema.Scan(r, keys.Sent, c.last),
+		schema.Scan(r, keys.Inbound, c.inbound),
+		schema.Scan(r, keys.Outbound, c.message),
+		schema.Scan(r, keys.Pin, c.pin),
+		schema.Scan(r, keys.Schedule, c.schedule),
 	)
 	c.finish()
 	for _, err := range steps {
@@ -89,23 +93,25 @@ func (v *view) inspect(index, shards int) *checker {
 var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
 
 type checker struct {
-	view          *view
+	r             pebble.Reader
+	view          *schema.Snapshot
+	rules         *Rules
 	index, shards int
-	seen          map[ID]*checkedTask
-	indexed       map[ID]bool
+	seen          map[taskID]*checkedTask
+	indexed       map[taskID]bool
 	counts        map[uint32]keys.Counts // found, by queue; counters strikes them off
 	buckets       map[keys.Place]uint64  // found, likewise
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
-	pending       map[ID]uint64
-	told          map[ID]byte       // by ID of the parent, the range of how it has ended
+	pending       map[taskID]uint64
+	told          map[taskID]byte   // by ID of the parent, the range of how it has ended
 	versions      map[string]uint64 // of the settings
 	lastLanes     map[laneKey]lastLane
 	sent          map[uint32]uint64 // the last message, by receiver
 	taken         uint64            // the last message from itself
 	tasks         keys.Counts       // found, in all queues
-	pins          map[ID]uint64     // that are counted, and are not found
-	leaving       map[ID]bool       // tasks that let go of their parents
+	pins          map[taskID]uint64 // that are counted, and are not found
+	leaving       map[taskID]bool   // tasks that let go of their parents
 	errs          []error
 }
 
@@ -113,7 +119,7 @@ type checker struct {
 type checkedTask struct {
 	keys.Place
 	record.Head
-	state State
+	state state
 	queue uint32
 	known uint64 // parents here that know of it
 	keyed bool   // its idempotency key is its own
@@ -121,14 +127,21 @@ type checkedTask struct {
 
 func (st *checkedTask) ended() bool { return keys.Ended(st.Range) }
 
+// laneKey is what tells a lane from every other one.
+type laneKey struct {
+	queue    string
+	tenant   string
+	priority uint8
+}
+
 type wakeKey struct {
 	queue uint32
 	scope uint64
-	id    ID
+	id    taskID
 }
 
 func (c *checker) report(format string, args ...any) {
-	c.errs = append(c.errs, fmt.Errorf("%w: "+format, append([]any{ErrCorrupt}, args...)...))
+	c.errs = append(c.errs, fmt.Errorf("%w: "+format, append([]any{base.ErrCorrupt}, args...)...))
 }
 
 // lastLane is the entry of a lane with the largest Seq.
@@ -169,64 +182,43 @@ func (c *checker) record(key, value []byte) error {
 		return nil
 	}
 	if other, ok := c.seen[id]; ok {
-		c.report("task %s is at %+v and at %+v", ID(id), other.Place, p)
+		c.report("task %s is at %+v and at %+v", taskID(id), other.Place, p)
 	}
-	if got := ID(id).shard(c.shards); got != c.index {
-		c.report("task %s of shard %d lies in shard %d", ID(id), got, c.index)
+	if got := taskID(id).shard(c.shards); got != c.index {
+		c.report("task %s of shard %d lies in shard %d", taskID(id), got, c.index)
 	}
-	t, err := c.view.info(id, p, value)
+	t, err := c.view.Task(id, p, value)
 	if err != nil {
 		c.report("%w", err)
 		return nil
 	}
-	number, rec, _, err := schema.SplitValue(p, value)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	head, err := record.DecodeHead(rec)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	l, err := c.view.Lane(number)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	if last := c.lastLanes[laneKey{l.Queue, l.Tenant, l.Priority}]; p.Range == keys.Task && last.number != number {
-		c.report("task %s lies in lane %d, which has number %d now", ID(id), number, last.number)
+	l, rec := t.Lane, &t.Record
+	if last := c.lastLanes[laneKey{l.Queue, l.Tenant, l.Priority}]; p.Range == keys.Task && last.number != l.Number {
+		c.report("task %s lies in lane %d, which has number %d now", taskID(id), l.Number, last.number)
 	}
 	if born, err := c.view.Lane(keys.LaneOf(id)); err != nil || born.QueueNumber != l.QueueNumber {
-		c.report("task %s of queue %d has an ID of lane %d: %+v, %w", ID(id), l.QueueNumber, keys.LaneOf(id), born, err)
+		c.report("task %s of queue %d has an ID of lane %d: %+v, %w", taskID(id), l.QueueNumber, keys.LaneOf(id), born, err)
 	}
-	st := &checkedTask{Place: p, Head: head, state: t.State, queue: l.QueueNumber}
+	st := &checkedTask{Place: p, Head: rec.Head, state: stateIn(p.Range), queue: l.QueueNumber}
+	if t.Lease != nil {
+		st.state = leased
+	}
 	c.seen[id] = st
-	if want := t.groupScope(); want != head.Group {
-		c.report("task %s of group %q has scope %x, not %x", t.ID, t.Group, head.Group, want)
+	if want := keys.GroupScope(l.Queue, l.Tenant, rec.LimitKey, rec.GroupKey); want != rec.Group {
+		c.report("task %s of group %q has scope %x, not %x", taskID(id), rec.GroupKey, rec.Group, want)
 	}
-	if want := t.limitScope(); want != head.Limit {
-		c.report("task %s of limit %q has scope %x, not %x", t.ID, t.LimitKey, head.Limit, want)
+	if want := keys.LimitScope(l.Queue, rec.LimitKey); want != rec.Limit {
+		c.report("task %s of limit %q has scope %x, not %x", taskID(id), rec.LimitKey, rec.Limit, want)
+	}
+	if p.Range == keys.Blocked && p.At != 0 && p.At != rec.Group && p.At != rec.Limit {
+		c.report("task %s waits in scope %x, which is not its own", taskID(id), p.At)
 	}
 	counts := c.counts[st.queue]
-	switch t.State {
-	case Ready:
-		counts.Ready++
-	case Scheduled:
-		counts.Scheduled++
-	case Blocked:
-		counts.Blocked++
-		if p.At != 0 && p.At != head.Group && p.At != head.Limit {
-			c.report("task %s waits in scope %x, which is not its own", t.ID, p.At)
-		}
-	case Leased:
-		counts.Leased++
-	default:
-		*counts.Ended(p.Range)++
+	if st.count(&counts) {
 		c.buckets[p]++
 	}
 	if p.Range != keys.Task && p.Range != keys.Scheduled && p.Group != st.queue {
-		c.report("task %s of queue %d lies with queue %d", t.ID, st.queue, p.Group)
+		c.report("task %s of queue %d lies with queue %d", taskID(id), st.queue, p.Group)
 	}
 	c.counts[st.queue] = counts
 	return nil
@@ -240,12 +232,12 @@ func (c *checker) entry(key, value []byte) error {
 	}
 	p, err := keys.ParsePlace(value)
 	if err != nil {
-		c.report("index of task %s: %w", ID(id), err)
+		c.report("index of task %s: %w", taskID(id), err)
 		return nil
 	}
 	c.indexed[id] = true
 	if st := c.seen[id]; st == nil || st.Place != p {
-		c.report("index says that task %s is at %+v; found: %+v", ID(id), p, st)
+		c.report("index says that task %s is at %+v; found: %+v", taskID(id), p, st)
 	}
 	return nil
 }
@@ -253,7 +245,7 @@ func (c *checker) entry(key, value []byte) error {
 func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEntry) error {
 	live := 0
 	for i := range entries {
-		head, err := schema.LeasedHead(c.view.snap, &entries[i])
+		head, err := schema.LeasedHead(c.r, &entries[i])
 		if err != nil {
 			c.report("%w", err)
 		}
@@ -301,11 +293,11 @@ func (c *checker) bucket(key, value []byte) error {
 }
 
 func (c *checker) settings(key, value []byte) error {
-	set, err := parseSettings(value)
+	version, err := c.rules.Settings(value)
 	if err != nil {
 		c.report("settings of queue %q: %w", key[1:], err)
 	}
-	c.versions[string(key[1:])] = set.version
+	c.versions[string(key[1:])] = version
 	return nil
 }
 
@@ -322,15 +314,15 @@ func (c *checker) unique(key, value []byte) error {
 	}
 	st := c.seen[v.ID]
 	if v.Until != 0 {
-		b, err := schema.Lookup(c.view.snap, keys.AppendFreed(nil, v.Until, hash))
+		b, err := schema.Lookup(c.r, keys.AppendFreed(nil, v.Until, hash))
 		if err != nil || b == nil {
 			c.report("nothing frees idempotency key %x at %d: %v", hash, v.Until, err)
 		}
 	} else if st == nil || st.ended() {
-		c.report("idempotency key %x is held by task %s, which has ended: %+v", hash, ID(v.ID), st)
+		c.report("idempotency key %x is held by task %s, which has ended: %+v", hash, taskID(v.ID), st)
 	}
 	if st != nil && st.Unique != hash {
-		c.report("idempotency key %x is held by task %s, which has key %x", hash, ID(v.ID), st.Unique)
+		c.report("idempotency key %x is held by task %s, which has key %x", hash, taskID(v.ID), st.Unique)
 	} else if st != nil {
 		st.keyed = true
 	}
@@ -343,7 +335,7 @@ func (c *checker) freed(key, _ []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	b, err := schema.Lookup(c.view.snap, keys.AppendHashed(nil, hash))
+	b, err := schema.Lookup(c.r, keys.AppendHashed(nil, hash))
 	if err != nil || b == nil {
 		c.report("idempotency key %x, which is nobody's, is free at %d: %v", hash, at, err)
 	} else if v, err := keys.ParseUnique(b); err != nil || v.Until != at {
@@ -378,7 +370,7 @@ func (c *checker) turn(key, value []byte) error {
 		return nil
 	}
 	if st := c.seen[v.Holder]; st == nil || st.ended() && !st.HoldsTurn || st.Head.Group != scope {
-		c.report("task %s has the turn of group %x: %+v", ID(v.Holder), scope, st)
+		c.report("task %s has the turn of group %x: %+v", taskID(v.Holder), scope, st)
 	}
 	return nil
 }
@@ -391,11 +383,11 @@ func (c *checker) waits(key, value []byte) error {
 	}
 	n, err := keys.ParseNumber(value)
 	if err != nil || n == 0 {
-		c.report("task %s waits for %d parents: %w", ID(id), n, err)
+		c.report("task %s waits for %d parents: %w", taskID(id), n, err)
 		return nil
 	}
 	if st := c.seen[id]; st == nil || st.Range != keys.Blocked || st.At != 0 {
-		c.report("task %s waits for %d parents and is %+v", ID(id), n, st)
+		c.report("task %s waits for %d parents and is %+v", taskID(id), n, st)
 		return nil
 	}
 	c.pending[id] = n
@@ -417,15 +409,15 @@ func (c *checker) telling(key, value []byte) error {
 
 func (c *checker) dependent(key, value []byte) error {
 	parent, child, err := keys.ParseDependent(key)
-	if err != nil || len(value) != 1 || OnDead(value[0]) > RunOnDead {
+	if err != nil || len(value) != 1 || value[0] > c.rules.MaxOnDead {
 		c.report("dependent %x is %x: %w", key, value, err)
 		return nil
 	}
 	st := c.seen[parent]
 	if c.told[parent] != 0 {
 		// it will know, in one of the next groups
-	} else if st == nil || !st.Parent || st.ended() && (st.state != Dead || st.At != neverExpires) {
-		c.report("task %s waits for %s, which is %+v", ID(child), ID(parent), st)
+	} else if st == nil || !st.Parent || st.ended() && (st.state != dead || st.At != keys.Forever) {
+		c.report("task %s waits for %s, which is %+v", taskID(child), taskID(parent), st)
 	}
 	if st := c.seen[child]; st != nil {
 		st.known++
@@ -440,11 +432,11 @@ func (c *checker) pinned(key, value []byte) error {
 		return nil
 	}
 	v, err := keys.ParsePinned(value)
-	if err != nil || v.Count == 0 || v.Until == neverExpires {
-		c.report("task %s is pinned by %+v: %w", ID(id), v, err)
+	if err != nil || v.Count == 0 || v.Until == keys.Forever {
+		c.report("task %s is pinned by %+v: %w", taskID(id), v, err)
 	}
-	if st := c.seen[id]; st == nil || st.state != Done || st.At != neverExpires {
-		c.report("task %s is pinned and is %+v", ID(id), st)
+	if st := c.seen[id]; st == nil || st.state != done || st.At != keys.Forever {
+		c.report("task %s is pinned and is %+v", taskID(id), st)
 	}
 	c.pins[id] += v.Count
 	return nil
@@ -456,8 +448,8 @@ func (c *checker) pin(key, value []byte) error {
 		c.report("pin %x is %x: %w", key, value, err)
 		return nil
 	}
-	if st := c.seen[child]; (st == nil || !st.Child || st.ended() && st.state != Dead) && !c.leaving[child] {
-		c.report("task %s pins %s and is %+v", ID(child), ID(parent), st)
+	if st := c.seen[child]; (st == nil || !st.Child || st.ended() && st.state != dead) && !c.leaving[child] {
+		c.report("task %s pins %s and is %+v", taskID(child), taskID(parent), st)
 	}
 	c.pins[parent]--
 	return nil
@@ -514,23 +506,23 @@ func (c *checker) message(key, value []byte) error {
 		}
 	}
 	if m.Kind == keys.MsgSettings {
-		if set, err := parseSettings(m.Settings); err != nil {
+		if version, err := c.rules.Settings(m.Settings); err != nil {
 			c.report("message: settings of queue %q: %w", m.Queue, err)
-		} else if own := c.versions[m.Queue]; set.version > own {
-			c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, own, m.Queue, set.version)
+		} else if own := c.versions[m.Queue]; version > own {
+			c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, own, m.Queue, version)
 		}
 	}
 	return nil
 }
 
 func (c *checker) schedule(key, value []byte) error {
-	r, err := parseRecurring(key, value)
+	name, err := c.rules.Schedule(key, value)
 	if err != nil {
 		c.report("%w", err)
 		return nil
 	}
-	if got := keys.ShardOfName(r.name, c.shards); got != c.index {
-		c.report("schedule %q of shard %d lies in shard %d", r.name, got, c.index)
+	if got := keys.ShardOfSchedule(name, c.shards); got != c.index {
+		c.report("schedule %q of shard %d lies in shard %d", name, got, c.index)
 	}
 	return nil
 }
@@ -538,7 +530,7 @@ func (c *checker) schedule(key, value []byte) error {
 // finish reports what only the whole shard shows.
 func (c *checker) finish() {
 	for id, st := range c.seen {
-		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.state != Dead || st.At != neverExpires || turn.Holder != keys.ID(id)) {
+		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.state != dead || st.At != keys.Forever || turn.Holder != keys.ID(id)) {
 			c.report("task %s at %+v holds the turn of group %x, which is %+v", id, st.Place, st.Head.Group, turn)
 		}
 		if st.ended() {
@@ -556,10 +548,10 @@ func (c *checker) finish() {
 		case st.Head.Group == 0:
 		case waits && !turn.Waiting:
 			c.report("task %s waits for the turn of group %x, which nobody passes on: %+v", id, st.Head.Group, turn)
-		case waits && turn.Holder == keys.ID{} && !c.wakes[wakeKey{st.queue, st.Head.Group, ID{}}]:
+		case waits && turn.Holder == keys.ID{} && !c.wakes[wakeKey{st.queue, st.Head.Group, taskID{}}]:
 			c.report("nobody gives the turn of group %x, for which task %s waits", st.Head.Group, id)
-		case (st.state == Ready || st.state == Leased) && turn.Holder != keys.ID(id):
-			c.report("task %s is %v, and %s has the turn of its group", id, st.state, ID(turn.Holder))
+		case (st.state == ready || st.state == leased) && turn.Holder != keys.ID(id):
+			c.report("task %s is %v, and %s has the turn of its group", id, st.state, taskID(turn.Holder))
 		}
 		if st.Range == keys.Blocked && st.At == 0 {
 			n, mark := c.pending[id], c.wakes[wakeKey{st.queue, 0, id}]

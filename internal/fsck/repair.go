@@ -1,4 +1,4 @@
-package codeq
+package fsck
 
 import (
 	"errors"
@@ -25,7 +25,7 @@ import (
 //	shard-NNN            renamed to shard-NNN.damaged-N, then replaced by it
 //
 // A crash between the two renames leaves a shard without a store, and a complete new
-// one: finishRepair.
+// one: FinishRepair.
 const (
 	correctedSuffix = ".corrected"
 	gatheredSuffix  = ".gathered"
@@ -35,9 +35,9 @@ const (
 
 // rebuildShard builds the store of a shard anew, and returns the name under
 // which the old one is kept.
-func rebuildShard(d *manifest.Directory, index int) (kept string, repeat int, err error) {
+func rebuildShard(d *manifest.Directory, rules *Rules, index int) (kept string, repeat int, err error) {
 	dir := manifest.ShardDir(d.FS, d.Path, index)
-	if repeat, err = writeRebuilt(d, index, dir); err != nil {
+	if repeat, err = writeRebuilt(d, rules, index, dir); err != nil {
 		return "", 0, err
 	}
 	if err := manifest.SyncDirectory(d.FS, d.Path); err != nil {
@@ -57,11 +57,11 @@ func rebuildShard(d *manifest.Directory, index int) (kept string, repeat int, er
 	if err := manifest.SyncDirectory(d.FS, d.Path); err != nil {
 		return "", 0, err
 	}
-	return kept, repeat, finishRepair(d.FS, d.Path, index)
+	return kept, repeat, FinishRepair(d.FS, d.Path, index)
 }
 
 // writeRebuilt writes the new store of a shard.
-func writeRebuilt(d *manifest.Directory, index int, dir string) (repeat int, err error) {
+func writeRebuilt(d *manifest.Directory, rules *Rules, index int, dir string) (repeat int, err error) {
 	rebuilt, corrected := dir+rebuiltSuffix, dir+correctedSuffix
 	if err := errors.Join(d.FS.RemoveAll(rebuilt), d.FS.RemoveAll(corrected)); err != nil {
 		return 0, err
@@ -72,28 +72,28 @@ func writeRebuilt(d *manifest.Directory, index int, dir string) (repeat int, err
 	}
 	from := dir
 	if ok {
-		if sound, err := isSound(d, index, corrected); err != nil {
+		if sound, err := isSound(d, rules, index, corrected); err != nil {
 			return 0, err
 		} else if sound {
 			return 0, d.FS.Rename(corrected, rebuilt)
 		}
 		from = corrected
 	}
-	if repeat, err = buildStore(d, index, from, rebuilt, dir+gatheredSuffix); err == nil {
+	if repeat, err = buildStore(d, rules, index, from, rebuilt, dir+gatheredSuffix); err == nil {
 		err = integrity.Seal(d.FS, rebuilt)
 	}
 	return repeat, errors.Join(err, d.FS.RemoveAll(corrected), d.FS.RemoveAll(dir+gatheredSuffix))
 }
 
 // isSound reports whether nothing is wrong with the store of a shard in a directory.
-func isSound(d *manifest.Directory, index int, dir string) (bool, error) {
-	v := verifier{Directory: d, report: new(VerifyReport)}
+func isSound(d *manifest.Directory, rules *Rules, index int, dir string) (bool, error) {
+	v := verifier{Directory: d, rules: rules, report: new(Report)}
 	_, err := v.content(index, dir)
 	return len(v.report.Problems) == 0, err
 }
 
-// finishRepair puts a store that was built anew in its place, if that is empty.
-func finishRepair(fsys vfs.FS, path string, index int) error {
+// FinishRepair puts a store that was built anew in its place, if that is empty.
+func FinishRepair(fsys vfs.FS, path string, index int) error {
 	dir := manifest.ShardDir(fsys, path, index)
 	if _, err := fsys.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -115,7 +115,7 @@ func finishRepair(fsys vfs.FS, path string, index int) error {
 
 // buildStore writes a store from what can be read of another one. If that cannot be opened, since a file is
 // missing or cut short, what is in its files is gathered first; repeat is how many tasks may be delivered again then.
-func buildStore(d *manifest.Directory, index int, from, to, gathered string) (repeat int, err error) {
+func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gathered string) (repeat int, err error) {
 	old, err := store.OpenForReading(d.FS, from)
 	if err != nil && store.IsIOError(err) {
 		return 0, err
@@ -141,10 +141,10 @@ func buildStore(d *manifest.Directory, index int, from, to, gathered string) (re
 		return 0, err
 	}
 	b := rebuilder{
-		old: readable, db: st.DB(), batch: st.DB().NewBatch(), index: index, shards: d.Shards,
-		tasks: make(map[ID]*rebuiltTask), queues: make(map[uint32]string), lanes: make(map[uint32]keys.LaneValue),
+		rules: rules, old: readable, db: st.DB(), batch: st.DB().NewBatch(), index: index, shards: d.Shards,
+		tasks: make(map[taskID]*rebuiltTask), queues: make(map[uint32]string), lanes: make(map[uint32]keys.LaneValue),
 		wakes: make(map[wakeKey]byte), sent: make(map[uint32]uint64),
-		told: make(map[ID]bool), asking: make(map[ID]bool),
+		told: make(map[taskID]bool), asking: make(map[taskID]bool),
 	}
 	err = b.rebuild(d.Identity(index))
 	if err == nil { // of a disk that is full, the flush would wait for ever

@@ -1,4 +1,4 @@
-package codeq
+package fsck
 
 import (
 	"bytes"

@@ -1,11 +1,14 @@
-package codeq
+package fsck
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -16,6 +19,38 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )
+
+var seed = flag.Uint64("seed", 0, "of the tests that draw what they do; 0: any")
+
+func seeded(t *testing.T) *rand.Rand {
+	s := *seed
+	if s == 0 {
+		s = rand.Uint64()
+	}
+	t.Logf("-seed %d", s)
+	return rand.New(rand.NewPCG(s, 0))
+}
+
+// blocksOf is where the blocks of a table with entries begin.
+func blocksOf(t *testing.T, disk vfs.FS, path string) (at []int64) {
+	t.Helper()
+	r, err := store.OpenTable(disk, path)
+	require.NoError(t, err)
+	layout, err := r.Layout()
+	require.NoError(t, errors.Join(err, r.Close()))
+	for _, b := range layout.Data {
+		at = append(at, int64(b.Offset))
+	}
+	return at
+}
+
+func overwrite(t *testing.T, disk vfs.FS, path string, at int64, with string) {
+	t.Helper()
+	f, err := disk.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte(with), at)
+	require.NoError(t, errors.Join(err, f.Close()))
+}
 
 // entriesOf is the entries of a store, by key.
 func entriesOf(t *testing.T, db *pebble.DB) map[string]string {
@@ -56,10 +91,10 @@ func TestSalvage(t *testing.T) {
 	lost, damaged := 0, 0
 	for _, name := range names {
 		path := disk.PathJoin("store", name)
-		if kindOf(path) != store.TableSuffix {
+		if !strings.HasSuffix(path, store.TableSuffix) {
 			continue
 		}
-		blocks, _ := blocksOf(t, disk, path)
+		blocks := blocksOf(t, disk, path)
 		for _, at := range blocks {
 			disk := cloneStore(t, disk, "store")
 			overwrite(t, disk, path, at+8, "damage")
@@ -170,7 +205,7 @@ func TestGather(t *testing.T) {
 		names, err := disk.List("store")
 		require.NoError(t, err)
 		for _, name := range names {
-			if kindOf(disk.PathJoin("store", name)) != store.TableSuffix {
+			if !strings.HasSuffix(name, store.TableSuffix) {
 				continue
 			}
 			of := vfs.NewMem() // that table alone

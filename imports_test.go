@@ -1,0 +1,53 @@
+package codeq
+
+import (
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// layers are the packages that know what is stored, the lowest first. Each imports those below it only,
+// and whatever of internal is in no layer.
+var layers = [][]string{
+	{"base"}, {"keys", "record"}, {"store", "manifest"}, {"schema"}, {"fsck"},
+}
+
+func layerOf(name string) int {
+	return slices.IndexFunc(layers, func(layer []string) bool { return slices.Contains(layer, name) })
+}
+
+// TestImportsRunOneWay: no package imports one of its own layer or above, and what is in no layer
+// imports none of them.
+func TestImportsRunOneWay(t *testing.T) {
+	_, all := sources(t)
+	edges := 0
+	for dir, files := range all {
+		if dir == "." {
+			continue
+		}
+		from := filepath.Base(dir)
+		for _, file := range files {
+			for _, spec := range file.Imports {
+				name, err := strconv.Unquote(spec.Path.Value)
+				require.NoError(t, err)
+				to := layerOf(path.Base(name))
+				if !strings.HasPrefix(name, "codeq/internal/") || to < 0 {
+					continue
+				}
+				edges++
+				require.Less(t, to, layerOf(from), "%s imports %s", dir, name)
+			}
+		}
+	}
+	require.Greater(t, edges, 8)
+	for _, layer := range layers {
+		for _, name := range layer {
+			require.Contains(t, all, filepath.Join("internal", name))
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package fsck
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// rules of tests: the first byte of settings is their version, 0 is refused; so is a schedule without a value.
+var testRules = &Rules{
+	MaxPriority: 9,
+	MaxOnDead:   2,
+	Settings: func(value []byte) (uint64, error) {
+		if len(value) == 0 || value[0] == 0 {
+			return 0, errors.New("settings refused")
+		}
+		return uint64(value[0]), nil
+	},
+	Schedule: func(key, value []byte) (string, error) {
+		if len(value) == 0 {
+			return "", errors.New("schedule refused")
+		}
+		return keys.ParseSchedule(key)
+	},
+}
+
+// TestCheck: a store with one ready task is as it should be. Whatever is left out of it, or added, is found.
+func TestCheck(t *testing.T) {
+	id := keys.ID{0, 0, 0, 0, 0, 1, 0x70, 0, 0x80, 0, 0, 7, 0, 0, 0, 1}
+	counters := make([]byte, keys.CountersLen)
+	keys.CountersValue{Counts: keys.Counts{Ready: 1}, Clock: keys.ClockOf(id)}.Put(counters)
+	task := keys.FirstPlace(7, id).AppendKey(nil, id)
+	sound := map[string][]byte{
+		string(keys.AppendNumbered(nil, keys.Lane, 7)):     keys.LaneValue{Queue: 3, Seq: 1}.Append(nil),
+		string(keys.AppendNumbered(nil, keys.Queue, 3)):    []byte("queue"),
+		string(keys.AppendNumbered(nil, keys.Counters, 3)): counters,
+		string(task): (&record.Record{}).Encode(),
+		string(append([]byte{keys.Settings}, "queue"...)): {1},
+		string(keys.AppendSchedule(nil, "nightly")):       {1},
+	}
+	check := func(alter func(entries map[string][]byte)) error {
+		db, err := pebble.Open("db", &pebble.Options{FS: vfs.NewMem()})
+		require.NoError(t, err)
+		entries := make(map[string][]byte)
+		for key, value := range sound {
+			entries[key] = value
+		}
+		alter(entries)
+		for key, value := range entries {
+			require.NoError(t, db.Set([]byte(key), value, nil))
+		}
+		err = Check(db, testRules, 0, 1)
+		require.NoError(t, db.Close())
+		return err
+	}
+	require.NoError(t, check(func(map[string][]byte) {}))
+	for name, c := range map[string]struct {
+		alter func(entries map[string][]byte)
+		says  string
+	}{
+		"no record":   {func(e map[string][]byte) { delete(e, string(task)) }, "queue 3 is counted as"},
+		"no counters": {func(e map[string][]byte) { delete(e, string(keys.AppendNumbered(nil, keys.Counters, 3))) }, "queue 3 has tasks and no counters"},
+		"no lane":     {func(e map[string][]byte) { delete(e, string(keys.AppendNumbered(nil, keys.Lane, 7))) }, "lane 7"},
+		"index": {func(e map[string][]byte) {
+			e[string(keys.AppendByID(nil, keys.Index, id))] = keys.Place{Range: keys.Scheduled, At: 5}.Append(nil)
+		}, "index says that task " + keys.FormatID(id)},
+		"group": {func(e map[string][]byte) {
+			r := record.Record{GroupKey: "group"}
+			r.Group = 12345
+			e[string(task)] = r.Encode()
+		}, `of group "group" has scope`},
+		"settings":  {func(e map[string][]byte) { e[string(append([]byte{keys.Settings}, "queue"...))] = []byte{0} }, "settings refused"},
+		"schedule":  {func(e map[string][]byte) { e[string(keys.AppendSchedule(nil, "nightly"))] = nil }, "schedule refused"},
+		"malformed": {func(e map[string][]byte) { e[string([]byte{keys.Lease})] = nil }, ""},
+	} {
+		err := check(c.alter)
+		require.ErrorIs(t, err, base.ErrCorrupt, name)
+		require.ErrorContains(t, err, c.says, name)
+	}
+}
