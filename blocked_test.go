@@ -86,7 +86,7 @@ func TestFront(t *testing.T) {
 		require.Equal(t, "3", string(l.Payload))
 		require.NoError(t, q.Extend(t.Context(), l.Receipt, 2*time.Hour))
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.Equal(t, after(l.ID), frontOf(&s.fronts, like.groupScope()))
+			require.EqualValues(t, after(l.ID), frontOf(&s.fronts, like.groupScope()))
 			return nil
 		}))
 		time.Sleep(time.Hour)

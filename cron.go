@@ -352,6 +352,9 @@ func scheduleInfo(r *ScheduleInfo_) (ScheduleInfo, error) {
 	}
 	if r.Err != nil {
 		info.LastError = r.Err.Error()
+		if _, err := cronTimes(r.Value.Cron, r.Value.TimeZone); err != nil { // which says the field as well
+			info.LastError = err.Error()
+		}
 	}
 	if r.Value.Last != 0 {
 		info.Last = msTime(r.Value.Last)

@@ -220,7 +220,7 @@ func unpack(t *testing.T, name string) (disk *vfs.MemFS, tasks map[ID]*TaskInfo)
 		b, err := io.ReadAll(r)
 		require.NoError(t, err)
 		if h.Name == goldenTasks {
-			require.NoError(t, json.Unmarshal(b, &tasks))
+			tasks = goldenInfos(t, b)
 			continue
 		}
 		require.NoError(t, disk.MkdirAll(path.Dir(h.Name), 0o755))
@@ -473,4 +473,30 @@ func TestRaiseByRepair(t *testing.T) {
 	got, err := q.list()
 	require.NoError(t, errors.Join(err, q.checkAll(), q.Close()))
 	require.Equal(t, inUTC(want), inUTC(got))
+}
+
+// goldenInfos reads the tasks of an archive, in which states and the like are numbers.
+func goldenInfos(t *testing.T, b []byte) map[ID]*TaskInfo {
+	t.Helper()
+	var raw map[ID]map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(b, &raw))
+	tasks := make(map[ID]*TaskInfo)
+	for id, fields := range raw {
+		text := func(name string, of func(uint8) ([]byte, error)) {
+			var n uint8
+			if v, ok := fields[name]; ok && json.Unmarshal(v, &n) == nil {
+				text, err := of(n)
+				require.NoError(t, err)
+				fields[name], err = json.Marshal(string(text))
+				require.NoError(t, err)
+			}
+		}
+		text("State", func(n uint8) ([]byte, error) { return State(n).MarshalText() })
+		text("OnDead", func(n uint8) ([]byte, error) { return OnDead(n).MarshalText() })
+		b, err := json.Marshal(fields)
+		require.NoError(t, err)
+		tasks[id] = new(TaskInfo)
+		require.NoError(t, json.Unmarshal(b, tasks[id]))
+	}
+	return tasks
 }

@@ -206,7 +206,7 @@ func inShards(t *testing.T, q *Queue, queue string) []configured {
 func requireInShards(t *testing.T, q *Queue, queue string, version uint64, want Settings) {
 	t.Helper()
 	for i, c := range inShards(t, q, queue) {
-		require.Equal(t, want, *c.settings, "shard %d", i)
+		require.Equal(t, want, Settings(*c.settings), "shard %d", i)
 		require.Equal(t, version, c.version, "shard %d", i)
 	}
 }
