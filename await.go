@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -52,8 +53,8 @@ type awaitOp struct {
 }
 
 func (op *awaitOp) resolve(s *shard) {
-	o, v, err := s.outcome(op.id)
-	if o == nil && v == Decided && err == nil && s.broken == nil {
+	o, v, err := s.Outcome(op.id)
+	if o == nil && v == engine.Decided && err == nil && s.Broken == nil {
 		s.await(op)
 		return
 	}
@@ -66,7 +67,7 @@ func (op *awaitOp) resolve(s *shard) {
 // await has the caller wait for the end of the task.
 func (s *shard) await(op *awaitOp) {
 	s.awaits[op.id] = append(s.awaits[op.id], op)
-	s.wanted |= XWantOutcomes
+	s.Wanted |= engine.WantOutcomes
 	s.sweepAwaits()
 }
 
@@ -130,6 +131,6 @@ func (s *shard) sweepAwaits() {
 }
 
 // outcomeOf is an outcome of the rules.
-func outcomeOf(o *XOutcome) Outcome {
+func outcomeOf(o *engine.Outcome) Outcome {
 	return Outcome{State: State(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
 }

@@ -30,7 +30,7 @@ func TestBatchOrder(t *testing.T) {
 		require.NoError(t, it.Close())
 		return all
 	}
-	var o batchOrder
+	var o engine.batchOrder
 	rapid.Check(t, func(t *rapid.T) {
 		key := rapid.SliceOfN(rapid.ByteRange('a', 'c'), 1, 12)
 		b := plain.NewBatch()

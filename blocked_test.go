@@ -14,11 +14,11 @@ import (
 // for, those that it does not hold are read from disk.
 func TestMarksBeyondMemory(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		const parents = 3*marksCap/tellAtOnce + 10
+		const parents = 3*engine.marksCap/engine.tellAtOnce + 10
 		var cursors [][]byte
 		var canceled []ID
 		for range parents {
-			family := make([]Task, 1+tellAtOnce)
+			family := make([]Task, 1+engine.tellAtOnce)
 			family[0] = Task{Queue: "parent"}
 			for i := 1; i < len(family); i++ {
 				family[i] = Task{Queue: "child", After: []ID{Nth(0)}}
@@ -28,7 +28,7 @@ func TestMarksBeyondMemory(t *testing.T) {
 			canceled = append(canceled, ids[0])
 		}
 		requireSettled(t, q)
-		require.EqualValues(t, parents*tellAtOnce, countsOf(t, q, "child").Blocked)
+		require.EqualValues(t, parents*engine.tellAtOnce, countsOf(t, q, "child").Blocked)
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			require.False(t, s.marks.onDisk)
 			s.commit = watchedCommitter{s.commit, func() {
@@ -86,7 +86,7 @@ func TestFront(t *testing.T) {
 		require.Equal(t, "3", string(l.Payload))
 		require.NoError(t, q.Extend(t.Context(), l.Receipt, 2*time.Hour))
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.EqualValues(t, after(l.ID), frontOf(&s.fronts, like.groupScope()))
+			require.EqualValues(t, engine.after(l.ID), frontOf(&s.fronts, like.groupScope()))
 			return nil
 		}))
 		time.Sleep(time.Hour)
@@ -98,7 +98,7 @@ func TestFront(t *testing.T) {
 }
 
 // frontOf is where the tasks begin that wait in a scope.
-func frontOf(t *frontTable, scope uint64) ID {
+func frontOf(t *engine.frontTable, scope uint64) ID {
 	if f := t.byScope[scope]; f != nil {
 		return f.id
 	}
@@ -108,7 +108,7 @@ func frontOf(t *frontTable, scope uint64) ID {
 // TestFrontOfGroup: the front does not pass a task that disk does not have yet.
 func TestFrontOfGroup(t *testing.T) {
 	id := func(n byte) ID { return ID{15: n} }
-	f := frontTable{group: 1}
+	f := engine.frontTable{group: 1}
 	add := func(n byte) { f.add(1, id(n), nil) }
 	advance := func(n byte) { f.advance(f.at(1), id(n)) }
 	require.Zero(t, frontOf(&f, 1))
@@ -127,9 +127,9 @@ func TestFrontOfGroup(t *testing.T) {
 	require.Equal(t, id(3), frontOf(&f, 1))
 	require.Zero(t, frontOf(&f, 2))
 
-	for scope := range uint64(frontsCap + 1) {
+	for scope := range uint64(engine.frontsCap + 1) {
 		f.at(scope)
 	}
 	f.next()
-	require.Len(t, f.byScope, frontsCap)
+	require.Len(t, f.byScope, engine.frontsCap)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/testalloc"
 )
@@ -24,27 +25,27 @@ func sampleCalls() map[string]request {
 	receipt := Receipt{ID: id(9), Token: 1 << 60}
 	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
 	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
-	l := &lane{queue: &queueState{name: "a"}, tenant: "t", priority: 3}
+	l := &engine.Lane{queue: &engine.Queue{Name: "a"}, tenant: "t", Priority: 3}
 	span1 := span{[]byte("from"), []byte("to")}
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
 		"produce": &produceOp{
-			tasks: []newTask{task, tied}, produced: produced{ids: []keys.ID{id(1), id(2)}, duplicates: []int{1}},
-			call: callNumber{node: "caller", session: 7, seq: 8, low: 3},
+			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{Ids: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
+			call: engine.CallNumber{Node: "caller", Session: 7, Seq: 8, Low: 3},
 		},
 		"claim": &claimOp{
 			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, local: true, remote: true,
-			grants: []grant{{receipt: receipt.inner(), laneKey: l.key(), attempt: 2, deadline: 99, rec: []byte("rec")}},
+			grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: l.key(), Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
 		},
-		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []newTask{task, tied}},
-		"fail":           &failOp{receipt: receipt, how: failDead, wait: -1, cause: "why"},
+		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
+		"fail":           &failOp{receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},
 		"extend":         &extendOp{receipt: receipt, duration: 5},
-		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{leaseLost(receipt.inner(), true)}},
-		"alter":          &alterOp{id: id(1), how: alterRunAt, arg: 77},
+		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{engine.LeaseLost(receipt.inner(), true)}},
+		"alter":          &alterOp{id: id(1), how: engine.AlterRunAt, arg: 77},
 		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
-		"bulk":           &bulkOp{Bulk: Bulk{ids: []keys.ID{id(1), id(2)}, how: alterPurge, n: 2}},
-		"stats":          &statsOp{counts: []queueCounts{{"a", keys.Counts{Ready: 1, Canceled: 2}}}},
-		"idle":           &idleOp{idleness: idleness{queues: []string{"a"}, arrived: 4}, waited: true},
+		"bulk":           &bulkOp{Bulk: engine.Bulk{Ids: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}},
+		"stats":          &statsOp{counts: []engine.QueueCounts{{"a", keys.Counts{Ready: 1, Canceled: 2}}}},
+		"idle":           &idleOp{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, waited: true},
 		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": &deleteScheduleOp{name: "s"},
@@ -116,7 +117,7 @@ func TestCallsTravel(t *testing.T) {
 func TestErrorsTravel(t *testing.T) {
 	receipt := Receipt{ID: ID{1}, Token: 2}
 	for _, err := range []error{
-		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), leaseLost(receipt.inner(), true), ErrNotFound, ErrNotWaiting, ErrCanceled,
+		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), engine.LeaseLost(receipt.inner(), true), ErrNotFound, ErrNotWaiting, ErrCanceled,
 		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull,
 	} {
 		got := decodeError(encodeError(err))
@@ -172,7 +173,7 @@ func FuzzCalls(f *testing.F) {
 
 // FuzzErrors: an error of another node, sent on, is the same again.
 func FuzzErrors(f *testing.F) {
-	for _, err := range []error{ErrEmpty, leaseLost(XReceipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
+	for _, err := range []error{ErrEmpty, engine.LeaseLost(engine.Receipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
 		code, text := encodeError(err)
 		f.Add(code, text)
 	}
@@ -205,10 +206,10 @@ func FuzzEntry(f *testing.F) {
 
 // FuzzNews: likewise of what it tells.
 func FuzzNews(f *testing.F) {
-	b := effects{
-		events:   []XEvent{{Kind: XEventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
-		endings:  []XEnding{{ID{2}, XOutcome{State: XDone, Result: []byte("r"), Attempts: 1}}},
-		canceled: []XReceipt{{ID{3}, 4}},
+	b := engine.Effects{
+		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
+		Endings:  []engine.Ending{{ID{2}, engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
+		Canceled: []engine.Receipt{{ID{3}, 4}},
 	}
 	f.Add(encodeNews(&b))
 	f.Add([]byte{0, 0, 0})
@@ -220,7 +221,7 @@ func FuzzNews(f *testing.F) {
 			require.ErrorIs(t, err, ErrCorrupt)
 			return
 		}
-		again := encodeNews(&effects{events: n.events, endings: n.endings, canceled: n.canceled})
+		again := encodeNews(&engine.Effects{Events: n.events, Endings: n.endings, Canceled: n.canceled})
 		m, err := parseNews(again)
 		if again != nil {
 			require.NoError(t, err)
@@ -231,15 +232,15 @@ func FuzzNews(f *testing.F) {
 
 // TestNewsTravel: events, outcomes and cancels arrive as they were.
 func TestNewsTravel(t *testing.T) {
-	b := effects{
-		events:   []XEvent{{Kind: XEventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
-		endings:  []XEnding{{ID{2}, XOutcome{State: XDone, Result: []byte("r"), Attempts: 1}}},
-		canceled: []XReceipt{{ID{3}, 4}},
+	b := engine.Effects{
+		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
+		Endings:  []engine.Ending{{ID{2}, engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
+		Canceled: []engine.Receipt{{ID{3}, 4}},
 	}
 	n, err := parseNews(encodeNews(&b))
 	require.NoError(t, err)
-	require.Equal(t, news{b.events, b.endings, b.canceled}, n)
-	require.Nil(t, encodeNews(new(effects)), "no news take no space")
+	require.Equal(t, news{b.Events, b.Endings, b.Canceled}, n)
+	require.Nil(t, encodeNews(new(engine.Effects)), "no news take no space")
 }
 
 // TestClusterOptions: what cannot be is refused before anything is made.
@@ -302,8 +303,8 @@ func TestSessions(t *testing.T) {
 	_, low = calls.begin()
 	require.EqualValues(t, 3, low)
 
-	var table sessionTable
-	one := callNumber{node: "n", session: 5, seq: 1, low: 1}
+	var table engine.sessionTable
+	one := engine.CallNumber{Node: "n", Session: 5, Seq: 1, Low: 1}
 	done, err := table.outcome(&one)
 	require.NoError(t, err)
 	require.Nil(t, done)
@@ -311,12 +312,12 @@ func TestSessions(t *testing.T) {
 	done, err = table.outcome(&one)
 	require.NoError(t, err)
 	require.Equal(t, &keys.SessionCall{Seq: 1, IDs: []keys.ID{{1}}, Duplicates: []int{0}}, done)
-	three := callNumber{node: "n", session: 5, seq: 3, low: 2}
+	three := engine.CallNumber{Node: "n", Session: 5, Seq: 3, Low: 2}
 	table.note(&three, []keys.ID{{3}}, nil)
 	_, err = table.outcome(&one)
 	require.ErrorIs(t, err, ErrUncertain, "its caller knows its outcome")
 	require.Len(t, table.byNode["n"].Calls, 1, "what nobody asks for is forgotten")
-	other := callNumber{node: "n", session: 6, seq: 1, low: 1}
+	other := engine.CallNumber{Node: "n", Session: 6, Seq: 1, Low: 1}
 	done, err = table.outcome(&other)
 	require.NoError(t, err)
 	require.Nil(t, done, "another life of the node")

@@ -25,7 +25,7 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 	t.Helper()
 	s := q.shard(index)
 	require.NoError(t, s.probe(func(s *shard) error {
-		size.lanesInMemory, size.queuesInMemory = s.catalogue.loaded.Len(), len(s.queues)
+		size.lanesInMemory, size.queuesInMemory = s.catalogue.loaded.Len(), len(s.Queues)
 		size.sweeps = int(s.catalogue.swept)
 		return nil
 	}))
@@ -275,8 +275,8 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			for i := range 4 * doubtsAtOnce {
-				unused := s.queue(fmt.Sprint(i))
+			for i := range 4 * engine.doubtsAtOnce {
+				unused := s.QueueNamed(fmt.Sprint(i))
 				unused.resting, unused.hasMarks = true, true
 				s.doubtful.Append(unused)
 			}

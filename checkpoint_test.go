@@ -586,7 +586,7 @@ func TestCheckpointsAtOnce(t *testing.T) {
 func TestCheckpointOfFailedShard(t *testing.T) {
 	f := newFailingQueue(t, DurabilityProcess, vfs.NewMem())
 	err := f.Queue.shard(1).probe(func(s *shard) error {
-		s.broken = errBroken
+		s.Broken = errBroken
 		return nil
 	})
 	require.ErrorIs(t, err, errBroken)

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/wire"
@@ -48,7 +49,7 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
 		return nil, err
 	}
 	defer op.unref()
-	return op.grants[0].lease()
+	return leaseOf(&op.grants[0])
 }
 
 // ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as
@@ -63,7 +64,7 @@ func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, err
 	defer op.unref()
 	leases := make([]*Lease, len(op.grants))
 	for i := range op.grants {
-		if leases[i], err = op.grants[i].lease(); err != nil {
+		if leases[i], err = leaseOf(&op.grants[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -240,7 +241,7 @@ type claimOp struct {
 	rank    uint64        // of the head of the queue that was looked at last, in the shard that looked
 	state   atomic.Uint64 // odd: somebody has taken it. It grows by 2 when the operation is recycled
 	refs    atomic.Int32  // the caller, and the inbox or list that holds it
-	grants  []grant
+	grants  []engine.Grant
 }
 
 // take makes the caller of take the one who decides the claim.
@@ -378,27 +379,27 @@ func (op *claimOp) encodeReply(dst []byte) []byte {
 	dst = wire.AppendUint(dst, uint64(len(op.grants)))
 	for i := range op.grants {
 		g := &op.grants[i]
-		dst = appendReceipt(dst, receiptOf(g.receipt))
-		dst = wire.AppendBytes(dst, g.queue)
-		dst = wire.AppendBytes(dst, g.tenant)
-		dst = append(dst, g.priority)
-		dst = wire.AppendUint(dst, uint64(g.attempt))
-		dst = wire.AppendUint(dst, g.deadline)
-		dst = wire.AppendBytes(dst, g.rec)
+		dst = appendReceipt(dst, receiptOf(g.Receipt))
+		dst = wire.AppendBytes(dst, g.Queue)
+		dst = wire.AppendBytes(dst, g.Tenant)
+		dst = append(dst, g.Priority)
+		dst = wire.AppendUint(dst, uint64(g.Attempt))
+		dst = wire.AppendUint(dst, g.Deadline)
+		dst = wire.AppendBytes(dst, g.Rec)
 	}
 	return dst
 }
 
 // decodeReply gives grants of one lane that follow each other the same names.
 func (op *claimOp) decodeReply(r *wire.Reader) {
-	var last laneKey // tasks of one lane often come together
+	var last engine.LaneKey // tasks of one lane often come together
 	for range r.Count(keys.IDLen + 7) {
-		g := grant{receipt: readReceipt(r).inner()}
-		key := laneKey{r.String(), r.String(), r.Byte()}
+		g := engine.Grant{Receipt: readReceipt(r).inner()}
+		key := engine.LaneKey{r.String(), r.String(), r.Byte()}
 		if last != key {
 			last = key
 		}
-		g.laneKey, g.attempt, g.deadline, g.rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
+		g.LaneKey, g.Attempt, g.Deadline, g.Rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
 		op.grants = append(op.grants, g)
 	}
 }
@@ -420,7 +421,7 @@ func (s *shard) tryClaim(op *claimOp) claimOutcome {
 		return s.tryClaimOf(op)
 	}
 	for _, name := range s.claimOrder(op) {
-		q := s.queues[name]
+		q := s.Queues[name]
 		if s.isElsewhere(op, name, q) {
 			return claimElsewhere
 		}
@@ -488,7 +489,7 @@ func (s *shard) takes(t ticket) bool {
 
 // give serves a claim that has been taken: with tasks of q, l's first to begin with, and if
 // there is room, with those of its other queues.
-func (s *shard) give(op *claimOp, q *queueState, l *lane) {
+func (s *shard) give(op *claimOp, q *engine.Queue, l *engine.Lane) {
 	if s.giveOf(op, q, l) && len(op.queues) > 1 {
 		s.fillUp(op, q)
 	}
@@ -498,16 +499,16 @@ func (s *shard) give(op *claimOp, q *queueState, l *lane) {
 
 // giveOf leases tasks of a queue to a claim, as far as they are ready and other shards
 // have no more urgent ones. It is true if the queue has no more, and there is room.
-func (s *shard) giveOf(op *claimOp, q *queueState, l *lane) bool {
+func (s *shard) giveOf(op *claimOp, q *engine.Queue, l *engine.Lane) bool {
 	limit := uint64(0)
 	if op.max > 1 {
 		limit = s.highestElsewhere(q)
 	}
 	pending := false
 	for l != nil {
-		g, err := s.grant(l, op.duration, op.local)
+		g, err := s.Grant(l, op.duration, op.local)
 		if err != nil {
-			s.broken = err
+			s.Broken = err
 			return false
 		}
 		op.grants = append(op.grants, g)
@@ -516,7 +517,7 @@ func (s *shard) giveOf(op *claimOp, q *queueState, l *lane) bool {
 		}
 		l, pending = s.nextOf(q, limit)
 	}
-	return !pending && s.broken == nil && s.headOf(q).rank() >= limit
+	return !pending && s.Broken == nil && s.headOf(q).rank() >= limit
 }
 
 // fillLooks is at how many queues a batch looks to be filled.
@@ -524,19 +525,19 @@ const fillLooks = 64
 
 // fillUp fills a batch that has all that q has to give. In strict order, the queues after
 // q follow, until one has tasks that this shard cannot give; else all that lots draw.
-func (s *shard) fillUp(op *claimOp, q *queueState) {
+func (s *shard) fillUp(op *claimOp, q *engine.Queue) {
 	strict := len(op.weights) == 0
 	names := op.queues
 	if strict {
 		if s.highestElsewhere(q) > 0 {
 			return
 		}
-		names = names[slices.Index(names, q.name)+1:]
+		names = names[slices.Index(names, q.Name)+1:]
 	} else {
 		names = s.claimOrder(op)
 	}
 	for _, name := range names[:min(len(names), fillLooks)] {
-		q := s.queues[name]
+		q := s.Queues[name]
 		if q != nil && (op.noWait || !s.isAwaited(s.claimsOf(q), op.remote)) {
 			limit := s.highestElsewhere(q)
 			if h := s.headOf(q); h != 0 && h.rank() >= limit {
@@ -628,26 +629,27 @@ func refuse(op operation, reason error) {
 	c.unref()
 }
 
-// lease decodes what a worker gets.
-func (g *grant) lease() (*Lease, error) {
+// leaseOf decodes what a worker gets.
+func leaseOf(g *engine.Grant) (*Lease, error) {
 	l := new(Lease)
-	return l, g.decode(l)
+	return l, decodeGrant(g, l)
 }
 
-func (g *grant) decode(l *Lease) error {
-	l.Receipt = receiptOf(g.receipt)
+// decodeGrant decodes into l.
+func decodeGrant(g *engine.Grant, l *Lease) error {
+	l.Receipt = receiptOf(g.Receipt)
 	l.ID = l.Receipt.ID
-	l.Attempt = int(g.attempt)
-	l.Deadline = time.UnixMilli(int64(g.deadline))
-	if payload, ok := record.Plain(g.rec); ok {
-		l.Queue, l.Tenant, l.Priority = g.queue, g.tenant, int(g.priority)
+	l.Attempt = int(g.Attempt)
+	l.Deadline = time.UnixMilli(int64(g.Deadline))
+	if payload, ok := record.Plain(g.Rec); ok {
+		l.Queue, l.Tenant, l.Priority = g.Queue, g.Tenant, int(g.Priority)
 		l.Payload = payload
 		return nil
 	}
-	rec, err := record.Decode(g.rec)
+	rec, err := record.Decode(g.Rec)
 	if err != nil {
-		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.receipt.ID, err)
+		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.Receipt.ID, err)
 	}
-	l.Task, l.LastError = task(g.laneKey, &rec), rec.Error
+	l.Task, l.LastError = task(g.LaneKey, &rec), rec.Error
 	return nil
 }

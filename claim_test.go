@@ -141,9 +141,9 @@ func TestClaimWaits(t *testing.T) {
 				require.Len(t, seen, claims)
 				for _, s := range q.led() {
 					require.NoError(t, s.probe(func(s *shard) error {
-						for _, q := range s.queues {
+						for _, q := range s.Queues {
 							if n := len(s.claimsOf(q).waiters.tickets); n > 2*claims+waitListMin {
-								return fmt.Errorf("%d entries in the wait list of %s", n, q.name)
+								return fmt.Errorf("%d entries in the wait list of %s", n, q.Name)
 							}
 						}
 						return nil
@@ -188,7 +188,7 @@ func TestClaimEndsWithContext(t *testing.T) {
 			synctest.Wait()
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
-					if q := s.queues["a"]; q != nil {
+					if q := s.Queues["a"]; q != nil {
 						return fmt.Errorf("%d dead claims are kept", len(s.claimsOf(q).waiters.tickets))
 					}
 					return nil

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"codeq/internal/chunked"
+	"codeq/internal/engine"
 )
 
 // queueList is a long list of queues that claims name. It is made by a caller's
@@ -51,9 +52,9 @@ func newQueueList(names []string, weights []int) *queueList {
 // claim that has looked there.
 type claimSet struct {
 	list   *queueList
-	queues chunked.List[*queueState] // of list.names; shorter while the set is being built, or dropped
-	open   lottery                   // by index
-	aside  []int                     // to be opened again, when the claims that are looked at are served or wait
+	queues chunked.List[*engine.Queue] // of list.names; shorter while the set is being built, or dropped
+	open   lottery                     // by index
+	aside  []int                       // to be opened again, when the claims that are looked at are served or wait
 	claimLines
 	hungry bool   // on the shard's list of sets whose claims may be served
 	group  uint32 // windowMemory.pass of the group that has asked for it last
@@ -88,15 +89,15 @@ func (s *shard) claimSet(list *queueList) *claimSet {
 		s.sets[list.digest] = set
 		s.setNames += len(list.names)
 	}
-	set.group = s.windows.pass
+	set.group = s.Windows.Pass
 	names := list.names[set.queues.Len():]
 	for _, name := range names[:min(setStep, len(names))] {
-		q := s.queue(name)
+		q := s.QueueNamed(name)
 		c := s.claimsOf(q)
 		at := set.queues.Len()
 		set.queues.Append(q)
 		c.sets = append(c.sets, setEntry{set, at})
-		if q.mask != 0 {
+		if q.Mask != 0 {
 			set.open.add(at)
 		}
 	}
@@ -115,7 +116,7 @@ func (s *shard) dropIdleSets(names int) {
 		}
 		set.waiters.sweep()
 		set.away.sweep()
-		mayBeAsked := set.queues.Len() < len(set.list.names) && s.windows.pass-set.group < setGroups
+		mayBeAsked := set.queues.Len() < len(set.list.names) && s.Windows.Pass-set.group < setGroups
 		if set.front().len() == 0 && !set.hungry && !mayBeAsked {
 			s.dropSet(set)
 		}
@@ -137,7 +138,7 @@ func (s *shard) dropSetsOn() {
 	for n := len(s.droppedSets); n > 0; n-- {
 		set := s.droppedSets[n-1]
 		for at := set.queues.Len() - 1; at >= 0; at-- {
-			if at%64 == 0 && s.spent() {
+			if at%64 == 0 && s.Spent() {
 				return
 			}
 			s.leaveSet(s.claimsOf(set.queues.Pop()), setEntry{set, at})
@@ -155,7 +156,7 @@ func (s *shard) leaveSet(c *queueClaims, entry setEntry) {
 	}
 	if len(c.sets) == 0 {
 		c.sets = nil
-		s.rest(c.queue)
+		s.Rest(c.queue)
 	}
 }
 
@@ -208,7 +209,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		}
 		op.drawn = 0
 		q := set.queues.At(at)
-		if s.isElsewhereBefore(op, set, at) || s.isElsewhere(op, q.name, q) {
+		if s.isElsewhereBefore(op, set, at) || s.isElsewhere(op, q.Name, q) {
 			return claimElsewhere
 		}
 		if !op.noWait && s.isAwaitedAlone(s.claimsOf(q), op.remote) {
@@ -221,7 +222,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 		case pending:
 			op.drawn = at + 1
 			return claimPending
-		case s.isPassedOver(op, q.name, q, l):
+		case s.isPassedOver(op, q.Name, q, l):
 			return claimElsewhere
 		case l == nil:
 			set.shut(s, at)
@@ -249,7 +250,7 @@ func (s *shard) tryClaimOf(op *claimOp) claimOutcome {
 // that it lacks, for this time.
 func (set *claimSet) shut(s *shard, at int) {
 	set.open.remove(at)
-	if q := set.queues.At(at); q.gated && q.counts.Ready > 0 && s.claimsOf(q).permits() != nil {
+	if q := set.queues.At(at); q.Gated && q.Counts.Ready > 0 && s.claimsOf(q).permits() != nil {
 		set.aside = append(set.aside, at)
 	}
 }
@@ -263,8 +264,8 @@ func (set *claimSet) openAside() {
 
 // next draws a queue that has a task for a claim, as shard.next; l is nil if none has. A batch
 // goes on with it: l is nil, too, if other shards have more urgent tasks of the queue drawn.
-func (set *claimSet) next(s *shard, batch bool) (q *queueState, l *lane) {
-	for set.open.len() > 0 && s.broken == nil {
+func (set *claimSet) next(s *shard, batch bool) (q *engine.Queue, l *engine.Lane) {
+	for set.open.len() > 0 && s.Broken == nil {
 		at := set.open.draw()
 		q, limit := set.queues.At(at), uint64(0)
 		if batch {
@@ -284,7 +285,7 @@ func (set *claimSet) next(s *shard, batch bool) (q *queueState, l *lane) {
 // giveOfSet serves a claim that has been taken: with tasks of q, l's first to begin with,
 // and if there is room, with those of other queues that are drawn, as far as other shards
 // have no more urgent ones.
-func (s *shard) giveOfSet(op *claimOp, set *claimSet, q *queueState, l *lane) {
+func (s *shard) giveOfSet(op *claimOp, set *claimSet, q *engine.Queue, l *engine.Lane) {
 	for l != nil && s.giveOf(op, q, l) {
 		q, l = set.next(s, true)
 	}

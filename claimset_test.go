@@ -80,7 +80,7 @@ func TestClaimsOverManyQueues(t *testing.T) {
 				synctest.Wait()
 				waiting := func() (tickets int) {
 					require.NoError(t, s.probe(func(s *shard) error {
-						for _, q := range s.queues {
+						for _, q := range s.Queues {
 							tickets += s.claimsOf(q).waiters.len()
 						}
 						for _, set := range s.sets {
@@ -189,7 +189,7 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 			if len(s.sets) > 0 || len(s.droppedSets) != 1 {
 				return fmt.Errorf("%d sets, %d that have been dropped", len(s.sets), len(s.droppedSets))
 			}
-			s.budget = s.newBudget(budgetSize{fraction: 1}, s.steps.at)
+			s.Budget = s.NewBudget(engine.budgetSize{fraction: 1}, s.steps.at)
 			s.dropSetsOn()
 			if left := s.droppedSets[0].queues.Len(); left == len(names) || left < len(names)-128 {
 				return fmt.Errorf("%d of %d queues are left", left, len(names))
@@ -198,8 +198,8 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 		}))
 		synctest.Wait()
 		require.NoError(t, s.probe(func(s *shard) error {
-			if len(s.droppedSets) > 0 || len(s.queues) > 0 {
-				return fmt.Errorf("%d sets that have been dropped, %d queues", len(s.droppedSets), len(s.queues))
+			if len(s.droppedSets) > 0 || len(s.Queues) > 0 {
+				return fmt.Errorf("%d sets that have been dropped, %d queues", len(s.droppedSets), len(s.Queues))
 			}
 			return nil
 		}))

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/record"
 )
 
@@ -302,11 +303,11 @@ const renewTries = 3
 // inForce returns those of some leases that have not expired. They may be as old as the call, whose answer may
 // have been under way for long: then they are renewed first. Or else a claim that came later would get a
 // task that somebody else has completed before.
-func (l *claimLine) inForce(r *replica, grants []grant, age time.Duration) []grant {
+func (l *claimLine) inForce(r *replica, grants []engine.Grant, age time.Duration) []engine.Grant {
 	doubtful := make(map[uint64][]Receipt) // by the duration of the lease, ms
 	for i := range grants {
 		if d := l.durationOf(&grants[i]); age >= halfOf(d) {
-			doubtful[d] = append(doubtful[d], receiptOf(grants[i].receipt))
+			doubtful[d] = append(doubtful[d], receiptOf(grants[i].Receipt))
 		}
 	}
 	lost := make(map[Receipt]bool)
@@ -325,14 +326,14 @@ func (l *claimLine) inForce(r *replica, grants []grant, age time.Duration) []gra
 			}
 		}
 	}
-	return slices.DeleteFunc(grants, func(g grant) bool { return lost[receiptOf(g.receipt)] })
+	return slices.DeleteFunc(grants, func(g engine.Grant) bool { return lost[receiptOf(g.Receipt)] })
 }
 
 func halfOf(ms uint64) time.Duration { return time.Duration(ms) * time.Millisecond / 2 }
 
 // durationOf is how long a lease was granted for, ms.
-func (l *claimLine) durationOf(g *grant) uint64 {
-	head, err := record.DecodeHead(g.rec)
+func (l *claimLine) durationOf(g *engine.Grant) uint64 {
+	head, err := record.DecodeHead(g.Rec)
 	if err == nil && head.Lease != 0 && !l.key.local {
 		return head.Lease
 	}
@@ -387,7 +388,7 @@ func (l *claimLine) want(change <-chan struct{}) (tasks int, ok bool) {
 
 // deal gives tasks that have been fetched to the claims in the line, and gives
 // back what none of them wants any more.
-func (l *claimLine) deal(grants []grant) {
+func (l *claimLine) deal(grants []engine.Grant) {
 	t := l.table
 	for len(grants) > 0 {
 		t.mu.Lock()
@@ -413,7 +414,7 @@ func (l *claimLine) deal(grants []grant) {
 		t.node.background.Go(func() {
 			contain(t.node.log, "task that comes back", func() {
 				// A task that cannot be given back is, when its lease has expired.
-				_ = t.node.queue.failed(t.node.ctx, receiptOf(g.receipt), failOp{how: failReturn, roomWait: roomWait{gone: t.node.ctx.Done()}}, nil)
+				_ = t.node.queue.failed(t.node.ctx, receiptOf(g.Receipt), failOp{how: engine.FailReturn, roomWait: roomWait{gone: t.node.ctx.Done()}}, nil)
 			}, nil)
 		})
 	}

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"testing"
 	"testing/synctest"
@@ -40,7 +41,7 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		for range claims {
-			_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(), tasks: []newTask{prepare(&Task{Queue: "a"}, nil)}})
+			_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
 			require.NoError(t, err)
 		}
 		time.Sleep(time.Minute)

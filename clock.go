@@ -1,6 +1,9 @@
 package codeq
 
-import "time"
+import (
+	"codeq/internal/engine"
+	"time"
+)
 
 // ownerClock is the time by which a shard's owner judges leases, such that nobody
 // loses one because the owner had other things to do.
@@ -35,16 +38,16 @@ func (s *shard) tick() {
 	c := &s.clock
 	at := millisSince(s.origin)
 	switch {
-	case !s.hasRoom(roomScarce):
-		c.stalled += at - s.uptime
-	case c.due != never && at > c.due+stallAfter:
+	case !s.HasRoom(engine.RoomScarce):
+		c.stalled += at - s.Uptime
+	case c.due != engine.Never && at > c.due+stallAfter:
 		c.stalled += at - c.due - stallAfter
 	}
-	s.uptime, c.due = at, at
-	s.now = at - c.stalled
-	c.waiting = min(c.waiting, s.now)
-	s.wall = wallMillis(s.opts)
-	s.mint.tick(s.wall, at)
+	s.Uptime, c.due = at, at
+	s.Now = at - c.stalled
+	c.waiting = min(c.waiting, s.Now)
+	s.Wall = wallMillis(s.opts)
+	s.Mint.Tick(s.Wall, at)
 }
 
 // look is when the owner has taken what is in its inbox, no sooner than now.
@@ -56,8 +59,8 @@ func (c *ownerClock) look(now uint64, late lateness) {
 
 // counted is a time less what does not count, or a time before it.
 func (c *ownerClock) counted(at uint64) uint64 {
-	if at == never {
-		return never
+	if at == engine.Never {
+		return engine.Never
 	}
 	return at - min(at, c.stalled)
 }
@@ -65,8 +68,8 @@ func (c *ownerClock) counted(at uint64) uint64 {
 // sleep is before the owner sleeps for so many ms after the last tick; never: until
 // somebody wakes it.
 func (c *ownerClock) sleep(ms uint64) {
-	if ms == never {
-		c.due = never
+	if ms == engine.Never {
+		c.due = engine.Never
 	} else {
 		c.due += ms
 	}

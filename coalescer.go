@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	lists "container/list"
 	"context"
 	"fmt"
@@ -93,7 +94,7 @@ type inbox struct {
 }
 
 func newInbox(depth int, origin time.Time) *inbox {
-	return &inbox{depth: depth, wake: make(chan struct{}, 1), origin: origin, let: never}
+	return &inbox{depth: depth, wake: make(chan struct{}, 1), origin: origin, let: engine.Never}
 }
 
 // push appends an operation, waiting for room until ctx ends. An error means
@@ -174,8 +175,8 @@ func (in *inbox) unlock() {
 func (in *inbox) take(into []operation, sleep bool) (ops []operation, late lateness, refused error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	late = lateness{in.let, never}
-	in.let = never
+	late = lateness{in.let, engine.Never}
+	in.let = engine.Never
 	if first := in.late.Front(); first != nil {
 		late.left = first.Value.(uint64)
 	}
@@ -295,7 +296,7 @@ func (s *shard) release(err error) {
 	if err == nil {
 		s.tellAll() // first: who is woken finds the event of what it did
 	}
-	s.effects.clear()
+	s.Effects.Clear()
 	s.callers.wakeAll(err)
-	s.group.clear()
+	s.Group.Clear()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -18,7 +19,7 @@ import (
 // Cancel returns ErrNotFound if the task does not exist, or is no longer kept,
 // and ErrNotWaiting if it is completed or canceled already.
 func (q *Queue) Cancel(ctx context.Context, id ID) error {
-	return q.alter(ctx, id, alterCancel, 0)
+	return q.alter(ctx, id, engine.AlterCancel, 0)
 }
 
 // SetPriority moves a task that waits (ready, scheduled or blocked) to another
@@ -28,7 +29,7 @@ func (q *Queue) SetPriority(ctx context.Context, id ID, priority int) error {
 	if priority < MinPriority || priority > MaxPriority {
 		return &InvalidError{"SetPriority priority", priority, "0 to 9"}
 	}
-	return q.alter(ctx, id, alterPriority, uint64(priority))
+	return q.alter(ctx, id, engine.AlterPriority, uint64(priority))
 }
 
 // SetRunAt changes when a task that waits (ready, scheduled or blocked) becomes
@@ -42,19 +43,19 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) error {
 	if err := task.check(&q.opts.Limits); err != nil {
 		return err
 	}
-	return q.alter(ctx, id, alterRunAt, runAtMillis(t))
+	return q.alter(ctx, id, engine.AlterRunAt, runAtMillis(t))
 }
 
 // alterOp alters a task.
 type alterOp struct {
 	completion
 	id  ID
-	how alteration
+	how engine.Alteration
 	arg uint64
 }
 
 func (op *alterOp) resolve(s *shard) {
-	v, err := s.alter(op.id, op.how, op.arg)
+	v, err := s.Alter(op.id, op.how, op.arg)
 	s.conclude(op, v, err)
 }
 
@@ -63,13 +64,13 @@ func (op *alterOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *alterOp) decode(r *wire.Reader) {
-	op.id, op.how, op.arg = keys.ReadID(r), alteration(r.Byte()), r.Uint()
-	if op.how >= endOfAlterations {
+	op.id, op.how, op.arg = keys.ReadID(r), engine.Alteration(r.Byte()), r.Uint()
+	if op.how >= engine.EndOfAlterations {
 		r.Fail()
 	}
 }
 
-func (q *Queue) alter(ctx context.Context, id ID, how alteration, arg uint64) error {
+func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, arg uint64) error {
 	_, err := q.doFor(ctx, id, &alterOp{completion: newCompletion(), id: id, how: how, arg: arg})
 	return err
 }

@@ -101,7 +101,7 @@ func variedQueue(t *testing.T, fs vfs.FS) *Queue {
 		}
 		if round < 2 {
 			for _, s := range q.led() {
-				require.NoError(t, s.probe(func(s *shard) error { return s.store.Flush(context.Background()) }))
+				require.NoError(t, s.probe(func(s *shard) error { return s.Store.Flush(context.Background()) }))
 			}
 		}
 	}

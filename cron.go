@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/ticks"
@@ -58,8 +59,8 @@ type Schedule struct {
 
 // Headers of a task that a schedule has produced.
 const (
-	TickHeader     = XTickHeader     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
-	ScheduleHeader = XScheduleHeader // the name of the schedule
+	TickHeader     = engine.TickHeader     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
+	ScheduleHeader = engine.ScheduleHeader // the name of the schedule
 )
 
 // MissedPolicy says what a schedule does about ticks that were missed. A tick
@@ -245,7 +246,7 @@ func tickTask(template *Task, name string, tick uint64) Task {
 	t := *template
 	t.Headers = make(map[string]string, len(template.Headers)+2)
 	maps.Copy(t.Headers, template.Headers)
-	t.Headers[TickHeader] = XFormatTick(tick)
+	t.Headers[TickHeader] = engine.FormatTick(tick)
 	t.Headers[ScheduleHeader] = name
 	return t
 }
@@ -268,7 +269,7 @@ type setScheduleOp struct {
 }
 
 func (op *setScheduleOp) resolve(s *shard) {
-	s.conclude(op, Decided, s.setSchedule(op.name, op.value, op.times))
+	s.conclude(op, engine.Decided, s.SetSchedule(op.name, op.value, op.times))
 }
 
 func (op *setScheduleOp) encode(dst []byte) (callKind, []byte) {
@@ -279,7 +280,7 @@ func (op *setScheduleOp) decode(r *wire.Reader) {
 	op.name = r.String()
 	var err error
 	if op.value, err = keys.ParseScheduleValue(r.Bytes()); err == nil {
-		op.times, err = timesOf(&op.value)
+		op.times, err = engine.TimesOf(&op.value)
 	}
 	if err != nil {
 		r.Fail()
@@ -293,7 +294,7 @@ type deleteScheduleOp struct {
 }
 
 func (op *deleteScheduleOp) resolve(s *shard) {
-	s.conclude(op, Decided, s.deleteSchedule(op.name))
+	s.conclude(op, engine.Decided, s.DeleteSchedule(op.name))
 }
 
 func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {
@@ -320,13 +321,13 @@ type schedulesOp struct {
 func (op *schedulesOp) resolve(s *shard) {
 	size := 0
 	op.more = false
-	s.schedules(op.after, func(r ScheduleInfo_) bool {
+	s.Schedules(op.after, func(r engine.ScheduleInfo) bool {
 		if op.more = len(op.infos) == schedulesStep || size >= schedulesBytes; op.more {
 			return false
 		}
 		info, err := scheduleInfo(&r)
 		if err != nil {
-			s.broken = err
+			s.Broken = err
 			return false
 		}
 		op.infos = append(op.infos, info)
@@ -338,7 +339,7 @@ func (op *schedulesOp) resolve(s *shard) {
 }
 
 // scheduleInfo is a schedule as the rules know it, for a caller.
-func scheduleInfo(r *ScheduleInfo_) (ScheduleInfo, error) {
+func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 	rec, err := record.Decode(bytes.Clone(r.Value.Record))
 	if err != nil {
 		return ScheduleInfo{}, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, r.Name, err)
@@ -346,7 +347,7 @@ func scheduleInfo(r *ScheduleInfo_) (ScheduleInfo, error) {
 	info := ScheduleInfo{
 		Schedule: Schedule{
 			Name: r.Name, Cron: r.Value.Cron, Every: duration(r.Value.Every), TimeZone: r.Value.TimeZone,
-			Task: task(laneKey{r.Value.Queue, r.Value.Tenant, r.Value.Priority}, &rec), Missed: MissedPolicy(r.Value.Missed),
+			Task: task(engine.LaneKey{r.Value.Queue, r.Value.Tenant, r.Value.Priority}, &rec), Missed: MissedPolicy(r.Value.Missed),
 		},
 		Next: msTime(r.Next),
 	}

@@ -38,7 +38,7 @@ func (c *memoryChecker) recurring() error {
 			c.report("schedule %q in memory is %+v, on disk %x", name, r, value)
 			return nil
 		}
-		if r.err == nil && r.next != r.times.Next(r.value.After) || t.next() > r.next {
+		if r.Err == nil && r.next != r.times.Next(r.value.After) || t.next() > r.next {
 			c.report("schedule %q ticks at %d, is looked at when it is %d", name, r.next, t.next())
 		}
 		if late := slices.Contains(t.late, r); late == (r.place >= 0) || !late && t.waiting.Items()[r.place] != r {
@@ -143,7 +143,7 @@ func ticksOn(t *testing.T, q *Queue, name string) []string {
 func ticksUntil(after, until time.Time, step time.Duration) []string {
 	ticks := []string{}
 	for at := after.Truncate(step).Add(step); !at.After(until); at = at.Add(step) {
-		ticks = append(ticks, at.UTC().Format(tickFormat))
+		ticks = append(ticks, at.UTC().Format(engine.tickFormat))
 	}
 	return ticks
 }
@@ -466,7 +466,7 @@ func TestClockSetForward(t *testing.T) {
 // TestYearOfTicks: what was missed is made up for in small groups, and a
 // schedule that is due does not wait for the one that has much to make up for.
 func TestYearOfTicks(t *testing.T) {
-	seconds := 5 * upkeepBudget.records
+	seconds := 5 * engine.upkeepBudget.records
 	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
 		s := Schedule{Name: "a backlog", Every: time.Second, Task: Task{Queue: "a"}, Missed: MissedAll}
 		b.set(s)
@@ -483,13 +483,13 @@ func TestYearOfTicks(t *testing.T) {
 		synctest.Wait()
 		require.Len(t, b.ticks("a backlog"), seconds)
 		require.GreaterOrEqual(t, counting.commits, 5)
-		require.LessOrEqual(t, counting.largest, uint32(upkeepBudget.records+2+1), "keys in one commit: tasks, two schedules, counters")
+		require.LessOrEqual(t, counting.largest, uint32(engine.upkeepBudget.records+2+1), "keys in one commit: tasks, two schedules, counters")
 
 		before := 0
 		for l := claimNow(t, b.q, "a"); l.Headers[ScheduleHeader] != "the others"; l = claimNow(t, b.q, "a") {
 			before++
 		}
-		require.LessOrEqual(t, before, upkeepBudget.records)
+		require.LessOrEqual(t, before, engine.upkeepBudget.records)
 	})
 }
 
@@ -588,7 +588,7 @@ func TestSchedulesOfClosedQueue(t *testing.T) {
 // plant writes a schedule past all checks.
 func (b *cronBench) plant(index int, name string, value []byte) {
 	require.NoError(b.t, b.q.shard(index).probe(func(s *shard) error {
-		s.group.set(keys.AppendSchedule(nil, name), value)
+		s.Group.set(keys.AppendSchedule(nil, name), value)
 		return nil
 	}))
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -33,28 +34,28 @@ type DeadFilter struct {
 // RedriveDead returns ErrNotFound if there is no such dead letter, and a
 // *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
 func (q *Queue) RedriveDead(ctx context.Context, id ID) error {
-	return q.alter(ctx, id, alterRedrive, 0)
+	return q.alter(ctx, id, engine.AlterRedrive, 0)
 }
 
 // RedriveAllDead redrives dead letters and returns how many. Those whose
 // idempotency key has been taken by another task stay. When it returns an error,
 // such as the cause of ctx, some have been redriven.
 func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (int, error) {
-	return q.eachDead(ctx, which, alterRedrive)
+	return q.eachDead(ctx, which, engine.AlterRedrive)
 }
 
 // PurgeDead forgets dead letters, and returns how many. Tasks that wait for one of
 // them are canceled. When it returns an error, such as the cause of ctx, some
 // have been forgotten.
 func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (int, error) {
-	return q.eachDead(ctx, which, alterPurge)
+	return q.eachDead(ctx, which, engine.AlterPurge)
 }
 
 // bulkCap is how many tasks an operation on many is about at the most.
 const bulkCap = 256
 
 // eachDead does something with dead letters, as many at a time as the rate allows.
-func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how alteration) (n int, err error) {
+func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alteration) (n int, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return 0, err
 	}
@@ -79,10 +80,10 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how alteration) 
 		if err := limit.WaitN(ctx, len(ids)); err != nil { // also before a deadline that is too near
 			return errors.Join(cmp.Or(context.Cause(ctx), context.DeadlineExceeded), err)
 		}
-		op := &bulkOp{newCompletion(), Bulk{ids: ids, how: how}}
+		op := &bulkOp{newCompletion(), engine.Bulk{Ids: ids, How: how}}
 		settled, err := q.do(ctx, shard, op)
 		if settled {
-			n += op.n
+			n += op.N
 		}
 		return err
 	}
@@ -114,28 +115,28 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how alteration) 
 // bulkOp alters many dead letters.
 type bulkOp struct {
 	completion
-	Bulk
+	engine.Bulk
 }
 
 func (op *bulkOp) resolve(s *shard) {
-	v, err := s.alterDead(&op.Bulk)
+	v, err := s.AlterDead(&op.Bulk)
 	s.conclude(op, v, err)
 }
 
 func (op *bulkOp) encode(dst []byte) (callKind, []byte) {
-	return callBulk, keys.AppendIDs(append(dst, byte(op.how)), op.ids)
+	return callBulk, keys.AppendIDs(append(dst, byte(op.How)), op.Ids)
 }
 
 func (op *bulkOp) decode(r *wire.Reader) {
-	op.how = alteration(r.Byte())
+	op.How = engine.Alteration(r.Byte())
 	for _, id := range keys.ReadIDs(r) {
-		op.ids = append(op.ids, id)
+		op.Ids = append(op.Ids, id)
 	}
-	if op.how >= endOfAlterations {
+	if op.How >= engine.EndOfAlterations {
 		r.Fail()
 	}
 }
 
-func (op *bulkOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, uint64(op.n)) }
-func (op *bulkOp) decodeReply(r *wire.Reader)    { op.n = int(r.Uint()) }
-func (op *bulkOp) again()                        { op.next, op.n, op.err = 0, 0, nil }
+func (op *bulkOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, uint64(op.N)) }
+func (op *bulkOp) decodeReply(r *wire.Reader)    { op.N = int(r.Uint()) }
+func (op *bulkOp) again()                        { op.Next, op.N, op.err = 0, 0, nil }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 )
 
@@ -511,12 +512,12 @@ func TestDeadLettersTwice(t *testing.T) {
 		done := 0
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			for range 2 {
-				op := &bulkOp{newCompletion(), Bulk{how: alterRedrive}}
+				op := &bulkOp{newCompletion(), engine.Bulk{How: engine.AlterRedrive}}
 				for _, id := range ids {
-					op.ids = append(op.ids, id)
+					op.Ids = append(op.Ids, id)
 				}
 				op.resolve(s)
-				done += op.n
+				done += op.N
 			}
 			return nil
 		}))

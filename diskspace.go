@@ -7,6 +7,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/engine"
 	"codeq/internal/failstop"
 )
 
@@ -53,12 +54,12 @@ func newDiskSpace(opts *Options, dir string) diskSpace {
 }
 
 // measure asks the file system.
-func (d *diskSpace) measure() room {
+func (d *diskSpace) measure() engine.Room {
 	switch {
 	case d.denied:
-		return roomEmpty
+		return engine.RoomEmpty
 	case d.low == 0:
-		return roomy
+		return engine.Roomy
 	}
 	usage, err := d.fs.GetDiskUsage(d.dir)
 	if d.free = usage.AvailBytes; err != nil {
@@ -66,15 +67,15 @@ func (d *diskSpace) measure() room {
 	}
 	switch quarter := d.low / 4; {
 	case d.free >= d.low:
-		return roomy
+		return engine.Roomy
 	case d.free >= d.low-quarter:
-		return roomLow
+		return engine.RoomLow
 	case d.free >= d.low/2:
-		return roomScarce
+		return engine.RoomScarce
 	case d.free >= quarter:
-		return roomNone
+		return engine.RoomNone
 	}
-	return roomEmpty
+	return engine.RoomEmpty
 }
 
 // isTight reports whether space is to be reclaimed at once, before any call is refused.
@@ -83,26 +84,26 @@ func isTight(free, low uint64) bool { return free < low+low/2 }
 // look measures the room if it is time to.
 func (s *shard) look() {
 	d := &s.space
-	now, denied := s.uptime, !s.hasSpace()
+	now, denied := s.Uptime, !s.hasSpace()
 	if now < d.next && d.written < d.every && denied == d.denied {
 		return
 	}
-	before := s.room
+	before := s.Room
 	d.denied = denied
-	s.room, d.written, d.next, d.recheck = d.measure(), 0, now+lookEvery, now+lookEvery
+	s.Room, d.written, d.next, d.recheck = d.measure(), 0, now+lookEvery, now+lookEvery
 	if denied {
 		d.relaxed = now + denyTight
 	}
-	if s.tight = now < d.relaxed || d.low > 0 && isTight(d.free, d.low); s.tight {
-		s.store.Reclaim(d.free)
+	if s.Tight = now < d.relaxed || d.low > 0 && isTight(d.free, d.low); s.Tight {
+		s.Store.Reclaim(d.free)
 	}
-	if s.room > roomy {
+	if s.Room > engine.Roomy {
 		d.next = now + lookEveryFull
 	}
-	if s.room != before {
-		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.free, "level", s.room.String())
+	if s.Room != before {
+		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.free, "level", s.Room.String())
 	}
-	if s.room < before {
+	if s.Room < before {
 		s.deferred = append(s.deferred, d.parked...)
 		clear(d.parked)
 		d.parked = d.parked[:0]
@@ -126,12 +127,12 @@ func (s *shard) dropParked() {
 
 // hasSpace reports whether the stores that a group is written to can write their tables and logs.
 func (s *shard) hasSpace() bool {
-	return s.store.HasSpace() && (s.node == nil || s.node.logs.HasSpace())
+	return s.Store.HasSpace() && (s.node == nil || s.node.logs.HasSpace())
 }
 
 // holdsBack reports whether something waits for room, or may.
 func (s *shard) holdsBack() bool {
-	return !s.hasRoom(roomLow) || !s.hasRoom(roomy) && s.ticksAreDue()
+	return !s.HasRoom(engine.RoomLow) || !s.HasRoom(engine.Roomy) && s.TicksAreDue()
 }
 
 // errNoRoom is why an operation is refused.
@@ -161,11 +162,12 @@ func (s *shard) putOff(op operation) {
 	refuse(op, s.errNoRoom())
 }
 
-func (how alteration) room() room {
-	if how == alterPurge || how == alterCancel { // a task that is kept needs more
-		return roomNone
+// roomOf is the level down to which an alteration goes on.
+func roomOf(how engine.Alteration) engine.Room {
+	if how == engine.AlterPurge || how == engine.AlterCancel { // a task that is kept needs more
+		return engine.RoomNone
 	}
-	return roomLow
+	return engine.RoomLow
 }
 
 // roomWaiter is an operation that waits for room as long as its caller does.

@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/store"
 )
 
@@ -151,15 +152,15 @@ func (d *smallDisk) free(bytes int64) { d.size.Store(d.used.Load() + bytes) }
 
 // diskTestLevels is free space at each level.
 var diskTestLevels = [...]int64{
-	roomy:      64 << 20,
-	roomLow:    diskTestFree - 1,
-	roomScarce: diskTestFree/4*3 - 1,
-	roomNone:   diskTestFree/2 - 1,
-	roomEmpty:  diskTestFree/4 - 1,
+	engine.Roomy:      64 << 20,
+	engine.RoomLow:    diskTestFree - 1,
+	engine.RoomScarce: diskTestFree/4*3 - 1,
+	engine.RoomNone:   diskTestFree/2 - 1,
+	engine.RoomEmpty:  diskTestFree/4 - 1,
 }
 
 // drop has the queue find a level of room.
-func (d *smallDisk) drop(level room) {
+func (d *smallDisk) drop(level engine.Room) {
 	time.Sleep(2 * lookEvery * time.Millisecond) // flushes end
 	d.free(diskTestLevels[level])
 	time.Sleep(2 * lookEvery * time.Millisecond)
@@ -193,104 +194,104 @@ func TestDiskLevels(t *testing.T) {
 		schedule := func(name string) Schedule { return Schedule{Name: name, Cron: "@yearly", Task: task} }
 		verbs := []struct {
 			name  string
-			level room // down to which it goes on
+			level engine.Room // down to which it goes on
 			plan  func() func() error
 		}{
-			{"Produce", roomy, func() func() error {
+			{"Produce", engine.Roomy, func() func() error {
 				return func() error { _, err := q.Produce(ctx, task); return err }
 			}},
-			{"ProduceBatch", roomy, func() func() error {
+			{"ProduceBatch", engine.Roomy, func() func() error {
 				return func() error { _, err := q.ProduceBatch(ctx, []Task{task, task}); return err }
 			}},
-			{"SetSchedule", roomy, func() func() error {
+			{"SetSchedule", engine.Roomy, func() func() error {
 				return func() error { return q.SetSchedule(ctx, schedule("new")) }
 			}},
-			{"Claim", roomLow, func() func() error {
+			{"Claim", engine.RoomLow, func() func() error {
 				waits(Task{Queue: "to claim"})
 				return func() error {
 					_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"to claim"}, NoWait: true})
 					return err
 				}
 			}},
-			{"RedriveDead", roomLow, func() func() error {
+			{"RedriveDead", engine.RoomLow, func() func() error {
 				id := dead("dead")
 				return func() error { return q.RedriveDead(ctx, id) }
 			}},
-			{"SetPriority", roomLow, func() func() error {
+			{"SetPriority", engine.RoomLow, func() func() error {
 				id := waits(Task{Queue: "b"})
 				return func() error { return q.SetPriority(ctx, id, 7) }
 			}},
-			{"Complete with a follow-up", roomScarce, func() func() error {
+			{"Complete with a follow-up", engine.RoomScarce, func() func() error {
 				r := lease(task)
 				return func() error { return q.Complete(ctx, r, nil, task) }
 			}},
-			{"Complete, kept", roomScarce, func() func() error {
+			{"Complete, kept", engine.RoomScarce, func() func() error {
 				r := lease(kept)
 				return func() error { return q.Complete(ctx, r, []byte("result")) }
 			}},
-			{"Retry", roomScarce, func() func() error {
+			{"Retry", engine.RoomScarce, func() func() error {
 				r := lease(task)
 				return func() error { return q.Retry(ctx, r, RetryOptions{}) }
 			}},
-			{"Release", roomScarce, func() func() error {
+			{"Release", engine.RoomScarce, func() func() error {
 				r := lease(task)
 				return func() error { return q.Release(ctx, r, time.Hour) }
 			}},
-			{"DeadLetter", roomScarce, func() func() error {
+			{"DeadLetter", engine.RoomScarce, func() func() error {
 				r := lease(task)
 				return func() error { return q.DeadLetter(ctx, r, nil) }
 			}},
-			{"Extend", roomScarce, func() func() error {
+			{"Extend", engine.RoomScarce, func() func() error {
 				r := lease(task)
 				return func() error { return q.Extend(ctx, r, 2*time.Hour) }
 			}},
-			{"Cancel, kept", roomScarce, func() func() error {
+			{"Cancel, kept", engine.RoomScarce, func() func() error {
 				id := waits(kept)
 				return func() error { return q.Cancel(ctx, id) }
 			}},
-			{"Configure", roomScarce, func() func() error {
+			{"Configure", engine.RoomScarce, func() func() error {
 				return func() error { return q.Configure(ctx, "b", func(s *Settings) { s.Concurrency++ }) }
 			}},
-			{"Complete", roomNone, func() func() error {
+			{"Complete", engine.RoomNone, func() func() error {
 				r := lease(task)
 				return func() error { return q.Complete(ctx, r, []byte("dropped")) }
 			}},
-			{"Cancel", roomNone, func() func() error {
+			{"Cancel", engine.RoomNone, func() func() error {
 				id := waits(task)
 				return func() error { return q.Cancel(ctx, id) }
 			}},
-			{"Cancel, leased", roomNone, func() func() error {
+			{"Cancel, leased", engine.RoomNone, func() func() error {
 				r := lease(task)
 				return func() error { return q.Cancel(ctx, r.ID) }
 			}},
-			{"DeleteSchedule", roomNone, func() func() error {
+			{"DeleteSchedule", engine.RoomNone, func() func() error {
 				require.NoError(t, q.SetSchedule(ctx, schedule("old")))
 				return func() error { return q.DeleteSchedule(ctx, "old") }
 			}},
-			{"ReleaseKey, of a task that goes on", roomScarce, func() func() error {
+			{"ReleaseKey, of a task that goes on", engine.RoomScarce, func() func() error {
 				t := Task{Queue: "keys", Unique: Unique{Key: "k"}}
 				_, _ = q.Produce(ctx, t) // it may be there from the last time
 				return func() error { return q.ReleaseKey(ctx, t.uniqueKey()) }
 			}},
-			{"ReleaseKey", roomNone, func() func() error {
+			{"ReleaseKey", engine.RoomNone, func() func() error {
 				task := Task{Queue: "keys of ended tasks", Unique: Unique{Key: "k", For: time.Hour}}
 				if _, err := q.Produce(ctx, task); err == nil { // else it is there from the last time
 					complete(t, q, claimNow(t, q, task.Queue))
 				}
 				return func() error { return q.ReleaseKey(ctx, task.uniqueKey()) }
 			}},
-			{"PurgeDead", roomNone, func() func() error {
+			{"PurgeDead", engine.RoomNone, func() func() error {
 				dead("dead to purge")
 				return func() error { _, err := q.PurgeDead(ctx, DeadFilter{Queue: "dead to purge leased"}); return err }
 			}},
-			{"Stats", roomEmpty, func() func() error {
+			{"Stats", engine.RoomEmpty, func() func() error {
 				return func() error { _, err := q.Stats(ctx); return err }
 			}},
-			{"Get", roomEmpty, func() func() error {
+			{"Get", engine.RoomEmpty, func() func() error {
 				id := waits(kept)
 				return func() error { _, err := q.Get(ctx, id); return err }
 			}},
-			{"List", roomEmpty, func() func() error {
+			{"List", engine.RoomEmpty, func() func() error {
 				return func() error {
 					for _, err := range q.List(ctx, ListOptions{State: Leased}) {
 						return err
@@ -298,12 +299,12 @@ func TestDiskLevels(t *testing.T) {
 					return nil
 				}
 			}},
-			{"Schedules", roomEmpty, func() func() error {
+			{"Schedules", engine.RoomEmpty, func() func() error {
 				return func() error { _, err := q.Schedules(ctx); return err }
 			}},
 		}
-		for level := roomy; level <= roomEmpty; level++ {
-			disk.drop(roomy)
+		for level := engine.Roomy; level <= engine.RoomEmpty; level++ {
+			disk.drop(engine.Roomy)
 			calls := make([]func() error, len(verbs))
 			for i, v := range verbs {
 				calls[i] = v.plan()
@@ -323,7 +324,7 @@ func TestDiskLevels(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, before, after, v.name)
 			}
-			if level > roomScarce {
+			if level > engine.RoomScarce {
 				require.ErrorIs(t, q.Checkpoint(ctx, "copy"), ErrDiskFull)
 			}
 			disk.free(64 << 20)
@@ -350,7 +351,7 @@ func TestDiskFull(t *testing.T) {
 		q := openOnSmallDisk(t, disk, nil)
 		require.Greater(t, disk.fill(t, q), 30)
 		require.Greater(t, disk.size.Load()-disk.used.Load(), int64(diskTestFree)*3/4)
-		disk.drop(roomScarce)
+		disk.drop(engine.RoomScarce)
 		short, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		_, err := q.Claim(short, ClaimRequest{Queues: []string{"a"}})
@@ -360,7 +361,7 @@ func TestDiskFull(t *testing.T) {
 			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
 			waiting <- err
 		}()
-		for level := roomScarce; level <= roomEmpty; level++ {
+		for level := engine.RoomScarce; level <= engine.RoomEmpty; level++ {
 			disk.drop(level)
 			require.Empty(t, waiting)
 		}
@@ -383,7 +384,7 @@ func TestDiskFullLeases(t *testing.T) {
 				claim := ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute}
 				l, err := q.Claim(ctx, claim)
 				require.NoError(t, err)
-				for _, level := range []room{roomNone, roomEmpty, roomNone} {
+				for _, level := range []engine.Room{engine.RoomNone, engine.RoomEmpty, engine.RoomNone} {
 					disk.drop(level)
 					require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrDiskFull)
 					if reopened {
@@ -396,10 +397,10 @@ func TestDiskFullLeases(t *testing.T) {
 				disk.free(64 << 20)
 				time.Sleep(lookEvery * time.Millisecond)
 				require.NoError(t, q.Extend(ctx, l.Receipt, time.Minute))
-				disk.drop(roomScarce)
+				disk.drop(engine.RoomScarce)
 				time.Sleep(time.Minute)
 				require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrLeaseLost)
-				disk.drop(roomy)
+				disk.drop(engine.Roomy)
 				l, err = q.Claim(ctx, claim)
 				require.NoError(t, err)
 				require.Equal(t, 2, l.Attempt)
@@ -426,7 +427,7 @@ func TestDiskFullForgets(t *testing.T) {
 			require.NoError(t, err)
 			return int(stats["a"].Done)
 		}
-		disk.drop(roomNone)
+		disk.drop(engine.RoomNone)
 		require.Equal(t, 10, done())
 		time.Sleep(2 * time.Minute)
 		require.Zero(t, done())
@@ -545,17 +546,17 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 					}
 				})
 				parent := produce(t, q, Task{Queue: "parent", Retention: time.Hour})[0]
-				for range tellAtOnce + 1 {
+				for range engine.tellAtOnce + 1 {
 					produce(t, q, Task{Queue: "child", After: []ID{parent}, OnDead: CancelOnDead})
 				}
 				l := claimNow(t, q, "parent")
-				disk.drop(roomScarce)
+				disk.drop(engine.RoomScarce)
 				if end == Done {
 					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 				} else {
 					require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{}))
 				}
-				require.EqualValues(t, tellAtOnce+1, countsOf(t, q, "child").Blocked)
+				require.EqualValues(t, engine.tellAtOnce+1, countsOf(t, q, "child").Blocked)
 				o, err := q.Await(ctx, parent)
 				require.NoError(t, err)
 				require.Equal(t, end, o.State)
@@ -565,7 +566,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 					require.ErrorIs(t, err, ErrDiskFull)
 				}
 				require.Zero(t, n)
-				disk.drop(roomy)
+				disk.drop(engine.Roomy)
 				require.Zero(t, countsOf(t, q, "child").Blocked)
 				if end == Dead {
 					require.NoError(t, q.Cancel(ctx, parent))
@@ -581,7 +582,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 // level, is stored when there is room. Nothing is reported as failed, no attempt
 // counts twice, and no task dies of success.
 func TestDiskFullKeepsOutcomes(t *testing.T) {
-	for level := roomLow; level <= roomEmpty; level++ {
+	for level := engine.RoomLow; level <= engine.RoomEmpty; level++ {
 		t.Run(level.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
@@ -676,7 +677,7 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 			})
 		}()
 		synctest.Wait()
-		disk.drop(roomEmpty)
+		disk.drop(engine.RoomEmpty)
 		close(full)
 		synctest.Wait()
 		require.Empty(t, errs)

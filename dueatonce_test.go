@@ -71,7 +71,7 @@ func TestDueAtOnceClockSetBack(t *testing.T) {
 	bubble(t, Options{Shards: 1, wall: wall}, func(t *testing.T, q *Queue) {
 		due := time.Now().Add(time.Hour)
 		early := produce(t, q, named(Task{Queue: "early", RunAt: due.Add(time.Hour)}, "a", "b", "c")...)
-		late := make([]Task, 3*upkeepBudget.records)
+		late := make([]Task, 3*engine.upkeepBudget.records)
 		for i := range late {
 			late[i] = Task{Queue: "late", RunAt: due}
 		}
@@ -86,7 +86,7 @@ func TestDueAtOnceClockSetBack(t *testing.T) {
 		left := make(chan uint64, 1)
 		go func() {
 			_ = s.probe(func(s *shard) error {
-				left <- s.queues["late"].counts.Scheduled
+				left <- s.Queues["late"].Counts.Scheduled
 				skew.Store(-int64(time.Hour))
 				return nil
 			})

@@ -1,97 +1,92 @@
 package codeq
 
+import "codeq/internal/engine"
+
 // What the rules have collected, and the owner carries out: between two operations what other
 // operations of the group go by, before the commit what concerns what disk has already, and
 // after it what others are to learn of.
 
 // follow carries out what the rest of the group goes by.
 func (s *shard) follow() {
-	if len(s.effects.configured) > 0 {
+	if len(s.Effects.Configured) > 0 {
 		s.followSettings()
 	}
-	if len(s.effects.freed) > 0 {
+	if len(s.Effects.Freed) > 0 {
 		s.leaveGates()
 	}
 }
 
 // followSettings has claims go by new settings of their queues.
 func (s *shard) followSettings() {
-	for i, r := range s.effects.configured {
-		s.effects.configured[i] = reconfigured{}
-		s.limitClaims(s.claimsOf(r.queue), r.before, r.fresh)
+	for i, r := range s.Effects.Configured {
+		s.Effects.Configured[i] = engine.Reconfigured{}
+		s.limitClaims(s.claimsOf(r.Queue), r.Before, r.Fresh)
 	}
-	s.effects.configured = s.effects.configured[:0]
+	s.Effects.Configured = s.Effects.Configured[:0]
 }
 
 // leaveGates gives back the places of leases that have ended.
 func (s *shard) leaveGates() {
-	for i, q := range s.effects.freed {
-		s.effects.freed[i] = nil
+	for i, q := range s.Effects.Freed {
+		s.Effects.Freed[i] = nil
 		s.leaveGate(s.claimsOf(q))
 	}
-	s.effects.freed = s.effects.freed[:0]
+	s.Effects.Freed = s.Effects.Freed[:0]
 }
 
 // feedAll has the claims served that wait for what may be claimed now.
 func (s *shard) feedAll() {
-	for i, q := range s.effects.fed {
-		s.effects.fed[i] = nil
-		q.fed = false
+	for i, q := range s.Effects.Fed {
+		s.Effects.Fed[i] = nil
+		q.Fed = false
 		s.feedClaims(s.claimsOf(q))
 	}
-	s.effects.fed = s.effects.fed[:0]
-	for i, q := range s.effects.shown {
-		s.effects.shown[i] = nil
+	s.Effects.Fed = s.Effects.Fed[:0]
+	for i, q := range s.Effects.Shown {
+		s.Effects.Shown[i] = nil
 		s.publish(q)
 	}
-	s.effects.shown = s.effects.shown[:0]
+	s.Effects.Shown = s.Effects.Shown[:0]
 }
 
 // sendAll has others learn of what disk has had before the group.
 func (s *shard) sendAll() {
-	for i := range s.effects.outgoing {
-		s.deliver(&s.effects.outgoing[i])
+	for i := range s.Effects.Outgoing {
+		s.deliver(&s.Effects.Outgoing[i])
 	}
-	clear(s.effects.outgoing)
-	s.effects.outgoing = s.effects.outgoing[:0]
-	if sw := s.effects.sweep; sw != nil {
-		s.effects.sweep = nil
+	clear(s.Effects.Outgoing)
+	s.Effects.Outgoing = s.Effects.Outgoing[:0]
+	if sw := s.Effects.Sweep; sw != nil {
+		s.Effects.Sweep = nil
 		s.startSweep(sw)
 	}
 }
 
 // tellAll has others learn of what the group has done, which has persisted.
 func (s *shard) tellAll() {
-	e := &s.effects
+	e := &s.Effects
 	if s.node == nil { // else the log tells
-		if len(e.events) > 0 {
-			events := eventsOf(e.events)
+		if len(e.Events) > 0 {
+			events := eventsOf(e.Events)
 			for _, sub := range s.hub.all() {
 				sub.offer(events)
 			}
 		}
-		for _, r := range e.canceled {
+		for _, r := range e.Canceled {
 			s.runs.canceled(receiptOf(r))
 		}
 	}
 }
 
-// clear forgets what the group had to tell.
-func (e *effects) clear() {
-	clear(e.events)
-	clear(e.endings)
-	e.events, e.endings, e.canceled = e.events[:0], e.endings[:0], e.canceled[:0]
-}
-
 // note sets what the next group goes by.
 func (s *shard) note() {
-	s.reap = s.reapable()
-	s.wanted = s.interested
+	s.Reap = s.reapable()
+	s.Wanted = s.Interested
 	if s.node == nil {
-		s.wanted = XKindSet(s.hub.wanted.Load()) | XWantCancels
+		s.Wanted = engine.KindSet(s.hub.wanted.Load()) | engine.WantCancels
 	}
 	if len(s.awaits) > 0 {
-		s.wanted |= XWantOutcomes
+		s.Wanted |= engine.WantOutcomes
 	}
 }
 
@@ -100,14 +95,14 @@ func (s *shard) answerAll() {
 	if len(s.awaits) == 0 {
 		return
 	}
-	for i := range s.effects.endings {
-		e := &s.effects.endings[i]
+	for i := range s.Effects.Endings {
+		e := &s.Effects.Endings[i]
 		s.answer(e.ID, outcomeOf(&e.Outcome))
 	}
 }
 
 // eventsOf are events of the rules, for subscribers.
-func eventsOf(events []XEvent) []Event {
+func eventsOf(events []engine.Event) []Event {
 	all := make([]Event, len(events))
 	for i := range events {
 		e := &events[i]

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"fmt"
 	"iter"
@@ -62,9 +63,9 @@ func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.unmarshal(
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, EventDeadLettered, " +
 	"EventCanceled, EventExpired"
 
-func (k EventKind) set() XKindSet { return 1 << k }
+func (k EventKind) set() engine.KindSet { return 1 << k }
 
-const allKinds XKindSet = 1<<endOfKinds - 2
+const allKinds engine.KindSet = 1<<endOfKinds - 2
 
 // SubscribeOptions of Subscribe. A zero field is its documented default.
 type SubscribeOptions struct {
@@ -149,7 +150,7 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
 type Subscription struct {
 	hub    *eventHub
 	queues map[string]bool // nil: all
-	kinds  XKindSet
+	kinds  engine.KindSet
 
 	mu    sync.Mutex    // guards what follows; may be taken with the hub's held, not the reverse
 	ring  []Event       // of fixed length; nil after Close
@@ -345,7 +346,7 @@ func (h *eventHub) all() []*Subscription {
 
 // replace sets the subscriptions. REQUIRES: mu is held.
 func (h *eventHub) replace(subs []*Subscription) {
-	var wanted XKindSet
+	var wanted engine.KindSet
 	for _, sub := range subs {
 		wanted |= sub.kinds
 	}

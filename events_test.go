@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -70,7 +71,7 @@ func TestEventKinds(t *testing.T) {
 		expect("released 1")
 		time.Sleep(2 * time.Minute)
 		require.Empty(t, buffered(sub), "that a task becomes ready is no event")
-		require.NoError(t, q.failed(ctx, claim("a"), failOp{how: failReturn}, nil))
+		require.NoError(t, q.failed(ctx, claim("a"), failOp{how: engine.FailReturn}, nil))
 		expect("released 1")
 		r := claim("a")
 		require.NoError(t, q.Extend(ctx, r, time.Minute))
@@ -118,7 +119,7 @@ func TestEventFields(t *testing.T) {
 		start := time.Now()
 		id := produce(t, q, Task{Queue: "a", Tenant: "t"})[0]
 		time.Sleep(time.Second)
-		long := errors.New(strings.Repeat("x", 2*maxCause))
+		long := errors.New(strings.Repeat("x", 2*engine.maxCause))
 		require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "a").Receipt, long))
 		events := buffered(sub)
 		for i := range events {
@@ -128,7 +129,7 @@ func TestEventFields(t *testing.T) {
 		require.Equal(t, []Event{
 			{Kind: EventProduced, ID: id, Queue: "a", Tenant: "t"},
 			{Kind: EventClaimed, ID: id, Queue: "a", Tenant: "t", Attempt: 1},
-			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: clip(long.Error())},
+			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: engine.clip(long.Error())},
 		}, events)
 	})
 }
@@ -283,7 +284,7 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		collected := func() (n int) {
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				n = cap(s.effects.events)
+				n = cap(s.Effects.Events)
 				return nil
 			}))
 			return n
@@ -295,7 +296,7 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 		require.NoError(t, q.DeadLetter(context.Background(), l.Receipt, nil))
 		require.NotZero(t, collected())
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.effects.events = nil
+			s.Effects.Events = nil
 			return nil
 		}))
 		other := subscribe(t, q, SubscribeOptions{})
@@ -510,7 +511,7 @@ func TestEventsFollowTheCommit(t *testing.T) {
 type witness struct {
 	completion
 	sub  *Subscription
-	task newTask
+	task engine.NewTask
 	seen []string
 }
 

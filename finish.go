@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/wire"
 )
 
@@ -50,7 +51,7 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 // tried again, behind the tasks of its lane that are ready by then; out of attempts, it
 // becomes a dead letter.
 func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) error {
-	op := failOp{how: failRetry, wait: -1}
+	op := failOp{how: engine.FailRetry, wait: -1}
 	switch {
 	case opts.After > 0:
 		op.wait = int64(millis(opts.After))
@@ -66,13 +67,13 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) err
 	if after < 0 {
 		return &InvalidError{"Release after", after, "0 or more"}
 	}
-	return q.failed(ctx, r, failOp{how: failRelease, wait: int64(millis(after))}, nil)
+	return q.failed(ctx, r, failOp{how: engine.FailRelease, wait: int64(millis(after))}, nil)
 }
 
 // DeadLetter gives a task up: it becomes a dead letter whatever attempts are
 // left. cause, which may be nil, is kept with it.
 func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) error {
-	return q.failed(ctx, r, failOp{how: failDead}, cause)
+	return q.failed(ctx, r, failOp{how: engine.FailDead}, cause)
 }
 
 // Extend moves the deadline of a lease to d from now. d is 10 ms to a year. A task
@@ -92,7 +93,7 @@ type completeOp struct {
 	roomWait
 	receipt Receipt
 	result  []byte // memory of the operation
-	next    []newTask
+	next    []engine.NewTask
 	ofRunner
 }
 
@@ -147,7 +148,7 @@ func (q *Queue) checkFollowUps(op *completeOp) error {
 		return nil
 	}
 	for i := range op.next {
-		if home, bound := op.next[i].home(len(q.replicas)); bound && home != q.shardOf(op.receipt.ID) {
+		if home, bound := op.next[i].Home(len(q.replicas)); bound && home != q.shardOf(op.receipt.ID) {
 			return errScattered("Complete")
 		}
 	}
@@ -176,7 +177,7 @@ func (op *completeOp) settle(err error) {
 }
 
 func (op *completeOp) resolve(s *shard) {
-	v, err := s.completeLease(op.receipt.inner(), op.result, op.next)
+	v, err := s.Complete(op.receipt.inner(), op.result, op.next)
 	s.conclude(op, v, err)
 }
 
@@ -196,7 +197,7 @@ type failOp struct {
 	completion
 	roomWait
 	receipt Receipt
-	how     failure
+	how     engine.Failure
 	wait    int64 // ms; negative: by the backoff
 	cause   string
 	ofRunner
@@ -221,7 +222,7 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 }
 
 func (op *failOp) resolve(s *shard) {
-	v, err := s.failLease(op.receipt.inner(), op.how, op.wait, op.cause)
+	v, err := s.Fail(op.receipt.inner(), op.how, op.wait, op.cause)
 	s.conclude(op, v, err)
 }
 
@@ -233,7 +234,7 @@ func (op *failOp) encode(dst []byte) (callKind, []byte) {
 func (op *failOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
 	op.setWaits(r.Bool())
-	op.how, op.wait, op.cause = failure(r.Byte()), r.Int(), r.String()
+	op.how, op.wait, op.cause = engine.Failure(r.Byte()), r.Int(), r.String()
 }
 
 // extendOp moves the deadline of a lease.
@@ -244,7 +245,7 @@ type extendOp struct {
 }
 
 func (op *extendOp) resolve(s *shard) {
-	s.conclude(op, Decided, s.extend(op.receipt.inner(), op.duration))
+	s.conclude(op, engine.Decided, s.Extend(op.receipt.inner(), op.duration))
 }
 
 func (op *extendOp) encode(dst []byte) (callKind, []byte) {

@@ -118,7 +118,7 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *Queue, take func()) {
 		q.quiesce(t)
 		if round == 0 {
 			for _, s := range q.led() {
-				require.NoError(t, s.probe(func(s *shard) error { return s.store.Flush(ctx) }))
+				require.NoError(t, s.probe(func(s *shard) error { return s.Store.Flush(ctx) }))
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/peer"
 )
 
@@ -199,7 +200,7 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 	if err := parse(body, op.decode); err != nil {
 		return nil, errMalformedCall
 	}
-	if slices.ContainsFunc(verbs[kind].tasks(op), func(t newTask) bool { return t.isScattered(shard, len(n.queue.replicas)) }) {
+	if slices.ContainsFunc(verbs[kind].tasks(op), func(t engine.NewTask) bool { return t.IsScattered(shard, len(n.queue.replicas)) }) {
 		return nil, errMalformedCall
 	}
 	return op, nil

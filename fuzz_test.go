@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
 	"codeq/internal/schema"
@@ -60,20 +61,20 @@ func FuzzSettings(f *testing.F) {
 		f.Add(keys.SettingsValue{Version: 300, JSON: value}.Append(nil))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var c configured
+		var c engine.Configured
 		var err error
-		testalloc.Decode(t, len(b), func() { c, err = parseSettings(b) })
+		testalloc.Decode(t, len(b), func() { c, err = engine.ParseSettings(b) })
 		if err != nil {
 			return
 		}
-		require.NoError(t, c.settings.Check())
-		require.Positive(t, burstOf(c.settings))
-		value, err := json.Marshal(c.settings)
+		require.NoError(t, c.Settings.Check())
+		require.Positive(t, burstOf(c.Settings))
+		value, err := json.Marshal(c.Settings)
 		require.NoError(t, err)
-		again, err := parseSettings(keys.SettingsValue{Version: c.version, JSON: value}.Append(nil))
+		again, err := engine.ParseSettings(keys.SettingsValue{Version: c.Version, JSON: value}.Append(nil))
 		require.NoError(t, err)
-		require.Equal(t, c.version, again.version)
-		after, err := json.Marshal(again.settings)
+		require.Equal(t, c.Version, again.Version)
+		after, err := json.Marshal(again.Settings)
 		require.NoError(t, err)
 		require.Equal(t, string(value), string(after))
 	})
@@ -90,20 +91,20 @@ func FuzzSchedule(f *testing.F) {
 		v.Start, v.After = 1<<40, 1<<40+5
 		f.Add(v.Append(nil), uint64(1<<40+1<<30))
 	}
-	huge := keys.ScheduleValue{Start: never, After: never - 1, Every: never, Queue: "a", Record: []byte{0}}
+	huge := keys.ScheduleValue{Start: engine.Never, After: engine.Never - 1, Every: engine.Never, Queue: "a", Record: []byte{0}}
 	f.Add(huge.Append(nil), uint64(1<<44))
 	huge = keys.ScheduleValue{Start: 5, Every: 1 << 63, Queue: "a", Record: []byte{0}}
 	f.Add(huge.Append(nil), uint64(1<<44))
 	f.Fuzz(func(t *testing.T, value []byte, now uint64) {
 		now %= 1 << 44 // the year 2527
-		r, err := parseRecurring(keys.AppendSchedule(nil, "s"), value)
+		r, err := engine.ParseRecurring(keys.AppendSchedule(nil, "s"), value)
 		if err != nil {
 			require.ErrorIs(t, err, ErrCorrupt)
 			return
 		}
-		times, err := timesOf(&r.value)
+		times, err := engine.TimesOf(&r.value)
 		if err != nil {
-			r.err = err
+			r.Err = err
 			require.ErrorIs(t, err, ErrInvalid)
 			requireInfo(t, r)
 			return
@@ -111,7 +112,7 @@ func FuzzSchedule(f *testing.F) {
 		r.begin(times)
 		for range 3 {
 			requireInfo(t, r)
-			if r.next == never {
+			if r.next == engine.Never {
 				break
 			}
 			require.Greater(t, r.next, r.value.After)
@@ -194,13 +195,13 @@ func FuzzServe(f *testing.F) {
 		kind, args := op.encode(nil)
 		f.Add(byte(kind), args)
 	}
-	bad := newTask{key: laneKey{queue: "a"}, rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // headers that are not there
-	strange := newTask{key: laneKey{queue: "a", priority: 200}, rec: []byte{0}}
+	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // headers that are not there
+	strange := engine.NewTask{Key: engine.LaneKey{Queue: "a", Priority: 200}, Rec: []byte{0}}
 	for _, op := range []request{
-		&produceOp{tasks: []newTask{bad}}, &produceOp{tasks: []newTask{strange}},
+		&produceOp{tasks: []engine.NewTask{bad}}, &produceOp{tasks: []engine.NewTask{strange}},
 		&parcel{from: 1, first: 1, messages: []keys.Message{
-			{Kind: keys.MsgAdmit, Queue: "a", Record: bad.rec},
-			{Kind: keys.MsgAdmit, Queue: "a", Priority: 200, Record: strange.rec},
+			{Kind: keys.MsgAdmit, Queue: "a", Record: bad.Rec},
+			{Kind: keys.MsgAdmit, Queue: "a", Priority: 200, Record: strange.Rec},
 			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte("{}")},
 			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte(`{"Rate":-1}`)},
 			{Kind: keys.MsgDepend, Parent: keys.ID{1}, Child: keys.ID{2}, Outcome: 77},
@@ -243,8 +244,8 @@ func FuzzServe(f *testing.F) {
 }
 
 // requireInfo makes sure that a caller can be told of a schedule.
-func requireInfo(t *testing.T, r *recurring) {
+func requireInfo(t *testing.T, r *engine.recurring) {
 	t.Helper()
-	_, err := scheduleInfo(&ScheduleInfo_{r.name, r.value, r.next, r.err})
+	_, err := scheduleInfo(&engine.ScheduleInfo{r.Name, r.value, r.next, r.Err})
 	require.NoError(t, err)
 }

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"sync"
 	"time"
 
@@ -9,16 +10,16 @@ import (
 
 // next returns the lane whose first task a claim of the queue gets, with room
 // in the limits taken for it: grant follows, or leaveGate. Pending is as in state.next.
-func (s *shard) next(q *queueState) (l *lane, pending bool) { return s.nextOf(q, 0) }
+func (s *shard) next(q *engine.Queue) (l *engine.Lane, pending bool) { return s.nextOf(q, 0) }
 
 // nextOf is next for a batch that ends before a task of a lower rank, since other shards have
 // one of that rank: what was more urgent here may have been parked.
-func (s *shard) nextOf(q *queueState, rank uint64) (l *lane, pending bool) {
-	if q.gated && !q.settings.Paused && !s.mayPass(s.claimsOf(q)) {
+func (s *shard) nextOf(q *engine.Queue, rank uint64) (l *engine.Lane, pending bool) {
+	if q.Gated && !q.Settings.Paused && !s.mayPass(s.claimsOf(q)) {
 		return nil, false // without a look at the lanes, which might have them refilled in vain
 	}
-	l, pending = s.state.next(q, rank)
-	if l != nil && q.gated && !s.passGate(s.claimsOf(q)) {
+	l, pending = s.State.Next(q, rank)
+	if l != nil && q.Gated && !s.passGate(s.claimsOf(q)) {
 		return nil, false
 	}
 	return l, pending
@@ -47,11 +48,11 @@ func newGateTable() *gateTable { return &gateTable{byQueue: make(map[string]*gat
 
 // set has the gate of a queue go by its settings, and returns it; nil if there
 // is none. Fresh is as for gate.set.
-func (t *gateTable) set(queue string, c configured, fresh bool) *gate {
+func (t *gateTable) set(queue string, c engine.Configured, fresh bool) *gate {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	g := t.byQueue[queue]
-	if g == nil && (c.settings.Concurrency > 0 || c.settings.Rate > 0) {
+	if g == nil && (c.Settings.Concurrency > 0 || c.Settings.Rate > 0) {
 		g = new(gate)
 		t.byQueue[queue] = g
 	}
@@ -131,14 +132,14 @@ func (g *gate) leave(n int) (wake []*shard) {
 
 // set changes the limits; the first shard that goes by a version does so for all.
 // Fresh is for a queue that has been open since before.
-func (g *gate) set(c configured, fresh bool, now time.Time) {
+func (g *gate) set(c engine.Configured, fresh bool, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c.version <= g.version {
+	if c.Version <= g.version {
 		return
 	}
-	set := c.settings
-	g.version, g.limit = c.version, set.Concurrency
+	set := c.Settings
+	g.version, g.limit = c.Version, set.Concurrency
 	limit := rate.Limit(set.Rate)
 	switch {
 	case set.Rate == 0:
@@ -168,7 +169,7 @@ func (s *shard) tryGate(c *queueClaims, try func(*shard, time.Time) (bool, time.
 		s.publish(c.queue)
 	}
 	if wait > 0 {
-		s.throttle(c, s.now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+		s.throttle(c, s.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
 	}
 	return ok
 }
@@ -184,12 +185,12 @@ func (s *shard) leaveGate(c *queueClaims) {
 }
 
 // limitClaims has claims of a queue go by its settings; before are the old ones. Fresh is as for gate.set.
-func (s *shard) limitClaims(c *queueClaims, before *XSettings, fresh bool) {
+func (s *shard) limitClaims(c *queueClaims, before *engine.Settings, fresh bool) {
 	q := c.queue
 	if s.gates != nil {
-		if g := s.gates.set(q.name, q.configured, fresh); g != nil && c.gate == nil {
+		if g := s.gates.set(q.Name, q.Configured, fresh); g != nil && c.gate == nil {
 			c.gate = g
-			g.leave(-int(q.counts.Leased))
+			g.leave(-int(q.Counts.Leased))
 		}
 	} else {
 		s.permit(c, before)
@@ -197,17 +198,17 @@ func (s *shard) limitClaims(c *queueClaims, before *XSettings, fresh bool) {
 			s.ward(c, fresh)
 		}
 	}
-	q.gated = c.gate != nil
+	q.Gated = c.gate != nil
 	s.open(c)
 }
 
 // openGate has a shard serve the claims that wait for a queue.
 func (s *shard) openGate(w *shard, c *queueClaims) {
 	if w == s {
-		s.throttle(c, s.now)
+		s.throttle(c, s.Now)
 		return
 	}
-	_ = w.inbox.pass(&serveOp{queue: c.queue.name}) // one that is closing serves nobody
+	_ = w.inbox.pass(&serveOp{queue: c.queue.Name}) // one that is closing serves nobody
 }
 
 // throttle has the claims that wait for a queue served at a time of the
@@ -224,7 +225,7 @@ func (s *shard) throttle(c *queueClaims, at uint64) {
 }
 
 func (s *shard) openGates() {
-	for s.gatesAreDue() && !s.spent() {
+	for s.gatesAreDue() && !s.Spent() {
 		c := s.throttled.Pop()
 		s.open(c)
 		if c.warden != nil {
@@ -233,7 +234,7 @@ func (s *shard) openGates() {
 	}
 }
 
-func (s *shard) gatesAreDue() bool { return s.throttled.Next() <= s.now }
+func (s *shard) gatesAreDue() bool { return s.throttled.Next() <= s.Now }
 
 // serveOp serves the claims that wait for a queue.
 type serveOp struct{ queue string }

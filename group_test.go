@@ -143,7 +143,7 @@ func requireNoGroups(t *testing.T, q *Queue) {
 			if n := len(s.groups.held); s.groups.whole && n > 0 {
 				return fmt.Errorf("%d groups in memory", n)
 			}
-			return schema.Scan(s.store.DB(), s.groups.prefix, func(key, value []byte) error {
+			return schema.Scan(s.Store.DB(), s.groups.prefix, func(key, value []byte) error {
 				return fmt.Errorf("group %x is %x", key, value)
 			})
 		}))
@@ -502,7 +502,7 @@ func TestGroupsBeyondMemory(t *testing.T) {
 		opts := Options{fs: vfs.NewMem(), WindowTasks: 1 << 17}
 		q := openForRun(t, opts)
 		const followed, batch = 50, 5000
-		most := new(groupMirror).most()
+		most := new(engine.groupMirror).most()
 		groups := most + 500
 		produceAll := func(n int, payload string) {
 			for from := 0; from < n; from += batch {
@@ -565,7 +565,7 @@ func TestGroupsBeyondMemory(t *testing.T) {
 // read; of those that wait and are not in memory several are read at a time.
 func TestTurnPassesInOneCommit(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		const waiting = 10 * waitersAhead
+		const waiting = 10 * engine.waitersAhead
 		for range waiting + 1 {
 			produce(t, q, Task{Queue: "a", Group: "g"})
 		}
@@ -577,13 +577,13 @@ func TestTurnPassesInOneCommit(t *testing.T) {
 			synctest.Wait()
 			return q.readsOf(t) - reads, s.commits.Load() - commits
 		}
-		for i := range waitersAhead {
+		for i := range engine.waitersAhead {
 			reads, commits := step()
 			require.Zero(t, reads, i)
 			require.EqualValues(t, 1, commits, i)
 		}
 		all := 0
-		for range waiting - waitersAhead {
+		for range waiting - engine.waitersAhead {
 			reads, _ := step()
 			all += reads
 		}

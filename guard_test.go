@@ -23,6 +23,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/guard"
 )
 
@@ -294,7 +295,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 		q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
 		require.NoError(t, err)
 		s := q.led()[0]
-		require.NoError(t, s.probe(func(s *shard) error { s.room = roomEmpty; return nil }))
+		require.NoError(t, s.probe(func(s *shard) error { s.Room = engine.RoomEmpty; return nil }))
 		require.NoError(t, s.inbox.pass(&crashOp{injected("of the test")}))
 		synctest.Wait()
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})

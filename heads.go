@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 )
 
@@ -56,7 +57,7 @@ const manyTenants = 0
 var tenantSeed = maphash.MakeSeed()
 
 func makeHead(priority uint8, since uint64, tenant string, alone bool) head {
-	h := XRank(priority)<<headAgeBits | (headAges - min(keys.SinceMillis(since), headAges))
+	h := engine.Rank(priority)<<headAgeBits | (headAges - min(keys.SinceMillis(since), headAges))
 	h <<= headTenantBits
 	if alone {
 		h |= maphash.String(tenantSeed, tenant)%headTenants + 1
@@ -157,19 +158,19 @@ func (q *queueHeads) best(but int) int {
 
 // headOf is what a claim of a queue would get in this shard, as far as memory
 // shows.
-func (s *shard) headOf(q *queueState) head {
-	if q.gated && s.claimsOf(q).shut {
+func (s *shard) headOf(q *engine.Queue) head {
+	if q.Gated && s.claimsOf(q).shut {
 		return 0
 	}
-	f, ok := s.first(q)
+	f, ok := s.First(q)
 	if !ok {
 		return 0
 	}
-	return makeHead(f.priority, f.since, f.tenant, f.alone)
+	return makeHead(f.Priority, f.Since, f.Tenant, f.Alone)
 }
 
 // publish tells the other shards what this one has ready of a queue.
-func (s *shard) publish(q *queueState) {
+func (s *shard) publish(q *engine.Queue) {
 	if s.board == nil {
 		return
 	}
@@ -178,10 +179,10 @@ func (s *shard) publish(q *queueState) {
 		if h == 0 {
 			return
 		}
-		c.heads = s.board.hold(q.name, s.opts.Shards)
+		c.heads = s.board.hold(q.Name, s.opts.Shards)
 	}
 	own := &c.heads.shards[s.index]
-	if left := int32(min(q.counts.Ready, headFollowers)); own.left.Load() != left {
+	if left := int32(min(q.Counts.Ready, headFollowers)); own.left.Load() != left {
 		own.left.Store(left)
 	}
 	if head(own.word.Load()) != h {
@@ -194,7 +195,7 @@ func (s *shard) publishAll() {
 	if s.board == nil {
 		return
 	}
-	for _, q := range s.group.touched {
+	for _, q := range s.Group.Touched {
 		s.publish(q)
 	}
 }
@@ -203,7 +204,7 @@ func (s *shard) publishAll() {
 func (s *shard) unpublish(c *queueClaims) {
 	if c.heads != nil {
 		c.heads.shards[s.index].word.Store(0)
-		s.board.drop(c.queue.name, c.heads)
+		s.board.drop(c.queue.Name, c.heads)
 		c.heads = nil
 	}
 }
@@ -216,7 +217,7 @@ func (s *shard) open(c *queueClaims) {
 }
 
 // highestElsewhere is the rank of the most urgent task that other shards have of a queue.
-func (s *shard) highestElsewhere(q *queueState) uint64 {
+func (s *shard) highestElsewhere(q *engine.Queue) uint64 {
 	if s.board == nil {
 		return 0
 	}
@@ -232,7 +233,7 @@ func (s *shard) highestElsewhere(q *queueState) uint64 {
 // so that it visits each of them, and a few times at the most. Any task of the queue is
 // more urgent than none, unless the claim draws lots for the next queue. It notes in op.rank what this
 // shard has, for isPassedOver.
-func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
+func (s *shard) isElsewhere(op *claimOp, queue string, q *engine.Queue) bool {
 	op.rank = 0
 	if s.board == nil || op.sent == headSends || op.visited > 0 || op.remote {
 		return false
@@ -258,10 +259,10 @@ func (s *shard) isElsewhere(op *claimOp, queue string, q *queueState) bool {
 
 // isPassedOver is isElsewhere once more, after next has found l for the claim, or nothing, if
 // it has parked what was more urgent. The claim then gets nothing of l.
-func (s *shard) isPassedOver(op *claimOp, queue string, q *queueState, l *lane) bool {
+func (s *shard) isPassedOver(op *claimOp, queue string, q *engine.Queue, l *engine.Lane) bool {
 	rank := uint64(0)
 	if l != nil {
-		rank = XRank(l.priority)
+		rank = engine.Rank(l.Priority)
 	}
 	if rank >= op.rank || !s.isElsewhere(op, queue, q) {
 		return false
@@ -282,7 +283,7 @@ func (s *shard) isElsewhereBefore(op *claimOp, set *claimSet, at int) bool {
 		return false
 	}
 	for i := range min(at, headLooks) {
-		if q := set.queues.At(i); s.isElsewhere(op, q.name, q) {
+		if q := set.queues.At(i); s.isElsewhere(op, q.Name, q) {
 			return true
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/recent"
 	"codeq/internal/wire"
 )
@@ -167,7 +168,7 @@ type renewOp struct {
 func (op *renewOp) resolve(s *shard) {
 	s.settle(op)
 	for _, receipt := range op.receipts {
-		if err := s.extend(receipt.inner(), op.duration); err != nil {
+		if err := s.Extend(receipt.inner(), op.duration); err != nil {
 			op.lost = append(op.lost, receipt)
 			op.errs = append(op.errs, err)
 		}
@@ -191,7 +192,7 @@ func (op *renewOp) encodeReply(dst []byte) []byte {
 func (op *renewOp) decodeReply(r *wire.Reader) {
 	op.lost = readReceipts(r)
 	for _, receipt := range op.lost {
-		op.errs = append(op.errs, leaseLost(receipt.inner(), r.Bool()))
+		op.errs = append(op.errs, engine.LeaseLost(receipt.inner(), r.Bool()))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -42,7 +43,7 @@ func seeded(t *testing.T) *rand.Rand {
 func (q *Queue) peek(s *shard) *view {
 	r := q.replicas[s.index]
 	r.mu.RLock()
-	return newView(r, s.store.DB().NewSnapshot())
+	return newView(r, s.Store.DB().NewSnapshot())
 }
 
 // check has the checker walk the shard's disk.
@@ -114,7 +115,7 @@ func (q *Queue) checkMemory() error {
 // shards, and that all shards go by the same settings.
 func (q *Queue) checkGates() error {
 	leased := make(map[string]int)
-	first := make(map[string]configured) // as the first shard knows them
+	first := make(map[string]engine.Configured) // as the first shard knows them
 	gates := make(map[string]*gate)
 	for i, s := range q.led() {
 		if err := s.probe(func(s *shard) error {
@@ -122,19 +123,19 @@ func (q *Queue) checkGates() error {
 			defer s.gates.mu.Unlock()
 			gates = s.gates.byQueue
 			n := 0
-			for name, qs := range s.queues {
-				leased[name] += int(qs.counts.Leased)
+			for name, qs := range s.Queues {
+				leased[name] += int(qs.Counts.Leased)
 				if g, _ := s.claimsOf(qs).gate.(*gate); g != gates[name] {
 					return fmt.Errorf("shard %d has another gate of queue %q", i, name)
 				}
-				if qs.version == 0 {
+				if qs.Version == 0 {
 					continue
 				}
 				if n++; i == 0 {
-					first[name] = qs.configured
+					first[name] = qs.Configured
 				}
-				if want := first[name]; qs.version != want.version || !bytes.Equal(qs.value, want.value) {
-					return fmt.Errorf("shard %d has settings %x of queue %q, the first one has %x", i, qs.value, name, want.value)
+				if want := first[name]; qs.Version != want.Version || !bytes.Equal(qs.Value, want.Value) {
+					return fmt.Errorf("shard %d has settings %x of queue %q, the first one has %x", i, qs.Value, name, want.Value)
 				}
 			}
 			if n != len(first) {
@@ -153,8 +154,8 @@ func (q *Queue) checkGates() error {
 		if n != leased[name] {
 			return fmt.Errorf("the gate of queue %q counts %d leases, there are %d", name, n, leased[name])
 		}
-		if version != want.version || limit != want.settings.Concurrency {
-			return fmt.Errorf("the gate of queue %q has limit %d of version %d, the settings are %x", name, limit, version, want.value)
+		if version != want.Version || limit != want.Settings.Concurrency {
+			return fmt.Errorf("the gate of queue %q has limit %d of version %d, the settings are %x", name, limit, version, want.Value)
 		}
 	}
 	return nil
@@ -163,14 +164,14 @@ func (q *Queue) checkGates() error {
 // checkMemory returns what in the shard's memory is not as its disk says it
 // should be. The owner goroutine calls it.
 func (s *shard) checkMemory(q *Queue) error {
-	g := &s.group
-	busy := !g.batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.touched) > 0
-	if busy || s.out.ahead || len(s.refiller.wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
+	g := &s.Group
+	busy := !g.Batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) > 0
+	if busy || s.out.ahead || len(s.Refiller.Wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)
 	defer v.close()
-	c := memoryChecker{shard: s, view: v, onDisk: make(map[*lane][]window.Item)}
+	c := memoryChecker{shard: s, view: v, onDisk: make(map[*engine.Lane][]window.Item)}
 	for _, check := range []func() error{c.heads, c.leases, c.trails, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
 		c.mirrors, c.buckets, c.limits, c.settings, c.outbox} {
 		if err := check(); err != nil {
@@ -186,7 +187,7 @@ func (c *memoryChecker) heads() error {
 	if s.board == nil {
 		return nil
 	}
-	for name, q := range s.queues {
+	for name, q := range s.Queues {
 		told := head(0)
 		if heads := s.claimsOf(q).heads; heads != nil {
 			told = head(heads.shards[s.index].word.Load())
@@ -204,8 +205,8 @@ func (c *memoryChecker) heads() error {
 type memoryChecker struct {
 	shard  *shard
 	view   *view
-	onDisk map[*lane][]window.Item // ready tasks, in order
-	last   uint64                  // largest number minted, as far as disk shows
+	onDisk map[*engine.Lane][]window.Item // ready tasks, in order
+	last   uint64                         // largest number minted, as far as disk shows
 	errs   []error
 }
 
@@ -248,7 +249,7 @@ func (c *memoryChecker) leases() error {
 	if err != nil {
 		return err
 	}
-	live, held := make(map[*leaseRecord]int), 0
+	live, held := make(map[*engine.leaseRecord]int), 0
 	for id, l := range s.leases.byID {
 		held += len(l.copied)
 		e, ok := inForce[id]
@@ -305,7 +306,7 @@ func (c *memoryChecker) leases() error {
 
 // trails: the segments of each lane count the leased tasks that lie in them, and its reach is behind all.
 func (c *memoryChecker) trails() error {
-	leased := make(map[*lane][]uint64)
+	leased := make(map[*engine.Lane][]uint64)
 	for _, ls := range c.shard.leases.byID {
 		leased[ls.lane] = append(leased[ls.lane], ls.since)
 		if ls.since >= ls.lane.trail.reach {
@@ -376,7 +377,7 @@ func (c *memoryChecker) lanes() error {
 		if l == nil {
 			continue
 		}
-		if int(l.number) != n || l.queue.lane(l.tenant, l.priority) != l {
+		if int(l.number) != n || l.queue.lane(l.tenant, l.Priority) != l {
 			c.report("lane %d is not where it belongs", n)
 		}
 		want := c.onDisk[l]
@@ -386,17 +387,17 @@ func (c *memoryChecker) lanes() error {
 		}
 		before := l.window.Footprint()
 		got := items(&l.window)
-		s.windows.resized(l, before)
+		s.Windows.resized(l, before)
 		same := func(a, b window.Item) bool { return a.Pos == b.Pos && bytes.Equal(a.Record, b.Record) }
 		if !slices.EqualFunc(got, want, same) {
 			c.report("window of lane %d (%s) has %s, want %s (next %x, complete %t)",
-				n, l.queue.name, positions(got), positions(want), l.next, l.complete)
+				n, l.queue.Name, positions(got), positions(want), l.next, l.complete)
 		}
 		if len(got) > s.opts.WindowTasks {
 			c.report("window of lane %d has %d tasks, at most %d allowed", n, len(got), s.opts.WindowTasks)
 		}
 		if len(c.onDisk[l]) > 0 && l.ringNext == nil {
-			c.report("lane %d (%s) has ready tasks and no turn", n, l.queue.name)
+			c.report("lane %d (%s) has ready tasks and no turn", n, l.queue.Name)
 		}
 	}
 	return nil
@@ -457,7 +458,7 @@ func (c *memoryChecker) catalogue() error {
 		c.report("%d lanes are not in memory, a sweep is due at %d", n, cat.sweepAt)
 	}
 	current, busy := 0, 0
-	for _, q := range s.queues {
+	for _, q := range s.Queues {
 		if q.number != 0 {
 			current++
 		}
@@ -465,7 +466,7 @@ func (c *memoryChecker) catalogue() error {
 			busy++
 		}
 		if s.isUnknown(q) && !s.claimsOf(q).isNeeded() {
-			c.report("queue %q is in memory for nothing", q.name)
+			c.report("queue %q is in memory for nothing", q.Name)
 		}
 	}
 	if current != cat.current.Len() || busy != s.busy {
@@ -479,10 +480,10 @@ func (c *memoryChecker) catalogue() error {
 func (c *memoryChecker) windowMemory() error {
 	s := c.shard
 	sum, holders, most := 0, 0, 0
-	listed := make(map[*lane]bool)
-	for l := s.windows.oldest; l != nil && !listed[l]; l = l.newer {
+	listed := make(map[*engine.Lane]bool)
+	for l := s.Windows.oldest; l != nil && !listed[l]; l = l.newer {
 		listed[l] = true
-		if l.newer == nil && l != s.windows.newest || l.newer != nil && l.newer.older != l {
+		if l.newer == nil && l != s.Windows.newest || l.newer != nil && l.newer.older != l {
 			c.report("lane %d is not well among those that hold memory", l.number)
 		}
 	}
@@ -500,11 +501,11 @@ func (c *memoryChecker) windowMemory() error {
 			most = max(most, l.window.Len())
 		}
 	}
-	if sum != s.windows.bytes {
-		c.report("windows are accounted with %d bytes and have %d", s.windows.bytes, sum)
+	if sum != s.Windows.bytes {
+		c.report("windows are accounted with %d bytes and have %d", s.Windows.bytes, sum)
 	}
-	if sum > s.windows.limit && (holders > 1 || most > 1) {
-		c.report("%d windows hold %d bytes, at most %d allowed", holders, sum, s.windows.limit)
+	if sum > s.Windows.limit && (holders > 1 || most > 1) {
+		c.report("%d windows hold %d bytes, at most %d allowed", holders, sum, s.Windows.limit)
 	}
 	return nil
 }
@@ -527,17 +528,17 @@ func (c *memoryChecker) queues() error {
 	if err != nil {
 		return err
 	}
-	if clock != s.mint.clock || c.last > clock {
-		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
+	if clock != s.Mint.clock || c.last > clock {
+		c.report("clock is %x, stored is %x, used is %x", s.Mint.clock, clock, c.last)
 	}
 	for n, q := range s.numbers.All() {
-		if q != nil && (int(q.number) != n || s.queues[q.name] != q) {
+		if q != nil && (int(q.number) != n || s.Queues[q.Name] != q) {
 			c.report("queue %d is not where it belongs", n)
 		}
 	}
-	for name, q := range s.queues {
-		if q.counts != counted[q.number] {
-			c.report("queue %q is counted as %+v, on disk %+v", name, q.counts, counted[q.number])
+	for name, q := range s.Queues {
+		if q.Counts != counted[q.number] {
+			c.report("queue %q is counted as %+v, on disk %+v", name, q.Counts, counted[q.number])
 		}
 		for p := range q.rings {
 			c.ring(q, p)
@@ -551,7 +552,7 @@ func (c *memoryChecker) queues() error {
 		waiting := slices.ContainsFunc(set.waiters.all(), ticket.good)
 		for at, q := range set.queues.All() {
 			if (waiting || !set.open.has(at)) && c.claimable(q) {
-				c.report("queue %q has ready tasks, claims that wait in a set (%v) or is not open there", q.name, waiting)
+				c.report("queue %q has ready tasks, claims that wait in a set (%v) or is not open there", q.Name, waiting)
 			}
 		}
 	}
@@ -645,18 +646,18 @@ func (c *memoryChecker) settings() error {
 		stored[string(key[1:])] = bytes.Clone(value)
 		return nil
 	})
-	for name, q := range c.shard.queues {
+	for name, q := range c.shard.Queues {
 		value := stored[name]
 		delete(stored, name)
-		if !bytes.Equal(q.value, value) || (q.version == 0) != (value == nil) {
-			c.report("settings of queue %q are %x, on disk %x", name, q.value, value)
+		if !bytes.Equal(q.Value, value) || (q.Version == 0) != (value == nil) {
+			c.report("settings of queue %q are %x, on disk %x", name, q.Value, value)
 			continue
 		}
 		if value == nil {
 			value = []byte("{}")
 		}
-		if want, err := parseSettings(value); err != nil || !reflect.DeepEqual(q.settings, want.settings) {
-			c.report("queue %q goes by %+v, its settings are %s: %v", name, q.settings, value, err)
+		if want, err := engine.ParseSettings(value); err != nil || !reflect.DeepEqual(q.Settings, want.Settings) {
+			c.report("queue %q goes by %+v, its settings are %s: %v", name, q.Settings, value, err)
 		}
 	}
 	if len(stored) > 0 {
@@ -667,13 +668,13 @@ func (c *memoryChecker) settings() error {
 
 // setGate has the claims of a queue pass a gate; nil: none.
 func (s *shard) setGate(queue string, g gateway) {
-	c := s.claimsOf(s.queue(queue))
-	c.gate, c.queue.gated = g, g != nil
+	c := s.claimsOf(s.QueueNamed(queue))
+	c.gate, c.queue.Gated = g, g != nil
 }
 
 // claimable reports whether a claim would get one of the queue's tasks.
-func (c *memoryChecker) claimable(q *queueState) bool {
-	if q.settings.Paused {
+func (c *memoryChecker) claimable(q *engine.Queue) bool {
+	if q.Settings.Paused {
 		return false
 	}
 	if g, _ := c.shard.claimsOf(q).gate.(*gate); g != nil {
@@ -698,40 +699,40 @@ func (c *memoryChecker) claimable(q *queueState) bool {
 	return false
 }
 
-func (c *memoryChecker) ring(q *queueState, priority int) {
+func (c *memoryChecker) ring(q *engine.Queue, priority int) {
 	r := q.rings[priority]
-	var head *lane
+	var head *engine.Lane
 	if r != nil {
 		head = r.first
 		c.ahead(r)
 	}
-	if (head != nil) != (q.mask&(1<<priority) != 0) {
-		c.report("mask of queue %q is %b, ring %d is %v", q.name, q.mask, priority, head)
+	if (head != nil) != (q.Mask&(1<<priority) != 0) {
+		c.report("mask of queue %q is %b, ring %d is %v", q.Name, q.Mask, priority, head)
 	}
-	seen := make(map[*lane]bool)
+	seen := make(map[*engine.Lane]bool)
 	for l := head; l != nil && !seen[l]; l = l.ringNext {
 		seen[l] = true
-		if l.queue != q || int(l.priority) != priority || l.ringNext == nil || l.ringNext.ringPrev != l {
-			c.report("ring %d of queue %q is broken at lane %d", priority, q.name, l.number)
+		if l.queue != q || int(l.Priority) != priority || l.ringNext == nil || l.ringNext.ringPrev != l {
+			c.report("ring %d of queue %q is broken at lane %d", priority, q.Name, l.number)
 			return
 		}
 	}
 	for _, l := range c.shard.lanes.All() {
-		if l != nil && l.queue == q && int(l.priority) == priority && (l.ringNext != nil) != seen[l] {
+		if l != nil && l.queue == q && int(l.Priority) == priority && (l.ringNext != nil) != seen[l] {
 			c.report("lane %d has a turn: %t, is in the ring: %t", l.number, l.ringNext != nil, seen[l])
 		}
 	}
 }
 
 // ahead: the lanes that are ahead are those that the ring says.
-func (c *memoryChecker) ahead(r *ring) {
+func (c *memoryChecker) ahead(r *engine.ring) {
 	l, bytes := r.first, 0
 	for i := range r.lanes {
 		if i == r.ahead && l != r.edge {
-			c.report("ring %d of queue %q: lane %d is the first that is not ahead, the edge is %d", r.priority, r.queue.name, l.number, r.edge.number)
+			c.report("ring %d of queue %q: lane %d is the first that is not ahead, the edge is %d", r.priority, r.queue.Name, l.number, r.edge.number)
 		}
 		if l.ahead != (i < r.ahead) {
-			c.report("ring %d of queue %q: lane %d of %d is ahead: %t, of %d", r.priority, r.queue.name, i, r.lanes, l.ahead, r.ahead)
+			c.report("ring %d of queue %q: lane %d of %d is ahead: %t, of %d", r.priority, r.queue.Name, i, r.lanes, l.ahead, r.ahead)
 		}
 		if l.ahead {
 			bytes += l.window.Footprint()
@@ -739,7 +740,7 @@ func (c *memoryChecker) ahead(r *ring) {
 		l = l.ringNext
 	}
 	if l != r.first || bytes != r.bytes || r.wanted || r.urgent {
-		c.report("ring %d of queue %q: %+v, has other lanes, or %d bytes ahead", r.priority, r.queue.name, r, bytes)
+		c.report("ring %d of queue %q: %+v, has other lanes, or %d bytes ahead", r.priority, r.queue.Name, r, bytes)
 	}
 }
 
@@ -747,8 +748,8 @@ func (c *memoryChecker) ahead(r *ring) {
 // becomes free before the shard looks.
 func (c *memoryChecker) times() error {
 	s := c.shard
-	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from dueCursor, err error) {
-		from = nothingDue
+	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from engine.dueCursor, err error) {
+		from = engine.nothingDue
 		err = schema.Scan(c.view.snap, prefix, func(key, _ []byte) error {
 			at, name, err := parse(key)
 			from.lower(at, name)
@@ -764,8 +765,8 @@ func (c *memoryChecker) times() error {
 	freed, err3 := first(keys.Freed, keys.ParseFreed)
 	for _, t := range []struct {
 		what        string
-		next, first dueCursor
-	}{{"scheduled task", s.nextDue, due}, {"bucket", dueCursor{at: s.expiries.Next()}, expiry}, {"idempotency key", s.nextFreed, freed}} {
+		next, first engine.dueCursor
+	}{{"scheduled task", s.nextDue, due}, {"bucket", engine.dueCursor{at: s.expiries.Next()}, expiry}, {"idempotency key", s.nextFreed, freed}} {
 		held := t.next
 		if held.lower(t.first.at, t.first.name); held != t.next {
 			c.report("the first %s is looked for from %x on, and is at %x", t.what, t.next, t.first)
@@ -787,7 +788,7 @@ func (c *memoryChecker) mirrors() error {
 	)
 }
 
-func checkMirror[K, V comparable](c *memoryChecker, what string, m *mirror[K, V]) error {
+func checkMirror[K, V comparable](c *memoryChecker, what string, m *engine.mirror[K, V]) error {
 	onDisk := make(map[K]V)
 	err := schema.Scan(c.view.snap, m.prefix, func(key, value []byte) error {
 		k, v, err := m.parse(key, value)
@@ -802,7 +803,7 @@ func checkMirror[K, V comparable](c *memoryChecker, what string, m *mirror[K, V]
 		if !m.isListed(k) {
 			continue
 		}
-		if listed++; !m.prints.Has(printOf(k)) {
+		if listed++; !m.prints.Has(engine.printOf(k)) {
 			c.report("%s %v is on disk, and its fingerprint is missing", what, k)
 		}
 	}
@@ -829,7 +830,7 @@ func checkMirror[K, V comparable](c *memoryChecker, what string, m *mirror[K, V]
 func (c *memoryChecker) buckets() error {
 	type place struct {
 		queue uint32
-		bucketKey
+		engine.bucketKey
 	}
 	held := make(map[place]uint64)
 	for _, q := range c.shard.numbers.All() {
@@ -838,7 +839,7 @@ func (c *memoryChecker) buckets() error {
 		}
 		for k, b := range q.buckets {
 			if b.queue != q || b.bucketKey != k || b.touched {
-				c.report("bucket %+v of queue %q is %+v", k, q.name, b)
+				c.report("bucket %+v of queue %q is %+v", k, q.Name, b)
 			}
 			held[place{q.number, k}] = b.size
 		}
@@ -849,7 +850,7 @@ func (c *memoryChecker) buckets() error {
 			return err
 		}
 		size, err := keys.ParseNumber(value)
-		k := place{number, bucketKey{prefix, until}}
+		k := place{number, engine.bucketKey{prefix, until}}
 		if got, ok := held[k]; !ok || got != size {
 			c.report("bucket %+v has size %d (%t), on disk %d", k, got, ok, size)
 		}
@@ -897,7 +898,7 @@ func (c *memoryChecker) outbox() error {
 			return err
 		}
 		last, err := keys.ParseNumber(value)
-		if got := c.shard.inbound[from]; got != last {
+		if got := c.shard.Inbound[from]; got != last {
 			c.report("the last message of shard %d is %d, on disk %d", from, got, last)
 		}
 		return err

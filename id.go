@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 )
 
@@ -95,7 +96,7 @@ func (r *Receipt) UnmarshalText(b []byte) error {
 func (id ID) shard(shards int) int { return keys.ShardOf(id, shards) }
 
 // receiptOf is a receipt of the rules.
-func receiptOf(r XReceipt) Receipt { return Receipt{ID: r.ID, Token: r.Token} }
+func receiptOf(r engine.Receipt) Receipt { return Receipt{ID: r.ID, Token: r.Token} }
 
 // inner is the receipt as the rules have it.
-func (r Receipt) inner() XReceipt { return XReceipt{ID: r.ID, Token: r.Token} }
+func (r Receipt) inner() engine.Receipt { return engine.Receipt{ID: r.ID, Token: r.Token} }

@@ -113,13 +113,13 @@ func TestReceiptTextRefused(t *testing.T) {
 	}
 }
 
-func testMinter(shard, shards int) *minter {
-	return &minter{rand: rand.New(rand.NewPCG(1, 2)), shard: shard, shards: shards}
+func testMinter(shard, shards int) *engine.minter {
+	return &engine.minter{rand: rand.New(rand.NewPCG(1, 2)), shard: shard, shards: shards}
 }
 
 // at sets the wall clock, while the monotonic clock stands.
-func (m *minter) at(wall uint64) *minter {
-	m.tick(wall, m.read)
+func (m *engine.minter) at(wall uint64) *engine.minter {
+	m.Tick(wall, m.read)
 	return m
 }
 
@@ -175,10 +175,10 @@ func TestMinterWithinAMillisecond(t *testing.T) {
 	const wall = 5000
 	m := testMinter(0, 1)
 	var last ID
-	for i := range 3 << clockShift {
+	for i := range 3 << engine.clockShift {
 		id := m.at(wall).id(1)
 		require.Positive(t, bytes.Compare(id[:], last[:]), "ID %d", i)
-		require.EqualValues(t, wall+i>>clockShift, ID(id).Time().UnixMilli())
+		require.EqualValues(t, wall+i>>engine.clockShift, ID(id).Time().UnixMilli())
 		last = id
 	}
 }
@@ -187,7 +187,7 @@ func TestMinterWithinAMillisecond(t *testing.T) {
 func TestMinterResumes(t *testing.T) {
 	m := testMinter(0, 1)
 	first := m.at(5000).id(1)
-	next := &minter{clock: m.clock, rand: m.rand, shards: 1}
+	next := &engine.minter{clock: m.clock, rand: m.rand, shards: 1}
 	second := next.at(4000).id(1)
 	require.Positive(t, bytes.Compare(second[:], first[:]))
 }
@@ -210,10 +210,10 @@ func TestMinterSetBack(t *testing.T) {
 			case 1:
 				wall += 3 * hour
 			case 2: // the process is another
-				m = &minter{clock: m.clock, rand: m.rand, shards: 1}
+				m = &engine.minter{clock: m.clock, rand: m.rand, shards: 1}
 			}
 			before := m.time
-			m.tick(wall, now)
+			m.Tick(wall, now)
 			require.GreaterOrEqual(t, m.time, wall)
 			require.GreaterOrEqual(t, m.time, last)
 			require.LessOrEqual(t, m.time, max(wall, last, before+(passed+1)/2))
@@ -228,7 +228,7 @@ func TestMinterSetBack(t *testing.T) {
 			}
 		}
 		now, wall = now+100_000*hour, wall+100_000*hour
-		m.tick(wall, now)
+		m.Tick(wall, now)
 		require.Equal(t, wall, m.time)
 	})
 }
@@ -248,8 +248,8 @@ func TestMintedIDs(t *testing.T) {
 			require.EqualValues(t, 2, id[8]>>6, "variant of %s", id)
 			require.Equal(t, lane, keys.LaneOf(id))
 			require.True(t, keys.Fresh(keys.SinceOf(id)))
-			require.Equal(t, m.clock&(1<<clockShift-1), keys.SinceOf(id)&(1<<clockShift-1), "counter")
-			require.Equal(t, m.clock>>clockShift, keys.SinceMillis(keys.SinceOf(id)))
+			require.Equal(t, m.clock&(1<<engine.clockShift-1), keys.SinceOf(id)&(1<<engine.clockShift-1), "counter")
+			require.Equal(t, m.clock>>engine.clockShift, keys.SinceMillis(keys.SinceOf(id)))
 			require.Equal(t, shard, keys.ShardOf(id, shards))
 		}
 	})
@@ -282,7 +282,7 @@ func TestRouting(t *testing.T) {
 func TestIDsDiffer(t *testing.T) {
 	seen := make(map[ID]bool)
 	for seed := range uint64(100) {
-		m := minter{rand: rand.New(rand.NewPCG(seed, 0)), shard: 3, shards: 4}
+		m := engine.minter{rand: rand.New(rand.NewPCG(seed, 0)), shard: 3, shards: 4}
 		seen[m.at(1).id(1)] = true
 	}
 	require.Len(t, seen, 100)

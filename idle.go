@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"codeq/internal/engine"
 	"codeq/internal/wire"
 )
 
@@ -19,17 +20,17 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
 		return err
 	}
 	queues = slices.Clone(queues)
-	for arrived := uint64(never); ; {
+	for arrived := uint64(engine.Never); ; {
 		waited, total := false, uint64(0)
 		for i := range q.replicas {
-			op := &idleOp{completion: newCompletion(), idleness: idleness{queues: queues}}
+			op := &idleOp{completion: newCompletion(), Idleness: engine.Idleness{Queues: queues}}
 			if settled, err := q.do(ctx, i, op); !settled {
 				op.gone.Store(true)
 				return context.Cause(ctx)
 			} else if err != nil {
 				return err
 			}
-			waited, total = waited || op.waited, total+op.arrived
+			waited, total = waited || op.waited, total+op.Arrived
 		}
 		// While one shard was waited for, its completion may have been the cause
 		// of a produce into another; and between two questions, a task may have
@@ -45,13 +46,13 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
 // idleOp waits for queues to become idle in one shard.
 type idleOp struct {
 	completion
-	idleness
+	engine.Idleness
 	waited bool
 	gone   atomic.Bool // the caller has given up
 }
 
 func (op *idleOp) resolve(s *shard) {
-	if s.idle(&op.idleness) {
+	if s.Idle(&op.Idleness) {
 		s.settle(op)
 		return
 	}
@@ -63,14 +64,14 @@ func (op *idleOp) isGone() bool { return op.gone.Load() }
 
 func (op *idleOp) abandon(*shard) { op.gone.Store(true) }
 
-func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appendNames(dst, op.queues) }
-func (op *idleOp) decode(r *wire.Reader)                { op.queues = readNames(r) }
+func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appendNames(dst, op.Queues) }
+func (op *idleOp) decode(r *wire.Reader)                { op.Queues = readNames(r) }
 
 func (op *idleOp) encodeReply(dst []byte) []byte {
-	return wire.AppendUint(wire.AppendBool(dst, op.waited), op.arrived)
+	return wire.AppendUint(wire.AppendBool(dst, op.waited), op.Arrived)
 }
 
-func (op *idleOp) decodeReply(r *wire.Reader) { op.waited, op.arrived = r.Bool(), r.Uint() }
+func (op *idleOp) decodeReply(r *wire.Reader) { op.waited, op.Arrived = r.Bool(), r.Uint() }
 
 // again says that the caller has waited, whatever the next try finds: while there
 // was no leader, tasks may have come and gone.
@@ -85,7 +86,7 @@ func (s *shard) settleIdlers() {
 		if op.isGone() {
 			return true
 		}
-		if !s.idle(&op.idleness) {
+		if !s.Idle(&op.Idleness) {
 			return false
 		}
 		s.settle(op)

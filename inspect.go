@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"codeq/internal/wire"
@@ -100,14 +101,14 @@ func (op *readOp) readView(v *view) {
 func (s *shard) view() *view {
 	r := s.replica
 	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
-	v := newView(r, s.store.DB().NewSnapshot())
+	v := newView(r, s.Store.DB().NewSnapshot())
 	v.Leases = make(map[keys.ID]schema.Lease)
 	return v
 }
 
 // askLease adds the lease of a task, if it has one, to a view of the shard.
 func (s *shard) askLease(v *view, id ID) {
-	if l, ok := s.leaseOf(id); ok {
+	if l, ok := s.LeaseOf(id); ok {
 		v.Leases[id] = l
 	}
 }
@@ -207,7 +208,7 @@ func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
 func taskInfo(t *schema.Task) *TaskInfo {
 	l, r := t.Lane, &t.Record
 	info := &TaskInfo{
-		ID: t.ID, State: State(stateIn(t.Range)), Task: task(laneKey{l.Queue, l.Tenant, l.Priority}, r),
+		ID: t.ID, State: State(engine.StateIn(t.Range)), Task: task(engine.LaneKey{l.Queue, l.Tenant, l.Priority}, r),
 		Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result,
 	}
 	switch info.State {

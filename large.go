@@ -1,5 +1,7 @@
 package codeq
 
+import "codeq/internal/engine"
+
 // A produce of megabytes takes as long to commit as hundreds of small operations, and a few of them fill
 // memtables faster than those are flushed. So that a small operation waits for one large one at the
 // most, those wait in a line of their own: a group takes one of them if it has nothing else to do, or if the group before had no
@@ -29,7 +31,7 @@ func (l *largeLine) rush() { l.recheck, l.until = 0, 1 }
 // recordBytes is the size of the records of an operation's tasks.
 func (op *produceOp) recordBytes() (n int) {
 	for i := range op.tasks {
-		n += len(op.tasks[i].rec)
+		n += len(op.tasks[i].Rec)
 	}
 	return n
 }
@@ -45,12 +47,12 @@ func (s *shard) putInLine(op operation) bool {
 }
 
 // largeIsDue reports whether a large operation may be decided, or memtables are to be looked at.
-func (s *shard) largeIsDue() bool { return len(s.large.ops) > 0 && s.large.recheck <= s.now }
+func (s *shard) largeIsDue() bool { return len(s.large.ops) > 0 && s.large.recheck <= s.Now }
 
 // decideLarge decides the first operation of the line, unless the group has others for the first time.
 func (s *shard) decideLarge(others bool) {
 	l := &s.large
-	if !s.largeIsDue() || s.broken != nil {
+	if !s.largeIsDue() || s.Broken != nil {
 		return
 	}
 	if others && !l.passed {
@@ -58,9 +60,9 @@ func (s *shard) decideLarge(others bool) {
 		return
 	}
 	op := l.ops[0]
-	if (l.until == 0 || s.now < l.until) && s.hasRoom(op.verb().room(op)) && !s.store.Takes(op.recordBytes()) {
-		if l.recheck = s.now + largeRecheck; l.until == 0 {
-			l.until = s.now + largePatience
+	if (l.until == 0 || s.Now < l.until) && s.HasRoom(op.verb().room(op)) && !s.Store.Takes(op.recordBytes()) {
+		if l.recheck = s.Now + largeRecheck; l.until == 0 {
+			l.until = s.Now + largePatience
 		}
 		return
 	}
@@ -68,6 +70,6 @@ func (s *shard) decideLarge(others bool) {
 	if l.ops, l.passed = l.ops[1:], false; len(l.ops) == 0 {
 		l.ops = nil
 	}
-	s.budget, s.judged = s.newBudget(callerBudget, s.steps.at), s.clock.taken
+	s.Budget, s.Judged = s.NewBudget(engine.CallerBudget, s.steps.at), s.clock.taken
 	s.decide(op)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/store"
 )
 
@@ -20,7 +21,7 @@ type sizedCommitter struct {
 }
 
 func (c sizedCommitter) Commit(b *pebble.Batch) error {
-	if b.Len() > groupBytes {
+	if b.Len() > engine.GroupBytes {
 		time.Sleep(c.takes)
 	}
 	return c.committer.Commit(b)
@@ -46,7 +47,7 @@ func TestSmallPassLarge(t *testing.T) {
 		const large = 20
 		var took [large]time.Duration
 		for i := range took {
-			go produceOne("large", groupBytes, &took[i])
+			go produceOne("large", engine.GroupBytes, &took[i])
 		}
 		synctest.Wait()
 		for range 3 * large { // without a pause between them
@@ -76,7 +77,7 @@ func TestLargeWaitForFlushes(t *testing.T) {
 				}()
 			}
 			produce(t, q, Task{Queue: "small"})
-			most = max(most, s.store.DB().Metrics().MemTable.Size)
+			most = max(most, s.Store.DB().Metrics().MemTable.Size)
 			time.Sleep(time.Second)
 			synctest.Wait()
 			require.Equal(t, [4]bool{true, true, true, true}, done)
@@ -96,7 +97,7 @@ func TestLargeAtTheEnd(t *testing.T) {
 			go func() {
 				_ = q.shard(0).probe(func(s *shard) error {
 					if <-goOn; fails {
-						s.broken = errBroken
+						s.Broken = errBroken
 					}
 					return nil
 				})
@@ -105,7 +106,7 @@ func TestLargeAtTheEnd(t *testing.T) {
 			errs := make(chan error, 10)
 			for range cap(errs) {
 				go func() {
-					_, err := q.Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, groupBytes)})
+					_, err := q.Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, engine.GroupBytes)})
 					errs <- err
 				}()
 			}

@@ -144,7 +144,7 @@ func (r *replica) load(term uint64) (*shard, error) {
 	s := newShard(r.index, q.opts, r.store, gates)
 	s.node, s.replica, s.office = r.node, r, r.applied.Load()
 	s.steps.table = &r.steps
-	s.commit = &proposer{replica: r, term: term, news: &s.effects}
+	s.commit = &proposer{replica: r, term: term, news: &s.Effects}
 	if err := s.load(); err != nil {
 		return nil, err
 	}

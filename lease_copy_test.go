@@ -18,7 +18,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 		reads bool
 	}{
 		{"small", 100, false, false},
-		{"large", copyCap, false, true},
+		{"large", engine.copyCap, false, true},
 		{"beyond the bound", 100, true, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 						return nil
 					}))
 				}
-				fill(copiesCap)
+				fill(engine.copiesCap)
 				ends := map[string]func(context.Context, Receipt) error{
 					"kept":     func(ctx context.Context, r Receipt) error { return q.Complete(ctx, r, []byte("result")) },
 					"retried":  func(ctx context.Context, r Receipt) error { return q.Retry(ctx, r, RetryOptions{}) },
@@ -50,7 +50,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, task.Payload, info.Payload)
 				}
-				fill(-copiesCap)
+				fill(-engine.copiesCap)
 				requireSettled(t, q)
 			})
 		})

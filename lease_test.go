@@ -108,8 +108,8 @@ func TestMassExpiry(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, n, stats["a"].Ready)
 		require.Zero(t, stats["a"].Leased)
-		require.GreaterOrEqual(t, counting.commits, n/upkeepBudget.records, "each is written")
-		require.LessOrEqual(t, counting.largest, uint32(upkeepBudget.records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
+		require.GreaterOrEqual(t, counting.commits, n/engine.upkeepBudget.records, "each is written")
+		require.LessOrEqual(t, counting.largest, uint32(engine.upkeepBudget.records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
 	})
 }
 
@@ -128,7 +128,7 @@ func TestLeaseOverRestart(t *testing.T) {
 		for attempt := 1; attempt <= 3; attempt++ {
 			op, err := q.claim(ctx, &ClaimRequest{Queues: []string{"local"}, NoWait: true}, &runner{queue: q})
 			require.NoError(t, err)
-			require.EqualValues(t, attempt, op.grants[0].attempt)
+			require.EqualValues(t, attempt, op.grants[0].Attempt)
 			op.unref()
 			require.NoError(t, q.Close())
 			time.Sleep(10 * time.Second)

@@ -698,7 +698,7 @@ func TestRatesOfManyQueues(t *testing.T) {
 		for i := range queues {
 			configure(t, q, name(i), func(s *Settings) { s.Rate, s.Burst = 1/float64(i+1), 1 })
 			require.NoError(t, q.led()[0].probe(func(s *shard) error {
-				s.setGate(name(i), countedGate{s.claimsOf(s.queues[name(i)]).gate, &looks})
+				s.setGate(name(i), countedGate{s.claimsOf(s.Queues[name(i)]).gate, &looks})
 				return nil
 			}))
 			produce(t, q, Task{Queue: name(i)}, Task{Queue: name(i)})

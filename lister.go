@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"codeq/internal/store"
@@ -39,15 +40,15 @@ type lister struct {
 	sent  int    // of spans: so many the reader knows
 	page  []listed
 
-	left  int          // lanes, or entries of the lease table, that are not looked at yet
-	lanes []laneRef    // those that have been, of Ready
-	found []leasedTask // those that have been, of Leased; what is left of them, in order, once sorted
-	order bool         // found is sorted
+	left  int                 // lanes, or entries of the lease table, that are not looked at yet
+	lanes []engine.LaneRef    // those that have been, of Ready
+	found []engine.LeasedTask // those that have been, of Leased; what is left of them, in order, once sorted
+	order bool                // found is sorted
 
-	number uint32    // of opts.Queue
-	asked  []taskKey // those of the page about whose leases the owner is asked
-	read   int       // spans that the page has read to their ends
-	from   []byte    // where the next of them goes on; nil: at its beginning
+	number uint32           // of opts.Queue
+	asked  []engine.TaskKey // those of the page about whose leases the owner is asked
+	read   int              // spans that the page has read to their ends
+	from   []byte           // where the next of them goes on; nil: at its beginning
 }
 
 // span is a range of keys, or one key if to is empty.
@@ -76,24 +77,24 @@ func (l *lister) prepare() {
 		l.order = true
 	}
 	for _, t := range l.found[:min(listPage, len(l.found))] {
-		l.spans = append(l.spans, span{from: keys.AppendTask(nil, t.lane.number, t.since, t.id)})
+		l.spans = append(l.spans, span{from: keys.AppendTask(nil, t.Lane.Number, t.Since, t.Id)})
 	}
 	l.found = l.found[len(l.spans):]
 }
 
-func compareLeased(a, b leasedTask) int {
-	if a.lane != b.lane {
-		if c := cmp.Or(compareLanes(a.lane, b.lane), cmp.Compare(a.lane.number, b.lane.number)); c != 0 {
+func compareLeased(a, b engine.LeasedTask) int {
+	if a.Lane != b.Lane {
+		if c := cmp.Or(compareLanes(a.Lane, b.Lane), cmp.Compare(a.Lane.Number, b.Lane.Number)); c != 0 {
 			return c
 		}
 	}
-	return cmp.Or(cmp.Compare(a.since, b.since), bytes.Compare(a.id[:], b.id[:]))
+	return cmp.Or(cmp.Compare(a.Since, b.Since), bytes.Compare(a.Id[:], b.Id[:]))
 }
 
 // compareLanes is the order of lanes in a list.
-func compareLanes(a, b laneRef) int {
-	return cmp.Or(strings.Compare(a.queue, b.queue), -cmp.Compare(a.priority, b.priority),
-		strings.Compare(a.tenant, b.tenant))
+func compareLanes(a, b engine.LaneRef) int {
+	return cmp.Or(strings.Compare(a.Queue, b.Queue), -cmp.Compare(a.Priority, b.Priority),
+		strings.Compare(a.Tenant, b.Tenant))
 }
 
 // visit is the owner's part of reading v, which it has just taken.
@@ -108,14 +109,14 @@ func (l *lister) visit(s *shard, v *view) {
 		l.asked = l.asked[:0]
 		for _, sp := range l.spans[:min(listPage, len(l.spans))] {
 			if lane, since, id, err := keys.ParseTask(sp.from); err == nil {
-				l.asked = append(l.asked, taskKey{lane, since, id})
+				l.asked = append(l.asked, engine.TaskKey{lane, since, id})
 			}
 		}
 	case l.asked == nil:
 		l.skipConsumed(s)
 	}
 	for i := range l.asked {
-		s.askLease(v, l.asked[i].id)
+		s.askLease(v, l.asked[i].Id)
 	}
 }
 
@@ -123,7 +124,7 @@ func (l *lister) visit(s *shard, v *view) {
 func (l *lister) survey(s *shard) {
 	name := l.opts.Queue
 	if name != "" {
-		number, counts, ok := s.countsOf(name)
+		number, counts, ok := s.CountsOf(name)
 		if !ok || countIn(&counts, l.opts.State) == 0 {
 			l.begun = true
 			return
@@ -132,9 +133,9 @@ func (l *lister) survey(s *shard) {
 	}
 	switch l.opts.State {
 	case Ready:
-		l.lanes, l.left = s.lanesBefore(name, l.left, surveyCap, l.lanes)
+		l.lanes, l.left = s.LanesBefore(name, l.left, surveyCap, l.lanes)
 	case Leased:
-		l.found, l.left = s.leasedBefore(name, l.left, surveyCap, l.found)
+		l.found, l.left = s.LeasedBefore(name, l.left, surveyCap, l.found)
 	}
 }
 
@@ -163,7 +164,7 @@ func (l *lister) skipConsumed(s *shard) {
 		sp := l.spans[i]
 		if len(sp.from) >= keys.LaneLen {
 			n := keys.LaneOfTask(sp.from)
-			pos, ok := s.firstReady(n)
+			pos, ok := s.FirstReady(n)
 			if !ok {
 				continue
 			}
@@ -212,7 +213,7 @@ func (l *lister) advance() {
 func (l *lister) begin(v *view) (again bool, err error) {
 	switch prefix := stateRange[l.opts.State]; {
 	case l.opts.State == Leased:
-		l.found = slices.DeleteFunc(l.found, func(t leasedTask) bool { return !l.hasTenant(t.lane.tenant) })
+		l.found = slices.DeleteFunc(l.found, func(t engine.LeasedTask) bool { return !l.hasTenant(t.Lane.Tenant) })
 		l.begun = l.left == 0
 		return false, nil
 	case l.opts.State == Ready:
@@ -236,10 +237,10 @@ func (l *lister) begin(v *view) (again bool, err error) {
 }
 
 func (l *lister) beginLanes() {
-	l.lanes = slices.DeleteFunc(l.lanes, func(ln laneRef) bool { return !l.hasTenant(ln.tenant) })
+	l.lanes = slices.DeleteFunc(l.lanes, func(ln engine.LaneRef) bool { return !l.hasTenant(ln.Tenant) })
 	slices.SortFunc(l.lanes, compareLanes)
 	for _, ln := range slices.Compact(l.lanes) {
-		lower := keys.AppendLane(nil, ln.number)
+		lower := keys.AppendLane(nil, ln.Number)
 		l.spans = append(l.spans, span{lower, keys.GroupEnd(lower)})
 	}
 	l.lanes = nil
@@ -316,7 +317,7 @@ func (l *lister) collect(v *view) error {
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
-		l.asked = append(l.asked, taskKey{lane, since, id})
+		l.asked = append(l.asked, engine.TaskKey{lane, since, id})
 		return true, nil
 	})
 }
@@ -332,7 +333,7 @@ func (l *lister) readAsked(v *view) error {
 			}
 			l.read++
 		}
-		value, err := schema.Lookup(v.snap, keys.AppendTask(nil, t.lane, t.since, t.id))
+		value, err := schema.Lookup(v.snap, keys.AppendTask(nil, t.Lane, t.Since, t.Id))
 		if err != nil {
 			return err
 		}
@@ -340,7 +341,7 @@ func (l *lister) readAsked(v *view) error {
 			continue
 		}
 		size += len(value)
-		if err := l.add(v, t.id, keys.Place{Range: keys.Task, Group: t.lane, At: t.since}, value); err != nil {
+		if err := l.add(v, t.Id, keys.Place{Range: keys.Task, Group: t.Lane, At: t.Since}, value); err != nil {
 			return err
 		}
 	}
@@ -421,10 +422,10 @@ func (l *lister) encodePage(dst []byte) []byte {
 	dst = appendSpans(dst, l.spans)
 	dst = wire.AppendUint(dst, uint64(len(l.found)))
 	for _, t := range l.found {
-		dst = wire.AppendBytes(dst, t.lane.queue)
-		dst = append(wire.AppendBytes(dst, t.lane.tenant), t.lane.priority)
-		dst = wire.AppendUint(wire.AppendUint(dst, uint64(t.lane.number)), t.since)
-		dst = append(dst, t.id[:]...)
+		dst = wire.AppendBytes(dst, t.Lane.Queue)
+		dst = append(wire.AppendBytes(dst, t.Lane.Tenant), t.Lane.Priority)
+		dst = wire.AppendUint(wire.AppendUint(dst, uint64(t.Lane.Number)), t.Since)
+		dst = append(dst, t.Id[:]...)
 	}
 	sent := make([]sentTask, len(l.page))
 	for i, t := range l.page {
@@ -436,11 +437,11 @@ func (l *lister) encodePage(dst []byte) []byte {
 func (l *lister) decodePage(r *wire.Reader) {
 	begun, left := r.Bool(), int(min(r.Uint(), math.MaxInt))
 	spans := readSpans(r)
-	var found []leasedTask
+	var found []engine.LeasedTask
 	for range r.Count(6 + keys.IDLen) {
 		queue, tenant, priority := r.String(), r.String(), r.Byte()
 		number, since := uint32(r.Uint()), r.Uint()
-		found = append(found, leasedTask{laneRef{number, laneKey{queue, tenant, priority}}, since, keys.ReadID(r)})
+		found = append(found, engine.LeasedTask{engine.LaneRef{number, engine.LaneKey{queue, tenant, priority}}, since, keys.ReadID(r)})
 	}
 	var sent []sentTask
 	if readJSON(r, r.Rest(), &sent); r.Failed() {

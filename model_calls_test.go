@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -854,7 +855,7 @@ func (c *finishCall) do(q *Queue) {
 	case "release":
 		c.err = q.Release(ctx, c.receipt, max(c.d, 0))
 	case "give back":
-		c.err = q.failed(ctx, c.receipt, failOp{how: failReturn}, nil)
+		c.err = q.failed(ctx, c.receipt, failOp{how: engine.FailReturn}, nil)
 	case "dead letter":
 		c.err = q.DeadLetter(ctx, c.receipt, c.cause)
 	case "extend":

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"errors"
 	"sync/atomic"
 	"testing/synctest"
@@ -24,20 +25,20 @@ func (d *roomyDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 // of time that passes meanwhile: calls are refused by the level and change nothing,
 // or do what they always do. What they let go on does so when there is room.
 func (m *model) lowDisk(*rapid.T) {
-	level := roomLow
+	level := engine.RoomLow
 	if m.plain { // what goes on later with tasks that are bound to others may come in another order
-		level = room(rapid.IntRange(int(roomLow), int(roomEmpty)).Draw(m.t, "level"))
+		level = engine.Room(rapid.IntRange(int(engine.RoomLow), int(engine.RoomEmpty)).Draw(m.t, "level"))
 	}
-	m.hurried = level > roomLow
+	m.hurried = level > engine.RoomLow
 	defer func() { m.hurried = false }()
 	draws := []func(*model) call{(*model).drawProduce, (*model).drawComplete, (*model).drawFinish, (*model).drawExtend}
-	if level > roomLow {
+	if level > engine.RoomLow {
 		draws = append(draws, (*model).drawClaim)
 	}
 	first := []func(*model) call{(*model).drawControl, (*model).drawPurge, (*model).drawReleaseKey} // later, by what has not gone on yet
 	c := rapid.SampledFrom(append(first, draws...)).Draw(m.t, "call")(m)                            // or there is none to draw
 	m.setRoom(level)
-	m.reopened = level > roomLow
+	m.reopened = level > engine.RoomLow
 	for i := range rapid.IntRange(1, 4).Draw(m.t, "calls") {
 		if i > 0 && len(m.receipts) == 0 {
 			break
@@ -52,7 +53,7 @@ func (m *model) lowDisk(*rapid.T) {
 			}
 			continue
 		}
-		if level == roomLow {
+		if level == engine.RoomLow {
 			m.run(c)
 			continue
 		}
@@ -60,7 +61,7 @@ func (m *model) lowDisk(*rapid.T) {
 		synctest.Wait()
 		c.apply(m)
 	}
-	if level > roomScarce {
+	if level > engine.RoomScarce {
 		d := rapid.SampledFrom([]time.Duration{0, time.Second, 10 * time.Second}).Draw(m.t, "time without room")
 		time.Sleep(d)
 		for _, t := range m.tasks {
@@ -69,15 +70,15 @@ func (m *model) lowDisk(*rapid.T) {
 			}
 		}
 	}
-	m.setRoom(roomy)
+	m.setRoom(engine.Roomy)
 	synctest.Wait()
 	m.sync()
 	m.reopened = false
-	m.settle(level == roomLow)
+	m.settle(level == engine.RoomLow)
 }
 
 // setRoom sets the level of room, and has all shards find it.
-func (m *model) setRoom(level room) {
+func (m *model) setRoom(level engine.Room) {
 	m.free.Store(diskTestLevels[level])
 	for _, s := range m.q.led() {
 		m.noError(s.probe(func(s *shard) error {
@@ -90,42 +91,42 @@ func (m *model) setRoom(level room) {
 
 // lacksRoom reports whether a call is to be refused at a level of room; err is what
 // it has returned.
-func (m *model) lacksRoom(c call, level room) (refused bool, err func() error) {
+func (m *model) lacksRoom(c call, level engine.Room) (refused bool, err func() error) {
 	kept := func(t *modelTask) bool { return t != nil && m.retention(t) != 0 }
-	down := roomScarce // the level down to which it goes on
+	down := engine.RoomScarce // the level down to which it goes on
 	switch c := c.(type) {
 	case *produceCall:
-		down, err = roomy, func() error { return c.err }
+		down, err = engine.Roomy, func() error { return c.err }
 		if m.refuses(c.tasks, -1) {
-			down = roomEmpty
+			down = engine.RoomEmpty
 		}
 	case *claimCall:
-		down, err = roomLow, func() error { return c.err }
+		down, err = engine.RoomLow, func() error { return c.err }
 	case *controlCall:
-		down, err = roomLow, func() error { return c.err }
+		down, err = engine.RoomLow, func() error { return c.err }
 		if t := m.tasks[c.id]; c.verb == "cancel" {
-			down = roomNone
+			down = engine.RoomNone
 			if kept(t) && t.want.State != Done && t.want.State != Canceled {
-				down = roomScarce
+				down = engine.RoomScarce
 			}
 		}
 	case *purgeCall:
-		down, err = roomEmpty, func() error { return c.err }
+		down, err = engine.RoomEmpty, func() error { return c.err }
 		for _, t := range m.tasks {
 			if c.covers(m, t) {
-				down = roomNone
+				down = engine.RoomNone
 			}
 		}
 	case *releaseKeyCall:
-		down, err = roomNone, func() error { return c.err }
+		down, err = engine.RoomNone, func() error { return c.err }
 	case *finishCall:
 		err = func() error { return c.err }
 		switch {
 		case c.verb != "complete":
 		case m.refuses(c.next, c.receipt.ID.shard(m.opts.Shards)):
-			down = roomEmpty
+			down = engine.RoomEmpty
 		case len(c.next) == 0 && !kept(m.held(c.receipt)):
-			down = roomNone
+			down = engine.RoomNone
 		}
 	}
 	return level > down, err

@@ -21,6 +21,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"pgregory.net/rapid"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -182,7 +183,7 @@ func newModel(t *rapid.T) *model {
 		settings: make(map[string]Settings), keys: make(map[[record.UniqueLen]byte]*modelKey),
 		turns: make(map[uint64]ID), contested: make(map[uint64]bool),
 	}
-	m.free.Store(diskTestLevels[roomy])
+	m.free.Store(diskTestLevels[engine.Roomy])
 	m.begun = m.now()
 	m.latest = m.begun
 	m.plain = rapid.IntRange(0, 5).Draw(t, "plain") == 0
@@ -205,7 +206,7 @@ func (m *model) open() {
 		WindowBytes:   rapid.SampledFrom([]int{0, 0, 1, 900, 3000}).Draw(m.t, "WindowBytes"),
 		MemTableBytes: 256 << 10,
 		MinFreeBytes:  diskTestFree,
-		idleLanes:     rapid.SampledFrom([]int{1, 1, 2, 4, idleLanes}).Draw(m.t, "idleLanes"),
+		idleLanes:     rapid.SampledFrom([]int{1, 1, 2, 4, engine.IdleLanes}).Draw(m.t, "idleLanes"),
 		sweepLanes:    rapid.SampledFrom([]int{1, 1, 2, 8}).Draw(m.t, "sweepLanes"),
 		groupBytes:    m.drawGroupBytes(),
 		trimBytes:     rapid.SampledFrom([]int{0, 1, 1, 500}).Draw(m.t, "trimBytes"),
@@ -274,10 +275,10 @@ func (m *model) orderTime(shard int) uint64 {
 	synctest.Wait()
 	s := m.q.shard(shard)
 	s.inbox.mu.Lock() // which the owner locks before it sleeps, and when it wakes up
-	mint := s.mint
+	mint := s.Mint
 	s.inbox.mu.Unlock()
-	mint.tick(m.wall(), uint64(time.Since(s.origin)/time.Millisecond))
-	ms := max(mint.time, mint.clock>>clockShift)
+	mint.Tick(m.wall(), uint64(time.Since(s.origin)/time.Millisecond))
+	ms := max(mint.time, mint.clock>>engine.clockShift)
 	if ms != m.wall() && (ms < m.wall() || ms > m.latest+m.now()-m.begun) {
 		m.t.Fatalf("shard %d goes by %d, the wall clock by %d, and by %d at most", shard, ms, m.wall(), m.latest)
 	}
@@ -335,7 +336,7 @@ func (m *model) toDead(t *modelTask, at uint64) {
 	set := m.settings[t.want.Queue]
 	holds := set.HoldGroups && t.want.Group != ""
 	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
-		t.until = bucketOf(at, retentionMillis(retention))
+		t.until = engine.bucketOf(at, retentionMillis(retention))
 	}
 	if t.until != keys.Forever {
 		m.unpin(t, t.until)
@@ -351,7 +352,7 @@ func (m *model) toDone(t *modelTask, result []byte) {
 	if retention := m.retention(t); retention == 0 {
 		m.toGone(t)
 	} else {
-		t.until = bucketOf(m.wall(), retention)
+		t.until = engine.bucketOf(m.wall(), retention)
 		t.want.State, t.want.At, t.want.Result = Done, wallTime(m.wall()), result
 	}
 	m.ended(t, Outcome{State: Done, Result: result, Attempts: t.want.Attempts}, true)
@@ -434,7 +435,7 @@ func (m *model) toExpired(t *modelTask, ago uint64) {
 
 // nextEvent is when time brings something, by the bubble's clock.
 func (m *model) nextEvent() uint64 {
-	next := uint64(never)
+	next := uint64(engine.Never)
 	now, wall := m.now(), m.wall()
 	for _, t := range m.tasks {
 		switch t.want.State {
@@ -480,7 +481,7 @@ func (m *model) admit(shard int, task Task, id ID, batch []ID, remote bool) {
 		}
 	}
 	m.tasks[id] = t
-	m.takeKey(id, &task, mintedAt(id))
+	m.takeKey(id, &task, engine.mintedAt(id))
 	due := runAtMillis(task.RunAt)
 	switch {
 	case len(task.After) > 0:
@@ -526,7 +527,7 @@ func (m *model) sleep(t *rapid.T) {
 
 func (m *model) sleepToNextEvent(t *rapid.T) {
 	next := m.nextEvent()
-	if next == never {
+	if next == engine.Never {
 		t.Skip()
 	}
 	m.pass(time.Duration(next-m.now())*time.Millisecond - time.Millisecond)
@@ -723,7 +724,7 @@ func (m *model) resumeLeases() {
 // flush moves what a shard has in memory into a table, and perhaps all tables
 // into one.
 func (m *model) flush(t *rapid.T) {
-	db := m.q.shard(m.drawShard()).store.DB()
+	db := m.q.shard(m.drawShard()).Store.DB()
 	m.noError(db.Flush())
 	if rapid.Bool().Draw(t, "compact") {
 		m.noError(db.Compact(m.ctx, []byte{0}, []byte{0xff}, false))

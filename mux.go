@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -212,7 +213,7 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 
 // verdict is an error by which a handler says what becomes of its task.
 type verdict struct {
-	how   failure
+	how   engine.Failure
 	after time.Duration
 	err   error
 }
@@ -221,7 +222,7 @@ func (v *verdict) Error() string {
 	switch {
 	case v.err != nil:
 		return errorText(v.err)
-	case v.how == failRelease:
+	case v.how == engine.FailRelease:
 		return fmt.Sprintf("codeq: snoozed for %v", v.after)
 	default:
 		return "codeq: given up by the handler"
@@ -232,17 +233,17 @@ func (v *verdict) Unwrap() error { return v.err }
 
 // Snooze is returned by a handler to have its task back after d. The attempt
 // does not count.
-func Snooze(d time.Duration) error { return &verdict{how: failRelease, after: max(d, 0)} }
+func Snooze(d time.Duration) error { return &verdict{how: engine.FailRelease, after: max(d, 0)} }
 
 // RetryAfter is returned by a handler to have its task tried again after d,
 // whatever the backoff. The attempt counts; out of attempts, the task becomes
 // a dead letter.
 func RetryAfter(d time.Duration, err error) error {
-	return &verdict{how: failRetry, after: max(d, 0), err: err}
+	return &verdict{how: engine.FailRetry, after: max(d, 0), err: err}
 }
 
 // DeadLetter is returned by a handler to give its task up.
-func DeadLetter(err error) error { return &verdict{how: failDead, err: err} }
+func DeadLetter(err error) error { return &verdict{how: engine.FailDead, err: err} }
 
 // PanicError is the error of a handler that panicked.
 type PanicError struct {
@@ -269,7 +270,7 @@ func recovered(err *error) {
 func failOpOf(err error) failOp {
 	v := verdictOf(err)
 	if v == nil {
-		return failOp{how: failRetry, wait: -1, cause: errorText(err)}
+		return failOp{how: engine.FailRetry, wait: -1, cause: errorText(err)}
 	}
 	op := failOp{how: v.how, wait: int64(millis(v.after))}
 	if v.err != nil {

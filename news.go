@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -20,26 +21,26 @@ import (
 // so does the next one. As long as no node does, entries have no news.
 
 // encodeNews is what a group has to tell, for the log; nil if there is nothing.
-func encodeNews(f *effects) []byte {
-	if len(f.events)+len(f.endings)+len(f.canceled) == 0 {
+func encodeNews(f *engine.Effects) []byte {
+	if len(f.Events)+len(f.Endings)+len(f.Canceled) == 0 {
 		return nil
 	}
-	dst := wire.AppendUint(nil, uint64(len(f.events)))
-	for i := range f.events {
-		e := &f.events[i]
+	dst := wire.AppendUint(nil, uint64(len(f.Events)))
+	for i := range f.Events {
+		e := &f.Events[i]
 		dst = append(append(dst, byte(e.Kind)), e.ID[:]...)
 		dst = wire.AppendBytes(wire.AppendBytes(dst, e.Queue), e.Tenant)
 		dst = wire.AppendInt(wire.AppendUint(dst, uint64(e.Attempt)), e.Time.UnixMilli())
 		dst = wire.AppendBytes(dst, e.LastError)
 	}
-	dst = wire.AppendUint(dst, uint64(len(f.endings)))
-	for i := range f.endings {
-		e := &f.endings[i]
+	dst = wire.AppendUint(dst, uint64(len(f.Endings)))
+	for i := range f.Endings {
+		e := &f.Endings[i]
 		o := outcomeOf(&e.Outcome)
 		dst = o.append(append(dst, e.ID[:]...))
 	}
-	receipts := make([]Receipt, len(f.canceled))
-	for i, r := range f.canceled {
+	receipts := make([]Receipt, len(f.Canceled))
+	for i, r := range f.Canceled {
 		receipts[i] = receiptOf(r)
 	}
 	return appendReceipts(dst, receipts)
@@ -47,22 +48,22 @@ func encodeNews(f *effects) []byte {
 
 // news is what encodeNews has written.
 type news struct {
-	events   []XEvent
-	endings  []XEnding
-	canceled []XReceipt
+	events   []engine.Event
+	endings  []engine.Ending
+	canceled []engine.Receipt
 }
 
 func parseNews(b []byte) (n news, err error) {
 	r := wire.NewReader(b)
 	for range r.Count(1 + keys.IDLen + 5) {
-		e := XEvent{Kind: XEventKind(r.Byte()), ID: keys.ReadID(r), Queue: r.String(), Tenant: r.String()}
+		e := engine.Event{Kind: engine.EventKind(r.Byte()), ID: keys.ReadID(r), Queue: r.String(), Tenant: r.String()}
 		e.Attempt, e.Time, e.LastError = uint32(r.Uint()), msTime(uint64(r.Int())), r.String()
 		n.events = append(n.events, e)
 	}
 	for range r.Count(keys.IDLen + 4) {
 		id, o := keys.ReadID(r), readOutcome(r)
-		end := XOutcome{State: XTaskState(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
-		n.endings = append(n.endings, XEnding{ID: id, Outcome: end})
+		end := engine.Outcome{State: engine.TaskState(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
+		n.endings = append(n.endings, engine.Ending{ID: id, Outcome: end})
 	}
 	for _, receipt := range readReceipts(r) {
 		n.canceled = append(n.canceled, receipt.inner())
@@ -128,7 +129,7 @@ func (t *awaitTable) remove(id ID, w *awaiter) *Outcome {
 	return w.outcome
 }
 
-func (t *awaitTable) tell(e *XEnding) {
+func (t *awaitTable) tell(e *engine.Ending) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, w := range t.byTask[e.ID] {
@@ -145,7 +146,7 @@ func (t *awaitTable) tell(e *XEnding) {
 // of the task that a leader has stored, and did not live to tell, is in the log.
 func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 	r := n.queue.replicas[n.queue.shardOf(id)]
-	if err := n.want(ctx, XWantOutcomes); err != nil {
+	if err := n.want(ctx, engine.WantOutcomes); err != nil {
 		return nil, err
 	}
 	asking, heard := context.WithCancelCause(ctx)
@@ -210,14 +211,14 @@ func (op *indexOp) decodeReply(r *wire.Reader)           { op.applied = r.Uint()
 
 // wishes is what this node wants to hear of.
 type wishes struct {
-	turn   chan struct{} // capacity 1: held by who changes stored
-	stored XKindSet      // in every shard; guarded by turn
-	asked  atomic.Uint32 // XKindSet of what is never given back: of Await and Run
+	turn   chan struct{}  // capacity 1: held by who changes stored
+	stored engine.KindSet // in every shard; guarded by turn
+	asked  atomic.Uint32  // XKindSet of what is never given back: of Await and Run
 }
 
 // want has all shards tell this node of something, from the next change on.
-func (n *node) want(ctx context.Context, kinds XKindSet) error {
-	if XKindSet(n.wishes.asked.Load())&kinds == kinds {
+func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
+	if engine.KindSet(n.wishes.asked.Load())&kinds == kinds {
 		return nil
 	}
 	if err := n.wish(ctx, kinds); err != nil {
@@ -229,7 +230,7 @@ func (n *node) want(ctx context.Context, kinds XKindSet) error {
 
 // wish has all shards know what this node wants to hear of: what it is asked
 // for, what has been wanted, and what there are subscriptions to.
-func (n *node) wish(ctx context.Context, kinds XKindSet) error {
+func (n *node) wish(ctx context.Context, kinds engine.KindSet) error {
 	w := &n.wishes
 	select {
 	case w.turn <- struct{}{}:
@@ -237,7 +238,7 @@ func (n *node) wish(ctx context.Context, kinds XKindSet) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	kinds |= XKindSet(w.asked.Load()) | XKindSet(n.queue.events.wanted.Load())
+	kinds |= engine.KindSet(w.asked.Load()) | engine.KindSet(n.queue.events.wanted.Load())
 	if kinds == w.stored {
 		return nil
 	}
@@ -257,13 +258,13 @@ func (n *node) wish(ctx context.Context, kinds XKindSet) error {
 type interestOp struct {
 	completion
 	node  string
-	kinds XKindSet
+	kinds engine.KindSet
 	gone  bool
 }
 
 func (op *interestOp) resolve(s *shard) {
 	s.settle(op)
-	s.setInterest(op.node, op.kinds, op.gone)
+	s.SetInterest(op.node, op.kinds, op.gone)
 }
 
 func (op *interestOp) encode(dst []byte) (callKind, []byte) {
@@ -271,7 +272,7 @@ func (op *interestOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *interestOp) decode(r *wire.Reader) {
-	op.node, op.kinds, op.gone = r.String(), XKindSet(r.Uint()), r.Bool()
+	op.node, op.kinds, op.gone = r.String(), engine.KindSet(r.Uint()), r.Bool()
 }
 
 // runTable is the calls of Run on this node.

@@ -1,21 +1,22 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
 // appendTasks appends new tasks to a call of another node. What binds them to
 // others is in their records.
-func appendTasks(dst []byte, tasks []newTask) []byte {
+func appendTasks(dst []byte, tasks []engine.NewTask) []byte {
 	dst = wire.AppendUint(dst, uint64(len(tasks)))
 	for i := range tasks {
 		t := &tasks[i]
-		dst = wire.AppendBytes(dst, t.key.queue)
-		dst = wire.AppendBytes(dst, t.key.tenant)
-		dst = append(dst, t.key.priority)
-		dst = wire.AppendBool(dst, t.tied != nil)
-		dst = wire.AppendBytes(dst, t.rec)
+		dst = wire.AppendBytes(dst, t.Key.Queue)
+		dst = wire.AppendBytes(dst, t.Key.Tenant)
+		dst = append(dst, t.Key.Priority)
+		dst = wire.AppendBool(dst, t.Tied != nil)
+		dst = wire.AppendBytes(dst, t.Rec)
 	}
 	return dst
 }
@@ -24,26 +25,26 @@ func appendTasks(dst []byte, tasks []newTask) []byte {
 var farLimits = Limits{Parents: maxBatchParents, CommitBytes: maxCommitBytes}
 
 // readTasks reads what appendTasks has written. The records alias the message.
-func readTasks(r *wire.Reader) []newTask {
+func readTasks(r *wire.Reader) []engine.NewTask {
 	n := r.Count(5)
 	if n == 0 {
 		return nil
 	}
-	tasks := make([]newTask, n)
+	tasks := make([]engine.NewTask, n)
 	tied, cost := false, commitCost{}
 	for i := range tasks {
 		t := &tasks[i]
-		t.key = laneKey{queue: r.String(), tenant: r.String(), priority: r.Byte()}
+		t.Key = engine.LaneKey{Queue: r.String(), Tenant: r.String(), Priority: r.Byte()}
 		bound := r.Bool()
-		t.rec = r.Bytes()
-		rec, err := record.Decode(t.rec)
-		if err != nil || !t.valid(&rec, i) {
+		t.Rec = r.Bytes()
+		rec, err := record.Decode(t.Rec)
+		if err != nil || !t.Valid(&rec, i) {
 			r.Fail()
 			return nil
 		}
-		t.runAt = rec.RunAt
+		t.RunAt = rec.RunAt
 		if bound {
-			t.tied, tied = tiedOf(&rec), true
+			t.Tied, tied = engine.TiedOf(&rec), true
 		}
 		if cost.add(t, &farLimits) != nil {
 			r.Fail()

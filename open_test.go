@@ -22,6 +22,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
@@ -401,7 +402,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 		caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 2)
 		s, err := openShard(0, o, d, caches, newGateTable())
 		require.NoError(t, err)
-		require.NoError(t, s.store.Close())
+		require.NoError(t, s.Store.Close())
 		caches.Close()
 		require.NoError(t, d.Close())
 	}
@@ -597,12 +598,12 @@ func TestOptionDefaults(t *testing.T) {
 			WindowBytes:   32 << 20,
 			CacheBytes:    16 << 20,
 			MemTableBytes: 16 << 20,
-			idleLanes:     idleLanes,
-			sweepLanes:    sweepLanes,
-			groupBytes:    groupBytes,
+			idleLanes:     engine.IdleLanes,
+			sweepLanes:    engine.SweepLanes,
+			groupBytes:    engine.GroupBytes,
 			maxAppend:     maxAppend,
-			trimBytes:     trimBytes,
-			trimLane:      trimLane,
+			trimBytes:     engine.TrimBytes,
+			trimLane:      engine.TrimLane,
 			reclaimFrom:   store.ReclaimFrom,
 		}, o)
 	}

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -39,7 +40,7 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 
 // identify makes sure that the store is this shard of this queue, and of the current format.
 func (s *shard) identify(d *manifest.Directory) error {
-	got, err := schema.Lookup(s.store.DB(), []byte{keys.Meta})
+	got, err := schema.Lookup(s.Store.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}
@@ -47,34 +48,34 @@ func (s *shard) identify(d *manifest.Directory) error {
 		if !d.Creating {
 			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.Identity(s.index))
 		}
-		if err := s.store.DB().Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), pebble.Sync); err != nil {
+		if err := s.Store.DB().Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), pebble.Sync); err != nil {
 			return store.Error(err)
 		}
 		// The manifest is about to say that this shard exists, and must not
 		// outlive that: a flush is durable at every level of durability.
-		return s.store.Flush(context.Background())
+		return s.Store.Flush(context.Background())
 	}
 	old, err := d.CheckIdentity(s.index, got)
 	if err != nil || !old {
 		return err
 	}
-	b := s.store.DB().NewBatch()
+	b := s.Store.DB().NewBatch()
 	defer func() { _ = b.Close() }() // it does no more than to recycle memory
 	if err := b.Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), nil); err != nil {
 		return store.Error(err)
 	}
-	return s.store.Commit(b)
+	return s.Store.Commit(b)
 }
 
 // join makes the shard one of those of a queue.
 // REQUIRES: all are loaded, and none runs.
 func (s *shard) join(peers []*shard) {
 	s.peers = peers
-	states := make([]*state, len(peers))
+	states := make([]*engine.State, len(peers))
 	for i, peer := range peers {
-		states[i] = &peer.state
+		states[i] = &peer.State
 	}
-	s.meet(states)
+	s.Meet(states)
 	s.follow()
 	s.feedAll()
 }
@@ -83,23 +84,23 @@ func (s *shard) join(peers []*shard) {
 func (s *shard) load() error {
 	s.tick()
 	s.look()
-	if err := s.state.load(); err != nil {
+	if err := s.State.Load(); err != nil {
 		return err
 	}
-	for _, r := range s.effects.resting {
-		s.opts.log.Error("schedule rests", "schedule", r.name, "err", r.err)
+	for _, r := range s.Effects.Resting {
+		s.opts.log.Error("schedule rests", "schedule", r.Name, "err", r.Err)
 	}
-	s.effects.resting = nil
+	s.Effects.Resting = nil
 	s.follow()
 	return nil
 }
 
 // configOf is what the rules of a shard go by.
-func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration) config {
-	return config{
-		shard: index, shards: o.Shards, replicated: o.Cluster != nil, seed: seed, elapsed: elapsed,
+func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration) engine.Config {
+	return engine.Config{
+		Shard: index, Shards: o.Shards, Replicated: o.Cluster != nil, Seed: seed, Elapsed: elapsed,
 		WindowTasks: o.WindowTasks, WindowBytes: o.WindowBytes, MaxAttempts: o.MaxAttempts, Backoff: o.Backoff.Delay,
-		Retention: o.Retention, idleLanes: o.idleLanes, sweepLanes: o.sweepLanes, groupBytes: o.groupBytes,
-		trimBytes: o.trimBytes, trimLane: o.trimLane,
+		Retention: o.Retention, IdleLanes: o.idleLanes, SweepLanes: o.sweepLanes, GroupBytes: o.groupBytes,
+		TrimBytes: o.trimBytes, TrimLane: o.trimLane,
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/engine"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
@@ -209,12 +210,12 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
 		{"Options.WindowTasks", &c.WindowTasks, 1, 4096, 1 << 20},
 		{"Options.WindowBytes", &c.WindowBytes, 1, 32 << 20, math.MaxInt32},
-		{"Options.idleLanes", &c.idleLanes, 1, idleLanes, math.MaxInt32},
-		{"Options.sweepLanes", &c.sweepLanes, 1, sweepLanes, math.MaxInt32},
-		{"Options.groupBytes", &c.groupBytes, 1, groupBytes, groupBytes},
+		{"Options.idleLanes", &c.idleLanes, 1, engine.IdleLanes, math.MaxInt32},
+		{"Options.sweepLanes", &c.sweepLanes, 1, engine.SweepLanes, math.MaxInt32},
+		{"Options.groupBytes", &c.groupBytes, 1, engine.GroupBytes, engine.GroupBytes},
 		{"Options.maxAppend", &c.maxAppend, 1, maxAppend, maxAppend},
-		{"Options.trimBytes", &c.trimBytes, 1, trimBytes, math.MaxInt32},
-		{"Options.trimLane", &c.trimLane, 1, trimLane, math.MaxInt32},
+		{"Options.trimBytes", &c.trimBytes, 1, engine.TrimBytes, math.MaxInt32},
+		{"Options.trimLane", &c.trimLane, 1, engine.TrimLane, math.MaxInt32},
 		{"Options.reclaimFrom", &c.reclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
 		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},

@@ -68,7 +68,7 @@ func (f *flowTest) underWay(from int) (n uint64) {
 // there once each, more of them than are under way at a time.
 func TestFollowUpsReachTheirShards(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-		const n = 2*parcelCap + 100
+		const n = 2*engine.parcelCap + 100
 		f.produceAt(0, Task{Queue: "start"})
 		next := slices.Concat(bound("a", 0, 1), bound("a", 1, n), bound("a", 2, n))
 		f.complete("start", next...)
@@ -76,7 +76,7 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 		for i, want := range []uint64{1, n, n} {
 			var got uint64
 			require.NoError(f, f.q.shard(i).probe(func(s *shard) error {
-				got = s.queue("a").counts.Ready
+				got = s.QueueNamed("a").Counts.Ready
 				return nil
 			}))
 			require.Equal(f, want, got)
@@ -101,9 +101,9 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 		for range 3 {
 			f.produceAt(0, Task{Queue: "start"})
 		}
-		tasks := bound("a", 1, 3*parcelCap)
+		tasks := bound("a", 1, 3*engine.parcelCap)
 		for i := range 3 {
-			f.complete("start", tasks[i*parcelCap:(i+1)*parcelCap]...)
+			f.complete("start", tasks[i*engine.parcelCap:(i+1)*engine.parcelCap]...)
 		}
 		for i := range tasks {
 			l := f.claim("a")
@@ -181,7 +181,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 		for round := range 3 {
 			f.produceAt(0, Task{Queue: "start"})
 			l := f.claim("start")
-			sent := bound("a", 1, parcelCap+10)
+			sent := bound("a", 1, engine.parcelCap+10)
 			before := f.payloads()[1:] // without start
 			atReceiver := shut(t, f.q.shard(1))
 			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, sent...))
@@ -482,8 +482,8 @@ func TestNumbersAreStored(t *testing.T) {
 			f.Helper()
 			f.check()
 			require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
-				alone := newShard(0, s.opts, s.store, newGateTable())
-				defer func() { _ = alone.group.batch.Close() }()
+				alone := newShard(0, s.opts, s.Store, newGateTable())
+				defer func() { _ = alone.Group.Batch.Close() }()
 				require.NoError(f, alone.loadOutbox(3))
 				require.Equal(f, want, alone.out.next)
 				require.Equal(f, want, s.out.next)
@@ -506,8 +506,8 @@ func TestNumbersAreStored(t *testing.T) {
 		require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, bound("a", 1, 3)...))
 		synctest.Wait()
 		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
-			alone := newShard(0, s.opts, s.store, newGateTable())
-			defer func() { _ = alone.group.batch.Close() }()
+			alone := newShard(0, s.opts, s.Store, newGateTable())
+			defer func() { _ = alone.Group.Batch.Close() }()
 			require.NoError(f, alone.loadOutbox(3))
 			require.Equal(f, []uint64{1, 13, 7}, alone.out.first)
 			require.Equal(f, []uint64{1, 16, 7}, alone.out.next)
@@ -531,7 +531,7 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 		require.NoError(f, f.q.Complete(context.Background(), first.Receipt, nil, bound("b", 1, 3)...))
 		synctest.Wait()
 		lower, upper := keys.Range(keys.Sent)
-		require.NoError(f, f.q.shard(0).store.DB().DeleteRange(lower, upper, pebble.Sync))
+		require.NoError(f, f.q.shard(0).Store.DB().DeleteRange(lower, upper, pebble.Sync))
 
 		img := &flowTest{T: t, opts: f.opts}
 		img.opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -16,12 +17,12 @@ type parcel struct {
 }
 
 func (p *parcel) resolve(s *shard) {
-	if p.from >= len(s.inbound) { // decode does not know how many shards there are
+	if p.from >= len(s.Inbound) { // decode does not know how many shards there are
 		p.err = errMalformedCall
 		s.settle(p)
 		return
 	}
-	p.taken += s.takeMessages(p.from, p.first+uint64(p.taken), p.messages[p.taken:])
+	p.taken += s.TakeMessages(p.from, p.first+uint64(p.taken), p.messages[p.taken:])
 	if p.taken < len(p.messages) {
 		s.postponeOp(p)
 		return
@@ -49,9 +50,9 @@ func (p *parcel) decode(r *wire.Reader) {
 		switch {
 		case err != nil:
 		case m.Kind == keys.MsgAdmit:
-			_, err = newTaskOf(&m)
+			_, err = engine.NewTaskOf(&m)
 		case m.Kind == keys.MsgSettings:
-			_, err = parseSettings(m.Settings)
+			_, err = engine.ParseSettings(m.Settings)
 		}
 		if err != nil {
 			r.Fail()
@@ -65,8 +66,8 @@ func (p *parcel) again() { p.taken, p.err = 0, nil }
 
 // deliver has the receiver take messages, whoever leads it, and the sender's owner learn of it. If
 // the receiver does not take any more, they stay where they are until the next Open.
-func (s *shard) deliver(o *outgoing) {
-	p := &parcel{completion: newCompletion(), from: s.index, to: o.to, first: o.first, messages: o.messages}
+func (s *shard) deliver(o *engine.Outgoing) {
+	p := &parcel{completion: newCompletion(), from: s.index, to: o.To, first: o.First, messages: o.Messages}
 	if s.node != nil {
 		s.goFor("parcel", func() {
 			n := s.node
@@ -94,10 +95,10 @@ type confirmOp struct {
 
 func (op *confirmOp) resolve(s *shard) {
 	if op.err != nil {
-		s.unconfirmed(op.by.to)
+		s.Unconfirmed(op.by.to)
 		return
 	}
-	s.confirmed(op.by.to, op.by.first, len(op.by.messages))
+	s.Confirmed(op.by.to, op.by.first, len(op.by.messages))
 }
 
 func (op *confirmOp) settle(error) {}

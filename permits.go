@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/wire"
 )
 
@@ -119,14 +120,14 @@ func (p *permits) enter(s *shard, now time.Time) (ok bool, wait time.Duration) {
 
 // leave is the end of n leases.
 func (p *permits) leave(n int) (wake []*shard) {
-	s, set := p.shard, p.claims.queue.settings
+	s, set := p.shard, p.claims.queue.Settings
 	if set.Concurrency == 0 {
 		return nil
 	}
 	s.attend(p.claims)
 	if set.Rate == 0 && !p.over && !p.turnEnds() {
 		p.unused += n
-		s.throttle(p.claims, s.now)
+		s.throttle(p.claims, s.Now)
 	}
 	return nil
 }
@@ -135,12 +136,12 @@ func (p *permits) leave(n int) (wake []*shard) {
 // to give permits to, none do.
 func (p *permits) turnEnds() bool {
 	s := p.shard
-	return s.now-p.since >= permitTurn && s.node.queue.replicas[0].hasLeader()
+	return s.Now-p.since >= permitTurn && s.node.queue.replicas[0].hasLeader()
 }
 
 // permit has a shard go by the limits of a queue for all its shards.
-func (s *shard) permit(c *queueClaims, before *XSettings) {
-	set, p := c.queue.settings, c.permits()
+func (s *shard) permit(c *queueClaims, before *engine.Settings) {
+	set, p := c.queue.Settings, c.permits()
 	limited := set.Concurrency > 0 || set.Rate > 0
 	switch {
 	case limited && p == nil:
@@ -202,11 +203,11 @@ func (s *shard) tell(p *permits) {
 	if p.unused > 0 {
 		s.attend(p.claims) // until they are used: who wants them may change his mind
 	}
-	held, want := int(q.counts.Leased)+p.unused, need-p.unused
+	held, want := int(q.Counts.Leased)+p.unused, need-p.unused
 	if want == 0 {
 		s.answerAsking(p)
 	}
-	news := !p.sure || q.settings.Concurrency > 0 && held < p.told.held || q.settings.Rate > 0 && p.unused < p.told.unused
+	news := !p.sure || q.Settings.Concurrency > 0 && held < p.told.held || q.Settings.Rate > 0 && p.unused < p.told.unused
 	switch {
 	case p.open != nil && !p.open.wait: // its answer comes at once, and may grant something
 		return
@@ -216,7 +217,7 @@ func (s *shard) tell(p *permits) {
 	}
 	p.void()
 	p.note(held)
-	op := &permitsOp{completion: newCompletion(), queue: q.name, shard: s.index, report: p.told, want: want}
+	op := &permitsOp{completion: newCompletion(), queue: q.Name, shard: s.index, report: p.told, want: want}
 	op.wait = want > 0 && len(p.asking) == 0 && p.dry
 	p.dry = false
 	ctx, drop := context.WithCancel(s.node.ctx)
@@ -239,7 +240,7 @@ func (p *permits) note(held int) {
 	s := p.shard
 	s.reports++
 	p.told = report{office: s.office, seq: s.reports, held: held, unused: p.unused, spent: p.spent}
-	p.sure, p.since = true, s.now
+	p.sure, p.since = true, s.Now
 }
 
 // void has an answer to what the warden was told last come to nothing.
@@ -253,10 +254,10 @@ func (p *permits) void() {
 // need is how many tasks could be leased at once, if there were permits.
 func (p *permits) need() int {
 	q := p.claims.queue
-	if q.settings.Paused {
+	if q.Settings.Paused {
 		return 0
 	}
-	n, ready := 0, int(q.counts.Ready)
+	n, ready := 0, int(q.Counts.Ready)
 	for _, op := range p.asking {
 		if !op.isTaken() {
 			n += op.max
@@ -273,7 +274,7 @@ func (p *permits) need() int {
 // they are what it lacks. It is called again, or refused, when that is known.
 func (s *shard) asks(c *queueClaims, op *claimOp) bool {
 	p, q := c.permits(), c.queue
-	if p == nil || p.unused > 0 || q.counts.Ready == 0 || q.settings.Paused || slices.Contains(op.asked, q.name) {
+	if p == nil || p.unused > 0 || q.Counts.Ready == 0 || q.Settings.Paused || slices.Contains(op.asked, q.Name) {
 		return false
 	}
 	p.asking = append(p.asking, op)
@@ -389,7 +390,7 @@ func (a *permitsAnswer) resolve(s *shard) {
 	p.dry = a.op.want > 0 && a.op.granted == 0
 	s.open(p.claims) // before those who asked look at the sets that have it
 	for _, op := range asked {
-		op.asked = append(op.asked, p.claims.queue.name)
+		op.asked = append(op.asked, p.claims.queue.Name)
 		op.resolve(s)
 	}
 }
@@ -407,19 +408,19 @@ type askPermitsOp struct {
 
 func (op *askPermitsOp) resolve(s *shard) {
 	s.settle(op)
-	if op.err = s.adoptValue(op.queue, op.value); op.err != nil {
+	if op.err = s.Adopt(op.queue, op.value); op.err != nil {
 		return
 	}
 	s.follow()
-	c := s.claimsOf(s.queue(op.queue))
+	c := s.claimsOf(s.QueueNamed(op.queue))
 	p, q := c.permits(), c.queue
 	if p == nil { // it needs none, by newer settings
 		s.reports++
-		op.report = report{office: s.office, seq: s.reports, held: int(q.counts.Leased)}
+		op.report = report{office: s.office, seq: s.reports, held: int(q.Counts.Leased)}
 		return
 	}
 	p.void()
-	p.note(int(q.counts.Leased) + p.unused)
+	p.note(int(q.Counts.Leased) + p.unused)
 	op.report = p.told
 	s.attend(c)
 }

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -59,7 +60,7 @@ func (c *limitedCluster) leases() (leases [3]int) {
 		if n := c.leader(shard); n != nil {
 			if q, _ := n.queue(); q != nil && q.shard(shard) != nil {
 				s := q.shard(shard)
-				leases[shard] = int(s.queue("a").counts.Leased)
+				leases[shard] = int(s.QueueNamed("a").Counts.Leased)
 				s.inbox.len() // its lock orders this before what the owner does next
 			}
 		}
@@ -428,7 +429,7 @@ func TestPermitsRate(t *testing.T) {
 				cl.stop()
 				cl.workers.Wait()
 				require.GreaterOrEqual(t, float64(len(cl.claims)), c.least*time.Since(begin).Seconds())
-				cl.requireRate(c.rate, burstOf((*XSettings)(set)))
+				cl.requireRate(c.rate, burstOf((*engine.Settings)(set)))
 			})
 		})
 	}
@@ -605,7 +606,7 @@ func TestPermitsSettings(t *testing.T) {
 		for at := range 3 {
 			free := false
 			require.NoError(t, c.queue(at).shard(at).probe(func(s *shard) error {
-				free = s.claimsOf(s.queue("a")).gate == nil
+				free = s.claimsOf(s.QueueNamed("a")).gate == nil
 				return nil
 			}))
 			require.True(t, free, "without a limit nothing is needed")
@@ -762,7 +763,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 			return nil
 		}))
 		require.NotNil(t, late.op)
-		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: late.permits.claims.queue.value}
+		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: late.permits.claims.queue.Value}
 		_, err := s.do(t.Context(), ask, ask.base())
 		require.NoError(t, err)
 		require.Zero(t, ask.held)

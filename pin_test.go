@@ -222,7 +222,7 @@ func TestPinByMany(t *testing.T) {
 	inPins(t, func(f *pinTest, at int) {
 		parent := f.produceAt(0, Task{Queue: "parent"})
 		var batch []Task
-		for range 5 * tellAtOnce {
+		for range 5 * engine.tellAtOnce {
 			batch = append(batch, Task{Queue: "child", After: []ID{parent}})
 		}
 		children, err := f.q.startingAt(at).ProduceBatch(context.Background(), batch)

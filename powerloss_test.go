@@ -538,7 +538,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 			q, err := Open("queue", &Options{Shards: 1, Durability: level, fs: disk})
 			require.NoError(t, err)
 			defer func() { require.NoError(t, q.Close()) }()
-			db := q.shard(0).store.DB()
+			db := q.shard(0).Store.DB()
 			produced := 0
 			produce := func(bytes int) (logged int) { // its record of the log has so many bytes more than the payload
 				before := db.Metrics().WAL.Size

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"codeq/internal/arena"
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/wire"
@@ -37,7 +38,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 		q.recycleProduce(op)
 		return ID{}, err
 	}
-	shard, bound := op.tasks[0].home(len(q.replicas))
+	shard, bound := op.tasks[0].Home(len(q.replicas))
 	if !bound {
 		shard = q.anyShard()
 	}
@@ -47,7 +48,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 		}
 		return ID{}, err
 	}
-	id, duplicate := op.ids[0], len(op.duplicates) > 0
+	id, duplicate := op.Ids[0], len(op.Duplicates) > 0
 	q.recycleProduce(op)
 	if duplicate {
 		return id, &DuplicateError{Key: t.Unique.Key, ID: id}
@@ -124,12 +125,12 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	if err != nil {
 		return err
 	}
-	for i, id := range op.ids {
+	for i, id := range op.Ids {
 		ids[at(i)] = id
 	}
 	var errs []error
-	for _, i := range op.duplicates {
-		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.ids[i], Index: at(i)})
+	for _, i := range op.Duplicates {
+		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.Ids[i], Index: at(i)})
 	}
 	return errors.Join(errs...)
 }
@@ -140,9 +141,9 @@ func (q *Queue) doProduce(ctx context.Context, shard int, op *produceOp) (settle
 		return q.do(ctx, shard, op)
 	}
 	calls := &q.replicas[shard].producing
-	op.call.node, op.call.session = q.node.self.Node, q.node.life
-	op.call.seq, op.call.low = calls.begin()
-	defer calls.end(op.call.seq)
+	op.call.Node, op.call.Session = q.node.self.Node, q.node.life
+	op.call.Seq, op.call.Low = calls.begin()
+	defer calls.end(op.call.Seq)
 	return q.node.do(ctx, shard, op)
 }
 
@@ -155,9 +156,9 @@ type part struct {
 
 // split tells which shard stores which tasks of a batch: nil means that any one
 // may store them all.
-func (q *Queue) split(tasks []newTask) []part {
-	isBound := func(t newTask) bool {
-		_, bound := t.home(len(q.replicas))
+func (q *Queue) split(tasks []engine.NewTask) []part {
+	isBound := func(t engine.NewTask) bool {
+		_, bound := t.Home(len(q.replicas))
 		return bound
 	}
 	if !slices.ContainsFunc(tasks, isBound) {
@@ -166,7 +167,7 @@ func (q *Queue) split(tasks []newTask) []part {
 	var parts []part
 	var free []int
 	for i := range tasks {
-		home, bound := tasks[i].home(len(q.replicas))
+		home, bound := tasks[i].Home(len(q.replicas))
 		if !bound {
 			free = append(free, i)
 			continue
@@ -177,7 +178,7 @@ func (q *Queue) split(tasks []newTask) []part {
 			parts = append(parts, part{shard: home})
 		}
 		parts[n].tasks = append(parts[n].tasks, i)
-		parts[n].bound = parts[n].bound || tasks[i].tied.Unique == [keys.UniqueLen]byte{}
+		parts[n].bound = parts[n].bound || tasks[i].Tied.Unique == [keys.UniqueLen]byte{}
 	}
 	slices.SortStableFunc(parts, func(a, b part) int {
 		switch {
@@ -196,7 +197,7 @@ func (q *Queue) split(tasks []newTask) []part {
 
 // prepare does what the caller's goroutine can do of a task: encode its
 // record, into a buffer of its own. REQUIRES: t is checked.
-func prepare(t *Task, records *arena.Arena) newTask {
+func prepare(t *Task, records *arena.Arena) engine.NewTask {
 	rec := t.record()
 	size := rec.MaxSize()
 	var buf []byte
@@ -205,7 +206,7 @@ func prepare(t *Task, records *arena.Arena) newTask {
 	} else {
 		buf = make([]byte, 0, size)
 	}
-	return prepareRecord(laneKey{queue: t.Queue, tenant: t.Tenant, priority: uint8(t.Priority)}, &rec, buf)
+	return engine.PrepareTask(engine.LaneKey{Queue: t.Queue, Tenant: t.Tenant, Priority: uint8(t.Priority)}, &rec, buf)
 }
 
 // commitCost is what new tasks write in their commit, about.
@@ -219,11 +220,11 @@ const (
 )
 
 // add adds a task. The error tells what is beyond the limits.
-func (c *commitCost) add(t *newTask, l *Limits) error {
-	c.bytes += len(t.rec) + len(t.key.queue) + len(t.key.tenant) + taskCost
-	if t.tied != nil {
-		c.parents += len(t.tied.parents)
-		c.bytes += len(t.tied.parents) * parentCost
+func (c *commitCost) add(t *engine.NewTask, l *Limits) error {
+	c.bytes += len(t.Rec) + len(t.Key.Queue) + len(t.Key.Tenant) + taskCost
+	if t.Tied != nil {
+		c.parents += len(t.Tied.Parents)
+		c.bytes += len(t.Tied.Parents) * parentCost
 	}
 	switch {
 	case c.parents > l.Parents:
@@ -238,7 +239,7 @@ func (c *commitCost) add(t *newTask, l *Limits) error {
 // as they are added.
 type batch struct {
 	verb    string
-	tasks   []newTask
+	tasks   []engine.NewTask
 	records arena.Arena
 	bytes   int // of the payloads
 	cost    commitCost
@@ -246,7 +247,7 @@ type batch struct {
 }
 
 // prepareBatch checks tasks and appends them, prepared, to into, which is empty.
-func (q *Queue) prepareBatch(verb string, tasks []Task, into []newTask) ([]newTask, error) {
+func (q *Queue) prepareBatch(verb string, tasks []Task, into []engine.NewTask) ([]engine.NewTask, error) {
 	b := batch{verb: verb, tasks: into}
 	err := b.add(tasks, &q.opts.Limits)
 	if err == nil {
@@ -287,7 +288,7 @@ func (b *batch) finish() error {
 	}
 	if i := findTwins(b.tasks); i >= 0 {
 		return taskError(b.verb, i, &InvalidError{
-			"Task.Unique.Key", b.tasks[i].uniqueKey(), "one task of a batch with the same key and Replace",
+			"Task.Unique.Key", b.tasks[i].UniqueKey(), "one task of a batch with the same key and Replace",
 		})
 	}
 	markParents(b.tasks)
@@ -307,8 +308,8 @@ func checkNth(t *Task, index int) error {
 	return nil
 }
 
-func refersToSiblings(tasks []newTask) bool {
-	return slices.ContainsFunc(tasks, func(t newTask) bool { return t.refersToSiblings() })
+func refersToSiblings(tasks []engine.NewTask) bool {
+	return slices.ContainsFunc(tasks, func(t engine.NewTask) bool { return t.RefersToSiblings() })
 }
 
 func errScattered(verb string) error {
@@ -317,31 +318,31 @@ func errScattered(verb string) error {
 
 // markParents has the records of tasks say that others of the batch wait for
 // them, or for a twin that is not stored. REQUIRES: the twins are found.
-func markParents(tasks []newTask) {
+func markParents(tasks []engine.NewTask) {
 	for i := range tasks {
-		if tasks[i].tied == nil {
+		if tasks[i].Tied == nil {
 			continue
 		}
-		for _, p := range tasks[i].tied.parents {
+		for _, p := range tasks[i].Tied.Parents {
 			n, ok := keys.NthOf(p)
 			if !ok {
 				continue
 			}
 			parent := &tasks[n]
-			if parent.tied != nil && parent.tied.twin >= 0 {
-				parent = &tasks[parent.tied.twin]
+			if parent.Tied != nil && parent.Tied.Twin >= 0 {
+				parent = &tasks[parent.Tied.Twin]
 			}
-			if parent.tied == nil {
-				parent.tied = &tied{twin: -1}
+			if parent.Tied == nil {
+				parent.Tied = &engine.Tied{Twin: -1}
 			}
-			if !parent.tied.Parent {
-				parent.tied.Parent = true
-				rec, err := record.Decode(parent.rec)
+			if !parent.Tied.Parent {
+				parent.Tied.Parent = true
+				rec, err := record.Decode(parent.Rec)
 				if err != nil {
 					panic("codeq: a record that was just encoded: " + err.Error())
 				}
 				rec.Parent = true
-				parent.rec = rec.Encode()
+				parent.Rec = rec.Encode()
 			}
 		}
 	}
@@ -350,10 +351,10 @@ func markParents(tasks []newTask) {
 // findTwins notes which tasks of a batch have the same idempotency key as one
 // before them. It returns the index of the first that would have to replace
 // the other one, or -1.
-func findTwins(tasks []newTask) int {
+func findTwins(tasks []engine.NewTask) int {
 	first := make(map[[keys.UniqueLen]byte]int)
 	for i := range tasks {
-		t := tasks[i].tied
+		t := tasks[i].Tied
 		if t == nil || t.Unique == [keys.UniqueLen]byte{} {
 			continue
 		}
@@ -365,7 +366,7 @@ func findTwins(tasks []newTask) int {
 		if t.Flags&record.ReplaceWaiting != 0 {
 			return i
 		}
-		t.twin = n
+		t.Twin = n
 	}
 	return -1
 }
@@ -373,9 +374,9 @@ func findTwins(tasks []newTask) int {
 // produceOp stores tasks, all or none.
 type produceOp struct {
 	completion
-	tasks []newTask
-	call  callNumber
-	produced
+	tasks []engine.NewTask
+	call  engine.CallNumber
+	engine.Produced
 }
 
 func (q *Queue) produceOp() *produceOp {
@@ -389,8 +390,8 @@ func (q *Queue) produceOp() *produceOp {
 // handed to a shard.
 func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.tasks)
-	op.tasks, op.ids, op.duplicates, op.err = op.tasks[:0], op.ids[:0], op.duplicates[:0], nil
-	op.call = callNumber{}
+	op.tasks, op.Ids, op.Duplicates, op.err = op.tasks[:0], op.Ids[:0], op.Duplicates[:0], nil
+	op.call = engine.CallNumber{}
 	q.pools.produce.Put(op)
 }
 
@@ -399,38 +400,38 @@ func (q *Queue) recycleProduce(op *produceOp) {
 type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
-	v, err := s.produce(op.tasks, &op.call, &op.produced)
+	v, err := s.Produce(op.tasks, &op.call, &op.Produced)
 	s.conclude(op, v, err)
 }
 
 func (op *produceOp) encode(dst []byte) (callKind, []byte) {
-	dst = wire.AppendUint(dst, op.call.session)
-	dst = wire.AppendUint(dst, op.call.seq)
-	dst = wire.AppendUint(dst, op.call.low)
+	dst = wire.AppendUint(dst, op.call.Session)
+	dst = wire.AppendUint(dst, op.call.Seq)
+	dst = wire.AppendUint(dst, op.call.Low)
 	return callProduce, appendTasks(dst, op.tasks)
 }
 
 // decode knows the node in op.call from the connection.
 func (op *produceOp) decode(r *wire.Reader) {
-	op.call.session, op.call.seq, op.call.low = r.Uint(), r.Uint(), r.Uint()
+	op.call.Session, op.call.Seq, op.call.Low = r.Uint(), r.Uint(), r.Uint()
 	op.tasks = readTasks(r)
 }
 
 func (op *produceOp) encodeReply(dst []byte) []byte {
-	return keys.AppendIndexes(keys.AppendIDs(dst, op.ids), op.duplicates)
+	return keys.AppendIndexes(keys.AppendIDs(dst, op.Ids), op.Duplicates)
 }
 
 func (op *produceOp) decodeReply(r *wire.Reader) {
 	for _, id := range keys.ReadIDs(r) {
-		op.ids = append(op.ids, id)
+		op.Ids = append(op.Ids, id)
 	}
-	op.duplicates = append(op.duplicates, keys.ReadIndexes(r)...)
-	if len(op.ids) != len(op.tasks) {
+	op.Duplicates = append(op.Duplicates, keys.ReadIndexes(r)...)
+	if len(op.Ids) != len(op.tasks) {
 		r.Fail()
 	}
 }
 
-func (op *produceOp) again() { op.ids, op.duplicates, op.err = op.ids[:0], op.duplicates[:0], nil }
+func (op *produceOp) again() { op.Ids, op.Duplicates, op.err = op.Ids[:0], op.Duplicates[:0], nil }
 
 func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }
 

@@ -149,7 +149,7 @@ func (q *Queue) openAlone(i int, gates *gateTable) (*shard, error) {
 	if err != nil {
 		return nil, err
 	}
-	q.replicas[i] = &replica{index: i, store: s.store}
+	q.replicas[i] = &replica{index: i, store: s.Store}
 	q.replicas[i].lead.Store(s)
 	s.replica = q.replicas[i]
 	s.steps.table = &q.replicas[i].steps

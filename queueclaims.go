@@ -1,9 +1,11 @@
 package codeq
 
+import "codeq/internal/engine"
+
 // queueClaims is what the owner of a shard knows of a queue beside its tasks: the claims that wait
 // for them, and what claims have to pass.
 type queueClaims struct {
-	queue *queueState
+	queue *engine.Queue
 	claimLines
 	sets     []setEntry // that have the queue
 	hungry   bool       // on the list of those whose waiters may be served
@@ -23,23 +25,23 @@ func (c *queueClaims) Due() uint64 { return c.opensAt }
 func (c *queueClaims) Spot() *int  { return &c.throttledAt }
 
 // claimsOf returns what the owner knows of a queue.
-func (s *shard) claimsOf(q *queueState) *queueClaims {
-	if q.handle < len(s.claims) {
-		if c := s.claims[q.handle]; c != nil {
+func (s *shard) claimsOf(q *engine.Queue) *queueClaims {
+	if q.Handle < len(s.claims) {
+		if c := s.claims[q.Handle]; c != nil {
 			return c
 		}
 	}
-	for q.handle >= len(s.claims) {
+	for q.Handle >= len(s.claims) {
 		s.claims = append(s.claims, nil)
 	}
 	c := &queueClaims{queue: q, throttledAt: -1}
-	s.claims[q.handle] = c
+	s.claims[q.Handle] = c
 	return c
 }
 
 // knownClaims is claimsOf for a queue by name; nil if the shard does not know the queue.
 func (s *shard) knownClaims(queue string) *queueClaims {
-	if q := s.queues[queue]; q != nil {
+	if q := s.Queues[queue]; q != nil {
 		return s.claimsOf(q)
 	}
 	return nil
@@ -52,18 +54,18 @@ func (c *queueClaims) isNeeded() bool {
 
 // forget drops the queues that neither the rules nor the owner need.
 func (s *shard) forget() {
-	for _, q := range s.effects.forgotten {
-		if q.handle < len(s.claims) {
-			if c := s.claims[q.handle]; c != nil {
+	for _, q := range s.Effects.Forgotten {
+		if q.Handle < len(s.claims) {
+			if c := s.claims[q.Handle]; c != nil {
 				if c.isNeeded() {
 					continue // whoever ends that lets the queue rest again
 				}
 				s.unpublish(c)
-				s.claims[q.handle] = nil
+				s.claims[q.Handle] = nil
 			}
 		}
-		s.dropQueue(q)
+		s.Forget(q)
 	}
-	clear(s.effects.forgotten)
-	s.effects.forgotten = s.effects.forgotten[:0]
+	clear(s.Effects.Forgotten)
+	s.Effects.Forgotten = s.Effects.Forgotten[:0]
 }

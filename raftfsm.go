@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
@@ -227,7 +228,7 @@ func (m *stateMachine) Restore(source io.ReadCloser) error {
 type proposer struct {
 	replica *replica
 	term    uint64
-	news    *effects // of the group; nil: none
+	news    *engine.Effects // of the group; nil: none
 }
 
 func (p *proposer) Commit(b *pebble.Batch) error {

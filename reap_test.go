@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"flag"
 	"testing"
@@ -47,8 +48,8 @@ func TestReapOfLargeRecords(t *testing.T) {
 	require.NoError(t, err)
 	steps := st.Shards[0].Steps
 	unit := int64(2*size + 2000) // a record is read, and written
-	require.LessOrEqual(t, steps[StepReap].MaxBytes, unit+groupBytes/2)
-	require.LessOrEqual(t, steps[StepCommit].MaxBytes, unit+groupBytes)
+	require.LessOrEqual(t, steps[StepReap].MaxBytes, unit+engine.GroupBytes/2)
+	require.LessOrEqual(t, steps[StepCommit].MaxBytes, unit+engine.GroupBytes)
 	require.GreaterOrEqual(t, steps[StepReap].Count, int64(n/2))
 	require.NoError(t, q.checkAll())
 }

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -39,9 +40,9 @@ func claimSome(t *testing.T, q *Queue, queue string, most int) []*Lease {
 }
 
 // refilled is what the refills of the first shard have done since it was loaded.
-func refilled(t *testing.T, q *Queue) (f refiller) {
+func refilled(t *testing.T, q *Queue) (f engine.refiller) {
 	t.Helper()
-	require.NoError(t, q.shard(0).probe(func(s *shard) error { f = s.refiller; return nil }))
+	require.NoError(t, q.shard(0).probe(func(s *shard) error { f = s.Refiller; return nil }))
 	return f
 }
 
@@ -172,7 +173,7 @@ func TestFirstClaimReadsFewLanes(t *testing.T) {
 		q = openForRun(t, opts)
 		require.Equal(t, "tenant 00000", claimNow(t, q, "a").Tenant)
 		f := refilled(t, q)
-		require.LessOrEqual(t, f.lanes, uint64(ringReach))
+		require.LessOrEqual(t, f.lanes, uint64(engine.ringReach))
 		require.LessOrEqual(t, f.passes, uint64(2))
 		requireSettled(t, q)
 	})
@@ -219,7 +220,7 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 			}
 		}
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			l := s.queues["innocent"].lane("", 0)
+			l := s.Queues["innocent"].lane("", 0)
 			require.Zero(t, l.pass, "the last refill that has read tasks of the lane")
 			return nil
 		}))
@@ -232,7 +233,7 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 // TestRefillIsBounded: one refill reads no more than a pass may, and a task.
 func TestRefillIsBounded(t *testing.T) {
 	const payload = 10 << 10
-	bubble(t, Options{Shards: 1, WindowBytes: 8 * refillBytes}, func(t *testing.T, q *Queue) {
+	bubble(t, Options{Shards: 1, WindowBytes: 8 * engine.refillBytes}, func(t *testing.T, q *Queue) {
 		tenants := names("tenant", 100)
 		produceInTurn(t, q, Task{Queue: "large", Payload: make([]byte, payload)}, 20, tenants)
 		produceInTurn(t, q, Task{Queue: "small"}, 500, tenants)
@@ -243,8 +244,8 @@ func TestRefillIsBounded(t *testing.T) {
 		}
 		st := q.shard(0).steps.table.stats()[StepRefill]
 		require.Positive(t, st.Count)
-		require.LessOrEqual(t, st.MaxBytes, int64(refillBytes+2*payload))
-		require.LessOrEqual(t, st.MaxRecords, int64(2*refillTasks))
+		require.LessOrEqual(t, st.MaxBytes, int64(engine.refillBytes+2*payload))
+		require.LessOrEqual(t, st.MaxRecords, int64(2*engine.refillTasks))
 		requireSettled(t, q)
 	})
 }
@@ -257,8 +258,8 @@ func TestMemoryMovesToWhoClaims(t *testing.T) {
 		produceFor(t, q, Task{Queue: "idle", Payload: make([]byte, 1000)}, 100, "")
 		held := func(queue string) (n int) {
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				for l := s.windows.oldest; l != nil; l = l.newer {
-					if l.queue.name == queue {
+				for l := s.Windows.oldest; l != nil; l = l.newer {
+					if l.queue.Name == queue {
 						n += l.window.Footprint()
 					}
 				}
@@ -293,6 +294,6 @@ func TestTaskLargerThanMemory(t *testing.T) {
 // TestLaneIsSmall: what a lane costs in memory that has no task there.
 func TestLaneIsSmall(t *testing.T) {
 	if runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64" {
-		require.LessOrEqual(t, unsafe.Sizeof(lane{}), uintptr(256))
+		require.LessOrEqual(t, unsafe.Sizeof(engine.Lane{}), uintptr(256))
 	}
 }

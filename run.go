@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -105,8 +106,8 @@ type runner struct {
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
-	mu      sync.Mutex // guards what follows
-	jobs    []grant    // claimed, not yet started; from next on
+	mu      sync.Mutex     // guards what follows
+	jobs    []engine.Grant // claimed, not yet started; from next on
 	next    int
 	claimed int  // tasks, so far
 	free    int  // places that no task and no claim occupies
@@ -181,7 +182,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 
 func (r *runner) run(ctx context.Context) error {
 	if n := r.queue.node; n != nil {
-		if err := n.want(ctx, XWantCancels); err != nil {
+		if err := n.want(ctx, engine.WantCancels); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -368,7 +369,7 @@ func (r *runner) drain(cause error) error {
 	r.stored.Go(func() {
 		contain(r.queue.opts.log, "tasks that come back", func() {
 			for i := range waiting {
-				r.giveBack(receiptOf(waiting[i].receipt), nil)
+				r.giveBack(receiptOf(waiting[i].Receipt), nil)
 			}
 		}, nil) // the others do when their leases have expired
 	})
@@ -444,7 +445,7 @@ func within(done <-chan struct{}, d time.Duration) bool {
 
 // giveBack returns a task as if it had not been claimed.
 func (r *runner) giveBack(receipt Receipt, l *Lease) {
-	op := failOp{how: failReturn}
+	op := failOp{how: engine.FailReturn}
 	op.gone = r.storing.Done() // while there is no room on the disk, it waits
 	err := r.queue.failed(r.storeContext(), receipt, op, nil)
 	if err != nil && l != nil {
@@ -505,7 +506,7 @@ func (w *worker) work() {
 			return
 		}
 		g := r.jobs[r.next]
-		r.jobs[r.next] = grant{}
+		r.jobs[r.next] = engine.Grant{}
 		r.next++
 		if r.next < len(r.jobs) {
 			r.wakeWorker()
@@ -517,12 +518,12 @@ func (w *worker) work() {
 }
 
 // do runs the handler of one task and stores what becomes of it.
-func (w *worker) do(g *grant) {
+func (w *worker) do(g *engine.Grant) {
 	r := w.runner
 	f := &frame{runner: r}
 	l := &f.lease
-	if err := g.decode(l); err != nil {
-		r.report(&Lease{ID: g.receipt.ID, Receipt: receiptOf(g.receipt)}, err)
+	if err := decodeGrant(g, l); err != nil {
+		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, err)
 		return
 	}
 	if !w.own(f) {
@@ -574,7 +575,7 @@ func (w *worker) call(f *frame) (err error) {
 func (w *worker) fail(l *Lease, err error) {
 	r := w.runner
 	op := failOpOf(err)
-	if op.how != failRelease {
+	if op.how != engine.FailRelease {
 		r.report(l, err)
 	}
 	op.completion, op.receipt, op.gone = newCompletion(), l.Receipt, r.storing.Done()

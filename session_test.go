@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -17,13 +18,13 @@ func TestForgottenSession(t *testing.T) {
 		q := openForRun(t, Options{})
 		s := q.led()[0]
 		produce := func(seq uint64) *produceOp {
-			op := &produceOp{completion: newCompletion(), call: callNumber{node: "gone", session: 1, seq: seq, low: seq}}
-			op.tasks = []newTask{prepare(&Task{Queue: "a"}, nil)}
+			op := &produceOp{completion: newCompletion(), call: engine.CallNumber{Node: "gone", Session: 1, Seq: seq, Low: seq}}
+			op.tasks = []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}
 			return op
 		}
 		gone := func() *interestOp { return &interestOp{completion: newCompletion(), node: "gone", gone: true} }
 		stored := func() keys.SessionValue {
-			b, err := schema.Lookup(s.store.DB(), keys.AppendNamed(nil, keys.Session, "gone"))
+			b, err := schema.Lookup(s.Store.DB(), keys.AppendNamed(nil, keys.Session, "gone"))
 			require.NoError(t, err)
 			v, err := keys.ParseSession(b)
 			require.NoError(t, err)
@@ -54,7 +55,7 @@ func TestForgottenSession(t *testing.T) {
 			require.ErrorIs(t, again(seq), ErrUncertain, seq)
 		}
 		require.NoError(t, again(5))
-		s.sessions = sessionTable{}
+		s.sessions = engine.sessionTable{}
 		require.NoError(t, s.probe(func(s *shard) error { return s.loadSessions() }))
 		require.ErrorIs(t, again(4), ErrUncertain)
 		require.NoError(t, again(5))

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -53,15 +54,15 @@ type Settings struct {
 }
 
 func (s *Settings) check() error {
-	var invalid *XInvalid
-	if errors.As((*XSettings)(s).Check(), &invalid) {
+	var invalid *engine.Invalid
+	if errors.As((*engine.Settings)(s).Check(), &invalid) {
 		return &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
 	}
 	return nil
 }
 
 // burstOf is how many tasks may be claimed at once, by a rate.
-func burstOf(s *XSettings) int {
+func burstOf(s *engine.Settings) int {
 	if s.Burst > 0 {
 		return s.Burst
 	}
@@ -78,22 +79,22 @@ func (q *Queue) Settings(queue string) (Settings, error) {
 	if err != nil {
 		return Settings{}, err
 	}
-	return Settings(*c.settings), nil
+	return Settings(*c.Settings), nil
 }
 
 // configured asks the first shard for the settings of a queue. They are the
 // caller's own.
-func (q *Queue) configured(ctx context.Context, queue string) (configured, error) {
+func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured, error) {
 	op := &settingsOp{completion: newCompletion(), queue: queue}
 	if settled, err := q.do(ctx, 0, op); !settled {
-		return configured{}, context.Cause(ctx)
+		return engine.Configured{}, context.Cause(ctx)
 	} else if err != nil {
-		return configured{}, err
+		return engine.Configured{}, err
 	}
 	if op.value == nil {
-		return configured{settings: new(XSettings)}, nil
+		return engine.Configured{Settings: new(engine.Settings)}, nil
 	}
-	return parseSettings(op.value)
+	return engine.ParseSettings(op.value)
 }
 
 // checkQueue is checkCall for a verb that names a queue.
@@ -137,18 +138,18 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		if err != nil {
 			return err
 		}
-		applyChange(change, (*Settings)(c.settings))
-		if err := (*Settings)(c.settings).check(); err != nil {
+		applyChange(change, (*Settings)(c.Settings))
+		if err := (*Settings)(c.Settings).check(); err != nil {
 			return err
 		}
-		set, err := json.Marshal(c.settings)
+		set, err := json.Marshal(c.Settings)
 		if err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		value := keys.SettingsValue{Version: c.version + 1, JSON: set}.Append(nil)
+		value := keys.SettingsValue{Version: c.Version + 1, JSON: set}.Append(nil)
 		first := &configureOp{completion: newCompletion(), queue: queue, value: value}
 		if _, err := q.do(context.WithoutCancel(ctx), 0, first); err != nil {
 			return err
@@ -215,7 +216,7 @@ type settingsOp struct {
 
 func (op *settingsOp) resolve(s *shard) {
 	s.settle(op)
-	op.value = s.settingsOf(op.queue)
+	op.value = s.SettingsOf(op.queue)
 }
 
 func (op *settingsOp) encode(dst []byte) (callKind, []byte) {
@@ -244,8 +245,8 @@ type configureOp struct {
 
 func (op *configureOp) resolve(s *shard) {
 	var err error
-	op.late, err = s.configure(op.queue, op.value)
-	s.conclude(op, Decided, err)
+	op.late, err = s.Configure(op.queue, op.value)
+	s.conclude(op, engine.Decided, err)
 }
 
 func (op *configureOp) encode(dst []byte) (callKind, []byte) {
@@ -266,7 +267,7 @@ type adoptOp struct {
 
 func (op *adoptOp) resolve(s *shard) {
 	s.settle(op)
-	op.err = s.adoptValue(op.queue, op.value)
+	op.err = s.Adopt(op.queue, op.value)
 }
 
 func (op *adoptOp) encode(dst []byte) (callKind, []byte) {

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -190,12 +191,12 @@ func (q *Queue) ofAnotherProcess() *Queue {
 }
 
 // inShards returns what each shard goes by.
-func inShards(t *testing.T, q *Queue, queue string) []configured {
+func inShards(t *testing.T, q *Queue, queue string) []engine.Configured {
 	t.Helper()
-	all := make([]configured, len(q.replicas))
+	all := make([]engine.Configured, len(q.replicas))
 	for i := range all {
 		require.NoError(t, q.shard(i).probe(func(s *shard) error {
-			all[i] = s.queue(queue).configured
+			all[i] = s.QueueNamed(queue).Configured
 			return nil
 		}))
 	}
@@ -206,8 +207,8 @@ func inShards(t *testing.T, q *Queue, queue string) []configured {
 func requireInShards(t *testing.T, q *Queue, queue string, version uint64, want Settings) {
 	t.Helper()
 	for i, c := range inShards(t, q, queue) {
-		require.Equal(t, want, Settings(*c.settings), "shard %d", i)
-		require.Equal(t, version, c.version, "shard %d", i)
+		require.Equal(t, want, Settings(*c.Settings), "shard %d", i)
+		require.Equal(t, version, c.Version, "shard %d", i)
 	}
 }
 
@@ -306,11 +307,11 @@ func TestOldSettingsAreIgnored(t *testing.T) {
 		old := inShards(t, q, "a")[0]
 		configure(t, q, "a", func(s *Settings) { s.Concurrency = 2 })
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: old.value})
+			s.send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: old.Value})
 			s.gates.set("a", old, true)
 			return nil
 		}))
-		require.NoError(t, q.enforce(t.Context(), "a", old.value))
+		require.NoError(t, q.enforce(t.Context(), "a", old.Value))
 		for _, version := range []uint64{1, 2, 4} {
 			value := keys.SettingsValue{Version: version, JSON: []byte("{}")}.Append(nil)
 			op := &configureOp{completion: newCompletion(), queue: "a", value: value}
@@ -341,19 +342,19 @@ func TestPowerLossInConfigure(t *testing.T) {
 		require.EqualValues(f, 2, f.underWay(0))
 		for i, paused := range []bool{true, false, false} {
 			v := f.q.peek(f.q.shard(i))
-			value, err := schema.Lookup(v.snap, settingsKey("a"))
+			value, err := schema.Lookup(v.snap, engine.settingsKey("a"))
 			v.close()
 			require.NoError(f, err)
-			c, err := parseSettings(value)
+			c, err := engine.ParseSettings(value)
 			require.NoError(f, err)
-			require.Equal(f, paused, c.settings.Paused, "shard %d", i)
+			require.Equal(f, paused, c.Settings.Paused, "shard %d", i)
 		}
 
 		img := f.crash(disk)
 		require.Zero(f, img.underWay(0))
 		for _, to := range []int{1, 2} {
 			require.NoError(f, img.q.shard(to).probe(func(s *shard) error {
-				require.EqualValues(f, 2, s.inbound[0], "messages that shard %d has taken", to)
+				require.EqualValues(f, 2, s.Inbound[0], "messages that shard %d has taken", to)
 				return nil
 			}))
 		}
@@ -380,7 +381,7 @@ func TestConfigureWithFailedShard(t *testing.T) {
 		require.ErrorIs(f, f.q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true }), ErrUncertain)
 		require.True(f, settingsOf(t, f.q, "a").Paused)
 		require.NoError(f, f.q.shard(2).probe(func(s *shard) error {
-			require.True(f, s.queue("a").settings.Paused)
+			require.True(f, s.QueueNamed("a").Settings.Paused)
 			return nil
 		}))
 		require.NoError(f, f.q.Close())
@@ -427,7 +428,7 @@ func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 		for i := range 3 {
 			f.produceAt(i, Task{Queue: "a"})
 		}
-		require.NoError(f, f.q.shard(0).store.DB().Set(settingsKey("a"), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
+		require.NoError(f, f.q.shard(0).Store.DB().Set(engine.settingsKey("a"), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
 		require.NoError(f, f.q.Close())
 		f.open()
 		require.Nil(f, claimNow(t, f.q, "a"))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"codeq/internal/chunked"
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 	"codeq/internal/timeheap"
@@ -41,7 +42,7 @@ type shard struct {
 	stale   atomic.Int64  // tickets that others have made void since the last sweep, less those that it left
 
 	// owned
-	state
+	engine.State
 	clock   ownerClock
 	claims  []*queueClaims // by handle of the queue; nil: nobody has asked
 	callers callers
@@ -97,8 +98,8 @@ func newShard(index int, opts *Options, st *store.Store, gates *gateTable) *shar
 		inbox:  newInbox(opts.InboxDepth, origin),
 		origin: origin,
 		done:   make(chan struct{}),
-		state:  newState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
-		clock:  ownerClock{deferred: never},
+		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
+		clock:  ownerClock{deferred: engine.Never},
 		awaits: make(map[ID][]*awaitOp),
 		timer:  time.NewTimer(time.Hour),
 		space:  newDiskSpace(opts, st.Dir()),
@@ -118,7 +119,7 @@ func (s *shard) runGuarded() {
 func (s *shard) run() {
 	for s.speak(); s.gather(); s.speak() {
 		s.resolve()
-		err := s.broken
+		err := s.Broken
 		if err == nil {
 			err = s.persist()
 		}
@@ -130,7 +131,7 @@ func (s *shard) run() {
 		s.publishAll()
 		s.release(nil)
 		s.endGroup(s.served)
-		s.tidy()
+		s.Tidy()
 		s.forget()
 	}
 	_, _, reason := s.inbox.take(nil, false)
@@ -145,14 +146,14 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || s.largeIsDue() || len(s.refiller.wants) > 0 || s.areHungry() && s.hasRoom(roomLow) || s.due()
+		busy := len(s.deferred) > 0 || s.largeIsDue() || len(s.Refiller.Wants) > 0 || s.areHungry() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
 		s.yield()
 		ops, late, refused := s.inbox.take(s.taken[:0], !busy)
 		s.taken, s.cursor = ops, 0
-		s.clock.look(s.now, late)
+		s.clock.look(s.Now, late)
 		switch {
 		case len(ops) > 0 || len(s.deferred) > 0:
 			return true
@@ -199,11 +200,11 @@ func (s *shard) yield() {
 
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
-	if s.holdsBack() && s.space.recheck <= s.uptime {
+	if s.holdsBack() && s.space.recheck <= s.Uptime {
 		return true
 	}
-	s.reap = s.reapable()
-	return s.upkeepIsDue() || s.ownUpkeepIsDue() || s.hasDoubts() || s.leasesEnd(s.now) && s.hasRoom(roomScarce)
+	s.Reap = s.reapable()
+	return s.UpkeepIsDue() || s.ownUpkeepIsDue() || s.HasDoubts() || s.LeasesEnd(s.Now) && s.HasRoom(engine.RoomScarce)
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,
@@ -213,28 +214,28 @@ const wallCheck = uint64(time.Minute / time.Millisecond)
 // sleep waits for an operation or for the next deadline. Without deadlines
 // nothing wakes it but an operation.
 func (s *shard) sleep() {
-	wait := uint64(never)
-	uptime, now := s.nextMono()
-	if now != never {
-		wait = now - s.now
+	wait := uint64(engine.Never)
+	uptime, now := s.NextDue()
+	if now != engine.Never {
+		wait = now - s.Now
 	}
-	if at := s.nextTime(); at != never {
-		wait = min(wait, at-s.wall, wallCheck)
+	if at := s.NextTime(); at != engine.Never {
+		wait = min(wait, at-s.Wall, wallCheck)
 	}
-	if at := s.throttled.Next(); at != never && s.hasRoom(roomLow) {
-		wait = min(wait, at-s.now)
+	if at := s.throttled.Next(); at != engine.Never && s.HasRoom(engine.RoomLow) {
+		wait = min(wait, at-s.Now)
 	}
 	if s.holdsBack() {
-		wait = min(wait, s.space.recheck-s.uptime)
+		wait = min(wait, s.space.recheck-s.Uptime)
 	}
 	if len(s.large.ops) > 0 {
-		wait = min(wait, s.large.recheck-s.now)
+		wait = min(wait, s.large.recheck-s.Now)
 	}
-	if uptime != never {
-		wait = min(wait, uptime-min(uptime, s.uptime))
+	if uptime != engine.Never {
+		wait = min(wait, uptime-min(uptime, s.Uptime))
 	}
-	if wait == never {
-		s.clock.sleep(never)
+	if wait == engine.Never {
+		s.clock.sleep(engine.Never)
 		<-s.inbox.wake
 		s.clock.wake(s.inbox.woken)
 		return
@@ -257,18 +258,18 @@ func (s *shard) resolve() {
 	s.look()
 	s.note()
 	s.beginSteps()
-	s.windows.next(s.now)
-	if len(s.refiller.wants) > 0 {
-		s.refill()
+	s.Windows.Next(s.Now)
+	if len(s.Refiller.Wants) > 0 {
+		s.Refill()
 		s.endStep(StepRefill)
 	}
 	s.keepUpAll()
 	s.follow()
 	s.decideAll()
-	s.closeReaders()
+	s.CloseReaders()
 	s.endStep(StepOperations)
-	if s.feedAll(); s.areHungry() && s.hasRoom(roomLow) {
-		s.budget = s.newBudget(callerBudget, s.steps.at)
+	if s.feedAll(); s.areHungry() && s.HasRoom(engine.RoomLow) {
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
 		s.serve()
 		s.endStep(StepServe)
 	}
@@ -281,9 +282,9 @@ func (s *shard) resolve() {
 // has come, each of them for a time of its own, so that both get on.
 func (s *shard) decideAll() {
 	if retry := s.deferred; len(retry) > 0 {
-		s.budget = s.newBudget(callerBudget, s.steps.at)
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
 		s.deferred = s.again[:0]
-		s.judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), never
+		s.Judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), engine.Never
 		n := 0
 		s.retrying = retry
 		for ; n < len(retry) && s.mayDecide(n); n++ {
@@ -293,7 +294,7 @@ func (s *shard) decideAll() {
 		}
 		s.retrying = nil
 		if n < len(retry) {
-			s.clock.putOff(s.judged)
+			s.clock.putOff(s.Judged)
 			s.deferred = slices.Insert(s.deferred, 0, retry[n:]...) // before what has had its part and wants more
 		}
 		clear(retry)
@@ -301,8 +302,8 @@ func (s *shard) decideAll() {
 		s.endStep(StepOperations)
 	}
 	if s.cursor < len(s.taken) {
-		s.budget = s.newBudget(callerBudget, s.steps.at)
-		s.judged = s.clock.taken
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
+		s.Judged = s.clock.taken
 		for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && s.mayDecide(n); n++ {
 			op := s.taken[s.cursor]
 			s.taken[s.cursor] = nil
@@ -318,10 +319,10 @@ func (s *shard) decideAll() {
 // mayDecide reports whether the group has room for an operation, after n others.
 // Reading the clock each time would cost as much as deciding.
 func (s *shard) mayDecide(n int) bool {
-	if s.broken != nil {
+	if s.Broken != nil {
 		return false
 	}
-	return n == 0 || !s.laden() && (n%32 != 0 || time.Since(s.origin) < s.budget.until)
+	return n == 0 || !s.Laden() && (n%32 != 0 || time.Since(s.origin) < s.Budget.Until)
 }
 
 // decide decides an operation, which is in the owner's hands meanwhile.
@@ -334,7 +335,7 @@ func (s *shard) decide(op operation) {
 
 // decideInRoom resolves an operation if there is room for what it writes.
 func (s *shard) decideInRoom(op operation) {
-	if s.hasRoom(roomy) || s.hasRoom(op.verb().room(op)) {
+	if s.HasRoom(engine.Roomy) || s.HasRoom(op.verb().room(op)) {
 		op.resolve(s)
 		return
 	}
@@ -343,15 +344,15 @@ func (s *shard) decideInRoom(op operation) {
 
 // persist commits the group.
 func (s *shard) persist() error {
-	s.seal()
+	s.Seal()
 	s.endStep(StepSeal)
 	var err error
 	switch {
-	case !s.group.batch.Empty():
+	case !s.Group.Batch.Empty():
 		s.commits.Add(1)
-		s.space.written += s.group.batch.Len()
-		if err = s.commit.Commit(s.group.batch); s.group.ranged && s.node == nil {
-			s.store.DeletedRanges(s.group.trimmed)
+		s.space.written += s.Group.Batch.Len()
+		if err = s.commit.Commit(s.Group.Batch); s.Group.Ranged && s.node == nil {
+			s.Store.DeletedRanges(s.Group.Trimmed)
 		}
 	case s.callers.count() > 0:
 		err = s.commit.Confirm()
@@ -363,16 +364,16 @@ func (s *shard) persist() error {
 // postponeOp resolves an operation again in the next group, when disk has what
 // it asks for. REQUIRES: the operation has changed nothing yet.
 func (s *shard) postponeOp(op operation) {
-	s.clock.putOff(s.judged)
+	s.clock.putOff(s.Judged)
 	s.deferred = append(s.deferred, op)
 }
 
 // conclude has the caller of an operation woken that has been decided, and puts off any other.
-func (s *shard) conclude(op request, v Verdict, err error) {
+func (s *shard) conclude(op request, v engine.Verdict, err error) {
 	switch v {
-	case Again:
+	case engine.Again:
 		s.postponeOp(op)
-	case Full:
+	case engine.Full:
 		s.putOff(op)
 	default:
 		op.base().err = s.refusal(err)
@@ -382,17 +383,17 @@ func (s *shard) conclude(op request, v Verdict, err error) {
 
 // refusal is an error of the rules for callers.
 func (s *shard) refusal(err error) error {
-	var duplicate *XDuplicate
-	var invalid *XInvalid
+	var duplicate *engine.Duplicate
+	var invalid *engine.Invalid
 	switch {
 	case err == nil:
-	case err == ErrNoRoom:
+	case err == engine.ErrNoRoom:
 		return s.errNoRoom()
 	case errors.As(err, &duplicate):
 		return &DuplicateError{Key: duplicate.Key, ID: duplicate.ID}
 	case errors.As(err, &invalid):
 		return &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
-	case err == ErrNoLanes:
+	case err == engine.ErrNoLanes:
 		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
 	}
 	return err
@@ -414,10 +415,10 @@ func (s *shard) settle(op operation) {
 // everybody else that nothing was done. Opening the queue again, or the next
 // leader, loads what is on disk.
 func (s *shard) fail(cause error) {
-	defer s.state.close() // last: a panic of Pebble's may have left its readers so that they panic again
+	defer s.State.Close() // last: a panic of Pebble's may have left its readers so that they panic again
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
-		if s.broken != nil { // what is stored here is of no use to anybody
+		if s.Broken != nil { // what is stored here is of no use to anybody
 			s.replica.fail(cause)
 		}
 		refusal = notLed(s.index, ErrNotLeader)

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -40,7 +41,7 @@ func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
 				sum = make(map[string]Counts, op.queues)
 			}
 			for _, qc := range op.counts {
-				sum[qc.queue] = addCounts(sum[qc.queue], qc.counts)
+				sum[qc.Queue] = addCounts(sum[qc.Queue], qc.Counts)
 			}
 		}
 	}
@@ -58,47 +59,47 @@ const statsStep = 4096
 // statsOp copies the counts of a part of a shard's queues.
 type statsOp struct {
 	completion
-	statsPlace
+	engine.Place
 	more   bool // there are queues behind the place
 	queues int  // about how many there are
-	counts []queueCounts
+	counts []engine.QueueCounts
 }
 
 func (op *statsOp) resolve(s *shard) {
-	op.counts, op.more = s.countsFrom(&op.statsPlace, statsStep, op.counts)
-	op.queues = len(s.queues)
+	op.counts, op.more = s.Counts(&op.Place, statsStep, op.counts)
+	op.queues = len(s.Queues)
 	s.settle(op)
 }
 
 func (op *statsOp) encode(dst []byte) (callKind, []byte) {
-	return callStats, op.append(dst)
+	return callStats, appendPlace(dst, op.Place)
 }
 
-func (op *statsOp) decode(r *wire.Reader) { op.statsPlace = readStatsPlace(r) }
+func (op *statsOp) decode(r *wire.Reader) { op.Place = readStatsPlace(r) }
 
-func (p statsPlace) append(dst []byte) []byte {
-	return wire.AppendUint(wire.AppendUint(wire.AppendBool(dst, p.unnumbered), uint64(p.next)), p.begun)
+func appendPlace(dst []byte, p engine.Place) []byte {
+	return wire.AppendUint(wire.AppendUint(wire.AppendBool(dst, p.Unnumbered), uint64(p.Next)), p.Begun)
 }
 
-func readStatsPlace(r *wire.Reader) statsPlace {
-	return statsPlace{unnumbered: r.Bool(), next: int(r.Uint32()), begun: r.Uint()}
+func readStatsPlace(r *wire.Reader) engine.Place {
+	return engine.Place{Unnumbered: r.Bool(), Next: int(r.Uint32()), Begun: r.Uint()}
 }
 
 func (op *statsOp) encodeReply(dst []byte) []byte {
-	dst = wire.AppendUint(wire.AppendBool(op.append(dst), op.more), uint64(op.queues))
+	dst = wire.AppendUint(wire.AppendBool(appendPlace(dst, op.Place), op.more), uint64(op.queues))
 	dst = wire.AppendUint(dst, uint64(len(op.counts)))
 	for i := range op.counts {
 		qc := &op.counts[i]
-		dst = wire.AppendBytes(dst, qc.queue)
+		dst = wire.AppendBytes(dst, qc.Queue)
 		var b [keys.CountersLen]byte
-		keys.CountersValue{Counts: qc.counts}.Put(b[:])
+		keys.CountersValue{Counts: qc.Counts}.Put(b[:])
 		dst = append(dst, b[:]...)
 	}
 	return dst
 }
 
 func (op *statsOp) decodeReply(r *wire.Reader) {
-	op.statsPlace, op.more, op.queues = readStatsPlace(r), r.Bool(), int(r.Uint32())
+	op.Place, op.more, op.queues = readStatsPlace(r), r.Bool(), int(r.Uint32())
 	for range r.Count(1 + keys.CountersLen) {
 		name := r.String()
 		v, err := keys.ParseCounters(r.Take(keys.CountersLen))
@@ -106,7 +107,7 @@ func (op *statsOp) decodeReply(r *wire.Reader) {
 			r.Fail()
 			return
 		}
-		op.counts = append(op.counts, queueCounts{name, v.Counts})
+		op.counts = append(op.counts, engine.QueueCounts{name, v.Counts})
 	}
 }
 

@@ -137,7 +137,7 @@ type stepMark struct {
 }
 
 func (s *shard) stepMark() stepMark {
-	records, bytes := s.work()
+	records, bytes := s.Work()
 	return stepMark{time.Since(s.origin), records, bytes}
 }
 
@@ -159,7 +159,7 @@ func (s *shard) endStepAt(kind StepKind, now stepMark) {
 // endCommit is endStep for the commit, which writes the whole group.
 func (s *shard) endCommit() {
 	last, now := s.steps.stepMark, s.stepMark()
-	s.steps.table.note(StepCommit, now.at-last.at, s.group.entries(), s.group.size())
+	s.steps.table.note(StepCommit, now.at-last.at, s.Group.Entries(), s.Group.Size())
 	s.steps.stepMark = now
 }
 

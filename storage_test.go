@@ -49,7 +49,7 @@ func TestStorageStats(t *testing.T) {
 	require.GreaterOrEqual(t, logged, int64(tasks*len(payload)))
 	require.Less(t, logged, int64(2*tasks*len(payload)))
 	for _, s := range q.led() {
-		require.NoError(t, s.store.Flush(context.Background()))
+		require.NoError(t, s.Store.Flush(context.Background()))
 	}
 	flushed := stats()
 	var tables int64

@@ -77,7 +77,7 @@ func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 	}
 	waits := func(s *shard) (n int) {
 		require.NoError(t, s.probe(func(s *shard) error {
-			if q := s.queues["empty"]; q != nil {
+			if q := s.Queues["empty"]; q != nil {
 				n = s.claimsOf(q).waiters.len()
 			}
 			return nil
@@ -226,7 +226,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 			fs, broken := breakable(disk, "begin", ".sst")
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)
-			flushed, err := f.shard(0).store.DB().AsyncFlush()
+			flushed, err := f.shard(0).Store.DB().AsyncFlush()
 			require.NoError(t, err)
 			for range 10 {
 				require.NoError(t, f.produce(10))

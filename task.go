@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -323,11 +324,11 @@ func runAtMillis(t time.Time) uint64 {
 }
 
 // task returns what a producer handed in, as far as the record says it.
-func task(l laneKey, r *record.Record) Task {
+func task(l engine.LaneKey, r *record.Record) Task {
 	t := Task{
-		Queue:       l.queue,
-		Tenant:      l.tenant,
-		Priority:    int(l.priority),
+		Queue:       l.Queue,
+		Tenant:      l.Tenant,
+		Priority:    int(l.Priority),
 		Payload:     r.Payload,
 		Headers:     r.Headers,
 		MaxAttempts: int(r.MaxAttempts),

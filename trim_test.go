@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/inode"
 	"codeq/internal/keys"
 )
@@ -281,7 +282,7 @@ func TestSmallDeletionsCompactNothing(t *testing.T) {
 			small = append(small, produce(t, q, slices.Repeat([]Task{{Queue: "a", Tenant: fmt.Sprint(i)}}, 16)...)...)
 			produceMuch(t, q, 16, func(int) Task { return Task{Queue: "b", Tenant: fmt.Sprint(i)} })
 		}
-		st := q.shard(0).store
+		st := q.shard(0).Store
 		require.NoError(t, st.Flush(ctx))
 		lower, upper := keys.Range(keys.Task)
 		require.NoError(t, st.DB().Compact(ctx, lower, upper, false)) // Pebble sees nothing to be merged then
@@ -317,12 +318,12 @@ func TestLargeAmongSmallGo(t *testing.T) {
 					}
 					gone = append(gone, produceMuch(t, q, 8, func(int) Task { return Task{Queue: "a"} })...)
 				}
-				require.NoError(t, q.shard(0).store.Flush(ctx))
+				require.NoError(t, q.shard(0).Store.Flush(ctx))
 				filled := storesOf(t, q).TableBytes
 				for _, id := range gone {
 					require.NoError(t, q.Cancel(ctx, id))
 				}
-				require.NoError(t, q.shard(0).store.Flush(ctx))
+				require.NoError(t, q.shard(0).Store.Flush(ctx))
 				time.Sleep(30 * time.Second)
 				require.Less(t, storesOf(t, q).TableBytes, filled-large*reclaimPayload*3/4)
 			})
@@ -411,7 +412,7 @@ func TestTrimSparesTheLiving(t *testing.T) {
 func TestTrail(t *testing.T) {
 	rng := seeded(t)
 	for range 200 {
-		var tr trail
+		var tr engine.trail
 		alive := make(map[uint64]bool) // by since: leased
 		leased, next := 0, uint64(1)
 		ready := make(map[uint64]bool)
@@ -461,7 +462,7 @@ func TestTrail(t *testing.T) {
 		}
 		tr.close(0)
 		var got [][2]uint64
-		tr.segments.gaps(never, 0, func(from, to uint64) { got = append(got, [2]uint64{from, to}) })
+		tr.segments.gaps(engine.Never, 0, func(from, to uint64) { got = append(got, [2]uint64{from, to}) })
 		require.Equal(t, [][2]uint64{{0, tr.reach}}, got, "all is dead")
 	}
 }
@@ -471,7 +472,7 @@ func TestTrail(t *testing.T) {
 func TestTrimIsNoMisuse(t *testing.T) {
 	opts := reclaimTest()
 	bubble(t, opts, func(t *testing.T, q *Queue) {
-		db, ctx := q.shard(0).store.DB(), context.Background()
+		db, ctx := q.shard(0).Store.DB(), context.Background()
 		key := func(n int) []byte { return keys.AppendTask(nil, 1<<20, 0x7000+uint64(n)<<16, ID{}) }
 		for n := range 64 {
 			var id ID
@@ -493,7 +494,7 @@ func TestTrimIsNoMisuse(t *testing.T) {
 		synctest.Wait()
 		require.Less(t, storesOf(t, q).TableBytes, int64(64*reclaimPayload/2), "the tables of the tasks have gone")
 		require.NoError(t, db.Compact(ctx, lower, upper, false))
-		require.NoError(t, q.shard(0).store.Failure())
+		require.NoError(t, q.shard(0).Store.Failure())
 		produce(t, q, Task{Queue: "a"})
 	})
 }

@@ -176,7 +176,7 @@ type releaseKeyOp struct {
 }
 
 func (op *releaseKeyOp) resolve(s *shard) {
-	v, err := s.releaseKey(op.hash, op.key)
+	v, err := s.ReleaseKey(op.hash, op.key)
 	s.conclude(op, v, err)
 }
 

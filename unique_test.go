@@ -156,7 +156,7 @@ func (p *process) state(id ID) State {
 func (p *process) stored(prefix byte) (n int) {
 	p.t.Helper()
 	for _, s := range p.led() {
-		require.NoError(p.t, schema.Scan(s.store.DB(), prefix, func([]byte, []byte) error {
+		require.NoError(p.t, schema.Scan(s.Store.DB(), prefix, func([]byte, []byte) error {
 			n++
 			return nil
 		}))
@@ -177,7 +177,7 @@ func forgetMirrors(s *shard) error {
 	return nil
 }
 
-func forget[K comparable, V any](m *mirror[K, V]) {
+func forget[K comparable, V any](m *engine.mirror[K, V]) {
 	clear(m.held)
 	m.whole = false
 	m.forgetPrints()
@@ -302,7 +302,7 @@ func TestUniqueBatchOfSeveralShards(t *testing.T) {
 			batch[i].Payload = strconv.AppendInt(nil, int64(i), 10)
 		}
 		home := func(i int) int {
-			h, bound := prepare(&batch[i], nil).tied.Ties.Home(4)
+			h, bound := prepare(&batch[i], nil).Tied.Ties.Home(4)
 			require.True(t, bound)
 			return h
 		}
@@ -580,7 +580,7 @@ func TestReplaceCorrupt(t *testing.T) {
 		task.Unique.Replace = true
 		id := produce(t, q, task)[0]
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.group.set(keys.AppendByID(nil, keys.Index, id), []byte{0xff})
+			s.Group.set(keys.AppendByID(nil, keys.Index, id), []byte{0xff})
 			return nil
 		}))
 		_, err = q.Produce(context.Background(), task)
@@ -1087,7 +1087,7 @@ func TestUniquePowerLoss(t *testing.T) {
 // TestManyKeys: more keys than memory holds.
 func TestManyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		most := new(uniqueMirror).most()
+		most := new(engine.uniqueMirror).most()
 		p := &process{t: t, end: closed, opts: Options{Shards: 1, Limits: Limits{Batch: most}}, disk: vfs.NewCrashableMem()}
 		p.opts.wall = time.Now
 		p.open()
@@ -1138,7 +1138,7 @@ func TestNewKeysReadNothing(t *testing.T) {
 		opts := Options{Shards: 1, fs: vfs.NewMem()}
 		q := openForRun(t, opts)
 		const batch = 5000
-		n := (new(uniqueMirror).most()/batch + 2) * batch
+		n := (new(engine.uniqueMirror).most()/batch + 2) * batch
 		next := 0
 		produceNew := func() (reads int) {
 			tasks := make([]Task, batch)
@@ -1262,7 +1262,7 @@ func TestUniqueClock(t *testing.T) {
 // TestManyKeysBecomeFree: more at the same time than one group frees.
 func TestManyKeysBecomeFree(t *testing.T) {
 	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
-		n := upkeepBudget.records + 10 // each is read, and its time and hash are deleted
+		n := engine.upkeepBudget.records + 10 // each is read, and its time and hash are deleted
 		var batch []Task
 		for i := range n {
 			batch = append(batch, keyed(strconv.Itoa(i)))

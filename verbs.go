@@ -1,12 +1,14 @@
 package codeq
 
+import "codeq/internal/engine"
+
 // verb is what there is to know of an operation beside what it does. The entries of verbs name no
 // fields, so that none can be forgotten.
 type verb struct {
-	new        func(from string) request // for a call of another node, to be decoded; nil: nodes do not call it
-	room       func(operation) room      // the level down to which it goes on
-	repeatable func(request) bool        // resolved twice, it has no other effect than once
-	tasks      func(request) []newTask   // that it produces
+	new        func(from string) request      // for a call of another node, to be decoded; nil: nodes do not call it
+	room       func(operation) engine.Room    // the level down to which it goes on
+	repeatable func(request) bool             // resolved twice, it has no other effect than once
+	tasks      func(request) []engine.NewTask // that it produces
 	traits     trait
 }
 
@@ -62,40 +64,40 @@ const (
 
 // verbs are the operations of calls.
 var verbs = [endOfRequests]verb{
-	callProduce:        {newProduce, upTo(roomy), isNumbered, tasksOfProduce, 0},
-	callClaim:          {newClaim, upTo(roomLow), no, none, 0},
+	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, 0},
+	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, 0},
 	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
-	callFail:           {blank[failOp], upTo(roomScarce), yes, none, onLease | endsLease},
-	callExtend:         {blank[extendOp], upTo(roomScarce), yes, none, onLease},
-	callRenew:          {blank[renewOp], upTo(roomEmpty), yes, none, onLease}, // what it writes is not worth mentioning, like permits
+	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
+	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease},
+	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease}, // what it writes is not worth mentioning, like permits
 	callAlter:          {blank[alterOp], roomOfAlter, no, none, 0},
-	callAwait:          {blank[awaitOp], upTo(roomEmpty), yes, none, readsOnly},
+	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
 	callBulk:           {blank[bulkOp], roomOfBulk, no, none, 0},
-	callStats:          {blank[statsOp], upTo(roomEmpty), yes, none, readsOnly},
-	callIdle:           {blank[idleOp], upTo(roomEmpty), yes, none, readsOnly},
-	callReleaseKey:     {blank[releaseKeyOp], upTo(roomNone), no, none, 0}, // unless the task goes on
-	callSetSchedule:    {blank[setScheduleOp], upTo(roomy), yes, none, 0},
-	callDeleteSchedule: {blank[deleteScheduleOp], upTo(roomNone), no, none, 0},
-	callSchedules:      {blank[schedulesOp], upTo(roomEmpty), yes, none, readsOnly},
-	callParcel:         {blank[parcel], upTo(roomLow), yes, none, waitsRoom},
-	callRead:           {blank[readOp], upTo(roomEmpty), yes, none, readsOnly},
-	callIndex:          {blank[indexOp], upTo(roomEmpty), yes, none, 0},
-	callInterest:       {blank[interestOp], upTo(roomScarce), yes, none, waitsRoom},
-	callSettings:       {blank[settingsOp], upTo(roomEmpty), yes, none, readsOnly},
-	callConfigure:      {blank[configureOp], upTo(roomScarce), no, none, 0},
-	callAdopt:          {blank[adoptOp], upTo(roomScarce), yes, none, 0},
-	callMember:         {blank[memberOp], upTo(roomScarce), yes, none, 0},
-	callPermits:        {blank[permitsOp], upTo(roomEmpty), yes, none, 0},
-	callAskPermits:     {blank[askPermitsOp], upTo(roomEmpty), yes, none, 0},
-	callHold:           {blank[holdOp], upTo(roomScarce), no, none, 0},
-	callResume:         {blank[resumeOp], upTo(roomEmpty), no, none, passesFull},
+	callStats:          {blank[statsOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
+	callIdle:           {blank[idleOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
+	callReleaseKey:     {blank[releaseKeyOp], upTo(engine.RoomNone), no, none, 0}, // unless the task goes on
+	callSetSchedule:    {blank[setScheduleOp], upTo(engine.Roomy), yes, none, 0},
+	callDeleteSchedule: {blank[deleteScheduleOp], upTo(engine.RoomNone), no, none, 0},
+	callSchedules:      {blank[schedulesOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
+	callParcel:         {blank[parcel], upTo(engine.RoomLow), yes, none, waitsRoom},
+	callRead:           {blank[readOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
+	callIndex:          {blank[indexOp], upTo(engine.RoomEmpty), yes, none, 0},
+	callInterest:       {blank[interestOp], upTo(engine.RoomScarce), yes, none, waitsRoom},
+	callSettings:       {blank[settingsOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
+	callConfigure:      {blank[configureOp], upTo(engine.RoomScarce), no, none, 0},
+	callAdopt:          {blank[adoptOp], upTo(engine.RoomScarce), yes, none, 0},
+	callMember:         {blank[memberOp], upTo(engine.RoomScarce), yes, none, 0},
+	callPermits:        {blank[permitsOp], upTo(engine.RoomEmpty), yes, none, 0},
+	callAskPermits:     {blank[askPermitsOp], upTo(engine.RoomEmpty), yes, none, 0},
+	callHold:           {blank[holdOp], upTo(engine.RoomScarce), no, none, 0},
+	callResume:         {blank[resumeOp], upTo(engine.RoomEmpty), no, none, passesFull},
 }
 
 // The verbs of what owners, and the goroutines that work for them, tell an owner.
 var (
-	internal      = verb{nil, upTo(roomEmpty), no, none, 0} // it writes nothing
-	internalParks = verb{nil, upTo(roomScarce), no, none, waitsRoom}
-	confirmVerb   = verb{nil, upTo(roomNone), no, none, waitsRoom}
+	internal      = verb{nil, upTo(engine.RoomEmpty), no, none, 0} // it writes nothing
+	internalParks = verb{nil, upTo(engine.RoomScarce), no, none, waitsRoom}
+	confirmVerb   = verb{nil, upTo(engine.RoomNone), no, none, waitsRoom}
 )
 
 func (op *produceOp) verb() *verb        { return &verbs[callProduce] }
@@ -137,7 +139,7 @@ func (op *sweptOp) verb() *verb      { return &internal }
 func (op *dropSetOp) verb() *verb    { return &internal }
 func (op *crashOp) verb() *verb      { return &internal }
 
-func newProduce(from string) request { return &produceOp{call: callNumber{node: from}} }
+func newProduce(from string) request { return &produceOp{call: engine.CallNumber{Node: from}} }
 func newClaim(string) request        { return &claimOp{remote: true} }
 
 func blank[T any, P interface {
@@ -148,22 +150,24 @@ func blank[T any, P interface {
 }
 
 // upTo is the room of operations that all go on down to a level.
-func upTo(level room) func(operation) room { return func(operation) room { return level } }
+func upTo(level engine.Room) func(operation) engine.Room {
+	return func(operation) engine.Room { return level }
+}
 
-func roomOfAlter(op operation) room { return op.(*alterOp).how.room() }
-func roomOfBulk(op operation) room  { return op.(*bulkOp).how.room() }
+func roomOfAlter(op operation) engine.Room { return roomOf(op.(*alterOp).how) }
+func roomOfBulk(op operation) engine.Room  { return roomOf(op.(*bulkOp).How) }
 
-func roomOfComplete(op operation) room {
+func roomOfComplete(op operation) engine.Room {
 	if len(op.(*completeOp).next) > 0 {
-		return roomScarce
+		return engine.RoomScarce
 	}
-	return roomNone // unless the task is kept
+	return engine.RoomNone // unless the task is kept
 }
 
 func yes(request) bool           { return true }
 func no(request) bool            { return false }
-func isNumbered(op request) bool { return op.(*produceOp).call.seq != 0 }
+func isNumbered(op request) bool { return op.(*produceOp).call.Seq != 0 }
 
-func none(request) []newTask               { return nil }
-func tasksOfProduce(op request) []newTask  { return op.(*produceOp).tasks }
-func tasksOfComplete(op request) []newTask { return op.(*completeOp).next }
+func none(request) []engine.NewTask               { return nil }
+func tasksOfProduce(op request) []engine.NewTask  { return op.(*produceOp).tasks }
+func tasksOfComplete(op request) []engine.NewTask { return op.(*completeOp).next }

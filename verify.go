@@ -6,6 +6,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/manifest"
 )
@@ -151,14 +152,14 @@ var storedRules = &fsck.Rules{
 	MaxPriority: MaxPriority,
 	MaxOnDead:   uint8(RunOnDead),
 	Settings: func(value []byte) (version uint64, err error) {
-		set, err := parseSettings(value)
-		return set.version, err
+		set, err := engine.ParseSettings(value)
+		return set.Version, err
 	},
 	Schedule: func(key, value []byte) (name string, err error) {
-		r, err := parseRecurring(key, value)
+		r, err := engine.ParseRecurring(key, value)
 		if err != nil {
 			return "", err
 		}
-		return r.name, nil
+		return r.Name, nil
 	},
 }

@@ -189,7 +189,7 @@ func (s *shard) enlist(t ticket, queues []string, list *queueList, away bool) {
 		return
 	}
 	for _, name := range queues {
-		c := s.claimsOf(s.queue(name))
+		c := s.claimsOf(s.QueueNamed(name))
 		c.line(away).push(t)
 		if c.listedAt == 0 {
 			s.listed.Append(c)
@@ -204,7 +204,7 @@ func (s *shard) unlist(c *queueClaims) {
 	if c.front().len() > 0 {
 		return
 	}
-	defer s.rest(c.queue)
+	defer s.Rest(c.queue)
 	if c.listedAt == 0 {
 		return
 	}
@@ -311,7 +311,7 @@ func (s *shard) sweepIsDue() bool { return s.sweeping }
 // sweepTickets does what a sweepOp asks for.
 func (s *shard) sweepTickets() {
 	s.sweepLeft = min(s.sweepLeft, s.listed.Len())
-	for s.sweepLeft > 0 && !s.spent() {
+	for s.sweepLeft > 0 && !s.Spent() {
 		s.sweepLeft-- // from the end: unlist moves the last one, which has been looked at
 		c := s.listed.At(s.sweepLeft)
 		c.waiters.sweep()
@@ -331,11 +331,11 @@ func (s *shard) sweepTickets() {
 }
 
 // areHungry reports whether claims wait for what may be ready.
-func (s *shard) areHungry() bool { return len(s.effects.fed)+len(s.hungry)+len(s.hungrySets) > 0 }
+func (s *shard) areHungry() bool { return len(s.Effects.Fed)+len(s.hungry)+len(s.hungrySets) > 0 }
 
 // feedClaims has the waiters of a queue served when the group's operations are decided.
 func (s *shard) feedClaims(c *queueClaims) {
-	if c.queue.mask == 0 {
+	if c.queue.Mask == 0 {
 		return
 	}
 	if len(c.sets) > 0 {

@@ -17,14 +17,14 @@ func requireNobodyWaits(t *testing.T, q *Queue, queues int) {
 	t.Helper()
 	for _, s := range q.led() {
 		require.NoError(t, s.probe(func(s *shard) error {
-			for name, q := range s.queues {
+			for name, q := range s.Queues {
 				if c := s.claimsOf(q); c.waiters.len()+c.away.len() > 0 {
 					n := c.waiters.len() + c.away.len()
 					return fmt.Errorf("%d tickets wait for queue %q of shard %d", n, name, s.index)
 				}
 			}
-			if s.listed.Len() > 0 || len(s.queues) > queues {
-				return fmt.Errorf("shard %d waits for %d queues, and knows %d", s.index, s.listed.Len(), len(s.queues))
+			if s.listed.Len() > 0 || len(s.Queues) > queues {
+				return fmt.Errorf("shard %d waits for %d queues, and knows %d", s.index, s.listed.Len(), len(s.Queues))
 			}
 			return nil
 		}))
@@ -49,7 +49,7 @@ func TestWaitersOfUnknownQueues(t *testing.T) {
 			synctest.Wait()
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
-					require.Len(t, s.queues, claims+1)
+					require.Len(t, s.Queues, claims+1)
 					return nil
 				}))
 			}
@@ -94,7 +94,7 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 			synctest.Wait()
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
-					for _, q := range s.queues {
+					for _, q := range s.Queues {
 						tickets += s.claimsOf(q).waiters.len()
 					}
 					return nil
@@ -173,7 +173,7 @@ func TestServedClaimsReleasePayloads(t *testing.T) {
 		require.Eventually(t, func() bool {
 			n := 0
 			require.NoError(t, s.probe(func(s *shard) error {
-				if q := s.queues["quiet"]; q != nil {
+				if q := s.Queues["quiet"]; q != nil {
 					n = s.claimsOf(q).waiters.len()
 				}
 				return nil

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"math"
 	"time"
@@ -74,7 +75,7 @@ func (b *tokenBucket) delay() uint64 {
 
 // set has the bucket go by settings. It is full if there was no rate before, unless
 // it is not known what was spent then.
-func (b *tokenBucket) set(set *XSettings, fresh bool, now time.Time) {
+func (b *tokenBucket) set(set *engine.Settings, fresh bool, now time.Time) {
 	b.advance(now)
 	if b.rate == 0 {
 		b.level = 0
@@ -88,7 +89,7 @@ func (b *tokenBucket) set(set *XSettings, fresh bool, now time.Time) {
 
 // ward has the first shard's owner be the warden of a queue, if need be. Fresh is as for gate.set.
 func (s *shard) ward(c *queueClaims, fresh bool) {
-	w, set := c.warden, c.queue.settings
+	w, set := c.warden, c.queue.Settings
 	switch {
 	case set.Concurrency > 0 || set.Rate > 0:
 		if w == nil {
@@ -115,7 +116,7 @@ func (s *shard) ask(claims *queueClaims) {
 	for i := range w.shards {
 		if c := &w.shards[i]; !c.known && !c.asked {
 			c.asked = true
-			op := &askPermitsOp{completion: newCompletion(), queue: q.name, value: q.value}
+			op := &askPermitsOp{completion: newCompletion(), queue: q.Name, value: q.Value}
 			s.goFor("question for permits", func() {
 				change := s.node.queue.replicas[i].route.next()
 				err := s.node.doHere(i, op)
@@ -210,7 +211,7 @@ func (op *permitsOp) resolve(s *shard) {
 
 // room is how many further leases there may be.
 func (w *warden) room() int {
-	limit := w.claims.queue.settings.Concurrency
+	limit := w.claims.queue.Settings.Concurrency
 	if w.unknown > 0 {
 		return -1
 	}
@@ -250,7 +251,7 @@ func (s *shard) allot(w *warden) {
 	}
 	if room > 0 && w.first() != nil {
 		if d := w.tokens.delay(); d > 0 {
-			s.throttle(w.claims, s.now+d)
+			s.throttle(w.claims, s.Now+d)
 		}
 	}
 }

@@ -1,0 +1,138 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// Pebble finds the place of a key in its memtable beside the place of the key before it: in a batch in the
+// order of its keys that costs a third to two thirds of what it costs if each key is elsewhere. What the hot path writes
+// is in that order by itself; what moves tasks writes several ranges by turns, and is brought into it.
+
+// sortFrom is how many entries a batch has at least that is sorted, and sortBytes its size at the most.
+const (
+	sortFrom  = 16
+	sortBytes = 2 * GroupBytes
+)
+
+// batchOrder sorts batches. It keeps memory for the next one.
+type batchOrder struct {
+	ranges  []batchEntry // deletions of ranges, with their ends as values
+	entries []batchEntry // that come behind them
+	order   []batchPlace
+	sorted  *pebble.Batch
+}
+
+type batchEntry struct {
+	key, value []byte
+	kind       pebble.InternalKeyKind
+}
+
+// batchPlace is an entry of the batch on its way to its place.
+type batchPlace struct {
+	head uint64 // of the key, behind the byte of its range
+	at   int32
+}
+
+// sort returns a batch with the entries of b in the order of their keys, those of one key as they were. It
+// returns b itself if b cannot be sorted; otherwise b is what it keeps for the next one.
+func (o *batchOrder) sort(db *pebble.DB, b *pebble.Batch) *pebble.Batch {
+	if b.Len() > sortBytes || !o.read(b) {
+		return b
+	}
+	o.arrange()
+	if o.sorted == nil {
+		o.sorted = db.NewBatch()
+	}
+	sorted := o.sorted
+	for i := range o.ranges {
+		_ = sorted.DeleteRange(o.ranges[i].key, o.ranges[i].value, nil) // fails for indexed batches only
+	}
+	for _, p := range o.order {
+		e := &o.entries[p.at]
+		var op *pebble.DeferredBatchOp
+		switch e.kind {
+		case pebble.InternalKeyKindSet:
+			op = sorted.SetDeferred(len(e.key), len(e.value))
+			copy(op.Value, e.value)
+		case pebble.InternalKeyKindDelete:
+			op = sorted.DeleteDeferred(len(e.key))
+		default:
+			op = sorted.SingleDeleteDeferred(len(e.key))
+		}
+		copy(op.Key, e.key)
+		_ = op.Finish() // likewise
+	}
+	b.Reset()
+	o.sorted = b
+	return sorted
+}
+
+// read reads the entries of a batch. It is false if they cannot be sorted: the deletion of a range is
+// about what comes before it.
+func (o *batchOrder) read(b *pebble.Batch) bool {
+	o.ranges, o.entries = o.ranges[:0], o.entries[:0]
+	for r := b.Reader(); ; {
+		kind, key, value, ok, err := r.Next()
+		if err != nil || !ok {
+			return err == nil
+		}
+		switch kind {
+		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete:
+			o.entries = append(o.entries, batchEntry{key, value, kind})
+		case pebble.InternalKeyKindRangeDelete:
+			if len(o.entries) > 0 {
+				return false
+			}
+			o.ranges = append(o.ranges, batchEntry{key, value, kind})
+		default:
+			return false
+		}
+	}
+}
+
+// arrange puts the entries in order: first by range, within which most are in order already.
+func (o *batchOrder) arrange() {
+	var ends [256]int32
+	for i := range o.entries {
+		ends[o.entries[i].key[0]]++
+	}
+	for i, sum := 0, int32(0); i < len(ends); i++ {
+		sum, ends[i] = sum+ends[i], sum
+	}
+	o.order = slices.Grow(o.order[:0], len(o.entries))[:len(o.entries)]
+	for i := range o.entries {
+		key := o.entries[i].key
+		end := &ends[key[0]] // of those of the range that have been placed
+		o.order[*end] = batchPlace{headOf(key[1:]), int32(i)}
+		*end++
+	}
+	from := int32(0)
+	for _, end := range ends {
+		if part := o.order[from:end]; !slices.IsSortedFunc(part, o.compare) {
+			slices.SortFunc(part, o.compare)
+		}
+		from = end
+	}
+}
+
+func (o *batchOrder) compare(x, y batchPlace) int {
+	if x.head != y.head {
+		return cmp.Compare(x.head, y.head)
+	}
+	return cmp.Or(bytes.Compare(o.entries[x.at].key, o.entries[y.at].key), cmp.Compare(x.at, y.at))
+}
+
+// headOf is the first eight bytes as a number, in the same order; zeros stand for those that are missing.
+func headOf(b []byte) uint64 {
+	if len(b) >= 8 {
+		return binary.BigEndian.Uint64(b)
+	}
+	var head [8]byte
+	copy(head[:], b)
+	return binary.BigEndian.Uint64(head[:])
+}

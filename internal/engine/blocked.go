@@ -1,0 +1,219 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+)
+
+// Blocked tasks wait for others, each in a scope: 0 for tasks that wait for
+// their parents, that of a group for tasks that wait for their turn in it, and
+// that of a limit for tasks that found no room in it when they were to be
+// leased. What lets them go on leaves a mark in the range Wake, in its own
+// commit; the next group reads who waits, and moves them.
+
+// block has a task wait in a scope.
+func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
+	q := l.queue
+	value := s.withLane(l, rec)
+	if scope != 0 {
+		s.fronts.add(scope, id, value)
+	}
+	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.number, scope, id)
+	s.Group.set(s.scratch, value)
+	s.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, rec)
+	q.Counts.Blocked++
+	s.touch(q)
+}
+
+// mark names who may go on: an entry of the range Wake.
+type mark struct {
+	queue *Queue
+	scope uint64
+	id    keys.ID // the task in scope 0
+}
+
+// compare is the order of the keys.
+func (m mark) compare(other mark) int {
+	return cmp.Or(cmp.Compare(m.queue.number, other.queue.number), cmp.Compare(m.scope, other.scope), bytes.Compare(m.id[:], other.id[:]))
+}
+
+// markList is the marks that the groups before have left: those in memory, and those
+// that are found by walking the range on from a cursor, so that nobody steps over the
+// tombstones of all that were there.
+//
+// Invariant: a mark is in memory, or at or after the cursor if onDisk is set.
+type markList struct {
+	how    map[mark]byte
+	order  []mark
+	onDisk bool
+	from   []byte // the cursor; nil: the beginning of the range
+	busy   bool   // marks are being obeyed: those that this makes are held in memory
+}
+
+// marksSorted is how many marks are brought into the order of their keys together.
+const marksSorted = 512
+
+// marksCap is how many marks memory holds at the most between two groups, but for those
+// that come of obeying others.
+const marksCap = 1 << 12
+
+func (s *State) markKey(m mark) []byte {
+	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
+	return s.scratch
+}
+
+// wake lets tasks go on that wait in a scope; id is the task in scope 0.
+func (s *State) wake(q *Queue, scope uint64, id keys.ID, how byte) {
+	m := mark{q, scope, id}
+	key := s.markKey(m)
+	s.Group.set(key, []byte{how})
+	q.hasMarks = true
+	s.marks.note(m, key, how)
+}
+
+// note adds a mark.
+func (l *markList) note(m mark, key []byte, how byte) {
+	if _, ok := l.how[m]; !ok {
+		beyond := l.onDisk && bytes.Compare(key, l.from) >= 0
+		if !l.busy && (beyond || len(l.order) >= marksCap) {
+			if !beyond {
+				l.onDisk, l.from = true, bytes.Clone(key)
+			}
+			return
+		}
+		l.order = append(l.order, m)
+	}
+	if l.how == nil {
+		l.how = make(map[mark]byte)
+	}
+	l.how[m] = how
+}
+
+// queues returns those that have marks in memory.
+func (l *markList) queues() map[*Queue]bool {
+	marked := make(map[*Queue]bool)
+	for _, m := range l.order {
+		marked[m.queue] = true
+	}
+	return marked
+}
+
+// wakeBlocked does what the marks say. REQUIRES: the group is empty but for
+// what has become due. Of that, tasks may have begun to wait for a turn that a
+// mark is about; giveTurn sees to it.
+func (s *State) wakeBlocked() {
+	todo := s.marks
+	s.marks = markList{onDisk: todo.onDisk, from: todo.from, busy: true}
+	defer s.blocked.close(s)
+	n := 0
+	for ; n < len(todo.order) && s.Broken == nil && !s.Spent(); n++ {
+		if n%marksSorted == 0 { // their tasks are then read in one pass
+			slices.SortFunc(todo.order[n:min(n+marksSorted, len(todo.order))], mark.compare)
+		}
+		m := todo.order[n]
+		if _, newer := s.marks.how[m]; !newer { // else it is for the next group
+			s.Broken = s.obeyMark(m, todo.how[m])
+		}
+	}
+	for _, m := range todo.order[n:] {
+		if _, newer := s.marks.how[m]; !newer {
+			s.marks.note(m, s.markKey(m), todo.how[m])
+		}
+	}
+	if s.marks.onDisk && n == len(todo.order) && s.Broken == nil {
+		s.walkMarks(todo.how)
+	}
+	s.marks.busy = false
+}
+
+func (s *State) wakeIsDue() bool { return s.marks.onDisk || len(s.marks.order) > 0 }
+
+// walkMarks does what the marks on disk say, but for those that the group has obeyed or made.
+func (s *State) walkMarks(obeyed map[mark]byte) {
+	lower, upper := keys.Range(keys.Wake)
+	if s.marks.from != nil {
+		lower = s.marks.from
+	}
+	s.marks.onDisk, s.marks.from = false, nil
+	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		if s.Spent() {
+			s.marks.onDisk, s.marks.from = true, bytes.Clone(it.Key())
+			return false, nil
+		}
+		number, scope, id, err := keys.ParseGrouped(it.Key())
+		if err != nil {
+			return false, err
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		q := s.numbers.At(int(number))
+		if len(v) != 1 || q == nil {
+			return false, fmt.Errorf("mark %x is %x", it.Key(), v)
+		}
+		m := mark{q, scope, id}
+		_, done := obeyed[m]
+		_, newer := s.marks.how[m]
+		if done || newer {
+			return true, nil
+		}
+		return true, s.obeyMark(m, v[0])
+	})
+}
+
+// obeyMark does what a mark says, and removes it.
+func (s *State) obeyMark(m mark, how byte) error {
+	s.Group.delete(s.markKey(m))
+	s.Rest(m.queue)
+	switch {
+	case m.scope == 0:
+		return s.wakeTask(m.queue, m.id, how)
+	case m.scope&keys.GroupScopeBit != 0:
+		return s.giveTurn(m.queue, m.scope)
+	default:
+		return s.fillLimit(m.queue, m.scope)
+	}
+}
+
+// wakeTask lets a task go on whose parents have ended, or cancels it.
+func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
+	if s.Group.hasChanged(id) {
+		return nil
+	}
+	at, err := s.waitingChild(q, id)
+	if at == nil || err != nil { // nil: it was canceled meanwhile
+		return err
+	}
+	if how == keys.WakeCancel {
+		s.cancel(at)
+		return nil
+	}
+	s.unblock(at)
+	s.proceed(at.lane, id, &at.rec.Head, at.rec.Encode())
+	return nil
+}
+
+// waitingChild finds a task that waits for its parents; nil: it does not.
+// REQUIRES: the group has not changed the task.
+func (s *State) waitingChild(q *Queue, id keys.ID) (*located, error) {
+	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id))
+	if value == nil || err != nil {
+		return nil, err
+	}
+	at := &located{id: id, place: keys.Place{Range: keys.Blocked, Group: q.number}, indexed: true}
+	return at, s.decode(at, value)
+}
+
+// unblock takes a task out of its scope, on its way elsewhere.
+func (s *State) unblock(at *located) {
+	s.Group.delete(at.place.AppendKey(nil, at.id))
+	at.lane.queue.Counts.Blocked--
+	s.touch(at.lane.queue)
+}

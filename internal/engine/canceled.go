@@ -1,0 +1,16 @@
+package engine
+
+import (
+	"codeq/internal/base"
+	"fmt"
+)
+
+// leaseLost is the error for a receipt that is not that of a lease in force.
+func (s *State) leaseLost(r Receipt) error { return LeaseLost(r, s.canceled.Has(r)) }
+
+func LeaseLost(r Receipt, canceled bool) error {
+	if canceled {
+		return fmt.Errorf("%w: %s: %w", base.ErrLeaseLost, r, base.ErrCanceled)
+	}
+	return fmt.Errorf("%w: %s", base.ErrLeaseLost, r)
+}

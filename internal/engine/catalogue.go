@@ -1,0 +1,509 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/chunked"
+	"codeq/internal/keys"
+	"codeq/internal/numset"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+// catalogue is the numbers of a shard's lanes and queues. A lane is in memory while it
+// has ready or leased tasks, a queue while it has tasks in any state, settings, or
+// claims that wait; and some thousands are that were needed last. When a lane is
+// needed again it gets another number, which costs no read: what is stored under the
+// old one (a task that waits, the ID of one that is kept) finds the lane by the old
+// entry. laneSweep removes the entries that nothing names any more.
+//
+// Invariant: the tasks in the range Task lie under numbers of lanes in memory. Of the
+// entries of a (queue, tenant, priority) the one with the largest Seq has the number
+// that is, or was last, in memory. A queue with a task keeps its number, and the
+// entries of the lanes that its tasks name have it. No number of aliases has been that of a
+// lane in memory since it was asked for.
+//
+// The shard's owner uses it.
+type catalogue struct {
+	lanes, queues   numset.Set // numbers that are taken, as the group leaves the ranges Lane and Queue
+	loaded, current numset.Set // those of the lanes, and of the queues, in memory
+	seq             uint64     // the largest Seq of an entry
+
+	aliases map[uint32]*Lane // by other numbers of lanes in memory: some of those that were asked for
+	idle    laneList         // every lane in memory that is idle, and others
+	gone    [64]uint64       // arrived of queues that have left memory, by hash of their names
+
+	sweep   *LaneSweep // nil: none is under way
+	sweepAt int        // how many lanes may be out of memory before the next one
+	swept   uint64     // sweeps that have ended since Open
+}
+
+const (
+	IdleLanes  = 1 << 13 // lanes that may be idle in memory
+	SweepLanes = 1 << 13 // entries of lanes that are not in memory, at the least, that make for a sweep
+	aliasesCap = 1 << 12
+)
+
+func newCatalogue(sweepLanes int) catalogue {
+	c := catalogue{sweepAt: sweepLanes}
+	c.queues.Add(0) // which is nobody's
+	return c
+}
+
+// isIdle reports whether a lane has neither ready nor leased tasks.
+func (l *Lane) isIdle() bool { return l.leased == 0 && l.drained() }
+
+// lane returns a lane, and enters it into the catalogue when it is not in memory.
+// REQUIRES: hasLanes has agreed.
+func (s *State) lane(k LaneKey) *Lane {
+	q := s.QueueNamed(k.Queue)
+	if l := q.lane(k.Tenant, k.Priority); l != nil {
+		return l
+	}
+	l := &Lane{number: s.catalogue.lanes.Take(), queue: q, tenant: strings.Clone(k.Tenant), Priority: k.Priority, complete: true}
+	s.enterLane(l)
+	return l
+}
+
+// enterLane adds a lane without ready tasks to memory and to the catalogue.
+func (s *State) enterLane(l *Lane) {
+	q := l.queue
+	if q.number == 0 {
+		q.number = s.catalogue.queues.Take()
+		q.since = s.catalogue.seq + 1
+		s.addQueue(q)
+		s.Group.set(keys.AppendNumbered(nil, keys.Queue, q.number), []byte(q.Name))
+	}
+	s.addLane(l)
+	s.catalogue.seq++
+	entry := keys.LaneValue{Queue: q.number, Priority: l.Priority, Tenant: l.tenant, Seq: s.catalogue.seq}
+	s.Group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
+	s.rested(l)
+}
+
+// addQueue makes a queue known by its number.
+func (s *State) addQueue(q *Queue) {
+	setAt(&s.numbers, q.number, q)
+	s.catalogue.current.Add(q.number)
+}
+
+func (s *State) addLane(l *Lane) {
+	setAt(&s.lanes, l.number, l)
+	s.catalogue.loaded.Add(l.number)
+	delete(s.catalogue.aliases, l.number) // it may have been another lane's
+	l.window.Use(&s.Windows.pool)
+	l.queue.addLane(l)
+}
+
+// setAt sets the n-th element of a list, which grows to that if it is shorter.
+func setAt[T any](all *chunked.List[*T], n uint32, v *T) {
+	for int(n) >= all.Len() {
+		all.Append(nil)
+	}
+	all.Set(int(n), v)
+}
+
+// hasLanes refuses tasks for which there might be no lane left.
+func (s *State) hasLanes(tasks int) error {
+	if s.catalogue.lanes.Len()+tasks > keys.MaxLane {
+		return ErrNoLanes
+	}
+	return nil
+}
+
+// laneNumbered returns the lane that a stored task names.
+func (s *State) laneNumbered(n uint32) (*Lane, error) {
+	if l := s.lanes.At(int(n)); l != nil {
+		return l, nil
+	}
+	c := &s.catalogue
+	if l := c.aliases[n]; l != nil && s.lanes.At(int(l.number)) == l {
+		return l, nil
+	}
+	key, err := s.laneEntry(n)
+	if errors.Is(err, pebble.ErrNotFound) {
+		err = fmt.Errorf("%w: lane %d is missing", base.ErrCorrupt, n)
+	}
+	if err != nil {
+		return nil, err
+	}
+	q := s.QueueNamed(key.Queue)
+	l := q.lane(key.Tenant, key.Priority)
+	if l == nil { // it gets its number back
+		if c.sweep != nil {
+			c.sweep.lanes.Remove(n)
+		}
+		l = &Lane{number: n, queue: q, tenant: key.Tenant, Priority: key.Priority, complete: true}
+		s.enterLane(l)
+		return l, nil
+	}
+	if len(c.aliases) >= aliasesCap || c.aliases == nil {
+		c.aliases = make(map[uint32]*Lane)
+	}
+	c.aliases[n] = l
+	return l, nil
+}
+
+// laneEntry reads what the catalogue has under a number; the error is
+// pebble.ErrNotFound if there is nothing.
+func (s *State) laneEntry(n uint32) (LaneKey, error) {
+	b, err := s.read(keys.AppendNumbered(nil, keys.Lane, n))
+	if err == nil && b == nil {
+		err = pebble.ErrNotFound
+	}
+	if err != nil {
+		return LaneKey{}, err
+	}
+	v, err := keys.ParseLaneValue(b)
+	if err != nil {
+		return LaneKey{}, fmt.Errorf("%w: lane %d: %w", base.ErrCorrupt, n, err)
+	}
+	name, err := s.read(keys.AppendNumbered(nil, keys.Queue, v.Queue))
+	if err == nil && name == nil {
+		err = fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, v.Queue, n)
+	}
+	return LaneKey{string(name), v.Tenant, v.Priority}, err
+}
+
+// birthplace returns the queue in which a task with an ID would have been produced; nil
+// if that queue has no tasks. Of an ID that no stored task has, it may be any queue.
+func (s *State) birthplace(id keys.ID) (*Queue, error) {
+	n := keys.LaneOf(id)
+	if l := s.lanes.At(int(n)); l != nil {
+		return l.queue, nil
+	}
+	key, err := s.laneEntry(n)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, nil
+	}
+	return s.Queues[key.Queue], err
+}
+
+// laneList is lanes in the order in which they were added last.
+type laneList struct {
+	first, last *Lane
+	n           int
+}
+
+// push adds a lane, or moves it to the end.
+func (t *laneList) push(l *Lane) {
+	if t.last == l {
+		return
+	}
+	t.remove(l)
+	if l.idler = true; t.last == nil {
+		t.first = l
+	} else {
+		t.last.idleNext, l.idlePrev = l, t.last
+	}
+	t.last = l
+	t.n++
+}
+
+// remove takes a lane out, if it is there.
+func (t *laneList) remove(l *Lane) {
+	if !l.idler {
+		return
+	}
+	if l.idlePrev != nil {
+		l.idlePrev.idleNext = l.idleNext
+	} else {
+		t.first = l.idleNext
+	}
+	if l.idleNext != nil {
+		l.idleNext.idlePrev = l.idlePrev
+	} else {
+		t.last = l.idlePrev
+	}
+	l.idleNext, l.idlePrev, l.idler = nil, nil, false
+	t.n--
+}
+
+// rested is called when a lane may have become idle.
+func (s *State) rested(l *Lane) {
+	if l.isIdle() {
+		s.catalogue.idle.push(l)
+	}
+}
+
+// rest is called when a queue may be of no more use to anybody.
+func (s *State) Rest(q *Queue) {
+	if !q.resting && q.lanes.Len() == 0 { // else the last of them sees to it
+		q.resting = true
+		s.resting = append(s.resting, q)
+	}
+}
+
+// forgetIdle drops from memory the lanes that have been idle for longest, beyond those
+// that may stay, and the queues that have come to rest. It costs by what the group did, and by doubtsAtOnce.
+// REQUIRES: the group is empty.
+func (s *State) forgetIdle() {
+	c := &s.catalogue
+	for c.idle.n > s.config.IdleLanes {
+		l := c.idle.first
+		c.idle.remove(l)
+		if l.isIdle() {
+			s.dropLane(l)
+		}
+	}
+	s.forgetQueues()
+}
+
+// doubtsAtOnce is how many queues a group looks at once more when no marks are on disk only.
+const doubtsAtOnce = 1 << 10
+
+// forgetQueues says which queues have come to rest: the owner drops them, unless it needs them itself. While there are marks of one in memory
+// it stays, until they are obeyed; while marks are on disk only, of which a queue may have some, it is doubtful.
+func (s *State) forgetQueues() {
+	if !s.marks.onDisk {
+		for range min(s.doubtful.Len(), doubtsAtOnce) {
+			s.resting = append(s.resting, s.doubtful.Pop())
+		}
+	}
+	var marked map[*Queue]bool
+	for _, q := range s.resting {
+		if q.hasMarks && s.marks.onDisk {
+			s.doubtful.Append(q)
+			continue
+		}
+		if q.resting = false; q.hasMarks {
+			if marked == nil {
+				marked = s.marks.queues()
+			}
+			if q.hasMarks = marked[q]; q.hasMarks {
+				continue // the last of them brings it back
+			}
+		}
+		if s.isUnknown(q) {
+			s.Effects.Forgotten = append(s.Effects.Forgotten, q)
+		}
+	}
+	clear(s.resting)
+	s.resting = s.resting[:0]
+}
+
+// hasDoubts reports whether queues may be forgotten now that could not be before.
+func (s *State) HasDoubts() bool { return s.doubtful.Len() > 0 && !s.marks.onDisk }
+
+// dropLane drops an idle lane from memory.
+func (s *State) dropLane(l *Lane) {
+	q := l.queue
+	if l.ringNext != nil {
+		s.leaveRing(l)
+		s.show(q)
+	}
+	if l.spilled > 0 {
+		s.Store.RemoveDeepLane(l.number)
+	}
+	s.Windows.forget(l)
+	if q.removeLane(l); q.lanes.Len() == 0 {
+		s.Rest(q)
+	}
+	s.lanes.Set(int(l.number), nil)
+	s.catalogue.loaded.Remove(l.number)
+}
+
+// isUnknown reports whether the rules need nothing of what memory has of a queue.
+func (s *State) isUnknown(q *Queue) bool {
+	return q.lanes.Len() == 0 && q.Counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && !q.Fed && q.rechecks == 0 &&
+		q.Version == 0
+}
+
+// dropQueue forgets a queue that nobody needs.
+func (s *State) Forget(q *Queue) {
+	c := &s.catalogue
+	delete(s.Queues, q.Name)
+	s.handles = append(s.handles, q.Handle)
+	if q.number != 0 {
+		s.numbers.Set(int(q.number), nil)
+		c.current.Remove(q.number)
+	}
+	c.gone[c.slot(q.Name)] += q.arrived
+}
+
+var nameSeed = maphash.MakeSeed()
+
+func (c *catalogue) slot(queue string) int {
+	return int(maphash.String(nameSeed, queue) % uint64(len(c.gone)))
+}
+
+// loadCatalogue reads which numbers are taken, and brings into memory the queues with
+// tasks, and the lanes that may have ready or leased ones.
+func (s *State) loadCatalogue() error {
+	marked, err := s.loadMarked()
+	if err != nil {
+		return err
+	}
+	s.marks.onDisk = len(marked) > 0
+	c := &s.catalogue
+	if err := schema.ReadAhead(s.Store, s.readQueues, func(e storedQueue) error {
+		c.queues.Add(e.number)
+		if e.counts == (keys.Counts{}) && !marked[e.number] {
+			return nil
+		}
+		known := len(s.Queues)
+		q := s.QueueNamed(e.name)
+		if len(s.Queues) == known {
+			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.number)
+		}
+		q.number, q.Counts, q.hasMarks = e.number, e.counts, marked[e.number]
+		s.addQueue(q)
+		s.noteBusy(q)
+		return nil
+	}); err != nil {
+		return err
+	}
+	var seqs []uint64 // by number
+	return schema.ReadAhead(s.Store, s.readLanes, func(e storedLane) error {
+		if !c.queues.Has(e.Queue) {
+			return fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, e.Queue, e.number)
+		}
+		c.lanes.Add(e.number)
+		c.seq = max(c.seq, e.Seq)
+		q := s.numbers.At(int(e.Queue))
+		if q == nil {
+			return nil
+		}
+		if q.Counts.Ready+q.Counts.Leased == 0 {
+			return nil
+		}
+		if other := q.lane(e.Tenant, e.Priority); other != nil {
+			if seqs[other.number] >= e.Seq {
+				return nil
+			}
+			s.dropLane(other)
+		}
+		seqs = append(seqs, make([]uint64, int(e.number)-len(seqs))...)
+		seqs = append(seqs, e.Seq)
+		s.addLane(&Lane{number: e.number, queue: q, tenant: e.Tenant, Priority: e.Priority})
+		return nil
+	})
+}
+
+// storedQueue is a queue that has a number, and the counts under it.
+type storedQueue struct {
+	number uint32
+	name   string
+	counts keys.Counts
+}
+
+// readQueues emits the queues of the catalogue, and sets the minting clock.
+func (s *State) readQueues(emit func(storedQueue) error) error {
+	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	it.First()
+	if err := schema.Scan(s.Store.DB(), keys.Queue, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n == 0 {
+			return fmt.Errorf("%w: queue %x", base.ErrCorrupt, key)
+		}
+		counts, err := s.readCounters(it, n)
+		if err != nil {
+			return err
+		}
+		return emit(storedQueue{n, string(value), counts})
+	}); err != nil {
+		return err
+	}
+	_, err = s.readCounters(it, math.MaxUint32)
+	return err
+}
+
+// readCounters returns the counts of the queue with a number, which is not smaller than any
+// that was asked for before, and goes on behind it.
+func (s *State) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
+	for ; it.Valid(); it.Next() {
+		n, err := keys.ParseNumbered(it.Key())
+		if err != nil {
+			return tasks, fmt.Errorf("%w: counters of queue %x", base.ErrCorrupt, it.Key())
+		}
+		if n > number {
+			break
+		}
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return tasks, store.Error(err)
+		}
+		v, err := keys.ParseCounters(value)
+		if err != nil {
+			return tasks, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		if s.Mint.clock = max(s.Mint.clock, v.Clock); n == number {
+			tasks = v.Counts
+		} else if v.Counts != (keys.Counts{}) {
+			return tasks, fmt.Errorf("%w: queue %d has tasks and no name", base.ErrCorrupt, n)
+		}
+	}
+	return tasks, store.Error(it.Error())
+}
+
+// storedLane is an entry of a lane.
+type storedLane struct {
+	number uint32
+	keys.LaneValue
+}
+
+// readLanes emits the lanes of the catalogue.
+func (s *State) readLanes(emit func(storedLane) error) error {
+	return schema.Scan(s.Store.DB(), keys.Lane, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n > keys.MaxLane {
+			return fmt.Errorf("%w: lane %x", base.ErrCorrupt, key)
+		}
+		v, err := keys.ParseLaneValue(value)
+		if err != nil || v.Queue == 0 || v.Priority > MaxPriority {
+			return fmt.Errorf("%w: lane %d is %x", base.ErrCorrupt, n, value)
+		}
+		return emit(storedLane{n, v})
+	})
+}
+
+// loadMarked returns the numbers of the queues that have marks: tasks of theirs, if only
+// those to come, depend on what becomes of the marks.
+func (s *State) loadMarked() (map[uint32]bool, error) {
+	marked := make(map[uint32]bool)
+	lower, upper := keys.Range(keys.Wake)
+	for lower != nil {
+		from := lower
+		lower = nil
+		if err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+			n, _, _, err := keys.ParseGrouped(it.Key())
+			marked[n] = true
+			lower = keys.GroupEnd(keys.AppendNumbered(nil, keys.Wake, n))
+			return false, err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return marked, nil
+}
+
+// beginLanes says of each lane what load knows of its tasks, once the leases are known.
+func (s *State) beginLanes() error {
+	for _, l := range s.lanes.All() {
+		switch {
+		case l == nil:
+		case l.queue.Counts.Ready > 0:
+			s.joinRing(l)
+			if l.queue.Counts.Ready > deepLane {
+				l.spilled = deepLane // perhaps it is another lane of the queue that is deep
+				s.Store.AddDeepLane(l.number)
+			}
+		default:
+			l.complete = true
+			s.rested(l)
+		}
+	}
+	s.forgetIdle()
+	return nil
+}

@@ -1,0 +1,125 @@
+package engine
+
+import (
+	"math/bits"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// Tasks that have ended and are kept lie in buckets: those of a queue that are
+// forgotten at the same time. A bucket is forgotten by one range deletion,
+// however many tasks it keeps; its size is stored beside it, so that the counts
+// of the queue stay exact.
+
+// bucketKey names a bucket of a queue.
+type bucketKey struct {
+	prefix byte   // the range: Dead, Done or Canceled
+	until  uint64 // wall clock, ms
+}
+
+// bucket is what memory knows of one.
+type bucket struct {
+	queue *Queue
+	bucketKey
+	size    uint64
+	place   int  // in the shard's heap; negative: not there
+	touched bool // on the group's list
+}
+
+func (b *bucket) Due() uint64 { return b.until }
+func (b *bucket) Spot() *int  { return &b.place }
+
+// minBucket is the width of the narrowest buckets, in ms.
+const minBucket = 1000
+
+// bucketOf is the end of the bucket in which a task lies that is to be kept for
+// some ms from now, negative: for ever. Buckets are between an eighth and a
+// sixteenth of the retention wide, so that a queue has few of them.
+func bucketOf(wall uint64, retention int64) uint64 {
+	if retention < 0 || uint64(retention) > 1<<62 {
+		return keys.Forever
+	}
+	width := uint64(minBucket)
+	if eighth := uint64(retention) / 8; eighth > width {
+		width = max(width, 1<<(bits.Len64(eighth)-1))
+	}
+	end := wall + uint64(retention)
+	return (end + width - 1) / width * width
+}
+
+// keep stores a task that has ended, in the bucket of a time. By its record it holds no key any more.
+func (s *State) keep(q *Queue, prefix byte, id keys.ID, until uint64, ended keys.EndedValue, rec *record.Record) {
+	rec.Flags &^= record.HoldsKey
+	b := s.bucket(q, bucketKey{prefix, until})
+	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
+	s.Group.change(id)
+	s.Group.set(s.scratch, append(ended.Append(nil), rec.Encode()...))
+	s.resize(b, 1)
+}
+
+// unkeep takes a kept task out of its bucket.
+func (s *State) unkeep(at *located) {
+	s.Group.change(at.id)
+	s.Group.delete(at.place.AppendKey(nil, at.id))
+	s.resize(s.bucket(at.lane.queue, bucketKey{at.place.Range, at.place.At}), -1)
+}
+
+func (s *State) bucket(q *Queue, k bucketKey) *bucket {
+	b := q.buckets[k]
+	if b == nil {
+		b = &bucket{queue: q, bucketKey: k, place: -1}
+		if k.until != keys.Forever {
+			s.expiries.Push(b)
+		}
+		if q.buckets == nil {
+			q.buckets = make(map[bucketKey]*bucket)
+		}
+		q.buckets[k] = b
+	}
+	return b
+}
+
+func (s *State) resize(b *bucket, by int) {
+	b.size += uint64(by)
+	*b.queue.Counts.Ended(b.prefix) += uint64(by)
+	s.touch(b.queue)
+	if !b.touched {
+		b.touched = true
+		s.Group.buckets = append(s.Group.buckets, b)
+	}
+}
+
+// seal stores the size of a bucket.
+func (b *bucket) seal(g *group) {
+	b.touched = false
+	key := keys.AppendBucket(nil, b.prefix, b.queue.number, b.until)
+	if b.size == 0 {
+		delete(b.queue.buckets, b.bucketKey)
+		g.delete(key)
+		return
+	}
+	g.set(key, keys.AppendNumber(nil, b.size))
+}
+
+// expireEnded forgets the buckets whose time has come.
+// REQUIRES: the group is empty.
+func (s *State) expireEnded() {
+	for s.expiries.Next() <= s.Wall && !s.Spent() {
+		b := s.expiries.Pop()
+		all := keys.AppendGroup(nil, b.prefix, b.queue.number, b.until)
+		s.Group.deleteRange(all, keys.GroupEnd(all))
+		s.resize(b, -int(b.size))
+	}
+}
+
+func (s *State) expireEndedIsDue() bool { return s.expiries.Next() <= s.Wall }
+
+// dropEmpty is for the buckets that the group has emptied before their time.
+func (s *State) dropEmpty() {
+	for _, b := range s.Group.buckets {
+		if b.size == 0 {
+			s.expiries.Remove(b)
+		}
+	}
+}

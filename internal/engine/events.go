@@ -1,0 +1,27 @@
+package engine
+
+import (
+	"codeq/internal/keys"
+	"strings"
+	"time"
+)
+
+// emit has subscribers told of a change of state, if there are any and the
+// group persists. attempt is the task's count after the change.
+func (s *State) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
+	if s.Wanted>>kind&1 != 0 {
+		s.collect(kind, l, id, attempt, cause)
+	}
+}
+
+func (s *State) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
+	s.Effects.Events = append(s.Effects.Events, Event{
+		Kind:      kind,
+		ID:        id,
+		Queue:     l.queue.Name,
+		Tenant:    l.tenant,
+		Attempt:   attempt,
+		Time:      time.UnixMilli(int64(s.Wall)),
+		LastError: strings.Clone(cause), // may be the first bytes of something long
+	})
+}

@@ -1,0 +1,78 @@
+package engine
+
+import "codeq/internal/keys"
+
+// A group of tasks has one turn. The first task to become due takes it, and keeps
+// it until it ends, over all its attempts; the others wait in the scope of the
+// group. An entry of the range Group says who has the turn: a group without tasks
+// that are due has none. A task that dies while Settings.HoldGroups is set keeps the turn, which
+// its record notes, until it is redriven, purged or canceled.
+
+// takeTurn gives a task the turn of its group if nobody has it. A task that has
+// it keeps it until it ends, also while it waits for another attempt.
+func (s *State) takeTurn(scope uint64, id keys.ID) bool {
+	v, ok := s.groups.get(s, scope)
+	switch {
+	case !ok:
+		s.groups.put(s, scope, keys.GroupValue{Holder: id})
+		return true
+	case v.Holder == keys.ID(id):
+		return true
+	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn looks for the change
+		if !v.Waiting {
+			s.fronts.begin(scope)
+		}
+		v.Waiting = true
+		s.groups.put(s, scope, v)
+	}
+	return false
+}
+
+// passTurn is the end of a task of a group: the first that waits is next.
+func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
+	v, ok := s.groups.get(s, scope)
+	if !ok || v.Holder != keys.ID(id) { // it was not its turn
+		return
+	}
+	if !v.Waiting || s.fronts.isEmpty(scope) {
+		s.groups.drop(s, scope)
+		return
+	}
+	if first := s.firstWaiter(q, scope); first != nil {
+		s.giveTurnTo(first, scope, !s.fronts.isEmpty(scope))
+		return
+	}
+	s.groups.put(s, scope, keys.GroupValue{Waiting: true})
+	s.wake(q, scope, keys.ID{}, keys.WakeUp)
+}
+
+func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
+	s.groups.put(s, scope, keys.GroupValue{Holder: at.id, Waiting: others})
+	s.unblock(at)
+	s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+}
+
+// giveTurn gives the turn of a group to the first task that waits for it.
+func (s *State) giveTurn(q *Queue, scope uint64) error {
+	var first *located
+	others := s.groups.hasChanged(scope) // some have just begun to wait
+	err := s.waiting(q, scope, func(n int, at *located) bool {
+		if n > 0 {
+			others = true
+			return false
+		}
+		first = at
+		return true
+	})
+	switch {
+	case err != nil:
+		return err
+	case first != nil:
+		s.giveTurnTo(first, scope, others)
+	case others:
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
+	default:
+		s.groups.drop(s, scope)
+	}
+	return nil
+}

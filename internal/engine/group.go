@@ -1,0 +1,232 @@
+package engine
+
+import (
+	"cmp"
+	"codeq/internal/keys"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// group is what one commit persists. Its keys are written in an order that
+// suits Pebble's memtable, which inserts a run of ascending keys of one range
+// at a fraction of the cost of scattered ones: first whatever resolve adds
+// itself, then new tasks, then the removals of keys that are never written
+// again, both in the order of their keys.
+type group struct {
+	Batch     *pebble.Batch
+	order     batchOrder
+	tasks     []taskOp       // new tasks, and those whose key was written once and goes
+	granted   []*leaseRecord // lease records to be written
+	finished  []uint64       // lease records, by sequence number, without a lease left
+	Touched   []*Queue       // whose counts changed
+	buckets   []*bucket      // whose sizes changed
+	Ranged    bool           // something is deleted by range
+	Trimmed   bool           // what is consumed of lanes is
+	unclocked bool           // counters go, which might be those with the latest clock: nobody's have it then
+
+	taskBytes int    // of the records in tasks
+	lane      uint32 // of the last of tasks
+	scattered bool   // tasks are of several lanes
+
+	groupView
+	checked int // of tasks: the removed ones before are in the view
+}
+
+type TaskKey struct {
+	Lane  uint32
+	Since uint64
+	Id    keys.ID
+}
+
+// compare is the order of the keys of tasks in their first places.
+func (k *TaskKey) compare(o *TaskKey) int {
+	if k.Lane != o.Lane {
+		return cmp.Compare(k.Lane, o.Lane)
+	}
+	return cmp.Compare(k.Since, o.Since)
+}
+
+// taskOp writes a new task to its first place, or removes it from there for good.
+type taskOp struct {
+	TaskKey
+	rec []byte // nil: it is removed
+}
+
+// groupBytes is what callers' operations may add to a group: a batch that is larger
+// than this gains nothing from company.
+const GroupBytes = 1 << 20
+
+// size is how many bytes have been gathered, about.
+func (g *group) Size() int { return g.Batch.Len() + g.taskBytes }
+
+// entries is how many keys have been gathered.
+func (g *group) Entries() int { return int(g.Batch.Count()) + len(g.tasks) }
+
+func (g *group) set(key, value []byte) {
+	op := g.Batch.SetDeferred(len(key), len(value))
+	copy(op.Key, key)
+	copy(op.Value, value)
+	_ = op.Finish() // fails for indexed batches only, and this is none
+}
+
+func (g *group) delete(key []byte) {
+	op := g.Batch.DeleteDeferred(len(key))
+	copy(op.Key, key)
+	_ = op.Finish()
+}
+
+// singleDelete deletes a key that has been written once since it did not exist.
+func (g *group) singleDelete(key []byte) {
+	op := g.Batch.SingleDeleteDeferred(len(key))
+	copy(op.Key, key)
+	_ = op.Finish()
+}
+
+// deleteRange deletes the keys from lower to before upper, at the cost of one.
+func (g *group) deleteRange(lower, upper []byte) {
+	g.Ranged = true
+	_ = g.Batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
+}
+
+// trimRange is deleteRange of what nobody has. REQUIRES: the group is empty, but for others like it.
+func (g *group) trimRange(lower, upper []byte) {
+	g.Trimmed = true
+	g.deleteRange(lower, upper)
+}
+
+// hasChanged reports whether disk is behind with a task.
+func (g *group) hasChanged(id keys.ID) bool {
+	g.noteRemoved()
+	_, ok := g.changed[id]
+	return ok
+}
+
+// setTask writes the record of a task that becomes ready.
+func (g *group) setTask(lane uint32, since uint64, id keys.ID, rec []byte) {
+	op := g.Batch.SetDeferred(keys.TaskLen(since), len(rec))
+	keys.PutTask(op.Key, lane, since, id)
+	copy(op.Value, rec)
+	_ = op.Finish()
+}
+
+// noteRemoved adds what tasks removes to what has changed.
+func (g *group) noteRemoved() {
+	for ; g.checked < len(g.tasks); g.checked++ {
+		if t := &g.tasks[g.checked]; t.rec == nil {
+			g.change(t.Id)
+		}
+	}
+}
+
+// setFresh writes the record of a new task that becomes ready.
+func (g *group) setFresh(lane uint32, since uint64, id keys.ID, rec []byte) {
+	g.add(taskOp{TaskKey{lane, since, id}, rec})
+	g.taskBytes += len(rec)
+}
+
+func (g *group) add(t taskOp) {
+	if t.Lane != g.lane {
+		g.scattered = g.scattered || len(g.tasks) > 0
+		g.lane = t.Lane
+	}
+	g.tasks = append(g.tasks, t)
+}
+
+// flushTasks adds tasks to the batch: what follows comes after them. Those of
+// one lane have come in the order of their IDs, the new ones after those that go.
+func (g *group) flushTasks() {
+	if g.scattered {
+		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.TaskKey) })
+		for i := range g.tasks {
+			g.write(&g.tasks[i])
+		}
+	} else {
+		for _, removed := range [...]bool{false, true} {
+			for i := range g.tasks {
+				if t := &g.tasks[i]; (t.rec == nil) == removed {
+					g.write(t)
+				}
+			}
+		}
+	}
+	clear(g.tasks)
+	g.tasks, g.taskBytes, g.checked, g.scattered = g.tasks[:0], 0, 0, false
+}
+
+func (g *group) write(t *taskOp) {
+	if t.rec != nil {
+		g.setTask(t.Lane, t.Since, t.Id, t.rec)
+		return
+	}
+	op := g.Batch.SingleDeleteDeferred(keys.TaskLen(t.Since))
+	keys.PutTask(op.Key, t.Lane, t.Since, t.Id)
+	_ = op.Finish()
+}
+
+// removeTask takes a task from its place. once says that its key has been
+// written once in the life of the store and will not be again, which is what
+// makes SINGLEDEL legal for it. Any other key is deleted in the order of the
+// group.
+func (g *group) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
+	if once {
+		g.add(taskOp{TaskKey: TaskKey{lane, since, id}})
+		return
+	}
+	g.noteRemoved()
+	g.flushTasks() // it may be one of them
+	op := g.Batch.DeleteDeferred(keys.TaskLen(since))
+	keys.PutTask(op.Key, lane, since, id)
+	_ = op.Finish()
+}
+
+// seal adds what has been gathered beside the batch, and brings that into order.
+func (g *group) seal(clock uint64, db *pebble.DB) {
+	if g.Batch.Count() >= sortFrom {
+		defer func() { g.Batch = g.order.sort(db, g.Batch) }()
+	}
+	g.flushTasks()
+	for _, r := range g.granted {
+		if r.live == 0 { // every lease in it was replaced within the group
+			continue
+		}
+		op := g.Batch.SetDeferred(keys.LeaseLen, len(r.value))
+		keys.PutLease(op.Key, r.seq)
+		copy(op.Value, r.value)
+		_ = op.Finish()
+		r.written = true
+	}
+	for _, seq := range g.finished {
+		op := g.Batch.SingleDeleteDeferred(keys.LeaseLen)
+		keys.PutLease(op.Key, seq)
+		_ = op.Finish()
+	}
+	for _, q := range g.Touched {
+		op := g.Batch.SetDeferred(1+4, keys.CountersLen)
+		keys.AppendNumbered(op.Key[:0], keys.Counters, q.number)
+		keys.CountersValue{Counts: q.Counts, Clock: clock}.Put(op.Value)
+		_ = op.Finish()
+		q.touched = false
+	}
+	if g.unclocked {
+		op := g.Batch.SetDeferred(1+4, keys.CountersLen)
+		keys.AppendNumbered(op.Key[:0], keys.Counters, 0)
+		keys.CountersValue{Clock: clock}.Put(op.Value)
+		_ = op.Finish()
+		g.unclocked = false
+	}
+	for _, b := range g.buckets {
+		b.seal(g)
+	}
+}
+
+// clear empties the group.
+func (g *group) Clear() {
+	clear(g.granted)
+	clear(g.tasks)
+	g.tasks, g.taskBytes, g.granted = g.tasks[:0], 0, g.granted[:0]
+	g.finished, g.Touched, g.buckets = g.finished[:0], g.Touched[:0], g.buckets[:0]
+	g.groupView.clear()
+	g.checked, g.scattered, g.Ranged, g.Trimmed = 0, false, false, false
+	g.Batch.Reset()
+}

@@ -1,0 +1,31 @@
+package engine
+
+import (
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"fmt"
+)
+
+// heed has the groups collect what any node wants to hear of.
+func (s *State) heed() {
+	s.Interested = 0
+	for _, kinds := range s.interests {
+		s.Interested |= kinds
+	}
+	s.Wanted |= s.Interested
+}
+
+func (s *State) loadInterests() error {
+	s.interests = make(map[string]KindSet)
+	err := schema.Scan(s.Store.DB(), keys.Interest, func(key, value []byte) error {
+		kinds, err := keys.ParseNumber(value)
+		if err != nil {
+			return fmt.Errorf("%w: interest of node %q: %w", base.ErrCorrupt, key[1:], err)
+		}
+		s.interests[string(key[1:])] = KindSet(kinds)
+		return nil
+	})
+	s.heed()
+	return err
+}

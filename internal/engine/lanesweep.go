@@ -1,0 +1,254 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"codeq/internal/keys"
+	"codeq/internal/numset"
+	"codeq/internal/schema"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// laneSweep finds the catalogue's entries of lanes and queues that nobody needs any more,
+// so that their numbers can be taken again. The owner takes a snapshot; a goroutine reads
+// there which lanes the IDs of tasks name, and the values that have a lane in them; and
+// the owner removes what was not in memory then, has not been back since, and is not
+// named. IDs are minted, and tasks put, in lanes in memory only, so that nothing names
+// such a lane that the snapshot does not have.
+//
+// What it costs is shared by the lanes that have come and gone since the last one, as
+// the next one waits for as many of them as a quarter of the entries that were read.
+// Tasks in their first place are not read: their lane is in memory.
+//
+// The shard's owner has all of it but marks, which the reader has until it is done.
+type LaneSweep struct {
+	lanes, queues numset.Set // that may go
+	Marks         *laneMarks
+	found         bool   // the reader is done
+	next          uint32 // lane or queue to look at
+	lanesGone     bool   // of the lanes, all are gone that could
+}
+
+// laneMarks is what a sweep has read of a snapshot.
+type laneMarks struct {
+	absent        numset.Set // lanes that were not in memory
+	lanes, queues numset.Set // that are named
+	entries       int        // read
+	err           error      // nothing was found
+}
+
+func (s *State) sweepLanesIsDue() bool {
+	c := &s.catalogue
+	if c.sweep != nil {
+		return c.sweep.found
+	}
+	return s.absentLanes() > c.sweepAt
+}
+
+// absentLanes is how many entries of lanes are not in memory.
+func (s *State) absentLanes() int { return s.catalogue.lanes.Len() - s.catalogue.loaded.Len() }
+
+// sweepLanes begins a sweep, or ends it bit by bit.
+func (s *State) sweepLanes() {
+	if s.catalogue.sweep == nil {
+		s.beginSweep()
+		return
+	}
+	s.endSweep()
+}
+
+// beginSweep has somebody read what is on disk now, where the group under way is not yet:
+// what it adds names lanes in memory.
+func (s *State) beginSweep() {
+	c := &s.catalogue
+	m := &laneMarks{absent: c.lanes.Without(&c.loaded)}
+	c.sweep = &LaneSweep{Marks: m, lanes: c.lanes.Without(&c.loaded), queues: c.queues.Without(&c.current)}
+	s.Effects.Sweep = c.sweep
+}
+
+// swept says that somebody has read what a sweep has to know, or why not.
+func (s *State) Swept(sw *LaneSweep, err error) {
+	if m := sw.Marks; err != nil {
+		sw.lanes, sw.queues = numset.Set{}, numset.Set{}
+	} else {
+		sw.lanes, sw.queues = sw.lanes.Without(&m.lanes), sw.queues.Without(&m.queues)
+	}
+	sw.queues.Remove(0)
+	sw.found = true
+}
+
+// endSweep removes what nothing names.
+func (s *State) endSweep() {
+	c := &s.catalogue
+	sw := c.sweep
+	free := func(named, taken *numset.Set, remove func(n uint32)) (more bool) {
+		for n, ok := named.Next(sw.next); ok; n, ok = named.Next(n + 1) {
+			if sw.next = n; s.Spent() {
+				return true
+			}
+			taken.Remove(n)
+			remove(n)
+		}
+		sw.next = 0
+		return false
+	}
+	if !sw.lanesGone {
+		if free(&sw.lanes, &c.lanes, func(n uint32) { s.Group.delete(keys.AppendNumbered(nil, keys.Lane, n)) }) {
+			return
+		}
+		sw.lanesGone = true
+	}
+	if free(&sw.queues, &c.queues, func(n uint32) {
+		s.Group.delete(keys.AppendNumbered(nil, keys.Queue, n))
+		s.Group.delete(keys.AppendNumbered(nil, keys.Counters, n))
+		s.Group.unclocked = true
+	}) {
+		return
+	}
+	c.sweep = nil
+	c.swept++
+	c.sweepAt = s.absentLanes() + max(s.config.SweepLanes, c.loaded.Len(), sw.Marks.entries/4)
+	if c.lanes.Len() > keys.MaxLane/4*3 { // rather more sweeps than no lanes
+		c.sweepAt = min(c.sweepAt, s.absentLanes()+keys.MaxLane/64)
+	}
+}
+
+var errSweepEnded = errors.New("the shard has ended")
+
+// read reads what disk had when the sweep began, unless it is to stop. It may run beside the owner.
+func (m *laneMarks) Read(r pebble.Reader, stop func() bool) error {
+	for _, of := range [...]struct {
+		prefix byte
+		name   func(key, value []byte) error
+	}{
+		{keys.Index, m.byKey}, {keys.Pending, m.byKey},
+		{keys.Scheduled, m.waiting}, {keys.Blocked, m.waiting},
+		{keys.Dead, m.ended}, {keys.Done, m.ended}, {keys.Canceled, m.ended},
+		{keys.Lease, m.leases}, {keys.Unique, m.unique}, {keys.Group, m.turn}, {keys.Wake, m.mark},
+		{keys.Dependent, m.dependent}, {keys.Pin, m.pin}, {keys.Outbound, m.message}, {keys.Session, m.session},
+		{keys.Lane, m.entry}, // last: which lanes stay is known
+	} {
+		if err := schema.Scan(r, of.prefix, func(key, value []byte) error {
+			if m.entries++; m.entries%1024 == 0 && stop() {
+				return errSweepEnded
+			}
+			return of.name(key, value)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *laneMarks) id(id keys.ID) { m.lanes.Add(keys.LaneOf(id)) }
+
+func (m *laneMarks) byKey(key, _ []byte) error {
+	id, err := keys.ParseByID(key)
+	m.id(id)
+	return err
+}
+
+func (m *laneMarks) waiting(key, value []byte) error {
+	id, _, err := keys.ParsePlaceKey(key)
+	if err != nil {
+		return err
+	}
+	m.id(id)
+	n, _, err := keys.SplitLane(value)
+	m.lanes.Add(n)
+	return err
+}
+
+func (m *laneMarks) ended(key, value []byte) error {
+	_, _, id, err := keys.ParseGrouped(key)
+	if err != nil {
+		return err
+	}
+	m.id(id)
+	v, _, err := keys.ParseEnded(value)
+	m.lanes.Add(v.Lane)
+	return err
+}
+
+func (m *laneMarks) leases(key, value []byte) error {
+	seq, err := keys.ParseLease(key)
+	if err != nil {
+		return err
+	}
+	_, entries, err := keys.ParseLeases(seq, value)
+	for i := range entries {
+		m.id(entries[i].ID)
+		m.lanes.Add(entries[i].Lane)
+	}
+	return err
+}
+
+func (m *laneMarks) unique(_, value []byte) error {
+	v, err := keys.ParseUnique(value)
+	m.id(v.ID)
+	return err
+}
+
+func (m *laneMarks) turn(_, value []byte) error {
+	v, err := keys.ParseGroup(value)
+	m.id(v.Holder)
+	return err
+}
+
+func (m *laneMarks) mark(key, _ []byte) error {
+	queue, _, id, err := keys.ParseGrouped(key)
+	m.id(id)
+	m.queues.Add(queue)
+	return err
+}
+
+func (m *laneMarks) dependent(key, _ []byte) error {
+	parent, child, err := keys.ParseDependent(key)
+	m.id(parent)
+	m.id(child)
+	return err
+}
+
+func (m *laneMarks) pin(key, _ []byte) error {
+	child, parent, err := keys.ParsePin(key)
+	m.id(child)
+	m.id(parent)
+	return err
+}
+
+func (m *laneMarks) message(_, value []byte) error {
+	msg, err := keys.ParseMessage(value)
+	if err == nil {
+		m.id(msg.Parent)
+		m.id(msg.Child)
+	}
+	return err
+}
+
+func (m *laneMarks) session(_, value []byte) error {
+	v, err := keys.ParseSession(value)
+	for i := range v.Calls {
+		for _, id := range v.Calls[i].IDs {
+			m.id(id)
+		}
+	}
+	return err
+}
+
+// entry marks the queue of a lane that stays.
+func (m *laneMarks) entry(key, value []byte) error {
+	n, err := keys.ParseNumbered(key)
+	if err != nil {
+		return err
+	}
+	v, _, err := keys.SplitLaneValue(value)
+	if err != nil {
+		return fmt.Errorf("lane %d: %w", n, err)
+	}
+	if !m.absent.Has(n) || m.lanes.Has(n) {
+		m.queues.Add(v.Queue)
+	}
+	return nil
+}

@@ -1,0 +1,219 @@
+package engine
+
+import (
+	"codeq/internal/chunked"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/wheel"
+)
+
+// lease is a task in the hands of a worker.
+//
+// Invariant: a lease is in the table exactly while the task's record lies in
+// its lane and a persisted (or about to be persisted) lease record names it.
+type lease struct {
+	id        keys.ID
+	lane      *Lane
+	since     uint64 // where the task's record lies in its lane
+	token     uint64
+	leases    uint32 // granted to this task so far, this one included
+	attempts  uint32 // counted so far, this one included
+	local     bool   // granted to Run: lives as long as the process
+	rewritten bool   // the key of the record had been written before
+	over      bool   // its time, or its process, had ended before the shard was loaded
+	tied      bool   // ties is not zero
+	ties      record.Ties
+	duration  uint64 // ms
+	retention int64  // of the task, ms; 0: by the options
+	record    *leaseRecord
+	copied    []byte              // the task's record, as it lies in its lane; empty: it is read when it is needed
+	slot      int                 // in leaseTable.all
+	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
+}
+
+func (l *lease) receipt() Receipt { return Receipt{ID: l.id, Token: l.token} }
+
+// leaseRecord is one stored value that holds the leases that a group granted
+// with the same deadline. It is written once, and deleted when the last of its
+// leases has ended, so that a claim costs a fraction of a key.
+type leaseRecord struct {
+	seq      uint64
+	local    bool
+	deadline uint64 // wall clock, ms
+	live     int    // leases that still refer to it
+	written  bool
+	value    []byte // until it is written
+}
+
+// leaseTable is the leases of a shard, by task and by deadline. It is a cache
+// of the lease records, rebuilt by load.
+type leaseTable struct {
+	byID  map[keys.ID]*lease
+	all   chunked.List[*lease] // in no order: of a lease that ends, the last one takes the slot
+	wheel *wheel.Wheel[*lease]
+	free  []*lease // ended leases, for reuse
+	held  int      // bytes of copied, of all leases in the table
+	spare []*leaseRecord
+}
+
+// A lease has a copy of its task's record, so that the end of an attempt reads nothing: small ones do, as
+// long as those of all leases of a shard take no more than copiesCap. It is a copy since the worker, who is
+// given the record, may change the payload, and since records share memory.
+const (
+	copyCap   = 512      // bytes of a record
+	copiesCap = 16 << 20 // bytes
+)
+
+// copyRecord keeps a copy of the record that a lease's task has now.
+func (t *leaseTable) copyRecord(l *lease, rec []byte) {
+	t.held -= len(l.copied)
+	l.copied = l.copied[:0]
+	if len(rec) <= copyCap && t.held+len(rec) <= copiesCap {
+		l.copied = append(l.copied, rec...)
+		t.held += len(rec)
+	}
+}
+
+// freeLeases bounds what a burst of leases leaves behind.
+const freeLeases = 4096
+
+func newLeaseTable(now uint64) leaseTable {
+	return leaseTable{byID: make(map[keys.ID]*lease), wheel: wheel.New[*lease](int64(now))}
+}
+
+// reserve prepares an empty table for a number of leases.
+func (t *leaseTable) reserve(n int) {
+	t.byID = make(map[keys.ID]*lease, n)
+}
+
+// add puts a lease into the table. deadline is by the shard's clock of leases.
+func (t *leaseTable) add(l *lease, deadline uint64) {
+	l.expiry.Value = l
+	t.byID[l.id] = l
+	l.lane.leased++
+	l.lane.trail.lease(l.since)
+	l.slot = t.all.Len()
+	t.all.Append(l)
+	t.wheel.Add(&l.expiry, int64(deadline))
+}
+
+// remove takes a lease out of the table. It stays readable until the next fresh.
+func (t *leaseTable) remove(l *lease) {
+	delete(t.byID, l.id)
+	l.lane.leased--
+	l.lane.trail.unlease(l.since)
+	t.held -= len(l.copied)
+	if moved, ok := t.all.Remove(l.slot); ok {
+		moved.slot = l.slot
+	}
+	t.wheel.Remove(&l.expiry)
+	if len(t.free) < freeLeases {
+		t.free = append(t.free, l)
+	}
+}
+
+func (t *leaseTable) fresh() *lease {
+	if n := len(t.free); n > 0 {
+		l := t.free[n-1]
+		t.free = t.free[:n-1]
+		*l = lease{copied: l.copied[:0]}
+		return l
+	}
+	return new(lease)
+}
+
+func (t *leaseTable) freshRecord() *leaseRecord {
+	if n := len(t.spare); n > 0 {
+		r := t.spare[n-1]
+		t.spare = t.spare[:n-1]
+		*r = leaseRecord{value: r.value[:0]}
+		return r
+	}
+	return new(leaseRecord)
+}
+
+// held returns the lease that a receipt names, or nil when it is not in force.
+// A lease is lost whose deadline passed before the operation came that is being decided.
+func (s *State) held(r Receipt) *lease {
+	l := s.leases.byID[r.ID]
+	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.Judged {
+		return nil
+	}
+	return l
+}
+
+// recordLooks is among how many of a group's last lease records inscribe looks for the one of a deadline.
+// Leases of more different durations than that are spread over more records.
+const recordLooks = 16
+
+// inscribe adds a lease to a lease record of the group for its deadline. The
+// caller sets the token; 0 stands for a new lease.
+func (s *State) inscribe(l *lease) {
+	deadline := s.Wall + l.duration
+	var r *leaseRecord
+	for _, g := range s.Group.granted[max(0, len(s.Group.granted)-recordLooks):] {
+		if g.deadline == deadline && g.local == l.local {
+			r = g
+			break
+		}
+	}
+	if r == nil {
+		r = s.leases.freshRecord()
+		r.seq, r.local, r.deadline = s.Mint.next(), l.local, deadline
+		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline}.Append(r.value)
+		s.Group.granted = append(s.Group.granted, r)
+	}
+	if l.token == 0 {
+		l.token = r.seq
+	}
+	entry := keys.LeaseEntry{
+		ID: l.id, Lane: l.lane.number, Since: l.since, Token: l.token,
+		Leases: l.leases, Attempts: l.attempts, Duration: l.duration,
+	}
+	r.value = entry.Append(r.value, r.seq)
+	r.live++
+	l.record = r
+}
+
+// strike takes a lease out of its lease record, and deletes the record when
+// that was its last.
+func (s *State) strike(l *lease) {
+	r := l.record
+	l.record = nil
+	r.live--
+	if r.live == 0 && r.written {
+		s.Group.finished = append(s.Group.finished, r.seq)
+		if len(s.leases.spare) < freeLeases/16 {
+			s.leases.spare = append(s.leases.spare, r)
+		}
+	}
+}
+
+// renew moves the deadline of a lease to d ms from now. A local lease lives in
+// memory: nothing is written.
+func (s *State) renew(l *lease, d uint64) {
+	s.leases.wheel.Remove(&l.expiry)
+	s.leases.wheel.Add(&l.expiry, int64(s.Now+d))
+	if l.local {
+		return
+	}
+	l.duration = d
+	s.strike(l)
+	s.inscribe(l)
+	s.touch(l.lane.queue)
+}
+
+// expireLeases ends leases whose deadline has passed.
+func (s *State) expireLeases() {
+	for more := true; more && s.Broken == nil && !s.Spent(); {
+		more = s.leases.wheel.Advance(int64(s.Reap), 1, s.expire)
+	}
+}
+
+func (s *State) expireLeasesIsDue() bool { return s.LeasesEnd(s.Reap) }
+
+// leasesEnd reports whether leases may have a deadline that is not after a time.
+func (s *State) LeasesEnd(at uint64) bool {
+	next, ok := s.leases.wheel.Next()
+	return ok && uint64(next) <= at
+}

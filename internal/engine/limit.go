@@ -1,0 +1,191 @@
+package engine
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"math"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// limitTable is how many tasks of each LimitKey are leased, by scope. All
+// tasks of a key lie in one shard, so that its owner alone decides.
+type limitTable map[uint64]*limitState
+
+type limitState struct {
+	leased int
+	parked bool // tasks may wait for room
+}
+
+// at returns the state of a scope, which it makes if need be.
+func (t limitTable) at(scope uint64) *limitState {
+	st := t[scope]
+	if st == nil {
+		st = new(limitState)
+		t[scope] = st
+	}
+	return st
+}
+
+func (t limitTable) enter(scope uint64) { t.at(scope).leased++ }
+
+// full reports whether no further task of a key may be leased.
+func (s *State) full(q *Queue, scope uint64) bool {
+	limit := q.Settings.ConcurrencyPerKey
+	st := s.limits[scope]
+	return limit > 0 && st != nil && st.leased >= limit
+}
+
+// leaveLimit is the end of a lease of a key.
+func (s *State) leaveLimit(q *Queue, scope uint64) {
+	st := s.limits[scope]
+	st.leased--
+	switch {
+	case st.parked:
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
+	case st.leased == 0:
+		delete(s.limits, scope)
+	}
+}
+
+// passLimit is for a task that could be leased and will not be: another one of
+// its key may have its room.
+func (s *State) passLimit(q *Queue, scope uint64) {
+	if st := s.limits[scope]; st != nil && st.parked {
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
+	}
+}
+
+// park has the first task of a lane wait for room in the limit of its key.
+func (s *State) park(l *Lane) {
+	it := s.popFirst(l)
+	rec, err := record.Decode(it.Record)
+	if err != nil {
+		s.Broken = err
+		return
+	}
+	s.removeTask(l.number, it.Since, it.ID, false)
+	s.rested(l)
+	l.queue.Counts.Ready--
+	rec.Rewritten = true
+	s.block(l, rec.Limit, it.ID, rec.Encode())
+	s.limits[rec.Limit].parked = true
+}
+
+// fillLimit lets as many of the tasks that wait for room go on as there is.
+func (s *State) fillLimit(q *Queue, scope uint64) error {
+	room := math.MaxInt
+	st := s.limits[scope]
+	if limit := q.Settings.ConcurrencyPerKey; limit > 0 {
+		room = limit
+		if st != nil {
+			room -= st.leased
+		}
+	}
+	more, cut := false, false
+	err := s.waiting(q, scope, func(n int, at *located) bool {
+		if n >= room {
+			more = true
+			return false
+		}
+		if cut = n > 0 && s.Spent(); cut { // its mark was a unit already
+			return false
+		}
+		s.unblock(at)
+		s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	if cut {
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
+	}
+	switch {
+	case more || cut:
+		s.limits.at(scope).parked = true
+	case st != nil:
+		if st.parked = false; st.leased == 0 {
+			delete(s.limits, scope)
+		}
+	}
+	return nil
+}
+
+// recheck walks the scopes of a queue whose limit has changed.
+type recheck struct {
+	queue *Queue
+	from  []byte // nil: all have been walked
+}
+
+func (s *State) recheck(q *Queue) {
+	if q.Counts.Blocked > 0 {
+		q.rechecks++
+		s.rechecks = append(s.rechecks, &recheck{q, keys.AppendNumbered(nil, keys.Blocked, q.number)})
+	}
+}
+
+// recheckLimits marks the limits of queues that may have room now. Marks of
+// scopes that are still full do no harm.
+func (s *State) recheckLimits() {
+	for len(s.rechecks) > 0 && !s.Spent() {
+		r := s.rechecks[0]
+		if s.Broken = s.recheckNext(r); s.Broken != nil {
+			return
+		}
+		if r.from == nil {
+			s.rechecks[0], s.rechecks = nil, s.rechecks[1:]
+			r.queue.rechecks--
+			s.Rest(r.queue)
+		}
+	}
+}
+
+// recheckNext marks the next scope of a queue in which tasks wait.
+func (s *State) recheckNext(r *recheck) error {
+	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.number))
+	r.from = nil
+	return s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		_, scope, _, err := keys.ParseGrouped(it.Key())
+		if err != nil {
+			return false, err
+		}
+		if scope != 0 && scope&keys.GroupScopeBit == 0 {
+			s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
+		}
+		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))
+		return false, nil
+	})
+}
+
+func (s *State) recheckIsDue() bool { return len(s.rechecks) > 0 }
+
+// next returns the lane whose first task a claim of the queue gets that wants none of a lower rank;
+// nil: there is none. Pending is as in head, or says that as many tasks have been parked as can be at
+// once; then more of the queue are fed.
+func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
+	if q.Settings.Paused {
+		return nil, false
+	}
+	for {
+		l, pending = s.head(q)
+		if l != nil && Rank(l.Priority) < rank {
+			return nil, false
+		}
+		if l == nil || q.Settings.ConcurrencyPerKey == 0 {
+			return l, pending
+		}
+		head, err := record.DecodeHead(l.window.FirstRecord())
+		if err != nil || head.Limit == 0 || !s.full(q, head.Limit) { // grant reports err
+			return l, pending
+		}
+		if s.Spent() {
+			s.feed(q)
+			return nil, true
+		}
+		s.park(l)
+		if s.Broken != nil {
+			return nil, false
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+// load builds the memory from disk. What it reads is bounded by the
+// catalogue and the leases, not by the backlog: windows are filled when a
+// claim asks for them. The instant and the room are set.
+func (s *State) Load() error {
+	s.leases = newLeaseTable(s.Now)
+	s.Mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
+	for _, step := range []func() error{
+		s.loadCatalogue,
+		s.loadSettings,
+		s.loadLeases,
+		s.beginLanes,
+		s.loadTimes,
+		s.loadBuckets,
+		s.loadMirrors,
+		func() error { return s.loadOutbox(s.config.Shards) },
+		s.loadRecurring,
+		s.loadSessions,
+		s.loadInterests,
+	} {
+		if err := s.Store.Read(step); err != nil {
+			return err
+		}
+	}
+	s.Mint.Tick(s.Wall, s.Now)
+	return nil
+}
+
+// leaseChunk is how many lease entries load looks up together.
+const leaseChunk = 1 << 16
+
+// storedLease is an entry of a lease record.
+type storedLease struct {
+	*leaseRecord
+	keys.LeaseEntry
+}
+
+// compare is the order of the keys of the tasks.
+func (a *storedLease) compare(b *storedLease) int {
+	return cmp.Or(cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Since, b.Since), bytes.Compare(a.ID[:], b.ID[:]))
+}
+
+// loadLeases rebuilds the lease table. Leases that belonged to the process
+// that had the queue open before are over: they expire at once. The tasks are looked up
+// in the order of their keys, which costs a fraction of looking up each by itself.
+func (s *State) loadLeases() error {
+	leased := 0
+	for _, q := range s.numbers.All() {
+		if q != nil {
+			leased += int(q.Counts.Leased)
+		}
+	}
+	s.leases.reserve(leased)
+	lower, upper := keys.Range(keys.Task)
+	tasks, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = tasks.Close() }() // its error is that of tasks.Error
+	var chunk []storedLease
+	load := func() error {
+		// Of several entries of a task the newest comes last.
+		slices.SortStableFunc(chunk, func(a, b storedLease) int { return a.compare(&b) })
+		for i := range chunk {
+			e := &chunk[i]
+			head, err := schema.NextLeasedHead(tasks, &e.LeaseEntry)
+			if err != nil {
+				return err
+			}
+			if head == nil {
+				continue
+			}
+			if err := s.loadLease(e.leaseRecord, &e.LeaseEntry, head); err != nil {
+				return err
+			}
+		}
+		chunk = chunk[:0]
+		return nil
+	}
+	err = schema.ScanLeases(s.Store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
+		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, written: true}
+		for _, e := range entries {
+			chunk = append(chunk, storedLease{r, e})
+		}
+		if len(chunk) < leaseChunk {
+			return nil
+		}
+		return load()
+	})
+	if err != nil {
+		return err
+	}
+	return load()
+}
+
+func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head) error {
+	l, err := s.laneNumbered(e.Lane)
+	if err != nil {
+		return err
+	}
+	if old := s.leases.byID[e.ID]; old != nil { // r is newer: it gives the deadline
+		old.record.live--
+		s.leases.remove(old)
+		if old.ties.Limit != 0 {
+			s.limits[old.ties.Limit].leased--
+		}
+	}
+	ls := s.leases.fresh()
+	*ls = lease{
+		id: e.ID, lane: l, since: e.Since, token: e.Token, leases: e.Leases, attempts: e.Attempts,
+		local: r.local, duration: e.Duration, retention: head.Retention, record: r, rewritten: head.Rewritten,
+	}
+	s.tieLease(ls, head)
+	r.live++
+	deadline := s.Now
+	switch {
+	case s.config.Replicated: // its worker lives, perhaps, and the clocks of nodes differ
+		deadline += e.Duration
+	case !r.local && !s.HasRoom(RoomScarce): // it is unknown for how long there has been none
+		deadline += e.Duration
+	case !r.local && r.deadline > s.Wall:
+		deadline += min(r.deadline-s.Wall, e.Duration)
+	default:
+		ls.over = true
+	}
+	s.leases.add(ls, deadline)
+	return nil
+}
+
+// loadTimes finds the first scheduled task, and the first idempotency key to
+// become free.
+func (s *State) loadTimes() error {
+	first := func(prefix byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
+		lower, upper := keys.Range(prefix)
+		c = nothingDue
+		err = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+			at, name, err := parse(it.Key())
+			c.lower(at, name)
+			return false, err
+		})
+		return c, err
+	}
+	var err error
+	if s.nextDue, err = first(keys.Scheduled, keys.ParseScheduled); err != nil {
+		return err
+	}
+	s.nextFreed, err = first(keys.Freed, keys.ParseFreed)
+	return err
+}
+
+// loadBuckets reads how much is kept of what has ended.
+func (s *State) loadBuckets() error {
+	return schema.Scan(s.Store.DB(), keys.Buckets, func(key, value []byte) error {
+		prefix, number, until, err := keys.ParseBucket(key)
+		q := s.numbers.At(int(number))
+		if err != nil || q == nil {
+			return fmt.Errorf("%w: bucket %x", base.ErrCorrupt, key)
+		}
+		size, err := keys.ParseNumber(value)
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		s.bucket(q, bucketKey{prefix, until}).size = size
+		return nil
+	})
+}
+
+// loadMirrors reads what binds tasks to others, as far as it is small.
+func (s *State) loadMirrors() error {
+	err := errors.Join(s.teller.load(s.Store.DB()), s.pins.load(s.Store.DB()))
+	for _, m := range s.mirrors() {
+		err = errors.Join(err, m.load(s.Store.DB()))
+	}
+	return err
+}

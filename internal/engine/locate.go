@@ -1,0 +1,259 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+	"codeq/internal/window"
+)
+
+// located is a task as the owner has found it by its ID.
+type located struct {
+	id      keys.ID
+	state   TaskState
+	place   keys.Place
+	indexed bool
+	lane    *Lane
+	rec     record.Record
+	lease   *lease          // of a leased task
+	ended   keys.EndedValue // of a task that has ended
+	pending uint64          // parents for which a blocked task waits
+}
+
+// waiting reports whether the task is neither in a worker's hands nor ended.
+func (at *located) waiting() bool {
+	return at.state == Ready || at.state == Scheduled || at.state == Blocked
+}
+
+// isBehind reports whether neither disk nor the group says yet what the group does with
+// a task or those that wait for it: an operation on the task is then resolved again in
+// the next group.
+func (s *State) isBehind(id keys.ID) bool {
+	return s.Group.hasChildren(id) || s.isMoving(id) || s.isTelling(id) && s.HasRoom(RoomLow) // or nobody tells on
+}
+
+// isMoving is isBehind for operations that do not end the task.
+func (s *State) isMoving(id keys.ID) bool {
+	if s.Group.hasChanged(id) && s.Group.find(id) == nil {
+		return true
+	}
+	ls := s.leases.byID[id]
+	return ls != nil && !ls.record.written
+}
+
+// locate finds a task by its ID; nil if it does not exist.
+// REQUIRES: the task is not moving.
+func (s *State) locate(id keys.ID) (*located, error) {
+	at, err := s.locateUnended(id)
+	if at == nil && err == nil {
+		at, err = s.locateEnded(id)
+	}
+	return at, err
+}
+
+// locateUnended finds a task that has not ended by its ID.
+// REQUIRES: the task is not moving.
+func (s *State) locateUnended(id keys.ID) (*located, error) {
+	at := &located{id: id}
+	if ls := s.leases.byID[id]; ls != nil {
+		rec, err := s.recordOf(ls)
+		if err != nil {
+			return nil, err
+		}
+		at.state, at.lease, at.lane, at.rec = Leased, ls, ls.lane, rec
+		at.place = keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}
+		return at, nil
+	}
+	if t := s.Group.find(id); t != nil {
+		at.state, at.lane, at.place = StateIn(t.place.Range), t.lane, t.place
+		at.indexed = t.place.Range != keys.Task || !isFirstPlace(t.lane, t.place.At, id)
+		s.countPending(at)
+		return at, at.decodeRecord(t.rec)
+	}
+	p, indexed, err := schema.PlaceOf(s.Store.DB(), id)
+	if err != nil {
+		return nil, err
+	}
+	at.place, at.indexed = p, indexed
+	value, err := s.read(p.AppendKey(nil, id))
+	if value == nil || err != nil {
+		return nil, err
+	}
+	s.countPending(at)
+	return at, s.decode(at, value)
+}
+
+// locateEnded finds a task that has ended, and is kept, by its ID.
+func (s *State) locateEnded(id keys.ID) (*located, error) {
+	q, err := s.birthplace(id)
+	if q == nil || err != nil {
+		return nil, err
+	}
+	at := &located{id: id}
+	for key := range q.buckets {
+		if key.until <= s.Wall {
+			continue
+		}
+		at.place = keys.Place{Range: key.prefix, Group: q.number, At: key.until}
+		if value, err := s.read(at.place.AppendKey(nil, id)); err != nil {
+			return nil, err
+		} else if value != nil {
+			return at, s.decode(at, value)
+		}
+	}
+	return nil, nil
+}
+
+func (s *State) countPending(at *located) {
+	if at.place.Range == keys.Blocked && at.place.At == 0 {
+		at.pending, _ = s.pending.get(s, at.id)
+	}
+}
+
+func (at *located) decodeRecord(rec []byte) (err error) {
+	if at.rec, err = record.Decode(rec); err != nil {
+		err = fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(at.id), err)
+	}
+	return err
+}
+
+// decode reads the value of a task that has been found.
+func (s *State) decode(at *located, value []byte) error {
+	number, rec, ended, err := schema.SplitValue(at.place, value)
+	if err == nil {
+		at.state, at.ended = StateIn(at.place.Range), ended
+		if at.lane, err = s.laneNumbered(number); err == nil {
+			at.rec, err = record.Decode(rec)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(at.id), err)
+	}
+	return nil
+}
+
+// locateDead finds a dead letter by its ID; nil if the task is none. It looks into a bucket first of which it says
+// where it has found one.
+// REQUIRES: the task is not moving.
+func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
+	if s.Group.hasChanged(id) { // it has just gone elsewhere
+		return nil, nil
+	}
+	q, err := s.birthplace(id)
+	if q == nil || err != nil {
+		return nil, err
+	}
+	look := func(key bucketKey) (*located, error) {
+		at := &located{id: id, place: keys.Place{Range: keys.Dead, Group: q.number, At: key.until}}
+		value, err := s.dead.read(s, at.place.AppendKey(nil, id))
+		if value == nil || err != nil {
+			return nil, err
+		}
+		*first = key
+		return at, s.decode(at, value)
+	}
+	if q.buckets[*first] != nil && first.until > s.Wall {
+		if at, err := look(*first); at != nil || err != nil {
+			return at, err
+		}
+	}
+	for key := range q.buckets {
+		if key.prefix != keys.Dead || key == *first || key.until <= s.Wall {
+			continue
+		}
+		if at, err := look(key); at != nil || err != nil {
+			return at, err
+		}
+	}
+	return nil, nil
+}
+
+// read is lookup for the shard's owner.
+func (s *State) read(key []byte) ([]byte, error) {
+	v, err := schema.Lookup(s.Store.DB(), key)
+	s.noteRead(len(v))
+	return v, err
+}
+
+// rewrite stores the changed record of a task where it lies.
+func (s *State) rewrite(at *located) {
+	at.rec.Rewritten = at.rec.Rewritten || at.place.Range == keys.Task
+	b := at.rec.Encode()
+	switch at.place.Range {
+	case keys.Task:
+		s.Group.noteRemoved()
+		s.Group.flushTasks() // it may be one of them
+		s.Group.put(at.id, at.lane, at.place, b)
+		s.Group.setTask(at.lane.number, at.place.At, at.id, b)
+		if at.lease != nil {
+			at.lease.rewritten, at.lease.ties, at.lease.tied = true, at.rec.Ties, at.rec.Ties != record.Ties{}
+			s.leases.copyRecord(at.lease, b)
+		} else {
+			w := &at.lane.window
+			before := w.Footprint()
+			w.Replace(window.Item{Pos: window.Pos{Since: at.place.At, ID: at.id}, Record: b})
+			s.Windows.resized(at.lane, before)
+			s.Windows.shrink()
+		}
+	case keys.Scheduled, keys.Blocked:
+		if at.place.Range == keys.Blocked {
+			s.fronts.forget(at.place.At)
+		}
+		s.Group.put(at.id, at.lane, at.place, b)
+		s.Group.set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))
+	default:
+		s.Group.change(at.id)
+		s.Group.set(at.place.AppendKey(nil, at.id), append(at.ended.Append(nil), b...))
+	}
+}
+
+// walk visits the entries of a range in order, until visit returns false or
+// an error; n counts the entries.
+func (s *State) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
+	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() {
+		s.walked += uint64(it.Stats().ForwardStepCount[pebble.InternalIterCall])
+		_ = it.Close() // its error is that of it.Error
+	}()
+	n := 0
+	for valid := it.First(); valid; valid = it.Next() {
+		value := it.LazyValue()
+		s.noteRead(value.Len())
+		more, err := visit(it, n)
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		if !more {
+			return nil
+		}
+		n++
+	}
+	return store.Error(it.Error())
+}
+
+// stateIn is the state of a task by the range in which it lies. A leased task counts as ready.
+func StateIn(prefix byte) TaskState {
+	switch prefix {
+	case keys.Scheduled:
+		return Scheduled
+	case keys.Blocked:
+		return Blocked
+	case keys.Dead:
+		return Dead
+	case keys.Done:
+		return Done
+	case keys.Canceled:
+		return Canceled
+	default:
+		return Ready
+	}
+}

@@ -1,0 +1,380 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"unsafe"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/fingerprint"
+	"codeq/internal/keys"
+	"codeq/internal/store"
+)
+
+// mirror is what memory holds of a range of small entries: all of them while
+// they are few, and some when they are many; then an entry that it does not
+// hold is read from disk, unless the fingerprints of all say that there is none. The
+// shard's owner uses it; changes are written once for each group and entry.
+//
+// Invariant: an entry that the group has changed is held until the group has
+// persisted, so that no read misses what is still under way.
+//
+// Invariant: the fingerprints are those of the entries whose keys come before listed, as they are on
+// disk and as the group changes them. After Open the range is listed in pieces, before
+// the group changes anything.
+type mirror[K comparable, V any] struct {
+	prefix byte
+	key    func([]byte, K) []byte
+	parse  func(key, value []byte) (K, V, error)
+	encode func(V, []byte) []byte
+	order  func(a, b K) int // that of the keys
+
+	held    map[K]mirrored[V]
+	whole   bool // what is not held does not exist
+	changed []K  // in this group
+
+	prints  fingerprint.Multiset
+	listed  K    // the first key that is not listed yet
+	all     bool // every key is listed
+	tooMany bool // fingerprints take more than printsCap: there are none until the range is loaded again
+
+	reader         *pebble.Iterator // of disk before the group; nil until it is needed
+	scratch, value []byte
+}
+
+type mirrored[V any] struct {
+	value   V
+	present bool
+	stored  uint8 // how often the key has been written since it did not exist; stops at many
+	changed bool
+}
+
+// many is more writes than SINGLEDEL is legal for, or an unknown number.
+const many = 2
+
+// mirrorBytes is how much memory holds of a range at the most between two groups, in bytes, without
+// what the map takes: 65,536 idempotency keys, 112,347 groups.
+const mirrorBytes = 3 << 20
+
+// most is mirrorBytes in entries.
+func (m *mirror[K, V]) most() int {
+	var k K
+	var e mirrored[V]
+	return mirrorBytes / int(unsafe.Sizeof(k)+unsafe.Sizeof(e))
+}
+
+// printsCap bounds the fingerprints of a range, in bytes: those of some ten million entries.
+const printsCap = 32 << 20
+
+var printSeed = maphash.MakeSeed()
+
+// anyMirror is a mirror of whatever entries.
+type anyMirror interface {
+	load(r pebble.Reader) error
+	listIsDue() bool
+	list(s *State) error
+	close()
+	seal(g *group)
+	trim()
+}
+
+// mirrors returns all mirrors, in the order in which a group writes what they change.
+func (s *State) mirrors() [5]anyMirror {
+	return [...]anyMirror{&s.uniques, &s.groups, &s.pending, &s.teller.ends, &s.pins.counts}
+}
+
+// load reads the range if it is small.
+func (m *mirror[K, V]) load(r pebble.Reader) error {
+	m.held, m.whole = make(map[K]mirrored[V]), true
+	m.forgetPrints()
+	lower, upper := keys.Range(m.prefix)
+	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	for valid := it.First(); valid; valid = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return store.Error(err)
+		}
+		k, value, err := m.parse(it.Key(), v)
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		if len(m.held) == m.most() {
+			m.whole, m.listed = false, k
+			return nil
+		}
+		m.held[k] = mirrored[V]{value: value, present: true, stored: many}
+		m.prints.Add(printOf(k))
+	}
+	m.all = true
+	return store.Error(it.Error())
+}
+
+func printOf[K comparable](k K) uint64 { return maphash.Comparable(printSeed, k) }
+
+// isListed reports whether the fingerprints are to tell of a key.
+func (m *mirror[K, V]) isListed(k K) bool { return m.all || m.order(k, m.listed) < 0 }
+
+func (m *mirror[K, V]) forgetPrints() {
+	var first K
+	m.prints, m.listed, m.all, m.tooMany = fingerprint.Multiset{}, first, false, false
+}
+
+func (m *mirror[K, V]) listIsDue() bool { return !m.all && !m.tooMany }
+
+// list lists more keys. REQUIRES: the group has changed nothing.
+func (m *mirror[K, V]) list(s *State) error {
+	_, upper := keys.Range(m.prefix)
+	from := m.key(nil, m.listed)
+	m.all = true // unless it ends before
+	return s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		k, _, err := m.parse(it.Key(), v)
+		if err != nil {
+			return false, err
+		}
+		if s.Spent() {
+			m.all, m.listed = false, k
+			return false, nil
+		}
+		return m.note(k), nil
+	})
+}
+
+// note adds the fingerprint of a key. It is false if there are too many.
+func (m *mirror[K, V]) note(k K) bool {
+	m.prints.Add(printOf(k))
+	if m.prints.Bytes() > printsCap {
+		m.forgetPrints()
+		m.tooMany = true
+	}
+	return !m.tooMany
+}
+
+// listKeys lists more of what exists in the ranges of all mirrors.
+func (s *State) listKeys() {
+	for _, m := range s.mirrors() {
+		if m.listIsDue() && s.Broken == nil {
+			s.Broken = m.list(s)
+		}
+	}
+}
+
+func (s *State) listKeysIsDue() bool {
+	for _, m := range s.mirrors() {
+		if m.listIsDue() {
+			return true
+		}
+	}
+	return false
+}
+
+// get returns an entry, the zero value if there is none. An error of the disk ends the shard.
+func (m *mirror[K, V]) get(s *State, k K) (v V, ok bool) {
+	e := m.entry(s, k)
+	return e.value, e.present
+}
+
+// peek is get of what memory tells by itself; known is false if only disk could.
+func (m *mirror[K, V]) peek(k K) (v V, known bool) {
+	e, ok := m.held[k]
+	return e.value, ok || m.isAbsent(k)
+}
+
+// fetch reads those of some entries that memory does not know, in the order of their keys. Zero keys are none.
+func (m *mirror[K, V]) fetch(s *State, ks []K) {
+	var none K
+	ks = slices.DeleteFunc(ks, func(k K) bool {
+		_, known := m.peek(k)
+		return k == none || known
+	})
+	slices.SortFunc(ks, m.order)
+	for _, k := range ks {
+		m.entry(s, k)
+	}
+}
+
+// put stores an entry.
+func (m *mirror[K, V]) put(s *State, k K, v V) {
+	e := m.entry(s, k)
+	if !e.present && m.isListed(k) {
+		m.note(k)
+	}
+	e.value, e.present = v, true
+	m.change(k, e)
+}
+
+// drop removes an entry, if there is one.
+func (m *mirror[K, V]) drop(s *State, k K) { m.remove(k, m.entry(s, k)) }
+
+// dropBlind removes an entry of which it is known that it exists, without a look at it.
+func (m *mirror[K, V]) dropBlind(k K) {
+	e, ok := m.held[k]
+	if !ok {
+		e.present, e.stored = !m.isAbsent(k), many
+	}
+	m.remove(k, e)
+}
+
+func (m *mirror[K, V]) remove(k K, e mirrored[V]) {
+	if !e.present {
+		return
+	}
+	if m.isListed(k) {
+		m.prints.Remove(printOf(k))
+	}
+	var none V
+	e.value, e.present = none, false
+	m.change(k, e)
+}
+
+// isAbsent reports whether an entry that is not held is known not to exist.
+func (m *mirror[K, V]) isAbsent(k K) bool {
+	return m.whole || m.isListed(k) && !m.prints.Has(printOf(k))
+}
+
+// hasChanged reports whether the group changes an entry.
+func (m *mirror[K, V]) hasChanged(k K) bool { return m.held[k].changed }
+
+func (m *mirror[K, V]) change(k K, e mirrored[V]) {
+	if !e.changed {
+		e.changed = true
+		m.changed = append(m.changed, k)
+	}
+	m.held[k] = e
+}
+
+// entry returns what is held of k, after reading it if need be.
+func (m *mirror[K, V]) entry(s *State, k K) mirrored[V] {
+	e, ok := m.held[k]
+	if ok || m.isAbsent(k) {
+		return e
+	}
+	var err error
+	if m.reader == nil {
+		lower, upper := keys.Range(m.prefix)
+		m.reader, err = s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	}
+	if err == nil {
+		m.scratch = m.key(m.scratch[:0], k)
+		if m.reader.SeekPrefixGE(m.scratch) {
+			s.noteRead(len(m.reader.Value()))
+			_, e.value, err = m.parse(m.reader.Key(), m.reader.Value())
+			e.present, e.stored = true, many
+		} else {
+			s.noteRead(0)
+			err = m.reader.Error()
+		}
+	}
+	if err != nil {
+		s.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, store.Error(err))
+	}
+	m.held[k] = e
+	return e
+}
+
+// close ends the reading of what was on disk before the group.
+func (m *mirror[K, V]) close() {
+	if m.reader != nil {
+		_ = m.reader.Close() // its error is that of reader.Error
+		m.reader = nil
+	}
+}
+
+// seal adds to the group what it has changed, in the order of the keys.
+func (m *mirror[K, V]) seal(g *group) {
+	m.close()
+	slices.SortFunc(m.changed, m.order)
+	for _, k := range m.changed {
+		e := m.held[k]
+		m.scratch = m.key(m.scratch[:0], k)
+		switch {
+		case e.present:
+			m.value = m.encode(e.value, m.value[:0])
+			g.set(m.scratch, m.value)
+			e.stored = min(e.stored+1, many)
+		case e.stored == 1:
+			g.singleDelete(m.scratch)
+			e.stored = 0
+		case e.stored == many:
+			g.delete(m.scratch)
+			e.stored = 0
+		}
+		if !e.present && m.whole {
+			delete(m.held, k)
+			continue
+		}
+		e.changed = false
+		m.held[k] = e
+	}
+	m.changed = m.changed[:0]
+}
+
+// trim bounds the memory. REQUIRES: the group has persisted.
+func (m *mirror[K, V]) trim() {
+	for k := range m.held { // in any order
+		if len(m.held) <= m.most() {
+			return
+		}
+		delete(m.held, k)
+		m.whole = false
+	}
+}
+
+// The mirrors of a shard, by hash of the idempotency key, by scope, and by ID.
+type (
+	uniqueMirror  = mirror[[keys.UniqueLen]byte, keys.UniqueValue]
+	groupMirror   = mirror[uint64, keys.GroupValue]
+	pendingMirror = mirror[keys.ID, uint64]
+)
+
+func newUniqueMirror() uniqueMirror {
+	return uniqueMirror{
+		prefix: keys.Unique, key: keys.AppendHashed, encode: keys.UniqueValue.Append,
+		order: func(a, b [keys.UniqueLen]byte) int { return bytes.Compare(a[:], b[:]) },
+		parse: func(key, value []byte) (k [keys.UniqueLen]byte, v keys.UniqueValue, err error) {
+			if k, err = keys.ParseHashed(key); err == nil {
+				v, err = keys.ParseUnique(value)
+			}
+			return k, v, err
+		},
+	}
+}
+
+func newGroupMirror() groupMirror {
+	return groupMirror{
+		prefix: keys.Group, key: keys.AppendScope, encode: keys.GroupValue.Append, order: cmp.Compare[uint64],
+		parse: func(key, value []byte) (k uint64, v keys.GroupValue, err error) {
+			if k, err = keys.ParseScope(key); err == nil {
+				v, err = keys.ParseGroup(value)
+			}
+			return k, v, err
+		},
+	}
+}
+
+func newPendingMirror() pendingMirror {
+	return pendingMirror{
+		prefix: keys.Pending,
+		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Pending, id) },
+		encode: func(n uint64, dst []byte) []byte { return keys.AppendNumber(dst, n) },
+		order:  func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) },
+		parse: func(key, value []byte) (k keys.ID, n uint64, err error) {
+			if k, err = keys.ParseByID(key); err == nil {
+				n, err = keys.ParseNumber(value)
+			}
+			return k, n, err
+		},
+	}
+}

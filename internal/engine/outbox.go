@@ -1,0 +1,242 @@
+package engine
+
+import (
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"fmt"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// outbox is how a shard has another one do something exactly once. The message
+// is stored in the commit of what makes it necessary, numbered by receiver.
+// The receiver notes the number of the last message of each sender in the
+// commit of what the message does, and ignores what it has taken already; then
+// the sender forgets the message. Messages of one sender and receiver are taken
+// in order, some hundred at a time, the next ones when these are confirmed.
+// Memory holds none of them but those under way.
+//
+// A shard that asks itself goes the same way.
+//
+// The number of the last message to each receiver is stored with it, since the
+// message itself will be forgotten. The numbers of the messages that wait for a
+// receiver have a gap if a power loss took the last of them, and not what they
+// did to the receiver.
+type outbox struct {
+	next    []uint64 // by receiver, the number of the next message
+	stored  []uint64 // by receiver, the number of the last message, as disk has it
+	ahead   bool     // next has moved on from what is stored
+	first   []uint64 // by receiver, the number of the first one that is not confirmed
+	sending []bool   // by receiver: some are under way
+	waiting []uint64 // by receiver, messages that are not confirmed
+	due     bool     // there may be something to send
+}
+
+// send stores a message for a shard.
+func (s *State) send(to int, m *keys.Message) {
+	seq := s.out.next[to]
+	s.out.next[to]++
+	s.out.ahead = true
+	s.out.waiting[to]++
+	s.out.due = true
+	s.Group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
+}
+
+// loadOutbox finds what has not been confirmed before the queue was closed.
+func (s *State) loadOutbox(shards int) error {
+	s.out = outbox{
+		next: make([]uint64, shards), stored: make([]uint64, shards), first: make([]uint64, shards),
+		sending: make([]bool, shards), waiting: make([]uint64, shards),
+	}
+	s.Inbound = make([]uint64, shards)
+	for prefix, numbers := range map[byte][]uint64{keys.Inbound: s.Inbound, keys.Sent: s.out.stored} {
+		if err := schema.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
+			n, err := keys.ParseNumbered(key)
+			if err == nil && int(n) < shards {
+				numbers[n], err = keys.ParseNumber(value)
+			}
+			if err != nil || int(n) >= shards {
+				return fmt.Errorf("%w: last message, %x, is %x", base.ErrCorrupt, key, value)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	last := slices.Clone(s.out.stored)
+	if err := schema.Scan(s.Store.DB(), keys.Outbound, func(key, _ []byte) error {
+		to, seq, err := keys.ParseOutbound(key)
+		if err != nil || int(to) >= shards {
+			return fmt.Errorf("%w: message %x", base.ErrCorrupt, key)
+		}
+		if s.out.waiting[to] == 0 {
+			s.out.first[to] = seq
+		}
+		last[to] = max(last[to], seq)
+		s.out.waiting[to]++
+		s.out.due = true
+		return nil
+	}); err != nil {
+		return err
+	}
+	for to, n := range last {
+		s.out.countFrom(to, n)
+	}
+	return nil
+}
+
+// countFrom continues the numbering after a message to a shard.
+func (o *outbox) countFrom(to int, last uint64) {
+	o.next[to] = max(o.next[to], last+1)
+	if o.waiting[to] == 0 {
+		o.first[to] = o.next[to]
+	}
+	o.ahead = o.ahead || o.next[to] != o.stored[to]+1
+}
+
+// seal has the group store how far the messages are counted.
+func (o *outbox) seal(g *group) {
+	if !o.ahead {
+		return
+	}
+	o.ahead = false
+	for to, next := range o.next {
+		if last := next - 1; last != o.stored[to] {
+			o.stored[to] = last
+			g.set(keys.AppendNumbered(nil, keys.Sent, uint32(to)), keys.AppendNumber(nil, last))
+		}
+	}
+}
+
+// applyMessage does what a message says. It is false if disk is behind with what it is
+// about; then nothing was done.
+func (s *State) applyMessage(m *keys.Message) bool {
+	switch m.Kind {
+	case keys.MsgAdmit:
+		t, err := NewTaskOf(m)
+		if err != nil {
+			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
+			return true
+		}
+		tasks := []NewTask{t}
+		if !s.canAdmit(tasks) {
+			return false
+		}
+		s.admitAll(tasks, nil, nil)
+		s.QueueNamed(m.Queue).arrived++
+		s.arrived++
+		return true
+	case keys.MsgDepend:
+		return s.depend(m.Parent, m.Child, OnDead(m.Outcome))
+	case keys.MsgUnpin:
+		return s.unpinned(m.Parent, m.Until)
+	case keys.MsgLeft:
+		return s.left(m.Child, m.Until)
+	case keys.MsgSettings:
+		if err := s.Adopt(m.Queue, m.Settings); err != nil {
+			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
+		}
+		return true
+	default:
+		s.parentEnded(m.Parent, m.Child, m.Outcome)
+		return true
+	}
+}
+
+// busy reports whether messages are not confirmed.
+func (o *outbox) busy() bool {
+	return slices.ContainsFunc(o.waiting, func(n uint64) bool { return n > 0 })
+}
+
+// outgoing is messages for a shard that follow each other.
+type Outgoing struct {
+	To       int
+	First    uint64 // number of messages[0]
+	Messages []keys.Message
+}
+
+// sendOut reads what is stored for the receivers, for the owner to send.
+// REQUIRES: the group is empty of messages, so that disk has them all.
+func (s *State) sendOut() {
+	s.out.due = false
+	for to := range s.out.next {
+		if s.out.sending[to] || s.out.waiting[to] == 0 {
+			continue
+		}
+		s.Budget.begun = false // each receiver gets a message, whatever the others do
+		p := Outgoing{To: to}
+		lower := keys.AppendOutbound(nil, uint32(to), s.out.first[to])
+		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
+		s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+			_, seq, err := keys.ParseOutbound(it.Key())
+			if err != nil {
+				return false, err
+			}
+			if n == 0 {
+				p.First = seq
+			} else if seq != p.First+uint64(n) {
+				return false, nil
+			}
+			v, err := it.ValueAndErr()
+			if err != nil {
+				return false, err
+			}
+			m, err := keys.ParseMessage(append([]byte(nil), v...))
+			if err != nil {
+				return false, err
+			}
+			p.Messages = append(p.Messages, m)
+			return len(p.Messages) < parcelCap && !s.Spent(), nil
+		})
+		if s.Broken != nil {
+			return
+		}
+		if len(p.Messages) == 0 { // written by this group
+			s.out.due = true
+			continue
+		}
+		s.out.sending[to] = true
+		s.Effects.Outgoing = append(s.Effects.Outgoing, p)
+	}
+}
+
+func (s *State) sendIsDue() bool { return s.out.due }
+
+// confirmed forgets messages that their receiver has taken.
+func (s *State) Confirmed(to int, first uint64, n int) {
+	for seq := first; seq < first+uint64(n); seq++ {
+		s.Group.delete(keys.AppendOutbound(nil, uint32(to), seq))
+	}
+	s.out.first[to] = first + uint64(n)
+	s.out.waiting[to] -= uint64(n)
+	s.out.sending[to] = false
+	s.out.due = s.out.due || s.out.waiting[to] > 0
+}
+
+// unconfirmed says that messages which are under way may not have been taken: they are sent again.
+func (s *State) Unconfirmed(to int) { s.out.sending[to], s.out.due = false, true }
+
+// takeMessages does what messages of a shard say, the first of which has a number, and returns how
+// many it has taken: fewer than all if disk is behind with what the next one is about, or the budget is spent.
+func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (taken int) {
+	for taken < len(messages) && s.Broken == nil && !s.Spent() {
+		seq := first + uint64(taken)
+		if seq > s.Inbound[from] {
+			if !s.applyMessage(&messages[taken]) {
+				break
+			}
+			s.Inbound[from] = seq
+		}
+		taken++
+	}
+	if taken > 0 {
+		key := keys.AppendNumbered(nil, keys.Inbound, uint32(from))
+		s.Group.set(key, keys.AppendNumber(nil, s.Inbound[from]))
+	}
+	return taken
+}
+
+// parcelCap is how many messages are under way between two shards at the most.
+const parcelCap = 256

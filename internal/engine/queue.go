@@ -1,0 +1,115 @@
+package engine
+
+import (
+	"codeq/internal/chunked"
+	"codeq/internal/keys"
+	"strings"
+)
+
+// isBusy reports whether a queue has tasks that have not ended.
+func (q *Queue) isBusy() bool {
+	c := &q.Counts
+	return c.Ready+c.Scheduled+c.Blocked+c.Leased > 0
+}
+
+// noteBusy counts a queue among those with tasks that have not ended, if it is one.
+func (s *State) noteBusy(q *Queue) {
+	if busy := q.isBusy(); busy != q.busy {
+		if q.busy = busy; busy {
+			s.busy++
+		} else {
+			s.busy--
+		}
+	}
+}
+
+// noteTouched is for the queues whose counts the group has changed so far.
+func (s *State) noteTouched() {
+	for _, q := range s.Group.Touched {
+		s.noteBusy(q)
+		s.Rest(q)
+	}
+}
+
+// queueState is what the rules know of a queue. Who waits for its tasks, and what claims have to
+// pass, its owner knows by handle.
+type Queue struct {
+	Name    string
+	Handle  int                 // of the queues in memory, small numbers
+	number  uint32              // 0 until the first task of the queue
+	since   uint64              // the Seq of its first lane under the number; 0: load has found the number
+	lanes   chunked.List[*Lane] // in no order
+	byName  map[laneName]*Lane  // the lanes, if they are more than fewLanes
+	Counts  keys.Counts
+	touched bool // on the group's list
+	Gated   bool // the owner is told of the ends of its leases
+	Fed     bool // on the list of queues of which more may be claimed
+	buckets map[bucketKey]*bucket
+	arrived uint64 // tasks that have come from other shards since it is in memory
+	Configured
+
+	rings [MaxPriority + 1]*ring // nil: no lane may have a ready task
+	Mask  uint16                 // bit p: there is rings[p]
+	asked uint32                 // the last epoch in which a claim asked for it
+
+	resting  bool // on the list of queues that may be of no more use
+	hasMarks bool // perhaps: tasks of it may go on
+	rechecks int  // changes of its limits that are not followed yet
+	busy     bool // it counts among the queues with tasks that have not ended
+}
+
+func newQueueState(name string) *Queue {
+	return &Queue{Name: name, Configured: Unconfigured}
+}
+
+// lane returns the queue's lane in memory; nil if there is none.
+func (q *Queue) lane(tenant string, priority uint8) *Lane {
+	if q.byName != nil {
+		return q.byName[laneName{tenant, priority}]
+	}
+	for _, l := range q.lanes.All() {
+		if l.Priority == priority && l.tenant == tenant {
+			return l
+		}
+	}
+	return nil
+}
+
+// addLane adds a lane that the queue does not have.
+func (q *Queue) addLane(l *Lane) {
+	l.place = q.lanes.Len()
+	switch q.lanes.Append(l); {
+	case q.byName != nil:
+		q.byName[laneName{l.tenant, l.Priority}] = l
+	case q.lanes.Len() > fewLanes:
+		q.byName = make(map[laneName]*Lane, 2*fewLanes)
+		for _, l := range q.lanes.All() {
+			q.byName[laneName{l.tenant, l.Priority}] = l
+		}
+	}
+}
+
+// removeLane removes a lane of the queue. The index stays until it is empty, so that
+// lanes that come and go at its bound do not build it again and again.
+func (q *Queue) removeLane(l *Lane) {
+	if moved, ok := q.lanes.Remove(l.place); ok {
+		moved.place = l.place
+	}
+	if delete(q.byName, laneName{l.tenant, l.Priority}); q.lanes.Len() == 0 {
+		q.lanes, q.byName = chunked.List[*Lane]{}, nil
+	}
+}
+
+// queue returns the state of a queue, which costs memory only until it has a task.
+func (s *State) QueueNamed(name string) *Queue {
+	q := s.Queues[name]
+	if q == nil {
+		q = newQueueState(strings.Clone(name)) // may be a part of something long
+		q.Handle = len(s.Queues)
+		if n := len(s.handles); n > 0 {
+			q.Handle, s.handles = s.handles[n-1], s.handles[:n-1]
+		}
+		s.Queues[q.Name] = q
+	}
+	return q
+}

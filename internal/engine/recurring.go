@@ -1,0 +1,277 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/ticks"
+	"codeq/internal/timeheap"
+)
+
+// recurring is a Schedule as the owner of its shard has it.
+//
+// Invariant: value is what is on disk once the group has persisted. Every tick
+// up to value.After has produced its task or been passed over, in the same
+// group as it became so; next is the first tick after it.
+type recurring struct {
+	Name     string
+	value    keys.ScheduleValue
+	template record.Record  // of the tasks; its payload is part of value
+	times    ticks.Sequence // nil if err is set
+	Err      error          // why it is not known when it ticks
+	next     uint64         // wall clock, ms
+
+	place  int    // in recurringTable.waiting; negative: not there
+	turned uint64 // of one in recurringTable.late: when it got there; wall clock, ms
+	gone   bool   // no longer in the table
+}
+
+func (r *recurring) Due() uint64 { return r.next }
+func (r *recurring) Spot() *int  { return &r.place }
+
+// newRecurring decodes a stored schedule, which is at rest until begin.
+func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
+	rec, err := record.Decode(v.Record)
+	if err != nil {
+		return nil, fmt.Errorf("%w: schedule %q: %w", base.ErrCorrupt, name, err)
+	}
+	if v.Priority > MaxPriority || v.Missed > MissedAll {
+		return nil, fmt.Errorf("%w: schedule %q: priority %d, missed %d", base.ErrCorrupt, name, v.Priority, v.Missed)
+	}
+	return &recurring{Name: name, value: v, template: rec, next: Never, place: -1}, nil
+}
+
+// The headers that the task of a tick has.
+const (
+	TickHeader     = "codeq-tick"     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
+	ScheduleHeader = "codeq-schedule" // the name of the schedule
+)
+
+// tickFormat is time.RFC3339 with as many digits of the second as are needed.
+const tickFormat = "2006-01-02T15:04:05.999Z07:00"
+
+// XFormatTick is the XTickHeader of a tick, ms.
+func FormatTick(tick uint64) string { return time.UnixMilli(int64(tick)).UTC().Format(tickFormat) }
+
+// task is that of a tick.
+func (r *recurring) task(tick uint64) NewTask {
+	rec := r.template
+	rec.Headers = make(map[string]string, len(r.template.Headers)+2)
+	maps.Copy(rec.Headers, r.template.Headers)
+	rec.Headers[TickHeader] = FormatTick(tick)
+	rec.Headers[ScheduleHeader] = r.Name
+	return PrepareTask(LaneKey{r.value.Queue, r.value.Tenant, r.value.Priority}, &rec, nil)
+}
+
+// begin says when the schedule ticks.
+func (r *recurring) begin(times ticks.Sequence) {
+	r.times = times
+	r.next = times.Next(r.value.After)
+}
+
+// pass takes all ticks up to after for done.
+func (r *recurring) pass(after uint64) {
+	r.value.After = after
+	r.next = r.times.Next(after)
+}
+
+// recurringTable is the schedules of a shard. Its owner uses it.
+//
+// Invariant: each schedule of list is in exactly one of waiting and late. Those of
+// late were due when their last turn ended.
+type recurringTable struct {
+	list    []*recurring              // by name
+	waiting timeheap.Heap[*recurring] // for their next tick
+	late    []*recurring              // for another turn, in the order of their last turns; some are gone
+	looked  uint64                    // how often a schedule got a turn
+}
+
+func (t *recurringTable) search(name string) (int, bool) {
+	return slices.BinarySearchFunc(t.list, name, func(r *recurring, name string) int { return cmp.Compare(r.Name, name) })
+}
+
+// find returns nil if there is no schedule of this name.
+func (t *recurringTable) find(name string) *recurring {
+	if i, ok := t.search(name); ok {
+		return t.list[i]
+	}
+	return nil
+}
+
+func (t *recurringTable) put(r *recurring) {
+	i, ok := t.search(r.Name)
+	if ok {
+		t.drop(t.list[i])
+		t.list[i] = r
+	} else {
+		t.list = slices.Insert(t.list, i, r)
+	}
+	t.waiting.Push(r)
+}
+
+// remove takes a schedule out. REQUIRES: it is there.
+func (t *recurringTable) remove(name string) {
+	i, _ := t.search(name)
+	t.drop(t.list[i])
+	t.list = slices.Delete(t.list, i, i+1)
+}
+
+// drop gives a schedule no more turns.
+func (t *recurringTable) drop(r *recurring) {
+	r.gone = true
+	t.waiting.Remove(r)
+}
+
+// next is when the next schedule is to get a turn; 0: now, never: none is.
+// Wall clock, ms.
+func (t *recurringTable) next() uint64 {
+	if len(t.late) > 0 {
+		return 0
+	}
+	return t.waiting.Next()
+}
+
+// take returns the schedule whose turn it is, and takes it out of waiting or late;
+// nil: none is due. The turn is of the one that has waited for it longest: one
+// with a year of ticks to make up for does not delay the others.
+func (t *recurringTable) take(wall uint64) *recurring {
+	for len(t.late) > 0 {
+		if t.waiting.Next() <= min(wall, t.late[0].turned) {
+			break
+		}
+		r := t.late[0]
+		t.late[0] = nil
+		t.late = t.late[1:]
+		if !r.gone {
+			return r
+		}
+	}
+	if t.waiting.Next() > wall {
+		return nil
+	}
+	return t.waiting.Pop()
+}
+
+// turn puts back what take has returned, once it has been looked at.
+func (t *recurringTable) turn(r *recurring, wall uint64) {
+	if r.next > wall {
+		t.waiting.Push(r)
+		return
+	}
+	r.turned = wall
+	t.late = append(t.late, r)
+}
+
+// missedAfter is how late a tick may be and not be missed, in ms.
+const missedAfter = 60_000
+
+// turnTicks bounds how many ticks a schedule produces in one turn. Each turn stores
+// the schedule.
+const turnTicks = 64
+
+// produceTicks produces the tasks of the schedules that are due, and looks at no others.
+func (s *State) produceTicks() {
+	t := &s.recurring
+	var held []*recurring // until the next group
+	for !s.Spent() {
+		r := t.take(s.Wall)
+		if r == nil {
+			break
+		}
+		if t.looked++; s.recur(r) {
+			t.turn(r, s.Wall)
+		} else {
+			held = append(held, r)
+		}
+	}
+	for _, r := range held {
+		t.turn(r, s.Wall)
+	}
+}
+
+func (s *State) TicksAreDue() bool { return s.recurring.next() <= s.Wall }
+
+// recur is a turn of a schedule: it produces tasks, and stores how far the schedule has come.
+// It is false if a task has to wait for the next group.
+func (s *State) recur(r *recurring) bool {
+	admitted, begun := true, r.value.After
+	for n := 0; n < turnTicks && r.next <= s.Wall && (n == 0 || !s.Spent()); n++ {
+		tick := r.next
+		if s.Wall-tick > missedAfter {
+			switch r.value.Missed {
+			case MissedSkip:
+				r.pass(s.Wall - missedAfter - 1)
+				continue
+			case MissedOnce:
+				tick = ticks.Latest(r.times, tick, s.Wall)
+			}
+		}
+		tasks := []NewTask{r.task(tick)}
+		if admitted = s.canAdmit(tasks); !admitted {
+			break
+		}
+		s.admitAll(tasks, nil, nil)
+		r.value.Last = tick
+		r.pass(tick)
+	}
+	if r.value.After != begun {
+		s.storeRecurring(r)
+	}
+	return admitted
+}
+
+func (s *State) storeRecurring(r *recurring) {
+	s.Group.set(keys.AppendSchedule(nil, r.Name), r.value.Append(nil))
+}
+
+// loadRecurring reads the schedules. One of which this process cannot say when
+// it ticks rests: it must not keep the queue from opening.
+func (s *State) loadRecurring() error {
+	return schema.Scan(s.Store.DB(), keys.Schedule, func(key, value []byte) error {
+		r, err := ParseRecurring(key, bytes.Clone(value))
+		if err != nil {
+			return err
+		}
+		if times, err := TimesOf(&r.value); err == nil {
+			r.begin(times)
+		} else {
+			r.Err = err
+			s.Effects.Resting = append(s.Effects.Resting, r)
+		}
+		s.recurring.put(r)
+		return nil
+	})
+}
+
+// timesOf is when a stored schedule ticks.
+func TimesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
+	if v.Every != 0 {
+		return ticks.Every{Start: v.Start, Interval: v.Every}, nil
+	}
+	loc, err := ticks.Zone(v.TimeZone)
+	if err != nil {
+		return nil, err
+	}
+	return ticks.ParseCron(v.Cron, loc)
+}
+
+// parseRecurring decodes an entry of the schedule range. The result keeps value.
+func ParseRecurring(key, value []byte) (*recurring, error) {
+	name, err := keys.ParseSchedule(key)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	v, err := keys.ParseScheduleValue(value)
+	if err != nil {
+		return nil, fmt.Errorf("%w: schedule %q: %w", base.ErrCorrupt, name, err)
+	}
+	return newRecurring(name, v)
+}

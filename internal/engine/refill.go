@@ -1,0 +1,261 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/arena"
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/store"
+	"codeq/internal/window"
+)
+
+// refiller reads ready tasks into memory before claims come to them: for the rings that
+// want it, those of the lanes next in turn. One pass a group reads the lanes in the order of
+// their keys with one iterator. It is bounded by its lanes, bytes and time, so that
+// who claims from other queues does not wait for it.
+type refiller struct {
+	Wants []*ring // first come, first served
+	rest  []*ring // memory for the next wants
+	plan  []*Lane // of the pass under way
+	most  int     // lanes that a pass reads at the most, by the time that the last ones took
+
+	key, end     []byte
+	count, bytes int // tasks that the pass has read, and the bytes of their records
+
+	passes, lanes, tasks, read uint64 // since the shard was loaded: passes; lanes, tasks and bytes in them
+}
+
+const (
+	refillTasks = 1024    // that end a pass, and that a lane gets in one
+	refillBytes = 1 << 20 // that end a pass
+	refillLanes = 1024    // that a pass reads, at the most
+	refillLooks = 4096    // lanes that a pass looks at for each ring, whether it reads them or not
+
+	refillTime = time.Millisecond     // that a pass is to take
+	refillStop = 4 * time.Millisecond // that end it
+)
+
+// want asks for the ring to be refilled before the next group.
+func (s *State) want(r *ring) {
+	if !r.wanted {
+		r.wanted = true
+		r.reach = min(max(2*r.reach, ringReach), r.lanes)
+		s.Refiller.Wants = append(s.Refiller.Wants, r)
+	}
+}
+
+// least is how many tasks a lane has in memory, if it has so many, that is ahead: those of
+// one turn, and of few lanes more, so that a refill is worth its while.
+func (s *State) least(r *ring, l *Lane) int {
+	few := s.config.WindowTasks / 4
+	return max(1, min(few, max(few/r.lanes, l.queue.Settings.weight(l.tenant))))
+}
+
+// enough reports whether a lane needs no refill.
+func (s *State) enough(r *ring, l *Lane) bool {
+	n := l.window.Len()
+	return l.complete || n >= s.least(r, l) ||
+		n > 0 && (l.pass == s.Windows.Pass || l.window.Size() >= s.Windows.laneShare(l)/2)
+}
+
+// advance moves the edge of a ring on, over lanes that have enough; those that turn out
+// to have nothing leave. It looks at so many lanes at the most. done says that nothing else is to be
+// brought ahead. The ring may be gone afterwards.
+func (s *State) advance(r *ring, looks int) (done bool) {
+	for ; looks > 0 && r.ahead < r.lanes; looks-- {
+		l := r.edge
+		switch {
+		case l.drained():
+			s.leaveRing(l)
+			continue
+		case !s.enough(r, l):
+			return r.ahead >= r.reach
+		}
+		share := s.Windows.share()
+		if r.ahead > 0 && r.bytes+l.window.Footprint() > share {
+			if most := s.Windows.laneShare(l); l.window.Size() > 2*most && l.pass != s.Windows.Pass {
+				s.Windows.trim(l, most) // from when there were fewer lanes
+				continue
+			}
+			r.reach = r.ahead
+			return true
+		}
+		r.goAhead()
+	}
+	return r.ahead == r.lanes
+}
+
+// refill brings the next tasks of the rings that want it into memory, as far as one pass goes.
+// REQUIRES: the group is empty, so that disk has every task.
+func (s *State) Refill() {
+	f := &s.Refiller
+	if f.most == 0 {
+		f.most = ringReach
+	}
+	f.plan = f.plan[:0]
+	part := max(1, f.most/len(f.Wants))
+	n := 0
+	for ; n < len(f.Wants) && len(f.plan) < f.most; n++ {
+		r := f.Wants[n]
+		done := s.advance(r, refillLooks)
+		if r.lanes > 0 && (!done || r.urgent || r.first.window.Len() > 0) {
+			s.plan(r, min(part, f.most-len(f.plan)))
+		}
+	}
+	full := false
+	if len(f.plan) > 0 && s.Broken == nil {
+		full, s.Broken = s.pass()
+	}
+	rest := append(f.rest[:0], f.Wants[n:]...)
+	for _, r := range f.Wants[:n] {
+		done := s.advance(r, refillLooks)
+		r.urgent = r.urgent && r.lanes > 0 && r.first.window.Len() == 0 && !r.first.complete
+		s.feed(r.queue)
+		s.show(r.queue)
+		if r.urgent { // others have been read before it
+			f.most = max(1, f.most/2)
+		}
+		switch {
+		case r.lanes == 0:
+			s.dropRing(r)
+		case done && !r.urgent, full && !r.urgent:
+			r.wanted = false
+		default:
+			rest = append(rest, r)
+		}
+	}
+	clear(f.Wants)
+	f.Wants, f.rest = rest, f.Wants[:0]
+}
+
+// plan adds lanes of a ring to those that the pass reads, so many at the most: first those
+// that have lost their tasks and were ahead, then those at the edge.
+func (s *State) plan(r *ring, most int) {
+	f := &s.Refiller
+	most += len(f.plan)
+	looks := refillLooks
+	l := r.first
+	if r.urgent || l.window.Len() > 0 && !s.enough(r, l) {
+		for i := 0; i < r.ahead && looks > 0 && len(f.plan) < most; i++ {
+			if i == 0 && !s.enough(r, l) || i > 0 && r.urgent && l.window.Len() == 0 && !l.complete {
+				f.plan = append(f.plan, l)
+			}
+			l = l.ringNext
+			looks--
+		}
+	}
+	l = r.edge
+	for i := r.ahead; i < min(r.reach, r.lanes) && looks > 0 && len(f.plan) < most; i++ {
+		if !s.enough(r, l) {
+			f.plan = append(f.plan, l)
+		}
+		l = l.ringNext
+		looks--
+	}
+}
+
+// pass reads the next tasks of the lanes that are planned. full says that it has ended because
+// there is no memory but what it has filled itself.
+func (s *State) pass() (full bool, err error) {
+	f := &s.Refiller
+	slices.SortFunc(f.plan, func(a, b *Lane) int { return cmp.Compare(a.number, b.number) })
+	begin := s.config.Elapsed()
+	it, err := s.Store.DB().NewIter(&pebble.IterOptions{
+		LowerBound: keys.AppendLane(nil, f.plan[0].number),
+		UpperBound: keys.AppendLane(nil, f.plan[len(f.plan)-1].number+1),
+	})
+	if err != nil {
+		return false, store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	f.passes++
+	f.count, f.bytes = 0, 0
+	var records arena.Arena
+	var took time.Duration
+	stopped := false
+	for i, l := range f.plan {
+		if full, err = s.fill(it, l, &records); err != nil {
+			return false, err
+		}
+		took = s.config.Elapsed() - begin
+		if stopped = full || i+1 < len(f.plan) && (f.count >= refillTasks || f.bytes >= s.passBytes() || took >= refillStop); stopped {
+			break
+		}
+	}
+	switch {
+	case stopped && !full || took > 2*refillTime:
+		f.most = max(1, f.most/2)
+	case took < refillTime && len(f.plan) == f.most && !full: // or an urgent one would never be alone
+		f.most = min(2*f.most, refillLanes)
+	}
+	f.tasks += uint64(f.count)
+	f.read += uint64(f.bytes)
+	clear(f.plan)
+	return full, nil
+}
+
+func (s *State) passBytes() int { return max(1, min(refillBytes, s.Windows.limit/8)) }
+
+// fill reads the next tasks of a lane, to its share. full says that there was no memory for
+// the first one that it has not got.
+func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full bool, err error) {
+	f, w := &s.Refiller, &l.window
+	f.lanes++
+	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
+	f.end = keys.AppendLane(f.end[:0], l.number+1)
+	room := min(refillTasks, s.config.WindowTasks-w.Len())
+	share := s.Windows.laneShare(l)
+	s.Windows.renew(l)
+	l.pass = s.Windows.Pass
+	looks := refillLooks
+	at := it.SeekGEWithLimit(f.key, f.end)
+	for ; at == pebble.IterValid && room > 0 && looks > 0 && (f.bytes < s.passBytes() || w.Len() == 0); at = it.NextWithLimit(f.end) {
+		_, since, id, err := keys.ParseTask(it.Key())
+		if err != nil {
+			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		pos := window.Pos{Since: since, ID: id}
+		if s.leases.byID[id] != nil {
+			l.next = pos.Next()
+			looks--
+			continue
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, store.Error(err)
+		}
+		if w.Len() > 0 && w.Size()+window.SizeOf(len(v)) > share {
+			break
+		}
+		if w.Len() == 0 && s.Windows.bytes+w.Growth(len(v)) > s.Windows.limit {
+			s.Windows.forget(l) // free slots of before, which may be all that is left to give back
+		}
+		if !s.Windows.makeRoom(w.Growth(len(v)), l) {
+			full = true
+			break
+		}
+		before := w.Footprint()
+		w.Append(window.Item{Pos: pos, Record: records.Clone(v)})
+		s.Windows.resized(l, before)
+		l.next = pos.Next()
+		room--
+		s.noteRead(len(v))
+		f.count++
+		f.bytes += len(v)
+	}
+	if err := it.Error(); err != nil {
+		return false, store.Error(err)
+	}
+	if l.complete = at != pebble.IterValid; l.complete && l.spilled > 0 {
+		l.spilled = 0
+		s.Store.RemoveDeepLane(l.number)
+	}
+	s.rested(l)
+	return full, nil
+}

@@ -1,0 +1,180 @@
+package engine
+
+import "math/bits"
+
+// ring is the lanes of a queue and priority that may have ready tasks. They take
+// turns: first has its turn, and the others follow in the order of the ring. A
+// lane keeps its place whether memory has its tasks or not.
+//
+// The lanes from first to before edge are ahead: memory has what their next turn
+// takes, or it had, and has lost it to others since. Refills move edge on.
+//
+// Invariant: ahead lanes from first on, and no others, have lane.ahead set, and
+// their windows hold bytes. The lane after them is edge, if not all are ahead.
+type ring struct {
+	queue    *Queue
+	priority uint8
+	wanted   bool // on the shard's list of rings to refill
+	urgent   bool // a claim waits for the tasks of first
+	first    *Lane
+	edge     *Lane
+	lanes    int
+	ahead    int
+	reach    int // how many lanes are to be ahead
+	bytes    int
+}
+
+// spareRings is how many rings of no use a shard keeps.
+const spareRings = 64
+
+// ringReach is how many lanes a first refill brings ahead; it is doubled with each
+// that follows.
+const ringReach = 64
+
+// joinRing puts a lane that may have ready tasks into its ring, last in turn.
+func (s *State) joinRing(l *Lane) {
+	if l.ringNext != nil {
+		return
+	}
+	q, p := l.queue, l.Priority
+	r := q.rings[p]
+	if r == nil {
+		r = s.newRing()
+		r.queue, r.priority = q, p
+		r.first, r.edge = l, l
+		l.ringNext, l.ringPrev = l, l
+		q.rings[p] = r
+		q.Mask |= 1 << p
+	} else {
+		l.ringNext, l.ringPrev = r.first, r.first.ringPrev
+		l.ringPrev.ringNext = l
+		r.first.ringPrev = l
+	}
+	if r.ahead == r.lanes {
+		r.edge = l
+	}
+	r.lanes++
+}
+
+// leaveRing takes a lane without ready tasks out of its ring.
+func (s *State) leaveRing(l *Lane) {
+	q, p := l.queue, l.Priority
+	r := q.rings[p]
+	r.fallBehind(l)
+	if r.lanes--; r.lanes == 0 {
+		q.rings[p] = nil
+		q.Mask &^= 1 << p
+		if !r.wanted {
+			s.dropRing(r)
+		}
+	} else {
+		if r.first == l {
+			r.first = l.ringNext
+		}
+		if r.edge == l {
+			r.edge = l.ringNext
+		}
+		l.ringPrev.ringNext = l.ringNext
+		l.ringNext.ringPrev = l.ringPrev
+	}
+	l.ringNext, l.ringPrev = nil, nil
+	l.turns = 0
+	s.Windows.expose(l)
+}
+
+// newRing and dropRing keep rings for others: a queue that is empty every other
+// moment costs no allocations.
+func (s *State) newRing() *ring {
+	n := len(s.rings)
+	if n == 0 {
+		return new(ring)
+	}
+	r := s.rings[n-1]
+	s.rings = s.rings[:n-1]
+	return r
+}
+
+func (s *State) dropRing(r *ring) {
+	*r = ring{}
+	if len(s.rings) < cap(s.rings) {
+		s.rings = append(s.rings, r)
+	}
+}
+
+// fallBehind ends a lane's being ahead. REQUIRES: it is the first of those that are, or leaves the ring.
+func (r *ring) fallBehind(l *Lane) {
+	if l.ahead {
+		l.ahead = false
+		r.ahead--
+		r.bytes -= l.window.Footprint()
+	}
+}
+
+// goAhead makes the lane at the edge one of those that are ahead.
+func (r *ring) goAhead() {
+	l := r.edge
+	l.ahead = true
+	r.ahead++
+	r.bytes += l.window.Footprint()
+	r.edge = l.ringNext
+}
+
+// turn counts a claim of the first lane, whose turn ends when it has had as many as its
+// tenant's weight, or has no task any more.
+func (s *State) turn(l *Lane) {
+	r := l.queue.rings[l.Priority]
+	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) { // it follows itself: all that comes below would change nothing
+		l.turns = 0
+		return
+	}
+	if w := int32(l.queue.Settings.weight(l.tenant)); l.turns == 0 || l.turns > w { // a new turn, or a lower weight
+		l.turns = w
+	}
+	l.turns--
+	switch {
+	case l.drained():
+		s.leaveRing(l)
+		if r.lanes == 0 {
+			return
+		}
+	case l.turns == 0:
+		if l.window.Len() == 0 {
+			s.Windows.forget(l) // until its next turn, its room is for those before
+		}
+		all := r.ahead == r.lanes
+		r.fallBehind(l)
+		r.first = l.ringNext
+		if all {
+			r.edge = l
+		} else if r.ahead == 0 {
+			r.edge = r.first
+		}
+	case !s.enough(r, l):
+		s.want(r)
+		return
+	}
+	if s.advance(r, 2); r.ahead < r.lanes && r.ahead <= r.reach/2 {
+		s.want(r)
+	}
+}
+
+// head returns the lane whose first task is next in a queue: of the highest
+// priority, in turn over the tenants. Nil means that there is none; pending,
+// that it depends on what a refill will find.
+func (s *State) head(q *Queue) (l *Lane, pending bool) {
+	s.Windows.ask(q)
+	for q.Mask != 0 {
+		r := q.rings[bits.Len16(q.Mask)-1]
+		l := r.first
+		if l.window.Len() > 0 {
+			return l, false
+		}
+		if !l.complete {
+			r.urgent = true
+			s.want(r)
+			return nil, true
+		}
+		s.leaveRing(l)
+	}
+	return nil, false
+}

@@ -1,0 +1,163 @@
+package engine
+
+import (
+	"bytes"
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+	"unicode/utf8"
+)
+
+// configured is what a queue has been set to. The first shard decides in which
+// order its versions follow each other; every shard keeps, and goes by, the
+// newest that it has heard of.
+type Configured struct {
+	Settings *Settings
+	Version  uint64 // 0: nobody has configured the queue
+	Value    []byte // both, as they are stored; nil: there are none
+}
+
+var Unconfigured = Configured{Settings: new(Settings)}
+
+func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
+
+// loadSettings reads what the shard went by before the queue was closed.
+// REQUIRES: the counts are loaded.
+func (s *State) loadSettings() error {
+	return schema.Scan(s.Store.DB(), keys.Settings, func(key, value []byte) error {
+		c, err := ParseSettings(bytes.Clone(value))
+		if err != nil {
+			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)
+		}
+		s.goBy(s.QueueNamed(string(key[1:])), c, false)
+		return nil
+	})
+}
+
+// parseSettings reads settings as they are stored, or sent. It keeps b.
+func ParseSettings(b []byte) (Configured, error) {
+	v, err := keys.ParseSettings(b)
+	if err != nil {
+		return Configured{}, err
+	}
+	set := new(Settings)
+	if err := json.Unmarshal(v.JSON, set); err != nil {
+		return Configured{}, err
+	}
+	if err := set.Check(); err != nil {
+		return Configured{}, err
+	}
+	return Configured{Settings: set, Version: v.Version, Value: b}, nil
+}
+
+func (s *State) Adopt(queue string, value []byte) error {
+	c, err := ParseSettings(value)
+	if err != nil {
+		return fmt.Errorf("settings of queue %q: %w", queue, err)
+	}
+	s.adopt(queue, c, true)
+	return nil
+}
+
+// adopt has the shard go by settings of a queue, and keep them, unless it has
+// newer ones. Fresh is as for gate.set.
+func (s *State) adopt(queue string, c Configured, fresh bool) {
+	q := s.QueueNamed(queue)
+	if c.Version <= q.Version {
+		return
+	}
+	s.Group.set(settingsKey(queue), c.Value)
+	s.goBy(q, c, fresh)
+}
+
+// goBy puts settings of a queue into force.
+func (s *State) goBy(q *Queue, c Configured, fresh bool) {
+	before := q.Settings
+	if q.Version == 0 {
+		s.settled.Append(q)
+	}
+	q.Configured = c
+	if before.ConcurrencyPerKey != c.Settings.ConcurrencyPerKey {
+		s.recheck(q)
+	}
+	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, before, fresh})
+}
+
+// XSettings are those of a queue, as it is set to work.
+type Settings struct {
+	Paused            bool           `json:",omitzero"`
+	Concurrency       int            `json:",omitzero"`
+	ConcurrencyPerKey int            `json:",omitzero"`
+	Rate              float64        `json:",omitzero"`
+	Burst             int            `json:",omitzero"`
+	TenantWeights     map[string]int `json:",omitempty"`
+	Retention         time.Duration  `json:",omitzero"`
+	DeadRetention     time.Duration  `json:",omitzero"`
+	HoldGroups        bool           `json:",omitzero"`
+}
+
+// XInvalid says which setting cannot be.
+type Invalid struct {
+	Field string
+	Value any
+	Limit string // what is allowed
+}
+
+func (e *Invalid) Error() string {
+	return fmt.Sprintf("invalid %s: %v (allowed: %s)", e.Field, e.Value, e.Limit)
+}
+
+// XMaxWeight keeps the sum of the weights of any list of queues in an int.
+const MaxWeight = 1 << 16
+
+// Check refuses settings that cannot be, by an *XInvalid.
+func (s *Settings) Check() error {
+	for _, f := range []struct {
+		field string
+		value int
+	}{
+		{"Settings.Concurrency", s.Concurrency},
+		{"Settings.ConcurrencyPerKey", s.ConcurrencyPerKey},
+		{"Settings.Burst", s.Burst},
+	} {
+		if f.value < 0 || f.value > math.MaxInt32 {
+			return &Invalid{f.field, f.value, "0 to 2^31-1"}
+		}
+	}
+	if !(s.Rate >= 0 && s.Rate <= 1e9) {
+		return &Invalid{"Settings.Rate", s.Rate, "0 to 1e9"}
+	}
+	for tenant, w := range s.TenantWeights {
+		if !utf8.ValidString(tenant) { // they are stored as JSON
+			return &Invalid{"Settings.TenantWeights", strconv.Quote(tenant), "names in UTF-8"}
+		}
+		if w < 1 || w > MaxWeight {
+			return &Invalid{"Settings.TenantWeights of " + tenant, w, fmt.Sprint("1 to ", MaxWeight)}
+		}
+	}
+	for _, f := range []struct {
+		field string
+		value time.Duration
+	}{{"Settings.Retention", s.Retention}, {"Settings.DeadRetention", s.DeadRetention}} {
+		if f.value < 0 && f.value != forever {
+			return &Invalid{f.field, f.value, "0 or more, or Forever"}
+		}
+	}
+	return nil
+}
+
+// forever is a retention without end.
+const forever time.Duration = -1
+
+// weight is how many claims in a row a tenant gets.
+func (s *Settings) weight(tenant string) int {
+	if s.TenantWeights == nil {
+		return 1
+	}
+	return max(1, s.TenantWeights[tenant])
+}

@@ -1,0 +1,83 @@
+package engine
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"codeq/internal/window"
+)
+
+// What a list asks of memory, so that nobody walks what was consumed, or is leased.
+
+// laneRef names a lane.
+type LaneRef struct {
+	Number uint32
+	LaneKey
+}
+
+// leasedTask is a task in the hands of a worker.
+type LeasedTask struct {
+	Lane  LaneRef
+	Since uint64
+	Id    keys.ID
+}
+
+// leaseOf returns the lease of a task.
+func (s *State) LeaseOf(id keys.ID) (_ schema.Lease, leased bool) {
+	ls := s.leases.byID[id]
+	if ls == nil {
+		return schema.Lease{}, false
+	}
+	e := keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts}
+	return schema.Lease{LeaseEntry: e, Deadline: ls.record.deadline}, true
+}
+
+// countsOf returns the number of a queue and its counts; ok: it has tasks, or had.
+func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bool) {
+	q := s.Queues[queue]
+	if q == nil {
+		return 0, counts, false
+	}
+	return q.number, q.Counts, true
+}
+
+// lanesBefore appends the last lanes before the left-th, so many at the most, and returns how many are left.
+// queue: "" for all. A lane that leaves memory is replaced by the last: who goes from the end misses none.
+func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
+	lanes := &s.lanes
+	if queue != "" {
+		q := s.Queues[queue]
+		if q == nil {
+			return dst, 0
+		}
+		lanes = &q.lanes
+	}
+	left = min(left, lanes.Len())
+	first := max(0, left-most)
+	for i := first; i < left; i++ {
+		if l := lanes.At(i); l != nil {
+			dst = append(dst, LaneRef{l.number, l.key()})
+		}
+	}
+	return dst, first
+}
+
+// leasedBefore is lanesBefore for leased tasks.
+func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]LeasedTask, int) {
+	left = min(left, s.leases.all.Len())
+	first := max(0, left-most)
+	for i := first; i < left; i++ {
+		if ls := s.leases.all.At(i); queue == "" || ls.lane.queue.Name == queue {
+			dst = append(dst, LeasedTask{LaneRef{ls.lane.number, ls.lane.key()}, ls.since, ls.id})
+		}
+	}
+	return dst, first
+}
+
+// firstReady returns a position at or before that of the first task of a lane that is ready; ok is false if
+// none is.
+func (s *State) FirstReady(lane uint32) (pos window.Pos, ok bool) {
+	if l := s.lanes.At(int(lane)); l != nil {
+		return l.first()
+	}
+	return pos, false
+}

@@ -1,0 +1,117 @@
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"codeq/internal/keys"
+)
+
+// XMaxPriority is the highest priority of a task; the lowest is 0.
+const MaxPriority = 9
+
+// XTaskState is where a task is in its life.
+type TaskState uint8
+
+// The states of a task. It is in exactly one.
+const (
+	Ready     TaskState = iota + 1 // may be claimed
+	Scheduled                      // waits for its time: produced for later, or between two attempts
+	Blocked                        // waits for others: its parents, its turn in its group, or room for its LimitKey
+	Leased                         // a worker has it
+	Dead                           // a dead letter: out of attempts, or given up
+	Done                           // completed, and kept with its result
+	Canceled                       // canceled, and kept
+)
+
+var stateTexts = [...]string{"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"}
+
+func (s TaskState) String() string { return stateTexts[s] }
+
+// XReceipt names one lease of one task.
+type Receipt struct {
+	ID    keys.ID
+	Token uint64 // larger with every lease of the task
+}
+
+// String returns the text form, ID.token.
+func (r Receipt) String() string { return fmt.Sprintf("%s.%016x", keys.FormatID(r.ID), r.Token) }
+
+// XOutcome is how a task has ended.
+type Outcome struct {
+	State     TaskState // Done, Dead or Canceled
+	Result    []byte    // of a completed task
+	LastError string    // what the last failed attempt left behind; none if the task was completed
+	Attempts  int
+}
+
+// XEnding is the end of a task.
+type Ending struct {
+	ID      keys.ID
+	Outcome Outcome
+}
+
+// XOnDead is what the death of a parent means to a task.
+type OnDead uint8
+
+const (
+	HoldOnDead   OnDead = iota // it waits
+	CancelOnDead               // it is canceled
+	RunOnDead                  // the parent is taken for completed
+)
+
+// What becomes of ticks that are missed.
+const (
+	MissedOnce uint8 = iota // the latest of them is made up for
+	MissedSkip              // none is
+	MissedAll               // all are
+)
+
+// XEventKind is what has happened to a task.
+type EventKind uint8
+
+// The kinds of events.
+const (
+	EventProduced EventKind = iota + 1
+	EventClaimed
+	EventCompleted
+	EventRetried
+	EventReleased
+	EventDeadLettered
+	EventCanceled
+	EventExpired
+	EndOfEvents
+)
+
+// XKindSet has bit k for XEventKind k, and bits for other interests.
+type KindSet uint32
+
+// What somebody may want to hear of beside events.
+const (
+	WantOutcomes KindSet = 1 << (EndOfEvents + iota) // how tasks have ended
+	WantCancels                                      // which leases of Run cancels have ended
+)
+
+// XEvent is one change of a task's state.
+type Event struct {
+	Kind      EventKind
+	ID        keys.ID
+	Queue     string
+	Tenant    string
+	Attempt   uint32
+	Time      time.Time
+	LastError string
+}
+
+// XDuplicate says that an idempotency key is taken.
+type Duplicate struct {
+	Key string
+	ID  keys.ID // of the task that has the key
+}
+
+func (d *Duplicate) Error() string {
+	return "idempotency key " + d.Key + " is taken by task " + keys.FormatID(d.ID)
+}
+
+// XRank is the rank of a task with a priority, 0 of none.
+func Rank(priority uint8) uint64 { return uint64(priority) + 1 }

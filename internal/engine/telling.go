@@ -1,0 +1,187 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+// teller tells those who wait for a task that the task has ended. Of many, the first know by the
+// commit of the end, and the others group by group; until all of them do, the range
+// Telling has how the task ended, and every operation on the task waits: a dead
+// letter that is redriven may end in another way.
+type teller struct {
+	ends  endMirror // by ID of the parent
+	count int       // of the range, with what the group changes
+
+	parent keys.ID // of which the last group told some, and not all; zero: none
+	from   []byte  // its next dependent
+	next   []byte  // where the next parent is looked for
+}
+
+// tellAtOnce is how many are told in the commit of the end.
+const tellAtOnce = 16
+
+// endMirror has the range, Dead, Done or Canceled, of tasks that have ended.
+type endMirror = mirror[keys.ID, byte]
+
+func newTeller() teller {
+	return teller{ends: endMirror{
+		prefix: keys.Telling,
+		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Telling, id) },
+		encode: func(end byte, dst []byte) []byte { return append(dst, end) },
+		order:  func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) },
+		parse:  func(key, value []byte) (keys.ID, byte, error) { return keys.ParseTelling(key, value) },
+	}}
+}
+
+// load counts who is not told of.
+func (t *teller) load(r pebble.Reader) error {
+	t.count = 0
+	return schema.Scan(r, keys.Telling, func([]byte, []byte) error {
+		t.count++
+		return nil
+	})
+}
+
+// isTelling reports whether some who wait for a task do not know yet that it has ended.
+func (s *State) isTelling(id keys.ID) bool {
+	if s.teller.count == 0 {
+		return false
+	}
+	_, ok := s.teller.ends.get(s, id)
+	return ok
+}
+
+// tellChildren is the end of a task that others wait for.
+// REQUIRES: the group has not given the task further children.
+func (s *State) tellChildren(parent keys.ID, state TaskState) {
+	left := tellAtOnce
+	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen], parent, state, func() bool {
+		left--
+		return left < 0
+	})
+	if all {
+		s.told(parent)
+		return
+	}
+	s.teller.ends.put(s, parent, endedRange(state))
+	s.teller.count++
+}
+
+// tellFrom tells those who wait for a task, from a key of the range Dependent on, until enough
+// says so. It returns the key of the first who does not know; all: everybody does.
+func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
+	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
+	it, err := s.children.open(s)
+	if err != nil {
+		s.Broken = err
+		return nil, true
+	}
+	at := it.SeekGEWithLimit(from, upper)
+	for ; at == pebble.IterValid; at = it.NextWithLimit(upper) {
+		if enough() {
+			return bytes.Clone(it.Key()), false
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			s.Broken = store.Error(err)
+			return nil, true
+		}
+		s.noteRead(len(v))
+		_, child, err := keys.ParseDependent(it.Key())
+		if err == nil && len(v) != 1 {
+			err = fmt.Errorf("dependent %x is %x", it.Key(), v)
+		}
+		if err != nil {
+			s.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+			return nil, true
+		}
+		if outcome, held := outcomeFor(state, OnDead(v[0])); !held {
+			s.Group.delete(it.Key())
+			s.tellChild(parent, child, outcome)
+		}
+	}
+	if err := it.Error(); err != nil {
+		s.Broken = store.Error(err)
+	}
+	return nil, true
+}
+
+// tellOn tells those who have been left out.
+func (s *State) tellOn() {
+	defer s.children.close(s)
+	t := &s.teller
+	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.findUntold()) {
+		end, ok := t.ends.get(s, t.parent)
+		if !ok {
+			s.Broken = fmt.Errorf("%w: task %s is told of and has not ended", base.ErrCorrupt, keys.FormatID(t.parent))
+			return
+		}
+		left, all := s.tellFrom(t.from, t.parent, StateIn(end), s.Spent)
+		if !all {
+			t.from = left
+			return
+		}
+		s.told(t.parent)
+		t.ends.drop(s, t.parent)
+		t.count--
+		s.Group.change(t.parent)
+		t.next, t.parent = keys.AppendByID(nil, keys.Telling, t.parent), keys.ID{}
+	}
+}
+
+func (s *State) tellIsDue() bool { return s.teller.count > 0 }
+
+// findUntold finds the next parent of which not all are told. It is false if this group has
+// made those that there are, and disk does not have them yet. If there are none at all the
+// shard ends, as the owner would look for them for ever.
+func (s *State) findUntold() bool {
+	t := &s.teller
+	lower, upper := keys.Range(keys.Telling)
+	starts := [][]byte{t.next, lower}
+	if t.next == nil {
+		starts = starts[1:]
+	}
+	for _, from := range starts {
+		err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+			parent, _, err := keys.ParseTelling(it.Key(), it.Value())
+			if err != nil {
+				return false, err
+			}
+			if _, ok := t.ends.get(s, parent); !ok { // this group has told all of it
+				return true, nil
+			}
+			t.parent, t.from = parent, keys.AppendDependent(nil, parent, keys.ID{})
+			return false, nil
+		})
+		if err != nil {
+			s.Broken = err
+		}
+		if s.Broken != nil || t.parent != (keys.ID{}) {
+			return s.Broken == nil
+		}
+	}
+	if len(t.ends.changed) == 0 {
+		s.Broken = fmt.Errorf("%w: %d ends are to be told, and none is stored", base.ErrCorrupt, t.count)
+	}
+	return false
+}
+
+// endedRange is the range of the tasks that have ended in a state: stateIn the other way.
+func endedRange(state TaskState) byte {
+	switch state {
+	case Dead:
+		return keys.Dead
+	case Done:
+		return keys.Done
+	default:
+		return keys.Canceled
+	}
+}

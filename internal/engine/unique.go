@@ -1,0 +1,129 @@
+package engine
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// holder returns who has an idempotency key.
+func (s *State) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
+	if hash == [keys.UniqueLen]byte{} {
+		return keys.ID{}, false
+	}
+	v, ok := s.uniques.get(s, hash)
+	return v.ID, ok
+}
+
+// isHolderMoving is isMoving for the task that has an idempotency key, which the group may have produced.
+func (s *State) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
+	return s.isMoving(id) || s.uniques.hasChanged(hash) && s.Group.find(id) == nil
+}
+
+// takeKey gives a key that is free to a task, for some time from a moment on,
+// which is not before the one in the ID: endKey relies on it.
+func (s *State) takeKey(id keys.ID, t *record.Ties, from uint64) {
+	v := keys.UniqueValue{ID: id}
+	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed, be it now
+		v.Until = keys.Later(from, t.UniqueFor)
+		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
+		s.Group.set(s.scratch, nil)
+		s.nextFreed.lower(v.Until, t.Unique)
+	}
+	s.uniques.put(s, t.Unique, v)
+}
+
+// freeKey takes a key from its holder.
+func (s *State) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
+	s.uniques.drop(s, hash)
+	if v.Until != 0 {
+		s.Group.delete(keys.AppendFreed(nil, v.Until, hash))
+	}
+}
+
+// endKey is what becomes of the key of a task that ends. Until the shard's clock
+// has passed its time there is nothing to do: freeKeys will find that the task
+// has ended.
+func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.Mint.clock>>clockShift {
+		return
+	}
+	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
+		s.uniques.dropBlind(t.Unique)
+		return
+	}
+	v, ok := s.uniques.get(s, t.Unique)
+	if !ok || v.ID != keys.ID(id) { // released, and perhaps taken by another task
+		return
+	}
+	if v.Until == 0 || t.Flags&release != 0 {
+		s.freeKey(t.Unique, v)
+	}
+}
+
+func mintedAt(id keys.ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
+
+// freeKeys looks at idempotency keys whose time has passed: those of tasks that
+// have ended are free, the others when their tasks end.
+// REQUIRES: the group has ended no task.
+func (s *State) freeKeys() {
+	lower := keys.AppendFreed(nil, s.nextFreed.at, s.nextFreed.name)
+	_, upper := keys.Range(keys.Freed)
+	s.nextFreed = nothingDue
+	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		at, hash, err := keys.ParseFreed(it.Key())
+		if err != nil {
+			return false, err
+		}
+		if at > s.Wall || s.Spent() {
+			s.nextFreed.lower(at, hash)
+			return false, nil
+		}
+		s.Group.delete(it.Key())
+		v, ok := s.uniques.get(s, hash)
+		if !ok || v.Until != at {
+			return false, fmt.Errorf("idempotency key %x is free at %d, and is %+v", hash, at, v)
+		}
+		if lives, err := s.lives(v.ID); err != nil {
+			return false, err
+		} else if lives { // endKey finds out by the shard's clock, which never goes back
+			v.Until = 0
+			s.uniques.put(s, hash, v)
+			s.Mint.next()
+			l, err := s.laneNumbered(keys.LaneOf(v.ID))
+			if err != nil {
+				return false, err
+			}
+			s.touch(l.queue)
+		} else {
+			s.uniques.drop(s, hash)
+		}
+		return true, nil
+	})
+}
+
+func (s *State) freeKeysIsDue() bool { return s.nextFreed.at <= s.Wall }
+
+// lives reports whether a task has not ended.
+// REQUIRES: disk is not behind with the task.
+func (s *State) lives(id keys.ID) (bool, error) {
+	if s.leases.byID[id] != nil {
+		return true, nil
+	}
+	p, indexed, err := schema.PlaceOf(s.Store.DB(), id)
+	if err != nil || indexed {
+		return indexed, err
+	}
+	_, closer, err := s.Store.DB().Get(p.AppendKey(nil, id))
+	if err == pebble.ErrNotFound {
+		return false, nil
+	}
+	if err != nil {
+		return false, store.Error(err)
+	}
+	return true, closer.Close()
+}

@@ -1,0 +1,523 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/ticks"
+)
+
+// What callers ask for. Each verb is decided as a whole, or not at all.
+
+// Verdict is what has become of a verb.
+type Verdict uint8
+
+const (
+	Decided Verdict = iota // its error, if there is one, is for the caller
+	Again                  // nothing was done: disk is behind with what it is about until the group has persisted
+	Full                   // nothing was done: there is no room for what it writes
+)
+
+// Errors of verbs.
+var (
+	ErrNoRoom  = errors.New("there is no room for what is to be written")
+	ErrNoLanes = fmt.Errorf("a shard has no more than %d combinations of queue, tenant and priority", keys.MaxLane)
+)
+
+// produced is what a produce has come to.
+type Produced struct {
+	Ids        []keys.ID // of the tasks; of one whose key was taken, that of its holder
+	Duplicates []int     // indexes of those whose idempotency key was taken
+}
+
+// produce takes in tasks, all or none. A call that has been decided before has the outcome that it had.
+func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdict, error) {
+	if call.Seq != 0 {
+		if done, err := s.sessions.outcome(call); err != nil {
+			return Decided, err
+		} else if done != nil {
+			for _, id := range done.IDs {
+				out.Ids = append(out.Ids, id)
+			}
+			out.Duplicates = append(out.Duplicates, done.Duplicates...)
+			return Decided, nil
+		}
+	}
+	if !s.canAdmit(tasks) {
+		return Again, nil
+	}
+	if err := s.hasLanes(len(tasks)); err != nil {
+		return Decided, err
+	}
+	out.Ids, out.Duplicates = s.admitAll(tasks, out.Ids, out.Duplicates)
+	if call.Seq != 0 {
+		s.sessions.note(call, out.Ids, out.Duplicates)
+	}
+	return Decided, nil
+}
+
+// completeLease finishes a task, and takes in its follow-ups.
+func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, error) {
+	if s.isRewritten(r.ID) || !s.canAdmit(next) {
+		return Again, nil
+	}
+	ls := s.held(r)
+	if ls == nil {
+		return Decided, s.leaseLost(r)
+	}
+	if !s.HasRoom(RoomScarce) && s.retention(ls.lane.queue, ls.retention) != 0 {
+		return Full, nil
+	}
+	if err := s.hasLanes(len(next)); err != nil {
+		return Decided, err
+	}
+	if s.Broken = s.complete(ls, result); s.Broken == nil && len(next) > 0 {
+		s.admitAll(next, nil, nil)
+	}
+	return Decided, nil
+}
+
+// failure is how an attempt fails.
+type Failure int
+
+const (
+	FailRetry   Failure = iota // counts; waits, or dies when out of attempts
+	FailRelease                // does not count
+	FailReturn                 // does not count; the task keeps its place
+	FailDead                   // counts; the last one
+)
+
+// failLease ends a lease without completing the task, which waits for so many ms; negative: by the backoff.
+func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict, error) {
+	if s.isRewritten(r.ID) {
+		return Again, nil
+	}
+	ls := s.held(r)
+	if ls == nil {
+		return Decided, s.leaseLost(r)
+	}
+	if how == FailRetry {
+		s.Broken = s.retry(ls, cause, wait)
+		return Decided, nil
+	}
+	rec, err := s.reckon(ls, attemptOver{counted: how == FailDead, cause: cause})
+	if err != nil {
+		s.Broken = err
+		return Decided, nil
+	}
+	switch how {
+	case FailRelease:
+		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
+		s.postpone(ls, &rec, uint64(wait))
+	case FailReturn:
+		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
+		s.giveBack(ls, &rec)
+	default:
+		s.bury(ls, &rec)
+	}
+	return Decided, nil
+}
+
+// extend moves the deadline of a lease to so many ms from now.
+func (s *State) Extend(r Receipt, duration uint64) error {
+	ls := s.held(r)
+	if ls == nil {
+		return s.leaseLost(r)
+	}
+	s.renew(ls, duration)
+	return nil
+}
+
+// find looks for a task that a verb is about.
+func (s *State) find(id keys.ID) (*located, Verdict, error) {
+	if s.isBehind(id) {
+		return nil, Again, nil
+	}
+	at, err := s.locate(id)
+	switch {
+	case err != nil:
+		s.Broken = err
+		return nil, Decided, nil
+	case at == nil:
+		return nil, Decided, fmt.Errorf("%w: %s", base.ErrNotFound, keys.FormatID(id))
+	}
+	return at, Decided, nil
+}
+
+// outcome is how a task has ended; nil if it has not.
+func (s *State) Outcome(id keys.ID) (*Outcome, Verdict, error) {
+	at, v, err := s.find(id)
+	if at == nil {
+		return nil, v, err
+	}
+	switch at.state {
+	case Done:
+		return &Outcome{State: Done, Result: at.ended.Result, Attempts: int(at.rec.Attempts)}, Decided, nil
+	case Dead, Canceled:
+		return &Outcome{State: at.state, Result: at.ended.Result, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}, Decided, nil
+	}
+	return nil, Decided, nil
+}
+
+// alteration is what may be done to a task that is named by its ID.
+type Alteration byte
+
+const (
+	AlterPriority Alteration = iota
+	AlterRunAt
+	AlterRedrive
+	AlterPurge
+	AlterCancel
+	EndOfAlterations
+)
+
+// alterations decide; arg is a priority or a time, ms.
+var alterations = [EndOfAlterations]func(s *State, at *located, arg uint64) error{
+	AlterPriority: (*State).setPriority,
+	AlterRunAt:    (*State).setRunAt,
+	AlterRedrive:  func(s *State, at *located, _ uint64) error { return s.redrive(at) },
+	AlterPurge:    func(s *State, at *located, _ uint64) error { return s.purge(at) },
+	AlterCancel:   func(s *State, at *located, _ uint64) error { return s.cancelUnended(at) },
+}
+
+// alter alters a task.
+func (s *State) Alter(id keys.ID, how Alteration, arg uint64) (Verdict, error) {
+	at, v, err := s.find(id)
+	switch {
+	case at == nil:
+		return v, err
+	case s.isTelling(id):
+		return Decided, ErrNoRoom
+	}
+	return Decided, alterations[how](s, at, arg)
+}
+
+// cancelUnended is cancel for a task that may have ended.
+func (s *State) cancelUnended(at *located) error {
+	if at.state == Done || at.state == Canceled {
+		return notWaiting(at)
+	}
+	if !s.HasRoom(RoomScarce) && s.retention(at.lane.queue, at.rec.Retention) != 0 { // it would be moved
+		return ErrNoRoom
+	}
+	s.cancel(at)
+	return nil
+}
+
+// Bulk is an alteration of many dead letters.
+type Bulk struct {
+	Ids  []keys.ID
+	How  Alteration
+	Next int       // of ids
+	N    int       // altered
+	last bucketKey // that had one
+}
+
+// alterDead goes on with a Bulk. Those that are not found, or of which the alteration is refused,
+// are left out.
+func (s *State) AlterDead(b *Bulk) (Verdict, error) {
+	for ; b.Next < len(b.Ids) && s.Broken == nil; b.Next++ {
+		id := b.Ids[b.Next]
+		if s.isBehind(id) || s.Spent() {
+			return Again, nil
+		}
+		at, err := s.locateDead(id, &b.last)
+		if err != nil {
+			s.Broken = err
+			break
+		}
+		if at != nil && s.isTelling(id) {
+			return Decided, ErrNoRoom
+		}
+		if at != nil && alterations[b.How](s, at, 0) == nil {
+			b.N++
+		}
+	}
+	return Decided, nil
+}
+
+// releaseKey frees an idempotency key; name is for the error.
+func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, error) {
+	v, ok := s.uniques.get(s, hash)
+	if ok && s.isHolderMoving(hash, v.ID) {
+		return Again, nil
+	}
+	if !ok {
+		return Decided, fmt.Errorf("%w: nobody has idempotency key %q", base.ErrNotFound, name)
+	}
+	at, err := s.locateUnended(v.ID)
+	if err != nil {
+		s.Broken = err
+		return Decided, nil
+	}
+	if at != nil && at.rec.Flags&record.HoldsKey != 0 {
+		if !s.HasRoom(RoomScarce) {
+			return Decided, ErrNoRoom
+		}
+		at.rec.Flags &^= record.HoldsKey
+		s.rewrite(at)
+	}
+	s.freeKey(hash, v)
+	return Decided, nil
+}
+
+// setSchedule stores a schedule; v is without a position in time.
+func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Sequence) error {
+	old := s.recurring.find(name)
+	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone
+	if fresh {
+		v.Start, v.After = s.Wall, s.Wall
+	} else {
+		v.Start, v.After, v.Last = old.value.Start, old.value.After, old.value.Last
+		if old.Err == nil && bytes.Equal(v.Append(nil), old.value.Append(nil)) {
+			return nil
+		}
+	}
+	if v.Every != 0 { // from a start that was not known before
+		times = ticks.Every{Start: v.Start, Interval: v.Every}
+	}
+	if err := s.hasLanes(1); err != nil {
+		return err
+	}
+	s.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority}) // so that no tick lacks one
+	r, err := newRecurring(name, v)
+	if err != nil { // it was encoded just now
+		return err
+	}
+	r.begin(times)
+	s.recurring.put(r)
+	s.storeRecurring(r)
+	return nil
+}
+
+// deleteSchedule removes a schedule.
+func (s *State) DeleteSchedule(name string) error {
+	if s.recurring.find(name) == nil {
+		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
+	}
+	s.recurring.remove(name)
+	s.Group.delete(keys.AppendSchedule(nil, name))
+	return nil
+}
+
+// ScheduleInfo is a schedule as it stands.
+type ScheduleInfo struct {
+	Name  string
+	Value keys.ScheduleValue
+	Next  uint64 // wall clock, ms; never: it does not tick
+	Err   error  // why it is not known when it ticks
+}
+
+// schedules visits the schedules behind a name in the order of their names, until visit returns false.
+func (s *State) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
+	from, found := s.recurring.search(after)
+	if found {
+		from++
+	}
+	for _, r := range s.recurring.list[from:] {
+		if !visit(ScheduleInfo{r.Name, r.value, r.next, r.Err}) {
+			return
+		}
+	}
+}
+
+// settingsOf is the settings of a queue as they are stored; nil: there are none.
+func (s *State) SettingsOf(queue string) []byte {
+	if q := s.Queues[queue]; q != nil {
+		return q.Value
+	}
+	return nil
+}
+
+// configure takes settings of a queue, and sends them to the other shards, if their version follows the one
+// that it has; late: other settings have come first.
+func (s *State) Configure(queue string, value []byte) (late bool, err error) {
+	c, err := ParseSettings(value)
+	if err != nil {
+		return false, fmt.Errorf("settings of queue %q: %w", queue, err)
+	}
+	version := uint64(0)
+	if q := s.Queues[queue]; q != nil {
+		version = q.Version
+	}
+	if c.Version != version+1 {
+		return true, nil
+	}
+	s.adopt(queue, c, true)
+	for to := range s.config.Shards {
+		if to != s.config.Shard {
+			s.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: queue, Settings: value})
+		}
+	}
+	return false, nil
+}
+
+// setInterest stores what a node wants to hear of: nothing, if it has gone.
+func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
+	key := keys.AppendNamed(nil, keys.Interest, node)
+	if gone {
+		s.sessions.leave(node)
+	}
+	if kinds == 0 {
+		delete(s.interests, node)
+		s.Group.delete(key)
+	} else {
+		s.interests[node] = kinds
+		s.Group.set(key, keys.AppendNumber(nil, uint64(kinds)))
+	}
+	s.heed()
+}
+
+// statsPlace is a place among the queues of a shard: first those that have a number, then
+// those that have settings only. A queue that has got its number since the beginning had
+// no tasks then, or has been seen under another number.
+type Place struct {
+	Unnumbered bool
+	Next       int
+	Begun      uint64 // 1 + the largest Seq of the catalogue at the beginning
+}
+
+type QueueCounts struct {
+	Queue  string
+	Counts keys.Counts
+}
+
+// countsFrom appends the counts of the next queues behind a place, so many at the most, and moves the place on.
+// more says that there are queues behind it.
+func (s *State) Counts(p *Place, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
+	queues := &s.numbers
+	if p.Unnumbered {
+		queues = &s.settled
+	}
+	if p.Begun == 0 {
+		p.Begun = 1 + s.catalogue.seq
+	}
+	end := min(p.Next+most, queues.Len())
+	for i := p.Next; i < end; i++ {
+		if q := queues.At(i); q != nil && p.Unnumbered == (q.number == 0 || q.since >= p.Begun) && (q.Counts != keys.Counts{} || q.Version > 0) {
+			dst = append(dst, QueueCounts{q.Name, q.Counts})
+		}
+	}
+	p.Next, more = end, true
+	if end == queues.Len() {
+		more = !p.Unnumbered && s.settled.Len() > 0
+		p.Unnumbered, p.Next = true, 0
+	}
+	return dst, more
+}
+
+// idleness is a question whether queues are idle, all if none is named, which is asked again and again.
+type Idleness struct {
+	Queues  []string
+	Arrived uint64 // tasks of the queues that had come from other shards
+	busy    *Queue // one of the queues that was not idle; nil: none of those named
+}
+
+// idle costs by the queues named only when the one has become idle that was not before.
+func (s *State) Idle(i *Idleness) bool {
+	if s.out.busy() || i.busy != nil && i.busy.isBusy() { // tasks on their way to other shards
+		return false
+	}
+	if i.busy = nil; len(i.Queues) == 0 {
+		s.noteTouched()
+		i.Arrived = s.arrived
+		return s.busy == 0
+	}
+	c := &s.catalogue
+	i.Arrived = 0
+	for _, name := range i.Queues {
+		i.Arrived += c.gone[c.slot(name)]
+		if q := s.Queues[name]; q != nil {
+			if q.isBusy() {
+				i.busy = q
+				return false
+			}
+			i.Arrived += q.arrived
+		}
+	}
+	return true
+}
+
+// first is what a claim of a queue would get here, as far as memory shows.
+type FirstTask struct {
+	Priority uint8
+	Since    uint64 // it is no older
+	Tenant   string
+	Alone    bool // no other tenant has a task of the priority
+}
+
+func (s *State) First(q *Queue) (f FirstTask, ok bool) {
+	if q.Settings.Paused {
+		return f, false
+	}
+	for mask := q.Mask; mask != 0; {
+		p := bits.Len16(mask) - 1
+		mask &^= 1 << p
+		first := q.rings[p].first
+		for l := first; ; {
+			if pos, ok := l.first(); ok {
+				return FirstTask{l.Priority, pos.Since, l.tenant, l.ringNext == l}, true
+			}
+			if l = l.ringNext; l == first {
+				break
+			}
+		}
+	}
+	return f, false
+}
+
+// meet has the shards of a process agree on what a power loss below DurabilityDisk may have taken
+// from some of them: which messages have been taken, and which settings are the last. A queue may
+// also be older than the settings of its other shards.
+// REQUIRES: all are loaded, and nothing is decided yet.
+func (s *State) Meet(peers []*State) {
+	for to, peer := range peers {
+		s.out.countFrom(to, peer.Inbound[s.config.Shard])
+		for name, q := range peer.Queues {
+			if q.Version > 0 {
+				s.adopt(name, q.Configured, false)
+			}
+		}
+	}
+	for _, q := range s.numbers.All() {
+		if q != nil {
+			s.show(q)
+			s.recheck(q)
+		}
+	}
+	for _, st := range s.limits { // perhaps; the end of a lease finds out
+		st.parked = true
+	}
+}
+
+// nextTime is when something is due by the wall clock, ms; never: nothing is.
+func (s *State) NextTime() uint64 {
+	at := uint64(Never)
+	if s.HasRoom(RoomNone) {
+		at = min(s.expiries.Next(), s.nextFreed.at)
+	}
+	if s.HasRoom(RoomLow) {
+		at = min(at, s.nextDue.at)
+	}
+	if s.HasRoom(Roomy) {
+		at = min(at, s.recurring.next())
+	}
+	return at
+}
+
+// nextUptime is when something is due by uptime, and by now: the deadline of a lease.
+func (s *State) NextDue() (uptime, now uint64) {
+	uptime, now = Never, Never
+	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
+		now = uint64(at)
+	}
+	if s.HasRoom(RoomNone) {
+		uptime = s.trimAt()
+	}
+	return uptime, now
+}

@@ -1,0 +1,309 @@
+package engine
+
+import (
+	"bytes"
+	"unsafe"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/store"
+)
+
+// Who waits in a scope is on disk, in the order of IDs. Memory has the first of them, so that a turn passes
+// to the next task without a look at the disk.
+
+// waiting visits the tasks that wait in a scope, in the order of their IDs,
+// until visit returns false. REQUIRES: those for which it returns true are moved
+// to elsewhere in this group; of the scope, the group has changed nothing before.
+func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) bool) error {
+	f := s.fronts.at(scope)
+	n := 0
+	for ; len(f.ahead) > 0; n++ {
+		at, err := s.waiter(q, scope, f.ahead[0])
+		if err != nil {
+			return err
+		}
+		if !visit(n, at) {
+			return nil
+		}
+		s.fronts.pop(f)
+	}
+	if f.all {
+		return nil
+	}
+	lower := keys.AppendGrouped(nil, keys.Blocked, q.number, scope, f.id)
+	upper := keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.number, scope))
+	it, err := s.blocked.open(s)
+	if err != nil {
+		return err
+	}
+	ahead := false // those that come are not visited, but held for later
+	state := it.SeekGEWithLimit(lower, upper)
+	for ; state == pebble.IterValid; state = it.NextWithLimit(upper) {
+		w, err := s.blocked.waiter(s)
+		if err != nil {
+			return err
+		}
+		if !ahead {
+			at, err := s.waiter(q, scope, w)
+			if err != nil {
+				return err
+			}
+			if visit(n, at) {
+				s.fronts.advance(f, after(w.id))
+				n++
+				continue
+			}
+			s.fronts.advance(f, w.id)
+			ahead = true
+		}
+		if !s.fronts.holdStored(f, w) {
+			return nil
+		}
+	}
+	if err := it.Error(); err != nil {
+		return store.Error(err)
+	}
+	s.fronts.end(f)
+	return nil
+}
+
+// firstWaiter takes the first task that waits in a scope out of what memory has of it; nil: it has none.
+// REQUIRES: the task is moved to elsewhere in this group.
+func (s *State) firstWaiter(q *Queue, scope uint64) *located {
+	f := s.fronts.byScope[scope]
+	if f == nil || len(f.ahead) == 0 {
+		return nil
+	}
+	at, err := s.waiter(q, scope, f.ahead[0])
+	if err != nil {
+		s.Broken = err
+		return nil
+	}
+	s.fronts.pop(f)
+	return at
+}
+
+func (s *State) waiter(q *Queue, scope uint64, w waiter) (*located, error) {
+	at := &located{id: w.id, place: keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, indexed: true}
+	return at, s.decode(at, w.value)
+}
+
+// rangeReader reads a range as it was before the group, by one iterator for all of the group.
+type rangeReader struct {
+	prefix byte
+	it     *pebble.Iterator // nil until it is needed
+}
+
+func (r *rangeReader) open(s *State) (it *pebble.Iterator, err error) {
+	if r.it == nil {
+		lower, upper := keys.Range(r.prefix)
+		r.it, err = s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	}
+	return r.it, store.Error(err)
+}
+
+// read is shard.read.
+func (r *rangeReader) read(s *State, key []byte) ([]byte, error) {
+	it, err := r.open(s)
+	if err != nil {
+		return nil, err
+	}
+	limit := append(bytes.Clone(key), 0)
+	found := false
+	if it.Valid() && bytes.Compare(it.Key(), key) < 0 { // it is often the next one
+		found = it.NextWithLimit(limit) == pebble.IterValid && bytes.Equal(it.Key(), key)
+	}
+	if !found && it.SeekGEWithLimit(key, limit) != pebble.IterValid {
+		s.noteRead(0)
+		return nil, store.Error(it.Error())
+	}
+	v, err := it.ValueAndErr()
+	s.noteRead(len(v))
+	return bytes.Clone(v), store.Error(err)
+}
+
+// waiter is the blocked task at which the reader is.
+func (r *rangeReader) waiter(s *State) (w waiter, err error) {
+	_, _, id, err := keys.ParseGrouped(r.it.Key())
+	if err != nil {
+		return w, err
+	}
+	v, err := r.it.ValueAndErr()
+	s.noteRead(len(v))
+	return waiter{id, bytes.Clone(v)}, store.Error(err)
+}
+
+// closeReaders ends the reading of ranges as they were before the group. Mirrors end theirs when they are sealed.
+func (s *State) CloseReaders() {
+	s.blocked.close(s)
+	s.children.close(s)
+	s.dead.close(s)
+}
+
+func (r *rangeReader) close(s *State) {
+	if r.it != nil {
+		s.walked += uint64(r.it.Stats().ForwardStepCount[pebble.InternalIterCall])
+		_ = r.it.Close() // its error is that of it.Error
+		r.it = nil
+	}
+}
+
+// frontTable is, for some of the scopes, how far the tasks that waited have gone on, and who waits
+// next: those that wait are not looked for among the tombstones of those that did.
+type frontTable struct {
+	byScope map[uint64]*front
+	group   uint64 // counts groups
+	bytes   int    // of all that is held
+}
+
+// front is that of a scope.
+//
+// Invariant: no task that waits in the scope has an ID before id; ahead is the first of them as the
+// group leaves them, each with the value of its entry.
+type front struct {
+	id    keys.ID
+	low   keys.ID // smallest ID of a task that began to wait in that group:
+	group uint64  // disk does not have it yet
+	ahead []waiter
+	all   bool // nobody else waits
+}
+
+// waiter is a task that waits in a scope.
+type waiter struct {
+	id    keys.ID
+	value []byte
+}
+
+func (w *waiter) size() int { return int(unsafe.Sizeof(*w)) + cap(w.value) }
+
+// What memory holds of those who wait.
+const (
+	frontsCap    = 1 << 14 // scopes, between two groups
+	waitersAhead = 16      // tasks of a scope
+	waitersCap   = 8 << 20 // bytes in all, and one task
+)
+
+// at returns the front of a scope, which it makes if need be.
+func (t *frontTable) at(scope uint64) *front {
+	if t.byScope == nil {
+		t.byScope = make(map[uint64]*front)
+	}
+	f := t.byScope[scope]
+	if f == nil {
+		f = new(front)
+		t.byScope[scope] = f
+	}
+	return f
+}
+
+// begin is for a scope in which nobody waits.
+func (t *frontTable) begin(scope uint64) {
+	f := t.at(scope)
+	t.drop(f)
+	f.all = true
+}
+
+// isEmpty reports whether memory knows that nobody waits in a scope.
+func (t *frontTable) isEmpty(scope uint64) bool {
+	f := t.byScope[scope]
+	return f != nil && f.all && len(f.ahead) == 0
+}
+
+// add is for a task that begins to wait.
+func (t *frontTable) add(scope uint64, id keys.ID, value []byte) {
+	f := t.at(scope)
+	if f.group != t.group || bytes.Compare(id[:], f.low[:]) < 0 {
+		f.low, f.group = id, t.group
+	}
+	if bytes.Compare(id[:], f.id[:]) < 0 {
+		f.id = id
+	}
+	last := len(f.ahead) - 1
+	switch {
+	case last >= 0 && bytes.Compare(id[:], f.ahead[last].id[:]) < 0:
+		t.drop(f)
+	case f.all:
+		f.all = t.hasRoom(f) && t.hold(f, waiter{id, bytes.Clone(value)})
+	}
+}
+
+func (t *frontTable) hasRoom(f *front) bool {
+	return len(f.ahead) < waitersAhead && t.bytes < waitersCap
+}
+
+// hold keeps the task that waits behind those that are held. It is false if memory has no room for it.
+func (t *frontTable) hold(f *front, w waiter) bool {
+	if !t.hasRoom(f) {
+		return false
+	}
+	f.ahead = append(f.ahead, w)
+	t.bytes += w.size()
+	return true
+}
+
+// holdStored is hold for a task that disk has. Others may come before it that began to wait in this group.
+func (t *frontTable) holdStored(f *front, w waiter) bool { return f.group != t.group && t.hold(f, w) }
+
+// pop is for the first task that is held, and goes on.
+func (t *frontTable) pop(f *front) {
+	w := &f.ahead[0]
+	t.advance(f, after(w.id))
+	t.bytes -= w.size()
+	*w = waiter{}
+	if f.ahead = f.ahead[1:]; len(f.ahead) == 0 {
+		f.ahead = nil
+	}
+}
+
+// advance moves the front of a scope: of what disk has, no task waits before id.
+func (t *frontTable) advance(f *front, id keys.ID) {
+	if f.id = id; f.group == t.group && bytes.Compare(f.low[:], id[:]) < 0 {
+		f.id = f.low
+	}
+}
+
+// end is for a scope of which disk has no more than what is held.
+func (t *frontTable) end(f *front) { f.all = f.group != t.group }
+
+// forget is for a scope in which a task that waits changes, or goes without being the first.
+func (t *frontTable) forget(scope uint64) {
+	if f := t.byScope[scope]; f != nil {
+		t.drop(f)
+	}
+}
+
+func (t *frontTable) drop(f *front) {
+	for i := range f.ahead {
+		t.bytes -= f.ahead[i].size()
+	}
+	f.ahead, f.all = nil, false
+}
+
+// next begins a group, and bounds the memory.
+func (t *frontTable) next() {
+	t.group++
+	for scope, f := range t.byScope {
+		switch {
+		case len(t.byScope) > frontsCap:
+			t.drop(f)
+			delete(t.byScope, scope)
+		case t.bytes >= waitersCap && len(f.ahead) > 0: // perhaps of a scope in which nobody goes on
+			t.drop(f)
+			return
+		case t.bytes < waitersCap:
+			return
+		}
+	}
+}
+
+// after is the ID that follows another one.
+func after(id keys.ID) keys.ID {
+	for i := len(id) - 1; i >= 0; i-- {
+		if id[i]++; id[i] != 0 {
+			break
+		}
+	}
+	return id
+}

@@ -1,0 +1,177 @@
+package engine
+
+import "codeq/internal/window"
+
+// windowMemory is what the windows of a shard hold. It is shared out over the
+// queues that claims ask for, and of a queue's share over its lanes in turn. A lane may
+// have more while nobody needs it; who has not been used for longest gives it back first.
+//
+// Invariant: bytes is at most limit, unless one task alone is larger.
+// Invariant: the lanes from oldest to newest are those whose windows hold memory.
+type windowMemory struct {
+	limit          int
+	bytes          int
+	newest, oldest *Lane
+	Pass           uint32 // number of the last refill
+	pool           window.Pool
+
+	// Queues that claims have asked for in this epoch, and in the last one.
+	epoch     uint32
+	asked     int
+	askedLast int
+}
+
+// epochMillis is how long a queue counts as one that claims ask for, or up to
+// twice as long.
+const epochMillis = 1024
+
+// next begins a refill, at a time of the monotonic clock.
+func (m *windowMemory) Next(now uint64) {
+	m.Pass++
+	if epoch := uint32(now/epochMillis) + 1; epoch != m.epoch {
+		m.askedLast = 0
+		if epoch == m.epoch+1 {
+			m.askedLast = m.asked
+		}
+		m.epoch, m.asked = epoch, 0
+	}
+}
+
+// ask notes that a claim asks for a queue.
+func (m *windowMemory) ask(q *Queue) {
+	if q.asked != m.epoch {
+		q.asked = m.epoch
+		m.asked++
+	}
+}
+
+// share is how much the lanes of one queue may hold that are ahead. A quarter of all is
+// for queues that come into use, and for new tasks.
+func (m *windowMemory) share() int { return m.limit / 4 * 3 / max(1, m.asked, m.askedLast) }
+
+// laneShare is how much of that is for one lane. A lane whose tenant has a weight has
+// that many shares.
+func (m *windowMemory) laneShare(l *Lane) int {
+	share, lanes := m.share(), 1
+	if r := l.queue.rings[l.Priority]; r != nil {
+		lanes = r.lanes
+	}
+	return min(share, share/lanes*l.queue.Settings.weight(l.tenant))
+}
+
+// resized notes that the window of a lane has held another number of bytes before.
+func (m *windowMemory) resized(l *Lane, before int) {
+	after := l.window.Footprint()
+	m.bytes += after - before
+	if l.ahead {
+		l.queue.rings[l.Priority].bytes += after - before
+	}
+	switch {
+	case before == 0 && after > 0:
+		m.push(l)
+	case before > 0 && after == 0:
+		m.remove(l)
+	}
+}
+
+// push makes a lane the newest.
+func (m *windowMemory) push(l *Lane) {
+	l.older, l.newer = m.newest, nil
+	if m.newest != nil {
+		m.newest.newer = l
+	} else {
+		m.oldest = l
+	}
+	m.newest = l
+}
+
+// renew makes a lane the newest, if it holds memory.
+func (m *windowMemory) renew(l *Lane) {
+	if l.window.Footprint() > 0 && l != m.newest {
+		m.remove(l)
+		m.push(l)
+	}
+}
+
+func (m *windowMemory) remove(l *Lane) {
+	if l.older != nil {
+		l.older.newer = l.newer
+	} else {
+		m.oldest = l.newer
+	}
+	if l.newer != nil {
+		l.newer.older = l.older
+	} else {
+		m.newest = l.older
+	}
+	l.older, l.newer = nil, nil
+}
+
+// expose makes a lane that has no task, but perhaps memory for some, the first to give it back.
+func (m *windowMemory) expose(l *Lane) {
+	if l.window.Footprint() == 0 || m.oldest == l {
+		return
+	}
+	m.remove(l)
+	l.newer = m.oldest
+	m.oldest.older = l
+	m.oldest = l
+	l.used = false
+}
+
+// makeRoom sees to it that there is room for so many bytes: the lanes forget their
+// windows that have not been used for longest. It is false if there is no room but that of
+// lanes of which the last refill has read tasks, of the lane that is to have it, and of those
+// whose turn in its ring comes before, unless a claim waits for it.
+func (m *windowMemory) makeRoom(bytes int, to *Lane) bool {
+	r := to.queue.rings[to.Priority]
+	for m.bytes > 0 && m.bytes+bytes > m.limit {
+		l := m.oldest
+		switch {
+		case l == to, l.pass == m.Pass, l.ahead && l.queue.rings[l.Priority] == r && !r.urgent:
+			return false
+		case l.used:
+			l.used = false
+			m.renew(l)
+		default:
+			m.forget(l)
+		}
+	}
+	return true
+}
+
+// shrink brings what windows hold within the limit after one of them has grown in its midst.
+func (m *windowMemory) shrink() {
+	for m.bytes > m.limit && m.oldest != m.newest {
+		m.forget(m.oldest)
+	}
+	for l := m.oldest; m.bytes > m.limit && l.window.Len() > 1; {
+		m.trim(l, l.window.Size()-1)
+	}
+}
+
+func (m *windowMemory) forget(l *Lane) {
+	before := l.window.Footprint()
+	l.forget()
+	m.resized(l, before)
+}
+
+func (m *windowMemory) trim(l *Lane, bytes int) {
+	before := l.window.Footprint()
+	l.trim(bytes)
+	m.resized(l, before)
+}
+
+// admits reports whether the window of a lane may take in a new task at its end. While
+// there is room, it may; then only as much as is the lane's share.
+func (m *windowMemory) admits(l *Lane, record int) bool {
+	n := l.window.Growth(record)
+	if m.bytes+n <= m.limit/4*3 || m.bytes == 0 {
+		return true
+	}
+	if l.window.Size()+window.SizeOf(record) > m.laneShare(l) {
+		return false
+	}
+	m.renew(l) // or makeRoom would stop at it
+	return m.makeRoom(n, l)
+}
