@@ -389,7 +389,7 @@ func TestOutcomesOfANode(t *testing.T) {
 	for _, w := range waiters {
 		table.add(id, w)
 	}
-	table.tell(&engine.Ending{id, engine.Outcome{State: engine.Done, Result: []byte("result")}})
+	table.tell(&engine.Ending{ID: id, Outcome: engine.Outcome{State: engine.Done, Result: []byte("result")}})
 	first := table.remove(id, waiters[0])
 	first.Result[0] = 'X'
 	require.Equal(t, "result", string(table.remove(id, waiters[1]).Result))

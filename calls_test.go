@@ -25,7 +25,6 @@ func sampleCalls() map[string]request {
 	receipt := Receipt{ID: id(9), Token: 1 << 60}
 	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
 	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
-	l := &engine.Lane{queue: &engine.Queue{Name: "a"}, tenant: "t", Priority: 3}
 	span1 := span{[]byte("from"), []byte("to")}
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
@@ -35,7 +34,7 @@ func sampleCalls() map[string]request {
 		},
 		"claim": &claimOp{
 			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, local: true, remote: true,
-			grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: l.key(), Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
+			grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
 		},
 		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
 		"fail":           &failOp{receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},
@@ -44,7 +43,7 @@ func sampleCalls() map[string]request {
 		"alter":          &alterOp{id: id(1), how: engine.AlterRunAt, arg: 77},
 		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
 		"bulk":           &bulkOp{Bulk: engine.Bulk{Ids: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}},
-		"stats":          &statsOp{counts: []engine.QueueCounts{{"a", keys.Counts{Ready: 1, Canceled: 2}}}},
+		"stats":          &statsOp{counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}},
 		"idle":           &idleOp{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, waited: true},
 		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
 		"setSchedule":    scheduleCall(),
@@ -208,8 +207,8 @@ func FuzzEntry(f *testing.F) {
 func FuzzNews(f *testing.F) {
 	b := engine.Effects{
 		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
-		Endings:  []engine.Ending{{ID{2}, engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
-		Canceled: []engine.Receipt{{ID{3}, 4}},
+		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
+		Canceled: []engine.Receipt{{ID: ID{3}, Token: 4}},
 	}
 	f.Add(encodeNews(&b))
 	f.Add([]byte{0, 0, 0})
@@ -234,8 +233,8 @@ func FuzzNews(f *testing.F) {
 func TestNewsTravel(t *testing.T) {
 	b := engine.Effects{
 		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
-		Endings:  []engine.Ending{{ID{2}, engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
-		Canceled: []engine.Receipt{{ID{3}, 4}},
+		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
+		Canceled: []engine.Receipt{{ID: ID{3}, Token: 4}},
 	}
 	n, err := parseNews(encodeNews(&b))
 	require.NoError(t, err)
@@ -302,28 +301,4 @@ func TestSessions(t *testing.T) {
 	calls.end(seq1)
 	_, low = calls.begin()
 	require.EqualValues(t, 3, low)
-
-	var table engine.sessionTable
-	one := engine.CallNumber{Node: "n", Session: 5, Seq: 1, Low: 1}
-	done, err := table.outcome(&one)
-	require.NoError(t, err)
-	require.Nil(t, done)
-	table.note(&one, []keys.ID{{1}}, []int{0})
-	done, err = table.outcome(&one)
-	require.NoError(t, err)
-	require.Equal(t, &keys.SessionCall{Seq: 1, IDs: []keys.ID{{1}}, Duplicates: []int{0}}, done)
-	three := engine.CallNumber{Node: "n", Session: 5, Seq: 3, Low: 2}
-	table.note(&three, []keys.ID{{3}}, nil)
-	_, err = table.outcome(&one)
-	require.ErrorIs(t, err, ErrUncertain, "its caller knows its outcome")
-	require.Len(t, table.byNode["n"].Calls, 1, "what nobody asks for is forgotten")
-	other := engine.CallNumber{Node: "n", Session: 6, Seq: 1, Low: 1}
-	done, err = table.outcome(&other)
-	require.NoError(t, err)
-	require.Nil(t, done, "another life of the node")
-	table.note(&other, []keys.ID{{9}}, nil)
-	require.Len(t, table.byNode["n"].Calls, 1)
-	v, err := keys.ParseSession(table.byNode["n"].Append(nil))
-	require.NoError(t, err)
-	require.Equal(t, *table.byNode["n"], v)
 }

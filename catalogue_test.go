@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -25,8 +26,8 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 	t.Helper()
 	s := q.shard(index)
 	require.NoError(t, s.probe(func(s *shard) error {
-		size.lanesInMemory, size.queuesInMemory = s.catalogue.loaded.Len(), len(s.Queues)
-		size.sweeps = int(s.catalogue.swept)
+		u := s.Probe().Usage()
+		size.lanesInMemory, size.queuesInMemory, size.sweeps = u.Lanes, len(s.Queues), int(u.LaneSweeps)
 		return nil
 	}))
 	v := q.peek(s)
@@ -257,7 +258,7 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 			}
 			calls.Wait()
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				doubtful = max(doubtful, s.doubtful.Len())
+				doubtful = max(doubtful, s.Probe().Usage().Doubtful)
 				return nil
 			}))
 		}
@@ -275,11 +276,7 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			for i := range 4 * engine.doubtsAtOnce {
-				unused := s.QueueNamed(fmt.Sprint(i))
-				unused.resting, unused.hasMarks = true, true
-				s.doubtful.Append(unused)
-			}
+			s.Probe().Doubt(names("unused", 4*engine.DoubtsAtOnce))
 			return nil
 		}))
 		synctest.Wait()

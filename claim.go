@@ -395,7 +395,7 @@ func (op *claimOp) decodeReply(r *wire.Reader) {
 	var last engine.LaneKey // tasks of one lane often come together
 	for range r.Count(keys.IDLen + 7) {
 		g := engine.Grant{Receipt: readReceipt(r).inner()}
-		key := engine.LaneKey{r.String(), r.String(), r.Byte()}
+		key := engine.LaneKey{Queue: r.String(), Tenant: r.String(), Priority: r.Byte()}
 		if last != key {
 			last = key
 		}

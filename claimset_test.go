@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -189,7 +190,7 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 			if len(s.sets) > 0 || len(s.droppedSets) != 1 {
 				return fmt.Errorf("%d sets, %d that have been dropped", len(s.sets), len(s.droppedSets))
 			}
-			s.Budget = s.NewBudget(engine.budgetSize{fraction: 1}, s.steps.at)
+			s.Budget = s.NewBudget(engine.BudgetSize{Fraction: 1}, s.steps.at)
 			s.dropSetsOn()
 			if left := s.droppedSets[0].queues.Len(); left == len(names) || left < len(names)-128 {
 				return fmt.Errorf("%d of %d queues are left", left, len(names))

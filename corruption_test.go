@@ -117,7 +117,7 @@ func (q *Queue) quiesce(t *testing.T) {
 			require.Eventually(t, func() bool {
 				idle := false
 				require.NoError(t, s.probe(func(s *shard) error {
-					idle = !s.out.busy() && !s.due()
+					idle = !s.Probe().IsSending() && !s.due()
 					return nil
 				}))
 				return idle

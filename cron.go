@@ -347,7 +347,7 @@ func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 	info := ScheduleInfo{
 		Schedule: Schedule{
 			Name: r.Name, Cron: r.Value.Cron, Every: duration(r.Value.Every), TimeZone: r.Value.TimeZone,
-			Task: task(engine.LaneKey{r.Value.Queue, r.Value.Tenant, r.Value.Priority}, &rec), Missed: MissedPolicy(r.Value.Missed),
+			Task: task(engine.LaneKey{Queue: r.Value.Queue, Tenant: r.Value.Tenant, Priority: r.Value.Priority}, &rec), Missed: MissedPolicy(r.Value.Missed),
 		},
 		Next: msTime(r.Next),
 	}

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -18,39 +17,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 )
-
-// recurring: the table has exactly the schedules on disk, and none ticks
-// before the shard looks.
-func (c *memoryChecker) recurring() error {
-	t := &c.shard.recurring
-	onDisk := 0
-	err := schema.Scan(c.view.snap, keys.Schedule, func(key, value []byte) error {
-		name, err := keys.ParseSchedule(key)
-		if err != nil {
-			return err
-		}
-		onDisk++
-		r := t.find(name)
-		if r == nil || !bytes.Equal(value, r.value.Append(nil)) {
-			c.report("schedule %q in memory is %+v, on disk %x", name, r, value)
-			return nil
-		}
-		if r.Err == nil && r.next != r.times.Next(r.value.After) || t.next() > r.next {
-			c.report("schedule %q ticks at %d, is looked at when it is %d", name, r.next, t.next())
-		}
-		if late := slices.Contains(t.late, r); late == (r.place >= 0) || !late && t.waiting.Items()[r.place] != r {
-			c.report("schedule %q is at %d of those that wait, late: %v", name, r.place, late)
-		}
-		return nil
-	})
-	if onDisk != len(t.list) {
-		c.report("%d schedules in memory, %d on disk", len(t.list), onDisk)
-	}
-	return err
-}
 
 // cronBench is a queue in fake time whose wall clock can be set, and which can
 // be opened again. Fake time begins at midnight, 2000-01-01 UTC.
@@ -143,7 +112,7 @@ func ticksOn(t *testing.T, q *Queue, name string) []string {
 func ticksUntil(after, until time.Time, step time.Duration) []string {
 	ticks := []string{}
 	for at := after.Truncate(step).Add(step); !at.After(until); at = at.Add(step) {
-		ticks = append(ticks, at.UTC().Format(engine.tickFormat))
+		ticks = append(ticks, at.UTC().Format(engine.TickFormat))
 	}
 	return ticks
 }
@@ -466,7 +435,7 @@ func TestClockSetForward(t *testing.T) {
 // TestYearOfTicks: what was missed is made up for in small groups, and a
 // schedule that is due does not wait for the one that has much to make up for.
 func TestYearOfTicks(t *testing.T) {
-	seconds := 5 * engine.upkeepBudget.records
+	seconds := 5 * engine.UpkeepBudget.Records
 	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
 		s := Schedule{Name: "a backlog", Every: time.Second, Task: Task{Queue: "a"}, Missed: MissedAll}
 		b.set(s)
@@ -483,13 +452,13 @@ func TestYearOfTicks(t *testing.T) {
 		synctest.Wait()
 		require.Len(t, b.ticks("a backlog"), seconds)
 		require.GreaterOrEqual(t, counting.commits, 5)
-		require.LessOrEqual(t, counting.largest, uint32(engine.upkeepBudget.records+2+1), "keys in one commit: tasks, two schedules, counters")
+		require.LessOrEqual(t, counting.largest, uint32(engine.UpkeepBudget.Records+2+1), "keys in one commit: tasks, two schedules, counters")
 
 		before := 0
 		for l := claimNow(t, b.q, "a"); l.Headers[ScheduleHeader] != "the others"; l = claimNow(t, b.q, "a") {
 			before++
 		}
-		require.LessOrEqual(t, before, engine.upkeepBudget.records)
+		require.LessOrEqual(t, before, engine.UpkeepBudget.Records)
 	})
 }
 
@@ -588,7 +557,7 @@ func TestSchedulesOfClosedQueue(t *testing.T) {
 // plant writes a schedule past all checks.
 func (b *cronBench) plant(index int, name string, value []byte) {
 	require.NoError(b.t, b.q.shard(index).probe(func(s *shard) error {
-		s.Group.set(keys.AppendSchedule(nil, name), value)
+		s.Probe().Plant(keys.AppendSchedule(nil, name), value)
 		return nil
 	}))
 }
@@ -671,7 +640,7 @@ func TestTicksOfManySchedules(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		require.GreaterOrEqual(t, len(b.ticks("each second")), 10)
 		looked := uint64(0)
-		require.NoError(t, b.q.shard(0).probe(func(s *shard) error { looked = s.recurring.looked; return nil }))
+		require.NoError(t, b.q.shard(0).probe(func(s *shard) error { looked = s.Probe().Usage().Schedules; return nil }))
 		require.LessOrEqual(t, looked, uint64(12), "one look at a schedule each second")
 
 		made := len(b.ticks("each second"))

@@ -546,7 +546,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 					}
 				})
 				parent := produce(t, q, Task{Queue: "parent", Retention: time.Hour})[0]
-				for range engine.tellAtOnce + 1 {
+				for range engine.TellAtOnce + 1 {
 					produce(t, q, Task{Queue: "child", After: []ID{parent}, OnDead: CancelOnDead})
 				}
 				l := claimNow(t, q, "parent")
@@ -556,7 +556,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 				} else {
 					require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{}))
 				}
-				require.EqualValues(t, engine.tellAtOnce+1, countsOf(t, q, "child").Blocked)
+				require.EqualValues(t, engine.TellAtOnce+1, countsOf(t, q, "child").Blocked)
 				o, err := q.Await(ctx, parent)
 				require.NoError(t, err)
 				require.Equal(t, end, o.State)

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -15,7 +16,7 @@ import (
 func walkedFor(t *testing.T, q *Queue, do func()) (keys uint64) {
 	t.Helper()
 	walked := func() (n uint64) {
-		require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.walked; return nil }))
+		require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.Probe().Usage().Walked; return nil }))
 		return n
 	}
 	before := walked()
@@ -71,7 +72,7 @@ func TestDueAtOnceClockSetBack(t *testing.T) {
 	bubble(t, Options{Shards: 1, wall: wall}, func(t *testing.T, q *Queue) {
 		due := time.Now().Add(time.Hour)
 		early := produce(t, q, named(Task{Queue: "early", RunAt: due.Add(time.Hour)}, "a", "b", "c")...)
-		late := make([]Task, 3*engine.upkeepBudget.records)
+		late := make([]Task, 3*engine.UpkeepBudget.Records)
 		for i := range late {
 			late[i] = Task{Queue: "late", RunAt: due}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 )
 
@@ -29,11 +30,11 @@ func TestBucketOf(t *testing.T) {
 	retentions = append(retentions, int64(millis(math.MaxInt64)))
 	for _, wall := range walls {
 		for _, r := range retentions {
-			until := engine.bucketOf(wall, r)
+			until := engine.BucketOf(wall, r)
 			require.GreaterOrEqual(t, until, wall+uint64(r), "wall %d, retention %d", wall, r)
 			require.LessOrEqual(t, until, wall+uint64(r)+max(uint64(r)/8, second), "wall %d, retention %d", wall, r)
 		}
-		require.Equal(t, uint64(keys.Forever), engine.bucketOf(wall, -1))
+		require.Equal(t, uint64(keys.Forever), engine.BucketOf(wall, -1))
 	}
 	for _, r := range retentions[1:] {
 		if r < second {
@@ -41,7 +42,7 @@ func TestBucketOf(t *testing.T) {
 		}
 		buckets := make(map[uint64]bool)
 		for i := range int64(200) { // over the time of one retention
-			buckets[engine.bucketOf(1_700_000_000_000+uint64(r/200*i), r)] = true
+			buckets[engine.BucketOf(1_700_000_000_000+uint64(r/200*i), r)] = true
 		}
 		require.LessOrEqual(t, len(buckets), 18, "retention %d", r)
 	}
@@ -278,7 +279,7 @@ func TestBucketsAreNoNarrowerThanASecond(t *testing.T) {
 	for r := int64(1); r < 20_000; r++ {
 		until := map[uint64]bool{}
 		for wall := uint64(5_000_000); wall < 5_002_000; wall += 100 {
-			until[engine.bucketOf(wall, r)] = true
+			until[engine.BucketOf(wall, r)] = true
 		}
 		require.LessOrEqual(t, len(until), 3, "buckets that two seconds need, with a retention of %d ms", r)
 	}
@@ -311,7 +312,7 @@ func TestManyBucketsExpire(t *testing.T) {
 		for _, st := range q.shard(0).steps.table.stats() {
 			if st.Kind == StepForget {
 				require.Greater(t, st.Count, int64(1))
-				require.LessOrEqual(t, st.MaxRecords, int64(engine.upkeepBudget.records+1))
+				require.LessOrEqual(t, st.MaxRecords, int64(engine.UpkeepBudget.Records+1))
 			}
 		}
 		time.Sleep(10 * time.Minute)

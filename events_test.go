@@ -119,7 +119,7 @@ func TestEventFields(t *testing.T) {
 		start := time.Now()
 		id := produce(t, q, Task{Queue: "a", Tenant: "t"})[0]
 		time.Sleep(time.Second)
-		long := errors.New(strings.Repeat("x", 2*engine.maxCause))
+		long := errors.New(strings.Repeat("x", 2*engine.MaxCause))
 		require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "a").Receipt, long))
 		events := buffered(sub)
 		for i := range events {
@@ -129,7 +129,7 @@ func TestEventFields(t *testing.T) {
 		require.Equal(t, []Event{
 			{Kind: EventProduced, ID: id, Queue: "a", Tenant: "t"},
 			{Kind: EventClaimed, ID: id, Queue: "a", Tenant: "t", Attempt: 1},
-			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: engine.clip(long.Error())},
+			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: strings.Repeat("x", engine.MaxCause)},
 		}, events)
 	})
 }
@@ -516,7 +516,7 @@ type witness struct {
 }
 
 func (w *witness) resolve(s *shard) {
-	s.admit(&w.task)
+	s.Probe().Admit(&w.task)
 	s.settle(w)
 }
 

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -844,7 +845,7 @@ func TestNewParentsStayWithinMemory(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "a", Tenant: "x"})
 		s := q.shard(0)
-		require.NoError(t, s.probe(func(s *shard) error { s.Windows.limit = s.Windows.bytes; return nil }))
+		require.NoError(t, s.probe(func(s *shard) error { s.Probe().LimitWindows(); return nil }))
 		produce(t, q, Task{Queue: "b", After: ids[:1], RunAt: time.Now().Add(time.Hour)})
 		requireSettled(t, q)
 	})
@@ -908,7 +909,7 @@ func TestAlterAsParentsEnd(t *testing.T) {
 func TestChildrenGoOnInOneCommit(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		family := []Task{{Queue: "parent"}, {Queue: "parent"}, {Queue: "both", After: []ID{Nth(0), Nth(1)}}}
-		for range engine.tellAtOnce / 2 {
+		for range engine.TellAtOnce / 2 {
 			family = append(family, Task{Queue: "child", After: []ID{Nth(0), Nth(0)}})
 		}
 		_, err := q.ProduceBatch(t.Context(), family)
@@ -924,8 +925,8 @@ func TestChildrenGoOnInOneCommit(t *testing.T) {
 		}
 		reads, commits := end()
 		require.EqualValues(t, 1, commits)
-		require.LessOrEqual(t, reads, 2*(engine.tellAtOnce/2+1), "a dependent and a record each")
-		require.EqualValues(t, engine.tellAtOnce/2, countsOf(t, q, "child").Ready)
+		require.LessOrEqual(t, reads, 2*(engine.TellAtOnce/2+1), "a dependent and a record each")
+		require.EqualValues(t, engine.TellAtOnce/2, countsOf(t, q, "child").Ready)
 		require.Equal(t, Counts{Blocked: 1}, countsOf(t, q, "both"))
 		_, commits = end()
 		require.EqualValues(t, 1, commits)

@@ -80,50 +80,6 @@ func FuzzSettings(f *testing.F) {
 	})
 }
 
-// FuzzSchedule: a stored schedule is refused, or rests, or ticks from then on in
-// ascending order, and can be shown to the user.
-func FuzzSchedule(f *testing.F) {
-	for _, s := range []Schedule{
-		{Name: "s", Cron: "*/5 3 * * mon", TimeZone: "Europe/Berlin", Task: Task{Queue: "a", Headers: map[string]string{"h": "v"}}},
-		{Name: "s", Every: time.Minute, Missed: MissedAll, Task: Task{Queue: "a", Payload: []byte("p")}},
-	} {
-		v := s.value()
-		v.Start, v.After = 1<<40, 1<<40+5
-		f.Add(v.Append(nil), uint64(1<<40+1<<30))
-	}
-	huge := keys.ScheduleValue{Start: engine.Never, After: engine.Never - 1, Every: engine.Never, Queue: "a", Record: []byte{0}}
-	f.Add(huge.Append(nil), uint64(1<<44))
-	huge = keys.ScheduleValue{Start: 5, Every: 1 << 63, Queue: "a", Record: []byte{0}}
-	f.Add(huge.Append(nil), uint64(1<<44))
-	f.Fuzz(func(t *testing.T, value []byte, now uint64) {
-		now %= 1 << 44 // the year 2527
-		r, err := engine.ParseRecurring(keys.AppendSchedule(nil, "s"), value)
-		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
-			return
-		}
-		times, err := engine.TimesOf(&r.value)
-		if err != nil {
-			r.Err = err
-			require.ErrorIs(t, err, ErrInvalid)
-			requireInfo(t, r)
-			return
-		}
-		r.begin(times)
-		for range 3 {
-			requireInfo(t, r)
-			if r.next == engine.Never {
-				break
-			}
-			require.Greater(t, r.next, r.value.After)
-			if r.next > now {
-				break
-			}
-			r.pass(r.next)
-		}
-	})
-}
-
 // FuzzBatch: a batch of a log entry, whatever is in it, is applied or fails the
 // store, and does not bring the process down.
 func FuzzBatch(f *testing.F) {
@@ -241,11 +197,4 @@ func FuzzServe(f *testing.F) {
 		}
 		require.Same(t, s, q.shard(0))
 	})
-}
-
-// requireInfo makes sure that a caller can be told of a schedule.
-func requireInfo(t *testing.T, r *engine.recurring) {
-	t.Helper()
-	_, err := scheduleInfo(&engine.ScheduleInfo{r.Name, r.value, r.next, r.Err})
-	require.NoError(t, err)
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
 
@@ -140,10 +142,10 @@ func requireNoGroups(t *testing.T, q *Queue) {
 	t.Helper()
 	for _, s := range q.led() {
 		require.NoError(t, s.probe(func(s *shard) error {
-			if n := len(s.groups.held); s.groups.whole && n > 0 {
-				return fmt.Errorf("%d groups in memory", n)
+			if u := s.Probe().Usage().Groups; u.Whole && u.Held > 0 {
+				return fmt.Errorf("%d groups in memory", u.Held)
 			}
-			return schema.Scan(s.Store.DB(), s.groups.prefix, func(key, value []byte) error {
+			return schema.Scan(s.Store.DB(), keys.Group, func(key, value []byte) error {
 				return fmt.Errorf("group %x is %x", key, value)
 			})
 		}))
@@ -502,7 +504,7 @@ func TestGroupsBeyondMemory(t *testing.T) {
 		opts := Options{fs: vfs.NewMem(), WindowTasks: 1 << 17}
 		q := openForRun(t, opts)
 		const followed, batch = 50, 5000
-		most := new(engine.groupMirror).most()
+		most := engine.MostGroups()
 		groups := most + 500
 		produceAll := func(n int, payload string) {
 			for from := 0; from < n; from += batch {
@@ -516,7 +518,8 @@ func TestGroupsBeyondMemory(t *testing.T) {
 		}
 		held := func() (n int, whole bool) {
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				n, whole = len(s.groups.held), s.groups.whole
+				u := s.Probe().Usage().Groups
+				n, whole = u.Held, u.Whole
 				return nil
 			}))
 			return n, whole
@@ -565,7 +568,7 @@ func TestGroupsBeyondMemory(t *testing.T) {
 // read; of those that wait and are not in memory several are read at a time.
 func TestTurnPassesInOneCommit(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		const waiting = 10 * engine.waitersAhead
+		const waiting = 10 * engine.WaitersAhead
 		for range waiting + 1 {
 			produce(t, q, Task{Queue: "a", Group: "g"})
 		}
@@ -577,13 +580,13 @@ func TestTurnPassesInOneCommit(t *testing.T) {
 			synctest.Wait()
 			return q.readsOf(t) - reads, s.commits.Load() - commits
 		}
-		for i := range engine.waitersAhead {
+		for i := range engine.WaitersAhead {
 			reads, commits := step()
 			require.Zero(t, reads, i)
 			require.EqualValues(t, 1, commits, i)
 		}
 		all := 0
-		for range waiting - engine.waitersAhead {
+		for range waiting - engine.WaitersAhead {
 			reads, _ := step()
 			all += reads
 		}

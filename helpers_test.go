@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"testing"
 
@@ -18,9 +17,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
-	"codeq/internal/record"
 	"codeq/internal/schema"
-	"codeq/internal/window"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "what tests draw their chances from that print a seed; 0: another one each time")
@@ -164,26 +161,49 @@ func (q *Queue) checkGates() error {
 // checkMemory returns what in the shard's memory is not as its disk says it
 // should be. The owner goroutine calls it.
 func (s *shard) checkMemory(q *Queue) error {
-	g := &s.Group
-	busy := !g.Batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) > 0
-	if busy || s.out.ahead || len(s.Refiller.Wants)+len(s.deferred)+len(s.hungry) > 0 || s.due() {
+	if !s.IsAtRest() || len(s.deferred)+len(s.hungry) > 0 || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)
 	defer v.close()
-	c := memoryChecker{shard: s, view: v, onDisk: make(map[*engine.Lane][]window.Item)}
-	for _, check := range []func() error{c.heads, c.leases, c.trails, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring,
-		c.mirrors, c.buckets, c.limits, c.settings, c.outbox} {
-		if err := check(); err != nil {
-			return err
+	claimable, err := s.Check(v.snap, func(q *engine.Queue) bool { return s.claimsOf(q).isNeeded() })
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.checkHeads(), s.checkWaiters(func(q *engine.Queue) bool { return claimable(q) && s.mayBeOpen(q) }))
+}
+
+// checkWaiters: nobody waits for a queue that has a ready task which may be claimed.
+func (s *shard) checkWaiters(claimable func(*engine.Queue) bool) error {
+	for name, q := range s.Queues {
+		if slices.ContainsFunc(s.claimsOf(q).waiters.all(), ticket.good) && claimable(q) {
+			return fmt.Errorf("queue %q has ready tasks and claims that wait", name)
 		}
 	}
-	return errors.Join(c.errs...)
+	for _, set := range s.sets {
+		waiting := slices.ContainsFunc(set.waiters.all(), ticket.good)
+		for at, q := range set.queues.All() {
+			if (waiting || !set.open.has(at)) && claimable(q) {
+				return fmt.Errorf("queue %q has ready tasks, claims that wait in a set (%v) or is not open there", q.Name, waiting)
+			}
+		}
+	}
+	return nil
+}
+
+// mayBeOpen reports whether the gate of a queue has room, if there is one; what a rate allows is not looked at.
+func (s *shard) mayBeOpen(q *engine.Queue) bool {
+	g, _ := s.claimsOf(q).gate.(*gate)
+	if g == nil {
+		return true
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.rate == nil && (g.limit == 0 || g.leased < g.limit)
 }
 
 // heads: other shards know what a claim would get in this one.
-func (c *memoryChecker) heads() error {
-	s := c.shard
+func (s *shard) checkHeads() error {
 	if s.board == nil {
 		return nil
 	}
@@ -192,718 +212,20 @@ func (c *memoryChecker) heads() error {
 		if heads := s.claimsOf(q).heads; heads != nil {
 			told = head(heads.shards[s.index].word.Load())
 			if s.board.of(name) != heads {
-				c.report("the heads of queue %q are not on the board", name)
+				return fmt.Errorf("the heads of queue %q are not on the board", name)
 			}
 		}
 		if h := s.headOf(q); told != h {
-			c.report("the head of queue %q is told to be %x, and is %x", name, told, h)
+			return fmt.Errorf("the head of queue %q is told to be %x, and is %x", name, told, h)
 		}
 	}
 	return nil
-}
-
-type memoryChecker struct {
-	shard  *shard
-	view   *view
-	onDisk map[*engine.Lane][]window.Item // ready tasks, in order
-	last   uint64                         // largest number minted, as far as disk shows
-	errs   []error
-}
-
-func (c *memoryChecker) report(format string, args ...any) {
-	c.errs = append(c.errs, fmt.Errorf(format, args...))
-}
-
-// leases: the table has exactly the leases in force on disk.
-func (c *memoryChecker) leases() error {
-	s := c.shard
-	type entry struct {
-		keys.LeaseEntry
-		keys.LeaseHeader
-		seq uint64
-	}
-	inForce := make(map[ID]entry)
-	onDisk := make(map[uint64]bool)
-	err := schema.Scan(c.view.snap, keys.Lease, func(key, value []byte) error {
-		seq, err := keys.ParseLease(key)
-		if err != nil {
-			return err
-		}
-		onDisk[seq] = true
-		c.last = max(c.last, seq)
-		h, entries, err := keys.ParseLeases(seq, value)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			head, err := schema.LeasedHead(c.view.snap, &e)
-			if err != nil {
-				return err
-			}
-			if head != nil {
-				inForce[e.ID] = entry{e, h, seq}
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	live, held := make(map[*engine.leaseRecord]int), 0
-	for id, l := range s.leases.byID {
-		held += len(l.copied)
-		e, ok := inForce[id]
-		if !ok {
-			c.report("lease of %s is not in force on disk", id)
-			continue
-		}
-		live[l.record]++
-		got := keys.LeaseEntry{
-			ID: l.id, Lane: l.lane.number, Since: l.since, Token: l.token,
-			Leases: l.leases, Attempts: l.attempts, Duration: l.duration,
-		}
-		if got != e.LeaseEntry || l.local != e.Local {
-			c.report("lease of %s is %+v, on disk %+v", id, got, e)
-		}
-		if r := l.record; r.seq != e.seq || r.deadline != e.Deadline || r.local != e.Local || !r.written {
-			c.report("record of the lease of %s is %+v, on disk %+v", id, r, e)
-		}
-		if !l.expiry.Queued() || l.expiry.Value != l {
-			c.report("lease of %s has no deadline", id)
-		}
-		delete(inForce, id)
-	}
-	for id := range inForce {
-		c.report("lease of %s is in force on disk only", id)
-	}
-	if n := s.leases.wheel.Len(); n != len(s.leases.byID) {
-		c.report("%d deadlines for %d leases", n, len(s.leases.byID))
-	}
-	if held != s.leases.held {
-		c.report("copies of records have %d bytes, counted are %d", held, s.leases.held)
-	}
-	for r, n := range live {
-		if r.live != n {
-			c.report("lease record %x counts %d leases and has %d", r.seq, r.live, n)
-		}
-		delete(onDisk, r.seq)
-	}
-	for seq := range onDisk {
-		c.report("nothing refers to lease record %x", seq)
-	}
-	for _, l := range s.leases.free {
-		if s.leases.byID[l.id] == l || l.expiry.Queued() {
-			c.report("lease of %s is in use and free", l.id)
-		}
-	}
-	for _, r := range s.leases.spare {
-		if live[r] > 0 {
-			c.report("lease record %x is in use and spare", r.seq)
-		}
-	}
-	return nil
-}
-
-// trails: the segments of each lane count the leased tasks that lie in them, and its reach is behind all.
-func (c *memoryChecker) trails() error {
-	leased := make(map[*engine.Lane][]uint64)
-	for _, ls := range c.shard.leases.byID {
-		leased[ls.lane] = append(leased[ls.lane], ls.since)
-		if ls.since >= ls.lane.trail.reach {
-			c.report("lease of %s lies behind the reach of its lane", ls.id)
-		}
-	}
-	for _, l := range c.shard.lanes.All() {
-		if l == nil || l.trail.segments == nil {
-			continue
-		}
-		from := uint64(0)
-		for i, g := range l.trail.segments.list {
-			n := 0
-			for _, since := range leased[l] {
-				if from <= since && since < g.end {
-					n++
-				}
-			}
-			if n != g.leased || g.end <= from || g.end > l.trail.reach {
-				c.report("segment %d of lane %d, from %x to %x of %x, counts %d leases and has %d", i, l.number, from, g.end, l.trail.reach, g.leased, n)
-			}
-			from = g.end
-		}
-	}
-	return nil
-}
-
-// ready reads the ready tasks of every lane.
-func (c *memoryChecker) ready() error {
-	s := c.shard
-	return schema.Scan(c.view.snap, keys.Task, func(key, value []byte) error {
-		number, since, id, err := keys.ParseTask(key)
-		if err != nil {
-			return err
-		}
-		l, err := s.laneNumbered(number)
-		if err != nil {
-			return err
-		}
-		ls := s.leases.byID[id]
-		if ls == nil {
-			it := window.Item{Pos: window.Pos{Since: since, ID: id}, Record: bytes.Clone(value)}
-			c.onDisk[l] = append(c.onDisk[l], it)
-		} else if len(ls.copied) > 0 && !bytes.Equal(ls.copied, value) {
-			c.report("record of leased task %s is copied as %x, on disk it is %x", id, ls.copied, value)
-		}
-		return nil
-	})
-}
-
-// items are those of a window, which is emptied and filled again.
-func items(w *window.Window) []window.Item {
-	var all []window.Item
-	for w.Len() > 0 {
-		all = append(all, w.PopFirst())
-	}
-	for _, it := range all {
-		w.Insert(it)
-	}
-	return all
-}
-
-// lanes: each window has the ready tasks before next, or all of them, and
-// whoever has ready tasks gets a turn.
-func (c *memoryChecker) lanes() error {
-	s := c.shard
-	for n, l := range s.lanes.All() {
-		if l == nil {
-			continue
-		}
-		if int(l.number) != n || l.queue.lane(l.tenant, l.Priority) != l {
-			c.report("lane %d is not where it belongs", n)
-		}
-		want := c.onDisk[l]
-		if !l.complete {
-			end, _ := slices.BinarySearchFunc(want, l.next, func(it window.Item, p window.Pos) int { return it.Compare(p) })
-			want = want[:end]
-		}
-		before := l.window.Footprint()
-		got := items(&l.window)
-		s.Windows.resized(l, before)
-		same := func(a, b window.Item) bool { return a.Pos == b.Pos && bytes.Equal(a.Record, b.Record) }
-		if !slices.EqualFunc(got, want, same) {
-			c.report("window of lane %d (%s) has %s, want %s (next %x, complete %t)",
-				n, l.queue.Name, positions(got), positions(want), l.next, l.complete)
-		}
-		if len(got) > s.opts.WindowTasks {
-			c.report("window of lane %d has %d tasks, at most %d allowed", n, len(got), s.opts.WindowTasks)
-		}
-		if len(c.onDisk[l]) > 0 && l.ringNext == nil {
-			c.report("lane %d (%s) has ready tasks and no turn", n, l.queue.Name)
-		}
-	}
-	return nil
-}
-
-func positions(items []window.Item) string {
-	var b bytes.Buffer
-	for _, it := range items {
-		fmt.Fprintf(&b, " %x/%s", it.Since, ID(it.ID))
-	}
-	return fmt.Sprintf("[%d:%s]", len(items), b.String())
-}
-
-// catalogue: memory knows which numbers are taken, and has no lane or queue that it need
-// not have.
-func (c *memoryChecker) catalogue() error {
-	s, cat := c.shard, &c.shard.catalogue
-	lanes, queues := 0, 1
-	err := errors.Join(schema.Scan(c.view.snap, keys.Lane, func(key, _ []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if lanes++; !cat.lanes.Has(n) {
-			c.report("lane %d is taken on disk only", n)
-		}
-		return err
-	}), schema.Scan(c.view.snap, keys.Queue, func(key, _ []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if queues++; !cat.queues.Has(n) {
-			c.report("queue %d is taken on disk only", n)
-		}
-		return err
-	}))
-	if err != nil {
-		return err
-	}
-	if lanes != cat.lanes.Len() || queues != cat.queues.Len() {
-		c.report("%d lanes and %d queues are taken, on disk %d and %d", cat.lanes.Len(), cat.queues.Len(), lanes, queues)
-	}
-	loaded, listed := 0, 0
-	for n, l := range s.lanes.All() {
-		if l == nil {
-			continue
-		}
-		if loaded++; !cat.loaded.Has(uint32(n)) || l.queue.lanes.At(l.place) != l {
-			c.report("lane %d is not known to be in memory", n)
-		}
-		if l.isIdle() && !l.idler {
-			c.report("lane %d is idle, and nobody knows", n)
-		}
-	}
-	for l := cat.idle.first; l != nil; l = l.idleNext {
-		listed++
-	}
-	if loaded != cat.loaded.Len() || listed != cat.idle.n || listed > s.opts.idleLanes {
-		c.report("%d lanes are in memory, %d by the catalogue; %d of them may be idle, %d by the catalogue",
-			loaded, cat.loaded.Len(), listed, cat.idle.n)
-	}
-	if n := s.absentLanes(); cat.sweep == nil && n > cat.sweepAt {
-		c.report("%d lanes are not in memory, a sweep is due at %d", n, cat.sweepAt)
-	}
-	current, busy := 0, 0
-	for _, q := range s.Queues {
-		if q.number != 0 {
-			current++
-		}
-		if q.isBusy() {
-			busy++
-		}
-		if s.isUnknown(q) && !s.claimsOf(q).isNeeded() {
-			c.report("queue %q is in memory for nothing", q.Name)
-		}
-	}
-	if current != cat.current.Len() || busy != s.busy {
-		c.report("%d queues are in memory, %d by the catalogue; %d have tasks that have not ended, %d by the shard",
-			current, cat.current.Len(), busy, s.busy)
-	}
-	return nil
-}
-
-// windowMemory: what all windows hold is accounted for, and bounded.
-func (c *memoryChecker) windowMemory() error {
-	s := c.shard
-	sum, holders, most := 0, 0, 0
-	listed := make(map[*engine.Lane]bool)
-	for l := s.Windows.oldest; l != nil && !listed[l]; l = l.newer {
-		listed[l] = true
-		if l.newer == nil && l != s.Windows.newest || l.newer != nil && l.newer.older != l {
-			c.report("lane %d is not well among those that hold memory", l.number)
-		}
-	}
-	for _, l := range s.lanes.All() {
-		if l == nil {
-			continue
-		}
-		n := l.window.Footprint()
-		if (n > 0) != listed[l] {
-			c.report("lane %d holds %d bytes, is among those that hold memory: %t", l.number, n, listed[l])
-		}
-		if n > 0 {
-			sum += n
-			holders++
-			most = max(most, l.window.Len())
-		}
-	}
-	if sum != s.Windows.bytes {
-		c.report("windows are accounted with %d bytes and have %d", s.Windows.bytes, sum)
-	}
-	if sum > s.Windows.limit && (holders > 1 || most > 1) {
-		c.report("%d windows hold %d bytes, at most %d allowed", holders, sum, s.Windows.limit)
-	}
-	return nil
-}
-
-// queues: counts and numbers are those of disk, rings are rings, and nobody
-// waits for a queue that has a ready task which may be claimed.
-func (c *memoryChecker) queues() error {
-	s := c.shard
-	counted := make(map[uint32]keys.Counts)
-	var clock uint64
-	err := schema.Scan(c.view.snap, keys.Counters, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err != nil {
-			return err
-		}
-		v, err := keys.ParseCounters(value)
-		counted[n], clock = v.Counts, max(clock, v.Clock)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if clock != s.Mint.clock || c.last > clock {
-		c.report("clock is %x, stored is %x, used is %x", s.Mint.clock, clock, c.last)
-	}
-	for n, q := range s.numbers.All() {
-		if q != nil && (int(q.number) != n || s.Queues[q.Name] != q) {
-			c.report("queue %d is not where it belongs", n)
-		}
-	}
-	for name, q := range s.Queues {
-		if q.Counts != counted[q.number] {
-			c.report("queue %q is counted as %+v, on disk %+v", name, q.Counts, counted[q.number])
-		}
-		for p := range q.rings {
-			c.ring(q, p)
-		}
-		waiting := slices.ContainsFunc(s.claimsOf(q).waiters.all(), ticket.good)
-		if waiting && c.claimable(q) {
-			c.report("queue %q has ready tasks and claims that wait", name)
-		}
-	}
-	for _, set := range s.sets {
-		waiting := slices.ContainsFunc(set.waiters.all(), ticket.good)
-		for at, q := range set.queues.All() {
-			if (waiting || !set.open.has(at)) && c.claimable(q) {
-				c.report("queue %q has ready tasks, claims that wait in a set (%v) or is not open there", q.Name, waiting)
-			}
-		}
-	}
-	return nil
-}
-
-// limits: the leases of each key are counted, and tasks that wait for room have
-// somebody whose end lets them go on.
-func (c *memoryChecker) limits() error {
-	s := c.shard
-	leased, ready := make(map[uint64]int), make(map[uint64]bool)
-	for id, l := range s.leases.byID {
-		if l.ties.Limit != 0 {
-			leased[l.ties.Limit]++
-		}
-		head, err := schema.LeasedHead(c.view.snap, &keys.LeaseEntry{ID: l.id, Lane: l.lane.number, Since: l.since, Leases: l.leases})
-		if err != nil {
-			return err
-		}
-		if head != nil && head.Ties != l.ties {
-			c.report("lease of %s is bound by %+v, on disk %+v", id, l.ties, head.Ties)
-		}
-	}
-	for _, items := range c.onDisk {
-		for _, it := range items {
-			head, err := record.DecodeHead(it.Record)
-			if err != nil {
-				return err
-			}
-			ready[head.Limit] = true
-		}
-	}
-	parked := make(map[uint64]bool)
-	waiting := make(map[uint64]int)
-	err := schema.Scan(c.view.snap, keys.Blocked, func(key, value []byte) error {
-		_, scope, id, err := keys.ParseGrouped(key)
-		if f, n := s.fronts.byScope[scope], waiting[scope]; f != nil {
-			switch {
-			case n < len(f.ahead) && (f.ahead[n].id != id || !bytes.Equal(f.ahead[n].value, value)):
-				c.report("task %s waits in scope %x at %d, where memory has %s", ID(id), scope, n, f.ahead[n].id)
-			case n >= len(f.ahead) && f.all:
-				c.report("task %s waits in scope %x behind the last that memory has", ID(id), scope)
-			}
-		}
-		waiting[scope]++
-		if front := frontOf(&s.fronts, scope); bytes.Compare(id[:], front[:]) < 0 {
-			c.report("task %s waits in scope %x before its front %s", ID(id), scope, front)
-		}
-		if scope != 0 && scope&keys.GroupScopeBit == 0 {
-			parked[scope] = true
-		}
-		return err
-	})
-	held := 0
-	for scope, f := range s.fronts.byScope {
-		if n := waiting[scope]; n < len(f.ahead) {
-			c.report("%d tasks wait in scope %x, memory has %d", n, scope, len(f.ahead))
-		}
-		for i := range f.ahead {
-			held += f.ahead[i].size()
-		}
-	}
-	if held != s.fronts.bytes {
-		c.report("tasks that wait take %d bytes of memory, counted are %d", held, s.fronts.bytes)
-	}
-	for scope, st := range s.limits {
-		if st.leased != leased[scope] {
-			c.report("limit %x counts %d leases of %d", scope, st.leased, leased[scope])
-		}
-		if st.leased == 0 && !parked[scope] {
-			c.report("limit %x is of no use", scope)
-		}
-	}
-	for scope := range parked {
-		if st := s.limits[scope]; st == nil || !st.parked || st.leased == 0 && !ready[scope] {
-			c.report("nobody ends the wait for room in limit %x: %+v", scope, st)
-		}
-	}
-	for scope := range leased {
-		if s.limits[scope] == nil {
-			c.report("limit %x does not count its leases", scope)
-		}
-	}
-	return err
-}
-
-// settings: those that the shard goes by are those of disk.
-func (c *memoryChecker) settings() error {
-	stored := make(map[string][]byte)
-	err := schema.Scan(c.view.snap, keys.Settings, func(key, value []byte) error {
-		stored[string(key[1:])] = bytes.Clone(value)
-		return nil
-	})
-	for name, q := range c.shard.Queues {
-		value := stored[name]
-		delete(stored, name)
-		if !bytes.Equal(q.Value, value) || (q.Version == 0) != (value == nil) {
-			c.report("settings of queue %q are %x, on disk %x", name, q.Value, value)
-			continue
-		}
-		if value == nil {
-			value = []byte("{}")
-		}
-		if want, err := engine.ParseSettings(value); err != nil || !reflect.DeepEqual(q.Settings, want.Settings) {
-			c.report("queue %q goes by %+v, its settings are %s: %v", name, q.Settings, value, err)
-		}
-	}
-	if len(stored) > 0 {
-		c.report("settings on disk only: %q", stored)
-	}
-	return err
 }
 
 // setGate has the claims of a queue pass a gate; nil: none.
 func (s *shard) setGate(queue string, g gateway) {
 	c := s.claimsOf(s.QueueNamed(queue))
 	c.gate, c.queue.Gated = g, g != nil
-}
-
-// claimable reports whether a claim would get one of the queue's tasks.
-func (c *memoryChecker) claimable(q *engine.Queue) bool {
-	if q.Settings.Paused {
-		return false
-	}
-	if g, _ := c.shard.claimsOf(q).gate.(*gate); g != nil {
-		g.mu.Lock()
-		closed := g.rate != nil || g.limit > 0 && g.leased >= g.limit // what a rate allows is not looked at
-		g.mu.Unlock()
-		if closed {
-			return false
-		}
-	}
-	for l, items := range c.onDisk {
-		for _, it := range items {
-			head, err := record.DecodeHead(it.Record)
-			if err != nil {
-				c.report("task %s: %w", ID(it.ID), err)
-			}
-			if l.queue == q && (head.Limit == 0 || !c.shard.full(q, head.Limit)) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func (c *memoryChecker) ring(q *engine.Queue, priority int) {
-	r := q.rings[priority]
-	var head *engine.Lane
-	if r != nil {
-		head = r.first
-		c.ahead(r)
-	}
-	if (head != nil) != (q.Mask&(1<<priority) != 0) {
-		c.report("mask of queue %q is %b, ring %d is %v", q.Name, q.Mask, priority, head)
-	}
-	seen := make(map[*engine.Lane]bool)
-	for l := head; l != nil && !seen[l]; l = l.ringNext {
-		seen[l] = true
-		if l.queue != q || int(l.Priority) != priority || l.ringNext == nil || l.ringNext.ringPrev != l {
-			c.report("ring %d of queue %q is broken at lane %d", priority, q.Name, l.number)
-			return
-		}
-	}
-	for _, l := range c.shard.lanes.All() {
-		if l != nil && l.queue == q && int(l.Priority) == priority && (l.ringNext != nil) != seen[l] {
-			c.report("lane %d has a turn: %t, is in the ring: %t", l.number, l.ringNext != nil, seen[l])
-		}
-	}
-}
-
-// ahead: the lanes that are ahead are those that the ring says.
-func (c *memoryChecker) ahead(r *engine.ring) {
-	l, bytes := r.first, 0
-	for i := range r.lanes {
-		if i == r.ahead && l != r.edge {
-			c.report("ring %d of queue %q: lane %d is the first that is not ahead, the edge is %d", r.priority, r.queue.Name, l.number, r.edge.number)
-		}
-		if l.ahead != (i < r.ahead) {
-			c.report("ring %d of queue %q: lane %d of %d is ahead: %t, of %d", r.priority, r.queue.Name, i, r.lanes, l.ahead, r.ahead)
-		}
-		if l.ahead {
-			bytes += l.window.Footprint()
-		}
-		l = l.ringNext
-	}
-	if l != r.first || bytes != r.bytes || r.wanted || r.urgent {
-		c.report("ring %d of queue %q: %+v, has other lanes, or %d bytes ahead", r.priority, r.queue.Name, r, bytes)
-	}
-}
-
-// times: no scheduled task is due, no bucket expires, and no idempotency key
-// becomes free before the shard looks.
-func (c *memoryChecker) times() error {
-	s := c.shard
-	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from engine.dueCursor, err error) {
-		from = engine.nothingDue
-		err = schema.Scan(c.view.snap, prefix, func(key, _ []byte) error {
-			at, name, err := parse(key)
-			from.lower(at, name)
-			return err
-		})
-		return from, err
-	}
-	due, err1 := first(keys.Scheduled, keys.ParseScheduled)
-	expiry, err2 := first(keys.Buckets, func(key []byte) (uint64, [keys.IDLen]byte, error) {
-		_, _, until, err := keys.ParseBucket(key)
-		return until, [keys.IDLen]byte{}, err
-	})
-	freed, err3 := first(keys.Freed, keys.ParseFreed)
-	for _, t := range []struct {
-		what        string
-		next, first engine.dueCursor
-	}{{"scheduled task", s.nextDue, due}, {"bucket", engine.dueCursor{at: s.expiries.Next()}, expiry}, {"idempotency key", s.nextFreed, freed}} {
-		held := t.next
-		if held.lower(t.first.at, t.first.name); held != t.next {
-			c.report("the first %s is looked for from %x on, and is at %x", t.what, t.next, t.first)
-		}
-	}
-	return errors.Join(err1, err2, err3)
-}
-
-// mirrors: what is held of keys, groups and parents is as on disk, and nothing is
-// missing that should be held.
-func (c *memoryChecker) mirrors() error {
-	s := c.shard
-	return errors.Join(
-		checkMirror(c, "idempotency key", &s.uniques),
-		checkMirror(c, "group", &s.groups),
-		checkMirror(c, "number of parents", &s.pending),
-		checkMirror(c, "end that is told", &s.teller.ends),
-		checkMirror(c, "number of pins", &s.pins.counts),
-	)
-}
-
-func checkMirror[K, V comparable](c *memoryChecker, what string, m *engine.mirror[K, V]) error {
-	onDisk := make(map[K]V)
-	err := schema.Scan(c.view.snap, m.prefix, func(key, value []byte) error {
-		k, v, err := m.parse(key, value)
-		onDisk[k] = v
-		return err
-	})
-	if len(m.changed) > 0 {
-		c.report("%d changes of %s are not stored", len(m.changed), what)
-	}
-	listed := 0
-	for k := range onDisk {
-		if !m.isListed(k) {
-			continue
-		}
-		if listed++; !m.prints.Has(engine.printOf(k)) {
-			c.report("%s %v is on disk, and its fingerprint is missing", what, k)
-		}
-	}
-	if n := m.prints.Len(); n != listed {
-		c.report("%s: %d fingerprints of %d entries", what, n, listed)
-	}
-	for k, e := range m.held {
-		v, ok := onDisk[k]
-		if e.present != ok || (e.stored > 0) != ok || ok && e.value != v || e.changed {
-			c.report("%s %v is held as %+v, on disk: %t, %+v", what, k, e, ok, v)
-		}
-		delete(onDisk, k)
-	}
-	if len(m.held) > m.most() {
-		c.report("%d entries of %s are held", len(m.held), what)
-	}
-	if m.whole && len(onDisk) > 0 {
-		c.report("%s is not held: %+v", what, onDisk)
-	}
-	return err
-}
-
-// buckets: their sizes are those of disk.
-func (c *memoryChecker) buckets() error {
-	type place struct {
-		queue uint32
-		engine.bucketKey
-	}
-	held := make(map[place]uint64)
-	for _, q := range c.shard.numbers.All() {
-		if q == nil {
-			continue
-		}
-		for k, b := range q.buckets {
-			if b.queue != q || b.bucketKey != k || b.touched {
-				c.report("bucket %+v of queue %q is %+v", k, q.Name, b)
-			}
-			held[place{q.number, k}] = b.size
-		}
-	}
-	err := schema.Scan(c.view.snap, keys.Buckets, func(key, value []byte) error {
-		prefix, number, until, err := keys.ParseBucket(key)
-		if err != nil {
-			return err
-		}
-		size, err := keys.ParseNumber(value)
-		k := place{number, engine.bucketKey{prefix, until}}
-		if got, ok := held[k]; !ok || got != size {
-			c.report("bucket %+v has size %d (%t), on disk %d", k, got, ok, size)
-		}
-		delete(held, k)
-		return err
-	})
-	if len(held) > 0 {
-		c.report("buckets in memory only: %+v", held)
-	}
-	return err
-}
-
-// outbox: as many messages wait as are stored, numbered between first and next,
-// and none is under way.
-func (c *memoryChecker) outbox() error {
-	out := &c.shard.out
-	n := make([]uint64, len(out.waiting))
-	err := schema.Scan(c.view.snap, keys.Outbound, func(key, _ []byte) error {
-		to, seq, err := keys.ParseOutbound(key)
-		if err == nil && (seq < out.first[to] || seq >= out.next[to]) {
-			c.report("message %d for shard %d is not one of %d to %d", seq, to, out.first[to], out.next[to])
-		}
-		n[to]++
-		return err
-	})
-	if !slices.Equal(n, out.waiting) {
-		c.report("%d messages wait, on disk %d", out.waiting, n)
-	}
-	last := make([]uint64, len(out.next))
-	err = errors.Join(err, schema.Scan(c.view.snap, keys.Sent, func(key, value []byte) error {
-		to, err := keys.ParseNumbered(key)
-		if err == nil {
-			last[to], err = keys.ParseNumber(value)
-		}
-		return err
-	}))
-	for to, next := range out.next {
-		if last[to] != next-1 || out.stored[to] != last[to] {
-			c.report("the next message to shard %d is %d, the last one is %d, on disk %d", to, next, out.stored[to], last[to])
-		}
-	}
-	err = errors.Join(err, schema.Scan(c.view.snap, keys.Inbound, func(key, value []byte) error {
-		from, err := keys.ParseNumbered(key)
-		if err != nil {
-			return err
-		}
-		last, err := keys.ParseNumber(value)
-		if got := c.shard.Inbound[from]; got != last {
-			c.report("the last message of shard %d is %d, on disk %d", from, got, last)
-		}
-		return err
-	}))
-	return err
 }
 
 // list returns all tasks that the disk has, without asking the owners.

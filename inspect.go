@@ -208,7 +208,7 @@ func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
 func taskInfo(t *schema.Task) *TaskInfo {
 	l, r := t.Lane, &t.Record
 	info := &TaskInfo{
-		ID: t.ID, State: State(engine.StateIn(t.Range)), Task: task(engine.LaneKey{l.Queue, l.Tenant, l.Priority}, r),
+		ID: t.ID, State: State(engine.StateIn(t.Range)), Task: task(engine.LaneKey{Queue: l.Queue, Tenant: l.Tenant, Priority: l.Priority}, r),
 		Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result,
 	}
 	switch info.State {

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"errors"
 	"testing"
@@ -18,7 +19,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 		reads bool
 	}{
 		{"small", 100, false, false},
-		{"large", engine.copyCap, false, true},
+		{"large", engine.CopyCap, false, true},
 		{"beyond the bound", 100, true, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -26,12 +27,12 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 				fill := func(n int) {
 					require.NoError(t, q.shard(0).probe(func(s *shard) error {
 						if c.full {
-							s.leases.held += n
+							s.Probe().HoldCopies(n)
 						}
 						return nil
 					}))
 				}
-				fill(engine.copiesCap)
+				fill(engine.CopiesCap)
 				ends := map[string]func(context.Context, Receipt) error{
 					"kept":     func(ctx context.Context, r Receipt) error { return q.Complete(ctx, r, []byte("result")) },
 					"retried":  func(ctx context.Context, r Receipt) error { return q.Retry(ctx, r, RetryOptions{}) },
@@ -50,7 +51,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, task.Payload, info.Payload)
 				}
-				fill(-engine.copiesCap)
+				fill(-engine.CopiesCap)
 				requireSettled(t, q)
 			})
 		})
@@ -59,6 +60,6 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 
 // readsOf is how many entries the owner of the only shard has read.
 func (q *Queue) readsOf(t *testing.T) (n int) {
-	require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.reading.entries; return nil }))
+	require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.Probe().Usage().Read; return nil }))
 	return n
 }

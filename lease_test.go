@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -108,8 +109,8 @@ func TestMassExpiry(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, n, stats["a"].Ready)
 		require.Zero(t, stats["a"].Leased)
-		require.GreaterOrEqual(t, counting.commits, n/engine.upkeepBudget.records, "each is written")
-		require.LessOrEqual(t, counting.largest, uint32(engine.upkeepBudget.records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
+		require.GreaterOrEqual(t, counting.commits, n/engine.UpkeepBudget.Records, "each is written")
+		require.LessOrEqual(t, counting.largest, uint32(engine.UpkeepBudget.Records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
 	})
 }
 

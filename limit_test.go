@@ -398,7 +398,7 @@ func TestConcurrencyPerKey(t *testing.T) {
 		requireSettled(t, q)
 		for _, s := range q.led() {
 			require.NoError(t, s.probe(func(s *shard) error {
-				require.Empty(t, s.limits)
+				require.Zero(t, s.Probe().Usage().Limits)
 				return nil
 			}))
 		}
@@ -890,7 +890,7 @@ func TestLimitIsForgotten(t *testing.T) {
 		require.NoError(t, q.Cancel(t.Context(), ids[2]))
 		requireSettled(t, q)
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.Empty(t, s.limits)
+			require.Zero(t, s.Probe().Usage().Limits)
 			return nil
 		}))
 	})

@@ -109,7 +109,7 @@ func (l *lister) visit(s *shard, v *view) {
 		l.asked = l.asked[:0]
 		for _, sp := range l.spans[:min(listPage, len(l.spans))] {
 			if lane, since, id, err := keys.ParseTask(sp.from); err == nil {
-				l.asked = append(l.asked, engine.TaskKey{lane, since, id})
+				l.asked = append(l.asked, engine.TaskKey{Lane: lane, Since: since, ID: id})
 			}
 		}
 	case l.asked == nil:
@@ -317,7 +317,7 @@ func (l *lister) collect(v *view) error {
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
-		l.asked = append(l.asked, engine.TaskKey{lane, since, id})
+		l.asked = append(l.asked, engine.TaskKey{Lane: lane, Since: since, ID: id})
 		return true, nil
 	})
 }
@@ -441,7 +441,10 @@ func (l *lister) decodePage(r *wire.Reader) {
 	for range r.Count(6 + keys.IDLen) {
 		queue, tenant, priority := r.String(), r.String(), r.Byte()
 		number, since := uint32(r.Uint()), r.Uint()
-		found = append(found, engine.LeasedTask{engine.LaneRef{number, engine.LaneKey{queue, tenant, priority}}, since, keys.ReadID(r)})
+		found = append(found, engine.LeasedTask{
+			Lane:  engine.LaneRef{Number: number, LaneKey: engine.LaneKey{Queue: queue, Tenant: tenant, Priority: priority}},
+			Since: since, ID: keys.ReadID(r),
+		})
 	}
 	var sent []sentTask
 	if readJSON(r, r.Rest(), &sent); r.Failed() {

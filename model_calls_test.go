@@ -703,7 +703,7 @@ func (c *claimCall) do(q *Queue) {
 		}
 		defer op.unref()
 		for i := range op.grants {
-			l, err := op.grants[i].lease()
+			l, err := leaseOf(&op.grants[i])
 			c.leases, c.err = append(c.leases, l), errors.Join(c.err, err)
 		}
 	case c.req.Max == 0:

@@ -157,7 +157,7 @@ func (c *controlCall) apply(m *model) {
 			if id, taken := m.holder(&t.want.Task); taken && id == c.id {
 				m.keys[hash].ended = false
 			} else {
-				m.takeKey(c.id, &t.want.Task, engine.mintedAt(c.id))
+				m.takeKey(c.id, &t.want.Task, keys.SinceMillis(keys.SinceOf(c.id)))
 			}
 		}
 		t.want.Attempts, t.want.RunAt, t.expired = 0, time.Time{}, false

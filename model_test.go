@@ -275,10 +275,8 @@ func (m *model) orderTime(shard int) uint64 {
 	synctest.Wait()
 	s := m.q.shard(shard)
 	s.inbox.mu.Lock() // which the owner locks before it sleeps, and when it wakes up
-	mint := s.Mint
+	ms := s.Probe().OrderTime(m.wall(), uint64(time.Since(s.origin)/time.Millisecond))
 	s.inbox.mu.Unlock()
-	mint.Tick(m.wall(), uint64(time.Since(s.origin)/time.Millisecond))
-	ms := max(mint.time, mint.clock>>engine.clockShift)
 	if ms != m.wall() && (ms < m.wall() || ms > m.latest+m.now()-m.begun) {
 		m.t.Fatalf("shard %d goes by %d, the wall clock by %d, and by %d at most", shard, ms, m.wall(), m.latest)
 	}
@@ -336,7 +334,7 @@ func (m *model) toDead(t *modelTask, at uint64) {
 	set := m.settings[t.want.Queue]
 	holds := set.HoldGroups && t.want.Group != ""
 	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
-		t.until = engine.bucketOf(at, retentionMillis(retention))
+		t.until = engine.BucketOf(at, retentionMillis(retention))
 	}
 	if t.until != keys.Forever {
 		m.unpin(t, t.until)
@@ -352,7 +350,7 @@ func (m *model) toDone(t *modelTask, result []byte) {
 	if retention := m.retention(t); retention == 0 {
 		m.toGone(t)
 	} else {
-		t.until = engine.bucketOf(m.wall(), retention)
+		t.until = engine.BucketOf(m.wall(), retention)
 		t.want.State, t.want.At, t.want.Result = Done, wallTime(m.wall()), result
 	}
 	m.ended(t, Outcome{State: Done, Result: result, Attempts: t.want.Attempts}, true)
@@ -481,7 +479,7 @@ func (m *model) admit(shard int, task Task, id ID, batch []ID, remote bool) {
 		}
 	}
 	m.tasks[id] = t
-	m.takeKey(id, &task, engine.mintedAt(id))
+	m.takeKey(id, &task, keys.SinceMillis(keys.SinceOf(id)))
 	due := runAtMillis(task.RunAt)
 	switch {
 	case len(task.After) > 0:

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
@@ -251,7 +252,7 @@ func (m *model) family(t *rapid.T) {
 	m.drawn = tiesNone
 	child := m.drawTasks(1)[0]
 	child.After = []ID{parent.want.ID}
-	produce := &produceCall{shard: parent.shard, tasks: make([]Task, rapid.IntRange(engine.tellAtOnce, 2*engine.tellAtOnce).Draw(t, "children"))}
+	produce := &produceCall{shard: parent.shard, tasks: make([]Task, rapid.IntRange(engine.TellAtOnce, 2*engine.TellAtOnce).Draw(t, "children"))}
 	for i := range produce.tasks {
 		m.serial++
 		child.Payload, child.OnDead = fmt.Append(nil, m.serial), OnDead(i%3)
@@ -339,7 +340,7 @@ func (m *model) unpin(child *modelTask, until uint64) {
 		}
 		p.kept = max(p.kept, until)
 		if delete(p.pins, child.want.ID); len(p.pins) == 0 {
-			p.until, p.kept = max(p.kept, engine.bucketOf(m.wall(), 1)), 0
+			p.until, p.kept = max(p.kept, engine.BucketOf(m.wall(), 1)), 0
 		}
 	}
 }
@@ -377,7 +378,7 @@ func (m *model) toCanceled(t *modelTask) {
 	if retention := m.retention(t); retention == 0 {
 		m.toGone(t)
 	} else {
-		t.until = engine.bucketOf(m.wall(), retention)
+		t.until = engine.BucketOf(m.wall(), retention)
 		t.want.State, t.want.At = Canceled, wallTime(m.wall())
 	}
 	m.ended(t, o, true)
@@ -394,7 +395,7 @@ func (m *model) replace(t *modelTask, by Task) {
 	by.After, by.OnDead = t.want.After, t.want.OnDead
 	t.want = TaskInfo{ID: t.want.ID, Task: by, State: t.want.State, At: t.want.At}
 	t.expired = false
-	m.takeKey(t.want.ID, &by, max(m.wall(), engine.mintedAt(t.want.ID)))
+	m.takeKey(t.want.ID, &by, max(m.wall(), keys.SinceMillis(keys.SinceOf(t.want.ID))))
 	switch due := runAtMillis(by.RunAt); {
 	case t.want.State == Blocked && t.on == onParents:
 	case due > m.wall():

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -56,7 +57,7 @@ func byLength(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), stri
 func (f *flowTest) underWay(from int) (n uint64) {
 	f.Helper()
 	require.NoError(f, f.q.shard(from).probe(func(s *shard) error {
-		for _, waiting := range s.out.waiting {
+		for _, waiting := range s.Probe().Usage().OutWaiting {
 			n += waiting
 		}
 		return nil
@@ -68,7 +69,7 @@ func (f *flowTest) underWay(from int) (n uint64) {
 // there once each, more of them than are under way at a time.
 func TestFollowUpsReachTheirShards(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-		const n = 2*engine.parcelCap + 100
+		const n = 2*engine.ParcelCap + 100
 		f.produceAt(0, Task{Queue: "start"})
 		next := slices.Concat(bound("a", 0, 1), bound("a", 1, n), bound("a", 2, n))
 		f.complete("start", next...)
@@ -101,9 +102,9 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 		for range 3 {
 			f.produceAt(0, Task{Queue: "start"})
 		}
-		tasks := bound("a", 1, 3*engine.parcelCap)
+		tasks := bound("a", 1, 3*engine.ParcelCap)
 		for i := range 3 {
-			f.complete("start", tasks[i*engine.parcelCap:(i+1)*engine.parcelCap]...)
+			f.complete("start", tasks[i*engine.ParcelCap:(i+1)*engine.ParcelCap]...)
 		}
 		for i := range tasks {
 			l := f.claim("a")
@@ -181,7 +182,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 		for round := range 3 {
 			f.produceAt(0, Task{Queue: "start"})
 			l := f.claim("start")
-			sent := bound("a", 1, engine.parcelCap+10)
+			sent := bound("a", 1, engine.ParcelCap+10)
 			before := f.payloads()[1:] // without start
 			atReceiver := shut(t, f.q.shard(1))
 			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, sent...))
@@ -484,11 +485,12 @@ func TestNumbersAreStored(t *testing.T) {
 			require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
 				alone := newShard(0, s.opts, s.Store, newGateTable())
 				defer func() { _ = alone.Group.Batch.Close() }()
-				require.NoError(f, alone.loadOutbox(3))
-				require.Equal(f, want, alone.out.next)
-				require.Equal(f, want, s.out.next)
-				require.Equal(f, s.out.first, alone.out.first)
-				require.False(f, alone.out.ahead)
+				require.NoError(f, alone.Probe().ReloadOutbox(3))
+				stored, held := alone.Probe().Usage(), s.Probe().Usage()
+				require.Equal(f, want, stored.OutNext)
+				require.Equal(f, want, held.OutNext)
+				require.Equal(f, held.OutFirst, stored.OutFirst)
+				require.False(f, alone.Probe().NumbersAhead())
 				return nil
 			}))
 		}
@@ -508,9 +510,9 @@ func TestNumbersAreStored(t *testing.T) {
 		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
 			alone := newShard(0, s.opts, s.Store, newGateTable())
 			defer func() { _ = alone.Group.Batch.Close() }()
-			require.NoError(f, alone.loadOutbox(3))
-			require.Equal(f, []uint64{1, 13, 7}, alone.out.first)
-			require.Equal(f, []uint64{1, 16, 7}, alone.out.next)
+			require.NoError(f, alone.Probe().ReloadOutbox(3))
+			require.Equal(f, []uint64{1, 13, 7}, alone.Probe().Usage().OutFirst)
+			require.Equal(f, []uint64{1, 16, 7}, alone.Probe().Usage().OutNext)
 			return nil
 		}))
 		close(open)
@@ -540,14 +542,13 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 		require.Equal(f, Counts{Ready: 6}, img.counts("a"))
 		require.Equal(f, Counts{Ready: 3}, img.counts("b"))
 		require.NoError(f, img.q.shard(0).probe(func(s *shard) error {
-			require.Equal(f, []uint64{1, 8, 3}, s.out.next)
-			require.Equal(f, []uint64{0, 7, 2}, s.out.stored)
+			require.Equal(f, []uint64{1, 8, 3}, s.Probe().Usage().OutNext)
+			require.Equal(f, []uint64{0, 7, 2}, s.Probe().Usage().OutStored)
 			return nil
 		}))
 		require.NoError(f, img.q.Close())
 		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
-			clear(s.out.stored) // as on the disk
-			s.out.ahead = true
+			s.Probe().LoseNumbers() // as on the disk
 			return nil
 		}))
 		close(open)

@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -222,7 +223,7 @@ func TestPinByMany(t *testing.T) {
 	inPins(t, func(f *pinTest, at int) {
 		parent := f.produceAt(0, Task{Queue: "parent"})
 		var batch []Task
-		for range 5 * engine.tellAtOnce {
+		for range 5 * engine.TellAtOnce {
 			batch = append(batch, Task{Queue: "child", After: []ID{parent}})
 		}
 		children, err := f.q.startingAt(at).ProduceBatch(context.Background(), batch)

@@ -40,9 +40,9 @@ func claimSome(t *testing.T, q *Queue, queue string, most int) []*Lease {
 }
 
 // refilled is what the refills of the first shard have done since it was loaded.
-func refilled(t *testing.T, q *Queue) (f engine.refiller) {
+func refilled(t *testing.T, q *Queue) (f engine.Usage) {
 	t.Helper()
-	require.NoError(t, q.shard(0).probe(func(s *shard) error { f = s.Refiller; return nil }))
+	require.NoError(t, q.shard(0).probe(func(s *shard) error { f = s.Probe().Usage(); return nil }))
 	return f
 }
 
@@ -61,10 +61,10 @@ func TestRefillsReadWhatIsServed(t *testing.T) {
 					claimed += uint64(n)
 				}
 				f := refilled(t, q)
-				t.Logf("%d tasks: %d passes, %d lanes, %d tasks and %d bytes read", tasks, f.passes, f.lanes, f.tasks, f.read)
-				require.LessOrEqual(t, f.tasks, tasks*5/4)
-				require.LessOrEqual(t, f.lanes, tasks*5/4)
-				require.LessOrEqual(t, f.passes, tasks/8)
+				t.Logf("%d tasks: %d passes, %d lanes, %d tasks and %d bytes read", tasks, f.Refills, f.RefilledLanes, f.RefilledTasks, f.RefilledBytes)
+				require.LessOrEqual(t, f.RefilledTasks, tasks*5/4)
+				require.LessOrEqual(t, f.RefilledLanes, tasks*5/4)
+				require.LessOrEqual(t, f.Refills, tasks/8)
 				requireSettled(t, q)
 			})
 		})
@@ -95,9 +95,9 @@ func TestRefillsEnd(t *testing.T) {
 				}
 			}
 			const looks = 50 // each of them is a group
-			before, after := refilled(t, q).passes, uint64(0)
+			before, after := refilled(t, q).Refills, uint64(0)
 			for range looks {
-				after = refilled(t, q).passes
+				after = refilled(t, q).Refills
 			}
 			require.Less(t, after-before, uint64(looks*9/10), "seed %d", seed)
 		}
@@ -173,8 +173,8 @@ func TestFirstClaimReadsFewLanes(t *testing.T) {
 		q = openForRun(t, opts)
 		require.Equal(t, "tenant 00000", claimNow(t, q, "a").Tenant)
 		f := refilled(t, q)
-		require.LessOrEqual(t, f.lanes, uint64(engine.ringReach))
-		require.LessOrEqual(t, f.passes, uint64(2))
+		require.LessOrEqual(t, f.RefilledLanes, uint64(engine.RingReach))
+		require.LessOrEqual(t, f.Refills, uint64(2))
 		requireSettled(t, q)
 	})
 }
@@ -197,7 +197,7 @@ func TestLanesWithoutTasksAreSkipped(t *testing.T) {
 		require.NoError(t, q.Close())
 		q = openForRun(t, opts)
 		require.Equal(t, all[tenants-1], claimNow(t, q, "a").Tenant)
-		require.LessOrEqual(t, refilled(t, q).lanes, uint64(tenants))
+		require.LessOrEqual(t, refilled(t, q).RefilledLanes, uint64(tenants))
 		require.Nil(t, claimNow(t, q, "a"))
 		requireSettled(t, q)
 	})
@@ -220,12 +220,11 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 			}
 		}
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			l := s.Queues["innocent"].lane("", 0)
-			require.Zero(t, l.pass, "the last refill that has read tasks of the lane")
+			require.False(t, s.Probe().WasRefilled("innocent", "", 0))
 			return nil
 		}))
 		f := refilled(t, q)
-		require.LessOrEqual(t, f.tasks, uint64(queues*each*5/4))
+		require.LessOrEqual(t, f.RefilledTasks, uint64(queues*each*5/4))
 		requireSettled(t, q)
 	})
 }
@@ -233,7 +232,7 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 // TestRefillIsBounded: one refill reads no more than a pass may, and a task.
 func TestRefillIsBounded(t *testing.T) {
 	const payload = 10 << 10
-	bubble(t, Options{Shards: 1, WindowBytes: 8 * engine.refillBytes}, func(t *testing.T, q *Queue) {
+	bubble(t, Options{Shards: 1, WindowBytes: 8 * engine.RefillBytes}, func(t *testing.T, q *Queue) {
 		tenants := names("tenant", 100)
 		produceInTurn(t, q, Task{Queue: "large", Payload: make([]byte, payload)}, 20, tenants)
 		produceInTurn(t, q, Task{Queue: "small"}, 500, tenants)
@@ -244,8 +243,8 @@ func TestRefillIsBounded(t *testing.T) {
 		}
 		st := q.shard(0).steps.table.stats()[StepRefill]
 		require.Positive(t, st.Count)
-		require.LessOrEqual(t, st.MaxBytes, int64(engine.refillBytes+2*payload))
-		require.LessOrEqual(t, st.MaxRecords, int64(2*engine.refillTasks))
+		require.LessOrEqual(t, st.MaxBytes, int64(engine.RefillBytes+2*payload))
+		require.LessOrEqual(t, st.MaxRecords, int64(2*engine.RefillTasks))
 		requireSettled(t, q)
 	})
 }
@@ -258,11 +257,7 @@ func TestMemoryMovesToWhoClaims(t *testing.T) {
 		produceFor(t, q, Task{Queue: "idle", Payload: make([]byte, 1000)}, 100, "")
 		held := func(queue string) (n int) {
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				for l := s.Windows.oldest; l != nil; l = l.newer {
-					if l.queue.Name == queue {
-						n += l.window.Footprint()
-					}
-				}
+				n = s.Probe().WindowBytesOf(queue)
 				return nil
 			}))
 			return n

@@ -805,11 +805,9 @@ func TestHeartbeatOfStaggeredTasks(t *testing.T) {
 func loseLease(t *testing.T, q *Queue, id ID) {
 	t.Helper()
 	require.NoError(t, q.shard(q.shardOf(id)).probe(func(s *shard) error {
-		ls := s.leases.byID[id]
-		if ls == nil {
+		if !s.Probe().Expire(id) {
 			return ErrNotFound
 		}
-		s.expire(ls)
 		return nil
 	}))
 }

@@ -55,8 +55,7 @@ func TestForgottenSession(t *testing.T) {
 			require.ErrorIs(t, again(seq), ErrUncertain, seq)
 		}
 		require.NoError(t, again(5))
-		s.sessions = engine.sessionTable{}
-		require.NoError(t, s.probe(func(s *shard) error { return s.loadSessions() }))
+		require.NoError(t, s.probe(func(s *shard) error { return s.Probe().ReloadSessions() }))
 		require.ErrorIs(t, again(4), ErrUncertain)
 		require.NoError(t, again(5))
 		require.Equal(t, Counts{Ready: 4}, countsOf(t, q, "a"))

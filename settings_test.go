@@ -307,7 +307,7 @@ func TestOldSettingsAreIgnored(t *testing.T) {
 		old := inShards(t, q, "a")[0]
 		configure(t, q, "a", func(s *Settings) { s.Concurrency = 2 })
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: old.Value})
+			s.Probe().Send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: old.Value})
 			s.gates.set("a", old, true)
 			return nil
 		}))
@@ -342,7 +342,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 		require.EqualValues(f, 2, f.underWay(0))
 		for i, paused := range []bool{true, false, false} {
 			v := f.q.peek(f.q.shard(i))
-			value, err := schema.Lookup(v.snap, engine.settingsKey("a"))
+			value, err := schema.Lookup(v.snap, engine.SettingsKey("a"))
 			v.close()
 			require.NoError(f, err)
 			c, err := engine.ParseSettings(value)
@@ -428,7 +428,7 @@ func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 		for i := range 3 {
 			f.produceAt(i, Task{Queue: "a"})
 		}
-		require.NoError(f, f.q.shard(0).Store.DB().Set(engine.settingsKey("a"), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
+		require.NoError(f, f.q.shard(0).Store.DB().Set(engine.SettingsKey("a"), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
 		require.NoError(f, f.q.Close())
 		f.open()
 		require.Nil(f, claimNow(t, f.q, "a"))

@@ -107,7 +107,7 @@ func (op *statsOp) decodeReply(r *wire.Reader) {
 			r.Fail()
 			return
 		}
-		op.counts = append(op.counts, engine.QueueCounts{name, v.Counts})
+		op.counts = append(op.counts, engine.QueueCounts{Queue: name, Counts: v.Counts})
 	}
 }
 

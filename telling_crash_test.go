@@ -33,7 +33,7 @@ func (c *albumCommitter) Commit(b *pebble.Batch) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	err := c.committer.Commit(b)
-	if c.shard.teller.count > 0 {
+	if c.shard.Probe().Usage().Telling > 0 {
 		c.images = append(c.images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
 	}
 	return err
@@ -163,7 +163,7 @@ func TestCrashAmidTelling(t *testing.T) {
 							}
 							for _, s := range f.q.led() {
 								require.NoError(t, s.probe(func(s *shard) error {
-									require.Zero(t, s.teller.count)
+									require.Zero(t, s.Probe().Usage().Telling)
 									return nil
 								}))
 							}

@@ -127,7 +127,7 @@ func TestManyTenants(t *testing.T) {
 		before := heap()
 		produceFor(t, q, Task{Queue: "a", Payload: make([]byte, 200)}, each, names...)
 		held := func() (n int) {
-			require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.Windows.bytes; return nil }))
+			require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.Probe().Usage().WindowBytes; return nil }))
 			return n
 		}
 		require.LessOrEqual(t, held(), bytes)

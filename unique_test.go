@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -17,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -166,21 +166,10 @@ func (p *process) stored(prefix byte) (n int) {
 
 // forgetMirrors has the next look at an entry go to disk, and keys listed again.
 func forgetMirrors(s *shard) error {
-	if len(s.uniques.changed)+len(s.groups.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
+	if !s.Probe().ForgetMirrors() {
 		return errBusy
 	}
-	forget(&s.uniques)
-	forget(&s.groups)
-	forget(&s.pending)
-	forget(&s.teller.ends)
-	forget(&s.pins.counts)
 	return nil
-}
-
-func forget[K comparable, V any](m *engine.mirror[K, V]) {
-	clear(m.held)
-	m.whole = false
-	m.forgetPrints()
 }
 
 // duplicates returns the holders of the keys that an error says are taken, by
@@ -580,7 +569,7 @@ func TestReplaceCorrupt(t *testing.T) {
 		task.Unique.Replace = true
 		id := produce(t, q, task)[0]
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.Group.set(keys.AppendByID(nil, keys.Index, id), []byte{0xff})
+			s.Probe().Plant(keys.AppendByID(nil, keys.Index, id), []byte{0xff})
 			return nil
 		}))
 		_, err = q.Produce(context.Background(), task)
@@ -1087,7 +1076,7 @@ func TestUniquePowerLoss(t *testing.T) {
 // TestManyKeys: more keys than memory holds.
 func TestManyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		most := new(engine.uniqueMirror).most()
+		most := engine.MostUniques()
 		p := &process{t: t, end: closed, opts: Options{Shards: 1, Limits: Limits{Batch: most}}, disk: vfs.NewCrashableMem()}
 		p.opts.wall = time.Now
 		p.open()
@@ -1138,7 +1127,7 @@ func TestNewKeysReadNothing(t *testing.T) {
 		opts := Options{Shards: 1, fs: vfs.NewMem()}
 		q := openForRun(t, opts)
 		const batch = 5000
-		n := (new(engine.uniqueMirror).most()/batch + 2) * batch
+		n := (engine.MostUniques()/batch + 2) * batch
 		next := 0
 		produceNew := func() (reads int) {
 			tasks := make([]Task, batch)
@@ -1161,7 +1150,8 @@ func TestNewKeysReadNothing(t *testing.T) {
 		q = openForRun(t, opts)
 		listed := func() (all bool, n int) {
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				all, n = s.uniques.all, s.uniques.prints.Len()
+				u := s.Probe().Usage().Uniques
+				all, n = u.Listed, u.Prints
 				return nil
 			}))
 			return all, n
@@ -1187,10 +1177,7 @@ func TestTooManyFingerprints(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		ids := produce(t, q, keyed("first"))
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			m := &s.uniques
-			forget(m)
-			for n := uint32(0); m.note([keys.UniqueLen]byte(binary.BigEndian.AppendUint32(make([]byte, 12, 16), n))); n++ {
-			}
+			s.Probe().TooManyUniques()
 			return nil
 		}))
 		for _, key := range []string{"second", "third"} {
@@ -1201,8 +1188,8 @@ func TestTooManyFingerprints(t *testing.T) {
 			require.Equal(t, ids[i], duplicates(t, err)[0])
 		}
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.True(t, s.uniques.tooMany)
-			require.Zero(t, s.uniques.prints.Len())
+			require.True(t, s.Probe().Usage().Uniques.TooMany)
+			require.Zero(t, s.Probe().Usage().Uniques.Prints)
 			return nil
 		}))
 		requireSettled(t, q)
@@ -1262,7 +1249,7 @@ func TestUniqueClock(t *testing.T) {
 // TestManyKeysBecomeFree: more at the same time than one group frees.
 func TestManyKeysBecomeFree(t *testing.T) {
 	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
-		n := engine.upkeepBudget.records + 10 // each is read, and its time and hash are deleted
+		n := engine.UpkeepBudget.Records + 10 // each is read, and its time and hash are deleted
 		var batch []Task
 		for i := range n {
 			batch = append(batch, keyed(strconv.Itoa(i)))
@@ -1294,8 +1281,7 @@ func TestKeyOfCanceledChild(t *testing.T) {
 		p.step()
 		p.pass(time.Minute - time.Millisecond)
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
-			at, err := s.locate(parent)
-			s.cancel(at)
+			err := s.Probe().Cancel(parent)
 			p.skew.Add(int64(time.Millisecond)) // for the next group, which cancels the child
 			return err
 		}))
@@ -1320,7 +1306,8 @@ func TestChildIsScheduled(t *testing.T) {
 		p.pass(time.Minute - time.Millisecond)
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			p.skew.Add(int64(time.Millisecond)) // for the next group, which lets the child go on
-			return s.complete(s.held(l.Receipt.inner()), nil)
+			_, err := s.Complete(l.Receipt.inner(), nil, nil)
+			return err
 		}))
 		p.check()
 		require.Equal(t, Scheduled, p.state(child))

@@ -59,9 +59,9 @@ type markList struct {
 // marksSorted is how many marks are brought into the order of their keys together.
 const marksSorted = 512
 
-// marksCap is how many marks memory holds at the most between two groups, but for those
+// MarksCap is how many marks memory holds at the most between two groups, but for those
 // that come of obeying others.
-const marksCap = 1 << 12
+const MarksCap = 1 << 12
 
 func (s *State) markKey(m mark) []byte {
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
@@ -81,7 +81,7 @@ func (s *State) wake(q *Queue, scope uint64, id keys.ID, how byte) {
 func (l *markList) note(m mark, key []byte, how byte) {
 	if _, ok := l.how[m]; !ok {
 		beyond := l.onDisk && bytes.Compare(key, l.from) >= 0
-		if !l.busy && (beyond || len(l.order) >= marksCap) {
+		if !l.busy && (beyond || len(l.order) >= MarksCap) {
 			if !beyond {
 				l.onDisk, l.from = true, bytes.Clone(key)
 			}

@@ -16,24 +16,24 @@ type budget struct {
 	Until   time.Duration // by config.elapsed
 }
 
-// budgetSize is how much a budget allows.
-type budgetSize struct {
-	records  int
-	fraction int // its bytes are groupBytes divided by this
-	time     time.Duration
+// BudgetSize is how much a budget allows.
+type BudgetSize struct {
+	Records  int
+	Fraction int // its bytes are groupBytes divided by this
+	Time     time.Duration
 }
 
 // The budgets of a group. The time is what bounds them on a slow machine, where none
 // of them is to take 10 ms with the unit that is under way.
 var (
-	upkeepBudget = budgetSize{records: 2048, fraction: 2, time: 4 * time.Millisecond}
-	CallerBudget = budgetSize{records: 8192, fraction: 1, time: 5 * time.Millisecond}
+	UpkeepBudget = BudgetSize{Records: 2048, Fraction: 2, Time: 4 * time.Millisecond}
+	CallerBudget = BudgetSize{Records: 8192, Fraction: 1, Time: 5 * time.Millisecond}
 )
 
 // newBudget returns a budget that begins at a moment.
-func (s *State) NewBudget(size budgetSize, at time.Duration) budget {
+func (s *State) NewBudget(size BudgetSize, at time.Duration) budget {
 	records, bytes := s.Work()
-	return budget{records: records + size.records, bytes: bytes + s.config.GroupBytes/size.fraction, Until: at + size.time}
+	return budget{records: records + size.Records, bytes: bytes + s.config.GroupBytes/size.Fraction, Until: at + size.Time}
 }
 
 // part is the n-th part of what is left of a budget at the end of the last step.

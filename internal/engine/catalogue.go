@@ -242,7 +242,7 @@ func (s *State) Rest(q *Queue) {
 }
 
 // forgetIdle drops from memory the lanes that have been idle for longest, beyond those
-// that may stay, and the queues that have come to rest. It costs by what the group did, and by doubtsAtOnce.
+// that may stay, and the queues that have come to rest. It costs by what the group did, and by DoubtsAtOnce.
 // REQUIRES: the group is empty.
 func (s *State) forgetIdle() {
 	c := &s.catalogue
@@ -256,14 +256,14 @@ func (s *State) forgetIdle() {
 	s.forgetQueues()
 }
 
-// doubtsAtOnce is how many queues a group looks at once more when no marks are on disk only.
-const doubtsAtOnce = 1 << 10
+// DoubtsAtOnce is how many queues a group looks at once more when no marks are on disk only.
+const DoubtsAtOnce = 1 << 10
 
 // forgetQueues says which queues have come to rest: the owner drops them, unless it needs them itself. While there are marks of one in memory
 // it stays, until they are obeyed; while marks are on disk only, of which a queue may have some, it is doubtful.
 func (s *State) forgetQueues() {
 	if !s.marks.onDisk {
-		for range min(s.doubtful.Len(), doubtsAtOnce) {
+		for range min(s.doubtful.Len(), DoubtsAtOnce) {
 			s.resting = append(s.resting, s.doubtful.Pop())
 		}
 	}

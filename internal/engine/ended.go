@@ -33,10 +33,10 @@ func (b *bucket) Spot() *int  { return &b.place }
 // minBucket is the width of the narrowest buckets, in ms.
 const minBucket = 1000
 
-// bucketOf is the end of the bucket in which a task lies that is to be kept for
+// BucketOf is the end of the bucket in which a task lies that is to be kept for
 // some ms from now, negative: for ever. Buckets are between an eighth and a
 // sixteenth of the retention wide, so that a queue has few of them.
-func bucketOf(wall uint64, retention int64) uint64 {
+func BucketOf(wall uint64, retention int64) uint64 {
 	if retention < 0 || uint64(retention) > 1<<62 {
 		return keys.Forever
 	}

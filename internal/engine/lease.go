@@ -57,18 +57,18 @@ type leaseTable struct {
 }
 
 // A lease has a copy of its task's record, so that the end of an attempt reads nothing: small ones do, as
-// long as those of all leases of a shard take no more than copiesCap. It is a copy since the worker, who is
+// long as those of all leases of a shard take no more than CopiesCap. It is a copy since the worker, who is
 // given the record, may change the payload, and since records share memory.
 const (
-	copyCap   = 512      // bytes of a record
-	copiesCap = 16 << 20 // bytes
+	CopyCap   = 512      // bytes of a record
+	CopiesCap = 16 << 20 // bytes
 )
 
 // copyRecord keeps a copy of the record that a lease's task has now.
 func (t *leaseTable) copyRecord(l *lease, rec []byte) {
 	t.held -= len(l.copied)
 	l.copied = l.copied[:0]
-	if len(rec) <= copyCap && t.held+len(rec) <= copiesCap {
+	if len(rec) <= CopyCap && t.held+len(rec) <= CopiesCap {
 		l.copied = append(l.copied, rec...)
 		t.held += len(rec)
 	}

@@ -248,7 +248,7 @@ func (s *State) complete(ls *lease, result []byte) error {
 		s.unindex(ls.id)
 	}
 	if retention != 0 {
-		until := bucketOf(s.Wall, retention)
+		until := BucketOf(s.Wall, retention)
 		if ls.ties.Parent {
 			until = s.pinByTelling(ls.id, until)
 		}
@@ -386,7 +386,7 @@ func (s *State) bury(ls *lease, rec *record.Record) {
 	if retention == 0 || rec.Parent || rec.HoldsTurn {
 		retention = -1
 	}
-	until := bucketOf(s.Wall, retention)
+	until := BucketOf(s.Wall, retention)
 	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall}, rec)
 	if rec.Child && until != keys.Forever {
 		s.leave(ls.id, until)
@@ -454,7 +454,7 @@ func (s *State) cancel(at *located) {
 	}
 	ties := at.rec.Ties
 	if retention != 0 {
-		s.keep(at.lane.queue, keys.Canceled, at.id, bucketOf(s.Wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.Wall}, &at.rec)
+		s.keep(at.lane.queue, keys.Canceled, at.id, BucketOf(s.Wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.Wall}, &at.rec)
 	}
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	if gone {
@@ -532,14 +532,14 @@ func (s *State) touch(q *Queue) {
 	}
 }
 
-// maxCause bounds the text of an error that is kept with a task, in bytes.
-const maxCause = 8 << 10
+// MaxCause bounds the text of an error that is kept with a task, in bytes.
+const MaxCause = 8 << 10
 
 func clip(text string) string {
-	if len(text) <= maxCause {
+	if len(text) <= MaxCause {
 		return text
 	}
-	n := maxCause
+	n := MaxCause
 	for n > 0 && !utf8.RuneStart(text[n]) {
 		n--
 	}

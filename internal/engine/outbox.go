@@ -188,7 +188,7 @@ func (s *State) sendOut() {
 				return false, err
 			}
 			p.Messages = append(p.Messages, m)
-			return len(p.Messages) < parcelCap && !s.Spent(), nil
+			return len(p.Messages) < ParcelCap && !s.Spent(), nil
 		})
 		if s.Broken != nil {
 			return
@@ -238,5 +238,5 @@ func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (t
 	return taken
 }
 
-// parcelCap is how many messages are under way between two shards at the most.
-const parcelCap = 256
+// ParcelCap is how many messages are under way between two shards at the most.
+const ParcelCap = 256

@@ -55,11 +55,11 @@ const (
 	ScheduleHeader = "codeq-schedule" // the name of the schedule
 )
 
-// tickFormat is time.RFC3339 with as many digits of the second as are needed.
-const tickFormat = "2006-01-02T15:04:05.999Z07:00"
+// TickFormat is time.RFC3339 with as many digits of the second as are needed.
+const TickFormat = "2006-01-02T15:04:05.999Z07:00"
 
 // XFormatTick is the XTickHeader of a tick, ms.
-func FormatTick(tick uint64) string { return time.UnixMilli(int64(tick)).UTC().Format(tickFormat) }
+func FormatTick(tick uint64) string { return time.UnixMilli(int64(tick)).UTC().Format(TickFormat) }
 
 // task is that of a tick.
 func (r *recurring) task(tick uint64) NewTask {

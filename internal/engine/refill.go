@@ -32,8 +32,8 @@ type refiller struct {
 }
 
 const (
-	refillTasks = 1024    // that end a pass, and that a lane gets in one
-	refillBytes = 1 << 20 // that end a pass
+	RefillTasks = 1024    // that end a pass, and that a lane gets in one
+	RefillBytes = 1 << 20 // that end a pass
 	refillLanes = 1024    // that a pass reads, at the most
 	refillLooks = 4096    // lanes that a pass looks at for each ring, whether it reads them or not
 
@@ -45,7 +45,7 @@ const (
 func (s *State) want(r *ring) {
 	if !r.wanted {
 		r.wanted = true
-		r.reach = min(max(2*r.reach, ringReach), r.lanes)
+		r.reach = min(max(2*r.reach, RingReach), r.lanes)
 		s.Refiller.Wants = append(s.Refiller.Wants, r)
 	}
 }
@@ -96,7 +96,7 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 func (s *State) Refill() {
 	f := &s.Refiller
 	if f.most == 0 {
-		f.most = ringReach
+		f.most = RingReach
 	}
 	f.plan = f.plan[:0]
 	part := max(1, f.most/len(f.Wants))
@@ -184,7 +184,7 @@ func (s *State) pass() (full bool, err error) {
 			return false, err
 		}
 		took = s.config.Elapsed() - begin
-		if stopped = full || i+1 < len(f.plan) && (f.count >= refillTasks || f.bytes >= s.passBytes() || took >= refillStop); stopped {
+		if stopped = full || i+1 < len(f.plan) && (f.count >= RefillTasks || f.bytes >= s.passBytes() || took >= refillStop); stopped {
 			break
 		}
 	}
@@ -200,7 +200,7 @@ func (s *State) pass() (full bool, err error) {
 	return full, nil
 }
 
-func (s *State) passBytes() int { return max(1, min(refillBytes, s.Windows.limit/8)) }
+func (s *State) passBytes() int { return max(1, min(RefillBytes, s.Windows.limit/8)) }
 
 // fill reads the next tasks of a lane, to its share. full says that there was no memory for
 // the first one that it has not got.
@@ -209,7 +209,7 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 	f.lanes++
 	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
 	f.end = keys.AppendLane(f.end[:0], l.number+1)
-	room := min(refillTasks, s.config.WindowTasks-w.Len())
+	room := min(RefillTasks, s.config.WindowTasks-w.Len())
 	share := s.Windows.laneShare(l)
 	s.Windows.renew(l)
 	l.pass = s.Windows.Pass

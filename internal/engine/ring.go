@@ -27,9 +27,9 @@ type ring struct {
 // spareRings is how many rings of no use a shard keeps.
 const spareRings = 64
 
-// ringReach is how many lanes a first refill brings ahead; it is doubled with each
+// RingReach is how many lanes a first refill brings ahead; it is doubled with each
 // that follows.
-const ringReach = 64
+const RingReach = 64
 
 // joinRing puts a lane that may have ready tasks into its ring, last in turn.
 func (s *State) joinRing(l *Lane) {

@@ -24,7 +24,7 @@ type Configured struct {
 
 var Unconfigured = Configured{Settings: new(Settings)}
 
-func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
+func SettingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
 
 // loadSettings reads what the shard went by before the queue was closed.
 // REQUIRES: the counts are loaded.
@@ -71,7 +71,7 @@ func (s *State) adopt(queue string, c Configured, fresh bool) {
 	if c.Version <= q.Version {
 		return
 	}
-	s.Group.set(settingsKey(queue), c.Value)
+	s.Group.set(SettingsKey(queue), c.Value)
 	s.goBy(q, c, fresh)
 }
 

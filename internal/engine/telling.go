@@ -25,8 +25,8 @@ type teller struct {
 	next   []byte  // where the next parent is looked for
 }
 
-// tellAtOnce is how many are told in the commit of the end.
-const tellAtOnce = 16
+// TellAtOnce is how many are told in the commit of the end.
+const TellAtOnce = 16
 
 // endMirror has the range, Dead, Done or Canceled, of tasks that have ended.
 type endMirror = mirror[keys.ID, byte]
@@ -62,7 +62,7 @@ func (s *State) isTelling(id keys.ID) bool {
 // tellChildren is the end of a task that others wait for.
 // REQUIRES: the group has not given the task further children.
 func (s *State) tellChildren(parent keys.ID, state TaskState) {
-	left := tellAtOnce
+	left := TellAtOnce
 	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen], parent, state, func() bool {
 		left--
 		return left < 0

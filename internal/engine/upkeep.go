@@ -62,7 +62,7 @@ var upkeeps = [...]upkeep{
 // evenly, so that none of it waits for the end of another's backlog: others says how many more shares
 // there are to be. It returns what is left of the budget, and the steps that it has taken, which are good until the next call.
 func (s *State) KeepUp(at time.Duration, others int) (left budget, steps []StepDone) {
-	left = s.NewBudget(upkeepBudget, at)
+	left = s.NewBudget(UpkeepBudget, at)
 	shares := others
 	for i := range upkeeps {
 		if s.isDue(&upkeeps[i]) {

@@ -181,7 +181,7 @@ func (w *waiter) size() int { return int(unsafe.Sizeof(*w)) + cap(w.value) }
 // What memory holds of those who wait.
 const (
 	frontsCap    = 1 << 14 // scopes, between two groups
-	waitersAhead = 16      // tasks of a scope
+	WaitersAhead = 16      // tasks of a scope
 	waitersCap   = 8 << 20 // bytes in all, and one task
 )
 
@@ -230,7 +230,7 @@ func (t *frontTable) add(scope uint64, id keys.ID, value []byte) {
 }
 
 func (t *frontTable) hasRoom(f *front) bool {
-	return len(f.ahead) < waitersAhead && t.bytes < waitersCap
+	return len(f.ahead) < WaitersAhead && t.bytes < waitersCap
 }
 
 // hold keeps the task that waits behind those that are held. It is false if memory has no room for it.

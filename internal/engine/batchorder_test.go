@@ -1,7 +1,8 @@
-package codeq
+package engine
 
 import (
 	"bytes"
+	"log/slog"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -15,7 +16,7 @@ import (
 // TestBatchOrder: a batch that is sorted has the same effect, and its keys are in order.
 func TestBatchOrder(t *testing.T) {
 	open := func() *pebble.DB {
-		db, err := pebble.Open("", &pebble.Options{FS: vfs.NewMem(), Logger: failstop.New(silence, "test")})
+		db, err := pebble.Open("", &pebble.Options{FS: vfs.NewMem(), Logger: failstop.New(slog.New(slog.DiscardHandler), "test")})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, db.Close()) })
 		return db
@@ -30,7 +31,7 @@ func TestBatchOrder(t *testing.T) {
 		require.NoError(t, it.Close())
 		return all
 	}
-	var o engine.batchOrder
+	var o batchOrder
 	rapid.Check(t, func(t *rapid.T) {
 		key := rapid.SliceOfN(rapid.ByteRange('a', 'c'), 1, 12)
 		b := plain.NewBatch()

@@ -1,0 +1,186 @@
+package engine
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"codeq/internal/keys"
+)
+
+// Probe looks into a State, and disturbs it, for the tests of what is built on it. The owner uses it.
+type Probe struct{ s *State }
+
+// Probe is for tests.
+func (s *State) Probe() Probe { return Probe{s} }
+
+// Usage is what memory has, and what it has done since the shard was loaded.
+type Usage struct {
+	Refills, RefilledLanes, RefilledTasks, RefilledBytes uint64
+	Read                                                 int    // entries of the store
+	Walked                                               uint64 // keys that were stepped over
+	WindowBytes                                          int
+	Lanes, Doubtful                                      int
+	LaneSweeps                                           uint64
+	Marks                                                int
+	MarksOnDisk                                          bool
+	MarksFrom                                            []byte
+	Limits                                               int
+	Telling                                              int    // parents whose end is told
+	Schedules                                            uint64 // looks at one
+	Groups, Uniques                                      MirrorUsage
+	OutNext, OutFirst, OutStored, OutWaiting             []uint64 // messages, by receiver
+}
+
+// MirrorUsage is what memory has of a range of small entries.
+type MirrorUsage struct {
+	Held    int
+	Whole   bool // nothing else exists
+	Listed  bool // all keys have fingerprints
+	TooMany bool
+	Prints  int
+	Most    int // that are held between two groups
+}
+
+func usageOf[K comparable, V any](m *mirror[K, V]) MirrorUsage {
+	return MirrorUsage{len(m.held), m.whole, m.all, m.tooMany, m.prints.Len(), m.most()}
+}
+
+// Usage returns what memory has.
+func (p Probe) Usage() Usage {
+	s, f := p.s, &p.s.Refiller
+	return Usage{
+		Refills: f.passes, RefilledLanes: f.lanes, RefilledTasks: f.tasks, RefilledBytes: f.read,
+		Read: s.reading.entries, Walked: s.walked, WindowBytes: s.Windows.bytes,
+		Lanes: s.catalogue.loaded.Len(), Doubtful: s.doubtful.Len(), LaneSweeps: s.catalogue.swept,
+		Marks: len(s.marks.order), MarksOnDisk: s.marks.onDisk, MarksFrom: s.marks.from,
+		Limits: len(s.limits), Telling: s.teller.count, Schedules: s.recurring.looked,
+		Groups: usageOf(&s.groups), Uniques: usageOf(&s.uniques),
+		OutNext: slices.Clone(s.out.next), OutFirst: slices.Clone(s.out.first), OutStored: slices.Clone(s.out.stored),
+		OutWaiting: slices.Clone(s.out.waiting),
+	}
+}
+
+// MostGroups and MostUniques are how many groups, and idempotency keys, memory holds between two groups.
+func MostGroups() int  { m := newGroupMirror(); return m.most() }
+func MostUniques() int { m := newUniqueMirror(); return m.most() }
+
+// WindowBytesOf is what the windows of a queue hold.
+func (p Probe) WindowBytesOf(queue string) (n int) {
+	for l := p.s.Windows.oldest; l != nil; l = l.newer {
+		if l.queue.Name == queue {
+			n += l.window.Footprint()
+		}
+	}
+	return n
+}
+
+// WasRefilled reports whether a refill has read tasks of a lane.
+func (p Probe) WasRefilled(queue, tenant string, priority uint8) bool {
+	return p.s.Queues[queue].lane(tenant, priority).pass != 0
+}
+
+// FrontOf is the ID before which no task waits in a scope.
+func (p Probe) FrontOf(scope uint64) keys.ID { return frontOf(&p.s.fronts, scope) }
+
+// ForgetMirrors has the next look at an entry go to disk, and keys listed again. It is false if the group has
+// changed some.
+func (p Probe) ForgetMirrors() bool {
+	s := p.s
+	if len(s.uniques.changed)+len(s.groups.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
+		return false
+	}
+	forgetMirror(&s.uniques)
+	forgetMirror(&s.groups)
+	forgetMirror(&s.pending)
+	forgetMirror(&s.teller.ends)
+	forgetMirror(&s.pins.counts)
+	return true
+}
+
+func forgetMirror[K comparable, V any](m *mirror[K, V]) {
+	clear(m.held)
+	m.whole = false
+	m.forgetPrints()
+}
+
+// TooManyUniques makes as many fingerprints of idempotency keys as memory has no room for.
+func (p Probe) TooManyUniques() {
+	forgetMirror(&p.s.uniques)
+	for n := uint32(0); p.s.uniques.note([keys.UniqueLen]byte(binary.BigEndian.AppendUint32(make([]byte, 12, 16), n))); n++ {
+	}
+}
+
+// LimitWindows lets windows hold no more than they do.
+func (p Probe) LimitWindows() { p.s.Windows.limit = p.s.Windows.bytes }
+
+// HoldCopies counts so many more bytes among the copies of the records of leased tasks.
+func (p Probe) HoldCopies(bytes int) { p.s.leases.held += bytes }
+
+// Plant adds an entry to the group.
+func (p Probe) Plant(key, value []byte) { p.s.Group.set(key, value) }
+
+// Expire ends the lease of a task as if its deadline had passed. It is false if there is none.
+func (p Probe) Expire(id keys.ID) bool {
+	ls := p.s.leases.byID[id]
+	if ls != nil {
+		p.s.expire(ls)
+	}
+	return ls != nil
+}
+
+// Cancel cancels a task without a caller.
+func (p Probe) Cancel(id keys.ID) error {
+	at, err := p.s.locate(id)
+	if err == nil && at == nil {
+		err = errors.New("no such task")
+	}
+	if err == nil {
+		p.s.cancel(at)
+	}
+	return err
+}
+
+// Admit takes in a task without a caller.
+func (p Probe) Admit(t *NewTask) { p.s.admit(t) }
+
+// Doubt makes queues of which some may have marks on disk.
+func (p Probe) Doubt(queues []string) {
+	for _, name := range queues {
+		q := p.s.QueueNamed(name)
+		q.resting, q.hasMarks = true, true
+		p.s.doubtful.Append(q)
+	}
+}
+
+// ReloadSessions reads the sessions of other nodes anew.
+func (p Probe) ReloadSessions() error {
+	p.s.sessions = sessionTable{}
+	return p.s.loadSessions()
+}
+
+// ReloadOutbox reads the numbers of messages anew.
+func (p Probe) ReloadOutbox(shards int) error { return p.s.loadOutbox(shards) }
+
+// LoseNumbers has memory know of the stored numbers of messages what a disk without them says.
+func (p Probe) LoseNumbers() {
+	clear(p.s.out.stored)
+	p.s.out.ahead = true
+}
+
+// NumbersAhead reports whether numbers of messages are to be stored.
+func (p Probe) NumbersAhead() bool { return p.s.out.ahead }
+
+// Send stores a message for a shard.
+func (p Probe) Send(to int, m *keys.Message) { p.s.send(to, m) }
+
+// IsSending reports whether messages are not confirmed.
+func (p Probe) IsSending() bool { return p.s.out.busy() }
+
+// OrderTime is the time by which tasks that become ready are ordered, at a time of the wall clock and of the
+// monotonic clock, ms.
+func (p Probe) OrderTime(wall, uptime uint64) uint64 {
+	mint := p.s.Mint
+	mint.Tick(wall, uptime)
+	return max(mint.time, mint.clock>>clockShift)
+}

@@ -1,0 +1,50 @@
+package engine
+
+import (
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// FuzzSchedule: a stored schedule is refused, or rests, or ticks from then on in
+// ascending order.
+func FuzzSchedule(f *testing.F) {
+	rec := record.Record{Payload: []byte("p"), Headers: map[string]string{"h": "v"}}
+	for _, v := range []keys.ScheduleValue{
+		{Cron: "*/5 3 * * mon", TimeZone: "Europe/Berlin", Queue: "a", Record: rec.Encode()},
+		{Every: 60_000, Missed: MissedAll, Queue: "a", Record: rec.Encode()},
+	} {
+		v.Start, v.After = 1<<40, 1<<40+5
+		f.Add(v.Append(nil), uint64(1<<40+1<<30))
+	}
+	huge := keys.ScheduleValue{Start: Never, After: Never - 1, Every: Never, Queue: "a", Record: []byte{0}}
+	f.Add(huge.Append(nil), uint64(1<<44))
+	huge = keys.ScheduleValue{Start: 5, Every: 1 << 63, Queue: "a", Record: []byte{0}}
+	f.Add(huge.Append(nil), uint64(1<<44))
+	f.Fuzz(func(t *testing.T, value []byte, now uint64) {
+		now %= 1 << 44 // the year 2527
+		r, err := ParseRecurring(keys.AppendSchedule(nil, "s"), value)
+		if err != nil {
+			require.ErrorIs(t, err, base.ErrCorrupt)
+			return
+		}
+		times, err := TimesOf(&r.value)
+		if err != nil {
+			return
+		}
+		r.begin(times)
+		for range 3 {
+			if r.next == Never {
+				break
+			}
+			require.Greater(t, r.next, r.value.After)
+			if r.next > now {
+				break
+			}
+			r.pass(r.next)
+		}
+	})
+}
