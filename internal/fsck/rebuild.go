@@ -280,8 +280,8 @@ func (b *rebuilder) copySettings() error {
 }
 
 // rebuildUnique takes over who has the idempotency keys. If some entries are lost, a key that
-// nobody has is that of a task which has not ended: of one whose record says so, or else of the first; one that
-// was released may look the same, and is taken again then.
+// nobody has is that of a task which has not ended: of one whose record says so, or else of the
+// first; one that was released may look the same, and is taken again then.
 func (b *rebuilder) rebuildUnique() error {
 	holders := make(map[[keys.UniqueLen]byte]taskID)
 	if err := b.old.scan(keys.Unique, func(key, value []byte) {
