@@ -15,7 +15,7 @@ import (
 	"codeq/internal/base"
 )
 
-// Directory is a queue's directory. Who has it open has it locked.
+// Directory is a queue's directory. It is locked by who has it open.
 type Directory struct {
 	Manifest
 	FS   vfs.FS

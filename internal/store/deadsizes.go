@@ -175,7 +175,7 @@ func isDeletion(kind pebble.InternalKeyKind) bool {
 	return kind == pebble.InternalKeyKindDelete || kind == pebble.InternalKeyKindSingleDelete || kind == pebble.InternalKeyKindDeleteSized
 }
 
-// readTable has a table read beside Pebble.
+// readTable reads a table beside Pebble.
 func (st *Store) readTable(t *pebble.SSTableInfo, read func(sstable.Iterator)) error {
 	return Protect(func() error {
 		r, err := OpenTable(st.fs, st.pathOf(t))

@@ -18,12 +18,11 @@ import (
 // writes the deletions in its memory to a table when it has enough of them, and merges tables by
 // their number and size: of large records there are never enough, and an idle store does neither.
 //
-// Of what is deleted by range (trimmer), it has the memory flushed: then whole tables go without
-// being read. Where the living and the dead are mixed, it has key ranges compacted, one after the
-// other, by the share of dead bytes in them. On a tight disk it does both at once, else when it
-// looks: a while after something was committed. It looks at no store that is small, and no more
-// when nothing is committed any more. In a cluster each node does so for its replicas, whoever
-// leads them.
+// After deletions by range (trimmer) it flushes the memory: then whole tables go without being
+// read. Where the living and the dead are mixed, it compacts key ranges, one after the other, by
+// the share of dead bytes in them. On a tight disk it does both at once, else when it looks: a
+// while after something was committed. It looks at no store that is small, and no more when nothing
+// is committed any more. In a cluster each node does so for its replicas, whoever leads them.
 type reclaimer struct {
 	store  *Store
 	from   int64           // Config.ReclaimFrom
@@ -292,7 +291,7 @@ func (r *reclaimer) step() {
 	}
 }
 
-// judge has the next flush wait if the last one has brought few dead bytes: it makes one more table
+// judge delays the next flush if the last one has brought few dead bytes: it makes one more table
 // for Pebble to merge with those of the living.
 func (r *reclaimer) judge(brought uint64) {
 	switch {
@@ -312,13 +311,13 @@ func (r *reclaimer) rest() {
 	r.armed.Store(false)
 }
 
-// settle has it go on when Pebble knows what it can drop.
+// settle waits until Pebble knows what it can drop.
 func (r *reclaimer) settle(after time.Duration) {
 	r.settles, r.quietAt = true, r.total.Load()
 	r.next = time.Now().Add(after)
 }
 
-// flush has the store's memory written to tables. What fails is tried again by Pebble, or ends the
+// flush writes the store's memory to tables. What fails is tried again by Pebble, or ends the
 // store.
 func (r *reclaimer) flush() {
 	r.hasTrim.Store(false)
@@ -483,7 +482,7 @@ func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
 	return bytes.Compare(sp.first, t.Largest.UserKey) <= 0 && bytes.Compare(t.Smallest.UserKey, sp.last) <= 0
 }
 
-// compact has the ranges compacted in which much is dead, if all in all that is much. It
+// compact compacts the ranges in which much is dead, if all in all that is much. It
 // reports whether there are such.
 func (r *reclaimer) compact() (found bool) {
 	levels := r.levels()
