@@ -29,8 +29,9 @@ import (
 //   - of the tasks of a group at most one is ready, leased, or between two
 //     attempts: the one that has the turn; those that wait have somebody to
 //     wait for;
-//   - every task that is pinned is done and lies where it is not forgotten, and every pin is that of
-//     a task that has not ended, or whose end is under way in a message; in a queue of one shard they agree;
+//   - every task that is pinned is done and lies where it is not forgotten, and every pin is that
+//     of a task that has not ended, or whose end is under way in a message; in a queue of one shard
+//     they agree;
 //   - every task that waits for parents has parents that know of it, here or in
 //     a message, and every parent says so in its record;
 //   - a task of which is told that it has ended has done so;

@@ -18,12 +18,13 @@ import (
 	"codeq/internal/store"
 )
 
-// gathering is a store made of the entries in all tables and logs of a directory, for
-// one that Pebble does not open since a file is missing or cut short. Of each key the entry with the largest
-// sequence number counts, be it a deletion. Nothing says which tables are obsolete. Their
-// entries are older than what has replaced them, but compactions set sequence numbers to 0 when nothing lies
-// below, and drop deletions. So a deletion hides an entry with number 0 only if its file is the
-// newer one, and what was deleted may be back if only its obsolete table is left: such tasks are delivered again.
+// gathering is a store made of the entries in all tables and logs of a directory, for one that
+// Pebble does not open since a file is missing or cut short. Of each key the entry with the largest
+// sequence number counts, be it a deletion. Nothing says which tables are obsolete. Their entries
+// are older than what has replaced them, but compactions set sequence numbers to 0 when nothing
+// lies below, and drop deletions. So a deletion hides an entry with number 0 only if its file is
+// the newer one, and what was deleted may be back if only its obsolete table is left: such tasks
+// are delivered again.
 type gathering struct {
 	fs     vfs.FS
 	db     *pebble.DB // key: version, value

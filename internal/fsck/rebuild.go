@@ -280,8 +280,8 @@ func (b *rebuilder) copySettings() error {
 }
 
 // rebuildUnique takes over who has the idempotency keys. If some entries are lost, a key that
-// nobody has is that of a task which has not ended: of one whose record says so, or else of the first; one that
-// was released may look the same, and is taken again then.
+// nobody has is that of a task which has not ended: of one whose record says so, or else of the
+// first; one that was released may look the same, and is taken again then.
 func (b *rebuilder) rebuildUnique() error {
 	holders := make(map[[keys.UniqueLen]byte]taskID)
 	if err := b.old.scan(keys.Unique, func(key, value []byte) {
@@ -332,7 +332,7 @@ func (b *rebuilder) rebuildUnique() error {
 	return nil
 }
 
-// disown has the record of a task say that somebody else may have its idempotency key.
+// disown notes in the record of a task that somebody else may have its idempotency key.
 func (b *rebuilder) disown(id taskID, t *rebuiltTask) error {
 	key := t.AppendKey(nil, id)
 	value, err := schema.Lookup(b.db, key)
@@ -437,7 +437,7 @@ func (b *rebuilder) rebuildTurns() error {
 	return b.loseTurns(lost)
 }
 
-// loseTurns has the records of dead letters say that they hold no turn.
+// loseTurns notes in the records of dead letters that they hold no turn.
 func (b *rebuilder) loseTurns(lost map[taskID]bool) error {
 	if len(lost) == 0 {
 		return nil
@@ -551,7 +551,7 @@ func (b *rebuilder) rebuildParents() error {
 	return nil
 }
 
-// send has a message sent to the shard of a task.
+// send adds a message to the shard of a task.
 func (b *rebuilder) send(about keys.ID, m *keys.Message) {
 	to := uint32(taskID(about).shard(b.shards))
 	b.sent[to]++

@@ -14,10 +14,10 @@ import (
 	"codeq/internal/store"
 )
 
-// A repair writes a new store from what can be read of the old one, seals it, and
-// then lets it take the place of the old one. If its seal tells which bit of a file is wrong, a
-// copy has that bit put right: when nothing else is wrong the copy is the new store, and nothing is lost; or else
-// the new one is written from what can be read of the copy.
+// A repair writes a new store from what can be read of the old one, seals it, and then lets it take
+// the place of the old one. If its seal tells which bit of a file is wrong, a copy has that bit put
+// right: when nothing else is wrong the copy is the new store, and nothing is lost; or else the new
+// one is written from what can be read of the copy.
 //
 //	shard-NNN.corrected  the copy with bits put right
 //	shard-NNN.gathered   what is in all tables and logs of one that cannot be opened
@@ -113,8 +113,9 @@ func FinishRepair(fsys vfs.FS, path string, index int) error {
 	return manifest.SyncDirectory(fsys, path)
 }
 
-// buildStore writes a store from what can be read of another one. If that cannot be opened, since a file is
-// missing or cut short, what is in its files is gathered first; repeat is how many tasks may be delivered again then.
+// buildStore writes a store from what can be read of another one. If that cannot be opened, since a
+// file is missing or cut short, what is in its files is gathered first; repeat is how many tasks
+// may be delivered again then.
 func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gathered string) (repeat int, err error) {
 	old, err := store.OpenForReading(d.FS, from)
 	if err != nil && store.IsIOError(err) {
@@ -160,7 +161,8 @@ func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gather
 	return repeat, errors.Join(err, st.Close())
 }
 
-// gatherStore returns a store of its own with what is in the files of one that cannot be read by Pebble.
+// gatherStore returns a store of its own with what is in the files of one that cannot be read by
+// Pebble.
 func gatherStore(fsys vfs.FS, from, gathered string) (*pebble.DB, error) {
 	if err := fsys.RemoveAll(gathered); err != nil {
 		return nil, err

@@ -34,9 +34,10 @@ func newSalvage(db *pebble.DB) (*salvage, error) {
 	return s, nil
 }
 
-// scan visits the entries of a range that can be read, in order. It reads from where a table begins or
-// ends to where the next one does: an iterator reads the first block of each level that lies within its bounds,
-// and fails by one that is damaged even if entries of other levels are before it.
+// scan visits the entries of a range that can be read, in order. It reads from where a table begins
+// or ends to where the next one does: an iterator reads the first block of each level that lies
+// within its bounds, and fails by one that is damaged even if entries of other levels are before
+// it.
 func (s *salvage) scan(prefix byte, visit func(key, value []byte)) error {
 	for from, upper := keys.Range(prefix); from != nil; {
 		to, err := upper, error(nil)
@@ -103,10 +104,10 @@ func (s *salvage) readable(from, to []byte, visit func(key, value []byte)) (unre
 // successor is the next key.
 func successor(key []byte) []byte { return append(bytes.Clone(key), 0) }
 
-// nextBlock returns the first key behind from, and below to, of another block of any table; nil if there
-// is none. Pebble has no call for it, but says what a range of keys takes on the disk, whole blocks
-// at a time, by the indexes of the tables. A part of an index that is damaged takes nothing; behind from, what can be
-// read is looked for then.
+// nextBlock returns the first key behind from, and below to, of another block of any table; nil if
+// there is none. Pebble has no call for it, but says what a range of keys takes on the disk, whole
+// blocks at a time, by the indexes of the tables. A part of an index that is damaged takes nothing;
+// behind from, what can be read is looked for then.
 // REQUIRES: no table begins or ends between from and to.
 func (s *salvage) nextBlock(from, to []byte) (next []byte, err error) {
 	n := max(len(from), len(to), 48)

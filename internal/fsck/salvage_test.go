@@ -65,8 +65,8 @@ func entriesOf(t *testing.T, db *pebble.DB) map[string]string {
 	return entries
 }
 
-// TestSalvage damages a block with entries, of tables that lie over each other in several levels: each entry that can be read
-// by itself is found.
+// TestSalvage damages a block with entries, of tables that lie over each other in several levels:
+// each entry that can be read by itself is found.
 func TestSalvage(t *testing.T) {
 	disk := vfs.NewMem()
 	opts := &pebble.Options{FS: disk, FormatMajorVersion: store.Format, DisableAutomaticCompactions: true, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")}
@@ -134,9 +134,9 @@ func cloneStore(t *testing.T, from *vfs.MemFS, dir string) *vfs.MemFS {
 	return to
 }
 
-// TestGather compares what is gathered from the tables and logs of a store with what Pebble reads: nothing of it is
-// missing or older, whatever compactions have done to sequence numbers; nor when a table is missing, but for
-// what only that table has.
+// TestGather compares what is gathered from the tables and logs of a store with what Pebble reads:
+// nothing of it is missing or older, whatever compactions have done to sequence numbers; nor when a
+// table is missing, but for what only that table has.
 func TestGather(t *testing.T) {
 	rng := seeded(t)
 	rounds := 12

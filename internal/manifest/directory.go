@@ -15,7 +15,7 @@ import (
 	"codeq/internal/base"
 )
 
-// Directory is a queue's directory. Who has it open has it locked.
+// Directory is a queue's directory. It is locked by who has it open.
 type Directory struct {
 	Manifest
 	FS   vfs.FS
@@ -123,7 +123,8 @@ func SyncDirectory(fsys vfs.FS, path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Read reads the manifest in a directory. It returns nil when the directory does not exist or is empty.
+// Read reads the manifest in a directory. It returns nil when the directory does not exist or is
+// empty.
 func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	names, err := fsys.List(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -25,7 +25,8 @@ const (
 	LockName = "LOCK"
 )
 
-// What a node of a cluster has in its directory beside the stores of its shards, and MetaDir for each.
+// What a node of a cluster has in its directory beside the stores of its shards, and MetaDir for
+// each.
 const (
 	RaftDir   = "raft"
 	VotesFile = "votes"
@@ -78,8 +79,8 @@ func (m *Manifest) CheckIdentity(index int, got []byte) (old bool, err error) {
 	return CheckIdentity(got, m.Format, func(format int) string { return m.identityOf(format, index) })
 }
 
-// CheckIdentity refuses a store whose identity is that of no format up to newest, of which each has its own.
-// It is old if it is still to be raised.
+// CheckIdentity refuses a store whose identity is that of no format up to newest, of which each has
+// its own. It is old if it is still to be raised.
 func CheckIdentity(got []byte, newest int, of func(format int) string) (old bool, err error) {
 	for f := newest; f >= OldestFormat; f-- {
 		if string(got) == of(f) {
@@ -89,8 +90,8 @@ func CheckIdentity(got []byte, newest int, of func(format int) string) (old bool
 	return false, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, got, of(newest))
 }
 
-// ReplicaIdentity is Identity for a replica. All nodes have the same, that of the format in which the
-// last leader knew it.
+// ReplicaIdentity is Identity for a replica. All nodes have the same, that of the format in which
+// the last leader knew it.
 func ReplicaIdentity(format, index, shards int) string {
 	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)
 }

@@ -55,7 +55,8 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// TestCheckIdentity: the identities of a directory's format and of older ones are accepted, no others.
+// TestCheckIdentity: the identities of a directory's format and of older ones are accepted, no
+// others.
 func TestCheckIdentity(t *testing.T) {
 	m := Manifest{Format: Format, Shards: 2, ID: "id"}
 	old, err := m.CheckIdentity(1, []byte("codeq 4 id 1/2"))

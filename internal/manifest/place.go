@@ -36,7 +36,8 @@ func (d *Directory) placeNow() (p Place, err error) {
 	return p, nil
 }
 
-// RefuseCopy refuses files that were copied while the queue was open, or after its process had died.
+// RefuseCopy refuses files that were copied while the queue was open, or after its process had
+// died.
 func (d *Directory) RefuseCopy() error {
 	if d.Open == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"codeq/internal/store"
 )
 
-// PlaceOf finds where the record of a task lies that has not ended: where the index says, or else in
-// its first place, if it exists.
+// PlaceOf finds where the record of a task lies that has not ended: where the index says, or else
+// in its first place, if it exists.
 func PlaceOf(r pebble.Reader, id keys.ID) (p keys.Place, indexed bool, err error) {
 	value, closer, err := r.Get(keys.AppendByID(nil, keys.Index, id))
 	if err == pebble.ErrNotFound {

@@ -31,8 +31,8 @@ func rec(leases uint32) []byte {
 	return r.Encode()
 }
 
-// TestSnapshot: a task is found in its first place, where the index says, and where it has ended; one that is
-// leased has the newest lease, and no older one.
+// TestSnapshot: a task is found in its first place, where the index says, and where it has ended;
+// one that is leased has the newest lease, and no older one.
 func TestSnapshot(t *testing.T) {
 	first, moved, dead, none, stale := idOf(1), idOf(2), idOf(3), idOf(4), idOf(5)
 	at := keys.Place{Range: keys.Scheduled, At: 99}

@@ -11,13 +11,13 @@ import (
 	"codeq/internal/record"
 )
 
-// Snapshot reads tasks of what a store has at one moment, and keeps the lanes that it has read. It is
-// for one goroutine.
+// Snapshot reads tasks of what a store has at one moment, and keeps the lanes that it has read. It
+// is for one goroutine.
 type Snapshot struct {
 	r     pebble.Reader
 	lanes map[uint32]*Lane
-	// Leases of the tasks that are read, as somebody knows them; nil: the lease records say, and are
-	// read when the first task asks.
+	// Leases of the tasks that are read, as somebody knows them; nil: the lease records say, and
+	// are read when the first task asks.
 	Leases map[keys.ID]Lease
 }
 
@@ -49,7 +49,8 @@ type Task struct {
 	Lease  *Lease          // in force; nil: there is none
 }
 
-// Lane reads a lane's entry, and that of its queue. Its error matches pebble.ErrNotFound if there is none.
+// Lane reads a lane's entry, and that of its queue. Its error matches pebble.ErrNotFound if there
+// is none.
 func (s *Snapshot) Lane(n uint32) (*Lane, error) {
 	if l := s.lanes[n]; l != nil {
 		return l, nil
@@ -140,8 +141,8 @@ func (s *Snapshot) Task(id keys.ID, p keys.Place, value []byte) (*Task, error) {
 	return t, nil
 }
 
-// LoadLeases reads the lease records, unless the leases are known. Of several entries for one task the last
-// is the newest.
+// LoadLeases reads the lease records, unless the leases are known. Of several entries for one task
+// the last is the newest.
 func (s *Snapshot) LoadLeases() error {
 	if s.Leases != nil {
 		return nil

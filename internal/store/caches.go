@@ -4,9 +4,10 @@ import "github.com/cockroachdb/pebble/v2"
 
 // Caches are shared by the stores of all shards.
 //
-// Pebble takes what memtables occupy out of the block cache, so that one of CacheBytes would hold nothing.
-// The cache is therefore larger, by what memtables occupy at the most, and each store keeps for itself
-// what its own do not occupy at the time (memTableShare): what is left, CacheBytes, is for readers.
+// Pebble takes what memtables occupy out of the block cache, so that one of CacheBytes would hold
+// nothing. The cache is therefore larger, by what memtables occupy at the most, and each store
+// keeps for itself what its own do not occupy at the time (memTableShare): what is left,
+// CacheBytes, is for readers.
 type Caches struct {
 	blocks *pebble.Cache
 	files  *pebble.FileCache
@@ -26,12 +27,13 @@ func (c *Caches) Close() {
 	c.blocks.Unref()
 }
 
-// memTableShareOf is how much of the cache is for the memtables of a store: those that are filled before
-// commits wait for flushes, one that a commit begins nevertheless, and one that Pebble keeps for the next.
+// memTableShareOf is how much of the cache is for the memtables of a store: those that are filled
+// before commits wait for flushes, one that a commit begins nevertheless, and one that Pebble keeps
+// for the next.
 func memTableShareOf(memTableBytes int) int64 { return int64(MemTables+2) * int64(memTableBytes) }
 
-// memTableShare is what a store keeps of the block cache for its memtables, beside what those occupy.
-// The goroutine that commits owns it.
+// memTableShare is what a store keeps of the block cache for its memtables, beside what those
+// occupy. The goroutine that commits owns it.
 type memTableShare struct {
 	cache    *pebble.Cache
 	size     int64  // memTableShareOf
@@ -40,8 +42,8 @@ type memTableShare struct {
 	release  func() // gives back what is kept; nil: nothing is
 }
 
-// fit keeps what the store's memtables do not occupy. Unless Pebble has a memtable in reserve, it leaves room for
-// the next one, which may be begun before fit is called again.
+// fit keeps what the store's memtables do not occupy. Unless Pebble has a memtable in reserve, it
+// leaves room for the next one, which may be begun before fit is called again.
 func (s *memTableShare) fit(m *pebble.Metrics) {
 	occupied := int64(m.MemTable.Size + m.MemTable.ZombieSize)
 	kept := s.size - occupied

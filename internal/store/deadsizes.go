@@ -9,9 +9,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/sstable"
 )
 
-// Records of one kind are of very different sizes: a table whose deletions are of small tasks may lie above
-// large ones that are alive. What its deletions delete is therefore sampled: some of their keys, each as probable
-// as any other, are looked for in the tables below.
+// Records of one kind are of very different sizes: a table whose deletions are of small tasks may
+// lie above large ones that are alive. What its deletions delete is therefore sampled: some of
+// their keys, each as probable as any other, are looked for in the tables below.
 
 // sampleSize bounds what one look takes and looks for.
 type sampleSize struct {
@@ -21,8 +21,8 @@ type sampleSize struct {
 	anew    bool   // the keys that were taken before are not taken again
 }
 
-// A usual sample misses what few deletions in many delete, as large as it may be. So what it says is not
-// believed for long: a thorough one follows where the average of all records would say more.
+// A usual sample misses what few deletions in many delete, as large as it may be. So what it says
+// is not believed for long: a thorough one follows where the average of all records would say more.
 var (
 	usualSample    = sampleSize{keys: 64, lookups: 1024, bytes: 16 << 20}
 	thoroughSample = sampleSize{keys: 1024, lookups: 16 << 10, bytes: 1 << 30, anew: true}
@@ -66,7 +66,8 @@ type deleting struct {
 	keys  sample
 }
 
-// sample estimates what the deletions in tables delete. Keys of a table are taken once, but for an anew one.
+// sample estimates what the deletions in tables delete. Keys of a table are taken once, but for an
+// anew one.
 func (r *reclaimer) sample(levels [][]pebble.SSTableInfo, size sampleSize) *deadSizes {
 	var all []deleting
 	for n, level := range levels {
@@ -174,7 +175,7 @@ func isDeletion(kind pebble.InternalKeyKind) bool {
 	return kind == pebble.InternalKeyKindDelete || kind == pebble.InternalKeyKindSingleDelete || kind == pebble.InternalKeyKindDeleteSized
 }
 
-// readTable has a table read beside Pebble.
+// readTable reads a table beside Pebble.
 func (st *Store) readTable(t *pebble.SSTableInfo, read func(sstable.Iterator)) error {
 	return Protect(func() error {
 		r, err := OpenTable(st.fs, st.pathOf(t))

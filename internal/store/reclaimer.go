@@ -14,15 +14,15 @@ import (
 	"codeq/internal/guard"
 )
 
-// reclaimer gives the space back that dead records take in a store's tables. By itself Pebble writes
-// the deletions in its memory to a table when it has enough of them, and merges tables by their number and
-// size: of large records there are never enough, and an idle store does neither.
+// reclaimer gives the space back that dead records take in a store's tables. By itself Pebble
+// writes the deletions in its memory to a table when it has enough of them, and merges tables by
+// their number and size: of large records there are never enough, and an idle store does neither.
 //
-// Of what is deleted by range (trimmer), it has the memory flushed: then whole tables go without being
-// read. Where the living and the dead are mixed, it has key ranges compacted, one after the other, by
-// the share of dead bytes in them. On a tight disk it does both at once, else when it looks:
-// a while after something was committed. It looks at no store that is small, and no more when nothing is
-// committed any more. In a cluster each node does so for its replicas, whoever leads them.
+// After deletions by range (trimmer) it flushes the memory: then whole tables go without being
+// read. Where the living and the dead are mixed, it compacts key ranges, one after the other, by
+// the share of dead bytes in them. On a tight disk it does both at once, else when it looks: a
+// while after something was committed. It looks at no store that is small, and no more when nothing
+// is committed any more. In a cluster each node does so for its replicas, whoever leads them.
 type reclaimer struct {
 	store  *Store
 	from   int64           // Config.ReclaimFrom
@@ -63,8 +63,8 @@ type reclaimer struct {
 	rushed     int64         // total when it last hurried; negative: it has not
 }
 
-// ReclaimFrom is how many bytes the tables of a store have, below which there is nothing to be gained by
-// reclaiming; and how many of them are dead, as a rule.
+// ReclaimFrom is how many bytes the tables of a store have, below which there is nothing to be
+// gained by reclaiming; and how many of them are dead, as a rule.
 const ReclaimFrom = 8 << 20
 
 const (
@@ -122,8 +122,9 @@ func (c *committed) store(bytes, entries int64) {
 	c.entries.Store(entries)
 }
 
-// FlushBegins is the listener's of the latch, as what follows. The flush is of the memory that was filled by
-// now, or of some of it; that of which commits were part when the flush before began is among it.
+// FlushBegins is the listener's of the latch, as what follows. The flush is of the memory that was
+// filled by now, or of some of it; that of which commits were part when the flush before began is
+// among it.
 func (r *reclaimer) FlushBegins() {
 	r.before.store(r.begun.bytes.Load(), r.begun.entries.Load())
 	r.begun.store(r.written.Load(), r.total.Load())
@@ -160,7 +161,8 @@ func (r *reclaimer) wrote(bytes int, entries uint32) {
 	}
 }
 
-// ranged says that a commit has deleted by range; trimmed, what is consumed of lanes, by the trimmer.
+// ranged says that a commit has deleted by range; trimmed, what is consumed of lanes, by the
+// trimmer.
 func (r *reclaimer) ranged(trimmed bool) {
 	r.rangeAt.Store(r.written.Load())
 	r.hasRange.Store(true)
@@ -289,8 +291,8 @@ func (r *reclaimer) step() {
 	}
 }
 
-// judge has the next flush wait if the last one has brought few dead bytes: it makes one more table for Pebble
-// to merge with those of the living.
+// judge delays the next flush if the last one has brought few dead bytes: it makes one more table
+// for Pebble to merge with those of the living.
 func (r *reclaimer) judge(brought uint64) {
 	switch {
 	case r.hoped == 0:
@@ -309,13 +311,14 @@ func (r *reclaimer) rest() {
 	r.armed.Store(false)
 }
 
-// settle has it go on when Pebble knows what it can drop.
+// settle waits until Pebble knows what it can drop.
 func (r *reclaimer) settle(after time.Duration) {
 	r.settles, r.quietAt = true, r.total.Load()
 	r.next = time.Now().Add(after)
 }
 
-// flush has the store's memory written to tables. What fails is tried again by Pebble, or ends the store.
+// flush writes the store's memory to tables. What fails is tried again by Pebble, or ends the
+// store.
 func (r *reclaimer) flush() {
 	r.hasTrim.Store(false)
 	r.hasRange.Store(false)
@@ -324,8 +327,8 @@ func (r *reclaimer) flush() {
 	}
 }
 
-// unflushed is how many bytes are dead of which no table knows, at the most: if each key that has been
-// committed since the last flush deletes an entry as large as those of the largest kind are.
+// unflushed is how many bytes are dead of which no table knows, at the most: if each key that has
+// been committed since the last flush deletes an entry as large as those of the largest kind are.
 func (r *reclaimer) unflushed() int64 {
 	type kind struct{ size, entries uint64 }
 	kinds := make(map[byte]*kind)
@@ -366,9 +369,10 @@ type deadRange struct {
 	size        uint64 // of the tables below
 }
 
-// deadRanges returns the ranges in which deletions lie above what they delete, in the order of their keys. What
-// a deletion of a key deletes is estimated by sizes, else by the records that lie below. Deletions of ranges
-// are read: Pebble drops what lies in them when it has written them, but not what a compaction has in hand then.
+// deadRanges returns the ranges in which deletions lie above what they delete, in the order of
+// their keys. What a deletion of a key deletes is estimated by sizes, else by the records that lie
+// below. Deletions of ranges are read: Pebble drops what lies in them when it has written them, but
+// not what a compaction has in hand then.
 func (st *Store) deadRanges(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ranges []deadRange) {
 	for n, level := range levels {
 		for i := range level {
@@ -478,7 +482,7 @@ func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
 	return bytes.Compare(sp.first, t.Largest.UserKey) <= 0 && bytes.Compare(t.Smallest.UserKey, sp.last) <= 0
 }
 
-// compact has the ranges compacted in which much is dead, if all in all that is much. It
+// compact compacts the ranges in which much is dead, if all in all that is much. It
 // reports whether there are such.
 func (r *reclaimer) compact() (found bool) {
 	levels := r.levels()

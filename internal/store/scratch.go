@@ -10,7 +10,8 @@ import (
 	"codeq/internal/failstop"
 )
 
-// Scratch is a store that a repair writes once. It has no log: what is in it is whole when it was flushed.
+// Scratch is a store that a repair writes once. It has no log: what is in it is whole when it was
+// flushed.
 type Scratch struct {
 	db    *pebble.DB
 	latch *failstop.Latch

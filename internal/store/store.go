@@ -1,5 +1,6 @@
-// Package store is a Pebble store as a shard needs it: it is opened at a level of durability, stops at its first
-// failure, cuts its tables at deep lanes, gives back the space of what is dead, and seals what it leaves.
+// Package store is a Pebble store as a shard needs it: it is opened at a level of durability, stops
+// at its first failure, cuts its tables at deep lanes, gives back the space of what is dead, and
+// seals what it leaves.
 package store
 
 import (
@@ -162,19 +163,22 @@ func (st *Store) MayReclaim() bool { return st.reclaimer.hasTables() }
 // Takes reports whether a commit of so many bytes may be made long before HasSpace waits.
 func (st *Store) Takes(bytes int) bool { return st.latch.Takes(st.db, bytes) }
 
-// Hurry says that the store is about to be closed: a commit that waits for room on a full disk fails.
+// Hurry says that the store is about to be closed: a commit that waits for room on a full disk
+// fails.
 func (st *Store) Hurry() { st.latch.Hurry() }
 
-// mayBeTrimmed reports whether what Pebble takes for a misuse follows from range deletions: they drop
-// the table of a task, and not yet the one with its SINGLEDEL, which then finds nothing to delete.
+// mayBeTrimmed reports whether what Pebble takes for a misuse follows from range deletions: they
+// drop the table of a task, and not yet the one with its SINGLEDEL, which then finds nothing to
+// delete.
 func mayBeTrimmed(i pebble.PossibleAPIMisuseInfo) bool {
 	return i.Kind == pebble.IneffectualSingleDelete && len(i.UserKey) > 0 && i.UserKey[0] == keys.Task
 }
 
-// l0Bytes is how much lies in the first level, in tables of l0Table, before it is moved on. A range deletion drops
-// tables of the other levels only; Pebble's default of 500 tables would leave it a gigabyte. Tables of a deep lane
-// overlap nothing, so that to move one writes nothing but the MANIFEST, unless they are so few (100 MB) that Pebble takes
-// them all at once, and writes them again.
+// l0Bytes is how much lies in the first level, in tables of l0Table, before it is moved on. A range
+// deletion drops tables of the other levels only; Pebble's default of 500 tables would leave it a
+// gigabyte. Tables of a deep lane overlap nothing, so that to move one writes nothing but the
+// MANIFEST, unless they are so few (100 MB) that Pebble takes them all at once, and writes them
+// again.
 const (
 	l0Bytes = 128 << 20
 	l0Table = 2 << 20 // Pebble's default
@@ -202,8 +206,8 @@ func openError(dir string, err error) error {
 // Failure is why the store is unfit for more, or nil.
 func (st *Store) Failure() error { return Error(st.latch.Err()) }
 
-// MemTables is how many a store may have filled before commits wait. Flushing lags behind for a moment
-// when a compaction takes the other core; writes go on meanwhile.
+// MemTables is how many a store may have filled before commits wait. Flushing lags behind for a
+// moment when a compaction takes the other core; writes go on meanwhile.
 const MemTables = 4
 
 // maxManifest bounds what a checkpoint copies of a store's own manifest, which

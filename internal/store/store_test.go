@@ -29,8 +29,8 @@ func openTest(t *testing.T, c Config) *Store {
 	return st
 }
 
-// TestMisuse: a SINGLEDEL of a task without its key follows from range deletions. Any other SINGLEDEL without
-// a key shows damage.
+// TestMisuse: a SINGLEDEL of a task without its key follows from range deletions. Any other
+// SINGLEDEL without a key shows damage.
 func TestMisuse(t *testing.T) {
 	task := keys.AppendTask(nil, 7, 0x7000, keys.ID{})
 	lease := binary.BigEndian.AppendUint64([]byte{keys.Lease}, 7)
