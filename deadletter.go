@@ -80,7 +80,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 		if err := limit.WaitN(ctx, len(ids)); err != nil { // also before a deadline that is too near
 			return errors.Join(cmp.Or(context.Cause(ctx), context.DeadlineExceeded), err)
 		}
-		op := &bulkOp{newCompletion(), engine.Bulk{Ids: ids, How: how}}
+		op := &bulkOp{newCompletion(), engine.Bulk{IDs: ids, How: how}}
 		settled, err := q.do(ctx, shard, op)
 		if settled {
 			n += op.N
@@ -124,13 +124,13 @@ func (op *bulkOp) resolve(s *shard) {
 }
 
 func (op *bulkOp) encode(dst []byte) (callKind, []byte) {
-	return callBulk, keys.AppendIDs(append(dst, byte(op.How)), op.Ids)
+	return callBulk, keys.AppendIDs(append(dst, byte(op.How)), op.IDs)
 }
 
 func (op *bulkOp) decode(r *wire.Reader) {
 	op.How = engine.Alteration(r.Byte())
 	for _, id := range keys.ReadIDs(r) {
-		op.Ids = append(op.Ids, id)
+		op.IDs = append(op.IDs, id)
 	}
 	if op.How >= engine.EndOfAlterations {
 		r.Fail()

@@ -514,7 +514,7 @@ func TestDeadLettersTwice(t *testing.T) {
 			for range 2 {
 				op := &bulkOp{newCompletion(), engine.Bulk{How: engine.AlterRedrive}}
 				for _, id := range ids {
-					op.Ids = append(op.Ids, id)
+					op.IDs = append(op.IDs, id)
 				}
 				op.resolve(s)
 				done += op.N

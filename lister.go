@@ -77,7 +77,7 @@ func (l *lister) prepare() {
 		l.order = true
 	}
 	for _, t := range l.found[:min(listPage, len(l.found))] {
-		l.spans = append(l.spans, span{from: keys.AppendTask(nil, t.Lane.Number, t.Since, t.Id)})
+		l.spans = append(l.spans, span{from: keys.AppendTask(nil, t.Lane.Number, t.Since, t.ID)})
 	}
 	l.found = l.found[len(l.spans):]
 }
@@ -88,7 +88,7 @@ func compareLeased(a, b engine.LeasedTask) int {
 			return c
 		}
 	}
-	return cmp.Or(cmp.Compare(a.Since, b.Since), bytes.Compare(a.Id[:], b.Id[:]))
+	return cmp.Or(cmp.Compare(a.Since, b.Since), bytes.Compare(a.ID[:], b.ID[:]))
 }
 
 // compareLanes is the order of lanes in a list.
@@ -116,7 +116,7 @@ func (l *lister) visit(s *shard, v *view) {
 		l.skipConsumed(s)
 	}
 	for i := range l.asked {
-		s.askLease(v, l.asked[i].Id)
+		s.askLease(v, l.asked[i].ID)
 	}
 }
 
@@ -333,7 +333,7 @@ func (l *lister) readAsked(v *view) error {
 			}
 			l.read++
 		}
-		value, err := schema.Lookup(v.snap, keys.AppendTask(nil, t.Lane, t.Since, t.Id))
+		value, err := schema.Lookup(v.snap, keys.AppendTask(nil, t.Lane, t.Since, t.ID))
 		if err != nil {
 			return err
 		}
@@ -341,7 +341,7 @@ func (l *lister) readAsked(v *view) error {
 			continue
 		}
 		size += len(value)
-		if err := l.add(v, t.Id, keys.Place{Range: keys.Task, Group: t.Lane, At: t.Since}, value); err != nil {
+		if err := l.add(v, t.ID, keys.Place{Range: keys.Task, Group: t.Lane, At: t.Since}, value); err != nil {
 			return err
 		}
 	}
@@ -425,7 +425,7 @@ func (l *lister) encodePage(dst []byte) []byte {
 		dst = wire.AppendBytes(dst, t.Lane.Queue)
 		dst = append(wire.AppendBytes(dst, t.Lane.Tenant), t.Lane.Priority)
 		dst = wire.AppendUint(wire.AppendUint(dst, uint64(t.Lane.Number)), t.Since)
-		dst = append(dst, t.Id[:]...)
+		dst = append(dst, t.ID[:]...)
 	}
 	sent := make([]sentTask, len(l.page))
 	for i, t := range l.page {

@@ -48,7 +48,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 		}
 		return ID{}, err
 	}
-	id, duplicate := op.Ids[0], len(op.Duplicates) > 0
+	id, duplicate := op.IDs[0], len(op.Duplicates) > 0
 	q.recycleProduce(op)
 	if duplicate {
 		return id, &DuplicateError{Key: t.Unique.Key, ID: id}
@@ -125,12 +125,12 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	if err != nil {
 		return err
 	}
-	for i, id := range op.Ids {
+	for i, id := range op.IDs {
 		ids[at(i)] = id
 	}
 	var errs []error
 	for _, i := range op.Duplicates {
-		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.Ids[i], Index: at(i)})
+		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.IDs[i], Index: at(i)})
 	}
 	return errors.Join(errs...)
 }
@@ -390,7 +390,7 @@ func (q *Queue) produceOp() *produceOp {
 // handed to a shard.
 func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.tasks)
-	op.tasks, op.Ids, op.Duplicates, op.err = op.tasks[:0], op.Ids[:0], op.Duplicates[:0], nil
+	op.tasks, op.IDs, op.Duplicates, op.err = op.tasks[:0], op.IDs[:0], op.Duplicates[:0], nil
 	op.call = engine.CallNumber{}
 	q.pools.produce.Put(op)
 }
@@ -418,20 +418,20 @@ func (op *produceOp) decode(r *wire.Reader) {
 }
 
 func (op *produceOp) encodeReply(dst []byte) []byte {
-	return keys.AppendIndexes(keys.AppendIDs(dst, op.Ids), op.Duplicates)
+	return keys.AppendIndexes(keys.AppendIDs(dst, op.IDs), op.Duplicates)
 }
 
 func (op *produceOp) decodeReply(r *wire.Reader) {
 	for _, id := range keys.ReadIDs(r) {
-		op.Ids = append(op.Ids, id)
+		op.IDs = append(op.IDs, id)
 	}
 	op.Duplicates = append(op.Duplicates, keys.ReadIndexes(r)...)
-	if len(op.Ids) != len(op.tasks) {
+	if len(op.IDs) != len(op.tasks) {
 		r.Fail()
 	}
 }
 
-func (op *produceOp) again() { op.Ids, op.Duplicates, op.err = op.Ids[:0], op.Duplicates[:0], nil }
+func (op *produceOp) again() { op.IDs, op.Duplicates, op.err = op.IDs[:0], op.Duplicates[:0], nil }
 
 func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }
 

@@ -36,7 +36,7 @@ type group struct {
 type TaskKey struct {
 	Lane  uint32
 	Since uint64
-	Id    keys.ID
+	ID    keys.ID
 }
 
 // compare is the order of the keys of tasks in their first places.
@@ -114,7 +114,7 @@ func (g *group) setTask(lane uint32, since uint64, id keys.ID, rec []byte) {
 func (g *group) noteRemoved() {
 	for ; g.checked < len(g.tasks); g.checked++ {
 		if t := &g.tasks[g.checked]; t.rec == nil {
-			g.change(t.Id)
+			g.change(t.ID)
 		}
 	}
 }
@@ -156,11 +156,11 @@ func (g *group) flushTasks() {
 
 func (g *group) write(t *taskOp) {
 	if t.rec != nil {
-		g.setTask(t.Lane, t.Since, t.Id, t.rec)
+		g.setTask(t.Lane, t.Since, t.ID, t.rec)
 		return
 	}
 	op := g.Batch.SingleDeleteDeferred(keys.TaskLen(t.Since))
-	keys.PutTask(op.Key, t.Lane, t.Since, t.Id)
+	keys.PutTask(op.Key, t.Lane, t.Since, t.ID)
 	_ = op.Finish()
 }
 

@@ -18,7 +18,7 @@ type LaneRef struct {
 type LeasedTask struct {
 	Lane  LaneRef
 	Since uint64
-	Id    keys.ID
+	ID    keys.ID
 }
 
 // leaseOf returns the lease of a task.

@@ -31,7 +31,7 @@ var (
 
 // produced is what a produce has come to.
 type Produced struct {
-	Ids        []keys.ID // of the tasks; of one whose key was taken, that of its holder
+	IDs        []keys.ID // of the tasks; of one whose key was taken, that of its holder
 	Duplicates []int     // indexes of those whose idempotency key was taken
 }
 
@@ -42,7 +42,7 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 			return Decided, err
 		} else if done != nil {
 			for _, id := range done.IDs {
-				out.Ids = append(out.Ids, id)
+				out.IDs = append(out.IDs, id)
 			}
 			out.Duplicates = append(out.Duplicates, done.Duplicates...)
 			return Decided, nil
@@ -54,9 +54,9 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 	if err := s.hasLanes(len(tasks)); err != nil {
 		return Decided, err
 	}
-	out.Ids, out.Duplicates = s.admitAll(tasks, out.Ids, out.Duplicates)
+	out.IDs, out.Duplicates = s.admitAll(tasks, out.IDs, out.Duplicates)
 	if call.Seq != 0 {
-		s.sessions.note(call, out.Ids, out.Duplicates)
+		s.sessions.note(call, out.IDs, out.Duplicates)
 	}
 	return Decided, nil
 }
@@ -211,7 +211,7 @@ func (s *State) cancelUnended(at *located) error {
 
 // Bulk is an alteration of many dead letters.
 type Bulk struct {
-	Ids  []keys.ID
+	IDs  []keys.ID
 	How  Alteration
 	Next int       // of ids
 	N    int       // altered
@@ -221,8 +221,8 @@ type Bulk struct {
 // alterDead goes on with a Bulk. Those that are not found, or of which the alteration is refused,
 // are left out.
 func (s *State) AlterDead(b *Bulk) (Verdict, error) {
-	for ; b.Next < len(b.Ids) && s.Broken == nil; b.Next++ {
-		id := b.Ids[b.Next]
+	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
+		id := b.IDs[b.Next]
 		if s.isBehind(id) || s.Spent() {
 			return Again, nil
 		}
