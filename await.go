@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -27,7 +28,8 @@ type Outcome struct {
 // kept; the cause of ctx if ctx ends first, and ErrClosed when the queue is closed.
 // The task may be one that another call is about to complete: there is no gap
 // between looking and waiting, and nothing polls.
-func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
+func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
@@ -37,7 +39,7 @@ func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
 	op := &awaitOp{completion: newCompletion(), id: id}
 	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
 		op.gone.Store(true)
-		return nil, context.Cause(ctx)
+		return nil, base.EndOf(ctx)
 	} else if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -56,7 +57,8 @@ import (
 // closed before all shards stand still, or, in a cluster, ErrNotLeader or ErrUncertain
 // if they did not stand still for as long as it takes. If ctx ends before they do, it
 // returns its cause. It is safe for concurrent use; calls follow each other.
-func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
+func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
@@ -81,7 +83,7 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
 	case q.copying <- struct{}{}:
 		defer func() { <-q.copying }()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return base.EndOf(ctx)
 	}
 	if err := q.checkpoint(ctx, dir); err != nil {
 		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, diskFull(err))

@@ -77,7 +77,8 @@ func (e *encoding) decode(data []byte, v any) error {
 // by JSON unless options say otherwise, and a copy of []byte as it is. The other fields
 // of the task are the caller's to set. An error is that of the codec, or an
 // InvalidError if an option is nil.
-func NewTask[T any](queue string, args T, opts ...PayloadOption) (Task, error) {
+func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err error) {
+	defer public(&err)
 	e, err := encodingOf(opts)
 	if err != nil {
 		return Task{}, err
@@ -96,7 +97,8 @@ func NewTask[T any](queue string, args T, opts ...PayloadOption) (Task, error) {
 // payloads; a task that was completed without a result has the zero T. An
 // error is that of the codec, or an InvalidError if the task is not Done or an
 // option is nil.
-func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (T, error) {
+func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
+	defer public(&err)
 	var result T
 	e, err := encodingOf(opts)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -120,7 +121,8 @@ const (
 // one that never ticks. An error that matches ErrUncertain leaves open whether
 // it was stored; after any other error it was not. SetSchedule is safe for
 // concurrent use.
-func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
+func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
@@ -136,18 +138,20 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
 // DeleteSchedule removes a schedule; the tasks that it has produced stay. It
 // returns ErrNotFound if there is none of this name. DeleteSchedule is safe
 // for concurrent use.
-func (q *Queue) DeleteSchedule(ctx context.Context, name string) error {
+func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
 	op := &deleteScheduleOp{completion: newCompletion(), name: name}
-	_, err := q.do(ctx, q.shardOfSchedule(name), op)
+	_, err = q.do(ctx, q.shardOfSchedule(name), op)
 	return err
 }
 
 // Schedules returns all schedules, ordered by name. It copies some hundred at a time, each
 // of them as of one moment; other calls go on meanwhile. It is safe for concurrent use.
-func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
+func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
@@ -157,7 +161,7 @@ func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 		for more := true; more; more = op.more {
 			op.infos = nil
 			if settled, err := q.do(ctx, i, op); !settled {
-				return nil, context.Cause(ctx)
+				return nil, base.EndOf(ctx)
 			} else if err != nil {
 				return nil, err
 			}

@@ -3,6 +3,7 @@ package codeq
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"codeq/internal/base"
 )
@@ -87,3 +88,31 @@ func (e *InvalidError) Error() string {
 
 // Is reports that every InvalidError is an ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+const errorPrefix = "codeq: "
+
+// public is deferred by what the package exports. It lets the text of an error begin with the
+// name of the package, once, whatever errors are wrapped in it. Of joined errors, each is a line
+// with the name before it.
+func public(err *error) {
+	if *err != nil {
+		*err = prefixed(*err)
+	}
+}
+
+func prefixed(err error) error {
+	text := err.Error()
+	if strings.HasPrefix(text, errorPrefix) && strings.Count(text, errorPrefix) == 1+strings.Count(text, "\n"+errorPrefix) {
+		return err
+	}
+	return &publicError{errorPrefix + strings.ReplaceAll(text, errorPrefix, ""), err}
+}
+
+// publicError is an error under another text.
+type publicError struct {
+	text string
+	err  error
+}
+
+func (e *publicError) Error() string { return e.text }
+func (e *publicError) Unwrap() error { return e.err }

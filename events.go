@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"codeq/internal/base"
 )
 
 // Event is one change of a task's state. It has been stored when it is seen.
@@ -100,7 +102,8 @@ const (
 // bounds, and ErrClosed when the queue is closed. Close the subscription when
 // it is no longer read; until then it costs its buffer, and the engine never
 // waits for it.
-func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
+func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
+	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}
@@ -164,7 +167,8 @@ type Subscription struct {
 // Next returns the oldest event that has not been read, and waits for one if
 // there is none. It returns the cause of ctx when ctx ends, and ErrClosed after
 // Close, or when the queue is closed and its last event has been read.
-func (sub *Subscription) Next(ctx context.Context) (Event, error) {
+func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
+	defer public(&err)
 	switch {
 	case !sub.isMade():
 		return Event{}, errNotSubscribed
@@ -173,7 +177,7 @@ func (sub *Subscription) Next(ctx context.Context) (Event, error) {
 	}
 	for {
 		if ctx.Err() != nil {
-			return Event{}, context.Cause(ctx)
+			return Event{}, base.EndOf(ctx)
 		}
 		e, ok, news := sub.take()
 		switch {

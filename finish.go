@@ -23,12 +23,13 @@ import (
 //
 // All verbs that take a Receipt are safe for concurrent use; of several that
 // finish the same lease, one succeeds.
-func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) error {
+func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
 	op := q.completeOp(r)
-	err := checkResult(result, &q.opts.Limits)
+	err = checkResult(result, &q.opts.Limits)
 	if err == nil {
 		op.result = append(op.result, result...)
 		op.next, err = q.prepareBatch("Complete", next, op.next)
@@ -50,7 +51,8 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 // Retry ends a failed attempt, which counts. The task waits as opts say and is
 // tried again, behind the tasks of its lane that are ready by then; out of attempts, it
 // becomes a dead letter.
-func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) error {
+func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err error) {
+	defer public(&err)
 	op := failOp{how: engine.FailRetry, wait: -1}
 	switch {
 	case opts.After > 0:
@@ -63,7 +65,8 @@ func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) error {
 
 // Release gives a task back without counting the attempt. It is ready again
 // after the given time, at once for 0, behind the tasks of its lane that are ready by then.
-func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) error {
+func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (err error) {
+	defer public(&err)
 	if after < 0 {
 		return &InvalidError{"Release after", after, "0 or more"}
 	}
@@ -72,18 +75,20 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) err
 
 // DeadLetter gives a task up: it becomes a dead letter whatever attempts are
 // left. cause, which may be nil, is kept with it.
-func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) error {
+func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err error) {
+	defer public(&err)
 	return q.failed(ctx, r, failOp{how: engine.FailDead}, cause)
 }
 
 // Extend moves the deadline of a lease to d from now. d is 10 ms to a year. A task
 // whose lease runs out is ready again, and the attempt counts; Claim says in which place.
-func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) error {
+func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err error) {
+	defer public(&err)
 	if d < minLease || d > maxLease {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
 	op := &extendOp{completion: newCompletion(), receipt: r, duration: millis(d)}
-	_, err := q.doFor(ctx, r.ID, op)
+	_, err = q.doFor(ctx, r.ID, op)
 	return err
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"codeq/internal/base"
 )
 
 // ListOptions says which tasks List yields.
@@ -54,7 +56,7 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 					continue
 				}
 				if err := q.fill(ctx, shard, l); err != nil {
-					yield(nil, err)
+					yield(nil, prefixed(err))
 					return
 				}
 				if len(l.page) == 0 {
@@ -106,7 +108,7 @@ func (q *Queue) fill(ctx context.Context, shard int, l *lister) error {
 		l.prepare()
 		op := &readOp{completion: newCompletion(), list: l}
 		if settled, err := q.do(ctx, shard, op); !settled {
-			return context.Cause(ctx)
+			return base.EndOf(ctx)
 		} else if err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/base"
 	"codeq/internal/peer"
 	"codeq/internal/wire"
 )
@@ -21,7 +22,8 @@ import (
 //
 // AddNode may be called on any node, and again if it has returned an error, such
 // as the cause of ctx: what has been done stays done.
-func (q *Queue) AddNode(ctx context.Context, p Peer) error {
+func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
+	defer public(&err)
 	if err := q.checkCluster(ctx, p.Node); err != nil {
 		return err
 	}
@@ -51,7 +53,8 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) error {
 // RemoveNode takes a node out of the cluster, for good: its name and directory
 // are not to be used again. What it leads is first led by others. It may be this
 // node, or one that is gone. RemoveNode may be called on any node, and again.
-func (q *Queue) RemoveNode(ctx context.Context, node string) error {
+func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
+	defer public(&err)
 	if err := q.checkCluster(ctx, node); err != nil {
 		return err
 	}
@@ -69,7 +72,8 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) error {
 
 // ReplaceNode adds a node and then removes another one, such as one that has
 // lost its disk.
-func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) error {
+func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
+	defer public(&err)
 	if old == p.Node {
 		return &InvalidError{"Peer.Node", p.Node, "a name other than that of the node to be replaced"}
 	}
@@ -83,7 +87,8 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) error {
 // nothing is lost. After a while the cluster spreads the leaders evenly again. The error tells why
 // the node cannot lead now, as when it cannot be reached, does not vote or lags behind; the shard then
 // stays where it is.
-func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) error {
+func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
+	defer public(&err)
 	if err := q.checkCluster(ctx, node); err != nil {
 		return err
 	}
@@ -232,7 +237,7 @@ func (n *node) follow(ctx context.Context, shard int, p Peer) error {
 	err := poll(ctx, func() (bool, error) {
 		leader := &indexOp{completion: newCompletion()}
 		if settled, err := n.do(ctx, shard, leader); !settled {
-			return false, context.Cause(ctx)
+			return false, base.EndOf(ctx)
 		} else if err != nil {
 			return false, err
 		}

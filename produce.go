@@ -21,7 +21,8 @@ import (
 // returns the ID of the task that has it, with a *DuplicateError (ErrDuplicate).
 // An error that matches ErrUncertain leaves open whether the task was stored;
 // after any other error it was not. Produce is safe for concurrent use.
-func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
+func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return ID{}, err
 	}
@@ -70,7 +71,8 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 // each. If one fails, its tasks and those of later ones are not stored: their
 // IDs are zero. Tasks with nothing but an idempotency key come first, so that it
 // is safe to produce a batch again of which all others have none of the three.
-func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
+func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
@@ -78,7 +80,6 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 		return nil, nil
 	}
 	op := q.produceOp()
-	var err error
 	if op.tasks, err = q.prepareBatch("ProduceBatch", tasks, op.tasks); err != nil {
 		q.recycleProduce(op)
 		return nil, err

@@ -61,7 +61,8 @@ type Queue struct {
 // With cgo and the GNU C library, Open has malloc give back freed blocks of 4 MiB
 // and more (M_MMAP_THRESHOLD, of the process), unless the environment says something
 // about that: freed memtables would stay with the process.
-func Open(dir string, opts *Options) (*Queue, error) {
+func Open(dir string, opts *Options) (_ *Queue, err error) {
+	defer public(&err)
 	q, err := open(dir, opts)
 	return q, diskFull(err)
 }
@@ -256,7 +257,8 @@ func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bo
 //
 // It is safe to call Close twice and at any moment, but not from a handler of
 // Run, which would wait for itself.
-func (q *Queue) Close() error {
+func (q *Queue) Close() (err error) {
+	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
 		return err
 	}

@@ -62,8 +62,9 @@ const fetchCap = 256
 // counting the attempt. It returns nil if ctx ended, ErrClosed if the queue was
 // closed, the error of a shard that failed, and ErrHandlersRunning if after
 // another Grace (at least a second) some handlers still had not returned.
-func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) error {
-	_, err := q.runMux(ctx, m, opts, false)
+func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) (err error) {
+	defer public(&err)
+	_, err = q.runMux(ctx, m, opts, false)
 	return err
 }
 

@@ -64,7 +64,8 @@ type ShardStorage struct {
 // while a store is being replaced by a snapshot. A shard that has failed still
 // has numbers. It returns ErrClosed once Close has begun, and ErrFailed when a
 // store could not be opened again after a snapshot.
-func (q *Queue) StorageStats() (*StorageStats, error) {
+func (q *Queue) StorageStats() (_ *StorageStats, err error) {
+	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}

@@ -157,7 +157,8 @@ func (k *UniqueKey) home(shards int) int {
 // ReleaseKey frees an idempotency key, whatever has become of the task that has
 // it. It returns ErrNotFound if no task has it, and ErrDiskFull if the task goes on
 // and there is no room to store that it does so without the key.
-func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) error {
+func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
@@ -165,7 +166,7 @@ func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) error {
 		return err
 	}
 	op := &releaseKeyOp{completion: newCompletion(), hash: k.hash(), key: k.Key}
-	_, err := q.do(ctx, k.home(len(q.replicas)), op)
+	_, err = q.do(ctx, k.home(len(q.replicas)), op)
 	return err
 }
 

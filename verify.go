@@ -102,7 +102,8 @@ func (p Problem) String() string {
 //
 // A repair is all or nothing for each shard, whenever it is interrupted; the next one begins
 // anew, and Open finishes one that was complete.
-func Verify(dir string, opts *VerifyOptions) (*VerifyReport, error) {
+func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
+	defer public(&err)
 	o := VerifyOptions{fs: vfs.Default}
 	if opts != nil {
 		o.Repair, o.AcceptCopy = opts.Repair, opts.AcceptCopy
