@@ -77,7 +77,7 @@ func (e *encoding) decode(data []byte, v any) error {
 // NewTask returns a task whose payload is args, encoded as Handle decodes it:
 // by JSON unless options say otherwise, and a copy of []byte as it is. The other fields
 // of the task are the caller's to set. An error is that of the codec, or an
-// InvalidError if an option is nil.
+// [InvalidError] if an option is nil.
 func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err error) {
 	defer public(&err)
 	e, err := encodingOf(opts)
@@ -96,7 +96,7 @@ func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err er
 
 // ResultAs returns the result of a completed task, decoded as Handle decodes
 // payloads; a task that was completed without a result has the zero T. An
-// error is that of the codec, or an InvalidError if the task is not Done or an
+// error is that of the codec, or an [InvalidError] if the task is not Done or an
 // option is nil.
 func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
 	defer public(&err)

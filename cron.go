@@ -85,11 +85,11 @@ var missedPolicies = enum[MissedPolicy]{"MissedPolicy", []string{"once", "skip",
 // String returns "once", "skip" or "all".
 func (p MissedPolicy) String() string { return missedPolicies.text(p) }
 
-// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
 // policy.
 func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.marshal(p) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unmarshal(p, b) }
 
@@ -117,10 +117,13 @@ const (
 // place when only Task or Missed differ; these hold from the next tick on. When
 // Cron, Every or TimeZone differ it begins anew, with the first tick after now.
 //
-// SetSchedule returns an InvalidError for a schedule that cannot be, such as
-// one that never ticks. An error that matches ErrUncertain leaves open whether
+// SetSchedule returns an [InvalidError] for a schedule that cannot be, such as
+// one that never ticks. An error that matches [ErrUncertain] leaves open whether
 // it was stored; after any other error it was not. SetSchedule is safe for
 // concurrent use.
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
+// and that of ctx.
 func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -136,8 +139,11 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 }
 
 // DeleteSchedule removes a schedule; the tasks that it has produced stay. It
-// returns ErrNotFound if there is none of this name. DeleteSchedule is safe
+// returns [ErrNotFound] if there is none of this name. DeleteSchedule is safe
 // for concurrent use.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
 func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -150,6 +156,9 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 
 // Schedules returns all schedules, ordered by name. It copies some hundred at a time, each
 // of them as of one moment; other calls go on meanwhile. It is safe for concurrent use.
+//
+// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
+// and that of ctx.
 func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {

@@ -29,10 +29,13 @@ type DeadFilter struct {
 
 // RedriveDead makes a dead letter ready again, behind the tasks of its lane that are, with
 // all its attempts before it. The error that it died of stays with it. One that holds the
-// turn of its group (Settings.HoldGroups) goes first in it; any other waits for its turn.
+// turn of its group ([Settings.HoldGroups]) goes first in it; any other waits for its turn.
 //
-// RedriveDead returns ErrNotFound if there is no such dead letter, and a
-// *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
+// RedriveDead returns [ErrNotFound] if there is no such dead letter, and a
+// [*DuplicateError] ([ErrDuplicate]) if another task has its idempotency key by now.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed],
+// [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) RedriveDead(ctx context.Context, id ID) (err error) {
 	defer public(&err)
 	return q.alter(ctx, id, engine.AlterRedrive, 0)
@@ -40,15 +43,21 @@ func (q *Queue) RedriveDead(ctx context.Context, id ID) (err error) {
 
 // RedriveAllDead redrives dead letters and returns how many. Those whose
 // idempotency key has been taken by another task stay. When it returns an error,
-// such as the cause of ctx, some have been redriven.
+// such as that of ctx, some have been redriven.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
 func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (_ int, err error) {
 	defer public(&err)
 	return q.eachDead(ctx, which, engine.AlterRedrive)
 }
 
 // PurgeDead forgets dead letters, and returns how many. Tasks that wait for one of
-// them are canceled. When it returns an error, such as the cause of ctx, some
+// them are canceled. When it returns an error, such as that of ctx, some
 // have been forgotten.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
 func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (_ int, err error) {
 	defer public(&err)
 	return q.eachDead(ctx, which, engine.AlterPurge)

@@ -75,7 +75,7 @@ var (
 	ErrHandlersRunning = errors.New("codeq: handlers still running")
 )
 
-// InvalidError says which argument was refused and why. It matches ErrInvalid.
+// InvalidError says which argument was refused and why. It matches [ErrInvalid].
 type InvalidError struct {
 	Field string // such as "Task.Priority"
 	Value any    // what was given; for long values their length
@@ -86,7 +86,7 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("codeq: invalid %s: %v (allowed: %s)", e.Field, e.Value, e.Limit)
 }
 
-// Is reports that every InvalidError is an ErrInvalid.
+// Is reports that every [InvalidError] is an [ErrInvalid].
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
 const errorPrefix = "codeq: "

@@ -16,13 +16,16 @@ import (
 // shards, those with a LimitKey, Group or idempotency key reach the shard to
 // which they belong a moment later, each exactly once.
 //
-// Complete returns ErrLeaseLost if the receipt is not that of a lease in
-// force; then next was not produced either. An error that matches ErrUncertain
+// Complete returns [ErrLeaseLost] if the receipt is not that of a lease in
+// force; then next was not produced either. An error that matches [ErrUncertain]
 // leaves the outcome open: completing again is safe and tells, by
-// ErrLeaseLost, at the latest when the lease would have expired.
+// [ErrLeaseLost], at the latest when the lease would have expired.
 //
 // All verbs that take a Receipt are safe for concurrent use; of several that
 // finish the same lease, one succeeds.
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -51,6 +54,9 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 // Retry ends a failed attempt, which counts. The task waits as opts say and is
 // tried again, behind the tasks of its lane that are ready by then; out of attempts, it
 // becomes a dead letter.
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err error) {
 	defer public(&err)
 	op := failOp{how: engine.FailRetry, wait: -1}
@@ -65,6 +71,9 @@ func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err er
 
 // Release gives a task back without counting the attempt. It is ready again
 // after the given time, at once for 0, behind the tasks of its lane that are ready by then.
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (err error) {
 	defer public(&err)
 	if after < 0 {
@@ -75,6 +84,9 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (er
 
 // DeadLetter gives a task up: it becomes a dead letter whatever attempts are
 // left. cause, which may be nil, is kept with it.
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err error) {
 	defer public(&err)
 	return q.failed(ctx, r, failOp{how: engine.FailDead}, cause)
@@ -82,6 +94,9 @@ func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err err
 
 // Extend moves the deadline of a lease to d from now. d is 10 ms to a year. A task
 // whose lease runs out is ready again, and the attempt counts; Claim says in which place.
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err error) {
 	defer public(&err)
 	if d < minLease || d > maxLease {

@@ -16,6 +16,9 @@ import (
 //
 // It is for programs that end when their work does. Nothing keeps others from
 // producing at the moment at which it returns.
+//
+// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
+// and that of ctx.
 func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {

@@ -37,7 +37,10 @@ type TaskInfo struct {
 }
 
 // Get returns a task in whatever state it is, as of the last commit. It
-// returns ErrNotFound for one that never was, or is done and no longer kept.
+// returns [ErrNotFound] for one that never was, or is done and no longer kept.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
+// cluster), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 	defer public(&err)
 	op := &readOp{completion: newCompletion(), id: id}

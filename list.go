@@ -33,6 +33,9 @@ type ListOptions struct {
 // It reads some hundred tasks at a time, each time as of the last commit: a task
 // that changes its state meanwhile may be missed. The sequence ends after the
 // first error.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
+// [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
 	opts.Tenants = slices.Clone(opts.Tenants)
 	return func(yield func(*TaskInfo, error) bool) {

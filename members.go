@@ -17,11 +17,14 @@ import (
 
 // AddNode makes a node part of the cluster: in the Raft group of every shard it
 // first follows, and votes when it has caught up. The node must be open, with
-// Cluster.Join (whose Open calls AddNode) or with the Peers of this cluster, and
+// [Cluster.Join] (whose Open calls AddNode) or with the Peers of this cluster, and
 // must never have been a member under its name with another directory.
 //
 // AddNode may be called on any node, and again if it has returned an error, such
 // as the cause of ctx: what has been done stays done.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, p.Node); err != nil {
@@ -53,6 +56,9 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 // RemoveNode takes a node out of the cluster, for good: its name and directory
 // are not to be used again. What it leads is first led by others. It may be this
 // node, or one that is gone. RemoveNode may be called on any node, and again.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, node); err != nil {
@@ -72,6 +78,9 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 
 // ReplaceNode adds a node and then removes another one, such as one that has
 // lost its disk.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
 	if old == p.Node {
@@ -83,10 +92,13 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	return q.RemoveNode(ctx, old)
 }
 
-// TransferLeadership has a node lead a shard. The shard waits for a moment, and
-// nothing is lost. After a while the cluster spreads the leaders evenly again. The error tells why
-// the node cannot lead now, as when it cannot be reached, does not vote or lags behind; the shard then
-// stays where it is.
+// TransferLeadership has a node lead a shard. The shard waits for a moment, and nothing is lost.
+// After a while the cluster spreads the leaders evenly again. The error tells why the node cannot
+// lead now, as when it cannot be reached, does not vote or lags behind; the shard then stays where
+// it is.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
 func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, node); err != nil {

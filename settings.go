@@ -71,6 +71,8 @@ func burstOf(s *engine.Settings) int {
 }
 
 // Settings returns those of a queue that the last Configure has set.
+//
+// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed].
 func (q *Queue) Settings(queue string) (_ Settings, err error) {
 	defer public(&err)
 	ctx := context.Background()
@@ -117,8 +119,12 @@ func (q *Queue) checkQueue(ctx context.Context, name string) error {
 // When Configure returns, the settings, or newer ones, are stored and in force
 // in all shards. ctx is heeded until the first commit.
 //
-// Configure, Pause and Resume, of this Queue or any other, return an error that matches ErrInvalid
-// when change calls them. Nor must change wait for a goroutine that calls them: it would wait for ever.
+// Configure, Pause and Resume, of this Queue or any other, return an error that matches
+// [ErrInvalid] when change calls them. Nor must change wait for a goroutine that calls them: it
+// would wait for ever.
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
+// and that of ctx.
 func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) (err error) {
 	defer public(&err)
 	if err := q.checkQueue(ctx, queue); err != nil {
@@ -201,12 +207,18 @@ func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 }
 
 // Pause has no task of the queue claimed until Resume.
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
+// and that of ctx.
 func (q *Queue) Pause(ctx context.Context, queue string) (err error) {
 	defer public(&err)
 	return q.Configure(ctx, queue, func(s *Settings) { s.Paused = true })
 }
 
 // Resume ends a Pause.
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
+// and that of ctx.
 func (q *Queue) Resume(ctx context.Context, queue string) (err error) {
 	defer public(&err)
 	return q.Configure(ctx, queue, func(s *Settings) { s.Paused = false })

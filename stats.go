@@ -24,6 +24,9 @@ func (c Counts) Total() uint64 {
 // queue and shard as of one moment, and of less than four thousand queues all as of
 // the same. The cost is that of copying them, whatever the number of tasks; other
 // calls go on meanwhile.
+//
+// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
+// and that of ctx.
 func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
