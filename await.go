@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -23,11 +24,15 @@ type Outcome struct {
 // and returns how. It gets the result of a task that ends while it waits even
 // if the task is not kept. A dead letter that is redriven may be awaited again.
 //
-// Await returns ErrNotFound if the task does not exist, or has ended and is not
-// kept; the cause of ctx if ctx ends first, and ErrClosed when the queue is closed.
+// Await returns [ErrNotFound] if the task does not exist, or has ended and is not
+// kept; the error of ctx if ctx ends first, and [ErrClosed] when the queue is closed.
 // The task may be one that another call is about to complete: there is no gap
 // between looking and waiting, and nothing polls.
-func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain] and [ErrNotLeader] (in a cluster),
+// [ErrFailed], [ErrClosed], and that of ctx.
+func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
@@ -37,7 +42,7 @@ func (q *Queue) Await(ctx context.Context, id ID) (*Outcome, error) {
 	op := &awaitOp{completion: newCompletion(), id: id}
 	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
 		op.gone.Store(true)
-		return nil, context.Cause(ctx)
+		return nil, base.EndOf(ctx)
 	} else if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -32,11 +33,11 @@ import (
 // still together while the rest is copied, for some hundredths of a second; calls
 // wait meanwhile.
 //
-// dir must not exist, or be empty. It becomes a queue in the last step: what
-// is left of a Checkpoint that a crash has ended is refused by Open, and by the
-// next Checkpoint, until it is removed. (If dir did not exist, it appears with a first file
-// in it; before, an empty directory beside it may be left, whose name ends with ".unfinished".) A Checkpoint
-// that returns an error has removed what it had made, but for empty directories.
+// dir must not exist, or be empty. It becomes a queue in the last step: what is left of a
+// Checkpoint that a crash has ended is refused by Open, and by the next Checkpoint, until it is
+// removed. (If dir did not exist, it appears with a first file in it; before, an empty directory
+// beside it may be left, whose name ends with ".unfinished".) A Checkpoint that returns an error
+// has removed what it had made, but for empty directories.
 //
 // In the copy, the tasks that workers had at that moment are leased: those of
 // Run are ready again as soon as the copy is opened, others when their leases
@@ -47,16 +48,17 @@ import (
 // In a cluster it may be called on any node, which copies what it has itself: all
 // shards, once it has caught up with their leaders, for which they stand still as well: 5 s
 // at the most. When a leader is lost meanwhile, Checkpoint begins again, twice at the
-// most. The copy is that of a queue by itself, without Options.Cluster.
+// most. The copy is that of a queue by itself, without [Options.Cluster].
 //
-// Checkpoint returns an error that matches ErrInvalid if dir is within the
-// queue or on another file system, fs.ErrExist if it is not empty, ErrLocked
-// if somebody else is about to make a queue of it, ErrDiskFull below half of
-// Options.MinFreeBytes or if the copy finds no room, ErrFailed if a shard has failed, ErrClosed if the queue is
-// closed before all shards stand still, or, in a cluster, ErrNotLeader or ErrUncertain
-// if they did not stand still for as long as it takes. If ctx ends before they do, it
-// returns its cause. It is safe for concurrent use; calls follow each other.
-func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
+// Checkpoint returns an error that matches [ErrInvalid] if dir is within the queue or on another
+// file system, fs.ErrExist if it is not empty, [ErrLocked] if somebody else is about to make a
+// queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if the copy finds no room,
+// [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before all shards stand
+// still, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stand still for as long
+// as it takes. If ctx ends before they do, it returns its cause. It is safe for concurrent use;
+// calls follow each other.
+func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
@@ -81,7 +83,7 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) error {
 	case q.copying <- struct{}{}:
 		defer func() { <-q.copying }()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return base.EndOf(ctx)
 	}
 	if err := q.checkpoint(ctx, dir); err != nil {
 		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, diskFull(err))

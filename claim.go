@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -36,13 +37,17 @@ import (
 // others of its lane (a queue, tenant and priority), so that a task that hangs its workers
 // holds nobody up. RedriveDead begins anew.
 //
-// Claim returns ErrEmpty if req.NoWait is set and no task is ready, the cause
-// of ctx if ctx ends first, and ErrClosed when the queue is closed. It is safe
+// Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error
+// of ctx if ctx ends first, and [ErrClosed] when the queue is closed. It is safe
 // for concurrent use; claims that wait are served first come, first served (those that
 // name more than 16 queues among themselves, in turn with the others), in a
 // cluster those of the node that leads the shard before others. There, the tasks
 // of a claim whose node is lost in this moment wait until the lease has expired.
-func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
+//
+// Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
+// [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (_ *Lease, err error) {
+	defer public(&err)
 	req.Max = 1
 	op, err := q.claim(ctx, &req, nil)
 	if err != nil {
@@ -56,7 +61,10 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (*Lease, error) {
 // there is one, with as many as are ready in one shard: of the first queue, then of the
 // queues that follow. It returns fewer where another shard has more urgent ones, and where the
 // next ones are to be read from disk first, as soon after Open or in a long backlog.
-func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) ([]*Lease, error) {
+//
+// Errors: those of [Queue.Claim].
+func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, err error) {
+	defer public(&err)
 	op, err := q.claim(ctx, &req, nil)
 	if err != nil {
 		return nil, err
@@ -132,7 +140,7 @@ func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 			if op.take() { // nobody has served it, and now nobody will
 				op.leave()
 				op.unref()
-				return nil, context.Cause(ctx)
+				return nil, base.EndOf(ctx)
 			}
 			err = <-op.done
 		}

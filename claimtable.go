@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/record"
 )
@@ -77,7 +78,7 @@ func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*
 		// A lease that may have been granted ends by itself.
 		again := patience.wait(ctx, change)
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return nil, base.EndOf(ctx)
 		}
 		if !again {
 			return nil, err

@@ -29,7 +29,7 @@ import (
 // the logs of a majority of the nodes, and any node serves any call. Three nodes
 // go on without one of them, five without two.
 //
-// Options.Limits, LeaseFor, MaxAttempts, Backoff and Retention are those of the node
+// [Options.Limits], LeaseFor, MaxAttempts, Backoff and Retention are those of the node
 // that leads a task's shard: give all nodes the same.
 type Cluster struct {
 	// Node is this node's name, of 1 to 255 bytes. It is the name of its

@@ -54,8 +54,11 @@ const statusTimeout = 2 * time.Second
 
 // ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not
 // answer within two seconds, or until ctx ends, are in the result with an error.
-// It returns ErrNoCluster for a queue that is by itself.
-func (q *Queue) ClusterStatus(ctx context.Context) (*ClusterStatus, error) {
+// It returns [ErrNoCluster] for a queue that is by itself.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrClosed].
+func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}

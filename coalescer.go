@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
 )
 
 // The commit pipeline of a shard:
@@ -73,7 +75,7 @@ func (c *completion) wait(ctx context.Context) (settled bool, err error) {
 	case err := <-c.done:
 		return true, err
 	case <-cancel:
-		return false, fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
+		return false, fmt.Errorf("%w: %w", ErrUncertain, base.EndOf(ctx))
 	}
 }
 
@@ -104,7 +106,7 @@ func (in *inbox) push(ctx context.Context, op operation) error {
 	for {
 		over := ctx.Err() // may be the caller's own code: nothing is locked
 		if over != nil {
-			over = context.Cause(ctx)
+			over = base.EndOf(ctx)
 		}
 		in.mu.Lock()
 		err := in.refuse

@@ -15,19 +15,20 @@ type Codec interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// JSON is encoding/json, the codec of whoever does not name another.
-var JSON Codec = jsonCodec{}
+// JSON is the codec that is encoding/json, for whoever does not name another.
+type JSON struct{}
 
-type jsonCodec struct{}
+// Marshal is [json.Marshal].
+func (JSON) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
-func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
-func (jsonCodec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+// Unmarshal is [json.Unmarshal].
+func (JSON) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
 
 // PayloadOption says how the payloads and results of a queue are encoded.
 // Handle, NewTask and ResultAs of the same queue are given the same options.
 type PayloadOption func(*encoding)
 
-// WithCodec names the codec. Default: JSON.
+// WithCodec names the codec. Default: [JSON].
 //
 // It is an option of each queue and not of the Mux, because the encoding is
 // agreed between the producers and the handler of one queue: queues of one
@@ -40,7 +41,7 @@ type encoding struct{ codec Codec }
 
 // encodingOf refuses an encoding without a codec with an InvalidError.
 func encodingOf(opts []PayloadOption) (*encoding, error) {
-	e := &encoding{codec: jsonCodec{}}
+	e := &encoding{codec: JSON{}}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, &InvalidError{"PayloadOption", "nil", "an option"}
@@ -76,8 +77,9 @@ func (e *encoding) decode(data []byte, v any) error {
 // NewTask returns a task whose payload is args, encoded as Handle decodes it:
 // by JSON unless options say otherwise, and a copy of []byte as it is. The other fields
 // of the task are the caller's to set. An error is that of the codec, or an
-// InvalidError if an option is nil.
-func NewTask[T any](queue string, args T, opts ...PayloadOption) (Task, error) {
+// [InvalidError] if an option is nil.
+func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err error) {
+	defer public(&err)
 	e, err := encodingOf(opts)
 	if err != nil {
 		return Task{}, err
@@ -94,9 +96,10 @@ func NewTask[T any](queue string, args T, opts ...PayloadOption) (Task, error) {
 
 // ResultAs returns the result of a completed task, decoded as Handle decodes
 // payloads; a task that was completed without a result has the zero T. An
-// error is that of the codec, or an InvalidError if the task is not Done or an
+// error is that of the codec, or an [InvalidError] if the task is not Done or an
 // option is nil.
-func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (T, error) {
+func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
+	defer public(&err)
 	var result T
 	e, err := encodingOf(opts)
 	if err != nil {

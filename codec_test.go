@@ -35,7 +35,7 @@ func TestCodecs(t *testing.T) {
 			return j.SetResultValue(shape{2 * j.Args.Sides})
 		}
 		Handle(&m, "json", double)
-		Handle(&m, "named", double, WithCodec(JSON))
+		Handle(&m, "named", double, WithCodec(JSON{}))
 		Handle(&m, "xml", double, WithCodec(xmlCodec{}))
 		run := startRun(t, q, &m, RunOptions{})
 		for _, tc := range []struct {

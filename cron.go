@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -84,11 +85,11 @@ var missedPolicies = enum[MissedPolicy]{"MissedPolicy", []string{"once", "skip",
 // String returns "once", "skip" or "all".
 func (p MissedPolicy) String() string { return missedPolicies.text(p) }
 
-// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
 // policy.
 func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.marshal(p) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unmarshal(p, b) }
 
@@ -116,11 +117,15 @@ const (
 // place when only Task or Missed differ; these hold from the next tick on. When
 // Cron, Every or TimeZone differ it begins anew, with the first tick after now.
 //
-// SetSchedule returns an InvalidError for a schedule that cannot be, such as
-// one that never ticks. An error that matches ErrUncertain leaves open whether
+// SetSchedule returns an [InvalidError] for a schedule that cannot be, such as
+// one that never ticks. An error that matches [ErrUncertain] leaves open whether
 // it was stored; after any other error it was not. SetSchedule is safe for
 // concurrent use.
-func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
+// and that of ctx.
+func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
@@ -134,20 +139,28 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) error {
 }
 
 // DeleteSchedule removes a schedule; the tasks that it has produced stay. It
-// returns ErrNotFound if there is none of this name. DeleteSchedule is safe
+// returns [ErrNotFound] if there is none of this name. DeleteSchedule is safe
 // for concurrent use.
-func (q *Queue) DeleteSchedule(ctx context.Context, name string) error {
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
 	op := &deleteScheduleOp{completion: newCompletion(), name: name}
-	_, err := q.do(ctx, q.shardOfSchedule(name), op)
+	_, err = q.do(ctx, q.shardOfSchedule(name), op)
 	return err
 }
 
 // Schedules returns all schedules, ordered by name. It copies some hundred at a time, each
 // of them as of one moment; other calls go on meanwhile. It is safe for concurrent use.
-func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
+//
+// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
@@ -157,7 +170,7 @@ func (q *Queue) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 		for more := true; more; more = op.more {
 			op.infos = nil
 			if settled, err := q.do(ctx, i, op); !settled {
-				return nil, context.Cause(ctx)
+				return nil, base.EndOf(ctx)
 			} else if err != nil {
 				return nil, err
 			}

@@ -1,13 +1,13 @@
 package codeq
 
 import (
-	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -29,25 +29,37 @@ type DeadFilter struct {
 
 // RedriveDead makes a dead letter ready again, behind the tasks of its lane that are, with
 // all its attempts before it. The error that it died of stays with it. One that holds the
-// turn of its group (Settings.HoldGroups) goes first in it; any other waits for its turn.
+// turn of its group ([Settings.HoldGroups]) goes first in it; any other waits for its turn.
 //
-// RedriveDead returns ErrNotFound if there is no such dead letter, and a
-// *DuplicateError (ErrDuplicate) if another task has its idempotency key by now.
-func (q *Queue) RedriveDead(ctx context.Context, id ID) error {
+// RedriveDead returns [ErrNotFound] if there is no such dead letter, and a
+// [*DuplicateError] ([ErrDuplicate]) if another task has its idempotency key by now.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed],
+// [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) RedriveDead(ctx context.Context, id ID) (err error) {
+	defer public(&err)
 	return q.alter(ctx, id, engine.AlterRedrive, 0)
 }
 
 // RedriveAllDead redrives dead letters and returns how many. Those whose
 // idempotency key has been taken by another task stay. When it returns an error,
-// such as the cause of ctx, some have been redriven.
-func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (int, error) {
+// such as that of ctx, some have been redriven.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (_ int, err error) {
+	defer public(&err)
 	return q.eachDead(ctx, which, engine.AlterRedrive)
 }
 
 // PurgeDead forgets dead letters, and returns how many. Tasks that wait for one of
-// them are canceled. When it returns an error, such as the cause of ctx, some
+// them are canceled. When it returns an error, such as that of ctx, some
 // have been forgotten.
-func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (int, error) {
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (_ int, err error) {
+	defer public(&err)
 	return q.eachDead(ctx, which, engine.AlterPurge)
 }
 
@@ -78,7 +90,11 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 			return nil
 		}
 		if err := limit.WaitN(ctx, len(ids)); err != nil { // also before a deadline that is too near
-			return errors.Join(cmp.Or(context.Cause(ctx), context.DeadlineExceeded), err)
+			end := context.DeadlineExceeded
+			if ctx.Err() != nil {
+				end = base.EndOf(ctx)
+			}
+			return fmt.Errorf("%w: %w", end, err)
 		}
 		op := &bulkOp{newCompletion(), engine.Bulk{IDs: ids, How: how}}
 		settled, err := q.do(ctx, shard, op)

@@ -1,9 +1,9 @@
 // Package codeq is a durable task queue inside the process that uses it: no
-// broker, no database server, and no network listener unless Options.Cluster asks
+// broker, no database server, and no network listener unless [Options.Cluster] asks
 // for other nodes.
 //
-// Open a directory, Produce tasks, and either Claim and Complete them one by
-// one or let Run drive a pool of workers:
+// [Open] a directory, [Queue.Produce] tasks, and either [Queue.Claim] and [Queue.Complete] them
+// one by one or let [Queue.Run] drive a pool of workers:
 //
 //	q, err := codeq.Open("queue", nil)
 //	...
@@ -19,7 +19,7 @@
 // queue. Tasks are delivered at least once: a claimed task whose lease expires
 // is delivered again, with the attempt counted, until it is out of attempts
 // and becomes a dead letter. A lease that has expired or ended cannot finish
-// its task: Complete, Retry, Release, DeadLetter and Extend return ErrLeaseLost.
+// its task: the verbs that take its [Receipt] return [ErrLeaseLost].
 // Follow-up tasks of Complete exist exactly if the task is done.
 //
 // # Order
@@ -27,7 +27,7 @@
 // A claim takes the highest priority first, tenants in turn, and for each
 // tenant the task that has been ready for longest. With several shards, claims go
 // to the one with the highest priority, and of a queue with one tenant to the one
-// with the oldest task; see Queue.Claim.
+// with the oldest task; see [Queue.Claim].
 //
 // # Time
 //
@@ -39,12 +39,12 @@
 //
 // # More than one task
 //
-// Task.Unique gives a task an idempotency key, Task.Group has tasks follow each
-// other, Task.LimitKey bounds how many are worked on at a time, and Task.After
-// has a task wait for others. Queue.Configure pauses a queue, limits its
+// [Task.Unique] gives a task an idempotency key, [Task.Group] has tasks follow each
+// other, [Task.LimitKey] bounds how many are worked on at a time, and [Task.After]
+// has a task wait for others. [Queue.Configure] pauses a queue, limits its
 // concurrency and rate, weighs its tenants and says how long what has ended is
-// kept. Queue.SetSchedule produces tasks by a cron expression, Queue.Await waits
-// for the end of one, and Queue.Subscribe tells of all changes. With several
+// kept. [Queue.SetSchedule] produces tasks by a cron expression, [Queue.Await] waits
+// for the end of one, and [Queue.Subscribe] tells of all changes. With several
 // shards, tasks that are bound to each other lie in one, and what concerns
 // another shard reaches it exactly once.
 //
@@ -58,24 +58,34 @@
 //
 // # Several nodes
 //
-// With Options.Cluster, three or five processes hold the same tasks, and every
+// With [Options.Cluster], three or five processes hold the same tasks, and every
 // call may be made on each of them: what is acknowledged is in the logs of a
 // majority. A call waits while its shard is between two leaders, for
-// Cluster.CallTimeout at the most. ErrNotLeader says that it was certainly not
-// applied, ErrUncertain that it may have been; a produce is tried again by the
+// [Cluster.CallTimeout] at the most. [ErrNotLeader] says that it was certainly not
+// applied, [ErrUncertain] that it may have been; a produce is tried again by the
 // library in either case, and never stored twice.
 //
-// Verify reads through the directory of a closed queue, and repairs it if it can.
+// [Verify] reads through the directory of a closed queue, and repairs it if it can.
+//
+// # Errors
+//
+// Branch on errors with errors.Is: what is returned wraps one of the errors of this package with
+// what failed and the value that was refused, and its text begins with "codeq: ". Each verb names
+// those that it may return. After ErrInvalid, ErrClosed, ErrFailed, ErrNotLeader and ErrDiskFull
+// nothing was applied; [ErrUncertain] leaves that open. The error of a call whose ctx has ended
+// matches context.Canceled or context.DeadlineExceeded, and the cause of ctx if it has one; if the
+// operation was under way, ErrUncertain as well. A field that is called LastError is the text
+// of an error.
 //
 // Package codeqtest is for the tests of programs that use codeq.
 //
 // # Concurrency
 //
 // All methods of Queue are safe for concurrent use. The library logs to
-// Options.Logger only, starts no goroutine that Close does not end, but for
+// [Options.Logger] only, starts no goroutine that Close does not end, but for
 // a compaction of Pebble's that cannot read its tables, which is held for ever, and never
 // exits or panics the process when storage fails: the shard concerned then
-// returns ErrUncertain for what was under way and ErrFailed for all that
+// returns [ErrUncertain] for what was under way and [ErrFailed] for all that
 // follows, until the queue is closed and opened again. While the disk is nearly
-// full, calls return ErrDiskFull; see Options.MinFreeBytes.
+// full, calls return [ErrDiskFull]; see [Options.MinFreeBytes].
 package codeq

@@ -3,6 +3,7 @@ package codeq
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"codeq/internal/base"
 )
@@ -74,7 +75,7 @@ var (
 	ErrHandlersRunning = errors.New("codeq: handlers still running")
 )
 
-// InvalidError says which argument was refused and why. It matches ErrInvalid.
+// InvalidError says which argument was refused and why. It matches [ErrInvalid].
 type InvalidError struct {
 	Field string // such as "Task.Priority"
 	Value any    // what was given; for long values their length
@@ -85,5 +86,33 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("codeq: invalid %s: %v (allowed: %s)", e.Field, e.Value, e.Limit)
 }
 
-// Is reports that every InvalidError is an ErrInvalid.
+// Is reports that every [InvalidError] is an [ErrInvalid].
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+const errorPrefix = "codeq: "
+
+// public is deferred by what the package exports. It lets the text of an error begin with the
+// name of the package, once, whatever errors are wrapped in it. Of joined errors, each is a line
+// with the name before it.
+func public(err *error) {
+	if *err != nil {
+		*err = prefixed(*err)
+	}
+}
+
+func prefixed(err error) error {
+	text := err.Error()
+	if strings.HasPrefix(text, errorPrefix) && strings.Count(text, errorPrefix) == 1+strings.Count(text, "\n"+errorPrefix) {
+		return err
+	}
+	return &publicError{errorPrefix + strings.ReplaceAll(text, errorPrefix, ""), err}
+}
+
+// publicError is an error under another text.
+type publicError struct {
+	text string
+	err  error
+}
+
+func (e *publicError) Error() string { return e.text }
+func (e *publicError) Unwrap() error { return e.err }

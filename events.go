@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"codeq/internal/base"
 )
 
 // Event is one change of a task's state. It has been stored when it is seen.
@@ -53,10 +55,11 @@ var eventKinds = enum[EventKind]{"EventKind", []string{
 // String returns the kind in lower case; that of EventDeadLettered is "dead".
 func (k EventKind) String() string { return eventKinds.text(k) }
 
-// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no kind.
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
+// kind.
 func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.marshal(k) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.unmarshal(k, b) }
 
@@ -96,11 +99,14 @@ const (
 // Open may find its changes stored; its shard has no further events, and the
 // subscription goes on with those of the others.
 //
-// Subscribe returns an error that matches ErrInvalid when an option is out of
-// bounds, and ErrClosed when the queue is closed. Close the subscription when
+// Subscribe returns an error that matches [ErrInvalid] when an option is out of
+// bounds, and [ErrClosed] when the queue is closed. Close the subscription when
 // it is no longer read; until then it costs its buffer, and the engine never
 // waits for it.
-func (q *Queue) Subscribe(opts SubscribeOptions) (*Subscription, error) {
+//
+// Errors: [ErrInvalid], [ErrClosed], and [ErrNotLeader] or [ErrUncertain] in a cluster.
+func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
+	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}
@@ -162,9 +168,10 @@ type Subscription struct {
 }
 
 // Next returns the oldest event that has not been read, and waits for one if
-// there is none. It returns the cause of ctx when ctx ends, and ErrClosed after
+// there is none. It returns the error of ctx when ctx ends, and [ErrClosed] after
 // Close, or when the queue is closed and its last event has been read.
-func (sub *Subscription) Next(ctx context.Context) (Event, error) {
+func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
+	defer public(&err)
 	switch {
 	case !sub.isMade():
 		return Event{}, errNotSubscribed
@@ -173,7 +180,7 @@ func (sub *Subscription) Next(ctx context.Context) (Event, error) {
 	}
 	for {
 		if ctx.Err() != nil {
-			return Event{}, context.Cause(ctx)
+			return Event{}, base.EndOf(ctx)
 		}
 		e, ok, news := sub.take()
 		switch {
@@ -215,7 +222,7 @@ func (sub *Subscription) take() (e Event, ok bool, news <-chan struct{}) {
 	return Event{}, false, sub.news
 }
 
-// All yields what Next returns, and ends after the first error: that of ctx, or ErrClosed.
+// All yields what Next returns, and ends after the first error: that of ctx, or [ErrClosed].
 func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		for {

@@ -140,7 +140,7 @@ func ExampleQueue_ProduceBatch() {
 	fmt.Println(err)
 	// Output:
 	// 2 tasks
-	// ProduceBatch: task 1: codeq: invalid Task.Priority: 10 (allowed: 0 to 9)
+	// codeq: ProduceBatch: task 1: invalid Task.Priority: 10 (allowed: 0 to 9)
 }
 
 // Claim waits until there is a task.

@@ -16,19 +16,23 @@ import (
 // shards, those with a LimitKey, Group or idempotency key reach the shard to
 // which they belong a moment later, each exactly once.
 //
-// Complete returns ErrLeaseLost if the receipt is not that of a lease in
-// force; then next was not produced either. An error that matches ErrUncertain
+// Complete returns [ErrLeaseLost] if the receipt is not that of a lease in
+// force; then next was not produced either. An error that matches [ErrUncertain]
 // leaves the outcome open: completing again is safe and tells, by
-// ErrLeaseLost, at the latest when the lease would have expired.
+// [ErrLeaseLost], at the latest when the lease would have expired.
 //
 // All verbs that take a Receipt are safe for concurrent use; of several that
 // finish the same lease, one succeeds.
-func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) error {
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
 	op := q.completeOp(r)
-	err := checkResult(result, &q.opts.Limits)
+	err = checkResult(result, &q.opts.Limits)
 	if err == nil {
 		op.result = append(op.result, result...)
 		op.next, err = q.prepareBatch("Complete", next, op.next)
@@ -50,7 +54,11 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 // Retry ends a failed attempt, which counts. The task waits as opts say and is
 // tried again, behind the tasks of its lane that are ready by then; out of attempts, it
 // becomes a dead letter.
-func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) error {
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err error) {
+	defer public(&err)
 	op := failOp{how: engine.FailRetry, wait: -1}
 	switch {
 	case opts.After > 0:
@@ -63,7 +71,11 @@ func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) error {
 
 // Release gives a task back without counting the attempt. It is ready again
 // after the given time, at once for 0, behind the tasks of its lane that are ready by then.
-func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) error {
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (err error) {
+	defer public(&err)
 	if after < 0 {
 		return &InvalidError{"Release after", after, "0 or more"}
 	}
@@ -72,18 +84,26 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) err
 
 // DeadLetter gives a task up: it becomes a dead letter whatever attempts are
 // left. cause, which may be nil, is kept with it.
-func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) error {
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err error) {
+	defer public(&err)
 	return q.failed(ctx, r, failOp{how: engine.FailDead}, cause)
 }
 
 // Extend moves the deadline of a lease to d from now. d is 10 ms to a year. A task
 // whose lease runs out is ready again, and the attempt counts; Claim says in which place.
-func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) error {
+//
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err error) {
+	defer public(&err)
 	if d < minLease || d > maxLease {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
 	op := &extendOp{completion: newCompletion(), receipt: r, duration: millis(d)}
-	_, err := q.doFor(ctx, r.ID, op)
+	_, err = q.doFor(ctx, r.ID, op)
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/peer"
 )
@@ -36,7 +37,7 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			return true, ErrClosed
 		} else if errors.Is(err, ErrUncertain) {
 			doubt = err
-		} else if doubt != nil && (!wasResolved(err) || ctx.Err() != nil && err == context.Cause(ctx)) {
+		} else if doubt != nil && (!wasResolved(err) || ctx.Err() != nil && errors.Is(err, ctx.Err())) {
 			err = doubt // this try was not applied, which says nothing of the one before
 		} else if doubt != nil && errors.Is(err, ErrLeaseLost) && op.verb().is(endsLease) {
 			err = doubt // by the one before, perhaps
@@ -59,7 +60,7 @@ func (n *node) ask(ctx context.Context, r *replica, op request) error {
 	addr, leader := r.raft.LeaderWithID()
 	switch {
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return base.EndOf(ctx)
 	case n.ctx.Err() != nil:
 		return ErrClosed
 	case addr == "":
@@ -100,7 +101,7 @@ func poll(ctx context.Context, ask func() (yes bool, err error)) error {
 			return err
 		}
 		if !again.wait(ctx, nil) {
-			return context.Cause(ctx)
+			return base.EndOf(ctx)
 		}
 	}
 }

@@ -179,7 +179,7 @@ func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
 
 var silence = slog.New(slog.DiscardHandler)
 
-// LoggerFrom returns Options.Logger with attributes of the task whose handler was
+// LoggerFrom returns [Options.Logger] with attributes of the task whose handler was
 // given ctx, or a context derived from it: "task" (its ID), "queue", "attempt",
 // and "tenant" if it has one. It is made when it is first asked for. Outside of
 // a handler LoggerFrom returns a logger that is silent. It is safe for concurrent

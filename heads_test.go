@@ -276,7 +276,7 @@ func TestStrictOrderBehindVoidTickets(t *testing.T) {
 		waiting[0]()
 		synctest.Wait()
 		close(held)
-		require.Equal(t, context.Canceled.Error(), <-gone)
+		require.Equal(t, "codeq: context canceled", <-gone)
 		require.Equal(t, "a", <-next)
 		require.Equal(t, "b", claimNow(t, q, "b").Queue)
 	})

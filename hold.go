@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"codeq/internal/base"
 	"codeq/internal/wire"
 )
 
@@ -55,7 +56,7 @@ func (q *Queue) hold(ctx context.Context) (*hold, error) {
 		if err != nil {
 			h.giveUp()
 			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
+				return nil, base.EndOf(ctx)
 			}
 			return nil, fmt.Errorf("shard %d: %w", i, err)
 		}

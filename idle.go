@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/wire"
 )
@@ -15,7 +16,11 @@ import (
 //
 // It is for programs that end when their work does. Nothing keeps others from
 // producing at the moment at which it returns.
-func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
+//
+// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
@@ -26,7 +31,7 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) error {
 			op := &idleOp{completion: newCompletion(), Idleness: engine.Idleness{Queues: queues}}
 			if settled, err := q.do(ctx, i, op); !settled {
 				op.gone.Store(true)
-				return context.Cause(ctx)
+				return base.EndOf(ctx)
 			} else if err != nil {
 				return err
 			}

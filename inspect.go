@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
@@ -36,11 +37,15 @@ type TaskInfo struct {
 }
 
 // Get returns a task in whatever state it is, as of the last commit. It
-// returns ErrNotFound for one that never was, or is done and no longer kept.
-func (q *Queue) Get(ctx context.Context, id ID) (*TaskInfo, error) {
+// returns [ErrNotFound] for one that never was, or is done and no longer kept.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
+// cluster), [ErrFailed], [ErrClosed], and that of ctx.
+func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
+	defer public(&err)
 	op := &readOp{completion: newCompletion(), id: id}
 	if settled, err := q.doFor(ctx, id, op); !settled {
-		return nil, context.Cause(ctx)
+		return nil, base.EndOf(ctx)
 	} else if err != nil {
 		return nil, err
 	}

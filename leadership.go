@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
@@ -230,7 +231,7 @@ func (r *replica) transfer(to raft.Server) error {
 		default:
 		}
 		if !again.wait(ctx, change) {
-			return fmt.Errorf("shard %d: node %s has not been elected: %w", r.index, to.ID, context.Cause(ctx))
+			return fmt.Errorf("shard %d: node %s has not been elected: %w", r.index, to.ID, base.EndOf(ctx))
 		}
 	}
 }

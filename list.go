@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"codeq/internal/base"
 )
 
 // ListOptions says which tasks List yields.
@@ -31,6 +33,9 @@ type ListOptions struct {
 // It reads some hundred tasks at a time, each time as of the last commit: a task
 // that changes its state meanwhile may be missed. The sequence ends after the
 // first error.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
+// [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
 	opts.Tenants = slices.Clone(opts.Tenants)
 	return func(yield func(*TaskInfo, error) bool) {
@@ -54,7 +59,7 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 					continue
 				}
 				if err := q.fill(ctx, shard, l); err != nil {
-					yield(nil, err)
+					yield(nil, prefixed(err))
 					return
 				}
 				if len(l.page) == 0 {
@@ -106,7 +111,7 @@ func (q *Queue) fill(ctx context.Context, shard int, l *lister) error {
 		l.prepare()
 		op := &readOp{completion: newCompletion(), list: l}
 		if settled, err := q.do(ctx, shard, op); !settled {
-			return context.Cause(ctx)
+			return base.EndOf(ctx)
 		} else if err != nil {
 			return err
 		}

@@ -10,18 +10,23 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/base"
 	"codeq/internal/peer"
 	"codeq/internal/wire"
 )
 
 // AddNode makes a node part of the cluster: in the Raft group of every shard it
 // first follows, and votes when it has caught up. The node must be open, with
-// Cluster.Join (whose Open calls AddNode) or with the Peers of this cluster, and
+// [Cluster.Join] (whose Open calls AddNode) or with the Peers of this cluster, and
 // must never have been a member under its name with another directory.
 //
 // AddNode may be called on any node, and again if it has returned an error, such
 // as the cause of ctx: what has been done stays done.
-func (q *Queue) AddNode(ctx context.Context, p Peer) error {
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
+	defer public(&err)
 	if err := q.checkCluster(ctx, p.Node); err != nil {
 		return err
 	}
@@ -51,7 +56,11 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) error {
 // RemoveNode takes a node out of the cluster, for good: its name and directory
 // are not to be used again. What it leads is first led by others. It may be this
 // node, or one that is gone. RemoveNode may be called on any node, and again.
-func (q *Queue) RemoveNode(ctx context.Context, node string) error {
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
+	defer public(&err)
 	if err := q.checkCluster(ctx, node); err != nil {
 		return err
 	}
@@ -69,7 +78,11 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) error {
 
 // ReplaceNode adds a node and then removes another one, such as one that has
 // lost its disk.
-func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) error {
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
+	defer public(&err)
 	if old == p.Node {
 		return &InvalidError{"Peer.Node", p.Node, "a name other than that of the node to be replaced"}
 	}
@@ -79,11 +92,15 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) error {
 	return q.RemoveNode(ctx, old)
 }
 
-// TransferLeadership has a node lead a shard. The shard waits for a moment, and
-// nothing is lost. After a while the cluster spreads the leaders evenly again. The error tells why
-// the node cannot lead now, as when it cannot be reached, does not vote or lags behind; the shard then
-// stays where it is.
-func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) error {
+// TransferLeadership has a node lead a shard. The shard waits for a moment, and nothing is lost.
+// After a while the cluster spreads the leaders evenly again. The error tells why the node cannot
+// lead now, as when it cannot be reached, does not vote or lags behind; the shard then stays where
+// it is.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
+	defer public(&err)
 	if err := q.checkCluster(ctx, node); err != nil {
 		return err
 	}
@@ -232,7 +249,7 @@ func (n *node) follow(ctx context.Context, shard int, p Peer) error {
 	err := poll(ctx, func() (bool, error) {
 		leader := &indexOp{completion: newCompletion()}
 		if settled, err := n.do(ctx, shard, leader); !settled {
-			return false, context.Cause(ctx)
+			return false, base.EndOf(ctx)
 		} else if err != nil {
 			return false, err
 		}

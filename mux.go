@@ -17,7 +17,7 @@ import (
 //
 // Run claims tasks of queues that have a handler, and no others: those wait
 // until a Run has a handler for them. Handle and Use do not return errors; Run
-// refuses a Mux that was not filled rightly, with an InvalidError for each
+// refuses a Mux that was not filled rightly, with an [InvalidError] for each
 // mistake, before it claims anything.
 type Mux struct {
 	handlers   map[string]handler
@@ -39,7 +39,7 @@ type Handler func(ctx context.Context, l *Lease) error
 //
 // That Handler sees by the error of next what becomes of the task: nil, the
 // verdicts that Handle lists, the error of a payload that could not be decoded,
-// or a *PanicError if the handler panicked. What it returns in turn decides. If
+// or a [*PanicError] if the handler panicked. What it returns in turn decides. If
 // it panics itself, this is an error like the panic of a handler.
 //
 // It calls next with ctx or a context derived from it, and with l, whose
@@ -112,8 +112,8 @@ func (h handler) last() Handler {
 	}
 }
 
-// Job is a task in the hands of a handler, made by Handle. Of any other one SetResult and FollowUp panic:
-// nobody would store what they are given.
+// Job is a task in the hands of a handler, made by Handle. Of any other one SetResult and FollowUp
+// panic: nobody would store what they are given.
 type Job[T any] struct {
 	*Lease
 	// Args is the decoded payload.
@@ -161,7 +161,7 @@ func (j *Job[T]) SetResultValue(v any) error {
 //
 // A follow-up that has neither a traceparent nor a tracestate header gets both
 // of this task, so that a W3C trace context goes on, unless its headers would
-// then exceed Limits.Headers. It gets no other header.
+// then exceed [Limits.Headers]. It gets no other header.
 func (j *Job[T]) FollowUp(tasks ...Task) {
 	j.output().followUp(tasks, j.Headers, j.limits())
 }
@@ -179,7 +179,7 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 //	DeadLetter(err)      a dead letter at once
 //	any other error      tried again by Options.Backoff
 //
-// A panic is an error, a *PanicError with the stack in it. So is a nil pointer that is
+// A panic is an error, a [*PanicError] with the stack in it. So is a nil pointer that is
 // returned as an error, whatever its method Error does. A result or follow-up
 // tasks that exceed the limits make the task a dead letter.
 //
@@ -187,7 +187,7 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 // values of the context of Run, and if the task has a Timeout its deadline.
 //
 // A queue has one handler: of a second one, as of a nil one, Run tells by an
-// InvalidError.
+// [InvalidError].
 func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error, opts ...PayloadOption) {
 	if _, ok := m.handlers[queue]; ok {
 		m.refuse(&InvalidError{"Handle queue", strconv.Quote(queue), "one handler for each queue"})

@@ -298,10 +298,10 @@ func TestRefusedMux(t *testing.T) {
 			}, []string{`invalid Handle handler of queue "b": nil`}},
 			"nil codec": {func(m *Mux) {
 				Handle(m, "b", untilCancelled, WithCodec(nil))
-			}, []string{`handler of queue "b": codeq: invalid WithCodec codec: nil`}},
+			}, []string{`handler of queue "b": invalid WithCodec codec: nil`}},
 			"nil option": {func(m *Mux) {
 				Handle(m, "b", untilCancelled, nil)
-			}, []string{`handler of queue "b": codeq: invalid PayloadOption: nil`}},
+			}, []string{`handler of queue "b": invalid PayloadOption: nil`}},
 			"nil middleware": {func(m *Mux) {
 				m.Use(nil)
 			}, []string{"invalid Use middleware 1: nil"}},

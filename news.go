@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -165,7 +166,7 @@ func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 	case o != nil:
 		return o, nil
 	case !settled || ctx.Err() != nil:
-		return nil, context.Cause(ctx)
+		return nil, base.EndOf(ctx)
 	case err != nil:
 		return nil, err
 	}
@@ -176,7 +177,7 @@ func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 func (n *node) catchUp(ctx context.Context, r *replica) error {
 	op := &indexOp{completion: newCompletion()}
 	if settled, err := n.do(ctx, r.index, op); !settled {
-		return context.Cause(ctx)
+		return base.EndOf(ctx)
 	} else if err != nil {
 		return err
 	}
@@ -188,7 +189,7 @@ func (n *node) catchUp(ctx context.Context, r *replica) error {
 		select {
 		case <-progress:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return base.EndOf(ctx)
 		}
 	}
 }
@@ -236,7 +237,7 @@ func (n *node) wish(ctx context.Context, kinds engine.KindSet) error {
 	case w.turn <- struct{}{}:
 		defer func() { <-w.turn }()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return base.EndOf(ctx)
 	}
 	kinds |= engine.KindSet(w.asked.Load()) | engine.KindSet(n.queue.events.wanted.Load())
 	if kinds == w.stored {
@@ -245,7 +246,7 @@ func (n *node) wish(ctx context.Context, kinds engine.KindSet) error {
 	for i := range n.queue.replicas {
 		op := &interestOp{completion: newCompletion(), node: n.self.Node, kinds: kinds}
 		if settled, err := n.do(ctx, i, op); !settled {
-			return context.Cause(ctx)
+			return base.EndOf(ctx)
 		} else if err != nil {
 			return err
 		}

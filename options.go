@@ -42,12 +42,12 @@ var durabilities = enum[Durability]{"Durability", []string{"default", "process",
 // String returns "default", "process", "disk" or "none".
 func (d Durability) String() string { return durabilities.text(d) }
 
-// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
 // Durability.
 func (d Durability) MarshalText() ([]byte, error) { return durabilities.marshal(d) }
 
 // UnmarshalText reads what MarshalText returns, and of anything else returns an error that matches
-// ErrInvalid; so a Durability can be a flag by flag.TextVar.
+// [ErrInvalid]; so a Durability can be a flag by flag.TextVar.
 func (d *Durability) UnmarshalText(b []byte) error { return durabilities.unmarshal(d, b) }
 
 // Options of Open. A zero field is its documented default; a nil *Options is
@@ -151,7 +151,7 @@ type Options struct {
 }
 
 // Limits of what is accepted; what exceeds them is refused with an
-// InvalidError before anything is written.
+// [InvalidError] before anything is written.
 type Limits struct {
 	Payload    int // bytes of a payload or a result. Default: 1 MiB; at most 64 MiB
 	Headers    int // bytes of all names and values of a task's headers. Default: 16 KiB

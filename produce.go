@@ -18,10 +18,14 @@ import (
 // its RunAt has come, and nothing else holds it back.
 //
 // If the idempotency key of the task is taken, Produce stores nothing, and
-// returns the ID of the task that has it, with a *DuplicateError (ErrDuplicate).
-// An error that matches ErrUncertain leaves open whether the task was stored;
+// returns the ID of the task that has it, with a [*DuplicateError] ([ErrDuplicate]).
+// An error that matches [ErrUncertain] leaves open whether the task was stored;
 // after any other error it was not. Produce is safe for concurrent use.
-func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
+//
+// Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return ID{}, err
 	}
@@ -61,8 +65,8 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 // are ready at once are claimed in the order of the batch.
 //
 // A task whose idempotency key is taken is not stored, the others are: its ID
-// is that of the task that has the key, and the error joins a *DuplicateError
-// (ErrDuplicate) for each. Other errors are those of Produce; an InvalidError
+// is that of the task that has the key, and the error joins a [*DuplicateError]
+// ([ErrDuplicate]) for each. Other errors are those of Produce; an [InvalidError]
 // tells which task it is about.
 //
 // With several shards, tasks with a LimitKey, Group or idempotency key belong to
@@ -70,7 +74,11 @@ func (q *Queue) Produce(ctx context.Context, t Task) (ID, error) {
 // each. If one fails, its tasks and those of later ones are not stored: their
 // IDs are zero. Tasks with nothing but an idempotency key come first, so that it
 // is safe to produce a batch again of which all others have none of the three.
-func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
+//
+// Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
@@ -78,7 +86,6 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) ([]ID, error) {
 		return nil, nil
 	}
 	op := q.produceOp()
-	var err error
 	if op.tasks, err = q.prepareBatch("ProduceBatch", tasks, op.tasks); err != nil {
 		q.recycleProduce(op)
 		return nil, err

@@ -16,7 +16,7 @@ import (
 // Queue is an open queue directory, made by Open. Its methods are safe for concurrent use.
 //
 // Of a nil Queue, and of one that Open has not made, each method returns, or yields, an error
-// that matches ErrClosed. A nil context is refused with an InvalidError.
+// that matches [ErrClosed]. A nil context is refused with an [InvalidError].
 type Queue struct {
 	opts     *Options
 	replicas []*replica // by the number of the shard
@@ -45,23 +45,24 @@ type Queue struct {
 // empty. A nil opts means the defaults. One Queue at a time may have a
 // directory open.
 //
-// Open returns an error that matches ErrNotQueue when dir holds something
-// else, ErrShardCount when opts.Shards differs from the count fixed at
-// creation, ErrFormat when the queue has a format that this version does not know, ErrLocked
-// when the directory is open already, ErrCopied when its files were copied while it was
-// open, ErrCorrupt when stored data is damaged or
-// contradicts itself (see Verify), or ErrInvalid when an option is out of bounds; each
-// before anything is changed. It returns one that matches ErrDiskFull when the disk has no
+// Open returns an error that matches [ErrNotQueue] when dir holds something
+// else, [ErrShardCount] when opts.Shards differs from the count fixed at
+// creation, [ErrFormat] when the queue has a format that this version does not know, [ErrLocked]
+// when the directory is open already, [ErrCopied] when its files were copied while it was
+// open, [ErrCorrupt] when stored data is damaged or
+// contradicts itself (see Verify), or [ErrInvalid] when an option is out of bounds; each
+// before anything is changed. It returns one that matches [ErrDiskFull] when the disk has no
 // room for the tables and logs that it begins with.
 //
-// The queue of an older version whose format is known is raised to that of this one, in
-// place; from then on that version refuses it with ErrFormat. All nodes of a cluster are of
-// one format: those of another do not talk to each other, until they are opened by the same version.
+// The queue of an older version whose format is known is raised to that of this one, in place; from
+// then on that version refuses it with [ErrFormat]. All nodes of a cluster are of one format: those
+// of another do not talk to each other, until they are opened by the same version.
 //
 // With cgo and the GNU C library, Open has malloc give back freed blocks of 4 MiB
 // and more (M_MMAP_THRESHOLD, of the process), unless the environment says something
 // about that: freed memtables would stay with the process.
-func Open(dir string, opts *Options) (*Queue, error) {
+func Open(dir string, opts *Options) (_ *Queue, err error) {
+	defer public(&err)
 	q, err := open(dir, opts)
 	return q, diskFull(err)
 }
@@ -245,18 +246,18 @@ func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bo
 	return c.wait(ctx)
 }
 
-// Close ends the queue. First calls of Run drain and return, and calls of
-// Checkpoint end, while other calls still work; then new work is refused with ErrClosed, what was accepted is
-// finished, and claims that wait get ErrClosed.
-// When Close returns, no goroutine of the queue is left, but a compaction of
-// Pebble's that cannot read its tables, which is held for ever; and everything that
-// was acknowledged is with the operating system at least. The error matches
-// ErrFailed if the storage of a shard, or of a node, has failed or could not be
-// closed; the next Open then finds what Durability promises.
+// Close ends the queue. First calls of Run drain and return, and calls of Checkpoint end, while
+// other calls still work; then new work is refused with [ErrClosed], what was accepted is finished,
+// and claims that wait get [ErrClosed]. When Close returns, no goroutine of the queue is left, but
+// a compaction of Pebble's that cannot read its tables, which is held for ever; and everything that
+// was acknowledged is with the operating system at least. The error matches [ErrFailed] if the
+// storage of a shard, or of a node, has failed or could not be closed; the next Open then finds
+// what Durability promises.
 //
 // It is safe to call Close twice and at any moment, but not from a handler of
 // Run, which would wait for itself.
-func (q *Queue) Close() error {
+func (q *Queue) Close() (err error) {
+	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
 		return err
 	}

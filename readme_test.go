@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -14,29 +15,44 @@ import (
 
 var updateReadme = flag.Bool("readme.update", false, "TestReadmeFigures copies what README.md quotes from bench/results")
 
-// quotation is what README.md has of a section of a file that a program below
-// bench has written: its tables; of the section Machine, which is the
-// file's head, when, of which commit and on what it was written.
-var quotation = regexp.MustCompile(`(?s)(<!-- from (bench/results/\S+), ([^\n]+) -->\n).*?(<!-- end -->\n)`)
+// quotation is what a document has of a section of a file that a program below bench has written:
+// its tables, or the rows of the first one that are named, counted from 1; of the section Machine,
+// which is the file's head, when, of which commit and on what it was written.
+var quotation = regexp.MustCompile(
+	`(?s)(<!-- from (bench/results/\S+), ([^\n,]+)(?:, rows ([\d ]+))? -->\n).*?(<!-- end -->\n)`)
 
-// TestReadmeFigures: each quotation in README.md is what its file says. In the
-// rest of the sections that say what was measured, no table has numbers, and
-// those of the prose, but for code, occur somewhere in the files that programs
-// have written. The latter proves little for a small number, or for one that
-// means something else there; and whether the words are true, nothing here tells.
+// quoting are the documents with quotations, and their sections that say what was measured.
+var quoting = map[string][]string{
+	"README.md":               {"Figures"},
+	"OPERATIONS.md":           {"Backup"},
+	"REPLICATION.md":          {"When", "What it costs", "What fails", "Operation"},
+	"bench/results/README.md": {"The engine"},
+}
+
+// TestReadmeFigures: each quotation is what its file says. In the rest of the sections that say
+// what was measured, no table has numbers, and those of the prose, but for
+// code, occur somewhere in the files that programs have written. The latter proves little for a
+// small number, or for one that means something else there; and whether the words are true,
+// nothing here tells.
 func TestReadmeFigures(t *testing.T) {
-	b, err := os.ReadFile("README.md")
+	for file, sections := range quoting {
+		t.Run(file, func(t *testing.T) { testFigures(t, file, sections) })
+	}
+}
+
+func testFigures(t *testing.T, file string, sections []string) {
+	b, err := os.ReadFile(file)
 	require.NoError(t, err)
-	readme := string(b)
-	quoted := quotation.ReplaceAllStringFunc(readme, func(q string) string {
+	document := string(b)
+	quoted := quotation.ReplaceAllStringFunc(document, func(q string) string {
 		m := quotation.FindStringSubmatch(q)
-		return m[1] + "\n" + quote(t, m[2], m[3]) + "\n" + m[4]
+		return m[1] + "\n" + quote(t, m[2], m[3], strings.Fields(m[4])) + "\n" + m[5]
 	})
 	if *updateReadme {
-		require.NoError(t, os.WriteFile("README.md", []byte(quoted), 0o644))
-		readme = quoted
+		require.NoError(t, os.WriteFile(file, []byte(quoted), 0o644))
+		document = quoted
 	}
-	require.Equal(t, quoted, readme, "go test -run ReadmeFigures . -readme.update")
+	require.Equal(t, quoted, document, "go test -run ReadmeFigures . -readme.update")
 
 	number := regexp.MustCompile(`\d+([.,]\d+)*`)
 	measured := make(map[string]bool)
@@ -49,9 +65,9 @@ func TestReadmeFigures(t *testing.T) {
 	}
 	code := regexp.MustCompile("(?s)```.*?```|`.*?`|\\]\\(.*?\\)")
 	var checked []string
-	for section := range strings.SplitSeq(quotation.ReplaceAllString(readme, ""), "\n## ") {
+	for section := range strings.SplitSeq(quotation.ReplaceAllString(document, ""), "\n## ") {
 		title, text, _ := strings.Cut(section, "\n")
-		if !slices.Contains([]string{"Backup", "Replication", "Figures"}, title) {
+		if !slices.Contains(sections, title) {
 			continue
 		}
 		checked = append(checked, title)
@@ -62,7 +78,7 @@ func TestReadmeFigures(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, []string{"Backup", "Replication", "Figures"}, checked)
+	require.Equal(t, sections, checked)
 }
 
 // written are the documents in bench/results but the one that a person writes.
@@ -72,8 +88,8 @@ func written(t *testing.T) []string {
 	return slices.DeleteFunc(files, func(file string) bool { return filepath.Base(file) == "README.md" })
 }
 
-// quote returns the tables of a section of a file, or of its head.
-func quote(t *testing.T, file, title string) string {
+// quote returns the tables of a section of a file, or of its head, or the rows of the first table.
+func quote(t *testing.T, file, title string, rows []string) string {
 	require.Contains(t, written(t), file)
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -94,5 +110,16 @@ func quote(t *testing.T, file, title string) string {
 		}
 	}
 	require.NotEmpty(t, parts, "%s, %s", file, title)
+	if len(rows) > 0 {
+		lines := strings.SplitAfter(parts[0], "\n")
+		chosen := lines[:2] // the head
+		for _, row := range rows {
+			n, err := strconv.Atoi(row)
+			require.NoError(t, err)
+			require.Less(t, n+1, len(lines)-1, "%s, %s has no row %d", file, title, n)
+			chosen = append(chosen[:len(chosen):len(chosen)], lines[n+1])
+		}
+		return strings.Join(chosen, "")
+	}
 	return strings.Join(parts, "\n")
 }

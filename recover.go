@@ -20,7 +20,8 @@ import (
 // It is the last resort. What was acknowledged is in the logs of a majority; if
 // the nodes that are left lack some of it, it is gone, and what they have in
 // their logs without a majority's knowing becomes so.
-func RecoverCluster(dir string, opts *Options) error {
+func RecoverCluster(dir string, opts *Options) (err error) {
+	defer public(&err)
 	o, err := opts.withDefaults()
 	if err != nil {
 		return err

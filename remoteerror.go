@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"codeq/internal/base"
 	"codeq/internal/peer"
 )
 
@@ -84,7 +85,7 @@ func callError(ctx context.Context, err error) error {
 	case errors.Is(err, peer.ErrNotSent):
 		return fmt.Errorf("%w: %w", ErrNotLeader, err)
 	case ctx.Err() != nil:
-		return fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
+		return fmt.Errorf("%w: %w", ErrUncertain, base.EndOf(ctx))
 	}
 	return fmt.Errorf("%w: %w", ErrUncertain, err)
 }

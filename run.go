@@ -47,23 +47,26 @@ const fetchCap = 256
 // for idle workers, calls the handlers, and stores what they return. Workers
 // go on without waiting for the commit; Run itself returns after the last one.
 //
-// A lease of Run belongs to the process: it lasts as long as its handler runs,
-// without any writes, and if the process dies the task is ready again at the
-// next Open, with the attempt counted. The context of a handler is cancelled
-// when its task's Timeout is over (cause context.DeadlineExceeded), when its
-// lease is lost (cause ErrLeaseLost, or ErrFailed with its shard), and when Run has waited for Grace
-// (cause: that of ctx, or ErrClosed).
+// A lease of Run belongs to the process: it lasts as long as its handler runs, without any writes,
+// and if the process dies the task is ready again at the next Open, with the attempt counted. The
+// context of a handler is cancelled when its task's Timeout is over (cause
+// context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost], or [ErrFailed] with its
+// shard), and when Run has waited for Grace (cause: that of ctx, or [ErrClosed]).
 //
 // While there is no room on the disk, the outcomes of handlers wait for it, and
 // their tasks are not lost to them meanwhile.
 //
 // When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace
 // for its handlers, cancels the rest, and gives their tasks back without
-// counting the attempt. It returns nil if ctx ended, ErrClosed if the queue was
-// closed, the error of a shard that failed, and ErrHandlersRunning if after
+// counting the attempt. It returns nil if ctx ended, [ErrClosed] if the queue was
+// closed, the error of a shard that failed, and [ErrHandlersRunning] if after
 // another Grace (at least a second) some handlers still had not returned.
-func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) error {
-	_, err := q.runMux(ctx, m, opts, false)
+//
+// Errors: [ErrInvalid], [ErrNoHandler], [ErrHandlersRunning], [ErrUncertain], [ErrFailed],
+// [ErrNotLeader], [ErrClosed].
+func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) (err error) {
+	defer public(&err)
+	_, err = q.runMux(ctx, m, opts, false)
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -70,7 +71,10 @@ func burstOf(s *engine.Settings) int {
 }
 
 // Settings returns those of a queue that the last Configure has set.
-func (q *Queue) Settings(queue string) (Settings, error) {
+//
+// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed].
+func (q *Queue) Settings(queue string) (_ Settings, err error) {
+	defer public(&err)
 	ctx := context.Background()
 	if err := q.checkQueue(ctx, queue); err != nil {
 		return Settings{}, err
@@ -87,7 +91,7 @@ func (q *Queue) Settings(queue string) (Settings, error) {
 func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured, error) {
 	op := &settingsOp{completion: newCompletion(), queue: queue}
 	if settled, err := q.do(ctx, 0, op); !settled {
-		return engine.Configured{}, context.Cause(ctx)
+		return engine.Configured{}, base.EndOf(ctx)
 	} else if err != nil {
 		return engine.Configured{}, err
 	}
@@ -115,9 +119,14 @@ func (q *Queue) checkQueue(ctx context.Context, name string) error {
 // When Configure returns, the settings, or newer ones, are stored and in force
 // in all shards. ctx is heeded until the first commit.
 //
-// Configure, Pause and Resume, of this Queue or any other, return an error that matches ErrInvalid
-// when change calls them. Nor must change wait for a goroutine that calls them: it would wait for ever.
-func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) error {
+// Configure, Pause and Resume, of this Queue or any other, return an error that matches
+// [ErrInvalid] when change calls them. Nor must change wait for a goroutine that calls them: it
+// would wait for ever.
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
+// and that of ctx.
+func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) (err error) {
+	defer public(&err)
 	if err := q.checkQueue(ctx, queue); err != nil {
 		return err
 	}
@@ -131,7 +140,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	case q.configuring <- struct{}{}:
 		defer func() { <-q.configuring }()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return base.EndOf(ctx)
 	}
 	for {
 		c, err := q.configured(ctx, queue)
@@ -147,7 +156,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 			return err
 		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return base.EndOf(ctx)
 		}
 		value := keys.SettingsValue{Version: c.Version + 1, JSON: set}.Append(nil)
 		first := &configureOp{completion: newCompletion(), queue: queue, value: value}
@@ -198,12 +207,20 @@ func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 }
 
 // Pause has no task of the queue claimed until Resume.
-func (q *Queue) Pause(ctx context.Context, queue string) error {
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
+// and that of ctx.
+func (q *Queue) Pause(ctx context.Context, queue string) (err error) {
+	defer public(&err)
 	return q.Configure(ctx, queue, func(s *Settings) { s.Paused = true })
 }
 
 // Resume ends a Pause.
-func (q *Queue) Resume(ctx context.Context, queue string) error {
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
+// and that of ctx.
+func (q *Queue) Resume(ctx context.Context, queue string) (err error) {
+	defer public(&err)
 	return q.Configure(ctx, queue, func(s *Settings) { s.Paused = false })
 }
 

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -23,7 +24,11 @@ func (c Counts) Total() uint64 {
 // queue and shard as of one moment, and of less than four thousand queues all as of
 // the same. The cost is that of copying them, whatever the number of tasks; other
 // calls go on meanwhile.
-func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
+//
+// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
@@ -33,7 +38,7 @@ func (q *Queue) Stats(ctx context.Context) (map[string]Counts, error) {
 		for more := true; more; more = op.more {
 			op.counts = op.counts[:0]
 			if settled, err := q.do(ctx, i, op); !settled {
-				return nil, context.Cause(ctx)
+				return nil, base.EndOf(ctx)
 			} else if err != nil {
 				return nil, err
 			}

@@ -58,13 +58,14 @@ type ShardStorage struct {
 	Steps []StepStats
 }
 
-// StorageStats tells what the stores of this process hold, of every shard as of
-// a moment of its own; in a cluster that is this node's replicas, whoever leads
-// them. It takes some microseconds a shard and for each table, more for those with deletions of ranges, which it reads, and disturbs no other call; it waits
-// while a store is being replaced by a snapshot. A shard that has failed still
-// has numbers. It returns ErrClosed once Close has begun, and ErrFailed when a
-// store could not be opened again after a snapshot.
-func (q *Queue) StorageStats() (*StorageStats, error) {
+// StorageStats tells what the stores of this process hold, of every shard as of a moment of its
+// own; in a cluster that is this node's replicas, whoever leads them. It takes some microseconds a
+// shard and for each table, more for those with deletions of ranges, which it reads, and disturbs
+// no other call; it waits while a store is being replaced by a snapshot. A shard that has failed
+// still has numbers. It returns [ErrClosed] once Close has begun, and [ErrFailed] when a store
+// could not be opened again after a snapshot.
+func (q *Queue) StorageStats() (_ *StorageStats, err error) {
+	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}

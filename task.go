@@ -96,21 +96,21 @@ var onDeads = enum[OnDead]{"OnDead", []string{"hold", "cancel", "run"}}
 // String returns "hold", "cancel" or "run".
 func (d OnDead) String() string { return onDeads.text(d) }
 
-// MarshalText returns the same as String, and an error that matches ErrInvalid for what is none of
-// them.
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is none
+// of them.
 func (d OnDead) MarshalText() ([]byte, error) { return onDeads.marshal(d) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.unmarshal(d, b) }
 
 // MaxParents is how many tasks a task can wait for.
 const MaxParents = 10_000
 
-// Nth names, in Task.After, the i-th task (from 0) of the batch in which the
+// Nth names, in [Task.After], the i-th task (from 0) of the batch in which the
 // task is produced: of a ProduceBatch, or of the follow-ups of a completion. It
 // must come before the task. All tasks of such a batch lie in one shard: with
-// several shards, those that have a LimitKey, Group or Unique.Key may not be
+// several shards, those that have a LimitKey, Group or [Unique.Key] may not be
 // among them unless they all lead to the same one.
 func Nth(i int) ID { return keys.Nth(i) }
 
@@ -133,10 +133,11 @@ var taskStates = enum[State]{"State", []string{"", "ready", "scheduled", "blocke
 // String returns the state in lower case.
 func (s State) String() string { return taskStates.text(s) }
 
-// MarshalText returns the same as String, and an error that matches ErrInvalid for what is no state.
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
+// state.
 func (s State) MarshalText() ([]byte, error) { return taskStates.marshal(s) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches ErrInvalid for
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (s *State) UnmarshalText(b []byte) error { return taskStates.unmarshal(s, b) }
 

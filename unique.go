@@ -13,7 +13,7 @@ import (
 // Unique is the idempotency key of a task. Of the tasks of a queue and tenant
 // (and of a Group and LimitKey, if they have one) a key is held by one at a
 // time. Whoever produces another one with the same key gets the ID of the
-// holder, with ErrDuplicate, or replaces it.
+// holder, with [ErrDuplicate], or replaces it.
 //
 // A key is taken as long as its task is ready, scheduled, blocked or leased,
 // and at least for the time that For gives. It outlives restarts.
@@ -38,7 +38,7 @@ type Unique struct {
 	ReleaseOnDead     bool `json:",omitzero"`
 }
 
-// DuplicateError says that an idempotency key is taken. It matches ErrDuplicate.
+// DuplicateError says that an idempotency key is taken. It matches [ErrDuplicate].
 type DuplicateError struct {
 	Key string
 	ID  ID // of the task that has the key
@@ -50,7 +50,7 @@ func (e *DuplicateError) Error() string {
 	return fmt.Sprintf("codeq: idempotency key %q is taken by task %s", e.Key, e.ID)
 }
 
-// Is reports that every DuplicateError is an ErrDuplicate.
+// Is reports that every [DuplicateError] is an [ErrDuplicate].
 func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 
 // flags are those of a new task, which is stored only if its key is free.
@@ -155,9 +155,13 @@ func (k *UniqueKey) home(shards int) int {
 }
 
 // ReleaseKey frees an idempotency key, whatever has become of the task that has
-// it. It returns ErrNotFound if no task has it, and ErrDiskFull if the task goes on
+// it. It returns [ErrNotFound] if no task has it, and [ErrDiskFull] if the task goes on
 // and there is no room to store that it does so without the key.
-func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) error {
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) (err error) {
+	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
@@ -165,7 +169,7 @@ func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) error {
 		return err
 	}
 	op := &releaseKeyOp{completion: newCompletion(), hash: k.hash(), key: k.Key}
-	_, err := q.do(ctx, k.home(len(q.replicas)), op)
+	_, err = q.do(ctx, k.home(len(q.replicas)), op)
 	return err
 }
 

@@ -89,20 +89,20 @@ func (p Problem) String() string {
 	return s
 }
 
-// Verify reads all that is stored in the directory of a queue that nobody has
-// open, and reports what is damaged or contradicts itself: the seals that Close
-// leaves, the checksum of every block, the order of Pebble's levels, and then whether
-// records, index, counters, leases and all else agree. Without Repair it changes
-// nothing. It reads everything two or three times, a shard after the other, and takes some 300 bytes
-// of memory for each task of the shard, a repair twice as much.
+// Verify reads all that is stored in the directory of a queue that nobody has open, and reports
+// what is damaged or contradicts itself: the seals that Close leaves, the checksum of every block,
+// the order of Pebble's levels, and then whether records, index, counters, leases and all else
+// agree. Without Repair it changes nothing. It reads everything two or three times, a shard after
+// the other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
 //
-// The error says why the directory could not be verified: ErrNotQueue,
-// ErrLocked, ErrFormat, ErrCopied, ErrCorrupt if the manifest of the queue is damaged, or
+// The error says why the directory could not be verified: [ErrNotQueue],
+// [ErrLocked], [ErrFormat], [ErrCopied], [ErrCorrupt] if the manifest of the queue is damaged, or
 // one of the file system. Problems are no error.
 //
 // A repair is all or nothing for each shard, whenever it is interrupted; the next one begins
 // anew, and Open finishes one that was complete.
-func Verify(dir string, opts *VerifyOptions) (*VerifyReport, error) {
+func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
+	defer public(&err)
 	o := VerifyOptions{fs: vfs.Default}
 	if opts != nil {
 		o.Repair, o.AcceptCopy = opts.Repair, opts.AcceptCopy

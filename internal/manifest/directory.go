@@ -9,6 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
+	"slices"
+	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -84,10 +86,24 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 // Lock locks the directory until Close.
 func (d *Directory) Lock() (err error) {
 	d.lock, err = d.FS.Lock(d.FS.PathJoin(d.Path, LockName))
-	if pathErr := (*fs.PathError)(nil); err != nil && !errors.As(err, &pathErr) {
+	if err != nil && isHeld(err) {
 		return fmt.Errorf("%w: %w", base.ErrLocked, err)
 	}
 	return err
+}
+
+// isHeld reports whether an error of FS.Lock says that somebody has the lock, and not that the
+// file cannot be opened or locked at all.
+func isHeld(err error) bool {
+	var opening *fs.PathError
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &opening):
+		return false
+	case errors.As(err, &errno):
+		return slices.Contains(heldErrnos, errno)
+	}
+	return true // the file system's own word, as of a lock of this process
 }
 
 // MakeDirectory creates a directory, and those above it that are missing, and

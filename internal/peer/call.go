@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync/atomic"
 	"time"
+
+	"codeq/internal/base"
 )
 
 // client is the side of a connection of calls that calls.
@@ -74,7 +76,7 @@ func (c *client) call(ctx context.Context, until <-chan struct{}, kind byte, bod
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		reason = context.Cause(ctx)
+		reason = base.EndOf(ctx)
 	case <-until:
 		reason = errUntil
 	}
@@ -104,7 +106,7 @@ func (c *client) waitForRoom(ctx context.Context) error {
 	case <-room:
 		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return base.EndOf(ctx)
 	}
 }
 

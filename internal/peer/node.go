@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/guard"
 )
 
@@ -327,7 +328,7 @@ func (n *Node) CallUntil(ctx context.Context, until <-chan struct{}, addr string
 		return nil, fmt.Errorf("%w: body of %d bytes, more than %d", ErrNotSent, len(body), MaxBody)
 	}
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
+		return nil, fmt.Errorf("%w: %w", ErrNotSent, base.EndOf(ctx))
 	}
 	c, err := n.client(ctx, until, addr)
 	if err != nil {
@@ -372,7 +373,7 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (
 	case <-a.done:
 		return a.client, a.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("peer: wait for connection to %s: %w", addr, context.Cause(ctx))
+		return nil, fmt.Errorf("peer: wait for connection to %s: %w", addr, base.EndOf(ctx))
 	case <-until:
 		return nil, fmt.Errorf("peer: wait for connection to %s: %w", addr, errUntil)
 	}

@@ -279,7 +279,7 @@ func flush(ctx context.Context, db *pebble.DB, latch *failstop.Latch) error {
 	case err := <-latch.Trouble():
 		return Error(err)
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return base.EndOf(ctx)
 	}
 }
 
