@@ -30,13 +30,13 @@ var (
 	CallerBudget = BudgetSize{Records: 8192, Fraction: 1, Time: 5 * time.Millisecond}
 )
 
-// newBudget returns a budget that begins at a moment.
+// NewBudget returns a budget that begins at a moment.
 func (s *State) NewBudget(size BudgetSize, at time.Duration) budget {
 	records, bytes := s.Work()
 	return budget{records: records + size.Records, bytes: bytes + s.config.GroupBytes/size.Fraction, Until: at + size.Time}
 }
 
-// part is the n-th part of what is left of a budget at the end of the last step.
+// Part is the n-th part of what is left of a budget at the end of the last step.
 func (s *State) Part(whole budget, n int, at time.Duration) budget {
 	records, bytes := s.Work()
 	return budget{
@@ -46,7 +46,7 @@ func (s *State) Part(whole budget, n int, at time.Duration) budget {
 	}
 }
 
-// spent reports whether the budget of what is under way is used up.
+// Spent reports whether the budget of what is under way is used up.
 func (s *State) Spent() bool {
 	if !s.Budget.begun {
 		s.Budget.begun = true
@@ -58,13 +58,13 @@ func (s *State) Spent() bool {
 // isLate is spent for what can wait for the next group.
 func (s *State) isLate() bool { return s.Laden() || s.config.Elapsed() >= s.Budget.Until }
 
-// laden is spent without a look at the clock.
+// Laden is spent without a look at the clock.
 func (s *State) Laden() bool {
 	records, bytes := s.Work()
 	return records >= s.Budget.records || bytes >= s.Budget.bytes
 }
 
-// work is how many entries, and how many bytes of them, the owner has read so far,
+// Work is how many entries, and how many bytes of them, the owner has read so far,
 // and those that it has added to the group.
 func (s *State) Work() (records, bytes int) {
 	return s.reading.entries + s.Group.Entries(), s.reading.bytes + s.Group.Size()

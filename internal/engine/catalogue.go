@@ -233,7 +233,7 @@ func (s *State) rested(l *Lane) {
 	}
 }
 
-// rest is called when a queue may be of no more use to anybody.
+// Rest is called when a queue may be of no more use to anybody.
 func (s *State) Rest(q *Queue) {
 	if !q.resting && q.lanes.Len() == 0 { // else the last of them sees to it
 		q.resting = true
@@ -289,7 +289,7 @@ func (s *State) forgetQueues() {
 	s.resting = s.resting[:0]
 }
 
-// hasDoubts reports whether queues may be forgotten now that could not be before.
+// HasDoubts reports whether queues may be forgotten now that could not be before.
 func (s *State) HasDoubts() bool { return s.doubtful.Len() > 0 && !s.marks.onDisk }
 
 // dropLane drops an idle lane from memory.
@@ -316,7 +316,7 @@ func (s *State) isUnknown(q *Queue) bool {
 		q.Version == 0
 }
 
-// dropQueue forgets a queue that nobody needs.
+// Forget forgets a queue that nobody needs.
 func (s *State) Forget(q *Queue) {
 	c := &s.catalogue
 	delete(s.Queues, q.Name)

@@ -53,14 +53,14 @@ type taskOp struct {
 	rec []byte // nil: it is removed
 }
 
-// groupBytes is what callers' operations may add to a group: a batch that is larger
+// GroupBytes is what callers' operations may add to a group: a batch that is larger
 // than this gains nothing from company.
 const GroupBytes = 1 << 20
 
-// size is how many bytes have been gathered, about.
+// Size is how many bytes have been gathered, about.
 func (g *group) Size() int { return g.Batch.Len() + g.taskBytes }
 
-// entries is how many keys have been gathered.
+// Entries is how many keys have been gathered.
 func (g *group) Entries() int { return int(g.Batch.Count()) + len(g.tasks) }
 
 func (g *group) set(key, value []byte) {
@@ -220,7 +220,7 @@ func (g *group) seal(clock uint64, db *pebble.DB) {
 	}
 }
 
-// clear empties the group.
+// Clear empties the group.
 func (g *group) Clear() {
 	clear(g.granted)
 	clear(g.tasks)

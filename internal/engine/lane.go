@@ -4,7 +4,7 @@ import (
 	"codeq/internal/window"
 )
 
-// lane is the line of ready tasks of one (queue, tenant, priority), first come
+// Lane is the line of ready tasks of one (queue, tenant, priority), first come
 // first served. All of them are on disk, in one range of keys; the window has
 // the first of them.
 //

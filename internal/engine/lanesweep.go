@@ -11,7 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// laneSweep finds the catalogue's entries of lanes and queues that nobody needs any more,
+// LaneSweep finds the catalogue's entries of lanes and queues that nobody needs any more,
 // so that their numbers can be taken again. The owner takes a snapshot; a goroutine reads
 // there which lanes the IDs of tasks name, and the values that have a lane in them; and
 // the owner removes what was not in memory then, has not been back since, and is not
@@ -68,7 +68,7 @@ func (s *State) beginSweep() {
 	s.Effects.Sweep = c.sweep
 }
 
-// swept says that somebody has read what a sweep has to know, or why not.
+// Swept says that somebody has read what a sweep has to know, or why not.
 func (s *State) Swept(sw *LaneSweep, err error) {
 	if m := sw.Marks; err != nil {
 		sw.lanes, sw.queues = numset.Set{}, numset.Set{}
@@ -117,7 +117,7 @@ func (s *State) endSweep() {
 
 var errSweepEnded = errors.New("the shard has ended")
 
-// read reads what disk had when the sweep began, unless it is to stop. It may run beside the owner.
+// Read reads what disk had when the sweep began, unless it is to stop. It may run beside the owner.
 func (m *laneMarks) Read(r pebble.Reader, stop func() bool) error {
 	for _, of := range [...]struct {
 		prefix byte

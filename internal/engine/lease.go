@@ -212,7 +212,7 @@ func (s *State) expireLeases() {
 
 func (s *State) expireLeasesIsDue() bool { return s.LeasesEnd(s.Reap) }
 
-// leasesEnd reports whether leases may have a deadline that is not after a time.
+// LeasesEnd reports whether leases may have a deadline that is not after a time.
 func (s *State) LeasesEnd(at uint64) bool {
 	next, ok := s.leases.wheel.Next()
 	return ok && uint64(next) <= at

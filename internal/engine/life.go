@@ -132,7 +132,7 @@ func (s *State) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
 	s.nextDue.lower(due, id)
 }
 
-// grant is a lease as the claim's caller gets to see it.
+// Grant is a lease as the claim's caller gets to see it.
 type Grant struct {
 	Receipt Receipt
 	LaneKey
@@ -141,7 +141,7 @@ type Grant struct {
 	Rec      []byte
 }
 
-// grant leases the first task of a lane's window. A local lease is one of a Run. REQUIRES: the window is not empty.
+// Grant leases the first task of a lane's window. A local lease is one of a Run. REQUIRES: the window is not empty.
 func (s *State) Grant(l *Lane, duration uint64, local bool) (Grant, error) {
 	ls := s.leases.fresh()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration

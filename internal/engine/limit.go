@@ -160,7 +160,7 @@ func (s *State) recheckNext(r *recheck) error {
 
 func (s *State) recheckIsDue() bool { return len(s.rechecks) > 0 }
 
-// next returns the lane whose first task a claim of the queue gets that wants none of a lower rank;
+// Next returns the lane whose first task a claim of the queue gets that wants none of a lower rank;
 // nil: there is none. Pending is as in head, or says that as many tasks have been parked as can be at
 // once; then more of the queue are fed.
 func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {

@@ -17,7 +17,7 @@ import (
 	"codeq/internal/store"
 )
 
-// load builds the memory from disk. What it reads is bounded by the
+// Load builds the memory from disk. What it reads is bounded by the
 // catalogue and the leases, not by the backlog: windows are filled when a
 // claim asks for them. The instant and the room are set.
 func (s *State) Load() error {

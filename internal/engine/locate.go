@@ -240,7 +240,7 @@ func (s *State) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 	return store.Error(it.Error())
 }
 
-// stateIn is the state of a task by the range in which it lies. A leased task counts as ready.
+// StateIn is the state of a task by the range in which it lies. A leased task counts as ready.
 func StateIn(prefix byte) TaskState {
 	switch prefix {
 	case keys.Scheduled:

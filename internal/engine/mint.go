@@ -27,7 +27,7 @@ type minter struct {
 
 const clockShift = 12
 
-// tick sets time by the wall clock and the monotonic clock, both in ms.
+// Tick sets time by the wall clock and the monotonic clock, both in ms.
 func (m *minter) Tick(wall, now uint64) {
 	switch made := m.clock >> clockShift; {
 	case wall >= max(m.time, made):

@@ -9,7 +9,7 @@ import (
 	"codeq/internal/wire"
 )
 
-// newTask is a task on its way into a shard, as the caller's goroutine has
+// NewTask is a task on its way into a shard, as the caller's goroutine has
 // prepared it, perhaps on another node or in another shard.
 type NewTask struct {
 	Key   LaneKey
@@ -18,7 +18,7 @@ type NewTask struct {
 	Tied  *Tied  // nil: it has to do with nobody
 }
 
-// tied is what the shard has to know of a new task that is bound to others.
+// Tied is what the shard has to know of a new task that is bound to others.
 type Tied struct {
 	record.Ties
 	Parents [][record.IDLen]byte // as in Task.After
@@ -30,7 +30,7 @@ func TiedOf(rec *record.Record) *Tied {
 	return &Tied{Ties: rec.Ties, Parents: rec.Parents, onDead: OnDead(rec.OnDead), Twin: -1}
 }
 
-// home is the shard to which a task belongs, if it belongs to a certain one.
+// Home is the shard to which a task belongs, if it belongs to a certain one.
 func (t *NewTask) Home(shards int) (shard int, bound bool) {
 	if t.Tied == nil {
 		return 0, false
@@ -45,7 +45,7 @@ func (t *NewTask) message() *keys.Message {
 	}
 }
 
-// newTaskOf is the task that a message is about.
+// NewTaskOf is the task that a message is about.
 func NewTaskOf(m *keys.Message) (NewTask, error) {
 	rec, err := record.Decode(m.Record)
 	if err != nil {
@@ -61,7 +61,7 @@ func NewTaskOf(m *keys.Message) (NewTask, error) {
 	return t, nil
 }
 
-// valid reports whether a shard can take in what another node has sent as the
+// Valid reports whether a shard can take in what another node has sent as the
 // n-th task of a batch: produce has refused anything else where it came from.
 func (t *NewTask) Valid(rec *record.Record, n int) bool {
 	for _, p := range rec.Parents {
@@ -72,19 +72,19 @@ func (t *NewTask) Valid(rec *record.Record, n int) bool {
 	return t.Key.Priority <= MaxPriority
 }
 
-// isScattered reports whether a shard would have to send the task to another one, where
+// IsScattered reports whether a shard would have to send the task to another one, where
 // those of its batch for which it waits are not known: verbs refuse it.
 func (t *NewTask) IsScattered(shard, shards int) bool {
 	home, bound := t.Home(shards)
 	return bound && home != shard && t.RefersToSiblings()
 }
 
-// refersToSiblings reports whether the task waits for others of its batch.
+// RefersToSiblings reports whether the task waits for others of its batch.
 func (t *NewTask) RefersToSiblings() bool {
 	return t.Tied != nil && slices.ContainsFunc(t.Tied.Parents, func(p [record.IDLen]byte) bool { _, ok := keys.NthOf(p); return ok })
 }
 
-// uniqueKey is the idempotency key of a task that was just encoded.
+// UniqueKey is the idempotency key of a task that was just encoded.
 func (t *NewTask) UniqueKey() string {
 	rec, err := record.Decode(t.Rec)
 	if err != nil {

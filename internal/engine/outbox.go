@@ -150,7 +150,7 @@ func (o *outbox) busy() bool {
 	return slices.ContainsFunc(o.waiting, func(n uint64) bool { return n > 0 })
 }
 
-// outgoing is messages for a shard that follow each other.
+// Outgoing is messages for a shard that follow each other.
 type Outgoing struct {
 	To       int
 	First    uint64 // number of messages[0]
@@ -204,7 +204,7 @@ func (s *State) sendOut() {
 
 func (s *State) sendIsDue() bool { return s.out.due }
 
-// confirmed forgets messages that their receiver has taken.
+// Confirmed forgets messages that their receiver has taken.
 func (s *State) Confirmed(to int, first uint64, n int) {
 	for seq := first; seq < first+uint64(n); seq++ {
 		s.Group.delete(keys.AppendOutbound(nil, uint32(to), seq))
@@ -215,10 +215,10 @@ func (s *State) Confirmed(to int, first uint64, n int) {
 	s.out.due = s.out.due || s.out.waiting[to] > 0
 }
 
-// unconfirmed says that messages which are under way may not have been taken: they are sent again.
+// Unconfirmed says that messages which are under way may not have been taken: they are sent again.
 func (s *State) Unconfirmed(to int) { s.out.sending[to], s.out.due = false, true }
 
-// takeMessages does what messages of a shard say, the first of which has a number, and returns how
+// TakeMessages does what messages of a shard say, the first of which has a number, and returns how
 // many it has taken: fewer than all if disk is behind with what the next one is about, or the budget is spent.
 func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (taken int) {
 	for taken < len(messages) && s.Broken == nil && !s.Spent() {

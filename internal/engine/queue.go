@@ -100,7 +100,7 @@ func (q *Queue) removeLane(l *Lane) {
 	}
 }
 
-// queue returns the state of a queue, which costs memory only until it has a task.
+// QueueNamed returns a queue, which costs memory only until it has a task.
 func (s *State) QueueNamed(name string) *Queue {
 	q := s.Queues[name]
 	if q == nil {

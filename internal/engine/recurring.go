@@ -251,7 +251,7 @@ func (s *State) loadRecurring() error {
 	})
 }
 
-// timesOf is when a stored schedule ticks.
+// TimesOf is when a stored schedule ticks.
 func TimesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
 	if v.Every != 0 {
 		return ticks.Every{Start: v.Start, Interval: v.Every}, nil
@@ -263,7 +263,7 @@ func TimesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
 	return ticks.ParseCron(v.Cron, loc)
 }
 
-// parseRecurring decodes an entry of the schedule range. The result keeps value.
+// ParseRecurring decodes an entry of the schedule range. The result keeps value.
 func ParseRecurring(key, value []byte) (*recurring, error) {
 	name, err := keys.ParseSchedule(key)
 	if err != nil {

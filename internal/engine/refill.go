@@ -91,7 +91,7 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 	return r.ahead == r.lanes
 }
 
-// refill brings the next tasks of the rings that want it into memory, as far as one pass goes.
+// Refill brings the next tasks of the rings that want it into memory, as far as one pass goes.
 // REQUIRES: the group is empty, so that disk has every task.
 func (s *State) Refill() {
 	f := &s.Refiller

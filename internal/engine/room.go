@@ -1,6 +1,6 @@
 package engine
 
-// room is how much of it there is. Whatever goes on at a level goes on at those
+// Room is how much of it there is. Whatever goes on at a level goes on at those
 // above it. What a level adds to the disk is bounded by what those above have let
 // in, so that the reserve below MinFreeBytes is used up step by step: by tasks that
 // are claimed, then by what becomes of them, then by what gives space back. The
@@ -19,5 +19,5 @@ func (r Room) String() string {
 	return [...]string{"enough", "low", "scarce", "none", "empty"}[r]
 }
 
-// hasRoom reports whether there is room for what goes on down to a level.
+// HasRoom reports whether there is room for what goes on down to a level.
 func (s *State) HasRoom(level Room) bool { return s.Room <= level }

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// callNumber names a produce of a node. The zero callNumber is none.
+// CallNumber names a produce of a node. The zero callNumber is none.
 type CallNumber struct {
 	Node    string
 	Session uint64 // the life of the node

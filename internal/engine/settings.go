@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// configured is what a queue has been set to. The first shard decides in which
+// Configured is what a queue has been set to. The first shard decides in which
 // order its versions follow each other; every shard keeps, and goes by, the
 // newest that it has heard of.
 type Configured struct {
@@ -39,7 +39,7 @@ func (s *State) loadSettings() error {
 	})
 }
 
-// parseSettings reads settings as they are stored, or sent. It keeps b.
+// ParseSettings reads settings as they are stored, or sent. It keeps b.
 func ParseSettings(b []byte) (Configured, error) {
 	v, err := keys.ParseSettings(b)
 	if err != nil {

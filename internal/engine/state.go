@@ -11,7 +11,7 @@ import (
 	"codeq/internal/timeheap"
 )
 
-// state is the rules of one shard, and the memory that they go by: what each operation does to
+// State is the rules of one shard, and the memory that they go by: what each operation does to
 // tasks, lanes, leases, groups, limits, flows, schedules and retention. It is deterministic given
 // what disk has, the clock that it is given, and a seed. It reads the store as it is between two
 // groups, gathers in group what is to be written, and in effects what the world is to learn of.
@@ -81,12 +81,12 @@ type State struct {
 	scratch, value []byte // for a key and a value on their way into the group
 }
 
-// config is what the rules go by as long as the shard is open.
+// Config is what the rules go by as long as the shard is open.
 type Config struct {
 	Shard, Shards int
 	Replicated    bool // workers may be on other nodes, whose clocks differ
 	Seed          [32]byte
-	// elapsed is how long ago some moment was. Budgets ask it, which bound the steps of the owner.
+	// Elapsed is how long ago some moment was. Budgets ask it, which bound the steps of the owner.
 	Elapsed func() time.Duration
 
 	WindowTasks, WindowBytes                               int
@@ -96,7 +96,7 @@ type Config struct {
 	IdleLanes, SweepLanes, GroupBytes, TrimBytes, TrimLane int
 }
 
-// instant is the time by which a group is decided, ms.
+// Instant is the time by which a group is decided, ms.
 type Instant struct {
 	Now    uint64 // monotonic, less what does not count
 	Wall   uint64 // since 1970
@@ -110,7 +110,7 @@ const Never = math.MaxUint64
 // reading is how many entries of the store have been read, ever, and how many bytes of values.
 type reading struct{ entries, bytes int }
 
-// effects is what the world is to learn of what has been decided. The owner empties it.
+// Effects is what the world is to learn of what has been decided. The owner empties it.
 type Effects struct {
 	Fed        []*Queue // of which more may be claimed than before
 	Shown      []*Queue // of which something else is next to be claimed
@@ -125,7 +125,7 @@ type Effects struct {
 	Resting    []*recurring // schedules of which it is not known when they tick
 }
 
-// reconfigured is a queue that has got other settings.
+// Reconfigured is a queue that has got other settings.
 type Reconfigured struct {
 	Queue  *Queue
 	Before *Settings
@@ -175,7 +175,7 @@ func (s *State) free(q *Queue) {
 	}
 }
 
-// seal adds to the group what is gathered beside it. Nothing is decided any more until tidy.
+// Seal adds to the group what is gathered beside it. Nothing is decided any more until tidy.
 func (s *State) Seal() {
 	for _, m := range s.mirrors() {
 		m.seal(&s.Group)
@@ -187,7 +187,7 @@ func (s *State) Seal() {
 	s.Group.seal(s.Mint.clock, s.Store.DB())
 }
 
-// tidy bounds the memory once the group has persisted.
+// Tidy bounds the memory once the group has persisted.
 func (s *State) Tidy() {
 	for _, m := range s.mirrors() {
 		m.trim()
@@ -196,7 +196,7 @@ func (s *State) Tidy() {
 	s.forgetIdle()
 }
 
-// close ends all reading.
+// Close ends all reading.
 func (s *State) Close() {
 	s.CloseReaders()
 	for _, m := range s.mirrors() {

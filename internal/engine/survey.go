@@ -8,20 +8,20 @@ import (
 
 // What a list asks of memory, so that nobody walks what was consumed, or is leased.
 
-// laneRef names a lane.
+// LaneRef names a lane.
 type LaneRef struct {
 	Number uint32
 	LaneKey
 }
 
-// leasedTask is a task in the hands of a worker.
+// LeasedTask is a task in the hands of a worker.
 type LeasedTask struct {
 	Lane  LaneRef
 	Since uint64
 	ID    keys.ID
 }
 
-// leaseOf returns the lease of a task.
+// LeaseOf returns the lease of a task.
 func (s *State) LeaseOf(id keys.ID) (_ schema.Lease, leased bool) {
 	ls := s.leases.byID[id]
 	if ls == nil {
@@ -31,7 +31,7 @@ func (s *State) LeaseOf(id keys.ID) (_ schema.Lease, leased bool) {
 	return schema.Lease{LeaseEntry: e, Deadline: ls.record.deadline}, true
 }
 
-// countsOf returns the number of a queue and its counts; ok: it has tasks, or had.
+// CountsOf returns the number of a queue and its counts; ok: it has tasks, or had.
 func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bool) {
 	q := s.Queues[queue]
 	if q == nil {
@@ -40,7 +40,7 @@ func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bo
 	return q.number, q.Counts, true
 }
 
-// lanesBefore appends the last lanes before the left-th, so many at the most, and returns how many are left.
+// LanesBefore appends the last lanes before the left-th, so many at the most, and returns how many are left.
 // queue: "" for all. A lane that leaves memory is replaced by the last: who goes from the end misses none.
 func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
 	lanes := &s.lanes
@@ -61,7 +61,7 @@ func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]Lane
 	return dst, first
 }
 
-// leasedBefore is lanesBefore for leased tasks.
+// LeasedBefore is lanesBefore for leased tasks.
 func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]LeasedTask, int) {
 	left = min(left, s.leases.all.Len())
 	first := max(0, left-most)
@@ -73,7 +73,7 @@ func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]
 	return dst, first
 }
 
-// firstReady returns a position at or before that of the first task of a lane that is ready; ok is false if
+// FirstReady returns a position at or before that of the first task of a lane that is ready; ok is false if
 // none is.
 func (s *State) FirstReady(lane uint32) (pos window.Pos, ok bool) {
 	if l := s.lanes.At(int(lane)); l != nil {

@@ -58,7 +58,7 @@ var upkeeps = [...]upkeep{
 	{StepTidy, RoomNone, (*State).sweepLanesIsDue, (*State).sweepLanes},
 }
 
-// keepUp does what is due, within a budget that begins at a moment. What is due at the same time shares it
+// KeepUp does what is due, within a budget that begins at a moment. What is due at the same time shares it
 // evenly, so that none of it waits for the end of another's backlog: others says how many more shares
 // there are to be. It returns what is left of the budget, and the steps that it has taken, which are good until the next call.
 func (s *State) KeepUp(at time.Duration, others int) (left budget, steps []StepDone) {
@@ -90,7 +90,7 @@ func (s *State) KeepUp(at time.Duration, others int) (left budget, steps []StepD
 
 func (s *State) isDue(u *upkeep) bool { return s.HasRoom(u.room) && u.due(s) }
 
-// upkeepIsDue reports whether there is upkeep to do.
+// UpkeepIsDue reports whether there is upkeep to do.
 func (s *State) UpkeepIsDue() bool {
 	for i := range upkeeps {
 		if s.isDue(&upkeeps[i]) {

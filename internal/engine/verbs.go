@@ -29,13 +29,13 @@ var (
 	ErrNoLanes = fmt.Errorf("a shard has no more than %d combinations of queue, tenant and priority", keys.MaxLane)
 )
 
-// produced is what a produce has come to.
+// Produced is what a produce has come to.
 type Produced struct {
 	IDs        []keys.ID // of the tasks; of one whose key was taken, that of its holder
 	Duplicates []int     // indexes of those whose idempotency key was taken
 }
 
-// produce takes in tasks, all or none. A call that has been decided before has the outcome that it had.
+// Produce takes in tasks, all or none. A call that has been decided before has the outcome that it had.
 func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdict, error) {
 	if call.Seq != 0 {
 		if done, err := s.sessions.outcome(call); err != nil {
@@ -61,7 +61,7 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 	return Decided, nil
 }
 
-// completeLease finishes a task, and takes in its follow-ups.
+// Complete finishes a task, and takes in its follow-ups.
 func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, error) {
 	if s.isRewritten(r.ID) || !s.canAdmit(next) {
 		return Again, nil
@@ -82,7 +82,7 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, err
 	return Decided, nil
 }
 
-// failure is how an attempt fails.
+// Failure is how an attempt fails.
 type Failure int
 
 const (
@@ -92,7 +92,7 @@ const (
 	FailDead                   // counts; the last one
 )
 
-// failLease ends a lease without completing the task, which waits for so many ms; negative: by the backoff.
+// Fail ends a lease without completing the task, which waits for so many ms; negative: by the backoff.
 func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict, error) {
 	if s.isRewritten(r.ID) {
 		return Again, nil
@@ -123,7 +123,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	return Decided, nil
 }
 
-// extend moves the deadline of a lease to so many ms from now.
+// Extend moves the deadline of a lease to so many ms from now.
 func (s *State) Extend(r Receipt, duration uint64) error {
 	ls := s.held(r)
 	if ls == nil {
@@ -149,7 +149,7 @@ func (s *State) find(id keys.ID) (*located, Verdict, error) {
 	return at, Decided, nil
 }
 
-// outcome is how a task has ended; nil if it has not.
+// Outcome is how a task has ended; nil if it has not.
 func (s *State) Outcome(id keys.ID) (*Outcome, Verdict, error) {
 	at, v, err := s.find(id)
 	if at == nil {
@@ -164,7 +164,7 @@ func (s *State) Outcome(id keys.ID) (*Outcome, Verdict, error) {
 	return nil, Decided, nil
 }
 
-// alteration is what may be done to a task that is named by its ID.
+// Alteration is what may be done to a task that is named by its ID.
 type Alteration byte
 
 const (
@@ -185,7 +185,7 @@ var alterations = [EndOfAlterations]func(s *State, at *located, arg uint64) erro
 	AlterCancel:   func(s *State, at *located, _ uint64) error { return s.cancelUnended(at) },
 }
 
-// alter alters a task.
+// Alter alters a task.
 func (s *State) Alter(id keys.ID, how Alteration, arg uint64) (Verdict, error) {
 	at, v, err := s.find(id)
 	switch {
@@ -218,7 +218,7 @@ type Bulk struct {
 	last bucketKey // that had one
 }
 
-// alterDead goes on with a Bulk. Those that are not found, or of which the alteration is refused,
+// AlterDead goes on with a Bulk. Those that are not found, or of which the alteration is refused,
 // are left out.
 func (s *State) AlterDead(b *Bulk) (Verdict, error) {
 	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
@@ -241,7 +241,7 @@ func (s *State) AlterDead(b *Bulk) (Verdict, error) {
 	return Decided, nil
 }
 
-// releaseKey frees an idempotency key; name is for the error.
+// ReleaseKey frees an idempotency key; name is for the error.
 func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, error) {
 	v, ok := s.uniques.get(s, hash)
 	if ok && s.isHolderMoving(hash, v.ID) {
@@ -266,7 +266,7 @@ func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, err
 	return Decided, nil
 }
 
-// setSchedule stores a schedule; v is without a position in time.
+// SetSchedule stores a schedule; v is without a position in time.
 func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Sequence) error {
 	old := s.recurring.find(name)
 	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone
@@ -295,7 +295,7 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Seque
 	return nil
 }
 
-// deleteSchedule removes a schedule.
+// DeleteSchedule removes a schedule.
 func (s *State) DeleteSchedule(name string) error {
 	if s.recurring.find(name) == nil {
 		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
@@ -313,7 +313,7 @@ type ScheduleInfo struct {
 	Err   error  // why it is not known when it ticks
 }
 
-// schedules visits the schedules behind a name in the order of their names, until visit returns false.
+// Schedules visits the schedules behind a name in the order of their names, until visit returns false.
 func (s *State) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
 	from, found := s.recurring.search(after)
 	if found {
@@ -326,7 +326,7 @@ func (s *State) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
 	}
 }
 
-// settingsOf is the settings of a queue as they are stored; nil: there are none.
+// SettingsOf is the settings of a queue as they are stored; nil: there are none.
 func (s *State) SettingsOf(queue string) []byte {
 	if q := s.Queues[queue]; q != nil {
 		return q.Value
@@ -334,7 +334,7 @@ func (s *State) SettingsOf(queue string) []byte {
 	return nil
 }
 
-// configure takes settings of a queue, and sends them to the other shards, if their version follows the one
+// Configure takes settings of a queue, and sends them to the other shards, if their version follows the one
 // that it has; late: other settings have come first.
 func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	c, err := ParseSettings(value)
@@ -357,7 +357,7 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	return false, nil
 }
 
-// setInterest stores what a node wants to hear of: nothing, if it has gone.
+// SetInterest stores what a node wants to hear of: nothing, if it has gone.
 func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
 	key := keys.AppendNamed(nil, keys.Interest, node)
 	if gone {
@@ -411,14 +411,14 @@ func (s *State) Counts(p *Place, most int, dst []QueueCounts) (_ []QueueCounts, 
 	return dst, more
 }
 
-// idleness is a question whether queues are idle, all if none is named, which is asked again and again.
+// Idleness is a question whether queues are idle, all if none is named, which is asked again and again.
 type Idleness struct {
 	Queues  []string
 	Arrived uint64 // tasks of the queues that had come from other shards
 	busy    *Queue // one of the queues that was not idle; nil: none of those named
 }
 
-// idle costs by the queues named only when the one has become idle that was not before.
+// Idle costs by the queues named only when the one has become idle that was not before.
 func (s *State) Idle(i *Idleness) bool {
 	if s.out.busy() || i.busy != nil && i.busy.isBusy() { // tasks on their way to other shards
 		return false
@@ -471,7 +471,7 @@ func (s *State) First(q *Queue) (f FirstTask, ok bool) {
 	return f, false
 }
 
-// meet has the shards of a process agree on what a power loss below DurabilityDisk may have taken
+// Meet has the shards of a process agree on what a power loss below DurabilityDisk may have taken
 // from some of them: which messages have been taken, and which settings are the last. A queue may
 // also be older than the settings of its other shards.
 // REQUIRES: all are loaded, and nothing is decided yet.
@@ -495,7 +495,7 @@ func (s *State) Meet(peers []*State) {
 	}
 }
 
-// nextTime is when something is due by the wall clock, ms; never: nothing is.
+// NextTime is when something is due by the wall clock, ms; never: nothing is.
 func (s *State) NextTime() uint64 {
 	at := uint64(Never)
 	if s.HasRoom(RoomNone) {
@@ -510,7 +510,7 @@ func (s *State) NextTime() uint64 {
 	return at
 }
 
-// nextUptime is when something is due by uptime, and by now: the deadline of a lease.
+// NextDue is when something is due by uptime, and by now: the deadline of a lease.
 func (s *State) NextDue() (uptime, now uint64) {
 	uptime, now = Never, Never
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {

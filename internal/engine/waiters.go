@@ -135,7 +135,7 @@ func (r *rangeReader) waiter(s *State) (w waiter, err error) {
 	return waiter{id, bytes.Clone(v)}, store.Error(err)
 }
 
-// closeReaders ends the reading of ranges as they were before the group. Mirrors end theirs when they are sealed.
+// CloseReaders ends the reading of ranges as they were before the group. Mirrors end theirs when they are sealed.
 func (s *State) CloseReaders() {
 	s.blocked.close(s)
 	s.children.close(s)

@@ -25,7 +25,7 @@ type windowMemory struct {
 // twice as long.
 const epochMillis = 1024
 
-// next begins a refill, at a time of the monotonic clock.
+// Next begins a refill, at a time of the monotonic clock.
 func (m *windowMemory) Next(now uint64) {
 	m.Pass++
 	if epoch := uint32(now/epochMillis) + 1; epoch != m.epoch {
