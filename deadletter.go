@@ -145,9 +145,7 @@ func (op *bulkOp) encode(dst []byte) (callKind, []byte) {
 
 func (op *bulkOp) decode(r *wire.Reader) {
 	op.How = engine.Alteration(r.Byte())
-	for _, id := range keys.ReadIDs(r) {
-		op.IDs = append(op.IDs, id)
-	}
+	op.IDs = append(op.IDs, keys.ReadIDs(r)...)
 	if op.How >= engine.EndOfAlterations {
 		r.Fail()
 	}

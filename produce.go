@@ -429,9 +429,7 @@ func (op *produceOp) encodeReply(dst []byte) []byte {
 }
 
 func (op *produceOp) decodeReply(r *wire.Reader) {
-	for _, id := range keys.ReadIDs(r) {
-		op.IDs = append(op.IDs, id)
-	}
+	op.IDs = append(op.IDs, keys.ReadIDs(r)...)
 	op.Duplicates = append(op.Duplicates, keys.ReadIndexes(r)...)
 	if len(op.IDs) != len(op.tasks) {
 		r.Fail()

@@ -383,18 +383,27 @@ func (s *shard) conclude(op request, v engine.Verdict, err error) {
 
 // refusal is an error of the rules for callers.
 func (s *shard) refusal(err error) error {
+	switch err {
+	case nil:
+		return nil
+	case engine.ErrNoRoom:
+		return s.errNoRoom()
+	case engine.ErrNoLanes:
+		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
+	}
+	return translated(err)
+}
+
+// translated replaces the error types of the rules by those of this package. It is apart, since what it
+// looks for is allocated.
+func translated(err error) error {
 	var duplicate *engine.Duplicate
 	var invalid *engine.Invalid
 	switch {
-	case err == nil:
-	case err == engine.ErrNoRoom:
-		return s.errNoRoom()
 	case errors.As(err, &duplicate):
 		return &DuplicateError{Key: duplicate.Key, ID: duplicate.ID}
 	case errors.As(err, &invalid):
 		return &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
-	case err == engine.ErrNoLanes:
-		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
 	}
 	return err
 }

@@ -36,7 +36,6 @@ type laneMarks struct {
 	absent        numset.Set // lanes that were not in memory
 	lanes, queues numset.Set // that are named
 	entries       int        // read
-	err           error      // nothing was found
 }
 
 func (s *State) sweepLanesIsDue() bool {

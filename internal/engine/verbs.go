@@ -41,9 +41,7 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 		if done, err := s.sessions.outcome(call); err != nil {
 			return Decided, err
 		} else if done != nil {
-			for _, id := range done.IDs {
-				out.IDs = append(out.IDs, id)
-			}
+			out.IDs = append(out.IDs, done.IDs...)
 			out.Duplicates = append(out.Duplicates, done.Duplicates...)
 			return Decided, nil
 		}
