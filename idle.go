@@ -12,7 +12,7 @@ import (
 
 // WaitIdle waits until the queues named, or all queues if none is, have no task
 // that is ready, scheduled, blocked or leased: all work is done, or dead. It returns the
-// cause of ctx if ctx ends first.
+// error of ctx if ctx ends first.
 //
 // It is for programs that end when their work does. Nothing keeps others from
 // producing at the moment at which it returns.

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// layers are the packages that know what is stored, the lowest first. Each imports those below it only,
-// and whatever of internal is in no layer.
+// layers are the packages that know what is stored, and others that share their errors, the lowest
+// first. Each imports those below it only, and whatever of internal is in no layer.
 var layers = [][]string{
 	{"base"}, {"keys", "record", "peer"}, {"store", "manifest"}, {"schema"}, {"engine", "fsck"},
 }

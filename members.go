@@ -21,7 +21,7 @@ import (
 // must never have been a member under its name with another directory.
 //
 // AddNode may be called on any node, and again if it has returned an error, such
-// as the cause of ctx: what has been done stays done.
+// as that of ctx: what has been done stays done.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
 // and that of ctx.
