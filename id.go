@@ -1,11 +1,9 @@
 package codeq
 
 import (
-	"encoding/binary"
 	"encoding/hex"
 	"time"
 
-	"codeq/internal/engine"
 	"codeq/internal/keys"
 )
 
@@ -61,42 +59,5 @@ func (id ID) Time() time.Time {
 	return time.UnixMilli(int64(keys.SinceMillis(keys.SinceOf(id))))
 }
 
-// Receipt names one lease of one task. Whoever holds it may finish the task,
-// once, while the lease is in force. It is plain data: an application may hand
-// it to a remote worker as text.
-type Receipt struct {
-	ID    ID
-	Token uint64 // larger with every lease of the task
-}
-
-// String returns the text form, ID.token.
-func (r Receipt) String() string { return r.inner().String() }
-
-// MarshalText returns the text form, ID.token.
-func (r Receipt) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-// UnmarshalText reads the text form.
-func (r *Receipt) UnmarshalText(b []byte) error {
-	var raw [8]byte
-	if len(b) != idTextLen+1+2*len(raw) || b[idTextLen] != '.' {
-		return &InvalidError{"Receipt", string(b), "ID.token"}
-	}
-	var id ID
-	if err := id.UnmarshalText(b[:idTextLen]); err != nil {
-		return err
-	}
-	if _, err := hex.Decode(raw[:], b[idTextLen+1:]); err != nil {
-		return &InvalidError{"Receipt", string(b), "hexadecimal digits"}
-	}
-	*r = Receipt{ID: id, Token: binary.BigEndian.Uint64(raw[:])}
-	return nil
-}
-
 // shard is the number of the shard that the ID routes to.
 func (id ID) shard(shards int) int { return keys.ShardOf(id, shards) }
-
-// receiptOf is a receipt of the rules.
-func receiptOf(r engine.Receipt) Receipt { return Receipt{ID: r.ID, Token: r.Token} }
-
-// inner is the receipt as the rules have it.
-func (r Receipt) inner() engine.Receipt { return engine.Receipt{ID: r.ID, Token: r.Token} }

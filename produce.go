@@ -443,3 +443,54 @@ func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }
 func taskError(verb string, i int, err error) error {
 	return fmt.Errorf("%s: task %d: %w", verb, i, err)
 }
+
+// appendTasks appends new tasks to a call of another node. What binds them to
+// others is in their records.
+func appendTasks(dst []byte, tasks []engine.NewTask) []byte {
+	dst = wire.AppendUint(dst, uint64(len(tasks)))
+	for i := range tasks {
+		t := &tasks[i]
+		dst = wire.AppendBytes(dst, t.Key.Queue)
+		dst = wire.AppendBytes(dst, t.Key.Tenant)
+		dst = append(dst, t.Key.Priority)
+		dst = wire.AppendBool(dst, t.Tied != nil)
+		dst = wire.AppendBytes(dst, t.Rec)
+	}
+	return dst
+}
+
+// farLimits are what bounds the batches of other nodes, whose own limits may be others.
+var farLimits = Limits{Parents: maxBatchParents, CommitBytes: maxCommitBytes}
+
+// readTasks reads what appendTasks has written. The records alias the message.
+func readTasks(r *wire.Reader) []engine.NewTask {
+	n := r.Count(5)
+	if n == 0 {
+		return nil
+	}
+	tasks := make([]engine.NewTask, n)
+	tied, cost := false, commitCost{}
+	for i := range tasks {
+		t := &tasks[i]
+		t.Key = engine.LaneKey{Queue: r.String(), Tenant: r.String(), Priority: r.Byte()}
+		bound := r.Bool()
+		t.Rec = r.Bytes()
+		rec, err := record.Decode(t.Rec)
+		if err != nil || !t.Valid(&rec, i) {
+			r.Fail()
+			return nil
+		}
+		t.RunAt = rec.RunAt
+		if bound {
+			t.Tied, tied = engine.TiedOf(&rec), true
+		}
+		if cost.add(t, &farLimits) != nil {
+			r.Fail()
+			return nil
+		}
+	}
+	if tied {
+		findTwins(tasks)
+	}
+	return tasks
+}

@@ -3,6 +3,8 @@ package codeq
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"codeq/internal/engine"
@@ -141,21 +143,6 @@ func (s State) MarshalText() ([]byte, error) { return taskStates.marshal(s) }
 // anything else.
 func (s *State) UnmarshalText(b []byte) error { return taskStates.unmarshal(s, b) }
 
-// Lease is a claimed task: the worker has it until Deadline.
-type Lease struct {
-	ID ID `json:",omitzero"`
-	// Receipt is what the verbs that finish the task ask for.
-	Receipt Receipt `json:",omitzero"`
-	Task
-	// Attempt counts the tries of this task, this one included.
-	Attempt int `json:",omitzero"`
-	// Deadline is when the lease expires, unless it is extended, by the wall
-	// clock of the process that granted it.
-	Deadline time.Time `json:",omitzero"`
-	// LastError is what the last failed attempt left behind.
-	LastError string `json:",omitzero"`
-}
-
 // ClaimRequest says what a Claim takes.
 type ClaimRequest struct {
 	// Queues are asked in this order: a task of the first that has one ready is
@@ -178,15 +165,6 @@ type ClaimRequest struct {
 	Local bool
 	// NoWait returns ErrEmpty instead of waiting for a task.
 	NoWait bool
-}
-
-// RetryOptions says how a failed attempt ends.
-type RetryOptions struct {
-	// Err is kept with the task and shown as Lease.LastError.
-	Err error
-	// After is how long the task waits before it is ready again. 0: by
-	// Options.Backoff; negative: not at all.
-	After time.Duration
 }
 
 // Backoff is the wait between two attempts: Base doubled (or multiplied by
@@ -388,3 +366,42 @@ func checkName(field, name string, limit int) error {
 
 func bytesOf(n int) string { return fmt.Sprintf("%d bytes", n) }
 func atMost(n int) string  { return fmt.Sprintf("at most %d bytes", n) }
+
+// enum is the texts of a type's values; one without a text is not a value.
+type enum[T ~uint8] struct {
+	name  string // of the type
+	texts []string
+}
+
+func (e *enum[T]) valid(v T) bool { return int(v) < len(e.texts) && e.texts[v] != "" }
+
+// text returns the text of a value, and the type and number of anything else.
+func (e *enum[T]) text(v T) string {
+	if e.valid(v) {
+		return e.texts[v]
+	}
+	return fmt.Sprintf("%s(%d)", e.name, uint8(v))
+}
+
+func (e *enum[T]) marshal(v T) ([]byte, error) {
+	if !e.valid(v) {
+		return nil, &InvalidError{e.name, uint8(v), e.allowed()}
+	}
+	return []byte(e.texts[v]), nil
+}
+
+func (e *enum[T]) unmarshal(v *T, text []byte) error {
+	i := slices.Index(e.texts, string(text))
+	if i < 0 || !e.valid(T(i)) {
+		return &InvalidError{e.name, fmt.Sprintf("%q", text), e.allowed()}
+	}
+	*v = T(i)
+	return nil
+}
+
+// allowed is all texts, such as "a, b or c".
+func (e *enum[T]) allowed() string {
+	texts := slices.DeleteFunc(slices.Clone(e.texts), func(s string) bool { return s == "" })
+	last := len(texts) - 1
+	return strings.Join(texts[:last], ", ") + " or " + texts[last]
+}

@@ -2,6 +2,8 @@ package codeq
 
 import (
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -273,3 +275,64 @@ func (op *extendOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *extendOp) decode(r *wire.Reader) { op.receipt, op.duration = readReceipt(r), r.Uint() }
+
+// Lease is a claimed task: the worker has it until Deadline.
+type Lease struct {
+	ID ID `json:",omitzero"`
+	// Receipt is what the verbs that finish the task ask for.
+	Receipt Receipt `json:",omitzero"`
+	Task
+	// Attempt counts the tries of this task, this one included.
+	Attempt int `json:",omitzero"`
+	// Deadline is when the lease expires, unless it is extended, by the wall
+	// clock of the process that granted it.
+	Deadline time.Time `json:",omitzero"`
+	// LastError is what the last failed attempt left behind.
+	LastError string `json:",omitzero"`
+}
+
+// Receipt names one lease of one task. Whoever holds it may finish the task,
+// once, while the lease is in force. It is plain data: an application may hand
+// it to a remote worker as text.
+type Receipt struct {
+	ID    ID
+	Token uint64 // larger with every lease of the task
+}
+
+// String returns the text form, ID.token.
+func (r Receipt) String() string { return r.inner().String() }
+
+// MarshalText returns the text form, ID.token.
+func (r Receipt) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads the text form.
+func (r *Receipt) UnmarshalText(b []byte) error {
+	var raw [8]byte
+	if len(b) != idTextLen+1+2*len(raw) || b[idTextLen] != '.' {
+		return &InvalidError{"Receipt", string(b), "ID.token"}
+	}
+	var id ID
+	if err := id.UnmarshalText(b[:idTextLen]); err != nil {
+		return err
+	}
+	if _, err := hex.Decode(raw[:], b[idTextLen+1:]); err != nil {
+		return &InvalidError{"Receipt", string(b), "hexadecimal digits"}
+	}
+	*r = Receipt{ID: id, Token: binary.BigEndian.Uint64(raw[:])}
+	return nil
+}
+
+// receiptOf is a receipt of the rules.
+func receiptOf(r engine.Receipt) Receipt { return Receipt{ID: r.ID, Token: r.Token} }
+
+// inner is the receipt as the rules have it.
+func (r Receipt) inner() engine.Receipt { return engine.Receipt{ID: r.ID, Token: r.Token} }
+
+// RetryOptions says how a failed attempt ends.
+type RetryOptions struct {
+	// Err is kept with the task and shown as Lease.LastError.
+	Err error
+	// After is how long the task waits before it is ready again. 0: by
+	// Options.Backoff; negative: not at all.
+	After time.Duration
+}
