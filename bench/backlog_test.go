@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -142,7 +143,7 @@ func ratePerSecond(b *testing.B, callers int, f func(ctx context.Context, n int)
 		wg.Go(func() {
 			n := 0
 			for ; time.Now().Before(end); n++ {
-				if err := f(ctx, n*callers+c); err == codeq.ErrEmpty {
+				if err := f(ctx, n*callers+c); errors.Is(err, codeq.ErrEmpty) {
 					break
 				} else if err != nil {
 					b.Error(err)

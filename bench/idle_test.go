@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -38,7 +39,7 @@ func BenchmarkIdle(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(100*used.Seconds()/time.Since(start).Seconds(), "%core")
 	cancel()
-	if err := <-waiting; err != context.Canceled {
+	if err := <-waiting; !errors.Is(err, context.Canceled) {
 		b.Error(err)
 	}
 	if err := q.Close(); err != nil {
