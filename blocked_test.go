@@ -15,7 +15,7 @@ import (
 // for, those that it does not hold are read from disk.
 func TestMarksBeyondMemory(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		const parents = 3*engine.MarksCap/engine.TellAtOnce + 10
+		const parents = 3*engine.WakeupsCap/engine.TellAtOnce + 10
 		var cursors [][]byte
 		var canceled []ID
 		for range parents {
@@ -31,10 +31,10 @@ func TestMarksBeyondMemory(t *testing.T) {
 		requireSettled(t, q)
 		require.EqualValues(t, parents*engine.TellAtOnce, countsOf(t, q, "child").Blocked)
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.False(t, s.Probe().Usage().MarksOnDisk)
+			require.False(t, s.Probe().Usage().WakeupsOnDisk)
 			s.commit = watchedCommitter{s.commit, func() {
-				if u := s.Probe().Usage(); u.MarksOnDisk {
-					cursors = append(cursors, u.MarksFrom)
+				if u := s.Probe().Usage(); u.WakeupsOnDisk {
+					cursors = append(cursors, u.WakeupsFrom)
 				}
 			}}
 			for _, id := range canceled {
@@ -47,8 +47,8 @@ func TestMarksBeyondMemory(t *testing.T) {
 		requireSettled(t, q)
 		require.Zero(t, countsOf(t, q, "child"))
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.False(t, s.Probe().Usage().MarksOnDisk, "memory holds them all again")
-			require.Zero(t, s.Probe().Usage().Marks)
+			require.False(t, s.Probe().Usage().WakeupsOnDisk, "memory holds them all again")
+			require.Zero(t, s.Probe().Usage().Wakeups)
 			require.NotEmpty(t, cursors)
 			require.True(t, slices.IsSortedFunc(cursors, bytes.Compare), "each group goes on where the one before ended")
 			require.Less(t, string(cursors[0]), string(cursors[len(cursors)-1]))
@@ -85,7 +85,7 @@ func TestFront(t *testing.T) {
 		require.Equal(t, "3", string(l.Payload))
 		require.NoError(t, q.Extend(t.Context(), l.Receipt, 2*time.Hour))
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			front := s.Probe().FrontOf(like.groupScope())
+			front := s.Probe().CursorOf(like.groupScope())
 			require.Positive(t, bytes.Compare(front[:], l.ID[:]), "behind those that have gone on")
 			return nil
 		}))

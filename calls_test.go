@@ -49,7 +49,7 @@ func sampleCalls() map[string]request {
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": &deleteScheduleOp{name: "s"},
 		"schedules":      &schedulesOp{after: "s", more: true, infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}},
-		"parcel": &parcel{from: 2, first: 5, messages: []keys.Message{
+		"parcel": &messageBatch{from: 2, first: 5, messages: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},
 		"get":       &readOp{id: id(3), task: info},
@@ -189,7 +189,7 @@ func FuzzErrors(f *testing.F) {
 
 // FuzzEntry: a damaged log entry is refused, or is one.
 func FuzzEntry(f *testing.F) {
-	e := entry{term: 3, batch: []byte("batch"), news: []byte("news")}
+	e := entry{term: 3, batch: []byte("batch"), broadcast: []byte("news")}
 	f.Add(e.append(nil))
 	f.Add([]byte{})
 	f.Add((&entry{}).append(nil))
@@ -210,18 +210,18 @@ func FuzzNews(f *testing.F) {
 		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
 		Canceled: []engine.Receipt{{ID: ID{3}, Token: 4}},
 	}
-	f.Add(encodeNews(&b))
+	f.Add(encodeBroadcast(&b))
 	f.Add([]byte{0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var n news
+		var n broadcast
 		var err error
-		testalloc.Decode(t, len(b), func() { n, err = parseNews(b) })
+		testalloc.Decode(t, len(b), func() { n, err = parseBroadcast(b) })
 		if err != nil {
 			require.ErrorIs(t, err, ErrCorrupt)
 			return
 		}
-		again := encodeNews(&engine.Effects{Events: n.events, Endings: n.endings, Canceled: n.canceled})
-		m, err := parseNews(again)
+		again := encodeBroadcast(&engine.Effects{Events: n.events, Endings: n.endings, Canceled: n.canceled})
+		m, err := parseBroadcast(again)
 		if again != nil {
 			require.NoError(t, err)
 			require.Equal(t, n, m)
@@ -236,10 +236,10 @@ func TestNewsTravel(t *testing.T) {
 		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
 		Canceled: []engine.Receipt{{ID: ID{3}, Token: 4}},
 	}
-	n, err := parseNews(encodeNews(&b))
+	n, err := parseBroadcast(encodeBroadcast(&b))
 	require.NoError(t, err)
-	require.Equal(t, news{b.Events, b.Endings, b.Canceled}, n)
-	require.Nil(t, encodeNews(new(engine.Effects)), "no news take no space")
+	require.Equal(t, broadcast{b.Events, b.Endings, b.Canceled}, n)
+	require.Nil(t, encodeBroadcast(new(engine.Effects)), "no news take no space")
 }
 
 // TestClusterOptions: what cannot be is refused before anything is made.

@@ -236,9 +236,9 @@ type claimOp struct {
 	local    bool // of a Run, perhaps of another node: its leases end with the process
 
 	// In a cluster only.
-	remote bool     // a claim of another node, or for the claims of this one: made for one call
-	abroad abroad   // of a claim of this node
-	asked  []string // queues that have no permit for it, as it knows
+	remote     bool       // a claim of another node, or for the claims of this one: made for one call
+	remoteWait remoteWait // of a claim of this node
+	asked      []string   // queues that have no permit for it, as it knows
 
 	shards  []*shard      // of this process, in which it may wait; they stay as they are
 	begin   int           // the index of the one that it visits first; written by the one whose turn it is
@@ -268,7 +268,7 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	op.queues, op.weights, op.grants, op.err = op.queues[:0], op.weights[:0], op.grants[:0], nil
 	op.list, op.drawn = nil, 0
-	op.begin, op.visited, op.full, op.sent, op.shards, op.local, op.abroad, op.asked = 0, 0, nil, 0, nil, false, abroad{}, nil
+	op.begin, op.visited, op.full, op.sent, op.shards, op.local, op.remoteWait, op.asked = 0, 0, nil, 0, nil, false, remoteWait{}, nil
 	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
 	op.pool.Put(op)
 }
@@ -322,8 +322,8 @@ func (s *shard) passOn(op *claimOp) {
 	if op.noWait && op.take() {
 		op.err = cmp.Or(op.full, ErrEmpty)
 		s.settle(op)
-	} else if op.abroad.table != nil && !op.noWait {
-		op.abroad.table.add(op)
+	} else if op.remoteWait.table != nil && !op.noWait {
+		op.remoteWait.table.add(op)
 		return
 	}
 	op.unref()
@@ -418,7 +418,7 @@ const (
 	claimNothing   claimOutcome = iota
 	claimServed                 // or taken by somebody else
 	claimPending                // depends on a refill
-	claimAsks                   // does not wait, and is resolved again when the warden has answered
+	claimAsks                   // does not wait, and is resolved again when the permit allocator has answered
 	claimElsewhere              // another shard has something more urgent
 )
 
@@ -627,8 +627,8 @@ func refuse(op operation, reason error) {
 		op.settle(reason)
 		return
 	}
-	if c.abroad.table != nil && !c.noWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
-		c.abroad.table.add(c)
+	if c.remoteWait.table != nil && !c.noWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
+		c.remoteWait.table.add(c)
 		return
 	}
 	if c.take() {

@@ -115,7 +115,7 @@ func (s *shard) dropIdleSets(names int) {
 			return
 		}
 		set.waiters.sweep()
-		set.away.sweep()
+		set.remote.sweep()
 		mayBeAsked := set.queues.Len() < len(set.list.names) && s.Windows.Pass-set.group < setGroups
 		if set.front().len() == 0 && !set.hungry && !mayBeAsked {
 			s.dropSet(set)
@@ -166,7 +166,7 @@ type dropSetOp struct{ list *queueList }
 func (op *dropSetOp) resolve(s *shard) {
 	if set := s.sets[op.list.digest]; set != nil && set.list == op.list {
 		set.waiters.sweep()
-		set.away.sweep()
+		set.remote.sweep()
 		if set.front().len() == 0 && !set.hungry {
 			s.dropSet(set)
 		}

@@ -52,9 +52,9 @@ type claimLine struct {
 	drop    context.CancelFunc
 }
 
-// abroad is how a claim of this node gets to the shards of the cluster: it visits
+// remoteWait is how a claim of this node gets to the shards of the cluster: it visits
 // those that the node leads, and is then listed in the table for the others.
-type abroad struct {
+type remoteWait struct {
 	table  *claimTable
 	listed bool // guarded by the table's mu
 }
@@ -95,7 +95,7 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 		return t.askAll(ctx, req, r)
 	}
 	op := q.newClaim(req, r)
-	op.abroad.table = t
+	op.remoteWait.table = t
 	if len(led) == 0 {
 		t.add(op)
 	} else {
@@ -152,10 +152,10 @@ func (t *claimTable) add(op *claimOp) {
 	key := lineKey{queues: lineName(op), duration: op.duration, local: op.local}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if op.abroad.listed {
+	if op.remoteWait.listed {
 		return
 	}
-	op.abroad.listed = true
+	op.remoteWait.listed = true
 	if t.closed {
 		op.ticket().refuse(ErrClosed)
 		return

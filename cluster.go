@@ -154,18 +154,18 @@ func (c *Cluster) dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 
 // node is what makes a queue part of a cluster.
 type node struct {
-	queue  *Queue
-	opts   *Cluster
-	self   Peer
-	log    *slog.Logger
-	peer   *peer.Node
-	logs   *raftlog.Store
-	stable raftlog.Stables
-	room   *logRoom
-	claims *claimTable
-	wishes wishes
-	routes changes // of any replica's route
-	life   uint64  // random: tells this life of the node from the others
+	queue     *Queue
+	opts      *Cluster
+	self      Peer
+	log       *slog.Logger
+	peer      *peer.Node
+	logs      *raftlog.Store
+	stable    raftlog.Stables
+	room      *logRoom
+	claims    *claimTable
+	interests interests
+	routes    changes // of any replica's route
+	life      uint64  // random: tells this life of the node from the others
 
 	ready      atomic.Bool // every replica takes part in its group
 	quit       chan struct{}
@@ -181,7 +181,7 @@ func (q *Queue) newNode() *node {
 	n := &node{
 		queue: q, opts: c, log: q.opts.log.With("node", c.Node), life: newLife(),
 		self: Peer{c.Node, cmp.Or(c.Advertise, c.Listen)},
-		quit: make(chan struct{}), wishes: wishes{turn: make(chan struct{}, 1)},
+		quit: make(chan struct{}), interests: interests{turn: make(chan struct{}, 1)},
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.claims = newClaimTable(n)
@@ -229,7 +229,7 @@ func (n *node) openReplicas() (err error) {
 	for i := range q.replicas {
 		r := &replica{
 			index: i, node: n, ended: make(chan *shard, 1), kept: make(chan struct{}, 1),
-			office: newOffice(), growth: growth{due: make(chan struct{}, 1)},
+			leading: newLeaderTerm(), growth: growth{due: make(chan struct{}, 1)},
 		}
 		q.replicas[i] = r
 		meta := manifest.MetaDir(fs, dir, i)

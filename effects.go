@@ -77,7 +77,7 @@ func (s *shard) tellAll() {
 			}
 		}
 		for _, r := range e.Canceled {
-			s.runs.canceled(receiptOf(r))
+			s.runs.cancel(receiptOf(r))
 		}
 	}
 }
@@ -117,8 +117,8 @@ func eventsOf(events []engine.Event) []Event {
 	return all
 }
 
-// parcel is messages on their way to the shard that resolves it.
-type parcel struct {
+// messageBatch is messages on their way to the shard that resolves it.
+type messageBatch struct {
 	completion
 	from     int // shards
 	to       int
@@ -127,7 +127,7 @@ type parcel struct {
 	taken    int
 }
 
-func (p *parcel) resolve(s *shard) {
+func (p *messageBatch) resolve(s *shard) {
 	if p.from >= len(s.Inbound) { // decode does not know how many shards there are
 		p.err = errMalformedCall
 		s.settle(p)
@@ -141,16 +141,16 @@ func (p *parcel) resolve(s *shard) {
 	s.settle(p)
 }
 
-func (p *parcel) encode(dst []byte) (callKind, []byte) {
+func (p *messageBatch) encode(dst []byte) (callKind, []byte) {
 	dst = wire.AppendUint(wire.AppendUint(dst, uint64(p.from)), p.first)
 	dst = wire.AppendUint(dst, uint64(len(p.messages)))
 	for i := range p.messages {
 		dst = wire.AppendBytes(dst, p.messages[i].Append(nil))
 	}
-	return callParcel, dst
+	return callMessages, dst
 }
 
-func (p *parcel) decode(r *wire.Reader) {
+func (p *messageBatch) decode(r *wire.Reader) {
 	from := r.Uint()
 	if from >= maxShards {
 		r.Fail()
@@ -173,12 +173,12 @@ func (p *parcel) decode(r *wire.Reader) {
 	}
 }
 
-func (p *parcel) again() { p.taken, p.err = 0, nil }
+func (p *messageBatch) again() { p.taken, p.err = 0, nil }
 
 // deliver has the receiver take messages, whoever leads it, and the sender's owner learn of it. If
 // the receiver does not take any more, they stay where they are until the next Open.
 func (s *shard) deliver(o *engine.Outgoing) {
-	p := &parcel{completion: newCompletion(), from: s.index, to: o.To, first: o.First, messages: o.Messages}
+	p := &messageBatch{completion: newCompletion(), from: s.index, to: o.To, first: o.First, messages: o.Messages}
 	if s.node != nil {
 		s.goFor("parcel", func() {
 			n := s.node
@@ -200,7 +200,7 @@ func (s *shard) deliver(o *engine.Outgoing) {
 
 // confirmOp forgets messages that their receiver has taken, or sends them again.
 type confirmOp struct {
-	by  *parcel
+	by  *messageBatch
 	err error // they may not have been taken
 }
 
@@ -221,7 +221,7 @@ func (s *shard) startSweep(sw *engine.LaneSweep) {
 	go func() {
 		defer v.close() // which the store waits for before it closes
 		swept.err = guarded(s.opts.log, "sweep of lanes", func() error {
-			return sw.Marks.Read(v.snap, func() bool {
+			return sw.Names.Read(v.snap, func() bool {
 				select {
 				case <-s.done:
 					return true

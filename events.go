@@ -143,7 +143,7 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 		return nil, err
 	}
 	if q.node != nil {
-		if err := q.node.wish(q.node.ctx, 0); err != nil {
+		if err := q.node.publishInterests(q.node.ctx, 0); err != nil {
 			sub.Close()
 			return nil, err
 		}

@@ -110,7 +110,7 @@ func FuzzBatch(f *testing.F) {
 	f.Add([]byte("short"))
 	index := uint64(0)
 	f.Fuzz(func(t *testing.T, repr []byte) {
-		r := &replica{store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}}}
+		r := &replica{store: st, leading: newLeaderTerm(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}}}
 		m := &stateMachine{replica: r}
 		index++
 		e := entry{term: 1, batch: repr}
@@ -155,14 +155,14 @@ func FuzzServe(f *testing.F) {
 	strange := engine.NewTask{Key: engine.LaneKey{Queue: "a", Priority: 200}, Rec: []byte{0}}
 	for _, op := range []request{
 		&produceOp{tasks: []engine.NewTask{bad}}, &produceOp{tasks: []engine.NewTask{strange}},
-		&parcel{from: 1, first: 1, messages: []keys.Message{
+		&messageBatch{from: 1, first: 1, messages: []keys.Message{
 			{Kind: keys.MsgAdmit, Queue: "a", Record: bad.Rec},
 			{Kind: keys.MsgAdmit, Queue: "a", Priority: 200, Record: strange.Rec},
 			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte("{}")},
 			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte(`{"Rate":-1}`)},
 			{Kind: keys.MsgDepend, Parent: keys.ID{1}, Child: keys.ID{2}, Outcome: 77},
 		}},
-		&parcel{from: 3, first: 1},
+		&messageBatch{from: 3, first: 1},
 		&configureOp{queue: "b", value: []byte(`{"Concurrency":1}`)},
 		&permitsOp{queue: "b", shard: 99},
 	} {

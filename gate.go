@@ -195,7 +195,7 @@ func (s *shard) limitClaims(c *queueClaims, before *engine.Settings, fresh bool)
 	} else {
 		s.permit(c, before)
 		if s.index == 0 {
-			s.ward(c, fresh)
+			s.allocate(c, fresh)
 		}
 	}
 	q.Gated = c.gate != nil
@@ -228,8 +228,8 @@ func (s *shard) openGates() {
 	for s.gatesAreDue() && !s.Spent() {
 		c := s.throttled.Pop()
 		s.open(c)
-		if c.warden != nil {
-			s.allot(c.warden)
+		if c.allocator != nil {
+			s.allot(c.allocator)
 		}
 	}
 }

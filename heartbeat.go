@@ -13,10 +13,10 @@ import (
 	"codeq/internal/wire"
 )
 
-// heart keeps the leases of a Run's running handlers alive whose tasks lie in
+// leaseRenewer keeps the leases of a Run's running handlers alive whose tasks lie in
 // one shard; a shard that stalls delays the heart of no other. It beats three
 // times in the length of a lease, and rests while no handler runs.
-type heart struct {
+type leaseRenewer struct {
 	runner *runner
 	shard  int
 	woken  chan struct{} // capacity 1: handlers are about to run
@@ -25,21 +25,21 @@ type heart struct {
 	once   sync.Once
 }
 
-func newHeart(r *runner, shard int) *heart {
-	return &heart{runner: r, shard: shard, woken: make(chan struct{}, 1), quit: make(chan struct{})}
+func newLeaseRenewer(r *runner, shard int) *leaseRenewer {
+	return &leaseRenewer{runner: r, shard: shard, woken: make(chan struct{}, 1), quit: make(chan struct{})}
 }
 
 // kick ends the rest.
-func (h *heart) kick() {
+func (h *leaseRenewer) kick() {
 	select {
 	case h.woken <- struct{}{}:
 	default:
 	}
 }
 
-func (h *heart) stop() { h.once.Do(func() { close(h.quit) }) }
+func (h *leaseRenewer) stop() { h.once.Do(func() { close(h.quit) }) }
 
-func (h *heart) run() {
+func (h *leaseRenewer) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -63,7 +63,7 @@ func (h *heart) run() {
 
 // beat renews the leases of the running handlers, and cancels those whose
 // lease is lost.
-func (h *heart) beat() (running bool) {
+func (h *leaseRenewer) beat() (running bool) {
 	r := h.runner
 	op := &renewOp{completion: newCompletion(), duration: millis(r.opts.LeaseFor)}
 	for _, w := range r.workers {
@@ -93,20 +93,20 @@ func (h *heart) beat() (running bool) {
 		lost[receipt] = op.errs[i]
 	}
 	for _, w := range r.workers {
-		w.forfeit(lost)
+		w.cancelIfLost(lost)
 	}
 	return true
 }
 
-// canceled ends the handler of a task that was canceled. The shard's owner
+// cancel ends the handler of a task that was canceled. The shard's owner
 // calls it: it does not wait for hooks.
-func (r *runner) canceled(receipt Receipt) {
+func (r *runner) cancel(receipt Receipt) {
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
-			r.void.add(receipt)
+			r.canceledReceipts.add(receipt)
 			lost := map[Receipt]error{receipt: errCanceled(receipt)}
 			for _, w := range r.workers {
-				if w.forfeit(lost) {
+				if w.cancelIfLost(lost) {
 					return
 				}
 			}
@@ -114,21 +114,21 @@ func (r *runner) canceled(receipt Receipt) {
 	})
 }
 
-// voidList is receipts of canceled tasks, whose handlers are not to begin.
-type voidList struct {
+// canceledList is receipts of canceled tasks, whose handlers are not to begin.
+type canceledList struct {
 	some   atomic.Bool
 	mu     sync.Mutex // guards leases
 	leases recent.Set[Receipt]
 }
 
-func (v *voidList) add(r Receipt) {
+func (v *canceledList) add(r Receipt) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.leases.Add(r)
 	v.some.Store(true)
 }
 
-func (v *voidList) has(r Receipt) bool {
+func (v *canceledList) has(r Receipt) bool {
 	if !v.some.Load() {
 		return false
 	}
@@ -139,8 +139,8 @@ func (v *voidList) has(r Receipt) bool {
 
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }
 
-// forfeit cancels the running handler if its lease is among the lost.
-func (w *worker) forfeit(lost map[Receipt]error) bool {
+// cancelIfLost cancels the running handler if its lease is among the lost.
+func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
 	w.mu.Lock()
 	f := w.frame
 	if !w.ours || lost[f.lease.Receipt] == nil {

@@ -29,8 +29,8 @@ import (
 // term is applied, or the store replaced, only after the owner has ended. So an
 // owner never sees a store that others write, and what it reads is what it wrote.
 
-// office is who decides for the replica's shard.
-type office struct {
+// leaderTerm is who decides for the replica's shard.
+type leaderTerm struct {
 	// leaving has an element while a shard comes to its end, which is for as long as a commit
 	// takes: what waits for it waits in a channel, as a fake clock goes on only then.
 	leaving chan struct{}
@@ -40,7 +40,7 @@ type office struct {
 	handing bool       // the shard is being handed over: nobody takes office here
 }
 
-func newOffice() office { return office{leaving: make(chan struct{}, 1)} }
+func newLeaderTerm() leaderTerm { return leaderTerm{leaving: make(chan struct{}, 1)} }
 
 // watch follows the elections of the shard's Raft group until quit is closed.
 func (r *replica) watch(quit <-chan struct{}) {
@@ -72,34 +72,34 @@ func (r *replica) watch(quit <-chan struct{}) {
 		if r.raft.State() != raft.Leader || r.failure() != nil {
 			continue
 		}
-		if err := r.takeOffice(); err != nil && r.raft.State() == raft.Leader {
+		if err := r.becomeLeader(); err != nil && r.raft.State() == raft.Leader {
 			r.node.log.Warn("shard cannot be led yet", "shard", r.index, "err", err)
 			retry.Reset(r.node.opts.HeartbeatTimeout / 4)
 		}
 	}
 }
 
-// takeOffice makes this node's replica the shard.
-func (r *replica) takeOffice() error {
+// becomeLeader makes this node's replica the shard.
+func (r *replica) becomeLeader() error {
 	term := r.raft.CurrentTerm()
 	begin := proposer{replica: r, term: term}
 	if err := begin.Commit(nil); err != nil {
 		return err
 	}
-	if err := r.christen(&begin); err != nil {
+	if err := r.writeIdentity(&begin); err != nil {
 		return err
 	}
 	s, err := r.load(term)
 	if err != nil {
 		return err
 	}
-	r.office.mu.Lock()
-	if r.office.seen > term || r.office.handing {
-		r.office.mu.Unlock()
+	r.leading.mu.Lock()
+	if r.leading.seen > term || r.leading.handing {
+		r.leading.mu.Unlock()
 		return fmt.Errorf("%w: term %d is over, or another node is to lead", ErrNotLeader, term)
 	}
 	r.lead.Store(s)
-	r.office.mu.Unlock()
+	r.leading.mu.Unlock()
 	go func() {
 		s.runGuarded()
 		select {
@@ -113,8 +113,8 @@ func (r *replica) takeOffice() error {
 	return nil
 }
 
-// christen has the first leader ever, and the first of a format, store what the shard is.
-func (r *replica) christen(p *proposer) error {
+// writeIdentity has the first leader ever, and the first of a format, store what the shard is.
+func (r *replica) writeIdentity(p *proposer) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	shards := len(r.node.queue.replicas)
@@ -147,7 +147,7 @@ func (r *replica) load(term uint64) (*shard, error) {
 	s := newShard(r.index, q.opts, r.store, gates)
 	s.node, s.replica, s.office = r.node, r, r.applied.Load()
 	s.steps.table = &r.steps
-	s.commit = &proposer{replica: r, term: term, news: &s.Effects}
+	s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
 	if err := s.load(); err != nil {
 		return nil, err
 	}
@@ -159,8 +159,8 @@ func (r *replica) load(term uint64) (*shard, error) {
 // leave ends the shard that is led here, and returns when it has ended, whoever
 // ends it. It is false if none is.
 func (r *replica) leave(reason error) bool {
-	r.office.leaving <- struct{}{}
-	defer func() { <-r.office.leaving }()
+	r.leading.leaving <- struct{}{}
+	defer func() { <-r.leading.leaving }()
 	s := r.lead.Swap(nil)
 	if s == nil {
 		return false
@@ -278,22 +278,22 @@ func (r *replica) timeoutNow() *raft.TimeoutNowRequest {
 
 // beginOffer notes that the shard is handed over in this term.
 func (r *replica) beginOffer() (term uint64, err error) {
-	r.office.mu.Lock()
-	defer r.office.mu.Unlock()
+	r.leading.mu.Lock()
+	defer r.leading.mu.Unlock()
 	term, now := r.raft.CurrentTerm(), time.Now()
-	if last := r.office.offer; r.office.handing || last.term == term && now.Sub(last.at) < offerPause {
+	if last := r.leading.offer; r.leading.handing || last.term == term && now.Sub(last.at) < offerPause {
 		return 0, fmt.Errorf("shard %d, term %d: %w", r.index, term, errOffered)
 	}
-	r.office.offer, r.office.handing = offer{term, now}, true
+	r.leading.offer, r.leading.handing = offer{term, now}, true
 	return term, nil
 }
 
 // endOffer has watch take office again if the shard was led here, and Raft's
 // leadership is still this node's.
 func (r *replica) endOffer(led bool) {
-	r.office.mu.Lock()
-	r.office.handing = false
-	r.office.mu.Unlock()
+	r.leading.mu.Lock()
+	r.leading.handing = false
+	r.leading.mu.Unlock()
 	if led {
 		select {
 		case r.kept <- struct{}{}:
@@ -311,7 +311,7 @@ func (r *replica) handOver() error {
 	var heir raft.Server
 	var longest uint64
 	for _, m := range members {
-		if m.ID == raft.ServerID(r.node.self.Node) || r.contacts.outage(m.ID, r.raft.CurrentTerm()) != nil {
+		if m.ID == raft.ServerID(r.node.self.Node) || r.health.outage(m.ID, r.raft.CurrentTerm()) != nil {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(r.node.ctx, r.node.opts.ElectionTimeout)
@@ -333,13 +333,13 @@ type offer struct {
 	at   time.Time
 }
 
-// obey has what was decided here in an earlier term than the given one come to
+// observeTerm has what was decided here in an earlier term than the given one come to
 // its end, before an entry of that term is applied. Raft calls it.
-func (r *replica) obey(term uint64) {
-	r.office.mu.Lock()
-	later := term > r.office.seen
-	r.office.seen = max(term, r.office.seen)
-	r.office.mu.Unlock()
+func (r *replica) observeTerm(term uint64) {
+	r.leading.mu.Lock()
+	later := term > r.leading.seen
+	r.leading.seen = max(term, r.leading.seen)
+	r.leading.mu.Unlock()
 	if later {
 		r.leave(ErrNotLeader)
 	}

@@ -27,7 +27,7 @@ type Mux struct {
 
 // handler works on a task; what it leaves in the frame is stored if it returns
 // nil. l is f.lease unless a middleware has replaced it.
-type handler func(ctx context.Context, l *Lease, f *frame) error
+type handler func(ctx context.Context, l *Lease, f *taskContext) error
 
 // Handler is the handler of a queue as middleware sees it: Args and all that is
 // decoded are inside it.
@@ -86,7 +86,7 @@ func (m *Mux) compose() (_ map[string]handler, err error) {
 				return nil, &InvalidError{fmt.Sprintf("Use middleware %d", i), "returned nil", "a Handler"}
 			}
 		}
-		composed[queue] = func(ctx context.Context, l *Lease, _ *frame) error { return chain(ctx, l) }
+		composed[queue] = func(ctx context.Context, l *Lease, _ *taskContext) error { return chain(ctx, l) }
 	}
 	return composed, nil
 }
@@ -97,7 +97,7 @@ var errForeignContext = errors.New("codeq: a middleware passed on a context that
 // that middleware sees it as one.
 func (h handler) last() Handler {
 	return func(ctx context.Context, l *Lease) (err error) {
-		f := frameOf(ctx)
+		f := taskContextOf(ctx)
 		if f == nil {
 			return errForeignContext
 		}
@@ -118,7 +118,7 @@ type Job[T any] struct {
 	*Lease
 	// Args is the decoded payload.
 	Args     T
-	frame    *frame
+	frame    *taskContext
 	encoding *encoding
 }
 
@@ -202,7 +202,7 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 	if m.handlers == nil {
 		m.handlers = make(map[string]handler)
 	}
-	m.handlers[queue] = func(ctx context.Context, l *Lease, f *frame) error {
+	m.handlers[queue] = func(ctx context.Context, l *Lease, f *taskContext) error {
 		job := &Job[T]{Lease: l, frame: f, encoding: enc}
 		if err := enc.decode(l.Payload, &job.Args); err != nil {
 			return DeadLetter(fmt.Errorf("codeq: payload of queue %s into %T: %w", queue, job.Args, err))

@@ -69,7 +69,7 @@ func (f *flowTest) underWay(from int) (n uint64) {
 // there once each, more of them than are under way at a time.
 func TestFollowUpsReachTheirShards(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-		const n = 2*engine.ParcelCap + 100
+		const n = 2*engine.BatchCap + 100
 		f.produceAt(0, Task{Queue: "start"})
 		next := slices.Concat(bound("a", 0, 1), bound("a", 1, n), bound("a", 2, n))
 		f.complete("start", next...)
@@ -102,9 +102,9 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 		for range 3 {
 			f.produceAt(0, Task{Queue: "start"})
 		}
-		tasks := bound("a", 1, 3*engine.ParcelCap)
+		tasks := bound("a", 1, 3*engine.BatchCap)
 		for i := range 3 {
-			f.complete("start", tasks[i*engine.ParcelCap:(i+1)*engine.ParcelCap]...)
+			f.complete("start", tasks[i*engine.BatchCap:(i+1)*engine.BatchCap]...)
 		}
 		for i := range tasks {
 			l := f.claim("a")
@@ -182,7 +182,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 		for round := range 3 {
 			f.produceAt(0, Task{Queue: "start"})
 			l := f.claim("start")
-			sent := bound("a", 1, engine.ParcelCap+10)
+			sent := bound("a", 1, engine.BatchCap+10)
 			before := f.payloads()[1:] // without start
 			atReceiver := shut(t, f.q.shard(1))
 			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, sent...))

@@ -12,27 +12,27 @@ import (
 
 // In a cluster the shards of a queue are led by several nodes, and a limit for all
 // of them is kept by permits: a shard leases a task of a queue with Concurrency or
-// Rate only with a permit, which it gets from the warden, the leader of the first
-// shard (warden.go). With Concurrency, a permit is taken up until the lease ends,
+// Rate only with a permit, which it gets from the permit allocator, the leader of the first
+// shard (permitallocator.go). With Concurrency, a permit is taken up until the lease ends,
 // and may then serve for the next one; with Rate, it serves once.
 //
-// What a shard tells the warden is not a change but how many permits it has, so
+// What a shard tells the permit allocator is not a change but how many permits it has, so
 // that what is lost, or comes twice, is put right by what comes next.
 //
-// Invariant: the warden never believes that a shard has fewer permits than it has.
+// Invariant: the permit allocator never believes that a shard has fewer permits than it has.
 // For that
 //   - permits are given back, and the ends of leases told, only after the group
 //     that ended the leases has persisted: a next leader would find them in force;
 //   - of what a shard has told, the latest counts, by office and number;
-//   - a shard takes what the warden grants only in answer to the last that it has
+//   - a shard takes what the permit allocator grants only in answer to the last that it has
 //     told. Whatever it tells makes answers to what it has told before void;
 //   - a leader answers what it is asked, as ever, only after a majority has
-//     confirmed that it leads. So a new warden that has asked a shard knows of
-//     all that any warden before it has granted there: after its answer, the
+//     confirmed that it leads. So a new permit allocator that has asked a shard knows of
+//     all that any permit allocator before it has granted there: after its answer, the
 //     shard takes it no more, and leaders of the shard before that one are over.
 //
 // A new leader of a shard has as many permits as there are leases in its store;
-// what its predecessor had more comes back to the warden when it tells that.
+// what its predecessor had more comes back to the permit allocator when it tells that.
 
 // permits is what a shard has of the permits of a queue. It is the gateway of the
 // queue in a cluster. The shard's owner uses it.
@@ -43,7 +43,7 @@ type permits struct {
 	spent  uint64 // have been used for a lease, ever
 	over   bool   // perhaps there are more leases than the limit: permits of leases that end go back
 
-	told  report // the last that the warden was told, and what it has granted since
+	told  report // the last that the permit allocator was told, and what it has granted since
 	sure  bool   // that it has heard that, or will
 	since uint64 // when; monotonic clock, ms
 	open  *permitsOp
@@ -102,7 +102,7 @@ func (c *queueClaims) permits() *permits {
 // soon as the group has persisted, if there are still claims then for which it would serve.
 func (p *permits) look(*shard, time.Time) (ok bool, wait time.Duration) {
 	if p.unused == 0 {
-		p.shard.attend(p.claims)
+		p.shard.markDirty(p.claims)
 		return false, 0
 	}
 	return true, 0
@@ -113,7 +113,7 @@ func (p *permits) enter(s *shard, now time.Time) (ok bool, wait time.Duration) {
 	if ok, wait = p.look(s, now); ok {
 		p.unused--
 		p.spent++
-		s.attend(p.claims)
+		s.markDirty(p.claims)
 	}
 	return ok, wait
 }
@@ -124,7 +124,7 @@ func (p *permits) leave(n int) (wake []*shard) {
 	if set.Concurrency == 0 {
 		return nil
 	}
-	s.attend(p.claims)
+	s.markDirty(p.claims)
 	if set.Rate == 0 && !p.over && !p.turnEnds() {
 		p.unused += n
 		s.throttle(p.claims, s.Now)
@@ -132,7 +132,7 @@ func (p *permits) leave(n int) (wake []*shard) {
 	return nil
 }
 
-// turnEnds reports whether other shards are to go first. While there is no warden
+// turnEnds reports whether other shards are to go first. While there is no permit allocator
 // to give permits to, none do.
 func (p *permits) turnEnds() bool {
 	s := p.shard
@@ -164,44 +164,44 @@ func (s *shard) permit(c *queueClaims, before *engine.Settings) {
 		return
 	}
 	p.sure = false
-	s.attend(c)
+	s.markDirty(c)
 }
 
-// attend has speak look after a queue.
-func (s *shard) attend(c *queueClaims) {
-	if !c.attended {
-		c.attended = true
-		s.attended = append(s.attended, c)
+// markDirty has speak look after a queue.
+func (s *shard) markDirty(c *queueClaims) {
+	if !c.dirty {
+		c.dirty = true
+		s.dirty = append(s.dirty, c)
 	}
 }
 
-// speak has the warden, and as the warden the other shards, learn what they have
+// flushReports has the permit allocator, and as the permit allocator the other shards, learn what they have
 // to. REQUIRES: all that was decided has persisted.
-func (s *shard) speak() {
-	if len(s.attended) == 0 {
+func (s *shard) flushReports() {
+	if len(s.dirty) == 0 {
 		return
 	}
-	s.attended, s.attending = s.attending[:0], s.attended
-	for i, c := range s.attending {
-		s.attending[i] = nil
-		c.attended = false
-		if c.warden != nil {
-			s.ask(c)
+	s.dirty, s.dirtyBefore = s.dirtyBefore[:0], s.dirty
+	for i, c := range s.dirtyBefore {
+		s.dirtyBefore[i] = nil
+		c.dirty = false
+		if c.allocator != nil {
+			s.askShards(c)
 		}
 		if p := c.permits(); p != nil {
-			s.tell(p)
+			s.report(p)
 		}
 	}
 }
 
-// tell tells the warden how many permits the shard has, if it has fewer than the
-// warden knows, or wants some. It gives those back that nobody wants.
-func (s *shard) tell(p *permits) {
+// report tells the permit allocator how many permits the shard has, if it has fewer than the
+// permit allocator knows, or wants some. It gives those back that nobody wants.
+func (s *shard) report(p *permits) {
 	q := p.claims.queue
 	need := p.need()
 	p.unused = min(p.unused, need)
 	if p.unused > 0 {
-		s.attend(p.claims) // until they are used: who wants them may change his mind
+		s.markDirty(p.claims) // until they are used: who wants them may change his mind
 	}
 	held, want := int(q.Counts.Leased)+p.unused, need-p.unused
 	if want == 0 {
@@ -235,7 +235,7 @@ func (s *shard) tell(p *permits) {
 	})
 }
 
-// note notes what the warden is about to learn. REQUIRES: open is nil.
+// note notes what the permit allocator is about to learn. REQUIRES: open is nil.
 func (p *permits) note(held int) {
 	s := p.shard
 	s.reports++
@@ -243,7 +243,7 @@ func (p *permits) note(held int) {
 	p.sure, p.since = true, s.Now
 }
 
-// void has an answer to what the warden was told last come to nothing.
+// void has an answer to what the permit allocator was told last come to nothing.
 func (p *permits) void() {
 	if p.open != nil {
 		p.drop()
@@ -270,7 +270,7 @@ func (p *permits) need() int {
 	return min(n, ready)
 }
 
-// asks has a claim that does not wait know whether the warden has permits, if
+// asks has a claim that does not wait know whether the permit allocator has permits, if
 // they are what it lacks. It is called again, or refused, when that is known.
 func (s *shard) asks(c *queueClaims, op *claimOp) bool {
 	p, q := c.permits(), c.queue
@@ -302,7 +302,7 @@ func (s *shard) closePermits(reason error) {
 				refuse(op, reason)
 			}
 		}
-		if w := c.warden; w != nil {
+		if w := c.allocator; w != nil {
 			for i := range w.shards {
 				if op := w.shards[i].op; op != nil {
 					op.settle(reason)
@@ -312,7 +312,7 @@ func (s *shard) closePermits(reason error) {
 	}
 }
 
-// permitsOp tells the warden of a shard's permits of a queue, and asks for more.
+// permitsOp tells the permit allocator of a shard's permits of a queue, and asks for more.
 type permitsOp struct {
 	completion
 	queue string
@@ -375,7 +375,7 @@ func (a *permitsAnswer) resolve(s *shard) {
 	asked := slices.Clone(p.asking[:p.covered])
 	p.asking = slices.Delete(p.asking, 0, p.covered)
 	p.void()
-	s.attend(p.claims)
+	s.markDirty(p.claims)
 	if a.err != nil {
 		p.sure = false
 		for _, op := range asked {
@@ -397,8 +397,8 @@ func (a *permitsAnswer) resolve(s *shard) {
 
 func (a *permitsAnswer) settle(error) {}
 
-// askPermitsOp has a shard tell a new warden of its permits of a queue, and go by
-// the warden's settings, or newer ones, first.
+// askPermitsOp has a shard tell a new permit allocator of its permits of a queue, and go by
+// the permit allocator's settings, or newer ones, first.
 type askPermitsOp struct {
 	completion
 	queue string
@@ -422,7 +422,7 @@ func (op *askPermitsOp) resolve(s *shard) {
 	p.void()
 	p.note(int(q.Counts.Leased) + p.unused)
 	op.report = p.told
-	s.attend(c)
+	s.markDirty(c)
 }
 
 func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {

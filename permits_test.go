@@ -203,7 +203,7 @@ func (c *limitedCluster) requireReturned() {
 		require.Empty(c.t, p.asking)
 	}
 	q, _ := c.leader(0).queue()
-	w := q.shard(0).knownClaims("a").warden
+	w := q.shard(0).knownClaims("a").allocator
 	require.Zero(c.t, w.unknown)
 	require.Zero(c.t, w.tokens.out)
 	for i := range w.shards {
@@ -301,7 +301,7 @@ func TestPermitsTurns(t *testing.T) {
 	}
 }
 
-// TestPermitsFailover: no crash and no partition, of the warden or of others, has the
+// TestPermitsFailover: no crash and no partition, of the permit allocator or of others, has the
 // queue have more leases than it may, and none takes room away for good.
 func TestPermitsFailover(t *testing.T) {
 	const limit = 4
@@ -457,7 +457,7 @@ func TestPermitsRateReturned(t *testing.T) {
 	})
 }
 
-// TestPermitsRateFailover: a new warden does not allow a burst anew.
+// TestPermitsRateFailover: a new permit allocator does not allow a burst anew.
 func TestPermitsRateFailover(t *testing.T) {
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Rate, s.Burst = 20, 40 })
@@ -715,7 +715,7 @@ func TestPermitsUntoldEnd(t *testing.T) {
 		require.Same(t, warden, c.queue(0).shard(0), "another warden would ask")
 		held := -1
 		require.NoError(t, warden.probe(func(s *shard) error {
-			held = s.knownClaims("a").warden.shards[1].held
+			held = s.knownClaims("a").allocator.shards[1].held
 			return nil
 		}))
 		require.Zero(t, held)
@@ -732,7 +732,7 @@ func TestPermitsEndThatIsNotStored(t *testing.T) {
 			_, _ = c.queue(2).Claim(c.ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
 		})
 		time.Sleep(time.Second)
-		for _, other := range []string{"n2", "n3", "n4"} { // the warden is within reach, a majority is not
+		for _, other := range []string{"n2", "n3", "n4"} { // the permit allocator is within reach, a majority is not
 			c.net.setCut("n1", other, true)
 			c.net.setCut(other, "n1", true)
 		}
@@ -744,7 +744,7 @@ func TestPermitsEndThatIsNotStored(t *testing.T) {
 	})
 }
 
-// TestPermitsAnswerAfterAsk: a shard that has told a new warden what it has takes
+// TestPermitsAnswerAfterAsk: a shard that has told a new permit allocator what it has takes
 // nothing more from the old one.
 func TestPermitsAnswerAfterAsk(t *testing.T) {
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {

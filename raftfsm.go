@@ -37,9 +37,9 @@ import (
 //	batch            Pebble's representation; may be empty
 //	news             what callers and subscribers on all nodes learn
 type entry struct {
-	term  uint64
-	batch []byte
-	news  []byte
+	term      uint64
+	batch     []byte
+	broadcast []byte
 }
 
 const entryHeader = 8 + 4
@@ -47,7 +47,7 @@ const entryHeader = 8 + 4
 func (e *entry) append(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint64(dst, e.term)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(e.batch)))
-	return append(append(dst, e.batch...), e.news...)
+	return append(append(dst, e.batch...), e.broadcast...)
 }
 
 // parseEntry takes an entry apart. The parts alias b.
@@ -60,7 +60,7 @@ func parseEntry(b []byte) (entry, error) {
 	if b = b[entryHeader:]; n > uint64(len(b)) {
 		return entry{}, fmt.Errorf("%w: log entry with a batch of %d bytes in %d", ErrCorrupt, n, len(b))
 	}
-	e.batch, e.news = b[:n], b[n:]
+	e.batch, e.broadcast = b[:n], b[n:]
 	return e, nil
 }
 
@@ -99,7 +99,7 @@ func (m *stateMachine) apply(l *raft.Log) any {
 		if e.term != l.Term {
 			return errOutdated
 		}
-		r.obey(l.Term)
+		r.observeTerm(l.Term)
 		err = m.write(&e, l)
 	}
 	if err != nil {
@@ -110,7 +110,7 @@ func (m *stateMachine) apply(l *raft.Log) any {
 	r.applied.Store(l.Index)
 	r.progress.changed()
 	if l.Index > r.replayed { // what came before is no news
-		if err := r.publish(e.news); err != nil {
+		if err := r.publish(e.broadcast); err != nil {
 			r.node.log.Error("news lost", "shard", r.index, "err", err)
 		}
 	}
@@ -229,7 +229,7 @@ func (m *stateMachine) Restore(source io.ReadCloser) error {
 type proposer struct {
 	replica *replica
 	term    uint64
-	news    *engine.Effects // of the group; nil: none
+	effects *engine.Effects // of the group; nil: none
 }
 
 func (p *proposer) Commit(b *pebble.Batch) error {
@@ -237,11 +237,11 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 	if b != nil {
 		e.batch = b.Repr()
 	}
-	if p.news != nil {
-		e.news = encodeNews(p.news)
+	if p.effects != nil {
+		e.broadcast = encodeBroadcast(p.effects)
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
-	data := e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.news)))
+	data := e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.broadcast)))
 	if err := p.replica.enter(); err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ func TestOutdatedEntry(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, st.Close()) }()
 	m := &stateMachine{replica: &replica{
-		store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}},
+		store: st, leading: newLeaderTerm(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}},
 	}}
 	apply := func(index, term, decided uint64, value string) any {
 		b := st.DB().NewBatch()

@@ -110,7 +110,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 func loneReplica(t *testing.T, disk vfs.FS) *replica {
 	n := &node{log: slog.New(slog.DiscardHandler)}
 	n.room = newLogRoom(&Options{fs: disk, MinFreeBytes: diskTestFree}, "dir", n.log)
-	return &replica{node: n, office: newOffice(), running: true}
+	return &replica{node: n, leading: newLeaderTerm(), running: true}
 }
 
 func loneLog(t *testing.T, disk vfs.FS) *replicaLog {

@@ -87,12 +87,12 @@ func (p *pipeline) giveWay() {
 	time.Sleep(min(giveWayFor*time.Since(p.sent), maxGiveWay))
 }
 
-// contacts is which nodes a shard's leader can reach. Raft tries to replicate to
+// peerHealth is which nodes a shard's leader can reach. Raft tries to replicate to
 // a node that it cannot reach ever more rarely, up to ten seconds apart; one that
 // is back would wait for as long, and so would a shard that needs it for a
 // majority. So what is to be replicated waits, without having failed, while
 // heartbeats to that node fail, which are tried several times a second.
-type contacts struct {
+type peerHealth struct {
 	mu      sync.Mutex // guards what follows
 	down    map[raft.ServerID]outage
 	refused map[raft.ServerID]bool // could not store the last entries that it was sent
@@ -113,7 +113,7 @@ func (t *transport) AppendEntries(
 	}
 	if isHeartbeat(req) {
 		err := t.NetworkTransport.AppendEntries(id, target, req, resp)
-		t.replica.contacts.note(id, req.Term, err == nil)
+		t.replica.health.note(id, req.Term, err == nil)
 		return err
 	}
 	t.replica.awaitContact(id, req.Term)
@@ -128,7 +128,7 @@ func (t *transport) AppendEntries(
 func (t *transport) replicate(
 	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {
-	c := &t.replica.contacts
+	c := &t.replica.health
 	if len(req.Entries) > 1 && c.refuses(id) {
 		req.Entries = req.Entries[:1]
 	}
@@ -159,7 +159,7 @@ func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 func (r *replica) awaitContact(id raft.ServerID, term uint64) {
 	for {
 		change := r.route.next()
-		over := r.contacts.outage(id, term)
+		over := r.health.outage(id, term)
 		if over == nil || r.raft.State() != raft.Leader || r.raft.CurrentTerm() != term {
 			return
 		}
@@ -173,7 +173,7 @@ func (r *replica) awaitContact(id raft.ServerID, term uint64) {
 }
 
 // outage is when a node answers the heartbeats of a term again; nil: it does.
-func (c *contacts) outage(id raft.ServerID, term uint64) <-chan struct{} {
+func (c *peerHealth) outage(id raft.ServerID, term uint64) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if o, ok := c.down[id]; ok && o.term == term {
@@ -183,7 +183,7 @@ func (c *contacts) outage(id raft.ServerID, term uint64) <-chan struct{} {
 }
 
 // note keeps what has become of a heartbeat.
-func (c *contacts) note(id raft.ServerID, term uint64, answered bool) {
+func (c *peerHealth) note(id raft.ServerID, term uint64, answered bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o, down := c.down[id]
@@ -203,13 +203,13 @@ func (c *contacts) note(id raft.ServerID, term uint64, answered bool) {
 }
 
 // refuses reports whether a node could not store what it was sent last.
-func (c *contacts) refuses(id raft.ServerID) bool {
+func (c *peerHealth) refuses(id raft.ServerID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.refused[id]
 }
 
-func (c *contacts) noteRefusal(id raft.ServerID, refused bool) {
+func (c *peerHealth) noteRefusal(id raft.ServerID, refused bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !refused {

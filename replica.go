@@ -38,13 +38,13 @@ type replica struct {
 	source    *liveStore    // of the snapshots; guarded by mu; nil while the store is being replaced
 	applied   atomic.Uint64 // index of the last entry in the store
 	transport *transport
-	contacts  contacts
+	health    peerHealth
 	growth    growth
 	ended     chan *shard   // capacity 1: the shard led here has come to its end by itself
 	kept      chan struct{} // capacity 1: the shard was to be handed over, and has not been
 	broken    atomic.Pointer[error]
 	asking    asking
-	office    office
+	leading   leaderTerm
 	route     changes // of where the shard is led
 	tenure    tenure
 	producing session

@@ -122,12 +122,12 @@ type runner struct {
 	room    *sync.Cond
 	workers []*worker
 
-	void  voidList    // receipts of canceled tasks
-	crash func(error) // ends Run with an error
+	canceledReceipts canceledList // receipts of canceled tasks
+	crash            func(error)  // ends Run with an error
 
-	hearts  []*heart       // one for each shard
-	running sync.WaitGroup // workers
-	stored  sync.WaitGroup // completions under way
+	hearts  []*leaseRenewer // one for each shard
+	running sync.WaitGroup  // workers
+	stored  sync.WaitGroup  // completions under way
 	// storing ends when what handlers have returned waits for room no longer.
 	storing     context.Context
 	stopStoring context.CancelCauseFunc
@@ -226,7 +226,7 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	var beats sync.WaitGroup
 	for i := range r.queue.replicas {
-		h := newHeart(r, i)
+		h := newLeaseRenewer(r, i)
 		r.hearts = append(r.hearts, h)
 		beats.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
@@ -482,10 +482,10 @@ func (r *runner) report(l *Lease, err error) {
 type worker struct {
 	runner *runner
 
-	mu      sync.Mutex // guards what follows
-	frame   *frame     // of the running handler; nil: none runs
-	ours    bool       // its task is; false: it was given back, or its lease was lost
-	stopped bool       // no handler is to run any more
+	mu      sync.Mutex   // guards what follows
+	frame   *taskContext // of the running handler; nil: none runs
+	ours    bool         // its task is; false: it was given back, or its lease was lost
+	stopped bool         // no handler is to run any more
 }
 
 // start starts the worker's goroutine.
@@ -523,7 +523,7 @@ func (w *worker) work() {
 // do runs the handler of one task and stores what becomes of it.
 func (w *worker) do(g *engine.Grant) {
 	r := w.runner
-	f := &frame{runner: r}
+	f := &taskContext{runner: r}
 	l := &f.lease
 	if err := decodeGrant(g, l); err != nil {
 		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, err)
@@ -533,8 +533,8 @@ func (w *worker) do(g *engine.Grant) {
 		r.giveBack(l.Receipt, l)
 		return
 	}
-	if r.void.has(l.Receipt) { // after own, as canceled looks for it after it has noted the receipt
-		w.forfeit(map[Receipt]error{l.Receipt: errCanceled(l.Receipt)})
+	if r.canceledReceipts.has(l.Receipt) { // after own, as canceled looks for it after it has noted the receipt
+		w.cancelIfLost(map[Receipt]error{l.Receipt: errCanceled(l.Receipt)})
 		w.disown()
 		return
 	}
@@ -557,7 +557,7 @@ func (w *worker) do(g *engine.Grant) {
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
 // settle stores what becomes of a task whose handler has ended.
-func (w *worker) settle(f *frame, err error) {
+func (w *worker) settle(f *taskContext, err error) {
 	f.end(nil)
 	switch {
 	case !w.disown(): // the task was given back, or its lease was lost
@@ -569,7 +569,7 @@ func (w *worker) settle(f *frame, err error) {
 }
 
 // call runs the handler and turns a panic into an error.
-func (w *worker) call(f *frame) (err error) {
+func (w *worker) call(f *taskContext) (err error) {
 	defer recovered(&err)
 	return w.runner.handlers[f.lease.Queue](f, &f.lease, f)
 }
@@ -586,7 +586,7 @@ func (w *worker) fail(l *Lease, err error) {
 }
 
 // complete hands the completion to the shard and does not wait for it.
-func (w *worker) complete(f *frame) {
+func (w *worker) complete(f *taskContext) {
 	r, l := w.runner, &f.lease
 	op := r.queue.completeOp(l.Receipt)
 	if f.out != nil {
@@ -659,7 +659,7 @@ func (r *runner) settled(op leaseEnd, err error) {
 
 // own makes a handler's task the worker's. It is refused when handlers are not
 // to run any more.
-func (w *worker) own(f *frame) bool {
+func (w *worker) own(f *taskContext) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stopped {

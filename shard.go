@@ -47,13 +47,13 @@ type shard struct {
 	claims  []*queueClaims // by handle of the queue; nil: nobody has asked
 	callers callers
 
-	throttled timeheap.Heap[*queueClaims] // held back by their rates; monotonic clock, ms
-	attended  []*queueClaims              // speak looks after their permits
-	attending []*queueClaims              // memory for the next attended
-	reports   uint64                      // to wardens
-	awaits    map[ID][]*awaitOp
-	awaited   int // calls of Await since the last sweep, and those left by it
-	sweepAt   int // the value of awaited at which the next sweep is due
+	throttled   timeheap.Heap[*queueClaims] // held back by their rates; monotonic clock, ms
+	dirty       []*queueClaims              // speak looks after their permits
+	dirtyBefore []*queueClaims              // memory for the next attended
+	reports     uint64                      // to permit allocators
+	awaits      map[ID][]*awaitOp
+	awaited     int // calls of Await since the last sweep, and those left by it
+	sweepAt     int // the value of awaited at which the next sweep is due
 
 	served       int         // callers that the last group has served
 	taken        []operation // swapped with the inbox
@@ -117,7 +117,7 @@ func (s *shard) runGuarded() {
 // run is the owner: it takes what waits, decides it, persists it, and wakes
 // the callers, until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
-	for s.speak(); s.gather(); s.speak() {
+	for s.flushReports(); s.gather(); s.flushReports() {
 		s.resolve()
 		err := s.Broken
 		if err == nil {
@@ -474,7 +474,7 @@ func (s *shard) dismiss(reason error) {
 				t.refuse(reason)
 			}
 		})
-		c.away.drain(func(t ticket) { t.refuse(reason) })
+		c.remote.drain(func(t ticket) { t.refuse(reason) })
 	}
 	for _, c := range s.claims {
 		if c != nil {

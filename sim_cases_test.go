@@ -389,7 +389,7 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	st, err := store.Open("store", opts.storeConfig(), shared, true)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, st.Close()) }()
-	r := &replica{store: st, office: newOffice(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}}}
+	r := &replica{store: st, leading: newLeaderTerm(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}}}
 	m := &stateMachine{replica: r}
 	for _, log := range logs {
 		for _, l := range log {

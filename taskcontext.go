@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// frame is what a worker has of a running task. It is the handler's context, or
+// taskContext is what a worker has of a running task. It is the handler's context, or
 // the parent of it, with the values of the context of Run. Many handlers are
 // done before anybody asks when their context ends: what tells that is made when
 // somebody does.
-type frame struct {
+type taskContext struct {
 	runner   *runner
 	lease    Lease
 	deadline time.Time                   // of the attempt, by the task's Timeout; zero: none
@@ -70,7 +70,7 @@ func (o *output) fill(op *completeOp) error {
 	return nil
 }
 
-func (f *frame) output() *output {
+func (f *taskContext) output() *output {
 	if f.out == nil {
 		f.out = new(output)
 	}
@@ -82,7 +82,7 @@ type frameKey struct{}
 
 // Value is that of the context of Run. Package context finds the cause of the
 // end, and whom to tell of it, as a value under a key of its own.
-func (f *frame) Value(key any) any {
+func (f *taskContext) Value(key any) any {
 	if key == (frameKey{}) {
 		return f
 	}
@@ -96,17 +96,17 @@ func (f *frame) Value(key any) any {
 }
 
 // Deadline is that of the attempt.
-func (f *frame) Deadline() (time.Time, bool) { return f.deadline, !f.deadline.IsZero() }
+func (f *taskContext) Deadline() (time.Time, bool) { return f.deadline, !f.deadline.IsZero() }
 
 // Done is closed when the frame ends.
-func (f *frame) Done() <-chan struct{} {
+func (f *taskContext) Done() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.ask().Done()
 }
 
 // Err is nil until the frame ends.
-func (f *frame) Err() error {
+func (f *taskContext) Err() error {
 	if ctx := f.asked(); ctx != nil {
 		return ctx.Err()
 	}
@@ -115,7 +115,7 @@ func (f *frame) Err() error {
 
 // asked is what tells of the frame's end; nil if it has not ended, and nobody has
 // asked when it will.
-func (f *frame) asked() context.Context {
+func (f *taskContext) asked() context.Context {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.over || f.ending == nil && !f.deadline.IsZero() && time.Until(f.deadline) <= 0 {
@@ -125,7 +125,7 @@ func (f *frame) asked() context.Context {
 }
 
 // ask makes what tells of the frame's end. REQUIRES: mu is held.
-func (f *frame) ask() context.Context {
+func (f *taskContext) ask() context.Context {
 	if f.ending == nil {
 		f.ending, f.cancel = context.WithCancelCause(context.Background())
 		if f.over {
@@ -145,7 +145,7 @@ func (f *frame) ask() context.Context {
 }
 
 // end ends the context, if it has not ended.
-func (f *frame) end(cause error) {
+func (f *taskContext) end(cause error) {
 	f.mu.Lock()
 	if !f.over {
 		f.over, f.cause = true, cause
@@ -157,12 +157,12 @@ func (f *frame) end(cause error) {
 	}
 }
 
-// frameOf returns the frame whose handler was given ctx; nil: none was.
-func frameOf(ctx context.Context) *frame {
+// taskContextOf returns the frame whose handler was given ctx; nil: none was.
+func taskContextOf(ctx context.Context) *taskContext {
 	if ctx == nil {
 		return nil
 	}
-	f, _ := ctx.Value(frameKey{}).(*frame)
+	f, _ := ctx.Value(frameKey{}).(*taskContext)
 	return f
 }
 
@@ -170,7 +170,7 @@ func frameOf(ctx context.Context) *frame {
 // from it; ok is false if there is none. The lease is for reading: it belongs
 // to the handler.
 func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
-	f := frameOf(ctx)
+	f := taskContextOf(ctx)
 	if f == nil {
 		return nil, false
 	}
@@ -185,7 +185,7 @@ var silence = slog.New(slog.DiscardHandler)
 // a handler LoggerFrom returns a logger that is silent. It is safe for concurrent
 // use, and of use after the handler has returned.
 func LoggerFrom(ctx context.Context) *slog.Logger {
-	f := frameOf(ctx)
+	f := taskContextOf(ctx)
 	if f == nil {
 		return silence
 	}

@@ -15,7 +15,7 @@ import (
 func TestFrameEnds(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	for _, early := range []bool{true, false} {
-		f := &frame{runner: &runner{values: context.Background()}}
+		f := &taskContext{runner: &runner{values: context.Background()}}
 		require.NoError(t, f.Err())
 		require.NoError(t, context.Cause(f))
 		var child context.Context
@@ -45,8 +45,8 @@ func TestFrameDeadline(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			begun := time.Now()
-			newFrame := func() *frame {
-				return &frame{runner: &runner{values: context.Background()}, deadline: begun.Add(time.Second)}
+			newFrame := func() *taskContext {
+				return &taskContext{runner: &runner{values: context.Background()}, deadline: begun.Add(time.Second)}
 			}
 			f, ended := newFrame(), newFrame()
 			at, ok := f.Deadline()

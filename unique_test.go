@@ -35,7 +35,7 @@ type process struct {
 // The ways in which a process goes through a step.
 const (
 	goesOn  = "goes on"
-	forgets = "forgets" // what its mirrors hold, as when there is more than they may hold
+	forgets = "forgets" // what its caches hold, as when there is more than they may hold
 	closed  = "is closed"
 	killed  = "loses power"
 )
@@ -166,7 +166,7 @@ func (p *process) stored(prefix byte) (n int) {
 
 // forgetMirrors has the next look at an entry go to disk, and keys listed again.
 func forgetMirrors(s *shard) error {
-	if !s.Probe().ForgetMirrors() {
+	if !s.Probe().ForgetCaches() {
 		return errBusy
 	}
 	return nil

@@ -43,7 +43,7 @@ const (
 	callSetSchedule
 	callDeleteSchedule
 	callSchedules
-	callParcel
+	callMessages
 	callRead
 	callIndex
 	callInterest
@@ -79,7 +79,7 @@ var verbs = [endOfRequests]verb{
 	callSetSchedule:    {blank[setScheduleOp], upTo(engine.Roomy), yes, none, 0},
 	callDeleteSchedule: {blank[deleteScheduleOp], upTo(engine.RoomNone), no, none, 0},
 	callSchedules:      {blank[schedulesOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callParcel:         {blank[parcel], upTo(engine.RoomLow), yes, none, waitsRoom},
+	callMessages:       {blank[messageBatch], upTo(engine.RoomLow), yes, none, waitsRoom},
 	callRead:           {blank[readOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
 	callIndex:          {blank[indexOp], upTo(engine.RoomEmpty), yes, none, 0},
 	callInterest:       {blank[interestOp], upTo(engine.RoomScarce), yes, none, waitsRoom},
@@ -115,7 +115,7 @@ func (op *releaseKeyOp) verb() *verb     { return &verbs[callReleaseKey] }
 func (op *setScheduleOp) verb() *verb    { return &verbs[callSetSchedule] }
 func (op *deleteScheduleOp) verb() *verb { return &verbs[callDeleteSchedule] }
 func (op *schedulesOp) verb() *verb      { return &verbs[callSchedules] }
-func (p *parcel) verb() *verb            { return &verbs[callParcel] }
+func (p *messageBatch) verb() *verb      { return &verbs[callMessages] }
 func (op *readOp) verb() *verb           { return &verbs[callRead] }
 func (op *indexOp) verb() *verb          { return &verbs[callIndex] }
 func (op *interestOp) verb() *verb       { return &verbs[callInterest] }

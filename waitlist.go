@@ -119,19 +119,19 @@ func (w *waitList) drain(f func(ticket)) {
 // claimLines is the claims that wait for a queue, or for a list of queues.
 type claimLines struct {
 	waiters waitList
-	away    waitList // claims of other nodes: served when no other waits
+	remote  waitList // claims of other nodes: served when no other waits
 }
 
 // line is the list in which a claim waits; away, if another node made it.
 func (c *claimLines) line(away bool) *waitList {
 	if away {
-		return &c.away
+		return &c.remote
 	}
 	return &c.waiters
 }
 
 func (c *claimLines) isAwaited(away bool) bool {
-	return c.waiters.anyGood() || away && c.away.anyGood()
+	return c.waiters.anyGood() || away && c.remote.anyGood()
 }
 
 // front is the list of those who are served next.
@@ -139,12 +139,12 @@ func (c *claimLines) front() *waitList {
 	if c.waiters.len() > 0 {
 		return &c.waiters
 	}
-	return &c.away
+	return &c.remote
 }
 
 // wants is how many tasks the claims want that wait, as far as it is less than most.
 func (c *claimLines) wants(most int) (tasks int) {
-	for _, list := range [...]*waitList{&c.waiters, &c.away} {
+	for _, list := range [...]*waitList{&c.waiters, &c.remote} {
 		for _, t := range list.all() {
 			if tasks >= most {
 				return tasks
@@ -318,15 +318,15 @@ func (s *shard) sweepTickets() {
 		s.sweepLeft-- // from the end: unlist moves the last one, which has been looked at
 		c := s.listed.At(s.sweepLeft)
 		c.waiters.sweep()
-		c.away.sweep()
-		s.sweepKept += c.waiters.len() + c.away.len()
+		c.remote.sweep()
+		s.sweepKept += c.waiters.len() + c.remote.len()
 		s.unlist(c)
 	}
 	if s.sweepLeft == 0 {
 		for _, set := range s.sets {
 			set.waiters.sweep()
-			set.away.sweep()
-			s.sweepKept += set.waiters.len() + set.away.len()
+			set.remote.sweep()
+			s.sweepKept += set.waiters.len() + set.remote.len()
 		}
 		s.stale.Store(-int64(s.sweepKept)) // or countVoid would ask for no other sweep
 		s.sweeping = false
@@ -363,10 +363,10 @@ type queueClaims struct {
 	gate  gateway     // nil: neither a rate nor a limit of concurrency
 	shut  bool        // the gate has turned a claim away, and has not been opened since
 
-	opensAt     uint64  // when it is no longer held back; monotonic clock of the shard, ms
-	throttledAt int     // the place among those that are held back; negative: it is none
-	attended    bool    // on the list of those that speak looks after
-	warden      *warden // nil: another shard has it, or none does
+	opensAt     uint64           // when it is no longer held back; monotonic clock of the shard, ms
+	throttledAt int              // the place among those that are held back; negative: it is none
+	dirty       bool             // on the list of those that speak looks after
+	allocator   *permitAllocator // nil: another shard has it, or none does
 }
 
 func (c *queueClaims) Due() uint64 { return c.opensAt }
@@ -397,7 +397,7 @@ func (s *shard) knownClaims(queue string) *queueClaims {
 
 // isNeeded reports whether the owner could not do without a queue.
 func (c *queueClaims) isNeeded() bool {
-	return c.gate != nil || c.warden != nil || c.throttledAt >= 0 || c.attended || c.listedAt != 0 || len(c.sets) > 0 || c.hungry
+	return c.gate != nil || c.allocator != nil || c.throttledAt >= 0 || c.dirty || c.listedAt != 0 || len(c.sets) > 0 || c.hungry
 }
 
 // forget drops the queues that neither the rules nor the owner need.

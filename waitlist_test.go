@@ -18,8 +18,8 @@ func requireNobodyWaits(t *testing.T, q *Queue, queues int) {
 	for _, s := range q.led() {
 		require.NoError(t, s.probe(func(s *shard) error {
 			for name, q := range s.Queues {
-				if c := s.claimsOf(q); c.waiters.len()+c.away.len() > 0 {
-					n := c.waiters.len() + c.away.len()
+				if c := s.claimsOf(q); c.waiters.len()+c.remote.len() > 0 {
+					n := c.waiters.len() + c.remote.len()
 					return fmt.Errorf("%d tickets wait for queue %q of shard %d", n, name, s.index)
 				}
 			}

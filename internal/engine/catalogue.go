@@ -256,28 +256,28 @@ func (s *State) forgetIdle() {
 	s.forgetQueues()
 }
 
-// DoubtsAtOnce is how many queues a group looks at once more when no marks are on disk only.
+// DoubtsAtOnce is how many queues a group looks at once more when no wakeups are on disk only.
 const DoubtsAtOnce = 1 << 10
 
-// forgetQueues says which queues have come to rest: the owner drops them, unless it needs them itself. While there are marks of one in memory
-// it stays, until they are obeyed; while marks are on disk only, of which a queue may have some, it is doubtful.
+// forgetQueues says which queues have come to rest: the owner drops them, unless it needs them itself. While there are wakeups of one in memory
+// it stays, until they are obeyed; while wakeups are on disk only, of which a queue may have some, it is doubtful.
 func (s *State) forgetQueues() {
-	if !s.marks.onDisk {
+	if !s.wakeups.onDisk {
 		for range min(s.doubtful.Len(), DoubtsAtOnce) {
 			s.resting = append(s.resting, s.doubtful.Pop())
 		}
 	}
 	var marked map[*Queue]bool
 	for _, q := range s.resting {
-		if q.hasMarks && s.marks.onDisk {
+		if q.hasWakeups && s.wakeups.onDisk {
 			s.doubtful.Append(q)
 			continue
 		}
-		if q.resting = false; q.hasMarks {
+		if q.resting = false; q.hasWakeups {
 			if marked == nil {
-				marked = s.marks.queues()
+				marked = s.wakeups.queues()
 			}
-			if q.hasMarks = marked[q]; q.hasMarks {
+			if q.hasWakeups = marked[q]; q.hasWakeups {
 				continue // the last of them brings it back
 			}
 		}
@@ -290,7 +290,7 @@ func (s *State) forgetQueues() {
 }
 
 // HasDoubts reports whether queues may be forgotten now that could not be before.
-func (s *State) HasDoubts() bool { return s.doubtful.Len() > 0 && !s.marks.onDisk }
+func (s *State) HasDoubts() bool { return s.doubtful.Len() > 0 && !s.wakeups.onDisk }
 
 // dropLane drops an idle lane from memory.
 func (s *State) dropLane(l *Lane) {
@@ -337,11 +337,11 @@ func (c *catalogue) slot(queue string) int {
 // loadCatalogue reads which numbers are taken, and brings into memory the queues with
 // tasks, and the lanes that may have ready or leased ones.
 func (s *State) loadCatalogue() error {
-	marked, err := s.loadMarked()
+	marked, err := s.loadAwakened()
 	if err != nil {
 		return err
 	}
-	s.marks.onDisk = len(marked) > 0
+	s.wakeups.onDisk = len(marked) > 0
 	c := &s.catalogue
 	if err := schema.ReadAhead(s.Store, s.readQueues, func(e storedQueue) error {
 		c.queues.Add(e.number)
@@ -353,7 +353,7 @@ func (s *State) loadCatalogue() error {
 		if len(s.Queues) == known {
 			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.number)
 		}
-		q.number, q.Counts, q.hasMarks = e.number, e.counts, marked[e.number]
+		q.number, q.Counts, q.hasWakeups = e.number, e.counts, marked[e.number]
 		s.addQueue(q)
 		s.noteBusy(q)
 		return nil
@@ -468,9 +468,9 @@ func (s *State) readLanes(emit func(storedLane) error) error {
 	})
 }
 
-// loadMarked returns the numbers of the queues that have marks: tasks of theirs, if only
-// those to come, depend on what becomes of the marks.
-func (s *State) loadMarked() (map[uint32]bool, error) {
+// loadAwakened returns the numbers of the queues that have wakeups: tasks of theirs, if only
+// those to come, depend on what becomes of the wakeups.
+func (s *State) loadAwakened() (map[uint32]bool, error) {
 	marked := make(map[uint32]bool)
 	lower, upper := keys.Range(keys.Wake)
 	for lower != nil {

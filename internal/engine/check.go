@@ -410,7 +410,7 @@ func (c *checker) limits() error {
 	waiting := make(map[uint64]int)
 	err := schema.Scan(c.disk, keys.Blocked, func(key, value []byte) error {
 		_, scope, id, err := keys.ParseGrouped(key)
-		if f, n := s.fronts.byScope[scope], waiting[scope]; f != nil {
+		if f, n := s.cursors.byScope[scope], waiting[scope]; f != nil {
 			switch {
 			case n < len(f.ahead) && (f.ahead[n].id != id || !bytes.Equal(f.ahead[n].value, value)):
 				c.report("task %s waits in scope %x at %d, where memory has %s", keys.FormatID(id), scope, n, f.ahead[n].id)
@@ -419,7 +419,7 @@ func (c *checker) limits() error {
 			}
 		}
 		waiting[scope]++
-		if front := frontOf(&s.fronts, scope); bytes.Compare(id[:], front[:]) < 0 {
+		if front := cursorOf(&s.cursors, scope); bytes.Compare(id[:], front[:]) < 0 {
 			c.report("task %s waits in scope %x before its front %s", keys.FormatID(id), scope, front)
 		}
 		if scope != 0 && scope&keys.GroupScopeBit == 0 {
@@ -428,7 +428,7 @@ func (c *checker) limits() error {
 		return err
 	})
 	held := 0
-	for scope, f := range s.fronts.byScope {
+	for scope, f := range s.cursors.byScope {
 		if n := waiting[scope]; n < len(f.ahead) {
 			c.report("%d tasks wait in scope %x, memory has %d", n, scope, len(f.ahead))
 		}
@@ -436,8 +436,8 @@ func (c *checker) limits() error {
 			held += f.ahead[i].size()
 		}
 	}
-	if held != s.fronts.bytes {
-		c.report("tasks that wait take %d bytes of memory, counted are %d", held, s.fronts.bytes)
+	if held != s.cursors.bytes {
+		c.report("tasks that wait take %d bytes of memory, counted are %d", held, s.cursors.bytes)
 	}
 	for scope, st := range s.limits {
 		if st.leased != leased[scope] {
@@ -518,7 +518,7 @@ func (c *checker) times() error {
 	return errors.Join(err1, err2, err3)
 }
 
-// mirrors: what is held of keys, groups and parents is as on disk, and nothing is
+// caches: what is held of keys, groups and parents is as on disk, and nothing is
 // missing that should be held.
 func (c *checker) mirrors() error {
 	s := c.state
@@ -656,7 +656,7 @@ func (c *checker) ahead(r *ring) {
 	}
 }
 
-func checkMirror[K, V comparable](c *checker, what string, m *mirror[K, V]) error {
+func checkMirror[K, V comparable](c *checker, what string, m *writeBackCache[K, V]) error {
 	onDisk := make(map[K]V)
 	err := schema.Scan(c.disk, m.prefix, func(key, value []byte) error {
 		k, v, err := m.parse(key, value)
@@ -744,8 +744,8 @@ func (c *checker) recurring() error {
 	return err
 }
 
-// frontOf is where the tasks begin that wait in a scope.
-func frontOf(t *frontTable, scope uint64) keys.ID {
+// cursorOf is where the tasks begin that wait in a scope.
+func cursorOf(t *scanCursors, scope uint64) keys.ID {
 	if f := t.byScope[scope]; f != nil {
 		return f.id
 	}

@@ -20,7 +20,7 @@ func (s *State) takeTurn(scope uint64, id keys.ID) bool {
 		return true
 	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn looks for the change
 		if !v.Waiting {
-			s.fronts.begin(scope)
+			s.cursors.begin(scope)
 		}
 		v.Waiting = true
 		s.groups.put(s, scope, v)
@@ -34,12 +34,12 @@ func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
 	if !ok || v.Holder != keys.ID(id) { // it was not its turn
 		return
 	}
-	if !v.Waiting || s.fronts.isEmpty(scope) {
+	if !v.Waiting || s.cursors.isEmpty(scope) {
 		s.groups.drop(s, scope)
 		return
 	}
 	if first := s.firstWaiter(q, scope); first != nil {
-		s.giveTurnTo(first, scope, !s.fronts.isEmpty(scope))
+		s.giveTurnTo(first, scope, !s.cursors.isEmpty(scope))
 		return
 	}
 	s.groups.put(s, scope, keys.GroupValue{Waiting: true})

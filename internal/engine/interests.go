@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// heed has the groups collect what any node wants to hear of.
-func (s *State) heed() {
+// mergeInterests has the groups collect what any node wants to hear of.
+func (s *State) mergeInterests() {
 	s.Interested = 0
 	for _, kinds := range s.interests {
 		s.Interested |= kinds
@@ -26,6 +26,6 @@ func (s *State) loadInterests() error {
 		s.interests[string(key[1:])] = KindSet(kinds)
 		return nil
 	})
-	s.heed()
+	s.mergeInterests()
 	return err
 }

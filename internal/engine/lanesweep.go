@@ -25,14 +25,14 @@ import (
 // The shard's owner has all of it but marks, which the reader has until it is done.
 type LaneSweep struct {
 	lanes, queues numset.Set // that may go
-	Marks         *laneMarks
+	Names         *laneNames
 	found         bool   // the reader is done
 	next          uint32 // lane or queue to look at
 	lanesGone     bool   // of the lanes, all are gone that could
 }
 
-// laneMarks is what a sweep has read of a snapshot.
-type laneMarks struct {
+// laneNames is what a sweep has read of a snapshot.
+type laneNames struct {
 	absent        numset.Set // lanes that were not in memory
 	lanes, queues numset.Set // that are named
 	entries       int        // read
@@ -62,14 +62,14 @@ func (s *State) sweepLanes() {
 // what it adds names lanes in memory.
 func (s *State) beginSweep() {
 	c := &s.catalogue
-	m := &laneMarks{absent: c.lanes.Without(&c.loaded)}
-	c.sweep = &LaneSweep{Marks: m, lanes: c.lanes.Without(&c.loaded), queues: c.queues.Without(&c.current)}
+	m := &laneNames{absent: c.lanes.Without(&c.loaded)}
+	c.sweep = &LaneSweep{Names: m, lanes: c.lanes.Without(&c.loaded), queues: c.queues.Without(&c.current)}
 	s.Effects.Sweep = c.sweep
 }
 
 // Swept says that somebody has read what a sweep has to know, or why not.
 func (s *State) Swept(sw *LaneSweep, err error) {
-	if m := sw.Marks; err != nil {
+	if m := sw.Names; err != nil {
 		sw.lanes, sw.queues = numset.Set{}, numset.Set{}
 	} else {
 		sw.lanes, sw.queues = sw.lanes.Without(&m.lanes), sw.queues.Without(&m.queues)
@@ -108,7 +108,7 @@ func (s *State) endSweep() {
 	}
 	c.sweep = nil
 	c.swept++
-	c.sweepAt = s.absentLanes() + max(s.config.SweepLanes, c.loaded.Len(), sw.Marks.entries/4)
+	c.sweepAt = s.absentLanes() + max(s.config.SweepLanes, c.loaded.Len(), sw.Names.entries/4)
 	if c.lanes.Len() > keys.MaxLane/4*3 { // rather more sweeps than no lanes
 		c.sweepAt = min(c.sweepAt, s.absentLanes()+keys.MaxLane/64)
 	}
@@ -117,7 +117,7 @@ func (s *State) endSweep() {
 var errSweepEnded = errors.New("the shard has ended")
 
 // Read reads what disk had when the sweep began, unless it is to stop. It may run beside the owner.
-func (m *laneMarks) Read(r pebble.Reader, stop func() bool) error {
+func (m *laneNames) Read(r pebble.Reader, stop func() bool) error {
 	for _, of := range [...]struct {
 		prefix byte
 		name   func(key, value []byte) error
@@ -141,15 +141,15 @@ func (m *laneMarks) Read(r pebble.Reader, stop func() bool) error {
 	return nil
 }
 
-func (m *laneMarks) id(id keys.ID) { m.lanes.Add(keys.LaneOf(id)) }
+func (m *laneNames) id(id keys.ID) { m.lanes.Add(keys.LaneOf(id)) }
 
-func (m *laneMarks) byKey(key, _ []byte) error {
+func (m *laneNames) byKey(key, _ []byte) error {
 	id, err := keys.ParseByID(key)
 	m.id(id)
 	return err
 }
 
-func (m *laneMarks) waiting(key, value []byte) error {
+func (m *laneNames) waiting(key, value []byte) error {
 	id, _, err := keys.ParsePlaceKey(key)
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func (m *laneMarks) waiting(key, value []byte) error {
 	return err
 }
 
-func (m *laneMarks) ended(key, value []byte) error {
+func (m *laneNames) ended(key, value []byte) error {
 	_, _, id, err := keys.ParseGrouped(key)
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func (m *laneMarks) ended(key, value []byte) error {
 	return err
 }
 
-func (m *laneMarks) leases(key, value []byte) error {
+func (m *laneNames) leases(key, value []byte) error {
 	seq, err := keys.ParseLease(key)
 	if err != nil {
 		return err
@@ -184,40 +184,40 @@ func (m *laneMarks) leases(key, value []byte) error {
 	return err
 }
 
-func (m *laneMarks) unique(_, value []byte) error {
+func (m *laneNames) unique(_, value []byte) error {
 	v, err := keys.ParseUnique(value)
 	m.id(v.ID)
 	return err
 }
 
-func (m *laneMarks) turn(_, value []byte) error {
+func (m *laneNames) turn(_, value []byte) error {
 	v, err := keys.ParseGroup(value)
 	m.id(v.Holder)
 	return err
 }
 
-func (m *laneMarks) mark(key, _ []byte) error {
+func (m *laneNames) mark(key, _ []byte) error {
 	queue, _, id, err := keys.ParseGrouped(key)
 	m.id(id)
 	m.queues.Add(queue)
 	return err
 }
 
-func (m *laneMarks) dependent(key, _ []byte) error {
+func (m *laneNames) dependent(key, _ []byte) error {
 	parent, child, err := keys.ParseDependent(key)
 	m.id(parent)
 	m.id(child)
 	return err
 }
 
-func (m *laneMarks) pin(key, _ []byte) error {
+func (m *laneNames) pin(key, _ []byte) error {
 	child, parent, err := keys.ParsePin(key)
 	m.id(child)
 	m.id(parent)
 	return err
 }
 
-func (m *laneMarks) message(_, value []byte) error {
+func (m *laneNames) message(_, value []byte) error {
 	msg, err := keys.ParseMessage(value)
 	if err == nil {
 		m.id(msg.Parent)
@@ -226,7 +226,7 @@ func (m *laneMarks) message(_, value []byte) error {
 	return err
 }
 
-func (m *laneMarks) session(_, value []byte) error {
+func (m *laneNames) session(_, value []byte) error {
 	v, err := keys.ParseSession(value)
 	for i := range v.Calls {
 		for _, id := range v.Calls[i].IDs {
@@ -237,7 +237,7 @@ func (m *laneMarks) session(_, value []byte) error {
 }
 
 // entry marks the queue of a lane that stays.
-func (m *laneMarks) entry(key, value []byte) error {
+func (m *laneNames) entry(key, value []byte) error {
 	n, err := keys.ParseNumbered(key)
 	if err != nil {
 		return err

@@ -146,9 +146,9 @@ func (s *State) held(r Receipt) *lease {
 // Leases of more different durations than that are spread over more records.
 const recordLooks = 16
 
-// inscribe adds a lease to a lease record of the group for its deadline. The
+// addToRecord adds a lease to a lease record of the group for its deadline. The
 // caller sets the token; 0 stands for a new lease.
-func (s *State) inscribe(l *lease) {
+func (s *State) addToRecord(l *lease) {
 	deadline := s.Wall + l.duration
 	var r *leaseRecord
 	for _, g := range s.Group.granted[max(0, len(s.Group.granted)-recordLooks):] {
@@ -175,9 +175,9 @@ func (s *State) inscribe(l *lease) {
 	l.record = r
 }
 
-// strike takes a lease out of its lease record, and deletes the record when
+// removeFromRecord takes a lease out of its lease record, and deletes the record when
 // that was its last.
-func (s *State) strike(l *lease) {
+func (s *State) removeFromRecord(l *lease) {
 	r := l.record
 	l.record = nil
 	r.live--
@@ -198,8 +198,8 @@ func (s *State) renew(l *lease, d uint64) {
 		return
 	}
 	l.duration = d
-	s.strike(l)
-	s.inscribe(l)
+	s.removeFromRecord(l)
+	s.addToRecord(l)
 	s.touch(l.lane.queue)
 }
 

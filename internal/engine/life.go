@@ -160,7 +160,7 @@ func (s *State) Grant(l *Lane, duration uint64, local bool) (Grant, error) {
 	}
 	s.noteRead(len(it.Record))
 	ls.id, ls.lane, ls.since, ls.local = it.ID, l, it.Since, local
-	s.inscribe(ls)
+	s.addToRecord(ls)
 	s.leases.add(ls, s.Now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)
 	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
@@ -199,7 +199,7 @@ func (s *State) tieLease(ls *lease, head *record.Head) {
 
 // endLease ends a lease. The task's record stays where it is.
 func (s *State) endLease(ls *lease) {
-	s.strike(ls)
+	s.removeFromRecord(ls)
 	s.leases.remove(ls)
 	s.rested(ls.lane)
 	if ls.lane.trail.ripe() >= s.config.TrimLane {
@@ -305,8 +305,8 @@ type attemptOver struct {
 	cause   string // kept with the task; "" keeps what it has
 }
 
-// reckon reads the record of a leased task and adds what has become of the attempt.
-func (s *State) reckon(ls *lease, end attemptOver) (record.Record, error) {
+// finishAttempt reads the record of a leased task and adds what has become of the attempt.
+func (s *State) finishAttempt(ls *lease, end attemptOver) (record.Record, error) {
 	rec, err := s.recordOf(ls)
 	if err != nil {
 		return rec, err
@@ -325,12 +325,12 @@ func (s *State) reckon(ls *lease, end attemptOver) (record.Record, error) {
 // becomes a dead letter when it is out of attempts. A negative wait is by the
 // backoff of the options.
 func (s *State) retry(ls *lease, cause string, wait int64) error {
-	rec, err := s.reckon(ls, attemptOver{counted: true, cause: cause})
+	rec, err := s.finishAttempt(ls, attemptOver{counted: true, cause: cause})
 	if err != nil {
 		return err
 	}
 	if s.exhausted(&rec) {
-		s.bury(ls, &rec)
+		s.toDeadLetter(ls, &rec)
 		return nil
 	}
 	if wait < 0 {
@@ -370,9 +370,9 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
-// bury makes a leased task a dead letter. One that others wait for, its children or its
+// toDeadLetter makes a leased task a dead letter. One that others wait for, its children or its
 // group, is kept until somebody decides what becomes of it.
-func (s *State) bury(ls *lease, rec *record.Record) {
+func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	s.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
@@ -398,14 +398,14 @@ func (s *State) bury(ls *lease, rec *record.Record) {
 // its place in the lane, so that a restart puts nothing behind, but one that lets its
 // workers hang would hold up the others: the second time it goes behind them.
 func (s *State) expire(ls *lease) {
-	rec, err := s.reckon(ls, attemptOver{counted: true, cause: "lease expired"})
+	rec, err := s.finishAttempt(ls, attemptOver{counted: true, cause: "lease expired"})
 	if err != nil {
 		s.Broken = err
 		return
 	}
 	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
 	if s.exhausted(&rec) {
-		s.bury(ls, &rec)
+		s.toDeadLetter(ls, &rec)
 		return
 	}
 	if ls.over {
@@ -486,7 +486,7 @@ func (s *State) withdraw(at *located) {
 		q.Counts.Scheduled--
 	case Blocked:
 		s.Group.delete(at.place.AppendKey(nil, at.id))
-		s.fronts.forget(at.place.At)
+		s.cursors.forget(at.place.At)
 		q.Counts.Blocked--
 		if at.place.At == 0 {
 			s.pending.drop(s, at.id)

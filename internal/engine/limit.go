@@ -88,7 +88,7 @@ func (s *State) fillLimit(q *Queue, scope uint64) error {
 			more = true
 			return false
 		}
-		if cut = n > 0 && s.Spent(); cut { // its mark was a unit already
+		if cut = n > 0 && s.Spent(); cut { // its wakeup was a unit already
 			return false
 		}
 		s.unblock(at)
@@ -125,7 +125,7 @@ func (s *State) recheck(q *Queue) {
 	}
 }
 
-// recheckLimits marks the limits of queues that may have room now. Marks of
+// recheckLimits wakeups the limits of queues that may have room now. Marks of
 // scopes that are still full do no harm.
 func (s *State) recheckLimits() {
 	for len(s.rechecks) > 0 && !s.Spent() {
@@ -141,7 +141,7 @@ func (s *State) recheckLimits() {
 	}
 }
 
-// recheckNext marks the next scope of a queue in which tasks wait.
+// recheckNext wakeups the next scope of a queue in which tasks wait.
 func (s *State) recheckNext(r *recheck) error {
 	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.number))
 	r.from = nil

@@ -30,7 +30,7 @@ func (s *State) Load() error {
 		s.beginLanes,
 		s.loadTimes,
 		s.loadBuckets,
-		s.loadMirrors,
+		s.loadCaches,
 		func() error { return s.loadOutbox(s.config.Shards) },
 		s.loadRecurring,
 		s.loadSessions,
@@ -183,10 +183,10 @@ func (s *State) loadBuckets() error {
 	})
 }
 
-// loadMirrors reads what binds tasks to others, as far as it is small.
-func (s *State) loadMirrors() error {
+// loadCaches reads what binds tasks to others, as far as it is small.
+func (s *State) loadCaches() error {
 	err := errors.Join(s.teller.load(s.Store.DB()), s.pins.load(s.Store.DB()))
-	for _, m := range s.mirrors() {
+	for _, m := range s.caches() {
 		err = errors.Join(err, m.load(s.Store.DB()))
 	}
 	return err

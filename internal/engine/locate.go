@@ -203,7 +203,7 @@ func (s *State) rewrite(at *located) {
 		}
 	case keys.Scheduled, keys.Blocked:
 		if at.place.Range == keys.Blocked {
-			s.fronts.forget(at.place.At)
+			s.cursors.forget(at.place.At)
 		}
 		s.Group.put(at.id, at.lane, at.place, b)
 		s.Group.set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))

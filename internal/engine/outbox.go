@@ -97,7 +97,7 @@ func (o *outbox) countFrom(to int, last uint64) {
 }
 
 // seal has the group store how far the messages are counted.
-func (o *outbox) seal(g *group) {
+func (o *outbox) seal(g *commitGroup) {
 	if !o.ahead {
 		return
 	}
@@ -188,7 +188,7 @@ func (s *State) sendOut() {
 				return false, err
 			}
 			p.Messages = append(p.Messages, m)
-			return len(p.Messages) < ParcelCap && !s.Spent(), nil
+			return len(p.Messages) < BatchCap && !s.Spent(), nil
 		})
 		if s.Broken != nil {
 			return
@@ -238,5 +238,5 @@ func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (t
 	return taken
 }
 
-// ParcelCap is how many messages are under way between two shards at the most.
-const ParcelCap = 256
+// BatchCap is how many messages are under way between two shards at the most.
+const BatchCap = 256

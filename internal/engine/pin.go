@@ -26,15 +26,15 @@ import (
 // last child may end before the others are told. A child that has died may be redriven: it pins
 // its parents for as long as the dead letter is kept.
 type pins struct {
-	counts pinMirror // by parent
-	any    bool      // tasks of this shard may pin others
+	counts pinCache // by parent
+	any    bool     // tasks of this shard may pin others
 }
 
-// pinMirror has the range Pinned.
-type pinMirror = mirror[keys.ID, keys.PinnedValue]
+// pinCache has the range Pinned.
+type pinCache = writeBackCache[keys.ID, keys.PinnedValue]
 
 func newPins() pins {
-	return pins{counts: pinMirror{
+	return pins{counts: pinCache{
 		prefix: keys.Pinned,
 		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Pinned, id) },
 		encode: keys.PinnedValue.Append,

@@ -22,18 +22,18 @@ type Usage struct {
 	WindowBytes                                          int
 	Lanes, Doubtful                                      int
 	LaneSweeps                                           uint64
-	Marks                                                int
-	MarksOnDisk                                          bool
-	MarksFrom                                            []byte
+	Wakeups                                              int
+	WakeupsOnDisk                                        bool
+	WakeupsFrom                                          []byte
 	Limits                                               int
 	Telling                                              int    // parents whose end is told
 	Schedules                                            uint64 // looks at one
-	Groups, Uniques                                      MirrorUsage
+	Groups, Uniques                                      CacheUsage
 	OutNext, OutFirst, OutStored, OutWaiting             []uint64 // messages, by receiver
 }
 
-// MirrorUsage is what memory has of a range of small entries.
-type MirrorUsage struct {
+// CacheUsage is what memory has of a range of small entries.
+type CacheUsage struct {
 	Held    int
 	Whole   bool // nothing else exists
 	Listed  bool // all keys have fingerprints
@@ -42,8 +42,8 @@ type MirrorUsage struct {
 	Most    int // that are held between two groups
 }
 
-func usageOf[K comparable, V any](m *mirror[K, V]) MirrorUsage {
-	return MirrorUsage{len(m.held), m.whole, m.all, m.tooMany, m.prints.Len(), m.most()}
+func usageOf[K comparable, V any](m *writeBackCache[K, V]) CacheUsage {
+	return CacheUsage{len(m.held), m.whole, m.all, m.tooMany, m.prints.Len(), m.most()}
 }
 
 // Usage returns what memory has.
@@ -53,7 +53,7 @@ func (p Probe) Usage() Usage {
 		Refills: f.passes, RefilledLanes: f.lanes, RefilledTasks: f.tasks, RefilledBytes: f.read,
 		Read: s.reading.entries, Walked: s.walked, WindowBytes: s.Windows.bytes,
 		Lanes: s.catalogue.loaded.Len(), Doubtful: s.doubtful.Len(), LaneSweeps: s.catalogue.swept,
-		Marks: len(s.marks.order), MarksOnDisk: s.marks.onDisk, MarksFrom: s.marks.from,
+		Wakeups: len(s.wakeups.order), WakeupsOnDisk: s.wakeups.onDisk, WakeupsFrom: s.wakeups.from,
 		Limits: len(s.limits), Telling: s.teller.count, Schedules: s.recurring.looked,
 		Groups: usageOf(&s.groups), Uniques: usageOf(&s.uniques),
 		OutNext: slices.Clone(s.out.next), OutFirst: slices.Clone(s.out.first), OutStored: slices.Clone(s.out.stored),
@@ -62,8 +62,8 @@ func (p Probe) Usage() Usage {
 }
 
 // MostGroups and MostUniques are how many groups, and idempotency keys, memory holds between two groups.
-func MostGroups() int  { m := newGroupMirror(); return m.most() }
-func MostUniques() int { m := newUniqueMirror(); return m.most() }
+func MostGroups() int  { m := newGroupCache(); return m.most() }
+func MostUniques() int { m := newUniqueCache(); return m.most() }
 
 // WindowBytesOf is what the windows of a queue hold.
 func (p Probe) WindowBytesOf(queue string) (n int) {
@@ -80,25 +80,25 @@ func (p Probe) WasRefilled(queue, tenant string, priority uint8) bool {
 	return p.s.Queues[queue].lane(tenant, priority).pass != 0
 }
 
-// FrontOf is the ID before which no task waits in a scope.
-func (p Probe) FrontOf(scope uint64) keys.ID { return frontOf(&p.s.fronts, scope) }
+// CursorOf is the ID before which no task waits in a scope.
+func (p Probe) CursorOf(scope uint64) keys.ID { return cursorOf(&p.s.cursors, scope) }
 
-// ForgetMirrors has the next look at an entry go to disk, and keys listed again. It is false if the group has
+// ForgetCaches has the next look at an entry go to disk, and keys listed again. It is false if the group has
 // changed some.
-func (p Probe) ForgetMirrors() bool {
+func (p Probe) ForgetCaches() bool {
 	s := p.s
 	if len(s.uniques.changed)+len(s.groups.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
 		return false
 	}
-	forgetMirror(&s.uniques)
-	forgetMirror(&s.groups)
-	forgetMirror(&s.pending)
-	forgetMirror(&s.teller.ends)
-	forgetMirror(&s.pins.counts)
+	forgetCache(&s.uniques)
+	forgetCache(&s.groups)
+	forgetCache(&s.pending)
+	forgetCache(&s.teller.ends)
+	forgetCache(&s.pins.counts)
 	return true
 }
 
-func forgetMirror[K comparable, V any](m *mirror[K, V]) {
+func forgetCache[K comparable, V any](m *writeBackCache[K, V]) {
 	clear(m.held)
 	m.whole = false
 	m.forgetPrints()
@@ -106,7 +106,7 @@ func forgetMirror[K comparable, V any](m *mirror[K, V]) {
 
 // TooManyUniques makes as many fingerprints of idempotency keys as memory has no room for.
 func (p Probe) TooManyUniques() {
-	forgetMirror(&p.s.uniques)
+	forgetCache(&p.s.uniques)
 	for n := uint32(0); p.s.uniques.note([keys.UniqueLen]byte(binary.BigEndian.AppendUint32(make([]byte, 12, 16), n))); n++ {
 	}
 }
@@ -148,7 +148,7 @@ func (p Probe) Admit(t *NewTask) { p.s.admit(t) }
 func (p Probe) Doubt(queues []string) {
 	for _, name := range queues {
 		q := p.s.QueueNamed(name)
-		q.resting, q.hasMarks = true, true
+		q.resting, q.hasWakeups = true, true
 		p.s.doubtful.Append(q)
 	}
 }

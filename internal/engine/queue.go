@@ -52,10 +52,10 @@ type Queue struct {
 	Mask  uint16                 // bit p: there is rings[p]
 	asked uint32                 // the last epoch in which a claim asked for it
 
-	resting  bool // on the list of queues that may be of no more use
-	hasMarks bool // perhaps: tasks of it may go on
-	rechecks int  // changes of its limits that are not followed yet
-	busy     bool // it counts among the queues with tasks that have not ended
+	resting    bool // on the list of queues that may be of no more use
+	hasWakeups bool // perhaps: tasks of it may go on
+	rechecks   int  // changes of its limits that are not followed yet
+	busy       bool // it counts among the queues with tasks that have not ended
 }
 
 func newQueueState(name string) *Queue {

@@ -83,7 +83,7 @@ func (t *sessionTable) change(node string) {
 }
 
 // seal adds the sessions that have changed to the group.
-func (t *sessionTable) seal(g *group) {
+func (t *sessionTable) seal(g *commitGroup) {
 	for _, node := range t.changed {
 		g.set(keys.AppendNamed(nil, keys.Session, node), t.byNode[node].Append(nil))
 	}

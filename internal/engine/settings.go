@@ -34,7 +34,7 @@ func (s *State) loadSettings() error {
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)
 		}
-		s.goBy(s.QueueNamed(string(key[1:])), c, false)
+		s.applySettings(s.QueueNamed(string(key[1:])), c, false)
 		return nil
 	})
 }
@@ -72,11 +72,11 @@ func (s *State) adopt(queue string, c Configured, fresh bool) {
 		return
 	}
 	s.Group.set(SettingsKey(queue), c.Value)
-	s.goBy(q, c, fresh)
+	s.applySettings(q, c, fresh)
 }
 
-// goBy puts settings of a queue into force.
-func (s *State) goBy(q *Queue, c Configured, fresh bool) {
+// applySettings puts settings of a queue into force.
+func (s *State) applySettings(q *Queue, c Configured, fresh bool) {
 	before := q.Settings
 	if q.Version == 0 {
 		s.settled.Append(q)

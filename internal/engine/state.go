@@ -44,15 +44,15 @@ type State struct {
 	expiries  timeheap.Heap[*bucket] // of ended tasks
 
 	recurring recurringTable
-	uniques   uniqueMirror
-	groups    groupMirror
-	pending   pendingMirror
+	uniques   uniqueCache
+	groups    groupCache
+	pending   pendingCache
 	teller    teller
 	pins      pins
 	limits    limitTable
 	rechecks  []*recheck // queues whose limits have changed
-	marks     markList   // of blocked tasks that may go on
-	fronts    frontTable
+	wakeups   wakeupList // of blocked tasks that may go on
+	cursors   scanCursors
 	blocked   rangeReader
 	children  rangeReader // who waits for a parent
 	dead      rangeReader
@@ -63,7 +63,7 @@ type State struct {
 	canceled  recent.Set[Receipt]
 
 	resting  []*Queue             // may be of no more use
-	doubtful chunked.List[*Queue] // resting, and perhaps with marks that are on disk only
+	doubtful chunked.List[*Queue] // resting, and perhaps with wakeups that are on disk only
 	settled  chunked.List[*Queue] // have settings, and so stay in memory
 	busy     int                  // queues with tasks that have not ended
 	arrived  uint64               // tasks that have come from other shards since Open
@@ -71,7 +71,7 @@ type State struct {
 	Interested KindSet // what any node wants to hear of; in a cluster only
 	Wanted     KindSet // what effects is to have of what happens
 
-	Group   group
+	Group   commitGroup
 	Effects Effects
 	Budget  budget // of what is under way
 	steps   []StepDone
@@ -143,17 +143,17 @@ func NewState(c Config, st *store.Store) State {
 		trimmer:   trimmer{since: Never},
 		nextDue:   nothingDue,
 		nextFreed: nothingDue,
-		uniques:   newUniqueMirror(),
-		groups:    newGroupMirror(),
-		pending:   newPendingMirror(),
+		uniques:   newUniqueCache(),
+		groups:    newGroupCache(),
+		pending:   newPendingCache(),
 		teller:    newTeller(),
 		pins:      newPins(),
 		limits:    make(limitTable),
-		fronts:    frontTable{group: 1},
+		cursors:   scanCursors{group: 1},
 		blocked:   rangeReader{prefix: keys.Blocked},
 		children:  rangeReader{prefix: keys.Dependent},
 		dead:      rangeReader{prefix: keys.Dead},
-		Group:     group{Batch: st.DB().NewBatch()},
+		Group:     commitGroup{Batch: st.DB().NewBatch()},
 	}
 }
 
@@ -177,7 +177,7 @@ func (s *State) free(q *Queue) {
 
 // Seal adds to the group what is gathered beside it. Nothing is decided any more until tidy.
 func (s *State) Seal() {
-	for _, m := range s.mirrors() {
+	for _, m := range s.caches() {
 		m.seal(&s.Group)
 	}
 	s.sessions.seal(&s.Group)
@@ -189,17 +189,17 @@ func (s *State) Seal() {
 
 // Tidy bounds the memory once the group has persisted.
 func (s *State) Tidy() {
-	for _, m := range s.mirrors() {
+	for _, m := range s.caches() {
 		m.trim()
 	}
-	s.fronts.next()
+	s.cursors.next()
 	s.forgetIdle()
 }
 
 // Close ends all reading.
 func (s *State) Close() {
 	s.CloseReaders()
-	for _, m := range s.mirrors() {
+	for _, m := range s.caches() {
 		m.close()
 	}
 }

@@ -17,8 +17,8 @@ import (
 // Telling has how the task ended, and every operation on the task waits: a dead
 // letter that is redriven may end in another way.
 type teller struct {
-	ends  endMirror // by ID of the parent
-	count int       // of the range, with what the group changes
+	ends  endCache // by ID of the parent
+	count int      // of the range, with what the group changes
 
 	parent keys.ID // of which the last group told some, and not all; zero: none
 	from   []byte  // its next dependent
@@ -28,11 +28,11 @@ type teller struct {
 // TellAtOnce is how many are told in the commit of the end.
 const TellAtOnce = 16
 
-// endMirror has the range, Dead, Done or Canceled, of tasks that have ended.
-type endMirror = mirror[keys.ID, byte]
+// endCache has the range, Dead, Done or Canceled, of tasks that have ended.
+type endCache = writeBackCache[keys.ID, byte]
 
 func newTeller() teller {
-	return teller{ends: endMirror{
+	return teller{ends: endCache{
 		prefix: keys.Telling,
 		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Telling, id) },
 		encode: func(end byte, dst []byte) []byte { return append(dst, end) },

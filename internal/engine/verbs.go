@@ -103,7 +103,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		s.Broken = s.retry(ls, cause, wait)
 		return Decided, nil
 	}
-	rec, err := s.reckon(ls, attemptOver{counted: how == FailDead, cause: cause})
+	rec, err := s.finishAttempt(ls, attemptOver{counted: how == FailDead, cause: cause})
 	if err != nil {
 		s.Broken = err
 		return Decided, nil
@@ -116,7 +116,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
 		s.giveBack(ls, &rec)
 	default:
-		s.bury(ls, &rec)
+		s.toDeadLetter(ls, &rec)
 	}
 	return Decided, nil
 }
@@ -368,7 +368,7 @@ func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
 		s.interests[node] = kinds
 		s.Group.set(key, keys.AppendNumber(nil, uint64(kinds)))
 	}
-	s.heed()
+	s.mergeInterests()
 }
 
 // statsPlace is a place among the queues of a shard: first those that have a number, then

@@ -91,7 +91,7 @@ func (s *State) resize(b *bucket, by int) {
 }
 
 // seal stores the size of a bucket.
-func (b *bucket) seal(g *group) {
+func (b *bucket) seal(g *commitGroup) {
 	b.touched = false
 	key := keys.AppendBucket(nil, b.prefix, b.queue.number, b.until)
 	if b.size == 0 {

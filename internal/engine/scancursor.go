@@ -17,7 +17,7 @@ import (
 // until visit returns false. REQUIRES: those for which it returns true are moved
 // to elsewhere in this group; of the scope, the group has changed nothing before.
 func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) bool) error {
-	f := s.fronts.at(scope)
+	f := s.cursors.at(scope)
 	n := 0
 	for ; len(f.ahead) > 0; n++ {
 		at, err := s.waiter(q, scope, f.ahead[0])
@@ -27,7 +27,7 @@ func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 		if !visit(n, at) {
 			return nil
 		}
-		s.fronts.pop(f)
+		s.cursors.pop(f)
 	}
 	if f.all {
 		return nil
@@ -51,28 +51,28 @@ func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 				return err
 			}
 			if visit(n, at) {
-				s.fronts.advance(f, after(w.id))
+				s.cursors.advance(f, after(w.id))
 				n++
 				continue
 			}
-			s.fronts.advance(f, w.id)
+			s.cursors.advance(f, w.id)
 			ahead = true
 		}
-		if !s.fronts.holdStored(f, w) {
+		if !s.cursors.holdStored(f, w) {
 			return nil
 		}
 	}
 	if err := it.Error(); err != nil {
 		return store.Error(err)
 	}
-	s.fronts.end(f)
+	s.cursors.end(f)
 	return nil
 }
 
 // firstWaiter takes the first task that waits in a scope out of what memory has of it; nil: it has none.
 // REQUIRES: the task is moved to elsewhere in this group.
 func (s *State) firstWaiter(q *Queue, scope uint64) *located {
-	f := s.fronts.byScope[scope]
+	f := s.cursors.byScope[scope]
 	if f == nil || len(f.ahead) == 0 {
 		return nil
 	}
@@ -81,7 +81,7 @@ func (s *State) firstWaiter(q *Queue, scope uint64) *located {
 		s.Broken = err
 		return nil
 	}
-	s.fronts.pop(f)
+	s.cursors.pop(f)
 	return at
 }
 
@@ -135,7 +135,7 @@ func (r *rangeReader) waiter(s *State) (w waiter, err error) {
 	return waiter{id, bytes.Clone(v)}, store.Error(err)
 }
 
-// CloseReaders ends the reading of ranges as they were before the group. Mirrors end theirs when they are sealed.
+// CloseReaders ends the reading of ranges as they were before the group. Write-back caches end theirs when they are sealed.
 func (s *State) CloseReaders() {
 	s.blocked.close(s)
 	s.children.close(s)
@@ -150,19 +150,19 @@ func (r *rangeReader) close(s *State) {
 	}
 }
 
-// frontTable is, for some of the scopes, how far the tasks that waited have gone on, and who waits
+// scanCursors is, for some of the scopes, how far the tasks that waited have gone on, and who waits
 // next: those that wait are not looked for among the tombstones of those that did.
-type frontTable struct {
-	byScope map[uint64]*front
+type scanCursors struct {
+	byScope map[uint64]*scanCursor
 	group   uint64 // counts groups
 	bytes   int    // of all that is held
 }
 
-// front is that of a scope.
+// scanCursor is that of a scope.
 //
 // Invariant: no task that waits in the scope has an ID before id; ahead is the first of them as the
 // group leaves them, each with the value of its entry.
-type front struct {
+type scanCursor struct {
 	id    keys.ID
 	low   keys.ID // smallest ID of a task that began to wait in that group:
 	group uint64  // disk does not have it yet
@@ -180,39 +180,39 @@ func (w *waiter) size() int { return int(unsafe.Sizeof(*w)) + cap(w.value) }
 
 // What memory holds of those who wait.
 const (
-	frontsCap    = 1 << 14 // scopes, between two groups
+	cursorsCap   = 1 << 14 // scopes, between two groups
 	WaitersAhead = 16      // tasks of a scope
 	waitersCap   = 8 << 20 // bytes in all, and one task
 )
 
 // at returns the front of a scope, which it makes if need be.
-func (t *frontTable) at(scope uint64) *front {
+func (t *scanCursors) at(scope uint64) *scanCursor {
 	if t.byScope == nil {
-		t.byScope = make(map[uint64]*front)
+		t.byScope = make(map[uint64]*scanCursor)
 	}
 	f := t.byScope[scope]
 	if f == nil {
-		f = new(front)
+		f = new(scanCursor)
 		t.byScope[scope] = f
 	}
 	return f
 }
 
 // begin is for a scope in which nobody waits.
-func (t *frontTable) begin(scope uint64) {
+func (t *scanCursors) begin(scope uint64) {
 	f := t.at(scope)
 	t.drop(f)
 	f.all = true
 }
 
 // isEmpty reports whether memory knows that nobody waits in a scope.
-func (t *frontTable) isEmpty(scope uint64) bool {
+func (t *scanCursors) isEmpty(scope uint64) bool {
 	f := t.byScope[scope]
 	return f != nil && f.all && len(f.ahead) == 0
 }
 
 // add is for a task that begins to wait.
-func (t *frontTable) add(scope uint64, id keys.ID, value []byte) {
+func (t *scanCursors) add(scope uint64, id keys.ID, value []byte) {
 	f := t.at(scope)
 	if f.group != t.group || bytes.Compare(id[:], f.low[:]) < 0 {
 		f.low, f.group = id, t.group
@@ -229,12 +229,12 @@ func (t *frontTable) add(scope uint64, id keys.ID, value []byte) {
 	}
 }
 
-func (t *frontTable) hasRoom(f *front) bool {
+func (t *scanCursors) hasRoom(f *scanCursor) bool {
 	return len(f.ahead) < WaitersAhead && t.bytes < waitersCap
 }
 
 // hold keeps the task that waits behind those that are held. It is false if memory has no room for it.
-func (t *frontTable) hold(f *front, w waiter) bool {
+func (t *scanCursors) hold(f *scanCursor, w waiter) bool {
 	if !t.hasRoom(f) {
 		return false
 	}
@@ -244,10 +244,12 @@ func (t *frontTable) hold(f *front, w waiter) bool {
 }
 
 // holdStored is hold for a task that disk has. Others may come before it that began to wait in this group.
-func (t *frontTable) holdStored(f *front, w waiter) bool { return f.group != t.group && t.hold(f, w) }
+func (t *scanCursors) holdStored(f *scanCursor, w waiter) bool {
+	return f.group != t.group && t.hold(f, w)
+}
 
 // pop is for the first task that is held, and goes on.
-func (t *frontTable) pop(f *front) {
+func (t *scanCursors) pop(f *scanCursor) {
 	w := &f.ahead[0]
 	t.advance(f, after(w.id))
 	t.bytes -= w.size()
@@ -258,23 +260,23 @@ func (t *frontTable) pop(f *front) {
 }
 
 // advance moves the front of a scope: of what disk has, no task waits before id.
-func (t *frontTable) advance(f *front, id keys.ID) {
+func (t *scanCursors) advance(f *scanCursor, id keys.ID) {
 	if f.id = id; f.group == t.group && bytes.Compare(f.low[:], id[:]) < 0 {
 		f.id = f.low
 	}
 }
 
 // end is for a scope of which disk has no more than what is held.
-func (t *frontTable) end(f *front) { f.all = f.group != t.group }
+func (t *scanCursors) end(f *scanCursor) { f.all = f.group != t.group }
 
 // forget is for a scope in which a task that waits changes, or goes without being the first.
-func (t *frontTable) forget(scope uint64) {
+func (t *scanCursors) forget(scope uint64) {
 	if f := t.byScope[scope]; f != nil {
 		t.drop(f)
 	}
 }
 
-func (t *frontTable) drop(f *front) {
+func (t *scanCursors) drop(f *scanCursor) {
 	for i := range f.ahead {
 		t.bytes -= f.ahead[i].size()
 	}
@@ -282,11 +284,11 @@ func (t *frontTable) drop(f *front) {
 }
 
 // next begins a group, and bounds the memory.
-func (t *frontTable) next() {
+func (t *scanCursors) next() {
 	t.group++
 	for scope, f := range t.byScope {
 		switch {
-		case len(t.byScope) > frontsCap:
+		case len(t.byScope) > cursorsCap:
 			t.drop(f)
 			delete(t.byScope, scope)
 		case t.bytes >= waitersCap && len(f.ahead) > 0: // perhaps of a scope in which nobody goes on

@@ -16,7 +16,7 @@ import (
 	"codeq/internal/store"
 )
 
-// mirror is what memory holds of a range of small entries: all of them while
+// writeBackCache is what memory holds of a range of small entries: all of them while
 // they are few, and some when they are many; then an entry that it does not
 // hold is read from disk, unless the fingerprints of all say that there is none. The
 // shard's owner uses it; changes are written once for each group and entry.
@@ -27,14 +27,14 @@ import (
 // Invariant: the fingerprints are those of the entries whose keys come before listed, as they are on
 // disk and as the group changes them. After Open the range is listed in pieces, before
 // the group changes anything.
-type mirror[K comparable, V any] struct {
+type writeBackCache[K comparable, V any] struct {
 	prefix byte
 	key    func([]byte, K) []byte
 	parse  func(key, value []byte) (K, V, error)
 	encode func(V, []byte) []byte
 	order  func(a, b K) int // that of the keys
 
-	held    map[K]mirrored[V]
+	held    map[K]cacheEntry[V]
 	whole   bool // what is not held does not exist
 	changed []K  // in this group
 
@@ -47,7 +47,7 @@ type mirror[K comparable, V any] struct {
 	scratch, value []byte
 }
 
-type mirrored[V any] struct {
+type cacheEntry[V any] struct {
 	value   V
 	present bool
 	stored  uint8 // how often the key has been written since it did not exist; stops at many
@@ -57,15 +57,15 @@ type mirrored[V any] struct {
 // many is more writes than SINGLEDEL is legal for, or an unknown number.
 const many = 2
 
-// mirrorBytes is how much memory holds of a range at the most between two groups, in bytes, without
+// cacheBytes is how much memory holds of a range at the most between two groups, in bytes, without
 // what the map takes: 65,536 idempotency keys, 112,347 groups.
-const mirrorBytes = 3 << 20
+const cacheBytes = 3 << 20
 
 // most is mirrorBytes in entries.
-func (m *mirror[K, V]) most() int {
+func (m *writeBackCache[K, V]) most() int {
 	var k K
-	var e mirrored[V]
-	return mirrorBytes / int(unsafe.Sizeof(k)+unsafe.Sizeof(e))
+	var e cacheEntry[V]
+	return cacheBytes / int(unsafe.Sizeof(k)+unsafe.Sizeof(e))
 }
 
 // printsCap bounds the fingerprints of a range, in bytes: those of some ten million entries.
@@ -73,24 +73,24 @@ const printsCap = 32 << 20
 
 var printSeed = maphash.MakeSeed()
 
-// anyMirror is a mirror of whatever entries.
-type anyMirror interface {
+// anyCache is a cache of whatever entries.
+type anyCache interface {
 	load(r pebble.Reader) error
 	listIsDue() bool
 	list(s *State) error
 	close()
-	seal(g *group)
+	seal(g *commitGroup)
 	trim()
 }
 
-// mirrors returns all mirrors, in the order in which a group writes what they change.
-func (s *State) mirrors() [5]anyMirror {
-	return [...]anyMirror{&s.uniques, &s.groups, &s.pending, &s.teller.ends, &s.pins.counts}
+// caches returns all caches, in the order in which a group writes what they change.
+func (s *State) caches() [5]anyCache {
+	return [...]anyCache{&s.uniques, &s.groups, &s.pending, &s.teller.ends, &s.pins.counts}
 }
 
 // load reads the range if it is small.
-func (m *mirror[K, V]) load(r pebble.Reader) error {
-	m.held, m.whole = make(map[K]mirrored[V]), true
+func (m *writeBackCache[K, V]) load(r pebble.Reader) error {
+	m.held, m.whole = make(map[K]cacheEntry[V]), true
 	m.forgetPrints()
 	lower, upper := keys.Range(m.prefix)
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
@@ -111,7 +111,7 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 			m.whole, m.listed = false, k
 			return nil
 		}
-		m.held[k] = mirrored[V]{value: value, present: true, stored: many}
+		m.held[k] = cacheEntry[V]{value: value, present: true, stored: many}
 		m.prints.Add(printOf(k))
 	}
 	m.all = true
@@ -121,17 +121,17 @@ func (m *mirror[K, V]) load(r pebble.Reader) error {
 func printOf[K comparable](k K) uint64 { return maphash.Comparable(printSeed, k) }
 
 // isListed reports whether the fingerprints are to tell of a key.
-func (m *mirror[K, V]) isListed(k K) bool { return m.all || m.order(k, m.listed) < 0 }
+func (m *writeBackCache[K, V]) isListed(k K) bool { return m.all || m.order(k, m.listed) < 0 }
 
-func (m *mirror[K, V]) forgetPrints() {
+func (m *writeBackCache[K, V]) forgetPrints() {
 	var first K
 	m.prints, m.listed, m.all, m.tooMany = fingerprint.Multiset{}, first, false, false
 }
 
-func (m *mirror[K, V]) listIsDue() bool { return !m.all && !m.tooMany }
+func (m *writeBackCache[K, V]) listIsDue() bool { return !m.all && !m.tooMany }
 
 // list lists more keys. REQUIRES: the group has changed nothing.
-func (m *mirror[K, V]) list(s *State) error {
+func (m *writeBackCache[K, V]) list(s *State) error {
 	_, upper := keys.Range(m.prefix)
 	from := m.key(nil, m.listed)
 	m.all = true // unless it ends before
@@ -153,7 +153,7 @@ func (m *mirror[K, V]) list(s *State) error {
 }
 
 // note adds the fingerprint of a key. It is false if there are too many.
-func (m *mirror[K, V]) note(k K) bool {
+func (m *writeBackCache[K, V]) note(k K) bool {
 	m.prints.Add(printOf(k))
 	if m.prints.Bytes() > printsCap {
 		m.forgetPrints()
@@ -162,9 +162,9 @@ func (m *mirror[K, V]) note(k K) bool {
 	return !m.tooMany
 }
 
-// listKeys lists more of what exists in the ranges of all mirrors.
+// listKeys lists more of what exists in the ranges of all caches.
 func (s *State) listKeys() {
-	for _, m := range s.mirrors() {
+	for _, m := range s.caches() {
 		if m.listIsDue() && s.Broken == nil {
 			s.Broken = m.list(s)
 		}
@@ -172,7 +172,7 @@ func (s *State) listKeys() {
 }
 
 func (s *State) listKeysIsDue() bool {
-	for _, m := range s.mirrors() {
+	for _, m := range s.caches() {
 		if m.listIsDue() {
 			return true
 		}
@@ -181,19 +181,19 @@ func (s *State) listKeysIsDue() bool {
 }
 
 // get returns an entry, the zero value if there is none. An error of the disk ends the shard.
-func (m *mirror[K, V]) get(s *State, k K) (v V, ok bool) {
+func (m *writeBackCache[K, V]) get(s *State, k K) (v V, ok bool) {
 	e := m.entry(s, k)
 	return e.value, e.present
 }
 
 // peek is get of what memory tells by itself; known is false if only disk could.
-func (m *mirror[K, V]) peek(k K) (v V, known bool) {
+func (m *writeBackCache[K, V]) peek(k K) (v V, known bool) {
 	e, ok := m.held[k]
 	return e.value, ok || m.isAbsent(k)
 }
 
 // fetch reads those of some entries that memory does not know, in the order of their keys. Zero keys are none.
-func (m *mirror[K, V]) fetch(s *State, ks []K) {
+func (m *writeBackCache[K, V]) fetch(s *State, ks []K) {
 	var none K
 	ks = slices.DeleteFunc(ks, func(k K) bool {
 		_, known := m.peek(k)
@@ -206,7 +206,7 @@ func (m *mirror[K, V]) fetch(s *State, ks []K) {
 }
 
 // put stores an entry.
-func (m *mirror[K, V]) put(s *State, k K, v V) {
+func (m *writeBackCache[K, V]) put(s *State, k K, v V) {
 	e := m.entry(s, k)
 	if !e.present && m.isListed(k) {
 		m.note(k)
@@ -216,10 +216,10 @@ func (m *mirror[K, V]) put(s *State, k K, v V) {
 }
 
 // drop removes an entry, if there is one.
-func (m *mirror[K, V]) drop(s *State, k K) { m.remove(k, m.entry(s, k)) }
+func (m *writeBackCache[K, V]) drop(s *State, k K) { m.remove(k, m.entry(s, k)) }
 
 // dropBlind removes an entry of which it is known that it exists, without a look at it.
-func (m *mirror[K, V]) dropBlind(k K) {
+func (m *writeBackCache[K, V]) dropBlind(k K) {
 	e, ok := m.held[k]
 	if !ok {
 		e.present, e.stored = !m.isAbsent(k), many
@@ -227,7 +227,7 @@ func (m *mirror[K, V]) dropBlind(k K) {
 	m.remove(k, e)
 }
 
-func (m *mirror[K, V]) remove(k K, e mirrored[V]) {
+func (m *writeBackCache[K, V]) remove(k K, e cacheEntry[V]) {
 	if !e.present {
 		return
 	}
@@ -240,14 +240,14 @@ func (m *mirror[K, V]) remove(k K, e mirrored[V]) {
 }
 
 // isAbsent reports whether an entry that is not held is known not to exist.
-func (m *mirror[K, V]) isAbsent(k K) bool {
+func (m *writeBackCache[K, V]) isAbsent(k K) bool {
 	return m.whole || m.isListed(k) && !m.prints.Has(printOf(k))
 }
 
 // hasChanged reports whether the group changes an entry.
-func (m *mirror[K, V]) hasChanged(k K) bool { return m.held[k].changed }
+func (m *writeBackCache[K, V]) hasChanged(k K) bool { return m.held[k].changed }
 
-func (m *mirror[K, V]) change(k K, e mirrored[V]) {
+func (m *writeBackCache[K, V]) change(k K, e cacheEntry[V]) {
 	if !e.changed {
 		e.changed = true
 		m.changed = append(m.changed, k)
@@ -256,7 +256,7 @@ func (m *mirror[K, V]) change(k K, e mirrored[V]) {
 }
 
 // entry returns what is held of k, after reading it if need be.
-func (m *mirror[K, V]) entry(s *State, k K) mirrored[V] {
+func (m *writeBackCache[K, V]) entry(s *State, k K) cacheEntry[V] {
 	e, ok := m.held[k]
 	if ok || m.isAbsent(k) {
 		return e
@@ -285,7 +285,7 @@ func (m *mirror[K, V]) entry(s *State, k K) mirrored[V] {
 }
 
 // close ends the reading of what was on disk before the group.
-func (m *mirror[K, V]) close() {
+func (m *writeBackCache[K, V]) close() {
 	if m.reader != nil {
 		_ = m.reader.Close() // its error is that of reader.Error
 		m.reader = nil
@@ -293,7 +293,7 @@ func (m *mirror[K, V]) close() {
 }
 
 // seal adds to the group what it has changed, in the order of the keys.
-func (m *mirror[K, V]) seal(g *group) {
+func (m *writeBackCache[K, V]) seal(g *commitGroup) {
 	m.close()
 	slices.SortFunc(m.changed, m.order)
 	for _, k := range m.changed {
@@ -322,7 +322,7 @@ func (m *mirror[K, V]) seal(g *group) {
 }
 
 // trim bounds the memory. REQUIRES: the group has persisted.
-func (m *mirror[K, V]) trim() {
+func (m *writeBackCache[K, V]) trim() {
 	for k := range m.held { // in any order
 		if len(m.held) <= m.most() {
 			return
@@ -332,15 +332,15 @@ func (m *mirror[K, V]) trim() {
 	}
 }
 
-// The mirrors of a shard, by hash of the idempotency key, by scope, and by ID.
+// The caches of a shard, by hash of the idempotency key, by scope, and by ID.
 type (
-	uniqueMirror  = mirror[[keys.UniqueLen]byte, keys.UniqueValue]
-	groupMirror   = mirror[uint64, keys.GroupValue]
-	pendingMirror = mirror[keys.ID, uint64]
+	uniqueCache  = writeBackCache[[keys.UniqueLen]byte, keys.UniqueValue]
+	groupCache   = writeBackCache[uint64, keys.GroupValue]
+	pendingCache = writeBackCache[keys.ID, uint64]
 )
 
-func newUniqueMirror() uniqueMirror {
-	return uniqueMirror{
+func newUniqueCache() uniqueCache {
+	return uniqueCache{
 		prefix: keys.Unique, key: keys.AppendHashed, encode: keys.UniqueValue.Append,
 		order: func(a, b [keys.UniqueLen]byte) int { return bytes.Compare(a[:], b[:]) },
 		parse: func(key, value []byte) (k [keys.UniqueLen]byte, v keys.UniqueValue, err error) {
@@ -352,8 +352,8 @@ func newUniqueMirror() uniqueMirror {
 	}
 }
 
-func newGroupMirror() groupMirror {
-	return groupMirror{
+func newGroupCache() groupCache {
+	return groupCache{
 		prefix: keys.Group, key: keys.AppendScope, encode: keys.GroupValue.Append, order: cmp.Compare[uint64],
 		parse: func(key, value []byte) (k uint64, v keys.GroupValue, err error) {
 			if k, err = keys.ParseScope(key); err == nil {
@@ -364,8 +364,8 @@ func newGroupMirror() groupMirror {
 	}
 }
 
-func newPendingMirror() pendingMirror {
-	return pendingMirror{
+func newPendingCache() pendingCache {
+	return pendingCache{
 		prefix: keys.Pending,
 		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Pending, id) },
 		encode: func(n uint64, dst []byte) []byte { return keys.AppendNumber(dst, n) },

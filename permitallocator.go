@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// warden grants the permits of a queue with a limit for all its shards, in a
+// permitAllocator grants the permits of a queue with a limit for all its shards, in a
 // cluster. It is with the leader of the first shard, in memory only: a new one
 // asks all shards what they have, and grants nothing before all have answered.
 // The owner of the first shard uses it.
-type warden struct {
+type permitAllocator struct {
 	claims  *queueClaims
-	shards  []charge
+	shards  []shardGrant
 	unknown int    // shards that have not answered
 	places  uint64 // in the line, given out so far
 	tokens  tokenBucket
 }
 
-// charge is what the warden knows of a shard.
-type charge struct {
+// shardGrant is what the permit allocator knows of a shard.
+type shardGrant struct {
 	known  bool // it has answered
 	asked  bool // it is being asked
 	report      // the last that it has told, and what it was granted since
@@ -87,20 +87,20 @@ func (b *tokenBucket) set(set *engine.Settings, fresh bool, now time.Time) {
 	b.clip()
 }
 
-// ward has the first shard's owner be the warden of a queue, if need be. Fresh is as for gate.set.
-func (s *shard) ward(c *queueClaims, fresh bool) {
-	w, set := c.warden, c.queue.Settings
+// allocate has the first shard's owner be the permit allocator of a queue, if need be. Fresh is as for gate.set.
+func (s *shard) allocate(c *queueClaims, fresh bool) {
+	w, set := c.allocator, c.queue.Settings
 	switch {
 	case set.Concurrency > 0 || set.Rate > 0:
 		if w == nil {
-			w = &warden{claims: c, shards: make([]charge, s.opts.Shards), unknown: s.opts.Shards}
-			c.warden = w
-			s.attend(c)
+			w = &permitAllocator{claims: c, shards: make([]shardGrant, s.opts.Shards), unknown: s.opts.Shards}
+			c.allocator = w
+			s.markDirty(c)
 		}
 		w.tokens.set(set, fresh, time.Now())
 		s.allot(w)
 	case w != nil:
-		c.warden = nil
+		c.allocator = nil
 		for i := range w.shards {
 			if op := w.shards[i].op; op != nil {
 				op.granted = op.want
@@ -110,9 +110,9 @@ func (s *shard) ward(c *queueClaims, fresh bool) {
 	}
 }
 
-// ask has the shards that the warden does not know tell it what they have.
-func (s *shard) ask(claims *queueClaims) {
-	w, q := claims.warden, claims.queue
+// askShards has the shards that the permit allocator does not know tell it what they have.
+func (s *shard) askShards(claims *queueClaims) {
+	w, q := claims.allocator, claims.queue
 	for i := range w.shards {
 		if c := &w.shards[i]; !c.known && !c.asked {
 			c.asked = true
@@ -121,7 +121,7 @@ func (s *shard) ask(claims *queueClaims) {
 				change := s.node.queue.replicas[i].route.next()
 				err := s.node.doHere(i, op)
 				if pace(s.node.ctx, change, err) {
-					_ = s.inbox.pass(&permitsTold{warden: w, shard: i, op: op, err: err}) // the next warden asks again
+					_ = s.inbox.pass(&permitsTold{allocator: w, shard: i, op: op, err: err}) // the next permit allocator asks again
 				}
 			})
 		}
@@ -130,21 +130,21 @@ func (s *shard) ask(claims *queueClaims) {
 
 // permitsTold is what a shard has answered.
 type permitsTold struct {
-	warden *warden
-	shard  int
-	op     *askPermitsOp
-	err    error
+	allocator *permitAllocator
+	shard     int
+	op        *askPermitsOp
+	err       error
 }
 
 func (t *permitsTold) resolve(s *shard) {
-	w := t.warden
-	if w.claims.warden != w {
+	w := t.allocator
+	if w.claims.allocator != w {
 		return
 	}
 	c := &w.shards[t.shard]
 	c.asked = false
 	if t.err != nil {
-		s.attend(w.claims)
+		s.markDirty(w.claims)
 		return
 	}
 	w.hear(s, c, &t.op.report)
@@ -156,7 +156,7 @@ func (t *permitsTold) resolve(s *shard) {
 func (t *permitsTold) settle(error) {}
 
 // hear notes what a shard tells; false if that is over.
-func (w *warden) hear(s *shard, c *charge, r *report) bool {
+func (w *permitAllocator) hear(s *shard, c *shardGrant, r *report) bool {
 	if !r.after(&c.report) {
 		return false
 	}
@@ -175,15 +175,15 @@ func (w *warden) hear(s *shard, c *charge, r *report) bool {
 	return true
 }
 
-// resolve has the warden know what a shard has, and grants it what there is.
+// resolve has the permit allocator know what a shard has, and grants it what there is.
 func (op *permitsOp) resolve(s *shard) {
 	claims := s.knownClaims(op.queue)
-	if claims == nil || claims.warden == nil {
+	if claims == nil || claims.allocator == nil {
 		op.granted = op.want
 		s.settle(op)
 		return
 	}
-	w := claims.warden
+	w := claims.allocator
 	if op.shard >= len(w.shards) {
 		op.err = errMalformedCall
 		s.settle(op)
@@ -210,7 +210,7 @@ func (op *permitsOp) resolve(s *shard) {
 }
 
 // room is how many further leases there may be.
-func (w *warden) room() int {
+func (w *permitAllocator) room() int {
 	limit := w.claims.queue.Settings.Concurrency
 	if w.unknown > 0 {
 		return -1
@@ -225,7 +225,7 @@ func (w *warden) room() int {
 }
 
 // allot grants what there is, first come, first served.
-func (s *shard) allot(w *warden) {
+func (s *shard) allot(w *permitAllocator) {
 	if w.unknown > 0 {
 		return
 	}
@@ -257,7 +257,7 @@ func (s *shard) allot(w *warden) {
 }
 
 // first is the first shard in the line that waits now.
-func (w *warden) first() (first *charge) {
+func (w *permitAllocator) first() (first *shardGrant) {
 	for i := range w.shards {
 		c := &w.shards[i]
 		if c.op != nil && c.op.gone.Load() {
@@ -270,7 +270,7 @@ func (w *warden) first() (first *charge) {
 	return first
 }
 
-func (c *charge) answer(s *shard, granted int, over bool) {
+func (c *shardGrant) answer(s *shard, granted int, over bool) {
 	c.op.granted, c.op.over = granted, over
 	s.settle(c.op)
 	c.op = nil

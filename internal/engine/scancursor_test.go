@@ -10,28 +10,28 @@ import (
 // TestFrontOfGroup: the front does not pass a task that disk does not have yet.
 func TestFrontOfGroup(t *testing.T) {
 	id := func(n byte) keys.ID { return keys.ID{15: n} }
-	f := frontTable{group: 1}
+	f := scanCursors{group: 1}
 	add := func(n byte) { f.add(1, id(n), nil) }
 	advance := func(n byte) { f.advance(f.at(1), id(n)) }
-	require.Zero(t, frontOf(&f, 1))
+	require.Zero(t, cursorOf(&f, 1))
 	add(5)
-	require.Zero(t, frontOf(&f, 1), "there may be others before it")
+	require.Zero(t, cursorOf(&f, 1), "there may be others before it")
 	advance(7)
-	require.Equal(t, id(5), frontOf(&f, 1))
+	require.Equal(t, id(5), cursorOf(&f, 1))
 	f.next()
 	advance(7)
-	require.Equal(t, id(7), frontOf(&f, 1))
+	require.Equal(t, id(7), cursorOf(&f, 1))
 	add(9)
 	add(3)
 	add(4)
-	require.Equal(t, id(3), frontOf(&f, 1))
+	require.Equal(t, id(3), cursorOf(&f, 1))
 	advance(8)
-	require.Equal(t, id(3), frontOf(&f, 1))
-	require.Zero(t, frontOf(&f, 2))
+	require.Equal(t, id(3), cursorOf(&f, 1))
+	require.Zero(t, cursorOf(&f, 2))
 
-	for scope := range uint64(frontsCap + 1) {
+	for scope := range uint64(cursorsCap + 1) {
 		f.at(scope)
 	}
 	f.next()
-	require.Len(t, f.byScope, frontsCap)
+	require.Len(t, f.byScope, cursorsCap)
 }

@@ -14,7 +14,7 @@ import (
 // Blocked tasks wait for others, each in a scope: 0 for tasks that wait for
 // their parents, that of a group for tasks that wait for their turn in it, and
 // that of a limit for tasks that found no room in it when they were to be
-// leased. What lets them go on leaves a mark in the range Wake, in its own
+// leased. What lets them go on leaves a wakeup in the range Wake, in its own
 // commit; the next group reads who waits, and moves them.
 
 // block has a task wait in a scope.
@@ -22,7 +22,7 @@ func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
 	q := l.queue
 	value := s.withLane(l, rec)
 	if scope != 0 {
-		s.fronts.add(scope, id, value)
+		s.cursors.add(scope, id, value)
 	}
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.number, scope, id)
 	s.Group.set(s.scratch, value)
@@ -31,57 +31,57 @@ func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
 	s.touch(q)
 }
 
-// mark names who may go on: an entry of the range Wake.
-type mark struct {
+// wakeup names who may go on: an entry of the range Wake.
+type wakeup struct {
 	queue *Queue
 	scope uint64
 	id    keys.ID // the task in scope 0
 }
 
 // compare is the order of the keys.
-func (m mark) compare(other mark) int {
+func (m wakeup) compare(other wakeup) int {
 	return cmp.Or(cmp.Compare(m.queue.number, other.queue.number), cmp.Compare(m.scope, other.scope), bytes.Compare(m.id[:], other.id[:]))
 }
 
-// markList is the marks that the groups before have left: those in memory, and those
+// wakeupList is the wakeups that the groups before have left: those in memory, and those
 // that are found by walking the range on from a cursor, so that nobody steps over the
 // tombstones of all that were there.
 //
-// Invariant: a mark is in memory, or at or after the cursor if onDisk is set.
-type markList struct {
-	how    map[mark]byte
-	order  []mark
+// Invariant: a wakeup is in memory, or at or after the cursor if onDisk is set.
+type wakeupList struct {
+	how    map[wakeup]byte
+	order  []wakeup
 	onDisk bool
 	from   []byte // the cursor; nil: the beginning of the range
-	busy   bool   // marks are being obeyed: those that this makes are held in memory
+	busy   bool   // wakeups are being obeyed: those that this makes are held in memory
 }
 
-// marksSorted is how many marks are brought into the order of their keys together.
-const marksSorted = 512
+// wakeupsSorted is how many wakeups are brought into the order of their keys together.
+const wakeupsSorted = 512
 
-// MarksCap is how many marks memory holds at the most between two groups, but for those
+// WakeupsCap is how many wakeups memory holds at the most between two groups, but for those
 // that come of obeying others.
-const MarksCap = 1 << 12
+const WakeupsCap = 1 << 12
 
-func (s *State) markKey(m mark) []byte {
+func (s *State) wakeupKey(m wakeup) []byte {
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
 	return s.scratch
 }
 
 // wake lets tasks go on that wait in a scope; id is the task in scope 0.
 func (s *State) wake(q *Queue, scope uint64, id keys.ID, how byte) {
-	m := mark{q, scope, id}
-	key := s.markKey(m)
+	m := wakeup{q, scope, id}
+	key := s.wakeupKey(m)
 	s.Group.set(key, []byte{how})
-	q.hasMarks = true
-	s.marks.note(m, key, how)
+	q.hasWakeups = true
+	s.wakeups.note(m, key, how)
 }
 
-// note adds a mark.
-func (l *markList) note(m mark, key []byte, how byte) {
+// note adds a wakeup.
+func (l *wakeupList) note(m wakeup, key []byte, how byte) {
 	if _, ok := l.how[m]; !ok {
 		beyond := l.onDisk && bytes.Compare(key, l.from) >= 0
-		if !l.busy && (beyond || len(l.order) >= MarksCap) {
+		if !l.busy && (beyond || len(l.order) >= WakeupsCap) {
 			if !beyond {
 				l.onDisk, l.from = true, bytes.Clone(key)
 			}
@@ -90,13 +90,13 @@ func (l *markList) note(m mark, key []byte, how byte) {
 		l.order = append(l.order, m)
 	}
 	if l.how == nil {
-		l.how = make(map[mark]byte)
+		l.how = make(map[wakeup]byte)
 	}
 	l.how[m] = how
 }
 
-// queues returns those that have marks in memory.
-func (l *markList) queues() map[*Queue]bool {
+// queues returns those that have wakeups in memory.
+func (l *wakeupList) queues() map[*Queue]bool {
 	marked := make(map[*Queue]bool)
 	for _, m := range l.order {
 		marked[m.queue] = true
@@ -104,46 +104,46 @@ func (l *markList) queues() map[*Queue]bool {
 	return marked
 }
 
-// wakeBlocked does what the marks say. REQUIRES: the group is empty but for
+// wakeBlocked does what the wakeups say. REQUIRES: the group is empty but for
 // what has become due. Of that, tasks may have begun to wait for a turn that a
 // mark is about; giveTurn sees to it.
 func (s *State) wakeBlocked() {
-	todo := s.marks
-	s.marks = markList{onDisk: todo.onDisk, from: todo.from, busy: true}
+	todo := s.wakeups
+	s.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}
 	defer s.blocked.close(s)
 	n := 0
 	for ; n < len(todo.order) && s.Broken == nil && !s.Spent(); n++ {
-		if n%marksSorted == 0 { // their tasks are then read in one pass
-			slices.SortFunc(todo.order[n:min(n+marksSorted, len(todo.order))], mark.compare)
+		if n%wakeupsSorted == 0 { // their tasks are then read in one pass
+			slices.SortFunc(todo.order[n:min(n+wakeupsSorted, len(todo.order))], wakeup.compare)
 		}
 		m := todo.order[n]
-		if _, newer := s.marks.how[m]; !newer { // else it is for the next group
-			s.Broken = s.obeyMark(m, todo.how[m])
+		if _, newer := s.wakeups.how[m]; !newer { // else it is for the next group
+			s.Broken = s.applyWakeup(m, todo.how[m])
 		}
 	}
 	for _, m := range todo.order[n:] {
-		if _, newer := s.marks.how[m]; !newer {
-			s.marks.note(m, s.markKey(m), todo.how[m])
+		if _, newer := s.wakeups.how[m]; !newer {
+			s.wakeups.note(m, s.wakeupKey(m), todo.how[m])
 		}
 	}
-	if s.marks.onDisk && n == len(todo.order) && s.Broken == nil {
-		s.walkMarks(todo.how)
+	if s.wakeups.onDisk && n == len(todo.order) && s.Broken == nil {
+		s.walkWakeups(todo.how)
 	}
-	s.marks.busy = false
+	s.wakeups.busy = false
 }
 
-func (s *State) wakeIsDue() bool { return s.marks.onDisk || len(s.marks.order) > 0 }
+func (s *State) wakeIsDue() bool { return s.wakeups.onDisk || len(s.wakeups.order) > 0 }
 
-// walkMarks does what the marks on disk say, but for those that the group has obeyed or made.
-func (s *State) walkMarks(obeyed map[mark]byte) {
+// walkWakeups does what the wakeups on disk say, but for those that the group has obeyed or made.
+func (s *State) walkWakeups(obeyed map[wakeup]byte) {
 	lower, upper := keys.Range(keys.Wake)
-	if s.marks.from != nil {
-		lower = s.marks.from
+	if s.wakeups.from != nil {
+		lower = s.wakeups.from
 	}
-	s.marks.onDisk, s.marks.from = false, nil
+	s.wakeups.onDisk, s.wakeups.from = false, nil
 	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		if s.Spent() {
-			s.marks.onDisk, s.marks.from = true, bytes.Clone(it.Key())
+			s.wakeups.onDisk, s.wakeups.from = true, bytes.Clone(it.Key())
 			return false, nil
 		}
 		number, scope, id, err := keys.ParseGrouped(it.Key())
@@ -158,19 +158,19 @@ func (s *State) walkMarks(obeyed map[mark]byte) {
 		if len(v) != 1 || q == nil {
 			return false, fmt.Errorf("mark %x is %x", it.Key(), v)
 		}
-		m := mark{q, scope, id}
+		m := wakeup{q, scope, id}
 		_, done := obeyed[m]
-		_, newer := s.marks.how[m]
+		_, newer := s.wakeups.how[m]
 		if done || newer {
 			return true, nil
 		}
-		return true, s.obeyMark(m, v[0])
+		return true, s.applyWakeup(m, v[0])
 	})
 }
 
-// obeyMark does what a mark says, and removes it.
-func (s *State) obeyMark(m mark, how byte) error {
-	s.Group.delete(s.markKey(m))
+// applyWakeup does what a wakeup says, and removes it.
+func (s *State) applyWakeup(m wakeup, how byte) error {
+	s.Group.delete(s.wakeupKey(m))
 	s.Rest(m.queue)
 	switch {
 	case m.scope == 0:

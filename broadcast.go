@@ -21,8 +21,8 @@ import (
 // has each shard store that it does: then the leader adds it to its entries, and
 // so does the next one. As long as no node does, entries have no news.
 
-// encodeNews is what a group has to tell, for the log; nil if there is nothing.
-func encodeNews(f *engine.Effects) []byte {
+// encodeBroadcast is what a group has to tell, for the log; nil if there is nothing.
+func encodeBroadcast(f *engine.Effects) []byte {
 	if len(f.Events)+len(f.Endings)+len(f.Canceled) == 0 {
 		return nil
 	}
@@ -47,14 +47,14 @@ func encodeNews(f *engine.Effects) []byte {
 	return appendReceipts(dst, receipts)
 }
 
-// news is what encodeNews has written.
-type news struct {
+// broadcast is what encodeNews has written.
+type broadcast struct {
 	events   []engine.Event
 	endings  []engine.Ending
 	canceled []engine.Receipt
 }
 
-func parseNews(b []byte) (n news, err error) {
+func parseBroadcast(b []byte) (n broadcast, err error) {
 	r := wire.NewReader(b)
 	for range r.Count(1 + keys.IDLen + 5) {
 		e := engine.Event{Kind: engine.EventKind(r.Byte()), ID: keys.ReadID(r), Queue: r.String(), Tenant: r.String()}
@@ -70,7 +70,7 @@ func parseNews(b []byte) (n news, err error) {
 		n.canceled = append(n.canceled, receipt.inner())
 	}
 	if err := r.Done(); err != nil {
-		return news{}, fmt.Errorf("%w: news of a log entry: %w", ErrCorrupt, err)
+		return broadcast{}, fmt.Errorf("%w: news of a log entry: %w", ErrCorrupt, err)
 	}
 	return n, nil
 }
@@ -81,7 +81,7 @@ func (r *replica) publish(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	n, err := parseNews(b)
+	n, err := parseBroadcast(b)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (r *replica) publish(b []byte) error {
 		r.awaits.tell(&n.endings[i])
 	}
 	for _, receipt := range n.canceled {
-		r.node.queue.runs.canceled(receiptOf(receipt))
+		r.node.queue.runs.cancel(receiptOf(receipt))
 	}
 	return nil
 }
@@ -210,8 +210,8 @@ func (op *indexOp) decode(*wire.Reader)                  {}
 func (op *indexOp) encodeReply(dst []byte) []byte        { return wire.AppendUint(dst, op.applied) }
 func (op *indexOp) decodeReply(r *wire.Reader)           { op.applied = r.Uint() }
 
-// wishes is what this node wants to hear of.
-type wishes struct {
+// interests is what this node wants to hear of.
+type interests struct {
 	turn   chan struct{}  // capacity 1: held by who changes stored
 	stored engine.KindSet // in every shard; guarded by turn
 	asked  atomic.Uint32  // XKindSet of what is never given back: of Await and Run
@@ -219,20 +219,20 @@ type wishes struct {
 
 // want has all shards tell this node of something, from the next change on.
 func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
-	if engine.KindSet(n.wishes.asked.Load())&kinds == kinds {
+	if engine.KindSet(n.interests.asked.Load())&kinds == kinds {
 		return nil
 	}
-	if err := n.wish(ctx, kinds); err != nil {
+	if err := n.publishInterests(ctx, kinds); err != nil {
 		return err
 	}
-	n.wishes.asked.Or(uint32(kinds))
+	n.interests.asked.Or(uint32(kinds))
 	return nil
 }
 
-// wish has all shards know what this node wants to hear of: what it is asked
+// publishInterests has all shards know what this node wants to hear of: what it is asked
 // for, what has been wanted, and what there are subscriptions to.
-func (n *node) wish(ctx context.Context, kinds engine.KindSet) error {
-	w := &n.wishes
+func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error {
+	w := &n.interests
 	select {
 	case w.turn <- struct{}{}:
 		defer func() { <-w.turn }()
@@ -294,11 +294,11 @@ func (t *runTable) remove(r *runner) {
 	t.runs = slices.DeleteFunc(t.runs, func(other *runner) bool { return other == r })
 }
 
-// canceled tells who works on a task, if it is here, that it was canceled.
-func (t *runTable) canceled(receipt Receipt) {
+// cancel tells who works on a task, if it is here, that it was canceled.
+func (t *runTable) cancel(receipt Receipt) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, r := range t.runs {
-		r.canceled(receipt)
+		r.cancel(receipt)
 	}
 }

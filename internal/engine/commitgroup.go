@@ -8,12 +8,12 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// group is what one commit persists. Its keys are written in an order that
+// commitGroup is what one commit persists. Its keys are written in an order that
 // suits Pebble's memtable, which inserts a run of ascending keys of one range
 // at a fraction of the cost of scattered ones: first whatever resolve adds
 // itself, then new tasks, then the removals of keys that are never written
 // again, both in the order of their keys.
-type group struct {
+type commitGroup struct {
 	Batch     *pebble.Batch
 	order     batchOrder
 	tasks     []taskOp       // new tasks, and those whose key was written once and goes
@@ -58,52 +58,52 @@ type taskOp struct {
 const GroupBytes = 1 << 20
 
 // Size is how many bytes have been gathered, about.
-func (g *group) Size() int { return g.Batch.Len() + g.taskBytes }
+func (g *commitGroup) Size() int { return g.Batch.Len() + g.taskBytes }
 
 // Entries is how many keys have been gathered.
-func (g *group) Entries() int { return int(g.Batch.Count()) + len(g.tasks) }
+func (g *commitGroup) Entries() int { return int(g.Batch.Count()) + len(g.tasks) }
 
-func (g *group) set(key, value []byte) {
+func (g *commitGroup) set(key, value []byte) {
 	op := g.Batch.SetDeferred(len(key), len(value))
 	copy(op.Key, key)
 	copy(op.Value, value)
 	_ = op.Finish() // fails for indexed batches only, and this is none
 }
 
-func (g *group) delete(key []byte) {
+func (g *commitGroup) delete(key []byte) {
 	op := g.Batch.DeleteDeferred(len(key))
 	copy(op.Key, key)
 	_ = op.Finish()
 }
 
 // singleDelete deletes a key that has been written once since it did not exist.
-func (g *group) singleDelete(key []byte) {
+func (g *commitGroup) singleDelete(key []byte) {
 	op := g.Batch.SingleDeleteDeferred(len(key))
 	copy(op.Key, key)
 	_ = op.Finish()
 }
 
 // deleteRange deletes the keys from lower to before upper, at the cost of one.
-func (g *group) deleteRange(lower, upper []byte) {
+func (g *commitGroup) deleteRange(lower, upper []byte) {
 	g.Ranged = true
 	_ = g.Batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
 }
 
 // trimRange is deleteRange of what nobody has. REQUIRES: the group is empty, but for others like it.
-func (g *group) trimRange(lower, upper []byte) {
+func (g *commitGroup) trimRange(lower, upper []byte) {
 	g.Trimmed = true
 	g.deleteRange(lower, upper)
 }
 
 // hasChanged reports whether disk is behind with a task.
-func (g *group) hasChanged(id keys.ID) bool {
+func (g *commitGroup) hasChanged(id keys.ID) bool {
 	g.noteRemoved()
 	_, ok := g.changed[id]
 	return ok
 }
 
 // setTask writes the record of a task that becomes ready.
-func (g *group) setTask(lane uint32, since uint64, id keys.ID, rec []byte) {
+func (g *commitGroup) setTask(lane uint32, since uint64, id keys.ID, rec []byte) {
 	op := g.Batch.SetDeferred(keys.TaskLen(since), len(rec))
 	keys.PutTask(op.Key, lane, since, id)
 	copy(op.Value, rec)
@@ -111,7 +111,7 @@ func (g *group) setTask(lane uint32, since uint64, id keys.ID, rec []byte) {
 }
 
 // noteRemoved adds what tasks removes to what has changed.
-func (g *group) noteRemoved() {
+func (g *commitGroup) noteRemoved() {
 	for ; g.checked < len(g.tasks); g.checked++ {
 		if t := &g.tasks[g.checked]; t.rec == nil {
 			g.change(t.ID)
@@ -120,12 +120,12 @@ func (g *group) noteRemoved() {
 }
 
 // setFresh writes the record of a new task that becomes ready.
-func (g *group) setFresh(lane uint32, since uint64, id keys.ID, rec []byte) {
+func (g *commitGroup) setFresh(lane uint32, since uint64, id keys.ID, rec []byte) {
 	g.add(taskOp{TaskKey{lane, since, id}, rec})
 	g.taskBytes += len(rec)
 }
 
-func (g *group) add(t taskOp) {
+func (g *commitGroup) add(t taskOp) {
 	if t.Lane != g.lane {
 		g.scattered = g.scattered || len(g.tasks) > 0
 		g.lane = t.Lane
@@ -135,7 +135,7 @@ func (g *group) add(t taskOp) {
 
 // flushTasks adds tasks to the batch: what follows comes after them. Those of
 // one lane have come in the order of their IDs, the new ones after those that go.
-func (g *group) flushTasks() {
+func (g *commitGroup) flushTasks() {
 	if g.scattered {
 		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.TaskKey) })
 		for i := range g.tasks {
@@ -154,7 +154,7 @@ func (g *group) flushTasks() {
 	g.tasks, g.taskBytes, g.checked, g.scattered = g.tasks[:0], 0, 0, false
 }
 
-func (g *group) write(t *taskOp) {
+func (g *commitGroup) write(t *taskOp) {
 	if t.rec != nil {
 		g.setTask(t.Lane, t.Since, t.ID, t.rec)
 		return
@@ -168,7 +168,7 @@ func (g *group) write(t *taskOp) {
 // written once in the life of the store and will not be again, which is what
 // makes SINGLEDEL legal for it. Any other key is deleted in the order of the
 // group.
-func (g *group) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
+func (g *commitGroup) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	if once {
 		g.add(taskOp{TaskKey: TaskKey{lane, since, id}})
 		return
@@ -181,7 +181,7 @@ func (g *group) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 }
 
 // seal adds what has been gathered beside the batch, and brings that into order.
-func (g *group) seal(clock uint64, db *pebble.DB) {
+func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 	if g.Batch.Count() >= sortFrom {
 		defer func() { g.Batch = g.order.sort(db, g.Batch) }()
 	}
@@ -221,7 +221,7 @@ func (g *group) seal(clock uint64, db *pebble.DB) {
 }
 
 // Clear empties the group.
-func (g *group) Clear() {
+func (g *commitGroup) Clear() {
 	clear(g.granted)
 	clear(g.tasks)
 	g.tasks, g.taskBytes, g.granted = g.tasks[:0], 0, g.granted[:0]
