@@ -29,7 +29,8 @@ type smallDisk struct {
 	only  string       // what has room of its own is not this; "": everything counts
 	err   error        // of what has no room
 	nodes atomic.Int64 // files that there may be
-	files atomic.Int64
+	files atomic.Int64 // with those that have been removed and are open
+	open  sync.Map     // name to the *smallDiskFile that writes it
 }
 
 func newSmallDisk(size int64) *smallDisk {
@@ -45,21 +46,37 @@ func (d *smallDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 }
 
 func (d *smallDisk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if _, err := d.Stat(name); err != nil {
-		if d.files.Add(1) > d.nodes.Load() {
-			d.files.Add(-1)
-			return nil, d.err
-		}
+	if _, err := d.Stat(name); err != nil && !d.takeNode() {
+		return nil, d.err
 	}
 	f, err := d.FS.Create(name, c)
-	return &smallDiskFile{File: f, disk: d, name: name}, err
+	return d.writing(f, name), err
+}
+
+// takeNode is false if there may be no further file. Who fails takes nothing from others meanwhile.
+func (d *smallDisk) takeNode() bool {
+	for {
+		n := d.files.Load()
+		if n >= d.nodes.Load() {
+			return false
+		}
+		if d.files.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (d *smallDisk) writing(f vfs.File, name string) *smallDiskFile {
+	w := &smallDiskFile{File: f, disk: d, name: name}
+	d.open.Store(name, w)
+	return w
 }
 
 func (d *smallDisk) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	d.forget(old)
 	d.files.Add(1)
 	f, err := d.FS.ReuseForWrite(old, name, c)
-	return &smallDiskFile{File: f, disk: d, name: name}, err
+	return d.writing(f, name), err
 }
 
 func (d *smallDisk) Remove(name string) error {
@@ -70,6 +87,10 @@ func (d *smallDisk) Remove(name string) error {
 func (d *smallDisk) forget(name string) {
 	if info, err := d.Stat(name); err == nil {
 		d.used.Add(-info.Size())
+		if w, open := d.open.LoadAndDelete(name); open {
+			w.(*smallDiskFile).nameless.Store(true) // it is a file until it is closed
+			return
+		}
 		d.files.Add(-1)
 	}
 }
@@ -79,6 +100,7 @@ type smallDiskFile struct {
 	disk     *smallDisk
 	name     string
 	reserved int64 // set aside for a file without a name
+	nameless atomic.Bool
 }
 
 // take is false if there is no room for so many bytes of the file.
@@ -118,6 +140,10 @@ func (f *smallDiskFile) Preallocate(_, length int64) error {
 func (f *smallDiskFile) Close() error {
 	f.disk.used.Add(-f.reserved)
 	f.reserved = 0
+	f.disk.open.CompareAndDelete(f.name, f)
+	if f.nameless.CompareAndSwap(true, false) {
+		f.disk.files.Add(-1)
+	}
 	return f.File.Close()
 }
 
