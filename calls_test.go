@@ -42,7 +42,7 @@ func sampleCalls() map[string]request {
 		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{engine.LeaseLost(receipt.inner(), true)}},
 		"alter":          &alterOp{id: id(1), how: engine.AlterRunAt, arg: 77},
 		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
-		"bulk":           &bulkOp{Bulk: engine.Bulk{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}},
+		"bulk":           &bulkOp{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}},
 		"stats":          &statsOp{counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}},
 		"idle":           &idleOp{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, waited: true},
 		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},

@@ -89,7 +89,7 @@ func (s *shard) claimSet(list *queueList) *claimSet {
 		s.sets[list.digest] = set
 		s.setNames += len(list.names)
 	}
-	set.group = s.Windows.Pass
+	set.group = s.GroupNumber()
 	names := list.names[set.queues.Len():]
 	for _, name := range names[:min(setStep, len(names))] {
 		q := s.QueueNamed(name)
@@ -116,7 +116,7 @@ func (s *shard) dropIdleSets(names int) {
 		}
 		set.waiters.sweep()
 		set.remote.sweep()
-		mayBeAsked := set.queues.Len() < len(set.list.names) && s.Windows.Pass-set.group < setGroups
+		mayBeAsked := set.queues.Len() < len(set.list.names) && s.GroupNumber()-set.group < setGroups
 		if set.front().len() == 0 && !set.hungry && !mayBeAsked {
 			s.dropSet(set)
 		}

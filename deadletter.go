@@ -96,7 +96,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 			}
 			return fmt.Errorf("%w: %w", end, err)
 		}
-		op := &bulkOp{newCompletion(), engine.Bulk{IDs: ids, How: how}}
+		op := &bulkOp{newCompletion(), engine.BulkAlteration{IDs: ids, How: how}}
 		settled, err := q.do(ctx, shard, op)
 		if settled {
 			n += op.N
@@ -131,11 +131,11 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 // bulkOp alters many dead letters.
 type bulkOp struct {
 	completion
-	engine.Bulk
+	engine.BulkAlteration
 }
 
 func (op *bulkOp) resolve(s *shard) {
-	v, err := s.AlterDead(&op.Bulk)
+	v, err := s.AlterDead(&op.BulkAlteration)
 	s.conclude(op, v, err)
 }
 

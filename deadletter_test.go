@@ -512,7 +512,7 @@ func TestDeadLettersTwice(t *testing.T) {
 		done := 0
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			for range 2 {
-				op := &bulkOp{newCompletion(), engine.Bulk{How: engine.AlterRedrive}}
+				op := &bulkOp{newCompletion(), engine.BulkAlteration{How: engine.AlterRedrive}}
 				for _, id := range ids {
 					op.IDs = append(op.IDs, id)
 				}

@@ -128,7 +128,7 @@ type messageBatch struct {
 }
 
 func (p *messageBatch) resolve(s *shard) {
-	if p.from >= len(s.Inbound) { // decode does not know how many shards there are
+	if p.from >= s.opts.Shards { // decode does not know how many shards there are
 		p.err = errMalformedCall
 		s.settle(p)
 		return

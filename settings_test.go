@@ -354,7 +354,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 		require.Zero(f, img.underWay(0))
 		for _, to := range []int{1, 2} {
 			require.NoError(f, img.q.shard(to).probe(func(s *shard) error {
-				require.EqualValues(f, 2, s.Inbound[0], "messages that shard %d has taken", to)
+				require.EqualValues(f, 2, s.Probe().Usage().Inbound[0], "messages that shard %d has taken", to)
 				return nil
 			}))
 		}

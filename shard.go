@@ -146,7 +146,7 @@ func (s *shard) gather() bool {
 		if s.cursor < len(s.taken) {
 			return true
 		}
-		busy := len(s.deferred) > 0 || s.largeIsDue() || len(s.Refiller.Wants) > 0 || s.areHungry() && s.HasRoom(engine.RoomLow) || s.due()
+		busy := len(s.deferred) > 0 || s.largeIsDue() || s.WantsRefill() || s.areHungry() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -258,8 +258,8 @@ func (s *shard) resolve() {
 	s.look()
 	s.note()
 	s.beginSteps()
-	s.Windows.Next(s.Now)
-	if len(s.Refiller.Wants) > 0 {
+	s.BeginGroup()
+	if s.WantsRefill() {
 		s.Refill()
 		s.endStep(StepRefill)
 	}
@@ -529,7 +529,7 @@ func (s *shard) tick() {
 	s.Now = at - c.stalled
 	c.waiting = min(c.waiting, s.Now)
 	s.Wall = wallMillis(s.opts)
-	s.Mint.Tick(s.Wall, at)
+	s.SetClock()
 }
 
 // look is when the owner has taken what is in its inbox, no sooner than now.

@@ -9,7 +9,7 @@ import "time"
 
 // budget bounds what a part of a group may do. Work that can be divided asks spent
 // before each unit: it may exceed the budget by one.
-type budget struct {
+type Budget struct {
 	begun   bool          // one unit is always free, so that everybody gets on
 	records int           // entries read and written at which it is spent
 	bytes   int           // size of the group, and what has been read, at which it is
@@ -31,15 +31,15 @@ var (
 )
 
 // NewBudget returns a budget that begins at a moment.
-func (s *State) NewBudget(size BudgetSize, at time.Duration) budget {
+func (s *State) NewBudget(size BudgetSize, at time.Duration) Budget {
 	records, bytes := s.Work()
-	return budget{records: records + size.Records, bytes: bytes + s.config.GroupBytes/size.Fraction, Until: at + size.Time}
+	return Budget{records: records + size.Records, bytes: bytes + s.config.GroupBytes/size.Fraction, Until: at + size.Time}
 }
 
 // Part is the n-th part of what is left of a budget at the end of the last step.
-func (s *State) Part(whole budget, n int, at time.Duration) budget {
+func (s *State) Part(whole Budget, n int, at time.Duration) Budget {
 	records, bytes := s.Work()
-	return budget{
+	return Budget{
 		records: records + (whole.records-records)/n,
 		bytes:   bytes + (whole.bytes-bytes)/n,
 		Until:   at + (whole.Until-at)/time.Duration(n),

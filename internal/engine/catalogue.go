@@ -98,7 +98,7 @@ func (s *State) addLane(l *Lane) {
 	setAt(&s.lanes, l.number, l)
 	s.catalogue.loaded.Add(l.number)
 	delete(s.catalogue.aliases, l.number) // it may have been another lane's
-	l.window.Use(&s.Windows.pool)
+	l.window.Use(&s.windows.pool)
 	l.queue.addLane(l)
 }
 
@@ -302,7 +302,7 @@ func (s *State) dropLane(l *Lane) {
 	if l.spilled > 0 {
 		s.Store.RemoveDeepLane(l.number)
 	}
-	s.Windows.forget(l)
+	s.windows.forget(l)
 	if q.removeLane(l); q.lanes.Len() == 0 {
 		s.Rest(q)
 	}
@@ -438,7 +438,7 @@ func (s *State) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Cou
 		if err != nil {
 			return tasks, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		if s.Mint.clock = max(s.Mint.clock, v.Clock); n == number {
+		if s.mint.clock = max(s.mint.clock, v.Clock); n == number {
 			tasks = v.Counts
 		} else if v.Counts != (keys.Counts{}) {
 			return tasks, fmt.Errorf("%w: queue %d has tasks and no name", base.ErrCorrupt, n)

@@ -48,7 +48,7 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 func (s *State) IsAtRest() bool {
 	g := &s.Group
 	busy := !g.Batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) > 0
-	return !busy && !s.out.ahead && len(s.Refiller.Wants) == 0 && !s.UpkeepIsDue()
+	return !busy && !s.out.ahead && len(s.refiller.wants) == 0 && !s.UpkeepIsDue()
 }
 
 // claimable reports whether a queue has a task that may be leased, but for what its gate says.
@@ -228,7 +228,7 @@ func (c *checker) lanes() error {
 		}
 		before := l.window.Footprint()
 		got := items(&l.window)
-		s.Windows.resized(l, before)
+		s.windows.resized(l, before)
 		same := func(a, b window.Item) bool { return a.Pos == b.Pos && bytes.Equal(a.Record, b.Record) }
 		if !slices.EqualFunc(got, want, same) {
 			c.report("window of lane %d (%s) has %s, want %s (next %x, complete %t)",
@@ -314,9 +314,9 @@ func (c *checker) windowMemory() error {
 	s := c.state
 	sum, holders, most := 0, 0, 0
 	listed := make(map[*Lane]bool)
-	for l := s.Windows.oldest; l != nil && !listed[l]; l = l.newer {
+	for l := s.windows.oldest; l != nil && !listed[l]; l = l.newer {
 		listed[l] = true
-		if l.newer == nil && l != s.Windows.newest || l.newer != nil && l.newer.older != l {
+		if l.newer == nil && l != s.windows.newest || l.newer != nil && l.newer.older != l {
 			c.report("lane %d is not well among those that hold memory", l.number)
 		}
 	}
@@ -334,11 +334,11 @@ func (c *checker) windowMemory() error {
 			most = max(most, l.window.Len())
 		}
 	}
-	if sum != s.Windows.bytes {
-		c.report("windows are accounted with %d bytes and have %d", s.Windows.bytes, sum)
+	if sum != s.windows.bytes {
+		c.report("windows are accounted with %d bytes and have %d", s.windows.bytes, sum)
 	}
-	if sum > s.Windows.limit && (holders > 1 || most > 1) {
-		c.report("%d windows hold %d bytes, at most %d allowed", holders, sum, s.Windows.limit)
+	if sum > s.windows.limit && (holders > 1 || most > 1) {
+		c.report("%d windows hold %d bytes, at most %d allowed", holders, sum, s.windows.limit)
 	}
 	return nil
 }
@@ -361,8 +361,8 @@ func (c *checker) queues() error {
 	if err != nil {
 		return err
 	}
-	if clock != s.Mint.clock || c.last > clock {
-		c.report("clock is %x, stored is %x, used is %x", s.Mint.clock, clock, c.last)
+	if clock != s.mint.clock || c.last > clock {
+		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
 	}
 	for n, q := range s.numbers.All() {
 		if q != nil && (int(q.number) != n || s.Queues[q.Name] != q) {
@@ -603,7 +603,7 @@ func (c *checker) outbox() error {
 			return err
 		}
 		last, err := keys.ParseNumber(value)
-		if got := c.state.Inbound[from]; got != last {
+		if got := c.state.inbound[from]; got != last {
 			c.report("the last message of shard %d is %d, on disk %d", from, got, last)
 		}
 		return err

@@ -92,7 +92,7 @@ func (s *State) canAdmit(tasks []NewTask) bool {
 // admitTied takes in a task that is bound to others, and whose key is free.
 func (s *State) admitTied(t *NewTask, batch []keys.ID, existed map[keys.ID]bool) keys.ID {
 	l := s.lane(t.Key)
-	id := s.Mint.id(l.number)
+	id := s.mint.id(l.number)
 	s.emit(EventProduced, l, id, 0, "")
 	if t.Tied.Unique != [keys.UniqueLen]byte{} {
 		s.takeKey(id, &t.Tied.Ties, mintedAt(id))

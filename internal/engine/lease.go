@@ -159,7 +159,7 @@ func (s *State) addToRecord(l *lease) {
 	}
 	if r == nil {
 		r = s.leases.freshRecord()
-		r.seq, r.local, r.deadline = s.Mint.next(), l.local, deadline
+		r.seq, r.local, r.deadline = s.mint.next(), l.local, deadline
 		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline}.Append(r.value)
 		s.Group.granted = append(s.Group.granted, r)
 	}

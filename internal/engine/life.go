@@ -30,7 +30,7 @@ import (
 // admit takes in a new task.
 func (s *State) admit(t *NewTask) keys.ID {
 	l := s.lane(t.Key)
-	id := s.Mint.id(l.number)
+	id := s.mint.id(l.number)
 	s.emit(EventProduced, l, id, 0, "")
 	if t.RunAt > s.Wall {
 		s.schedule(l, id, t.RunAt, t.Rec)
@@ -67,7 +67,7 @@ func (s *State) cache(l *Lane, it window.Item) {
 	}
 	w := &l.window
 	last := w.IsLast(it.Pos)
-	if l.complete && last && (w.Len() >= s.config.WindowTasks || !s.Windows.admits(l, cap(it.Record))) {
+	if l.complete && last && (w.Len() >= s.config.WindowTasks || !s.windows.admits(l, cap(it.Record))) {
 		l.spill(it.Pos, len(it.Record))
 		return
 	}
@@ -81,8 +81,8 @@ func (s *State) cache(l *Lane, it window.Item) {
 		last := w.PopLast()
 		l.spill(last.Pos, len(last.Record))
 	}
-	s.Windows.resized(l, before)
-	s.Windows.shrink()
+	s.windows.resized(l, before)
+	s.windows.shrink()
 }
 
 // place moves a task into its lane, at since.
@@ -183,7 +183,7 @@ func (s *State) popFirst(l *Lane) window.Item {
 	before := l.window.Footprint()
 	it := l.window.PopFirst()
 	l.used = true
-	s.Windows.resized(l, before)
+	s.windows.resized(l, before)
 	l.trail.take(it.Since)
 	s.consumed(l, len(it.Record))
 	return it
@@ -334,7 +334,7 @@ func (s *State) retry(ls *lease, cause string, wait int64) error {
 		return nil
 	}
 	if wait < 0 {
-		wait = int64(record.Millis(s.config.Backoff(int(rec.Attempts), s.Mint.rand.Float64())))
+		wait = int64(record.Millis(s.config.Backoff(int(rec.Attempts), s.mint.rand.Float64())))
 	}
 	s.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.postpone(ls, &rec, uint64(wait))
@@ -354,7 +354,7 @@ func (s *State) exhausted(rec *record.Record) bool {
 func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.unlease(ls)
 	if wait == 0 {
-		s.place(ls.lane, s.Mint.since(), ls.id, rec.Encode())
+		s.place(ls.lane, s.mint.since(), ls.id, rec.Encode())
 		return
 	}
 	s.schedule(ls.lane, ls.id, s.Wall+wait, rec.Encode())
@@ -430,7 +430,7 @@ func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, rec []byte)
 	s.notePromoted(len(rec))
 	l.queue.Counts.Scheduled--
 	s.touch(l.queue)
-	s.enter(l, s.Mint.sinceDue(due, s.Wall), id, head.Group, rec)
+	s.enter(l, s.mint.sinceDue(due, s.Wall), id, head.Group, rec)
 	return nil
 }
 
@@ -473,7 +473,7 @@ func (s *State) withdraw(at *located) {
 		pos := window.Pos{Since: at.place.At, ID: at.id}
 		before := at.lane.window.Footprint()
 		at.lane.window.Remove(pos)
-		s.Windows.resized(at.lane, before)
+		s.windows.resized(at.lane, before)
 		s.Group.removeTask(at.lane.number, at.place.At, at.id, false)
 		s.rested(at.lane)
 		s.consumed(at.lane, len(at.rec.Payload))
@@ -582,7 +582,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	case rec.RunAt > s.Wall:
 		s.schedule(l, id, rec.RunAt, b)
 	default:
-		s.enter(l, s.Mint.since(), id, rec.Group, b)
+		s.enter(l, s.mint.since(), id, rec.Group, b)
 	}
 	return true
 }
@@ -654,7 +654,7 @@ func (s *State) setRunAt(at *located, runAt uint64) error {
 	case due:
 		s.schedule(at.lane, at.id, runAt, rec)
 	default:
-		s.enter(at.lane, s.Mint.since(), at.id, at.rec.Group, rec)
+		s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, rec)
 	}
 	return nil
 }
@@ -675,7 +675,7 @@ func (s *State) redrive(at *located) error {
 	}
 	s.withdraw(at)
 	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false
-	s.enter(at.lane, s.Mint.since(), at.id, at.rec.Group, at.rec.Encode())
+	s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, at.rec.Encode())
 	return nil
 }
 

@@ -22,7 +22,7 @@ import (
 // claim asks for them. The instant and the room are set.
 func (s *State) Load() error {
 	s.leases = newLeaseTable(s.Now)
-	s.Mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
+	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
 	for _, step := range []func() error{
 		s.loadCatalogue,
 		s.loadSettings,
@@ -40,7 +40,7 @@ func (s *State) Load() error {
 			return err
 		}
 	}
-	s.Mint.Tick(s.Wall, s.Now)
+	s.mint.tick(s.Wall, s.Now)
 	return nil
 }
 

@@ -198,8 +198,8 @@ func (s *State) rewrite(at *located) {
 			w := &at.lane.window
 			before := w.Footprint()
 			w.Replace(window.Item{Pos: window.Pos{Since: at.place.At, ID: at.id}, Record: b})
-			s.Windows.resized(at.lane, before)
-			s.Windows.shrink()
+			s.windows.resized(at.lane, before)
+			s.windows.shrink()
 		}
 	case keys.Scheduled, keys.Blocked:
 		if at.place.Range == keys.Blocked {

@@ -28,7 +28,7 @@ type minter struct {
 const clockShift = 12
 
 // Tick sets time by the wall clock and the monotonic clock, both in ms.
-func (m *minter) Tick(wall, now uint64) {
+func (m *minter) tick(wall, now uint64) {
 	switch made := m.clock >> clockShift; {
 	case wall >= max(m.time, made):
 		m.time, m.read = wall, now

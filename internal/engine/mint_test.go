@@ -29,7 +29,7 @@ func testMinter(shard, shards int) *minter {
 
 // at sets the wall clock, while the monotonic clock stands.
 func (m *minter) at(wall uint64) *minter {
-	m.Tick(wall, m.read)
+	m.tick(wall, m.read)
 	return m
 }
 
@@ -116,7 +116,7 @@ func TestMinterSetBack(t *testing.T) {
 				m = &minter{clock: m.clock, rand: m.rand, shards: 1}
 			}
 			before := m.time
-			m.Tick(wall, now)
+			m.tick(wall, now)
 			require.GreaterOrEqual(t, m.time, wall)
 			require.GreaterOrEqual(t, m.time, last)
 			require.LessOrEqual(t, m.time, max(wall, last, before+(passed+1)/2))
@@ -131,7 +131,7 @@ func TestMinterSetBack(t *testing.T) {
 			}
 		}
 		now, wall = now+100_000*hour, wall+100_000*hour
-		m.Tick(wall, now)
+		m.tick(wall, now)
 		require.Equal(t, wall, m.time)
 	})
 }

@@ -50,8 +50,8 @@ func (s *State) loadOutbox(shards int) error {
 		next: make([]uint64, shards), stored: make([]uint64, shards), first: make([]uint64, shards),
 		sending: make([]bool, shards), waiting: make([]uint64, shards),
 	}
-	s.Inbound = make([]uint64, shards)
-	for prefix, numbers := range map[byte][]uint64{keys.Inbound: s.Inbound, keys.Sent: s.out.stored} {
+	s.inbound = make([]uint64, shards)
+	for prefix, numbers := range map[byte][]uint64{keys.Inbound: s.inbound, keys.Sent: s.out.stored} {
 		if err := schema.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
 			n, err := keys.ParseNumbered(key)
 			if err == nil && int(n) < shards {
@@ -223,17 +223,17 @@ func (s *State) Unconfirmed(to int) { s.out.sending[to], s.out.due = false, true
 func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (taken int) {
 	for taken < len(messages) && s.Broken == nil && !s.Spent() {
 		seq := first + uint64(taken)
-		if seq > s.Inbound[from] {
+		if seq > s.inbound[from] {
 			if !s.applyMessage(&messages[taken]) {
 				break
 			}
-			s.Inbound[from] = seq
+			s.inbound[from] = seq
 		}
 		taken++
 	}
 	if taken > 0 {
 		key := keys.AppendNumbered(nil, keys.Inbound, uint32(from))
-		s.Group.set(key, keys.AppendNumber(nil, s.Inbound[from]))
+		s.Group.set(key, keys.AppendNumber(nil, s.inbound[from]))
 	}
 	return taken
 }

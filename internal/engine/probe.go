@@ -30,6 +30,7 @@ type Usage struct {
 	Schedules                                            uint64 // looks at one
 	Groups, Uniques                                      CacheUsage
 	OutNext, OutFirst, OutStored, OutWaiting             []uint64 // messages, by receiver
+	Inbound                                              []uint64 // by sender, the last message taken
 }
 
 // CacheUsage is what memory has of a range of small entries.
@@ -48,16 +49,16 @@ func usageOf[K comparable, V any](m *writeBackCache[K, V]) CacheUsage {
 
 // Usage returns what memory has.
 func (p Probe) Usage() Usage {
-	s, f := p.s, &p.s.Refiller
+	s, f := p.s, &p.s.refiller
 	return Usage{
 		Refills: f.passes, RefilledLanes: f.lanes, RefilledTasks: f.tasks, RefilledBytes: f.read,
-		Read: s.reading.entries, Walked: s.walked, WindowBytes: s.Windows.bytes,
+		Read: s.reading.entries, Walked: s.walked, WindowBytes: s.windows.bytes,
 		Lanes: s.catalogue.loaded.Len(), Doubtful: s.doubtful.Len(), LaneSweeps: s.catalogue.swept,
 		Wakeups: len(s.wakeups.order), WakeupsOnDisk: s.wakeups.onDisk, WakeupsFrom: s.wakeups.from,
 		Limits: len(s.limits), Telling: s.teller.count, Schedules: s.recurring.looked,
 		Groups: usageOf(&s.groups), Uniques: usageOf(&s.uniques),
 		OutNext: slices.Clone(s.out.next), OutFirst: slices.Clone(s.out.first), OutStored: slices.Clone(s.out.stored),
-		OutWaiting: slices.Clone(s.out.waiting),
+		OutWaiting: slices.Clone(s.out.waiting), Inbound: slices.Clone(s.inbound),
 	}
 }
 
@@ -67,7 +68,7 @@ func MostUniques() int { m := newUniqueCache(); return m.most() }
 
 // WindowBytesOf is what the windows of a queue hold.
 func (p Probe) WindowBytesOf(queue string) (n int) {
-	for l := p.s.Windows.oldest; l != nil; l = l.newer {
+	for l := p.s.windows.oldest; l != nil; l = l.newer {
 		if l.queue.Name == queue {
 			n += l.window.Footprint()
 		}
@@ -112,7 +113,7 @@ func (p Probe) TooManyUniques() {
 }
 
 // LimitWindows lets windows hold no more than they do.
-func (p Probe) LimitWindows() { p.s.Windows.limit = p.s.Windows.bytes }
+func (p Probe) LimitWindows() { p.s.windows.limit = p.s.windows.bytes }
 
 // HoldCopies counts so many more bytes among the copies of the records of leased tasks.
 func (p Probe) HoldCopies(bytes int) { p.s.leases.held += bytes }
@@ -180,7 +181,7 @@ func (p Probe) IsSending() bool { return p.s.out.busy() }
 // OrderTime is the time by which tasks that become ready are ordered, at a time of the wall clock and of the
 // monotonic clock, ms.
 func (p Probe) OrderTime(wall, uptime uint64) uint64 {
-	mint := p.s.Mint
-	mint.Tick(wall, uptime)
+	mint := p.s.mint
+	mint.tick(wall, uptime)
 	return max(mint.time, mint.clock>>clockShift)
 }

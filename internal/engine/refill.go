@@ -20,7 +20,7 @@ import (
 // their keys with one iterator. It is bounded by its lanes, bytes and time, so that
 // who claims from other queues does not wait for it.
 type refiller struct {
-	Wants []*ring // first come, first served
+	wants []*ring // first come, first served
 	rest  []*ring // memory for the next wants
 	plan  []*Lane // of the pass under way
 	most  int     // lanes that a pass reads at the most, by the time that the last ones took
@@ -46,7 +46,7 @@ func (s *State) want(r *ring) {
 	if !r.wanted {
 		r.wanted = true
 		r.reach = min(max(2*r.reach, RingReach), r.lanes)
-		s.Refiller.Wants = append(s.Refiller.Wants, r)
+		s.refiller.wants = append(s.refiller.wants, r)
 	}
 }
 
@@ -61,7 +61,7 @@ func (s *State) least(r *ring, l *Lane) int {
 func (s *State) enough(r *ring, l *Lane) bool {
 	n := l.window.Len()
 	return l.complete || n >= s.least(r, l) ||
-		n > 0 && (l.pass == s.Windows.Pass || l.window.Size() >= s.Windows.laneShare(l)/2)
+		n > 0 && (l.pass == s.windows.pass || l.window.Size() >= s.windows.laneShare(l)/2)
 }
 
 // advance moves the edge of a ring on, over lanes that have enough; those that turn out
@@ -77,10 +77,10 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 		case !s.enough(r, l):
 			return r.ahead >= r.reach
 		}
-		share := s.Windows.share()
+		share := s.windows.share()
 		if r.ahead > 0 && r.bytes+l.window.Footprint() > share {
-			if most := s.Windows.laneShare(l); l.window.Size() > 2*most && l.pass != s.Windows.Pass {
-				s.Windows.trim(l, most) // from when there were fewer lanes
+			if most := s.windows.laneShare(l); l.window.Size() > 2*most && l.pass != s.windows.pass {
+				s.windows.trim(l, most) // from when there were fewer lanes
 				continue
 			}
 			r.reach = r.ahead
@@ -94,15 +94,15 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 // Refill brings the next tasks of the rings that want it into memory, as far as one pass goes.
 // REQUIRES: the group is empty, so that disk has every task.
 func (s *State) Refill() {
-	f := &s.Refiller
+	f := &s.refiller
 	if f.most == 0 {
 		f.most = RingReach
 	}
 	f.plan = f.plan[:0]
-	part := max(1, f.most/len(f.Wants))
+	part := max(1, f.most/len(f.wants))
 	n := 0
-	for ; n < len(f.Wants) && len(f.plan) < f.most; n++ {
-		r := f.Wants[n]
+	for ; n < len(f.wants) && len(f.plan) < f.most; n++ {
+		r := f.wants[n]
 		done := s.advance(r, refillLooks)
 		if r.lanes > 0 && (!done || r.urgent || r.first.window.Len() > 0) {
 			s.plan(r, min(part, f.most-len(f.plan)))
@@ -112,8 +112,8 @@ func (s *State) Refill() {
 	if len(f.plan) > 0 && s.Broken == nil {
 		full, s.Broken = s.pass()
 	}
-	rest := append(f.rest[:0], f.Wants[n:]...)
-	for _, r := range f.Wants[:n] {
+	rest := append(f.rest[:0], f.wants[n:]...)
+	for _, r := range f.wants[:n] {
 		done := s.advance(r, refillLooks)
 		r.urgent = r.urgent && r.lanes > 0 && r.first.window.Len() == 0 && !r.first.complete
 		s.feed(r.queue)
@@ -130,14 +130,14 @@ func (s *State) Refill() {
 			rest = append(rest, r)
 		}
 	}
-	clear(f.Wants)
-	f.Wants, f.rest = rest, f.Wants[:0]
+	clear(f.wants)
+	f.wants, f.rest = rest, f.wants[:0]
 }
 
 // plan adds lanes of a ring to those that the pass reads, so many at the most: first those
 // that have lost their tasks and were ahead, then those at the edge.
 func (s *State) plan(r *ring, most int) {
-	f := &s.Refiller
+	f := &s.refiller
 	most += len(f.plan)
 	looks := refillLooks
 	l := r.first
@@ -163,7 +163,7 @@ func (s *State) plan(r *ring, most int) {
 // pass reads the next tasks of the lanes that are planned. full says that it has ended because
 // there is no memory but what it has filled itself.
 func (s *State) pass() (full bool, err error) {
-	f := &s.Refiller
+	f := &s.refiller
 	slices.SortFunc(f.plan, func(a, b *Lane) int { return cmp.Compare(a.number, b.number) })
 	begin := s.config.Elapsed()
 	it, err := s.Store.DB().NewIter(&pebble.IterOptions{
@@ -200,19 +200,19 @@ func (s *State) pass() (full bool, err error) {
 	return full, nil
 }
 
-func (s *State) passBytes() int { return max(1, min(RefillBytes, s.Windows.limit/8)) }
+func (s *State) passBytes() int { return max(1, min(RefillBytes, s.windows.limit/8)) }
 
 // fill reads the next tasks of a lane, to its share. full says that there was no memory for
 // the first one that it has not got.
 func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full bool, err error) {
-	f, w := &s.Refiller, &l.window
+	f, w := &s.refiller, &l.window
 	f.lanes++
 	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
 	f.end = keys.AppendLane(f.end[:0], l.number+1)
 	room := min(RefillTasks, s.config.WindowTasks-w.Len())
-	share := s.Windows.laneShare(l)
-	s.Windows.renew(l)
-	l.pass = s.Windows.Pass
+	share := s.windows.laneShare(l)
+	s.windows.renew(l)
+	l.pass = s.windows.pass
 	looks := refillLooks
 	at := it.SeekGEWithLimit(f.key, f.end)
 	for ; at == pebble.IterValid && room > 0 && looks > 0 && (f.bytes < s.passBytes() || w.Len() == 0); at = it.NextWithLimit(f.end) {
@@ -233,16 +233,16 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 		if w.Len() > 0 && w.Size()+window.SizeOf(len(v)) > share {
 			break
 		}
-		if w.Len() == 0 && s.Windows.bytes+w.Growth(len(v)) > s.Windows.limit {
-			s.Windows.forget(l) // free slots of before, which may be all that is left to give back
+		if w.Len() == 0 && s.windows.bytes+w.Growth(len(v)) > s.windows.limit {
+			s.windows.forget(l) // free slots of before, which may be all that is left to give back
 		}
-		if !s.Windows.makeRoom(w.Growth(len(v)), l) {
+		if !s.windows.makeRoom(w.Growth(len(v)), l) {
 			full = true
 			break
 		}
 		before := w.Footprint()
 		w.Append(window.Item{Pos: pos, Record: records.Clone(v)})
-		s.Windows.resized(l, before)
+		s.windows.resized(l, before)
 		l.next = pos.Next()
 		room--
 		s.noteRead(len(v))

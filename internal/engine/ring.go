@@ -79,7 +79,7 @@ func (s *State) leaveRing(l *Lane) {
 	}
 	l.ringNext, l.ringPrev = nil, nil
 	l.turns = 0
-	s.Windows.expose(l)
+	s.windows.expose(l)
 }
 
 // newRing and dropRing keep rings for others: a queue that is empty every other
@@ -139,7 +139,7 @@ func (s *State) turn(l *Lane) {
 		}
 	case l.turns == 0:
 		if l.window.Len() == 0 {
-			s.Windows.forget(l) // until its next turn, its room is for those before
+			s.windows.forget(l) // until its next turn, its room is for those before
 		}
 		all := r.ahead == r.lanes
 		r.fallBehind(l)
@@ -162,7 +162,7 @@ func (s *State) turn(l *Lane) {
 // priority, in turn over the tenants. Nil means that there is none; pending,
 // that it depends on what a refill will find.
 func (s *State) head(q *Queue) (l *Lane, pending bool) {
-	s.Windows.ask(q)
+	s.windows.ask(q)
 	for q.Mask != 0 {
 		r := q.rings[bits.Len16(q.Mask)-1]
 		l := r.first

@@ -32,10 +32,10 @@ type State struct {
 	lanes     chunked.List[*Lane]  // by number; nil: not in memory
 	catalogue catalogue
 	leases    leaseTable
-	Mint      minter
+	mint      minter
 
-	Windows  windowMemory
-	Refiller refiller
+	windows  windowMemory
+	refiller refiller
 	trimmer  trimmer
 	rings    []*ring // of no use, for others
 
@@ -57,7 +57,7 @@ type State struct {
 	children  rangeReader // who waits for a parent
 	dead      rangeReader
 	out       outbox
-	Inbound   []uint64 // by shard, the last message taken
+	inbound   []uint64 // by shard, the last message taken
 	sessions  sessionTable
 	interests map[string]KindSet // by node
 	canceled  recent.Set[Receipt]
@@ -73,7 +73,7 @@ type State struct {
 
 	Group   commitGroup
 	Effects Effects
-	Budget  budget // of what is under way
+	Budget  Budget // of what is under way
 	steps   []StepDone
 	reading reading
 	walked  uint64 // keys that walk has stepped over, those that are deleted among them
@@ -138,7 +138,7 @@ func NewState(c Config, st *store.Store) State {
 		Store:     st,
 		Queues:    make(map[string]*Queue),
 		catalogue: newCatalogue(c.SweepLanes),
-		Windows:   windowMemory{limit: max(c.WindowBytes/c.Shards, 1)},
+		windows:   windowMemory{limit: max(c.WindowBytes/c.Shards, 1)},
 		rings:     make([]*ring, 0, spareRings),
 		trimmer:   trimmer{since: Never},
 		nextDue:   nothingDue,
@@ -184,7 +184,7 @@ func (s *State) Seal() {
 	s.out.seal(&s.Group)
 	s.noteTouched()
 	s.dropEmpty()
-	s.Group.seal(s.Mint.clock, s.Store.DB())
+	s.Group.seal(s.mint.clock, s.Store.DB())
 }
 
 // Tidy bounds the memory once the group has persisted.
@@ -210,3 +210,15 @@ func (e *Effects) Clear() {
 	clear(e.Endings)
 	e.Events, e.Endings, e.Canceled = e.Events[:0], e.Endings[:0], e.Canceled[:0]
 }
+
+// SetClock goes by the Instant, which the owner has set anew.
+func (s *State) SetClock() { s.mint.tick(s.Wall, s.Uptime) }
+
+// BeginGroup begins a group. REQUIRES: the last one has persisted.
+func (s *State) BeginGroup() { s.windows.next(s.Now) }
+
+// GroupNumber counts the groups; it wraps around.
+func (s *State) GroupNumber() uint32 { return s.windows.pass }
+
+// WantsRefill reports whether ready tasks are to be read into memory before the next group: Refill.
+func (s *State) WantsRefill() bool { return len(s.refiller.wants) > 0 }

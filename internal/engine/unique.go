@@ -49,7 +49,7 @@ func (s *State) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 // has passed its time there is nothing to do: freeKeys will find that the task
 // has ended.
 func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
-	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.Mint.clock>>clockShift {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
 		return
 	}
 	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
@@ -93,7 +93,7 @@ func (s *State) freeKeys() {
 		} else if lives { // endKey finds out by the shard's clock, which never goes back
 			v.Until = 0
 			s.uniques.put(s, hash, v)
-			s.Mint.next()
+			s.mint.next()
 			l, err := s.laneNumbered(keys.LaneOf(v.ID))
 			if err != nil {
 				return false, err

@@ -61,7 +61,7 @@ var upkeeps = [...]upkeep{
 // KeepUp does what is due, within a budget that begins at a moment. What is due at the same time shares it
 // evenly, so that none of it waits for the end of another's backlog: others says how many more shares
 // there are to be. It returns what is left of the budget, and the steps that it has taken, which are good until the next call.
-func (s *State) KeepUp(at time.Duration, others int) (left budget, steps []StepDone) {
+func (s *State) KeepUp(at time.Duration, others int) (left Budget, steps []StepDone) {
 	left = s.NewBudget(UpkeepBudget, at)
 	shares := others
 	for i := range upkeeps {

@@ -207,8 +207,8 @@ func (s *State) cancelUnended(at *located) error {
 	return nil
 }
 
-// Bulk is an alteration of many dead letters.
-type Bulk struct {
+// BulkAlteration is an alteration of many dead letters.
+type BulkAlteration struct {
 	IDs  []keys.ID
 	How  Alteration
 	Next int       // of ids
@@ -216,9 +216,9 @@ type Bulk struct {
 	last bucketKey // that had one
 }
 
-// AlterDead goes on with a Bulk. Those that are not found, or of which the alteration is refused,
+// AlterDead goes on with a BulkAlteration. Those that are not found, or of which the alteration is refused,
 // are left out.
-func (s *State) AlterDead(b *Bulk) (Verdict, error) {
+func (s *State) AlterDead(b *BulkAlteration) (Verdict, error) {
 	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
 		id := b.IDs[b.Next]
 		if s.isBehind(id) || s.Spent() {
@@ -475,7 +475,7 @@ func (s *State) First(q *Queue) (f FirstTask, ok bool) {
 // REQUIRES: all are loaded, and nothing is decided yet.
 func (s *State) Meet(peers []*State) {
 	for to, peer := range peers {
-		s.out.countFrom(to, peer.Inbound[s.config.Shard])
+		s.out.countFrom(to, peer.inbound[s.config.Shard])
 		for name, q := range peer.Queues {
 			if q.Version > 0 {
 				s.adopt(name, q.Configured, false)

@@ -12,7 +12,7 @@ type windowMemory struct {
 	limit          int
 	bytes          int
 	newest, oldest *Lane
-	Pass           uint32 // number of the last refill
+	pass           uint32 // number of the last refill
 	pool           window.Pool
 
 	// Queues that claims have asked for in this epoch, and in the last one.
@@ -26,8 +26,8 @@ type windowMemory struct {
 const epochMillis = 1024
 
 // Next begins a refill, at a time of the monotonic clock.
-func (m *windowMemory) Next(now uint64) {
-	m.Pass++
+func (m *windowMemory) next(now uint64) {
+	m.pass++
 	if epoch := uint32(now/epochMillis) + 1; epoch != m.epoch {
 		m.askedLast = 0
 		if epoch == m.epoch+1 {
@@ -128,7 +128,7 @@ func (m *windowMemory) makeRoom(bytes int, to *Lane) bool {
 	for m.bytes > 0 && m.bytes+bytes > m.limit {
 		l := m.oldest
 		switch {
-		case l == to, l.pass == m.Pass, l.ahead && l.queue.rings[l.Priority] == r && !r.urgent:
+		case l == to, l.pass == m.pass, l.ahead && l.queue.rings[l.Priority] == r && !r.urgent:
 			return false
 		case l.used:
 			l.used = false
