@@ -42,7 +42,7 @@ func encodeBroadcast(f *engine.Effects) []byte {
 	}
 	receipts := make([]Receipt, len(f.Canceled))
 	for i, r := range f.Canceled {
-		receipts[i] = receiptOf(r)
+		receipts[i] = receiptOf(r.Receipt)
 	}
 	return appendReceipts(dst, receipts)
 }
@@ -51,7 +51,7 @@ func encodeBroadcast(f *engine.Effects) []byte {
 type broadcast struct {
 	events   []engine.Event
 	endings  []engine.Ending
-	canceled []engine.Receipt
+	canceled []engine.CanceledLease
 }
 
 func parseBroadcast(b []byte) (n broadcast, err error) {
@@ -67,7 +67,7 @@ func parseBroadcast(b []byte) (n broadcast, err error) {
 		n.endings = append(n.endings, engine.Ending{ID: id, Outcome: end})
 	}
 	for _, receipt := range readReceipts(r) {
-		n.canceled = append(n.canceled, receipt.inner())
+		n.canceled = append(n.canceled, engine.CanceledLease{Receipt: receipt.inner()})
 	}
 	if err := r.Done(); err != nil {
 		return broadcast{}, fmt.Errorf("%w: news of a log entry: %w", ErrCorrupt, err)
@@ -92,8 +92,8 @@ func (r *replica) publish(b []byte) error {
 	for i := range n.endings {
 		r.awaits.tell(&n.endings[i])
 	}
-	for _, receipt := range n.canceled {
-		r.node.queue.runs.cancel(receiptOf(receipt))
+	for _, lease := range n.canceled {
+		r.node.queue.runs.cancelAny(receiptOf(lease.Receipt))
 	}
 	return nil
 }
@@ -214,7 +214,7 @@ func (op *indexOp) decodeReply(r *wire.Reader)           { op.applied = r.Uint()
 type interests struct {
 	turn   chan struct{}  // capacity 1: held by who changes stored
 	stored engine.KindSet // in every shard; guarded by turn
-	asked  atomic.Uint32  // XKindSet of what is never given back: of Await and Run
+	asked  atomic.Uint32  // KindSet of what is never given back: of Await and Run
 }
 
 // want has all shards tell this node of something, from the next change on.
@@ -278,24 +278,41 @@ func (op *interestOp) decode(r *wire.Reader) {
 
 // runTable is the calls of Run on this node.
 type runTable struct {
-	mu   sync.Mutex // guards runs
-	runs []*runner
+	mu   sync.Mutex         // guards what follows
+	runs map[uint32]*runner // by number
+	last uint32             // number
 }
 
 func (t *runTable) add(r *runner) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.runs = append(t.runs, r)
+	for r.number == 0 || t.runs[r.number] != nil {
+		t.last++
+		r.number = t.last
+	}
+	if t.runs == nil {
+		t.runs = make(map[uint32]*runner)
+	}
+	t.runs[r.number] = r
 }
 
 func (t *runTable) remove(r *runner) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.runs = slices.DeleteFunc(t.runs, func(other *runner) bool { return other == r })
+	delete(t.runs, r.number)
 }
 
-// cancel tells who works on a task, if it is here, that it was canceled.
-func (t *runTable) cancel(receipt Receipt) {
+// cancel tells a call of Run, if it has not ended, that a task of its was canceled.
+func (t *runTable) cancel(number uint32, receipt Receipt) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.runs[number]; r != nil {
+		r.cancel(receipt)
+	}
+}
+
+// cancelAny tells whoever works on a task, if it is here, that it was canceled.
+func (t *runTable) cancelAny(receipt Receipt) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, r := range t.runs {

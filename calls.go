@@ -312,15 +312,6 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 
 // Errors travel between nodes as a code and a text.
 
-// remoteError is an error of another node. Its text begins with that of what it wraps.
-type remoteError struct {
-	text string
-	is   []error
-}
-
-func (e *remoteError) Error() string   { return e.text }
-func (e *remoteError) Unwrap() []error { return e.is }
-
 // sentErrors are those that callers branch on, by code.
 var sentErrors = [...]error{
 	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
@@ -369,11 +360,11 @@ func decodeError(code byte, text string) error {
 			return err
 		}
 	case code == codeLeaseCanceled:
-		return &remoteError{text, []error{ErrLeaseLost, ErrCanceled}}
+		return &textError{text, []error{ErrLeaseLost, ErrCanceled}}
 	case int(code) < len(sentErrors) && code > 0:
-		return &remoteError{text, []error{sentErrors[code]}}
+		return &textError{text, []error{sentErrors[code]}}
 	}
-	return &remoteError{text, nil}
+	return &textError{text, nil}
 }
 
 // callError is the outcome of a call that has brought no reply.

@@ -33,7 +33,7 @@ func sampleCalls() map[string]request {
 			call: engine.CallNumber{Node: "caller", Session: 7, Seq: 8, Low: 3},
 		},
 		"claim": &claimOp{
-			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, local: true, remote: true,
+			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, holder: engine.Holder{Local: true}, remote: true,
 			grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
 		},
 		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
@@ -208,7 +208,7 @@ func FuzzNews(f *testing.F) {
 	b := engine.Effects{
 		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
 		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
-		Canceled: []engine.Receipt{{ID: ID{3}, Token: 4}},
+		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: ID{3}, Token: 4}}},
 	}
 	f.Add(encodeBroadcast(&b))
 	f.Add([]byte{0, 0, 0})
@@ -234,7 +234,7 @@ func TestNewsTravel(t *testing.T) {
 	b := engine.Effects{
 		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
 		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
-		Canceled: []engine.Receipt{{ID: ID{3}, Token: 4}},
+		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: ID{3}, Token: 4}}},
 	}
 	n, err := parseBroadcast(encodeBroadcast(&b))
 	require.NoError(t, err)

@@ -41,6 +41,50 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 	return size
 }
 
+// TestForgottenQueuesLeaveNothing: a queue that follows one that memory has forgotten has settings and
+// claims of its own, also if the other one has changed last by a cancel.
+func TestForgottenQueuesLeaveNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := Open("queue", &Options{fs: vfs.NewMem(), Shards: 2, idleLanes: 1})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		ctx := t.Context()
+		for i := range 16 {
+			require.NoError(t, q.Cancel(ctx, produce(t, q, Task{Queue: fmt.Sprint("canceled ", i)})[0]))
+			for range 4 { // groups
+				_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"never"}, NoWait: true})
+				require.ErrorIs(t, err, ErrEmpty)
+			}
+		}
+		synctest.Wait()
+		require.NoError(t, q.checkMemory())
+		for i := range 8 {
+			name := fmt.Sprint("limited ", i)
+			require.NoError(t, q.Configure(ctx, name, func(s *Settings) { s.Concurrency = 1 }))
+			leased := make(chan error)
+			for range 2 {
+				go func() {
+					_, err := q.Claim(ctx, ClaimRequest{Queues: []string{name}})
+					leased <- err
+				}()
+			}
+			synctest.Wait() // both of them wait
+			produce(t, q, Task{Queue: name}, Task{Queue: name}, Task{Queue: name})
+			require.NoError(t, <-leased, name)
+			synctest.Wait()
+			select {
+			case err := <-leased:
+				t.Fatal("more leases than the queue allows at once", name, err)
+			default:
+			}
+			require.NoError(t, q.Configure(ctx, name, func(s *Settings) { s.Concurrency = 2 }))
+			require.NoError(t, <-leased, name)
+			synctest.Wait()
+			require.NoError(t, q.checkMemory())
+		}
+	})
+}
+
 // TestQueuesComeAndGo: queues and tenants that are used once leave memory and disk, with
 // all that they had, while others keep what they have.
 func TestQueuesComeAndGo(t *testing.T) {

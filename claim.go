@@ -118,7 +118,10 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	default:
 		op.queues, op.weights = append(op.queues, req.Queues...), req.appendWeights(op.weights)
 	}
-	op.max, op.noWait, op.local = max(req.Max, 1), req.NoWait, req.Local || r != nil
+	op.max, op.noWait, op.holder.Local = max(req.Max, 1), req.NoWait, req.Local || r != nil
+	if r != nil {
+		op.holder.Runner = r.number
+	}
 	op.duration = millis(req.LeaseFor)
 	if op.duration == 0 {
 		op.duration = millis(q.opts.LeaseFor)
@@ -233,7 +236,7 @@ type claimOp struct {
 	duration uint64     // ms
 	max      int
 	noWait   bool
-	local    bool // of a Run, perhaps of another node: its leases end with the process
+	holder   engine.Holder // Local: of a Run, perhaps of another node; Runner: of one of this node
 
 	// In a cluster only.
 	remote     bool       // a claim of another node, or for the claims of this one: made for one call
@@ -268,7 +271,7 @@ func (op *claimOp) unref() {
 	clear(op.grants)
 	op.queues, op.weights, op.grants, op.err = op.queues[:0], op.weights[:0], op.grants[:0], nil
 	op.list, op.drawn = nil, 0
-	op.begin, op.visited, op.full, op.sent, op.shards, op.local, op.remoteWait, op.asked = 0, 0, nil, 0, nil, false, remoteWait{}, nil
+	op.begin, op.visited, op.full, op.sent, op.shards, op.holder, op.remoteWait, op.asked = 0, 0, nil, 0, nil, engine.Holder{}, remoteWait{}, nil
 	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
 	op.pool.Put(op)
 }
@@ -364,13 +367,13 @@ func (op *claimOp) encode(dst []byte) (callKind, []byte) {
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, op.duration)
 	dst = wire.AppendUint(dst, uint64(op.max))
-	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.noWait), op.local)
+	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.noWait), op.holder.Local)
 }
 
 func (op *claimOp) decode(r *wire.Reader) {
 	op.queues, op.weights = readNames(r), keys.ReadIndexes(r)
 	op.duration, op.max = r.Uint(), int(r.Uint())
-	op.noWait, op.local = r.Bool(), r.Bool()
+	op.noWait, op.holder.Local = r.Bool(), r.Bool()
 	req := ClaimRequest{Queues: op.queues, Max: op.max, LeaseFor: duration(op.duration)}
 	if req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil ||
 		len(op.weights) != 0 && len(op.weights) != len(op.queues) ||
@@ -514,7 +517,7 @@ func (s *shard) giveOf(op *claimOp, q *engine.Queue, l *engine.Lane) bool {
 	}
 	pending := false
 	for l != nil {
-		g, err := s.Grant(l, op.duration, op.local)
+		g, err := s.Grant(l, op.duration, op.holder)
 		if err != nil {
 			s.Broken = err
 			return false

@@ -149,7 +149,7 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner) (
 // not visited: their leadership is new, or that of one before them has ended.
 func (t *claimTable) add(op *claimOp) {
 	defer op.unref()
-	key := lineKey{queues: lineName(op), duration: op.duration, local: op.local}
+	key := lineKey{queues: lineName(op), duration: op.duration, local: op.holder.Local}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if op.remoteWait.listed {
@@ -286,7 +286,7 @@ func (l *claimLine) fetch(r *replica) {
 		}
 		op := &claimOp{
 			completion: newCompletion(), queues: l.queues, weights: l.weights, list: l.list, duration: l.key.duration,
-			local: l.key.local, max: want, remote: true,
+			holder: engine.Holder{Local: l.key.local}, max: want, remote: true,
 		}
 		began := time.Now()
 		if err := n.ask(l.ctx, r, op); err != nil {

@@ -398,6 +398,38 @@ func TestCancelOneOfManyHandlers(t *testing.T) {
 	})
 }
 
+// TestCancelToldToItsRun: of several calls of Run, the one that has the task learns of its cancel.
+func TestCancelToldToItsRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{Shards: 2})
+		var ended [3]atomic.Int64
+		for i, name := range []string{"a", "b", "c"} {
+			var m Mux
+			Handle(&m, name, func(ctx context.Context, j *Job[[]byte]) error {
+				<-ctx.Done()
+				ended[i].Add(1)
+				return ctx.Err()
+			})
+			startRun(t, q, &m, RunOptions{})
+		}
+		id := produce(t, q, Task{Queue: "b"})[0]
+		produce(t, q, Task{Queue: "a"}, Task{Queue: "c"})
+		synctest.Wait()
+		require.NoError(t, q.Cancel(t.Context(), id))
+		synctest.Wait()
+		told := 0
+		for _, r := range q.runs.runs {
+			if r.canceledReceipts.some.Load() {
+				told++
+			}
+		}
+		require.Equal(t, 1, told)
+		for i, want := range []int64{0, 1, 0} {
+			require.Equal(t, want, ended[i].Load())
+		}
+	})
+}
+
 // TestCancelRace: of all that end a leased task at the same time, one does.
 func TestCancelRace(t *testing.T) {
 	throughSteps(t, Options{Shards: 2, GroupCap: 3, Retention: Forever}, func(t *testing.T, p *process) {

@@ -46,6 +46,11 @@ func (s *shard) feedAll() {
 		s.feedClaims(s.claimsOf(q))
 	}
 	s.Effects.Fed = s.Effects.Fed[:0]
+}
+
+// showAll has other shards learn of what is next to be claimed. REQUIRES: the group is empty, so
+// that disk has whatever they are told of.
+func (s *shard) showAll() {
 	for i, q := range s.Effects.Shown {
 		s.Effects.Shown[i] = nil
 		s.publish(q)
@@ -77,7 +82,7 @@ func (s *shard) tellAll() {
 			}
 		}
 		for _, r := range e.Canceled {
-			s.runs.cancel(receiptOf(r))
+			s.runs.cancel(r.Runner, receiptOf(r.Receipt))
 		}
 	}
 }

@@ -89,6 +89,16 @@ func (e *InvalidError) Error() string {
 // Is reports that every [InvalidError] is an [ErrInvalid].
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
+// textError is an error with a text of its own, which begins with that of what it wraps or, if it is
+// of another node, wraps it.
+type textError struct {
+	text string
+	is   []error
+}
+
+func (e *textError) Error() string   { return e.text }
+func (e *textError) Unwrap() []error { return e.is }
+
 const errorPrefix = "codeq: "
 
 // public is deferred by what the package exports. It lets the text of an error begin with the

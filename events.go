@@ -300,7 +300,7 @@ func (sub *Subscription) offer(events []Event) {
 // eventHub is the subscriptions of a queue. Without one, wanted is empty, and
 // a change of state costs a look at it.
 type eventHub struct {
-	wanted atomic.Uint32                   // XKindSet of what any subscription is interested in
+	wanted atomic.Uint32                   // KindSet of what any subscription is interested in
 	subs   atomic.Pointer[[]*Subscription] // never changed in place; nil: none
 
 	mu     sync.Mutex // held to change wanted, subs and closed

@@ -166,9 +166,17 @@ func (s *shard) checkMemory(q *Queue) error {
 	}
 	v := q.peek(s)
 	defer v.close()
-	claimable, err := s.Check(v.snap, func(q *engine.Queue) bool { return s.claimsOf(q).isNeeded() })
+	claimable, err := s.Check(v.snap, func(q *engine.Queue) bool {
+		c := s.claims.At(q.Handle)
+		return c != nil && c.isNeeded()
+	})
 	if err != nil {
 		return err
+	}
+	for handle, c := range s.claims.All() {
+		if c != nil && (c.queue.Handle != handle || s.Queues[c.queue.Name] != c.queue) {
+			return fmt.Errorf("what handle %d has is of queue %q, which is forgotten", handle, c.queue.Name)
+		}
 	}
 	return errors.Join(s.checkHeads(), s.checkWaiters(func(q *engine.Queue) bool { return claimable(q) && s.mayBeOpen(q) }))
 }

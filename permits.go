@@ -292,7 +292,7 @@ func (s *shard) answerAsking(p *permits) {
 
 // closePermits ends the calls that are under way. REQUIRES: the owner is about to end.
 func (s *shard) closePermits(reason error) {
-	for _, c := range s.claims {
+	for _, c := range s.claims.All() {
 		if c == nil {
 			continue
 		}
@@ -408,7 +408,7 @@ type askPermitsOp struct {
 
 func (op *askPermitsOp) resolve(s *shard) {
 	s.settle(op)
-	if op.err = s.Adopt(op.queue, op.value); op.err != nil {
+	if op.err = s.refusal(s.Adopt(op.queue, op.value)); op.err != nil {
 		return
 	}
 	s.follow()

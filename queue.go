@@ -383,6 +383,7 @@ func (s *shard) join(peers []*shard) {
 	s.Meet(states)
 	s.follow()
 	s.feedAll()
+	s.showAll()
 }
 
 // load builds the shard's memory from disk.

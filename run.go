@@ -101,6 +101,7 @@ func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty
 // are left. So handlers that are slow have all workers busy after some
 // microseconds, and fast ones do not pay for waking them.
 type runner struct {
+	number   uint32 // among those of the process, from 1
 	queue    *Queue
 	handlers map[string]handler // by queue, with the middleware around them
 	opts     RunOptions

@@ -98,7 +98,8 @@ func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured
 	if op.value == nil {
 		return engine.Configured{Settings: new(engine.Settings)}, nil
 	}
-	return engine.ParseSettings(op.value)
+	c, err := engine.ParseSettings(op.value)
+	return c, translated(err)
 }
 
 // checkQueue is checkCall for a verb that names a queue.
@@ -284,7 +285,7 @@ type adoptOp struct {
 
 func (op *adoptOp) resolve(s *shard) {
 	s.settle(op)
-	op.err = s.Adopt(op.queue, op.value)
+	op.err = s.refusal(s.Adopt(op.queue, op.value))
 }
 
 func (op *adoptOp) encode(dst []byte) (callKind, []byte) {

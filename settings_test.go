@@ -456,3 +456,23 @@ func TestSettingsAreListed(t *testing.T) {
 		require.NoError(t, q.Close())
 	}
 }
+
+// TestRefusedSettings: settings that another process or node has stored, and this one does not allow, are
+// refused by an error that callers know.
+func TestRefusedSettings(t *testing.T) {
+	inFlow(t, Options{Shards: 1}, func(f *flowTest) {
+		value := keys.SettingsValue{Version: 1, JSON: []byte(`{"Concurrency":-1}`)}.Append(nil)
+		for _, op := range []request{
+			&adoptOp{completion: newCompletion(), queue: "a", value: value},
+			&configureOp{completion: newCompletion(), queue: "a", value: value},
+		} {
+			_, err := f.q.do(context.Background(), 0, op)
+			var invalid *InvalidError
+			require.ErrorAs(f, err, &invalid)
+			require.ErrorIs(f, err, ErrInvalid)
+			require.Equal(f, "Settings.Concurrency", invalid.Field)
+		}
+		_, err := f.q.do(context.Background(), 0, &adoptOp{completion: newCompletion(), queue: "a", value: value})
+		require.ErrorContains(f, err, `queue "a"`)
+	})
+}

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -44,7 +45,7 @@ type shard struct {
 	// owned
 	engine.State
 	clock   ownerClock
-	claims  []*queueClaims // by handle of the queue; nil: nobody has asked
+	claims  chunked.List[*queueClaims] // by handle of the queue; nil: nobody has asked
 	callers callers
 
 	throttled   timeheap.Heap[*queueClaims] // held back by their rates; monotonic clock, ms
@@ -132,6 +133,7 @@ func (s *shard) run() {
 		s.release(nil)
 		s.endGroup(s.served)
 		s.Tidy()
+		s.showAll()
 		s.forget()
 	}
 	_, _, reason := s.inbox.take(nil, false)
@@ -261,6 +263,7 @@ func (s *shard) resolve() {
 	s.BeginGroup()
 	if s.WantsRefill() {
 		s.Refill()
+		s.showAll()
 		s.endStep(StepRefill)
 	}
 	s.keepUpAll()
@@ -399,13 +402,17 @@ func (s *shard) refusal(err error) error {
 func translated(err error) error {
 	var duplicate *engine.Duplicate
 	var invalid *engine.Invalid
+	var own, known error
 	switch {
 	case errors.As(err, &duplicate):
-		return &DuplicateError{Key: duplicate.Key, ID: duplicate.ID}
+		own, known = duplicate, &DuplicateError{Key: duplicate.Key, ID: duplicate.ID}
 	case errors.As(err, &invalid):
-		return &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
+		own, known = invalid, &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
 	}
-	return err
+	if known == nil || own == err {
+		return cmp.Or(known, err)
+	}
+	return &textError{err.Error(), []error{known}} // with what failed
 }
 
 // settle has the caller of op woken when the group has persisted.
@@ -476,7 +483,7 @@ func (s *shard) dismiss(reason error) {
 		})
 		c.remote.drain(func(t ticket) { t.refuse(reason) })
 	}
-	for _, c := range s.claims {
+	for _, c := range s.claims.All() {
 		if c != nil {
 			s.unpublish(c)
 			refuseLines(&c.claimLines)

@@ -373,17 +373,16 @@ func (c *queueClaims) Due() uint64 { return c.opensAt }
 func (c *queueClaims) Spot() *int  { return &c.throttledAt }
 
 // claimsOf returns what the owner knows of a queue.
+// REQUIRES: the rules have not forgotten it, since another queue may have its handle then.
 func (s *shard) claimsOf(q *engine.Queue) *queueClaims {
-	if q.Handle < len(s.claims) {
-		if c := s.claims[q.Handle]; c != nil {
-			return c
-		}
+	if c := s.claims.At(q.Handle); c != nil {
+		return c
 	}
-	for q.Handle >= len(s.claims) {
-		s.claims = append(s.claims, nil)
+	for s.claims.Len() <= q.Handle {
+		s.claims.Append(nil)
 	}
 	c := &queueClaims{queue: q, throttledAt: -1}
-	s.claims[q.Handle] = c
+	s.claims.Set(q.Handle, c)
 	return c
 }
 
@@ -403,14 +402,12 @@ func (c *queueClaims) isNeeded() bool {
 // forget drops the queues that neither the rules nor the owner need.
 func (s *shard) forget() {
 	for _, q := range s.Effects.Forgotten {
-		if q.Handle < len(s.claims) {
-			if c := s.claims[q.Handle]; c != nil {
-				if c.isNeeded() {
-					continue // whoever ends that lets the queue rest again
-				}
-				s.unpublish(c)
-				s.claims[q.Handle] = nil
+		if c := s.claims.At(q.Handle); c != nil {
+			if c.isNeeded() {
+				continue // whoever ends that lets the queue rest again
 			}
+			s.unpublish(c)
+			s.claims.Set(q.Handle, nil)
 		}
 		s.Forget(q)
 	}

@@ -320,7 +320,7 @@ func (s *State) isUnknown(q *Queue) bool {
 func (s *State) Forget(q *Queue) {
 	c := &s.catalogue
 	delete(s.Queues, q.Name)
-	s.handles = append(s.handles, q.Handle)
+	s.handles.Append(q.Handle)
 	if q.number != 0 {
 		s.numbers.Set(int(q.number), nil)
 		c.current.Remove(q.number)

@@ -22,6 +22,7 @@ type lease struct {
 	rewritten bool   // the key of the record had been written before
 	over      bool   // its time, or its process, had ended before the shard was loaded
 	tied      bool   // ties is not zero
+	runner    uint32 // who holds it, by the owner's count; 0: the owner does not know
 	ties      record.Ties
 	duration  uint64 // ms
 	retention int64  // of the task, ms; 0: by the options

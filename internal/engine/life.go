@@ -141,8 +141,20 @@ type Grant struct {
 	Rec      []byte
 }
 
-// Grant leases the first task of a lane's window. A local lease is one of a Run. REQUIRES: the window is not empty.
-func (s *State) Grant(l *Lane, duration uint64, local bool) (Grant, error) {
+// Holder is who holds a lease.
+type Holder struct {
+	Local  bool   // the lease ends with the process
+	Runner uint32 // a number of the owner's, which learns it when the lease is canceled
+}
+
+// CanceledLease is a lease that the cancel of its task has ended.
+type CanceledLease struct {
+	Receipt
+	Runner uint32
+}
+
+// Grant leases the first task of a lane's window, for so many ms. REQUIRES: the window is not empty.
+func (s *State) Grant(l *Lane, duration uint64, to Holder) (Grant, error) {
 	ls := s.leases.fresh()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
 	it := s.popFirst(l)
@@ -151,7 +163,7 @@ func (s *State) Grant(l *Lane, duration uint64, local bool) (Grant, error) {
 		if err != nil {
 			return Grant{}, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(it.ID), err)
 		}
-		if head.Lease != 0 && !local {
+		if head.Lease != 0 && !to.Local {
 			ls.duration = head.Lease
 		}
 		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
@@ -159,7 +171,7 @@ func (s *State) Grant(l *Lane, duration uint64, local bool) (Grant, error) {
 		s.tieLease(ls, &head)
 	}
 	s.noteRead(len(it.Record))
-	ls.id, ls.lane, ls.since, ls.local = it.ID, l, it.Since, local
+	ls.id, ls.lane, ls.since, ls.local, ls.runner = it.ID, l, it.Since, to.Local, to.Runner
 	s.addToRecord(ls)
 	s.leases.add(ls, s.Now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)
@@ -447,7 +459,7 @@ func (s *State) cancel(at *located) {
 		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
 		s.canceled.Add(at.lease.receipt())
 		if s.Wanted&WantCancels != 0 && at.lease.local {
-			s.Effects.Canceled = append(s.Effects.Canceled, at.lease.receipt())
+			s.Effects.Canceled = append(s.Effects.Canceled, CanceledLease{at.lease.receipt(), at.lease.runner})
 		}
 	} else {
 		s.withdraw(at)

@@ -106,8 +106,8 @@ func (s *State) QueueNamed(name string) *Queue {
 	if q == nil {
 		q = newQueueState(strings.Clone(name)) // may be a part of something long
 		q.Handle = len(s.Queues)
-		if n := len(s.handles); n > 0 {
-			q.Handle, s.handles = s.handles[n-1], s.handles[:n-1]
+		if s.handles.Len() > 0 {
+			q.Handle = s.handles.Pop()
 		}
 		s.Queues[q.Name] = q
 	}

@@ -58,7 +58,7 @@ const (
 // TickFormat is time.RFC3339 with as many digits of the second as are needed.
 const TickFormat = "2006-01-02T15:04:05.999Z07:00"
 
-// XFormatTick is the XTickHeader of a tick, ms.
+// FormatTick is the TickHeader of a tick, ms.
 func FormatTick(tick uint64) string { return time.UnixMilli(int64(tick)).UTC().Format(TickFormat) }
 
 // task is that of a tick.

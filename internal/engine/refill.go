@@ -114,6 +114,10 @@ func (s *State) Refill() {
 	}
 	rest := append(f.rest[:0], f.wants[n:]...)
 	for _, r := range f.wants[:n] {
+		if r.lanes == 0 && s.Queues[r.queue.Name] != r.queue {
+			s.dropRing(r) // memory has forgotten its queue
+			continue
+		}
 		done := s.advance(r, refillLooks)
 		r.urgent = r.urgent && r.lanes > 0 && r.first.window.Len() == 0 && !r.first.complete
 		s.feed(r.queue)

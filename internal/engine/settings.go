@@ -88,7 +88,7 @@ func (s *State) applySettings(q *Queue, c Configured, fresh bool) {
 	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, before, fresh})
 }
 
-// XSettings are those of a queue, as it is set to work.
+// Settings are those of a queue, as it is set to work.
 type Settings struct {
 	Paused            bool           `json:",omitzero"`
 	Concurrency       int            `json:",omitzero"`
@@ -101,7 +101,7 @@ type Settings struct {
 	HoldGroups        bool           `json:",omitzero"`
 }
 
-// XInvalid says which setting cannot be.
+// Invalid says which setting cannot be.
 type Invalid struct {
 	Field string
 	Value any
@@ -112,10 +112,10 @@ func (e *Invalid) Error() string {
 	return fmt.Sprintf("invalid %s: %v (allowed: %s)", e.Field, e.Value, e.Limit)
 }
 
-// XMaxWeight keeps the sum of the weights of any list of queues in an int.
+// MaxWeight keeps the sum of the weights of any list of queues in an int.
 const MaxWeight = 1 << 16
 
-// Check refuses settings that cannot be, by an *XInvalid.
+// Check refuses settings that cannot be, by an *Invalid.
 func (s *Settings) Check() error {
 	for _, f := range []struct {
 		field string

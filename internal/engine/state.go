@@ -27,7 +27,7 @@ type State struct {
 	Broken error
 
 	Queues    map[string]*Queue
-	handles   []int                // of queues that have left memory
+	handles   chunked.List[int]    // of queues that have left memory
 	numbers   chunked.List[*Queue] // by number; 0 is nobody's; nil: not in memory
 	lanes     chunked.List[*Lane]  // by number; nil: not in memory
 	catalogue catalogue
@@ -116,10 +116,10 @@ type Effects struct {
 	Shown      []*Queue // of which something else is next to be claimed
 	Freed      []*Queue // of those with gated: of each a lease has ended, or will not begin
 	Configured []Reconfigured
-	Forgotten  []*Queue   // that nobody needs, but perhaps the owner
-	Outgoing   []Outgoing // messages for other shards
-	Sweep      *LaneSweep // somebody is to read what disk has now
-	Canceled   []Receipt  // leases of Run that cancels have ended
+	Forgotten  []*Queue        // that nobody needs, but perhaps the owner
+	Outgoing   []Outgoing      // messages for other shards
+	Sweep      *LaneSweep      // somebody is to read what disk has now
+	Canceled   []CanceledLease // local leases that cancels have ended
 	Events     []Event
 	Endings    []Ending
 	Resting    []*recurring // schedules of which it is not known when they tick

@@ -7,10 +7,10 @@ import (
 	"codeq/internal/keys"
 )
 
-// XMaxPriority is the highest priority of a task; the lowest is 0.
+// MaxPriority is the highest priority of a task; the lowest is 0.
 const MaxPriority = 9
 
-// XTaskState is where a task is in its life.
+// TaskState is where a task is in its life.
 type TaskState uint8
 
 // The states of a task. It is in exactly one.
@@ -28,7 +28,7 @@ var stateTexts = [...]string{"", "ready", "scheduled", "blocked", "leased", "dea
 
 func (s TaskState) String() string { return stateTexts[s] }
 
-// XReceipt names one lease of one task.
+// Receipt names one lease of one task.
 type Receipt struct {
 	ID    keys.ID
 	Token uint64 // larger with every lease of the task
@@ -37,7 +37,7 @@ type Receipt struct {
 // String returns the text form, ID.token.
 func (r Receipt) String() string { return fmt.Sprintf("%s.%016x", keys.FormatID(r.ID), r.Token) }
 
-// XOutcome is how a task has ended.
+// Outcome is how a task has ended.
 type Outcome struct {
 	State     TaskState // Done, Dead or Canceled
 	Result    []byte    // of a completed task
@@ -45,13 +45,13 @@ type Outcome struct {
 	Attempts  int
 }
 
-// XEnding is the end of a task.
+// Ending is the end of a task.
 type Ending struct {
 	ID      keys.ID
 	Outcome Outcome
 }
 
-// XOnDead is what the death of a parent means to a task.
+// OnDead is what the death of a parent means to a task.
 type OnDead uint8
 
 const (
@@ -67,7 +67,7 @@ const (
 	MissedAll               // all are
 )
 
-// XEventKind is what has happened to a task.
+// EventKind is what has happened to a task.
 type EventKind uint8
 
 // The kinds of events.
@@ -83,7 +83,7 @@ const (
 	EndOfEvents
 )
 
-// XKindSet has bit k for XEventKind k, and bits for other interests.
+// KindSet has bit k for EventKind k, and bits for other interests.
 type KindSet uint32
 
 // What somebody may want to hear of beside events.
@@ -92,7 +92,7 @@ const (
 	WantCancels                                      // which leases of Run cancels have ended
 )
 
-// XEvent is one change of a task's state.
+// Event is one change of a task's state.
 type Event struct {
 	Kind      EventKind
 	ID        keys.ID
@@ -103,7 +103,7 @@ type Event struct {
 	LastError string
 }
 
-// XDuplicate says that an idempotency key is taken.
+// Duplicate says that an idempotency key is taken.
 type Duplicate struct {
 	Key string
 	ID  keys.ID // of the task that has the key
@@ -113,5 +113,5 @@ func (d *Duplicate) Error() string {
 	return "idempotency key " + d.Key + " is taken by task " + keys.FormatID(d.ID)
 }
 
-// XRank is the rank of a task with a priority, 0 of none.
+// Rank is the rank of a task with a priority, 0 of none.
 func Rank(priority uint8) uint64 { return uint64(priority) + 1 }
