@@ -1,0 +1,737 @@
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+// Stories drive States without an owner, a command at a time. A file of testdata is one story:
+// blocks of commands, a line of dashes, and what they print; storyCommands says which there are.
+// Tasks go by the names that they are produced under, and times by what has passed since the story
+// began. Commands are decided in a group until a commit; "upkeep" does what is due, in groups of
+// its own.
+
+var rewrite = flag.Bool("rewrite", false, "write what stories print into their files")
+
+// TestStories: each story prints what its file says, whatever the seed is.
+func TestStories(t *testing.T) {
+	shared := store.NewCaches(8<<20, 1<<20, 8)
+	defer shared.Close()
+	files, err := filepath.Glob("testdata/*.txt")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			printed := play(t, shared, string(text), 1)
+			require.Equal(t, printed, play(t, shared, string(text), 1), "played again")
+			require.Equal(t, printed, play(t, shared, string(text), 2), "another seed")
+			if *rewrite {
+				require.NoError(t, os.WriteFile(file, []byte(printed), 0o644))
+				return
+			}
+			require.Equal(t, string(text), printed)
+		})
+	}
+}
+
+// play returns the text of a story with what its commands print.
+func play(t *testing.T, shared *store.Caches, text string, seed byte) string {
+	w := &world{t: t, shared: shared, seed: seed}
+	defer w.close()
+	var out strings.Builder
+	for _, block := range strings.Split(strings.TrimSpace(text), "\n\n") {
+		commands, _, found := strings.Cut(block, "\n----")
+		out.WriteString(commands)
+		if found {
+			out.WriteString("\n----\n")
+			w.out.Reset()
+			for line := range strings.SplitSeq(commands, "\n") {
+				if !strings.HasPrefix(line, "#") {
+					w.run(line)
+				}
+			}
+			out.WriteString(cmp.Or(strings.TrimSpace(w.anonymous(w.out.String())), "ok"))
+		}
+		out.WriteString("\n\n")
+	}
+	w.finish()
+	return strings.TrimSuffix(out.String(), "\n")
+}
+
+// world is the shards of a story.
+type world struct {
+	t      *testing.T
+	shared *store.Caches
+	seed   byte
+	config Config
+	slow   time.Duration // by which each look at the clock of budgets moves it
+	passed time.Duration
+	shards []*storyShard
+	at     int // the shard that commands are for
+	wanted KindSet
+	Instant
+
+	names  map[keys.ID]string // of tasks
+	ids    map[string]keys.ID
+	leases map[string]Receipt // by name of the task, or of the lease
+	scopes map[uint64]string
+	uniq   map[[keys.UniqueLen]byte]string
+	out    strings.Builder
+}
+
+// storyShard is one shard. A group is under way from the first command after a commit.
+type storyShard struct {
+	*State
+	under bool
+	fresh []keys.ID   // tasks that the group has named
+	mail  []*delivery // under way to other shards
+}
+
+// delivery is messages under way.
+type delivery struct {
+	Outgoing
+	taken     int
+	persisted bool // the receiver has committed all of them
+}
+
+// storyStart is the wall clock at the beginning of a story, ms.
+var storyStart = uint64(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli())
+
+func (w *world) printf(format string, args ...any) { fmt.Fprintf(&w.out, format+"\n", args...) }
+
+func (w *world) s() *storyShard { return w.shards[w.at] }
+
+// args are the words of a command: some are name=value.
+type args struct {
+	w     *world
+	plain []string
+	named map[string]string
+}
+
+func (w *world) args(words []string) args {
+	a := args{w, nil, make(map[string]string)}
+	for _, word := range words {
+		if k, v, ok := strings.Cut(word, "="); ok {
+			a.named[k] = v
+		} else {
+			a.plain = append(a.plain, word)
+		}
+	}
+	return a
+}
+
+func (a args) word(n int) string {
+	require.Less(a.w.t, n, len(a.plain), "a word is missing")
+	return a.plain[n]
+}
+
+func (a args) has(word string) bool { return slices.Contains(a.plain, word) }
+
+func (a args) number(name string, otherwise int) int {
+	if a.named[name] == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(a.named[name])
+	require.NoError(a.w.t, err)
+	return n
+}
+
+// span is a duration; "forever" is negative.
+func (a args) span(name string, otherwise time.Duration) time.Duration {
+	if a.named[name] == "" {
+		return otherwise
+	}
+	return a.w.span(a.named[name])
+}
+
+func (w *world) span(text string) time.Duration {
+	if text == "forever" {
+		return forever
+	}
+	d, err := time.ParseDuration(text)
+	require.NoError(w.t, err)
+	return d
+}
+
+// moment is a time of the wall clock, which stories write as what has passed since their beginning.
+func (a args) moment(name string) uint64 {
+	if a.named[name] == "" {
+		return 0
+	}
+	return storyStart + uint64(a.w.span(a.named[name]).Milliseconds())
+}
+
+// clock prints a time of the wall clock.
+func clock(ms uint64) string {
+	if ms >= keys.Forever {
+		return "forever"
+	}
+	if d := brief(int64(ms - storyStart)); d[0] == '-' {
+		return d
+	}
+	return "+" + brief(int64(ms-storyStart))
+}
+
+func brief(ms int64) string {
+	s := (time.Duration(ms) * time.Millisecond).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
+	}
+	return s
+}
+
+var tokens = regexp.MustCompile(`\.[0-9a-f]{16}\b`)
+
+// anonymous replaces IDs by the names of the tasks.
+func (w *world) anonymous(text string) string {
+	for id, name := range w.names {
+		text = strings.ReplaceAll(text, keys.FormatID(id), name)
+	}
+	return tokens.ReplaceAllString(text, "")
+}
+
+func (w *world) run(line string) {
+	words := strings.Fields(line)
+	command := storyCommands[words[0]]
+	require.NotNil(w.t, command, "%s: no such command", line)
+	if words[0] != "open" {
+		require.NotEmpty(w.t, w.shards, "a story begins with open")
+	}
+	command(w, w.args(words[1:]), words[1:])
+	for n, s := range w.shards {
+		require.NoError(w.t, s.Broken, "%s: shard %d", line, n)
+	}
+}
+
+func (w *world) elapsed() time.Duration {
+	w.passed += w.slow
+	return w.passed
+}
+
+func (w *world) open(a args) {
+	w.close()
+	n := a.number("shards", 1)
+	*w = world{
+		t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0),
+		Instant: Instant{Wall: storyStart},
+		names:   make(map[keys.ID]string), ids: make(map[string]keys.ID), leases: make(map[string]Receipt),
+		scopes: make(map[uint64]string), uniq: make(map[[keys.UniqueLen]byte]string),
+		config: Config{
+			Shards: n, Replicated: a.has("replicated"), Seed: [32]byte{w.seed}, Elapsed: w.elapsed,
+			WindowTasks: a.number("window-tasks", 1000), WindowBytes: a.number("window-bytes", 1<<20),
+			MaxAttempts: a.number("max-attempts", 3), Retention: a.span("retention", 0),
+			Backoff:   func(attempt int, _ float64) time.Duration { return time.Duration(attempt) * 10 * time.Second },
+			IdleLanes: a.number("idle-lanes", IdleLanes), SweepLanes: a.number("sweep-lanes", SweepLanes),
+			GroupBytes: a.number("group-bytes", GroupBytes), TrimBytes: a.number("trim-bytes", TrimBytes), TrimLane: a.number("trim-lane", TrimLane),
+		},
+	}
+	for range n {
+		config := store.Config{FS: vfs.NewMem(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true}
+		st, err := store.Open("store", config, w.shared, true)
+		require.NoError(w.t, err)
+		w.shards = append(w.shards, &storyShard{State: &State{Store: st}})
+	}
+	w.load()
+}
+
+// load makes States of what the stores have.
+func (w *world) load() {
+	states := make([]*State, len(w.shards))
+	for i, s := range w.shards {
+		c := w.config
+		c.Shard, c.Seed[1] = i, byte(i)
+		state := NewState(c, s.Store)
+		state.Room = s.Room
+		*s = storyShard{State: &state}
+		states[i] = s.State
+		s.Instant = w.Instant
+		require.NoError(w.t, s.Load())
+		for _, r := range s.Effects.Resting {
+			w.printf("schedule %s rests", r.Name)
+		}
+		s.Effects.Resting = nil
+	}
+	for _, s := range w.shards {
+		s.Meet(states)
+		s.Effects.Configured, s.Effects.Shown = nil, nil
+	}
+}
+
+func (w *world) close() {
+	for _, s := range w.shards {
+		s.State.Close()
+		_ = s.Group.Batch.Close()
+		require.NoError(w.t, s.Store.Close())
+	}
+	w.shards = nil
+}
+
+// crash loads what has been committed. The monotonic clock begins anew.
+func (w *world) crash(args, []string) {
+	for _, s := range w.shards {
+		s.State.Close()
+		require.NoError(w.t, s.Group.Batch.Close())
+		for _, id := range s.fresh {
+			delete(w.ids, w.names[id])
+			delete(w.names, id)
+		}
+	}
+	w.Now, w.Uptime = 0, 0
+	w.load()
+}
+
+// begin begins a group of the shard, if none is under way, or gives what follows a budget of its
+// own.
+func (w *world) begin() *storyShard {
+	s := w.s()
+	if !s.under {
+		s.under = true
+		s.Instant = w.Instant
+		s.Judged, s.Reap = w.Now, w.Now
+		s.SetClock()
+		s.Wanted = w.wanted | s.Interested
+		s.BeginGroup()
+		if s.WantsRefill() {
+			s.Refill()
+		}
+	}
+	s.Budget = s.NewBudget(CallerBudget, w.passed)
+	return s
+}
+
+// commit persists the group, and prints what the world is to learn.
+func (w *world) commit(s *storyShard) {
+	s.CloseReaders()
+	w.nameNew(s)
+	s.Seal()
+	if !s.Group.Batch.Empty() {
+		require.NoError(w.t, s.Store.Commit(s.Group.Batch))
+	}
+	e := &s.Effects
+	w.nameNew(s)
+	if s.Group.Trimmed {
+		w.printf("deletes what is consumed by range")
+	}
+	for _, ev := range e.Events {
+		w.printf("event %s %s%s%s", eventNames[ev.Kind], w.name(ev.ID), maybe(" attempt ", ev.Attempt), maybe(": ", ev.LastError))
+	}
+	for _, end := range e.Endings {
+		w.printf("ended %s", w.outcome(end.ID, &end.Outcome))
+	}
+	for _, r := range e.Canceled {
+		w.printf("the lease of %s is canceled", w.name(r.ID))
+	}
+	for i := range e.Outgoing {
+		p := e.Outgoing[i]
+		s.mail = append(s.mail, &delivery{Outgoing: p})
+		for n := range p.Messages {
+			w.printf("sends %d to shard %d: %s", p.First+uint64(n), p.To, w.message(&p.Messages[n]))
+		}
+	}
+	for _, q := range e.Fed {
+		q.Fed = false
+	}
+	e.Fed, e.Shown, e.Freed, e.Configured, e.Outgoing = nil, nil, nil, nil, nil
+	e.Clear()
+	s.Group.Clear()
+	s.Tidy()
+	for _, q := range e.Forgotten {
+		w.printf("queue %s leaves memory", q.Name)
+		s.Forget(q)
+	}
+	e.Forgotten = nil
+	s.under, s.fresh = false, nil
+	for _, from := range w.shards {
+		for _, p := range from.mail {
+			p.persisted = p.persisted || w.shards[p.To] == s && p.taken == len(p.Messages)
+		}
+	}
+	w.check(s)
+}
+
+// check compares memory with disk, if nothing is under way.
+func (w *world) check(s *storyShard) {
+	if s.under || !s.IsAtRest() {
+		return
+	}
+	claimable, err := s.Check(s.Store.DB(), func(*Queue) bool { return false })
+	require.NoError(w.t, err)
+	for _, q := range s.Queues {
+		if _, ok := s.First(q); claimable(q) {
+			require.True(w.t, ok, "queue %s shows no task, and has one to be claimed", q.Name)
+		}
+	}
+}
+
+// finish ends a story: what is due is done, and all is checked.
+func (w *world) finish() {
+	for w.at = range w.shards {
+		s := w.s()
+		if s.Room = Roomy; s.under {
+			w.commit(s)
+		}
+		w.keepUp()
+		require.True(w.t, s.IsAtRest(), "shard %d does not come to rest", w.at)
+		w.check(s)
+	}
+}
+
+// stepNames are those of upkeep.
+var stepNames = [...]string{"trim", "list", "promote", "free keys", "forget", "wake", "tell", "recheck", "send", "reap", "tick", "tidy"}
+
+// keepUp does what is due, in as many groups as that takes.
+func (w *world) keepUp() (groups int) {
+	s := w.s()
+	for !s.under && (s.isDueAt(w.Instant) || s.WantsRefill()) {
+		groups++
+		require.Less(w.t, groups, 200, "upkeep does not end")
+		w.begin()
+		_, steps := s.KeepUp(w.passed, 0)
+		require.NoError(w.t, s.Broken)
+		var names []string
+		for _, step := range steps {
+			names = append(names, stepNames[step.Step])
+		}
+		w.printf("upkeep: %s", cmp.Or(strings.Join(names, ", "), "refill"))
+		w.commit(s)
+	}
+	return groups
+}
+
+func (s *storyShard) isDueAt(at Instant) bool {
+	s.Instant = at
+	s.Reap = at.Now
+	return s.UpkeepIsDue()
+}
+
+// maybe prints a value unless it is zero.
+func maybe[T comparable](before string, v T) string {
+	if v == *new(T) {
+		return ""
+	}
+	return fmt.Sprint(before, v)
+}
+
+func (w *world) outcome(id keys.ID, o *Outcome) string {
+	return fmt.Sprintf("%s %v%s%s%s", w.name(id), o.State, maybe(", attempts ", o.Attempts), maybe(", result ", string(o.Result)), maybe(", error ", o.LastError))
+}
+
+var eventNames = [...]string{
+	EventProduced: "produced", EventClaimed: "claimed", EventCompleted: "completed", EventRetried: "retried", EventReleased: "released",
+	EventDeadLettered: "dead-lettered", EventCanceled: "canceled", EventExpired: "expired",
+}
+
+func (w *world) message(m *keys.Message) string {
+	switch m.Kind {
+	case keys.MsgAdmit:
+		rec, err := record.Decode(m.Record)
+		require.NoError(w.t, err)
+		return fmt.Sprintf("produce %s in queue %s", rec.Payload, m.Queue)
+	case keys.MsgDepend:
+		return fmt.Sprintf("%s waits for %s", w.name(m.Child), w.name(m.Parent))
+	case keys.MsgEnded:
+		how := [...]string{parentDone: "done", parentCanceled: "canceled", parentPinned: "done and pinned"}[m.Outcome]
+		return fmt.Sprintf("%s is %s for %s", w.name(m.Parent), how, w.name(m.Child))
+	case keys.MsgSettings:
+		v, err := keys.ParseSettings(m.Settings)
+		require.NoError(w.t, err)
+		return fmt.Sprintf("settings of queue %s, version %d", m.Queue, v.Version)
+	case keys.MsgUnpin:
+		return fmt.Sprintf("one pin less keeps %s", w.name(m.Parent))
+	default:
+		return fmt.Sprintf("%s needs its parents no more", w.name(m.Child))
+	}
+}
+
+// name returns that of a task.
+func (w *world) name(id keys.ID) string {
+	if name := w.names[id]; name != "" {
+		return name
+	}
+	return "a task without a name"
+}
+
+// id returns that of a task. REQUIRES: the task has been committed: nobody knows of it before.
+func (w *world) id(name string) keys.ID {
+	id, ok := w.ids[name]
+	require.True(w.t, ok, "nothing is called %q", name)
+	for _, s := range w.shards {
+		require.False(w.t, slices.Contains(s.fresh, id), "nobody knows of %q before the commit", name)
+	}
+	return id
+}
+
+// setName names a task.
+func (w *world) setName(id keys.ID, name string) {
+	w.names[id], w.ids[name] = name, id
+	w.s().fresh = append(w.s().fresh, id)
+}
+
+// nameNew names the tasks that no produce has named, by their payloads.
+func (w *world) nameNew(s *storyShard) {
+	note := func(id keys.ID, b []byte) {
+		rec, err := record.Decode(b)
+		require.NoError(w.t, err)
+		if w.names[id] != "" {
+			return
+		}
+		name := string(rec.Payload)
+		if tick := rec.Headers[TickHeader]; tick != "" {
+			at, err := time.Parse(TickFormat, tick)
+			require.NoError(w.t, err)
+			name += "@" + clock(uint64(at.UnixMilli()))
+		}
+		for n, first := 2, name; w.ids[name] != (keys.ID{}); n++ {
+			name = fmt.Sprint(first, "#", n)
+		}
+		w.setName(id, name)
+	}
+	for _, t := range s.Group.tasks {
+		if t.rec != nil {
+			note(t.ID, t.rec)
+		}
+	}
+	for b := s.Group.Batch.Reader(); ; { // those that do not begin as ready
+		kind, key, value, ok, err := b.Next()
+		require.NoError(w.t, err)
+		if !ok {
+			return
+		}
+		if kind != pebble.InternalKeyKindSet || key[0] != keys.Scheduled && key[0] != keys.Blocked && key[0] != keys.Task {
+			continue
+		}
+		id, place, err := keys.ParsePlaceKey(key)
+		require.NoError(w.t, err)
+		_, rec, _, err := schema.SplitValue(place, value)
+		require.NoError(w.t, err)
+		note(id, rec)
+	}
+}
+
+// eachTask visits all that disk has.
+func (w *world) eachTask(s *storyShard, visit func(keys.ID, keys.Place, LaneKey, []byte, keys.EndedValue)) {
+	for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
+		w.scan(s, prefix, func(key, value []byte) {
+			id, place, err := keys.ParsePlaceKey(key)
+			require.NoError(w.t, err)
+			lane, rec, ended, err := schema.SplitValue(place, value)
+			require.NoError(w.t, err)
+			if prefix == keys.Task {
+				lane = place.Group
+			}
+			k, err := s.laneEntry(lane)
+			require.NoError(w.t, err)
+			visit(id, place, k, rec, ended)
+		})
+	}
+}
+
+func (w *world) scan(s *storyShard, prefix byte, visit func(key, value []byte)) {
+	require.NoError(w.t, schema.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
+		visit(key, value)
+		return nil
+	}))
+}
+
+// readyLine is a lane as a story shows it.
+type readyLine struct {
+	LaneKey
+	tasks []string
+}
+
+// state prints what disk has, and of the leases and windows what memory has; of a queue if one is
+// named.
+func (w *world) state(a args, _ []string) {
+	s := w.s()
+	require.False(w.t, s.under, "state comes after a commit")
+	lines := make(map[string][]string) // by queue
+	var lanes []*readyLine
+	w.eachTask(s, func(id keys.ID, p keys.Place, k LaneKey, b []byte, ended keys.EndedValue) {
+		rec, err := record.Decode(b)
+		require.NoError(w.t, err)
+		name := w.name(id)
+		if s.leases.byID[id] != nil {
+			return
+		}
+		if rec.Attempts > 0 {
+			name += fmt.Sprintf(" after %d", rec.Attempts)
+		}
+		var line string
+		switch p.Range {
+		case keys.Task:
+			n := slices.IndexFunc(lanes, func(l *readyLine) bool { return l.LaneKey == k })
+			if n < 0 {
+				n = len(lanes)
+				lanes = append(lanes, &readyLine{LaneKey: k})
+			}
+			lanes[n].tasks = append(lanes[n].tasks, name)
+			return
+		case keys.Scheduled:
+			line = fmt.Sprintf("scheduled %s at %s", name, clock(p.At))
+		case keys.Blocked:
+			by := w.scopes[p.At]
+			for i, parent := range rec.Parents {
+				if p.At == 0 && !slices.Contains(rec.Parents[:i], parent) {
+					by += " " + w.name(parent)
+				}
+			}
+			line = fmt.Sprintf("blocked %s by %s", name, strings.TrimSpace(by))
+		default:
+			line = fmt.Sprintf("%v %s until %s", StateIn(p.Range), name, clock(p.At)) + maybe(", result ", string(ended.Result))
+			if rec.HoldsTurn {
+				line += ", has the turn"
+			}
+		}
+		lines[k.Queue] = append(lines[k.Queue], line+maybe(", error ", rec.Error))
+	})
+	for id, ls := range s.leases.byID {
+		line := fmt.Sprintf("leased %s attempt %d, %s left", w.name(id), ls.attempts, brief(int64(ls.expiry.Deadline())-int64(w.Now)))
+		if ls.local {
+			line += ", local"
+		}
+		lines[ls.lane.queue.Name] = append(lines[ls.lane.queue.Name], line)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Queues)) {
+		q := s.Queues[name]
+		c := q.Counts
+		if a.named["queue"] != "" && a.named["queue"] != name {
+			continue
+		}
+		var counts []string
+		for i, n := range []uint64{c.Ready, c.Scheduled, c.Blocked, c.Leased, c.Dead, c.Done, c.Canceled} {
+			if n > 0 {
+				counts = append(counts, fmt.Sprintf("%d %v", n, TaskState(i+1)))
+			}
+		}
+		w.printf("queue %s: %s", name, cmp.Or(strings.Join(counts, ", "), "empty"))
+		if q.Version > 0 {
+			w.printf("  settings %d %s", q.Version, q.Value[8:])
+		}
+		slices.SortStableFunc(lanes, func(a, b *readyLine) int {
+			return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Tenant, b.Tenant))
+		})
+		for _, l := range lanes {
+			if l.Queue != name {
+				continue
+			}
+			memory := ""
+			if in := q.lane(l.Tenant, l.Priority); in == nil || in.window.Len() < len(l.tasks) {
+				memory = " (not all in memory)"
+			}
+			w.printf("  ready%s%s: %s%s", maybe(" tenant ", l.Tenant), maybe(" priority ", l.Priority), strings.Join(l.tasks, " "), memory)
+		}
+		slices.Sort(lines[name])
+		for _, line := range lines[name] {
+			w.printf("  %s", line)
+		}
+	}
+	if a.named["queue"] == "" {
+		w.bindings(s)
+	}
+}
+
+// bindings prints what binds tasks to others, schedules, and messages.
+func (w *world) bindings(s *storyShard) {
+	var lines []string
+	show := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	flush := func() {
+		slices.Sort(lines)
+		for _, line := range lines {
+			w.printf("%s", line)
+		}
+		lines = nil
+	}
+	each := func(prefix byte, visit func(key, value []byte)) { w.scan(s, prefix, visit); flush() }
+	each(keys.Group, func(key, value []byte) {
+		scope, err1 := keys.ParseScope(key)
+		v, err2 := keys.ParseGroup(value)
+		require.NoError(w.t, errors.Join(err1, err2))
+		turn := "nobody yet"
+		if v.Holder != (keys.ID{}) {
+			turn = w.name(v.Holder)
+		}
+		if v.Waiting {
+			turn += ", others wait"
+		}
+		show("%s: turn of %s", w.scopes[scope], turn)
+	})
+	for scope, st := range s.limits {
+		line := fmt.Sprintf("%s: %d leased", w.scopes[scope], st.leased)
+		if st.parked {
+			line += ", others may wait"
+		}
+		show("%s", line)
+	}
+	flush()
+	each(keys.Unique, func(key, value []byte) {
+		hash, err1 := keys.ParseHashed(key)
+		v, err2 := keys.ParseUnique(value)
+		require.NoError(w.t, errors.Join(err1, err2))
+		line := fmt.Sprintf("key %s: taken by %s", w.uniq[hash], w.name(v.ID))
+		if v.Until != 0 {
+			line += " until " + clock(v.Until)
+		}
+		show("%s", line)
+	})
+	each(keys.Dependent, func(key, value []byte) {
+		parent, child, err := keys.ParseDependent(key)
+		require.NoError(w.t, err)
+		show("%s waits for %s, on dead %s", w.name(child), w.name(parent), [...]string{"hold", "cancel", "run"}[value[0]])
+	})
+	each(keys.Telling, func(key, value []byte) {
+		parent, _, err := keys.ParseTelling(key, value)
+		require.NoError(w.t, err)
+		show("not all know of the end of %s", w.name(parent))
+	})
+	each(keys.Pinned, func(key, value []byte) {
+		id, err1 := keys.ParseByID(key)
+		v, err2 := keys.ParsePinned(value)
+		require.NoError(w.t, errors.Join(err1, err2))
+		show("%s is pinned %d times, and kept until %s then", w.name(id), v.Count, clock(v.Until))
+	})
+	each(keys.Wake, func(key, value []byte) {
+		_, scope, id, err := keys.ParseGrouped(key)
+		require.NoError(w.t, err)
+		show("wakeup: %s", cmp.Or(w.scopes[scope], w.names[id]))
+	})
+	s.Schedules("", func(i ScheduleInfo) bool {
+		last := ""
+		if i.Value.Last != 0 {
+			last = ", last " + clock(i.Value.Last)
+		}
+		w.printf("schedule %s: next %s%s", i.Name, clock(i.Next), last)
+		return true
+	})
+	each(keys.Outbound, func(key, value []byte) {
+		to, seq, err1 := keys.ParseOutbound(key)
+		m, err2 := keys.ParseMessage(slices.Clone(value))
+		require.NoError(w.t, errors.Join(err1, err2))
+		show("message %d to shard %d: %s", seq, to, w.message(&m))
+	})
+}

@@ -1,0 +1,562 @@
+package engine
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// storyCommands are what a story may say. Words that say name=value are options.
+var storyCommands = map[string]func(w *world, a args, words []string){
+	"open":  func(w *world, a args, _ []string) { w.open(a) },
+	"shard": func(w *world, a args, _ []string) { w.at = int(a.word(0)[0] - '0') },
+	"crash": (*world).crash,
+	"now":   func(w *world, a args, _ []string) { w.pass(a.word(0), true) },
+	"wall":  func(w *world, a args, _ []string) { w.pass(a.word(0), false) },
+	"room":  (*world).room,
+	"want":  (*world).want,
+
+	"commit": func(w *world, _ args, _ []string) { w.begin(); w.commit(w.s()) },
+	"upkeep": (*world).upkeep,
+	"check":  (*world).mustRest,
+
+	"produce":  (*world).produce,
+	"claim":    (*world).claim,
+	"drain":    (*world).drain,
+	"complete": (*world).complete,
+	"extend": func(w *world, a args, _ []string) {
+		w.verdict("extend", a, Decided, w.beginAt(a).Extend(w.lease(a), uint64(a.span("for", 30*time.Second).Milliseconds())))
+	},
+	"retry":       fail(FailRetry, -1),
+	"release":     fail(FailRelease, 0),
+	"return":      fail(FailReturn, 0),
+	"dead-letter": fail(FailDead, 0),
+
+	"cancel": alter(AlterCancel), "redrive": alter(AlterRedrive), "purge": alter(AlterPurge),
+	"set-priority": alter(AlterPriority), "set-run-at": alter(AlterRunAt), "redrive-all": (*world).redriveAll,
+
+	"interest": func(w *world, a args, _ []string) {
+		w.want(a, nil)
+		w.begin().SetInterest(a.named["node"], w.wanted, a.has("gone"))
+		w.wanted = 0
+	},
+	"release-key": func(w *world, a args, _ []string) {
+		hash := keys.UniqueHash(a.named["queue"], a.named["tenant"], a.named["limit-key"], a.named["group"], a.word(0))
+		v, err := w.begin().ReleaseKey(hash, a.word(0))
+		w.verdict("release-key", a, v, err)
+	},
+	"configure": func(w *world, a args, _ []string) { w.configure(a, false) },
+	"adopt":     func(w *world, a args, _ []string) { w.configure(a, true) },
+	"schedule":  (*world).schedule,
+	"delete-schedule": func(w *world, a args, _ []string) {
+		w.verdict("delete-schedule", a, Decided, w.begin().DeleteSchedule(a.word(0)))
+	},
+
+	"take": (*world).take, "confirm": (*world).confirm, "lose": (*world).lose, "deliver": (*world).deliver,
+
+	"state": (*world).state, "effects": (*world).effects, "memory": (*world).memory,
+	"next": (*world).next, "forget-caches": func(w *world, _ args, _ []string) { require.True(w.t, w.s().Probe().ForgetCaches()) },
+	"outcome": (*world).outcomeOf, "first": (*world).first, "idle": (*world).idle, "sweep": (*world).sweep,
+}
+
+// verdict prints what has become of a verb, unless it has simply been done.
+func (w *world) verdict(verb string, a args, v Verdict, err error) {
+	subject := verb
+	if len(a.plain) > 0 {
+		subject += " " + a.plain[0]
+	}
+	switch {
+	case v == Again:
+		w.printf("%s: again", subject)
+	case v == Full:
+		w.printf("%s: full", subject)
+	case err != nil:
+		w.printf("%s: %s", subject, strings.TrimPrefix(err.Error(), "codeq: "))
+	}
+}
+
+// pass moves the wall clock, and with it the monotonic one. REQUIRES: no group is under way, since
+// one reading serves a whole group.
+func (w *world) pass(by string, both bool) {
+	for _, s := range w.shards {
+		require.False(w.t, s.under, "the clock moves after a commit")
+	}
+	d := w.span(by)
+	w.Wall += uint64(d.Milliseconds())
+	if both {
+		w.Now += uint64(d.Milliseconds())
+		w.Uptime += uint64(d.Milliseconds())
+	}
+}
+
+func (w *world) room(a args, _ []string) {
+	for _, s := range w.shards {
+		s.Room = Room(slices.Index([]string{"enough", "low", "scarce", "none", "empty"}, a.word(0)))
+	}
+}
+
+// want says what effects are to tell: events, outcomes, cancels.
+func (w *world) want(a args, _ []string) {
+	kinds := map[string]KindSet{"events": 1<<EndOfEvents - 2, "outcomes": WantOutcomes, "cancels": WantCancels}
+	w.wanted = 0
+	for _, word := range a.plain {
+		w.wanted |= kinds[word]
+	}
+}
+
+func (w *world) upkeep(args, []string) {
+	require.False(w.t, w.s().under, "upkeep comes after a commit")
+	if w.keepUp() == 0 {
+		w.printf("nothing is due")
+	}
+}
+
+func (w *world) mustRest(args, []string) {
+	s := w.s()
+	s.isDueAt(w.Instant)
+	require.True(w.t, !s.under && s.IsAtRest(), "the shard is not at rest")
+	w.check(s)
+}
+
+// tasks reads new tasks, which semicolons divide. names are those of the tasks.
+func (w *world) tasks(words []string) (tasks []NewTask, names []string) {
+	var all []args
+	var parents []string
+	for len(words) > 0 {
+		end := slices.Index(words, ";")
+		if end < 0 {
+			end = len(words)
+		}
+		if a := w.args(words[:end]); len(a.named) > 0 {
+			all, parents = append(all, a), append(parents, strings.Split(a.named["after"], ",")...)
+		}
+		words = words[min(end+1, len(words)):]
+	}
+	for _, a := range all {
+		if n := a.number("times", 0); n > 0 {
+			for i := range n {
+				b := args{w, a.plain, maps.Clone(a.named)}
+				b.named["name"] += strconv.Itoa(i + 1)
+				tasks, names = append(tasks, w.task(b, names, false)), append(names, b.named["name"])
+			}
+			continue
+		}
+		tasks = append(tasks, w.task(a, names, slices.Contains(parents, a.named["name"])))
+		names = append(names, a.named["name"])
+	}
+	for i := range tasks { // as produce does
+		for n := range i {
+			if u := tasks[i].Tied; u != nil && u.Unique != [keys.UniqueLen]byte{} && tasks[n].Tied != nil && tasks[n].Tied.Unique == u.Unique {
+				u.Twin = n
+				break
+			}
+		}
+	}
+	return tasks, names
+}
+
+// task makes a new task. Of parents, those that have a name among the batch's are of the batch.
+func (w *world) task(a args, batch []string, parent bool) NewTask {
+	queue, tenant, group, limit := a.named["queue"], a.named["tenant"], a.named["group"], a.named["limit-key"]
+	payload := a.named["name"]
+	if p, ok := a.named["payload"]; ok {
+		payload = p
+	}
+	rec := record.Record{
+		Head: record.Head{
+			MaxAttempts: uint32(a.number("max-attempts", 0)), Lease: uint64(a.span("lease", 0).Milliseconds()),
+			Retention: record.Retention(a.span("retention", 0)), RunAt: a.moment("run-at"),
+			Ties: record.Ties{Limit: keys.LimitScope(queue, limit), Group: keys.GroupScope(queue, tenant, limit, group), Parent: parent},
+		},
+		GroupKey: group, LimitKey: limit, Payload: []byte(payload),
+	}
+	w.scopes[rec.Limit], w.scopes[rec.Group], w.scopes[0] = "limit "+limit, "group "+group, ""
+	if key := a.named["unique"]; key != "" {
+		rec.Unique, rec.UniqueKey = keys.UniqueHash(queue, tenant, limit, group, key), key
+		rec.UniqueFor, rec.Flags = uint64(a.span("unique-for", 0).Milliseconds()), record.HoldsKey
+		for word, flag := range map[string]uint8{
+			"replace": record.ReplaceWaiting, "release-on-complete": record.ReleaseOnComplete, "release-on-dead": record.ReleaseOnDead,
+		} {
+			if a.has(word) {
+				rec.Flags |= flag
+			}
+		}
+		w.uniq[rec.Unique] = key + maybe(" of tenant ", tenant)
+	}
+	if after := a.named["after"]; after != "" {
+		rec.OnDead = uint8(max(0, slices.Index([]string{"hold", "cancel", "run"}, a.named["on-dead"])))
+		for name := range strings.SplitSeq(after, ",") {
+			if n := slices.Index(batch, name); n >= 0 {
+				rec.Parents = append(rec.Parents, keys.Nth(n))
+			} else {
+				rec.Parents = append(rec.Parents, w.id(name))
+			}
+		}
+	}
+	return PrepareTask(LaneKey{queue, tenant, uint8(a.number("priority", 0))}, &rec, nil)
+}
+
+// produce names the tasks. A call=session/seq/low before them is one of a node.
+func (w *world) produce(_ args, words []string) {
+	var call CallNumber
+	if len(words) > 0 && strings.HasPrefix(words[0], "call=") {
+		_, err := fmt.Sscanf(words[0], "call=%d/%d/%d", &call.Session, &call.Seq, &call.Low)
+		require.NoError(w.t, err)
+		call.Node, words = "n", words[1:]
+	}
+	tasks, names := w.tasks(words)
+	var out Produced
+	v, err := w.begin().Produce(tasks, &call, &out)
+	w.verdict("produce "+strings.Join(names, " "), args{}, v, err)
+	for i, id := range out.IDs {
+		switch known := w.names[id]; {
+		case slices.Contains(out.Duplicates, i):
+			w.printf("%s is a duplicate of %s", names[i], w.name(id))
+		case id == keys.ID{}:
+			w.printf("%s belongs to another shard", names[i])
+		case known != "" && known != names[i]:
+			w.printf("%s replaces %s", names[i], known)
+		default:
+			w.setName(id, names[i])
+		}
+	}
+}
+
+// claim is that of an owner whose gate is open. One that says "wait" is decided again in the next
+// groups as long as it depends on a refill.
+func (w *world) claim(a args, _ []string) {
+	for pending := w.claimOnce(a); pending && a.has("wait"); pending = w.claimOnce(a) {
+		w.commit(w.s())
+	}
+}
+
+func (w *world) claimOnce(a args) (pending bool) {
+	s := w.begin()
+	q := s.Queues[a.named["queue"]]
+	granted := 0
+	for q != nil && granted < a.number("max", 1) {
+		var l *Lane
+		if l, pending = s.Next(q, uint64(a.number("rank", 0))); l == nil {
+			break
+		}
+		g, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), a.has("local"))
+		require.NoError(w.t, err)
+		w.nameNew(s)
+		rec, err := record.Decode(g.Rec)
+		require.NoError(w.t, err)
+		name := w.name(g.Receipt.ID)
+		w.leases[name] = g.Receipt
+		if as := a.named["as"]; as != "" {
+			w.leases[as] = g.Receipt
+		}
+		payload := string(rec.Payload)
+		if strings.HasPrefix(name, payload) {
+			payload = ""
+		}
+		w.printf("%s attempt %d until %s%s%s%s%s", name, g.Attempt, clock(g.Deadline), maybe(", tenant ", g.Tenant),
+			maybe(", priority ", g.Priority), maybe(", payload ", payload), maybe(", error ", rec.Error))
+		granted++
+	}
+	switch {
+	case pending:
+		w.printf("pending")
+	case granted == 0:
+		w.printf("nothing")
+	}
+	return pending
+}
+
+// drain claims and completes tasks one after the other, and does what is due, until there is
+// nothing.
+func (w *world) drain(a args, _ []string) {
+	s := w.s()
+	for more := true; more; {
+		require.False(w.t, s.under, "drain comes after a commit")
+		before := len(s.leases.byID)
+		w.claim(args{w, []string{"wait"}, a.named}, nil)
+		granted := s.leases.all.At(before)
+		w.commit(s)
+		if more = granted != nil; more {
+			v, err := w.begin().Complete(granted.receipt(), nil, nil)
+			w.verdict("complete", args{}, v, err)
+			w.commit(s)
+		}
+		more = w.keepUp() > 0 || more
+	}
+}
+
+// lease is that of a task, or one that a claim has named.
+func (w *world) lease(a args) Receipt {
+	r, ok := w.leases[a.word(0)]
+	require.True(w.t, ok, "no lease is called %q", a.word(0))
+	if l := w.s().leases.byID[r.ID]; l != nil {
+		require.True(w.t, l.record.written, "nobody knows of the lease %q before the commit", a.word(0))
+	}
+	return r
+}
+
+// beginAt begins an operation on a lease that may have come some time before the group.
+func (w *world) beginAt(a args) *storyShard {
+	s := w.begin()
+	s.Judged = w.Now - uint64(a.span("came", 0).Milliseconds())
+	return s
+}
+
+func (w *world) complete(_ args, words []string) {
+	head, rest := words, []string(nil)
+	if n := slices.Index(words, "next:"); n >= 0 {
+		head, rest = words[:n], words[n+1:]
+	}
+	a := w.args(head)
+	next, _ := w.tasks(rest)
+	s := w.beginAt(a)
+	v, err := s.Complete(w.lease(a), []byte(a.named["result"]), next)
+	w.verdict("complete", a, v, err)
+	w.nameNew(s)
+}
+
+func fail(how Failure, otherwise int64) func(*world, args, []string) {
+	return func(w *world, a args, _ []string) {
+		wait := otherwise
+		if a.named["after"] != "" {
+			wait = a.span("after", 0).Milliseconds()
+		}
+		v, err := w.beginAt(a).Fail(w.lease(a), how, wait, a.named["error"])
+		w.verdict([...]string{"retry", "release", "return", "dead-letter"}[how], a, v, err)
+	}
+}
+
+func alter(how Alteration) func(*world, args, []string) {
+	return func(w *world, a args, _ []string) {
+		arg := uint64(a.number("to", 0))
+		if how == AlterRunAt {
+			arg = a.moment("at")
+		}
+		v, err := w.begin().Alter(w.id(a.word(0)), how, arg)
+		w.verdict([...]string{"set-priority", "set-run-at", "redrive", "purge", "cancel"}[how], a, v, err)
+	}
+}
+
+// redriveAll redrives many dead letters, in as many groups as that takes.
+func (w *world) redriveAll(a args, _ []string) {
+	b := BulkAlteration{How: AlterRedrive}
+	for _, name := range a.plain {
+		b.IDs = append(b.IDs, w.id(name))
+	}
+	for {
+		v, err := w.begin().AlterDead(&b)
+		if v != Again {
+			w.printf("%d of %d redriven%s", b.N, len(b.IDs), maybe(": ", err))
+			return
+		}
+		w.printf("%d redriven, again", b.N)
+		w.commit(w.s())
+	}
+}
+
+// configure sets a queue, or takes over what another shard says. Without a version it is the next
+// one.
+func (w *world) configure(a args, adopt bool) {
+	s, queue := w.begin(), a.word(0)
+	set := Settings{
+		Paused: a.has("paused"), ConcurrencyPerKey: a.number("concurrency-per-key", 0), HoldGroups: a.has("hold-groups"),
+		Retention: a.span("retention", 0), DeadRetention: a.span("dead-retention", 0),
+	}
+	for tenant := range strings.SplitSeq(a.named["weights"], ",") {
+		if name, n, ok := strings.Cut(tenant, ":"); ok {
+			if set.TenantWeights == nil {
+				set.TenantWeights = make(map[string]int)
+			}
+			set.TenantWeights[name] = int(n[0] - '0')
+		}
+	}
+	version := 1
+	if q := s.Queues[queue]; q != nil {
+		version = int(q.Version) + 1
+	}
+	text, err := json.Marshal(set)
+	require.NoError(w.t, err)
+	value := keys.SettingsValue{Version: uint64(a.number("version", version)), JSON: text}.Append(nil)
+	if adopt {
+		w.verdict("adopt", a, Decided, s.Adopt(queue, value))
+		return
+	}
+	late, err := s.Configure(queue, value)
+	if late {
+		err = errors.New("late")
+	}
+	w.verdict("configure", a, Decided, err)
+}
+
+func (w *world) schedule(a args, _ []string) {
+	payload := a.word(0)
+	v := keys.ScheduleValue{
+		Queue: a.named["queue"], Every: uint64(a.span("every", 0).Milliseconds()),
+		Cron:   strings.ReplaceAll(a.named["cron"], "_", " "),
+		Missed: uint8(max(0, slices.Index([]string{"once", "skip", "all"}, a.named["missed"]))),
+		Record: (&record.Record{Payload: []byte(payload)}).Encode(),
+	}
+	times, err := TimesOf(&v)
+	if err == nil {
+		err = w.begin().SetSchedule(a.word(0), v, times)
+	}
+	w.verdict("schedule", a, Decided, err)
+}
+
+// take has the shard take what is under way to it.
+func (w *world) take(args, []string) {
+	for from, sender := range w.shards {
+		for _, p := range sender.mail {
+			if p.To != w.at || p.taken == len(p.Messages) {
+				continue
+			}
+			s := w.begin()
+			n := s.TakeMessages(from, p.First+uint64(p.taken), p.Messages[p.taken:])
+			p.taken += n
+			w.printf("takes %d of %d of shard %d", n, len(p.Messages), from)
+		}
+	}
+}
+
+// confirm has the shard forget what has been taken for good.
+func (w *world) confirm(args, []string) {
+	s := w.s()
+	s.mail = slices.DeleteFunc(s.mail, func(p *delivery) bool {
+		if p.persisted {
+			w.begin().Confirmed(p.To, p.First, len(p.Messages))
+		}
+		return p.persisted
+	})
+}
+
+// lose loses what is under way from the shard, or the answers.
+func (w *world) lose(args, []string) {
+	s := w.s()
+	for _, p := range s.mail {
+		s.Unconfirmed(p.To)
+	}
+	s.mail = nil
+}
+
+// deliver does upkeep and delivers messages, in all shards, until nothing is left.
+func (w *world) deliver(args, []string) {
+	at := w.at
+	for busy := true; busy; {
+		busy = false
+		for w.at = range w.shards {
+			s := w.s()
+			require.False(w.t, s.under, "deliver comes after a commit")
+			before := w.out.Len()
+			busy = w.keepUp() > 0 || busy
+			w.take(args{}, nil)
+			w.confirm(args{}, nil)
+			if s.under {
+				busy = true
+				w.commit(s)
+			}
+			if said := w.out.String(); len(w.shards) > 1 && len(said) > before {
+				w.out.Reset()
+				w.out.WriteString(said[:before])
+				for line := range strings.Lines(said[before:]) {
+					fmt.Fprintf(&w.out, "%d: %s", w.at, line)
+				}
+			}
+		}
+	}
+	w.at = at
+}
+
+// effects prints what the owner carries out beside what a commit prints.
+func (w *world) effects(args, []string) {
+	e := &w.s().Effects
+	print := func(what string, queues []*Queue) {
+		var names []string
+		for _, q := range queues {
+			names = append(names, q.Name)
+		}
+		if len(names) > 0 {
+			w.printf("%s: %s", what, strings.Join(names, " "))
+		}
+	}
+	print("fed", e.Fed)
+	print("shown", e.Shown)
+	print("freed", e.Freed)
+	for _, r := range e.Configured {
+		w.printf("configured: %s, version %d", r.Queue.Name, r.Queue.Version)
+	}
+}
+
+// next prints for what the owner wakes up.
+func (w *world) next(args, []string) {
+	s := w.s()
+	uptime, lease := s.NextDue()
+	if at := s.NextTime(); at != Never {
+		w.printf("next at %s by the wall clock", clock(at))
+	}
+	if lease != Never {
+		w.printf("looks at leases in %s", brief(int64(lease)-int64(w.Now)))
+	}
+	if uptime != Never {
+		w.printf("next trim in %s", brief(int64(uptime)-int64(w.Uptime)))
+	}
+}
+
+// memory prints what of the catalogue is in memory.
+func (w *world) memory(args, []string) {
+	s := w.s()
+	c := &s.catalogue
+	w.printf("%d of %d lanes and %d of %d queues are in memory", c.loaded.Len(), c.lanes.Len(), c.current.Len(), c.queues.Len()-1)
+	for _, l := range s.lanes.All() {
+		if l != nil {
+			w.printf("  queue %s%s%s: window of %d, complete %t", l.queue.Name, maybe(" tenant ", l.tenant), maybe(" priority ", l.Priority), l.window.Len(), l.complete)
+		}
+	}
+}
+
+func (w *world) outcomeOf(a args, _ []string) {
+	id := w.id(a.word(0))
+	switch o, v, err := w.begin().Outcome(id); {
+	case o != nil:
+		w.printf("%s", w.outcome(id, o))
+	case v != Decided || err != nil:
+		w.verdict("outcome", a, v, err)
+	default:
+		w.printf("%s has not ended", a.word(0))
+	}
+}
+
+// first prints what a claim would get, as far as memory shows.
+func (w *world) first(a args, _ []string) {
+	f, ok := FirstTask{}, false
+	if q := w.s().Queues[a.named["queue"]]; q != nil {
+		f, ok = w.s().First(q)
+	}
+	if !ok {
+		w.printf("nothing")
+		return
+	}
+	w.printf("priority %d%s, alone %t", f.Priority, maybe(", tenant ", f.Tenant), f.Alone)
+}
+
+func (w *world) idle(a args, _ []string) {
+	w.printf("idle: %t", w.s().Idle(&Idleness{Queues: a.plain}))
+}
+
+// sweep reads what a sweep of the catalogue asks for.
+func (w *world) sweep(args, []string) {
+	s := w.s()
+	sw := s.Effects.Sweep
+	require.NotNil(w.t, sw, "no sweep is under way")
+	s.Effects.Sweep = nil
+	s.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
+}
