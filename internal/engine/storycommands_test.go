@@ -249,7 +249,7 @@ func (w *world) claimOnce(a args) (pending bool) {
 		if l, pending = s.Next(q, uint64(a.number("rank", 0))); l == nil {
 			break
 		}
-		g, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), a.has("local"))
+		g, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), Holder{Local: a.has("local")})
 		require.NoError(w.t, err)
 		w.nameNew(s)
 		rec, err := record.Decode(g.Rec)
