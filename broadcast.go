@@ -47,7 +47,7 @@ func encodeBroadcast(f *engine.Effects) []byte {
 	return appendReceipts(dst, receipts)
 }
 
-// broadcast is what encodeNews has written.
+// broadcast is what encodeBroadcast has written.
 type broadcast struct {
 	events   []engine.Event
 	endings  []engine.Ending
@@ -70,7 +70,7 @@ func parseBroadcast(b []byte) (n broadcast, err error) {
 		n.canceled = append(n.canceled, engine.CanceledLease{Receipt: receipt.inner()})
 	}
 	if err := r.Done(); err != nil {
-		return broadcast{}, fmt.Errorf("%w: news of a log entry: %w", ErrCorrupt, err)
+		return broadcast{}, fmt.Errorf("%w: broadcast of a log entry: %w", ErrCorrupt, err)
 	}
 	return n, nil
 }

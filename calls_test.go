@@ -49,7 +49,7 @@ func sampleCalls() map[string]request {
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": &deleteScheduleOp{name: "s"},
 		"schedules":      &schedulesOp{after: "s", more: true, infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}},
-		"parcel": &messageBatch{from: 2, first: 5, messages: []keys.Message{
+		"messages": &messageBatch{from: 2, first: 5, messages: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},
 		"get":       &readOp{id: id(3), task: info},
@@ -60,10 +60,10 @@ func sampleCalls() map[string]request {
 		"configure": &configureOp{queue: "a", value: []byte("v"), late: true},
 		"adopt":     &adoptOp{queue: "a", value: []byte("v")},
 		"permits": &permitsOp{
-			queue: "a", shard: 2, report: report{office: 1, seq: 2, try: 3, held: 4, unused: 1, spent: 9}, want: 5, wait: true,
+			queue: "a", shard: 2, report: report{epoch: 1, seq: 2, try: 3, held: 4, unused: 1, spent: 9}, want: 5, wait: true,
 			granted: 3, over: true,
 		},
-		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), report: report{office: 1, held: 4, unused: 1}},
+		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), report: report{epoch: 1, held: 4, unused: 1}},
 		"member":     &memberOp{how: memberRemove, peer: Peer{"n", "addr"}},
 		"hold":       &holdOp{id: 7, applied: 9},
 		"resume":     &resumeOp{id: 7},
@@ -189,7 +189,7 @@ func FuzzErrors(f *testing.F) {
 
 // FuzzEntry: a damaged log entry is refused, or is one.
 func FuzzEntry(f *testing.F) {
-	e := entry{term: 3, batch: []byte("batch"), broadcast: []byte("news")}
+	e := entry{term: 3, batch: []byte("batch"), broadcast: []byte("broadcast")}
 	f.Add(e.append(nil))
 	f.Add([]byte{})
 	f.Add((&entry{}).append(nil))
@@ -203,8 +203,8 @@ func FuzzEntry(f *testing.F) {
 	})
 }
 
-// FuzzNews: likewise of what it tells.
-func FuzzNews(f *testing.F) {
+// FuzzBroadcast: likewise of what it tells.
+func FuzzBroadcast(f *testing.F) {
 	b := engine.Effects{
 		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
 		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
@@ -229,8 +229,8 @@ func FuzzNews(f *testing.F) {
 	})
 }
 
-// TestNewsTravel: events, outcomes and cancels arrive as they were.
-func TestNewsTravel(t *testing.T) {
+// TestBroadcastTravels: events, outcomes and cancels arrive as they were.
+func TestBroadcastTravels(t *testing.T) {
 	b := engine.Effects{
 		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
 		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
@@ -239,7 +239,7 @@ func TestNewsTravel(t *testing.T) {
 	n, err := parseBroadcast(encodeBroadcast(&b))
 	require.NoError(t, err)
 	require.Equal(t, broadcast{b.Events, b.Endings, b.Canceled}, n)
-	require.Nil(t, encodeBroadcast(new(engine.Effects)), "no news take no space")
+	require.Nil(t, encodeBroadcast(new(engine.Effects)), "nothing to tell takes no space")
 }
 
 // TestClusterOptions: what cannot be is refused before anything is made.

@@ -246,7 +246,7 @@ type clusterHistory struct {
 	since     [clusterShardsN]time.Time
 	claimedAt [clusterShardsN]time.Time // the last claim
 	elections int
-	news      chan struct{} // closed and replaced by every event
+	changed   chan struct{} // closed and replaced by every event
 
 	produced  map[ID]uint64
 	byNumber  map[uint64]ID // a produce has its effect once
@@ -259,7 +259,7 @@ type clusterHistory struct {
 
 func newClusterHistory(t *testing.T) *clusterHistory {
 	return &clusterHistory{
-		t: t, leader: [clusterShardsN]int{-1, -1, -1}, news: make(chan struct{}),
+		t: t, leader: [clusterShardsN]int{-1, -1, -1}, changed: make(chan struct{}),
 		produced: map[ID]uint64{}, byNumber: map[uint64]ID{}, attempts: map[ID]map[int]bool{},
 		finishing: map[ID]int{}, completed: map[ID]int{}, caughtUp: map[int]int{}, drained: map[int]uint64{},
 	}
@@ -268,8 +268,8 @@ func newClusterHistory(t *testing.T) *clusterHistory {
 func (h *clusterHistory) add(node int, e nodeEvent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	close(h.news)
-	h.news = make(chan struct{})
+	close(h.changed)
+	h.changed = make(chan struct{})
 	shard := e.id.shard(clusterShardsN)
 	switch e.kind {
 	case nodeLeads:
@@ -323,13 +323,13 @@ func (h *clusterHistory) wait(what string, limit time.Duration, holds func() boo
 	over := time.After(limit)
 	for {
 		h.mu.Lock()
-		ok, news := holds(), h.news
+		ok, changed := holds(), h.changed
 		h.mu.Unlock()
 		if ok {
 			return
 		}
 		select {
-		case <-news:
+		case <-changed:
 		case <-over:
 			h.mu.Lock()
 			defer h.mu.Unlock()

@@ -185,7 +185,7 @@ func (p *messageBatch) again() { p.taken, p.err = 0, nil }
 func (s *shard) deliver(o *engine.Outgoing) {
 	p := &messageBatch{completion: newCompletion(), from: s.index, to: o.To, first: o.First, messages: o.Messages}
 	if s.node != nil {
-		s.goFor("parcel", func() {
+		s.goFor("messages", func() {
 			n := s.node
 			change := n.queue.replicas[p.to].route.next()
 			_, err := n.do(n.ctx, p.to, p)

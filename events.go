@@ -93,7 +93,7 @@ const (
 // each shard; between shards the order is not defined. When the call that
 // makes a change returns, its event has reached the subscription.
 //
-// Events are news and not a record. Nothing is told of what was before, not
+// Events tell of changes and are no record of them. Nothing is told of what was before, not
 // even of leases that ran out while the queue was closed, if Open has taken
 // the tasks back by then. A commit that fails is not told, although the next
 // Open may find its changes stored; its shard has no further events, and the
@@ -158,13 +158,13 @@ type Subscription struct {
 	queues map[string]bool // nil: all
 	kinds  engine.KindSet
 
-	mu    sync.Mutex    // guards what follows; may be taken with the hub's held, not the reverse
-	ring  []Event       // of fixed length; nil after Close
-	first int           // where the oldest event is
-	held  int           // how many events there are; they follow each other, around the end of ring
-	lost  uint64        // dropped from a full ring
-	ended bool          // nothing is added any more
-	news  chan struct{} // non-nil while readers wait; closed when there is an event or the end
+	mu      sync.Mutex    // guards what follows; may be taken with the hub's held, not the reverse
+	ring    []Event       // of fixed length; nil after Close
+	first   int           // where the oldest event is
+	held    int           // how many events there are; they follow each other, around the end of ring
+	lost    uint64        // dropped from a full ring
+	ended   bool          // nothing is added any more
+	changed chan struct{} // non-nil while readers wait; closed when there is an event or the end
 }
 
 // Next returns the oldest event that has not been read, and waits for one if
@@ -182,15 +182,15 @@ func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
 		if ctx.Err() != nil {
 			return Event{}, base.EndOf(ctx)
 		}
-		e, ok, news := sub.take()
+		e, ok, changed := sub.take()
 		switch {
 		case ok:
 			return e, nil
-		case news == nil:
+		case changed == nil:
 			return Event{}, ErrClosed
 		}
 		select {
-		case <-news:
+		case <-changed:
 		case <-ctx.Done():
 		}
 	}
@@ -201,9 +201,9 @@ var errNotSubscribed = fmt.Errorf("%w: this Subscription was not made by Subscri
 // isMade reports whether Subscribe has made the subscription.
 func (sub *Subscription) isMade() bool { return sub != nil && sub.hub != nil }
 
-// take removes the oldest event. If there is none, news is closed when there
+// take removes the oldest event. If there is none, changed is closed when there
 // is one, and nil when there will be none.
-func (sub *Subscription) take() (e Event, ok bool, news <-chan struct{}) {
+func (sub *Subscription) take() (e Event, ok bool, changed <-chan struct{}) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
 	if sub.held > 0 {
@@ -216,10 +216,10 @@ func (sub *Subscription) take() (e Event, ok bool, news <-chan struct{}) {
 	if sub.ended {
 		return Event{}, false, nil
 	}
-	if sub.news == nil {
-		sub.news = make(chan struct{})
+	if sub.changed == nil {
+		sub.changed = make(chan struct{})
 	}
-	return Event{}, false, sub.news
+	return Event{}, false, sub.changed
 }
 
 // All yields what Next returns, and ends after the first error: that of ctx, or [ErrClosed].
@@ -266,9 +266,9 @@ func (sub *Subscription) end() {
 
 // wake has the readers that wait look again. REQUIRES: mu is held.
 func (sub *Subscription) wake() {
-	if sub.news != nil {
-		close(sub.news)
-		sub.news = nil
+	if sub.changed != nil {
+		close(sub.changed)
+		sub.changed = nil
 	}
 }
 

@@ -441,7 +441,7 @@ var elsewhere = []string{
 
 // afterAnother are the guards of what is done only when another goroutine has panicked.
 var afterAnother = map[string]string{
-	"end of owner": "owner", "end of operation": "parcel",
+	"end of owner": "owner", "end of operation": "messages",
 }
 
 // TestPanicOfAnyGoroutine: whichever goroutine of codeq panics, the process goes on, all calls return, and so does Close.

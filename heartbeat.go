@@ -14,7 +14,7 @@ import (
 )
 
 // leaseRenewer keeps the leases of a Run's running handlers alive whose tasks lie in
-// one shard; a shard that stalls delays the heart of no other. It beats three
+// one shard; a shard that stalls delays the renewals of no other. It renews three
 // times in the length of a lease, and rests while no handler runs.
 type leaseRenewer struct {
 	runner *runner
@@ -82,7 +82,7 @@ func (h *leaseRenewer) beat() (running bool) {
 	switch {
 	case err == nil:
 		h.heard = asked
-	case r.queue.node != nil && time.Since(h.heard) < r.opts.LeaseFor: // the next leader has not taken office yet
+	case r.queue.node != nil && time.Since(h.heard) < r.opts.LeaseFor: // the next leader does not lead yet
 		return true
 	default:
 		for _, receipt := range op.receipts {

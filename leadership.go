@@ -18,14 +18,14 @@ import (
 	"codeq/internal/store"
 )
 
-// A node that is elected leader of a shard's Raft group takes office:
+// A node that is elected leader of a shard's Raft group comes to lead the shard:
 //
 //	begin    it commits an entry of its term; when that is applied, so is
 //	         everything that any leader before it has acknowledged
 //	load     it builds the shard's memory from the store, as Open does
 //	serve    the shard's owner runs, and the node's verbs find it
 //
-// and leaves it at once when it is leader no more: the first entry of a later
+// and stops at once when it is leader no more: the first entry of a later
 // term is applied, or the store replaced, only after the owner has ended. So an
 // owner never sees a store that others write, and what it reads is what it wrote.
 
@@ -37,7 +37,7 @@ type leaderTerm struct {
 	mu      sync.Mutex // guards what follows, and that lead is set in the light of seen
 	seen    uint64     // the latest term of which an entry has been applied
 	offer   offer      // the last one
-	handing bool       // the shard is being handed over: nobody takes office here
+	handing bool       // the shard is being handed over: nobody comes to lead it here
 }
 
 func newLeaderTerm() leaderTerm { return leaderTerm{leaving: make(chan struct{}, 1)} }
@@ -145,7 +145,7 @@ func (r *replica) load(term uint64) (*shard, error) {
 		gates = newGateTable() // nobody else leases tasks
 	}
 	s := newShard(r.index, q.opts, r.store, gates)
-	s.node, s.replica, s.office = r.node, r, r.applied.Load()
+	s.node, s.replica, s.epoch = r.node, r, r.applied.Load()
 	s.steps.table = &r.steps
 	s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
 	if err := s.load(); err != nil {
@@ -288,7 +288,7 @@ func (r *replica) beginOffer() (term uint64, err error) {
 	return term, nil
 }
 
-// endOffer has watch take office again if the shard was led here, and Raft's
+// endOffer lets watch serve the shard again if the shard was led here, and Raft's
 // leadership is still this node's.
 func (r *replica) endOffer(led bool) {
 	r.leading.mu.Lock()

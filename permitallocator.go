@@ -167,7 +167,7 @@ func (w *permitAllocator) hear(s *shard, c *shardGrant, r *report) bool {
 	b := &w.tokens
 	b.advance(time.Now())
 	b.out += r.unused - c.unused
-	if r.office == c.office && r.spent >= c.spent { // what was neither used nor is there comes back
+	if r.epoch == c.epoch && r.spent >= c.spent { // what was neither used nor is there comes back
 		b.level += float64(max(0, c.unused-r.unused-int(r.spent-c.spent)))
 	}
 	b.clip()

@@ -23,7 +23,7 @@ import (
 // For that
 //   - permits are given back, and the ends of leases told, only after the group
 //     that ended the leases has persisted: a next leader would find them in force;
-//   - of what a shard has told, the latest counts, by office and number;
+//   - of what a shard has told, the latest counts, by epoch and number;
 //   - a shard takes what the permit allocator grants only in answer to the last that it has
 //     told. Whatever it tells makes answers to what it has told before void;
 //   - a leader answers what it is asked, as ever, only after a majority has
@@ -56,18 +56,18 @@ type permits struct {
 
 // report is what a shard tells of its permits of a queue.
 type report struct {
-	office uint64 // of the shard's leader
-	seq    uint64 // in the office
+	epoch  uint64 // of the shard's leader
+	seq    uint64 // in the epoch
 	try    uint64
 	held   int    // with a lease, or unused
 	unused int    //
-	spent  uint64 // in the office
+	spent  uint64 // in the epoch
 }
 
 // after reports whether r was told later than other.
 func (r *report) after(other *report) bool {
-	if r.office != other.office {
-		return r.office > other.office
+	if r.epoch != other.epoch {
+		return r.epoch > other.epoch
 	}
 	if r.seq != other.seq {
 		return r.seq > other.seq
@@ -76,7 +76,7 @@ func (r *report) after(other *report) bool {
 }
 
 func (r *report) append(dst []byte) []byte {
-	for _, n := range [...]uint64{r.office, r.seq, r.try, uint64(r.held), uint64(r.unused), r.spent} {
+	for _, n := range [...]uint64{r.epoch, r.seq, r.try, uint64(r.held), uint64(r.unused), r.spent} {
 		dst = wire.AppendUint(dst, n)
 	}
 	return dst
@@ -84,7 +84,7 @@ func (r *report) append(dst []byte) []byte {
 
 func readReport(r *wire.Reader) report {
 	return report{
-		office: r.Uint(), seq: r.Uint(), try: r.Uint(), held: int(r.Uint()), unused: int(r.Uint()), spent: r.Uint(),
+		epoch: r.Uint(), seq: r.Uint(), try: r.Uint(), held: int(r.Uint()), unused: int(r.Uint()), spent: r.Uint(),
 	}
 }
 
@@ -207,11 +207,11 @@ func (s *shard) report(p *permits) {
 	if want == 0 {
 		s.answerAsking(p)
 	}
-	news := !p.sure || q.Settings.Concurrency > 0 && held < p.told.held || q.Settings.Rate > 0 && p.unused < p.told.unused
+	tells := !p.sure || q.Settings.Concurrency > 0 && held < p.told.held || q.Settings.Rate > 0 && p.unused < p.told.unused
 	switch {
 	case p.open != nil && !p.open.wait: // its answer comes at once, and may grant something
 		return
-	case news:
+	case tells:
 	case p.open == nil && want == 0, p.open != nil && want > 0 && len(p.asking) == 0:
 		return
 	}
@@ -239,7 +239,7 @@ func (s *shard) report(p *permits) {
 func (p *permits) note(held int) {
 	s := p.shard
 	s.reports++
-	p.told = report{office: s.office, seq: s.reports, held: held, unused: p.unused, spent: p.spent}
+	p.told = report{epoch: s.epoch, seq: s.reports, held: held, unused: p.unused, spent: p.spent}
 	p.sure, p.since = true, s.Now
 }
 
@@ -416,7 +416,7 @@ func (op *askPermitsOp) resolve(s *shard) {
 	p, q := c.permits(), c.queue
 	if p == nil { // it needs none, by newer settings
 		s.reports++
-		op.report = report{office: s.office, seq: s.reports, held: int(q.Counts.Leased)}
+		op.report = report{epoch: s.epoch, seq: s.reports, held: int(q.Counts.Leased)}
 		return
 	}
 	p.void()

@@ -677,8 +677,8 @@ func TestPermitsLateReport(t *testing.T) {
 		held := []*Lease{c.claimAt(1), c.claimAt(1)}
 		s := c.queue(1).shard(1)
 		for _, late := range []report{
-			{office: s.office - 1, seq: 1000},
-			{office: s.office, seq: 0, try: 7},
+			{epoch: s.epoch - 1, seq: 1000},
+			{epoch: s.epoch, seq: 0, try: 7},
 		} {
 			op := &permitsOp{completion: newCompletion(), queue: "a", shard: 1, report: late}
 			_, err := c.queue(0).shard(0).do(t.Context(), op, op.base())
@@ -709,12 +709,12 @@ func TestPermitsUntoldEnd(t *testing.T) {
 		l := c.takeOnlyPermit()
 		c.net.setCut("n1", "n0", true)
 		complete(t, c.queue(1), l)
-		warden := c.queue(0).shard(0)
+		leader := c.queue(0).shard(0)
 		c.nodes[1].crash(0)
 		time.Sleep(10 * time.Second)
-		require.Same(t, warden, c.queue(0).shard(0), "another warden would ask")
+		require.Same(t, leader, c.queue(0).shard(0), "another allocator would ask")
 		held := -1
-		require.NoError(t, warden.probe(func(s *shard) error {
+		require.NoError(t, leader.probe(func(s *shard) error {
 			held = s.knownClaims("a").allocator.shards[1].held
 			return nil
 		}))

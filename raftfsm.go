@@ -27,7 +27,7 @@ import (
 // keys that are written once and removed by SINGLEDEL rely on it.
 //
 // Invariant: an entry has an effect only if it was decided in the term in which
-// it is in the log. A leader that has lost its office and won it again has other
+// it is in the log. A leader that is deposed and elected again has other
 // entries in between, and what it had decided before them no longer holds.
 
 // entry is what a group of operations is in the log of Raft:
@@ -35,7 +35,7 @@ import (
 //	term    8 bytes  in which it was decided
 //	length  4 bytes  of the batch
 //	batch            Pebble's representation; may be empty
-//	news             what callers and subscribers on all nodes learn
+//	broadcast        what callers and subscribers on all nodes learn
 type entry struct {
 	term      uint64
 	batch     []byte
@@ -109,9 +109,9 @@ func (m *stateMachine) apply(l *raft.Log) any {
 	}
 	r.applied.Store(l.Index)
 	r.progress.changed()
-	if l.Index > r.replayed { // what came before is no news
+	if l.Index > r.replayed { // what came before has been told
 		if err := r.publish(e.broadcast); err != nil {
-			r.node.log.Error("news lost", "shard", r.index, "err", err)
+			r.node.log.Error("broadcast lost", "shard", r.index, "err", err)
 		}
 	}
 	r.grow(int64(len(l.Data)))

@@ -126,9 +126,9 @@ type runner struct {
 	canceledReceipts canceledList // receipts of canceled tasks
 	crash            func(error)  // ends Run with an error
 
-	hearts  []*leaseRenewer // one for each shard
-	running sync.WaitGroup  // workers
-	stored  sync.WaitGroup  // completions under way
+	renewers []*leaseRenewer // one for each shard
+	running  sync.WaitGroup  // workers
+	stored   sync.WaitGroup  // completions under way
 	// storing ends when what handlers have returned waits for room no longer.
 	storing     context.Context
 	stopStoring context.CancelCauseFunc
@@ -228,7 +228,7 @@ func (r *runner) run(ctx context.Context) error {
 	var beats sync.WaitGroup
 	for i := range r.queue.replicas {
 		h := newLeaseRenewer(r, i)
-		r.hearts = append(r.hearts, h)
+		r.renewers = append(r.renewers, h)
 		beats.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
 	count := len(r.queue.replicas)
@@ -258,7 +258,7 @@ func (r *runner) run(ctx context.Context) error {
 	closer.Wait()
 	unhook()
 	err := r.drain(cause)
-	for _, h := range r.hearts {
+	for _, h := range r.renewers {
 		h.stop()
 	}
 	beats.Wait()
@@ -307,7 +307,7 @@ func (r *runner) fetch(ctx context.Context) error {
 			}
 			return err
 		}
-		for _, h := range r.hearts {
+		for _, h := range r.renewers {
 			h.kick()
 		}
 		r.mu.Lock()

@@ -768,7 +768,7 @@ func TestHeartbeat(t *testing.T) {
 			require.Len(t, calls.all(), 8)
 			require.Empty(t, run.reported())
 
-			// The heart, which has rested, beats again for a task that comes late.
+			// The renewer, which has rested, goes on for a task that comes late.
 			time.Sleep(time.Hour)
 			produce(t, q, Task{Queue: "a"})
 			time.Sleep(time.Minute)
@@ -780,8 +780,8 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// TestHeartbeatOfStaggeredTasks: leases last whenever in the rhythm of the
-// heart they begin.
+// TestHeartbeatOfStaggeredTasks: leases last whenever between two
+// renewals they begin.
 func TestHeartbeatOfStaggeredTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{})

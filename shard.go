@@ -30,7 +30,7 @@ type shard struct {
 	peers   []*shard // all shards of the queue, this one included; nil in a cluster
 	node    *node    // nil: no cluster
 	replica *replica
-	office  uint64 // in a cluster, where the log was when the leader took office: each later one has a larger number
+	epoch   uint64 // in a cluster, where the log was when the leader began: each later one has a larger number
 	commit  committer
 	gates   *gateTable // of the process; nil: the shards of other processes count, too
 	hub     *eventHub  // whose subscribers learn of events; nil in a cluster, where the log tells

@@ -99,7 +99,7 @@ func layerOf(f string, outer []string) (layer, bool) {
 		"codeq.parseEntry", "codeq/internal/snapshot."):
 		return layerRaft, true
 	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq.(*node)", "codeq.(*claimTable)", "codeq.(*claimLine)", "codeq.(*patience)",
-		"codeq.(*remoteError)", "net."), isMessage(f):
+		"codeq.(*textError)", "net."), isMessage(f):
 		return layerNetwork, true
 	case hasPrefix(f, "codeq/internal/record.", "codeq/internal/keys.", "codeq.prepare", "codeq.(*Queue).prepareBatch", "encoding/"):
 		return layerEncoding, true
