@@ -308,7 +308,7 @@ func TestForeignDirectories(t *testing.T) {
 		stdout, stderr, code := sum("-queue", root, filepath.Join(root, "x"))
 		require.Equal(t, exitFailed, code)
 		require.Empty(t, stdout)
-		require.Contains(t, stderr, codeq.ErrNotQueue.Error())
+		require.Contains(t, stderr, strings.TrimPrefix(codeq.ErrNotQueue.Error(), "codeq: "))
 		require.FileExists(t, filepath.Join(root, "plain"))
 	})
 	t.Run("the tree itself", func(t *testing.T) {
@@ -332,7 +332,7 @@ func TestForeignDirectories(t *testing.T) {
 		defer func() { require.NoError(t, tr.queue.Close()) }()
 		_, stderr, code := sum("-queue", queue, root)
 		require.Equal(t, exitFailed, code)
-		require.Contains(t, stderr, codeq.ErrLocked.Error())
+		require.Contains(t, stderr, strings.TrimPrefix(codeq.ErrLocked.Error(), "codeq: "))
 	})
 }
 
