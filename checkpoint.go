@@ -481,19 +481,16 @@ type holdOp struct {
 	gone    chan struct{} // closed when the caller has given up
 }
 
-// resolve answers at once, and not with the group: the caller is to know that the owner
-// stands still.
-func (op *holdOp) resolve(s *shard) {
+// resolve ends the group: the owner stands still when it has persisted.
+func (op *holdOp) resolve(s *shard) { s.undecided.hold = op }
+
+// standStill answers the caller, and returns when the owner may go on: it has been told to, nobody
+// waits for it any more, or it is to end. REQUIRES: the group is empty.
+func (op *holdOp) standStill(s *shard) {
 	if s.node != nil {
 		op.applied = s.replica.applied.Load()
 	}
 	op.settle(nil)
-	s.standStill(op)
-}
-
-// standStill returns when the owner may go on: it has been told to, nobody waits
-// for it any more, or it is to end.
-func (s *shard) standStill(op *holdOp) {
 	var limit <-chan time.Time
 	if s.node != nil {
 		t := time.NewTimer(holdLimit)
@@ -509,7 +506,7 @@ func (s *shard) standStill(op *holdOp) {
 		var refused error
 		resume, known, refused = s.inbox.pick(known, ends)
 		if resume != nil {
-			s.settle(resume)
+			s.settle(resume) // with a group of its own, which confirms that this node has led all the time
 			break
 		}
 		if refused != nil {
@@ -524,7 +521,6 @@ func (s *shard) standStill(op *holdOp) {
 		s.inbox.awake()
 		break
 	}
-	s.tick() // what follows is decided now
 }
 
 func (op *holdOp) abandon(*shard) { close(op.gone) }
