@@ -24,7 +24,7 @@ func (s *shard) follow() {
 func (s *shard) followSettings() {
 	for i, r := range s.Effects.Configured {
 		s.Effects.Configured[i] = engine.Reconfigured{}
-		s.limitClaims(s.claimsOf(r.Queue), r.Before, r.Fresh)
+		s.limitClaims(s.claimsOf(r.Queue), r.Fresh)
 	}
 	s.Effects.Configured = s.Effects.Configured[:0]
 }

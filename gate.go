@@ -184,8 +184,8 @@ func (s *shard) leaveGate(c *queueClaims) {
 	}
 }
 
-// limitClaims has claims of a queue go by its settings; before are the old ones. Fresh is as for gate.set.
-func (s *shard) limitClaims(c *queueClaims, before *engine.Settings, fresh bool) {
+// limitClaims has claims of a queue go by its settings. Fresh is as for gate.set.
+func (s *shard) limitClaims(c *queueClaims, fresh bool) {
 	q := c.queue
 	if s.gates != nil {
 		if g := s.gates.set(q.Name, q.Configured, fresh); g != nil && c.gate == nil {
@@ -193,7 +193,7 @@ func (s *shard) limitClaims(c *queueClaims, before *engine.Settings, fresh bool)
 			g.leave(-int(q.Counts.Leased))
 		}
 	} else {
-		s.permit(c, before)
+		s.permit(c)
 		if s.index == 0 {
 			s.allocate(c, fresh)
 		}

@@ -85,7 +85,7 @@ func (s *State) applySettings(q *Queue, c Configured, fresh bool) {
 	if before.ConcurrencyPerKey != c.Settings.ConcurrencyPerKey {
 		s.recheck(q)
 	}
-	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, before, fresh})
+	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, fresh})
 }
 
 // Settings are those of a queue, as it is set to work.
