@@ -80,17 +80,23 @@ func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, te
 	case !h.open && want == 0, h.open && want > 0 && !asked:
 		return r, false
 	}
-	r.Report = h.Tell(leased, now)
+	r.Report = h.tell(leased, now)
 	r.Wait = want > 0 && !asked && h.dry
-	h.open, h.waits, h.dry = true, r.Wait, false
+	h.open, h.sure, h.waits, h.dry = true, true, r.Wait, false
 	return r, true
 }
 
-// Tell returns what an allocator that asks is told. Answers to what was told before are void.
+// Tell returns what an allocator that asks is told. Answers to what was told before are void. A report
+// follows, since another allocator may have replaced the one that asks.
 func (h *Holder) Tell(leased int, now uint64) Report {
+	h.open, h.sure = false, false
+	return h.tell(leased, now)
+}
+
+func (h *Holder) tell(leased int, now uint64) Report {
 	*h.seq++
+	h.since = now
 	h.told = Report{Epoch: h.epoch, Seq: *h.seq, Held: leased + h.unused, Unused: h.unused, Spent: h.spent}
-	h.open, h.sure, h.since = false, true, now
 	return h.told
 }
 
