@@ -58,8 +58,11 @@ func (a *Allocator) Ask(shard int) bool {
 func (a *Allocator) Told(shard int, r *Report, now time.Time) bool {
 	c := &a.shards[shard]
 	c.asked, c.known = false, true
-	a.unknown--
-	return a.hear(c, &Request{Report: *r}, now)
+	heard := a.hear(c, &Request{Report: *r}, now)
+	if a.unknown--; a.unknown == 0 {
+		a.tokens.start(now)
+	}
+	return heard
 }
 
 // Untold says that a shard has not answered. It is to be asked again.

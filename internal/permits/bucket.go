@@ -14,11 +14,17 @@ type tokenBucket struct {
 	rate  float64 // tokens a second; 0: no limit
 	burst int
 	level float64
-	out   int // tokens of unused permits
-	at    time.Time
+	out   int       // tokens of unused permits
+	at    time.Time // until when tokens have come; zero: none come yet
 }
 
+// start makes tokens come from now on.
+func (b *tokenBucket) start(now time.Time) { b.at = now }
+
 func (b *tokenBucket) advance(now time.Time) {
+	if b.at.IsZero() {
+		return
+	}
 	b.level += b.rate * now.Sub(b.at).Seconds()
 	b.at = now
 	b.clip()

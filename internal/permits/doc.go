@@ -24,5 +24,6 @@
 //
 // A new leader of a shard has as many permits as there are leases in its store; what its
 // predecessor had more comes back to the allocator when it tells that. A new allocator asks all
-// shards what they have, and grants nothing before all have answered.
+// shards what they have; before all have answered, it grants nothing, and its token bucket does not
+// fill, since shards may still use the tokens of the one before.
 package permits
