@@ -25,20 +25,16 @@ type Holder struct {
 // there are. Seq is the number of the shard's last report, which counts those of all queues; it grows
 // by those of the holder.
 func NewHolder(epoch uint64, seq *uint64, l Limits) Holder {
-	h := Holder{epoch: epoch, seq: seq, over: true}
+	h := Holder{epoch: epoch, seq: seq}
 	h.Set(l)
 	return h
 }
 
-// Set changes the limits. REQUIRES: l.Any().
+// Set changes the limits. What is unused goes back: it may have no token, or be more than the new
+// limits allow. REQUIRES: l.Any().
 func (h *Holder) Set(l Limits) {
-	if l.Rate > 0 && h.limits.Rate == 0 { // they have no token
-		h.unused = 0
-	}
-	if l.Concurrency > 0 && (h.limits.Concurrency == 0 || h.limits.Concurrency > l.Concurrency) {
-		h.unused, h.over = 0, true
-	}
-	h.limits, h.open, h.sure = l, false, false
+	h.limits, h.unused, h.over = l, 0, true
+	h.open, h.sure = false, false
 }
 
 // Unused is how many permits there are to begin leases with.
