@@ -11,10 +11,10 @@ import (
 	"codeq/internal/wire"
 )
 
-// In a cluster the shards of a queue are led by several nodes, and a limit for all of them is kept by
-// permits (internal/permits). The permit allocator is with the leader of the first shard, in memory
-// only. Here is how an owner goes by what a Holder and an Allocator decide, and how what they say
-// travels.
+// In a cluster the shards of a queue are led by several nodes, and a limit for all of them is kept
+// by permits (internal/permits). The permit allocator is with the leader of the first shard, in
+// memory only. Here is how an owner goes by what a Holder and an Allocator decide, and how what
+// they say travels.
 
 // permitGate is what a shard has of the permits of a queue. It is the gateway of the queue in a
 // cluster. The shard's owner uses it.
@@ -63,7 +63,7 @@ func (p *permitGate) enter(*shard, time.Time) (ok bool, wait time.Duration) {
 	return ok, 0
 }
 
-// leave is the end of n leases. While there is no permit allocator to give permits to, none go back.
+// leave is the end of n leases. Their permits stay while nobody leads who could take them back.
 func (p *permitGate) leave(n int) (wake []*shard) {
 	s := p.shard
 	if p.claims.queue.Settings.Concurrency == 0 {
@@ -222,8 +222,8 @@ func (s *shard) closePermits(reason error) {
 	}
 }
 
-// allocate makes the first shard's owner the permit allocator of a queue that has limits. Fresh is as
-// for gate.set.
+// allocate makes the first shard's owner the permit allocator of a queue that has limits. Fresh is
+// as for gate.set.
 func (s *shard) allocate(c *queueClaims, fresh bool) {
 	limits, w := limitsOf(c.queue.Settings), c.allocator
 	if limits.Any() {

@@ -93,7 +93,7 @@ func (a *Allocator) hear(c *shardGrant, r *Request, now time.Time) bool {
 	b := &a.tokens
 	b.advance(now)
 	b.out += r.Unused - last.Unused
-	if r.Epoch == last.Epoch && r.Spent >= last.Spent { // what was neither used nor is there comes back
+	if r.Epoch == last.Epoch && r.Spent >= last.Spent { // what is gone and was not used comes back
 		b.level += float64(max(0, last.Unused-r.Unused-int(r.Spent-last.Spent)))
 	}
 	b.clip()

@@ -60,8 +60,8 @@ func (b *tokenBucket) wait() time.Duration {
 	return time.Duration(math.Ceil(seconds * float64(time.Second)))
 }
 
-// set changes the limit. The bucket is full if there was no rate before and that is fresh: else it is
-// not known what was spent.
+// set changes the limit. The bucket is full if there was no rate before and that is fresh: else it
+// is not known what was spent.
 func (b *tokenBucket) set(l *Limits, fresh bool, now time.Time) {
 	b.advance(now)
 	if b.rate == 0 {

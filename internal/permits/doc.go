@@ -4,8 +4,8 @@
 // Concurrency, a permit is taken up until the lease ends, and may then serve for the next one; with
 // Rate, it serves once.
 //
-// The package is the protocol alone: it has no goroutine, channel, lock, clock, file or socket. Times
-// are given, and whoever has a Holder or an Allocator carries messages between them.
+// The package is the protocol alone: it has no goroutine, channel, lock, clock, file or socket.
+// Times are given, and whoever has a Holder or an Allocator carries messages between them.
 //
 // What a shard tells the allocator is not a change but how many permits it has, so that what is
 // lost, or comes twice, is put right by what comes next.

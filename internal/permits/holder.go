@@ -11,7 +11,7 @@ type Holder struct {
 	seq    *uint64
 	unused int
 	spent  uint64 // have been used for a lease, ever
-	over   bool   // perhaps there are more leases than the limit: permits of leases that end go back
+	over   bool   // perhaps there are more leases than the limit: permits go back as leases end
 
 	told  Report // the last that the allocator was told, and what it has granted since
 	sure  bool   // that it has heard that, or will
@@ -21,9 +21,9 @@ type Holder struct {
 	dry   bool   // the last answer was that there is none
 }
 
-// NewHolder returns what a shard has under the leader of an epoch: no permit but those of the leases
-// there are. Seq is the number of the shard's last report, which counts those of all queues; it grows
-// by those of the holder.
+// NewHolder returns what a shard has under the leader of an epoch: no permit but those of the
+// leases there are. Seq is the number of the shard's last report, which counts those of all queues;
+// it grows by those of the holder.
 func NewHolder(epoch uint64, seq *uint64, l Limits) Holder {
 	h := Holder{epoch: epoch, seq: seq}
 	h.Set(l)
@@ -59,11 +59,11 @@ func (h *Holder) Leave(n int, others bool) (again bool) {
 	return true
 }
 
-// Report returns what the allocator is to be told, if it is told something now: how many permits the
-// shard has, if it has fewer than the allocator knows, or wants some. It gives those back that nobody
-// wants. Leased is how many leases there are, need how many there could be more with permits; asked
-// says that somebody wants an answer even if it is that there is none.
-// REQUIRES: all leases that have ended have persisted as ended.
+// Report returns what the allocator is to be told, if it is told something now: how many permits
+// the shard has, if it has fewer than the allocator knows, or wants some. It gives those back that
+// nobody wants. Leased is how many leases there are, need how many more there could be with
+// permits; asked says that somebody wants an answer even if it is that there is none.
+// REQUIRES: the ends of leases have persisted.
 func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, tell bool) {
 	h.unused = min(h.unused, need)
 	held, want := leased+h.unused, need-h.unused
@@ -82,8 +82,8 @@ func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, te
 	return r, true
 }
 
-// Tell returns what an allocator that asks is told. Answers to what was told before are void. A report
-// follows, since another allocator may have replaced the one that asks.
+// Tell returns what an allocator that asks is told. Answers to what was told before are void. A
+// report follows, since another allocator may have replaced the one that asks.
 func (h *Holder) Tell(leased int, now uint64) Report {
 	h.open, h.sure = false, false
 	return h.tell(leased, now)
