@@ -65,7 +65,7 @@ func (s *State) Adopt(queue string, value []byte) error {
 }
 
 // adopt has the shard go by settings of a queue, and keep them, unless it has
-// newer ones. Fresh is as for gate.set.
+// newer ones. Fresh is as in engine.Reconfigured.
 func (s *State) adopt(queue string, c Configured, fresh bool) {
 	q := s.QueueNamed(queue)
 	if c.Version <= q.Version {
@@ -85,7 +85,7 @@ func (s *State) applySettings(q *Queue, c Configured, fresh bool) {
 	if before.ConcurrencyPerKey != c.Settings.ConcurrencyPerKey {
 		s.recheck(q)
 	}
-	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, before, fresh})
+	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, fresh})
 }
 
 // Settings are those of a queue, as it is set to work.

@@ -127,9 +127,8 @@ type Effects struct {
 
 // Reconfigured is a queue that has got other settings.
 type Reconfigured struct {
-	Queue  *Queue
-	Before *Settings
-	Fresh  bool // it has been open since before
+	Queue *Queue
+	Fresh bool // it has been open since before
 }
 
 func NewState(c Config, st *store.Store) State {
