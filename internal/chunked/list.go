@@ -9,8 +9,8 @@ const (
 )
 
 // List is a list that grows at its end. A slice that grows is copied now and then, all of it in one
-// step; a List allocates one chunk at the most, and copies that much, or the list of its chunks. Its
-// zero value is empty and ready to use.
+// step; a List allocates one chunk at the most, and copies that much, or the list of its chunks.
+// Its zero value is empty and ready to use.
 //
 // A List has no lock.
 type List[T any] struct {
@@ -27,7 +27,8 @@ func (l *List[T]) Len() int {
 	return len(l.first)
 }
 
-// At returns the i-th element, or the zero value of T if i is Len or more. It panics if i is negative.
+// At returns the i-th element, or the zero value of T if i is Len or more. It panics if i is
+// negative.
 func (l *List[T]) At(i int) (v T) {
 	if i < len(l.first) {
 		return l.first[i]
@@ -85,8 +86,8 @@ func (l *List[T]) Pop() T {
 	return v
 }
 
-// Remove takes the i-th element off the list. The last one moves to its place, and is returned, unless it
-// is the one that goes. It panics if there is no i-th element.
+// Remove takes the i-th element off the list. The last one moves to its place, and is returned,
+// unless it is the one that goes. It panics if there is no i-th element.
 func (l *List[T]) Remove(i int) (moved T, ok bool) {
 	last := l.Pop()
 	if i == l.Len() {

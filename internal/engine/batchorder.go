@@ -9,11 +9,13 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Pebble finds the place of a key in its memtable beside the place of the key before it: in a batch in the
-// order of its keys that costs a third to two thirds of what it costs if each key is elsewhere. What the hot path writes
-// is in that order by itself; what moves tasks writes several ranges by turns, and is brought into it.
+// Pebble finds the place of a key in its memtable beside the place of the key before it: in a batch
+// in the order of its keys that costs a third to two thirds of what it costs if each key is
+// elsewhere. What the hot path writes is in that order by itself; what moves tasks writes several
+// ranges by turns, and is brought into it.
 
-// sortFrom is how many entries a batch has at least that is sorted, and sortBytes its size at the most.
+// sortFrom is how many entries a batch has at least that is sorted, and sortBytes its size at the
+// most.
 const (
 	sortFrom  = 16
 	sortBytes = 2 * GroupBytes
@@ -38,8 +40,8 @@ type batchPlace struct {
 	at   int32
 }
 
-// sort returns a batch with the entries of b in the order of their keys, those of one key as they were. It
-// returns b itself if b cannot be sorted; otherwise b is what it keeps for the next one.
+// sort returns a batch with the entries of b in the order of their keys, those of one key as they
+// were. It returns b itself if b cannot be sorted; otherwise b is what it keeps for the next one.
 func (o *batchOrder) sort(db *pebble.DB, b *pebble.Batch) *pebble.Batch {
 	if b.Len() > sortBytes || !o.read(b) {
 		return b
@@ -72,8 +74,8 @@ func (o *batchOrder) sort(db *pebble.DB, b *pebble.Batch) *pebble.Batch {
 	return sorted
 }
 
-// read reads the entries of a batch. It is false if they cannot be sorted: the deletion of a range is
-// about what comes before it.
+// read reads the entries of a batch. It is false if they cannot be sorted: the deletion of a range
+// is about what comes before it.
 func (o *batchOrder) read(b *pebble.Batch) bool {
 	o.ranges, o.entries = o.ranges[:0], o.entries[:0]
 	for r := b.Reader(); ; {
@@ -127,7 +129,8 @@ func (o *batchOrder) compare(x, y batchPlace) int {
 	return cmp.Or(bytes.Compare(o.entries[x.at].key, o.entries[y.at].key), cmp.Compare(x.at, y.at))
 }
 
-// headOf is the first eight bytes as a number, in the same order; zeros stand for those that are missing.
+// headOf is the first eight bytes as a number, in the same order; zeros stand for those that are
+// missing.
 func headOf(b []byte) uint64 {
 	if len(b) >= 8 {
 		return binary.BigEndian.Uint64(b)

@@ -2,13 +2,12 @@ package engine
 
 import "time"
 
-// Upkeep is what a shard's owner does without being asked: what has become due by
-// time, or what an earlier group has left behind. However much of it there is,
-// each group has a part of bounded size of it, and beside that a part that is
-// the callers'.
+// Upkeep is what a shard's owner does without being asked: what has become due by time, or what an
+// earlier group has left behind. However much of it there is, each group has a part of bounded size
+// of it, and beside that a part that is the callers'.
 
-// budget bounds what a part of a group may do. Work that can be divided asks spent
-// before each unit: it may exceed the budget by one.
+// budget bounds what a part of a group may do. Work that can be divided asks spent before each
+// unit: it may exceed the budget by one.
 type Budget struct {
 	begun   bool          // one unit is always free, so that everybody gets on
 	records int           // entries read and written at which it is spent
@@ -23,8 +22,8 @@ type BudgetSize struct {
 	Time     time.Duration
 }
 
-// The budgets of a group. The time is what bounds them on a slow machine, where none
-// of them is to take 10 ms with the unit that is under way.
+// The budgets of a group. The time is what bounds them on a slow machine, where none of them is to
+// take 10 ms with the unit that is under way.
 var (
 	UpkeepBudget = BudgetSize{Records: 2048, Fraction: 2, Time: 4 * time.Millisecond}
 	CallerBudget = BudgetSize{Records: 8192, Fraction: 1, Time: 5 * time.Millisecond}
@@ -64,8 +63,8 @@ func (s *State) Laden() bool {
 	return records >= s.Budget.records || bytes >= s.Budget.bytes
 }
 
-// Work is how many entries, and how many bytes of them, the owner has read so far,
-// and those that it has added to the group.
+// Work is how many entries, and how many bytes of them, the owner has read so far, and those that
+// it has added to the group.
 func (s *State) Work() (records, bytes int) {
 	return s.reading.entries + s.Group.Entries(), s.reading.bytes + s.Group.Size()
 }

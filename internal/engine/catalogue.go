@@ -17,18 +17,16 @@ import (
 	"codeq/internal/store"
 )
 
-// catalogue is the numbers of a shard's lanes and queues. A lane is in memory while it
-// has ready or leased tasks, a queue while it has tasks in any state, settings, or
-// claims that wait; and some thousands are that were needed last. When a lane is
-// needed again it gets another number, which costs no read: what is stored under the
-// old one (a task that waits, the ID of one that is kept) finds the lane by the old
-// entry. laneSweep removes the entries that nothing names any more.
+// catalogue is the numbers of a shard's lanes and queues. A lane is in memory while it has ready or
+// leased tasks, a queue while it has tasks in any state, settings, or claims that wait; and some
+// thousands are that were needed last. When a lane is needed again it gets another number, which
+// costs no read: what is stored under the old one (a task that waits, the ID of one that is kept)
+// finds the lane by the old entry. laneSweep removes the entries that nothing names any more.
 //
-// Invariant: the tasks in the range Task lie under numbers of lanes in memory. Of the
-// entries of a (queue, tenant, priority) the one with the largest Seq has the number
-// that is, or was last, in memory. A queue with a task keeps its number, and the
-// entries of the lanes that its tasks name have it. No number of aliases has been that of a
-// lane in memory since it was asked for.
+// Invariant: the tasks in the range Task lie under numbers of lanes in memory. Of the entries of a
+// (queue, tenant, priority) the one with the largest Seq has the number that is, or was last, in
+// memory. A queue with a task keeps its number, and the entries of the lanes that its tasks name
+// have it. No number of aliases has been that of a lane in memory since it was asked for.
 //
 // The shard's owner uses it.
 type catalogue struct {
@@ -151,8 +149,8 @@ func (s *State) laneNumbered(n uint32) (*Lane, error) {
 	return l, nil
 }
 
-// laneEntry reads what the catalogue has under a number; the error is
-// pebble.ErrNotFound if there is nothing.
+// laneEntry reads what the catalogue has under a number; the error is pebble.ErrNotFound if there
+// is nothing.
 func (s *State) laneEntry(n uint32) (LaneKey, error) {
 	b, err := s.read(keys.AppendNumbered(nil, keys.Lane, n))
 	if err == nil && b == nil {
@@ -172,8 +170,8 @@ func (s *State) laneEntry(n uint32) (LaneKey, error) {
 	return LaneKey{string(name), v.Tenant, v.Priority}, err
 }
 
-// birthplace returns the queue in which a task with an ID would have been produced; nil
-// if that queue has no tasks. Of an ID that no stored task has, it may be any queue.
+// birthplace returns the queue in which a task with an ID would have been produced; nil if that
+// queue has no tasks. Of an ID that no stored task has, it may be any queue.
 func (s *State) birthplace(id keys.ID) (*Queue, error) {
 	n := keys.LaneOf(id)
 	if l := s.lanes.At(int(n)); l != nil {
@@ -241,8 +239,8 @@ func (s *State) Rest(q *Queue) {
 	}
 }
 
-// forgetIdle drops from memory the lanes that have been idle for longest, beyond those
-// that may stay, and the queues that have come to rest. It costs by what the group did, and by DoubtsAtOnce.
+// forgetIdle drops from memory the lanes that have been idle for longest, beyond those that may
+// stay, and the queues that have come to rest. It costs by what the group did, and by DoubtsAtOnce.
 // REQUIRES: the group is empty.
 func (s *State) forgetIdle() {
 	c := &s.catalogue
@@ -259,8 +257,9 @@ func (s *State) forgetIdle() {
 // DoubtsAtOnce is how many queues a group looks at once more when no wakeups are on disk only.
 const DoubtsAtOnce = 1 << 10
 
-// forgetQueues says which queues have come to rest: the owner drops them, unless it needs them itself. While there are wakeups of one in memory
-// it stays, until they are obeyed; while wakeups are on disk only, of which a queue may have some, it is doubtful.
+// forgetQueues says which queues have come to rest: the owner drops them, unless it needs them
+// itself. While there are wakeups of one in memory it stays, until they are obeyed; while wakeups
+// are on disk only, of which a queue may have some, it is doubtful.
 func (s *State) forgetQueues() {
 	if !s.wakeups.onDisk {
 		for range min(s.doubtful.Len(), DoubtsAtOnce) {
@@ -334,8 +333,8 @@ func (c *catalogue) slot(queue string) int {
 	return int(maphash.String(nameSeed, queue) % uint64(len(c.gone)))
 }
 
-// loadCatalogue reads which numbers are taken, and brings into memory the queues with
-// tasks, and the lanes that may have ready or leased ones.
+// loadCatalogue reads which numbers are taken, and brings into memory the queues with tasks, and
+// the lanes that may have ready or leased ones.
 func (s *State) loadCatalogue() error {
 	marked, err := s.loadAwakened()
 	if err != nil {
@@ -419,8 +418,8 @@ func (s *State) readQueues(emit func(storedQueue) error) error {
 	return err
 }
 
-// readCounters returns the counts of the queue with a number, which is not smaller than any
-// that was asked for before, and goes on behind it.
+// readCounters returns the counts of the queue with a number, which is not smaller than any that
+// was asked for before, and goes on behind it.
 func (s *State) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
 	for ; it.Valid(); it.Next() {
 		n, err := keys.ParseNumbered(it.Key())
@@ -468,8 +467,8 @@ func (s *State) readLanes(emit func(storedLane) error) error {
 	})
 }
 
-// loadAwakened returns the numbers of the queues that have wakeups: tasks of theirs, if only
-// those to come, depend on what becomes of the wakeups.
+// loadAwakened returns the numbers of the queues that have wakeups: tasks of theirs, if only those
+// to come, depend on what becomes of the wakeups.
 func (s *State) loadAwakened() (map[uint32]bool, error) {
 	marked := make(map[uint32]bool)
 	lower, upper := keys.Range(keys.Wake)

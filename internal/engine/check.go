@@ -28,9 +28,9 @@ func (c *checker) report(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf(format, args...))
 }
 
-// Check compares memory with what disk has, and returns what is not as it should be: it is for tests, and
-// costs by all that is stored. REQUIRES: IsAtRest. needed says which queues the owner needs. claimable tells
-// whether a queue has a task that may be leased.
+// Check compares memory with what disk has, and returns what is not as it should be: it is for
+// tests, and costs by all that is stored. REQUIRES: IsAtRest. needed says which queues the owner
+// needs. claimable tells whether a queue has a task that may be leased.
 func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable func(*Queue) bool, err error) {
 	c := &checker{state: s, disk: disk, needed: needed, onDisk: make(map[*Lane][]window.Item)}
 	for _, check := range []func() error{
@@ -44,7 +44,8 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 	return c.claimable, errors.Join(c.errs...)
 }
 
-// IsAtRest reports whether nothing is under way: no key is gathered, and nothing is to be refilled or done.
+// IsAtRest reports whether nothing is under way: no key is gathered, and nothing is to be refilled
+// or done.
 func (s *State) IsAtRest() bool {
 	g := &s.Group
 	busy := !g.Batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) > 0
@@ -157,7 +158,8 @@ func (c *checker) leases() error {
 	return nil
 }
 
-// trails: the segments of each lane count the leased tasks that lie in them, and its reach is behind all.
+// trails: the segments of each lane count the leased tasks that lie in them, and its reach is
+// behind all.
 func (c *checker) trails() error {
 	leased := make(map[*Lane][]uint64)
 	for _, ls := range c.state.leases.byID {
@@ -210,8 +212,8 @@ func (c *checker) ready() error {
 	})
 }
 
-// lanes: each window has the ready tasks before next, or all of them, and
-// whoever has ready tasks gets a turn.
+// lanes: each window has the ready tasks before next, or all of them, and whoever has ready tasks
+// gets a turn.
 func (c *checker) lanes() error {
 	s := c.state
 	for n, l := range s.lanes.All() {
@@ -244,8 +246,7 @@ func (c *checker) lanes() error {
 	return nil
 }
 
-// catalogue: memory knows which numbers are taken, and has no lane or queue that it need
-// not have.
+// catalogue: memory knows which numbers are taken, and has no lane or queue that it need not have.
 func (c *checker) catalogue() error {
 	s, cat := c.state, &c.state.catalogue
 	lanes, queues := 0, 1
@@ -343,8 +344,8 @@ func (c *checker) windowMemory() error {
 	return nil
 }
 
-// queues: counts and numbers are those of disk, rings are rings, and nobody
-// waits for a queue that has a ready task which may be claimed.
+// queues: counts and numbers are those of disk, rings are rings, and nobody waits for a queue that
+// has a ready task which may be claimed.
 func (c *checker) queues() error {
 	s := c.state
 	counted := make(map[uint32]keys.Counts)
@@ -380,8 +381,8 @@ func (c *checker) queues() error {
 	return nil
 }
 
-// limits: the leases of each key are counted, and tasks that wait for room have
-// somebody whose end lets them go on.
+// limits: the leases of each key are counted, and tasks that wait for room have somebody whose end
+// lets them go on.
 func (c *checker) limits() error {
 	s := c.state
 	leased, ready := make(map[uint64]int), make(map[uint64]bool)
@@ -487,8 +488,8 @@ func (c *checker) settings() error {
 	return err
 }
 
-// times: no scheduled task is due, no bucket expires, and no idempotency key
-// becomes free before the shard looks.
+// times: no scheduled task is due, no bucket expires, and no idempotency key becomes free before
+// the shard looks.
 func (c *checker) times() error {
 	s := c.state
 	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from dueCursor, err error) {
@@ -518,8 +519,8 @@ func (c *checker) times() error {
 	return errors.Join(err1, err2, err3)
 }
 
-// caches: what is held of keys, groups and parents is as on disk, and nothing is
-// missing that should be held.
+// caches: what is held of keys, groups and parents is as on disk, and nothing is missing that
+// should be held.
 func (c *checker) mirrors() error {
 	s := c.state
 	return errors.Join(
@@ -568,8 +569,8 @@ func (c *checker) buckets() error {
 	return err
 }
 
-// outbox: as many messages wait as are stored, numbered between first and next,
-// and none is under way.
+// outbox: as many messages wait as are stored, numbered between first and next, and none is under
+// way.
 func (c *checker) outbox() error {
 	out := &c.state.out
 	n := make([]uint64, len(out.waiting))
@@ -714,8 +715,7 @@ func positions(items []window.Item) string {
 	return fmt.Sprintf("[%d:%s]", len(items), b.String())
 }
 
-// recurring: the table has exactly the schedules on disk, and none ticks
-// before the shard looks.
+// recurring: the table has exactly the schedules on disk, and none ticks before the shard looks.
 func (c *checker) recurring() error {
 	t := &c.state.recurring
 	onDisk := 0

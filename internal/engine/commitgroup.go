@@ -8,11 +8,10 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// commitGroup is what one commit persists. Its keys are written in an order that
-// suits Pebble's memtable, which inserts a run of ascending keys of one range
-// at a fraction of the cost of scattered ones: first whatever resolve adds
-// itself, then new tasks, then the removals of keys that are never written
-// again, both in the order of their keys.
+// commitGroup is what one commit persists. Its keys are written in an order that suits Pebble's
+// memtable, which inserts a run of ascending keys of one range at a fraction of the cost of
+// scattered ones: first whatever resolve adds itself, then new tasks, then the removals of keys
+// that are never written again, both in the order of their keys.
 type commitGroup struct {
 	Batch     *pebble.Batch
 	order     batchOrder
@@ -53,8 +52,8 @@ type taskOp struct {
 	rec []byte // nil: it is removed
 }
 
-// GroupBytes is what callers' operations may add to a group: a batch that is larger
-// than this gains nothing from company.
+// GroupBytes is what callers' operations may add to a group: a batch that is larger than this gains
+// nothing from company.
 const GroupBytes = 1 << 20
 
 // Size is how many bytes have been gathered, about.
@@ -89,7 +88,8 @@ func (g *commitGroup) deleteRange(lower, upper []byte) {
 	_ = g.Batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
 }
 
-// trimRange is deleteRange of what nobody has. REQUIRES: the group is empty, but for others like it.
+// trimRange is deleteRange of what nobody has. REQUIRES: the group is empty, but for others like
+// it.
 func (g *commitGroup) trimRange(lower, upper []byte) {
 	g.Trimmed = true
 	g.deleteRange(lower, upper)
@@ -133,8 +133,8 @@ func (g *commitGroup) add(t taskOp) {
 	g.tasks = append(g.tasks, t)
 }
 
-// flushTasks adds tasks to the batch: what follows comes after them. Those of
-// one lane have come in the order of their IDs, the new ones after those that go.
+// flushTasks adds tasks to the batch: what follows comes after them. Those of one lane have come in
+// the order of their IDs, the new ones after those that go.
 func (g *commitGroup) flushTasks() {
 	if g.scattered {
 		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.TaskKey) })
@@ -164,10 +164,9 @@ func (g *commitGroup) write(t *taskOp) {
 	_ = op.Finish()
 }
 
-// removeTask takes a task from its place. once says that its key has been
-// written once in the life of the store and will not be again, which is what
-// makes SINGLEDEL legal for it. Any other key is deleted in the order of the
-// group.
+// removeTask takes a task from its place. once says that its key has been written once in the life
+// of the store and will not be again, which is what makes SINGLEDEL legal for it. Any other key is
+// deleted in the order of the group.
 func (g *commitGroup) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	if once {
 		g.add(taskOp{TaskKey: TaskKey{lane, since, id}})

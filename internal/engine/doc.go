@@ -1,7 +1,8 @@
-// Package engine is the rules of one shard: what each operation does to tasks, lanes, leases, groups,
-// limits, flows, schedules and retention. It has no goroutine, channel, lock, clock, file or socket:
-// time and a seed are given, disk is read as it is between two groups, and what is to be written is
-// collected. What the world is to learn is collected as well, and carried out by the owner.
+// Package engine is the rules of one shard: what each operation does to tasks, lanes, leases,
+// groups, limits, flows, schedules and retention. It has no goroutine, channel, lock, clock, file
+// or socket: time and a seed are given, disk is read as it is between two groups, and what is to be
+// written is collected. What the world is to learn is collected as well, and carried out by the
+// owner.
 //
 // The owner goes through a group in this order:
 //

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// emit has subscribers told of a change of state, if there are any and the
-// group persists. attempt is the task's count after the change.
+// emit has subscribers told of a change of state, if there are any and the group persists. attempt
+// is the task's count after the change.
 func (s *State) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
 	if s.Wanted>>kind&1 != 0 {
 		s.collect(kind, l, id, attempt, cause)

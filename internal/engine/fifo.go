@@ -2,14 +2,14 @@ package engine
 
 import "codeq/internal/keys"
 
-// A group of tasks has one turn. The first task to become due takes it, and keeps
-// it until it ends, over all its attempts; the others wait in the scope of the
-// group. An entry of the range Group says who has the turn: a group without tasks
-// that are due has none. A task that dies while Settings.HoldGroups is set keeps the turn, which
-// its record notes, until it is redriven, purged or canceled.
+// A group of tasks has one turn. The first task to become due takes it, and keeps it until it ends,
+// over all its attempts; the others wait in the scope of the group. An entry of the range Group
+// says who has the turn: a group without tasks that are due has none. A task that dies while
+// Settings.HoldGroups is set keeps the turn, which its record notes, until it is redriven, purged
+// or canceled.
 
-// takeTurn gives a task the turn of its group if nobody has it. A task that has
-// it keeps it until it ends, also while it waits for another attempt.
+// takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
+// it ends, also while it waits for another attempt.
 func (s *State) takeTurn(scope uint64, id keys.ID) bool {
 	v, ok := s.groups.get(s, scope)
 	switch {

@@ -8,15 +8,14 @@ import (
 	"codeq/internal/record"
 )
 
-// A task with parents waits until they have ended. It knows how many it still
-// waits for (range Pending); each parent, in its own shard, knows who waits for
-// it (range Dependent, and a flag of the record, so that the end of other tasks
-// looks nowhere). Parents in other shards, and those that exist already, are
-// asked by messages.
+// A task with parents waits until they have ended. It knows how many it still waits for (range
+// Pending); each parent, in its own shard, knows who waits for it (range Dependent, and a flag of
+// the record, so that the end of other tasks looks nowhere). Parents in other shards, and those
+// that exist already, are asked by messages.
 
-// admitAll takes in the tasks of a batch, and appends their IDs to ids, and the
-// indexes of those whose idempotency key was taken to duplicates. A task that
-// belongs to another shard is sent there; its ID is not known.
+// admitAll takes in the tasks of a batch, and appends their IDs to ids, and the indexes of those
+// whose idempotency key was taken to duplicates. A task that belongs to another shard is sent
+// there; its ID is not known.
 // REQUIRES: canAdmit.
 func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
 	s.fetchTies(tasks)
@@ -173,8 +172,9 @@ func (s *State) tellChild(parent, child keys.ID, outcome byte) {
 // doomed stands in the range Pending for a task that is about to be canceled.
 const doomed = Never
 
-// parentEnded counts down the parents of a task of this shard. A task that waits for no other one goes on in the
-// same commit; a later one sees to it if this group has no time or room left, or has changed the task.
+// parentEnded counts down the parents of a task of this shard. A task that waits for no other one
+// goes on in the same commit; a later one sees to it if this group has no time or room left, or has
+// changed the task.
 func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	if outcome != parentCanceled && s.goOn(parent, child, outcome) || s.Broken != nil {
 		return
@@ -207,8 +207,8 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	}
 }
 
-// goOn lets a task go on whose last parent has ended. It is false if it is not the last one, or if that needs more
-// than the task's record to know; then nothing was done.
+// goOn lets a task go on whose last parent has ended. It is false if it is not the last one, or if
+// that needs more than the task's record to know; then nothing was done.
 func (s *State) goOn(parent, child keys.ID, outcome byte) bool {
 	n, known := s.pending.peek(child)
 	if !known && keys.ShardOf(parent, s.config.Shards) != s.config.Shard { // the child may have been told of an end that did not last
@@ -250,8 +250,8 @@ func isOnly(parents [][record.IDLen]byte, parent keys.ID) bool {
 	return len(parents) > 0
 }
 
-// depend has a task wait for a parent of this shard. It is false if disk is
-// behind with the parent; then nothing was done.
+// depend has a task wait for a parent of this shard. It is false if disk is behind with the parent;
+// then nothing was done.
 func (s *State) depend(parent, child keys.ID, onDead OnDead) bool {
 	if s.isMoving(parent) {
 		return false

@@ -2,13 +2,13 @@ package engine
 
 import "codeq/internal/keys"
 
-// groupView is what the group under way has made of the tasks that it moves or rewrites,
-// off the hot path: for those, disk is behind until the group has persisted. An
-// operation on a task whose place the view knows goes by it; one on a task of which it
-// knows only that it has changed is resolved in the next group.
+// groupView is what the group under way has made of the tasks that it moves or rewrites, off the
+// hot path: for those, disk is behind until the group has persisted. An operation on a task whose
+// place the view knows goes by it; one on a task of which it knows only that it has changed is
+// resolved in the next group.
 //
-// Tasks that are produced or leased in the group are not among them, unless an
-// idempotency key names them: nobody else knows of them yet.
+// Tasks that are produced or leased in the group are not among them, unless an idempotency key
+// names them: nobody else knows of them yet.
 type groupView struct {
 	changed map[keys.ID]int      // a task's index in placed, plus 1; 0: its place is not known
 	placed  []placedTask         // each of them of some moment of the group

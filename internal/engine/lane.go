@@ -4,12 +4,11 @@ import (
 	"codeq/internal/window"
 )
 
-// Lane is the line of ready tasks of one (queue, tenant, priority), first come
-// first served. All of them are on disk, in one range of keys; the window has
-// the first of them.
+// Lane is the line of ready tasks of one (queue, tenant, priority), first come first served. All of
+// them are on disk, in one range of keys; the window has the first of them.
 //
-// Invariant: the window holds exactly the ready tasks at positions before
-// next. With complete set, there is none at or after next.
+// Invariant: the window holds exactly the ready tasks at positions before next. With complete set,
+// there is none at or after next.
 type Lane struct {
 	number   uint32
 	Priority uint8
@@ -53,12 +52,12 @@ type laneName struct {
 // fewLanes is how many lanes a queue has at the most without an index of them.
 const fewLanes = 8
 
-// reaches reports whether the window has the place of a task: it is before next,
-// or the window has all.
+// reaches reports whether the window has the place of a task: it is before next, or the window has
+// all.
 func (l *Lane) reaches(p window.Pos) bool { return l.complete || p.Compare(l.next) < 0 }
 
-// spill leaves a task that comes next after all of the window to disk, where the window
-// will come to it.
+// spill leaves a task that comes next after all of the window to disk, where the window will come
+// to it.
 func (l *Lane) spill(p window.Pos, bytes int) {
 	l.next, l.complete = p, false
 	l.weigh(bytes)
@@ -69,8 +68,8 @@ func (l *Lane) weigh(bytes int) {
 	l.spilled = min(l.spilled+1+uint32(bytes/deepTask), 1<<31)
 }
 
-// first returns a position at or before that of the first task of the lane that is
-// ready, and after what has been consumed. ok is false if no task is ready.
+// first returns a position at or before that of the first task of the lane that is ready, and after
+// what has been consumed. ok is false if no task is ready.
 func (l *Lane) first() (pos window.Pos, ok bool) {
 	if l.window.Len() > 0 {
 		return l.window.First(), true

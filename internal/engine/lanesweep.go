@@ -11,16 +11,15 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// LaneSweep finds the catalogue's entries of lanes and queues that nobody needs any more,
-// so that their numbers can be taken again. The owner takes a snapshot; a goroutine reads
-// there which lanes the IDs of tasks name, and the values that have a lane in them; and
-// the owner removes what was not in memory then, has not been back since, and is not
-// named. IDs are minted, and tasks put, in lanes in memory only, so that nothing names
-// such a lane that the snapshot does not have.
+// LaneSweep finds the catalogue's entries of lanes and queues that nobody needs any more, so that
+// their numbers can be taken again. The owner takes a snapshot; a goroutine reads there which lanes
+// the IDs of tasks name, and the values that have a lane in them; and the owner removes what was
+// not in memory then, has not been back since, and is not named. IDs are minted, and tasks put, in
+// lanes in memory only, so that nothing names such a lane that the snapshot does not have.
 //
-// What it costs is shared by the lanes that have come and gone since the last one, as
-// the next one waits for as many of them as a quarter of the entries that were read.
-// Tasks in their first place are not read: their lane is in memory.
+// What it costs is shared by the lanes that have come and gone since the last one, as the next one
+// waits for as many of them as a quarter of the entries that were read. Tasks in their first place
+// are not read: their lane is in memory.
 //
 // The shard's owner has all of it but marks, which the reader has until it is done.
 type LaneSweep struct {
@@ -58,8 +57,8 @@ func (s *State) sweepLanes() {
 	s.endSweep()
 }
 
-// beginSweep has somebody read what is on disk now, where the group under way is not yet:
-// what it adds names lanes in memory.
+// beginSweep has somebody read what is on disk now, where the group under way is not yet: what it
+// adds names lanes in memory.
 func (s *State) beginSweep() {
 	c := &s.catalogue
 	m := &laneNames{absent: c.lanes.Without(&c.loaded)}

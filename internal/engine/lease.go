@@ -9,8 +9,8 @@ import (
 
 // lease is a task in the hands of a worker.
 //
-// Invariant: a lease is in the table exactly while the task's record lies in
-// its lane and a persisted (or about to be persisted) lease record names it.
+// Invariant: a lease is in the table exactly while the task's record lies in its lane and a
+// persisted (or about to be persisted) lease record names it.
 type lease struct {
 	id        keys.ID
 	lane      *Lane
@@ -34,9 +34,9 @@ type lease struct {
 
 func (l *lease) receipt() Receipt { return Receipt{ID: l.id, Token: l.token} }
 
-// leaseRecord is one stored value that holds the leases that a group granted
-// with the same deadline. It is written once, and deleted when the last of its
-// leases has ended, so that a claim costs a fraction of a key.
+// leaseRecord is one stored value that holds the leases that a group granted with the same
+// deadline. It is written once, and deleted when the last of its leases has ended, so that a claim
+// costs a fraction of a key.
 type leaseRecord struct {
 	seq      uint64
 	local    bool
@@ -46,8 +46,8 @@ type leaseRecord struct {
 	value    []byte // until it is written
 }
 
-// leaseTable is the leases of a shard, by task and by deadline. It is a cache
-// of the lease records, rebuilt by load.
+// leaseTable is the leases of a shard, by task and by deadline. It is a cache of the lease records,
+// rebuilt by load.
 type leaseTable struct {
 	byID  map[keys.ID]*lease
 	all   chunked.List[*lease] // in no order: of a lease that ends, the last one takes the slot
@@ -57,9 +57,9 @@ type leaseTable struct {
 	spare []*leaseRecord
 }
 
-// A lease has a copy of its task's record, so that the end of an attempt reads nothing: small ones do, as
-// long as those of all leases of a shard take no more than CopiesCap. It is a copy since the worker, who is
-// given the record, may change the payload, and since records share memory.
+// A lease has a copy of its task's record, so that the end of an attempt reads nothing: small ones
+// do, as long as those of all leases of a shard take no more than CopiesCap. It is a copy since the
+// worker, who is given the record, may change the payload, and since records share memory.
 const (
 	CopyCap   = 512      // bytes of a record
 	CopiesCap = 16 << 20 // bytes
@@ -133,8 +133,8 @@ func (t *leaseTable) freshRecord() *leaseRecord {
 	return new(leaseRecord)
 }
 
-// held returns the lease that a receipt names, or nil when it is not in force.
-// A lease is lost whose deadline passed before the operation came that is being decided.
+// held returns the lease that a receipt names, or nil when it is not in force. A lease is lost
+// whose deadline passed before the operation came that is being decided.
 func (s *State) held(r Receipt) *lease {
 	l := s.leases.byID[r.ID]
 	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.Judged {
@@ -143,12 +143,12 @@ func (s *State) held(r Receipt) *lease {
 	return l
 }
 
-// recordLooks is among how many of a group's last lease records inscribe looks for the one of a deadline.
-// Leases of more different durations than that are spread over more records.
+// recordLooks is among how many of a group's last lease records inscribe looks for the one of a
+// deadline. Leases of more different durations than that are spread over more records.
 const recordLooks = 16
 
-// addToRecord adds a lease to a lease record of the group for its deadline. The
-// caller sets the token; 0 stands for a new lease.
+// addToRecord adds a lease to a lease record of the group for its deadline. The caller sets the
+// token; 0 stands for a new lease.
 func (s *State) addToRecord(l *lease) {
 	deadline := s.Wall + l.duration
 	var r *leaseRecord
@@ -176,8 +176,8 @@ func (s *State) addToRecord(l *lease) {
 	l.record = r
 }
 
-// removeFromRecord takes a lease out of its lease record, and deletes the record when
-// that was its last.
+// removeFromRecord takes a lease out of its lease record, and deletes the record when that was its
+// last.
 func (s *State) removeFromRecord(l *lease) {
 	r := l.record
 	l.record = nil
@@ -190,8 +190,8 @@ func (s *State) removeFromRecord(l *lease) {
 	}
 }
 
-// renew moves the deadline of a lease to d ms from now. A local lease lives in
-// memory: nothing is written.
+// renew moves the deadline of a lease to d ms from now. A local lease lives in memory: nothing is
+// written.
 func (s *State) renew(l *lease, d uint64) {
 	s.leases.wheel.Remove(&l.expiry)
 	s.leases.wheel.Add(&l.expiry, int64(s.Now+d))

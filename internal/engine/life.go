@@ -10,8 +10,8 @@ import (
 	"codeq/internal/window"
 )
 
-// The life of a task. Every arrow is one function of this file; verbs, the
-// reaper and the schedule call the same ones.
+// The life of a task. Every arrow is one function of this file; verbs, the reaper and the schedule
+// call the same ones.
 //
 //	          admit, enter         grant              complete
 //	produce ---------> Ready  -------------> Leased ------------> gone, or Done
@@ -23,9 +23,8 @@ import (
 //	   |                 | proceed                    cancel
 //	   +-------------> Blocked          from any ------------> gone, or Canceled
 //
-// Each function changes the shard's memory, its counts, and adds to the group
-// what makes disk say the same. None can fail halfway: records are read and
-// decoded before the first change.
+// Each function changes the shard's memory, its counts, and adds to the group what makes disk say
+// the same. None can fail halfway: records are read and decoded before the first change.
 
 // admit takes in a new task.
 func (s *State) admit(t *NewTask) keys.ID {
@@ -103,8 +102,7 @@ func isFirstPlace(l *Lane, since uint64, id keys.ID) bool {
 	return keys.Fresh(since) && l.number == keys.LaneOf(id)
 }
 
-// enter makes a task ready whose time has come, or has it wait for its turn in
-// its group.
+// enter makes a task ready whose time has come, or has it wait for its turn in its group.
 func (s *State) enter(l *Lane, since uint64, id keys.ID, group uint64, rec []byte) {
 	if group != 0 && !s.takeTurn(group, id) {
 		s.block(l, group, id, rec)
@@ -153,7 +151,8 @@ type CanceledLease struct {
 	Runner uint32
 }
 
-// Grant leases the first task of a lane's window, for so many ms. REQUIRES: the window is not empty.
+// Grant leases the first task of a lane's window, for so many ms. REQUIRES: the window is not
+// empty.
 func (s *State) Grant(l *Lane, duration uint64, to Holder) (Grant, error) {
 	ls := s.leases.fresh()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
@@ -226,9 +225,9 @@ func (s *State) endLease(ls *lease) {
 	s.free(q)
 }
 
-// unlease ends a lease and takes the task out of its lane, on its way
-// elsewhere. A task in its first place and on its first lease has never been
-// rewritten there, unless its record says so; giveBack does that.
+// unlease ends a lease and takes the task out of its lane, on its way elsewhere. A task in its
+// first place and on its first lease has never been rewritten there, unless its record says so;
+// giveBack does that.
 func (s *State) unlease(ls *lease) {
 	s.endLease(ls)
 	once := keys.Fresh(ls.since) && ls.leases == 1 && !ls.rewritten
@@ -272,8 +271,8 @@ func (s *State) complete(ls *lease, result []byte) error {
 	return nil
 }
 
-// retention is how long a task is kept that has been completed or canceled, in
-// ms: of those that may say so, the first that does.
+// retention is how long a task is kept that has been completed or canceled, in ms: of those that
+// may say so, the first that does.
 func (s *State) retention(q *Queue, task int64) int64 {
 	if task == 0 {
 		task = record.Retention(q.Settings.Retention)
@@ -284,8 +283,7 @@ func (s *State) retention(q *Queue, task int64) int64 {
 	return task
 }
 
-// end is the last step of a task that is completed, dead or canceled: who is
-// bound to it goes on.
+// end is the last step of a task that is completed, dead or canceled: who is bound to it goes on.
 func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 	if t.Unique != [keys.UniqueLen]byte{} {
 		var release uint8
@@ -333,9 +331,8 @@ func (s *State) finishAttempt(ls *lease, end attemptOver) (record.Record, error)
 	return rec, nil
 }
 
-// retry ends a counted attempt: the task is tried again after a wait, or
-// becomes a dead letter when it is out of attempts. A negative wait is by the
-// backoff of the options.
+// retry ends a counted attempt: the task is tried again after a wait, or becomes a dead letter when
+// it is out of attempts. A negative wait is by the backoff of the options.
 func (s *State) retry(ls *lease, cause string, wait int64) error {
 	rec, err := s.finishAttempt(ls, attemptOver{counted: true, cause: cause})
 	if err != nil {
@@ -361,8 +358,8 @@ func (s *State) exhausted(rec *record.Record) bool {
 	return rec.Attempts >= limit
 }
 
-// postpone returns a leased task that is to wait. Without a wait it becomes
-// ready now, behind what is ready already.
+// postpone returns a leased task that is to wait. Without a wait it becomes ready now, behind what
+// is ready already.
 func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.unlease(ls)
 	if wait == 0 {
@@ -372,8 +369,7 @@ func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.schedule(ls.lane, ls.id, s.Wall+wait, rec.Encode())
 }
 
-// giveBack returns a leased task to where it stands in its lane: its record is
-// rewritten in place.
+// giveBack returns a leased task to where it stands in its lane: its record is rewritten in place.
 func (s *State) giveBack(ls *lease, rec *record.Record) {
 	s.endLease(ls)
 	b := rec.Encode()
@@ -406,9 +402,9 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, LastError: rec.Error, Attempts: int(rec.Attempts)})
 }
 
-// expire takes back a task whose lease has run out: the attempt counts. The task keeps
-// its place in the lane, so that a restart puts nothing behind, but one that lets its
-// workers hang would hold up the others: the second time it goes behind them.
+// expire takes back a task whose lease has run out: the attempt counts. The task keeps its place in
+// the lane, so that a restart puts nothing behind, but one that lets its workers hang would hold up
+// the others: the second time it goes behind them.
 func (s *State) expire(ls *lease) {
 	rec, err := s.finishAttempt(ls, attemptOver{counted: true, cause: "lease expired"})
 	if err != nil {
@@ -475,8 +471,8 @@ func (s *State) cancel(at *located) {
 	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
 }
 
-// withdraw takes a task that no worker has out of the place in which it lies.
-// Its record, when it is stored again, says that its first place has been used.
+// withdraw takes a task that no worker has out of the place in which it lies. Its record, when it
+// is stored again, says that its first place has been used.
 func (s *State) withdraw(at *located) {
 	q := at.lane.queue
 	s.Group.change(at.id)
@@ -529,8 +525,8 @@ func (s *State) unindex(id keys.ID) {
 	s.Group.delete(keys.AppendByID(key[:0], keys.Index, id))
 }
 
-// withLane prefixes a record with its lane, for places that do not tell it.
-// The result is good until the next call.
+// withLane prefixes a record with its lane, for places that do not tell it. The result is good
+// until the next call.
 func (s *State) withLane(l *Lane, rec []byte) []byte {
 	s.value = append(keys.AppendLaneNumber(s.value[:0], l.number), rec...)
 	return s.value
@@ -558,8 +554,8 @@ func clip(text string) string {
 	return text[:n]
 }
 
-// replace gives a task that still waits the form of a new one; its ID, and what
-// waits for it, stay. It is false if the task does not wait any more.
+// replace gives a task that still waits the form of a new one; its ID, and what waits for it, stay.
+// It is false if the task does not wait any more.
 // REQUIRES: the task is not moving, or the group has completed it.
 func (s *State) replace(id keys.ID, t *NewTask) bool {
 	if s.isMoving(id) { // t is its follow-up
@@ -712,8 +708,8 @@ func notDead(at *located) error {
 	return fmt.Errorf("%w: %s is %v, not dead", base.ErrNotFound, keys.FormatID(at.id), at.state)
 }
 
-// isRewritten reports whether the group rewrites the record of a leased task, or adds to
-// those that wait for the task.
+// isRewritten reports whether the group rewrites the record of a leased task, or adds to those that
+// wait for the task.
 func (s *State) isRewritten(id keys.ID) bool {
 	_, ok := s.Group.changed[id]
 	return ok || s.Group.hasChildren(id)

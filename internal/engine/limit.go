@@ -8,8 +8,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// limitTable is how many tasks of each LimitKey are leased, by scope. All
-// tasks of a key lie in one shard, so that its owner alone decides.
+// limitTable is how many tasks of each LimitKey are leased, by scope. All tasks of a key lie in one
+// shard, so that its owner alone decides.
 type limitTable map[uint64]*limitState
 
 type limitState struct {
@@ -48,8 +48,8 @@ func (s *State) leaveLimit(q *Queue, scope uint64) {
 	}
 }
 
-// passLimit is for a task that could be leased and will not be: another one of
-// its key may have its room.
+// passLimit is for a task that could be leased and will not be: another one of its key may have its
+// room.
 func (s *State) passLimit(q *Queue, scope uint64) {
 	if st := s.limits[scope]; st != nil && st.parked {
 		s.wake(q, scope, keys.ID{}, keys.WakeUp)
@@ -125,8 +125,8 @@ func (s *State) recheck(q *Queue) {
 	}
 }
 
-// recheckLimits wakeups the limits of queues that may have room now. Marks of
-// scopes that are still full do no harm.
+// recheckLimits wakeups the limits of queues that may have room now. Marks of scopes that are still
+// full do no harm.
 func (s *State) recheckLimits() {
 	for len(s.rechecks) > 0 && !s.Spent() {
 		r := s.rechecks[0]
@@ -161,8 +161,8 @@ func (s *State) recheckNext(r *recheck) error {
 func (s *State) recheckIsDue() bool { return len(s.rechecks) > 0 }
 
 // Next returns the lane whose first task a claim of the queue gets that wants none of a lower rank;
-// nil: there is none. Pending is as in head, or says that as many tasks have been parked as can be at
-// once; then more of the queue are fed.
+// nil: there is none. Pending is as in head, or says that as many tasks have been parked as can be
+// at once; then more of the queue are fed.
 func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 	if q.Settings.Paused {
 		return nil, false

@@ -17,9 +17,8 @@ import (
 	"codeq/internal/store"
 )
 
-// Load builds the memory from disk. What it reads is bounded by the
-// catalogue and the leases, not by the backlog: windows are filled when a
-// claim asks for them. The instant and the room are set.
+// Load builds the memory from disk. What it reads is bounded by the catalogue and the leases, not
+// by the backlog: windows are filled when a claim asks for them. The instant and the room are set.
 func (s *State) Load() error {
 	s.leases = newLeaseTable(s.Now)
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
@@ -58,9 +57,9 @@ func (a *storedLease) compare(b *storedLease) int {
 	return cmp.Or(cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Since, b.Since), bytes.Compare(a.ID[:], b.ID[:]))
 }
 
-// loadLeases rebuilds the lease table. Leases that belonged to the process
-// that had the queue open before are over: they expire at once. The tasks are looked up
-// in the order of their keys, which costs a fraction of looking up each by itself.
+// loadLeases rebuilds the lease table. Leases that belonged to the process that had the queue open
+// before are over: they expire at once. The tasks are looked up in the order of their keys, which
+// costs a fraction of looking up each by itself.
 func (s *State) loadLeases() error {
 	leased := 0
 	for _, q := range s.numbers.All() {
@@ -145,8 +144,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	return nil
 }
 
-// loadTimes finds the first scheduled task, and the first idempotency key to
-// become free.
+// loadTimes finds the first scheduled task, and the first idempotency key to become free.
 func (s *State) loadTimes() error {
 	first := func(prefix byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
 		lower, upper := keys.Range(prefix)

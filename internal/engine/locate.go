@@ -31,9 +31,8 @@ func (at *located) waiting() bool {
 	return at.state == Ready || at.state == Scheduled || at.state == Blocked
 }
 
-// isBehind reports whether neither disk nor the group says yet what the group does with
-// a task or those that wait for it: an operation on the task is then resolved again in
-// the next group.
+// isBehind reports whether neither disk nor the group says yet what the group does with a task or
+// those that wait for it: an operation on the task is then resolved again in the next group.
 func (s *State) isBehind(id keys.ID) bool {
 	return s.Group.hasChildren(id) || s.isMoving(id) || s.isTelling(id) && s.HasRoom(RoomLow) // or nobody tells on
 }
@@ -138,8 +137,8 @@ func (s *State) decode(at *located, value []byte) error {
 	return nil
 }
 
-// locateDead finds a dead letter by its ID; nil if the task is none. It looks into a bucket first of which it says
-// where it has found one.
+// locateDead finds a dead letter by its ID; nil if the task is none. It looks into a bucket first
+// of which it says where it has found one.
 // REQUIRES: the task is not moving.
 func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	if s.Group.hasChanged(id) { // it has just gone elsewhere
@@ -213,8 +212,8 @@ func (s *State) rewrite(at *located) {
 	}
 }
 
-// walk visits the entries of a range in order, until visit returns false or
-// an error; n counts the entries.
+// walk visits the entries of a range in order, until visit returns false or an error; n counts the
+// entries.
 func (s *State) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
 	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {

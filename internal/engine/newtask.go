@@ -9,8 +9,8 @@ import (
 	"codeq/internal/wire"
 )
 
-// NewTask is a task on its way into a shard, as the caller's goroutine has
-// prepared it, perhaps on another node or in another shard.
+// NewTask is a task on its way into a shard, as the caller's goroutine has prepared it, perhaps on
+// another node or in another shard.
 type NewTask struct {
 	Key   LaneKey
 	RunAt uint64 // wall clock, ms; 0: at once
@@ -61,8 +61,8 @@ func NewTaskOf(m *keys.Message) (NewTask, error) {
 	return t, nil
 }
 
-// Valid reports whether a shard can take in what another node has sent as the
-// n-th task of a batch: produce has refused anything else where it came from.
+// Valid reports whether a shard can take in what another node has sent as the n-th task of a batch:
+// produce has refused anything else where it came from.
 func (t *NewTask) Valid(rec *record.Record, n int) bool {
 	for _, p := range rec.Parents {
 		if at, sibling := keys.NthOf(p); sibling && at >= n {
@@ -72,8 +72,8 @@ func (t *NewTask) Valid(rec *record.Record, n int) bool {
 	return t.Key.Priority <= MaxPriority
 }
 
-// IsScattered reports whether a shard would have to send the task to another one, where
-// those of its batch for which it waits are not known: verbs refuse it.
+// IsScattered reports whether a shard would have to send the task to another one, where those of
+// its batch for which it waits are not known: verbs refuse it.
 func (t *NewTask) IsScattered(shard, shards int) bool {
 	home, bound := t.Home(shards)
 	return bound && home != shard && t.RefersToSiblings()

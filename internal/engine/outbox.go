@@ -10,20 +10,18 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// outbox is how a shard has another one do something exactly once. The message
-// is stored in the commit of what makes it necessary, numbered by receiver.
-// The receiver notes the number of the last message of each sender in the
-// commit of what the message does, and ignores what it has taken already; then
-// the sender forgets the message. Messages of one sender and receiver are taken
-// in order, some hundred at a time, the next ones when these are confirmed.
-// Memory holds none of them but those under way.
+// outbox is how a shard has another one do something exactly once. The message is stored in the
+// commit of what makes it necessary, numbered by receiver. The receiver notes the number of the
+// last message of each sender in the commit of what the message does, and ignores what it has taken
+// already; then the sender forgets the message. Messages of one sender and receiver are taken in
+// order, some hundred at a time, the next ones when these are confirmed. Memory holds none of them
+// but those under way.
 //
 // A shard that asks itself goes the same way.
 //
-// The number of the last message to each receiver is stored with it, since the
-// message itself will be forgotten. The numbers of the messages that wait for a
-// receiver have a gap if a power loss took the last of them, and not what they
-// did to the receiver.
+// The number of the last message to each receiver is stored with it, since the message itself will
+// be forgotten. The numbers of the messages that wait for a receiver have a gap if a power loss
+// took the last of them, and not what they did to the receiver.
 type outbox struct {
 	next    []uint64 // by receiver, the number of the next message
 	stored  []uint64 // by receiver, the number of the last message, as disk has it
@@ -110,8 +108,8 @@ func (o *outbox) seal(g *commitGroup) {
 	}
 }
 
-// applyMessage does what a message says. It is false if disk is behind with what it is
-// about; then nothing was done.
+// applyMessage does what a message says. It is false if disk is behind with what it is about; then
+// nothing was done.
 func (s *State) applyMessage(m *keys.Message) bool {
 	switch m.Kind {
 	case keys.MsgAdmit:
@@ -219,7 +217,8 @@ func (s *State) Confirmed(to int, first uint64, n int) {
 func (s *State) Unconfirmed(to int) { s.out.sending[to], s.out.due = false, true }
 
 // TakeMessages does what messages of a shard say, the first of which has a number, and returns how
-// many it has taken: fewer than all if disk is behind with what the next one is about, or the budget is spent.
+// many it has taken: fewer than all if disk is behind with what the next one is about, or the
+// budget is spent.
 func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (taken int) {
 	for taken < len(messages) && s.Broken == nil && !s.Spent() {
 		seq := first + uint64(taken)

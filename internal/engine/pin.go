@@ -14,17 +14,17 @@ import (
 // Pins keep the result of a task that is done until those that have waited for it have ended: a
 // child reads its parents' results when it runs, and their retention may have passed by then.
 //
-// A child that is told of a parent that is kept for some time pins it: its shard has an
-// entry in the range Pin, by child, and the parent's shard counts it in the range Pinned, by
-// parent. As long as it is counted, the parent lies in the bucket that is never forgotten. When
-// the child ends, its shard lets go of all that it pins, by messages; the last one puts
-// the parent in the bucket of its retention. Tasks that are bound to none, and parents that are not
-// kept or kept for ever, pay nothing.
+// A child that is told of a parent that is kept for some time pins it: its shard has an entry in
+// the range Pin, by child, and the parent's shard counts it in the range Pinned, by parent. As long
+// as it is counted, the parent lies in the bucket that is never forgotten. When the child ends, its
+// shard lets go of all that it pins, by messages; the last one puts the parent in the bucket of its
+// retention. Tasks that are bound to none, and parents that are not kept or kept for ever, pay
+// nothing.
 //
-// Every child that is told of a pinned parent unpins it once: when it ends, or
-// at once if it has ended before. Telling the children of a parent pins it too, so that the
-// last child may end before the others are told. A child that has died may be redriven: it pins
-// its parents for as long as the dead letter is kept.
+// Every child that is told of a pinned parent unpins it once: when it ends, or at once if it has
+// ended before. Telling the children of a parent pins it too, so that the last child may end before
+// the others are told. A child that has died may be redriven: it pins its parents for as long as
+// the dead letter is kept.
 type pins struct {
 	counts pinCache // by parent
 	any    bool     // tasks of this shard may pin others
@@ -58,8 +58,8 @@ func (p *pins) load(r pebble.Reader) error {
 	return store.Error(it.Close())
 }
 
-// pinByTelling keeps a task that is done until its children are told, and have ended. It
-// returns the bucket in which the task lies until then.
+// pinByTelling keeps a task that is done until its children are told, and have ended. It returns
+// the bucket in which the task lies until then.
 func (s *State) pinByTelling(parent keys.ID, until uint64) uint64 {
 	if until == keys.Forever {
 		return until
@@ -112,8 +112,8 @@ func (s *State) unpin(parent keys.ID, until uint64) {
 	s.send(keys.ShardOf(parent, s.config.Shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
 }
 
-// leave is the end of a task that has had parents. They are kept until a time at least.
-// Another group looks which of them it pins: there may be thousands.
+// leave is the end of a task that has had parents. They are kept until a time at least. Another
+// group looks which of them it pins: there may be thousands.
 func (s *State) leave(child keys.ID, until uint64) {
 	if s.pins.any {
 		s.send(s.config.Shard, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
@@ -144,8 +144,9 @@ func (s *State) left(child keys.ID, until uint64) bool {
 	return all
 }
 
-// unpinned counts one pin of a task of this shard less. When it is the last one, the task is kept until
-// its retention has passed. It is false if disk is behind with the task; then nothing was done.
+// unpinned counts one pin of a task of this shard less. When it is the last one, the task is kept
+// until its retention has passed. It is false if disk is behind with the task; then nothing was
+// done.
 func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	if s.isMoving(parent) {
 		return false

@@ -8,7 +8,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// Probe looks into a State, and disturbs it, for the tests of what is built on it. The owner uses it.
+// Probe looks into a State, and disturbs it, for the tests of what is built on it. The owner uses
+// it.
 type Probe struct{ s *State }
 
 // Probe is for tests.
@@ -62,7 +63,8 @@ func (p Probe) Usage() Usage {
 	}
 }
 
-// MostGroups and MostUniques are how many groups, and idempotency keys, memory holds between two groups.
+// MostGroups and MostUniques are how many groups, and idempotency keys, memory holds between two
+// groups.
 func MostGroups() int  { m := newGroupCache(); return m.most() }
 func MostUniques() int { m := newUniqueCache(); return m.most() }
 
@@ -84,8 +86,8 @@ func (p Probe) WasRefilled(queue, tenant string, priority uint8) bool {
 // CursorOf is the ID before which no task waits in a scope.
 func (p Probe) CursorOf(scope uint64) keys.ID { return cursorOf(&p.s.cursors, scope) }
 
-// ForgetCaches has the next look at an entry go to disk, and keys listed again. It is false if the group has
-// changed some.
+// ForgetCaches has the next look at an entry go to disk, and keys listed again. It is false if the
+// group has changed some.
 func (p Probe) ForgetCaches() bool {
 	s := p.s
 	if len(s.uniques.changed)+len(s.groups.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
@@ -178,8 +180,8 @@ func (p Probe) Send(to int, m *keys.Message) { p.s.send(to, m) }
 // IsSending reports whether messages are not confirmed.
 func (p Probe) IsSending() bool { return p.s.out.busy() }
 
-// OrderTime is the time by which tasks that become ready are ordered, at a time of the wall clock and of the
-// monotonic clock, ms.
+// OrderTime is the time by which tasks that become ready are ordered, at a time of the wall clock
+// and of the monotonic clock, ms.
 func (p Probe) OrderTime(wall, uptime uint64) uint64 {
 	mint := p.s.mint
 	mint.tick(wall, uptime)

@@ -89,8 +89,8 @@ func (q *Queue) addLane(l *Lane) {
 	}
 }
 
-// removeLane removes a lane of the queue. The index stays until it is empty, so that
-// lanes that come and go at its bound do not build it again and again.
+// removeLane removes a lane of the queue. The index stays until it is empty, so that lanes that
+// come and go at its bound do not build it again and again.
 func (q *Queue) removeLane(l *Lane) {
 	if moved, ok := q.lanes.Remove(l.place); ok {
 		moved.place = l.place

@@ -18,9 +18,9 @@ import (
 
 // recurring is a Schedule as the owner of its shard has it.
 //
-// Invariant: value is what is on disk once the group has persisted. Every tick
-// up to value.After has produced its task or been passed over, in the same
-// group as it became so; next is the first tick after it.
+// Invariant: value is what is on disk once the group has persisted. Every tick up to value.After
+// has produced its task or been passed over, in the same group as it became so; next is the first
+// tick after it.
 type recurring struct {
 	Name     string
 	value    keys.ScheduleValue
@@ -85,8 +85,8 @@ func (r *recurring) pass(after uint64) {
 
 // recurringTable is the schedules of a shard. Its owner uses it.
 //
-// Invariant: each schedule of list is in exactly one of waiting and late. Those of
-// late were due when their last turn ended.
+// Invariant: each schedule of list is in exactly one of waiting and late. Those of late were due
+// when their last turn ended.
 type recurringTable struct {
 	list    []*recurring              // by name
 	waiting timeheap.Heap[*recurring] // for their next tick
@@ -130,8 +130,7 @@ func (t *recurringTable) drop(r *recurring) {
 	t.waiting.Remove(r)
 }
 
-// next is when the next schedule is to get a turn; 0: now, never: none is.
-// Wall clock, ms.
+// next is when the next schedule is to get a turn; 0: now, never: none is. Wall clock, ms.
 func (t *recurringTable) next() uint64 {
 	if len(t.late) > 0 {
 		return 0
@@ -139,9 +138,9 @@ func (t *recurringTable) next() uint64 {
 	return t.waiting.Next()
 }
 
-// take returns the schedule whose turn it is, and takes it out of waiting or late;
-// nil: none is due. The turn is of the one that has waited for it longest: one
-// with a year of ticks to make up for does not delay the others.
+// take returns the schedule whose turn it is, and takes it out of waiting or late; nil: none is
+// due. The turn is of the one that has waited for it longest: one with a year of ticks to make up
+// for does not delay the others.
 func (t *recurringTable) take(wall uint64) *recurring {
 	for len(t.late) > 0 {
 		if t.waiting.Next() <= min(wall, t.late[0].turned) {
@@ -173,8 +172,7 @@ func (t *recurringTable) turn(r *recurring, wall uint64) {
 // missedAfter is how late a tick may be and not be missed, in ms.
 const missedAfter = 60_000
 
-// turnTicks bounds how many ticks a schedule produces in one turn. Each turn stores
-// the schedule.
+// turnTicks bounds how many ticks a schedule produces in one turn. Each turn stores the schedule.
 const turnTicks = 64
 
 // produceTicks produces the tasks of the schedules that are due, and looks at no others.
@@ -199,8 +197,8 @@ func (s *State) produceTicks() {
 
 func (s *State) TicksAreDue() bool { return s.recurring.next() <= s.Wall }
 
-// recur is a turn of a schedule: it produces tasks, and stores how far the schedule has come.
-// It is false if a task has to wait for the next group.
+// recur is a turn of a schedule: it produces tasks, and stores how far the schedule has come. It is
+// false if a task has to wait for the next group.
 func (s *State) recur(r *recurring) bool {
 	admitted, begun := true, r.value.After
 	for n := 0; n < turnTicks && r.next <= s.Wall && (n == 0 || !s.Spent()); n++ {
@@ -232,8 +230,8 @@ func (s *State) storeRecurring(r *recurring) {
 	s.Group.set(keys.AppendSchedule(nil, r.Name), r.value.Append(nil))
 }
 
-// loadRecurring reads the schedules. One of which this process cannot say when
-// it ticks rests: it must not keep the queue from opening.
+// loadRecurring reads the schedules. One of which this process cannot say when it ticks rests: it
+// must not keep the queue from opening.
 func (s *State) loadRecurring() error {
 	return schema.Scan(s.Store.DB(), keys.Schedule, func(key, value []byte) error {
 		r, err := ParseRecurring(key, bytes.Clone(value))

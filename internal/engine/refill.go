@@ -15,10 +15,10 @@ import (
 	"codeq/internal/window"
 )
 
-// refiller reads ready tasks into memory before claims come to them: for the rings that
-// want it, those of the lanes next in turn. One pass a group reads the lanes in the order of
-// their keys with one iterator. It is bounded by its lanes, bytes and time, so that
-// who claims from other queues does not wait for it.
+// refiller reads ready tasks into memory before claims come to them: for the rings that want it,
+// those of the lanes next in turn. One pass a group reads the lanes in the order of their keys with
+// one iterator. It is bounded by its lanes, bytes and time, so that who claims from other queues
+// does not wait for it.
 type refiller struct {
 	wants []*ring // first come, first served
 	rest  []*ring // memory for the next wants
@@ -50,8 +50,8 @@ func (s *State) want(r *ring) {
 	}
 }
 
-// least is how many tasks a lane has in memory, if it has so many, that is ahead: those of
-// one turn, and of few lanes more, so that a refill is worth its while.
+// least is how many tasks a lane has in memory, if it has so many, that is ahead: those of one
+// turn, and of few lanes more, so that a refill is worth its while.
 func (s *State) least(r *ring, l *Lane) int {
 	few := s.config.WindowTasks / 4
 	return max(1, min(few, max(few/r.lanes, l.queue.Settings.weight(l.tenant))))
@@ -64,8 +64,8 @@ func (s *State) enough(r *ring, l *Lane) bool {
 		n > 0 && (l.pass == s.windows.pass || l.window.Size() >= s.windows.laneShare(l)/2)
 }
 
-// advance moves the edge of a ring on, over lanes that have enough; those that turn out
-// to have nothing leave. It looks at so many lanes at the most. done says that nothing else is to be
+// advance moves the edge of a ring on, over lanes that have enough; those that turn out to have
+// nothing leave. It looks at so many lanes at the most. done says that nothing else is to be
 // brought ahead. The ring may be gone afterwards.
 func (s *State) advance(r *ring, looks int) (done bool) {
 	for ; looks > 0 && r.ahead < r.lanes; looks-- {
@@ -138,8 +138,8 @@ func (s *State) Refill() {
 	f.wants, f.rest = rest, f.wants[:0]
 }
 
-// plan adds lanes of a ring to those that the pass reads, so many at the most: first those
-// that have lost their tasks and were ahead, then those at the edge.
+// plan adds lanes of a ring to those that the pass reads, so many at the most: first those that
+// have lost their tasks and were ahead, then those at the edge.
 func (s *State) plan(r *ring, most int) {
 	f := &s.refiller
 	most += len(f.plan)
@@ -206,8 +206,8 @@ func (s *State) pass() (full bool, err error) {
 
 func (s *State) passBytes() int { return max(1, min(RefillBytes, s.windows.limit/8)) }
 
-// fill reads the next tasks of a lane, to its share. full says that there was no memory for
-// the first one that it has not got.
+// fill reads the next tasks of a lane, to its share. full says that there was no memory for the
+// first one that it has not got.
 func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full bool, err error) {
 	f, w := &s.refiller, &l.window
 	f.lanes++

@@ -7,10 +7,9 @@ import (
 	"codeq/internal/record"
 )
 
-// Tasks that have ended and are kept lie in buckets: those of a queue that are
-// forgotten at the same time. A bucket is forgotten by one range deletion,
-// however many tasks it keeps; its size is stored beside it, so that the counts
-// of the queue stay exact.
+// Tasks that have ended and are kept lie in buckets: those of a queue that are forgotten at the
+// same time. A bucket is forgotten by one range deletion, however many tasks it keeps; its size is
+// stored beside it, so that the counts of the queue stay exact.
 
 // bucketKey names a bucket of a queue.
 type bucketKey struct {
@@ -33,9 +32,9 @@ func (b *bucket) Spot() *int  { return &b.place }
 // minBucket is the width of the narrowest buckets, in ms.
 const minBucket = 1000
 
-// BucketOf is the end of the bucket in which a task lies that is to be kept for
-// some ms from now, negative: for ever. Buckets are between an eighth and a
-// sixteenth of the retention wide, so that a queue has few of them.
+// BucketOf is the end of the bucket in which a task lies that is to be kept for some ms from now,
+// negative: for ever. Buckets are between an eighth and a sixteenth of the retention wide, so that
+// a queue has few of them.
 func BucketOf(wall uint64, retention int64) uint64 {
 	if retention < 0 || uint64(retention) > 1<<62 {
 		return keys.Forever
@@ -48,7 +47,8 @@ func BucketOf(wall uint64, retention int64) uint64 {
 	return (end + width - 1) / width * width
 }
 
-// keep stores a task that has ended, in the bucket of a time. By its record it holds no key any more.
+// keep stores a task that has ended, in the bucket of a time. By its record it holds no key any
+// more.
 func (s *State) keep(q *Queue, prefix byte, id keys.ID, until uint64, ended keys.EndedValue, rec *record.Record) {
 	rec.Flags &^= record.HoldsKey
 	b := s.bucket(q, bucketKey{prefix, until})

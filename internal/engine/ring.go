@@ -2,15 +2,15 @@ package engine
 
 import "math/bits"
 
-// ring is the lanes of a queue and priority that may have ready tasks. They take
-// turns: first has its turn, and the others follow in the order of the ring. A
-// lane keeps its place whether memory has its tasks or not.
+// ring is the lanes of a queue and priority that may have ready tasks. They take turns: first has
+// its turn, and the others follow in the order of the ring. A lane keeps its place whether memory
+// has its tasks or not.
 //
-// The lanes from first to before edge are ahead: memory has what their next turn
-// takes, or it had, and has lost it to others since. Refills move edge on.
+// The lanes from first to before edge are ahead: memory has what their next turn takes, or it had,
+// and has lost it to others since. Refills move edge on.
 //
-// Invariant: ahead lanes from first on, and no others, have lane.ahead set, and
-// their windows hold bytes. The lane after them is edge, if not all are ahead.
+// Invariant: ahead lanes from first on, and no others, have lane.ahead set, and their windows hold
+// bytes. The lane after them is edge, if not all are ahead.
 type ring struct {
 	queue    *Queue
 	priority uint8
@@ -27,8 +27,7 @@ type ring struct {
 // spareRings is how many rings of no use a shard keeps.
 const spareRings = 64
 
-// RingReach is how many lanes a first refill brings ahead; it is doubled with each
-// that follows.
+// RingReach is how many lanes a first refill brings ahead; it is doubled with each that follows.
 const RingReach = 64
 
 // joinRing puts a lane that may have ready tasks into its ring, last in turn.
@@ -82,8 +81,8 @@ func (s *State) leaveRing(l *Lane) {
 	s.windows.expose(l)
 }
 
-// newRing and dropRing keep rings for others: a queue that is empty every other
-// moment costs no allocations.
+// newRing and dropRing keep rings for others: a queue that is empty every other moment costs no
+// allocations.
 func (s *State) newRing() *ring {
 	n := len(s.rings)
 	if n == 0 {
@@ -101,7 +100,8 @@ func (s *State) dropRing(r *ring) {
 	}
 }
 
-// fallBehind ends a lane's being ahead. REQUIRES: it is the first of those that are, or leaves the ring.
+// fallBehind ends a lane's being ahead. REQUIRES: it is the first of those that are, or leaves the
+// ring.
 func (r *ring) fallBehind(l *Lane) {
 	if l.ahead {
 		l.ahead = false
@@ -119,8 +119,8 @@ func (r *ring) goAhead() {
 	r.edge = l.ringNext
 }
 
-// turn counts a claim of the first lane, whose turn ends when it has had as many as its
-// tenant's weight, or has no task any more.
+// turn counts a claim of the first lane, whose turn ends when it has had as many as its tenant's
+// weight, or has no task any more.
 func (s *State) turn(l *Lane) {
 	r := l.queue.rings[l.Priority]
 	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) { // it follows itself: all that comes below would change nothing
@@ -158,9 +158,8 @@ func (s *State) turn(l *Lane) {
 	}
 }
 
-// head returns the lane whose first task is next in a queue: of the highest
-// priority, in turn over the tenants. Nil means that there is none; pending,
-// that it depends on what a refill will find.
+// head returns the lane whose first task is next in a queue: of the highest priority, in turn over
+// the tenants. Nil means that there is none; pending, that it depends on what a refill will find.
 func (s *State) head(q *Queue) (l *Lane, pending bool) {
 	s.windows.ask(q)
 	for q.Mask != 0 {

@@ -1,10 +1,9 @@
 package engine
 
-// Room is how much of it there is. Whatever goes on at a level goes on at those
-// above it. What a level adds to the disk is bounded by what those above have let
-// in, so that the reserve below MinFreeBytes is used up step by step: by tasks that
-// are claimed, then by what becomes of them, then by what gives space back. The
-// last half is for the tables and compactions of all this.
+// Room is how much of it there is. Whatever goes on at a level goes on at those above it. What a
+// level adds to the disk is bounded by what those above have let in, so that the reserve below
+// MinFreeBytes is used up step by step: by tasks that are claimed, then by what becomes of them,
+// then by what gives space back. The last half is for the tables and compactions of all this.
 type Room uint8
 
 const (

@@ -10,12 +10,12 @@ import (
 	"codeq/internal/store"
 )
 
-// Who waits in a scope is on disk, in the order of IDs. Memory has the first of them, so that a turn passes
-// to the next task without a look at the disk.
+// Who waits in a scope is on disk, in the order of IDs. Memory has the first of them, so that a
+// turn passes to the next task without a look at the disk.
 
-// waiting visits the tasks that wait in a scope, in the order of their IDs,
-// until visit returns false. REQUIRES: those for which it returns true are moved
-// to elsewhere in this group; of the scope, the group has changed nothing before.
+// waiting visits the tasks that wait in a scope, in the order of their IDs, until visit returns
+// false. REQUIRES: those for which it returns true are moved to elsewhere in this group; of the
+// scope, the group has changed nothing before.
 func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) bool) error {
 	f := s.cursors.at(scope)
 	n := 0
@@ -69,7 +69,8 @@ func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 	return nil
 }
 
-// firstWaiter takes the first task that waits in a scope out of what memory has of it; nil: it has none.
+// firstWaiter takes the first task that waits in a scope out of what memory has of it; nil: it has
+// none.
 // REQUIRES: the task is moved to elsewhere in this group.
 func (s *State) firstWaiter(q *Queue, scope uint64) *located {
 	f := s.cursors.byScope[scope]
@@ -135,7 +136,8 @@ func (r *rangeReader) waiter(s *State) (w waiter, err error) {
 	return waiter{id, bytes.Clone(v)}, store.Error(err)
 }
 
-// CloseReaders ends the reading of ranges as they were before the group. Write-back caches end theirs when they are sealed.
+// CloseReaders ends the reading of ranges as they were before the group. Write-back caches end
+// theirs when they are sealed.
 func (s *State) CloseReaders() {
 	s.blocked.close(s)
 	s.children.close(s)
@@ -233,7 +235,8 @@ func (t *scanCursors) hasRoom(f *scanCursor) bool {
 	return len(f.ahead) < WaitersAhead && t.bytes < waitersCap
 }
 
-// hold keeps the task that waits behind those that are held. It is false if memory has no room for it.
+// hold keeps the task that waits behind those that are held. It is false if memory has no room for
+// it.
 func (t *scanCursors) hold(f *scanCursor, w waiter) bool {
 	if !t.hasRoom(f) {
 		return false
@@ -243,7 +246,8 @@ func (t *scanCursors) hold(f *scanCursor, w waiter) bool {
 	return true
 }
 
-// holdStored is hold for a task that disk has. Others may come before it that began to wait in this group.
+// holdStored is hold for a task that disk has. Others may come before it that began to wait in this
+// group.
 func (t *scanCursors) holdStored(f *scanCursor, w waiter) bool {
 	return f.group != t.group && t.hold(f, w)
 }

@@ -8,9 +8,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// dueCursor is where a range begins that is ordered by time: no entry lies before it.
-// It is as exact as the key, since many entries may have one time, and tombstones
-// lie before it.
+// dueCursor is where a range begins that is ordered by time: no entry lies before it. It is as
+// exact as the key, since many entries may have one time, and tombstones lie before it.
 type dueCursor struct {
 	at   uint64 // wall clock, ms; never: the range is empty
 	name [keys.IDLen]byte
@@ -26,8 +25,8 @@ func (c *dueCursor) lower(at uint64, name [keys.IDLen]byte) {
 }
 
 // promoteDue lets scheduled tasks go on whose time has come.
-// REQUIRES: the group has scheduled no task, and moved none that was: nextDue is
-// what disk says afterwards.
+// REQUIRES: the group has scheduled no task, and moved none that was: nextDue is what disk says
+// afterwards.
 func (s *State) promoteDue() {
 	lower := keys.AppendScheduled(nil, s.nextDue.at, s.nextDue.name)
 	_, upper := keys.Range(keys.Scheduled)

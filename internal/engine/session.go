@@ -61,9 +61,9 @@ func (t *sessionTable) note(c *CallNumber, ids []keys.ID, duplicates []int) {
 	t.change(c.Node)
 }
 
-// leave is when a node has been removed from the cluster. What its calls have done is
-// forgotten, and whichever of them arrives from now on is refused: a produce that the
-// node has tried again may still be on its way. What stays is a few bytes.
+// leave is when a node has been removed from the cluster. What its calls have done is forgotten,
+// and whichever of them arrives from now on is refused: a produce that the node has tried again may
+// still be on its way. What stays is a few bytes.
 func (t *sessionTable) leave(node string) {
 	v := t.byNode[node]
 	if v == nil {

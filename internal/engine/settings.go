@@ -13,9 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// Configured is what a queue has been set to. The first shard decides in which
-// order its versions follow each other; every shard keeps, and goes by, the
-// newest that it has heard of.
+// Configured is what a queue has been set to. The first shard decides in which order its versions
+// follow each other; every shard keeps, and goes by, the newest that it has heard of.
 type Configured struct {
 	Settings *Settings
 	Version  uint64 // 0: nobody has configured the queue
@@ -64,8 +63,8 @@ func (s *State) Adopt(queue string, value []byte) error {
 	return nil
 }
 
-// adopt has the shard go by settings of a queue, and keep them, unless it has
-// newer ones. Fresh is as for gate.set.
+// adopt has the shard go by settings of a queue, and keep them, unless it has newer ones. Fresh is
+// as for gate.set.
 func (s *State) adopt(queue string, c Configured, fresh bool) {
 	q := s.QueueNamed(queue)
 	if c.Version <= q.Version {

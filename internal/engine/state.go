@@ -16,8 +16,8 @@ import (
 // what disk has, the clock that it is given, and a seed. It reads the store as it is between two
 // groups, gathers in group what is to be written, and in effects what the world is to learn of.
 //
-// Its owner alone uses it, and carries out the effects. After a failure, which is in broken, it
-// is of no use any more: no operation can be undone.
+// Its owner alone uses it, and carries out the effects. After a failure, which is in broken, it is
+// of no use any more: no operation can be undone.
 type State struct {
 	config Config
 	Store  *store.Store
@@ -165,7 +165,8 @@ func (s *State) feed(q *Queue) {
 	}
 }
 
-// show says that a claim may get something else of a queue than before, though its counts are the same.
+// show says that a claim may get something else of a queue than before, though its counts are the
+// same.
 func (s *State) show(q *Queue) { s.Effects.Shown = append(s.Effects.Shown, q) }
 
 // free says that a lease of a queue has ended, or will not begin after all.

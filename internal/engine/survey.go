@@ -40,8 +40,9 @@ func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bo
 	return q.number, q.Counts, true
 }
 
-// LanesBefore appends the last lanes before the left-th, so many at the most, and returns how many are left.
-// queue: "" for all. A lane that leaves memory is replaced by the last: who goes from the end misses none.
+// LanesBefore appends the last lanes before the left-th, so many at the most, and returns how many
+// are left. queue: "" for all. A lane that leaves memory is replaced by the last: who goes from the
+// end misses none.
 func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
 	lanes := &s.lanes
 	if queue != "" {
@@ -73,8 +74,8 @@ func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]
 	return dst, first
 }
 
-// FirstReady returns a position at or before that of the first task of a lane that is ready; ok is false if
-// none is.
+// FirstReady returns a position at or before that of the first task of a lane that is ready; ok is
+// false if none is.
 func (s *State) FirstReady(lane uint32) (pos window.Pos, ok bool) {
 	if l := s.lanes.At(int(lane)); l != nil {
 		return l.first()

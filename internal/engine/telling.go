@@ -13,9 +13,9 @@ import (
 )
 
 // teller tells those who wait for a task that the task has ended. Of many, the first know by the
-// commit of the end, and the others group by group; until all of them do, the range
-// Telling has how the task ended, and every operation on the task waits: a dead
-// letter that is redriven may end in another way.
+// commit of the end, and the others group by group; until all of them do, the range Telling has how
+// the task ended, and every operation on the task waits: a dead letter that is redriven may end in
+// another way.
 type teller struct {
 	ends  endCache // by ID of the parent
 	count int      // of the range, with what the group changes
@@ -75,8 +75,8 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 	s.teller.count++
 }
 
-// tellFrom tells those who wait for a task, from a key of the range Dependent on, until enough
-// says so. It returns the key of the first who does not know; all: everybody does.
+// tellFrom tells those who wait for a task, from a key of the range Dependent on, until enough says
+// so. It returns the key of the first who does not know; all: everybody does.
 func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
 	it, err := s.children.open(s)
@@ -139,9 +139,9 @@ func (s *State) tellOn() {
 
 func (s *State) tellIsDue() bool { return s.teller.count > 0 }
 
-// findUntold finds the next parent of which not all are told. It is false if this group has
-// made those that there are, and disk does not have them yet. If there are none at all the
-// shard ends, as the owner would look for them for ever.
+// findUntold finds the next parent of which not all are told. It is false if this group has made
+// those that there are, and disk does not have them yet. If there are none at all the shard ends,
+// as the owner would look for them for ever.
 func (s *State) findUntold() bool {
 	t := &s.teller
 	lower, upper := keys.Range(keys.Telling)

@@ -7,13 +7,13 @@ import (
 	"codeq/internal/keys"
 )
 
-// trimmer has what is consumed of the lanes deleted by range. The removal of a task leaves its record in
-// Pebble's tables until a compaction has read it, and large records are so few keys that
+// trimmer has what is consumed of the lanes deleted by range. The removal of a task leaves its
+// record in Pebble's tables until a compaction has read it, and large records are so few keys that
 // Pebble sees no reason for one. A range deletion drops whole tables without reading them.
 //
-// Behind the first ready task of a lane only leased tasks are alive. What lies between them is deleted in
-// the first keys of a group: whatever is given back, woken or promoted to a place in there
-// later is written later, and disk has nothing at that moment that memory does not know.
+// Behind the first ready task of a lane only leased tasks are alive. What lies between them is
+// deleted in the first keys of a group: whatever is given back, woken or promoted to a place in
+// there later is written later, and disk has nothing at that moment that memory does not know.
 //
 // Small tasks end before they reach a table, or Pebble sees their many keys: lanes count by bytes.
 type trimmer struct {
@@ -140,8 +140,8 @@ func (g *segments) halve() {
 	g.list = joined
 }
 
-// gaps calls visit with each run of segments without a living task that has enough dead bytes: nothing
-// before first is ready. The run becomes one segment, from which nothing has been taken.
+// gaps calls visit with each run of segments without a living task that has enough dead bytes:
+// nothing before first is ready. The run becomes one segment, from which nothing has been taken.
 func (g *segments) gaps(first uint64, enough int, visit func(from, to uint64)) {
 	kept := g.list[:0]
 	from := uint64(0)

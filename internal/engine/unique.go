@@ -19,13 +19,14 @@ func (s *State) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
 	return v.ID, ok
 }
 
-// isHolderMoving is isMoving for the task that has an idempotency key, which the group may have produced.
+// isHolderMoving is isMoving for the task that has an idempotency key, which the group may have
+// produced.
 func (s *State) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
 	return s.isMoving(id) || s.uniques.hasChanged(hash) && s.Group.find(id) == nil
 }
 
-// takeKey gives a key that is free to a task, for some time from a moment on,
-// which is not before the one in the ID: endKey relies on it.
+// takeKey gives a key that is free to a task, for some time from a moment on, which is not before
+// the one in the ID: endKey relies on it.
 func (s *State) takeKey(id keys.ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
 	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed, be it now
@@ -45,9 +46,8 @@ func (s *State) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 	}
 }
 
-// endKey is what becomes of the key of a task that ends. Until the shard's clock
-// has passed its time there is nothing to do: freeKeys will find that the task
-// has ended.
+// endKey is what becomes of the key of a task that ends. Until the shard's clock has passed its
+// time there is nothing to do: freeKeys will find that the task has ended.
 func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
 	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
 		return
@@ -67,8 +67,8 @@ func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
 
 func mintedAt(id keys.ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
 
-// freeKeys looks at idempotency keys whose time has passed: those of tasks that
-// have ended are free, the others when their tasks end.
+// freeKeys looks at idempotency keys whose time has passed: those of tasks that have ended are
+// free, the others when their tasks end.
 // REQUIRES: the group has ended no task.
 func (s *State) freeKeys() {
 	lower := keys.AppendFreed(nil, s.nextFreed.at, s.nextFreed.name)

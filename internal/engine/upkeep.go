@@ -2,10 +2,9 @@ package engine
 
 import "time"
 
-// Upkeep is what is to be done without being asked: what has become due by
-// time, or what an earlier group has left behind. However much of it there is,
-// each group has a part of bounded size of it, and beside that a part that is
-// the callers'.
+// Upkeep is what is to be done without being asked: what has become due by time, or what an earlier
+// group has left behind. However much of it there is, each group has a part of bounded size of it,
+// and beside that a part that is the callers'.
 
 // upkeep is one kind of it.
 type upkeep struct {
@@ -41,8 +40,8 @@ type StepDone struct {
 	Records, Bytes int           // State.Work then
 }
 
-// upkeeps is all upkeep, in an order in which the range reads of each find on disk
-// what they ask for: before the first key of the group that is of their range.
+// upkeeps is all upkeep, in an order in which the range reads of each find on disk what they ask
+// for: before the first key of the group that is of their range.
 var upkeeps = [...]upkeep{
 	{StepTrim, RoomNone, (*State).trimIsDue, (*State).trim},            // first: what the group writes comes after its range deletions
 	{StepList, RoomNone, (*State).listKeysIsDue, (*State).listKeys},    // before what changes them
@@ -58,9 +57,10 @@ var upkeeps = [...]upkeep{
 	{StepTidy, RoomNone, (*State).sweepLanesIsDue, (*State).sweepLanes},
 }
 
-// KeepUp does what is due, within a budget that begins at a moment. What is due at the same time shares it
-// evenly, so that none of it waits for the end of another's backlog: others says how many more shares
-// there are to be. It returns what is left of the budget, and the steps that it has taken, which are good until the next call.
+// KeepUp does what is due, within a budget that begins at a moment. What is due at the same time
+// shares it evenly, so that none of it waits for the end of another's backlog: others says how many
+// more shares there are to be. It returns what is left of the budget, and the steps that it has
+// taken, which are good until the next call.
 func (s *State) KeepUp(at time.Duration, others int) (left Budget, steps []StepDone) {
 	left = s.NewBudget(UpkeepBudget, at)
 	shares := others

@@ -35,7 +35,8 @@ type Produced struct {
 	Duplicates []int     // indexes of those whose idempotency key was taken
 }
 
-// Produce takes in tasks, all or none. A call that has been decided before has the outcome that it had.
+// Produce takes in tasks, all or none. A call that has been decided before has the outcome that it
+// had.
 func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdict, error) {
 	if call.Seq != 0 {
 		if done, err := s.sessions.outcome(call); err != nil {
@@ -90,7 +91,8 @@ const (
 	FailDead                   // counts; the last one
 )
 
-// Fail ends a lease without completing the task, which waits for so many ms; negative: by the backoff.
+// Fail ends a lease without completing the task, which waits for so many ms; negative: by the
+// backoff.
 func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict, error) {
 	if s.isRewritten(r.ID) {
 		return Again, nil
@@ -216,8 +218,8 @@ type BulkAlteration struct {
 	last bucketKey // that had one
 }
 
-// AlterDead goes on with a BulkAlteration. Those that are not found, or of which the alteration is refused,
-// are left out.
+// AlterDead goes on with a BulkAlteration. Those that are not found, or of which the alteration is
+// refused, are left out.
 func (s *State) AlterDead(b *BulkAlteration) (Verdict, error) {
 	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
 		id := b.IDs[b.Next]
@@ -311,7 +313,8 @@ type ScheduleInfo struct {
 	Err   error  // why it is not known when it ticks
 }
 
-// Schedules visits the schedules behind a name in the order of their names, until visit returns false.
+// Schedules visits the schedules behind a name in the order of their names, until visit returns
+// false.
 func (s *State) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
 	from, found := s.recurring.search(after)
 	if found {
@@ -332,8 +335,8 @@ func (s *State) SettingsOf(queue string) []byte {
 	return nil
 }
 
-// Configure takes settings of a queue, and sends them to the other shards, if their version follows the one
-// that it has; late: other settings have come first.
+// Configure takes settings of a queue, and sends them to the other shards, if their version follows
+// the one that it has; late: other settings have come first.
 func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	c, err := ParseSettings(value)
 	if err != nil {
@@ -371,9 +374,9 @@ func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
 	s.mergeInterests()
 }
 
-// statsPlace is a place among the queues of a shard: first those that have a number, then
-// those that have settings only. A queue that has got its number since the beginning had
-// no tasks then, or has been seen under another number.
+// statsPlace is a place among the queues of a shard: first those that have a number, then those
+// that have settings only. A queue that has got its number since the beginning had no tasks then,
+// or has been seen under another number.
 type Place struct {
 	Unnumbered bool
 	Next       int
@@ -385,8 +388,8 @@ type QueueCounts struct {
 	Counts keys.Counts
 }
 
-// countsFrom appends the counts of the next queues behind a place, so many at the most, and moves the place on.
-// more says that there are queues behind it.
+// countsFrom appends the counts of the next queues behind a place, so many at the most, and moves
+// the place on. more says that there are queues behind it.
 func (s *State) Counts(p *Place, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
 	queues := &s.numbers
 	if p.Unnumbered {
@@ -409,7 +412,8 @@ func (s *State) Counts(p *Place, most int, dst []QueueCounts) (_ []QueueCounts, 
 	return dst, more
 }
 
-// Idleness is a question whether queues are idle, all if none is named, which is asked again and again.
+// Idleness is a question whether queues are idle, all if none is named, which is asked again and
+// again.
 type Idleness struct {
 	Queues  []string
 	Arrived uint64 // tasks of the queues that had come from other shards

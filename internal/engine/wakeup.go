@@ -11,11 +11,10 @@ import (
 	"codeq/internal/keys"
 )
 
-// Blocked tasks wait for others, each in a scope: 0 for tasks that wait for
-// their parents, that of a group for tasks that wait for their turn in it, and
-// that of a limit for tasks that found no room in it when they were to be
-// leased. What lets them go on leaves a wakeup in the range Wake, in its own
-// commit; the next group reads who waits, and moves them.
+// Blocked tasks wait for others, each in a scope: 0 for tasks that wait for their parents, that of
+// a group for tasks that wait for their turn in it, and that of a limit for tasks that found no
+// room in it when they were to be leased. What lets them go on leaves a wakeup in the range Wake,
+// in its own commit; the next group reads who waits, and moves them.
 
 // block has a task wait in a scope.
 func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
@@ -43,9 +42,9 @@ func (m wakeup) compare(other wakeup) int {
 	return cmp.Or(cmp.Compare(m.queue.number, other.queue.number), cmp.Compare(m.scope, other.scope), bytes.Compare(m.id[:], other.id[:]))
 }
 
-// wakeupList is the wakeups that the groups before have left: those in memory, and those
-// that are found by walking the range on from a cursor, so that nobody steps over the
-// tombstones of all that were there.
+// wakeupList is the wakeups that the groups before have left: those in memory, and those that are
+// found by walking the range on from a cursor, so that nobody steps over the tombstones of all that
+// were there.
 //
 // Invariant: a wakeup is in memory, or at or after the cursor if onDisk is set.
 type wakeupList struct {
@@ -59,8 +58,8 @@ type wakeupList struct {
 // wakeupsSorted is how many wakeups are brought into the order of their keys together.
 const wakeupsSorted = 512
 
-// WakeupsCap is how many wakeups memory holds at the most between two groups, but for those
-// that come of obeying others.
+// WakeupsCap is how many wakeups memory holds at the most between two groups, but for those that
+// come of obeying others.
 const WakeupsCap = 1 << 12
 
 func (s *State) wakeupKey(m wakeup) []byte {
@@ -104,9 +103,8 @@ func (l *wakeupList) queues() map[*Queue]bool {
 	return marked
 }
 
-// wakeBlocked does what the wakeups say. REQUIRES: the group is empty but for
-// what has become due. Of that, tasks may have begun to wait for a turn that a
-// mark is about; giveTurn sees to it.
+// wakeBlocked does what the wakeups say. REQUIRES: the group is empty but for what has become due.
+// Of that, tasks may have begun to wait for a turn that a mark is about; giveTurn sees to it.
 func (s *State) wakeBlocked() {
 	todo := s.wakeups
 	s.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}

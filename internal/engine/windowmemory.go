@@ -2,12 +2,12 @@ package engine
 
 import "codeq/internal/window"
 
-// windowMemory is what the windows of a shard hold. It is shared out over the
-// queues that claims ask for, and of a queue's share over its lanes in turn. A lane may
-// have more while nobody needs it; who has not been used for longest gives it back first.
+// windowMemory is what the windows of a shard hold. It is shared out over the queues that claims
+// ask for, and of a queue's share over its lanes in turn. A lane may have more while nobody needs
+// it; who has not been used for longest gives it back first.
 //
-// Invariant: bytes is at most limit, unless one task alone is larger.
-// Invariant: the lanes from oldest to newest are those whose windows hold memory.
+// Invariant: bytes is at most limit, unless one task alone is larger. Invariant: the lanes from
+// oldest to newest are those whose windows hold memory.
 type windowMemory struct {
 	limit          int
 	bytes          int
@@ -21,8 +21,7 @@ type windowMemory struct {
 	askedLast int
 }
 
-// epochMillis is how long a queue counts as one that claims ask for, or up to
-// twice as long.
+// epochMillis is how long a queue counts as one that claims ask for, or up to twice as long.
 const epochMillis = 1024
 
 // Next begins a refill, at a time of the monotonic clock.
@@ -45,12 +44,12 @@ func (m *windowMemory) ask(q *Queue) {
 	}
 }
 
-// share is how much the lanes of one queue may hold that are ahead. A quarter of all is
-// for queues that come into use, and for new tasks.
+// share is how much the lanes of one queue may hold that are ahead. A quarter of all is for queues
+// that come into use, and for new tasks.
 func (m *windowMemory) share() int { return m.limit / 4 * 3 / max(1, m.asked, m.askedLast) }
 
-// laneShare is how much of that is for one lane. A lane whose tenant has a weight has
-// that many shares.
+// laneShare is how much of that is for one lane. A lane whose tenant has a weight has that many
+// shares.
 func (m *windowMemory) laneShare(l *Lane) int {
 	share, lanes := m.share(), 1
 	if r := l.queue.rings[l.Priority]; r != nil {
@@ -119,10 +118,10 @@ func (m *windowMemory) expose(l *Lane) {
 	l.used = false
 }
 
-// makeRoom sees to it that there is room for so many bytes: the lanes forget their
-// windows that have not been used for longest. It is false if there is no room but that of
-// lanes of which the last refill has read tasks, of the lane that is to have it, and of those
-// whose turn in its ring comes before, unless a claim waits for it.
+// makeRoom sees to it that there is room for so many bytes: the lanes forget their windows that
+// have not been used for longest. It is false if there is no room but that of lanes of which the
+// last refill has read tasks, of the lane that is to have it, and of those whose turn in its ring
+// comes before, unless a claim waits for it.
 func (m *windowMemory) makeRoom(bytes int, to *Lane) bool {
 	r := to.queue.rings[to.Priority]
 	for m.bytes > 0 && m.bytes+bytes > m.limit {
@@ -162,8 +161,8 @@ func (m *windowMemory) trim(l *Lane, bytes int) {
 	m.resized(l, before)
 }
 
-// admits reports whether the window of a lane may take in a new task at its end. While
-// there is room, it may; then only as much as is the lane's share.
+// admits reports whether the window of a lane may take in a new task at its end. While there is
+// room, it may; then only as much as is the lane's share.
 func (m *windowMemory) admits(l *Lane, record int) bool {
 	n := l.window.Growth(record)
 	if m.bytes+n <= m.limit/4*3 || m.bytes == 0 {

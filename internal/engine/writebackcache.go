@@ -16,17 +16,17 @@ import (
 	"codeq/internal/store"
 )
 
-// writeBackCache is what memory holds of a range of small entries: all of them while
-// they are few, and some when they are many; then an entry that it does not
-// hold is read from disk, unless the fingerprints of all say that there is none. The
-// shard's owner uses it; changes are written once for each group and entry.
+// writeBackCache is what memory holds of a range of small entries: all of them while they are few,
+// and some when they are many; then an entry that it does not hold is read from disk, unless the
+// fingerprints of all say that there is none. The shard's owner uses it; changes are written once
+// for each group and entry.
 //
-// Invariant: an entry that the group has changed is held until the group has
-// persisted, so that no read misses what is still under way.
+// Invariant: an entry that the group has changed is held until the group has persisted, so that no
+// read misses what is still under way.
 //
-// Invariant: the fingerprints are those of the entries whose keys come before listed, as they are on
-// disk and as the group changes them. After Open the range is listed in pieces, before
-// the group changes anything.
+// Invariant: the fingerprints are those of the entries whose keys come before listed, as they are
+// on disk and as the group changes them. After Open the range is listed in pieces, before the group
+// changes anything.
 type writeBackCache[K comparable, V any] struct {
 	prefix byte
 	key    func([]byte, K) []byte
@@ -192,7 +192,8 @@ func (m *writeBackCache[K, V]) peek(k K) (v V, known bool) {
 	return e.value, ok || m.isAbsent(k)
 }
 
-// fetch reads those of some entries that memory does not know, in the order of their keys. Zero keys are none.
+// fetch reads those of some entries that memory does not know, in the order of their keys. Zero
+// keys are none.
 func (m *writeBackCache[K, V]) fetch(s *State, ks []K) {
 	var none K
 	ks = slices.DeleteFunc(ks, func(k K) bool {

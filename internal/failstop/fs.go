@@ -11,17 +11,17 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// FS returns base with the failures hidden from Pebble that it cannot stand:
-// to create, write, sync or close the write-ahead log, the MANIFEST, a marker
-// or the options in dir, to sync dir, or to list it when background work has begun,
-// which an Open that fails leaves without the cache. Instead the latch fails.
-// What is read, and tables, fail as they do; Pebble tries again to write those.
+// FS returns base with the failures hidden from Pebble that it cannot stand: to create, write, sync
+// or close the write-ahead log, the MANIFEST, a marker or the options in dir, to sync dir, or to
+// list it when background work has begun, which an Open that fails leaves without the cache.
+// Instead the latch fails. What is read, and tables, fail as they do; Pebble tries again to write
+// those.
 //
-// Once the latch has failed, nothing in dir changes any more, and Pebble is told
-// that it does. What is in other directories, such as a checkpoint, is left alone.
+// Once the latch has failed, nothing in dir changes any more, and Pebble is told that it does. What
+// is in other directories, such as a checkpoint, is left alone.
 //
-// It belongs outside of other file systems: no error of theirs is one that
-// Pebble cannot stand then.
+// It belongs outside of other file systems: no error of theirs is one that Pebble cannot stand
+// then.
 func (l *Latch) FS(base vfs.FS, dir string) vfs.FS {
 	return &latchFS{FS: base, latch: l, dir: base.PathDir(base.PathJoin(dir, "file"))}
 }
@@ -53,8 +53,7 @@ func (fs *latchFS) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs
 	return fs.begin(name, func() (vfs.File, error) { return fs.FS.ReuseForWrite(old, name, c) })
 }
 
-// begin opens a file for writing: one that nobody finds if the latch has failed
-// or fails now.
+// begin opens a file for writing: one that nobody finds if the latch has failed or fails now.
 func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, error) {
 	if !fs.inside(name) {
 		return open()
@@ -230,8 +229,7 @@ func (f *written) Close() error {
 	return f.latch.try(f.vital, func() error { return err })
 }
 
-// try does what changes the store, unless the latch has failed. It is what fails
-// if that is vital.
+// try does what changes the store, unless the latch has failed. It is what fails if that is vital.
 func (l *Latch) try(vital bool, do func() error) error {
 	if l.Err() != nil {
 		return nil

@@ -1,10 +1,10 @@
-// Package failstop has a Pebble store stop at its first failure, where Pebble
-// itself would end the process, panic with its locks locked, or report a commit
-// as a success that it could not write.
+// Package failstop has a Pebble store stop at its first failure, where Pebble itself would end the
+// process, panic with its locks locked, or report a commit as a success that it could not write.
 //
-// A [Latch] belongs to one store. It is the store's logger, listens to its
-// events, and puts a file system around the one that the store is to use. What Pebble cannot stand to fail fails here in its place; see [Latch.FS].
-// From then on the latch has a reason, [Latch.Err], and the store is unfit:
+// A [Latch] belongs to one store. It is the store's logger, listens to its events, and puts a file
+// system around the one that the store is to use. What Pebble cannot stand to fail fails here in
+// its place; see [Latch.FS]. From then on the latch has a reason, [Latch.Err], and the store is
+// unfit:
 //
 //   - Whoever commits asks Err after each commit, and takes the commit for
 //     failed if there is a reason. A commit at pebble.Sync whose log could not
@@ -31,12 +31,12 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// retryEvery bounds how often Pebble repeats background work that fails, which by
-// itself it does thousands of times a second.
+// retryEvery bounds how often Pebble repeats background work that fails, which by itself it does
+// thousands of times a second.
 const retryEvery = 100 * time.Millisecond
 
-// Latch remembers why a store is unfit for use. All methods may be called
-// concurrently. It is a pebble.LoggerAndTracer.
+// Latch remembers why a store is unfit for use. All methods may be called concurrently. It is a
+// pebble.LoggerAndTracer.
 type Latch struct {
 	log    *slog.Logger
 	name   string
@@ -62,8 +62,8 @@ type Latch struct {
 
 	reserve reserve
 
-	// memory is what memtables may take before Throttle waits for flushes, wrote what
-	// was committed since it has looked, both in bytes. Of the goroutine that commits.
+	// memory is what memtables may take before Throttle waits for flushes, wrote what was committed
+	// since it has looked, both in bytes. Of the goroutine that commits.
 	memory, wrote int
 	measure       func(*pebble.Metrics) // nil: nobody is to be told
 	listener      Listener              // nil: nobody is to be told
@@ -72,12 +72,11 @@ type Latch struct {
 // ErrNoSpace: nothing more can be written, as the disk is full.
 var ErrNoSpace = errors.New("no space for tables, or for the log")
 
-// IsNoSpace reports whether an error says that the disk is full, or all of it that
-// may be used.
+// IsNoSpace reports whether an error says that the disk is full, or all of it that may be used.
 func IsNoSpace(err error) bool { return vfs.IsNoSpaceError(err) || errors.Is(err, syscall.EDQUOT) }
 
-// New returns the latch of a store that is about to be opened. What it logs calls
-// the store by name.
+// New returns the latch of a store that is about to be opened. What it logs calls the store by
+// name.
 func New(log *slog.Logger, name string) *Latch {
 	l := &Latch{
 		log: log, name: name, trouble: make(chan error, 1), parked: make(chan struct{}), work: make(chan struct{}, 1),
@@ -103,24 +102,24 @@ func (l *Latch) Fail(err error) {
 	}
 }
 
-// Hurry says that the store is about to be closed: a commit that waits for room
-// on a full disk does so no longer, but fails.
+// Hurry says that the store is about to be closed: a commit that waits for room on a full disk does
+// so no longer, but fails.
 func (l *Latch) Hurry() {
 	l.hurried.Store(true)
 	l.proceed()
 }
 
-// tooManyTables is when commits wait for compactions: as many tables may have to
-// be looked at for a key.
+// tooManyTables is when commits wait for compactions: as many tables may have to be looked at for a
+// key.
 const tooManyTables = 24
 
-// Limit sets how many bytes memtables may take before Throttle and Ready wait for
-// flushes. It is called before Open, whose MemTableStopWritesThreshold is to be larger
-// by what is committed between two calls.
+// Limit sets how many bytes memtables may take before Throttle and Ready wait for flushes. It is
+// called before Open, whose MemTableStopWritesThreshold is to be larger by what is committed
+// between two calls.
 func (l *Latch) Limit(memory int) { l.memory = memory }
 
-// Measure has f called with the metrics that Throttle and Ready look at: after each flush, and whenever
-// an eighth of the memory that Limit allows has been committed. It is called before Open.
+// Measure has f called with the metrics that Throttle and Ready look at: after each flush, and
+// whenever an eighth of the memory that Limit allows has been committed. It is called before Open.
 func (l *Latch) Measure(f func(*pebble.Metrics)) { l.measure = f }
 
 // Listener is told of background work, with locks of Pebble's held: it must not block.
@@ -133,12 +132,12 @@ type Listener interface {
 // Listen has a listener told of the flushes and compactions of the store. It is called before Open.
 func (l *Latch) Listen(to Listener) { l.listener = to }
 
-// Wrote says that so many bytes were committed. As Throttle and Ready, it is for the
-// one goroutine that commits.
+// Wrote says that so many bytes were committed. As Throttle and Ready, it is for the one goroutine
+// that commits.
 func (l *Latch) Wrote(n int) { l.wrote += n }
 
-// Throttle waits while flushes or compactions lag far behind, and returns Err. Pebble
-// would wait for them in the commit, even for those that never end.
+// Throttle waits while flushes or compactions lag far behind, and returns Err. Pebble would wait
+// for them in the commit, even for those that never end.
 func (l *Latch) Throttle(db *pebble.DB) error {
 	for l.Ready(db) == ErrNoSpace && !l.hurried.Load() {
 		if l.reserve.gone.Load() { // nobody else need look for room
@@ -151,9 +150,9 @@ func (l *Latch) Throttle(db *pebble.DB) error {
 	return l.Err()
 }
 
-// Ready is Throttle for those who need not commit: it returns ErrNoSpace, and does
-// not wait, while flushes fail for want of space, or what it would wait for does, or the
-// reserve has been used. Pebble tries all of that again by itself.
+// Ready is Throttle for those who need not commit: it returns ErrNoSpace, and does not wait, while
+// flushes fail for want of space, or what it would wait for does, or the reserve has been used.
+// Pebble tries all of that again by itself.
 func (l *Latch) Ready(db *pebble.DB) error {
 	if !l.hasReserve() { // whether or not the store is to be closed: what is written now might find no room
 		return ErrNoSpace
@@ -171,9 +170,9 @@ func (l *Latch) Ready(db *pebble.DB) error {
 	return l.Err()
 }
 
-// Takes reports whether a commit of so many bytes may be made long before Ready and Throttle wait: others
-// have room beside it, or no memtable waits for a flush. While the disk is full there is nothing to wait
-// for: Ready tells. Unlike those it may be called by anybody.
+// Takes reports whether a commit of so many bytes may be made long before Ready and Throttle wait:
+// others have room beside it, or no memtable waits for a flush. While the disk is full there is
+// nothing to wait for: Ready tells. Unlike those it may be called by anybody.
 func (l *Latch) Takes(db *pebble.DB, bytes int) bool {
 	if l.hurried.Load() || l.Err() != nil || l.flushFull.Load() || l.compactFull.Load() {
 		return true // what comes next finds out
@@ -186,8 +185,8 @@ func (l *Latch) Takes(db *pebble.DB, bytes int) bool {
 // NoSpace reports whether flushes fail for want of space, or the reserve has been used.
 func (l *Latch) NoSpace() bool { return l.flushFull.Load() || !l.hasReserve() }
 
-// lags reports whether there are too many tables that wait for compactions, and
-// memtables that wait for flushes.
+// lags reports whether there are too many tables that wait for compactions, and memtables that wait
+// for flushes.
 func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
 	if !l.grown.Load() && (l.memory == 0 || l.wrote < l.memory/8) {
 		return false, false
@@ -221,8 +220,8 @@ func (l *Latch) proceed() {
 	}
 }
 
-// Trouble receives errors of background work, which Pebble goes on trying. One
-// is kept until somebody receives it.
+// Trouble receives errors of background work, which Pebble goes on trying. One is kept until
+// somebody receives it.
 func (l *Latch) Trouble() <-chan error { return l.trouble }
 
 // guard has a store in dir that is opened with o be the latch's.
@@ -263,9 +262,8 @@ func (l *Latch) guard(o *pebble.Options, dir string) {
 	e.WriteStallEnd = func() { l.waiting.Add(-1) }
 }
 
-// background logs an error of a flush or a compaction. While somebody waits for
-// it, only a full disk is worth the wait: it is what somebody may mend without
-// opening the store again.
+// background logs an error of a flush or a compaction. While somebody waits for it, only a full
+// disk is worth the wait: it is what somebody may mend without opening the store again.
 func (l *Latch) background(err error) {
 	now := time.Now()
 	l.failed.Store(now.UnixNano())
@@ -282,8 +280,7 @@ func (l *Latch) background(err error) {
 	}
 }
 
-// backOff waits if background work has failed a moment ago. REQUIRES: no lock
-// of Pebble's is held.
+// backOff waits if background work has failed a moment ago. REQUIRES: no lock of Pebble's is held.
 func (l *Latch) backOff() {
 	if l.left.Load() {
 		select {} // nobody is to close the store, which would go on for ever

@@ -15,11 +15,10 @@ import (
 	"codeq/internal/integrity"
 )
 
-// Pebble panics, on a goroutine of its own, where nobody can recover, when a compaction
-// cannot read on in the middle of the keys that a tombstone covers. What such a
-// compaction reads therefore does not fail: it is read again until it can be,
-// and if that cannot be, the goroutine is parked for ever. Nobody can close a
-// store with such a goroutine; it is left, and its lock released.
+// Pebble panics, on a goroutine of its own, where nobody can recover, when a compaction cannot read
+// on in the middle of the keys that a tombstone covers. What such a compaction reads therefore does
+// not fail: it is read again until it can be, and if that cannot be, the goroutine is parked for
+// ever. Nobody can close a store with such a goroutine; it is left, and its lock released.
 
 const iterator = "github.com/cockroachdb/pebble/v2/internal/compact.(*Iter)."
 
@@ -60,8 +59,8 @@ func (l *Latch) insist(read func() error) error {
 	}
 }
 
-// Abandon has the latch fail for good, and the store be left when it is to be closed: Pebble
-// has panicked, and what it had locked stays so.
+// Abandon has the latch fail for good, and the store be left when it is to be closed: Pebble has
+// panicked, and what it had locked stays so.
 func (l *Latch) Abandon(err error) {
 	l.Fail(err)
 	l.parkOnce.Do(func() { close(l.parked) })
@@ -76,9 +75,10 @@ func (l *Latch) panicked(what string, value any, stack []byte) {
 	l.Abandon(fmt.Errorf("panic in %s of a store: %v", what, value))
 }
 
-// Read calls what reads the store, on the goroutine of the caller. Damage that no checksum covers, such as
-// a length that is out of range, may make Pebble panic: the error then matches integrity.ErrDamaged, and
-// the store is abandoned. Other panics go on, as do those of Pebble's own goroutines.
+// Read calls what reads the store, on the goroutine of the caller. Damage that no checksum covers,
+// such as a length that is out of range, may make Pebble panic: the error then matches
+// integrity.ErrDamaged, and the store is abandoned. Other panics go on, as do those of Pebble's own
+// goroutines.
 func (l *Latch) Read(do func() error) (err error) {
 	ended := false
 	defer func() {
@@ -109,10 +109,9 @@ func (l *Latch) park() {
 	select {}
 }
 
-// Open opens the store in dir. The latch sets the loggers of o and most of its
-// event listener, puts FS around o.FS, and stops writes in place of
-// o.L0StopWritesThreshold. Whatever fails meanwhile fails Open, which would
-// wait for it.
+// Open opens the store in dir. The latch sets the loggers of o and most of its event listener, puts
+// FS around o.FS, and stops writes in place of o.L0StopWritesThreshold. Whatever fails meanwhile
+// fails Open, which would wait for it.
 func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	base := o.FS
 	l.guard(o, dir)
@@ -149,11 +148,11 @@ func (l *Latch) unlock() error {
 	return l.lock.Close()
 }
 
-// Close closes the store. It returns why the latch has failed, if it has, or
-// what Pebble says. REQUIRES: nobody uses db any more.
+// Close closes the store. It returns why the latch has failed, if it has, or what Pebble says.
+// REQUIRES: nobody uses db any more.
 //
-// A store that cannot be closed, because a compaction cannot read or Pebble has panicked, is left, with
-// the goroutines and the memory that it has. It may be opened again.
+// A store that cannot be closed, because a compaction cannot read or Pebble has panicked, is left,
+// with the goroutines and the memory that it has. It may be opened again.
 func (l *Latch) Close(db *pebble.DB) error {
 	l.Hurry()
 	l.reserve.end()

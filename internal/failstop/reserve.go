@@ -10,14 +10,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// A log that cannot be written ends a store, as what a failed write has left of it is not known. So a
-// store has space in reserve, from which what is under way when the disk is full is written: the rest of
-// a commit, or of a MANIFEST. From then on Ready says ErrNoSpace, so that nothing else is begun, and
-// no table is written, until there is room for the reserve again.
+// A log that cannot be written ends a store, as what a failed write has left of it is not known. So
+// a store has space in reserve, from which what is under way when the disk is full is written: the
+// rest of a commit, or of a MANIFEST. From then on Ready says ErrNoSpace, so that nothing else is
+// begun, and no table is written, until there is room for the reserve again.
 //
-// The reserve is a file without a name, of which the file system has set the space aside. Where it cannot
-// do that, where a commit is larger than the reserve, or where others take its space first, a full disk
-// may end the store.
+// The reserve is a file without a name, of which the file system has set the space aside. Where it
+// cannot do that, where a commit is larger than the reserve, or where others take its space first,
+// a full disk may end the store.
 
 // reserveBytes is the size of the reserve: several commits of the usual size.
 const reserveBytes = 4 << 20
@@ -34,8 +34,8 @@ type reserve struct {
 	next time.Time // when to try again to make it
 }
 
-// keep begins to look after the reserve of a store whose files are in dir. It is made when somebody asks for
-// it, so that it is not what other stores lack that are being opened.
+// keep begins to look after the reserve of a store whose files are in dir. It is made when somebody
+// asks for it, so that it is not what other stores lack that are being opened.
 func (r *reserve) keep(fs vfs.FS, dir string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,8 +126,8 @@ func (l *Latch) hasReserve() bool {
 	return !l.reserve.gone.Load()
 }
 
-// withReserve calls do and, if it is vital, calls it again, with the space of the reserve, if it has failed
-// for want of space; done says that not the work has failed, but a sync after it.
+// withReserve calls do and, if it is vital, calls it again, with the space of the reserve, if it
+// has failed for want of space; done says that not the work has failed, but a sync after it.
 func (l *Latch) withReserve(vital bool, do func() (done bool, err error)) error {
 	uses := l.reserve.uses.Load()
 	done, err := do()

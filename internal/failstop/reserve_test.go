@@ -16,8 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestReserve: what a store cannot do without is done with the space of the reserve when there is no other;
-// nothing more is begun until there is the reserve again. A sync that has failed is not repeated.
+// TestReserve: what a store cannot do without is done with the space of the reserve when there is
+// no other; nothing more is begun until there is the reserve again. A sync that has failed is not
+// repeated.
 func TestReserve(t *testing.T) {
 	for _, c := range []struct {
 		what  string

@@ -1,13 +1,15 @@
 // Package fingerprint holds which of very many keys exist, in some three bytes a key.
 package fingerprint
 
-// Multiset is a multiset of fingerprints of 28 bits. It answers whether a key may have been added: of a
-// key that has been, and has not been removed since, it never says no. Of n others it says yes for one in
-// 2^28/n. Two keys of the same fingerprint are held twice, so that one remains when the other is removed.
+// Multiset is a multiset of fingerprints of 28 bits. It answers whether a key may have been added:
+// of a key that has been, and has not been removed since, it never says no. Of n others it says yes
+// for one in 2^28/n. Two keys of the same fingerprint are held twice, so that one remains when the
+// other is removed.
 //
-// The first bits of a key's hash choose one of 4096 tables, the last ones are the tag that is stored there, by
-// linear probing from a place that the tag gives. So a table that grows needs no hash again, and each grows
-// alone: no call costs more than a copy of one table, 4096 tags or so where there are ten million keys.
+// The first bits of a key's hash choose one of 4096 tables, the last ones are the tag that is
+// stored there, by linear probing from a place that the tag gives. So a table that grows needs no
+// hash again, and each grows alone: no call costs more than a copy of one table, 4096 tags or so
+// where there are ten million keys.
 //
 // The zero Multiset is empty. It is not safe for concurrent use.
 type Multiset struct {
@@ -21,8 +23,8 @@ const (
 	minSlots  = 8
 )
 
-// table has a slot for each tag, and free ones, which are 0. Between the place that a tag gives and the
-// slot where it is, no slot is free.
+// table has a slot for each tag, and free ones, which are 0. Between the place that a tag gives and
+// the slot where it is, no slot is free.
 type table struct {
 	slots []uint16
 	n     int

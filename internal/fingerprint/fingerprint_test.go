@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestMultisetAgainstModel draws hashes of few tables and tags, so that places collide, wrap and repeat.
+// TestMultisetAgainstModel draws hashes of few tables and tags, so that places collide, wrap and
+// repeat.
 func TestMultisetAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var m Multiset

@@ -12,8 +12,7 @@ import (
 	"codeq/internal/schema"
 )
 
-// Check walks everything that a shard has stored and returns what contradicts
-// itself:
+// Check walks everything that a shard has stored and returns what contradicts itself:
 //
 //   - a task's record lies in one place only, in a lane of the catalogue, and
 //     in a shard that its ID routes to;

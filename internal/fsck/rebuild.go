@@ -77,8 +77,8 @@ func (b *rebuilder) commit() error {
 	return err
 }
 
-// copyRecords takes over the tasks. Of a task that lies in two places, the one
-// that its index entry names is right, or else the first.
+// copyRecords takes over the tasks. Of a task that lies in two places, the one that its index entry
+// names is right, or else the first.
 func (b *rebuilder) copyRecords() error {
 	indexed := make(map[taskID]keys.Place)
 	if err := b.old.scan(keys.Index, func(key, value []byte) {
@@ -145,8 +145,8 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id taskID, ok bool)
 
 func (t *rebuiltTask) waitsForParents() bool { return t.Range == keys.Blocked && t.At == 0 }
 
-// rebuildCatalogue takes over the names of queues and lanes. What tasks need and
-// nobody can read gets a name of its own, so that no task comes under a wrong one.
+// rebuildCatalogue takes over the names of queues and lanes. What tasks need and nobody can read
+// gets a name of its own, so that no task comes under a wrong one.
 func (b *rebuilder) rebuildCatalogue() error {
 	var lastQueue uint32
 	if err := b.old.scan(keys.Queue, func(key, value []byte) {
@@ -375,9 +375,9 @@ func (b *rebuilder) writeMarks() error {
 	return nil
 }
 
-// rebuildTurns says who has the turn of each group: who had it, or who is ready or
-// at work, or a dead letter that holds it, or between two attempts. When nobody has, the first
-// that waits is given it.
+// rebuildTurns says who has the turn of each group: who had it, or who is ready or at work, or a
+// dead letter that holds it, or between two attempts. When nobody has, the first that waits is
+// given it.
 func (b *rebuilder) rebuildTurns() error {
 	held := make(map[uint64]taskID)
 	if err := b.old.scan(keys.Group, func(key, value []byte) {
@@ -478,9 +478,9 @@ func (b *rebuilder) copyMessages() error {
 		}))
 }
 
-// rebuildParents takes over who waits for whom. A task that waits for parents and
-// does not know for how many asks all of them again; so do all if a parent, or what it knew, may be
-// lost: one that does not exist has ended.
+// rebuildParents takes over who waits for whom. A task that waits for parents and does not know for
+// how many asks all of them again; so do all if a parent, or what it knew, may be lost: one that
+// does not exist has ended.
 func (b *rebuilder) rebuildParents() error {
 	lost := b.old.gaps[keys.Dependent] || b.old.gaps[keys.Telling]
 	for _, prefix := range recordRanges {

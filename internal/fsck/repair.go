@@ -24,8 +24,8 @@ import (
 //	shard-NNN.rebuilt    being written; complete if it is sealed
 //	shard-NNN            renamed to shard-NNN.damaged-N, then replaced by it
 //
-// A crash between the two renames leaves a shard without a store, and a complete new
-// one: FinishRepair.
+// A crash between the two renames leaves a shard without a store, and a complete new one:
+// FinishRepair.
 const (
 	correctedSuffix = ".corrected"
 	gatheredSuffix  = ".gathered"
@@ -33,8 +33,8 @@ const (
 	damagedSuffix   = ".damaged-"
 )
 
-// rebuildShard builds the store of a shard anew, and returns the name under
-// which the old one is kept.
+// rebuildShard builds the store of a shard anew, and returns the name under which the old one is
+// kept.
 func rebuildShard(d *manifest.Directory, rules *Rules, index int) (kept string, repeat int, err error) {
 	dir := manifest.ShardDir(d.FS, d.Path, index)
 	if repeat, err = writeRebuilt(d, rules, index, dir); err != nil {

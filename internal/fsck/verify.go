@@ -190,8 +190,8 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 	return err
 }
 
-// store verifies a Pebble store by its files, and returns it open for reading;
-// nil if it cannot be opened.
+// store verifies a Pebble store by its files, and returns it open for reading; nil if it cannot be
+// opened.
 func (v *verifier) store(index int, dir string, repairable bool, r *Shard) (*pebble.DB, error) {
 	name := v.FS.PathBase(dir)
 	names, err := v.FS.List(dir)

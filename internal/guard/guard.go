@@ -8,14 +8,15 @@ import (
 	"sync/atomic"
 )
 
-// hook, if it is set, is called at the beginning of whatever is guarded; observer learns of
-// the panics of codeq's own.
+// hook, if it is set, is called at the beginning of whatever is guarded; observer learns of the
+// panics of codeq's own.
 var (
 	hook     atomic.Pointer[func(what string)]
 	observer atomic.Pointer[func(what string, value any, stack []byte)]
 )
 
-// SetHook is for tests, which panic in f, for the guarded functions that they name. A nil f ends it.
+// SetHook is for tests, which panic in f, for the guarded functions that they name. A nil f ends
+// it.
 func SetHook(f func(what string)) {
 	if f == nil {
 		hook.Store(nil)
@@ -45,7 +46,8 @@ func Run(what string, f func(), caught func(value any, stack []byte)) {
 	})
 }
 
-// Contain is Run that logs a panic before caught learns of it. caught is nil if nothing depends on f.
+// Contain is Run that logs a panic before caught learns of it. caught is nil if nothing depends on
+// f.
 func Contain(log *slog.Logger, what string, f func(), caught func(value any, stack []byte)) {
 	Run(what, f, func(value any, stack []byte) {
 		log.Error("codeq has panicked; this is a bug of codeq", "in", what, "value", fmt.Sprint(value), "stack", string(stack))

@@ -60,8 +60,8 @@ func flipped(b []byte, bit int) []byte {
 	return b
 }
 
-// store returns the files of a store with tables and a log: as they are while it is open,
-// and when it has been closed and sealed.
+// store returns the files of a store with tables and a log: as they are while it is open, and when
+// it has been closed and sealed.
 func store(t *testing.T, records, size int) (open, closed content) {
 	t.Helper()
 	fs := vfs.NewMem()

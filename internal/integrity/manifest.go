@@ -9,12 +9,11 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// CheckManifests looks for flipped bits in the MANIFESTs of a store without a seal,
-// where Pebble stops reading at the first record that is not whole. A MANIFEST is
-// synced at each of its records, so that a whole record after one that is not
-// is damage, as is a record that becomes whole by one bit, unless that bit is the last
-// thing before zeros. Of a log nothing can be said: a power loss takes any part
-// of what was not synced, and leaves what came after.
+// CheckManifests looks for flipped bits in the MANIFESTs of a store without a seal, where Pebble
+// stops reading at the first record that is not whole. A MANIFEST is synced at each of its records,
+// so that a whole record after one that is not is damage, as is a record that becomes whole by one
+// bit, unless that bit is the last thing before zeros. Of a log nothing can be said: a power loss
+// takes any part of what was not synced, and leaves what came after.
 func CheckManifests(fs vfs.FS, dir string) error {
 	names, err := fs.List(dir)
 	if err != nil {
@@ -35,9 +34,9 @@ func CheckManifests(fs vfs.FS, dir string) error {
 	return nil
 }
 
-// The format is that of LevelDB: blocks, each a sequence of chunks and less
-// than a header of zeros. A chunk is its CRC-32C, masked, of all that follows the
-// length; the length of its data; its kind; data.
+// The format is that of LevelDB: blocks, each a sequence of chunks and less than a header of zeros.
+// A chunk is its CRC-32C, masked, of all that follows the length; the length of its data; its kind;
+// data.
 const (
 	blockBytes  = 32 << 10
 	headerBytes = 4 + 2 + 1
@@ -85,8 +84,8 @@ func whole(b []byte) (n int, ok bool) {
 // hasKind reports whether the header of a chunk has a kind that there is.
 func hasKind(b []byte) bool { return kindFull <= b[6] && b[6] <= kindLast }
 
-// hasFlip reports whether the chunk at the beginning of b becomes a whole one by one
-// bit. last says that nothing but zeros follows b.
+// hasFlip reports whether the chunk at the beginning of b becomes a whole one by one bit. last says
+// that nothing but zeros follows b.
 func hasFlip(b []byte, last bool) bool {
 	if len(b) < headerBytes {
 		return false

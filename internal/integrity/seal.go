@@ -1,11 +1,10 @@
-// Package integrity finds damage in the files of a closed store that who opens
-// them takes for something else: Pebble reads a flipped bit in its newest log,
-// or in its MANIFEST, as the place where that ends, and what follows is gone.
+// Package integrity finds damage in the files of a closed store that who opens them takes for
+// something else: Pebble reads a flipped bit in its newest log, or in its MANIFEST, as the place
+// where that ends, and what follows is gone.
 //
-// A store that is closed in order is sealed: a small file says what the others
-// hold. Before the store is opened for writing the seal is checked and removed,
-// so that a crash never leaves one. Without a seal, the MANIFEST itself is
-// looked at; see CheckManifests.
+// A store that is closed in order is sealed: a small file says what the others hold. Before the
+// store is opened for writing the seal is checked and removed, so that a crash never leaves one.
+// Without a seal, the MANIFEST itself is looked at; see CheckManifests.
 package integrity
 
 import (
@@ -26,8 +25,8 @@ import (
 //	CRC-32C of the rest, in hexadecimal
 //	name size CRC-32C, a line for each file
 //
-// The CRC of a table is that of its end, where its footer is: Pebble has
-// checksums for everything before.
+// The CRC of a table is that of its end, where its footer is: Pebble has checksums for everything
+// before.
 const SealName = "SEAL"
 
 // ErrDamaged is matched by every Error.
@@ -68,8 +67,8 @@ func IsSealed(fs vfs.FS, dir string) (bool, error) {
 	return err == nil, err
 }
 
-// Check compares a store with its seal, and changes nothing. Without a seal,
-// as a crash leaves it, the store is looked at as CheckManifests does.
+// Check compares a store with its seal, and changes nothing. Without a seal, as a crash leaves it,
+// the store is looked at as CheckManifests does.
 func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	known, err := checkSeal(fs, dir)
 	if err != nil {
@@ -90,10 +89,10 @@ func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	return true, nil
 }
 
-// Correct copies a sealed store, by hard links, into a directory that does not exist, with
-// one bit of each file that the seal does not fit put right: the CRC tells which one it is. ok is false, and nothing
-// copied, if all files fit, or the seal itself is damaged, or more than a bit of a file. The copy fits the
-// seal, which says nothing of the blocks of tables.
+// Correct copies a sealed store, by hard links, into a directory that does not exist, with one bit
+// of each file that the seal does not fit put right: the CRC tells which one it is. ok is false,
+// and nothing copied, if all files fit, or the seal itself is damaged, or more than a bit of a
+// file. The copy fits the seal, which says nothing of the blocks of tables.
 func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	sealed, err := readSeal(fs, dir)
 	switch {
@@ -137,7 +136,8 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	return true, syncDir(fs, to)
 }
 
-// correct returns the content of a file of which one bit has been put right; nil if that is not enough.
+// correct returns the content of a file of which one bit has been put right; nil if that is not
+// enough.
 func correct(fs vfs.FS, path string, have, want sealedFile) ([]byte, error) {
 	if have.size != want.size {
 		return nil, nil
@@ -163,8 +163,8 @@ func coveredFrom(name string, size int64) int64 {
 	return 0
 }
 
-// Unseal makes sure that a store is as it was left, and removes its seal,
-// durably. REQUIRES: the directory exists.
+// Unseal makes sure that a store is as it was left, and removes its seal, durably. REQUIRES: the
+// directory exists.
 func Unseal(fs vfs.FS, dir string) error {
 	sealed, err := Check(fs, dir)
 	if err == nil && sealed {
@@ -173,8 +173,8 @@ func Unseal(fs vfs.FS, dir string) error {
 	return err
 }
 
-// fileSeal is the suffix of the seal of a single file: the line that a seal of a
-// store has for it, behind the checksum of the line.
+// fileSeal is the suffix of the seal of a single file: the line that a seal of a store has for it,
+// behind the checksum of the line.
 const fileSeal = ".seal"
 
 // SealFile seals a file that is closed, durably.
@@ -266,8 +266,8 @@ func parseSealedFile(line string) (f sealedFile, ok bool) {
 	return f, plain && bytes >= 0 && sizeErr == nil && crcErr == nil && f.String() == line
 }
 
-// parseSeal returns what the text of a seal says, behind its checksum. Its names are
-// those of files of a store, and ascend.
+// parseSeal returns what the text of a seal says, behind its checksum. Its names are those of files
+// of a store, and ascend.
 func parseSeal(text string) (files []sealedFile, ok bool) {
 	for line := range strings.Lines(text) {
 		f, ok := parseSealedFile(strings.TrimSuffix(line, "\n"))
@@ -318,8 +318,7 @@ func writeSeal(fs vfs.FS, dir string, names []string) error {
 	return syncDir(fs, dir)
 }
 
-// checkSeal compares files with a seal, and returns their names; nil if there
-// is no seal.
+// checkSeal compares files with a seal, and returns their names; nil if there is no seal.
 func checkSeal(fs vfs.FS, dir string) (known map[string]bool, err error) {
 	files, err := readSeal(fs, dir)
 	if files == nil || err != nil {

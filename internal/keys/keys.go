@@ -1,6 +1,5 @@
-// Package keys is the layout of a shard's keys and of the small values that
-// are not task records. Encoders stand beside their decoders; the byte order
-// of the keys is what the engine relies on:
+// Package keys is the layout of a shard's keys and of the small values that are not task records.
+// Encoders stand beside their decoders; the byte order of the keys is what the engine relies on:
 //
 //	01                      meta        identity of the shard, written once for each format
 //	02 queue                catalogue   name of a queue
@@ -33,8 +32,8 @@
 //	20 child parent         pin         parents whose results are kept until a task has ended
 //	21 parent               pinned      how many pins keep the result of a task
 //
-// A bucket is the time at which what it keeps is forgotten. A scope is what
-// the tasks have in common that block each other.
+// A bucket is the time at which what it keeps is forgotten. A scope is what the tasks have in
+// common that block each other.
 //
 // Numbers are big endian: byte order is numeric order.
 package keys
@@ -81,14 +80,13 @@ const (
 // IDLen is the length of a task ID.
 const IDLen = 16
 
-// ID is a task ID as it stands in a key: a UUIDv7 whose first eight bytes are
-// a time, a fixed version nibble and a counter.
+// ID is a task ID as it stands in a key: a UUIDv7 whose first eight bytes are a time, a fixed
+// version nibble and a counter.
 type ID = [IDLen]byte
 
-// A since orders the tasks of a lane: milliseconds in the upper 48 bits, a
-// kind nibble, a 12-bit counter. The kind of a task in its first place is 7,
-// the version nibble of its UUIDv7, so that its since is the head of its ID
-// and is not written twice. A task that has been moved has kind 8.
+// A since orders the tasks of a lane: milliseconds in the upper 48 bits, a kind nibble, a 12-bit
+// counter. The kind of a task in its first place is 7, the version nibble of its UUIDv7, so that
+// its since is the head of its ID and is not written twice. A task that has been moved has kind 8.
 const (
 	kindShift = 12
 	kindMask  = 0xf << kindShift
@@ -99,8 +97,8 @@ const (
 // SinceOf is the since of a task that lies in its first place.
 func SinceOf(id ID) uint64 { return binary.BigEndian.Uint64(id[:8]) }
 
-// ClockOf is the reading of the shard's clock from which an ID was minted: milliseconds, and a counter in the
-// last 12 bits.
+// ClockOf is the reading of the shard's clock from which an ID was minted: milliseconds, and a
+// counter in the last 12 bits.
 func ClockOf(id ID) uint64 {
 	since := SinceOf(id)
 	return SinceMillis(since)<<kindShift | since&(1<<kindShift-1)
@@ -123,8 +121,8 @@ func TaskLen(since uint64) int {
 	return 1 + 4 + 8 + IDLen
 }
 
-// PutTask writes a task key into dst. REQUIRES: len(dst) == TaskLen(since), and
-// a fresh since is SinceOf(id).
+// PutTask writes a task key into dst. REQUIRES: len(dst) == TaskLen(since), and a fresh since is
+// SinceOf(id).
 func PutTask(dst []byte, lane uint32, since uint64, id ID) {
 	dst[0] = Task
 	binary.BigEndian.PutUint32(dst[1:], lane)
@@ -156,8 +154,8 @@ const LaneLen = 1 + 4
 // REQUIRES: len(key) >= LaneLen.
 func LaneOfTask(key []byte) (lane uint32) { return binary.BigEndian.Uint32(key[1:]) }
 
-// AppendFrom appends the smallest task key of a lane at or after a position.
-// A since of 0 is the head of the lane.
+// AppendFrom appends the smallest task key of a lane at or after a position. A since of 0 is the
+// head of the lane.
 func AppendFrom(dst []byte, lane uint32, since uint64, id ID) []byte {
 	if since == 0 {
 		return AppendLane(dst, lane)
@@ -165,8 +163,8 @@ func AppendFrom(dst []byte, lane uint32, since uint64, id ID) []byte {
 	return AppendTask(dst, lane, since, id)
 }
 
-// AppendSince appends what lies behind all task keys of a lane with a smaller since, and before
-// all others of it.
+// AppendSince appends what lies behind all task keys of a lane with a smaller since, and before all
+// others of it.
 func AppendSince(dst []byte, lane uint32, since uint64) []byte {
 	return binary.BigEndian.AppendUint64(AppendLane(dst, lane), since)
 }
@@ -200,8 +198,8 @@ func ParseScheduled(key []byte) (due uint64, id ID, err error) {
 	return binary.BigEndian.Uint64(key[1:]), id, nil
 }
 
-// AppendGrouped appends a key of the ranges Blocked, Dead, Done, Canceled and
-// Wake: at is the scope of what is blocked, and the bucket of what has ended.
+// AppendGrouped appends a key of the ranges Blocked, Dead, Done, Canceled and Wake: at is the scope
+// of what is blocked, and the bucket of what has ended.
 func AppendGrouped(dst []byte, prefix byte, queue uint32, at uint64, id ID) []byte {
 	return append(AppendGroup(dst, prefix, queue, at), id[:]...)
 }
@@ -220,8 +218,8 @@ func ParseGrouped(key []byte) (queue uint32, at uint64, id ID, err error) {
 	return binary.BigEndian.Uint32(key[1:]), binary.BigEndian.Uint64(key[5:]), id, nil
 }
 
-// GroupEnd is a key after all that begin with group, and before every other key
-// that is as long as group and follows it. REQUIRES: a byte of group is not 0xff.
+// GroupEnd is a key after all that begin with group, and before every other key that is as long as
+// group and follows it. REQUIRES: a byte of group is not 0xff.
 func GroupEnd(group []byte) []byte {
 	end := append([]byte(nil), group...)
 	for i := len(end) - 1; i >= 0; i-- {
@@ -382,14 +380,14 @@ func ParseLease(key []byte) (seq uint64, err error) {
 	return binary.BigEndian.Uint64(key[1:]), nil
 }
 
-// AppendNumbered appends a key of the ranges Queue, Lane, Counters, Inbound and Sent,
-// and what the keys of a queue have in common in the ranges of AppendGrouped.
+// AppendNumbered appends a key of the ranges Queue, Lane, Counters, Inbound and Sent, and what the
+// keys of a queue have in common in the ranges of AppendGrouped.
 func AppendNumbered(dst []byte, prefix byte, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, prefix), n)
 }
 
-// ParseNumbered reads a key of the ranges Queue, Lane, Counters, Inbound and Sent.
-// The caller knows which one it reads.
+// ParseNumbered reads a key of the ranges Queue, Lane, Counters, Inbound and Sent. The caller knows
+// which one it reads.
 func ParseNumbered(key []byte) (n uint32, err error) {
 	if len(key) != 1+4 {
 		return 0, malformed("catalogue", key)

@@ -203,8 +203,8 @@ func TestGolden(t *testing.T) {
 	require.Equal(t, []byte{0x15}, upper)
 }
 
-// TestAppendKeepsWhatIsThere: encoders leave the bytes before theirs alone, and
-// write the same whatever lay in the buffer.
+// TestAppendKeepsWhatIsThere: encoders leave the bytes before theirs alone, and write the same
+// whatever lay in the buffer.
 func TestAppendKeepsWhatIsThere(t *testing.T) {
 	before := []byte("before")
 	for _, c := range []struct {
@@ -292,8 +292,8 @@ func TestSince(t *testing.T) {
 	})
 }
 
-// TestOrder: the byte order of task keys is the order of lanes, then of
-// positions as the windows have it, in whatever form the keys are.
+// TestOrder: the byte order of task keys is the order of lanes, then of positions as the windows
+// have it, in whatever form the keys are.
 func TestOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func() (lane uint32, p window.Pos) {
@@ -331,8 +331,8 @@ func drawHash(t *rapid.T) (hash [UniqueLen]byte) {
 	return hash
 }
 
-// TestOrderOfOtherKeys: the keys of a range are ordered by their parts, as the
-// layout names them, and lie behind what a scan for their first parts begins at.
+// TestOrderOfOtherKeys: the keys of a range are ordered by their parts, as the layout names them,
+// and lie behind what a scan for their first parts begins at.
 func TestOrderOfOtherKeys(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type parts struct {
@@ -431,8 +431,8 @@ func TestGroupEnd(t *testing.T) {
 	}
 }
 
-// TestGroupEndBoundsAGroup: of the keys that are as long as a group or longer,
-// those from the group up to its end are those that begin with it.
+// TestGroupEndBoundsAGroup: of the keys that are as long as a group or longer, those from the group
+// up to its end are those that begin with it.
 func TestGroupEndBoundsAGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		prefix := rapid.SampledFrom(grouped).Draw(t, "range")
@@ -676,8 +676,7 @@ func TestSettingsWithoutVersion(t *testing.T) {
 	require.Equal(t, SettingsValue{Version: 1, JSON: []byte(`{"Rate":2}`)}, v)
 }
 
-// drawEntry draws a lease, often the first one of a task in its first place or
-// almost that.
+// drawEntry draws a lease, often the first one of a task in its first place or almost that.
 func drawEntry(t *rapid.T, seq uint64) LeaseEntry {
 	id := drawID(t)
 	e := LeaseEntry{
@@ -854,8 +853,7 @@ func TestRefusalsWithinAForm(t *testing.T) {
 	require.Error(t, err, "a since that is written twice")
 }
 
-// TestErrorsNameWhatIsRefused: an error says of what form the bytes were to be
-// and shows them.
+// TestErrorsNameWhatIsRefused: an error says of what form the bytes were to be and shows them.
 func TestErrorsNameWhatIsRefused(t *testing.T) {
 	_, _, _, err := ParseTask([]byte{Task, 0xab})
 	require.EqualError(t, err, "malformed task: 10ab")
@@ -960,9 +958,8 @@ func TestLeaseRefusals(t *testing.T) {
 	require.EqualValues(t, uint32(math.MaxUint32), entries[0].Attempts)
 }
 
-// sameOrShorter checks the second encoding of something that was parsed: it
-// may be shorter, since numbers and entries have longer forms that are read as
-// well, but if it is as long it is the same.
+// sameOrShorter checks the second encoding of something that was parsed: it may be shorter, since
+// numbers and entries have longer forms that are read as well, but if it is as long it is the same.
 func sameOrShorter(t *testing.T, given, again []byte) {
 	t.Helper()
 	require.LessOrEqual(t, len(again), len(given))
@@ -971,8 +968,7 @@ func sameOrShorter(t *testing.T, given, again []byte) {
 	}
 }
 
-// The fuzz targets: no input makes a parser panic, and what it accepts encodes
-// to the same bytes.
+// The fuzz targets: no input makes a parser panic, and what it accepts encodes to the same bytes.
 
 func addKeys(f *testing.F) {
 	f.Add([]byte(nil))
@@ -982,8 +978,8 @@ func addKeys(f *testing.F) {
 	}
 }
 
-// canonical is what can be written in one way only: each reads b and writes what
-// it has read. Keys and values are tried on the same bytes.
+// canonical is what can be written in one way only: each reads b and writes what it has read. Keys
+// and values are tried on the same bytes.
 var canonical = map[string]func(b []byte) (again []byte, err error){
 	"task": func(b []byte) ([]byte, error) {
 		lane, since, id, err := ParseTask(b)

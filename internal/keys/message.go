@@ -2,9 +2,8 @@ package keys
 
 import "codeq/internal/wire"
 
-// Message is what one shard has another one do, in the same commit as what
-// made it necessary: it is kept in the range Outbound until it has been taken.
-// The kinds differ in what they use.
+// Message is what one shard has another one do, in the same commit as what made it necessary: it is
+// kept in the range Outbound until it has been taken. The kinds differ in what they use.
 type Message struct {
 	Kind byte
 
@@ -15,8 +14,8 @@ type Message struct {
 	Priority uint8
 	Record   []byte
 
-	// Of MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin has the one,
-	// and MsgLeft the other.
+	// Of MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin has the one, and
+	// MsgLeft the other.
 	Parent  ID
 	Child   ID
 	Outcome byte // MsgDepend: what the parent's death means; MsgEnded: how it ended

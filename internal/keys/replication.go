@@ -10,8 +10,8 @@ import (
 // AppliedLen is the length of the value of the key Applied.
 const AppliedLen = 16
 
-// PutApplied writes the index and term of the last log entry that a store has
-// applied. REQUIRES: len(dst) == AppliedLen.
+// PutApplied writes the index and term of the last log entry that a store has applied. REQUIRES:
+// len(dst) == AppliedLen.
 func PutApplied(dst []byte, index, term uint64) {
 	binary.BigEndian.PutUint64(dst, index)
 	binary.BigEndian.PutUint64(dst[8:], term)
@@ -30,8 +30,8 @@ func AppendNamed(dst []byte, prefix byte, node string) []byte {
 	return append(append(dst, prefix), node...)
 }
 
-// SessionValue is what a node has produced lately in a shard: the calls whose
-// outcome it may not know yet.
+// SessionValue is what a node has produced lately in a shard: the calls whose outcome it may not
+// know yet.
 type SessionValue struct {
 	Session uint64 // tells the lives of a node apart
 	Low     uint64 // it knows the outcome of every call below, or has been removed after them

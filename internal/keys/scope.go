@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// A scope is what tasks wait in for each other: the tasks of a limit, or of a group. Its number is a hash of
-// what names it; the last bit tells those of groups from those of limits, and none is 0.
+// A scope is what tasks wait in for each other: the tasks of a limit, or of a group. Its number is
+// a hash of what names it; the last bit tells those of groups from those of limits, and none is 0.
 const GroupScopeBit = 1
 
 // LimitScope is the scope of the tasks of a queue with a limit key; 0 for an empty one.

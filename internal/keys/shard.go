@@ -1,7 +1,7 @@
 package keys
 
-// Which shard a task or a schedule belongs to is a part of the format: FNV-1a (Fowler, Noll, Vo; 64 bits)
-// of its ID, or its name, modulo the number of shards.
+// Which shard a task or a schedule belongs to is a part of the format: FNV-1a (Fowler, Noll, Vo; 64
+// bits) of its ID, or its name, modulo the number of shards.
 const (
 	fnvOffset = 14695981039346656037
 	fnvPrime  = 1099511628211

@@ -7,8 +7,8 @@ import (
 	"codeq/internal/wire"
 )
 
-// LaneValue is the catalogue entry of a lane. A lane that nobody needs leaves memory, and
-// gets another number when it is back; ready and leased tasks lie under its last one.
+// LaneValue is the catalogue entry of a lane. A lane that nobody needs leaves memory, and gets
+// another number when it is back; ready and leased tasks lie under its last one.
 type LaneValue struct {
 	Queue    uint32
 	Priority uint8 // below 128
@@ -80,8 +80,8 @@ func (c *Counts) Ended(prefix byte) *uint64 {
 	}
 }
 
-// CountersValue is the value of a counters key: the counts of a queue, and the
-// value of the shard's clock at that time.
+// CountersValue is the value of a counters key: the counts of a queue, and the value of the shard's
+// clock at that time.
 type CountersValue struct {
 	Counts
 	Clock uint64
@@ -111,8 +111,8 @@ func ParseCounters(b []byte) (CountersValue, error) {
 	}, nil
 }
 
-// AppendNumber appends a number that is a value by itself: the size of a
-// bucket, the last message taken or sent, the parents that a task waits for.
+// AppendNumber appends a number that is a value by itself: the size of a bucket, the last message
+// taken or sent, the parents that a task waits for.
 func AppendNumber(dst []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(dst, n) }
 
 // ParseNumber reads such a value.
@@ -142,8 +142,8 @@ func ParsePinned(b []byte) (PinnedValue, error) {
 	return PinnedValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
 }
 
-// SettingsValue is what a queue has been set to. Of two, the one with the
-// larger version is in force.
+// SettingsValue is what a queue has been set to. Of two, the one with the larger version is in
+// force.
 type SettingsValue struct {
 	Version uint64 // 1 or more, and below 2^56
 	JSON    []byte // an object
@@ -154,8 +154,8 @@ func (v SettingsValue) Append(dst []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(dst, v.Version), v.JSON...)
 }
 
-// ParseSettings reads the settings of a queue; JSON aliases b. An object
-// without a version before it has version 1.
+// ParseSettings reads the settings of a queue; JSON aliases b. An object without a version before
+// it has version 1.
 func ParseSettings(b []byte) (SettingsValue, error) {
 	if len(b) > 0 && b[0] == '{' {
 		return SettingsValue{Version: 1, JSON: b}, nil
@@ -169,8 +169,8 @@ func ParseSettings(b []byte) (SettingsValue, error) {
 	return SettingsValue{}, malformed("settings", b)
 }
 
-// Place is where the record of a task lies; it is the value of an index entry,
-// but for tasks that have ended: these are found by their queue.
+// Place is where the record of a task lies; it is the value of an index entry, but for tasks that
+// have ended: these are found by their queue.
 type Place struct {
 	Range byte
 	Group uint32 // the lane (Task), nothing (Scheduled), or the queue
@@ -280,8 +280,8 @@ func ParseGroup(b []byte) (v GroupValue, err error) {
 	return v, nil
 }
 
-// AppendLaneNumber appends the lane that stands before the record of a
-// task that waits for its time or for others.
+// AppendLaneNumber appends the lane that stands before the record of a task that waits for its time
+// or for others.
 func AppendLaneNumber(dst []byte, lane uint32) []byte {
 	return binary.BigEndian.AppendUint32(dst, lane)
 }
@@ -330,11 +330,10 @@ func (h LeaseHeader) Append(dst []byte) []byte {
 	return binary.BigEndian.AppendUint64(wire.AppendBool(dst, h.Local), h.Deadline)
 }
 
-// LeaseEntry is one lease in a lease record. It is in force while the task's
-// record lies at (Lane, Since) and has been leased Leases-1 times before; an
-// entry that is not in force belongs to a task that has gone on. When several
-// records hold an entry for the same lease, the one with the largest sequence
-// number gives the deadline.
+// LeaseEntry is one lease in a lease record. It is in force while the task's record lies at (Lane,
+// Since) and has been leased Leases-1 times before; an entry that is not in force belongs to a task
+// that has gone on. When several records hold an entry for the same lease, the one with the largest
+// sequence number gives the deadline.
 type LeaseEntry struct {
 	ID       ID
 	Lane     uint32
@@ -345,8 +344,8 @@ type LeaseEntry struct {
 	Duration uint64 // ms
 }
 
-// The forms of a lease entry. A fresh entry is the first lease of a task in
-// its first place: all but the ID and the duration follow from the record.
+// The forms of a lease entry. A fresh entry is the first lease of a task in its first place: all
+// but the ID and the duration follow from the record.
 const (
 	entryFull  = 0
 	entryFresh = 1
@@ -412,8 +411,8 @@ const (
 	WakeCancel        // it is to be canceled
 )
 
-// ParseTelling parses an entry that says how a parent has ended, until all who waited for it know: by the
-// range in which it lies.
+// ParseTelling parses an entry that says how a parent has ended, until all who waited for it know:
+// by the range in which it lies.
 func ParseTelling(key, value []byte) (parent ID, end byte, err error) {
 	if parent, err = ParseByID(key); err == nil && (len(value) != 1 || !Ended(value[0])) {
 		err = fmt.Errorf("end of task %s is %x", FormatID(parent), value)

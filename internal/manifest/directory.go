@@ -92,8 +92,8 @@ func (d *Directory) Lock() (err error) {
 	return err
 }
 
-// isHeld reports whether an error of FS.Lock says that somebody has the lock, and not that the
-// file cannot be opened or locked at all.
+// isHeld reports whether an error of FS.Lock says that somebody has the lock, and not that the file
+// cannot be opened or locked at all.
 func isHeld(err error) bool {
 	var opening *fs.PathError
 	var errno syscall.Errno
@@ -106,9 +106,8 @@ func isHeld(err error) bool {
 	return true // the file system's own word, as of a lock of this process
 }
 
-// MakeDirectory creates a directory, and those above it that are missing, and
-// makes their names durable: what is synced in a directory whose own name is
-// not may be gone after a power loss.
+// MakeDirectory creates a directory, and those above it that are missing, and makes their names
+// durable: what is synced in a directory whose own name is not may be gone after a power loss.
 func MakeDirectory(fsys vfs.FS, path string) error {
 	parents := []string{fsys.PathDir(path)}
 	for {
@@ -243,8 +242,8 @@ func ShardDir(fs vfs.FS, dir string, index int) string {
 // MetaDir is the directory of a shard's snapshots, on a node of a cluster.
 func MetaDir(fs vfs.FS, dir string, index int) string { return ShardDir(fs, dir, index) + ".raft" }
 
-// absolute makes two names of one directory equal, so that the lock of a
-// process against itself holds.
+// absolute makes two names of one directory equal, so that the lock of a process against itself
+// holds.
 func absolute(fs vfs.FS, dir string) (string, error) {
 	if fs != vfs.Default {
 		return dir, nil

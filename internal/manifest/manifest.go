@@ -17,8 +17,8 @@ import (
 //	LOCK        locked while the queue is open
 //	shard-NNN/  one Pebble store for each shard
 //
-// The lock is the kernel's, for the process: opening and closing LOCK in the
-// process that holds it would release it towards others.
+// The lock is the kernel's, for the process: opening and closing LOCK in the process that holds it
+// would release it towards others.
 const (
 	Name     = "CODEQ"
 	TempName = "CODEQ.tmp" // about to be renamed to CODEQ
@@ -32,11 +32,11 @@ const (
 	VotesFile = "votes"
 )
 
-// Format is the version of everything that codeq stores: the manifest, the
-// keys and the values of the shards. Open raises a directory from OldestFormat on to it:
-// first the manifest, by which versions that do not know it refuse the directory, then the
-// identity of each shard. What a format adds to the one before it may be missing, so a
-// crash between the two, and a shard that nobody has written since, are as good as any.
+// Format is the version of everything that codeq stores: the manifest, the keys and the values of
+// the shards. Open raises a directory from OldestFormat on to it: first the manifest, by which
+// versions that do not know it refuse the directory, then the identity of each shard. What a format
+// adds to the one before it may be missing, so a crash between the two, and a shard that nobody has
+// written since, are as good as any.
 //
 //	3  the first that can be raised
 //	4  as 3; what is new has keys, trailing fields or flags of its own, and the
@@ -54,11 +54,11 @@ type Manifest struct {
 	Format int    `json:"format"`
 	Shards int    `json:"shards"`
 	ID     string `json:"id"` // random, and in each of the shards as well
-	// Creating is set until every shard exists. Open has not returned yet
-	// then, so that nothing was acknowledged and missing shards may be made.
+	// Creating is set until every shard exists. Open has not returned yet then, so that nothing was
+	// acknowledged and missing shards may be made.
 	Creating bool `json:"creating,omitempty"`
-	// Open is where the queue lies whose stores may be written, or that was not
-	// closed; nil: all stores are closed, and sealed. Since format 4.
+	// Open is where the queue lies whose stores may be written, or that was not closed; nil: all
+	// stores are closed, and sealed. Since format 4.
 	Open *Place `json:"open,omitempty"`
 	// Node of a cluster whose directory it is; "": of a queue by itself.
 	Node string `json:"node,omitempty"`
@@ -73,8 +73,8 @@ func (m *Manifest) identityOf(format, index int) string {
 	return fmt.Sprintf("codeq %d %s %d/%d", format, m.ID, index, m.Shards)
 }
 
-// CheckIdentity refuses a store with another identity than that of a shard in the
-// directory's format, or in an older one, which is still to be raised.
+// CheckIdentity refuses a store with another identity than that of a shard in the directory's
+// format, or in an older one, which is still to be raised.
 func (m *Manifest) CheckIdentity(index int, got []byte) (old bool, err error) {
 	return CheckIdentity(got, m.Format, func(format int) string { return m.identityOf(format, index) })
 }
@@ -113,8 +113,8 @@ func (m Manifest) Encode() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// Decode reads the file of a manifest. It refuses all that is not, byte by
-// byte, what Encode has written.
+// Decode reads the file of a manifest. It refuses all that is not, byte by byte, what Encode has
+// written.
 func Decode(b []byte) (*Manifest, error) {
 	// Another format may mean other things by the other fields.
 	var version struct {

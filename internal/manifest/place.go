@@ -10,11 +10,11 @@ import (
 	"codeq/internal/integrity"
 )
 
-// Place is where the files of a queue lie: what the file system calls its directory
-// and its manifest. A manifest has it from before the first store is written until all are
-// closed and sealed. Files that are copied meanwhile, one after the other, are of different
-// moments, and each of them may be whole; but they have other inodes then. A clone of the
-// whole file system keeps them, and is of one moment, as what a power loss leaves.
+// Place is where the files of a queue lie: what the file system calls its directory and its
+// manifest. A manifest has it from before the first store is written until all are closed and
+// sealed. Files that are copied meanwhile, one after the other, are of different moments, and each
+// of them may be whole; but they have other inodes then. A clone of the whole file system keeps
+// them, and is of one moment, as what a power loss leaves.
 //
 // Device numbers are no part of it: many file systems have another one each time they are mounted.
 type Place struct {

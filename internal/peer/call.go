@@ -28,8 +28,8 @@ type client struct {
 	pinging bool               // a ping was sent and nothing heard since
 }
 
-// waiter is a call without a reply. Whoever removes it from pending owns it: the reader or fail, which
-// fill it in and send on done, or the caller, who has given up.
+// waiter is a call without a reply. Whoever removes it from pending owns it: the reader or fail,
+// which fill it in and send on done, or the caller, who has given up.
 type waiter struct {
 	done  chan struct{} // capacity 1
 	end   uint64        // of its frame in the stream
@@ -110,8 +110,8 @@ func (c *client) waitForRoom(ctx context.Context) error {
 	}
 }
 
-// abandon reports whether the caller has its waiter for itself again; then the other side is told. Otherwise
-// the waiter is about to be settled.
+// abandon reports whether the caller has its waiter for itself again; then the other side is told.
+// Otherwise the waiter is about to be settled.
 func (c *client) abandon(number uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -178,9 +178,9 @@ func (c *client) receive(f frame) error {
 	return nil
 }
 
-// check runs every Timeout while calls are pending. If nothing was heard since the last time it sends a ping,
-// and ends the connection if nothing is heard until a Timeout after the ping was written: before, what
-// was queued earlier is on its way, and each Write has a deadline of its own.
+// check runs every Timeout while calls are pending. If nothing was heard since the last time it
+// sends a ping, and ends the connection if nothing is heard until a Timeout after the ping was
+// written: before, what was queued earlier is on its way, and each Write has a deadline of its own.
 func (c *client) check() {
 	c.mu.Lock()
 	heard := c.heard.Load()

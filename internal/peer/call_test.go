@@ -246,7 +246,8 @@ func TestLossOfConnection(t *testing.T) {
 	})
 }
 
-// A peer that reads nothing blocks the writer in the first frame: the others have certainly not been seen.
+// A peer that reads nothing blocks the writer in the first frame: the others have certainly not
+// been seen.
 func TestQueuedCallsAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()

@@ -30,8 +30,8 @@ type RemoteError struct {
 	Text string
 }
 
-// CodePeer is the Code of a RemoteError that no Handler chose: its reply exceeds MaxBody, or
-// that Node has no Handler.
+// CodePeer is the Code of a RemoteError that no Handler chose: its reply exceeds MaxBody, or that
+// Node has no Handler.
 const CodePeer byte = 0xff
 
 func (e *RemoteError) Error() string { return fmt.Sprintf("peer: remote error %d: %s", e.Code, e.Text) }

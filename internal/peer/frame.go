@@ -30,8 +30,8 @@ const (
 	// MaxBody is the greatest length of a call's or a reply's body, in bytes.
 	MaxBody = 320 << 20
 
-	// trusted is how many bytes of a body are allocated because a frame says that they
-	// follow; more is allocated as they arrive.
+	// trusted is how many bytes of a body are allocated because a frame says that they follow; more
+	// is allocated as they arrive.
 	trusted = 64 << 10
 )
 
@@ -50,8 +50,8 @@ func appendFrame(b []byte, typ, code byte, number uint64, body []byte) []byte {
 	return append(b, body...)
 }
 
-// readFrame reads one frame. The error is io.EOF if r ends between two frames, wraps errProtocol
-// if this is none, and is otherwise one of r.
+// readFrame reads one frame. The error is io.EOF if r ends between two frames, wraps errProtocol if
+// this is none, and is otherwise one of r.
 func readFrame(r *bufio.Reader) (frame, error) {
 	head, err := r.Peek(frameHead)
 	if err != nil {
@@ -74,7 +74,8 @@ func readFrame(r *bufio.Reader) (frame, error) {
 	return f, err
 }
 
-// readBody reads length bytes, and has memory for no more than trusted bytes or about twice of what has come.
+// readBody reads length bytes, and has memory for no more than trusted bytes or about twice of what
+// has come.
 func readBody(r io.Reader, length int) ([]byte, error) {
 	if length == 0 {
 		return nil, nil

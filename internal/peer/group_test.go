@@ -79,7 +79,8 @@ func TestGroupConnection(t *testing.T) {
 		accepted, err := groups[1].Accept()
 		require.NoError(t, err)
 
-		// No deadline is left of the handshake, and Close of the group leaves its connections alone.
+		// No deadline is left of the handshake, and Close of the group leaves its connections
+		// alone.
 		require.NoError(t, groups[1].Close())
 		time.Sleep(10 * testTimeout)
 		for _, end := range [][2]net.Conn{{dialed, accepted}, {accepted, dialed}} {

@@ -15,9 +15,9 @@ import (
 //
 //	0, or a Reason | length u8 | text
 //
-// Integers are big-endian. Up to the length, headers of all versions are alike, so that one of another version can be
-// read to its end and refused: closing a connection with unread bytes may destroy the answer under way.
-// Nothing follows the header before the answer has come.
+// Integers are big-endian. Up to the length, headers of all versions are alike, so that one of
+// another version can be read to its end and refused: closing a connection with unread bytes may
+// destroy the answer under way. Nothing follows the header before the answer has come.
 const (
 	magic       = "codeq"
 	version     = 2 // of all that nodes tell each other, and of what replicas store

@@ -24,25 +24,27 @@ const (
 type Config struct {
 	// Name is this node's ID, of at most 255 bytes. The others are told, and believe it.
 	Name string
-	// Listener accepts the connections of the others; TLS, if any, is already around it. The Node closes it. Raft
-	// tells its Addr to the others, so that must be an address which they can dial.
+	// Listener accepts the connections of the others; TLS, if any, is already around it. The Node
+	// closes it. Raft tells its Addr to the others, so that must be an address which they can dial.
 	Listener net.Listener
-	// Dial opens a connection to a Listener of another node, TLS, if any, included. It must return soon once ctx ends.
+	// Dial opens a connection to a Listener of another node, TLS, if any, included. It must return
+	// soon once ctx ends.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Groups is the number of Raft groups; nodes with another one are refused.
 	Groups int
-	// Handler is called by the reader of a connection, for one request after another in the order in which
-	// they were sent, so it must not block. It answers by Request.Reply or Request.Fail, at once or later, from
-	// any goroutine. Connections have a reader each.
+	// Handler is called by the reader of a connection, for one request after another in the order
+	// in which they were sent, so it must not block. It answers by Request.Reply or Request.Fail,
+	// at once or later, from any goroutine. Connections have a reader each.
 	Handler func(*Request)
-	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of waiting for a sign
-	// of life while calls are pending. Defaults to 5 seconds.
+	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of
+	// waiting for a sign of life while calls are pending. Defaults to 5 seconds.
 	Timeout time.Duration
 	// Logger is told of connections that were refused or failed. Defaults to none.
 	Logger *slog.Logger
 }
 
-// Node is one end of all connections between this node and the others. Its methods are safe for concurrent use.
+// Node is one end of all connections between this node and the others. Its methods are safe for
+// concurrent use.
 type Node struct {
 	c       Config
 	ctx     context.Context // ends with Close
@@ -141,9 +143,9 @@ func (n *Node) goOn(what string, f func(), end func(error)) {
 	guard.Run(what, f, func(value any, stack []byte) { end(n.panicked(what, value, stack)) })
 }
 
-// Close closes the listener and all connections, those that were handed over to Raft too, and waits for the Node's
-// goroutines, Handlers included. Pending calls fail with ErrLost, or ErrNotSent. It must not be called by a Handler.
-// Closing again does nothing.
+// Close closes the listener and all connections, those that were handed over to Raft too, and waits
+// for the Node's goroutines, Handlers included. Pending calls fail with ErrLost, or ErrNotSent. It
+// must not be called by a Handler. Closing again does nothing.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	if n.closed {
@@ -229,8 +231,8 @@ func (n *Node) accept() {
 	}
 }
 
-// welcome reads the header of an accepted connection and serves the connection, or hands it over. If it cannot,
-// it closes it.
+// welcome reads the header of an accepted connection and serves the connection, or hands it over.
+// If it cannot, it closes it.
 func (n *Node) welcome(c *conn) {
 	h, err := n.checkHeader(c)
 	if err != nil {
@@ -312,12 +314,14 @@ func (n *Node) connect(ctx context.Context, addr string, h header) (*conn, error
 	return c, nil
 }
 
-// Call has the Handler of the node at addr answer a request, and returns the body of its Reply. Errors are an
-// ErrNotSent, an ErrLost or a *RemoteError. If ctx ends the error wraps its cause, and the other side's
-// Request.OnCancel is told. Call does not keep body, which is of at most MaxBody bytes.
+// Call has the Handler of the node at addr answer a request, and returns the body of its Reply.
+// Errors are an ErrNotSent, an ErrLost or a *RemoteError. If ctx ends the error wraps its cause,
+// and the other side's Request.OnCancel is told. Call does not keep body, which is of at most
+// MaxBody bytes.
 //
-// The connection to addr is opened by the first call. When that has failed, calls fail until a short while has
-// passed, 50 ms at first and up to 1 s. Calls wait while much is queued for the connection.
+// The connection to addr is opened by the first call. When that has failed, calls fail until a
+// short while has passed, 50 ms at first and up to 1 s. Calls wait while much is queued for the
+// connection.
 func (n *Node) Call(ctx context.Context, addr string, kind byte, body []byte) ([]byte, error) {
 	return n.CallUntil(ctx, nil, addr, kind, body)
 }

@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// Request is a call as its Handler sees it. Its fields are the Handler's to read for as long as it likes;
-// Body is nobody else's.
+// Request is a call as its Handler sees it. Its fields are the Handler's to read for as long as it
+// likes; Body is nobody else's.
 type Request struct {
 	From string // Config.Name of the caller, as it says
 	Kind byte
@@ -19,8 +19,9 @@ type Request struct {
 	cancel   func()
 }
 
-// Reply answers the request. It neither blocks nor keeps body. Of several answers, by Reply or Fail, the first one
-// counts, and nobody learns of it if the caller has given up or the connection has ended.
+// Reply answers the request. It neither blocks nor keeps body. Of several answers, by Reply or
+// Fail, the first one counts, and nobody learns of it if the caller has given up or the connection
+// has ended.
 func (r *Request) Reply(body []byte) {
 	if len(body) > MaxBody {
 		r.Fail(CodePeer, "reply of "+strconv.Itoa(len(body))+" bytes is too large")
@@ -50,9 +51,9 @@ func (r *Request) answer(typ, code byte, body []byte) {
 	}
 }
 
-// OnCancel has f called when the caller gives up or the connection ends, unless the request has been answered before.
-// It must be called by the Handler before that returns, at most once. The connection's reader calls f, which must not
-// block, and may do so while somebody answers.
+// OnCancel has f called when the caller gives up or the connection ends, unless the request has
+// been answered before. It must be called by the Handler before that returns, at most once. The
+// connection's reader calls f, which must not block, and may do so while somebody answers.
 func (r *Request) OnCancel(f func()) {
 	c := r.conn
 	c.mu.Lock()

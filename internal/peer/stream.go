@@ -17,8 +17,8 @@ const (
 	queuedBytes = 64 << 20 // with more of them queued, calls wait
 )
 
-// stream is what both sides of a connection of calls have in common. To write, frames gather in one buffer while
-// the writer, a goroutine of its own, writes the other one.
+// stream is what both sides of a connection of calls have in common. To write, frames gather in one
+// buffer while the writer, a goroutine of its own, writes the other one.
 //
 // Bytes are counted from the beginning of the connection. Invariant: written <= handed <= appended.
 // A frame of which not all bytes were handed to conn has not been seen by the other side.
@@ -118,10 +118,12 @@ func (s *stream) write() {
 	}
 }
 
-// take waits for bytes and swaps them for the empty slice into. It returns nil if the stream has ended.
+// take waits for bytes and swaps them for the empty slice into. It returns nil if the stream has
+// ended.
 //
-// Whoever has appended the first bytes is probably one of many that run just now, so take yields the processor for as
-// long as the queue grows. In BenchmarkCall this doubles the throughput of 32 callers and more.
+// Whoever has appended the first bytes is probably one of many that run just now, so take yields
+// the processor for as long as the queue grows. In BenchmarkCall this doubles the throughput of 32
+// callers and more.
 func (s *stream) take(into []byte) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +158,8 @@ func (s *stream) hand(n int) bool {
 	return true
 }
 
-// noteWritten is called by the writer when Write has taken all that it was handed. REQUIRES: mu is held.
+// noteWritten is called by the writer when Write has taken all that it was handed. REQUIRES: mu is
+// held.
 func (s *stream) noteWritten() {
 	s.written = s.handed
 	if s.pingOut.IsZero() && s.pingEnd > 0 && s.pingEnd <= s.written {
@@ -164,8 +167,8 @@ func (s *stream) noteWritten() {
 	}
 }
 
-// readFrames hands each frame that comes to receive, until the connection has ended, which an error of
-// receive has it do.
+// readFrames hands each frame that comes to receive, until the connection has ended, which an error
+// of receive has it do.
 func (s *stream) readFrames(from io.Reader, receive func(frame) error) {
 	r := bufio.NewReaderSize(from, readBuffer)
 	for {

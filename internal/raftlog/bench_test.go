@@ -15,10 +15,9 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// BenchmarkStoreLogs has each group store entry after entry of 16 KiB and
-// truncate its log now and then, as snapshots do: Pebble in one store, bbolt in
-// a file for each group. bbolt knows no write before the acknowledgement other
-// than none: it writes pages with write(2) and skips the sync.
+// BenchmarkStoreLogs has each group store entry after entry of 16 KiB and truncate its log now and
+// then, as snapshots do: Pebble in one store, bbolt in a file for each group. bbolt knows no write
+// before the acknowledgement other than none: it writes pages with write(2) and skips the sync.
 func BenchmarkStoreLogs(b *testing.B) {
 	const (
 		entryBytes = 16 << 10
@@ -91,9 +90,9 @@ func BenchmarkStoreLogs(b *testing.B) {
 	}
 }
 
-// BenchmarkTruncation has groups append in turn with a tail of their logs kept,
-// and reports the largest size of the directory against what is kept, and what was
-// written to tables against what was appended.
+// BenchmarkTruncation has groups append in turn with a tail of their logs kept, and reports the
+// largest size of the directory against what is kept, and what was written to tables against what
+// was appended.
 func BenchmarkTruncation(b *testing.B) {
 	const (
 		entryBytes = 16 << 10

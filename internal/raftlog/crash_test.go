@@ -17,9 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hookFS calls before ahead of each creation, write and sync of a log of Pebble; its
-// error becomes theirs. It locks nothing, so that a store whose process has
-// "died" need not be closed.
+// hookFS calls before ahead of each creation, write and sync of a log of Pebble; its error becomes
+// theirs. It locks nothing, so that a store whose process has "died" need not be closed.
 type hookFS struct {
 	vfs.FS
 	before func(op string) error
@@ -80,8 +79,7 @@ func (f hookFile) SyncData() error {
 	return f.File.SyncData()
 }
 
-// TestGroupsShareSync: what groups store while a sync is under way is made
-// durable by the next one.
+// TestGroupsShareSync: what groups store while a sync is under way is made durable by the next one.
 func TestGroupsShareSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const groups = 10
@@ -116,8 +114,8 @@ func TestGroupsShareSync(t *testing.T) {
 	})
 }
 
-// contents returns all groups' logs as indexes and terms, and makes sure that
-// every entry can be read.
+// contents returns all groups' logs as indexes and terms, and makes sure that every entry can be
+// read.
 func contents(t *testing.T, s *Store, groups int) string {
 	var b strings.Builder
 	for n := range uint32(groups) {
@@ -135,10 +133,9 @@ func contents(t *testing.T, s *Store, groups int) string {
 	return b.String()
 }
 
-// TestCrash changes the logs of several groups, and takes images of the disk
-// ahead of each write and sync of the log, and after each change. What an image
-// holds is the state after some change: no older than the last acknowledged
-// entries if the crash is one that the level stands.
+// TestCrash changes the logs of several groups, and takes images of the disk ahead of each write
+// and sync of the log, and after each change. What an image holds is the state after some change:
+// no older than the last acknowledged entries if the crash is one that the level stands.
 func TestCrash(t *testing.T) {
 	const groups = 3
 	for _, tc := range []struct {
@@ -274,8 +271,8 @@ func TestCrash(t *testing.T) {
 
 var errBroken = errors.New("the disk is broken")
 
-// TestFailedWrite: once the log cannot be written, concurrent calls of all
-// groups fail, none hangs, and nothing that failed is taken for stored.
+// TestFailedWrite: once the log cannot be written, concurrent calls of all groups fail, none hangs,
+// and nothing that failed is taken for stored.
 func TestFailedWrite(t *testing.T) {
 	for _, sync := range []Sync{SyncDisk, SyncProcess, SyncNone} {
 		for _, op := range []string{"write", "sync", "create"} {

@@ -78,8 +78,8 @@ func checksum(group uint32, index uint64, rest []byte) uint32 {
 	return crc32.Update(crc32.Checksum(appendKey(key[:0], group, index), castagnoli), castagnoli, rest)
 }
 
-// decodeValue decodes the value of an entry into l, which shares no memory with
-// it. On an error, which is ErrCorrupt, it leaves l as it was.
+// decodeValue decodes the value of an entry into l, which shares no memory with it. On an error,
+// which is ErrCorrupt, it leaves l as it was.
 func decodeValue(group uint32, index uint64, value []byte, l *raft.Log) error {
 	damaged := func(what string) error {
 		return fmt.Errorf("%w: group %d, index %d: %s", ErrCorrupt, group, index, what)

@@ -89,8 +89,8 @@ func withChecksum(t *testing.T, group uint32, index uint64, rest string) []byte 
 	return append([]byte{byte(sum), byte(sum >> 8), byte(sum >> 16), byte(sum >> 24)}, b...)
 }
 
-// FuzzDecode gives the decoder any bytes under a checksum that is right: it
-// must not panic, and what it takes must come back the same from what it is encoded to.
+// FuzzDecode gives the decoder any bytes under a checksum that is right: it must not panic, and
+// what it takes must come back the same from what it is encoded to.
 func FuzzDecode(f *testing.F) {
 	for _, log := range []raft.Log{
 		{},

@@ -1,15 +1,14 @@
-// Package raftlog keeps the Raft logs of all groups of a node in one Pebble
-// store, and the terms and votes of all groups in one bbolt file.
+// Package raftlog keeps the Raft logs of all groups of a node in one Pebble store, and the terms
+// and votes of all groups in one bbolt file.
 //
-// An entry is one key: the group and the index, both big-endian, so that a log
-// is a range in the order of its indexes. The store's only write-ahead log is
-// what makes entries durable; groups that store at the same time share its
-// sync. Deletions are not synced by themselves: what is stored after them lies
-// after them in the write-ahead log, so whatever survives a crash is the state
+// An entry is one key: the group and the index, both big-endian, so that a log is a range in the
+// order of its indexes. The store's only write-ahead log is what makes entries durable; groups that
+// store at the same time share its sync. Deletions are not synced by themselves: what is stored
+// after them lies after them in the write-ahead log, so whatever survives a crash is the state
 // after some prefix of the changes, of all groups together.
 //
-// A log has no gaps. Entries that begin beyond the end of the log are what Raft
-// stores behind a snapshot that it has installed; they replace the log.
+// A log has no gaps. Entries that begin beyond the end of the log are what Raft stores behind a
+// snapshot that it has installed; they replace the log.
 package raftlog
 
 import (
@@ -32,8 +31,8 @@ var (
 	ErrCorrupt = errors.New("raftlog: corrupt")
 	// ErrClosed: the store has been closed.
 	ErrClosed = errors.New("raftlog: closed")
-	// ErrFailed: the store could not write, and is unfit for more until it is
-	// opened again. It is unknown whether what was to be written will be found then.
+	// ErrFailed: the store could not write, and is unfit for more until it is opened again. It is
+	// unknown whether what was to be written will be found then.
 	ErrFailed = errors.New("raftlog: failed")
 	// ErrOrder: indexes that would overwrite entries or leave a gap.
 	ErrOrder = errors.New("raftlog: indexes out of order")
@@ -59,11 +58,10 @@ type Options struct {
 	Logger     *slog.Logger // nil: nothing is logged
 }
 
-// Store holds the logs of the groups of one node. All methods may be called
-// concurrently.
+// Store holds the logs of the groups of one node. All methods may be called concurrently.
 //
-// When no more tables can be written because the disk is full, HasSpace says so, and
-// StoreLogs blocks at last until there is room, or the store is to be closed.
+// When no more tables can be written because the disk is full, HasSpace says so, and StoreLogs
+// blocks at last until there is room, or the store is to be closed.
 type Store struct {
 	db         *pebble.DB
 	fs         vfs.FS
@@ -76,20 +74,19 @@ type Store struct {
 	mu     sync.Mutex // guards groups
 	groups map[uint32]*Group
 
-	// using is held for reading by whoever calls db, and for writing by Close.
-	// It is taken after Group.writing.
+	// using is held for reading by whoever calls db, and for writing by Close. It is taken after
+	// Group.writing.
 	using  sync.RWMutex
 	closed bool
 }
 
-// storeFormat is the newest format whose log may be written without a sync and
-// still be read after a power loss; see internal/walfs. It is never raised silently.
+// storeFormat is the newest format whose log may be written without a sync and still be read after
+// a power loss; see internal/walfs. It is never raised silently.
 const storeFormat = pebble.FormatColumnarBlocks
 
-// A batch of half a memtable makes Pebble begin a new log, which Raft's batches
-// should not. Memtables beyond the first have memory only while flushes lag
-// behind. The directory grows to a few memtables, as many logs, and less than
-// twice what the logs keep (BenchmarkTruncation).
+// A batch of half a memtable makes Pebble begin a new log, which Raft's batches should not.
+// Memtables beyond the first have memory only while flushes lag behind. The directory grows to a
+// few memtables, as many logs, and less than twice what the logs keep (BenchmarkTruncation).
 const (
 	memTableBytes   = 32 << 20
 	memTables       = 3
@@ -134,8 +131,7 @@ func Open(dir string, o Options) (*Store, error) {
 	opts.Experimental.SpanPolicyFunc = spanOfGroup
 	// The second one is for deleting tables whole, which must not wait for a compaction to end.
 	opts.CompactionConcurrencyRange = func() (int, int) { return 1, 2 }
-	// The default scheduler wakes up ten times a second to see whether more
-	// compactions may run.
+	// The default scheduler wakes up ten times a second to see whether more compactions may run.
 	opts.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if s.db, err = s.latch.Open(dir, opts); err != nil {
@@ -144,8 +140,8 @@ func Open(dir string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// Group returns the log of a group, which is empty if nothing was stored in it.
-// It may be called once for each group.
+// Group returns the log of a group, which is empty if nothing was stored in it. It may be called
+// once for each group.
 func (s *Store) Group(n uint32) (*Group, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,9 +174,8 @@ func (s *Store) failure() error {
 	return nil
 }
 
-// commit persists a batch, and waits for the sync if there is one to wait for.
-// After any error the store has failed. REQUIRES: the caller uses the store, and
-// forgets the batch.
+// commit persists a batch, and waits for the sync if there is one to wait for. After any error the
+// store has failed. REQUIRES: the caller uses the store, and forgets the batch.
 func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	if err := s.failure(); err != nil {
 		return err
@@ -202,17 +197,16 @@ func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	return b.Close()
 }
 
-// HasSpace is false while nothing can be written because the disk is full. What is
-// stored nevertheless may block.
+// HasSpace is false while nothing can be written because the disk is full. What is stored
+// nevertheless may block.
 func (s *Store) HasSpace() bool { return !s.latch.NoSpace() }
 
-// Hurry makes a StoreLogs that waits for room on a full disk fail, and all that
-// follow. It is for those whom Close would wait for.
+// Hurry makes a StoreLogs that waits for room on a full disk fail, and all that follow. It is for
+// those whom Close would wait for.
 func (s *Store) Hurry() { s.latch.Hurry() }
 
-// Close waits for calls under way, makes what was stored durable at any level,
-// and releases the files. Later calls of the groups return ErrClosed, unless
-// memory has the answer.
+// Close waits for calls under way, makes what was stored durable at any level, and releases the
+// files. Later calls of the groups return ErrClosed, unless memory has the answer.
 func (s *Store) Close() error {
 	s.latch.Hurry()
 	s.using.Lock()
@@ -235,9 +229,9 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// spanOfGroup is a pebble.SpanPolicyFunc: a table holds entries of one group.
-// Each group grows at its end, so that a table of several would overlap all
-// that lies between, and each compaction write it again.
+// spanOfGroup is a pebble.SpanPolicyFunc: a table holds entries of one group. Each group grows at
+// its end, so that a table of several would overlap all that lies between, and each compaction
+// write it again.
 func spanOfGroup(start []byte) (policy pebble.SpanPolicy, end []byte, err error) {
 	group := groupOf(start)
 	if group == maxGroup {
@@ -246,8 +240,8 @@ func spanOfGroup(start []byte) (policy pebble.SpanPolicy, end []byte, err error)
 	return policy, appendKey(nil, group+1, 0), nil
 }
 
-// Check reads all entries of a store, and returns the first one that is damaged or
-// does not follow the one before.
+// Check reads all entries of a store, and returns the first one that is damaged or does not follow
+// the one before.
 func Check(r pebble.Reader) error {
 	it, err := r.NewIter(nil)
 	if err != nil {

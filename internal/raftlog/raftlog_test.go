@@ -61,8 +61,8 @@ func requireLog(t testing.TB, g *Group, want ...*raft.Log) {
 	}
 }
 
-// TestLog goes through what Raft does to a log, and looks at it from memory,
-// from Pebble, and after the store was opened again.
+// TestLog goes through what Raft does to a log, and looks at it from memory, from Pebble, and after
+// the store was opened again.
 func TestLog(t *testing.T) {
 	all := entries(1, 1, 10)
 	type step func(g *Group) error
@@ -294,8 +294,8 @@ func TestRecentHoldsWhatFits(t *testing.T) {
 	}
 }
 
-// TestTruncationBoundsDisk appends 1 GB and keeps a tail of 50 MB. That the
-// directory stops growing is what counts: memtables and logs of 32 MB weigh more than the tail.
+// TestTruncationBoundsDisk appends 1 GB and keeps a tail of 50 MB. That the directory stops growing
+// is what counts: memtables and logs of 32 MB weigh more than the tail.
 func TestTruncationBoundsDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 1 GB")

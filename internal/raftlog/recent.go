@@ -6,12 +6,11 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// recent holds the newest entries of a log, so that replication does not read
-// from Pebble what was just stored. Its entries share Data and Extensions with
-// those that Raft stored: nobody ever writes to these.
+// recent holds the newest entries of a log, so that replication does not read from Pebble what was
+// just stored. Its entries share Data and Extensions with those that Raft stored: nobody ever
+// writes to these.
 //
-// Invariant: the indexes of the entries are consecutive, and bytes <= limit.
-// Group.mu guards it.
+// Invariant: the indexes of the entries are consecutive, and bytes <= limit. Group.mu guards it.
 type recent struct {
 	limit   int64
 	bytes   int64
@@ -32,8 +31,8 @@ func (r *recent) get(index uint64) *raft.Log {
 	return &held[index-held[0].Index]
 }
 
-// add appends an entry, which follows the newest, and lets old ones go. An entry
-// that is larger than the limit goes as well.
+// add appends an entry, which follows the newest, and lets old ones go. An entry that is larger
+// than the limit goes as well.
 func (r *recent) add(l *raft.Log) {
 	r.entries = append(r.entries, *l)
 	r.bytes += cost(l)

@@ -17,19 +17,18 @@ import (
 	"codeq/internal/integrity"
 )
 
-// Stables keeps the terms and votes of the groups of a node. All methods, also
-// of what Group returns, may be called concurrently. After Close those return ErrClosed.
+// Stables keeps the terms and votes of the groups of a node. All methods, also of what Group
+// returns, may be called concurrently. After Close those return ErrClosed.
 type Stables interface {
 	Group(n uint32) raft.StableStore
 	Close() error
 }
 
-// Stable keeps terms and votes in a bbolt file. Each Set is synced, whatever
-// the durability of the logs: a node that forgets its vote may vote twice.
+// Stable keeps terms and votes in a bbolt file. Each Set is synced, whatever the durability of the
+// logs: a node that forgets its vote may vote twice.
 //
-// bbolt has checksums for two of its pages only, and panics at some damage, on
-// a goroutine of its own. So Close seals the file, and OpenStable looks at the
-// seal first.
+// bbolt has checksums for two of its pages only, and panics at some damage, on a goroutine of its
+// own. So Close seals the file, and OpenStable looks at the seal first.
 type Stable struct {
 	bolt *raftboltdb.BoltStore
 	path string
@@ -97,8 +96,8 @@ func openBolt(path string) (*raftboltdb.BoltStore, error) {
 // Group returns the values of a group.
 func (s *Stable) Group(n uint32) raft.StableStore { return stableGroup{s, n} }
 
-// Close seals and releases the file. Without a seal, which a crash leaves out as
-// well, it is opened as it is.
+// Close seals and releases the file. Without a seal, which a crash leaves out as well, it is opened
+// as it is.
 func (s *Stable) Close() error {
 	if err := s.bolt.Close(); err != nil {
 		return err
@@ -130,8 +129,8 @@ func boltError(err error) error {
 	return err
 }
 
-// stableGroup is the part of a store whose keys begin with the group, 4 bytes
-// big-endian. A value that is missing is empty, or 0.
+// stableGroup is the part of a store whose keys begin with the group, 4 bytes big-endian. A value
+// that is missing is empty, or 0.
 type stableGroup struct {
 	stable *Stable
 	number uint32

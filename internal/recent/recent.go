@@ -1,8 +1,8 @@
 // Package recent remembers what was added last.
 package recent
 
-// Set is the latest elements that were added, so many at the most. The zero Set is empty.
-// It is not safe for concurrent use.
+// Set is the latest elements that were added, so many at the most. The zero Set is empty. It is not
+// safe for concurrent use.
 type Set[T comparable] struct {
 	members map[T]struct{}
 	ring    []T

@@ -1,6 +1,6 @@
-// Package record is the stored form of a task: what the producer said of it,
-// what has happened to it, and its payload. Where the task belongs (queue,
-// tenant, priority) is in its key and in the catalogue.
+// Package record is the stored form of a task: what the producer said of it, what has happened to
+// it, and its payload. Where the task belongs (queue, tenant, priority) is in its key and in the
+// catalogue.
 package record
 
 import (
@@ -13,8 +13,8 @@ import (
 	"codeq/internal/wire"
 )
 
-// Head is what the engine needs of a task to decide on it: the part that is
-// decoded without an allocation. Times are milliseconds.
+// Head is what the engine needs of a task to decide on it: the part that is decoded without an
+// allocation. Times are milliseconds.
 type Head struct {
 	Attempts    uint32 // attempts counted so far
 	Leases      uint32 // leases granted so far; at least Attempts
@@ -24,7 +24,8 @@ type Head struct {
 	Retention   int64 // negative: for ever
 	RunAt       uint64
 	Ties
-	// Expired: a lease ran out in the hands of a worker, since the attempts were last counted from 0.
+	// Expired: a lease ran out in the hands of a worker, since the attempts were last counted from
+	// 0.
 	Expired bool
 	// Rewritten: the key under which the record lies had been written before.
 	Rewritten bool
@@ -48,8 +49,9 @@ const (
 	ReleaseOnComplete = 1 << iota
 	ReleaseOnDead
 	ReplaceWaiting
-	// HoldsKey: until the task ends, it holds its key. ReleaseKey takes it from a task that has not ended, so that
-	// the end of a task need not look up whose the key is. A task without it may hold its key.
+	// HoldsKey: until the task ends, it holds its key. ReleaseKey takes it from a task that has not
+	// ended, so that the end of a task need not look up whose the key is. A task without it may
+	// hold its key.
 	HoldsKey
 )
 
@@ -59,8 +61,8 @@ const UniqueLen = 16
 // IDLen is the length of a task ID.
 const IDLen = 16
 
-// Record is a decoded task. A zero field takes no space. The zero Record with
-// a payload costs one byte more than the payload.
+// Record is a decoded task. A zero field takes no space. The zero Record with a payload costs one
+// byte more than the payload.
 type Record struct {
 	Head
 	Error     string // of the last attempt
@@ -73,8 +75,8 @@ type Record struct {
 	Payload   []byte
 }
 
-// A record is these flags as a varint, the fields that they announce in this
-// order, and the payload. The flags of what most tasks have fit one byte.
+// A record is these flags as a varint, the fields that they announce in this order, and the
+// payload. The flags of what most tasks have fit one byte.
 const (
 	hasHistory = 1 << iota
 	hasMaxAttempts
@@ -101,12 +103,12 @@ const (
 // ErrMalformed is wrapped by every error of Decode.
 var ErrMalformed = errors.New("malformed record")
 
-// Encode returns the stored form. Equal records have equal forms: headers are
-// written in the order of their names.
+// Encode returns the stored form. Equal records have equal forms: headers are written in the order
+// of their names.
 func (r *Record) Encode() []byte { return r.Append(make([]byte, 0, r.MaxSize())) }
 
-// MaxSize is a bound of the length of the stored form: exact for a record that
-// has nothing but a payload.
+// MaxSize is a bound of the length of the stored form: exact for a record that has nothing but a
+// payload.
 func (r *Record) MaxSize() int {
 	if r.plain() {
 		return 1 + len(r.Payload)

@@ -172,8 +172,8 @@ func headLen(r *Record) int {
 	return n
 }
 
-// TestTruncated: a record that ends before its payload begins is refused, by
-// Decode wherever it ends, by DecodeHead if it ends in the head.
+// TestTruncated: a record that ends before its payload begins is refused, by Decode wherever it
+// ends, by DecodeHead if it ends in the head.
 func TestTruncated(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := drawRecord(t)
@@ -294,8 +294,8 @@ func TestAllocations(t *testing.T) {
 	require.NotEmpty(t, sink)
 }
 
-// FuzzDecode: no input makes Decode panic; what it accepts has a form that is
-// no longer, decodes to the same record, and does not change any more.
+// FuzzDecode: no input makes Decode panic; what it accepts has a form that is no longer, decodes to
+// the same record, and does not change any more.
 func FuzzDecode(f *testing.F) {
 	for _, g := range golden {
 		f.Add(unhex(g.want))

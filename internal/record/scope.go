@@ -2,8 +2,8 @@ package record
 
 import "encoding/binary"
 
-// Home says which shard a task belongs to: the widest of its scopes decides,
-// so that all tasks of a scope lie together. Without one, any shard will do.
+// Home says which shard a task belongs to: the widest of its scopes decides, so that all tasks of a
+// scope lie together. Without one, any shard will do.
 func (t *Ties) Home(shards int) (shard int, bound bool) {
 	h := t.Limit
 	if h == 0 {

@@ -27,8 +27,8 @@ func ScanLeases(r pebble.Reader, visit func(seq uint64, h keys.LeaseHeader, entr
 	})
 }
 
-// LeasedHead returns the head of the task that a lease entry names, or nil
-// when the entry is not in force.
+// LeasedHead returns the head of the task that a lease entry names, or nil when the entry is not in
+// force.
 func LeasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 	v, closer, err := r.Get(keys.AppendTask(nil, e.Lane, e.Since, e.ID))
 	if err == pebble.ErrNotFound {
@@ -41,8 +41,8 @@ func LeasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 	return inForce(e, v)
 }
 
-// NextLeasedHead is LeasedHead with an iterator over the range Task, for entries in the
-// order of their tasks' keys.
+// NextLeasedHead is LeasedHead with an iterator over the range Task, for entries in the order of
+// their tasks' keys.
 func NextLeasedHead(it *pebble.Iterator, e *keys.LeaseEntry) (*record.Head, error) {
 	key := keys.AppendTask(nil, e.Lane, e.Since, e.ID)
 	if it.Valid() && bytes.Compare(it.Key(), key) < 0 {

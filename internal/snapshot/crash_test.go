@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crasher is a file system of which it keeps what a power loss may leave before
-// each operation that changes it.
+// crasher is a file system of which it keeps what a power loss may leave before each operation that
+// changes it.
 type crasher struct {
 	mem *vfs.MemFS
 	fs  vfs.FS // what the subject uses
@@ -51,8 +51,8 @@ func (c *crasher) shoot(op errorfs.Op) {
 	n := uint64(len(c.images))
 	percents := []int{0, 30, 70, 100}
 	if strings.HasPrefix(op.Path, place+"/") || op.Path == place && op.Kind == errorfs.OpFileSync {
-		// Pebble, while it opens, relies on names in one directory that reach the
-		// disk in the order of their creation: MANIFEST, then marker.
+		// Pebble, while it opens, relies on names in one directory that reach the disk in the order
+		// of their creation: MANIFEST, then marker.
 		percents = []int{0, 100}
 	}
 	for _, percent := range percents {
@@ -73,8 +73,8 @@ func (c *crasher) snapshot(index uint64, f func()) {
 	c.mu.Unlock()
 }
 
-// check opens every image and proves that metadata and state belong together,
-// and that neither is older than what was acknowledged.
+// check opens every image and proves that metadata and state belong together, and that neither is
+// older than what was acknowledged.
 func (c *crasher) check(t *testing.T) {
 	t.Helper()
 	for _, i := range c.end() {

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// member is a node of a Raft group. Entry n of the log brings the shard into
-// state n: the entries that are no commands leave it behind until the next one.
+// member is a node of a Raft group. Entry n of the log brings the shard into state n: the entries
+// that are no commands leave it behind until the next one.
 type member struct {
 	*node
 	t         *testing.T

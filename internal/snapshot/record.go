@@ -67,9 +67,9 @@ func readRecord(fs vfs.FS, dir string) (*record, error) {
 	return r, nil
 }
 
-// writeRecord replaces the metadata file atomically and durably, and makes
-// earlier changes of names in dir durable. If it fails with renamed, either the
-// old or the new one is in force after a crash.
+// writeRecord replaces the metadata file atomically and durably, and makes earlier changes of names
+// in dir durable. If it fails with renamed, either the old or the new one is in force after a
+// crash.
 func writeRecord(fs vfs.FS, dir string, r *record) (renamed bool, err error) {
 	body, err := json.Marshal(r)
 	if err != nil {

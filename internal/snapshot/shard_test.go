@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// shard is a Pebble store without a log whose state is a function of its
-// applied index: apply(n) puts it into state n.
+// shard is a Pebble store without a log whose state is a function of its applied index: apply(n)
+// puts it into state n.
 type shard struct {
 	mu sync.RWMutex // held for writing while db changes
 	db *pebble.DB   // nil once closed
@@ -68,8 +68,8 @@ func (s *shard) Checkpoint(dir string) error {
 	return s.db.Checkpoint(dir)
 }
 
-// step is what the entry with this index does: it writes a key once, removes
-// earlier ones by SINGLEDEL and by range, and overwrites one.
+// step is what the entry with this index does: it writes a key once, removes earlier ones by
+// SINGLEDEL and by range, and overwrites one.
 func step(index uint64, set func(k, v string), singleDelete func(k string), deleteRange func(from, to string)) {
 	set(fmt.Sprintf("once/%06d", index), fmt.Sprint("v", index))
 	set(fmt.Sprintf("range/%06d", index), fmt.Sprint("v", index))
@@ -125,8 +125,7 @@ func (s *shard) applied(t testing.TB) uint64 {
 	return binary.BigEndian.Uint64(v)
 }
 
-// requireState reports the applied index, and fails unless the state is the one
-// of that index.
+// requireState reports the applied index, and fails unless the state is the one of that index.
 func (s *shard) requireState(t testing.TB) uint64 {
 	t.Helper()
 	index := s.applied(t)

@@ -256,8 +256,8 @@ func TestOlderSnapshotIsRefused(t *testing.T) {
 	require.Equal(t, uint64(100), n.shard.requireState(t))
 }
 
-// A local snapshot promises the state of the store that FSM.Snapshot saw, which
-// may have been replaced by an older state when Persist or Close is called.
+// A local snapshot promises the state of the store that FSM.Snapshot saw, which may have been
+// replaced by an older state when Persist or Close is called.
 func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 	_, stream := source(t, 80, 80).stream(t)
 	begin := func(t *testing.T) (*node, Live) {

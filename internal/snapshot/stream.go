@@ -23,8 +23,8 @@ import (
 //	checksum
 //	for each file: contents, checksum
 //
-// A checksum is the CRC-32C, as uint32, of all before it but the other
-// checksums. A directory has one stream, and a stream one directory.
+// A checksum is the CRC-32C, as uint32, of all before it but the other checksums. A directory has
+// one stream, and a stream one directory.
 const (
 	magic        = "codeqSS1"
 	prefixSize   = len(magic) + 4 + 8
@@ -342,8 +342,7 @@ func parseHeader(b []byte, total int64) ([]file, error) {
 	return files, nil
 }
 
-// validName reports whether name is a plain file name on every system. Pebble
-// uses no others.
+// validName reports whether name is a plain file name on every system. Pebble uses no others.
 func validName(name string) bool {
 	if name == "" || len(name) > maxName || name[0] == '.' {
 		return false

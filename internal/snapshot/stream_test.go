@@ -186,8 +186,8 @@ func FuzzStream(f *testing.F) {
 	f.Add([]byte(magic), uint8(0))
 	f.Add(make([]byte, 64), uint8(9))
 	f.Fuzz(func(t *testing.T, stream []byte, piece uint8) {
-		// As the checksums would refuse nearly all that the fuzzer makes, they are
-		// also tried with what the stream claims.
+		// As the checksums would refuse nearly all that the fuzzer makes, they are also tried with
+		// what the stream claims.
 		for _, stream := range [][]byte{stream, repair(stream)} {
 			fs, err := unpack(t, stream, int(piece)+1)
 			_, whole := unpack(t, stream, len(stream)+1)

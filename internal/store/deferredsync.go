@@ -8,10 +8,10 @@ import (
 )
 
 // deferredSyncFS is the file system of a store. While deferred names a directory, files and
-// directories that are opened at or below it ignore that they are to be synced:
-// a store that is copied while everybody waits need not wait for the disk. Who
-// names the directory syncs what is in it afterwards, but for tables: as a rule they are
-// links to synced ones, and those that Pebble had to copy are synced by it.
+// directories that are opened at or below it ignore that they are to be synced: a store that is
+// copied while everybody waits need not wait for the disk. Who names the directory syncs what is in
+// it afterwards, but for tables: as a rule they are links to synced ones, and those that Pebble had
+// to copy are synced by it.
 type deferredSyncFS struct {
 	vfs.FS
 	deferred atomic.Pointer[string]

@@ -10,15 +10,13 @@ import (
 	"codeq/internal/keys"
 )
 
-// partition tells Pebble where to begin a new table: where a range of keys
-// begins, and at both ends of a deep lane.
+// partition tells Pebble where to begin a new table: where a range of keys begins, and at both ends
+// of a deep lane.
 //
-// Every lane grows at its end. A table that holds the ends of several lanes
-// spans all that lies between, and each compaction would write the backlog of
-// those lanes again; a table that holds one lane overlaps nothing. With ten
-// million ready tasks in twelve lanes Pebble writes each byte 1.7 times in
-// place of 8. Small lanes share tables: thousands of them must not make as
-// many files.
+// Every lane grows at its end. A table that holds the ends of several lanes spans all that lies
+// between, and each compaction would write the backlog of those lanes again; a table that holds one
+// lane overlaps nothing. With ten million ready tasks in twelve lanes Pebble writes each byte 1.7
+// times in place of 8. Small lanes share tables: thousands of them must not make as many files.
 //
 // The shard's owner writes, Pebble's flushes and compactions read.
 type partition struct {
@@ -56,8 +54,7 @@ func (p *partition) remove(lane uint32) {
 	p.deep.Store(&next)
 }
 
-// span is a pebble.SpanPolicyFunc: a table that begins with start ends before
-// end at the latest.
+// span is a pebble.SpanPolicyFunc: a table that begins with start ends before end at the latest.
 func (p *partition) span(start []byte) (policy pebble.SpanPolicy, end []byte, err error) {
 	if len(start) < 1+4 || start[0] != keys.Task {
 		return policy, []byte{start[0] + 1}, nil

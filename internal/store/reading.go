@@ -54,8 +54,8 @@ func Protect(do func() error) (err error) {
 	return do()
 }
 
-// IsIOError reports whether the file system said that a file cannot be read, in place of
-// reading what is wrong.
+// IsIOError reports whether the file system said that a file cannot be read, in place of reading
+// what is wrong.
 func IsIOError(err error) bool {
 	path := (*fs.PathError)(nil)
 	return errors.As(err, &path) && !errors.Is(err, fs.ErrNotExist)

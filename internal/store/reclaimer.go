@@ -482,8 +482,8 @@ func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
 	return bytes.Compare(sp.first, t.Largest.UserKey) <= 0 && bytes.Compare(t.Smallest.UserKey, sp.last) <= 0
 }
 
-// compact compacts the ranges in which much is dead, if all in all that is much. It
-// reports whether there are such.
+// compact compacts the ranges in which much is dead, if all in all that is much. It reports whether
+// there are such.
 func (r *reclaimer) compact() (found bool) {
 	levels := r.levels()
 	limit := uint64(max(r.from, 0) + r.tables.Load()/reclaimPart)

@@ -22,13 +22,12 @@ import (
 	"codeq/internal/walfs"
 )
 
-// Format is Pebble's on-disk format, never raised silently. It is the
-// newest whose write-ahead log may be written without a sync and still be read
-// after a power loss, which DurabilityProcess needs; see internal/walfs.
+// Format is Pebble's on-disk format, never raised silently. It is the newest whose write-ahead log
+// may be written without a sync and still be read after a power loss, which DurabilityProcess
+// needs; see internal/walfs.
 const Format = pebble.FormatColumnarBlocks
 
-// Store is the Pebble instance of one shard and the way into it: everything is
-// written by Commit.
+// Store is the Pebble instance of one shard and the way into it: everything is written by Commit.
 type Store struct {
 	db         *pebble.DB
 	fs         *deferredSyncFS
@@ -120,9 +119,8 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 		}},
 	}
 	options.Experimental.SpanPolicyFunc = st.partition.span
-	// The default scheduler wakes up ten times a second to see whether more
-	// compactions may run. One at a time is allowed, so the end of the one
-	// before is all that it needs to know.
+	// The default scheduler wakes up ten times a second to see whether more compactions may run.
+	// One at a time is allowed, so the end of the one before is all that it needs to know.
 	options.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if st.db, err = latch.Open(dir, options); err != nil {
@@ -190,10 +188,9 @@ func (st *Store) Read(do func() error) error { return Error(st.latch.Read(do)) }
 // openError is Error for a store that cannot be opened.
 func openError(dir string, err error) error {
 	err = Error(err)
-	// That the store was made with another comparer or merger than what this
-	// package uses: a flipped bit in its OPTIONS.
-	// Or that its log was in another directory: likewise. Or that a file is missing or
-	// has another size than it should.
+	// That the store was made with another comparer or merger than what this package uses: a
+	// flipped bit in its OPTIONS. Or that its log was in another directory: likewise. Or that a
+	// file is missing or has another size than it should.
 	var elsewhere pebble.ErrMissingWALRecoveryDir
 	says := func(what string) bool { return strings.Contains(err.Error(), what) }
 	if !errors.Is(err, base.ErrCorrupt) &&
@@ -210,16 +207,15 @@ func (st *Store) Failure() error { return Error(st.latch.Err()) }
 // moment when a compaction takes the other core; writes go on meanwhile.
 const MemTables = 4
 
-// maxManifest bounds what a checkpoint copies of a store's own manifest, which
-// grows with every flush and compaction. Pebble's default is 128 MiB.
+// maxManifest bounds what a checkpoint copies of a store's own manifest, which grows with every
+// flush and compaction. Pebble's default is 128 MiB.
 const maxManifest = 1 << 20
 
-// Commit persists a batch at the configured durability. Any error leaves it
-// unknown whether the batch will be found after the store is opened again, and
-// the store unfit for more.
+// Commit persists a batch at the configured durability. Any error leaves it unknown whether the
+// batch will be found after the store is opened again, and the store unfit for more.
 //
-// What a replica is told to apply waits for flushes and compactions that lag behind.
-// Who decides asks ready before.
+// What a replica is told to apply waits for flushes and compactions that lag behind. Who decides
+// asks ready before.
 func (st *Store) Commit(b *pebble.Batch) error {
 	if st.replicated {
 		if err := st.latch.Throttle(st.db); err != nil {
@@ -244,9 +240,9 @@ func (st *Store) Commit(b *pebble.Batch) error {
 
 var errPebblePanic = errors.New("panic of Pebble in a commit")
 
-// HasSpace waits while flushes and compactions lag far behind. It is false while they
-// fail because the disk is full, whatever the file system says of its free space: it may lack
-// inodes, or a quota be used up.
+// HasSpace waits while flushes and compactions lag far behind. It is false while they fail because
+// the disk is full, whatever the file system says of its free space: it may lack inodes, or a quota
+// be used up.
 func (st *Store) HasSpace() bool {
 	if st.replicated { // who commits is another goroutine, and waits
 		return !st.latch.NoSpace()
@@ -257,8 +253,8 @@ func (st *Store) HasSpace() bool {
 // Confirm has nothing to do: nobody else writes the store.
 func (st *Store) Confirm() error { return nil }
 
-// Flush writes what was committed to a table, and waits for that until ctx ends.
-// It returns the first error: Pebble would try again without end.
+// Flush writes what was committed to a table, and waits for that until ctx ends. It returns the
+// first error: Pebble would try again without end.
 func (st *Store) Flush(ctx context.Context) error { return flush(ctx, st.db, st.latch) }
 
 func flush(ctx context.Context, db *pebble.DB, latch *failstop.Latch) error {
@@ -291,8 +287,8 @@ func (st *Store) Checkpoint(dir string) error {
 	return st.Failure() // of a store that has failed, some was written nowhere
 }
 
-// CheckpointUnsynced is Checkpoint below root, where nothing is synced. What was
-// committed is in it at every durability. REQUIRES: nothing is being committed.
+// CheckpointUnsynced is Checkpoint below root, where nothing is synced. What was committed is in it
+// at every durability. REQUIRES: nothing is being committed.
 func (st *Store) CheckpointUnsynced(root, dir string) error {
 	switch {
 	case st.replicated: // memtables have no log
@@ -309,9 +305,8 @@ func (st *Store) CheckpointUnsynced(root, dir string) error {
 	return st.Checkpoint(dir)
 }
 
-// Close makes what was committed durable at the level of the operating system
-// at least, and releases the files. The error is why the store has failed, if it
-// has, or could not be closed.
+// Close makes what was committed durable at the level of the operating system at least, and
+// releases the files. The error is why the store has failed, if it has, or could not be closed.
 func (st *Store) Close() error {
 	st.reclaimer.stop()
 	if st.latch.Err() == nil && !st.replicated {

@@ -39,8 +39,8 @@ func TestMisuse(t *testing.T) {
 	require.False(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.IneffectualSingleDelete, UserKey: lease}))
 }
 
-// TestCorruptionInCompaction: a compaction that resolves SINGLEDELs meets a damaged
-// block. The store ends, and the process does not.
+// TestCorruptionInCompaction: a compaction that resolves SINGLEDELs meets a damaged block. The
+// store ends, and the process does not.
 func TestCorruptionInCompaction(t *testing.T) {
 	disk := vfs.NewMem()
 	st := openTest(t, Config{FS: disk, MemTableBytes: 256 << 10})

@@ -1,6 +1,5 @@
-// Package ticks knows when something that recurs comes next: by a cron
-// expression in a time zone, or at an interval. Times are milliseconds since
-// 1970.
+// Package ticks knows when something that recurs comes next: by a cron expression in a time zone,
+// or at an interval. Times are milliseconds since 1970.
 package ticks
 
 import (
@@ -56,9 +55,9 @@ func Zone(name string) (*time.Location, error) {
 	return loc, nil
 }
 
-// Cron ticks at the beginning of each minute at which a clock in its time zone
-// shows what the expression says. What the clock skips when it is set forward
-// does not come; what it shows twice when it is set back ticks twice.
+// Cron ticks at the beginning of each minute at which a clock in its time zone shows what the
+// expression says. What the clock skips when it is set forward does not come; what it shows twice
+// when it is set back ticks twice.
 type Cron struct {
 	shown *cron.SpecSchedule // of what a clock shows, as if that were UTC
 	zone  *time.Location
@@ -66,8 +65,7 @@ type Cron struct {
 
 var parser = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
-// ParseCron reads an expression of five fields or one of the descriptors that
-// stand for such.
+// ParseCron reads an expression of five fields or one of the descriptors that stand for such.
 func ParseCron(expr string, zone *time.Location) (*Cron, error) {
 	if strings.Contains(expr, "=") { // the parser takes what stands before for the name of a zone
 		return nil, errors.New("the time zone is not part of the expression")
@@ -89,12 +87,11 @@ func ParseCron(expr string, zone *time.Location) (*Cron, error) {
 	return &Cron{shown, zone}, nil
 }
 
-// Next returns the first tick later than after; Never, if none comes within
-// five years.
+// Next returns the first tick later than after; Never, if none comes within five years.
 //
-// The parser's own Next steps through local time, and loses ticks where a
-// clock is set by half an hour or at midnight. So it is asked in UTC, about
-// one stretch of time after the other in which the zone's offset is the same.
+// The parser's own Next steps through local time, and loses ticks where a clock is set by half an
+// hour or at midnight. So it is asked in UTC, about one stretch of time after the other in which
+// the zone's offset is the same.
 func (c *Cron) Next(after uint64) uint64 {
 	from := int64(after / 1000) // what follows is in seconds; ticks are later than from
 	for at := from; ; {

@@ -96,8 +96,8 @@ func TestCron(t *testing.T) {
 	}
 }
 
-// TestCronShows: the ticks are the minutes at which a clock in the zone shows
-// what the expression says, each of them, around every change of the clock.
+// TestCronShows: the ticks are the minutes at which a clock in the zone shows what the expression
+// says, each of them, around every change of the clock.
 func TestCronShows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{

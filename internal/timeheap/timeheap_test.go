@@ -16,7 +16,8 @@ type timedThing struct {
 func (x *timedThing) Due() uint64 { return x.at }
 func (x *timedThing) Spot() *int  { return &x.index }
 
-// TestTimeHeap: whatever is added and removed, what is due first is first, and all know their places.
+// TestTimeHeap: whatever is added and removed, what is due first is first, and all know their
+// places.
 func TestTimeHeap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var h Heap[*timedThing]

@@ -39,12 +39,12 @@ func (e *Entry[T]) Queued() bool { return e.next != nil }
 //
 // A time is read as a number of 11 digits in base 64. An entry lies at the level of the highest
 // digit in which its deadline differs from tick, in the slot which that digit names. Since tick
-// stays before the first occupied slot, moving it leaves all other entries where they are:
-// only the slot that tick enters is spread over the levels below it, which are empty by then. That
-// is done in steps: until the slot is empty, new entries that belong below it go to its end.
+// stays before the first occupied slot, moving it leaves all other entries where they are: only the
+// slot that tick enters is spread over the levels below it, which are empty by then. That is done
+// in steps: until the slot is empty, new entries that belong below it go to its end.
 //
-// Equal deadlines are always in the same slot, in the order of Add, because a slot is a function
-// of deadline and tick alone.
+// Equal deadlines are always in the same slot, in the order of Add, because a slot is a function of
+// deadline and tick alone.
 //
 // Invariant: of an entry at level l, the digits above l are those of tick, and digit l is greater
 // than that of tick (at level 0, and in the slot that is being spread, greater or equal).
@@ -98,12 +98,12 @@ func (w *Wheel[T]) Remove(e *Entry[T]) {
 	}
 }
 
-// Next returns the time, in milliseconds, at which Advance has work to do: to report entries, or
-// to move them to a lower level. ok is false if the wheel is empty.
+// Next returns the time, in milliseconds, at which Advance has work to do: to report entries, or to
+// move them to a lower level. ok is false if the wheel is empty.
 //
 // It is never later than the earliest deadline, where a late entry counts as due at the wheel's
-// time. If the last Advance returned false and no late entry is queued, it is after the
-// wheel's time, and is the earliest deadline when that lies in the same block of 64 ms.
+// time. If the last Advance returned false and no late entry is queued, it is after the wheel's
+// time, and is the earliest deadline when that lies in the same block of 64 ms.
 //
 // An owner that calls Advance at each Next wakes up for an entry at most once a level, 11 times.
 func (w *Wheel[T]) Next() (at int64, ok bool) {
@@ -115,12 +115,12 @@ func (w *Wheel[T]) Next() (at int64, ok bool) {
 }
 
 // Advance sets the wheel's time to now, in milliseconds, then takes out entries with a deadline at
-// or before it and passes their values to expire, at most limit of them. It returns true if it
-// has left due entries because of limit, or work that leads to them: it moves at most
-// MaxMoves entries to lower levels. A now before the wheel's time counts as the wheel's time.
+// or before it and passes their values to expire, at most limit of them. It returns true if it has
+// left due entries because of limit, or work that leads to them: it moves at most MaxMoves entries
+// to lower levels. A now before the wheel's time counts as the wheel's time.
 //
-// Entries that were not late are reported by deadline, and in the order of Add where deadlines
-// are equal, also over several calls. Where late entries come among them is not promised.
+// Entries that were not late are reported by deadline, and in the order of Add where deadlines are
+// equal, also over several calls. Where late entries come among them is not promised.
 //
 // An entry is out of the wheel when expire is called for it. expire may Add and Remove any entry;
 // an entry that it removes is not reported, and one that it adds is not reported by this call.
@@ -158,8 +158,8 @@ func (w *Wheel[T]) Advance(now int64, limit int, expire func(T)) (more bool) {
 	}
 }
 
-// first returns the first occupied slot, late entries aside, and the time at which it begins.
-// By the invariant of digits, the entries of a level are before all those of the levels above.
+// first returns the first occupied slot, late entries aside, and the time at which it begins. By
+// the invariant of digits, the entries of a level are before all those of the levels above.
 func (w *Wheel[T]) first() (slot int, at int64, ok bool) {
 	for level, occupied := range w.occupied[:levels] {
 		if occupied != 0 {
@@ -175,7 +175,8 @@ func (w *Wheel[T]) first() (slot int, at int64, ok bool) {
 // spread moves the entries of a slot to where they belong by the present tick, in their order. It
 // is false if moves does not suffice.
 //
-// REQUIRES: the slot is lateSlot, or is above level 0 and begins at tick; slotOf then never picks it.
+// REQUIRES: the slot is lateSlot, or is above level 0 and begins at tick; slotOf then never picks
+// it.
 func (w *Wheel[T]) spread(slot int, moves *int) bool {
 	for ; w.heads[slot] != nil; *moves-- {
 		if *moves == 0 {
@@ -233,7 +234,7 @@ func (w *Wheel[T]) unlink(e *Entry[T]) {
 	e.next, e.prev = nil, nil
 }
 
-// key maps times to unsigned numbers of the same order, so that the digits of negative times
-// sort before those of the others; unkey is its inverse.
+// key maps times to unsigned numbers of the same order, so that the digits of negative times sort
+// before those of the others; unkey is its inverse.
 func key(t int64) uint64   { return uint64(t) ^ 1<<63 }
 func unkey(k uint64) int64 { return int64(k ^ 1<<63) }

@@ -1,5 +1,5 @@
-// Package window holds the head of a lane in memory: a bounded run of ready
-// tasks, ordered by the time since which they are ready.
+// Package window holds the head of a lane in memory: a bounded run of ready tasks, ordered by the
+// time since which they are ready.
 package window
 
 import (
@@ -9,8 +9,8 @@ import (
 	"sort"
 )
 
-// Pos is a place in a lane. Positions are ordered by Since, then by ID, which
-// is the byte order of the stored task keys.
+// Pos is a place in a lane. Positions are ordered by Since, then by ID, which is the byte order of
+// the stored task keys.
 type Pos struct {
 	Since uint64
 	ID    [16]byte
@@ -27,8 +27,8 @@ func (p Pos) Compare(o Pos) int {
 	return bytes.Compare(p.ID[:], o.ID[:])
 }
 
-// Next is the smallest position after p. The last eight bytes of an ID begin
-// with the variant bits of a UUID, so that adding one never carries over.
+// Next is the smallest position after p. The last eight bytes of an ID begin with the variant bits
+// of a UUID, so that adding one never carries over.
 func (p Pos) Next() Pos {
 	for i := len(p.ID) - 1; i >= 0; i-- {
 		p.ID[i]++
@@ -51,18 +51,17 @@ const (
 	runBytes  = 24 + 8
 )
 
-// runCap is how many items a run has room for, runMin the first one of a window at
-// first: most windows are of lanes with few tasks.
+// runCap is how many items a run has room for, runMin the first one of a window at first: most
+// windows are of lanes with few tasks.
 const (
 	runCap = 64
 	runMin = 1
 )
 
-// Window is an ordered deque of items, in runs of bounded length. What is put in
-// or taken out at the ends moves nothing, and in between the items of one
-// run at the most, however long the window is: tasks that come back, or whose
-// time has come late, belong before many others. The zero Window is empty. One
-// goroutine owns it.
+// Window is an ordered deque of items, in runs of bounded length. What is put in or taken out at
+// the ends moves nothing, and in between the items of one run at the most, however long the window
+// is: tasks that come back, or whose time has come late, belong before many others. The zero Window
+// is empty. One goroutine owns it.
 //
 // Invariant: runs are in order, and none is empty but the only one.
 type Window struct {
@@ -75,8 +74,8 @@ type Window struct {
 	moved int // items that have made room for others, or taken their place
 }
 
-// Pool keeps the memory of runs that windows have emptied, for the next ones, so that windows
-// which are filled and emptied all the time hardly allocate. What it keeps is bounded, and part of no
+// Pool keeps the memory of runs that windows have emptied, for the next ones, so that windows which
+// are filled and emptied all the time hardly allocate. What it keeps is bounded, and part of no
 // Footprint. One goroutine owns it, and all windows that use it.
 type Pool struct{ runs [][]Item }
 
@@ -218,8 +217,8 @@ func (w *Window) insert(it Item) {
 	}
 }
 
-// split makes room in a run that is full, for an item that goes to its index k: what
-// follows becomes a run of its own. It returns where the item goes then.
+// split makes room in a run that is full, for an item that goes to its index k: what follows
+// becomes a run of its own. It returns where the item goes then.
 func (w *Window) split(i, k int) (*run, int) {
 	if k == 0 {
 		return &w.runs[w.addRun(i)], 0
@@ -332,8 +331,8 @@ func (w *Window) Replace(it Item) {
 	}
 }
 
-// find returns the run and the index in it of the item at a position; k is
-// negative if there is none.
+// find returns the run and the index in it of the item at a position; k is negative if there is
+// none.
 func (w *Window) find(p Pos) (i, k int) {
 	if w.n == 0 {
 		return 0, -1
@@ -346,8 +345,8 @@ func (w *Window) find(p Pos) (i, k int) {
 	return i, k
 }
 
-// runOf returns the run in which a position lies: the last one that begins at
-// it or before, or the first. REQUIRES: Len() > 0.
+// runOf returns the run in which a position lies: the last one that begins at it or before, or the
+// first. REQUIRES: Len() > 0.
 func (w *Window) runOf(p Pos) int {
 	after := sort.Search(len(w.runs)-w.first, func(i int) bool { return p.Compare(w.runs[w.first+i].front().Pos) < 0 })
 	return w.first + max(after-1, 0)
@@ -366,8 +365,8 @@ func (w *Window) take(p *Item) Item {
 	return it
 }
 
-// Trim drops the last items until Size is no more than so many bytes, and memory that the
-// others do not need. It returns the position of the first item that it has dropped.
+// Trim drops the last items until Size is no more than so many bytes, and memory that the others do
+// not need. It returns the position of the first item that it has dropped.
 func (w *Window) Trim(size int) (first Pos, dropped bool) {
 	for w.n > 0 && w.Size() > size {
 		first, dropped = w.PopLast().Pos, true

@@ -205,8 +205,7 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// TestLarge inserts at random into a window that grows many times, and takes
-// everything out again.
+// TestLarge inserts at random into a window that grows many times, and takes everything out again.
 func TestLarge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sinces := rapid.SliceOfNDistinct(rapid.Uint64(), 0, 300, rapid.ID).Draw(t, "sinces")
@@ -228,8 +227,7 @@ func TestLarge(t *testing.T) {
 	})
 }
 
-// TestRemove takes the items of a window out in any order, and looks for ones
-// that are not there.
+// TestRemove takes the items of a window out in any order, and looks for ones that are not there.
 func TestRemove(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w Window
@@ -315,8 +313,8 @@ func TestNext(t *testing.T) {
 	})
 }
 
-// TestInsertRuns: runs of items that belong between those of a long window, in
-// either direction or at random, move few others for each, and waste little memory.
+// TestInsertRuns: runs of items that belong between those of a long window, in either direction or
+// at random, move few others for each, and waste little memory.
 func TestInsertRuns(t *testing.T) {
 	const around, n = 4096, 4096
 	for name, since := range map[string]func(i int) uint64{
@@ -342,8 +340,8 @@ func TestInsertRuns(t *testing.T) {
 	}
 }
 
-// TestEndsAllocateNothing: once there is memory enough, whatever is put in or
-// taken out at the ends costs no allocation.
+// TestEndsAllocateNothing: once there is memory enough, whatever is put in or taken out at the ends
+// costs no allocation.
 func TestEndsAllocateNothing(t *testing.T) {
 	const n = 1000
 	var w Window
@@ -367,8 +365,8 @@ func TestEndsAllocateNothing(t *testing.T) {
 	require.LessOrEqual(t, w.Footprint(), footprint+2*runCap*itemBytes)
 }
 
-// TestPoolServesWaves: windows that share a pool, filled and emptied in turn, take the memory of their
-// runs from it, and put all of it back.
+// TestPoolServesWaves: windows that share a pool, filled and emptied in turn, take the memory of
+// their runs from it, and put all of it back.
 func TestPoolServesWaves(t *testing.T) {
 	const items = 30 * runCap
 	var pool Pool

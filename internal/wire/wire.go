@@ -1,8 +1,7 @@
-// Package wire is how plain values are written one after another, into a
-// message between nodes or into what is stored, and read back. Writing cannot
-// fail; a Reader notes the first thing that cannot be read, and returns zeros
-// from then on, so that a message is decoded without a check at each step and
-// with one at the end.
+// Package wire is how plain values are written one after another, into a message between nodes or
+// into what is stored, and read back. Writing cannot fail; a Reader notes the first thing that
+// cannot be read, and returns zeros from then on, so that a message is decoded without a check at
+// each step and with one at the end.
 package wire
 
 import (
@@ -83,8 +82,8 @@ func (r *Reader) Int() int64 {
 	return n
 }
 
-// Count reads how many things follow, each of which takes least bytes or more:
-// so what a reader makes room for is bounded by the message.
+// Count reads how many things follow, each of which takes least bytes or more: so what a reader
+// makes room for is bounded by the message.
 func (r *Reader) Count(least int) int {
 	n := r.Uint()
 	if n > uint64(len(r.rest)/least) {

@@ -38,9 +38,9 @@ func TestCount(t *testing.T) {
 	require.Zero(t, r.Uint(), "everything after is zero")
 }
 
-// FuzzReader reads a message as steps say. What was read, written again, is what
-// was there, or shorter where a number took more bytes than it needs; after
-// something that cannot be read all is zero.
+// FuzzReader reads a message as steps say. What was read, written again, is what was there, or
+// shorter where a number took more bytes than it needs; after something that cannot be read all is
+// zero.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte("unbtk"), []byte{})
 	f.Add([]byte("ub"), AppendBytes(AppendUint(nil, 300), "name"))
