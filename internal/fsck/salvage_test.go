@@ -111,7 +111,8 @@ func TestSalvage(t *testing.T) {
 			for key, value := range want {
 				if s.has([]byte(key)) {
 					require.Equal(t, value, got[key], "%s, block at %d: %s", name, at, key)
-				} else if _, found := got[key]; !found { // of the last entry before a block it is not known that it is the last
+					// of the last entry before a block it is not known that it is the last
+				} else if _, found := got[key]; !found {
 					lost++
 				}
 			}
