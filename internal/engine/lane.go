@@ -6,6 +6,9 @@ import (
 
 // Lane is the line of ready tasks of one (queue, tenant, priority), first come, first served. All
 // of them are on disk, in one range of keys; the window has the first of them.
+//
+// Invariant: the window holds exactly the ready tasks at positions before next. If complete is set,
+// no ready task is at or after next.
 type Lane struct {
 	number   uint32
 	Priority uint8

@@ -18,6 +18,14 @@ import (
 // the place of the old one. If the seal of the old store tells which bit of a file is wrong, that
 // bit is corrected in a copy: when nothing else is wrong the copy is the new store, and nothing is
 // lost; otherwise the new one is written from what can be read of the copy.
+//
+//	shard-NNN.corrected  the copy with corrected bits
+//	shard-NNN.gathered   the content of all tables and logs of a store that cannot be opened
+//	shard-NNN.rebuilt    being written; complete if it is sealed
+//	shard-NNN            renamed to shard-NNN.damaged-N, then replaced by it
+//
+// A crash between the two renames leaves a shard without a store, and a complete new one:
+// FinishRepair renames it.
 const (
 	correctedSuffix = ".corrected"
 	gatheredSuffix  = ".gathered"
