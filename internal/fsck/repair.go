@@ -148,7 +148,7 @@ func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gather
 		told: make(map[taskID]bool), asking: make(map[taskID]bool),
 	}
 	err = b.rebuild(d.Identity(index))
-	if err == nil { // on a full disk, Close would wait for its flush for ever
+	if err == nil { // on a full disk, the flush would wait for ever
 		err = st.Flush()
 	}
 	if !whole {

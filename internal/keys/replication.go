@@ -30,11 +30,11 @@ func AppendNamed(dst []byte, prefix byte, node string) []byte {
 	return append(append(dst, prefix), node...)
 }
 
-// SessionValue is what a node has produced lately in a shard: the calls whose outcome it may not
-// know yet.
+// SessionValue holds the recent produces of a node in a shard: the calls whose outcomes the node
+// may not know yet.
 type SessionValue struct {
-	Session uint64 // tells the lives of a node apart
-	Low     uint64 // it knows the outcome of every call below, or has been removed after them
+	Session uint64 // differs for each run of the node
+	Low     uint64 // the node knows the outcome of every call below it, or was removed after them
 	Calls   []SessionCall
 }
 

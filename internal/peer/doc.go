@@ -1,4 +1,4 @@
-// Package peer is what the nodes of a cluster say to each other, over one listener for each node.
+// Package peer connects the nodes of a cluster, over one listener for each node.
 //
 // A connection begins with a header (header.go) in which its dialer says what it is for: Raft's own
 // protocol of one group, for which the bare connection is handed over (Node.Group), or calls.

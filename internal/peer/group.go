@@ -18,9 +18,9 @@ type group struct {
 }
 
 // Group returns the connections of Raft group g, for one raft.NetworkTransport at a time. g must be
-// less than Config.Groups. Close of it ends its Accept only: the connections that it gave stay open
-// until Raft or Close of the Node closes them. A connection that nobody accepts within Timeout is
-// closed.
+// less than Config.Groups. Its Close ends only its Accept: the connections that it returned stay
+// open until Raft or Close of the Node closes them. A connection that nobody accepts within Timeout
+// is closed.
 func (n *Node) Group(g int) raft.StreamLayer {
 	return &group{node: n, number: g, closed: make(chan struct{})}
 }
@@ -29,7 +29,7 @@ func (n *Node) Group(g int) raft.StreamLayer {
 func (g *group) Accept() (net.Conn, error) {
 	select {
 	case <-g.closed:
-		return nil, net.ErrClosed // also if a connection is there
+		return nil, net.ErrClosed // even if a connection is waiting
 	default:
 	}
 	select {

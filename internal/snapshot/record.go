@@ -31,7 +31,7 @@ type record struct {
 	Meta      raft.SnapshotMeta
 }
 
-// meta returns a copy for Raft to keep.
+// meta returns a copy, which Raft may keep.
 func (r *record) meta() *raft.SnapshotMeta {
 	meta := r.Meta
 	meta.Configuration = meta.Configuration.Clone()
@@ -68,8 +68,7 @@ func readRecord(fs vfs.FS, dir string) (*record, error) {
 }
 
 // writeRecord replaces the metadata file atomically and durably, and makes earlier changes of names
-// in dir durable. If it fails with renamed, either the old or the new one is in force after a
-// crash.
+// in dir durable. If it fails with renamed, either the old or the new file is found after a crash.
 func writeRecord(fs vfs.FS, dir string, r *record) (renamed bool, err error) {
 	body, err := json.Marshal(r)
 	if err != nil {

@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// Sink takes one snapshot: a local one by Persist, or one that is installed by writing a stream of
-// [Store.Open]. Close publishes it. One that is closed without either is refused: it would promise
-// a state that is nowhere.
+// Sink takes one snapshot: a local one by Persist, or an installed one by writing a stream of
+// [Store.Open]. Close publishes it. It refuses a snapshot with neither, which would promise a state
+// that does not exist.
 //
 // One goroutine at a time uses a sink. After Close or Cancel, both do nothing, and Close returns
 // what it returned before.
@@ -25,8 +25,8 @@ type Sink struct {
 // ID returns the snapshot's ID, for Open.
 func (k *Sink) ID() string { return k.record.Meta.ID }
 
-// Persist makes the state of live durable, for a local snapshot. FSMSnapshot.Persist calls it. Live
-// is what the store's live function returned when FSM.Snapshot was called; if it has been replaced
+// Persist makes the state of live durable, for a local snapshot. FSMSnapshot.Persist calls it. live
+// is what the store's live function returned when FSM.Snapshot was called; if it was replaced
 // since, Persist fails with [ErrSuperseded].
 func (k *Sink) Persist(live Live) error {
 	if k.done || k.stream != nil || k.live != nil {
@@ -66,7 +66,7 @@ func (k *Sink) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close publishes the snapshot. If it fails nothing of the snapshot is left, unless the metadata
+// Close publishes the snapshot. If it fails, nothing of the snapshot remains, unless the metadata
 // was written and only its durability is uncertain.
 func (k *Sink) Close() error {
 	if k.done {
@@ -91,8 +91,8 @@ func (k *Sink) publish() error {
 	}
 }
 
-// install makes the received directory, and the name of it, durable before the metadata that refers
-// to it.
+// install makes the received directory, and its name, durable before the metadata that refers to
+// it.
 func (k *Sink) install() error {
 	k.record.Installed = true
 	err := k.stream.finish()

@@ -29,7 +29,7 @@ const (
 	magic        = "codeqSS1"
 	prefixSize   = len(magic) + 4 + 8
 	checksumSize = 4
-	// maxHeader bounds the memory of a receiver: half a million files.
+	// maxHeader limits the memory of a receiver: half a million files.
 	maxHeader = 16 << 20
 	maxName   = 255
 	maxPiece  = 64 << 10 // written to a file at once
@@ -134,7 +134,7 @@ func (p *packer) close() error {
 // unpacker writes the files of a stream, as it arrives, into a directory.
 type unpacker struct {
 	fs  vfs.FS
-	dir string // fresh
+	dir string // a new directory
 
 	stage stage
 	small []byte   // what has arrived of a prefix, header or checksum
