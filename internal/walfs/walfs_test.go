@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hookFS calls after behind each operation that changes something, with the operation and the path.
-// An error of after becomes the error of the operation.
+// hookFS calls after following each operation that changes something, with the operation and the
+// path. An error of after becomes the error of the operation.
 type hookFS struct {
 	vfs.FS
 	after func(op, name string) error
@@ -210,9 +210,9 @@ func TestCloseErrors(t *testing.T) {
 	}
 }
 
-// TestNoGapAtTheEndOfABlock zeroes the tail of a block, as a power loss can which finds the page of
-// the tail written back earlier and the next block later. Where Pebble's reader skips a record, the
-// tail must have been synced.
+// TestNoGapAtTheEndOfABlock zeroes the tail of a block, as a power loss can if the page of the tail
+// was written back earlier and the next block later. Where Pebble's reader skips a record, the tail
+// must have been synced.
 func TestNoGapAtTheEndOfABlock(t *testing.T) {
 	const num, header = 7, 11
 	records := func(log []byte) (s string) {
@@ -285,8 +285,8 @@ func TestUnwrap(t *testing.T) {
 	require.Equal(t, vfs.FS(base), vfs.Root(New(base)))
 }
 
-// TestPebbleUsesLogsAsExpected holds Pebble to what the package relies on: the category and name of
-// its logs, a Close at each rotation before the next log is created, and a sync of the copy of a
+// TestPebbleUsesLogsAsExpected checks what the package relies on in Pebble: the category and name
+// of its logs, a Close at each rotation before the next log is created, and a sync of the copy of a
 // log in a checkpoint.
 func TestPebbleUsesLogsAsExpected(t *testing.T) {
 	rec := newRecorder()
@@ -390,7 +390,7 @@ func killChild(t *testing.T, dir, mode string, n int) (acked [childWriters]int) 
 	defer cmd.Process.Kill()
 
 	lines := 0
-	for in := bufio.NewScanner(out); in.Scan(); { // past the kill, to the end of the pipe
+	for in := bufio.NewScanner(out); in.Scan(); { // beyond the kill, to the end of the pipe
 		w, i, ok := strings.Cut(in.Text(), " ")
 		require.True(t, ok, in.Text())
 		writer, err := strconv.Atoi(w)
@@ -470,7 +470,7 @@ type crasher struct {
 	live atomic.Bool // whether operations take images
 
 	// manifest is true while a new MANIFEST and the marker that names it are not synced to the
-	// directory. An image could keep the marker alone, which is more than Pebble stands on any file
+	// directory. An image could keep the marker alone, which Pebble cannot handle on any file
 	// system.
 	manifest atomic.Bool
 
@@ -550,7 +550,7 @@ func (c *crasher) snap(odds int, at string, idle bool) {
 	c.images = append(c.images, img)
 }
 
-// write writes keys until n logs are closed, with images in between, and then lets Pebble flush so
+// write writes keys until n logs are closed, with images in between, and then makes Pebble flush so
 // that the next logs reuse these.
 func (c *crasher) write(t *testing.T, db *pebble.DB, n int64) {
 	c.gate.Lock()
@@ -619,7 +619,7 @@ func prefix(db *pebble.DB) (n int, err error) {
 	return n, nil
 }
 
-// TestPowerLoss crosses several power losses, each image of one being the disk on which the next
+// TestPowerLoss goes through several power losses; an image of one is the disk on which the next
 // one happens.
 func TestPowerLoss(t *testing.T) {
 	for seed := range uint64(2) {
@@ -667,7 +667,7 @@ func TestPowerLossAfterKill(t *testing.T) {
 			c.snap(5, "idle", true)
 		}
 	}
-	// The killed process: n keys fit into a memtable, so that it does nothing any more.
+	// The killed process: n keys fit into a memtable, so that it does no background work.
 	killed, err := c.openDisk()
 	require.NoError(t, err)
 	set(killed)
@@ -714,7 +714,7 @@ func TestPowerLossNeeds(t *testing.T) {
 	}
 }
 
-// lyingFS creates files of which SyncData does nothing.
+// lyingFS creates files whose SyncData does nothing.
 type lyingFS struct{ vfs.FS }
 
 func (fs lyingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
