@@ -2,10 +2,6 @@ package engine
 
 import "time"
 
-// Upkeep is what a shard's owner does without a request: what has become due by time, or what an
-// earlier group has left to do. However much of it there is, each group does a bounded part of it,
-// and serves callers beside it.
-
 // Budget bounds what a part of a group may do. Work that can be divided calls Spent before each
 // unit: it may exceed the budget by one unit.
 type Budget struct {
@@ -18,7 +14,7 @@ type Budget struct {
 // BudgetSize is how much a budget allows.
 type BudgetSize struct {
 	Records  int
-	Fraction int // its bytes are groupBytes divided by this
+	Fraction int // its bytes are GroupBytes divided by this
 	Time     time.Duration
 }
 
@@ -45,7 +41,7 @@ func (s *State) Part(whole Budget, n int, at time.Duration) Budget {
 	}
 }
 
-// Spent reports whether the budget of what is under way is used up.
+// Spent reports whether the budget of the current work is used up.
 func (s *State) Spent() bool {
 	if !s.Budget.begun {
 		s.Budget.begun = true

@@ -95,7 +95,7 @@ func (s *State) addQueue(q *Queue) {
 func (s *State) addLane(l *Lane) {
 	setAt(&s.lanes, l.number, l)
 	s.catalogue.loaded.Add(l.number)
-	delete(s.catalogue.aliases, l.number) // it may have been another lane's
+	delete(s.catalogue.aliases, l.number) // it may have been the number of another lane
 	l.window.Use(&s.windows.pool)
 	l.queue.addLane(l)
 }
@@ -405,7 +405,7 @@ func (s *State) readQueues(emit func(storedQueue) error) error {
 	if err := schema.Scan(s.Store.DB(), keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n == 0 {
-			return fmt.Errorf("%w: queue %x", base.ErrCorrupt, key)
+			return fmt.Errorf("%w: malformed queue key %x", base.ErrCorrupt, key)
 		}
 		counts, err := s.readCounters(it, n)
 		if err != nil {
@@ -425,7 +425,7 @@ func (s *State) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Cou
 	for ; it.Valid(); it.Next() {
 		n, err := keys.ParseNumbered(it.Key())
 		if err != nil {
-			return tasks, fmt.Errorf("%w: counters of queue %x", base.ErrCorrupt, it.Key())
+			return tasks, fmt.Errorf("%w: malformed counters key %x", base.ErrCorrupt, it.Key())
 		}
 		if n > number {
 			break
@@ -458,11 +458,11 @@ func (s *State) readLanes(emit func(storedLane) error) error {
 	return schema.Scan(s.Store.DB(), keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n > keys.MaxLane {
-			return fmt.Errorf("%w: lane %x", base.ErrCorrupt, key)
+			return fmt.Errorf("%w: malformed lane key %x", base.ErrCorrupt, key)
 		}
 		v, err := keys.ParseLaneValue(value)
 		if err != nil || v.Queue == 0 || v.Priority > MaxPriority {
-			return fmt.Errorf("%w: lane %d is %x", base.ErrCorrupt, n, value)
+			return fmt.Errorf("%w: lane %d has value %x", base.ErrCorrupt, n, value)
 		}
 		return emit(storedLane{n, v})
 	})

@@ -25,7 +25,7 @@ import (
 type LaneSweep struct {
 	lanes, queues numset.Set // that may be removed
 	Names         *laneNames
-	found         bool   // the reader is done
+	found         bool   // the reader has finished
 	next          uint32 // lane or queue to remove next
 	lanesGone     bool   // all lanes that can be removed are
 }

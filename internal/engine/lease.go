@@ -34,9 +34,9 @@ type lease struct {
 
 func (l *lease) receipt() Receipt { return Receipt{ID: l.id, Token: l.token} }
 
-// leaseRecord is one stored value that holds the leases that a group granted with the same
-// deadline. It is written once, and deleted when the last of its leases has ended, so that a claim
-// costs a fraction of a key.
+// leaseRecord is one stored value. It holds the leases that a group granted with the same deadline.
+// It is written once, and deleted when the last of its leases has ended, so that a claim costs a
+// fraction of a key.
 type leaseRecord struct {
 	seq      uint64
 	local    bool

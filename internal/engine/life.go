@@ -45,7 +45,7 @@ func (s *State) placeFirst(l *Lane, id keys.ID, rec []byte) {
 	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
 }
 
-// ready counts a task as ready and shows it to claims; its record is in the group.
+// ready counts a task as ready and offers it to claims; its record is in the group.
 func (s *State) ready(l *Lane, it window.Item) {
 	l.queue.Counts.Ready++
 	s.touch(l.queue)
@@ -138,7 +138,7 @@ type Grant struct {
 	Rec      []byte
 }
 
-// Holder is who holds a lease.
+// Holder is the holder of a lease.
 type Holder struct {
 	Local  bool   // the lease ends with the process
 	Runner uint32 // the owner's number, which CanceledLease returns
@@ -541,7 +541,7 @@ func (s *State) touch(q *Queue) {
 	}
 }
 
-// MaxCause bounds the text of an error that is kept with a task, in bytes.
+// MaxCause limits the text of an error that is kept with a task, in bytes.
 const MaxCause = 8 << 10
 
 func clip(text string) string {

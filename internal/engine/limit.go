@@ -112,10 +112,10 @@ func (s *State) fillLimit(q *Queue, scope uint64) error {
 	return nil
 }
 
-// recheck walks the scopes of a queue whose limit has changed.
+// recheck scans the scopes of a queue whose limit has changed.
 type recheck struct {
 	queue *Queue
-	from  []byte // nil: all have been walked
+	from  []byte // nil: all were scanned
 }
 
 func (s *State) recheck(q *Queue) {

@@ -170,7 +170,7 @@ func (s *State) loadBuckets() error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		q := s.numbers.At(int(number))
 		if err != nil || q == nil {
-			return fmt.Errorf("%w: bucket %x", base.ErrCorrupt, key)
+			return fmt.Errorf("%w: bucket key %x is malformed, or has no queue", base.ErrCorrupt, key)
 		}
 		size, err := keys.ParseNumber(value)
 		if err != nil {

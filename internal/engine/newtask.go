@@ -56,7 +56,7 @@ func NewTaskOf(m *keys.Message) (NewTask, error) {
 		RunAt: rec.RunAt, Rec: m.Record, Tied: TiedOf(&rec),
 	}
 	if !t.Valid(&rec, 0) {
-		return NewTask{}, fmt.Errorf("%w: task of queue %q in a message", wire.ErrMalformed, m.Queue)
+		return NewTask{}, fmt.Errorf("%w: message with a task of queue %q", wire.ErrMalformed, m.Queue)
 	}
 	return t, nil
 }

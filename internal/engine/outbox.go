@@ -55,7 +55,7 @@ func (s *State) loadOutbox(shards int) error {
 				numbers[n], err = keys.ParseNumber(value)
 			}
 			if err != nil || int(n) >= shards {
-				return fmt.Errorf("%w: last message, %x, is %x", base.ErrCorrupt, key, value)
+				return fmt.Errorf("%w: last message number %x has value %x", base.ErrCorrupt, key, value)
 			}
 			return nil
 		}); err != nil {
@@ -66,7 +66,7 @@ func (s *State) loadOutbox(shards int) error {
 	if err := schema.Scan(s.Store.DB(), keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= shards {
-			return fmt.Errorf("%w: message %x", base.ErrCorrupt, key)
+			return fmt.Errorf("%w: malformed message key %x", base.ErrCorrupt, key)
 		}
 		if s.out.waiting[to] == 0 {
 			s.out.first[to] = seq
@@ -150,7 +150,7 @@ func (o *outbox) busy() bool {
 // Outgoing is consecutive messages to a shard.
 type Outgoing struct {
 	To       int
-	First    uint64 // number of messages[0]
+	First    uint64 // number of Messages[0]
 	Messages []keys.Message
 }
 

@@ -94,7 +94,7 @@ func (s *State) waiter(q *Queue, scope uint64, w waiter) (*located, error) {
 // rangeReader reads a range as it was before the group, with one iterator for the whole group.
 type rangeReader struct {
 	prefix byte
-	it     *pebble.Iterator // nil until it is needed
+	it     *pebble.Iterator // nil until needed
 }
 
 func (r *rangeReader) open(s *State) (it *pebble.Iterator, err error) {
@@ -307,7 +307,7 @@ func (t *scanCursors) next() {
 	}
 }
 
-// after is the ID that follows another one.
+// after returns the ID that follows another one.
 func after(id keys.ID) keys.ID {
 	for i := len(id) - 1; i >= 0; i-- {
 		if id[i]++; id[i] != 0 {

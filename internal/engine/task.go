@@ -13,7 +13,7 @@ const MaxPriority = 9
 // TaskState is the state of a task.
 type TaskState uint8
 
-// The states of a task. It is in exactly one.
+// The states of a task. A task is in exactly one.
 const (
 	Ready     TaskState = iota + 1 // may be claimed
 	Scheduled                      // waits for its time: produced for later, or between attempts

@@ -97,7 +97,7 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 		s.noteRead(len(v))
 		_, child, err := keys.ParseDependent(it.Key())
 		if err == nil && len(v) != 1 {
-			err = fmt.Errorf("dependent %x is %x", it.Key(), v)
+			err = fmt.Errorf("dependent %x has value %x", it.Key(), v)
 		}
 		if err != nil {
 			s.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, err)

@@ -86,7 +86,7 @@ func (s *State) freeKeys() {
 		s.Group.delete(it.Key())
 		v, ok := s.uniques.get(s, hash)
 		if !ok || v.Until != at {
-			return false, fmt.Errorf("idempotency key %x is free at %d, and is %+v", hash, at, v)
+			return false, fmt.Errorf("idempotency key %x should be free at %d, and has value %+v", hash, at, v)
 		}
 		if lives, err := s.lives(v.ID); err != nil {
 			return false, err

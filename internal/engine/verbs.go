@@ -277,7 +277,7 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Seque
 			return nil
 		}
 	}
-	if v.Every != 0 { // from a start that was not known before
+	if v.Every != 0 { // the start was not known before
 		times = ticks.Every{Start: v.Start, Interval: v.Every}
 	}
 	if err := s.hasLanes(1); err != nil {

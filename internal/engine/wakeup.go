@@ -154,7 +154,7 @@ func (s *State) walkWakeups(applied map[wakeup]byte) {
 		}
 		q := s.numbers.At(int(number))
 		if len(v) != 1 || q == nil {
-			return false, fmt.Errorf("wakeup %x is %x", it.Key(), v)
+			return false, fmt.Errorf("wakeup %x has value %x", it.Key(), v)
 		}
 		m := wakeup{q, scope, id}
 		_, done := applied[m]

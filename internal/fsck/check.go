@@ -343,7 +343,7 @@ func (c *checker) freed(key, _ []byte) error {
 func (c *checker) wake(key, value []byte) error {
 	queue, scope, id, err := keys.ParseGrouped(key)
 	if err != nil || len(value) != 1 {
-		c.report("wakeup %x is %x: %w", key, value, err)
+		c.report("wakeup %x has value %x: %w", key, value, err)
 		return nil
 	}
 	c.wakes[wakeKey{queue, scope, id}] = true
@@ -406,7 +406,7 @@ func (c *checker) telling(key, value []byte) error {
 func (c *checker) dependent(key, value []byte) error {
 	parent, child, err := keys.ParseDependent(key)
 	if err != nil || len(value) != 1 || value[0] > c.rules.MaxOnDead {
-		c.report("dependent %x is %x: %w", key, value, err)
+		c.report("dependent %x has value %x: %w", key, value, err)
 		return nil
 	}
 	st := c.seen[parent]
@@ -441,7 +441,7 @@ func (c *checker) pinned(key, value []byte) error {
 func (c *checker) pin(key, value []byte) error {
 	child, parent, err := keys.ParsePin(key)
 	if err != nil || len(value) != 0 {
-		c.report("pin %x is %x: %w", key, value, err)
+		c.report("pin %x has value %x: %w", key, value, err)
 		return nil
 	}
 	if st := c.seen[child]; (st == nil || !st.Child || st.ended() && st.state != dead) && !c.leaving[child] {
@@ -459,7 +459,7 @@ func (c *checker) last(key, value []byte) error {
 	}
 	n, err := keys.ParseNumber(value)
 	if err != nil || n == 0 || int(to) >= c.shards {
-		c.report("last message to shard %d is %x: %w", to, value, err)
+		c.report("last message number to shard %d has value %x: %w", to, value, err)
 	}
 	c.sent[to] = n
 	return nil
@@ -473,7 +473,7 @@ func (c *checker) inbound(key, value []byte) error {
 	}
 	n, err := keys.ParseNumber(value)
 	if err != nil || int(from) >= c.shards {
-		c.report("last message from shard %d is %x: %w", from, value, err)
+		c.report("last message number from shard %d has value %x: %w", from, value, err)
 	}
 	if int(from) == c.index {
 		c.taken = n

@@ -20,7 +20,7 @@ func PutApplied(dst []byte, index, term uint64) {
 // ParseApplied is the inverse of PutApplied.
 func ParseApplied(b []byte) (index, term uint64, err error) {
 	if len(b) != AppliedLen {
-		return 0, 0, fmt.Errorf("applied entry is %x", b)
+		return 0, 0, fmt.Errorf("malformed applied entry: %x", b)
 	}
 	return binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), nil
 }

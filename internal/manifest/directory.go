@@ -51,20 +51,20 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 		err = m.admit(want)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	if m == nil {
 		if err := MakeDirectory(fsys, path); err != nil {
-			return nil, fmt.Errorf("codeq: create %s: %w", path, err)
+			return nil, fmt.Errorf("create %s: %w", path, err)
 		}
 	}
 	name, err := absolute(fsys, path)
 	if err != nil {
-		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	d := New(fsys, name, Manifest{})
 	if err = d.Lock(); err != nil {
-		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	// Another process may have changed the manifest before the lock was taken.
 	if m, err = Read(fsys, name); err == nil {
@@ -78,7 +78,7 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 		err = d.create(want)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", path, err), d.Close())
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), d.Close())
 	}
 	return d, nil
 }

@@ -149,7 +149,7 @@ func (m Manifest) check() (*Manifest, error) {
 		return nil, fmt.Errorf("%w: %s: %d shards", base.ErrCorrupt, Name, m.Shards)
 	}
 	if m.Open != nil && m.Format < 4 {
-		return nil, fmt.Errorf("%w: %s: of format %d, and open", base.ErrCorrupt, Name, m.Format)
+		return nil, fmt.Errorf("%w: %s: open in format %d, which has no place", base.ErrCorrupt, Name, m.Format)
 	}
 	return &m, nil
 }

@@ -11,7 +11,7 @@ import (
 // readAheadChunk is how many items ReadAhead hands over together.
 const readAheadChunk = 1024
 
-var errStopReading = errors.New("what is read is no longer asked for")
+var errStopReading = errors.New("reading was stopped")
 
 // ReadAhead calls visit for each item that read emits, in order. read runs concurrently on its own
 // goroutine, which has ended when ReadAhead returns; it must return any error of emit.

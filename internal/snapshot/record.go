@@ -55,7 +55,7 @@ func readRecord(fs vfs.FS, dir string) (*record, error) {
 	}
 	sum, body, _ := bytes.Cut(data, []byte("\n"))
 	if string(sum) != checksumText(body) {
-		return nil, fmt.Errorf("%w: checksum of %s", ErrDamaged, name)
+		return nil, fmt.Errorf("%w: wrong checksum of %s", ErrDamaged, name)
 	}
 	r := new(record)
 	if err := json.Unmarshal(body, r); err != nil {

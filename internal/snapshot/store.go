@@ -238,7 +238,7 @@ func (s *Store) writeSwapped(r *record) (*record, error) {
 // mu is held.
 func (s *Store) admit(index uint64) error {
 	if s.current != nil && index < s.current.Meta.Index {
-		return fmt.Errorf("%w: index %d by %d", ErrSuperseded, index, s.current.Meta.Index)
+		return fmt.Errorf("%w: index %d by index %d", ErrSuperseded, index, s.current.Meta.Index)
 	}
 	return nil
 }

@@ -325,7 +325,7 @@ func parseHeader(b []byte, total int64) ([]file, error) {
 		size := binary.LittleEndian.Uint64(b[length:])
 		b = b[length+8:]
 		if !validName(name) {
-			return nil, fmt.Errorf("file name %q", name)
+			return nil, fmt.Errorf("invalid file name %q", name)
 		}
 		if len(files) > 0 && name <= files[len(files)-1].name {
 			return nil, fmt.Errorf("file %q is out of order", name)
