@@ -56,7 +56,7 @@ func TestImportsRunOneWay(t *testing.T) {
 }
 
 // TestRulesAreDeterministic: the rules of a shard, and the protocol of permits, use no goroutine, lock,
-// file, socket or clock, and Raft neither.
+// file, socket, clock or global randomness, and Raft neither.
 func TestRulesAreDeterministic(t *testing.T) {
 	fset, all := sources(t)
 	for _, dir := range []string{"engine", "permits"} {
@@ -75,6 +75,7 @@ func requireDeterministic(t *testing.T, fset *token.FileSet, file *ast.File) {
 		first, _, _ := strings.Cut(name, "/")
 		require.NotContains(t, []string{"sync", "os", "net"}, first, "%s", fset.Position(spec.Pos()))
 		require.NotContains(t, name, "raft", "%s", fset.Position(spec.Pos()))
+		require.NotContains(t, []string{"hash/maphash", "crypto/rand", "math/rand"}, name, "%s", fset.Position(spec.Pos()))
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -84,6 +85,9 @@ func requireDeterministic(t *testing.T, fset *token.FileSet, file *ast.File) {
 			x, ok := n.X.(*ast.Ident)
 			if ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "AfterFunc", "NewTimer", "NewTicker", "Sleep", "Tick"}, n.Sel.Name) {
 				t.Errorf("%s: time.%s", fset.Position(n.Pos()), n.Sel.Name)
+			}
+			if ok && x.Name == "rand" && n.Sel.Name != "Rand" && !strings.HasPrefix(n.Sel.Name, "New") {
+				t.Errorf("%s: rand.%s, of a source that is everybody's", fset.Position(n.Pos()), n.Sel.Name)
 			}
 		}
 		return true

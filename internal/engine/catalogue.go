@@ -3,10 +3,10 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math"
 	"strings"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
@@ -328,10 +328,8 @@ func (s *State) Forget(q *Queue) {
 	c.gone[c.slot(q.Name)] += q.arrived
 }
 
-var nameSeed = maphash.MakeSeed()
-
 func (c *catalogue) slot(queue string) int {
-	return int(maphash.String(nameSeed, queue) % uint64(len(c.gone)))
+	return int(xxhash.Sum64String(queue) % uint64(len(c.gone)))
 }
 
 // loadCatalogue reads which numbers are taken, and loads the queues with tasks, and the lanes that

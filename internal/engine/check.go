@@ -672,7 +672,7 @@ func checkCache[K, V comparable](c *checker, what string, m *writeBackCache[K, V
 		if !m.isListed(k) {
 			continue
 		}
-		if listed++; !m.prints.Has(printOf(k)) {
+		if listed++; !m.prints.Has(m.print(k)) {
 			c.report("%s %v is on disk, and its fingerprint is missing", what, k)
 		}
 	}

@@ -183,6 +183,9 @@ func (s *State) loadBuckets() error {
 
 // loadCaches reads the ties of tasks, as far as memory holds them.
 func (s *State) loadCaches() error {
+	for _, m := range s.caches() {
+		m.salt(s.config.Seed)
+	}
 	err := errors.Join(s.teller.load(s.Store.DB()), s.pins.load(s.Store.DB()))
 	for _, m := range s.caches() {
 		err = errors.Join(err, m.load(s.Store.DB()))

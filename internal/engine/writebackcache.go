@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"hash/maphash"
 	"slices"
 	"unsafe"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
@@ -46,6 +46,7 @@ type writeBackCache[K comparable, V any] struct {
 
 	reader         *pebble.Iterator // of disk as it was before the group; nil until it is needed
 	scratch, value []byte
+	salted         []byte // the salt of fingerprints, and the key of the last one
 }
 
 type cacheEntry[V any] struct {
@@ -72,10 +73,9 @@ func (m *writeBackCache[K, V]) most() int {
 // printsCap limits the fingerprints of a range, in bytes: those of about ten million entries.
 const printsCap = 32 << 20
 
-var printSeed = maphash.MakeSeed()
-
 // anyCache is a cache of any entries.
 type anyCache interface {
+	salt(seed [32]byte)
 	load(r pebble.Reader) error
 	listIsDue() bool
 	list(s *State) error
@@ -113,13 +113,26 @@ func (m *writeBackCache[K, V]) load(r pebble.Reader) error {
 			return nil
 		}
 		m.held[k] = cacheEntry[V]{value: value, present: true, stored: many}
-		m.prints.Add(printOf(k))
+		m.prints.Add(m.print(k))
 	}
 	m.all = true
 	return store.Error(it.Error())
 }
 
-func printOf[K comparable](k K) uint64 { return maphash.Comparable(printSeed, k) }
+// print is the fingerprint of a key. It depends on the seed of the shard, so that nobody can choose
+// keys whose fingerprints are equal.
+func (m *writeBackCache[K, V]) print(k K) uint64 {
+	m.salted = m.key(m.salted[:saltLen], k)
+	return xxhash.Sum64(m.salted)
+}
+
+// saltLen is how much of the seed goes into a fingerprint, in bytes.
+const saltLen = 8
+
+// salt sets the seed of the fingerprints. REQUIRES: there are none yet.
+func (m *writeBackCache[K, V]) salt(seed [32]byte) {
+	m.salted = append(m.salted[:0], seed[:saltLen]...)
+}
 
 // isListed reports whether the fingerprints cover a key.
 func (m *writeBackCache[K, V]) isListed(k K) bool { return m.all || m.order(k, m.listed) < 0 }
@@ -155,7 +168,7 @@ func (m *writeBackCache[K, V]) list(s *State) error {
 
 // note adds the fingerprint of a key. It returns false if there are too many.
 func (m *writeBackCache[K, V]) note(k K) bool {
-	m.prints.Add(printOf(k))
+	m.prints.Add(m.print(k))
 	if m.prints.Bytes() > printsCap {
 		m.forgetPrints()
 		m.tooMany = true
@@ -234,7 +247,7 @@ func (m *writeBackCache[K, V]) remove(k K, e cacheEntry[V]) {
 		return
 	}
 	if m.isListed(k) {
-		m.prints.Remove(printOf(k))
+		m.prints.Remove(m.print(k))
 	}
 	var none V
 	e.value, e.present = none, false
@@ -243,7 +256,7 @@ func (m *writeBackCache[K, V]) remove(k K, e cacheEntry[V]) {
 
 // isAbsent reports whether an entry that is not held is known not to exist.
 func (m *writeBackCache[K, V]) isAbsent(k K) bool {
-	return m.whole || m.isListed(k) && !m.prints.Has(printOf(k))
+	return m.whole || m.isListed(k) && !m.prints.Has(m.print(k))
 }
 
 // hasChanged reports whether the group changes an entry.
