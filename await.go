@@ -20,14 +20,14 @@ type Outcome struct {
 	Attempts  int    `json:",omitzero"`
 }
 
-// Await waits until a task has ended (completed, canceled, or a dead letter)
-// and returns how. It gets the result of a task that ends while it waits even
-// if the task is not kept. A dead letter that is redriven may be awaited again.
+// Await waits until a task has ended (completed, canceled, or a dead letter) and returns how. It
+// gets the result of a task that ends while it waits even if the task is not kept. A dead letter
+// that is redriven may be awaited again.
 //
-// Await returns [ErrNotFound] if the task does not exist, or has ended and is not
-// kept; the error of ctx if ctx ends first, and [ErrClosed] when the queue is closed.
-// The task may be one that another call is about to complete: there is no gap
-// between looking and waiting, and nothing polls.
+// Await returns [ErrNotFound] if the task does not exist, or has ended and is not kept; the error
+// of ctx if ctx ends first, and [ErrClosed] when the queue is closed. The task may be one that
+// another call is about to complete: there is no gap between looking and waiting, and nothing
+// polls.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain] and [ErrNotLeader] (in a cluster),
 // [ErrFailed], [ErrClosed], and that of ctx.
@@ -124,8 +124,8 @@ func readOutcome(r *wire.Reader) Outcome {
 // awaitSweepMin is how many calls of Await there are between two sweeps at least.
 const awaitSweepMin = 64
 
-// dropGone forgets callers that have given up, now and then: there are never
-// more of them than twice those that wait, and some.
+// dropGone forgets callers that have given up, now and then: there are never more of them than
+// twice those that wait, and some.
 func (a *awaits) dropGone() {
 	a.calls = 0
 	for id, ops := range a.tasks {
@@ -161,12 +161,12 @@ func outcomeOf(o *engine.Outcome) Outcome {
 	return Outcome{State: State(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
 }
 
-// WaitIdle waits until the queues named, or all queues if none is, have no task
-// that is ready, scheduled, blocked or leased: all work is done, or dead. It returns the
-// error of ctx if ctx ends first.
+// WaitIdle waits until the queues named, or all queues if none is, have no task that is ready,
+// scheduled, blocked or leased: all work is done, or dead. It returns the error of ctx if ctx ends
+// first.
 //
-// It is for programs that end when their work does. Nothing keeps others from
-// producing at the moment at which it returns.
+// It is for programs that end when their work does. Nothing keeps others from producing at the
+// moment at which it returns.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
@@ -188,10 +188,10 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 			}
 			waited, total = waited || op.waited, total+op.Arrived
 		}
-		// While one shard was waited for, its completion may have been the cause
-		// of a produce into another; and between two questions, a task may have
-		// gone from a shard that was still to be asked to one that had been. If
-		// none arrived between two rounds of questions, all were idle at once.
+		// While one shard was waited for, its completion may have been the cause of a produce into
+		// another; and between two questions, a task may have gone from a shard that was still to
+		// be asked to one that had been. If none arrived between two rounds of questions, all were
+		// idle at once.
 		if !waited && (total == arrived || len(q.replicas) == 1) {
 			return nil
 		}
@@ -229,6 +229,6 @@ func (op *idleOp) encodeReply(dst []byte) []byte {
 
 func (op *idleOp) decodeReply(r *wire.Reader) { op.waited, op.Arrived = r.Bool(), r.Uint() }
 
-// again says that the caller has waited, whatever the next try finds: while there
-// was no leader, tasks may have come and gone.
+// again says that the caller has waited, whatever the next try finds: while there was no leader,
+// tasks may have come and gone.
 func (op *idleOp) again() { op.waited, op.err = true, nil }

@@ -18,18 +18,16 @@ import (
 	"codeq/internal/wire"
 )
 
-// Checkpoint copies the queue, which goes on working meanwhile, to dir. The copy
-// is the whole queue at one moment during the call: everything that had been
-// acknowledged before the call, in all shards, and nothing that began after it.
-// It is durable when Checkpoint returns, and a queue of its own: Open it where
-// it is, or copy it to where it is needed. To move it off the machine, copy the
-// directory by whatever means; nobody writes it until it is opened.
+// Checkpoint copies the queue, which goes on working meanwhile, to dir. The copy is the whole queue
+// at one moment during the call: everything that had been acknowledged before the call, in all
+// shards, and nothing that began after it. It is durable when Checkpoint returns, and a queue of
+// its own: Open it where it is, or copy it to where it is needed. To move it off the machine, copy
+// the directory by whatever means; nobody writes it until it is opened.
 //
-// What is large is shared by hard links, so dir must be on the file system of
-// the queue. A copy takes next to no space at first, and as much as the queue
-// had in the end, when compactions have rewritten all of it. All shards stand
-// still together while the rest is copied, for some hundredths of a second; calls
-// wait meanwhile.
+// What is large is shared by hard links, so dir must be on the file system of the queue. A copy
+// takes next to no space at first, and as much as the queue had in the end, when compactions have
+// rewritten all of it. All shards stand still together while the rest is copied, for some
+// hundredths of a second; calls wait meanwhile.
 //
 // dir must not exist, or be empty. It becomes a queue in the last step: what is left of a
 // Checkpoint that a crash has ended is refused by Open, and by the next Checkpoint, until it is
@@ -37,16 +35,15 @@ import (
 // beside it may be left, whose name ends with ".unfinished".) A Checkpoint that returns an error
 // has removed what it had made, but for empty directories.
 //
-// In the copy, the tasks that workers had at that moment are leased: those of
-// Run are ready again as soon as the copy is opened, others when their leases
-// expire. Whoever opens the copy while the original is at work does its tasks
-// twice. The copy has an identity of its own, so that its shards cannot
-// be mixed with those of the original.
+// In the copy, the tasks that workers had at that moment are leased: those of Run are ready again
+// as soon as the copy is opened, others when their leases expire. Whoever opens the copy while the
+// original is at work does its tasks twice. The copy has an identity of its own, so that its shards
+// cannot be mixed with those of the original.
 //
-// In a cluster it may be called on any node, which copies what it has itself: all
-// shards, once it has caught up with their leaders, for which they stand still as well: 5 s
-// at the most. When a leader is lost meanwhile, Checkpoint begins again, twice at the
-// most. The copy is that of a queue by itself, without [Options.Cluster].
+// In a cluster it may be called on any node, which copies what it has itself: all shards, once it
+// has caught up with their leaders, for which they stand still as well: 5 s at the most. When a
+// leader is lost meanwhile, Checkpoint begins again, twice at the most. The copy is that of a queue
+// by itself, without [Options.Cluster].
 //
 // Checkpoint returns an error that matches [ErrInvalid] if dir is within the queue or on another
 // file system, fs.ErrExist if it is not empty, [ErrLocked] if somebody else is about to make a
@@ -100,8 +97,8 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 		}
 		err = errors.Join(err, c.Close())
 	}()
-	// What is in memory is written while the shards are at work, so that little is
-	// left to be copied while they are not.
+	// What is in memory is written while the shards are at work, so that little is left to be
+	// copied while they are not.
 	err = q.eachReplica(func(r *replica) error {
 		return r.use(func(st *store.Store) error { return st.Flush(ctx) })
 	})
@@ -153,9 +150,9 @@ func (q *Queue) eachReplica(do func(r *replica) error) error {
 // cutTries is how often a copy is begun whose shards have not stood still to the end.
 const cutTries = 3
 
-// cut copies the stores at one moment: while all shards stand still, so that no
-// copy has anything that was done after another one's; above all, no message has been
-// taken in one of them and not been sent in another.
+// cut copies the stores at one moment: while all shards stand still, so that no copy has anything
+// that was done after another one's; above all, no message has been taken in one of them and not
+// been sent in another.
 func (q *Queue) cut(ctx context.Context, c *checkpoint.Copy) error {
 	for tries := 1; ; tries++ {
 		err := q.tryCut(ctx, c)
@@ -189,17 +186,16 @@ func (q *Queue) tryCut(ctx context.Context, c *checkpoint.Copy) error {
 	return nil
 }
 
-// A hold has the owners of all shards stand still at the same time: each stops
-// between two operations, when its disk is all that it has acknowledged and sent,
-// and goes on when it is told to. Since nobody can have heard of anything that was
-// done after the moment at which the last one stopped, what is read of all stores
-// meanwhile is the queue at one moment.
+// A hold has the owners of all shards stand still at the same time: each stops between two
+// operations, when its disk is all that it has acknowledged and sent, and goes on when it is told
+// to. Since nobody can have heard of anything that was done after the moment at which the last one
+// stopped, what is read of all stores meanwhile is the queue at one moment.
 //
-// In a cluster it is the owners on the leading nodes that stand still, and the stores
-// of any node may be read, once they have applied what the leaders had. When an owner
-// goes on, a majority confirms that its node still leads, or stores what it decided
-// before it stopped. So no other leader has stored anything before that, and what was
-// read is what the owner had. A hold without that confirmation is void.
+// In a cluster it is the owners on the leading nodes that stand still, and the stores of any node
+// may be read, once they have applied what the leaders had. When an owner goes on, a majority
+// confirms that its node still leads, or stores what it decided before it stopped. So no other
+// leader has stored anything before that, and what was read is what the owner had. A hold without
+// that confirmation is void.
 
 // hold is one that has begun.
 type hold struct {
@@ -209,15 +205,15 @@ type hold struct {
 	applied []uint64 // in a cluster: by shard, where its log was
 }
 
-// holdLimit is how long an owner stands still at the most for the sake of another node,
-// which may have died meanwhile.
+// holdLimit is how long an owner stands still at the most for the sake of another node, which may
+// have died meanwhile.
 const holdLimit = 5 * time.Second
 
 // errNotHeld is what an owner says that has not stood still until it was told to go on.
 var errNotHeld = fmt.Errorf("%w: the shard has not stood still", ErrUncertain)
 
-// hold returns when all owners stand still, or none. They stop in the order of their
-// shards, so that of the holds of two nodes one waits for the other.
+// hold returns when all owners stand still, or none. They stop in the order of their shards, so
+// that of the holds of two nodes one waits for the other.
 func (q *Queue) hold(ctx context.Context) (*hold, error) {
 	h := &hold{queue: q, id: rand.Uint64()}
 	for i := range q.replicas {
@@ -266,8 +262,8 @@ func (h *hold) resume() error {
 	return g.Wait()
 }
 
-// giveUp has the owners go on that may stand still. It does not wait for other nodes: whoever
-// is not reached goes on after holdLimit.
+// giveUp has the owners go on that may stand still. It does not wait for other nodes: whoever is
+// not reached goes on after holdLimit.
 func (h *hold) giveUp() {
 	if n := h.queue.node; n != nil {
 		n.background.Go(func() { contain(n.log, "end of a given up hold", func() { _ = h.resume() }, nil) })
@@ -276,8 +272,8 @@ func (h *hold) giveUp() {
 	_ = h.resume()
 }
 
-// reach waits until the store has what the log had at an index, for so long that there is
-// time left to read it.
+// reach waits until the store has what the log had at an index, for so long that there is time left
+// to read it.
 func (r *replica) reach(index uint64) error {
 	late := time.After(holdLimit / 2)
 	for {
@@ -359,8 +355,8 @@ func (op *holdOp) decode(r *wire.Reader) {
 func (op *holdOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
 func (op *holdOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
 
-// resumeOp has an owner that stands still go on: standStill looks for it. One that is
-// resolved has come too late, or too early.
+// resumeOp has an owner that stands still go on: standStill looks for it. One that is resolved has
+// come too late, or too early.
 type resumeOp struct {
 	completion
 	id uint64

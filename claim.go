@@ -20,30 +20,28 @@ import (
 	"codeq/internal/wire"
 )
 
-// Claim leases the next ready task of the queues asked for, and waits for one
-// if there is none. The lease is stored before Claim returns: a worker that
-// dies with the task, or takes the process with it, has used up an attempt.
+// Claim leases the next ready task of the queues asked for, and waits for one if there is none. The
+// lease is stored before Claim returns: a worker that dies with the task, or takes the process with
+// it, has used up an attempt.
 //
-// Within a queue the order is: higher priorities first, tenants in turn, and
-// for each tenant the task that has been ready for longest. With several
-// shards, tenants take turns in each of them, and claims go to the shard with the
-// highest priority, and for a queue with one tenant to the one with the oldest task, as the
-// shards of the process have told after their last commits: of claims that are made
-// at the same time some may get a task before a more urgent, or an older, one. The strict
-// order of queues holds over the shards for the first 16 of them. If req has
-// Weights, claims begin at any shard, and keep to the priorities only.
+// Within a queue the order is: higher priorities first, tenants in turn, and for each tenant the
+// task that has been ready for longest. With several shards, tenants take turns in each of them,
+// and claims go to the shard with the highest priority, and for a queue with one tenant to the one
+// with the oldest task, as the shards of the process have told after their last commits: of claims
+// that are made at the same time some may get a task before a more urgent, or an older, one. The
+// strict order of queues holds over the shards for the first 16 of them. If req has Weights, claims
+// begin at any shard, and keep to the priorities only.
 //
-// A task whose lease runs out for the first time keeps its place, and so does one whose
-// lease ends as the process restarts. The next time that its lease runs out it goes behind the
-// others of its lane (a queue, tenant and priority), so that a task that hangs its workers
-// holds nobody up. RedriveDead begins anew.
+// A task whose lease runs out for the first time keeps its place, and so does one whose lease ends
+// as the process restarts. The next time that its lease runs out it goes behind the others of its
+// lane (a queue, tenant and priority), so that a task that hangs its workers holds nobody up.
+// RedriveDead begins anew.
 //
-// Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error
-// of ctx if ctx ends first, and [ErrClosed] when the queue is closed. It is safe
-// for concurrent use; claims that wait are served first come, first served (those that
-// name more than 16 queues among themselves, in turn with the others), in a
-// cluster those of the node that leads the shard before others. There, the tasks
-// of a claim whose node is lost in this moment wait until the lease has expired.
+// Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
+// first, and [ErrClosed] when the queue is closed. It is safe for concurrent use; claims that wait
+// are served first come, first served (those that name more than 16 queues among themselves, in
+// turn with the others), in a cluster those of the node that leads the shard before others. There,
+// the tasks of a claim whose node is lost in this moment wait until the lease has expired.
 //
 // Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
@@ -58,10 +56,10 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (_ *Lease, err erro
 	return leaseOf(&op.Grants[0])
 }
 
-// ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as
-// there is one, with as many as are ready in one shard: of the first queue, then of the
-// queues that follow. It returns fewer where another shard has more urgent ones, and where the
-// next ones are to be read from disk first, as soon after Open or in a long backlog.
+// ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as there is one, with as
+// many as are ready in one shard: of the first queue, then of the queues that follow. It returns
+// fewer where another shard has more urgent ones, and where the next ones are to be read from disk
+// first, as soon after Open or in a long backlog.
 //
 // Errors: those of [Queue.Claim].
 func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, err error) {
@@ -80,8 +78,8 @@ func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, e
 	return leases, nil
 }
 
-// claim returns an operation with at least one grant; the caller unrefs it.
-// r is for leases that end with the process.
+// claim returns an operation with at least one grant; the caller unrefs it. r is for leases that
+// end with the process.
 func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	if r == nil { // else Run has checked it
 		if err := q.checkCall(ctx); err != nil {
@@ -132,8 +130,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	return op
 }
 
-// wait waits until the claim is served, and gives up the caller's reference if
-// it is not.
+// wait waits until the claim is served, and gives up the caller's reference if it is not.
 func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 	var err error
 	if cancel := ctx.Done(); cancel == nil {
@@ -237,8 +234,8 @@ type claimOp struct {
 	refs    atomic.Int32 // the caller, and the inbox or list that holds it
 }
 
-// unref gives up a reference; the last one recycles the operation. When the
-// caller has given up, done was never sent to.
+// unref gives up a reference; the last one recycles the operation. When the caller has given up,
+// done was never sent to.
 func (op *claimOp) unref() {
 	if op.refs.Add(-1) > 0 || op.Remote {
 		return
@@ -248,8 +245,8 @@ func (op *claimOp) unref() {
 	op.pool.Put(op)
 }
 
-// Settle lets go of what a claim of another node was given, which is encoded by then:
-// its tickets may stay for a while.
+// Settle lets go of what a claim of another node was given, which is encoded by then: its tickets
+// may stay for a while.
 func (op *claimOp) Settle(err error) {
 	made := op.reply != nil // for one call; else the caller may recycle it
 	op.completion.settle(err)
@@ -294,8 +291,8 @@ func (op *claimOp) try(s *shard) dispatch.Outcome {
 // maxSends bounds how often a claim is sent on: what has been published may be gone.
 const maxSends = 8
 
-// sendOn hands a claim to the shard that has something more urgent. It is false if that one
-// takes no more, and then the claim is sent no further.
+// sendOn hands a claim to the shard that has something more urgent. It is false if that one takes
+// no more, and then the claim is sent no further.
 func (op *claimOp) sendOn() bool {
 	op.sent++
 	if i := slices.IndexFunc(op.shards, func(s *shard) bool { return s.index == op.To() }); i >= 0 {
@@ -328,8 +325,7 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 	return rand.IntN(len(led))
 }
 
-// passOn lets a claim wait in this shard, unless it does not wait, and hands it
-// to the next one.
+// passOn lets a claim wait in this shard, unless it does not wait, and hands it to the next one.
 func (op *claimOp) passOn(s *shard) {
 	if !op.NoWait {
 		s.claims.Wait(&op.Claim)

@@ -13,13 +13,12 @@ import (
 	"codeq/internal/wire"
 )
 
-// DeadFilter says which dead letters RedriveAllDead and PurgeDead are about. The zero
-// DeadFilter takes all that died before the call begins, by the wall clock.
+// DeadFilter says which dead letters RedriveAllDead and PurgeDead are about. The zero DeadFilter
+// takes all that died before the call begins, by the wall clock.
 type DeadFilter struct {
 	Queue   string   // "": of all queues
 	Tenants []string // none: of all tenants; "" stands for tasks without one
-	// From and To bound the time of death: at or after From, and before To.
-	// Zero: no bound.
+	// From and To bound the time of death: at or after From, and before To. Zero: no bound.
 	From, To time.Time
 	// Match, if given, is asked about each of them. It must not keep the TaskInfo.
 	Match func(*TaskInfo) bool
@@ -27,12 +26,12 @@ type DeadFilter struct {
 	Rate float64
 }
 
-// RedriveDead makes a dead letter ready again, behind the tasks of its lane that are, with
-// all its attempts before it. The error that it died of stays with it. One that holds the
-// turn of its group ([Settings.HoldGroups]) goes first in it; any other waits for its turn.
+// RedriveDead makes a dead letter ready again, behind the tasks of its lane that are, with all its
+// attempts before it. The error that it died of stays with it. One that holds the turn of its group
+// ([Settings.HoldGroups]) goes first in it; any other waits for its turn.
 //
-// RedriveDead returns [ErrNotFound] if there is no such dead letter, and a
-// [*DuplicateError] ([ErrDuplicate]) if another task has its idempotency key by now.
+// RedriveDead returns [ErrNotFound] if there is no such dead letter, and a [*DuplicateError]
+// ([ErrDuplicate]) if another task has its idempotency key by now.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -41,9 +40,9 @@ func (q *Queue) RedriveDead(ctx context.Context, id ID) (err error) {
 	return q.alter(ctx, id, engine.AlterRedrive, 0)
 }
 
-// RedriveAllDead redrives dead letters and returns how many. Those whose
-// idempotency key has been taken by another task stay. When it returns an error,
-// such as that of ctx, some have been redriven.
+// RedriveAllDead redrives dead letters and returns how many. Those whose idempotency key has been
+// taken by another task stay. When it returns an error, such as that of ctx, some have been
+// redriven.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -52,9 +51,8 @@ func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (_ int, er
 	return q.eachDead(ctx, which, engine.AlterRedrive)
 }
 
-// PurgeDead forgets dead letters, and returns how many. Tasks that wait for one of
-// them are canceled. When it returns an error, such as that of ctx, some
-// have been forgotten.
+// PurgeDead forgets dead letters, and returns how many. Tasks that wait for one of them are
+// canceled. When it returns an error, such as that of ctx, some have been forgotten.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.

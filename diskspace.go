@@ -11,18 +11,18 @@ import (
 	"codeq/internal/failstop"
 )
 
-// diskSpace is what a shard's owner knows of the room on its disk, and what waits
-// for room. What is full is refused before anything of it is written: a store whose
-// log cannot be written fails until it is opened again.
+// diskSpace is what a shard's owner knows of the room on its disk, and what waits for room. What is
+// full is refused before anything of it is written: a store whose log cannot be written fails until
+// it is opened again.
 //
-// The owner asks the file system before a group, if it has committed some MiB
-// since it asked last, or some time has passed. A file system that cannot tell is
-// not full until a table, or the log, cannot be written for want of space: memory and the log
-// have room for the group under way, the log by a reserve (failstop), and no other is begun until Pebble,
-// which tries again several times a second, has written the table, and there is the reserve again.
+// The owner asks the file system before a group, if it has committed some MiB since it asked last,
+// or some time has passed. A file system that cannot tell is not full until a table, or the log,
+// cannot be written for want of space: memory and the log have room for the group under way, the
+// log by a reserve (failstop), and no other is begun until Pebble, which tries again several times
+// a second, has written the table, and there is the reserve again.
 //
-// Invariant: while the room is roomNone or roomEmpty, the owner's clock stands
-// still, since those who hold leases can neither end nor extend them.
+// Invariant: while the room is roomNone or roomEmpty, the owner's clock stands still, since those
+// who hold leases can neither end nor extend them.
 type diskSpace struct {
 	fs  vfs.FS
 	dir string
@@ -143,8 +143,7 @@ func (s *shard) errNoRoom() error {
 	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", ErrDiskFull, s.index, s.space.free, s.space.low)
 }
 
-// putOff has an operation wait for room if nobody would call again, and refuses
-// any other.
+// putOff has an operation wait for room if nobody would call again, and refuses any other.
 func (s *shard) putOff(op operation) {
 	if c, ok := op.(*claimOp); ok {
 		if c.IsTaken() {
@@ -176,8 +175,8 @@ type roomWaiter interface {
 	waitsForRoom() bool
 }
 
-// roomWait is part of operations whose callers may wait for room, as Run does with
-// what its handlers have returned.
+// roomWait is part of operations whose callers may wait for room, as Run does with what its
+// handlers have returned.
 type roomWait struct {
 	gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
 	left chan struct{}   // is gone, of a caller on another node

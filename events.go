@@ -18,12 +18,12 @@ type Event struct {
 	ID     ID        `json:",omitzero"`
 	Queue  string    `json:",omitzero"`
 	Tenant string    `json:",omitzero"`
-	// Attempt counts the attempts of the task as they stand after the change,
-	// as TaskInfo.Attempts does: of EventClaimed the one that begins is included,
-	// of EventReleased the one given back is not.
+	// Attempt counts the attempts of the task as they stand after the change, as TaskInfo.Attempts
+	// does: of EventClaimed the one that begins is included, of EventReleased the one given back is
+	// not.
 	Attempt int `json:",omitzero"`
-	// Time is the wall clock of the commit, to the millisecond. Changes that
-	// were committed together have the same.
+	// Time is the wall clock of the commit, to the millisecond. Changes that were committed
+	// together have the same.
 	Time time.Time `json:",omitzero"`
 	// LastError is what the attempt left behind, of EventRetried and EventDeadLettered: what
 	// Lease.LastError shows afterwards. Otherwise it is empty.
@@ -33,9 +33,8 @@ type Event struct {
 // EventKind is what has happened to a task.
 type EventKind uint8
 
-// The kinds of events. That a task that waited becomes ready, is replaced or
-// moved, that a dead letter is redriven or purged, and that an ended task is no
-// longer kept, are not among them.
+// The kinds of events. That a task that waited becomes ready, is replaced or moved, that a dead
+// letter is redriven or purged, and that an ended task is no longer kept, are not among them.
 const (
 	EventProduced     EventKind = iota + 1 // stored, to be ready at once or later
 	EventClaimed                           // leased to a worker
@@ -72,14 +71,13 @@ const allKinds engine.KindSet = 1<<endOfKinds - 2
 
 // SubscribeOptions of Subscribe. A zero field is its documented default.
 type SubscribeOptions struct {
-	// Queues are those whose tasks are of interest; they need not exist yet.
-	// Default: all.
+	// Queues are those whose tasks are of interest; they need not exist yet. Default: all.
 	Queues []string
 	// Kinds of events that are of interest. Default: all.
 	Kinds []EventKind
-	// Buffer is how many events are held until they are read; then each new
-	// one drops the oldest. An event takes about a hundred bytes and LastError,
-	// which is at most 8 KiB. Up to 1,048,576. Default: 1024.
+	// Buffer is how many events are held until they are read; then each new one drops the oldest.
+	// An event takes about a hundred bytes and LastError, which is at most 8 KiB. Up to 1,048,576.
+	// Default: 1024.
 	Buffer int
 }
 
@@ -88,21 +86,19 @@ const (
 	maxEventBuffer     = 1 << 20
 )
 
-// Subscribe begins to collect events. Every change that is made by a call that
-// begins after Subscribe has returned is told, in the order of the changes for
-// each shard; between shards the order is not defined. When the call that
-// makes a change returns, its event has reached the subscription.
+// Subscribe begins to collect events. Every change that is made by a call that begins after
+// Subscribe has returned is told, in the order of the changes for each shard; between shards the
+// order is not defined. When the call that makes a change returns, its event has reached the
+// subscription.
 //
-// Events tell of changes and are no record of them. Nothing is told of what was before, not
-// even of leases that ran out while the queue was closed, if Open has taken
-// the tasks back by then. A commit that fails is not told, although the next
-// Open may find its changes stored; its shard has no further events, and the
-// subscription goes on with those of the others.
+// Events tell of changes and are no record of them. Nothing is told of what was before, not even of
+// leases that ran out while the queue was closed, if Open has taken the tasks back by then. A
+// commit that fails is not told, although the next Open may find its changes stored; its shard has
+// no further events, and the subscription goes on with those of the others.
 //
-// Subscribe returns an error that matches [ErrInvalid] when an option is out of
-// bounds, and [ErrClosed] when the queue is closed. Close the subscription when
-// it is no longer read; until then it costs its buffer, and the engine never
-// waits for it.
+// Subscribe returns an error that matches [ErrInvalid] when an option is out of bounds, and
+// [ErrClosed] when the queue is closed. Close the subscription when it is no longer read; until
+// then it costs its buffer, and the engine never waits for it.
 //
 // Errors: [ErrInvalid], [ErrClosed], and [ErrNotLeader] or [ErrUncertain] in a cluster.
 func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
@@ -167,9 +163,9 @@ type Subscription struct {
 	changed chan struct{} // non-nil while readers wait; closed when there is an event or the end
 }
 
-// Next returns the oldest event that has not been read, and waits for one if
-// there is none. It returns the error of ctx when ctx ends, and [ErrClosed] after
-// Close, or when the queue is closed and its last event has been read.
+// Next returns the oldest event that has not been read, and waits for one if there is none. It
+// returns the error of ctx when ctx ends, and [ErrClosed] after Close, or when the queue is closed
+// and its last event has been read.
 func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
 	defer public(&err)
 	switch {
@@ -201,8 +197,8 @@ var errNotSubscribed = fmt.Errorf("%w: this Subscription was not made by Subscri
 // isMade reports whether Subscribe has made the subscription.
 func (sub *Subscription) isMade() bool { return sub != nil && sub.hub != nil }
 
-// take removes the oldest event. If there is none, changed is closed when there
-// is one, and nil when there will be none.
+// take removes the oldest event. If there is none, changed is closed when there is one, and nil
+// when there will be none.
 func (sub *Subscription) take() (e Event, ok bool, changed <-chan struct{}) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
@@ -234,8 +230,8 @@ func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
 	}
 }
 
-// Lost is how many events have been dropped because the buffer was full. All
-// of them came before the event that Next returns next.
+// Lost is how many events have been dropped because the buffer was full. All of them came before
+// the event that Next returns next.
 func (sub *Subscription) Lost() uint64 {
 	if !sub.isMade() {
 		return 0
@@ -245,8 +241,8 @@ func (sub *Subscription) Lost() uint64 {
 	return sub.lost
 }
 
-// Close ends the subscription and drops what has not been read. It may be
-// called twice and at any moment.
+// Close ends the subscription and drops what has not been read. It may be called twice and at any
+// moment.
 func (sub *Subscription) Close() {
 	if !sub.isMade() {
 		return
@@ -297,8 +293,8 @@ func (sub *Subscription) offer(events []Event) {
 	}
 }
 
-// eventHub is the subscriptions of a queue. Without one, wanted is empty, and
-// a change of state costs a look at it.
+// eventHub is the subscriptions of a queue. Without one, wanted is empty, and a change of state
+// costs a look at it.
 type eventHub struct {
 	wanted atomic.Uint32                   // KindSet of what any subscription is interested in
 	subs   atomic.Pointer[[]*Subscription] // never changed in place; nil: none
@@ -329,8 +325,8 @@ func (h *eventHub) remove(sub *Subscription) {
 	h.replace(rest)
 }
 
-// close ends all subscriptions; what they hold can still be read. REQUIRES:
-// the owners of the shards have ended.
+// close ends all subscriptions; what they hold can still be read. REQUIRES: the owners of the
+// shards have ended.
 func (h *eventHub) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -25,20 +25,19 @@ type TaskInfo struct {
 	Attempts int `json:",omitzero"`
 	// LastError is what the last failed attempt left behind.
 	LastError string `json:",omitzero"`
-	// At is a time that belongs to the state. Ready: since when, which a task keeps whose
-	// lease has run out for the first time, or by a restart, or that Run gives back unstarted,
-	// and one that comes back in any other way does not, by
-	// the clock that orders the tasks of its shard, which is ahead of the wall clock
-	// after that was set back; Scheduled: when it becomes ready; Blocked: when it was
-	// produced; Leased: when the lease expires, or as long as Run works on the task,
-	// when it would have without a sign of life; Dead, Done, Canceled: since when.
+	// At is a time that belongs to the state. Ready: since when, which a task keeps whose lease has
+	// run out for the first time, or by a restart, or that Run gives back unstarted, and one that
+	// comes back in any other way does not, by the clock that orders the tasks of its shard, which
+	// is ahead of the wall clock after that was set back; Scheduled: when it becomes ready;
+	// Blocked: when it was produced; Leased: when the lease expires, or as long as Run works on the
+	// task, when it would have without a sign of life; Dead, Done, Canceled: since when.
 	At time.Time `json:",omitzero"`
 	// Result of a completed task.
 	Result []byte `json:",omitempty"`
 }
 
-// Get returns a task in whatever state it is, as of the last commit. It
-// returns [ErrNotFound] for one that never was, or is done and no longer kept.
+// Get returns a task in whatever state it is, as of the last commit. It returns [ErrNotFound] for
+// one that never was, or is done and no longer kept.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
 // cluster), [ErrFailed], [ErrClosed], and that of ctx.
@@ -53,11 +52,11 @@ func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 	return op.task, nil
 }
 
-// readOp reads what is stored: a task, or a page of a list. The owner takes a
-// snapshot, as only the owner can: Pebble shows a batch to readers before it has
-// persisted, and the owner is where none is under way. The owner also tells which
-// of the tasks that are asked about are leased, so that nobody walks the leases.
-// The reading is done elsewhere; a page of tasks in lanes takes two visits.
+// readOp reads what is stored: a task, or a page of a list. The owner takes a snapshot, as only the
+// owner can: Pebble shows a batch to readers before it has persisted, and the owner is where none
+// is under way. The owner also tells which of the tasks that are asked about are leased, so that
+// nobody walks the leases. The reading is done elsewhere; a page of tasks in lanes takes two
+// visits.
 type readOp struct {
 	completion
 	id   ID
@@ -165,8 +164,8 @@ func (op *readOp) again() {
 	}
 }
 
-// view is a shard's disk between two commits. Reading it does not disturb the
-// owner; the store cannot close before the view has.
+// view is a shard's disk between two commits. Reading it does not disturb the owner; the store
+// cannot close before the view has.
 type view struct {
 	*schema.Snapshot
 	replica *replica
@@ -221,8 +220,8 @@ func taskInfo(t *schema.Task) *TaskInfo {
 	return info
 }
 
-// msTime is the time of a stored number of milliseconds; zero for one that no
-// clock shows, such as the expiry of what is kept for ever.
+// msTime is the time of a stored number of milliseconds; zero for one that no clock shows, such as
+// the expiry of what is kept for ever.
 func msTime(ms uint64) time.Time {
 	if ms > 1<<48 {
 		return time.Time{}

@@ -8,15 +8,15 @@ import (
 )
 
 // A panic of codeq's own is a bug of codeq, and does not end the process of its host. Every
-// goroutine that codeq starts runs in a guard, which logs the panic with its stack and
-// makes an error of it. The error ends as little as is known to depend on the goroutine:
+// goroutine that codeq starts runs in a guard, which logs the panic with its stack and makes an
+// error of it. The error ends as little as is known to depend on the goroutine:
 //
 //   - the call for which it works, if there is one;
-//   - otherwise the shard, as if its storage had failed, but without a claim that the
-//     storage has: in a cluster the replica steps down, and another one leads.
+//   - otherwise the shard, as if its storage had failed, but without a claim that the storage has:
+//     in a cluster the replica steps down, and another one leads.
 //
-// Invariant: no go statement is without a guard (TestGoroutinesAreGuarded), and the name that
-// it gives is found by TestPanicOfAnyGoroutine, but for those that the test names.
+// Invariant: no go statement is without a guard (TestGoroutinesAreGuarded), and the name that it
+// gives is found by TestPanicOfAnyGoroutine, but for those that the test names.
 
 // ownPanic is the error of a goroutine of codeq that has panicked. It matches *PanicError.
 type ownPanic struct {
@@ -52,8 +52,8 @@ func containUser(log *slog.Logger, what string, f func()) (ok bool) {
 	return ok
 }
 
-// abandon answers the caller of an operation that may have been answered before. It keeps
-// the references of a claim, of which it is not known who has them.
+// abandon answers the caller of an operation that may have been answered before. It keeps the
+// references of a claim, of which it is not known who has them.
 func abandon(op operation, reason error) {
 	if e, ok := op.(leaseEnd); ok && e.of().runner != nil {
 		op.settle(reason)

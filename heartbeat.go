@@ -13,9 +13,9 @@ import (
 	"codeq/internal/wire"
 )
 
-// leaseRenewer keeps the leases of a Run's running handlers alive whose tasks lie in
-// one shard; a shard that stalls delays the renewals of no other. It renews three
-// times in the length of a lease, and rests while no handler runs.
+// leaseRenewer keeps the leases of a Run's running handlers alive whose tasks lie in one shard; a
+// shard that stalls delays the renewals of no other. It renews three times in the length of a
+// lease, and rests while no handler runs.
 type leaseRenewer struct {
 	runner *runner
 	shard  int
@@ -61,8 +61,7 @@ func (h *leaseRenewer) run() {
 	}
 }
 
-// beat renews the leases of the running handlers, and cancels those whose
-// lease is lost.
+// beat renews the leases of the running handlers, and cancels those whose lease is lost.
 func (h *leaseRenewer) beat() (running bool) {
 	r := h.runner
 	op := &renewOp{completion: newCompletion(), duration: millis(r.opts.LeaseFor)}
@@ -98,8 +97,8 @@ func (h *leaseRenewer) beat() (running bool) {
 	return true
 }
 
-// cancel ends the handler of a task that was canceled. The shard's owner
-// calls it: it does not wait for hooks.
+// cancel ends the handler of a task that was canceled. The shard's owner calls it: it does not wait
+// for hooks.
 func (r *runner) cancel(receipt Receipt) {
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
@@ -155,8 +154,7 @@ func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
 	return true
 }
 
-// renewOp moves the deadlines of leases that belong to this process. Nothing
-// is written.
+// renewOp moves the deadlines of leases that belong to this process. Nothing is written.
 type renewOp struct {
 	completion
 	receipts []Receipt

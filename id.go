@@ -7,8 +7,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// ID identifies a task. It is a UUIDv7 (RFC 9562): IDs that one shard mints
-// sort in the order of minting. The zero ID is no task's.
+// ID identifies a task. It is a UUIDv7 (RFC 9562): IDs that one shard mints sort in the order of
+// minting. The zero ID is no task's.
 //
 //	bytes 0-5    milliseconds since 1970
 //	bytes 6-7    version 7, and a 12-bit counter

@@ -11,20 +11,18 @@ import (
 	"codeq/internal/wire"
 )
 
-// Complete finishes a task. When the task has a retention, it is kept with
-// result for that long; otherwise result is dropped. The tasks in next are
-// produced in the same commit: either the task is done and all of them exist,
-// or neither. Those whose idempotency key is taken are left out. With several
-// shards, those with a LimitKey, Group or idempotency key reach the shard to
-// which they belong a moment later, each exactly once.
+// Complete finishes a task. When the task has a retention, it is kept with result for that long;
+// otherwise result is dropped. The tasks in next are produced in the same commit: either the task
+// is done and all of them exist, or neither. Those whose idempotency key is taken are left out.
+// With several shards, those with a LimitKey, Group or idempotency key reach the shard to which
+// they belong a moment later, each exactly once.
 //
-// Complete returns [ErrLeaseLost] if the receipt is not that of a lease in
-// force; then next was not produced either. An error that matches [ErrUncertain]
-// leaves the outcome open: completing again is safe and tells, by
-// [ErrLeaseLost], at the latest when the lease would have expired.
+// Complete returns [ErrLeaseLost] if the receipt is not that of a lease in force; then next was not
+// produced either. An error that matches [ErrUncertain] leaves the outcome open: completing again
+// is safe and tells, by [ErrLeaseLost], at the latest when the lease would have expired.
 //
-// All verbs that take a Receipt are safe for concurrent use; of several that
-// finish the same lease, one succeeds.
+// All verbs that take a Receipt are safe for concurrent use; of several that finish the same lease,
+// one succeeds.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -53,9 +51,8 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	return err
 }
 
-// Retry ends a failed attempt, which counts. The task waits as opts say and is
-// tried again, behind the tasks of its lane that are ready by then; out of attempts, it
-// becomes a dead letter.
+// Retry ends a failed attempt, which counts. The task waits as opts say and is tried again, behind
+// the tasks of its lane that are ready by then; out of attempts, it becomes a dead letter.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -71,8 +68,8 @@ func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err er
 	return q.failed(ctx, r, op, opts.Err)
 }
 
-// Release gives a task back without counting the attempt. It is ready again
-// after the given time, at once for 0, behind the tasks of its lane that are ready by then.
+// Release gives a task back without counting the attempt. It is ready again after the given time,
+// at once for 0, behind the tasks of its lane that are ready by then.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -84,8 +81,8 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (er
 	return q.failed(ctx, r, failOp{how: engine.FailRelease, wait: int64(millis(after))}, nil)
 }
 
-// DeadLetter gives a task up: it becomes a dead letter whatever attempts are
-// left. cause, which may be nil, is kept with it.
+// DeadLetter gives a task up: it becomes a dead letter whatever attempts are left. cause, which may
+// be nil, is kept with it.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -94,8 +91,8 @@ func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err err
 	return q.failed(ctx, r, failOp{how: engine.FailDead}, cause)
 }
 
-// Extend moves the deadline of a lease to d from now. d is 10 ms to a year. A task
-// whose lease runs out is ready again, and the attempt counts; Claim says in which place.
+// Extend moves the deadline of a lease to d from now. d is 10 ms to a year. A task whose lease runs
+// out is ready again, and the attempt counts; Claim says in which place.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -119,8 +116,8 @@ type completeOp struct {
 	ofRunner
 }
 
-// ofRunner is embedded in operations by which Run ends a lease. It does not wait: the runner is told of the outcome in
-// place of a caller, and owns the operation from then on.
+// ofRunner is embedded in operations by which Run ends a lease. It does not wait: the runner is
+// told of the outcome in place of a caller, and owns the operation from then on.
 type ofRunner struct {
 	runner *runner // nil: a caller waits
 	lease  *Lease
@@ -284,16 +281,15 @@ type Lease struct {
 	Task
 	// Attempt counts the tries of this task, this one included.
 	Attempt int `json:",omitzero"`
-	// Deadline is when the lease expires, unless it is extended, by the wall
-	// clock of the process that granted it.
+	// Deadline is when the lease expires, unless it is extended, by the wall clock of the process
+	// that granted it.
 	Deadline time.Time `json:",omitzero"`
 	// LastError is what the last failed attempt left behind.
 	LastError string `json:",omitzero"`
 }
 
-// Receipt names one lease of one task. Whoever holds it may finish the task,
-// once, while the lease is in force. It is plain data: an application may hand
-// it to a remote worker as text.
+// Receipt names one lease of one task. Whoever holds it may finish the task, once, while the lease
+// is in force. It is plain data: an application may hand it to a remote worker as text.
 type Receipt struct {
 	ID    ID
 	Token uint64 // larger with every lease of the task
@@ -332,7 +328,7 @@ func (r Receipt) inner() engine.Receipt { return engine.Receipt{ID: r.ID, Token:
 type RetryOptions struct {
 	// Err is kept with the task and shown as Lease.LastError.
 	Err error
-	// After is how long the task waits before it is ready again. 0: by
-	// Options.Backoff; negative: not at all.
+	// After is how long the task waits before it is ready again. 0: by Options.Backoff; negative:
+	// not at all.
 	After time.Duration
 }

@@ -26,16 +26,15 @@ type ListOptions struct {
 
 // List yields the tasks of one state, of all shards in one order:
 //
-//   - Ready and Leased: by queue, the highest priority first, by tenant, then
-//     by the time since when they are ready;
+//   - Ready and Leased: by queue, the highest priority first, by tenant, then by the time since
+//     when they are ready;
 //   - Scheduled: by time;
 //   - Blocked: by queue, and together what waits for the same;
-//   - Dead, Done, Canceled: by queue, by the time until which they are kept
-//     (those of about the same time together), then by the time of their produce.
+//   - Dead, Done, Canceled: by queue, by the time until which they are kept (those of about the
+//     same time together), then by the time of their produce.
 //
-// It reads some hundred tasks at a time, each time as of the last commit: a task
-// that changes its state meanwhile may be missed. The sequence ends after the
-// first error.
+// It reads some hundred tasks at a time, each time as of the last commit: a task that changes its
+// state meanwhile may be missed. The sequence ends after the first error.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
 // [ErrFailed], [ErrClosed], and that of ctx.

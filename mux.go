@@ -12,46 +12,42 @@ import (
 	"time"
 )
 
-// Mux maps queues to the handlers that work on their tasks. Fill it before Run
-// and leave it alone afterwards; several Runs may share it.
+// Mux maps queues to the handlers that work on their tasks. Fill it before Run and leave it alone
+// afterwards; several Runs may share it.
 //
-// Run claims tasks of queues that have a handler, and no others: those wait
-// until a Run has a handler for them. Handle and Use do not return errors; Run
-// refuses a Mux that was not filled rightly, with an [InvalidError] for each
-// mistake, before it claims anything.
+// Run claims tasks of queues that have a handler, and no others: those wait until a Run has a
+// handler for them. Handle and Use do not return errors; Run refuses a Mux that was not filled
+// rightly, with an [InvalidError] for each mistake, before it claims anything.
 type Mux struct {
 	handlers   map[string]handler
 	middleware []Middleware
 	err        error // what Run returns in place of running
 }
 
-// handler works on a task; what it leaves in the frame is stored if it returns
-// nil. l is f.lease unless a middleware has replaced it.
+// handler works on a task; what it leaves in the frame is stored if it returns nil. l is f.lease
+// unless a middleware has replaced it.
 type handler func(ctx context.Context, l *Lease, f *taskContext) error
 
-// Handler is the handler of a queue as middleware sees it: Args and all that is
-// decoded are inside it.
+// Handler is the handler of a queue as middleware sees it: Args and all that is decoded are inside
+// it.
 type Handler func(ctx context.Context, l *Lease) error
 
-// Middleware puts something around handlers. It is called once for each queue
-// when Run begins, and the Handler that it returns is called for each task, by
-// several goroutines at a time.
+// Middleware puts something around handlers. It is called once for each queue when Run begins, and
+// the Handler that it returns is called for each task, by several goroutines at a time.
 //
-// That Handler sees by the error of next what becomes of the task: nil, the
-// verdicts that Handle lists, the error of a payload that could not be decoded,
-// or a [*PanicError] if the handler panicked. What it returns in turn decides. If
-// it panics itself, this is an error like the panic of a handler.
+// That Handler sees by the error of next what becomes of the task: nil, the verdicts that Handle
+// lists, the error of a payload that could not be decoded, or a [*PanicError] if the handler
+// panicked. What it returns in turn decides. If it panics itself, this is an error like the panic
+// of a handler.
 //
-// It calls next with ctx or a context derived from it, and with l, whose
-// Payload and Headers it may replace beforehand for what is inside. It may call
-// next not at all, or again: of the results and follow-ups, those of the last
-// call are stored, if that call returned nil. It does not return before next
-// does.
+// It calls next with ctx or a context derived from it, and with l, whose Payload and Headers it may
+// replace beforehand for what is inside. It may call next not at all, or again: of the results and
+// follow-ups, those of the last call are stored, if that call returned nil. It does not return
+// before next does.
 type Middleware func(next Handler) Handler
 
-// Use puts middleware around the handlers of all queues, whether they were
-// registered before or are later. The first is the outermost, over all calls of
-// Use.
+// Use puts middleware around the handlers of all queues, whether they were registered before or are
+// later. The first is the outermost, over all calls of Use.
 func (m *Mux) Use(middleware ...Middleware) {
 	for i, mw := range middleware {
 		if mw == nil {
@@ -93,8 +89,8 @@ func (m *Mux) compose() (_ map[string]handler, err error) {
 
 var errForeignContext = errors.New("codeq: a middleware passed on a context that is not derived from the task's")
 
-// last is the end of a chain of middleware. A panic becomes an error here, so
-// that middleware sees it as one.
+// last is the end of a chain of middleware. A panic becomes an error here, so that middleware sees
+// it as one.
 func (h handler) last() Handler {
 	return func(ctx context.Context, l *Lease) (err error) {
 		f := taskContextOf(ctx)
@@ -122,8 +118,8 @@ type Job[T any] struct {
 	encoding *encoding
 }
 
-// SetResult has a copy of result kept with the completed task for its retention. It is
-// dropped if the handler returns an error.
+// SetResult has a copy of result kept with the completed task for its retention. It is dropped if
+// the handler returns an error.
 func (j *Job[T]) SetResult(result []byte) { j.output().setResult(result, j.limits()) }
 
 func (j *Job[T]) limits() *Limits { return &j.frame.runner.queue.opts.Limits }
@@ -141,9 +137,8 @@ func (j *Job[T]) isMade() bool { return j != nil && j.frame != nil }
 
 var errJobNotMade = errors.New("codeq: this Job was not made by Handle")
 
-// SetResultValue is SetResult with v encoded as the payloads of the queue are;
-// ResultAs decodes it. If v cannot be encoded the error, returned by the
-// handler, makes the task a dead letter.
+// SetResultValue is SetResult with v encoded as the payloads of the queue are; ResultAs decodes it.
+// If v cannot be encoded the error, returned by the handler, makes the task a dead letter.
 func (j *Job[T]) SetResultValue(v any) error {
 	if !j.isMade() {
 		return errJobNotMade
@@ -156,20 +151,19 @@ func (j *Job[T]) SetResultValue(v any) error {
 	return nil
 }
 
-// FollowUp has tasks produced in the same commit that completes this one. It copies them. They
-// are dropped if the handler returns an error.
+// FollowUp has tasks produced in the same commit that completes this one. It copies them. They are
+// dropped if the handler returns an error.
 //
-// A follow-up that has neither a traceparent nor a tracestate header gets both
-// of this task, so that a W3C trace context goes on, unless its headers would
-// then exceed [Limits.Headers]. It gets no other header.
+// A follow-up that has neither a traceparent nor a tracestate header gets both of this task, so
+// that a W3C trace context goes on, unless its headers would then exceed [Limits.Headers]. It gets
+// no other header.
 func (j *Job[T]) FollowUp(tasks ...Task) {
 	j.output().followUp(tasks, j.Headers, j.limits())
 }
 
-// Handle registers the handler of a queue. The payload is decoded into Args, by
-// JSON unless options say otherwise, except that for T = []byte Args is the
-// payload itself, and that an empty payload leaves Args zero. A payload that
-// cannot be decoded makes the task a dead letter.
+// Handle registers the handler of a queue. The payload is decoded into Args, by JSON unless options
+// say otherwise, except that for T = []byte Args is the payload itself, and that an empty payload
+// leaves Args zero. A payload that cannot be decoded makes the task a dead letter.
 //
 // The handler says by its result what becomes of the task:
 //
@@ -179,15 +173,14 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 //	DeadLetter(err)      a dead letter at once
 //	any other error      tried again by Options.Backoff
 //
-// A panic is an error, a [*PanicError] with the stack in it. So is a nil pointer that is
-// returned as an error, whatever its method Error does. A result or follow-up
-// tasks that exceed the limits make the task a dead letter.
+// A panic is an error, a [*PanicError] with the stack in it. So is a nil pointer that is returned
+// as an error, whatever its method Error does. A result or follow-up tasks that exceed the limits
+// make the task a dead letter.
 //
-// The handler's context knows the task: see LeaseFrom and LoggerFrom. It has the
-// values of the context of Run, and if the task has a Timeout its deadline.
+// The handler's context knows the task: see LeaseFrom and LoggerFrom. It has the values of the
+// context of Run, and if the task has a Timeout its deadline.
 //
-// A queue has one handler: of a second one, as of a nil one, Run tells by an
-// [InvalidError].
+// A queue has one handler: of a second one, as of a nil one, Run tells by an [InvalidError].
 func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error, opts ...PayloadOption) {
 	if _, ok := m.handlers[queue]; ok {
 		m.refuse(&InvalidError{"Handle queue", strconv.Quote(queue), "one handler for each queue"})
@@ -231,13 +224,11 @@ func (v *verdict) Error() string {
 
 func (v *verdict) Unwrap() error { return v.err }
 
-// Snooze is returned by a handler to have its task back after d. The attempt
-// does not count.
+// Snooze is returned by a handler to have its task back after d. The attempt does not count.
 func Snooze(d time.Duration) error { return &verdict{how: engine.FailRelease, after: max(d, 0)} }
 
-// RetryAfter is returned by a handler to have its task tried again after d,
-// whatever the backoff. The attempt counts; out of attempts, the task becomes
-// a dead letter.
+// RetryAfter is returned by a handler to have its task tried again after d, whatever the backoff.
+// The attempt counts; out of attempts, the task becomes a dead letter.
 func RetryAfter(d time.Duration, err error) error {
 	return &verdict{how: engine.FailRetry, after: max(d, 0), err: err}
 }
@@ -279,8 +270,8 @@ func failOpOf(err error) failOp {
 	return op
 }
 
-// verdictOf is the verdict in a handler's error; nil if there is none. The methods As and
-// Unwrap of the error may panic.
+// verdictOf is the verdict in a handler's error; nil if there is none. The methods As and Unwrap of
+// the error may panic.
 func verdictOf(err error) (v *verdict) {
 	defer func() {
 		if recover() != nil {
@@ -291,8 +282,8 @@ func verdictOf(err error) (v *verdict) {
 	return v
 }
 
-// errorText is the text of a caller's error. Its method Error may panic, as those of most
-// types do when the error is a nil pointer.
+// errorText is the text of a caller's error. Its method Error may panic, as those of most types do
+// when the error is a nil pointer.
 func errorText(err error) (text string) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -14,13 +14,13 @@ import (
 	"codeq/internal/wire"
 )
 
-// Produce stores a task and returns its ID. The task may be claimed as soon as
-// its RunAt has come, and nothing else holds it back.
+// Produce stores a task and returns its ID. The task may be claimed as soon as its RunAt has come,
+// and nothing else holds it back.
 //
-// If the idempotency key of the task is taken, Produce stores nothing, and
-// returns the ID of the task that has it, with a [*DuplicateError] ([ErrDuplicate]).
-// An error that matches [ErrUncertain] leaves open whether the task was stored;
-// after any other error it was not. Produce is safe for concurrent use.
+// If the idempotency key of the task is taken, Produce stores nothing, and returns the ID of the
+// task that has it, with a [*DuplicateError] ([ErrDuplicate]). An error that matches [ErrUncertain]
+// leaves open whether the task was stored; after any other error it was not. Produce is safe for
+// concurrent use.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -60,20 +60,19 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	return id, nil
 }
 
-// ProduceBatch stores all of the tasks or none, in one commit, and returns
-// their IDs in the same order. Tasks of one queue, tenant and priority that
-// are ready at once are claimed in the order of the batch.
+// ProduceBatch stores all of the tasks or none, in one commit, and returns their IDs in the same
+// order. Tasks of one queue, tenant and priority that are ready at once are claimed in the order of
+// the batch.
 //
-// A task whose idempotency key is taken is not stored, the others are: its ID
-// is that of the task that has the key, and the error joins a [*DuplicateError]
-// ([ErrDuplicate]) for each. Other errors are those of Produce; an [InvalidError]
-// tells which task it is about.
+// A task whose idempotency key is taken is not stored, the others are: its ID is that of the task
+// that has the key, and the error joins a [*DuplicateError] ([ErrDuplicate]) for each. Other errors
+// are those of Produce; an [InvalidError] tells which task it is about.
 //
-// With several shards, tasks with a LimitKey, Group or idempotency key belong to
-// a certain one, and a batch that belongs to several is stored in one commit for
-// each. If one fails, its tasks and those of later ones are not stored: their
-// IDs are zero. Tasks with nothing but an idempotency key come first, so that it
-// is safe to produce a batch again of which all others have none of the three.
+// With several shards, tasks with a LimitKey, Group or idempotency key belong to a certain one, and
+// a batch that belongs to several is stored in one commit for each. If one fails, its tasks and
+// those of later ones are not stored: their IDs are zero. Tasks with nothing but an idempotency key
+// come first, so that it is safe to produce a batch again of which all others have none of the
+// three.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -122,8 +121,8 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 	return ids, errors.Join(duplicates...)
 }
 
-// produce has a shard store the tasks of an operation, which it takes over, and
-// puts their IDs into ids. at is the place of the operation's i-th task in tasks.
+// produce has a shard store the tasks of an operation, which it takes over, and puts their IDs into
+// ids. at is the place of the operation's i-th task in tasks.
 func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) error {
 	settled, err := q.doProduce(ctx, shard, op)
 	if settled {
@@ -161,8 +160,7 @@ type part struct {
 	bound bool  // some must not be stored twice
 }
 
-// split tells which shard stores which tasks of a batch: nil means that any one
-// may store them all.
+// split tells which shard stores which tasks of a batch: nil means that any one may store them all.
 func (q *Queue) split(tasks []engine.NewTask) []part {
 	isBound := func(t engine.NewTask) bool {
 		_, bound := t.Home(len(q.replicas))
@@ -202,8 +200,8 @@ func (q *Queue) split(tasks []engine.NewTask) []part {
 	return parts
 }
 
-// prepare does what the caller's goroutine can do of a task: encode its
-// record, into a buffer of its own. REQUIRES: t is checked.
+// prepare does what the caller's goroutine can do of a task: encode its record, into a buffer of
+// its own. REQUIRES: t is checked.
 func prepare(t *Task, records *arena.Arena) engine.NewTask {
 	rec := t.record()
 	size := rec.MaxSize()
@@ -242,8 +240,8 @@ func (c *commitCost) add(t *engine.NewTask, l *Limits) error {
 	return nil
 }
 
-// batch gathers the tasks of a verb: they are checked, and encoded into memory of its own,
-// as they are added.
+// batch gathers the tasks of a verb: they are checked, and encoded into memory of its own, as they
+// are added.
 type batch struct {
 	verb    string
 	tasks   []engine.NewTask
@@ -323,8 +321,8 @@ func errScattered(verb string) error {
 	return &InvalidError{verb + " tasks", "Nth together with LimitKey, Group or Unique.Key", "such tasks in one shard only"}
 }
 
-// markParents has the records of tasks say that others of the batch wait for
-// them, or for a twin that is not stored. REQUIRES: the twins are found.
+// markParents has the records of tasks say that others of the batch wait for them, or for a twin
+// that is not stored. REQUIRES: the twins are found.
 func markParents(tasks []engine.NewTask) {
 	for i := range tasks {
 		if tasks[i].Tied == nil {
@@ -355,9 +353,8 @@ func markParents(tasks []engine.NewTask) {
 	}
 }
 
-// findTwins notes which tasks of a batch have the same idempotency key as one
-// before them. It returns the index of the first that would have to replace
-// the other one, or -1.
+// findTwins notes which tasks of a batch have the same idempotency key as one before them. It
+// returns the index of the first that would have to replace the other one, or -1.
 func findTwins(tasks []engine.NewTask) int {
 	first := make(map[[keys.UniqueLen]byte]int)
 	for i := range tasks {
@@ -393,8 +390,8 @@ func (q *Queue) produceOp() *produceOp {
 	return &produceOp{completion: newCompletion()}
 }
 
-// recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never
-// handed to a shard.
+// recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never handed to a
+// shard.
 func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.tasks)
 	op.tasks, op.IDs, op.Duplicates, op.err = op.tasks[:0], op.IDs[:0], op.Duplicates[:0], nil
@@ -402,8 +399,8 @@ func (q *Queue) recycleProduce(op *produceOp) {
 	q.pools.produce.Put(op)
 }
 
-// pools keep operations for reuse. They belong to a Queue and not to the
-// package: in a testing/synctest bubble channels must not outlive the bubble.
+// pools keep operations for reuse. They belong to a Queue and not to the package: in a
+// testing/synctest bubble channels must not outlive the bubble.
 type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
@@ -444,8 +441,8 @@ func taskError(verb string, i int, err error) error {
 	return fmt.Errorf("%s: task %d: %w", verb, i, err)
 }
 
-// appendTasks appends new tasks to a call of another node. What binds them to
-// others is in their records.
+// appendTasks appends new tasks to a call of another node. What binds them to others is in their
+// records.
 func appendTasks(dst []byte, tasks []engine.NewTask) []byte {
 	dst = wire.AppendUint(dst, uint64(len(tasks)))
 	for i := range tasks {

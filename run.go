@@ -16,37 +16,33 @@ import (
 
 // RunOptions of Run. A zero field is its documented default.
 type RunOptions struct {
-	// Concurrency is how many handlers run at the same time. Default: four for
-	// each of GOMAXPROCS.
+	// Concurrency is how many handlers run at the same time. Default: four for each of GOMAXPROCS.
 	Concurrency int
-	// Queues are those to work on, in strict order unless Weights are given;
-	// see ClaimRequest. Default: all queues of the Mux, by Weights, or equally without them.
+	// Queues are those to work on, in strict order unless Weights are given; see ClaimRequest.
+	// Default: all queues of the Mux, by Weights, or equally without them.
 	Queues  []string
 	Weights map[string]int
-	// LeaseFor is after how long without a sign of life a task is taken from
-	// its handler. Run gives that sign for every running handler, so only a
-	// process that stands still for so long loses tasks. Default:
-	// Options.LeaseFor.
+	// LeaseFor is after how long without a sign of life a task is taken from its handler. Run gives
+	// that sign for every running handler, so only a process that stands still for so long loses
+	// tasks. Default: Options.LeaseFor.
 	LeaseFor time.Duration
-	// Grace is how long handlers may go on when Run is to end; then their
-	// context is cancelled and their tasks are given back. What handlers have
-	// returned waits as long again for room on a full disk. Default: 10 s;
-	// negative: no grace.
+	// Grace is how long handlers may go on when Run is to end; then their context is cancelled and
+	// their tasks are given back. What handlers have returned waits as long again for room on a
+	// full disk. Default: 10 s; negative: no grace.
 	Grace time.Duration
-	// OnError is told of every failed attempt (a handler's error or a
-	// *PanicError; not of Snooze) and of every outcome that could not be
-	// stored, such as ErrLeaseLost. Several goroutines call it at a time. If it panics,
-	// the Logger is told. The worker waits for it: one that blocks for ever costs its worker, and
-	// may keep Run and Close from returning.
+	// OnError is told of every failed attempt (a handler's error or a *PanicError; not of Snooze)
+	// and of every outcome that could not be stored, such as ErrLeaseLost. Several goroutines call
+	// it at a time. If it panics, the Logger is told. The worker waits for it: one that blocks for
+	// ever costs its worker, and may keep Run and Close from returning.
 	OnError func(l *Lease, err error)
 }
 
 // fetchCap is how many tasks one claim of Run takes at the most.
 const fetchCap = 256
 
-// Run works on the tasks of the mux's queues until ctx ends: it claims tasks
-// for idle workers, calls the handlers, and stores what they return. Workers
-// go on without waiting for the commit; Run itself returns after the last one.
+// Run works on the tasks of the mux's queues until ctx ends: it claims tasks for idle workers,
+// calls the handlers, and stores what they return. Workers go on without waiting for the commit;
+// Run itself returns after the last one.
 //
 // A lease of Run belongs to the process: it lasts as long as its handler runs, without any writes,
 // and if the process dies the task is ready again at the next Open, with the attempt counted. The
@@ -54,14 +50,14 @@ const fetchCap = 256
 // context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost], or [ErrFailed] with its
 // shard), and when Run has waited for Grace (cause: that of ctx, or [ErrClosed]).
 //
-// While there is no room on the disk, the outcomes of handlers wait for it, and
-// their tasks are not lost to them meanwhile.
+// While there is no room on the disk, the outcomes of handlers wait for it, and their tasks are not
+// lost to them meanwhile.
 //
-// When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace
-// for its handlers, cancels the rest, and gives their tasks back without
-// counting the attempt. It returns nil if ctx ended, [ErrClosed] if the queue was
-// closed, the error of a shard that failed, and [ErrHandlersRunning] if after
-// another Grace (at least a second) some handlers still had not returned.
+// When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace for its handlers,
+// cancels the rest, and gives their tasks back without counting the attempt. It returns nil if ctx
+// ended, [ErrClosed] if the queue was closed, the error of a shard that failed, and
+// [ErrHandlersRunning] if after another Grace (at least a second) some handlers still had not
+// returned.
 //
 // Errors: [ErrInvalid], [ErrNoHandler], [ErrHandlersRunning], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed].
@@ -90,17 +86,15 @@ func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty
 	return r.claimed, err
 }
 
-// runner is one call of Run. Tasks go from the fetchers through jobs to the
-// workers:
+// runner is one call of Run. Tasks go from the fetchers through jobs to the workers:
 //
 //	fetcher   takes free places, claims that many tasks at the most, puts them into jobs
 //	worker    takes a task from jobs, calls its handler, hands its completion to
 //	          the shard, and frees the place
 //
-// A worker that ends a task takes the next one without going to sleep. One
-// worker at a time is woken: it takes a task, and wakes the next one if others
-// are left. So handlers that are slow have all workers busy after some
-// microseconds, and fast ones do not pay for waking them.
+// A worker that ends a task takes the next one without going to sleep. One worker at a time is
+// woken: it takes a task, and wakes the next one if others are left. So handlers that are slow have
+// all workers busy after some microseconds, and fast ones do not pay for waking them.
 type runner struct {
 	number   uint32 // among those of the process, from 1
 	queue    *Queue
@@ -277,8 +271,8 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
-// fetch claims tasks for free workers until ctx ends, or if it does not wait for them, until
-// there is none, and none is at work.
+// fetch claims tasks for free workers until ctx ends, or if it does not wait for them, until there
+// is none, and none is at work.
 func (r *runner) fetch(ctx context.Context) error {
 	req := r.req
 	for {
@@ -361,8 +355,8 @@ func (r *runner) release(n int) {
 	}
 }
 
-// drain lets the handlers end: for the grace period by themselves, then by
-// their context. It returns when their outcomes are stored.
+// drain lets the handlers end: for the grace period by themselves, then by their context. It
+// returns when their outcomes are stored.
 func (r *runner) drain(cause error) error {
 	defer r.awaitStored()
 	r.mu.Lock()
@@ -412,8 +406,8 @@ func (r *runner) drain(cause error) error {
 	return fmt.Errorf("%w: %d", ErrHandlersRunning, running)
 }
 
-// awaitStored returns when the outcomes of all handlers are stored, or refused: for
-// room on the disk they wait no longer than Run waits for handlers.
+// awaitStored returns when the outcomes of all handlers are stored, or refused: for room on the
+// disk they wait no longer than Run waits for handlers.
 func (r *runner) awaitStored() {
 	done := make(chan struct{})
 	go func() {
@@ -458,8 +452,7 @@ func (r *runner) giveBack(receipt Receipt, l *Lease) {
 	}
 }
 
-// storeContext ends when an operation that another node has put off is not waited for
-// any more.
+// storeContext ends when an operation that another node has put off is not waited for any more.
 func (r *runner) storeContext() context.Context {
 	if r.queue.node == nil || r.storing.Err() != nil {
 		return context.Background()
@@ -467,7 +460,8 @@ func (r *runner) storeContext() context.Context {
 	return r.storing
 }
 
-// report tells OnError, and waits for it. OnError has a goroutine of its own: it may panic, or end it.
+// report tells OnError, and waits for it. OnError has a goroutine of its own: it may panic, or end
+// it.
 func (r *runner) report(l *Lease, err error) {
 	if r.opts.OnError == nil {
 		return
@@ -659,8 +653,7 @@ func (r *runner) settled(op leaseEnd, err error) {
 	}()
 }
 
-// own makes a handler's task the worker's. It is refused when handlers are not
-// to run any more.
+// own makes a handler's task the worker's. It is refused when handlers are not to run any more.
 func (w *worker) own(f *taskContext) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -671,8 +664,8 @@ func (w *worker) own(f *taskContext) bool {
 	return true
 }
 
-// disown is the end of the handler. It is false when the task has been taken
-// away meanwhile, so that what the handler returned is of no consequence.
+// disown is the end of the handler. It is false when the task has been taken away meanwhile, so
+// that what the handler returned is of no consequence.
 func (w *worker) disown() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -17,42 +17,37 @@ import (
 	"codeq/internal/wire"
 )
 
-// Schedule produces a task again and again: one for each of its ticks,
-// whatever the number of processes and restarts. It is stored in the queue
-// and is at work while a process has the queue open.
+// Schedule produces a task again and again: one for each of its ticks, whatever the number of
+// processes and restarts. It is stored in the queue and is at work while a process has the queue
+// open.
 //
-// Its place in time is stored in the same commit as the tasks that it
-// produces, and only goes forward. When the clock is set back, no tick that is
-// over comes again: the schedule waits until the clock has caught up. Delete it
-// and set it again to have it begin with the first tick after now.
+// Its place in time is stored in the same commit as the tasks that it produces, and only goes
+// forward. When the clock is set back, no tick that is over comes again: the schedule waits until
+// the clock has caught up. Delete it and set it again to have it begin with the first tick after
+// now.
 type Schedule struct {
 	// Name tells the schedules of a queue directory apart. Required.
 	Name string `json:",omitzero"`
-	// Cron says when to tick, by the clock of TimeZone. Five fields: minute,
-	// hour, day of the month, month (1 to 12, or jan to dec), day of the week
-	// (0 to 6 from Sunday, or sun to sat); each *, a number, a range a-b, any
-	// of these with a step /n, or a list of these with commas. When both days
-	// are given, one that matches is enough. Or one of @hourly, @daily
-	// (@midnight), @weekly, @monthly, @yearly (@annually).
+	// Cron says when to tick, by the clock of TimeZone. Five fields: minute, hour, day of the
+	// month, month (1 to 12, or jan to dec), day of the week (0 to 6 from Sunday, or sun to sat);
+	// each *, a number, a range a-b, any of these with a step /n, or a list of these with commas.
+	// When both days are given, one that matches is enough. Or one of @hourly, @daily (@midnight),
+	// @weekly, @monthly, @yearly (@annually).
 	//
-	// A tick is the beginning of each minute at which a clock shows what Cron
-	// says. Where daylight saving sets clocks forward, what they skip does not
-	// come on that day; where it sets them back, what they show twice ticks
-	// twice. For once a day on every day, choose a time that is never skipped
-	// or repeated, or UTC.
+	// A tick is the beginning of each minute at which a clock shows what Cron says. Where daylight
+	// saving sets clocks forward, what they skip does not come on that day; where it sets them
+	// back, what they show twice ticks twice. For once a day on every day, choose a time that is
+	// never skipped or repeated, or UTC.
 	Cron string `json:",omitzero"`
-	// Every is the time from tick to tick, in place of Cron: at least one
-	// second, rounded up to the millisecond. It counts from the SetSchedule
-	// that created the schedule or changed when it ticks; the first tick is
-	// one interval later.
+	// Every is the time from tick to tick, in place of Cron: at least one second, rounded up to the
+	// millisecond. It counts from the SetSchedule that created the schedule or changed when it
+	// ticks; the first tick is one interval later.
 	Every time.Duration `json:",omitzero"`
-	// TimeZone is the IANA name, such as "Europe/Berlin", of the zone whose
-	// clocks Cron is about. "": UTC. The names must be known to the machine,
-	// or to the program by importing time/tzdata.
+	// TimeZone is the IANA name, such as "Europe/Berlin", of the zone whose clocks Cron is about.
+	// "": UTC. The names must be known to the machine, or to the program by importing time/tzdata.
 	TimeZone string `json:",omitzero"`
-	// Task is what each tick produces, ready at once: RunAt must be zero. Two
-	// headers are added, TickHeader and ScheduleHeader; Headers may not have
-	// them.
+	// Task is what each tick produces, ready at once: RunAt must be zero. Two headers are added,
+	// TickHeader and ScheduleHeader; Headers may not have them.
 	Task Task `json:",omitzero"`
 	// Missed says what becomes of ticks that were missed.
 	Missed MissedPolicy `json:",omitzero"`
@@ -64,15 +59,15 @@ const (
 	ScheduleHeader = engine.ScheduleHeader // the name of the schedule
 )
 
-// MissedPolicy says what a schedule does about ticks that were missed. A tick
-// is missed when its time is more than a minute past when the queue comes to
-// it: because no process had the queue open, the machine was suspended, or the
-// clock was set forward. A tick that is late by less produces its task.
+// MissedPolicy says what a schedule does about ticks that were missed. A tick is missed when its
+// time is more than a minute past when the queue comes to it: because no process had the queue
+// open, the machine was suspended, or the clock was set forward. A tick that is late by less
+// produces its task.
 type MissedPolicy uint8
 
 const (
-	// MissedOnce: one task makes up for all missed ticks, that of the latest
-	// tick that has come. The default.
+	// MissedOnce: one task makes up for all missed ticks, that of the latest tick that has come.
+	// The default.
 	MissedOnce MissedPolicy = iota
 	// MissedSkip: no task is produced for a missed tick.
 	MissedSkip
@@ -100,9 +95,9 @@ type ScheduleInfo struct {
 	Next time.Time `json:",omitzero"`
 	// Last is the tick that produced the last task; zero if none has.
 	Last time.Time `json:",omitzero"`
-	// LastError says why this process does not know when the schedule ticks, such as
-	// that the machine does not know its time zone. The schedule rests until a
-	// process opens the queue that does know. "": it is known.
+	// LastError says why this process does not know when the schedule ticks, such as that the
+	// machine does not know its time zone. The schedule rests until a process opens the queue that
+	// does know. "": it is known.
 	LastError string `json:",omitzero"`
 }
 
@@ -111,16 +106,14 @@ const (
 	maxCron  = 1024 // bytes of Schedule.Cron
 )
 
-// SetSchedule stores a schedule, or replaces the one of the same name. It is
-// meant to be called at every start of a program: a schedule that is replaced
-// by an equal one goes on as if nothing had happened. Nor does it lose its
-// place when only Task or Missed differ; these hold from the next tick on. When
-// Cron, Every or TimeZone differ it begins anew, with the first tick after now.
+// SetSchedule stores a schedule, or replaces the one of the same name. It is meant to be called at
+// every start of a program: a schedule that is replaced by an equal one goes on as if nothing had
+// happened. Nor does it lose its place when only Task or Missed differ; these hold from the next
+// tick on. When Cron, Every or TimeZone differ it begins anew, with the first tick after now.
 //
-// SetSchedule returns an [InvalidError] for a schedule that cannot be, such as
-// one that never ticks. An error that matches [ErrUncertain] leaves open whether
-// it was stored; after any other error it was not. SetSchedule is safe for
-// concurrent use.
+// SetSchedule returns an [InvalidError] for a schedule that cannot be, such as one that never
+// ticks. An error that matches [ErrUncertain] leaves open whether it was stored; after any other
+// error it was not. SetSchedule is safe for concurrent use.
 //
 // Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
 // and that of ctx.
@@ -138,9 +131,8 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	return err
 }
 
-// DeleteSchedule removes a schedule; the tasks that it has produced stay. It
-// returns [ErrNotFound] if there is none of this name. DeleteSchedule is safe
-// for concurrent use.
+// DeleteSchedule removes a schedule; the tasks that it has produced stay. It returns [ErrNotFound]
+// if there is none of this name. DeleteSchedule is safe for concurrent use.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -154,8 +146,8 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// Schedules returns all schedules, ordered by name. It copies some hundred at a time, each
-// of them as of one moment; other calls go on meanwhile. It is safe for concurrent use.
+// Schedules returns all schedules, ordered by name. It copies some hundred at a time, each of them
+// as of one moment; other calls go on meanwhile. It is safe for concurrent use.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
@@ -316,8 +308,8 @@ func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {
 
 func (op *deleteScheduleOp) decode(r *wire.Reader) { op.name = r.String() }
 
-// One visit of a shard's owner copies so many schedules, and of these as many
-// as have about so many bytes, headers and payloads included.
+// One visit of a shard's owner copies so many schedules, and of these as many as have about so many
+// bytes, headers and payloads included.
 const (
 	schedulesStep  = 512
 	schedulesBytes = 1 << 20

@@ -13,43 +13,41 @@ import (
 	"codeq/internal/wire"
 )
 
-// Settings of a queue are stored with it, and may change while it runs. The
-// zero Settings are those of a queue that nobody has configured.
+// Settings of a queue are stored with it, and may change while it runs. The zero Settings are those
+// of a queue that nobody has configured.
 type Settings struct {
-	// Paused: nothing is claimed from the queue. Tasks in workers' hands, and
-	// produces, go on.
+	// Paused: nothing is claimed from the queue. Tasks in workers' hands, and produces, go on.
 	Paused bool `json:",omitzero"`
-	// Concurrency is how many tasks of the queue may be leased at the same
-	// time. 0: no limit. Lowering it takes no lease away. In a cluster it holds for
-	// all nodes together, whichever fail. When another node comes to lead the first shard, tasks
-	// of queues with a Concurrency or Rate may have to wait until each shard has a leader.
+	// Concurrency is how many tasks of the queue may be leased at the same time. 0: no limit.
+	// Lowering it takes no lease away. In a cluster it holds for all nodes together, whichever
+	// fail. When another node comes to lead the first shard, tasks of queues with a Concurrency or
+	// Rate may have to wait until each shard has a leader.
 	Concurrency int `json:",omitzero"`
 	// ConcurrencyPerKey is the same for the tasks of each Task.LimitKey.
 	ConcurrencyPerKey int `json:",omitzero"`
-	// Rate is how many tasks a second may be claimed from the queue, on
-	// average; 0: any number. It is the rate of a token bucket
-	// (golang.org/x/time/rate) that is empty after Open, and in a cluster
-	// whenever another node comes to lead the first shard.
+	// Rate is how many tasks a second may be claimed from the queue, on average; 0: any number. It
+	// is the rate of a token bucket (golang.org/x/time/rate) that is empty after Open, and in a
+	// cluster whenever another node comes to lead the first shard.
 	Rate float64 `json:",omitzero"`
-	// Burst is how many tasks may be claimed at once after a lull, while Rate
-	// is set. 0: Rate, rounded up. The queue looks at the clock once a millisecond,
-	// so that a Burst below Rate/1000 lowers the rate; so does, in a cluster, a Burst below
-	// what Rate allows in the time of a call to another node.
+	// Burst is how many tasks may be claimed at once after a lull, while Rate is set. 0: Rate,
+	// rounded up. The queue looks at the clock once a millisecond, so that a Burst below Rate/1000
+	// lowers the rate; so does, in a cluster, a Burst below what Rate allows in the time of a call
+	// to another node.
 	Burst int `json:",omitzero"`
-	// TenantWeights are how many claims in a row the tenants get when it is
-	// their turn. Those that are not named have weight 1.
+	// TenantWeights are how many claims in a row the tenants get when it is their turn. Those that
+	// are not named have weight 1.
 	TenantWeights map[string]int `json:",omitempty"`
-	// Retention is how long completed and canceled tasks are kept that do not
-	// say. 0: Options.Retention; Forever: without end.
+	// Retention is how long completed and canceled tasks are kept that do not say. 0:
+	// Options.Retention; Forever: without end.
 	Retention time.Duration `json:",omitzero"`
-	// DeadRetention is how long dead letters are kept. 0 or Forever: until they
-	// are redriven, purged or canceled. Dead letters that other tasks wait for, or
-	// that hold the turn of a group, are kept in any case.
+	// DeadRetention is how long dead letters are kept. 0 or Forever: until they are redriven,
+	// purged or canceled. Dead letters that other tasks wait for, or that hold the turn of a group,
+	// are kept in any case.
 	DeadRetention time.Duration `json:",omitzero"`
-	// HoldGroups lets a task that becomes a dead letter hold the turn of its
-	// Task.Group: the group waits until the dead letter is redriven, and then goes first again, or
-	// purged or canceled. By default the turn passes to the next task of the group. A change is
-	// for tasks that die after it: what holds a turn goes on to hold it.
+	// HoldGroups lets a task that becomes a dead letter hold the turn of its Task.Group: the group
+	// waits until the dead letter is redriven, and then goes first again, or purged or canceled. By
+	// default the turn passes to the next task of the group. A change is for tasks that die after
+	// it: what holds a turn goes on to hold it.
 	HoldGroups bool `json:",omitzero"`
 }
 
@@ -77,8 +75,7 @@ func (q *Queue) Settings(queue string) (_ Settings, err error) {
 	return Settings(*c.Settings), nil
 }
 
-// configured asks the first shard for the settings of a queue. They are the
-// caller's own.
+// configured asks the first shard for the settings of a queue. They are the caller's own.
 func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured, error) {
 	op := &settingsOp{completion: newCompletion(), queue: queue}
 	if settled, err := q.do(ctx, 0, op); !settled {
@@ -104,12 +101,11 @@ func (q *Queue) checkQueue(ctx context.Context, name string) error {
 	return checkName("queue", name, q.opts.Limits.Name)
 }
 
-// Configure changes the settings of a queue, which need not exist yet. change
-// gets the present ones and alters what it likes; calls of Configure take turns.
-// If another process has changed the settings meanwhile, change is called again,
-// with the new ones, so that nothing is lost.
-// When Configure returns, the settings, or newer ones, are stored and in force
-// in all shards. ctx is heeded until the first commit.
+// Configure changes the settings of a queue, which need not exist yet. change gets the present ones
+// and alters what it likes; calls of Configure take turns. If another process has changed the
+// settings meanwhile, change is called again, with the new ones, so that nothing is lost. When
+// Configure returns, the settings, or newer ones, are stored and in force in all shards. ctx is
+// heeded until the first commit.
 //
 // Configure, Pause and Resume, of this Queue or any other, return an error that matches
 // [ErrInvalid] when change calls them. Nor must change wait for a goroutine that calls them: it
@@ -185,8 +181,8 @@ func withinChange() bool {
 	}
 }
 
-// enforce has all other shards go by settings that the first one has taken, as
-// its messages will have them too: a shard that is closing reads these when it is opened.
+// enforce has all other shards go by settings that the first one has taken, as its messages will
+// have them too: a shard that is closing reads these when it is opened.
 func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 	var errs []error
 	for i := 1; i < len(q.replicas); i++ {
@@ -243,8 +239,8 @@ func (op *settingsOp) decodeReply(r *wire.Reader) {
 
 func (op *settingsOp) again() { op.value, op.err = nil, nil }
 
-// configureOp has the first shard take settings of a queue, and send them to
-// the others, if their version follows the one that it has.
+// configureOp has the first shard take settings of a queue, and send them to the others, if their
+// version follows the one that it has.
 type configureOp struct {
 	completion
 	queue string

@@ -20,11 +20,10 @@ func (c Counts) Total() uint64 {
 	return c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
 }
 
-// Stats returns the counts of every queue that has tasks, in whatever state, or
-// settings, by name; one without tasks may be forgotten. The counts are exact, of each
-// queue and shard as of one moment, and of less than four thousand queues all as of
-// the same. The cost is that of copying them, whatever the number of tasks; other
-// calls go on meanwhile.
+// Stats returns the counts of every queue that has tasks, in whatever state, or settings, by name;
+// one without tasks may be forgotten. The counts are exact, of each queue and shard as of one
+// moment, and of less than four thousand queues all as of the same. The cost is that of copying
+// them, whatever the number of tasks; other calls go on meanwhile.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
@@ -122,31 +121,30 @@ func (op *statsOp) again() { op.counts, op.err = op.counts[:0], nil }
 // StorageStats is what the stores of one process hold, for dashboards and alarms.
 type StorageStats struct {
 	Shards []ShardStorage // by the number of the shard
-	// CacheBytes is what the block cache that the shards share holds in memory,
-	// CacheHits and CacheMisses how many blocks were found in it, or were not,
-	// since Open.
+	// CacheBytes is what the block cache that the shards share holds in memory, CacheHits and
+	// CacheMisses how many blocks were found in it, or were not, since Open.
 	CacheBytes, CacheHits, CacheMisses int64
 }
 
-// ShardStorage is the store of one shard: a log and tables sorted by key, which
-// compactions merge. What counts begins again when the queue is opened.
+// ShardStorage is the store of one shard: a log and tables sorted by key, which compactions merge.
+// What counts begins again when the queue is opened.
 type ShardStorage struct {
-	// DiskBytes is the size of its files: tables, log, and what is about to be
-	// deleted. In a cluster the logs of Raft come on top.
+	// DiskBytes is the size of its files: tables, log, and what is about to be deleted. In a
+	// cluster the logs of Raft come on top.
 	DiskBytes int64
 	// Tables and TableBytes are the tables that are in use.
 	Tables     int
 	TableBytes int64
-	// DeadBytes is an estimate of how much of TableBytes is of records that have been deleted. It goes
-	// back to the disk within some 30 s, but for some 8 MiB and a sixteenth of TableBytes. Deletions count that are in a
-	// table; those of the last seconds may not be.
+	// DeadBytes is an estimate of how much of TableBytes is of records that have been deleted. It
+	// goes back to the disk within some 30 s, but for some 8 MiB and a sixteenth of TableBytes.
+	// Deletions count that are in a table; those of the last seconds may not be.
 	DeadBytes int64
 	// LinkedBytes is how much of TableBytes is in files that have other links, as those of a
 	// Checkpoint on the same file system: the disk gets them back when the last link has gone. 0
 	// where that is not known.
 	LinkedBytes int64
-	// L0Tables is how many of them no compaction has merged yet. Commits wait
-	// while they lie more than 24 deep.
+	// L0Tables is how many of them no compaction has merged yet. Commits wait while they lie more
+	// than 24 deep.
 	L0Tables int
 	// ReadAmp is in how many tables a read has to look at the most.
 	ReadAmp int
@@ -154,21 +152,19 @@ type ShardStorage struct {
 	CompactionDebt int64
 	// MemTableBytes is the memory taken for what is in no table yet.
 	MemTableBytes int64
-	// LogBytes is how much of the log is in no table yet, and would be read
-	// again by Open; 0 in a cluster, where Raft keeps the log.
+	// LogBytes is how much of the log is in no table yet, and would be read again by Open; 0 in a
+	// cluster, where Raft keeps the log.
 	LogBytes int64
 
 	// Flushes of memory to a table, and Compactions of tables, so far.
 	Flushes, Compactions int64
-	// LoggedBytes, FlushedBytes and CompactedBytes are what was written to the
-	// log, by flushes and by compactions so far. The sum, divided by LoggedBytes, is
-	// the write amplification.
+	// LoggedBytes, FlushedBytes and CompactedBytes are what was written to the log, by flushes and
+	// by compactions so far. The sum, divided by LoggedBytes, is the write amplification.
 	LoggedBytes, FlushedBytes, CompactedBytes int64
 
-	// Steps is how long the shard's owner has taken over its steps, one entry for
-	// each StepKind in their order. An operation waits for at most the group
-	// before its own and its own: see StepGroup. In a cluster they are those that
-	// this node has taken as the shard's leader.
+	// Steps is how long the shard's owner has taken over its steps, one entry for each StepKind in
+	// their order. An operation waits for at most the group before its own and its own: see
+	// StepGroup. In a cluster they are those that this node has taken as the shard's leader.
 	Steps []StepStats
 }
 
@@ -192,8 +188,8 @@ func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	return st, nil
 }
 
-// storage fills in what the replica's store has, and what it says of the cache
-// that it shares with the others.
+// storage fills in what the replica's store has, and what it says of the cache that it shares with
+// the others.
 func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardStorage) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// StepKind is a kind of step of a shard's owner, the one goroutine that decides
-// whatever happens in the shard. While it takes a step, nobody else is served.
+// StepKind is a kind of step of a shard's owner, the one goroutine that decides whatever happens in
+// the shard. While it takes a step, nobody else is served.
 type StepKind uint8
 
-// The steps of a group, in their order. Those of upkeep, StepTrim to
-// StepTidy, are taken only while they are due, and are bounded together.
+// The steps of a group, in their order. Those of upkeep, StepTrim to StepTidy, are taken only while
+// they are due, and are bounded together.
 const (
 	StepRefill     StepKind = iota // reads ready tasks into memory
 	StepTrim                       // deletes what is consumed of lanes by range
@@ -53,28 +53,24 @@ func (k StepKind) String() string {
 // stepBuckets is enough for steps of a minute; longer ones are in the last.
 const stepBuckets = 27
 
-// StepStats is how long the steps of one kind have taken, and how much the
-// largest of them did.
+// StepStats is how long the steps of one kind have taken, and how much the largest of them did.
 type StepStats struct {
 	Kind StepKind
 	// Count is how many steps there were that had something to do.
 	Count int64
 	// Max is how long the longest took.
 	Max time.Duration
-	// MaxRecords is how many entries one step read and wrote at the most,
-	// MaxBytes how many bytes it added to its commit, keys included. Of StepCommit they
-	// are those of the whole commit; of StepRelease, MaxRecords is the callers
-	// that it woke.
+	// MaxRecords is how many entries one step read and wrote at the most, MaxBytes how many bytes
+	// it added to its commit, keys included. Of StepCommit they are those of the whole commit; of
+	// StepRelease, MaxRecords is the callers that it woke.
 	MaxRecords, MaxBytes int64
-	// Buckets counts the steps by duration: Buckets[0] those of less than 1 us,
-	// Buckets[i] those from 2^(i-1) us to less than 2^i us, the last one all that
-	// took longer.
+	// Buckets counts the steps by duration: Buckets[0] those of less than 1 us, Buckets[i] those
+	// from 2^(i-1) us to less than 2^i us, the last one all that took longer.
 	Buckets [stepBuckets]int64
 }
 
-// Quantile returns a duration within which the fraction f of the steps ended, f
-// from 0 to 1: the upper end of a bucket, or Max if that is less. It is 0 if
-// there were no steps.
+// Quantile returns a duration within which the fraction f of the steps ended, f from 0 to 1: the
+// upper end of a bucket, or Max if that is less. It is 0 if there were no steps.
 func (s *StepStats) Quantile(f float64) time.Duration {
 	left := int64(f * float64(s.Count))
 	for i, n := range s.Buckets {
@@ -85,8 +81,8 @@ func (s *StepStats) Quantile(f float64) time.Duration {
 	return s.Max
 }
 
-// stepTable is the histograms of a shard's steps. The shard's owner alone writes
-// them; anybody reads them.
+// stepTable is the histograms of a shard's steps. The shard's owner alone writes them; anybody
+// reads them.
 type stepTable [endOfSteps]struct {
 	buckets                 [stepBuckets]atomic.Int64
 	longest, records, bytes atomic.Int64
@@ -123,8 +119,7 @@ func (t *stepTable) stats() []StepStats {
 	return all
 }
 
-// stepClock measures the steps of one group after the other: where one ends, the
-// next one begins.
+// stepClock measures the steps of one group after the other: where one ends, the next one begins.
 type stepClock struct {
 	table    *stepTable
 	begin    stepMark // of the group
@@ -164,8 +159,7 @@ func (s *shard) endCommit() {
 	s.steps.stepMark = now
 }
 
-// endGroup ends the last step of a group, which has emptied the group and woken so
-// many callers.
+// endGroup ends the last step of a group, which has emptied the group and woken so many callers.
 func (s *shard) endGroup(woken int) {
 	c, now := &s.steps, time.Since(s.origin)
 	c.table.note(StepRelease, now-c.at, woken, 0)

@@ -21,59 +21,57 @@ const (
 // Forever keeps a result until the queue's directory is deleted.
 const Forever time.Duration = -1
 
-// Task is what a producer hands in. Only Queue is required. Durations are kept
-// to the millisecond, rounded up.
+// Task is what a producer hands in. Only Queue is required. Durations are kept to the millisecond,
+// rounded up.
 type Task struct {
 	// Queue names where the task waits and which handler of Run works on it.
 	Queue string `json:",omitzero"`
-	// Payload is for the worker. Produce copies it; the one that a Lease
-	// carries belongs to the worker.
+	// Payload is for the worker. Produce copies it; the one that a Lease carries belongs to the
+	// worker.
 	Payload []byte `json:",omitempty"`
-	// Headers are small attributes that travel with the task, such as a trace
-	// context.
+	// Headers are small attributes that travel with the task, such as a trace context.
 	Headers map[string]string `json:",omitempty"`
 	// Priority is 0 to 9; 9 is claimed first.
 	Priority int `json:",omitzero"`
-	// Tenant shares a queue fairly: claims take turns over the tenants that
-	// have ready tasks of the same priority.
+	// Tenant shares a queue fairly: claims take turns over the tenants that have ready tasks of the
+	// same priority.
 	Tenant string `json:",omitzero"`
-	// MaxAttempts is how often the task is tried before it becomes a dead
-	// letter. 0: Options.MaxAttempts.
+	// MaxAttempts is how often the task is tried before it becomes a dead letter. 0:
+	// Options.MaxAttempts.
 	MaxAttempts int `json:",omitzero"`
 	// RunAt is when the task becomes ready. Zero or past: at once.
 	RunAt time.Time `json:",omitzero"`
-	// LeaseFor is how long each lease of this task lasts. 0: as the claim says.
-	// Run keeps its leases alive by itself and does not heed it.
+	// LeaseFor is how long each lease of this task lasts. 0: as the claim says. Run keeps its
+	// leases alive by itself and does not heed it.
 	LeaseFor time.Duration `json:",omitzero"`
-	// Timeout bounds one run of the handler: Run cancels its context after it.
-	// 0: no bound.
+	// Timeout bounds one run of the handler: Run cancels its context after it. 0: no bound.
 	Timeout time.Duration `json:",omitzero"`
-	// Retention is how long the task is kept after it was completed or
-	// canceled, with its result: at least so long, and at most an eighth of it,
-	// or a second, longer, and until the last task that waited for it (After) has ended. 0: Settings.Retention of the queue, or else
+	// Retention is how long the task is kept after it was completed or canceled, with its result:
+	// at least so long, and at most an eighth of it, or a second, longer, and until the last task
+	// that waited for it (After) has ended. 0: Settings.Retention of the queue, or else
 	// Options.Retention; Forever: without end.
 	Retention time.Duration `json:",omitzero"`
 
 	// Unique keeps a second task of the same idempotency key out of the queue.
 	Unique Unique `json:",omitzero"`
-	// Group names tasks that follow each other: of those with the same queue,
-	// tenant, LimitKey and group, one is worked on at a time, and the next one becomes
-	// ready when it has ended (completed, canceled, or dead; Settings.HoldGroups has the
-	// group wait for a dead letter), with all its attempts. The first to become due goes first; of several that wait, the
-	// one that was produced first.
+	// Group names tasks that follow each other: of those with the same queue, tenant, LimitKey and
+	// group, one is worked on at a time, and the next one becomes ready when it has ended
+	// (completed, canceled, or dead; Settings.HoldGroups has the group wait for a dead letter),
+	// with all its attempts. The first to become due goes first; of several that wait, the one that
+	// was produced first.
 	Group string `json:",omitzero"`
 	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue. A task that a claim
-	// has found without room waits; tasks that wait go on in the order of their IDs, whatever
-	// their priorities.
+	// has found without room waits; tasks that wait go on in the order of their IDs, whatever their
+	// priorities.
 	LimitKey string `json:",omitzero"`
-	// After names the parents of the task: it waits until each of them is
-	// completed. A parent that no longer exists counts as completed; one that
-	// is canceled cancels the task; one that is a dead letter is met as OnDead
-	// says. Nth names tasks of the same batch. What parents leave behind is
-	// read by Get if they have a Retention: it ends when its time has passed and this task has
-	// been completed, canceled or purged, not before. Dead, this task holds them as long as the dead
-	// letter is kept; redriven after that time was limited by Settings.DeadRetention, no longer. A moment may pass between the
-	// return of the call that completes the last parent and the task's being ready.
+	// After names the parents of the task: it waits until each of them is completed. A parent that
+	// no longer exists counts as completed; one that is canceled cancels the task; one that is a
+	// dead letter is met as OnDead says. Nth names tasks of the same batch. What parents leave
+	// behind is read by Get if they have a Retention: it ends when its time has passed and this
+	// task has been completed, canceled or purged, not before. Dead, this task holds them as long
+	// as the dead letter is kept; redriven after that time was limited by Settings.DeadRetention,
+	// no longer. A moment may pass between the return of the call that completes the last parent
+	// and the task's being ready.
 	After []ID `json:",omitempty"`
 	// OnDead is what becomes of the task when one of After becomes a dead letter.
 	OnDead OnDead `json:",omitzero"`
@@ -84,8 +82,8 @@ type OnDead uint8
 
 // What becomes of a task when a parent becomes a dead letter.
 const (
-	// HoldOnDead has it wait: when the parent is redriven and completed, it
-	// goes on; when the parent is purged or canceled, it is canceled. The default.
+	// HoldOnDead has it wait: when the parent is redriven and completed, it goes on; when the
+	// parent is purged or canceled, it is canceled. The default.
 	HoldOnDead OnDead = iota
 	// CancelOnDead cancels it.
 	CancelOnDead
@@ -109,11 +107,10 @@ func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.unmarshal(d, b) 
 // MaxParents is how many tasks a task can wait for.
 const MaxParents = 10_000
 
-// Nth names, in [Task.After], the i-th task (from 0) of the batch in which the
-// task is produced: of a ProduceBatch, or of the follow-ups of a completion. It
-// must come before the task. All tasks of such a batch lie in one shard: with
-// several shards, those that have a LimitKey, Group or [Unique.Key] may not be
-// among them unless they all lead to the same one.
+// Nth names, in [Task.After], the i-th task (from 0) of the batch in which the task is produced: of
+// a ProduceBatch, or of the follow-ups of a completion. It must come before the task. All tasks of
+// such a batch lie in one shard: with several shards, those that have a LimitKey, Group or
+// [Unique.Key] may not be among them unless they all lead to the same one.
 func Nth(i int) ID { return keys.Nth(i) }
 
 // State is where a task is in its life.
@@ -145,42 +142,40 @@ func (s *State) UnmarshalText(b []byte) error { return taskStates.unmarshal(s, b
 
 // ClaimRequest says what a Claim takes.
 type ClaimRequest struct {
-	// Queues are asked in this order: a task of the first that has one ready is
-	// taken. At least one is required.
+	// Queues are asked in this order: a task of the first that has one ready is taken. At least one
+	// is required.
 	Queues []string
-	// Weights, unless it is empty, lets a lot decide the order of each claim: a queue comes
-	// first in proportion to its weight, 1 to 65,536. Those of Queues that it does not name
-	// have weight 1; it names no others.
+	// Weights, unless it is empty, lets a lot decide the order of each claim: a queue comes first
+	// in proportion to its weight, 1 to 65,536. Those of Queues that it does not name have weight
+	// 1; it names no others.
 	Weights map[string]int
 	// LeaseFor is how long the lease lasts. 0: Options.LeaseFor.
 	LeaseFor time.Duration
 	// Max is how many tasks ClaimBatch takes at the most. 0: 1. Claim ignores it.
 	Max int
-	// Local binds the lease to this process, as Run does: Extend writes nothing, and if the
-	// process ends before the task does, the task is ready again soon after the next Open, with
-	// the attempt counted, and does not wait until the lease expires. It is for workers
-	// that live in the process, and not for remote ones, which outlive it.
-	// Task.LeaseFor has no effect then. In a cluster, a lease also lasts LeaseFor from
-	// when another node comes to lead its shard.
+	// Local binds the lease to this process, as Run does: Extend writes nothing, and if the process
+	// ends before the task does, the task is ready again soon after the next Open, with the attempt
+	// counted, and does not wait until the lease expires. It is for workers that live in the
+	// process, and not for remote ones, which outlive it. Task.LeaseFor has no effect then. In a
+	// cluster, a lease also lasts LeaseFor from when another node comes to lead its shard.
 	Local bool
 	// NoWait returns ErrEmpty instead of waiting for a task.
 	NoWait bool
 }
 
-// Backoff is the wait between two attempts: Base doubled (or multiplied by
-// Factor) for each attempt already made, at most Max, then spread by Jitter.
+// Backoff is the wait between two attempts: Base doubled (or multiplied by Factor) for each attempt
+// already made, at most Max, then spread by Jitter.
 type Backoff struct {
 	Base   time.Duration // after the first attempt. Default: 1 s
 	Max    time.Duration // Default: 1 h
 	Factor float64       // at least 1. Default: 2
-	// Jitter is the part of the wait that is left to chance: the wait is drawn
-	// evenly from [1-Jitter, 1+Jitter] times its length. 0 to 1; default 0.2,
-	// negative for none.
+	// Jitter is the part of the wait that is left to chance: the wait is drawn evenly from
+	// [1-Jitter, 1+Jitter] times its length. 0 to 1; default 0.2, negative for none.
 	Jitter float64
 }
 
-// Delay is the wait after the given attempt (1 is the first). chance is in
-// [0, 1) and decides the jitter.
+// Delay is the wait after the given attempt (1 is the first). chance is in [0, 1) and decides the
+// jitter.
 func (b Backoff) Delay(attempt int, chance float64) time.Duration {
 	d := float64(b.Base) * math.Pow(b.Factor, float64(max(attempt, 1)-1))
 	d = min(d, float64(b.Max))
@@ -331,8 +326,7 @@ func task(l engine.LaneKey, r *record.Record) Task {
 	return t
 }
 
-// millis rounds a duration up to milliseconds: what is asked for is the least
-// that is given.
+// millis rounds a duration up to milliseconds: what is asked for is the least that is given.
 func millis(d time.Duration) uint64 {
 	ms := uint64(d / time.Millisecond)
 	if d%time.Millisecond != 0 {
@@ -341,8 +335,7 @@ func millis(d time.Duration) uint64 {
 	return ms
 }
 
-// duration is the inverse of millis; the longest duration, rounded up, is
-// itself again.
+// duration is the inverse of millis; the longest duration, rounded up, is itself again.
 func duration(ms uint64) time.Duration {
 	if ms > uint64(math.MaxInt64/time.Millisecond) {
 		return math.MaxInt64

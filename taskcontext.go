@@ -10,10 +10,9 @@ import (
 	"time"
 )
 
-// taskContext is what a worker has of a running task. It is the handler's context, or
-// the parent of it, with the values of the context of Run. Many handlers are
-// done before anybody asks when their context ends: what tells that is made when
-// somebody does.
+// taskContext is what a worker has of a running task. It is the handler's context, or the parent of
+// it, with the values of the context of Run. Many handlers are done before anybody asks when their
+// context ends: what tells that is made when somebody does.
 type taskContext struct {
 	runner   *runner
 	lease    Lease
@@ -28,8 +27,8 @@ type taskContext struct {
 	cancel context.CancelCauseFunc // of ending
 }
 
-// output is what a handler wants to have stored with the completion, in memory that the
-// handler does not have.
+// output is what a handler wants to have stored with the completion, in memory that the handler
+// does not have.
 type output struct {
 	result    []byte
 	resultErr error // why the result cannot be stored
@@ -80,8 +79,8 @@ func (f *taskContext) output() *output {
 // frameKey is the key under which a frame finds itself.
 type frameKey struct{}
 
-// Value is that of the context of Run. Package context finds the cause of the
-// end, and whom to tell of it, as a value under a key of its own.
+// Value is that of the context of Run. Package context finds the cause of the end, and whom to tell
+// of it, as a value under a key of its own.
 func (f *taskContext) Value(key any) any {
 	if key == (frameKey{}) {
 		return f
@@ -113,8 +112,8 @@ func (f *taskContext) Err() error {
 	return nil
 }
 
-// asked is what tells of the frame's end; nil if it has not ended, and nobody has
-// asked when it will.
+// asked is what tells of the frame's end; nil if it has not ended, and nobody has asked when it
+// will.
 func (f *taskContext) asked() context.Context {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,9 +165,8 @@ func taskContextOf(ctx context.Context) *taskContext {
 	return f
 }
 
-// LeaseFrom returns the task whose handler was given ctx, or a context derived
-// from it; ok is false if there is none. The lease is for reading: it belongs
-// to the handler.
+// LeaseFrom returns the task whose handler was given ctx, or a context derived from it; ok is false
+// if there is none. The lease is for reading: it belongs to the handler.
 func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
 	f := taskContextOf(ctx)
 	if f == nil {
@@ -179,11 +177,10 @@ func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
 
 var silence = slog.New(slog.DiscardHandler)
 
-// LoggerFrom returns [Options.Logger] with attributes of the task whose handler was
-// given ctx, or a context derived from it: "task" (its ID), "queue", "attempt",
-// and "tenant" if it has one. It is made when it is first asked for. Outside of
-// a handler LoggerFrom returns a logger that is silent. It is safe for concurrent
-// use, and of use after the handler has returned.
+// LoggerFrom returns [Options.Logger] with attributes of the task whose handler was given ctx, or a
+// context derived from it: "task" (its ID), "queue", "attempt", and "tenant" if it has one. It is
+// made when it is first asked for. Outside of a handler LoggerFrom returns a logger that is silent.
+// It is safe for concurrent use, and of use after the handler has returned.
 func LoggerFrom(ctx context.Context) *slog.Logger {
 	f := taskContextOf(ctx)
 	if f == nil {

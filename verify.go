@@ -13,22 +13,23 @@ import (
 
 // VerifyOptions of Verify. A nil *VerifyOptions changes nothing.
 type VerifyOptions struct {
-	// Repair has every shard with a problem repaired. If it was closed in order, and one bit is wrong in its
-	// logs or in its MANIFEST, that is put right. If more is wrong it is built anew, from the records of tasks
-	// that can be read then. What follows from these is derived: index entries, counters,
-	// sizes of buckets, turns of groups, and what frees idempotency keys; lease
+	// Repair has every shard with a problem repaired. If it was closed in order, and one bit is
+	// wrong in its logs or in its MANIFEST, that is put right. If more is wrong it is built anew,
+	// from the records of tasks that can be read then. What follows from these is derived: index
+	// entries, counters, sizes of buckets, turns of groups, and what frees idempotency keys; lease
 	// records, settings, schedules, idempotency keys and messages between shards are taken over as
 	// far as they can be read. The damaged store is kept beside the new one, as
 	// shard-NNN.damaged-N: remove it when it is of no use any more.
 	//
-	// What cannot be read is lost. A task whose record is lost is gone; one whose
-	// lease record is lost is delivered again, and the attempt not counted; tasks of a queue or a tenant whose name is
-	// lost have one that begins with "recovered-", and if they have a Group or a LimitKey that contradicts it, which is reported; an
-	// idempotency key that is lost with its task's end is free; and with the end of a log or of a
-	// MANIFEST the last that happened is lost: tasks that were produced then are gone, and those that
-	// ended then are delivered again. If a table, a MANIFEST, a marker or OPTIONS is missing or cut short, tasks
-	// that have ended may be back: see ShardReport.MayRepeat. The directory of a node of a cluster is not repaired,
-	// since replicas are equal: see ReplaceNode.
+	// What cannot be read is lost. A task whose record is lost is gone; one whose lease record is
+	// lost is delivered again, and the attempt not counted; tasks of a queue or a tenant whose name
+	// is lost have one that begins with "recovered-", and if they have a Group or a LimitKey that
+	// contradicts it, which is reported; an idempotency key that is lost with its task's end is
+	// free; and with the end of a log or of a MANIFEST the last that happened is lost: tasks that
+	// were produced then are gone, and those that ended then are delivered again. If a table, a
+	// MANIFEST, a marker or OPTIONS is missing or cut short, tasks that have ended may be back: see
+	// ShardReport.MayRepeat. The directory of a node of a cluster is not repaired, since replicas
+	// are equal: see ReplaceNode.
 	Repair bool
 	// AcceptCopy verifies a directory that ErrCopied refuses: see Options.AcceptCopy.
 	AcceptCopy bool
@@ -61,11 +62,11 @@ type ShardReport struct {
 	Files  int
 	Bytes  int64
 	Tasks  Counts // those that can be read
-	// Kept is where Repair has put the damaged store, in the queue's directory.
-	// "": it was not repaired.
+	// Kept is where Repair has put the damaged store, in the queue's directory. "": it was not
+	// repaired.
 	Kept string
-	// MayRepeat is how many tasks have not ended in a shard of which a file was missing or
-	// cut short when it was repaired: of them, some may have ended, and are delivered again.
+	// MayRepeat is how many tasks have not ended in a shard of which a file was missing or cut
+	// short when it was repaired: of them, some may have ended, and are delivered again.
 	MayRepeat int
 }
 
@@ -95,12 +96,12 @@ func (p Problem) String() string {
 // agree. Without Repair it changes nothing. It reads everything two or three times, a shard after
 // the other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
 //
-// The error says why the directory could not be verified: [ErrNotQueue],
-// [ErrLocked], [ErrFormat], [ErrCopied], [ErrCorrupt] if the manifest of the queue is damaged, or
-// one of the file system. Problems are no error.
+// The error says why the directory could not be verified: [ErrNotQueue], [ErrLocked], [ErrFormat],
+// [ErrCopied], [ErrCorrupt] if the manifest of the queue is damaged, or one of the file system.
+// Problems are no error.
 //
-// A repair is all or nothing for each shard, whenever it is interrupted; the next one begins
-// anew, and Open finishes one that was complete.
+// A repair is all or nothing for each shard, whenever it is interrupted; the next one begins anew,
+// and Open finishes one that was complete.
 func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	defer public(&err)
 	o := VerifyOptions{fs: vfs.Default}

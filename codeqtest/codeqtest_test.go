@@ -54,8 +54,8 @@ func (f *failed) Fatalf(format string, args ...any) {
 	panic(f)
 }
 
-// failure returns the messages with which check fails; "" if it does not. It
-// calls check with the TB to fail on.
+// failure returns the messages with which check fails; "" if it does not. It calls check with the
+// TB to fail on.
 func failure(t *testing.T, check func(t testing.TB)) (message string) {
 	t.Helper()
 	tb := &failed{TB: t}
@@ -93,8 +93,8 @@ func TestWorkLeavesWhatIsScheduled(t *testing.T) {
 	})
 }
 
-// TestWorkWaitsForHandlers: handlers that sleep are not cut short, and what
-// they leave to be done is done.
+// TestWorkWaitsForHandlers: handlers that sleep are not cut short, and what they leave to be done
+// is done.
 func TestWorkWaitsForHandlers(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		start := time.Now()
@@ -133,8 +133,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestDrainRetries: a day of backoff takes no real time, and exactly a day of
-// the bubble's.
+// TestDrainRetries: a day of backoff takes no real time, and exactly a day of the bubble's.
 func TestDrainRetries(t *testing.T) {
 	realStart := time.Now()
 	backoff := codeq.Backoff{Base: time.Hour, Max: 12 * time.Hour}
@@ -158,8 +157,7 @@ func TestDrainRetries(t *testing.T) {
 	require.Less(t, time.Since(realStart), time.Minute)
 }
 
-// TestDrainWaitsForLeases: a task that the test has claimed comes back when its
-// lease expires.
+// TestDrainWaitsForLeases: a task that the test has claimed comes back when its lease expires.
 func TestDrainWaitsForLeases(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		produce(t, q, codeq.Task{Queue: "a", Payload: []byte("lost")})
@@ -174,8 +172,8 @@ func TestDrainWaitsForLeases(t *testing.T) {
 	})
 }
 
-// TestWorkLeavesWhatIsHeldBack: what a pause or a limit keeps from being claimed
-// stays, and Work does the rest.
+// TestWorkLeavesWhatIsHeldBack: what a pause or a limit keeps from being claimed stays, and Work
+// does the rest.
 func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		set   codeq.Settings
@@ -228,8 +226,8 @@ func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 	}
 }
 
-// TestWorkOverShards: what handlers leave to be done in other shards is done, in a
-// bubble and in real time.
+// TestWorkOverShards: what handlers leave to be done in other shards is done, in a bubble and in
+// real time.
 func TestWorkOverShards(t *testing.T) {
 	opts := &codeq.Options{Shards: 4}
 	work := func(t *testing.T, q *codeqtest.Queue) {
@@ -338,8 +336,8 @@ func TestReopen(t *testing.T) {
 	})
 }
 
-// TestCrash: what was acknowledged is found at every durability that says so,
-// and what the old process does afterwards is not.
+// TestCrash: what was acknowledged is found at every durability that says so, and what the old
+// process does afterwards is not.
 func TestCrash(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {

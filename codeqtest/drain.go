@@ -16,18 +16,18 @@ const limit = 366 * 24 * time.Hour
 
 var errLimit = errors.New("still not done after 366 days")
 
-// Drain has the handlers of mux work until none of their queues has a task that
-// is ready, scheduled, blocked or leased, as codeq.Queue.WaitIdle sees it:
-// retries, tasks for a later time and tasks that wait for others included, dead
-// letters excluded. In a bubble the time that this takes passes at once.
+// Drain has the handlers of mux work until none of their queues has a task that is ready,
+// scheduled, blocked or leased, as codeq.Queue.WaitIdle sees it: retries, tasks for a later time
+// and tasks that wait for others included, dead letters excluded. In a bubble the time that this
+// takes passes at once.
 //
-// Tasks that the handlers produce into queues without a handler are left
-// alone. The test ends when the queues are not idle after 366 days, as when a
-// handler produces its own successor each day, or a queue is paused and nobody resumes it
-// meanwhile; see Work for such. Without a bubble these are real days.
+// Tasks that the handlers produce into queues without a handler are left alone. The test ends when
+// the queues are not idle after 366 days, as when a handler produces its own successor each day, or
+// a queue is paused and nobody resumes it meanwhile; see Work for such. Without a bubble these are
+// real days.
 //
-// Handlers run on other goroutines: they report to the test with t.Error or
-// assert, or by the error that they return, not with t.Fatal or require.
+// Handlers run on other goroutines: they report to the test with t.Error or assert, or by the error
+// that they return, not with t.Fatal or require.
 func (q *Queue) Drain(mux *codeq.Mux) {
 	q.t.Helper()
 	r := q.start(mux) // when it is stopped no handler runs, unless something failed
@@ -56,14 +56,14 @@ func (q *Queue) paused(queues []string) string {
 	return "; paused: " + strings.Join(names, ", ")
 }
 
-// Work has the handlers of mux work until nothing can be claimed from their queues, and
-// waits for the handlers to end. It does not wait for tasks that are scheduled, as for a
-// retry, nor for those that a pause, a rate or a limit of concurrency holds back at the moment:
-// they stay, and a later call does them, as after Advance. In a bubble no time passes, unless
-// handlers let it pass; a task that becomes ready by then is worked on as well.
+// Work has the handlers of mux work until nothing can be claimed from their queues, and waits for
+// the handlers to end. It does not wait for tasks that are scheduled, as for a retry, nor for those
+// that a pause, a rate or a limit of concurrency holds back at the moment: they stay, and a later
+// call does them, as after Advance. In a bubble no time passes, unless handlers let it pass; a task
+// that becomes ready by then is worked on as well.
 //
-// A handler that at once produces its own successor, or has its task
-// back by Snooze(0), keeps Work from ending.
+// A handler that at once produces its own successor, or has its task back by Snooze(0), keeps Work
+// from ending.
 func (q *Queue) Work(mux *codeq.Mux) {
 	q.t.Helper()
 	ctx, cancel := context.WithTimeoutCause(context.Background(), limit, errLimit)

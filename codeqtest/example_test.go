@@ -19,8 +19,7 @@ type Mail struct {
 	Template string
 }
 
-// signUp is the code under test: it has a new customer welcomed, and reminded
-// three days later.
+// signUp is the code under test: it has a new customer welcomed, and reminded three days later.
 func signUp(ctx context.Context, q *codeq.Queue, address string) error {
 	welcome, err := json.Marshal(Mail{To: address, Template: "welcome"})
 	if err != nil {

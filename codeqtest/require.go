@@ -21,15 +21,13 @@ type Task[T any] struct {
 	Args T
 }
 
-// Produced returns the tasks of a queue in the order in which they were
-// produced, whoever did so: Produce, ProduceBatch, or a task of which they are
-// follow-ups. It sees tasks in every state; those completed for as long as
-// they are kept, which is for ever unless the task or Options.Retention say
-// otherwise. A task that changes its state at the same time, as by a Run of the
-// test's own, may be missed if the test is not in a bubble.
+// Produced returns the tasks of a queue in the order in which they were produced, whoever did so:
+// Produce, ProduceBatch, or a task of which they are follow-ups. It sees tasks in every state;
+// those completed for as long as they are kept, which is for ever unless the task or
+// Options.Retention say otherwise. A task that changes its state at the same time, as by a Run of
+// the test's own, may be missed if the test is not in a bubble.
 //
-// Payloads are decoded as codeq.Handle does. One that cannot be decoded ends
-// the test.
+// Payloads are decoded as codeq.Handle does. One that cannot be decoded ends the test.
 func Produced[T any](t testing.TB, q *Queue, queue string) []*Task[T] {
 	t.Helper()
 	var tasks []*Task[T]
@@ -43,9 +41,9 @@ func Produced[T any](t testing.TB, q *Queue, queue string) []*Task[T] {
 	return tasks
 }
 
-// RequireProduced ends the test unless exactly one of the tasks that [Produced]
-// tells of has a payload that match accepts, and returns it. A payload that
-// cannot be decoded is not accepted; a nil match accepts every task.
+// RequireProduced ends the test unless exactly one of the tasks that [Produced] tells of has a
+// payload that match accepts, and returns it. A payload that cannot be decoded is not accepted; a
+// nil match accepts every task.
 func RequireProduced[T any](t testing.TB, q *Queue, queue string, match func(args T) bool) *Task[T] {
 	t.Helper()
 	return requireOne(t, q, "produced", queue, match, states)
@@ -57,9 +55,9 @@ func RequireDead[T any](t testing.TB, q *Queue, queue string, match func(args T)
 	return requireOne(t, q, "dead", queue, match, []codeq.State{codeq.Dead})
 }
 
-// RequireNotProduced ends the test if one or more of the tasks that [Produced]
-// tells of have a payload that match accepts. A payload that cannot be decoded
-// is not accepted; a nil match accepts every task.
+// RequireNotProduced ends the test if one or more of the tasks that [Produced] tells of have a
+// payload that match accepts. A payload that cannot be decoded is not accepted; a nil match accepts
+// every task.
 func RequireNotProduced[T any](t testing.TB, q *Queue, queue string, match func(args T) bool) {
 	t.Helper()
 	if found := matching(t, q, queue, match, states); len(found) > 0 {
@@ -67,8 +65,8 @@ func RequireNotProduced[T any](t testing.TB, q *Queue, queue string, match func(
 	}
 }
 
-// RequireAllDone ends the test unless all tasks of the queues named, or of all
-// queues if none is, are completed: none is ready, scheduled, blocked, leased or dead.
+// RequireAllDone ends the test unless all tasks of the queues named, or of all queues if none is,
+// are completed: none is ready, scheduled, blocked, leased or dead.
 func RequireAllDone(t testing.TB, q *Queue, queues ...string) {
 	t.Helper()
 	open := []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead}
@@ -119,8 +117,8 @@ func decode[T any](payload []byte) (args T, err error) {
 
 var states = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled}
 
-// list returns the tasks of a queue, or of all if queue is "", that are in some
-// states, in the order in which they were produced.
+// list returns the tasks of a queue, or of all if queue is "", that are in some states, in the
+// order in which they were produced.
 func (q *Queue) list(t testing.TB, queue string, in ...codeq.State) []*codeq.TaskInfo {
 	t.Helper()
 	tasks, err := q.find(queue, in)
@@ -149,8 +147,7 @@ func (q *Queue) find(queue string, in []codeq.State) ([]*codeq.TaskInfo, error) 
 	return tasks, nil
 }
 
-// describeMax is how many tasks, and how many bytes of a payload, a failure
-// message shows.
+// describeMax is how many tasks, and how many bytes of a payload, a failure message shows.
 const (
 	describeMax        = 20
 	describeMaxPayload = 200

@@ -58,8 +58,8 @@ func (cl *cluster) tell(format string, args ...any) {
 	_, _ = fmt.Fprintf(cl.out, "%5.1fs  %s\n", time.Since(cl.started).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// run lets the nodes work, and kills some of them, until ctx ends or the time is
-// over; then until nothing is left to do.
+// run lets the nodes work, and kills some of them, until ctx ends or the time is over; then until
+// nothing is left to do.
 func (cl *cluster) run(ctx context.Context) error {
 	defer func() {
 		for i := range cl.nodes {

@@ -1,12 +1,11 @@
-// Command replicated runs a replicated queue on three nodes: processes of this
-// machine that talk over loopback. All of them produce tasks and work on them.
-// One after another is killed with SIGKILL and started again; at the end, what
-// was acknowledged is compared with what was done.
+// Command replicated runs a replicated queue on three nodes: processes of this machine that talk
+// over loopback. All of them produce tasks and work on them. One after another is killed with
+// SIGKILL and started again; at the end, what was acknowledged is compared with what was done.
 //
 //	replicated [-for TIME] [-kill INTERVAL] [-rate N] [-workers N] [-port PORT] [-dir DIR]
 //
-// The exit status is 1 if a task was lost. A node, as a service of yours would
-// have it, is node.go; the rest starts nodes, kills them and counts.
+// The exit status is 1 if a task was lost. A node, as a service of yours would have it, is node.go;
+// the rest starts nodes, kills them and counts.
 package main
 
 import (
@@ -93,8 +92,7 @@ func main() {
 	}
 }
 
-// run has the nodes work until c.length is over or ctx ends, and then until
-// nothing is left to do.
+// run has the nodes work until c.length is over or ctx ends, and then until nothing is left to do.
 func run(ctx context.Context, c config, out io.Writer) (lost bool, err error) {
 	if c.dir == "" {
 		if c.dir, err = os.MkdirTemp("", "codeq-replicated-"); err != nil {

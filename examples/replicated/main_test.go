@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 	main()
 }
 
-// freePorts returns the first of three ports that nobody listens on. They are
-// below those that the system gives to connections.
+// freePorts returns the first of three ports that nobody listens on. They are below those that the
+// system gives to connections.
 func freePorts(t *testing.T) int {
 	t.Helper()
 	for {

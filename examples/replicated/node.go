@@ -27,8 +27,7 @@ type report struct {
 	Idle  bool      // there is nothing left to do, on any node
 }
 
-// serve is the life of a node. It produces until orders ends, and works until
-// ctx does.
+// serve is the life of a node. It produces until orders ends, and works until ctx does.
 func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.Writer, log *slog.Logger) (err error) {
 	q, err := codeq.Open(c.path(i, ""), &codeq.Options{
 		Cluster: &codeq.Cluster{Node: c.name(i), Listen: c.address(i), Peers: c.peers()},
@@ -57,8 +56,8 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 		case <-ctx.Done(): // the lease is lost, or the node is to end
 			return context.Cause(ctx)
 		}
-		// The work is done now. If the process is killed before that is stored,
-		// another node does it again.
+		// The work is done now. If the process is killed before that is stored, another node does
+		// it again.
 		handled.Add(1)
 		return done.add(j.Args.Number)
 	})
@@ -113,9 +112,8 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 	return g.Wait()
 }
 
-// produceAll produces c.rate tasks a second until ctx ends. Several goroutines
-// do, as the requests of a real service would: one that has to wait for the
-// leader of a shard holds up no other.
+// produceAll produces c.rate tasks a second until ctx ends. Several goroutines do, as the requests
+// of a real service would: one that has to wait for the leader of a shard holds up no other.
 func produceAll(ctx context.Context, q *codeq.Queue, c *config, i int, acked *notes, log *slog.Logger) error {
 	tick := time.NewTicker(time.Second / time.Duration(c.rate))
 	defer tick.Stop()
@@ -137,14 +135,13 @@ func produceAll(ctx context.Context, q *codeq.Queue, c *config, i int, acked *no
 				}
 				// Left to end even if ctx ends: its outcome would be unknown otherwise.
 				if _, err := q.Produce(context.WithoutCancel(ctx), task); err != nil {
-					// No majority of the nodes could be reached for a while. The
-					// task was not acknowledged, which a real service would tell its client.
+					// No majority of the nodes could be reached for a while. The task was not
+					// acknowledged, which a real service would tell its client.
 					log.Warn("not produced", "number", number, "err", err)
 					continue
 				}
-				// A real service would answer its client here, that the task is
-				// in good hands. A kill before this line leaves a task that nobody
-				// counts on.
+				// A real service would answer its client here, that the task is in good hands. A
+				// kill before this line leaves a task that nobody counts on.
 				if err := acked.add(number); err != nil {
 					return err
 				}

@@ -14,8 +14,8 @@ const (
 	doneNotes  = ".done"  // numbers of tasks that its workers have done
 )
 
-// notes is a file of lines. A line that add has written outlives the process,
-// also one that is killed, since the operating system has it.
+// notes is a file of lines. A line that add has written outlives the process, also one that is
+// killed, since the operating system has it.
 type notes struct{ *os.File }
 
 func openNotes(path string) (*notes, error) {

@@ -107,8 +107,8 @@ func (t *tree) report(stdout, stderr io.Writer) (unread int, err error) {
 
 var escape = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
 
-// line is what sha256sum prints for a file. A name with a backslash or a
-// newline is escaped, and a backslash before the digest says so.
+// line is what sha256sum prints for a file. A name with a backslash or a newline is escaped, and a
+// backslash before the digest says so.
 func line(digest, name string) string {
 	escaped := escape.Replace(name)
 	mark := ""

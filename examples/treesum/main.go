@@ -1,11 +1,10 @@
-// Command treesum prints the SHA-256 digests of all regular files of a
-// directory tree, sorted by name, as
+// Command treesum prints the SHA-256 digests of all regular files of a directory tree, sorted by
+// name, as
 //
 //	find TREE -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
 //
-// does. It is an example of a command-line tool that embeds a task queue: after
-// kill -9 at any moment, the same command goes on where it was, and does not
-// read again what it has finished.
+// does. It is an example of a command-line tool that embeds a task queue: after kill -9 at any
+// moment, the same command goes on where it was, and does not read again what it has finished.
 //
 //	treesum [flags] [TREE]
 //
@@ -14,36 +13,32 @@
 //	-keep            do not remove the queue at the end
 //	-durability D    process (default), disk or none
 //
-// TREE is "." by default. Symbolic links are not followed, TREE itself
-// included; "TREE/" follows it.
+// TREE is "." by default. Symbolic links are not followed, TREE itself included; "TREE/" follows
+// it.
 //
 // # The queue
 //
-// By default it lies in treesum/HASH of the user's cache directory, where HASH
-// is that of the absolute path of TREE. Wherever it lies, treesum does not walk
-// into it. It is removed when everything has been printed, with files that
-// could not be read as well, so that the next run begins anew. After a run with
-// -keep, the next one prints the kept digests and reads no file.
+// By default it lies in treesum/HASH of the user's cache directory, where HASH is that of the
+// absolute path of TREE. Wherever it lies, treesum does not walk into it. It is removed when
+// everything has been printed, with files that could not be read as well, so that the next run
+// begins anew. After a run with -keep, the next one prints the kept digests and reads no file.
 //
-// With -durability none, what was finished in the last moments before kill -9
-// is done again. With process, the same holds for a power loss; with disk,
-// nothing is.
+// With -durability none, what was finished in the last moments before kill -9 is done again. With
+// process, the same holds for a power loss; with disk, nothing is.
 //
 // # Errors
 //
-// What cannot be read is tried three times within a second, and reported on
-// standard error at the end. The exit code is 0 if all went well, 1 if something
-// could not be read, 2 if treesum could not do its work, and 130 after SIGINT
-// or SIGTERM.
+// What cannot be read is tried three times within a second, and reported on standard error at the
+// end. The exit code is 0 if all went well, 1 if something could not be read, 2 if treesum could
+// not do its work, and 130 after SIGINT or SIGTERM.
 //
 // # How it works
 //
-// A task of the queue "walk" is one directory, or the part of one that follows
-// a name. Completing it produces the tasks for what it contains in the same
-// commit: either the directory is done and its entries are queued, or neither.
-// A task of the queue "hash" is one file, and keeps its digest as its result.
-// So the queue itself says at each moment what is done and what is left, and
-// the work is over when no task of either is ready, scheduled or leased.
+// A task of the queue "walk" is one directory, or the part of one that follows a name. Completing
+// it produces the tasks for what it contains in the same commit: either the directory is done and
+// its entries are queued, or neither. A task of the queue "hash" is one file, and keeps its digest
+// as its result. So the queue itself says at each moment what is done and what is left, and the
+// work is over when no task of either is ready, scheduled or leased.
 package main
 
 import (

@@ -29,8 +29,8 @@ func sum(args ...string) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), code
 }
 
-// expected is what sha256sum prints for the regular files below arg, without
-// those below the paths to skip.
+// expected is what sha256sum prints for the regular files below arg, without those below the paths
+// to skip.
 func expected(t *testing.T, arg string, skip ...string) string {
 	t.Helper()
 	lines := make(map[string]string)
@@ -86,8 +86,8 @@ func write(t *testing.T, path, content string) {
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
-// strangeTree is a tree with every kind of name and entry, some of which other
-// systems than Linux refuse.
+// strangeTree is a tree with every kind of name and entry, some of which other systems than Linux
+// refuse.
 func strangeTree(t *testing.T) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "tree")
@@ -132,8 +132,7 @@ func TestOutput(t *testing.T) {
 	})
 }
 
-// sha256sum is what the real tools print. The test goes without them where
-// they are missing.
+// sha256sum is what the real tools print. The test goes without them where they are missing.
 func sha256sum(t *testing.T, arg string) string {
 	t.Helper()
 	version, _ := exec.Command("sha256sum", "--version").Output()
@@ -249,8 +248,8 @@ func TestQueueIsRemovedUnlessKept(t *testing.T) {
 	require.Empty(t, left())
 }
 
-// A process that dies while it removes the queue leaves half of it under
-// another name, which the next run takes away.
+// A process that dies while it removes the queue leaves half of it under another name, which the
+// next run takes away.
 func TestHalfRemovedQueue(t *testing.T) {
 	root := strangeTree(t)
 	queue := filepath.Join(t.TempDir(), "queue")
@@ -357,8 +356,7 @@ func TestFlags(t *testing.T) {
 	require.Contains(t, stderr, "usage: treesum")
 }
 
-// What goes away between the walk and its own turn cannot be read, by root
-// neither.
+// What goes away between the walk and its own turn cannot be read, by root neither.
 func TestUnreadable(t *testing.T) {
 	root, queue := strangeTree(t), filepath.Join(t.TempDir(), "queue")
 	read := make(map[string]int)

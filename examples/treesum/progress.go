@@ -28,8 +28,8 @@ func newProgress(w io.Writer) *progress {
 	)}
 }
 
-// show draws the bar. REQUIRES: done < total; the bar library takes the full
-// bar for the end, though total may still grow.
+// show draws the bar. REQUIRES: done < total; the bar library takes the full bar for the end,
+// though total may still grow.
 func (p *progress) show(done, total uint64) {
 	if p.bar == nil {
 		return

@@ -14,9 +14,8 @@ import (
 	"codeq"
 )
 
-// The queues. The payloads of walk and hash name a directory or file by its
-// path below the tree, in the bytes that the file system has, which need not be
-// UTF-8; "" is the tree itself.
+// The queues. The payloads of walk and hash name a directory or file by its path below the tree, in
+// the bytes that the file system has, which need not be UTF-8; "" is the tree itself.
 const (
 	treeQueue = "tree" // one task that nobody works on: it says whose queue this is
 	walkQueue = "walk" // a directory, a zero byte, and the name to continue after
@@ -52,8 +51,8 @@ func openTree(c *config) (*tree, error) {
 		}
 	}
 	t.queue, err = codeq.Open(t.dir, &codeq.Options{
-		// Follow-ups lie in the shard of their parent, and every task descends
-		// from the first one: more shards would stay empty.
+		// Follow-ups lie in the shard of their parent, and every task descends from the first one:
+		// more shards would stay empty.
 		Shards:     1,
 		Durability: c.durability,
 		Backoff:    codeq.Backoff{Base: 100 * time.Millisecond, Max: time.Second},
@@ -79,8 +78,8 @@ func openTree(c *config) (*tree, error) {
 // removed is added to the name of a queue that is about to be removed.
 const removed = ".treesum-removed"
 
-// remove ends the queue in two steps, so that no Open ever sees half of one.
-// What a killed process leaves of the second is for the next openTree.
+// remove ends the queue in two steps, so that no Open ever sees half of one. What a killed process
+// leaves of the second is for the next openTree.
 func (t *tree) remove() error {
 	if err := t.queue.Close(); err != nil {
 		return err
@@ -107,8 +106,8 @@ func absolute(path string) (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// begin produces the first tasks if the queue is new. The mark of the tree and
-// the first task are one commit, so the mark says that the walk has begun.
+// begin produces the first tasks if the queue is new. The mark of the tree and the first task are
+// one commit, so the mark says that the walk has begun.
 func (t *tree) begin() error {
 	ctx := context.Background() // short, and half of it would be hard to explain
 	counts, err := t.queue.Stats(ctx)
@@ -138,8 +137,8 @@ func (t *tree) begin() error {
 // tries is how often something is read before it counts as unreadable.
 const tries = 3
 
-// attempts is how often a task is claimed. A kill of the process counts as an
-// attempt and says nothing about the file, so this is no bound; failed sets one.
+// attempts is how often a task is claimed. A kill of the process counts as an attempt and says
+// nothing about the file, so this is no bound; failed sets one.
 const attempts = math.MaxInt32
 
 // failed ends an attempt that could not read something.
@@ -189,9 +188,8 @@ func (t *tree) work(ctx context.Context, workers int, p *progress) error {
 	}
 }
 
-// state tells how many files are finished, and how many tasks are left. No
-// task is left only when the work is over: a walk is completed together with
-// the production of what it has found.
+// state tells how many files are finished, and how many tasks are left. No task is left only when
+// the work is over: a walk is completed together with the production of what it has found.
 func (t *tree) state() (done, left uint64, err error) {
 	counts, err := t.queue.Stats(context.Background())
 	if err != nil {

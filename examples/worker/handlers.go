@@ -44,9 +44,9 @@ func handlers() *codeq.Mux {
 	return mux
 }
 
-// handleOrder charges an order. A handler may run more than once for a task, as
-// a process may die after the work and before its completion is stored: a real
-// one would have the bank take the order's ID for an idempotency key.
+// handleOrder charges an order. A handler may run more than once for a task, as a process may die
+// after the work and before its completion is stored: a real one would have the bank take the
+// order's ID for an idempotency key.
 func handleOrder(ctx context.Context, job *codeq.Job[order]) error {
 	o := job.Args
 	switch {
@@ -63,8 +63,8 @@ func handleOrder(ctx context.Context, job *codeq.Job[order]) error {
 	if err := work(ctx, 50*time.Millisecond); err != nil {
 		return err
 	}
-	// The mail is produced in the commit that completes the order: there is
-	// one mail for each order, wherever the process dies.
+	// The mail is produced in the commit that completes the order: there is one mail for each
+	// order, wherever the process dies.
 	next, err := newMail(mail{
 		Order: o.Number,
 		To:    fmt.Sprintf("customer-%d@example.com", o.Number),

@@ -1,12 +1,11 @@
-// Command worker is a service with a task queue inside: it takes orders,
-// charges them, and sends a mail for each. It shows the life of a service that
-// embeds codeq: open the queue, run handlers and producers, watch the counts,
-// and shut down on a signal without losing anything.
+// Command worker is a service with a task queue inside: it takes orders, charges them, and sends a
+// mail for each. It shows the life of a service that embeds codeq: open the queue, run handlers and
+// producers, watch the counts, and shut down on a signal without losing anything.
 //
 //	worker [-dir DIR] [-every INTERVAL] [-workers N] [-stats INTERVAL] [-for TIME]
 //
-// Start it, stop it with Ctrl-C or kill -9, start it again: the orders that it
-// has taken are all worked on.
+// Start it, stop it with Ctrl-C or kill -9, start it again: the orders that it has taken are all
+// worked on.
 package main
 
 import (
@@ -58,8 +57,7 @@ func main() {
 	}
 }
 
-// serve works until ctx ends. What it has not finished then, the next serve
-// finishes.
+// serve works until ctx ends. What it has not finished then, the next serve finishes.
 func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
 	q, err := codeq.Open(c.dir, &codeq.Options{
 		MaxAttempts: 5,
@@ -89,8 +87,8 @@ func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
 	return errors.Join(g.Wait(), logCounts(q, log))
 }
 
-// takeOrders produces a task each interval, as the HTTP handlers of a real
-// service would for each request.
+// takeOrders produces a task each interval, as the HTTP handlers of a real service would for each
+// request.
 func takeOrders(ctx context.Context, q *codeq.Queue, every time.Duration) error {
 	number := 0
 	return each(ctx, every, func(now time.Time) error {
@@ -99,9 +97,9 @@ func takeOrders(ctx context.Context, q *codeq.Queue, every time.Duration) error 
 		if err != nil {
 			return err
 		}
-		// Once Produce returns, the order survives whatever happens to the
-		// process. It takes less than a millisecond and is left to end even if
-		// ctx ends meanwhile: its outcome would be unknown otherwise.
+		// Once Produce returns, the order survives whatever happens to the process. It takes less
+		// than a millisecond and is left to end even if ctx ends meanwhile: its outcome would be
+		// unknown otherwise.
 		_, err = q.Produce(context.WithoutCancel(ctx), task)
 		return err
 	})

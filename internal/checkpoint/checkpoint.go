@@ -1,5 +1,5 @@
-// Package checkpoint makes the directory of a copy of a queue: a queue of its own, complete in its last
-// step, or nothing.
+// Package checkpoint makes the directory of a copy of a queue: a queue of its own, complete in its
+// last step, or nothing.
 package checkpoint
 
 import (
@@ -17,12 +17,11 @@ import (
 	"codeq/internal/store"
 )
 
-// Unfinished is the name of a file that the directory of a copy has until it
-// is complete: a link to the manifest of the original, since a file system that
-// links this one will link the others. It comes first, so that the directory is at no
-// moment one of which Open would make a new queue. The copy is not made under
-// another name and then renamed: dir may be there already, and be what cannot be replaced (the root
-// of a volume, or in a directory that may not be written).
+// Unfinished is the name of a file that the directory of a copy has until it is complete: a link to
+// the manifest of the original, since a file system that links this one will link the others. It
+// comes first, so that the directory is at no moment one of which Open would make a new queue. The
+// copy is not made under another name and then renamed: dir may be there already, and be what
+// cannot be replaced (the root of a volume, or in a directory that may not be written).
 const Unfinished = "UNFINISHED"
 
 // Copy is the directory of a copy, locked until it is complete.
@@ -31,12 +30,13 @@ type Copy struct {
 	existed bool // and was empty
 }
 
-// ErrElsewhere: the directory is on another file system than the original, or cannot be linked to it.
+// ErrElsewhere: the directory is on another file system than the original, or cannot be linked to
+// it.
 var ErrElsewhere = errors.New("the file system is not that of the queue")
 
-// Begin makes the directory of a copy of a queue with so many shards, whose own directory is original. It
-// returns an error that matches fs.ErrExist if there is something in it, base.ErrLocked if somebody
-// else is about to make a queue of it, and ErrElsewhere.
+// Begin makes the directory of a copy of a queue with so many shards, whose own directory is
+// original. It returns an error that matches fs.ErrExist if there is something in it,
+// base.ErrLocked if somebody else is about to make a queue of it, and ErrElsewhere.
 func Begin(fsys vfs.FS, path, original string, shards int) (_ *Copy, err error) {
 	c := &Copy{Directory: manifest.New(fsys, path, manifest.Manifest{
 		Format: manifest.Format, Shards: shards, ID: manifest.NewID(),
@@ -79,8 +79,8 @@ func (c *Copy) Finish() error {
 	return c.Write()
 }
 
-// mark makes the directory with a link to the manifest of the queue in it, durably, or puts that into
-// the empty one that exists.
+// mark makes the directory with a link to the manifest of the queue in it, durably, or puts that
+// into the empty one that exists.
 func (c *Copy) mark(original string) error {
 	if c.existed {
 		return errors.Join(c.FS.Link(original, c.FS.PathJoin(c.Path, Unfinished)), manifest.SyncDirectory(c.FS, c.Path))
@@ -145,8 +145,8 @@ func Place(fsys vfs.FS, dir string) (string, error) {
 	}
 }
 
-// Remove removes what Begin and its callers have made. The manifest goes
-// first: without it the rest is no queue.
+// Remove removes what Begin and its callers have made. The manifest goes first: without it the rest
+// is no queue.
 func (c *Copy) Remove() error {
 	_ = c.FS.Remove(c.FS.PathJoin(c.Path, manifest.Name)) // does not exist, as a rule
 	if !c.existed {
@@ -160,8 +160,8 @@ func (c *Copy) Remove() error {
 	return errors.Join(errs...)
 }
 
-// Adopt opens the copy of a shard, gives it the identity of the copy, which is a queue by
-// itself, and makes it durable.
+// Adopt opens the copy of a shard, gives it the identity of the copy, which is a queue by itself,
+// and makes it durable.
 func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error {
 	dir := c.ShardDir(shard)
 	config.FS, config.Durability, config.Still = store.DeferSync(c.FS, dir), store.Disk, true

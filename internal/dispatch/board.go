@@ -12,8 +12,8 @@ import (
 
 // Board is the published heads of the queues of a process. Each shard decides the order of its own
 // tasks, and tells the others of its process, by queue, what a claim would get there. So claims go
-// where the most urgent task is, and among those of one priority where the oldest is, and a batch ends
-// where another shard has something more urgent.
+// where the most urgent task is, and among those of one priority where the oldest is, and a batch
+// ends where another shard has something more urgent.
 //
 // What is published is a hint: it is as old as the last group that changed it, and a shard that has
 // nothing any more sends a claim on. Nothing but the order depends on it.
@@ -48,7 +48,8 @@ const (
 )
 
 // manyTenants stands for the tenant if several are ready: they take turns in their shard, and so do
-// the shards. By age, one that has few tasks would wait behind those of another one in another shard.
+// the shards. By age, one that has few tasks would wait behind those of another one in another
+// shard.
 const manyTenants = 0
 
 var tenantSeed = maphash.MakeSeed()
@@ -105,8 +106,8 @@ func (b *Board) drop(queue string, h *queueHeads) {
 	}
 }
 
-// headFollowers is how many tasks claims may come for to a shard, of those that are ready, before it
-// publishes the next head: more would leave the other shards without work.
+// headFollowers is how many tasks claims may come for to a shard, of those that are ready, before
+// it publishes the next head: more would leave the other shards without work.
 const headFollowers = 32
 
 // first returns the shard at which a claim for some tasks is to begin: of those with the highest
@@ -245,9 +246,10 @@ func (d *Dispatcher) highestElsewhere(q *Queue) uint64 {
 }
 
 // isElsewhere reports whether a claim is better sent to another shard for the tasks of a queue: the
-// most urgent is there. That comes before the claim visits the shards in turn, so that it visits each
-// of them, and a few times at the most. Any task of the queue is more urgent than none, unless the
-// claim draws lots for the next queue. It notes in c.rank what this shard has, for isPassedOver.
+// most urgent is there. That comes before the claim visits the shards in turn, so that it visits
+// each of them, and a few times at the most. Any task of the queue is more urgent than none, unless
+// the claim draws lots for the next queue. It notes in c.rank what this shard has, for
+// isPassedOver.
 func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	c.rank = 0
 	if d.board == nil || c.Stays {
@@ -272,8 +274,8 @@ func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	return head(heads.shards[c.to].word.Load()).rank() > rank
 }
 
-// isPassedOver is isElsewhere once more, after next has found l for the claim, or nothing, if it has
-// parked what was more urgent. The claim then gets nothing of l.
+// isPassedOver is isElsewhere once more, after next has found l for the claim, or nothing, if it
+// has parked what was more urgent. The claim then gets nothing of l.
 func (d *Dispatcher) isPassedOver(c *Claim, queue string, q *Queue, l *engine.Lane) bool {
 	rank := uint64(0)
 	if l != nil {
@@ -288,8 +290,8 @@ func (d *Dispatcher) isPassedOver(c *Claim, queue string, q *Queue, l *engine.La
 	return true
 }
 
-// isElsewhereBefore is isElsewhere for the first queues of a strict list, before the one at an index,
-// which is the first that has something here.
+// isElsewhereBefore is isElsewhere for the first queues of a strict list, before the one at an
+// index, which is the first that has something here.
 func (d *Dispatcher) isElsewhereBefore(c *Claim, s *set, at int) bool {
 	if d.board == nil || len(s.list.weights) > 0 {
 		return false

@@ -37,8 +37,8 @@ func (d *Dispatcher) Needs(q *engine.Queue) bool {
 	return c != nil && c.isNeeded()
 }
 
-// Check returns what is wrong with what the Dispatcher remembers, while nothing is under way: claimable
-// reports whether a queue has a ready task that its other limits let pass.
+// Check returns what is wrong with what the Dispatcher remembers, while nothing is under way:
+// claimable reports whether a queue has a ready task that its other limits let pass.
 func (d *Dispatcher) Check(claimable func(*engine.Queue) bool) error {
 	for handle, q := range d.queues.All() {
 		if q != nil && (q.Handle != handle || d.rules.Queues[q.Name] != q.Queue) {
@@ -113,8 +113,8 @@ func (d *Dispatcher) checkGates() error {
 	return nil
 }
 
-// CheckLimits returns an error if the gate of a queue does not count the leases of all shards of the
-// process, or does not follow its settings: both are given by queue.
+// CheckLimits returns an error if the gate of a queue does not count the leases of all shards of
+// the process, or does not follow its settings: both are given by queue.
 func (d *Dispatcher) CheckLimits(leased map[string]int, set map[string]engine.Configured) error {
 	d.gates.mu.Lock()
 	defer d.gates.mu.Unlock()

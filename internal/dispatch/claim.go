@@ -10,8 +10,8 @@ import (
 // Claim asks for tasks of some queues. A claim that waits does so in all shards of its process, by
 // tickets, and whoever takes it first serves it.
 //
-// Invariant: only who has taken the claim (a shard that serves or refuses it, or the caller that gives
-// up) writes Grants. It may do so without a reference until the claim is settled.
+// Invariant: only who has taken the claim (a shard that serves or refuses it, or the caller that
+// gives up) writes Grants. It may do so without a reference until the claim is settled.
 type Claim struct {
 	Queues   []string // memory of the claim, as is that of Weights
 	Weights  []int    // none: the order of the queues is strict
@@ -38,7 +38,8 @@ type Claim struct {
 
 // Caller is who made a claim.
 type Caller interface {
-	// Settle tells the caller that the claim has failed, or with nil that its Grants have persisted.
+	// Settle tells the caller that the claim has failed, or with nil that its Grants have
+	// persisted.
 	Settle(error)
 }
 

@@ -87,8 +87,8 @@ func newCaller(queues ...string) *caller {
 	return c
 }
 
-// TestLargeSetsGoInPieces: a dropped set of very many queues leaves them budget by budget, and at last
-// leaves nothing.
+// TestLargeSetsGoInPieces: a dropped set of very many queues leaves them budget by budget, and at
+// last leaves nothing.
 func TestLargeSetsGoInPieces(t *testing.T) {
 	d, _ := newDispatcher(t)
 	names := queueNames(20 * setStep)
@@ -144,8 +144,8 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
 
-// TestVoidTicketsAreSwept: a shard that is told of many void tickets asks for a sweep once, which drops
-// them and keeps the others.
+// TestVoidTicketsAreSwept: a shard that is told of many void tickets asks for a sweep once, which
+// drops them and keeps the others.
 func TestVoidTicketsAreSwept(t *testing.T) {
 	d, port := newDispatcher(t)
 	patient := newCaller("a", "b")
@@ -190,8 +190,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestWaitList: whatever is pushed, popped and given up, the tickets that are good come out in order,
-// and the list is no longer than twice those that wait, and a constant.
+// TestWaitList: whatever is pushed, popped and given up, the tickets that are good come out in
+// order, and the list is no longer than twice those that wait, and a constant.
 func TestWaitList(t *testing.T) {
 	r := seeded(t)
 	var w WaitList
@@ -287,8 +287,8 @@ func TestHeadOrder(t *testing.T) {
 	require.EqualValues(t, most+1, one(most, older).rank())
 }
 
-// TestOldSettingsOfGates: a gate does not go back to settings that a later version has replaced, and counts
-// the leases of before there was a gate.
+// TestOldSettingsOfGates: a gate does not go back to settings that a later version has replaced,
+// and counts the leases of before there was a gate.
 func TestOldSettingsOfGates(t *testing.T) {
 	d, _ := newDispatcher(t)
 	q := d.Of(d.rules.QueueNamed("a"))

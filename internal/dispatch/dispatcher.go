@@ -43,8 +43,8 @@ type Config struct {
 	Gates         *Gates // of the process; nil: places in limits are given by gateways that the owner sets
 }
 
-// Port is the way from a shard's owner, or from others, to the owner of a shard. Its methods are safe
-// for concurrent use and do not wait.
+// Port is the way from a shard's owner, or from others, to the owner of a shard. Its methods are
+// safe for concurrent use and do not wait.
 type Port interface {
 	// Open makes the owner call Open for a queue.
 	Open(queue string)
@@ -89,8 +89,8 @@ func (q *Queue) Due() uint64 { return q.opensAt }
 // Spot is for the heap of queues that are held back.
 func (q *Queue) Spot() *int { return &q.throttledAt }
 
-// Of returns what the Dispatcher knows of a queue.
-// REQUIRES: the rules have not forgotten it, since another queue may have its handle then.
+// Of returns what the Dispatcher knows of a queue. REQUIRES: the rules have not forgotten it, since
+// another queue may have its handle then.
 func (d *Dispatcher) Of(q *engine.Queue) *Queue {
 	if c := d.queues.At(q.Handle); c != nil {
 		return c
@@ -116,8 +116,8 @@ func (q *Queue) isNeeded() bool {
 	return q.gate != nil || q.throttledAt >= 0 || q.listedAt != 0 || len(q.sets) > 0 || q.hungry
 }
 
-// Forget drops a queue that the rules need no more, unless the Dispatcher needs it: what ends that lets
-// the rules ask again.
+// Forget drops a queue that the rules need no more, unless the Dispatcher needs it: what ends that
+// lets the rules ask again.
 func (d *Dispatcher) Forget(q *engine.Queue) (forgotten bool) {
 	if c := d.queues.At(q.Handle); c != nil {
 		if c.isNeeded() {
@@ -157,8 +157,8 @@ const (
 	Elsewhere                // another shard has something more urgent: Claim.To
 )
 
-// Try takes tasks for a claim, in the order of its queues. Queues where others wait already are left
-// to them.
+// Try takes tasks for a claim, in the order of its queues. Queues where others wait already are
+// left to them.
 func (d *Dispatcher) Try(c *Claim) Outcome {
 	if c.List != nil {
 		return d.trySet(c)
@@ -194,9 +194,9 @@ func (d *Dispatcher) Try(c *Claim) Outcome {
 	return Nothing
 }
 
-// order is the order of the queues of a claim: as given, or drawn by lot in proportion to the weights.
-// It is good until the next call: a claim that waits may be looked at by several shards at once, so
-// that it has no memory for this.
+// order is the order of the queues of a claim: as given, or drawn by lot in proportion to the
+// weights. It is good until the next call: a claim that waits may be looked at by several shards at
+// once, so that it has no memory for this.
 func (d *Dispatcher) order(c *Claim) []string {
 	if len(c.Weights) == 0 {
 		return c.Queues
@@ -222,8 +222,8 @@ func (d *Dispatcher) served(c *Claim, waited bool) {
 	d.giving = nil
 }
 
-// give serves a claim that has been taken: with tasks of q, l's first to begin with, and if there is
-// room, with those of its other queues.
+// give serves a claim that has been taken: with tasks of q, l's first to begin with, and if there
+// is room, with those of its other queues.
 func (d *Dispatcher) give(c *Claim, q *Queue, l *engine.Lane, waited bool) {
 	if d.giveOf(c, q, l) && len(c.Queues) > 1 {
 		d.fillUp(c, q)
@@ -393,8 +393,8 @@ func (d *Dispatcher) Serve() {
 	d.serveSets(&served)
 }
 
-// serveInTurn serves all that are hungry, until the budget is spent: serve says so, and served counts
-// claims. Who was served when that happened comes last.
+// serveInTurn serves all that are hungry, until the budget is spent: serve says so, and served
+// counts claims. Who was served when that happened comes last.
 func serveInTurn[T any](hungry *[]T, served *int, serve func(T) (all bool)) {
 	n := 0
 	for ; n < len(*hungry); n++ {

@@ -9,8 +9,8 @@ import (
 	"codeq/internal/engine"
 )
 
-// Gateway is what the claims of a queue have to pass in all its shards: a Gate, or where nodes share
-// the limits, what speaks for them. The owner of a shard uses it.
+// Gateway is what the claims of a queue have to pass in all its shards: a Gate, or where nodes
+// share the limits, what speaks for them. The owner of a shard uses it.
 type Gateway interface {
 	// Look reports whether Enter has a place. When it has none, wait is how long until the rate has
 	// one, or 0 if somebody opens the queue when there may be one.
@@ -21,15 +21,15 @@ type Gateway interface {
 	Leave(n int) (wake []*Dispatcher)
 	// MayAsk reports whether Ask may find a place. It is always the same.
 	MayAsk() bool
-	// Ask finds out whether there is a place for a claim that does not wait. If it is true, the claim
-	// is tried again, or refused, when that is known.
+	// Ask finds out whether there is a place for a claim that does not wait. If it is true, the
+	// claim is tried again, or refused, when that is known.
 	Ask(c *Claim) bool
 }
 
-// next returns the lane whose first task a claim of the queue gets, with a place in the limits taken
-// for it: Grant follows, or leaveGate. Pending is as in engine.State.Next, and so is rank: a batch ends
-// before a task of a lower rank, since other shards have one of that rank, and what was more urgent
-// here may have been parked.
+// next returns the lane whose first task a claim of the queue gets, with a place in the limits
+// taken for it: Grant follows, or leaveGate. Pending is as in engine.State.Next, and so is rank: a
+// batch ends before a task of a lower rank, since other shards have one of that rank, and what was
+// more urgent here may have been parked.
 func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) {
 	if q.Gated && !q.Settings.Paused && !d.mayPass(q) {
 		return nil, false // without a look at the lanes, which might be refilled in vain
@@ -41,8 +41,8 @@ func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) 
 	return l, pending
 }
 
-// passGate takes a place for a claim, or sees to it that the queue's claims are served when there may
-// be one.
+// passGate takes a place for a claim, or sees to it that the queue's claims are served when there
+// may be one.
 func (d *Dispatcher) passGate(q *Queue) bool {
 	ok, wait := q.gate.Enter(d, time.Now())
 	return d.passes(q, ok, wait)
@@ -65,7 +65,8 @@ func (d *Dispatcher) passes(q *Queue, ok bool, wait time.Duration) bool {
 	return ok
 }
 
-// asks reports whether a claim that does not wait is to be tried again, since a place is all that it lacks.
+// asks reports whether a claim that does not wait is to be tried again, since a place is all that
+// it lacks.
 func (d *Dispatcher) asks(q *Queue, c *Claim) bool { return q.gate != nil && q.gate.Ask(c) }
 
 // leaveGate gives a place back.
@@ -104,8 +105,8 @@ func (d *Dispatcher) SetGateway(q *Queue, g Gateway) {
 	q.Gated = g != nil
 }
 
-// Limit applies the settings of a queue to its gate, if the process has all shards. Known is false if the
-// queue may have used tokens before the process began.
+// Limit applies the settings of a queue to its gate, if the process has all shards. Known is false
+// if the queue may have used tokens before the process began.
 func (d *Dispatcher) Limit(q *Queue, known bool) {
 	if g := d.gates.set(q.Name, q.Configured, known); g != nil && q.gate == nil {
 		q.gate = g
@@ -180,8 +181,8 @@ func (t *Gates) set(queue string, c engine.Configured, known bool) *gate {
 }
 
 // gate is what the claims of a queue have to pass in all shards of a process: its limit of
-// concurrency, and its rate. Each shard enters its leases when it first follows settings that need the
-// gate, or later ones.
+// concurrency, and its rate. Each shard enters its leases when it first follows settings that need
+// the gate, or later ones.
 type gate struct {
 	mu      sync.Mutex // guards what follows
 	version uint64     // of the settings that it follows
@@ -191,8 +192,8 @@ type gate struct {
 	waiting []*Dispatcher // had to turn claims away for want of room
 }
 
-// Enter takes a place. When there is none, wait is how long until the rate has one, or 0 if the end of
-// a lease will tell.
+// Enter takes a place. When there is none, wait is how long until the rate has one, or 0 if the end
+// of a lease will tell.
 func (g *gate) Enter(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

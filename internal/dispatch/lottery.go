@@ -5,10 +5,9 @@ import (
 	"math/rand/v2"
 )
 
-// lottery draws among the members of a subset of 0 to n-1, each in proportion to its
-// weight, or the smallest if there are no weights, in time logarithmic in n: a Fenwick
-// tree (P. M. Fenwick, A New Data Structure for Cumulative Frequency Tables, 1994) of the
-// members' weights.
+// lottery draws among the members of a subset of 0 to n-1, each in proportion to its weight, or the
+// smallest if there are no weights, in time logarithmic in n: a Fenwick tree (P. M. Fenwick, A New
+// Data Structure for Cumulative Frequency Tables, 1994) of the members' weights.
 type lottery struct {
 	weights []int
 	tree    []uint64
@@ -65,8 +64,8 @@ func (l *lottery) draw() int {
 	return l.find(rand.Uint64N(l.total))
 }
 
-// find returns the member before which the weights sum up to lot or less, and with which
-// they are more. REQUIRES: lot < total.
+// find returns the member before which the weights sum up to lot or less, and with which they are
+// more. REQUIRES: lot < total.
 func (l *lottery) find(lot uint64) int {
 	at := 0
 	for step := 1 << (bits.Len(uint(len(l.tree)-1)) - 1); step > 0; step >>= 1 {

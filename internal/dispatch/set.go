@@ -17,8 +17,8 @@ type List struct {
 	Digest  [sha256.Size]byte
 }
 
-// ShortList is how many queues a claim may name and be looked at, and wait, in each. Those that name
-// more go by a List.
+// ShortList is how many queues a claim may name and be looked at, and wait, in each. Those that
+// name more go by a List.
 const ShortList = 16
 
 // NewList returns nil for a list that is short. It keeps names and weights.
@@ -45,8 +45,9 @@ func NewList(names []string, weights []int) *List {
 // length of the list. It is built once, and dropped with the Run that made the list, or when others
 // need the room.
 //
-// Invariant: once it is built, a queue that is not open has nothing for a claim until Feed is called
-// for it. One whose gateway may be asked is open: only a claim that has looked there gets it a place.
+// Invariant: once it is built, a queue that is not open has nothing for a claim until Feed is
+// called for it. One whose gateway may be asked is open: only a claim that has looked there gets it
+// a place.
 type set struct {
 	list   *List
 	queues chunked.List[*engine.Queue] // of list.names; shorter while the set is being built, or dropped
@@ -123,8 +124,8 @@ func (s *set) isIdle() bool {
 	return s.front().Len() == 0 && !s.hungry
 }
 
-// dropIdleSets drops sets in which no claim waits until the others have no more queues than the given
-// number.
+// dropIdleSets drops sets in which no claim waits until the others have no more queues than the
+// given number.
 func (d *Dispatcher) dropIdleSets(names int) {
 	for _, s := range d.sets.byDigest {
 		if d.sets.names <= names {
@@ -155,8 +156,8 @@ func (t *setTable) drop(s *set) {
 // AreSetsDropped reports whether DropSetsOn has something to do.
 func (d *Dispatcher) AreSetsDropped() bool { return len(d.sets.dropped) > 0 }
 
-// DropSetsOn takes dropped sets out of what their queues know of sets, until the budget of the rules
-// is spent.
+// DropSetsOn takes dropped sets out of what their queues know of sets, until the budget of the
+// rules is spent.
 func (d *Dispatcher) DropSetsOn() {
 	t := &d.sets
 	for n := len(t.dropped); n > 0; n-- {
@@ -264,8 +265,8 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 	return Nothing
 }
 
-// shut takes a queue out of the draw that has given nothing: until it is fed or, if its gateway may be
-// asked, for this time.
+// shut takes a queue out of the draw that has given nothing: until it is fed or, if its gateway may
+// be asked, for this time.
 func (s *set) shut(q *Queue, at int) {
 	s.open.remove(at)
 	if q.Gated && q.Counts.Ready > 0 && q.gate.MayAsk() {
@@ -280,8 +281,8 @@ func (s *set) openAside() {
 	s.aside = s.aside[:0]
 }
 
-// draw draws a queue that has a task for a claim; l is nil if none has. A batch goes on with it: l is
-// nil, too, if other shards have more urgent tasks of the queue drawn.
+// draw draws a queue that has a task for a claim; l is nil if none has. A batch goes on with it: l
+// is nil, too, if other shards have more urgent tasks of the queue drawn.
 func (d *Dispatcher) draw(s *set, batch bool) (q *Queue, l *engine.Lane) {
 	for s.open.len() > 0 && d.rules.Broken == nil {
 		at := s.open.draw()
@@ -300,8 +301,9 @@ func (d *Dispatcher) draw(s *set, batch bool) (q *Queue, l *engine.Lane) {
 	return nil, nil
 }
 
-// giveOfSet serves a claim that has been taken: with tasks of q, l's first to begin with, and if there
-// is room, with those of other queues that are drawn, as far as other shards have no more urgent ones.
+// giveOfSet serves a claim that has been taken: with tasks of q, l's first to begin with, and if
+// there is room, with those of other queues that are drawn, as far as other shards have no more
+// urgent ones.
 func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waited bool) {
 	for l != nil && d.giveOf(c, q, l) {
 		q, l = d.draw(s, true)

@@ -1,10 +1,10 @@
 package dispatch
 
 // A claim waits by tickets in several lists, of several shards, and is served from one of them. Its
-// other tickets are void, and go in one of four ways: those of the shard that serves it at once; those
-// of a claim that was given up by Leave; those in other shards when these look, since the shards are
-// busy with other things or asleep, and are told only how many there are (CountVoid, Sweep); and
-// whatever is left when a list grows (WaitList).
+// other tickets are void, and go in one of four ways: those of the shard that serves it at once;
+// those of a claim that was given up by Leave; those in other shards when these look, since the
+// shards are busy with other things or asleep, and are told only how many there are (CountVoid,
+// Sweep); and whatever is left when a list grows (WaitList).
 
 // Leave drops the tickets of a claim that waits no more.
 func (d *Dispatcher) Leave(c Departure) {
@@ -22,8 +22,8 @@ func (d *Dispatcher) Leave(c Departure) {
 	}
 }
 
-// voidHere drops the tickets of a claim that has been taken for a queue of this shard, but for the one
-// by which it was.
+// voidHere drops the tickets of a claim that has been taken for a queue of this shard, but for the
+// one by which it was.
 func (d *Dispatcher) voidHere(c *Claim, by *Queue) {
 	spent := false
 	for _, name := range c.Queues {
@@ -45,8 +45,8 @@ func (d *Dispatcher) voidHere(c *Claim, by *Queue) {
 // for them.
 const maxVoid = 1 << 10
 
-// CountVoid counts tickets that are void since another shard, or another node, has served their claim.
-// It is safe for concurrent use.
+// CountVoid counts tickets that are void since another shard, or another node, has served their
+// claim. It is safe for concurrent use.
 func (d *Dispatcher) CountVoid(tickets int) {
 	after := d.void.Add(int64(tickets))
 	if after > maxVoid && after-int64(tickets) <= maxVoid {

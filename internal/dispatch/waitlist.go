@@ -3,9 +3,9 @@ package dispatch
 // WaitList is the tickets of claims that wait, first come, first served. Some of them may be void.
 // Its zero value is empty.
 //
-// Void tickets go when they are found at the head; when the list would grow, so that it is never more
-// than twice as long as the claims that wait, plus a constant; when they are half of it, as far as the
-// list is told of them (voided); and by Sweep.
+// Void tickets go when they are found at the head; when the list would grow, so that it is never
+// more than twice as long as the claims that wait, plus a constant; when they are half of it, as
+// far as the list is told of them (voided); and by Sweep.
 type WaitList struct {
 	tickets []Ticket
 	head    int

@@ -1,6 +1,6 @@
-// Package listing reads the tasks of one state from a shard, page by page, in an order that the pages of
-// several shards share. The owner of the shard says what its memory knows, in short visits; the rest is
-// read from a snapshot, beside the owner.
+// Package listing reads the tasks of one state from a shard, page by page, in an order that the
+// pages of several shards share. The owner of the shard says what its memory knows, in short
+// visits; the rest is read from a snapshot, beside the owner.
 package listing
 
 import (
@@ -51,16 +51,16 @@ func AddLease(v *schema.Snapshot, rules *engine.State, id keys.ID) {
 	}
 }
 
-// Reader reads the tasks of one shard in their order, page by page. It travels to the
-// shard's owner and, in a cluster, to the node that leads the shard, and back.
+// Reader reads the tasks of one shard in their order, page by page. It travels to the shard's owner
+// and, in a cluster, to the node that leads the shard, and back.
 //
-//   - Ready: the lanes, each from the first task on that it has ready. The owner says
-//     where that is, so that nobody walks what was consumed, or is leased, before it.
-//     Then it says which tasks of the page are leased all the same.
+//   - Ready: the lanes, each from the first task on that it has ready. The owner says where that
+//     is, so that nobody walks what was consumed, or is leased, before it. Then it says which tasks
+//     of the page are leased all the same.
 //   - Leased: the lease table, some thousand entries at a time, and then task by task.
-//   - Scheduled: the tasks of all queues, in the order of time. An entry of another queue
-//     is passed over at the cost of reading its lane. An index by queue would make each
-//     task that is scheduled, and each that becomes due, write another key.
+//   - Scheduled: the tasks of all queues, in the order of time. An entry of another queue is passed
+//     over at the cost of reading its lane. An index by queue would make each task that is
+//     scheduled, and each that becomes due, write another key.
 //   - The others: the queues, as they are stored.
 type Reader[T any] struct {
 	Query
@@ -362,8 +362,8 @@ func (l *Reader[T]) collect(v *schema.Snapshot) error {
 	})
 }
 
-// readAsked reads the tasks about which the owner was asked. One that has left its place
-// meanwhile is left out.
+// readAsked reads the tasks about which the owner was asked. One that has left its place meanwhile
+// is left out.
 func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
 	size := 0
 	for i, t := range l.asked {

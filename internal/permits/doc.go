@@ -10,13 +10,12 @@
 // What a shard tells the allocator is not a change but how many permits it has, so that what is
 // lost, or comes twice, is put right by what comes next.
 //
-// Invariant: the allocator never believes that a shard has fewer permits than it has.
-// For that
+// Invariant: the allocator never believes that a shard has fewer permits than it has. For that
 //   - permits are given back, and the ends of leases told, only after what ended the leases has
 //     persisted: a next leader of the shard would find them in force;
 //   - of what a shard has told, the latest counts, by epoch and number;
-//   - a shard takes what the allocator grants only in answer to the last that it has told.
-//     Whatever it tells makes answers to what it has told before void;
+//   - a shard takes what the allocator grants only in answer to the last that it has told. Whatever
+//     it tells makes answers to what it has told before void;
 //   - the leader of a shard, and the node with the allocator, answer only after a majority has
 //     confirmed that they still lead. So a new allocator that has asked a shard knows of all that
 //     any allocator before it has granted there: after its answer, the shard takes it no more, and

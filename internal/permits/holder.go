@@ -62,8 +62,8 @@ func (h *Holder) Leave(n int, others bool) (again bool) {
 // Report returns what the allocator is to be told, if it is told something now: how many permits
 // the shard has, if it has fewer than the allocator knows, or wants some. It gives those back that
 // nobody wants. Leased is how many leases there are, need how many more there could be with
-// permits; asked says that somebody wants an answer even if it is that there is none.
-// REQUIRES: the ends of leases have persisted.
+// permits; asked says that somebody wants an answer even if it is that there is none. REQUIRES: the
+// ends of leases have persisted.
 func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, tell bool) {
 	h.unused = min(h.unused, need)
 	held, want := leased+h.unused, need-h.unused
