@@ -13,15 +13,15 @@ import (
 	"codeq/internal/wire"
 )
 
-// leaseRenewer keeps the leases of a Run's running handlers alive whose tasks lie in one shard; a
-// shard that stalls delays the renewals of no other. It renews three times in the length of a
-// lease, and rests while no handler runs.
+// leaseRenewer renews the leases of a Run's running handlers whose tasks lie in one shard, so that
+// a shard that stalls delays the renewals of no other. It renews three times in the length of a
+// lease, and sleeps while no handler runs.
 type leaseRenewer struct {
 	runner *runner
 	shard  int
 	woken  chan struct{} // capacity 1: handlers are about to run
 	quit   chan struct{}
-	heard  time.Time // when the shard has renewed leases
+	heard  time.Time // when the shard last renewed leases
 	once   sync.Once
 }
 
@@ -29,7 +29,7 @@ func newLeaseRenewer(r *runner, shard int) *leaseRenewer {
 	return &leaseRenewer{runner: r, shard: shard, woken: make(chan struct{}, 1), quit: make(chan struct{})}
 }
 
-// kick ends the rest.
+// kick ends the sleep.
 func (h *leaseRenewer) kick() {
 	select {
 	case h.woken <- struct{}{}:
@@ -81,7 +81,7 @@ func (h *leaseRenewer) beat() (running bool) {
 	switch {
 	case err == nil:
 		h.heard = asked
-	case r.queue.node != nil && time.Since(h.heard) < r.opts.LeaseFor: // the next leader does not lead yet
+	case r.queue.node != nil && time.Since(h.heard) < r.opts.LeaseFor: // there is no new leader yet
 		return true
 	default:
 		for _, receipt := range op.receipts {
@@ -97,8 +97,8 @@ func (h *leaseRenewer) beat() (running bool) {
 	return true
 }
 
-// cancel ends the handler of a task that was canceled. The shard's owner calls it: it does not wait
-// for hooks.
+// cancel cancels the handler of a task that was canceled. The shard's owner calls it, and so it
+// does not wait for hooks.
 func (r *runner) cancel(receipt Receipt) {
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
@@ -109,11 +109,11 @@ func (r *runner) cancel(receipt Receipt) {
 					return
 				}
 			}
-		}, nil) // the next renewal of its lease cancels it
+		}, nil) // if it panics, the next renewal of the lease cancels the handler
 	})
 }
 
-// canceledList is receipts of canceled tasks, whose handlers are not to begin.
+// canceledList holds receipts of canceled tasks whose handlers must not begin.
 type canceledList struct {
 	some   atomic.Bool
 	mu     sync.Mutex // guards leases
@@ -154,7 +154,7 @@ func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
 	return true
 }
 
-// renewOp moves the deadlines of leases that belong to this process. Nothing is written.
+// renewOp extends leases that belong to this process. Nothing is written.
 type renewOp struct {
 	completion
 	receipts []Receipt

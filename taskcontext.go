@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// taskContext is what a worker has of a running task. It is the handler's context, or the parent of
-// it, with the values of the context of Run. Many handlers are done before anybody asks when their
-// context ends: what tells that is made when somebody does.
+// taskContext is the running task of a worker. It is the handler's context, or the parent of it,
+// with the values of the context of Run. Many handlers never ask when their context ends: ending,
+// which says so, is made when one does.
 type taskContext struct {
 	runner   *runner
 	lease    Lease
 	deadline time.Time                   // of the attempt, by the task's Timeout; zero: none
-	logger   atomic.Pointer[slog.Logger] // nil: nobody has asked for it
+	logger   atomic.Pointer[slog.Logger] // nil: not used yet
 	out      *output                     // nil: nothing
 
 	mu     sync.Mutex              // guards what follows
 	over   bool                    // the context has ended
-	cause  error                   // of that; nil: context.Canceled
-	ending context.Context         // ends with the frame, and has nothing else; nil: nobody has asked for it
+	cause  error                   // of the end; nil: context.Canceled
+	ending context.Context         // ends with the taskContext, and has no values; nil: not used yet
 	cancel context.CancelCauseFunc // of ending
 }
 
-// output is what a handler wants to have stored with the completion, in memory that the handler
-// does not have.
+// output is what a handler stores with the completion, in memory that it does not share with the
+// handler.
 type output struct {
 	result    []byte
 	resultErr error // why the result cannot be stored
 	next      batch
-	nextErr   error // why the follow-ups cannot
+	nextErr   error // why the follow-ups cannot be stored
 }
 
 func (o *output) setResult(result []byte, l *Limits) {
@@ -43,7 +43,7 @@ func (o *output) setResult(result []byte, l *Limits) {
 	}
 }
 
-// followUp adds tasks, which inherit the trace context of trace.
+// followUp adds tasks, which inherit the trace context in trace.
 func (o *output) followUp(tasks []Task, trace map[string]string, l *Limits) {
 	if o.nextErr != nil {
 		return
@@ -54,7 +54,7 @@ func (o *output) followUp(tasks []Task, trace map[string]string, l *Limits) {
 	o.nextErr = o.next.add(tasks, l)
 }
 
-// fill has op store the output. An error is why it never can.
+// fill moves the output to op. An error says why it can never be stored.
 func (o *output) fill(op *completeOp) error {
 	if o.resultErr != nil {
 		return o.resultErr
@@ -76,13 +76,13 @@ func (f *taskContext) output() *output {
 	return f.out
 }
 
-// frameKey is the key under which a frame finds itself.
-type frameKey struct{}
+// taskContextKey is the key under which a taskContext is its own value.
+type taskContextKey struct{}
 
-// Value is that of the context of Run. Package context finds the cause of the end, and whom to tell
-// of it, as a value under a key of its own.
+// Value returns the value in the context of Run. Package context finds the cause of the end, and
+// the contexts to cancel, as values under keys of its own.
 func (f *taskContext) Value(key any) any {
-	if key == (frameKey{}) {
+	if key == (taskContextKey{}) {
 		return f
 	}
 	if v := f.runner.values.Value(key); v != nil {
@@ -94,17 +94,17 @@ func (f *taskContext) Value(key any) any {
 	return nil
 }
 
-// Deadline is that of the attempt.
+// Deadline returns the deadline of the attempt.
 func (f *taskContext) Deadline() (time.Time, bool) { return f.deadline, !f.deadline.IsZero() }
 
-// Done is closed when the frame ends.
+// Done returns a channel that is closed when the context ends.
 func (f *taskContext) Done() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.ask().Done()
 }
 
-// Err is nil until the frame ends.
+// Err returns nil until the context ends.
 func (f *taskContext) Err() error {
 	if ctx := f.asked(); ctx != nil {
 		return ctx.Err()
@@ -112,8 +112,7 @@ func (f *taskContext) Err() error {
 	return nil
 }
 
-// asked is what tells of the frame's end; nil if it has not ended, and nobody has asked when it
-// will.
+// asked returns ending; nil if the context has not ended and nobody has used ending.
 func (f *taskContext) asked() context.Context {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,7 +122,7 @@ func (f *taskContext) asked() context.Context {
 	return f.ending
 }
 
-// ask makes what tells of the frame's end. REQUIRES: mu is held.
+// ask returns ending, and makes it first if there is none. REQUIRES: mu is held.
 func (f *taskContext) ask() context.Context {
 	if f.ending == nil {
 		f.ending, f.cancel = context.WithCancelCause(context.Background())
@@ -151,22 +150,22 @@ func (f *taskContext) end(cause error) {
 	}
 	cancel, cause := f.cancel, f.cause
 	f.mu.Unlock()
-	if cancel != nil { // a second time it does nothing
+	if cancel != nil { // a second call does nothing
 		cancel(cause)
 	}
 }
 
-// taskContextOf returns the frame whose handler was given ctx; nil: none was.
+// taskContextOf returns the taskContext whose handler was given ctx; nil: none was.
 func taskContextOf(ctx context.Context) *taskContext {
 	if ctx == nil {
 		return nil
 	}
-	f, _ := ctx.Value(frameKey{}).(*taskContext)
+	f, _ := ctx.Value(taskContextKey{}).(*taskContext)
 	return f
 }
 
 // LeaseFrom returns the task whose handler was given ctx, or a context derived from it; ok is false
-// if there is none. The lease is for reading: it belongs to the handler.
+// if there is none. The lease must only be read: it belongs to the handler.
 func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
 	f := taskContextOf(ctx)
 	if f == nil {
@@ -179,8 +178,9 @@ var silence = slog.New(slog.DiscardHandler)
 
 // LoggerFrom returns [Options.Logger] with attributes of the task whose handler was given ctx, or a
 // context derived from it: "task" (its ID), "queue", "attempt", and "tenant" if it has one. It is
-// made when it is first asked for. Outside of a handler LoggerFrom returns a logger that is silent.
-// It is safe for concurrent use, and of use after the handler has returned.
+// made by the first call. Outside of a handler LoggerFrom returns a logger that discards
+// everything. LoggerFrom is safe for concurrent use, and the logger works after the handler has
+// returned.
 func LoggerFrom(ctx context.Context) *slog.Logger {
 	f := taskContextOf(ctx)
 	if f == nil {
