@@ -67,11 +67,11 @@ type Task struct {
 	// After lists the parents of the task: it waits until each of them is completed. A parent that
 	// no longer exists counts as completed; a canceled parent cancels the task; OnDead says what a
 	// parent that is a dead letter does. Nth refers to tasks of the same batch. Get returns the
-	// results of parents that have a Retention. It does not end before this task has been
-	// completed, canceled or purged. If this task becomes a dead letter, the parents are kept as
-	// long as it is kept; if Settings.DeadRetention limits that time, a redrive of the task does
-	// not make it longer. A moment may pass between the return of the call that completes the last
-	// parent and the time when this task is ready.
+	// results of parents that have a Retention. Such a parent is kept until its Retention has
+	// passed and this task has been completed, canceled or purged. If this task becomes a dead
+	// letter, the parents are kept as long as the dead letter; if Settings.DeadRetention limits
+	// that time, a redrive of the task does not make it longer. A moment may pass between the
+	// return of the call that completes the last parent and the time when this task is ready.
 	After []ID `json:",omitempty"`
 	// OnDead is what happens to the task when one of After becomes a dead letter.
 	OnDead OnDead `json:",omitzero"`
@@ -159,8 +159,8 @@ type ClaimRequest struct {
 	// ends before the task does, the task is ready again soon after the next Open, with the attempt
 	// counted, and does not wait until the lease expires. So it is for workers in this process, not
 	// for remote ones, which may outlive it. Task.LeaseFor has no effect on such a lease. In a
-	// cluster, the lease also lasts at least LeaseFor from the moment when another node becomes the
-	// leader of its shard.
+	// cluster, the lease also lasts LeaseFor from the moment when another node becomes the leader
+	// of its shard.
 	Local bool
 	// NoWait returns ErrEmpty instead of waiting for a task.
 	NoWait bool
