@@ -39,7 +39,7 @@ func record(queue string) (*codeq.Mux, *[]string) {
 	}), got
 }
 
-// failed is a testing.TB of which a failure ends the goroutine but not the test.
+// failed is a testing.TB whose failures end the goroutine but not the test.
 type failed struct {
 	testing.TB
 	messages []string
@@ -133,7 +133,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestDrainRetries: a day of backoff takes no real time, and exactly a day of the bubble's.
+// TestDrainRetries: a day of backoff takes no real time, and exactly a day in the bubble.
 func TestDrainRetries(t *testing.T) {
 	realStart := time.Now()
 	backoff := codeq.Backoff{Base: time.Hour, Max: 12 * time.Hour}
@@ -177,7 +177,7 @@ func TestDrainWaitsForLeases(t *testing.T) {
 func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		set   codeq.Settings
-		first int // tasks of 3 that are done before the hindrance ends
+		first int // tasks of 3 that are done before the pause or limit ends
 		end   func(t *testing.T, q *codeqtest.Queue)
 	}{
 		"paused": {
@@ -190,7 +190,7 @@ func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 		},
 		"concurrency": {
 			codeq.Settings{Concurrency: 1}, 0,
-			func(_ *testing.T, q *codeqtest.Queue) { q.Advance(time.Hour) }, // the lease of the test runs out
+			func(_ *testing.T, q *codeqtest.Queue) { q.Advance(time.Hour) }, // the lease of the test expires
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -369,7 +369,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestProduced: tasks are seen whoever produced them and whatever became of them.
+// TestProduced: tasks are returned however they were produced, and in any state.
 func TestProduced(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		_, err := q.ProduceBatch(t.Context(), []codeq.Task{
@@ -518,7 +518,7 @@ func TestRealTime(t *testing.T) {
 	require.Panics(t, func() { q.Advance(time.Hour) })
 }
 
-// TestOpenOfCluster: a queue in memory is no node.
+// TestOpenOfCluster: a queue in memory cannot be a node.
 func TestOpenOfCluster(t *testing.T) {
 	message := failure(t, func(tb testing.TB) {
 		codeqtest.Open(tb, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0"}})
@@ -528,7 +528,7 @@ func TestOpenOfCluster(t *testing.T) {
 	require.Contains(t, message, "codeq.Open")
 }
 
-// TestOptions: what the test says goes before the defaults of Open.
+// TestOptions: options of the test override the defaults of Open.
 func TestOptions(t *testing.T) {
 	opts := &codeq.Options{Shards: 3, Retention: time.Minute, Backoff: codeq.Backoff{Base: time.Hour, Jitter: 1}}
 	given := *opts

@@ -18,27 +18,27 @@
 //
 // # The queue
 //
-// By default it lies in treesum/HASH of the user's cache directory, where HASH is that of the
-// absolute path of TREE. Wherever it lies, treesum does not walk into it. It is removed when
-// everything has been printed, with files that could not be read as well, so that the next run
-// begins anew. After a run with -keep, the next one prints the kept digests and reads no file.
+// By default the queue lies in treesum/HASH of the user's cache directory, where HASH is a hash of
+// the absolute path of TREE. Wherever it lies, treesum does not walk into it. It is removed when
+// everything has been printed, even if some files could not be read, so that the next run begins
+// again. After a run with -keep, the next one prints the kept digests and reads no file.
 //
-// With -durability none, what was finished in the last moments before kill -9 is done again. With
-// process, the same holds for a power loss; with disk, nothing is.
+// With -durability none, files that were finished in the last moments before kill -9 are read
+// again. With process, the same holds for a power loss; with disk, no file is read again.
 //
 // # Errors
 //
-// What cannot be read is tried three times within a second, and reported on standard error at the
-// end. The exit code is 0 if all went well, 1 if something could not be read, 2 if treesum could
-// not do its work, and 130 after SIGINT or SIGTERM.
+// A file or directory that cannot be read is tried three times within a second, and reported on
+// standard error at the end. The exit code is 0 after success, 1 if something could not be read, 2
+// if treesum itself failed, and 130 after SIGINT or SIGTERM.
 //
 // # How it works
 //
-// A task of the queue "walk" is one directory, or the part of one that follows a name. Completing
-// it produces the tasks for what it contains in the same commit: either the directory is done and
-// its entries are queued, or neither. A task of the queue "hash" is one file, and keeps its digest
-// as its result. So the queue itself says at each moment what is done and what is left, and the
-// work is over when no task of either is ready, scheduled or leased.
+// A task of the queue "walk" is one directory, or the part of one that follows a name. Its
+// completion produces the tasks for the entries in the same commit: either the directory is done
+// and its entries are queued, or neither. A task of the queue "hash" is one file, and keeps the
+// digest as its result. So the queue itself says at each moment what is done and what is left, and
+// treesum is finished when no task of either queue is ready, scheduled or leased.
 package main
 
 import (
@@ -75,7 +75,7 @@ type config struct {
 	durability codeq.Durability
 }
 
-// parse reports what is wrong itself, as the flag package does.
+// parse prints errors itself, as the flag package does.
 func parse(args []string, stderr io.Writer) (config, error) {
 	c := config{tree: "."}
 	flags := flag.NewFlagSet("treesum", flag.ContinueOnError)
@@ -108,7 +108,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	if err != nil {
-		return exitFailed // parse has said why
+		return exitFailed // parse has printed why
 	}
 	code, err := c.sum(ctx, stdout, stderr)
 	if err != nil {
@@ -118,7 +118,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-// sum does the work that is left, and prints the results if that was all.
+// sum does the remaining work, and prints the results if nothing is left.
 func (c *config) sum(ctx context.Context, stdout, stderr io.Writer) (code int, err error) {
 	t, err := openTree(c)
 	if err != nil {
@@ -139,7 +139,8 @@ func (c *config) sum(ctx context.Context, stdout, stderr io.Writer) (code int, e
 		return 0, err
 	}
 	if left > 0 {
-		fmt.Fprintf(stderr, "treesum: interrupted with %d files done; the same command goes on from here (queue: %s)\n", done, t.dir)
+		fmt.Fprintf(stderr, "treesum: interrupted with %d files done; the same command goes on from here (queue: %s)\n",
+			done, t.dir)
 		return exitInterrupted, nil
 	}
 	unread, err := t.report(stdout, stderr)

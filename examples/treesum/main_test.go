@@ -29,8 +29,8 @@ func sum(args ...string) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), code
 }
 
-// expected is what sha256sum prints for the regular files below arg, without those below the paths
-// to skip.
+// expected returns the output of sha256sum for the regular files below arg, without those below the
+// paths to skip.
 func expected(t *testing.T, arg string, skip ...string) string {
 	t.Helper()
 	lines := make(map[string]string)
@@ -132,7 +132,8 @@ func TestOutput(t *testing.T) {
 	})
 }
 
-// sha256sum is what the real tools print. The test goes without them where they are missing.
+// sha256sum returns the output of the real tools. Where they are missing the test does without
+// them.
 func sha256sum(t *testing.T, arg string) string {
 	t.Helper()
 	version, _ := exec.Command("sha256sum", "--version").Output()
@@ -155,7 +156,7 @@ func TestSymbolicLinkAsTree(t *testing.T) {
 	require.NoDirExists(t, queue)
 }
 
-// listen has the hooks of the handlers call f, one at a time, for this test.
+// listen makes the hooks of the handlers call f, one at a time, for this test.
 func listen(t *testing.T, f func(tr *tree, event, name string)) {
 	var mu sync.Mutex
 	hook := func(event string) func(*tree, string) {
@@ -249,7 +250,7 @@ func TestQueueIsRemovedUnlessKept(t *testing.T) {
 }
 
 // A process that dies while it removes the queue leaves half of it under another name, which the
-// next run takes away.
+// next run removes.
 func TestHalfRemovedQueue(t *testing.T) {
 	root := strangeTree(t)
 	queue := filepath.Join(t.TempDir(), "queue")
@@ -356,7 +357,7 @@ func TestFlags(t *testing.T) {
 	require.Contains(t, stderr, "usage: treesum")
 }
 
-// What goes away between the walk and its own turn cannot be read, by root neither.
+// A file that is removed between the walk and its own task cannot be read, not even by root.
 func TestUnreadable(t *testing.T) {
 	root, queue := strangeTree(t), filepath.Join(t.TempDir(), "queue")
 	read := make(map[string]int)

@@ -24,7 +24,8 @@ var (
 	onHash = func(*tree, string) {}
 )
 
-// walkTask continues a directory after a name; "": begins it. No path has a zero byte in it.
+// walkTask returns a task for a directory after a name; "": from its beginning. No path contains a
+// zero byte.
 func walkTask(dir, after string) codeq.Task {
 	return codeq.Task{Queue: walkQueue, Payload: []byte(dir + "\x00" + after), MaxAttempts: attempts}
 }
@@ -53,8 +54,8 @@ func (t *tree) walk(_ context.Context, job *codeq.Job[[]byte]) error {
 }
 
 // readPage returns the first n directories and regular files of a directory after a name, in the
-// order of their names, and whether there are more. Names that exist all the time are in one page
-// exactly, whatever else comes and goes.
+// order of their names, and whether there are more. A name that exists all the time is in exactly
+// one page, whatever entries are added or removed meanwhile.
 func (t *tree) readPage(dir, after string, n int) (page []fs.DirEntry, more bool, err error) {
 	d, err := os.Open(t.path(dir))
 	if err != nil {
@@ -82,7 +83,7 @@ func (t *tree) readPage(dir, after string, n int) (page []fs.DirEntry, more bool
 				page = append(page, e)
 			}
 		}
-		if len(page) > 2*n { // memory does not depend on the directory's size
+		if len(page) > 2*n { // so that memory does not depend on the size of the directory
 			cut()
 		}
 		if err == io.EOF {

@@ -13,8 +13,8 @@ import (
 	"codeq"
 )
 
-// The service is stopped in the midst of its work, again and again. In the bubble of synctest,
-// minutes of its time pass in an instant.
+// The service is stopped in the midst of its work, again and again. In the bubble of synctest, its
+// minutes take almost no real time.
 func TestNothingIsLostOverRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
