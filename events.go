@@ -42,7 +42,7 @@ const (
 	EventReleased                          // given back; the attempt does not count
 	EventDeadLettered                      // out of attempts, or given up
 	EventCanceled                          // canceled
-	EventExpired                           // the lease expired; the attempt counts. EventDeadLettered follows if it was the last
+	EventExpired                           // lease expired; the attempt counts. EventDeadLettered follows the last one
 	endOfKinds
 )
 

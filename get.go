@@ -202,8 +202,9 @@ func (v *view) close() {
 func taskInfo(t *schema.Task) *TaskInfo {
 	l, r := t.Lane, &t.Record
 	info := &TaskInfo{
-		ID: t.ID, State: State(engine.StateIn(t.Range)), Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result,
-		Task: task(engine.LaneKey{Queue: l.Queue, Tenant: l.Tenant, Priority: l.Priority}, r),
+		ID: t.ID, State: State(engine.StateIn(t.Range)),
+		Task:     task(engine.LaneKey{Queue: l.Queue, Tenant: l.Tenant, Priority: l.Priority}, r),
+		Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result,
 	}
 	switch info.State {
 	case Scheduled:

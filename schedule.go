@@ -346,11 +346,11 @@ func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 	if err != nil {
 		return ScheduleInfo{}, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, r.Name, err)
 	}
+	lane := engine.LaneKey{Queue: r.Value.Queue, Tenant: r.Value.Tenant, Priority: r.Value.Priority}
 	info := ScheduleInfo{
 		Schedule: Schedule{
 			Name: r.Name, Cron: r.Value.Cron, Every: duration(r.Value.Every), TimeZone: r.Value.TimeZone,
-			Task:   task(engine.LaneKey{Queue: r.Value.Queue, Tenant: r.Value.Tenant, Priority: r.Value.Priority}, &rec),
-			Missed: MissedPolicy(r.Value.Missed),
+			Task: task(lane, &rec), Missed: MissedPolicy(r.Value.Missed),
 		},
 		Next: msTime(r.Next),
 	}

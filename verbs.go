@@ -8,7 +8,7 @@ import (
 // verb is what the pipeline knows of an operation. The entries of verbs name no fields, so that
 // none can be omitted.
 type verb struct {
-	new        func(from string) request      // makes one for a call of another node to be decoded; nil: not called by nodes
+	new        func(from string) request      // for decoding a call of another node; nil: nodes do not call it
 	room       func(operation) engine.Room    // the level of free space down to which it still runs
 	repeatable func(request) bool             // resolved twice, it has the same effect as once
 	tasks      func(request) []engine.NewTask // the tasks that it produces
@@ -72,7 +72,7 @@ var verbs = [endOfRequests]verb{
 	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
 	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
 	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease},
-	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease}, // it writes next to nothing, like permits
+	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease}, // writes almost nothing, like permits
 	callAlter:          {blank[alterOp], roomOfAlter, no, none, 0},
 	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
 	callBulk:           {blank[bulkOp], roomOfBulk, no, none, 0},

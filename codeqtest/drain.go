@@ -74,7 +74,7 @@ func (q *Queue) Work(mux *codeq.Mux) {
 		var err error
 		claimed, err = hook.RunUntilEmpty(ctx, q.Queue, mux, &opts)
 		if err == nil {
-			err = q.WaitIdle(ctx, "") // no queue has this name: it waits for the messages of completions to other shards
+			err = q.WaitIdle(ctx, "") // no queue has this name: this waits for messages between shards
 		}
 		if err != nil {
 			q.t.Fatalf("codeqtest: work on %q: %v\n%s", opts.Queues, err, q.describe("", codeq.Ready, codeq.Leased))

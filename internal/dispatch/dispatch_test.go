@@ -17,7 +17,7 @@ import (
 	"codeq/internal/store"
 )
 
-// seeded returns a source of chance whose seed a failed test prints.
+// seeded returns a random source whose seed a failed test prints.
 func seeded(t *testing.T) *rand.Rand {
 	seed := rand.Uint64()
 	t.Cleanup(func() {
@@ -28,13 +28,13 @@ func seeded(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// port counts what it is asked for.
+// port counts the calls of its methods.
 type port struct{ opened, swept int }
 
 func (p *port) Open(string) { p.opened++ }
 func (p *port) Sweep()      { p.swept++ }
 
-// newDispatcher returns one of a shard without tasks.
+// newDispatcher returns the Dispatcher of a shard without tasks.
 func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	t.Helper()
 	shared := store.NewCaches(1<<20, 256<<10, 1)
@@ -55,7 +55,7 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	return New(&rules, Config{Shards: 1, Port: p, Gates: NewGates()}), p
 }
 
-// forget forgets what nobody needs any more, at the end of a group.
+// forget drops the queues that are not needed any more, as at the end of a group.
 func (d *Dispatcher) forget() {
 	d.rules.Tidy()
 	for _, q := range d.rules.Effects.Forgotten {
@@ -87,8 +87,8 @@ func newCaller(queues ...string) *caller {
 	return c
 }
 
-// TestLargeSetsGoInPieces: a dropped set of very many queues leaves them budget by budget, and at
-// last leaves nothing.
+// TestLargeSetsGoInPieces: a dropped set of very many queues is removed from them budget by budget,
+// and in the end completely.
 func TestLargeSetsGoInPieces(t *testing.T) {
 	d, _ := newDispatcher(t)
 	names := queueNames(20 * setStep)
@@ -114,7 +114,8 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 	require.Zero(t, d.Usage())
 }
 
-// TestUnfinishedSetsGo: a set whose claim has gone while it was being built goes as others do.
+// TestUnfinishedSetsGo: a set whose claim gives up while the set is being built is dropped as
+// others are.
 func TestUnfinishedSetsGo(t *testing.T) {
 	d, _ := newDispatcher(t)
 	require.False(t, d.Build(NewList(queueNames(setStep+1), nil)), "it is complete")
@@ -127,7 +128,7 @@ func TestUnfinishedSetsGo(t *testing.T) {
 	require.Zero(t, d.Usage().Sets)
 }
 
-// TestIdleSetsMakeRoom: sets in which nobody waits go when others need the room.
+// TestIdleSetsMakeRoom: sets in which no claim waits are dropped when others need the room.
 func TestIdleSetsMakeRoom(t *testing.T) {
 	d, _ := newDispatcher(t)
 	names := queueNames(setNames/2 + 1)
@@ -144,7 +145,7 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
 
-// TestVoidTicketsAreSwept: a shard that is told of many void tickets asks for a sweep once, which
+// TestVoidTicketsAreSwept: when many void tickets are counted, the shard asks for one sweep, which
 // drops them and keeps the others.
 func TestVoidTicketsAreSwept(t *testing.T) {
 	d, port := newDispatcher(t)
@@ -170,7 +171,7 @@ func TestVoidTicketsAreSwept(t *testing.T) {
 	require.Zero(t, d.Usage().Queues)
 }
 
-// TestClose: Close settles the claims that wait, or only forgets those of this process.
+// TestClose: Close settles the waiting claims, or only removes those of this process.
 func TestClose(t *testing.T) {
 	over := errors.New("over")
 	for _, local := range []error{nil, over} {
@@ -190,8 +191,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestWaitList: whatever is pushed, popped and given up, the tickets that are good come out in
-// order, and the list is no longer than twice those that wait, and a constant.
+// TestWaitList: whatever is pushed, popped and given up, the good tickets are popped in order, and
+// the list is no longer than twice their number plus a constant.
 func TestWaitList(t *testing.T) {
 	r := seeded(t)
 	var w WaitList
@@ -232,7 +233,7 @@ func TestWaitList(t *testing.T) {
 	}
 }
 
-// TestLottery: draws are those of a walk over the members.
+// TestLottery: draws are the same as those of a linear search over the members.
 func TestLottery(t *testing.T) {
 	r := seeded(t)
 	for range 200 {
