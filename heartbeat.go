@@ -17,20 +17,20 @@ import (
 // a shard that stalls delays the renewals of no other. It renews three times in the length of a
 // lease, and sleeps while no handler runs.
 type leaseRenewer struct {
-	runner *runner
-	shard  int
-	woken  chan struct{} // capacity 1: handlers are about to run
-	quit   chan struct{}
-	heard  time.Time // when the shard last renewed leases
-	once   sync.Once
+	runner    *runner
+	shard     int
+	woken     chan struct{} // capacity 1: handlers are about to run
+	quit      chan struct{}
+	renewedAt time.Time // when the shard last renewed leases
+	once      sync.Once
 }
 
 func newLeaseRenewer(r *runner, shard int) *leaseRenewer {
 	return &leaseRenewer{runner: r, shard: shard, woken: make(chan struct{}, 1), quit: make(chan struct{})}
 }
 
-// kick ends the sleep.
-func (h *leaseRenewer) kick() {
+// wake ends the sleep.
+func (h *leaseRenewer) wake() {
 	select {
 	case h.woken <- struct{}{}:
 	default:
@@ -48,7 +48,7 @@ func (h *leaseRenewer) run() {
 		case <-h.quit:
 			return
 		}
-		h.heard = time.Now()
+		h.renewedAt = time.Now()
 		for running := true; running; {
 			timer.Reset(h.runner.opts.LeaseFor / 3)
 			select {
@@ -56,19 +56,19 @@ func (h *leaseRenewer) run() {
 			case <-h.quit:
 				return
 			}
-			running = h.beat()
+			running = h.renew()
 		}
 	}
 }
 
-// beat renews the leases of the running handlers, and cancels those whose lease is lost.
-func (h *leaseRenewer) beat() (running bool) {
+// renew renews the leases of the running handlers, and cancels those whose lease is lost.
+func (h *leaseRenewer) renew() (running bool) {
 	r := h.runner
 	op := &renewOp{completion: newCompletion(), duration: millis(r.opts.LeaseFor)}
 	for _, w := range r.workers {
 		w.mu.Lock()
-		if w.ours && r.queue.shardOf(w.frame.lease.ID) == h.shard {
-			op.receipts = append(op.receipts, w.frame.lease.Receipt)
+		if w.ours && r.queue.shardOf(w.taskCtx.lease.ID) == h.shard {
+			op.receipts = append(op.receipts, w.taskCtx.lease.Receipt)
 		}
 		w.mu.Unlock()
 	}
@@ -80,8 +80,8 @@ func (h *leaseRenewer) beat() (running bool) {
 	_, err := r.queue.do(context.Background(), h.shard, op)
 	switch {
 	case err == nil:
-		h.heard = asked
-	case r.queue.node != nil && time.Since(h.heard) < r.opts.LeaseFor: // there is no new leader yet
+		h.renewedAt = asked
+	case r.queue.node != nil && time.Since(h.renewedAt) < r.opts.LeaseFor: // there is no new leader yet
 		return true
 	default:
 		for _, receipt := range op.receipts {
@@ -141,7 +141,7 @@ func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.I
 // cancelIfLost cancels the running handler if its lease is among the lost.
 func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
 	w.mu.Lock()
-	f := w.frame
+	f := w.taskCtx
 	if !w.ours || lost[f.lease.Receipt] == nil {
 		w.mu.Unlock()
 		return false

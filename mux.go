@@ -113,7 +113,7 @@ type Job[T any] struct {
 	*Lease
 	// Args is the decoded payload.
 	Args     T
-	frame    *taskContext
+	taskCtx  *taskContext
 	encoding *encoding
 }
 
@@ -121,18 +121,18 @@ type Job[T any] struct {
 // if the handler returns an error.
 func (j *Job[T]) SetResult(result []byte) { j.output().setResult(result, j.limits()) }
 
-func (j *Job[T]) limits() *Limits { return &j.frame.runner.queue.opts.Limits }
+func (j *Job[T]) limits() *Limits { return &j.taskCtx.runner.queue.opts.Limits }
 
 // output returns the output of the handler. It panics if Handle has not made the job.
 func (j *Job[T]) output() *output {
 	if !j.isMade() {
 		panic(errJobNotMade.Error())
 	}
-	return j.frame.output()
+	return j.taskCtx.output()
 }
 
 // isMade reports whether Handle has made the job.
-func (j *Job[T]) isMade() bool { return j != nil && j.frame != nil }
+func (j *Job[T]) isMade() bool { return j != nil && j.taskCtx != nil }
 
 var errJobNotMade = errors.New("codeq: this Job was not made by Handle")
 
@@ -196,7 +196,7 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 		m.handlers = make(map[string]handler)
 	}
 	m.handlers[queue] = func(ctx context.Context, l *Lease, f *taskContext) error {
-		job := &Job[T]{Lease: l, frame: f, encoding: enc}
+		job := &Job[T]{Lease: l, taskCtx: f, encoding: enc}
 		if err := enc.decode(l.Payload, &job.Args); err != nil {
 			return DeadLetter(fmt.Errorf("codeq: payload of queue %s into %T: %w", queue, job.Args, err))
 		}

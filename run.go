@@ -105,18 +105,18 @@ type runner struct {
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
-	mu      sync.Mutex     // guards what follows
-	jobs    []engine.Grant // claimed, not yet started; from next on
-	next    int
-	claimed int  // number of tasks so far
-	free    int  // places that no task and no claim occupies
-	hungry  bool // a fetcher waits for free to become positive
-	idle    int  // workers that wait on wake
-	waking  bool // a worker has been woken and is on its way to jobs
-	ended   bool // no further jobs: workers end
-	wake    *sync.Cond
-	room    *sync.Cond
-	workers []*worker
+	mu           sync.Mutex     // guards what follows
+	jobs         []engine.Grant // claimed, not yet started; from next on
+	next         int
+	claimed      int  // number of tasks so far
+	free         int  // places that no task and no claim occupies
+	fetcherWaits bool // a fetcher waits for free to become positive
+	idle         int  // workers that wait on wake
+	waking       bool // a worker has been woken and is on its way to jobs
+	ended        bool // no further jobs: workers end
+	wake         *sync.Cond
+	room         *sync.Cond
+	workers      []*worker
 
 	canceledReceipts canceledList // receipts of canceled tasks
 	crash            func(error)  // ends Run with an error
@@ -220,11 +220,11 @@ func (r *runner) run(ctx context.Context) error {
 	for _, w := range r.workers {
 		w.start()
 	}
-	var beats sync.WaitGroup
+	var renewing sync.WaitGroup
 	for i := range r.queue.replicas {
 		h := newLeaseRenewer(r, i)
 		r.renewers = append(r.renewers, h)
-		beats.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
+		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
 	count := len(r.queue.replicas)
 	if r.req.NoWait { // a single fetcher knows how many tasks are at work
@@ -256,7 +256,7 @@ func (r *runner) run(ctx context.Context) error {
 	for _, h := range r.renewers {
 		h.stop()
 	}
-	beats.Wait()
+	renewing.Wait()
 	stopClaims(nil)
 	switch reason := failed.Load(); {
 	case err != nil && reason != nil:
@@ -278,7 +278,7 @@ func (r *runner) fetch(ctx context.Context) error {
 	for {
 		r.mu.Lock()
 		for r.free == 0 && ctx.Err() == nil {
-			r.hungry = true
+			r.fetcherWaits = true
 			r.room.Wait()
 		}
 		if ctx.Err() != nil {
@@ -303,7 +303,7 @@ func (r *runner) fetch(ctx context.Context) error {
 			return err
 		}
 		for _, h := range r.renewers {
-			h.kick()
+			h.wake()
 		}
 		r.mu.Lock()
 		if r.next == len(r.jobs) {
@@ -323,7 +323,7 @@ func (r *runner) awaitFewer(ctx context.Context, atWork int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for r.opts.Concurrency-r.free >= atWork && ctx.Err() == nil {
-		r.hungry = true
+		r.fetcherWaits = true
 		r.room.Wait()
 	}
 }
@@ -347,8 +347,8 @@ func (r *runner) wakeWorker() {
 func (r *runner) release(n int) {
 	r.mu.Lock()
 	r.free += n
-	wake := r.hungry
-	r.hungry = false
+	wake := r.fetcherWaits
+	r.fetcherWaits = false
 	r.mu.Unlock()
 	if wake {
 		r.room.Broadcast()
@@ -480,7 +480,7 @@ type worker struct {
 	runner *runner
 
 	mu      sync.Mutex   // guards what follows
-	frame   *taskContext // of the running handler; nil: none runs
+	taskCtx *taskContext // of the running handler; nil: none runs
 	ours    bool         // the worker still has the task; false: it was given back, or its lease was lost
 	stopped bool         // no handler may run any more
 }
@@ -662,7 +662,7 @@ func (w *worker) own(f *taskContext) bool {
 	if w.stopped {
 		return false
 	}
-	w.frame, w.ours = f, true
+	w.taskCtx, w.ours = f, true
 	return true
 }
 
@@ -672,7 +672,7 @@ func (w *worker) disown() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ours := w.ours
-	w.frame, w.ours = nil, false
+	w.taskCtx, w.ours = nil, false
 	return ours
 }
 
@@ -681,18 +681,18 @@ func (w *worker) stop(cause error) *Lease {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true
-	if w.frame != nil {
-		w.frame.end(cause)
+	if w.taskCtx != nil {
+		w.taskCtx.end(cause)
 	}
 	if !w.ours {
 		return nil
 	}
 	w.ours = false
-	return &w.frame.lease
+	return &w.taskCtx.lease
 }
 
 func (w *worker) busy() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.frame != nil
+	return w.taskCtx != nil
 }

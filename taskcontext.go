@@ -69,11 +69,11 @@ func (o *output) fill(op *completeOp) error {
 	return nil
 }
 
-func (f *taskContext) output() *output {
-	if f.out == nil {
-		f.out = new(output)
+func (c *taskContext) output() *output {
+	if c.out == nil {
+		c.out = new(output)
 	}
-	return f.out
+	return c.out
 }
 
 // taskContextKey is the key under which a taskContext is its own value.
@@ -81,75 +81,75 @@ type taskContextKey struct{}
 
 // Value returns the value in the context of Run. Package context finds the cause of the end, and
 // the contexts to cancel, as values under keys of its own.
-func (f *taskContext) Value(key any) any {
+func (c *taskContext) Value(key any) any {
 	if key == (taskContextKey{}) {
-		return f
+		return c
 	}
-	if v := f.runner.values.Value(key); v != nil {
+	if v := c.runner.values.Value(key); v != nil {
 		return v
 	}
-	if ctx := f.asked(); ctx != nil {
+	if ctx := c.usedEnding(); ctx != nil {
 		return ctx.Value(key)
 	}
 	return nil
 }
 
 // Deadline returns the deadline of the attempt.
-func (f *taskContext) Deadline() (time.Time, bool) { return f.deadline, !f.deadline.IsZero() }
+func (c *taskContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
 
 // Done returns a channel that is closed when the context ends.
-func (f *taskContext) Done() <-chan struct{} {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.ask().Done()
+func (c *taskContext) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.makeEnding().Done()
 }
 
 // Err returns nil until the context ends.
-func (f *taskContext) Err() error {
-	if ctx := f.asked(); ctx != nil {
+func (c *taskContext) Err() error {
+	if ctx := c.usedEnding(); ctx != nil {
 		return ctx.Err()
 	}
 	return nil
 }
 
-// asked returns ending; nil if the context has not ended and nobody has used ending.
-func (f *taskContext) asked() context.Context {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.over || f.ending == nil && !f.deadline.IsZero() && time.Until(f.deadline) <= 0 {
-		return f.ask()
+// usedEnding returns ending; nil if the context has not ended and nobody has used ending.
+func (c *taskContext) usedEnding() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over || c.ending == nil && !c.deadline.IsZero() && time.Until(c.deadline) <= 0 {
+		return c.makeEnding()
 	}
-	return f.ending
+	return c.ending
 }
 
-// ask returns ending, and makes it first if there is none. REQUIRES: mu is held.
-func (f *taskContext) ask() context.Context {
-	if f.ending == nil {
-		f.ending, f.cancel = context.WithCancelCause(context.Background())
-		if f.over {
-			f.cancel(f.cause)
+// makeEnding returns ending, and makes it first if there is none. REQUIRES: mu is held.
+func (c *taskContext) makeEnding() context.Context {
+	if c.ending == nil {
+		c.ending, c.cancel = context.WithCancelCause(context.Background())
+		if c.over {
+			c.cancel(c.cause)
 		}
-		if !f.deadline.IsZero() {
+		if !c.deadline.IsZero() {
 			var stop context.CancelFunc
-			cancel := f.cancel
-			f.ending, stop = context.WithDeadline(f.ending, f.deadline)
-			f.cancel = func(cause error) {
+			cancel := c.cancel
+			c.ending, stop = context.WithDeadline(c.ending, c.deadline)
+			c.cancel = func(cause error) {
 				cancel(cause)
 				stop()
 			}
 		}
 	}
-	return f.ending
+	return c.ending
 }
 
 // end ends the context, if it has not ended.
-func (f *taskContext) end(cause error) {
-	f.mu.Lock()
-	if !f.over {
-		f.over, f.cause = true, cause
+func (c *taskContext) end(cause error) {
+	c.mu.Lock()
+	if !c.over {
+		c.over, c.cause = true, cause
 	}
-	cancel, cause := f.cancel, f.cause
-	f.mu.Unlock()
+	cancel, cause := c.cancel, c.cause
+	c.mu.Unlock()
 	if cancel != nil { // a second call does nothing
 		cancel(cause)
 	}
@@ -160,18 +160,18 @@ func taskContextOf(ctx context.Context) *taskContext {
 	if ctx == nil {
 		return nil
 	}
-	f, _ := ctx.Value(taskContextKey{}).(*taskContext)
-	return f
+	c, _ := ctx.Value(taskContextKey{}).(*taskContext)
+	return c
 }
 
 // LeaseFrom returns the task whose handler was given ctx, or a context derived from it; ok is false
 // if there is none. The lease must only be read: it belongs to the handler.
 func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
-	f := taskContextOf(ctx)
-	if f == nil {
+	c := taskContextOf(ctx)
+	if c == nil {
 		return nil, false
 	}
-	return &f.lease, true
+	return &c.lease, true
 }
 
 var silence = slog.New(slog.DiscardHandler)
@@ -182,18 +182,18 @@ var silence = slog.New(slog.DiscardHandler)
 // everything. LoggerFrom is safe for concurrent use, and the logger works after the handler has
 // returned.
 func LoggerFrom(ctx context.Context) *slog.Logger {
-	f := taskContextOf(ctx)
-	if f == nil {
+	c := taskContextOf(ctx)
+	if c == nil {
 		return silence
 	}
-	if l := f.logger.Load(); l != nil {
+	if l := c.logger.Load(); l != nil {
 		return l
 	}
-	l := f.runner.queue.opts.Logger.With(
-		"task", f.lease.ID.String(), "queue", f.lease.Queue, "attempt", f.lease.Attempt)
-	if f.lease.Tenant != "" {
-		l = l.With("tenant", f.lease.Tenant)
+	l := c.runner.queue.opts.Logger.With(
+		"task", c.lease.ID.String(), "queue", c.lease.Queue, "attempt", c.lease.Attempt)
+	if c.lease.Tenant != "" {
+		l = l.With("tenant", c.lease.Tenant)
 	}
-	f.logger.Store(l)
+	c.logger.Store(l)
 	return l
 }

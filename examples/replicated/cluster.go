@@ -23,13 +23,13 @@ const (
 
 // cluster starts and kills the nodes. One goroutine uses it.
 type cluster struct {
-	config  *config
-	out     io.Writer
-	started time.Time
-	nodes   [nodes + 1]*process // by number; nil: not running
-	events  chan event          // from the processes; the last one of each is its end
-	done    int64               // tasks since the last line of progress
-	told    time.Time           // when that line was printed
+	config    *config
+	out       io.Writer
+	started   time.Time
+	nodes     [nodes + 1]*process // by number; nil: not running
+	events    chan event          // from the processes; the last one of each is its end
+	done      int64               // tasks since the last line of progress
+	printedAt time.Time           // when that line was printed
 }
 
 // process is a node that runs.
@@ -51,7 +51,7 @@ type event struct {
 }
 
 func newCluster(c *config, out io.Writer) *cluster {
-	return &cluster{config: c, out: out, started: time.Now(), told: time.Now(), events: make(chan event)}
+	return &cluster{config: c, out: out, started: time.Now(), printedAt: time.Now(), events: make(chan event)}
 }
 
 func (cl *cluster) tell(format string, args ...any) {
@@ -247,9 +247,9 @@ func (cl *cluster) take(e event) {
 	}
 	cl.done += r.Done - p.done
 	p.done, p.idle = r.Done, r.Idle
-	if since := time.Since(cl.told); since > progress {
+	if since := time.Since(cl.printedAt); since > progress {
 		cl.tell("%.0f tasks done a second", float64(cl.done)/since.Seconds())
-		cl.done, cl.told = 0, time.Now()
+		cl.done, cl.printedAt = 0, time.Now()
 	}
 }
 

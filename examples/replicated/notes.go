@@ -53,12 +53,12 @@ func readNotes(c *config, what string) (map[string]int, error) {
 
 // tally is the summary of the notes.
 type tally struct {
-	acked  int    // tasks that were acknowledged
-	lost   int    // acknowledged tasks that were never done
-	first  string // one of the lost tasks
-	done   int    // tasks that were done
-	again  int    // how often a task was done again
-	untold int    // done tasks whose producer was killed before it had noted the acknowledgement
+	acked   int    // tasks that were acknowledged
+	lost    int    // acknowledged tasks that were never done
+	first   string // one of the lost tasks
+	done    int    // tasks that were done
+	again   int    // how often a task was done again
+	unacked int    // done tasks whose producer was killed before it had noted the acknowledgement
 }
 
 // compare compares the acknowledged tasks with those that were done.
@@ -81,7 +81,7 @@ func compare(c *config) (t tally, err error) {
 	for number, times := range done {
 		t.again += times - 1
 		if acked[number] == 0 {
-			t.untold++
+			t.unacked++
 		}
 	}
 	return t, nil
@@ -93,5 +93,5 @@ func (t tally) String() string {
 		s += fmt.Sprintf(" (such as %s)", t.first)
 	}
 	return s + fmt.Sprintf("; %d done, of which %d were not acknowledged; %d times one was done again",
-		t.done, t.untold, t.again)
+		t.done, t.unacked, t.again)
 }
