@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/testalloc"
@@ -64,7 +65,7 @@ func sampleCalls() map[string]request {
 			granted: 3, over: true,
 		},
 		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), report: report{epoch: 1, held: 4, unused: 1}},
-		"member":     &memberOp{how: memberRemove, peer: Peer{"n", "addr"}},
+		"member":     &memberOp{how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
 		"hold":       &holdOp{id: 7, applied: 9},
 		"resume":     &resumeOp{id: 7},
 	}
@@ -189,7 +190,7 @@ func FuzzErrors(f *testing.F) {
 
 // FuzzEntry: a damaged log entry is refused, or is one.
 func FuzzEntry(f *testing.F) {
-	e := entry{term: 3, batch: []byte("batch"), broadcast: []byte("broadcast")}
+	e := entry{batch: []byte("batch"), broadcast: []byte("broadcast")}
 	f.Add(e.append(nil))
 	f.Add([]byte{})
 	f.Add((&entry{}).append(nil))

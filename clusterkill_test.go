@@ -172,7 +172,7 @@ func clusterChild() (err error) {
 func reportLeadership(q *Queue) {
 	var was [clusterShardsN]bool
 	for {
-		change := q.node.routes.next()
+		change := q.node.Changed()
 		for i, r := range q.replicas {
 			if is := r.lead.Load() != nil; is != was[i] {
 				was[i] = is

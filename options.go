@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -213,7 +214,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.idleLanes", &c.idleLanes, 1, engine.IdleLanes, math.MaxInt32},
 		{"Options.sweepLanes", &c.sweepLanes, 1, engine.SweepLanes, math.MaxInt32},
 		{"Options.groupBytes", &c.groupBytes, 1, engine.GroupBytes, engine.GroupBytes},
-		{"Options.maxAppend", &c.maxAppend, 1, maxAppend, maxAppend},
+		{"Options.maxAppend", &c.maxAppend, 1, cluster.MaxAppend, cluster.MaxAppend},
 		{"Options.trimBytes", &c.trimBytes, 1, engine.TrimBytes, math.MaxInt32},
 		{"Options.trimLane", &c.trimLane, 1, engine.TrimLane, math.MaxInt32},
 		{"Options.reclaimFrom", &c.reclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},

@@ -118,7 +118,7 @@ func (s *shard) askShards(claims *queueClaims) {
 			c.asked = true
 			op := &askPermitsOp{completion: newCompletion(), queue: q.Name, value: q.Value}
 			s.goFor("question for permits", func() {
-				change := s.node.queue.replicas[i].route.next()
+				change := s.node.queue.replicas[i].group.Changed()
 				err := s.node.doHere(i, op)
 				if pace(s.node.ctx, change, err) {
 					_ = s.inbox.pass(&permitsTold{allocator: w, shard: i, op: op, err: err}) // the next permit allocator asks again
@@ -279,7 +279,7 @@ func (c *shardGrant) answer(s *shard, granted int, over bool) {
 // doHere is do without a ctx, for an operation that nobody else has. It does not
 // wait for the answer of a node that leads the shard no more.
 func (n *node) doHere(shard int, op request) error {
-	change := n.queue.replicas[shard].route.next()
+	change := n.queue.replicas[shard].group.Changed()
 	ctx, cancel := context.WithCancel(n.ctx)
 	defer cancel()
 	n.background.Go(func() {

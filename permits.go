@@ -136,7 +136,7 @@ func (p *permits) leave(n int) (wake []*shard) {
 // to give permits to, none do.
 func (p *permits) turnEnds() bool {
 	s := p.shard
-	return s.Now-p.since >= permitTurn && s.node.queue.replicas[0].hasLeader()
+	return s.Now-p.since >= permitTurn && s.node.queue.replicas[0].group.HasLeader()
 }
 
 // permit has a shard go by the limits of a queue for all its shards.
@@ -224,7 +224,7 @@ func (s *shard) report(p *permits) {
 	p.open, p.drop, p.covered = op, drop, len(p.asking)
 	s.goFor("report of permits", func() {
 		defer drop()
-		change := s.node.queue.replicas[0].route.next()
+		change := s.node.queue.replicas[0].group.Changed()
 		settled, err := s.node.do(ctx, 0, op)
 		if !settled {
 			op.gone.Store(true)

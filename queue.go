@@ -95,7 +95,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	q := newQueue(o, d)
 	if o.Cluster != nil {
 		n := q.newNode()
-		if err = n.open(); err != nil {
+		if err = n.Open(); err != nil {
 			err = errors.Join(err, n.close())
 		}
 	} else {
@@ -276,7 +276,7 @@ func (q *Queue) Close() (err error) {
 		q.hurry()
 		q.calls.Wait()
 		if q.node != nil {
-			q.err = errors.Join(q.node.depart(), q.node.close())
+			q.err = errors.Join(q.node.Leave(), q.node.close())
 		}
 		led := q.led()
 		for _, s := range led {
@@ -298,7 +298,7 @@ func (q *Queue) hurry() {
 		r.hurry()
 	}
 	if q.node != nil {
-		q.node.logs.Hurry()
+		q.node.Hurry()
 	}
 }
 

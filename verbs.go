@@ -1,6 +1,9 @@
 package codeq
 
-import "codeq/internal/engine"
+import (
+	"codeq/internal/cluster"
+	"codeq/internal/engine"
+)
 
 // verb is what there is to know of an operation beside what it does. The entries of verbs name no
 // fields, so that none can be forgotten.
@@ -56,11 +59,9 @@ const (
 	callHold
 	callResume
 	endOfRequests
-
-	// Of a node, and not of a shard.
-	callJoin = endOfRequests + iota
-	callState
 )
+
+var _ [cluster.OwnKinds - endOfRequests]struct{} // kinds from there on are those of the cluster
 
 // verbs are the operations of calls.
 var verbs = [endOfRequests]verb{
