@@ -11,6 +11,7 @@ import (
 
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
+	"codeq/internal/logqueue"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
@@ -143,7 +144,7 @@ type Options struct {
 	Logger *slog.Logger
 
 	log  *slog.Logger     // Logger, to which whoever logs need not wait
-	logs *logQueue        // of log; nil: nothing is logged
+	logs *logqueue.Queue  // of log; nil: nothing is logged
 	fs   vfs.FS           // default: the operating system's
 	wall func() time.Time // default: time.Now; its monotonic part is not used
 
@@ -258,8 +259,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.Logger == nil {
 		c.Logger = silence
 	} else {
-		h := newLogHandler(c.Logger.Handler())
-		c.log, c.logs = slog.New(h), h.queue
+		c.log, c.logs = logqueue.New(c.Logger.Handler())
 	}
 	if c.fs == nil {
 		c.fs = vfs.Default

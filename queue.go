@@ -315,7 +315,7 @@ func (q *Queue) closeFiles() error {
 	}
 	errs = append(errs, q.dir.Close())
 	if q.opts.logs != nil {
-		q.opts.logs.close()
+		q.opts.logs.Close()
 	}
 	return errors.Join(errs...)
 }
