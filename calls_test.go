@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/testalloc"
@@ -33,10 +34,10 @@ func sampleCalls() map[string]request {
 			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
 			call: engine.CallNumber{Node: "caller", Session: 7, Seq: 8, Low: 3},
 		},
-		"claim": &claimOp{
-			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, holder: engine.Holder{Local: true}, remote: true,
-			grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
-		},
+		"claim": &claimOp{Claim: dispatch.Claim{
+			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true}, Remote: true,
+			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
+		}},
 		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
 		"fail":           &failOp{receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},
 		"extend":         &extendOp{receipt: receipt, duration: 5},

@@ -77,11 +77,11 @@ func (op *readOp) settle(err error) {
 		op.completion.settle(err)
 		return
 	}
-	v := op.shard.view()
+	v := viewOf(op.shard)
 	if op.list != nil {
 		op.list.visit(op.shard, v)
 	} else {
-		op.shard.askLease(v, op.id)
+		v.addLease(&op.shard.State, op.id)
 	}
 	go op.readView(v)
 }
@@ -101,9 +101,9 @@ func (op *readOp) readView(v *view) {
 	}
 }
 
-// view is what disk has between two commits, without leases. REQUIRES: the caller is the
+// viewOf is what disk has between two commits, without leases. REQUIRES: the caller is the shard's
 // owner, and no batch is under way.
-func (s *shard) view() *view {
+func viewOf(s *shard) *view {
 	r := s.replica
 	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
 	v := newView(r, s.Store.DB().NewSnapshot())
@@ -111,9 +111,9 @@ func (s *shard) view() *view {
 	return v
 }
 
-// askLease adds the lease of a task, if it has one, to a view of the shard.
-func (s *shard) askLease(v *view, id ID) {
-	if l, ok := s.LeaseOf(id); ok {
+// addLease adds the lease of a task, if it has one.
+func (v *view) addLease(rules *engine.State, id ID) {
+	if l, ok := rules.LeaseOf(id); ok {
 		v.Leases[id] = l
 	}
 }

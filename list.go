@@ -227,7 +227,7 @@ func (l *lister) visit(s *shard, v *view) {
 		l.skipConsumed(s)
 	}
 	for i := range l.asked {
-		s.askLease(v, l.asked[i].ID)
+		v.addLease(&s.State, l.asked[i].ID)
 	}
 }
 

@@ -439,7 +439,7 @@ func TestPageIsReadAgain(t *testing.T) {
 		op := &readOp{completion: newCompletion(), list: newLister(ListOptions{State: Ready})}
 		visit := func() (again bool) { // what the owner does, and then who reads
 			require.NoError(t, s.probe(func(s *shard) (err error) {
-				v := s.view()
+				v := viewOf(s)
 				defer v.close()
 				op.list.visit(s, v)
 				again, err = op.read(v)

@@ -8,6 +8,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/cluster"
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -234,9 +235,9 @@ func (r *replica) load(term uint64) (*shard, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	q := r.node.queue
-	var gates *gateTable
+	var gates *dispatch.Gates
 	if len(q.replicas) == 1 {
-		gates = newGateTable() // nobody else leases tasks
+		gates = dispatch.NewGates() // nobody else leases tasks
 	}
 	s := newShard(r.index, q.opts, r.store, gates)
 	s.node, s.replica, s.epoch = r.node, r, r.group.Applied()
@@ -245,7 +246,7 @@ func (r *replica) load(term uint64) (*shard, error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
-	s.board = q.heads
+	s.claims.Join(q.heads)
 	s.join(nil)
 	return s, nil
 }

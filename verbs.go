@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"codeq/internal/cluster"
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 )
 
@@ -141,7 +142,12 @@ func (op *dropSetOp) verb() *verb    { return &internal }
 func (op *crashOp) verb() *verb      { return &internal }
 
 func newProduce(from string) request { return &produceOp{call: engine.CallNumber{Node: from}} }
-func newClaim(string) request        { return &claimOp{remote: true} }
+
+func newClaim(string) request {
+	op := &claimOp{Claim: dispatch.Claim{Remote: true}}
+	op.Caller = op
+	return op
+}
 
 func blank[T any, P interface {
 	*T
