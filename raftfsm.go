@@ -123,9 +123,9 @@ func (m *stateMachine) write(e *entry, index, term uint64) error {
 	return nil
 }
 
-// setRepr has a batch consist of these bytes, if they are one: Pebble panics in
-// the middle of a commit if they are not. ranged says that it deletes by range, trimmed that it does so
-// what is consumed of lanes.
+// setRepr lets a batch consist of these bytes, if they are one: Pebble panics in the middle of a
+// commit if they are not. ranged says that it deletes by range, trimmed that it does so what is
+// consumed of lanes.
 func setRepr(b *pebble.Batch, repr []byte) (ranged, trimmed bool, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -141,9 +141,10 @@ func (a advertised) String() string { return string(a) }
 // Raft is for tests.
 func (g *Group) Raft() *raft.Raft { return g.raft }
 
-// Propose returns when an entry that was decided in a term is in the logs of a majority, and this node has
-// applied it. The first EntryHeader bytes of the entry are the group's, and all of them from now on.
-// What was not proposed, or has had no effect, matches ErrNotLeader; of any other error it is unknown.
+// Propose returns when an entry that was decided in a term is in the logs of a majority, and this
+// node has applied it. The first EntryHeader bytes of the entry are the group's, and all of them
+// from now on. What was not proposed, or has had no effect, matches ErrNotLeader; of any other
+// error it is unknown.
 func (g *Group) Propose(term uint64, entry []byte) error {
 	binary.BigEndian.PutUint64(entry, term)
 	if err := g.enter(); err != nil {

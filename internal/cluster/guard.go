@@ -2,8 +2,8 @@ package cluster
 
 import "codeq/internal/guard"
 
-// contain calls f, a function of this package; a panic is logged, and caught gets it as an error. caught is
-// nil if nothing depends on f.
+// contain calls f, a function of this package; a panic is logged, and caught gets it as an error.
+// caught is nil if nothing depends on f.
 func (n *Node) contain(what string, f func(), caught func(error)) {
 	guard.Contain(n.log, what, f, func(value any, stack []byte) {
 		if caught != nil {

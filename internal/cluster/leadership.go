@@ -12,14 +12,14 @@ import (
 
 // A node that is elected leader of a shard's Raft group comes to lead the shard:
 //
-//	begin    it commits an entry of its term; when that is applied, so is
-//	         everything that any leader before it has acknowledged
-//	load     it builds the shard's memory from the store, as Open does
-//	serve    the shard's owner runs, and the node's verbs find it
+//	begin    StateMachine.Lead commits an entry of its term; when that is applied,
+//	         so is everything that any leader before it has acknowledged
+//	load     Lead prepares the Leader, from the store
+//	serve    the Leader decides
 //
 // and stops at once when it is leader no more: the first entry of a later
-// term is applied, or the store replaced, only after the owner has ended. So an
-// owner never sees a store that others write, and what it reads is what it wrote.
+// term is applied, or the store replaced, only after the Leader has ended. So a
+// Leader never sees a store that others write, and what it reads is what it wrote.
 
 // leaderTerm is who decides for the shard here.
 type leaderTerm struct {
@@ -91,8 +91,8 @@ func (g *Group) becomeLeader() (Leader, error) {
 	return l, nil
 }
 
-// serve begins a leader unless its term is over. An entry of a later term waits for mu, and then for the
-// end of the leader.
+// serve begins a leader unless its term is over. An entry of a later term waits for mu, and then
+// for the end of the leader.
 func (g *Group) serve(l Leader, term uint64) bool {
 	g.leading.mu.Lock()
 	defer g.leading.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"codeq/internal/peer"
 )
 
-// Add makes a node part of the cluster: in the group of every shard it first follows, and votes when it has
-// caught up.
+// Add makes a node part of the cluster: in the group of every shard it first follows, and votes
+// when it has caught up.
 func (n *Node) Add(ctx context.Context, p Peer) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Change(ctx, i, AddNode, p); err != nil {

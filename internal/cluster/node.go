@@ -1,7 +1,7 @@
 // Package cluster lets several nodes hold the same shards: each shard is a Raft group (Ongaro and
 // Ousterhout, "In Search of an Understandable Consensus Algorithm"; github.com/hashicorp/raft). It
-// elects who decides for a shard, replicates what was decided, and carries calls to whoever decides. What
-// that is, it does not know: a shard is a StateMachine.
+// elects who decides for a shard, replicates what was decided, and carries calls to whoever
+// decides. It does not know what that is: a shard is a StateMachine.
 package cluster
 
 import (
@@ -60,8 +60,8 @@ type Config struct {
 	Machines []StateMachine
 	// Leaders asks those who decide for the shards, here or on other nodes.
 	Leaders Leaders
-	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. Of an error it
-	// need not tell the caller.
+	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The
+	// caller is told of an error that it returns.
 	Serve func(shard int, r *peer.Request) error
 	// EncodeError and DecodeError are how errors travel between nodes.
 	EncodeError func(error) (code byte, text string)
@@ -157,8 +157,8 @@ func (n *Node) HasSpace() bool { return n.logs.HasSpace() }
 // Hurry lets writes of the log fail that wait for room on a full disk.
 func (n *Node) Hurry() { n.logs.Hurry() }
 
-// Open opens the stores of all shards, and begins to talk to the other nodes. What it has opened when
-// it returns an error is closed by Close.
+// Open opens the stores of all shards, and begins to talk to the other nodes. What it has opened
+// when it returns an error is closed by Close.
 func (n *Node) Open() error {
 	if err := n.openStores(); err != nil {
 		return err
@@ -306,31 +306,4 @@ func (n *Node) closeLogs() error {
 		errs = append(errs, n.stable.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// Recover lets a node that is not open go on without a majority of its cluster: Config.Peers, and
-// this node, become the members of every group. Nobody else may use the node.
-func (n *Node) Recover() error {
-	err := n.openStores()
-	for _, g := range n.groups {
-		if err != nil {
-			break
-		}
-		if err = g.recover(); err != nil {
-			err = fmt.Errorf("codeq: recover shard %d of %s: %w", g.index, n.c.Directory.Path, err)
-		}
-	}
-	return errors.Join(err, n.closeLogs())
-}
-
-func (g *Group) recover() error {
-	logs, votes, err := g.stores()
-	if err != nil {
-		return err
-	}
-	logger := raftLogger(g.node.log)
-	_, trans := raft.NewInmemTransport(raft.ServerAddress(g.node.self.Address)) // talks to nobody
-	return errors.Join(raft.RecoverCluster(
-		g.node.raftConfig(logger), fsm{g}, logs, votes, g.snapshots, trans, g.node.founders(),
-	), trans.Close())
 }

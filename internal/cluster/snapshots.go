@@ -44,9 +44,10 @@ func (k *snapshotSink) Write(p []byte) (int, error) {
 // applied since the last one, and leave as many bytes of log as a node that was
 // away for a moment may ask for; one that was away for longer gets the store.
 //
-// At least as many entries stay as a follower may have that it could not acknowledge, which is what Raft sends
-// before it waits: a leader that asks a follower for an entry from before its log goes back by an
-// entry each time, and comes to its own snapshot, which the follower, being ahead of it, does not take.
+// At least as many entries stay as a follower may have that it could not acknowledge, which is what
+// Raft sends before it waits: a leader that asks a follower for an entry from before its log goes
+// back by an entry each time, and comes to its own snapshot, which the follower, being ahead of it,
+// does not take.
 const (
 	snapshotBytes = 64 << 20
 	trailingBytes = 32 << 20

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -50,16 +51,16 @@ type Entry struct {
 	Reclaim     uint64 // the disk is nearly full, with so many bytes free: space is to be reclaimed; 0: it is not
 }
 
-// EntryHeader is how many bytes at the beginning of an entry are the group's: they hold the term in which
-// it was decided.
+// EntryHeader is how many bytes at the beginning of an entry are the group's: they hold the term in
+// which it was decided.
 //
-// Invariant: an entry has an effect only if it was decided in the term in which it is in the log. A leader
-// that is deposed and elected again has other entries in between, and what it had decided before them no
-// longer holds.
+// Invariant: an entry has an effect only if it was decided in the term in which it is in the log. A
+// leader that is deposed and elected again has other entries in between, and what it had decided
+// before them no longer holds.
 const EntryHeader = 8
 
-// errOutdated is the outcome of an entry that was decided in another term than the one in which it is
-// in the log.
+// errOutdated is the outcome of an entry that was decided in another term than the one in which it
+// is in the log.
 var errOutdated = errors.New("decided in an earlier term")
 
 // fsm applies the log of a group to its state machine. Raft calls its methods from one goroutine.
@@ -109,6 +110,29 @@ func (m fsm) applyNext(l *raft.Log) error {
 	return m.machine.Apply(Entry{
 		Index: l.Index, Term: l.Term, Data: l.Data[EntryHeader:], Replayed: l.Index <= m.replayed, Reclaim: m.node.room.reclaim(),
 	})
+}
+
+// Applied is the index of the last entry in the store.
+func (g *Group) Applied() uint64 { return g.applied.Load() }
+
+// AwaitApplied waits until the store has what the log has at an index. It fails if the group has,
+// or ctx ends.
+func (g *Group) AwaitApplied(ctx context.Context, index uint64) error {
+	for {
+		progress, route := g.progress.next(), g.route.next() // which the failure of a group changes
+		if g.Applied() >= index {
+			return nil
+		}
+		if err := g.Failure(); err != nil {
+			return err
+		}
+		select {
+		case <-progress:
+		case <-route:
+		case <-ctx.Done():
+			return base.EndOf(ctx)
+		}
+	}
 }
 
 // Snapshot begins a snapshot, which is the store itself.

@@ -46,8 +46,8 @@ type ReplicaStatus struct {
 // statusTimeout bounds how long ClusterStatus waits for a node.
 const statusTimeout = 2 * time.Second
 
-// Status asks all nodes how far they are. Those that do not answer within two seconds, or until ctx ends, are in
-// the result with an error.
+// Status asks all nodes how far they are. Those that do not answer within two seconds, or until ctx
+// ends, are in the result with an error.
 func (n *Node) Status(ctx context.Context) []ShardStatus {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()

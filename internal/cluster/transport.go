@@ -102,11 +102,11 @@ func (t *transport) AppendEntries(
 	return t.replicate(id, target, req, resp)
 }
 
-// replicate sends entries. A node that has them follow what it has, but cannot
-// store them, as its disk is full, is asked again every refusedPause, with one entry
-// only. Raft would do so ever more rarely, as with one that cannot be reached, and each time go back by
-// an entry, until it came to a snapshot at last. So it learns what is true as well:
-// without the entries the node would have agreed.
+// replicate sends entries. A node that has them follow what it has, but cannot store them, as its
+// disk is full, is asked again every refusedPause, with one entry only. Raft would do so ever more
+// rarely, as with one that cannot be reached, and each time go back by an entry, until it came to a
+// snapshot at last. So it learns what is true as well: without the entries the node would have
+// agreed.
 func (t *transport) replicate(
 	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {

@@ -29,8 +29,8 @@ func (h slowHandler) WithGroup(name string) slog.Handler {
 	return slowHandler{h.Handler.WithGroup(name), h.gate}
 }
 
-// TestQueue: nobody waits for the handler; it gets what was logged in order, with the count of what was lost, before
-// Close returns, and nothing after that.
+// TestQueue: nobody waits for the handler; it gets what was logged in order, with the count of what
+// was lost, before Close returns, and nothing after that.
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
