@@ -27,7 +27,6 @@ func sampleCalls() map[string]request {
 	receipt := Receipt{ID: id(9), Token: 1 << 60}
 	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
 	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
-	span1 := span{[]byte("from"), []byte("to")}
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
 		"produce": &produceOp{
@@ -55,7 +54,7 @@ func sampleCalls() map[string]request {
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},
 		"get":       &readOp{id: id(3), task: info},
-		"list":      &readOp{list: &lister{opts: ListOptions{State: Done, Queue: "a"}, begun: true, spans: []span{span1}, page: []listed{{info, 4}}}},
+		"list":      &readOp{list: pageOf(ListOptions{State: Done, Queue: "a"}, listed{Task: info, At: 4})},
 		"index":     &indexOp{applied: 12},
 		"interest":  &interestOp{node: "n", kinds: allKinds, gone: true},
 		"settings":  &settingsOp{queue: "a", value: []byte("v")},
@@ -303,4 +302,11 @@ func TestSessions(t *testing.T) {
 	calls.end(seq1)
 	_, low = calls.begin()
 	require.EqualValues(t, 3, low)
+}
+
+// pageOf is a reader that has read a page.
+func pageOf(o ListOptions, page ...listed) *lister {
+	l := newLister(o)
+	l.Page = page
+	return l
 }

@@ -15,6 +15,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/listing"
 )
 
 // kill makes a dead letter of the task that is next in a queue.
@@ -419,7 +420,7 @@ func TestDeadLettersRate(t *testing.T) {
 // also if they then lie behind those that are still to come.
 func TestDeadLettersDieAgain(t *testing.T) {
 	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
-		const n = listPage + 44
+		const n = listing.PageTasks + 44
 		require.NoError(t, p.Configure(context.Background(), "a", func(s *Settings) { s.DeadRetention = time.Hour }))
 		p.produceDead(n, Task{Queue: "a"})
 		p.step()

@@ -166,16 +166,7 @@ func (q *Queue) list() (map[ID]*TaskInfo, error) {
 	var errs []error
 	for _, s := range q.led() {
 		v := q.peek(s)
-		for _, prefix := range recordRanges {
-			errs = append(errs, schema.Scan(v.snap, prefix, func(key, value []byte) error {
-				id, p, err := keys.ParsePlaceKey(key)
-				if err != nil {
-					return err
-				}
-				found[id], err = v.info(id, p, value)
-				return err
-			}))
-		}
+		errs = append(errs, v.addAll(found))
 		v.close()
 	}
 	return found, errors.Join(errs...)
@@ -310,4 +301,24 @@ func (f *hookFile) SyncTo(length int64) (bool, error) {
 
 func (f *hookFile) Close() error {
 	return errors.Join(f.fs.before("close", f.name), f.File.Close())
+}
+
+// addAll adds all tasks that disk has.
+func (v *view) addAll(tasks map[ID]*TaskInfo) error {
+	for _, prefix := range recordRanges {
+		if err := schema.Scan(v.snap, prefix, func(key, value []byte) error {
+			id, p, err := keys.ParsePlaceKey(key)
+			if err != nil {
+				return err
+			}
+			t, err := v.Task(id, p, value)
+			if err == nil {
+				tasks[id] = taskInfo(t)
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

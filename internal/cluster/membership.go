@@ -12,6 +12,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/peer"
+	"codeq/internal/wire"
 )
 
 // Add makes a node part of the cluster: in the group of every shard it first follows, and votes
@@ -187,7 +188,7 @@ func (n *Node) join() error {
 		if p.Node == n.self.Node {
 			continue
 		}
-		_, err := n.peer.Call(ctx, p.Address, kindJoin, encodeJSON(n.self))
+		_, err := n.peer.Call(ctx, p.Address, kindJoin, wire.AppendJSON(nil, n.self))
 		if err == nil {
 			return poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
 		}

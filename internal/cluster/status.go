@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/peer"
+	"codeq/internal/wire"
 )
 
 // ShardStatus is the Raft group of a shard.
@@ -193,15 +194,6 @@ func (n *Node) state() []replicaState {
 
 // serveState answers without waiting for anybody.
 func (n *Node) serveState(r *peer.Request) error {
-	r.Reply(encodeJSON(n.state()))
+	r.Reply(wire.AppendJSON(nil, n.state()))
 	return nil
-}
-
-// encodeJSON encodes a value that has a JSON form.
-func encodeJSON(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic("codeq: a value without a JSON form: " + err.Error())
-	}
-	return b
 }
