@@ -294,8 +294,8 @@ func (r *reclaimer) step() {
 	}
 }
 
-// adjustPause delays the next flush if the last one found few dead bytes: each flush adds a table that
-// Pebble must merge with live ones.
+// adjustPause delays the next flush if the last one found few dead bytes: each flush adds a table
+// that Pebble must merge with live ones.
 func (r *reclaimer) adjustPause(found uint64) {
 	switch {
 	case r.expected == 0:
