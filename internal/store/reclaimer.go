@@ -37,7 +37,7 @@ type reclaimer struct {
 
 	tables   atomic.Int64 // bytes in tables
 	written  atomic.Int64 // bytes committed since the store was opened
-	total    atomic.Int64 // entries committed, as written
+	total    atomic.Int64 // entries committed since then
 	flushed  committed    // what is in tables at least
 	begun    committed    // what was committed when the last flush began
 	before   committed    // the same for the flush before
@@ -56,7 +56,7 @@ type reclaimer struct {
 	expected int64     // bytes expected to be dead, for which it has flushed; 0: none
 	putOff   bool      // a flush was put off until flushAt
 	flushAt  time.Time
-	pause    time.Duration // the last time until flushAt
+	pause    time.Duration // until flushAt, when it was last set
 
 	thoroughAt time.Time     // when a thorough sample may be taken although the store is busy
 	rushAt     time.Time     // when to check again on a tight disk
