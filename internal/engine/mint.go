@@ -18,7 +18,7 @@ import (
 type minter struct {
 	clock  uint64 // milliseconds << 12 | counter, of the last number or place made
 	time   uint64 // ms since 1970; never decreases, never behind the wall clock or clock
-	read   uint64 // monotonic clock at which time was set, ms
+	read   uint64 // monotonic clock for which time is valid, ms
 	rand   *rand.Rand
 	shard  int
 	shards int

@@ -59,7 +59,7 @@ type Queue struct {
 	busy       bool // counted among the queues with unended tasks
 }
 
-func newQueueState(name string) *Queue {
+func newQueue(name string) *Queue {
 	return &Queue{Name: name, Configured: Unconfigured}
 }
 
@@ -106,7 +106,7 @@ func (q *Queue) removeLane(l *Lane) {
 func (s *State) QueueNamed(name string) *Queue {
 	q := s.Queues[name]
 	if q == nil {
-		q = newQueueState(strings.Clone(name)) // it may be a part of a long string
+		q = newQueue(strings.Clone(name)) // it may be a part of a long string
 		q.Handle = len(s.Queues)
 		if s.handles.Len() > 0 {
 			q.Handle = s.handles.Pop()
