@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -33,7 +34,7 @@ import (
 // acknowledged with what was worked on.
 
 var (
-	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 10s, or 1s with -short")
+	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 6s, 1s with -short, 10s with -long")
 	clusterFailover = flag.Duration("cluster.failover", 3*time.Second, "from the kill of a node to the next task claimed of a shard that it led, at the most")
 )
 
@@ -459,18 +460,15 @@ func freePorts(t *testing.T, random *rand.Rand, n int) (addrs []string) {
 // the shards of a node that was killed are served again in time.
 func TestClusterKill(t *testing.T) {
 	for _, level := range []Durability{DurabilityDisk, DurabilityProcess} {
-		t.Run(level.String(), func(t *testing.T) { killNodes(t, level) })
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			killNodes(t, level)
+		})
 	}
 }
 
 func killNodes(t *testing.T, level Durability) {
-	load := *clusterFor
-	switch {
-	case load == 0 && testing.Short():
-		load = time.Second
-	case load == 0:
-		load = 10 * time.Second
-	}
+	load := cmp.Or(*clusterFor, time.Duration(sized(1, 6, 10))*time.Second)
 	random := seeded(t)
 	c := startNodes(t, random, level)
 
@@ -520,6 +518,7 @@ func TestClusterReturn(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a node is away for 6 s")
 	}
+	t.Parallel()
 	c := startNodes(t, seeded(t), DurabilityProcess)
 	c.wait("the node has been there", 20*time.Second, func() bool { return c.caughtUp[0] == 1 })
 	c.killOne(0)

@@ -54,6 +54,7 @@ func (q *Queue) readNode() (seen []string, err error) {
 // TestCorruptionOfANode flips single bits in what a node of a cluster has on its
 // disk: it does not open and says why, or has all that it had.
 func TestCorruptionOfANode(t *testing.T) {
+	t.Parallel()
 	disk, votes := vfs.NewCrashableMem(), newSimVotes()
 	q, err := oneNode(disk, votes)
 	require.NoError(t, err)

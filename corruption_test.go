@@ -308,6 +308,7 @@ func kindOf(name string) string {
 // TestCorruption flips single bits in the files of a closed queue, and of one
 // whose process was killed: each is reported with its file, or does no harm.
 func TestCorruption(t *testing.T) {
+	t.Parallel()
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
 	killed := cloneOf(disk)

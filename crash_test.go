@@ -235,18 +235,14 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 }
 
 // crashRounds is how often a child is killed at each level.
-func crashRounds() int {
-	if testing.Short() {
-		return 5
-	}
-	return 30
-}
+func crashRounds() int { return sized(5, 30, 30) }
 
 // TestKillLosesNothing: at the levels process and disk, whatever was
 // acknowledged before a kill -9 is there afterwards.
 func TestKillLosesNothing(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
 			random := seeded(t)
 			dir := t.TempDir()
 			h := newCrashHistory()
@@ -280,6 +276,7 @@ func TestKillLosesNothing(t *testing.T) {
 // was acknowledged and nothing else: of each producer's tasks in a shard, a
 // prefix is left.
 func TestKillWithoutDurability(t *testing.T) {
+	t.Parallel()
 	random := seeded(t)
 	lost := 0
 	for range crashRounds() {

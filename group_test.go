@@ -404,10 +404,7 @@ func TestGroupCrash(t *testing.T) {
 // TestGroupsDrained: many groups, drained by many workers, of which some fail:
 // each is worked on in order, one task at a time.
 func TestGroupsDrained(t *testing.T) {
-	tasks, groups := 20_000, 500
-	if testing.Short() {
-		tasks, groups = 2_000, 50
-	}
+	tasks, groups := sized(2000, 20_000, 20_000), sized(50, 500, 500)
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			bubble(t, Options{Shards: shards, WindowTasks: 64, MaxAttempts: 3}, func(t *testing.T, q *Queue) {

@@ -22,6 +22,21 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "what tests draw their chances from that print a seed; 0: another one each time")
 
+// longFlag asks for the sizes and counts that take too long for every run; -short, for those of the run
+// with the race detector.
+var longFlag = flag.Bool("long", false, "large sizes and many rounds, where TESTING.md says so")
+
+// sized is the first of three sizes with -short, the last with -long, and else the one between.
+func sized(short, usual, long int) int {
+	switch {
+	case testing.Short():
+		return short
+	case *longFlag:
+		return long
+	}
+	return usual
+}
+
 func drawSeed() uint64 {
 	if *seedFlag != 0 {
 		return *seedFlag

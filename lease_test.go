@@ -77,10 +77,7 @@ func TestLeaseForOfTheTask(t *testing.T) {
 // TestMassExpiry: a hundred thousand leases that end at once are all taken
 // back, in many groups between which other claims are served.
 func TestMassExpiry(t *testing.T) {
-	n := 100_000
-	if testing.Short() {
-		n = 10_000
-	}
+	n := sized(10_000, 100_000, 100_000)
 	bubble(t, Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *Queue) {
 		ctx := context.Background()
 		for done := 0; done < n; done += 1000 {

@@ -780,6 +780,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 
 // TestPermitsOverLoopback: limits hold over nodes that talk over TCP.
 func TestPermitsOverLoopback(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{Shards: 3})

@@ -128,6 +128,7 @@ func TestStorageStatsWhileClosing(t *testing.T) {
 
 // TestClusterStorageStats: every node has its replicas, and no log beside Raft's.
 func TestClusterStorageStats(t *testing.T) {
+	t.Parallel()
 	qs := threeNodes(t, Options{Shards: 1})
 	_, err := qs[0].Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, 1000)})
 	require.NoError(t, err)

@@ -15,10 +15,7 @@ import (
 // a crash or a close may interrupt any; a redrive or a purge of the task waits until
 // all know, so that each of them knows of this end.
 func TestTellChildrenInPieces(t *testing.T) {
-	n := 3000
-	if !testing.Short() {
-		n = 100_000
-	}
+	n := sized(3000, 10_000, 100_000)
 	ctx := context.Background()
 	ends := map[string]func(f *flowTest, l *Lease){
 		"done":   func(f *flowTest, l *Lease) { require.NoError(f, f.q.Complete(ctx, l.Receipt, nil)) },
@@ -42,6 +39,7 @@ func TestTellChildrenInPieces(t *testing.T) {
 		for end, finish := range ends {
 			for next, do := range then {
 				t.Run(fmt.Sprintf("%s, %s, %d shards", end, next, shards), func(t *testing.T) {
+					t.Parallel()
 					inFlow(t, Options{Shards: shards, Limits: Limits{Parents: 1 << 20}}, func(f *flowTest) {
 						parent := produce(t, f.q, Task{Queue: "parents"})[0]
 						for i := 0; i < n; i += 500 {

@@ -170,10 +170,7 @@ func heap() int64 {
 // TestTenantsAreNotStarved: behind the deepest backlog of one tenant, the only
 // tasks of a hundred others are among the next three hundred claims.
 func TestTenantsAreNotStarved(t *testing.T) {
-	backlog := 1_000_000
-	if testing.Short() {
-		backlog = 100_000
-	}
+	backlog := sized(100_000, 300_000, 1_000_000)
 	const others, claims = 100, 300
 	for _, shards := range []int{1, 2} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {

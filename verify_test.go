@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"path"
 	"slices"
@@ -568,10 +569,11 @@ func TestRepairInterrupted(t *testing.T) {
 	require.Less(t, finished, interrupted)
 }
 
-// TestRepairOfMissingFiles removes each file of a shard, or cuts it short or to nothing, after the queue
+// TestRepairOfMissingFiles removes files of each kind of a shard, with -long all of them, or cuts it short or to nothing, after the queue
 // was closed and after its process was killed: Open refuses it with ErrCorrupt or has what it had; and Repair
 // succeeds where Verify says so, with a queue that does not contradict itself.
 func TestRepairOfMissingFiles(t *testing.T) {
+	t.Parallel()
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
 	killed := cloneOf(disk)
@@ -584,7 +586,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 		for _, name := range names {
 			file := path.Join("queue/shard-000", name)
 			kind := kindOf(file)
-			if testing.Short() && tried[kind] >= 6 {
+			if tried[kind] >= sized(6, 20, math.MaxInt) {
 				continue
 			}
 			info, err := image.Stat(file)
