@@ -60,7 +60,8 @@ type awaitOp struct {
 func (op *awaitOp) resolve(s *shard) {
 	o, v, err := s.Outcome(op.id)
 	if o == nil && v == engine.Decided && err == nil && s.Broken == nil {
-		s.await(op)
+		s.awaits.add(op)
+		s.Wanted |= engine.WantOutcomes
 		return
 	}
 	if o != nil {
@@ -69,11 +70,24 @@ func (op *awaitOp) resolve(s *shard) {
 	s.conclude(op, v, err)
 }
 
-// await has the caller wait for the end of the task.
-func (s *shard) await(op *awaitOp) {
-	s.awaits[op.id] = append(s.awaits[op.id], op)
-	s.Wanted |= engine.WantOutcomes
-	s.sweepAwaits()
+// awaits is the calls that wait in a shard for the end of a task, or for queues to become idle. Its
+// owner uses it.
+type awaits struct {
+	tasks  map[ID][]*awaitOp
+	idlers []*idleOp
+	calls  int // of Await since the last sweep, and those left by it
+	sweep  int // the value of calls at which the next sweep is due
+}
+
+// add lets a call wait for the end of a task.
+func (a *awaits) add(op *awaitOp) {
+	if a.tasks == nil {
+		a.tasks = make(map[ID][]*awaitOp)
+	}
+	a.tasks[op.id] = append(a.tasks[op.id], op)
+	if a.calls++; a.calls >= a.sweep {
+		a.dropGone()
+	}
 }
 
 func (op *awaitOp) isGone() bool { return op.gone.Load() }
@@ -107,32 +121,39 @@ func readOutcome(r *wire.Reader) Outcome {
 	return o
 }
 
-// answer tells who waits for a task that it has ended.
-func (s *shard) answer(id ID, o Outcome) {
-	for _, op := range s.awaits[id] {
-		op.outcome = o.clone() // o's memory belongs to who has completed the task
-		s.settle(op)
-	}
-	delete(s.awaits, id)
-}
+// awaitSweepMin is how many calls of Await there are between two sweeps at least.
+const awaitSweepMin = 64
 
-// sweepAwaits forgets callers that have given up, now and then: there are never
+// dropGone forgets callers that have given up, now and then: there are never
 // more of them than twice those that wait, and some.
-func (s *shard) sweepAwaits() {
-	if s.awaited++; s.awaited < s.sweepAt {
-		return
-	}
-	s.awaited = 0
-	for id, ops := range s.awaits {
+func (a *awaits) dropGone() {
+	a.calls = 0
+	for id, ops := range a.tasks {
 		ops = slices.DeleteFunc(ops, (*awaitOp).isGone)
 		if len(ops) == 0 {
-			delete(s.awaits, id)
+			delete(a.tasks, id)
 			continue
 		}
-		s.awaits[id] = ops
-		s.awaited += len(ops)
+		a.tasks[id] = ops
+		a.calls += len(ops)
 	}
-	s.sweepAt = 2*s.awaited + waitListMin
+	a.sweep = 2*a.calls + awaitSweepMin
+}
+
+// all is the calls that wait.
+func (a *awaits) all(yield func(operation) bool) {
+	for _, op := range a.idlers {
+		if !yield(op) {
+			return
+		}
+	}
+	for _, ops := range a.tasks {
+		for _, op := range ops {
+			if !yield(op) {
+				return
+			}
+		}
+	}
 }
 
 // outcomeOf is an outcome of the rules.
@@ -192,7 +213,7 @@ func (op *idleOp) resolve(s *shard) {
 		return
 	}
 	op.waited = true
-	s.idlers = append(slices.DeleteFunc(s.idlers, (*idleOp).isGone), op)
+	s.awaits.idlers = append(slices.DeleteFunc(s.awaits.idlers, (*idleOp).isGone), op)
 }
 
 func (op *idleOp) isGone() bool { return op.gone.Load() }
@@ -211,20 +232,3 @@ func (op *idleOp) decodeReply(r *wire.Reader) { op.waited, op.Arrived = r.Bool()
 // again says that the caller has waited, whatever the next try finds: while there
 // was no leader, tasks may have come and gone.
 func (op *idleOp) again() { op.waited, op.err = true, nil }
-
-// settleIdlers settles who waits for what has become idle in this group.
-func (s *shard) settleIdlers() {
-	if len(s.idlers) == 0 {
-		return
-	}
-	s.idlers = slices.DeleteFunc(s.idlers, func(op *idleOp) bool {
-		if op.isGone() {
-			return true
-		}
-		if !s.Idle(&op.Idleness) {
-			return false
-		}
-		s.settle(op)
-		return true
-	})
-}

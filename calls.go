@@ -100,22 +100,6 @@ func readNames(r *wire.Reader) []string {
 	return names
 }
 
-// appendJSON appends a value that can be encoded.
-func appendJSON(dst []byte, v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic("codeq: a value without a JSON form: " + err.Error())
-	}
-	return append(dst, b...)
-}
-
-// readJSON decodes b, which r has read, into v.
-func readJSON(r *wire.Reader, b []byte, v any) {
-	if json.Unmarshal(b, v) != nil {
-		r.Fail()
-	}
-}
-
 // A verb may be called on any node: the operation that it makes is resolved by
 // the shard's owner if this node leads the shard, and is otherwise sent to the
 // node that does, whose owner resolves it in its place. A shard that is between
@@ -329,11 +313,11 @@ func encodeError(err error) (code byte, text string) {
 	var invalid *InvalidError
 	switch {
 	case errors.As(err, &duplicate):
-		return codeDuplicate, string(appendJSON(nil, duplicate))
+		return codeDuplicate, string(wire.AppendJSON(nil, duplicate))
 	case errors.As(err, &invalid):
 		sent := *invalid
 		sent.Value = fmt.Sprint(sent.Value)
-		return codeInvalid, string(appendJSON(nil, &sent))
+		return codeInvalid, string(wire.AppendJSON(nil, &sent))
 	case errors.Is(err, ErrLeaseLost) && errors.Is(err, ErrCanceled):
 		return codeLeaseCanceled, err.Error()
 	case errors.Is(err, ErrClosed), errors.Is(err, ErrFailed): // another node will lead

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/testalloc"
@@ -25,17 +26,16 @@ func sampleCalls() map[string]request {
 	receipt := Receipt{ID: id(9), Token: 1 << 60}
 	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
 	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
-	span1 := span{[]byte("from"), []byte("to")}
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
 		"produce": &produceOp{
 			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
 			call: engine.CallNumber{Node: "caller", Session: 7, Seq: 8, Low: 3},
 		},
-		"claim": &claimOp{
-			queues: []string{"a", "b"}, weights: []int{1, 2}, duration: 30_000, max: 5, noWait: true, holder: engine.Holder{Local: true}, remote: true,
-			grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
-		},
+		"claim": &claimOp{Claim: dispatch.Claim{
+			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true}, Remote: true,
+			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
+		}},
 		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
 		"fail":           &failOp{receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},
 		"extend":         &extendOp{receipt: receipt, duration: 5},
@@ -53,7 +53,7 @@ func sampleCalls() map[string]request {
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},
 		"get":       &readOp{id: id(3), task: info},
-		"list":      &readOp{list: &lister{opts: ListOptions{State: Done, Queue: "a"}, begun: true, spans: []span{span1}, page: []listed{{info, 4}}}},
+		"list":      &readOp{list: pageOf(ListOptions{State: Done, Queue: "a"}, listed{Task: info, At: 4})},
 		"index":     &indexOp{applied: 12},
 		"interest":  &interestOp{node: "n", kinds: allKinds, gone: true},
 		"settings":  &settingsOp{queue: "a", value: []byte("v")},
@@ -301,4 +301,11 @@ func TestSessions(t *testing.T) {
 	calls.end(seq1)
 	_, low = calls.begin()
 	require.EqualValues(t, 3, low)
+}
+
+// pageOf is a reader that has read a page.
+func pageOf(o ListOptions, page ...listed) *lister {
+	l := newLister(o)
+	l.Page = page
+	return l
 }

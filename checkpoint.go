@@ -4,20 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
 	"codeq/internal/base"
-	"codeq/internal/keys"
-	"codeq/internal/manifest"
+	"codeq/internal/checkpoint"
 	"codeq/internal/store"
 	"codeq/internal/wire"
 )
@@ -93,14 +89,6 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
 	return nil
 }
 
-// unfinishedName is the name of a file that the directory of a copy has until it
-// is complete: a link to the manifest of the original, since a file system that
-// links this one will link the others. It comes first, so that the directory is at no
-// moment one of which Open would make a new queue. The copy is not made under
-// another name and then renamed: dir may be there already, and be what cannot be replaced (the root
-// of a volume, or in a directory that may not be written).
-const unfinishedName = "UNFINISHED"
-
 func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	c, err := q.beginCopy(dir)
 	if err != nil {
@@ -108,7 +96,7 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, c.remove())
+			err = errors.Join(err, c.Remove())
 		}
 		err = errors.Join(err, c.Close())
 	}()
@@ -120,19 +108,31 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := c.cut(ctx, q); err != nil {
+	if err := q.cut(ctx, c); err != nil {
 		return err
 	}
-	if err := q.eachReplica(func(r *replica) error { return c.adopt(r.index, q) }); err != nil {
+	err = q.eachReplica(func(r *replica) error { return c.Adopt(r.index, q.opts.storeConfig(), q.caches) })
+	if err != nil {
 		return err
 	}
-	if err := c.FS.Remove(c.FS.PathJoin(c.Path, unfinishedName)); err != nil {
-		return err
+	return c.Finish()
+}
+
+// beginCopy makes the directory of a copy.
+func (q *Queue) beginCopy(dir string) (*checkpoint.Copy, error) {
+	path, err := checkpoint.Place(q.opts.fs, dir)
+	if err != nil {
+		return nil, err
 	}
-	if err := manifest.SyncDirectory(c.FS, c.Path); err != nil { // the shards' names
-		return err
+	rel, err := filepath.Rel(q.dir.Path, path)
+	if dir == "" || err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+		return nil, &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.Path}
 	}
-	return c.Write()
+	c, err := checkpoint.Begin(q.opts.fs, path, q.dir.Path, len(q.replicas))
+	if errors.Is(err, checkpoint.ErrElsewhere) {
+		err = fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
+	}
+	return c, err
 }
 
 // eachReplica calls do for all shards at the same time.
@@ -150,142 +150,25 @@ func (q *Queue) eachReplica(do func(r *replica) error) error {
 	return g.Wait()
 }
 
-// queueCopy is the directory of a copy, locked until it is complete.
-type queueCopy struct {
-	*manifest.Directory
-	existed bool // and was empty
-}
-
-// beginCopy makes the directory of a copy.
-func (q *Queue) beginCopy(dir string) (*queueCopy, error) {
-	fsys := q.opts.fs
-	path, err := placeFor(fsys, dir)
-	if err != nil {
-		return nil, err
-	}
-	rel, err := filepath.Rel(q.dir.Path, path)
-	if dir == "" || err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
-		return nil, &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.Path}
-	}
-	c := &queueCopy{Directory: manifest.New(fsys, path, manifest.Manifest{
-		Format: manifest.Format, Shards: len(q.replicas), ID: manifest.NewID(),
-	})}
-	if c.existed, err = isEmpty(fsys, path); err != nil {
-		return nil, err
-	}
-	if err := c.mark(fsys.PathJoin(q.dir.Path, manifest.Name)); errors.Is(err, fs.ErrExist) {
-		return nil, err
-	} else if err != nil {
-		return nil, fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
-	}
-	if err := c.Lock(); err != nil {
-		return nil, errors.Join(err, fsys.Remove(fsys.PathJoin(path, unfinishedName)))
-	}
-	return c, nil
-}
-
-// mark makes the directory with a link to the manifest of the queue in it, durably, or puts that into
-// the empty one that exists.
-func (c *queueCopy) mark(original string) error {
-	if c.existed {
-		return errors.Join(c.FS.Link(original, c.FS.PathJoin(c.Path, unfinishedName)), manifest.SyncDirectory(c.FS, c.Path))
-	}
-	temp := c.Path + "." + c.ID[:8] + ".unfinished"
-	if err := manifest.MakeDirectory(c.FS, temp); err != nil {
-		return err
-	}
-	err := errors.Join(c.FS.Link(original, c.FS.PathJoin(temp, unfinishedName)), manifest.SyncDirectory(c.FS, temp))
-	if err == nil {
-		if err = c.FS.Rename(temp, c.Path); err == nil {
-			return manifest.SyncDirectory(c.FS, c.FS.PathDir(c.Path))
-		}
-		if _, emptyErr := isEmpty(c.FS, c.Path); emptyErr != nil { // somebody else has been faster
-			err = emptyErr
-		}
-	}
-	return errors.Join(err, c.FS.RemoveAll(temp))
-}
-
-// isEmpty reports whether a directory exists, and makes sure that nothing is in it.
-func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
-	names, err := fsys.List(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if info, statErr := fsys.Stat(path); statErr == nil && !info.IsDir() {
-		return false, fmt.Errorf("%w: not a directory", fs.ErrExist)
-	}
-	if err != nil {
-		return false, err
-	}
-	for _, name := range names {
-		switch name {
-		case manifest.LockName:
-		case unfinishedName:
-			return true, fmt.Errorf("%w: it holds what is left of an unfinished checkpoint", fs.ErrExist)
-		default:
-			return true, fmt.Errorf("%w: it holds %q", fs.ErrExist, name)
-		}
-	}
-	return true, nil
-}
-
-// placeFor makes two names of one directory equal, as manifest.Open does. It need not exist.
-func placeFor(fsys vfs.FS, dir string) (string, error) {
-	if fsys != vfs.Default {
-		return filepath.Clean(dir), nil
-	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
-	}
-	for missing := ""; ; dir, missing = filepath.Dir(dir), filepath.Join(filepath.Base(dir), missing) {
-		real, err := filepath.EvalSymlinks(dir)
-		if err == nil {
-			return filepath.Join(real, missing), nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir {
-			return "", err
-		}
-	}
-}
-
-// remove removes what beginCopy and its callers have made. The manifest goes
-// first: without it the rest is no queue.
-func (c *queueCopy) remove() error {
-	_ = c.FS.Remove(c.FS.PathJoin(c.Path, manifest.Name)) // does not exist, as a rule
-	if !c.existed {
-		return c.FS.RemoveAll(c.Path)
-	}
-	names, err := c.FS.List(c.Path)
-	errs := []error{err}
-	for _, name := range names {
-		errs = append(errs, c.FS.RemoveAll(c.FS.PathJoin(c.Path, name)))
-	}
-	return errors.Join(errs...)
-}
-
 // cutTries is how often a copy is begun whose shards have not stood still to the end.
 const cutTries = 3
 
 // cut copies the stores at one moment: while all shards stand still, so that no
 // copy has anything that was done after another one's; above all, no message has been
 // taken in one of them and not been sent in another.
-func (c *queueCopy) cut(ctx context.Context, q *Queue) error {
+func (q *Queue) cut(ctx context.Context, c *checkpoint.Copy) error {
 	for tries := 1; ; tries++ {
-		err := c.tryCut(ctx, q)
+		err := q.tryCut(ctx, c)
 		if q.node == nil || tries == cutTries || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return err
 		}
-		for i := range q.replicas {
-			if err := c.FS.RemoveAll(manifest.ShardDir(c.FS, c.Path, i)); err != nil {
-				return err
-			}
+		if err := c.Empty(); err != nil {
+			return err
 		}
 	}
 }
 
-func (c *queueCopy) tryCut(ctx context.Context, q *Queue) error {
+func (q *Queue) tryCut(ctx context.Context, c *checkpoint.Copy) error {
 	h, err := q.hold(ctx)
 	if err != nil {
 		return err
@@ -296,7 +179,7 @@ func (c *queueCopy) tryCut(ctx context.Context, q *Queue) error {
 			return err
 		}
 		return r.use(func(st *store.Store) error {
-			return st.CheckpointUnsynced(c.Path, manifest.ShardDir(c.FS, c.Path, r.index))
+			return st.CheckpointUnsynced(c.Path, c.ShardDir(r.index))
 		})
 	})
 	if err := errors.Join(err, h.resume()); err != nil {
@@ -304,66 +187,6 @@ func (c *queueCopy) tryCut(ctx context.Context, q *Queue) error {
 	}
 	q.opts.log.Info("shards stood still for a checkpoint", "dir", c.Path, "for", time.Since(began))
 	return nil
-}
-
-// adopt opens the copy of a shard, gives it the identity of the copy, which is a queue by
-// itself, and makes it durable.
-func (c *queueCopy) adopt(index int, q *Queue) error {
-	dir := manifest.ShardDir(c.FS, c.Path, index)
-	config := q.opts.storeConfig()
-	config.FS, config.Durability, config.Still = store.DeferSync(c.FS, dir), store.Disk, true
-	st, err := store.Open(dir, config, q.caches, false)
-	if err != nil {
-		return err
-	}
-	b := st.DB().NewBatch()
-	_ = b.Set([]byte{keys.Meta}, []byte(c.Identity(index)), nil) // fails for indexed batches only
-	err = secede(st.DB(), b)
-	if err == nil {
-		err = st.Commit(b)
-	}
-	if err := errors.Join(err, b.Close(), st.Close()); err != nil {
-		return err
-	}
-	return syncFiles(c.FS, dir)
-}
-
-// secede deletes what a store has of a cluster.
-func secede(db *pebble.DB, b *pebble.Batch) error {
-	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest} {
-		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
-		if err != nil {
-			return store.Error(err)
-		}
-		for valid := it.First(); valid; valid = it.Next() {
-			_ = b.Delete(it.Key(), nil) // fails for indexed batches only
-		}
-		if err := it.Close(); err != nil {
-			return store.Error(err)
-		}
-	}
-	return nil
-}
-
-// syncFiles syncs a directory and the files in it, but for tables, which are synced.
-func syncFiles(fsys vfs.FS, dir string) error {
-	names, err := fsys.List(dir)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if strings.HasSuffix(name, store.TableSuffix) {
-			continue
-		}
-		f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, name), vfs.WriteCategoryUnspecified)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(f.Sync(), f.Close()); err != nil {
-			return err
-		}
-	}
-	return manifest.SyncDirectory(fsys, dir)
 }
 
 // A hold has the owners of all shards stand still at the same time: each stops
@@ -481,19 +304,16 @@ type holdOp struct {
 	gone    chan struct{} // closed when the caller has given up
 }
 
-// resolve answers at once, and not with the group: the caller is to know that the owner
-// stands still.
-func (op *holdOp) resolve(s *shard) {
+// resolve ends the group: the owner stands still when it has persisted.
+func (op *holdOp) resolve(s *shard) { s.undecided.hold = op }
+
+// standStill answers the caller, and returns when the owner may go on: it has been told to, nobody
+// waits for it any more, or it is to end. REQUIRES: the group is empty.
+func (op *holdOp) standStill(s *shard) {
 	if s.node != nil {
 		op.applied = s.replica.applied.Load()
 	}
 	op.settle(nil)
-	s.standStill(op)
-}
-
-// standStill returns when the owner may go on: it has been told to, nobody waits
-// for it any more, or it is to end.
-func (s *shard) standStill(op *holdOp) {
 	var limit <-chan time.Time
 	if s.node != nil {
 		t := time.NewTimer(holdLimit)
@@ -509,7 +329,7 @@ func (s *shard) standStill(op *holdOp) {
 		var refused error
 		resume, known, refused = s.inbox.pick(known, ends)
 		if resume != nil {
-			s.settle(resume)
+			s.settle(resume) // with a group of its own, which confirms that this node has led all the time
 			break
 		}
 		if refused != nil {
@@ -524,7 +344,6 @@ func (s *shard) standStill(op *holdOp) {
 		s.inbox.awake()
 		break
 	}
-	s.tick() // what follows is decided now
 }
 
 func (op *holdOp) abandon(*shard) { close(op.gone) }

@@ -23,6 +23,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/checkpoint"
 	"codeq/internal/manifest"
 )
 
@@ -403,7 +404,7 @@ func TestCheckpointRefuses(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "full"), 0o755))
 	writeFile(t, filepath.Join(root, "full", "letter"), "dear")
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "left"), 0o755))
-	writeFile(t, filepath.Join(root, "left", unfinishedName), "{}")
+	writeFile(t, filepath.Join(root, "left", checkpoint.Unfinished), "{}")
 	require.NoError(t, os.Symlink(filepath.Join(root, "queue"), filepath.Join(root, "alias")))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "locked"), 0o755))
 	lock, err := vfs.Default.Lock(filepath.Join(root, "locked", manifest.LockName))
@@ -499,7 +500,7 @@ func TestCheckpointLinks(t *testing.T) {
 			}
 		}
 		require.Positive(t, linked)
-		require.NoFileExists(t, filepath.Join(dir, unfinishedName))
+		require.NoFileExists(t, filepath.Join(dir, checkpoint.Unfinished))
 		requireTasks(t, dir, nil, tasks)
 	}
 	require.NoError(t, q.Close())

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -54,7 +55,7 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (_ *Lease, err erro
 		return nil, err
 	}
 	defer op.unref()
-	return leaseOf(&op.grants[0])
+	return leaseOf(&op.Grants[0])
 }
 
 // ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as
@@ -70,9 +71,9 @@ func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, e
 		return nil, err
 	}
 	defer op.unref()
-	leases := make([]*Lease, len(op.grants))
-	for i := range op.grants {
-		if leases[i], err = leaseOf(&op.grants[i]); err != nil {
+	leases := make([]*Lease, len(op.Grants))
+	for i := range op.Grants {
+		if leases[i], err = leaseOf(&op.Grants[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -109,22 +110,23 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	op, ok := q.pools.claim.Get().(*claimOp)
 	if !ok {
 		op = &claimOp{completion: newCompletion(), pool: &q.pools.claim}
+		op.Caller = op
 	}
 	switch {
 	case r != nil && r.list != nil:
-		op.list = r.list
-	case len(req.Queues) > shortList:
-		op.list = newQueueList(slices.Clone(req.Queues), req.appendWeights(nil))
+		op.List = r.list
+	case len(req.Queues) > dispatch.ShortList:
+		op.List = dispatch.NewList(slices.Clone(req.Queues), req.appendWeights(nil))
 	default:
-		op.queues, op.weights = append(op.queues, req.Queues...), req.appendWeights(op.weights)
+		op.Queues, op.Weights = append(op.Queues, req.Queues...), req.appendWeights(op.Weights)
 	}
-	op.max, op.noWait, op.holder.Local = max(req.Max, 1), req.NoWait, req.Local || r != nil
+	op.Max, op.NoWait, op.Holder.Local = max(req.Max, 1), req.NoWait, req.Local || r != nil
 	if r != nil {
-		op.holder.Runner = r.number
+		op.Holder.Runner = r.number
 	}
-	op.duration = millis(req.LeaseFor)
-	if op.duration == 0 {
-		op.duration = millis(q.opts.LeaseFor)
+	op.Duration = millis(req.LeaseFor)
+	if op.Duration == 0 {
+		op.Duration = millis(q.opts.LeaseFor)
 	}
 	op.refs.Store(2)
 	return op
@@ -140,7 +142,7 @@ func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 		select {
 		case err = <-op.done:
 		case <-cancel:
-			if op.take() { // nobody has served it, and now nobody will
+			if op.Take() { // nobody has served it, and now nobody will
 				op.leave()
 				op.unref()
 				return nil, base.EndOf(ctx)
@@ -191,7 +193,7 @@ func (r *ClaimRequest) checkWeights() error {
 		return nil
 	}
 	named := func(queue string) bool { return slices.Contains(r.Queues, queue) }
-	if len(r.Queues) > shortList {
+	if len(r.Queues) > dispatch.ShortList {
 		queues := make(map[string]bool, len(r.Queues))
 		for _, name := range r.Queues {
 			queues[name] = true
@@ -220,112 +222,128 @@ func (r *ClaimRequest) appendWeights(weights []int) []int {
 	return weights
 }
 
-// claimOp asks the shards in turn for tasks. A claim that waits does so in all
-// of them, by tickets, and whoever takes it first serves it.
-//
-// Invariant: only who has taken the claim (a shard that serves or refuses it,
-// or the caller that gives up) writes grants and err. It may do so without a
-// reference until the claim is settled.
+// claimOp asks the shards in turn for tasks. A claim that waits does so in all of them.
 type claimOp struct {
 	completion
-	pool     *sync.Pool
-	queues   []string // memory of the operation, as is that of weights
-	weights  []int
-	list     *queueList // in place of queues and weights, if they are many
-	drawn    int        // the queue of the list that is drawn, plus 1, until a refill; 0: none is
-	duration uint64     // ms
-	max      int
-	noWait   bool
-	holder   engine.Holder // Local: of a Run, perhaps of another node; Runner: of one of this node
+	dispatch.Claim
+	pool       *sync.Pool
+	remoteWait remoteWait // in a cluster, of a claim of this node
 
-	// In a cluster only.
-	remote     bool       // a claim of another node, or for the claims of this one: made for one call
-	remoteWait remoteWait // of a claim of this node
-	asked      []string   // queues that have no permit for it, as it knows
-
-	shards  []*shard      // of this process, in which it may wait; they stay as they are
-	begin   int           // the index of the one that it visits first; written by the one whose turn it is
-	visited int           // shards that have seen it, in turn; as begin
-	full    error         // one of them had no room to grant a lease; as visited
-	sent    int           // how often to a shard with something more urgent
-	to      int           // the index of that shard
-	rank    uint64        // of the head of the queue that was looked at last, in the shard that looked
-	state   atomic.Uint64 // odd: somebody has taken it. It grows by 2 when the operation is recycled
-	refs    atomic.Int32  // the caller, and the inbox or list that holds it
-	grants  []engine.Grant
+	shards  []*shard     // of this process, in which it may wait; they stay as they are
+	begin   int          // the index of the one that it visits first; written by the one whose turn it is
+	visited int          // shards that have seen it, in turn; as begin
+	full    error        // one of them had no room to grant a lease; as visited
+	sent    int          // how often to a shard with something more urgent
+	refs    atomic.Int32 // the caller, and the inbox or list that holds it
 }
-
-// take makes the caller of take the one who decides the claim.
-// REQUIRES: a reference.
-func (op *claimOp) take() bool { return op.ticket().take() }
-
-func (op *claimOp) isTaken() bool { return op.state.Load()&1 == 1 }
 
 // unref gives up a reference; the last one recycles the operation. When the
 // caller has given up, done was never sent to.
 func (op *claimOp) unref() {
-	if op.refs.Add(-1) > 0 || op.remote {
+	if op.refs.Add(-1) > 0 || op.Remote {
 		return
 	}
-	clear(op.queues)
-	clear(op.grants)
-	op.queues, op.weights, op.grants, op.err = op.queues[:0], op.weights[:0], op.grants[:0], nil
-	op.list, op.drawn = nil, 0
-	op.begin, op.visited, op.full, op.sent, op.shards, op.holder, op.remoteWait, op.asked = 0, 0, nil, 0, nil, engine.Holder{}, remoteWait{}, nil
-	op.state.Store((op.state.Load() | 1) + 1) // all tickets are void
+	op.begin, op.visited, op.full, op.sent, op.shards, op.remoteWait, op.err = 0, 0, nil, 0, nil, remoteWait{}, nil
+	op.Reset()
 	op.pool.Put(op)
 }
 
-// settle lets go of what a claim of another node was given, which is encoded by then:
+// Settle lets go of what a claim of another node was given, which is encoded by then:
 // its tickets may stay for a while.
-func (op *claimOp) settle(err error) {
+func (op *claimOp) Settle(err error) {
 	made := op.reply != nil // for one call; else the caller may recycle it
 	op.completion.settle(err)
 	if made {
-		op.grants = nil
+		op.Grants = nil
 	}
 }
 
-// resolve serves the claim, or has it wait here and sends it on.
+func (op *claimOp) settle(err error) { op.Settle(err) }
+
+// resolve serves the claim, or lets it wait here and sends it on.
 func (op *claimOp) resolve(s *shard) {
-	if op.isTaken() {
+	if op.IsTaken() {
 		op.unref()
 		return
 	}
-	outcome := s.tryClaim(op)
-	if outcome == claimElsewhere {
+	outcome := op.try(s)
+	if outcome == dispatch.Elsewhere {
 		if op.sendOn() {
 			return
 		}
-		outcome = s.tryClaim(op)
+		outcome = op.try(s)
 	}
 	switch outcome {
-	case claimServed:
+	case dispatch.Done:
 		op.unref()
-	case claimPending:
-		s.deferred = append(s.deferred, op)
-	case claimNothing:
-		s.passOn(op)
+	case dispatch.Pending:
+		s.undecided.deferred = append(s.undecided.deferred, op)
+	case dispatch.Nothing:
+		op.passOn(s)
 	}
 }
 
-// passOn has a claim wait in this shard, unless it does not wait, and hands it
-// to the next one.
-func (s *shard) passOn(op *claimOp) {
-	if !op.noWait {
-		s.enlist(op.ticket(), op.queues, op.list, op.remote)
+func (op *claimOp) try(s *shard) dispatch.Outcome {
+	op.Visited = op.visited > 0
+	op.Stays = op.Visited || op.Remote || op.sent == maxSends
+	outcome := s.claims.Try(&op.Claim)
+	s.collectServed()
+	return outcome
+}
+
+// maxSends bounds how often a claim is sent on: what has been published may be gone.
+const maxSends = 8
+
+// sendOn hands a claim to the shard that has something more urgent. It is false if that one
+// takes no more, and then the claim is sent no further.
+func (op *claimOp) sendOn() bool {
+	op.sent++
+	if i := slices.IndexFunc(op.shards, func(s *shard) bool { return s.index == op.To() }); i >= 0 {
+		before := op.begin
+		op.begin = i
+		if op.shards[i].inbox.pass(op) == nil {
+			return true
+		}
+		op.begin = before
 	}
-	op.drawn = 0
+	op.sent = maxSends
+	return false
+}
+
+// claimShard is the shard at which a claim begins.
+func (q *Queue) claimShard(op *claimOp) int {
+	if i := q.heads.Begin(&op.Claim); i >= 0 {
+		return i
+	}
+	return q.anyShard()
+}
+
+// claimShardOf is claimShard for the shards that this node leads.
+func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
+	if i := q.heads.Begin(&op.Claim); i >= 0 {
+		if at := slices.IndexFunc(led, func(s *shard) bool { return s.index == i }); at >= 0 {
+			return at
+		}
+	}
+	return rand.IntN(len(led))
+}
+
+// passOn lets a claim wait in this shard, unless it does not wait, and hands it
+// to the next one.
+func (op *claimOp) passOn(s *shard) {
+	if !op.NoWait {
+		s.claims.Wait(&op.Claim)
+	}
 	if next := op.next(); next != nil {
 		if err := next.inbox.pass(op); err != nil {
 			refuse(op, err)
 		}
 		return
 	}
-	if op.noWait && op.take() {
+	if op.NoWait && op.Take() {
 		op.err = cmp.Or(op.full, ErrEmpty)
 		s.settle(op)
-	} else if op.remoteWait.table != nil && !op.noWait {
+	} else if op.remoteWait.table != nil && !op.NoWait {
 		op.remoteWait.table.add(op)
 		return
 	}
@@ -347,49 +365,49 @@ func (op *claimOp) hasVisited(s *shard) bool {
 	return at >= 0 && (at-op.begin+n)%n < op.visited
 }
 
-func (op *claimOp) abandon(s *shard) {
-	if op.take() {
-		_ = s.inbox.pass(&leaveOp{op.queues, op.list, op.remote}) // one that is closing has no tickets
+// leave drops the tickets of a claim that its caller gives up. REQUIRES: it has taken it.
+func (op *claimOp) leave() {
+	left := op.Departure()
+	for _, s := range op.shards {
+		_ = s.inbox.pass(&leaveOp{left}) // one that is closing has no tickets
 	}
 }
 
-// named is the queues that the claim names, and their weights.
-func (op *claimOp) named() (queues []string, weights []int) {
-	if op.list != nil {
-		return op.list.names, op.list.weights
+func (op *claimOp) abandon(s *shard) {
+	if op.Take() {
+		_ = s.inbox.pass(&leaveOp{op.Departure()}) // one that is closing has no tickets
 	}
-	return op.queues, op.weights
 }
 
 func (op *claimOp) encode(dst []byte) (callKind, []byte) {
-	queues, weights := op.named()
+	queues, weights := op.Named()
 	dst = appendNames(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
-	dst = wire.AppendUint(dst, op.duration)
-	dst = wire.AppendUint(dst, uint64(op.max))
-	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.noWait), op.holder.Local)
+	dst = wire.AppendUint(dst, op.Duration)
+	dst = wire.AppendUint(dst, uint64(op.Max))
+	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.NoWait), op.Holder.Local)
 }
 
 func (op *claimOp) decode(r *wire.Reader) {
-	op.queues, op.weights = readNames(r), keys.ReadIndexes(r)
-	op.duration, op.max = r.Uint(), int(r.Uint())
-	op.noWait, op.holder.Local = r.Bool(), r.Bool()
-	req := ClaimRequest{Queues: op.queues, Max: op.max, LeaseFor: duration(op.duration)}
+	op.Queues, op.Weights = readNames(r), keys.ReadIndexes(r)
+	op.Duration, op.Max = r.Uint(), int(r.Uint())
+	op.NoWait, op.Holder.Local = r.Bool(), r.Bool()
+	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: duration(op.Duration)}
 	if req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil ||
-		len(op.weights) != 0 && len(op.weights) != len(op.queues) ||
-		slices.ContainsFunc(op.weights, func(w int) bool { return !isWeight(w) }) {
+		len(op.Weights) != 0 && len(op.Weights) != len(op.Queues) ||
+		slices.ContainsFunc(op.Weights, func(w int) bool { return !isWeight(w) }) {
 		r.Fail()
 		return
 	}
-	if op.list = newQueueList(op.queues, op.weights); op.list != nil {
-		op.queues, op.weights = nil, nil
+	if op.List = dispatch.NewList(op.Queues, op.Weights); op.List != nil {
+		op.Queues, op.Weights = nil, nil
 	}
 }
 
 func (op *claimOp) encodeReply(dst []byte) []byte {
-	dst = wire.AppendUint(dst, uint64(len(op.grants)))
-	for i := range op.grants {
-		g := &op.grants[i]
+	dst = wire.AppendUint(dst, uint64(len(op.Grants)))
+	for i := range op.Grants {
+		g := &op.Grants[i]
 		dst = appendReceipt(dst, receiptOf(g.Receipt))
 		dst = wire.AppendBytes(dst, g.Queue)
 		dst = wire.AppendBytes(dst, g.Tenant)
@@ -411,217 +429,33 @@ func (op *claimOp) decodeReply(r *wire.Reader) {
 			last = key
 		}
 		g.LaneKey, g.Attempt, g.Deadline, g.Rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
-		op.grants = append(op.grants, g)
+		op.Grants = append(op.Grants, g)
 	}
 }
 
-type claimOutcome int
-
-const (
-	claimNothing   claimOutcome = iota
-	claimServed                 // or taken by somebody else
-	claimPending                // depends on a refill
-	claimAsks                   // does not wait, and is resolved again when the permit allocator has answered
-	claimElsewhere              // another shard has something more urgent
+// What owners, callers and other nodes tell an owner about claims that wait in its shard.
+type (
+	leaveOp   struct{ dispatch.Departure }  // the claim waits no more
+	sweepOp   struct{}                      // many tickets are void
+	serveOp   struct{ queue string }        // more of it can be leased than before
+	dropSetOp struct{ list *dispatch.List } // the Run that has made it has ended
 )
 
-// tryClaim takes tasks for a claim, in the order of its queues. Queues where
-// others wait already are left to them.
-func (s *shard) tryClaim(op *claimOp) claimOutcome {
-	if op.list != nil {
-		return s.tryClaimOf(op)
-	}
-	for _, name := range s.claimOrder(op) {
-		q := s.Queues[name]
-		if s.isElsewhere(op, name, q) {
-			return claimElsewhere
-		}
-		if q == nil || !op.noWait && s.isAwaited(s.claimsOf(q), op.remote) {
-			continue
-		}
-		l, pending := s.next(q)
-		if pending {
-			return claimPending
-		}
-		if s.isPassedOver(op, name, q, l) {
-			return claimElsewhere
-		}
-		if l == nil {
-			if op.noWait && s.asks(s.claimsOf(q), op) {
-				return claimAsks
-			}
-			continue
-		}
-		if s.takes(op.ticket()) {
-			if op.visited > 0 && !op.noWait {
-				s.voidElsewhere(op)
-			}
-			s.give(op, q, l)
-		} else {
-			s.leaveGate(s.claimsOf(q))
-		}
-		return claimServed
-	}
-	return claimNothing
-}
+func (op *leaveOp) resolve(s *shard)   { s.claims.Leave(op.Departure) }
+func (op *sweepOp) resolve(s *shard)   { s.claims.Sweep() }
+func (op *serveOp) resolve(s *shard)   { s.claims.OpenNamed(op.queue) }
+func (op *dropSetOp) resolve(s *shard) { s.claims.DropSet(op.list) }
 
-// claimOrder is the order of the queues of a claim: as given, or drawn by lot
-// in proportion to the weights. It is good until the next call: a claim that waits may be looked at by
-// several shards at once, so that it has no memory for this.
-func (s *shard) claimOrder(op *claimOp) []string {
-	if len(op.weights) == 0 {
-		return op.queues
-	}
-	s.order = append(s.order[:0], op.queues...)
-	s.lots = append(s.lots[:0], op.weights...)
-	for i := range s.order {
-		total := 0
-		for _, w := range s.lots[i:] {
-			total += w
-		}
-		j := i
-		for lot := rand.IntN(total) - s.lots[i]; lot >= 0; lot -= s.lots[j] {
-			j++
-		}
-		s.order[i], s.order[j] = s.order[j], s.order[i]
-		s.lots[i], s.lots[j] = s.lots[j], s.lots[i]
-	}
-	return s.order
-}
+func (op *leaveOp) settle(error)   {}
+func (op *sweepOp) settle(error)   {}
+func (op *serveOp) settle(error)   {}
+func (op *dropSetOp) settle(error) {}
 
-// takes takes a claim that is settled with what give or giveOfSet gives it, which follows.
-func (s *shard) takes(t ticket) bool {
-	if !t.take() {
-		return false
-	}
-	s.giving = t.claim
-	return true
-}
+// ownerPort is the way to the owner of a shard: one that is closing serves nobody.
+type ownerPort struct{ inbox *inbox }
 
-// give serves a claim that has been taken: with tasks of q, l's first to begin with, and if
-// there is room, with those of its other queues.
-func (s *shard) give(op *claimOp, q *engine.Queue, l *engine.Lane) {
-	if s.giveOf(op, q, l) && len(op.queues) > 1 {
-		s.fillUp(op, q)
-	}
-	s.settle(op)
-	s.giving = nil
-}
-
-// giveOf leases tasks of a queue to a claim, as far as they are ready and other shards
-// have no more urgent ones. It is true if the queue has no more, and there is room.
-func (s *shard) giveOf(op *claimOp, q *engine.Queue, l *engine.Lane) bool {
-	limit := uint64(0)
-	if op.max > 1 {
-		limit = s.highestElsewhere(q)
-	}
-	pending := false
-	for l != nil {
-		g, err := s.Grant(l, op.duration, op.holder)
-		if err != nil {
-			s.Broken = err
-			return false
-		}
-		op.grants = append(op.grants, g)
-		if len(op.grants) == op.max {
-			return false
-		}
-		l, pending = s.nextOf(q, limit)
-	}
-	return !pending && s.Broken == nil && s.headOf(q).rank() >= limit
-}
-
-// fillLooks is at how many queues a batch looks to be filled.
-const fillLooks = 64
-
-// fillUp fills a batch that has all that q has to give. In strict order, the queues after
-// q follow, until one has tasks that this shard cannot give; else all that lots draw.
-func (s *shard) fillUp(op *claimOp, q *engine.Queue) {
-	strict := len(op.weights) == 0
-	names := op.queues
-	if strict {
-		if s.highestElsewhere(q) > 0 {
-			return
-		}
-		names = names[slices.Index(names, q.Name)+1:]
-	} else {
-		names = s.claimOrder(op)
-	}
-	for _, name := range names[:min(len(names), fillLooks)] {
-		q := s.Queues[name]
-		if q != nil && (op.noWait || !s.isAwaited(s.claimsOf(q), op.remote)) {
-			limit := s.highestElsewhere(q)
-			if h := s.headOf(q); h != 0 && h.rank() >= limit {
-				if l, _ := s.nextOf(q, limit); l != nil && !s.giveOf(op, q, l) {
-					return
-				}
-			}
-		}
-		if strict && (q != nil && s.headOf(q) != 0 || s.board.of(name).best(s.index) >= 0) {
-			return
-		}
-	}
-}
-
-// serve gives ready tasks to the claims that wait, first come, first served. What
-// is beyond the budget is served in the next group.
-// Claims for one queue and those for a list of them come first in turn.
-func (s *shard) serve() {
-	served := 0
-	if s.setsFirst = !s.setsFirst; s.setsFirst {
-		s.serveSets(&served)
-	}
-	serveInTurn(&s.hungry, &served, func(c *queueClaims) (all bool) {
-		all = s.serveQueue(c, &served)
-		c.hungry = !all
-		return all
-	})
-	s.serveSets(&served)
-}
-
-// serveInTurn has all be served that are hungry, until the budget is spent: serve says so, and served
-// counts claims. Who has had its part then comes last.
-func serveInTurn[T any](hungry *[]T, served *int, serve func(T) (all bool)) {
-	n := 0
-	for ; n < len(*hungry); n++ {
-		before := *served
-		if serve((*hungry)[n]) {
-			continue
-		}
-		if *served > before {
-			*hungry = append(*hungry, (*hungry)[n])
-			n++
-		}
-		break
-	}
-	*hungry = slices.Delete(*hungry, 0, n)
-}
-
-// serveQueue is serve for one queue; served counts claims. It is false if the
-// budget is spent.
-func (s *shard) serveQueue(c *queueClaims, served *int) bool {
-	for ; c.front().len() > 0; *served++ {
-		if !s.mayDecide(*served) {
-			return false
-		}
-		if !c.front().first().good() {
-			c.front().pop()
-			continue
-		}
-		l, _ := s.next(c.queue)
-		if l == nil {
-			break
-		}
-		if t := c.front().pop(); s.takes(t) {
-			s.void(t.claim, c)
-			s.give(t.claim, c.queue, l)
-		} else {
-			s.leaveGate(c)
-		}
-	}
-	s.unlist(c)
-	return true
-}
+func (p ownerPort) Open(queue string) { _ = p.inbox.pass(&serveOp{queue}) }
+func (p ownerPort) Sweep()            { _ = p.inbox.pass(&sweepOp{}) }
 
 // refuse settles an operation that is not going to be resolved.
 func refuse(op operation, reason error) {
@@ -630,11 +464,11 @@ func refuse(op operation, reason error) {
 		op.settle(reason)
 		return
 	}
-	if c.remoteWait.table != nil && !c.noWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
+	if c.remoteWait.table != nil && !c.NoWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
 		c.remoteWait.table.add(c)
 		return
 	}
-	if c.take() {
+	if c.Take() {
 		c.settle(reason)
 	}
 	c.unref()

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"context"
 	"errors"
 	"fmt"
@@ -79,10 +80,8 @@ func TestClaimWaits(t *testing.T) {
 				require.Len(t, seen, claims)
 				for _, s := range q.led() {
 					require.NoError(t, s.probe(func(s *shard) error {
-						for _, q := range s.Queues {
-							if n := len(s.claimsOf(q).waiters.tickets); n > 2*claims+waitListMin {
-								return fmt.Errorf("%d entries in the wait list of %s", n, q.Name)
-							}
+						if n := s.claims.Usage().Tickets; n > 2*(2*claims+64) {
+							return fmt.Errorf("%d tickets in the wait lists", n)
 						}
 						return nil
 					}))
@@ -108,7 +107,7 @@ func TestClaimEndsWithContext(t *testing.T) {
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
 					if q := s.Queues["a"]; q != nil {
-						return fmt.Errorf("%d dead claims are kept", len(s.claimsOf(q).waiters.tickets))
+						return fmt.Errorf("%d dead claims are kept", s.claims.Usage().Tickets)
 					}
 					return nil
 				}))
@@ -146,7 +145,7 @@ func TestLocalClaim(t *testing.T) {
 // TestQueueOfManyWaitersDelaysNoOther: while the claims that wait for one queue are served group by group,
 // those that wait for others are, too.
 func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
-	for name, more := range map[string][]string{"queues": nil, "lists": make([]string, shortList)} {
+	for name, more := range map[string][]string{"queues": nil, "lists": make([]string, dispatch.ShortList)} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, Options{Shards: 1, groupBytes: 4 << 10}, func(t *testing.T, q *Queue) {
 				const n = 100

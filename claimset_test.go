@@ -1,9 +1,8 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
+	"codeq/internal/dispatch"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -23,15 +22,26 @@ func manyQueues(n int) (names []string, weights map[string]int) {
 	return names, weights
 }
 
+// closedGate lets no claim pass.
+type closedGate struct{}
+
+func (closedGate) Look(*dispatch.Dispatcher, time.Time) (bool, time.Duration)  { return false, 0 }
+func (closedGate) Enter(*dispatch.Dispatcher, time.Time) (bool, time.Duration) { return false, 0 }
+func (closedGate) Leave(int) []*dispatch.Dispatcher                            { return nil }
+func (closedGate) MayAsk() bool                                                { return false }
+func (closedGate) Ask(*dispatch.Claim) bool                                    { return false }
+
 // countingGate counts how often claims look at the queues that have it.
 type countingGate struct{ looks int }
 
-func (g *countingGate) look(*shard, time.Time) (bool, time.Duration) {
+func (g *countingGate) Look(*dispatch.Dispatcher, time.Time) (bool, time.Duration) {
 	g.looks++
 	return true, 0
 }
-func (g *countingGate) enter(*shard, time.Time) (bool, time.Duration) { return true, 0 }
-func (g *countingGate) leave(int) []*shard                            { return nil }
+func (g *countingGate) Enter(*dispatch.Dispatcher, time.Time) (bool, time.Duration) { return true, 0 }
+func (g *countingGate) Leave(int) []*dispatch.Dispatcher                            { return nil }
+func (g *countingGate) MayAsk() bool                                                { return false }
+func (g *countingGate) Ask(*dispatch.Claim) bool                                    { return false }
 
 // TestClaimsOverManyQueues: what a claim over many queues looks at, and leaves behind while
 // it waits, does not depend on how many they are; with weights, or in strict order.
@@ -81,12 +91,7 @@ func TestClaimsOverManyQueues(t *testing.T) {
 				synctest.Wait()
 				waiting := func() (tickets int) {
 					require.NoError(t, s.probe(func(s *shard) error {
-						for _, q := range s.Queues {
-							tickets += s.claimsOf(q).waiters.len()
-						}
-						for _, set := range s.sets {
-							tickets += set.waiters.len()
-						}
+						tickets = s.claims.Usage().Tickets
 						return nil
 					}))
 					return tickets
@@ -157,81 +162,15 @@ func TestClaimSetsGo(t *testing.T) {
 			synctest.Wait()
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
-					for _, set := range s.sets {
-						if n := set.waiters.len(); n > 0 {
-							return fmt.Errorf("%d tickets", n)
-						}
-						if len(set.list.weights) > 0 {
-							return errors.New("the set of the Run is still there")
-						}
-					}
-					s.dropIdleSets(0)
-					if len(s.sets) != 0 || s.setNames != 0 {
-						return fmt.Errorf("%d sets of %d queues", len(s.sets), s.setNames)
+					// Only the list of the claims is left: it is dropped when others need the room.
+					if u := s.claims.Usage(); u.Tickets > 0 || u.SetNames > len(nobodys) {
+						return fmt.Errorf("%d tickets, sets of %d queues", u.Tickets, u.SetNames)
 					}
 					return nil
 				}))
 			}
 		})
 	}
-}
-
-// TestLargeSetsGoInPieces: a dropped set of very many queues leaves them group by group, each of which
-// has other work done, and at last leaves nothing.
-func TestLargeSetsGoInPieces(t *testing.T) {
-	names, _ := manyQueues(20 * setStep)
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		s := q.led()[0]
-		require.NoError(t, s.probe(func(s *shard) error {
-			list := newQueueList(names, nil)
-			for s.claimSet(list) == nil {
-			}
-			s.dropIdleSets(0)
-			if len(s.sets) > 0 || len(s.droppedSets) != 1 {
-				return fmt.Errorf("%d sets, %d that have been dropped", len(s.sets), len(s.droppedSets))
-			}
-			s.Budget = s.NewBudget(engine.BudgetSize{Fraction: 1}, s.steps.at)
-			s.dropSetsOn()
-			if left := s.droppedSets[0].queues.Len(); left == len(names) || left < len(names)-128 {
-				return fmt.Errorf("%d of %d queues are left", left, len(names))
-			}
-			return nil
-		}))
-		synctest.Wait()
-		require.NoError(t, s.probe(func(s *shard) error {
-			if len(s.droppedSets) > 0 || len(s.Queues) > 0 {
-				return fmt.Errorf("%d sets that have been dropped, %d queues", len(s.droppedSets), len(s.Queues))
-			}
-			return nil
-		}))
-	})
-}
-
-// TestUnfinishedClaimSetsGo: a set whose claim has gone while it was being built goes as others do.
-func TestUnfinishedClaimSetsGo(t *testing.T) {
-	names, _ := manyQueues(setStep + 1)
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		var sets []int
-		look := func(s *shard) error {
-			s.dropIdleSets(0)
-			sets = append(sets, len(s.sets))
-			return nil
-		}
-		require.NoError(t, q.led()[0].probe(func(s *shard) error {
-			if s.claimSet(newQueueList(names, nil)) != nil {
-				return errors.New("it is complete")
-			}
-			return look(s)
-		}))
-		for range setGroups {
-			_, err := q.Stats(t.Context())
-			require.NoError(t, err)
-		}
-		require.NoError(t, q.led()[0].probe(look))
-		require.Equal(t, []int{1, 0}, sets)
-		synctest.Wait()
-		requireNobodyWaits(t, q, 0)
-	})
 }
 
 // TestSetsAndQueuesTakeTurns: of claims for one queue and claims for a list that has it,
@@ -265,43 +204,4 @@ func TestSetsAndQueuesTakeTurns(t *testing.T) {
 		require.GreaterOrEqual(t, served["one"], 10)
 		require.GreaterOrEqual(t, served["many"], 10)
 	})
-}
-
-// TestLottery: draws are those of a walk over the members.
-func TestLottery(t *testing.T) {
-	r := seeded(t)
-	for range 200 {
-		n := 1 + r.IntN(200)
-		names, weightOf := manyQueues(n)
-		weights := (&ClaimRequest{Queues: names, Weights: weightOf}).appendWeights(nil)
-		if r.IntN(3) == 0 {
-			weights = nil
-		}
-		l := newLottery(&queueList{names: names, weights: weights})
-		in := make([]bool, n)
-		for range 3 * n {
-			at := r.IntN(n)
-			if in[at] = r.IntN(2) == 0; in[at] {
-				l.add(at)
-			} else {
-				l.remove(at)
-			}
-		}
-		lot := uint64(0)
-		members := 0
-		for at := range n {
-			require.Equal(t, in[at], l.has(at))
-			if in[at] {
-				members++
-				require.Equal(t, at, l.find(lot))
-				lot += l.weight(at)
-				require.Equal(t, at, l.find(lot-1))
-			}
-		}
-		require.Equal(t, members, l.len())
-		require.Equal(t, lot, l.total)
-		if members > 0 {
-			require.True(t, in[l.draw()])
-		}
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/record"
 )
@@ -45,9 +46,9 @@ type claimLine struct {
 	key     lineKey
 	queues  []string
 	weights []int
-	list    *queueList    // in their place, if they are many
-	waiting waitList      // guarded by the table's mu
-	filled  chan struct{} // non-nil while fetchers wait for a claim; closed by add
+	list    *dispatch.List    // in their place, if they are many
+	waiting dispatch.WaitList // guarded by the table's mu
+	filled  chan struct{}     // non-nil while fetchers wait for a claim; closed by add
 	ctx     context.Context
 	drop    context.CancelFunc
 }
@@ -149,7 +150,7 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner) (
 // not visited: their leadership is new, or that of one before them has ended.
 func (t *claimTable) add(op *claimOp) {
 	defer op.unref()
-	key := lineKey{queues: lineName(op), duration: op.duration, local: op.holder.Local}
+	key := lineKey{queues: lineName(op), duration: op.Duration, local: op.Holder.Local}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if op.remoteWait.listed {
@@ -157,14 +158,14 @@ func (t *claimTable) add(op *claimOp) {
 	}
 	op.remoteWait.listed = true
 	if t.closed {
-		op.ticket().refuse(ErrClosed)
+		op.Ticket().Refuse(ErrClosed)
 		return
 	}
 	l := t.lines[key]
 	if l == nil {
 		l = t.open(key, op)
 	}
-	l.waiting.push(op.ticket())
+	l.waiting.Push(op.Ticket())
 	if l.filled != nil {
 		close(l.filled)
 		l.filled = nil
@@ -175,25 +176,25 @@ func (t *claimTable) add(op *claimOp) {
 	}
 	for _, s := range led {
 		if !op.hasVisited(s) {
-			_ = s.inbox.pass(&joinOp{op.ticket(), l.queues, l.list}) // or else it waits elsewhere
+			_ = s.inbox.pass(&joinOp{op.Ticket(), l.queues, l.list}) // or else it waits elsewhere
 		}
 	}
 }
 
 func lineName(op *claimOp) string {
-	if op.list != nil {
-		return string(op.list.digest[:])
+	if op.List != nil {
+		return string(op.List.Digest[:])
 	}
-	if len(op.queues) == 1 {
-		return op.queues[0]
+	if len(op.Queues) == 1 {
+		return op.Queues[0]
 	}
 	var b strings.Builder
-	for i, name := range op.queues {
+	for i, name := range op.Queues {
 		b.WriteString(strconv.Itoa(len(name)))
 		b.WriteByte(' ')
 		b.WriteString(name)
-		if len(op.weights) > 0 {
-			b.WriteString(strconv.Itoa(op.weights[i]))
+		if len(op.Weights) > 0 {
+			b.WriteString(strconv.Itoa(op.Weights[i]))
 		}
 		b.WriteByte(' ')
 	}
@@ -207,13 +208,13 @@ const lineCap = 64
 func (t *claimTable) open(key lineKey, op *claimOp) *claimLine {
 	if len(t.lines) >= lineCap {
 		for other, l := range t.lines {
-			if l.waiting.sweep(); l.waiting.len() == 0 {
+			if !l.waiting.AnyGood() {
 				l.drop()
 				delete(t.lines, other)
 			}
 		}
 	}
-	l := &claimLine{table: t, key: key, queues: slices.Clone(op.queues), weights: slices.Clone(op.weights), list: op.list}
+	l := &claimLine{table: t, key: key, queues: slices.Clone(op.Queues), weights: slices.Clone(op.Weights), list: op.List}
 	l.ctx, l.drop = context.WithCancel(t.node.ctx)
 	t.lines[key] = l
 	for _, r := range t.node.queue.replicas {
@@ -229,8 +230,8 @@ func (t *claimTable) joined(s *shard) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.lines {
-		l.waiting.sweep()
-		for _, ticket := range l.waiting.all() {
+		l.waiting.Sweep()
+		for _, ticket := range l.waiting.All() {
 			_ = s.inbox.pass(&joinOp{ticket, l.queues, l.list}) // or else it waits elsewhere
 		}
 	}
@@ -238,20 +239,20 @@ func (t *claimTable) joined(s *shard) {
 
 // joinOp has a claim that waits elsewhere wait in a shard, too.
 type joinOp struct {
-	ticket ticket
+	ticket dispatch.Ticket
 	queues []string
-	list   *queueList
+	list   *dispatch.List
 }
 
 func (op *joinOp) resolve(s *shard) {
-	if !op.ticket.good() {
+	if !op.ticket.Good() {
 		return
 	}
-	if op.list != nil && s.claimSet(op.list) == nil {
+	if op.list != nil && !s.claims.Build(op.list) {
 		s.postponeOp(op)
 		return
 	}
-	s.enlist(op.ticket, op.queues, op.list, false)
+	s.claims.WaitBy(op.ticket, op.queues, op.list, false)
 }
 
 // settle is called if the operation is refused: the claim waits elsewhere.
@@ -263,7 +264,7 @@ func (t *claimTable) close() {
 	defer t.mu.Unlock()
 	t.closed = true
 	for _, l := range t.lines {
-		l.waiting.drain(func(t ticket) { t.refuse(ErrClosed) })
+		l.waiting.Refuse(ErrClosed)
 	}
 }
 
@@ -284,17 +285,17 @@ func (l *claimLine) fetch(r *replica) {
 		if !ok {
 			continue
 		}
-		op := &claimOp{
-			completion: newCompletion(), queues: l.queues, weights: l.weights, list: l.list, duration: l.key.duration,
-			holder: engine.Holder{Local: l.key.local}, max: want, remote: true,
-		}
+		op := &claimOp{completion: newCompletion(), Claim: dispatch.Claim{
+			Queues: l.queues, Weights: l.weights, List: l.list, Duration: l.key.duration,
+			Holder: engine.Holder{Local: l.key.local}, Max: want, Remote: true,
+		}}
 		began := time.Now()
 		if err := n.ask(l.ctx, r, op); err != nil {
 			pause.wait(l.ctx, change)
 			continue
 		}
 		pause = patience{}
-		l.deal(l.inForce(r, op.grants, time.Since(began)))
+		l.deal(l.inForce(r, op.Grants, time.Since(began)))
 	}
 }
 
@@ -351,7 +352,7 @@ func (l *claimLine) fail(cause error) {
 		delete(t.lines, l.key)
 	}
 	reason := fmt.Errorf("%w: %w", ErrFailed, cause)
-	l.waiting.drain(func(t ticket) { t.refuse(reason) })
+	l.waiting.Refuse(reason)
 }
 
 // want waits until there is a claim in the line, and returns how many tasks its
@@ -360,17 +361,13 @@ func (l *claimLine) want(change <-chan struct{}) (tasks int, ok bool) {
 	t := l.table
 	for {
 		t.mu.Lock()
-		for l.waiting.len() > 0 && !l.waiting.first().good() {
-			l.waiting.pop()
-		}
-		for _, ticket := range l.waiting.all() {
-			if ticket.good() {
-				tasks += ticket.tasks
-			}
+		if l.waiting.AnyGood() {
+			most := min(fetchCap, t.node.queue.opts.Limits.Batch)
+			tasks = min(l.waiting.Wants(most), most)
 		}
 		if tasks > 0 {
 			t.mu.Unlock()
-			return min(tasks, fetchCap, t.node.queue.opts.Limits.Batch), true
+			return tasks, true
 		}
 		if l.filled == nil {
 			l.filled = make(chan struct{})
@@ -394,20 +391,20 @@ func (l *claimLine) deal(grants []engine.Grant) {
 	for len(grants) > 0 {
 		t.mu.Lock()
 		var op *claimOp
-		for op == nil && l.waiting.len() > 0 {
-			if ticket := l.waiting.pop(); ticket.take() {
-				op = ticket.claim
+		for op == nil && l.waiting.Len() > 0 {
+			if ticket := l.waiting.Pop(); ticket.Take() {
+				op = ticket.Claim().Caller.(*claimOp)
 			}
 		}
 		t.mu.Unlock()
 		if op == nil {
 			break
 		}
-		n := min(op.max, len(grants))
-		op.grants = append(op.grants, grants[:n]...)
+		n := min(op.Max, len(grants))
+		op.Grants = append(op.Grants, grants[:n]...)
 		grants = grants[n:]
 		for _, s := range op.shards {
-			s.countVoid(op.tickets())
+			s.claims.CountVoid(op.Tickets())
 		}
 		op.completion.settle(nil)
 	}

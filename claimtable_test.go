@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"context"
 	"testing"
@@ -52,15 +53,23 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 // TestClaimThatIsSentOnIsGivenUp: a claim that a shard has sent on may be given up at any moment.
 func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 	ownCluster(t, func(t *testing.T, c *simCluster, q *Queue) {
-		h := q.heads.hold("a", 2)
-		h.shards[1].word.Store(uint64(makeHead(5, 0, "", true))) // which is gone
-		for range 20 {                                           // some begin at the other shard
+		other := q.shard(1)
+		liar := dispatch.New(&other.State, dispatch.Config{Index: 1, Shards: 2})
+		liar.Join(q.heads)
+		_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
+		require.NoError(t, err)
+		for range 20 { // some begin at the other shard
+			require.NoError(t, other.probe(func(s *shard) error {
+				s.setGate("a", closedGate{})
+				liar.Publish(s.Queues["a"]) // what the shard does not give
+				return nil
+			}))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			cancel()
 		}
 		synctest.Wait()
-		requireNobodyWaits(t, q, 0)
+		requireNobodyWaits(t, q, 1)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/peer"
+	"codeq/internal/wire"
 )
 
 // ClusterStatus is a cluster as one node sees it.
@@ -213,6 +214,6 @@ func (n *node) state() []replicaState {
 
 // serveState answers without waiting for anybody.
 func (n *node) serveState(r *peer.Request) error {
-	r.Reply(appendJSON(nil, n.state()))
+	r.Reply(wire.AppendJSON(nil, n.state()))
 	return nil
 }

@@ -261,6 +261,7 @@ type committer interface {
 
 // callers is whose operations a group has decided.
 type callers struct {
+	served   int         // how many operations the last group has decided
 	settled  []operation // to be woken when the group has persisted
 	answered []operation // likewise, of other nodes
 	waking   operation   // whose caller is being woken; nil: none
@@ -303,6 +304,18 @@ func (s *shard) release(err error) {
 	s.Group.Clear()
 }
 
+// undecided is the operations that a shard's owner has taken and not decided yet.
+type undecided struct {
+	taken    []operation // swapped with the inbox
+	cursor   int         // of taken: what is before has been resolved
+	deferred []operation // to be resolved again once disk, or memory, has what they ask for
+	again    []operation // memory for the next deferred
+	retrying []operation // those of deferred that are about to be decided; nil: none
+	deciding operation   // nil: none
+	large    largeLine
+	hold     *holdOp // nothing else is decided before the owner has stood still for it; nil: none
+}
+
 // A produce of megabytes takes as long to commit as hundreds of small operations, and a few of them fill
 // memtables faster than those are flushed. So that a small operation waits for one large one at the
 // most, those wait in a line of their own: a group takes one of them if it has nothing else to do, or if the group before had no
@@ -343,16 +356,18 @@ func (s *shard) putInLine(op operation) bool {
 	if !ok || p.recordBytes() < s.opts.groupBytes/largePart {
 		return false
 	}
-	s.large.ops = append(s.large.ops, p)
+	s.undecided.large.ops = append(s.undecided.large.ops, p)
 	return true
 }
 
 // largeIsDue reports whether a large operation may be decided, or memtables are to be looked at.
-func (s *shard) largeIsDue() bool { return len(s.large.ops) > 0 && s.large.recheck <= s.Now }
+func (s *shard) largeIsDue() bool {
+	return len(s.undecided.large.ops) > 0 && s.undecided.large.recheck <= s.Now
+}
 
 // decideLarge decides the first operation of the line, unless the group has others for the first time.
 func (s *shard) decideLarge(others bool) {
-	l := &s.large
+	l := &s.undecided.large
 	if !s.largeIsDue() || s.Broken != nil {
 		return
 	}

@@ -136,7 +136,7 @@ func TestCancelBeforeHandler(t *testing.T) {
 		require.NoError(t, q.Cancel(t.Context(), id))
 		q.notices.Wait()
 		w := &worker{runner: r}
-		w.do(&op.grants[0])
+		w.do(&op.Grants[0])
 		op.unref()
 		require.Len(t, reported, 1)
 		require.ErrorIs(t, reported[0], ErrCanceled)

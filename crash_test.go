@@ -16,8 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/guard"
-	"codeq/internal/keys"
-	"codeq/internal/schema"
 )
 
 // The crash tests run this test binary again as a child that works on a queue
@@ -219,16 +217,7 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 	tasks := make(map[ID]*TaskInfo)
 	for _, s := range q.led() {
 		v := q.peek(s) // of one moment: tasks change their state meanwhile
-		for _, prefix := range recordRanges {
-			require.NoError(t, schema.Scan(v.snap, prefix, func(key, value []byte) error {
-				id, p, err := keys.ParsePlaceKey(key)
-				if err != nil {
-					return err
-				}
-				tasks[id], err = v.info(id, p, value)
-				return err
-			}))
-		}
+		require.NoError(t, v.addAll(tasks))
 		v.close()
 	}
 	return tasks

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,7 @@ func TestEndOfContext(t *testing.T) {
 			},
 			"Claim of many": func(ctx context.Context) error {
 				req := ClaimRequest{Max: 2}
-				for i := range 2 * shortList {
+				for i := range 2 * dispatch.ShortList {
 					req.Queues = append(req.Queues, fmt.Sprint("none ", i))
 				}
 				_, err := q.ClaimBatch(ctx, req)

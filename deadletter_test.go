@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/listing"
 )
 
 // Kill makes a dead letter of the task that is next in a queue.
@@ -236,7 +237,7 @@ func TestDeadLettersRate(t *testing.T) {
 // also if they then lie behind those that are still to come.
 func TestDeadLettersDieAgain(t *testing.T) {
 	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *Process) {
-		const n = listPage + 44
+		const n = listing.PageTasks + 44
 		require.NoError(t, p.Configure(context.Background(), "a", func(s *Settings) { s.DeadRetention = time.Hour }))
 		p.StoreDead(n, Task{Queue: "a"})
 		p.Step()

@@ -104,7 +104,7 @@ func (s *shard) look() {
 		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.free, "level", s.Room.String())
 	}
 	if s.Room < before {
-		s.deferred = append(s.deferred, d.parked...)
+		s.undecided.deferred = append(s.undecided.deferred, d.parked...)
 		clear(d.parked)
 		d.parked = d.parked[:0]
 	}
@@ -147,12 +147,12 @@ func (s *shard) errNoRoom() error {
 // any other.
 func (s *shard) putOff(op operation) {
 	if c, ok := op.(*claimOp); ok {
-		if c.isTaken() {
+		if c.IsTaken() {
 			c.unref()
 			return
 		}
 		c.full = s.errNoRoom()
-		s.passOn(c)
+		c.passOn(s)
 		return
 	}
 	if w, ok := op.(roomWaiter); op.verb().is(waitsRoom) || ok && w.waitsForRoom() {

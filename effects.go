@@ -1,9 +1,11 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
+	"slices"
 )
 
 // What the rules have collected, and the owner carries out: between two operations what other
@@ -16,7 +18,7 @@ func (s *shard) follow() {
 		s.followSettings()
 	}
 	if len(s.Effects.Freed) > 0 {
-		s.leaveGates()
+		s.claims.LeaveGates()
 	}
 }
 
@@ -24,28 +26,18 @@ func (s *shard) follow() {
 func (s *shard) followSettings() {
 	for i, r := range s.Effects.Configured {
 		s.Effects.Configured[i] = engine.Reconfigured{}
-		s.limitClaims(s.claimsOf(r.Queue), r.Before, r.Fresh)
+		q := s.claims.Of(r.Queue)
+		if s.claims.HasGates() {
+			s.claims.Limit(q, r.Fresh)
+		} else {
+			s.permit(s.permitsOf(r.Queue), r.Before)
+			if s.index == 0 {
+				s.allocate(s.permitsOf(r.Queue), r.Fresh)
+			}
+		}
+		s.claims.Open(q)
 	}
 	s.Effects.Configured = s.Effects.Configured[:0]
-}
-
-// leaveGates gives back the places of leases that have ended.
-func (s *shard) leaveGates() {
-	for i, q := range s.Effects.Freed {
-		s.Effects.Freed[i] = nil
-		s.leaveGate(s.claimsOf(q))
-	}
-	s.Effects.Freed = s.Effects.Freed[:0]
-}
-
-// feedAll has the claims served that wait for what may be claimed now.
-func (s *shard) feedAll() {
-	for i, q := range s.Effects.Fed {
-		s.Effects.Fed[i] = nil
-		q.Fed = false
-		s.feedClaims(s.claimsOf(q))
-	}
-	s.Effects.Fed = s.Effects.Fed[:0]
 }
 
 // showAll has other shards learn of what is next to be claimed. REQUIRES: the group is empty, so
@@ -53,7 +45,7 @@ func (s *shard) feedAll() {
 func (s *shard) showAll() {
 	for i, q := range s.Effects.Shown {
 		s.Effects.Shown[i] = nil
-		s.publish(q)
+		s.claims.Publish(q)
 	}
 	s.Effects.Shown = s.Effects.Shown[:0]
 }
@@ -94,20 +86,54 @@ func (s *shard) note() {
 	if s.node == nil {
 		s.Wanted = engine.KindSet(s.hub.wanted.Load()) | engine.WantCancels
 	}
-	if len(s.awaits) > 0 {
+	if len(s.awaits.tasks) > 0 {
 		s.Wanted |= engine.WantOutcomes
 	}
 }
 
-// answerAll answers who waits for tasks that the group has ended.
+// answerAll answers those who wait for tasks that the group has ended, and for queues that have become
+// idle.
 func (s *shard) answerAll() {
-	if len(s.awaits) == 0 {
-		return
+	if len(s.awaits.tasks) > 0 {
+		for i := range s.Effects.Endings {
+			e := &s.Effects.Endings[i]
+			o := outcomeOf(&e.Outcome)
+			for _, op := range s.awaits.tasks[e.ID] {
+				op.outcome = o.clone() // the memory of o belongs to who has completed the task
+				s.settle(op)
+			}
+			delete(s.awaits.tasks, e.ID)
+		}
 	}
-	for i := range s.Effects.Endings {
-		e := &s.Effects.Endings[i]
-		s.answer(e.ID, outcomeOf(&e.Outcome))
+	if len(s.awaits.idlers) > 0 {
+		s.awaits.idlers = slices.DeleteFunc(s.awaits.idlers, func(op *idleOp) bool {
+			if op.isGone() {
+				return true
+			}
+			if !s.Idle(&op.Idleness) {
+				return false
+			}
+			s.settle(op)
+			return true
+		})
 	}
+}
+
+// collectServed settles the claims that have been served.
+func (s *shard) collectServed() {
+	for i, served := range s.claims.Served {
+		s.claims.Served[i] = dispatch.Served{}
+		op := served.Claim.Caller.(*claimOp)
+		if served.Waited {
+			for _, other := range op.shards {
+				if other != s {
+					other.claims.CountVoid(op.Tickets())
+				}
+			}
+		}
+		s.settle(op)
+	}
+	s.claims.Served = s.claims.Served[:0]
 }
 
 // eventsOf are events of the rules, for subscribers.
@@ -219,10 +245,17 @@ func (op *confirmOp) resolve(s *shard) {
 
 func (op *confirmOp) settle(error) {}
 
+// goFor does something for the owner, which relies on it, on a goroutine that Close waits for.
+func (s *shard) goFor(what string, f func()) {
+	s.node.background.Go(func() {
+		contain(s.opts.log, what, f, func(err error) { _ = s.inbox.pass(&crashOp{err}) }) // or it has ended
+	})
+}
+
 // startSweep has what a sweep of lanes has to know read beside the owner, of what disk has now.
 // REQUIRES: as view.
 func (s *shard) startSweep(sw *engine.LaneSweep) {
-	v, swept := s.view(), &sweptOp{sweep: sw}
+	v, swept := viewOf(s), &sweptOp{sweep: sw}
 	go func() {
 		defer v.close() // which the store waits for before it closes
 		swept.err = guarded(s.opts.log, "sweep of lanes", func() error {
@@ -247,3 +280,15 @@ type sweptOp struct {
 
 func (op *sweptOp) resolve(s *shard) { s.Swept(op.sweep, op.err) }
 func (op *sweptOp) settle(error)     {}
+
+// forget drops the queues that neither the rules nor the owner need.
+func (s *shard) forget() {
+	for _, q := range s.Effects.Forgotten {
+		if !s.permits.needs(q) && s.claims.Forget(q) { // else whoever needs it lets it rest again
+			delete(s.permits.queues, q)
+			s.Forget(q)
+		}
+	}
+	clear(s.Effects.Forgotten)
+	s.Effects.Forgotten = s.Effects.Forgotten[:0]
+}

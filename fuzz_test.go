@@ -68,7 +68,7 @@ func FuzzSettings(f *testing.F) {
 			return
 		}
 		require.NoError(t, c.Settings.Check())
-		require.Positive(t, burstOf(c.Settings))
+		require.Positive(t, c.Settings.BurstSize())
 		value, err := json.Marshal(c.Settings)
 		require.NoError(t, err)
 		again, err := engine.ParseSettings(keys.SettingsValue{Version: c.Version, JSON: value}.Append(nil))

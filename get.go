@@ -11,6 +11,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/listing"
 	"codeq/internal/schema"
 	"codeq/internal/wire"
 )
@@ -77,11 +78,11 @@ func (op *readOp) settle(err error) {
 		op.completion.settle(err)
 		return
 	}
-	v := op.shard.view()
+	v := viewOf(op.shard)
 	if op.list != nil {
-		op.list.visit(op.shard, v)
+		op.list.Visit(&op.shard.State, v.Snapshot)
 	} else {
-		op.shard.askLease(v, op.id)
+		listing.AddLease(v.Snapshot, &op.shard.State, keys.ID(op.id))
 	}
 	go op.readView(v)
 }
@@ -101,9 +102,9 @@ func (op *readOp) readView(v *view) {
 	}
 }
 
-// view is what disk has between two commits, without leases. REQUIRES: the caller is the
+// viewOf is what disk has between two commits, without leases. REQUIRES: the caller is the shard's
 // owner, and no batch is under way.
-func (s *shard) view() *view {
+func viewOf(s *shard) *view {
 	r := s.replica
 	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
 	v := newView(r, s.Store.DB().NewSnapshot())
@@ -111,17 +112,10 @@ func (s *shard) view() *view {
 	return v
 }
 
-// askLease adds the lease of a task, if it has one, to a view of the shard.
-func (s *shard) askLease(v *view, id ID) {
-	if l, ok := s.LeaseOf(id); ok {
-		v.Leases[id] = l
-	}
-}
-
 // read reads a task or a page. again asks for another visit of the owner.
 func (op *readOp) read(v *view) (again bool, err error) {
 	if op.list != nil {
-		again, err = op.list.readFrom(v)
+		again, err = op.list.Read(v.Snapshot)
 	} else {
 		op.task, err = v.get(op.id)
 	}
@@ -138,7 +132,7 @@ func (op *readOp) encode(dst []byte) (callKind, []byte) {
 	if op.list == nil {
 		return callRead, append(append(dst, 0), op.id[:]...)
 	}
-	return callRead, op.list.encode(append(dst, 1))
+	return callRead, op.list.Append(append(dst, 1))
 }
 
 func (op *readOp) decode(r *wire.Reader) {
@@ -147,27 +141,27 @@ func (op *readOp) decode(r *wire.Reader) {
 		return
 	}
 	op.list = newLister(ListOptions{})
-	op.list.decode(r)
+	op.list.Decode(r)
 }
 
 func (op *readOp) encodeReply(dst []byte) []byte {
 	if op.list == nil {
-		return appendJSON(dst, op.task)
+		return wire.AppendJSON(dst, op.task)
 	}
-	return op.list.encodePage(dst)
+	return op.list.AppendPage(dst)
 }
 
 func (op *readOp) decodeReply(r *wire.Reader) {
 	if op.list == nil {
-		readJSON(r, r.Rest(), &op.task)
+		r.JSON(r.Rest(), &op.task)
 		return
 	}
-	op.list.decodePage(r)
+	op.list.DecodePage(r)
 }
 
 func (op *readOp) again() {
 	if op.err = nil; op.list != nil {
-		op.list.asked = nil
+		op.list.Again()
 	}
 }
 
@@ -192,7 +186,11 @@ func (v *view) get(id ID) (*TaskInfo, error) {
 	if value == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
 	}
-	return v.info(id, p, value)
+	t, err := v.Task(keys.ID(id), p, value)
+	if err != nil {
+		return nil, err
+	}
+	return taskInfo(t), nil
 }
 
 func (v *view) close() {
@@ -200,16 +198,7 @@ func (v *view) close() {
 	v.replica.mu.RUnlock()
 }
 
-// info decodes a task. Nothing in it aliases value.
-func (v *view) info(id ID, p keys.Place, value []byte) (*TaskInfo, error) {
-	t, err := v.Task(id, p, value)
-	if err != nil {
-		return nil, err
-	}
-	return taskInfo(t), nil
-}
-
-// taskInfo is what users see of a stored task.
+// taskInfo is what users see of a stored task. It shares no memory with what was read.
 func taskInfo(t *schema.Task) *TaskInfo {
 	l, r := t.Lane, &t.Record
 	info := &TaskInfo{

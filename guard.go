@@ -3,7 +3,6 @@ package codeq
 import (
 	"fmt"
 	"log/slog"
-	"slices"
 
 	"codeq/internal/guard"
 )
@@ -53,48 +52,6 @@ func containUser(log *slog.Logger, what string, f func()) (ok bool) {
 	return ok
 }
 
-// crash ends a shard whose owner has panicked, in the middle of anything.
-func (s *shard) crash(cause error) {
-	s.panicked = true
-	inHand := append(slices.Clone(s.retrying), s.deciding, s.callers.waking)
-	taken := s.giving
-	contain(s.opts.log, "end of owner", func() { s.rescue(inHand, taken, cause) }, nil)
-	contain(s.opts.log, "end of shard", func() { s.fail(cause) }, nil)
-}
-
-// rescue answers the callers of operations that the owner had in its hands when it panicked. All
-// other callers are in one of the lists of the shard, and answered by fail.
-func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
-	listed := make(map[operation]bool)
-	for _, ops := range [...][]operation{s.callers.settled, s.callers.answered, s.deferred, s.space.parked, s.taken[s.cursor:]} {
-		for _, op := range ops {
-			listed[op] = true
-		}
-	}
-	for _, op := range s.idlers {
-		listed[op] = true
-	}
-	for _, ops := range s.awaits {
-		for _, op := range ops {
-			listed[op] = true
-		}
-	}
-	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)
-	for _, op := range inHand {
-		if op == nil || listed[op] {
-			continue
-		}
-		listed[op] = true
-		if c, ok := op.(*claimOp); ok && c != taken && !c.take() { // it was served
-			continue
-		}
-		contain(s.opts.log, "end of operation", func() { abandon(op, outcome) }, nil)
-	}
-	if taken != nil && !listed[operation(taken)] {
-		abandon(taken, outcome)
-	}
-}
-
 // abandon answers the caller of an operation that may have been answered before. It keeps
 // the references of a claim, of which it is not known who has them.
 func abandon(op operation, reason error) {
@@ -121,10 +78,3 @@ type crashOp struct{ cause error }
 
 func (op *crashOp) resolve(*shard) { panic(op.cause) }
 func (op *crashOp) settle(error)   {}
-
-// goFor does something for the owner, which relies on it, on a goroutine that Close waits for.
-func (s *shard) goFor(what string, f func()) {
-	s.node.background.Go(func() {
-		contain(s.opts.log, what, f, func(err error) { _ = s.inbox.pass(&crashOp{err}) }) // or it has ended
-	})
-}

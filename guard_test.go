@@ -23,6 +23,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
 )
@@ -243,20 +244,25 @@ func TestPanicOfOwner(t *testing.T) {
 // panickyGate panics when somebody who has passed it looks whether he may again.
 type panickyGate struct{ passed bool }
 
-func (g *panickyGate) look(*shard, time.Time) (bool, time.Duration) {
+func (g *panickyGate) Look(*dispatch.Dispatcher, time.Time) (bool, time.Duration) {
 	if g.passed {
 		panic(injected("look"))
 	}
 	return true, 0
 }
 
-func (g *panickyGate) enter(*shard, time.Time) (bool, time.Duration) { g.passed = true; return true, 0 }
-func (g *panickyGate) leave(int) []*shard                            { return nil }
+func (g *panickyGate) Enter(*dispatch.Dispatcher, time.Time) (bool, time.Duration) {
+	g.passed = true
+	return true, 0
+}
+func (g *panickyGate) Leave(int) []*dispatch.Dispatcher { return nil }
+func (g *panickyGate) MayAsk() bool                     { return false }
+func (g *panickyGate) Ask(*dispatch.Claim) bool         { return false }
 
 // TestPanicOfOwnerAmidClaim: the owner panics while it serves a claim that it has taken, one that waits or that
 // has just come, for one queue or for a list of them. The claim gets an answer.
 func TestPanicOfOwnerAmidClaim(t *testing.T) {
-	for _, queues := range [...]int{1, shortList + 1} {
+	for _, queues := range [...]int{1, dispatch.ShortList + 1} {
 		for _, waits := range [...]bool{false, true} {
 			t.Run(fmt.Sprintf("queues=%d/waits=%t", queues, waits), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

@@ -2,9 +2,6 @@ package codeq
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,9 +15,8 @@ func TestHeadsOfWhatCannotBeClaimed(t *testing.T) {
 	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
 		words := func(queue string) (heads []bool) {
 			synctest.Wait()
-			h := q.heads.of(queue)
-			for i := range h.shards {
-				heads = append(heads, h.shards[i].word.Load() != 0)
+			for shard := range 2 {
+				heads = append(heads, q.heads.Has(queue, shard))
 			}
 			return heads
 		}
@@ -60,22 +56,6 @@ func requireNextAny(t *testing.T, q *Queue, queue string, n int) {
 	for range n {
 		complete(t, q, claimNow(t, q, queue))
 	}
-}
-
-// TestHeadOrder: heads compare by priority, then by age.
-func TestHeadOrder(t *testing.T) {
-	older, newer := uint64(1000)<<16, uint64(1001)<<16
-	order := []head{
-		0,
-		makeHead(0, newer, "x", true), makeHead(0, older, "x", true),
-		makeHead(1, newer, "x", true), makeHead(1, older, "x", true),
-		makeHead(MaxPriority, older, "x", true), makeHead(MaxPriority, 0, "x", true),
-	}
-	require.True(t, slices.IsSorted(order), strings.Trim(fmt.Sprintf("%x", order), "[]"))
-	require.NotEqual(t, makeHead(1, older, "x", true).tenant(), makeHead(1, older, "y", true).tenant())
-	require.NotEqual(t, uint64(manyTenants), makeHead(1, older, "", true).tenant())
-	require.EqualValues(t, manyTenants, makeHead(1, older, "x", false).tenant())
-	require.EqualValues(t, MaxPriority+1, makeHead(MaxPriority, older, "x", true).rank())
 }
 
 // TestBatchEndsBehindParked: a batch ends where another shard has something more urgent, also if

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
@@ -128,18 +129,11 @@ func (q *Queue) checkMemory() error {
 func (q *Queue) checkGates() error {
 	leased := make(map[string]int)
 	first := make(map[string]engine.Configured) // as the first shard knows them
-	gates := make(map[string]*gate)
 	for i, s := range q.led() {
 		if err := s.probe(func(s *shard) error {
-			s.gates.mu.Lock()
-			defer s.gates.mu.Unlock()
-			gates = s.gates.byQueue
 			n := 0
 			for name, qs := range s.Queues {
 				leased[name] += int(qs.Counts.Leased)
-				if g, _ := s.claimsOf(qs).gate.(*gate); g != gates[name] {
-					return fmt.Errorf("shard %d has another gate of queue %q", i, name)
-				}
 				if qs.Version == 0 {
 					continue
 				}
@@ -158,97 +152,27 @@ func (q *Queue) checkGates() error {
 			return err
 		}
 	}
-	for name, g := range gates {
-		want := first[name]
-		g.mu.Lock()
-		n, limit, version := g.leased, g.limit, g.version
-		g.mu.Unlock()
-		if n != leased[name] {
-			return fmt.Errorf("the gate of queue %q counts %d leases, there are %d", name, n, leased[name])
-		}
-		if version != want.Version || limit != want.Settings.Concurrency {
-			return fmt.Errorf("the gate of queue %q has limit %d of version %d, the settings are %x", name, limit, version, want.Value)
-		}
-	}
-	return nil
+	return q.led()[0].claims.CheckLimits(leased, first)
 }
 
 // checkMemory returns what in the shard's memory is not as its disk says it
 // should be. The owner goroutine calls it.
 func (s *shard) checkMemory(q *Queue) error {
-	if !s.IsAtRest() || len(s.deferred)+len(s.hungry) > 0 || s.due() {
+	if !s.IsAtRest() || len(s.undecided.deferred) > 0 || s.claims.AreHungry() || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)
 	defer v.close()
-	claimable, err := s.Check(v.snap, func(q *engine.Queue) bool {
-		c := s.claims.At(q.Handle)
-		return c != nil && c.isNeeded()
-	})
+	claimable, err := s.Check(v.snap, func(q *engine.Queue) bool { return s.claims.Needs(q) || s.permits.needs(q) })
 	if err != nil {
 		return err
 	}
-	for handle, c := range s.claims.All() {
-		if c != nil && (c.queue.Handle != handle || s.Queues[c.queue.Name] != c.queue) {
-			return fmt.Errorf("what handle %d has is of queue %q, which is forgotten", handle, c.queue.Name)
-		}
-	}
-	return errors.Join(s.checkHeads(), s.checkWaiters(func(q *engine.Queue) bool { return claimable(q) && s.mayBeOpen(q) }))
+	return s.claims.Check(claimable)
 }
 
-// checkWaiters: nobody waits for a queue that has a ready task which may be claimed.
-func (s *shard) checkWaiters(claimable func(*engine.Queue) bool) error {
-	for name, q := range s.Queues {
-		if slices.ContainsFunc(s.claimsOf(q).waiters.all(), ticket.good) && claimable(q) {
-			return fmt.Errorf("queue %q has ready tasks and claims that wait", name)
-		}
-	}
-	for _, set := range s.sets {
-		waiting := slices.ContainsFunc(set.waiters.all(), ticket.good)
-		for at, q := range set.queues.All() {
-			if (waiting || !set.open.has(at)) && claimable(q) {
-				return fmt.Errorf("queue %q has ready tasks, claims that wait in a set (%v) or is not open there", q.Name, waiting)
-			}
-		}
-	}
-	return nil
-}
-
-// mayBeOpen reports whether the gate of a queue has room, if there is one; what a rate allows is not looked at.
-func (s *shard) mayBeOpen(q *engine.Queue) bool {
-	g, _ := s.claimsOf(q).gate.(*gate)
-	if g == nil {
-		return true
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.rate == nil && (g.limit == 0 || g.leased < g.limit)
-}
-
-// heads: other shards know what a claim would get in this one.
-func (s *shard) checkHeads() error {
-	if s.board == nil {
-		return nil
-	}
-	for name, q := range s.Queues {
-		told := head(0)
-		if heads := s.claimsOf(q).heads; heads != nil {
-			told = head(heads.shards[s.index].word.Load())
-			if s.board.of(name) != heads {
-				return fmt.Errorf("the heads of queue %q are not on the board", name)
-			}
-		}
-		if h := s.headOf(q); told != h {
-			return fmt.Errorf("the head of queue %q is told to be %x, and is %x", name, told, h)
-		}
-	}
-	return nil
-}
-
-// setGate has the claims of a queue pass a gate; nil: none.
-func (s *shard) setGate(queue string, g gateway) {
-	c := s.claimsOf(s.QueueNamed(queue))
-	c.gate, c.queue.Gated = g, g != nil
+// setGate makes the claims of a queue pass a gateway; nil: none.
+func (s *shard) setGate(queue string, g dispatch.Gateway) {
+	s.claims.SetGateway(s.claims.Of(s.QueueNamed(queue)), g)
 }
 
 // list returns all tasks that the disk has, without asking the owners.
@@ -257,16 +181,7 @@ func (q *Queue) list() (map[ID]*TaskInfo, error) {
 	var errs []error
 	for _, s := range q.led() {
 		v := q.peek(s)
-		for _, prefix := range recordRanges {
-			errs = append(errs, schema.Scan(v.snap, prefix, func(key, value []byte) error {
-				id, p, err := keys.ParsePlaceKey(key)
-				if err != nil {
-					return err
-				}
-				found[id], err = v.info(id, p, value)
-				return err
-			}))
-		}
+		errs = append(errs, v.addAll(found))
 		v.close()
 	}
 	return found, errors.Join(errs...)
@@ -401,4 +316,24 @@ func (f *hookFile) SyncTo(length int64) (bool, error) {
 
 func (f *hookFile) Close() error {
 	return errors.Join(f.fs.before("close", f.name), f.File.Close())
+}
+
+// addAll adds all tasks that disk has.
+func (v *view) addAll(tasks map[ID]*TaskInfo) error {
+	for _, prefix := range recordRanges {
+		if err := schema.Scan(v.snap, prefix, func(key, value []byte) error {
+			id, p, err := keys.ParsePlaceKey(key)
+			if err != nil {
+				return err
+			}
+			t, err := v.Task(id, p, value)
+			if err == nil {
+				tasks[id] = taskInfo(t)
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/dispatch"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
@@ -140,9 +141,9 @@ func (r *replica) load(term uint64) (*shard, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	q := r.node.queue
-	var gates *gateTable
+	var gates *dispatch.Gates
 	if len(q.replicas) == 1 {
-		gates = newGateTable() // nobody else leases tasks
+		gates = dispatch.NewGates() // nobody else leases tasks
 	}
 	s := newShard(r.index, q.opts, r.store, gates)
 	s.node, s.replica, s.epoch = r.node, r, r.applied.Load()
@@ -151,7 +152,7 @@ func (r *replica) load(term uint64) (*shard, error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
-	s.board = q.heads
+	s.claims.Join(q.heads)
 	s.join(nil)
 	return s, nil
 }

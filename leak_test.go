@@ -20,6 +20,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/listing"
 	"codeq/internal/raftlog"
 )
 
@@ -158,7 +159,7 @@ func useEverything(t *testing.T, q *Queue) (wait func()) {
 			}
 		}
 	})
-	_, err = q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "listed"}}, 3*listPage))
+	_, err = q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "listed"}}, 3*listing.PageTasks))
 	require.NoError(t, err)
 	refused("WaitIdle", func() error { return q.WaitIdle(ctx, "listed") })
 	for _, err := range q.List(ctx, ListOptions{State: Ready}) { // one that is not read to its end

@@ -64,7 +64,7 @@ func TestLeaseOverRestart(t *testing.T) {
 		for attempt := 1; attempt <= 3; attempt++ {
 			op, err := q.claim(ctx, &ClaimRequest{Queues: []string{"local"}, NoWait: true}, &runner{queue: q})
 			require.NoError(t, err)
-			require.EqualValues(t, attempt, op.grants[0].Attempt)
+			require.EqualValues(t, attempt, op.Grants[0].Attempt)
 			op.unref()
 			require.NoError(t, q.Close())
 			time.Sleep(10 * time.Second)

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"context"
 	"fmt"
 	"math"
@@ -239,35 +240,50 @@ func TestClaimThatParksManyDelaysNoOther(t *testing.T) {
 		defer func() { require.NoError(t, q.Close()) }()
 		s := q.led()[0]
 		require.NotNil(t, claimNow(t, q, "a"))
+		groups, found := 0, 0
+		require.NoError(t, s.probe(func(s *shard) error {
+			s.commit = committing{s.commit, func() {
+				if groups++; found == 0 && s.Queues["b"].Counts.Leased > 0 {
+					found = groups
+				}
+			}}
+			return nil
+		}))
 		goOn := standStill(s)
-		parked, found := make(chan uint64), make(chan uint64)
-		go func() {
-			claimNow(t, q, "a")
-			parked <- s.commits.Load()
-		}()
-		synctest.Wait()
-		before := s.commits.Load()
-		go func() {
-			claimNow(t, q, "b")
-			found <- s.commits.Load()
-		}()
-		synctest.Wait()
+		var claims sync.WaitGroup
+		for _, queue := range []string{"a", "b"} {
+			claims.Go(func() { claimNow(t, q, queue) })
+			synctest.Wait()
+		}
 		goOn()
-		at := <-found
-		require.Greater(t, (<-parked)-before, uint64(50), "the other claim parks tasks in many groups")
-		require.Less(t, at-before, uint64(10))
+		claims.Wait()
+		synctest.Wait()
+		require.Greater(t, groups, 50, "the other claim parks tasks in many groups")
+		require.NotZero(t, found)
+		require.Less(t, found, 10)
 	})
+}
+
+// committing calls a function before each commit.
+type committing struct {
+	committer
+	before func()
+}
+
+func (c committing) Commit(b *pebble.Batch) error {
+	c.before()
+	return c.committer.Commit(b)
 }
 
 // countedGate counts how often claims come to a gate.
 type countedGate struct {
-	gateway
+	dispatch.Gateway
 	looks *atomic.Int64
 }
 
-func (g countedGate) look(s *shard, now time.Time) (bool, time.Duration) {
+func (g countedGate) Look(d *dispatch.Dispatcher, now time.Time) (bool, time.Duration) {
 	g.looks.Add(1)
-	return g.gateway.look(s, now)
+	return g.Gateway.Look(d, now)
 }
 
 // TestRatesOfManyQueues: when the rate of one queue lets a claim pass, nobody looks at those of the others.
@@ -279,7 +295,7 @@ func TestRatesOfManyQueues(t *testing.T) {
 		for i := range queues {
 			configure(t, q, name(i), func(s *Settings) { s.Rate, s.Burst = 1/float64(i+1), 1 })
 			require.NoError(t, q.led()[0].probe(func(s *shard) error {
-				s.setGate(name(i), countedGate{s.claimsOf(s.Queues[name(i)]).gate, &looks})
+				s.setGate(name(i), countedGate{s.claims.Of(s.Queues[name(i)]).Gateway(), &looks})
 				return nil
 			}))
 			produce(t, q, Task{Queue: name(i)}, Task{Queue: name(i)})

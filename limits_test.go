@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"context"
 	"fmt"
 	"maps"
@@ -292,7 +293,7 @@ func TestClaimLimits(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()
 	one, two := []string{"a"}, []string{"a", "b"}
-	many := slices.Repeat(two, shortList)
+	many := slices.Repeat(two, dispatch.ShortList)
 	for _, req := range []ClaimRequest{
 		{Queues: one},
 		{Queues: []string{text(10), text(10)}},

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/listing"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,7 @@ var allStates = []State{Ready, Scheduled, Blocked, Leased, Dead, Done, Canceled}
 // TestListPages: lists that are longer than a page, in every shard, are whole
 // and in order, whatever part of them a filter leaves.
 func TestListPages(t *testing.T) {
-	const n = 2*listPage + 50 // in each shard
+	const n = 2*listing.PageTasks + 50 // in each shard
 	for _, shards := range []int{1, 3} {
 		for _, state := range allStates {
 			t.Run(fmt.Sprint(state, " ", shards, " shards"), func(t *testing.T) {
@@ -108,7 +109,7 @@ func TestListPages(t *testing.T) {
 // no task twice, all that stay, and none that is no longer in the state when its
 // page is read.
 func TestListWhileTasksChange(t *testing.T) {
-	const n = 3 * listPage // in each shard
+	const n = 3 * listing.PageTasks // in each shard
 	ctx := context.Background()
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
@@ -157,7 +158,7 @@ func TestListWhileTasksChange(t *testing.T) {
 // closed while it is read.
 func TestListEnds(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
-		tasks := make([]Task, 2*listPage)
+		tasks := make([]Task, 2*listing.PageTasks)
 		for i := range tasks {
 			tasks[i].Queue = "a"
 		}
@@ -185,7 +186,7 @@ func TestListEnds(t *testing.T) {
 		}
 		require.Len(f, errs, 1, "the sequence ends after the first error")
 		require.ErrorIs(f, errs[0], cause)
-		require.Equal(f, listPage, n, "what has been read is yielded")
+		require.Equal(f, listing.PageTasks, n, "what has been read is yielded")
 
 		errs = nil
 		closed := false
@@ -207,16 +208,16 @@ func TestListEnds(t *testing.T) {
 // from where it begins.
 func TestPageIsReadAgain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		for range listPage + 1 {
+		for range listing.PageTasks + 1 {
 			produce(t, q, Task{Queue: "a"})
 		}
 		s := q.led()[0]
 		op := &readOp{completion: newCompletion(), list: newLister(ListOptions{State: Ready})}
 		visit := func() (again bool) { // what the owner does, and then who reads
 			require.NoError(t, s.probe(func(s *shard) (err error) {
-				v := s.view()
+				v := viewOf(s)
 				defer v.close()
-				op.list.visit(s, v)
+				op.list.Visit(&s.State, v.Snapshot)
 				again, err = op.read(v)
 				return err
 			}))
@@ -225,12 +226,12 @@ func TestPageIsReadAgain(t *testing.T) {
 		require.False(t, visit(), "what there is to read")
 		require.True(t, visit(), "the tasks of a page")
 		op.again()
-		for range listPage {
+		for range listing.PageTasks {
 			require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		}
 		require.True(t, visit())
 		require.False(t, visit())
-		require.Len(t, op.list.page, 1)
-		require.False(t, op.list.more())
+		require.Len(t, op.list.Page, 1)
+		require.False(t, op.list.More())
 	})
 }

@@ -297,7 +297,7 @@ func (n *node) join() error {
 		if p.Node == n.self.Node {
 			continue
 		}
-		_, err := n.peer.Call(ctx, p.Address, byte(callJoin), appendJSON(nil, n.self))
+		_, err := n.peer.Call(ctx, p.Address, byte(callJoin), wire.AppendJSON(nil, n.self))
 		if err == nil {
 			return poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
 		}

@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -658,7 +659,7 @@ func (m *model) drawClaim() call {
 func (m *model) drawClaimOfMany() call {
 	c := m.drawClaim().(*claimCall)
 	c.req.Queues = slices.Clone(c.req.Queues)
-	for i := range shortList {
+	for i := range dispatch.ShortList {
 		c.req.Queues = append(c.req.Queues, fmt.Sprint("nobody's ", i))
 	}
 	return c
@@ -702,8 +703,8 @@ func (c *claimCall) do(q *Queue) {
 			return
 		}
 		defer op.unref()
-		for i := range op.grants {
-			l, err := leaseOf(&op.grants[i])
+		for i := range op.Grants {
+			l, err := leaseOf(&op.Grants[i])
 			c.leases, c.err = append(c.leases, l), errors.Join(c.err, err)
 		}
 	case c.req.Max == 0:

@@ -22,6 +22,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -400,7 +401,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 		d, err := manifest.Open(vfs.Default, dir, manifest.Want{Shards: 2, Node: ""})
 		require.NoError(t, err)
 		caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 2)
-		s, err := openShard(0, o, d, caches, newGateTable())
+		s, err := openShard(0, o, d, caches, dispatch.NewGates())
 		require.NoError(t, err)
 		require.NoError(t, s.Store.Close())
 		caches.Close()

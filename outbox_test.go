@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
@@ -483,7 +484,7 @@ func TestNumbersAreStored(t *testing.T) {
 			f.Helper()
 			f.Check()
 			require.NoError(f, f.Q.shard(0).probe(func(s *shard) error {
-				alone := newShard(0, s.opts, s.Store, newGateTable())
+				alone := newShard(0, s.opts, s.Store, dispatch.NewGates())
 				defer func() { _ = alone.Group.Batch.Close() }()
 				require.NoError(f, alone.Probe().ReloadOutbox(3))
 				stored, held := alone.Probe().Usage(), s.Probe().Usage()
@@ -508,7 +509,7 @@ func TestNumbersAreStored(t *testing.T) {
 		require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, bound("a", 1, 3)...))
 		synctest.Wait()
 		require.NoError(f, f.Q.shard(0).probe(func(s *shard) error {
-			alone := newShard(0, s.opts, s.Store, newGateTable())
+			alone := newShard(0, s.opts, s.Store, dispatch.NewGates())
 			defer func() { _ = alone.Group.Batch.Close() }()
 			require.NoError(f, alone.Probe().ReloadOutbox(3))
 			require.Equal(f, []uint64{1, 13, 7}, alone.Probe().Usage().OutFirst)

@@ -12,7 +12,7 @@ import (
 // asks all shards what they have, and grants nothing before all have answered.
 // The owner of the first shard uses it.
 type permitAllocator struct {
-	claims  *queueClaims
+	claims  *queuePermits
 	shards  []shardGrant
 	unknown int    // shards that have not answered
 	places  uint64 // in the line, given out so far
@@ -80,16 +80,16 @@ func (b *tokenBucket) set(set *engine.Settings, fresh bool, now time.Time) {
 	if b.rate == 0 {
 		b.level = 0
 		if fresh {
-			b.level = float64(burstOf(set))
+			b.level = float64(set.BurstSize())
 		}
 	}
-	b.rate, b.burst = set.Rate, burstOf(set)
+	b.rate, b.burst = set.Rate, set.BurstSize()
 	b.clip()
 }
 
 // allocate has the first shard's owner be the permit allocator of a queue, if need be. Fresh is as for gate.set.
-func (s *shard) allocate(c *queueClaims, fresh bool) {
-	w, set := c.allocator, c.queue.Settings
+func (s *shard) allocate(c *queuePermits, fresh bool) {
+	w, set := c.allocator, c.Settings
 	switch {
 	case set.Concurrency > 0 || set.Rate > 0:
 		if w == nil {
@@ -111,8 +111,8 @@ func (s *shard) allocate(c *queueClaims, fresh bool) {
 }
 
 // askShards has the shards that the permit allocator does not know tell it what they have.
-func (s *shard) askShards(claims *queueClaims) {
-	w, q := claims.allocator, claims.queue
+func (s *shard) askShards(claims *queuePermits) {
+	w, q := claims.allocator, claims
 	for i := range w.shards {
 		if c := &w.shards[i]; !c.known && !c.asked {
 			c.asked = true
@@ -177,7 +177,7 @@ func (w *permitAllocator) hear(s *shard, c *shardGrant, r *report) bool {
 
 // resolve has the permit allocator know what a shard has, and grants it what there is.
 func (op *permitsOp) resolve(s *shard) {
-	claims := s.knownClaims(op.queue)
+	claims := s.permits.queues[s.Queues[op.queue]]
 	if claims == nil || claims.allocator == nil {
 		op.granted = op.want
 		s.settle(op)
@@ -211,7 +211,7 @@ func (op *permitsOp) resolve(s *shard) {
 
 // room is how many further leases there may be.
 func (w *permitAllocator) room() int {
-	limit := w.claims.queue.Settings.Concurrency
+	limit := w.claims.Settings.Concurrency
 	if w.unknown > 0 {
 		return -1
 	}
@@ -251,7 +251,7 @@ func (s *shard) allot(w *permitAllocator) {
 	}
 	if room > 0 && w.first() != nil {
 		if d := w.tokens.delay(); d > 0 {
-			s.throttle(w.claims, s.Now+d)
+			s.claims.Throttle(w.claims.Queue, s.Now+d)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/wire"
 )
@@ -38,7 +39,7 @@ import (
 // queue in a cluster. The shard's owner uses it.
 type permits struct {
 	shard  *shard
-	claims *queueClaims
+	claims *queuePermits
 	unused int
 	spent  uint64 // have been used for a lease, ever
 	over   bool   // perhaps there are more leases than the limit: permits of leases that end go back
@@ -92,15 +93,49 @@ func readReport(r *wire.Reader) report {
 // before it lets those go first that wait for them in other shards.
 const permitTurn = 100
 
+// permitTable is what a shard knows of the permits of queues.
+type permitTable struct {
+	queues  map[*engine.Queue]*queuePermits
+	dirty   []*queuePermits // flushReports looks at them
+	flushed []*queuePermits // memory for the next dirty
+	reports uint64          // to permit allocators
+}
+
+// queuePermits is what a shard knows of the permits of a queue.
+type queuePermits struct {
+	*dispatch.Queue
+	allocator *permitAllocator // nil: another shard has it, or none does
+	dirty     bool
+}
+
+// permitsOf returns what the shard knows of the permits of a queue.
+func (s *shard) permitsOf(q *engine.Queue) *queuePermits {
+	c := s.permits.queues[q]
+	if c == nil {
+		if s.permits.queues == nil {
+			s.permits.queues = make(map[*engine.Queue]*queuePermits)
+		}
+		c = &queuePermits{Queue: s.claims.Of(q)}
+		s.permits.queues[q] = c
+	}
+	return c
+}
+
+// needs reports whether the table could not do without a queue.
+func (t *permitTable) needs(q *engine.Queue) bool {
+	c := t.queues[q]
+	return c != nil && (c.allocator != nil || c.dirty)
+}
+
 // permits is what the shard has of the queue's permits; nil if it needs none.
-func (c *queueClaims) permits() *permits {
-	p, _ := c.gate.(*permits)
+func (c *queuePermits) permits() *permits {
+	p, _ := c.Gateway().(*permits)
 	return p
 }
 
-// look reports whether there is a permit. If there is none, one is asked for as
+// Look reports whether there is a permit. If there is none, one is asked for as
 // soon as the group has persisted, if there are still claims then for which it would serve.
-func (p *permits) look(*shard, time.Time) (ok bool, wait time.Duration) {
+func (p *permits) Look(*dispatch.Dispatcher, time.Time) (ok bool, wait time.Duration) {
 	if p.unused == 0 {
 		p.shard.markDirty(p.claims)
 		return false, 0
@@ -108,26 +143,26 @@ func (p *permits) look(*shard, time.Time) (ok bool, wait time.Duration) {
 	return true, 0
 }
 
-// enter uses a permit.
-func (p *permits) enter(s *shard, now time.Time) (ok bool, wait time.Duration) {
-	if ok, wait = p.look(s, now); ok {
+// Enter uses a permit.
+func (p *permits) Enter(d *dispatch.Dispatcher, now time.Time) (ok bool, wait time.Duration) {
+	if ok, wait = p.Look(d, now); ok {
 		p.unused--
 		p.spent++
-		s.markDirty(p.claims)
+		p.shard.markDirty(p.claims)
 	}
 	return ok, wait
 }
 
-// leave is the end of n leases.
-func (p *permits) leave(n int) (wake []*shard) {
-	s, set := p.shard, p.claims.queue.Settings
+// Leave is the end of n leases.
+func (p *permits) Leave(n int) (wake []*dispatch.Dispatcher) {
+	s, set := p.shard, p.claims.Settings
 	if set.Concurrency == 0 {
 		return nil
 	}
 	s.markDirty(p.claims)
 	if set.Rate == 0 && !p.over && !p.turnEnds() {
 		p.unused += n
-		s.throttle(p.claims, s.Now)
+		s.claims.Throttle(p.claims.Queue, s.Now)
 	}
 	return nil
 }
@@ -140,13 +175,13 @@ func (p *permits) turnEnds() bool {
 }
 
 // permit has a shard go by the limits of a queue for all its shards.
-func (s *shard) permit(c *queueClaims, before *engine.Settings) {
-	set, p := c.queue.Settings, c.permits()
+func (s *shard) permit(c *queuePermits, before *engine.Settings) {
+	set, p := c.Settings, c.permits()
 	limited := set.Concurrency > 0 || set.Rate > 0
 	switch {
 	case limited && p == nil:
 		p = &permits{shard: s, claims: c, over: true}
-		c.gate = p
+		s.claims.SetGateway(c.Queue, p)
 	case limited:
 		p.void()
 		if set.Rate > 0 && before.Rate == 0 { // they have no token
@@ -158,7 +193,7 @@ func (s *shard) permit(c *queueClaims, before *engine.Settings) {
 	case p != nil:
 		p.void()
 		s.answerAsking(p)
-		c.gate = nil
+		s.claims.SetGateway(c.Queue, nil)
 		return
 	default:
 		return
@@ -168,22 +203,23 @@ func (s *shard) permit(c *queueClaims, before *engine.Settings) {
 }
 
 // markDirty has speak look after a queue.
-func (s *shard) markDirty(c *queueClaims) {
+func (s *shard) markDirty(c *queuePermits) {
 	if !c.dirty {
 		c.dirty = true
-		s.dirty = append(s.dirty, c)
+		s.permits.dirty = append(s.permits.dirty, c)
 	}
 }
 
 // flushReports has the permit allocator, and as the permit allocator the other shards, learn what they have
 // to. REQUIRES: all that was decided has persisted.
 func (s *shard) flushReports() {
-	if len(s.dirty) == 0 {
+	t := &s.permits
+	if len(t.dirty) == 0 {
 		return
 	}
-	s.dirty, s.dirtyBefore = s.dirtyBefore[:0], s.dirty
-	for i, c := range s.dirtyBefore {
-		s.dirtyBefore[i] = nil
+	t.dirty, t.flushed = t.flushed[:0], t.dirty
+	for i, c := range t.flushed {
+		t.flushed[i] = nil
 		c.dirty = false
 		if c.allocator != nil {
 			s.askShards(c)
@@ -197,7 +233,7 @@ func (s *shard) flushReports() {
 // report tells the permit allocator how many permits the shard has, if it has fewer than the
 // permit allocator knows, or wants some. It gives those back that nobody wants.
 func (s *shard) report(p *permits) {
-	q := p.claims.queue
+	q := p.claims
 	need := p.need()
 	p.unused = min(p.unused, need)
 	if p.unused > 0 {
@@ -238,8 +274,8 @@ func (s *shard) report(p *permits) {
 // note notes what the permit allocator is about to learn. REQUIRES: open is nil.
 func (p *permits) note(held int) {
 	s := p.shard
-	s.reports++
-	p.told = report{epoch: s.epoch, seq: s.reports, held: held, unused: p.unused, spent: p.spent}
+	s.permits.reports++
+	p.told = report{epoch: s.epoch, seq: s.permits.reports, held: held, unused: p.unused, spent: p.spent}
 	p.sure, p.since = true, s.Now
 }
 
@@ -253,31 +289,27 @@ func (p *permits) void() {
 
 // need is how many tasks could be leased at once, if there were permits.
 func (p *permits) need() int {
-	q := p.claims.queue
+	q := p.claims
 	if q.Settings.Paused {
 		return 0
 	}
 	n, ready := 0, int(q.Counts.Ready)
 	for _, op := range p.asking {
-		if !op.isTaken() {
-			n += op.max
+		if !op.IsTaken() {
+			n += op.Max
 		}
 	}
-	n += p.claims.claimLines.wants(ready - n)
-	for _, e := range p.claims.sets {
-		n += e.set.wants(ready - n)
-	}
-	return min(n, ready)
+	return min(n+p.shard.claims.Wants(p.claims.Queue, ready-n), ready)
 }
 
-// asks has a claim that does not wait know whether the permit allocator has permits, if
+// Ask has a claim that does not wait know whether the permit allocator has permits, if
 // they are what it lacks. It is called again, or refused, when that is known.
-func (s *shard) asks(c *queueClaims, op *claimOp) bool {
-	p, q := c.permits(), c.queue
-	if p == nil || p.unused > 0 || q.Counts.Ready == 0 || q.Settings.Paused || slices.Contains(op.asked, q.Name) {
+func (p *permits) Ask(c *dispatch.Claim) bool {
+	q := p.claims
+	if p.unused > 0 || q.Counts.Ready == 0 || q.Settings.Paused || slices.Contains(c.Asked, q.Name) {
 		return false
 	}
-	p.asking = append(p.asking, op)
+	p.asking = append(p.asking, c.Caller.(*claimOp))
 	return true
 }
 
@@ -292,10 +324,7 @@ func (s *shard) answerAsking(p *permits) {
 
 // closePermits ends the calls that are under way. REQUIRES: the owner is about to end.
 func (s *shard) closePermits(reason error) {
-	for _, c := range s.claims.All() {
-		if c == nil {
-			continue
-		}
+	for _, c := range s.permits.queues {
 		if p := c.permits(); p != nil {
 			p.void()
 			for _, op := range p.asking {
@@ -388,9 +417,9 @@ func (a *permitsAnswer) resolve(s *shard) {
 	p.told.unused += a.op.granted
 	p.over = a.op.over
 	p.dry = a.op.want > 0 && a.op.granted == 0
-	s.open(p.claims) // before those who asked look at the sets that have it
+	s.claims.Open(p.claims.Queue) // before those who asked look at the sets that have it
 	for _, op := range asked {
-		op.asked = append(op.asked, p.claims.queue.Name)
+		op.Asked = append(op.Asked, p.claims.Name)
 		op.resolve(s)
 	}
 }
@@ -412,11 +441,11 @@ func (op *askPermitsOp) resolve(s *shard) {
 		return
 	}
 	s.follow()
-	c := s.claimsOf(s.QueueNamed(op.queue))
-	p, q := c.permits(), c.queue
+	c := s.permitsOf(s.QueueNamed(op.queue))
+	p, q := c.permits(), c.Queue
 	if p == nil { // it needs none, by newer settings
-		s.reports++
-		op.report = report{epoch: s.epoch, seq: s.reports, held: int(q.Counts.Leased)}
+		s.permits.reports++
+		op.report = report{epoch: s.epoch, seq: s.permits.reports, held: int(q.Counts.Leased)}
 		return
 	}
 	p.void()
@@ -439,3 +468,15 @@ func (op *askPermitsOp) decodeReply(r *wire.Reader) {
 		r.Fail()
 	}
 }
+
+// openGates opens the queues whose rates let the next tasks pass.
+func (s *shard) openGates() {
+	for q := s.claims.Opening(); q != nil; q = s.claims.Opening() {
+		if c := s.permits.queues[q.Queue]; c != nil && c.allocator != nil {
+			s.allot(c.allocator)
+		}
+	}
+}
+
+// MayAsk is always true: the permit allocator may have permits.
+func (p *permits) MayAsk() bool { return true }

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"context"
 	"errors"
@@ -197,13 +198,13 @@ func (c *limitedCluster) requireReturned() {
 	require.Equal(c.t, told, c.told(), "shards go on telling")
 	for shard := range 3 {
 		q, _ := c.leader(shard).queue()
-		p := q.shard(shard).knownClaims("a").permits()
+		p := permitsIn(q.shard(shard), "a").permits()
 		require.Zero(c.t, p.unused)
 		require.Nil(c.t, p.open)
 		require.Empty(c.t, p.asking)
 	}
 	q, _ := c.leader(0).queue()
-	w := q.shard(0).knownClaims("a").allocator
+	w := permitsIn(q.shard(0), "a").allocator
 	require.Zero(c.t, w.unknown)
 	require.Zero(c.t, w.tokens.out)
 	for i := range w.shards {
@@ -216,7 +217,7 @@ func (c *limitedCluster) requireReturned() {
 func (c *limitedCluster) told() (told [3]uint64) {
 	for shard := range told {
 		q, _ := c.leader(shard).queue()
-		told[shard] = q.shard(shard).reports
+		told[shard] = q.shard(shard).permits.reports
 		q.shard(shard).inbox.len() // as in leases
 	}
 	return told
@@ -429,7 +430,7 @@ func TestPermitsRate(t *testing.T) {
 				cl.stop()
 				cl.workers.Wait()
 				require.GreaterOrEqual(t, float64(len(cl.claims)), c.least*time.Since(begin).Seconds())
-				cl.requireRate(c.rate, burstOf((*engine.Settings)(set)))
+				cl.requireRate(c.rate, (*engine.Settings)(set).BurstSize())
 			})
 		})
 	}
@@ -527,7 +528,7 @@ func TestPermitsOfLists(t *testing.T) {
 		t.Run(fmt.Sprint("noWait=", noWait), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 				queues := []string{"a"}
-				for i := range shortList {
+				for i := range dispatch.ShortList {
 					queues = append(queues, fmt.Sprint("other ", i))
 				}
 				c.configure(func(s *Settings) { s.Concurrency = 3 })
@@ -552,7 +553,7 @@ func TestPermitsOfLists(t *testing.T) {
 func TestPermitsLeftByLists(t *testing.T) {
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		queues := []string{"a", "b"}
-		for i := range shortList {
+		for i := range dispatch.ShortList {
 			queues = append(queues, fmt.Sprint("other ", i))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -606,7 +607,7 @@ func TestPermitsSettings(t *testing.T) {
 		for at := range 3 {
 			free := false
 			require.NoError(t, c.queue(at).shard(at).probe(func(s *shard) error {
-				free = s.claimsOf(s.QueueNamed("a")).gate == nil
+				free = s.claims.Of(s.QueueNamed("a")).Gateway() == nil
 				return nil
 			}))
 			require.True(t, free, "without a limit nothing is needed")
@@ -715,7 +716,7 @@ func TestPermitsUntoldEnd(t *testing.T) {
 		require.Same(t, leader, c.queue(0).shard(0), "another allocator would ask")
 		held := -1
 		require.NoError(t, leader.probe(func(s *shard) error {
-			held = s.knownClaims("a").allocator.shards[1].held
+			held = permitsIn(s, "a").allocator.shards[1].held
 			return nil
 		}))
 		require.Zero(t, held)
@@ -758,12 +759,12 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		s := c.queue(1).shard(1)
 		var late permitsAnswer
 		require.NoError(t, s.probe(func(s *shard) error {
-			p := s.knownClaims("a").permits()
+			p := permitsIn(s, "a").permits()
 			late = permitsAnswer{permits: p, op: p.open}
 			return nil
 		}))
 		require.NotNil(t, late.op)
-		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: late.permits.claims.queue.Value}
+		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: late.permits.claims.Value}
 		_, err := s.do(t.Context(), ask, ask.base())
 		require.NoError(t, err)
 		require.Zero(t, ask.held)
@@ -771,7 +772,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		require.NoError(t, s.probe(func(s *shard) error {
 			late.op.granted = 1
 			late.resolve(s)
-			taken = s.knownClaims("a").permits().unused
+			taken = permitsIn(s, "a").permits().unused
 			return nil
 		}))
 		require.Zero(t, taken)
@@ -819,3 +820,6 @@ func TestPermitsOverLoopback(t *testing.T) {
 	require.Zero(t, left.Load())
 	require.LessOrEqual(t, most.Load(), int32(3))
 }
+
+// permitsIn is what a shard knows of the permits of a queue.
+func permitsIn(s *shard, queue string) *queuePermits { return s.permitsOf(s.Queues[queue]) }

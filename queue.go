@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/hook"
@@ -33,8 +34,8 @@ type Queue struct {
 	pools    pools
 	events   eventHub
 	runs     runTable
-	heads    *headBoard // nil: there is one shard
-	node     *node      // nil: no cluster
+	heads    *dispatch.Board // nil: there is one shard
+	node     *node           // nil: no cluster
 
 	// capacity 1: held by a call of Configure, for its change to be called once
 	configuring chan struct{}
@@ -113,7 +114,7 @@ func newQueue(o *Options, d *manifest.Directory) *Queue {
 		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
 	}
 	if d.Shards > 1 {
-		q.heads = new(headBoard)
+		q.heads = new(dispatch.Board)
 	}
 	return q
 }
@@ -121,7 +122,7 @@ func newQueue(o *Options, d *manifest.Directory) *Queue {
 // openShards opens the shards of a queue that is by itself, and starts their owners.
 func (q *Queue) openShards() error {
 	var g errgroup.Group
-	shards, gates := make([]*shard, len(q.replicas)), newGateTable()
+	shards, gates := make([]*shard, len(q.replicas)), dispatch.NewGates()
 	for i := range shards {
 		g.Go(func() error {
 			err := guarded(q.opts.log, "opening of a shard", func() (err error) {
@@ -142,7 +143,7 @@ func (q *Queue) openShards() error {
 		return err
 	}
 	for _, s := range shards {
-		s.board = q.heads
+		s.claims.Join(q.heads)
 		s.join(shards)
 		s.hub, s.runs = &q.events, &q.runs
 	}
@@ -153,7 +154,7 @@ func (q *Queue) openShards() error {
 }
 
 // openAlone opens a shard of a queue that is by itself.
-func (q *Queue) openAlone(i int, gates *gateTable) (*shard, error) {
+func (q *Queue) openAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	s, err := openShard(i, q.opts, q.dir, q.caches, gates)
 	if err != nil {
 		return nil, err
@@ -240,20 +241,6 @@ func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err
 	return q.do(ctx, q.shardOf(id), op)
 }
 
-// do hands an operation to the shard and waits for its outcome. settled is
-// false when the operation still belongs to the shard.
-func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {
-	if op.verb().is(passesFull) {
-		err = s.inbox.pass(op)
-	} else {
-		err = s.inbox.push(ctx, op)
-	}
-	if err != nil {
-		return true, err
-	}
-	return c.wait(ctx)
-}
-
 // Close ends the queue. First calls of Run drain and return, and calls of Checkpoint end, while
 // other calls still work; then new work is refused with [ErrClosed], what was accepted is finished,
 // and claims that wait get [ErrClosed]. When Close returns, no goroutine of the queue is left, but
@@ -321,7 +308,7 @@ func (q *Queue) closeFiles() error {
 }
 
 // openShard opens a shard's store and loads its memory from it.
-func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Caches, gates *gateTable) (*shard, error) {
+func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Caches, gates *dispatch.Gates) (*shard, error) {
 	dir := manifest.ShardDir(d.FS, d.Path, index)
 	if d.Creating { // by an Open that did not return: what it left may not even be a store
 		if err := d.FS.RemoveAll(dir); err != nil {
@@ -336,7 +323,7 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 		return nil, err
 	}
 	s := newShard(index, opts, st, gates)
-	if err := errors.Join(st.Read(func() error { return s.identify(d) }), s.load()); err != nil {
+	if err := errors.Join(st.Read(func() error { return identify(s.Store, d, s.index) }), s.load()); err != nil {
 		_ = st.Close() // the error of load is the one that matters
 		return nil, err
 	}
@@ -344,61 +331,32 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 }
 
 // identify makes sure that the store is this shard of this queue, and of the current format.
-func (s *shard) identify(d *manifest.Directory) error {
-	got, err := schema.Lookup(s.Store.DB(), []byte{keys.Meta})
+func identify(st *store.Store, d *manifest.Directory, shard int) error {
+	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}
 	if got == nil {
 		if !d.Creating {
-			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.Identity(s.index))
+			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.Identity(shard))
 		}
-		if err := s.Store.DB().Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), pebble.Sync); err != nil {
+		if err := st.DB().Set([]byte{keys.Meta}, []byte(d.Identity(shard)), pebble.Sync); err != nil {
 			return store.Error(err)
 		}
 		// The manifest is about to say that this shard exists, and must not
 		// outlive that: a flush is durable at every level of durability.
-		return s.Store.Flush(context.Background())
+		return st.Flush(context.Background())
 	}
-	old, err := d.CheckIdentity(s.index, got)
+	old, err := d.CheckIdentity(shard, got)
 	if err != nil || !old {
 		return err
 	}
-	b := s.Store.DB().NewBatch()
+	b := st.DB().NewBatch()
 	defer func() { _ = b.Close() }() // it does no more than to recycle memory
-	if err := b.Set([]byte{keys.Meta}, []byte(d.Identity(s.index)), nil); err != nil {
+	if err := b.Set([]byte{keys.Meta}, []byte(d.Identity(shard)), nil); err != nil {
 		return store.Error(err)
 	}
-	return s.Store.Commit(b)
-}
-
-// join makes the shard one of those of a queue.
-// REQUIRES: all are loaded, and none runs.
-func (s *shard) join(peers []*shard) {
-	s.peers = peers
-	states := make([]*engine.State, len(peers))
-	for i, peer := range peers {
-		states[i] = &peer.State
-	}
-	s.Meet(states)
-	s.follow()
-	s.feedAll()
-	s.showAll()
-}
-
-// load builds the shard's memory from disk.
-func (s *shard) load() error {
-	s.tick()
-	s.look()
-	if err := s.State.Load(); err != nil {
-		return err
-	}
-	for _, r := range s.Effects.Resting {
-		s.opts.log.Error("schedule rests", "schedule", r.Name, "err", r.Err)
-	}
-	s.Effects.Resting = nil
-	s.follow()
-	return nil
+	return st.Commit(b)
 }
 
 // configOf is what the rules of a shard go by.

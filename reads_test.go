@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/wire"
 )
 
 // allocated is how many bytes f allocates, with what others do meanwhile.
@@ -108,14 +109,19 @@ func TestListBeginsBehindTheConsumed(t *testing.T) {
 	op := &readOp{completion: newCompletion(), list: l}
 	_, err = q.do(ctx, 0, op)
 	require.NoError(t, err)
-	require.True(t, l.begun)
-	require.Len(t, l.spans, 1, "lanes to read")
 	s := q.shard(0)
 	require.NoError(t, s.probe(func(s *shard) error {
-		l.skipConsumed(s)
+		v := viewOf(s)
+		defer v.close()
+		l.Visit(&s.State, v.Snapshot)
 		return nil
 	}))
+	r := wire.NewReader(l.Append(nil))
+	r.Bytes() // the query
+	require.True(t, r.Bool(), "it is known what there is to read")
+	r.Uint()
+	require.EqualValues(t, 1, r.Uint(), "lanes to read")
 	first := ids[90]
-	require.Equal(t, keys.AppendTask(nil, keys.LaneOf(first), keys.SinceOf(keys.ID(first)), first), l.spans[0].from)
+	require.Equal(t, keys.AppendTask(nil, keys.LaneOf(first), keys.SinceOf(keys.ID(first)), first), r.Bytes())
 	require.Len(t, collect(t, q.List(ctx, ListOptions{State: Ready, Queue: "a"})), 10)
 }

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"context"
 	"errors"
@@ -105,8 +106,8 @@ type runner struct {
 	queue    *Queue
 	handlers map[string]handler // by queue, with the middleware around them
 	opts     RunOptions
-	req      ClaimRequest // NoWait: the runner ends when there is nothing to do
-	list     *queueList   // of req, if it is long
+	req      ClaimRequest   // NoWait: the runner ends when there is nothing to do
+	list     *dispatch.List // of req, if it is long
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
@@ -176,7 +177,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if len(o.Queues) == 1 { // nothing to draw lots for
 		r.req.Weights = nil
 	}
-	r.list = newQueueList(r.req.Queues, r.req.appendWeights(nil))
+	r.list = dispatch.NewList(r.req.Queues, r.req.appendWeights(nil))
 	r.values = context.WithoutCancel(ctx)
 	r.storing, r.stopStoring = context.WithCancelCause(context.Background())
 	r.free = o.Concurrency
@@ -314,11 +315,11 @@ func (r *runner) fetch(ctx context.Context) error {
 		if r.next == len(r.jobs) {
 			r.jobs, r.next = r.jobs[:0], 0
 		}
-		r.jobs = append(r.jobs, op.grants...)
-		r.claimed += len(op.grants)
+		r.jobs = append(r.jobs, op.Grants...)
+		r.claimed += len(op.Grants)
 		r.wakeWorker()
 		r.mu.Unlock()
-		r.release(req.Max - len(op.grants))
+		r.release(req.Max - len(op.Grants))
 		op.unref()
 	}
 }

@@ -362,7 +362,7 @@ func TestStoppedWorker(t *testing.T) {
 		require.NoError(t, err)
 		w := &worker{runner: r}
 		require.Nil(t, w.stop(ErrClosed))
-		w.do(&op.grants[0])
+		w.do(&op.Grants[0])
 		op.unref()
 		got := infoOf(t, q, id)
 		require.Equal(t, Ready, got.State)

@@ -383,12 +383,12 @@ func (op *schedulesOp) encode(dst []byte) (callKind, []byte) {
 func (op *schedulesOp) decode(r *wire.Reader) { op.after = r.String() }
 
 func (op *schedulesOp) encodeReply(dst []byte) []byte {
-	return appendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), op.infos)
+	return wire.AppendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), op.infos)
 }
 
 func (op *schedulesOp) decodeReply(r *wire.Reader) {
 	op.more, op.after = r.Bool(), r.String()
-	readJSON(r, r.Rest(), &op.infos)
+	r.JSON(r.Rest(), &op.infos)
 }
 
 func (op *schedulesOp) again() { op.infos, op.err = nil, nil }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"math"
 	"runtime"
 	"time"
 
@@ -60,14 +59,6 @@ func (s *Settings) check() error {
 		return &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
 	}
 	return nil
-}
-
-// burstOf is how many tasks may be claimed at once, by a rate.
-func burstOf(s *engine.Settings) int {
-	if s.Burst > 0 {
-		return s.Burst
-	}
-	return max(1, int(math.Ceil(s.Rate)))
 }
 
 // Settings returns those of a queue that the last Configure has set.

@@ -2,7 +2,7 @@ package codeq
 
 import (
 	"cmp"
-	"crypto/sha256"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,11 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"codeq/internal/chunked"
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/store"
-	"codeq/internal/timeheap"
 )
 
 // shard is one independent part of a queue: a store, the memory that caches
@@ -32,80 +31,90 @@ type shard struct {
 	replica *replica
 	epoch   uint64 // in a cluster, where the log was when the leader began: each later one has a larger number
 	commit  committer
-	gates   *gateTable // of the process; nil: the shards of other processes count, too
-	hub     *eventHub  // whose subscribers learn of events; nil in a cluster, where the log tells
-	runs    *runTable  // who learns of canceled leases; likewise
+	hub     *eventHub // whose subscribers learn of events; nil in a cluster, where the log tells
+	runs    *runTable // who learns of canceled leases; likewise
 	inbox   *inbox
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
-	board   *headBoard    // of the process; nil: the queue has one shard
 	commits atomic.Uint64 // groups whose commit has begun
-	stale   atomic.Int64  // tickets that others have made void since the last sweep, less those that it left
 
 	// owned
 	engine.State
-	clock   ownerClock
-	claims  chunked.List[*queueClaims] // by handle of the queue; nil: nobody has asked
-	callers callers
-
-	throttled   timeheap.Heap[*queueClaims] // held back by their rates; monotonic clock, ms
-	dirty       []*queueClaims              // speak looks after their permits
-	dirtyBefore []*queueClaims              // memory for the next attended
-	reports     uint64                      // to permit allocators
-	awaits      map[ID][]*awaitOp
-	awaited     int // calls of Await since the last sweep, and those left by it
-	sweepAt     int // the value of awaited at which the next sweep is due
-
-	served       int         // callers that the last group has served
-	taken        []operation // swapped with the inbox
-	cursor       int         // of taken: what is before has been resolved
-	deferred     []operation // claims to resolve again once lanes are refilled
-	again        []operation // memory for the next deferred
-	large        largeLine
-	retrying     []operation    // deferred operations that are about to be decided; nil: none
-	deciding     operation      // nil: none
-	giving       *claimOp       // taken by this shard, and not settled yet; nil: none
-	panicked     bool           // why the owner has ended
-	hungry       []*queueClaims // have waiters, and perhaps ready tasks
-	sets         map[[sha256.Size]byte]*claimSet
-	setNames     int                        // queues in sets
-	hungrySets   []*claimSet                // as hungry
-	droppedSets  []*claimSet                // of which some queues still know
-	droppedNames int                        // queues of droppedSets
-	setsFirst    bool                       // serve has begun with sets
-	listed       chunked.List[*queueClaims] // for which claims wait
-	idlers       []*idleOp                  // wait for queues to become idle
-	timer        *time.Timer
-	space        diskSpace
-	steps        stepClock
-
-	sweeping             bool // void tickets are being dropped
-	sweepLeft, sweepKept int  // of listed, to be looked at; good tickets found
-
-	lots  []int    // for claimOrder
-	order []string // likewise
+	clock     ownerClock
+	claims    *dispatch.Dispatcher
+	permits   permitTable
+	awaits    awaits
+	undecided undecided
+	callers   callers
+	space     diskSpace
+	steps     stepClock
+	timer     *time.Timer
+	panicked  bool // why the owner has ended
 }
 
-func newShard(index int, opts *Options, st *store.Store, gates *gateTable) *shard {
+func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) *shard {
 	origin := time.Now()
 	var seed [32]byte
 	binary.LittleEndian.PutUint64(seed[:], rand.Uint64())
 	binary.LittleEndian.PutUint64(seed[8:], rand.Uint64())
-	return &shard{
+	s := &shard{
 		index:  index,
 		opts:   opts,
 		commit: st,
-		gates:  gates,
 		inbox:  newInbox(opts.InboxDepth, origin),
 		origin: origin,
 		done:   make(chan struct{}),
 		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
 		clock:  ownerClock{deferred: engine.Never},
-		awaits: make(map[ID][]*awaitOp),
 		timer:  time.NewTimer(time.Hour),
 		space:  newDiskSpace(opts, st.Dir()),
 		steps:  stepClock{table: new(stepTable)},
 	}
+	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates})
+	return s
+}
+
+// join makes the shard one of those of a queue.
+// REQUIRES: all are loaded, and none runs.
+func (s *shard) join(peers []*shard) {
+	s.peers = peers
+	states := make([]*engine.State, len(peers))
+	for i, peer := range peers {
+		states[i] = &peer.State
+	}
+	s.Meet(states)
+	s.follow()
+	s.claims.FeedAll()
+	s.showAll()
+}
+
+// load builds the shard's memory from disk.
+func (s *shard) load() error {
+	s.tick()
+	s.look()
+	if err := s.State.Load(); err != nil {
+		return err
+	}
+	for _, r := range s.Effects.Resting {
+		s.opts.log.Error("schedule rests", "schedule", r.Name, "err", r.Err)
+	}
+	s.Effects.Resting = nil
+	s.follow()
+	return nil
+}
+
+// do hands an operation to the shard and waits for its outcome. settled is
+// false when the operation still belongs to the shard.
+func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {
+	if op.verb().is(passesFull) {
+		err = s.inbox.pass(op)
+	} else {
+		err = s.inbox.push(ctx, op)
+	}
+	if err != nil {
+		return true, err
+	}
+	return c.wait(ctx)
 }
 
 // runGuarded is the owner's goroutine.
@@ -128,13 +137,17 @@ func (s *shard) run() {
 			s.fail(err)
 			return
 		}
-		s.served = s.callers.count()
-		s.publishAll()
+		s.callers.served = s.callers.count()
+		s.claims.PublishAll()
 		s.release(nil)
-		s.endGroup(s.served)
+		s.endGroup(s.callers.served)
 		s.Tidy()
 		s.showAll()
 		s.forget()
+		if hold := s.undecided.hold; hold != nil {
+			s.undecided.hold = nil
+			hold.standStill(s)
+		}
 	}
 	_, _, reason := s.inbox.take(nil, false)
 	s.dismiss(reason)
@@ -145,24 +158,24 @@ func (s *shard) run() {
 func (s *shard) gather() bool {
 	for {
 		s.tick()
-		if s.cursor < len(s.taken) {
+		if s.undecided.cursor < len(s.undecided.taken) || s.callers.count() > 0 {
 			return true
 		}
-		busy := len(s.deferred) > 0 || s.largeIsDue() || s.WantsRefill() || s.areHungry() && s.HasRoom(engine.RoomLow) || s.due()
+		busy := len(s.undecided.deferred) > 0 || s.largeIsDue() || s.WantsRefill() || s.claims.AreHungry() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
 		s.yield()
-		ops, late, refused := s.inbox.take(s.taken[:0], !busy)
-		s.taken, s.cursor = ops, 0
+		ops, late, refused := s.inbox.take(s.undecided.taken[:0], !busy)
+		s.undecided.taken, s.undecided.cursor = ops, 0
 		s.clock.look(s.Now, late)
 		switch {
-		case len(ops) > 0 || len(s.deferred) > 0:
+		case len(ops) > 0 || len(s.undecided.deferred) > 0:
 			return true
-		case refused != nil && len(s.large.ops) == 0:
+		case refused != nil && len(s.undecided.large.ops) == 0:
 			return false
 		case refused != nil: // nothing would wake the owner any more
-			s.large.rush()
+			s.undecided.large.rush()
 			return true
 		case busy:
 			return true
@@ -182,7 +195,7 @@ const lingers = 256
 // callers on other nodes, whose answers and next operations are messages as well,
 // would miss the next group, and wait for another one.
 func (s *shard) linger() {
-	for i := 0; i < lingers && s.inbox.len() < s.served*3/4; i++ {
+	for i := 0; i < lingers && s.inbox.len() < s.callers.served*3/4; i++ {
 		runtime.Gosched()
 	}
 }
@@ -224,14 +237,14 @@ func (s *shard) sleep() {
 	if at := s.NextTime(); at != engine.Never {
 		wait = min(wait, at-s.Wall, wallCheck)
 	}
-	if at := s.throttled.Next(); at != engine.Never && s.HasRoom(engine.RoomLow) {
+	if at := s.claims.NextOpening(); at != engine.Never && s.HasRoom(engine.RoomLow) {
 		wait = min(wait, at-s.Now)
 	}
 	if s.holdsBack() {
 		wait = min(wait, s.space.recheck-s.Uptime)
 	}
-	if len(s.large.ops) > 0 {
-		wait = min(wait, s.large.recheck-s.Now)
+	if len(s.undecided.large.ops) > 0 {
+		wait = min(wait, s.undecided.large.recheck-s.Now)
 	}
 	if uptime != engine.Never {
 		wait = min(wait, uptime-min(uptime, s.Uptime))
@@ -271,68 +284,64 @@ func (s *shard) resolve() {
 	s.decideAll()
 	s.CloseReaders()
 	s.endStep(StepOperations)
-	if s.feedAll(); s.areHungry() && s.HasRoom(engine.RoomLow) {
+	if s.claims.FeedAll(); s.claims.AreHungry() && s.HasRoom(engine.RoomLow) {
 		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
-		s.serve()
+		s.claims.Serve()
+		s.collectServed()
 		s.endStep(StepServe)
 	}
-	s.answerAll()
 	s.sendAll()
-	s.settleIdlers()
+	s.answerAll()
 }
 
 // decideAll decides what callers ask for: first what has been put off, then what
 // has come, each of them for a time of its own, so that both get on.
 func (s *shard) decideAll() {
-	if retry := s.deferred; len(retry) > 0 {
+	if retry := s.undecided.deferred; len(retry) > 0 {
 		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
-		s.deferred = s.again[:0]
+		s.undecided.deferred = s.undecided.again[:0]
 		s.Judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), engine.Never
 		n := 0
-		s.retrying = retry
+		s.undecided.retrying = retry
 		for ; n < len(retry) && s.mayDecide(n); n++ {
 			op := retry[n]
 			retry[n] = nil
 			s.decide(op)
 		}
-		s.retrying = nil
+		s.undecided.retrying = nil
 		if n < len(retry) {
 			s.clock.putOff(s.Judged)
-			s.deferred = slices.Insert(s.deferred, 0, retry[n:]...) // before what has had its part and wants more
+			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // before what has had its part and wants more
 		}
 		clear(retry)
-		s.again = retry[:0]
+		s.undecided.again = retry[:0]
 		s.endStep(StepOperations)
 	}
-	if s.cursor < len(s.taken) {
+	if s.undecided.cursor < len(s.undecided.taken) {
 		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
 		s.Judged = s.clock.taken
-		for n := 0; n < s.opts.GroupCap && s.cursor < len(s.taken) && s.mayDecide(n); n++ {
-			op := s.taken[s.cursor]
-			s.taken[s.cursor] = nil
-			s.cursor++
+		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
+			op := s.undecided.taken[s.undecided.cursor]
+			s.undecided.taken[s.undecided.cursor] = nil
+			s.undecided.cursor++
 			if !s.putInLine(op) {
 				s.decide(op)
 			}
 		}
 	}
-	s.decideLarge(s.callers.count() > 0)
+	if s.undecided.hold == nil {
+		s.decideLarge(s.callers.count() > 0)
+	}
 }
 
-// mayDecide reports whether the group has room for an operation, after n others.
-// Reading the clock each time would cost as much as deciding.
-func (s *shard) mayDecide(n int) bool {
-	if s.Broken != nil {
-		return false
-	}
-	return n == 0 || !s.Laden() && (n%32 != 0 || time.Since(s.origin) < s.Budget.Until)
-}
+// mayDecide reports whether the group may have an operation more, after n others.
+func (s *shard) mayDecide(n int) bool { return s.undecided.hold == nil && s.HasBudget(n) }
 
 // decide decides an operation, which is in the owner's hands meanwhile.
 func (s *shard) decide(op operation) {
-	s.deciding = op
+	s.undecided.deciding = op
 	s.decideInRoom(op)
-	s.deciding = nil
+	s.undecided.deciding = nil
 	s.follow()
 }
 
@@ -368,7 +377,7 @@ func (s *shard) persist() error {
 // it asks for. REQUIRES: the operation has changed nothing yet.
 func (s *shard) postponeOp(op operation) {
 	s.clock.putOff(s.Judged)
-	s.deferred = append(s.deferred, op)
+	s.undecided.deferred = append(s.undecided.deferred, op)
 }
 
 // conclude has the caller of an operation woken that has been decided, and puts off any other.
@@ -448,7 +457,7 @@ func (s *shard) fail(cause error) {
 		outcome = refusal
 	}
 	s.release(outcome)
-	for _, op := range s.taken[s.cursor:] {
+	for _, op := range s.undecided.taken[s.undecided.cursor:] {
 		refuse(op, refusal)
 	}
 	late, _, _ := s.inbox.take(nil, false)
@@ -460,67 +469,66 @@ func (s *shard) fail(cause error) {
 
 // dismiss refuses what waits.
 func (s *shard) dismiss(reason error) {
-	for _, op := range s.idlers {
+	for op := range s.awaits.all {
 		op.settle(reason)
 	}
-	for _, ops := range s.awaits {
-		for _, op := range ops {
-			op.settle(reason)
-		}
+	if s.undecided.hold != nil {
+		s.undecided.hold.settle(reason)
 	}
-	for _, op := range s.large.ops {
+	for _, op := range s.undecided.large.ops {
 		refuse(op, reason)
 	}
-	for _, op := range append(s.deferred, s.space.parked...) {
+	for _, op := range append(s.undecided.deferred, s.space.parked...) {
 		refuse(op, reason)
 	}
 	s.closePermits(reason)
-	refuseLines := func(c *claimLines) {
-		c.waiters.drain(func(t ticket) {
-			if s.node == nil || !errors.Is(reason, ErrNotLeader) { // else it goes on waiting, elsewhere
-				t.refuse(reason)
-			}
-		})
-		c.remote.drain(func(t ticket) { t.refuse(reason) })
+	local := reason
+	if s.node != nil && errors.Is(reason, ErrNotLeader) { // claims of this node go on waiting, elsewhere
+		local = nil
 	}
-	for _, c := range s.claims.All() {
-		if c != nil {
-			s.unpublish(c)
-			refuseLines(&c.claimLines)
+	s.claims.Close(local, reason)
+}
+
+// crash ends a shard whose owner has panicked, in the middle of anything.
+func (s *shard) crash(cause error) {
+	s.panicked = true
+	inHand := append(slices.Clone(s.undecided.retrying), s.undecided.deciding, s.callers.waking)
+	s.collectServed()
+	var taken *claimOp
+	if c := s.claims.Giving(); c != nil {
+		taken = c.Caller.(*claimOp)
+	}
+	contain(s.opts.log, "end of owner", func() { s.rescue(inHand, taken, cause) }, nil)
+	contain(s.opts.log, "end of shard", func() { s.fail(cause) }, nil)
+}
+
+// rescue answers the callers of operations that the owner had in its hands when it panicked. All
+// other callers are in one of the lists of the shard, and answered by fail.
+func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
+	listed := make(map[operation]bool)
+	for _, ops := range [...][]operation{s.callers.settled, s.callers.answered, s.undecided.deferred, s.space.parked, s.undecided.taken[s.undecided.cursor:]} {
+		for _, op := range ops {
+			listed[op] = true
 		}
 	}
-	for _, set := range s.sets {
-		refuseLines(&set.claimLines)
+	for op := range s.awaits.all {
+		listed[op] = true
+	}
+	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)
+	for _, op := range inHand {
+		if op == nil || listed[op] {
+			continue
+		}
+		listed[op] = true
+		if c, ok := op.(*claimOp); ok && c != taken && !c.Take() { // it was served
+			continue
+		}
+		contain(s.opts.log, "end of operation", func() { abandon(op, outcome) }, nil)
+	}
+	if taken != nil && !listed[operation(taken)] {
+		abandon(taken, outcome)
 	}
 }
-
-// ownerClock is the time by which a shard's owner judges leases, such that nobody
-// loses one because the owner had other things to do.
-//
-// An operation on a lease counts from when it came, not from when the owner gets to
-// it. The owner knows between which two looks at its inbox it came, and goes by the
-// first. For the same reason it takes no lease back whose deadline is later than
-// what an operation that it has not decided yet may have come at.
-//
-// And while the owner stalls, because its disk or its process does, no lease can be
-// renewed, and nobody hears of one that was granted: of such a time no more than
-// stallAfter counts. While there is no room on the disk for what ends or renews a
-// lease, no time counts at all.
-//
-// All times are of the shard's monotonic clock, in ms since its origin. But for due, they are
-// less what did not count.
-type ownerClock struct {
-	stalled uint64 // ms that did not count
-	due     uint64 // when the owner was to read the clock again; never: when somebody wakes it
-
-	taken    uint64 // when what was taken from the inbox may have come
-	waiting  uint64 // likewise, what is in the inbox; not before taken
-	deferred uint64 // likewise, what is put off to the next group; never: nothing is
-}
-
-// stallAfter is how much of a stall counts, in ms. Groups of a slow disk take less,
-// so that the leases of those who have died still end in time.
-const stallAfter = 250
 
 // tick reads the clocks. One reading serves a whole group.
 func (s *shard) tick() {
@@ -539,47 +547,11 @@ func (s *shard) tick() {
 	s.SetClock()
 }
 
-// look is when the owner has taken what is in its inbox, no sooner than now.
-// REQUIRES: what it took before is decided, or put off.
-func (c *ownerClock) look(now uint64, late lateness) {
-	c.taken = min(c.waiting, c.counted(late.taken))
-	c.waiting = min(now, c.counted(late.left))
-}
-
-// counted is a time less what does not count, or a time before it.
-func (c *ownerClock) counted(at uint64) uint64 {
-	if at == engine.Never {
-		return engine.Never
-	}
-	return at - min(at, c.stalled)
-}
-
-// sleep is before the owner sleeps for so many ms after the last tick; never: until
-// somebody wakes it.
-func (c *ownerClock) sleep(ms uint64) {
-	if ms == engine.Never {
-		c.due = engine.Never
-	} else {
-		c.due += ms
-	}
-}
-
-// wake is the end of the sleep; nothing has come before the time at, which is with
-// what does not count.
-func (c *ownerClock) wake(at uint64) { c.waiting = c.counted(at) }
-
-// putOff is for an operation that is decided in the next group, and may have come at a time.
-func (c *ownerClock) putOff(came uint64) { c.deferred = min(c.deferred, came) }
-
 // reapable returns the time up to which leases may be taken back: nothing that came
 // before it is undecided.
 func (s *shard) reapable() uint64 {
-	if s.cursor < len(s.taken) {
+	if s.undecided.cursor < len(s.undecided.taken) {
 		return min(s.clock.taken, s.clock.deferred)
 	}
 	return min(s.clock.waiting, s.clock.deferred)
 }
-
-func millisSince(origin time.Time) uint64 { return uint64(time.Since(origin) / time.Millisecond) }
-
-func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0)) }

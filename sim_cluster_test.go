@@ -22,9 +22,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 
-	"codeq/internal/keys"
 	"codeq/internal/raftlog"
-	"codeq/internal/schema"
 )
 
 // simCluster is a cluster whose nodes have a network, disks and clocks in
@@ -619,20 +617,11 @@ func (c *simCluster) tasks() (map[ID]*TaskInfo, error) {
 		}
 		q, _ := l.queue()
 		v := q.peek(q.shard(shard))
-		for _, prefix := range recordRanges {
-			if err := schema.Scan(v.snap, prefix, func(key, value []byte) error {
-				id, p, err := keys.ParsePlaceKey(key)
-				if err != nil {
-					return err
-				}
-				tasks[id], err = v.info(id, p, value)
-				return err
-			}); err != nil {
-				v.close()
-				return nil, err
-			}
-		}
+		err := v.addAll(tasks)
 		v.close()
+		if err != nil {
+			return nil, err
+		}
 	}
 	return tasks, nil
 }

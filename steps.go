@@ -181,9 +181,9 @@ type ownUpkeep struct {
 }
 
 var ownUpkeeps = [...]ownUpkeep{
-	{StepGates, engine.RoomLow, (*shard).gatesAreDue, (*shard).openGates},
-	{StepTidy, engine.RoomEmpty, (*shard).sweepIsDue, (*shard).sweepTickets},
-	{StepTidy, engine.RoomEmpty, (*shard).dropSetsIsDue, (*shard).dropSetsOn},
+	{StepGates, engine.RoomLow, func(s *shard) bool { return s.claims.NextOpening() <= s.Now }, (*shard).openGates},
+	{StepTidy, engine.RoomEmpty, func(s *shard) bool { return s.claims.IsSweeping() }, func(s *shard) { s.claims.SweepOn() }},
+	{StepTidy, engine.RoomEmpty, func(s *shard) bool { return s.claims.AreSetsDropped() }, func(s *shard) { s.claims.DropSetsOn() }},
 }
 
 // stepOf is the kind of a step of upkeep.

@@ -77,9 +77,7 @@ func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 	}
 	waits := func(s *shard) (n int) {
 		require.NoError(t, s.probe(func(s *shard) error {
-			if q := s.Queues["empty"]; q != nil {
-				n = s.claimsOf(q).waiters.len()
-			}
+			n = s.claims.Usage().Tickets
 			return nil
 		}))
 		return n

@@ -1,6 +1,9 @@
 package codeq
 
-import "codeq/internal/engine"
+import (
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
+)
 
 // verb is what there is to know of an operation beside what it does. The entries of verbs name no
 // fields, so that none can be forgotten.
@@ -140,7 +143,12 @@ func (op *dropSetOp) verb() *verb    { return &internal }
 func (op *crashOp) verb() *verb      { return &internal }
 
 func newProduce(from string) request { return &produceOp{call: engine.CallNumber{Node: from}} }
-func newClaim(string) request        { return &claimOp{remote: true} }
+
+func newClaim(string) request {
+	op := &claimOp{Claim: dispatch.Claim{Remote: true}}
+	op.Caller = op
+	return op
+}
 
 func blank[T any, P interface {
 	*T

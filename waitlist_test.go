@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/dispatch"
 	"context"
 	"errors"
 	"fmt"
@@ -12,19 +13,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// staleCap is how many void tickets a shard may have beyond the number of good ones.
+const staleCap = 1 << 10
+
 // requireNobodyWaits makes sure that no shard remembers a claim, or a queue.
 func requireNobodyWaits(t *testing.T, q *Queue, queues int) {
 	t.Helper()
 	for _, s := range q.led() {
 		require.NoError(t, s.probe(func(s *shard) error {
-			for name, q := range s.Queues {
-				if c := s.claimsOf(q); c.waiters.len()+c.remote.len() > 0 {
-					n := c.waiters.len() + c.remote.len()
-					return fmt.Errorf("%d tickets wait for queue %q of shard %d", n, name, s.index)
-				}
-			}
-			if s.listed.Len() > 0 || len(s.Queues) > queues {
-				return fmt.Errorf("shard %d waits for %d queues, and knows %d", s.index, s.listed.Len(), len(s.Queues))
+			if u := s.claims.Usage(); u.Tickets+u.Queues > 0 || len(s.Queues) > queues {
+				return fmt.Errorf("shard %d has %d tickets for %d queues, and knows %d", s.index, u.Tickets, u.Queues, len(s.Queues))
 			}
 			return nil
 		}))
@@ -94,9 +92,7 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 			synctest.Wait()
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
-					for _, q := range s.Queues {
-						tickets += s.claimsOf(q).waiters.len()
-					}
+					tickets += s.claims.Usage().Tickets
 					return nil
 				}))
 			}
@@ -127,7 +123,7 @@ func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
 			require.NoError(t, <-got)
 		}
 		long := []string{"busy"}
-		for i := range shortList {
+		for i := range dispatch.ShortList {
 			long = append(long, fmt.Sprint("listed ", i))
 		}
 		for range staleCap + 1 {
@@ -139,7 +135,7 @@ func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
 		}
 		synctest.Wait()
 		listed := 0
-		require.NoError(t, q.led()[1].probe(func(s *shard) error { listed = s.listed.Len(); return nil }))
+		require.NoError(t, q.led()[1].probe(func(s *shard) error { listed = s.claims.Usage().Queues; return nil }))
 		require.LessOrEqual(t, listed, staleCap)
 	})
 }
@@ -173,12 +169,10 @@ func TestServedClaimsReleasePayloads(t *testing.T) {
 		require.Eventually(t, func() bool {
 			n := 0
 			require.NoError(t, s.probe(func(s *shard) error {
-				if q := s.Queues["quiet"]; q != nil {
-					n = s.claimsOf(q).waiters.len()
-				}
+				n = s.claims.Usage().Tickets
 				return nil
 			}))
-			return n == claims
+			return n == 2*claims
 		}, 20*time.Second, time.Millisecond)
 	}
 	for range claims {

@@ -64,6 +64,15 @@ func (s *State) Laden() bool {
 	return records >= s.Budget.records || bytes >= s.Budget.bytes
 }
 
+// HasBudget reports whether the group has room for an operation, after n others since the budget
+// began. Reading the clock each time would cost as much as deciding.
+func (s *State) HasBudget(n int) bool {
+	if s.Broken != nil {
+		return false
+	}
+	return n == 0 || !s.Laden() && (n%32 != 0 || s.config.Elapsed() < s.Budget.Until)
+}
+
 // Work is how many entries, and how many bytes of them, the owner has read so far,
 // and those that it has added to the group.
 func (s *State) Work() (records, bytes int) {

@@ -101,6 +101,14 @@ type Settings struct {
 	HoldGroups        bool           `json:",omitzero"`
 }
 
+// BurstSize is how many tasks may be claimed at once, by a rate.
+func (s *Settings) BurstSize() int {
+	if s.Burst > 0 {
+		return s.Burst
+	}
+	return max(1, int(math.Ceil(s.Rate)))
+}
+
 // Invalid says which setting cannot be.
 type Invalid struct {
 	Field string

@@ -24,6 +24,9 @@ type Snapshot struct {
 // NewSnapshot reads r, which must not change.
 func NewSnapshot(r pebble.Reader) *Snapshot { return &Snapshot{r: r, lanes: make(map[uint32]*Lane)} }
 
+// Reader is what the snapshot reads.
+func (s *Snapshot) Reader() pebble.Reader { return s.r }
+
 // Lane is a lane of the catalogue.
 type Lane struct {
 	Number      uint32

@@ -1,0 +1,220 @@
+// Package checkpoint makes the directory of a copy of a queue: a queue of its own, complete in its last
+// step, or nothing.
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
+	"codeq/internal/store"
+)
+
+// Unfinished is the name of a file that the directory of a copy has until it
+// is complete: a link to the manifest of the original, since a file system that
+// links this one will link the others. It comes first, so that the directory is at no
+// moment one of which Open would make a new queue. The copy is not made under
+// another name and then renamed: dir may be there already, and be what cannot be replaced (the root
+// of a volume, or in a directory that may not be written).
+const Unfinished = "UNFINISHED"
+
+// Copy is the directory of a copy, locked until it is complete.
+type Copy struct {
+	*manifest.Directory
+	existed bool // and was empty
+}
+
+// ErrElsewhere: the directory is on another file system than the original, or cannot be linked to it.
+var ErrElsewhere = errors.New("the file system is not that of the queue")
+
+// Begin makes the directory of a copy of a queue with so many shards, whose own directory is original. It
+// returns an error that matches fs.ErrExist if there is something in it, base.ErrLocked if somebody
+// else is about to make a queue of it, and ErrElsewhere.
+func Begin(fsys vfs.FS, path, original string, shards int) (_ *Copy, err error) {
+	c := &Copy{Directory: manifest.New(fsys, path, manifest.Manifest{
+		Format: manifest.Format, Shards: shards, ID: manifest.NewID(),
+	})}
+	if c.existed, err = isEmpty(fsys, path); err != nil {
+		return nil, err
+	}
+	if err := c.mark(fsys.PathJoin(original, manifest.Name)); errors.Is(err, fs.ErrExist) {
+		return nil, err
+	} else if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrElsewhere, err)
+	}
+	if err := c.Lock(); err != nil {
+		return nil, errors.Join(err, fsys.Remove(fsys.PathJoin(path, Unfinished)))
+	}
+	return c, nil
+}
+
+// ShardDir is the directory of a shard of the copy.
+func (c *Copy) ShardDir(shard int) string { return manifest.ShardDir(c.FS, c.Path, shard) }
+
+// Empty removes what has been copied of the shards.
+func (c *Copy) Empty() error {
+	for i := range c.Shards {
+		if err := c.FS.RemoveAll(c.ShardDir(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Finish makes the directory a queue, durably. REQUIRES: each shard has been adopted.
+func (c *Copy) Finish() error {
+	if err := c.FS.Remove(c.FS.PathJoin(c.Path, Unfinished)); err != nil {
+		return err
+	}
+	if err := manifest.SyncDirectory(c.FS, c.Path); err != nil { // the names of the shards
+		return err
+	}
+	return c.Write()
+}
+
+// mark makes the directory with a link to the manifest of the queue in it, durably, or puts that into
+// the empty one that exists.
+func (c *Copy) mark(original string) error {
+	if c.existed {
+		return errors.Join(c.FS.Link(original, c.FS.PathJoin(c.Path, Unfinished)), manifest.SyncDirectory(c.FS, c.Path))
+	}
+	temp := c.Path + "." + c.ID[:8] + ".unfinished"
+	if err := manifest.MakeDirectory(c.FS, temp); err != nil {
+		return err
+	}
+	err := errors.Join(c.FS.Link(original, c.FS.PathJoin(temp, Unfinished)), manifest.SyncDirectory(c.FS, temp))
+	if err == nil {
+		if err = c.FS.Rename(temp, c.Path); err == nil {
+			return manifest.SyncDirectory(c.FS, c.FS.PathDir(c.Path))
+		}
+		if _, emptyErr := isEmpty(c.FS, c.Path); emptyErr != nil { // somebody else has been faster
+			err = emptyErr
+		}
+	}
+	return errors.Join(err, c.FS.RemoveAll(temp))
+}
+
+// isEmpty reports whether a directory exists, and makes sure that nothing is in it.
+func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
+	names, err := fsys.List(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if info, statErr := fsys.Stat(path); statErr == nil && !info.IsDir() {
+		return false, fmt.Errorf("%w: not a directory", fs.ErrExist)
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, name := range names {
+		switch name {
+		case manifest.LockName:
+		case Unfinished:
+			return true, fmt.Errorf("%w: it holds what is left of an unfinished checkpoint", fs.ErrExist)
+		default:
+			return true, fmt.Errorf("%w: it holds %q", fs.ErrExist, name)
+		}
+	}
+	return true, nil
+}
+
+// Place makes two names of one directory equal, as manifest.Open does. It need not exist.
+func Place(fsys vfs.FS, dir string) (string, error) {
+	if fsys != vfs.Default {
+		return filepath.Clean(dir), nil
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	for missing := ""; ; dir, missing = filepath.Dir(dir), filepath.Join(filepath.Base(dir), missing) {
+		real, err := filepath.EvalSymlinks(dir)
+		if err == nil {
+			return filepath.Join(real, missing), nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir {
+			return "", err
+		}
+	}
+}
+
+// Remove removes what Begin and its callers have made. The manifest goes
+// first: without it the rest is no queue.
+func (c *Copy) Remove() error {
+	_ = c.FS.Remove(c.FS.PathJoin(c.Path, manifest.Name)) // does not exist, as a rule
+	if !c.existed {
+		return c.FS.RemoveAll(c.Path)
+	}
+	names, err := c.FS.List(c.Path)
+	errs := []error{err}
+	for _, name := range names {
+		errs = append(errs, c.FS.RemoveAll(c.FS.PathJoin(c.Path, name)))
+	}
+	return errors.Join(errs...)
+}
+
+// Adopt opens the copy of a shard, gives it the identity of the copy, which is a queue by
+// itself, and makes it durable.
+func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error {
+	dir := c.ShardDir(shard)
+	config.FS, config.Durability, config.Still = store.DeferSync(c.FS, dir), store.Disk, true
+	st, err := store.Open(dir, config, caches, false)
+	if err != nil {
+		return err
+	}
+	b := st.DB().NewBatch()
+	_ = b.Set([]byte{keys.Meta}, []byte(c.Identity(shard)), nil) // fails for indexed batches only
+	err = secede(st.DB(), b)
+	if err == nil {
+		err = st.Commit(b)
+	}
+	if err := errors.Join(err, b.Close(), st.Close()); err != nil {
+		return err
+	}
+	return syncFiles(c.FS, dir)
+}
+
+// secede deletes what a store has of a cluster.
+func secede(db *pebble.DB, b *pebble.Batch) error {
+	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest} {
+		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
+		if err != nil {
+			return store.Error(err)
+		}
+		for valid := it.First(); valid; valid = it.Next() {
+			_ = b.Delete(it.Key(), nil) // fails for indexed batches only
+		}
+		if err := it.Close(); err != nil {
+			return store.Error(err)
+		}
+	}
+	return nil
+}
+
+// syncFiles syncs a directory and the files in it, but for tables, which are synced.
+func syncFiles(fsys vfs.FS, dir string) error {
+	names, err := fsys.List(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, store.TableSuffix) {
+			continue
+		}
+		f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, name), vfs.WriteCategoryUnspecified)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			return err
+		}
+	}
+	return manifest.SyncDirectory(fsys, dir)
+}

@@ -1,0 +1,314 @@
+package dispatch
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
+	"codeq/internal/store"
+)
+
+// seeded returns a source of chance whose seed a failed test prints.
+func seeded(t *testing.T) *rand.Rand {
+	seed := rand.Uint64()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+		}
+	})
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// port counts what it is asked for.
+type port struct{ opened, swept int }
+
+func (p *port) Open(string) { p.opened++ }
+func (p *port) Sweep()      { p.swept++ }
+
+// newDispatcher returns one of a shard without tasks.
+func newDispatcher(t *testing.T) (*Dispatcher, *port) {
+	t.Helper()
+	shared := store.NewCaches(1<<20, 256<<10, 1)
+	st, err := store.Open("store", store.Config{
+		FS: vfs.NewMem(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true,
+	}, shared, true)
+	require.NoError(t, err)
+	rules := engine.NewState(engine.Config{
+		Shards: 1, Elapsed: func() time.Duration { return 0 }, IdleLanes: engine.IdleLanes, GroupBytes: engine.GroupBytes,
+	}, st)
+	t.Cleanup(func() {
+		rules.Close()
+		require.NoError(t, st.Close())
+		shared.Close()
+	})
+	require.NoError(t, rules.Load())
+	p := new(port)
+	return New(&rules, Config{Shards: 1, Port: p, Gates: NewGates()}), p
+}
+
+// forget forgets what nobody needs any more, at the end of a group.
+func (d *Dispatcher) forget() {
+	d.rules.Tidy()
+	for _, q := range d.rules.Effects.Forgotten {
+		if d.Forget(q) {
+			d.rules.Forget(q)
+		}
+	}
+	d.rules.Effects.Forgotten = nil
+}
+
+func queueNames(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("queue %d", i))
+	}
+	return names
+}
+
+// caller is a claim that a test makes.
+type caller struct {
+	Claim
+	err error
+}
+
+func (c *caller) Settle(err error) { c.err = err }
+
+func newCaller(queues ...string) *caller {
+	c := &caller{Claim: Claim{Queues: queues, Max: 1}}
+	c.Caller = c
+	return c
+}
+
+// TestLargeSetsGoInPieces: a dropped set of very many queues leaves them budget by budget, and at last
+// leaves nothing.
+func TestLargeSetsGoInPieces(t *testing.T) {
+	d, _ := newDispatcher(t)
+	names := queueNames(20 * setStep)
+	list := NewList(names, nil)
+	for !d.Build(list) {
+	}
+	d.DropSet(list)
+	require.Equal(t, Usage{DroppedSets: 1}, d.Usage())
+	d.rules.Budget = d.rules.NewBudget(engine.BudgetSize{Fraction: 1}, 0)
+	d.DropSetsOn()
+	left := d.sets.dropped[0].queues.Len()
+	require.Less(t, left, len(names))
+	require.GreaterOrEqual(t, left, len(names)-128)
+	for d.AreSetsDropped() {
+		d.rules.Budget = d.rules.NewBudget(engine.UpkeepBudget, time.Hour)
+		d.DropSetsOn()
+	}
+	for len(d.rules.Queues) > 0 {
+		before := len(d.rules.Queues)
+		d.forget()
+		require.Less(t, len(d.rules.Queues), before)
+	}
+	require.Zero(t, d.Usage())
+}
+
+// TestUnfinishedSetsGo: a set whose claim has gone while it was being built goes as others do.
+func TestUnfinishedSetsGo(t *testing.T) {
+	d, _ := newDispatcher(t)
+	require.False(t, d.Build(NewList(queueNames(setStep+1), nil)), "it is complete")
+	d.dropIdleSets(0)
+	require.Equal(t, 1, d.Usage().Sets, "its claim may come again")
+	for range setGroups {
+		d.rules.BeginGroup()
+	}
+	d.dropIdleSets(0)
+	require.Zero(t, d.Usage().Sets)
+}
+
+// TestIdleSetsMakeRoom: sets in which nobody waits go when others need the room.
+func TestIdleSetsMakeRoom(t *testing.T) {
+	d, _ := newDispatcher(t)
+	names := queueNames(setNames/2 + 1)
+	first, second := NewList(names, nil), NewList(append([]string{"one more"}, names...), nil)
+	waiting := newCaller()
+	waiting.List = NewList(queueNames(100), nil)
+	d.Wait(&waiting.Claim)
+	for _, list := range []*List{first, second} {
+		for !d.Build(list) {
+		}
+	}
+	require.Nil(t, d.sets.byDigest[first.Digest])
+	require.NotNil(t, d.sets.byDigest[second.Digest])
+	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
+}
+
+// TestVoidTicketsAreSwept: a shard that is told of many void tickets asks for a sweep once, which drops
+// them and keeps the others.
+func TestVoidTicketsAreSwept(t *testing.T) {
+	d, port := newDispatcher(t)
+	patient := newCaller("a", "b")
+	d.Wait(&patient.Claim)
+	for i := range maxVoid + 10 {
+		gone := newCaller(fmt.Sprint("q", i))
+		d.Wait(&gone.Claim)
+		require.True(t, gone.Take())
+		d.CountVoid(gone.Tickets())
+	}
+	require.Equal(t, 1, port.swept)
+	d.Sweep()
+	for d.IsSweeping() {
+		d.rules.Budget = d.rules.NewBudget(engine.BudgetSize{Fraction: 1}, 0)
+		d.SweepOn()
+	}
+	require.Equal(t, Usage{Tickets: 2, Queues: 2}, d.Usage())
+	d.forget()
+	require.Len(t, d.rules.Queues, 2)
+	require.True(t, patient.Take())
+	d.Leave(patient.Departure())
+	require.Zero(t, d.Usage().Queues)
+}
+
+// TestClose: Close settles the claims that wait, or only forgets those of this process.
+func TestClose(t *testing.T) {
+	over := errors.New("over")
+	for _, local := range []error{nil, over} {
+		d, _ := newDispatcher(t)
+		here, there, many := newCaller("a"), newCaller("a"), newCaller()
+		there.Remote = true
+		many.List = NewList(queueNames(ShortList+1), nil)
+		for _, c := range []*caller{here, there, many} {
+			d.Wait(&c.Claim)
+		}
+		d.Close(local, over)
+		require.Equal(t, local, here.err)
+		require.Equal(t, local, many.err)
+		require.Equal(t, local == nil, here.Ticket().Good())
+		require.Equal(t, over, there.err)
+		require.Zero(t, d.Usage().Tickets)
+	}
+}
+
+// TestWaitList: whatever is pushed, popped and given up, the tickets that are good come out in order,
+// and the list is no longer than twice those that wait, and a constant.
+func TestWaitList(t *testing.T) {
+	r := seeded(t)
+	var w WaitList
+	var model []*caller // wait, in order
+	for range 50_000 {
+		switch n := r.IntN(10); {
+		case n < 5:
+			c := newCaller("a")
+			c.Max = 1 + r.IntN(3)
+			w.Push(c.Ticket())
+			model = append(model, c)
+		case n < 8 && len(model) > 0:
+			at := r.IntN(len(model))
+			require.True(t, model[at].Take())
+			if r.IntN(2) == 0 {
+				w.voided()
+			}
+			model = slices.Delete(model, at, at+1)
+		case w.AnyGood():
+			ticket := w.Pop()
+			require.Same(t, &model[0].Claim, ticket.Claim())
+			require.True(t, ticket.Take())
+			require.False(t, ticket.Take())
+			model = model[1:]
+		}
+		require.Equal(t, len(model) > 0, w.AnyGood())
+		require.GreaterOrEqual(t, w.Len(), len(model))
+		if r.IntN(100) == 0 {
+			wants := 0
+			for _, c := range model {
+				wants += c.Max
+			}
+			require.Equal(t, wants, w.Wants(1<<30))
+			require.GreaterOrEqual(t, w.Wants(5), min(5, wants))
+			w.Sweep()
+			require.Equal(t, len(model), w.Len())
+		}
+	}
+}
+
+// TestLottery: draws are those of a walk over the members.
+func TestLottery(t *testing.T) {
+	r := seeded(t)
+	for range 200 {
+		n := 1 + r.IntN(200)
+		var weights []int
+		if r.IntN(3) > 0 {
+			for i := range n {
+				weights = append(weights, 1+i%7)
+			}
+		}
+		l := newLottery(&List{names: queueNames(n), weights: weights})
+		in := make([]bool, n)
+		for range 3 * n {
+			at := r.IntN(n)
+			if in[at] = r.IntN(2) == 0; in[at] {
+				l.add(at)
+			} else {
+				l.remove(at)
+			}
+		}
+		lot := uint64(0)
+		members := 0
+		for at := range n {
+			require.Equal(t, in[at], l.has(at))
+			if in[at] {
+				members++
+				require.Equal(t, at, l.find(lot))
+				lot += l.weight(at)
+				require.Equal(t, at, l.find(lot-1))
+			}
+		}
+		require.Equal(t, members, l.len())
+		require.Equal(t, lot, l.total)
+		if members > 0 {
+			require.True(t, in[l.draw()])
+		}
+	}
+}
+
+// TestHeadOrder: heads compare by priority, then by age.
+func TestHeadOrder(t *testing.T) {
+	const most = 9
+	older, newer := uint64(1000)<<16, uint64(1001)<<16
+	one := func(priority uint8, since uint64) head {
+		return makeHead(engine.FirstTask{Priority: priority, Since: since, Tenant: "x", Alone: true})
+	}
+	order := []head{0, one(0, newer), one(0, older), one(1, newer), one(1, older), one(most, older), one(most, 0)}
+	require.True(t, slices.IsSorted(order), strings.Trim(fmt.Sprintf("%x", order), "[]"))
+	require.NotEqual(t, one(1, older).tenant(), makeHead(engine.FirstTask{Priority: 1, Since: older, Tenant: "y", Alone: true}).tenant())
+	require.NotEqual(t, uint64(manyTenants), makeHead(engine.FirstTask{Priority: 1, Since: older, Alone: true}).tenant())
+	require.EqualValues(t, manyTenants, makeHead(engine.FirstTask{Priority: 1, Since: older, Tenant: "x"}).tenant())
+	require.EqualValues(t, most+1, one(most, older).rank())
+}
+
+// TestOldSettingsOfGates: a gate does not go back to settings that a later version has replaced, and counts
+// the leases of before there was a gate.
+func TestOldSettingsOfGates(t *testing.T) {
+	d, _ := newDispatcher(t)
+	q := d.Of(d.rules.QueueNamed("a"))
+	q.Counts.Leased = 3
+	limit := func(version uint64, concurrency int) {
+		q.Configured = engine.Configured{Version: version, Settings: &engine.Settings{Concurrency: concurrency}}
+		d.Limit(q, true)
+	}
+	limit(1, 4)
+	limit(2, 5)
+	settings := map[string]engine.Configured{"a": q.Configured}
+	limit(1, 4)
+	require.NoError(t, d.CheckLimits(map[string]int{"a": 3}, settings))
+	for range 2 {
+		require.True(t, d.passGate(q))
+	}
+	require.False(t, d.passGate(q))
+	require.True(t, q.shut)
+	d.leaveGate(q)
+	require.Same(t, q, d.Opening())
+	require.True(t, d.mayPass(q))
+	require.Nil(t, d.Opening())
+}

@@ -1,0 +1,275 @@
+package dispatch
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"codeq/internal/engine"
+)
+
+// Gateway is what the claims of a queue have to pass in all its shards: a Gate, or where nodes share
+// the limits, what speaks for them. The owner of a shard uses it.
+type Gateway interface {
+	// Look reports whether Enter has a place. When it has none, wait is how long until the rate has
+	// one, or 0 if somebody opens the queue when there may be one.
+	Look(d *Dispatcher, now time.Time) (ok bool, wait time.Duration)
+	// Enter takes a place.
+	Enter(d *Dispatcher, now time.Time) (ok bool, wait time.Duration)
+	// Leave gives n places back, and returns who waits for them.
+	Leave(n int) (wake []*Dispatcher)
+	// MayAsk reports whether Ask may find a place. It is always the same.
+	MayAsk() bool
+	// Ask finds out whether there is a place for a claim that does not wait. If it is true, the claim
+	// is tried again, or refused, when that is known.
+	Ask(c *Claim) bool
+}
+
+// next returns the lane whose first task a claim of the queue gets, with a place in the limits taken
+// for it: Grant follows, or leaveGate. Pending is as in engine.State.Next, and so is rank: a batch ends
+// before a task of a lower rank, since other shards have one of that rank, and what was more urgent
+// here may have been parked.
+func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) {
+	if q.Gated && !q.Settings.Paused && !d.mayPass(q) {
+		return nil, false // without a look at the lanes, which might be refilled in vain
+	}
+	l, pending = d.rules.Next(q.Queue, rank)
+	if l != nil && q.Gated && !d.passGate(q) {
+		return nil, false
+	}
+	return l, pending
+}
+
+// passGate takes a place for a claim, or sees to it that the queue's claims are served when there may
+// be one.
+func (d *Dispatcher) passGate(q *Queue) bool {
+	ok, wait := q.gate.Enter(d, time.Now())
+	return d.passes(q, ok, wait)
+}
+
+// mayPass is passGate without taking the place.
+func (d *Dispatcher) mayPass(q *Queue) bool {
+	ok, wait := q.gate.Look(d, time.Now())
+	return d.passes(q, ok, wait)
+}
+
+func (d *Dispatcher) passes(q *Queue, ok bool, wait time.Duration) bool {
+	if !ok {
+		q.shut = true
+		d.Publish(q.Queue)
+	}
+	if wait > 0 {
+		d.Throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+	}
+	return ok
+}
+
+// asks reports whether a claim that does not wait is to be tried again, since a place is all that it lacks.
+func (d *Dispatcher) asks(q *Queue, c *Claim) bool { return q.gate != nil && q.gate.Ask(c) }
+
+// leaveGate gives a place back.
+func (d *Dispatcher) leaveGate(q *Queue) {
+	if q.gate == nil {
+		return
+	}
+	for _, w := range q.gate.Leave(1) {
+		if w == d {
+			d.Throttle(q, d.rules.Now)
+		} else {
+			w.port.Open(q.Name)
+		}
+	}
+}
+
+// LeaveGates gives back the places of the leases that have ended since the rules were asked last.
+func (d *Dispatcher) LeaveGates() {
+	freed := d.rules.Effects.Freed
+	for i, q := range freed {
+		freed[i] = nil
+		d.leaveGate(d.Of(q))
+	}
+	d.rules.Effects.Freed = freed[:0]
+}
+
+// HasGates reports whether the process has all shards, so that Limit limits claims.
+func (d *Dispatcher) HasGates() bool { return d.gates != nil }
+
+// Gateway is what the claims of a queue have to pass; nil: nothing.
+func (q *Queue) Gateway() Gateway { return q.gate }
+
+// SetGateway sets what the claims of a queue have to pass; nil: nothing.
+func (d *Dispatcher) SetGateway(q *Queue, g Gateway) {
+	q.gate = g
+	q.Gated = g != nil
+}
+
+// Limit applies the settings of a queue to its gate, if the process has all shards. Known is false if the
+// queue may have used tokens before the process began.
+func (d *Dispatcher) Limit(q *Queue, known bool) {
+	if g := d.gates.set(q.Name, q.Configured, known); g != nil && q.gate == nil {
+		q.gate = g
+		g.Leave(-int(q.Counts.Leased))
+	}
+	q.Gated = q.gate != nil
+}
+
+// Open serves the claims of a queue of which more can be leased than before.
+func (d *Dispatcher) Open(q *Queue) {
+	q.shut = false
+	d.Feed(q)
+	d.Publish(q.Queue)
+}
+
+// OpenNamed is Open for a queue by name, if the rules know it.
+func (d *Dispatcher) OpenNamed(queue string) {
+	if q := d.known(queue); q != nil {
+		d.Open(q)
+	}
+}
+
+// Throttle opens a queue at a time of the monotonic clock, or sooner: NextOpening.
+func (d *Dispatcher) Throttle(q *Queue, at uint64) {
+	if q.throttledAt >= 0 {
+		if q.opensAt <= at {
+			return
+		}
+		d.throttled.Remove(q)
+	}
+	q.opensAt = at
+	d.throttled.Push(q)
+}
+
+// NextOpening is when Opening has something to do; engine.Never: never.
+func (d *Dispatcher) NextOpening() uint64 { return d.throttled.Next() }
+
+// Opening opens the next queue whose time has come, and returns it; nil: none, or the budget of the
+// rules is spent.
+func (d *Dispatcher) Opening() *Queue {
+	if d.throttled.Next() > d.rules.Now || d.rules.Spent() {
+		return nil
+	}
+	q := d.throttled.Pop()
+	d.Open(q)
+	return q
+}
+
+// Gates is the gates of the queues that have ever needed one, for all shards of a process that has
+// them all. It is safe for concurrent use.
+type Gates struct {
+	mu      sync.Mutex // guards byQueue; taken before that of a gate
+	byQueue map[string]*gate
+}
+
+// NewGates returns an empty table.
+func NewGates() *Gates { return &Gates{byQueue: make(map[string]*gate)} }
+
+// set applies settings to the gate of a queue, and returns it; nil if there is none.
+func (t *Gates) set(queue string, c engine.Configured, known bool) *gate {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	g := t.byQueue[queue]
+	if g == nil && (c.Settings.Concurrency > 0 || c.Settings.Rate > 0) {
+		g = new(gate)
+		t.byQueue[queue] = g
+	}
+	if g != nil {
+		g.set(c, known, time.Now())
+	}
+	return g
+}
+
+// gate is what the claims of a queue have to pass in all shards of a process: its limit of
+// concurrency, and its rate. Each shard enters its leases when it first follows settings that need the
+// gate, or later ones.
+type gate struct {
+	mu      sync.Mutex // guards what follows
+	version uint64     // of the settings that it follows
+	limit   int        // 0: none
+	leased  int
+	rate    *rate.Limiter
+	waiting []*Dispatcher // had to turn claims away for want of room
+}
+
+// Enter takes a place. When there is none, wait is how long until the rate has one, or 0 if the end of
+// a lease will tell.
+func (g *gate) Enter(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if ok, wait = g.room(d, now); ok {
+		g.leased++
+		if g.rate != nil {
+			g.rate.AllowN(now, 1)
+		}
+	}
+	return ok, wait
+}
+
+// Look is Enter without taking the place.
+func (g *gate) Look(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.room(d, now)
+}
+
+// room tells what Enter does. REQUIRES: mu is held.
+func (g *gate) room(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
+	if g.limit > 0 && g.leased >= g.limit {
+		g.waitFor(d)
+		return false, 0
+	}
+	if g.rate != nil {
+		r := g.rate.ReserveN(now, 1)
+		wait = r.DelayFrom(now)
+		r.CancelAt(now)
+	}
+	return wait == 0, wait
+}
+
+func (g *gate) waitFor(d *Dispatcher) {
+	for _, w := range g.waiting {
+		if w == d {
+			return
+		}
+	}
+	g.waiting = append(g.waiting, d)
+}
+
+// Leave gives n places back, and returns who waits for them. A negative n is for leases that were
+// granted before there was a gate.
+func (g *gate) Leave(n int) (wake []*Dispatcher) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leased -= n
+	if g.limit == 0 || g.leased < g.limit {
+		wake, g.waiting = g.waiting, nil
+	}
+	return wake
+}
+
+func (g *gate) MayAsk() bool    { return false }
+func (g *gate) Ask(*Claim) bool { return false }
+
+// set changes the limits; the first shard that follows a version does so for all.
+func (g *gate) set(c engine.Configured, known bool, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c.Version <= g.version {
+		return
+	}
+	set := c.Settings
+	g.version, g.limit = c.Version, set.Concurrency
+	limit := rate.Limit(set.Rate)
+	switch {
+	case set.Rate == 0:
+		g.rate = nil
+	case g.rate == nil:
+		g.rate = rate.NewLimiter(limit, set.BurstSize())
+		if !known { // what was spent before a restart is not known
+			g.rate.AllowN(now, set.BurstSize())
+		}
+	default:
+		g.rate.SetLimitAt(now, limit)
+		g.rate.SetBurstAt(now, set.BurstSize())
+	}
+}

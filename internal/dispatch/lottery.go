@@ -1,0 +1,96 @@
+package dispatch
+
+import (
+	"math/bits"
+	"math/rand/v2"
+)
+
+// lottery draws among the members of a subset of 0 to n-1, each in proportion to its
+// weight, or the smallest if there are no weights, in time logarithmic in n: a Fenwick
+// tree (P. M. Fenwick, A New Data Structure for Cumulative Frequency Tables, 1994) of the
+// members' weights.
+type lottery struct {
+	weights []int
+	tree    []uint64
+	members []uint64 // bits
+	n       int      // members
+	total   uint64   // of the members' weights
+}
+
+func newLottery(list *List) lottery {
+	n := len(list.names)
+	return lottery{weights: list.weights, tree: make([]uint64, n+1), members: make([]uint64, (n+63)/64)}
+}
+
+func (l *lottery) len() int { return l.n }
+
+func (l *lottery) has(at int) bool { return l.members[at/64]>>(at%64)&1 == 1 }
+
+func (l *lottery) weight(at int) uint64 {
+	if len(l.weights) == 0 {
+		return 1
+	}
+	return uint64(l.weights[at])
+}
+
+func (l *lottery) add(at int) {
+	if !l.has(at) {
+		l.members[at/64] |= 1 << (at % 64)
+		l.n++
+		l.change(at, l.weight(at))
+	}
+}
+
+func (l *lottery) remove(at int) {
+	if l.has(at) {
+		l.members[at/64] &^= 1 << (at % 64)
+		l.n--
+		l.change(at, -l.weight(at))
+	}
+}
+
+// change adds to a member's weight; sums wrap around.
+func (l *lottery) change(at int, by uint64) {
+	l.total += by
+	for i := at + 1; i < len(l.tree); i += i & -i {
+		l.tree[i] += by
+	}
+}
+
+// draw returns a member. REQUIRES: there is one.
+func (l *lottery) draw() int {
+	if len(l.weights) == 0 {
+		return l.find(0)
+	}
+	return l.find(rand.Uint64N(l.total))
+}
+
+// find returns the member before which the weights sum up to lot or less, and with which
+// they are more. REQUIRES: lot < total.
+func (l *lottery) find(lot uint64) int {
+	at := 0
+	for step := 1 << (bits.Len(uint(len(l.tree)-1)) - 1); step > 0; step >>= 1 {
+		if next := at + step; next < len(l.tree) && l.tree[next] <= lot {
+			at = next
+			lot -= l.tree[next]
+		}
+	}
+	return at
+}
+
+// drawOrder puts names in an order that is drawn by lot, each place in proportion to the weights of
+// those that are left. Their number is small.
+func drawOrder(names []string, weights []int) {
+	for i := range names {
+		total := 0
+		for _, w := range weights[i:] {
+			total += w
+		}
+		j := i
+		for lot := rand.IntN(total) - weights[i]; lot >= 0; lot -= weights[j] {
+			j++
+		}
+		names[i], names[j] = names[j], names[i]
+		weights[i], weights[j] = weights[j], weights[i]
+	}
+}

@@ -1,0 +1,342 @@
+package dispatch
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+
+	"codeq/internal/chunked"
+	"codeq/internal/engine"
+)
+
+// List is a long list of queues that claims name. It is made by a caller's goroutine, once for many
+// claims, and never changes; shards know it by its digest.
+type List struct {
+	names   []string
+	weights []int // none: the order of the names is strict
+	Digest  [sha256.Size]byte
+}
+
+// ShortList is how many queues a claim may name and be looked at, and wait, in each. Those that name
+// more go by a List.
+const ShortList = 16
+
+// NewList returns nil for a list that is short. It keeps names and weights.
+func NewList(names []string, weights []int) *List {
+	if len(names) <= ShortList {
+		return nil
+	}
+	h := sha256.New()
+	var b []byte
+	for i, name := range names {
+		b = append(binary.AppendUvarint(b[:0], uint64(len(name))), name...)
+		if len(weights) > 0 {
+			b = binary.AppendUvarint(b, uint64(weights[i])) // at least 1
+		} else {
+			b = append(b, 0)
+		}
+		h.Write(b) // never fails
+	}
+	return &List{names, weights, [sha256.Size]byte(h.Sum(nil))}
+}
+
+// set is a List in a shard. The claims that name it wait in it once and not in each queue, and are
+// served from those of its queues that may have something for a claim, so that neither costs by the
+// length of the list. It is built once, and dropped with the Run that made the list, or when others
+// need the room.
+//
+// Invariant: once it is built, a queue that is not open has nothing for a claim until Feed is called
+// for it. One whose gateway may be asked is open: only a claim that has looked there gets it a place.
+type set struct {
+	list   *List
+	queues chunked.List[*engine.Queue] // of list.names; shorter while the set is being built, or dropped
+	open   lottery                     // by index
+	aside  []int                       // to be opened again, when the claims that are looked at are served or wait
+	lines
+	hungry bool   // its claims may be served
+	group  uint32 // engine.State.GroupNumber of the group that has asked for it last
+}
+
+// setEntry is one of the sets that have a queue, and the queue's index there.
+type setEntry struct {
+	set *set
+	at  int
+}
+
+// setTable is the sets of a shard.
+type setTable struct {
+	byDigest     map[[sha256.Size]byte]*set
+	names        int    // queues in them
+	hungry       []*set // claims wait there for what may be ready
+	dropped      []*set // of which some queues still know
+	droppedNames int    // queues of them
+}
+
+const (
+	setStep  = 4096    // queues that are added to a set in one step
+	setNames = 1 << 17 // queues in the sets of a shard beyond which idle sets go
+
+	// For as many groups it is not known whether a claim waits for a set that is not complete.
+	setGroups = 1024
+)
+
+// Build builds the set of a list, in steps. It is true if the set is complete.
+func (d *Dispatcher) Build(list *List) bool { return d.set(list) != nil }
+
+// set returns the set of a list; nil while it is not built yet.
+func (d *Dispatcher) set(list *List) *set {
+	t := &d.sets
+	s := t.byDigest[list.Digest]
+	if s == nil {
+		if t.droppedNames > setNames {
+			return nil // until those are gone
+		}
+		d.dropIdleSets(setNames - len(list.names))
+		s = &set{list: list, open: newLottery(list)}
+		if t.byDigest == nil {
+			t.byDigest = make(map[[sha256.Size]byte]*set)
+		}
+		t.byDigest[list.Digest] = s
+		t.names += len(list.names)
+	}
+	s.group = d.rules.GroupNumber()
+	names := list.names[s.queues.Len():]
+	for _, name := range names[:min(setStep, len(names))] {
+		q := d.rules.QueueNamed(name)
+		c := d.Of(q)
+		at := s.queues.Len()
+		s.queues.Append(q)
+		c.sets = append(c.sets, setEntry{s, at})
+		if q.Mask != 0 {
+			s.open.add(at)
+		}
+	}
+	if s.queues.Len() < len(list.names) {
+		return nil
+	}
+	return s
+}
+
+// isIdle reports whether no claim waits in the set. It drops the void tickets.
+func (s *set) isIdle() bool {
+	s.sweep()
+	return s.front().Len() == 0 && !s.hungry
+}
+
+// dropIdleSets drops sets in which no claim waits until the others have no more queues than the given
+// number.
+func (d *Dispatcher) dropIdleSets(names int) {
+	for _, s := range d.sets.byDigest {
+		if d.sets.names <= names {
+			return
+		}
+		mayBeAsked := s.queues.Len() < len(s.list.names) && d.rules.GroupNumber()-s.group < setGroups
+		if !mayBeAsked && s.isIdle() {
+			d.sets.drop(s)
+		}
+	}
+}
+
+// DropSet drops the set of a list that is used no more, unless other claims wait in it.
+func (d *Dispatcher) DropSet(list *List) {
+	if s := d.sets.byDigest[list.Digest]; s != nil && s.list == list && s.isIdle() {
+		d.sets.drop(s)
+	}
+}
+
+// drop drops a set for which nobody waits. DropSetsOn takes it out of its queues.
+func (t *setTable) drop(s *set) {
+	delete(t.byDigest, s.list.Digest)
+	t.names -= len(s.list.names)
+	t.dropped = append(t.dropped, s)
+	t.droppedNames += s.queues.Len()
+}
+
+// AreSetsDropped reports whether DropSetsOn has something to do.
+func (d *Dispatcher) AreSetsDropped() bool { return len(d.sets.dropped) > 0 }
+
+// DropSetsOn takes dropped sets out of what their queues know of sets, until the budget of the rules
+// is spent.
+func (d *Dispatcher) DropSetsOn() {
+	t := &d.sets
+	for n := len(t.dropped); n > 0; n-- {
+		s := t.dropped[n-1]
+		for at := s.queues.Len() - 1; at >= 0; at-- {
+			if at%64 == 0 && d.rules.Spent() {
+				return
+			}
+			d.leaveSet(d.Of(s.queues.Pop()), setEntry{s, at})
+			t.droppedNames--
+		}
+		t.dropped[n-1], t.dropped = nil, t.dropped[:n-1]
+	}
+}
+
+func (d *Dispatcher) leaveSet(q *Queue, entry setEntry) {
+	if i := slices.Index(q.sets, entry); i >= 0 {
+		last := len(q.sets) - 1
+		q.sets[i], q.sets[last] = q.sets[last], setEntry{}
+		q.sets = q.sets[:last]
+	}
+	if len(q.sets) == 0 {
+		q.sets = nil
+		d.rules.Rest(q.Queue)
+	}
+}
+
+// feedSets opens a queue in the sets that have it.
+func (d *Dispatcher) feedSets(q *Queue) {
+	for _, e := range q.sets {
+		e.set.open.add(e.at)
+		d.feedSet(e.set)
+	}
+}
+
+// feedSet serves the claims that wait in a set, at the next Serve.
+func (d *Dispatcher) feedSet(s *set) {
+	if !s.hungry && s.open.len() > 0 && s.front().Len() > 0 {
+		s.hungry = true
+		d.sets.hungry = append(d.sets.hungry, s)
+	}
+}
+
+// FeedAll feeds the queues of which something may be claimed since the rules were asked last.
+func (d *Dispatcher) FeedAll() {
+	fed := d.rules.Effects.Fed
+	for i, q := range fed {
+		fed[i] = nil
+		q.Fed = false
+		d.Feed(d.Of(q))
+	}
+	d.rules.Effects.Fed = fed[:0]
+}
+
+// trySet is Try for a claim that names a long list.
+func (d *Dispatcher) trySet(c *Claim) Outcome {
+	d.FeedAll() // or the open queues would be those of the group before
+	s := d.set(c.List)
+	if s == nil {
+		return Pending
+	}
+	if !c.NoWait && s.isAwaited(c.Remote) {
+		c.drawn = 0
+		return Nothing
+	}
+	defer s.openAside()
+	for s.open.len() > 0 {
+		at := c.drawn - 1 // it was drawn before, and has been refilled
+		if at < 0 || !s.open.has(at) {
+			at = s.open.draw()
+		}
+		c.drawn = 0
+		q := d.Of(s.queues.At(at))
+		if d.isElsewhereBefore(c, s, at) || d.isElsewhere(c, q.Name, q) {
+			return Elsewhere
+		}
+		if !c.NoWait && d.isAwaitedAlone(q, c.Remote) {
+			s.open.remove(at)
+			s.aside = append(s.aside, at)
+			continue
+		}
+		l, pending := d.next(q, 0)
+		switch {
+		case pending:
+			c.drawn = at + 1
+			return Pending
+		case d.isPassedOver(c, q.Name, q, l):
+			return Elsewhere
+		case l == nil:
+			s.shut(q, at)
+			if c.NoWait && d.asks(q, c) {
+				return Asks
+			}
+			continue
+		case !d.takes(c.Ticket()):
+			d.leaveGate(q)
+			return Done
+		}
+		d.giveOfSet(c, s, q, l, c.Visited && !c.NoWait)
+		return Done
+	}
+	if d.isElsewhereBefore(c, s, s.queues.Len()) {
+		return Elsewhere
+	}
+	return Nothing
+}
+
+// shut takes a queue out of the draw that has given nothing: until it is fed or, if its gateway may be
+// asked, for this time.
+func (s *set) shut(q *Queue, at int) {
+	s.open.remove(at)
+	if q.Gated && q.Counts.Ready > 0 && q.gate.MayAsk() {
+		s.aside = append(s.aside, at)
+	}
+}
+
+func (s *set) openAside() {
+	for _, at := range s.aside {
+		s.open.add(at)
+	}
+	s.aside = s.aside[:0]
+}
+
+// draw draws a queue that has a task for a claim; l is nil if none has. A batch goes on with it: l is
+// nil, too, if other shards have more urgent tasks of the queue drawn.
+func (d *Dispatcher) draw(s *set, batch bool) (q *Queue, l *engine.Lane) {
+	for s.open.len() > 0 && d.rules.Broken == nil {
+		at := s.open.draw()
+		q, limit := d.Of(s.queues.At(at)), uint64(0)
+		if batch {
+			limit = d.highestElsewhere(q)
+		}
+		if l, _ := d.next(q, limit); l != nil {
+			return q, l
+		}
+		if h := d.headOf(q); h != 0 && h.rank() < limit {
+			return nil, nil
+		}
+		s.shut(q, at) // if it waits for a refill, that feeds it
+	}
+	return nil, nil
+}
+
+// giveOfSet serves a claim that has been taken: with tasks of q, l's first to begin with, and if there
+// is room, with those of other queues that are drawn, as far as other shards have no more urgent ones.
+func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waited bool) {
+	for l != nil && d.giveOf(c, q, l) {
+		q, l = d.draw(s, true)
+	}
+	d.served(c, waited)
+}
+
+func (d *Dispatcher) serveSets(served *int) {
+	serveInTurn(&d.sets.hungry, served, func(s *set) (all bool) {
+		all = d.serveSet(s, served)
+		s.hungry = !all
+		return all
+	})
+}
+
+// serveSet is serveQueue for a set.
+func (d *Dispatcher) serveSet(s *set, served *int) bool {
+	defer s.openAside()
+	for ; s.front().Len() > 0; *served++ {
+		if !d.rules.HasBudget(*served) {
+			return false
+		}
+		if !s.front().first().Good() {
+			s.front().Pop()
+			continue
+		}
+		q, l := d.draw(s, false)
+		if l == nil {
+			break
+		}
+		if t := s.front().Pop(); d.takes(t) {
+			d.giveOfSet(t.claim, s, q, l, true)
+		} else {
+			d.leaveGate(q)
+		}
+	}
+	return true
+}

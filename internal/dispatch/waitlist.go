@@ -1,0 +1,150 @@
+package dispatch
+
+// WaitList is the tickets of claims that wait, first come, first served. Some of them may be void.
+// Its zero value is empty.
+//
+// Void tickets go when they are found at the head; when the list would grow, so that it is never more
+// than twice as long as the claims that wait, plus a constant; when they are half of it, as far as the
+// list is told of them (voided); and by Sweep.
+type WaitList struct {
+	tickets []Ticket
+	head    int
+	limit   int
+	void    int // tickets that are known to be void; some of them may be gone
+}
+
+const waitListMin = 64
+
+// Len is the number of tickets, void ones included.
+func (w *WaitList) Len() int { return len(w.tickets) - w.head }
+
+// All is the tickets in order. They are good until the list changes.
+func (w *WaitList) All() []Ticket { return w.tickets[w.head:] }
+
+// Push adds a ticket at the end.
+func (w *WaitList) Push(t Ticket) {
+	if len(w.tickets) >= max(w.limit, waitListMin) {
+		w.Sweep()
+	}
+	w.tickets = append(w.tickets, t)
+}
+
+func (w *WaitList) first() Ticket { return w.tickets[w.head] }
+
+// Pop removes the first ticket. REQUIRES: Len() > 0.
+func (w *WaitList) Pop() Ticket {
+	t := w.tickets[w.head]
+	w.tickets[w.head] = Ticket{}
+	w.head++
+	if w.head == len(w.tickets) {
+		w.empty()
+	}
+	return t
+}
+
+// empty forgets all tickets, and the memory for many.
+func (w *WaitList) empty() {
+	if w.tickets = w.tickets[:0]; cap(w.tickets) > waitListMin {
+		w.tickets = nil
+	}
+	w.head, w.limit, w.void = 0, 0, 0
+}
+
+// Sweep drops the void tickets.
+func (w *WaitList) Sweep() {
+	good := w.tickets[:0]
+	for _, t := range w.All() {
+		if t.Good() {
+			good = append(good, t)
+		}
+	}
+	clear(w.tickets[len(good):])
+	w.tickets, w.head, w.void = good, 0, 0
+	w.limit = 2 * len(good)
+	if len(good) == 0 {
+		w.empty()
+	}
+}
+
+// voided says that a ticket of the list is void.
+func (w *WaitList) voided() {
+	if w.void++; 2*w.void > w.Len() {
+		w.Sweep()
+	}
+}
+
+// AnyGood reports whether a claim waits. It drops the void tickets at the head.
+func (w *WaitList) AnyGood() bool {
+	for w.Len() > 0 && !w.first().Good() {
+		w.Pop()
+	}
+	return w.Len() > 0
+}
+
+// Wants is how many tasks the claims want that wait, as far as it is less than most.
+func (w *WaitList) Wants(most int) (tasks int) {
+	for _, t := range w.All() {
+		if tasks >= most {
+			break
+		}
+		if t.Good() {
+			tasks += t.tasks
+		}
+	}
+	return tasks
+}
+
+// Refuse empties the list, and settles its claims with a reason.
+func (w *WaitList) Refuse(reason error) {
+	for w.Len() > 0 {
+		w.Pop().Refuse(reason)
+	}
+}
+
+// lines is the claims that wait for a queue, or for a list of queues.
+type lines struct {
+	waiters WaitList
+	remote  WaitList // claims of other nodes: served when no other waits
+}
+
+// line is the list in which a claim waits; remote, if another node made it.
+func (l *lines) line(remote bool) *WaitList {
+	if remote {
+		return &l.remote
+	}
+	return &l.waiters
+}
+
+func (l *lines) isAwaited(remote bool) bool {
+	return l.waiters.AnyGood() || remote && l.remote.AnyGood()
+}
+
+// front is the list of those who are served next.
+func (l *lines) front() *WaitList {
+	if l.waiters.Len() > 0 {
+		return &l.waiters
+	}
+	return &l.remote
+}
+
+func (l *lines) sweep() {
+	l.waiters.Sweep()
+	l.remote.Sweep()
+}
+
+func (l *lines) tickets() int { return l.waiters.Len() + l.remote.Len() }
+
+// wants is how many tasks the claims want that wait, as far as it is less than most.
+func (l *lines) wants(most int) int {
+	n := l.waiters.Wants(most)
+	return n + l.remote.Wants(most-n)
+}
+
+// refuse empties the lists. Claims of this process are only forgotten, but for a reason.
+func (l *lines) refuse(local, remote error) {
+	if local == nil {
+		l.waiters.empty()
+	}
+	l.waiters.Refuse(local)
+	l.remote.Refuse(remote)
+}

@@ -1,0 +1,509 @@
+// Package listing reads the tasks of one state from a shard, page by page, in an order that the pages of
+// several shards share. The owner of the shard says what its memory knows, in short visits; the rest is
+// read from a snapshot, beside the owner.
+package listing
+
+import (
+	"bytes"
+	"cmp"
+	"codeq/internal/base"
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+	"codeq/internal/wire"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// Query says which tasks are read.
+type Query struct {
+	State    engine.TaskState
+	Queue    string   // "": of all queues
+	Tenants  []string // none: of all tenants
+	From, To time.Time
+}
+
+// IsValid reports whether the state is one.
+func (q *Query) IsValid() bool { return q.State >= engine.Ready && q.State <= engine.Canceled }
+
+// Item is a task as a Reader's user sees it, and its place in the order of its shard.
+type Item[T any] struct {
+	Task T
+	At   uint64
+}
+
+// rangeOf is where the tasks of each state lie.
+var rangeOf = [...]byte{
+	engine.Ready: keys.Task, engine.Leased: keys.Task, engine.Scheduled: keys.Scheduled, engine.Blocked: keys.Blocked,
+	engine.Dead: keys.Dead, engine.Done: keys.Done, engine.Canceled: keys.Canceled,
+}
+
+// AddLease adds the lease of a task to a snapshot, if it has one. The owner of the shard calls it.
+func AddLease(v *schema.Snapshot, rules *engine.State, id keys.ID) {
+	if l, ok := rules.LeaseOf(id); ok {
+		v.Leases[id] = l
+	}
+}
+
+// Reader reads the tasks of one shard in their order, page by page. It travels to the
+// shard's owner and, in a cluster, to the node that leads the shard, and back.
+//
+//   - Ready: the lanes, each from the first task on that it has ready. The owner says
+//     where that is, so that nobody walks what was consumed, or is leased, before it.
+//     Then it says which tasks of the page are leased all the same.
+//   - Leased: the lease table, some thousand entries at a time, and then task by task.
+//   - Scheduled: the tasks of all queues, in the order of time. An entry of another queue
+//     is passed over at the cost of reading its lane. An index by queue would make each
+//     task that is scheduled, and each that becomes due, write another key.
+//   - The others: the queues, as they are stored.
+type Reader[T any] struct {
+	Query
+	// Page is what the last Read has read.
+	Page []Item[T]
+
+	show func(*Query, *schema.Task) (task T, keep bool)
+
+	begun bool   // it is known what there is to read
+	spans []span // what is left to read, once it has begun
+	sent  int    // of spans: so many the reader knows
+
+	left  int                 // lanes, or entries of the lease table, that are not looked at yet
+	lanes []engine.LaneRef    // those that have been, of Ready
+	found []engine.LeasedTask // those that have been, of Leased; what is left of them, in order, once sorted
+	order bool                // found is sorted
+
+	number uint32           // of Queue
+	asked  []engine.TaskKey // those of the page about whose leases the owner is asked
+	read   int              // spans that the page has read to their ends
+	from   []byte           // where the next of them goes on; nil: at its beginning
+}
+
+// NewReader returns a Reader of what q asks for. A task that show does not keep is left out.
+func NewReader[T any](q Query, show func(*Query, *schema.Task) (task T, keep bool)) *Reader[T] {
+	return &Reader[T]{Query: q, show: show, left: math.MaxInt}
+}
+
+// Again forgets what the owner was asked about, for a reader whose call is made again.
+func (l *Reader[T]) Again() { l.asked = nil }
+
+// span is a range of keys, or one key if to is empty.
+type span struct{ from, to []byte }
+
+const (
+	PageTasks = 256     // tasks that a page has at the most
+	pageBytes = 1 << 20 // of records in a page, beyond the first
+	pageScan  = 4096    // entries that a page passes over at the most
+	surveyCap = 4096    // lanes or leases that one visit of the owner looks at
+	spanCap   = 256     // lanes of which one visit tells where they begin
+)
+
+// More reports whether there is something left to read.
+func (l *Reader[T]) More() bool { return !l.begun || len(l.spans) > 0 || len(l.found) > 0 }
+
+// Prepare turns the next of the leased tasks that were found into spans.
+func (l *Reader[T]) Prepare() {
+	if !l.begun || l.State != engine.Leased || len(l.spans) > 0 {
+		return
+	}
+	if !l.order {
+		slices.SortFunc(l.found, compareLeased)
+		l.found = slices.Compact(l.found) // a lease may have moved in the table
+		l.order = true
+	}
+	for _, t := range l.found[:min(PageTasks, len(l.found))] {
+		l.spans = append(l.spans, span{from: keys.AppendTask(nil, t.Lane.Number, t.Since, t.ID)})
+	}
+	l.found = l.found[len(l.spans):]
+}
+
+func compareLeased(a, b engine.LeasedTask) int {
+	if a.Lane != b.Lane {
+		if c := cmp.Or(compareLanes(a.Lane, b.Lane), cmp.Compare(a.Lane.Number, b.Lane.Number)); c != 0 {
+			return c
+		}
+	}
+	return cmp.Or(cmp.Compare(a.Since, b.Since), bytes.Compare(a.ID[:], b.ID[:]))
+}
+
+// compareLanes is the order of lanes in a list.
+func compareLanes(a, b engine.LaneRef) int {
+	return cmp.Or(strings.Compare(a.Queue, b.Queue), -cmp.Compare(a.Priority, b.Priority),
+		strings.Compare(a.Tenant, b.Tenant))
+}
+
+// Visit is the owner's part of reading v, which it has just taken.
+func (l *Reader[T]) Visit(rules *engine.State, v *schema.Snapshot) {
+	switch {
+	case !l.begun:
+		l.survey(rules)
+		return
+	case rangeOf[l.State] != keys.Task:
+		return
+	case l.State == engine.Leased:
+		l.asked = l.asked[:0]
+		for _, sp := range l.spans[:min(PageTasks, len(l.spans))] {
+			if lane, since, id, err := keys.ParseTask(sp.from); err == nil {
+				l.asked = append(l.asked, engine.TaskKey{Lane: lane, Since: since, ID: id})
+			}
+		}
+	case l.asked == nil:
+		l.skipConsumed(rules)
+	}
+	for i := range l.asked {
+		AddLease(v, rules, l.asked[i].ID)
+	}
+}
+
+// survey looks at what memory has of what is asked for.
+func (l *Reader[T]) survey(rules *engine.State) {
+	name := l.Queue
+	if name != "" {
+		number, counts, ok := rules.CountsOf(name)
+		if !ok || countIn(&counts, l.State) == 0 {
+			l.begun = true
+			return
+		}
+		l.number = number
+	}
+	switch l.State {
+	case engine.Ready:
+		l.lanes, l.left = rules.LanesBefore(name, l.left, surveyCap, l.lanes)
+	case engine.Leased:
+		l.found, l.left = rules.LeasedBefore(name, l.left, surveyCap, l.found)
+	}
+}
+
+func countIn(c *keys.Counts, state engine.TaskState) uint64 {
+	switch state {
+	case engine.Ready:
+		return c.Ready
+	case engine.Leased:
+		return c.Leased
+	case engine.Scheduled:
+		return c.Scheduled
+	case engine.Blocked:
+		return c.Blocked
+	case engine.Dead:
+		return c.Dead
+	case engine.Done:
+		return c.Done
+	}
+	return c.Canceled
+}
+
+// skipConsumed has the next lanes begin at their first tasks that are ready.
+func (l *Reader[T]) skipConsumed(rules *engine.State) {
+	kept := min(spanCap, len(l.spans))
+	for i := kept - 1; i >= 0; i-- {
+		sp := l.spans[i]
+		if len(sp.from) >= keys.LaneLen {
+			n := keys.LaneOfTask(sp.from)
+			pos, ok := rules.FirstReady(n)
+			if !ok {
+				continue
+			}
+			if from := keys.AppendFrom(nil, n, pos.Since, pos.ID); bytes.Compare(from, sp.from) > 0 {
+				sp.from = from
+			}
+		}
+		kept--
+		l.spans[kept] = sp
+	}
+	l.spans = l.spans[kept:]
+}
+
+// Read reads on. again asks for another visit of the owner.
+func (l *Reader[T]) Read(v *schema.Snapshot) (again bool, err error) {
+	l.Page = l.Page[:0]
+	switch prefix := rangeOf[l.State]; {
+	case !l.begun:
+		return l.begin(v)
+	case prefix == keys.Task && l.State == engine.Ready && l.asked == nil:
+		err = l.collect(v)
+		if err == nil && len(l.asked) > 0 {
+			return true, nil
+		}
+	case prefix == keys.Task:
+		err = l.readAsked(v)
+	default:
+		err = l.readPage(v)
+	}
+	if err == nil {
+		l.advance()
+	}
+	return false, err
+}
+
+// advance leaves behind what the page has read.
+func (l *Reader[T]) advance() {
+	l.spans = l.spans[l.read:]
+	if l.from != nil {
+		l.spans[0].from = l.from
+	}
+	l.asked, l.read, l.from = nil, 0, nil
+}
+
+// begin finds the ranges of keys to read.
+func (l *Reader[T]) begin(v *schema.Snapshot) (again bool, err error) {
+	switch prefix := rangeOf[l.State]; {
+	case l.State == engine.Leased:
+		l.found = slices.DeleteFunc(l.found, func(t engine.LeasedTask) bool { return !l.hasTenant(t.Lane.Tenant) })
+		l.begun = l.left == 0
+		return false, nil
+	case l.State == engine.Ready:
+		if l.left > 0 {
+			return true, nil
+		}
+		l.beginLanes()
+	case prefix == keys.Scheduled:
+		lower, upper := keys.Range(prefix)
+		if !l.From.IsZero() {
+			lower = keys.AppendScheduled(nil, uint64(max(l.From.UnixMilli(), 0)), keys.ID{})
+		}
+		l.spans = []span{{lower, upper}}
+	case l.Queue != "":
+		l.addQueue(prefix, l.number)
+	default:
+		err = l.beginQueues(v, prefix)
+	}
+	l.begun = true
+	return false, err
+}
+
+func (l *Reader[T]) beginLanes() {
+	l.lanes = slices.DeleteFunc(l.lanes, func(ln engine.LaneRef) bool { return !l.hasTenant(ln.Tenant) })
+	slices.SortFunc(l.lanes, compareLanes)
+	for _, ln := range slices.Compact(l.lanes) {
+		lower := keys.AppendLane(nil, ln.Number)
+		l.spans = append(l.spans, span{lower, keys.GroupEnd(lower)})
+	}
+	l.lanes = nil
+}
+
+func (l *Reader[T]) beginQueues(v *schema.Snapshot, prefix byte) error {
+	type named struct {
+		name   string
+		number uint32
+	}
+	var queues []named
+	err := schema.Scan(v.Reader(), keys.Queue, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		queues = append(queues, named{string(value), n})
+		return err
+	})
+	slices.SortFunc(queues, func(a, b named) int { return strings.Compare(a.name, b.name) })
+	for _, q := range queues {
+		l.addQueue(prefix, q.number)
+	}
+	return err
+}
+
+func (l *Reader[T]) addQueue(prefix byte, number uint32) {
+	lower := keys.AppendNumbered(nil, prefix, number)
+	l.spans = append(l.spans, span{lower, keys.GroupEnd(lower)})
+}
+
+func (l *Reader[T]) hasTenant(tenant string) bool {
+	return len(l.Tenants) == 0 || slices.Contains(l.Tenants, tenant)
+}
+
+// walk visits the entries of the spans in order, until visit wants no more of them.
+func (l *Reader[T]) walk(v *schema.Snapshot, visit func(it *pebble.Iterator) (more bool, err error)) error {
+	lower, upper := keys.Range(rangeOf[l.State])
+	it, err := v.Reader().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	l.from = nil                      // of a page that is read again
+	for l.read = 0; l.read < len(l.spans); l.read++ {
+		it.SetBounds(l.spans[l.read].from, l.spans[l.read].to)
+		for valid := it.First(); valid; valid = it.Next() {
+			more, err := visit(it)
+			if err != nil {
+				return err
+			}
+			if !more {
+				l.from = bytes.Clone(it.Key())
+				return nil
+			}
+		}
+		if err := it.Error(); err != nil {
+			return store.Error(err)
+		}
+	}
+	return nil
+}
+
+// collect finds the tasks of the next page that are ready or leased.
+func (l *Reader[T]) collect(v *schema.Snapshot) error {
+	size := 0
+	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
+		if len(l.asked) == PageTasks || size > pageBytes {
+			return false, nil
+		}
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return false, store.Error(err)
+		}
+		size += len(value)
+		lane, since, id, err := keys.ParseTask(it.Key())
+		if err != nil {
+			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		l.asked = append(l.asked, engine.TaskKey{Lane: lane, Since: since, ID: id})
+		return true, nil
+	})
+}
+
+// readAsked reads the tasks about which the owner was asked. One that has left its place
+// meanwhile is left out.
+func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
+	size := 0
+	for i, t := range l.asked {
+		if l.State == engine.Leased { // each is a span
+			if l.read = i; size > pageBytes {
+				return nil
+			}
+			l.read++
+		}
+		value, err := schema.Lookup(v.Reader(), keys.AppendTask(nil, t.Lane, t.Since, t.ID))
+		if err != nil {
+			return err
+		}
+		if value == nil {
+			continue
+		}
+		size += len(value)
+		if err := l.add(v, t.ID, keys.Place{Range: keys.Task, Group: t.Lane, At: t.Since}, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readPage reads the next page of tasks that are in no lane.
+func (l *Reader[T]) readPage(v *schema.Snapshot) error {
+	size, n := 0, 0
+	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
+		if len(l.Page) == PageTasks || size > pageBytes || n == pageScan {
+			return false, nil
+		}
+		n++
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return false, store.Error(err)
+		}
+		id, p, err := keys.ParsePlaceKey(it.Key())
+		if err != nil {
+			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		if p.Range == keys.Scheduled && l.Queue != "" {
+			number, _, err := keys.SplitLane(value)
+			if err != nil {
+				return false, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
+			}
+			if ln, err := v.Lane(number); err != nil || ln.Queue != l.Queue {
+				return true, err
+			}
+		}
+		size += len(value)
+		return true, l.add(v, id, p, value)
+	})
+}
+
+// add puts a task into the page if it is one of those asked for.
+func (l *Reader[T]) add(v *schema.Snapshot, id keys.ID, p keys.Place, value []byte) error {
+	t, err := v.Task(id, p, value)
+	if err != nil {
+		return err
+	}
+	state := engine.StateIn(t.Range)
+	if state == engine.Ready && t.Lease != nil {
+		state = engine.Leased
+	}
+	if state != l.State || l.Queue != "" && t.Lane.Queue != l.Queue || !l.hasTenant(t.Lane.Tenant) {
+		return nil
+	}
+	if task, keep := l.show(&l.Query, t); keep {
+		l.Page = append(l.Page, Item[T]{task, p.At})
+	}
+	return nil
+}
+
+// Append appends what is to be read next.
+func (l *Reader[T]) Append(dst []byte) []byte {
+	dst = wire.AppendBytes(dst, wire.AppendJSON(nil, &l.Query))
+	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
+	l.sent = min(spanCap, len(l.spans))
+	return appendSpans(dst, l.spans[:l.sent])
+}
+
+// Decode is the reverse of Append.
+func (l *Reader[T]) Decode(r *wire.Reader) {
+	r.JSON(r.Bytes(), &l.Query)
+	l.begun, l.left = r.Bool(), int(min(r.Uint(), math.MaxInt))
+	l.spans = readSpans(r)
+	l.sent = len(l.spans)
+	if !l.IsValid() {
+		r.Fail()
+	}
+}
+
+// AppendPage appends what has been read, and what is left to read.
+func (l *Reader[T]) AppendPage(dst []byte) []byte {
+	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
+	dst = appendSpans(dst, l.spans)
+	dst = wire.AppendUint(dst, uint64(len(l.found)))
+	for _, t := range l.found {
+		dst = wire.AppendBytes(dst, t.Lane.Queue)
+		dst = append(wire.AppendBytes(dst, t.Lane.Tenant), t.Lane.Priority)
+		dst = wire.AppendUint(wire.AppendUint(dst, uint64(t.Lane.Number)), t.Since)
+		dst = append(dst, t.ID[:]...)
+	}
+	return wire.AppendJSON(dst, l.Page)
+}
+
+// DecodePage is the reverse of AppendPage.
+func (l *Reader[T]) DecodePage(r *wire.Reader) {
+	begun, left := r.Bool(), int(min(r.Uint(), math.MaxInt))
+	spans := readSpans(r)
+	var found []engine.LeasedTask
+	for range r.Count(6 + keys.IDLen) {
+		queue, tenant, priority := r.String(), r.String(), r.Byte()
+		number, since := uint32(r.Uint()), r.Uint()
+		found = append(found, engine.LeasedTask{
+			Lane:  engine.LaneRef{Number: number, LaneKey: engine.LaneKey{Queue: queue, Tenant: tenant, Priority: priority}},
+			Since: since, ID: keys.ReadID(r),
+		})
+	}
+	var page []Item[T]
+	if r.JSON(r.Rest(), &page); r.Failed() {
+		return
+	}
+	l.begun, l.left, l.found = begun, left, append(l.found, found...)
+	l.spans = append(spans, l.spans[l.sent:]...)
+	l.Page = append(l.Page, page...)
+}
+
+func appendSpans(dst []byte, spans []span) []byte {
+	dst = wire.AppendUint(dst, uint64(len(spans)))
+	for _, sp := range spans {
+		dst = wire.AppendBytes(wire.AppendBytes(dst, sp.from), sp.to)
+	}
+	return dst
+}
+
+func readSpans(r *wire.Reader) []span {
+	spans := make([]span, r.Count(2))
+	for i := range spans {
+		spans[i] = span{r.Bytes(), r.Bytes()}
+	}
+	return spans
+}
