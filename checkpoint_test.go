@@ -25,6 +25,7 @@ import (
 
 	"codeq/internal/checkpoint"
 	"codeq/internal/manifest"
+	"codeq/internal/testkit"
 )
 
 // copyLoad is a queue at work of which copies are made. What its producers and
@@ -355,7 +356,7 @@ func TestCheckpointIsOneCut(t *testing.T) {
 	}
 	for _, level := range levels {
 		t.Run(level.String(), func(t *testing.T) {
-			seed := drawSeed()
+			seed := testkit.Seed()
 			t.Logf("-seed %d", seed)
 			synctest.Test(t, func(t *testing.T) {
 				l := newCopyLoad(t, Options{
@@ -610,7 +611,7 @@ func TestCheckpointErrors(t *testing.T) {
 	// By directory: a store is open. When it cannot be written is tested elsewhere.
 	open := make(map[string]bool)
 	disk := vfs.NewMem()
-	hook := &hookFS{FS: disk, before: func(op, name string) error {
+	hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		dir := path.Dir(name)
@@ -688,12 +689,12 @@ func (fs uncloned) Lock(name string) (io.Closer, error) {
 // queue is as ever, and the copy is complete, or refused by Open and by the next
 // Checkpoint, or has not been begun.
 func TestCheckpointPowerLoss(t *testing.T) {
-	rng := seeded(t)
+	rng := testkit.Seeded(t)
 	disk := vfs.NewCrashableMem()
 	var images []*vfs.MemFS
 	var mu sync.Mutex
 	armed := false
-	hook := &hookFS{FS: uncloned{disk, &mu}, before: func(string, string) error {
+	hook := &testkit.HookFS{FS: uncloned{disk, &mu}, Before: func(string, string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if armed {

@@ -25,6 +25,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // The cluster kill test runs three nodes as processes on loopback, which are
@@ -468,8 +470,8 @@ func TestClusterKill(t *testing.T) {
 }
 
 func killNodes(t *testing.T, level Durability) {
-	load := cmp.Or(*clusterFor, time.Duration(sized(1, 6, 10))*time.Second)
-	random := seeded(t)
+	load := cmp.Or(*clusterFor, time.Duration(testkit.Sized(1, 6, 10))*time.Second)
+	random := testkit.Seeded(t)
 	c := startNodes(t, random, level)
 
 	var failovers []time.Duration
@@ -519,7 +521,7 @@ func TestClusterReturn(t *testing.T) {
 		t.Skip("a node is away for 6 s")
 	}
 	t.Parallel()
-	c := startNodes(t, seeded(t), DurabilityProcess)
+	c := startNodes(t, testkit.Seeded(t), DurabilityProcess)
 	c.wait("the node has been there", 20*time.Second, func() bool { return c.caughtUp[0] == 1 })
 	c.killOne(0)
 	time.Sleep(6 * time.Second) // for so long that Raft hardly ever tries to replicate to it any more

@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
+	"codeq/internal/testkit"
 )
 
 // oneNode opens a cluster that is one node. Its votes are in memory.
@@ -86,7 +87,7 @@ func TestCorruptionOfANode(t *testing.T) {
 	require.Equal(t, "a", r.Node)
 	require.True(t, verifyImage(t, killed, false).OK())
 
-	rng := seeded(t)
+	rng := testkit.Seeded(t)
 	for _, image := range []*vfs.MemFS{disk, killed} {
 		c := &corruptible{t: t, disk: image, content: make(map[string][]byte)}
 		c.add("queue")

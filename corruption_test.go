@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/manifest"
+	"codeq/internal/testkit"
 )
 
 var (
@@ -319,7 +320,7 @@ func TestCorruption(t *testing.T) {
 	}{{"closed", disk}, {"killed", killed}} {
 		t.Run(image.name, func(t *testing.T) {
 			c := newCorruptible(t, image.disk)
-			rng := seeded(t)
+			rng := testkit.Seeded(t)
 			tried, noticed := make(map[string]int), make(map[string]int)
 			try := func(name string, bit int) {
 				if image.name == "killed" && path.Ext(name) == ".log" {

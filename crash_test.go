@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/guard"
+	"codeq/internal/testkit"
 )
 
 // The crash tests run this test binary again as a child that works on a queue
@@ -224,7 +225,7 @@ func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
 }
 
 // crashRounds is how often a child is killed at each level.
-func crashRounds() int { return sized(5, 30, 30) }
+func crashRounds() int { return testkit.Sized(5, 30, 30) }
 
 // TestKillLosesNothing: at the levels process and disk, whatever was
 // acknowledged before a kill -9 is there afterwards.
@@ -232,7 +233,7 @@ func TestKillLosesNothing(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
-			random := seeded(t)
+			random := testkit.Seeded(t)
 			dir := t.TempDir()
 			h := newCrashHistory()
 			for range crashRounds() {
@@ -266,7 +267,7 @@ func TestKillLosesNothing(t *testing.T) {
 // prefix is left.
 func TestKillWithoutDurability(t *testing.T) {
 	t.Parallel()
-	random := seeded(t)
+	random := testkit.Seeded(t)
 	lost := 0
 	for range crashRounds() {
 		dir := t.TempDir()

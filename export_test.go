@@ -46,10 +46,8 @@ var (
 	RequireTasks     = requireTasks
 	SampleID         = sampleID
 	SampleReceipt    = sampleReceipt
-	Seeded           = seeded
 	SerialOf         = serialOf
 	SettingsOf       = settingsOf
-	Sized            = sized
 	Sources          = sources
 	StartRun         = startRun
 	Subscribe        = subscribe

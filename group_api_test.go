@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // TestGroupOneAtATime: of a group one task is ready or leased, in the order of
@@ -337,7 +338,7 @@ func TestGroupRestart(t *testing.T) {
 // TestGroupsDrained: many groups, drained by many workers, of which some fail:
 // each is worked on in order, one task at a time.
 func TestGroupsDrained(t *testing.T) {
-	tasks, groups := sized(2000, 20_000, 20_000), sized(50, 500, 500)
+	tasks, groups := testkit.Sized(2000, 20_000, 20_000), testkit.Sized(50, 500, 500)
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			bubble(t, codeq.Options{Shards: shards, WindowTasks: 64, MaxAttempts: 3}, func(t *testing.T, q *codeq.Queue) {

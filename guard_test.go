@@ -26,6 +26,7 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
+	"codeq/internal/testkit"
 )
 
 // guardFuncs are those that call a function in a guard, whose name is their first literal.
@@ -490,7 +491,7 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 		})
 	}
 	var alone []string
-	for names := range slices.Chunk(inCluster, sized(1, 6, 1)) {
+	for names := range slices.Chunk(inCluster, testkit.Sized(1, 6, 1)) {
 		t.Run("cluster/"+strings.Join(names, ", "), func(t *testing.T) {
 			p := &panicIn{names: names}
 			p.begin(t)

@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // TestOrderOverShards: claims take the tasks of a queue in the order of their
 // priorities, and those of one priority in that of their age, whatever shards they lie in.
 func TestOrderOverShards(t *testing.T) {
 	bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
-		chance := seeded(t)
+		chance := testkit.Seeded(t)
 		const tasks = 200
 		var want []codeq.Task
 		for i := range tasks {

@@ -52,10 +52,8 @@ var (
 	requireTasks     = codeq.RequireTasks
 	sampleID         = codeq.SampleID
 	sampleReceipt    = codeq.SampleReceipt
-	seeded           = codeq.Seeded
 	serialOf         = codeq.SerialOf
 	settingsOf       = codeq.SettingsOf
-	sized            = codeq.Sized
 	sources          = codeq.Sources
 	startRun         = codeq.StartRun
 	subscribe        = codeq.Subscribe

@@ -22,6 +22,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+
+	"codeq/internal/testkit"
 )
 
 var (
@@ -106,7 +108,7 @@ func (p *faultPlan) fs(disk vfs.FS) vfs.FS {
 		errorfs.OpRemoveAll: "remove all", errorfs.OpMkdirAll: "mkdir", errorfs.OpLock: "lock", errorfs.OpList: "list",
 		errorfs.OpStat: "stat", errorfs.OpFileStat: "stat",
 	}
-	return errorfs.Wrap(&hookFS{FS: disk, before: p.before}, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	return errorfs.Wrap(&testkit.HookFS{FS: disk, Before: p.before}, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if kind := reads[op.Kind]; kind != "" {
 			return p.before(kind, op.Path)
 		}
@@ -414,7 +416,7 @@ func TestIOFaults(t *testing.T) {
 		require.NoError(t, err)
 		cases = []faultCase{c}
 	case !*iofaultsAll:
-		cases = sampleFaults(cases, seeded(t))
+		cases = sampleFaults(cases, testkit.Seeded(t))
 	}
 	var script strings.Builder
 	for _, c := range cases {

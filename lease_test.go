@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"codeq/internal/testkit"
+
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 )
@@ -15,7 +17,7 @@ import (
 // TestMassExpiry: a hundred thousand leases that end at once are all taken
 // back, in many groups between which other claims are served.
 func TestMassExpiry(t *testing.T) {
-	n := sized(10_000, 100_000, 100_000)
+	n := testkit.Sized(10_000, 100_000, 100_000)
 	bubble(t, Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *Queue) {
 		ctx := context.Background()
 		for done := 0; done < n; done += 1000 {

@@ -18,6 +18,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
+	"codeq/internal/testkit"
 )
 
 // Payloads returns those of the tasks that are stored, in order.
@@ -231,7 +232,7 @@ func TestFlowSurvivesPowerLoss(t *testing.T) {
 	disk := vfs.NewCrashableMem()
 	var images []*vfs.MemFS
 	recording := false
-	fs := &hookFS{FS: disk, before: func(op, name string) error {
+	fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
 		if op == "sync" && recording {
 			images = append(images, disk.CrashClone(vfs.CrashCloneCfg{}))
 		}

@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"codeq/internal/testkit"
+
 	"github.com/stretchr/testify/require"
 )
 
@@ -356,7 +358,7 @@ func TestPermitsFaults(t *testing.T) {
 		runs = 1
 	}
 	for range runs {
-		seed := drawSeed()
+		seed := testkit.Seed()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 				const limit, rate, burst = 3, 60, 10

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"codeq/internal/testkit"
 )
 
 var (
@@ -30,7 +32,7 @@ func TestSimulation(t *testing.T) {
 		runSchedule(t, *simSeed)
 		return
 	}
-	budget := time.Duration(sized(6, 12, 30)) * time.Second
+	budget := time.Duration(testkit.Sized(6, 12, 30)) * time.Second
 	begin := time.Now()
 	var n atomic.Int64
 	var failed atomic.Bool

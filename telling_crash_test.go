@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // album keeps an image of a disk after each commit that leaves children to be told.
@@ -113,7 +114,7 @@ func TestCrashAmidTelling(t *testing.T) {
 				}
 			})
 			require.GreaterOrEqual(t, len(photos.images), 2, "they are told in pieces")
-			rng := seeded(t)
+			rng := testkit.Seeded(t)
 			for name, next := range next {
 				if next.only != 0 && next.only != end {
 					continue

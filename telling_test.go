@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // TestTellChildrenInPieces: the end of a task for which many wait is told in small groups, of which
 // a crash or a close may interrupt any; a redrive or a purge of the task waits until
 // all know, so that each of them knows of this end.
 func TestTellChildrenInPieces(t *testing.T) {
-	n := sized(3000, 10_000, 100_000)
+	n := testkit.Sized(3000, 10_000, 100_000)
 	ctx := context.Background()
 	ends := map[string]func(f *FlowTest, l *Lease){
 		"done":   func(f *FlowTest, l *Lease) { require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil)) },

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // TestTenantWeights: a tenant gets as many claims in a row as its weight, from its
@@ -85,7 +86,7 @@ func TestTenantWeightsShares(t *testing.T) {
 // TestTenantsAreNotStarved: behind the deepest backlog of one tenant, the only
 // tasks of a hundred others are among the next three hundred claims.
 func TestTenantsAreNotStarved(t *testing.T) {
-	backlog := sized(100_000, 300_000, 1_000_000)
+	backlog := testkit.Sized(100_000, 300_000, 1_000_000)
 	const others, claims = 100, 300
 	for _, shards := range []int{1, 2} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {

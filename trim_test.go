@@ -19,6 +19,7 @@ import (
 
 	"codeq/internal/inode"
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // reclaimTest is options with which some MiB are much.
@@ -160,7 +161,7 @@ func TestSpaceComesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rng := seeded(t)
+			rng := testkit.Seeded(t)
 			for _, how := range []string{"goes on", "closed", "killed"} {
 				t.Run(how, func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
@@ -452,7 +453,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 	really := func(err error) func(*Options, *smallDisk) {
 		return func(o *Options, d *smallDisk) { o.MinFreeBytes, d.err = -1, err }
 	}
-	size, rounds := int64(sized(64, 64, 128))<<20, sized(2, 2, 3)
+	size, rounds := int64(testkit.Sized(64, 64, 128))<<20, testkit.Sized(2, 2, 3)
 	for name, c := range map[string]struct {
 		change func(*Options, *smallDisk)
 		use    func(t *testing.T, q *Queue, ids []ID)

@@ -18,6 +18,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
+	"codeq/internal/testkit"
 )
 
 // Process is a queue whose process may end at every step of a test, and whose
@@ -629,7 +630,7 @@ func TestUniquePowerLoss(t *testing.T) {
 		}
 		var images []*vfs.MemFS
 		var loaded bool
-		fs := &hookFS{FS: disk, before: func(op, _ string) error {
+		fs := &testkit.HookFS{FS: disk, Before: func(op, _ string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if loaded && (op == "write" || op == "sync") && len(images) < 30 && rng.IntN(30) == 0 {

@@ -27,6 +27,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 // contents is all files below a directory, but for locks.
@@ -333,7 +334,7 @@ func mustStats(t *testing.T, q *Queue) map[string]Counts {
 func TestRepairOfFiles(t *testing.T) {
 	disk, tasks := variedDisk(t)
 	c := newCorruptible(t, disk)
-	rng := seeded(t)
+	rng := testkit.Seeded(t)
 	lost, repaired := 0, 0
 	for begun := time.Now(); repaired < 8 || time.Since(begun) < *corruptFor; {
 		name := c.files[rng.IntN(len(c.files))]
@@ -543,7 +544,7 @@ func TestRepairInterrupted(t *testing.T) {
 		disk := cloneOf(disk)
 		n := 0
 		var image *vfs.MemFS
-		_, err := Verify("queue", &VerifyOptions{Repair: true, fs: &hookFS{FS: disk, before: func(string, string) error {
+		_, err := Verify("queue", &VerifyOptions{Repair: true, fs: &testkit.HookFS{FS: disk, Before: func(string, string) error {
 			if n++; n >= stop && image == nil {
 				image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
 			}
@@ -586,7 +587,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 		for _, name := range names {
 			file := path.Join("queue/shard-000", name)
 			kind := kindOf(file)
-			if tried[kind] >= sized(6, 20, math.MaxInt) {
+			if tried[kind] >= testkit.Sized(6, 20, math.MaxInt) {
 				continue
 			}
 			info, err := image.Stat(file)
