@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
 )
 
 // bubble runs a test in fake time on a queue in memory, and checks what is

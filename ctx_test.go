@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
 )
 
 // TestEndOfContext: the error of a call whose ctx has ended matches how it ended, and the cause.

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/listing"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/listing"
 )
 
 // collect returns what List yields, by payload.

@@ -1,8 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
-	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +15,9 @@ import (
 	"codeq/internal/testkit"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
 )
 
 // limitedCluster is a cluster with three shards, each led by another node, with a
