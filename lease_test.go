@@ -7,12 +7,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"codeq/internal/testkit"
-
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/testkit"
 )
 
 // TestMassExpiry: a hundred thousand leases that end at once are all taken

@@ -9,12 +9,11 @@ import (
 	"testing/synctest"
 	"unsafe"
 
-	"codeq/internal/testkit"
-
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/testkit"
 )
 
 // names are so many, in the order of their numbers.

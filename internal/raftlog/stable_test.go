@@ -14,7 +14,8 @@ import (
 
 func TestStable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stable")
-	require.NoError(t, os.WriteFile(path+".new", []byte("half a file"), 0o600)) // of a crash
+	// as a crash leaves it
+	require.NoError(t, os.WriteFile(path+".new", []byte("half a file"), 0o600))
 	open := func() *Stable {
 		s, err := OpenStable(path)
 		require.NoError(t, err)
