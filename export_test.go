@@ -64,5 +64,8 @@ var (
 	CheckAll         = (*Queue).checkAll
 	CheckMemory      = (*Queue).checkMemory
 	Quiesce          = (*Queue).quiesce
+	List             = (*Queue).list
+	Bound            = bound
+	ErrBroken        = errBroken
 	StartingAt       = (*Queue).startingAt
 )

@@ -70,6 +70,9 @@ var (
 	checkAll         = codeq.CheckAll
 	checkMemory      = codeq.CheckMemory
 	quiesce          = codeq.Quiesce
+	list             = codeq.List
+	bound            = codeq.Bound
+	errBroken        = codeq.ErrBroken
 	startingAt       = codeq.StartingAt
 )
 

@@ -7,11 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/listing"
 )
 
 func labelled(name string, task codeq.Task) codeq.Task {
@@ -237,4 +239,163 @@ func TestGetInEveryState(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestListPages: lists that are longer than a page, in every shard, are whole
+// and in order, whatever part of them a filter leaves.
+func TestListPages(t *testing.T) {
+	const n = 2*listing.PageTasks + 50 // in each shard
+	for _, shards := range []int{1, 3} {
+		for _, state := range allStates {
+			t.Run(fmt.Sprint(state, " ", shards, " shards"), func(t *testing.T) {
+				inFlow(t, codeq.Options{Shards: shards, Retention: codeq.Forever, LeaseFor: time.Hour}, func(f *codeq.FlowTest) {
+					ctx := context.Background()
+					var parent []codeq.ID
+					if state == codeq.Blocked {
+						parent = f.Spread(codeq.Task{Queue: "parent"})
+					}
+					var want, wantX []string
+					for i := 0; i < n; i++ {
+						for s := range shards {
+							task := codeq.Task{Queue: "a", Payload: fmt.Appendf(nil, "%d.%d", i, s), After: parent}
+							if i%100 == 99 {
+								task.Tenant = "x"
+								wantX = append(wantX, string(task.Payload))
+							}
+							if state == codeq.Scheduled {
+								task.RunAt = time.Now().Add(time.Hour)
+							}
+							want = append(want, string(task.Payload))
+							f.ProduceAt(s, task)
+						}
+					}
+					synctest.Wait()
+					if state != codeq.Ready && state != codeq.Scheduled && state != codeq.Blocked {
+						for range want {
+							l := claimNow(f.T, f.Q, "a")
+							switch state {
+							case codeq.Dead:
+								require.NoError(f, f.Q.DeadLetter(ctx, l.Receipt, nil))
+							case codeq.Done:
+								require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
+							case codeq.Canceled:
+								require.NoError(f, f.Q.Cancel(ctx, l.ID))
+							}
+						}
+					}
+					got := f.Listed(codeq.ListOptions{State: state})
+					require.ElementsMatch(f, want, got)
+					require.ElementsMatch(f, wantX, f.Listed(codeq.ListOptions{State: state, Tenants: []string{"x"}}))
+					last := make(map[string]int) // by tenant and shard
+					for _, name := range got {
+						var i, s int
+						_, err := fmt.Sscanf(name, "%d.%d", &i, &s)
+						require.NoError(f, err)
+						key := fmt.Sprint(i%100 == 99, s)
+						require.GreaterOrEqual(f, i, last[key], "%s", name)
+						last[key] = i
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestListWhileTasksChange: a list that is read while tasks come and go yields
+// no task twice, all that stay, and none that is no longer in the state when its
+// page is read.
+func TestListWhileTasksChange(t *testing.T) {
+	const n = 3 * listing.PageTasks // in each shard
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+				var ids []codeq.ID
+				for s := range shards {
+					tasks := make([]codeq.Task, n)
+					for i := range tasks {
+						tasks[i].Queue = "a"
+					}
+					more, err := startingAt(f.Q, s).ProduceBatch(ctx, tasks)
+					require.NoError(f, err)
+					ids = append(ids, more...)
+				}
+				slices.SortFunc(ids, func(a, b codeq.ID) int { return strings.Compare(string(a[:]), string(b[:])) })
+				stay, leave := ids[:len(ids)-10], ids[len(ids)-10:]
+				seen := make(map[codeq.ID]bool)
+				first := true
+				for info, err := range f.Q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
+					require.NoError(f, err)
+					require.False(f, seen[info.ID], "listed twice")
+					seen[info.ID] = true
+					if !first {
+						continue
+					}
+					first = false
+					for _, id := range leave { // of pages that have not been read
+						require.NoError(f, f.Q.Cancel(ctx, id))
+					}
+					require.NoError(f, f.Q.SetRunAt(ctx, info.ID, time.Now().Add(time.Hour)))
+					ids = append(ids, produce(f.T, f.Q, codeq.Task{Queue: "a"})...)
+				}
+				for _, id := range stay {
+					require.True(f, seen[id])
+				}
+				for _, id := range leave {
+					require.False(f, seen[id])
+				}
+				require.True(f, seen[ids[len(ids)-1]], "what comes behind the pages read is listed too")
+			})
+		})
+	}
+}
+
+// TestListEnds: a list may be left, its context may end, and the queue may be
+// closed while it is read.
+func TestListEnds(t *testing.T) {
+	inFlow(t, codeq.Options{Shards: 3}, func(f *codeq.FlowTest) {
+		tasks := make([]codeq.Task, 2*listing.PageTasks)
+		for i := range tasks {
+			tasks[i].Queue = "a"
+		}
+		f.Batch(tasks...)
+		n := 0
+		for _, err := range f.Q.List(context.Background(), codeq.ListOptions{State: codeq.Ready}) {
+			require.NoError(f, err)
+			if n++; n == 3 {
+				break
+			}
+		}
+		cause := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		n = 0
+		var errs []error
+		for info, err := range f.Q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
+			if err != nil {
+				require.Nil(f, info)
+				errs = append(errs, err)
+				continue
+			}
+			n++
+			cancel(cause)
+		}
+		require.Len(f, errs, 1, "the sequence ends after the first error")
+		require.ErrorIs(f, errs[0], cause)
+		require.Equal(f, listing.PageTasks, n, "what has been read is yielded")
+
+		errs = nil
+		closed := false
+		for _, err := range f.Q.List(context.Background(), codeq.ListOptions{State: codeq.Ready}) {
+			if err != nil {
+				errs = append(errs, err)
+			} else if !closed {
+				closed = true
+				require.NoError(f, f.Q.Close())
+			}
+		}
+		require.Len(f, errs, 1)
+		require.ErrorIs(f, errs[0], codeq.ErrClosed)
+		f.Open()
+	})
 }

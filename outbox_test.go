@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -18,7 +17,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
-	"codeq/internal/testkit"
 )
 
 // Payloads returns those of the tasks that are stored, in order.
@@ -98,73 +96,6 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 	})
 }
 
-// TestMessagesKeepTheirOrder: of one sender, what was produced first is first.
-func TestMessagesKeepTheirOrder(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
-		for range 3 {
-			f.ProduceAt(0, Task{Queue: "start"})
-		}
-		tasks := bound("a", 1, 3*engine.BatchCap)
-		for i := range 3 {
-			f.Complete("start", tasks[i*engine.BatchCap:(i+1)*engine.BatchCap]...)
-		}
-		for i := range tasks {
-			l := f.Claim("a")
-			require.Equal(f, string(tasks[i].Payload), string(l.Payload))
-			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
-		}
-	})
-}
-
-// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back
-// there by what it has in common with others.
-func TestFollowUpsWithKeys(t *testing.T) {
-	ctx := context.Background()
-	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
-		for i := range 12 { // whatever shards the keys belong to
-			key := fmt.Sprint(i)
-			unique := Task{Queue: "unique " + key, Unique: Unique{Key: key}}
-			group := Task{Queue: "group " + key, Group: key}
-			f.ProduceAt(i%3, Task{Queue: "start"})
-			f.Complete("start", unique, unique, group, group)
-			require.Equal(f, Counts{Ready: 1}, f.Counts(unique.Queue))
-			require.Equal(f, Counts{Ready: 1, Blocked: 1}, f.Counts(group.Queue))
-			f.Complete(group.Queue)
-			require.Equal(f, Counts{Ready: 1}, f.Counts(group.Queue))
-			unique.Unique.Replace, unique.Payload = true, []byte("new")
-			f.ProduceAt(i%3, Task{Queue: "start"})
-			f.Complete("start", unique)
-			l := f.Claim(unique.Queue)
-			require.Equal(f, "new", string(l.Payload))
-			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
-			f.Complete(group.Queue)
-		}
-	})
-}
-
-// TestFollowUpWithParents: a follow-up that belongs to another shard waits for
-// parents in any shard, and for the task that it follows.
-func TestFollowUpWithParents(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
-		for shard := range 3 {
-			f.ProduceAt(0, Task{Queue: "start"})
-			l := f.Claim("start")
-			next := bound("next", shard, 1)[0]
-			next.After = []ID{l.ID}
-			for i := range 3 {
-				next.After = append(next.After, f.ProduceAt(i, Task{Queue: "parent"}))
-			}
-			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, next))
-			f.Check()
-			f.Complete("parent")
-			f.Complete("parent")
-			require.Equal(f, Counts{Blocked: 1}, f.Counts("next"))
-			f.Complete("parent")
-			f.Complete("next")
-		}
-	})
-}
-
 // Crash goes on with what is on the disk at this moment if its power fails.
 func (f *FlowTest) Crash(disk *vfs.MemFS) *FlowTest {
 	f.Helper()
@@ -222,80 +153,6 @@ func TestPowerLossBetweenShards(t *testing.T) {
 			f.Reopen()
 		}
 	})
-}
-
-// TestFlowSurvivesPowerLoss fails the power before each sync of a flow over
-// three shards. From whatever is on the disk then the flow goes on to its end,
-// and no task of it exists twice.
-func TestFlowSurvivesPowerLoss(t *testing.T) {
-	ctx := context.Background()
-	disk := vfs.NewCrashableMem()
-	var images []*vfs.MemFS
-	recording := false
-	fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
-		if op == "sync" && recording {
-			images = append(images, disk.CrashClone(vfs.CrashCloneCfg{}))
-		}
-		return nil
-	}}
-	const follow = 5
-	// goOn works until nothing is left, and returns how often each task was completed.
-	goOn := func(f *FlowTest) map[string]int {
-		done := make(map[string]int)
-		for {
-			synctest.Wait()
-			l := claimNow(f.T, f.Q, "start", "parent", "a", "join", "child")
-			if l == nil {
-				return done
-			}
-			var next []Task
-			if l.Queue == "start" {
-				next = slices.Concat(bound("a", 0, follow), bound("a", 1, follow), bound("a", 2, follow))
-				for i := range next {
-					next[i].Retention = Forever
-				}
-				join := bound("join", 1, 1)[0]
-				join.After, join.Retention = append([]ID{l.ID}, l.After...), Forever
-				next = append(next, join)
-			}
-			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
-			done[string(l.Payload)]++
-		}
-	}
-	begin := func(f *FlowTest) {
-		parent := f.ProduceAt(0, Task{Queue: "parent", Payload: []byte("parent"), Retention: Forever})
-		start := f.ProduceAt(1, Task{Queue: "start", Payload: []byte("start"), After: []ID{parent}, Retention: Forever})
-		f.ProduceAt(2, Task{Queue: "child", Payload: []byte("child"), After: []ID{start, parent}, Retention: Forever})
-		synctest.Wait()
-	}
-	var whole []string
-	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, LeaseFor: time.Second, fs: fs}, func(f *FlowTest) {
-		f.ProduceAt(0, Task{Queue: "other"}) // so that images have a queue
-		begin(f)
-		recording = true
-		require.Len(f, goOn(f), 3+3*follow+1)
-		recording = false
-		whole = f.Payloads()
-	})
-	require.Greater(t, len(images), 20)
-	for i, img := range images {
-		inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, LeaseFor: time.Second, fs: img}, func(f *FlowTest) {
-			f.Check()
-			for range 2 {
-				for payload, n := range goOn(f) {
-					require.Equal(f, 1, n, "image %d: %s", i, payload)
-				}
-				time.Sleep(2 * time.Second) // leases from before the power loss expire
-				f.Check()
-			}
-			require.Empty(f, goOn(f))
-			require.Equal(f, whole, f.Payloads(), "image %d", i)
-			for _, q := range []string{"start", "parent", "a", "join", "child"} {
-				c := f.Counts(q)
-				require.Equal(f, c.Total(), c.Done, "image %d: %s", i, q)
-			}
-		})
-	}
 }
 
 // TestMessagesToFailedShard: messages to a shard that has failed wait for the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -11,11 +12,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
 	"codeq/internal/engine"
+	"codeq/internal/hook"
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // TestUniqueScope: queue, tenant, group and limit key have keys of their own.
@@ -454,4 +458,105 @@ func TestDuplicateError(t *testing.T) {
 	require.NotErrorIs(t, err, codeq.ErrInvalid)
 	require.ErrorContains(t, err, `"order 17"`)
 	require.ErrorContains(t, err, id.String())
+}
+
+// TestUniquePowerLoss: whatever a power loss leaves of producers, workers and
+// cancels that contend for some keys, each task that has not ended has its key.
+func TestUniquePowerLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		disk := vfs.NewCrashableMem()
+		var mu sync.Mutex // guards what follows
+		rng := rand.New(rand.NewPCG(5, 6))
+		chance := func(n int) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return rng.IntN(n)
+		}
+		var images []*vfs.MemFS
+		var loaded bool
+		fs := &testkit.HookFS{FS: disk, Before: func(op, _ string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if loaded && (op == "write" || op == "sync") && len(images) < 30 && rng.IntN(30) == 0 {
+				images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
+			}
+			return nil
+		}}
+		opts := *onDisk(fs, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk, GroupCap: 4})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		mu.Lock()
+		loaded = true
+		mu.Unlock()
+		task := func(key int) codeq.Task {
+			task := keyed(strconv.Itoa(key))
+			task.Unique.Replace = key%2 == 0
+			task.Unique.For = time.Duration(key%3) * time.Millisecond
+			return task
+		}
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() {
+				for range 100 {
+					id, err := q.Produce(ctx, task(chance(8)))
+					if err != nil {
+						require.ErrorIs(t, err, codeq.ErrDuplicate)
+					}
+					if chance(5) == 0 {
+						if err := q.Cancel(ctx, id); err != nil {
+							require.ErrorIs(t, err, codeq.ErrNotFound)
+						}
+					}
+					time.Sleep(time.Duration(chance(2)) * time.Millisecond)
+				}
+			})
+			wg.Go(func() {
+				for range 60 {
+					l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+					if err != nil {
+						require.ErrorIs(t, err, codeq.ErrEmpty)
+						time.Sleep(time.Millisecond)
+						continue
+					}
+					switch chance(3) {
+					case 0:
+						err = q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Millisecond})
+					case 1:
+						err = q.Complete(ctx, l.Receipt, nil, task(chance(8)))
+					default:
+						err = q.Complete(ctx, l.Receipt, nil)
+					}
+					if err != nil {
+						require.ErrorIs(t, err, codeq.ErrCanceled)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.NoError(t, q.Close())
+		require.NotEmpty(t, images)
+		living := 0
+		for i, image := range images {
+			hook.SetFS(&opts, image)
+			q, err := codeq.Open("queue", &opts)
+			require.NoError(t, err, i)
+			synctest.Wait()
+			require.NoError(t, checkAll(q), i)
+			require.NoError(t, checkMemory(q), i)
+			require.NoError(t, checkMemory(q), i)
+			tasks, err := list(q)
+			require.NoError(t, err)
+			for id, info := range tasks {
+				info.Unique.Replace = false
+				_, err := q.Produce(ctx, info.Task)
+				var duplicate *codeq.DuplicateError
+				require.ErrorAs(t, err, &duplicate, i)
+				require.Equal(t, id, duplicate.ID, i)
+				living++
+			}
+			require.NoError(t, q.Close())
+		}
+		require.Positive(t, living)
+	})
 }

@@ -18,7 +18,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
-	"codeq/internal/testkit"
 )
 
 // Process is a queue whose process may end at every step of a test, and whose
@@ -613,107 +612,6 @@ func TestReleaseKeyAtOnce(t *testing.T) {
 			require.Equal(t, Counts{Ready: 1}, countsOf(t, q, "a"))
 		})
 	}
-}
-
-// TestUniquePowerLoss: whatever a power loss leaves of producers, workers and
-// cancels that contend for some keys, each task that has not ended has its key.
-func TestUniquePowerLoss(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx := context.Background()
-		disk := vfs.NewCrashableMem()
-		var mu sync.Mutex // guards what follows
-		rng := rand.New(rand.NewPCG(5, 6))
-		chance := func(n int) int {
-			mu.Lock()
-			defer mu.Unlock()
-			return rng.IntN(n)
-		}
-		var images []*vfs.MemFS
-		var loaded bool
-		fs := &testkit.HookFS{FS: disk, Before: func(op, _ string) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if loaded && (op == "write" || op == "sync") && len(images) < 30 && rng.IntN(30) == 0 {
-				images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
-			}
-			return nil
-		}}
-		opts := Options{Shards: 3, Durability: DurabilityDisk, GroupCap: 4, fs: fs}
-		q, err := Open("queue", &opts)
-		require.NoError(t, err)
-		mu.Lock()
-		loaded = true
-		mu.Unlock()
-		task := func(key int) Task {
-			task := keyed(strconv.Itoa(key))
-			task.Unique.Replace = key%2 == 0
-			task.Unique.For = time.Duration(key%3) * time.Millisecond
-			return task
-		}
-		var wg sync.WaitGroup
-		for range 6 {
-			wg.Go(func() {
-				for range 100 {
-					id, err := q.Produce(ctx, task(chance(8)))
-					if err != nil {
-						require.ErrorIs(t, err, ErrDuplicate)
-					}
-					if chance(5) == 0 {
-						if err := q.Cancel(ctx, id); err != nil {
-							require.ErrorIs(t, err, ErrNotFound)
-						}
-					}
-					time.Sleep(time.Duration(chance(2)) * time.Millisecond)
-				}
-			})
-			wg.Go(func() {
-				for range 60 {
-					l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
-					if err != nil {
-						require.ErrorIs(t, err, ErrEmpty)
-						time.Sleep(time.Millisecond)
-						continue
-					}
-					switch chance(3) {
-					case 0:
-						err = q.Retry(ctx, l.Receipt, RetryOptions{After: time.Millisecond})
-					case 1:
-						err = q.Complete(ctx, l.Receipt, nil, task(chance(8)))
-					default:
-						err = q.Complete(ctx, l.Receipt, nil)
-					}
-					if err != nil {
-						require.ErrorIs(t, err, ErrCanceled)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		require.NoError(t, q.Close())
-		require.NotEmpty(t, images)
-		living := 0
-		for i, image := range images {
-			opts.fs = image
-			q, err := Open("queue", &opts)
-			require.NoError(t, err, i)
-			synctest.Wait()
-			require.NoError(t, q.checkAll(), i)
-			require.NoError(t, q.checkMemory(), i)
-			require.NoError(t, q.checkMemory(), i)
-			tasks, err := q.list()
-			require.NoError(t, err)
-			for id, info := range tasks {
-				info.Unique.Replace = false
-				_, err := q.Produce(ctx, info.Task)
-				var duplicate *DuplicateError
-				require.ErrorAs(t, err, &duplicate, i)
-				require.Equal(t, id, duplicate.ID, i)
-				living++
-			}
-			require.NoError(t, q.Close())
-		}
-		require.Positive(t, living)
-	})
 }
 
 // TestManyKeys: more keys than memory holds.
