@@ -8,7 +8,6 @@ const (
 )
 
 var (
-	AllStates        = allStates
 	Alter            = alter
 	Beyond31Bits     = beyond31Bits
 	Brief            = brief

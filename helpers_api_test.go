@@ -14,7 +14,6 @@ const (
 )
 
 var (
-	allStates        = codeq.AllStates
 	alter            = codeq.Alter
 	beyond31Bits     = codeq.Beyond31Bits
 	brief            = codeq.Brief

@@ -16,6 +16,8 @@ import (
 	"codeq/internal/listing"
 )
 
+var allStates = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled}
+
 func labelled(name string, task codeq.Task) codeq.Task {
 	task.Payload = []byte(name)
 	return task

@@ -40,8 +40,6 @@ func (f *FlowTest) Spread(tasks ...Task) (ids []ID) {
 	return ids
 }
 
-var allStates = []State{Ready, Scheduled, Blocked, Leased, Dead, Done, Canceled}
-
 // TestPageIsReadAgain: a page that is read again, as the shard's leader has changed meanwhile, is read
 // from where it begins.
 func TestPageIsReadAgain(t *testing.T) {
