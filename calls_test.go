@@ -12,6 +12,7 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/permits"
 	"codeq/internal/testalloc"
 )
 
@@ -61,10 +62,10 @@ func sampleCalls() map[string]request {
 		"configure": &configureOp{queue: "a", value: []byte("v"), late: true},
 		"adopt":     &adoptOp{queue: "a", value: []byte("v")},
 		"permits": &permitsOp{
-			queue: "a", shard: 2, report: report{epoch: 1, seq: 2, try: 3, held: 4, unused: 1, spent: 9}, want: 5, wait: true,
-			granted: 3, over: true,
+			queue: "a", shard: 2, Answer: permits.Answer{Granted: 3, Over: true},
+			Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true},
 		},
-		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), report: report{epoch: 1, held: 4, unused: 1}},
+		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1}},
 		"member":     &memberOp{how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
 		"hold":       &holdOp{id: 7, applied: 9},
 		"resume":     &resumeOp{id: 7},

@@ -13,6 +13,7 @@ import (
 
 // A worker ends its tasks wherever their shards are led by then.
 func TestClusterRun(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{Shards: 1})

@@ -30,10 +30,7 @@ func (s *shard) followSettings() {
 		if s.claims.HasGates() {
 			s.claims.Limit(q, r.Fresh)
 		} else {
-			s.permit(s.permitsOf(r.Queue), r.Before)
-			if s.index == 0 {
-				s.allocate(s.permitsOf(r.Queue), r.Fresh)
-			}
+			s.permits.limit(r.Queue, r.Fresh)
 		}
 		s.claims.Open(q)
 	}

@@ -1,7 +1,8 @@
-package codeq
+package codeq_test
 
 import (
 	"go/ast"
+	"go/token"
 	"path"
 	"path/filepath"
 	"slices"
@@ -15,7 +16,8 @@ import (
 // layers are the packages that know what is stored, and others that share their errors, the lowest
 // first. Each imports those below it only, and whatever of internal is in no layer.
 var layers = [][]string{
-	{"base"}, {"keys", "record", "peer"}, {"store", "manifest"}, {"schema", "cluster"}, {"engine", "fsck", "checkpoint"}, {"dispatch", "listing"},
+	{"base"}, {"keys", "record", "peer"}, {"store", "manifest"}, {"schema", "cluster"},
+	{"engine", "fsck", "checkpoint", "permits"}, {"dispatch", "listing"},
 }
 
 func layerOf(name string) int {
@@ -53,30 +55,41 @@ func TestImportsRunOneWay(t *testing.T) {
 	}
 }
 
-// TestRulesAreDeterministic: the rules of a shard use no goroutine, lock, file, socket or clock, and Raft neither.
+// TestRulesAreDeterministic: the rules of a shard, and the protocol of permits, use no goroutine, lock,
+// file, socket, clock or global randomness, and Raft neither.
 func TestRulesAreDeterministic(t *testing.T) {
 	fset, all := sources(t)
-	files := all[filepath.Join("internal", "engine")]
-	require.NotEmpty(t, files)
-	for _, file := range files {
-		for _, spec := range file.Imports {
-			name, err := strconv.Unquote(spec.Path.Value)
-			require.NoError(t, err)
-			first, _, _ := strings.Cut(name, "/")
-			require.NotContains(t, []string{"sync", "os", "net"}, first, "%s", fset.Position(spec.Pos()))
-			require.NotContains(t, name, "raft", "%s", fset.Position(spec.Pos()))
+	for _, dir := range []string{"engine", "permits"} {
+		files := all[filepath.Join("internal", dir)]
+		require.NotEmpty(t, files)
+		for _, file := range files {
+			requireDeterministic(t, fset, file)
 		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.GoStmt, *ast.SelectStmt, *ast.SendStmt:
-				t.Errorf("%s: a goroutine or a channel", fset.Position(n.Pos()))
-			case *ast.SelectorExpr:
-				x, ok := n.X.(*ast.Ident)
-				if ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "AfterFunc", "NewTimer", "NewTicker", "Sleep", "Tick"}, n.Sel.Name) {
-					t.Errorf("%s: time.%s", fset.Position(n.Pos()), n.Sel.Name)
-				}
-			}
-			return true
-		})
 	}
+}
+
+func requireDeterministic(t *testing.T, fset *token.FileSet, file *ast.File) {
+	for _, spec := range file.Imports {
+		name, err := strconv.Unquote(spec.Path.Value)
+		require.NoError(t, err)
+		first, _, _ := strings.Cut(name, "/")
+		require.NotContains(t, []string{"sync", "os", "net"}, first, "%s", fset.Position(spec.Pos()))
+		require.NotContains(t, name, "raft", "%s", fset.Position(spec.Pos()))
+		require.NotContains(t, []string{"hash/maphash", "crypto/rand", "math/rand"}, name, "%s", fset.Position(spec.Pos()))
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.GoStmt, *ast.SelectStmt, *ast.SendStmt:
+			t.Errorf("%s: a goroutine or a channel", fset.Position(n.Pos()))
+		case *ast.SelectorExpr:
+			x, ok := n.X.(*ast.Ident)
+			if ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "AfterFunc", "NewTimer", "NewTicker", "Sleep", "Tick"}, n.Sel.Name) {
+				t.Errorf("%s: time.%s", fset.Position(n.Pos()), n.Sel.Name)
+			}
+			if ok && x.Name == "rand" && n.Sel.Name != "Rand" && !strings.HasPrefix(n.Sel.Name, "New") {
+				t.Errorf("%s: rand.%s, of a source that is everybody's", fset.Position(n.Pos()), n.Sel.Name)
+			}
+		}
+		return true
+	})
 }

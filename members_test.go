@@ -42,6 +42,7 @@ func eventually(t *testing.T, q *Queue, what string, ok func(*ClusterStatus) boo
 // TestClusterMembers: a node joins, leads its share, another one is removed, and
 // nothing is lost.
 func TestClusterMembers(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{})
@@ -96,6 +97,7 @@ func TestClusterMembers(t *testing.T) {
 
 // TestRecoverCluster: a node whose cluster is lost goes on by itself, with what it had.
 func TestRecoverCluster(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{})

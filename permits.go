@@ -8,95 +8,38 @@ import (
 
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/permits"
 	"codeq/internal/wire"
 )
 
-// In a cluster the shards of a queue are led by several nodes, and a limit for all
-// of them is kept by permits: a shard leases a task of a queue with Concurrency or
-// Rate only with a permit, which it gets from the permit allocator, the leader of the first
-// shard (permitallocator.go). With Concurrency, a permit is taken up until the lease ends,
-// and may then serve for the next one; with Rate, it serves once.
-//
-// What a shard tells the permit allocator is not a change but how many permits it has, so
-// that what is lost, or comes twice, is put right by what comes next.
-//
-// Invariant: the permit allocator never believes that a shard has fewer permits than it has.
-// For that
-//   - permits are given back, and the ends of leases told, only after the group
-//     that ended the leases has persisted: a next leader would find them in force;
-//   - of what a shard has told, the latest counts, by epoch and number;
-//   - a shard takes what the permit allocator grants only in answer to the last that it has
-//     told. Whatever it tells makes answers to what it has told before void;
-//   - a leader answers what it is asked, as ever, only after a majority has
-//     confirmed that it leads. So a new permit allocator that has asked a shard knows of
-//     all that any permit allocator before it has granted there: after its answer, the
-//     shard takes it no more, and leaders of the shard before that one are over.
-//
-// A new leader of a shard has as many permits as there are leases in its store;
-// what its predecessor had more comes back to the permit allocator when it tells that.
+// In a cluster the shards of a queue are led by several nodes, and a limit for all of them is kept
+// by permits (internal/permits). The permit allocator is with the leader of the first shard, in
+// memory only. Here is how an owner follows what a Holder and an Allocator decide, and how what
+// they say travels.
 
-// permits is what a shard has of the permits of a queue. It is the gateway of the
-// queue in a cluster. The shard's owner uses it.
-type permits struct {
-	shard  *shard
+// permitGate is what a shard has of the permits of a queue. It is the gateway of the queue in a
+// cluster. The shard's owner uses it.
+type permitGate struct {
+	permits.Holder
+	shard   *shard
+	claims  *queuePermits
+	drop    context.CancelFunc // ends the call that is under way; nil: there is none
+	asking  []*claimOp         // NoWait: want to know if there are permits
+	covered int                // those of them whose question is in the call
+}
+
+// permitAllocator is the allocator of a queue. The owner of the first shard uses it.
+type permitAllocator struct {
+	*permits.Allocator
 	claims *queuePermits
-	unused int
-	spent  uint64 // have been used for a lease, ever
-	over   bool   // perhaps there are more leases than the limit: permits of leases that end go back
-
-	told  report // the last that the permit allocator was told, and what it has granted since
-	sure  bool   // that it has heard that, or will
-	since uint64 // when; monotonic clock, ms
-	open  *permitsOp
-	drop  context.CancelFunc // ends the call of open
-	dry   bool               // the last answer was that there is none
-
-	asking  []*claimOp // NoWait: want to know if there are permits
-	covered int        // those of them whose question is in open
+	ops    []*permitsOp // by shard: wait for answers
 }
 
-// report is what a shard tells of its permits of a queue.
-type report struct {
-	epoch  uint64 // of the shard's leader
-	seq    uint64 // in the epoch
-	try    uint64
-	held   int    // with a lease, or unused
-	unused int    //
-	spent  uint64 // in the epoch
-}
-
-// after reports whether r was told later than other.
-func (r *report) after(other *report) bool {
-	if r.epoch != other.epoch {
-		return r.epoch > other.epoch
-	}
-	if r.seq != other.seq {
-		return r.seq > other.seq
-	}
-	return r.try > other.try
-}
-
-func (r *report) append(dst []byte) []byte {
-	for _, n := range [...]uint64{r.epoch, r.seq, r.try, uint64(r.held), uint64(r.unused), r.spent} {
-		dst = wire.AppendUint(dst, n)
-	}
-	return dst
-}
-
-func readReport(r *wire.Reader) report {
-	return report{
-		epoch: r.Uint(), seq: r.Uint(), try: r.Uint(), held: int(r.Uint()), unused: int(r.Uint()), spent: r.Uint(),
-	}
-}
-
-// permitTurn is how long, in ms, a shard uses permits for one lease after the other
-// before it lets those go first that wait for them in other shards.
-const permitTurn = 100
-
-// permitTable is what a shard knows of the permits of queues.
+// permitTable is what a shard knows of the permits of queues. The shard's owner uses it.
 type permitTable struct {
+	shard   *shard
 	queues  map[*engine.Queue]*queuePermits
-	dirty   []*queuePermits // flushReports looks at them
+	dirty   []*queuePermits // flush looks at them
 	flushed []*queuePermits // memory for the next dirty
 	reports uint64          // to permit allocators
 }
@@ -108,15 +51,15 @@ type queuePermits struct {
 	dirty     bool
 }
 
-// permitsOf returns what the shard knows of the permits of a queue.
-func (s *shard) permitsOf(q *engine.Queue) *queuePermits {
-	c := s.permits.queues[q]
+// of returns what the shard knows of the permits of a queue.
+func (t *permitTable) of(q *engine.Queue) *queuePermits {
+	c := t.queues[q]
 	if c == nil {
-		if s.permits.queues == nil {
-			s.permits.queues = make(map[*engine.Queue]*queuePermits)
+		if t.queues == nil {
+			t.queues = make(map[*engine.Queue]*queuePermits)
 		}
-		c = &queuePermits{Queue: s.claims.Of(q)}
-		s.permits.queues[q] = c
+		c = &queuePermits{Queue: t.shard.claims.Of(q)}
+		t.queues[q] = c
 	}
 	return c
 }
@@ -128,92 +71,98 @@ func (t *permitTable) needs(q *engine.Queue) bool {
 }
 
 // permits is what the shard has of the queue's permits; nil if it needs none.
-func (c *queuePermits) permits() *permits {
-	p, _ := c.Gateway().(*permits)
+func (c *queuePermits) permits() *permitGate {
+	p, _ := c.Gateway().(*permitGate)
 	return p
+}
+
+func limitsOf(set *engine.Settings) permits.Limits {
+	return permits.Limits{Concurrency: set.Concurrency, Rate: set.Rate, Burst: set.BurstSize()}
 }
 
 // Look reports whether there is a permit. If there is none, one is asked for as
 // soon as the group has persisted, if there are still claims then for which it would serve.
-func (p *permits) Look(*dispatch.Dispatcher, time.Time) (ok bool, wait time.Duration) {
-	if p.unused == 0 {
-		p.shard.markDirty(p.claims)
+func (p *permitGate) Look(*dispatch.Dispatcher, time.Time) (ok bool, wait time.Duration) {
+	if p.Unused() == 0 {
+		p.shard.permits.markDirty(p.claims)
 		return false, 0
 	}
 	return true, 0
 }
 
 // Enter uses a permit.
-func (p *permits) Enter(d *dispatch.Dispatcher, now time.Time) (ok bool, wait time.Duration) {
-	if ok, wait = p.Look(d, now); ok {
-		p.unused--
-		p.spent++
-		p.shard.markDirty(p.claims)
+func (p *permitGate) Enter(*dispatch.Dispatcher, time.Time) (ok bool, wait time.Duration) {
+	p.shard.permits.markDirty(p.claims)
+	if ok = p.Unused() > 0; ok {
+		p.Holder.Enter()
 	}
-	return ok, wait
+	return ok, 0
 }
 
-// Leave is the end of n leases.
-func (p *permits) Leave(n int) (wake []*dispatch.Dispatcher) {
-	s, set := p.shard, p.claims.Settings
-	if set.Concurrency == 0 {
+// Leave is the end of n leases. Their permits stay while nobody leads who could take them back.
+func (p *permitGate) Leave(n int) (wake []*dispatch.Dispatcher) {
+	s := p.shard
+	if p.claims.Settings.Concurrency == 0 {
 		return nil
 	}
-	s.markDirty(p.claims)
-	if set.Rate == 0 && !p.over && !p.turnEnds() {
-		p.unused += n
+	s.permits.markDirty(p.claims)
+	if p.Holder.Leave(n, p.TurnEnds(s.Now) && s.node.queue.replicas[0].group.HasLeader()) {
 		s.claims.Throttle(p.claims.Queue, s.Now)
 	}
 	return nil
 }
 
-// turnEnds reports whether other shards are to go first. While there is no permit allocator
-// to give permits to, none do.
-func (p *permits) turnEnds() bool {
-	s := p.shard
-	return s.Now-p.since >= permitTurn && s.node.queue.replicas[0].group.HasLeader()
+// limit applies the limits of a queue for all its shards. Fresh is as in engine.Reconfigured.
+func (t *permitTable) limit(q *engine.Queue, fresh bool) {
+	c := t.of(q)
+	t.hold(c)
+	if t.shard.index == 0 {
+		t.allocate(c, fresh)
+	}
 }
 
-// permit has a shard go by the limits of a queue for all its shards.
-func (s *shard) permit(c *queuePermits, before *engine.Settings) {
-	set, p := c.Settings, c.permits()
-	limited := set.Concurrency > 0 || set.Rate > 0
-	switch {
-	case limited && p == nil:
-		p = &permits{shard: s, claims: c, over: true}
-		s.claims.SetGateway(c.Queue, p)
-	case limited:
-		p.void()
-		if set.Rate > 0 && before.Rate == 0 { // they have no token
-			p.unused = 0
+// hold makes permits what the claims of a queue have to pass, if it has limits.
+func (t *permitTable) hold(c *queuePermits) {
+	limits, p := limitsOf(c.Settings), c.permits()
+	if !limits.Any() {
+		if p != nil {
+			p.hangUp()
+			p.answerAsking()
+			t.shard.claims.SetGateway(c.Queue, nil)
 		}
-		if set.Concurrency > 0 && (before.Concurrency == 0 || before.Concurrency > set.Concurrency) {
-			p.unused, p.over = 0, true
-		}
-	case p != nil:
-		p.void()
-		s.answerAsking(p)
-		s.claims.SetGateway(c.Queue, nil)
-		return
-	default:
 		return
 	}
-	p.sure = false
-	s.markDirty(c)
+	if p == nil {
+		t.shard.claims.SetGateway(c.Queue, &permitGate{
+			Holder: permits.NewHolder(t.shard.epoch, &t.reports, limits), shard: t.shard, claims: c,
+		})
+	} else {
+		p.hangUp()
+		p.Set(limits)
+	}
+	t.markDirty(c)
 }
 
-// markDirty has speak look after a queue.
-func (s *shard) markDirty(c *queuePermits) {
+// markDirty lets flush look at a queue.
+func (t *permitTable) markDirty(c *queuePermits) {
 	if !c.dirty {
 		c.dirty = true
-		s.permits.dirty = append(s.permits.dirty, c)
+		t.dirty = append(t.dirty, c)
 	}
 }
 
-// flushReports has the permit allocator, and as the permit allocator the other shards, learn what they have
+// openGates opens the queues whose rates let the next tasks pass.
+func (t *permitTable) openGates() {
+	for q := t.shard.claims.Opening(); q != nil; q = t.shard.claims.Opening() {
+		if c := t.queues[q.Queue]; c != nil && c.allocator != nil {
+			c.allocator.allot(t.shard)
+		}
+	}
+}
+
+// flush tells the permit allocator, and as the permit allocator asks the other shards, what there is
 // to. REQUIRES: all that was decided has persisted.
-func (s *shard) flushReports() {
-	t := &s.permits
+func (t *permitTable) flush() {
 	if len(t.dirty) == 0 {
 		return
 	}
@@ -222,42 +171,31 @@ func (s *shard) flushReports() {
 		t.flushed[i] = nil
 		c.dirty = false
 		if c.allocator != nil {
-			s.askShards(c)
+			c.allocator.askShards(t.shard)
 		}
 		if p := c.permits(); p != nil {
-			s.report(p)
+			p.report()
 		}
 	}
 }
 
-// report tells the permit allocator how many permits the shard has, if it has fewer than the
-// permit allocator knows, or wants some. It gives those back that nobody wants.
-func (s *shard) report(p *permits) {
-	q := p.claims
-	need := p.need()
-	p.unused = min(p.unused, need)
-	if p.unused > 0 {
-		s.markDirty(p.claims) // until they are used: who wants them may change his mind
+// report tells the permit allocator what it is to know.
+func (p *permitGate) report() {
+	s, q := p.shard, p.claims
+	r, tell := p.Report(int(q.Counts.Leased), p.need(), len(p.asking) > 0, s.Now)
+	if p.Unused() > 0 {
+		s.permits.markDirty(p.claims) // until they are used: who wants them may change his mind
 	}
-	held, want := int(q.Counts.Leased)+p.unused, need-p.unused
-	if want == 0 {
-		s.answerAsking(p)
+	if r.Want == 0 {
+		p.answerAsking()
 	}
-	tells := !p.sure || q.Settings.Concurrency > 0 && held < p.told.held || q.Settings.Rate > 0 && p.unused < p.told.unused
-	switch {
-	case p.open != nil && !p.open.wait: // its answer comes at once, and may grant something
-		return
-	case tells:
-	case p.open == nil && want == 0, p.open != nil && want > 0 && len(p.asking) == 0:
+	if !tell {
 		return
 	}
-	p.void()
-	p.note(held)
-	op := &permitsOp{completion: newCompletion(), queue: q.Name, shard: s.index, report: p.told, want: want}
-	op.wait = want > 0 && len(p.asking) == 0 && p.dry
-	p.dry = false
+	p.hangUp()
+	op := &permitsOp{completion: newCompletion(), queue: q.Name, shard: s.index, Request: r}
 	ctx, drop := context.WithCancel(s.node.ctx)
-	p.open, p.drop, p.covered = op, drop, len(p.asking)
+	p.drop, p.covered = drop, len(p.asking)
 	s.goFor("report of permits", func() {
 		defer drop()
 		change := s.node.queue.replicas[0].group.Changed()
@@ -271,24 +209,16 @@ func (s *shard) report(p *permits) {
 	})
 }
 
-// note notes what the permit allocator is about to learn. REQUIRES: open is nil.
-func (p *permits) note(held int) {
-	s := p.shard
-	s.permits.reports++
-	p.told = report{epoch: s.epoch, seq: s.permits.reports, held: held, unused: p.unused, spent: p.spent}
-	p.sure, p.since = true, s.Now
-}
-
-// void has an answer to what the permit allocator was told last come to nothing.
-func (p *permits) void() {
-	if p.open != nil {
+// hangUp ends the call whose answer is void.
+func (p *permitGate) hangUp() {
+	if p.drop != nil {
 		p.drop()
-		p.open, p.drop, p.covered = nil, nil, 0
+		p.drop, p.covered = nil, 0
 	}
 }
 
 // need is how many tasks could be leased at once, if there were permits.
-func (p *permits) need() int {
+func (p *permitGate) need() int {
 	q := p.claims
 	if q.Settings.Paused {
 		return 0
@@ -299,45 +229,118 @@ func (p *permits) need() int {
 			n += op.Max
 		}
 	}
-	return min(n+p.shard.claims.Wants(p.claims.Queue, ready-n), ready)
+	return min(n+p.shard.claims.Wants(q.Queue, ready-n), ready)
 }
 
-// Ask has a claim that does not wait know whether the permit allocator has permits, if
-// they are what it lacks. It is called again, or refused, when that is known.
-func (p *permits) Ask(c *dispatch.Claim) bool {
+// Ask keeps a claim that does not wait until it is known whether the permit allocator has permits,
+// if they are what it lacks. It is resolved again, or refused, when that is known.
+func (p *permitGate) Ask(c *dispatch.Claim) bool {
 	q := p.claims
-	if p.unused > 0 || q.Counts.Ready == 0 || q.Settings.Paused || slices.Contains(c.Asked, q.Name) {
+	if p.Unused() > 0 || q.Counts.Ready == 0 || q.Settings.Paused || slices.Contains(c.Asked, q.Name) {
 		return false
 	}
 	p.asking = append(p.asking, c.Caller.(*claimOp))
 	return true
 }
 
+// MayAsk is always true: the permit allocator may have permits.
+func (p *permitGate) MayAsk() bool { return true }
+
 // answerAsking resolves the claims again that want to know if there are permits.
-func (s *shard) answerAsking(p *permits) {
+func (p *permitGate) answerAsking() {
 	for _, op := range p.asking {
-		s.postponeOp(op)
+		p.shard.postponeOp(op)
 	}
 	clear(p.asking)
 	p.asking, p.covered = p.asking[:0], 0
 }
 
-// closePermits ends the calls that are under way. REQUIRES: the owner is about to end.
-func (s *shard) closePermits(reason error) {
-	for _, c := range s.permits.queues {
+// close ends the calls that are under way. REQUIRES: the owner is about to end.
+func (t *permitTable) close(reason error) {
+	for _, c := range t.queues {
 		if p := c.permits(); p != nil {
-			p.void()
+			p.hangUp()
 			for _, op := range p.asking {
 				refuse(op, reason)
 			}
 		}
 		if w := c.allocator; w != nil {
-			for i := range w.shards {
-				if op := w.shards[i].op; op != nil {
+			for _, op := range w.ops {
+				if op != nil {
 					op.settle(reason)
 				}
 			}
 		}
+	}
+}
+
+// allocate makes the first shard's owner the permit allocator of a queue that has limits. Fresh is
+// as in engine.Reconfigured.
+func (t *permitTable) allocate(c *queuePermits, fresh bool) {
+	s, limits, w := t.shard, limitsOf(c.Settings), c.allocator
+	if limits.Any() {
+		if w == nil {
+			n := s.opts.Shards
+			w = &permitAllocator{permits.NewAllocator(n), c, make([]*permitsOp, n)}
+			c.allocator = w
+			t.markDirty(c)
+		}
+		w.Set(limits, fresh, time.Now())
+		w.allot(s)
+		return
+	}
+	c.allocator = nil
+	if w != nil {
+		for _, op := range w.ops {
+			if op != nil {
+				op.Granted = op.Want
+				s.settle(op)
+			}
+		}
+	}
+}
+
+// askShards asks the shards that the permit allocator does not know.
+func (w *permitAllocator) askShards(s *shard) {
+	q := w.claims
+	for i := range w.ops {
+		if !w.Ask(i) {
+			continue
+		}
+		op := &askPermitsOp{completion: newCompletion(), queue: q.Name, value: q.Value}
+		s.goFor("question for permits", func() {
+			change := s.node.queue.replicas[i].group.Changed()
+			err := s.node.doHere(i, op)
+			if pace(s.node.ctx, change, err) {
+				_ = s.inbox.pass(&permitsTold{allocator: w, shard: i, op: op, err: err}) // the next permit allocator asks again
+			}
+		})
+	}
+}
+
+// allot answers what the permit allocator can decide.
+func (w *permitAllocator) allot(s *shard) {
+	for i, op := range w.ops {
+		if op != nil && op.gone.Load() {
+			w.Withdraw(i)
+			w.ops[i] = nil
+		}
+	}
+	answers, wait := w.Allot(time.Now())
+	for _, a := range answers {
+		w.ops[a.Shard].Answer = a.Answer
+		w.dismiss(s, a.Shard)
+	}
+	if wait > 0 {
+		s.claims.Throttle(w.claims.Queue, s.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+	}
+}
+
+// dismiss answers the request of a shard, if there is one.
+func (w *permitAllocator) dismiss(s *shard, shard int) {
+	if op := w.ops[shard]; op != nil {
+		w.ops[shard] = nil
+		s.settle(op)
 	}
 }
 
@@ -346,79 +349,87 @@ type permitsOp struct {
 	completion
 	queue string
 	shard int
-	report
-	want int
-	wait bool        // until one is granted at least: the shard has been told that there is none
+	permits.Request
 	gone atomic.Bool // the shard waits no more
 
-	granted int
-	over    bool // there are more leases than the limit
+	permits.Answer
 }
 
 func (op *permitsOp) abandon(*shard) { op.gone.Store(true) }
 
 // again makes what follows of what was told before, which may arrive yet.
 func (op *permitsOp) again() {
-	op.try++
-	op.granted, op.over, op.err = 0, false, nil
+	op.Try++
+	op.Answer, op.err = permits.Answer{}, nil
+}
+
+func (op *permitsOp) resolve(s *shard) {
+	claims := s.permits.queues[s.Queues[op.queue]]
+	if claims == nil || claims.allocator == nil {
+		op.Granted = op.Want
+		s.settle(op)
+		return
+	}
+	w := claims.allocator
+	switch {
+	case op.shard >= len(w.ops):
+		op.err = errMalformedCall
+	case !w.Hear(op.shard, &op.Request, time.Now()):
+		op.err = notLed(op.shard, ErrNotLeader)
+	default:
+		w.dismiss(s, op.shard) // which waits no more for what it has asked before
+		w.ops[op.shard] = op
+		w.allot(s)
+		return
+	}
+	s.settle(op)
 }
 
 func (op *permitsOp) encode(dst []byte) (callKind, []byte) {
 	dst = wire.AppendUint(wire.AppendBytes(dst, op.queue), uint64(op.shard))
-	dst = wire.AppendUint(op.report.append(dst), uint64(op.want))
-	return callPermits, wire.AppendBool(dst, op.wait)
+	return callPermits, op.Request.Append(dst)
 }
 
 func (op *permitsOp) decode(r *wire.Reader) {
 	op.queue, op.shard = r.String(), int(r.Uint())
-	op.report = readReport(r)
-	op.want, op.wait = int(r.Uint()), r.Bool()
-	if op.shard < 0 || op.held < 0 || op.unused < 0 || op.want < 0 {
+	op.Request = permits.ReadRequest(r)
+	if op.shard < 0 {
 		r.Fail()
 	}
 }
 
-func (op *permitsOp) encodeReply(dst []byte) []byte {
-	return wire.AppendBool(wire.AppendUint(dst, uint64(op.granted)), op.over)
-}
+func (op *permitsOp) encodeReply(dst []byte) []byte { return op.Answer.Append(dst) }
 
 func (op *permitsOp) decodeReply(r *wire.Reader) {
-	op.granted, op.over = int(r.Uint()), r.Bool()
-	if op.granted < 0 || op.granted > op.want {
+	if op.Answer = permits.ReadAnswer(r); op.Granted > op.Want {
 		r.Fail()
 	}
 }
 
 // permitsAnswer is what has become of a permitsOp.
 type permitsAnswer struct {
-	permits *permits
+	permits *permitGate
 	op      *permitsOp
 	err     error
 }
 
 func (a *permitsAnswer) resolve(s *shard) {
 	p := a.permits
-	if p.open != a.op { // or they are no longer wanted
+	if p.claims.permits() != p || a.err != nil && !p.Unanswered(&a.op.Request) || a.err == nil && !p.Answered(&a.op.Request, a.op.Answer) {
 		return
 	}
 	asked := slices.Clone(p.asking[:p.covered])
 	p.asking = slices.Delete(p.asking, 0, p.covered)
-	p.void()
-	s.markDirty(p.claims)
-	if a.err != nil {
-		p.sure = false
-		for _, op := range asked {
-			refuse(op, a.err)
-		}
-		return
+	p.hangUp()
+	s.permits.markDirty(p.claims)
+	if a.err == nil {
+		s.claims.Open(p.claims.Queue) // before those who asked look at the sets that have it
 	}
-	p.unused += a.op.granted
-	p.told.held += a.op.granted
-	p.told.unused += a.op.granted
-	p.over = a.op.over
-	p.dry = a.op.want > 0 && a.op.granted == 0
-	s.claims.Open(p.claims.Queue) // before those who asked look at the sets that have it
 	for _, op := range asked {
+		if a.err != nil {
+			refuse(op, a.err)
+			continue
+		}
 		op.Asked = append(op.Asked, p.claims.Name)
 		op.resolve(s)
 	}
@@ -426,13 +437,13 @@ func (a *permitsAnswer) resolve(s *shard) {
 
 func (a *permitsAnswer) settle(error) {}
 
-// askPermitsOp has a shard tell a new permit allocator of its permits of a queue, and go by
-// the permit allocator's settings, or newer ones, first.
+// askPermitsOp asks a shard, for a new permit allocator, what it has of the permits of a queue. The
+// shard follows the permit allocator's settings, or newer ones, first.
 type askPermitsOp struct {
 	completion
 	queue string
 	value []byte // the settings
-	report
+	permits.Report
 }
 
 func (op *askPermitsOp) resolve(s *shard) {
@@ -441,17 +452,16 @@ func (op *askPermitsOp) resolve(s *shard) {
 		return
 	}
 	s.follow()
-	c := s.permitsOf(s.QueueNamed(op.queue))
-	p, q := c.permits(), c.Queue
+	c := s.permits.of(s.QueueNamed(op.queue))
+	p, leased := c.permits(), int(c.Counts.Leased)
 	if p == nil { // it needs none, by newer settings
 		s.permits.reports++
-		op.report = report{epoch: s.epoch, seq: s.permits.reports, held: int(q.Counts.Leased)}
+		op.Report = permits.Report{Epoch: s.epoch, Seq: s.permits.reports, Held: leased}
 		return
 	}
-	p.void()
-	p.note(int(q.Counts.Leased) + p.unused)
-	op.report = p.told
-	s.markDirty(c)
+	p.hangUp()
+	op.Report = p.Tell(leased, s.Now)
+	s.permits.markDirty(c)
 }
 
 func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {
@@ -460,23 +470,51 @@ func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {
 
 func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value = r.String(), r.Bytes() }
 
-func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.report.append(dst) }
+func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.Report.Append(dst) }
 
-func (op *askPermitsOp) decodeReply(r *wire.Reader) {
-	op.report = readReport(r)
-	if op.held < 0 || op.unused < 0 {
-		r.Fail()
-	}
+func (op *askPermitsOp) decodeReply(r *wire.Reader) { op.Report = permits.ReadReport(r) }
+
+// permitsTold is what has become of an askPermitsOp.
+type permitsTold struct {
+	allocator *permitAllocator
+	shard     int
+	op        *askPermitsOp
+	err       error
 }
 
-// openGates opens the queues whose rates let the next tasks pass.
-func (s *shard) openGates() {
-	for q := s.claims.Opening(); q != nil; q = s.claims.Opening() {
-		if c := s.permits.queues[q.Queue]; c != nil && c.allocator != nil {
-			s.allot(c.allocator)
-		}
+func (t *permitsTold) resolve(s *shard) {
+	w := t.allocator
+	if w.claims.allocator != w {
+		return
 	}
+	if t.err != nil {
+		w.Untold(t.shard)
+		s.permits.markDirty(w.claims)
+		return
+	}
+	if w.Told(t.shard, &t.op.Report, time.Now()) {
+		w.dismiss(s, t.shard)
+	}
+	w.allot(s)
 }
 
-// MayAsk is always true: the permit allocator may have permits.
-func (p *permits) MayAsk() bool { return true }
+func (t *permitsTold) settle(error) {}
+
+// doHere is do without a ctx, for an operation that nobody else has. It does not
+// wait for the answer of a node that leads the shard no more.
+func (n *node) doHere(shard int, op request) error {
+	change := n.queue.replicas[shard].group.Changed()
+	ctx, cancel := context.WithCancel(n.ctx)
+	defer cancel()
+	n.background.Go(func() {
+		contain(n.log, "watch of a leader", func() {
+			select {
+			case <-change:
+				cancel()
+			case <-ctx.Done():
+			}
+		}, func(error) { cancel() })
+	})
+	_, err := n.do(ctx, shard, op)
+	return err
+}

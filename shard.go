@@ -70,6 +70,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		space:  newDiskSpace(opts, st.Dir()),
 		steps:  stepClock{table: new(stepTable)},
 	}
+	s.permits.shard = s
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates})
 	return s
 }
@@ -127,7 +128,7 @@ func (s *shard) runGuarded() {
 // run is the owner: it takes what waits, decides it, persists it, and wakes
 // the callers, until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
-	for s.flushReports(); s.gather(); s.flushReports() {
+	for s.permits.flush(); s.gather(); s.permits.flush() {
 		s.resolve()
 		err := s.Broken
 		if err == nil {
@@ -481,7 +482,7 @@ func (s *shard) dismiss(reason error) {
 	for _, op := range append(s.undecided.deferred, s.space.parked...) {
 		refuse(op, reason)
 	}
-	s.closePermits(reason)
+	s.permits.close(reason)
 	local := reason
 	if s.node != nil && errors.Is(reason, ErrNotLeader) { // claims of this node go on waiting, elsewhere
 		local = nil

@@ -24,6 +24,7 @@ import (
 
 	"codeq/internal/cluster"
 	"codeq/internal/raftlog"
+	"codeq/internal/testkit"
 )
 
 // simCluster is a cluster whose nodes have a network, disks and clocks in
@@ -125,7 +126,7 @@ func (c *simCluster) open(n *simNode) error {
 	n.mu.Lock()
 	fuse := &simFuse{}
 	fuse.free.Store(simFree)
-	o.fs = simFS{&hookFS{FS: n.disk, before: fuse.before}, fuse}
+	o.fs = simFS{&testkit.HookFS{FS: n.disk, Before: fuse.before}, fuse}
 	votes, peers, join := n.votes, c.peers, n.join
 	n.mu.Unlock()
 	o.wall = func() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
@@ -223,7 +224,7 @@ const simFree = 1 << 40
 
 // simFS is a node's disk.
 type simFS struct {
-	*hookFS
+	*testkit.HookFS
 	fuse *simFuse
 }
 

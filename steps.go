@@ -181,7 +181,7 @@ type ownUpkeep struct {
 }
 
 var ownUpkeeps = [...]ownUpkeep{
-	{StepGates, engine.RoomLow, func(s *shard) bool { return s.claims.NextOpening() <= s.Now }, (*shard).openGates},
+	{StepGates, engine.RoomLow, func(s *shard) bool { return s.claims.NextOpening() <= s.Now }, func(s *shard) { s.permits.openGates() }},
 	{StepTidy, engine.RoomEmpty, func(s *shard) bool { return s.claims.IsSweeping() }, func(s *shard) { s.claims.SweepOn() }},
 	{StepTidy, engine.RoomEmpty, func(s *shard) bool { return s.claims.AreSetsDropped() }, func(s *shard) { s.claims.DropSetsOn() }},
 }

@@ -1,9 +1,9 @@
 // Package arena cuts small records out of shared memory.
 package arena
 
-// Arena cuts small records out of shared chunks: the tasks of a batch come and
-// go together, and one allocation for many costs the garbage collector less.
-// A payload that a worker keeps holds on to chunkBytes bytes at the most.
+// Arena cuts small records out of shared chunks: the tasks of a batch come and go together, and one
+// allocation for many costs the garbage collector less. A payload that a worker keeps retains at
+// most chunkBytes bytes.
 type Arena struct{ chunk []byte }
 
 const (

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// EndOf says why ctx has ended: the error matches context.Canceled or context.DeadlineExceeded,
-// and the cause if the ctx was given one. REQUIRES: ctx has ended.
+// EndOf says why ctx has ended: the error matches context.Canceled or context.DeadlineExceeded, and
+// the cause if the ctx was given one. REQUIRES: ctx has ended.
 func EndOf(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if errors.Is(cause, err) {

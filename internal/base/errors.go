@@ -1,13 +1,13 @@
-// Package base has the errors that inner packages return and users branch on. Package codeq
-// publishes them, and documents what they mean.
+// Package base has the errors that inner packages return and users test for. Package codeq
+// publishes and documents them.
 package base
 
 import "errors"
 
-// Of stored data.
+// Errors of stored data.
 var ErrCorrupt = errors.New("codeq: stored data is corrupt")
 
-// Of a queue's directory.
+// Errors of a queue's directory.
 var (
 	ErrNotMember  = errors.New("codeq: directory is not that of the node")
 	ErrNotQueue   = errors.New("codeq: directory is not a queue")
@@ -17,7 +17,7 @@ var (
 	ErrCopied     = errors.New("codeq: directory is a copy of a queue that was not closed")
 )
 
-// Of shards.
+// Errors of shards.
 var (
 	ErrClosed    = errors.New("codeq: queue is closed")
 	ErrFailed    = errors.New("codeq: shard failed")
@@ -25,7 +25,7 @@ var (
 	ErrNotLeader = errors.New("codeq: shard has no leader")
 )
 
-// Of tasks and leases.
+// Errors of tasks and leases.
 var (
 	ErrNotFound   = errors.New("codeq: not found")
 	ErrNotWaiting = errors.New("codeq: task does not wait")

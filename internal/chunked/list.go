@@ -9,8 +9,8 @@ const (
 )
 
 // List is a list that grows at its end. A slice that grows is copied now and then, all of it in one
-// step; a List allocates one chunk at the most, and copies that much, or the list of its chunks. Its
-// zero value is empty and ready to use.
+// step; a List allocates and copies at most one chunk, or the list of its chunks. Its zero value is
+// empty and ready to use.
 //
 // A List has no lock.
 type List[T any] struct {
@@ -27,7 +27,8 @@ func (l *List[T]) Len() int {
 	return len(l.first)
 }
 
-// At returns the i-th element, or the zero value of T if i is Len or more. It panics if i is negative.
+// At returns the i-th element, or the zero value of T if i is Len or more. It panics if i is
+// negative.
 func (l *List[T]) At(i int) (v T) {
 	if i < len(l.first) {
 		return l.first[i]
@@ -56,7 +57,7 @@ func (l *List[T]) Append(v T) {
 	}
 	n := len(l.rest)
 	if n == 0 || len(l.rest[n-1]) == chunkLen {
-		if n < cap(l.rest) && l.rest[:n+1][n] != nil { // Pop has left it
+		if n < cap(l.rest) && l.rest[:n+1][n] != nil { // left by Pop
 			l.rest = l.rest[:n+1]
 		} else {
 			l.rest = append(l.rest, make([]T, 0, chunkLen))
@@ -66,7 +67,7 @@ func (l *List[T]) Append(v T) {
 	l.rest[n-1] = append(l.rest[n-1], v)
 }
 
-// Pop takes the last element off the list. It panics if there is none.
+// Pop removes the last element. It panics if there is none.
 func (l *List[T]) Pop() T {
 	last := &l.first
 	n := len(l.rest)
@@ -76,7 +77,8 @@ func (l *List[T]) Pop() T {
 	end := len(*last) - 1
 	v := (*last)[end]
 	clear((*last)[end:])
-	if *last = (*last)[:end]; n > 0 && end == 0 { // the chunk stays for the next Append, the one behind it goes
+	// the chunk stays for the next Append, the unused one after it is released
+	if *last = (*last)[:end]; n > 0 && end == 0 {
 		if n < cap(l.rest) {
 			l.rest[:n+1][n] = nil
 		}
@@ -85,8 +87,8 @@ func (l *List[T]) Pop() T {
 	return v
 }
 
-// Remove takes the i-th element off the list. The last one moves to its place, and is returned, unless it
-// is the one that goes. It panics if there is no i-th element.
+// Remove removes the i-th element. The last element takes its place, and is returned, unless it is
+// the removed one itself. It panics if there is no i-th element.
 func (l *List[T]) Remove(i int) (moved T, ok bool) {
 	last := l.Pop()
 	if i == l.Len() {
@@ -106,7 +108,7 @@ func (l *List[T]) AppendTo(dst []T, i, j int) []T {
 	return dst
 }
 
-// All yields the elements and their indexes, in order. The list is not to shrink meanwhile.
+// All yields the elements and their indexes, in order. The list must not shrink meanwhile.
 func (l *List[T]) All() iter.Seq2[int, T] {
 	return func(yield func(int, T) bool) {
 		for i := range l.Len() {

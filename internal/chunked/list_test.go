@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestListAgainstSlice: a list is what a slice is, around the ends of chunks too.
+// TestListAgainstSlice: a list behaves like a slice, around the ends of chunks too.
 func TestListAgainstSlice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var l List[int]
@@ -58,7 +58,7 @@ func TestListAgainstSlice(t *testing.T) {
 	})
 }
 
-// TestListGrowsByChunks: no chunk is larger than it should be, and those that are empty go.
+// TestListGrowsByChunks: no chunk is larger than it should be, and empty ones are released.
 func TestListGrowsByChunks(t *testing.T) {
 	var l List[*int]
 	for range 300 * chunkLen {
@@ -75,7 +75,7 @@ func TestListGrowsByChunks(t *testing.T) {
 	require.Equal(t, 1, l.Len())
 }
 
-// TestListReleases: what was popped is not kept from the garbage collector.
+// TestListReleases: the garbage collector can free what was popped.
 func TestListReleases(t *testing.T) {
 	var l List[*int]
 	for range chunkLen + 1 {
@@ -94,7 +94,8 @@ func TestListReleases(t *testing.T) {
 	require.Nil(t, l.rest[:2][1], "one chunk stays")
 }
 
-// TestListAtTheEndOfAChunk: a list that grows and shrinks there allocates nothing.
+// TestListAtTheEndOfAChunk: a list that grows and shrinks around the end of a chunk allocates
+// nothing.
 func TestListAtTheEndOfAChunk(t *testing.T) {
 	var l List[int]
 	for range 3 * chunkLen {

@@ -9,20 +9,21 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Pebble finds the place of a key in its memtable beside the place of the key before it: in a batch in the
-// order of its keys that costs a third to two thirds of what it costs if each key is elsewhere. What the hot path writes
-// is in that order by itself; what moves tasks writes several ranges by turns, and is brought into it.
+// Pebble finds the place of a key in its memtable starting from the key inserted before it: a batch
+// in the order of its keys costs a third to two thirds of what it costs if each key is elsewhere.
+// What the hot path writes is in that order by itself; what moves tasks writes to several ranges in
+// turn, and is sorted.
 
-// sortFrom is how many entries a batch has at least that is sorted, and sortBytes its size at the most.
+// A batch is sorted if it has at least sortFrom entries and at most sortBytes bytes.
 const (
 	sortFrom  = 16
 	sortBytes = 2 * GroupBytes
 )
 
-// batchOrder sorts batches. It keeps memory for the next one.
+// batchOrder sorts batches. It keeps its memory for the next one.
 type batchOrder struct {
-	ranges  []batchEntry // deletions of ranges, with their ends as values
-	entries []batchEntry // that come behind them
+	ranges  []batchEntry // deletions of ranges; the values are their ends
+	entries []batchEntry // those that follow the ranges
 	order   []batchPlace
 	sorted  *pebble.Batch
 }
@@ -32,14 +33,14 @@ type batchEntry struct {
 	kind       pebble.InternalKeyKind
 }
 
-// batchPlace is an entry of the batch on its way to its place.
+// batchPlace is an entry of the batch while it is sorted.
 type batchPlace struct {
-	head uint64 // of the key, behind the byte of its range
+	head uint64 // first bytes of the key after the byte of its range
 	at   int32
 }
 
-// sort returns a batch with the entries of b in the order of their keys, those of one key as they were. It
-// returns b itself if b cannot be sorted; otherwise b is what it keeps for the next one.
+// sort returns a batch with the entries of b in the order of their keys; entries of one key keep
+// their order. It returns b itself if b cannot be sorted; otherwise it keeps b for the next call.
 func (o *batchOrder) sort(db *pebble.DB, b *pebble.Batch) *pebble.Batch {
 	if b.Len() > sortBytes || !o.read(b) {
 		return b
@@ -50,7 +51,8 @@ func (o *batchOrder) sort(db *pebble.DB, b *pebble.Batch) *pebble.Batch {
 	}
 	sorted := o.sorted
 	for i := range o.ranges {
-		_ = sorted.DeleteRange(o.ranges[i].key, o.ranges[i].value, nil) // fails for indexed batches only
+		// DeleteRange and Finish fail for indexed batches only.
+		_ = sorted.DeleteRange(o.ranges[i].key, o.ranges[i].value, nil)
 	}
 	for _, p := range o.order {
 		e := &o.entries[p.at]
@@ -65,15 +67,15 @@ func (o *batchOrder) sort(db *pebble.DB, b *pebble.Batch) *pebble.Batch {
 			op = sorted.SingleDeleteDeferred(len(e.key))
 		}
 		copy(op.Key, e.key)
-		_ = op.Finish() // likewise
+		_ = op.Finish()
 	}
 	b.Reset()
 	o.sorted = b
 	return sorted
 }
 
-// read reads the entries of a batch. It is false if they cannot be sorted: the deletion of a range is
-// about what comes before it.
+// read reads the entries of a batch. It returns false if they cannot be sorted: the deletion of a
+// range concerns the entries before it.
 func (o *batchOrder) read(b *pebble.Batch) bool {
 	o.ranges, o.entries = o.ranges[:0], o.entries[:0]
 	for r := b.Reader(); ; {
@@ -95,7 +97,7 @@ func (o *batchOrder) read(b *pebble.Batch) bool {
 	}
 }
 
-// arrange puts the entries in order: first by range, within which most are in order already.
+// arrange sorts the entries: first by range, within which most are in order already.
 func (o *batchOrder) arrange() {
 	var ends [256]int32
 	for i := range o.entries {
@@ -107,7 +109,7 @@ func (o *batchOrder) arrange() {
 	o.order = slices.Grow(o.order[:0], len(o.entries))[:len(o.entries)]
 	for i := range o.entries {
 		key := o.entries[i].key
-		end := &ends[key[0]] // of those of the range that have been placed
+		end := &ends[key[0]] // of the entries of the range that have been placed
 		o.order[*end] = batchPlace{headOf(key[1:]), int32(i)}
 		*end++
 	}
@@ -127,7 +129,7 @@ func (o *batchOrder) compare(x, y batchPlace) int {
 	return cmp.Or(bytes.Compare(o.entries[x.at].key, o.entries[y.at].key), cmp.Compare(x.at, y.at))
 }
 
-// headOf is the first eight bytes as a number, in the same order; zeros stand for those that are missing.
+// headOf returns the first eight bytes as a number, in the same order; missing bytes count as zero.
 func headOf(b []byte) uint64 {
 	if len(b) >= 8 {
 		return binary.BigEndian.Uint64(b)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// leaseLost is the error for a receipt that is not that of a lease in force.
+// leaseLost is the error for a receipt that names no current lease.
 func (s *State) leaseLost(r Receipt) error { return LeaseLost(r, s.canceled.Has(r)) }
 
 func LeaseLost(r Receipt, canceled bool) error {

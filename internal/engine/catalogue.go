@@ -3,10 +3,10 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math"
 	"strings"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
@@ -17,51 +17,49 @@ import (
 	"codeq/internal/store"
 )
 
-// catalogue is the numbers of a shard's lanes and queues. A lane is in memory while it
-// has ready or leased tasks, a queue while it has tasks in any state, settings, or
-// claims that wait; and some thousands are that were needed last. When a lane is
-// needed again it gets another number, which costs no read: what is stored under the
-// old one (a task that waits, the ID of one that is kept) finds the lane by the old
-// entry. laneSweep removes the entries that nothing names any more.
+// catalogue has the numbers of a shard's lanes and queues. A lane is in memory while it has ready
+// or leased tasks, a queue while it has tasks in any state, settings, or waiting claims; some
+// thousands of others stay that were used last. A lane that comes back gets another number, which
+// costs no read: what is stored under the old one (a task that waits, the ID of one that is kept)
+// finds the lane by the old entry. LaneSweep removes the entries that nothing names any more.
 //
-// Invariant: the tasks in the range Task lie under numbers of lanes in memory. Of the
-// entries of a (queue, tenant, priority) the one with the largest Seq has the number
-// that is, or was last, in memory. A queue with a task keeps its number, and the
-// entries of the lanes that its tasks name have it. No number of aliases has been that of a
-// lane in memory since it was asked for.
+// Invariant: the tasks in the range Task lie under numbers of lanes in memory. Among the entries of
+// a (queue, tenant, priority), the one with the largest Seq has the number that is, or was last, in
+// memory. A queue with a task keeps its number, and the entries of the lanes that its tasks name
+// have it. No number in aliases has been that of a lane in memory since it was looked up.
 //
-// The shard's owner uses it.
+// Only the shard's owner uses it.
 type catalogue struct {
-	lanes, queues   numset.Set // numbers that are taken, as the group leaves the ranges Lane and Queue
-	loaded, current numset.Set // those of the lanes, and of the queues, in memory
+	lanes, queues   numset.Set // numbers that are taken once the group has persisted
+	loaded, current numset.Set // numbers of the lanes and queues in memory
 	seq             uint64     // the largest Seq of an entry
 
-	aliases map[uint32]*Lane // by other numbers of lanes in memory: some of those that were asked for
-	idle    laneList         // every lane in memory that is idle, and others
-	gone    [64]uint64       // arrived of queues that have left memory, by hash of their names
+	aliases map[uint32]*Lane // by other numbers of lanes in memory: some of those looked up
+	idle    laneList         // all lanes in memory that are idle, and some that are not
+	gone    [64]uint64       // by hash of the name: Queue.arrived of queues that have left memory
 
 	sweep   *LaneSweep // nil: none is under way
-	sweepAt int        // how many lanes may be out of memory before the next one
+	sweepAt int        // how many lanes may be out of memory before the next sweep
 	swept   uint64     // sweeps that have ended since Open
 }
 
 const (
-	IdleLanes  = 1 << 13 // lanes that may be idle in memory
-	SweepLanes = 1 << 13 // entries of lanes that are not in memory, at the least, that make for a sweep
+	IdleLanes  = 1 << 13 // idle lanes that stay in memory
+	SweepLanes = 1 << 13 // a sweep begins with at least so many entries that are not in memory
 	aliasesCap = 1 << 12
 )
 
 func newCatalogue(sweepLanes int) catalogue {
 	c := catalogue{sweepAt: sweepLanes}
-	c.queues.Add(0) // which is nobody's
+	c.queues.Add(0) // 0 is never assigned
 	return c
 }
 
 // isIdle reports whether a lane has neither ready nor leased tasks.
 func (l *Lane) isIdle() bool { return l.leased == 0 && l.drained() }
 
-// lane returns a lane, and enters it into the catalogue when it is not in memory.
-// REQUIRES: hasLanes has agreed.
+// lane returns a lane. One that is not in memory is added to the catalogue.
+// REQUIRES: hasLanes has returned nil.
 func (s *State) lane(k LaneKey) *Lane {
 	q := s.QueueNamed(k.Queue)
 	if l := q.lane(k.Tenant, k.Priority); l != nil {
@@ -85,10 +83,10 @@ func (s *State) enterLane(l *Lane) {
 	s.catalogue.seq++
 	entry := keys.LaneValue{Queue: q.number, Priority: l.Priority, Tenant: l.tenant, Seq: s.catalogue.seq}
 	s.Group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
-	s.rested(l)
+	s.noteIdle(l)
 }
 
-// addQueue makes a queue known by its number.
+// addQueue makes a queue available by its number.
 func (s *State) addQueue(q *Queue) {
 	setAt(&s.numbers, q.number, q)
 	s.catalogue.current.Add(q.number)
@@ -97,12 +95,12 @@ func (s *State) addQueue(q *Queue) {
 func (s *State) addLane(l *Lane) {
 	setAt(&s.lanes, l.number, l)
 	s.catalogue.loaded.Add(l.number)
-	delete(s.catalogue.aliases, l.number) // it may have been another lane's
+	delete(s.catalogue.aliases, l.number) // it may have been the number of another lane
 	l.window.Use(&s.windows.pool)
 	l.queue.addLane(l)
 }
 
-// setAt sets the n-th element of a list, which grows to that if it is shorter.
+// setAt sets the n-th element of a list, and grows the list if it is shorter.
 func setAt[T any](all *chunked.List[*T], n uint32, v *T) {
 	for int(n) >= all.Len() {
 		all.Append(nil)
@@ -110,7 +108,7 @@ func setAt[T any](all *chunked.List[*T], n uint32, v *T) {
 	all.Set(int(n), v)
 }
 
-// hasLanes refuses tasks for which there might be no lane left.
+// hasLanes refuses tasks if the lanes might run out.
 func (s *State) hasLanes(tasks int) error {
 	if s.catalogue.lanes.Len()+tasks > keys.MaxLane {
 		return ErrNoLanes
@@ -136,7 +134,7 @@ func (s *State) laneNumbered(n uint32) (*Lane, error) {
 	}
 	q := s.QueueNamed(key.Queue)
 	l := q.lane(key.Tenant, key.Priority)
-	if l == nil { // it gets its number back
+	if l == nil { // the entry gets its number back
 		if c.sweep != nil {
 			c.sweep.lanes.Remove(n)
 		}
@@ -151,8 +149,8 @@ func (s *State) laneNumbered(n uint32) (*Lane, error) {
 	return l, nil
 }
 
-// laneEntry reads what the catalogue has under a number; the error is
-// pebble.ErrNotFound if there is nothing.
+// laneEntry reads the catalogue's entry of a number; the error is pebble.ErrNotFound if there is
+// none.
 func (s *State) laneEntry(n uint32) (LaneKey, error) {
 	b, err := s.read(keys.AppendNumbered(nil, keys.Lane, n))
 	if err == nil && b == nil {
@@ -172,9 +170,9 @@ func (s *State) laneEntry(n uint32) (LaneKey, error) {
 	return LaneKey{string(name), v.Tenant, v.Priority}, err
 }
 
-// birthplace returns the queue in which a task with an ID would have been produced; nil
-// if that queue has no tasks. Of an ID that no stored task has, it may be any queue.
-func (s *State) birthplace(id keys.ID) (*Queue, error) {
+// originQueue returns the queue in which a task was produced, by the lane in its ID; nil if that
+// queue has no tasks. For an ID that no stored task has, it may be any queue.
+func (s *State) originQueue(id keys.ID) (*Queue, error) {
 	n := keys.LaneOf(id)
 	if l := s.lanes.At(int(n)); l != nil {
 		return l.queue, nil
@@ -186,7 +184,7 @@ func (s *State) birthplace(id keys.ID) (*Queue, error) {
 	return s.Queues[key.Queue], err
 }
 
-// laneList is lanes in the order in which they were added last.
+// laneList holds lanes in the order in which they were last added.
 type laneList struct {
 	first, last *Lane
 	n           int
@@ -207,7 +205,7 @@ func (t *laneList) push(l *Lane) {
 	t.n++
 }
 
-// remove takes a lane out, if it is there.
+// remove takes a lane out if it is in the list.
 func (t *laneList) remove(l *Lane) {
 	if !l.idler {
 		return
@@ -226,23 +224,24 @@ func (t *laneList) remove(l *Lane) {
 	t.n--
 }
 
-// rested is called when a lane may have become idle.
-func (s *State) rested(l *Lane) {
+// noteIdle is called when a lane may have become idle.
+func (s *State) noteIdle(l *Lane) {
 	if l.isIdle() {
 		s.catalogue.idle.push(l)
 	}
 }
 
-// Rest is called when a queue may be of no more use to anybody.
+// Rest is called when a queue may no longer be needed.
 func (s *State) Rest(q *Queue) {
-	if !q.resting && q.lanes.Len() == 0 { // else the last of them sees to it
+	if !q.resting && q.lanes.Len() == 0 { // else the last of them calls Rest
 		q.resting = true
 		s.resting = append(s.resting, q)
 	}
 }
 
-// forgetIdle drops from memory the lanes that have been idle for longest, beyond those
-// that may stay, and the queues that have come to rest. It costs by what the group did, and by DoubtsAtOnce.
+// forgetIdle drops from memory the lanes that have been idle longest, beyond those that may stay,
+// and reports the queues that are no longer needed. Its cost grows with what the group did, and
+// with DoubtsAtOnce.
 // REQUIRES: the group is empty.
 func (s *State) forgetIdle() {
 	c := &s.catalogue
@@ -256,29 +255,30 @@ func (s *State) forgetIdle() {
 	s.forgetQueues()
 }
 
-// DoubtsAtOnce is how many queues a group looks at once more when no wakeups are on disk only.
+// DoubtsAtOnce is how many doubtful queues a group checks once no wakeups are on disk only.
 const DoubtsAtOnce = 1 << 10
 
-// forgetQueues says which queues have come to rest: the owner drops them, unless it needs them itself. While there are wakeups of one in memory
-// it stays, until they are obeyed; while wakeups are on disk only, of which a queue may have some, it is doubtful.
+// forgetQueues reports the queues that the rules no longer need: the owner drops them, unless it
+// needs them itself. A queue with wakeups in memory stays until they are applied. While wakeups are
+// on disk only, a queue that may have some of them is doubtful, and stays as well.
 func (s *State) forgetQueues() {
 	if !s.wakeups.onDisk {
 		for range min(s.doubtful.Len(), DoubtsAtOnce) {
 			s.resting = append(s.resting, s.doubtful.Pop())
 		}
 	}
-	var marked map[*Queue]bool
+	var awakened map[*Queue]bool
 	for _, q := range s.resting {
 		if q.hasWakeups && s.wakeups.onDisk {
 			s.doubtful.Append(q)
 			continue
 		}
 		if q.resting = false; q.hasWakeups {
-			if marked == nil {
-				marked = s.wakeups.queues()
+			if awakened == nil {
+				awakened = s.wakeups.queues()
 			}
-			if q.hasWakeups = marked[q]; q.hasWakeups {
-				continue // the last of them brings it back
+			if q.hasWakeups = awakened[q]; q.hasWakeups {
+				continue // applying the last of them calls Rest
 			}
 		}
 		if s.isUnknown(q) {
@@ -289,7 +289,7 @@ func (s *State) forgetQueues() {
 	s.resting = s.resting[:0]
 }
 
-// HasDoubts reports whether queues may be forgotten now that could not be before.
+// HasDoubts reports whether doubtful queues can be checked now.
 func (s *State) HasDoubts() bool { return s.doubtful.Len() > 0 && !s.wakeups.onDisk }
 
 // dropLane drops an idle lane from memory.
@@ -310,13 +310,13 @@ func (s *State) dropLane(l *Lane) {
 	s.catalogue.loaded.Remove(l.number)
 }
 
-// isUnknown reports whether the rules need nothing of what memory has of a queue.
+// isUnknown reports whether the rules need nothing that memory has of a queue.
 func (s *State) isUnknown(q *Queue) bool {
 	return q.lanes.Len() == 0 && q.Counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && !q.Fed && q.rechecks == 0 &&
 		q.Version == 0
 }
 
-// Forget forgets a queue that nobody needs.
+// Forget removes a queue that nobody needs from memory.
 func (s *State) Forget(q *Queue) {
 	c := &s.catalogue
 	delete(s.Queues, q.Name)
@@ -328,24 +328,22 @@ func (s *State) Forget(q *Queue) {
 	c.gone[c.slot(q.Name)] += q.arrived
 }
 
-var nameSeed = maphash.MakeSeed()
-
 func (c *catalogue) slot(queue string) int {
-	return int(maphash.String(nameSeed, queue) % uint64(len(c.gone)))
+	return int(xxhash.Sum64String(queue) % uint64(len(c.gone)))
 }
 
-// loadCatalogue reads which numbers are taken, and brings into memory the queues with
-// tasks, and the lanes that may have ready or leased ones.
+// loadCatalogue reads which numbers are taken, and loads the queues with tasks, and the lanes that
+// may have ready or leased ones.
 func (s *State) loadCatalogue() error {
-	marked, err := s.loadAwakened()
+	awakened, err := s.loadAwakened()
 	if err != nil {
 		return err
 	}
-	s.wakeups.onDisk = len(marked) > 0
+	s.wakeups.onDisk = len(awakened) > 0
 	c := &s.catalogue
 	if err := schema.ReadAhead(s.Store, s.readQueues, func(e storedQueue) error {
 		c.queues.Add(e.number)
-		if e.counts == (keys.Counts{}) && !marked[e.number] {
+		if e.counts == (keys.Counts{}) && !awakened[e.number] {
 			return nil
 		}
 		known := len(s.Queues)
@@ -353,7 +351,7 @@ func (s *State) loadCatalogue() error {
 		if len(s.Queues) == known {
 			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.number)
 		}
-		q.number, q.Counts, q.hasWakeups = e.number, e.counts, marked[e.number]
+		q.number, q.Counts, q.hasWakeups = e.number, e.counts, awakened[e.number]
 		s.addQueue(q)
 		s.noteBusy(q)
 		return nil
@@ -394,7 +392,7 @@ type storedQueue struct {
 	counts keys.Counts
 }
 
-// readQueues emits the queues of the catalogue, and sets the minting clock.
+// readQueues emits the queues of the catalogue, and sets the minter's clock.
 func (s *State) readQueues(emit func(storedQueue) error) error {
 	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
 	if err != nil {
@@ -405,7 +403,7 @@ func (s *State) readQueues(emit func(storedQueue) error) error {
 	if err := schema.Scan(s.Store.DB(), keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n == 0 {
-			return fmt.Errorf("%w: queue %x", base.ErrCorrupt, key)
+			return fmt.Errorf("%w: malformed queue key %x", base.ErrCorrupt, key)
 		}
 		counts, err := s.readCounters(it, n)
 		if err != nil {
@@ -419,13 +417,13 @@ func (s *State) readQueues(emit func(storedQueue) error) error {
 	return err
 }
 
-// readCounters returns the counts of the queue with a number, which is not smaller than any
-// that was asked for before, and goes on behind it.
+// readCounters returns the counts of the queue with a number, and moves the iterator behind them.
+// The numbers of successive calls do not decrease.
 func (s *State) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
 	for ; it.Valid(); it.Next() {
 		n, err := keys.ParseNumbered(it.Key())
 		if err != nil {
-			return tasks, fmt.Errorf("%w: counters of queue %x", base.ErrCorrupt, it.Key())
+			return tasks, fmt.Errorf("%w: malformed counters key %x", base.ErrCorrupt, it.Key())
 		}
 		if n > number {
 			break
@@ -458,37 +456,37 @@ func (s *State) readLanes(emit func(storedLane) error) error {
 	return schema.Scan(s.Store.DB(), keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n > keys.MaxLane {
-			return fmt.Errorf("%w: lane %x", base.ErrCorrupt, key)
+			return fmt.Errorf("%w: malformed lane key %x", base.ErrCorrupt, key)
 		}
 		v, err := keys.ParseLaneValue(value)
 		if err != nil || v.Queue == 0 || v.Priority > MaxPriority {
-			return fmt.Errorf("%w: lane %d is %x", base.ErrCorrupt, n, value)
+			return fmt.Errorf("%w: lane %d has value %x", base.ErrCorrupt, n, value)
 		}
 		return emit(storedLane{n, v})
 	})
 }
 
-// loadAwakened returns the numbers of the queues that have wakeups: tasks of theirs, if only
-// those to come, depend on what becomes of the wakeups.
+// loadAwakened returns the numbers of the queues that have wakeups: these concern tasks of theirs,
+// perhaps tasks still to come.
 func (s *State) loadAwakened() (map[uint32]bool, error) {
-	marked := make(map[uint32]bool)
+	awakened := make(map[uint32]bool)
 	lower, upper := keys.Range(keys.Wake)
 	for lower != nil {
 		from := lower
 		lower = nil
 		if err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 			n, _, _, err := keys.ParseGrouped(it.Key())
-			marked[n] = true
+			awakened[n] = true
 			lower = keys.GroupEnd(keys.AppendNumbered(nil, keys.Wake, n))
 			return false, err
 		}); err != nil {
 			return nil, err
 		}
 	}
-	return marked, nil
+	return awakened, nil
 }
 
-// beginLanes says of each lane what load knows of its tasks, once the leases are known.
+// beginLanes sets what load knows of the tasks of each lane, once the leases are known.
 func (s *State) beginLanes() error {
 	for _, l := range s.lanes.All() {
 		switch {
@@ -496,12 +494,12 @@ func (s *State) beginLanes() error {
 		case l.queue.Counts.Ready > 0:
 			s.joinRing(l)
 			if l.queue.Counts.Ready > deepLane {
-				l.spilled = deepLane // perhaps it is another lane of the queue that is deep
+				l.spilled = deepLane // perhaps another lane of the queue is the deep one
 				s.Store.AddDeepLane(l.number)
 			}
 		default:
 			l.complete = true
-			s.rested(l)
+			s.noteIdle(l)
 		}
 	}
 	s.forgetIdle()

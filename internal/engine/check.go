@@ -28,13 +28,13 @@ func (c *checker) report(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf(format, args...))
 }
 
-// Check compares memory with what disk has, and returns what is not as it should be: it is for tests, and
-// costs by all that is stored. REQUIRES: IsAtRest. needed says which queues the owner needs. claimable tells
-// whether a queue has a task that may be leased.
+// Check compares memory with what disk has, and returns the differences. It is for tests: its cost
+// grows with all that is stored. REQUIRES: IsAtRest. needed reports whether the owner needs a
+// queue; claimable, whether a queue has a task that may be leased.
 func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable func(*Queue) bool, err error) {
 	c := &checker{state: s, disk: disk, needed: needed, onDisk: make(map[*Lane][]window.Item)}
 	for _, check := range []func() error{
-		c.leases, c.trails, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring, c.mirrors, c.buckets,
+		c.leases, c.trails, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring, c.caches, c.buckets,
 		c.limits, c.settings, c.outbox,
 	} {
 		if err := check(); err != nil {
@@ -44,14 +44,15 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 	return c.claimable, errors.Join(c.errs...)
 }
 
-// IsAtRest reports whether nothing is under way: no key is gathered, and nothing is to be refilled or done.
+// IsAtRest reports whether nothing is under way: the group is empty, and no refill and no upkeep is
+// due.
 func (s *State) IsAtRest() bool {
 	g := &s.Group
 	busy := !g.Batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) > 0
 	return !busy && !s.out.ahead && len(s.refiller.wants) == 0 && !s.UpkeepIsDue()
 }
 
-// claimable reports whether a queue has a task that may be leased, but for what its gate says.
+// claimable reports whether a queue has a task that may be leased, as far as its gate allows.
 func (c *checker) claimable(q *Queue) bool {
 	if q.Settings.Paused {
 		return false
@@ -67,7 +68,7 @@ func (c *checker) claimable(q *Queue) bool {
 	return false
 }
 
-// leases: the table has exactly the leases in force on disk.
+// leases: the table has exactly the valid leases on disk.
 func (c *checker) leases() error {
 	s := c.state
 	type entry struct {
@@ -75,7 +76,7 @@ func (c *checker) leases() error {
 		keys.LeaseHeader
 		seq uint64
 	}
-	inForce := make(map[keys.ID]entry)
+	valid := make(map[keys.ID]entry)
 	onDisk := make(map[uint64]bool)
 	err := schema.Scan(c.disk, keys.Lease, func(key, value []byte) error {
 		seq, err := keys.ParseLease(key)
@@ -94,7 +95,7 @@ func (c *checker) leases() error {
 				return err
 			}
 			if head != nil {
-				inForce[e.ID] = entry{e, h, seq}
+				valid[e.ID] = entry{e, h, seq}
 			}
 		}
 		return nil
@@ -105,9 +106,9 @@ func (c *checker) leases() error {
 	live, held := make(map[*leaseRecord]int), 0
 	for id, l := range s.leases.byID {
 		held += len(l.copied)
-		e, ok := inForce[id]
+		e, ok := valid[id]
 		if !ok {
-			c.report("lease of %s is not in force on disk", id)
+			c.report("lease of %s is not valid on disk", id)
 			continue
 		}
 		live[l.record]++
@@ -124,10 +125,10 @@ func (c *checker) leases() error {
 		if !l.expiry.Queued() || l.expiry.Value != l {
 			c.report("lease of %s has no deadline", id)
 		}
-		delete(inForce, id)
+		delete(valid, id)
 	}
-	for id := range inForce {
-		c.report("lease of %s is in force on disk only", id)
+	for id := range valid {
+		c.report("lease of %s is valid on disk only", id)
 	}
 	if n := s.leases.wheel.Len(); n != len(s.leases.byID) {
 		c.report("%d deadlines for %d leases", n, len(s.leases.byID))
@@ -157,13 +158,14 @@ func (c *checker) leases() error {
 	return nil
 }
 
-// trails: the segments of each lane count the leased tasks that lie in them, and its reach is behind all.
+// trails: the segments of each lane count the leased tasks that lie in them, and its reach is after
+// all of them.
 func (c *checker) trails() error {
 	leased := make(map[*Lane][]uint64)
 	for _, ls := range c.state.leases.byID {
 		leased[ls.lane] = append(leased[ls.lane], ls.since)
 		if ls.since >= ls.lane.trail.reach {
-			c.report("lease of %s lies behind the reach of its lane", ls.id)
+			c.report("lease of %s lies after the reach of its lane", ls.id)
 		}
 	}
 	for _, l := range c.state.lanes.All() {
@@ -210,8 +212,8 @@ func (c *checker) ready() error {
 	})
 }
 
-// lanes: each window has the ready tasks before next, or all of them, and
-// whoever has ready tasks gets a turn.
+// lanes: each window has the ready tasks before next, or all of them, and each lane with ready
+// tasks is in a ring.
 func (c *checker) lanes() error {
 	s := c.state
 	for n, l := range s.lanes.All() {
@@ -244,8 +246,7 @@ func (c *checker) lanes() error {
 	return nil
 }
 
-// catalogue: memory knows which numbers are taken, and has no lane or queue that it need
-// not have.
+// catalogue: memory knows which numbers are taken, and has no lane or queue without need.
 func (c *checker) catalogue() error {
 	s, cat := c.state, &c.state.catalogue
 	lanes, queues := 0, 1
@@ -277,7 +278,7 @@ func (c *checker) catalogue() error {
 			c.report("lane %d is not known to be in memory", n)
 		}
 		if l.isIdle() && !l.idler {
-			c.report("lane %d is idle, and nobody knows", n)
+			c.report("lane %d is idle and not listed", n)
 		}
 	}
 	for l := cat.idle.first; l != nil; l = l.idleNext {
@@ -309,7 +310,7 @@ func (c *checker) catalogue() error {
 	return nil
 }
 
-// windowMemory: what all windows hold is accounted for, and bounded.
+// windowMemory: the bytes of all windows are counted, and bounded.
 func (c *checker) windowMemory() error {
 	s := c.state
 	sum, holders, most := 0, 0, 0
@@ -317,7 +318,7 @@ func (c *checker) windowMemory() error {
 	for l := s.windows.oldest; l != nil && !listed[l]; l = l.newer {
 		listed[l] = true
 		if l.newer == nil && l != s.windows.newest || l.newer != nil && l.newer.older != l {
-			c.report("lane %d is not well among those that hold memory", l.number)
+			c.report("lane %d is misplaced among those that hold memory", l.number)
 		}
 	}
 	for _, l := range s.lanes.All() {
@@ -343,8 +344,8 @@ func (c *checker) windowMemory() error {
 	return nil
 }
 
-// queues: counts and numbers are those of disk, rings are rings, and nobody
-// waits for a queue that has a ready task which may be claimed.
+// queues: counts and numbers are those on disk, rings are closed, and no claim waits for a queue
+// with a ready task that may be claimed.
 func (c *checker) queues() error {
 	s := c.state
 	counted := make(map[uint32]keys.Counts)
@@ -380,8 +381,8 @@ func (c *checker) queues() error {
 	return nil
 }
 
-// limits: the leases of each key are counted, and tasks that wait for room have
-// somebody whose end lets them go on.
+// limits: the leases of each key are counted, and tasks that wait for room have a lease whose end
+// lets them go on.
 func (c *checker) limits() error {
 	s := c.state
 	leased, ready := make(map[uint64]int), make(map[uint64]bool)
@@ -419,8 +420,8 @@ func (c *checker) limits() error {
 			}
 		}
 		waiting[scope]++
-		if front := cursorOf(&s.cursors, scope); bytes.Compare(id[:], front[:]) < 0 {
-			c.report("task %s waits in scope %x before its front %s", keys.FormatID(id), scope, front)
+		if cursor := cursorOf(&s.cursors, scope); bytes.Compare(id[:], cursor[:]) < 0 {
+			c.report("task %s waits in scope %x before its cursor %s", keys.FormatID(id), scope, cursor)
 		}
 		if scope != 0 && scope&keys.GroupScopeBit == 0 {
 			parked[scope] = true
@@ -460,7 +461,7 @@ func (c *checker) limits() error {
 	return err
 }
 
-// settings: those that the shard goes by are those of disk.
+// settings: those that the shard applies are those on disk.
 func (c *checker) settings() error {
 	stored := make(map[string][]byte)
 	err := schema.Scan(c.disk, keys.Settings, func(key, value []byte) error {
@@ -478,7 +479,7 @@ func (c *checker) settings() error {
 			value = []byte("{}")
 		}
 		if want, err := ParseSettings(value); err != nil || !reflect.DeepEqual(q.Settings, want.Settings) {
-			c.report("queue %q goes by %+v, its settings are %s: %v", name, q.Settings, value, err)
+			c.report("queue %q applies %+v, its settings are %s: %v", name, q.Settings, value, err)
 		}
 	}
 	if len(stored) > 0 {
@@ -487,8 +488,8 @@ func (c *checker) settings() error {
 	return err
 }
 
-// times: no scheduled task is due, no bucket expires, and no idempotency key
-// becomes free before the shard looks.
+// times: no scheduled task is due, no bucket expires, and no idempotency key becomes free before
+// the time at which the shard looks.
 func (c *checker) times() error {
 	s := c.state
 	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from dueCursor, err error) {
@@ -518,20 +519,20 @@ func (c *checker) times() error {
 	return errors.Join(err1, err2, err3)
 }
 
-// caches: what is held of keys, groups and parents is as on disk, and nothing is
-// missing that should be held.
-func (c *checker) mirrors() error {
+// caches: what they hold of keys, groups and parents is as on disk, and nothing is missing that
+// they should hold.
+func (c *checker) caches() error {
 	s := c.state
 	return errors.Join(
-		checkMirror(c, "idempotency key", &s.uniques),
-		checkMirror(c, "group", &s.groups),
-		checkMirror(c, "number of parents", &s.pending),
-		checkMirror(c, "end that is told", &s.teller.ends),
-		checkMirror(c, "number of pins", &s.pins.counts),
+		checkCache(c, "idempotency key", &s.uniques),
+		checkCache(c, "group", &s.groups),
+		checkCache(c, "number of parents", &s.pending),
+		checkCache(c, "end being told", &s.teller.ends),
+		checkCache(c, "number of pins", &s.pins.counts),
 	)
 }
 
-// buckets: their sizes are those of disk.
+// buckets: their sizes are those on disk.
 func (c *checker) buckets() error {
 	type place struct {
 		queue uint32
@@ -568,8 +569,8 @@ func (c *checker) buckets() error {
 	return err
 }
 
-// outbox: as many messages wait as are stored, numbered between first and next,
-// and none is under way.
+// outbox: as many messages wait as are stored, numbered between first and next, and none is being
+// sent.
 func (c *checker) outbox() error {
 	out := &c.state.out
 	n := make([]uint64, len(out.waiting))
@@ -636,7 +637,7 @@ func (c *checker) ring(q *Queue, priority int) {
 	}
 }
 
-// ahead: the lanes that are ahead are those that the ring says.
+// ahead: the lanes with ahead set are those that the ring says.
 func (c *checker) ahead(r *ring) {
 	l, bytes := r.first, 0
 	for i := range r.lanes {
@@ -656,7 +657,7 @@ func (c *checker) ahead(r *ring) {
 	}
 }
 
-func checkMirror[K, V comparable](c *checker, what string, m *writeBackCache[K, V]) error {
+func checkCache[K, V comparable](c *checker, what string, m *writeBackCache[K, V]) error {
 	onDisk := make(map[K]V)
 	err := schema.Scan(c.disk, m.prefix, func(key, value []byte) error {
 		k, v, err := m.parse(key, value)
@@ -671,7 +672,7 @@ func checkMirror[K, V comparable](c *checker, what string, m *writeBackCache[K, 
 		if !m.isListed(k) {
 			continue
 		}
-		if listed++; !m.prints.Has(printOf(k)) {
+		if listed++; !m.prints.Has(m.print(k)) {
 			c.report("%s %v is on disk, and its fingerprint is missing", what, k)
 		}
 	}
@@ -694,7 +695,7 @@ func checkMirror[K, V comparable](c *checker, what string, m *writeBackCache[K, 
 	return err
 }
 
-// items are those of a window, which is emptied and filled again.
+// items returns those of a window, which it empties and fills again.
 func items(w *window.Window) []window.Item {
 	var all []window.Item
 	for w.Len() > 0 {
@@ -714,8 +715,8 @@ func positions(items []window.Item) string {
 	return fmt.Sprintf("[%d:%s]", len(items), b.String())
 }
 
-// recurring: the table has exactly the schedules on disk, and none ticks
-// before the shard looks.
+// recurring: the table has exactly the schedules on disk, and none ticks before the time at which
+// the shard looks.
 func (c *checker) recurring() error {
 	t := &c.state.recurring
 	onDisk := 0
@@ -744,7 +745,7 @@ func (c *checker) recurring() error {
 	return err
 }
 
-// cursorOf is where the tasks begin that wait in a scope.
+// cursorOf is the ID before which no task waits in a scope.
 func cursorOf(t *scanCursors, scope uint64) keys.ID {
 	if f := t.byScope[scope]; f != nil {
 		return f.id

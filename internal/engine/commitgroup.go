@@ -8,29 +8,28 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// commitGroup is what one commit persists. Its keys are written in an order that
-// suits Pebble's memtable, which inserts a run of ascending keys of one range
-// at a fraction of the cost of scattered ones: first whatever resolve adds
-// itself, then new tasks, then the removals of keys that are never written
-// again, both in the order of their keys.
+// commitGroup is what one commit persists. Its keys are written in an order that suits Pebble's
+// memtable, which inserts a run of ascending keys of one range at a fraction of the cost of
+// scattered ones: first what the rules add directly, then new tasks, then the removals of keys that
+// are never written again, both in the order of their keys.
 type commitGroup struct {
 	Batch     *pebble.Batch
 	order     batchOrder
-	tasks     []taskOp       // new tasks, and those whose key was written once and goes
+	tasks     []taskOp       // new tasks, and removals of those whose key was written once
 	granted   []*leaseRecord // lease records to be written
-	finished  []uint64       // lease records, by sequence number, without a lease left
+	finished  []uint64       // sequence numbers of lease records whose last lease has ended
 	Touched   []*Queue       // whose counts changed
 	buckets   []*bucket      // whose sizes changed
 	Ranged    bool           // something is deleted by range
-	Trimmed   bool           // what is consumed of lanes is
-	unclocked bool           // counters go, which might be those with the latest clock: nobody's have it then
+	Trimmed   bool           // consumed parts of lanes are deleted
+	unclocked bool           // counters are deleted: store the clock under queue 0
 
 	taskBytes int    // of the records in tasks
-	lane      uint32 // of the last of tasks
+	lane      uint32 // of the last one in tasks
 	scattered bool   // tasks are of several lanes
 
 	groupView
-	checked int // of tasks: the removed ones before are in the view
+	checked int // how many of tasks have been looked at: their removals are in the view
 }
 
 type TaskKey struct {
@@ -53,21 +52,20 @@ type taskOp struct {
 	rec []byte // nil: it is removed
 }
 
-// GroupBytes is what callers' operations may add to a group: a batch that is larger
-// than this gains nothing from company.
+// GroupBytes is what callers' operations may add to a group: a larger batch gains nothing.
 const GroupBytes = 1 << 20
 
-// Size is how many bytes have been gathered, about.
+// Size returns about how many bytes have been collected.
 func (g *commitGroup) Size() int { return g.Batch.Len() + g.taskBytes }
 
-// Entries is how many keys have been gathered.
+// Entries returns how many keys have been collected.
 func (g *commitGroup) Entries() int { return int(g.Batch.Count()) + len(g.tasks) }
 
 func (g *commitGroup) set(key, value []byte) {
 	op := g.Batch.SetDeferred(len(key), len(value))
 	copy(op.Key, key)
 	copy(op.Value, value)
-	_ = op.Finish() // fails for indexed batches only, and this is none
+	_ = op.Finish() // fails for indexed batches only
 }
 
 func (g *commitGroup) delete(key []byte) {
@@ -76,26 +74,27 @@ func (g *commitGroup) delete(key []byte) {
 	_ = op.Finish()
 }
 
-// singleDelete deletes a key that has been written once since it did not exist.
+// singleDelete deletes a key that was written once since it last did not exist.
 func (g *commitGroup) singleDelete(key []byte) {
 	op := g.Batch.SingleDeleteDeferred(len(key))
 	copy(op.Key, key)
 	_ = op.Finish()
 }
 
-// deleteRange deletes the keys from lower to before upper, at the cost of one.
+// deleteRange deletes the keys from lower to before upper, at the cost of one entry.
 func (g *commitGroup) deleteRange(lower, upper []byte) {
 	g.Ranged = true
 	_ = g.Batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
 }
 
-// trimRange is deleteRange of what nobody has. REQUIRES: the group is empty, but for others like it.
+// trimRange is deleteRange for consumed keys. REQUIRES: the group is empty, except for other
+// trimmed ranges.
 func (g *commitGroup) trimRange(lower, upper []byte) {
 	g.Trimmed = true
 	g.deleteRange(lower, upper)
 }
 
-// hasChanged reports whether disk is behind with a task.
+// hasChanged reports whether disk does not have the latest state of a task yet.
 func (g *commitGroup) hasChanged(id keys.ID) bool {
 	g.noteRemoved()
 	_, ok := g.changed[id]
@@ -110,7 +109,7 @@ func (g *commitGroup) setTask(lane uint32, since uint64, id keys.ID, rec []byte)
 	_ = op.Finish()
 }
 
-// noteRemoved adds what tasks removes to what has changed.
+// noteRemoved adds the tasks that are removed to those that have changed.
 func (g *commitGroup) noteRemoved() {
 	for ; g.checked < len(g.tasks); g.checked++ {
 		if t := &g.tasks[g.checked]; t.rec == nil {
@@ -119,8 +118,8 @@ func (g *commitGroup) noteRemoved() {
 	}
 }
 
-// setFresh writes the record of a new task that becomes ready.
-func (g *commitGroup) setFresh(lane uint32, since uint64, id keys.ID, rec []byte) {
+// setNew writes the record of a new task that becomes ready.
+func (g *commitGroup) setNew(lane uint32, since uint64, id keys.ID, rec []byte) {
 	g.add(taskOp{TaskKey{lane, since, id}, rec})
 	g.taskBytes += len(rec)
 }
@@ -133,8 +132,8 @@ func (g *commitGroup) add(t taskOp) {
 	g.tasks = append(g.tasks, t)
 }
 
-// flushTasks adds tasks to the batch: what follows comes after them. Those of
-// one lane have come in the order of their IDs, the new ones after those that go.
+// flushTasks adds tasks to the batch: what is written later comes after them. In one lane, the new
+// tasks and the removed ones were each collected in the order of their IDs.
 func (g *commitGroup) flushTasks() {
 	if g.scattered {
 		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.TaskKey) })
@@ -164,10 +163,9 @@ func (g *commitGroup) write(t *taskOp) {
 	_ = op.Finish()
 }
 
-// removeTask takes a task from its place. once says that its key has been
-// written once in the life of the store and will not be again, which is what
-// makes SINGLEDEL legal for it. Any other key is deleted in the order of the
-// group.
+// removeTask removes a task from its place. once says that its key has been written once in the
+// life of the store and will not be written again, which makes SINGLEDEL legal for it. Any other
+// key is deleted in the order of the group.
 func (g *commitGroup) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	if once {
 		g.add(taskOp{TaskKey: TaskKey{lane, since, id}})
@@ -180,14 +178,14 @@ func (g *commitGroup) removeTask(lane uint32, since uint64, id keys.ID, once boo
 	_ = op.Finish()
 }
 
-// seal adds what has been gathered beside the batch, and brings that into order.
+// seal adds what has been collected beside the batch, and sorts the batch.
 func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 	if g.Batch.Count() >= sortFrom {
 		defer func() { g.Batch = g.order.sort(db, g.Batch) }()
 	}
 	g.flushTasks()
 	for _, r := range g.granted {
-		if r.live == 0 { // every lease in it was replaced within the group
+		if r.live == 0 { // all its leases were replaced within the group
 			continue
 		}
 		op := g.Batch.SetDeferred(keys.LeaseLen, len(r.value))

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// emit has subscribers told of a change of state, if there are any and the
-// group persists. attempt is the task's count after the change.
+// emit adds an event for subscribers to the effects, if somebody wants its kind. attempt is the
+// task's count after the change.
 func (s *State) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
 	if s.Wanted>>kind&1 != 0 {
 		s.collect(kind, l, id, attempt, cause)
@@ -22,6 +22,6 @@ func (s *State) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cau
 		Tenant:    l.tenant,
 		Attempt:   attempt,
 		Time:      time.UnixMilli(int64(s.Wall)),
-		LastError: strings.Clone(cause), // may be the first bytes of something long
+		LastError: strings.Clone(cause), // it may be a part of a long string
 	})
 }

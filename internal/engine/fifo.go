@@ -2,14 +2,14 @@ package engine
 
 import "codeq/internal/keys"
 
-// A group of tasks has one turn. The first task to become due takes it, and keeps
-// it until it ends, over all its attempts; the others wait in the scope of the
-// group. An entry of the range Group says who has the turn: a group without tasks
-// that are due has none. A task that dies while Settings.HoldGroups is set keeps the turn, which
-// its record notes, until it is redriven, purged or canceled.
+// The tasks of a group take turns: one has the turn. The first task to become due takes it, and
+// keeps it until it ends, over all its attempts; the others wait in the scope of the group. An
+// entry of the range Group says who has the turn; a group without due tasks has no entry. A task
+// that dies while Settings.HoldGroups is set keeps the turn, as its record notes, until it is
+// redriven, purged or canceled.
 
-// takeTurn gives a task the turn of its group if nobody has it. A task that has
-// it keeps it until it ends, also while it waits for another attempt.
+// takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
+// it ends, also while it waits for another attempt.
 func (s *State) takeTurn(scope uint64, id keys.ID) bool {
 	v, ok := s.groups.get(s, scope)
 	switch {
@@ -18,7 +18,7 @@ func (s *State) takeTurn(scope uint64, id keys.ID) bool {
 		return true
 	case v.Holder == keys.ID(id):
 		return true
-	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn looks for the change
+	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn checks for the change
 		if !v.Waiting {
 			s.cursors.begin(scope)
 		}
@@ -28,10 +28,10 @@ func (s *State) takeTurn(scope uint64, id keys.ID) bool {
 	return false
 }
 
-// passTurn is the end of a task of a group: the first that waits is next.
+// passTurn is called when a task of a group ends: the first waiting task is next.
 func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
 	v, ok := s.groups.get(s, scope)
-	if !ok || v.Holder != keys.ID(id) { // it was not its turn
+	if !ok || v.Holder != keys.ID(id) { // it did not have the turn
 		return
 	}
 	if !v.Waiting || s.cursors.isEmpty(scope) {
@@ -55,7 +55,7 @@ func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
 // giveTurn gives the turn of a group to the first task that waits for it.
 func (s *State) giveTurn(q *Queue, scope uint64) error {
 	var first *located
-	others := s.groups.hasChanged(scope) // some have just begun to wait
+	others := s.groups.hasChanged(scope) // tasks that have begun to wait in this group
 	err := s.waiting(q, scope, func(n int, at *located) bool {
 		if n > 0 {
 			others = true

@@ -8,19 +8,18 @@ import (
 	"codeq/internal/record"
 )
 
-// A task with parents waits until they have ended. It knows how many it still
-// waits for (range Pending); each parent, in its own shard, knows who waits for
-// it (range Dependent, and a flag of the record, so that the end of other tasks
-// looks nowhere). Parents in other shards, and those that exist already, are
-// asked by messages.
+// A task with parents waits until they have ended. It knows how many it still waits for (range
+// Pending); each parent, in its own shard, knows its children (range Dependent, and a flag of the
+// record, so that the end of a task without children reads nothing). Parents that exist already, or
+// belong to other shards, are asked by messages.
 
-// admitAll takes in the tasks of a batch, and appends their IDs to ids, and the
-// indexes of those whose idempotency key was taken to duplicates. A task that
-// belongs to another shard is sent there; its ID is not known.
+// admitAll takes in the tasks of a batch. It appends their IDs to ids, and the indexes of those
+// whose idempotency key was taken to duplicates. A task that belongs to another shard is sent
+// there; its ID is not known.
 // REQUIRES: canAdmit.
 func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
 	s.fetchTies(tasks)
-	var existed map[keys.ID]bool // tasks of the batch that are older than it
+	var existed map[keys.ID]bool // tasks that existed before the batch and stand for tasks of it
 	for i := range tasks {
 		t := &tasks[i]
 		if t.Tied == nil {
@@ -52,7 +51,7 @@ func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]ke
 	return ids, duplicates
 }
 
-// fetchTies reads who has the idempotency keys, and the turns of the groups, of a batch.
+// fetchTies reads the holders of the idempotency keys, and of the turns of the groups, of a batch.
 func (s *State) fetchTies(tasks []NewTask) {
 	if len(tasks) < 2 || s.uniques.whole && s.groups.whole {
 		return
@@ -76,7 +75,7 @@ func (s *State) fetchTies(tasks []NewTask) {
 	s.groups.fetch(s, groups)
 }
 
-// canAdmit reports whether all that admitAll will look up is on disk.
+// canAdmit reports whether everything that admitAll looks up is on disk.
 func (s *State) canAdmit(tasks []NewTask) bool {
 	for i := range tasks {
 		if t := tasks[i].Tied; t != nil && t.Flags&record.ReplaceWaiting != 0 {
@@ -89,7 +88,7 @@ func (s *State) canAdmit(tasks []NewTask) bool {
 	return true
 }
 
-// admitTied takes in a task that is bound to others, and whose key is free.
+// admitTied takes in a task with ties, whose key is free.
 func (s *State) admitTied(t *NewTask, batch []keys.ID, existed map[keys.ID]bool) keys.ID {
 	l := s.lane(t.Key)
 	id := s.mint.id(l.number)
@@ -114,7 +113,7 @@ func (s *State) admitTied(t *NewTask, batch []keys.ID, existed map[keys.ID]bool)
 	return id
 }
 
-// awaitParents has a new task wait for its parents.
+// awaitParents makes a new task wait for its parents.
 func (s *State) awaitParents(l *Lane, t *NewTask, id keys.ID, batch []keys.ID, existed map[keys.ID]bool) {
 	rec, err := record.Decode(t.Rec)
 	if err != nil {
@@ -143,14 +142,14 @@ func (s *State) awaitParents(l *Lane, t *NewTask, id keys.ID, batch []keys.ID, e
 	s.block(l, 0, id, rec.Encode())
 }
 
-// How a parent has ended, for those that wait for it.
+// How a parent has ended, as its children see it.
 const (
 	parentDone = iota
 	parentCanceled
 	parentPinned // done, and its result is kept until the child has ended
 )
 
-// outcomeFor is what the end of a parent means to a child; held: not yet anything.
+// outcomeFor returns what the end of a parent means to a child; held: the child goes on waiting.
 func outcomeFor(state TaskState, onDead OnDead) (outcome byte, held bool) {
 	switch {
 	case state == Done, state == Dead && onDead == RunOnDead:
@@ -170,17 +169,18 @@ func (s *State) tellChild(parent, child keys.ID, outcome byte) {
 	s.parentEnded(parent, child, outcome)
 }
 
-// doomed stands in the range Pending for a task that is about to be canceled.
-const doomed = Never
+// toBeCanceled is the value in the range Pending of a task that will be canceled.
+const toBeCanceled = Never
 
-// parentEnded counts down the parents of a task of this shard. A task that waits for no other one goes on in the
-// same commit; a later one sees to it if this group has no time or room left, or has changed the task.
+// parentEnded counts down the parents of a task of this shard. A task whose last parent has ended
+// goes on in the same commit, or in a later one if this group has no time or room left, or has
+// changed the task.
 func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
-	if outcome != parentCanceled && s.goOn(parent, child, outcome) || s.Broken != nil {
+	if outcome != parentCanceled && s.proceedNow(parent, child, outcome) || s.Broken != nil {
 		return
 	}
 	n, ok := s.pending.get(s, child)
-	if !ok || n == doomed { // it was canceled, or will be
+	if !ok || n == toBeCanceled { // it was canceled, or will be
 		if outcome == parentPinned {
 			s.unpin(parent, 0)
 		}
@@ -197,7 +197,7 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	q := l.queue
 	switch {
 	case outcome == parentCanceled:
-		s.pending.put(s, child, doomed)
+		s.pending.put(s, child, toBeCanceled)
 		s.wake(q, 0, child, keys.WakeCancel)
 	case n > 1:
 		s.pending.put(s, child, n-1)
@@ -207,11 +207,12 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	}
 }
 
-// goOn lets a task go on whose last parent has ended. It is false if it is not the last one, or if that needs more
-// than the task's record to know; then nothing was done.
-func (s *State) goOn(parent, child keys.ID, outcome byte) bool {
+// proceedNow lets a task go on whose last parent has ended. It returns false, and does nothing, if
+// other parents remain, or if the task's record alone does not tell.
+func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
 	n, known := s.pending.peek(child)
-	if !known && keys.ShardOf(parent, s.config.Shards) != s.config.Shard { // the child may have been told of an end that did not last
+	// an end that was reported earlier may have been undone: the parent was redriven
+	if !known && keys.ShardOf(parent, s.config.Shards) != s.config.Shard {
 		n, _ = s.pending.get(s, child)
 		known = true
 	}
@@ -240,7 +241,7 @@ func (s *State) goOn(parent, child keys.ID, outcome byte) bool {
 	return true
 }
 
-// isOnly reports whether a task has one parent.
+// isOnly reports whether a task has this parent and no other.
 func isOnly(parents [][record.IDLen]byte, parent keys.ID) bool {
 	for _, p := range parents {
 		if p != parent {
@@ -250,8 +251,8 @@ func isOnly(parents [][record.IDLen]byte, parent keys.ID) bool {
 	return len(parents) > 0
 }
 
-// depend has a task wait for a parent of this shard. It is false if disk is
-// behind with the parent; then nothing was done.
+// depend makes a task wait for a parent of this shard. It returns false, and does nothing, if the
+// latest state of the parent is not on disk yet.
 func (s *State) depend(parent, child keys.ID, onDead OnDead) bool {
 	if s.isMoving(parent) {
 		return false
@@ -281,7 +282,7 @@ func (s *State) depend(parent, child keys.ID, onDead OnDead) bool {
 	}
 	at.rec.Parent = true
 	switch {
-	case at.state == Dead: // to where it does not expire
+	case at.state == Dead: // to the bucket that does not expire
 		s.unkeep(at)
 		s.keep(at.lane.queue, keys.Dead, at.id, keys.Forever, at.ended, &at.rec)
 	default:

@@ -2,20 +2,20 @@ package engine
 
 import "codeq/internal/keys"
 
-// groupView is what the group under way has made of the tasks that it moves or rewrites,
-// off the hot path: for those, disk is behind until the group has persisted. An
-// operation on a task whose place the view knows goes by it; one on a task of which it
-// knows only that it has changed is resolved in the next group.
+// groupView is what the current group has done to the tasks that it moves or rewrites, off the hot
+// path: disk shows it only once the group has persisted. An operation on a task whose place the
+// view knows uses it; one on a task that has changed in an unknown way is resolved in the next
+// group.
 //
-// Tasks that are produced or leased in the group are not among them, unless an
-// idempotency key names them: nobody else knows of them yet.
+// Tasks that are produced or leased in the group are not in it, unless an idempotency key names
+// them: nobody else knows them yet.
 type groupView struct {
 	changed map[keys.ID]int      // a task's index in placed, plus 1; 0: its place is not known
-	placed  []placedTask         // each of them of some moment of the group
+	placed  []placedTask         // each as of some moment of the group
 	parents map[keys.ID]struct{} // tasks that others have begun to wait for
 }
 
-// placedTask is where a task lies that has not ended, and its record.
+// placedTask is where an unended task lies, and its record.
 type placedTask struct {
 	lane  *Lane
 	place keys.Place
@@ -37,7 +37,8 @@ func (v *groupView) put(id keys.ID, l *Lane, p keys.Place, rec []byte) {
 	v.changed[id] = len(v.placed)
 }
 
-// find returns where the group has put a task; nil if it has not, or that is not known.
+// find returns where the group has put a task; nil if it has not put it anywhere, or the place is
+// not known.
 func (v *groupView) find(id keys.ID) *placedTask {
 	if n := v.changed[id]; n > 0 {
 		return &v.placed[n-1]
@@ -53,7 +54,7 @@ func (v *groupView) addChild(parent keys.ID) {
 	v.parents[parent] = struct{}{}
 }
 
-// hasChildren reports whether disk does not know yet of all that wait for a task.
+// hasChildren reports whether children of a task are not on disk yet.
 func (v *groupView) hasChildren(id keys.ID) bool {
 	_, ok := v.parents[id]
 	return ok

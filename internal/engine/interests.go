@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// mergeInterests has the groups collect what any node wants to hear of.
+// mergeInterests makes groups collect what any node wants to know.
 func (s *State) mergeInterests() {
 	s.Interested = 0
 	for _, kinds := range s.interests {

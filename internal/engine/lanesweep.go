@@ -11,24 +11,23 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// LaneSweep finds the catalogue's entries of lanes and queues that nobody needs any more,
-// so that their numbers can be taken again. The owner takes a snapshot; a goroutine reads
-// there which lanes the IDs of tasks name, and the values that have a lane in them; and
-// the owner removes what was not in memory then, has not been back since, and is not
-// named. IDs are minted, and tasks put, in lanes in memory only, so that nothing names
-// such a lane that the snapshot does not have.
+// LaneSweep finds the catalogue's entries of lanes and queues that nobody needs any more, so that
+// their numbers can be reused. The owner takes a snapshot; a goroutine reads there which lanes the
+// IDs of tasks and stored values name; and the owner removes the lanes that were not in memory when
+// the sweep began, have not come back since, and are not named. IDs are minted, and tasks placed,
+// only in lanes in memory, so that nothing can name such a lane unless the snapshot shows it.
 //
-// What it costs is shared by the lanes that have come and gone since the last one, as
-// the next one waits for as many of them as a quarter of the entries that were read.
-// Tasks in their first place are not read: their lane is in memory.
+// The lanes that came and went since the last sweep share its cost: the next one waits for a
+// quarter as many of them as entries were read. Tasks in their first place are not read: their lane
+// is in memory.
 //
-// The shard's owner has all of it but marks, which the reader has until it is done.
+// The shard's owner uses all of it but Names, which belongs to the reader until it is done.
 type LaneSweep struct {
-	lanes, queues numset.Set // that may go
+	lanes, queues numset.Set // that may be removed
 	Names         *laneNames
-	found         bool   // the reader is done
-	next          uint32 // lane or queue to look at
-	lanesGone     bool   // of the lanes, all are gone that could
+	found         bool   // the reader has finished
+	next          uint32 // lane or queue to remove next
+	lanesGone     bool   // all lanes that can be removed are
 }
 
 // laneNames is what a sweep has read of a snapshot.
@@ -46,10 +45,10 @@ func (s *State) sweepLanesIsDue() bool {
 	return s.absentLanes() > c.sweepAt
 }
 
-// absentLanes is how many entries of lanes are not in memory.
+// absentLanes returns how many entries of lanes are not in memory.
 func (s *State) absentLanes() int { return s.catalogue.lanes.Len() - s.catalogue.loaded.Len() }
 
-// sweepLanes begins a sweep, or ends it bit by bit.
+// sweepLanes begins a sweep, or continues to remove what it has found.
 func (s *State) sweepLanes() {
 	if s.catalogue.sweep == nil {
 		s.beginSweep()
@@ -58,8 +57,8 @@ func (s *State) sweepLanes() {
 	s.endSweep()
 }
 
-// beginSweep has somebody read what is on disk now, where the group under way is not yet:
-// what it adds names lanes in memory.
+// beginSweep starts a reader of disk as it is now, without the current group: that adds only names
+// of lanes in memory.
 func (s *State) beginSweep() {
 	c := &s.catalogue
 	m := &laneNames{absent: c.lanes.Without(&c.loaded)}
@@ -67,7 +66,7 @@ func (s *State) beginSweep() {
 	s.Effects.Sweep = c.sweep
 }
 
-// Swept says that somebody has read what a sweep has to know, or why not.
+// Swept is called when the reader has read what a sweep needs, or has failed.
 func (s *State) Swept(sw *LaneSweep, err error) {
 	if m := sw.Names; err != nil {
 		sw.lanes, sw.queues = numset.Set{}, numset.Set{}
@@ -109,14 +108,15 @@ func (s *State) endSweep() {
 	c.sweep = nil
 	c.swept++
 	c.sweepAt = s.absentLanes() + max(s.config.SweepLanes, c.loaded.Len(), sw.Names.entries/4)
-	if c.lanes.Len() > keys.MaxLane/4*3 { // rather more sweeps than no lanes
+	if c.lanes.Len() > keys.MaxLane/4*3 { // sweeps are better than no lanes
 		c.sweepAt = min(c.sweepAt, s.absentLanes()+keys.MaxLane/64)
 	}
 }
 
 var errSweepEnded = errors.New("the shard has ended")
 
-// Read reads what disk had when the sweep began, unless it is to stop. It may run beside the owner.
+// Read reads what disk had when the sweep began, until stop returns true. It may run concurrently
+// with the owner.
 func (m *laneNames) Read(r pebble.Reader, stop func() bool) error {
 	for _, of := range [...]struct {
 		prefix byte
@@ -125,9 +125,9 @@ func (m *laneNames) Read(r pebble.Reader, stop func() bool) error {
 		{keys.Index, m.byKey}, {keys.Pending, m.byKey},
 		{keys.Scheduled, m.waiting}, {keys.Blocked, m.waiting},
 		{keys.Dead, m.ended}, {keys.Done, m.ended}, {keys.Canceled, m.ended},
-		{keys.Lease, m.leases}, {keys.Unique, m.unique}, {keys.Group, m.turn}, {keys.Wake, m.mark},
+		{keys.Lease, m.leases}, {keys.Unique, m.unique}, {keys.Group, m.turn}, {keys.Wake, m.wakeup},
 		{keys.Dependent, m.dependent}, {keys.Pin, m.pin}, {keys.Outbound, m.message}, {keys.Session, m.session},
-		{keys.Lane, m.entry}, // last: which lanes stay is known
+		{keys.Lane, m.entry}, // last, once all named lanes are known
 	} {
 		if err := schema.Scan(r, of.prefix, func(key, value []byte) error {
 			if m.entries++; m.entries%1024 == 0 && stop() {
@@ -196,7 +196,7 @@ func (m *laneNames) turn(_, value []byte) error {
 	return err
 }
 
-func (m *laneNames) mark(key, _ []byte) error {
+func (m *laneNames) wakeup(key, _ []byte) error {
 	queue, _, id, err := keys.ParseGrouped(key)
 	m.id(id)
 	m.queues.Add(queue)
@@ -236,7 +236,7 @@ func (m *laneNames) session(_, value []byte) error {
 	return err
 }
 
-// entry marks the queue of a lane that stays.
+// entry adds the queue of a lane that stays.
 func (m *laneNames) entry(key, value []byte) error {
 	n, err := keys.ParseNumbered(key)
 	if err != nil {

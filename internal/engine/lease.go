@@ -7,10 +7,10 @@ import (
 	"codeq/internal/wheel"
 )
 
-// lease is a task in the hands of a worker.
+// lease is a task that a worker holds.
 //
-// Invariant: a lease is in the table exactly while the task's record lies in
-// its lane and a persisted (or about to be persisted) lease record names it.
+// Invariant: a lease is in the table exactly while the task's record lies in its lane, and a lease
+// record that is persisted, or in the current group, names it.
 type lease struct {
 	id        keys.ID
 	lane      *Lane
@@ -18,25 +18,25 @@ type lease struct {
 	token     uint64
 	leases    uint32 // granted to this task so far, this one included
 	attempts  uint32 // counted so far, this one included
-	local     bool   // granted to Run: lives as long as the process
-	rewritten bool   // the key of the record had been written before
-	over      bool   // its time, or its process, had ended before the shard was loaded
+	local     bool   // granted to Run: lasts as long as the process
+	rewritten bool   // the key of the record was written before
+	over      bool   // its deadline, or its process, ended before the shard was loaded
 	tied      bool   // ties is not zero
-	runner    uint32 // who holds it, by the owner's count; 0: the owner does not know
+	runner    uint32 // the owner's number for the holder; 0: unknown
 	ties      record.Ties
 	duration  uint64 // ms
-	retention int64  // of the task, ms; 0: by the options
+	retention int64  // of the task, ms; 0: the one of the options
 	record    *leaseRecord
-	copied    []byte              // the task's record, as it lies in its lane; empty: it is read when it is needed
+	copied    []byte              // the task's record, as it lies in its lane; empty: not copied
 	slot      int                 // in leaseTable.all
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }
 
 func (l *lease) receipt() Receipt { return Receipt{ID: l.id, Token: l.token} }
 
-// leaseRecord is one stored value that holds the leases that a group granted
-// with the same deadline. It is written once, and deleted when the last of its
-// leases has ended, so that a claim costs a fraction of a key.
+// leaseRecord is one stored value. It holds the leases that a group granted with the same deadline.
+// It is written once, and deleted when the last of its leases has ended, so that a claim costs a
+// fraction of a key.
 type leaseRecord struct {
 	seq      uint64
 	local    bool
@@ -46,26 +46,26 @@ type leaseRecord struct {
 	value    []byte // until it is written
 }
 
-// leaseTable is the leases of a shard, by task and by deadline. It is a cache
-// of the lease records, rebuilt by load.
+// leaseTable holds the leases of a shard, by task and by deadline. It is a cache of the lease
+// records, rebuilt by load.
 type leaseTable struct {
 	byID  map[keys.ID]*lease
-	all   chunked.List[*lease] // in no order: of a lease that ends, the last one takes the slot
+	all   chunked.List[*lease] // in no order: the last one takes the slot of a lease that ends
 	wheel *wheel.Wheel[*lease]
 	free  []*lease // ended leases, for reuse
 	held  int      // bytes of copied, of all leases in the table
 	spare []*leaseRecord
 }
 
-// A lease has a copy of its task's record, so that the end of an attempt reads nothing: small ones do, as
-// long as those of all leases of a shard take no more than CopiesCap. It is a copy since the worker, who is
-// given the record, may change the payload, and since records share memory.
+// A lease has a copy of its task's record if the record is small, as long as the copies of a shard
+// take at most CopiesCap: the end of an attempt then reads nothing. It is a copy because the
+// worker, which gets the record, may change the payload, and because records share memory.
 const (
 	CopyCap   = 512      // bytes of a record
 	CopiesCap = 16 << 20 // bytes
 )
 
-// copyRecord keeps a copy of the record that a lease's task has now.
+// copyRecord keeps a copy of the current record of a lease's task.
 func (t *leaseTable) copyRecord(l *lease, rec []byte) {
 	t.held -= len(l.copied)
 	l.copied = l.copied[:0]
@@ -75,14 +75,14 @@ func (t *leaseTable) copyRecord(l *lease, rec []byte) {
 	}
 }
 
-// freeLeases bounds what a burst of leases leaves behind.
+// freeLeases bounds the memory that a burst of leases leaves.
 const freeLeases = 4096
 
 func newLeaseTable(now uint64) leaseTable {
 	return leaseTable{byID: make(map[keys.ID]*lease), wheel: wheel.New[*lease](int64(now))}
 }
 
-// reserve prepares an empty table for a number of leases.
+// reserve prepares an empty table for n leases.
 func (t *leaseTable) reserve(n int) {
 	t.byID = make(map[keys.ID]*lease, n)
 }
@@ -98,7 +98,7 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 	t.wheel.Add(&l.expiry, int64(deadline))
 }
 
-// remove takes a lease out of the table. It stays readable until the next fresh.
+// remove takes a lease out of the table. It stays readable until the next call of newLease.
 func (t *leaseTable) remove(l *lease) {
 	delete(t.byID, l.id)
 	l.lane.leased--
@@ -113,7 +113,7 @@ func (t *leaseTable) remove(l *lease) {
 	}
 }
 
-func (t *leaseTable) fresh() *lease {
+func (t *leaseTable) newLease() *lease {
 	if n := len(t.free); n > 0 {
 		l := t.free[n-1]
 		t.free = t.free[:n-1]
@@ -123,7 +123,7 @@ func (t *leaseTable) fresh() *lease {
 	return new(lease)
 }
 
-func (t *leaseTable) freshRecord() *leaseRecord {
+func (t *leaseTable) newRecord() *leaseRecord {
 	if n := len(t.spare); n > 0 {
 		r := t.spare[n-1]
 		t.spare = t.spare[:n-1]
@@ -133,8 +133,8 @@ func (t *leaseTable) freshRecord() *leaseRecord {
 	return new(leaseRecord)
 }
 
-// held returns the lease that a receipt names, or nil when it is not in force.
-// A lease is lost whose deadline passed before the operation came that is being decided.
+// held returns the lease that a receipt names, or nil if it is not valid. A lease is lost if its
+// deadline passed before the operation that is being decided arrived.
 func (s *State) held(r Receipt) *lease {
 	l := s.leases.byID[r.ID]
 	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.Judged {
@@ -143,12 +143,12 @@ func (s *State) held(r Receipt) *lease {
 	return l
 }
 
-// recordLooks is among how many of a group's last lease records inscribe looks for the one of a deadline.
-// Leases of more different durations than that are spread over more records.
+// addToRecord looks for a record of the right deadline among the last recordLooks lease records of
+// the group. Leases of more different durations are spread over more records.
 const recordLooks = 16
 
-// addToRecord adds a lease to a lease record of the group for its deadline. The
-// caller sets the token; 0 stands for a new lease.
+// addToRecord adds a lease to a lease record of the group with its deadline. The caller sets the
+// token; 0 stands for a new lease.
 func (s *State) addToRecord(l *lease) {
 	deadline := s.Wall + l.duration
 	var r *leaseRecord
@@ -159,7 +159,7 @@ func (s *State) addToRecord(l *lease) {
 		}
 	}
 	if r == nil {
-		r = s.leases.freshRecord()
+		r = s.leases.newRecord()
 		r.seq, r.local, r.deadline = s.mint.next(), l.local, deadline
 		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline}.Append(r.value)
 		s.Group.granted = append(s.Group.granted, r)
@@ -176,8 +176,8 @@ func (s *State) addToRecord(l *lease) {
 	l.record = r
 }
 
-// removeFromRecord takes a lease out of its lease record, and deletes the record when
-// that was its last.
+// removeFromRecord removes a lease from its lease record, and deletes the record if no lease is
+// left in it.
 func (s *State) removeFromRecord(l *lease) {
 	r := l.record
 	l.record = nil
@@ -190,8 +190,7 @@ func (s *State) removeFromRecord(l *lease) {
 	}
 }
 
-// renew moves the deadline of a lease to d ms from now. A local lease lives in
-// memory: nothing is written.
+// renew moves the deadline of a lease to d ms from now. Nothing is written for a local lease.
 func (s *State) renew(l *lease, d uint64) {
 	s.leases.wheel.Remove(&l.expiry)
 	s.leases.wheel.Add(&l.expiry, int64(s.Now+d))

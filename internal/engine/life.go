@@ -10,22 +10,20 @@ import (
 	"codeq/internal/window"
 )
 
-// The life of a task. Every arrow is one function of this file; verbs, the
-// reaper and the schedule call the same ones.
+// The life of a task. Each arrow is one function of this file, which verbs and upkeep call.
 //
-//	          admit, enter         grant              complete
+//	          admit, enter         Grant              complete
 //	produce ---------> Ready  -------------> Leased ------------> gone, or Done
 //	   |                 ^ ^                  | | |
-//	   | admit    promote| +---- giveBack ----+ | +--- bury -----> Dead
+//	   | admit    promote| +---- giveBack ----+ | +-- toDeadLetter --> Dead
 //	   |                 |                      | postpone
 //	   +------------> Scheduled <---------------+
 //	   |                 ^
 //	   |                 | proceed                    cancel
 //	   +-------------> Blocked          from any ------------> gone, or Canceled
 //
-// Each function changes the shard's memory, its counts, and adds to the group
-// what makes disk say the same. None can fail halfway: records are read and
-// decoded before the first change.
+// Each function changes the shard's memory and its counts, and adds the same changes to the group.
+// None can fail halfway: records are read and decoded before the first change.
 
 // admit takes in a new task.
 func (s *State) admit(t *NewTask) keys.ID {
@@ -40,14 +38,14 @@ func (s *State) admit(t *NewTask) keys.ID {
 	return id
 }
 
-// placeFirst makes a task ready in its first place, where nothing has been before.
+// placeFirst makes a task ready in its first place, a key that has not been written before.
 func (s *State) placeFirst(l *Lane, id keys.ID, rec []byte) {
 	since := keys.SinceOf(keys.ID(id))
-	s.Group.setFresh(l.number, since, id, rec)
+	s.Group.setNew(l.number, since, id, rec)
 	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
 }
 
-// ready counts a task as ready and shows it to claims; its record is in the group.
+// ready counts a task as ready and offers it to claims; its record is in the group.
 func (s *State) ready(l *Lane, it window.Item) {
 	l.queue.Counts.Ready++
 	s.touch(l.queue)
@@ -59,11 +57,11 @@ func (s *State) ready(l *Lane, it window.Item) {
 	s.feed(l.queue)
 }
 
-// cache holds a ready task in its lane's window if it belongs there, and memory has room for it.
+// cache adds a ready task to its lane's window if it belongs there, and memory has room for it.
 func (s *State) cache(l *Lane, it window.Item) {
 	if !l.reaches(it.Pos) {
 		l.weigh(len(it.Record))
-		return // on disk, where the window will come to it
+		return // on disk, where the window reaches it later
 	}
 	w := &l.window
 	last := w.IsLast(it.Pos)
@@ -98,13 +96,12 @@ func (s *State) place(l *Lane, since uint64, id keys.ID, rec []byte) {
 	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
 }
 
-// isFirstPlace reports whether a task that lies in a lane needs no index entry.
+// isFirstPlace reports whether a task that is in a lane needs no index entry.
 func isFirstPlace(l *Lane, since uint64, id keys.ID) bool {
 	return keys.Fresh(since) && l.number == keys.LaneOf(id)
 }
 
-// enter makes a task ready whose time has come, or has it wait for its turn in
-// its group.
+// enter makes a task ready whose time has come, or makes it wait for its turn in its group.
 func (s *State) enter(l *Lane, since uint64, id keys.ID, group uint64, rec []byte) {
 	if group != 0 && !s.takeTurn(group, id) {
 		s.block(l, group, id, rec)
@@ -113,7 +110,7 @@ func (s *State) enter(l *Lane, since uint64, id keys.ID, group uint64, rec []byt
 	s.place(l, since, id, rec)
 }
 
-// proceed lets a task go on that has waited for its parents.
+// proceed lets a task go on that was waiting for its parents.
 func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 	if head.RunAt > s.Wall {
 		s.schedule(l, id, head.RunAt, rec)
@@ -122,7 +119,7 @@ func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 	s.enter(l, keys.SinceOf(keys.ID(id)), id, head.Group, rec)
 }
 
-// schedule puts a task among those that wait for their time.
+// schedule adds a task to those that wait for their time.
 func (s *State) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
 	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)
 	s.Group.set(s.scratch, s.withLane(l, rec))
@@ -132,7 +129,7 @@ func (s *State) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
 	s.nextDue.lower(due, id)
 }
 
-// Grant is a lease as the claim's caller gets to see it.
+// Grant is a lease as the claimer sees it.
 type Grant struct {
 	Receipt Receipt
 	LaneKey
@@ -141,21 +138,22 @@ type Grant struct {
 	Rec      []byte
 }
 
-// Holder is who holds a lease.
+// Holder is the holder of a lease.
 type Holder struct {
 	Local  bool   // the lease ends with the process
-	Runner uint32 // a number of the owner's, which learns it when the lease is canceled
+	Runner uint32 // the owner's number, which CanceledLease returns
 }
 
-// CanceledLease is a lease that the cancel of its task has ended.
+// CanceledLease is a lease that ended because its task was canceled.
 type CanceledLease struct {
 	Receipt
 	Runner uint32
 }
 
-// Grant leases the first task of a lane's window, for so many ms. REQUIRES: the window is not empty.
+// Grant leases the first task of a lane's window for duration ms. REQUIRES: the window is not
+// empty.
 func (s *State) Grant(l *Lane, duration uint64, to Holder) (Grant, error) {
-	ls := s.leases.fresh()
+	ls := s.leases.newLease()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
 	it := s.popFirst(l)
 	if _, plain := record.Plain(it.Record); !plain {
@@ -201,7 +199,7 @@ func (s *State) popFirst(l *Lane) window.Item {
 	return it
 }
 
-// tieLease notes what binds a leased task to others.
+// tieLease copies a task's ties to its lease.
 func (s *State) tieLease(ls *lease, head *record.Head) {
 	ls.ties, ls.tied = head.Ties, head.Ties != record.Ties{}
 	if head.Limit != 0 {
@@ -213,7 +211,7 @@ func (s *State) tieLease(ls *lease, head *record.Head) {
 func (s *State) endLease(ls *lease) {
 	s.removeFromRecord(ls)
 	s.leases.remove(ls)
-	s.rested(ls.lane)
+	s.noteIdle(ls.lane)
 	if ls.lane.trail.ripe() >= s.config.TrimLane {
 		s.trimSoon(ls.lane)
 	}
@@ -226,9 +224,9 @@ func (s *State) endLease(ls *lease) {
 	s.free(q)
 }
 
-// unlease ends a lease and takes the task out of its lane, on its way
-// elsewhere. A task in its first place and on its first lease has never been
-// rewritten there, unless its record says so; giveBack does that.
+// unlease ends a lease and removes the task from its lane, to move it elsewhere. A task in its
+// first place and on its first lease has never been rewritten there, unless its record says so;
+// giveBack rewrites it.
 func (s *State) unlease(ls *lease) {
 	s.endLease(ls)
 	once := keys.Fresh(ls.since) && ls.leases == 1 && !ls.rewritten
@@ -262,7 +260,7 @@ func (s *State) complete(ls *lease, result []byte) error {
 	if retention != 0 {
 		until := BucketOf(s.Wall, retention)
 		if ls.ties.Parent {
-			until = s.pinByTelling(ls.id, until)
+			until = s.pinForChildren(ls.id, until)
 		}
 		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall, Result: result}, &rec)
 	}
@@ -272,8 +270,8 @@ func (s *State) complete(ls *lease, result []byte) error {
 	return nil
 }
 
-// retention is how long a task is kept that has been completed or canceled, in
-// ms: of those that may say so, the first that does.
+// retention returns how long a completed or canceled task is kept, in ms: as the task says, or else
+// its queue, or else the options.
 func (s *State) retention(q *Queue, task int64) int64 {
 	if task == 0 {
 		task = record.Retention(q.Settings.Retention)
@@ -284,8 +282,8 @@ func (s *State) retention(q *Queue, task int64) int64 {
 	return task
 }
 
-// end is the last step of a task that is completed, dead or canceled: who is
-// bound to it goes on.
+// end is the last step of a task that is completed, dead or canceled: tasks that are tied to it go
+// on.
 func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 	if t.Unique != [keys.UniqueLen]byte{} {
 		var release uint8
@@ -304,21 +302,21 @@ func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 		s.tellChildren(id, o.State)
 	}
 	if t.Child && o.State != Dead {
-		s.leave(id, 0)
+		s.releaseParents(id, 0)
 	}
 	if s.Wanted&WantOutcomes != 0 {
 		s.Effects.Endings = append(s.Effects.Endings, Ending{id, o})
 	}
 }
 
-// attemptOver is how the attempt of a lease ends when the task goes on.
-type attemptOver struct {
+// attemptEnd is how the attempt of a lease ends when the task stays.
+type attemptEnd struct {
 	counted bool
-	cause   string // kept with the task; "" keeps what it has
+	cause   string // kept with the task; "" keeps the last one
 }
 
-// finishAttempt reads the record of a leased task and adds what has become of the attempt.
-func (s *State) finishAttempt(ls *lease, end attemptOver) (record.Record, error) {
+// finishAttempt reads the record of a leased task and adds the result of the attempt.
+func (s *State) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) {
 	rec, err := s.recordOf(ls)
 	if err != nil {
 		return rec, err
@@ -333,11 +331,10 @@ func (s *State) finishAttempt(ls *lease, end attemptOver) (record.Record, error)
 	return rec, nil
 }
 
-// retry ends a counted attempt: the task is tried again after a wait, or
-// becomes a dead letter when it is out of attempts. A negative wait is by the
-// backoff of the options.
+// retry ends a counted attempt: the task is tried again after a wait, or becomes a dead letter when
+// it has no attempts left. A negative wait stands for the backoff of the options.
 func (s *State) retry(ls *lease, cause string, wait int64) error {
-	rec, err := s.finishAttempt(ls, attemptOver{counted: true, cause: cause})
+	rec, err := s.finishAttempt(ls, attemptEnd{counted: true, cause: cause})
 	if err != nil {
 		return err
 	}
@@ -361,8 +358,8 @@ func (s *State) exhausted(rec *record.Record) bool {
 	return rec.Attempts >= limit
 }
 
-// postpone returns a leased task that is to wait. Without a wait it becomes
-// ready now, behind what is ready already.
+// postpone returns a leased task that has to wait. Without a wait it becomes ready now, behind the
+// tasks that are ready already.
 func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.unlease(ls)
 	if wait == 0 {
@@ -372,8 +369,7 @@ func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.schedule(ls.lane, ls.id, s.Wall+wait, rec.Encode())
 }
 
-// giveBack returns a leased task to where it stands in its lane: its record is
-// rewritten in place.
+// giveBack returns a leased task to its place in its lane: its record is rewritten there.
 func (s *State) giveBack(ls *lease, rec *record.Record) {
 	s.endLease(ls)
 	b := rec.Encode()
@@ -382,8 +378,8 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
-// toDeadLetter makes a leased task a dead letter. One that others wait for, its children or its
-// group, is kept until somebody decides what becomes of it.
+// toDeadLetter makes a leased task a dead letter. One for which its children or its group wait is
+// kept until somebody redrives, purges or cancels it.
 func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	s.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
@@ -401,16 +397,16 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	until := BucketOf(s.Wall, retention)
 	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall}, rec)
 	if rec.Child && until != keys.Forever {
-		s.leave(ls.id, until)
+		s.releaseParents(ls.id, until)
 	}
 	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, LastError: rec.Error, Attempts: int(rec.Attempts)})
 }
 
-// expire takes back a task whose lease has run out: the attempt counts. The task keeps
-// its place in the lane, so that a restart puts nothing behind, but one that lets its
-// workers hang would hold up the others: the second time it goes behind them.
+// expire takes back a task whose lease has expired: the attempt counts. The task keeps its place in
+// the lane, so that a restart does not delay it. But one whose workers hang would hold up the
+// others: the second time it goes behind them.
 func (s *State) expire(ls *lease) {
-	rec, err := s.finishAttempt(ls, attemptOver{counted: true, cause: "lease expired"})
+	rec, err := s.finishAttempt(ls, attemptEnd{counted: true, cause: "lease expired"})
 	if err != nil {
 		s.Broken = err
 		return
@@ -432,7 +428,7 @@ func (s *State) expire(ls *lease) {
 	s.giveBack(ls, &rec)
 }
 
-// promote lets a scheduled task go on whose time has come. key is where it was found.
+// promote moves on a scheduled task whose time has come. key is where it was found.
 func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, rec []byte) error {
 	head, err := record.DecodeHead(rec)
 	if err != nil {
@@ -446,10 +442,10 @@ func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, rec []byte)
 	return nil
 }
 
-// cancel ends a task in whatever state it is found.
+// cancel ends a task in any state.
 func (s *State) cancel(at *located) {
 	retention := s.retention(at.lane.queue, at.rec.Retention)
-	gone := at.state == Dead && !at.rec.HoldsTurn // its group has gone on
+	gone := at.state == Dead && !at.rec.HoldsTurn // the turn of its group was passed on
 	at.rec.HoldsTurn = false
 	if at.lease != nil {
 		s.unlease(at.lease)
@@ -475,8 +471,8 @@ func (s *State) cancel(at *located) {
 	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
 }
 
-// withdraw takes a task that no worker has out of the place in which it lies.
-// Its record, when it is stored again, says that its first place has been used.
+// withdraw removes a task that is not leased from its place. When its record is stored again, it
+// says that its first place has been used.
 func (s *State) withdraw(at *located) {
 	q := at.lane.queue
 	s.Group.change(at.id)
@@ -487,7 +483,7 @@ func (s *State) withdraw(at *located) {
 		at.lane.window.Remove(pos)
 		s.windows.resized(at.lane, before)
 		s.Group.removeTask(at.lane.number, at.place.At, at.id, false)
-		s.rested(at.lane)
+		s.noteIdle(at.lane)
 		s.consumed(at.lane, len(at.rec.Payload))
 		q.Counts.Ready--
 		if at.rec.Limit != 0 {
@@ -502,7 +498,8 @@ func (s *State) withdraw(at *located) {
 		q.Counts.Blocked--
 		if at.place.At == 0 {
 			s.pending.drop(s, at.id)
-		} else if st := s.limits[at.place.At]; st != nil && st.leased == 0 { // it may have been the last
+			// it may have been the last task that used the limit
+		} else if st := s.limits[at.place.At]; st != nil && st.leased == 0 {
 			s.passLimit(q, at.place.At)
 		}
 	case Dead:
@@ -515,7 +512,7 @@ func (s *State) withdraw(at *located) {
 	at.rec.Rewritten = true
 }
 
-// setIndex stores where a task lies that is not in its first place. The group keeps rec.
+// setIndex stores the place of a task that is not in its first place. The group keeps rec.
 func (s *State) setIndex(id keys.ID, l *Lane, p keys.Place, rec []byte) {
 	var key [1 + keys.IDLen]byte
 	var value [keys.PlaceLen]byte
@@ -529,14 +526,14 @@ func (s *State) unindex(id keys.ID) {
 	s.Group.delete(keys.AppendByID(key[:0], keys.Index, id))
 }
 
-// withLane prefixes a record with its lane, for places that do not tell it.
-// The result is good until the next call.
+// withLane prefixes a record with its lane, for places whose keys do not contain it. The result is
+// valid until the next call.
 func (s *State) withLane(l *Lane, rec []byte) []byte {
 	s.value = append(keys.AppendLaneNumber(s.value[:0], l.number), rec...)
 	return s.value
 }
 
-// touch has the group store the counts of a queue.
+// touch adds the counts of a queue to what the group stores.
 func (s *State) touch(q *Queue) {
 	if !q.touched {
 		q.touched = true
@@ -544,7 +541,7 @@ func (s *State) touch(q *Queue) {
 	}
 }
 
-// MaxCause bounds the text of an error that is kept with a task, in bytes.
+// MaxCause limits the text of an error that is kept with a task, in bytes.
 const MaxCause = 8 << 10
 
 func clip(text string) string {
@@ -558,8 +555,8 @@ func clip(text string) string {
 	return text[:n]
 }
 
-// replace gives a task that still waits the form of a new one; its ID, and what
-// waits for it, stay. It is false if the task does not wait any more.
+// replace gives a waiting task the contents of a new one; its ID stays, and so do the tasks that
+// wait for it. It returns false if the task does not wait any more.
 // REQUIRES: the task is not moving, or the group has completed it.
 func (s *State) replace(id keys.ID, t *NewTask) bool {
 	if s.isMoving(id) { // t is its follow-up
@@ -600,7 +597,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 }
 
 // recordOf returns the record of a leased task. It is valid until the next lease is granted, or the
-// record rewritten.
+// record is rewritten.
 func (s *State) recordOf(ls *lease) (record.Record, error) {
 	var b []byte
 	var err error
@@ -624,7 +621,7 @@ func (s *State) recordOf(ls *lease) (record.Record, error) {
 	return rec, nil
 }
 
-// blockAgain has a task wait in the scope from which it was withdrawn.
+// blockAgain returns a task to the scope from which it was withdrawn.
 func (s *State) blockAgain(l *Lane, at *located, rec []byte) {
 	if at.place.At == 0 && at.pending > 0 {
 		s.pending.put(s, at.id, at.pending)
@@ -712,8 +709,8 @@ func notDead(at *located) error {
 	return fmt.Errorf("%w: %s is %v, not dead", base.ErrNotFound, keys.FormatID(at.id), at.state)
 }
 
-// isRewritten reports whether the group rewrites the record of a leased task, or adds to
-// those that wait for the task.
+// isRewritten reports whether the group rewrites the record of a leased task, or adds children to
+// it.
 func (s *State) isRewritten(id keys.ID) bool {
 	_, ok := s.Group.changed[id]
 	return ok || s.Group.hasChildren(id)

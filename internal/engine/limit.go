@@ -8,8 +8,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// limitTable is how many tasks of each LimitKey are leased, by scope. All
-// tasks of a key lie in one shard, so that its owner alone decides.
+// limitTable counts the leased tasks of each LimitKey, by scope. All tasks of a key lie in one
+// shard, so that its owner alone decides.
 type limitTable map[uint64]*limitState
 
 type limitState struct {
@@ -17,7 +17,7 @@ type limitState struct {
 	parked bool // tasks may wait for room
 }
 
-// at returns the state of a scope, which it makes if need be.
+// at returns the state of a scope, and creates it if it is missing.
 func (t limitTable) at(scope uint64) *limitState {
 	st := t[scope]
 	if st == nil {
@@ -36,7 +36,7 @@ func (s *State) full(q *Queue, scope uint64) bool {
 	return limit > 0 && st != nil && st.leased >= limit
 }
 
-// leaveLimit is the end of a lease of a key.
+// leaveLimit is called when a lease of a key ends.
 func (s *State) leaveLimit(q *Queue, scope uint64) {
 	st := s.limits[scope]
 	st.leased--
@@ -48,15 +48,15 @@ func (s *State) leaveLimit(q *Queue, scope uint64) {
 	}
 }
 
-// passLimit is for a task that could be leased and will not be: another one of
-// its key may have its room.
+// passLimit is called for a task that could be leased but will not be: another task of its key may
+// use its room.
 func (s *State) passLimit(q *Queue, scope uint64) {
 	if st := s.limits[scope]; st != nil && st.parked {
 		s.wake(q, scope, keys.ID{}, keys.WakeUp)
 	}
 }
 
-// park has the first task of a lane wait for room in the limit of its key.
+// park makes the first task of a lane wait for room in the limit of its key.
 func (s *State) park(l *Lane) {
 	it := s.popFirst(l)
 	rec, err := record.Decode(it.Record)
@@ -65,14 +65,14 @@ func (s *State) park(l *Lane) {
 		return
 	}
 	s.removeTask(l.number, it.Since, it.ID, false)
-	s.rested(l)
+	s.noteIdle(l)
 	l.queue.Counts.Ready--
 	rec.Rewritten = true
 	s.block(l, rec.Limit, it.ID, rec.Encode())
 	s.limits[rec.Limit].parked = true
 }
 
-// fillLimit lets as many of the tasks that wait for room go on as there is.
+// fillLimit lets tasks that wait for room go on, as many as there is room for.
 func (s *State) fillLimit(q *Queue, scope uint64) error {
 	room := math.MaxInt
 	st := s.limits[scope]
@@ -88,7 +88,7 @@ func (s *State) fillLimit(q *Queue, scope uint64) error {
 			more = true
 			return false
 		}
-		if cut = n > 0 && s.Spent(); cut { // its wakeup was a unit already
+		if cut = n > 0 && s.Spent(); cut { // its wakeup counted as a unit already
 			return false
 		}
 		s.unblock(at)
@@ -112,10 +112,10 @@ func (s *State) fillLimit(q *Queue, scope uint64) error {
 	return nil
 }
 
-// recheck walks the scopes of a queue whose limit has changed.
+// recheck scans the scopes of a queue whose limit has changed.
 type recheck struct {
 	queue *Queue
-	from  []byte // nil: all have been walked
+	from  []byte // nil: all were scanned
 }
 
 func (s *State) recheck(q *Queue) {
@@ -125,8 +125,8 @@ func (s *State) recheck(q *Queue) {
 	}
 }
 
-// recheckLimits wakeups the limits of queues that may have room now. Marks of
-// scopes that are still full do no harm.
+// recheckLimits adds wakeups for the limits of queues that may have room now. Wakeups of limits
+// that are still full do no harm.
 func (s *State) recheckLimits() {
 	for len(s.rechecks) > 0 && !s.Spent() {
 		r := s.rechecks[0]
@@ -141,7 +141,7 @@ func (s *State) recheckLimits() {
 	}
 }
 
-// recheckNext wakeups the next scope of a queue in which tasks wait.
+// recheckNext adds a wakeup for the next scope of a queue in which tasks wait.
 func (s *State) recheckNext(r *recheck) error {
 	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.number))
 	r.from = nil
@@ -160,9 +160,9 @@ func (s *State) recheckNext(r *recheck) error {
 
 func (s *State) recheckIsDue() bool { return len(s.rechecks) > 0 }
 
-// Next returns the lane whose first task a claim of the queue gets that wants none of a lower rank;
-// nil: there is none. Pending is as in head, or says that as many tasks have been parked as can be at
-// once; then more of the queue are fed.
+// Next returns the lane whose first task a claim of the queue gets, if the claim takes no rank
+// below rank; nil: there is none. pending is as in head, or says that the budget was spent on
+// parking tasks; the queue is then fed again.
 func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 	if q.Settings.Paused {
 		return nil, false
@@ -176,7 +176,7 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 			return l, pending
 		}
 		head, err := record.DecodeHead(l.window.FirstRecord())
-		if err != nil || head.Limit == 0 || !s.full(q, head.Limit) { // grant reports err
+		if err != nil || head.Limit == 0 || !s.full(q, head.Limit) { // Grant reports err
 			return l, pending
 		}
 		if s.Spent() {

@@ -17,9 +17,8 @@ import (
 	"codeq/internal/store"
 )
 
-// Load builds the memory from disk. What it reads is bounded by the
-// catalogue and the leases, not by the backlog: windows are filled when a
-// claim asks for them. The instant and the room are set.
+// Load builds the memory from disk. What it reads is bounded by the catalogue and the leases, not
+// by the backlog: windows are filled when a claim needs them. The Instant and the Room are set.
 func (s *State) Load() error {
 	s.leases = newLeaseTable(s.Now)
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
@@ -44,7 +43,7 @@ func (s *State) Load() error {
 	return nil
 }
 
-// leaseChunk is how many lease entries load looks up together.
+// leaseChunk is how many lease entries loadLeases looks up together.
 const leaseChunk = 1 << 16
 
 // storedLease is an entry of a lease record.
@@ -58,9 +57,9 @@ func (a *storedLease) compare(b *storedLease) int {
 	return cmp.Or(cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Since, b.Since), bytes.Compare(a.ID[:], b.ID[:]))
 }
 
-// loadLeases rebuilds the lease table. Leases that belonged to the process
-// that had the queue open before are over: they expire at once. The tasks are looked up
-// in the order of their keys, which costs a fraction of looking up each by itself.
+// loadLeases rebuilds the lease table. Leases of the process that had the queue open before are
+// over: they expire at once. The tasks are looked up in the order of their keys, which costs a
+// fraction of single lookups.
 func (s *State) loadLeases() error {
 	leased := 0
 	for _, q := range s.numbers.All() {
@@ -77,7 +76,7 @@ func (s *State) loadLeases() error {
 	defer func() { _ = tasks.Close() }() // its error is that of tasks.Error
 	var chunk []storedLease
 	load := func() error {
-		// Of several entries of a task the newest comes last.
+		// The newest of several entries of a task comes last.
 		slices.SortStableFunc(chunk, func(a, b storedLease) int { return a.compare(&b) })
 		for i := range chunk {
 			e := &chunk[i]
@@ -116,14 +115,14 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	if err != nil {
 		return err
 	}
-	if old := s.leases.byID[e.ID]; old != nil { // r is newer: it gives the deadline
+	if old := s.leases.byID[e.ID]; old != nil { // r is newer: its deadline counts
 		old.record.live--
 		s.leases.remove(old)
 		if old.ties.Limit != 0 {
 			s.limits[old.ties.Limit].leased--
 		}
 	}
-	ls := s.leases.fresh()
+	ls := s.leases.newLease()
 	*ls = lease{
 		id: e.ID, lane: l, since: e.Since, token: e.Token, leases: e.Leases, attempts: e.Attempts,
 		local: r.local, duration: e.Duration, retention: head.Retention, record: r, rewritten: head.Rewritten,
@@ -132,9 +131,9 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	r.live++
 	deadline := s.Now
 	switch {
-	case s.config.Replicated: // its worker lives, perhaps, and the clocks of nodes differ
+	case s.config.Replicated: // its worker may be alive, and the clocks of nodes differ
 		deadline += e.Duration
-	case !r.local && !s.HasRoom(RoomScarce): // it is unknown for how long there has been none
+	case !r.local && !s.HasRoom(RoomScarce): // the time without room is unknown
 		deadline += e.Duration
 	case !r.local && r.deadline > s.Wall:
 		deadline += min(r.deadline-s.Wall, e.Duration)
@@ -145,8 +144,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	return nil
 }
 
-// loadTimes finds the first scheduled task, and the first idempotency key to
-// become free.
+// loadTimes finds the first scheduled task, and the idempotency key that becomes free first.
 func (s *State) loadTimes() error {
 	first := func(prefix byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
 		lower, upper := keys.Range(prefix)
@@ -166,13 +164,13 @@ func (s *State) loadTimes() error {
 	return err
 }
 
-// loadBuckets reads how much is kept of what has ended.
+// loadBuckets reads how many ended tasks are kept.
 func (s *State) loadBuckets() error {
 	return schema.Scan(s.Store.DB(), keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		q := s.numbers.At(int(number))
 		if err != nil || q == nil {
-			return fmt.Errorf("%w: bucket %x", base.ErrCorrupt, key)
+			return fmt.Errorf("%w: bucket key %x is malformed, or has no queue", base.ErrCorrupt, key)
 		}
 		size, err := keys.ParseNumber(value)
 		if err != nil {
@@ -183,8 +181,11 @@ func (s *State) loadBuckets() error {
 	})
 }
 
-// loadCaches reads what binds tasks to others, as far as it is small.
+// loadCaches reads the ties of tasks, as far as memory holds them.
 func (s *State) loadCaches() error {
+	for _, m := range s.caches() {
+		m.salt(s.config.Seed)
+	}
 	err := errors.Join(s.teller.load(s.Store.DB()), s.pins.load(s.Store.DB()))
 	for _, m := range s.caches() {
 		err = errors.Join(err, m.load(s.Store.DB()))

@@ -26,16 +26,16 @@ type located struct {
 	pending uint64          // parents for which a blocked task waits
 }
 
-// waiting reports whether the task is neither in a worker's hands nor ended.
+// waiting reports whether the task is neither leased nor ended.
 func (at *located) waiting() bool {
 	return at.state == Ready || at.state == Scheduled || at.state == Blocked
 }
 
-// isBehind reports whether neither disk nor the group says yet what the group does with
-// a task or those that wait for it: an operation on the task is then resolved again in
-// the next group.
+// isBehind reports whether neither disk nor the view shows the latest state of a task and its
+// children: an operation on the task is then resolved again in the next group.
 func (s *State) isBehind(id keys.ID) bool {
-	return s.Group.hasChildren(id) || s.isMoving(id) || s.isTelling(id) && s.HasRoom(RoomLow) // or nobody tells on
+	// below RoomLow nobody tells the children, and the operation would wait in vain
+	return s.Group.hasChildren(id) || s.isMoving(id) || s.isTelling(id) && s.HasRoom(RoomLow)
 }
 
 // isMoving is isBehind for operations that do not end the task.
@@ -57,7 +57,7 @@ func (s *State) locate(id keys.ID) (*located, error) {
 	return at, err
 }
 
-// locateUnended finds a task that has not ended by its ID.
+// locateUnended finds an unended task by its ID.
 // REQUIRES: the task is not moving.
 func (s *State) locateUnended(id keys.ID) (*located, error) {
 	at := &located{id: id}
@@ -89,9 +89,9 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 	return at, s.decode(at, value)
 }
 
-// locateEnded finds a task that has ended, and is kept, by its ID.
+// locateEnded finds a task that has ended and is kept by its ID.
 func (s *State) locateEnded(id keys.ID) (*located, error) {
-	q, err := s.birthplace(id)
+	q, err := s.originQueue(id)
 	if q == nil || err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (at *located) decodeRecord(rec []byte) (err error) {
 	return err
 }
 
-// decode reads the value of a task that has been found.
+// decode reads the value found at the place of a task.
 func (s *State) decode(at *located, value []byte) error {
 	number, rec, ended, err := schema.SplitValue(at.place, value)
 	if err == nil {
@@ -138,14 +138,14 @@ func (s *State) decode(at *located, value []byte) error {
 	return nil
 }
 
-// locateDead finds a dead letter by its ID; nil if the task is none. It looks into a bucket first of which it says
-// where it has found one.
+// locateDead finds a dead letter by its ID; nil if the task is none. It tries the bucket first, and
+// sets first to the bucket in which it found the task.
 // REQUIRES: the task is not moving.
 func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
-	if s.Group.hasChanged(id) { // it has just gone elsewhere
+	if s.Group.hasChanged(id) { // it has just been moved
 		return nil, nil
 	}
-	q, err := s.birthplace(id)
+	q, err := s.originQueue(id)
 	if q == nil || err != nil {
 		return nil, err
 	}
@@ -174,14 +174,14 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	return nil, nil
 }
 
-// read is lookup for the shard's owner.
+// read is schema.Lookup for the shard's owner.
 func (s *State) read(key []byte) ([]byte, error) {
 	v, err := schema.Lookup(s.Store.DB(), key)
 	s.noteRead(len(v))
 	return v, err
 }
 
-// rewrite stores the changed record of a task where it lies.
+// rewrite stores the changed record of a task in its place.
 func (s *State) rewrite(at *located) {
 	at.rec.Rewritten = at.rec.Rewritten || at.place.Range == keys.Task
 	b := at.rec.Encode()
@@ -213,8 +213,8 @@ func (s *State) rewrite(at *located) {
 	}
 }
 
-// walk visits the entries of a range in order, until visit returns false or
-// an error; n counts the entries.
+// walk visits the entries of a range in order, until visit returns false or an error; n counts the
+// entries.
 func (s *State) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
 	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
@@ -240,7 +240,7 @@ func (s *State) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 	return store.Error(it.Error())
 }
 
-// StateIn is the state of a task by the range in which it lies. A leased task counts as ready.
+// StateIn returns the state of a task by the range in which it lies. A leased task counts as ready.
 func StateIn(prefix byte) TaskState {
 	switch prefix {
 	case keys.Scheduled:

@@ -5,21 +5,20 @@ import (
 	"math/rand/v2"
 )
 
-// minter makes the IDs and the other increasing numbers of one shard, and the
-// places of tasks that become ready again. The shard's owner uses it.
+// minter makes the IDs and the other increasing numbers of one shard, and the places of tasks that
+// become ready again. Only the shard's owner uses it.
 //
-// Invariant: clock never decreases, not over a restart either: every group
-// stores it, and load resumes after the largest stored value. So an ID is
-// never made twice, and no task that becomes ready gets a place before one that
-// was there already, whatever the wall clock does.
+// Invariant: clock never decreases, even over a restart: every group stores it, and load resumes
+// after the largest stored value. So an ID is never made twice, and no task that becomes ready gets
+// a place before one that was ready already, whatever the wall clock does.
 //
-// While the wall clock is behind clock, because it was set back or is that of
-// another node, time goes on at half its speed: so tasks that follow each other
-// are still told apart, and the wall clock catches up.
+// While the wall clock is behind clock, because it was set back or is that of another node, time
+// advances at half speed: so successive tasks still get different times, and the wall clock catches
+// up.
 type minter struct {
 	clock  uint64 // milliseconds << 12 | counter, of the last number or place made
-	time   uint64 // ms since 1970; never decreases, is never behind the wall clock or clock
-	read   uint64 // monotonic clock for which time is right, ms
+	time   uint64 // ms since 1970; never decreases, never behind the wall clock or clock
+	read   uint64 // monotonic clock for which time is valid, ms
 	rand   *rand.Rand
 	shard  int
 	shards int
@@ -27,7 +26,7 @@ type minter struct {
 
 const clockShift = 12
 
-// Tick sets time by the wall clock and the monotonic clock, both in ms.
+// tick sets time from the wall clock and the monotonic clock, both in ms.
 func (m *minter) tick(wall, now uint64) {
 	switch made := m.clock >> clockShift; {
 	case wall >= max(m.time, made):
@@ -47,12 +46,12 @@ func (m *minter) next() uint64 {
 	return m.clock
 }
 
-// since is the place of a task that becomes ready again now: behind all whose
-// place was made in an earlier millisecond.
+// since returns the place of a task that becomes ready again now: behind all places made in an
+// earlier millisecond.
 func (m *minter) since() uint64 { return m.sinceMillis(max(m.time, m.clock>>clockShift)) }
 
-// sinceDue is the place of a task that was due at a time of the wall clock: as
-// long ago by this clock as by that one. REQUIRES: due <= wall.
+// sinceDue returns the place of a task that was due at a time of the wall clock: as long ago by the
+// minter's clock as by the wall clock. REQUIRES: due <= wall.
 func (m *minter) sinceDue(due, wall uint64) uint64 { return m.sinceMillis(m.time - (wall - due)) }
 
 func (m *minter) sinceMillis(ms uint64) uint64 {
@@ -60,7 +59,7 @@ func (m *minter) sinceMillis(ms uint64) uint64 {
 	return keys.MovedSince(ms)
 }
 
-// id mints the ID of a task of a lane.
+// id makes the ID of a task of a lane.
 func (m *minter) id(lane uint32) keys.ID {
 	c := m.next()
 	ms, ctr := c>>clockShift, c&(1<<clockShift-1)

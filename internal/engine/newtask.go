@@ -9,28 +9,28 @@ import (
 	"codeq/internal/wire"
 )
 
-// NewTask is a task on its way into a shard, as the caller's goroutine has
-// prepared it, perhaps on another node or in another shard.
+// NewTask is a task to be taken in, as the caller's goroutine has prepared it, perhaps on another
+// node or in another shard.
 type NewTask struct {
 	Key   LaneKey
 	RunAt uint64 // wall clock, ms; 0: at once
 	Rec   []byte // stored form; the shard keeps it
-	Tied  *Tied  // nil: it has to do with nobody
+	Tied  *Tied  // nil: it has no ties
 }
 
-// Tied is what the shard has to know of a new task that is bound to others.
+// Tied is what the shard needs to know of a new task with ties.
 type Tied struct {
 	record.Ties
 	Parents [][record.IDLen]byte // as in Task.After
 	onDead  OnDead
-	Twin    int // the task of the batch that has the same key; negative: none
+	Twin    int // index of the task of the batch with the same key; negative: none
 }
 
 func TiedOf(rec *record.Record) *Tied {
 	return &Tied{Ties: rec.Ties, Parents: rec.Parents, onDead: OnDead(rec.OnDead), Twin: -1}
 }
 
-// Home is the shard to which a task belongs, if it belongs to a certain one.
+// Home returns the shard to which a task belongs; bound is false if it may be in any.
 func (t *NewTask) Home(shards int) (shard int, bound bool) {
 	if t.Tied == nil {
 		return 0, false
@@ -38,14 +38,14 @@ func (t *NewTask) Home(shards int) (shard int, bound bool) {
 	return t.Tied.Ties.Home(shards)
 }
 
-// message has another shard take the task in.
+// message asks another shard to take in the task.
 func (t *NewTask) message() *keys.Message {
 	return &keys.Message{
 		Kind: keys.MsgAdmit, Queue: t.Key.Queue, Tenant: t.Key.Tenant, Priority: t.Key.Priority, Record: t.Rec,
 	}
 }
 
-// NewTaskOf is the task that a message is about.
+// NewTaskOf returns the task in a message.
 func NewTaskOf(m *keys.Message) (NewTask, error) {
 	rec, err := record.Decode(m.Record)
 	if err != nil {
@@ -56,13 +56,13 @@ func NewTaskOf(m *keys.Message) (NewTask, error) {
 		RunAt: rec.RunAt, Rec: m.Record, Tied: TiedOf(&rec),
 	}
 	if !t.Valid(&rec, 0) {
-		return NewTask{}, fmt.Errorf("%w: task of queue %q in a message", wire.ErrMalformed, m.Queue)
+		return NewTask{}, fmt.Errorf("%w: message with a task of queue %q", wire.ErrMalformed, m.Queue)
 	}
 	return t, nil
 }
 
-// Valid reports whether a shard can take in what another node has sent as the
-// n-th task of a batch: produce has refused anything else where it came from.
+// Valid reports whether a shard can take in a task from another node as the n-th of a batch: a
+// sound node refuses anything else before it sends it.
 func (t *NewTask) Valid(rec *record.Record, n int) bool {
 	for _, p := range rec.Parents {
 		if at, sibling := keys.NthOf(p); sibling && at >= n {
@@ -72,8 +72,8 @@ func (t *NewTask) Valid(rec *record.Record, n int) bool {
 	return t.Key.Priority <= MaxPriority
 }
 
-// IsScattered reports whether a shard would have to send the task to another one, where
-// those of its batch for which it waits are not known: verbs refuse it.
+// IsScattered reports whether a shard would have to send the task to another one, which does not
+// know the tasks of the batch for which it waits: verbs refuse it.
 func (t *NewTask) IsScattered(shard, shards int) bool {
 	home, bound := t.Home(shards)
 	return bound && home != shard && t.RefersToSiblings()
@@ -84,7 +84,7 @@ func (t *NewTask) RefersToSiblings() bool {
 	return t.Tied != nil && slices.ContainsFunc(t.Tied.Parents, func(p [record.IDLen]byte) bool { _, ok := keys.NthOf(p); return ok })
 }
 
-// UniqueKey is the idempotency key of a task that was just encoded.
+// UniqueKey returns the idempotency key of a task that was just encoded.
 func (t *NewTask) UniqueKey() string {
 	rec, err := record.Decode(t.Rec)
 	if err != nil {
@@ -93,7 +93,7 @@ func (t *NewTask) UniqueKey() string {
 	return rec.UniqueKey
 }
 
-// prepareRecord is a new task with a record, which it encodes into buf.
+// PrepareTask returns a new task with a record, which it encodes into buf.
 func PrepareTask(k LaneKey, rec *record.Record, buf []byte) NewTask {
 	n := NewTask{Key: k, RunAt: rec.RunAt, Rec: rec.Append(buf)}
 	if rec.Ties != (record.Ties{}) || len(rec.Parents) > 0 {

@@ -10,31 +10,28 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// outbox is how a shard has another one do something exactly once. The message
-// is stored in the commit of what makes it necessary, numbered by receiver.
-// The receiver notes the number of the last message of each sender in the
-// commit of what the message does, and ignores what it has taken already; then
-// the sender forgets the message. Messages of one sender and receiver are taken
-// in order, some hundred at a time, the next ones when these are confirmed.
-// Memory holds none of them but those under way.
+// outbox makes another shard do something exactly once. The message is stored in the commit of what
+// makes it necessary, numbered by receiver. The receiver stores the number of the last message of
+// each sender in the commit of what the message does, and ignores earlier numbers; then the sender
+// deletes the message. Messages of one sender and receiver are taken in order, some hundred at a
+// time, the next ones when these are confirmed. Memory holds only those being sent.
 //
-// A shard that asks itself goes the same way.
+// A shard sends messages to itself in the same way.
 //
-// The number of the last message to each receiver is stored with it, since the
-// message itself will be forgotten. The numbers of the messages that wait for a
-// receiver have a gap if a power loss took the last of them, and not what they
-// did to the receiver.
+// The number of the last message to each receiver is stored by itself, since the message will be
+// deleted. The numbers of the messages that wait for a receiver have a gap if a power loss took the
+// last of them, but not what they did to the receiver.
 type outbox struct {
 	next    []uint64 // by receiver, the number of the next message
-	stored  []uint64 // by receiver, the number of the last message, as disk has it
-	ahead   bool     // next has moved on from what is stored
-	first   []uint64 // by receiver, the number of the first one that is not confirmed
-	sending []bool   // by receiver: some are under way
-	waiting []uint64 // by receiver, messages that are not confirmed
+	stored  []uint64 // by receiver, the number of the last message, as stored
+	ahead   bool     // some next is larger than what is stored
+	first   []uint64 // by receiver, the number of the first unconfirmed message
+	sending []bool   // by receiver: messages are being sent
+	waiting []uint64 // by receiver, unconfirmed messages
 	due     bool     // there may be something to send
 }
 
-// send stores a message for a shard.
+// send stores a message to a shard.
 func (s *State) send(to int, m *keys.Message) {
 	seq := s.out.next[to]
 	s.out.next[to]++
@@ -44,7 +41,7 @@ func (s *State) send(to int, m *keys.Message) {
 	s.Group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
 }
 
-// loadOutbox finds what has not been confirmed before the queue was closed.
+// loadOutbox finds the messages that were not confirmed before the queue was closed.
 func (s *State) loadOutbox(shards int) error {
 	s.out = outbox{
 		next: make([]uint64, shards), stored: make([]uint64, shards), first: make([]uint64, shards),
@@ -58,7 +55,7 @@ func (s *State) loadOutbox(shards int) error {
 				numbers[n], err = keys.ParseNumber(value)
 			}
 			if err != nil || int(n) >= shards {
-				return fmt.Errorf("%w: last message, %x, is %x", base.ErrCorrupt, key, value)
+				return fmt.Errorf("%w: last message number %x has value %x", base.ErrCorrupt, key, value)
 			}
 			return nil
 		}); err != nil {
@@ -69,7 +66,7 @@ func (s *State) loadOutbox(shards int) error {
 	if err := schema.Scan(s.Store.DB(), keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= shards {
-			return fmt.Errorf("%w: message %x", base.ErrCorrupt, key)
+			return fmt.Errorf("%w: malformed message key %x", base.ErrCorrupt, key)
 		}
 		if s.out.waiting[to] == 0 {
 			s.out.first[to] = seq
@@ -96,7 +93,7 @@ func (o *outbox) countFrom(to int, last uint64) {
 	o.ahead = o.ahead || o.next[to] != o.stored[to]+1
 }
 
-// seal has the group store how far the messages are counted.
+// seal stores the numbers of the last messages.
 func (o *outbox) seal(g *commitGroup) {
 	if !o.ahead {
 		return
@@ -110,8 +107,8 @@ func (o *outbox) seal(g *commitGroup) {
 	}
 }
 
-// applyMessage does what a message says. It is false if disk is behind with what it is
-// about; then nothing was done.
+// applyMessage does what a message says. It returns false, and does nothing, if the latest state of
+// what the message concerns is not on disk yet.
 func (s *State) applyMessage(m *keys.Message) bool {
 	switch m.Kind {
 	case keys.MsgAdmit:
@@ -133,7 +130,7 @@ func (s *State) applyMessage(m *keys.Message) bool {
 	case keys.MsgUnpin:
 		return s.unpinned(m.Parent, m.Until)
 	case keys.MsgLeft:
-		return s.left(m.Child, m.Until)
+		return s.unpinParents(m.Child, m.Until)
 	case keys.MsgSettings:
 		if err := s.Adopt(m.Queue, m.Settings); err != nil {
 			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
@@ -145,27 +142,27 @@ func (s *State) applyMessage(m *keys.Message) bool {
 	}
 }
 
-// busy reports whether messages are not confirmed.
+// busy reports whether some messages are not confirmed.
 func (o *outbox) busy() bool {
 	return slices.ContainsFunc(o.waiting, func(n uint64) bool { return n > 0 })
 }
 
-// Outgoing is messages for a shard that follow each other.
+// Outgoing is consecutive messages to a shard.
 type Outgoing struct {
 	To       int
-	First    uint64 // number of messages[0]
+	First    uint64 // number of Messages[0]
 	Messages []keys.Message
 }
 
-// sendOut reads what is stored for the receivers, for the owner to send.
-// REQUIRES: the group is empty of messages, so that disk has them all.
+// sendOut reads the stored messages, for the owner to send.
+// REQUIRES: the group has no messages, so that disk has them all.
 func (s *State) sendOut() {
 	s.out.due = false
 	for to := range s.out.next {
 		if s.out.sending[to] || s.out.waiting[to] == 0 {
 			continue
 		}
-		s.Budget.begun = false // each receiver gets a message, whatever the others do
+		s.Budget.begun = false // each receiver gets a message, whatever the others use up
 		p := Outgoing{To: to}
 		lower := keys.AppendOutbound(nil, uint32(to), s.out.first[to])
 		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
@@ -193,7 +190,7 @@ func (s *State) sendOut() {
 		if s.Broken != nil {
 			return
 		}
-		if len(p.Messages) == 0 { // written by this group
+		if len(p.Messages) == 0 { // they are in this group
 			s.out.due = true
 			continue
 		}
@@ -204,7 +201,7 @@ func (s *State) sendOut() {
 
 func (s *State) sendIsDue() bool { return s.out.due }
 
-// Confirmed forgets messages that their receiver has taken.
+// Confirmed deletes messages that their receiver has taken.
 func (s *State) Confirmed(to int, first uint64, n int) {
 	for seq := first; seq < first+uint64(n); seq++ {
 		s.Group.delete(keys.AppendOutbound(nil, uint32(to), seq))
@@ -215,11 +212,12 @@ func (s *State) Confirmed(to int, first uint64, n int) {
 	s.out.due = s.out.due || s.out.waiting[to] > 0
 }
 
-// Unconfirmed says that messages which are under way may not have been taken: they are sent again.
+// Unconfirmed says that messages being sent may not have been taken: they are sent again.
 func (s *State) Unconfirmed(to int) { s.out.sending[to], s.out.due = false, true }
 
-// TakeMessages does what messages of a shard say, the first of which has a number, and returns how
-// many it has taken: fewer than all if disk is behind with what the next one is about, or the budget is spent.
+// TakeMessages does what messages of a shard say; first is the number of the first one. It returns
+// how many it has taken: fewer than all if the latest state of what the next one concerns is not on
+// disk yet, or the budget is spent.
 func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (taken int) {
 	for taken < len(messages) && s.Broken == nil && !s.Spent() {
 		seq := first + uint64(taken)
@@ -238,5 +236,5 @@ func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (t
 	return taken
 }
 
-// BatchCap is how many messages are under way between two shards at the most.
+// BatchCap is how many messages are sent together between two shards at most.
 const BatchCap = 256

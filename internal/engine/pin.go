@@ -11,26 +11,26 @@ import (
 	"codeq/internal/store"
 )
 
-// Pins keep the result of a task that is done until those that have waited for it have ended: a
-// child reads its parents' results when it runs, and their retention may have passed by then.
+// Pins keep the result of a completed task until its children have ended: a child reads its
+// parents' results when it runs, and their retention may have passed by then.
 //
-// A child that is told of a parent that is kept for some time pins it: its shard has an
-// entry in the range Pin, by child, and the parent's shard counts it in the range Pinned, by
-// parent. As long as it is counted, the parent lies in the bucket that is never forgotten. When
-// the child ends, its shard lets go of all that it pins, by messages; the last one puts
-// the parent in the bucket of its retention. Tasks that are bound to none, and parents that are not
-// kept or kept for ever, pay nothing.
+// A child that is told of a parent that is kept for some time pins the parent: the child's shard
+// has an entry in the range Pin, by child, and the parent's shard counts it in the range Pinned, by
+// parent. While the count is above zero, the parent lies in the bucket that never expires. When the
+// child ends, its shard releases all its pins, by messages; the last one moves the parent to the
+// bucket of its retention. Tasks without ties, and parents that are not kept or kept for ever, pay
+// nothing.
 //
-// Every child that is told of a pinned parent unpins it once: when it ends, or
-// at once if it has ended before. Telling the children of a parent pins it too, so that the
-// last child may end before the others are told. A child that has died may be redriven: it pins
-// its parents for as long as the dead letter is kept.
+// Every child that is told of a pinned parent unpins it once: when it ends, or at once if it has
+// ended before. The parent is also pinned while its children are told, so that the last child may
+// end before the others know. A dead child may be redriven: it pins its parents for as long as the
+// dead letter is kept.
 type pins struct {
 	counts pinCache // by parent
 	any    bool     // tasks of this shard may pin others
 }
 
-// pinCache has the range Pinned.
+// pinCache holds the range Pinned.
 type pinCache = writeBackCache[keys.ID, keys.PinnedValue]
 
 func newPins() pins {
@@ -58,9 +58,9 @@ func (p *pins) load(r pebble.Reader) error {
 	return store.Error(it.Close())
 }
 
-// pinByTelling keeps a task that is done until its children are told, and have ended. It
+// pinForChildren keeps a completed task until its children know of its end, and have ended. It
 // returns the bucket in which the task lies until then.
-func (s *State) pinByTelling(parent keys.ID, until uint64) uint64 {
+func (s *State) pinForChildren(parent keys.ID, until uint64) uint64 {
 	if until == keys.Forever {
 		return until
 	}
@@ -68,8 +68,8 @@ func (s *State) pinByTelling(parent keys.ID, until uint64) uint64 {
 	return keys.Forever
 }
 
-// told is when all children of a task know that it has ended.
-func (s *State) told(parent keys.ID) {
+// allTold is called when all children of a task know that it has ended.
+func (s *State) allTold(parent keys.ID) {
 	if _, ok := s.pins.counts.get(s, parent); ok {
 		s.send(s.config.Shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
 	}
@@ -90,13 +90,13 @@ func (s *State) pinFor(parent keys.ID, outcome byte) byte {
 	return parentPinned
 }
 
-// repin keeps a task that is done already for one more child, which is told next.
+// repin keeps a completed task for one more child, which is told next.
 // REQUIRES: the task is not moving.
 func (s *State) repin(at *located) {
-	if at.place.At == keys.Forever { // for ever, or pinned
+	if at.place.At == keys.Forever { // kept for ever, or pinned
 		return
 	}
-	s.pins.counts.put(s, at.id, keys.PinnedValue{Until: at.place.At}) // the child counts
+	s.pins.counts.put(s, at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
 	s.unkeep(at)
 	s.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
 }
@@ -107,22 +107,23 @@ func (s *State) pin(parent, child keys.ID) {
 	s.Group.set(keys.AppendPin(nil, child, parent), nil)
 }
 
-// unpin has the shard of a parent count one pin less, and the parent kept until a time at least.
+// unpin tells the shard of a parent to count one pin less, and to keep the parent until a time at
+// least.
 func (s *State) unpin(parent keys.ID, until uint64) {
 	s.send(keys.ShardOf(parent, s.config.Shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
 }
 
-// leave is the end of a task that has had parents. They are kept until a time at least.
-// Another group looks which of them it pins: there may be thousands.
-func (s *State) leave(child keys.ID, until uint64) {
+// releaseParents is called when a task with parents has ended. They are kept until a time at least.
+// Another group looks for those that the task pins: there may be thousands.
+func (s *State) releaseParents(child keys.ID, until uint64) {
 	if s.pins.any {
 		s.send(s.config.Shard, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
 	}
 }
 
-// left lets go of what a task pins that has ended in an earlier group. It is false if it is not
-// through.
-func (s *State) left(child keys.ID, until uint64) bool {
+// unpinParents releases the pins of a task that ended in an earlier group. It returns false if some
+// are left.
+func (s *State) unpinParents(child keys.ID, until uint64) bool {
 	lower := keys.AppendPin(nil, child, keys.ID{})[:1+keys.IDLen]
 	all := true
 	err := s.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
@@ -144,8 +145,9 @@ func (s *State) left(child keys.ID, until uint64) bool {
 	return all
 }
 
-// unpinned counts one pin of a task of this shard less. When it is the last one, the task is kept until
-// its retention has passed. It is false if disk is behind with the task; then nothing was done.
+// unpinned counts one pin of a task of this shard less. After the last one, the task is kept until
+// its retention has passed. It returns false, and does nothing, if the latest state of the task is
+// not on disk yet.
 func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	if s.isMoving(parent) {
 		return false

@@ -8,13 +8,13 @@ import (
 	"codeq/internal/keys"
 )
 
-// Probe looks into a State, and disturbs it, for the tests of what is built on it. The owner uses it.
+// Probe reads and disturbs a State, for the tests of packages that use it. Only the owner uses it.
 type Probe struct{ s *State }
 
 // Probe is for tests.
 func (s *State) Probe() Probe { return Probe{s} }
 
-// Usage is what memory has, and what it has done since the shard was loaded.
+// Usage is what memory holds, and what has been done since the shard was loaded.
 type Usage struct {
 	Refills, RefilledLanes, RefilledTasks, RefilledBytes uint64
 	Read                                                 int    // entries of the store
@@ -26,21 +26,22 @@ type Usage struct {
 	WakeupsOnDisk                                        bool
 	WakeupsFrom                                          []byte
 	Limits                                               int
-	Telling                                              int    // parents whose end is told
-	Schedules                                            uint64 // looks at one
+	Telling                                              int    // parents with children to be told
+	Schedules                                            uint64 // times that a schedule had a turn
 	Groups, Uniques                                      CacheUsage
 	OutNext, OutFirst, OutStored, OutWaiting             []uint64 // messages, by receiver
-	Inbound                                              []uint64 // by sender, the last message taken
+	// by sender, the last message taken
+	Inbound []uint64
 }
 
-// CacheUsage is what memory has of a range of small entries.
+// CacheUsage is what memory holds of a range of small entries.
 type CacheUsage struct {
 	Held    int
 	Whole   bool // nothing else exists
 	Listed  bool // all keys have fingerprints
 	TooMany bool
 	Prints  int
-	Most    int // that are held between two groups
+	Most    int // that are held between two groups, at most
 }
 
 func usageOf[K comparable, V any](m *writeBackCache[K, V]) CacheUsage {
@@ -62,11 +63,12 @@ func (p Probe) Usage() Usage {
 	}
 }
 
-// MostGroups and MostUniques are how many groups, and idempotency keys, memory holds between two groups.
+// MostGroups and MostUniques are how many groups, and idempotency keys, memory holds between two
+// groups.
 func MostGroups() int  { m := newGroupCache(); return m.most() }
 func MostUniques() int { m := newUniqueCache(); return m.most() }
 
-// WindowBytesOf is what the windows of a queue hold.
+// WindowBytesOf returns the bytes that the windows of a queue hold.
 func (p Probe) WindowBytesOf(queue string) (n int) {
 	for l := p.s.windows.oldest; l != nil; l = l.newer {
 		if l.queue.Name == queue {
@@ -81,11 +83,11 @@ func (p Probe) WasRefilled(queue, tenant string, priority uint8) bool {
 	return p.s.Queues[queue].lane(tenant, priority).pass != 0
 }
 
-// CursorOf is the ID before which no task waits in a scope.
+// CursorOf returns the ID before which no task waits in a scope.
 func (p Probe) CursorOf(scope uint64) keys.ID { return cursorOf(&p.s.cursors, scope) }
 
-// ForgetCaches has the next look at an entry go to disk, and keys listed again. It is false if the group has
-// changed some.
+// ForgetCaches empties the caches: the next access to an entry reads disk, and keys are listed
+// again. It returns false if the group has changed entries.
 func (p Probe) ForgetCaches() bool {
 	s := p.s
 	if len(s.uniques.changed)+len(s.groups.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
@@ -105,23 +107,24 @@ func forgetCache[K comparable, V any](m *writeBackCache[K, V]) {
 	m.forgetPrints()
 }
 
-// TooManyUniques makes as many fingerprints of idempotency keys as memory has no room for.
+// TooManyUniques adds more fingerprints of idempotency keys than memory has room for.
 func (p Probe) TooManyUniques() {
 	forgetCache(&p.s.uniques)
 	for n := uint32(0); p.s.uniques.note([keys.UniqueLen]byte(binary.BigEndian.AppendUint32(make([]byte, 12, 16), n))); n++ {
 	}
 }
 
-// LimitWindows lets windows hold no more than they do.
+// LimitWindows sets the limit of the windows to what they hold.
 func (p Probe) LimitWindows() { p.s.windows.limit = p.s.windows.bytes }
 
-// HoldCopies counts so many more bytes among the copies of the records of leased tasks.
+// HoldCopies adds to the counted bytes of the copies of leased tasks' records.
 func (p Probe) HoldCopies(bytes int) { p.s.leases.held += bytes }
 
 // Plant adds an entry to the group.
 func (p Probe) Plant(key, value []byte) { p.s.Group.set(key, value) }
 
-// Expire ends the lease of a task as if its deadline had passed. It is false if there is none.
+// Expire ends the lease of a task as if its deadline had passed. It returns false if the task has
+// no lease.
 func (p Probe) Expire(id keys.ID) bool {
 	ls := p.s.leases.byID[id]
 	if ls != nil {
@@ -145,7 +148,7 @@ func (p Probe) Cancel(id keys.ID) error {
 // Admit takes in a task without a caller.
 func (p Probe) Admit(t *NewTask) { p.s.admit(t) }
 
-// Doubt makes queues of which some may have marks on disk.
+// Doubt makes queues doubtful: some may have wakeups on disk.
 func (p Probe) Doubt(queues []string) {
 	for _, name := range queues {
 		q := p.s.QueueNamed(name)
@@ -154,16 +157,16 @@ func (p Probe) Doubt(queues []string) {
 	}
 }
 
-// ReloadSessions reads the sessions of other nodes anew.
+// ReloadSessions reads the sessions of other nodes again.
 func (p Probe) ReloadSessions() error {
 	p.s.sessions = sessionTable{}
 	return p.s.loadSessions()
 }
 
-// ReloadOutbox reads the numbers of messages anew.
+// ReloadOutbox reads the numbers of messages again.
 func (p Probe) ReloadOutbox(shards int) error { return p.s.loadOutbox(shards) }
 
-// LoseNumbers has memory know of the stored numbers of messages what a disk without them says.
+// LoseNumbers resets the stored numbers of messages in memory, as if disk had none.
 func (p Probe) LoseNumbers() {
 	clear(p.s.out.stored)
 	p.s.out.ahead = true
@@ -172,14 +175,14 @@ func (p Probe) LoseNumbers() {
 // NumbersAhead reports whether numbers of messages are to be stored.
 func (p Probe) NumbersAhead() bool { return p.s.out.ahead }
 
-// Send stores a message for a shard.
+// Send stores a message to a shard.
 func (p Probe) Send(to int, m *keys.Message) { p.s.send(to, m) }
 
-// IsSending reports whether messages are not confirmed.
+// IsSending reports whether some messages are not confirmed.
 func (p Probe) IsSending() bool { return p.s.out.busy() }
 
-// OrderTime is the time by which tasks that become ready are ordered, at a time of the wall clock and of the
-// monotonic clock, ms.
+// OrderTime returns the time by which tasks that become ready are ordered, at a time of the wall
+// clock and of the monotonic clock, ms.
 func (p Probe) OrderTime(wall, uptime uint64) uint64 {
 	mint := p.s.mint
 	mint.tick(wall, uptime)

@@ -12,7 +12,7 @@ func (q *Queue) isBusy() bool {
 	return c.Ready+c.Scheduled+c.Blocked+c.Leased > 0
 }
 
-// noteBusy counts a queue among those with tasks that have not ended, if it is one.
+// noteBusy updates the number of queues with unended tasks, which may include this one.
 func (s *State) noteBusy(q *Queue) {
 	if busy := q.isBusy(); busy != q.busy {
 		if q.busy = busy; busy {
@@ -23,7 +23,8 @@ func (s *State) noteBusy(q *Queue) {
 	}
 }
 
-// noteTouched is for the queues whose counts the group has changed so far.
+// noteTouched updates that number, and calls Rest, for the queues whose counts the group has
+// changed so far.
 func (s *State) noteTouched() {
 	for _, q := range s.Group.Touched {
 		s.noteBusy(q)
@@ -31,34 +32,34 @@ func (s *State) noteTouched() {
 	}
 }
 
-// queueState is what the rules know of a queue. Who waits for its tasks, and what claims have to
-// pass, its owner knows by handle.
+// Queue is what the rules know of a queue. The owner knows by handle which claims wait for its
+// tasks, and what limits claims.
 type Queue struct {
 	Name    string
-	Handle  int                 // of the queues in memory, small numbers
+	Handle  int                 // a small number among the queues in memory
 	number  uint32              // 0 until the first task of the queue
-	since   uint64              // the Seq of its first lane under the number; 0: load has found the number
+	since   uint64              // Seq of its first lane under number; 0: load has set number
 	lanes   chunked.List[*Lane] // in no order
-	byName  map[laneName]*Lane  // the lanes, if they are more than fewLanes
+	byName  map[laneName]*Lane  // the lanes, if there are more than fewLanes
 	Counts  keys.Counts
 	touched bool // on the group's list
-	Gated   bool // the owner is told of the ends of its leases
-	Fed     bool // on the list of queues of which more may be claimed
+	Gated   bool // the owner wants to know when its leases end
+	Fed     bool // on the list of queues that have more to claim
 	buckets map[bucketKey]*bucket
-	arrived uint64 // tasks that have come from other shards since it is in memory
+	arrived uint64 // tasks that have come from other shards since the queue is in memory
 	Configured
 
 	rings [MaxPriority + 1]*ring // nil: no lane may have a ready task
 	Mask  uint16                 // bit p: there is rings[p]
-	asked uint32                 // the last epoch in which a claim asked for it
+	asked uint32                 // the last epoch in which a claim asked for the queue
 
-	resting    bool // on the list of queues that may be of no more use
-	hasWakeups bool // perhaps: tasks of it may go on
-	rechecks   int  // changes of its limits that are not followed yet
-	busy       bool // it counts among the queues with tasks that have not ended
+	resting    bool // on the list of queues that may no longer be needed
+	hasWakeups bool // perhaps: wakeups concern tasks of it
+	rechecks   int  // changes of its limits that are not processed yet
+	busy       bool // counted among the queues with unended tasks
 }
 
-func newQueueState(name string) *Queue {
+func newQueue(name string) *Queue {
 	return &Queue{Name: name, Configured: Unconfigured}
 }
 
@@ -75,7 +76,7 @@ func (q *Queue) lane(tenant string, priority uint8) *Lane {
 	return nil
 }
 
-// addLane adds a lane that the queue does not have.
+// addLane adds a new lane to the queue.
 func (q *Queue) addLane(l *Lane) {
 	l.place = q.lanes.Len()
 	switch q.lanes.Append(l); {
@@ -89,8 +90,8 @@ func (q *Queue) addLane(l *Lane) {
 	}
 }
 
-// removeLane removes a lane of the queue. The index stays until it is empty, so that
-// lanes that come and go at its bound do not build it again and again.
+// removeLane removes a lane of the queue. The index stays until it is empty, so that it is not
+// rebuilt whenever lanes come and go around fewLanes.
 func (q *Queue) removeLane(l *Lane) {
 	if moved, ok := q.lanes.Remove(l.place); ok {
 		moved.place = l.place
@@ -100,11 +101,12 @@ func (q *Queue) removeLane(l *Lane) {
 	}
 }
 
-// QueueNamed returns a queue, which costs memory only until it has a task.
+// QueueNamed returns a queue, and creates it if it is not in memory. Disk does not change before
+// the queue has a task.
 func (s *State) QueueNamed(name string) *Queue {
 	q := s.Queues[name]
 	if q == nil {
-		q = newQueueState(strings.Clone(name)) // may be a part of something long
+		q = newQueue(strings.Clone(name)) // it may be a part of a long string
 		q.Handle = len(s.Queues)
 		if s.handles.Len() > 0 {
 			q.Handle = s.handles.Pop()

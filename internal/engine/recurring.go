@@ -16,28 +16,28 @@ import (
 	"codeq/internal/timeheap"
 )
 
-// recurring is a Schedule as the owner of its shard has it.
+// recurring is a Schedule in the memory of its shard.
 //
-// Invariant: value is what is on disk once the group has persisted. Every tick
-// up to value.After has produced its task or been passed over, in the same
-// group as it became so; next is the first tick after it.
+// Invariant: value is what is on disk once the group has persisted. Every tick up to value.After
+// has produced its task or was skipped, and the same group stored so; next is the first tick after
+// it.
 type recurring struct {
 	Name     string
 	value    keys.ScheduleValue
 	template record.Record  // of the tasks; its payload is part of value
-	times    ticks.Sequence // nil if err is set
-	Err      error          // why it is not known when it ticks
+	times    ticks.Sequence // nil if Err is set
+	Err      error          // why its ticks are not known
 	next     uint64         // wall clock, ms
 
 	place  int    // in recurringTable.waiting; negative: not there
-	turned uint64 // of one in recurringTable.late: when it got there; wall clock, ms
+	turned uint64 // when it was put into recurringTable.late; wall clock, ms
 	gone   bool   // no longer in the table
 }
 
 func (r *recurring) Due() uint64 { return r.next }
 func (r *recurring) Spot() *int  { return &r.place }
 
-// newRecurring decodes a stored schedule, which is at rest until begin.
+// newRecurring decodes a stored schedule, which does not tick until begin.
 func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
 	rec, err := record.Decode(v.Record)
 	if err != nil {
@@ -51,17 +51,17 @@ func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
 
 // The headers that the task of a tick has.
 const (
-	TickHeader     = "codeq-tick"     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
+	TickHeader     = "codeq-tick"     // the time of the tick: RFC 3339, UTC, milliseconds if any
 	ScheduleHeader = "codeq-schedule" // the name of the schedule
 )
 
-// TickFormat is time.RFC3339 with as many digits of the second as are needed.
+// TickFormat is time.RFC3339 with the digits of the second that are needed.
 const TickFormat = "2006-01-02T15:04:05.999Z07:00"
 
-// FormatTick is the TickHeader of a tick, ms.
+// FormatTick returns the TickHeader of a tick, ms.
 func FormatTick(tick uint64) string { return time.UnixMilli(int64(tick)).UTC().Format(TickFormat) }
 
-// task is that of a tick.
+// task returns the task of a tick.
 func (r *recurring) task(tick uint64) NewTask {
 	rec := r.template
 	rec.Headers = make(map[string]string, len(r.template.Headers)+2)
@@ -71,26 +71,26 @@ func (r *recurring) task(tick uint64) NewTask {
 	return PrepareTask(LaneKey{r.value.Queue, r.value.Tenant, r.value.Priority}, &rec, nil)
 }
 
-// begin says when the schedule ticks.
+// begin sets when the schedule ticks.
 func (r *recurring) begin(times ticks.Sequence) {
 	r.times = times
 	r.next = times.Next(r.value.After)
 }
 
-// pass takes all ticks up to after for done.
+// pass marks all ticks up to after as processed.
 func (r *recurring) pass(after uint64) {
 	r.value.After = after
 	r.next = r.times.Next(after)
 }
 
-// recurringTable is the schedules of a shard. Its owner uses it.
+// recurringTable holds the schedules of a shard. Only its owner uses it.
 //
-// Invariant: each schedule of list is in exactly one of waiting and late. Those of
-// late were due when their last turn ended.
+// Invariant: each schedule in list is in exactly one of waiting and late. Those in late were due
+// when their last turn ended.
 type recurringTable struct {
 	list    []*recurring              // by name
-	waiting timeheap.Heap[*recurring] // for their next tick
-	late    []*recurring              // for another turn, in the order of their last turns; some are gone
+	waiting timeheap.Heap[*recurring] // those that wait for their next tick
+	late    []*recurring              // by the times of their last turns; some are gone
 	looked  uint64                    // how often a schedule got a turn
 }
 
@@ -98,7 +98,7 @@ func (t *recurringTable) search(name string) (int, bool) {
 	return slices.BinarySearchFunc(t.list, name, func(r *recurring, name string) int { return cmp.Compare(r.Name, name) })
 }
 
-// find returns nil if there is no schedule of this name.
+// find returns the schedule with a name; nil if there is none.
 func (t *recurringTable) find(name string) *recurring {
 	if i, ok := t.search(name); ok {
 		return t.list[i]
@@ -117,21 +117,20 @@ func (t *recurringTable) put(r *recurring) {
 	t.waiting.Push(r)
 }
 
-// remove takes a schedule out. REQUIRES: it is there.
+// remove removes a schedule. REQUIRES: it exists.
 func (t *recurringTable) remove(name string) {
 	i, _ := t.search(name)
 	t.drop(t.list[i])
 	t.list = slices.Delete(t.list, i, i+1)
 }
 
-// drop gives a schedule no more turns.
+// drop excludes a schedule from further turns.
 func (t *recurringTable) drop(r *recurring) {
 	r.gone = true
 	t.waiting.Remove(r)
 }
 
-// next is when the next schedule is to get a turn; 0: now, never: none is.
-// Wall clock, ms.
+// next returns when the next schedule gets a turn; 0: now, Never: none does. Wall clock, ms.
 func (t *recurringTable) next() uint64 {
 	if len(t.late) > 0 {
 		return 0
@@ -139,9 +138,9 @@ func (t *recurringTable) next() uint64 {
 	return t.waiting.Next()
 }
 
-// take returns the schedule whose turn it is, and takes it out of waiting or late;
-// nil: none is due. The turn is of the one that has waited for it longest: one
-// with a year of ticks to make up for does not delay the others.
+// take returns the schedule whose turn it is, and removes it from waiting or late; nil: none is
+// due. The schedule that has waited longest for its turn gets it: one with a year of missed ticks
+// does not delay the others.
 func (t *recurringTable) take(wall uint64) *recurring {
 	for len(t.late) > 0 {
 		if t.waiting.Next() <= min(wall, t.late[0].turned) {
@@ -160,7 +159,7 @@ func (t *recurringTable) take(wall uint64) *recurring {
 	return t.waiting.Pop()
 }
 
-// turn puts back what take has returned, once it has been looked at.
+// turn puts back what take has returned, after its turn.
 func (t *recurringTable) turn(r *recurring, wall uint64) {
 	if r.next > wall {
 		t.waiting.Push(r)
@@ -170,17 +169,17 @@ func (t *recurringTable) turn(r *recurring, wall uint64) {
 	t.late = append(t.late, r)
 }
 
-// missedAfter is how late a tick may be and not be missed, in ms.
+// A tick that is later than missedAfter, in ms, is missed.
 const missedAfter = 60_000
 
-// turnTicks bounds how many ticks a schedule produces in one turn. Each turn stores
-// the schedule.
+// turnTicks is how many ticks a schedule produces in one turn at most. Each turn stores the
+// schedule.
 const turnTicks = 64
 
-// produceTicks produces the tasks of the schedules that are due, and looks at no others.
+// produceTicks produces the tasks of the schedules that are due, and does not look at others.
 func (s *State) produceTicks() {
 	t := &s.recurring
-	var held []*recurring // until the next group
+	var held []*recurring // they wait for the next group
 	for !s.Spent() {
 		r := t.take(s.Wall)
 		if r == nil {
@@ -199,8 +198,8 @@ func (s *State) produceTicks() {
 
 func (s *State) TicksAreDue() bool { return s.recurring.next() <= s.Wall }
 
-// recur is a turn of a schedule: it produces tasks, and stores how far the schedule has come.
-// It is false if a task has to wait for the next group.
+// recur is a turn of a schedule: it produces tasks, and stores how far the schedule has come. It
+// returns false if a task has to wait for the next group.
 func (s *State) recur(r *recurring) bool {
 	admitted, begun := true, r.value.After
 	for n := 0; n < turnTicks && r.next <= s.Wall && (n == 0 || !s.Spent()); n++ {
@@ -232,8 +231,8 @@ func (s *State) storeRecurring(r *recurring) {
 	s.Group.set(keys.AppendSchedule(nil, r.Name), r.value.Append(nil))
 }
 
-// loadRecurring reads the schedules. One of which this process cannot say when
-// it ticks rests: it must not keep the queue from opening.
+// loadRecurring reads the schedules. A schedule whose ticks this process cannot compute does not
+// tick, but does not keep the queue from opening.
 func (s *State) loadRecurring() error {
 	return schema.Scan(s.Store.DB(), keys.Schedule, func(key, value []byte) error {
 		r, err := ParseRecurring(key, bytes.Clone(value))
@@ -251,7 +250,7 @@ func (s *State) loadRecurring() error {
 	})
 }
 
-// TimesOf is when a stored schedule ticks.
+// TimesOf returns when a stored schedule ticks.
 func TimesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
 	if v.Every != 0 {
 		return ticks.Every{Start: v.Start, Interval: v.Every}, nil

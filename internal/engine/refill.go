@@ -15,30 +15,31 @@ import (
 	"codeq/internal/window"
 )
 
-// refiller reads ready tasks into memory before claims come to them: for the rings that
-// want it, those of the lanes next in turn. One pass a group reads the lanes in the order of
-// their keys with one iterator. It is bounded by its lanes, bytes and time, so that
-// who claims from other queues does not wait for it.
+// refiller reads ready tasks into memory before claims need them: for the rings that ask for it,
+// the lanes next in turn. One pass a group reads the lanes in the order of their keys with one
+// iterator. Its lanes, bytes and time are bounded, so that claims of other queues do not wait for
+// it.
 type refiller struct {
 	wants []*ring // first come, first served
-	rest  []*ring // memory for the next wants
-	plan  []*Lane // of the pass under way
-	most  int     // lanes that a pass reads at the most, by the time that the last ones took
+	rest  []*ring // its memory is used for the next wants
+	plan  []*Lane // lanes that the current pass reads
+	most  int     // lanes that a pass may read, by the time that the last ones took
 
 	key, end     []byte
 	count, bytes int // tasks that the pass has read, and the bytes of their records
 
-	passes, lanes, tasks, read uint64 // since the shard was loaded: passes; lanes, tasks and bytes in them
+	// What the passes have read since the shard was loaded.
+	passes, lanes, tasks, read uint64
 }
 
 const (
-	RefillTasks = 1024    // that end a pass, and that a lane gets in one
-	RefillBytes = 1 << 20 // that end a pass
-	refillLanes = 1024    // that a pass reads, at the most
+	RefillTasks = 1024    // end a pass; also the limit of one lane in a pass
+	RefillBytes = 1 << 20 // end a pass
+	refillLanes = 1024    // that a pass reads at most
 	refillLooks = 4096    // lanes that a pass looks at for each ring, whether it reads them or not
 
-	refillTime = time.Millisecond     // that a pass is to take
-	refillStop = 4 * time.Millisecond // that end it
+	refillTime = time.Millisecond     // that a pass should take
+	refillStop = 4 * time.Millisecond // ends a pass
 )
 
 // want asks for the ring to be refilled before the next group.
@@ -50,8 +51,8 @@ func (s *State) want(r *ring) {
 	}
 }
 
-// least is how many tasks a lane has in memory, if it has so many, that is ahead: those of
-// one turn, and of few lanes more, so that a refill is worth its while.
+// least is how many tasks a lane that is ahead should have in memory, if it has so many: those of
+// one turn, or more if the lanes are few, so that a refill is worthwhile.
 func (s *State) least(r *ring, l *Lane) int {
 	few := s.config.WindowTasks / 4
 	return max(1, min(few, max(few/r.lanes, l.queue.Settings.weight(l.tenant))))
@@ -64,9 +65,9 @@ func (s *State) enough(r *ring, l *Lane) bool {
 		n > 0 && (l.pass == s.windows.pass || l.window.Size() >= s.windows.laneShare(l)/2)
 }
 
-// advance moves the edge of a ring on, over lanes that have enough; those that turn out
-// to have nothing leave. It looks at so many lanes at the most. done says that nothing else is to be
-// brought ahead. The ring may be gone afterwards.
+// advance moves the edge of a ring past the lanes that have enough, and removes lanes that turn out
+// to be drained. It looks at most at so many lanes. done says that nothing remains to be brought
+// ahead. The ring may be empty afterwards.
 func (s *State) advance(r *ring, looks int) (done bool) {
 	for ; looks > 0 && r.ahead < r.lanes; looks-- {
 		l := r.edge
@@ -80,7 +81,7 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 		share := s.windows.share()
 		if r.ahead > 0 && r.bytes+l.window.Footprint() > share {
 			if most := s.windows.laneShare(l); l.window.Size() > 2*most && l.pass != s.windows.pass {
-				s.windows.trim(l, most) // from when there were fewer lanes
+				s.windows.trim(l, most) // its share was larger when there were fewer lanes
 				continue
 			}
 			r.reach = r.ahead
@@ -91,7 +92,7 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 	return r.ahead == r.lanes
 }
 
-// Refill brings the next tasks of the rings that want it into memory, as far as one pass goes.
+// Refill brings the next tasks of the rings that ask for it into memory, as far as one pass goes.
 // REQUIRES: the group is empty, so that disk has every task.
 func (s *State) Refill() {
 	f := &s.refiller
@@ -115,14 +116,14 @@ func (s *State) Refill() {
 	rest := append(f.rest[:0], f.wants[n:]...)
 	for _, r := range f.wants[:n] {
 		if r.lanes == 0 && s.Queues[r.queue.Name] != r.queue {
-			s.dropRing(r) // memory has forgotten its queue
+			s.dropRing(r) // its queue was forgotten
 			continue
 		}
 		done := s.advance(r, refillLooks)
 		r.urgent = r.urgent && r.lanes > 0 && r.first.window.Len() == 0 && !r.first.complete
 		s.feed(r.queue)
 		s.show(r.queue)
-		if r.urgent { // others have been read before it
+		if r.urgent { // other lanes were read before it
 			f.most = max(1, f.most/2)
 		}
 		switch {
@@ -138,8 +139,8 @@ func (s *State) Refill() {
 	f.wants, f.rest = rest, f.wants[:0]
 }
 
-// plan adds lanes of a ring to those that the pass reads, so many at the most: first those
-// that have lost their tasks and were ahead, then those at the edge.
+// plan adds at most so many lanes of a ring to those that the pass reads: first those ahead that
+// have lost their tasks, then those at the edge.
 func (s *State) plan(r *ring, most int) {
 	f := &s.refiller
 	most += len(f.plan)
@@ -164,8 +165,8 @@ func (s *State) plan(r *ring, most int) {
 	}
 }
 
-// pass reads the next tasks of the lanes that are planned. full says that it has ended because
-// there is no memory but what it has filled itself.
+// pass reads the next tasks of the planned lanes. full says that it ended because all memory holds
+// what it has just read.
 func (s *State) pass() (full bool, err error) {
 	f := &s.refiller
 	slices.SortFunc(f.plan, func(a, b *Lane) int { return cmp.Compare(a.number, b.number) })
@@ -195,7 +196,8 @@ func (s *State) pass() (full bool, err error) {
 	switch {
 	case stopped && !full || took > 2*refillTime:
 		f.most = max(1, f.most/2)
-	case took < refillTime && len(f.plan) == f.most && !full: // or an urgent one would never be alone
+	// otherwise an urgent one would never be alone
+	case took < refillTime && len(f.plan) == f.most && !full:
 		f.most = min(2*f.most, refillLanes)
 	}
 	f.tasks += uint64(f.count)
@@ -206,8 +208,8 @@ func (s *State) pass() (full bool, err error) {
 
 func (s *State) passBytes() int { return max(1, min(RefillBytes, s.windows.limit/8)) }
 
-// fill reads the next tasks of a lane, to its share. full says that there was no memory for
-// the first one that it has not got.
+// fill reads the next tasks of a lane, up to its share. full says that there was no memory for the
+// next one.
 func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full bool, err error) {
 	f, w := &s.refiller, &l.window
 	f.lanes++
@@ -238,7 +240,7 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 			break
 		}
 		if w.Len() == 0 && s.windows.bytes+w.Growth(len(v)) > s.windows.limit {
-			s.windows.forget(l) // free slots of before, which may be all that is left to give back
+			s.windows.forget(l) // its free slots may be all memory that can be given back
 		}
 		if !s.windows.makeRoom(w.Growth(len(v)), l) {
 			full = true
@@ -260,6 +262,6 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 		l.spilled = 0
 		s.Store.RemoveDeepLane(l.number)
 	}
-	s.rested(l)
+	s.noteIdle(l)
 	return full, nil
 }

@@ -7,10 +7,9 @@ import (
 	"codeq/internal/record"
 )
 
-// Tasks that have ended and are kept lie in buckets: those of a queue that are
-// forgotten at the same time. A bucket is forgotten by one range deletion,
-// however many tasks it keeps; its size is stored beside it, so that the counts
-// of the queue stay exact.
+// Tasks that have ended and are kept lie in buckets. A bucket has the tasks of a queue that expire
+// at the same time: one range deletion removes them, however many they are. Its size is stored
+// separately, so that the counts of the queue stay exact.
 
 // bucketKey names a bucket of a queue.
 type bucketKey struct {
@@ -18,7 +17,7 @@ type bucketKey struct {
 	until  uint64 // wall clock, ms
 }
 
-// bucket is what memory knows of one.
+// bucket is what memory knows of a bucket.
 type bucket struct {
 	queue *Queue
 	bucketKey
@@ -33,9 +32,9 @@ func (b *bucket) Spot() *int  { return &b.place }
 // minBucket is the width of the narrowest buckets, in ms.
 const minBucket = 1000
 
-// BucketOf is the end of the bucket in which a task lies that is to be kept for
-// some ms from now, negative: for ever. Buckets are between an eighth and a
-// sixteenth of the retention wide, so that a queue has few of them.
+// BucketOf returns the end of the bucket for a task that is to be kept for retention ms from now;
+// negative: for ever. Buckets are between an eighth and a sixteenth of the retention wide, so that
+// a queue has few of them.
 func BucketOf(wall uint64, retention int64) uint64 {
 	if retention < 0 || uint64(retention) > 1<<62 {
 		return keys.Forever
@@ -48,7 +47,8 @@ func BucketOf(wall uint64, retention int64) uint64 {
 	return (end + width - 1) / width * width
 }
 
-// keep stores a task that has ended, in the bucket of a time. By its record it holds no key any more.
+// keep stores a task that has ended in the bucket that ends at until. Its record no longer says
+// that it holds a key.
 func (s *State) keep(q *Queue, prefix byte, id keys.ID, until uint64, ended keys.EndedValue, rec *record.Record) {
 	rec.Flags &^= record.HoldsKey
 	b := s.bucket(q, bucketKey{prefix, until})
@@ -58,7 +58,7 @@ func (s *State) keep(q *Queue, prefix byte, id keys.ID, until uint64, ended keys
 	s.resize(b, 1)
 }
 
-// unkeep takes a kept task out of its bucket.
+// unkeep removes a kept task from its bucket.
 func (s *State) unkeep(at *located) {
 	s.Group.change(at.id)
 	s.Group.delete(at.place.AppendKey(nil, at.id))
@@ -102,7 +102,7 @@ func (b *bucket) seal(g *commitGroup) {
 	g.set(key, keys.AppendNumber(nil, b.size))
 }
 
-// expireEnded forgets the buckets whose time has come.
+// expireEnded deletes the buckets whose time has come.
 // REQUIRES: the group is empty.
 func (s *State) expireEnded() {
 	for s.expiries.Next() <= s.Wall && !s.Spent() {
@@ -115,7 +115,7 @@ func (s *State) expireEnded() {
 
 func (s *State) expireEndedIsDue() bool { return s.expiries.Next() <= s.Wall }
 
-// dropEmpty is for the buckets that the group has emptied before their time.
+// dropEmpty removes the buckets that the group has emptied from the heap.
 func (s *State) dropEmpty() {
 	for _, b := range s.Group.buckets {
 		if b.size == 0 {

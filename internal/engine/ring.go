@@ -2,14 +2,14 @@ package engine
 
 import "math/bits"
 
-// ring is the lanes of a queue and priority that may have ready tasks. They take
-// turns: first has its turn, and the others follow in the order of the ring. A
-// lane keeps its place whether memory has its tasks or not.
+// ring holds the lanes of a queue and priority that may have ready tasks. They take turns: first
+// has its turn, and the others follow in the order of the ring. A lane keeps its place whether
+// memory has its tasks or not.
 //
-// The lanes from first to before edge are ahead: memory has what their next turn
-// takes, or it had, and has lost it to others since. Refills move edge on.
+// The lanes from first to before edge are ahead: memory has what their next turn takes, or had it,
+// and has given it up for others since. Refills move edge forward.
 //
-// Invariant: ahead lanes from first on, and no others, have lane.ahead set, and
+// Invariant: the first lanes of the ring, ahead in number, have Lane.ahead set, and no others;
 // their windows hold bytes. The lane after them is edge, if not all are ahead.
 type ring struct {
 	queue    *Queue
@@ -24,14 +24,13 @@ type ring struct {
 	bytes    int
 }
 
-// spareRings is how many rings of no use a shard keeps.
+// spareRings is how many unused rings a shard keeps.
 const spareRings = 64
 
-// RingReach is how many lanes a first refill brings ahead; it is doubled with each
-// that follows.
+// RingReach is how many lanes the first refill brings ahead; each later one doubles the number.
 const RingReach = 64
 
-// joinRing puts a lane that may have ready tasks into its ring, last in turn.
+// joinRing puts a lane that may have ready tasks into its ring, last in order.
 func (s *State) joinRing(l *Lane) {
 	if l.ringNext != nil {
 		return
@@ -79,11 +78,11 @@ func (s *State) leaveRing(l *Lane) {
 	}
 	l.ringNext, l.ringPrev = nil, nil
 	l.turns = 0
-	s.windows.expose(l)
+	s.windows.makeOldest(l)
 }
 
-// newRing and dropRing keep rings for others: a queue that is empty every other
-// moment costs no allocations.
+// newRing and dropRing reuse rings: a queue that becomes empty every other moment costs no
+// allocations.
 func (s *State) newRing() *ring {
 	n := len(s.rings)
 	if n == 0 {
@@ -101,7 +100,8 @@ func (s *State) dropRing(r *ring) {
 	}
 }
 
-// fallBehind ends a lane's being ahead. REQUIRES: it is the first of those that are, or leaves the ring.
+// fallBehind makes a lane one that is not ahead. REQUIRES: it is the first that is ahead, or leaves
+// the ring.
 func (r *ring) fallBehind(l *Lane) {
 	if l.ahead {
 		l.ahead = false
@@ -110,7 +110,7 @@ func (r *ring) fallBehind(l *Lane) {
 	}
 }
 
-// goAhead makes the lane at the edge one of those that are ahead.
+// goAhead makes the lane at the edge one that is ahead.
 func (r *ring) goAhead() {
 	l := r.edge
 	l.ahead = true
@@ -119,15 +119,17 @@ func (r *ring) goAhead() {
 	r.edge = l.ringNext
 }
 
-// turn counts a claim of the first lane, whose turn ends when it has had as many as its
-// tenant's weight, or has no task any more.
+// turn counts a claim of the first lane. Its turn ends after as many claims as its tenant's weight,
+// or when it has no task left.
 func (s *State) turn(l *Lane) {
 	r := l.queue.rings[l.Priority]
-	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) { // it follows itself: all that comes below would change nothing
+	// the lane follows itself: nothing below would change anything
+	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) {
 		l.turns = 0
 		return
 	}
-	if w := int32(l.queue.Settings.weight(l.tenant)); l.turns == 0 || l.turns > w { // a new turn, or a lower weight
+	// a new turn, or a lower weight
+	if w := int32(l.queue.Settings.weight(l.tenant)); l.turns == 0 || l.turns > w {
 		l.turns = w
 	}
 	l.turns--
@@ -139,7 +141,7 @@ func (s *State) turn(l *Lane) {
 		}
 	case l.turns == 0:
 		if l.window.Len() == 0 {
-			s.windows.forget(l) // until its next turn, its room is for those before
+			s.windows.forget(l) // the lanes before it use its room until its next turn
 		}
 		all := r.ahead == r.lanes
 		r.fallBehind(l)
@@ -158,9 +160,8 @@ func (s *State) turn(l *Lane) {
 	}
 }
 
-// head returns the lane whose first task is next in a queue: of the highest
-// priority, in turn over the tenants. Nil means that there is none; pending,
-// that it depends on what a refill will find.
+// head returns the lane whose first task is next in a queue: of the highest priority, the tenants
+// in turn. nil means that there is none; pending, that it depends on what a refill finds.
 func (s *State) head(q *Queue) (l *Lane, pending bool) {
 	s.windows.ask(q)
 	for q.Mask != 0 {

@@ -1,10 +1,9 @@
 package engine
 
-// Room is how much of it there is. Whatever goes on at a level goes on at those
-// above it. What a level adds to the disk is bounded by what those above have let
-// in, so that the reserve below MinFreeBytes is used up step by step: by tasks that
-// are claimed, then by what becomes of them, then by what gives space back. The
-// last half is for the tables and compactions of all this.
+// Room is the level of free space on the disk. What goes on at a level goes on at all levels above
+// it. What is written at a level is bounded by what the levels above have let in, so that the
+// reserve below MinFreeBytes is used up step by step: by claims, then by the ends of leases, then
+// by what gives space back. The last half is for the resulting tables and compactions.
 type Room uint8
 
 const (

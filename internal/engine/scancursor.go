@@ -10,12 +10,12 @@ import (
 	"codeq/internal/store"
 )
 
-// Who waits in a scope is on disk, in the order of IDs. Memory has the first of them, so that a turn passes
-// to the next task without a look at the disk.
+// The tasks that wait in a scope are on disk, in the order of IDs. Memory has the first of them, so
+// that a turn passes to the next task without reading disk.
 
-// waiting visits the tasks that wait in a scope, in the order of their IDs,
-// until visit returns false. REQUIRES: those for which it returns true are moved
-// to elsewhere in this group; of the scope, the group has changed nothing before.
+// waiting visits the tasks that wait in a scope, in the order of their IDs, until visit returns
+// false. REQUIRES: those for which it returns true are moved elsewhere in this group; the group has
+// changed nothing in the scope before.
 func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) bool) error {
 	f := s.cursors.at(scope)
 	n := 0
@@ -38,7 +38,7 @@ func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 	if err != nil {
 		return err
 	}
-	ahead := false // those that come are not visited, but held for later
+	ahead := false // the following tasks are not visited, but held for later
 	state := it.SeekGEWithLimit(lower, upper)
 	for ; state == pebble.IterValid; state = it.NextWithLimit(upper) {
 		w, err := s.blocked.waiter(s)
@@ -69,8 +69,9 @@ func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 	return nil
 }
 
-// firstWaiter takes the first task that waits in a scope out of what memory has of it; nil: it has none.
-// REQUIRES: the task is moved to elsewhere in this group.
+// firstWaiter removes the first task that waits in a scope from memory's list; nil: the list is
+// empty.
+// REQUIRES: the task is moved elsewhere in this group.
 func (s *State) firstWaiter(q *Queue, scope uint64) *located {
 	f := s.cursors.byScope[scope]
 	if f == nil || len(f.ahead) == 0 {
@@ -90,10 +91,10 @@ func (s *State) waiter(q *Queue, scope uint64, w waiter) (*located, error) {
 	return at, s.decode(at, w.value)
 }
 
-// rangeReader reads a range as it was before the group, by one iterator for all of the group.
+// rangeReader reads a range as it was before the group, with one iterator for the whole group.
 type rangeReader struct {
 	prefix byte
-	it     *pebble.Iterator // nil until it is needed
+	it     *pebble.Iterator // nil until needed
 }
 
 func (r *rangeReader) open(s *State) (it *pebble.Iterator, err error) {
@@ -104,7 +105,7 @@ func (r *rangeReader) open(s *State) (it *pebble.Iterator, err error) {
 	return r.it, store.Error(err)
 }
 
-// read is shard.read.
+// read is State.read of an entry as it was before the group.
 func (r *rangeReader) read(s *State, key []byte) ([]byte, error) {
 	it, err := r.open(s)
 	if err != nil {
@@ -124,7 +125,7 @@ func (r *rangeReader) read(s *State, key []byte) ([]byte, error) {
 	return bytes.Clone(v), store.Error(err)
 }
 
-// waiter is the blocked task at which the reader is.
+// waiter is the blocked task at the reader's position.
 func (r *rangeReader) waiter(s *State) (w waiter, err error) {
 	_, _, id, err := keys.ParseGrouped(r.it.Key())
 	if err != nil {
@@ -135,7 +136,8 @@ func (r *rangeReader) waiter(s *State) (w waiter, err error) {
 	return waiter{id, bytes.Clone(v)}, store.Error(err)
 }
 
-// CloseReaders ends the reading of ranges as they were before the group. Write-back caches end theirs when they are sealed.
+// CloseReaders closes the readers of ranges as they were before the group. Write-back caches close
+// theirs when they are sealed.
 func (s *State) CloseReaders() {
 	s.blocked.close(s)
 	s.children.close(s)
@@ -150,24 +152,26 @@ func (r *rangeReader) close(s *State) {
 	}
 }
 
-// scanCursors is, for some of the scopes, how far the tasks that waited have gone on, and who waits
-// next: those that wait are not looked for among the tombstones of those that did.
+// scanCursors knows, for some scopes, before which ID nobody waits any more, and which tasks wait
+// next: scans do not step over the tombstones of the earlier ones.
 type scanCursors struct {
 	byScope map[uint64]*scanCursor
 	group   uint64 // counts groups
-	bytes   int    // of all that is held
+	bytes   int    // of everything in ahead
 }
 
-// scanCursor is that of a scope.
+// scanCursor is the cursor of a scope.
 //
-// Invariant: no task that waits in the scope has an ID before id; ahead is the first of them as the
-// group leaves them, each with the value of its entry.
+// Invariant: no task that waits in the scope has an ID before id; ahead has the first of them as
+// the group leaves them, each with the value of its entry.
 type scanCursor struct {
-	id    keys.ID
-	low   keys.ID // smallest ID of a task that began to wait in that group:
-	group uint64  // disk does not have it yet
+	id keys.ID
+	// low is the smallest ID of the tasks that began to wait in group, which disk does not have
+	// yet.
+	low   keys.ID
+	group uint64
 	ahead []waiter
-	all   bool // nobody else waits
+	all   bool // no other task waits
 }
 
 // waiter is a task that waits in a scope.
@@ -178,14 +182,14 @@ type waiter struct {
 
 func (w *waiter) size() int { return int(unsafe.Sizeof(*w)) + cap(w.value) }
 
-// What memory holds of those who wait.
+// What memory holds of waiting tasks.
 const (
 	cursorsCap   = 1 << 14 // scopes, between two groups
 	WaitersAhead = 16      // tasks of a scope
 	waitersCap   = 8 << 20 // bytes in all, and one task
 )
 
-// at returns the front of a scope, which it makes if need be.
+// at returns the cursor of a scope, and creates it if it is missing.
 func (t *scanCursors) at(scope uint64) *scanCursor {
 	if t.byScope == nil {
 		t.byScope = make(map[uint64]*scanCursor)
@@ -198,7 +202,7 @@ func (t *scanCursors) at(scope uint64) *scanCursor {
 	return f
 }
 
-// begin is for a scope in which nobody waits.
+// begin is called for a scope in which nobody waits.
 func (t *scanCursors) begin(scope uint64) {
 	f := t.at(scope)
 	t.drop(f)
@@ -211,7 +215,7 @@ func (t *scanCursors) isEmpty(scope uint64) bool {
 	return f != nil && f.all && len(f.ahead) == 0
 }
 
-// add is for a task that begins to wait.
+// add is called for a task that begins to wait.
 func (t *scanCursors) add(scope uint64, id keys.ID, value []byte) {
 	f := t.at(scope)
 	if f.group != t.group || bytes.Compare(id[:], f.low[:]) < 0 {
@@ -233,7 +237,8 @@ func (t *scanCursors) hasRoom(f *scanCursor) bool {
 	return len(f.ahead) < WaitersAhead && t.bytes < waitersCap
 }
 
-// hold keeps the task that waits behind those that are held. It is false if memory has no room for it.
+// hold appends the task that waits behind those that are held. It returns false if memory has no
+// room for it.
 func (t *scanCursors) hold(f *scanCursor, w waiter) bool {
 	if !t.hasRoom(f) {
 		return false
@@ -243,12 +248,13 @@ func (t *scanCursors) hold(f *scanCursor, w waiter) bool {
 	return true
 }
 
-// holdStored is hold for a task that disk has. Others may come before it that began to wait in this group.
+// holdStored is hold for a task that disk has. Tasks that began to wait in this group may come
+// before it.
 func (t *scanCursors) holdStored(f *scanCursor, w waiter) bool {
 	return f.group != t.group && t.hold(f, w)
 }
 
-// pop is for the first task that is held, and goes on.
+// pop removes the first task that is held, and moves the cursor behind it.
 func (t *scanCursors) pop(f *scanCursor) {
 	w := &f.ahead[0]
 	t.advance(f, after(w.id))
@@ -259,17 +265,17 @@ func (t *scanCursors) pop(f *scanCursor) {
 	}
 }
 
-// advance moves the front of a scope: of what disk has, no task waits before id.
+// advance moves the cursor of a scope: among the tasks on disk, none waits before id.
 func (t *scanCursors) advance(f *scanCursor, id keys.ID) {
 	if f.id = id; f.group == t.group && bytes.Compare(f.low[:], id[:]) < 0 {
 		f.id = f.low
 	}
 }
 
-// end is for a scope of which disk has no more than what is held.
+// end is called when disk has no more tasks of a scope than those that are held.
 func (t *scanCursors) end(f *scanCursor) { f.all = f.group != t.group }
 
-// forget is for a scope in which a task that waits changes, or goes without being the first.
+// forget is called for a scope in which a waiting task changes, or leaves without being the first.
 func (t *scanCursors) forget(scope uint64) {
 	if f := t.byScope[scope]; f != nil {
 		t.drop(f)
@@ -283,7 +289,7 @@ func (t *scanCursors) drop(f *scanCursor) {
 	f.ahead, f.all = nil, false
 }
 
-// next begins a group, and bounds the memory.
+// next begins a group, and limits the memory.
 func (t *scanCursors) next() {
 	t.group++
 	for scope, f := range t.byScope {
@@ -291,7 +297,8 @@ func (t *scanCursors) next() {
 		case len(t.byScope) > cursorsCap:
 			t.drop(f)
 			delete(t.byScope, scope)
-		case t.bytes >= waitersCap && len(f.ahead) > 0: // perhaps of a scope in which nobody goes on
+		// perhaps of a scope in which nothing goes on
+		case t.bytes >= waitersCap && len(f.ahead) > 0:
 			t.drop(f)
 			return
 		case t.bytes < waitersCap:
@@ -300,7 +307,7 @@ func (t *scanCursors) next() {
 	}
 }
 
-// after is the ID that follows another one.
+// after returns the ID that follows another one.
 func after(id keys.ID) keys.ID {
 	for i := len(id) - 1; i >= 0; i-- {
 		if id[i]++; id[i] != 0 {

@@ -8,11 +8,10 @@ import (
 	"codeq/internal/keys"
 )
 
-// dueCursor is where a range begins that is ordered by time: no entry lies before it.
-// It is as exact as the key, since many entries may have one time, and tombstones
-// lie before it.
+// dueCursor is where a range that is ordered by time begins: no entry lies before it. It is as
+// precise as a key, since many entries may have the same time, and tombstones lie before it.
 type dueCursor struct {
-	at   uint64 // wall clock, ms; never: the range is empty
+	at   uint64 // wall clock, ms; Never: the range is empty
 	name [keys.IDLen]byte
 }
 
@@ -25,9 +24,9 @@ func (c *dueCursor) lower(at uint64, name [keys.IDLen]byte) {
 	}
 }
 
-// promoteDue lets scheduled tasks go on whose time has come.
-// REQUIRES: the group has scheduled no task, and moved none that was: nextDue is
-// what disk says afterwards.
+// promoteDue moves on the scheduled tasks whose time has come.
+// REQUIRES: the group has scheduled no task, and moved no scheduled one: nextDue becomes what disk
+// says.
 func (s *State) promoteDue() {
 	lower := keys.AppendScheduled(nil, s.nextDue.at, s.nextDue.name)
 	_, upper := keys.Range(keys.Scheduled)

@@ -8,21 +8,21 @@ import (
 	"slices"
 )
 
-// CallNumber names a produce of a node. The zero callNumber is none.
+// CallNumber identifies a produce of a node. The zero CallNumber is none.
 type CallNumber struct {
 	Node    string
-	Session uint64 // the life of the node
+	Session uint64 // one run of the node's process
 	Seq     uint64 // from 1
-	Low     uint64 // the node knows the outcome of every call below
+	Low     uint64 // the node knows the outcomes of all calls below it
 }
 
-// sessionTable is the sessions of all nodes in one shard. Its owner uses it.
+// sessionTable holds the sessions of all nodes in one shard. Only its owner uses it.
 type sessionTable struct {
 	byNode  map[string]*keys.SessionValue
-	changed []string // nodes whose sessions the group has to store; all are in byNode
+	changed []string // nodes whose sessions the group stores; all are in byNode
 }
 
-// outcome returns what has become of a call, if the shard has resolved it before.
+// outcome returns the outcome of a call, if the shard has resolved it before.
 func (t *sessionTable) outcome(c *CallNumber) (done *keys.SessionCall, err error) {
 	v := t.byNode[c.Node]
 	if v == nil || v.Session != c.Session {
@@ -39,7 +39,7 @@ func (t *sessionTable) outcome(c *CallNumber) (done *keys.SessionCall, err error
 	return nil, nil
 }
 
-// note keeps what has become of a call.
+// note keeps the outcome of a call.
 func (t *sessionTable) note(c *CallNumber, ids []keys.ID, duplicates []int) {
 	v := t.byNode[c.Node]
 	if v == nil || v.Session != c.Session {
@@ -61,10 +61,10 @@ func (t *sessionTable) note(c *CallNumber, ids []keys.ID, duplicates []int) {
 	t.change(c.Node)
 }
 
-// leave is when a node has been removed from the cluster. What its calls have done is
-// forgotten, and whichever of them arrives from now on is refused: a produce that the
-// node has tried again may still be on its way. What stays is a few bytes.
-func (t *sessionTable) leave(node string) {
+// forgetNode is called when a node was removed from the cluster. The outcomes of its calls are
+// forgotten, and any of them that arrives later is refused: a produce that the node has tried again
+// may still be on its way. What stays is a few bytes.
+func (t *sessionTable) forgetNode(node string) {
 	v := t.byNode[node]
 	if v == nil {
 		return

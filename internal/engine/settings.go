@@ -13,20 +13,19 @@ import (
 	"unicode/utf8"
 )
 
-// Configured is what a queue has been set to. The first shard decides in which
-// order its versions follow each other; every shard keeps, and goes by, the
-// newest that it has heard of.
+// Configured is the settings of a queue. The first shard decides the order of their versions; every
+// shard keeps and applies the newest version that it has received.
 type Configured struct {
 	Settings *Settings
 	Version  uint64 // 0: nobody has configured the queue
-	Value    []byte // both, as they are stored; nil: there are none
+	Value    []byte // both, as stored; nil: there are none
 }
 
 var Unconfigured = Configured{Settings: new(Settings)}
 
 func SettingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
 
-// loadSettings reads what the shard went by before the queue was closed.
+// loadSettings reads the settings that the shard has stored.
 // REQUIRES: the counts are loaded.
 func (s *State) loadSettings() error {
 	return schema.Scan(s.Store.DB(), keys.Settings, func(key, value []byte) error {
@@ -64,8 +63,8 @@ func (s *State) Adopt(queue string, value []byte) error {
 	return nil
 }
 
-// adopt has the shard go by settings of a queue, and keep them, unless it has
-// newer ones. Fresh is as for gate.set.
+// adopt stores and applies settings of a queue, unless the shard has newer ones. fresh is
+// Reconfigured.Fresh.
 func (s *State) adopt(queue string, c Configured, fresh bool) {
 	q := s.QueueNamed(queue)
 	if c.Version <= q.Version {
@@ -75,7 +74,7 @@ func (s *State) adopt(queue string, c Configured, fresh bool) {
 	s.applySettings(q, c, fresh)
 }
 
-// applySettings puts settings of a queue into force.
+// applySettings makes the shard use settings of a queue.
 func (s *State) applySettings(q *Queue, c Configured, fresh bool) {
 	before := q.Settings
 	if q.Version == 0 {
@@ -85,10 +84,10 @@ func (s *State) applySettings(q *Queue, c Configured, fresh bool) {
 	if before.ConcurrencyPerKey != c.Settings.ConcurrencyPerKey {
 		s.recheck(q)
 	}
-	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, before, fresh})
+	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, fresh})
 }
 
-// Settings are those of a queue, as it is set to work.
+// Settings are the settings of a queue.
 type Settings struct {
 	Paused            bool           `json:",omitzero"`
 	Concurrency       int            `json:",omitzero"`
@@ -109,7 +108,7 @@ func (s *Settings) BurstSize() int {
 	return max(1, int(math.Ceil(s.Rate)))
 }
 
-// Invalid says which setting cannot be.
+// Invalid says which setting is not allowed.
 type Invalid struct {
 	Field string
 	Value any
@@ -123,7 +122,7 @@ func (e *Invalid) Error() string {
 // MaxWeight keeps the sum of the weights of any list of queues in an int.
 const MaxWeight = 1 << 16
 
-// Check refuses settings that cannot be, by an *Invalid.
+// Check returns an *Invalid for settings that are not allowed.
 func (s *Settings) Check() error {
 	for _, f := range []struct {
 		field string

@@ -11,24 +11,24 @@ import (
 	"codeq/internal/timeheap"
 )
 
-// State is the rules of one shard, and the memory that they go by: what each operation does to
+// State is the rules of one shard, with the memory that they use: what each operation does to
 // tasks, lanes, leases, groups, limits, flows, schedules and retention. It is deterministic given
-// what disk has, the clock that it is given, and a seed. It reads the store as it is between two
-// groups, gathers in group what is to be written, and in effects what the world is to learn of.
+// what is on disk, the clock, and a seed. It reads the store as it is between two groups, collects
+// in Group what is to be written, and in Effects what others are to learn.
 //
-// Its owner alone uses it, and carries out the effects. After a failure, which is in broken, it
-// is of no use any more: no operation can be undone.
+// Only its owner uses it, and carries out the effects. After a failure, which is in Broken, it must
+// not be used any more: no operation can be undone.
 type State struct {
 	config Config
 	Store  *store.Store
 	Instant
 	Room   Room // on the disk
-	Tight  bool // space is to be given back at once
+	Tight  bool // space should be given back at once
 	Broken error
 
 	Queues    map[string]*Queue
-	handles   chunked.List[int]    // of queues that have left memory
-	numbers   chunked.List[*Queue] // by number; 0 is nobody's; nil: not in memory
+	handles   chunked.List[int]    // handles that are free again
+	numbers   chunked.List[*Queue] // by number; 0 is never assigned; nil: not in memory
 	lanes     chunked.List[*Lane]  // by number; nil: not in memory
 	catalogue catalogue
 	leases    leaseTable
@@ -37,11 +37,11 @@ type State struct {
 	windows  windowMemory
 	refiller refiller
 	trimmer  trimmer
-	rings    []*ring // of no use, for others
+	rings    []*ring // unused, for reuse
 
-	nextDue   dueCursor              // of the scheduled tasks
-	nextFreed dueCursor              // of the idempotency keys that become free
-	expiries  timeheap.Heap[*bucket] // of ended tasks
+	nextDue   dueCursor              // the first scheduled task
+	nextFreed dueCursor              // the first idempotency key to become free
+	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
 
 	recurring recurringTable
 	uniques   uniqueCache
@@ -54,7 +54,7 @@ type State struct {
 	wakeups   wakeupList // of blocked tasks that may go on
 	cursors   scanCursors
 	blocked   rangeReader
-	children  rangeReader // who waits for a parent
+	children  rangeReader // tasks that wait for parents
 	dead      rangeReader
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
@@ -62,74 +62,75 @@ type State struct {
 	interests map[string]KindSet // by node
 	canceled  recent.Set[Receipt]
 
-	resting  []*Queue             // may be of no more use
-	doubtful chunked.List[*Queue] // resting, and perhaps with wakeups that are on disk only
-	settled  chunked.List[*Queue] // have settings, and so stay in memory
-	busy     int                  // queues with tasks that have not ended
+	resting  []*Queue             // may no longer be needed
+	doubtful chunked.List[*Queue] // resting, and may have wakeups that are on disk only
+	settled  chunked.List[*Queue] // queues that have settings, and so stay in memory
+	busy     int                  // queues with unended tasks
 	arrived  uint64               // tasks that have come from other shards since Open
 
-	Interested KindSet // what any node wants to hear of; in a cluster only
-	Wanted     KindSet // what effects is to have of what happens
+	Interested KindSet // what any node wants to know; in a cluster only
+	Wanted     KindSet // what Effects should contain of what happens
 
 	Group   commitGroup
 	Effects Effects
-	Budget  Budget // of what is under way
+	Budget  Budget // of what is being done
 	steps   []StepDone
 	reading reading
-	walked  uint64 // keys that walk has stepped over, those that are deleted among them
+	walked  uint64 // keys that walk has stepped over, including deleted ones
 
-	scratch, value []byte // for a key and a value on their way into the group
+	scratch, value []byte // for a key and a value before they are copied into the group
 }
 
-// Config is what the rules go by as long as the shard is open.
+// Config is constant while the shard is open.
 type Config struct {
 	Shard, Shards int
 	Replicated    bool // workers may be on other nodes, whose clocks differ
 	Seed          [32]byte
-	// Elapsed is how long ago some moment was. Budgets ask it, which bound the steps of the owner.
+	// Elapsed returns the time since some fixed moment. It is used for budgets, which limit the
+	// owner's steps.
 	Elapsed func() time.Duration
 
-	WindowTasks, WindowBytes                               int
-	MaxAttempts                                            int
-	Backoff                                                func(attempt int, chance float64) time.Duration // the wait after an attempt; chance decides the jitter
+	WindowTasks, WindowBytes int
+	MaxAttempts              int
+	// Backoff is the wait after an attempt; chance decides the jitter.
+	Backoff                                                func(attempt int, chance float64) time.Duration
 	Retention                                              time.Duration
 	IdleLanes, SweepLanes, GroupBytes, TrimBytes, TrimLane int
 }
 
-// Instant is the time by which a group is decided, ms.
+// Instant is the time at which a group is decided, ms.
 type Instant struct {
-	Now    uint64 // monotonic, less what does not count
+	Now    uint64 // monotonic, without the time that does not count
 	Wall   uint64 // since 1970
 	Uptime uint64 // monotonic
-	Judged uint64 // when what is being decided may have come, as now
-	Reap   uint64 // leases with a deadline up to it may be taken back, as now
+	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
+	Reap   uint64 // leases with a deadline up to it may be taken back, as Now
 }
 
 const Never = math.MaxUint64
 
-// reading is how many entries of the store have been read, ever, and how many bytes of values.
+// reading counts the entries of the store that have been read, and the bytes of their values.
 type reading struct{ entries, bytes int }
 
-// Effects is what the world is to learn of what has been decided. The owner empties it.
+// Effects is what others are to learn of what was decided. The owner empties it.
 type Effects struct {
-	Fed        []*Queue // of which more may be claimed than before
-	Shown      []*Queue // of which something else is next to be claimed
-	Freed      []*Queue // of those with gated: of each a lease has ended, or will not begin
+	Fed        []*Queue // they have more to claim than before
+	Shown      []*Queue // a claim may get something else than before
+	Freed      []*Queue // Gated queues: each entry is a lease that has ended, or will not begin
 	Configured []Reconfigured
-	Forgotten  []*Queue        // that nobody needs, but perhaps the owner
-	Outgoing   []Outgoing      // messages for other shards
-	Sweep      *LaneSweep      // somebody is to read what disk has now
-	Canceled   []CanceledLease // local leases that cancels have ended
+	Forgotten  []*Queue        // the rules do not need them any more; the owner may
+	Outgoing   []Outgoing      // messages to other shards
+	Sweep      *LaneSweep      // a reader has to read what disk has now
+	Canceled   []CanceledLease // local leases that ended because of cancels
 	Events     []Event
 	Endings    []Ending
-	Resting    []*recurring // schedules of which it is not known when they tick
+	Resting    []*recurring // schedules whose ticks are not known
 }
 
 // Reconfigured is a queue that has got other settings.
 type Reconfigured struct {
-	Queue  *Queue
-	Before *Settings
-	Fresh  bool // it has been open since before
+	Queue *Queue
+	Fresh bool // the settings have changed after Open
 }
 
 func NewState(c Config, st *store.Store) State {
@@ -157,7 +158,7 @@ func NewState(c Config, st *store.Store) State {
 	}
 }
 
-// feed says that more may be claimed of a queue than before.
+// feed notes that a queue has more to claim than before.
 func (s *State) feed(q *Queue) {
 	if !q.Fed {
 		q.Fed = true
@@ -165,17 +166,18 @@ func (s *State) feed(q *Queue) {
 	}
 }
 
-// show says that a claim may get something else of a queue than before, though its counts are the same.
+// show notes that a claim may get something else of a queue than before, though its counts are the
+// same.
 func (s *State) show(q *Queue) { s.Effects.Shown = append(s.Effects.Shown, q) }
 
-// free says that a lease of a queue has ended, or will not begin after all.
+// free notes that a lease of a queue has ended, or will not begin after all.
 func (s *State) free(q *Queue) {
 	if q.Gated {
 		s.Effects.Freed = append(s.Effects.Freed, q)
 	}
 }
 
-// Seal adds to the group what is gathered beside it. Nothing is decided any more until tidy.
+// Seal adds to the group what was collected beside it. Nothing is decided any more until Tidy.
 func (s *State) Seal() {
 	for _, m := range s.caches() {
 		m.seal(&s.Group)
@@ -187,7 +189,7 @@ func (s *State) Seal() {
 	s.Group.seal(s.mint.clock, s.Store.DB())
 }
 
-// Tidy bounds the memory once the group has persisted.
+// Tidy limits the memory once the group has persisted.
 func (s *State) Tidy() {
 	for _, m := range s.caches() {
 		m.trim()
@@ -196,7 +198,7 @@ func (s *State) Tidy() {
 	s.forgetIdle()
 }
 
-// Close ends all reading.
+// Close closes all readers.
 func (s *State) Close() {
 	s.CloseReaders()
 	for _, m := range s.caches() {
@@ -204,14 +206,14 @@ func (s *State) Close() {
 	}
 }
 
-// Clear forgets what the group had to tell.
+// Clear empties the effects of the group.
 func (e *Effects) Clear() {
 	clear(e.Events)
 	clear(e.Endings)
 	e.Events, e.Endings, e.Canceled = e.Events[:0], e.Endings[:0], e.Canceled[:0]
 }
 
-// SetClock goes by the Instant, which the owner has set anew.
+// SetClock applies the Instant, which the owner has just set.
 func (s *State) SetClock() { s.mint.tick(s.Wall, s.Uptime) }
 
 // BeginGroup begins a group. REQUIRES: the last one has persisted.
@@ -220,5 +222,5 @@ func (s *State) BeginGroup() { s.windows.next(s.Now) }
 // GroupNumber counts the groups; it wraps around.
 func (s *State) GroupNumber() uint32 { return s.windows.pass }
 
-// WantsRefill reports whether ready tasks are to be read into memory before the next group: Refill.
+// WantsRefill reports whether Refill should read ready tasks into memory before the next group.
 func (s *State) WantsRefill() bool { return len(s.refiller.wants) > 0 }

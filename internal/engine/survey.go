@@ -6,7 +6,7 @@ import (
 	"codeq/internal/window"
 )
 
-// What a list asks of memory, so that nobody walks what was consumed, or is leased.
+// What listing and Get ask of memory, so that they scan neither consumed nor leased tasks.
 
 // LaneRef names a lane.
 type LaneRef struct {
@@ -14,7 +14,7 @@ type LaneRef struct {
 	LaneKey
 }
 
-// LeasedTask is a task in the hands of a worker.
+// LeasedTask is a task that a worker holds.
 type LeasedTask struct {
 	Lane  LaneRef
 	Since uint64
@@ -31,7 +31,7 @@ func (s *State) LeaseOf(id keys.ID) (_ schema.Lease, leased bool) {
 	return schema.Lease{LeaseEntry: e, Deadline: ls.record.deadline}, true
 }
 
-// CountsOf returns the number of a queue and its counts; ok: it has tasks, or had.
+// CountsOf returns the number of a queue and its counts; ok: the queue is in memory.
 func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bool) {
 	q := s.Queues[queue]
 	if q == nil {
@@ -40,8 +40,9 @@ func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bo
 	return q.number, q.Counts, true
 }
 
-// LanesBefore appends the last lanes before the left-th, so many at the most, and returns how many are left.
-// queue: "" for all. A lane that leaves memory is replaced by the last: who goes from the end misses none.
+// LanesBefore appends the lanes before the left-th, at most so many, from the end, and returns how
+// many are left. queue: "" for all. The last lane takes the place of one that leaves memory:
+// whoever goes from the end misses none.
 func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
 	lanes := &s.lanes
 	if queue != "" {
@@ -61,7 +62,7 @@ func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]Lane
 	return dst, first
 }
 
-// LeasedBefore is lanesBefore for leased tasks.
+// LeasedBefore is LanesBefore for leased tasks.
 func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]LeasedTask, int) {
 	left = min(left, s.leases.all.Len())
 	first := max(0, left-most)
@@ -73,8 +74,8 @@ func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]
 	return dst, first
 }
 
-// FirstReady returns a position at or before that of the first task of a lane that is ready; ok is false if
-// none is.
+// FirstReady returns a position at or before the first ready task of a lane; ok is false if no task
+// is ready.
 func (s *State) FirstReady(lane uint32) (pos window.Pos, ok bool) {
 	if l := s.lanes.At(int(lane)); l != nil {
 		return l.first()

@@ -7,18 +7,18 @@ import (
 	"codeq/internal/keys"
 )
 
-// MaxPriority is the highest priority of a task; the lowest is 0.
+// MaxPriority is the highest priority of a task; the lowest one is 0.
 const MaxPriority = 9
 
-// TaskState is where a task is in its life.
+// TaskState is the state of a task.
 type TaskState uint8
 
-// The states of a task. It is in exactly one.
+// The states of a task. A task is in exactly one.
 const (
 	Ready     TaskState = iota + 1 // may be claimed
-	Scheduled                      // waits for its time: produced for later, or between two attempts
-	Blocked                        // waits for others: its parents, its turn in its group, or room for its LimitKey
-	Leased                         // a worker has it
+	Scheduled                      // waits for its time: produced for later, or between attempts
+	Blocked                        // waits for parents, its turn in a group, or room for a key
+	Leased                         // a worker holds it
 	Dead                           // a dead letter: out of attempts, or given up
 	Done                           // completed, and kept with its result
 	Canceled                       // canceled, and kept
@@ -41,7 +41,7 @@ func (r Receipt) String() string { return fmt.Sprintf("%s.%016x", keys.FormatID(
 type Outcome struct {
 	State     TaskState // Done, Dead or Canceled
 	Result    []byte    // of a completed task
-	LastError string    // what the last failed attempt left behind; none if the task was completed
+	LastError string    // of the last failed attempt; none if the task was completed
 	Attempts  int
 }
 
@@ -51,20 +51,20 @@ type Ending struct {
 	Outcome Outcome
 }
 
-// OnDead is what the death of a parent means to a task.
+// OnDead is what a task does when a parent dies.
 type OnDead uint8
 
 const (
 	HoldOnDead   OnDead = iota // it waits
 	CancelOnDead               // it is canceled
-	RunOnDead                  // the parent is taken for completed
+	RunOnDead                  // it goes on as if the parent were completed
 )
 
-// What becomes of ticks that are missed.
+// What is done about missed ticks.
 const (
-	MissedOnce uint8 = iota // the latest of them is made up for
-	MissedSkip              // none is
-	MissedAll               // all are
+	MissedOnce uint8 = iota // the latest of them is produced
+	MissedSkip              // none is produced
+	MissedAll               // all are produced
 )
 
 // EventKind is what has happened to a task.
@@ -83,10 +83,10 @@ const (
 	EndOfEvents
 )
 
-// KindSet has bit k for EventKind k, and bits for other interests.
+// KindSet has bit k for EventKind k, and bits for what else may be of interest.
 type KindSet uint32
 
-// What somebody may want to hear of beside events.
+// What somebody may want to know beside events.
 const (
 	WantOutcomes KindSet = 1 << (EndOfEvents + iota) // how tasks have ended
 	WantCancels                                      // which leases of Run cancels have ended
@@ -113,5 +113,5 @@ func (d *Duplicate) Error() string {
 	return "idempotency key " + d.Key + " is taken by task " + keys.FormatID(d.ID)
 }
 
-// Rank is the rank of a task with a priority, 0 of none.
+// Rank returns the rank of a task with a priority; 0 is the rank of no task.
 func Rank(priority uint8) uint64 { return uint64(priority) + 1 }

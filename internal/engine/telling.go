@@ -12,23 +12,23 @@ import (
 	"codeq/internal/store"
 )
 
-// teller tells those who wait for a task that the task has ended. Of many, the first know by the
-// commit of the end, and the others group by group; until all of them do, the range
-// Telling has how the task ended, and every operation on the task waits: a dead
-// letter that is redriven may end in another way.
+// teller tells the children of a task that the task has ended. The first of many children are told
+// in the commit of the end, and the others group by group; until all are told, the range Telling
+// has how the task ended, and every operation on the task waits: a dead letter that is redriven may
+// end in another way.
 type teller struct {
 	ends  endCache // by ID of the parent
-	count int      // of the range, with what the group changes
+	count int      // entries in the range, as the group changes it
 
-	parent keys.ID // of which the last group told some, and not all; zero: none
-	from   []byte  // its next dependent
-	next   []byte  // where the next parent is looked for
+	parent keys.ID // the last group told some of its children, but not all; zero: none
+	from   []byte  // key of its next child
+	next   []byte  // where the search for the next parent begins
 }
 
-// TellAtOnce is how many are told in the commit of the end.
+// TellAtOnce is how many children are told in the commit of the end.
 const TellAtOnce = 16
 
-// endCache has the range, Dead, Done or Canceled, of tasks that have ended.
+// endCache holds the range (Dead, Done or Canceled) of tasks that have ended.
 type endCache = writeBackCache[keys.ID, byte]
 
 func newTeller() teller {
@@ -41,7 +41,7 @@ func newTeller() teller {
 	}}
 }
 
-// load counts who is not told of.
+// load counts the tasks whose children are not all told.
 func (t *teller) load(r pebble.Reader) error {
 	t.count = 0
 	return schema.Scan(r, keys.Telling, func([]byte, []byte) error {
@@ -50,7 +50,7 @@ func (t *teller) load(r pebble.Reader) error {
 	})
 }
 
-// isTelling reports whether some who wait for a task do not know yet that it has ended.
+// isTelling reports whether some children of a task are not told yet that it has ended.
 func (s *State) isTelling(id keys.ID) bool {
 	if s.teller.count == 0 {
 		return false
@@ -59,8 +59,8 @@ func (s *State) isTelling(id keys.ID) bool {
 	return ok
 }
 
-// tellChildren is the end of a task that others wait for.
-// REQUIRES: the group has not given the task further children.
+// tellChildren is called when a task with children ends.
+// REQUIRES: the group has not added children to the task.
 func (s *State) tellChildren(parent keys.ID, state TaskState) {
 	left := TellAtOnce
 	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen], parent, state, func() bool {
@@ -68,15 +68,15 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 		return left < 0
 	})
 	if all {
-		s.told(parent)
+		s.allTold(parent)
 		return
 	}
 	s.teller.ends.put(s, parent, endedRange(state))
 	s.teller.count++
 }
 
-// tellFrom tells those who wait for a task, from a key of the range Dependent on, until enough
-// says so. It returns the key of the first who does not know; all: everybody does.
+// tellFrom tells the children of a task, from a key of the range Dependent on, until enough returns
+// true. It returns the key of the first child that is not told; all: everybody is.
 func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
 	it, err := s.children.open(s)
@@ -97,7 +97,7 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 		s.noteRead(len(v))
 		_, child, err := keys.ParseDependent(it.Key())
 		if err == nil && len(v) != 1 {
-			err = fmt.Errorf("dependent %x is %x", it.Key(), v)
+			err = fmt.Errorf("dependent %x has value %x", it.Key(), v)
 		}
 		if err != nil {
 			s.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
@@ -114,14 +114,14 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 	return nil, true
 }
 
-// tellOn tells those who have been left out.
-func (s *State) tellOn() {
+// tellMore tells the children that earlier groups have left.
+func (s *State) tellMore() {
 	defer s.children.close(s)
 	t := &s.teller
-	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.findUntold()) {
+	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.nextToTell()) {
 		end, ok := t.ends.get(s, t.parent)
 		if !ok {
-			s.Broken = fmt.Errorf("%w: task %s is told of and has not ended", base.ErrCorrupt, keys.FormatID(t.parent))
+			s.Broken = fmt.Errorf("%w: task %s has children to be told and has not ended", base.ErrCorrupt, keys.FormatID(t.parent))
 			return
 		}
 		left, all := s.tellFrom(t.from, t.parent, StateIn(end), s.Spent)
@@ -129,7 +129,7 @@ func (s *State) tellOn() {
 			t.from = left
 			return
 		}
-		s.told(t.parent)
+		s.allTold(t.parent)
 		t.ends.drop(s, t.parent)
 		t.count--
 		s.Group.change(t.parent)
@@ -139,10 +139,10 @@ func (s *State) tellOn() {
 
 func (s *State) tellIsDue() bool { return s.teller.count > 0 }
 
-// findUntold finds the next parent of which not all are told. It is false if this group has
-// made those that there are, and disk does not have them yet. If there are none at all the
-// shard ends, as the owner would look for them for ever.
-func (s *State) findUntold() bool {
+// nextToTell finds the next parent whose children are not all told. It returns false if this group
+// has added all such parents, and disk does not have them yet. If there are none at all the shard
+// fails, because the owner would look for them for ever.
+func (s *State) nextToTell() bool {
 	t := &s.teller
 	lower, upper := keys.Range(keys.Telling)
 	starts := [][]byte{t.next, lower}
@@ -155,7 +155,7 @@ func (s *State) findUntold() bool {
 			if err != nil {
 				return false, err
 			}
-			if _, ok := t.ends.get(s, parent); !ok { // this group has told all of it
+			if _, ok := t.ends.get(s, parent); !ok { // this group has told all of its children
 				return true, nil
 			}
 			t.parent, t.from = parent, keys.AppendDependent(nil, parent, keys.ID{})
@@ -169,12 +169,12 @@ func (s *State) findUntold() bool {
 		}
 	}
 	if len(t.ends.changed) == 0 {
-		s.Broken = fmt.Errorf("%w: %d ends are to be told, and none is stored", base.ErrCorrupt, t.count)
+		s.Broken = fmt.Errorf("%w: %d ends are to be told to children, and none is stored", base.ErrCorrupt, t.count)
 	}
 	return false
 }
 
-// endedRange is the range of the tasks that have ended in a state: stateIn the other way.
+// endedRange returns the range of the tasks that have ended in a state: the inverse of StateIn.
 func endedRange(state TaskState) byte {
 	switch state {
 	case Dead:

@@ -7,53 +7,54 @@ import (
 	"codeq/internal/keys"
 )
 
-// trimmer has what is consumed of the lanes deleted by range. The removal of a task leaves its record in
-// Pebble's tables until a compaction has read it, and large records are so few keys that
-// Pebble sees no reason for one. A range deletion drops whole tables without reading them.
+// trimmer deletes the consumed parts of lanes by range. The removal of a task leaves its record in
+// Pebble's tables until a compaction has read it, and large records have so few keys that Pebble
+// sees no reason for one. A range deletion drops whole tables without reading them.
 //
-// Behind the first ready task of a lane only leased tasks are alive. What lies between them is deleted in
-// the first keys of a group: whatever is given back, woken or promoted to a place in there
-// later is written later, and disk has nothing at that moment that memory does not know.
+// Before the first ready task of a lane only leased tasks are alive. What lies between them is
+// deleted in the first keys of a group: a task that is given back, woken or promoted to a place in
+// there is written later, and at that moment disk has nothing there that memory does not know.
 //
-// Small tasks end before they reach a table, or Pebble sees their many keys: lanes count by bytes.
+// Small tasks end before they reach a table, or Pebble sees their many keys: lanes are counted in
+// bytes.
 type trimmer struct {
-	lanes    []*Lane // with something to be deleted
+	lanes    []*Lane // with something to delete
 	promoted int     // bytes of the records that have left the range Scheduled since it was trimmed
-	bytes    int     // of the records that have left lanes, and that range, since there was nothing to do
-	since    uint64  // when there was something first, by uptime; never: there is nothing
+	bytes    int     // of the records that have left lanes and that range since all was trimmed
+	since    uint64  // since when there is something to delete, by uptime; Never: nothing
 }
 
 const (
-	TrimBytes = 16 << 20  // consumed of a shard before it is trimmed; an eighth of it while the disk is tight
-	TrimLane  = 256 << 10 // consumed of a lane before it is worth a range deletion
-	trimAfter = 5000      // ms, after which the lanes are trimmed with less than trimBytes
-	trimTight = 250       // ms, likewise while the disk is tight
+	TrimBytes = 16 << 20  // consumed in a shard that is then trimmed; an eighth on a tight disk
+	TrimLane  = 256 << 10 // consumed in a lane that then deserves a range deletion
+	trimAfter = 5000      // ms, after which lanes are trimmed with less than TrimBytes
+	trimTight = 250       // ms, the same on a tight disk
 
 	maxSegments = 1024 // of a lane
 )
 
-// trail is what memory knows of a lane behind its window.
+// trail is what memory knows of a lane before its window.
 type trail struct {
-	reach    uint64    // no task that was leased has a since at it or behind; 0: none was
+	reach    uint64    // all tasks that were ever leased have a smaller since; 0: none was
 	taken    int       // bytes of records taken since the last segment ended
 	segments *segments // nil: none has ended
-	listed   bool      // of the trimmer's lanes
+	listed   bool      // in trimmer.lanes
 }
 
-// segments divide a lane before reach.
+// segments divide the part of a lane before reach.
 type segments struct {
-	list []segment // in order; the last one ends before reach, or there
-	ripe int       // dead bytes of segments that no lease holds any more
+	list []segment // in order; the last one ends at reach or before
+	ripe int       // dead bytes of segments in which no lease is left
 }
 
-// segment is a part of a lane, from the end of the one before.
+// segment is a part of a lane, from the end of the previous one.
 //
-// Invariant: leased is how many leased tasks of the lane lie in it. Of the other tasks in it, those
-// before the first ready one of the lane have ended or lie elsewhere.
+// Invariant: leased is how many leased tasks of the lane lie in it. The other tasks in it that lie
+// before the first ready one of the lane have ended or moved.
 type segment struct {
 	end    uint64 // the smallest since behind it
 	leased int
-	dead   int // bytes of what was taken from it and is not deleted by range, about
+	dead   int // about how many bytes were taken from it and are not deleted by range
 }
 
 // take is called when a task leaves the window at its front.
@@ -69,7 +70,7 @@ func (t *trail) lease(since uint64) {
 	}
 }
 
-// unlease is the end of a lease.
+// unlease is called when a lease ends.
 func (t *trail) unlease(since uint64) {
 	if t.segments == nil {
 		return
@@ -81,7 +82,7 @@ func (t *trail) unlease(since uint64) {
 	}
 }
 
-// ripe is how many dead bytes the ends of leases have freed of segments.
+// ripe returns how many dead bytes the ends of leases have freed in segments.
 func (t *trail) ripe() int {
 	if t.segments == nil {
 		return 0
@@ -89,7 +90,7 @@ func (t *trail) ripe() int {
 	return t.segments.ripe
 }
 
-// at returns the segment that has a since; nil if none has.
+// at returns the segment that contains a since; nil if none does.
 func (g *segments) at(since uint64) *segment {
 	if i := sort.Search(len(g.list), func(i int) bool { return since < g.list[i].end }); i < len(g.list) {
 		return &g.list[i]
@@ -97,7 +98,7 @@ func (g *segments) at(since uint64) *segment {
 	return nil
 }
 
-// end is where the last segment ends.
+// end returns where the last segment ends.
 func (g *segments) end() uint64 {
 	if len(g.list) == 0 {
 		return 0
@@ -105,7 +106,8 @@ func (g *segments) end() uint64 {
 	return g.list[len(g.list)-1].end
 }
 
-// close ends the segment under way, in which leased tasks of a lane lie that lie in no other.
+// close ends the current segment, which has those of the lane's leased tasks that lie in no other
+// segment.
 func (t *trail) close(leased int) {
 	if t.segments == nil {
 		t.segments = new(segments)
@@ -126,7 +128,7 @@ func (t *trail) close(leased int) {
 	}
 }
 
-// halve joins segments in pairs.
+// halve merges segments in pairs.
 func (g *segments) halve() {
 	joined := g.list[:0]
 	for pair := range slices.Chunk(g.list, 2) {
@@ -140,7 +142,7 @@ func (g *segments) halve() {
 	g.list = joined
 }
 
-// gaps calls visit with each run of segments without a living task that has enough dead bytes: nothing
+// gaps calls visit with each run of segments that has no living task and enough dead bytes; no task
 // before first is ready. The run becomes one segment, from which nothing has been taken.
 func (g *segments) gaps(first uint64, enough int, visit func(from, to uint64)) {
 	kept := g.list[:0]
@@ -166,7 +168,7 @@ func (g *segments) gaps(first uint64, enough int, visit func(from, to uint64)) {
 	g.list, g.ripe = kept, 0
 }
 
-// trimSoon has a lane trimmed.
+// trimSoon adds a lane to those that are to be trimmed.
 func (s *State) trimSoon(l *Lane) {
 	if !l.trail.listed {
 		l.trail.listed = true
@@ -189,7 +191,8 @@ func (t *trimmer) begin(now uint64) {
 	}
 }
 
-// notePromoted counts a record that leaves the range Scheduled, all before nextDue being dead.
+// notePromoted counts a record that leaves the range Scheduled, in which everything before nextDue
+// is dead.
 func (s *State) notePromoted(bytes int) {
 	t := &s.trimmer
 	t.bytes += bytes
@@ -198,7 +201,7 @@ func (s *State) notePromoted(bytes int) {
 	}
 }
 
-// trimAt is when lanes are to be trimmed, by uptime.
+// trimAt returns when lanes are to be trimmed, by uptime.
 func (s *State) trimAt() uint64 {
 	t := &s.trimmer
 	switch {
@@ -214,13 +217,13 @@ func (s *State) trimAt() uint64 {
 
 func (s *State) trimIsDue() bool { return s.trimmer.since != Never && s.trimAt() <= s.Uptime }
 
-// trim deletes by range what is dead of the lanes that are listed, and of the scheduled tasks.
+// trim deletes by range the dead parts of the listed lanes, and of the scheduled tasks.
 func (s *State) trim() {
 	t := &s.trimmer
 	if !s.Group.Batch.Empty() || len(s.Group.tasks) > 0 { // load has put something into it
 		return
 	}
-	if !s.Store.MayReclaim() { // there is nothing to be dropped
+	if !s.Store.MayReclaim() { // a range deletion would drop nothing
 		t.promoted = 0
 	}
 	if t.promoted >= s.config.TrimLane {
@@ -248,7 +251,7 @@ func (s *State) trim() {
 	}
 }
 
-// trimLane deletes by range what is dead of a lane.
+// trimLane deletes by range the dead parts of a lane.
 func (s *State) trimLane(l *Lane) {
 	if l.isIdle() {
 		s.Group.trimRange(keys.AppendLane(nil, l.number), keys.AppendLane(nil, l.number+1))

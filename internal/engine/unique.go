@@ -10,7 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// holder returns who has an idempotency key.
+// holder returns the task that has an idempotency key.
 func (s *State) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
 	if hash == [keys.UniqueLen]byte{} {
 		return keys.ID{}, false
@@ -19,16 +19,17 @@ func (s *State) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
 	return v.ID, ok
 }
 
-// isHolderMoving is isMoving for the task that has an idempotency key, which the group may have produced.
+// isHolderMoving is isMoving for the task that has an idempotency key; the group may have produced
+// it.
 func (s *State) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
 	return s.isMoving(id) || s.uniques.hasChanged(hash) && s.Group.find(id) == nil
 }
 
-// takeKey gives a key that is free to a task, for some time from a moment on,
-// which is not before the one in the ID: endKey relies on it.
+// takeKey gives a free key to a task, for its time from a moment on. The moment is not before the
+// one in the ID: endKey relies on it.
 func (s *State) takeKey(id keys.ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
-	if t.UniqueFor != 0 { // freeKeys looks at it when its time has passed, be it now
+	if t.UniqueFor != 0 { // freeKeys looks at it once its time has passed, even if that is now
 		v.Until = keys.Later(from, t.UniqueFor)
 		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
 		s.Group.set(s.scratch, nil)
@@ -45,8 +46,8 @@ func (s *State) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 	}
 }
 
-// endKey is what becomes of the key of a task that ends. Until the shard's clock
-// has passed its time there is nothing to do: freeKeys will find that the task
+// endKey is called for the key of a task that ends. Before the shard's clock has passed the key's
+// time there is nothing to do, unless the end releases the key: freeKeys will find that the task
 // has ended.
 func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
 	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
@@ -67,8 +68,8 @@ func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
 
 func mintedAt(id keys.ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
 
-// freeKeys looks at idempotency keys whose time has passed: those of tasks that
-// have ended are free, the others when their tasks end.
+// freeKeys looks at idempotency keys whose time has passed: those of ended tasks become free, the
+// others when their tasks end.
 // REQUIRES: the group has ended no task.
 func (s *State) freeKeys() {
 	lower := keys.AppendFreed(nil, s.nextFreed.at, s.nextFreed.name)
@@ -86,11 +87,12 @@ func (s *State) freeKeys() {
 		s.Group.delete(it.Key())
 		v, ok := s.uniques.get(s, hash)
 		if !ok || v.Until != at {
-			return false, fmt.Errorf("idempotency key %x is free at %d, and is %+v", hash, at, v)
+			return false, fmt.Errorf("idempotency key %x should be free at %d, and has value %+v", hash, at, v)
 		}
 		if lives, err := s.lives(v.ID); err != nil {
 			return false, err
-		} else if lives { // endKey finds out by the shard's clock, which never goes back
+			// endKey compares with the shard's clock, which never goes back
+		} else if lives {
 			v.Until = 0
 			s.uniques.put(s, hash, v)
 			s.mint.next()
@@ -109,7 +111,7 @@ func (s *State) freeKeys() {
 func (s *State) freeKeysIsDue() bool { return s.nextFreed.at <= s.Wall }
 
 // lives reports whether a task has not ended.
-// REQUIRES: disk is not behind with the task.
+// REQUIRES: disk has the latest state of the task.
 func (s *State) lives(id keys.ID) (bool, error) {
 	if s.leases.byID[id] != nil {
 		return true, nil

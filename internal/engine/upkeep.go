@@ -2,17 +2,16 @@ package engine
 
 import "time"
 
-// Upkeep is what is to be done without being asked: what has become due by
-// time, or what an earlier group has left behind. However much of it there is,
-// each group has a part of bounded size of it, and beside that a part that is
-// the callers'.
+// Upkeep is what is done without a request: what has become due by time, or what an earlier group
+// has left to do. However much of it there is, each group does a bounded part of it, and serves
+// callers beside it.
 
-// upkeep is one kind of it.
+// upkeep is one kind of upkeep.
 type upkeep struct {
 	step Step
-	room Room              // the level down to which it goes on
-	due  func(*State) bool // reads no clock and no disk: it is asked before each group
-	do   func(*State)      // asks spent before each unit of work; what it leaves is due again
+	room Room              // the lowest level at which it goes on
+	due  func(*State) bool // reads no clock and no disk: it is called before each group
+	do   func(*State)      // calls Spent before each unit of work; what it leaves is due again
 }
 
 // Step is a kind of upkeep.
@@ -34,23 +33,25 @@ const (
 	StepTidy
 )
 
-// StepDone is a step of upkeep that has been taken.
+// StepDone is a step of upkeep that was taken.
 type StepDone struct {
 	Step
 	At             time.Duration // when it ended, by Config.Elapsed
-	Records, Bytes int           // State.Work then
+	Records, Bytes int           // State.Work at that time
 }
 
-// upkeeps is all upkeep, in an order in which the range reads of each find on disk
-// what they ask for: before the first key of the group that is of their range.
+// upkeeps lists all upkeep in such an order that the range reads of each find on disk what they
+// need: they come before the group writes its first key of their range.
 var upkeeps = [...]upkeep{
-	{StepTrim, RoomNone, (*State).trimIsDue, (*State).trim},            // first: what the group writes comes after its range deletions
-	{StepList, RoomNone, (*State).listKeysIsDue, (*State).listKeys},    // before what changes them
-	{StepPromote, RoomLow, (*State).promoteIsDue, (*State).promoteDue}, // with freeKeys, before what may schedule a task, or end one with a key
+	// first: what the group writes comes after its range deletions
+	{StepTrim, RoomNone, (*State).trimIsDue, (*State).trim},
+	{StepList, RoomNone, (*State).listKeysIsDue, (*State).listKeys}, // before what changes the caches
+	// with freeKeys, before what may schedule a task, or end one that has a key
+	{StepPromote, RoomLow, (*State).promoteIsDue, (*State).promoteDue},
 	{StepFreeKeys, RoomNone, (*State).freeKeysIsDue, (*State).freeKeys},
 	{StepForget, RoomNone, (*State).expireEndedIsDue, (*State).expireEnded},
 	{StepWake, RoomLow, (*State).wakeIsDue, (*State).wakeBlocked},
-	{StepTell, RoomLow, (*State).tellIsDue, (*State).tellOn},
+	{StepTell, RoomLow, (*State).tellIsDue, (*State).tellMore},
 	{StepRecheck, RoomLow, (*State).recheckIsDue, (*State).recheckLimits},
 	{StepSend, RoomLow, (*State).sendIsDue, (*State).sendOut},
 	{StepReap, RoomScarce, (*State).expireLeasesIsDue, (*State).expireLeases},
@@ -58,9 +59,10 @@ var upkeeps = [...]upkeep{
 	{StepTidy, RoomNone, (*State).sweepLanesIsDue, (*State).sweepLanes},
 }
 
-// KeepUp does what is due, within a budget that begins at a moment. What is due at the same time shares it
-// evenly, so that none of it waits for the end of another's backlog: others says how many more shares
-// there are to be. It returns what is left of the budget, and the steps that it has taken, which are good until the next call.
+// KeepUp does what is due, within a budget that begins at a time. Everything that is due at the
+// same time gets an equal share of it, so that none waits for the end of another's backlog; others
+// is how many more shares there will be. It returns what is left of the budget, and the steps that
+// it has taken, which are valid until the next call.
 func (s *State) KeepUp(at time.Duration, others int) (left Budget, steps []StepDone) {
 	left = s.NewBudget(UpkeepBudget, at)
 	shares := others

@@ -12,15 +12,15 @@ import (
 	"codeq/internal/ticks"
 )
 
-// What callers ask for. Each verb is decided as a whole, or not at all.
+// What callers ask for. Each verb is decided completely, or not at all.
 
-// Verdict is what has become of a verb.
+// Verdict is the result of a verb.
 type Verdict uint8
 
 const (
-	Decided Verdict = iota // its error, if there is one, is for the caller
-	Again                  // nothing was done: disk is behind with what it is about until the group has persisted
-	Full                   // nothing was done: there is no room for what it writes
+	Decided Verdict = iota // its error, if any, is for the caller
+	Again                  // nothing was done: disk has what is needed once the group has persisted
+	Full                   // nothing was done: there is no room for what would be written
 )
 
 // Errors of verbs.
@@ -29,13 +29,13 @@ var (
 	ErrNoLanes = fmt.Errorf("a shard has no more than %d combinations of queue, tenant and priority", keys.MaxLane)
 )
 
-// Produced is what a produce has come to.
+// Produced is the result of a produce.
 type Produced struct {
-	IDs        []keys.ID // of the tasks; of one whose key was taken, that of its holder
+	IDs        []keys.ID // of the tasks; for a task whose key was taken, that of the key's holder
 	Duplicates []int     // indexes of those whose idempotency key was taken
 }
 
-// Produce takes in tasks, all or none. A call that has been decided before has the outcome that it had.
+// Produce takes in tasks, all or none. A call that was decided before has the same outcome again.
 func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdict, error) {
 	if call.Seq != 0 {
 		if done, err := s.sessions.outcome(call); err != nil {
@@ -90,7 +90,7 @@ const (
 	FailDead                   // counts; the last one
 )
 
-// Fail ends a lease without completing the task, which waits for so many ms; negative: by the backoff.
+// Fail ends a lease without completing the task, which waits for wait ms; negative: by the backoff.
 func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict, error) {
 	if s.isRewritten(r.ID) {
 		return Again, nil
@@ -103,7 +103,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		s.Broken = s.retry(ls, cause, wait)
 		return Decided, nil
 	}
-	rec, err := s.finishAttempt(ls, attemptOver{counted: how == FailDead, cause: cause})
+	rec, err := s.finishAttempt(ls, attemptEnd{counted: how == FailDead, cause: cause})
 	if err != nil {
 		s.Broken = err
 		return Decided, nil
@@ -121,7 +121,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	return Decided, nil
 }
 
-// Extend moves the deadline of a lease to so many ms from now.
+// Extend moves the deadline of a lease to duration ms from now.
 func (s *State) Extend(r Receipt, duration uint64) error {
 	ls := s.held(r)
 	if ls == nil {
@@ -131,7 +131,7 @@ func (s *State) Extend(r Receipt, duration uint64) error {
 	return nil
 }
 
-// find looks for a task that a verb is about.
+// find finds the task of a verb.
 func (s *State) find(id keys.ID) (*located, Verdict, error) {
 	if s.isBehind(id) {
 		return nil, Again, nil
@@ -147,7 +147,7 @@ func (s *State) find(id keys.ID) (*located, Verdict, error) {
 	return at, Decided, nil
 }
 
-// Outcome is how a task has ended; nil if it has not.
+// Outcome returns how a task has ended; nil if it has not.
 func (s *State) Outcome(id keys.ID) (*Outcome, Verdict, error) {
 	at, v, err := s.find(id)
 	if at == nil {
@@ -162,7 +162,7 @@ func (s *State) Outcome(id keys.ID) (*Outcome, Verdict, error) {
 	return nil, Decided, nil
 }
 
-// Alteration is what may be done to a task that is named by its ID.
+// Alteration is what may be done to a task by its ID.
 type Alteration byte
 
 const (
@@ -174,7 +174,7 @@ const (
 	EndOfAlterations
 )
 
-// alterations decide; arg is a priority or a time, ms.
+// alterations carry them out; arg is a priority or a time, ms.
 var alterations = [EndOfAlterations]func(s *State, at *located, arg uint64) error{
 	AlterPriority: (*State).setPriority,
 	AlterRunAt:    (*State).setRunAt,
@@ -200,7 +200,8 @@ func (s *State) cancelUnended(at *located) error {
 	if at.state == Done || at.state == Canceled {
 		return notWaiting(at)
 	}
-	if !s.HasRoom(RoomScarce) && s.retention(at.lane.queue, at.rec.Retention) != 0 { // it would be moved
+	// the canceled task would be kept
+	if !s.HasRoom(RoomScarce) && s.retention(at.lane.queue, at.rec.Retention) != 0 {
 		return ErrNoRoom
 	}
 	s.cancel(at)
@@ -211,13 +212,13 @@ func (s *State) cancelUnended(at *located) error {
 type BulkAlteration struct {
 	IDs  []keys.ID
 	How  Alteration
-	Next int       // of ids
-	N    int       // altered
-	last bucketKey // that had one
+	Next int       // index in IDs of the next one
+	N    int       // how many were altered
+	last bucketKey // the last bucket in which one was found
 }
 
-// AlterDead goes on with a BulkAlteration. Those that are not found, or of which the alteration is refused,
-// are left out.
+// AlterDead continues a BulkAlteration. It leaves out tasks that are not found, or for which the
+// alteration is refused.
 func (s *State) AlterDead(b *BulkAlteration) (Verdict, error) {
 	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
 		id := b.IDs[b.Next]
@@ -239,7 +240,7 @@ func (s *State) AlterDead(b *BulkAlteration) (Verdict, error) {
 	return Decided, nil
 }
 
-// ReleaseKey frees an idempotency key; name is for the error.
+// ReleaseKey frees an idempotency key; name is used in the error.
 func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, error) {
 	v, ok := s.uniques.get(s, hash)
 	if ok && s.isHolderMoving(hash, v.ID) {
@@ -264,7 +265,7 @@ func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, err
 	return Decided, nil
 }
 
-// SetSchedule stores a schedule; v is without a position in time.
+// SetSchedule stores a schedule; v has no position in time.
 func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Sequence) error {
 	old := s.recurring.find(name)
 	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone
@@ -276,13 +277,14 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Seque
 			return nil
 		}
 	}
-	if v.Every != 0 { // from a start that was not known before
+	if v.Every != 0 { // the start was not known before
 		times = ticks.Every{Start: v.Start, Interval: v.Every}
 	}
 	if err := s.hasLanes(1); err != nil {
 		return err
 	}
-	s.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority}) // so that no tick lacks one
+	// so that no tick lacks a lane
+	s.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
 	r, err := newRecurring(name, v)
 	if err != nil { // it was encoded just now
 		return err
@@ -303,15 +305,16 @@ func (s *State) DeleteSchedule(name string) error {
 	return nil
 }
 
-// ScheduleInfo is a schedule as it stands.
+// ScheduleInfo is the current state of a schedule.
 type ScheduleInfo struct {
 	Name  string
 	Value keys.ScheduleValue
-	Next  uint64 // wall clock, ms; never: it does not tick
-	Err   error  // why it is not known when it ticks
+	Next  uint64 // wall clock, ms; Never: it does not tick
+	Err   error  // why its ticks are not known
 }
 
-// Schedules visits the schedules behind a name in the order of their names, until visit returns false.
+// Schedules visits the schedules after a name in the order of their names, until visit returns
+// false.
 func (s *State) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
 	from, found := s.recurring.search(after)
 	if found {
@@ -324,7 +327,7 @@ func (s *State) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
 	}
 }
 
-// SettingsOf is the settings of a queue as they are stored; nil: there are none.
+// SettingsOf returns the stored settings of a queue; nil: there are none.
 func (s *State) SettingsOf(queue string) []byte {
 	if q := s.Queues[queue]; q != nil {
 		return q.Value
@@ -332,8 +335,8 @@ func (s *State) SettingsOf(queue string) []byte {
 	return nil
 }
 
-// Configure takes settings of a queue, and sends them to the other shards, if their version follows the one
-// that it has; late: other settings have come first.
+// Configure adopts settings of a queue, and sends them to the other shards, if their version
+// follows the current one; late: other settings were faster.
 func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	c, err := ParseSettings(value)
 	if err != nil {
@@ -355,11 +358,11 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	return false, nil
 }
 
-// SetInterest stores what a node wants to hear of: nothing, if it has gone.
+// SetInterest stores what a node wants to know; gone: the node has left.
 func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
 	key := keys.AppendNamed(nil, keys.Interest, node)
 	if gone {
-		s.sessions.leave(node)
+		s.sessions.forgetNode(node)
 	}
 	if kinds == 0 {
 		delete(s.interests, node)
@@ -371,9 +374,9 @@ func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
 	s.mergeInterests()
 }
 
-// statsPlace is a place among the queues of a shard: first those that have a number, then
-// those that have settings only. A queue that has got its number since the beginning had
-// no tasks then, or has been seen under another number.
+// Place is a position in the list of a shard's queues: first those that have a number, then those
+// that have only settings. A queue that has got its number since the beginning had no tasks then,
+// or was seen under another number.
 type Place struct {
 	Unnumbered bool
 	Next       int
@@ -385,8 +388,8 @@ type QueueCounts struct {
 	Counts keys.Counts
 }
 
-// countsFrom appends the counts of the next queues behind a place, so many at the most, and moves the place on.
-// more says that there are queues behind it.
+// Counts appends the counts of the queues after a place, at most so many, and advances the place.
+// more says that more queues follow.
 func (s *State) Counts(p *Place, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
 	queues := &s.numbers
 	if p.Unnumbered {
@@ -409,16 +412,19 @@ func (s *State) Counts(p *Place, most int, dst []QueueCounts) (_ []QueueCounts, 
 	return dst, more
 }
 
-// Idleness is a question whether queues are idle, all if none is named, which is asked again and again.
+// Idleness is the question whether queues are idle, all queues if none is named. It is asked
+// repeatedly.
 type Idleness struct {
 	Queues  []string
 	Arrived uint64 // tasks of the queues that had come from other shards
-	busy    *Queue // one of the queues that was not idle; nil: none of those named
+	busy    *Queue // one of the named queues that was not idle; nil: none
 }
 
-// Idle costs by the queues named only when the one has become idle that was not before.
+// Idle answers it. Its cost grows with the number of named queues only after the one that was not
+// idle has become so.
 func (s *State) Idle(i *Idleness) bool {
-	if s.out.busy() || i.busy != nil && i.busy.isBusy() { // tasks on their way to other shards
+	// tasks may be on their way to other shards
+	if s.out.busy() || i.busy != nil && i.busy.isBusy() {
 		return false
 	}
 	if i.busy = nil; len(i.Queues) == 0 {
@@ -441,10 +447,10 @@ func (s *State) Idle(i *Idleness) bool {
 	return true
 }
 
-// first is what a claim of a queue would get here, as far as memory shows.
+// FirstTask is what a claim of a queue would get here, as far as memory shows.
 type FirstTask struct {
 	Priority uint8
-	Since    uint64 // it is no older
+	Since    uint64 // the task is not older
 	Tenant   string
 	Alone    bool // no other tenant has a task of the priority
 }
@@ -469,9 +475,9 @@ func (s *State) First(q *Queue) (f FirstTask, ok bool) {
 	return f, false
 }
 
-// Meet has the shards of a process agree on what a power loss below DurabilityDisk may have taken
-// from some of them: which messages have been taken, and which settings are the last. A queue may
-// also be older than the settings of its other shards.
+// Meet reconciles the shards of a process with each other. Below DurabilityDisk, a power loss may
+// have taken from some of them which messages they had taken, and which settings were the latest. A
+// queue may also have older settings here than in its other shards.
 // REQUIRES: all are loaded, and nothing is decided yet.
 func (s *State) Meet(peers []*State) {
 	for to, peer := range peers {
@@ -493,7 +499,7 @@ func (s *State) Meet(peers []*State) {
 	}
 }
 
-// NextTime is when something is due by the wall clock, ms; never: nothing is.
+// NextTime returns when something is due by the wall clock, ms; Never: nothing is.
 func (s *State) NextTime() uint64 {
 	at := uint64(Never)
 	if s.HasRoom(RoomNone) {
@@ -508,7 +514,7 @@ func (s *State) NextTime() uint64 {
 	return at
 }
 
-// NextDue is when something is due by uptime, and by now: the deadline of a lease.
+// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease.
 func (s *State) NextDue() (uptime, now uint64) {
 	uptime, now = Never, Never
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {

@@ -11,13 +11,12 @@ import (
 	"codeq/internal/keys"
 )
 
-// Blocked tasks wait for others, each in a scope: 0 for tasks that wait for
-// their parents, that of a group for tasks that wait for their turn in it, and
-// that of a limit for tasks that found no room in it when they were to be
-// leased. What lets them go on leaves a wakeup in the range Wake, in its own
-// commit; the next group reads who waits, and moves them.
+// Blocked tasks wait, each in a scope: scope 0 is for tasks that wait for their parents, the scope
+// of a group for tasks that wait for their turn in it, and the scope of a limit for tasks that
+// found no room in it when they were to be leased. What allows them to go on adds a wakeup in the
+// range Wake, in its own commit; the next group reads who waits, and moves the tasks.
 
-// block has a task wait in a scope.
+// block makes a task wait in a scope.
 func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
 	q := l.queue
 	value := s.withLane(l, rec)
@@ -31,7 +30,7 @@ func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
 	s.touch(q)
 }
 
-// wakeup names who may go on: an entry of the range Wake.
+// wakeup says which tasks may go on: an entry of the range Wake.
 type wakeup struct {
 	queue *Queue
 	scope uint64
@@ -43,9 +42,9 @@ func (m wakeup) compare(other wakeup) int {
 	return cmp.Or(cmp.Compare(m.queue.number, other.queue.number), cmp.Compare(m.scope, other.scope), bytes.Compare(m.id[:], other.id[:]))
 }
 
-// wakeupList is the wakeups that the groups before have left: those in memory, and those
-// that are found by walking the range on from a cursor, so that nobody steps over the
-// tombstones of all that were there.
+// wakeupList holds the wakeups of earlier groups: some in memory, the others on disk, where they
+// are found by scanning the range from a cursor, so that nobody steps over the tombstones of all
+// earlier ones.
 //
 // Invariant: a wakeup is in memory, or at or after the cursor if onDisk is set.
 type wakeupList struct {
@@ -53,14 +52,14 @@ type wakeupList struct {
 	order  []wakeup
 	onDisk bool
 	from   []byte // the cursor; nil: the beginning of the range
-	busy   bool   // wakeups are being obeyed: those that this makes are held in memory
+	busy   bool   // wakeups are being applied: new ones are held in memory
 }
 
-// wakeupsSorted is how many wakeups are brought into the order of their keys together.
+// wakeupsSorted is how many wakeups are sorted together by their keys.
 const wakeupsSorted = 512
 
-// WakeupsCap is how many wakeups memory holds at the most between two groups, but for those
-// that come of obeying others.
+// WakeupsCap is how many wakeups memory holds at most between two groups, except for those that
+// result from applying others.
 const WakeupsCap = 1 << 12
 
 func (s *State) wakeupKey(m wakeup) []byte {
@@ -68,7 +67,7 @@ func (s *State) wakeupKey(m wakeup) []byte {
 	return s.scratch
 }
 
-// wake lets tasks go on that wait in a scope; id is the task in scope 0.
+// wake allows tasks that wait in a scope to go on; id is the task in scope 0.
 func (s *State) wake(q *Queue, scope uint64, id keys.ID, how byte) {
 	m := wakeup{q, scope, id}
 	key := s.wakeupKey(m)
@@ -95,18 +94,17 @@ func (l *wakeupList) note(m wakeup, key []byte, how byte) {
 	l.how[m] = how
 }
 
-// queues returns those that have wakeups in memory.
+// queues returns the queues that have wakeups in memory.
 func (l *wakeupList) queues() map[*Queue]bool {
-	marked := make(map[*Queue]bool)
+	awakened := make(map[*Queue]bool)
 	for _, m := range l.order {
-		marked[m.queue] = true
+		awakened[m.queue] = true
 	}
-	return marked
+	return awakened
 }
 
-// wakeBlocked does what the wakeups say. REQUIRES: the group is empty but for
-// what has become due. Of that, tasks may have begun to wait for a turn that a
-// mark is about; giveTurn sees to it.
+// wakeBlocked applies the wakeups. REQUIRES: the group is empty, except for tasks that became due.
+// Some of these may have begun to wait for a turn that a wakeup concerns; giveTurn checks for them.
 func (s *State) wakeBlocked() {
 	todo := s.wakeups
 	s.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}
@@ -117,7 +115,7 @@ func (s *State) wakeBlocked() {
 			slices.SortFunc(todo.order[n:min(n+wakeupsSorted, len(todo.order))], wakeup.compare)
 		}
 		m := todo.order[n]
-		if _, newer := s.wakeups.how[m]; !newer { // else it is for the next group
+		if _, newer := s.wakeups.how[m]; !newer { // else it waits for the next group
 			s.Broken = s.applyWakeup(m, todo.how[m])
 		}
 	}
@@ -134,8 +132,8 @@ func (s *State) wakeBlocked() {
 
 func (s *State) wakeIsDue() bool { return s.wakeups.onDisk || len(s.wakeups.order) > 0 }
 
-// walkWakeups does what the wakeups on disk say, but for those that the group has obeyed or made.
-func (s *State) walkWakeups(obeyed map[wakeup]byte) {
+// walkWakeups applies the wakeups on disk, except for those that the group has applied or added.
+func (s *State) walkWakeups(applied map[wakeup]byte) {
 	lower, upper := keys.Range(keys.Wake)
 	if s.wakeups.from != nil {
 		lower = s.wakeups.from
@@ -156,10 +154,10 @@ func (s *State) walkWakeups(obeyed map[wakeup]byte) {
 		}
 		q := s.numbers.At(int(number))
 		if len(v) != 1 || q == nil {
-			return false, fmt.Errorf("mark %x is %x", it.Key(), v)
+			return false, fmt.Errorf("wakeup %x has value %x", it.Key(), v)
 		}
 		m := wakeup{q, scope, id}
-		_, done := obeyed[m]
+		_, done := applied[m]
 		_, newer := s.wakeups.how[m]
 		if done || newer {
 			return true, nil
@@ -182,13 +180,13 @@ func (s *State) applyWakeup(m wakeup, how byte) error {
 	}
 }
 
-// wakeTask lets a task go on whose parents have ended, or cancels it.
+// wakeTask moves on a task whose parents have ended, or cancels it.
 func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 	if s.Group.hasChanged(id) {
 		return nil
 	}
 	at, err := s.waitingChild(q, id)
-	if at == nil || err != nil { // nil: it was canceled meanwhile
+	if at == nil || err != nil { // nil: it was canceled in the meantime
 		return err
 	}
 	if how == keys.WakeCancel {
@@ -200,7 +198,7 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 	return nil
 }
 
-// waitingChild finds a task that waits for its parents; nil: it does not.
+// waitingChild returns a task that waits for its parents; nil: it does not.
 // REQUIRES: the group has not changed the task.
 func (s *State) waitingChild(q *Queue, id keys.ID) (*located, error) {
 	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id))
@@ -211,7 +209,7 @@ func (s *State) waitingChild(q *Queue, id keys.ID) (*located, error) {
 	return at, s.decode(at, value)
 }
 
-// unblock takes a task out of its scope, on its way elsewhere.
+// unblock removes a task from its scope, to move it elsewhere.
 func (s *State) unblock(at *located) {
 	s.Group.delete(at.place.AppendKey(nil, at.id))
 	at.lane.queue.Counts.Blocked--

@@ -2,9 +2,9 @@ package engine
 
 import "codeq/internal/window"
 
-// windowMemory is what the windows of a shard hold. It is shared out over the
-// queues that claims ask for, and of a queue's share over its lanes in turn. A lane may
-// have more while nobody needs it; who has not been used for longest gives it back first.
+// windowMemory is the memory that the windows of a shard hold. Each queue for which claims ask gets
+// a share, which its lanes share in turn. A lane may hold more while nobody needs it; the one that
+// has not been used for longest gives memory back first.
 //
 // Invariant: bytes is at most limit, unless one task alone is larger.
 // Invariant: the lanes from oldest to newest are those whose windows hold memory.
@@ -15,17 +15,16 @@ type windowMemory struct {
 	pass           uint32 // number of the last refill
 	pool           window.Pool
 
-	// Queues that claims have asked for in this epoch, and in the last one.
+	// Queues for which claims have asked in this epoch, and in the last one.
 	epoch     uint32
 	asked     int
 	askedLast int
 }
 
-// epochMillis is how long a queue counts as one that claims ask for, or up to
-// twice as long.
+// epochMillis is how long a queue counts as one for which claims ask, or up to twice as long.
 const epochMillis = 1024
 
-// Next begins a refill, at a time of the monotonic clock.
+// next begins a refill, at a time of the monotonic clock.
 func (m *windowMemory) next(now uint64) {
 	m.pass++
 	if epoch := uint32(now/epochMillis) + 1; epoch != m.epoch {
@@ -45,12 +44,11 @@ func (m *windowMemory) ask(q *Queue) {
 	}
 }
 
-// share is how much the lanes of one queue may hold that are ahead. A quarter of all is
-// for queues that come into use, and for new tasks.
+// share is how much the lanes of one queue that are ahead may hold. A quarter of all is for queues
+// that become active, and for new tasks.
 func (m *windowMemory) share() int { return m.limit / 4 * 3 / max(1, m.asked, m.askedLast) }
 
-// laneShare is how much of that is for one lane. A lane whose tenant has a weight has
-// that many shares.
+// laneShare is the part of it for one lane. A lane whose tenant has a weight has that many parts.
 func (m *windowMemory) laneShare(l *Lane) int {
 	share, lanes := m.share(), 1
 	if r := l.queue.rings[l.Priority]; r != nil {
@@ -59,7 +57,7 @@ func (m *windowMemory) laneShare(l *Lane) int {
 	return min(share, share/lanes*l.queue.Settings.weight(l.tenant))
 }
 
-// resized notes that the window of a lane has held another number of bytes before.
+// resized is called when the window of a lane, which held before bytes, may have changed its size.
 func (m *windowMemory) resized(l *Lane, before int) {
 	after := l.window.Footprint()
 	m.bytes += after - before
@@ -74,7 +72,7 @@ func (m *windowMemory) resized(l *Lane, before int) {
 	}
 }
 
-// push makes a lane the newest.
+// push makes a lane the newest one.
 func (m *windowMemory) push(l *Lane) {
 	l.older, l.newer = m.newest, nil
 	if m.newest != nil {
@@ -85,7 +83,7 @@ func (m *windowMemory) push(l *Lane) {
 	m.newest = l
 }
 
-// renew makes a lane the newest, if it holds memory.
+// renew makes a lane the newest one, if it holds memory.
 func (m *windowMemory) renew(l *Lane) {
 	if l.window.Footprint() > 0 && l != m.newest {
 		m.remove(l)
@@ -107,8 +105,8 @@ func (m *windowMemory) remove(l *Lane) {
 	l.older, l.newer = nil, nil
 }
 
-// expose makes a lane that has no task, but perhaps memory for some, the first to give it back.
-func (m *windowMemory) expose(l *Lane) {
+// makeOldest makes a lane that has no task, but may hold memory, the first to give it back.
+func (m *windowMemory) makeOldest(l *Lane) {
 	if l.window.Footprint() == 0 || m.oldest == l {
 		return
 	}
@@ -119,10 +117,10 @@ func (m *windowMemory) expose(l *Lane) {
 	l.used = false
 }
 
-// makeRoom sees to it that there is room for so many bytes: the lanes forget their
-// windows that have not been used for longest. It is false if there is no room but that of
-// lanes of which the last refill has read tasks, of the lane that is to have it, and of those
-// whose turn in its ring comes before, unless a claim waits for it.
+// makeRoom makes room for so many bytes: lanes that have not been used for longest drop their
+// windows. It returns false if the rest belongs to lanes of which the last refill has read tasks,
+// to the lane that needs the room, or, unless a claim waits for it, to lanes of its ring whose turn
+// comes before.
 func (m *windowMemory) makeRoom(bytes int, to *Lane) bool {
 	r := to.queue.rings[to.Priority]
 	for m.bytes > 0 && m.bytes+bytes > m.limit {
@@ -140,7 +138,7 @@ func (m *windowMemory) makeRoom(bytes int, to *Lane) bool {
 	return true
 }
 
-// shrink brings what windows hold within the limit after one of them has grown in its midst.
+// shrink reduces what windows hold to the limit after one of them has grown in the middle.
 func (m *windowMemory) shrink() {
 	for m.bytes > m.limit && m.oldest != m.newest {
 		m.forget(m.oldest)
@@ -162,8 +160,8 @@ func (m *windowMemory) trim(l *Lane, bytes int) {
 	m.resized(l, before)
 }
 
-// admits reports whether the window of a lane may take in a new task at its end. While
-// there is room, it may; then only as much as is the lane's share.
+// admits reports whether the window of a lane may take in a new task at its end: always while there
+// is room, then only up to the lane's share.
 func (m *windowMemory) admits(l *Lane, record int) bool {
 	n := l.window.Growth(record)
 	if m.bytes+n <= m.limit/4*3 || m.bytes == 0 {
@@ -172,6 +170,6 @@ func (m *windowMemory) admits(l *Lane, record int) bool {
 	if l.window.Size()+window.SizeOf(record) > m.laneShare(l) {
 		return false
 	}
-	m.renew(l) // or makeRoom would stop at it
+	m.renew(l) // otherwise makeRoom would stop at it
 	return m.makeRoom(n, l)
 }

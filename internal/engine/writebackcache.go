@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"hash/maphash"
 	"slices"
 	"unsafe"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
@@ -16,17 +16,17 @@ import (
 	"codeq/internal/store"
 )
 
-// writeBackCache is what memory holds of a range of small entries: all of them while
-// they are few, and some when they are many; then an entry that it does not
-// hold is read from disk, unless the fingerprints of all say that there is none. The
-// shard's owner uses it; changes are written once for each group and entry.
+// writeBackCache is what memory holds of a range of small entries: all of them while they are few,
+// and some when they are many. An entry that it does not hold is then read from disk, unless the
+// fingerprints of all entries say that it does not exist. Only the shard's owner uses it; changes
+// are written once for each group and entry.
 //
-// Invariant: an entry that the group has changed is held until the group has
-// persisted, so that no read misses what is still under way.
+// Invariant: an entry that the group has changed is held until the group has persisted, so that no
+// read misses a change that is not on disk yet.
 //
-// Invariant: the fingerprints are those of the entries whose keys come before listed, as they are on
-// disk and as the group changes them. After Open the range is listed in pieces, before
-// the group changes anything.
+// Invariant: the fingerprints are those of the entries whose keys come before listed, as they are
+// on disk and as the group changes them. After Open the range is listed in pieces, before the group
+// changes anything.
 type writeBackCache[K comparable, V any] struct {
 	prefix byte
 	key    func([]byte, K) []byte
@@ -38,43 +38,44 @@ type writeBackCache[K comparable, V any] struct {
 	whole   bool // what is not held does not exist
 	changed []K  // in this group
 
-	prints  fingerprint.Multiset
-	listed  K    // the first key that is not listed yet
-	all     bool // every key is listed
-	tooMany bool // fingerprints take more than printsCap: there are none until the range is loaded again
+	prints fingerprint.Multiset
+	listed K    // the first key that is not listed yet
+	all    bool // every key is listed
+	// fingerprints take more than printsCap: there are none until the range is loaded again
+	tooMany bool
 
-	reader         *pebble.Iterator // of disk before the group; nil until it is needed
+	reader         *pebble.Iterator // of disk as it was before the group; nil until it is needed
 	scratch, value []byte
+	salted         []byte // the salt of fingerprints, and the key of the last one
 }
 
 type cacheEntry[V any] struct {
 	value   V
 	present bool
-	stored  uint8 // how often the key has been written since it did not exist; stops at many
+	stored  uint8 // how often the key was written since it last did not exist; stops at many
 	changed bool
 }
 
-// many is more writes than SINGLEDEL is legal for, or an unknown number.
+// many means more writes than SINGLEDEL allows, or an unknown number.
 const many = 2
 
-// cacheBytes is how much memory holds of a range at the most between two groups, in bytes, without
-// what the map takes: 65,536 idempotency keys, 112,347 groups.
+// cacheBytes is how many bytes memory holds of a range at most between two groups, not counting the
+// overhead of the map: 65,536 idempotency keys, 112,347 groups.
 const cacheBytes = 3 << 20
 
-// most is mirrorBytes in entries.
+// most is cacheBytes in entries.
 func (m *writeBackCache[K, V]) most() int {
 	var k K
 	var e cacheEntry[V]
 	return cacheBytes / int(unsafe.Sizeof(k)+unsafe.Sizeof(e))
 }
 
-// printsCap bounds the fingerprints of a range, in bytes: those of some ten million entries.
+// printsCap limits the fingerprints of a range, in bytes: those of about ten million entries.
 const printsCap = 32 << 20
 
-var printSeed = maphash.MakeSeed()
-
-// anyCache is a cache of whatever entries.
+// anyCache is a cache of any entries.
 type anyCache interface {
+	salt(seed [32]byte)
 	load(r pebble.Reader) error
 	listIsDue() bool
 	list(s *State) error
@@ -112,15 +113,28 @@ func (m *writeBackCache[K, V]) load(r pebble.Reader) error {
 			return nil
 		}
 		m.held[k] = cacheEntry[V]{value: value, present: true, stored: many}
-		m.prints.Add(printOf(k))
+		m.prints.Add(m.print(k))
 	}
 	m.all = true
 	return store.Error(it.Error())
 }
 
-func printOf[K comparable](k K) uint64 { return maphash.Comparable(printSeed, k) }
+// print is the fingerprint of a key. It depends on the seed of the shard, so that nobody can choose
+// keys whose fingerprints are equal.
+func (m *writeBackCache[K, V]) print(k K) uint64 {
+	m.salted = m.key(m.salted[:saltLen], k)
+	return xxhash.Sum64(m.salted)
+}
 
-// isListed reports whether the fingerprints are to tell of a key.
+// saltLen is how much of the seed goes into a fingerprint, in bytes.
+const saltLen = 8
+
+// salt sets the seed of the fingerprints. REQUIRES: there are none yet.
+func (m *writeBackCache[K, V]) salt(seed [32]byte) {
+	m.salted = append(m.salted[:0], seed[:saltLen]...)
+}
+
+// isListed reports whether the fingerprints cover a key.
 func (m *writeBackCache[K, V]) isListed(k K) bool { return m.all || m.order(k, m.listed) < 0 }
 
 func (m *writeBackCache[K, V]) forgetPrints() {
@@ -130,11 +144,11 @@ func (m *writeBackCache[K, V]) forgetPrints() {
 
 func (m *writeBackCache[K, V]) listIsDue() bool { return !m.all && !m.tooMany }
 
-// list lists more keys. REQUIRES: the group has changed nothing.
+// list adds the fingerprints of more keys. REQUIRES: the group has changed nothing.
 func (m *writeBackCache[K, V]) list(s *State) error {
 	_, upper := keys.Range(m.prefix)
 	from := m.key(nil, m.listed)
-	m.all = true // unless it ends before
+	m.all = true // unless it ends early
 	return s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		v, err := it.ValueAndErr()
 		if err != nil {
@@ -152,9 +166,9 @@ func (m *writeBackCache[K, V]) list(s *State) error {
 	})
 }
 
-// note adds the fingerprint of a key. It is false if there are too many.
+// note adds the fingerprint of a key. It returns false if there are too many.
 func (m *writeBackCache[K, V]) note(k K) bool {
-	m.prints.Add(printOf(k))
+	m.prints.Add(m.print(k))
 	if m.prints.Bytes() > printsCap {
 		m.forgetPrints()
 		m.tooMany = true
@@ -162,7 +176,7 @@ func (m *writeBackCache[K, V]) note(k K) bool {
 	return !m.tooMany
 }
 
-// listKeys lists more of what exists in the ranges of all caches.
+// listKeys lists more keys of all caches.
 func (s *State) listKeys() {
 	for _, m := range s.caches() {
 		if m.listIsDue() && s.Broken == nil {
@@ -180,19 +194,20 @@ func (s *State) listKeysIsDue() bool {
 	return false
 }
 
-// get returns an entry, the zero value if there is none. An error of the disk ends the shard.
+// get returns an entry, or the zero value if there is none. A disk error makes the shard fail.
 func (m *writeBackCache[K, V]) get(s *State, k K) (v V, ok bool) {
 	e := m.entry(s, k)
 	return e.value, e.present
 }
 
-// peek is get of what memory tells by itself; known is false if only disk could.
+// peek is get without reading disk; known is false if only disk could tell.
 func (m *writeBackCache[K, V]) peek(k K) (v V, known bool) {
 	e, ok := m.held[k]
 	return e.value, ok || m.isAbsent(k)
 }
 
-// fetch reads those of some entries that memory does not know, in the order of their keys. Zero keys are none.
+// fetch reads the given entries that memory does not know, in the order of their keys. Zero keys
+// are skipped.
 func (m *writeBackCache[K, V]) fetch(s *State, ks []K) {
 	var none K
 	ks = slices.DeleteFunc(ks, func(k K) bool {
@@ -218,7 +233,7 @@ func (m *writeBackCache[K, V]) put(s *State, k K, v V) {
 // drop removes an entry, if there is one.
 func (m *writeBackCache[K, V]) drop(s *State, k K) { m.remove(k, m.entry(s, k)) }
 
-// dropBlind removes an entry of which it is known that it exists, without a look at it.
+// dropBlind removes an entry that is known to exist, without reading it.
 func (m *writeBackCache[K, V]) dropBlind(k K) {
 	e, ok := m.held[k]
 	if !ok {
@@ -232,7 +247,7 @@ func (m *writeBackCache[K, V]) remove(k K, e cacheEntry[V]) {
 		return
 	}
 	if m.isListed(k) {
-		m.prints.Remove(printOf(k))
+		m.prints.Remove(m.print(k))
 	}
 	var none V
 	e.value, e.present = none, false
@@ -241,7 +256,7 @@ func (m *writeBackCache[K, V]) remove(k K, e cacheEntry[V]) {
 
 // isAbsent reports whether an entry that is not held is known not to exist.
 func (m *writeBackCache[K, V]) isAbsent(k K) bool {
-	return m.whole || m.isListed(k) && !m.prints.Has(printOf(k))
+	return m.whole || m.isListed(k) && !m.prints.Has(m.print(k))
 }
 
 // hasChanged reports whether the group changes an entry.
@@ -255,7 +270,7 @@ func (m *writeBackCache[K, V]) change(k K, e cacheEntry[V]) {
 	m.held[k] = e
 }
 
-// entry returns what is held of k, after reading it if need be.
+// entry returns what is held of k, after reading it if necessary.
 func (m *writeBackCache[K, V]) entry(s *State, k K) cacheEntry[V] {
 	e, ok := m.held[k]
 	if ok || m.isAbsent(k) {
@@ -284,7 +299,7 @@ func (m *writeBackCache[K, V]) entry(s *State, k K) cacheEntry[V] {
 	return e
 }
 
-// close ends the reading of what was on disk before the group.
+// close closes the reader of disk as it was before the group.
 func (m *writeBackCache[K, V]) close() {
 	if m.reader != nil {
 		_ = m.reader.Close() // its error is that of reader.Error
@@ -321,7 +336,7 @@ func (m *writeBackCache[K, V]) seal(g *commitGroup) {
 	m.changed = m.changed[:0]
 }
 
-// trim bounds the memory. REQUIRES: the group has persisted.
+// trim limits the memory. REQUIRES: the group has persisted.
 func (m *writeBackCache[K, V]) trim() {
 	for k := range m.held { // in any order
 		if len(m.held) <= m.most() {

@@ -23,8 +23,8 @@ var errBroken = errors.New("the disk is broken")
 
 const dir = "store"
 
-// breakable returns a file system whose operations of a kind fail on names
-// with a part, while broken has an error.
+// breakable returns a file system whose operations of certain kinds fail on names with a part,
+// while broken has an error.
 func breakable(base vfs.FS, kinds []errorfs.OpKind, part string) (vfs.FS, *atomic.Pointer[error]) {
 	broken := new(atomic.Pointer[error])
 	return errorfs.Wrap(base, errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -55,8 +55,8 @@ func openWith(t *testing.T, l *Latch, fs vfs.FS, compact bool) *pebble.DB {
 
 func key(i int) []byte { return fmt.Appendf(nil, "%06d", i) }
 
-// TestFail: whatever of a store's own files cannot be written, the store
-// fails, can be closed, and has all that was committed before when it is opened again.
+// TestFail: whichever of a store's own files cannot be written, the store fails, can be closed, and
+// has everything that was committed before when it is opened again.
 func TestFail(t *testing.T) {
 	create := []errorfs.OpKind{errorfs.OpCreate, errorfs.OpReuseForWrite}
 	write := []errorfs.OpKind{errorfs.OpFileWrite}
@@ -70,7 +70,7 @@ func TestFail(t *testing.T) {
 		{sync, ".log"},
 		{write, "MANIFEST"},
 		{sync, "MANIFEST"},
-		{sync, dir}, // and all that is in it
+		{sync, dir}, // and all files in it
 	} {
 		t.Run(fmt.Sprint(tc), func(t *testing.T) {
 			disk := vfs.NewMem()
@@ -91,7 +91,7 @@ func TestFail(t *testing.T) {
 			acked-- // the one that failed
 			require.ErrorIs(t, l.Err(), errBroken)
 			broken.Store(nil)
-			for i := range 1000 { // none of these is stored, none hangs
+			for i := range 1000 { // none of these is stored, and none hangs
 				require.NoError(t, db.Set(key(100000+i), bytes.Repeat([]byte("x"), 1000), pebble.Sync))
 			}
 			require.NoError(t, db.Close())
@@ -113,7 +113,7 @@ func TestFail(t *testing.T) {
 	}
 }
 
-// TestOpenFails: errors that are hidden while the store is opened are the latch's.
+// TestOpenFails: errors that are hidden while the store is opened make the latch fail.
 func TestOpenFails(t *testing.T) {
 	for _, kind := range []errorfs.OpKind{errorfs.OpCreate, errorfs.OpFileWrite, errorfs.OpFileSync} {
 		fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{kind}, dir+"/")
@@ -124,9 +124,8 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// TestNoSpace: who asks Ready before each commit is told that flushes find no space,
-// and waits for nothing; who asks Throttle waits until there is, the store is to be
-// closed, or it fails.
+// TestNoSpace: a caller of Ready before each commit learns that flushes find no space, and waits
+// for nothing; a caller of Throttle waits until there is space, the store is closed, or it fails.
 func TestNoSpace(t *testing.T) {
 	const memory = 4 * 64 << 10
 	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
@@ -182,8 +181,8 @@ func TestNoSpace(t *testing.T) {
 	}
 }
 
-// TestStall: commits that wait for tables wait on a full disk until there is
-// room, or the store is to be closed; on a broken one they fail.
+// TestStall: commits that wait for tables wait on a full disk until there is room, or the store is
+// closed; on a broken disk they fail.
 func TestStall(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
@@ -238,8 +237,8 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestOpenNeedsTables: what logs have is written to tables when the store is
-// opened, and Pebble would wait until it is.
+// TestOpenNeedsTables: the content of logs is written to tables when the store is opened, and
+// Pebble would wait for that.
 func TestOpenNeedsTables(t *testing.T) {
 	for _, reason := range []error{errBroken, syscall.ENOSPC} {
 		disk := vfs.NewMem()
@@ -259,7 +258,7 @@ func TestOpenNeedsTables(t *testing.T) {
 	}
 }
 
-// TestCorruption: a table that cannot be what it was ends the store, not the process.
+// TestCorruption: a damaged table makes the store fail, and does not end the process.
 func TestCorruption(t *testing.T) {
 	disk := vfs.NewMem()
 	l := New(slog.New(slog.DiscardHandler), "store")
@@ -284,9 +283,8 @@ func TestCorruption(t *testing.T) {
 	require.ErrorContains(t, err, "file does not exist")
 }
 
-// TestCompactionReads: a compaction that cannot read what a tombstone covers goes
-// on when it can, and if that is not so before the store is closed, the store
-// can be opened again.
+// TestCompactionReads: a compaction that cannot read what a tombstone covers goes on when it can;
+// if it still cannot when the store is closed, the store can be opened again.
 func TestCompactionReads(t *testing.T) {
 	for _, heals := range []bool{true, false} {
 		t.Run(fmt.Sprint(heals), func(t *testing.T) {
@@ -344,8 +342,8 @@ func TestCompactionReads(t *testing.T) {
 	}
 }
 
-// TestElsewhere: a checkpoint that fails is nobody's failure but its own, and
-// a store that has failed leaves other directories alone.
+// TestElsewhere: the failure of a checkpoint affects nothing else, and a store that has failed does
+// not touch other directories.
 func TestElsewhere(t *testing.T) {
 	fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{errorfs.OpCreate}, "copy")
 	l := New(slog.New(slog.DiscardHandler), "store")
@@ -360,8 +358,8 @@ func TestElsewhere(t *testing.T) {
 	require.NoError(t, db.Close())
 }
 
-// TestReadOfFailed: a table that a failed store has flushed is nowhere, and who
-// reads it learns why, not that there is damage.
+// TestReadOfFailed: a table that a failed store has flushed does not exist; a reader gets the
+// reason of the failure, not an error of damage.
 func TestReadOfFailed(t *testing.T) {
 	l := New(slog.New(slog.DiscardHandler), "store")
 	db := openWith(t, l, vfs.NewMem(), false)
@@ -374,7 +372,7 @@ func TestReadOfFailed(t *testing.T) {
 	_ = l.Close(db)
 }
 
-// TestFirstReason: what fails first is what is told, once.
+// TestFirstReason: the first failure is the reason, and is logged once.
 func TestFirstReason(t *testing.T) {
 	var logged bytes.Buffer
 	l := New(slog.New(slog.NewTextHandler(&logged, nil)), "shop")

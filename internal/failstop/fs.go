@@ -11,17 +11,16 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// FS returns base with the failures hidden from Pebble that it cannot stand:
-// to create, write, sync or close the write-ahead log, the MANIFEST, a marker
-// or the options in dir, to sync dir, or to list it when background work has begun,
-// which an Open that fails leaves without the cache. Instead the latch fails.
-// What is read, and tables, fail as they do; Pebble tries again to write those.
+// FS returns base without the failures that Pebble cannot handle: of creating, writing, syncing or
+// closing the write-ahead log, the MANIFEST, a marker or the options in dir; of syncing dir; and of
+// listing it once background work has begun, which a failed Open would leave without its cache.
+// Such a failure makes the latch fail instead. Reads and tables fail normally; Pebble retries to
+// write tables.
 //
-// Once the latch has failed, nothing in dir changes any more, and Pebble is told
-// that it does. What is in other directories, such as a checkpoint, is left alone.
+// Once the latch has failed, nothing in dir changes any more, although Pebble is told so. Other
+// directories, such as a checkpoint, are not affected.
 //
-// It belongs outside of other file systems: no error of theirs is one that
-// Pebble cannot stand then.
+// It must be the outermost of several file systems, so that it sees the errors of the others.
 func (l *Latch) FS(base vfs.FS, dir string) vfs.FS {
 	return &latchFS{FS: base, latch: l, dir: base.PathDir(base.PathJoin(dir, "file"))}
 }
@@ -30,7 +29,7 @@ type latchFS struct {
 	vfs.FS
 	latch *Latch
 	dir   string
-	begun atomic.Bool // a log was, which follows the beginning of background work
+	begun atomic.Bool // a log was created, which happens after background work has begun
 }
 
 // Unwrap returns the base, for vfs.Root.
@@ -53,8 +52,8 @@ func (fs *latchFS) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs
 	return fs.begin(name, func() (vfs.File, error) { return fs.FS.ReuseForWrite(old, name, c) })
 }
 
-// begin opens a file for writing: one that nobody finds if the latch has failed
-// or fails now.
+// begin opens a file for writing; if the latch has failed, or fails now, a file that exists
+// nowhere.
 func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, error) {
 	if !fs.inside(name) {
 		return open()
@@ -75,7 +74,7 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 		create := func() (done bool, err error) { f, err = open(); return false, err }
 		err := fs.latch.withReserve(vital, create)
 		if err == nil {
-			return &written{f, fs.latch, vital}, nil
+			return &writtenFile{f, fs.latch, vital}, nil
 		}
 		if !vital {
 			return nil, err
@@ -86,7 +85,7 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 	if err != nil {
 		return nil, err
 	}
-	return &written{f, fs.latch, vital}, nil
+	return &writtenFile{f, fs.latch, vital}, nil
 }
 
 func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err error) {
@@ -96,20 +95,20 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 	if fs.latch.Err() != nil {
 		fs.latch.backOff() // compactions look for tables that were written nowhere
 	}
-	err = fs.latch.insist(func() error {
+	err = fs.latch.retryRead(func() error {
 		f, err = fs.FS.Open(name, opts...)
 		return err
 	})
 	if err != nil {
-		if cause := fs.latch.Err(); cause != nil { // readers look for them as well, and it is no damage
+		if cause := fs.latch.Err(); cause != nil { // readers look for them too: it is no damage
 			err = cause
 		}
 		return nil, err
 	}
-	return &read{f, fs.latch}, nil
+	return &readFile{f, fs.latch}, nil
 }
 
-// Lock has the latch release the lock of a store that cannot be closed.
+// Lock keeps the lock, so that the latch can release it if the store cannot be closed.
 func (fs *latchFS) Lock(name string) (io.Closer, error) {
 	c, err := fs.FS.Lock(name)
 	if err != nil || !fs.inside(name) {
@@ -143,7 +142,7 @@ func (fs *latchFS) OpenDir(name string) (vfs.File, error) {
 	if err != nil || name != fs.dir {
 		return f, err
 	}
-	return &written{f, fs.latch, true}, nil
+	return &writtenFile{f, fs.latch, true}, nil
 }
 
 func (fs *latchFS) Remove(name string) error {
@@ -163,7 +162,7 @@ func (fs *latchFS) Rename(old, name string) error {
 	})
 }
 
-// GetDiskUsage tells Pebble how fast to delete, which can do without.
+// GetDiskUsage tells Pebble how fast to delete. Pebble can do without it.
 func (fs *latchFS) GetDiskUsage(path string) (vfs.DiskUsage, error) {
 	u, err := fs.FS.GetDiskUsage(path)
 	if err != nil {
@@ -172,17 +171,17 @@ func (fs *latchFS) GetDiskUsage(path string) (vfs.DiskUsage, error) {
 	return u, err
 }
 
-// written is a file that Pebble writes, or the directory that it syncs.
-type written struct {
+// writtenFile is a file that Pebble writes, or a directory that it syncs.
+type writtenFile struct {
 	vfs.File
 	latch *Latch
 	vital bool
 }
 
-func (f *written) Write(p []byte) (int, error) {
+func (f *writtenFile) Write(p []byte) (int, error) {
 	err := f.latch.try(f.vital, func() error {
 		if !f.vital && f.latch.reserve.used.Load() {
-			return syscall.ENOSPC // what is left is for what is vital
+			return syscall.ENOSPC // what is left is for vital files
 		}
 		written := 0
 		return f.latch.withReserve(f.vital, func() (done bool, err error) {
@@ -197,10 +196,10 @@ func (f *written) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (f *written) Sync() error     { return f.latch.try(f.vital, f.File.Sync) }
-func (f *written) SyncData() error { return f.latch.try(f.vital, f.File.SyncData) }
+func (f *writtenFile) Sync() error     { return f.latch.try(f.vital, f.File.Sync) }
+func (f *writtenFile) SyncData() error { return f.latch.try(f.vital, f.File.SyncData) }
 
-func (f *written) SyncTo(length int64) (full bool, err error) {
+func (f *writtenFile) SyncTo(length int64) (full bool, err error) {
 	err = f.latch.try(f.vital, func() (err error) {
 		full, err = f.File.SyncTo(length)
 		return err
@@ -208,30 +207,31 @@ func (f *written) SyncTo(length int64) (full bool, err error) {
 	return full, err
 }
 
-func (f *written) Preallocate(offset, length int64) error {
+func (f *writtenFile) Preallocate(offset, length int64) error {
 	if f.latch.Err() != nil || f.latch.reserve.used.Load() {
 		return nil
 	}
-	return f.File.Preallocate(offset, length) // Pebble can stand it to fail, as it does where there is no such thing
+	// Pebble can handle its failure, as on systems without it
+	return f.File.Preallocate(offset, length)
 }
 
-func (f *written) Stat() (vfs.FileInfo, error) {
+func (f *writtenFile) Stat() (vfs.FileInfo, error) {
 	info, err := f.File.Stat()
 	if err != nil && f.vital {
 		f.latch.Fail(err)
-		return nowhere{}, nil
+		return emptyInfo{}, nil
 	}
 	return info, err
 }
 
-// Close releases the file, whatever has failed.
-func (f *written) Close() error {
+// Close releases the file, even if the latch has failed.
+func (f *writtenFile) Close() error {
 	err := f.File.Close()
 	return f.latch.try(f.vital, func() error { return err })
 }
 
-// try does what changes the store, unless the latch has failed. It is what fails
-// if that is vital.
+// try does something that changes the store, unless the latch has failed. If it is vital, its
+// failure is that of the latch.
 func (l *Latch) try(vital bool, do func() error) error {
 	if l.Err() != nil {
 		return nil
@@ -244,22 +244,22 @@ func (l *Latch) try(vital bool, do func() error) error {
 	return err
 }
 
-// nowhere is what is known of a log of which nothing can be learnt: no byte.
-type nowhere struct{ vfs.FileInfo }
+// emptyInfo is the information on a log whose own cannot be read: it has no bytes.
+type emptyInfo struct{ vfs.FileInfo }
 
-func (nowhere) Size() int64 { return 0 }
+func (emptyInfo) Size() int64 { return 0 }
 
-// read is a file that Pebble reads.
-type read struct {
+// readFile is a file that Pebble reads.
+type readFile struct {
 	vfs.File
 	latch *Latch
 }
 
-func (f *read) ReadAt(p []byte, off int64) (n int, err error) {
+func (f *readFile) ReadAt(p []byte, off int64) (n int, err error) {
 	if n, err = f.File.ReadAt(p, off); err == nil || errors.Is(err, io.EOF) {
 		return n, err
 	}
-	err = f.latch.insist(func() error {
+	err = f.latch.retryRead(func() error {
 		n, err = f.File.ReadAt(p, off)
 		return err
 	})

@@ -1,18 +1,17 @@
-// Package failstop has a Pebble store stop at its first failure, where Pebble
-// itself would end the process, panic with its locks locked, or report a commit
-// as a success that it could not write.
+// Package failstop stops a Pebble store at its first failure, where Pebble itself would end the
+// process, panic with its locks locked, or report a commit as a success that it could not write.
 //
-// A [Latch] belongs to one store. It is the store's logger, listens to its
-// events, and puts a file system around the one that the store is to use. What Pebble cannot stand to fail fails here in its place; see [Latch.FS].
-// From then on the latch has a reason, [Latch.Err], and the store is unfit:
+// A [Latch] belongs to one store. It is the store's logger, listens to its events, and wraps the
+// file system that the store uses. Failures that Pebble cannot handle make the latch fail instead;
+// see [Latch.FS]. From then on the latch has a reason, [Latch.Err], and the store must not be used:
 //
-//   - Whoever commits asks Err after each commit, and takes the commit for
-//     failed if there is a reason. A commit at pebble.Sync whose log could not
-//     be written has a reason by the time it returns.
-//   - Nothing is written any more, so that the log has a prefix of the commits,
-//     and the store opens with it.
-//   - Nothing that waits for Pebble waits for ever: Pebble takes its writes for
-//     done, ends its stalls, and can be closed.
+//   - Whoever commits calls Err after each commit, and treats the commit as failed if there is a
+//     reason. A commit at pebble.Sync whose log could not be written has a reason by the time it
+//     returns.
+//   - Nothing is written any more, so that the log has a prefix of the commits, and the store can
+//     be opened with it.
+//   - Nothing waits for Pebble for ever: Pebble believes that its writes are done, ends its stalls,
+//     and can be closed.
 package failstop
 
 import (
@@ -31,53 +30,51 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// retryEvery bounds how often Pebble repeats background work that fails, which by
-// itself it does thousands of times a second.
+// retryEvery limits how often Pebble repeats background work that fails, which it would otherwise
+// do thousands of times a second.
 const retryEvery = 100 * time.Millisecond
 
-// Latch remembers why a store is unfit for use. All methods may be called
-// concurrently. It is a pebble.LoggerAndTracer.
+// Latch remembers why a store must not be used. All methods may be called concurrently, unless they
+// say otherwise. It is a pebble.LoggerAndTracer.
 type Latch struct {
 	log    *slog.Logger
 	name   string
 	reason atomic.Pointer[error]
 
 	waiting atomic.Int32 // commits, and Open, that wait for background work
-	hurried atomic.Bool  // for a full disk, too, nobody waits
+	hurried atomic.Bool  // nobody waits, even for a full disk
 	warned  atomic.Int64 // when Background last logged, in seconds since 1970
 	failed  atomic.Int64 // when background work last failed, in ns since 1970
 
 	trouble chan error // capacity 1
 
 	parkOnce sync.Once     // guards parked
-	parked   chan struct{} // closed when a goroutine of Pebble's is; see park.go
+	parked   chan struct{} // closed when a goroutine of Pebble is parked; see park.go
 	left     atomic.Bool   // the store will not be closed
 	lock     io.Closer     // of the store's directory; set while Pebble opens it
 
-	work  chan struct{} // capacity 1: background work has ended, or the latch failed
-	grown atomic.Bool   // by a table, since Throttle has looked
+	work  chan struct{} // capacity 1: background work has ended, or the latch has failed
+	grown atomic.Bool   // a table was added since lags last read the metrics
 
-	// Whether the last flush, and the last compaction, failed for want of space.
+	// Whether the last flush, and the last compaction, failed for lack of space.
 	flushFull, compactFull atomic.Bool
 
 	reserve reserve
 
-	// memory is what memtables may take before Throttle waits for flushes, wrote what
-	// was committed since it has looked, both in bytes. Of the goroutine that commits.
+	// memory is what memtables may take before Throttle waits for flushes, wrote what was committed
+	// since lags last read the metrics, both in bytes. Only the goroutine that commits uses them.
 	memory, wrote int
-	measure       func(*pebble.Metrics) // nil: nobody is to be told
-	listener      Listener              // nil: nobody is to be told
+	measure       func(*pebble.Metrics) // nil: not wanted
+	listener      Listener              // nil: none
 }
 
-// ErrNoSpace: nothing more can be written, as the disk is full.
+// ErrNoSpace says that nothing more can be written because the disk is full.
 var ErrNoSpace = errors.New("no space for tables, or for the log")
 
-// IsNoSpace reports whether an error says that the disk is full, or all of it that
-// may be used.
+// IsNoSpace reports whether an error says that the disk, or a quota, is full.
 func IsNoSpace(err error) bool { return vfs.IsNoSpaceError(err) || errors.Is(err, syscall.EDQUOT) }
 
-// New returns the latch of a store that is about to be opened. What it logs calls
-// the store by name.
+// New returns the latch of a store that will be opened. Its log messages call the store by name.
 func New(log *slog.Logger, name string) *Latch {
 	l := &Latch{
 		log: log, name: name, trouble: make(chan error, 1), parked: make(chan struct{}), work: make(chan struct{}, 1),
@@ -87,7 +84,7 @@ func New(log *slog.Logger, name string) *Latch {
 	return l
 }
 
-// Err returns why the store is unfit for use, or nil.
+// Err returns why the store is no longer usable, or nil.
 func (l *Latch) Err() error {
 	if p := l.reason.Load(); p != nil {
 		return *p
@@ -95,7 +92,7 @@ func (l *Latch) Err() error {
 	return nil
 }
 
-// Fail makes the store unfit for use. The first reason stays, and is logged.
+// Fail makes the store unusable. The first reason is kept and logged.
 func (l *Latch) Fail(err error) {
 	if l.reason.CompareAndSwap(nil, &err) {
 		l.log.Error(l.name+" failed", "err", err)
@@ -103,59 +100,60 @@ func (l *Latch) Fail(err error) {
 	}
 }
 
-// Hurry says that the store is about to be closed: a commit that waits for room
-// on a full disk does so no longer, but fails.
+// Hurry is called before the store is closed: a commit that waits for room on a full disk stops
+// waiting and fails.
 func (l *Latch) Hurry() {
 	l.hurried.Store(true)
 	l.proceed()
 }
 
-// tooManyTables is when commits wait for compactions: as many tables may have to
-// be looked at for a key.
+// tooManyTables is when commits wait for compactions: a lookup of a key may have to read as many
+// tables.
 const tooManyTables = 24
 
-// Limit sets how many bytes memtables may take before Throttle and Ready wait for
-// flushes. It is called before Open, whose MemTableStopWritesThreshold is to be larger
-// by what is committed between two calls.
+// Limit sets how many bytes memtables may take before Throttle and Ready wait for flushes. It is
+// called before Open, whose MemTableStopWritesThreshold must be larger by what is committed between
+// two calls.
 func (l *Latch) Limit(memory int) { l.memory = memory }
 
-// Measure has f called with the metrics that Throttle and Ready look at: after each flush, and whenever
-// an eighth of the memory that Limit allows has been committed. It is called before Open.
+// Measure makes the latch call f with the metrics that Throttle and Ready read: after each flush,
+// and whenever an eighth of the memory that Limit allows was committed. It is called before Open.
 func (l *Latch) Measure(f func(*pebble.Metrics)) { l.measure = f }
 
-// Listener is told of background work, with locks of Pebble's held: it must not block.
+// Listener is called for background work, while Pebble's locks are held: it must not block.
 type Listener interface {
 	FlushBegins()
 	FlushEnds()
 	CompactionEnds()
 }
 
-// Listen has a listener told of the flushes and compactions of the store. It is called before Open.
+// Listen sets the listener for flushes and compactions of the store. It is called before Open.
 func (l *Latch) Listen(to Listener) { l.listener = to }
 
-// Wrote says that so many bytes were committed. As Throttle and Ready, it is for the
-// one goroutine that commits.
+// Wrote is called after a commit of so many bytes. Only the goroutine that commits may call it,
+// Throttle and Ready.
 func (l *Latch) Wrote(n int) { l.wrote += n }
 
-// Throttle waits while flushes or compactions lag far behind, and returns Err. Pebble
-// would wait for them in the commit, even for those that never end.
+// Throttle waits while flushes or compactions lag far behind, and returns Err. Pebble would wait
+// for them within the commit, even if they never end.
 func (l *Latch) Throttle(db *pebble.DB) error {
 	for l.Ready(db) == ErrNoSpace && !l.hurried.Load() {
-		if l.reserve.gone.Load() { // nobody else need look for room
+		if l.reserve.gone.Load() { // nobody else looks for room
 			time.Sleep(retryEvery)
 		} else {
 			l.await()
 		}
 	}
-	l.proceed() // of others that wait
+	l.proceed() // so that others that wait check again
 	return l.Err()
 }
 
-// Ready is Throttle for those who need not commit: it returns ErrNoSpace, and does
-// not wait, while flushes fail for want of space, or what it would wait for does, or the
-// reserve has been used. Pebble tries all of that again by itself.
+// Ready is Throttle for callers that need not commit: it returns ErrNoSpace, without waiting, while
+// flushes fail for lack of space, or what it would wait for does, or the reserve is in use. Pebble
+// retries all of that by itself.
 func (l *Latch) Ready(db *pebble.DB) error {
-	if !l.hasReserve() { // whether or not the store is to be closed: what is written now might find no room
+	// even if the store is about to be closed: a write might find no room
+	if !l.hasReserve() {
 		return ErrNoSpace
 	}
 	for l.Err() == nil && !l.hurried.Load() {
@@ -171,23 +169,23 @@ func (l *Latch) Ready(db *pebble.DB) error {
 	return l.Err()
 }
 
-// Takes reports whether a commit of so many bytes may be made long before Ready and Throttle wait: others
-// have room beside it, or no memtable waits for a flush. While the disk is full there is nothing to wait
-// for: Ready tells. Unlike those it may be called by anybody.
+// Takes reports whether a commit of so many bytes can be made long before Ready and Throttle wait:
+// there is room for other commits beside it, or no memtable waits for a flush. While the disk is
+// full there is nothing to wait for, and Ready says so. Any goroutine may call it.
 func (l *Latch) Takes(db *pebble.DB, bytes int) bool {
 	if l.hurried.Load() || l.Err() != nil || l.flushFull.Load() || l.compactFull.Load() {
-		return true // what comes next finds out
+		return true // the commit itself finds out
 	}
 	m := db.Metrics()
 	return m.Levels[0].Sublevels < tooManyTables/2 &&
 		(m.MemTable.Count <= 1 || m.MemTable.Size+uint64(bytes) <= uint64(l.memory)*3/4)
 }
 
-// NoSpace reports whether flushes fail for want of space, or the reserve has been used.
+// NoSpace reports whether flushes fail for lack of space, or the reserve is in use.
 func (l *Latch) NoSpace() bool { return l.flushFull.Load() || !l.hasReserve() }
 
-// lags reports whether there are too many tables that wait for compactions, and
-// memtables that wait for flushes.
+// lags reports whether too many tables wait for compactions, and whether too much memory waits for
+// flushes.
 func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
 	if !l.grown.Load() && (l.memory == 0 || l.wrote < l.memory/8) {
 		return false, false
@@ -208,12 +206,12 @@ func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
 
 // await waits for the end of a flush or a compaction.
 func (l *Latch) await() {
-	l.waiting.Add(1) // not before: what fails now may be tried again if nobody waits for it
+	l.waiting.Add(1) // only now: work that fails while nobody waits may be retried
 	<-l.work
 	l.waiting.Add(-1)
 }
 
-// proceed has one that waits look again.
+// proceed wakes one goroutine that waits in await.
 func (l *Latch) proceed() {
 	select {
 	case l.work <- struct{}{}:
@@ -221,19 +219,19 @@ func (l *Latch) proceed() {
 	}
 }
 
-// Trouble receives errors of background work, which Pebble goes on trying. One
-// is kept until somebody receives it.
+// Trouble receives errors of background work, which Pebble retries. One error is kept until
+// somebody receives it.
 func (l *Latch) Trouble() <-chan error { return l.trouble }
 
-// guard has a store in dir that is opened with o be the latch's.
+// guard puts the latch into the options o of a store in dir.
 func (l *Latch) guard(o *pebble.Options, dir string) {
 	o.FS = l.FS(o.FS, dir)
 	o.Logger, o.LoggerAndTracer = l, l
-	o.L0StopWritesThreshold = math.MaxInt // Throttle does
+	o.L0StopWritesThreshold = math.MaxInt // Throttle waits instead
 	if o.EventListener == nil {
 		o.EventListener = new(pebble.EventListener)
 	}
-	e := o.EventListener // called with locks held: what follows does no I/O
+	e := o.EventListener // called with locks held: the functions below do no I/O
 	e.BackgroundError = l.background
 	e.DataCorruption = func(i pebble.DataCorruptionInfo) {
 		l.Fail(fmt.Errorf("%s: %w", i.Path, i.Details))
@@ -263,9 +261,8 @@ func (l *Latch) guard(o *pebble.Options, dir string) {
 	e.WriteStallEnd = func() { l.waiting.Add(-1) }
 }
 
-// background logs an error of a flush or a compaction. While somebody waits for
-// it, only a full disk is worth the wait: it is what somebody may mend without
-// opening the store again.
+// background logs an error of a flush or a compaction. While somebody waits for it, the latch
+// fails, unless the disk is full: that can be repaired without opening the store again.
 func (l *Latch) background(err error) {
 	now := time.Now()
 	l.failed.Store(now.UnixNano())
@@ -282,11 +279,10 @@ func (l *Latch) background(err error) {
 	}
 }
 
-// backOff waits if background work has failed a moment ago. REQUIRES: no lock
-// of Pebble's is held.
+// backOff waits if background work failed a moment ago. REQUIRES: no lock of Pebble is held.
 func (l *Latch) backOff() {
 	if l.left.Load() {
-		select {} // nobody is to close the store, which would go on for ever
+		select {} // the store will not be closed, and its work would go on for ever
 	}
 	if at := l.failed.Load(); at != 0 {
 		time.Sleep(min(retryEvery-time.Since(time.Unix(0, at)), retryEvery))
@@ -301,7 +297,7 @@ func (l *Latch) Errorf(format string, args ...any) {
 	l.log.Warn(l.name + ": " + fmt.Sprintf(format, args...))
 }
 
-// Fatalf fails and returns, where Pebble's own logger ends the process.
+// Fatalf makes the latch fail and returns; Pebble's own logger ends the process.
 func (l *Latch) Fatalf(format string, args ...any) { l.Fail(fmt.Errorf(format, args...)) }
 
 // Eventf does nothing.

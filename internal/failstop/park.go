@@ -15,11 +15,10 @@ import (
 	"codeq/internal/integrity"
 )
 
-// Pebble panics, on a goroutine of its own, where nobody can recover, when a compaction
-// cannot read on in the middle of the keys that a tombstone covers. What such a
-// compaction reads therefore does not fail: it is read again until it can be,
-// and if that cannot be, the goroutine is parked for ever. Nobody can close a
-// store with such a goroutine; it is left, and its lock released.
+// When a compaction cannot continue to read in the middle of the keys that a tombstone covers,
+// Pebble panics, on its own goroutine, where nobody can recover. So reads of such a compaction do
+// not fail: they are repeated until they succeed, and if they cannot, the goroutine is parked for
+// ever. A store with such a goroutine cannot be closed; it is abandoned, and its lock released.
 
 const iterator = "github.com/cockroachdb/pebble/v2/internal/compact.(*Iter)."
 
@@ -38,15 +37,15 @@ func inIterator() bool {
 	}
 }
 
-// insist reads. In a compaction it returns no error.
-func (l *Latch) insist(read func() error) error {
+// retryRead repeats a read. In a compaction it returns no error.
+func (l *Latch) retryRead(read func() error) error {
 	for tries := 1; ; tries++ {
 		err := read()
 		if err == nil {
 			return nil
 		}
 		if !inIterator() {
-			time.Sleep(retryEvery) // a compaction that fails is begun again at once
+			time.Sleep(retryEvery) // a compaction that fails is retried at once
 			return err
 		}
 		l.background(err)
@@ -60,25 +59,27 @@ func (l *Latch) insist(read func() error) error {
 	}
 }
 
-// Abandon has the latch fail for good, and the store be left when it is to be closed: Pebble
-// has panicked, and what it had locked stays so.
+// Abandon makes the latch fail for good, and the store is not closed: Pebble has panicked, and its
+// locks stay locked.
 func (l *Latch) Abandon(err error) {
 	l.Fail(err)
 	l.parkOnce.Do(func() { close(l.parked) })
 }
 
-// Parked is closed when what waits for Pebble may wait for ever: the store is left, and not closed.
+// Parked is closed when a call of Pebble may wait for ever: the store is then abandoned instead of
+// closed.
 func (l *Latch) Parked() <-chan struct{} { return l.parked }
 
-// panicked is Abandon for a panic that was caught.
+// panicked is Abandon for a caught panic.
 func (l *Latch) panicked(what string, value any, stack []byte) {
 	l.log.Error("Pebble has panicked", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
 	l.Abandon(fmt.Errorf("panic in %s of a store: %v", what, value))
 }
 
-// Read calls what reads the store, on the goroutine of the caller. Damage that no checksum covers, such as
-// a length that is out of range, may make Pebble panic: the error then matches integrity.ErrDamaged, and
-// the store is abandoned. Other panics go on, as do those of Pebble's own goroutines.
+// Read calls a function that reads the store, on the caller's goroutine. Damage that no checksum
+// covers, such as a length that is out of range, may make Pebble panic: the error then matches
+// integrity.ErrDamaged, and the store is abandoned. Other panics go on, as do those on Pebble's own
+// goroutines.
 func (l *Latch) Read(do func() error) (err error) {
 	ended := false
 	defer func() {
@@ -96,23 +97,22 @@ func (l *Latch) Read(do func() error) (err error) {
 	return err
 }
 
-// inPebble reports whether a function of Pebble's, called by what Read calls, has panicked.
+// inPebble reports whether a function of Pebble has panicked below Read.
 func inPebble(stack []byte) bool {
 	_, panicked, ok := bytes.Cut(stack, []byte("\npanic("))
 	below, _, _ := bytes.Cut(panicked, []byte("failstop.(*Latch).Read("))
 	return ok && bytes.Contains(below, []byte("github.com/cockroachdb/pebble/"))
 }
 
-// park does not return.
+// park blocks for ever.
 func (l *Latch) park() {
 	l.parkOnce.Do(func() { close(l.parked) })
 	select {}
 }
 
-// Open opens the store in dir. The latch sets the loggers of o and most of its
-// event listener, puts FS around o.FS, and stops writes in place of
-// o.L0StopWritesThreshold. Whatever fails meanwhile fails Open, which would
-// wait for it.
+// Open opens the store in dir. The latch sets the loggers of o and most of its event listener, puts
+// FS around o.FS, and stops writes itself, without o.L0StopWritesThreshold. Any failure meanwhile
+// makes Open fail, as it would wait for the failed work.
 func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	base := o.FS
 	l.guard(o, dir)
@@ -141,19 +141,19 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	return db, nil
 }
 
-// unlock releases the directory of a store that is left.
+// unlock releases the directory of an abandoned store.
 func (l *Latch) unlock() error {
-	if l.lock == nil { // Pebble had not come to that
+	if l.lock == nil { // Pebble had not locked it yet
 		return nil
 	}
 	return l.lock.Close()
 }
 
-// Close closes the store. It returns why the latch has failed, if it has, or
-// what Pebble says. REQUIRES: nobody uses db any more.
+// Close closes the store. It returns why the latch has failed, if it has, or the error of Pebble.
+// REQUIRES: nobody uses db any more.
 //
-// A store that cannot be closed, because a compaction cannot read or Pebble has panicked, is left, with
-// the goroutines and the memory that it has. It may be opened again.
+// A store that cannot be closed, because a compaction cannot read or Pebble has panicked, is
+// abandoned with its goroutines and memory. It may be opened again.
 func (l *Latch) Close(db *pebble.DB) error {
 	l.Hurry()
 	l.reserve.end()

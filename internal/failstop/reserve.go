@@ -10,22 +10,22 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// A log that cannot be written ends a store, as what a failed write has left of it is not known. So a
-// store has space in reserve, from which what is under way when the disk is full is written: the rest of
-// a commit, or of a MANIFEST. From then on Ready says ErrNoSpace, so that nothing else is begun, and
-// no table is written, until there is room for the reserve again.
+// A store fails if its log cannot be written, because what a failed write has left is unknown. So a
+// store keeps space in reserve, from which it finishes what is under way when the disk is full: the
+// rest of a commit, or of a MANIFEST. From then on Ready returns ErrNoSpace, so that nothing else
+// is begun, and no table is written, until there is room for the reserve again.
 //
-// The reserve is a file without a name, of which the file system has set the space aside. Where it cannot
-// do that, where a commit is larger than the reserve, or where others take its space first, a full disk
-// may end the store.
+// The reserve is a file without a name, for which the file system has allocated space. Where it
+// cannot do that, where a commit is larger than the reserve, or where others take its space first,
+// a full disk may make the store fail.
 
 // reserveBytes is the size of the reserve: several commits of the usual size.
 const reserveBytes = 4 << 20
 
 type reserve struct {
-	gone atomic.Bool   // it is to be made
-	used atomic.Bool   // and that since it has been used
-	uses atomic.Uint64 // how often it has been
+	gone atomic.Bool   // it has to be made
+	used atomic.Bool   // it was used, and has not been made again
+	uses atomic.Uint64 // how often it was used
 
 	mu   sync.Mutex // guards what follows
 	fs   vfs.FS     // nil: no reserve is kept
@@ -34,8 +34,8 @@ type reserve struct {
 	next time.Time // when to try again to make it
 }
 
-// keep begins to look after the reserve of a store whose files are in dir. It is made when somebody asks for
-// it, so that it is not what other stores lack that are being opened.
+// keep starts to maintain the reserve of a store whose files are in dir. The reserve is made when
+// somebody asks for it, so that it does not take space from other stores that are being opened.
 func (r *reserve) keep(fs vfs.FS, dir string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,13 +43,13 @@ func (r *reserve) keep(fs vfs.FS, dir string) {
 	r.gone.Store(true)
 }
 
-// make is false if there is no room. REQUIRES: mu is held.
+// make returns false if there is no room. REQUIRES: mu is held.
 func (r *reserve) make() bool {
 	f, err := r.fs.Create(r.name, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return !IsNoSpace(err)
 	}
-	_ = r.fs.Remove(r.name) // where an open file cannot go, it stays, as an empty file
+	_ = r.fs.Remove(r.name) // where an open file cannot be removed, it stays as an empty file
 	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
 		err = f.Preallocate(0, reserveBytes)
 	}
@@ -61,7 +61,7 @@ func (r *reserve) make() bool {
 	return true
 }
 
-// use gives the space of the reserve back to the file system. It is false if there was none.
+// use gives the space of the reserve back to the file system. It returns false if there was none.
 func (r *reserve) use() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,7 +89,7 @@ func (r *reserve) drop() bool {
 	return true
 }
 
-// end gives up the reserve of a store that is about to be closed.
+// end removes the reserve of a store before it is closed.
 func (r *reserve) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,7 +99,7 @@ func (r *reserve) end() {
 	r.used.Store(false)
 }
 
-// restore tries to make the reserve, several times a second.
+// restore tries to make the reserve again, several times a second at most.
 func (r *reserve) restore() (made bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,7 +115,7 @@ func (r *reserve) restore() (made bool) {
 	return made
 }
 
-// hasReserve reports whether there is the reserve, which it tries to make if there is not.
+// hasReserve reports whether the reserve exists, after trying to make it if it does not.
 func (l *Latch) hasReserve() bool {
 	if !l.reserve.gone.Load() || l.Err() != nil {
 		return true
@@ -126,8 +126,8 @@ func (l *Latch) hasReserve() bool {
 	return !l.reserve.gone.Load()
 }
 
-// withReserve calls do and, if it is vital, calls it again, with the space of the reserve, if it has failed
-// for want of space; done says that not the work has failed, but a sync after it.
+// withReserve calls do. If do is vital and fails for lack of space, it uses the reserve and calls
+// do again, unless done says that only a sync after the work failed.
 func (l *Latch) withReserve(vital bool, do func() (done bool, err error)) error {
 	uses := l.reserve.uses.Load()
 	done, err := do()
@@ -138,7 +138,7 @@ func (l *Latch) withReserve(vital bool, do func() (done bool, err error)) error 
 		l.log.Warn("the disk is full: the "+l.name+" uses its reserve", "err", err)
 	} else if l.reserve.uses.Load() == uses {
 		return err
-	} // else another one has made room meanwhile
+	} // else another goroutine has made room meanwhile
 	_, err = do()
 	return err
 }

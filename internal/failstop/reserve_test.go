@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestReserve: what a store cannot do without is done with the space of the reserve when there is no other;
-// nothing more is begun until there is the reserve again. A sync that has failed is not repeated.
+// TestReserve: vital work uses the space of the reserve when there is no other; nothing else is
+// begun until the reserve exists again. A failed sync is not repeated.
 func TestReserve(t *testing.T) {
 	for _, c := range []struct {
 		what  string
@@ -55,7 +55,7 @@ func TestReserve(t *testing.T) {
 					for i := range 3 {
 						require.NoError(t, db.Set(key(i), make([]byte, 100), pebble.Sync))
 					}
-					_, err := db.AsyncFlush() // which waits until there is room
+					_, err := db.AsyncFlush() // it waits until there is room
 					require.NoError(t, err)
 					synctest.Wait()
 				}

@@ -1,13 +1,15 @@
-// Package fingerprint holds which of very many keys exist, in some three bytes a key.
+// Package fingerprint records which of very many keys exist, in about three bytes a key.
 package fingerprint
 
-// Multiset is a multiset of fingerprints of 28 bits. It answers whether a key may have been added: of a
-// key that has been, and has not been removed since, it never says no. Of n others it says yes for one in
-// 2^28/n. Two keys of the same fingerprint are held twice, so that one remains when the other is removed.
+// Multiset is a multiset of 28-bit fingerprints. It answers whether a key may have been added: for
+// a key that was added, and has not been removed since, the answer is never no. Among n others it
+// is yes for one in 2^28/n. Two keys with the same fingerprint are held twice, so that one remains
+// when the other is removed.
 //
-// The first bits of a key's hash choose one of 4096 tables, the last ones are the tag that is stored there, by
-// linear probing from a place that the tag gives. So a table that grows needs no hash again, and each grows
-// alone: no call costs more than a copy of one table, 4096 tags or so where there are ten million keys.
+// The first bits of a key's hash choose one of 4096 tables, the last ones are the tag that is
+// stored there, by linear probing from a slot that the tag determines. So a table that grows needs
+// no hashes, and each table grows separately: no call costs more than a copy of one table, about
+// 4096 tags with ten million keys.
 //
 // The zero Multiset is empty. It is not safe for concurrent use.
 type Multiset struct {
@@ -21,14 +23,14 @@ const (
 	minSlots  = 8
 )
 
-// table has a slot for each tag, and free ones, which are 0. Between the place that a tag gives and the
-// slot where it is, no slot is free.
+// table has a slot for each tag, and free slots, which are 0. Between the slot that a tag
+// determines and the slot where it is, no slot is free.
 type table struct {
 	slots []uint16
 	n     int
 }
 
-// place is the slot in which the search for a tag begins. It grows with the tag, whatever the size.
+// place returns the slot in which the search for a tag begins. It grows with the tag, at any size.
 func place(tag uint16, size int) int { return int(tag) * size >> 16 }
 
 // locate splits a hash.
@@ -36,7 +38,7 @@ func locate(hash uint64) (i int, tag uint16) {
 	return int(hash >> (64 - tableBits)), max(uint16(hash), 1)
 }
 
-// Add adds a key of a hash, of which all bits count.
+// Add adds a key by its hash, all bits of which count.
 func (m *Multiset) Add(hash uint64) {
 	if m.tables == nil {
 		m.tables = make([]table, 1<<tableBits)
@@ -50,7 +52,7 @@ func (m *Multiset) Add(hash uint64) {
 	m.n++
 }
 
-// Remove removes a key of a hash that was added.
+// Remove removes a key that was added, by its hash.
 func (m *Multiset) Remove(hash uint64) {
 	i, tag := locate(hash)
 	t := &m.tables[i]
@@ -61,7 +63,7 @@ func (m *Multiset) Remove(hash uint64) {
 	}
 }
 
-// Has reports whether a key of this hash may have been added.
+// Has reports whether a key with this hash may have been added.
 func (m *Multiset) Has(hash uint64) bool {
 	if m.n == 0 {
 		return false
@@ -71,10 +73,10 @@ func (m *Multiset) Has(hash uint64) bool {
 	return t.n > 0 && t.slots[t.find(tag)] == tag
 }
 
-// Len is how many keys there are.
+// Len returns the number of keys.
 func (m *Multiset) Len() int { return m.n }
 
-// Bytes is how much memory the tags take.
+// Bytes returns how much memory the tags take.
 func (m *Multiset) Bytes() int { return m.slots * 2 }
 
 func (m *Multiset) resize(t *table, size int) {
@@ -88,7 +90,7 @@ func (m *Multiset) resize(t *table, size int) {
 	}
 }
 
-// find is the first slot with a tag, or the free one that ends the search for it.
+// find returns the first slot with a tag, or the free one that ends the search for it.
 func (t *table) find(tag uint16) int {
 	i := place(tag, len(t.slots))
 	for t.slots[i] != 0 && t.slots[i] != tag {
@@ -113,8 +115,8 @@ func (t *table) insert(tag uint16) {
 	t.n++
 }
 
-// remove frees a slot of the tag, and moves up what is found from before it only: Knuth, The Art of
-// Computer Programming, volume 3, algorithm 6.4R.
+// remove frees a slot of the tag, and moves up the tags that could not be found across a free slot:
+// Knuth, The Art of Computer Programming, volume 3, algorithm 6.4R.
 func (t *table) remove(tag uint16) {
 	free := t.find(tag)
 	if t.slots[free] == 0 {
@@ -131,7 +133,7 @@ func (t *table) remove(tag uint16) {
 	t.slots[free] = 0
 }
 
-// distance is how many steps lead from a slot to another one.
+// distance returns how many steps lead from one slot to another.
 func (t *table) distance(from, to int) int {
 	if d := to - from; d >= 0 {
 		return d

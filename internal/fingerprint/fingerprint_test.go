@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestMultisetAgainstModel draws hashes of few tables and tags, so that places collide, wrap and repeat.
+// TestMultisetAgainstModel draws hashes of few tables and tags, so that places collide, wrap and
+// repeat.
 func TestMultisetAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var m Multiset
@@ -45,7 +46,7 @@ func TestMultisetAgainstModel(t *testing.T) {
 			"": func(t *rapid.T) {
 				require.Equal(t, len(all), m.Len())
 				for h, n := range added {
-					// Tag 0 is held as 1.
+					// Tag 0 is stored as 1.
 					other := h ^ 1
 					if tag := uint16(h); tag > 1 {
 						other = h
@@ -57,7 +58,7 @@ func TestMultisetAgainstModel(t *testing.T) {
 	})
 }
 
-// TestMultisetIsSmall: three bytes a key or so, also after it shrank, and few false answers.
+// TestMultisetIsSmall: about three bytes a key, also after it shrank, and few false answers.
 func TestMultisetIsSmall(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var m Multiset

@@ -12,34 +12,29 @@ import (
 	"codeq/internal/schema"
 )
 
-// Check walks everything that a shard has stored and returns what contradicts
-// itself:
+// Check scans everything that a shard has stored and returns the contradictions:
 //
-//   - a task's record lies in one place only, in a lane of the catalogue, and
-//     in a shard that its ID routes to;
-//   - every entry of a lane has a queue; of those of one lane the last has its
-//     ready and leased tasks; and the lane that an ID names is one of its queue;
-//   - every record that has not ended and is not in its first place has an
-//     index entry that points at it, and every index entry points at a record;
-//   - every lease record has a lease that is in force;
-//   - the counts of every queue, and the sizes of its buckets, are those of its
-//     records;
-//   - an idempotency key is held by a task that has not ended, or until a time at
-//     which somebody looks;
-//   - of the tasks of a group at most one is ready, leased, or between two
-//     attempts: the one that has the turn; those that wait have somebody to
-//     wait for;
-//   - every task that is pinned is done and lies where it is not forgotten, and every pin is that
-//     of a task that has not ended, or whose end is under way in a message; in a queue of one shard
-//     they agree;
-//   - every task that waits for parents has parents that know of it, here or in
-//     a message, and every parent says so in its record;
-//   - a task of which is told that it has ended has done so;
+//   - a task's record lies in one place only, in a lane of the catalogue, and in the shard to which
+//     its ID routes;
+//   - every entry of a lane has a queue; the last of several entries of a lane has its ready and
+//     leased tasks; and the lane in an ID belongs to the task's queue;
+//   - every unended record that is not in its first place has an index entry that points to it, and
+//     every index entry points to a record;
+//   - every lease record has a valid lease;
+//   - the counts of every queue, and the sizes of its buckets, are those of its records;
+//   - an idempotency key is held by an unended task, or until a time at which the shard checks it;
+//   - at most one task of a group is ready, leased, or between two attempts: the one that has the
+//     turn; those that wait will be given it;
+//   - every pinned task is done and lies where it does not expire, and every pin belongs to an
+//     unended task, or one whose end is in a message; in a queue of one shard they agree;
+//   - every task that waits for parents has parents that know of it, here or in a message, and
+//     every parent says so in its record;
+//   - a task whose children are being told of its end has ended;
 //   - settings can be read, and the shard has those that it sends, or newer ones;
 //   - no message has a number beyond that of the last one;
 //   - every schedule can be read, and lies in the shard of its name.
 //
-// It takes some 300 bytes of memory for each task. r must not change meanwhile.
+// It takes about 300 bytes of memory for each task. r must not change meanwhile.
 func Check(r pebble.Reader, rules *Rules, index, shards int) error {
 	return errors.Join(inspect(r, rules, index, shards).errs...)
 }
@@ -100,35 +95,35 @@ type checker struct {
 	index, shards int
 	seen          map[taskID]*checkedTask
 	indexed       map[taskID]bool
-	counts        map[uint32]keys.Counts // found, by queue; counters strikes them off
-	buckets       map[keys.Place]uint64  // found, likewise
+	counts        map[uint32]keys.Counts // found, by queue; counters removes what it has compared
+	buckets       map[keys.Place]uint64  // found; bucket removes what it has compared
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
 	pending       map[taskID]uint64
-	told          map[taskID]byte   // by ID of the parent, the range of how it has ended
+	told          map[taskID]byte   // by ID of the parent, the range in which it has ended
 	versions      map[string]uint64 // of the settings
 	lastLanes     map[laneKey]lastLane
 	sent          map[uint32]uint64 // the last message, by receiver
 	taken         uint64            // the last message from itself
 	tasks         keys.Counts       // found, in all queues
-	pins          map[taskID]uint64 // that are counted, and are not found
-	leaving       map[taskID]bool   // tasks that let go of their parents
+	pins          map[taskID]uint64 // counted pins that are not found yet
+	leaving       map[taskID]bool   // tasks that release their parents
 	errs          []error
 }
 
-// checkedTask is a task as the checker has found it.
+// checkedTask is a task as the checker found it.
 type checkedTask struct {
 	keys.Place
 	record.Head
 	state state
 	queue uint32
-	known uint64 // parents here that know of it
+	known uint64 // parents here that know it
 	keyed bool   // its idempotency key is its own
 }
 
 func (st *checkedTask) ended() bool { return keys.Ended(st.Range) }
 
-// laneKey is what tells a lane from every other one.
+// laneKey identifies a lane.
 type laneKey struct {
 	queue    string
 	tenant   string
@@ -338,7 +333,7 @@ func (c *checker) freed(key, _ []byte) error {
 	}
 	b, err := schema.Lookup(c.r, keys.AppendHashed(nil, hash))
 	if err != nil || b == nil {
-		c.report("idempotency key %x, which is nobody's, is free at %d: %v", hash, at, err)
+		c.report("idempotency key %x, which nobody holds, is free at %d: %v", hash, at, err)
 	} else if v, err := keys.ParseUnique(b); err != nil || v.Until != at {
 		c.report("idempotency key %x is free at %d, not %d: %v", hash, at, v.Until, err)
 	}
@@ -348,7 +343,7 @@ func (c *checker) freed(key, _ []byte) error {
 func (c *checker) wake(key, value []byte) error {
 	queue, scope, id, err := keys.ParseGrouped(key)
 	if err != nil || len(value) != 1 {
-		c.report("mark %x is %x: %w", key, value, err)
+		c.report("wakeup %x has value %x: %w", key, value, err)
 		return nil
 	}
 	c.wakes[wakeKey{queue, scope, id}] = true
@@ -403,7 +398,7 @@ func (c *checker) telling(key, value []byte) error {
 	}
 	c.told[parent] = end
 	if st := c.seen[parent]; st != nil && (st.Range != end || !st.Parent) {
-		c.report("it is told of task %s that it is %v: %+v", parent, stateIn(end), st)
+		c.report("children of task %s are told that it is %v: %+v", parent, stateIn(end), st)
 	}
 	return nil
 }
@@ -411,12 +406,12 @@ func (c *checker) telling(key, value []byte) error {
 func (c *checker) dependent(key, value []byte) error {
 	parent, child, err := keys.ParseDependent(key)
 	if err != nil || len(value) != 1 || value[0] > c.rules.MaxOnDead {
-		c.report("dependent %x is %x: %w", key, value, err)
+		c.report("dependent %x has value %x: %w", key, value, err)
 		return nil
 	}
 	st := c.seen[parent]
 	if c.told[parent] != 0 {
-		// it will know, in one of the next groups
+		// the child will be told in one of the next groups
 	} else if st == nil || !st.Parent || st.ended() && (st.state != dead || st.At != keys.Forever) {
 		c.report("task %s waits for %s, which is %+v", taskID(child), taskID(parent), st)
 	}
@@ -446,7 +441,7 @@ func (c *checker) pinned(key, value []byte) error {
 func (c *checker) pin(key, value []byte) error {
 	child, parent, err := keys.ParsePin(key)
 	if err != nil || len(value) != 0 {
-		c.report("pin %x is %x: %w", key, value, err)
+		c.report("pin %x has value %x: %w", key, value, err)
 		return nil
 	}
 	if st := c.seen[child]; (st == nil || !st.Child || st.ended() && st.state != dead) && !c.leaving[child] {
@@ -464,7 +459,7 @@ func (c *checker) last(key, value []byte) error {
 	}
 	n, err := keys.ParseNumber(value)
 	if err != nil || n == 0 || int(to) >= c.shards {
-		c.report("last message to shard %d is %x: %w", to, value, err)
+		c.report("last message number to shard %d has value %x: %w", to, value, err)
 	}
 	c.sent[to] = n
 	return nil
@@ -478,7 +473,7 @@ func (c *checker) inbound(key, value []byte) error {
 	}
 	n, err := keys.ParseNumber(value)
 	if err != nil || int(from) >= c.shards {
-		c.report("last message from shard %d is %x: %w", from, value, err)
+		c.report("last message number from shard %d has value %x: %w", from, value, err)
 	}
 	if int(from) == c.index {
 		c.taken = n
@@ -528,7 +523,7 @@ func (c *checker) schedule(key, value []byte) error {
 	return nil
 }
 
-// finish reports what only the whole shard shows.
+// finish reports what can be seen only once the whole shard was read.
 func (c *checker) finish() {
 	for id, st := range c.seen {
 		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.state != dead || st.At != keys.Forever || turn.Holder != keys.ID(id)) {
@@ -555,11 +550,11 @@ func (c *checker) finish() {
 			c.report("task %s is %v, and %s has the turn of its group", id, st.state, taskID(turn.Holder))
 		}
 		if st.Range == keys.Blocked && st.At == 0 {
-			n, mark := c.pending[id], c.wakes[wakeKey{st.queue, 0, id}]
-			if n == 0 && !mark {
+			n, wakeup := c.pending[id], c.wakes[wakeKey{st.queue, 0, id}]
+			if n == 0 && !wakeup {
 				c.report("task %s waits for no parent", id)
 			}
-			if c.shards == 1 && !mark && n != st.known { // else some are told by other shards
+			if c.shards == 1 && !wakeup && n != st.known { // else other shards tell some
 				c.report("task %s waits for %d parents, of which %d know", id, n, st.known)
 			}
 		}
@@ -569,9 +564,9 @@ func (c *checker) finish() {
 	}
 	for id, n := range c.pins {
 		if c.told[id] != 0 && n > 0 {
-			n-- // that of the telling
+			n-- // the pin while its children are told
 		}
-		if n != 0 && c.shards == 1 { // else others pin them
+		if n != 0 && c.shards == 1 { // else other shards pin them
 			c.report("task %s is pinned by %d tasks more than there are", id, int64(n))
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"codeq/internal/record"
 )
 
-// rules of tests: the first byte of settings is their version, 0 is refused; so is a schedule
-// without a value.
+// testRules: the first byte of settings is their version, 0 is refused; so is a schedule without a
+// value.
 var testRules = &Rules{
 	MaxPriority: 9,
 	MaxOnDead:   2,
@@ -32,8 +32,7 @@ var testRules = &Rules{
 	},
 }
 
-// TestCheck: a store with one ready task is as it should be. Whatever is left out of it, or added,
-// is found.
+// TestCheck: a store with one ready task is sound. Anything left out of it, or added, is found.
 func TestCheck(t *testing.T) {
 	id := keys.ID{0, 0, 0, 0, 0, 1, 0x70, 0, 0x80, 0, 0, 7, 0, 0, 0, 1}
 	counters := make([]byte, keys.CountersLen)

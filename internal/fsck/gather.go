@@ -18,20 +18,20 @@ import (
 	"codeq/internal/store"
 )
 
-// gathering is a store made of the entries in all tables and logs of a directory, for one that
-// Pebble does not open since a file is missing or cut short. Of each key the entry with the largest
-// sequence number counts, be it a deletion. Nothing says which tables are obsolete. Their entries
-// are older than what has replaced them, but compactions set sequence numbers to 0 when nothing
-// lies below, and drop deletions. So a deletion hides an entry with number 0 only if its file is
-// the newer one, and what was deleted may be back if only its obsolete table is left: such tasks
-// are delivered again.
+// gathering is a store made of the entries in all tables and logs of a directory, for a store that
+// Pebble does not open because a file is missing or cut short. The entry of a key with the largest
+// sequence number counts, even if it is a deletion. Nothing says which tables are obsolete. Their
+// entries are older than what has replaced them, but compactions set sequence numbers to 0 when
+// nothing lies below, and drop deletions. So a deletion hides an entry with number 0 only if its
+// file is the newer one, and what was deleted may come back if only its obsolete table is left:
+// such tasks are delivered again.
 type gathering struct {
 	fs     vfs.FS
 	db     *pebble.DB // key: version, value
 	ranges []rangeDeletion
 }
 
-// version is what an entry of a gathering has before its value.
+// version precedes the value of an entry of a gathering.
 type version struct {
 	seq  uint64
 	file uint64
@@ -62,7 +62,7 @@ func (v version) deletes() bool {
 	return false
 }
 
-// hides reports whether v counts and not o, another version of the key.
+// hides reports whether v counts rather than o, another version of the key.
 func (v version) hides(o version) bool {
 	switch {
 	case v.deletes() && !o.deletes() && o.seq == 0:
@@ -75,8 +75,8 @@ func (v version) hides(o version) bool {
 	return v.file > o.file
 }
 
-// gather reads the tables and logs of a directory into a store that is open and empty, and leaves
-// the entries there that count.
+// gather reads the tables and logs of a directory into an open, empty store, and leaves the entries
+// there that count.
 func gather(fsys vfs.FS, dir string, into *pebble.DB) error {
 	g := gathering{fs: fsys, db: into}
 	names, err := fsys.List(dir)
@@ -111,7 +111,8 @@ func gather(fsys vfs.FS, dir string, into *pebble.DB) error {
 // parseFileNumber reads the name of a table or a log, without its suffix.
 func parseFileNumber(name string) (uint64, error) { return strconv.ParseUint(name, 10, 64) }
 
-// table adds what can be read of a table. Behind a damaged block it goes on from the end backwards.
+// table adds what can be read of a table. After a damaged block it continues backwards from the
+// end.
 func (g *gathering) table(path string, number uint64) error {
 	r, err := store.OpenTable(g.fs, path)
 	if err != nil {
@@ -159,14 +160,14 @@ func (g *gathering) table(path string, number uint64) error {
 	return it.Error()
 }
 
-// log adds what can be read of a log, up to its end or the first record that cannot.
+// log adds the records of a log up to its end or the first one that cannot be read.
 func (g *gathering) log(l wal.LogicalLog) error {
 	r := l.OpenForRead()
 	defer func() { _ = r.Close() }() // nothing was written
 	for {
 		record, _, err := r.NextRecord()
 		if err != nil {
-			return nil // io.EOF, or as torn an end as a crash leaves
+			return nil // io.EOF, or a torn end as a crash leaves it
 		}
 		b, err := io.ReadAll(record)
 		if err != nil {
@@ -215,7 +216,7 @@ func (g *gathering) add(key []byte, v version, value []byte) error {
 	return g.db.Set(key, append(v.append(nil), value...), pebble.NoSync)
 }
 
-// reduce leaves the values of what counts and is not deleted.
+// reduce keeps the values that count and are not deleted.
 func (g *gathering) reduce() error {
 	it, err := g.db.NewIter(nil)
 	if err != nil {

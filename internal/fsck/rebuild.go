@@ -29,15 +29,15 @@ type rebuilder struct {
 	sent   map[uint32]uint64 // the last message, by receiver
 	told   map[taskID]bool   // parents whose children are being told of their end
 	asking map[taskID]bool   // tasks that ask their parents again
-	clock  uint64            // the largest number minted, as far as can be seen
+	clock  uint64            // the largest number minted, as far as is known
 	damage error             // why something could not be written
 }
 
-// rebuiltTask is what has to be known of a task to derive what follows from it.
+// rebuiltTask is what must be known of a task to derive the rest from it.
 type rebuiltTask struct {
 	checkedTask
 	lane    uint32
-	parents []keys.ID // of one that waits for them
+	parents []keys.ID // of a task that waits for them
 	onDead  uint8
 }
 
@@ -45,7 +45,7 @@ func (b *rebuilder) rebuild(identity string) error {
 	b.set([]byte{keys.Meta}, []byte(identity))
 	for _, step := range []func() error{
 		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copySettings, b.rebuildUnique,
-		b.rebuildMarks, b.rebuildTurns, b.copyMessages, b.rebuildParents, b.rebuildPins, b.writeSent, b.writeMarks,
+		b.rebuildWakeups, b.rebuildTurns, b.copyMessages, b.rebuildParents, b.rebuildPins, b.writeSent, b.writeWakeups,
 	} {
 		if err := errors.Join(step(), b.commit(), b.damage); err != nil {
 			return err
@@ -54,7 +54,7 @@ func (b *rebuilder) rebuild(identity string) error {
 	return nil
 }
 
-// batchBytes is how much is written at once.
+// batchBytes is how much is written in one batch.
 const batchBytes = 1 << 20
 
 func (b *rebuilder) set(key, value []byte) {
@@ -77,8 +77,8 @@ func (b *rebuilder) commit() error {
 	return err
 }
 
-// copyRecords takes over the tasks. Of a task that lies in two places, the one
-// that its index entry names is right, or else the first.
+// copyRecords copies the tasks. If a task lies in two places, the one that its index entry names is
+// right, or else the first one.
 func (b *rebuilder) copyRecords() error {
 	indexed := make(map[taskID]keys.Place)
 	if err := b.old.scan(keys.Index, func(key, value []byte) {
@@ -118,7 +118,7 @@ func (b *rebuilder) copyRecords() error {
 	return nil
 }
 
-// task decodes a task; ok is false if it cannot be, or belongs to another shard.
+// task decodes a task; ok is false if that fails, or the task belongs to another shard.
 func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id taskID, ok bool) {
 	raw, p, err := keys.ParsePlaceKey(key)
 	if id = raw; err != nil || id.shard(b.shards) != b.index {
@@ -145,8 +145,8 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id taskID, ok bool)
 
 func (t *rebuiltTask) waitsForParents() bool { return t.Range == keys.Blocked && t.At == 0 }
 
-// rebuildCatalogue takes over the names of queues and lanes. What tasks need and
-// nobody can read gets a name of its own, so that no task comes under a wrong one.
+// rebuildCatalogue copies the names of queues and lanes. A name that tasks need and that cannot be
+// read is replaced by a new one, so that no task gets a wrong one.
 func (b *rebuilder) rebuildCatalogue() error {
 	var lastQueue uint32
 	if err := b.old.scan(keys.Queue, func(key, value []byte) {
@@ -167,7 +167,8 @@ func (b *rebuilder) rebuildCatalogue() error {
 	}); err != nil {
 		return err
 	}
-	used := make(map[uint32]uint32) // the queue of a lane, as far as the keys of its tasks tell; 0: not
+	// the queue of a lane, as far as the keys of its tasks tell; 0: unknown
+	used := make(map[uint32]uint32)
 	for _, t := range b.tasks {
 		used[t.lane] = max(used[t.lane], 0)
 		if t.Range != keys.Task && t.Range != keys.Scheduled {
@@ -205,7 +206,7 @@ func (b *rebuilder) rebuildCatalogue() error {
 	return nil
 }
 
-// copyLeases takes over the lease records that have a lease in force.
+// copyLeases copies the lease records that have a valid lease.
 func (b *rebuilder) copyLeases() error {
 	return b.old.scan(keys.Lease, func(key, value []byte) {
 		seq, err := keys.ParseLease(key)
@@ -216,16 +217,16 @@ func (b *rebuilder) copyLeases() error {
 		if err != nil {
 			return
 		}
-		inForce := false
+		valid := false
 		for i := range entries {
 			e := &entries[i]
 			t := b.tasks[e.ID]
 			if t == nil || t.Place != (keys.Place{Range: keys.Task, Group: e.Lane, At: e.Since}) || t.Leases+1 != e.Leases {
 				continue
 			}
-			inForce, t.state = true, leased
+			valid, t.state = true, leased
 		}
-		if inForce {
+		if valid {
 			b.set(key, value)
 			b.clock = max(b.clock, seq)
 		}
@@ -242,7 +243,7 @@ func (b *rebuilder) rebuildCounters() error {
 		return err
 	}
 	counts, buckets := make(map[uint32]keys.Counts), make(map[keys.Place]uint64)
-	counts[0] = keys.Counts{} // nobody's: for the clock
+	counts[0] = keys.Counts{} // no queue: for the clock
 	for n := range b.queues {
 		counts[n] = keys.Counts{}
 	}
@@ -264,7 +265,7 @@ func (b *rebuilder) rebuildCounters() error {
 	return nil
 }
 
-// copySettings takes over settings and schedules.
+// copySettings copies settings and schedules.
 func (b *rebuilder) copySettings() error {
 	return errors.Join(
 		b.old.scan(keys.Settings, func(key, value []byte) {
@@ -279,9 +280,9 @@ func (b *rebuilder) copySettings() error {
 		}))
 }
 
-// rebuildUnique takes over who has the idempotency keys. If some entries are lost, a key that
-// nobody has is that of a task which has not ended: of one whose record says so, or else of the
-// first; one that was released may look the same, and is taken again then.
+// rebuildUnique copies the holders of the idempotency keys. If some entries are lost, a key without
+// a holder goes to an unended task: to one whose record says that it holds the key, or else to the
+// first; a released key may look the same, and is then taken again.
 func (b *rebuilder) rebuildUnique() error {
 	holders := make(map[[keys.UniqueLen]byte]taskID)
 	if err := b.old.scan(keys.Unique, func(key, value []byte) {
@@ -324,7 +325,7 @@ func (b *rebuilder) rebuildUnique() error {
 	}
 	for id, t := range b.tasks {
 		if t.Flags&record.HoldsKey != 0 && !t.ended() && holders[t.Unique] != id {
-			if err := b.disown(id, t); err != nil {
+			if err := b.clearHoldsKey(id, t); err != nil {
 				return err
 			}
 		}
@@ -332,8 +333,8 @@ func (b *rebuilder) rebuildUnique() error {
 	return nil
 }
 
-// disown notes in the record of a task that somebody else may have its idempotency key.
-func (b *rebuilder) disown(id taskID, t *rebuiltTask) error {
+// clearHoldsKey notes in the record of a task that another one may have its idempotency key.
+func (b *rebuilder) clearHoldsKey(id taskID, t *rebuiltTask) error {
 	key := t.AppendKey(nil, id)
 	value, err := schema.Lookup(b.db, key)
 	if err != nil {
@@ -353,13 +354,13 @@ func (b *rebuilder) disown(id taskID, t *rebuiltTask) error {
 	return nil
 }
 
-// inOrder is the tasks in the order in which they were produced.
+// inOrder returns the tasks in the order in which they were produced.
 func (b *rebuilder) inOrder() []taskID {
 	return slices.SortedFunc(maps.Keys(b.tasks), func(x, y taskID) int { return bytes.Compare(x[:], y[:]) })
 }
 
-// rebuildMarks takes over who may go on.
-func (b *rebuilder) rebuildMarks() error {
+// rebuildWakeups copies the wakeups.
+func (b *rebuilder) rebuildWakeups() error {
 	return b.old.scan(keys.Wake, func(key, value []byte) {
 		queue, scope, id, err := keys.ParseGrouped(key)
 		if _, ok := b.queues[queue]; err == nil && ok && len(value) == 1 {
@@ -368,16 +369,16 @@ func (b *rebuilder) rebuildMarks() error {
 	})
 }
 
-func (b *rebuilder) writeMarks() error {
+func (b *rebuilder) writeWakeups() error {
 	for k, how := range b.wakes {
 		b.set(keys.AppendGrouped(nil, keys.Wake, k.queue, k.scope, k.id), []byte{how})
 	}
 	return nil
 }
 
-// rebuildTurns says who has the turn of each group: who had it, or who is ready or
-// at work, or a dead letter that holds it, or between two attempts. When nobody has, the first
-// that waits is given it.
+// rebuildTurns stores who has the turn of each group: the task that had it, or else one that is
+// ready or leased, or a dead letter that holds it, or a task between two attempts. If there is
+// none, the first waiting task gets it.
 func (b *rebuilder) rebuildTurns() error {
 	held := make(map[uint64]taskID)
 	if err := b.old.scan(keys.Group, func(key, value []byte) {
@@ -434,11 +435,11 @@ func (b *rebuilder) rebuildTurns() error {
 			lost[id] = true
 		}
 	}
-	return b.loseTurns(lost)
+	return b.clearHoldsTurn(lost)
 }
 
-// loseTurns notes in the records of dead letters that they hold no turn.
-func (b *rebuilder) loseTurns(lost map[taskID]bool) error {
+// clearHoldsTurn notes in the records of dead letters that they hold no turn.
+func (b *rebuilder) clearHoldsTurn(lost map[taskID]bool) error {
 	if len(lost) == 0 {
 		return nil
 	}
@@ -456,7 +457,7 @@ func (b *rebuilder) loseTurns(lost map[taskID]bool) error {
 	})
 }
 
-// copyMessages takes over what is under way between the shards.
+// copyMessages copies the messages between the shards.
 func (b *rebuilder) copyMessages() error {
 	numbers := func(prefix byte, visit func(n uint32, key, value []byte)) error {
 		return b.old.scan(prefix, func(key, value []byte) {
@@ -478,9 +479,9 @@ func (b *rebuilder) copyMessages() error {
 		}))
 }
 
-// rebuildParents takes over who waits for whom. A task that waits for parents and
-// does not know for how many asks all of them again; so do all if a parent, or what it knew, may be
-// lost: one that does not exist has ended.
+// rebuildParents copies which tasks wait for which parents. A task that waits for parents, and
+// whose number of them is not known, asks all of them again; so do all tasks if a parent, or what
+// it knew, may be lost: a parent that does not exist has ended.
 func (b *rebuilder) rebuildParents() error {
 	lost := b.old.gaps[keys.Dependent] || b.old.gaps[keys.Telling]
 	for _, prefix := range recordRanges {
@@ -510,8 +511,8 @@ func (b *rebuilder) rebuildParents() error {
 	known := make(map[bond]bool)
 	asks := func(id taskID) bool { // again
 		t := b.tasks[id]
-		_, mark := b.wakes[wakeKey{b.queueOf(t), 0, id}]
-		return t != nil && t.waitsForParents() && !waits[id] && !mark
+		_, wakeup := b.wakes[wakeKey{b.queueOf(t), 0, id}]
+		return t != nil && t.waitsForParents() && !waits[id] && !wakeup
 	}
 	if err := errors.Join(
 		b.old.scan(keys.Dependent, func(key, value []byte) {
@@ -558,8 +559,8 @@ func (b *rebuilder) send(about keys.ID, m *keys.Message) {
 	b.set(keys.AppendOutbound(nil, to, b.sent[to]), m.Append(nil))
 }
 
-// rebuildPins takes over which parents are kept for whom. A task that is lost, or asks its parents
-// again, lets go of them. A parent of which it is lost how often it is pinned is kept for ever.
+// rebuildPins copies which parents are kept for which children. A task that is lost, or asks its
+// parents again, releases them. A parent whose number of pins is lost is kept for ever.
 func (b *rebuilder) rebuildPins() error {
 	counts, found := make(map[taskID]keys.PinnedValue), make(map[taskID]uint64)
 	leaving := make(map[taskID]bool)
@@ -615,7 +616,7 @@ func (b *rebuilder) rebuildPins() error {
 		b.send(keys.ID(p.parent), &keys.Message{Kind: keys.MsgUnpin, Parent: keys.ID(p.parent)})
 	}
 	for id, v := range counts {
-		if b.shards == 1 { // else others pin it
+		if b.shards == 1 { // else other shards pin it
 			if v.Count = found[id]; b.told[id] {
 				v.Count++
 			}
@@ -629,7 +630,7 @@ func (b *rebuilder) rebuildPins() error {
 	return nil
 }
 
-// writeSent stores how far the messages are counted.
+// writeSent stores the numbers of the last messages.
 func (b *rebuilder) writeSent() error {
 	for to, n := range b.sent {
 		if n > 0 {
@@ -646,7 +647,7 @@ func (b *rebuilder) queueOf(t *rebuiltTask) uint32 {
 	return t.queue
 }
 
-// awaited reports whether a task of this shard may be waited for.
+// awaited reports whether a task of this shard may have children that wait for it.
 func (b *rebuilder) awaited(parent keys.ID) bool {
 	t := b.tasks[parent]
 	return t != nil && t.Parent && (!t.ended() || t.state == dead && t.At == keys.Forever)

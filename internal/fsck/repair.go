@@ -14,18 +14,18 @@ import (
 	"codeq/internal/store"
 )
 
-// A repair writes a new store from what can be read of the old one, seals it, and then lets it take
-// the place of the old one. If its seal tells which bit of a file is wrong, a copy has that bit put
-// right: when nothing else is wrong the copy is the new store, and nothing is lost; or else the new
-// one is written from what can be read of the copy.
+// A repair writes a new store from what can be read of the old one, seals it, and then puts it in
+// the place of the old one. If the seal of the old store tells which bit of a file is wrong, that
+// bit is corrected in a copy: when nothing else is wrong the copy is the new store, and nothing is
+// lost; otherwise the new one is written from what can be read of the copy.
 //
-//	shard-NNN.corrected  the copy with bits put right
-//	shard-NNN.gathered   what is in all tables and logs of one that cannot be opened
+//	shard-NNN.corrected  the copy with corrected bits
+//	shard-NNN.gathered   the content of all tables and logs of a store that cannot be opened
 //	shard-NNN.rebuilt    being written; complete if it is sealed
 //	shard-NNN            renamed to shard-NNN.damaged-N, then replaced by it
 //
-// A crash between the two renames leaves a shard without a store, and a complete new
-// one: FinishRepair.
+// A crash between the two renames leaves a shard without a store, and a complete new one:
+// FinishRepair renames it.
 const (
 	correctedSuffix = ".corrected"
 	gatheredSuffix  = ".gathered"
@@ -33,8 +33,8 @@ const (
 	damagedSuffix   = ".damaged-"
 )
 
-// rebuildShard builds the store of a shard anew, and returns the name under
-// which the old one is kept.
+// rebuildShard writes a new store for a shard, and returns the name under which the old one is
+// kept.
 func rebuildShard(d *manifest.Directory, rules *Rules, index int) (kept string, repeat int, err error) {
 	dir := manifest.ShardDir(d.FS, d.Path, index)
 	if repeat, err = writeRebuilt(d, rules, index, dir); err != nil {
@@ -92,7 +92,7 @@ func isSound(d *manifest.Directory, rules *Rules, index int, dir string) (bool, 
 	return len(v.report.Problems) == 0, err
 }
 
-// FinishRepair puts a store that was built anew in its place, if that is empty.
+// FinishRepair renames a rebuilt store to its final name, if no store has that name.
 func FinishRepair(fsys vfs.FS, path string, index int) error {
 	dir := manifest.ShardDir(fsys, path, index)
 	if _, err := fsys.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -113,9 +113,9 @@ func FinishRepair(fsys vfs.FS, path string, index int) error {
 	return manifest.SyncDirectory(fsys, path)
 }
 
-// buildStore writes a store from what can be read of another one. If that cannot be opened, since a
-// file is missing or cut short, what is in its files is gathered first; repeat is how many tasks
-// may be delivered again then.
+// buildStore writes a store from what can be read of another one. If that cannot be opened because
+// a file is missing or cut short, the content of its files is gathered first; repeat is then how
+// many tasks may be delivered again.
 func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gathered string) (repeat int, err error) {
 	old, err := store.OpenForReading(d.FS, from)
 	if err != nil && store.IsIOError(err) {
@@ -148,7 +148,7 @@ func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gather
 		told: make(map[taskID]bool), asking: make(map[taskID]bool),
 	}
 	err = b.rebuild(d.Identity(index))
-	if err == nil { // of a disk that is full, the flush would wait for ever
+	if err == nil { // on a full disk, the flush would wait for ever
 		err = st.Flush()
 	}
 	if !whole {
@@ -161,8 +161,7 @@ func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gather
 	return repeat, errors.Join(err, st.Close())
 }
 
-// gatherStore returns a store of its own with what is in the files of one that cannot be read by
-// Pebble.
+// gatherStore returns a new store with what is in the files of one that Pebble cannot open.
 func gatherStore(fsys vfs.FS, from, gathered string) (*pebble.DB, error) {
 	if err := fsys.RemoveAll(gathered); err != nil {
 		return nil, err

@@ -15,8 +15,8 @@ import (
 // salvage reads what can be read of a store with damaged tables.
 type salvage struct {
 	db     *pebble.DB
-	bounds [][]byte      // where its tables begin, and the first keys behind them, in order
-	gaps   map[byte]bool // ranges of which something cannot be read, as far as they have been read
+	bounds [][]byte      // the first keys of its tables, and the first keys behind them, in order
+	gaps   map[byte]bool // ranges with entries that could not be read, as far as they were scanned
 }
 
 func newSalvage(db *pebble.DB) (*salvage, error) {
@@ -34,10 +34,9 @@ func newSalvage(db *pebble.DB) (*salvage, error) {
 	return s, nil
 }
 
-// scan visits the entries of a range that can be read, in order. It reads from where a table begins
-// or ends to where the next one does: an iterator reads the first block of each level that lies
-// within its bounds, and fails by one that is damaged even if entries of other levels are before
-// it.
+// scan visits the entries of a range that can be read, in order. It reads from one boundary of a
+// table to the next: an iterator reads the first block of each level that lies within its bounds,
+// and fails on a damaged one even if entries of other levels come before it.
 func (s *salvage) scan(prefix byte, visit func(key, value []byte)) error {
 	for from, upper := keys.Range(prefix); from != nil; {
 		to, err := upper, error(nil)
@@ -58,13 +57,13 @@ func (s *salvage) scan(prefix byte, visit func(key, value []byte)) error {
 }
 
 // read visits the entries from a key on, and below to. When one cannot be read it returns the next
-// key from which on one may be.
+// key at which reading may go on.
 // REQUIRES: no table begins or ends between from and to.
 func (s *salvage) read(from, to []byte, visit func(key, value []byte)) (next []byte, err error) {
 	if from, err = s.readable(from, to, visit); from == nil || err != nil {
 		return nil, err
 	}
-	// Of the blocks to which from belongs, each holds entries up to where the next one begins.
+	// Each block that contains from holds entries up to the beginning of the next block.
 	if next, err = s.nextBlock(from, to); err != nil {
 		return nil, err
 	}
@@ -79,8 +78,8 @@ func (s *salvage) read(from, to []byte, visit func(key, value []byte)) (next []b
 	return next, err
 }
 
-// readable visits the entries from a key on, and below to, and returns where the first one may be
-// that cannot be read; nil if all can be.
+// readable visits the entries from a key on, and below to, and returns the smallest key of the
+// first one that cannot be read; nil if all can be read.
 func (s *salvage) readable(from, to []byte, visit func(key, value []byte)) (unread []byte, err error) {
 	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: to})
 	if err != nil {
@@ -101,13 +100,13 @@ func (s *salvage) readable(from, to []byte, visit func(key, value []byte)) (unre
 	return from, nil
 }
 
-// successor is the next key.
+// successor returns the next possible key.
 func successor(key []byte) []byte { return append(bytes.Clone(key), 0) }
 
-// nextBlock returns the first key behind from, and below to, of another block of any table; nil if
-// there is none. Pebble has no call for it, but says what a range of keys takes on the disk, whole
-// blocks at a time, by the indexes of the tables. A part of an index that is damaged takes nothing;
-// behind from, what can be read is looked for then.
+// nextBlock returns the first key after from, and below to, of another block of any table; nil if
+// there is none. Pebble has no call for it, but estimates by the indexes of the tables what a range
+// of keys takes on disk, in whole blocks. A damaged part of an index takes nothing; then it
+// searches for a key after from that can be read.
 // REQUIRES: no table begins or ends between from and to.
 func (s *salvage) nextBlock(from, to []byte) (next []byte, err error) {
 	n := max(len(from), len(to), 48)
@@ -118,7 +117,7 @@ func (s *salvage) nextBlock(from, to []byte) (next []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	low, high := number(from), number(to) // in the same blocks; perhaps not
+	low, high := number(from), number(to) // low is in the same blocks; high may not be
 	one, grown := big.NewInt(1), false
 	for new(big.Int).Sub(high, low).Cmp(one) > 0 {
 		middle := new(big.Int).Add(low, high)
@@ -140,7 +139,7 @@ func (s *salvage) nextBlock(from, to []byte) (next []byte, err error) {
 	return high.FillBytes(make([]byte, n)), nil
 }
 
-// has reports whether it can be read what a key has, if anything.
+// has reports whether a key can be read, even if it has no value.
 func (s *salvage) has(key []byte) bool {
 	unread, err := s.readable(key, successor(key), func(_, _ []byte) {})
 	return unread == nil && err == nil

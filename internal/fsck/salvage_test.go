@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -18,20 +16,10 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/keys"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
-var seed = flag.Uint64("seed", 0, "of the tests that draw what they do; 0: any")
-
-func seeded(t *testing.T) *rand.Rand {
-	s := *seed
-	if s == 0 {
-		s = rand.Uint64()
-	}
-	t.Logf("-seed %d", s)
-	return rand.New(rand.NewPCG(s, 0))
-}
-
-// blocksOf is where the blocks of a table with entries begin.
+// blocksOf returns where the blocks of a table with entries begin.
 func blocksOf(t *testing.T, disk vfs.FS, path string) (at []int64) {
 	t.Helper()
 	r, err := store.OpenTable(disk, path)
@@ -52,7 +40,7 @@ func overwrite(t *testing.T, disk vfs.FS, path string, at int64, with string) {
 	require.NoError(t, errors.Join(err, f.Close()))
 }
 
-// entriesOf is the entries of a store, by key.
+// entriesOf returns the entries of a store, by key.
 func entriesOf(t *testing.T, db *pebble.DB) map[string]string {
 	t.Helper()
 	entries := make(map[string]string)
@@ -65,8 +53,8 @@ func entriesOf(t *testing.T, db *pebble.DB) map[string]string {
 	return entries
 }
 
-// TestSalvage damages a block with entries, of tables that lie over each other in several levels:
-// each entry that can be read by itself is found.
+// TestSalvage damages a block with entries, in tables of several levels that overlap: each entry
+// that can be read alone is found.
 func TestSalvage(t *testing.T) {
 	disk := vfs.NewMem()
 	opts := &pebble.Options{FS: disk, FormatMajorVersion: store.Format, DisableAutomaticCompactions: true, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")}
@@ -111,7 +99,8 @@ func TestSalvage(t *testing.T) {
 			for key, value := range want {
 				if s.has([]byte(key)) {
 					require.Equal(t, value, got[key], "%s, block at %d: %s", name, at, key)
-				} else if _, found := got[key]; !found { // of the last entry before a block it is not known that it is the last
+					// nothing shows that the last entry before a block is the last one
+				} else if _, found := got[key]; !found {
 					lost++
 				}
 			}
@@ -135,14 +124,11 @@ func cloneStore(t *testing.T, from *vfs.MemFS, dir string) *vfs.MemFS {
 }
 
 // TestGather compares what is gathered from the tables and logs of a store with what Pebble reads:
-// nothing of it is missing or older, whatever compactions have done to sequence numbers; nor when a
-// table is missing, but for what only that table has.
+// nothing is missing or older, whatever compactions have done to sequence numbers; nor when a table
+// is missing, except for what only that table has.
 func TestGather(t *testing.T) {
-	rng := seeded(t)
-	rounds := 12
-	if testing.Short() {
-		rounds = 4
-	}
+	rng := testkit.Seeded(t)
+	rounds := testkit.Sized(4, 12, 12)
 	back := 0
 	for range rounds {
 		disk := vfs.NewMem()

@@ -2,7 +2,7 @@ package fsck
 
 import "codeq/internal/keys"
 
-// taskID is the ID of a task, as it is told to users.
+// taskID is the ID of a task, printed as users see it.
 type taskID keys.ID
 
 func (id taskID) String() string { return keys.FormatID(keys.ID(id)) }
@@ -26,7 +26,7 @@ func (s state) String() string {
 	return [...]string{"ready", "leased", "scheduled", "blocked", "dead", "done", "canceled"}[s]
 }
 
-// stateIn is the state of a task by the range in which it lies. A leased task counts as ready.
+// stateIn returns the state of a task by the range in which it lies. A leased task counts as ready.
 func stateIn(prefix byte) state {
 	switch prefix {
 	case keys.Scheduled:

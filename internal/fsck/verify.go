@@ -1,5 +1,6 @@
-// Package fsck verifies and repairs what a queue that nobody has open has stored: the files of its
-// stores, whether what is in them contradicts itself, and a new store in place of a damaged one.
+// Package fsck verifies and repairs what a queue that is not open has stored: the files of its
+// stores, and contradictions in their content; a repair writes a new store in place of a damaged
+// one.
 package fsck
 
 import (
@@ -21,10 +22,10 @@ import (
 	"codeq/internal/store"
 )
 
-// Rules say what is good of stored values whose meaning is not stored with them.
+// Rules check stored values whose meaning this package does not know.
 type Rules struct {
 	MaxPriority uint8 // of a lane
-	MaxOnDead   uint8 // of what a task that waits does when its parent dies
+	MaxOnDead   uint8 // of what a task does when its parent dies
 	// Settings returns the version of the stored settings of a queue. It may keep value.
 	Settings func(value []byte) (version uint64, err error)
 	// Schedule returns the name of a stored schedule.
@@ -37,26 +38,26 @@ type Report struct {
 	Problems []Problem
 }
 
-// Shard is what Verify has found of a shard; after a repair, of the new store.
+// Shard is what Verify has found of a shard; after a repair, in the new store.
 type Shard struct {
 	Sealed    bool // it was closed in order
 	Files     int
 	Bytes     int64
 	Tasks     keys.Counts // that can be read
 	Kept      string      // the damaged store, in the queue's directory; "": it was not repaired
-	MayRepeat int         // tasks that may have ended and be delivered again
+	MayRepeat int         // tasks that may have ended and may be delivered again
 }
 
-// Problem is one thing that is not as it should be.
+// Problem is one fault that was found.
 type Problem struct {
-	Shard      int    // -1: it is not of a shard
-	File       string // in the queue's directory; "": what is stored contradicts itself
+	Shard      int    // -1: it concerns no shard
+	File       string // in the queue's directory; "": the stored data contradict themselves
 	Text       string
 	Repairable bool
 	Repaired   bool
 }
 
-// Verify reads all that a directory has. The error says why it could not.
+// Verify reads everything in a directory. The error says why it could not.
 // REQUIRES: the directory is locked.
 func Verify(d *manifest.Directory, rules *Rules, repair bool) (*Report, error) {
 	v := verifier{Directory: d, rules: rules, report: new(Report)}
@@ -66,7 +67,7 @@ func Verify(d *manifest.Directory, rules *Rules, repair bool) (*Report, error) {
 	return v.report, nil
 }
 
-// verifier is a Verify under way.
+// verifier is a running Verify.
 type verifier struct {
 	*manifest.Directory
 	rules  *Rules
@@ -74,7 +75,7 @@ type verifier struct {
 }
 
 func (v *verifier) verify(repair bool) error {
-	if v.Creating { // Open had not returned yet: nothing was acknowledged
+	if v.Creating { // Open did not return: nothing was acknowledged
 		return nil
 	}
 	for i := range v.Shards {
@@ -122,7 +123,7 @@ func allRepairable(found []Problem) bool {
 	return len(found) > 0
 }
 
-// repair builds a shard anew, and verifies the result.
+// repair rebuilds a shard, and verifies the result.
 func (v *verifier) repair(index int) (r Shard, err error) {
 	if err := v.Begin(); err != nil {
 		return r, err
@@ -138,7 +139,7 @@ func (v *verifier) repair(index int) (r Shard, err error) {
 
 func (v *verifier) found(p Problem) { v.report.Problems = append(v.report.Problems, p) }
 
-// shard verifies a shard. Its error is that it could not.
+// shard verifies a shard. The error says why it could not.
 func (v *verifier) shard(index int) (r Shard, err error) {
 	dir := manifest.ShardDir(v.FS, v.Path, index)
 	if _, err := v.FS.Stat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -159,7 +160,7 @@ func (v *verifier) content(index int, dir string) (r Shard, err error) {
 	err = store.Protect(func() error {
 		c := inspect(db, v.rules, index, v.Shards)
 		r.Tasks = c.tasks
-		if len(v.report.Problems) > begin { // what follows from it says nothing more
+		if len(v.report.Problems) > begin { // its contradictions follow from that
 			return nil
 		}
 		for _, err := range c.errs {
@@ -176,7 +177,7 @@ func (v *verifier) content(index int, dir string) (r Shard, err error) {
 	return r, db.Close()
 }
 
-// identity makes sure that a store is the shard, as Open does.
+// identity checks that a store belongs to the shard, as Open does.
 func (v *verifier) identity(index int, r pebble.Reader) error {
 	got, err := schema.Lookup(r, []byte{keys.Meta})
 	if err != nil {
@@ -184,14 +185,14 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 	}
 	if v.Node == "" {
 		_, err = v.CheckIdentity(index, got)
-	} else if got != nil { // it has been led
+	} else if got != nil { // the shard has been led
 		_, err = manifest.CheckReplicaIdentity(index, v.Shards, got)
 	}
 	return err
 }
 
-// store verifies a Pebble store by its files, and returns it open for reading;
-// nil if it cannot be opened.
+// store verifies the files of a Pebble store, and returns it open for reading; nil if it cannot be
+// opened.
 func (v *verifier) store(index int, dir string, repairable bool, r *Shard) (*pebble.DB, error) {
 	name := v.FS.PathBase(dir)
 	names, err := v.FS.List(dir)
@@ -268,7 +269,7 @@ func checkTable(fsys vfs.FS, path string) error {
 	return errors.Join(r.ValidateBlockChecksums(), r.Close())
 }
 
-// logs verifies what a node of a cluster has beside the stores of its shards.
+// logs verifies what a node of a cluster stores beside its shards.
 func (v *verifier) logs() error {
 	dir := v.FS.PathJoin(v.Path, manifest.RaftDir)
 	db, err := v.store(-1, dir, false, new(Shard))

@@ -1,4 +1,4 @@
-// Package guard keeps a panic on one of codeq's own goroutines from ending the process of its host.
+// Package guard keeps a panic on one of codeq's goroutines from ending the process.
 package guard
 
 import (
@@ -8,14 +8,15 @@ import (
 	"sync/atomic"
 )
 
-// hook, if it is set, is called at the beginning of whatever is guarded; observer learns of
-// the panics of codeq's own.
+// hook, if set, is called at the beginning of every guarded function; observer is called for panics
+// of codeq itself.
 var (
 	hook     atomic.Pointer[func(what string)]
 	observer atomic.Pointer[func(what string, value any, stack []byte)]
 )
 
-// SetHook is for tests, which panic in f, for the guarded functions that they name. A nil f ends it.
+// SetHook sets a function that tests use to panic in the guarded functions that they name. A nil f
+// removes it.
 func SetHook(f func(what string)) {
 	if f == nil {
 		hook.Store(nil)
@@ -24,8 +25,8 @@ func SetHook(f func(what string)) {
 	hook.Store(&f)
 }
 
-// Observe is for tests: f learns of each panic of which Run tells, on the goroutine that has
-// panicked. A nil f ends it.
+// Observe sets a function for tests, which is called for each panic that Run reports, on the
+// goroutine that has panicked. A nil f removes it.
 func Observe(f func(what string, value any, stack []byte)) {
 	if f == nil {
 		observer.Store(nil)
@@ -34,8 +35,8 @@ func Observe(f func(what string, value any, stack []byte)) {
 	observer.Store(&f)
 }
 
-// Run calls f, a function of codeq's own, on the goroutine of the caller. If f panics, caught
-// learns with what, and where. what names f in tests and in messages.
+// Run calls f, a function of codeq, on the caller's goroutine. If f panics, caught is called with
+// the value and the stack. what names f in tests and in messages.
 func Run(what string, f func(), caught func(value any, stack []byte)) {
 	RunUser(what, f, func(value any, stack []byte) {
 		if o := observer.Load(); o != nil {
@@ -45,7 +46,7 @@ func Run(what string, f func(), caught func(value any, stack []byte)) {
 	})
 }
 
-// Contain is Run that logs a panic before caught learns of it. caught is nil if nothing depends on f.
+// Contain is Run that logs a panic before it calls caught, which is nil if nothing depends on f.
 func Contain(log *slog.Logger, what string, f func(), caught func(value any, stack []byte)) {
 	Run(what, f, func(value any, stack []byte) {
 		log.Error("codeq has panicked; this is a bug of codeq", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
@@ -55,7 +56,7 @@ func Contain(log *slog.Logger, what string, f func(), caught func(value any, sta
 	})
 }
 
-// RunUser is Run for a function of the user's, whose panic is no bug of codeq.
+// RunUser is Run for a function of the user, whose panic is no bug of codeq.
 func RunUser(what string, f func(), caught func(value any, stack []byte)) {
 	defer func() {
 		if v := recover(); v != nil {

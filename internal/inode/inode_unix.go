@@ -1,6 +1,6 @@
 //go:build unix
 
-// Package inode says what the file system knows of a file beside its name.
+// Package inode returns what the file system knows of a file beside its name.
 package inode
 
 import (
@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// Links is how many names a file has; 0: not known.
+// Links returns how many names a file has; 0: unknown.
 func Links(info fs.FileInfo) uint64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return uint64(st.Nlink)
@@ -16,7 +16,7 @@ func Links(info fs.FileInfo) uint64 {
 	return 0
 }
 
-// Number is the number by which the file system knows a file or a directory; 0: not known.
+// Number returns the inode number of a file or a directory; 0: unknown.
 func Number(info fs.FileInfo) uint64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return uint64(st.Ino)

@@ -14,8 +14,8 @@ import (
 	"codeq/internal/testalloc"
 )
 
-// FuzzSeal gives a store any seal, under a checksum that is right: it is one that Seal writes, or damage. What
-// Correct makes of the store fits the seal.
+// FuzzSeal gives a store any seal, with a right checksum: it is one that Seal writes, or damage.
+// The result of Correct matches the seal.
 func FuzzSeal(f *testing.F) {
 	files := content{"000001.log": []byte("what was written"), "000002.sst": make([]byte, 300)}
 	for _, was := range []content{ // when it was sealed
@@ -101,7 +101,7 @@ func FuzzFileSeal(f *testing.F) {
 	})
 }
 
-// chunk is one of a MANIFEST.
+// chunk returns a chunk of a MANIFEST.
 func chunk(kind byte, data []byte) []byte {
 	b := make([]byte, headerBytes, headerBytes+len(data))
 	binary.LittleEndian.PutUint16(b[4:], uint16(len(data)))
@@ -111,8 +111,8 @@ func chunk(kind byte, data []byte) []byte {
 	return b
 }
 
-// FuzzChunks reads any content of a MANIFEST; and one of two records with that content,
-// where a bit of the first that flips is always found, since the second one follows.
+// FuzzChunks reads any content of a MANIFEST; and one of two records with that content, where a
+// flipped bit of the first one is always found, since the second one follows.
 func FuzzChunks(f *testing.F) {
 	f.Add([]byte(nil), uint(0))
 	f.Add(chunk(kindFull, []byte("record")), uint(40))

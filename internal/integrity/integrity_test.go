@@ -36,7 +36,7 @@ func contentOf(t testing.TB, fs vfs.FS, dir string) content {
 	return c
 }
 
-// with is a file system with the content, one file of which is another one.
+// with returns a file system with the content, in which one file is different.
 func (c content) with(t testing.TB, name string, b []byte) vfs.FS {
 	t.Helper()
 	fs := vfs.NewMem()
@@ -47,7 +47,7 @@ func (c content) with(t testing.TB, name string, b []byte) vfs.FS {
 		}
 		f, err := fs.Create("db/"+n, vfs.WriteCategoryUnspecified)
 		require.NoError(t, err)
-		_, err = f.Write(bytes.Clone(text)) // which a MemFS alters when the race detector is on
+		_, err = f.Write(bytes.Clone(text)) // a MemFS changes it when the race detector is on
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 	}
@@ -60,8 +60,8 @@ func flipped(b []byte, bit int) []byte {
 	return b
 }
 
-// store returns the files of a store with tables and a log: as they are while it is open,
-// and when it has been closed and sealed.
+// store returns the files of a store with tables and a log: while it is open, and after it was
+// closed and sealed.
 func store(t *testing.T, records, size int) (open, closed content) {
 	t.Helper()
 	fs := vfs.NewMem()
@@ -134,7 +134,7 @@ func TestSeal(t *testing.T) {
 	require.False(t, sealed)
 }
 
-// TestCorrect: each bit that a seal covers is put right, and two are not.
+// TestCorrect: any one bit that a seal covers is corrected, and two are not.
 func TestCorrect(t *testing.T) {
 	_, c := store(t, 8, 30)
 	rng := rand.New(rand.NewPCG(7, 8))
@@ -173,7 +173,7 @@ func TestCorrect(t *testing.T) {
 	require.False(t, ok)
 }
 
-// TestCheckManifests flips each bit of the MANIFEST that an open store has.
+// TestCheckManifests flips each bit of the MANIFEST of an open store.
 func TestCheckManifests(t *testing.T) {
 	c, _ := store(t, 12, 60)
 	require.NoError(t, CheckManifests(c.with(t, "", nil), "db"))
@@ -215,7 +215,7 @@ func recordsOf(b []byte) (bytes int) {
 	return bytes
 }
 
-// TestTornManifest: what a crash leaves of a MANIFEST is no damage.
+// TestTornManifest: a MANIFEST torn by a crash is not damaged.
 func TestTornManifest(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	c, _ := store(t, 40, 5000)
@@ -240,7 +240,7 @@ func TestTornManifest(t *testing.T) {
 	}
 }
 
-// BenchmarkSeal is what a seal costs that has 64 MiB of log, about as much as a store has.
+// BenchmarkSeal measures a seal of 64 MiB of log, about as much as a store has.
 func BenchmarkSeal(b *testing.B) {
 	dir := b.TempDir()
 	db, err := pebble.Open(dir, &pebble.Options{

@@ -9,12 +9,11 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// CheckManifests looks for flipped bits in the MANIFESTs of a store without a seal,
-// where Pebble stops reading at the first record that is not whole. A MANIFEST is
-// synced at each of its records, so that a whole record after one that is not
-// is damage, as is a record that becomes whole by one bit, unless that bit is the last
-// thing before zeros. Of a log nothing can be said: a power loss takes any part
-// of what was not synced, and leaves what came after.
+// CheckManifests looks for flipped bits in the MANIFESTs of a store without a seal; Pebble stops
+// reading them at the first record that is not whole. A MANIFEST is synced at each of its records,
+// so that a whole record after one that is not is damage. So is a record that one flipped bit would
+// make whole, unless only zeros follow that bit. Nothing can be said of a log: a power loss takes
+// any part of what was not synced, and leaves later parts.
 func CheckManifests(fs vfs.FS, dir string) error {
 	names, err := fs.List(dir)
 	if err != nil {
@@ -35,9 +34,9 @@ func CheckManifests(fs vfs.FS, dir string) error {
 	return nil
 }
 
-// The format is that of LevelDB: blocks, each a sequence of chunks and less
-// than a header of zeros. A chunk is its CRC-32C, masked, of all that follows the
-// length; the length of its data; its kind; data.
+// The format is that of LevelDB: blocks, each a sequence of chunks and fewer zeros than a header
+// has bytes. A chunk is the masked CRC-32C of everything after the length; the length of its data;
+// its kind; the data.
 const (
 	blockBytes  = 32 << 10
 	headerBytes = 4 + 2 + 1
@@ -53,7 +52,7 @@ const (
 // manifest is the content of a MANIFEST.
 type manifest []byte
 
-// isDamaged reads chunks up to the first that is not whole.
+// isDamaged reads chunks up to the first one that is not whole.
 func (m manifest) isDamaged() bool {
 	for from := 0; from < len(m); from += blockBytes {
 		block := m[from:min(from+blockBytes, len(m))]
@@ -82,11 +81,11 @@ func whole(b []byte) (n int, ok bool) {
 	return n, hasKind(b)
 }
 
-// hasKind reports whether the header of a chunk has a kind that there is.
+// hasKind reports whether the kind in the header of a chunk exists.
 func hasKind(b []byte) bool { return kindFull <= b[6] && b[6] <= kindLast }
 
-// hasFlip reports whether the chunk at the beginning of b becomes a whole one by one
-// bit. last says that nothing but zeros follows b.
+// hasFlip reports whether one flipped bit would make the chunk at the beginning of b whole. last
+// says that only zeros follow b.
 func hasFlip(b []byte, last bool) bool {
 	if len(b) < headerBytes {
 		return false
@@ -116,9 +115,9 @@ func hasFlip(b []byte, last bool) bool {
 	return false
 }
 
-// flipOf finds the bit of n bytes that changes their CRC by difference.
+// flipOf finds the bit of n bytes whose change changes their CRC by difference.
 func flipOf(difference uint32, n int) (at int, bit uint, ok bool) {
-	var by [8]uint32 // what each bit of the byte changes
+	var by [8]uint32 // how each bit of the byte changes the CRC
 	for i := range by {
 		by[i] = castagnoli[1<<i]
 	}
@@ -162,7 +161,7 @@ func isZero(b []byte) bool {
 	return true
 }
 
-// masked is the form in which a CRC is stored, as LevelDB does.
+// masked returns the form in which LevelDB stores a CRC.
 func masked(crc uint32) uint32 { return bits.RotateLeft32(crc, 17) + 0xa282ead8 }
 
 func unmasked(stored uint32) uint32 { return bits.RotateLeft32(stored-0xa282ead8, -17) }

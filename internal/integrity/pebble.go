@@ -6,8 +6,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// OfPebble returns an error of Pebble, which matches ErrDamaged if it tells of
-// damage, and names the file as far as that is known.
+// OfPebble converts an error of Pebble: it matches ErrDamaged if it reports damage, and names the
+// file if it is known.
 func OfPebble(err error) error {
 	switch i := pebble.ExtractDataCorruptionInfo(err); {
 	case err == nil:

@@ -1,11 +1,10 @@
-// Package integrity finds damage in the files of a closed store that who opens
-// them takes for something else: Pebble reads a flipped bit in its newest log,
-// or in its MANIFEST, as the place where that ends, and what follows is gone.
+// Package integrity finds damage in the files of a closed store that would otherwise be misread:
+// Pebble takes a flipped bit in its newest log, or in its MANIFEST, for the end of that file, and
+// loses what follows.
 //
-// A store that is closed in order is sealed: a small file says what the others
-// hold. Before the store is opened for writing the seal is checked and removed,
-// so that a crash never leaves one. Without a seal, the MANIFEST itself is
-// looked at; see CheckManifests.
+// A store that is closed in order is sealed: a small file describes the others. Before the store is
+// opened for writing the seal is checked and removed, so that a crash never leaves one. Without a
+// seal, the MANIFEST itself is checked; see CheckManifests.
 package integrity
 
 import (
@@ -26,14 +25,14 @@ import (
 //	CRC-32C of the rest, in hexadecimal
 //	name size CRC-32C, a line for each file
 //
-// The CRC of a table is that of its end, where its footer is: Pebble has
-// checksums for everything before.
+// The CRC of a table covers only its end with the footer: Pebble has checksums for everything
+// before.
 const SealName = "SEAL"
 
 // ErrDamaged is matched by every Error.
 var ErrDamaged = errors.New("damaged")
 
-// Error is about what a file holds.
+// Error describes the damage of a file.
 type Error struct {
 	Dir, Name string
 	What      string
@@ -49,7 +48,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // footerBytes is more than the length of the footer of a table.
 const footerBytes = 128
 
-// Seal seals a store that is closed, durably.
+// Seal durably seals a closed store.
 func Seal(fs vfs.FS, dir string) error {
 	names, err := fs.List(dir)
 	if err != nil {
@@ -59,7 +58,7 @@ func Seal(fs vfs.FS, dir string) error {
 	return writeSeal(fs, dir, slices.DeleteFunc(names, func(name string) bool { return !ofStore(name) }))
 }
 
-// IsSealed reports whether a store has a seal, and reads nothing.
+// IsSealed reports whether a store has a seal, without reading it.
 func IsSealed(fs vfs.FS, dir string) (bool, error) {
 	_, err := fs.Stat(fs.PathJoin(dir, SealName))
 	if errors.Is(err, os.ErrNotExist) {
@@ -68,8 +67,8 @@ func IsSealed(fs vfs.FS, dir string) (bool, error) {
 	return err == nil, err
 }
 
-// Check compares a store with its seal, and changes nothing. Without a seal,
-// as a crash leaves it, the store is looked at as CheckManifests does.
+// Check compares a store with its seal, and changes nothing. A store without a seal, as after a
+// crash, is checked by CheckManifests.
 func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	known, err := checkSeal(fs, dir)
 	if err != nil {
@@ -82,7 +81,7 @@ func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	for _, name := range names { // Pebble ignores a table that it does not know
+	for _, name := range names { // Pebble ignores tables that it does not know
 		if ofStore(name) && !strings.HasSuffix(name, tableSuffix) && !known[name] {
 			return true, damaged(dir, name, "did not exist when it was closed")
 		}
@@ -90,10 +89,10 @@ func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	return true, nil
 }
 
-// Correct copies a sealed store, by hard links, into a directory that does not exist, with
-// one bit of each file that the seal does not fit put right: the CRC tells which one it is. ok is false, and nothing
-// copied, if all files fit, or the seal itself is damaged, or more than a bit of a file. The copy fits the
-// seal, which says nothing of the blocks of tables.
+// Correct copies a sealed store, by hard links, into a directory that does not exist, and corrects
+// one bit in each file that differs from the seal: the CRC tells which bit. ok is false, and
+// nothing is copied, if all files match the seal, the seal itself is damaged, or more than one bit
+// of a file is wrong. The copy matches the seal, which does not cover the blocks of tables.
 func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	sealed, err := readSeal(fs, dir)
 	switch {
@@ -137,7 +136,7 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	return true, syncDir(fs, to)
 }
 
-// correct returns the content of a file of which one bit has been put right; nil if that is not enough.
+// correct returns the content of a file after correcting one bit; nil if that is not enough.
 func correct(fs vfs.FS, path string, have, want sealedFile) ([]byte, error) {
 	if have.size != want.size {
 		return nil, nil
@@ -155,7 +154,7 @@ func correct(fs vfs.FS, path string, have, want sealedFile) ([]byte, error) {
 	return b, nil
 }
 
-// coveredFrom is where the part of a file begins whose CRC is in a seal.
+// coveredFrom returns where the part of a file begins that its CRC in a seal covers.
 func coveredFrom(name string, size int64) int64 {
 	if strings.HasSuffix(name, tableSuffix) {
 		return max(size-footerBytes, 0)
@@ -163,8 +162,8 @@ func coveredFrom(name string, size int64) int64 {
 	return 0
 }
 
-// Unseal makes sure that a store is as it was left, and removes its seal,
-// durably. REQUIRES: the directory exists.
+// Unseal verifies that a store is as it was left, and durably removes its seal. REQUIRES: the
+// directory exists.
 func Unseal(fs vfs.FS, dir string) error {
 	sealed, err := Check(fs, dir)
 	if err == nil && sealed {
@@ -173,11 +172,11 @@ func Unseal(fs vfs.FS, dir string) error {
 	return err
 }
 
-// fileSeal is the suffix of the seal of a single file: the line that a seal of a
-// store has for it, behind the checksum of the line.
+// fileSeal is the suffix of the seal of a single file: the line that a seal of a store has for it,
+// after the checksum of the line.
 const fileSeal = ".seal"
 
-// SealFile seals a file that is closed, durably.
+// SealFile durably seals a closed file.
 func SealFile(fs vfs.FS, path string) error {
 	f, err := describe(fs, fs.PathDir(path), fs.PathBase(path))
 	if err != nil {
@@ -222,7 +221,7 @@ func CheckFile(fs vfs.FS, path string) (sealed bool, err error) {
 	return true, nil
 }
 
-// UnsealFile makes sure that a file is as it was left, and removes its seal, durably.
+// UnsealFile verifies that a file is as it was left, and durably removes its seal.
 func UnsealFile(fs vfs.FS, path string) error {
 	sealed, err := CheckFile(fs, path)
 	if err != nil || !sealed {
@@ -240,13 +239,13 @@ const (
 	manifestPrefix = "MANIFEST-"
 )
 
-// ofStore reports whether Pebble goes by files of that name.
+// ofStore reports whether Pebble uses files with that name.
 func ofStore(name string) bool {
 	return strings.HasSuffix(name, tableSuffix) || strings.HasSuffix(name, logSuffix) ||
 		strings.HasPrefix(name, manifestPrefix) || strings.HasPrefix(name, "OPTIONS-") || strings.HasPrefix(name, "marker.")
 }
 
-// sealedFile is what a seal says of a file.
+// sealedFile is the description of a file in a seal.
 type sealedFile struct {
 	name string
 	size int64
@@ -255,7 +254,7 @@ type sealedFile struct {
 
 func (f sealedFile) String() string { return fmt.Sprintf("%s %d %08x", f.name, f.size, f.crc) }
 
-// parseSealedFile is the inverse of String, and takes no name that leads out of the directory.
+// parseSealedFile is the inverse of String, and accepts no name that leads out of the directory.
 func parseSealedFile(line string) (f sealedFile, ok bool) {
 	name, rest, _ := strings.Cut(line, " ")
 	size, crc, _ := strings.Cut(rest, " ")
@@ -266,8 +265,8 @@ func parseSealedFile(line string) (f sealedFile, ok bool) {
 	return f, plain && bytes >= 0 && sizeErr == nil && crcErr == nil && f.String() == line
 }
 
-// parseSeal returns what the text of a seal says, behind its checksum. Its names are
-// those of files of a store, and ascend.
+// parseSeal parses the text of a seal after its checksum. The names are those of files of a store,
+// in ascending order.
 func parseSeal(text string) (files []sealedFile, ok bool) {
 	for line := range strings.Lines(text) {
 		f, ok := parseSealedFile(strings.TrimSuffix(line, "\n"))
@@ -279,7 +278,7 @@ func parseSeal(text string) (files []sealedFile, ok bool) {
 	return files, true
 }
 
-// readSeal returns what the seal of a store says; nil if there is none.
+// readSeal returns the content of the seal of a store; nil if there is none.
 func readSeal(fs vfs.FS, dir string) (files []sealedFile, err error) {
 	b, err := readFile(fs, fs.PathJoin(dir, SealName))
 	if errors.Is(err, os.ErrNotExist) {
@@ -298,7 +297,7 @@ func readSeal(fs vfs.FS, dir string) (files []sealedFile, err error) {
 	return files, nil
 }
 
-// writeSeal makes a seal appear whole and durable. names are sorted.
+// writeSeal makes a seal appear complete and durable. names are sorted.
 func writeSeal(fs vfs.FS, dir string, names []string) error {
 	var text strings.Builder
 	for _, name := range names {
@@ -318,8 +317,7 @@ func writeSeal(fs vfs.FS, dir string, names []string) error {
 	return syncDir(fs, dir)
 }
 
-// checkSeal compares files with a seal, and returns their names; nil if there
-// is no seal.
+// checkSeal compares files with the seal, and returns their names; nil if there is no seal.
 func checkSeal(fs vfs.FS, dir string) (known map[string]bool, err error) {
 	files, err := readSeal(fs, dir)
 	if files == nil || err != nil {
@@ -348,7 +346,7 @@ func unseal(fs vfs.FS, dir string) error {
 	return syncDir(fs, dir)
 }
 
-// describe is what a seal has to say of a file.
+// describe returns the description of a file for a seal.
 func describe(fs vfs.FS, dir, name string) (described sealedFile, err error) {
 	f, err := fs.Open(fs.PathJoin(dir, name), vfs.SequentialReadsOption)
 	if err != nil {

@@ -1,11 +1,10 @@
-// Package keys is the layout of a shard's keys and of the small values that
-// are not task records. Encoders stand beside their decoders; the byte order
-// of the keys is what the engine relies on:
+// Package keys is the layout of a shard's keys and of the small values that are not task records.
+// Encoders stand beside their decoders; the engine relies on the byte order of the keys:
 //
 //	01                      meta        identity of the shard, written once for each format
 //	02 queue                catalogue   name of a queue
 //	03 lane                 catalogue   queue, priority and tenant of a lane
-//	04 queue                counters    tasks by state, and the shard's clock; queue 0: the clock only
+//	04 queue                counters    tasks by state, and the clock; queue 0: only the clock
 //	05 range queue bucket   buckets     how many ended tasks a bucket keeps
 //	06 name                 settings    of a queue, as this shard knows them
 //	07 shard                inbound     number of the last message taken from a shard
@@ -29,12 +28,11 @@
 //	1c id                   pending     how many parents a task still waits for
 //	1d parent child         dependent   tasks that wait for the end of a task
 //	1e shard seq            outbound    messages to a shard that it has not taken yet
-//	1f parent               telling     how a task has ended of which not all know who waited for it
+//	1f parent               telling     how a task has ended, until all its children know
 //	20 child parent         pin         parents whose results are kept until a task has ended
 //	21 parent               pinned      how many pins keep the result of a task
 //
-// A bucket is the time at which what it keeps is forgotten. A scope is what
-// the tasks have in common that block each other.
+// A bucket is the time at which its tasks expire. Tasks of one scope block each other.
 //
 // Numbers are big endian: byte order is numeric order.
 package keys
@@ -81,14 +79,13 @@ const (
 // IDLen is the length of a task ID.
 const IDLen = 16
 
-// ID is a task ID as it stands in a key: a UUIDv7 whose first eight bytes are
-// a time, a fixed version nibble and a counter.
+// ID is a task ID as in a key: a UUIDv7 whose first eight bytes are a time, a fixed version nibble
+// and a counter.
 type ID = [IDLen]byte
 
-// A since orders the tasks of a lane: milliseconds in the upper 48 bits, a
-// kind nibble, a 12-bit counter. The kind of a task in its first place is 7,
-// the version nibble of its UUIDv7, so that its since is the head of its ID
-// and is not written twice. A task that has been moved has kind 8.
+// A since orders the tasks of a lane: milliseconds in the upper 48 bits, a kind nibble, a 12-bit
+// counter. The kind of a task in its first place is 7, the version nibble of its UUIDv7, so that
+// its since is the head of its ID and is not written twice. A task that has been moved has kind 8.
 const (
 	kindShift = 12
 	kindMask  = 0xf << kindShift
@@ -96,26 +93,26 @@ const (
 	kindMoved = 0x8 << kindShift
 )
 
-// SinceOf is the since of a task that lies in its first place.
+// SinceOf returns the since of a task in its first place.
 func SinceOf(id ID) uint64 { return binary.BigEndian.Uint64(id[:8]) }
 
-// ClockOf is the reading of the shard's clock from which an ID was minted: milliseconds, and a counter in the
-// last 12 bits.
+// ClockOf returns the value of the shard's clock from which an ID was made: milliseconds, and a
+// counter in the last 12 bits.
 func ClockOf(id ID) uint64 {
 	since := SinceOf(id)
 	return SinceMillis(since)<<kindShift | since&(1<<kindShift-1)
 }
 
-// MovedSince is the since of a task that became ready again at ms.
+// MovedSince returns the since of a task that became ready again at ms.
 func MovedSince(ms uint64) uint64 { return ms<<16 | kindMoved }
 
 // Fresh reports whether a since is that of a task in its first place.
 func Fresh(since uint64) bool { return since&kindMask == kindFresh }
 
-// SinceMillis is the time in a since, in milliseconds.
+// SinceMillis returns the time in a since, in milliseconds.
 func SinceMillis(since uint64) uint64 { return since >> 16 }
 
-// TaskLen is the length of a task key.
+// TaskLen returns the length of a task key.
 func TaskLen(since uint64) int {
 	if Fresh(since) {
 		return 1 + 4 + IDLen
@@ -123,8 +120,8 @@ func TaskLen(since uint64) int {
 	return 1 + 4 + 8 + IDLen
 }
 
-// PutTask writes a task key into dst. REQUIRES: len(dst) == TaskLen(since), and
-// a fresh since is SinceOf(id).
+// PutTask writes a task key into dst. REQUIRES: len(dst) == TaskLen(since), and a fresh since is
+// SinceOf(id).
 func PutTask(dst []byte, lane uint32, since uint64, id ID) {
 	dst[0] = Task
 	binary.BigEndian.PutUint32(dst[1:], lane)
@@ -156,8 +153,8 @@ const LaneLen = 1 + 4
 // REQUIRES: len(key) >= LaneLen.
 func LaneOfTask(key []byte) (lane uint32) { return binary.BigEndian.Uint32(key[1:]) }
 
-// AppendFrom appends the smallest task key of a lane at or after a position.
-// A since of 0 is the head of the lane.
+// AppendFrom appends the smallest task key of a lane at or after a position. A since of 0 stands
+// for the head of the lane.
 func AppendFrom(dst []byte, lane uint32, since uint64, id ID) []byte {
 	if since == 0 {
 		return AppendLane(dst, lane)
@@ -165,8 +162,8 @@ func AppendFrom(dst []byte, lane uint32, since uint64, id ID) []byte {
 	return AppendTask(dst, lane, since, id)
 }
 
-// AppendSince appends what lies behind all task keys of a lane with a smaller since, and before
-// all others of it.
+// AppendSince appends a key after all task keys of a lane with a smaller since, and before all
+// others of the lane.
 func AppendSince(dst []byte, lane uint32, since uint64) []byte {
 	return binary.BigEndian.AppendUint64(AppendLane(dst, lane), since)
 }
@@ -200,13 +197,13 @@ func ParseScheduled(key []byte) (due uint64, id ID, err error) {
 	return binary.BigEndian.Uint64(key[1:]), id, nil
 }
 
-// AppendGrouped appends a key of the ranges Blocked, Dead, Done, Canceled and
-// Wake: at is the scope of what is blocked, and the bucket of what has ended.
+// AppendGrouped appends a key of the ranges Blocked, Dead, Done, Canceled and Wake: at is the scope
+// of a blocked task, and the bucket of an ended one.
 func AppendGrouped(dst []byte, prefix byte, queue uint32, at uint64, id ID) []byte {
 	return append(AppendGroup(dst, prefix, queue, at), id[:]...)
 }
 
-// AppendGroup appends what the keys of one scope or bucket have in common.
+// AppendGroup appends the common prefix of the keys of one scope or bucket.
 func AppendGroup(dst []byte, prefix byte, queue uint32, at uint64) []byte {
 	return binary.BigEndian.AppendUint64(AppendNumbered(dst, prefix, queue), at)
 }
@@ -220,8 +217,8 @@ func ParseGrouped(key []byte) (queue uint32, at uint64, id ID, err error) {
 	return binary.BigEndian.Uint32(key[1:]), binary.BigEndian.Uint64(key[5:]), id, nil
 }
 
-// GroupEnd is a key after all that begin with group, and before every other key
-// that is as long as group and follows it. REQUIRES: a byte of group is not 0xff.
+// GroupEnd returns a key after all keys that begin with group, and before every other key that is
+// as long as group and follows it. REQUIRES: a byte of group is not 0xff.
 func GroupEnd(group []byte) []byte {
 	end := append([]byte(nil), group...)
 	for i := len(end) - 1; i >= 0; i-- {
@@ -239,7 +236,7 @@ func AppendBucket(dst []byte, prefix byte, queue uint32, bucket uint64) []byte {
 	return binary.BigEndian.AppendUint64(dst, bucket)
 }
 
-// AppendBuckets appends what the keys of all buckets of a queue's range have in common.
+// AppendBuckets appends the common prefix of the keys of all buckets of a queue's range.
 func AppendBuckets(dst []byte, prefix byte, queue uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, Buckets, prefix), queue)
 }
@@ -252,10 +249,10 @@ func ParseBucket(key []byte) (prefix byte, queue uint32, bucket uint64, err erro
 	return key[1], binary.BigEndian.Uint32(key[2:]), binary.BigEndian.Uint64(key[6:]), nil
 }
 
-// Forever is the bucket of what is kept for ever, and a time that does not come.
+// Forever is the bucket of tasks that are kept for ever, and a time that never comes.
 const Forever = 1<<64 - 1
 
-// Later is a time of the wall clock after a number of milliseconds, or Forever.
+// Later returns a time of the wall clock ms milliseconds later, or Forever.
 func Later(wall, ms uint64) uint64 {
 	if ms > Forever-wall {
 		return Forever
@@ -263,7 +260,7 @@ func Later(wall, ms uint64) uint64 {
 	return wall + ms
 }
 
-// Ended reports whether a range is one of tasks that have ended.
+// Ended reports whether a range is one of ended tasks.
 func Ended(prefix byte) bool { return prefix == Dead || prefix == Done || prefix == Canceled }
 
 // AppendHashed appends a key of the range Unique.
@@ -353,10 +350,10 @@ func ParseOutbound(key []byte) (shard uint32, seq uint64, err error) {
 	return binary.BigEndian.Uint32(key[1:]), binary.BigEndian.Uint64(key[5:]), nil
 }
 
-// AppendByID appends a key of the ranges Index and Pending.
+// AppendByID appends a key of the ranges Index, Pending, Telling and Pinned.
 func AppendByID(dst []byte, prefix byte, id ID) []byte { return append(append(dst, prefix), id[:]...) }
 
-// ParseByID reads a key of the ranges Index and Pending.
+// ParseByID reads such a key.
 func ParseByID(key []byte) (id ID, err error) {
 	if len(key) != 1+IDLen || key[0] != Index && key[0] != Pending && key[0] != Telling && key[0] != Pinned {
 		return id, malformed("key by ID", key)
@@ -382,14 +379,14 @@ func ParseLease(key []byte) (seq uint64, err error) {
 	return binary.BigEndian.Uint64(key[1:]), nil
 }
 
-// AppendNumbered appends a key of the ranges Queue, Lane, Counters, Inbound and Sent,
-// and what the keys of a queue have in common in the ranges of AppendGrouped.
+// AppendNumbered appends a key of the ranges Queue, Lane, Counters, Inbound and Sent, or the common
+// prefix of a queue's keys in the ranges of AppendGrouped.
 func AppendNumbered(dst []byte, prefix byte, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, prefix), n)
 }
 
-// ParseNumbered reads a key of the ranges Queue, Lane, Counters, Inbound and Sent.
-// The caller knows which one it reads.
+// ParseNumbered reads a key of the ranges Queue, Lane, Counters, Inbound and Sent. The caller knows
+// which one it reads.
 func ParseNumbered(key []byte) (n uint32, err error) {
 	if len(key) != 1+4 {
 		return 0, malformed("catalogue", key)

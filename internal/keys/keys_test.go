@@ -83,7 +83,7 @@ func settingsMessage() *Message {
 	return &Message{Kind: MsgSettings, Queue: "mail", Settings: settingsValue().Append(nil)}
 }
 
-// TestGolden pins every form that lies on disk.
+// TestGolden fixes every stored form.
 func TestGolden(t *testing.T) {
 	task := make([]byte, TaskLen(SinceOf(goldenID)))
 	PutTask(task, goldenLane, SinceOf(goldenID), goldenID)
@@ -203,8 +203,8 @@ func TestGolden(t *testing.T) {
 	require.Equal(t, []byte{0x15}, upper)
 }
 
-// TestAppendKeepsWhatIsThere: encoders leave the bytes before theirs alone, and
-// write the same whatever lay in the buffer.
+// TestAppendKeepsWhatIsThere: encoders do not change the bytes before theirs, and write the same,
+// whatever the buffer contained.
 func TestAppendKeepsWhatIsThere(t *testing.T) {
 	before := []byte("before")
 	for _, c := range []struct {
@@ -264,7 +264,7 @@ func drawID(t *rapid.T) (id ID) {
 	return id
 }
 
-// drawSince draws where a task may stand: in its first place, or moved.
+// drawSince draws a since of a task: in its first place, or moved.
 func drawSince(t *rapid.T, id ID) uint64 {
 	if rapid.Bool().Draw(t, "fresh") {
 		return SinceOf(id)
@@ -292,8 +292,8 @@ func TestSince(t *testing.T) {
 	})
 }
 
-// TestOrder: the byte order of task keys is the order of lanes, then of
-// positions as the windows have it, in whatever form the keys are.
+// TestOrder: the byte order of task keys is the order of lanes, then of positions in windows, in
+// any form of the keys.
 func TestOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func() (lane uint32, p window.Pos) {
@@ -331,8 +331,8 @@ func drawHash(t *rapid.T) (hash [UniqueLen]byte) {
 	return hash
 }
 
-// TestOrderOfOtherKeys: the keys of a range are ordered by their parts, as the
-// layout names them, and lie behind what a scan for their first parts begins at.
+// TestOrderOfOtherKeys: the keys of a range are ordered by their parts, as the layout says, and lie
+// after the first key of a scan for their first parts.
 func TestOrderOfOtherKeys(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type parts struct {
@@ -431,8 +431,8 @@ func TestGroupEnd(t *testing.T) {
 	}
 }
 
-// TestGroupEndBoundsAGroup: of the keys that are as long as a group or longer,
-// those from the group up to its end are those that begin with it.
+// TestGroupEndBoundsAGroup: among the keys that are as long as a group or longer, those from the
+// group up to its end are those that begin with it.
 func TestGroupEndBoundsAGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		prefix := rapid.SampledFrom(grouped).Draw(t, "range")
@@ -647,7 +647,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 	})
 }
 
-// TestAliases: what is documented to alias the bytes that were parsed does so.
+// TestAliases: what is documented to alias the parsed bytes does so.
 func TestAliases(t *testing.T) {
 	b := append(EndedValue{Result: []byte("result")}.Append(nil), "record"...)
 	v, rec, err := ParseEnded(b)
@@ -669,15 +669,14 @@ func TestAliases(t *testing.T) {
 	require.Same(t, &b[14], &set.JSON[0])
 }
 
-// TestSettingsWithoutVersion: they are the first ones.
+// TestSettingsWithoutVersion: they have version 1.
 func TestSettingsWithoutVersion(t *testing.T) {
 	v, err := ParseSettings([]byte(`{"Rate":2}`))
 	require.NoError(t, err)
 	require.Equal(t, SettingsValue{Version: 1, JSON: []byte(`{"Rate":2}`)}, v)
 }
 
-// drawEntry draws a lease, often the first one of a task in its first place or
-// almost that.
+// drawEntry draws a lease, often the first one of a task in its first place or almost that.
 func drawEntry(t *rapid.T, seq uint64) LeaseEntry {
 	id := drawID(t)
 	e := LeaseEntry{
@@ -749,7 +748,7 @@ func TestEnded(t *testing.T) {
 	require.Equal(t, []byte{Dead, Done, Canceled}, ended)
 }
 
-// only drops the results of a parser but its error.
+// only drops the results of a parser except its error.
 func only[T any](parse func([]byte) (T, error)) func([]byte) error {
 	return func(b []byte) error { _, err := parse(b); return err }
 }
@@ -790,7 +789,7 @@ var parsers = []struct {
 	{"place key, task", AppendTask(nil, 1, SinceOf(goldenID), goldenID), only2(ParsePlaceKey), []byte{Task}},
 	{
 		"place key, moved", AppendTask(nil, 1, MovedSince(2), goldenID), only2(ParsePlaceKey),
-		[]byte{Task, Blocked, Dead, Done, Canceled}, // which have keys of the same length
+		[]byte{Task, Blocked, Dead, Done, Canceled}, // they have keys of the same length
 	},
 	{"place key, scheduled", AppendScheduled(nil, 1, goldenID), only2(ParsePlaceKey), []byte{Scheduled}},
 	{
@@ -806,7 +805,7 @@ var parsers = []struct {
 	{"ended", endedMessage().Append(nil), only(ParseMessage), []byte{MsgDepend, MsgEnded, MsgSettings}},
 }
 
-// TestRefusals: what is too short, too long, or of another range is refused.
+// TestRefusals: keys and values that are too short, too long, or of another range are refused.
 func TestRefusals(t *testing.T) {
 	for _, p := range parsers {
 		require.NoError(t, p.parse(p.valid), p.name)
@@ -832,7 +831,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestRefusalsWithinAForm: bytes that can have few values are refused with others.
+// TestRefusalsWithinAForm: bytes with few valid values are refused with others.
 func TestRefusalsWithinAForm(t *testing.T) {
 	for tag := range 256 {
 		b := byte(tag)
@@ -854,8 +853,7 @@ func TestRefusalsWithinAForm(t *testing.T) {
 	require.Error(t, err, "a since that is written twice")
 }
 
-// TestErrorsNameWhatIsRefused: an error says of what form the bytes were to be
-// and shows them.
+// TestErrorsNameWhatIsRefused: an error names the form that was expected and shows the bytes.
 func TestErrorsNameWhatIsRefused(t *testing.T) {
 	_, _, _, err := ParseTask([]byte{Task, 0xab})
 	require.EqualError(t, err, "malformed task: 10ab")
@@ -960,9 +958,8 @@ func TestLeaseRefusals(t *testing.T) {
 	require.EqualValues(t, uint32(math.MaxUint32), entries[0].Attempts)
 }
 
-// sameOrShorter checks the second encoding of something that was parsed: it
-// may be shorter, since numbers and entries have longer forms that are read as
-// well, but if it is as long it is the same.
+// sameOrShorter checks the second encoding of a parsed value: it may be shorter, since longer forms
+// of numbers and entries are accepted as well, but if it is as long it is the same.
 func sameOrShorter(t *testing.T, given, again []byte) {
 	t.Helper()
 	require.LessOrEqual(t, len(again), len(given))
@@ -971,8 +968,7 @@ func sameOrShorter(t *testing.T, given, again []byte) {
 	}
 }
 
-// The fuzz targets: no input makes a parser panic, and what it accepts encodes
-// to the same bytes.
+// The fuzz targets: no input makes a parser panic, and what it accepts encodes to the same bytes.
 
 func addKeys(f *testing.F) {
 	f.Add([]byte(nil))
@@ -982,8 +978,8 @@ func addKeys(f *testing.F) {
 	}
 }
 
-// canonical is what can be written in one way only: each reads b and writes what
-// it has read. Keys and values are tried on the same bytes.
+// canonical has the forms that can be written in only one way: each function reads b and writes
+// what it has read. Keys and values are tried on the same bytes.
 var canonical = map[string]func(b []byte) (again []byte, err error){
 	"task": func(b []byte) ([]byte, error) {
 		lane, since, id, err := ParseTask(b)

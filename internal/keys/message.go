@@ -2,28 +2,27 @@ package keys
 
 import "codeq/internal/wire"
 
-// Message is what one shard has another one do, in the same commit as what
-// made it necessary: it is kept in the range Outbound until it has been taken.
-// The kinds differ in what they use.
+// Message is a request of one shard to another one. It is stored in the same commit as what made it
+// necessary, and is kept in the range Outbound until it was taken. Each kind uses its own fields.
 type Message struct {
 	Kind byte
 
 	Queue string // of MsgAdmit and MsgSettings
 
-	// Of MsgAdmit: a task to be produced.
+	// For MsgAdmit: a task to be produced.
 	Tenant   string
 	Priority uint8
 	Record   []byte
 
-	// Of MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin has the one,
-	// and MsgLeft the other.
+	// For MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin has only Parent,
+	// and MsgLeft only Child.
 	Parent  ID
 	Child   ID
-	Outcome byte // MsgDepend: what the parent's death means; MsgEnded: how it ended
+	Outcome byte // MsgDepend: what to do if the parent dies; MsgEnded: how it ended
 
 	Settings []byte // of MsgSettings: an encoded SettingsValue
 
-	Until uint64 // of MsgUnpin and MsgLeft: parents are kept until then at least; wall clock, ms
+	Until uint64 // of MsgUnpin and MsgLeft: parents are kept at least until then; wall clock, ms
 }
 
 // The kinds of messages.
@@ -31,8 +30,8 @@ const (
 	MsgAdmit    = 1 // produce the task
 	MsgDepend   = 2 // Child, of the sender, waits for Parent
 	MsgEnded    = 3 // Parent, of the sender, has ended for Child
-	MsgSettings = 4 // go by the settings, unless there are newer ones
-	MsgUnpin    = 5 // one pin less keeps Parent
+	MsgSettings = 4 // adopt the settings, unless there are newer ones
+	MsgUnpin    = 5 // Parent has one pin less
 	MsgLeft     = 6 // Child, of the sender, does not need its parents any more
 )
 

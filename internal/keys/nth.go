@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// Nth stands, among the parents of a task, for the ID of the i-th task (from 0) of its batch. No ID that is
-// minted begins with eight zeros.
+// Nth stands for the ID of the i-th task (from 0) of a batch among the parents of another task of
+// it. No ID that is made begins with eight zeros.
 func Nth(i int) (id ID) {
 	binary.BigEndian.PutUint64(id[8:], uint64(i)+1)
 	return id

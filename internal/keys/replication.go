@@ -10,8 +10,8 @@ import (
 // AppliedLen is the length of the value of the key Applied.
 const AppliedLen = 16
 
-// PutApplied writes the index and term of the last log entry that a store has
-// applied. REQUIRES: len(dst) == AppliedLen.
+// PutApplied writes the index and term of the last log entry that a store has applied. REQUIRES:
+// len(dst) == AppliedLen.
 func PutApplied(dst []byte, index, term uint64) {
 	binary.BigEndian.PutUint64(dst, index)
 	binary.BigEndian.PutUint64(dst[8:], term)
@@ -20,7 +20,7 @@ func PutApplied(dst []byte, index, term uint64) {
 // ParseApplied is the inverse of PutApplied.
 func ParseApplied(b []byte) (index, term uint64, err error) {
 	if len(b) != AppliedLen {
-		return 0, 0, fmt.Errorf("applied entry is %x", b)
+		return 0, 0, fmt.Errorf("malformed applied entry: %x", b)
 	}
 	return binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), nil
 }
@@ -30,11 +30,11 @@ func AppendNamed(dst []byte, prefix byte, node string) []byte {
 	return append(append(dst, prefix), node...)
 }
 
-// SessionValue is what a node has produced lately in a shard: the calls whose
-// outcome it may not know yet.
+// SessionValue holds the recent produces of a node in a shard: the calls whose outcomes the node
+// may not know yet.
 type SessionValue struct {
-	Session uint64 // tells the lives of a node apart
-	Low     uint64 // it knows the outcome of every call below, or has been removed after them
+	Session uint64 // differs for each run of the node
+	Low     uint64 // the node knows the outcome of every call below it, or was removed after them
 	Calls   []SessionCall
 }
 

@@ -19,8 +19,8 @@ func ParseSchedule(key []byte) (name string, err error) {
 	return string(key[1:]), nil
 }
 
-// ScheduleValue is a schedule: how far it has come, when it ticks, and the
-// task that a tick produces. Times are milliseconds since 1970.
+// ScheduleValue is a schedule: how far it has come, when it ticks, and the task that a tick
+// produces. Times are milliseconds since 1970.
 type ScheduleValue struct {
 	Start    uint64 // when it was set; intervals count from here
 	After    uint64 // ticks up to here are over

@@ -17,7 +17,7 @@ var goldenSchedule = ScheduleValue{
 	Record: []byte("record"),
 }
 
-// TestGoldenSchedule pins what lies on disk.
+// TestGoldenSchedule fixes the stored form.
 func TestGoldenSchedule(t *testing.T) {
 	require.Equal(t, hex.EncodeToString(unhex("08 6e696768746c79")), hex.EncodeToString(AppendSchedule(nil, "nightly")))
 	want := "01 00000193b3c01235 00000193b3c01236 00000193b3c01237 02 09 ac02" +

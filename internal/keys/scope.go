@@ -5,11 +5,11 @@ import (
 	"encoding/binary"
 )
 
-// A scope is what tasks wait in for each other: the tasks of a limit, or of a group. Its number is a hash of
-// what names it; the last bit tells those of groups from those of limits, and none is 0.
+// The tasks of a limit, or of a group, wait for each other in a scope. Its number is a hash of its
+// name; the last bit is 1 for groups and 0 for limits, and no number is 0.
 const GroupScopeBit = 1
 
-// LimitScope is the scope of the tasks of a queue with a limit key; 0 for an empty one.
+// LimitScope returns the scope of the tasks of a queue with a limit key; 0 for an empty key.
 func LimitScope(queue, limitKey string) uint64 {
 	if limitKey == "" {
 		return 0
@@ -17,7 +17,7 @@ func LimitScope(queue, limitKey string) uint64 {
 	return scopeOf(hash("limit", queue, limitKey))
 }
 
-// GroupScope is the scope of the tasks of a group; 0 for an empty one.
+// GroupScope returns the scope of the tasks of a group; 0 for an empty name.
 func GroupScope(queue, tenant, limitKey, group string) uint64 {
 	if group == "" {
 		return 0
@@ -27,15 +27,15 @@ func GroupScope(queue, tenant, limitKey, group string) uint64 {
 
 func scopeOf(h [sha256.Size]byte) uint64 { return binary.BigEndian.Uint64(h[:])&^GroupScopeBit | 2 }
 
-// UniqueHash is what is stored of an idempotency key.
+// UniqueHash returns the stored form of an idempotency key.
 func UniqueHash(queue, tenant, limitKey, group, key string) [UniqueLen]byte {
 	h := hash("unique", queue, tenant, limitKey, group, key)
 	return [UniqueLen]byte(h[:])
 }
 
-// hash is SHA-256 over what tells a scope from every other.
+// hash returns the SHA-256 of the name of a scope.
 func hash(kind string, parts ...string) [sha256.Size]byte {
-	b := append(make([]byte, 0, 256), kind...) // on the stack, if that is enough
+	b := append(make([]byte, 0, 256), kind...) // on the stack, if it is short enough
 	for _, p := range parts {
 		b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
 	}

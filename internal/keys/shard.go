@@ -1,13 +1,13 @@
 package keys
 
-// Which shard a task or a schedule belongs to is a part of the format: FNV-1a (Fowler, Noll, Vo; 64 bits)
-// of its ID, or its name, modulo the number of shards.
+// The assignment of tasks and schedules to shards is a part of the format: FNV-1a (Fowler, Noll,
+// Vo; 64 bits) of the ID, or the name, modulo the number of shards.
 const (
 	fnvOffset = 14695981039346656037
 	fnvPrime  = 1099511628211
 )
 
-// fnv is the hash of b.
+// fnv returns the hash of b.
 func fnv(b []byte) uint64 {
 	h := uint64(fnvOffset)
 	for _, c := range b {
@@ -16,10 +16,10 @@ func fnv(b []byte) uint64 {
 	return h
 }
 
-// fnvNext is the hash of what has hash h and one more byte.
+// fnvNext returns the hash of the bytes with hash h and one more byte.
 func fnvNext(h uint64, b byte) uint64 { return (h ^ uint64(b)) * fnvPrime }
 
-// ShardOf is the number of the shard that an ID routes to.
+// ShardOf returns the number of the shard to which an ID routes.
 func ShardOf(id ID, shards int) int {
 	if shards == 1 {
 		return 0
@@ -27,10 +27,11 @@ func ShardOf(id ID, shards int) int {
 	return int(fnv(id[:]) % uint64(shards))
 }
 
-// ShardOfSchedule is the number of the shard that has a schedule.
+// ShardOfSchedule returns the number of the shard of a schedule.
 func ShardOfSchedule(name string, shards int) int { return int(fnv([]byte(name)) % uint64(shards)) }
 
-// Route sets the last byte of an ID such that it routes to a shard. It is false if no value does.
+// Route changes the last byte of an ID so that it routes to a shard. It returns false if no value
+// does.
 func Route(id *ID, shard, shards int) bool {
 	if shards == 1 {
 		return true

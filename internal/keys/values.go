@@ -7,16 +7,18 @@ import (
 	"codeq/internal/wire"
 )
 
-// LaneValue is the catalogue entry of a lane. A lane that nobody needs leaves memory, and
-// gets another number when it is back; ready and leased tasks lie under its last one.
+// LaneValue is the catalogue entry of a lane. A lane that nobody needs leaves memory, and gets
+// another number when it comes back; ready and leased tasks lie under its last number.
 type LaneValue struct {
 	Queue    uint32
 	Priority uint8 // below 128
 	Tenant   string
-	Seq      uint64 // of the entries with the same queue name, priority and tenant, the largest is that of the last number
+	// Among the entries of one queue name, tenant and priority, the one with the largest Seq has
+	// the last number.
+	Seq uint64
 }
 
-// laneSeq marks a priority that is followed by the Seq; without it, that is 0.
+// laneSeq in the priority says that Seq follows; otherwise Seq is 0.
 const laneSeq = 0x80
 
 // Append appends the encoded entry.
@@ -36,7 +38,7 @@ func ParseLaneValue(b []byte) (LaneValue, error) {
 	return v, err
 }
 
-// SplitLaneValue is ParseLaneValue but for the tenant, which aliases b.
+// SplitLaneValue is ParseLaneValue without a copy of the tenant, which aliases b.
 func SplitLaneValue(b []byte) (v LaneValue, tenant []byte, err error) {
 	if len(b) < 5 || b[4]&laneSeq != 0 && len(b) < 5+8 {
 		return v, nil, malformed("lane entry", b)
@@ -67,7 +69,7 @@ func (c *Counts) Add(o Counts) {
 	c.Canceled += o.Canceled
 }
 
-// Ended is the number of tasks in a range of those that have ended.
+// Ended returns the number of tasks in a range of ended tasks.
 // REQUIRES: Ended(prefix).
 func (c *Counts) Ended(prefix byte) *uint64 {
 	switch prefix {
@@ -80,8 +82,8 @@ func (c *Counts) Ended(prefix byte) *uint64 {
 	}
 }
 
-// CountersValue is the value of a counters key: the counts of a queue, and the
-// value of the shard's clock at that time.
+// CountersValue is the value of a counters key: the counts of a queue, and the value of the shard's
+// clock at that time.
 type CountersValue struct {
 	Counts
 	Clock uint64
@@ -111,8 +113,8 @@ func ParseCounters(b []byte) (CountersValue, error) {
 	}, nil
 }
 
-// AppendNumber appends a number that is a value by itself: the size of a
-// bucket, the last message taken or sent, the parents that a task waits for.
+// AppendNumber appends a number that is a whole value: the size of a bucket, the last message taken
+// or sent, the parents for which a task waits.
 func AppendNumber(dst []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(dst, n) }
 
 // ParseNumber reads such a value.
@@ -123,10 +125,10 @@ func ParseNumber(b []byte) (uint64, error) {
 	return binary.BigEndian.Uint64(b), nil
 }
 
-// PinnedValue is what keeps the result of a task.
+// PinnedValue describes the pins that keep the result of a task.
 type PinnedValue struct {
 	Count uint64 // of pins; 1 or more
-	Until uint64 // the bucket to which the task moves then
+	Until uint64 // the bucket to which the task then moves
 }
 
 // Append appends the encoded value.
@@ -142,8 +144,7 @@ func ParsePinned(b []byte) (PinnedValue, error) {
 	return PinnedValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
 }
 
-// SettingsValue is what a queue has been set to. Of two, the one with the
-// larger version is in force.
+// SettingsValue is the settings of a queue. The one with the larger version counts.
 type SettingsValue struct {
 	Version uint64 // 1 or more, and below 2^56
 	JSON    []byte // an object
@@ -154,8 +155,8 @@ func (v SettingsValue) Append(dst []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(dst, v.Version), v.JSON...)
 }
 
-// ParseSettings reads the settings of a queue; JSON aliases b. An object
-// without a version before it has version 1.
+// ParseSettings reads the settings of a queue; JSON aliases b. An object without a version has
+// version 1.
 func ParseSettings(b []byte) (SettingsValue, error) {
 	if len(b) > 0 && b[0] == '{' {
 		return SettingsValue{Version: 1, JSON: b}, nil
@@ -169,8 +170,8 @@ func ParseSettings(b []byte) (SettingsValue, error) {
 	return SettingsValue{}, malformed("settings", b)
 }
 
-// Place is where the record of a task lies; it is the value of an index entry,
-// but for tasks that have ended: these are found by their queue.
+// Place is where the record of a task lies. It is the value of an index entry, except for ended
+// tasks, which are found by their queue.
 type Place struct {
 	Range byte
 	Group uint32 // the lane (Task), nothing (Scheduled), or the queue
@@ -180,7 +181,7 @@ type Place struct {
 // PlaceLen is the length of an encoded Place.
 const PlaceLen = 1 + 4 + 8
 
-// FirstPlace is the place of a task that has never been moved.
+// FirstPlace returns the place of a task that has never been moved.
 func FirstPlace(lane uint32, id ID) Place {
 	return Place{Range: Task, Group: lane, At: SinceOf(id)}
 }
@@ -197,7 +198,7 @@ func (p Place) AppendKey(dst []byte, id ID) []byte {
 	}
 }
 
-// ParsePlaceKey reads the key of a task's record, in whatever range it lies.
+// ParsePlaceKey reads the key of a task's record, in any range.
 func ParsePlaceKey(key []byte) (id ID, p Place, err error) {
 	if len(key) == 0 {
 		return id, p, malformed("key", key)
@@ -237,7 +238,7 @@ func ParsePlace(b []byte) (Place, error) {
 // UniqueValue says who holds an idempotency key.
 type UniqueValue struct {
 	ID    ID
-	Until uint64 // the key is taken until then at least, ms since 1970; 0: until the task has ended
+	Until uint64 // the key is taken at least until then, ms since 1970; 0: until the task has ended
 }
 
 const uniqueValueLen = IDLen + 8
@@ -259,7 +260,7 @@ func ParseUnique(b []byte) (v UniqueValue, err error) {
 
 // GroupValue says which task of a group has the turn.
 type GroupValue struct {
-	Holder  ID   // zero: the turn is on its way to the first that waits
+	Holder  ID   // zero: the first waiting task will get the turn
 	Waiting bool // others wait
 }
 
@@ -280,13 +281,12 @@ func ParseGroup(b []byte) (v GroupValue, err error) {
 	return v, nil
 }
 
-// AppendLaneNumber appends the lane that stands before the record of a
-// task that waits for its time or for others.
+// AppendLaneNumber appends the lane that precedes the record of a scheduled or blocked task.
 func AppendLaneNumber(dst []byte, lane uint32) []byte {
 	return binary.BigEndian.AppendUint32(dst, lane)
 }
 
-// SplitLane takes the lane off such a value.
+// SplitLane splits such a value.
 func SplitLane(b []byte) (lane uint32, rec []byte, err error) {
 	if len(b) < 4 {
 		return 0, nil, malformed("record with lane", b)
@@ -294,7 +294,7 @@ func SplitLane(b []byte) (lane uint32, rec []byte, err error) {
 	return binary.BigEndian.Uint32(b), b[4:], nil
 }
 
-// EndedValue begins the value of a task that has ended; its record follows.
+// EndedValue begins the value of an ended task; its record follows.
 type EndedValue struct {
 	Lane   uint32
 	At     uint64 // when it ended, ms since 1970
@@ -308,7 +308,7 @@ func (v EndedValue) Append(dst []byte) []byte {
 	return wire.AppendBytes(dst, v.Result)
 }
 
-// ParseEnded reads the value of a task that has ended. Both results alias b.
+// ParseEnded reads the value of an ended task. Both results alias b.
 func ParseEnded(b []byte) (v EndedValue, rec []byte, err error) {
 	r := wire.NewReader(b)
 	v = EndedValue{Lane: r.Fixed32(), At: r.Fixed64(), Result: r.Bytes()}
@@ -330,11 +330,10 @@ func (h LeaseHeader) Append(dst []byte) []byte {
 	return binary.BigEndian.AppendUint64(wire.AppendBool(dst, h.Local), h.Deadline)
 }
 
-// LeaseEntry is one lease in a lease record. It is in force while the task's
-// record lies at (Lane, Since) and has been leased Leases-1 times before; an
-// entry that is not in force belongs to a task that has gone on. When several
-// records hold an entry for the same lease, the one with the largest sequence
-// number gives the deadline.
+// LeaseEntry is one lease in a lease record. It is valid while the task's record lies at (Lane,
+// Since) and has been leased Leases-1 times before; otherwise the task has gone on. If several
+// records have an entry for the same lease, the deadline is that of the one with the largest
+// sequence number.
 type LeaseEntry struct {
 	ID       ID
 	Lane     uint32
@@ -345,8 +344,8 @@ type LeaseEntry struct {
 	Duration uint64 // ms
 }
 
-// The forms of a lease entry. A fresh entry is the first lease of a task in
-// its first place: all but the ID and the duration follow from the record.
+// The forms of a lease entry. An entryFresh is the first lease of a task in its first place:
+// everything except the ID and the duration follows from the record.
 const (
 	entryFull  = 0
 	entryFresh = 1
@@ -400,20 +399,19 @@ func readLease(r *wire.Reader, seq uint64) LeaseEntry {
 	return e
 }
 
-// LaneOf is the lane in which a task was born: bytes 9 to 11 of its ID.
+// LaneOf returns the lane in which a task was produced: bytes 9 to 11 of its ID.
 func LaneOf(id ID) uint32 { return uint32(id[9])<<16 | uint32(id[10])<<8 | uint32(id[11]) }
 
 // MaxLane is the largest number of a lane.
 const MaxLane = 1<<24 - 1
 
-// What an entry of the range Wake has to say of who waits.
+// The values of the range Wake.
 const (
-	WakeUp     = iota // it may go on
-	WakeCancel        // it is to be canceled
+	WakeUp     = iota // the task may go on
+	WakeCancel        // the task must be canceled
 )
 
-// ParseTelling parses an entry that says how a parent has ended, until all who waited for it know: by the
-// range in which it lies.
+// ParseTelling parses an entry of the range Telling. end is the range of the ended task.
 func ParseTelling(key, value []byte) (parent ID, end byte, err error) {
 	if parent, err = ParseByID(key); err == nil && (len(value) != 1 || !Ended(value[0])) {
 		err = fmt.Errorf("end of task %s is %x", FormatID(parent), value)

@@ -17,7 +17,7 @@ import (
 	"codeq/internal/base"
 )
 
-// Directory is a queue's directory. It is locked by who has it open.
+// Directory is a queue's directory. It is locked while the queue is open.
 type Directory struct {
 	Manifest
 	FS   vfs.FS
@@ -25,14 +25,14 @@ type Directory struct {
 	lock io.Closer
 }
 
-// Want is what is expected of a directory, and what a new one becomes.
+// Want is what the caller expects of a directory, and the properties of a new one.
 type Want struct {
 	Shards    int    // 0: as many as it has
-	NewShards int    // those of a new one if Shards is 0
-	Node      string // of a cluster whose directory it is; "": of a queue by itself
+	NewShards int    // of a new directory if Shards is 0
+	Node      string // of the cluster; "": a queue without a cluster
 }
 
-// New returns a directory with a manifest that is still to be written, and not locked.
+// New returns a directory whose manifest is not written yet, and which is not locked.
 func New(fsys vfs.FS, path string, m Manifest) *Directory {
 	return &Directory{Manifest: m, FS: fsys, Path: path}
 }
@@ -51,22 +51,22 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 		err = m.admit(want)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	if m == nil {
 		if err := MakeDirectory(fsys, path); err != nil {
-			return nil, fmt.Errorf("codeq: create %s: %w", path, err)
+			return nil, fmt.Errorf("create %s: %w", path, err)
 		}
 	}
 	name, err := absolute(fsys, path)
 	if err != nil {
-		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	d := New(fsys, name, Manifest{})
 	if err = d.Lock(); err != nil {
-		return nil, fmt.Errorf("codeq: open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	// What was read before the lock may have been another process's work.
+	// Another process may have changed the manifest before the lock was taken.
 	if m, err = Read(fsys, name); err == nil {
 		err = m.admit(want)
 	}
@@ -78,12 +78,12 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 		err = d.create(want)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", path, err), d.Close())
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), d.Close())
 	}
 	return d, nil
 }
 
-// Lock locks the directory until Close.
+// Lock locks the directory until Close is called.
 func (d *Directory) Lock() (err error) {
 	d.lock, err = d.FS.Lock(d.FS.PathJoin(d.Path, LockName))
 	if err != nil && isHeld(err) {
@@ -92,8 +92,8 @@ func (d *Directory) Lock() (err error) {
 	return err
 }
 
-// isHeld reports whether an error of FS.Lock says that somebody has the lock, and not that the
-// file cannot be opened or locked at all.
+// isHeld reports whether an error of FS.Lock says that the lock is held, and not that the file
+// cannot be opened or locked at all.
 func isHeld(err error) bool {
 	var opening *fs.PathError
 	var errno syscall.Errno
@@ -103,12 +103,11 @@ func isHeld(err error) bool {
 	case errors.As(err, &errno):
 		return slices.Contains(heldErrnos, errno)
 	}
-	return true // the file system's own word, as of a lock of this process
+	return true // other errors are the file system's, such as for a lock of this process
 }
 
-// MakeDirectory creates a directory, and those above it that are missing, and
-// makes their names durable: what is synced in a directory whose own name is
-// not may be gone after a power loss.
+// MakeDirectory creates a directory and its missing parents, and makes their names durable:
+// otherwise a power loss might remove what was synced in them.
 func MakeDirectory(fsys vfs.FS, path string) error {
 	parents := []string{fsys.PathDir(path)}
 	for {
@@ -179,7 +178,7 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	return Decode(b)
 }
 
-// admit refuses a directory with another number of shards than is wanted, or of another node.
+// admit refuses a directory with another number of shards than expected, or of another node.
 func (m *Manifest) admit(want Want) error {
 	if m == nil {
 		return nil
@@ -235,16 +234,15 @@ func (d *Directory) Write() error {
 // Close unlocks the directory.
 func (d *Directory) Close() error { return d.lock.Close() }
 
-// ShardDir is the directory of a shard's store.
+// ShardDir returns the directory of a shard's store.
 func ShardDir(fs vfs.FS, dir string, index int) string {
 	return fs.PathJoin(dir, fmt.Sprintf("shard-%03d", index))
 }
 
-// MetaDir is the directory of a shard's snapshots, on a node of a cluster.
+// MetaDir returns the directory of a shard's snapshots, on a node of a cluster.
 func MetaDir(fs vfs.FS, dir string, index int) string { return ShardDir(fs, dir, index) + ".raft" }
 
-// absolute makes two names of one directory equal, so that the lock of a
-// process against itself holds.
+// absolute makes two names of one directory equal, so that a process is locked out by its own lock.
 func absolute(fs vfs.FS, dir string) (string, error) {
 	if fs != vfs.Default {
 		return dir, nil

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestIsHeld: only what says that somebody has the lock is that.
+// TestIsHeld: only errors that say that somebody has the lock count.
 func TestIsHeld(t *testing.T) {
 	for _, errno := range heldErrnos {
 		if !isHeld(fmt.Errorf("lock: %w", errno)) {

@@ -1,5 +1,5 @@
-// Package manifest is a queue's directory: what lies in it, the file that says so, and the lock of
-// who has it open.
+// Package manifest is a queue's directory: its content, the file that describes it, and the lock
+// that is held while the queue is open.
 package manifest
 
 import (
@@ -17,30 +17,30 @@ import (
 //	LOCK        locked while the queue is open
 //	shard-NNN/  one Pebble store for each shard
 //
-// The lock is the kernel's, for the process: opening and closing LOCK in the
-// process that holds it would release it towards others.
+// The kernel's lock belongs to the process: if the process that holds it opened and closed LOCK, it
+// would release it.
 const (
 	Name     = "CODEQ"
 	TempName = "CODEQ.tmp" // about to be renamed to CODEQ
 	LockName = "LOCK"
 )
 
-// What a node of a cluster has in its directory beside the stores of its shards, and MetaDir for
+// What a node of a cluster has in its directory beside the stores of its shards, and the MetaDir of
 // each.
 const (
 	RaftDir   = "raft"
 	VotesFile = "votes"
 )
 
-// Format is the version of everything that codeq stores: the manifest, the
-// keys and the values of the shards. Open raises a directory from OldestFormat on to it:
-// first the manifest, by which versions that do not know it refuse the directory, then the
-// identity of each shard. What a format adds to the one before it may be missing, so a
-// crash between the two, and a shard that nobody has written since, are as good as any.
+// Format is the version of everything that codeq stores: the manifest, the keys and the values of
+// the shards. Open upgrades a directory of OldestFormat or later to it: first the manifest, so that
+// versions that do not know the format refuse the directory, then the identity of each shard. What
+// a format adds to the one before it may be missing, so a crash between the two steps, and a shard
+// that was not written since, do no harm.
 //
-//	3  the first that can be raised
-//	4  as 3; what is new has keys, trailing fields or flags of its own, and the
-//	   manifest says where a queue lies that is open
+//	3  the first that can be upgraded
+//	4  as 3; what is new has its own keys, trailing fields or flags, and the
+//	   manifest says where an open queue lies
 const (
 	Format       = 4
 	OldestFormat = 3
@@ -49,38 +49,38 @@ const (
 // MaxShards is how many shards a queue may have.
 const MaxShards = 256
 
-// Manifest says what a directory is. It is replaced as a whole, by a rename.
+// Manifest says what a directory is. It is replaced by a rename.
 type Manifest struct {
 	Format int    `json:"format"`
 	Shards int    `json:"shards"`
 	ID     string `json:"id"` // random, and in each of the shards as well
-	// Creating is set until every shard exists. Open has not returned yet
-	// then, so that nothing was acknowledged and missing shards may be made.
+	// Creating is set until every shard exists. Open has not returned before then, so that nothing
+	// was acknowledged and missing shards may be created.
 	Creating bool `json:"creating,omitempty"`
-	// Open is where the queue lies whose stores may be written, or that was not
-	// closed; nil: all stores are closed, and sealed. Since format 4.
+	// Open is the place of a queue whose stores may be written, or that was not closed; nil: all
+	// stores are closed and sealed. Since format 4.
 	Open *Place `json:"open,omitempty"`
-	// Node of a cluster whose directory it is; "": of a queue by itself.
+	// Node of the cluster to which the directory belongs; "": a queue without a cluster.
 	Node string `json:"node,omitempty"`
 	// Sum is the CRC-32C of the manifest without it, in hexadecimal.
 	Sum string `json:"sum"`
 }
 
-// Identity is what the store of a shard has under keys.Meta.
+// Identity returns what the store of a shard has under keys.Meta.
 func (m *Manifest) Identity(index int) string { return m.identityOf(Format, index) }
 
 func (m *Manifest) identityOf(format, index int) string {
 	return fmt.Sprintf("codeq %d %s %d/%d", format, m.ID, index, m.Shards)
 }
 
-// CheckIdentity refuses a store with another identity than that of a shard in the
-// directory's format, or in an older one, which is still to be raised.
+// CheckIdentity refuses a store whose identity is not that of a shard in the directory's format, or
+// in an older one, which is still to be upgraded.
 func (m *Manifest) CheckIdentity(index int, got []byte) (old bool, err error) {
 	return CheckIdentity(got, m.Format, func(format int) string { return m.identityOf(format, index) })
 }
 
-// CheckIdentity refuses a store whose identity is that of no format up to newest, of which each has
-// its own. It is old if it is still to be raised.
+// CheckIdentity refuses a store whose identity is that of no format up to newest. The identity of
+// each format is different. old says that the store is still to be upgraded.
 func CheckIdentity(got []byte, newest int, of func(format int) string) (old bool, err error) {
 	for f := newest; f >= OldestFormat; f-- {
 		if string(got) == of(f) {
@@ -90,8 +90,8 @@ func CheckIdentity(got []byte, newest int, of func(format int) string) (old bool
 	return false, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, got, of(newest))
 }
 
-// ReplicaIdentity is Identity for a replica. All nodes have the same, that of the format in which
-// the last leader knew it.
+// ReplicaIdentity is Identity for a replica. It is the same on all nodes: that of the format of the
+// last leader.
 func ReplicaIdentity(format, index, shards int) string {
 	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)
 }
@@ -101,7 +101,7 @@ func CheckReplicaIdentity(index, shards int, got []byte) (old bool, err error) {
 	return CheckIdentity(got, Format, func(f int) string { return ReplicaIdentity(f, index, shards) })
 }
 
-// Encode returns the file of a manifest, with its sum. Equal manifests are equal files.
+// Encode returns the file of a manifest, with its checksum. Equal manifests are equal files.
 func (m Manifest) Encode() ([]byte, error) {
 	m.Sum = ""
 	b, err := json.Marshal(m)
@@ -113,10 +113,10 @@ func (m Manifest) Encode() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// Decode reads the file of a manifest. It refuses all that is not, byte by
-// byte, what Encode has written.
+// Decode reads the file of a manifest. It refuses everything that is not, byte by byte, what Encode
+// writes.
 func Decode(b []byte) (*Manifest, error) {
-	// Another format may mean other things by the other fields.
+	// In another format, the other fields may have other meanings.
 	var version struct {
 		Format int `json:"format"`
 	}
@@ -125,7 +125,7 @@ func Decode(b []byte) (*Manifest, error) {
 	}
 	var m Manifest
 	err := json.Unmarshal(b, &m)
-	misread := false // by its sum, it is of a format that is known
+	misread := false // by its checksum, the file is of a known format
 	for f := OldestFormat; f <= Format; f++ {
 		m.Format = f
 		whole, encodeErr := m.Encode()
@@ -143,16 +143,16 @@ func Decode(b []byte) (*Manifest, error) {
 	return nil, fmt.Errorf("%w: %s: wrong checksum", base.ErrCorrupt, Name)
 }
 
-// check refuses values that no manifest has.
+// check refuses impossible values.
 func (m Manifest) check() (*Manifest, error) {
 	if m.Shards < 1 || m.Shards > MaxShards {
 		return nil, fmt.Errorf("%w: %s: %d shards", base.ErrCorrupt, Name, m.Shards)
 	}
 	if m.Open != nil && m.Format < 4 {
-		return nil, fmt.Errorf("%w: %s: of format %d, and open", base.ErrCorrupt, Name, m.Format)
+		return nil, fmt.Errorf("%w: %s: open in format %d, which has no place", base.ErrCorrupt, Name, m.Format)
 	}
 	return &m, nil
 }
 
-// sumOf is the end of an encoded manifest, from its sum on.
+// sumOf returns the end of an encoded manifest, beginning with its checksum.
 func sumOf(encoded []byte) []byte { return encoded[len(encoded)-len(`"01234567"}`)-1:] }

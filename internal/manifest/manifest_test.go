@@ -11,8 +11,8 @@ import (
 	"codeq/internal/testalloc"
 )
 
-// FuzzManifest: a directory whose manifest has any content is refused for one of
-// the reasons that Open gives, or the manifest is kept by being written again.
+// FuzzManifest: a directory whose manifest has any content is refused for one of the reasons that
+// Open gives, or the manifest can be written again unchanged.
 func FuzzManifest(f *testing.F) {
 	for _, m := range []Manifest{
 		{Format: Format, Shards: 3, ID: "00112233445566778899aabbccddeeff"},

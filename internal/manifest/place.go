@@ -10,19 +10,19 @@ import (
 	"codeq/internal/integrity"
 )
 
-// Place is where the files of a queue lie: what the file system calls its directory
-// and its manifest. A manifest has it from before the first store is written until all are
-// closed and sealed. Files that are copied meanwhile, one after the other, are of different
-// moments, and each of them may be whole; but they have other inodes then. A clone of the
-// whole file system keeps them, and is of one moment, as what a power loss leaves.
+// Place identifies the files of a queue: what the file system calls its directory and its manifest.
+// A manifest has it from before the first store is written until all are closed and sealed. Files
+// that are copied meanwhile, one after the other, are of different moments, although each of them
+// may be whole; but they have other inodes. A clone of the whole file system keeps the inodes, and
+// is of one moment, like the state after a power loss.
 //
-// Device numbers are no part of it: many file systems have another one each time they are mounted.
+// Device numbers are not part of it: on many file systems they change with each mount.
 type Place struct {
 	Directory uint64 `json:"directory,omitempty"` // 0: the file system does not say
 	Manifest  uint64 `json:"manifest,omitempty"`
 }
 
-// placeNow is where the queue in a directory lies now.
+// placeNow returns the current place of the queue in a directory.
 func (d *Directory) placeNow() (p Place, err error) {
 	info, err := d.FS.Stat(d.Path)
 	if err != nil {
@@ -53,7 +53,7 @@ func (d *Directory) RefuseCopy() error {
 	return nil
 }
 
-// Take begins to write a directory, which may be a copy if that is accepted.
+// Take begins to write a directory; copied: it may be a copy.
 func (d *Directory) Take(copied bool) error {
 	if !copied {
 		if err := d.RefuseCopy(); err != nil {
@@ -63,7 +63,7 @@ func (d *Directory) Take(copied bool) error {
 	return d.Begin()
 }
 
-// Begin makes the directory one of the current format whose stores may be written, durably.
+// Begin durably makes the directory one of the current format whose stores may be written.
 func (d *Directory) Begin() error {
 	if d.Format == Format && d.Open != nil {
 		if now, err := d.placeNow(); err != nil || now == *d.Open {
@@ -89,7 +89,7 @@ func (d *Directory) End() error {
 	return d.Write()
 }
 
-// stores is the directories of all stores.
+// stores returns the directories of all stores.
 func (d *Directory) stores() []string {
 	var dirs []string
 	for i := range d.Shards {
@@ -101,7 +101,7 @@ func (d *Directory) stores() []string {
 	return dirs
 }
 
-// settle notes in the manifest where it is about to lie; f becomes its file.
+// settle sets the place in a manifest that will be written to f.
 func (d *Directory) settle(f vfs.File) error {
 	if d.Open == nil {
 		return nil

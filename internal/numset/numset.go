@@ -3,14 +3,14 @@ package numset
 
 import "math/bits"
 
-// Set is a set of numbers. The zero Set is empty. One goroutine owns it.
+// Set is a set of numbers. The zero Set is empty. Only one goroutine uses it.
 type Set struct {
 	words []uint64
 	n     int
-	full  int // of words: all before have every number
+	full  int // all words before this index have all numbers
 }
 
-// Len is how many numbers the set has.
+// Len returns how many numbers the set has.
 func (s *Set) Len() int { return s.n }
 
 // Has reports whether the set has n.
@@ -19,7 +19,7 @@ func (s *Set) Has(n uint32) bool {
 	return i < len(s.words) && s.words[i]&(1<<(n%64)) != 0
 }
 
-// Add puts n into the set.
+// Add adds n to the set.
 func (s *Set) Add(n uint32) {
 	i := int(n / 64)
 	if i >= len(s.words) {
@@ -31,7 +31,7 @@ func (s *Set) Add(n uint32) {
 	}
 }
 
-// Remove takes n out of the set.
+// Remove removes n from the set.
 func (s *Set) Remove(n uint32) {
 	i := int(n / 64)
 	if i >= len(s.words) {
@@ -73,7 +73,7 @@ func (s *Set) Next(n uint32) (next uint32, ok bool) {
 	}
 }
 
-// Without returns the numbers of the set that others does not have.
+// Without returns the numbers of the set that are not in others.
 func (s *Set) Without(others *Set) Set {
 	d := Set{words: make([]uint64, len(s.words))}
 	for i, w := range s.words {

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkCall has callers who each make one call after another, over TCP, to a Handler that answers at once.
+// BenchmarkCall measures callers that each make one call after another, over TCP, to a Handler that
+// answers at once.
 func BenchmarkCall(b *testing.B) {
 	for _, callers := range []int{1, 32, 128} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {

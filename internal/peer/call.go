@@ -10,7 +10,7 @@ import (
 	"codeq/internal/base"
 )
 
-// client is the side of a connection of calls that calls.
+// client is the calling side of a connection of calls.
 type client struct {
 	stream
 	node *Node
@@ -23,13 +23,13 @@ type client struct {
 	last    uint64             // number of the last call
 	pending map[uint64]*waiter // calls without a reply, by number
 	watch   *time.Timer        // runs check
-	armed   bool               // watch will run check; so it is while calls are pending
+	armed   bool               // watch will run check; true while calls are pending
 	checked uint64             // heard at the last check
 	pinging bool               // a ping was sent and nothing heard since
 }
 
-// waiter is a call without a reply. Whoever removes it from pending owns it: the reader or fail, which
-// fill it in and send on done, or the caller, who has given up.
+// waiter is a call without a reply. Whoever removes it from pending owns it: the reader or
+// settleAll, which fill it in and send on done, or the caller, who has given up.
 type waiter struct {
 	done  chan struct{} // capacity 1
 	end   uint64        // of its frame in the stream
@@ -41,7 +41,7 @@ func newClient(n *Node, addr string, conn net.Conn) *client {
 	c := &client{node: n, addr: addr, pending: make(map[uint64]*waiter)}
 	c.init(conn, n.c.Timeout)
 	c.ended = c.settleAll
-	c.watch = time.AfterFunc(time.Hour, func() { n.goOn("check of a peer", c.check, c.fail) })
+	c.watch = time.AfterFunc(time.Hour, func() { n.guarded("check of a peer", c.check, c.fail) })
 	c.watch.Stop()
 	return c
 }
@@ -110,7 +110,7 @@ func (c *client) waitForRoom(ctx context.Context) error {
 	}
 }
 
-// abandon reports whether the caller has its waiter for itself again; then the other side is told. Otherwise
+// abandon reports whether the caller owns its waiter again; then it tells the other side. Otherwise
 // the waiter is about to be settled.
 func (c *client) abandon(number uint64) bool {
 	c.mu.Lock()
@@ -125,7 +125,7 @@ func (c *client) abandon(number uint64) bool {
 	return true
 }
 
-// settleAll fails all pending calls. The stream has ended, so that there will be no more.
+// settleAll fails all pending calls. The stream has ended, so that no more will come.
 func (c *client) settleAll() {
 	c.node.forget(c)
 	c.mu.Lock()
@@ -143,15 +143,15 @@ func (c *client) settleAll() {
 	}
 }
 
-// read is the reader.
-func (c *client) read() { c.readFrames(ear{c}, c.receive) }
+// read is the goroutine that reads.
+func (c *client) read() { c.readFrames(countingReader{c}, c.receive) }
 
-// ear counts what is heard.
-type ear struct{ c *client }
+// countingReader counts the reads that return.
+type countingReader struct{ c *client }
 
-func (e ear) Read(p []byte) (int, error) {
-	n, err := e.c.conn.Read(p)
-	e.c.heard.Add(1)
+func (r countingReader) Read(p []byte) (int, error) {
+	n, err := r.c.conn.Read(p)
+	r.c.heard.Add(1)
 	return n, err
 }
 
@@ -178,9 +178,9 @@ func (c *client) receive(f frame) error {
 	return nil
 }
 
-// check runs every Timeout while calls are pending. If nothing was heard since the last time it sends a ping,
-// and ends the connection if nothing is heard until a Timeout after the ping was written: before, what
-// was queued earlier is on its way, and each Write has a deadline of its own.
+// check runs every Timeout while calls are pending. If nothing was heard since the last check, it
+// sends a ping. It ends the connection if nothing is heard within a Timeout after the ping was
+// written; until then, earlier bytes are still being sent, and each Write has its own deadline.
 func (c *client) check() {
 	c.mu.Lock()
 	heard := c.heard.Load()

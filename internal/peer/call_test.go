@@ -202,7 +202,7 @@ func TestEndOfConnectionCancels(t *testing.T) {
 		canceled := 0
 		var request *Request
 		nw.node(t, "b", func(r *Request) {
-			if len(r.Body) > 0 { // answered before
+			if len(r.Body) > 0 { // already answered
 				r.Reply(nil)
 				r.OnCancel(func() { t.Error("canceled after its answer") })
 				return
@@ -246,7 +246,8 @@ func TestLossOfConnection(t *testing.T) {
 	})
 }
 
-// A peer that reads nothing blocks the writer in the first frame: the others have certainly not been seen.
+// A peer that reads nothing blocks the writer in the first frame: it has certainly not seen the
+// others.
 func TestQueuedCallsAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -263,7 +264,7 @@ func TestQueuedCallsAreNotSent(t *testing.T) {
 	})
 }
 
-// A frame of which a part was never handed to the connection cannot have been seen.
+// A frame cannot have been seen if a part of it was never handed to the connection.
 func TestIncompleteFrameIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -423,7 +424,7 @@ func (c slowConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p[:min(len(p), 64<<10)])
 }
 
-// Bodies that travel for many Timeouts, with a ping behind them, keep the connection.
+// Bodies that travel for many Timeouts, followed by a ping, keep the connection.
 func TestSlowNetworkIsNotSilent(t *testing.T) {
 	for _, slow := range []string{"there", "back"} {
 		t.Run(slow, func(t *testing.T) {
@@ -448,7 +449,7 @@ func TestSlowNetworkIsNotSilent(t *testing.T) {
 	}
 }
 
-// Whoever does not keep to the protocol loses the connection.
+// A peer that violates the protocol loses the connection.
 func TestProtocolViolations(t *testing.T) {
 	request := appendFrame(nil, frameRequest, 0, 1, nil)
 	for name, frames := range map[string][]byte{

@@ -7,11 +7,11 @@ import (
 
 // Errors of Call, for errors.Is.
 var (
-	// ErrNotSent means that no handler has seen the call and none will: it may be made again, there
-	// or elsewhere. The error wraps the reason too.
+	// ErrNotSent means that no handler has seen the call and none will: it may be repeated, there
+	// or elsewhere. The error also wraps the reason.
 	ErrNotSent = errors.New("peer: not sent")
-	// ErrLost means that it is unknown whether a handler has seen the call. The error wraps the
-	// reason too: what ended the connection, or the cause of the caller's context.
+	// ErrLost means that it is unknown whether a handler has seen the call. The error also wraps
+	// the reason: what ended the connection, or the cause of the caller's context.
 	ErrLost = errors.New("peer: no reply")
 	// ErrClosed is the reason if this Node was closed. A group's Dial returns it too.
 	ErrClosed = errors.New("peer: node closed")
@@ -24,14 +24,14 @@ var (
 	errUntil    = errors.New("peer: given up")
 )
 
-// RemoteError is what a Handler has answered with Fail.
+// RemoteError is the answer of a Handler by Fail.
 type RemoteError struct {
 	Code byte // the Handler's, or CodePeer
 	Text string
 }
 
-// CodePeer is the Code of a RemoteError that no Handler chose: its reply exceeds MaxBody, or
-// that Node has no Handler.
+// CodePeer is the Code of a RemoteError that no Handler chose: a reply exceeds MaxBody, or that
+// Node has no Handler.
 const CodePeer byte = 0xff
 
 func (e *RemoteError) Error() string { return fmt.Sprintf("peer: remote error %d: %s", e.Code, e.Text) }
@@ -45,8 +45,8 @@ const (
 	RefusedGroup                     // a group that the other side does not have
 )
 
-// RefusedError is the answer of a node that does not accept a connection of this one. It stays so
-// until one of the two is configured otherwise.
+// RefusedError is the answer of a node that refuses a connection of this one. It refuses until one
+// of the two is configured differently.
 type RefusedError struct {
 	Reason Reason
 	Text   string // for people, by the node that refused

@@ -19,7 +19,7 @@ const (
 	frameReply                   // answers the request of that number
 	frameFail                    // answers too; code and body make a RemoteError
 	frameCancel                  // nobody waits for a reply any more
-	framePing                    // to be answered by framePong, number zero
+	framePing                    // is answered by framePong, number zero
 	framePong
 )
 
@@ -27,11 +27,11 @@ const (
 	frameHead = 4 + frameRest
 	frameRest = 8 + 1 + 1 // what length counts besides the body
 
-	// MaxBody is the greatest length of a call's or a reply's body, in bytes.
+	// MaxBody is the maximum length of a call's or a reply's body, in bytes.
 	MaxBody = 320 << 20
 
-	// trusted is how many bytes of a body are allocated because a frame says that they
-	// follow; more is allocated as they arrive.
+	// trusted is how many bytes of a body are allocated because a frame announces them; more is
+	// allocated as they arrive.
 	trusted = 64 << 10
 )
 
@@ -39,7 +39,7 @@ type frame struct {
 	number uint64
 	typ    byte
 	code   byte
-	body   []byte // its receiver's
+	body   []byte // owned by the receiver
 }
 
 func appendFrame(b []byte, typ, code byte, number uint64, body []byte) []byte {
@@ -50,8 +50,8 @@ func appendFrame(b []byte, typ, code byte, number uint64, body []byte) []byte {
 	return append(b, body...)
 }
 
-// readFrame reads one frame. The error is io.EOF if r ends between two frames, wraps errProtocol
-// if this is none, and is otherwise one of r.
+// readFrame reads one frame. The error is io.EOF if r ends between two frames, wraps errProtocol if
+// the bytes are no frame, and is otherwise one of r.
 func readFrame(r *bufio.Reader) (frame, error) {
 	head, err := r.Peek(frameHead)
 	if err != nil {
@@ -74,7 +74,7 @@ func readFrame(r *bufio.Reader) (frame, error) {
 	return f, err
 }
 
-// readBody reads length bytes, and has memory for no more than trusted bytes or about twice of what has come.
+// readBody reads length bytes. It allocates at most trusted bytes, or about twice what has arrived.
 func readBody(r io.Reader, length int) ([]byte, error) {
 	if length == 0 {
 		return nil, nil

@@ -32,7 +32,7 @@ func TestFrameCutShort(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 }
 
-// A length is not believed before its bytes have come.
+// A length is not trusted before its bytes have arrived.
 func TestLyingLengthTakesNoMemory(t *testing.T) {
 	lie := appendFrame(nil, frameRequest, 0, 1, make([]byte, trusted))
 	binary.BigEndian.PutUint32(lie, frameRest+MaxBody)

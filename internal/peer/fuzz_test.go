@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// script is a connection on which the other side says what is in it, and listens to nothing.
+// script is a connection from which its content is read, and which ignores writes.
 type script struct {
 	net.Conn
 	mu     sync.Mutex
@@ -43,8 +43,8 @@ func (s *script) Close() error {
 	return nil
 }
 
-// ended is why a reader has ended a connection, which it must have: at its end, or as the other
-// side breaks the protocol.
+// ended returns why a reader has ended a connection, which it must have done: at its end, or
+// because the other side broke the protocol.
 func ended(t *testing.T, s *stream) {
 	t.Helper()
 	s.mu.Lock()
@@ -55,8 +55,8 @@ func ended(t *testing.T, s *stream) {
 	require.True(t, s.conn.(*script).closed)
 }
 
-// FuzzServer: whatever a caller sends, requests come in the order of their numbers, each is told at most
-// once that its caller has given up, and the connection ends.
+// FuzzServer: whatever a caller sends, requests arrive in the order of their numbers, each is
+// canceled at most once, and the connection ends.
 func FuzzServer(f *testing.F) {
 	f.Add(appendFrame(nil, frameRequest, 7, 1, []byte("body")))
 	f.Add(appendFrame(appendFrame(nil, frameRequest, 1, 2, nil), frameCancel, 0, 2, nil))
@@ -96,8 +96,8 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// FuzzClient: whatever a called node answers, each pending call ends: with the reply, or an error of
-// this package.
+// FuzzClient: whatever a called node answers, each pending call ends: with the reply, or an error
+// of this package.
 func FuzzClient(f *testing.F) {
 	f.Add(appendFrame(appendFrame(nil, frameReply, 0, 2, []byte("reply")), frameFail, 9, 1, []byte("text")))
 	f.Add(appendFrame(appendFrame(nil, frameReply, 0, 1, nil), frameReply, 0, 1, nil))

@@ -17,9 +17,10 @@ type group struct {
 	closed chan struct{} // closed by Close
 }
 
-// Group returns the connections of Raft group g, for one raft.NetworkTransport at a time. g must be less than
-// Config.Groups. Close of it ends its Accept only: the connections that it gave stay open until Raft or Close of
-// the Node closes them. A connection that nobody accepts within Timeout is closed.
+// Group returns the connections of Raft group g, for one raft.NetworkTransport at a time. g must be
+// less than Config.Groups. Its Close ends only its Accept: the connections that it returned stay
+// open until Raft or Close of the Node closes them. A connection that nobody accepts within Timeout
+// is closed.
 func (n *Node) Group(g int) raft.StreamLayer {
 	return &group{node: n, number: g, closed: make(chan struct{})}
 }
@@ -28,7 +29,7 @@ func (n *Node) Group(g int) raft.StreamLayer {
 func (g *group) Accept() (net.Conn, error) {
 	select {
 	case <-g.closed:
-		return nil, net.ErrClosed // also if a connection is there
+		return nil, net.ErrClosed // even if a connection is waiting
 	default:
 	}
 	select {
@@ -48,7 +49,8 @@ func (g *group) Close() error {
 // Addr returns the address of the Node's listener.
 func (g *group) Addr() net.Addr { return g.node.c.Listener.Addr() }
 
-// Dial opens a connection to the same group of the node at addr, within timeout, if positive, and Config.Timeout.
+// Dial opens a connection to the same group of the node at addr, within timeout, if positive, and
+// Config.Timeout.
 func (g *group) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	ctx := g.node.ctx
 	if timeout > 0 {

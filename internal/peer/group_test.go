@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fsm tells what it applies.
+// fsm sends what it applies to a channel.
 type fsm struct{ applied chan string }
 
 func (f fsm) Apply(l *raft.Log) any {
@@ -79,7 +79,8 @@ func TestGroupConnection(t *testing.T) {
 		accepted, err := groups[1].Accept()
 		require.NoError(t, err)
 
-		// No deadline is left of the handshake, and Close of the group leaves its connections alone.
+		// No deadline of the handshake is left, and Close of the group does not close its
+		// connections.
 		require.NoError(t, groups[1].Close())
 		time.Sleep(10 * testTimeout)
 		for _, end := range [][2]net.Conn{{dialed, accepted}, {accepted, dialed}} {
@@ -122,7 +123,7 @@ func TestCloseOfGroupEndsAccept(t *testing.T) {
 		require.NoError(t, g.Close())
 		require.ErrorIs(t, <-ended, net.ErrClosed)
 
-		// A connection for which nobody comes is closed.
+		// A connection that nobody accepts is closed.
 		dialed, err := a.Group(0).Dial("b", 0)
 		require.NoError(t, err)
 		defer dialed.Close()
@@ -136,7 +137,7 @@ func TestCloseOfGroupEndsAccept(t *testing.T) {
 		require.ErrorIs(t, err, io.EOF)
 		require.Equal(t, testTimeout, time.Since(begin))
 
-		// It may come back.
+		// The group may be opened again.
 		again, err := a.Group(0).Dial("b", 0)
 		require.NoError(t, err)
 		defer again.Close()

@@ -9,18 +9,18 @@ import (
 
 // A header begins each connection:
 //
-//	"codeq" | version u8 | length u16 | what follows, length bytes: use u8 | group u32 | groups u32 | name
+//	"codeq" | version u8 | length u16 | length bytes: use u8 | group u32 | groups u32 | name
 //
 // and the accepting side answers, in any version of the protocol:
 //
 //	0, or a Reason | length u8 | text
 //
-// Integers are big-endian. Up to the length, headers of all versions are alike, so that one of another version can be
-// read to its end and refused: closing a connection with unread bytes may destroy the answer under way.
-// Nothing follows the header before the answer has come.
+// Integers are big-endian. Up to the length, headers of all versions are alike, so that one of
+// another version can be read to its end and refused: closing a connection with unread bytes may
+// destroy the answer under way. Nothing follows the header before the answer has come.
 const (
 	magic       = "codeq"
-	version     = 2 // of all that nodes tell each other, and of what replicas store
+	version     = 2 // of all messages between nodes, and of what replicas store
 	headerFixed = len(magic) + 3
 	headerBody  = 1 + 4 + 4
 	maxHeader   = 1024 // bytes after the length, of any version
@@ -36,7 +36,7 @@ const (
 type header struct {
 	use    byte
 	group  uint32 // of useRaft, else zero
-	groups uint32 // that the dialer has
+	groups uint32 // number of groups of the dialer
 	name   string // of the dialer
 }
 
@@ -53,7 +53,7 @@ func appendHeader(b []byte, h header) []byte {
 	return append(b, h.name...)
 }
 
-// readHeader reads exactly one header. It returns a *RefusedError if the header is whole but of
+// readHeader reads exactly one header. It returns a *RefusedError if the header is complete but of
 // another version, and errHeader or an error of r if nothing should be answered.
 func readHeader(r io.Reader) (header, error) {
 	var buf [maxHeader]byte

@@ -65,7 +65,8 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// What does not speak the protocol is not answered, and what does not speak is not waited for.
+// A dialer that does not speak the protocol gets no answer, and one that sends nothing is not
+// waited for.
 func TestGarbageInsteadOfHeader(t *testing.T) {
 	for name, garbage := range map[string]string{
 		"another protocol": "GET / HTTP/1.1\r\n\r\n",

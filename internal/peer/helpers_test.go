@@ -13,7 +13,7 @@ import (
 
 const testTimeout = 5 * time.Second
 
-// network connects what listens in one synctest bubble, by net.Pipe.
+// network connects listeners in one synctest bubble, by net.Pipe.
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*pipeListener
@@ -107,7 +107,7 @@ func (nw *network) connect(t *testing.T, addr string) net.Conn {
 	return c
 }
 
-// fake accepts one connection at addr, does the handshake, and gives it to serve in a goroutine.
+// fake accepts one connection at addr, does the handshake, and passes it to serve in a goroutine.
 func (nw *network) fake(t *testing.T, addr string, serve func(net.Conn)) {
 	l := nw.listen(addr)
 	go func() {
@@ -127,7 +127,7 @@ func (nw *network) fake(t *testing.T, addr string, serve func(net.Conn)) {
 	t.Cleanup(func() { _ = l.Close() })
 }
 
-// outcome of a Call in a goroutine of its own.
+// outcome of a Call in a separate goroutine.
 type outcome struct {
 	reply []byte
 	err   error

@@ -22,33 +22,36 @@ const (
 
 // Config of a Node.
 type Config struct {
-	// Name is this node's ID, of at most 255 bytes. The others are told, and believe it.
+	// Name is this node's ID, of at most 255 bytes. The other nodes do not verify it.
 	Name string
-	// Listener accepts the connections of the others; TLS, if any, is already around it. The Node closes it. Raft
-	// tells its Addr to the others, so that must be an address which they can dial.
+	// Listener accepts the connections of the other nodes; TLS, if any, is already around it. The
+	// Node closes it. Raft tells its Addr to the others, so that must be an address which they can
+	// dial.
 	Listener net.Listener
-	// Dial opens a connection to a Listener of another node, TLS, if any, included. It must return soon once ctx ends.
+	// Dial opens a connection to a Listener of another node, TLS, if any, included. It must return
+	// soon once ctx ends.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Groups is the number of Raft groups; nodes with another one are refused.
+	// Groups is the number of Raft groups; nodes with another number are refused.
 	Groups int
-	// Handler is called by the reader of a connection, for one request after another in the order in which
-	// they were sent, so it must not block. It answers by Request.Reply or Request.Fail, at once or later, from
-	// any goroutine. Connections have a reader each.
+	// Handler is called by the reader of a connection, for one request after another in the order
+	// in which they were sent, so it must not block. It answers by Request.Reply or Request.Fail,
+	// at once or later, from any goroutine. Each connection has its own reader.
 	Handler func(*Request)
-	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of waiting for a sign
-	// of life while calls are pending. Defaults to 5 seconds.
+	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of
+	// waiting for any bytes while calls are pending. Defaults to 5 seconds.
 	Timeout time.Duration
-	// Logger is told of connections that were refused or failed. Defaults to none.
+	// Logger logs connections that were refused or failed. Defaults to none.
 	Logger *slog.Logger
 }
 
-// Node is one end of all connections between this node and the others. Its methods are safe for concurrent use.
+// Node is one end of all connections between this node and the others. Its methods are safe for
+// concurrent use.
 type Node struct {
 	c       Config
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
 	running sync.WaitGroup  // goroutines of the Node; added to under mu before closed is set
-	waiters sync.Pool       // of *waiter, each with its channel: not shared between synctest bubbles
+	waiters sync.Pool       // of *waiter with their channels: not shared between synctest bubbles
 	groups  []chan net.Conn // from a group's new connections to its Accept; never closed
 
 	mu     sync.Mutex
@@ -57,7 +60,7 @@ type Node struct {
 	links  map[string]*link   // by address, all that were ever called
 }
 
-// conn is a connection that the Node closes, unless somebody does before.
+// conn is a connection that Close of the Node closes, unless it was closed before.
 type conn struct {
 	net.Conn
 	node *Node
@@ -70,16 +73,16 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// link is what is known of an address that is called. Guarded by Node.mu.
+// link is the state of an address that was called. Guarded by Node.mu.
 type link struct {
 	client  *client  // nil if there is no connection
-	attempt *attempt // under way, or nil
+	attempt *attempt // running, or nil
 	failure error    // of the last attempt, or nil
 	backoff time.Duration
-	retry   time.Time // no attempt before
+	retry   time.Time // no attempt before then
 }
 
-// attempt is a dial under way. client and err are set before done is closed.
+// attempt is a running dial. client and err are set before done is closed.
 type attempt struct {
 	done   chan struct{}
 	client *client
@@ -126,7 +129,7 @@ func (n *Node) panicked(what string, value any, stack []byte) error {
 	return fmt.Errorf("peer: panic in %s: %v", what, value)
 }
 
-// pause waits for d, or until the Node is closed: then it is false.
+// pause waits for d and returns true, or returns false once the Node is closed.
 func (n *Node) pause(d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -136,14 +139,14 @@ func (n *Node) pause(d time.Duration) bool {
 	}
 }
 
-// goOn runs f, which is a goroutine of a connection: if it panics, end learns why.
-func (n *Node) goOn(what string, f func(), end func(error)) {
+// guarded runs f on a goroutine of a connection: if f panics, it calls end with the reason.
+func (n *Node) guarded(what string, f func(), end func(error)) {
 	guard.Run(what, f, func(value any, stack []byte) { end(n.panicked(what, value, stack)) })
 }
 
-// Close closes the listener and all connections, those that were handed over to Raft too, and waits for the Node's
-// goroutines, Handlers included. Pending calls fail with ErrLost, or ErrNotSent. It must not be called by a Handler.
-// Closing again does nothing.
+// Close closes the listener and all connections, including those of Raft, and waits for the Node's
+// goroutines and Handlers. Pending calls fail with ErrLost, or ErrNotSent. A Handler must not call
+// it. Closing again does nothing.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	if n.closed {
@@ -178,19 +181,20 @@ func (n *Node) Close() error {
 	return err
 }
 
-// goUnlessClosed is goOn in a goroutine that Close waits for. It reports whether there is one.
+// goUnlessClosed runs guarded in a goroutine for which Close waits. It reports whether there is
+// one.
 func (n *Node) goUnlessClosed(what string, f func(), end func(error)) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return false
 	}
-	n.running.Go(func() { n.goOn(what, f, end) })
+	n.running.Go(func() { n.guarded(what, f, end) })
 	return true
 }
 
-// adopt has raw closed by Close. After Close it does so itself and returns nil.
-func (n *Node) adopt(raw net.Conn) *conn {
+// register makes Close close raw. After Close it closes raw itself and returns nil.
+func (n *Node) register(raw net.Conn) *conn {
 	c := &conn{Conn: raw, node: n}
 	n.mu.Lock()
 	closed := n.closed
@@ -223,15 +227,15 @@ func (n *Node) accept() {
 			continue
 		}
 		delay = 0
-		if c := n.adopt(raw); c != nil {
-			n.goUnlessClosed("welcome", func() { n.welcome(c) }, func(error) { _ = c.Close() })
+		if c := n.register(raw); c != nil {
+			n.goUnlessClosed("accepted connection", func() { n.serveAccepted(c) }, func(error) { _ = c.Close() })
 		}
 	}
 }
 
-// welcome reads the header of an accepted connection and serves the connection, or hands it over. If it cannot,
-// it closes it.
-func (n *Node) welcome(c *conn) {
+// serveAccepted reads the header of an accepted connection and serves the connection, or hands it
+// over. If that fails, it closes it.
+func (n *Node) serveAccepted(c *conn) {
 	h, err := n.checkHeader(c)
 	if err != nil {
 		_ = c.Close()
@@ -250,7 +254,7 @@ func (n *Node) welcome(c *conn) {
 		_ = c.Close()
 		return
 	}
-	n.goOn("server reader", s.read, s.fail)
+	n.guarded("server reader", s.read, s.fail)
 }
 
 // checkHeader does the accepting side of the handshake, within Timeout.
@@ -290,7 +294,7 @@ func (n *Node) connect(ctx context.Context, addr string, h header) (*conn, error
 	if err != nil {
 		return nil, fmt.Errorf("peer: dial %s: %w", addr, err)
 	}
-	c := n.adopt(raw)
+	c := n.register(raw)
 	if c == nil {
 		return nil, ErrClosed
 	}
@@ -312,17 +316,18 @@ func (n *Node) connect(ctx context.Context, addr string, h header) (*conn, error
 	return c, nil
 }
 
-// Call has the Handler of the node at addr answer a request, and returns the body of its Reply. Errors are an
-// ErrNotSent, an ErrLost or a *RemoteError. If ctx ends the error wraps its cause, and the other side's
-// Request.OnCancel is told. Call does not keep body, which is of at most MaxBody bytes.
+// Call sends a request to the node at addr and returns the body of its Handler's Reply. Errors are
+// an ErrNotSent, an ErrLost or a *RemoteError. If ctx ends, the error wraps its cause, and the
+// other side calls the function of Request.OnCancel. Call does not keep body, which has at most
+// MaxBody bytes.
 //
-// The connection to addr is opened by the first call. When that has failed, calls fail until a short while has
-// passed, 50 ms at first and up to 1 s. Calls wait while much is queued for the connection.
+// The first call opens the connection to addr. When that has failed, calls fail for a short time,
+// 50 ms at first and up to 1 s. Calls wait while much is queued for the connection.
 func (n *Node) Call(ctx context.Context, addr string, kind byte, body []byte) ([]byte, error) {
 	return n.CallUntil(ctx, nil, addr, kind, body)
 }
 
-// CallUntil is Call, which is given up when until is closed, too.
+// CallUntil is Call that also gives up when until is closed.
 func (n *Node) CallUntil(ctx context.Context, until <-chan struct{}, addr string, kind byte, body []byte) ([]byte, error) {
 	if len(body) > MaxBody {
 		return nil, fmt.Errorf("%w: body of %d bytes, more than %d", ErrNotSent, len(body), MaxBody)
@@ -364,7 +369,7 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (
 		n.running.Go(func() {
 			var raw *conn
 			var err error
-			n.goOn("dial", func() { raw, err = n.connect(n.ctx, addr, header{use: useCalls}) }, func(e error) { err = e })
+			n.guarded("dial", func() { raw, err = n.connect(n.ctx, addr, header{use: useCalls}) }, func(e error) { err = e })
 			n.tried(addr, l, a, raw, err)
 		})
 	}
@@ -379,7 +384,7 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (
 	}
 }
 
-// tried is the end of an attempt.
+// tried ends an attempt.
 func (n *Node) tried(addr string, l *link, a *attempt, raw *conn, err error) {
 	n.mu.Lock()
 	if err == nil && n.closed {
@@ -389,8 +394,8 @@ func (n *Node) tried(addr string, l *link, a *attempt, raw *conn, err error) {
 		a.client = newClient(n, addr, raw)
 		l.client = a.client
 		l.failure, l.backoff = nil, 0
-		n.running.Go(func() { n.goOn("client reader", a.client.read, a.client.fail) })
-		n.running.Go(func() { n.goOn("client writer", a.client.write, a.client.fail) })
+		n.running.Go(func() { n.guarded("client reader", a.client.read, a.client.fail) })
+		n.running.Go(func() { n.guarded("client writer", a.client.write, a.client.fail) })
 	} else {
 		a.err = err
 		l.failure = err
@@ -405,7 +410,7 @@ func (n *Node) tried(addr string, l *link, a *attempt, raw *conn, err error) {
 	}
 }
 
-// forget has the next call to its address open a connection instead of c.
+// forget removes c, so that the next call to its address opens a connection.
 func (n *Node) forget(c *client) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

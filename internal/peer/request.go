@@ -5,10 +5,10 @@ import (
 	"strconv"
 )
 
-// Request is a call as its Handler sees it. Its fields are the Handler's to read for as long as it likes;
-// Body is nobody else's.
+// Request is a call as its Handler sees it. The Handler may keep it and read its fields; nobody
+// else uses Body.
 type Request struct {
-	From string // Config.Name of the caller, as it says
+	From string // Config.Name of the caller, unverified
 	Kind byte
 	Body []byte
 
@@ -19,8 +19,8 @@ type Request struct {
 	cancel   func()
 }
 
-// Reply answers the request. It neither blocks nor keeps body. Of several answers, by Reply or Fail, the first one
-// counts, and nobody learns of it if the caller has given up or the connection has ended.
+// Reply answers the request. It neither blocks nor keeps body. Only the first of several answers,
+// by Reply or Fail, counts; it is dropped if the caller has given up or the connection has ended.
 func (r *Request) Reply(body []byte) {
 	if len(body) > MaxBody {
 		r.Fail(CodePeer, "reply of "+strconv.Itoa(len(body))+" bytes is too large")
@@ -50,9 +50,9 @@ func (r *Request) answer(typ, code byte, body []byte) {
 	}
 }
 
-// OnCancel has f called when the caller gives up or the connection ends, unless the request has been answered before.
-// It must be called by the Handler before that returns, at most once. The connection's reader calls f, which must not
-// block, and may do so while somebody answers.
+// OnCancel makes f the function that is called when the caller gives up or the connection ends,
+// unless the request was answered before. The Handler must call OnCancel before it returns, at most
+// once. The connection's reader calls f, which must not block, perhaps while somebody answers.
 func (r *Request) OnCancel(f func()) {
 	c := r.conn
 	c.mu.Lock()
@@ -67,7 +67,7 @@ func (r *Request) OnCancel(f func()) {
 	c.cancels[r.number] = r
 }
 
-// server is the side of a connection of calls that was called.
+// server is the called side of a connection of calls.
 type server struct {
 	stream
 	from    string
@@ -79,7 +79,7 @@ type server struct {
 	cancels map[uint64]*Request
 }
 
-// read is the reader.
+// read is the goroutine that reads.
 func (c *server) read() {
 	defer c.cancelAll()
 	c.readFrames(c.conn, c.receive)

@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	writeChunk  = 1 << 20  // bytes of one Write, each of which has Config.Timeout
-	keepBuffer  = 1 << 20  // buffers that grew beyond are left to the garbage collector
+	writeChunk  = 1 << 20  // bytes of one Write, each with Config.Timeout
+	keepBuffer  = 1 << 20  // larger buffers are left to the garbage collector
 	readBuffer  = 64 << 10 // bytes that a reader takes from the network at once
 	gatherBytes = 64 << 10 // with fewer queued, the writer lets others append more
 	queuedBytes = 64 << 20 // with more of them queued, calls wait
 )
 
-// stream is what both sides of a connection of calls have in common. To write, frames gather in one buffer while
-// the writer, a goroutine of its own, writes the other one.
+// stream is what both sides of a connection of calls have in common. Frames are appended to one
+// buffer while the writer, a separate goroutine, writes the other one.
 //
 // Bytes are counted from the beginning of the connection. Invariant: written <= handed <= appended.
-// A frame of which not all bytes were handed to conn has not been seen by the other side.
+// The other side has not seen a frame if some of its bytes were not handed to conn.
 type stream struct {
 	conn    net.Conn
 	timeout time.Duration // of one Write
@@ -37,7 +37,7 @@ type stream struct {
 	err      error // non-nil once the stream has ended: what ended it
 
 	pingEnd uint64    // end of the last ping's frame
-	pingOut time.Time // when that was written; zero if it is not, or there is none
+	pingOut time.Time // when it was written; zero if it is not, or there is none
 }
 
 func (s *stream) init(conn net.Conn, timeout time.Duration) {
@@ -81,7 +81,7 @@ func (s *stream) fail(err error) {
 	_ = s.conn.Close()
 }
 
-// openRoom lets those who wait for room look again. REQUIRES: mu is held.
+// openRoom wakes the callers that wait for room. REQUIRES: mu is held.
 func (s *stream) openRoom() {
 	if s.room != nil {
 		close(s.room)
@@ -89,7 +89,7 @@ func (s *stream) openRoom() {
 	}
 }
 
-// write is the writer. It returns when the stream has ended.
+// write is the goroutine that writes. It returns when the stream has ended.
 func (s *stream) write() {
 	var spare []byte
 	for {
@@ -118,10 +118,12 @@ func (s *stream) write() {
 	}
 }
 
-// take waits for bytes and swaps them for the empty slice into. It returns nil if the stream has ended.
+// take waits for bytes and swaps them for the empty slice into. It returns nil if the stream has
+// ended.
 //
-// Whoever has appended the first bytes is probably one of many that run just now, so take yields the processor for as
-// long as the queue grows. In BenchmarkCall this doubles the throughput of 32 callers and more.
+// The goroutine that appended the first bytes is probably one of many that run now, so take yields
+// the processor while the queue grows. In BenchmarkCall this doubles the throughput of 32 callers
+// and more.
 func (s *stream) take(into []byte) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +146,7 @@ func (s *stream) take(into []byte) []byte {
 	return out
 }
 
-// hand reports whether the next n bytes may be handed to conn, as the stream has not ended.
+// hand reports whether the next n bytes may be handed to conn: the stream has not ended.
 func (s *stream) hand(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +158,8 @@ func (s *stream) hand(n int) bool {
 	return true
 }
 
-// noteWritten is called by the writer when Write has taken all that it was handed. REQUIRES: mu is held.
+// noteWritten is called by the writer when Write has written everything that was handed to it.
+// REQUIRES: mu is held.
 func (s *stream) noteWritten() {
 	s.written = s.handed
 	if s.pingOut.IsZero() && s.pingEnd > 0 && s.pingEnd <= s.written {
@@ -164,8 +167,8 @@ func (s *stream) noteWritten() {
 	}
 }
 
-// readFrames hands each frame that comes to receive, until the connection has ended, which an error of
-// receive has it do.
+// readFrames calls receive for each frame until the connection has ended; an error of receive ends
+// it.
 func (s *stream) readFrames(from io.Reader, receive func(frame) error) {
 	r := bufio.NewReaderSize(from, readBuffer)
 	for {

@@ -15,10 +15,9 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// BenchmarkStoreLogs has each group store entry after entry of 16 KiB and
-// truncate its log now and then, as snapshots do: Pebble in one store, bbolt in
-// a file for each group. bbolt knows no write before the acknowledgement other
-// than none: it writes pages with write(2) and skips the sync.
+// BenchmarkStoreLogs lets each group store entry after entry of 16 KiB and truncate its log now and
+// then, as snapshots do: Pebble in one store, bbolt in a file for each group. Without a sync, bbolt
+// has only one level: it writes pages with write(2).
 func BenchmarkStoreLogs(b *testing.B) {
 	const (
 		entryBytes = 16 << 10
@@ -91,9 +90,9 @@ func BenchmarkStoreLogs(b *testing.B) {
 	}
 }
 
-// BenchmarkTruncation has groups append in turn with a tail of their logs kept,
-// and reports the largest size of the directory against what is kept, and what was
-// written to tables against what was appended.
+// BenchmarkTruncation lets groups append in turn while they keep a tail of their logs. It reports
+// the largest size of the directory relative to what is kept, and what was written to tables
+// relative to what was appended.
 func BenchmarkTruncation(b *testing.B) {
 	const (
 		entryBytes = 16 << 10

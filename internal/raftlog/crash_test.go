@@ -17,9 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hookFS calls before ahead of each creation, write and sync of a log of Pebble; its
-// error becomes theirs. It locks nothing, so that a store whose process has
-// "died" need not be closed.
+// hookFS calls before ahead of each creation, write and sync of a log of Pebble; its error becomes
+// the error of the operation. It locks nothing, so that a store whose process has "died" need not
+// be closed.
 type hookFS struct {
 	vfs.FS
 	before func(op string) error
@@ -80,8 +80,7 @@ func (f hookFile) SyncData() error {
 	return f.File.SyncData()
 }
 
-// TestGroupsShareSync: what groups store while a sync is under way is made
-// durable by the next one.
+// TestGroupsShareSync: what groups store during a sync is made durable by the next one.
 func TestGroupsShareSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const groups = 10
@@ -116,8 +115,7 @@ func TestGroupsShareSync(t *testing.T) {
 	})
 }
 
-// contents returns all groups' logs as indexes and terms, and makes sure that
-// every entry can be read.
+// contents returns all groups' logs as indexes and terms, and checks that every entry can be read.
 func contents(t *testing.T, s *Store, groups int) string {
 	var b strings.Builder
 	for n := range uint32(groups) {
@@ -135,10 +133,9 @@ func contents(t *testing.T, s *Store, groups int) string {
 	return b.String()
 }
 
-// TestCrash changes the logs of several groups, and takes images of the disk
-// ahead of each write and sync of the log, and after each change. What an image
-// holds is the state after some change: no older than the last acknowledged
-// entries if the crash is one that the level stands.
+// TestCrash changes the logs of several groups, and takes images of the disk ahead of each write
+// and sync of the log, and after each change. An image holds the state after some change: no older
+// than the last acknowledged entries if the level survives this kind of crash.
 func TestCrash(t *testing.T) {
 	const groups = 3
 	for _, tc := range []struct {
@@ -154,7 +151,7 @@ func TestCrash(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, uint64(tc.sync)))
-			steps := rand.New(rand.NewPCG(2, 0)) // mu guards the other one
+			steps := rand.New(rand.NewPCG(2, 0)) // mu guards the other generator
 			disk := vfs.NewCrashableMem()
 			states := []string{contents(t, open(t, vfs.NewMem(), Options{}), groups)}
 			acked := 0 // the state of the last acknowledged entries
@@ -205,7 +202,7 @@ func TestCrash(t *testing.T) {
 					model[n][1] = from - 1
 				default:
 					from := last + 1
-					if op == 2 { // behind a snapshot
+					if op == 2 { // after a snapshot
 						from += 3
 						terms[n], first = nil, 0
 					}
@@ -264,7 +261,7 @@ func TestCrash(t *testing.T) {
 			} else {
 				require.NotZero(t, lost, "the images show nothing")
 			}
-			// The store that was closed has everything, at each level.
+			// The closed store has everything, at each level.
 			s = open(t, disk.CrashClone(vfs.CrashCloneCfg{}), Options{})
 			require.Equal(t, states[len(states)-1], contents(t, s, groups))
 			require.NoError(t, s.Close())
@@ -274,8 +271,8 @@ func TestCrash(t *testing.T) {
 
 var errBroken = errors.New("the disk is broken")
 
-// TestFailedWrite: once the log cannot be written, concurrent calls of all
-// groups fail, none hangs, and nothing that failed is taken for stored.
+// TestFailedWrite: once the log cannot be written, concurrent calls of all groups fail, none hangs,
+// and nothing that failed is taken for stored.
 func TestFailedWrite(t *testing.T) {
 	for _, sync := range []Sync{SyncDisk, SyncProcess, SyncNone} {
 		for _, op := range []string{"write", "sync", "create"} {

@@ -67,7 +67,7 @@ func appendValue(b []byte, group uint32, l *raft.Log) []byte {
 	return b
 }
 
-// valueBytes is the length of what appendValue appends.
+// valueBytes returns the length of what appendValue appends.
 func valueBytes(l *raft.Log) int {
 	var header [maxHeader]byte
 	return checksumBytes + len(appendHeader(header[:0], l)) + len(l.Extensions) + len(l.Data)
@@ -78,8 +78,8 @@ func checksum(group uint32, index uint64, rest []byte) uint32 {
 	return crc32.Update(crc32.Checksum(appendKey(key[:0], group, index), castagnoli), castagnoli, rest)
 }
 
-// decodeValue decodes the value of an entry into l, which shares no memory with
-// it. On an error, which is ErrCorrupt, it leaves l as it was.
+// decodeValue decodes the value of an entry into l, which shares no memory with it. On an error,
+// which is ErrCorrupt, it does not change l.
 func decodeValue(group uint32, index uint64, value []byte, l *raft.Log) error {
 	damaged := func(what string) error {
 		return fmt.Errorf("%w: group %d, index %d: %s", ErrCorrupt, group, index, what)

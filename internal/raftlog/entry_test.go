@@ -39,7 +39,7 @@ func TestFormat(t *testing.T) {
 			var got raft.Log
 			require.NoError(t, decodeValue(7, tc.log.Index, value, &got))
 			require.Equal(t, tc.log, got)
-			clear(value) // shares nothing
+			clear(value) // it shares nothing
 			require.Equal(t, tc.log, got)
 		})
 	}
@@ -65,7 +65,7 @@ func TestDecodeRefusesDamage(t *testing.T) {
 			refused(7, 9, damaged)
 		}
 	}
-	// Malformed, under a checksum that is right.
+	// Malformed, with a right checksum.
 	for _, rest := range []string{
 		"",
 		"00",                       // no term
@@ -89,8 +89,8 @@ func withChecksum(t *testing.T, group uint32, index uint64, rest string) []byte 
 	return append([]byte{byte(sum), byte(sum >> 8), byte(sum >> 16), byte(sum >> 24)}, b...)
 }
 
-// FuzzDecode gives the decoder any bytes under a checksum that is right: it
-// must not panic, and what it takes must come back the same from what it is encoded to.
+// FuzzDecode gives the decoder any bytes with a right checksum: it must not panic, and what it
+// accepts must decode to the same again from its encoding.
 func FuzzDecode(f *testing.F) {
 	for _, log := range []raft.Log{
 		{},

@@ -16,17 +16,17 @@ var (
 
 // Group is the log of one Raft group. All methods may be called concurrently.
 //
-// Entries that were stored must not be changed afterwards: the newest ones are
-// kept and handed out as they are, with the same Data.
+// Stored entries must not be changed afterwards: the newest ones are kept and returned with the
+// same Data.
 type Group struct {
 	store  *Store
 	number uint32
 
-	// writing is held by whoever changes the log, over the commit.
+	// writing is held while the log is changed, including the commit.
 	writing sync.Mutex
 
-	// mu guards what is below, which is written under writing as well. It is
-	// not held during I/O.
+	// mu guards the fields below, which are changed only with writing held as well. It is not held
+	// during I/O.
 	mu     sync.RWMutex
 	first  uint64 // 0: the log is empty
 	last   uint64
@@ -77,8 +77,8 @@ func (g *Group) bounds() (first, last uint64) {
 // IsMonotonic tells Raft that the log has no gaps.
 func (g *Group) IsMonotonic() bool { return true }
 
-// GetLog returns an entry: from memory if it is recent, without allocating. The
-// error is raft.ErrLogNotFound if there is none, or ErrCorrupt.
+// GetLog returns an entry: from memory if it is recent, without allocating. The error is
+// raft.ErrLogNotFound if there is none, or ErrCorrupt.
 func (g *Group) GetLog(index uint64, log *raft.Log) error {
 	g.mu.RLock()
 	if index < g.first || index > g.last || index == 0 {
@@ -104,7 +104,8 @@ func (g *Group) read(index uint64, log *raft.Log) error {
 	if err != raft.ErrLogNotFound {
 		return err
 	}
-	return g.write(func(first, last uint64) error { // it was deleted a moment ago, or else is missing
+	// it was deleted a moment ago, or else is missing
+	return g.write(func(first, last uint64) error {
 		if index < first || index > last {
 			return raft.ErrLogNotFound
 		}
@@ -115,7 +116,7 @@ func (g *Group) read(index uint64, log *raft.Log) error {
 	})
 }
 
-// get reads an entry from the store. REQUIRES: the caller uses the store.
+// get reads an entry from the store. REQUIRES: the caller has called use.
 func (g *Group) get(index uint64, log *raft.Log) error {
 	var key [keyBytes]byte
 	value, closer, err := g.store.db.Get(appendKey(key[:0], g.number, index))
@@ -128,13 +129,12 @@ func (g *Group) get(index uint64, log *raft.Log) error {
 	return errors.Join(decodeValue(g.number, index, value, log), closer.Close())
 }
 
-// StoreLog is StoreLogs of one entry.
+// StoreLog is StoreLogs for one entry.
 func (g *Group) StoreLog(log *raft.Log) error { return g.StoreLogs([]*raft.Log{log}) }
 
-// StoreLogs appends entries, all or none of them, and returns when they have
-// survived what Options.Sync says. Entries beyond the end of the log replace
-// it. Indexes that are taken, or not consecutive, are refused with ErrOrder;
-// after any other error the store is to be opened again.
+// StoreLogs appends entries, all or none of them, and returns when they are as safe as Options.Sync
+// says. Entries beyond the end of the log replace it. Indexes that are taken, or not consecutive,
+// are refused with ErrOrder; after any other error the store must be opened again.
 func (g *Group) StoreLogs(logs []*raft.Log) error {
 	if len(logs) == 0 {
 		return nil
@@ -142,7 +142,7 @@ func (g *Group) StoreLogs(logs []*raft.Log) error {
 	return g.write(func(first, last uint64) error { return g.add(logs, first, last) })
 }
 
-// write has f, which is told the bounds of the log, change it, and nobody else meanwhile.
+// write calls f, which may change the log, with the bounds of the log, and excludes other changes.
 func (g *Group) write(f func(first, last uint64) error) error {
 	g.writing.Lock()
 	defer g.writing.Unlock()
@@ -202,9 +202,9 @@ func (g *Group) add(logs []*raft.Log, first, last uint64) error {
 	return nil
 }
 
-// DeleteRange deletes the entries from one index through another, which are the
-// oldest or the newest ones; a hole is refused with ErrOrder. It does not wait
-// for a sync: until a later StoreLogs returns, a crash may bring them back.
+// DeleteRange deletes the entries from one index through another. They must be the oldest or the
+// newest ones; otherwise a hole would remain, which is refused with ErrOrder. It does not wait for
+// a sync: until a later StoreLogs returns, a crash may bring the entries back.
 func (g *Group) DeleteRange(from, through uint64) error {
 	return g.write(func(first, last uint64) error { return g.delete(from, through, first, last) })
 }
@@ -245,9 +245,9 @@ func (g *Group) delete(from, through, first, last uint64) error {
 // batchOverhead is what a batch adds to a key and its value: the kind and two lengths.
 const batchOverhead = 1 + 2*5
 
-// deleteRange adds the deletion of a part of the log to a batch. That of the
-// oldest entries begins at the beginning of the group: such a tombstone replaces those
-// before it, and drops all that they have left in tables.
+// deleteRange adds the deletion of a part of the log to a batch. The deletion of the oldest entries
+// begins at the beginning of the group: such a tombstone replaces the earlier ones, and drops
+// everything that they have left in tables.
 func (g *Group) deleteRange(b *pebble.Batch, from, through uint64) error {
 	if first, _ := g.bounds(); from == first {
 		from = 0

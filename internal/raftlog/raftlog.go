@@ -1,15 +1,14 @@
-// Package raftlog keeps the Raft logs of all groups of a node in one Pebble
-// store, and the terms and votes of all groups in one bbolt file.
+// Package raftlog keeps the Raft logs of all groups of a node in one Pebble store, and the terms
+// and votes of all groups in one bbolt file.
 //
-// An entry is one key: the group and the index, both big-endian, so that a log
-// is a range in the order of its indexes. The store's only write-ahead log is
-// what makes entries durable; groups that store at the same time share its
-// sync. Deletions are not synced by themselves: what is stored after them lies
-// after them in the write-ahead log, so whatever survives a crash is the state
-// after some prefix of the changes, of all groups together.
+// An entry is one key: the group and the index, both big-endian, so that a log is a range in the
+// order of its indexes. The store's only write-ahead log makes entries durable; groups that store
+// at the same time share a sync. Deletions are not synced by themselves: what is stored after them
+// lies after them in the write-ahead log, so whatever survives a crash is the state after some
+// prefix of the changes of all groups together.
 //
-// A log has no gaps. Entries that begin beyond the end of the log are what Raft
-// stores behind a snapshot that it has installed; they replace the log.
+// A log has no gaps. When entries begin beyond the end of the log, Raft has installed a snapshot
+// and stores what follows it; they replace the log.
 package raftlog
 
 import (
@@ -28,23 +27,23 @@ import (
 )
 
 var (
-	// ErrCorrupt: the stored bytes are not what was stored.
+	// ErrCorrupt says that the stored bytes are not what was stored.
 	ErrCorrupt = errors.New("raftlog: corrupt")
-	// ErrClosed: the store has been closed.
+	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("raftlog: closed")
-	// ErrFailed: the store could not write, and is unfit for more until it is
-	// opened again. It is unknown whether what was to be written will be found then.
+	// ErrFailed says that the store could not write, and cannot be used until it is opened again.
+	// It is unknown whether what was being written will be found then.
 	ErrFailed = errors.New("raftlog: failed")
-	// ErrOrder: indexes that would overwrite entries or leave a gap.
+	// ErrOrder says that indexes would overwrite entries or leave a gap.
 	ErrOrder = errors.New("raftlog: indexes out of order")
 )
 
-// Sync says what an entry has survived when StoreLogs returns.
+// Sync says which failure an entry survives once StoreLogs has returned.
 type Sync uint8
 
 const (
 	SyncDisk    Sync = iota // a power loss: fsync, shared by concurrent groups
-	SyncProcess             // the end of the process: write(2)
+	SyncProcess             // the end of the process: written by write(2)
 	SyncNone                // nothing: up to 32 KiB wait in the process
 )
 
@@ -55,15 +54,14 @@ const DefaultCacheBytes = 8 << 20
 type Options struct {
 	FS         vfs.FS // required
 	Sync       Sync
-	CacheBytes int64        // newest entries kept in memory, for each group; 0: DefaultCacheBytes
+	CacheBytes int64        // newest entries that each group keeps in memory; 0: DefaultCacheBytes
 	Logger     *slog.Logger // nil: nothing is logged
 }
 
-// Store holds the logs of the groups of one node. All methods may be called
-// concurrently.
+// Store holds the logs of the groups of one node. All methods may be called concurrently.
 //
-// When no more tables can be written because the disk is full, HasSpace says so, and
-// StoreLogs blocks at last until there is room, or the store is to be closed.
+// When no more tables can be written because the disk is full, HasSpace returns false, and
+// StoreLogs blocks in the end until there is room, or the store is closed.
 type Store struct {
 	db         *pebble.DB
 	fs         vfs.FS
@@ -76,24 +74,23 @@ type Store struct {
 	mu     sync.Mutex // guards groups
 	groups map[uint32]*Group
 
-	// using is held for reading by whoever calls db, and for writing by Close.
-	// It is taken after Group.writing.
+	// using is read-locked by callers of db, and locked by Close. It is taken after Group.writing.
 	using  sync.RWMutex
 	closed bool
 }
 
-// storeFormat is the newest format whose log may be written without a sync and
-// still be read after a power loss; see internal/walfs. It is never raised silently.
+// storeFormat is the newest format whose log may be written without a sync and still be read after
+// a power loss; see internal/walfs. It is never raised silently.
 const storeFormat = pebble.FormatColumnarBlocks
 
-// A batch of half a memtable makes Pebble begin a new log, which Raft's batches
-// should not. Memtables beyond the first have memory only while flushes lag
-// behind. The directory grows to a few memtables, as many logs, and less than
-// twice what the logs keep (BenchmarkTruncation).
+// A batch of half a memtable makes Pebble begin a new log, which Raft's batches should not.
+// Memtables beyond the first take memory only while flushes lag behind. The directory grows to a
+// few memtables, as many logs, and less than twice what the logs keep (BenchmarkTruncation).
 const (
-	memTableBytes   = 32 << 20
-	memTables       = 3
-	blockCacheBytes = 4 << 20 // of readers far behind, who read each entry once: indexes of tables
+	memTableBytes = 32 << 20
+	memTables     = 3
+	// for readers far behind, which read each entry once: indexes of tables
+	blockCacheBytes = 4 << 20
 )
 
 // Open opens the store in a directory, or creates it.
@@ -122,7 +119,7 @@ func Open(dir string, o Options) (*Store, error) {
 			return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(err))
 		}
 	}
-	cache := pebble.NewCache(blockCacheBytes + memTables*memTableBytes) // memtables are charged to it
+	cache := pebble.NewCache(blockCacheBytes + memTables*memTableBytes) // it pays for memtables
 	defer cache.Unref()
 	opts := &pebble.Options{
 		FS:                          fs,
@@ -132,10 +129,9 @@ func Open(dir string, o Options) (*Store, error) {
 		MemTableStopWritesThreshold: memTables,
 	}
 	opts.Experimental.SpanPolicyFunc = spanOfGroup
-	// The second one is for deleting tables whole, which must not wait for a compaction to end.
+	// The second compaction is for deleting whole tables, which must not wait for another one.
 	opts.CompactionConcurrencyRange = func() (int, int) { return 1, 2 }
-	// The default scheduler wakes up ten times a second to see whether more
-	// compactions may run.
+	// The default scheduler wakes up ten times a second to check whether more compactions may run.
 	opts.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if s.db, err = s.latch.Open(dir, opts); err != nil {
@@ -144,8 +140,8 @@ func Open(dir string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// Group returns the log of a group, which is empty if nothing was stored in it.
-// It may be called once for each group.
+// Group returns the log of a group, which is empty if nothing was stored in it. It may be called
+// once for each group.
 func (s *Store) Group(n uint32) (*Group, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +156,7 @@ func (s *Store) Group(n uint32) (*Group, error) {
 	return g, nil
 }
 
-// use keeps Close from closing until the returned function is called.
+// use prevents Close from closing until the returned function is called.
 func (s *Store) use() (done func(), err error) {
 	s.using.RLock()
 	if s.closed {
@@ -170,7 +166,7 @@ func (s *Store) use() (done func(), err error) {
 	return s.using.RUnlock, nil
 }
 
-// failure is why the store is unfit for more, or nil.
+// failure returns why the store cannot be used any more, or nil.
 func (s *Store) failure() error {
 	if err := s.latch.Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrFailed, err)
@@ -178,9 +174,8 @@ func (s *Store) failure() error {
 	return nil
 }
 
-// commit persists a batch, and waits for the sync if there is one to wait for.
-// After any error the store has failed. REQUIRES: the caller uses the store, and
-// forgets the batch.
+// commit persists a batch, and waits for the sync if durable is set. After any error the store has
+// failed. REQUIRES: the caller has called use, and does not use the batch afterwards.
 func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	if err := s.failure(); err != nil {
 		return err
@@ -196,23 +191,22 @@ func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	if err != nil {
 		s.latch.Fail(err)
 	}
-	if err := s.failure(); err != nil { // which Pebble may not know of
-		return err // a batch that failed may still be in Pebble's hands: not reused
+	if err := s.failure(); err != nil { // Pebble may not know of it
+		return err // Pebble may still use a failed batch: it is not reused
 	}
 	return b.Close()
 }
 
-// HasSpace is false while nothing can be written because the disk is full. What is
-// stored nevertheless may block.
+// HasSpace returns false while nothing can be written because the disk is full. StoreLogs may block
+// then.
 func (s *Store) HasSpace() bool { return !s.latch.NoSpace() }
 
-// Hurry makes a StoreLogs that waits for room on a full disk fail, and all that
-// follow. It is for those whom Close would wait for.
+// Hurry makes a StoreLogs that waits for room on a full disk fail, and all later ones. It is for
+// callers for which Close would wait.
 func (s *Store) Hurry() { s.latch.Hurry() }
 
-// Close waits for calls under way, makes what was stored durable at any level,
-// and releases the files. Later calls of the groups return ErrClosed, unless
-// memory has the answer.
+// Close waits for running calls, makes what was stored durable at any level, and releases the
+// files. Later calls of the groups return ErrClosed, unless memory has the answer.
 func (s *Store) Close() error {
 	s.latch.Hurry()
 	s.using.Lock()
@@ -229,15 +223,16 @@ func (s *Store) Close() error {
 	if err := s.latch.Close(s.db); err != nil {
 		return fmt.Errorf("%w: %w", ErrFailed, storageError(err))
 	}
-	if err := integrity.Seal(s.fs, s.dir); err != nil { // it is as if the process had been killed: nothing is lost
+	// as if the process had been killed: nothing is lost
+	if err := integrity.Seal(s.fs, s.dir); err != nil {
 		s.log.Warn("raft log closed without a seal", "err", err)
 	}
 	return nil
 }
 
-// spanOfGroup is a pebble.SpanPolicyFunc: a table holds entries of one group.
-// Each group grows at its end, so that a table of several would overlap all
-// that lies between, and each compaction write it again.
+// spanOfGroup is a pebble.SpanPolicyFunc: a table holds entries of one group. Each group grows at
+// its end, so that a table of several groups would overlap everything between them, and each
+// compaction would write it again.
 func spanOfGroup(start []byte) (policy pebble.SpanPolicy, end []byte, err error) {
 	group := groupOf(start)
 	if group == maxGroup {
@@ -246,8 +241,8 @@ func spanOfGroup(start []byte) (policy pebble.SpanPolicy, end []byte, err error)
 	return policy, appendKey(nil, group+1, 0), nil
 }
 
-// Check reads all entries of a store, and returns the first one that is damaged or
-// does not follow the one before.
+// Check reads all entries of a store, and returns the first one that is damaged or does not follow
+// the one before.
 func Check(r pebble.Reader) error {
 	it, err := r.NewIter(nil)
 	if err != nil {

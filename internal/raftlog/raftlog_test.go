@@ -38,7 +38,7 @@ func entries(term, from, through uint64) (logs []*raft.Log) {
 	return logs
 }
 
-// requireLog makes sure that a log has these entries and no others.
+// requireLog checks that a log has these entries and no others.
 func requireLog(t testing.TB, g *Group, want ...*raft.Log) {
 	t.Helper()
 	var first, last uint64
@@ -61,8 +61,8 @@ func requireLog(t testing.TB, g *Group, want ...*raft.Log) {
 	}
 }
 
-// TestLog goes through what Raft does to a log, and looks at it from memory,
-// from Pebble, and after the store was opened again.
+// TestLog does what Raft does to a log, and checks it in memory, in Pebble, and after the store was
+// opened again.
 func TestLog(t *testing.T) {
 	all := entries(1, 1, 10)
 	type step func(g *Group) error
@@ -283,7 +283,7 @@ func TestRecentIsBounded(t *testing.T) {
 	}
 }
 
-// TestRecentHoldsWhatFits: an entry goes only for want of room.
+// TestRecentHoldsWhatFits: an entry is removed only for lack of room.
 func TestRecentHoldsWhatFits(t *testing.T) {
 	one := raft.Log{Data: make([]byte, 100)}
 	r := recent{limit: 3 * cost(&one)}
@@ -294,8 +294,8 @@ func TestRecentHoldsWhatFits(t *testing.T) {
 	}
 }
 
-// TestTruncationBoundsDisk appends 1 GB and keeps a tail of 50 MB. That the
-// directory stops growing is what counts: memtables and logs of 32 MB weigh more than the tail.
+// TestTruncationBoundsDisk appends 1 GB and keeps a tail of 50 MB. The directory must stop growing:
+// memtables and logs of 32 MB count for more than the tail.
 func TestTruncationBoundsDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 1 GB")
@@ -380,7 +380,7 @@ func TestConcurrent(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// TestMissingEntry: an entry that is not where it must be is damage.
+// TestMissingEntry: a missing entry is damage.
 func TestMissingEntry(t *testing.T) {
 	s, err := Open("dir", Options{FS: vfs.NewMem(), CacheBytes: 1})
 	require.NoError(t, err)

@@ -6,16 +6,15 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// recent holds the newest entries of a log, so that replication does not read
-// from Pebble what was just stored. Its entries share Data and Extensions with
-// those that Raft stored: nobody ever writes to these.
+// recent holds the newest entries of a log, so that replication does not read from Pebble what was
+// just stored. Its entries share Data and Extensions with those that Raft stored: nobody changes
+// these.
 //
-// Invariant: the indexes of the entries are consecutive, and bytes <= limit.
-// Group.mu guards it.
+// Invariant: the indexes of the entries are consecutive, and bytes <= limit. Group.mu guards it.
 type recent struct {
 	limit   int64
 	bytes   int64
-	head    int        // entries before are gone, and zero
+	head    int        // entries before it were removed, and are zero
 	entries []raft.Log // oldest first
 }
 
@@ -32,8 +31,8 @@ func (r *recent) get(index uint64) *raft.Log {
 	return &held[index-held[0].Index]
 }
 
-// add appends an entry, which follows the newest, and lets old ones go. An entry
-// that is larger than the limit goes as well.
+// add appends an entry, which follows the newest, and removes old ones. An entry that is larger
+// than the limit is removed as well.
 func (r *recent) add(l *raft.Log) {
 	r.entries = append(r.entries, *l)
 	r.bytes += cost(l)
@@ -42,14 +41,14 @@ func (r *recent) add(l *raft.Log) {
 	}
 }
 
-// dropThrough lets go of the entries up to an index.
+// dropThrough removes the entries up to an index.
 func (r *recent) dropThrough(index uint64) {
 	for r.head < len(r.entries) && r.entries[r.head].Index <= index {
 		r.dropOldest()
 	}
 }
 
-// dropFrom lets go of the entries from an index on.
+// dropFrom removes the entries from an index on.
 func (r *recent) dropFrom(index uint64) {
 	for n := len(r.entries) - 1; n >= r.head && r.entries[n].Index >= index; n-- {
 		r.bytes -= cost(&r.entries[n])
@@ -62,7 +61,8 @@ func (r *recent) dropOldest() {
 	r.bytes -= cost(&r.entries[r.head])
 	r.entries[r.head] = raft.Log{}
 	r.head++
-	if 2*r.head >= len(r.entries) { // each entry is moved at most once for one that has gone
+	// each entry is moved at most once for each removed one
+	if 2*r.head >= len(r.entries) {
 		n := copy(r.entries, r.entries[r.head:])
 		clear(r.entries[n:])
 		r.entries, r.head = r.entries[:n], 0

@@ -17,25 +17,24 @@ import (
 	"codeq/internal/integrity"
 )
 
-// Stables keeps the terms and votes of the groups of a node. All methods, also
-// of what Group returns, may be called concurrently. After Close those return ErrClosed.
+// Stables keeps the terms and votes of the groups of a node. All methods, including those of what
+// Group returns, may be called concurrently. The latter return ErrClosed after Close.
 type Stables interface {
 	Group(n uint32) raft.StableStore
 	Close() error
 }
 
-// Stable keeps terms and votes in a bbolt file. Each Set is synced, whatever
-// the durability of the logs: a node that forgets its vote may vote twice.
+// Stable keeps terms and votes in a bbolt file. Each Set is synced, at any durability of the logs:
+// a node that forgets its vote may vote twice.
 //
-// bbolt has checksums for two of its pages only, and panics at some damage, on
-// a goroutine of its own. So Close seals the file, and OpenStable looks at the
-// seal first.
+// bbolt has checksums for only two of its pages, and panics at some damage, on its own goroutine.
+// So Close seals the file, and OpenStable checks the seal first.
 type Stable struct {
 	bolt *raftboltdb.BoltStore
 	path string
 }
 
-// lockTimeout is how long OpenStable waits for another process that has the file.
+// lockTimeout is how long OpenStable waits for another process that has the file open.
 const lockTimeout = time.Second
 
 // OpenStable opens the file, or creates it in a directory that exists.
@@ -63,7 +62,7 @@ func openStable(path string) (*Stable, error) {
 	return &Stable{bolt, path}, nil
 }
 
-// createBolt lets the file appear complete and durable, or not at all.
+// createBolt makes the file appear complete and durable, or not at all.
 func createBolt(path string) error {
 	temporary := path + ".new"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -97,8 +96,7 @@ func openBolt(path string) (*raftboltdb.BoltStore, error) {
 // Group returns the values of a group.
 func (s *Stable) Group(n uint32) raft.StableStore { return stableGroup{s, n} }
 
-// Close seals and releases the file. Without a seal, which a crash leaves out as
-// well, it is opened as it is.
+// Close seals and releases the file. Without a seal, as after a crash, it is opened unchecked.
 func (s *Stable) Close() error {
 	if err := s.bolt.Close(); err != nil {
 		return err
@@ -130,8 +128,8 @@ func boltError(err error) error {
 	return err
 }
 
-// stableGroup is the part of a store whose keys begin with the group, 4 bytes
-// big-endian. A value that is missing is empty, or 0.
+// stableGroup is the part of a store whose keys begin with the group, 4 bytes big-endian. A value
+// that is missing is empty, or 0.
 type stableGroup struct {
 	stable *Stable
 	number uint32

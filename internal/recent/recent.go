@@ -1,8 +1,8 @@
-// Package recent remembers what was added last.
+// Package recent remembers the elements that were added last.
 package recent
 
-// Set is the latest elements that were added, so many at the most. The zero Set is empty.
-// It is not safe for concurrent use.
+// Set holds the latest elements that were added, at most Capacity. The zero Set is empty. It is not
+// safe for concurrent use.
 type Set[T comparable] struct {
 	members map[T]struct{}
 	ring    []T
@@ -12,7 +12,7 @@ type Set[T comparable] struct {
 // Capacity is how many elements a Set remembers.
 const Capacity = 1024
 
-// Add remembers an element, in place of the oldest one if the set is full.
+// Add adds an element, and removes the oldest one if the set is full.
 func (s *Set[T]) Add(v T) {
 	if s.members == nil {
 		s.members = make(map[T]struct{})

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLatestAreRemembered: as many as fit, the latest ones.
+// TestLatestAreRemembered: the set holds the latest elements, up to its capacity.
 func TestLatestAreRemembered(t *testing.T) {
 	var s Set[int]
 	require.False(t, s.Has(0))

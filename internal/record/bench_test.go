@@ -2,7 +2,7 @@ package record
 
 import "testing"
 
-// benchRecords are what most tasks are, and what a task is that has everything.
+// benchRecords are the record of most tasks, and one with every field.
 func benchRecords() map[string][]byte {
 	plain := Record{Payload: make([]byte, 200)}
 	retried := Record{Head: Head{Attempts: 2, Leases: 3}, Payload: make([]byte, 200)}

@@ -1,6 +1,5 @@
-// Package record is the stored form of a task: what the producer said of it,
-// what has happened to it, and its payload. Where the task belongs (queue,
-// tenant, priority) is in its key and in the catalogue.
+// Package record is the stored form of a task: what its producer set, its history, and its payload.
+// Its queue, tenant and priority are in its key and in the catalogue.
 package record
 
 import (
@@ -13,8 +12,8 @@ import (
 	"codeq/internal/wire"
 )
 
-// Head is what the engine needs of a task to decide on it: the part that is
-// decoded without an allocation. Times are milliseconds.
+// Head is the part of a task that the engine needs to decide on it, and that is decoded without an
+// allocation. Times are milliseconds.
 type Head struct {
 	Attempts    uint32 // attempts counted so far
 	Leases      uint32 // leases granted so far; at least Attempts
@@ -24,23 +23,23 @@ type Head struct {
 	Retention   int64 // negative: for ever
 	RunAt       uint64
 	Ties
-	// Expired: a lease ran out in the hands of a worker, since the attempts were last counted from 0.
+	// Expired: a lease has expired since the attempts were last reset.
 	Expired bool
-	// Rewritten: the key under which the record lies had been written before.
+	// Rewritten: the key of the record was written before.
 	Rewritten bool
 	// HoldsTurn: the task is a dead letter and has the turn of its group.
 	HoldsTurn bool
 }
 
-// Ties bind a task to others. The zero Ties are none.
+// Ties connect a task to others. The zero Ties are none.
 type Ties struct {
 	Unique    [UniqueLen]byte // hash of the idempotency key and its scope
 	UniqueFor uint64          // how long the key is taken at least, ms
 	Flags     uint8           // of the idempotency key
 	Group     uint64          // hash of the group and its scope
 	Limit     uint64          // hash of the key of a limit and its scope
-	Parent    bool            // other tasks wait for the end of this one
-	Child     bool            // it has Parents; of decoded records
+	Parent    bool            // other tasks wait for its end
+	Child     bool            // it has Parents; set in decoded records
 }
 
 // The flags of an idempotency key.
@@ -48,8 +47,9 @@ const (
 	ReleaseOnComplete = 1 << iota
 	ReleaseOnDead
 	ReplaceWaiting
-	// HoldsKey: until the task ends, it holds its key. ReleaseKey takes it from a task that has not ended, so that
-	// the end of a task need not look up whose the key is. A task without it may hold its key.
+	// HoldsKey: until the task ends, it holds its key. ReleaseKey clears it for an unended task, so
+	// that the end of a task need not look up the holder of the key. A task without it may still
+	// hold its key.
 	HoldsKey
 )
 
@@ -59,8 +59,8 @@ const UniqueLen = 16
 // IDLen is the length of a task ID.
 const IDLen = 16
 
-// Record is a decoded task. A zero field takes no space. The zero Record with
-// a payload costs one byte more than the payload.
+// Record is a decoded task. A zero field takes no space. The zero Record with a payload costs one
+// byte more than the payload.
 type Record struct {
 	Head
 	Error     string // of the last attempt
@@ -68,13 +68,13 @@ type Record struct {
 	UniqueKey string
 	GroupKey  string
 	LimitKey  string
-	Parents   [][IDLen]byte // tasks that had to end before this one
-	OnDead    uint8         // what a parent's death means; kept with Parents only
+	Parents   [][IDLen]byte // tasks that must end before this one
+	OnDead    uint8         // what the task does when a parent dies; stored only with Parents
 	Payload   []byte
 }
 
-// A record is these flags as a varint, the fields that they announce in this
-// order, and the payload. The flags of what most tasks have fit one byte.
+// A record is these flags as a varint, the fields that they announce in this order, and the
+// payload. The flags that most tasks use fit in one byte.
 const (
 	hasHistory = 1 << iota
 	hasMaxAttempts
@@ -101,12 +101,11 @@ const (
 // ErrMalformed is wrapped by every error of Decode.
 var ErrMalformed = errors.New("malformed record")
 
-// Encode returns the stored form. Equal records have equal forms: headers are
-// written in the order of their names.
+// Encode returns the stored form. Equal records have equal forms: headers are sorted by name.
 func (r *Record) Encode() []byte { return r.Append(make([]byte, 0, r.MaxSize())) }
 
-// MaxSize is a bound of the length of the stored form: exact for a record that
-// has nothing but a payload.
+// MaxSize returns an upper bound of the length of the stored form: the exact length for a record
+// with only a payload.
 func (r *Record) MaxSize() int {
 	if r.plain() {
 		return 1 + len(r.Payload)
@@ -220,7 +219,7 @@ func (r *Record) plain() bool {
 	return r.Head == Head{} && r.Error == "" && len(r.Headers) == 0 && len(r.Parents) == 0
 }
 
-// Plain returns the payload of a stored record that has nothing else.
+// Plain returns the payload of a stored record that has only a payload.
 func Plain(b []byte) (payload []byte, ok bool) {
 	if len(b) > 0 && b[0] == 0 {
 		return b[1:], true

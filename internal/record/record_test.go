@@ -16,7 +16,7 @@ import (
 	"codeq/internal/testalloc"
 )
 
-// golden are records and what lies on disk of them.
+// golden has records and their stored forms.
 var golden = []struct {
 	name string
 	rec  Record
@@ -73,7 +73,7 @@ func unhex(s string) []byte {
 	return b
 }
 
-// TestGolden pins the stored form, both ways.
+// TestGolden fixes the stored form, in both directions.
 func TestGolden(t *testing.T) {
 	for _, g := range golden {
 		require.Equal(t, hex.EncodeToString(unhex(g.want)), hex.EncodeToString(g.rec.Encode()), g.name)
@@ -83,7 +83,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// requireSame compares records; a nil slice or map is as good as an empty one.
+// requireSame compares records; a nil slice or map equals an empty one.
 func requireSame(t require.TestingT, want, got *Record) {
 	head := want.Head
 	head.Child = len(want.Parents) != 0
@@ -160,7 +160,7 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
-// headLen is how much of a stored record DecodeHead reads.
+// headLen returns how much of a stored record DecodeHead reads.
 func headLen(r *Record) int {
 	head := Record{Head: r.Head}
 	n := len(head.Encode()) - len(binary.AppendUvarint(nil, head.flags())) + len(binary.AppendUvarint(nil, r.flags()))
@@ -172,8 +172,8 @@ func headLen(r *Record) int {
 	return n
 }
 
-// TestTruncated: a record that ends before its payload begins is refused, by
-// Decode wherever it ends, by DecodeHead if it ends in the head.
+// TestTruncated: a record that ends before its payload begins is refused: by Decode wherever it
+// ends, by DecodeHead if it ends in the head.
 func TestTruncated(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := drawRecord(t)
@@ -215,7 +215,7 @@ func TestMaxSize(t *testing.T) {
 	require.LessOrEqual(t, len(most.Encode()), most.MaxSize())
 }
 
-// TestRefusals: fields that announce more than there is, or are out of range.
+// TestRefusals: fields that announce more than there is, or are out of range, are refused.
 func TestRefusals(t *testing.T) {
 	uvarint := func(flags uint64, values ...uint64) []byte {
 		b := binary.AppendUvarint(nil, flags)
@@ -294,8 +294,8 @@ func TestAllocations(t *testing.T) {
 	require.NotEmpty(t, sink)
 }
 
-// FuzzDecode: no input makes Decode panic; what it accepts has a form that is
-// no longer, decodes to the same record, and does not change any more.
+// FuzzDecode: no input makes Decode panic; what it accepts encodes to a form that is not longer,
+// decodes to the same record, and does not change again.
 func FuzzDecode(f *testing.F) {
 	for _, g := range golden {
 		f.Add(unhex(g.want))

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Millis rounds a duration up to milliseconds: what is asked for is the least that is given.
+// Millis rounds a duration up to milliseconds.
 func Millis(d time.Duration) uint64 {
 	ms := uint64(d / time.Millisecond)
 	if d%time.Millisecond != 0 {
@@ -14,7 +14,7 @@ func Millis(d time.Duration) uint64 {
 	return ms
 }
 
-// Duration is the inverse of Millis; the longest duration, rounded up, is itself again.
+// Duration is the inverse of Millis; the longest duration, rounded up, becomes itself again.
 func Duration(ms uint64) time.Duration {
 	if ms > uint64(math.MaxInt64/time.Millisecond) {
 		return math.MaxInt64
@@ -22,7 +22,7 @@ func Duration(ms uint64) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// Retention is how long something is kept, ms; -1: for ever.
+// Retention converts a retention to ms; -1: for ever.
 func Retention(d time.Duration) int64 {
 	if d < 0 {
 		return -1

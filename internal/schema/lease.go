@@ -27,8 +27,8 @@ func ScanLeases(r pebble.Reader, visit func(seq uint64, h keys.LeaseHeader, entr
 	})
 }
 
-// LeasedHead returns the head of the task that a lease entry names, or nil
-// when the entry is not in force.
+// LeasedHead returns the head of the task that a lease entry names, or nil if the entry is not
+// valid.
 func LeasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 	v, closer, err := r.Get(keys.AppendTask(nil, e.Lane, e.Since, e.ID))
 	if err == pebble.ErrNotFound {
@@ -38,15 +38,15 @@ func LeasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 		return nil, store.Error(err)
 	}
 	defer func() { _ = closer.Close() }()
-	return inForce(e, v)
+	return headIfValid(e, v)
 }
 
-// NextLeasedHead is LeasedHead with an iterator over the range Task, for entries in the
-// order of their tasks' keys.
+// NextLeasedHead is LeasedHead with an iterator over the range Task, for entries in the order of
+// their tasks' keys.
 func NextLeasedHead(it *pebble.Iterator, e *keys.LeaseEntry) (*record.Head, error) {
 	key := keys.AppendTask(nil, e.Lane, e.Since, e.ID)
 	if it.Valid() && bytes.Compare(it.Key(), key) < 0 {
-		it.Next() // it often is the next one
+		it.Next() // it is often the next one
 	}
 	if !it.Valid() || !bytes.Equal(it.Key(), key) {
 		it.SeekGE(key)
@@ -58,11 +58,11 @@ func NextLeasedHead(it *pebble.Iterator, e *keys.LeaseEntry) (*record.Head, erro
 	if err != nil {
 		return nil, store.Error(err)
 	}
-	return inForce(e, v)
+	return headIfValid(e, v)
 }
 
-// inForce returns the head of a record, or nil when a lease entry is of an earlier lease of it.
-func inForce(e *keys.LeaseEntry, rec []byte) (*record.Head, error) {
+// headIfValid returns the head of a record, or nil if a lease entry is of an earlier lease of it.
+func headIfValid(e *keys.LeaseEntry, rec []byte) (*record.Head, error) {
 	head, err := record.DecodeHead(rec)
 	if err != nil {
 		return nil, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(e.ID), err)

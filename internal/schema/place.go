@@ -10,8 +10,8 @@ import (
 	"codeq/internal/store"
 )
 
-// PlaceOf finds where the record of a task lies that has not ended: where the index says, or else
-// in its first place, if it exists.
+// PlaceOf finds the place of the record of an unended task: where the index says, or else its first
+// place, in case it exists.
 func PlaceOf(r pebble.Reader, id keys.ID) (p keys.Place, indexed bool, err error) {
 	value, closer, err := r.Get(keys.AppendByID(nil, keys.Index, id))
 	if err == pebble.ErrNotFound {
@@ -27,7 +27,7 @@ func PlaceOf(r pebble.Reader, id keys.ID) (p keys.Place, indexed bool, err error
 	return p, true, nil
 }
 
-// SplitValue takes the value of a task apart by the range in which it lies.
+// SplitValue splits the value of a task by the range in which it lies.
 func SplitValue(p keys.Place, value []byte) (lane uint32, rec []byte, ended keys.EndedValue, err error) {
 	switch p.Range {
 	case keys.Task:

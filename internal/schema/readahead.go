@@ -11,10 +11,10 @@ import (
 // readAheadChunk is how many items ReadAhead hands over together.
 const readAheadChunk = 1024
 
-var errStopReading = errors.New("what is read is no longer asked for")
+var errStopReading = errors.New("reading was stopped")
 
-// ReadAhead calls visit for each item that read emits, in order. read runs meanwhile on a
-// goroutine of its own, which has ended when ReadAhead returns; it is to return any error of emit.
+// ReadAhead calls visit for each item that read emits, in order. read runs concurrently on its own
+// goroutine, which has ended when ReadAhead returns; it must return any error of emit.
 func ReadAhead[T any](st *store.Store, read func(emit func(T) error) error, visit func(T) error) error {
 	chunks, stop := make(chan []T, 2), make(chan struct{})
 	var failed error
@@ -26,7 +26,7 @@ func ReadAhead[T any](st *store.Store, read func(emit func(T) error) error, visi
 	}()
 	defer func() {
 		close(stop)
-		for range chunks { // until it is closed
+		for range chunks { // until chunks is closed
 		}
 	}()
 	for chunk := range chunks {

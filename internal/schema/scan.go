@@ -1,5 +1,5 @@
-// Package schema reads what a shard has stored: ranges, single keys, places of tasks, leases in
-// force, and whole tasks of a snapshot. It knows no more than is on disk.
+// Package schema reads what a shard has stored: ranges, single keys, places of tasks, valid leases,
+// and whole tasks of a snapshot. It uses nothing but what is on disk.
 package schema
 
 import (
@@ -49,7 +49,7 @@ func Lookup(r pebble.Reader, key []byte) ([]byte, error) {
 	return b, closer.Close()
 }
 
-// Applied is the index of the last log entry in a store of a cluster; 0: there is none.
+// Applied returns the index of the last log entry in a store of a cluster; 0: there is none.
 func Applied(r pebble.Reader) (index uint64, err error) {
 	v, err := Lookup(r, []byte{keys.Applied})
 	if err != nil || v == nil {

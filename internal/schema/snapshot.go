@@ -11,17 +11,17 @@ import (
 	"codeq/internal/record"
 )
 
-// Snapshot reads tasks of what a store has at one moment, and keeps the lanes that it has read. It
+// Snapshot reads tasks of a store as it is at one moment, and caches the lanes that it has read. It
 // is for one goroutine.
 type Snapshot struct {
 	r     pebble.Reader
 	lanes map[uint32]*Lane
-	// Leases of the tasks that are read, as somebody knows them; nil: the lease records say, and
-	// are read when the first task asks.
+	// Leases of the tasks that are read, if the caller knows them; nil: the lease records are read
+	// for the first task that may be leased.
 	Leases map[keys.ID]Lease
 }
 
-// NewSnapshot reads r, which must not change.
+// NewSnapshot returns a Snapshot of r, which must not change.
 func NewSnapshot(r pebble.Reader) *Snapshot { return &Snapshot{r: r, lanes: make(map[uint32]*Lane)} }
 
 // Reader is what the snapshot reads.
@@ -48,8 +48,8 @@ type Task struct {
 	keys.Place
 	Lane   *Lane
 	Record record.Record
-	Ended  keys.EndedValue // of one that has ended
-	Lease  *Lease          // in force; nil: there is none
+	Ended  keys.EndedValue // of an ended task
+	Lease  *Lease          // nil: the task is not leased
 }
 
 // Lane reads a lane's entry, and that of its queue. Its error matches pebble.ErrNotFound if there
@@ -81,7 +81,7 @@ func (s *Snapshot) Lane(n uint32) (*Lane, error) {
 	return l, nil
 }
 
-// Find returns where a task lies and the value there; nil if it does not exist.
+// Find returns the place of a task and the value there; nil if the task does not exist.
 func (s *Snapshot) Find(id keys.ID) (p keys.Place, value []byte, err error) {
 	p, indexed, err := PlaceOf(s.r, id)
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *Snapshot) Find(id keys.ID) (p keys.Place, value []byte, err error) {
 	return p, nil, nil
 }
 
-// Task decodes a task by where it lies and the value there. Nothing in it aliases value.
+// Task decodes a task from its place and the value there. The result does not alias value.
 func (s *Snapshot) Task(id keys.ID, p keys.Place, value []byte) (*Task, error) {
 	value = append([]byte(nil), value...)
 	number, rec, ended, err := SplitValue(p, value)
@@ -144,8 +144,8 @@ func (s *Snapshot) Task(id keys.ID, p keys.Place, value []byte) (*Task, error) {
 	return t, nil
 }
 
-// LoadLeases reads the lease records, unless the leases are known. Of several entries for one task
-// the last is the newest.
+// LoadLeases reads the lease records, unless the leases are known. The last of several entries for
+// one task is the newest.
 func (s *Snapshot) LoadLeases() error {
 	if s.Leases != nil {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crasher is a file system of which it keeps what a power loss may leave before
-// each operation that changes it.
+// crasher is a file system that keeps what a power loss may leave before each operation that
+// changes it.
 type crasher struct {
 	mem *vfs.MemFS
 	fs  vfs.FS // what the subject uses
@@ -51,8 +51,8 @@ func (c *crasher) shoot(op errorfs.Op) {
 	n := uint64(len(c.images))
 	percents := []int{0, 30, 70, 100}
 	if strings.HasPrefix(op.Path, place+"/") || op.Path == place && op.Kind == errorfs.OpFileSync {
-		// Pebble, while it opens, relies on names in one directory that reach the
-		// disk in the order of their creation: MANIFEST, then marker.
+		// While it opens, Pebble relies on the names in one directory to reach the disk in the
+		// order of their creation: MANIFEST, then marker.
 		percents = []int{0, 100}
 	}
 	for _, percent := range percents {
@@ -73,8 +73,8 @@ func (c *crasher) snapshot(index uint64, f func()) {
 	c.mu.Unlock()
 }
 
-// check opens every image and proves that metadata and state belong together,
-// and that neither is older than what was acknowledged.
+// check opens every image and checks that metadata and state belong together, and that neither is
+// older than what was acknowledged.
 func (c *crasher) check(t *testing.T) {
 	t.Helper()
 	for _, i := range c.end() {
@@ -82,7 +82,7 @@ func (c *crasher) check(t *testing.T) {
 	}
 }
 
-// end makes no more images, and returns those that there are.
+// end takes no more images, and returns those that exist.
 func (c *crasher) end() []image {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +123,7 @@ func TestPowerLossBeforeEveryOperation(t *testing.T) {
 	c.check(t)
 }
 
-// The steps after a crash are those before it, and may be cut short as well.
+// The steps after a crash are those before it, and may be interrupted as well.
 func TestPowerLossDuringRecovery(t *testing.T) {
 	_, stream := source(t, 60, 70).stream(t)
 	mem := vfs.NewCrashableMem()
@@ -144,7 +144,7 @@ func TestPowerLossDuringRecovery(t *testing.T) {
 	}
 }
 
-// If the metadata cannot be written the snapshot fails, and what was in force still is.
+// If the metadata cannot be written the snapshot fails, and the previous one stays.
 func TestFailureOfEveryOperation(t *testing.T) {
 	_, stream := source(t, 60, 60).stream(t)
 	for _, kind := range []string{"local", "install"} {

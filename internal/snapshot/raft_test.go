@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// member is a node of a Raft group. Entry n of the log brings the shard into
-// state n: the entries that are no commands leave it behind until the next one.
+// member is a node of a Raft group. Entry n of the log brings the shard into state n; entries that
+// are not commands leave it behind until the next command.
 type member struct {
 	*node
 	t         *testing.T
@@ -25,7 +25,7 @@ type member struct {
 }
 
 func (m *member) Apply(l *raft.Log) any {
-	m.shard.apply(m.t, l.Index) // skips what it has
+	m.shard.apply(m.t, l.Index) // it skips what it has
 	return nil
 }
 
@@ -110,7 +110,8 @@ func TestFollowerThatWasCutOffGetsTheLeadersState(t *testing.T) {
 		caughtUp := func(m *member) {
 			l := leader()
 			write(l, 1)
-			time.Sleep(10 * time.Second) // beyond the longest pause between two attempts to replicate
+			// longer than the longest pause between two attempts to replicate
+			time.Sleep(10 * time.Second)
 			synctest.Wait()
 			require.Equal(t, l.raft.LastIndex(), m.shard.requireState(t))
 		}

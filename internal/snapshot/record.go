@@ -31,7 +31,7 @@ type record struct {
 	Meta      raft.SnapshotMeta
 }
 
-// meta returns a copy for Raft to keep.
+// meta returns a copy, which Raft may keep.
 func (r *record) meta() *raft.SnapshotMeta {
 	meta := r.Meta
 	meta.Configuration = meta.Configuration.Clone()
@@ -55,7 +55,7 @@ func readRecord(fs vfs.FS, dir string) (*record, error) {
 	}
 	sum, body, _ := bytes.Cut(data, []byte("\n"))
 	if string(sum) != checksumText(body) {
-		return nil, fmt.Errorf("%w: checksum of %s", ErrDamaged, name)
+		return nil, fmt.Errorf("%w: wrong checksum of %s", ErrDamaged, name)
 	}
 	r := new(record)
 	if err := json.Unmarshal(body, r); err != nil {
@@ -67,9 +67,8 @@ func readRecord(fs vfs.FS, dir string) (*record, error) {
 	return r, nil
 }
 
-// writeRecord replaces the metadata file atomically and durably, and makes
-// earlier changes of names in dir durable. If it fails with renamed, either the
-// old or the new one is in force after a crash.
+// writeRecord replaces the metadata file atomically and durably, and makes earlier changes of names
+// in dir durable. If it fails with renamed, either the old or the new file is found after a crash.
 func writeRecord(fs vfs.FS, dir string, r *record) (renamed bool, err error) {
 	body, err := json.Marshal(r)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// shard is a Pebble store without a log whose state is a function of its
-// applied index: apply(n) puts it into state n.
+// shard is a Pebble store without a log whose state is a function of its applied index: apply(n)
+// puts it into state n.
 type shard struct {
 	mu sync.RWMutex // held for writing while db changes
 	db *pebble.DB   // nil once closed
@@ -68,8 +68,8 @@ func (s *shard) Checkpoint(dir string) error {
 	return s.db.Checkpoint(dir)
 }
 
-// step is what the entry with this index does: it writes a key once, removes
-// earlier ones by SINGLEDEL and by range, and overwrites one.
+// step does what the entry with this index does: it writes a key once, removes earlier ones by
+// SINGLEDEL and by range, and overwrites one.
 func step(index uint64, set func(k, v string), singleDelete func(k string), deleteRange func(from, to string)) {
 	set(fmt.Sprintf("once/%06d", index), fmt.Sprint("v", index))
 	set(fmt.Sprintf("range/%06d", index), fmt.Sprint("v", index))
@@ -97,7 +97,7 @@ func stateAt(index uint64) map[string]string {
 
 const appliedKey = "~applied"
 
-// apply does the steps that lead to state index and have not been applied.
+// apply does the remaining steps up to state index.
 func (s *shard) apply(t testing.TB, index uint64) {
 	t.Helper()
 	for i := s.applied(t) + 1; i <= index; i++ {
@@ -125,8 +125,7 @@ func (s *shard) applied(t testing.TB) uint64 {
 	return binary.BigEndian.Uint64(v)
 }
 
-// requireState reports the applied index, and fails unless the state is the one
-// of that index.
+// requireState returns the applied index, and fails unless the state is that of the index.
 func (s *shard) requireState(t testing.TB) uint64 {
 	t.Helper()
 	index := s.applied(t)

@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// Sink takes one snapshot: a local one by Persist, or one that is installed by
-// writing a stream of [Store.Open]. Close publishes it. One that is closed without
-// either is refused: it would promise a state that is nowhere.
+// Sink takes one snapshot: a local one by Persist, or an installed one by writing a stream of
+// [Store.Open]. Close publishes it. It refuses a snapshot with neither, which would promise a state
+// that does not exist.
 //
-// One goroutine at a time uses a sink. After Close or Cancel, both do nothing, and Close
-// returns what it returned before.
+// One goroutine at a time uses a sink. After Close or Cancel, both do nothing, and Close returns
+// what it returned before.
 type Sink struct {
 	store  *Store
 	record record
@@ -25,9 +25,9 @@ type Sink struct {
 // ID returns the snapshot's ID, for Open.
 func (k *Sink) ID() string { return k.record.Meta.ID }
 
-// Persist makes the state of live durable, for a local snapshot. FSMSnapshot.Persist
-// calls it. Live is what the store's live function returned when FSM.Snapshot
-// was called; if it has been replaced since, Persist fails with [ErrSuperseded].
+// Persist makes the state of live durable, for a local snapshot. FSMSnapshot.Persist calls it. live
+// is what the store's live function returned when FSM.Snapshot was called; if it was replaced
+// since, Persist fails with [ErrSuperseded].
 func (k *Sink) Persist(live Live) error {
 	if k.done || k.stream != nil || k.live != nil {
 		return errors.New("snapshot: persist into a sink that has been used")
@@ -46,8 +46,8 @@ func (k *Sink) Persist(live Live) error {
 	return nil
 }
 
-// Write takes the next part of a stream, in pieces of any size. A damaged stream
-// fails with [ErrDamaged].
+// Write takes the next part of a stream, in pieces of any size. A damaged stream fails with
+// [ErrDamaged].
 func (k *Sink) Write(p []byte) (int, error) {
 	if k.done || k.live != nil {
 		return 0, errors.New("snapshot: write into a sink that has been used")
@@ -66,8 +66,8 @@ func (k *Sink) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close publishes the snapshot. If it fails nothing of the snapshot is left, unless
-// the metadata was written and only its durability is uncertain.
+// Close publishes the snapshot. If it fails, nothing of the snapshot remains, unless the metadata
+// was written and only its durability is uncertain.
 func (k *Sink) Close() error {
 	if k.done {
 		return k.err
@@ -91,8 +91,8 @@ func (k *Sink) publish() error {
 	}
 }
 
-// install makes the received directory, and the name of it, durable before the
-// metadata that refers to it.
+// install makes the received directory, and its name, durable before the metadata that refers to
+// it.
 func (k *Sink) install() error {
 	k.record.Installed = true
 	err := k.stream.finish()

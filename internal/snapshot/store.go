@@ -14,10 +14,10 @@ import (
 )
 
 var (
-	// ErrDamaged is returned for a stream or a metadata file that is not whole.
+	// ErrDamaged is returned for an incomplete or damaged stream or metadata file.
 	ErrDamaged = errors.New("snapshot: damaged")
-	// ErrSuperseded is returned for a snapshot in whose place there is a newer
-	// one, or whose store is no longer the live one.
+	// ErrSuperseded is returned for a snapshot that was replaced by a newer one, or whose store is
+	// no longer the live one.
 	ErrSuperseded = errors.New("snapshot: superseded")
 	// ErrUnknown is returned by Open for a snapshot that is not the newest.
 	ErrUnknown = errors.New("snapshot: unknown")
@@ -25,39 +25,39 @@ var (
 	ErrNotLive = errors.New("snapshot: no live store")
 )
 
-// Live is the store whose state the snapshots are. Its dynamic type is
-// comparable. Its methods may be called from several goroutines, and until they
-// return the store is not closed; once it is closed they return an error.
+// Live is the store whose state the snapshots are. Its dynamic type is comparable. Its methods may
+// be called from several goroutines, and the store is not closed before they return; after it was
+// closed they return an error.
 type Live interface {
 	// Flush makes what has been applied durable.
 	Flush() error
-	// Checkpoint writes the state into dir, which does not exist: at least what
-	// was flushed before, in files and no directories.
+	// Checkpoint writes the state into dir, which does not exist: at least what was flushed before,
+	// as files without subdirectories.
 	Checkpoint(dir string) error
 }
 
-// Store is the raft.SnapshotStore of one shard. It keeps the newest snapshot
-// only. All methods may be called from several goroutines.
+// Store is the raft.SnapshotStore of one shard. It keeps the newest snapshot only. All methods may
+// be called from several goroutines.
 //
-// Invariant: if the metadata says installed, the directory incoming-N is durable
-// and complete, or has been renamed to the live store's place.
-// Invariant: if it does not, the live store holds the snapshot's index durably.
+// Invariant: if the metadata says installed, the directory incoming-N is durable and complete, or
+// has been renamed to the live store's place. Invariant: if it does not, the live store holds the
+// snapshot's index durably.
 type Store struct {
 	fs   vfs.FS
 	dir  string
-	live func() Live // called without mu: it may wait for who calls Installed
+	live func() Live // called without mu: it may wait for a caller of Installed
 	log  *slog.Logger
 
 	mu       sync.Mutex // guards the fields below and the metadata file
-	current  *record    // nil if there is no snapshot; never changed, but replaced
+	current  *record    // nil if there is no snapshot; replaced, never changed
 	sequence uint64     // the last number given to a snapshot or directory
 	installs uint64     // installs published by this process
 }
 
-// Open opens the snapshots in dir, which is created if need be in a directory
-// that exists, and removes what an earlier process has left there unfinished. Nothing else
-// may use dir. Live returns the current live store, or nil while there is none; it
-// is not called before the first snapshot is taken or sent.
+// Open opens the snapshots in dir, which is created if necessary in an existing directory, and
+// removes unfinished files of an earlier process. Nothing else may use dir. Live returns the
+// current live store, or nil while there is none; it is not called before the first snapshot is
+// taken or sent.
 func Open(fs vfs.FS, dir string, live func() Live, log *slog.Logger) (*Store, error) {
 	s := &Store{fs: fs, dir: dir, live: live, log: log}
 	if err := s.open(); err != nil {
@@ -116,8 +116,8 @@ func (s *Store) open() error {
 	return nil
 }
 
-// Create begins a snapshot: a local one if Persist is called next, and an
-// install if a stream is written. The sink is a [*Sink].
+// Create begins a snapshot: a local one if Persist is called next, and an install if a stream is
+// written. The sink is a [*Sink].
 func (s *Store) Create(
 	version raft.SnapshotVersion, index, term uint64,
 	configuration raft.Configuration, configurationIndex uint64, _ raft.Transport,
@@ -145,8 +145,7 @@ func (s *Store) Create(
 	}}, nil
 }
 
-// List returns the newest snapshot, or nothing if there is none. Its size is
-// not known before Open.
+// List returns the newest snapshot, or nothing if there is none. Its size is not known before Open.
 func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,10 +155,10 @@ func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 	return []*raft.SnapshotMeta{s.current.meta()}, nil
 }
 
-// Open begins a stream of the live store's state, which is that of the snapshot
-// or a later one. The metadata has the exact size of the stream. The caller closes
-// the reader. Until an installed snapshot has been swapped in, its stream is empty, for
-// there is nothing to read: Restore swaps directories. A sink refuses an empty stream.
+// Open begins a stream of the live store's state, which is that of the snapshot or a later one. The
+// metadata has the exact size of the stream. The caller closes the reader. Until an installed
+// snapshot has been swapped in, its stream is empty, because Restore swaps directories and reads
+// nothing. A sink refuses an empty stream.
 func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	s.mu.Lock()
 	current := s.current
@@ -191,8 +190,8 @@ func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	return meta, &sending{store: s, dir: dir, packer: p}, nil
 }
 
-// Installed returns the directory of a state that was received and has yet to be
-// swapped in, and the index of its snapshot. The package's documentation says how.
+// Installed returns the directory of a received state that is not swapped in yet, and the index of
+// its snapshot. The documentation of the package says how to swap it in.
 func (s *Store) Installed() (dir string, index uint64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,9 +201,9 @@ func (s *Store) Installed() (dir string, index uint64, ok bool) {
 	return s.fs.PathJoin(s.dir, incomingName(s.current.Sequence)), s.current.Meta.Index, true
 }
 
-// Swapped records that the directory that Installed returns has become the live
-// store's. REQUIRES: it has been renamed, the directory that holds its new name
-// is synced, and live no longer returns the old store.
+// Swapped records that the directory that Installed returns has become that of the live store.
+// REQUIRES: it was renamed, the directory that holds its new name is synced, and live no longer
+// returns the old store.
 func (s *Store) Swapped() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,19 +233,19 @@ func (s *Store) writeSwapped(r *record) (*record, error) {
 	return &swapped, nil
 }
 
-// admit refuses an index older than the newest snapshot's: Raft may already have
-// truncated the log between the two. An equal one is an install whose
-// answer the leader did not get. REQUIRES: mu is held.
+// admit refuses an index before that of the newest snapshot: Raft may already have truncated the
+// log between the two. An equal index is an install whose answer the leader did not get. REQUIRES:
+// mu is held.
 func (s *Store) admit(index uint64) error {
 	if s.current != nil && index < s.current.Meta.Index {
-		return fmt.Errorf("%w: index %d by %d", ErrSuperseded, index, s.current.Meta.Index)
+		return fmt.Errorf("%w: index %d by index %d", ErrSuperseded, index, s.current.Meta.Index)
 	}
 	return nil
 }
 
-// begin reports how many installs were published before a local snapshot of
-// live, which publish compares. It refuses a store that is not, or will soon not be, the
-// live one: Raft may install between FSM.Snapshot and Persist.
+// begin returns how many installs were published before a local snapshot of live, for publish to
+// compare. It refuses a store that is not, or will soon not be, the live one: Raft may install
+// between FSM.Snapshot and Persist.
 func (s *Store) begin(live Live) (installs uint64, err error) {
 	s.mu.Lock()
 	installs = s.installs
@@ -258,9 +257,9 @@ func (s *Store) begin(live Live) (installs uint64, err error) {
 	return installs, nil
 }
 
-// publish puts r in the place of the newest snapshot, durably. A local snapshot
-// is refused if there were other installs than begin has reported. If written is true
-// in spite of an error, r may be the newest snapshot after a crash.
+// publish replaces the newest snapshot by r, durably. A local snapshot is refused if another was
+// installed since begin. If written is true in spite of an error, r may be the newest snapshot
+// after a crash.
 func (s *Store) publish(r *record, installs uint64) (written bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -284,15 +283,15 @@ func (s *Store) publish(r *record, installs uint64) (written bool, err error) {
 	return true, nil
 }
 
-// remove removes a directory that nothing refers to; what it leaves, Open removes.
+// remove removes a directory to which nothing refers; Open removes what it leaves.
 func (s *Store) remove(dir string) {
 	if err := s.fs.RemoveAll(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		s.log.Warn("remove directory of a snapshot", "dir", dir, "error", err)
 	}
 }
 
-// sending is a checkpoint being streamed. Raft may close it twice, and while
-// the goroutine of a call that it has given up still reads.
+// sending is a checkpoint being streamed. Raft may close it twice, and while the goroutine of an
+// abandoned call still reads.
 type sending struct {
 	store *Store
 	dir   string

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// install writes a stream into a fresh sink, in pieces, and closes it.
+// install writes a stream into a new sink, in pieces, and closes it.
 func (n *node) install(t testing.TB, index uint64, stream []byte) (*Sink, error) {
 	t.Helper()
 	sink := n.create(t, index)
@@ -85,7 +85,7 @@ func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 	to.shard.apply(t, 170)
 	require.Equal(t, uint64(170), to.shard.requireState(t))
 
-	// What was received can be sent on, and be replaced by a local snapshot.
+	// A received state can be sent on, and be replaced by a local snapshot.
 	_, stream = to.stream(t)
 	third := openNode(t, vfs.NewMem())
 	_, err = third.install(t, 100, stream)
@@ -246,7 +246,7 @@ func TestOlderSnapshotIsRefused(t *testing.T) {
 	require.Equal(t, uint64(60), n.newest(t).Index)
 	require.Equal(t, []string{recordName}, n.files(t))
 
-	// The leader sends once more what it got no answer for.
+	// The leader repeats what it got no answer for.
 	_, err = n.install(t, 100, stream)
 	require.NoError(t, err)
 	_, err = n.install(t, 100, stream)
@@ -256,8 +256,8 @@ func TestOlderSnapshotIsRefused(t *testing.T) {
 	require.Equal(t, uint64(100), n.shard.requireState(t))
 }
 
-// A local snapshot promises the state of the store that FSM.Snapshot saw, which
-// may have been replaced by an older state when Persist or Close is called.
+// A local snapshot promises the state of the store that FSM.Snapshot saw, which may have been
+// replaced by an older state when Persist or Close is called.
 func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 	_, stream := source(t, 80, 80).stream(t)
 	begin := func(t *testing.T) (*node, Live) {
@@ -311,7 +311,7 @@ func TestSeveralSendsAtATime(t *testing.T) {
 			}
 		})
 	}
-	// The store goes on meanwhile: compactions remove files that are being sent.
+	// The store works meanwhile: compactions remove files that are being sent.
 	from.shard.apply(t, 300)
 	require.NoError(t, from.shard.db.Compact(t.Context(), []byte("a"), []byte("z"), false))
 	wg.Wait()

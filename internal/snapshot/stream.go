@@ -23,13 +23,13 @@ import (
 //	checksum
 //	for each file: contents, checksum
 //
-// A checksum is the CRC-32C, as uint32, of all before it but the other
-// checksums. A directory has one stream, and a stream one directory.
+// A checksum is the CRC-32C, as uint32, of all before it but the other checksums. A directory has
+// one stream, and a stream one directory.
 const (
 	magic        = "codeqSS1"
 	prefixSize   = len(magic) + 4 + 8
 	checksumSize = 4
-	// maxHeader bounds the memory of a receiver: half a million files.
+	// maxHeader limits the memory of a receiver: half a million files.
 	maxHeader = 16 << 20
 	maxName   = 255
 	maxPiece  = 64 << 10 // written to a file at once
@@ -134,7 +134,7 @@ func (p *packer) close() error {
 // unpacker writes the files of a stream, as it arrives, into a directory.
 type unpacker struct {
 	fs  vfs.FS
-	dir string // fresh
+	dir string // a new directory
 
 	stage stage
 	small []byte   // what has arrived of a prefix, header or checksum
@@ -325,7 +325,7 @@ func parseHeader(b []byte, total int64) ([]file, error) {
 		size := binary.LittleEndian.Uint64(b[length:])
 		b = b[length+8:]
 		if !validName(name) {
-			return nil, fmt.Errorf("file name %q", name)
+			return nil, fmt.Errorf("invalid file name %q", name)
 		}
 		if len(files) > 0 && name <= files[len(files)-1].name {
 			return nil, fmt.Errorf("file %q is out of order", name)
@@ -342,8 +342,7 @@ func parseHeader(b []byte, total int64) ([]file, error) {
 	return files, nil
 }
 
-// validName reports whether name is a plain file name on every system. Pebble
-// uses no others.
+// validName reports whether name is a plain file name on every system. Pebble uses no others.
 func validName(name string) bool {
 	if name == "" || len(name) > maxName || name[0] == '.' {
 		return false

@@ -20,7 +20,7 @@ import (
 	"codeq/internal/testalloc"
 )
 
-// encode is the stream of these files, valid or not. The total is what the prefix says.
+// encode returns the stream of these files, valid or not. total is the sum of sizes in the prefix.
 func encode(total uint64, files ...file) []byte {
 	b, _ := appendHeader(nil, files)
 	binary.LittleEndian.PutUint64(b[len(magic)+4:], total)
@@ -34,7 +34,7 @@ func encode(total uint64, files ...file) []byte {
 	return b
 }
 
-// unpack writes a stream into the directory "in" of a fresh file system, in pieces.
+// unpack writes a stream into the directory "in" of a new file system, in pieces.
 func unpack(t testing.TB, stream []byte, piece int) (*vfs.MemFS, error) {
 	fs := vfs.NewMem()
 	require.NoError(t, fs.MkdirAll("in", 0o755))
@@ -123,7 +123,7 @@ func TestDamagedOrTruncatedStreamIsRefusedAtEveryByte(t *testing.T) {
 	}
 }
 
-// Nothing is gathered for a header that is too long.
+// A header that is too long is not buffered.
 func TestHugeHeaderIsRefusedAtOnce(t *testing.T) {
 	prefix := encode(10, file{"a", 10})[:prefixSize]
 	binary.LittleEndian.PutUint32(prefix[len(magic):], maxHeader+1)
@@ -131,7 +131,7 @@ func TestHugeHeaderIsRefusedAtOnce(t *testing.T) {
 	require.ErrorIs(t, err, ErrDamaged)
 }
 
-// Write must not change what it is given, though File.Write may.
+// Write must not change its argument, though File.Write may.
 func TestStreamIsNotChangedByWriting(t *testing.T) {
 	stream := encode(1000, file{"a", 1000})
 	want := bytes.Clone(stream)
@@ -186,8 +186,8 @@ func FuzzStream(f *testing.F) {
 	f.Add([]byte(magic), uint8(0))
 	f.Add(make([]byte, 64), uint8(9))
 	f.Fuzz(func(t *testing.T, stream []byte, piece uint8) {
-		// As the checksums would refuse nearly all that the fuzzer makes, they are
-		// also tried with what the stream claims.
+		// Since the checksums would refuse nearly all inputs of the fuzzer, they are also tried
+		// with right checksums.
 		for _, stream := range [][]byte{stream, repair(stream)} {
 			fs, err := unpack(t, stream, int(piece)+1)
 			_, whole := unpack(t, stream, len(stream)+1)
@@ -231,8 +231,8 @@ func repair(stream []byte) []byte {
 	return b
 }
 
-// FuzzRecord: metadata of any content under a checksum that is right is refused, or is kept by
-// being written again; under a wrong one it is refused.
+// FuzzRecord: metadata of any content with a right checksum is refused, or can be written again
+// unchanged; with a wrong one it is refused.
 func FuzzRecord(f *testing.F) {
 	good := record{Format: recordFormat, Sequence: 3, Installed: true, Meta: raft.SnapshotMeta{
 		Version: 1, ID: "3-7-1", Index: 7, Term: 3, ConfigurationIndex: 1, Size: 12, Peers: []byte("p"),
@@ -269,7 +269,7 @@ func FuzzRecord(f *testing.F) {
 		require.NoError(t, err)
 		again, err := readRecord(fs, "")
 		require.NoError(t, err)
-		// Of equal values, nil and empty lists are one.
+		// Nil and empty lists are equal.
 		a, err := json.Marshal(r)
 		require.NoError(t, err)
 		b, err := json.Marshal(again)

@@ -4,9 +4,9 @@ import "github.com/cockroachdb/pebble/v2"
 
 // Caches are shared by the stores of all shards.
 //
-// Pebble takes what memtables occupy out of the block cache, so that one of CacheBytes would hold
-// nothing. The cache is therefore larger, by what memtables occupy at the most, and each store
-// keeps for itself what its own do not occupy at the time (memTableShare): what is left,
+// Pebble subtracts the memory of memtables from the block cache, so that a cache of CacheBytes
+// would hold nothing. The cache is therefore larger, by the most that memtables can take, and each
+// store reserves what its own memtables do not take at the moment (memTableShare): the rest,
 // CacheBytes, is for readers.
 type Caches struct {
 	blocks *pebble.Cache
@@ -15,7 +15,7 @@ type Caches struct {
 
 const openFiles = 1000
 
-// NewCaches returns the caches of so many stores, with cacheBytes for readers.
+// NewCaches returns the caches for a number of stores, with cacheBytes for readers.
 func NewCaches(cacheBytes int64, memTableBytes, stores int) *Caches {
 	blocks := pebble.NewCache(cacheBytes + int64(stores)*memTableShareOf(memTableBytes))
 	return &Caches{blocks: blocks, files: pebble.NewFileCache(stores, openFiles)}
@@ -27,23 +27,23 @@ func (c *Caches) Close() {
 	c.blocks.Unref()
 }
 
-// memTableShareOf is how much of the cache is for the memtables of a store: those that are filled
-// before commits wait for flushes, one that a commit begins nevertheless, and one that Pebble keeps
-// for the next.
+// memTableShareOf returns how much of the cache is for the memtables of a store: those that are
+// filled before commits wait for flushes, one that a commit begins nevertheless, and one that
+// Pebble keeps for later.
 func memTableShareOf(memTableBytes int) int64 { return int64(MemTables+2) * int64(memTableBytes) }
 
-// memTableShare is what a store keeps of the block cache for its memtables, beside what those
-// occupy. The goroutine that commits owns it.
+// memTableShare is what a store reserves of the block cache for its memtables, beyond what they
+// take. Only the goroutine that commits uses it.
 type memTableShare struct {
 	cache    *pebble.Cache
 	size     int64  // memTableShareOf
 	memTable int64  // Config.MemTableBytes
 	kept     int64  // bytes
-	release  func() // gives back what is kept; nil: nothing is
+	release  func() // gives back what is reserved; nil: nothing is
 }
 
-// fit keeps what the store's memtables do not occupy. Unless Pebble has a memtable in reserve, it
-// leaves room for the next one, which may be begun before fit is called again.
+// fit reserves what the store's memtables do not take. Unless Pebble keeps a free memtable, it
+// leaves room for the next one, which may begin before fit is called again.
 func (s *memTableShare) fit(m *pebble.Metrics) {
 	occupied := int64(m.MemTable.Size + m.MemTable.ZombieSize)
 	kept := s.size - occupied
@@ -57,7 +57,7 @@ func (s *memTableShare) fit(m *pebble.Metrics) {
 	s.kept, s.release = kept, s.cache.Reserve(int(kept))
 }
 
-// end gives back what is kept.
+// end gives back what is reserved.
 func (s *memTableShare) end() {
 	if s.release != nil {
 		s.release()

@@ -9,35 +9,36 @@ import (
 	"github.com/cockroachdb/pebble/v2/sstable"
 )
 
-// Records of one kind are of very different sizes: a table whose deletions are of small tasks may
-// lie above large ones that are alive. What its deletions delete is therefore sampled: some of
-// their keys, each as probable as any other, are looked for in the tables below.
+// Records of one kind have very different sizes: a table with deletions of small tasks may lie
+// above large live ones. So what its deletions delete is sampled: some of their keys, all with
+// equal probability, are looked up in the tables below.
 
-// sampleSize bounds what one look takes and looks for.
+// sampleSize limits one sample.
 type sampleSize struct {
-	keys    int    // of a table
-	lookups int    // of all tables, in each of the levels below
-	bytes   uint64 // in tables of which keys are taken, but for the first
-	anew    bool   // the keys that were taken before are not taken again
+	keys     int    // keys of a table
+	lookups  int    // lookups of all tables, in each of the levels below
+	bytes    uint64 // size of the tables whose keys are read, except for the first
+	resample bool   // keys that were sampled before are not used again
 }
 
-// A usual sample misses what few deletions in many delete, as large as it may be. So what it says
-// is not believed for long: a thorough one follows where the average of all records would say more.
+// A usual sample may miss what a few of many deletions delete, even if that is large. So it is not
+// relied on for long: a thorough one follows when the average of all records suggests more dead
+// bytes.
 var (
 	usualSample    = sampleSize{keys: 64, lookups: 1024, bytes: 16 << 20}
-	thoroughSample = sampleSize{keys: 1024, lookups: 16 << 10, bytes: 1 << 30, anew: true}
+	thoroughSample = sampleSize{keys: 1024, lookups: 16 << 10, bytes: 1 << 30, resample: true}
 )
 
-// sample is keys of deletions in one table, in any order.
+// sample is keys of deletions in one table, in random order.
 type sample [][]byte
 
-// deadSizes is what a deletion of a key deletes, in bytes in tables, by and large.
+// deadSizes estimates how many bytes in tables the deletion of a key deletes.
 type deadSizes struct {
 	tables map[uint64]uint64 // by the number of the table that has the deletions
-	kinds  map[byte]uint64   // of all that were sampled, by the first byte of their keys
+	kinds  map[byte]uint64   // for all that were sampled, by the first byte of their keys
 }
 
-// of estimates it for a table; rest is for those of which nothing is known.
+// of returns the estimate for a table, or rest if nothing is known of it.
 func (d *deadSizes) of(t *pebble.SSTableInfo, rest uint64) uint64 {
 	if d == nil {
 		return rest
@@ -66,8 +67,8 @@ type deleting struct {
 	keys  sample
 }
 
-// sample estimates what the deletions in tables delete. Keys of a table are taken once, but for an
-// anew one.
+// sample estimates what the deletions in tables delete. The keys of a table are read once, unless
+// size.resample is set.
 func (r *reclaimer) sample(levels [][]pebble.SSTableInfo, size sampleSize) *deadSizes {
 	var all []deleting
 	for n, level := range levels {
@@ -118,14 +119,14 @@ func (r *reclaimer) sample(levels [][]pebble.SSTableInfo, size sampleSize) *dead
 	return d
 }
 
-// takeKeys gives tables their samples, as far as they are known or may be read.
+// takeKeys gives tables their samples, if they are known or may be read.
 func (r *reclaimer) takeKeys(all []deleting, size sampleSize) {
 	before, left := r.sampled, size.bytes
 	r.sampled = make(map[uint64]sample, len(all))
 	for i := range all {
 		t := &all[i]
 		keys, ok := before[numberOf(t.SSTableInfo)]
-		if (!ok || size.anew) && (t.Size <= left || left == size.bytes) && r.ctx.Err() == nil {
+		if (!ok || size.resample) && (t.Size <= left || left == size.bytes) && r.ctx.Err() == nil {
 			left -= min(left, t.Size)
 			keys, ok = r.store.sampleOf(t.SSTableInfo, size.keys)
 		}
@@ -136,7 +137,7 @@ func (r *reclaimer) takeKeys(all []deleting, size sampleSize) {
 	}
 }
 
-// sampleOf reads the keys of deletions in a table, unless it has just gone, or cannot be read.
+// sampleOf reads keys of deletions in a table, unless it was just removed, or cannot be read.
 func (st *Store) sampleOf(t *pebble.SSTableInfo, most int) (keys sample, ok bool) {
 	err := st.readTable(t, func(it sstable.Iterator) {
 		seen := 0
@@ -152,15 +153,19 @@ func (st *Store) sampleOf(t *pebble.SSTableInfo, most int) (keys sample, ok bool
 			}
 		}
 	})
-	rand.Shuffle(len(keys), func(i, k int) { keys[i], keys[k] = keys[k], keys[i] }) // each part of them is a sample
+	// so that each part of them is a sample
+	rand.Shuffle(len(keys), func(i, k int) { keys[i], keys[k] = keys[k], keys[i] })
 	return keys, err == nil
 }
 
-// sizesIn adds the bytes that a table takes for records of keys that other tables delete, by those.
+// sizesIn adds the bytes that a table has for records whose keys other tables delete, by those
+// other tables.
 func (st *Store) sizesIn(o *pebble.SSTableInfo, all []sought, sum map[*pebble.SSTableInfo]uint64) {
 	slices.SortFunc(all, func(a, b sought) int { return bytes.Compare(a.key, b.key) })
-	raw := max(1, o.TableStats.RawKeySize+o.TableStats.RawValueSize, o.Size) // it is not larger than what is in it
-	_ = st.readTable(o, func(it sstable.Iterator) {                          // what has just gone is nobody's
+	// the estimate must not exceed the size of the table
+	raw := max(1, o.TableStats.RawKeySize+o.TableStats.RawValueSize, o.Size)
+	// a table that was just removed counts nothing
+	_ = st.readTable(o, func(it sstable.Iterator) {
 		for _, l := range all {
 			for kv := it.SeekGE(l.key, 0); kv != nil && bytes.Equal(kv.K.UserKey, l.key); kv = it.Next() {
 				if !isDeletion(kv.K.Kind()) {
@@ -175,7 +180,7 @@ func isDeletion(kind pebble.InternalKeyKind) bool {
 	return kind == pebble.InternalKeyKindDelete || kind == pebble.InternalKeyKindSingleDelete || kind == pebble.InternalKeyKindDeleteSized
 }
 
-// readTable reads a table beside Pebble.
+// readTable reads a table without Pebble's store.
 func (st *Store) readTable(t *pebble.SSTableInfo, read func(sstable.Iterator)) error {
 	return Protect(func() error {
 		r, err := OpenTable(st.fs, st.pathOf(t))

@@ -8,17 +8,17 @@ import (
 )
 
 // deferredSyncFS is the file system of a store. While deferred names a directory, files and
-// directories that are opened at or below it ignore that they are to be synced:
-// a store that is copied while everybody waits need not wait for the disk. Who
-// names the directory syncs what is in it afterwards, but for tables: as a rule they are
-// links to synced ones, and those that Pebble had to copy are synced by it.
+// directories that are opened at or below it are not synced: a store that is copied while everybody
+// waits need not wait for the disk. Whoever sets deferred syncs the content of the directory
+// afterwards, except for tables: usually they are links to synced ones, and Pebble syncs those that
+// it copies.
 type deferredSyncFS struct {
 	vfs.FS
 	deferred atomic.Pointer[string]
 }
 
-// DeferSync returns fs, on which nothing at or below a directory is synced but tables. The caller
-// syncs the rest when all is written.
+// DeferSync returns fs, in which nothing at or below a directory is synced except tables. The
+// caller syncs the rest when everything is written.
 func DeferSync(fs vfs.FS, dir string) vfs.FS {
 	d := &deferredSyncFS{FS: fs}
 	d.deferred.Store(&dir)
@@ -47,7 +47,7 @@ func (fs *deferredSyncFS) wrap(f vfs.File, err error, name string) (vfs.File, er
 	return unsyncedFile{f}, nil
 }
 
-// TableSuffix is how the names of Pebble's tables end.
+// TableSuffix is the suffix of the names of Pebble's tables.
 const TableSuffix = ".sst"
 
 type unsyncedFile struct{ vfs.File }

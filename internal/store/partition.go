@@ -10,22 +10,21 @@ import (
 	"codeq/internal/keys"
 )
 
-// partition tells Pebble where to begin a new table: where a range of keys
-// begins, and at both ends of a deep lane.
+// partition tells Pebble where to begin a new table: at the beginning of each range of keys, and at
+// both ends of a deep lane.
 //
-// Every lane grows at its end. A table that holds the ends of several lanes
-// spans all that lies between, and each compaction would write the backlog of
-// those lanes again; a table that holds one lane overlaps nothing. With ten
-// million ready tasks in twelve lanes Pebble writes each byte 1.7 times in
-// place of 8. Small lanes share tables: thousands of them must not make as
+// Every lane grows at its end. A table that holds the ends of several lanes spans everything
+// between them, and each compaction would write the backlog of those lanes again; a table that
+// holds one lane overlaps nothing. With ten million ready tasks in twelve lanes Pebble then writes
+// each byte 1.7 times instead of 8. Small lanes share tables: thousands of them must not need as
 // many files.
 //
-// The shard's owner writes, Pebble's flushes and compactions read.
+// The shard's owner writes it; Pebble's flushes and compactions read it.
 type partition struct {
 	deep atomic.Pointer[[]uint32] // numbers of deep lanes, ascending
 }
 
-const deepLanes = 64 // at the most
+const deepLanes = 64 // at most
 
 func (p *partition) lanes() []uint32 {
 	if l := p.deep.Load(); l != nil {
@@ -45,7 +44,7 @@ func (p *partition) add(lane uint32) {
 	p.deep.Store(&next)
 }
 
-// remove ends a lane's being deep.
+// remove makes a lane no longer deep.
 func (p *partition) remove(lane uint32) {
 	old := p.lanes()
 	i, found := slices.BinarySearch(old, lane)
@@ -56,8 +55,7 @@ func (p *partition) remove(lane uint32) {
 	p.deep.Store(&next)
 }
 
-// span is a pebble.SpanPolicyFunc: a table that begins with start ends before
-// end at the latest.
+// span is a pebble.SpanPolicyFunc: a table that begins with start ends before end at the latest.
 func (p *partition) span(start []byte) (policy pebble.SpanPolicy, end []byte, err error) {
 	if len(start) < 1+4 || start[0] != keys.Task {
 		return policy, []byte{start[0] + 1}, nil

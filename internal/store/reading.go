@@ -15,7 +15,7 @@ import (
 	"codeq/internal/failstop"
 )
 
-// OpenForReading opens a store that is left as it is.
+// OpenForReading opens a store without changing it.
 func OpenForReading(fsys vfs.FS, dir string) (db *pebble.DB, err error) {
 	err = Protect(func() (err error) {
 		db, err = pebble.Open(dir, &pebble.Options{
@@ -28,7 +28,7 @@ func OpenForReading(fsys vfs.FS, dir string) (db *pebble.DB, err error) {
 	return db, err
 }
 
-// OpenTable opens a table by its file alone.
+// OpenTable opens a table without its store.
 func OpenTable(fsys vfs.FS, path string) (*sstable.Reader, error) {
 	f, err := fsys.Open(path, vfs.SequentialReadsOption)
 	if err != nil {
@@ -40,10 +40,11 @@ func OpenTable(fsys vfs.FS, path string) (*sstable.Reader, error) {
 	}
 	opts := &pebble.Options{}
 	opts.EnsureDefaults()
-	return sstable.NewReader(context.Background(), readable, opts.MakeReaderOptions()) // an error closes the file
+	// an error closes the file
+	return sstable.NewReader(context.Background(), readable, opts.MakeReaderOptions())
 }
 
-// Protect makes an error of a panic, as damaged data may bring one about in Pebble.
+// Protect turns a panic into an error: damaged data may make Pebble panic.
 // REQUIRES: nothing else uses what do uses.
 func Protect(do func() error) (err error) {
 	defer func() {
@@ -54,8 +55,8 @@ func Protect(do func() error) (err error) {
 	return do()
 }
 
-// IsIOError reports whether the file system said that a file cannot be read, in place of
-// reading what is wrong.
+// IsIOError reports whether the file system could not read a file, as opposed to a file with wrong
+// content.
 func IsIOError(err error) bool {
 	path := (*fs.PathError)(nil)
 	return errors.As(err, &path) && !errors.Is(err, fs.ErrNotExist)

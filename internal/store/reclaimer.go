@@ -14,15 +14,16 @@ import (
 	"codeq/internal/guard"
 )
 
-// reclaimer gives the space back that dead records take in a store's tables. By itself Pebble
-// writes the deletions in its memory to a table when it has enough of them, and merges tables by
-// their number and size: of large records there are never enough, and an idle store does neither.
+// reclaimer gives back the space that dead records take in a store's tables. Pebble itself writes
+// the deletions in its memory to a table when there are enough of them, and merges tables by their
+// number and size: there are never enough deletions of large records, and an idle store does
+// neither.
 //
-// After deletions by range (trimmer) it flushes the memory: then whole tables go without being
-// read. Where the living and the dead are mixed, it compacts key ranges, one after the other, by
-// the share of dead bytes in them. On a tight disk it does both at once, else when it looks: a
-// while after something was committed. It looks at no store that is small, and no more when nothing
-// is committed any more. In a cluster each node does so for its replicas, whoever leads them.
+// After deletions by range (trimmer) it flushes the memory: then whole tables are dropped without
+// being read. Where live and dead records are mixed, it compacts key ranges, one after the other,
+// by their share of dead bytes. On a tight disk it does both at once, otherwise when it checks:
+// some time after a commit. It does not check a small store, and stops checking when nothing is
+// committed any more. In a cluster each node does so for its replicas, whoever leads them.
 type reclaimer struct {
 	store  *Store
 	from   int64           // Config.ReclaimFrom
@@ -31,56 +32,59 @@ type reclaimer struct {
 	ctx    context.Context // ends with the reclaimer
 	cancel context.CancelFunc
 
-	sampled map[uint64]sample         // of tables with deletions, by their numbers
-	sizes   atomic.Pointer[deadSizes] // when it looked last; nil: it has not
+	sampled map[uint64]sample         // of tables with deletions, by table number
+	sizes   atomic.Pointer[deadSizes] // as of the last check; nil: none was made
 
 	tables   atomic.Int64 // bytes in tables
 	written  atomic.Int64 // bytes committed since the store was opened
-	total    atomic.Int64 // likewise entries
-	flushed  committed    // what is in tables, at least
+	total    atomic.Int64 // entries committed since then
+	flushed  committed    // what is in tables at least
 	begun    committed    // what was committed when the last flush began
-	before   committed    // likewise the one before
-	rangeAt  atomic.Int64 // written when hasRange was set
+	before   committed    // the same for the flush before
+	rangeAt  atomic.Int64 // value of written when hasRange was set
 	hasRange atomic.Bool  // range deletions have been committed, and not flushed
-	hasTrim  atomic.Bool  // those of the trimmer have, which are worth a flush at once
+	hasTrim  atomic.Bool  // the trimmer's are among them, which justify a flush at once
 	hurried  atomic.Bool
-	free     atomic.Uint64 // bytes on the disk, when it was tight last
-	armed    atomic.Bool   // it is going to look
+	free     atomic.Uint64 // free bytes on the disk when it was last tight
+	armed    atomic.Bool   // a check is planned
 	merged   atomic.Bool   // a flush or a compaction has ended
 
-	next    time.Time // when it looks; zero: not before something is committed
-	settles bool      // what it has flushed is being taken into account by Pebble
-	quietAt int64     // total when it began to settle
-	known   uint64    // dead bytes of which tables knew when it looked last, and that have been left
-	hoped   int64     // bytes that might have been dead, for which it has flushed; 0: it has not, or for something else
-	putOff  bool      // it would have, but not before flushAt
-	flushAt time.Time
-	pause   time.Duration // to flushAt, the last time
+	next     time.Time // time of the next check; zero: none before the next commit
+	settles  bool      // it waits until Pebble has taken into account what was flushed
+	quietAt  int64     // value of total when it began to settle
+	known    uint64    // dead bytes in tables that the last check found and left
+	expected int64     // bytes expected to be dead, for which it has flushed; 0: none
+	putOff   bool      // a flush was put off until flushAt
+	flushAt  time.Time
+	pause    time.Duration // until flushAt, when it was last set
 
-	thoroughAt time.Time     // when a thorough sample may be taken though the store is at work
-	rushAt     time.Time     // when to look again on a tight disk
-	idle       time.Duration // to rushAt: the longer, the more looks in succession have found nothing
-	rushed     int64         // total when it last hurried; negative: it has not
+	thoroughAt time.Time     // when a thorough sample may be taken although the store is busy
+	rushAt     time.Time     // when to check again on a tight disk
+	idle       time.Duration // time until rushAt: grows with successive checks that find nothing
+	rushed     int64         // value of total when it last hurried; negative: it has not
 }
 
-// ReclaimFrom is how many bytes the tables of a store have, below which there is nothing to be
-// gained by reclaiming; and how many of them are dead, as a rule.
+// ReclaimFrom is the minimum size, in bytes, of a store's tables for reclaiming to gain anything;
+// also how many of them are dead before it begins, usually.
 const ReclaimFrom = 8 << 20
 
 const (
-	reclaimFlush    = 8 << 20   // bytes committed with which a flush comes by itself soon
-	reclaimDoubt    = 64 << 10  // bytes committed around the beginning of a flush, of which it is not known which memory has them
-	reclaimPiece    = 128 << 20 // bytes in tables that are compacted at once, about; on a tight disk a quarter of what is free
-	reclaimPart     = 16        // one in so many of the bytes in tables may be dead, beside ReclaimFrom
-	reclaimShare    = 4         // of the bytes in a range to be compacted one in so many is dead, at least
-	reclaimQuiet    = 10        // likewise when nothing is committed
-	reclaimVain     = 16        // of what a flush was for one in so many bytes turns out to be dead, at least, or the next one waits
+	reclaimFlush  = 8 << 20  // bytes committed with which a flush comes soon by itself
+	reclaimUnsure = 64 << 10 // bytes around the beginning of a flush that may be in either memory
+	// Size of the piece that is compacted at once, about; at most a quarter of the free bytes on a
+	// tight disk.
+	reclaimPiece = 128 << 20
+	reclaimPart  = 16 // ReclaimFrom, and one in so many of the bytes in tables, may be dead
+	reclaimShare = 4  // a range is compacted if one in so many of its bytes is dead
+	reclaimQuiet = 10 // the same when nothing is committed
+	reclaimMin   = 16 // if fewer than one in so many bytes turn out dead, flushes are delayed
+
 	reclaimLook     = 10 * time.Second
-	reclaimPause    = 160 * time.Second // at the most
+	reclaimPause    = 160 * time.Second // at most
 	reclaimSettle   = time.Second
 	reclaimThorough = time.Minute
 	reclaimRush     = 100 * time.Millisecond // reclaimSettle on a tight disk
-	reclaimIdle     = 2 * time.Second        // at the most between looks there
+	reclaimIdle     = 2 * time.Second        // at most between checks on a tight disk
 )
 
 func newReclaimer(from int) *reclaimer {
@@ -89,7 +93,7 @@ func newReclaimer(from int) *reclaimer {
 	return r
 }
 
-// start begins to look after a store that has been opened.
+// start begins to check an open store.
 func (r *reclaimer) start(st *Store) {
 	r.store = st
 	r.armed.Store(true)
@@ -102,7 +106,7 @@ func (r *reclaimer) start(st *Store) {
 	}()
 }
 
-// stop ends it. A compaction that has begun goes on; Pebble waits for it.
+// stop ends it. A compaction that is running goes on; Pebble waits for it.
 func (r *reclaimer) stop() {
 	r.cancel()
 	if r.ended == nil {
@@ -110,11 +114,11 @@ func (r *reclaimer) stop() {
 	}
 	select {
 	case <-r.ended:
-	case <-r.store.latch.Parked(): // it may wait for what a panic of Pebble's has left locked
+	case <-r.store.latch.Parked(): // it may wait for locks that a panic of Pebble has left locked
 	}
 }
 
-// committed is how much has been.
+// committed is how much was committed.
 type committed struct{ bytes, entries atomic.Int64 }
 
 func (c *committed) store(bytes, entries int64) {
@@ -122,9 +126,9 @@ func (c *committed) store(bytes, entries int64) {
 	c.entries.Store(entries)
 }
 
-// FlushBegins is the listener's of the latch, as what follows. The flush is of the memory that was
-// filled by now, or of some of it; that of which commits were part when the flush before began is
-// among it.
+// FlushBegins, FlushEnds and CompactionEnds are called by the latch. The flush writes memory that
+// was filled by now, or some of it; it includes the memory that was being filled when the flush
+// before began.
 func (r *reclaimer) FlushBegins() {
 	r.before.store(r.begun.bytes.Load(), r.begun.entries.Load())
 	r.begun.store(r.written.Load(), r.total.Load())
@@ -133,7 +137,7 @@ func (r *reclaimer) FlushBegins() {
 func (r *reclaimer) FlushEnds() {
 	bytes := r.before.bytes.Load()
 	r.flushed.store(bytes, r.before.entries.Load())
-	if r.rangeAt.Load()+reclaimDoubt < bytes {
+	if r.rangeAt.Load()+reclaimUnsure < bytes {
 		r.hasTrim.Store(false)
 		r.hasRange.Store(false)
 	}
@@ -142,53 +146,52 @@ func (r *reclaimer) FlushEnds() {
 
 func (r *reclaimer) CompactionEnds() {
 	r.merged.Store(true)
-	r.poke()
+	r.wakeUp()
 }
 
-func (r *reclaimer) poke() {
+func (r *reclaimer) wakeUp() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// wrote says what was committed.
+// wrote is called after each commit.
 func (r *reclaimer) wrote(bytes int, entries uint32) {
 	r.written.Add(int64(bytes))
 	r.total.Add(int64(entries))
 	if r.hasTables() && !r.armed.Load() && !r.armed.Swap(true) {
-		r.poke()
+		r.wakeUp()
 	}
 }
 
-// ranged says that a commit has deleted by range; trimmed, what is consumed of lanes, by the
-// trimmer.
+// ranged is called after a commit with range deletions; trimmed: those of the trimmer.
 func (r *reclaimer) ranged(trimmed bool) {
 	r.rangeAt.Store(r.written.Load())
 	r.hasRange.Store(true)
 	if trimmed {
 		r.hasTrim.Store(true)
-		r.poke()
+		r.wakeUp()
 	}
 }
 
-// hurry says that the disk is tight, and how many bytes are free.
+// hurry is called when the disk is tight, with the number of free bytes.
 func (r *reclaimer) hurry(free uint64) {
 	r.free.Store(free)
 	if !r.hurried.Load() && !r.hurried.Swap(true) {
-		r.poke()
+		r.wakeUp()
 	}
 }
 
-// hasTables reports whether there may be dead bytes in tables that are worth an effort.
+// hasTables reports whether tables may have enough dead bytes to be reclaimed.
 func (r *reclaimer) hasTables() bool { return r.tables.Load() >= r.from }
 
-// trimWaits reports whether range deletions wait for a flush that will not come by itself soon.
+// trimWaits reports whether range deletions wait for a flush that will not come soon by itself.
 func (r *reclaimer) trimWaits() bool {
 	return r.hasTrim.Load() && r.written.Load()-r.flushed.bytes.Load() < reclaimFlush
 }
 
-// measure notes what the tables have.
+// measure reads the size of the tables.
 func (r *reclaimer) measure() {
 	m := r.store.db.Metrics()
 	size := int64(0)
@@ -217,16 +220,16 @@ func (r *reclaimer) run() {
 	}
 }
 
-// step does what there is to do.
+// step does what is due.
 func (r *reclaimer) step() {
 	if r.merged.Swap(false) {
 		had := r.hasTables()
-		if r.measure(); !had && r.hasTables() { // of what was committed before
+		if r.measure(); !had && r.hasTables() { // what was committed before is not checked yet
 			r.armed.Store(true)
 		}
 	}
 	if !r.hasTables() {
-		r.rest()
+		r.sleep()
 		return
 	}
 	now := time.Now()
@@ -240,7 +243,7 @@ func (r *reclaimer) step() {
 		case now.Before(r.rushAt):
 			r.next = r.rushAt
 		default:
-			r.rushed, r.hoped = total, 0
+			r.rushed, r.expected = total, 0
 			if r.hasRange.Load() || r.unflushed() >= r.from/8 {
 				r.flush()
 			}
@@ -255,7 +258,7 @@ func (r *reclaimer) step() {
 	case r.next.IsZero() || now.Before(r.next):
 	case !r.settles:
 		much := r.unflushed()
-		r.hoped, r.putOff = 0, false
+		r.expected, r.putOff = 0, false
 		switch {
 		case r.hasRange.Load():
 			r.flush()
@@ -263,7 +266,7 @@ func (r *reclaimer) step() {
 		case now.Before(r.flushAt):
 			r.putOff = true
 		default:
-			r.hoped = much
+			r.expected = much
 			r.flush()
 		}
 		r.settle(reclaimSettle)
@@ -276,13 +279,13 @@ func (r *reclaimer) step() {
 		}
 		r.rushAt = time.Now().Add(r.idle)
 		r.hurried.Store(false)
-		if r.total.Load() == r.quietAt && r.putOff { // nothing else flushes what was committed last
+		if r.total.Load() == r.quietAt && r.putOff { // nothing else flushes the last commits
 			r.next = r.flushAt
 			return
 		}
 		if r.total.Load() == r.quietAt {
-			r.rest()
-			if r.total.Load() == r.quietAt { // else it may have come before the rest
+			r.sleep()
+			if r.total.Load() == r.quietAt { // else a commit may have come before armed was cleared
 				return
 			}
 			r.armed.Store(true)
@@ -291,12 +294,12 @@ func (r *reclaimer) step() {
 	}
 }
 
-// judge delays the next flush if the last one has brought few dead bytes: it makes one more table
-// for Pebble to merge with those of the living.
-func (r *reclaimer) judge(brought uint64) {
+// adjustPause delays the next flush if the last one found few dead bytes: each flush adds a table
+// that Pebble must merge with live ones.
+func (r *reclaimer) adjustPause(found uint64) {
 	switch {
-	case r.hoped == 0:
-	case brought < uint64(r.hoped)/reclaimVain:
+	case r.expected == 0:
+	case found < uint64(r.expected)/reclaimMin:
 		r.pause = min(max(2*r.pause, reclaimLook), reclaimPause)
 		r.flushAt = time.Now().Add(r.pause)
 	default:
@@ -304,8 +307,8 @@ func (r *reclaimer) judge(brought uint64) {
 	}
 }
 
-// rest waits until something is committed.
-func (r *reclaimer) rest() {
+// sleep waits until something is committed.
+func (r *reclaimer) sleep() {
 	r.next, r.settles = time.Time{}, false
 	r.hurried.Store(false)
 	r.armed.Store(false)
@@ -317,8 +320,7 @@ func (r *reclaimer) settle(after time.Duration) {
 	r.next = time.Now().Add(after)
 }
 
-// flush writes the store's memory to tables. What fails is tried again by Pebble, or ends the
-// store.
+// flush writes the store's memory to tables. Pebble retries what fails, or the store fails.
 func (r *reclaimer) flush() {
 	r.hasTrim.Store(false)
 	r.hasRange.Store(false)
@@ -327,8 +329,8 @@ func (r *reclaimer) flush() {
 	}
 }
 
-// unflushed is how many bytes are dead of which no table knows, at the most: if each key that has
-// been committed since the last flush deletes an entry as large as those of the largest kind are.
+// unflushed returns how many bytes that no table knows of may be dead at most: as if each key that
+// was committed since the last flush deleted an entry of the largest average size.
 func (r *reclaimer) unflushed() int64 {
 	type kind struct{ size, entries uint64 }
 	kinds := make(map[byte]*kind)
@@ -365,14 +367,14 @@ func (r *reclaimer) levels() [][]pebble.SSTableInfo {
 // deadRange is a range of keys in tables.
 type deadRange struct {
 	first, last []byte
-	dead        uint64 // bytes that deletions in it, and nothing else, keep in tables
-	size        uint64 // of the tables below
+	dead        uint64 // bytes that are in tables only because of deletions in it
+	size        uint64 // size of the tables below
 }
 
 // deadRanges returns the ranges in which deletions lie above what they delete, in the order of
-// their keys. What a deletion of a key deletes is estimated by sizes, else by the records that lie
-// below. Deletions of ranges are read: Pebble drops what lies in them when it has written them, but
-// not what a compaction has in hand then.
+// their keys. What the deletion of a key deletes is estimated by sizes, or else by the records
+// below. Deletions of ranges are read: Pebble drops what they cover when it has written them, but
+// not what a compaction is processing then.
 func (st *Store) deadRanges(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ranges []deadRange) {
 	for n, level := range levels {
 		for i := range level {
@@ -427,14 +429,15 @@ func (st *Store) deadRanges(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ra
 	return merged
 }
 
-// lowerTables visits the tables below one of a level that have keys of a range and may be older.
+// lowerTables visits the tables below a table of a level that have keys of a range and may be
+// older.
 func lowerTables(levels [][]pebble.SSTableInfo, level int, t *pebble.SSTableInfo, r *deadRange, visit func(*pebble.SSTableInfo)) {
 	for l := level; l < len(levels); l++ {
 		if l == level && l > 0 {
 			continue
 		}
 		tables, first := levels[l], 0
-		if l > 0 { // they are in order there
+		if l > 0 { // sorted by key
 			first = sort.Search(len(tables), func(i int) bool { return bytes.Compare(tables[i].Largest.UserKey, r.first) >= 0 })
 		}
 		for i := first; i < len(tables); i++ {
@@ -449,7 +452,7 @@ func lowerTables(levels [][]pebble.SSTableInfo, level int, t *pebble.SSTableInfo
 	}
 }
 
-// rangeDeletions reads those of a table; none if it has just gone, or cannot be read.
+// rangeDeletions reads those of a table; none if it was just removed, or cannot be read.
 func (st *Store) rangeDeletions(t *pebble.SSTableInfo) (all []deadRange) {
 	err := Protect(func() error {
 		r, err := OpenTable(st.fs, st.pathOf(t))
@@ -473,7 +476,7 @@ func (st *Store) rangeDeletions(t *pebble.SSTableInfo) (all []deadRange) {
 	return all
 }
 
-// pathOf is the file of a table.
+// pathOf returns the path of a table.
 func (st *Store) pathOf(t *pebble.SSTableInfo) string {
 	return st.fs.PathJoin(st.dir, t.BackingSSTNum.String()+TableSuffix)
 }
@@ -482,8 +485,8 @@ func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
 	return bytes.Compare(sp.first, t.Largest.UserKey) <= 0 && bytes.Compare(t.Smallest.UserKey, sp.last) <= 0
 }
 
-// compact compacts the ranges in which much is dead, if all in all that is much. It
-// reports whether there are such.
+// compact compacts the ranges with many dead bytes, if there are enough of them in total. It
+// reports whether there were such ranges.
 func (r *reclaimer) compact() (found bool) {
 	levels := r.levels()
 	limit := uint64(max(r.from, 0) + r.tables.Load()/reclaimPart)
@@ -497,7 +500,7 @@ func (r *reclaimer) compact() (found bool) {
 	}
 	ranges, dead := r.estimate(levels, nil)
 	perhaps := dead >= limit
-	thorough := perhaps && quiet // this look is the last one then
+	thorough := perhaps && quiet // then this is the last check for now
 	if !thorough {
 		ranges, dead = r.estimate(levels, r.sample(levels, usualSample))
 		thorough = perhaps && dead < limit && !time.Now().Before(r.thoroughAt)
@@ -506,7 +509,7 @@ func (r *reclaimer) compact() (found bool) {
 		r.thoroughAt = time.Now().Add(reclaimThorough)
 		ranges, dead = r.estimate(levels, r.sample(levels, thoroughSample))
 	}
-	r.judge(dead - min(dead, r.known))
+	r.adjustPause(dead - min(dead, r.known))
 	r.known = dead
 	if dead < limit {
 		return false
@@ -534,7 +537,7 @@ func (r *reclaimer) compact() (found bool) {
 	return len(pieces) > 0
 }
 
-// estimate returns the ranges in which bytes are dead, and how many are in all.
+// estimate returns the ranges with dead bytes, and their total.
 func (r *reclaimer) estimate(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ranges []deadRange, dead uint64) {
 	ranges = r.store.deadRanges(levels, sizes)
 	for i := range ranges {
@@ -543,7 +546,7 @@ func (r *reclaimer) estimate(levels [][]pebble.SSTableInfo, sizes *deadSizes) (r
 	return ranges, dead
 }
 
-// divide divides a range into pieces of a bounded size, where tables begin.
+// divide divides a range into pieces of a limited size, at the beginnings of tables.
 func (sp *deadRange) divide(levels [][]pebble.SSTableInfo, most uint64) (pieces []deadRange) {
 	type border struct {
 		key  []byte

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTightDiskIsNotSearched: on a tight disk with nothing to be reclaimed, looks become rare.
+// TestTightDiskIsNotSearched: on a tight disk with nothing to reclaim, checks become rare.
 func TestTightDiskIsNotSearched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := openTest(t, Config{FS: vfs.NewMem(), MemTableBytes: 512 << 10, ReclaimFrom: 512 << 10})

@@ -10,7 +10,7 @@ import (
 	"codeq/internal/failstop"
 )
 
-// Scratch is a store that a repair writes once. It has no log: what is in it is whole when it was
+// Scratch is a store that a repair writes once. It has no log: its content is complete once it was
 // flushed.
 type Scratch struct {
 	db    *pebble.DB
@@ -19,7 +19,7 @@ type Scratch struct {
 
 const scratchMemTable = 16 << 20
 
-// NewScratch makes a store in a directory that does not exist.
+// NewScratch creates a store in a directory that does not exist.
 func NewScratch(fsys vfs.FS, dir string) (*Scratch, error) {
 	latch := failstop.New(slog.New(slog.DiscardHandler), "store")
 	db, err := latch.Open(dir, &pebble.Options{
@@ -31,11 +31,11 @@ func NewScratch(fsys vfs.FS, dir string) (*Scratch, error) {
 	return &Scratch{db, latch}, nil
 }
 
-// DB is the store, which is written by batches.
+// DB returns the Pebble store, to which batches are written.
 func (s *Scratch) DB() *pebble.DB { return s.db }
 
-// Flush writes all to tables. It returns the first error, such as that of a full disk.
+// Flush writes everything to tables. It returns the first error, such as that of a full disk.
 func (s *Scratch) Flush() error { return flush(context.Background(), s.db, s.latch) }
 
-// Close closes the store, and returns why it has failed, if it has. It seals nothing.
+// Close closes the store, and returns why it has failed, if it has. It does not seal the store.
 func (s *Scratch) Close() error { return s.latch.Close(s.db) }

@@ -6,20 +6,21 @@ import (
 	"codeq/internal/inode"
 )
 
-// Stats is what a store holds, and what it has written since it was opened.
+// Stats describes what a store holds, and what it has written since it was opened.
 type Stats struct {
 	*pebble.Metrics
 	DiskBytes   int64 // the size of its files
-	DeadBytes   int64 // how much of its tables is of records that have been deleted: an estimate
-	LinkedBytes int64 // how much of them is in files that have other links; 0: not known
+	DeadBytes   int64 // how much of its tables is deleted records: an estimate
+	LinkedBytes int64 // how much of them is in files with other links; 0: unknown
 }
 
-// Stats tells what the store holds. It reads the tables that delete ranges.
+// Stats returns what the store holds. It reads the tables that have range deletions.
 func (st *Store) Stats() Stats {
 	m := st.db.Metrics()
 	s := Stats{
-		Metrics:   m,
-		DiskBytes: int64(m.DiskSpaceUsage() - m.WAL.PhysicalSize + max(m.WAL.PhysicalSize, m.WAL.Size)), // Pebble forgets what the current log has grown by
+		Metrics: m,
+		// Pebble does not count what the current log has grown by
+		DiskBytes: int64(m.DiskSpaceUsage() - m.WAL.PhysicalSize + max(m.WAL.PhysicalSize, m.WAL.Size)),
 	}
 	levels := st.reclaimer.levels()
 	for _, dead := range st.deadRanges(levels, st.reclaimer.sizes.Load()) {
@@ -34,7 +35,7 @@ func (st *Store) Stats() Stats {
 	return s
 }
 
-// linkedBytes is the size of those tables whose files have other links.
+// linkedBytes returns the size of the tables whose files have other links.
 func (st *Store) linkedBytes(levels [][]pebble.SSTableInfo) (bytes int64) {
 	for _, level := range levels {
 		for i := range level {

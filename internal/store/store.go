@@ -1,6 +1,6 @@
-// Package store is a Pebble store as a shard needs it: it is opened at a level of durability, stops
-// at its first failure, cuts its tables at deep lanes, gives back the space of what is dead, and
-// seals what it leaves.
+// Package store is a Pebble store for a shard: it is opened at a level of durability, stops at its
+// first failure, cuts its tables at deep lanes, reclaims the space of dead records, and seals its
+// files when it is closed.
 package store
 
 import (
@@ -22,13 +22,12 @@ import (
 	"codeq/internal/walfs"
 )
 
-// Format is Pebble's on-disk format, never raised silently. It is the
-// newest whose write-ahead log may be written without a sync and still be read
-// after a power loss, which DurabilityProcess needs; see internal/walfs.
+// Format is Pebble's on-disk format, never raised silently. It is the newest one whose write-ahead
+// log can be written without a sync and still be read after a power loss, which DurabilityProcess
+// needs; see internal/walfs.
 const Format = pebble.FormatColumnarBlocks
 
-// Store is the Pebble instance of one shard and the way into it: everything is
-// written by Commit.
+// Store is the Pebble instance of one shard: everything is written by Commit.
 type Store struct {
 	db         *pebble.DB
 	fs         *deferredSyncFS
@@ -38,16 +37,16 @@ type Store struct {
 	latch      *failstop.Latch
 	partition  *partition
 	share      *memTableShare
-	replicated bool // there is no log beside Raft's
+	replicated bool // there is no log beside that of Raft
 	reclaimer  *reclaimer
 }
 
-// Durability is what has happened to a batch when Commit returns.
+// Durability says where a batch is when Commit returns.
 type Durability uint8
 
 const (
 	Process    Durability = iota // handed to the operating system
-	Disk                         // forced to the disk
+	Disk                         // synced to the disk
 	None                         // held in memory
 	Replicated                   // held in memory: the store has no log beside that of Raft
 )
@@ -58,11 +57,11 @@ type Config struct {
 	Log           *slog.Logger
 	Durability    Durability
 	MemTableBytes int
-	ReclaimFrom   int  // as the constant; negative: dead records are reclaimed whatever they take
-	Still         bool // tables stay as they are: a copy that is about to be closed again
+	ReclaimFrom   int  // as the constant ReclaimFrom; negative: dead records are always reclaimed
+	Still         bool // tables are not changed: a copy that will soon be closed again
 }
 
-// Open opens the store in a directory, or makes it.
+// Open opens the store in a directory, or creates it.
 func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	malloc.ReturnLarge()
 	deferred := &deferredSyncFS{FS: c.FS}
@@ -73,10 +72,11 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 		write = pebble.NoSync
 	case Process:
 		fs = walfs.New(fs)
-	case None: // a log that nobody syncs needs walfs to lose no record before one that it keeps
+	case None: // only with walfs does an unsynced log lose no record before one that it keeps
 		fs, write = walfs.New(fs), pebble.NoSync
 	}
-	if !create { // Pebble would make the directory before it missed the store
+	// Pebble would create the directory before it noticed that the store is missing
+	if !create {
 		desc, err := pebble.Peek(dir, fs)
 		if errors.Is(err, os.ErrNotExist) || err == nil && !desc.Exists {
 			return nil, fmt.Errorf("%w: the store is missing", base.ErrCorrupt)
@@ -108,7 +108,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 		FileCache:                   shared.files,
 		FormatMajorVersion:          Format,
 		MemTableSize:                uint64(c.MemTableBytes),
-		MemTableStopWritesThreshold: 4 * MemTables, // the latch stops them before a group
+		MemTableStopWritesThreshold: 4 * MemTables, // the latch stops earlier, before a group
 		MaxManifestFileSize:         maxManifest,
 		ErrorIfNotExists:            !create,
 		DisableAutomaticCompactions: c.Still,
@@ -120,9 +120,8 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 		}},
 	}
 	options.Experimental.SpanPolicyFunc = st.partition.span
-	// The default scheduler wakes up ten times a second to see whether more
-	// compactions may run. One at a time is allowed, so the end of the one
-	// before is all that it needs to know.
+	// The default scheduler wakes up ten times a second to check whether more compactions may run.
+	// One at a time is allowed, so it need only know when one ends.
 	options.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if st.db, err = latch.Open(dir, options); err != nil {
@@ -135,65 +134,66 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	return st, nil
 }
 
-// DB is the store for its readers, and for batches.
+// DB returns the Pebble store, for readers and for batches.
 func (st *Store) DB() *pebble.DB { return st.db }
 
-// Dir is the directory of the store.
+// Dir returns the directory of the store.
 func (st *Store) Dir() string { return st.dir }
 
-// Log is where the store logs.
+// Log returns the logger of the store.
 func (st *Store) Log() *slog.Logger { return st.log }
 
-// AddDeepLane cuts tables at both ends of a lane, unless enough lanes are deep. As RemoveDeepLane,
-// it is for the goroutine that commits.
+// AddDeepLane cuts tables at both ends of a lane, unless enough lanes are deep. Only the goroutine
+// that commits may call it, and RemoveDeepLane.
 func (st *Store) AddDeepLane(lane uint32) { st.partition.add(lane) }
 
-// RemoveDeepLane ends that.
+// RemoveDeepLane undoes AddDeepLane.
 func (st *Store) RemoveDeepLane(lane uint32) { st.partition.remove(lane) }
 
-// DeletedRanges says that a commit has deleted by range; trimmed, what is consumed of lanes.
+// DeletedRanges is called after a commit with range deletions; trimmed: they delete consumed parts
+// of lanes.
 func (st *Store) DeletedRanges(trimmed bool) { st.reclaimer.ranged(trimmed) }
 
-// Reclaim says that the disk is tight, and how many bytes are free.
+// Reclaim is called when the disk is tight, with the number of free bytes.
 func (st *Store) Reclaim(free uint64) { st.reclaimer.hurry(free) }
 
-// MayReclaim reports whether the tables may have dead bytes that are worth an effort.
+// MayReclaim reports whether the tables may have enough dead bytes to be reclaimed.
 func (st *Store) MayReclaim() bool { return st.reclaimer.hasTables() }
 
-// Takes reports whether a commit of so many bytes may be made long before HasSpace waits.
+// Takes reports whether a commit of so many bytes can be made long before HasSpace waits.
 func (st *Store) Takes(bytes int) bool { return st.latch.Takes(st.db, bytes) }
 
-// Hurry says that the store is about to be closed: a commit that waits for room on a full disk
+// Hurry is called before the store is closed: a commit that waits for room on a full disk then
 // fails.
 func (st *Store) Hurry() { st.latch.Hurry() }
 
-// mayBeTrimmed reports whether what Pebble takes for a misuse follows from range deletions: they
-// drop the table of a task, and not yet the one with its SINGLEDEL, which then finds nothing to
+// mayBeTrimmed reports whether what Pebble reports as misuse follows from range deletions: they may
+// drop the table with a task before the table with its SINGLEDEL, which then finds nothing to
 // delete.
 func mayBeTrimmed(i pebble.PossibleAPIMisuseInfo) bool {
 	return i.Kind == pebble.IneffectualSingleDelete && len(i.UserKey) > 0 && i.UserKey[0] == keys.Task
 }
 
-// l0Bytes is how much lies in the first level, in tables of l0Table, before it is moved on. A range
-// deletion drops tables of the other levels only; Pebble's default of 500 tables would leave it a
-// gigabyte. Tables of a deep lane overlap nothing, so that to move one writes nothing but the
-// MANIFEST, unless they are so few (100 MB) that Pebble takes them all at once, and writes them
+// l0Bytes is how much lies in the first level, in tables of l0Table, before it is compacted. A
+// range deletion drops tables of the other levels only; Pebble's default of 500 tables would leave
+// it a gigabyte. Tables of a deep lane overlap nothing, so that moving one writes only to the
+// MANIFEST, unless they are so few (100 MB) that Pebble compacts them all at once, and writes them
 // again.
 const (
 	l0Bytes = 128 << 20
 	l0Table = 2 << 20 // Pebble's default
 )
 
-// Read calls what reads the store before it is known to be sound: failstop.Latch.Read.
+// Read calls a function that reads the store before it is known to be sound: see
+// failstop.Latch.Read.
 func (st *Store) Read(do func() error) error { return Error(st.latch.Read(do)) }
 
 // openError is Error for a store that cannot be opened.
 func openError(dir string, err error) error {
 	err = Error(err)
-	// That the store was made with another comparer or merger than what this
-	// package uses: a flipped bit in its OPTIONS.
-	// Or that its log was in another directory: likewise. Or that a file is missing or
-	// has another size than it should.
+	// Other causes count as damage too. The comparer or merger differs from that of this package,
+	// or the log was in another directory: flipped bits in OPTIONS. A file is missing, or has
+	// another size than it should.
 	var elsewhere pebble.ErrMissingWALRecoveryDir
 	says := func(what string) bool { return strings.Contains(err.Error(), what) }
 	if !errors.Is(err, base.ErrCorrupt) &&
@@ -203,34 +203,33 @@ func openError(dir string, err error) error {
 	return fmt.Errorf("store %s: %w", dir, err)
 }
 
-// Failure is why the store is unfit for more, or nil.
+// Failure returns why the store has failed, or nil.
 func (st *Store) Failure() error { return Error(st.latch.Err()) }
 
-// MemTables is how many a store may have filled before commits wait. Flushing lags behind for a
-// moment when a compaction takes the other core; writes go on meanwhile.
+// MemTables is how many memtables a store may have filled before commits wait. Flushing lags behind
+// for a moment when a compaction takes the other core; writes go on meanwhile.
 const MemTables = 4
 
-// maxManifest bounds what a checkpoint copies of a store's own manifest, which
-// grows with every flush and compaction. Pebble's default is 128 MiB.
+// maxManifest limits what a checkpoint copies of Pebble's own manifest, which grows with every
+// flush and compaction. Pebble's default is 128 MiB.
 const maxManifest = 1 << 20
 
-// Commit persists a batch at the configured durability. Any error leaves it
-// unknown whether the batch will be found after the store is opened again, and
-// the store unfit for more.
+// Commit persists a batch at the configured durability. After an error it is unknown whether the
+// batch will be found after the store is opened again, and the store must not be used any more.
 //
-// What a replica is told to apply waits for flushes and compactions that lag behind.
-// Who decides asks ready before.
+// On a replica, Commit waits for flushes and compactions that lag behind. A leader calls HasSpace
+// before it decides.
 func (st *Store) Commit(b *pebble.Batch) error {
 	if st.replicated {
 		if err := st.latch.Throttle(st.db); err != nil {
 			return Error(err)
 		}
 	}
-	bytes, entries := b.Len(), b.Count() // Pebble takes the memory of a large one
+	bytes, entries := b.Len(), b.Count() // Pebble keeps the memory of a large batch
 	st.latch.Wrote(bytes)
 	applied := false
 	defer func() {
-		if !applied { // a panic, with Pebble's locks locked
+		if !applied { // a panic that leaves Pebble's locks locked
 			st.latch.Abandon(errPebblePanic)
 		}
 	}()
@@ -239,26 +238,26 @@ func (st *Store) Commit(b *pebble.Batch) error {
 		return Error(err)
 	}
 	st.reclaimer.wrote(bytes, entries)
-	return st.Failure() // Pebble takes what could not be written for a success
+	return st.Failure() // Pebble reports as a success what could not be written
 }
 
 var errPebblePanic = errors.New("panic of Pebble in a commit")
 
-// HasSpace waits while flushes and compactions lag far behind. It is false while they
-// fail because the disk is full, whatever the file system says of its free space: it may lack
-// inodes, or a quota be used up.
+// HasSpace waits while flushes and compactions lag far behind. It returns false while they fail
+// because the disk is full, even if the file system reports free space: inodes may be used up, or a
+// quota.
 func (st *Store) HasSpace() bool {
-	if st.replicated { // who commits is another goroutine, and waits
+	if st.replicated { // another goroutine commits, and waits
 		return !st.latch.NoSpace()
 	}
 	return st.latch.Ready(st.db) != failstop.ErrNoSpace
 }
 
-// Confirm has nothing to do: nobody else writes the store.
+// Confirm does nothing: nobody else writes to the store.
 func (st *Store) Confirm() error { return nil }
 
-// Flush writes what was committed to a table, and waits for that until ctx ends.
-// It returns the first error: Pebble would try again without end.
+// Flush writes what was committed to a table, and waits for that until ctx ends. It returns the
+// first error: Pebble would retry for ever.
 func (st *Store) Flush(ctx context.Context) error { return flush(ctx, st.db, st.latch) }
 
 func flush(ctx context.Context, db *pebble.DB, latch *failstop.Latch) error {
@@ -266,7 +265,7 @@ func flush(ctx context.Context, db *pebble.DB, latch *failstop.Latch) error {
 		return Error(err)
 	}
 	select {
-	case <-latch.Trouble(): // of another time
+	case <-latch.Trouble(): // of an earlier time
 	default:
 	}
 	flushed, err := db.AsyncFlush()
@@ -283,23 +282,23 @@ func flush(ctx context.Context, db *pebble.DB, latch *failstop.Latch) error {
 	}
 }
 
-// Checkpoint copies the store as it is to a directory that does not exist, by hard links.
+// Checkpoint copies the current store by hard links to a directory that does not exist.
 func (st *Store) Checkpoint(dir string) error {
 	if err := st.db.Checkpoint(dir); err != nil {
 		return Error(err)
 	}
-	return st.Failure() // of a store that has failed, some was written nowhere
+	return st.Failure() // after a failure, some of it was written nowhere
 }
 
-// CheckpointUnsynced is Checkpoint below root, where nothing is synced. What was
-// committed is in it at every durability. REQUIRES: nothing is being committed.
+// CheckpointUnsynced is Checkpoint below root, where nothing is synced. The copy contains what was
+// committed, at every durability. REQUIRES: nothing is being committed.
 func (st *Store) CheckpointUnsynced(root, dir string) error {
 	switch {
 	case st.replicated: // memtables have no log
 		if err := st.Flush(context.Background()); err != nil {
 			return err
 		}
-	case st.write == pebble.NoSync: // a part of it may be in the process only
+	case st.write == pebble.NoSync: // part of the log may be in the process only
 		if err := st.db.LogData(nil, pebble.Sync); err != nil {
 			return Error(err)
 		}
@@ -309,9 +308,8 @@ func (st *Store) CheckpointUnsynced(root, dir string) error {
 	return st.Checkpoint(dir)
 }
 
-// Close makes what was committed durable at the level of the operating system
-// at least, and releases the files. The error is why the store has failed, if it
-// has, or could not be closed.
+// Close hands what was committed to the operating system at least, and releases the files. The
+// error says why the store has failed, or could not be closed.
 func (st *Store) Close() error {
 	st.reclaimer.stop()
 	if st.latch.Err() == nil && !st.replicated {
@@ -324,13 +322,14 @@ func (st *Store) Close() error {
 	if err != nil {
 		return Error(err)
 	}
-	if err := integrity.Seal(st.fs, st.dir); err != nil { // it is as if the process had been killed: nothing is lost
+	// as if the process had been killed: nothing is lost
+	if err := integrity.Seal(st.fs, st.dir); err != nil {
 		st.log.Warn("store closed without a seal", "err", err)
 	}
 	return nil
 }
 
-// Error returns an error of Pebble, which matches base.ErrCorrupt if it tells of damage.
+// Error converts an error of Pebble: it matches base.ErrCorrupt if it reports damage.
 func Error(err error) error {
 	if err = integrity.OfPebble(err); errors.Is(err, integrity.ErrDamaged) {
 		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)

@@ -19,7 +19,7 @@ import (
 	"codeq/internal/keys"
 )
 
-// openTest makes a store; whoever asks for it closes it.
+// openTest creates a store, which the caller closes.
 func openTest(t *testing.T, c Config) *Store {
 	c.Log = slog.New(slog.DiscardHandler)
 	shared := NewCaches(16<<20, c.MemTableBytes, 1)
@@ -39,8 +39,8 @@ func TestMisuse(t *testing.T) {
 	require.False(t, mayBeTrimmed(pebble.PossibleAPIMisuseInfo{Kind: pebble.IneffectualSingleDelete, UserKey: lease}))
 }
 
-// TestCorruptionInCompaction: a compaction that resolves SINGLEDELs meets a damaged
-// block. The store ends, and the process does not.
+// TestCorruptionInCompaction: a compaction that resolves SINGLEDELs finds a damaged block. The
+// store fails, and the process does not end.
 func TestCorruptionInCompaction(t *testing.T) {
 	disk := vfs.NewMem()
 	st := openTest(t, Config{FS: disk, MemTableBytes: 256 << 10})

@@ -1,4 +1,4 @@
-// Package testalloc bounds what a decoder allocates for a hostile input.
+// Package testalloc limits what a decoder allocates for a hostile input.
 package testalloc
 
 import (
@@ -6,17 +6,16 @@ import (
 	"testing"
 )
 
-// A decoder may allocate slack bytes, and so many for each byte of its input.
-// Small objects are counted when the page that they lie on is full, and so are
-// those of other goroutines: hence the slack. A length that is believed before
-// what it announces is there exceeds both.
+// A decoder may allocate slack bytes, and perByte bytes for each byte of its input. Small objects
+// are counted when their page is full, and so are those of other goroutines: hence the slack. A
+// decoder that trusts a length before its bytes have arrived exceeds both.
 const (
 	slack   = 1 << 20
 	perByte = 128
 )
 
-// Decode calls f, which decodes so many bytes, and fails the test if that takes
-// more memory than they justify.
+// Decode calls f, which decodes an input of so many bytes, and fails the test if that allocates
+// more than the input justifies.
 func Decode(t testing.TB, bytes int, f func()) {
 	t.Helper()
 	before := allocated()

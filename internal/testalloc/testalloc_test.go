@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// recorder is a test that may fail.
+// recorder is a test that is allowed to fail.
 type recorder struct {
 	testing.TB
 	failed bool

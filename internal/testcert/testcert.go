@@ -32,7 +32,8 @@ func New(t testing.TB) Authority {
 	return Authority{sign(t, template, template, key, key), key}
 }
 
-// Config has a certificate of a, and trusts those of peers in both directions.
+// Config returns a configuration with a certificate of a that trusts those of peers in both
+// directions.
 func (a Authority) Config(t testing.TB, peers Authority) *tls.Config {
 	t.Helper()
 	key := newKey(t)

@@ -1,6 +1,5 @@
-// Package ticks knows when something that recurs comes next: by a cron
-// expression in a time zone, or at an interval. Times are milliseconds since
-// 1970.
+// Package ticks computes when something that recurs comes next: by a cron expression in a time
+// zone, or at an interval. Times are milliseconds since 1970.
 package ticks
 
 import (
@@ -38,7 +37,7 @@ func (e Every) Next(after uint64) uint64 {
 	return e.Start + (n+1)*e.Interval
 }
 
-var zones sync.Map // *time.Location by name: each takes some kilobytes, and reading a file
+var zones sync.Map // *time.Location by name: each takes some kilobytes, and a file has to be read
 
 // Zone returns the time zone of an IANA name; "" is UTC.
 func Zone(name string) (*time.Location, error) {
@@ -56,20 +55,19 @@ func Zone(name string) (*time.Location, error) {
 	return loc, nil
 }
 
-// Cron ticks at the beginning of each minute at which a clock in its time zone
-// shows what the expression says. What the clock skips when it is set forward
-// does not come; what it shows twice when it is set back ticks twice.
+// Cron ticks at the beginning of each minute at which a clock in its time zone matches the
+// expression. Times that the clock skips when it is set forward do not tick; times that it shows
+// twice when it is set back tick twice.
 type Cron struct {
-	shown *cron.SpecSchedule // of what a clock shows, as if that were UTC
+	shown *cron.SpecSchedule // as if what a clock shows were UTC
 	zone  *time.Location
 }
 
 var parser = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
-// ParseCron reads an expression of five fields or one of the descriptors that
-// stand for such.
+// ParseCron parses an expression of five fields or a descriptor such as @daily.
 func ParseCron(expr string, zone *time.Location) (*Cron, error) {
-	if strings.Contains(expr, "=") { // the parser takes what stands before for the name of a zone
+	if strings.Contains(expr, "=") { // the parser takes the part before it as the name of a zone
 		return nil, errors.New("the time zone is not part of the expression")
 	}
 	parsed, err := parser.Parse(expr)
@@ -81,7 +79,7 @@ func ParseCron(expr string, zone *time.Location) (*Cron, error) {
 		return nil, fmt.Errorf("%s is an interval", expr)
 	}
 	for _, field := range []uint64{shown.Minute, shown.Hour, shown.Dom, shown.Month, shown.Dow} {
-		if field == 0 { // the parser lets a lone comma pass
+		if field == 0 { // the parser accepts a lone comma
 			return nil, errors.New("a field is empty")
 		}
 	}
@@ -89,14 +87,13 @@ func ParseCron(expr string, zone *time.Location) (*Cron, error) {
 	return &Cron{shown, zone}, nil
 }
 
-// Next returns the first tick later than after; Never, if none comes within
-// five years.
+// Next returns the first tick later than after; Never, if none comes within five years.
 //
-// The parser's own Next steps through local time, and loses ticks where a
-// clock is set by half an hour or at midnight. So it is asked in UTC, about
-// one stretch of time after the other in which the zone's offset is the same.
+// The parser's own Next steps through local time, and loses ticks where a clock is set by half an
+// hour or at midnight. So it is called in UTC, for one period with a constant offset of the zone
+// after the other.
 func (c *Cron) Next(after uint64) uint64 {
-	from := int64(after / 1000) // what follows is in seconds; ticks are later than from
+	from := int64(after / 1000) // the following is in seconds; ticks are later than from
 	for at := from; ; {
 		stretch := time.Unix(at, 0).In(c.zone)
 		_, offset := stretch.Zone()

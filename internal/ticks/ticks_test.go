@@ -96,8 +96,8 @@ func TestCron(t *testing.T) {
 	}
 }
 
-// TestCronShows: the ticks are the minutes at which a clock in the zone shows
-// what the expression says, each of them, around every change of the clock.
+// TestCronShows: the ticks are exactly the minutes at which a clock in the zone matches the
+// expression, around every change of the clock.
 func TestCronShows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{
@@ -132,7 +132,7 @@ func TestCronShows(t *testing.T) {
 	})
 }
 
-// shows reports whether a clock shows what an expression says.
+// shows reports whether a clock matches an expression.
 func shows(s *cron.SpecSchedule, at time.Time) bool {
 	const star = 1 << 63
 	has := func(set uint64, n int) bool { return set&(1<<n) != 0 }
@@ -203,7 +203,7 @@ func TestEvery(t *testing.T) {
 	require.Equal(t, uint64(Never), Every{0, 1}.Next(Never))
 }
 
-// TestLatest: it is the tick at which a walk through all of them ends.
+// TestLatest: it is the last tick that a loop over all of them finds.
 func TestLatest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s Sequence = Every{Start: rapid.Uint64Range(0, 5000).Draw(t, "start"), Interval: rapid.Uint64Range(1, 3000).Draw(t, "interval")}

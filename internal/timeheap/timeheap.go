@@ -1,4 +1,4 @@
-// Package timeheap has what is due at some time or other.
+// Package timeheap is a priority queue of items that are due at some time.
 package timeheap
 
 import (
@@ -9,36 +9,36 @@ import (
 // Never is later than any time.
 const Never = math.MaxUint64
 
-// Heap is what is due at some time or other. What is due first is at index 0.
+// Heap holds items that are due at some time. The first one due is at index 0.
 type Heap[T Item] struct{ items []T }
 
 // Item is an item of a Heap.
 type Item interface {
 	comparable
-	Due() uint64 // does not change while the item is in the heap
+	Due() uint64 // must not change while the item is in the heap
 	Spot() *int  // its index; negative: it is in no heap
 }
 
 // Push adds an item that is not in the heap.
 func (h *Heap[T]) Push(item T) { pq.Push((*items[T])(h), item) }
 
-// Pop takes out what is due first. REQUIRES: there is something.
+// Pop removes the item that is due first. REQUIRES: the heap is not empty.
 func (h *Heap[T]) Pop() T { return pq.Pop((*items[T])(h)).(T) }
 
-// Remove takes out an item, if it is in.
+// Remove removes an item, if it is in the heap.
 func (h *Heap[T]) Remove(item T) {
 	if at := *item.Spot(); at >= 0 {
 		pq.Remove((*items[T])(h), at)
 	}
 }
 
-// Len is how many items there are.
+// Len returns the number of items.
 func (h *Heap[T]) Len() int { return len(h.items) }
 
-// Items are those in the heap, in no order. They must not be changed.
+// Items returns the items, in no order. They must not be changed.
 func (h *Heap[T]) Items() []T { return h.items }
 
-// Next is when the first item is due; Never: there is none.
+// Next returns when the first item is due; Never: there is none.
 func (h *Heap[T]) Next() uint64 {
 	if len(h.items) == 0 {
 		return Never
@@ -46,7 +46,7 @@ func (h *Heap[T]) Next() uint64 {
 	return h.items[0].Due()
 }
 
-// items is a Heap as container/heap wants it.
+// items implements heap.Interface.
 type items[T Item] Heap[T]
 
 func (h *items[T]) Len() int           { return len(h.items) }

@@ -16,7 +16,8 @@ type timedThing struct {
 func (x *timedThing) Due() uint64 { return x.at }
 func (x *timedThing) Spot() *int  { return &x.index }
 
-// TestTimeHeap: whatever is added and removed, what is due first is first, and all know their places.
+// TestTimeHeap: after any additions and removals, the item that is due first is first, and all
+// items know their places.
 func TestTimeHeap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var h Heap[*timedThing]
@@ -35,7 +36,7 @@ func TestTimeHeap(t *testing.T) {
 					gone = rapid.SampledFrom(in).Draw(t, "removed")
 					h.Remove(gone)
 				}
-				h.Remove(gone) // is not there any more
+				h.Remove(gone) // it is no longer there
 				require.Negative(t, gone.index)
 				in = slices.DeleteFunc(in, func(x *timedThing) bool { return x == gone })
 			}

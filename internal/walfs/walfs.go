@@ -1,41 +1,37 @@
-// Package walfs makes Pebble acknowledge a synced commit as soon as the
-// operating system has it: after write(2), without fdatasync(2).
+// Package walfs makes Pebble acknowledge a synced commit as soon as the operating system has it:
+// after write(2), without fdatasync(2).
 //
-// New wraps a file system. The write-ahead logs that Pebble writes through it
-// ignore Sync and SyncData until Close, which does one real sync first. Every
-// other file and operation passes through. Pebble's log writer writes, then
-// syncs, then acknowledges, so db.Apply(batch, pebble.Sync) returns once the
-// record is in the page cache. pebble.NoSync is weaker: it leaves the record in
-// a buffer of the process.
+// New wraps a file system. The write-ahead logs that Pebble writes through it ignore Sync and
+// SyncData until Close, which does one real sync first. Every other file and operation passes
+// through. Pebble's log writer writes, then syncs, then acknowledges, so db.Apply(batch,
+// pebble.Sync) returns once the record is in the page cache. pebble.NoSync is weaker: it leaves the
+// record in a buffer of the process.
 //
 // # What a caller gets
 //
 //   - A killed process loses no commit that was acknowledged with pebble.Sync.
-//   - A power loss or a crash of the kernel may lose commits of the newest log
-//     only, and loses a suffix: if a commit survives, so do those before it.
-//     Pebble closes a log, and so syncs it, before it creates the next one.
-//   - DB.Flush and DB.Close make every earlier commit durable.
-//     DB.LogData(nil, pebble.Sync) does not, and an Ingest may survive a power
-//     loss that commits before it do not.
+//   - A power loss or a crash of the kernel may lose commits of the newest log only, and loses a
+//     suffix: if a commit survives, so do those before it. Pebble closes a log, and so syncs it,
+//     before it creates the next one.
+//   - DB.Flush and DB.Close make every earlier commit durable. DB.LogData(nil, pebble.Sync) does
+//     not, and an Ingest may survive a power loss that commits before it do not.
 //
 // # What a caller must do
 //
-//   - Open the DB with FormatMajorVersion pebble.FormatColumnarBlocks (19) and
-//     never raise it. From pebble.FormatWALSyncChunks on, each chunk of the log
-//     records how far the log was synced; after a power loss these promises are
-//     false and Pebble refuses the log as corrupt. Pebble does not lower the
-//     version of a database that has a newer one: check DB.FormatMajorVersion.
-//   - Leave Options.WALFailover unset: it forgets a record once it is synced
-//     and does not write it to the next log.
-//   - Stack disk-health checks below, as vfs.WithDiskHealthChecks does not time
-//     Close, where the real sync is: New(healthChecked), not the reverse.
-//     Pebble adds these checks itself only if Options.FS is nil.
+//   - Open the DB with FormatMajorVersion pebble.FormatColumnarBlocks (19) and never raise it. From
+//     pebble.FormatWALSyncChunks on, each chunk of the log records how far the log was synced;
+//     after a power loss these promises are false and Pebble refuses the log as corrupt. Pebble
+//     does not lower the version of a database that has a newer one: check DB.FormatMajorVersion.
+//   - Leave Options.WALFailover unset: it forgets a record once it is synced and does not write it
+//     to the next log.
+//   - Stack disk-health checks below, as vfs.WithDiskHealthChecks does not time Close, where the
+//     real sync is: New(healthChecked), not the reverse. Pebble adds these checks itself only if
+//     Options.FS is nil.
 //
-// The sync of a full log blocks commits while Pebble rotates it, for as long as
-// the write-back of its dirty pages takes. Options.WALBytesPerSync starts that
-// earlier, as SyncTo passes through. If the sync fails at a rotation, Pebble
-// panics, as it does with any error of closing a log; internal/failstop goes
-// outside of this file system to prevent that.
+// The sync of a full log blocks commits while Pebble rotates it, for as long as the write-back of
+// its dirty pages takes. Options.WALBytesPerSync starts that earlier, as SyncTo passes through. If
+// the sync fails at a rotation, Pebble panics, as it does with any error of closing a log;
+// internal/failstop goes outside of this file system to prevent that.
 package walfs
 
 import (
@@ -45,13 +41,11 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// walCategory is the category under which Pebble opens the logs it writes. A
-// checkpoint copies logs under another one, syncs the copy and ignores the
-// error of its Close: the syncs of a copy must stay real.
+// Pebble opens the logs that it writes under walCategory. A checkpoint copies logs under another
+// one, syncs the copy and ignores the error of its Close: the syncs of a copy must stay real.
 const walCategory vfs.DiskWriteCategory = "pebble-wal"
 
-// New returns base with the logs of Pebble synced when they are closed, not at
-// each commit.
+// New returns base with the logs of Pebble synced when they are closed, not at each commit.
 func New(base vfs.FS) vfs.FS {
 	return walFS{base}
 }
@@ -84,29 +78,26 @@ func wrap(
 	return &walFile{File: f, name: name}, nil
 }
 
-// The format of a log: blocks of blockSize, each a sequence of chunks with a
-// header. At the end of a block, Pebble's reader takes minTail to maxTail zero
-// bytes for padding, though a log without sync chunks has a header there and
-// perhaps the first bytes of a record.
+// The format of a log: blocks of blockSize, each a sequence of chunks with a header. At the end of
+// a block, Pebble's reader treats minTail to maxTail zero bytes as padding, though a log without
+// sync chunks has a header there and perhaps the first bytes of a record.
 const (
 	blockSize = 32 << 10
 	minTail   = 11 // header of a chunk without sync offset
 	maxTail   = 18 // one less than the header of a chunk with it
 )
 
-// walFile is a log that Pebble writes from its beginning to its end. SyncTo
-// passes through: it is no part of a commit, and promises durability only if
-// the base really syncs everything.
+// walFile is a log that Pebble writes from its beginning to its end. SyncTo passes through: it is
+// no part of a commit, and promises durability only if the base really syncs everything.
 type walFile struct {
 	vfs.File
 	name   string
 	offset int64
 }
 
-// Write syncs what it writes if that begins with a tail which may be zero on
-// disk. If a power loss left it so and kept the next block, the reader would
-// skip one record and go on. Pebble never writes beyond a block at once, so the
-// sync comes before the next block.
+// Write syncs what it writes if that begins with a tail which may be zero on disk. If a power loss
+// left it zero and kept the next block, the reader would skip one record and go on. Pebble never
+// writes more than one block at once, so the sync comes before the next block.
 func (f *walFile) Write(p []byte) (int, error) {
 	tail := blockSize - f.offset%blockSize
 	n, err := f.File.Write(p)
@@ -120,8 +111,8 @@ func (f *walFile) Write(p []byte) (int, error) {
 func (f *walFile) Sync() error     { return nil }
 func (f *walFile) SyncData() error { return nil }
 
-// Preallocate does nothing: it spares the metadata writes of the syncs that
-// append to a file, and would have a small log occupy the disk space of a full one.
+// Preallocate does nothing: it would spare the metadata writes of the syncs that append to a file,
+// and make a small log take the disk space of a full one.
 func (f *walFile) Preallocate(offset, length int64) error { return nil }
 
 // Close makes the log durable and closes it, even if it cannot be made durable.

@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hookFS calls after behind each operation that changes something, with the
-// operation and the path. An error of after becomes the error of the operation.
+// hookFS calls after following each operation that changes something, with the operation and the
+// path. An error of after becomes the error of the operation.
 type hookFS struct {
 	vfs.FS
 	after func(op, name string) error
@@ -210,9 +210,9 @@ func TestCloseErrors(t *testing.T) {
 	}
 }
 
-// TestNoGapAtTheEndOfABlock zeroes the tail of a block, as a power loss can
-// which finds the page of the tail written back earlier and the next block
-// later. Where Pebble's reader skips a record, the tail must have been synced.
+// TestNoGapAtTheEndOfABlock zeroes the tail of a block, as a power loss can if the page of the tail
+// was written back earlier and the next block later. Where Pebble's reader skips a record, the tail
+// must have been synced.
 func TestNoGapAtTheEndOfABlock(t *testing.T) {
 	const num, header = 7, 11
 	records := func(log []byte) (s string) {
@@ -285,9 +285,9 @@ func TestUnwrap(t *testing.T) {
 	require.Equal(t, vfs.FS(base), vfs.Root(New(base)))
 }
 
-// TestPebbleUsesLogsAsExpected holds Pebble to what the package relies on: the
-// category and name of its logs, a Close at each rotation before the next log
-// is created, and a sync of the copy of a log in a checkpoint.
+// TestPebbleUsesLogsAsExpected checks what the package relies on in Pebble: the category and name
+// of its logs, a Close at each rotation before the next log is created, and a sync of the copy of a
+// log in a checkpoint.
 func TestPebbleUsesLogsAsExpected(t *testing.T) {
 	rec := newRecorder()
 	db, err := pebble.Open("db", options(New(rec)))
@@ -331,8 +331,8 @@ const (
 	noSyncKeys   = 100
 )
 
-// runChild writes keys of several writers, each in order, and prints "writer
-// number" after each acknowledgement, until it is killed or its parent is gone.
+// runChild writes keys of several writers, each in order, and prints "writer number" after each
+// acknowledgement, until it is killed or its parent is gone.
 func runChild(dir, mode string) {
 	fs, write := New(vfs.Default), pebble.Sync
 	if mode == modeNoSync {
@@ -376,8 +376,8 @@ func childKeys(db *pebble.DB, w int) []int {
 	return found
 }
 
-// killChild runs a child, kills it when it has acknowledged n keys, and returns
-// how many keys of each writer are acknowledged by then.
+// killChild runs a child, kills it when it has acknowledged n keys, and returns how many keys of
+// each writer are acknowledged by then.
 func killChild(t *testing.T, dir, mode string, n int) (acked [childWriters]int) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childDirEnv+"="+dir, childModeEnv+"="+mode)
@@ -390,7 +390,7 @@ func killChild(t *testing.T, dir, mode string, n int) (acked [childWriters]int) 
 	defer cmd.Process.Kill()
 
 	lines := 0
-	for in := bufio.NewScanner(out); in.Scan(); { // past the kill, to the end of the pipe
+	for in := bufio.NewScanner(out); in.Scan(); { // beyond the kill, to the end of the pipe
 		w, i, ok := strings.Cut(in.Text(), " ")
 		require.True(t, ok, in.Text())
 		writer, err := strconv.Atoi(w)
@@ -425,8 +425,8 @@ func TestKilledProcessLosesNothing(t *testing.T) {
 	}
 }
 
-// TestKilledProcessLosesNoSync shows that killChild finds lost keys. A flush
-// loop that happens to be awake writes NoSync commits as well, hence the rounds.
+// TestKilledProcessLosesNoSync shows that killChild finds lost keys. A flush loop that happens to
+// be awake writes NoSync commits as well, hence the rounds.
 func TestKilledProcessLosesNoSync(t *testing.T) {
 	for range 10 {
 		dir := t.TempDir()
@@ -446,8 +446,8 @@ func TestKilledProcessLosesNoSync(t *testing.T) {
 	t.Fatal("no acknowledged key was lost")
 }
 
-// image is a disk after a power loss. The keys on it are a gapless prefix of
-// those written, of min to max keys.
+// image is a disk after a power loss. The keys on it are a gapless prefix of those written, of min
+// to max keys.
 type image struct {
 	fs       *vfs.MemFS
 	at       string
@@ -469,9 +469,9 @@ type crasher struct {
 	gate sync.Mutex  // held while no table may be created: logs pile up
 	live atomic.Bool // whether operations take images
 
-	// manifest is true while a new MANIFEST and the marker that names it are
-	// not synced to the directory. An image could keep the marker alone, which
-	// is more than Pebble stands on any file system.
+	// manifest is true while a new MANIFEST and the marker that names it are not synced to the
+	// directory. An image could keep the marker alone, which Pebble cannot handle on any file
+	// system.
 	manifest atomic.Bool
 
 	mu     sync.Mutex
@@ -550,8 +550,8 @@ func (c *crasher) snap(odds int, at string, idle bool) {
 	c.images = append(c.images, img)
 }
 
-// write writes keys until n logs are closed, with images in between, and then
-// lets Pebble flush so that the next logs reuse these.
+// write writes keys until n logs are closed, with images in between, and then makes Pebble flush so
+// that the next logs reuse these.
 func (c *crasher) write(t *testing.T, db *pebble.DB, n int64) {
 	c.gate.Lock()
 	for until := c.closed.Load() + n; c.closed.Load() < until; {
@@ -580,8 +580,8 @@ func (c *crasher) check(img image) (int, error) {
 	return n, nil
 }
 
-// checkAll checks the images taken so far and forgets them. It returns how many
-// there are, how many are broken, and a copy of an unbroken one with its keys.
+// checkAll checks the images taken so far and forgets them. It returns how many there are, how many
+// are broken, and a copy of an unbroken one with its keys.
 func (c *crasher) checkAll(t *testing.T) (all, broken int, disk *vfs.MemFS, keys int) {
 	c.mu.Lock()
 	images := c.images
@@ -619,8 +619,8 @@ func prefix(db *pebble.DB) (n int, err error) {
 	return n, nil
 }
 
-// TestPowerLoss crosses several power losses, each image of one being the disk
-// on which the next one happens.
+// TestPowerLoss goes through several power losses; an image of one is the disk on which the next
+// one happens.
 func TestPowerLoss(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -654,8 +654,8 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// TestPowerLossAfterKill loses power while and after a process recovers the
-// unsynced log of one that was killed.
+// TestPowerLossAfterKill loses power while and after a process recovers the unsynced log of one
+// that was killed.
 func TestPowerLossAfterKill(t *testing.T) {
 	const n = 100
 	c := newCrasher(1, New, pebble.FormatColumnarBlocks)
@@ -667,8 +667,7 @@ func TestPowerLossAfterKill(t *testing.T) {
 			c.snap(5, "idle", true)
 		}
 	}
-	// The killed process: n keys fit into a memtable, so that it does nothing
-	// any more.
+	// The killed process: n keys fit into a memtable, so that it does no background work.
 	killed, err := c.openDisk()
 	require.NoError(t, err)
 	set(killed)
@@ -688,8 +687,7 @@ func TestPowerLossAfterKill(t *testing.T) {
 	require.NoError(t, killed.Close())
 }
 
-// TestPowerLossNeeds shows that TestPowerLoss fails without what the package
-// does and demands.
+// TestPowerLossNeeds shows that TestPowerLoss fails without what the package does and demands.
 func TestPowerLossNeeds(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -716,7 +714,7 @@ func TestPowerLossNeeds(t *testing.T) {
 	}
 }
 
-// lyingFS creates files of which SyncData does nothing.
+// lyingFS creates files whose SyncData does nothing.
 type lyingFS struct{ vfs.FS }
 
 func (fs lyingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
@@ -749,8 +747,8 @@ func (quiet) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args
 
 func key(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
 
-// value is up to 400 bytes long, or 2,000. Longer ones make the images slow to
-// open: Pebble flips every bit of a chunk with a wrong checksum.
+// value is up to 400 bytes long, or 2,000. Longer ones make the images slow to open: Pebble flips
+// every bit of a chunk with a wrong checksum.
 func value(i int) []byte {
 	rng := rand.New(rand.NewPCG(uint64(i), 0))
 	n := rng.IntN(51) * 8

@@ -1,6 +1,3 @@
-// Package wheel keeps entries with deadlines in a hierarchical timing wheel: scheme 7 of Varghese
-// and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987). Time is an input, an int64 count
-// of milliseconds from any origin; the package reads no clock and starts no goroutine.
 package wheel
 
 import "math/bits"
@@ -12,10 +9,11 @@ const (
 	lateSlot  = levels * slots // the slot after the last level
 )
 
-// MaxMoves is how many entries an Advance moves to lower levels at the most.
+// MaxMoves is how many entries an Advance moves to lower levels at most.
 const MaxMoves = 256
 
-// Entry is a place in a Wheel, to be embedded in the timed object. Its zero value is ready to use.
+// Entry is an element of a Wheel, to be embedded in the timed object. Its zero value is ready to
+// use.
 //
 // An Entry is in at most one wheel, and is not copied while it is queued.
 type Entry[T any] struct {
@@ -37,24 +35,25 @@ func (e *Entry[T]) Queued() bool { return e.next != nil }
 // Wheel is a set of entries ordered by deadline. Add and Remove take constant time; Advance moves
 // an entry at most once a level; none of them allocates. New makes one.
 //
-// A time is read as a number of 11 digits in base 64. An entry lies at the level of the highest
+// A time is treated as a number of 11 digits in base 64. An entry lies at the level of the highest
 // digit in which its deadline differs from tick, in the slot which that digit names. Since tick
-// stays before the first occupied slot, moving it leaves all other entries where they are:
-// only the slot that tick enters is spread over the levels below it, which are empty by then. That
-// is done in steps: until the slot is empty, new entries that belong below it go to its end.
+// stays before the first occupied slot, moving it leaves all other entries where they are: only the
+// slot that tick enters is spread over the levels below it, which are empty by then. That is done
+// in steps: until the slot is empty, new entries that belong below it go to its end.
 //
-// Equal deadlines are always in the same slot, in the order of Add, because a slot is a function
-// of deadline and tick alone.
+// Equal deadlines are always in the same slot, in the order of Add, because a slot is a function of
+// deadline and tick alone.
 //
-// Invariant: of an entry at level l, the digits above l are those of tick, and digit l is greater
-// than that of tick (at level 0, and in the slot that is being spread, greater or equal).
+// Invariant: the deadline of an entry at level l has the same digits above l as tick, and digit l
+// is greater than that of tick (at level 0, and in the slot that is being spread, greater or
+// equal).
 //
 // Invariant: a bit of occupied is set if and only if the head of its slot is not nil.
 //
-// A Wheel is owned by one goroutine; it has no lock.
+// Only one goroutine uses a Wheel; it has no lock.
 type Wheel[T any] struct {
-	now  int64 // the wheel's time: the latest that New or Advance was told
-	tick int64 // tick <= now, and tick < now only while Advance has left something behind
+	now  int64 // the wheel's time: the latest one passed to New or Advance
+	tick int64 // tick <= now, and tick < now only if Advance has left work
 
 	spreading int // the slot that is being spread, which begins at tick; 0: none is
 	moves     int // MaxMoves, or less in tests
@@ -98,14 +97,14 @@ func (w *Wheel[T]) Remove(e *Entry[T]) {
 	}
 }
 
-// Next returns the time, in milliseconds, at which Advance has work to do: to report entries, or
-// to move them to a lower level. ok is false if the wheel is empty.
+// Next returns the time, in milliseconds, at which Advance has work to do: to report entries, or to
+// move them to a lower level. ok is false if the wheel is empty.
 //
 // It is never later than the earliest deadline, where a late entry counts as due at the wheel's
-// time. If the last Advance returned false and no late entry is queued, it is after the
-// wheel's time, and is the earliest deadline when that lies in the same block of 64 ms.
+// time. If the last Advance returned false and no late entry is queued, it is after the wheel's
+// time, and is the earliest deadline when that lies in the same block of 64 ms.
 //
-// An owner that calls Advance at each Next wakes up for an entry at most once a level, 11 times.
+// A caller that calls Advance at each Next wakes up for an entry at most once a level, 11 times.
 func (w *Wheel[T]) Next() (at int64, ok bool) {
 	if w.heads[lateSlot] != nil || w.heads[w.spreading] != nil && w.spreading != 0 {
 		return w.tick, true
@@ -115,12 +114,12 @@ func (w *Wheel[T]) Next() (at int64, ok bool) {
 }
 
 // Advance sets the wheel's time to now, in milliseconds, then takes out entries with a deadline at
-// or before it and passes their values to expire, at most limit of them. It returns true if it
-// has left due entries because of limit, or work that leads to them: it moves at most
-// MaxMoves entries to lower levels. A now before the wheel's time counts as the wheel's time.
+// or before it and passes their values to expire, at most limit of them. It returns true if it has
+// left due entries because of limit, or work that leads to them: it moves at most MaxMoves entries
+// to lower levels. A now before the wheel's time counts as the wheel's time.
 //
-// Entries that were not late are reported by deadline, and in the order of Add where deadlines
-// are equal, also over several calls. Where late entries come among them is not promised.
+// Entries that were not late are reported by deadline, and in the order of Add where deadlines are
+// equal, also over several calls. Where late entries come among them is not promised.
 //
 // An entry is out of the wheel when expire is called for it. expire may Add and Remove any entry;
 // an entry that it removes is not reported, and one that it adds is not reported by this call.
@@ -158,8 +157,9 @@ func (w *Wheel[T]) Advance(now int64, limit int, expire func(T)) (more bool) {
 	}
 }
 
-// first returns the first occupied slot, late entries aside, and the time at which it begins.
-// By the invariant of digits, the entries of a level are before all those of the levels above.
+// first returns the first occupied slot, except that of late entries, and the time at which it
+// begins. By the invariant of digits, the entries of a level are before all those of the levels
+// above.
 func (w *Wheel[T]) first() (slot int, at int64, ok bool) {
 	for level, occupied := range w.occupied[:levels] {
 		if occupied != 0 {
@@ -172,10 +172,11 @@ func (w *Wheel[T]) first() (slot int, at int64, ok bool) {
 	return 0, 0, false
 }
 
-// spread moves the entries of a slot to where they belong by the present tick, in their order. It
-// is false if moves does not suffice.
+// spread moves the entries of a slot to the slots for the current tick, in their order. It returns
+// false if that takes more than moves.
 //
-// REQUIRES: the slot is lateSlot, or is above level 0 and begins at tick; slotOf then never picks it.
+// REQUIRES: the slot is lateSlot, or is above level 0 and begins at tick; slotOf then never returns
+// it.
 func (w *Wheel[T]) spread(slot int, moves *int) bool {
 	for ; w.heads[slot] != nil; *moves-- {
 		if *moves == 0 {
@@ -188,7 +189,8 @@ func (w *Wheel[T]) spread(slot int, moves *int) bool {
 	return true
 }
 
-// place links e into its slot, or behind those that are still to be spread over it and others.
+// place links e into its slot, or behind the entries that are still to be spread over that slot and
+// others.
 func (w *Wheel[T]) place(e *Entry[T]) {
 	slot := w.slotOf(e)
 	if slot/slots < w.spreading/slots {
@@ -197,7 +199,7 @@ func (w *Wheel[T]) place(e *Entry[T]) {
 	w.link(e, slot)
 }
 
-// slotOf is the slot of e's deadline, or of tick if the deadline is before tick.
+// slotOf returns the slot of e's deadline, or of tick if the deadline is before tick.
 func (w *Wheel[T]) slotOf(e *Entry[T]) int {
 	k := key(max(e.deadline, w.tick))
 	level := (bits.Len64((k^key(w.tick))|1) - 1) / digitBits
@@ -218,7 +220,7 @@ func (w *Wheel[T]) link(e *Entry[T], slot int) {
 	e.prev.next, head.prev = e, e
 }
 
-// unlink takes e out of the list of its slot.
+// unlink removes e from the list of its slot.
 func (w *Wheel[T]) unlink(e *Entry[T]) {
 	slot := e.slot
 	if e.next == e {
@@ -233,7 +235,7 @@ func (w *Wheel[T]) unlink(e *Entry[T]) {
 	e.next, e.prev = nil, nil
 }
 
-// key maps times to unsigned numbers of the same order, so that the digits of negative times
-// sort before those of the others; unkey is its inverse.
+// key maps times to unsigned numbers of the same order, so that the digits of negative times sort
+// before those of the others; unkey is its inverse.
 func key(t int64) uint64   { return uint64(t) ^ 1<<63 }
 func unkey(k uint64) int64 { return int64(k ^ 1<<63) }

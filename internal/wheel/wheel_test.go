@@ -59,7 +59,7 @@ func byDeadline(a, b *item) int {
 	return cmp.Or(cmp.Compare(a.Deadline(), b.Deadline()), cmp.Compare(a.seq, b.seq))
 }
 
-// model is what a Wheel promises, with a sorted slice in its place.
+// model does what a Wheel promises, with a sorted slice.
 type model struct {
 	t      *rapid.T
 	w      *Wheel[*item]
@@ -81,7 +81,7 @@ func (m *model) add(it *item, deadline int64) {
 	m.queued = slices.Insert(m.queued, i, it)
 }
 
-// drop takes it out of the model alone.
+// drop removes it only from the model.
 func (m *model) drop(it *item) {
 	i, found := slices.BinarySearchFunc(m.queued, it, byDeadline)
 	require.True(m.t, found, "reported but not queued")
@@ -240,7 +240,7 @@ func TestWheelAgainstModel(t *testing.T) {
 	})
 }
 
-// An owner that sleeps until Next reports every entry at its deadline to the millisecond, and wakes
+// A caller that sleeps until Next reports every entry at its deadline to the millisecond, and wakes
 // up at most once a level for each.
 func TestNextWakesOnceALevel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -280,7 +280,7 @@ func TestZeroEntry(t *testing.T) {
 	require.Equal(t, 1, w.Len())
 }
 
-// The ends of int64 are deadlines like others, and the way between them is not walked.
+// The ends of int64 are deadlines like others, and the range between them is not scanned.
 func TestWholeRange(t *testing.T) {
 	w := New[int64](math.MinInt64)
 	want := []int64{math.MinInt64, math.MinInt64 + 1, -1, 0, 1, math.MaxInt64 - 1, math.MaxInt64}
@@ -306,7 +306,7 @@ func TestTimeGoesBackwards(t *testing.T) {
 	var got []int64
 	report := func(d int64) { got = append(got, d) }
 	require.True(t, w.Advance(1200, 1, report))
-	w.Add(&Entry[int64]{Value: 1160}, 1160) // late, though after the entry left behind
+	w.Add(&Entry[int64]{Value: 1160}, 1160) // late, though after the entry that was left
 	require.False(t, w.Advance(0, 10, report))
 	require.Equal(t, []int64{1100, 1150, 1160}, got)
 	require.False(t, w.Advance(1299, 10, report))
@@ -344,7 +344,7 @@ func TestCallbackRemovesDueEntries(t *testing.T) {
 	require.Zero(t, w.Len())
 }
 
-// A callback that is never done with the past does not hold Advance up.
+// A callback that always adds late entries does not hold up Advance.
 func TestCallbackAddsLate(t *testing.T) {
 	w := New[int](0)
 	var e Entry[int]
@@ -404,7 +404,7 @@ func TestNoAllocation(t *testing.T) {
 	require.Equal(t, len(entries), w.Len())
 }
 
-// An Add and a Remove among a million others; the deadline goes round the levels.
+// An Add and a Remove among a million other entries; the deadline goes through all levels.
 func BenchmarkAddRemove(b *testing.B) {
 	w := New[int](0)
 	for i := range 1_000_000 {

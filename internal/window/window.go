@@ -1,5 +1,5 @@
-// Package window holds the head of a lane in memory: a bounded run of ready
-// tasks, ordered by the time since which they are ready.
+// Package window holds the head of a lane in memory: a bounded sequence of ready tasks, ordered by
+// the time since which they are ready.
 package window
 
 import (
@@ -9,8 +9,8 @@ import (
 	"sort"
 )
 
-// Pos is a place in a lane. Positions are ordered by Since, then by ID, which
-// is the byte order of the stored task keys.
+// Pos is a place in a lane. Positions are ordered by Since, then by ID, which is the byte order of
+// the stored task keys.
 type Pos struct {
 	Since uint64
 	ID    [16]byte
@@ -27,8 +27,8 @@ func (p Pos) Compare(o Pos) int {
 	return bytes.Compare(p.ID[:], o.ID[:])
 }
 
-// Next is the smallest position after p. The last eight bytes of an ID begin
-// with the variant bits of a UUID, so that adding one never carries over.
+// Next returns the smallest position after p. The last eight bytes of an ID begin with the variant
+// bits of a UUID, so that adding one never carries beyond them.
 func (p Pos) Next() Pos {
 	for i := len(p.ID) - 1; i >= 0; i-- {
 		p.ID[i]++
@@ -51,38 +51,37 @@ const (
 	runBytes  = 24 + 8
 )
 
-// runCap is how many items a run has room for, runMin the first one of a window at
-// first: most windows are of lanes with few tasks.
+// A run has room for runCap items; the first one of a window begins with runMin, since most windows
+// are of lanes with few tasks.
 const (
 	runCap = 64
 	runMin = 1
 )
 
-// Window is an ordered deque of items, in runs of bounded length. What is put in
-// or taken out at the ends moves nothing, and in between the items of one
-// run at the most, however long the window is: tasks that come back, or whose
-// time has come late, belong before many others. The zero Window is empty. One
-// goroutine owns it.
+// Window is an ordered deque of items, in runs of limited length. Insertion and removal at the ends
+// move nothing; in between they move at most the items of one run, however long the window is:
+// tasks that return, or whose time has come late, belong before many others. The zero Window is
+// empty. Only one goroutine uses it.
 //
-// Invariant: runs are in order, and none is empty but the only one.
+// Invariant: runs are in order, and none is empty unless it is the only one.
 type Window struct {
-	runs  []run // those before first have been taken out
+	runs  []run // those before first were removed
 	first int
-	pool  *Pool // nil: there is none
+	pool  *Pool // nil: none
 	n     int
 	bytes int // of the records held
 	slots int // items for which memory is held
-	moved int // items that have made room for others, or taken their place
+	moved int // how many items were moved to insert or remove others
 }
 
-// Pool keeps the memory of runs that windows have emptied, for the next ones, so that windows
-// which are filled and emptied all the time hardly allocate. What it keeps is bounded, and part of no
-// Footprint. One goroutine owns it, and all windows that use it.
+// Pool keeps the memory of runs that windows have emptied for later ones, so that windows which are
+// filled and emptied all the time rarely allocate. What it keeps is limited, and not part of any
+// Footprint. One goroutine uses it and all its windows.
 type Pool struct{ runs [][]Item }
 
 const poolCap = 64
 
-// put takes the memory of a run without items.
+// put keeps the memory of a run without items.
 func (p *Pool) put(items []Item) {
 	if p != nil && cap(items) == runCap && len(p.runs) < poolCap {
 		p.runs = append(p.runs, items[:0])
@@ -100,7 +99,7 @@ func (p *Pool) get() []Item {
 	return items
 }
 
-// run is items in order: those from head on.
+// run holds items in order, beginning at head.
 type run struct {
 	items []Item
 	head  int
@@ -110,20 +109,20 @@ func (r *run) len() int     { return len(r.items) - r.head }
 func (r *run) front() *Item { return &r.items[r.head] }
 func (r *run) back() *Item  { return &r.items[len(r.items)-1] }
 
-// Len is the number of items.
+// Len returns the number of items.
 func (w *Window) Len() int { return w.n }
 
-// Size is what the items take, in bytes.
+// Size returns the memory of the items, in bytes.
 func (w *Window) Size() int { return w.bytes + w.n*itemBytes }
 
-// SizeOf is by how much an item with a record of so many bytes adds to Size.
+// SizeOf returns how much an item with a record of so many bytes adds to Size.
 func SizeOf(record int) int { return record + itemBytes }
 
-// Footprint is the memory held, in bytes: that of the items, and what has room for others.
+// Footprint returns all memory held, in bytes: that of the items, and the room for others.
 func (w *Window) Footprint() int { return w.bytes + w.slots*itemBytes + cap(w.runs)*runBytes }
 
-// Growth is by how much an item behind all others, with a record of so many bytes, adds to
-// Footprint at the most.
+// Growth returns how much an item after all others, with a record of so many bytes, adds to
+// Footprint at most.
 func (w *Window) Growth(record int) int {
 	if len(w.runs) == 0 {
 		return record + runBytes + runMin*itemBytes
@@ -150,10 +149,10 @@ func (w *Window) FirstRecord() []byte { return w.runs[w.first].front().Record }
 // Last returns the position of the last item. REQUIRES: Len() > 0.
 func (w *Window) Last() Pos { return w.lastRun().back().Pos }
 
-// IsLast reports whether a position is behind all items.
+// IsLast reports whether a position is after all items.
 func (w *Window) IsLast(p Pos) bool { return w.n == 0 || p.Compare(w.Last()) > 0 }
 
-// Insert puts an item at its place.
+// Insert adds an item at its position.
 func (w *Window) Insert(it Item) {
 	if w.IsLast(it.Pos) {
 		w.Append(it)
@@ -162,7 +161,7 @@ func (w *Window) Insert(it Item) {
 	}
 }
 
-// Append is Insert of an item behind all others. REQUIRES: IsLast(it.Pos).
+// Append is Insert for an item after all others. REQUIRES: IsLast(it.Pos).
 func (w *Window) Append(it Item) {
 	w.n++
 	w.bytes += cap(it.Record)
@@ -192,7 +191,7 @@ func (w *Window) insert(it Item) {
 	i := w.runOf(it.Pos)
 	k := w.runs[i].find(it.Pos)
 	if k == len(w.runs[i].items) && w.runs[i].len() == runCap && w.runs[i+1].len() < runCap {
-		i++ // between two runs, of which the second one has room
+		i++ // between two runs, and the second one has room
 		k = w.runs[i].head
 	}
 	r := &w.runs[i]
@@ -218,8 +217,8 @@ func (w *Window) insert(it Item) {
 	}
 }
 
-// split makes room in a run that is full, for an item that goes to its index k: what
-// follows becomes a run of its own. It returns where the item goes then.
+// split makes room in a full run for an item at its index k: the items from k on become a separate
+// run. It returns the item's new run and index.
 func (w *Window) split(i, k int) (*run, int) {
 	if k == 0 {
 		return &w.runs[w.addRun(i)], 0
@@ -236,7 +235,7 @@ func (w *Window) split(i, k int) (*run, int) {
 	return lower, k
 }
 
-// addRun puts an empty run at index i, and returns the index that it has then.
+// addRun inserts an empty run at index i, and returns its index, which may have changed.
 func (w *Window) addRun(i int) int {
 	if n := len(w.runs); n == cap(w.runs) && w.first > n/2 {
 		clear(w.runs[copy(w.runs, w.runs[w.first:]):])
@@ -258,7 +257,7 @@ func (w *Window) addRun(i int) int {
 	return i
 }
 
-// dropRun takes out a run that has become empty, unless it is the only one.
+// dropRun removes a run that has become empty, unless it is the only one.
 func (w *Window) dropRun(i int) {
 	if w.n == 0 {
 		w.runs[i].items, w.runs[i].head = w.runs[i].items[:0], 0
@@ -332,8 +331,8 @@ func (w *Window) Replace(it Item) {
 	}
 }
 
-// find returns the run and the index in it of the item at a position; k is
-// negative if there is none.
+// find returns the run and the index in it of the item at a position; k is negative if there is
+// none.
 func (w *Window) find(p Pos) (i, k int) {
 	if w.n == 0 {
 		return 0, -1
@@ -346,14 +345,14 @@ func (w *Window) find(p Pos) (i, k int) {
 	return i, k
 }
 
-// runOf returns the run in which a position lies: the last one that begins at
-// it or before, or the first. REQUIRES: Len() > 0.
+// runOf returns the run in which a position lies: the last one that begins at it or before, or the
+// first. REQUIRES: Len() > 0.
 func (w *Window) runOf(p Pos) int {
 	after := sort.Search(len(w.runs)-w.first, func(i int) bool { return p.Compare(w.runs[w.first+i].front().Pos) < 0 })
 	return w.first + max(after-1, 0)
 }
 
-// find returns the index of the first item at a position or behind it.
+// find returns the index of the first item at or after a position.
 func (r *run) find(p Pos) int {
 	return r.head + sort.Search(r.len(), func(i int) bool { return p.Compare(r.items[r.head+i].Pos) <= 0 })
 }
@@ -366,8 +365,8 @@ func (w *Window) take(p *Item) Item {
 	return it
 }
 
-// Trim drops the last items until Size is no more than so many bytes, and memory that the
-// others do not need. It returns the position of the first item that it has dropped.
+// Trim drops the last items until Size is at most size, and memory that the others do not need. It
+// returns the position of the first dropped item.
 func (w *Window) Trim(size int) (first Pos, dropped bool) {
 	for w.n > 0 && w.Size() > size {
 		first, dropped = w.PopLast().Pos, true
@@ -387,5 +386,5 @@ func (w *Window) Trim(size int) (first Pos, dropped bool) {
 // Clear drops the items and the memory that held them.
 func (w *Window) Clear() { *w = Window{pool: w.pool} }
 
-// Use makes a window take the memory of its runs from a pool, and give it back as it empties them.
+// Use makes a window take the memory of its runs from a pool, and return it when they are empty.
 func (w *Window) Use(p *Pool) { w.pool = p }

@@ -51,7 +51,7 @@ func check(t require.TestingT, w *Window) {
 	require.Equal(t, bytes+slots*itemBytes+cap(w.runs)*runBytes, w.Footprint())
 }
 
-// contents are the items of a window.
+// contents returns the items of a window.
 func contents(w *Window) []Item {
 	all := []Item{}
 	for _, r := range w.runs[w.first:] {
@@ -60,7 +60,7 @@ func contents(w *Window) []Item {
 	return all
 }
 
-// model is what a Window promises, with a sorted slice in its place.
+// model does what a Window promises, with a sorted slice.
 type model struct {
 	t     *rapid.T
 	w     Window
@@ -91,7 +91,7 @@ func (m *model) insertLast(*rapid.T) {
 	}
 }
 
-// put inserts an item and looks how many others were moved for it.
+// put inserts an item and checks how many others were moved for it.
 func (m *model) put(it Item) {
 	i, found := slices.BinarySearchFunc(m.items, it, func(a, b Item) int { return a.Compare(b.Pos) })
 	if found {
@@ -120,7 +120,7 @@ func (m *model) popLast(*rapid.T) {
 	}
 }
 
-// remove removes an item, or looks for one that is not there.
+// remove removes an item, or tries to remove a missing one.
 func (m *model) remove(t *rapid.T) {
 	p := drawPos(t)
 	if n := len(m.items); n > 0 && rapid.Bool().Draw(t, "one that is there") {
@@ -143,7 +143,7 @@ func (m *model) clear(t *rapid.T) {
 	}
 }
 
-// trim drops what exceeds a size that may be less or more than what there is.
+// trim drops what exceeds a size that may be smaller or larger than the window.
 func (m *model) trim(t *rapid.T) {
 	size := rapid.IntRange(0, m.w.Size()+8).Draw(t, "size")
 	var want Pos
@@ -161,7 +161,7 @@ func (m *model) trim(t *rapid.T) {
 	}
 }
 
-// grow makes sure that Growth foretells Footprint.
+// grow checks that Growth predicts Footprint.
 func (m *model) grow(t *rapid.T) {
 	record := make([]byte, rapid.IntRange(0, 5).Draw(t, "length"))
 	p := Pos{Since: 21}
@@ -205,8 +205,7 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// TestLarge inserts at random into a window that grows many times, and takes
-// everything out again.
+// TestLarge inserts at random into a window that grows many times, and removes everything again.
 func TestLarge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sinces := rapid.SliceOfNDistinct(rapid.Uint64(), 0, 300, rapid.ID).Draw(t, "sinces")
@@ -228,8 +227,7 @@ func TestLarge(t *testing.T) {
 	})
 }
 
-// TestRemove takes the items of a window out in any order, and looks for ones
-// that are not there.
+// TestRemove removes the items of a window in any order, and tries to remove missing ones.
 func TestRemove(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w Window
@@ -315,8 +313,8 @@ func TestNext(t *testing.T) {
 	})
 }
 
-// TestInsertRuns: runs of items that belong between those of a long window, in
-// either direction or at random, move few others for each, and waste little memory.
+// TestInsertRuns: runs of items that belong between those of a long window, in either direction or
+// at random, move few others each, and waste little memory.
 func TestInsertRuns(t *testing.T) {
 	const around, n = 4096, 4096
 	for name, since := range map[string]func(i int) uint64{
@@ -342,8 +340,8 @@ func TestInsertRuns(t *testing.T) {
 	}
 }
 
-// TestEndsAllocateNothing: once there is memory enough, whatever is put in or
-// taken out at the ends costs no allocation.
+// TestEndsAllocateNothing: once there is enough memory, insertion and removal at the ends cost no
+// allocation.
 func TestEndsAllocateNothing(t *testing.T) {
 	const n = 1000
 	var w Window
@@ -367,8 +365,8 @@ func TestEndsAllocateNothing(t *testing.T) {
 	require.LessOrEqual(t, w.Footprint(), footprint+2*runCap*itemBytes)
 }
 
-// TestPoolServesWaves: windows that share a pool, filled and emptied in turn, take the memory of their
-// runs from it, and put all of it back.
+// TestPoolServesWaves: windows that share a pool, filled and emptied in turn, take the memory of
+// their runs from it, and return all of it.
 func TestPoolServesWaves(t *testing.T) {
 	const items = 30 * runCap
 	var pool Pool

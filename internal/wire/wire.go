@@ -1,8 +1,6 @@
-// Package wire is how plain values are written one after another, into a
-// message between nodes or into what is stored, and read back. Writing cannot
-// fail; a Reader notes the first thing that cannot be read, and returns zeros
-// from then on, so that a message is decoded without a check at each step and
-// with one at the end.
+// Package wire writes plain values one after another, into a message between nodes or into stored
+// data, and reads them back. Writing cannot fail; a Reader notes the first thing that it cannot
+// read, and returns zeros from then on, so that a message is decoded with one check at the end.
 package wire
 
 import (
@@ -12,7 +10,7 @@ import (
 	"math"
 )
 
-// ErrMalformed says that a message is not what its reader expects.
+// ErrMalformed says that a message is not what the reader expects.
 var ErrMalformed = errors.New("malformed message")
 
 // AppendUint appends a number.
@@ -21,7 +19,7 @@ func AppendUint(dst []byte, n uint64) []byte { return binary.AppendUvarint(dst, 
 // AppendInt appends a number that may be negative.
 func AppendInt(dst []byte, n int64) []byte { return binary.AppendVarint(dst, n) }
 
-// AppendBytes appends bytes with their number before them.
+// AppendBytes appends bytes after their number.
 func AppendBytes[B ~[]byte | ~string](dst []byte, b B) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(b))), b...)
 }
@@ -43,7 +41,7 @@ type Reader struct {
 // NewReader returns a Reader of a message. What Bytes returns aliases it.
 func NewReader(message []byte) *Reader { return &Reader{rest: message} }
 
-// Fail notes that what has been read is not what was expected.
+// Fail notes that the message is not as expected.
 func (r *Reader) Fail() { r.rest, r.bad = nil, true }
 
 // Failed reports whether something could not be read.
@@ -84,8 +82,8 @@ func (r *Reader) Int() int64 {
 	return n
 }
 
-// Count reads how many things follow, each of which takes least bytes or more:
-// so what a reader makes room for is bounded by the message.
+// Count reads the number of following elements, each of which takes least bytes or more: so the
+// message limits what a reader allocates.
 func (r *Reader) Count(least int) int {
 	n := r.Uint()
 	if n > uint64(len(r.rest)/least) {
@@ -115,7 +113,7 @@ func (r *Reader) Byte() byte {
 	return b
 }
 
-// Fixed32 reads a number of four bytes, the highest first.
+// Fixed32 reads a big-endian number of four bytes.
 func (r *Reader) Fixed32() uint32 {
 	if b := r.Take(4); b != nil {
 		return binary.BigEndian.Uint32(b)
@@ -123,7 +121,7 @@ func (r *Reader) Fixed32() uint32 {
 	return 0
 }
 
-// Fixed64 reads a number of eight bytes, the highest first.
+// Fixed64 reads a big-endian number of eight bytes.
 func (r *Reader) Fixed64() uint64 {
 	if b := r.Take(8); b != nil {
 		return binary.BigEndian.Uint64(b)
@@ -131,7 +129,7 @@ func (r *Reader) Fixed64() uint64 {
 	return 0
 }
 
-// Take reads n bytes without a number before them; they alias the message.
+// Take reads n bytes that have no length before them; they alias the message.
 func (r *Reader) Take(n int) []byte {
 	if n > len(r.rest) {
 		r.Fail()
@@ -142,10 +140,10 @@ func (r *Reader) Take(n int) []byte {
 	return b
 }
 
-// Rest reads whatever is left; it aliases the message.
+// Rest reads all remaining bytes; they alias the message.
 func (r *Reader) Rest() []byte { return r.Take(len(r.rest)) }
 
-// Done returns ErrMalformed if something could not be read, or is left.
+// Done returns ErrMalformed if something could not be read, or is left over.
 func (r *Reader) Done() error {
 	if r.bad || len(r.rest) > 0 {
 		return ErrMalformed

@@ -30,7 +30,7 @@ func TestRoundTrip(t *testing.T) {
 	require.NoError(t, r.Done())
 }
 
-// TestCount: what a message makes its reader allocate is bounded by its length.
+// TestCount: the length of a message limits what its reader allocates.
 func TestCount(t *testing.T) {
 	r := NewReader(append(AppendUint(nil, 3), make([]byte, 11)...))
 	require.Zero(t, r.Count(4))
@@ -38,9 +38,9 @@ func TestCount(t *testing.T) {
 	require.Zero(t, r.Uint(), "everything after is zero")
 }
 
-// FuzzReader reads a message as steps say. What was read, written again, is what
-// was there, or shorter where a number took more bytes than it needs; after
-// something that cannot be read all is zero.
+// FuzzReader reads a message in the order of steps. What was read and written again is the same, or
+// shorter where a number took more bytes than necessary; after something that cannot be read
+// everything is zero.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte("unbtk"), []byte{})
 	f.Add([]byte("ub"), AppendBytes(AppendUint(nil, 300), "name"))

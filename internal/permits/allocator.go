@@ -1,0 +1,169 @@
+package permits
+
+import (
+	"math"
+	"time"
+)
+
+// Allocator grants the permits of a queue to its shards, first come, first served.
+type Allocator struct {
+	limits    Limits
+	shards    []shardGrant
+	unknown   int    // shards that have not answered
+	places    uint64 // in the line, given out so far
+	tokens    tokenBucket
+	decisions []Decision // memory for the next
+}
+
+// shardGrant is what the allocator knows of a shard.
+type shardGrant struct {
+	known   bool    // it has answered
+	asked   bool    // it is being asked
+	pending bool    // request has not been answered
+	request Request // the last that it has told, and what it was granted since
+	place   uint64  // in the line; 0: none
+}
+
+// Decision is the answer to what a shard has asked last.
+type Decision struct {
+	Shard int
+	Answer
+}
+
+// NewAllocator returns one that knows nothing of the shards.
+func NewAllocator(shards int) *Allocator {
+	return &Allocator{shards: make([]shardGrant, shards), unknown: shards}
+}
+
+// Set changes the limits. Fresh says that all leases granted before are known to have had no rate.
+// REQUIRES: l.Any().
+func (a *Allocator) Set(l Limits, fresh bool, now time.Time) {
+	a.limits = l
+	a.tokens.set(&l, fresh, now)
+}
+
+// Ask reports whether a shard is to be asked what it has, which is for the caller to do: Told or
+// Untold follows.
+func (a *Allocator) Ask(shard int) bool {
+	c := &a.shards[shard]
+	if c.known || c.asked {
+		return false
+	}
+	c.asked = true
+	return true
+}
+
+// Told takes the answer of a shard that was asked; false if that is over. Then, as after Hear, what
+// the shard has asked for before is void.
+func (a *Allocator) Told(shard int, r *Report, now time.Time) bool {
+	c := &a.shards[shard]
+	c.asked, c.known = false, true
+	heard := a.hear(c, &Request{Report: *r}, now)
+	if a.unknown--; a.unknown == 0 {
+		a.tokens.start(now)
+	}
+	return heard
+}
+
+// Untold says that a shard has not answered. It is to be asked again.
+func (a *Allocator) Untold(shard int) { a.shards[shard].asked = false }
+
+// Hear takes what a shard tells and asks for; false if that is over.
+func (a *Allocator) Hear(shard int, r *Request, now time.Time) bool {
+	c := &a.shards[shard]
+	if !a.hear(c, r, now) {
+		return false
+	}
+	c.pending = true
+	switch {
+	case r.Want == 0:
+		c.place = 0
+	case c.place == 0:
+		a.places++
+		c.place = a.places
+	}
+	return true
+}
+
+func (a *Allocator) hear(c *shardGrant, r *Request, now time.Time) bool {
+	last := &c.request
+	if !r.after(&last.Report) {
+		return false
+	}
+	b := &a.tokens
+	b.advance(now)
+	b.out += r.Unused - last.Unused
+	if r.Epoch == last.Epoch && r.Spent >= last.Spent { // what is gone and was not used comes back
+		b.level += float64(max(0, last.Unused-r.Unused-int(r.Spent-last.Spent)))
+	}
+	b.clip()
+	c.request, c.pending = *r, false
+	return true
+}
+
+// Withdraw says that a shard waits no more for an answer.
+func (a *Allocator) Withdraw(shard int) { a.shards[shard].pending = false }
+
+// Allot decides requests. The answers are good until the next call; if wait is not 0, there will be
+// more to decide then.
+func (a *Allocator) Allot(now time.Time) (answers []Decision, wait time.Duration) {
+	a.decisions = a.decisions[:0]
+	room, tokens := a.room(), a.tokens.count(now)
+	for room > 0 && tokens > 0 {
+		shard := a.first()
+		if shard < 0 {
+			break
+		}
+		c := &a.shards[shard]
+		n := min(c.request.Want, room, tokens)
+		c.request.Held += n
+		c.request.Unused += n
+		c.place = 0
+		a.tokens.take(n)
+		tokens -= n
+		room = a.room()
+		a.decide(shard, Answer{Granted: n})
+	}
+	for shard := range a.shards {
+		c := &a.shards[shard]
+		if c.pending && (c.request.Want == 0 || a.unknown == 0 && !c.request.Wait) {
+			a.decide(shard, Answer{Over: room < 0})
+		}
+	}
+	if room > 0 && a.first() >= 0 {
+		wait = a.tokens.wait()
+	}
+	return a.decisions, wait
+}
+
+func (a *Allocator) decide(shard int, answer Answer) {
+	a.shards[shard].pending = false
+	a.decisions = append(a.decisions, Decision{shard, answer})
+}
+
+// room is how many further leases there may be.
+func (a *Allocator) room() int {
+	if a.unknown > 0 {
+		return -1
+	}
+	if a.limits.Concurrency == 0 {
+		return math.MaxInt
+	}
+	room := a.limits.Concurrency
+	for i := range a.shards {
+		room -= a.shards[i].request.Held
+	}
+	return room
+}
+
+// first is the first shard in the line that waits now; -1: none does.
+func (a *Allocator) first() int {
+	first := -1
+	for i := range a.shards {
+		c := &a.shards[i]
+		if c.pending && c.request.Want > 0 && (first < 0 || c.place < a.shards[first].place) {
+			first = i
+		}
+	}
+	return first
+}

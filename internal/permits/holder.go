@@ -1,0 +1,121 @@
+package permits
+
+// turn is how long, in ms, a shard uses permits for one lease after the other before it lets those
+// go first that wait for them in other shards.
+const turn = 100
+
+// Holder is what a shard has of the permits of a queue.
+type Holder struct {
+	limits Limits
+	epoch  uint64
+	seq    *uint64
+	unused int
+	spent  uint64 // have been used for a lease, ever
+	over   bool   // perhaps there are more leases than the limit: permits go back as leases end
+
+	told  Report // the last that the allocator was told, and what it has granted since
+	sure  bool   // that it has heard that, or will
+	since uint64 // when; ms
+	open  bool   // told was a request that has not been answered
+	waits bool   // for as long as there is none to grant
+	dry   bool   // the last answer was that there is none
+}
+
+// NewHolder returns what a shard has under the leader of an epoch: no permit but those of the
+// leases there are. Seq is the number of the shard's last report, which counts those of all queues;
+// it grows by those of the holder.
+func NewHolder(epoch uint64, seq *uint64, l Limits) Holder {
+	h := Holder{epoch: epoch, seq: seq}
+	h.Set(l)
+	return h
+}
+
+// Set changes the limits. What is unused goes back: it may have no token, or be more than the new
+// limits allow. REQUIRES: l.Any().
+func (h *Holder) Set(l Limits) {
+	h.limits, h.unused, h.over = l, 0, true
+	h.open, h.sure = false, false
+}
+
+// Unused is how many permits there are to begin leases with.
+func (h *Holder) Unused() int { return h.unused }
+
+// Enter uses a permit for a lease. REQUIRES: Unused() > 0.
+func (h *Holder) Enter() {
+	h.unused--
+	h.spent++
+}
+
+// TurnEnds reports whether shards that wait for permits are to go first.
+func (h *Holder) TurnEnds(now uint64) bool { return now-h.since >= turn }
+
+// Leave is the end of n leases. Others says that their permits go back; else it reports whether the
+// shard may use them again.
+func (h *Holder) Leave(n int, others bool) (again bool) {
+	if h.limits.Concurrency == 0 || h.limits.Rate > 0 || h.over || others {
+		return false
+	}
+	h.unused += n
+	return true
+}
+
+// Report returns what the allocator is to be told, if it is told something now: how many permits
+// the shard has, if it has fewer than the allocator knows, or wants some. It gives those back that
+// nobody wants. Leased is how many leases there are, need how many more there could be with
+// permits; asked says that somebody wants an answer even if it is that there is none.
+// REQUIRES: the ends of leases have persisted.
+func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, tell bool) {
+	h.unused = min(h.unused, need)
+	held, want := leased+h.unused, need-h.unused
+	r.Want = want
+	fewer := h.limits.Concurrency > 0 && held < h.told.Held || h.limits.Rate > 0 && h.unused < h.told.Unused
+	switch {
+	case h.open && !h.waits: // its answer comes at once, and may grant something
+		return r, false
+	case !h.sure, fewer:
+	case !h.open && want == 0, h.open && want > 0 && !asked:
+		return r, false
+	}
+	r.Report = h.tell(leased, now)
+	r.Wait = want > 0 && !asked && h.dry
+	h.open, h.sure, h.waits, h.dry = true, true, r.Wait, false
+	return r, true
+}
+
+// Tell returns what an allocator that asks is told. Answers to what was told before are void. A
+// report follows, since another allocator may have replaced the one that asks.
+func (h *Holder) Tell(leased int, now uint64) Report {
+	h.open, h.sure = false, false
+	return h.tell(leased, now)
+}
+
+func (h *Holder) tell(leased int, now uint64) Report {
+	*h.seq++
+	h.since = now
+	h.told = Report{Epoch: h.epoch, Seq: *h.seq, Held: leased + h.unused, Unused: h.unused, Spent: h.spent}
+	return h.told
+}
+
+// Answered takes an answer to r; false if that is void.
+func (h *Holder) Answered(r *Request, a Answer) bool {
+	if !h.awaits(r) {
+		return false
+	}
+	h.open = false
+	h.unused += a.Granted
+	h.told.Held += a.Granted
+	h.told.Unused += a.Granted
+	h.over, h.dry = a.Over, r.Want > 0 && a.Granted == 0
+	return true
+}
+
+// Unanswered says that there will be no answer to r; false if it would be void.
+func (h *Holder) Unanswered(r *Request) bool {
+	if !h.awaits(r) {
+		return false
+	}
+	h.open, h.sure = false, false
+	return true
+}
+
+func (h *Holder) awaits(r *Request) bool { return h.open && r.Seq == h.told.Seq }

@@ -1,0 +1,88 @@
+package permits
+
+import "codeq/internal/wire"
+
+// Limits are what permits keep of a queue's settings.
+type Limits struct {
+	Concurrency int     // leases at once; 0: no limit
+	Rate        float64 // leases granted a second; 0: no limit
+	Burst       int     // leases granted at once, by Rate
+}
+
+// Any reports whether there is a limit.
+func (l *Limits) Any() bool { return l.Concurrency > 0 || l.Rate > 0 }
+
+// Report is what a shard tells of its permits of a queue.
+type Report struct {
+	Epoch  uint64 // of the shard's leader: each later one has a larger number
+	Seq    uint64 // in the epoch
+	Try    uint64 // grows when the report is sent again
+	Held   int    // with a lease, or unused
+	Unused int
+	Spent  uint64 // in the epoch
+}
+
+// after reports whether r was told later than other.
+func (r *Report) after(other *Report) bool {
+	if r.Epoch != other.Epoch {
+		return r.Epoch > other.Epoch
+	}
+	if r.Seq != other.Seq {
+		return r.Seq > other.Seq
+	}
+	return r.Try > other.Try
+}
+
+// Append appends the report, for ReadReport.
+func (r *Report) Append(dst []byte) []byte {
+	for _, n := range [...]uint64{r.Epoch, r.Seq, r.Try, uint64(r.Held), uint64(r.Unused), r.Spent} {
+		dst = wire.AppendUint(dst, n)
+	}
+	return dst
+}
+
+// ReadReport reads what Append has written.
+func ReadReport(r *wire.Reader) Report {
+	return Report{Epoch: r.Uint(), Seq: r.Uint(), Try: r.Uint(), Held: readCount(r), Unused: readCount(r), Spent: r.Uint()}
+}
+
+// readCount reads a number of permits.
+func readCount(r *wire.Reader) int {
+	n := int(r.Uint())
+	if n < 0 {
+		r.Fail()
+		return 0
+	}
+	return n
+}
+
+// Request is a report that asks for permits.
+type Request struct {
+	Report
+	Want int
+	Wait bool // until one is granted at least: the shard has been told that there is none
+}
+
+// Append appends the request, for ReadRequest.
+func (r *Request) Append(dst []byte) []byte {
+	return wire.AppendBool(wire.AppendUint(r.Report.Append(dst), uint64(r.Want)), r.Wait)
+}
+
+// ReadRequest reads what Append has written.
+func ReadRequest(r *wire.Reader) Request {
+	return Request{Report: ReadReport(r), Want: readCount(r), Wait: r.Bool()}
+}
+
+// Answer is what the allocator says to a request.
+type Answer struct {
+	Granted int
+	Over    bool // there are more leases than the limit
+}
+
+// Append appends the answer, for ReadAnswer.
+func (a Answer) Append(dst []byte) []byte {
+	return wire.AppendBool(wire.AppendUint(dst, uint64(a.Granted)), a.Over)
+}
+
+// ReadAnswer reads what Append has written.
+func ReadAnswer(r *wire.Reader) Answer { return Answer{readCount(r), r.Bool()} }
