@@ -2,13 +2,14 @@ package codeq
 
 import (
 	"bytes"
-	"codeq/internal/engine"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
 )
 
 // TestMarksBeyondMemory: when more tasks are to be canceled at once than memory has marks

@@ -17,9 +17,9 @@ import (
 // In a cluster, what others want to hear of a change (subscribers of events,
 // callers of Await, handlers whose task is canceled) is in the log entry of the
 // change, so that all nodes hear of it in the order of the log, whichever node
-// led the shard then and leads it now. A node that wants to hear of something
-// has each shard store that it does: then the leader adds it to its entries, and
-// so does the next one. As long as no node does, entries have no news.
+// led the shard then and leads it now. The interest of a node is stored in each
+// shard: then the leader adds what the node wants to its entries, and so does the
+// next leader. While no node is interested, entries have no broadcast.
 
 // encodeBroadcast is what a group has to tell, for the log; nil if there is nothing.
 func encodeBroadcast(f *engine.Effects) []byte {
@@ -75,8 +75,8 @@ func parseBroadcast(b []byte) (n broadcast, err error) {
 	return n, nil
 }
 
-// publish tells this node what an entry of the log says. Raft calls it after the
-// entry has been applied, and before its proposer learns that it has.
+// publish tells this node what an entry of the log says, which is in the store, before anybody
+// learns that it has been applied.
 func (r *replica) publish(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -175,23 +175,22 @@ func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 
 // catchUp waits until this node's replica has applied what its leader has now.
 func (n *node) catchUp(ctx context.Context, r *replica) error {
-	op := &indexOp{completion: newCompletion()}
-	if settled, err := n.do(ctx, r.index, op); !settled {
-		return base.EndOf(ctx)
-	} else if err != nil {
+	applied, err := n.appliedBy(ctx, r.index)
+	if err != nil {
 		return err
 	}
-	for {
-		progress := r.progress.next()
-		if r.applied.Load() >= op.applied {
-			return nil
-		}
-		select {
-		case <-progress:
-		case <-ctx.Done():
-			return base.EndOf(ctx)
-		}
+	return r.group.AwaitApplied(ctx, applied)
+}
+
+// appliedBy is the index of the last entry that the leader of a shard has applied.
+func (n *node) appliedBy(ctx context.Context, shard int) (uint64, error) {
+	op := &indexOp{completion: newCompletion()}
+	if settled, err := n.do(ctx, shard, op); !settled {
+		return 0, base.EndOf(ctx)
+	} else if err != nil {
+		return 0, err
 	}
+	return op.applied, nil
 }
 
 // indexOp asks how far the leader has applied the log.
@@ -201,7 +200,7 @@ type indexOp struct {
 }
 
 func (op *indexOp) resolve(s *shard) {
-	op.applied = s.replica.applied.Load()
+	op.applied = s.replica.group.Applied()
 	s.settle(op)
 }
 
@@ -217,7 +216,7 @@ type interests struct {
 	asked  atomic.Uint32  // KindSet of what is never given back: of Await and Run
 }
 
-// want has all shards tell this node of something, from the next change on.
+// want asks all shards to tell this node of something, from the next change on.
 func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
 	if engine.KindSet(n.interests.asked.Load())&kinds == kinds {
 		return nil
@@ -229,8 +228,8 @@ func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
 	return nil
 }
 
-// publishInterests has all shards know what this node wants to hear of: what it is asked
-// for, what has been wanted, and what there are subscriptions to.
+// publishInterests tells all shards what this node wants to hear of: what it is asked for, what has
+// been wanted, and what there are subscriptions to.
 func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error {
 	w := &n.interests
 	select {
@@ -244,7 +243,7 @@ func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error
 		return nil
 	}
 	for i := range n.queue.replicas {
-		op := &interestOp{completion: newCompletion(), node: n.self.Node, kinds: kinds}
+		op := &interestOp{completion: newCompletion(), node: n.Self().Node, kinds: kinds}
 		if settled, err := n.do(ctx, i, op); !settled {
 			return base.EndOf(ctx)
 		} else if err != nil {

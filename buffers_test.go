@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
 )
 
 // buffers is memory of a caller, who writes to it as soon as the verb that it was

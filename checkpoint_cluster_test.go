@@ -12,12 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // TestCheckpointOfClusterIsOneCut: TestCheckpointIsOneCut, of three nodes with a shard
 // each, whose copies are made on all of them, and two at a time.
 func TestCheckpointOfClusterIsOneCut(t *testing.T) {
-	seed := drawSeed()
+	seed := testkit.Seed()
 	t.Logf("seed %d", seed)
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{Shards: 3, Retention: Forever, WindowTasks: 64, MemTableBytes: 256 << 10}

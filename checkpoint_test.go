@@ -10,21 +10,16 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
-	"os"
-	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/checkpoint"
-	"codeq/internal/manifest"
+	"codeq/internal/testkit"
 )
 
 // copyLoad is a queue at work of which copies are made. What its producers and
@@ -355,7 +350,7 @@ func TestCheckpointIsOneCut(t *testing.T) {
 	}
 	for _, level := range levels {
 		t.Run(level.String(), func(t *testing.T) {
-			seed := drawSeed()
+			seed := testkit.Seed()
 			t.Logf("-seed %d", seed)
 			synctest.Test(t, func(t *testing.T) {
 				l := newCopyLoad(t, Options{
@@ -380,134 +375,6 @@ func TestCheckpointIsOneCut(t *testing.T) {
 			})
 		})
 	}
-}
-
-// linkFS is a file system that refuses to link files while err is set.
-type linkFS struct {
-	vfs.FS
-	err error
-	of  string // only files whose names end so
-}
-
-func (fs *linkFS) Link(oldname, newname string) error {
-	if fs.err != nil && strings.HasSuffix(newname, fs.of) {
-		return fs.err
-	}
-	return fs.FS.Link(oldname, newname)
-}
-
-// TestCheckpointRefuses: what stands in the way is named, and nothing is changed.
-func TestCheckpointRefuses(t *testing.T) {
-	root := t.TempDir()
-	q, err := Open(filepath.Join(root, "queue"), nil)
-	require.NoError(t, err)
-	require.NoError(t, os.MkdirAll(filepath.Join(root, "full"), 0o755))
-	writeFile(t, filepath.Join(root, "full", "letter"), "dear")
-	require.NoError(t, os.MkdirAll(filepath.Join(root, "left"), 0o755))
-	writeFile(t, filepath.Join(root, "left", checkpoint.Unfinished), "{}")
-	require.NoError(t, os.Symlink(filepath.Join(root, "queue"), filepath.Join(root, "alias")))
-	require.NoError(t, os.MkdirAll(filepath.Join(root, "locked"), 0o755))
-	lock, err := vfs.Default.Lock(filepath.Join(root, "locked", manifest.LockName))
-	require.NoError(t, err)
-	for _, c := range []struct {
-		dir  string
-		want error
-		text string
-	}{
-		{"full", fs.ErrExist, `it holds "letter"`},
-		{"full/letter", fs.ErrExist, "not a directory"},
-		{"left", fs.ErrExist, "unfinished checkpoint"},
-		{"queue", ErrInvalid, "outside of the queue"},
-		{"queue/a/b", ErrInvalid, "outside of the queue"},
-		{"alias/copy", ErrInvalid, "outside of the queue"},
-		{"locked", ErrLocked, ""},
-	} {
-		before := recursiveListing(t, root)
-		err := q.Checkpoint(t.Context(), filepath.Join(root, c.dir))
-		require.ErrorIs(t, err, c.want, c.dir)
-		require.ErrorContains(t, err, c.text)
-		require.Equal(t, before, recursiveListing(t, root), c.dir)
-	}
-	require.NoError(t, lock.Close())
-	require.NoError(t, q.Checkpoint(t.Context(), filepath.Join(root, "queue2")), "a name that begins like the queue's")
-	err = q.Checkpoint(t.Context(), filepath.Join(root, "queue2"))
-	require.ErrorIs(t, err, fs.ErrExist)
-	require.NoError(t, q.Close())
-	require.ErrorIs(t, q.Checkpoint(t.Context(), filepath.Join(root, "late")), ErrClosed)
-	require.NoDirExists(t, filepath.Join(root, "late"))
-}
-
-// TestCheckpointOnAnotherFileSystem: it is refused, not made by copying everything
-// while the shards stand still.
-func TestCheckpointOnAnotherFileSystem(t *testing.T) {
-	disk := &linkFS{FS: vfs.NewMem()}
-	q, err := Open("queue", &Options{fs: disk})
-	require.NoError(t, err)
-	defer q.Close()
-	disk.err = errors.New("cross-device link")
-	err = q.Checkpoint(t.Context(), "copy")
-	require.ErrorIs(t, err, ErrInvalid)
-	require.ErrorIs(t, err, disk.err)
-	_, err = disk.Stat("copy")
-	require.ErrorIs(t, err, fs.ErrNotExist)
-	disk.err = nil
-	require.NoError(t, q.Checkpoint(t.Context(), "copy"))
-}
-
-// TestCheckpointCopiesWhatCannotBeLinked: a table that has too many links, for one, is
-// copied, and the copy is as durable as the rest.
-func TestCheckpointCopiesWhatCannotBeLinked(t *testing.T) {
-	disk := vfs.NewCrashableMem()
-	opts := &Options{Shards: 2, fs: &linkFS{FS: disk, err: errors.New("too many links"), of: ".sst"}}
-	q, err := Open("queue", opts)
-	require.NoError(t, err)
-	var tasks []ID
-	for range 20 {
-		tasks = append(tasks, produce(t, q, Task{Queue: "a"})...)
-	}
-	require.NoError(t, q.Checkpoint(t.Context(), "copy"))
-	tables, err := disk.List("copy/shard-000")
-	require.NoError(t, err)
-	require.True(t, slices.ContainsFunc(tables, func(name string) bool { return strings.HasSuffix(name, ".sst") }))
-	crashed := &Options{fs: disk.CrashClone(vfs.CrashCloneCfg{})}
-	require.NoError(t, q.Close())
-	requireTasks(t, "copy", crashed, tasks)
-}
-
-// TestCheckpointLinks: on a real file system too the copy is a queue, shares the tables,
-// and has an identity of its own.
-func TestCheckpointLinks(t *testing.T) {
-	root := t.TempDir()
-	t.Chdir(root)
-	q, err := Open("queue", &Options{Shards: 2, Durability: DurabilityNone})
-	require.NoError(t, err)
-	tasks := []ID{}
-	for i := range 100 {
-		tasks = append(tasks, produce(t, q, Task{Queue: "a", Payload: fmt.Append(nil, i)})...)
-	}
-	require.NoError(t, os.Mkdir("empty", 0o755))
-	for _, dir := range []string{"empty", "new/copy"} {
-		require.NoError(t, q.Checkpoint(t.Context(), dir))
-		linked := 0
-		tables, err := filepath.Glob("queue/shard-*/*.sst")
-		require.NoError(t, err)
-		for _, table := range tables {
-			original, err := os.Stat(table)
-			require.NoError(t, err)
-			if copied, err := os.Stat(filepath.Join(dir, strings.TrimPrefix(table, "queue"))); err == nil {
-				require.True(t, os.SameFile(original, copied), table)
-				linked++
-			}
-		}
-		require.Positive(t, linked)
-		require.NoFileExists(t, filepath.Join(dir, checkpoint.Unfinished))
-		requireTasks(t, dir, nil, tasks)
-	}
-	require.NoError(t, q.Close())
-	require.NoError(t, os.RemoveAll("queue/shard-001"))
-	require.NoError(t, os.CopyFS("queue/shard-001", os.DirFS("empty/shard-001")))
-	_, err = Open("queue", nil)
-	require.ErrorIs(t, err, ErrCorrupt, "shards of two copies are mixed")
 }
 
 // TestCheckpointWaitsForBusyShard: while one shard cannot stop the other one
@@ -564,24 +431,6 @@ func TestCheckpointWaitsForBusyShard(t *testing.T) {
 	})
 }
 
-// TestCheckpointsAtOnce: they follow each other, and all are made.
-func TestCheckpointsAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewMem()
-		q := openForRun(t, Options{Shards: 3, fs: disk})
-		tasks := produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
-		var calls sync.WaitGroup
-		for i := range 5 {
-			calls.Go(func() { require.NoError(t, q.Checkpoint(t.Context(), fmt.Sprint("copy", i))) })
-		}
-		calls.Wait()
-		require.NoError(t, q.Close())
-		for i := range 5 {
-			requireTasks(t, fmt.Sprint("copy", i), &Options{fs: disk}, tasks)
-		}
-	})
-}
-
 // TestCheckpointOfFailedShard: the error says which shard has failed, and the
 // others go on.
 func TestCheckpointOfFailedShard(t *testing.T) {
@@ -599,199 +448,6 @@ func TestCheckpointOfFailedShard(t *testing.T) {
 	_, err = f.startingAt(0).Produce(t.Context(), Task{Queue: "a"})
 	require.NoError(t, err)
 	_ = f.Close()
-}
-
-// TestCheckpointErrors: whichever change of the copy's directory fails while its stores are
-// closed, the call says so and leaves nothing behind, the queue goes on, and the next call
-// succeeds.
-func TestCheckpointErrors(t *testing.T) {
-	var mu sync.Mutex // guards what follows
-	n, fail := 0, 0   // operations; the one that fails
-	// By directory: a store is open. When it cannot be written is tested elsewhere.
-	open := make(map[string]bool)
-	disk := vfs.NewMem()
-	hook := &hookFS{FS: disk, before: func(op, name string) error {
-		mu.Lock()
-		defer mu.Unlock()
-		dir := path.Dir(name)
-		switch {
-		case !strings.HasPrefix(name, "copy"), op == "remove":
-			return nil
-		case op == "close":
-			if path.Ext(name) == ".log" { // the last file that is copied
-				open[dir] = true
-			}
-			return nil
-		case op == "open": // to be synced
-			open[dir] = false
-		case open[dir] || open[name]:
-			return nil
-		}
-		if n++; n == fail {
-			return fmt.Errorf("%w: %s %s", errBroken, op, name)
-		}
-		return nil
-	}}
-	opts := Options{Shards: 1, Durability: DurabilityDisk, fs: hook}
-	q, err := Open("queue", &opts)
-	require.NoError(t, err)
-	var tasks []ID
-	for fail = 1; ; fail++ {
-		tasks = append(tasks, produce(t, q, Task{Queue: "a"})...)
-		n = 0
-		clear(open)
-		err := q.Checkpoint(t.Context(), "copy")
-		if n < fail {
-			require.NoError(t, err)
-			break
-		}
-		require.ErrorContains(t, err, errBroken.Error(), "operation %d", fail) // Pebble does not wrap it everywhere
-		_, statErr := disk.Stat("copy")
-		require.ErrorIs(t, statErr, fs.ErrNotExist, err)
-	}
-	require.Greater(t, fail, 20)
-	mu.Lock()
-	fail = 0
-	mu.Unlock()
-	require.NoError(t, q.checkAll())
-	require.NoError(t, q.Close())
-	requireTasks(t, "copy", &opts, tasks)
-	requireTasks(t, "queue", &opts, tasks)
-}
-
-// uncloned keeps a MemFS from being cloned in the middle of operations in which it
-// would wait for itself.
-type uncloned struct {
-	*vfs.MemFS
-	cloning *sync.Mutex
-}
-
-func (fs uncloned) Link(from, to string) error {
-	fs.cloning.Lock()
-	defer fs.cloning.Unlock()
-	return fs.MemFS.Link(from, to)
-}
-
-func (fs uncloned) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	fs.cloning.Lock()
-	defer fs.cloning.Unlock()
-	return fs.MemFS.ReuseForWrite(from, to, c)
-}
-
-func (fs uncloned) Lock(name string) (io.Closer, error) {
-	fs.cloning.Lock()
-	defer fs.cloning.Unlock()
-	return fs.MemFS.Lock(name)
-}
-
-// TestCheckpointPowerLoss: at whatever moment of a Checkpoint the power fails, the
-// queue is as ever, and the copy is complete, or refused by Open and by the next
-// Checkpoint, or has not been begun.
-func TestCheckpointPowerLoss(t *testing.T) {
-	rng := seeded(t)
-	disk := vfs.NewCrashableMem()
-	var images []*vfs.MemFS
-	var mu sync.Mutex
-	armed := false
-	hook := &hookFS{FS: uncloned{disk, &mu}, before: func(string, string) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if armed {
-			images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rng}))
-		}
-		return nil
-	}}
-	opts := Options{Shards: 2, Durability: DurabilityDisk, fs: hook}
-	q, err := Open("queue", &opts)
-	require.NoError(t, err)
-	var tasks []ID
-	for range 20 {
-		tasks = append(tasks, produce(t, q, Task{Queue: "a", Payload: make([]byte, 1000)})...)
-	}
-	armed = true
-	require.NoError(t, q.Checkpoint(t.Context(), "copy"))
-	mu.Lock()
-	armed = false
-	images = append(images, disk.CrashClone(vfs.CrashCloneCfg{RNG: rng})) // it had returned
-	mu.Unlock()
-	require.NoError(t, q.Close())
-	outcomes := make(map[string]int)
-	for i, img := range images {
-		opts := Options{fs: img}
-		names, err := img.List("copy")
-		switch outcome := ""; {
-		case err != nil:
-			outcomes["not begun"]++
-		default:
-			c, err := Open("copy", &opts)
-			if outcome = "refused"; err == nil {
-				require.NoError(t, c.checkAll())
-				require.NoError(t, c.Close())
-				requireTasks(t, "copy", &opts, tasks)
-				outcome = "complete"
-			} else {
-				require.ErrorIs(t, err, ErrNotQueue, "image %d has %q", i, names)
-			}
-			outcomes[outcome]++
-			q, err := Open("queue", &opts)
-			require.NoError(t, err)
-			require.ErrorIs(t, q.Checkpoint(t.Context(), "copy"), fs.ErrExist)
-			require.NoError(t, q.Close())
-		}
-		requireTasks(t, "queue", &opts, tasks)
-		if i == len(images)-1 {
-			require.Positive(t, outcomes["complete"], "what Checkpoint has returned is durable")
-		}
-	}
-	t.Log(outcomes)
-	require.Greater(t, outcomes["refused"], 10)
-}
-
-// TestCheckpointLeases: a copy has the leases of its moment. Tasks of Run are
-// ready when it is opened, others when their leases expire.
-func TestCheckpointLeases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewMem()
-		opts := Options{Shards: 2, Retention: Forever, fs: disk}
-		q, err := Open("queue", &opts)
-		require.NoError(t, err)
-		produce(t, q, Task{Queue: "claimed"}, Task{Queue: "run"}, Task{Queue: "other"})
-		claimed, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"claimed"}, LeaseFor: time.Minute})
-		require.NoError(t, err)
-		other, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"other"}, LeaseFor: time.Minute})
-		require.NoError(t, err)
-		var m Mux
-		begun, end := make(chan struct{}), make(chan struct{})
-		Handle(&m, "run", func(context.Context, *Job[[]byte]) error {
-			close(begun)
-			<-end
-			return nil
-		})
-		run := make(chan error, 1)
-		go func() { run <- q.Run(context.Background(), &m, nil) }()
-		<-begun
-		time.Sleep(20 * time.Second)
-		require.NoError(t, q.Checkpoint(t.Context(), "copy"))
-		close(end)
-		require.NoError(t, q.Complete(t.Context(), claimed.Receipt, nil))
-		require.NoError(t, q.Close())
-		require.ErrorIs(t, <-run, ErrClosed)
-
-		opts.fs = disk
-		q, err = Open("copy", &opts)
-		require.NoError(t, err)
-		start := time.Now()
-		l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"run"}})
-		require.NoError(t, err)
-		require.Equal(t, 2, l.Attempt)
-		require.Zero(t, time.Since(start))
-		require.NoError(t, q.Complete(t.Context(), other.Receipt, nil), "a lease goes on in the copy")
-		l, err = q.Claim(t.Context(), ClaimRequest{Queues: []string{"claimed"}})
-		require.NoError(t, err)
-		require.Equal(t, 2, l.Attempt)
-		require.InDelta(t, 40*time.Second, time.Since(start), float64(time.Second))
-		require.NoError(t, q.Close())
-	})
 }
 
 // TestCheckpointKeepsLimits: what a shard that has stopped would let others do

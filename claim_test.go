@@ -1,18 +1,18 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
 )
 
 // bubble runs a test in fake time on a queue in memory, and checks what is
@@ -51,67 +51,6 @@ func claimNow(t *testing.T, q *Queue, queues ...string) *Lease {
 	}
 	require.NoError(t, err)
 	return l
-}
-
-func TestClaimOrder(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		produce(t, q,
-			Task{Queue: "a", Payload: []byte("low 1")},
-			Task{Queue: "a", Payload: []byte("high 1"), Priority: 9},
-			Task{Queue: "a", Payload: []byte("low 2")},
-			Task{Queue: "a", Payload: []byte("high 2"), Priority: 9},
-			Task{Queue: "b", Payload: []byte("other queue"), Priority: 9},
-		)
-		for _, want := range []string{"high 1", "high 2", "low 1", "low 2"} {
-			require.Equal(t, want, string(claimNow(t, q, "a").Payload))
-		}
-		require.Nil(t, claimNow(t, q, "a"))
-		require.Nil(t, claimNow(t, q, "unknown"))
-	})
-}
-
-// TestTenantsTakeTurns: a tenant with many tasks delays another's one task by
-// no more than a turn, also when only a part of them is in memory.
-func TestTenantsTakeTurns(t *testing.T) {
-	bubble(t, Options{Shards: 1, WindowTasks: 4}, func(t *testing.T, q *Queue) {
-		for range 50 {
-			produce(t, q, Task{Queue: "a", Tenant: "large"})
-		}
-		for i := range 5 {
-			produce(t, q, Task{Queue: "a", Tenant: fmt.Sprint("small ", i)})
-		}
-		seen := map[string]int{}
-		for range 6 {
-			seen[claimNow(t, q, "a").Tenant]++
-		}
-		require.Len(t, seen, 6, "each tenant has had one turn: %v", seen)
-		for range 49 {
-			require.Equal(t, "large", claimNow(t, q, "a").Tenant)
-		}
-		require.Nil(t, claimNow(t, q, "a"))
-	})
-}
-
-func TestClaimSeveralQueues(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		const n = 4000
-		for range n {
-			produce(t, q, Task{Queue: "a"}, Task{Queue: "b"}, Task{Queue: "c"})
-		}
-		for range 100 {
-			require.Equal(t, "b", claimNow(t, q, "b", "a").Queue, "strict order")
-		}
-		count := map[string]int{}
-		for range 3000 {
-			l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a", "b", "c"}, Weights: map[string]int{"b": 2, "c": 3}})
-			require.NoError(t, err)
-			count[l.Queue]++
-		}
-		// Each is binomial with a standard deviation of at most 28.
-		require.InDelta(t, 500, count["a"], 150)
-		require.InDelta(t, 1000, count["b"], 150)
-		require.InDelta(t, 1500, count["c"], 150)
-	})
 }
 
 // TestClaimWaits: a claim that waits is served by a later produce into any
@@ -153,25 +92,6 @@ func TestClaimWaits(t *testing.T) {
 	}
 }
 
-func TestClaimsWaitInOrder(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		const claims = 20
-		order := make(chan int, claims)
-		for i := range claims {
-			go func() {
-				if _, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a"}}); err == nil {
-					order <- i
-				}
-			}()
-			synctest.Wait()
-		}
-		for i := range claims {
-			produce(t, q, Task{Queue: "a"})
-			require.Equal(t, i, <-order)
-		}
-	})
-}
-
 // TestClaimEndsWithContext: a claim that gives up leaves its task to others,
 // and thousands of them leave no memory behind.
 func TestClaimEndsWithContext(t *testing.T) {
@@ -199,133 +119,27 @@ func TestClaimEndsWithContext(t *testing.T) {
 	}
 }
 
-// TestNoWakeUpIsLost: claims and produces that meet at any moment find each
-// other. Were one lost, the bubble would deadlock.
-func TestNoWakeUpIsLost(t *testing.T) {
-	for _, shards := range []int{1, 2, 4} {
-		bubble(t, Options{Shards: shards, WindowTasks: 2}, func(t *testing.T, q *Queue) {
-			const callers, each = 16, 200
-			var wg sync.WaitGroup
-			var mu sync.Mutex
-			seen := make(map[ID]bool)
-			for range callers {
-				wg.Go(func() {
-					for range each {
-						if _, err := q.Produce(context.Background(), Task{Queue: "a"}); err != nil {
-							t.Error(err)
-						}
-					}
-				})
-				wg.Go(func() {
-					for range each {
-						l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						mu.Lock()
-						if seen[l.ID] {
-							t.Errorf("task %s was claimed twice", l.ID)
-						}
-						seen[l.ID] = true
-						mu.Unlock()
-						if err := q.Complete(context.Background(), l.Receipt, nil); err != nil {
-							t.Error(err)
-						}
-					}
-				})
-			}
-			wg.Wait()
-			require.Len(t, seen, callers*each)
-		})
-	}
-}
-
-func TestClaimBatch(t *testing.T) {
-	bubble(t, Options{Shards: 1, WindowTasks: 3}, func(t *testing.T, q *Queue) {
-		ctx := context.Background()
-		var tasks []Task
-		for i := range 10 {
-			tasks = append(tasks, Task{Queue: "a", Payload: []byte{byte(i)}})
-		}
-		ids, err := q.ProduceBatch(ctx, tasks)
-		require.NoError(t, err)
-		next := 0
-		for next < len(ids) {
-			leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
-			require.NoError(t, err)
-			require.LessOrEqual(t, len(leases), 4)
-			for _, l := range leases {
-				require.Equal(t, ids[next], l.ID)
-				require.Equal(t, []byte{byte(next)}, l.Payload)
-				next++
-			}
-		}
-		_, err = q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
-		require.ErrorIs(t, err, ErrEmpty)
-	})
-}
-
-// TestWindowOverflow: with room for two tasks in memory, ten thousand over
-// several lanes are all found again, in order.
-func TestWindowOverflow(t *testing.T) {
-	bubble(t, Options{Shards: 1, WindowTasks: 2, WindowBytes: 4 << 10}, func(t *testing.T, q *Queue) {
-		ctx := context.Background()
-		const n = 10_000
-		for i := 0; i < n; i += 100 {
-			var tasks []Task
-			for j := range 100 {
-				tasks = append(tasks, Task{Queue: "a", Tenant: fmt.Sprint(j % 5), Payload: fmt.Append(nil, i+j)})
-			}
-			_, err := q.ProduceBatch(ctx, tasks)
-			require.NoError(t, err)
-			if i%1000 == 0 { // some are claimed and returned while the rest arrives
-				require.NoError(t, q.Release(ctx, claimNow(t, q, "a").Receipt, 0))
-			}
-		}
-		last := map[string]int{}
-		released := 0
-		for i := range n {
-			l := claimNow(t, q, "a")
-			require.NotNil(t, l, "task %d of %d", i, n)
-			var number int
-			_, err := fmt.Sscan(string(l.Payload), &number)
-			require.NoError(t, err)
-			if number < last[l.Tenant] {
-				released++
-			}
-			last[l.Tenant] = max(last[l.Tenant], number)
-			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
-		}
-		require.LessOrEqual(t, released, n/1000, "only what was released may come late")
-		require.Nil(t, claimNow(t, q, "a"))
-		stats, err := q.Stats(ctx)
-		require.NoError(t, err)
-		require.Zero(t, stats["a"].Total())
-	})
-}
-
 // TestLocalClaim: a local lease ends with the process, any other lasts until it expires.
 func TestLocalClaim(t *testing.T) {
 	ctx := context.Background()
-	inFlow(t, Options{Shards: 2, LeaseFor: time.Hour}, func(f *flowTest) {
-		produce(f.T, f.q, Task{Queue: "local", LeaseFor: time.Minute}, Task{Queue: "lasting"})
+	inFlow(t, Options{Shards: 2, LeaseFor: time.Hour}, func(f *FlowTest) {
+		produce(f.T, f.Q, Task{Queue: "local", LeaseFor: time.Minute}, Task{Queue: "lasting"})
 		for _, req := range []ClaimRequest{{Queues: []string{"local"}, Local: true}, {Queues: []string{"lasting"}}} {
-			l, err := f.q.Claim(ctx, req)
+			l, err := f.Q.Claim(ctx, req)
 			require.NoError(f, err)
 			require.WithinDuration(f, time.Now().Add(time.Hour), l.Deadline, time.Second)
-			before := f.q.shard(f.q.shardOf(l.ID)).commits.Load()
-			require.NoError(f, f.q.Extend(ctx, l.Receipt, 2*time.Hour))
-			written := f.q.shard(f.q.shardOf(l.ID)).commits.Load() - before
+			before := f.Q.shard(f.Q.shardOf(l.ID)).commits.Load()
+			require.NoError(f, f.Q.Extend(ctx, l.Receipt, 2*time.Hour))
+			written := f.Q.shard(f.Q.shardOf(l.ID)).commits.Load() - before
 			require.Equal(f, !req.Local, written > 0, "an extension is stored")
 		}
-		f.reopen()
-		l := claimNow(f.T, f.q, "local", "lasting")
+		f.Reopen()
+		l := claimNow(f.T, f.Q, "local", "lasting")
 		require.Equal(f, "local", l.Queue)
 		require.Equal(f, 2, l.Attempt)
-		require.Nil(f, claimNow(f.T, f.q, "lasting"))
+		require.Nil(f, claimNow(f.T, f.Q, "lasting"))
 		time.Sleep(2*time.Hour + time.Second)
-		require.Equal(f, 2, claimNow(f.T, f.q, "lasting").Attempt)
+		require.Equal(f, 2, claimNow(f.T, f.Q, "lasting").Attempt)
 	})
 }
 

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
 	"context"
 	"fmt"
 	"slices"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
 )
 
 func manyQueues(n int) (names []string, weights map[string]int) {

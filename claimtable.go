@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/record"
@@ -66,18 +67,18 @@ func newClaimTable(n *node) *claimTable {
 
 // claim is Queue.claim in a cluster.
 func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
-	var patience patience
+	var patience cluster.Patience
 	if req.NoWait {
-		patience = t.node.newPatience()
+		patience = t.node.NewPatience()
 	}
 	for {
-		change := t.node.routes.next()
+		change := t.node.Changed()
 		op, err := t.try(ctx, req, r)
 		if err == nil || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return op, err
 		}
 		// A lease that may have been granted ends by itself.
-		again := patience.wait(ctx, change)
+		again := patience.Wait(ctx, change)
 		if ctx.Err() != nil {
 			return nil, base.EndOf(ctx)
 		}
@@ -87,8 +88,7 @@ func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*
 	}
 }
 
-// try asks the shards that are led here, and then has the claim wait, or asks
-// the others.
+// try asks the shards that are led here. Then the claim waits, or the others are asked.
 func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	q := t.node.queue
 	led := q.led()
@@ -225,7 +225,7 @@ func (t *claimTable) open(key lineKey, op *claimOp) *claimLine {
 	return l
 }
 
-// joined has all claims that wait do so in a shard that this node leads since now.
+// joined lets all claims that wait do so in a shard that this node has begun to lead.
 func (t *claimTable) joined(s *shard) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -237,7 +237,7 @@ func (t *claimTable) joined(s *shard) {
 	}
 }
 
-// joinOp has a claim that waits elsewhere wait in a shard, too.
+// joinOp lets a claim that waits elsewhere wait in a shard, too.
 type joinOp struct {
 	ticket dispatch.Ticket
 	queues []string
@@ -271,10 +271,10 @@ func (t *claimTable) close() {
 // fetch claims tasks of a shard for the line while another node leads it.
 func (l *claimLine) fetch(r *replica) {
 	n := l.table.node
-	var pause patience
+	var pause cluster.Patience
 	for l.ctx.Err() == nil {
-		change := r.route.next()
-		if r.lead.Load() != nil || !r.hasLeader() {
+		change := r.group.Changed()
+		if r.lead.Load() != nil || !r.group.HasLeader() {
 			select {
 			case <-change:
 			case <-l.ctx.Done():
@@ -291,20 +291,21 @@ func (l *claimLine) fetch(r *replica) {
 		}}
 		began := time.Now()
 		if err := n.ask(l.ctx, r, op); err != nil {
-			pause.wait(l.ctx, change)
+			pause.Wait(l.ctx, change)
 			continue
 		}
-		pause = patience{}
+		pause = cluster.Patience{}
 		l.deal(l.inForce(r, op.Grants, time.Since(began)))
 	}
 }
 
-// renewTries bounds how often leases are renewed that are shorter than the way to their shard takes.
+// renewTries bounds how often leases are renewed that are shorter than the way to their shard
+// takes.
 const renewTries = 3
 
-// inForce returns those of some leases that have not expired. They may be as old as the call, whose answer may
-// have been under way for long: then they are renewed first. Or else a claim that came later would get a
-// task that somebody else has completed before.
+// inForce returns those of some leases that have not expired. They may be as old as the call, whose
+// answer may have been under way for long: then they are renewed first. Or else a claim that came
+// later would get a task that somebody else has completed before.
 func (l *claimLine) inForce(r *replica, grants []engine.Grant, age time.Duration) []engine.Grant {
 	doubtful := make(map[uint64][]Receipt) // by the duration of the lease, ms
 	for i := range grants {

@@ -1,14 +1,15 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
-	"codeq/internal/engine"
 	"context"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
 )
 
 // ownCluster runs a story on one node that leads two shards.

@@ -14,10 +14,10 @@ import (
 // task from a handler nor gives it to another one, does not change the rate of claims, makes
 // nothing spin, and the IDs go on in their order; also over a restart.
 func TestClockJumpsUnderRun(t *testing.T) {
-	throughSteps(t, Options{Shards: 1, LeaseFor: time.Minute}, func(t *testing.T, p *process) {
+	throughSteps(t, Options{Shards: 1, LeaseFor: time.Minute}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
 		require.NoError(t, p.Configure(ctx, "rated", func(s *Settings) { s.Rate, s.Burst = 1, 1 }))
-		last := p.produce(Task{Queue: "rated"})
+		last := p.Store(Task{Queue: "rated"})
 		for _, jump := range []time.Duration{time.Hour, -time.Hour, -time.Hour, time.Hour} {
 			calls, finish := 0, make(chan struct{})
 			var m Mux
@@ -29,7 +29,7 @@ func TestClockJumpsUnderRun(t *testing.T) {
 			runCtx, stop := context.WithCancel(ctx)
 			run := make(chan error, 1)
 			go func() { run <- p.Run(runCtx, &m, nil) }()
-			held := p.produce(Task{Queue: "held"})
+			held := p.Store(Task{Queue: "held"})
 			synctest.Wait()
 
 			counting := &countingCommitter{}
@@ -37,11 +37,11 @@ func TestClockJumpsUnderRun(t *testing.T) {
 				counting.committer, s.commit = s.commit, counting
 				return nil
 			}))
-			p.setClock(jump)
-			p.pass(10 * time.Minute) // ten leases
+			p.SetClock(jump)
+			p.Pass(10 * time.Minute) // ten leases
 			require.Less(t, counting.commits, 100, "nothing spins after a jump of %v", jump)
 			require.Equal(t, 1, calls, "after a jump of %v", jump)
-			require.Equal(t, Leased, p.state(held))
+			require.Equal(t, Leased, p.StateOf(held))
 
 			var tasks []Task
 			for range 5 {
@@ -66,12 +66,12 @@ func TestClockJumpsUnderRun(t *testing.T) {
 			close(finish)
 			stop()
 			require.NoError(t, <-run)
-			require.Zero(t, p.state(held), "it has been completed")
+			require.Zero(t, p.StateOf(held), "it has been completed")
 			require.NoError(t, p.shard(0).probe(func(s *shard) error {
 				s.commit = counting.committer
 				return nil
 			}))
-			p.step()
+			p.Step()
 		}
 	})
 }

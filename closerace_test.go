@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -16,22 +17,17 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
-var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces closes; 0: 200, or 30 with -short")
+var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces closes; 0: 100, 30 with -short, 200 with -long")
 
 // TestCloseRaces: whatever the moment at which a queue is closed, verbs are
 // carried out or refused, and what was acknowledged is there when it is opened
 // again.
 func TestCloseRaces(t *testing.T) {
-	rounds := *closeRounds
-	switch {
-	case rounds > 0:
-	case testing.Short():
-		rounds = 30
-	default:
-		rounds = 200
-	}
+	rounds := cmp.Or(*closeRounds, testkit.Sized(30, 100, 200))
 	calls := int64(0)
 	for round := range rounds {
 		calls += closeRace(t, 1+round%3, int64(1+round%30*8))

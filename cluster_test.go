@@ -50,6 +50,7 @@ func threeNodesTLS(t *testing.T, opts Options, config func() *tls.Config) []*Que
 }
 
 func TestClusterCycle(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{})
@@ -74,6 +75,7 @@ func TestClusterCycle(t *testing.T) {
 
 // TestClusterNews: any node hears of what happens in any shard.
 func TestClusterNews(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{})
@@ -130,6 +132,7 @@ func awaiting(t *testing.T, qs []*Queue, id ID) (n int) {
 // TestClusterCancel: a handler learns of a cancel at once, wherever its task
 // lies and whoever cancels it.
 func TestClusterCancel(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{})
@@ -163,6 +166,7 @@ func TestClusterCancel(t *testing.T) {
 // TestClusterTLS: nodes with certificates of one authority talk to each other,
 // and to nobody else.
 func TestClusterTLS(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	ours, theirs := testcert.New(t), testcert.New(t)

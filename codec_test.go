@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // xmlCodec is a codec that cannot be taken for JSON.
@@ -29,32 +31,32 @@ type shape struct{ Sides int }
 // and results come back by them.
 func TestCodecs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, Options{Retention: time.Hour})
-		var m Mux
-		double := func(_ context.Context, j *Job[shape]) error {
+		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		var m codeq.Mux
+		double := func(_ context.Context, j *codeq.Job[shape]) error {
 			return j.SetResultValue(shape{2 * j.Args.Sides})
 		}
-		Handle(&m, "json", double)
-		Handle(&m, "named", double, WithCodec(JSON{}))
-		Handle(&m, "xml", double, WithCodec(xmlCodec{}))
-		run := startRun(t, q, &m, RunOptions{})
+		codeq.Handle(&m, "json", double)
+		codeq.Handle(&m, "named", double, codeq.WithCodec(codeq.JSON{}))
+		codeq.Handle(&m, "xml", double, codeq.WithCodec(xmlCodec{}))
+		run := startRun(t, q, &m, codeq.RunOptions{})
 		for _, tc := range []struct {
 			queue, payload, result string
-			opts                   []PayloadOption
+			opts                   []codeq.PayloadOption
 		}{
 			{"json", `{"Sides":3}`, `{"Sides":6}`, nil},
 			{"named", `{"Sides":3}`, `{"Sides":6}`, nil},
-			{"xml", `<shape><Sides>3</Sides></shape>`, `<shape><Sides>6</Sides></shape>`, []PayloadOption{WithCodec(xmlCodec{})}},
+			{"xml", `<shape><Sides>3</Sides></shape>`, `<shape><Sides>6</Sides></shape>`, []codeq.PayloadOption{codeq.WithCodec(xmlCodec{})}},
 		} {
-			task, err := NewTask(tc.queue, shape{3}, tc.opts...)
+			task, err := codeq.NewTask(tc.queue, shape{3}, tc.opts...)
 			require.NoError(t, err)
-			require.Equal(t, Task{Queue: tc.queue, Payload: []byte(tc.payload)}, task)
+			require.Equal(t, codeq.Task{Queue: tc.queue, Payload: []byte(tc.payload)}, task)
 			id := produce(t, q, task)[0]
 			synctest.Wait()
-			require.Empty(t, run.reported())
+			require.Empty(t, run.Reported())
 			done := infoOf(t, q, id)
 			require.Equal(t, tc.result, string(done.Result))
-			got, err := ResultAs[shape](done, tc.opts...)
+			got, err := codeq.ResultAs[shape](done, tc.opts...)
 			require.NoError(t, err)
 			require.Equal(t, shape{6}, got)
 		}
@@ -64,31 +66,31 @@ func TestCodecs(t *testing.T) {
 // TestCodecIsNotAsked: bytes are their own encoding, and no bytes are the zero value.
 func TestCodecIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, Options{Retention: time.Hour})
-		refuse := WithCodec(brokenCodec{errors.New("asked")})
-		var m Mux
+		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		refuse := codeq.WithCodec(brokenCodec{errors.New("asked")})
+		var m codeq.Mux
 		var gotBytes []byte
 		gotShape := shape{-1}
-		Handle(&m, "bytes", func(_ context.Context, j *Job[[]byte]) error {
+		codeq.Handle(&m, "bytes", func(_ context.Context, j *codeq.Job[[]byte]) error {
 			gotBytes = j.Args
 			return j.SetResultValue([]byte("raw result"))
 		}, refuse)
-		Handle(&m, "empty", func(_ context.Context, j *Job[shape]) error {
+		codeq.Handle(&m, "empty", func(_ context.Context, j *codeq.Job[shape]) error {
 			gotShape = j.Args
 			return nil
 		}, refuse)
-		run := startRun(t, q, &m, RunOptions{})
-		task, err := NewTask("bytes", []byte("raw"), refuse)
+		run := startRun(t, q, &m, codeq.RunOptions{})
+		task, err := codeq.NewTask("bytes", []byte("raw"), refuse)
 		require.NoError(t, err)
-		ids := produce(t, q, task, Task{Queue: "empty"})
+		ids := produce(t, q, task, codeq.Task{Queue: "empty"})
 		synctest.Wait()
-		require.Empty(t, run.reported())
+		require.Empty(t, run.Reported())
 		require.Equal(t, "raw", string(gotBytes))
 		require.Equal(t, shape{}, gotShape)
-		result, err := ResultAs[[]byte](infoOf(t, q, ids[0]), refuse)
+		result, err := codeq.ResultAs[[]byte](infoOf(t, q, ids[0]), refuse)
 		require.NoError(t, err)
 		require.Equal(t, "raw result", string(result))
-		none, err := ResultAs[shape](infoOf(t, q, ids[1]), refuse)
+		none, err := codeq.ResultAs[shape](infoOf(t, q, ids[1]), refuse)
 		require.NoError(t, err)
 		require.Zero(t, none)
 	})
@@ -98,43 +100,43 @@ func TestCodecIsNotAsked(t *testing.T) {
 // of a task whose payload or result it refuses.
 func TestCodecErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, Options{Retention: time.Hour})
+		q := openForRun(t, codeq.Options{Retention: time.Hour})
 		broken := errors.New("broken codec")
-		refuse := WithCodec(brokenCodec{broken})
-		_, err := NewTask("a", shape{1}, refuse)
+		refuse := codeq.WithCodec(brokenCodec{broken})
+		_, err := codeq.NewTask("a", shape{1}, refuse)
 		require.ErrorIs(t, err, broken)
-		require.EqualError(t, err, "codeq: payload of queue a from codeq.shape: broken codec")
+		require.EqualError(t, err, "codeq: payload of queue a from codeq_test.shape: broken codec")
 
-		var m Mux
-		Handle(&m, "payload", func(context.Context, *Job[shape]) error { return nil }, refuse)
-		Handle(&m, "result", func(_ context.Context, j *Job[[]byte]) error {
+		var m codeq.Mux
+		codeq.Handle(&m, "payload", func(context.Context, *codeq.Job[shape]) error { return nil }, refuse)
+		codeq.Handle(&m, "result", func(_ context.Context, j *codeq.Job[[]byte]) error {
 			return j.SetResultValue(shape{})
 		}, refuse)
-		run := startRun(t, q, &m, RunOptions{Concurrency: 1})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
 		for i, tc := range []struct{ queue, want string }{
-			{"payload", "codeq: payload of queue payload into codeq.shape: broken codec"},
-			{"result", "codeq: result of queue result from codeq.shape: broken codec"},
+			{"payload", "codeq: payload of queue payload into codeq_test.shape: broken codec"},
+			{"result", "codeq: result of queue result from codeq_test.shape: broken codec"},
 		} {
-			id := produce(t, q, Task{Queue: tc.queue, Payload: []byte("x")})[0]
+			id := produce(t, q, codeq.Task{Queue: tc.queue, Payload: []byte("x")})[0]
 			synctest.Wait()
 			got := infoOf(t, q, id)
-			require.Equal(t, Dead, got.State)
+			require.Equal(t, codeq.Dead, got.State)
 			require.Equal(t, tc.want, got.LastError)
-			require.ErrorIs(t, run.reported()[i], broken)
+			require.ErrorIs(t, run.Reported()[i], broken)
 		}
 
-		done := &TaskInfo{Task: Task{Queue: "a"}, State: Done, Result: []byte("{")}
-		_, err = ResultAs[shape](done)
-		require.ErrorContains(t, err, "codeq: result of queue a into codeq.shape: ")
-		for _, opt := range []PayloadOption{nil, WithCodec(nil)} {
-			_, err = NewTask("a", shape{}, opt)
-			require.ErrorIs(t, err, ErrInvalid)
-			_, err = ResultAs[shape](done, opt)
-			require.ErrorIs(t, err, ErrInvalid)
+		done := &codeq.TaskInfo{Task: codeq.Task{Queue: "a"}, State: codeq.Done, Result: []byte("{")}
+		_, err = codeq.ResultAs[shape](done)
+		require.ErrorContains(t, err, "codeq: result of queue a into codeq_test.shape: ")
+		for _, opt := range []codeq.PayloadOption{nil, codeq.WithCodec(nil)} {
+			_, err = codeq.NewTask("a", shape{}, opt)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+			_, err = codeq.ResultAs[shape](done, opt)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
 		}
-		for _, state := range []State{Ready, Scheduled, Leased, Dead} {
-			_, err = ResultAs[shape](&TaskInfo{State: state})
-			require.ErrorIs(t, err, ErrInvalid, "a %s task has no result yet", state)
+		for _, state := range []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Leased, codeq.Dead} {
+			_, err = codeq.ResultAs[shape](&codeq.TaskInfo{State: state})
+			require.ErrorIs(t, err, codeq.ErrInvalid, "a %s task has no result yet", state)
 		}
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
+	"codeq/internal/testkit"
 )
 
 // oneNode opens a cluster that is one node. Its votes are in memory.
@@ -54,6 +55,7 @@ func (q *Queue) readNode() (seen []string, err error) {
 // TestCorruptionOfANode flips single bits in what a node of a cluster has on its
 // disk: it does not open and says why, or has all that it had.
 func TestCorruptionOfANode(t *testing.T) {
+	t.Parallel()
 	disk, votes := vfs.NewCrashableMem(), newSimVotes()
 	q, err := oneNode(disk, votes)
 	require.NoError(t, err)
@@ -64,7 +66,7 @@ func TestCorruptionOfANode(t *testing.T) {
 		require.NoError(t, err)
 		if i == 30 {
 			for _, r := range q.replicas {
-				require.NoError(t, r.raft.Snapshot().Error())
+				require.NoError(t, r.group.Raft().Snapshot().Error())
 			}
 		}
 	}
@@ -85,7 +87,7 @@ func TestCorruptionOfANode(t *testing.T) {
 	require.Equal(t, "a", r.Node)
 	require.True(t, verifyImage(t, killed, false).OK())
 
-	rng := seeded(t)
+	rng := testkit.Seeded(t)
 	for _, image := range []*vfs.MemFS{disk, killed} {
 		c := &corruptible{t: t, disk: image, content: make(map[string][]byte)}
 		c.add("queue")

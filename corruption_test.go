@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/manifest"
+	"codeq/internal/testkit"
 )
 
 var (
@@ -308,6 +309,7 @@ func kindOf(name string) string {
 // TestCorruption flips single bits in the files of a closed queue, and of one
 // whose process was killed: each is reported with its file, or does no harm.
 func TestCorruption(t *testing.T) {
+	t.Parallel()
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
 	killed := cloneOf(disk)
@@ -318,7 +320,7 @@ func TestCorruption(t *testing.T) {
 	}{{"closed", disk}, {"killed", killed}} {
 		t.Run(image.name, func(t *testing.T) {
 			c := newCorruptible(t, image.disk)
-			rng := seeded(t)
+			rng := testkit.Seeded(t)
 			tried, noticed := make(map[string]int), make(map[string]int)
 			try := func(name string, bit int) {
 				if image.name == "killed" && path.Ext(name) == ".log" {

@@ -1,7 +1,6 @@
-package codeq
+package codeq_test
 
 import (
-	"codeq/internal/dispatch"
 	"context"
 	"errors"
 	"fmt"
@@ -9,24 +8,27 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/dispatch"
 )
 
 // TestEndOfContext: the error of a call whose ctx has ended matches how it ended, and the cause.
 func TestEndOfContext(t *testing.T) {
 	cause := errors.New("the user left")
-	bubble(t, Options{Shards: 2, MinFreeBytes: -1}, func(t *testing.T, q *Queue) {
-		sub, err := q.Subscribe(SubscribeOptions{})
+	bubble(t, codeq.Options{Shards: 2, MinFreeBytes: -1}, func(t *testing.T, q *codeq.Queue) {
+		sub, err := q.Subscribe(codeq.SubscribeOptions{})
 		require.NoError(t, err)
 		defer sub.Close()
-		live := produce(t, q, Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
+		live := produce(t, q, codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
 		for range 9 {
-			produce(t, q, Task{Queue: "dead"})
+			produce(t, q, codeq.Task{Queue: "dead"})
 			require.NoError(t, q.DeadLetter(t.Context(), claimNow(t, q, "dead").Receipt, nil))
 		}
-		var m Mux
-		Handle(&m, "verbs", func(context.Context, *Job[[]byte]) error { return nil })
-		tasks := []Task{{Queue: "verbs"}, {Queue: "verbs"}}
-		verbs := verbsOf(q, &m, tasks, []ID{live, live})
+		var m codeq.Mux
+		codeq.Handle(&m, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+		tasks := []codeq.Task{{Queue: "verbs"}, {Queue: "verbs"}}
+		verbs := verbsOf(q, &m, tasks, []codeq.ID{live, live})
 		delete(verbs, "Run") // returns nil
 		for name := range verbs {
 			if !takesContext(name) {
@@ -42,11 +44,11 @@ func TestEndOfContext(t *testing.T) {
 		// Those that wait.
 		waiting := map[string]func(context.Context) error{
 			"Claim": func(ctx context.Context) error {
-				_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"none"}})
+				_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"none"}})
 				return err
 			},
 			"Claim of many": func(ctx context.Context) error {
-				req := ClaimRequest{Max: 2}
+				req := codeq.ClaimRequest{Max: 2}
 				for i := range 2 * dispatch.ShortList {
 					req.Queues = append(req.Queues, fmt.Sprint("none ", i))
 				}
@@ -56,7 +58,7 @@ func TestEndOfContext(t *testing.T) {
 			"Await":    func(ctx context.Context) error { _, err := q.Await(ctx, live); return err },
 			"WaitIdle": func(ctx context.Context) error { return q.WaitIdle(ctx, "live") },
 			"PurgeDead": func(ctx context.Context) error {
-				_, err := q.PurgeDead(ctx, DeadFilter{Queue: "dead", Rate: 0.001})
+				_, err := q.PurgeDead(ctx, codeq.DeadFilter{Queue: "dead", Rate: 0.001})
 				return err
 			},
 			"Next": func(ctx context.Context) error {

@@ -14,24 +14,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
-	"codeq/internal/keys"
 	"codeq/internal/listing"
 )
 
-// kill makes a dead letter of the task that is next in a queue.
-func (p *process) kill(queue string) ID {
+// Kill makes a dead letter of the task that is next in a queue.
+func (p *Process) Kill(queue string) ID {
 	p.t.Helper()
-	l := p.claim(queue)
+	l := p.Take(queue)
 	require.NoError(p.t, p.DeadLetter(context.Background(), l.Receipt, errors.New("boom")))
 	return l.ID
 }
 
-// produceDead makes n dead letters.
-func (p *process) produceDead(n int, task Task) (ids []ID) {
+// StoreDead makes n dead letters.
+func (p *Process) StoreDead(n int, task Task) (ids []ID) {
 	p.t.Helper()
 	for range n {
-		id := p.produce(task)
-		require.Equal(p.t, id, p.kill(task.Queue))
+		id := p.Store(task)
+		require.Equal(p.t, id, p.Kill(task.Queue))
 		ids = append(ids, id)
 	}
 	return ids
@@ -40,44 +39,44 @@ func (p *process) produceDead(n int, task Task) (ids []ID) {
 // TestRedrive: a dead letter is ready again, behind the others, with all its
 // attempts before it and the error that it died of.
 func TestRedrive(t *testing.T) {
-	throughSteps(t, Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *process) {
+	throughSteps(t, Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
-		id := p.produce(Task{Queue: "a", Payload: []byte("x"), MaxAttempts: 2, RunAt: p.opts.wall().Add(time.Second)})
-		p.pass(time.Second)
+		id := p.Store(Task{Queue: "a", Payload: []byte("x"), MaxAttempts: 2, RunAt: p.Opts.wall().Add(time.Second)})
+		p.Pass(time.Second)
 		for range 2 {
-			require.NoError(t, p.Retry(ctx, p.claim("a").Receipt, RetryOptions{After: -1, Err: errors.New("boom")}))
+			require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, RetryOptions{After: -1, Err: errors.New("boom")}))
 		}
-		p.step()
+		p.Step()
 		info := infoOf(t, p.Queue, id)
 		require.Equal(t, Dead, info.State)
 		require.Equal(t, 2, info.Attempts)
-		others := []ID{p.produce(Task{Queue: "a"}), p.produce(Task{Queue: "a"}), p.produce(Task{Queue: "a"})}
-		p.pass(time.Millisecond)
+		others := []ID{p.Store(Task{Queue: "a"}), p.Store(Task{Queue: "a"}), p.Store(Task{Queue: "a"})}
+		p.Pass(time.Millisecond)
 		require.NoError(t, p.RedriveDead(ctx, id))
-		p.step()
+		p.Step()
 		info = infoOf(t, p.Queue, id)
 		require.Equal(t, Ready, info.State)
 		require.Zero(t, info.Attempts)
 		require.Equal(t, "boom", info.LastError)
 		for _, other := range others {
-			require.Equal(t, other, p.claim("a").ID)
+			require.Equal(t, other, p.Take("a").ID)
 		}
 		for attempt := 1; attempt <= 2; attempt++ {
-			l := p.claim("a")
+			l := p.Take("a")
 			require.Equal(t, id, l.ID)
 			require.Equal(t, attempt, l.Attempt)
 			require.Equal(t, "x", string(l.Payload))
 			require.Equal(t, "boom", l.LastError)
-			p.step()
+			p.Step()
 			require.NoError(t, p.Retry(ctx, l.Receipt, RetryOptions{After: -1}))
 		}
-		p.step()
-		require.Equal(t, Dead, p.state(id))
+		p.Step()
+		require.Equal(t, Dead, p.StateOf(id))
 		require.NoError(t, p.RedriveDead(ctx, id)) // again
-		p.step()
-		require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil))
-		p.step()
-		require.Zero(t, p.state(id))
+		p.Step()
+		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
+		p.Step()
+		require.Zero(t, p.StateOf(id))
 	})
 }
 
@@ -86,9 +85,9 @@ func TestRedriveNotDead(t *testing.T) {
 	ctx := context.Background()
 	for _, in := range append(slices.Clone(waitingStates), busyStates[:2]...) {
 		t.Run(in.name, func(t *testing.T) {
-			throughSteps(t, Options{Shards: 2, Retention: Forever}, func(t *testing.T, p *process) {
+			throughSteps(t, Options{Shards: 2, Retention: Forever}, func(t *testing.T, p *Process) {
 				id := in.reach(p, keyed("k"))
-				p.step()
+				p.Step()
 				require.ErrorIs(t, p.RedriveDead(ctx, id), ErrNotFound)
 				n, err := p.RedriveAllDead(ctx, DeadFilter{})
 				require.NoError(t, err)
@@ -96,176 +95,13 @@ func TestRedriveNotDead(t *testing.T) {
 				n, err = p.PurgeDead(ctx, DeadFilter{})
 				require.NoError(t, err)
 				require.Zero(t, n)
-				require.Equal(t, in.state, p.state(id))
+				require.Equal(t, in.state, p.StateOf(id))
 				require.NoError(t, p.Cancel(ctx, id))
 				require.ErrorIs(t, p.RedriveDead(ctx, id), ErrNotFound)
 				require.ErrorIs(t, p.RedriveDead(ctx, ID{}), ErrNotFound)
 			})
 		})
 	}
-}
-
-// TestRedriveKey: a redriven task takes its key again, unless another task has
-// it by now.
-func TestRedriveKey(t *testing.T) {
-	throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *process) {
-		ctx := context.Background()
-		task := keyed("k")
-		first := p.produce(task)
-		p.kill("a")
-		second := p.produce(task)
-		p.step()
-		var duplicate *DuplicateError
-		require.ErrorAs(t, p.RedriveDead(ctx, first), &duplicate)
-		require.Equal(t, DuplicateError{Key: "k", ID: second}, *duplicate)
-		n, err := p.RedriveAllDead(ctx, DeadFilter{})
-		require.NoError(t, err)
-		require.Zero(t, n)
-		p.step()
-		require.Equal(t, Dead, p.state(first))
-		p.kill("a")
-		require.NoError(t, p.RedriveDead(ctx, first))
-		p.step()
-		p.taken(task, first)
-		require.ErrorIs(t, p.RedriveDead(ctx, second), ErrDuplicate)
-		p.kill("a")
-		n, err = p.RedriveAllDead(ctx, DeadFilter{}) // of the two, one
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		p.step()
-		require.Equal(t, Counts{Ready: 1, Dead: 1}, countsOf(t, p.Queue, "a"))
-		require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil))
-		require.Zero(t, p.stored(keys.Unique))
-	})
-}
-
-// TestRedriveKeyFor: a task that is redriven while its key is still taken holds
-// it as long as it lives, and for the rest of For.
-func TestRedriveKeyFor(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
-		ctx := context.Background()
-		task := keyed("k")
-		task.Unique.For = time.Hour
-		id := p.produce(task)
-		p.kill("a")
-		p.step()
-		require.NoError(t, p.RedriveDead(ctx, id))
-		p.step()
-		require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil))
-		p.step()
-		p.pass(time.Hour - time.Millisecond)
-		p.taken(task, id)
-		p.pass(time.Millisecond)
-		require.Zero(t, p.stored(keys.Unique))
-
-		id = p.produce(task)
-		p.kill("a")
-		require.NoError(t, p.RedriveDead(ctx, id))
-		p.step()
-		p.pass(2 * time.Hour)
-		p.taken(task, id)
-		require.NoError(t, p.Complete(ctx, p.claim("a").Receipt, nil))
-		p.step()
-		require.Zero(t, p.stored(keys.Unique))
-		require.Zero(t, p.stored(keys.Freed))
-
-		id = p.produce(task)
-		p.kill("a")
-		p.pass(2 * time.Hour) // the key becomes free, and nobody takes it
-		p.step()
-		require.NoError(t, p.RedriveDead(ctx, id))
-		p.step()
-		p.taken(task, id)
-		p.kill("a")
-		p.step()
-		require.Zero(t, p.stored(keys.Unique), "For is counted from the produce")
-	})
-}
-
-// TestRedriveOfGroup: the group of a dead letter goes on without it; when it is
-// redriven it waits for its turn.
-func TestRedriveOfGroup(t *testing.T) {
-	throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *process) {
-		ctx := context.Background()
-		dead := p.produce(Task{Queue: "a", Group: "g"})
-		next := p.produce(Task{Queue: "a", Group: "g"})
-		p.kill("a")
-		p.step()
-		require.NoError(t, p.RedriveDead(ctx, dead))
-		p.step()
-		require.Equal(t, Blocked, p.state(dead))
-		l := p.claim("a")
-		require.Equal(t, next, l.ID)
-		require.Nil(t, claimNow(t, p.Queue, "a"))
-		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
-		p.step()
-		require.Equal(t, dead, p.kill("a"))
-		require.NoError(t, p.RedriveDead(ctx, dead)) // nobody else is there
-		p.step()
-		require.Equal(t, Ready, p.state(dead))
-	})
-}
-
-// TestRedriveParent: a task waits for a dead parent, and goes on when it was
-// redriven and is completed.
-func TestRedriveParent(t *testing.T) {
-	throughSteps(t, Options{Shards: 3}, func(t *testing.T, p *process) {
-		ctx := context.Background()
-		require.NoError(t, p.Configure(ctx, "parents", func(s *Settings) { s.DeadRetention = time.Hour }))
-		parent := p.produce(Task{Queue: "parents"})
-		child := p.produce(Task{Queue: "a", After: []ID{parent}})
-		p.check()
-		p.kill("parents")
-		p.step()
-		late := p.produce(Task{Queue: "a", After: []ID{parent}})
-		p.pass(2 * time.Hour) // it is kept, since others wait for it
-		p.step()
-		require.Equal(t, []State{Dead, Blocked, Blocked}, []State{p.state(parent), p.state(child), p.state(late)})
-		require.NoError(t, p.RedriveDead(ctx, parent))
-		p.step()
-		require.Equal(t, Blocked, p.state(child))
-		require.NoError(t, p.Complete(ctx, p.claim("parents").Receipt, nil))
-		p.step()
-		require.Equal(t, []State{Ready, Ready}, []State{p.state(child), p.state(late)})
-	})
-}
-
-// TestPurgeParent: what waits for a dead letter that is purged is canceled.
-func TestPurgeParent(t *testing.T) {
-	throughSteps(t, Options{Shards: 3, Retention: Forever}, func(t *testing.T, p *process) {
-		ctx := context.Background()
-		parent := p.produce(Task{Queue: "parents"})
-		child := p.produce(Task{Queue: "a", After: []ID{parent}})
-		grandchild := p.produce(Task{Queue: "a", After: []ID{child}})
-		p.check()
-		p.kill("parents")
-		p.step()
-		n, err := p.PurgeDead(ctx, DeadFilter{})
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		p.step()
-		require.Zero(t, p.state(parent))
-		require.Equal(t, []State{Canceled, Canceled}, []State{p.state(child), p.state(grandchild)})
-	})
-}
-
-// TestPurgeKey: the key of a dead letter that is purged is taken for the rest of For.
-func TestPurgeKey(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
-		task := keyed("k")
-		task.Unique.For = time.Hour
-		id := p.produce(task)
-		p.kill("a")
-		_, err := p.PurgeDead(context.Background(), DeadFilter{})
-		require.NoError(t, err)
-		p.step()
-		require.Zero(t, p.state(id))
-		p.pass(time.Hour - time.Millisecond)
-		p.taken(task, id)
-		p.pass(time.Millisecond)
-		p.step()
-		require.Zero(t, p.stored(keys.Unique))
-	})
 }
 
 // bulk is RedriveAllDead or PurgeDead.
@@ -282,16 +118,16 @@ var bulks = []bulk{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDe
 func TestDeadLettersFilter(t *testing.T) {
 	for _, b := range bulks {
 		t.Run(b.name, func(t *testing.T) {
-			throughSteps(t, Options{Shards: 3}, func(t *testing.T, p *process) {
+			throughSteps(t, Options{Shards: 3}, func(t *testing.T, p *Process) {
 				ctx := context.Background()
-				start := p.opts.wall()
+				start := p.Opts.wall()
 				for minute := range 4 {
 					for _, queue := range []string{"a", "b"} {
 						for _, tenant := range []string{"", "x", "y"} {
-							p.produceDead(2, Task{Queue: queue, Tenant: tenant, Payload: strconv.AppendInt(nil, int64(minute), 10)})
+							p.StoreDead(2, Task{Queue: queue, Tenant: tenant, Payload: strconv.AppendInt(nil, int64(minute), 10)})
 						}
 					}
-					p.pass(time.Minute)
+					p.Pass(time.Minute)
 				}
 				minute := func(n int) time.Time { return start.Add(time.Duration(n) * time.Minute) }
 				for _, tc := range []struct {
@@ -315,7 +151,7 @@ func TestDeadLettersFilter(t *testing.T) {
 					n, err := b.call(p.Queue, ctx, tc.which)
 					require.NoError(t, err, tc.name)
 					require.Equal(t, tc.n, n, tc.name)
-					p.step()
+					p.Step()
 					after := countsOf(t, p.Queue, "a").Dead + countsOf(t, p.Queue, "b").Dead
 					require.Equal(t, before-uint64(n), after, tc.name)
 				}
@@ -328,25 +164,6 @@ func TestDeadLettersFilter(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestDeadLettersMatch: Match sees each dead letter once, with all that Get shows.
-func TestDeadLettersMatch(t *testing.T) {
-	throughSteps(t, Options{Shards: 3}, func(t *testing.T, p *process) {
-		ids := p.produceDead(20, Task{Queue: "a", Payload: []byte("x"), Headers: map[string]string{"h": "v"}})
-		p.step()
-		seen := make(map[ID]bool)
-		n, err := p.RedriveAllDead(context.Background(), DeadFilter{Match: func(i *TaskInfo) bool {
-			require.False(t, seen[i.ID])
-			seen[i.ID] = true
-			require.Equal(t, infoOf(t, p.Queue, i.ID), i)
-			return i.ID == ids[3]
-		}})
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		require.Len(t, seen, 20)
-		require.Equal(t, ids[3], p.claim("a").ID)
-	})
 }
 
 // TestDeadLettersOfManyGroups: more than one operation, and one commit, is about.
@@ -419,11 +236,11 @@ func TestDeadLettersRate(t *testing.T) {
 // TestDeadLettersDieAgain: tasks that die again meanwhile are not redriven twice,
 // also if they then lie behind those that are still to come.
 func TestDeadLettersDieAgain(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
+	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *Process) {
 		const n = listing.PageTasks + 44
 		require.NoError(t, p.Configure(context.Background(), "a", func(s *Settings) { s.DeadRetention = time.Hour }))
-		p.produceDead(n, Task{Queue: "a"})
-		p.step()
+		p.StoreDead(n, Task{Queue: "a"})
+		p.Step()
 		ctx, stop := context.WithCancel(context.Background())
 		ended := make(chan struct{})
 		go func() {
@@ -451,9 +268,9 @@ func TestDeadLettersDieAgain(t *testing.T) {
 func TestDeadLettersInterrupted(t *testing.T) {
 	for _, b := range bulks {
 		t.Run(b.name, func(t *testing.T) {
-			throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *process) {
+			throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *Process) {
 				const n = 100
-				p.produceDead(n, Task{Queue: "a"})
+				p.StoreDead(n, Task{Queue: "a"})
 				ctx, cancel := context.WithCancelCause(context.Background())
 				type result struct {
 					n   int
@@ -464,14 +281,14 @@ func TestDeadLettersInterrupted(t *testing.T) {
 					n, err := b.call(q, ctx, DeadFilter{Rate: 10})
 					ended <- result{n, err}
 				}(p.Queue)
-				p.pass(3 * time.Second)
-				if p.end == goesOn || p.end == forgets {
+				p.Pass(3 * time.Second)
+				if p.End == goesOn || p.End == forgets {
 					cancel(errBubbleOver)
 				}
-				p.step()
+				p.Step()
 				first := <-ended
 				cancel(nil)
-				if p.end == goesOn || p.end == forgets {
+				if p.End == goesOn || p.End == forgets {
 					require.ErrorIs(t, first.err, errBubbleOver)
 				} else {
 					require.ErrorIs(t, first.err, ErrClosed)
@@ -507,9 +324,9 @@ func TestDeadLettersDeadline(t *testing.T) {
 
 // TestDeadLettersTwice: of operations that are decided in one group, one redrives a dead letter.
 func TestDeadLettersTwice(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
-		ids := p.produceDead(3, Task{Queue: "a"})
-		p.step()
+	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *Process) {
+		ids := p.StoreDead(3, Task{Queue: "a"})
+		p.Step()
 		done := 0
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			for range 2 {
@@ -523,7 +340,7 @@ func TestDeadLettersTwice(t *testing.T) {
 			return nil
 		}))
 		require.Equal(t, len(ids), done)
-		p.step()
+		p.Step()
 		require.Equal(t, Counts{Ready: 3}, countsOf(t, p.Queue, "a"))
 	})
 }
@@ -545,56 +362,4 @@ func TestDeadLettersRefused(t *testing.T) {
 		_, err = b.call(q.Queue, ended, DeadFilter{})
 		require.ErrorIs(t, err, errBubbleOver)
 	}
-}
-
-// TestDeadRetention: dead letters are forgotten after the time that the
-// settings give, at most an eighth later, unless they are redriven before.
-func TestDeadRetention(t *testing.T) {
-	throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *process) {
-		ctx := context.Background()
-		before := p.produceDead(3, Task{Queue: "a"}) // kept without end
-		require.NoError(t, p.Configure(ctx, "a", func(s *Settings) { s.DeadRetention = 8 * time.Hour }))
-		after := p.produceDead(3, Task{Queue: "a"})
-		other := p.produceDead(1, Task{Queue: "b"})
-		p.step()
-		p.pass(4 * time.Hour)
-		require.NoError(t, p.RedriveDead(ctx, after[0]))
-		p.step()
-		require.Equal(t, after[0], p.kill("a")) // its time begins anew
-		require.NoError(t, p.RedriveDead(ctx, after[1]))
-		p.pass(4*time.Hour - time.Millisecond)
-		p.step()
-		require.Equal(t, Dead, p.state(after[2]))
-		p.pass(time.Hour + time.Millisecond)
-		p.step()
-		require.Zero(t, p.state(after[2]))
-		require.ErrorIs(t, p.RedriveDead(ctx, after[2]), ErrNotFound)
-		require.Equal(t, Dead, p.state(after[0]))
-		require.Equal(t, Ready, p.state(after[1]))
-		p.pass(4 * time.Hour)
-		p.step()
-		require.Zero(t, p.state(after[0]))
-		for _, id := range append(before, other...) {
-			require.Equal(t, Dead, p.state(id))
-		}
-		require.Equal(t, Counts{Ready: 1, Dead: 3}, countsOf(t, p.Queue, "a"))
-	})
-}
-
-// TestDeadRetentionClock: a clock that is set forward forgets dead letters
-// early, one that is set back keeps them longer.
-func TestDeadRetentionClock(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *process) {
-		require.NoError(t, p.Configure(context.Background(), "a", func(s *Settings) { s.DeadRetention = 10 * time.Minute }))
-		id := p.produceDead(1, Task{Queue: "a"})[0]
-		p.setClock(-time.Hour)
-		p.step()
-		p.pass(time.Hour)
-		require.Equal(t, Dead, p.state(id))
-		p.setClock(time.Hour)
-		p.pass(time.Minute)
-		p.step()
-		require.Zero(t, p.state(id))
-		require.Equal(t, Counts{}, countsOf(t, p.Queue, "a"))
-	})
 }

@@ -18,6 +18,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 // smallDisk is a file system with so much room and no more.
@@ -801,7 +802,7 @@ func TestDiskReallyFull(t *testing.T) {
 // TestLogWithoutSpace: when the log cannot be written, whatever the file system says of its free space, calls
 // that write are refused in time, reads go on, no shard fails, and work goes on when there is room.
 func TestLogWithoutSpace(t *testing.T) {
-	rng := seeded(t)
+	rng := testkit.Seeded(t)
 	for _, d := range []Durability{DurabilityNone, DurabilityProcess, DurabilityDisk} {
 		for _, shards := range []int{1, 3} {
 			for _, size := range []int{100, 20 << 10} {
@@ -868,7 +869,7 @@ func TestDiskFullUnderway(t *testing.T) {
 				slow := make(chan struct{})
 				var fails atomic.Bool
 				fails.Store(full)
-				disk := &hookFS{FS: vfs.NewMem(), before: func(op, name string) error {
+				disk := &testkit.HookFS{FS: vfs.NewMem(), Before: func(op, name string) error {
 					if op != "create" || !strings.HasSuffix(name, ".sst") {
 						return nil
 					}

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -9,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
 )
 
 // walkedFor is how many keys the owner of the first shard steps over until do

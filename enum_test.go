@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	texts "encoding"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // enumValue is what a pointer to a value of an enum can do.
@@ -38,11 +40,11 @@ func testEnum[T ~uint8, P enumValue[T]](t *testing.T, first T, names ...string) 
 			}
 			require.Regexp(t, fmt.Sprintf(`^\w+\(%d\)$`, n), P(&v).String())
 			_, err := P(&v).MarshalText()
-			require.ErrorIs(t, err, ErrInvalid)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
 		}
 		for _, text := range []string{"", "other", names[0] + " ", "Ready", "State(1)", "0"} {
 			v := first
-			require.ErrorIs(t, P(&v).UnmarshalText([]byte(text)), ErrInvalid, "%q", text)
+			require.ErrorIs(t, P(&v).UnmarshalText([]byte(text)), codeq.ErrInvalid, "%q", text)
 			require.Equal(t, first, v, "an error changes nothing")
 		}
 	})
@@ -50,14 +52,14 @@ func testEnum[T ~uint8, P enumValue[T]](t *testing.T, first T, names ...string) 
 
 // TestEnums: each value is a text that is read back, and nothing else is a value.
 func TestEnums(t *testing.T) {
-	testEnum(t, Ready, "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled")
-	testEnum(t, HoldOnDead, "hold", "cancel", "run")
-	testEnum(t, MissedOnce, "once", "skip", "all")
-	testEnum(t, DurabilityDefault, "default", "process", "disk", "none")
-	testEnum(t, EventProduced,
+	testEnum(t, codeq.Ready, "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled")
+	testEnum(t, codeq.HoldOnDead, "hold", "cancel", "run")
+	testEnum(t, codeq.MissedOnce, "once", "skip", "all")
+	testEnum(t, codeq.DurabilityDefault, "default", "process", "disk", "none")
+	testEnum(t, codeq.EventProduced,
 		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired")
 
-	var s State
+	var s codeq.State
 	require.EqualError(t, s.UnmarshalText([]byte("redy")),
 		`codeq: invalid State: "redy" (allowed: ready, scheduled, blocked, leased, dead, done or canceled)`)
 }

@@ -32,21 +32,21 @@ var (
 	ErrInvalid = errors.New("codeq: invalid argument")
 	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not
 	// applied.
-	ErrClosed = errors.New("codeq: queue is closed")
+	ErrClosed = base.ErrClosed
 	// ErrFailed: the shard stopped because its storage failed, and refuses operations until the
 	// queue is closed and opened again. The operation was not applied.
-	ErrFailed = errors.New("codeq: shard failed")
+	ErrFailed = base.ErrFailed
 	// ErrDiskFull: there is less room on the disk than the operation needs, see
 	// Options.MinFreeBytes. It was not applied. The same call works once there is room, and a lease
 	// does not expire as long as it can be neither ended nor extended.
-	ErrDiskFull = errors.New("codeq: disk is full")
+	ErrDiskFull = base.ErrDiskFull
 	// ErrUncertain: it is not known whether the operation was applied, because storage failed, ctx
 	// ended or a leader was lost while it was being committed.
 	ErrUncertain = base.ErrUncertain
 
 	// ErrNotLeader: the shard has no leader that could be reached. The operation was certainly not
 	// applied.
-	ErrNotLeader = errors.New("codeq: shard has no leader")
+	ErrNotLeader = base.ErrNotLeader
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
 	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it.

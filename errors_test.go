@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // requirePrefix: an error that leaves the package begins with its name, which it has once, as
@@ -21,25 +23,25 @@ func requirePrefix(t *testing.T, what string, err error) {
 	t.Helper()
 	require.Error(t, err, what)
 	for line := range strings.Lines(err.Error()) {
-		require.True(t, strings.HasPrefix(line, errorPrefix), "%s: %v", what, err)
-		require.Equal(t, 1, strings.Count(line, errorPrefix), "%s: %v", what, err)
+		require.True(t, strings.HasPrefix(line, "codeq: "), "%s: %v", what, err)
+		require.Equal(t, 1, strings.Count(line, "codeq: "), "%s: %v", what, err)
 	}
 }
 
 // TestErrorPrefix calls whatever the package exports in ways that it refuses.
 func TestErrorPrefix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, Options{Shards: 2})
-		sub, err := q.Subscribe(SubscribeOptions{})
+		q := openForRun(t, codeq.Options{Shards: 2})
+		sub, err := q.Subscribe(codeq.SubscribeOptions{})
 		require.NoError(t, err)
 		defer sub.Close()
-		live := produce(t, q, Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
-		_, err = q.ProduceBatch(t.Context(), []Task{keyed("k"), keyed("k"), keyed("k")})
-		require.ErrorIs(t, err, ErrDuplicate)
+		live := produce(t, q, codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
+		_, err = q.ProduceBatch(t.Context(), []codeq.Task{keyed("k"), keyed("k"), keyed("k")})
+		require.ErrorIs(t, err, codeq.ErrDuplicate)
 		requirePrefix(t, "duplicates", err)
 
-		var m Mux
-		Handle(&m, "verbs", func(context.Context, *Job[[]byte]) error { return nil })
+		var m codeq.Mux
+		codeq.Handle(&m, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
 		// verb calls a method with zero values.
 		verb := func(name string, ctx context.Context) (err error) {
 			method := reflect.ValueOf(q).MethodByName(name)
@@ -67,7 +69,7 @@ func TestErrorPrefix(t *testing.T) {
 			"Close": true, "ProduceBatch": true, "PurgeDead": true, "RedriveAllDead": true, "Schedules": true, "Stats": true, "StorageStats": true,
 			"Subscribe": true, "WaitIdle": true,
 		}
-		typ := reflect.TypeFor[*Queue]()
+		typ := reflect.TypeFor[*codeq.Queue]()
 		for i := range typ.NumMethod() {
 			if name := typ.Method(i).Name; !mayWork[name] {
 				requirePrefix(t, name, verb(name, t.Context()))
@@ -75,8 +77,8 @@ func TestErrorPrefix(t *testing.T) {
 		}
 
 		ended, cancel := context.WithCancelCause(t.Context())
-		cancel(fmt.Errorf("%w: shard 7: %w", ErrFailed, errors.New("a cause")))
-		for name, call := range verbsOf(q, &m, []Task{{Queue: "verbs"}}, []ID{live, live}) {
+		cancel(fmt.Errorf("%w: shard 7: %w", codeq.ErrFailed, errors.New("a cause")))
+		for name, call := range verbsOf(q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
 			if takesContext(name) {
 				requirePrefix(t, name, call(nil))
 				if name != "Run" {
@@ -87,10 +89,10 @@ func TestErrorPrefix(t *testing.T) {
 		_, err = sub.Next(ended)
 		requirePrefix(t, "Next", err)
 		require.EqualError(t, err, "codeq: context canceled: shard failed: shard 7: a cause")
-		require.ErrorIs(t, err, ErrFailed)
+		require.ErrorIs(t, err, codeq.ErrFailed)
 
 		require.NoError(t, q.Close())
-		for name, call := range verbsOf(q, &m, []Task{{Queue: "verbs"}}, []ID{live, live}) {
+		for name, call := range verbsOf(q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
 			requirePrefix(t, name, call(context.Background()))
 		}
 	})
@@ -102,24 +104,24 @@ func TestErrorPrefix(t *testing.T) {
 	damaged := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(damaged, "CODEQ"), []byte("{"), 0o600))
 	for _, dir := range []string{"", file, strange, damaged, filepath.Join(file, "below")} {
-		q, err := Open(dir, nil)
+		q, err := codeq.Open(dir, nil)
 		require.Nil(t, q)
 		requirePrefix(t, "Open", err)
-		_, err = Verify(dir, nil)
+		_, err = codeq.Verify(dir, nil)
 		requirePrefix(t, "Verify", err)
-		requirePrefix(t, "RecoverCluster", RecoverCluster(dir, nil))
+		requirePrefix(t, "RecoverCluster", codeq.RecoverCluster(dir, nil))
 	}
-	_, err := Open(t.TempDir(), &Options{Shards: -1})
+	_, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: -1})
 	requirePrefix(t, "Open", err)
 
-	_, err = NewTask("a", make(chan int))
+	_, err = codeq.NewTask("a", make(chan int))
 	requirePrefix(t, "NewTask", err)
-	_, err = ResultAs[int](&TaskInfo{})
+	_, err = codeq.ResultAs[int](&codeq.TaskInfo{})
 	requirePrefix(t, "ResultAs", err)
-	_, err = ResultAs[int](&TaskInfo{State: Done, Result: []byte("x")})
+	_, err = codeq.ResultAs[int](&codeq.TaskInfo{State: codeq.Done, Result: []byte("x")})
 	requirePrefix(t, "ResultAs", err)
-	_, err = ParseID("x")
+	_, err = codeq.ParseID("x")
 	requirePrefix(t, "ParseID", err)
-	requirePrefix(t, "Receipt", new(Receipt).UnmarshalText(nil))
-	requirePrefix(t, "State", new(State).UnmarshalText(nil))
+	requirePrefix(t, "Receipt", new(codeq.Receipt).UnmarshalText(nil))
+	requirePrefix(t, "State", new(codeq.State).UnmarshalText(nil))
 }

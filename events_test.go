@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +14,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
 )
 
 func subscribe(t *testing.T, q *Queue, opts SubscribeOptions) *Subscription {
@@ -112,28 +113,6 @@ func TestEventKinds(t *testing.T) {
 	})
 }
 
-// TestEventFields: an event names its task and tells the time of the commit.
-func TestEventFields(t *testing.T) {
-	bubble(t, Options{Shards: 3}, func(t *testing.T, q *Queue) {
-		sub := subscribe(t, q, SubscribeOptions{})
-		start := time.Now()
-		id := produce(t, q, Task{Queue: "a", Tenant: "t"})[0]
-		time.Sleep(time.Second)
-		long := errors.New(strings.Repeat("x", 2*engine.MaxCause))
-		require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "a").Receipt, long))
-		events := buffered(sub)
-		for i := range events {
-			require.WithinDuration(t, start.Add(time.Second*time.Duration(min(i, 1))), events[i].Time, 0)
-			events[i].Time = time.Time{}
-		}
-		require.Equal(t, []Event{
-			{Kind: EventProduced, ID: id, Queue: "a", Tenant: "t"},
-			{Kind: EventClaimed, ID: id, Queue: "a", Tenant: "t", Attempt: 1},
-			{Kind: EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: strings.Repeat("x", engine.MaxCause)},
-		}, events)
-	})
-}
-
 func TestEventKindText(t *testing.T) {
 	for k := EventProduced; k < endOfKinds; k++ {
 		require.NotEmpty(t, k.String())
@@ -148,41 +127,6 @@ func TestEventKindText(t *testing.T) {
 		_, err := k.MarshalText()
 		require.ErrorIs(t, err, ErrInvalid)
 	}
-}
-
-func TestSubscribeFilters(t *testing.T) {
-	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
-		filters := []SubscribeOptions{
-			{},
-			{Queues: []string{"a", "none"}},
-			{Kinds: []EventKind{EventProduced, EventDeadLettered, EventCanceled}},
-			{Queues: []string{"b"}, Kinds: []EventKind{EventClaimed}},
-			{Queues: []string{}, Kinds: []EventKind{}},
-		}
-		var subs []*Subscription
-		for _, f := range filters {
-			subs = append(subs, subscribe(t, q, f))
-		}
-		produce(t, q, Task{Queue: "a"}, Task{Queue: "b"})
-		require.NoError(t, q.Complete(context.Background(), claimNow(t, q, "a").Receipt, nil))
-		require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "b").Receipt, nil))
-		var got [][]string
-		for _, sub := range subs {
-			var lines []string
-			for _, e := range buffered(sub) {
-				lines = append(lines, fmt.Sprint(e.Queue, " ", e.Kind))
-			}
-			got = append(got, lines)
-		}
-		all := []string{"a produced", "b produced", "a claimed", "a completed", "b claimed", "b dead"}
-		require.Equal(t, [][]string{
-			all,
-			{"a produced", "a claimed", "a completed"},
-			{"a produced", "b produced", "b dead"},
-			{"b claimed"},
-			all,
-		}, got)
-	})
 }
 
 func TestSubscribeLimits(t *testing.T) {
@@ -200,81 +144,6 @@ func TestSubscribeLimits(t *testing.T) {
 		}
 		require.Empty(t, q.events.all())
 		require.Len(t, subscribe(t, q, SubscribeOptions{}).ring, 1024)
-	})
-}
-
-// TestEventsLost: a subscription that nobody reads keeps the newest events and
-// counts the others, and a reader that comes late goes on from there.
-func TestEventsLost(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		slow := subscribe(t, q, SubscribeOptions{Queues: []string{"a"}, Buffer: 3})
-		fast := subscribe(t, q, SubscribeOptions{})
-		var want []ID
-		var lost uint64
-		for _, burst := range []int{1, 2, 1, 10, 3, 4} {
-			tasks := make([]Task, burst)
-			for i := range tasks {
-				tasks[i].Queue = "a"
-			}
-			ids, err := q.ProduceBatch(context.Background(), tasks)
-			require.NoError(t, err)
-			produce(t, q, Task{Queue: "b"}) // of no interest: not lost
-			want = append(want, ids...)
-			if n := len(want) - 3; n > 0 {
-				lost += uint64(n)
-				want = want[n:]
-			}
-			require.Equal(t, lost, slow.Lost())
-			if burst == 10 {
-				e, err := slow.Next(context.Background())
-				require.NoError(t, err)
-				require.Equal(t, want[0], e.ID)
-				want = want[1:]
-			}
-		}
-		for _, id := range want {
-			e, err := slow.Next(context.Background())
-			require.NoError(t, err)
-			require.Equal(t, id, e.ID)
-		}
-		require.Empty(t, buffered(slow))
-		require.Len(t, buffered(fast), 21+6)
-		require.Zero(t, fast.Lost())
-	})
-}
-
-// TestNextWaits: Next wakes for an event of its own, and for the end of ctx.
-func TestNextWaits(t *testing.T) {
-	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
-		sub := subscribe(t, q, SubscribeOptions{Queues: []string{"a"}})
-		got := make(chan ID, 3)
-		for range cap(got) {
-			go func() {
-				if e, err := sub.Next(context.Background()); err == nil {
-					got <- e.ID
-				}
-			}()
-		}
-		synctest.Wait()
-		produce(t, q, Task{Queue: "b"})
-		synctest.Wait()
-		require.Empty(t, got)
-		var read []ID
-		want := produce(t, q, Task{Queue: "a"}, Task{Queue: "a"}, Task{Queue: "a"})
-		for range want {
-			read = append(read, <-got)
-		}
-		require.ElementsMatch(t, want, read, "each event goes to one reader")
-
-		cause := errors.New("enough")
-		ctx, cancel := context.WithTimeoutCause(context.Background(), time.Second, cause)
-		defer cancel()
-		_, err := sub.Next(ctx)
-		require.ErrorIs(t, err, cause)
-		produce(t, q, Task{Queue: "a"})
-		_, err = sub.Next(ctx)
-		require.ErrorIs(t, err, cause, "a reader that is never short of events ends too")
-		require.Len(t, buffered(sub), 1)
 	})
 }
 
@@ -420,42 +289,6 @@ func TestEventsOfManyShards(t *testing.T) {
 	})
 }
 
-// TestEventsEndWithClose: what the closing queue still does is told, then every
-// reader learns of the end.
-func TestEventsEndWithClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx := context.Background()
-		q, err := Open("queue", &Options{Shards: 2, fs: vfs.NewMem()})
-		require.NoError(t, err)
-		full := subscribe(t, q, SubscribeOptions{})
-		empty := subscribe(t, q, SubscribeOptions{Queues: []string{"none"}})
-		left := subscribe(t, q, SubscribeOptions{})
-		ended := make(chan error, 1)
-		go func() {
-			_, err := empty.Next(ctx)
-			ended <- err
-		}()
-		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
-		synctest.Wait()
-		require.NoError(t, q.Close())
-		require.ErrorIs(t, <-ended, ErrClosed)
-		var kinds []EventKind
-		var errs []error
-		for e, err := range full.All(ctx) {
-			kinds, errs = append(kinds, e.Kind), append(errs, err)
-		}
-		require.Equal(t, []EventKind{EventProduced, EventProduced, 0}, kinds)
-		require.Equal(t, []error{nil, nil, ErrClosed}, errs)
-		_, err = full.Next(ctx)
-		require.ErrorIs(t, err, ErrClosed)
-		left.Close()
-		_, err = left.Next(ctx)
-		require.ErrorIs(t, err, ErrClosed, "what a closed subscription held is dropped")
-		_, err = q.Subscribe(SubscribeOptions{})
-		require.ErrorIs(t, err, ErrClosed)
-	})
-}
-
 // eventCommitter looks at a subscription in the middle of each commit.
 type eventCommitter struct {
 	committer
@@ -535,39 +368,5 @@ func TestEventsPrecedeTheReturn(t *testing.T) {
 		_, err := q.shard(0).do(context.Background(), w, &w.completion)
 		require.NoError(t, err)
 		require.Equal(t, []string{"produced 0"}, w.seen)
-	})
-}
-
-// TestEventsOverRestart: a queue that is opened again tells nothing of its past,
-// and goes on with what was under way.
-func TestEventsOverRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		opts := Options{Shards: 1, MaxAttempts: 2, fs: vfs.NewMem()}
-		q, err := Open("queue", &opts)
-		require.NoError(t, err)
-		produce(t, q, Task{Queue: "a", Tenant: "t"})
-		old := subscribe(t, q, SubscribeOptions{})
-		l := claimNow(t, q, "a")
-		require.NoError(t, q.Retry(context.Background(), l.Receipt, RetryOptions{After: -1}))
-		claimNow(t, q, "a")
-		require.NoError(t, q.Close())
-
-		q, err = Open("queue", &opts)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, q.Close()) }()
-		sub := subscribe(t, q, SubscribeOptions{})
-		synctest.Wait()
-		require.Empty(t, brief(sub))
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		events := buffered(sub)
-		require.Len(t, events, 2)
-		for i, kind := range []EventKind{EventExpired, EventDeadLettered} {
-			e := events[i]
-			require.Equal(t, kind, e.Kind)
-			require.Equal(t, l.ID, e.ID)
-			require.Equal(t, "a t 2", fmt.Sprint(e.Queue, " ", e.Tenant, " ", e.Attempt))
-		}
-		require.Equal(t, []string{"claimed 1", "retried 1", "claimed 2"}, brief(old))
 	})
 }

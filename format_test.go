@@ -29,6 +29,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 var writeGolden = flag.Bool("golden", false, "TestFormats writes the golden directories of the current format")
@@ -359,7 +360,7 @@ func finishGolden(t *testing.T, disk *vfs.MemFS) {
 // TestRaiseInterrupted cuts the power at changes of files while a directory of an older
 // format is raised, with -corrupt.for at each: the next Open does what is left of it, and no task is lost.
 func TestRaiseInterrupted(t *testing.T) {
-	rng := seeded(t)
+	rng := testkit.Seeded(t)
 	for _, how := range []string{"closed", "killed"} {
 		golden, want := unpack(t, golden(manifest.OldestFormat, how))
 		want = inUTC(want)
@@ -373,7 +374,7 @@ func TestRaiseInterrupted(t *testing.T) {
 			n := 0
 			var image *vfs.MemFS
 			var mu sync.Mutex // shards are opened at the same time
-			q, err := Open("queue", goldenOptions(&hookFS{FS: disk, before: func(string, string) error {
+			q, err := Open("queue", goldenOptions(&testkit.HookFS{FS: disk, Before: func(string, string) error {
 				mu.Lock()
 				defer mu.Unlock()
 				if n++; n >= stop && image == nil {

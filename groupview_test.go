@@ -11,11 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inOneGroup has a shard decide calls in one group, in their order, and returns how
+// InOneGroup has a shard decide calls in one group, in their order, and returns how
 // many commits they take until nothing is under way.
-func (f *flowTest) inOneGroup(index int, calls ...func()) (commits uint64) {
+func (f *FlowTest) InOneGroup(index int, calls ...func()) (commits uint64) {
 	f.Helper()
-	s := f.q.shard(index)
+	s := f.Q.shard(index)
 	held := make(chan struct{})
 	go func() { _ = s.probe(func(*shard) error { <-held; return nil }) }()
 	synctest.Wait()
@@ -36,49 +36,49 @@ func (f *flowTest) inOneGroup(index int, calls ...func()) (commits uint64) {
 func TestChildrenShareCommits(t *testing.T) {
 	const children = 400
 	ctx := context.Background()
-	for name, prepare := range map[string]func(f *flowTest) ID{
-		"ready":     func(f *flowTest) ID { return produce(f.T, f.q, Task{Queue: "p"})[0] },
-		"scheduled": func(f *flowTest) ID { return produce(f.T, f.q, Task{Queue: "p", RunAt: time.Now().Add(time.Hour)})[0] },
-		"blocked": func(f *flowTest) ID {
-			first := produce(f.T, f.q, Task{Queue: "first"})[0]
-			return produce(f.T, f.q, Task{Queue: "p", After: []ID{first}})[0]
+	for name, prepare := range map[string]func(f *FlowTest) ID{
+		"ready":     func(f *FlowTest) ID { return produce(f.T, f.Q, Task{Queue: "p"})[0] },
+		"scheduled": func(f *FlowTest) ID { return produce(f.T, f.Q, Task{Queue: "p", RunAt: time.Now().Add(time.Hour)})[0] },
+		"blocked": func(f *FlowTest) ID {
+			first := produce(f.T, f.Q, Task{Queue: "first"})[0]
+			return produce(f.T, f.Q, Task{Queue: "p", After: []ID{first}})[0]
 		},
-		"leased": func(f *flowTest) ID {
-			produce(f.T, f.q, Task{Queue: "p"})
-			return claimNow(f.T, f.q, "p").ID
+		"leased": func(f *FlowTest) ID {
+			produce(f.T, f.Q, Task{Queue: "p"})
+			return claimNow(f.T, f.Q, "p").ID
 		},
-		"dead": func(f *flowTest) ID {
-			produce(f.T, f.q, Task{Queue: "p"})
-			l := claimNow(f.T, f.q, "p")
-			require.NoError(f, f.q.DeadLetter(ctx, l.Receipt, nil))
+		"dead": func(f *FlowTest) ID {
+			produce(f.T, f.Q, Task{Queue: "p"})
+			l := claimNow(f.T, f.Q, "p")
+			require.NoError(f, f.Q.DeadLetter(ctx, l.Receipt, nil))
 			return l.ID
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inFlow(t, Options{Shards: 1}, func(f *flowTest) {
+			inFlow(t, Options{Shards: 1}, func(f *FlowTest) {
 				parent := prepare(f)
 				synctest.Wait()
 				tasks := make([]Task, children)
 				for i := range tasks {
 					tasks[i] = Task{Queue: "c", After: []ID{parent}, OnDead: HoldOnDead}
 				}
-				s := f.q.shard(0)
+				s := f.Q.shard(0)
 				before := s.commits.Load()
-				_, err := f.q.ProduceBatch(ctx, tasks)
+				_, err := f.Q.ProduceBatch(ctx, tasks)
 				require.NoError(f, err)
-				f.check()
+				f.Check()
 				require.LessOrEqual(f, s.commits.Load()-before, uint64(children/10), "commits for children")
-				require.NoError(f, f.q.Cancel(ctx, parent)) // which cancels them
-				f.check()
-				require.Equal(f, uint64(0), f.stats()["c"].Blocked)
+				require.NoError(f, f.Q.Cancel(ctx, parent)) // which cancels them
+				f.Check()
+				require.Equal(f, uint64(0), f.Stats()["c"].Blocked)
 			})
 		})
 	}
 }
 
-func (f *flowTest) stats() map[string]Counts {
+func (f *FlowTest) Stats() map[string]Counts {
 	f.Helper()
-	stats, err := f.q.Stats(context.Background())
+	stats, err := f.Q.Stats(context.Background())
 	require.NoError(f, err)
 	return stats
 }
@@ -93,9 +93,9 @@ func TestDebounceSharesCommits(t *testing.T) {
 		"in a group": {Queue: "q", Group: "g"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inFlow(t, Options{Shards: 1}, func(f *flowTest) {
+			inFlow(t, Options{Shards: 1}, func(f *FlowTest) {
 				if task.Group != "" {
-					produce(f.T, f.q, task)
+					produce(f.T, f.Q, task)
 				}
 				ids := make([]ID, calls)
 				var each []func()
@@ -106,19 +106,19 @@ func TestDebounceSharesCommits(t *testing.T) {
 						next.Priority = i % 3
 						next.Unique = Unique{Key: "k", Replace: true, For: time.Duration(i%2) * time.Hour}
 						var err error
-						ids[i], err = f.q.Produce(context.Background(), next)
+						ids[i], err = f.Q.Produce(context.Background(), next)
 						require.NoError(f, err)
 					})
 				}
-				require.LessOrEqual(f, f.inOneGroup(0, each...), uint64(3), "commits")
+				require.LessOrEqual(f, f.InOneGroup(0, each...), uint64(3), "commits")
 				for _, id := range ids {
 					require.Equal(f, ids[0], id)
 				}
-				info, err := f.q.Get(context.Background(), ids[0])
+				info, err := f.Q.Get(context.Background(), ids[0])
 				require.NoError(f, err)
 				require.Equal(f, fmt.Append(nil, calls-1), info.Payload)
-				f.check()
-				f.reopen()
+				f.Check()
+				f.Reopen()
 			})
 		})
 	}
@@ -128,30 +128,30 @@ func TestDebounceSharesCommits(t *testing.T) {
 // what the one before has made of it.
 func TestVerbsOfOneGroup(t *testing.T) {
 	ctx := context.Background()
-	inFlow(t, Options{Shards: 1, Retention: time.Hour}, func(f *flowTest) {
-		id := produce(f.T, f.q, Task{Queue: "q"})[0]
-		other := produce(f.T, f.q, Task{Queue: "q"})[0]
+	inFlow(t, Options{Shards: 1, Retention: time.Hour}, func(f *FlowTest) {
+		id := produce(f.T, f.Q, Task{Queue: "q"})[0]
+		other := produce(f.T, f.Q, Task{Queue: "q"})[0]
 		must := func(call func() error) func() { return func() { require.NoError(f, call()) } }
-		commits := f.inOneGroup(0,
-			must(func() error { return f.q.SetPriority(ctx, id, 5) }),
-			must(func() error { return f.q.SetRunAt(ctx, id, time.Now().Add(time.Hour)) }),
-			must(func() error { return f.q.SetPriority(ctx, id, 7) }),
-			must(func() error { return f.q.SetRunAt(ctx, id, time.Time{}) }),
-			must(func() error { return f.q.SetPriority(ctx, other, 3) }),
-			must(func() error { return f.q.Cancel(ctx, other) }),
-			func() { require.ErrorIs(f, f.q.SetPriority(ctx, other, 4), ErrNotWaiting) },
+		commits := f.InOneGroup(0,
+			must(func() error { return f.Q.SetPriority(ctx, id, 5) }),
+			must(func() error { return f.Q.SetRunAt(ctx, id, time.Now().Add(time.Hour)) }),
+			must(func() error { return f.Q.SetPriority(ctx, id, 7) }),
+			must(func() error { return f.Q.SetRunAt(ctx, id, time.Time{}) }),
+			must(func() error { return f.Q.SetPriority(ctx, other, 3) }),
+			must(func() error { return f.Q.Cancel(ctx, other) }),
+			func() { require.ErrorIs(f, f.Q.SetPriority(ctx, other, 4), ErrNotWaiting) },
 		)
 		require.LessOrEqual(f, commits, uint64(2))
-		f.check()
-		info, err := f.q.Get(ctx, id)
+		f.Check()
+		info, err := f.Q.Get(ctx, id)
 		require.NoError(f, err)
 		require.Equal(f, Ready, info.State)
 		require.Equal(f, 7, info.Priority)
-		info, err = f.q.Get(ctx, other)
+		info, err = f.Q.Get(ctx, other)
 		require.NoError(f, err)
 		require.Equal(f, Canceled, info.State)
 		require.Equal(f, 3, info.Priority)
-		f.reopen()
-		require.Equal(f, id, claimNow(f.T, f.q, "q").ID)
+		f.Reopen()
+		require.Equal(f, id, claimNow(f.T, f.Q, "q").ID)
 	})
 }

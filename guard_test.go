@@ -26,13 +26,14 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
+	"codeq/internal/testkit"
 )
 
 // guardFuncs are those that call a function in a guard, whose name is their first literal.
-var guardFuncs = []string{"contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.Contain"}
+var guardFuncs = []string{"contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain"}
 
 // handOn are functions that a goroutine calls outside of its guard: they only hand on what has become of it.
-var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "report", "fail", "cancel", "tried", "pass", "Errorf"}
+var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "pass", "Errorf"}
 
 // sources are the files of the library by package directory.
 func sources(t *testing.T) (*token.FileSet, map[string][]*ast.File) {
@@ -356,19 +357,40 @@ func TestPanicOfLeader(t *testing.T) {
 	})
 }
 
-// panicIn has the guarded functions of a name panic once, when it is armed, and before that those of
-// another name, if one is given.
+// panicIn makes the guarded functions of each name panic once, when it is armed. Another name, if one
+// is given, panics once as well.
 type panicIn struct {
-	name, first       string
-	armed, begun, hit atomic.Bool
+	names        []string
+	first        string
+	armed, begun atomic.Bool
+
+	mu  sync.Mutex // guards hit
+	hit []string
+}
+
+func (p *panicIn) strikes(what string) bool {
+	if what == p.first && p.begun.CompareAndSwap(false, true) {
+		return true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !slices.Contains(p.names, what) || slices.Contains(p.hit, what) {
+		return false
+	}
+	p.hit = append(p.hit, what)
+	return true
+}
+
+// left is the names that have not panicked.
+func (p *panicIn) left() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(p.names), func(name string) bool { return slices.Contains(p.hit, name) })
 }
 
 func (p *panicIn) begin(t *testing.T) {
 	guard.SetHook(func(what string) {
-		if !p.armed.Load() {
-			return
-		}
-		if what == p.first && p.begun.CompareAndSwap(false, true) || what == p.name && p.hit.CompareAndSwap(false, true) {
+		if p.armed.Load() && p.strikes(what) {
 			panic(injected("into " + what))
 		}
 	})
@@ -380,10 +402,10 @@ func (p *panicIn) begin(t *testing.T) {
 func TestPanicOfStateMachine(t *testing.T) {
 	for _, then := range []string{"", "end of a replica"} {
 		t.Run("then "+then, func(t *testing.T) {
-			p := &panicIn{first: "state machine", name: then}
+			p := &panicIn{first: "state machine", names: []string{then}}
 			p.begin(t)
 			synctest.Test(t, func(t *testing.T) { panicOfStateMachine(t, p) })
-			require.Equal(t, then != "", p.hit.Load())
+			require.Equal(t, then == "", len(p.left()) > 0)
 		})
 	}
 }
@@ -412,7 +434,7 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 	var victim *simNode
 	for _, n := range c.nodes {
 		for i, r := range simQueue(n).replicas {
-			if err := r.failure(); err != nil {
+			if err := r.group.Failure(); err != nil {
 				require.Nil(t, victim, "shard %d of %s", i, n.name)
 				require.ErrorIs(t, err, ErrFailed)
 				victim = n
@@ -451,31 +473,49 @@ var afterAnother = map[string]string{
 }
 
 // TestPanicOfAnyGoroutine: whichever goroutine of codeq panics, the process goes on, all calls return, and so does Close.
+// In a cluster some panic in one story, and with -long each in a story of its own.
 func TestPanicOfAnyGoroutine(t *testing.T) {
 	if testing.Short() {
-		t.Skip("some twenty seconds")
+		t.Skip("some ten seconds")
 	}
+	var inCluster []string
 	for _, name := range guardNames(t) {
 		if slices.Contains(elsewhere, name) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			p := &panicIn{name: name, first: afterAnother[name]}
+			p := &panicIn{names: []string{name}, first: afterAnother[name]}
 			p.begin(t)
 			synctest.Test(t, func(t *testing.T) { panicAlone(t, p) })
-			for seed := uint64(1); !p.hit.Load() && seed <= 5; seed++ { // a few are reached by chance
+			inCluster = append(inCluster, p.left()...)
+		})
+	}
+	var alone []string
+	for names := range slices.Chunk(inCluster, testkit.Sized(1, 6, 1)) {
+		t.Run("cluster/"+strings.Join(names, ", "), func(t *testing.T) {
+			p := &panicIn{names: names}
+			p.begin(t)
+			synctest.Test(t, func(t *testing.T) { panicInCluster(t, p, 1) })
+			alone = append(alone, p.left()...)
+		})
+	}
+	for _, name := range alone {
+		t.Run("cluster/"+name, func(t *testing.T) {
+			p := &panicIn{names: []string{name}, first: afterAnother[name]}
+			p.begin(t)
+			for seed := uint64(1); len(p.left()) > 0 && seed <= 5; seed++ { // a few are reached by chance
 				p.armed.Store(false)
 				p.begun.Store(false)
 				synctest.Test(t, func(t *testing.T) { panicInCluster(t, p, seed) })
 			}
-			require.True(t, p.hit.Load(), "the story does not come to a goroutine of this name")
+			require.Empty(t, p.left(), "the story does not come to a goroutine of this name")
 		})
 	}
 }
 
 // TestPanicInClose: a store that cannot be closed is left, and can be opened again.
 func TestPanicInClose(t *testing.T) {
-	p := &panicIn{name: "close of a store"}
+	p := &panicIn{names: []string{"close of a store"}}
 	p.begin(t)
 	fs := vfs.NewMem()
 	q, err := Open("q", &Options{Shards: 1, fs: fs})
@@ -483,7 +523,7 @@ func TestPanicInClose(t *testing.T) {
 	id := produce(t, q, Task{Queue: "a"})[0]
 	p.armed.Store(true)
 	require.ErrorIs(t, q.Close(), ErrFailed)
-	require.True(t, p.hit.Load())
+	require.Empty(t, p.left())
 	q, err = Open("q", &Options{fs: fs})
 	require.NoError(t, err)
 	require.Equal(t, Ready, infoOf(t, q, id).State)
@@ -494,7 +534,7 @@ func TestPanicInClose(t *testing.T) {
 func bounded(t *testing.T, what string, f func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); f() }()
-	if !within(done, 2*joinTimeout) {
+	if !within(done, 10*time.Minute) {
 		panic(what + " does not return") // the bubble would not end
 	}
 }
@@ -551,7 +591,7 @@ func panicAlone(t *testing.T, p *panicIn) {
 	open := func() (*Queue, error) {
 		return Open("q", &Options{Shards: 3, fs: fs, Logger: slog.New(newUserHandler(func(string) {})), idleLanes: 1, sweepLanes: 1})
 	}
-	p.armed.Store(strings.HasPrefix(p.name, "open"))
+	p.armed.Store(strings.HasPrefix(p.names[0], "open"))
 	q, err := open()
 	if err != nil { // it was an opening
 		q, err = open()

@@ -4,14 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/dispatch"
@@ -20,22 +17,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
-
-var seedFlag = flag.Uint64("seed", 0, "what tests draw their chances from that print a seed; 0: another one each time")
-
-func drawSeed() uint64 {
-	if *seedFlag != 0 {
-		return *seedFlag
-	}
-	return rand.Uint64()
-}
-
-// seeded is the chance of a test, whose seed is told when the test fails.
-func seeded(t *testing.T) *rand.Rand {
-	seed := drawSeed()
-	t.Logf("-seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 // peek is a view of what a shard's disk has now, without asking the owner.
 func (q *Queue) peek(s *shard) *view {
@@ -206,101 +187,6 @@ func (c *countingCommitter) Commit(b *pebble.Batch) error {
 	c.keys += b.Count()
 	c.largest = max(c.largest, b.Count())
 	return c.committer.Commit(b)
-}
-
-// hookFS is a file system that asks before it changes anything: an error from
-// before is that of the operation, which then is not done, or half done if it
-// is a write.
-type hookFS struct {
-	vfs.FS
-	before func(op, name string) error
-	wrote  func(f vfs.File) // may be nil; after a write
-}
-
-func (fs *hookFS) file(op, name string, open func() (vfs.File, error)) (vfs.File, error) {
-	if err := fs.before(op, name); err != nil {
-		return nil, err
-	}
-	f, err := open()
-	if err != nil {
-		return nil, err
-	}
-	return &hookFile{f, fs, name}, nil
-}
-
-func (fs *hookFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return fs.file("create", name, func() (vfs.File, error) { return fs.FS.Create(name, c) })
-}
-
-func (fs *hookFS) ReuseForWrite(oldname, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return fs.file("reuse", name, func() (vfs.File, error) { return fs.FS.ReuseForWrite(oldname, name, c) })
-}
-
-func (fs *hookFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	return fs.file("open", name, func() (vfs.File, error) { return fs.FS.OpenReadWrite(name, c, opts...) })
-}
-
-func (fs *hookFS) OpenDir(name string) (vfs.File, error) {
-	return fs.file("open directory", name, func() (vfs.File, error) { return fs.FS.OpenDir(name) })
-}
-
-func (fs *hookFS) Rename(oldname, newname string) error {
-	if err := fs.before("rename", newname); err != nil {
-		return err
-	}
-	return fs.FS.Rename(oldname, newname)
-}
-
-func (fs *hookFS) Remove(name string) error {
-	if err := fs.before("remove", name); err != nil {
-		return err
-	}
-	return fs.FS.Remove(name)
-}
-
-func (fs *hookFS) Unwrap() vfs.FS { return fs.FS }
-
-type hookFile struct {
-	vfs.File
-	fs   *hookFS
-	name string
-}
-
-func (f *hookFile) Write(p []byte) (int, error) {
-	if err := f.fs.before("write", f.name); err != nil {
-		n, _ := f.File.Write(p[:len(p)/2])
-		return n, err
-	}
-	n, err := f.File.Write(p)
-	if f.fs.wrote != nil {
-		f.fs.wrote(f.File)
-	}
-	return n, err
-}
-
-func (f *hookFile) Sync() error {
-	if err := f.fs.before("sync", f.name); err != nil {
-		return err
-	}
-	return f.File.Sync()
-}
-
-func (f *hookFile) SyncData() error {
-	if err := f.fs.before("sync", f.name); err != nil {
-		return err
-	}
-	return f.File.SyncData()
-}
-
-func (f *hookFile) SyncTo(length int64) (bool, error) {
-	if err := f.fs.before("sync", f.name); err != nil {
-		return false, err
-	}
-	return f.File.SyncTo(length)
-}
-
-func (f *hookFile) Close() error {
-	return errors.Join(f.fs.before("close", f.name), f.File.Close())
 }
 
 // addAll adds all tasks that disk has.

@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -6,16 +6,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/hook"
 )
 
 func TestCommitsAreCounted(t *testing.T) {
-	q, err := Open(t.TempDir(), &Options{Shards: 2})
+	q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 2})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
 	require.Zero(t, hook.Commits(q))
 	for i := range uint64(3) {
-		_, err := q.Produce(context.Background(), Task{Queue: "mail"})
+		_, err := q.Produce(context.Background(), codeq.Task{Queue: "mail"})
 		require.NoError(t, err)
 		require.Equal(t, i+1, hook.Commits(q))
 	}

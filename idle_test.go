@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -9,13 +9,15 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 func TestWaitIdle(t *testing.T) {
-	bubble(t, Options{Shards: 3}, func(t *testing.T, q *Queue) {
+	bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
 		require.NoError(t, q.WaitIdle(ctx), "a queue without tasks is idle")
-		produce(t, q, Task{Queue: "a"}, Task{Queue: "b"}, Task{Queue: "later", RunAt: time.Now().Add(time.Hour)})
+		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"}, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Hour)})
 		idle := make(chan string, 3)
 		wait := func(name string, queues ...string) {
 			go func() {
@@ -35,14 +37,14 @@ func TestWaitIdle(t *testing.T) {
 		a := claimNow(t, q, "a")
 		synctest.Wait()
 		require.Empty(t, idle, "a leased task is not done")
-		require.NoError(t, q.Complete(ctx, a.Receipt, nil, Task{Queue: "a"}))
+		require.NoError(t, q.Complete(ctx, a.Receipt, nil, codeq.Task{Queue: "a"}))
 		synctest.Wait()
 		require.Empty(t, idle, "its follow-up is not done")
 		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil))
 		require.Equal(t, "a", <-idle)
 		require.NoError(t, q.DeadLetter(ctx, claimNow(t, q, "b").Receipt, errors.New("no")))
 		require.Equal(t, "a and b", <-idle)
-		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"later"}})
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
 		require.NoError(t, err)
 		require.Empty(t, idle)
 		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
@@ -52,13 +54,13 @@ func TestWaitIdle(t *testing.T) {
 
 func TestWaitIdleEndsWithClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{Shards: 2, fs: vfs.NewMem()})
+		q, err := codeq.Open("queue", onDisk(vfs.NewMem(), &codeq.Options{Shards: 2}))
 		require.NoError(t, err)
-		produce(t, q, Task{Queue: "a"})
+		produce(t, q, codeq.Task{Queue: "a"})
 		ended := make(chan error)
 		go func() { ended <- q.WaitIdle(context.Background()) }()
 		synctest.Wait()
 		require.NoError(t, q.Close())
-		require.ErrorIs(t, <-ended, ErrClosed)
+		require.ErrorIs(t, <-ended, codeq.ErrClosed)
 	})
 }

@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"bufio"
@@ -22,6 +22,10 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+
+	"codeq"
+	"codeq/internal/hook"
+	"codeq/internal/testkit"
 )
 
 var (
@@ -29,7 +33,7 @@ var (
 	iofaultsOne = flag.String("iofaults.one", "", `the only case, such as "disk write once 17"`)
 )
 
-// faultKinds are the file operations that fail, by the names that hookFS and
+// faultKinds are the file operations that fail, by the names that testkit.HookFS and
 // faultPlan.fs have for them.
 var faultKinds = []string{
 	"write", "sync", "create", "rename", "remove", "close", "open directory",
@@ -106,7 +110,7 @@ func (p *faultPlan) fs(disk vfs.FS) vfs.FS {
 		errorfs.OpRemoveAll: "remove all", errorfs.OpMkdirAll: "mkdir", errorfs.OpLock: "lock", errorfs.OpList: "list",
 		errorfs.OpStat: "stat", errorfs.OpFileStat: "stat",
 	}
-	return errorfs.Wrap(&hookFS{FS: disk, before: p.before}, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	return errorfs.Wrap(&testkit.HookFS{FS: disk, Before: p.before}, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if kind := reads[op.Kind]; kind != "" {
 			return p.before(kind, op.Path)
 		}
@@ -125,7 +129,7 @@ type faultTask struct {
 }
 
 func (f *faultTask) become(err error, state string) {
-	if !errors.Is(err, ErrUncertain) {
+	if !errors.Is(err, codeq.ErrUncertain) {
 		if err != nil {
 			return
 		}
@@ -139,20 +143,20 @@ func (f *faultTask) become(err error, state string) {
 type faultRun struct {
 	plan  *faultPlan
 	disk  vfs.FS
-	opts  Options
-	q     *Queue
+	opts  codeq.Options
+	q     *codeq.Queue
 	tasks map[string]*faultTask // by the beginning of the payload
 	bad   []error               // what must not be
 	erred bool                  // somebody was told of a failure
 }
 
 // task begins the history of a task that is about to be produced.
-func (r *faultRun) task(shard int) (t Task, f *faultTask) {
+func (r *faultRun) task(shard int) (t codeq.Task, f *faultTask) {
 	name := fmt.Sprint("task ", len(r.tasks))
 	f = &faultTask{shard: shard, states: []string{""}, was: []string{""}}
 	r.tasks[name] = f
 	payload := append([]byte(name+"\n"), bytes.Repeat([]byte("x"), 20<<10)...)
-	return Task{Queue: fmt.Sprint("work", shard), Payload: payload, Retention: Forever}, f
+	return codeq.Task{Queue: fmt.Sprint("work", shard), Payload: payload, Retention: codeq.Forever}, f
 }
 
 // told checks what a call on a shard has returned.
@@ -166,7 +170,7 @@ func (r *faultRun) told(shard int, verb string, err error) error {
 	}
 	says := strings.Contains(err.Error(), errBroken.Error()) && strings.Contains(err.Error(), "shard")
 	read := verb == "Get" || verb == "List"
-	if !says || !read && !errors.Is(err, ErrFailed) && !errors.Is(err, ErrUncertain) {
+	if !says || !read && !errors.Is(err, codeq.ErrFailed) && !errors.Is(err, codeq.ErrUncertain) {
 		r.bad = append(r.bad, fmt.Errorf("%s on shard %d does not say what failed: %w", verb, shard, err))
 	}
 	return err
@@ -187,8 +191,8 @@ func (r *faultRun) run() {
 
 func (r *faultRun) open() bool {
 	var err error
-	r.opts.fs = r.plan.fs(r.disk)
-	if r.q, err = Open("queue", &r.opts); err == nil {
+	hook.SetFS(&r.opts, r.plan.fs(r.disk))
+	if r.q, err = codeq.Open("queue", &r.opts); err == nil {
 		return true
 	}
 	if !strings.Contains(err.Error(), errBroken.Error()) || !strings.Contains(err.Error(), "queue") {
@@ -213,13 +217,13 @@ func (r *faultRun) close() {
 func (r *faultRun) work() {
 	ctx := context.Background()
 	for shard := range faultShards {
-		q := r.q.startingAt(shard)
+		q := startingAt(r.q, shard)
 		for range 12 {
 			t, f := r.task(shard)
 			_, err := q.Produce(ctx, t)
 			f.become(r.told(shard, "Produce", err), "ready")
 		}
-		var batch []Task
+		var batch []codeq.Task
 		var made []*faultTask
 		for range 10 {
 			t, f := r.task(shard)
@@ -230,8 +234,8 @@ func (r *faultRun) work() {
 		for _, f := range made {
 			f.become(err, "ready")
 		}
-		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{fmt.Sprint("work", shard)}, Max: 6, NoWait: true})
-		if errors.Is(err, ErrUncertain) { // of all that are ready
+		leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{fmt.Sprint("work", shard)}, Max: 6, NoWait: true})
+		if errors.Is(err, codeq.ErrUncertain) { // of all that are ready
 			for _, f := range r.tasks {
 				if f.shard == shard && slices.Contains(f.states, "ready") {
 					f.become(err, "leased")
@@ -255,7 +259,7 @@ func (r *faultRun) work() {
 				next.become(err, "ready")
 				f.next = next
 			case 2:
-				err := r.q.Retry(ctx, l.Receipt, RetryOptions{After: time.Hour, Err: errors.New("again")})
+				err := r.q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Hour, Err: errors.New("again")})
 				f.become(r.told(shard, "Retry", err), "scheduled")
 			case 3:
 				err := r.q.DeadLetter(ctx, l.Receipt, errors.New("hopeless"))
@@ -271,11 +275,11 @@ func (r *faultRun) work() {
 			r.told(shard, "Get", err)
 		}
 	}
-	r.told(-1, "SetSchedule", r.q.SetSchedule(ctx, Schedule{Name: "daily", Cron: "@daily", Task: Task{Queue: "ticks"}}))
-	r.told(-1, "Configure", r.q.Configure(ctx, "work0", func(s *Settings) { s.Concurrency = 1000 }))
+	r.told(-1, "SetSchedule", r.q.SetSchedule(ctx, codeq.Schedule{Name: "daily", Cron: "@daily", Task: codeq.Task{Queue: "ticks"}}))
+	r.told(-1, "Configure", r.q.Configure(ctx, "work0", func(s *codeq.Settings) { s.Concurrency = 1000 }))
 	_, err := r.q.Stats(ctx)
 	r.told(-1, "Stats", err)
-	for _, err := range r.q.List(ctx, ListOptions{Queue: "work0", State: Ready}) {
+	for _, err := range r.q.List(ctx, codeq.ListOptions{Queue: "work0", State: codeq.Ready}) {
 		r.told(-1, "List", err)
 	}
 }
@@ -288,8 +292,8 @@ func nameOf(payload []byte) string {
 // verify opens the queue on the disk as it is, and compares.
 func (r *faultRun) verify() {
 	ctx := context.Background()
-	r.opts.fs = r.disk
-	q, err := Open("queue", &r.opts)
+	hook.SetFS(&r.opts, r.disk)
+	q, err := codeq.Open("queue", &r.opts)
 	if err != nil {
 		r.bad = append(r.bad, fmt.Errorf("open after the fault: %w", err))
 		return
@@ -299,9 +303,9 @@ func (r *faultRun) verify() {
 			r.bad = append(r.bad, err)
 		}
 	}
-	fail(q.checkAll())
-	fail(q.checkMemory())
-	stored, err := q.list()
+	fail(checkAll(q))
+	fail(checkMemory(q))
+	stored, err := list(q)
 	fail(err)
 	state := make(map[string]string)
 	for _, info := range stored {
@@ -314,7 +318,7 @@ func (r *faultRun) verify() {
 			fail(fmt.Errorf("%q was never produced", name))
 		}
 	}
-	lossy := r.opts.Durability == DurabilityNone && r.erred
+	lossy := r.opts.Durability == codeq.DurabilityNone && r.erred
 	for name, f := range r.tasks {
 		may := f.states
 		if lossy {
@@ -333,9 +337,9 @@ func (r *faultRun) verify() {
 	}
 	for shard := range faultShards {
 		name := fmt.Sprint("after", shard)
-		_, err := q.startingAt(shard).Produce(ctx, Task{Queue: name})
+		_, err := startingAt(q, shard).Produce(ctx, codeq.Task{Queue: name})
 		fail(err)
-		l, err := q.startingAt(shard).Claim(ctx, ClaimRequest{Queues: []string{name}, NoWait: true})
+		l, err := startingAt(q, shard).Claim(ctx, codeq.ClaimRequest{Queues: []string{name}, NoWait: true})
 		if fail(err); err == nil {
 			fail(q.Complete(ctx, l.Receipt, nil))
 		}
@@ -345,7 +349,7 @@ func (r *faultRun) verify() {
 
 // faultCase is one fault at one durability.
 type faultCase struct {
-	level      Durability
+	level      codeq.Durability
 	kind, mode string
 	nth        int
 }
@@ -362,7 +366,7 @@ func parseFaultCase(s string) (c faultCase, err error) {
 }
 
 // faultLevel scans a Durability.
-type faultLevel struct{ *Durability }
+type faultLevel struct{ *codeq.Durability }
 
 func (l *faultLevel) Scan(state fmt.ScanState, _ rune) error {
 	b, err := state.Token(true, nil)
@@ -376,7 +380,7 @@ func (c faultCase) newRun() *faultRun {
 	return &faultRun{
 		plan:  &faultPlan{kind: c.kind, mode: c.mode, nth: c.nth, count: make(map[string]int)},
 		disk:  vfs.NewMem(),
-		opts:  Options{Shards: faultShards, Durability: c.level, MemTableBytes: 256 << 10, LeaseFor: time.Hour},
+		opts:  codeq.Options{Shards: faultShards, Durability: c.level, MemTableBytes: 256 << 10, LeaseFor: time.Hour},
 		tasks: make(map[string]*faultTask),
 	}
 }
@@ -394,7 +398,7 @@ func TestIOFaults(t *testing.T) {
 		return
 	}
 	var cases []faultCase
-	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone} {
 		run := faultCase{level: level}.newRun()
 		run.run()
 		require.Empty(t, run.bad, "without a fault")
@@ -414,7 +418,7 @@ func TestIOFaults(t *testing.T) {
 		require.NoError(t, err)
 		cases = []faultCase{c}
 	case !*iofaultsAll:
-		cases = sampleFaults(cases, seeded(t))
+		cases = sampleFaults(cases, testkit.Seeded(t))
 	}
 	var script strings.Builder
 	for _, c := range cases {

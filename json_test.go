@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"bytes"
@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // testJSON: v becomes the JSON and is read back. The zero T has no fields.
@@ -29,13 +31,13 @@ func testJSON[T any](t *testing.T, v T, want string) {
 
 func TestJSON(t *testing.T) {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 6_000_000, time.UTC)
-	id, err := ParseID("0193b3c0-0000-7000-8000-000000000001")
+	id, err := codeq.ParseID("0193b3c0-0000-7000-8000-000000000001")
 	require.NoError(t, err)
-	task := Task{
+	task := codeq.Task{
 		Queue: "mail", Payload: []byte(`{"to":"ann"}`), Headers: map[string]string{"trace": "1"},
 		Priority: 5, Tenant: "t", MaxAttempts: 3, RunAt: at, LeaseFor: time.Minute, Timeout: time.Second,
-		Retention: Forever, Unique: Unique{Key: "k", For: time.Hour, Replace: true, ReleaseOnDead: true},
-		Group: "g", LimitKey: "l", After: []ID{Nth(0)}, OnDead: RunOnDead,
+		Retention: codeq.Forever, Unique: codeq.Unique{Key: "k", For: time.Hour, Replace: true, ReleaseOnDead: true},
+		Group: "g", LimitKey: "l", After: []codeq.ID{codeq.Nth(0)}, OnDead: codeq.RunOnDead,
 	}
 	const taskText = `"Queue": "mail", "Payload": "eyJ0byI6ImFubiJ9", "Headers": {"trace": "1"},
 		"Priority": 5, "Tenant": "t", "MaxAttempts": 3, "RunAt": "2030-01-02T03:04:05.006Z",
@@ -45,51 +47,51 @@ func TestJSON(t *testing.T) {
 	const idText = `"ID": "0193b3c0-0000-7000-8000-000000000001"`
 
 	testJSON(t, task, `{`+taskText+`}`)
-	testJSON(t, Task{Queue: "mail"}, `{"Queue": "mail"}`)
+	testJSON(t, codeq.Task{Queue: "mail"}, `{"Queue": "mail"}`)
 
-	testJSON(t, Lease{
-		ID: id, Receipt: Receipt{id, 17}, Task: task, Attempt: 2, Deadline: at, LastError: "no route",
+	testJSON(t, codeq.Lease{
+		ID: id, Receipt: codeq.Receipt{id, 17}, Task: task, Attempt: 2, Deadline: at, LastError: "no route",
 	}, `{`+idText+`, "Receipt": "0193b3c0-0000-7000-8000-000000000001.0000000000000011", `+taskText+`,
 		"Attempt": 2, "Deadline": "2030-01-02T03:04:05.006Z", "LastError": "no route"}`)
 
-	testJSON(t, TaskInfo{
-		ID: id, Task: task, State: Done, Attempts: 2, LastError: "no route", At: at, Result: []byte("sent"),
+	testJSON(t, codeq.TaskInfo{
+		ID: id, Task: task, State: codeq.Done, Attempts: 2, LastError: "no route", At: at, Result: []byte("sent"),
 	}, `{`+idText+`, `+taskText+`, "State": "done", "Attempts": 2, "LastError": "no route",
 		"At": "2030-01-02T03:04:05.006Z", "Result": "c2VudA=="}`)
-	testJSON(t, TaskInfo{ID: id, Task: Task{Queue: "mail"}, State: Ready, At: at},
+	testJSON(t, codeq.TaskInfo{ID: id, Task: codeq.Task{Queue: "mail"}, State: codeq.Ready, At: at},
 		`{`+idText+`, "Queue": "mail", "State": "ready", "At": "2030-01-02T03:04:05.006Z"}`)
 
-	testJSON(t, Outcome{State: Dead, LastError: "no route", Attempts: 25},
+	testJSON(t, codeq.Outcome{State: codeq.Dead, LastError: "no route", Attempts: 25},
 		`{"State": "dead", "LastError": "no route", "Attempts": 25}`)
-	testJSON(t, Outcome{State: Done, Result: []byte("sent"), Attempts: 1},
+	testJSON(t, codeq.Outcome{State: codeq.Done, Result: []byte("sent"), Attempts: 1},
 		`{"State": "done", "Result": "c2VudA==", "Attempts": 1}`)
 
-	testJSON(t, Event{Kind: EventRetried, ID: id, Queue: "mail", Tenant: "t", Attempt: 1, Time: at, LastError: "no route"},
+	testJSON(t, codeq.Event{Kind: codeq.EventRetried, ID: id, Queue: "mail", Tenant: "t", Attempt: 1, Time: at, LastError: "no route"},
 		`{"Kind": "retried", `+idText+`, "Queue": "mail", "Tenant": "t", "Attempt": 1,
 		"Time": "2030-01-02T03:04:05.006Z", "LastError": "no route"}`)
-	testJSON(t, Event{Kind: EventProduced, ID: id, Queue: "mail", Time: at},
+	testJSON(t, codeq.Event{Kind: codeq.EventProduced, ID: id, Queue: "mail", Time: at},
 		`{"Kind": "produced", `+idText+`, "Queue": "mail", "Time": "2030-01-02T03:04:05.006Z"}`)
 
-	cron := Schedule{
-		Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: Task{Queue: "mail"}, Missed: MissedAll,
+	cron := codeq.Schedule{
+		Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: codeq.Task{Queue: "mail"}, Missed: codeq.MissedAll,
 	}
 	const cronText = `"Name": "report", "Cron": "30 6 * * *", "TimeZone": "Asia/Kolkata",
 		"Task": {"Queue": "mail"}, "Missed": "all"`
 	testJSON(t, cron, `{`+cronText+`}`)
-	testJSON(t, ScheduleInfo{Schedule: cron, Next: at, Last: at.Add(-24 * time.Hour)},
+	testJSON(t, codeq.ScheduleInfo{Schedule: cron, Next: at, Last: at.Add(-24 * time.Hour)},
 		`{`+cronText+`, "Next": "2030-01-02T03:04:05.006Z", "Last": "2030-01-01T03:04:05.006Z"}`)
-	testJSON(t, ScheduleInfo{Schedule: Schedule{Name: "odd", Every: time.Second}, LastError: "unknown time zone"},
+	testJSON(t, codeq.ScheduleInfo{Schedule: codeq.Schedule{Name: "odd", Every: time.Second}, LastError: "unknown time zone"},
 		`{"Name": "odd", "Every": 1000000000, "LastError": "unknown time zone"}`)
 }
 
 // TestJSONOfTheQueue: the JSON of what the queue returns has neither nulls nor zero times.
 func TestJSONOfTheQueue(t *testing.T) {
-	bubble(t, Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, q *Queue) {
-		sub, err := q.Subscribe(SubscribeOptions{})
+	bubble(t, codeq.Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, q *codeq.Queue) {
+		sub, err := q.Subscribe(codeq.SubscribeOptions{})
 		require.NoError(t, err)
 		defer sub.Close()
-		id := produce(t, q, Task{Queue: "a", Payload: []byte("p")})[0]
-		require.NoError(t, q.SetSchedule(t.Context(), Schedule{Name: "s", Every: time.Hour, Task: Task{Queue: "b"}}))
+		id := produce(t, q, codeq.Task{Queue: "a", Payload: []byte("p")})[0]
+		require.NoError(t, q.SetSchedule(t.Context(), codeq.Schedule{Name: "s", Every: time.Hour, Task: codeq.Task{Queue: "b"}}))
 
 		var infos []any
 		look := func() {

@@ -1,12 +1,13 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"context"
 	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
 )
 
 // TestEndsOfAttemptsReadNothing: the end of an attempt reads the task's record from memory if it is small, and

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
 	"context"
 	"fmt"
 	"maps"
@@ -13,6 +12,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
 )
 
 // testLimits are small, so that tests come up to them.

@@ -14,7 +14,7 @@ import (
 
 func peersOf(qs []*Queue) (peers []Peer) {
 	for _, q := range qs {
-		peers = append(peers, q.node.self)
+		peers = append(peers, Peer(q.node.Self()))
 	}
 	return peers
 }
@@ -30,7 +30,7 @@ func eventually(t *testing.T, q *Queue, what string, ok func(*ClusterStatus) boo
 			return
 		}
 		require.NoError(t, ctx.Err(), "%s: %+v, %v", what, st, err)
-		change := q.node.routes.next()
+		change := q.node.Changed()
 		select {
 		case <-change:
 		case <-time.After(50 * time.Millisecond):
@@ -42,6 +42,7 @@ func eventually(t *testing.T, q *Queue, what string, ok func(*ClusterStatus) boo
 // TestClusterMembers: a node joins, leads its share, another one is removed, and
 // nothing is lost.
 func TestClusterMembers(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{})
@@ -96,6 +97,7 @@ func TestClusterMembers(t *testing.T) {
 
 // TestRecoverCluster: a node whose cluster is lost goes on by itself, with what it had.
 func TestRecoverCluster(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{})

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -20,10 +19,10 @@ import (
 	"codeq/internal/schema"
 )
 
-// payloads returns those of the tasks that are stored, in order.
-func (f *flowTest) payloads() (all []string) {
+// Payloads returns those of the tasks that are stored, in order.
+func (f *FlowTest) Payloads() (all []string) {
 	f.Helper()
-	tasks, err := f.q.list()
+	tasks, err := f.Q.list()
 	require.NoError(f, err)
 	for _, t := range tasks {
 		all = append(all, string(t.Payload))
@@ -54,10 +53,10 @@ func payloadsOf(tasks ...[]Task) (all []string) {
 
 func byLength(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) }
 
-// underWay is how many messages of a shard are not confirmed.
-func (f *flowTest) underWay(from int) (n uint64) {
+// UnderWay is how many messages of a shard are not confirmed.
+func (f *FlowTest) UnderWay(from int) (n uint64) {
 	f.Helper()
-	require.NoError(f, f.q.shard(from).probe(func(s *shard) error {
+	require.NoError(f, f.Q.shard(from).probe(func(s *shard) error {
 		for _, waiting := range s.Probe().Usage().OutWaiting {
 			n += waiting
 		}
@@ -69,108 +68,41 @@ func (f *flowTest) underWay(from int) (n uint64) {
 // TestFollowUpsReachTheirShards: follow-ups that belong to other shards arrive
 // there once each, more of them than are under way at a time.
 func TestFollowUpsReachTheirShards(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
 		const n = 2*engine.BatchCap + 100
-		f.produceAt(0, Task{Queue: "start"})
+		f.ProduceAt(0, Task{Queue: "start"})
 		next := slices.Concat(bound("a", 0, 1), bound("a", 1, n), bound("a", 2, n))
-		f.complete("start", next...)
-		require.Equal(f, payloadsOf(next), f.payloads())
+		f.Complete("start", next...)
+		require.Equal(f, payloadsOf(next), f.Payloads())
 		for i, want := range []uint64{1, n, n} {
 			var got uint64
-			require.NoError(f, f.q.shard(i).probe(func(s *shard) error {
+			require.NoError(f, f.Q.shard(i).probe(func(s *shard) error {
 				got = s.QueueNamed("a").Counts.Ready
 				return nil
 			}))
 			require.Equal(f, want, got)
 		}
-		require.Zero(f, f.underWay(0))
-		v := f.q.peek(f.q.shard(0))
+		require.Zero(f, f.UnderWay(0))
+		v := f.Q.peek(f.Q.shard(0))
 		require.NoError(f, schema.Scan(v.snap, keys.Outbound, func(key, _ []byte) error {
 			return fmt.Errorf("message %x is not forgotten", key)
 		}))
 		v.close()
-		f.reopen()
-		require.Equal(f, payloadsOf(next), f.payloads())
-		require.NoError(f, f.q.Complete(context.Background(), f.claim("a").Receipt, nil, bound("b", 2, 1)...))
-		f.check()
-		require.EqualValues(f, 1, f.counts("b").Ready, "the numbers of messages go on")
+		f.Reopen()
+		require.Equal(f, payloadsOf(next), f.Payloads())
+		require.NoError(f, f.Q.Complete(context.Background(), f.Claim("a").Receipt, nil, bound("b", 2, 1)...))
+		f.Check()
+		require.EqualValues(f, 1, f.Counts("b").Ready, "the numbers of messages go on")
 	})
 }
 
-// TestMessagesKeepTheirOrder: of one sender, what was produced first is first.
-func TestMessagesKeepTheirOrder(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-		for range 3 {
-			f.produceAt(0, Task{Queue: "start"})
-		}
-		tasks := bound("a", 1, 3*engine.BatchCap)
-		for i := range 3 {
-			f.complete("start", tasks[i*engine.BatchCap:(i+1)*engine.BatchCap]...)
-		}
-		for i := range tasks {
-			l := f.claim("a")
-			require.Equal(f, string(tasks[i].Payload), string(l.Payload))
-			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil))
-		}
-	})
-}
-
-// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back
-// there by what it has in common with others.
-func TestFollowUpsWithKeys(t *testing.T) {
-	ctx := context.Background()
-	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-		for i := range 12 { // whatever shards the keys belong to
-			key := fmt.Sprint(i)
-			unique := Task{Queue: "unique " + key, Unique: Unique{Key: key}}
-			group := Task{Queue: "group " + key, Group: key}
-			f.produceAt(i%3, Task{Queue: "start"})
-			f.complete("start", unique, unique, group, group)
-			require.Equal(f, Counts{Ready: 1}, f.counts(unique.Queue))
-			require.Equal(f, Counts{Ready: 1, Blocked: 1}, f.counts(group.Queue))
-			f.complete(group.Queue)
-			require.Equal(f, Counts{Ready: 1}, f.counts(group.Queue))
-			unique.Unique.Replace, unique.Payload = true, []byte("new")
-			f.produceAt(i%3, Task{Queue: "start"})
-			f.complete("start", unique)
-			l := f.claim(unique.Queue)
-			require.Equal(f, "new", string(l.Payload))
-			require.NoError(f, f.q.Complete(ctx, l.Receipt, nil))
-			f.complete(group.Queue)
-		}
-	})
-}
-
-// TestFollowUpWithParents: a follow-up that belongs to another shard waits for
-// parents in any shard, and for the task that it follows.
-func TestFollowUpWithParents(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-		for shard := range 3 {
-			f.produceAt(0, Task{Queue: "start"})
-			l := f.claim("start")
-			next := bound("next", shard, 1)[0]
-			next.After = []ID{l.ID}
-			for i := range 3 {
-				next.After = append(next.After, f.produceAt(i, Task{Queue: "parent"}))
-			}
-			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, next))
-			f.check()
-			f.complete("parent")
-			f.complete("parent")
-			require.Equal(f, Counts{Blocked: 1}, f.counts("next"))
-			f.complete("parent")
-			f.complete("next")
-		}
-	})
-}
-
-// crash goes on with what is on the disk at this moment if its power fails.
-func (f *flowTest) crash(disk *vfs.MemFS) *flowTest {
+// Crash goes on with what is on the disk at this moment if its power fails.
+func (f *FlowTest) Crash(disk *vfs.MemFS) *FlowTest {
 	f.Helper()
-	img := &flowTest{T: f.T, opts: f.opts}
-	img.opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
-	img.open()
-	img.check()
+	img := &FlowTest{T: f.T, Opts: f.Opts}
+	img.Opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
+	img.Open()
+	img.Check()
 	return img
 }
 
@@ -179,122 +111,48 @@ func (f *flowTest) crash(disk *vfs.MemFS) *flowTest {
 // before the sender has learnt of that.
 func TestPowerLossBetweenShards(t *testing.T) {
 	disk := vfs.NewCrashableMem()
-	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *flowTest) {
+	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
 		for round := range 3 {
-			f.produceAt(0, Task{Queue: "start"})
-			l := f.claim("start")
+			f.ProduceAt(0, Task{Queue: "start"})
+			l := f.Claim("start")
 			sent := bound("a", 1, engine.BatchCap+10)
-			before := f.payloads()[1:] // without start
-			atReceiver := shut(t, f.q.shard(1))
-			require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, sent...))
+			before := f.Payloads()[1:] // without start
+			atReceiver := shut(t, f.Q.shard(1))
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, sent...))
 			synctest.Wait()
-			require.EqualValues(f, len(sent), f.underWay(0))
+			require.EqualValues(f, len(sent), f.UnderWay(0))
 
-			img := f.crash(disk)
-			require.Equal(f, payloadsOf(sent), img.payloads()[:len(sent)])
-			require.Len(f, img.payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
-			require.NoError(f, img.q.Close())
+			img := f.Crash(disk)
+			require.Equal(f, payloadsOf(sent), img.Payloads()[:len(sent)])
+			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
+			require.NoError(f, img.Q.Close())
 
-			atSender := shut(t, f.q.shard(0))
+			atSender := shut(t, f.Q.shard(0))
 			close(atReceiver)
 			synctest.Wait() // the receiver has stored the first ones, the sender cannot forget them
-			img = f.crash(disk)
-			require.Len(f, img.payloads(), len(before)+len(sent), "round %d, before the confirmation", round)
-			require.Equal(f, slices.Compact(img.payloads()), img.payloads())
-			img.produceAt(0, Task{Queue: "start"}) // further messages are not taken for those
-			img.complete("start", bound("b", 1, 5)...)
-			require.EqualValues(f, 5, img.counts("b").Ready)
-			require.NoError(f, img.q.Close())
+			img = f.Crash(disk)
+			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the confirmation", round)
+			require.Equal(f, slices.Compact(img.Payloads()), img.Payloads())
+			img.ProduceAt(0, Task{Queue: "start"}) // further messages are not taken for those
+			img.Complete("start", bound("b", 1, 5)...)
+			require.EqualValues(f, 5, img.Counts("b").Ready)
+			require.NoError(f, img.Q.Close())
 
 			close(atSender)
-			f.check()
-			require.Len(f, f.payloads(), len(before)+len(sent))
+			f.Check()
+			require.Len(f, f.Payloads(), len(before)+len(sent))
 			n := len(sent)
 			for n > 0 {
-				leases, err := f.q.ClaimBatch(context.Background(), ClaimRequest{Queues: []string{"a"}, Max: n})
+				leases, err := f.Q.ClaimBatch(context.Background(), ClaimRequest{Queues: []string{"a"}, Max: n})
 				require.NoError(f, err)
 				for _, l := range leases {
-					require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil))
+					require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
 				}
 				n -= len(leases)
 			}
-			f.reopen()
+			f.Reopen()
 		}
 	})
-}
-
-// TestFlowSurvivesPowerLoss fails the power before each sync of a flow over
-// three shards. From whatever is on the disk then the flow goes on to its end,
-// and no task of it exists twice.
-func TestFlowSurvivesPowerLoss(t *testing.T) {
-	ctx := context.Background()
-	disk := vfs.NewCrashableMem()
-	var images []*vfs.MemFS
-	recording := false
-	fs := &hookFS{FS: disk, before: func(op, name string) error {
-		if op == "sync" && recording {
-			images = append(images, disk.CrashClone(vfs.CrashCloneCfg{}))
-		}
-		return nil
-	}}
-	const follow = 5
-	// goOn works until nothing is left, and returns how often each task was completed.
-	goOn := func(f *flowTest) map[string]int {
-		done := make(map[string]int)
-		for {
-			synctest.Wait()
-			l := claimNow(f.T, f.q, "start", "parent", "a", "join", "child")
-			if l == nil {
-				return done
-			}
-			var next []Task
-			if l.Queue == "start" {
-				next = slices.Concat(bound("a", 0, follow), bound("a", 1, follow), bound("a", 2, follow))
-				for i := range next {
-					next[i].Retention = Forever
-				}
-				join := bound("join", 1, 1)[0]
-				join.After, join.Retention = append([]ID{l.ID}, l.After...), Forever
-				next = append(next, join)
-			}
-			require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, next...))
-			done[string(l.Payload)]++
-		}
-	}
-	begin := func(f *flowTest) {
-		parent := f.produceAt(0, Task{Queue: "parent", Payload: []byte("parent"), Retention: Forever})
-		start := f.produceAt(1, Task{Queue: "start", Payload: []byte("start"), After: []ID{parent}, Retention: Forever})
-		f.produceAt(2, Task{Queue: "child", Payload: []byte("child"), After: []ID{start, parent}, Retention: Forever})
-		synctest.Wait()
-	}
-	var whole []string
-	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, LeaseFor: time.Second, fs: fs}, func(f *flowTest) {
-		f.produceAt(0, Task{Queue: "other"}) // so that images have a queue
-		begin(f)
-		recording = true
-		require.Len(f, goOn(f), 3+3*follow+1)
-		recording = false
-		whole = f.payloads()
-	})
-	require.Greater(t, len(images), 20)
-	for i, img := range images {
-		inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, LeaseFor: time.Second, fs: img}, func(f *flowTest) {
-			f.check()
-			for range 2 {
-				for payload, n := range goOn(f) {
-					require.Equal(f, 1, n, "image %d: %s", i, payload)
-				}
-				time.Sleep(2 * time.Second) // leases from before the power loss expire
-				f.check()
-			}
-			require.Empty(f, goOn(f))
-			require.Equal(f, whole, f.payloads(), "image %d", i)
-			for _, q := range []string{"start", "parent", "a", "join", "child"} {
-				c := f.counts(q)
-				require.Equal(f, c.Total(), c.Done, "image %d: %s", i, q)
-			}
-		})
-	}
 }
 
 // TestMessagesToFailedShard: messages to a shard that has failed wait for the
@@ -302,33 +160,33 @@ func TestFlowSurvivesPowerLoss(t *testing.T) {
 func TestMessagesToFailedShard(t *testing.T) {
 	ctx := context.Background()
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
-		inFlow(t, Options{Shards: 3, Durability: level}, func(f *flowTest) {
-			parent := f.produceAt(0, Task{Queue: "parent"})
-			child := f.produceAt(1, Task{Queue: "child", After: []ID{parent}})
-			f.produceAt(0, Task{Queue: "start"})
-			f.produceAt(0, Task{Queue: "start"})
+		inFlow(t, Options{Shards: 3, Durability: level}, func(f *FlowTest) {
+			parent := f.ProduceAt(0, Task{Queue: "parent"})
+			child := f.ProduceAt(1, Task{Queue: "child", After: []ID{parent}})
+			f.ProduceAt(0, Task{Queue: "start"})
+			f.ProduceAt(0, Task{Queue: "start"})
 			synctest.Wait()
-			zero := f.q.startingAt(0)
+			zero := f.Q.startingAt(0)
 			finish := func(queue string, next ...Task) {
 				f.Helper()
 				l, err := zero.Claim(ctx, ClaimRequest{Queues: []string{queue}})
 				require.NoError(f, err)
-				require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, next...))
+				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
 				synctest.Wait()
 			}
-			failShard(t, f.q.shard(1))
+			failShard(t, f.Q.shard(1))
 			finish("start", slices.Concat(bound("a", 1, 3), bound("a", 2, 3))...)
 			finish("parent")
 			finish("start", bound("b", 1, 3)...)
-			require.EqualValues(f, 3+1+3, f.underWay(0))
-			require.NoError(f, f.q.Close())
+			require.EqualValues(f, 3+1+3, f.UnderWay(0))
+			require.NoError(f, f.Q.Close())
 
-			f.open()
-			f.check()
-			require.Zero(f, f.underWay(0))
-			require.Equal(f, Counts{Ready: 6}, f.counts("a"))
-			require.Equal(f, Counts{Ready: 3}, f.counts("b"))
-			f.requireState(Ready, child)
+			f.Open()
+			f.Check()
+			require.Zero(f, f.UnderWay(0))
+			require.Equal(f, Counts{Ready: 6}, f.Counts("a"))
+			require.Equal(f, Counts{Ready: 3}, f.Counts("b"))
+			f.RequireState(Ready, child)
 		})
 	}
 }
@@ -337,21 +195,21 @@ func TestMessagesToFailedShard(t *testing.T) {
 func TestWaitIdleWaitsForMessages(t *testing.T) {
 	ctx := context.Background()
 	for sender := range 3 {
-		inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-			f.produceAt(sender, Task{Queue: "start"})
+		inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
+			f.ProduceAt(sender, Task{Queue: "start"})
 			receiver := (sender + 1) % 3
-			l := f.claim("start")
-			open := shut(t, f.q.shard(receiver))
-			require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, bound("a", receiver, 1)...))
+			l := f.Claim("start")
+			open := shut(t, f.Q.shard(receiver))
+			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, bound("a", receiver, 1)...))
 			synctest.Wait()
 			idle := make(chan error, 1)
-			go func() { idle <- f.q.WaitIdle(ctx) }()
+			go func() { idle <- f.Q.WaitIdle(ctx) }()
 			synctest.Wait()
 			require.Empty(f, idle)
 			close(open)
 			synctest.Wait()
 			require.Empty(f, idle)
-			f.complete("a")
+			f.Complete("a")
 			require.NoError(f, <-idle)
 		})
 	}
@@ -361,21 +219,21 @@ func TestWaitIdleWaitsForMessages(t *testing.T) {
 // very commit in which it is asked is not done.
 func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
 	ctx := context.Background()
-	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-		f.produceAt(2, Task{Queue: "a"})
-		l := f.claim("a")
-		open := shut(t, f.q.shard(2))
-		go func() { _, _ = f.q.startingAt(2).Produce(ctx, Task{Queue: "z"}) }()
+	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
+		f.ProduceAt(2, Task{Queue: "a"})
+		l := f.Claim("a")
+		open := shut(t, f.Q.shard(2))
+		go func() { _, _ = f.Q.startingAt(2).Produce(ctx, Task{Queue: "z"}) }()
 		synctest.Wait()
-		go func() { _ = f.q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...) }()
+		go func() { _ = f.Q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...) }()
 		synctest.Wait()
 		idle := make(chan error, 1)
-		go func() { idle <- f.q.WaitIdle(ctx, "a") }()
+		go func() { idle <- f.Q.WaitIdle(ctx, "a") }()
 		synctest.Wait()
 		close(open)
 		synctest.Wait()
 		require.Empty(f, idle)
-		f.complete("a")
+		f.Complete("a")
 		require.NoError(f, <-idle)
 	})
 }
@@ -384,21 +242,21 @@ func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
 // found idle, from one that is asked later, is not missed.
 func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 	ctx := context.Background()
-	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
-		f.produceAt(2, Task{Queue: "a"})
-		l := f.claim("a")
-		open := shut(t, f.q.shard(1))
-		go func() { _, _ = f.q.startingAt(1).Produce(ctx, Task{Queue: "z"}) }()
+	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
+		f.ProduceAt(2, Task{Queue: "a"})
+		l := f.Claim("a")
+		open := shut(t, f.Q.shard(1))
+		go func() { _, _ = f.Q.startingAt(1).Produce(ctx, Task{Queue: "z"}) }()
 		synctest.Wait() // shard 1 is in a commit
 		idle := make(chan error, 1)
-		go func() { idle <- f.q.WaitIdle(ctx, "a") }()
+		go func() { idle <- f.Q.WaitIdle(ctx, "a") }()
 		synctest.Wait() // shard 0 is idle; shard 1 is being asked
-		require.NoError(f, f.q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...))
+		require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...))
 		synctest.Wait() // now shard 0 has the task, and shard 2 has none
 		close(open)
 		synctest.Wait()
 		require.Empty(f, idle)
-		f.complete("a")
+		f.Complete("a")
 		require.NoError(f, <-idle)
 	})
 }
@@ -409,33 +267,33 @@ func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 func TestLostTailOfMessages(t *testing.T) {
 	ctx := context.Background()
 	disk := vfs.NewCrashableMem()
-	inFlow(t, Options{Shards: 3, fs: disk}, func(f *flowTest) {
-		f.produceAt(0, Task{Queue: "start"})
-		f.produceAt(0, Task{Queue: "start"})
-		first, second := f.claim("start"), f.claim("start")
-		atReceiver := shut(t, f.q.shard(1))
-		require.NoError(f, f.q.Complete(ctx, first.Receipt, nil, bound("a", 1, 2)...))
+	inFlow(t, Options{Shards: 3, fs: disk}, func(f *FlowTest) {
+		f.ProduceAt(0, Task{Queue: "start"})
+		f.ProduceAt(0, Task{Queue: "start"})
+		first, second := f.Claim("start"), f.Claim("start")
+		atReceiver := shut(t, f.Q.shard(1))
+		require.NoError(f, f.Q.Complete(ctx, first.Receipt, nil, bound("a", 1, 2)...))
 		synctest.Wait()
 		syncLogs(t, disk, "queue/shard-000")
-		require.NoError(f, f.q.Complete(ctx, second.Receipt, nil, bound("b", 1, 2)...))
+		require.NoError(f, f.Q.Complete(ctx, second.Receipt, nil, bound("b", 1, 2)...))
 		synctest.Wait()
 		close(atReceiver)
 		synctest.Wait()
 		syncLogs(t, disk, "queue/shard-001")
-		require.Equal(f, Counts{Ready: 2}, f.counts("b"))
+		require.Equal(f, Counts{Ready: 2}, f.Counts("b"))
 
-		img := f.crash(disk) // comes to rest, or the bubble would not
-		require.EqualValues(f, 1, img.counts("start").Total(), "the second completion is lost")
-		require.Equal(f, Counts{Ready: 2}, img.counts("a"))
-		require.Equal(f, Counts{Ready: 2}, img.counts("b"), "and what it did elsewhere is not")
-		require.Zero(f, img.underWay(0))
-		img.produceAt(0, Task{Queue: "again"})
-		img.complete("again", bound("c", 1, 3)...)
-		require.Equal(f, Counts{Ready: 3}, img.counts("c"))
-		require.NoError(f, img.q.WaitIdle(ctx, "again"))
-		img.reopen()
-		require.Equal(f, Counts{Ready: 3}, img.counts("c"))
-		require.NoError(f, img.q.Close())
+		img := f.Crash(disk) // comes to rest, or the bubble would not
+		require.EqualValues(f, 1, img.Counts("start").Total(), "the second completion is lost")
+		require.Equal(f, Counts{Ready: 2}, img.Counts("a"))
+		require.Equal(f, Counts{Ready: 2}, img.Counts("b"), "and what it did elsewhere is not")
+		require.Zero(f, img.UnderWay(0))
+		img.ProduceAt(0, Task{Queue: "again"})
+		img.Complete("again", bound("c", 1, 3)...)
+		require.Equal(f, Counts{Ready: 3}, img.Counts("c"))
+		require.NoError(f, img.Q.WaitIdle(ctx, "again"))
+		img.Reopen()
+		require.Equal(f, Counts{Ready: 3}, img.Counts("c"))
+		require.NoError(f, img.Q.Close())
 	})
 }
 
@@ -474,16 +332,16 @@ func (c *numbersCommitter) Commit(b *pebble.Batch) error {
 // TestNumbersAreStored: a shard knows from its own disk how its messages are
 // numbered, also when all have been taken; a commit tells it once for each receiver.
 func TestNumbersAreStored(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *flowTest) {
+	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
 		var c numbersCommitter
-		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
+		require.NoError(f, f.Q.shard(0).probe(func(s *shard) error {
 			c.committer, s.commit = s.commit, &c
 			return nil
 		}))
 		own := func(want ...uint64) {
 			f.Helper()
-			f.check()
-			require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
+			f.Check()
+			require.NoError(f, f.Q.shard(0).probe(func(s *shard) error {
 				alone := newShard(0, s.opts, s.Store, dispatch.NewGates())
 				defer func() { _ = alone.Group.Batch.Close() }()
 				require.NoError(f, alone.Probe().ReloadOutbox(3))
@@ -497,18 +355,18 @@ func TestNumbersAreStored(t *testing.T) {
 		}
 		own(1, 1, 1)
 		for round := range uint64(3) {
-			f.produceAt(0, Task{Queue: "start"})
-			f.complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
+			f.ProduceAt(0, Task{Queue: "start"})
+			f.Complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
 			own(1, 4*(round+1)+1, 2*(round+1)+1)
 		}
 		require.Equal(f, 3, c.commits)
 		require.Equal(f, 3*2, c.numbers)
-		f.produceAt(0, Task{Queue: "start"})
-		l := f.claim("start")
-		open := shut(t, f.q.shard(1))
-		require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil, bound("a", 1, 3)...))
+		f.ProduceAt(0, Task{Queue: "start"})
+		l := f.Claim("start")
+		open := shut(t, f.Q.shard(1))
+		require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, bound("a", 1, 3)...))
 		synctest.Wait()
-		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
+		require.NoError(f, f.Q.shard(0).probe(func(s *shard) error {
 			alone := newShard(0, s.opts, s.Store, dispatch.NewGates())
 			defer func() { _ = alone.Group.Batch.Close() }()
 			require.NoError(f, alone.Probe().ReloadOutbox(3))
@@ -525,30 +383,30 @@ func TestNumbersAreStored(t *testing.T) {
 // messages is read, and gets them.
 func TestNumbersThatAreNotStored(t *testing.T) {
 	disk := vfs.NewCrashableMem()
-	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *flowTest) {
-		f.produceAt(0, Task{Queue: "start"})
-		f.produceAt(0, Task{Queue: "start"})
-		f.complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
-		first := f.claim("start")
-		open := shut(t, f.q.shard(1))
-		require.NoError(f, f.q.Complete(context.Background(), first.Receipt, nil, bound("b", 1, 3)...))
+	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
+		f.ProduceAt(0, Task{Queue: "start"})
+		f.ProduceAt(0, Task{Queue: "start"})
+		f.Complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
+		first := f.Claim("start")
+		open := shut(t, f.Q.shard(1))
+		require.NoError(f, f.Q.Complete(context.Background(), first.Receipt, nil, bound("b", 1, 3)...))
 		synctest.Wait()
 		lower, upper := keys.Range(keys.Sent)
-		require.NoError(f, f.q.shard(0).Store.DB().DeleteRange(lower, upper, pebble.Sync))
+		require.NoError(f, f.Q.shard(0).Store.DB().DeleteRange(lower, upper, pebble.Sync))
 
-		img := &flowTest{T: t, opts: f.opts}
-		img.opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
-		img.open()
-		img.check()
-		require.Equal(f, Counts{Ready: 6}, img.counts("a"))
-		require.Equal(f, Counts{Ready: 3}, img.counts("b"))
-		require.NoError(f, img.q.shard(0).probe(func(s *shard) error {
+		img := &FlowTest{T: t, Opts: f.Opts}
+		img.Opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
+		img.Open()
+		img.Check()
+		require.Equal(f, Counts{Ready: 6}, img.Counts("a"))
+		require.Equal(f, Counts{Ready: 3}, img.Counts("b"))
+		require.NoError(f, img.Q.shard(0).probe(func(s *shard) error {
 			require.Equal(f, []uint64{1, 8, 3}, s.Probe().Usage().OutNext)
 			require.Equal(f, []uint64{0, 7, 2}, s.Probe().Usage().OutStored)
 			return nil
 		}))
-		require.NoError(f, img.q.Close())
-		require.NoError(f, f.q.shard(0).probe(func(s *shard) error {
+		require.NoError(f, img.Q.Close())
+		require.NoError(f, f.Q.shard(0).probe(func(s *shard) error {
 			s.Probe().LoseNumbers() // as on the disk
 			return nil
 		}))

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"codeq/internal/guard"
 )
 
 // injected is what tests have codeq panic with. All other panics of codeq's own, which it contains,
@@ -28,6 +30,15 @@ type panicList struct {
 }
 
 var ownPanics panicList
+
+func TestMain(m *testing.M) {
+	guard.Observe(ownPanics.add)
+	code := m.Run()
+	if !ownPanics.report() {
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
 
 func (l *panicList) add(what string, value any, stack []byte) {
 	text := fmt.Sprint(value)

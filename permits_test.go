@@ -1,9 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
-	"codeq/internal/engine"
-	"codeq/internal/permits"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +13,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
+	"codeq/internal/permits"
+	"codeq/internal/testkit"
 )
 
 // limitedCluster is a cluster with three shards, each led by another node, with a
@@ -366,7 +368,7 @@ func TestPermitsFaults(t *testing.T) {
 		runs = 1
 	}
 	for range runs {
-		seed := drawSeed()
+		seed := testkit.Seed()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 				const limit, rate, burst = 3, 60, 10
@@ -786,6 +788,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 
 // TestPermitsOverLoopback: limits hold over nodes that talk over TCP.
 func TestPermitsOverLoopback(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	qs := threeNodes(t, Options{Shards: 3})

@@ -19,14 +19,14 @@ import (
 )
 
 // pinTest is parents whose retention is a minute, and children that take longer.
-type pinTest struct{ *flowTest }
+type pinTest struct{ *FlowTest }
 
 // inPins runs a test with parents in shard 0 and children in the same shard and in another.
 func inPins(t *testing.T, test func(f *pinTest, child int)) {
 	for _, layout := range flowLayouts {
 		t.Run(layout.name, func(t *testing.T) {
 			opts := Options{Shards: layout.shards, Retention: time.Minute, LeaseFor: 24 * time.Hour}
-			inFlow(t, opts, func(f *flowTest) { test(&pinTest{f}, layout.child) })
+			inFlow(t, opts, func(f *FlowTest) { test(&pinTest{f}, layout.child) })
 		})
 	}
 }
@@ -34,8 +34,8 @@ func inPins(t *testing.T, test func(f *pinTest, child int)) {
 // finish claims the next task of a queue and completes it with a result.
 func (f *pinTest) finish(queue, result string) {
 	f.Helper()
-	require.NoError(f, f.q.Complete(context.Background(), f.claim(queue).Receipt, []byte(result)))
-	f.check()
+	require.NoError(f, f.Q.Complete(context.Background(), f.Claim(queue).Receipt, []byte(result)))
+	f.Check()
 }
 
 // wait lets an hour pass, as many minutes: every retention ends several times.
@@ -45,13 +45,13 @@ func (f *pinTest) wait() {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 	}
-	f.check()
+	f.Check()
 }
 
 // requireResult makes sure that a parent's result can be read.
 func (f *pinTest) requireResult(parent ID, want string) {
 	f.Helper()
-	info, err := f.q.Get(context.Background(), parent)
+	info, err := f.Q.Get(context.Background(), parent)
 	require.NoError(f, err)
 	require.Equal(f, want, string(info.Result))
 }
@@ -59,12 +59,12 @@ func (f *pinTest) requireResult(parent ID, want string) {
 // requireForgotten makes sure that a task is forgotten within its retention from now on.
 func (f *pinTest) requireForgotten(ids ...ID) {
 	f.Helper()
-	f.check()
+	f.Check()
 	time.Sleep(2 * time.Minute)
-	f.requireState(gone, ids...)
-	f.check()
-	for _, s := range f.q.led() {
-		v := f.q.peek(s)
+	f.RequireState(gone, ids...)
+	f.Check()
+	for _, s := range f.Q.led() {
+		v := f.Q.peek(s)
 		n := 0
 		for _, prefix := range []byte{keys.Pin, keys.Pinned} {
 			require.NoError(f, schema.Scan(v.snap, prefix, func([]byte, []byte) error { n++; return nil }))
@@ -79,21 +79,21 @@ func (f *pinTest) requireForgotten(ids ...ID) {
 func TestPinnedResult(t *testing.T) {
 	ctx := context.Background()
 	inPins(t, func(f *pinTest, child int) {
-		slow := f.produceAt(0, Task{Queue: "slow"})
-		parent := f.produceAt(0, Task{Queue: "parent"})
-		first := f.produceAt(child, Task{Queue: "first", After: []ID{parent}})
-		last := f.produceAt(child, Task{
+		slow := f.ProduceAt(0, Task{Queue: "slow"})
+		parent := f.ProduceAt(0, Task{Queue: "parent"})
+		first := f.ProduceAt(child, Task{Queue: "first", After: []ID{parent}})
+		last := f.ProduceAt(child, Task{
 			Queue: "last", After: []ID{parent, slow}, RunAt: time.Now().Add(5 * time.Hour), Group: "g",
 		})
-		before := f.produceAt(child, Task{Queue: "before", Group: "g"}) // has the turn, perhaps
-		f.check()
+		before := f.ProduceAt(child, Task{Queue: "before", Group: "g"}) // has the turn, perhaps
+		f.Check()
 		f.finish("parent", "kept")
 		f.wait() // the first is not claimed yet
 		f.requireResult(parent, "kept")
 		f.finish("first", "")
 		f.wait() // the last waits for another parent
-		f.requireState(gone, first)
-		f.reopen()
+		f.RequireState(gone, first)
+		f.Reopen()
 		f.requireResult(parent, "kept")
 		f.finish("slow", "too")
 		for range 4 { // it waits for its time
@@ -101,10 +101,10 @@ func TestPinnedResult(t *testing.T) {
 		}
 		f.requireResult(slow, "too")
 		f.finish("before", "")
-		f.reopen()
-		l := f.claim("last")
+		f.Reopen()
+		l := f.Claim("last")
 		f.wait() // and is in a worker's hands
-		require.NoError(f, f.q.Retry(ctx, l.Receipt, RetryOptions{Err: errors.New("again")}))
+		require.NoError(f, f.Q.Retry(ctx, l.Receipt, RetryOptions{Err: errors.New("again")}))
 		f.wait()
 		f.requireResult(parent, "kept")
 		f.finish("last", "")
@@ -116,52 +116,52 @@ func TestPinnedResult(t *testing.T) {
 func TestUnpin(t *testing.T) {
 	ctx := context.Background()
 	for name, end := range map[string]func(f *pinTest, child ID){
-		"cancel ready": func(f *pinTest, child ID) { f.cancel(child) },
+		"cancel ready": func(f *pinTest, child ID) { f.Cancel(child) },
 		"cancel leased": func(f *pinTest, child ID) {
-			f.claim("child")
-			f.cancel(child)
+			f.Claim("child")
+			f.Cancel(child)
 		},
 		"purge": func(f *pinTest, _ ID) {
-			f.die("child")
+			f.Die("child")
 			f.wait()
-			n, err := f.q.PurgeDead(ctx, DeadFilter{})
+			n, err := f.Q.PurgeDead(ctx, DeadFilter{})
 			require.NoError(f, err)
 			require.Equal(f, 1, n)
 		},
 		"redrive": func(f *pinTest, child ID) {
-			f.die("child")
+			f.Die("child")
 			f.wait()
-			f.requireState(Done, f.parents()...)
-			require.NoError(f, f.q.RedriveDead(ctx, child))
+			f.RequireState(Done, f.parents()...)
+			require.NoError(f, f.Q.RedriveDead(ctx, child))
 			f.finish("child", "")
 		},
 		"cancel dead": func(f *pinTest, child ID) {
-			f.die("child")
-			f.cancel(child)
+			f.Die("child")
+			f.Cancel(child)
 		},
 		"forgotten dead letter": func(f *pinTest, child ID) {
-			require.NoError(f, f.q.Configure(ctx, "child", func(s *Settings) {
+			require.NoError(f, f.Q.Configure(ctx, "child", func(s *Settings) {
 				s.DeadRetention = 3 * time.Hour
 			}))
-			f.die("child")
+			f.Die("child")
 			f.wait()
 			f.wait()
-			f.requireState(Dead, child)
-			f.requireState(Done, f.parents()...)
+			f.RequireState(Dead, child)
+			f.RequireState(Done, f.parents()...)
 			f.wait()
 			f.wait()
-			f.requireState(gone, child)
+			f.RequireState(gone, child)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inPins(t, func(f *pinTest, at int) {
-				parents := []ID{f.produceAt(0, Task{Queue: "parent"}), f.produceAt(0, Task{Queue: "parent"})}
-				child := f.produceAt(at, Task{Queue: "child", After: parents, MaxAttempts: 1})
-				f.check()
+				parents := []ID{f.ProduceAt(0, Task{Queue: "parent"}), f.ProduceAt(0, Task{Queue: "parent"})}
+				child := f.ProduceAt(at, Task{Queue: "child", After: parents, MaxAttempts: 1})
+				f.Check()
 				f.finish("parent", "a")
 				f.finish("parent", "b")
 				f.wait()
-				f.requireState(Done, parents...)
+				f.RequireState(Done, parents...)
 				end(f, child)
 				f.requireForgotten(append(parents, child)...)
 			})
@@ -172,7 +172,7 @@ func TestUnpin(t *testing.T) {
 // parents is the tasks that are done and kept.
 func (f *pinTest) parents() (ids []ID) {
 	f.Helper()
-	for t, err := range f.q.List(context.Background(), ListOptions{State: Done, Queue: "parent"}) {
+	for t, err := range f.Q.List(context.Background(), ListOptions{State: Done, Queue: "parent"}) {
 		require.NoError(f, err)
 		ids = append(ids, t.ID)
 	}
@@ -184,31 +184,31 @@ func (f *pinTest) parents() (ids []ID) {
 // was canceled while it waited does not; and nobody keeps what is kept for ever, or not at all.
 func TestPinByExisting(t *testing.T) {
 	inPins(t, func(f *pinTest, at int) {
-		parent := f.produceAt(0, Task{Queue: "parent"})
+		parent := f.ProduceAt(0, Task{Queue: "parent"})
 		f.finish("parent", "kept")
 		time.Sleep(30 * time.Second)
 		children := []ID{
-			f.produceAt(at, Task{Queue: "child", After: []ID{parent}}),
-			f.produceAt(at, Task{Queue: "child", After: []ID{parent}}),
+			f.ProduceAt(at, Task{Queue: "child", After: []ID{parent}}),
+			f.ProduceAt(at, Task{Queue: "child", After: []ID{parent}}),
 		}
-		f.check()
+		f.Check()
 		f.finish("child", "")
 		f.wait()
 		f.requireResult(parent, "kept")
 		f.finish("child", "")
 		f.requireForgotten(append(children, parent)...)
 
-		parent = f.produceAt(0, Task{Queue: "parent"})
-		child := f.produceAt(at, Task{Queue: "child", After: []ID{parent}})
-		f.check()
-		f.cancel(child)
+		parent = f.ProduceAt(0, Task{Queue: "parent"})
+		child := f.ProduceAt(at, Task{Queue: "child", After: []ID{parent}})
+		f.Check()
+		f.Cancel(child)
 		f.finish("parent", "kept")
 		f.requireResult(parent, "kept")
 		f.requireForgotten(parent, child)
 
-		parent = f.produceAt(0, Task{Queue: "parent", Retention: Forever})
-		child = f.produceAt(at, Task{Queue: "child", After: []ID{parent}})
-		f.check()
+		parent = f.ProduceAt(0, Task{Queue: "parent", Retention: Forever})
+		child = f.ProduceAt(at, Task{Queue: "child", After: []ID{parent}})
+		f.Check()
 		f.finish("parent", "for ever")
 		f.finish("child", "")
 		f.requireForgotten(child)
@@ -221,14 +221,14 @@ func TestPinByExisting(t *testing.T) {
 // with more parents than it lets go of in one group, leave nothing behind.
 func TestPinByMany(t *testing.T) {
 	inPins(t, func(f *pinTest, at int) {
-		parent := f.produceAt(0, Task{Queue: "parent"})
+		parent := f.ProduceAt(0, Task{Queue: "parent"})
 		var batch []Task
 		for range 5 * engine.TellAtOnce {
 			batch = append(batch, Task{Queue: "child", After: []ID{parent}})
 		}
-		children, err := f.q.startingAt(at).ProduceBatch(context.Background(), batch)
+		children, err := f.Q.startingAt(at).ProduceBatch(context.Background(), batch)
 		require.NoError(f, err)
-		f.check()
+		f.Check()
 		f.finish("parent", "kept")
 		for i := range children {
 			f.requireResult(parent, "kept")
@@ -241,15 +241,15 @@ func TestPinByMany(t *testing.T) {
 
 		var parents []ID
 		for i := range 400 {
-			parents = append(parents, f.produceAt(0, Task{Queue: "parent", Payload: fmt.Append(nil, i)}))
+			parents = append(parents, f.ProduceAt(0, Task{Queue: "parent", Payload: fmt.Append(nil, i)}))
 		}
-		child := f.produceAt(at, Task{Queue: "child", After: parents})
-		f.check()
+		child := f.ProduceAt(at, Task{Queue: "child", After: parents})
+		f.Check()
 		for range parents {
-			require.NoError(f, f.q.Complete(context.Background(), f.claim("parent").Receipt, []byte("r")))
+			require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("r")))
 		}
 		f.wait()
-		f.requireState(Done, parents[0], parents[399])
+		f.RequireState(Done, parents[0], parents[399])
 		f.finish("child", "")
 		f.requireForgotten(append(parents, child)...)
 	})
@@ -279,13 +279,13 @@ func TestPinsAreRepaired(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			disk := vfs.NewMem()
 			var parent ID
-			inFlow(t, Options{Shards: 1, Retention: time.Minute, fs: disk}, func(f *flowTest) {
-				parent = f.produceAt(0, Task{Queue: "parent"})
+			inFlow(t, Options{Shards: 1, Retention: time.Minute, fs: disk}, func(f *FlowTest) {
+				parent = f.ProduceAt(0, Task{Queue: "parent"})
 				for range 2 {
-					f.produceAt(0, Task{Queue: "child", After: []ID{parent}, RunAt: time.Now().Add(time.Hour)})
+					f.ProduceAt(0, Task{Queue: "child", After: []ID{parent}, RunAt: time.Now().Add(time.Hour)})
 				}
-				f.check()
-				require.NoError(f, f.q.Complete(context.Background(), f.claim("parent").Receipt, []byte("kept")))
+				f.Check()
+				require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("kept")))
 			})
 			alter(t, disk, func(db *pebble.DB) map[ID]bool {
 				if name == "child" {
@@ -299,7 +299,7 @@ func TestPinsAreRepaired(t *testing.T) {
 			r := verifyImage(t, disk, true)
 			require.True(t, r.OK(), "%v", r.Problems)
 			require.True(t, verifyImage(t, disk, false).OK())
-			inFlow(t, Options{Shards: 1, Retention: time.Minute, fs: disk}, func(g *flowTest) {
+			inFlow(t, Options{Shards: 1, Retention: time.Minute, fs: disk}, func(g *FlowTest) {
 				f := &pinTest{g}
 				f.requireResult(parent, "kept")
 				f.wait()
@@ -307,9 +307,9 @@ func TestPinsAreRepaired(t *testing.T) {
 				f.requireResult(parent, "kept")
 				for l := range f.children() {
 					f.requireResult(parent, "kept")
-					require.NoError(f, f.q.Complete(context.Background(), l.Receipt, nil))
+					require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
 				}
-				f.check()
+				f.Check()
 				if name != "count" { // of which the retention is lost
 					f.requireForgotten(parent)
 				}
@@ -322,7 +322,7 @@ func TestPinsAreRepaired(t *testing.T) {
 func (f *pinTest) children() iter.Seq[*Lease] {
 	return func(yield func(*Lease) bool) {
 		for {
-			l, err := f.q.Claim(context.Background(), ClaimRequest{Queues: []string{"child"}, NoWait: true})
+			l, err := f.Q.Claim(context.Background(), ClaimRequest{Queues: []string{"child"}, NoWait: true})
 			if errors.Is(err, ErrEmpty) || !yield(l) {
 				return
 			}

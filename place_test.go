@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/manifest"
 )
 
@@ -37,11 +38,11 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	}
 	root := t.TempDir()
 	at := func(name string) string { return filepath.Join(root, name) }
-	q, err := Open(at("queue"), &Options{Shards: 2})
+	q, err := codeq.Open(at("queue"), &codeq.Options{Shards: 2})
 	require.NoError(t, err)
-	var tasks []ID
+	var tasks []codeq.ID
 	for shard := range 2 {
-		id, err := q.startingAt(shard).Produce(context.Background(), Task{Queue: "a"})
+		id, err := startingAt(q, shard).Produce(context.Background(), codeq.Task{Queue: "a"})
 		require.NoError(t, err)
 		tasks = append(tasks, id)
 	}
@@ -52,25 +53,25 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	before := recursiveListing(t, root)
 	content := readFile(t, filepath.Join(at("live"), manifest.Name))
 	for range 2 {
-		_, err = Open(at("live"), nil)
-		require.ErrorIs(t, err, ErrCopied)
+		_, err = codeq.Open(at("live"), nil)
+		require.ErrorIs(t, err, codeq.ErrCopied)
 		require.ErrorContains(t, err, "Checkpoint")
 		for _, repair := range []bool{false, true} {
-			_, err = Verify(at("live"), &VerifyOptions{Repair: repair})
-			require.ErrorIs(t, err, ErrCopied)
+			_, err = codeq.Verify(at("live"), &codeq.VerifyOptions{Repair: repair})
+			require.ErrorIs(t, err, codeq.ErrCopied)
 		}
 	}
 	require.Equal(t, before, recursiveListing(t, root))
 	require.Equal(t, content, readFile(t, filepath.Join(at("live"), manifest.Name)))
-	r, err := Verify(at("live"), &VerifyOptions{AcceptCopy: true})
+	r, err := codeq.Verify(at("live"), &codeq.VerifyOptions{AcceptCopy: true})
 	require.NoError(t, err)
 	require.True(t, r.OK(), "%v", r.Problems)
-	requireTasks(t, at("live"), &Options{AcceptCopy: true}, tasks)
+	requireTasks(t, at("live"), &codeq.Options{AcceptCopy: true}, tasks)
 	requireTasks(t, at("live"), nil, tasks) // is a queue of its own
 
 	for _, from := range []string{"queue", "checkpoint", "live"} { // closed
 		copyDirectory(t, at(from), at(from+" copied"))
-		r, err := Verify(at(from+" copied"), nil)
+		r, err := codeq.Verify(at(from+" copied"), nil)
 		require.NoError(t, err)
 		require.True(t, r.OK(), "%v", r.Problems)
 		requireTasks(t, at(from+" copied"), nil, tasks)
@@ -80,8 +81,8 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	require.NoError(t, os.Rename(at("queue"), at("renamed")))
 	copyDirectory(t, at("renamed"), at("moved"))
 	requireTasks(t, at("renamed"), nil, tasks)
-	_, err = Open(at("moved"), nil)
-	require.ErrorIs(t, err, ErrCopied)
+	_, err = codeq.Open(at("moved"), nil)
+	require.ErrorIs(t, err, codeq.ErrCopied)
 
 	// Into the directory in which the files were, or another root of a volume: its inode is the same.
 	leaveOpen(t, at("renamed"), "")
@@ -89,9 +90,9 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	open := readFile(t, path)
 	writeFile(t, path+".copy", open)
 	require.NoError(t, os.Rename(path+".copy", path))
-	_, err = Open(at("renamed"), nil)
-	require.ErrorIs(t, err, ErrCopied)
-	requireTasks(t, at("renamed"), &Options{AcceptCopy: true}, tasks)
+	_, err = codeq.Open(at("renamed"), nil)
+	require.ErrorIs(t, err, codeq.ErrCopied)
+	requireTasks(t, at("renamed"), &codeq.Options{AcceptCopy: true}, tasks)
 }
 
 // TestCopyOfOpenNode: the directory of a node is as that of a queue, whatever opens it.
@@ -101,11 +102,11 @@ func TestCopyOfOpenNode(t *testing.T) {
 	}
 	root := t.TempDir()
 	at := func(name string) string { return filepath.Join(root, name) }
-	options := func(accept bool) *Options {
+	options := func(accept bool) *codeq.Options {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close() })
-		return &Options{Shards: 2, AcceptCopy: accept, Cluster: &Cluster{
+		return &codeq.Options{Shards: 2, AcceptCopy: accept, Cluster: &codeq.Cluster{
 			Node: "a", Listener: l, Advertise: "a:1", HeartbeatTimeout: 50 * time.Millisecond,
 		}}
 	}
@@ -117,27 +118,27 @@ func TestCopyOfOpenNode(t *testing.T) {
 	refused := func(name string) {
 		before := recursiveListing(t, at(name))
 		for range 2 {
-			_, err := Open(at(name), options(false))
-			require.ErrorIs(t, err, ErrCopied)
+			_, err := codeq.Open(at(name), options(false))
+			require.ErrorIs(t, err, codeq.ErrCopied)
 			require.ErrorContains(t, err, "Checkpoint")
-			require.ErrorIs(t, RecoverCluster(at(name), options(false)), ErrCopied)
+			require.ErrorIs(t, codeq.RecoverCluster(at(name), options(false)), codeq.ErrCopied)
 			for _, repair := range []bool{false, true} {
-				_, err = Verify(at(name), &VerifyOptions{Repair: repair})
-				require.ErrorIs(t, err, ErrCopied)
+				_, err = codeq.Verify(at(name), &codeq.VerifyOptions{Repair: repair})
+				require.ErrorIs(t, err, codeq.ErrCopied)
 			}
 		}
 		require.Equal(t, before, recursiveListing(t, at(name)))
 	}
-	requireTask := func(name string, opts *Options, id ID) {
-		q, err := Open(at(name), opts)
+	requireTask := func(name string, opts *codeq.Options, id codeq.ID) {
+		q, err := codeq.Open(at(name), opts)
 		require.NoError(t, err)
-		require.Equal(t, Ready, infoOf(t, q, id).State)
+		require.Equal(t, codeq.Ready, infoOf(t, q, id).State)
 		require.NoError(t, q.Close())
 	}
 
-	q, err := Open(at("node"), options(false))
+	q, err := codeq.Open(at("node"), options(false))
 	require.NoError(t, err)
-	id := produce(t, q, Task{Queue: "a"})[0]
+	id := produce(t, q, codeq.Task{Queue: "a"})[0]
 	copyDirectory(t, at("node"), at("live"))
 	require.True(t, isOpen("node"))
 	require.NoError(t, q.Close())
@@ -150,7 +151,7 @@ func TestCopyOfOpenNode(t *testing.T) {
 	leaveOpen(t, at("node"), "a")
 	copyDirectory(t, at("node"), at("moved"))
 	refused("moved")
-	require.NoError(t, RecoverCluster(at("moved"), options(true)))
+	require.NoError(t, codeq.RecoverCluster(at("moved"), options(true)))
 	requireTask("moved", options(false), id) // is a node of its own
 	copyDirectory(t, at("node"), at("moved again"))
 	requireTask("moved again", options(true), id)
@@ -165,17 +166,17 @@ func TestOpenThatFails(t *testing.T) {
 	closedQueue(t, dir, 2)
 	missing := manifest.ShardDir(vfs.Default, dir, 0)
 	require.NoError(t, os.Rename(missing, filepath.Join(root, "aside")))
-	_, err := Open(dir, nil)
-	require.ErrorIs(t, err, ErrCorrupt)
+	_, err := codeq.Open(dir, nil)
+	require.ErrorIs(t, err, codeq.ErrCorrupt)
 	require.NoError(t, os.Rename(filepath.Join(root, "aside"), missing))
-	q, err := Open(dir, nil)
+	q, err := codeq.Open(dir, nil)
 	require.NoError(t, err)
 	require.NoError(t, q.Close())
 	m, err := manifest.Read(vfs.Default, dir)
 	require.NoError(t, err)
 	require.Nil(t, m.Open)
-	_, err = Open(dir, &Options{Shards: 3})
-	require.ErrorIs(t, err, ErrShardCount)
+	_, err = codeq.Open(dir, &codeq.Options{Shards: 3})
+	require.ErrorIs(t, err, codeq.ErrShardCount)
 	m, err = manifest.Read(vfs.Default, dir)
 	require.NoError(t, err)
 	require.Nil(t, m.Open)

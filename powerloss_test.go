@@ -16,6 +16,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // The tests of this file work on a queue whose disk they make images of: what a
@@ -91,7 +93,7 @@ func newPowerLoad(t *testing.T, level Durability, disk *vfs.MemFS, rng *rand.Ran
 	p.opts = Options{
 		Shards: 2, Durability: level, LeaseFor: time.Hour, WindowTasks: 8,
 		MemTableBytes: 256 << 10, // small, so that logs are changed and tables written
-		fs:            &hookFS{FS: disk, before: p.before, wrote: p.wrote},
+		fs:            &testkit.HookFS{FS: disk, Before: p.before, Wrote: p.wrote},
 	}
 	var err error
 	p.q, err = Open("data/queue", &p.opts)
@@ -441,7 +443,7 @@ func (p *powerLoad) inherit(f found) {
 func TestPowerLoss(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
-			rng := seeded(t)
+			rng := testkit.Seeded(t)
 			disk := vfs.NewCrashableMem()
 			var inherited found
 			images, lossy, logs, shards := 0, 0, 0, 0

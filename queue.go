@@ -96,7 +96,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	q := newQueue(o, d)
 	if o.Cluster != nil {
 		n := q.newNode()
-		if err = n.open(); err != nil {
+		if err = n.Open(); err != nil {
 			err = errors.Join(err, n.close())
 		}
 	} else {
@@ -224,8 +224,8 @@ func (q *Queue) anyShard() int {
 // shardOf is the number of the shard that has a task.
 func (q *Queue) shardOf(id ID) int { return id.shard(len(q.replicas)) }
 
-// do has a shard resolve an operation and waits for its outcome, wherever the
-// shard is. settled is false when the operation still belongs to the shard.
+// do lets a shard resolve an operation, wherever the shard is led, and waits for its outcome.
+// settled is false when the operation still belongs to the shard.
 func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	if q.node != nil {
 		return q.node.do(ctx, shard, op)
@@ -263,7 +263,7 @@ func (q *Queue) Close() (err error) {
 		q.hurry()
 		q.calls.Wait()
 		if q.node != nil {
-			q.err = errors.Join(q.node.depart(), q.node.close())
+			q.err = errors.Join(q.node.Leave(), q.node.close())
 		}
 		led := q.led()
 		for _, s := range led {
@@ -285,7 +285,7 @@ func (q *Queue) hurry() {
 		r.hurry()
 	}
 	if q.node != nil {
-		q.node.logs.Hurry()
+		q.node.Hurry()
 	}
 }
 
@@ -302,7 +302,7 @@ func (q *Queue) closeFiles() error {
 	}
 	errs = append(errs, q.dir.Close())
 	if q.opts.logs != nil {
-		q.opts.logs.close()
+		q.opts.logs.Close()
 	}
 	return errors.Join(errs...)
 }
@@ -359,7 +359,7 @@ func identify(st *store.Store, d *manifest.Directory, shard int) error {
 	return st.Commit(b)
 }
 
-// configOf is what the rules of a shard go by.
+// configOf is the configuration of the rules of a shard.
 func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration) engine.Config {
 	return engine.Config{
 		Shard: index, Shards: o.Shards, Replicated: o.Cluster != nil, Seed: seed, Elapsed: elapsed,

@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"flag"

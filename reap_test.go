@@ -1,13 +1,14 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"context"
 	"flag"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
 )
 
 var reapMiB = flag.Int("reap.mib", 0, "TestReapOfLargeRecords: 66 tasks of so many MiB each, at most 64, on disk")

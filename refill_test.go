@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -12,6 +11,9 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
+	"codeq/internal/testkit"
 )
 
 // names are so many, in the order of their numbers.
@@ -108,10 +110,7 @@ func TestRefillsEnd(t *testing.T) {
 // TestTurnsAreKept: however little of it is in memory, tenants take turns: each has had as
 // many claims as any other, but for one.
 func TestTurnsAreKept(t *testing.T) {
-	tenants, each := 10_000, 4
-	if testing.Short() {
-		tenants = 2_000
-	}
+	tenants, each := testkit.Sized(2000, 10_000, 10_000), 4
 	for _, windowBytes := range []int{1, 64 << 10, 32 << 20} {
 		t.Run(fmt.Sprint(windowBytes, " bytes"), func(t *testing.T) {
 			opts := Options{Shards: 1, WindowBytes: windowBytes, fs: vfs.NewMem()}

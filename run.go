@@ -1,8 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
-	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +10,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
 )
 
 // RunOptions are the options of Run. A zero field means its documented default.

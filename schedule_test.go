@@ -19,6 +19,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // cronBench is a queue in fake time whose wall clock can be set, and which can
@@ -204,7 +205,7 @@ func TestScheduleOverCrashes(t *testing.T) {
 					images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
 				}
 			}
-			fs := &hookFS{FS: disk, before: func(op, name string) error {
+			fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
 				if strings.HasSuffix(name, ".log") {
 					image()
 				}

@@ -12,10 +12,12 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"codeq/internal/testkit"
 )
 
 var (
-	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: as many as in 30 s, or 6 s with -short")
+	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: as many as in 12 s, 6 s with -short, 30 s with -long")
 	simSeed      = flag.Uint64("sim.seed", 0, "the seed of the only schedule that TestSimulation runs; 0: random ones")
 )
 
@@ -30,10 +32,7 @@ func TestSimulation(t *testing.T) {
 		runSchedule(t, *simSeed)
 		return
 	}
-	budget := 30 * time.Second
-	if testing.Short() {
-		budget = 6 * time.Second
-	}
+	budget := time.Duration(testkit.Sized(6, 12, 30)) * time.Second
 	begin := time.Now()
 	var n atomic.Int64
 	var failed atomic.Bool

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // slowCommitter takes a time for each commit. In a bubble, where nothing else takes time, a
@@ -120,7 +122,7 @@ func TestStallOfGrant(t *testing.T) {
 // TestStallsUnderRun: Run renews in time whatever the owner does, and so every task is run once.
 func TestStallsUnderRun(t *testing.T) {
 	bubble(t, Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *Queue) {
-		rng := seeded(t)
+		rng := testkit.Seeded(t)
 		var mu sync.Mutex // guards rng
 		chance := func(n int) time.Duration {
 			mu.Lock()

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // TestStorageStats holds what the stores say against the directory.
@@ -128,6 +130,7 @@ func TestStorageStatsWhileClosing(t *testing.T) {
 
 // TestClusterStorageStats: every node has its replicas, and no log beside Raft's.
 func TestClusterStorageStats(t *testing.T) {
+	t.Parallel()
 	qs := threeNodes(t, Options{Shards: 1})
 	_, err := qs[0].Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, 1000)})
 	require.NoError(t, err)
@@ -159,7 +162,7 @@ func TestCacheBytes(t *testing.T) {
 	q, err := Open(t.TempDir(), &Options{Shards: shards, CacheBytes: cache, MemTableBytes: memTable})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
-	rng, payload := seeded(t), make([]byte, 8<<10)
+	rng, payload := testkit.Seeded(t), make([]byte, 8<<10)
 	var ids []ID
 	for range 48 << 20 / len(payload) {
 		for k := range payload {

@@ -12,15 +12,17 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 var errBroken = errors.New("the disk is broken")
 
 // breakable returns a file system on which an operation on the files of shard 0
 // with an extension fails while broken is set. "begin" is to create or to reuse.
-func breakable(base vfs.FS, op, extension string) (fs *hookFS, broken *atomic.Bool) {
+func breakable(base vfs.FS, op, extension string) (fs *testkit.HookFS, broken *atomic.Bool) {
 	broken = new(atomic.Bool)
-	return &hookFS{FS: base, before: func(o, name string) error {
+	return &testkit.HookFS{FS: base, Before: func(o, name string) error {
 		if o == "create" || o == "reuse" {
 			o = "begin"
 		}

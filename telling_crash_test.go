@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // album keeps an image of a disk after each commit that leaves children to be told.
@@ -46,18 +47,18 @@ func (c *albumCommitter) Commit(b *pebble.Batch) error {
 func TestCrashAmidTelling(t *testing.T) {
 	const third = 800 // children that take the death of a parent alike
 	ctx := context.Background()
-	ends := map[State]func(f *flowTest, l *Lease) error{
-		Done:     func(f *flowTest, l *Lease) error { return f.q.Complete(ctx, l.Receipt, nil) },
-		Dead:     func(f *flowTest, l *Lease) error { return f.q.DeadLetter(ctx, l.Receipt, nil) },
-		Canceled: func(f *flowTest, l *Lease) error { return f.q.Cancel(ctx, l.ID) },
+	ends := map[State]func(f *FlowTest, l *Lease) error{
+		Done:     func(f *FlowTest, l *Lease) error { return f.Q.Complete(ctx, l.Receipt, nil) },
+		Dead:     func(f *FlowTest, l *Lease) error { return f.Q.DeadLetter(ctx, l.Receipt, nil) },
+		Canceled: func(f *FlowTest, l *Lease) error { return f.Q.Cancel(ctx, l.ID) },
 	}
 	next := map[string]struct {
-		before func(f *flowTest, disk *vfs.MemFS) // before the image is opened
-		after  func(f *flowTest, parent ID)
+		before func(f *FlowTest, disk *vfs.MemFS) // before the image is opened
+		after  func(f *FlowTest, parent ID)
 		only   State // of the parent; 0: any
 	}{
 		"reopen": {},
-		"repair": {before: func(f *flowTest, disk *vfs.MemFS) {
+		"repair": {before: func(f *FlowTest, disk *vfs.MemFS) {
 			alter(f.T, disk, func(db *pebble.DB) map[ID]bool {
 				lower, upper := keys.Range(keys.Counters)
 				require.NoError(f, db.DeleteRange(lower, upper, nil))
@@ -67,12 +68,12 @@ func TestCrashAmidTelling(t *testing.T) {
 			r := verifyImage(f.T, disk, true)
 			require.True(f, r.OK(), "%v", r.Problems)
 		}},
-		"redrive": {only: Dead, after: func(f *flowTest, parent ID) {
-			require.NoError(f, f.q.RedriveDead(ctx, parent))
-			require.NoError(f, f.q.Complete(ctx, f.claim("parents").Receipt, nil))
+		"redrive": {only: Dead, after: func(f *FlowTest, parent ID) {
+			require.NoError(f, f.Q.RedriveDead(ctx, parent))
+			require.NoError(f, f.Q.Complete(ctx, f.Claim("parents").Receipt, nil))
 		}},
-		"purge": {only: Dead, after: func(f *flowTest, _ ID) {
-			n, err := f.q.PurgeDead(ctx, DeadFilter{})
+		"purge": {only: Dead, after: func(f *FlowTest, _ ID) {
+			n, err := f.Q.PurgeDead(ctx, DeadFilter{})
 			require.NoError(f, err)
 			require.Equal(f, 1, n)
 		}},
@@ -83,21 +84,21 @@ func TestCrashAmidTelling(t *testing.T) {
 			opts := Options{Shards: 2, Durability: DurabilityDisk, Limits: Limits{Parents: 1 << 20}, fs: disk}
 			photos := &album{disk: disk}
 			var parent, other ID
-			inFlow(t, opts, func(f *flowTest) {
-				parent = f.produceAt(0, Task{Queue: "parents"})
-				other = f.produceAt(1, Task{Queue: "others"})
-				f.produceAt(0, Task{Queue: "bystanders"}) // by which the counters are missed that are taken out
+			inFlow(t, opts, func(f *FlowTest) {
+				parent = f.ProduceAt(0, Task{Queue: "parents"})
+				other = f.ProduceAt(1, Task{Queue: "others"})
+				f.ProduceAt(0, Task{Queue: "bystanders"}) // by which the counters are missed that are taken out
 				for i := range 3 * third / 400 {
 					tasks := make([]Task, 400)
 					for j := range tasks {
 						onDead := OnDead((i*len(tasks) + j) % 3)
 						tasks[j] = Task{Queue: fmt.Sprint("children", onDead), After: []ID{parent, other}, OnDead: onDead}
 					}
-					f.batch(tasks...)
+					f.Batch(tasks...)
 				}
-				f.check()
-				l := f.claim("parents")
-				for _, s := range f.q.led() {
+				f.Check()
+				l := f.Claim("parents")
+				for _, s := range f.Q.led() {
 					require.NoError(t, s.probe(func(s *shard) error {
 						s.commit = &albumCommitter{s.commit, photos, s}
 						return nil
@@ -105,7 +106,7 @@ func TestCrashAmidTelling(t *testing.T) {
 				}
 				require.NoError(t, finish(f, l))
 				synctest.Wait()
-				for _, s := range f.q.led() {
+				for _, s := range f.Q.led() {
 					require.NoError(t, s.probe(func(s *shard) error {
 						s.commit = s.commit.(*albumCommitter).committer
 						return nil
@@ -113,7 +114,7 @@ func TestCrashAmidTelling(t *testing.T) {
 				}
 			})
 			require.GreaterOrEqual(t, len(photos.images), 2, "they are told in pieces")
-			rng := seeded(t)
+			rng := testkit.Seeded(t)
 			for name, next := range next {
 				if next.only != 0 && next.only != end {
 					continue
@@ -131,14 +132,14 @@ func TestCrashAmidTelling(t *testing.T) {
 						opts := opts
 						opts.fs = disk
 						if next.before != nil {
-							next.before(&flowTest{T: t, opts: opts}, disk)
+							next.before(&FlowTest{T: t, Opts: opts}, disk)
 						}
-						inFlow(t, opts, func(f *flowTest) {
+						inFlow(t, opts, func(f *FlowTest) {
 							if next.after != nil {
 								next.after(f, parent)
 							}
-							require.NoError(t, f.q.checkAll())
-							f.check()
+							require.NoError(t, f.Q.checkAll())
+							f.Check()
 							want := func(onDead OnDead, free bool) Counts {
 								switch {
 								case end == Canceled, end == Dead && onDead == CancelOnDead:
@@ -152,16 +153,16 @@ func TestCrashAmidTelling(t *testing.T) {
 							}
 							for _, free := range []bool{false, true} {
 								if free {
-									l := f.claim("others")
+									l := f.Claim("others")
 									require.Equal(t, other, l.ID)
-									require.NoError(t, f.q.Complete(ctx, l.Receipt, nil))
-									f.check()
+									require.NoError(t, f.Q.Complete(ctx, l.Receipt, nil))
+									f.Check()
 								}
 								for onDead := HoldOnDead; onDead <= RunOnDead; onDead++ {
-									require.Equal(t, want(onDead, free), countsOf(t, f.q, fmt.Sprint("children", onDead)), onDead)
+									require.Equal(t, want(onDead, free), countsOf(t, f.Q, fmt.Sprint("children", onDead)), onDead)
 								}
 							}
-							for _, s := range f.q.led() {
+							for _, s := range f.Q.led() {
 								require.NoError(t, s.probe(func(s *shard) error {
 									require.Zero(t, s.Probe().Usage().Telling)
 									return nil

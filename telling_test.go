@@ -9,32 +9,31 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // TestTellChildrenInPieces: the end of a task for which many wait is told in small groups, of which
 // a crash or a close may interrupt any; a redrive or a purge of the task waits until
 // all know, so that each of them knows of this end.
 func TestTellChildrenInPieces(t *testing.T) {
-	n := 3000
-	if !testing.Short() {
-		n = 100_000
-	}
+	n := testkit.Sized(3000, 10_000, 100_000)
 	ctx := context.Background()
-	ends := map[string]func(f *flowTest, l *Lease){
-		"done":   func(f *flowTest, l *Lease) { require.NoError(f, f.q.Complete(ctx, l.Receipt, nil)) },
-		"dead":   func(f *flowTest, l *Lease) { require.NoError(f, f.q.DeadLetter(ctx, l.Receipt, nil)) },
-		"cancel": func(f *flowTest, l *Lease) { require.NoError(f, f.q.Cancel(ctx, l.ID)) },
+	ends := map[string]func(f *FlowTest, l *Lease){
+		"done":   func(f *FlowTest, l *Lease) { require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil)) },
+		"dead":   func(f *FlowTest, l *Lease) { require.NoError(f, f.Q.DeadLetter(ctx, l.Receipt, nil)) },
+		"cancel": func(f *FlowTest, l *Lease) { require.NoError(f, f.Q.Cancel(ctx, l.ID)) },
 	}
-	then := map[string]func(f *flowTest, parent ID){
-		"nothing": func(*flowTest, ID) {},
-		"reopen":  func(f *flowTest, _ ID) { require.NoError(f, f.q.Close()); f.open() },
-		"redrive": func(f *flowTest, parent ID) {
-			if err := f.q.RedriveDead(ctx, parent); err == nil {
-				require.NoError(f, f.q.Complete(ctx, f.claim("parents").Receipt, nil))
+	then := map[string]func(f *FlowTest, parent ID){
+		"nothing": func(*FlowTest, ID) {},
+		"reopen":  func(f *FlowTest, _ ID) { require.NoError(f, f.Q.Close()); f.Open() },
+		"redrive": func(f *FlowTest, parent ID) {
+			if err := f.Q.RedriveDead(ctx, parent); err == nil {
+				require.NoError(f, f.Q.Complete(ctx, f.Claim("parents").Receipt, nil))
 			}
 		},
-		"purge": func(f *flowTest, _ ID) {
-			_, err := f.q.PurgeDead(ctx, DeadFilter{})
+		"purge": func(f *FlowTest, _ ID) {
+			_, err := f.Q.PurgeDead(ctx, DeadFilter{})
 			require.NoError(f, err)
 		},
 	}
@@ -42,26 +41,27 @@ func TestTellChildrenInPieces(t *testing.T) {
 		for end, finish := range ends {
 			for next, do := range then {
 				t.Run(fmt.Sprintf("%s, %s, %d shards", end, next, shards), func(t *testing.T) {
-					inFlow(t, Options{Shards: shards, Limits: Limits{Parents: 1 << 20}}, func(f *flowTest) {
-						parent := produce(t, f.q, Task{Queue: "parents"})[0]
+					t.Parallel()
+					inFlow(t, Options{Shards: shards, Limits: Limits{Parents: 1 << 20}}, func(f *FlowTest) {
+						parent := produce(t, f.Q, Task{Queue: "parents"})[0]
 						for i := 0; i < n; i += 500 {
 							tasks := make([]Task, 500)
 							for j := range tasks {
 								onDead := OnDead(j % 3)
 								tasks[j] = Task{Queue: fmt.Sprint("children", onDead), After: []ID{parent}, OnDead: onDead}
 							}
-							f.batch(tasks...)
+							f.Batch(tasks...)
 						}
-						f.check()
-						l := f.claim("parents")
-						for _, s := range f.q.led() {
+						f.Check()
+						l := f.Claim("parents")
+						for _, s := range f.Q.led() {
 							slowDown(t, s, time.Millisecond)
 						}
 						finish(f, l)
-						require.NoError(t, f.q.checkAll(), "amid")
+						require.NoError(t, f.Q.checkAll(), "amid")
 						do(f, parent)
-						for i := range f.q.replicas { // as long as somebody tells
-							s, err := f.q.shard(i), errBusy
+						for i := range f.Q.replicas { // as long as somebody tells
+							s, err := f.Q.shard(i), errBusy
 							for tries := 0; errors.Is(err, errBusy) && tries < n; tries++ {
 								time.Sleep(time.Millisecond)
 								err = s.probe(func(s *shard) error {
@@ -77,7 +77,7 @@ func TestTellChildrenInPieces(t *testing.T) {
 						third := uint64(n / 3)
 						for onDead := HoldOnDead; onDead <= RunOnDead; onDead++ {
 							queue := fmt.Sprint("children", onDead)
-							got := countsOf(t, f.q, queue)
+							got := countsOf(t, f.Q, queue)
 							switch {
 							case end == "done", end == "dead" && onDead == RunOnDead:
 								require.InDelta(t, third, got.Ready, 500, queue)
@@ -90,7 +90,7 @@ func TestTellChildrenInPieces(t *testing.T) {
 								require.InDelta(t, third, got.Blocked, 500, queue)
 							}
 						}
-						st, err := f.q.StorageStats()
+						st, err := f.Q.StorageStats()
 						require.NoError(t, err)
 						told := int64(0)
 						for _, s := range st.Shards {

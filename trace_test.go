@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // TestTraceOfFollowUps: a follow-up without a trace context of its own carries
@@ -27,27 +29,27 @@ func TestTraceOfFollowUps(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				q := openForRun(t, Options{Limits: Limits{Headers: 40}})
+				q := openForRun(t, codeq.Options{Limits: codeq.Limits{Headers: 40}})
 				given := maps.Clone(tc.followUp)
-				tasks := []Task{{Queue: "b", Headers: given}, {Queue: "b", Headers: given}}
-				var m Mux
-				Handle(&m, "a", func(_ context.Context, j *Job[[]byte]) error {
+				tasks := []codeq.Task{{Queue: "b", Headers: given}, {Queue: "b", Headers: given}}
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
 					j.FollowUp(tasks[0])
 					j.FollowUp(tasks[1:]...)
 					return nil
 				})
-				run := startRun(t, q, &m, RunOptions{})
-				produce(t, q, Task{Queue: "a", Headers: tc.task})
+				run := startRun(t, q, &m, codeq.RunOptions{})
+				produce(t, q, codeq.Task{Queue: "a", Headers: tc.task})
 				synctest.Wait()
-				require.Empty(t, run.reported())
-				leases, err := q.ClaimBatch(t.Context(), ClaimRequest{Queues: []string{"b"}, Max: 3, NoWait: true})
+				require.Empty(t, run.Reported())
+				leases, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"b"}, Max: 3, NoWait: true})
 				require.NoError(t, err)
 				require.Len(t, leases, 2)
 				for _, l := range leases {
 					require.Equal(t, tc.want, l.Headers)
 				}
 				require.Equal(t, tc.followUp, given, "the handler's map is its own")
-				require.Equal(t, Task{Queue: "b", Headers: given}, tasks[1])
+				require.Equal(t, codeq.Task{Queue: "b", Headers: given}, tasks[1])
 			})
 		})
 	}

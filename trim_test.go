@@ -2,9 +2,10 @@ package codeq
 
 import (
 	"context"
-	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 
 	"codeq/internal/inode"
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // reclaimTest is options with which some MiB are much.
@@ -32,8 +34,10 @@ const reclaimPayload = 16 << 10
 
 // incompressible is a payload that takes as much of a table as of memory.
 func incompressible() []byte {
-	b := make([]byte, reclaimPayload)
-	_, _ = rand.Read(b)
+	b := make([]byte, 0, reclaimPayload)
+	for len(b) < reclaimPayload {
+		b = binary.LittleEndian.AppendUint64(b, rand.Uint64())
+	}
 	return b
 }
 
@@ -97,7 +101,7 @@ func storesOf(t *testing.T, q *Queue) (sum ShardStorage) {
 func TestSpaceComesBack(t *testing.T) {
 	const tasks = 1024 // 16 MiB
 	plain := func(int) Task { return Task{Queue: "a"} }
-	ctx, rng := context.Background(), seeded(t)
+	ctx := context.Background()
 	for name, c := range map[string]struct {
 		task   func(int) Task
 		use    func(t *testing.T, q *Queue, ids []ID)
@@ -156,6 +160,8 @@ func TestSpaceComesBack(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rng := testkit.Seeded(t)
 			for _, how := range []string{"goes on", "closed", "killed"} {
 				t.Run(how, func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
@@ -308,7 +314,7 @@ func TestLargeAmongSmallGo(t *testing.T) {
 				for range large / 8 {
 					batch := make([]Task, small/(large/8))
 					for i := range batch {
-						batch[i] = Task{Queue: "a", Payload: []byte(rand.Text() + rand.Text() + rand.Text())}
+						batch[i] = Task{Queue: "a", Payload: fmt.Append(nil, rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64())}
 					}
 					ids, err := q.ProduceBatch(ctx, batch)
 					require.NoError(t, err)
@@ -447,6 +453,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 	really := func(err error) func(*Options, *smallDisk) {
 		return func(o *Options, d *smallDisk) { o.MinFreeBytes, d.err = -1, err }
 	}
+	size, rounds := int64(testkit.Sized(64, 64, 128))<<20, testkit.Sized(2, 2, 3)
 	for name, c := range map[string]struct {
 		change func(*Options, *smallDisk)
 		use    func(t *testing.T, q *Queue, ids []ID)
@@ -493,17 +500,18 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				opts := reclaimTest()
-				disk := newSmallDisk(128 << 20)
-				opts.fs, opts.MinFreeBytes = disk, 16<<20
+				disk := newSmallDisk(size)
+				opts.fs, opts.MinFreeBytes = disk, size/8
 				if c.change != nil {
 					c.change(&opts, disk)
 				}
 				q, err := Open("queue", &opts)
 				require.NoError(t, err)
 				defer func() { require.NoError(t, q.Close()) }()
-				for range 3 {
+				for range rounds {
 					var ids []ID
 					for {
 						id, err := q.Produce(ctx, Task{Queue: "a", Payload: incompressible()})
@@ -515,7 +523,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 						require.Less(t, len(ids), (1<<30)/reclaimPayload)
 						time.Sleep(time.Millisecond)
 					}
-					require.Greater(t, len(ids), (32<<20)/reclaimPayload, "much of the disk has been used")
+					require.Greater(t, len(ids), int(size/4)/reclaimPayload, "much of the disk has been used")
 					disk.size.Add(c.room)
 					disk.nodes.Add(c.nodes)
 					time.Sleep(time.Second)

@@ -8,15 +8,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // TestCallersPassUpkeep: while much is due at the same time, whoever calls is served within
 // two groups, and no step does more than its budget.
 func TestCallersPassUpkeep(t *testing.T) {
-	n := 100_000
-	if testing.Short() {
-		n = 8000
-	}
+	n := testkit.Sized(8000, 20_000, 100_000)
 	const size = 1000 // of a task, in bytes
 	ctx := context.Background()
 	fill := func(t *testing.T, q *Queue, task func(i int) Task) {
@@ -68,6 +67,7 @@ func TestCallersPassUpkeep(t *testing.T) {
 		}, func(*testing.T, *Queue) { time.Sleep(time.Second) }, Counts{Ready: uint64(n)}},
 	} {
 		t.Run(load.name, func(t *testing.T) {
+			t.Parallel()
 			bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 				load.prepare(t, q)
 				const commit = time.Millisecond

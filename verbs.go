@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 )
@@ -59,11 +60,9 @@ const (
 	callHold
 	callResume
 	endOfRequests
-
-	// Calls to a node, not to a shard.
-	callJoin = endOfRequests + iota
-	callState
 )
+
+var _ [cluster.OwnKinds - endOfRequests]struct{} // larger kinds are those of the cluster
 
 // verbs describes the operations of calls.
 var verbs = [endOfRequests]verb{

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"path"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 // contents is all files below a directory, but for locks.
@@ -332,7 +334,7 @@ func mustStats(t *testing.T, q *Queue) map[string]Counts {
 func TestRepairOfFiles(t *testing.T) {
 	disk, tasks := variedDisk(t)
 	c := newCorruptible(t, disk)
-	rng := seeded(t)
+	rng := testkit.Seeded(t)
 	lost, repaired := 0, 0
 	for begun := time.Now(); repaired < 8 || time.Since(begun) < *corruptFor; {
 		name := c.files[rng.IntN(len(c.files))]
@@ -542,7 +544,7 @@ func TestRepairInterrupted(t *testing.T) {
 		disk := cloneOf(disk)
 		n := 0
 		var image *vfs.MemFS
-		_, err := Verify("queue", &VerifyOptions{Repair: true, fs: &hookFS{FS: disk, before: func(string, string) error {
+		_, err := Verify("queue", &VerifyOptions{Repair: true, fs: &testkit.HookFS{FS: disk, Before: func(string, string) error {
 			if n++; n >= stop && image == nil {
 				image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
 			}
@@ -568,10 +570,11 @@ func TestRepairInterrupted(t *testing.T) {
 	require.Less(t, finished, interrupted)
 }
 
-// TestRepairOfMissingFiles removes each file of a shard, or cuts it short or to nothing, after the queue
+// TestRepairOfMissingFiles removes files of each kind of a shard, with -long all of them, or cuts it short or to nothing, after the queue
 // was closed and after its process was killed: Open refuses it with ErrCorrupt or has what it had; and Repair
 // succeeds where Verify says so, with a queue that does not contradict itself.
 func TestRepairOfMissingFiles(t *testing.T) {
+	t.Parallel()
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
 	killed := cloneOf(disk)
@@ -584,7 +587,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 		for _, name := range names {
 			file := path.Join("queue/shard-000", name)
 			kind := kindOf(file)
-			if testing.Short() && tried[kind] >= 6 {
+			if tried[kind] >= testkit.Sized(6, 20, math.MaxInt) {
 				continue
 			}
 			info, err := image.Stat(file)

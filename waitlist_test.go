@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
 )
 
 // staleCap is how many void tickets a shard may have beyond the number of good ones.

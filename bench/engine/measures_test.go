@@ -18,10 +18,10 @@ BenchmarkIdle                                   1   0.008 %core
 PASS
 === RUN   TestClusterKill
 === RUN   TestClusterKill/disk
-    clusterkill_test.go:436: kill 1: node 2, shards led again after [1s], served after [1.1s]
-    clusterkill_test.go:457: 14 kills, 30 elections, 9000 tasks acknowledged, 9000 completed, failovers of 28: min 900ms, median 1.15s, 90% 2s, max 2.09s
+    cluster_test.go:436: kill 1: node 2, shards led again after [1s], served after [1.1s]
+    cluster_test.go:457: 14 kills, 30 elections, 9000 tasks acknowledged, 9000 completed, failovers of 28: min 900ms, median 1.15s, 90% 2s, max 2.09s
 === RUN   TestClusterKill/process
-    clusterkill_test.go:457: 12 kills, 26 elections, 8000 tasks acknowledged, 8000 completed, failovers of 24: min 900ms, median 1.39s, 90% 2s, max 2.89s
+    cluster_test.go:457: 12 kills, 26 elections, 8000 tasks acknowledged, 8000 completed, failovers of 24: min 900ms, median 1.39s, 90% 2s, max 2.89s
 --- PASS: TestClusterKill (130.01s)
 `
 

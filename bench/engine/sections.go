@@ -40,7 +40,7 @@ func (c *config) sections() []section {
 	minutes := func(pattern string, window time.Duration, flags ...string) []command {
 		return []command{{args: append(c.bench(pattern, window), flags...)}}
 	}
-	kills := []command{{args: []string{"test", "-run", "^TestClusterKill$", "-v", "-timeout", "0", ".", "-cluster.for", c.kill.String()}}}
+	kills := []command{{args: []string{"test", "-run", "^TestClusterKill$", "-v", "-timeout", "0", "./internal/killtest", "-cluster.for", c.kill.String()}}}
 	var collections []command
 	for range c.count {
 		for _, percent := range gogc {

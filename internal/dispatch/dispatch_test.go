@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -15,18 +14,8 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
-
-// seeded returns a random source whose seed a failed test prints.
-func seeded(t *testing.T) *rand.Rand {
-	seed := rand.Uint64()
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
-		}
-	})
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 // port counts the calls of its methods.
 type port struct{ opened, swept int }
@@ -194,7 +183,7 @@ func TestClose(t *testing.T) {
 // TestWaitList: whatever is pushed, popped and given up, the good tickets are popped in order, and
 // the list is no longer than twice their number plus a constant.
 func TestWaitList(t *testing.T) {
-	r := seeded(t)
+	r := testkit.Seeded(t)
 	var w WaitList
 	var model []*caller // wait, in order
 	for range 50_000 {
@@ -235,7 +224,7 @@ func TestWaitList(t *testing.T) {
 
 // TestLottery: draws are the same as those of a linear search over the members.
 func TestLottery(t *testing.T) {
-	r := seeded(t)
+	r := testkit.Seeded(t)
 	for range 200 {
 		n := 1 + r.IntN(200)
 		var weights []int

@@ -2,10 +2,11 @@ package engine
 
 import (
 	"cmp"
-	"codeq/internal/keys"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
 )
 
 // commitGroup is what one commit persists. Its keys are written in an order that suits Pebble's
@@ -132,8 +133,8 @@ func (g *commitGroup) add(t taskOp) {
 	g.tasks = append(g.tasks, t)
 }
 
-// flushTasks adds tasks to the batch: what is written later comes after them. Within one lane they
-// were collected in the order of their IDs, and the writes come before the removals.
+// flushTasks adds tasks to the batch: what is written later comes after them. In one lane, the new
+// tasks and the removed ones were each collected in the order of their IDs.
 func (g *commitGroup) flushTasks() {
 	if g.scattered {
 		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.TaskKey) })

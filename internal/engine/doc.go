@@ -10,7 +10,7 @@
 //	KeepUp       what is due without being asked for
 //	verbs        each has a Verdict: Produce, Next and Grant, Complete, Fail, Alter ...
 //	Seal         Group.Batch is what is to be written; the owner commits it
-//	Tidy         once it has persisted; then Group.Clear, Effects.Clear, and Forget for Effects.Forgotten
+//	Tidy         once it has persisted; then Clear both, and Forget each of Effects.Forgotten
 //
 // and reads the Effects where they say. After an error, which is in Broken, the State is of no use.
 package engine

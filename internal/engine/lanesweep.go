@@ -57,8 +57,8 @@ func (s *State) sweepLanes() {
 	s.endSweep()
 }
 
-// beginSweep asks the owner to have the reader read disk as it is now, without the current group:
-// that adds only names of lanes in memory.
+// beginSweep starts a reader of disk as it is now, without the current group: that adds only names
+// of lanes in memory.
 func (s *State) beginSweep() {
 	c := &s.catalogue
 	m := &laneNames{absent: c.lanes.Without(&c.loaded)}

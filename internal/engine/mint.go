@@ -1,8 +1,9 @@
 package engine
 
 import (
-	"codeq/internal/keys"
 	"math/rand/v2"
+
+	"codeq/internal/keys"
 )
 
 // minter makes the IDs and the other increasing numbers of one shard, and the places of tasks that
@@ -18,7 +19,7 @@ import (
 type minter struct {
 	clock  uint64 // milliseconds << 12 | counter, of the last number or place made
 	time   uint64 // ms since 1970; never decreases, never behind the wall clock or clock
-	read   uint64 // monotonic clock at which time was set, ms
+	read   uint64 // monotonic clock for which time is valid, ms
 	rand   *rand.Rand
 	shard  int
 	shards int

@@ -14,17 +14,17 @@ import (
 // Pins keep the result of a completed task until its children have ended: a child reads its
 // parents' results when it runs, and their retention may have passed by then.
 //
-// When a parent that is kept for some time is reported to a child, the child pins it: the child's
-// shard has an entry in the range Pin, by child, and the parent's shard counts it in the range
-// Pinned, by parent. While the count is above zero, the parent lies in the bucket that never
-// expires. When the child ends, its shard releases all its pins, by messages; the last one moves
-// the parent to the bucket of its retention. Tasks without ties, and parents that are not kept or
-// kept for ever, pay nothing.
+// A child that is told of a parent that is kept for some time pins the parent: the child's shard
+// has an entry in the range Pin, by child, and the parent's shard counts it in the range Pinned, by
+// parent. While the count is above zero, the parent lies in the bucket that never expires. When the
+// child ends, its shard releases all its pins, by messages; the last one moves the parent to the
+// bucket of its retention. Tasks without ties, and parents that are not kept or kept for ever, pay
+// nothing.
 //
-// Every child to which a pinned parent is reported unpins it once: when it ends, or at once if it
-// has ended before. The parent is also pinned while its end is reported to its children, so that
-// the last child may end before the others know. A dead child may be redriven: it pins its parents
-// for as long as the dead letter is kept.
+// Every child that is told of a pinned parent unpins it once: when it ends, or at once if it has
+// ended before. The parent is also pinned while its children are told, so that the last child may
+// end before the others know. A dead child may be redriven: it pins its parents for as long as the
+// dead letter is kept.
 type pins struct {
 	counts pinCache // by parent
 	any    bool     // tasks of this shard may pin others
@@ -75,8 +75,8 @@ func (s *State) allTold(parent keys.ID) {
 	}
 }
 
-// pinFor counts a child to which a parent is reported, if the parent is pinned. It returns the
-// outcome to report.
+// pinFor counts a child that is told of a parent, if the parent is pinned. It returns the outcome
+// to tell.
 func (s *State) pinFor(parent keys.ID, outcome byte) byte {
 	if outcome != parentDone {
 		return outcome
@@ -90,7 +90,7 @@ func (s *State) pinFor(parent keys.ID, outcome byte) byte {
 	return parentPinned
 }
 
-// repin keeps a completed task for one more child, to which it is reported next.
+// repin keeps a completed task for one more child, which is told next.
 // REQUIRES: the task is not moving.
 func (s *State) repin(at *located) {
 	if at.place.At == keys.Forever { // kept for ever, or pinned

@@ -1,9 +1,10 @@
 package engine
 
 import (
+	"strings"
+
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
-	"strings"
 )
 
 // isBusy reports whether a queue has tasks that have not ended.
@@ -59,7 +60,7 @@ type Queue struct {
 	busy       bool // counted among the queues with unended tasks
 }
 
-func newQueueState(name string) *Queue {
+func newQueue(name string) *Queue {
 	return &Queue{Name: name, Configured: Unconfigured}
 }
 
@@ -106,7 +107,7 @@ func (q *Queue) removeLane(l *Lane) {
 func (s *State) QueueNamed(name string) *Queue {
 	q := s.Queues[name]
 	if q == nil {
-		q = newQueueState(strings.Clone(name)) // it may be a part of a long string
+		q = newQueue(strings.Clone(name)) // it may be a part of a long string
 		q.Handle = len(s.Queues)
 		if s.handles.Len() > 0 {
 			q.Handle = s.handles.Pop()

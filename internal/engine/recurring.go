@@ -90,7 +90,7 @@ func (r *recurring) pass(after uint64) {
 type recurringTable struct {
 	list    []*recurring              // by name
 	waiting timeheap.Heap[*recurring] // those that wait for their next tick
-	late    []*recurring              // those that wait for another turn, by the last; some are gone
+	late    []*recurring              // by the times of their last turns; some are gone
 	looked  uint64                    // how often a schedule got a turn
 }
 

@@ -78,7 +78,7 @@ func (s *State) leaveRing(l *Lane) {
 	}
 	l.ringNext, l.ringPrev = nil, nil
 	l.turns = 0
-	s.windows.expose(l)
+	s.windows.makeOldest(l)
 }
 
 // newRing and dropRing reuse rings: a queue that becomes empty every other moment costs no

@@ -103,7 +103,7 @@ type Instant struct {
 	Now    uint64 // monotonic, without the time that does not count
 	Wall   uint64 // since 1970
 	Uptime uint64 // monotonic
-	Judged uint64 // latest time at which the operation under decision may have arrived, as Now
+	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
 	Reap   uint64 // leases with a deadline up to it may be taken back, as Now
 }
 

@@ -1,13 +1,14 @@
 package engine
 
 import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
 	"codeq/internal/store"
-	"fmt"
-
-	"github.com/cockroachdb/pebble/v2"
 )
 
 // holder returns the task that has an idempotency key.
@@ -46,8 +47,9 @@ func (s *State) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 	}
 }
 
-// endKey is called for the key of a task that ends. It does nothing until the shard's clock has
-// passed the key's time: freeKeys will find that the task has ended.
+// endKey is called for the key of a task that ends. Before the shard's clock has passed the key's
+// time there is nothing to do, unless the end releases the key: freeKeys will find that the task
+// has ended.
 func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
 	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
 		return

@@ -45,7 +45,7 @@ type StepDone struct {
 var upkeeps = [...]upkeep{
 	// first: what the group writes comes after its range deletions
 	{StepTrim, RoomNone, (*State).trimIsDue, (*State).trim},
-	{StepList, RoomNone, (*State).listKeysIsDue, (*State).listKeys}, // before what changes keys
+	{StepList, RoomNone, (*State).listKeysIsDue, (*State).listKeys}, // before what changes the caches
 	// with freeKeys, before what may schedule a task, or end one that has a key
 	{StepPromote, RoomLow, (*State).promoteIsDue, (*State).promoteDue},
 	{StepFreeKeys, RoomNone, (*State).freeKeysIsDue, (*State).freeKeys},

@@ -105,8 +105,8 @@ func (m *windowMemory) remove(l *Lane) {
 	l.older, l.newer = nil, nil
 }
 
-// expose makes a lane that has no task, but may hold memory, the first to give it back.
-func (m *windowMemory) expose(l *Lane) {
+// makeOldest makes a lane that has no task, but may hold memory, the first to give it back.
+func (m *windowMemory) makeOldest(l *Lane) {
 	if l.window.Footprint() == 0 || m.oldest == l {
 		return
 	}

@@ -74,7 +74,7 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 		create := func() (done bool, err error) { f, err = open(); return false, err }
 		err := fs.latch.withReserve(vital, create)
 		if err == nil {
-			return &written{f, fs.latch, vital}, nil
+			return &writtenFile{f, fs.latch, vital}, nil
 		}
 		if !vital {
 			return nil, err
@@ -85,7 +85,7 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 	if err != nil {
 		return nil, err
 	}
-	return &written{f, fs.latch, vital}, nil
+	return &writtenFile{f, fs.latch, vital}, nil
 }
 
 func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err error) {
@@ -95,7 +95,7 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 	if fs.latch.Err() != nil {
 		fs.latch.backOff() // compactions look for tables that were written nowhere
 	}
-	err = fs.latch.insist(func() error {
+	err = fs.latch.retryRead(func() error {
 		f, err = fs.FS.Open(name, opts...)
 		return err
 	})
@@ -105,7 +105,7 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 		}
 		return nil, err
 	}
-	return &read{f, fs.latch}, nil
+	return &readFile{f, fs.latch}, nil
 }
 
 // Lock keeps the lock, so that the latch can release it if the store cannot be closed.
@@ -142,7 +142,7 @@ func (fs *latchFS) OpenDir(name string) (vfs.File, error) {
 	if err != nil || name != fs.dir {
 		return f, err
 	}
-	return &written{f, fs.latch, true}, nil
+	return &writtenFile{f, fs.latch, true}, nil
 }
 
 func (fs *latchFS) Remove(name string) error {
@@ -171,14 +171,14 @@ func (fs *latchFS) GetDiskUsage(path string) (vfs.DiskUsage, error) {
 	return u, err
 }
 
-// written is a file that Pebble writes, or a directory that it syncs.
-type written struct {
+// writtenFile is a file that Pebble writes, or a directory that it syncs.
+type writtenFile struct {
 	vfs.File
 	latch *Latch
 	vital bool
 }
 
-func (f *written) Write(p []byte) (int, error) {
+func (f *writtenFile) Write(p []byte) (int, error) {
 	err := f.latch.try(f.vital, func() error {
 		if !f.vital && f.latch.reserve.used.Load() {
 			return syscall.ENOSPC // what is left is for vital files
@@ -196,10 +196,10 @@ func (f *written) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (f *written) Sync() error     { return f.latch.try(f.vital, f.File.Sync) }
-func (f *written) SyncData() error { return f.latch.try(f.vital, f.File.SyncData) }
+func (f *writtenFile) Sync() error     { return f.latch.try(f.vital, f.File.Sync) }
+func (f *writtenFile) SyncData() error { return f.latch.try(f.vital, f.File.SyncData) }
 
-func (f *written) SyncTo(length int64) (full bool, err error) {
+func (f *writtenFile) SyncTo(length int64) (full bool, err error) {
 	err = f.latch.try(f.vital, func() (err error) {
 		full, err = f.File.SyncTo(length)
 		return err
@@ -207,7 +207,7 @@ func (f *written) SyncTo(length int64) (full bool, err error) {
 	return full, err
 }
 
-func (f *written) Preallocate(offset, length int64) error {
+func (f *writtenFile) Preallocate(offset, length int64) error {
 	if f.latch.Err() != nil || f.latch.reserve.used.Load() {
 		return nil
 	}
@@ -215,17 +215,17 @@ func (f *written) Preallocate(offset, length int64) error {
 	return f.File.Preallocate(offset, length)
 }
 
-func (f *written) Stat() (vfs.FileInfo, error) {
+func (f *writtenFile) Stat() (vfs.FileInfo, error) {
 	info, err := f.File.Stat()
 	if err != nil && f.vital {
 		f.latch.Fail(err)
-		return nowhere{}, nil
+		return emptyInfo{}, nil
 	}
 	return info, err
 }
 
 // Close releases the file, even if the latch has failed.
-func (f *written) Close() error {
+func (f *writtenFile) Close() error {
 	err := f.File.Close()
 	return f.latch.try(f.vital, func() error { return err })
 }
@@ -244,22 +244,22 @@ func (l *Latch) try(vital bool, do func() error) error {
 	return err
 }
 
-// nowhere is the information on a log whose own cannot be read: it has no bytes.
-type nowhere struct{ vfs.FileInfo }
+// emptyInfo is the information on a log whose own cannot be read: it has no bytes.
+type emptyInfo struct{ vfs.FileInfo }
 
-func (nowhere) Size() int64 { return 0 }
+func (emptyInfo) Size() int64 { return 0 }
 
-// read is a file that Pebble reads.
-type read struct {
+// readFile is a file that Pebble reads.
+type readFile struct {
 	vfs.File
 	latch *Latch
 }
 
-func (f *read) ReadAt(p []byte, off int64) (n int, err error) {
+func (f *readFile) ReadAt(p []byte, off int64) (n int, err error) {
 	if n, err = f.File.ReadAt(p, off); err == nil || errors.Is(err, io.EOF) {
 		return n, err
 	}
-	err = f.latch.insist(func() error {
+	err = f.latch.retryRead(func() error {
 		n, err = f.File.ReadAt(p, off)
 		return err
 	})

@@ -206,7 +206,7 @@ func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
 
 // await waits for the end of a flush or a compaction.
 func (l *Latch) await() {
-	l.waiting.Add(1) // counted before it waits: work that fails while nobody waits may be retried
+	l.waiting.Add(1) // only now: work that fails while nobody waits may be retried
 	<-l.work
 	l.waiting.Add(-1)
 }

@@ -37,8 +37,8 @@ func inIterator() bool {
 	}
 }
 
-// insist repeats a read. In a compaction it returns no error.
-func (l *Latch) insist(read func() error) error {
+// retryRead repeats a read. In a compaction it returns no error.
+func (l *Latch) retryRead(read func() error) error {
 	for tries := 1; ; tries++ {
 		err := read()
 		if err == nil {

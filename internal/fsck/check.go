@@ -96,7 +96,7 @@ type checker struct {
 	seen          map[taskID]*checkedTask
 	indexed       map[taskID]bool
 	counts        map[uint32]keys.Counts // found, by queue; counters removes what it has compared
-	buckets       map[keys.Place]uint64  // found, as counts
+	buckets       map[keys.Place]uint64  // found; bucket removes what it has compared
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
 	pending       map[taskID]uint64

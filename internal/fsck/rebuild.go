@@ -325,7 +325,7 @@ func (b *rebuilder) rebuildUnique() error {
 	}
 	for id, t := range b.tasks {
 		if t.Flags&record.HoldsKey != 0 && !t.ended() && holders[t.Unique] != id {
-			if err := b.disown(id, t); err != nil {
+			if err := b.clearHoldsKey(id, t); err != nil {
 				return err
 			}
 		}
@@ -333,8 +333,8 @@ func (b *rebuilder) rebuildUnique() error {
 	return nil
 }
 
-// disown notes in the record of a task that another one may have its idempotency key.
-func (b *rebuilder) disown(id taskID, t *rebuiltTask) error {
+// clearHoldsKey notes in the record of a task that another one may have its idempotency key.
+func (b *rebuilder) clearHoldsKey(id taskID, t *rebuiltTask) error {
 	key := t.AppendKey(nil, id)
 	value, err := schema.Lookup(b.db, key)
 	if err != nil {
@@ -435,11 +435,11 @@ func (b *rebuilder) rebuildTurns() error {
 			lost[id] = true
 		}
 	}
-	return b.loseTurns(lost)
+	return b.clearHoldsTurn(lost)
 }
 
-// loseTurns notes in the records of dead letters that they hold no turn.
-func (b *rebuilder) loseTurns(lost map[taskID]bool) error {
+// clearHoldsTurn notes in the records of dead letters that they hold no turn.
+func (b *rebuilder) clearHoldsTurn(lost map[taskID]bool) error {
 	if len(lost) == 0 {
 		return nil
 	}

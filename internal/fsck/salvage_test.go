@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -18,18 +16,8 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/keys"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
-
-var seed = flag.Uint64("seed", 0, "of the tests that draw what they do; 0: any")
-
-func seeded(t *testing.T) *rand.Rand {
-	s := *seed
-	if s == 0 {
-		s = rand.Uint64()
-	}
-	t.Logf("-seed %d", s)
-	return rand.New(rand.NewPCG(s, 0))
-}
 
 // blocksOf returns where the blocks of a table with entries begin.
 func blocksOf(t *testing.T, disk vfs.FS, path string) (at []int64) {
@@ -139,11 +127,8 @@ func cloneStore(t *testing.T, from *vfs.MemFS, dir string) *vfs.MemFS {
 // nothing is missing or older, whatever compactions have done to sequence numbers; nor when a table
 // is missing, except for what only that table has.
 func TestGather(t *testing.T) {
-	rng := seeded(t)
-	rounds := 12
-	if testing.Short() {
-		rounds = 4
-	}
+	rng := testkit.Seeded(t)
+	rounds := testkit.Sized(4, 12, 12)
 	back := 0
 	for range rounds {
 		disk := vfs.NewMem()

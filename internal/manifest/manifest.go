@@ -38,9 +38,9 @@ const (
 // a format adds to the one before it may be missing, so a crash between the two steps, and a shard
 // that was not written since, do no harm.
 //
-//	3  the first that can be raised
-//	4  as 3; what is new has keys, trailing fields or flags of its own, and the
-//	   manifest says where a queue lies that is open
+//	3  the first that can be upgraded
+//	4  as 3; what is new has its own keys, trailing fields or flags, and the
+//	   manifest says where an open queue lies
 const (
 	Format       = 4
 	OldestFormat = 3

@@ -193,8 +193,8 @@ func (n *Node) goUnlessClosed(what string, f func(), end func(error)) bool {
 	return true
 }
 
-// adopt registers raw to be closed by Close. After Close it closes raw itself and returns nil.
-func (n *Node) adopt(raw net.Conn) *conn {
+// register makes Close close raw. After Close it closes raw itself and returns nil.
+func (n *Node) register(raw net.Conn) *conn {
 	c := &conn{Conn: raw, node: n}
 	n.mu.Lock()
 	closed := n.closed
@@ -227,15 +227,15 @@ func (n *Node) accept() {
 			continue
 		}
 		delay = 0
-		if c := n.adopt(raw); c != nil {
-			n.goUnlessClosed("welcome", func() { n.welcome(c) }, func(error) { _ = c.Close() })
+		if c := n.register(raw); c != nil {
+			n.goUnlessClosed("accepted connection", func() { n.serveAccepted(c) }, func(error) { _ = c.Close() })
 		}
 	}
 }
 
-// welcome reads the header of an accepted connection and serves the connection, or hands it over.
-// If that fails, it closes it.
-func (n *Node) welcome(c *conn) {
+// serveAccepted reads the header of an accepted connection and serves the connection, or hands it
+// over. If that fails, it closes it.
+func (n *Node) serveAccepted(c *conn) {
 	h, err := n.checkHeader(c)
 	if err != nil {
 		_ = c.Close()
@@ -294,7 +294,7 @@ func (n *Node) connect(ctx context.Context, addr string, h header) (*conn, error
 	if err != nil {
 		return nil, fmt.Errorf("peer: dial %s: %w", addr, err)
 	}
-	c := n.adopt(raw)
+	c := n.register(raw)
 	if c == nil {
 		return nil, ErrClosed
 	}

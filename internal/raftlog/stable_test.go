@@ -1,8 +1,6 @@
 package raftlog
 
 import (
-	"flag"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,6 +8,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 func TestStable(t *testing.T) {
@@ -72,8 +72,6 @@ func TestStable(t *testing.T) {
 	require.Error(t, err)
 }
 
-var seedFlag = flag.Uint64("seed", 0, "of the bits that TestStableDamage flips; 0: another one each time")
-
 // TestStableDamage flips bits of a file that was closed, and of its seal.
 func TestStableDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stable")
@@ -82,12 +80,7 @@ func TestStableDamage(t *testing.T) {
 	require.NoError(t, s.Group(1).SetUint64([]byte("CurrentTerm"), 7))
 	require.NoError(t, s.Close())
 	require.NoError(t, CheckStable(vfs.Default, path))
-	seed := *seedFlag
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("-seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := testkit.Seeded(t)
 	for _, name := range []string{path, path + ".seal"} {
 		good, err := os.ReadFile(name)
 		require.NoError(t, err)

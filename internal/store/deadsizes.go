@@ -15,10 +15,10 @@ import (
 
 // sampleSize limits one sample.
 type sampleSize struct {
-	keys    int    // keys of a table
-	lookups int    // lookups of all tables, in each of the levels below
-	bytes   uint64 // size of the tables whose keys are read, except for the first
-	anew    bool   // keys that were sampled before are not used again
+	keys     int    // keys of a table
+	lookups  int    // lookups of all tables, in each of the levels below
+	bytes    uint64 // size of the tables whose keys are read, except for the first
+	resample bool   // keys that were sampled before are not used again
 }
 
 // A usual sample may miss what a few of many deletions delete, even if that is large. So it is not
@@ -26,7 +26,7 @@ type sampleSize struct {
 // bytes.
 var (
 	usualSample    = sampleSize{keys: 64, lookups: 1024, bytes: 16 << 20}
-	thoroughSample = sampleSize{keys: 1024, lookups: 16 << 10, bytes: 1 << 30, anew: true}
+	thoroughSample = sampleSize{keys: 1024, lookups: 16 << 10, bytes: 1 << 30, resample: true}
 )
 
 // sample is keys of deletions in one table, in random order.
@@ -68,7 +68,7 @@ type deleting struct {
 }
 
 // sample estimates what the deletions in tables delete. The keys of a table are read once, unless
-// size.anew is set.
+// size.resample is set.
 func (r *reclaimer) sample(levels [][]pebble.SSTableInfo, size sampleSize) *deadSizes {
 	var all []deleting
 	for n, level := range levels {
@@ -126,7 +126,7 @@ func (r *reclaimer) takeKeys(all []deleting, size sampleSize) {
 	for i := range all {
 		t := &all[i]
 		keys, ok := before[numberOf(t.SSTableInfo)]
-		if (!ok || size.anew) && (t.Size <= left || left == size.bytes) && r.ctx.Err() == nil {
+		if (!ok || size.resample) && (t.Size <= left || left == size.bytes) && r.ctx.Err() == nil {
 			left -= min(left, t.Size)
 			keys, ok = r.store.sampleOf(t.SSTableInfo, size.keys)
 		}

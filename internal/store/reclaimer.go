@@ -37,7 +37,7 @@ type reclaimer struct {
 
 	tables   atomic.Int64 // bytes in tables
 	written  atomic.Int64 // bytes committed since the store was opened
-	total    atomic.Int64 // entries committed, as written
+	total    atomic.Int64 // entries committed since then
 	flushed  committed    // what is in tables at least
 	begun    committed    // what was committed when the last flush began
 	before   committed    // the same for the flush before
@@ -49,14 +49,14 @@ type reclaimer struct {
 	armed    atomic.Bool   // a check is planned
 	merged   atomic.Bool   // a flush or a compaction has ended
 
-	next    time.Time // time of the next check; zero: none before the next commit
-	settles bool      // it waits until Pebble has taken into account what was flushed
-	quietAt int64     // value of total when it began to settle
-	known   uint64    // dead bytes in tables that the last check found and left
-	hoped   int64     // bytes expected to be dead, for which it has flushed; 0: none
-	putOff  bool      // a flush was put off until flushAt
-	flushAt time.Time
-	pause   time.Duration // the last time until flushAt
+	next     time.Time // time of the next check; zero: none before the next commit
+	settles  bool      // it waits until Pebble has taken into account what was flushed
+	quietAt  int64     // value of total when it began to settle
+	known    uint64    // dead bytes in tables that the last check found and left
+	expected int64     // bytes expected to be dead, for which it has flushed; 0: none
+	putOff   bool      // a flush was put off until flushAt
+	flushAt  time.Time
+	pause    time.Duration // until flushAt, when it was last set
 
 	thoroughAt time.Time     // when a thorough sample may be taken although the store is busy
 	rushAt     time.Time     // when to check again on a tight disk
@@ -69,15 +69,15 @@ type reclaimer struct {
 const ReclaimFrom = 8 << 20
 
 const (
-	reclaimFlush = 8 << 20  // bytes committed with which a flush comes soon by itself
-	reclaimDoubt = 64 << 10 // bytes around the beginning of a flush that may be in either memory
+	reclaimFlush  = 8 << 20  // bytes committed with which a flush comes soon by itself
+	reclaimUnsure = 64 << 10 // bytes around the beginning of a flush that may be in either memory
 	// Size of the piece that is compacted at once, about; at most a quarter of the free bytes on a
 	// tight disk.
 	reclaimPiece = 128 << 20
 	reclaimPart  = 16 // ReclaimFrom, and one in so many of the bytes in tables, may be dead
 	reclaimShare = 4  // a range is compacted if one in so many of its bytes is dead
 	reclaimQuiet = 10 // the same when nothing is committed
-	reclaimVain  = 16 // if fewer than one in so many bytes turn out dead, flushes are delayed
+	reclaimMin   = 16 // if fewer than one in so many bytes turn out dead, flushes are delayed
 
 	reclaimLook     = 10 * time.Second
 	reclaimPause    = 160 * time.Second // at most
@@ -137,7 +137,7 @@ func (r *reclaimer) FlushBegins() {
 func (r *reclaimer) FlushEnds() {
 	bytes := r.before.bytes.Load()
 	r.flushed.store(bytes, r.before.entries.Load())
-	if r.rangeAt.Load()+reclaimDoubt < bytes {
+	if r.rangeAt.Load()+reclaimUnsure < bytes {
 		r.hasTrim.Store(false)
 		r.hasRange.Store(false)
 	}
@@ -146,10 +146,10 @@ func (r *reclaimer) FlushEnds() {
 
 func (r *reclaimer) CompactionEnds() {
 	r.merged.Store(true)
-	r.poke()
+	r.wakeUp()
 }
 
-func (r *reclaimer) poke() {
+func (r *reclaimer) wakeUp() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -161,7 +161,7 @@ func (r *reclaimer) wrote(bytes int, entries uint32) {
 	r.written.Add(int64(bytes))
 	r.total.Add(int64(entries))
 	if r.hasTables() && !r.armed.Load() && !r.armed.Swap(true) {
-		r.poke()
+		r.wakeUp()
 	}
 }
 
@@ -171,7 +171,7 @@ func (r *reclaimer) ranged(trimmed bool) {
 	r.hasRange.Store(true)
 	if trimmed {
 		r.hasTrim.Store(true)
-		r.poke()
+		r.wakeUp()
 	}
 }
 
@@ -179,7 +179,7 @@ func (r *reclaimer) ranged(trimmed bool) {
 func (r *reclaimer) hurry(free uint64) {
 	r.free.Store(free)
 	if !r.hurried.Load() && !r.hurried.Swap(true) {
-		r.poke()
+		r.wakeUp()
 	}
 }
 
@@ -229,7 +229,7 @@ func (r *reclaimer) step() {
 		}
 	}
 	if !r.hasTables() {
-		r.rest()
+		r.sleep()
 		return
 	}
 	now := time.Now()
@@ -243,7 +243,7 @@ func (r *reclaimer) step() {
 		case now.Before(r.rushAt):
 			r.next = r.rushAt
 		default:
-			r.rushed, r.hoped = total, 0
+			r.rushed, r.expected = total, 0
 			if r.hasRange.Load() || r.unflushed() >= r.from/8 {
 				r.flush()
 			}
@@ -258,7 +258,7 @@ func (r *reclaimer) step() {
 	case r.next.IsZero() || now.Before(r.next):
 	case !r.settles:
 		much := r.unflushed()
-		r.hoped, r.putOff = 0, false
+		r.expected, r.putOff = 0, false
 		switch {
 		case r.hasRange.Load():
 			r.flush()
@@ -266,7 +266,7 @@ func (r *reclaimer) step() {
 		case now.Before(r.flushAt):
 			r.putOff = true
 		default:
-			r.hoped = much
+			r.expected = much
 			r.flush()
 		}
 		r.settle(reclaimSettle)
@@ -284,7 +284,7 @@ func (r *reclaimer) step() {
 			return
 		}
 		if r.total.Load() == r.quietAt {
-			r.rest()
+			r.sleep()
 			if r.total.Load() == r.quietAt { // else a commit may have come before armed was cleared
 				return
 			}
@@ -294,12 +294,12 @@ func (r *reclaimer) step() {
 	}
 }
 
-// judge delays the next flush if the last one found few dead bytes: each flush adds a table that
-// Pebble must merge with live ones.
-func (r *reclaimer) judge(brought uint64) {
+// adjustPause delays the next flush if the last one found few dead bytes: each flush adds a table
+// that Pebble must merge with live ones.
+func (r *reclaimer) adjustPause(found uint64) {
 	switch {
-	case r.hoped == 0:
-	case brought < uint64(r.hoped)/reclaimVain:
+	case r.expected == 0:
+	case found < uint64(r.expected)/reclaimMin:
 		r.pause = min(max(2*r.pause, reclaimLook), reclaimPause)
 		r.flushAt = time.Now().Add(r.pause)
 	default:
@@ -307,8 +307,8 @@ func (r *reclaimer) judge(brought uint64) {
 	}
 }
 
-// rest waits until something is committed.
-func (r *reclaimer) rest() {
+// sleep waits until something is committed.
+func (r *reclaimer) sleep() {
 	r.next, r.settles = time.Time{}, false
 	r.hurried.Store(false)
 	r.armed.Store(false)
@@ -509,7 +509,7 @@ func (r *reclaimer) compact() (found bool) {
 		r.thoroughAt = time.Now().Add(reclaimThorough)
 		ranges, dead = r.estimate(levels, r.sample(levels, thoroughSample))
 	}
-	r.judge(dead - min(dead, r.known))
+	r.adjustPause(dead - min(dead, r.known))
 	r.known = dead
 	if dead < limit {
 		return false

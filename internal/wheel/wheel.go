@@ -9,7 +9,7 @@ const (
 	lateSlot  = levels * slots // the slot after the last level
 )
 
-// MaxMoves is how many entries an Advance moves to lower levels at the most.
+// MaxMoves is how many entries an Advance moves to lower levels at most.
 const MaxMoves = 256
 
 // Entry is an element of a Wheel, to be embedded in the timed object. Its zero value is ready to

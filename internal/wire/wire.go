@@ -82,7 +82,7 @@ func (r *Reader) Int() int64 {
 	return n
 }
 
-// Count reads the number of following elements, each of which takes at least least bytes: so the
+// Count reads the number of following elements, each of which takes least bytes or more: so the
 // message limits what a reader allocates.
 func (r *Reader) Count(least int) int {
 	n := r.Uint()

@@ -1,4 +1,4 @@
-package codeq
+package killtest
 
 import (
 	"bufio"
@@ -15,7 +15,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/guard"
+	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // The crash tests run this test binary again as a child that works on a queue
@@ -27,7 +30,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	guard.Observe(func(what string, value any, stack []byte) { // in a child: it ends, which the parent notices
+	guard.Observe(func(what string, value any, stack []byte) { // a child ends, which its parent notices
 		fmt.Fprintf(os.Stderr, "codeq has panicked in %s: %v\n%s", what, value, stack)
 		os.Exit(2)
 	})
@@ -41,17 +44,12 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(crashDirEnv); dir != "" {
 		level, err := strconv.Atoi(os.Getenv(crashLevelEnv))
 		if err == nil {
-			err = crashChild(dir, Durability(level))
+			err = crashChild(dir, codeq.Durability(level))
 		}
 		fmt.Fprintln(os.Stderr, "child:", err) // the parent kills it before it gets here
 		os.Exit(1)
 	}
-	guard.Observe(ownPanics.add)
-	code := m.Run()
-	if !ownPanics.report() {
-		code = max(code, 1)
-	}
-	os.Exit(code)
+	os.Exit(m.Run())
 }
 
 // What a child reports: a kind, a task, and a number.
@@ -66,7 +64,7 @@ const crashEventLen = 1 + 16 + 2
 
 type crashEvent struct {
 	kind byte
-	id   ID
+	id   codeq.ID
 	n    int
 }
 
@@ -77,8 +75,8 @@ func (e crashEvent) report() error {
 	return err
 }
 
-func crashOptions(level Durability) *Options {
-	return &Options{
+func crashOptions(level codeq.Durability) *codeq.Options {
+	return &codeq.Options{
 		Shards: 2, Durability: level, MemTableBytes: 512 << 10,
 		WindowTasks: 16, LeaseFor: time.Minute, MaxAttempts: 1 << 14,
 	}
@@ -86,8 +84,8 @@ func crashOptions(level Durability) *Options {
 
 const crashProducers, crashWorkers = 8, 16
 
-func crashChild(dir string, level Durability) error {
-	q, err := Open(dir, crashOptions(level))
+func crashChild(dir string, level codeq.Durability) error {
+	q, err := codeq.Open(dir, crashOptions(level))
 	if err != nil {
 		return err
 	}
@@ -101,9 +99,9 @@ func crashChild(dir string, level Durability) error {
 	return <-errs
 }
 
-func crashProduce(q *Queue, producer int) error {
+func crashProduce(q *codeq.Queue, producer int) error {
 	for n := 0; ; n++ {
-		t := Task{Queue: "crash", Payload: []byte(fmt.Sprint(producer, " ", n)), Priority: n % 2}
+		t := codeq.Task{Queue: "crash", Payload: []byte(fmt.Sprint(producer, " ", n)), Priority: n % 2}
 		id, err := q.Produce(context.Background(), t)
 		if err != nil {
 			return err
@@ -116,10 +114,10 @@ func crashProduce(q *Queue, producer int) error {
 
 // crashWork completes most of the tasks that it claims, returns some, and
 // keeps some until the end.
-func crashWork(q *Queue) error {
+func crashWork(q *codeq.Queue) error {
 	ctx := context.Background()
 	for {
-		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"crash"}})
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"crash"}})
 		if err != nil {
 			return err
 		}
@@ -128,7 +126,7 @@ func crashWork(q *Queue) error {
 		}
 		switch fate := rand.IntN(16); {
 		case fate == 0:
-			err = q.Retry(ctx, l.Receipt, RetryOptions{After: -1})
+			err = q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1})
 		case fate == 1:
 			err = q.Release(ctx, l.Receipt, time.Millisecond)
 		case fate == 2:
@@ -154,16 +152,16 @@ func crashWork(q *Queue) error {
 
 // crashHistory is what children have reported of the tasks in one directory.
 type crashHistory struct {
-	order     []ID // of acknowledged produces
-	producer  map[ID]int
-	attempts  map[ID]int
-	finishing map[ID]bool
-	completed map[ID]bool
+	order     []codeq.ID // of acknowledged produces
+	producer  map[codeq.ID]int
+	attempts  map[codeq.ID]int
+	finishing map[codeq.ID]bool
+	completed map[codeq.ID]bool
 }
 
 func newCrashHistory() *crashHistory {
 	return &crashHistory{
-		producer: map[ID]int{}, attempts: map[ID]int{}, finishing: map[ID]bool{}, completed: map[ID]bool{},
+		producer: map[codeq.ID]int{}, attempts: map[codeq.ID]int{}, finishing: map[codeq.ID]bool{}, completed: map[codeq.ID]bool{},
 	}
 }
 
@@ -182,7 +180,7 @@ func (h *crashHistory) add(e crashEvent) {
 }
 
 // runAndKill lets a child work until it has reported that many events.
-func (h *crashHistory) runAndKill(t *testing.T, dir string, level Durability, events int) {
+func (h *crashHistory) runAndKill(t *testing.T, dir string, level codeq.Durability, events int) {
 	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
@@ -202,41 +200,41 @@ func (h *crashHistory) runAndKill(t *testing.T, dir string, level Durability, ev
 			require.True(t, errors.Is(err, io.EOF), "the child's report ends in the middle: %v", err)
 			break
 		}
-		h.add(crashEvent{b[0], ID(b[1:17]), int(b[17])<<8 | int(b[18])})
+		h.add(crashEvent{b[0], codeq.ID(b[1:17]), int(b[17])<<8 | int(b[18])})
 	}
 	require.Error(t, cmd.Wait(), "the child was to be killed")
 }
 
-// stored opens the queue and returns all of its tasks.
-func stored(t *testing.T, dir string, level Durability) map[ID]*TaskInfo {
+// stored opens the queue and returns all of its tasks, and makes sure that what is on disk does not
+// contradict itself.
+func stored(t *testing.T, dir string, level codeq.Durability) map[codeq.ID]*codeq.TaskInfo {
 	t.Helper()
-	q, err := Open(dir, crashOptions(level))
+	q, err := codeq.Open(dir, crashOptions(level))
 	require.NoError(t, err)
-	defer func() { require.NoError(t, q.Close()) }()
-	require.NoError(t, q.checkAll())
-	tasks := make(map[ID]*TaskInfo)
-	for _, s := range q.led() {
-		v := q.peek(s) // of one moment: tasks change their state meanwhile
-		require.NoError(t, v.addAll(tasks))
-		v.close()
+	tasks := make(map[codeq.ID]*codeq.TaskInfo)
+	for _, state := range []codeq.State{codeq.Leased, codeq.Scheduled, codeq.Ready, codeq.Dead} { // in the order in which they go on
+		for info, err := range q.List(context.Background(), codeq.ListOptions{State: state}) {
+			require.NoError(t, err)
+			tasks[info.ID] = info
+		}
 	}
+	require.NoError(t, q.Close())
+	report, err := codeq.Verify(dir, nil)
+	require.NoError(t, err)
+	require.True(t, report.OK(), "%v", report.Problems)
 	return tasks
 }
 
 // crashRounds is how often a child is killed at each level.
-func crashRounds() int {
-	if testing.Short() {
-		return 5
-	}
-	return 30
-}
+func crashRounds() int { return testkit.Sized(5, 30, 30) }
 
 // TestKillLosesNothing: at the levels process and disk, whatever was
 // acknowledged before a kill -9 is there afterwards.
 func TestKillLosesNothing(t *testing.T) {
-	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
-			random := seeded(t)
+			t.Parallel()
+			random := testkit.Seeded(t)
 			dir := t.TempDir()
 			h := newCrashHistory()
 			for range crashRounds() {
@@ -253,7 +251,7 @@ func TestKillLosesNothing(t *testing.T) {
 					if info != nil {
 						// A released attempt does not count, but is never handed out as a lower one.
 						require.GreaterOrEqual(t, info.Attempts, h.attempts[id]-1, "attempts of task %s", id)
-						if info.State == Leased {
+						if info.State == codeq.Leased {
 							require.GreaterOrEqual(t, info.Attempts, h.attempts[id], "attempts of leased task %s", id)
 						}
 					}
@@ -269,20 +267,21 @@ func TestKillLosesNothing(t *testing.T) {
 // was acknowledged and nothing else: of each producer's tasks in a shard, a
 // prefix is left.
 func TestKillWithoutDurability(t *testing.T) {
-	random := seeded(t)
+	t.Parallel()
+	random := testkit.Seeded(t)
 	lost := 0
 	for range crashRounds() {
 		dir := t.TempDir()
 		h := newCrashHistory()
-		h.runAndKill(t, dir, DurabilityNone, 100+random.IntN(2000))
-		tasks := stored(t, dir, DurabilityNone)
+		h.runAndKill(t, dir, codeq.DurabilityNone, 100+random.IntN(2000))
+		tasks := stored(t, dir, codeq.DurabilityNone)
 		type line struct{ producer, shard int }
-		ended := make(map[line]ID)
+		ended := make(map[line]codeq.ID)
 		for _, id := range h.order {
 			if h.finishing[id] {
 				continue
 			}
-			l := line{h.producer[id], id.shard(2)}
+			l := line{h.producer[id], keys.ShardOf(keys.ID(id), 2)}
 			if tasks[id] == nil {
 				ended[l] = id
 				lost++

@@ -1,7 +1,8 @@
-package codeq
+package killtest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -24,6 +25,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // The cluster kill test runs three nodes as processes on loopback, which are
@@ -33,7 +38,7 @@ import (
 // acknowledged with what was worked on.
 
 var (
-	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 10s, or 1s with -short")
+	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 6s, 1s with -short, 10s with -long")
 	clusterFailover = flag.Duration("cluster.failover", 3*time.Second, "from the kill of a node to the next task claimed of a shard that it led, at the most")
 )
 
@@ -52,8 +57,8 @@ type clusterConfig struct {
 	Dir   string
 	Life  uint64 // of all processes of the test
 	Self  int
-	Peers []Peer
-	Level Durability
+	Peers []codeq.Peer
+	Level codeq.Durability
 }
 
 // What a node reports.
@@ -72,7 +77,7 @@ const (
 // nodeEvent is one report. A pipe does not split it.
 type nodeEvent struct {
 	kind    byte
-	id      ID
+	id      codeq.ID
 	number  uint64 // of the task: its payload, unless the kind says something else
 	attempt int
 	at      time.Time
@@ -93,7 +98,7 @@ func (e nodeEvent) report() {
 
 func parseNodeEvent(b []byte) nodeEvent {
 	return nodeEvent{
-		kind: b[0], id: ID(b[1:17]), number: binary.BigEndian.Uint64(b[17:]),
+		kind: b[0], id: codeq.ID(b[1:17]), number: binary.BigEndian.Uint64(b[17:]),
 		attempt: int(binary.BigEndian.Uint64(b[25:])), at: time.Unix(0, int64(binary.BigEndian.Uint64(b[33:]))),
 	}
 }
@@ -105,19 +110,19 @@ func clusterChild() (err error) {
 	if err := json.Unmarshal([]byte(os.Getenv(clusterChildEnv)), &c); err != nil {
 		return err
 	}
-	opts := &Options{
+	opts := &codeq.Options{
 		Shards: clusterShardsN, Durability: c.Level, LeaseFor: clusterLease, MaxAttempts: 1 << 20,
-		Cluster: &Cluster{Node: c.Peers[c.Self].Node, Listen: c.Peers[c.Self].Address, Peers: c.Peers},
+		Cluster: &codeq.Cluster{Node: c.Peers[c.Self].Node, Listen: c.Peers[c.Self].Address, Peers: c.Peers},
 	}
 	if os.Getenv("CODEQ_LOG") != "" {
 		opts.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
-	q, err := Open(c.Dir, opts)
+	q, err := codeq.Open(c.Dir, opts)
 	if err != nil {
 		return err
 	}
-	go reportLeadership(q)
-	go reportCaughtUp(q)
+	go reportLeadership(q, c.Peers[c.Self].Node)
+	go reportCaughtUp(q, c.Peers[c.Self].Node)
 	var stop atomic.Bool
 	const producers, workers = 4, 8
 	errs := make(chan error)
@@ -168,38 +173,76 @@ func clusterChild() (err error) {
 	}
 }
 
-// reportLeadership says which shards the node leads, for as long as it lives.
-func reportLeadership(q *Queue) {
-	var was [clusterShardsN]bool
-	for {
-		change := q.node.routes.next()
-		for i, r := range q.replicas {
-			if is := r.lead.Load() != nil; is != was[i] {
-				was[i] = is
-				kind := byte(nodeLeadsNot)
-				if is {
-					kind = nodeLeads
-				}
-				nodeEvent{kind: kind, number: uint64(i)}.report()
-			}
+// statusOf is what the nodes that answer at once say of each replica, by shard and node.
+func statusOf(q *codeq.Queue) (shards []codeq.ShardStatus, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	st, err := q.ClusterStatus(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return st.Shards, nil
+}
+
+// replicaOf is what a node has of a shard; nil if that is not known.
+func replicaOf(sh codeq.ShardStatus, node string) *codeq.ReplicaStatus {
+	for i, r := range sh.Replicas {
+		if r.Node == node && r.LastError == "" {
+			return &sh.Replicas[i]
 		}
-		<-change
+	}
+	return nil
+}
+
+// reportLeadership says which shards the node leads, until its queue is closed.
+func reportLeadership(q *codeq.Queue, self string) {
+	var was [clusterShardsN]bool
+	for ; ; time.Sleep(20 * time.Millisecond) {
+		shards, err := statusOf(q)
+		if err != nil {
+			return
+		}
+		for i, sh := range shards {
+			r := replicaOf(sh, self)
+			if r == nil || r.Serves == was[i] {
+				continue
+			}
+			was[i] = r.Serves
+			kind := byte(nodeLeadsNot)
+			if was[i] {
+				kind = nodeLeads
+			}
+			nodeEvent{kind: kind, number: uint64(i)}.report()
+		}
 	}
 }
 
-// reportCaughtUp says once that the node has what the others have.
-func reportCaughtUp(q *Queue) {
-	for _, r := range q.replicas {
-		if q.node.catchUp(context.Background(), r) != nil {
+// reportCaughtUp says once that the node has what the leaders of all shards had when it was opened.
+func reportCaughtUp(q *codeq.Queue, self string) {
+	var want [clusterShardsN]uint64 // 0: it is not known yet who leads the shard
+	for ; ; time.Sleep(10 * time.Millisecond) {
+		shards, err := statusOf(q)
+		if err != nil {
 			return // the test waits in vain
 		}
+		behind := false
+		for i, sh := range shards {
+			if r := replicaOf(sh, sh.Leader); r != nil && want[i] == 0 {
+				want[i] = r.Applied
+			}
+			r := replicaOf(sh, self)
+			behind = behind || r == nil || want[i] == 0 || r.Applied < want[i]
+		}
+		if !behind {
+			nodeEvent{kind: nodeCaughtUp}.report()
+			return
+		}
 	}
-	nodeEvent{kind: nodeCaughtUp}.report()
 }
 
-func clusterProduce(q *Queue, number uint64, stop *atomic.Bool) error {
+func clusterProduce(q *codeq.Queue, number uint64, stop *atomic.Bool) error {
 	for ; !stop.Load(); number++ {
-		t := Task{Queue: clusterQueue, Payload: binary.BigEndian.AppendUint64(nil, number)}
+		t := codeq.Task{Queue: clusterQueue, Payload: binary.BigEndian.AppendUint64(nil, number)}
 		id, err := q.Produce(context.Background(), t)
 		if err != nil {
 			return err
@@ -210,9 +253,9 @@ func clusterProduce(q *Queue, number uint64, stop *atomic.Bool) error {
 	return nil
 }
 
-func clusterWork(ctx context.Context, q *Queue) error {
+func clusterWork(ctx context.Context, q *codeq.Queue) error {
 	for {
-		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{clusterQueue}})
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{clusterQueue}})
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -226,9 +269,9 @@ func clusterWork(ctx context.Context, q *Queue) error {
 		switch err := q.Complete(context.Background(), l.Receipt, nil); {
 		case err == nil:
 			e.kind = nodeCompleted
-		case errors.Is(err, ErrUncertain):
+		case errors.Is(err, codeq.ErrUncertain):
 			continue // the task is done, or somebody claims it again
-		case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrNotLeader):
+		case errors.Is(err, codeq.ErrLeaseLost), errors.Is(err, codeq.ErrNotLeader):
 			e.kind = nodeUnfinished
 		default:
 			return err
@@ -248,20 +291,20 @@ type clusterHistory struct {
 	elections int
 	changed   chan struct{} // closed and replaced by every event
 
-	produced  map[ID]uint64
-	byNumber  map[uint64]ID // a produce has its effect once
-	attempts  map[ID]map[int]bool
-	finishing map[ID]int  // calls of Complete that may have been applied
-	completed map[ID]int  // the attempt
-	caughtUp  map[int]int // how often a node has
+	produced  map[codeq.ID]uint64
+	byNumber  map[uint64]codeq.ID // a produce has its effect once
+	attempts  map[codeq.ID]map[int]bool
+	finishing map[codeq.ID]int // calls of Complete that may have been applied
+	completed map[codeq.ID]int // the attempt
+	caughtUp  map[int]int      // how often a node has
 	drained   map[int]uint64
 }
 
 func newClusterHistory(t *testing.T) *clusterHistory {
 	return &clusterHistory{
 		t: t, leader: [clusterShardsN]int{-1, -1, -1}, changed: make(chan struct{}),
-		produced: map[ID]uint64{}, byNumber: map[uint64]ID{}, attempts: map[ID]map[int]bool{},
-		finishing: map[ID]int{}, completed: map[ID]int{}, caughtUp: map[int]int{}, drained: map[int]uint64{},
+		produced: map[codeq.ID]uint64{}, byNumber: map[uint64]codeq.ID{}, attempts: map[codeq.ID]map[int]bool{},
+		finishing: map[codeq.ID]int{}, completed: map[codeq.ID]int{}, caughtUp: map[int]int{}, drained: map[int]uint64{},
 	}
 }
 
@@ -270,7 +313,7 @@ func (h *clusterHistory) add(node int, e nodeEvent) {
 	defer h.mu.Unlock()
 	close(h.changed)
 	h.changed = make(chan struct{})
-	shard := e.id.shard(clusterShardsN)
+	shard := keys.ShardOf(keys.ID(e.id), clusterShardsN)
 	switch e.kind {
 	case nodeLeads:
 		h.leader[e.number], h.since[e.number] = node, e.at
@@ -343,19 +386,19 @@ func (h *clusterHistory) wait(what string, limit time.Duration, holds func() boo
 type clusterNodes struct {
 	*clusterHistory
 	dir       string
-	level     Durability
-	peers     []Peer
+	level     codeq.Durability
+	peers     []codeq.Peer
 	lives     uint64 // of all nodes so far
 	processes []*clusterProcess
 }
 
 // startNodes starts a new cluster, which ends with the test, and waits until all shards are led.
-func startNodes(t *testing.T, random *rand.Rand, level Durability) *clusterNodes {
+func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability) *clusterNodes {
 	c := &clusterNodes{
 		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, processes: make([]*clusterProcess, 3),
 	}
 	for i, addr := range freePorts(t, random, len(c.processes)) {
-		c.peers = append(c.peers, Peer{fmt.Sprint("n", i), addr})
+		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: addr})
 	}
 	t.Cleanup(func() {
 		for _, p := range c.processes {
@@ -458,20 +501,19 @@ func freePorts(t *testing.T, random *rand.Rand, n int) (addrs []string) {
 // acknowledged is lost, nothing is done twice that was acknowledged as done, and
 // the shards of a node that was killed are served again in time.
 func TestClusterKill(t *testing.T) {
-	for _, level := range []Durability{DurabilityDisk, DurabilityProcess} {
-		t.Run(level.String(), func(t *testing.T) { killNodes(t, level) })
+	for _, level := range []codeq.Durability{codeq.DurabilityDisk, codeq.DurabilityProcess} {
+		t.Run(level.String(), func(t *testing.T) {
+			if *clusterFor == 0 { // whoever measures wants one cluster at a time
+				t.Parallel()
+			}
+			killNodes(t, level)
+		})
 	}
 }
 
-func killNodes(t *testing.T, level Durability) {
-	load := *clusterFor
-	switch {
-	case load == 0 && testing.Short():
-		load = time.Second
-	case load == 0:
-		load = 10 * time.Second
-	}
-	random := seeded(t)
+func killNodes(t *testing.T, level codeq.Durability) {
+	load := cmp.Or(*clusterFor, time.Duration(testkit.Sized(1, 6, 10))*time.Second)
+	random := testkit.Seeded(t)
 	c := startNodes(t, random, level)
 
 	var failovers []time.Duration
@@ -520,7 +562,8 @@ func TestClusterReturn(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a node is away for 6 s")
 	}
-	c := startNodes(t, seeded(t), DurabilityProcess)
+	t.Parallel()
+	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess)
 	c.wait("the node has been there", 20*time.Second, func() bool { return c.caughtUp[0] == 1 })
 	c.killOne(0)
 	time.Sleep(6 * time.Second) // for so long that Raft hardly ever tries to replicate to it any more

@@ -1,0 +1,428 @@
+package codeq_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/keys"
+	"codeq/internal/recent"
+)
+
+func TestCancelEnded(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		require.ErrorIs(t, p.Cancel(ctx, codeq.ID{}), codeq.ErrNotFound)
+		gone := p.Store(codeq.Task{Queue: "a"})
+		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
+		kept := p.Store(codeq.Task{Queue: "a", Retention: time.Hour})
+		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, []byte("result")))
+		p.Step()
+		require.ErrorIs(t, p.Cancel(ctx, gone), codeq.ErrNotFound)
+		require.ErrorIs(t, p.Cancel(ctx, kept), codeq.ErrNotWaiting)
+		info := infoOf(t, p.Queue, kept)
+		require.Equal(t, codeq.Done, info.State)
+		require.Equal(t, "result", string(info.Result))
+		p.Pass(2 * time.Hour)
+		require.ErrorIs(t, p.Cancel(ctx, kept), codeq.ErrNotFound)
+	})
+}
+
+// TestCancelRetention: what is canceled is kept like what is completed.
+func TestCancelRetention(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		require.NoError(t, p.Configure(ctx, "configured", func(s *codeq.Settings) { s.Retention = 2 * time.Hour }))
+		for _, tc := range []struct {
+			task  codeq.Task
+			hours int
+		}{{codeq.Task{Queue: "a"}, 1}, {codeq.Task{Queue: "configured"}, 2}, {codeq.Task{Queue: "configured", Retention: 3 * time.Hour}, 3}} {
+			id := p.Store(tc.task)
+			require.NoError(t, p.Cancel(ctx, id))
+			p.Step()
+			p.Pass(time.Duration(tc.hours)*time.Hour - time.Millisecond)
+			require.Equal(t, codeq.Canceled, p.StateOf(id))
+			p.Pass(time.Duration(tc.hours) * time.Hour / 8)
+			require.Zero(t, p.StateOf(id))
+		}
+	})
+}
+
+// TestCancelPassesOn: what a canceled task held back goes on, and what waits
+// for it is canceled.
+func TestCancelPassesOn(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 3, LeaseFor: 24 * time.Hour, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		first := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		second := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		third := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		p.Step()
+		require.NoError(t, p.Cancel(ctx, second)) // it was not its turn
+		p.Step()
+		require.Equal(t, codeq.Blocked, p.StateOf(third))
+		require.Equal(t, first, p.Take("a").ID)
+		require.NoError(t, p.Cancel(ctx, first))
+		p.Step()
+		require.Equal(t, codeq.Ready, p.StateOf(third))
+
+		require.NoError(t, p.Configure(ctx, "b", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
+		first = p.Store(codeq.Task{Queue: "b", LimitKey: "l"})
+		second = p.Store(codeq.Task{Queue: "b", LimitKey: "l"})
+		require.Equal(t, first, p.Take("b").ID)
+		require.Nil(t, claimNow(t, p.Queue, "b"))
+		require.NoError(t, p.Cancel(ctx, first))
+		p.Step()
+		require.Equal(t, second, p.Take("b").ID)
+
+		parent := p.Store(codeq.Task{Queue: "c"})
+		child := p.Store(codeq.Task{Queue: "c", After: []codeq.ID{parent}})
+		grandchild := p.Store(codeq.Task{Queue: "c", After: []codeq.ID{child}})
+		p.Step()
+		require.NoError(t, p.Cancel(ctx, parent))
+		p.Step()
+		require.Equal(t, []codeq.State{codeq.Canceled, codeq.Canceled, codeq.Canceled}, []codeq.State{p.StateOf(parent), p.StateOf(child), p.StateOf(grandchild)})
+	})
+}
+
+// TestCancelDeadOfGroup: the group of a dead letter has gone on, and is not
+// touched by the end of it.
+func TestCancelDeadOfGroup(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		dead := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		last := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		require.NoError(t, p.DeadLetter(ctx, p.Take("a").Receipt, nil))
+		p.Step()
+		l := p.Take("a")
+		require.Equal(t, next, l.ID)
+		require.NoError(t, p.Cancel(ctx, dead))
+		p.Step()
+		require.Equal(t, codeq.Blocked, p.StateOf(last))
+		require.Nil(t, claimNow(t, p.Queue, "a"))
+		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+		require.Equal(t, last, p.Take("a").ID)
+	})
+}
+
+// TestCancelAwaited: who waits for a task learns of its cancel.
+func TestCancelAwaited(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		l := claimNow(t, q, "a")
+		require.NoError(t, q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{Err: errors.New("boom"), After: time.Hour}))
+		outcome := make(chan *codeq.Outcome, 1)
+		go func() {
+			o, err := q.Await(context.Background(), id)
+			require.NoError(t, err)
+			outcome <- o
+		}()
+		synctest.Wait()
+		require.Empty(t, outcome)
+		require.NoError(t, q.Cancel(context.Background(), id))
+		require.Equal(t, &codeq.Outcome{State: codeq.Canceled, LastError: "boom", Attempts: 1}, <-outcome)
+	})
+}
+
+// TestCancelLease: the worker of a canceled task learns of it by whatever it
+// does with its receipt, which has no effect.
+func TestCancelLease(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 2, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		id := p.Store(codeq.Task{Queue: "a"})
+		r := p.Take("a").Receipt
+		p.Step()
+		require.NoError(t, p.Cancel(ctx, id))
+		verbs := []func() error{
+			func() error { return p.Complete(ctx, r, []byte("result"), codeq.Task{Queue: "next"}) },
+			func() error { return p.Extend(ctx, r, time.Hour) },
+			func() error { return p.Retry(ctx, r, codeq.RetryOptions{}) },
+			func() error { return p.Release(ctx, r, 0) },
+			func() error { return p.DeadLetter(ctx, r, nil) },
+		}
+		for i, verb := range verbs {
+			err := verb()
+			require.ErrorIs(t, err, codeq.ErrLeaseLost, i)
+			require.ErrorIs(t, err, codeq.ErrCanceled, i)
+		}
+		p.Step()
+		for i, verb := range verbs { // who asks after a restart learns less
+			require.ErrorIs(t, verb(), codeq.ErrLeaseLost, i)
+		}
+		p.Pass(time.Hour)
+		require.Equal(t, codeq.Counts{Canceled: 1}, countsOf(t, p.Queue, "a"))
+		require.Equal(t, codeq.Counts{}, countsOf(t, p.Queue, "next"))
+	})
+}
+
+// TestCanceledLeasesAreBounded: of many canceled leases the latest are remembered.
+func TestCanceledLeasesAreBounded(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		const n = 2*recent.Capacity + 3
+		_, err := q.ProduceBatch(ctx, slices.Repeat([]codeq.Task{{Queue: "a"}}, n))
+		require.NoError(t, err)
+		leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
+		require.NoError(t, err)
+		require.Len(t, leases, n)
+		for _, l := range leases {
+			require.NoError(t, q.Cancel(ctx, l.ID))
+		}
+		for i, l := range leases {
+			err := q.Complete(ctx, l.Receipt, nil)
+			require.ErrorIs(t, err, codeq.ErrLeaseLost)
+			require.Equal(t, i >= n-recent.Capacity, errors.Is(err, codeq.ErrCanceled), i)
+		}
+	})
+}
+
+// TestCancelRunning: the handler of a canceled task is told at once, and what
+// it returns is of no consequence.
+func TestCancelRunning(t *testing.T) {
+	for name, verdict := range map[string]error{
+		"completed": nil, "failed": errors.New("boom"), "snoozed": codeq.Snooze(time.Second), "given up": codeq.DeadLetter(errors.New("boom")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 2, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
+				start := time.Now()
+				var m codeq.Mux
+				var mu sync.Mutex // guards causes
+				causes := make(map[codeq.ID]error)
+				var told time.Duration
+				codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+					select {
+					case <-ctx.Done():
+					case <-time.After(time.Hour):
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					causes[j.ID] = context.Cause(ctx)
+					if ctx.Err() != nil {
+						told = time.Since(start)
+					}
+					j.FollowUp(codeq.Task{Queue: "b"})
+					return verdict
+				})
+				run := startRun(t, p.Queue, &m, codeq.RunOptions{Concurrency: 2, Grace: 2 * time.Hour})
+				id := p.Store(codeq.Task{Queue: "a"})
+				p.Pass(time.Minute)
+				require.NoError(t, p.Cancel(context.Background(), id))
+				p.Check()
+				mu.Lock()
+				require.Len(t, causes, 1)
+				require.ErrorIs(t, causes[id], codeq.ErrCanceled)
+				mu.Unlock()
+				require.Equal(t, time.Minute, told)
+				reports := run.Reported()
+				require.Len(t, reports, 1)
+				require.ErrorIs(t, reports[0], codeq.ErrCanceled)
+				p.Step()
+				p.Pass(time.Hour)
+				require.Equal(t, codeq.Counts{Canceled: 1}, countsOf(t, p.Queue, "a"))
+				require.Equal(t, codeq.Counts{}, countsOf(t, p.Queue, "b"))
+				require.Equal(t, 1, infoOf(t, p.Queue, id).Attempts)
+			})
+		})
+	}
+}
+
+// TestCancelOneOfManyHandlers: the others go on.
+func TestCancelOneOfManyHandlers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Shards: 2, Retention: codeq.Forever})
+		var m codeq.Mux
+		var ended atomic.Int64
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			select {
+			case <-ctx.Done():
+				ended.Add(1)
+			case <-time.After(time.Minute):
+			}
+			return ctx.Err()
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 20})
+		ids := produce(t, q, make100("a")[:20]...)
+		synctest.Wait()
+		for _, id := range ids[:5] {
+			require.NoError(t, q.Cancel(context.Background(), id))
+		}
+		synctest.Wait()
+		require.EqualValues(t, 5, ended.Load())
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.EqualValues(t, 5, ended.Load())
+		require.Len(t, run.Reported(), 5)
+		require.Equal(t, codeq.Counts{Done: 15, Canceled: 5}, countsOf(t, q, "a"))
+		require.NoError(t, checkAll(q))
+		require.NoError(t, checkMemory(q))
+	})
+}
+
+// TestCancelRace: of all that end a leased task at the same time, one does.
+func TestCancelRace(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 2, GroupCap: 3, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		for range 50 {
+			id := p.Store(keyed("k"))
+			l := p.Take("a")
+			var wg sync.WaitGroup
+			var won atomic.Int64
+			for i := range 12 {
+				wg.Go(func() {
+					var err error
+					if i%2 == 0 {
+						err = p.Cancel(ctx, id)
+					} else {
+						err = p.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "next"})
+					}
+					if err == nil {
+						won.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			require.EqualValues(t, 1, won.Load())
+		}
+		counts := countsOf(t, p.Queue, "a")
+		require.EqualValues(t, 50, counts.Done+counts.Canceled)
+		require.Equal(t, counts.Done, countsOf(t, p.Queue, "next").Ready)
+		require.Zero(t, p.Stored(keys.Unique))
+	})
+}
+
+// TestSetPriorityOrder: ready tasks are claimed by priority, and those of one
+// by age, however often they were moved, also those that are not in memory.
+func TestSetPriorityOrder(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		type aged struct {
+			id       codeq.ID
+			age      int
+			priority int
+		}
+		rng := rand.New(rand.NewPCG(1, 2))
+		var tasks []aged
+		for i := range 200 {
+			priority := rng.IntN(3)
+			tasks = append(tasks, aged{p.Store(codeq.Task{Queue: "a", Priority: priority}), i, priority})
+			p.Pass(time.Millisecond)
+		}
+		for range 3 {
+			for range 100 {
+				i := rng.IntN(len(tasks))
+				tasks[i].priority = rng.IntN(3)
+				require.NoError(t, p.SetPriority(ctx, tasks[i].id, tasks[i].priority))
+			}
+			p.Step()
+		}
+		slices.SortFunc(tasks, func(a, b aged) int { return cmp.Or(b.priority-a.priority, a.age-b.age) })
+		for i, want := range tasks {
+			require.Equal(t, want.id, p.Take("a").ID, i)
+		}
+		require.Nil(t, claimNow(t, p.Queue, "a"))
+	})
+}
+
+// TestSetRunAtWakesClaims: a claim that waits gets what becomes ready.
+func TestSetRunAtWakesClaims(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		id := produce(t, q, codeq.Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})[0]
+		got := make(chan codeq.ID, 1)
+		go func() {
+			l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			got <- l.ID
+		}()
+		synctest.Wait()
+		require.NoError(t, q.SetRunAt(context.Background(), id, time.Time{}))
+		synctest.Wait()
+		require.Equal(t, id, <-got)
+		require.NoError(t, checkMemory(q))
+	})
+}
+
+// TestPauseRun: Run does not begin with tasks of a paused queue, and ends those
+// that it has.
+func TestPauseRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Shards: 2, Retention: codeq.Forever})
+		ctx := context.Background()
+		var m codeq.Mux
+		calls := newCallRecorder()
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			calls.add(j.Lease)
+			time.Sleep(time.Minute)
+			return nil
+		})
+		startRun(t, q, &m, codeq.RunOptions{Concurrency: 4})
+		produce(t, q, codeq.Task{Queue: "a"})
+		synctest.Wait()
+		require.NoError(t, q.Pause(ctx, "a"))
+		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Len(t, calls.all(), 1)
+		require.Equal(t, codeq.Counts{Ready: 2, Done: 1}, countsOf(t, q, "a"))
+		require.NoError(t, q.Resume(ctx, "a"))
+		synctest.Wait()
+		require.Len(t, calls.all(), 3)
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestSnooze: a task that its handler puts off keeps its attempts, its key and
+// the turn of its group, over a restart too.
+func TestSnooze(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 1, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		task := codeq.Task{Queue: "a", Group: "g", MaxAttempts: 1, Unique: codeq.Unique{Key: "k", For: time.Second}}
+		var calls *callRecorder
+		work := func() *codeq.ActiveRun {
+			var m codeq.Mux
+			calls = newCallRecorder()
+			codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+				if calls.add(j.Lease); len(j.Payload) == 0 {
+					return codeq.Snooze(time.Hour)
+				}
+				return nil
+			})
+			return startRun(t, p.Queue, &m, codeq.RunOptions{})
+		}
+		run := work()
+		id := p.Store(task)
+		other := p.Store(codeq.Task{Queue: "a", Group: "g", Payload: []byte("x")})
+		for range 2 {
+			synctest.Wait()
+			require.Len(t, calls.all(), 1)
+			require.Equal(t, id, calls.all()[0].id)
+			require.Equal(t, 1, calls.all()[0].attempt)
+			info := infoOf(t, p.Queue, id)
+			require.Equal(t, codeq.Scheduled, info.State)
+			require.Zero(t, info.Attempts)
+			require.Empty(t, info.LastError)
+			require.Empty(t, run.Reported())
+			p.Taken(task, id)
+			require.NoError(t, run.End(nil))
+			p.Step()
+			p.Pass(time.Hour)
+			require.Equal(t, codeq.Ready, p.StateOf(id))
+			require.Equal(t, codeq.Blocked, p.StateOf(other))
+			run = work()
+		}
+		synctest.Wait()
+		require.NoError(t, p.Cancel(ctx, id))
+		p.Check()
+		require.Equal(t, codeq.Done, p.StateOf(other))
+		require.NoError(t, run.End(nil))
+	})
+}

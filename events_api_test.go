@@ -1,0 +1,219 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/engine"
+)
+
+// TestEventFields: an event names its task and tells the time of the commit.
+func TestEventFields(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		sub := subscribe(t, q, codeq.SubscribeOptions{})
+		start := time.Now()
+		id := produce(t, q, codeq.Task{Queue: "a", Tenant: "t"})[0]
+		time.Sleep(time.Second)
+		long := errors.New(strings.Repeat("x", 2*engine.MaxCause))
+		require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "a").Receipt, long))
+		events := buffered(sub)
+		for i := range events {
+			require.WithinDuration(t, start.Add(time.Second*time.Duration(min(i, 1))), events[i].Time, 0)
+			events[i].Time = time.Time{}
+		}
+		require.Equal(t, []codeq.Event{
+			{Kind: codeq.EventProduced, ID: id, Queue: "a", Tenant: "t"},
+			{Kind: codeq.EventClaimed, ID: id, Queue: "a", Tenant: "t", Attempt: 1},
+			{Kind: codeq.EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: strings.Repeat("x", engine.MaxCause)},
+		}, events)
+	})
+}
+
+func TestSubscribeFilters(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		filters := []codeq.SubscribeOptions{
+			{},
+			{Queues: []string{"a", "none"}},
+			{Kinds: []codeq.EventKind{codeq.EventProduced, codeq.EventDeadLettered, codeq.EventCanceled}},
+			{Queues: []string{"b"}, Kinds: []codeq.EventKind{codeq.EventClaimed}},
+			{Queues: []string{}, Kinds: []codeq.EventKind{}},
+		}
+		var subs []*codeq.Subscription
+		for _, f := range filters {
+			subs = append(subs, subscribe(t, q, f))
+		}
+		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
+		require.NoError(t, q.Complete(context.Background(), claimNow(t, q, "a").Receipt, nil))
+		require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "b").Receipt, nil))
+		var got [][]string
+		for _, sub := range subs {
+			var lines []string
+			for _, e := range buffered(sub) {
+				lines = append(lines, fmt.Sprint(e.Queue, " ", e.Kind))
+			}
+			got = append(got, lines)
+		}
+		all := []string{"a produced", "b produced", "a claimed", "a completed", "b claimed", "b dead"}
+		require.Equal(t, [][]string{
+			all,
+			{"a produced", "a claimed", "a completed"},
+			{"a produced", "b produced", "b dead"},
+			{"b claimed"},
+			all,
+		}, got)
+	})
+}
+
+// TestEventsLost: a subscription that nobody reads keeps the newest events and
+// counts the others, and a reader that comes late goes on from there.
+func TestEventsLost(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		slow := subscribe(t, q, codeq.SubscribeOptions{Queues: []string{"a"}, Buffer: 3})
+		fast := subscribe(t, q, codeq.SubscribeOptions{})
+		var want []codeq.ID
+		var lost uint64
+		for _, burst := range []int{1, 2, 1, 10, 3, 4} {
+			tasks := make([]codeq.Task, burst)
+			for i := range tasks {
+				tasks[i].Queue = "a"
+			}
+			ids, err := q.ProduceBatch(context.Background(), tasks)
+			require.NoError(t, err)
+			produce(t, q, codeq.Task{Queue: "b"}) // of no interest: not lost
+			want = append(want, ids...)
+			if n := len(want) - 3; n > 0 {
+				lost += uint64(n)
+				want = want[n:]
+			}
+			require.Equal(t, lost, slow.Lost())
+			if burst == 10 {
+				e, err := slow.Next(context.Background())
+				require.NoError(t, err)
+				require.Equal(t, want[0], e.ID)
+				want = want[1:]
+			}
+		}
+		for _, id := range want {
+			e, err := slow.Next(context.Background())
+			require.NoError(t, err)
+			require.Equal(t, id, e.ID)
+		}
+		require.Empty(t, buffered(slow))
+		require.Len(t, buffered(fast), 21+6)
+		require.Zero(t, fast.Lost())
+	})
+}
+
+// TestNextWaits: Next wakes for an event of its own, and for the end of ctx.
+func TestNextWaits(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		sub := subscribe(t, q, codeq.SubscribeOptions{Queues: []string{"a"}})
+		got := make(chan codeq.ID, 3)
+		for range cap(got) {
+			go func() {
+				if e, err := sub.Next(context.Background()); err == nil {
+					got <- e.ID
+				}
+			}()
+		}
+		synctest.Wait()
+		produce(t, q, codeq.Task{Queue: "b"})
+		synctest.Wait()
+		require.Empty(t, got)
+		var read []codeq.ID
+		want := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		for range want {
+			read = append(read, <-got)
+		}
+		require.ElementsMatch(t, want, read, "each event goes to one reader")
+
+		cause := errors.New("enough")
+		ctx, cancel := context.WithTimeoutCause(context.Background(), time.Second, cause)
+		defer cancel()
+		_, err := sub.Next(ctx)
+		require.ErrorIs(t, err, cause)
+		produce(t, q, codeq.Task{Queue: "a"})
+		_, err = sub.Next(ctx)
+		require.ErrorIs(t, err, cause, "a reader that is never short of events ends too")
+		require.Len(t, buffered(sub), 1)
+	})
+}
+
+// TestEventsEndWithClose: what the closing queue still does is told, then every
+// reader learns of the end.
+func TestEventsEndWithClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		q, err := codeq.Open("queue", onDisk(vfs.NewMem(), &codeq.Options{Shards: 2}))
+		require.NoError(t, err)
+		full := subscribe(t, q, codeq.SubscribeOptions{})
+		empty := subscribe(t, q, codeq.SubscribeOptions{Queues: []string{"none"}})
+		left := subscribe(t, q, codeq.SubscribeOptions{})
+		ended := make(chan error, 1)
+		go func() {
+			_, err := empty.Next(ctx)
+			ended <- err
+		}()
+		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		synctest.Wait()
+		require.NoError(t, q.Close())
+		require.ErrorIs(t, <-ended, codeq.ErrClosed)
+		var kinds []codeq.EventKind
+		var errs []error
+		for e, err := range full.All(ctx) {
+			kinds, errs = append(kinds, e.Kind), append(errs, err)
+		}
+		require.Equal(t, []codeq.EventKind{codeq.EventProduced, codeq.EventProduced, 0}, kinds)
+		require.Equal(t, []error{nil, nil, codeq.ErrClosed}, errs)
+		_, err = full.Next(ctx)
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		left.Close()
+		_, err = left.Next(ctx)
+		require.ErrorIs(t, err, codeq.ErrClosed, "what a closed subscription held is dropped")
+		_, err = q.Subscribe(codeq.SubscribeOptions{})
+		require.ErrorIs(t, err, codeq.ErrClosed)
+	})
+}
+
+// TestEventsOverRestart: a queue that is opened again tells nothing of its past,
+// and goes on with what was under way.
+func TestEventsOverRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: 1, MaxAttempts: 2})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		produce(t, q, codeq.Task{Queue: "a", Tenant: "t"})
+		old := subscribe(t, q, codeq.SubscribeOptions{})
+		l := claimNow(t, q, "a")
+		require.NoError(t, q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: -1}))
+		claimNow(t, q, "a")
+		require.NoError(t, q.Close())
+
+		q, err = codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		sub := subscribe(t, q, codeq.SubscribeOptions{})
+		synctest.Wait()
+		require.Empty(t, brief(sub))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		events := buffered(sub)
+		require.Len(t, events, 2)
+		for i, kind := range []codeq.EventKind{codeq.EventExpired, codeq.EventDeadLettered} {
+			e := events[i]
+			require.Equal(t, kind, e.Kind)
+			require.Equal(t, l.ID, e.ID)
+			require.Equal(t, "a t 2", fmt.Sprint(e.Queue, " ", e.Tenant, " ", e.Attempt))
+		}
+		require.Equal(t, []string{"claimed 1", "retried 1", "claimed 2"}, brief(old))
+	})
+}

@@ -1,0 +1,70 @@
+package codeq
+
+// What tests of the API, in package codeq_test, share with those of the inside, beside the types
+// ActiveRun, FlowTest and Process: helpers, and checks of what the API does not show.
+
+const (
+	Gone = gone
+)
+
+var (
+	Alter            = alter
+	Beyond31Bits     = beyond31Bits
+	Brief            = brief
+	Bubble           = bubble
+	Buffered         = buffered
+	ClaimNow         = claimNow
+	ClosedQueue      = closedQueue
+	Complete         = complete
+	Configure        = configure
+	CountCommits     = countCommits
+	CountsOf         = countsOf
+	Duplicates       = duplicates
+	Endings          = endings
+	First            = first
+	ForShards        = forShards
+	Hammer           = hammer
+	HoldGroups       = holdGroups
+	InFlow           = inFlow
+	InfoOf           = infoOf
+	KeyOf            = keyOf
+	Keyed            = keyed
+	LoseLease        = loseLease
+	Make100          = make100
+	ManyQueues       = manyQueues
+	Named            = named
+	OpenForRun       = openForRun
+	Produce          = produce
+	ProduceFor       = produceFor
+	ReadFile         = readFile
+	RecursiveListing = recursiveListing
+	RequireInShards  = requireInShards
+	RequireNext      = requireNext
+	RequireNoGroups  = requireNoGroups
+	RequireSettled   = requireSettled
+	RequireTasks     = requireTasks
+	SampleID         = sampleID
+	SampleReceipt    = sampleReceipt
+	SerialOf         = serialOf
+	SettingsOf       = settingsOf
+	Sources          = sources
+	StartRun         = startRun
+	Subscribe        = subscribe
+	SyncLogs         = syncLogs
+	TakeSettings     = takeSettings
+	TakesContext     = takesContext
+	TenantsOf        = tenantsOf
+	ThroughSteps     = throughSteps
+	UntilCancelled   = untilCancelled
+	VerbsOf          = verbsOf
+	VerifyImage      = verifyImage
+	WaitingClaim     = waitingClaim
+	WriteFile        = writeFile
+	CheckAll         = (*Queue).checkAll
+	CheckMemory      = (*Queue).checkMemory
+	Quiesce          = (*Queue).quiesce
+	List             = (*Queue).list
+	Bound            = bound
+	ErrBroken        = errBroken
+	StartingAt       = (*Queue).startingAt
+)

@@ -1,0 +1,487 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+// diamond is a task, two that wait for it, and one that waits for both.
+func diamond() []codeq.Task {
+	return []codeq.Task{
+		{Queue: "top"},
+		{Queue: "left", After: []codeq.ID{codeq.Nth(0)}},
+		{Queue: "right", After: []codeq.ID{codeq.Nth(0)}},
+		{Queue: "bottom", After: []codeq.ID{codeq.Nth(1), codeq.Nth(2), codeq.Nth(1)}},
+	}
+}
+
+// TestNth: a batch, or the follow-ups of a completion, is stored as a flow whole.
+func TestNth(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+			ids := f.Batch(diamond()...)
+			f.RequireState(codeq.Ready, ids[0])
+			f.RequireState(codeq.Blocked, ids[1:]...)
+			bottom, err := f.Q.Get(context.Background(), ids[3])
+			require.NoError(f, err)
+			require.Equal(f, []codeq.ID{ids[1], ids[2], ids[1]}, bottom.After, "the IDs have taken the place of Nth")
+			f.FinishDiamond()
+
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			f.Complete("start", diamond()...)
+			require.EqualValues(f, 1, f.Counts("bottom").Blocked)
+			f.Reopen()
+			f.FinishDiamond()
+		})
+	}
+}
+
+// TestNthTogetherWithIDs: siblings and tasks that exist already are parents of
+// one task, in whatever shards these are.
+func TestNthTogetherWithIDs(t *testing.T) {
+	inFlow(t, codeq.Options{Shards: 3}, func(f *codeq.FlowTest) {
+		var old []codeq.ID
+		for shard := range 3 {
+			old = append(old, f.ProduceAt(shard, codeq.Task{Queue: "old"}))
+		}
+		ids := f.Batch(codeq.Task{Queue: "new"}, codeq.Task{Queue: "join", After: append([]codeq.ID{codeq.Nth(0)}, old...)})
+		f.Complete("new")
+		f.Complete("old")
+		f.Complete("old")
+		f.RequireState(codeq.Blocked, ids[1])
+		f.Reopen()
+		f.Complete("old")
+		f.Complete("join")
+	})
+}
+
+func TestChain(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+			const n = 40
+			var ids []codeq.ID
+			for i := range n {
+				task := codeq.Task{Queue: "chain", Payload: []byte{byte(i)}}
+				if i > 0 {
+					task.After = []codeq.ID{ids[i-1]}
+				}
+				ids = append(ids, f.ProduceAt(i%shards, task))
+			}
+			for i := range n {
+				l := f.Claim("chain")
+				require.Equal(f, []byte{byte(i)}, l.Payload)
+				require.Nil(f, claimNow(f.T, f.Q, "chain"), "one at a time")
+				require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
+			}
+		})
+	}
+}
+
+// TestFanOutAndIn: a thousand tasks wait for one, and one waits for them all.
+func TestFanOutAndIn(t *testing.T) {
+	const n = 1000
+	ctx := context.Background()
+	work := func(f *codeq.FlowTest, queue string, n int) {
+		for n > 0 {
+			leases, err := f.Q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{queue}, Max: min(n, 100)})
+			require.NoError(f, err)
+			for _, l := range leases {
+				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
+			}
+			n -= len(leases)
+		}
+		f.Check()
+	}
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint("one batch, ", shards, " shards"), func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+				tasks := []codeq.Task{{Queue: "first"}}
+				join := codeq.Task{Queue: "last"}
+				for i := range n {
+					tasks = append(tasks, codeq.Task{Queue: "middle", After: []codeq.ID{codeq.Nth(0)}})
+					join.After = append(join.After, codeq.Nth(i+1))
+				}
+				f.Batch(append(tasks, join)...)
+				require.EqualValues(f, n, f.Counts("middle").Blocked)
+				f.Complete("first")
+				require.EqualValues(f, n, f.Counts("middle").Ready)
+				work(f, "middle", n-1)
+				require.EqualValues(f, 1, f.Counts("last").Blocked)
+				work(f, "middle", 1)
+				f.Complete("last")
+			})
+		})
+	}
+	t.Run("over shards", func(t *testing.T) {
+		inFlow(t, codeq.Options{Shards: 3}, func(f *codeq.FlowTest) {
+			first := f.ProduceAt(0, codeq.Task{Queue: "first"})
+			join := codeq.Task{Queue: "last"}
+			for shard := range 3 {
+				var tasks []codeq.Task
+				for i := shard; i < n; i += 3 {
+					tasks = append(tasks, codeq.Task{Queue: "middle", After: []codeq.ID{first}})
+				}
+				ids, err := startingAt(f.Q, shard).ProduceBatch(ctx, tasks)
+				require.NoError(f, err)
+				join.After = append(join.After, ids...)
+			}
+			last := f.ProduceAt(1, join)
+			f.Check()
+			f.Complete("first")
+			require.EqualValues(f, n, f.Counts("middle").Ready)
+			work(f, "middle", n-1)
+			f.RequireState(codeq.Blocked, last)
+			work(f, "middle", 1)
+			f.RequireState(codeq.Ready, last)
+		})
+	})
+}
+
+// TestOnDeadOfSeveralParents: one parent is enough to cancel, and all have to
+// end for the task to go on.
+func TestOnDeadOfSeveralParents(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+			var parents []codeq.ID
+			for i := range 3 {
+				parents = append(parents, f.ProduceAt(i%shards, codeq.Task{Queue: fmt.Sprint(i)}))
+			}
+			hold := f.ProduceAt(0, codeq.Task{Queue: "hold", After: parents, Retention: codeq.Forever})
+			run := f.ProduceAt(0, codeq.Task{Queue: "run", After: parents, OnDead: codeq.RunOnDead, Retention: codeq.Forever})
+			stop := f.ProduceAt(0, codeq.Task{Queue: "stop", After: parents, OnDead: codeq.CancelOnDead, Retention: codeq.Forever})
+			f.Complete("0")
+			f.Die("1")
+			f.RequireState(codeq.Blocked, hold, run)
+			f.RequireState(codeq.Canceled, stop)
+			f.Die("2")
+			f.RequireState(codeq.Blocked, hold)
+			f.RequireState(codeq.Ready, run)
+			f.Cancel(parents[1])
+			f.RequireState(codeq.Canceled, hold)
+			require.NoError(f, f.Q.RedriveDead(context.Background(), parents[2]))
+			f.Complete("2")
+			f.RequireState(codeq.Canceled, hold, stop)
+		})
+	}
+}
+
+// TestChildWaitsForMore: when its parents have ended, a task may still have to
+// wait for its time, its turn, or room.
+func TestChildWaitsForMore(t *testing.T) {
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(f *codeq.FlowTest) {
+				after := func(task codeq.Task) codeq.ID { // a child of a task of the queue parent
+					parent := produce(f.T, f.Q, codeq.Task{Queue: "parent"})[0]
+					task.After = []codeq.ID{parent}
+					id := produce(f.T, f.Q, task)[0]
+					f.Check()
+					f.RequireState(codeq.Blocked, id)
+					return id
+				}
+
+				later := after(codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Hour)})
+				f.Complete("parent")
+				f.RequireState(codeq.Scheduled, later)
+				time.Sleep(time.Hour)
+				f.RequireState(codeq.Ready, later)
+				late := after(codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Minute)})
+				time.Sleep(time.Hour)
+				f.RequireState(codeq.Blocked, late)
+				f.Complete("parent")
+				f.RequireState(codeq.Ready, late)
+
+				rival := produce(f.T, f.Q, codeq.Task{Queue: "group", Group: "g"})[0]
+				inGroup := after(codeq.Task{Queue: "group", Group: "g"})
+				f.Complete("parent")
+				f.RequireState(codeq.Blocked, inGroup)
+				f.RequireState(codeq.Ready, rival)
+				f.Complete("group")
+				f.RequireState(codeq.Ready, inGroup)
+				second := produce(f.T, f.Q, codeq.Task{Queue: "group", Group: "g"})[0]
+				f.RequireState(codeq.Blocked, second)
+				f.Complete("group")
+				f.RequireState(codeq.Ready, second)
+				waits := after(codeq.Task{Queue: "group2", Group: "g"})
+				third := produce(f.T, f.Q, codeq.Task{Queue: "group2", Group: "g"})[0]
+				f.RequireState(codeq.Ready, third) // who waits for parents does not have the turn
+				f.Cancel(third)
+				f.RequireState(codeq.Blocked, waits)
+				f.Complete("parent")
+				f.Complete("group2")
+
+				require.NoError(f, f.Q.Configure(ctx, "limited", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
+				produce(f.T, f.Q, codeq.Task{Queue: "limited", LimitKey: "k"})
+				lease := f.Claim("limited")
+				limited := after(codeq.Task{Queue: "limited", LimitKey: "k"})
+				f.Complete("parent")
+				require.Nil(f, claimNow(f.T, f.Q, "limited"))
+				f.RequireState(codeq.Blocked, limited)
+				require.NoError(f, f.Q.Complete(ctx, lease.Receipt, nil))
+				f.Complete("limited")
+
+				unique := after(codeq.Task{Queue: "unique", Unique: codeq.Unique{Key: "k"}})
+				id, err := f.Q.Produce(ctx, codeq.Task{Queue: "unique", Unique: codeq.Unique{Key: "k"}})
+				require.ErrorIs(f, err, codeq.ErrDuplicate)
+				require.Equal(f, unique, id)
+				id, err = f.Q.Produce(ctx, codeq.Task{Queue: "unique", Payload: []byte("new"), Unique: codeq.Unique{Key: "k", Replace: true}})
+				require.NoError(f, err)
+				require.Equal(f, unique, id)
+				f.Check()
+				f.RequireState(codeq.Blocked, unique) // it waits for its parent still
+				info, err := f.Q.Get(ctx, unique)
+				require.NoError(f, err)
+				require.Len(f, info.After, 1)
+				f.Complete("parent")
+				require.Equal(f, "new", string(f.Claim("unique").Payload))
+			})
+		})
+	}
+}
+
+// TestBlockedTaskIsChanged: a task keeps its parents when it gets another
+// priority or time.
+func TestBlockedTaskIsChanged(t *testing.T) {
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+			p1, p2 := f.ProduceAt(0, codeq.Task{Queue: "p1"}), f.ProduceAt(shards-1, codeq.Task{Queue: "p2"})
+			child := f.ProduceAt(0, codeq.Task{Queue: "child", After: []codeq.ID{p1, p2}})
+			rival := f.ProduceAt(0, codeq.Task{Queue: "child", Priority: 3})
+			require.NoError(f, f.Q.SetPriority(ctx, child, 7))
+			f.Check()
+			f.Complete("p1")
+			require.NoError(f, f.Q.SetRunAt(ctx, child, time.Now().Add(time.Hour)))
+			f.Check()
+			f.RequireState(codeq.Blocked, child)
+			f.Reopen()
+			f.Complete("p2")
+			f.RequireState(codeq.Scheduled, child)
+			require.NoError(f, f.Q.SetRunAt(ctx, child, time.Time{}))
+			f.Check()
+			require.Equal(f, child, f.Claim("child").ID)
+			require.Equal(f, rival, f.Claim("child").ID)
+		})
+	}
+}
+
+// TestCancelInFlow: the cancel of a task takes those with it that wait for it,
+// and those that wait for them, and nothing else.
+func TestCancelInFlow(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: shards, Retention: codeq.Forever}, func(f *codeq.FlowTest) {
+				root := f.ProduceAt(0, codeq.Task{Queue: "root"})
+				other := f.ProduceAt(0, codeq.Task{Queue: "other"})
+				var ids []codeq.ID // a chain below root
+				for i := range 6 {
+					parent := root
+					if i > 0 {
+						parent = ids[i-1]
+					}
+					ids = append(ids, f.ProduceAt(i%shards, codeq.Task{Queue: "chain", After: []codeq.ID{parent, other}}))
+				}
+				beside := f.ProduceAt(shards-1, codeq.Task{Queue: "beside", After: []codeq.ID{root}})
+				f.Check()
+
+				f.Cancel(ids[3])
+				f.RequireState(codeq.Canceled, ids[3:]...)
+				f.RequireState(codeq.Blocked, ids[:3]...)
+				f.RequireState(codeq.Blocked, beside)
+				require.ErrorIs(f, f.Q.Cancel(context.Background(), ids[5]), codeq.ErrNotWaiting)
+
+				f.Cancel(root)
+				f.RequireState(codeq.Canceled, ids...)
+				f.RequireState(codeq.Canceled, beside)
+				f.RequireState(codeq.Ready, other)
+				f.Complete("other") // children that are canceled do not mind
+				require.EqualValues(f, codeq.Counts{Canceled: 6}, f.Counts("chain"))
+			})
+		})
+	}
+}
+
+func TestNthIsRefused(t *testing.T) {
+	ctx := context.Background()
+	inFlow(t, codeq.Options{Shards: 3}, func(f *codeq.FlowTest) {
+		refused := func(err error, field string) {
+			f.Helper()
+			var invalid *codeq.InvalidError
+			require.ErrorAs(f, err, &invalid)
+			require.Equal(f, field, invalid.Field)
+		}
+		_, err := f.Q.Produce(ctx, codeq.Task{Queue: "a", After: []codeq.ID{codeq.Nth(0)}})
+		refused(err, "Task.After")
+		_, err = f.Q.Produce(ctx, codeq.Task{Queue: "a", After: []codeq.ID{{}}})
+		refused(err, "Task.After")
+		_, err = f.Q.Produce(ctx, codeq.Task{Queue: "a", After: make([]codeq.ID, codeq.MaxParents+1)})
+		refused(err, "Task.After")
+		_, err = f.Q.Produce(ctx, codeq.Task{Queue: "a", OnDead: codeq.RunOnDead + 1})
+		refused(err, "Task.OnDead")
+		for _, after := range []codeq.ID{codeq.Nth(1), codeq.Nth(2), codeq.Nth(-1), {}} {
+			_, err = f.Q.ProduceBatch(ctx, []codeq.Task{{Queue: "a"}, {Queue: "a", After: []codeq.ID{after}}})
+			refused(err, "Task.After")
+			require.ErrorContains(f, err, "task 1")
+		}
+
+		// Tasks that refer to each other, and belong to different shards.
+		scattered := []codeq.Task{{Queue: "a", LimitKey: keyOf("a", 0, 3)}, {Queue: "a", LimitKey: keyOf("a", 1, 3), After: []codeq.ID{codeq.Nth(0)}}}
+		_, err = f.Q.ProduceBatch(ctx, scattered)
+		refused(err, "ProduceBatch tasks")
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		l := f.Claim("start")
+		refused(f.Q.Complete(ctx, l.Receipt, nil, scattered...), "Complete tasks")
+		refused(f.Q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "a", After: []codeq.ID{codeq.Nth(0)}}), "Task.After")
+		stats, err := f.Q.Stats(ctx)
+		require.NoError(f, err)
+		require.Equal(f, map[string]codeq.Counts{"start": {Leased: 1}}, stats, "nothing was stored")
+
+		// Of one shard they may be.
+		together := []codeq.Task{{Queue: "a"}, {Queue: "a", LimitKey: keyOf("a", 0, 3), After: []codeq.ID{codeq.Nth(0)}}}
+		f.Batch(together...)
+		f.Complete("a")
+		f.Complete("a")
+		require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, together...))
+		f.Complete("a")
+		f.Complete("a")
+	})
+}
+
+// TestNthOfTaskThatExisted: who waits for a task of the batch whose idempotency
+// key was taken waits for the task that has the key.
+func TestNthOfTaskThatExisted(t *testing.T) {
+	for _, replace := range []bool{false, true} {
+		inFlow(t, codeq.Options{Shards: 3}, func(f *codeq.FlowTest) {
+			first := codeq.Task{Queue: "first", Unique: codeq.Unique{Key: "k", Replace: replace}}
+			old := produce(f.T, f.Q, first)[0]
+			ids, err := f.Q.ProduceBatch(context.Background(), []codeq.Task{first, {Queue: "second", After: []codeq.ID{codeq.Nth(0)}}})
+			require.Equal(f, !replace, errors.Is(err, codeq.ErrDuplicate))
+			require.Equal(f, old, ids[0])
+			f.Check()
+			f.RequireState(codeq.Blocked, ids[1])
+			f.Complete("first")
+			f.Complete("second")
+		})
+	}
+}
+
+// TestFollowUpOfItself: a follow-up may wait for the task that is completed,
+// and for others.
+func TestFollowUpOfItself(t *testing.T) {
+	for _, retention := range []time.Duration{0, time.Hour} {
+		inFlow(t, codeq.Options{Shards: 3, Retention: retention}, func(f *codeq.FlowTest) {
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			other := f.ProduceAt(1, codeq.Task{Queue: "other"})
+			l := f.Claim("start")
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, codeq.Task{Queue: "next", After: []codeq.ID{l.ID, l.ID, other}}))
+			f.Check()
+			require.EqualValues(f, 1, f.Counts("next").Blocked)
+			f.Complete("other")
+			f.Complete("next")
+		})
+	}
+}
+
+// TestFlowSurvivesReopen: who waits, and for how many, is on disk.
+func TestFlowSurvivesReopen(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		inFlow(t, codeq.Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(f *codeq.FlowTest) {
+			var parents []codeq.ID
+			for i := range 5 {
+				parents = append(parents, f.ProduceAt(i%shards, codeq.Task{Queue: "parent"}))
+			}
+			l := f.Claim("parent")
+			child := f.ProduceAt(0, codeq.Task{Queue: "child", After: append(parents, parents...)}) // each counts once
+			f.Reopen()
+			for range 4 {
+				f.Complete("parent")
+				f.Reopen()
+				f.RequireState(codeq.Blocked, child)
+			}
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil), "a lease from before")
+			f.Reopen()
+			f.RequireState(codeq.Ready, child)
+		})
+	}
+}
+
+// TestParentResults: what the parents leave behind is read by their IDs.
+func TestParentResults(t *testing.T) {
+	inFlow(t, codeq.Options{Shards: 3, Retention: time.Hour}, func(f *codeq.FlowTest) {
+		var m codeq.Mux
+		codeq.Handle(&m, "part", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			j.SetResult([]byte(strings.ToUpper(string(j.Payload))))
+			return nil
+		})
+		var joined atomic.Pointer[string]
+		codeq.Handle(&m, "join", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			var parts []string
+			for _, id := range j.After {
+				parent, err := f.Q.Get(ctx, id)
+				if err != nil {
+					return codeq.DeadLetter(err)
+				}
+				parts = append(parts, string(parent.Result))
+			}
+			text := strings.Join(parts, " ")
+			joined.Store(&text)
+			return nil
+		})
+		old := f.ProduceAt(2, codeq.Task{Queue: "part", Payload: []byte("zero")})
+		f.Batch(
+			codeq.Task{Queue: "part", Payload: []byte("one")},
+			codeq.Task{Queue: "part", Payload: []byte("two")},
+			codeq.Task{Queue: "join", After: []codeq.ID{old, codeq.Nth(0), codeq.Nth(1)}},
+		)
+		ctx, stop := context.WithCancel(context.Background())
+		ended := make(chan error)
+		go func() { ended <- f.Q.Run(ctx, &m, nil) }()
+		require.NoError(f, f.Q.WaitIdle(context.Background()))
+		stop()
+		require.NoError(f, <-ended)
+		require.Equal(f, "ZERO ONE TWO", *joined.Load())
+	})
+}
+
+// TestNthOfTwin: of two tasks of a batch with one idempotency key the first is
+// stored, and who waits for the second waits for it.
+func TestNthOfTwin(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+			twin := codeq.Task{Queue: "twin", Unique: codeq.Unique{Key: "k"}}
+			ids, err := f.Q.ProduceBatch(context.Background(), []codeq.Task{twin, twin, {Queue: "child", After: []codeq.ID{codeq.Nth(1)}}})
+			require.ErrorIs(f, err, codeq.ErrDuplicate)
+			require.Equal(f, ids[0], ids[1])
+			f.Check()
+			f.RequireState(codeq.Blocked, ids[2])
+			f.Complete("twin")
+			f.Complete("child")
+		})
+	}
+}
+
+// TestFollowUpReplacesItself: a task whose idempotency key outlives it, and
+// whose follow-up has the same key and Replace, is completed; the follow-up is
+// a duplicate, since there is nothing left that waits.
+func TestFollowUpReplacesItself(t *testing.T) {
+	inFlow(t, codeq.Options{Shards: 1}, func(f *codeq.FlowTest) {
+		task := codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour, Replace: true}}
+		produce(f.T, f.Q, task)
+		f.Complete("a", task, codeq.Task{Queue: "b"})
+		require.Equal(f, codeq.Counts{}, f.Counts("a"))
+		require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("b"))
+		time.Sleep(time.Hour)
+		produce(f.T, f.Q, task)
+		require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("a"))
+	})
+}

@@ -1,0 +1,82 @@
+package codeq_test
+
+import (
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq"
+	"codeq/internal/hook"
+)
+
+// What these tests share with those of the inside.
+
+const (
+	gone = codeq.Gone
+)
+
+var (
+	alter            = codeq.Alter
+	beyond31Bits     = codeq.Beyond31Bits
+	brief            = codeq.Brief
+	bubble           = codeq.Bubble
+	buffered         = codeq.Buffered
+	claimNow         = codeq.ClaimNow
+	closedQueue      = codeq.ClosedQueue
+	complete         = codeq.Complete
+	configure        = codeq.Configure
+	countCommits     = codeq.CountCommits
+	countsOf         = codeq.CountsOf
+	duplicates       = codeq.Duplicates
+	endings          = codeq.Endings
+	first            = codeq.First
+	forShards        = codeq.ForShards
+	hammer           = codeq.Hammer
+	holdGroups       = codeq.HoldGroups
+	inFlow           = codeq.InFlow
+	infoOf           = codeq.InfoOf
+	keyOf            = codeq.KeyOf
+	keyed            = codeq.Keyed
+	loseLease        = codeq.LoseLease
+	make100          = codeq.Make100
+	manyQueues       = codeq.ManyQueues
+	named            = codeq.Named
+	openForRun       = codeq.OpenForRun
+	produce          = codeq.Produce
+	produceFor       = codeq.ProduceFor
+	readFile         = codeq.ReadFile
+	recursiveListing = codeq.RecursiveListing
+	requireInShards  = codeq.RequireInShards
+	requireNext      = codeq.RequireNext
+	requireNoGroups  = codeq.RequireNoGroups
+	requireSettled   = codeq.RequireSettled
+	requireTasks     = codeq.RequireTasks
+	sampleID         = codeq.SampleID
+	sampleReceipt    = codeq.SampleReceipt
+	serialOf         = codeq.SerialOf
+	settingsOf       = codeq.SettingsOf
+	sources          = codeq.Sources
+	startRun         = codeq.StartRun
+	subscribe        = codeq.Subscribe
+	syncLogs         = codeq.SyncLogs
+	takeSettings     = codeq.TakeSettings
+	takesContext     = codeq.TakesContext
+	tenantsOf        = codeq.TenantsOf
+	throughSteps     = codeq.ThroughSteps
+	untilCancelled   = codeq.UntilCancelled
+	verbsOf          = codeq.VerbsOf
+	verifyImage      = codeq.VerifyImage
+	waitingClaim     = codeq.WaitingClaim
+	writeFile        = codeq.WriteFile
+	checkAll         = codeq.CheckAll
+	checkMemory      = codeq.CheckMemory
+	quiesce          = codeq.Quiesce
+	list             = codeq.List
+	bound            = codeq.Bound
+	errBroken        = codeq.ErrBroken
+	startingAt       = codeq.StartingAt
+)
+
+// onDisk is opts, of a queue that lies in fs.
+func onDisk(fs vfs.FS, opts *codeq.Options) *codeq.Options {
+	hook.SetFS(opts, fs)
+	return opts
+}

@@ -1,0 +1,3 @@
+// Package killtest has the tests that kill processes: of a queue by itself, and of the nodes of a
+// cluster. It uses the API alone.
+package killtest

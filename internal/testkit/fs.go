@@ -1,0 +1,102 @@
+package testkit
+
+import (
+	"errors"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// HookFS is a file system that asks before it changes anything: an error of
+// Before is that of the operation, which then is not done, or half done if it
+// is a write.
+type HookFS struct {
+	vfs.FS
+	Before func(op, name string) error
+	Wrote  func(f vfs.File) // after a write; may be nil
+}
+
+func (fs *HookFS) file(op, name string, open func() (vfs.File, error)) (vfs.File, error) {
+	if err := fs.Before(op, name); err != nil {
+		return nil, err
+	}
+	f, err := open()
+	if err != nil {
+		return nil, err
+	}
+	return &hookFile{f, fs, name}, nil
+}
+
+func (fs *HookFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return fs.file("create", name, func() (vfs.File, error) { return fs.FS.Create(name, c) })
+}
+
+func (fs *HookFS) ReuseForWrite(oldname, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return fs.file("reuse", name, func() (vfs.File, error) { return fs.FS.ReuseForWrite(oldname, name, c) })
+}
+
+func (fs *HookFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	return fs.file("open", name, func() (vfs.File, error) { return fs.FS.OpenReadWrite(name, c, opts...) })
+}
+
+func (fs *HookFS) OpenDir(name string) (vfs.File, error) {
+	return fs.file("open directory", name, func() (vfs.File, error) { return fs.FS.OpenDir(name) })
+}
+
+func (fs *HookFS) Rename(oldname, newname string) error {
+	if err := fs.Before("rename", newname); err != nil {
+		return err
+	}
+	return fs.FS.Rename(oldname, newname)
+}
+
+func (fs *HookFS) Remove(name string) error {
+	if err := fs.Before("remove", name); err != nil {
+		return err
+	}
+	return fs.FS.Remove(name)
+}
+
+func (fs *HookFS) Unwrap() vfs.FS { return fs.FS }
+
+type hookFile struct {
+	vfs.File
+	fs   *HookFS
+	name string
+}
+
+func (f *hookFile) Write(p []byte) (int, error) {
+	if err := f.fs.Before("write", f.name); err != nil {
+		n, _ := f.File.Write(p[:len(p)/2])
+		return n, err
+	}
+	n, err := f.File.Write(p)
+	if f.fs.Wrote != nil {
+		f.fs.Wrote(f.File)
+	}
+	return n, err
+}
+
+func (f *hookFile) Sync() error {
+	if err := f.fs.Before("sync", f.name); err != nil {
+		return err
+	}
+	return f.File.Sync()
+}
+
+func (f *hookFile) SyncData() error {
+	if err := f.fs.Before("sync", f.name); err != nil {
+		return err
+	}
+	return f.File.SyncData()
+}
+
+func (f *hookFile) SyncTo(length int64) (bool, error) {
+	if err := f.fs.Before("sync", f.name); err != nil {
+		return false, err
+	}
+	return f.File.SyncTo(length)
+}
+
+func (f *hookFile) Close() error {
+	return errors.Join(f.fs.Before("close", f.name), f.File.Close())
+}

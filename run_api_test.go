@@ -1,0 +1,1106 @@
+package codeq_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/hook"
+)
+
+// handlerCall is what a handler has seen.
+type handlerCall struct {
+	after     time.Duration // since the recorder was made
+	id        codeq.ID
+	queue     string
+	attempt   int
+	lastError string
+}
+
+// callRecorder keeps what handlers have seen, in order.
+type callRecorder struct {
+	start time.Time
+	mu    sync.Mutex // guards calls
+	calls []handlerCall
+}
+
+func newCallRecorder() *callRecorder { return &callRecorder{start: time.Now()} }
+
+func (r *callRecorder) add(l *codeq.Lease) (nth int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, handlerCall{time.Since(r.start), l.ID, l.Queue, l.Attempt, l.LastError})
+	return len(r.calls)
+}
+
+func (r *callRecorder) all() []handlerCall {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.calls)
+}
+
+// TestVerdicts: what a handler returns decides what becomes of its task.
+func TestVerdicts(t *testing.T) {
+	boom := errors.New("boom")
+	const never = -1
+	for _, tc := range []struct {
+		name      string
+		verdict   error
+		state     codeq.State // after the first attempt
+		attempts  int
+		lastError string
+		again     time.Duration // when the task is tried again
+	}{
+		{"nil", nil, codeq.Done, 1, "", never},
+		{"error", boom, codeq.Scheduled, 1, "boom", 8 * time.Second},
+		{"wrapped error", fmt.Errorf("outer: %w", boom), codeq.Scheduled, 1, "outer: boom", 8 * time.Second},
+		{"snooze", codeq.Snooze(5 * time.Second), codeq.Scheduled, 0, "", 5 * time.Second},
+		{"wrapped snooze", fmt.Errorf("outer: %w", codeq.Snooze(5*time.Second)), codeq.Scheduled, 0, "", 5 * time.Second},
+		{"snooze for no time", codeq.Snooze(0), codeq.Leased, 1, "", 0},
+		{"snooze for less than no time", codeq.Snooze(-time.Hour), codeq.Leased, 1, "", 0},
+		{"retry after", codeq.RetryAfter(time.Minute, boom), codeq.Scheduled, 1, "boom", time.Minute},
+		{"retry at once", codeq.RetryAfter(0, boom), codeq.Leased, 2, "boom", 0},
+		{"retry without a reason", codeq.RetryAfter(time.Minute, nil), codeq.Scheduled, 1, "", time.Minute},
+		{"wrapped retry", fmt.Errorf("%w", codeq.RetryAfter(time.Minute, boom)), codeq.Scheduled, 1, "boom", time.Minute},
+		{"dead letter", codeq.DeadLetter(boom), codeq.Dead, 1, "boom", never},
+		{"dead letter without a reason", codeq.DeadLetter(nil), codeq.Dead, 1, "", never},
+		{"wrapped dead letter", fmt.Errorf("%w", codeq.DeadLetter(boom)), codeq.Dead, 1, "boom", never},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, codeq.Options{Retention: time.Hour, Backoff: codeq.Backoff{Base: 8 * time.Second}})
+				calls := newCallRecorder()
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+					if calls.add(j.Lease) == 1 {
+						return tc.verdict
+					}
+					return untilCancelled(ctx, j)
+				})
+				run := startRun(t, q, &m, codeq.RunOptions{Grace: -1})
+				id := produce(t, q, codeq.Task{Queue: "a"})[0]
+				synctest.Wait()
+
+				got := infoOf(t, q, id)
+				require.Equal(t, tc.state, got.State)
+				require.Equal(t, tc.attempts, got.Attempts)
+				require.Equal(t, tc.lastError, got.LastError)
+				switch {
+				case tc.verdict == nil, tc.attempts == 0, tc.state == codeq.Leased && tc.attempts == 1:
+					require.Empty(t, run.Reported(), "no attempt has failed")
+				default:
+					require.Equal(t, []error{tc.verdict}, run.Reported())
+				}
+				want := []handlerCall{{id: id, queue: "a", attempt: 1}}
+				if tc.again != never {
+					attempt := tc.attempts
+					if tc.state != codeq.Leased {
+						attempt++
+					}
+					want = append(want, handlerCall{tc.again, id, "a", attempt, tc.lastError})
+				}
+				time.Sleep(30 * time.Minute)
+				synctest.Wait()
+				require.Equal(t, want, calls.all())
+			})
+		})
+	}
+}
+
+// TestBackoffOfRun: the waits after errors grow as Options.Backoff says.
+func TestBackoffOfRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Backoff: codeq.Backoff{Base: time.Second, Max: 5 * time.Second, Factor: 3}})
+		calls := newCallRecorder()
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			calls.add(j.Lease)
+			return fmt.Errorf("attempt %d", j.Attempt)
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{})
+		id := produce(t, q, codeq.Task{Queue: "a", MaxAttempts: 5})[0]
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.NoError(t, run.End(nil))
+		require.Equal(t, []handlerCall{
+			{0 * time.Second, id, "a", 1, ""},
+			{1 * time.Second, id, "a", 2, "attempt 1"},
+			{4 * time.Second, id, "a", 3, "attempt 2"},
+			{9 * time.Second, id, "a", 4, "attempt 3"},
+			{14 * time.Second, id, "a", 5, "attempt 4"},
+		}, calls.all())
+		require.Equal(t, codeq.Dead, infoOf(t, q, id).State)
+		require.Len(t, run.Reported(), 5)
+	})
+}
+
+// TestPanic: a panic is an error that counts, and says where it came from.
+func TestPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		calls := newCallRecorder()
+		var m codeq.Mux
+		var none []int
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			switch calls.add(j.Lease) {
+			case 1:
+				panicOfTest("kaboom")
+			case 2:
+				panicOfTest(io.ErrUnexpectedEOF)
+			case 3:
+				none[j.Attempt] = 1
+			}
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		synctest.Wait()
+		got := infoOf(t, q, id)
+		require.Equal(t, codeq.Scheduled, got.State)
+		require.Equal(t, 1, got.Attempts)
+		require.True(t, strings.HasPrefix(got.LastError, "panic: kaboom\n"), got.LastError)
+		require.Contains(t, got.LastError, "panicOfTest")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, codeq.Done, infoOf(t, q, id).State)
+		require.Len(t, calls.all(), 4, "the worker goes on after a panic")
+
+		reports := run.Reported()
+		require.Len(t, reports, 3)
+		for i, value := range []any{"kaboom", io.ErrUnexpectedEOF, nil} {
+			var p *codeq.PanicError
+			require.ErrorAs(t, reports[i], &p)
+			if value != nil {
+				require.Equal(t, value, p.Value)
+				require.Contains(t, string(p.Stack), "panicOfTest")
+			}
+			require.Contains(t, string(p.Stack), "run_api_test.go")
+		}
+		require.ErrorIs(t, reports[1], io.ErrUnexpectedEOF)
+		var fault runtime.Error
+		require.ErrorAs(t, reports[2], &fault)
+	})
+}
+
+//go:noinline
+func panicOfTest(v any) { panic(v) }
+
+// TestGoexit: a handler that ends its goroutine has failed, and costs no worker.
+func TestGoexit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			if j.Attempt < 4 {
+				runtime.Goexit()
+			}
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		synctest.Wait()
+		got := infoOf(t, q, id)
+		require.Equal(t, codeq.Scheduled, got.State)
+		require.Equal(t, 1, got.Attempts)
+		require.NotEmpty(t, got.LastError)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, codeq.Done, infoOf(t, q, id).State)
+		require.Len(t, run.Reported(), 3)
+		require.NoError(t, run.End(nil))
+		require.Zero(t, run.Took)
+	})
+}
+
+// TestOutOfAttempts: whatever way an attempt fails, if it counts and was the
+// last, the task becomes a dead letter.
+func TestOutOfAttempts(t *testing.T) {
+	boom := errors.New("boom")
+	for name, fail := range map[string]func() error{
+		"error":       func() error { return boom },
+		"retry after": func() error { return codeq.RetryAfter(time.Second, boom) },
+		"panic":       func() error { panic(boom) },
+	} {
+		for byTask, max := range map[bool]int{false: 3, true: 2} {
+			t.Run(fmt.Sprintf("%s, by task %t", name, byTask), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					q := openForRun(t, codeq.Options{MaxAttempts: 3})
+					var m codeq.Mux
+					calls := newCallRecorder()
+					codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+						if calls.add(j.Lease) == 1 {
+							return codeq.Snooze(time.Second) // does not count
+						}
+						return fail()
+					})
+					startRun(t, q, &m, codeq.RunOptions{})
+					task := codeq.Task{Queue: "a"}
+					if byTask {
+						task.MaxAttempts = max
+					}
+					id := produce(t, q, task)[0]
+					time.Sleep(time.Hour)
+					synctest.Wait()
+					got := infoOf(t, q, id)
+					require.Equal(t, codeq.Dead, got.State)
+					require.Equal(t, max, got.Attempts)
+					require.Contains(t, got.LastError, "boom")
+					require.Len(t, calls.all(), 1+max)
+					require.Equal(t, codeq.Counts{Dead: 1}, countsOf(t, q, "a"))
+				})
+			})
+		}
+	}
+}
+
+// TestPayloads: Args is the payload, decoded unless it is asked for as bytes.
+func TestPayloads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		type args struct {
+			Name string
+			List []int
+		}
+		var m codeq.Mux
+		var gotArgs []args
+		var gotBytes [][]byte
+		var gotRaw []json.RawMessage
+		codeq.Handle(&m, "json", func(_ context.Context, j *codeq.Job[args]) error {
+			gotArgs = append(gotArgs, j.Args)
+			return nil
+		})
+		codeq.Handle(&m, "pointer", func(_ context.Context, j *codeq.Job[*args]) error {
+			gotArgs = append(gotArgs, *j.Args)
+			return nil
+		})
+		codeq.Handle(&m, "bytes", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			gotBytes = append(gotBytes, j.Args)
+			assert.Equal(t, j.Payload, j.Args)
+			return nil
+		})
+		codeq.Handle(&m, "raw", func(_ context.Context, j *codeq.Job[json.RawMessage]) error {
+			gotRaw = append(gotRaw, j.Args)
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		produce(t, q,
+			codeq.Task{Queue: "json", Payload: []byte(`{"Name":"x","List":[1,2]}`)},
+			codeq.Task{Queue: "json", Payload: []byte(`{}`)}) // nothing of the task before is left
+		synctest.Wait()
+		produce(t, q, codeq.Task{Queue: "pointer", Payload: []byte(`{"Name":"p"}`)})
+		produce(t, q, codeq.Task{Queue: "bytes", Payload: []byte("\x00{not json")})
+		produce(t, q, codeq.Task{Queue: "raw", Payload: []byte(`[1]`)})
+		synctest.Wait()
+		require.Empty(t, run.Reported())
+		require.Equal(t, []args{{"x", []int{1, 2}}, {}, {Name: "p"}}, gotArgs)
+		require.Equal(t, [][]byte{[]byte("\x00{not json")}, gotBytes)
+		require.Equal(t, []json.RawMessage{json.RawMessage(`[1]`)}, gotRaw)
+
+		for i, payload := range []string{`{"Name":`, `{"Name":7}`, "{} {}"} {
+			id := produce(t, q, codeq.Task{Queue: "json", Payload: []byte(payload)})[0]
+			synctest.Wait()
+			got := infoOf(t, q, id)
+			require.Equal(t, codeq.Dead, got.State, payload)
+			require.Equal(t, 1, got.Attempts)
+			require.Contains(t, got.LastError, "json")
+			require.Len(t, run.Reported(), i+1)
+		}
+		var wrongType *json.UnmarshalTypeError
+		require.ErrorAs(t, run.Reported()[1], &wrongType)
+		require.Len(t, gotArgs, 3, "a handler does not see what cannot be decoded")
+	})
+}
+
+// TestFollowUpIsHandled: a chain of follow-ups runs to its end.
+func TestFollowUpIsHandled(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, codeq.Options{Shards: shards})
+			var m codeq.Mux
+			var handled atomic.Int64
+			codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[int]) error {
+				handled.Add(1)
+				for range 2 {
+					if j.Args > 0 {
+						j.FollowUp(codeq.Task{Queue: "a", Payload: []byte(fmt.Sprint(j.Args - 1))})
+					}
+				}
+				return nil
+			})
+			startRun(t, q, &m, codeq.RunOptions{Concurrency: 5})
+			produce(t, q, codeq.Task{Queue: "a", Payload: []byte("7")})
+			synctest.Wait()
+			require.EqualValues(t, 1<<8-1, handled.Load())
+			require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
+		})
+	}
+}
+
+// TestOutputBeyondLimits: a task whose handler wants to have stored what can
+// never be is a dead letter, and nothing of it is stored.
+func TestOutputBeyondLimits(t *testing.T) {
+	follow := func(n int, payload string) (tasks []codeq.Task) {
+		for range n {
+			tasks = append(tasks, codeq.Task{Queue: "b", Payload: []byte(payload)})
+		}
+		return tasks
+	}
+	for field, output := range map[string]func(j *codeq.Job[[]byte]){
+		"Complete result":   func(j *codeq.Job[[]byte]) { j.SetResult(make([]byte, 11)) },
+		"Complete tasks":    func(j *codeq.Job[[]byte]) { j.FollowUp(follow(4, "")...) },
+		"Complete payloads": func(j *codeq.Job[[]byte]) { j.FollowUp(follow(3, "1234567")...) },
+		"Task.Payload":      func(j *codeq.Job[[]byte]) { j.FollowUp(follow(1, "12345678901")...) },
+		"Task.Priority":     func(j *codeq.Job[[]byte]) { j.FollowUp(codeq.Task{Queue: "b"}, codeq.Task{Queue: "b", Priority: 10}) },
+		"Task.Queue":        func(j *codeq.Job[[]byte]) { j.FollowUp(codeq.Task{}) },
+	} {
+		t.Run(field, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, codeq.Options{
+					Retention: time.Hour,
+					Limits:    codeq.Limits{Payload: 10, Batch: 3, BatchBytes: 20},
+				})
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+					output(j)
+					return nil
+				})
+				run := startRun(t, q, &m, codeq.RunOptions{})
+				id := produce(t, q, codeq.Task{Queue: "a"})[0]
+				synctest.Wait()
+				got := infoOf(t, q, id)
+				require.Equal(t, codeq.Dead, got.State)
+				require.Equal(t, 1, got.Attempts)
+				require.Contains(t, got.LastError, field)
+				reports := run.Reported()
+				require.Len(t, reports, 1)
+				var invalid *codeq.InvalidError
+				require.ErrorAs(t, reports[0], &invalid)
+				require.Equal(t, field, invalid.Field)
+				require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
+			})
+		})
+	}
+}
+
+// orderOfRun produces tasks in the queues a, b and c and returns the order in
+// which a Run with one worker takes them.
+func orderOfRun(t *testing.T, each int, opts codeq.RunOptions) (order []string) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		for _, name := range []string{"c", "a", "b"} {
+			codeq.Handle(&m, name, func(_ context.Context, j *codeq.Job[[]byte]) error {
+				order = append(order, j.Queue)
+				return nil
+			})
+			_, err := q.ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: name}}, each))
+			require.NoError(t, err)
+		}
+		opts.Concurrency = 1
+		run := startRun(t, q, &m, opts)
+		synctest.Wait()
+		require.NoError(t, run.End(nil))
+	})
+	return order
+}
+
+func occurrences(order []string, name string) (n int) {
+	for _, o := range order {
+		if o == name {
+			n++
+		}
+	}
+	return n
+}
+
+// TestShareOfQueues: several queues are worked on equally, in strict order, or
+// in proportion to weights. The bounds are six standard deviations wide.
+func TestShareOfQueues(t *testing.T) {
+	t.Run("equal by default", func(t *testing.T) {
+		order := orderOfRun(t, 400, codeq.RunOptions{})
+		require.Len(t, order, 1200)
+		for _, name := range []string{"a", "b", "c"} {
+			require.InDelta(t, 200, occurrences(order[:600], name), 70, name)
+		}
+	})
+	t.Run("strict", func(t *testing.T) {
+		order := orderOfRun(t, 20, codeq.RunOptions{Queues: []string{"b", "c", "a"}})
+		want := slices.Concat(
+			slices.Repeat([]string{"b"}, 20), slices.Repeat([]string{"c"}, 20), slices.Repeat([]string{"a"}, 20))
+		require.Equal(t, want, order)
+	})
+	t.Run("some of the mux", func(t *testing.T) {
+		order := orderOfRun(t, 5, codeq.RunOptions{Queues: []string{"b"}})
+		require.Equal(t, slices.Repeat([]string{"b"}, 5), order)
+	})
+	t.Run("weights", func(t *testing.T) {
+		order := orderOfRun(t, 400, codeq.RunOptions{Queues: []string{"a", "b", "c"}, Weights: map[string]int{"a": 6, "b": 3}})
+		require.Len(t, order, 1200)
+		require.InDelta(t, 300, occurrences(order[:500], "a"), 66)
+		require.InDelta(t, 150, occurrences(order[:500], "b"), 62)
+		require.InDelta(t, 50, occurrences(order[:500], "c"), 41)
+	})
+	t.Run("weights of all queues", func(t *testing.T) {
+		order := orderOfRun(t, 400, codeq.RunOptions{Weights: map[string]int{"a": 6, "b": 3}})
+		require.Len(t, order, 1200)
+		require.InDelta(t, 300, occurrences(order[:500], "a"), 66)
+		require.InDelta(t, 150, occurrences(order[:500], "b"), 62)
+		require.InDelta(t, 50, occurrences(order[:500], "c"), 41)
+	})
+}
+
+// TestStrictOrderHolds: a task of an earlier queue overtakes those of a later
+// one that wait already.
+func TestStrictOrderHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		var order []string
+		step := make(chan struct{})
+		for _, name := range []string{"first", "second"} {
+			codeq.Handle(&m, name, func(_ context.Context, j *codeq.Job[[]byte]) error {
+				order = append(order, j.Queue)
+				<-step
+				return nil
+			})
+		}
+		startRun(t, q, &m, codeq.RunOptions{Concurrency: 1, Queues: []string{"first", "second"}})
+		produce(t, q, codeq.Task{Queue: "second"}, codeq.Task{Queue: "second"})
+		synctest.Wait()
+		produce(t, q, codeq.Task{Queue: "first"})
+		for range 3 {
+			step <- struct{}{}
+			synctest.Wait()
+		}
+		require.Equal(t, []string{"second", "first", "second"}, order)
+	})
+}
+
+// TestConcurrency: as many handlers run at a time as are allowed, and no more.
+func TestConcurrency(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		for _, concurrency := range []int{0, 1, 2, 7, 40} {
+			for _, batch := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%d on %d shards, batch %t", concurrency, shards, batch), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						q := openForRun(t, codeq.Options{Shards: shards})
+						want := concurrency
+						if want == 0 {
+							want = 4 * runtime.GOMAXPROCS(0)
+						}
+						total := 3*want + 1
+						var m codeq.Mux
+						var running, done atomic.Int64
+						step := make(chan struct{})
+						codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+							assert.LessOrEqual(t, running.Add(1), int64(want))
+							<-step
+							running.Add(-1)
+							done.Add(1)
+							return nil
+						})
+						run := startRun(t, q, &m, codeq.RunOptions{Concurrency: concurrency})
+						tasks := slices.Repeat([]codeq.Task{{Queue: "a"}}, total)
+						if batch {
+							_, err := q.ProduceBatch(t.Context(), tasks)
+							require.NoError(t, err)
+						} else {
+							produce(t, q, tasks...)
+						}
+						for left := total; left > 0; left-- {
+							synctest.Wait()
+							require.EqualValues(t, min(left, want), running.Load(), "with %d tasks left", left)
+							require.EqualValues(t, min(left, want), countsOf(t, q, "a").Leased,
+								"nothing is claimed for which no worker is free")
+							step <- struct{}{}
+						}
+						synctest.Wait()
+						require.NoError(t, run.End(nil))
+						require.EqualValues(t, total, done.Load())
+						require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestTwoRuns: several calls of Run share a queue, and each task is handled once.
+func TestTwoRuns(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, codeq.Options{Shards: shards})
+			seen := newCallRecorder()
+			step := make(chan struct{})
+			var runs [2]*codeq.ActiveRun
+			var running [2]atomic.Int64
+			for i := range runs {
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+					seen.add(j.Lease)
+					running[i].Add(1)
+					defer running[i].Add(-1)
+					<-step
+					return nil
+				})
+				runs[i] = startRun(t, q, &m, codeq.RunOptions{Concurrency: 3})
+			}
+			produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 50)...)
+			synctest.Wait()
+			require.EqualValues(t, 3, running[0].Load())
+			require.EqualValues(t, 3, running[1].Load())
+			for range 20 {
+				step <- struct{}{}
+			}
+			synctest.Wait()
+			ended := make(chan error)
+			go func() { ended <- runs[0].End(nil) }()
+			close(step)
+			require.NoError(t, <-ended)
+			synctest.Wait()
+			require.NoError(t, runs[1].End(nil))
+			ids := make(map[codeq.ID]bool)
+			for _, c := range seen.all() {
+				require.False(t, ids[c.id], "a task is handled twice")
+				require.Equal(t, 1, c.attempt)
+				ids[c.id] = true
+			}
+			require.Len(t, ids, 50)
+		})
+	}
+}
+
+// TestHeartbeat: handlers that run for many lengths of a lease keep their
+// tasks, and nothing is written for it.
+func TestHeartbeat(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, codeq.Options{Shards: shards})
+			calls := newCallRecorder()
+			var m codeq.Mux
+			codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+				calls.add(j.Lease)
+				assert.Equal(t, time.Now().Add(time.Second), j.Deadline)
+				time.Sleep(20 * time.Minute)
+				return ctx.Err()
+			})
+			run := startRun(t, q, &m, codeq.RunOptions{LeaseFor: time.Second, Concurrency: 9})
+			produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a", LeaseFor: 10 * time.Millisecond}}, 8)...)
+			synctest.Wait()
+			commits := countCommits(t, q)
+			time.Sleep(19 * time.Minute)
+			synctest.Wait()
+			require.Equal(t, codeq.Counts{Leased: 8}, countsOf(t, q, "a"))
+			require.Zero(t, commits())
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
+			require.Len(t, calls.all(), 8)
+			require.Empty(t, run.Reported())
+
+			// The renewer, which has rested, goes on for a task that comes late.
+			time.Sleep(time.Hour)
+			produce(t, q, codeq.Task{Queue: "a"})
+			time.Sleep(time.Minute)
+			require.Equal(t, codeq.Counts{Leased: 1}, countsOf(t, q, "a"))
+			time.Sleep(time.Hour)
+			require.Len(t, calls.all(), 9)
+			require.Empty(t, run.Reported())
+		})
+	}
+}
+
+// TestHeartbeatOfStaggeredTasks: leases last whenever between two
+// renewals they begin.
+func TestHeartbeatOfStaggeredTasks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			time.Sleep(time.Duration(1+j.ID[15]%20) * 100 * time.Millisecond)
+			return ctx.Err()
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{LeaseFor: 300 * time.Millisecond, Concurrency: 3})
+		for range 200 {
+			produce(t, q, codeq.Task{Queue: "a"})
+			time.Sleep(130 * time.Millisecond)
+		}
+		time.Sleep(time.Hour)
+		require.Empty(t, run.Reported())
+		require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
+	})
+}
+
+// TestLeaseLostToHandler: a handler whose lease is lost is told by its
+// context, and what it returns is of no consequence.
+func TestLeaseLostToHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		var m codeq.Mux
+		calls := newCallRecorder()
+		var told time.Duration
+		var cause error
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			if calls.add(j.Lease) == 1 {
+				<-ctx.Done()
+				told, cause = time.Since(calls.start), context.Cause(ctx)
+				j.FollowUp(codeq.Task{Queue: "b"})
+			}
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{LeaseFor: 30 * time.Second})
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		loseLease(t, q, id)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+
+		require.ErrorIs(t, cause, codeq.ErrLeaseLost)
+		require.LessOrEqual(t, told, 70*time.Second, "a heartbeat comes every 10 s")
+		require.Equal(t, []handlerCall{
+			{0, id, "a", 1, ""},
+			{time.Minute, id, "a", 2, "lease expired"},
+		}, calls.all())
+		reports := run.Reported()
+		require.Len(t, reports, 1)
+		require.ErrorIs(t, reports[0], codeq.ErrLeaseLost)
+		require.Equal(t, codeq.Counts{Done: 1}, countsOf(t, q, "a"))
+		require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
+		require.Equal(t, 2, infoOf(t, q, id).Attempts)
+	})
+}
+
+// TestLeaseLostAtTheEnd: a handler that ends before it is told of the loss of
+// its lease has its outcome refused, whatever it is.
+func TestLeaseLostAtTheEnd(t *testing.T) {
+	boom := errors.New("boom")
+	for name, verdict := range map[string]error{"completed": nil, "failed": boom, "snoozed": codeq.Snooze(time.Hour)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, codeq.Options{})
+				var m codeq.Mux
+				step := make(chan struct{})
+				codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+					if j.Attempt == 2 {
+						return untilCancelled(ctx, j)
+					}
+					<-step
+					j.FollowUp(codeq.Task{Queue: "b"})
+					return verdict
+				})
+				run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 2, Grace: -1})
+				id := produce(t, q, codeq.Task{Queue: "a"})[0]
+				synctest.Wait()
+				loseLease(t, q, id)
+				close(step)
+				synctest.Wait()
+				reports := run.Reported()
+				require.NotEmpty(t, reports)
+				require.ErrorIs(t, reports[len(reports)-1], codeq.ErrLeaseLost)
+				got := infoOf(t, q, id)
+				require.Equal(t, codeq.Leased, got.State)
+				require.Equal(t, 2, got.Attempts)
+				require.Equal(t, "lease expired", got.LastError)
+				require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
+			})
+		})
+	}
+}
+
+// TestTimeout: a handler has no longer than its task's Timeout.
+func TestTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Retention: codeq.Forever})
+		var m codeq.Mux
+		calls := newCallRecorder()
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			nth := calls.add(j.Lease)
+			deadline, ok := ctx.Deadline()
+			assert.True(t, ok)
+			assert.Equal(t, 5*time.Second, time.Until(deadline))
+			if nth == 2 {
+				return nil
+			}
+			<-ctx.Done()
+			assert.Equal(t, context.DeadlineExceeded, ctx.Err())
+			assert.Equal(t, context.DeadlineExceeded, context.Cause(ctx))
+			return ctx.Err()
+		})
+		codeq.Handle(&m, "unbounded", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			_, ok := ctx.Deadline()
+			assert.False(t, ok)
+			time.Sleep(time.Hour)
+			return ctx.Err()
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{})
+		ids := produce(t, q, codeq.Task{Queue: "a", Timeout: 5 * time.Second}, codeq.Task{Queue: "unbounded"})
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		got := infoOf(t, q, ids[0])
+		require.Equal(t, codeq.Scheduled, got.State)
+		require.Equal(t, 1, got.Attempts)
+		require.Equal(t, context.DeadlineExceeded.Error(), got.LastError)
+		require.Equal(t, []error{context.DeadlineExceeded}, run.Reported())
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		require.Equal(t, codeq.Done, infoOf(t, q, ids[0]).State)
+		require.Equal(t, codeq.Done, infoOf(t, q, ids[1]).State)
+		require.Equal(t, []handlerCall{
+			{0, ids[0], "a", 1, ""},
+			{6 * time.Second, ids[0], "a", 2, context.DeadlineExceeded.Error()},
+		}, calls.all())
+	})
+}
+
+// TestGraceLetsHandlersEnd: when ctx ends nothing more is claimed, and what
+// runs is completed.
+func TestGraceLetsHandlersEnd(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, codeq.Options{Shards: shards, Retention: time.Hour})
+			var m codeq.Mux
+			codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+				time.Sleep(10 * time.Second)
+				return ctx.Err()
+			})
+			run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 5, LeaseFor: time.Second})
+			produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 20)...)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.NoError(t, run.End(errors.New("enough")))
+			require.Equal(t, 9*time.Second, run.Took)
+			require.Equal(t, codeq.Counts{Done: 5, Ready: 15}, countsOf(t, q, "a"))
+			require.Empty(t, run.Reported())
+		})
+	}
+}
+
+// TestGraceCountsFailures: an attempt that fails by itself while Run waits
+// fails as ever.
+func TestGraceCountsFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error {
+			time.Sleep(5 * time.Second)
+			return errors.New("boom")
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{})
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		synctest.Wait()
+		require.NoError(t, run.End(nil))
+		got := infoOf(t, q, id)
+		require.Equal(t, codeq.Scheduled, got.State)
+		require.Equal(t, 1, got.Attempts)
+		require.Equal(t, "boom", got.LastError)
+	})
+}
+
+// TestGraceEnds: after the grace period handlers are cancelled, and their
+// tasks are given back as if they had never been claimed.
+func TestGraceEnds(t *testing.T) {
+	enough := errors.New("enough")
+	for _, tc := range []struct{ grace, took time.Duration }{
+		{0, 10 * time.Second}, {time.Minute, time.Minute}, {-1, 0},
+	} {
+		for _, shards := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%v on %d shards", tc.grace, shards), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					q := openForRun(t, codeq.Options{Shards: shards, Backoff: codeq.Backoff{Base: time.Millisecond}})
+					var m codeq.Mux
+					var mu sync.Mutex
+					var causes []error
+					codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+						if j.Attempt == 1 {
+							return errors.New("boom") // the attempts of a task are not forgotten
+						}
+						<-ctx.Done()
+						mu.Lock()
+						defer mu.Unlock()
+						causes = append(causes, context.Cause(ctx))
+						j.FollowUp(codeq.Task{Queue: "b"})
+						if len(causes) == 1 {
+							return nil // comes too late, like any error
+						}
+						return codeq.DeadLetter(ctx.Err())
+					})
+					run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 4, Grace: tc.grace, LeaseFor: time.Second})
+					first := startingAt(q, shards-1)
+					var ids []codeq.ID
+					for range 4 {
+						ids = append(ids, produce(t, first, codeq.Task{Queue: "a"})...)
+						time.Sleep(time.Second)
+					}
+					ids = append(ids, produce(t, first, codeq.Task{Queue: "a"})...)
+					synctest.Wait()
+					require.Equal(t, codeq.Counts{Leased: 4, Ready: 1}, countsOf(t, q, "a"))
+					require.NoError(t, run.End(enough))
+					require.Equal(t, tc.took, run.Took)
+					require.Equal(t, []error{enough, enough, enough, enough}, causes)
+					require.Len(t, run.Reported(), 4, "of the first attempts only")
+
+					require.Equal(t, codeq.Counts{Ready: 5}, countsOf(t, q, "a"))
+					require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
+					for i, id := range ids {
+						l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+						require.NoError(t, err)
+						require.Equal(t, id, l.ID, "tasks keep their places")
+						if i < 4 {
+							require.Equal(t, 2, l.Attempt)
+							require.Equal(t, "boom", l.LastError)
+						} else {
+							require.Equal(t, 1, l.Attempt)
+						}
+					}
+					require.NoError(t, checkAll(q))
+				})
+			})
+		}
+	}
+}
+
+// TestHandlersRunning: Run does not wait for ever for handlers that ignore
+// their context. Their tasks are given back, and what they return later is of
+// no consequence.
+func TestHandlersRunning(t *testing.T) {
+	for _, tc := range []struct{ grace, took time.Duration }{
+		{0, 20 * time.Second}, {time.Millisecond, time.Second + time.Millisecond}, {-1, time.Second},
+	} {
+		t.Run(fmt.Sprint(tc.grace), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, codeq.Options{Retention: time.Hour})
+				var m codeq.Mux
+				step := make(chan struct{})
+				codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[string]) error {
+					switch j.Args {
+					case "obedient":
+						<-ctx.Done()
+					default:
+						<-step
+					}
+					j.FollowUp(codeq.Task{Queue: "b"})
+					if j.Args == "fails" {
+						return errors.New("boom")
+					}
+					return nil
+				})
+				run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 4, Grace: tc.grace})
+				for _, kind := range []string{`"obedient"`, `"fails"`, `"completes"`} {
+					produce(t, q, codeq.Task{Queue: "a", Payload: []byte(kind)})
+				}
+				synctest.Wait()
+				err := run.End(nil)
+				require.ErrorIs(t, err, codeq.ErrHandlersRunning)
+				require.ErrorContains(t, err, ": 2")
+				require.Equal(t, tc.took, run.Took)
+				require.Equal(t, codeq.Counts{Ready: 3}, countsOf(t, q, "a"))
+				close(step)
+				synctest.Wait()
+				require.Equal(t, codeq.Counts{Ready: 3}, countsOf(t, q, "a"))
+				require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
+				require.Empty(t, run.Reported())
+			})
+		})
+	}
+}
+
+// TestCloseDuringRun: Close ends Run as the end of its context does.
+func TestCloseDuringRun(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			disk := vfs.NewMem()
+			opts := *onDisk(disk, &codeq.Options{Shards: shards, Retention: time.Hour})
+			q := openForRun(t, opts)
+			var m codeq.Mux
+			var cause error
+			codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[int]) error {
+				select {
+				case <-ctx.Done():
+					cause = context.Cause(ctx)
+				case <-time.After(time.Duration(j.Args) * time.Second):
+				}
+				return ctx.Err()
+			})
+			busy := startRun(t, q, &m, codeq.RunOptions{Concurrency: 2, LeaseFor: time.Second})
+			var idle codeq.Mux
+			codeq.Handle(&idle, "idle", untilCancelled)
+			waiting := startRun(t, q, &idle, codeq.RunOptions{})
+			produce(t, q, codeq.Task{Queue: "a", Payload: []byte("5")}, codeq.Task{Queue: "a", Payload: []byte("20")})
+			synctest.Wait()
+			start := time.Now()
+			require.NoError(t, q.Close())
+			require.Equal(t, 10*time.Second, time.Since(start))
+			require.ErrorIs(t, waiting.Wait(), codeq.ErrClosed)
+			require.ErrorIs(t, busy.Wait(), codeq.ErrClosed)
+			require.ErrorIs(t, cause, codeq.ErrClosed)
+			require.ErrorIs(t, q.Run(t.Context(), &m, nil), codeq.ErrClosed, "after Close")
+
+			q = openForRun(t, opts)
+			require.Equal(t, codeq.Counts{Done: 1, Ready: 1}, countsOf(t, q, "a"))
+			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, 1, l.Attempt)
+		})
+	}
+}
+
+// TestRunWithEndedContext: Run does nothing and returns nil.
+func TestRunWithEndedContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Shards: 3})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", untilCancelled)
+		produce(t, q, codeq.Task{Queue: "a"})
+		ctx, cancel := context.WithTimeout(t.Context(), -1)
+		defer cancel()
+		require.NoError(t, q.Run(ctx, &m, nil))
+		require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"))
+	})
+}
+
+// TestRunKeepsOptions: the caller's options are not written to.
+func TestRunKeepsOptions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", untilCancelled)
+		codeq.Handle(&m, "b", untilCancelled)
+		weights := map[string]int{}
+		opts := codeq.RunOptions{Weights: weights}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.NoError(t, q.Run(ctx, &m, &opts))
+		require.Empty(t, weights)
+		require.Zero(t, opts.Concurrency)
+		require.Empty(t, opts.Queues)
+	})
+}
+
+// TestValuesReachHandlers: handlers see the values of Run's ctx, and not its end.
+func TestValuesReachHandlers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		type key struct{}
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Second)
+		defer cancel()
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			assert.Equal(t, "value", ctx.Value(key{}))
+			_, bounded := ctx.Deadline()
+			assert.False(t, bounded)
+			assert.Equal(t, map[string]string{"h": "v"}, j.Headers)
+			time.Sleep(5 * time.Second)
+			assert.NoError(t, ctx.Err())
+			return nil
+		})
+		produce(t, q, codeq.Task{Queue: "a", Headers: map[string]string{"h": "v"}})
+		require.NoError(t, q.Run(ctx, &m, nil))
+		require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
+	})
+}
+
+// abandonedRun opens the queue on disk, lets Run start its tasks, and returns
+// the disk as the end of the process at that moment leaves it.
+func abandonedRun(t *testing.T, disk *vfs.MemFS, shards int) (*vfs.MemFS, []handlerCall) {
+	t.Helper()
+	var crashed *vfs.MemFS
+	calls := newCallRecorder()
+	t.Run("process", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: shards, Durability: codeq.DurabilityDisk, LeaseFor: time.Hour}))
+			var m codeq.Mux
+			codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+				calls.add(j.Lease)
+				return untilCancelled(ctx, j)
+			})
+			startRun(t, q, &m, codeq.RunOptions{Grace: -1})
+			time.Sleep(time.Minute) // heartbeats renew leases, which no disk shows
+			synctest.Wait()
+			crashed = disk.CrashClone(vfs.CrashCloneCfg{})
+		})
+	})
+	return crashed, calls.all()
+}
+
+// TestAbandonedRun: the leases of a Run whose process is no more are over at
+// the next Open, and their attempts have counted.
+func TestAbandonedRun(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		disk := vfs.NewCrashableMem()
+		opts := *onDisk(disk, &codeq.Options{Shards: shards, Durability: codeq.DurabilityDisk})
+		var ids []codeq.ID
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, opts)
+			ids = produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 5)...)
+			// A lease of Claim survives its process, and is there to tell the difference.
+			id := produce(t, q, codeq.Task{Queue: "claimed"})[0]
+			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"claimed"}, LeaseFor: 24 * time.Hour})
+			require.NoError(t, err)
+			require.Equal(t, id, l.ID)
+		})
+		crashed, calls := abandonedRun(t, disk, shards)
+		require.Len(t, calls, 5)
+		synctest.Test(t, func(t *testing.T) {
+			hook.SetFS(&opts, crashed)
+			q := openForRun(t, opts)
+			start := time.Now()
+			var again []codeq.ID
+			for range ids {
+				l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+				require.NoError(t, err)
+				require.Equal(t, 2, l.Attempt)
+				require.Equal(t, "lease expired", l.LastError)
+				again = append(again, l.ID)
+			}
+			require.Zero(t, time.Since(start), "they are ready at once")
+			require.ElementsMatch(t, ids, again)
+			require.Equal(t, codeq.Counts{Leased: 1}, countsOf(t, q, "claimed"))
+			require.NoError(t, checkAll(q))
+		})
+	}
+}
+
+// TestPoisonTask: a task that ends the process whenever it is handled becomes
+// a dead letter.
+func TestPoisonTask(t *testing.T) {
+	const maxAttempts = 4
+	disk := vfs.NewCrashableMem()
+	var id codeq.ID
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, *onDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk}))
+		id = produce(t, q, codeq.Task{Queue: "a", MaxAttempts: maxAttempts})[0]
+	})
+	for attempt := 1; attempt <= maxAttempts+1; attempt++ {
+		crashed, calls := abandonedRun(t, disk, 1)
+		disk = crashed
+		if attempt <= maxAttempts {
+			require.Len(t, calls, 1)
+			require.Equal(t, attempt, calls[0].attempt)
+		} else {
+			require.Empty(t, calls)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, *onDisk(disk, &codeq.Options{}))
+		got := infoOf(t, q, id)
+		require.Equal(t, codeq.Dead, got.State)
+		require.Equal(t, maxAttempts, got.Attempts)
+		require.Equal(t, "lease expired", got.LastError)
+	})
+}

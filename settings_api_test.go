@@ -1,0 +1,206 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+// TestSettingsAreCopies: what callers do with the settings that they gave or got
+// changes nothing.
+func TestSettingsAreCopies(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		mine := map[string]int{"x": 1}
+		var kept *codeq.Settings
+		configure(t, q, "a", func(s *codeq.Settings) { kept, s.TenantWeights = s, mine })
+		mine["x"] = 7
+		kept.TenantWeights["y"], kept.Paused = 7, true
+		settingsOf(t, q, "a").TenantWeights["z"] = 7
+		require.Equal(t, codeq.Settings{TenantWeights: map[string]int{"x": 1}}, settingsOf(t, q, "a"))
+
+		configure(t, q, "a", func(s *codeq.Settings) { kept = s })
+		kept.TenantWeights["x"] = 7
+		require.Equal(t, 1, settingsOf(t, q, "a").TenantWeights["x"])
+	})
+}
+
+// TestSettingsRefused: what is out of bounds changes nothing and says what it is.
+func TestSettingsRefused(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ctx := t.Context()
+		configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 3 })
+		for field, change := range map[string]func(*codeq.Settings){
+			"Settings.Concurrency":           func(s *codeq.Settings) { s.Concurrency = -1 },
+			"Settings.ConcurrencyPerKey":     func(s *codeq.Settings) { s.ConcurrencyPerKey = -1 },
+			"Settings.Burst":                 func(s *codeq.Settings) { s.Burst = beyond31Bits },
+			"Settings.Rate":                  func(s *codeq.Settings) { s.Rate = -1 },
+			"Settings.TenantWeights of x":    func(s *codeq.Settings) { s.TenantWeights = map[string]int{"x": 0} },
+			"Settings.TenantWeights of many": func(s *codeq.Settings) { s.TenantWeights = map[string]int{"many": 65537} },
+			"Settings.TenantWeights":         func(s *codeq.Settings) { s.TenantWeights = map[string]int{"\xff": 1} },
+			"Settings.Retention":             func(s *codeq.Settings) { s.Retention = -2 },
+			"Settings.DeadRetention":         func(s *codeq.Settings) { s.DeadRetention = -2 },
+		} {
+			err := q.Configure(ctx, "a", change)
+			var invalid *codeq.InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.Equal(t, field, invalid.Field)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+		}
+		for _, rate := range []float64{math.NaN(), math.Inf(1), 1e9 + 1} {
+			require.ErrorIs(t, q.Configure(ctx, "a", func(s *codeq.Settings) { s.Rate = rate }), codeq.ErrInvalid)
+		}
+		for _, queue := range []string{"", strings.Repeat("x", 256)} {
+			require.ErrorIs(t, q.Configure(ctx, queue, func(*codeq.Settings) { t.Error("called") }), codeq.ErrInvalid)
+			require.ErrorIs(t, q.Pause(ctx, queue), codeq.ErrInvalid)
+			_, err := q.Settings(queue)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+		}
+		require.Equal(t, codeq.Settings{Concurrency: 3}, settingsOf(t, q, "a"))
+		for _, most := range []codeq.Settings{
+			{Concurrency: math.MaxInt32, ConcurrencyPerKey: math.MaxInt32, Rate: 1e9, Burst: math.MaxInt32},
+			{Rate: math.SmallestNonzeroFloat64, Retention: math.MaxInt64, DeadRetention: math.MaxInt64},
+		} {
+			configure(t, q, "a", func(s *codeq.Settings) { *s = most })
+			require.Equal(t, most, settingsOf(t, q, "a"))
+		}
+	})
+}
+
+// TestConfigureTakesTurns: each of many calls at a time finds what the one before
+// has left.
+func TestConfigureTakesTurns(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		const calls = 50
+		var all sync.WaitGroup
+		for range calls {
+			all.Go(func() {
+				err := q.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Concurrency++ })
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		require.Equal(t, calls, settingsOf(t, q, "a").Concurrency)
+		requireSettled(t, q)
+	})
+}
+
+// TestConfigureGivesUp: a call that waits for its turn ends with its context, and
+// one whose change panics lets the next have its turn.
+func TestConfigureGivesUp(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		require.Panics(t, func() { _ = q.Configure(t.Context(), "a", func(*codeq.Settings) { panic("boom") }) })
+
+		goOn, first, second := make(chan struct{}), make(chan error, 1), make(chan error, 1)
+		go func() {
+			first <- q.Configure(context.Background(), "a", func(s *codeq.Settings) { <-goOn; s.Concurrency = 1 })
+		}()
+		synctest.Wait()
+		boom := errors.New("boom")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		go func() { second <- q.Pause(ctx, "b") }() // another queue takes turns too
+		synctest.Wait()
+		require.Empty(t, second)
+		cancel(boom)
+		require.ErrorIs(t, <-second, boom)
+		close(goOn)
+		require.NoError(t, <-first)
+		require.ErrorIs(t, q.Configure(ctx, "a", func(s *codeq.Settings) { s.Concurrency = 2 }), boom)
+		require.Equal(t, codeq.Settings{Concurrency: 1}, settingsOf(t, q, "a"))
+		require.Zero(t, settingsOf(t, q, "b"))
+	})
+}
+
+// TestConfigureClosed: a closed queue keeps the settings it has.
+func TestConfigureClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *onDisk(vfs.NewMem(), &codeq.Options{})
+		q := openForRun(t, opts)
+		require.NoError(t, q.Close())
+		require.ErrorIs(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }), codeq.ErrClosed)
+		_, err := q.Settings("a")
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		q = openForRun(t, opts)
+		require.Zero(t, settingsOf(t, q, "a"))
+	})
+}
+
+// TestSettingsReachAllShards: what the first shard has taken comes to be in force
+// everywhere, whatever happens to the caller.
+func TestSettingsReachAllShards(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		configure(t, q, "a", func(s *codeq.Settings) { s.Paused = true })
+		leased := make(chan *codeq.Lease, 3)
+		for i := range 3 {
+			produce(t, startingAt(q, i), codeq.Task{Queue: "a"})
+			waiting := waitingClaim(t, q, "a")
+			go func() { leased <- <-waiting }()
+		}
+		takeSettings(t, q, "a", 2, `{"Concurrency":2}`)
+		synctest.Wait()
+		require.Len(t, leased, 2, "as many as may be leased")
+		requireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 2})
+		requireSettled(t, q)
+		takeSettings(t, q, "a", 3, `{}`)
+		synctest.Wait()
+		require.Len(t, leased, 3)
+		requireSettled(t, q)
+	})
+}
+
+// TestLostSettings: at DurabilityProcess a power loss may take the last settings
+// from some shards only. Then all go by those that are left, and newer ones
+// are newer than these.
+func TestLostSettings(t *testing.T) {
+	for _, kept := range []string{"queue/shard-000", "queue/shard-001"} {
+		disk := vfs.NewCrashableMem()
+		inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3}), func(f *codeq.FlowTest) {
+			configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
+			synctest.Wait()
+			for i := range 3 {
+				syncLogs(t, disk, fmt.Sprintf("queue/shard-%03d", i))
+			}
+			configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
+			configure(t, f.Q, "b", func(s *codeq.Settings) { s.Concurrency = 3 })
+			synctest.Wait()
+			syncLogs(t, disk, kept)
+
+			img := f.Crash(disk)
+			requireInShards(t, img.Q, "a", 2, codeq.Settings{Concurrency: 2})
+			requireInShards(t, img.Q, "b", 1, codeq.Settings{Concurrency: 3})
+			configure(t, img.Q, "a", func(s *codeq.Settings) { s.Burst = 1 })
+			requireInShards(t, img.Q, "a", 3, codeq.Settings{Concurrency: 2, Burst: 1})
+			img.Reopen()
+			requireInShards(t, img.Q, "a", 3, codeq.Settings{Concurrency: 2, Burst: 1})
+			require.NoError(f, img.Q.Close())
+		})
+	}
+}
+
+// TestSettingsAreListed: Stats has a queue with settings and no tasks, after a restart as
+// well, and none without both.
+func TestSettingsAreListed(t *testing.T) {
+	dir, ctx := t.TempDir(), context.Background()
+	for range 2 {
+		q, err := codeq.Open(dir, &codeq.Options{Shards: 2})
+		require.NoError(t, err)
+		require.NoError(t, q.Pause(ctx, "paused"))
+		_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"unknown"}, NoWait: true})
+		require.ErrorIs(t, err, codeq.ErrEmpty)
+		st, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.Equal(t, map[string]codeq.Counts{"paused": {}}, st)
+		require.NoError(t, q.Close())
+	}
+}
