@@ -42,7 +42,7 @@ const (
 	EventReleased                          // given back; the attempt does not count
 	EventDeadLettered                      // out of attempts, or given up
 	EventCanceled                          // canceled
-	EventExpired                           // lease expired; the attempt counts. EventDeadLettered follows the last one
+	EventExpired                           // lease expired, the attempt counts; after the last one, EventDeadLettered
 	endOfKinds
 )
 

@@ -71,8 +71,8 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // With several shards, tasks with a LimitKey, Group or idempotency key belong to a certain shard,
 // and a batch that belongs to several shards is stored in one commit for each. If one of these
 // fails, its tasks and those of later ones are not stored: their IDs are zero. Shards whose tasks
-// have only an idempotency key come first. So it is safe to produce a batch again if all its other
-// tasks have none of the three.
+// have only an idempotency key come first. So it is safe to produce a batch again if each of its
+// tasks has only an idempotency key, or none of the three.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.

@@ -71,7 +71,7 @@ var verbs = [endOfRequests]verb{
 	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
 	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
 	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease},
-	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease}, // writes almost nothing, like permits
+	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease}, // writes almost nothing
 	callAlter:          {blank[alterOp], roomOfAlter, no, none, 0},
 	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
 	callBulk:           {blank[bulkOp], roomOfBulk, no, none, 0},

@@ -72,7 +72,7 @@ type ShardReport struct {
 	MayRepeat int
 }
 
-// Problem is one kind of damage or contradiction that Verify has found.
+// Problem is one case of damage or contradiction that Verify has found.
 type Problem struct {
 	Shard      int    // -1: not in a shard
 	File       string // in the queue's directory; "": stored values contradict each other

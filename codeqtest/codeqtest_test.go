@@ -139,7 +139,8 @@ func TestDrainRetries(t *testing.T) {
 	backoff := codeq.Backoff{Base: time.Hour, Max: 12 * time.Hour}
 	codeqtest.Test(t, &codeq.Options{Backoff: backoff, MaxAttempts: 6}, func(t *testing.T, q *codeqtest.Queue) {
 		start := time.Now()
-		produce(t, q, codeq.Task{Queue: "a", Payload: []byte("fails")}, codeq.Task{Queue: "a", Payload: []byte("works")})
+		produce(t, q,
+			codeq.Task{Queue: "a", Payload: []byte("fails")}, codeq.Task{Queue: "a", Payload: []byte("works")})
 		var failures []string
 		q.RunOptions.OnError = func(l *codeq.Lease, err error) { failures = append(failures, err.Error()) }
 		q.Drain(handle("a", func(payload string, job *codeq.Job[[]byte]) error {
@@ -152,7 +153,8 @@ func TestDrainRetries(t *testing.T) {
 		require.Len(t, failures, 6)
 		dead := codeqtest.RequireDead(t, q, "a", func(payload []byte) bool { return string(payload) == "fails" })
 		require.Equal(t, "attempt 6", dead.LastError)
-		require.Equal(t, codeq.Done, codeqtest.RequireProduced(t, q, "a", func(payload []byte) bool { return string(payload) == "works" }).State)
+		works := func(payload []byte) bool { return string(payload) == "works" }
+		require.Equal(t, codeq.Done, codeqtest.RequireProduced(t, q, "a", works).State)
 	})
 	require.Less(t, time.Since(realStart), time.Minute)
 }
@@ -202,7 +204,8 @@ func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 				}
 				require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { *s = tc.set }))
 				q.Advance(time.Minute) // a bucket is empty at first
-				produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
+				a, b := codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"}
+				produce(t, q, a, a, a, b)
 				done := make(map[string]int)
 				var mux codeq.Mux
 				for _, queue := range []string{"a", "b"} {
@@ -276,7 +279,10 @@ func TestDrainFails(t *testing.T) {
 		"handler that waits for its context": {
 			func(_ testing.TB, q *codeqtest.Queue) {
 				mux := new(codeq.Mux)
-				codeq.Handle(mux, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error { <-ctx.Done(); return ctx.Err() })
+				codeq.Handle(mux, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+					<-ctx.Done()
+					return ctx.Err()
+				})
 				q.RunOptions.LeaseFor = time.Hour
 				q.Work(mux)
 			},
@@ -342,7 +348,8 @@ func TestCrash(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
 			codeqtest.Test(t, &codeq.Options{Durability: level, Shards: 2}, func(t *testing.T, q *codeqtest.Queue) {
-				produce(t, q, codeq.Task{Queue: "claimed"}, codeq.Task{Queue: "run", Payload: []byte("x")}, codeq.Task{Queue: "ready"})
+				running := codeq.Task{Queue: "run", Payload: []byte("x")}
+				produce(t, q, codeq.Task{Queue: "claimed"}, running, codeq.Task{Queue: "ready"})
 				l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"claimed"}, LeaseFor: time.Hour})
 				require.NoError(t, err)
 
@@ -493,7 +500,8 @@ func TestRealTime(t *testing.T) {
 	})
 	q.Work(mux)
 	require.Len(t, codeqtest.Produced[[]byte](t, q, "a"), 3)
-	require.Equal(t, codeq.Done, codeqtest.RequireProduced(t, q, "a", func(p []byte) bool { return string(p) == "1'" }).State)
+	follows := func(p []byte) bool { return string(p) == "1'" }
+	require.Equal(t, codeq.Done, codeqtest.RequireProduced(t, q, "a", follows).State)
 	codeqtest.RequireProduced[[]byte](t, q, "b", nil)
 
 	q.Drain(handle("b", func(string, *codeq.Job[[]byte]) error {
@@ -542,7 +550,9 @@ func TestOptions(t *testing.T) {
 			time.Sleep(time.Second)
 			return nil
 		})
-		codeq.Handle(mux, "a", func(context.Context, *codeq.Job[[]byte]) error { return errors.New("not in RunOptions.Queues") })
+		codeq.Handle(mux, "a", func(context.Context, *codeq.Job[[]byte]) error {
+			return errors.New("not in RunOptions.Queues")
+		})
 		q.Drain(mux)
 		require.Equal(t, time.Second, time.Since(start), "five at a time")
 		require.Len(t, codeqtest.Produced[[]byte](t, q, "b"), 5)

@@ -9,8 +9,10 @@
 //			signUp(t.Context(), q.Queue, "gopher@example.com")
 //
 //			// What has been produced?
-//			codeqtest.RequireProduced(t, q, "mail", func(m Mail) bool { return m.Template == "welcome" })
-//			reminder := codeqtest.RequireProduced(t, q, "mail", func(m Mail) bool { return m.Template == "reminder" })
+//			isWelcome := func(m Mail) bool { return m.Template == "welcome" }
+//			codeqtest.RequireProduced(t, q, "mail", isWelcome)
+//			isReminder := func(m Mail) bool { return m.Template == "reminder" }
+//			reminder := codeqtest.RequireProduced(t, q, "mail", isReminder)
 //			require.WithinDuration(t, time.Now().Add(72*time.Hour), reminder.RunAt, 0)
 //
 //			// Only the welcome is due.

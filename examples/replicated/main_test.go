@@ -91,5 +91,6 @@ func TestCompare(t *testing.T) {
 	got, err := compare(&c)
 	require.NoError(t, err)
 	require.Equal(t, tally{acked: 3, lost: 1, first: "b", done: 3, again: 2, unacked: 1}, got)
-	require.Equal(t, "3 tasks acknowledged: 1 lost (such as b); 3 done, of which 1 were not acknowledged; 2 times one was done again", got.String())
+	require.Equal(t, "3 tasks acknowledged: 1 lost (such as b); "+
+		"3 done, of which 1 were not acknowledged; 2 times one was done again", got.String())
 }

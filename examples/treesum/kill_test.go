@@ -117,7 +117,8 @@ func TestKill9(t *testing.T) {
 	const files = 400
 	root, queue := filepath.Join(t.TempDir(), "tree"), filepath.Join(t.TempDir(), "queue")
 	for i := range files {
-		write(t, filepath.Join(root, fmt.Sprint(i%5), fmt.Sprint(i%11), fmt.Sprint(i)), strings.Repeat(fmt.Sprint(i), i))
+		path := filepath.Join(root, fmt.Sprint(i%5), fmt.Sprint(i%11), fmt.Sprint(i))
+		write(t, path, strings.Repeat(fmt.Sprint(i), i))
 	}
 	args := []string{"-workers", "4", "-keep", "-queue", queue, root}
 

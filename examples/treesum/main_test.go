@@ -370,7 +370,8 @@ func TestUnreadable(t *testing.T) {
 	stdout, stderr, code := sum("-queue", queue, root)
 	require.Equal(t, exitUnread, code)
 	require.Equal(t, expected(t, root), stdout)
-	require.Equal(t, fmt.Sprintf("treesum: %[1]s/plain: %[2]v\ntreesum: %[1]s/x: %[2]v\n", root, syscall.ENOENT), stderr)
+	require.Equal(t,
+		fmt.Sprintf("treesum: %[1]s/plain: %[2]v\ntreesum: %[1]s/x: %[2]v\n", root, syscall.ENOENT), stderr)
 	require.Equal(t, tries, read["plain"])
 	require.Equal(t, tries, read["x"])
 	require.Equal(t, 1, read["empty"])
@@ -389,7 +390,8 @@ func TestNoPermission(t *testing.T) {
 	stdout, stderr, code := sum("-queue", filepath.Join(t.TempDir(), "queue"), root)
 	require.Equal(t, exitUnread, code)
 	require.Equal(t, fmt.Sprintf("%x  %s/open\n", sha256.Sum256([]byte("x")), root), stdout)
-	require.Equal(t, fmt.Sprintf("treesum: %[1]s/shut: %[2]v\ntreesum: %[1]s/shut dir: %[2]v\n", root, syscall.EACCES), stderr)
+	require.Equal(t,
+		fmt.Sprintf("treesum: %[1]s/shut: %[2]v\ntreesum: %[1]s/shut dir: %[2]v\n", root, syscall.EACCES), stderr)
 }
 
 func TestInterrupt(t *testing.T) {

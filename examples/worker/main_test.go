@@ -78,7 +78,9 @@ func TestNothingIsLostOverRestarts(t *testing.T) {
 			require.Equal(t, orders.Total(), orders.Done+orders.Dead)
 			require.Equal(t, codeq.Counts{Done: orders.Done}, mails, "one mail for each order")
 		})
-		for _, text := range []string{"card refused", "the bank does not answer", "mail server is busy", "msg=tasks queue=order"} {
+		for _, text := range []string{
+			"card refused", "the bank does not answer", "mail server is busy", "msg=tasks queue=order",
+		} {
 			require.Contains(t, logged.String(), text)
 		}
 	})

@@ -32,7 +32,8 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	}, shared, true)
 	require.NoError(t, err)
 	rules := engine.NewState(engine.Config{
-		Shards: 1, Elapsed: func() time.Duration { return 0 }, IdleLanes: engine.IdleLanes, GroupBytes: engine.GroupBytes,
+		Shards: 1, Elapsed: func() time.Duration { return 0 },
+		IdleLanes: engine.IdleLanes, GroupBytes: engine.GroupBytes,
 	}, st)
 	t.Cleanup(func() {
 		rules.Close()
@@ -271,8 +272,10 @@ func TestHeadOrder(t *testing.T) {
 	}
 	order := []head{0, one(0, newer), one(0, older), one(1, newer), one(1, older), one(most, older), one(most, 0)}
 	require.True(t, slices.IsSorted(order), strings.Trim(fmt.Sprintf("%x", order), "[]"))
-	require.NotEqual(t, one(1, older).tenant(), makeHead(engine.FirstTask{Priority: 1, Since: older, Tenant: "y", Alone: true}).tenant())
-	require.NotEqual(t, uint64(manyTenants), makeHead(engine.FirstTask{Priority: 1, Since: older, Alone: true}).tenant())
+	other := makeHead(engine.FirstTask{Priority: 1, Since: older, Tenant: "y", Alone: true})
+	require.NotEqual(t, one(1, older).tenant(), other.tenant())
+	none := makeHead(engine.FirstTask{Priority: 1, Since: older, Alone: true})
+	require.NotEqual(t, uint64(manyTenants), none.tenant())
 	require.EqualValues(t, manyTenants, makeHead(engine.FirstTask{Priority: 1, Since: older, Tenant: "x"}).tenant())
 	require.EqualValues(t, most+1, one(most, older).rank())
 }

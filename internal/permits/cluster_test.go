@@ -91,7 +91,8 @@ func newCluster(t *testing.T, seed uint64) *cluster {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := &cluster{
 		t: t, rng: rng, now: 1, settings: []Limits{{}},
-		lose: 0.3 * rng.Float64(), repeat: 0.2 * rng.Float64(), replace: 0.05 * rng.Float64(), configure: 0.02 * rng.Float64(),
+		lose: 0.3 * rng.Float64(), repeat: 0.2 * rng.Float64(),
+		replace: 0.05 * rng.Float64(), configure: 0.02 * rng.Float64(),
 		most: 2 << rng.IntN(5),
 	}
 	for i := range 1 + rng.IntN(4) {

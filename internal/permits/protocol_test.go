@@ -8,8 +8,9 @@ import (
 )
 
 var (
-	schedulesFlag = flag.Int("permits.schedules", 0, "how many schedules TestProtocol runs; 0: 10,000, or 2,000 with -short")
-	seedFlag      = flag.Uint64("seed", 0, "the seed of the only schedule that TestProtocol runs; 0: random ones")
+	schedulesFlag = flag.Int("permits.schedules", 0,
+		"how many schedules TestProtocol runs; 0: 10,000, or 2,000 with -short")
+	seedFlag = flag.Uint64("seed", 0, "the seed of the only schedule that TestProtocol runs; 0: random ones")
 )
 
 // TestProtocol: shards and an allocator never grant more leases than the limits allow, while
