@@ -82,14 +82,15 @@ func play(t *testing.T, shared *store.Caches, text string, seed byte) string {
 // world is the shards of a story.
 type world struct {
 	driver
-	at     int                // the shard that commands are for
-	names  map[keys.ID]string // of tasks
-	ids    map[string]keys.ID
-	fresh  map[keys.ID]*drivenShard // tasks that groups under way have named
-	leases map[string]Receipt       // by name of the task, or of the lease
-	scopes map[uint64]string
-	uniq   map[[keys.UniqueLen]byte]string
-	out    strings.Builder
+	at      int                // the shard that commands are for
+	names   map[keys.ID]string // of tasks
+	ids     map[string]keys.ID
+	fresh   map[keys.ID]*drivenShard // tasks that groups under way have named
+	leases  map[string]Receipt       // by name of the task, or of the lease
+	granted map[Receipt]*drivenShard // in groups under way
+	scopes  map[uint64]string
+	uniq    map[[keys.UniqueLen]byte]string
+	out     strings.Builder
 }
 
 // storyStart is the wall clock at the beginning of a story, ms.
@@ -220,7 +221,7 @@ func (w *world) open(a args) {
 			},
 		},
 		names: make(map[keys.ID]string), ids: make(map[string]keys.ID), fresh: make(map[keys.ID]*drivenShard),
-		leases: make(map[string]Receipt), scopes: make(map[uint64]string), uniq: make(map[[keys.UniqueLen]byte]string),
+		leases: make(map[string]Receipt), granted: make(map[Receipt]*drivenShard), scopes: make(map[uint64]string), uniq: make(map[[keys.UniqueLen]byte]string),
 	}
 	w.driver.open()
 }
@@ -232,6 +233,7 @@ func (w *world) crash(args, []string) {
 		delete(w.names, id)
 	}
 	clear(w.fresh)
+	clear(w.granted)
 	for _, r := range w.driver.crash() {
 		w.printf("schedule %s rests", r.Name)
 	}
@@ -273,6 +275,7 @@ func (w *world) told(s *drivenShard) {
 		}
 	}
 	maps.DeleteFunc(w.fresh, func(_ keys.ID, by *drivenShard) bool { return by == s })
+	maps.DeleteFunc(w.granted, func(_ Receipt, by *drivenShard) bool { return by == s })
 }
 
 // finish ends a story: what is due is done, and all is checked.
