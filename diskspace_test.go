@@ -730,6 +730,7 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 // of its free space, calls that write are refused in time, reads go on, no lease is
 // lost, and work goes on when there is room. Close does not wait for it.
 func TestDiskReallyFull(t *testing.T) {
+	t.Parallel()
 	for _, room := range []bool{true, false} {
 		for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 			t.Run(fmt.Sprintf("room %t, %v", room, full), func(t *testing.T) {
@@ -802,6 +803,7 @@ func TestDiskReallyFull(t *testing.T) {
 // TestLogWithoutSpace: when the log cannot be written, whatever the file system says of its free space, calls
 // that write are refused in time, reads go on, no shard fails, and work goes on when there is room.
 func TestLogWithoutSpace(t *testing.T) {
+	t.Parallel()
 	rng := testkit.Seeded(t)
 	for _, d := range []Durability{DurabilityNone, DurabilityProcess, DurabilityDisk} {
 		for _, shards := range []int{1, 3} {

@@ -23,6 +23,7 @@ import (
 // sends before it writes any of it; the others go on, and it catches up when there
 // is room, by the log if the leader still has it.
 func TestFollowerWithFullDisk(t *testing.T) {
+	t.Parallel()
 	for _, truncated := range []bool{false, true} {
 		t.Run(fmt.Sprint("truncated ", truncated), func(t *testing.T) {
 			simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {

@@ -542,6 +542,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 
 // TestReplicasReclaim: in a cluster every node gets the space back, whoever leads.
 func TestReplicasReclaim(t *testing.T) {
+	t.Parallel()
 	opts := reclaimTest()
 	opts.Shards, opts.fs = 0, nil
 	simCase(t, opts, func(t *testing.T, c *simCluster) {
@@ -631,6 +632,7 @@ func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
 
 // TestCloseDuringReclaim: Close ends what the reclaimer does.
 func TestCloseDuringReclaim(t *testing.T) {
+	t.Parallel()
 	for i := range 30 {
 		synctest.Test(t, func(t *testing.T) {
 			opts := reclaimTest()
