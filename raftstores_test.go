@@ -61,11 +61,11 @@ func TestFollowerWithFullDisk(t *testing.T) {
 					return false
 				})
 				const tries = int64(10 * time.Minute / refusedPause)
-				sent := c.net.sent(leader.name, victim.name)
+				sent := c.net.Sent(leader.name, victim.name)
 				time.Sleep(10 * time.Minute)
 				produce(1)
 				require.Less(t, reads.Load(), tries*(maxAppend+6))
-				require.Less(t, c.net.sent(leader.name, victim.name)-sent, tries*(16<<10), "an entry at a time")
+				require.Less(t, c.net.Sent(leader.name, victim.name)-sent, tries*(16<<10), "an entry at a time")
 				require.NoError(t, behind.failure())
 				require.Equal(t, leader.name, c.leader(0).name)
 				ahead := simQueue(leader).replicas[0]
