@@ -75,8 +75,8 @@ func parseBroadcast(b []byte) (n broadcast, err error) {
 	return n, nil
 }
 
-// publish tells this node what an entry of the log says. Raft calls it after the
-// entry has been applied, and before its proposer learns that it has.
+// publish tells this node what an entry of the log says, which is in the store, before anybody
+// learns that it has been applied.
 func (r *replica) publish(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -175,23 +175,22 @@ func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 
 // catchUp waits until this node's replica has applied what its leader has now.
 func (n *node) catchUp(ctx context.Context, r *replica) error {
-	op := &indexOp{completion: newCompletion()}
-	if settled, err := n.do(ctx, r.index, op); !settled {
-		return base.EndOf(ctx)
-	} else if err != nil {
+	applied, err := n.appliedBy(ctx, r.index)
+	if err != nil {
 		return err
 	}
-	for {
-		progress := r.progress.next()
-		if r.applied.Load() >= op.applied {
-			return nil
-		}
-		select {
-		case <-progress:
-		case <-ctx.Done():
-			return base.EndOf(ctx)
-		}
+	return r.group.AwaitApplied(ctx, applied)
+}
+
+// appliedBy is the index of the last entry that the leader of a shard has applied.
+func (n *node) appliedBy(ctx context.Context, shard int) (uint64, error) {
+	op := &indexOp{completion: newCompletion()}
+	if settled, err := n.do(ctx, shard, op); !settled {
+		return 0, base.EndOf(ctx)
+	} else if err != nil {
+		return 0, err
 	}
+	return op.applied, nil
 }
 
 // indexOp asks how far the leader has applied the log.
@@ -201,7 +200,7 @@ type indexOp struct {
 }
 
 func (op *indexOp) resolve(s *shard) {
-	op.applied = s.replica.applied.Load()
+	op.applied = s.replica.group.Applied()
 	s.settle(op)
 }
 
@@ -244,7 +243,7 @@ func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error
 		return nil
 	}
 	for i := range n.queue.replicas {
-		op := &interestOp{completion: newCompletion(), node: n.self.Node, kinds: kinds}
+		op := &interestOp{completion: newCompletion(), node: n.Self().Node, kinds: kinds}
 		if settled, err := n.do(ctx, i, op); !settled {
 			return base.EndOf(ctx)
 		} else if err != nil {

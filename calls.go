@@ -9,12 +9,10 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
-	"codeq/internal/base"
+	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/peer"
 	"codeq/internal/wire"
 )
 
@@ -109,10 +107,10 @@ func readNames(r *wire.Reader) []string {
 // do has a shard resolve an operation, wherever it is led.
 func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	r := n.queue.replicas[shard]
-	patience := n.newPatience()
+	patience := n.NewPatience()
 	var doubt error // of an earlier try, which may have been applied
 	for {
-		change := r.route.next()
+		change := r.group.Changed()
 		if s := r.lead.Load(); s != nil {
 			if settled, err = s.do(ctx, op, op.base()); !settled {
 				return false, err
@@ -130,7 +128,7 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			err = doubt // by the one before, perhaps
 		}
 		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.verb().repeatable(op)
-		if !again || ctx.Err() != nil || !patience.wait(ctx, change) {
+		if !again || ctx.Err() != nil || !patience.Wait(ctx, change) {
 			return true, err
 		}
 		op.again()
@@ -144,81 +142,15 @@ func wasResolved(err error) bool {
 
 // ask sends an operation to the node that leads a shard.
 func (n *node) ask(ctx context.Context, r *replica, op request) error {
-	addr, leader := r.raft.LeaderWithID()
-	switch {
-	case ctx.Err() != nil:
-		return base.EndOf(ctx)
-	case n.ctx.Err() != nil:
-		return ErrClosed
-	case addr == "":
-		if err := r.failure(); err != nil {
-			return err
-		}
-		return fmt.Errorf("%w: shard %d has no leader", ErrNotLeader, r.index)
-	case string(leader) == n.self.Node:
-		return fmt.Errorf("%w: shard %d is not ready", ErrNotLeader, r.index)
-	}
-	kind, body := op.encode(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(r.index)))
-	reply, err := n.peer.CallUntil(ctx, r.tenure.of(leader), string(addr), byte(kind), body)
+	kind, body := op.encode(make([]byte, cluster.CallHeader, 256))
+	reply, err := r.group.Call(ctx, byte(kind), body)
 	if err != nil {
-		return callError(ctx, err)
+		return err
 	}
 	if err := parse(reply, op.decodeReply); err != nil {
-		return fmt.Errorf("%w: reply of node %s: %w", ErrUncertain, leader, err)
+		return fmt.Errorf("%w: reply for shard %d: %w", ErrUncertain, r.index, err)
 	}
 	return op.base().err
-}
-
-// patience is how something is tried again: after ever longer pauses. The zero
-// patience has no end.
-type patience struct {
-	until time.Time     // zero: no end
-	pause time.Duration // the last one
-}
-
-const (
-	minPause = 5 * time.Millisecond
-	maxPause = 100 * time.Millisecond
-)
-
-// poll asks again and again until the answer is yes, or an error.
-func poll(ctx context.Context, ask func() (yes bool, err error)) error {
-	for again := (patience{}); ; {
-		if yes, err := ask(); yes || err != nil {
-			return err
-		}
-		if !again.wait(ctx, nil) {
-			return base.EndOf(ctx)
-		}
-	}
-}
-
-// newPatience is that of a call that waits for a leader.
-func (n *node) newPatience() patience {
-	return patience{until: time.Now().Add(n.opts.CallTimeout)}
-}
-
-// wait returns when it is worth trying again: after a pause, or at once when
-// change is closed. It is false when it is not any more.
-func (p *patience) wait(ctx context.Context, change <-chan struct{}) bool {
-	p.pause = min(max(2*p.pause, minPause), maxPause)
-	pause := p.pause
-	if !p.until.IsZero() {
-		left := time.Until(p.until)
-		if left <= 0 {
-			return false
-		}
-		pause = min(pause, left)
-	}
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-change:
-	case <-t.C:
-	case <-ctx.Done():
-		return false
-	}
-	return true
 }
 
 // pace returns when an owner may hear of the outcome of a call, upon which it calls
@@ -227,57 +159,12 @@ func (p *patience) wait(ctx context.Context, change <-chan struct{}) bool {
 // ctx has ended: then nobody is to call again.
 func pace(ctx context.Context, change <-chan struct{}, err error) bool {
 	if err != nil {
-		(&patience{pause: maxPause}).wait(ctx, change)
+		cluster.Pause(ctx, change)
 	}
 	return ctx.Err() == nil
 }
 
-var errMalformedCall = errors.New("codeq: malformed call of another node")
-
-// serve has an operation of another node resolved here.
-func (n *node) serve(r *peer.Request) {
-	if err := n.accept(r); err != nil {
-		r.Fail(encodeError(err))
-	}
-}
-
-func (n *node) accept(r *peer.Request) error {
-	if !n.ready.Load() {
-		return fmt.Errorf("%w: the node is being opened", ErrNotLeader)
-	}
-	switch callKind(r.Kind) {
-	case callJoin:
-		return n.serveJoin(r)
-	case callState:
-		return n.serveState(r)
-	}
-	if len(r.Body) < 2 {
-		return errMalformedCall
-	}
-	index, body := int(binary.BigEndian.Uint16(r.Body)), r.Body[2:]
-	if index >= len(n.queue.replicas) {
-		return errMalformedCall
-	}
-	op, err := n.requestOf(r.Kind, r.From, index, body)
-	if err != nil {
-		return err
-	}
-	s := n.queue.replicas[index].lead.Load()
-	if s == nil {
-		return notLed(index, ErrNotLeader)
-	}
-	if waits, ok := op.(abandoned); ok {
-		r.OnCancel(func() { waits.abandon(s) })
-	}
-	op.base().reply = func(err error) {
-		if err != nil {
-			r.Fail(encodeError(err))
-			return
-		}
-		r.Reply(op.encodeReply(nil))
-	}
-	return s.inbox.pass(op)
-}
+var errMalformedCall = cluster.ErrMalformedCall
 
 // requestOf is the operation of a call of another node for a shard.
 func (n *node) requestOf(kind byte, from string, shard int, body []byte) (request, error) {
@@ -349,20 +236,6 @@ func decodeError(code byte, text string) error {
 		return &textError{text, []error{sentErrors[code]}}
 	}
 	return &textError{text, nil}
-}
-
-// callError is the outcome of a call that has brought no reply.
-func callError(ctx context.Context, err error) error {
-	var remote *peer.RemoteError
-	switch {
-	case errors.As(err, &remote):
-		return decodeError(remote.Code, remote.Text)
-	case errors.Is(err, peer.ErrNotSent):
-		return fmt.Errorf("%w: %w", ErrNotLeader, err)
-	case ctx.Err() != nil:
-		return fmt.Errorf("%w: %w", ErrUncertain, base.EndOf(ctx))
-	}
-	return fmt.Errorf("%w: %w", ErrUncertain, err)
 }
 
 // In a cluster a produce whose outcome is unknown, because the leader of its

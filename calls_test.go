@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -65,7 +66,7 @@ func sampleCalls() map[string]request {
 			Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true},
 		},
 		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1}},
-		"member":     &memberOp{how: memberRemove, peer: Peer{"n", "addr"}},
+		"member":     &memberOp{how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
 		"hold":       &holdOp{id: 7, applied: 9},
 		"resume":     &resumeOp{id: 7},
 	}
@@ -190,7 +191,7 @@ func FuzzErrors(f *testing.F) {
 
 // FuzzEntry: a damaged log entry is refused, or is one.
 func FuzzEntry(f *testing.F) {
-	e := entry{term: 3, batch: []byte("batch"), broadcast: []byte("broadcast")}
+	e := entry{batch: []byte("batch"), broadcast: []byte("broadcast")}
 	f.Add(e.append(nil))
 	f.Add([]byte{})
 	f.Add((&entry{}).append(nil))

@@ -279,21 +279,16 @@ func (h *hold) giveUp() {
 // reach waits until the store has what the log had at an index, for so long that there is
 // time left to read it.
 func (r *replica) reach(index uint64) error {
-	late := time.After(holdLimit / 2)
-	for {
-		change := r.progress.next()
-		if err := r.failure(); err != nil {
-			return err
-		}
-		if r.applied.Load() >= index {
-			return nil
-		}
-		select {
-		case <-change:
-		case <-late:
-			return fmt.Errorf("this node is behind: it has applied %d of %d log entries", r.applied.Load(), index)
-		}
+	if r.node == nil {
+		return nil
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), holdLimit/2)
+	defer cancel()
+	err := r.group.AwaitApplied(ctx, index)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("this node is behind: it has applied %d of %d log entries", r.group.Applied(), index)
+	}
+	return err
 }
 
 // holdOp has an owner stand still.
@@ -311,7 +306,7 @@ func (op *holdOp) resolve(s *shard) { s.undecided.hold = op }
 // waits for it any more, or it is to end. REQUIRES: the group is empty.
 func (op *holdOp) standStill(s *shard) {
 	if s.node != nil {
-		op.applied = s.replica.applied.Load()
+		op.applied = s.replica.group.Applied()
 	}
 	op.settle(nil)
 	var limit <-chan time.Time

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/record"
@@ -66,18 +67,18 @@ func newClaimTable(n *node) *claimTable {
 
 // claim is Queue.claim in a cluster.
 func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
-	var patience patience
+	var patience cluster.Patience
 	if req.NoWait {
-		patience = t.node.newPatience()
+		patience = t.node.NewPatience()
 	}
 	for {
-		change := t.node.routes.next()
+		change := t.node.Changed()
 		op, err := t.try(ctx, req, r)
 		if err == nil || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return op, err
 		}
 		// A lease that may have been granted ends by itself.
-		again := patience.wait(ctx, change)
+		again := patience.Wait(ctx, change)
 		if ctx.Err() != nil {
 			return nil, base.EndOf(ctx)
 		}
@@ -271,10 +272,10 @@ func (t *claimTable) close() {
 // fetch claims tasks of a shard for the line while another node leads it.
 func (l *claimLine) fetch(r *replica) {
 	n := l.table.node
-	var pause patience
+	var pause cluster.Patience
 	for l.ctx.Err() == nil {
-		change := r.route.next()
-		if r.lead.Load() != nil || !r.hasLeader() {
+		change := r.group.Changed()
+		if r.lead.Load() != nil || !r.group.HasLeader() {
 			select {
 			case <-change:
 			case <-l.ctx.Done():
@@ -291,10 +292,10 @@ func (l *claimLine) fetch(r *replica) {
 		}}
 		began := time.Now()
 		if err := n.ask(l.ctx, r, op); err != nil {
-			pause.wait(l.ctx, change)
+			pause.Wait(l.ctx, change)
 			continue
 		}
-		pause = patience{}
+		pause = cluster.Patience{}
 		l.deal(l.inForce(r, op.Grants, time.Since(began)))
 	}
 }

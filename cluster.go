@@ -1,26 +1,18 @@
 package codeq
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/raft"
-
+	"codeq/internal/cluster"
 	"codeq/internal/manifest"
-	"codeq/internal/peer"
 	"codeq/internal/raftlog"
-	"codeq/internal/snapshot"
-	"codeq/internal/store"
+	"codeq/internal/wire"
 )
 
 // Cluster makes a queue one of several nodes that hold the same tasks: each
@@ -72,9 +64,10 @@ type Cluster struct {
 	// default a closed node stays a member, and is missed until it is back.
 	LeaveOnClose bool
 
+	// Tests replace these.
 	dial   func(ctx context.Context, addr string) (net.Conn, error)
 	stable func(path string) (raftlog.Stables, error)
-	log    func(*raftlog.Group) groupLog
+	log    func(*raftlog.Group) cluster.LogStore
 }
 
 // Peer is a node as others know it.
@@ -125,331 +118,233 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	if o.ElectionTimeout < o.HeartbeatTimeout {
 		return nil, &InvalidError{"Cluster.ElectionTimeout", o.ElectionTimeout, "HeartbeatTimeout or more"}
 	}
-	if o.stable == nil {
-		o.stable = openVotes
-	}
-	if o.log == nil {
-		o.log = func(g *raftlog.Group) groupLog { return g }
-	}
-	if o.dial == nil {
-		o.dial = o.dialTCP
-	}
 	return &o, nil
 }
 
 const (
-	maxNodeName = 255
+	maxNodeName = cluster.MaxNodeName
 	minTimeout  = 20 * time.Millisecond
 	maxTimeout  = time.Hour
 )
 
-func (c *Cluster) dialTCP(ctx context.Context, addr string) (net.Conn, error) {
-	if c.TLS == nil {
-		var d net.Dialer
-		return d.DialContext(ctx, "tcp", addr)
-	}
-	d := tls.Dialer{Config: c.TLS}
-	return d.DialContext(ctx, "tcp", addr)
-}
-
-// node is what makes a queue part of a cluster.
-type node struct {
-	queue     *Queue
-	opts      *Cluster
-	self      Peer
-	log       *slog.Logger
-	peer      *peer.Node
-	logs      *raftlog.Store
-	stable    raftlog.Stables
-	room      *logRoom
-	claims    *claimTable
-	interests interests
-	routes    changes // of any replica's route
-	life      uint64  // random: tells this life of the node from the others
-
-	ready      atomic.Bool // every replica takes part in its group
-	quit       chan struct{}
-	watches    sync.WaitGroup // goroutines of the replicas
-	background sync.WaitGroup // calls that nobody waits for
-	ctx        context.Context
-	cancel     context.CancelFunc
-}
-
-// newNode prepares to open a node.
-func (q *Queue) newNode() *node {
-	c := q.opts.Cluster
-	n := &node{
-		queue: q, opts: c, log: q.opts.log.With("node", c.Node), life: newLife(),
-		self: Peer{c.Node, cmp.Or(c.Advertise, c.Listen)},
-		quit: make(chan struct{}), interests: interests{turn: make(chan struct{}, 1)},
-	}
-	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.claims = newClaimTable(n)
-	n.room = newLogRoom(q.opts, q.dir.Path, n.log)
-	q.node = n
-	return n
-}
-
-// open opens the replicas of all shards and begins to talk to the other nodes.
-// What it has opened when it returns an error is closed by close.
-func (n *node) open() error {
-	q := n.queue
-	if err := n.openReplicas(); err != nil {
+// AddNode makes a node part of the cluster: in the Raft group of every shard it
+// first follows, and votes when it has caught up. The node must be open, with
+// [Cluster.Join] (whose Open calls AddNode) or with the Peers of this cluster, and
+// must never have been a member under its name with another directory.
+//
+// AddNode may be called on any node, and again if it has returned an error, such
+// as that of ctx: what has been done stays done.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
+	defer public(&err)
+	if err := q.checkCluster(ctx, p.Node); err != nil {
 		return err
 	}
-	if err := n.listen(); err != nil {
+	if p.Address == "" {
+		return &InvalidError{"Peer.Address", `""`, "an address"}
+	}
+	return q.node.Add(ctx, cluster.Peer(p))
+}
+
+// RemoveNode takes a node out of the cluster, for good: its name and directory
+// are not to be used again. What it leads is first led by others. It may be this
+// node, or one that is gone. RemoveNode may be called on any node, and again.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
+	defer public(&err)
+	if err := q.checkCluster(ctx, node); err != nil {
 		return err
 	}
-	for _, r := range q.replicas {
-		if err := n.startRaft(r); err != nil {
-			return fmt.Errorf("codeq: start shard %d of %s: %w", r.index, q.dir.Path, err)
-		}
+	return q.node.Remove(ctx, node)
+}
+
+// ReplaceNode adds a node and then removes another one, such as one that has
+// lost its disk.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
+	defer public(&err)
+	if old == p.Node {
+		return &InvalidError{"Peer.Node", p.Node, "a name other than that of the node to be replaced"}
 	}
-	n.ready.Store(true)
-	for _, r := range q.replicas {
-		n.watches.Go(func() {
-			contain(n.log, "watch of elections", func() { r.watch(n.quit) }, func(err error) {
-				r.fail(err)
-				r.leave(ErrNotLeader)
-			})
-		})
-		n.watches.Go(func() { contain(n.log, "compaction of the log", func() { r.compact(n.quit) }, r.fail) })
+	if err := q.AddNode(ctx, p); err != nil {
+		return err
 	}
-	n.watches.Go(func() { contain(n.log, "balance", func() { n.balance(n.quit) }, nil) }) // leaders then stay where they are
-	if n.opts.Join {
-		return n.join()
+	return q.RemoveNode(ctx, old)
+}
+
+// TransferLeadership has a node lead a shard. The shard waits for a moment, and nothing is lost.
+// After a while the cluster spreads the leaders evenly again. The error tells why the node cannot
+// lead now, as when it cannot be reached, does not vote or lags behind; the shard then stays where
+// it is.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
+	defer public(&err)
+	if err := q.checkCluster(ctx, node); err != nil {
+		return err
+	}
+	if shard < 0 || shard >= len(q.replicas) {
+		return &InvalidError{"TransferLeadership shard", shard, fmt.Sprintf("0 to %d", len(q.replicas)-1)}
+	}
+	return (*leaders)(q.node).Change(ctx, shard, cluster.MakeLeader, cluster.Peer{Node: node})
+}
+
+func (q *Queue) checkCluster(ctx context.Context, node string) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
+	if q.node == nil {
+		return ErrNoCluster
+	}
+	if node == "" || len(node) > maxNodeName {
+		return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
 	}
 	return nil
 }
 
-// openReplicas opens the stores of the shards, and the logs.
-func (n *node) openReplicas() (err error) {
-	q := n.queue
-	fs, dir := q.dir.FS, q.dir.Path
-	for i := range q.replicas {
-		r := &replica{
-			index: i, node: n, ended: make(chan *shard, 1), kept: make(chan struct{}, 1),
-			leading: newLeaderTerm(), growth: growth{due: make(chan struct{}, 1)},
-		}
-		q.replicas[i] = r
-		meta := manifest.MetaDir(fs, dir, i)
-		if q.dir.Creating {
-			if err := errors.Join(fs.RemoveAll(meta), fs.RemoveAll(manifest.ShardDir(fs, dir, i))); err != nil {
-				return err
-			}
-		}
-		if r.snapshots, err = snapshot.Open(fs, meta, r.live, n.log); err != nil {
-			return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, damageOf(err))
-		}
-		if err := r.openStore(); err != nil {
-			return fmt.Errorf("codeq: open shard %d of %s: %w", i, dir, err)
-		}
+// memberOp changes the Raft group of a shard, on the node that leads it. The
+// owner only makes sure that it does.
+type memberOp struct {
+	completion
+	how  cluster.Change
+	peer cluster.Peer
+	at   *replica
+}
+
+func (op *memberOp) resolve(s *shard) {
+	op.at = s.replica
+	s.settle(op)
+}
+
+func (op *memberOp) settle(err error) {
+	if err != nil {
+		op.completion.settle(err)
+		return
 	}
-	n.logs, err = raftlog.Open(fs.PathJoin(dir, manifest.RaftDir), raftlog.Options{
-		FS: fs, Sync: logSync[q.opts.Durability], Logger: n.log,
+	n := op.at.node
+	n.background.Go(func() {
+		op.completion.settle(guarded(n.log, "change of members", op.change))
 	})
-	if err != nil {
-		return fmt.Errorf("codeq: open the log of %s: %w", dir, damageOf(err))
-	}
-	if n.stable, err = n.opts.stable(fs.PathJoin(dir, manifest.VotesFile)); err != nil {
-		return fmt.Errorf("codeq: open the votes of %s: %w", dir, damageOf(err))
-	}
-	return q.dir.FinishCreation()
 }
 
-func openVotes(path string) (raftlog.Stables, error) {
-	votes, err := raftlog.OpenStable(path)
-	if err != nil {
-		return nil, err // not an interface with a nil in it
-	}
-	return votes, nil
-}
-
-// damageOf has what is damaged beside the stores of the shards match ErrCorrupt.
-func damageOf(err error) error {
-	if errors.Is(err, raftlog.ErrCorrupt) || errors.Is(err, snapshot.ErrDamaged) {
-		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+func (op *memberOp) change() error {
+	err := op.at.group.Change(op.how, op.peer)
+	if err == cluster.ErrLastNode {
+		return &InvalidError{"node", op.peer.Node, "one that is not the last"}
 	}
 	return err
 }
 
-var logSync = map[Durability]raftlog.Sync{
-	DurabilityNone: raftlog.SyncNone, DurabilityProcess: raftlog.SyncProcess, DurabilityDisk: raftlog.SyncDisk,
+func (op *memberOp) encode(dst []byte) (callKind, []byte) {
+	dst = wire.AppendBytes(append(dst, byte(op.how)), op.peer.Node)
+	return callMember, wire.AppendBytes(dst, op.peer.Address)
 }
 
-// listen begins to accept the other nodes.
-func (n *node) listen() error {
-	c := n.opts
-	l := c.Listener
-	if l == nil {
-		var err error
-		if l, err = net.Listen("tcp", c.Listen); err != nil {
-			return fmt.Errorf("codeq: %w", err)
-		}
+func (op *memberOp) decode(r *wire.Reader) {
+	op.how, op.peer = cluster.Change(r.Byte()), cluster.Peer{Node: r.String(), Address: r.String()}
+	if op.how >= cluster.EndOfChanges {
+		r.Fail()
 	}
-	if n.self.Address == "" {
-		n.self.Address = l.Addr().String()
-	}
-	if c.TLS != nil {
-		l = tls.NewListener(l, c.TLS)
-	}
-	n.peer = peer.New(peer.Config{
-		Name: c.Node, Listener: l, Dial: c.dial, Groups: len(n.queue.replicas), Handler: n.serve, Logger: n.log,
-	})
-	return nil
 }
 
-// startRaft starts a replica's part in its group, and founds the group if the
-// cluster is new.
-func (n *node) startRaft(r *replica) error {
-	logs, votes, err := n.stores(r)
+// RecoverCluster has a node go on without a majority of its cluster, which is
+// lost for good: in its directory, which must be closed, the nodes in
+// opts.Cluster.Peers become the members of every shard; this one must be among
+// them, or is added. Then the node is opened as ever. If several nodes are left,
+// recover each of them with the same Peers, or recover the one that is furthest
+// (ClusterStatus shows LastIndex) alone, and have the others join it under new
+// names with empty directories.
+//
+// It is the last resort. What was acknowledged is in the logs of a majority; if
+// the nodes that are left lack some of it, it is gone, and what they have in
+// their logs without a majority's knowing becomes so.
+func RecoverCluster(dir string, opts *Options) (err error) {
+	defer public(&err)
+	o, err := opts.withDefaults()
 	if err != nil {
-		return damageOf(err)
-	}
-	if r.replayed, err = logs.LastIndex(); err != nil {
 		return err
 	}
-	logger := raftLogger(n.log.With("shard", r.index))
-	conf := n.raftConfig(logger)
-	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: stream{n.peer.Group(r.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
-	}), r, conf.HeartbeatTimeout}
-	snapshots := replicaSnapshots{r.snapshots, n.room}
-	r.asking.enter() // a replica that fails at once waits for raft
-	// Raft panics, before it has a goroutine, when it cannot read its log.
-	err = store.Protect(func() error {
-		known, err := raft.HasExistingState(logs, votes, snapshots)
-		if err == nil && !known && !n.opts.Join {
-			err = raft.BootstrapCluster(conf, logs, votes, snapshots, trans, n.founders())
-		}
-		if err == nil {
-			r.raft, err = raft.NewRaft(conf, &stateMachine{replica: r}, logs, votes, snapshots, trans)
-		}
-		return err
-	})
-	r.asking.leave()
+	if o.Cluster == nil {
+		return ErrNoCluster
+	}
+	d, err := manifest.Open(o.fs, dir, manifest.Want{NewShards: shardsForThisMachine(), Node: o.Cluster.Node})
 	if err != nil {
-		return errors.Join(damageOf(err), trans.Close())
+		return err
 	}
-	r.transport = trans
-	elections := make(chan raft.Observation, 1) // one that is not seen adds nothing to one that is
-	r.raft.RegisterObserver(raft.NewObserver(elections, false, func(o *raft.Observation) bool {
-		_, ok := o.Data.(raft.LeaderObservation)
-		return ok
-	}))
-	n.watches.Go(func() { contain(n.log, "watch of leaders", func() { r.follow(elections) }, r.fail) })
-	return nil
+	if d.Creating {
+		return errors.Join(fmt.Errorf("%w: %s is empty", ErrNotQueue, dir), d.Close())
+	}
+	if err := d.Take(o.AcceptCopy); err != nil {
+		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
+	}
+	o.Shards = d.Shards
+	q := newQueue(o, d)
+	return errors.Join(q.newNode().Recover(), q.closeFiles())
 }
 
-// follow notes which node leads, until the node is closed.
-func (r *replica) follow(elections <-chan raft.Observation) {
-	for {
-		select {
-		case <-elections:
-			if addr, leader := r.raft.LeaderWithID(); addr != "" {
-				r.tenure.begin(leader, r.node.opts.ElectionTimeout)
-			}
-			r.changed()
-		case <-r.node.quit:
-			return
+// ClusterStatus is a cluster as one node sees it.
+type ClusterStatus struct {
+	Node   string // that was asked
+	Shards []ShardStatus
+}
+
+// ShardStatus is the Raft group of a shard.
+type ShardStatus struct {
+	Shard    int
+	Leader   string // the node that leads it; "": none is known
+	Term     uint64 // of the leader, or the latest that any node knows
+	Replicas []ReplicaStatus
+}
+
+// ReplicaStatus is what one node has of a shard.
+type ReplicaStatus struct {
+	Node    string
+	Address string
+	// Voter is whether the node counts in majorities; a new one does not until
+	// it has caught up.
+	Voter bool
+	// LastError is why the node could not be asked; the fields below are zero then.
+	LastError string `json:",omitempty"`
+	// Serves is whether the shard's operations are resolved here.
+	Serves bool
+	Term   uint64
+	// LastIndex is that of the last entry in its log, Committed that of the last
+	// one of which it knows that a majority has it, Applied that of the last one
+	// in its store.
+	LastIndex, Committed, Applied uint64
+	// Lag is how many entries of those that the leader has applied it has not.
+	Lag uint64
+	// LastContact is how long ago it heard from the leader; 0 of the leader itself.
+	LastContact time.Duration
+}
+
+// ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not
+// answer within two seconds, or until ctx ends, are in the result with an error.
+// It returns [ErrNoCluster] for a queue that is by itself.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrClosed].
+func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
+	if q.node == nil {
+		return nil, ErrNoCluster
+	}
+	st := &ClusterStatus{Node: q.node.Self().Node}
+	for _, sh := range q.node.Status(ctx) {
+		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term}
+		for _, r := range sh.Replicas {
+			outer.Replicas = append(outer.Replicas, ReplicaStatus(r))
 		}
+		st.Shards = append(st.Shards, outer)
 	}
+	return st, nil
 }
-
-// resign hands the shards that this node leads to others, as far as they are
-// there to take them.
-func (n *node) resign() {
-	var transfers sync.WaitGroup
-	for _, r := range n.queue.replicas {
-		if r != nil && r.raft != nil && r.lead.Load() != nil {
-			transfers.Go(func() {
-				contain(n.log, "resignation", func() { _ = r.handOver() }, nil) // or they will miss this one
-			})
-		}
-	}
-	transfers.Wait()
-}
-
-// raftTimeout bounds what Raft sends and waits for, but for snapshots.
-const raftTimeout = 10 * time.Second
-
-func (n *node) raftConfig(logger hclog.Logger) *raft.Config {
-	conf := raft.DefaultConfig()
-	conf.LocalID = raft.ServerID(n.opts.Node)
-	conf.HeartbeatTimeout = n.opts.HeartbeatTimeout
-	conf.ElectionTimeout = n.opts.ElectionTimeout
-	conf.LeaderLeaseTimeout = n.opts.HeartbeatTimeout // a moment's standstill is no reason to step down
-	conf.NoSnapshotRestoreOnStart = true              // the store has what it had
-	conf.SnapshotThreshold = 1 << 62                  // upkeep takes them, by the bytes in the log
-	conf.SnapshotInterval = time.Hour
-	conf.ShutdownOnRemove = false
-	conf.MaxAppendEntries = n.queue.opts.maxAppend
-	conf.NoLegacyTelemetry = true
-	conf.Logger = logger
-	return conf
-}
-
-// founders is the configuration with which a new cluster begins.
-func (n *node) founders() raft.Configuration {
-	peers := slices.Clone(n.opts.Peers)
-	if !slices.ContainsFunc(peers, func(p Peer) bool { return p.Node == n.self.Node }) {
-		peers = append(peers, n.self)
-	}
-	return configurationOf(peers)
-}
-
-// configurationOf is a Raft configuration in which all of peers vote.
-func configurationOf(peers []Peer) raft.Configuration {
-	slices.SortFunc(peers, func(a, b Peer) int { return cmp.Compare(a.Node, b.Node) })
-	var c raft.Configuration
-	for _, p := range peers {
-		c.Servers = append(c.Servers, raft.Server{ID: raft.ServerID(p.Node), Address: raft.ServerAddress(p.Address)})
-	}
-	return c
-}
-
-// close ends what open has begun; the stores stay open.
-func (n *node) close() error {
-	n.resign()
-	close(n.quit)
-	n.watches.Wait()
-	n.cancel()
-	n.claims.close()
-	var errs []error
-	for _, r := range n.queue.replicas {
-		if r != nil && r.raft != nil {
-			errs = append(errs, r.raft.Shutdown().Error(), r.transport.Close(), r.failure())
-		}
-	}
-	if n.peer != nil {
-		errs = append(errs, n.peer.Close())
-	}
-	n.background.Wait()
-	return errors.Join(append(errs, n.closeLogs())...)
-}
-
-func (n *node) closeLogs() error {
-	var errs []error
-	if n.logs != nil {
-		if err := n.logs.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("%w: close the log of Raft: %w", ErrFailed, err))
-		}
-	}
-	if n.stable != nil {
-		errs = append(errs, n.stable.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// stream gives Raft the address under which others know this node.
-type stream struct {
-	raft.StreamLayer
-	address string
-}
-
-func (s stream) Addr() net.Addr { return advertised(s.address) }
-
-type advertised string
-
-func (advertised) Network() string  { return "tcp" }
-func (a advertised) String() string { return string(a) }

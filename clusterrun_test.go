@@ -24,7 +24,7 @@ func TestClusterRun(t *testing.T) {
 		for {
 			change := make([]<-chan struct{}, len(qs))
 			for i, q := range qs {
-				change[i] = q.node.routes.next()
+				change[i] = q.node.Changed()
 			}
 			for _, q := range qs {
 				if q != not && q.shard(0) != nil {
@@ -84,7 +84,7 @@ func TestClusterRun(t *testing.T) {
 	}
 	produce("held", tasks)
 	<-ready
-	require.NoError(t, worker.replicas[0].raft.LeadershipTransfer().Error())
+	require.NoError(t, worker.replicas[0].group.Raft().LeadershipTransfer().Error())
 	leader(worker)
 	close(all)
 	require.NoError(t, qs[1].WaitIdle(ctx))
@@ -99,7 +99,7 @@ func TestClusterRun(t *testing.T) {
 	for range many {
 		from := leader(nil)
 		var transfer sync.WaitGroup
-		transfer.Go(func() { _ = from.replicas[0].raft.LeadershipTransfer().Error() }) // refused if it has changed
+		transfer.Go(func() { _ = from.replicas[0].group.Raft().LeadershipTransfer().Error() }) // refused if it has changed
 		produce("quick", tasks)
 		transfer.Wait()
 	}

@@ -66,7 +66,7 @@ func TestCorruptionOfANode(t *testing.T) {
 		require.NoError(t, err)
 		if i == 30 {
 			for _, r := range q.replicas {
-				require.NoError(t, r.raft.Snapshot().Error())
+				require.NoError(t, r.group.Raft().Snapshot().Error())
 			}
 		}
 	}

@@ -2,12 +2,17 @@ package codeq
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/cluster"
 )
 
 // TestFullDiskOfLeader: what counts for a shard is the disk of the node that leads it, on
@@ -107,5 +112,90 @@ func TestFullDiskOfLeader(t *testing.T) {
 		stop()
 		require.NoError(t, <-ended)
 		require.NoError(t, <-ended)
+	})
+}
+
+// TestFollowerWithFullDisk: a follower whose disk is full refuses what its leader
+// sends before it writes any of it; the others go on, and it catches up when there
+// is room, by the log if the leader still has it.
+func TestFollowerWithFullDisk(t *testing.T) {
+	for _, truncated := range []bool{false, true} {
+		t.Run(fmt.Sprint("truncated ", truncated), func(t *testing.T) {
+			simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+				time.Sleep(2 * time.Minute) // the leader is at home
+				leader, victim := c.lead()
+				produce := func(n int) {
+					for range n {
+						begun := time.Now()
+						_, err := simQueue(leader).Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, 8<<10)})
+						require.NoError(t, err)
+						require.Less(t, time.Since(begun), time.Second)
+					}
+				}
+				truncate := func() {
+					c.snapshot(leader, 0, 5)
+					time.Sleep(time.Second)
+				}
+				produce(20)
+				truncate()
+				behind := simQueue(victim).replicas[0]
+				victim.fill(diskTestFree/4 - 1)
+				time.Sleep(lookEvery * time.Millisecond)
+				produce(1)
+				victim.breakDisk(func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") })
+				produce(100)
+				if truncated {
+					truncate()
+					produce(10)
+				}
+				var reads atomic.Int64 // of the leader's log
+				leader.breakDisk(func(op, name string) bool {
+					if op == "read" {
+						reads.Add(1)
+					}
+					return false
+				})
+				const tries = int64(10 * time.Minute / (250 * time.Millisecond))
+				sent := c.net.Sent(leader.name, victim.name)
+				time.Sleep(10 * time.Minute)
+				produce(1)
+				require.Less(t, reads.Load(), tries*(cluster.MaxAppend+6))
+				require.Less(t, c.net.Sent(leader.name, victim.name)-sent, tries*(16<<10), "an entry at a time")
+				require.NoError(t, behind.group.Failure())
+				require.Equal(t, leader.name, c.leader(0).name)
+				ahead := simQueue(leader).replicas[0]
+				require.Greater(t, ahead.group.Applied(), behind.group.Applied()+100)
+
+				victim.breakDisk(func(string, string) bool { return false })
+				victim.fill(simFree)
+				wait := 2 * time.Second
+				if truncated {
+					wait = 12 * time.Second // Raft tries a snapshot again as rarely
+				}
+				time.Sleep(wait)
+				require.Equal(t, ahead.group.Applied(), behind.group.Applied())
+				require.Equal(t, truncated, behind.group.Raft().Stats()["last_snapshot_index"] != "0")
+			})
+		})
+	}
+}
+
+// TestLeaderWithFullDisk: a node whose disk is full leads no shard for long.
+func TestLeaderWithFullDisk(t *testing.T) {
+	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		leader, victim := c.lead()
+		victim.fill(diskTestFree/4 - 1)
+		time.Sleep(lookEvery * time.Millisecond)
+		require.NoError(t, simQueue(leader).replicas[0].group.Raft().LeadershipTransferToServer(
+			raft.ServerID(victim.name), raft.ServerAddress(victim.name)).Error())
+		require.Eventually(t, func() bool { // it may win more than one election
+			_, err := simQueue(victim).Produce(context.Background(), Task{Queue: "a"})
+			return err == nil
+		}, simPatience, 10*time.Millisecond)
+		require.NotEqual(t, victim.name, c.leader(0).name)
+		require.NoError(t, simQueue(victim).replicas[0].group.Failure())
+		victim.fill(simFree)
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/failstop"
+	"codeq/internal/store"
 )
 
 // diskSpace is what a shard's owner knows of the room on its disk, and what waits
@@ -39,10 +40,10 @@ type diskSpace struct {
 }
 
 const (
-	lookBytes     = 4 << 20 // at the most
-	lookEvery     = 1000    // ms, while there is room
-	denyTight     = 60_000  // ms
-	lookEveryFull = 100     // ms, while there is not and somebody calls
+	lookBytes     = store.LookBytes
+	lookEvery     = store.LookEvery
+	denyTight     = 60_000 // ms
+	lookEveryFull = store.LookEveryFull
 )
 
 func newDiskSpace(opts *Options, dir string) diskSpace {
@@ -78,9 +79,6 @@ func (d *diskSpace) measure() engine.Room {
 	return engine.RoomEmpty
 }
 
-// isTight reports whether space is to be reclaimed at once, before any call is refused.
-func isTight(free, low uint64) bool { return free < low+low/2 }
-
 // look measures the room if it is time to.
 func (s *shard) look() {
 	d := &s.space
@@ -94,7 +92,7 @@ func (s *shard) look() {
 	if denied {
 		d.relaxed = now + denyTight
 	}
-	if s.Tight = now < d.relaxed || d.low > 0 && isTight(d.free, d.low); s.Tight {
+	if s.Tight = now < d.relaxed || d.low > 0 && store.IsTight(d.free, d.low); s.Tight {
 		s.Store.Reclaim(d.free)
 	}
 	if s.Room > engine.Roomy {
@@ -127,7 +125,7 @@ func (s *shard) dropParked() {
 
 // hasSpace reports whether the stores that a group is written to can write their tables and logs.
 func (s *shard) hasSpace() bool {
-	return s.Store.HasSpace() && (s.node == nil || s.node.logs.HasSpace())
+	return s.Store.HasSpace() && (s.node == nil || s.node.HasSpace())
 }
 
 // holdsBack reports whether something waits for room, or may.

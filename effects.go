@@ -210,7 +210,7 @@ func (s *shard) deliver(o *engine.Outgoing) {
 	if s.node != nil {
 		s.goFor("messages", func() {
 			n := s.node
-			change := n.queue.replicas[p.to].route.next()
+			change := n.queue.replicas[p.to].group.Changed()
 			_, err := n.do(n.ctx, p.to, p)
 			if pace(n.ctx, change, err) {
 				_ = s.inbox.pass(&confirmOp{by: p, err: err}) // whoever leads the shard next sends them again

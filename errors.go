@@ -33,22 +33,22 @@ var (
 	// error is an *InvalidError that names the field, the value and the limit.
 	ErrInvalid = errors.New("codeq: invalid argument")
 	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not applied.
-	ErrClosed = errors.New("codeq: queue is closed")
+	ErrClosed = base.ErrClosed
 	// ErrFailed: the shard stopped because its storage failed, and refuses
 	// work until the queue is closed and opened again. The operation was not
 	// applied.
-	ErrFailed = errors.New("codeq: shard failed")
+	ErrFailed = base.ErrFailed
 	// ErrDiskFull: there is less room on the disk than the operation needs, see
 	// Options.MinFreeBytes. It was not applied. The same call works once there is
 	// room, and a lease is in force as long as nothing can be done with it.
-	ErrDiskFull = errors.New("codeq: disk is full")
+	ErrDiskFull = base.ErrDiskFull
 	// ErrUncertain: whether the operation was applied is not known, because
 	// storage failed, ctx ended or a leader was lost while it was being committed.
 	ErrUncertain = base.ErrUncertain
 
 	// ErrNotLeader: no node could be reached that leads the shard. The operation
 	// was certainly not applied.
-	ErrNotLeader = errors.New("codeq: shard has no leader")
+	ErrNotLeader = base.ErrNotLeader
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
 	// ErrNotMember: the directory is not that of the node of the cluster as which it was to be opened.

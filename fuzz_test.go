@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
@@ -111,11 +110,9 @@ func FuzzBatch(f *testing.F) {
 	f.Add([]byte("short"))
 	index := uint64(0)
 	f.Fuzz(func(t *testing.T, repr []byte) {
-		r := &replica{store: st, leading: newLeaderTerm(), node: &node{opts: opts.Cluster, log: opts.Logger, room: newLogRoom(opts, "", opts.Logger), queue: &Queue{opts: opts}}}
-		m := &stateMachine{replica: r}
+		m := &stateMachine{replica: &replica{store: st}}
 		index++
-		e := entry{term: 1, batch: repr}
-		if err := m.write(&e, &raft.Log{Index: index, Term: 1}); err != nil {
+		if err := m.write(&entry{batch: repr}, index, 1); err != nil {
 			_ = st.Close()
 			open(t)
 			return
@@ -180,7 +177,7 @@ func FuzzServe(f *testing.F) {
 			return
 		}
 		s := q.shard(0)
-		require.NotNil(t, s, "%v", q.replicas[0].failure())
+		require.NotNil(t, s, "%v", q.replicas[0].group.Failure())
 		op.base().reply = func(err error) {
 			if err == nil {
 				_ = op.encodeReply(nil)
@@ -194,7 +191,7 @@ func FuzzServe(f *testing.F) {
 			waits.abandon(s)
 		}
 		for i, r := range q.replicas { // what it has sent to the others is good
-			require.NoError(t, r.failure(), "shard %d", i)
+			require.NoError(t, r.group.Failure(), "shard %d", i)
 		}
 		require.Same(t, s, q.shard(0))
 	})

@@ -28,6 +28,11 @@ type ownPanic struct {
 func (p *ownPanic) Error() string { return fmt.Sprintf("panic in %s: %v", p.what, p.cause.Value) }
 func (p *ownPanic) Unwrap() error { return p.cause }
 
+// panicError is what a panic of a goroutine of codeq becomes.
+func panicError(what string, value any, stack []byte) error {
+	return &ownPanic{what, &PanicError{value, stack}}
+}
+
 // guarded calls f, and returns its error; a panic is logged, and becomes an *ownPanic.
 func guarded(log *slog.Logger, what string, f func() error) (err error) {
 	contain(log, what, func() { err = f() }, func(caught error) { err = caught })
@@ -39,7 +44,7 @@ func guarded(log *slog.Logger, what string, f func() error) (err error) {
 func contain(log *slog.Logger, what string, f func(), caught func(error)) {
 	guard.Contain(log, what, f, func(value any, stack []byte) {
 		if caught != nil {
-			caught(&ownPanic{what, &PanicError{value, stack}})
+			caught(panicError(what, value, stack))
 		}
 	})
 }

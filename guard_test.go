@@ -30,10 +30,10 @@ import (
 )
 
 // guardFuncs are those that call a function in a guard, whose name is their first literal.
-var guardFuncs = []string{"contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.Contain"}
+var guardFuncs = []string{"contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain"}
 
 // handOn are functions that a goroutine calls outside of its guard: they only hand on what has become of it.
-var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "report", "fail", "cancel", "tried", "pass", "Errorf"}
+var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "pass", "Errorf"}
 
 // sources are the files of the library by package directory.
 func sources(t *testing.T) (*token.FileSet, map[string][]*ast.File) {
@@ -434,7 +434,7 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 	var victim *simNode
 	for _, n := range c.nodes {
 		for i, r := range simQueue(n).replicas {
-			if err := r.failure(); err != nil {
+			if err := r.group.Failure(); err != nil {
 				require.Nil(t, victim, "shard %d of %s", i, n.name)
 				require.ErrorIs(t, err, ErrFailed)
 				victim = n
@@ -534,7 +534,7 @@ func TestPanicInClose(t *testing.T) {
 func bounded(t *testing.T, what string, f func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); f() }()
-	if !within(done, 2*joinTimeout) {
+	if !within(done, 10*time.Minute) {
 		panic(what + " does not return") // the bubble would not end
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 func peersOf(qs []*Queue) (peers []Peer) {
 	for _, q := range qs {
-		peers = append(peers, q.node.self)
+		peers = append(peers, Peer(q.node.Self()))
 	}
 	return peers
 }
@@ -30,7 +30,7 @@ func eventually(t *testing.T, q *Queue, what string, ok func(*ClusterStatus) boo
 			return
 		}
 		require.NoError(t, ctx.Err(), "%s: %+v, %v", what, st, err)
-		change := q.node.routes.next()
+		change := q.node.Changed()
 		select {
 		case <-change:
 		case <-time.After(50 * time.Millisecond):

@@ -22,6 +22,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/manifest"
@@ -602,7 +603,7 @@ func TestOptionDefaults(t *testing.T) {
 			idleLanes:     engine.IdleLanes,
 			sweepLanes:    engine.SweepLanes,
 			groupBytes:    engine.GroupBytes,
-			maxAppend:     maxAppend,
+			maxAppend:     cluster.MaxAppend,
 			trimBytes:     engine.TrimBytes,
 			trimLane:      engine.TrimLane,
 			reclaimFrom:   store.ReclaimFrom,

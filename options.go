@@ -9,7 +9,9 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/cluster"
 	"codeq/internal/engine"
+	"codeq/internal/logqueue"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
@@ -142,7 +144,7 @@ type Options struct {
 	Logger *slog.Logger
 
 	log  *slog.Logger     // Logger, to which whoever logs need not wait
-	logs *logQueue        // of log; nil: nothing is logged
+	logs *logqueue.Queue  // of log; nil: nothing is logged
 	fs   vfs.FS           // default: the operating system's
 	wall func() time.Time // default: time.Now; its monotonic part is not used
 
@@ -213,7 +215,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.idleLanes", &c.idleLanes, 1, engine.IdleLanes, math.MaxInt32},
 		{"Options.sweepLanes", &c.sweepLanes, 1, engine.SweepLanes, math.MaxInt32},
 		{"Options.groupBytes", &c.groupBytes, 1, engine.GroupBytes, engine.GroupBytes},
-		{"Options.maxAppend", &c.maxAppend, 1, maxAppend, maxAppend},
+		{"Options.maxAppend", &c.maxAppend, 1, cluster.MaxAppend, cluster.MaxAppend},
 		{"Options.trimBytes", &c.trimBytes, 1, engine.TrimBytes, math.MaxInt32},
 		{"Options.trimLane", &c.trimLane, 1, engine.TrimLane, math.MaxInt32},
 		{"Options.reclaimFrom", &c.reclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},
@@ -257,8 +259,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.Logger == nil {
 		c.Logger = silence
 	} else {
-		h := newLogHandler(c.Logger.Handler())
-		c.log, c.logs = slog.New(h), h.queue
+		c.log, c.logs = logqueue.New(c.Logger.Handler())
 	}
 	if c.fs == nil {
 		c.fs = vfs.Default

@@ -106,7 +106,7 @@ func (p *permitGate) Leave(n int) (wake []*dispatch.Dispatcher) {
 		return nil
 	}
 	s.permits.markDirty(p.claims)
-	if p.Holder.Leave(n, p.TurnEnds(s.Now) && s.node.queue.replicas[0].hasLeader()) {
+	if p.Holder.Leave(n, p.TurnEnds(s.Now) && s.node.queue.replicas[0].group.HasLeader()) {
 		s.claims.Throttle(p.claims.Queue, s.Now)
 	}
 	return nil
@@ -198,7 +198,7 @@ func (p *permitGate) report() {
 	p.drop, p.covered = drop, len(p.asking)
 	s.goFor("report of permits", func() {
 		defer drop()
-		change := s.node.queue.replicas[0].route.next()
+		change := s.node.queue.replicas[0].group.Changed()
 		settled, err := s.node.do(ctx, 0, op)
 		if !settled {
 			op.gone.Store(true)
@@ -309,7 +309,7 @@ func (w *permitAllocator) askShards(s *shard) {
 		}
 		op := &askPermitsOp{completion: newCompletion(), queue: q.Name, value: q.Value}
 		s.goFor("question for permits", func() {
-			change := s.node.queue.replicas[i].route.next()
+			change := s.node.queue.replicas[i].group.Changed()
 			err := s.node.doHere(i, op)
 			if pace(s.node.ctx, change, err) {
 				_ = s.inbox.pass(&permitsTold{allocator: w, shard: i, op: op, err: err}) // the next permit allocator asks again
@@ -503,7 +503,7 @@ func (t *permitsTold) settle(error) {}
 // doHere is do without a ctx, for an operation that nobody else has. It does not
 // wait for the answer of a node that leads the shard no more.
 func (n *node) doHere(shard int, op request) error {
-	change := n.queue.replicas[shard].route.next()
+	change := n.queue.replicas[shard].group.Changed()
 	ctx, cancel := context.WithCancel(n.ctx)
 	defer cancel()
 	n.background.Go(func() {

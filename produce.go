@@ -148,7 +148,7 @@ func (q *Queue) doProduce(ctx context.Context, shard int, op *produceOp) (settle
 		return q.do(ctx, shard, op)
 	}
 	calls := &q.replicas[shard].producing
-	op.call.Node, op.call.Session = q.node.self.Node, q.node.life
+	op.call.Node, op.call.Session = q.node.Self().Node, q.node.life
 	op.call.Seq, op.call.Low = calls.begin()
 	defer calls.end(op.call.Seq)
 	return q.node.do(ctx, shard, op)

@@ -96,7 +96,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	q := newQueue(o, d)
 	if o.Cluster != nil {
 		n := q.newNode()
-		if err = n.open(); err != nil {
+		if err = n.Open(); err != nil {
 			err = errors.Join(err, n.close())
 		}
 	} else {
@@ -263,7 +263,7 @@ func (q *Queue) Close() (err error) {
 		q.hurry()
 		q.calls.Wait()
 		if q.node != nil {
-			q.err = errors.Join(q.node.depart(), q.node.close())
+			q.err = errors.Join(q.node.Leave(), q.node.close())
 		}
 		led := q.led()
 		for _, s := range led {
@@ -285,7 +285,7 @@ func (q *Queue) hurry() {
 		r.hurry()
 	}
 	if q.node != nil {
-		q.node.logs.Hurry()
+		q.node.Hurry()
 	}
 }
 
@@ -302,7 +302,7 @@ func (q *Queue) closeFiles() error {
 	}
 	errs = append(errs, q.dir.Close())
 	if q.opts.logs != nil {
-		q.opts.logs.close()
+		q.opts.logs.Close()
 	}
 	return errors.Join(errs...)
 }

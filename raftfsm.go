@@ -1,19 +1,18 @@
 package codeq
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/hashicorp/raft"
 
+	"codeq/internal/cluster"
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/snapshot"
+	"codeq/internal/manifest"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -25,102 +24,68 @@ import (
 // Invariant: the index of the last entry that a store has applied is written in
 // the batch of that entry, so that none is applied twice, whatever Raft replays;
 // keys that are written once and removed by SINGLEDEL rely on it.
-//
-// Invariant: an entry has an effect only if it was decided in the term in which
-// it is in the log. A leader that is deposed and elected again has other
-// entries in between, and what it had decided before them no longer holds.
 
 // entry is what a group of operations is in the log of Raft:
 //
-//	term    8 bytes  in which it was decided
+//	header  cluster.EntryHeader bytes
 //	length  4 bytes  of the batch
 //	batch            Pebble's representation; may be empty
 //	broadcast        what callers and subscribers on all nodes learn
 type entry struct {
-	term      uint64
 	batch     []byte
 	broadcast []byte
 }
 
-const entryHeader = 8 + 4
+const lengthLen = 4
 
 func (e *entry) append(dst []byte) []byte {
-	dst = binary.BigEndian.AppendUint64(dst, e.term)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(e.batch)))
 	return append(append(dst, e.batch...), e.broadcast...)
 }
 
-// parseEntry takes an entry apart. The parts alias b.
+// parseEntry takes an entry apart, which begins after the header. The parts alias b.
 func parseEntry(b []byte) (entry, error) {
-	if len(b) < entryHeader {
+	if len(b) < lengthLen {
 		return entry{}, fmt.Errorf("%w: log entry of %d bytes", ErrCorrupt, len(b))
 	}
-	e := entry{term: binary.BigEndian.Uint64(b)}
-	n := uint64(binary.BigEndian.Uint32(b[8:]))
-	if b = b[entryHeader:]; n > uint64(len(b)) {
+	n := uint64(binary.BigEndian.Uint32(b))
+	if b = b[lengthLen:]; n > uint64(len(b)) {
 		return entry{}, fmt.Errorf("%w: log entry with a batch of %d bytes in %d", ErrCorrupt, n, len(b))
 	}
-	e.batch, e.broadcast = b[:n], b[n:]
-	return e, nil
+	return entry{batch: b[:n], broadcast: b[n:]}, nil
 }
 
-// errOutdated is the outcome of an entry that was decided in another term than
-// the one in which it is in the log.
-var errOutdated = errors.New("decided in an earlier term")
-
-// stateMachine applies the log of a shard's Raft group to the replica's store.
-// Raft calls its methods from one goroutine.
+// stateMachine is a replica as the shard's Raft group knows it. It applies the log to the store.
 type stateMachine struct {
 	replica *replica
 	batch   *pebble.Batch // nil after a restore
 	buf     []byte        // memory of batch
 }
 
-// Apply applies an entry. What it returns is nil, errOutdated, or why the store
-// has failed; after that nothing more is applied, and the node leaves the group.
-func (m *stateMachine) Apply(l *raft.Log) (outcome any) {
-	contain(m.replica.node.log, "state machine", func() { outcome = m.apply(l) }, func(err error) {
-		m.replica.fail(err)
-		outcome = err
-	})
-	return outcome
-}
-
-func (m *stateMachine) apply(l *raft.Log) any {
-	r := m.replica
-	if err := r.failure(); err != nil {
-		return err
-	}
-	if l.Index <= r.applied.Load() {
-		return nil
-	}
+// Apply writes what an entry says, and tells this node of it.
+func (m *stateMachine) Apply(l cluster.Entry) error {
 	e, err := parseEntry(l.Data)
-	if err == nil {
-		if e.term != l.Term {
-			return errOutdated
-		}
-		r.observeTerm(l.Term)
-		err = m.write(&e, l)
-	}
 	if err != nil {
-		err = fmt.Errorf("apply entry %d: %w", l.Index, err)
-		r.fail(err)
 		return err
 	}
-	r.applied.Store(l.Index)
-	r.progress.changed()
-	if l.Index > r.replayed { // what came before has been told
+	if err := m.write(&e, l.Index, l.Term); err != nil {
+		return err
+	}
+	r := m.replica
+	if l.Reclaim > 0 {
+		r.store.Reclaim(l.Reclaim)
+	}
+	if !l.Replayed {
 		if err := r.publish(e.broadcast); err != nil {
 			r.node.log.Error("broadcast lost", "shard", r.index, "err", err)
 		}
 	}
-	r.grow(int64(len(l.Data)))
 	return nil
 }
 
 // write commits an entry's batch with its index. Pebble keeps the memory of a
 // large batch until it is flushed.
-func (m *stateMachine) write(e *entry, l *raft.Log) error {
+func (m *stateMachine) write(e *entry, index, term uint64) error {
 	st := m.replica.store
 	large := len(e.batch) > largeBatch
 	if m.batch == nil || large {
@@ -141,7 +106,7 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	var key [1]byte
 	op := b.SetDeferred(len(key), keys.AppliedLen)
 	op.Key[0] = keys.Applied
-	keys.PutApplied(op.Value, l.Index, l.Term)
+	keys.PutApplied(op.Value, index, term)
 	if err := op.Finish(); err != nil {
 		return store.Error(err)
 	}
@@ -151,9 +116,6 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	if ranged {
 		st.DeletedRanges(trimmed)
 	}
-	if m.replica.node.room.tight.Load() {
-		st.Reclaim(4 * m.replica.node.room.least)
-	}
 	m.buf = b.Repr()[:0]
 	if large {
 		m.batch = nil
@@ -161,9 +123,9 @@ func (m *stateMachine) write(e *entry, l *raft.Log) error {
 	return nil
 }
 
-// setRepr has a batch consist of these bytes, if they are one: Pebble panics in
-// the middle of a commit if they are not. ranged says that it deletes by range, trimmed that it does so
-// what is consumed of lanes.
+// setRepr lets a batch consist of these bytes, if they are one: Pebble panics in the middle of a
+// commit if they are not. ranged says that it deletes by range, trimmed that it does so what is
+// consumed of lanes.
 func setRepr(b *pebble.Batch, repr []byte) (ranged, trimmed bool, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -202,26 +164,120 @@ func setRepr(b *pebble.Batch, repr []byte) (ranged, trimmed bool, err error) {
 // largeBatch is below what Pebble keeps the memory of: half of the smallest MemTableBytes.
 const largeBatch = 64 << 10
 
-// Snapshot begins a snapshot, which is the store itself.
-func (m *stateMachine) Snapshot() (raft.FSMSnapshot, error) {
-	if err := m.replica.failure(); err != nil {
-		return nil, err
+// Open opens the store, and closes the one before.
+func (m *stateMachine) Open(install func() error) (applied uint64, err error) {
+	m.batch, m.buf = nil, nil
+	r := m.replica
+	q := r.node.queue
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.source = nil
+	if r.store != nil {
+		if err := r.store.Close(); err != nil {
+			return 0, err
+		}
 	}
-	l, ok := m.replica.live().(*liveStore)
-	if !ok {
-		return nil, snapshot.ErrNotLive
+	if err := install(); err != nil {
+		return 0, err
 	}
-	return l, nil
+	st, err := store.Open(manifest.ShardDir(q.dir.FS, q.dir.Path, r.index), q.opts.storeConfig(), q.caches, q.dir.Creating)
+	if err != nil {
+		return 0, err
+	}
+	if err := st.Read(func() (err error) { applied, err = schema.Applied(st.DB()); return err }); err != nil {
+		return 0, errors.Join(err, st.Close())
+	}
+	r.store, r.source = st, &liveStore{r, st}
+	return applied, nil
 }
 
-// Restore puts the store in place that the snapshots have received.
-func (m *stateMachine) Restore(source io.ReadCloser) error {
-	m.batch, m.buf = nil, nil
-	err := guarded(m.replica.node.log, "restore", m.replica.restore)
-	if err != nil {
-		m.replica.fail(err)
+// Lead makes this node's replica the shard.
+func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
+	r := m.replica
+	begin := proposer{replica: r, term: term}
+	if err := begin.Commit(nil); err != nil {
+		return nil, err
 	}
-	return err
+	if err := r.writeIdentity(&begin); err != nil {
+		return nil, err
+	}
+	s, err := r.load(term)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// writeIdentity lets the first leader ever, and the first of a format, store what the shard is.
+func (r *replica) writeIdentity(p *proposer) error {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	shards := len(r.node.queue.replicas)
+	got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
+	if err != nil {
+		return err
+	}
+	if got != nil {
+		if old, err := manifest.CheckReplicaIdentity(r.index, shards, got); err != nil || !old {
+			return err
+		}
+	}
+	b := r.store.DB().NewBatch()
+	defer func() { _ = b.Close() }() // it does no more than to recycle memory
+	if err := b.Set([]byte{keys.Meta}, []byte(manifest.ReplicaIdentity(manifest.Format, r.index, shards)), nil); err != nil {
+		return store.Error(err)
+	}
+	return p.Commit(b)
+}
+
+// load builds the shard from the store.
+func (r *replica) load(term uint64) (*shard, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	q := r.node.queue
+	var gates *dispatch.Gates
+	if len(q.replicas) == 1 {
+		gates = dispatch.NewGates() // nobody else leases tasks
+	}
+	s := newShard(r.index, q.opts, r.store, gates)
+	s.node, s.replica, s.epoch = r.node, r, r.group.Applied()
+	s.steps.table = &r.steps
+	s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
+	if err := s.load(); err != nil {
+		return nil, err
+	}
+	s.claims.Join(q.heads)
+	s.join(nil)
+	return s, nil
+}
+
+// The shard is the leader of its group.
+
+// Serve starts the owner, and lets verbs find it.
+func (s *shard) Serve() {
+	s.replica.lead.Store(s)
+	go s.runGuarded()
+	s.node.claims.joined(s)
+}
+
+// StepDown ends the owner.
+func (s *shard) StepDown(reason error) {
+	s.replica.lead.Store(nil)
+	s.inbox.stop(notLed(s.index, reason))
+	<-s.done
+}
+
+// Done is closed when the owner has ended.
+func (s *shard) Done() <-chan struct{} { return s.done }
+
+// Crashed reports whether the owner has panicked.
+func (s *shard) Crashed() bool { return s.panicked }
+
+func notLed(shard int, reason error) error {
+	if errors.Is(reason, ErrClosed) {
+		return ErrClosed
+	}
+	return fmt.Errorf("%w: shard %d", reason, shard)
 }
 
 // proposer is the committer of a shard in one term of its leadership: a group
@@ -233,7 +289,7 @@ type proposer struct {
 }
 
 func (p *proposer) Commit(b *pebble.Batch) error {
-	e := entry{term: p.term}
+	var e entry
 	if b != nil {
 		e.batch = b.Repr()
 	}
@@ -241,158 +297,9 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 		e.broadcast = encodeBroadcast(p.effects)
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
-	data := e.append(make([]byte, 0, entryHeader+len(e.batch)+len(e.broadcast)))
-	if err := p.replica.enter(); err != nil {
-		return err
-	}
-	defer p.replica.asking.leave()
-	f := p.replica.raft.Apply(data, 0)
-	if err := f.Error(); err != nil {
-		return raftError(err)
-	}
-	if err, ok := f.Response().(error); ok {
-		if errors.Is(err, errOutdated) {
-			return fmt.Errorf("%w: %w", ErrNotLeader, err)
-		}
-		return err
-	}
-	return nil
+	data := make([]byte, cluster.EntryHeader, cluster.EntryHeader+lengthLen+len(e.batch)+len(e.broadcast))
+	return p.replica.group.Propose(p.term, e.append(data))
 }
 
-// confirm makes sure that no other node has become the leader: what this one
-// has read is still so.
-func (p *proposer) Confirm() error {
-	if err := p.replica.enter(); err != nil {
-		return err
-	}
-	defer p.replica.asking.leave()
-	if err := p.replica.raft.VerifyLeader().Error(); err != nil {
-		return fmt.Errorf("%w: %w", ErrNotLeader, err) // nothing was to be stored
-	}
-	return nil
-}
-
-// raftError tells what was certainly not proposed from what may be in the log.
-func raftError(err error) error {
-	if errors.Is(err, errNotStored) { // Raft has stepped down
-		return fmt.Errorf("%w: %w", ErrNotLeader, err)
-	}
-	switch err {
-	case raft.ErrNotLeader, raft.ErrLeadershipTransferInProgress, raft.ErrEnqueueTimeout:
-		return fmt.Errorf("%w: %w", ErrNotLeader, err)
-	}
-	return err
-}
-
-// liveStore is the store that a shard's snapshots are made of. As a snapshot of
-// Raft it is what has been applied, which becomes durable when it is persisted.
-type liveStore struct {
-	replica *replica
-	store   *store.Store
-}
-
-// live returns the store of the replica; nil while it is being replaced.
-func (r *replica) live() snapshot.Live {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.source == nil {
-		return nil
-	}
-	return r.source
-}
-
-var errReplaced = errors.New("the store has been replaced")
-
-func (l *liveStore) use(f func(*store.Store) error) error {
-	return l.replica.use(func(st *store.Store) error {
-		if st != l.store {
-			return errReplaced
-		}
-		return f(st)
-	})
-}
-
-// Flush makes what has been applied durable.
-func (l *liveStore) Flush() error { return l.use(flushStore) }
-
-func flushStore(st *store.Store) error { return st.Flush(context.Background()) }
-
-// Checkpoint copies what has been applied, by hard links.
-func (l *liveStore) Checkpoint(dir string) error {
-	return l.use(func(st *store.Store) error {
-		if err := flushStore(st); err != nil {
-			return err
-		}
-		return st.Checkpoint(dir)
-	})
-}
-
-// Persist makes the snapshot durable.
-func (l *liveStore) Persist(sink raft.SnapshotSink) error {
-	return guarded(l.replica.node.log, "snapshot", func() error { return sink.(persister).Persist(l) })
-}
-
-type persister interface{ Persist(snapshot.Live) error }
-
-// Release has nothing to do: the store stays open.
-func (l *liveStore) Release() {}
-
-// The log of a shard is truncated behind a snapshot, which makes the store
-// durable up to its index. Snapshots are taken by the bytes that have been
-// applied since the last one, and leave as many bytes of log as a node that was
-// away for a moment may ask for; one that was away for longer gets the store.
-//
-// At least as many entries stay as a follower may have that it could not acknowledge, which is what Raft sends
-// before it waits: a leader that asks a follower for an entry from before its log goes back by an
-// entry each time, and comes to its own snapshot, which the follower, being ahead of it, does not take.
-const (
-	snapshotBytes = 64 << 20
-	trailingBytes = 32 << 20
-	minTrailing   = 4 * maxAppend // entries that stay whatever their size
-	maxTrailing   = 1 << 15
-)
-
-// growth is how far the log has grown since the last snapshot.
-type growth struct {
-	bytes   atomic.Int64
-	entries atomic.Int64
-	due     chan struct{} // capacity 1: a snapshot is to be taken
-}
-
-// grow counts an entry that has been applied.
-func (r *replica) grow(bytes int64) {
-	r.growth.entries.Add(1)
-	if r.growth.bytes.Add(bytes) < snapshotBytes {
-		return
-	}
-	select {
-	case r.growth.due <- struct{}{}:
-	default:
-	}
-}
-
-// compact takes a snapshot whenever one is due, until quit is closed.
-func (r *replica) compact(quit <-chan struct{}) {
-	for {
-		select {
-		case <-quit:
-			return
-		case <-r.growth.due:
-		}
-		bytes, entries := r.growth.bytes.Load(), r.growth.entries.Load()
-		if bytes < snapshotBytes { // by an entry that came while the last one was taken
-			continue
-		}
-		set := r.raft.ReloadableConfig()
-		set.TrailingLogs = uint64(min(max(trailingBytes/(bytes/entries), minTrailing), maxTrailing))
-		err := r.raft.ReloadConfig(set)
-		if err == nil {
-			err = r.raft.Snapshot().Error()
-		}
-		if err != nil && err != raft.ErrRaftShutdown {
-			r.node.log.Warn("no snapshot could be taken", "shard", r.index, "err", err)
-		}
-		r.growth.bytes.Add(-bytes)
-		r.growth.entries.Add(-entries)
-	}
-}
+// Confirm makes sure that what has been read is still so.
+func (p *proposer) Confirm() error { return p.replica.group.Confirm() }

@@ -445,7 +445,7 @@ func (s *shard) fail(cause error) {
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
 		if s.Broken != nil { // what is stored here is of no use to anybody
-			s.replica.fail(cause)
+			s.replica.group.Fail(cause)
 		}
 		refusal = notLed(s.index, ErrNotLeader)
 		s.node.log.Info("term ended", "shard", s.index, "cause", cause)

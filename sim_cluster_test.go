@@ -22,6 +22,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/cluster"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
 	"codeq/internal/testkit"
@@ -141,7 +142,7 @@ func (c *simCluster) open(n *simNode) error {
 		Node: n.name, Listener: host, Peers: peers, Join: join, CallTimeout: simCallTimeout,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
-		log:    func(g *raftlog.Group) groupLog { return simLog{g, fuse} },
+		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },
 	}
 	q, err := Open("queue", &o)
 	if err != nil {
@@ -326,7 +327,7 @@ func (c *simCluster) hangs(what string) {
 		}
 		for i, r := range q.replicas {
 			fmt.Fprintf(os.Stderr, "%s shard %d: led %t applied %d failure %v %v\n",
-				n.name, i, r.lead.Load() != nil, r.applied.Load(), r.failure(), r.raft.Stats())
+				n.name, i, r.lead.Load() != nil, r.group.Applied(), r.group.Failure(), r.group.Raft().Stats())
 		}
 	}
 	buf := make([]byte, 16<<20)
@@ -374,8 +375,8 @@ func (c *simCluster) leader(shard int) (leader *simNode) {
 	var term uint64
 	for _, n := range c.members() {
 		if q, _ := n.queue(); q != nil {
-			if s := q.shard(shard); s != nil && q.replicas[shard].raft.CurrentTerm() > term {
-				leader, term = n, q.replicas[shard].raft.CurrentTerm()
+			if s := q.shard(shard); s != nil && q.replicas[shard].group.Raft().CurrentTerm() > term {
+				leader, term = n, q.replicas[shard].group.Raft().CurrentTerm()
 			}
 		}
 	}
@@ -438,7 +439,7 @@ func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
 		return
 	}
 	c.ended.Go(func() {
-		r := q.replicas[shard].raft
+		r := q.replicas[shard].group.Raft()
 		set := r.ReloadableConfig()
 		set.TrailingLogs = trailing
 		_ = r.ReloadConfig(set)
@@ -491,7 +492,7 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any), busy func(
 			break
 		}
 		if time.Since(begin) > 2*simPatience {
-			c.hangs(fmt.Sprintf("removal of %s, by %s (%v), which", old.name, q.node.self.Node, err))
+			c.hangs(fmt.Sprintf("removal of %s, by %s (%v), which", old.name, q.node.Self().Node, err))
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -518,10 +519,10 @@ func (c *simCluster) rest() {
 				continue
 			}
 			lq, _ := l.queue()
-			want := lq.replicas[shard].raft.LastIndex()
+			want := lq.replicas[shard].group.Raft().LastIndex()
 			for _, n := range c.members() {
 				q, _ := n.queue()
-				if q.shard(shard) != nil && n != l || q.replicas[shard].raft.AppliedIndex() != want {
+				if q.shard(shard) != nil && n != l || q.replicas[shard].group.Raft().AppliedIndex() != want {
 					same = false
 				}
 			}

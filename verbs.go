@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 )
@@ -59,11 +60,9 @@ const (
 	callHold
 	callResume
 	endOfRequests
-
-	// Of a node, and not of a shard.
-	callJoin = endOfRequests + iota
-	callState
 )
+
+var _ [cluster.OwnKinds - endOfRequests]struct{} // kinds from there on are those of the cluster
 
 // verbs are the operations of calls.
 var verbs = [endOfRequests]verb{

@@ -17,6 +17,14 @@ var (
 	ErrCopied     = errors.New("codeq: directory is a copy of a queue that was not closed")
 )
 
+// Errors of shards.
+var (
+	ErrClosed    = errors.New("codeq: queue is closed")
+	ErrFailed    = errors.New("codeq: shard failed")
+	ErrDiskFull  = errors.New("codeq: disk is full")
+	ErrNotLeader = errors.New("codeq: shard has no leader")
+)
+
 // Errors of tasks and leases.
 var (
 	ErrNotFound   = errors.New("codeq: not found")

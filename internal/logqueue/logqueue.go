@@ -1,96 +1,104 @@
-package codeq
+// Package logqueue keeps a user's slog.Handler from holding up those who log.
+package logqueue
 
 import (
 	"context"
 	"log/slog"
 	"sync"
 	"time"
+
+	"codeq/internal/guard"
 )
 
-// logQueue is between the goroutines of a queue and the slog.Handler of its user, which may
+// Queue is between the goroutines of a queue and the slog.Handler of its user, which may
 // be slow, block, or panic: what is logged waits in memory, and a goroutine that lives
 // while something waits hands it to the handler. Nobody who logs waits. What comes while too much
 // waits is dropped; a record in its place counts it.
 //
 // All methods may be called concurrently; the user's handler is called on that goroutine only.
-type logQueue struct {
-	user *logTarget // the handler that the user has given
+type Queue struct {
+	user *target // the handler that the user has given
 
 	mu      sync.Mutex // guards what follows
-	waiting []logRecord
+	waiting []record
 	lost    int           // since the last record was added: it was dropped, or the handler panicked
 	untold  bool          // nobody has tried to tell the handler of lost
 	writing bool          // the goroutine lives
 	closed  bool          // nothing is taken any more
-	ended   chan struct{} // non-nil while close waits; closed at the end of the goroutine
+	ended   chan struct{} // non-nil while Close waits; closed at the end of the goroutine
 }
 
-// logRecord is what is to be logged, and by which handler.
-type logRecord struct {
+// record is what is to be logged, and by which handler.
+type record struct {
 	lost   int // before it
-	to     *logTarget
+	to     *target
 	ctx    context.Context
 	record slog.Record
 }
 
+// silence is for what happens to the log itself.
+var silence = slog.New(slog.DiscardHandler)
+
 const (
-	logDepth = 1024        // records that wait at the most
-	logGrace = time.Second // for the handler, after the queue is closed, to take what waits
+	depth = 1024        // records that wait at the most
+	grace = time.Second // for the handler, after the queue is closed, to take what waits
 )
 
-// logTarget is the user's handler, or one that it derives, which is made when something is logged
+// target is the user's handler, or one that it derives, which is made when something is logged
 // to it: deriving may block or panic as well.
-type logTarget struct {
-	parent  *logTarget
+type target struct {
+	parent  *target
 	derive  func(slog.Handler) slog.Handler
 	handler slog.Handler // nil: not made yet; the goroutine of the queue uses it
 }
 
-func (t *logTarget) make() slog.Handler {
+func (t *target) make() slog.Handler {
 	if t.handler == nil {
 		t.handler = t.derive(t.parent.make())
 	}
 	return t.handler
 }
 
-// logHandler is the slog.Handler of a logQueue.
-type logHandler struct {
-	queue *logQueue
-	to    *logTarget
+// handler is the slog.Handler of a Queue.
+type handler struct {
+	queue *Queue
+	to    *target
 }
 
-func newLogHandler(h slog.Handler) *logHandler {
-	to := &logTarget{handler: h}
-	return &logHandler{&logQueue{user: to}, to}
+// New returns a logger whose records wait in the queue for a user's handler.
+func New(user slog.Handler) (*slog.Logger, *Queue) {
+	to := &target{handler: user}
+	q := &Queue{user: to}
+	return slog.New(&handler{q, to}), q
 }
 
 // Enabled leaves it to the user's handler, which is asked later.
-func (h *logHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (h *handler) Enabled(context.Context, slog.Level) bool { return true }
 
-func (h *logHandler) Handle(ctx context.Context, r slog.Record) error {
-	h.queue.add(logRecord{to: h.to, ctx: context.WithoutCancel(ctx), record: r.Clone()})
+func (h *handler) Handle(ctx context.Context, r slog.Record) error {
+	h.queue.add(record{to: h.to, ctx: context.WithoutCancel(ctx), record: r.Clone()})
 	return nil
 }
 
-func (h *logHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return h.derive(func(to slog.Handler) slog.Handler { return to.WithAttrs(attrs) })
 }
 
-func (h *logHandler) WithGroup(name string) slog.Handler {
+func (h *handler) WithGroup(name string) slog.Handler {
 	return h.derive(func(to slog.Handler) slog.Handler { return to.WithGroup(name) })
 }
 
-func (h *logHandler) derive(f func(slog.Handler) slog.Handler) slog.Handler {
-	return &logHandler{h.queue, &logTarget{parent: h.to, derive: f}}
+func (h *handler) derive(f func(slog.Handler) slog.Handler) slog.Handler {
+	return &handler{h.queue, &target{parent: h.to, derive: f}}
 }
 
-func (l *logQueue) add(r logRecord) {
+func (l *Queue) add(r record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return
 	}
-	if len(l.waiting) >= logDepth {
+	if len(l.waiting) >= depth {
 		l.lost, l.untold = l.lost+1, true
 		return
 	}
@@ -98,17 +106,17 @@ func (l *logQueue) add(r logRecord) {
 	l.waiting = append(l.waiting, r)
 	if !l.writing {
 		l.writing = true
-		go contain(silence, "log", l.write, nil)
+		go guard.Contain(silence, "log", l.write, nil)
 	}
 }
 
 // write hands what waits to the handlers.
-func (l *logQueue) write() {
+func (l *Queue) write() {
 	ended := false
 	defer func() {
 		if !ended { // runtime.Goexit in a handler
 			l.lose(1, true)
-			go contain(silence, "log", l.write, nil)
+			go guard.Contain(silence, "log", l.write, nil)
 		}
 	}()
 	for {
@@ -119,7 +127,7 @@ func (l *logQueue) write() {
 		if r.lost > 0 {
 			report := slog.NewRecord(time.Now(), slog.LevelWarn, "log records lost, as the handler did not take them", 0)
 			report.Add("count", r.lost)
-			if !hand(logRecord{to: l.user, ctx: context.Background(), record: report}) {
+			if !hand(record{to: l.user, ctx: context.Background(), record: report}) {
 				l.lose(r.lost, false)
 			}
 		}
@@ -132,7 +140,7 @@ func (l *logQueue) write() {
 
 // next takes the oldest record out, which is one without a handler if all that is left to tell
 // is what was lost. It is false if nothing is left, and the goroutine ends.
-func (l *logQueue) next() (r logRecord, ok bool) {
+func (l *Queue) next() (r record, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waiting) == 0 && l.untold {
@@ -147,31 +155,33 @@ func (l *logQueue) next() (r logRecord, ok bool) {
 		}
 		return r, false
 	}
-	r, l.waiting[0] = l.waiting[0], logRecord{}
+	r, l.waiting[0] = l.waiting[0], record{}
 	l.waiting = l.waiting[1:]
 	return r, true
 }
 
 // hand calls a user's handler. It is false if that panics.
-func hand(r logRecord) bool {
-	return containUser(silence, "slog.Handler", func() {
+func hand(r record) (taken bool) {
+	guard.RunUser("slog.Handler", func() {
 		h := r.to.make()
 		if h.Enabled(r.ctx, r.record.Level) {
 			_ = h.Handle(r.ctx, r.record) // slog.Logger drops its error, too
 		}
-	})
+		taken = true
+	}, func(any, []byte) {})
+	return taken
 }
 
-func (l *logQueue) lose(count int, untold bool) {
+func (l *Queue) lose(count int, untold bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lost += count
 	l.untold = l.untold || untold
 }
 
-// close returns when the handler has taken what waits, or has not for logGrace: then the
+// Close returns when the handler has taken what waits, or has not for grace: then the
 // goroutine is left to the handler that blocks it, and ends with it.
-func (l *logQueue) close() {
+func (l *Queue) Close() {
 	l.mu.Lock()
 	l.closed = true
 	if !l.writing {
@@ -181,7 +191,11 @@ func (l *logQueue) close() {
 	ended := make(chan struct{})
 	l.ended = ended
 	l.mu.Unlock()
-	if !within(ended, logGrace) {
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-t.C:
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.waiting = nil

@@ -1,10 +1,11 @@
-package codeq
+package cluster
 
 import (
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 )
@@ -27,7 +28,7 @@ func (p stuckPipeline) Close() error {
 func TestStuckPipelineEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
-		_, err := newPipeline(stuckPipeline{make(chan struct{})}, &replica{node: &node{log: silence}}, time.Second, maxAppend).AppendEntries(new(raft.AppendEntriesRequest), nil)
+		_, err := newPipeline(stuckPipeline{make(chan struct{})}, loneGroup(vfs.NewMem(), nil), time.Second, MaxAppend).AppendEntries(new(raft.AppendEntriesRequest), nil)
 		require.ErrorIs(t, err, raft.ErrPipelineShutdown)
 		require.Equal(t, time.Second, time.Since(begin))
 	})
@@ -48,19 +49,19 @@ func (p slowPipeline) AppendEntries(*raft.AppendEntriesRequest, *raft.AppendEntr
 // and a node that is not does not wait.
 func TestCatchUpGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPipeline(slowPipeline{takes: time.Millisecond}, &replica{node: &node{log: silence}}, time.Second, maxAppend)
+		p := newPipeline(slowPipeline{takes: time.Millisecond}, loneGroup(vfs.NewMem(), nil), time.Second, MaxAppend)
 		send := func(entries int) {
 			_, err := p.AppendEntries(&raft.AppendEntriesRequest{Entries: make([]*raft.Log, entries)}, nil)
 			require.NoError(t, err)
 		}
 		begun := time.Now()
 		for range 100 {
-			send(maxAppend - 1)
+			send(MaxAppend - 1)
 		}
 		require.Equal(t, 100*time.Millisecond, time.Since(begun))
 		begun = time.Now()
 		for range 100 {
-			send(maxAppend)
+			send(MaxAppend)
 		}
 		require.Equal(t, 800*time.Millisecond, time.Since(begun))
 	})
@@ -68,11 +69,11 @@ func TestCatchUpGivesWay(t *testing.T) {
 
 // TestFailedReplicaSendsNothing: what it has read of its log may not be what is there.
 func TestFailedReplicaSendsNothing(t *testing.T) {
-	r := new(replica)
-	r.broken.Store(&errBroken)
-	tr := &transport{replica: r}
+	g := loneGroup(vfs.NewMem(), nil)
+	g.broken.Store(&errBroken)
+	tr := &transport{group: g}
 	require.ErrorIs(t, tr.AppendEntries("a", "a", new(raft.AppendEntriesRequest), nil), errBroken)
-	p := newPipeline(slowPipeline{}, r, time.Second, maxAppend)
+	p := newPipeline(slowPipeline{}, g, time.Second, MaxAppend)
 	_, err := p.AppendEntries(new(raft.AppendEntriesRequest), nil)
 	require.ErrorIs(t, err, errBroken)
 }

@@ -1,4 +1,4 @@
-package codeq
+package cluster
 
 import (
 	"cmp"
@@ -13,12 +13,6 @@ import (
 	"codeq/internal/peer"
 	"codeq/internal/wire"
 )
-
-// ClusterStatus is a cluster as one node sees it.
-type ClusterStatus struct {
-	Node   string // that was asked
-	Shards []ShardStatus
-}
 
 // ShardStatus is the Raft group of a shard.
 type ShardStatus struct {
@@ -36,7 +30,7 @@ type ReplicaStatus struct {
 	// it has caught up.
 	Voter bool
 	// LastError is why the node could not be asked; the fields below are zero then.
-	LastError string `json:",omitempty"`
+	LastError string
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
 	Term   uint64
@@ -53,23 +47,9 @@ type ReplicaStatus struct {
 // statusTimeout bounds how long ClusterStatus waits for a node.
 const statusTimeout = 2 * time.Second
 
-// ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not
-// answer within two seconds, or until ctx ends, are in the result with an error.
-// It returns [ErrNoCluster] for a queue that is by itself.
-//
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrClosed].
-func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error) {
-	defer public(&err)
-	if err := q.checkCall(ctx); err != nil {
-		return nil, err
-	}
-	if q.node == nil {
-		return nil, ErrNoCluster
-	}
-	return q.node.status(ctx)
-}
-
-func (n *node) status(ctx context.Context) (*ClusterStatus, error) {
+// Status asks all nodes how far they are. Those that do not answer within two seconds, or until ctx
+// ends, are in the result with an error.
+func (n *Node) Status(ctx context.Context) []ShardStatus {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	answers := make(map[string]*nodeAnswer) // by address
@@ -81,7 +61,7 @@ func (n *node) status(ctx context.Context) (*ClusterStatus, error) {
 					a := new(nodeAnswer)
 					answers[m.Address] = a
 					asking.Go(func() {
-						contain(n.log, "question for a state", func() { a.replicas, a.err = n.stateOf(ctx, m.Address) },
+						n.contain("question for a state", func() { a.replicas, a.err = n.stateOf(ctx, m.Address) },
 							func(err error) { a.err = err })
 					})
 				}
@@ -102,7 +82,7 @@ func (n *node) status(ctx context.Context) (*ClusterStatus, error) {
 		}
 	}
 	ask(leaders)
-	st := &ClusterStatus{Node: n.self.Node}
+	var status []ShardStatus
 	for i := range leaders {
 		sh := ShardStatus{Shard: i}
 		for _, m := range leaders[i].Members {
@@ -112,9 +92,9 @@ func (n *node) status(ctx context.Context) (*ClusterStatus, error) {
 		}
 		slices.SortFunc(sh.Replicas, func(a, b ReplicaStatus) int { return cmp.Compare(a.Node, b.Node) })
 		sh.compare()
-		st.Shards = append(st.Shards, sh)
+		status = append(status, sh)
 	}
-	return st, nil
+	return status
 }
 
 // nodeAnswer is what a node says of its replicas.
@@ -177,31 +157,31 @@ func (sh *ShardStatus) compare() {
 }
 
 // stateOf asks a node for the state of its replicas.
-func (n *node) stateOf(ctx context.Context, addr string) ([]replicaState, error) {
+func (n *Node) stateOf(ctx context.Context, addr string) ([]replicaState, error) {
 	if addr == n.self.Address {
 		return n.state(), nil
 	}
-	b, err := n.peer.Call(ctx, addr, byte(callState), nil)
+	b, err := n.peer.Call(ctx, addr, kindState, nil)
 	if err != nil {
-		return nil, callError(ctx, err)
+		return nil, n.callError(ctx, err)
 	}
 	var states []replicaState
 	return states, json.Unmarshal(b, &states)
 }
 
 // state is that of this node's replicas.
-func (n *node) state() []replicaState {
-	states := make([]replicaState, len(n.queue.replicas))
-	for i, r := range n.queue.replicas {
+func (n *Node) state() []replicaState {
+	states := make([]replicaState, len(n.groups))
+	for i, g := range n.groups {
 		s := &states[i]
-		s.Leader, s.Serves = r.raft.State() == raft.Leader, r.lead.Load() != nil
-		s.Failed = r.failure() != nil
-		s.Term, s.LastIndex, s.Committed = r.raft.CurrentTerm(), r.raft.LastIndex(), r.raft.CommitIndex()
-		s.Applied = r.applied.Load()
-		if at := r.raft.LastContact(); !s.Leader && !at.IsZero() {
+		s.Leader, s.Serves = g.raft.State() == raft.Leader, g.leads()
+		s.Failed = g.Failure() != nil
+		s.Term, s.LastIndex, s.Committed = g.raft.CurrentTerm(), g.raft.LastIndex(), g.raft.CommitIndex()
+		s.Applied = g.Applied()
+		if at := g.raft.LastContact(); !s.Leader && !at.IsZero() {
 			s.LastContact = time.Since(at)
 		}
-		members, err := r.members()
+		members, err := g.members()
 		if err != nil {
 			continue // the group has ended here
 		}
@@ -213,7 +193,7 @@ func (n *node) state() []replicaState {
 }
 
 // serveState answers without waiting for anybody.
-func (n *node) serveState(r *peer.Request) error {
+func (n *Node) serveState(r *peer.Request) error {
 	r.Reply(wire.AppendJSON(nil, n.state()))
 	return nil
 }

@@ -1,0 +1,265 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+	"codeq/internal/snapshot"
+	"codeq/internal/store"
+)
+
+// Group is this node's part in the Raft group of a shard. Its methods are safe for concurrent use.
+type Group struct {
+	index     int // of the shard
+	node      *Node
+	machine   StateMachine
+	raft      *raft.Raft
+	running   bool // Raft's goroutines have begun; set before they do
+	transport *transport
+	snapshots *snapshot.Store
+	replayed  uint64        // the last entry that the log had when the node was opened
+	applied   atomic.Uint64 // index of the last entry in the store
+	progress  changes       // of applied
+	growth    growth
+	leading   leaderTerm
+	kept      chan struct{} // capacity 1: the shard was to be handed over, and has not been
+	route     changes       // of where the shard is led
+	tenure    tenure
+	health    peerHealth
+	asking    asking
+	broken    atomic.Pointer[error]
+}
+
+func newGroup(n *Node, index int, m StateMachine) *Group {
+	return &Group{
+		index: index, node: n, machine: m, kept: make(chan struct{}, 1),
+		leading: leaderTerm{leaving: make(chan struct{}, 1)}, growth: growth{due: make(chan struct{}, 1)},
+	}
+}
+
+// openStore opens the store.
+func (g *Group) openStore() error {
+	applied, err := g.machine.Open(g.install)
+	if err == nil {
+		g.applied.Store(applied)
+	}
+	return err
+}
+
+// install puts what the snapshots have received in the place of the store, if anything.
+func (g *Group) install() error {
+	from, _, ok := g.snapshots.Installed()
+	if !ok {
+		return nil
+	}
+	d := g.node.c.Directory
+	dir := manifest.ShardDir(d.FS, d.Path, g.index)
+	if err := d.FS.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := d.FS.Rename(from, dir); err != nil {
+		return err
+	}
+	if err := manifest.SyncDirectory(d.FS, d.Path); err != nil {
+		return err
+	}
+	return g.snapshots.Swapped()
+}
+
+// restore replaces the store by what the snapshots have received.
+func (g *Group) restore() error {
+	g.leave(base.ErrNotLeader)
+	if _, _, ok := g.snapshots.Installed(); !ok {
+		return nil // the store is as far as the snapshot
+	}
+	return g.openStore()
+}
+
+// start starts the node's part in the group, and founds the group if the cluster is new.
+func (g *Group) start() error {
+	n := g.node
+	logs, votes, err := g.stores()
+	if err != nil {
+		return damageOf(err)
+	}
+	if g.replayed, err = logs.LastIndex(); err != nil {
+		return err
+	}
+	logger := raftLogger(n.log.With("shard", g.index))
+	conf := n.raftConfig(logger)
+	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
+	}), g, conf.HeartbeatTimeout}
+	snapshots := groupSnapshots{g.snapshots, n.room}
+	g.asking.enter() // a group that fails at once waits for raft
+	// Raft panics, before it has a goroutine, when it cannot read its log.
+	err = store.Protect(func() error {
+		known, err := raft.HasExistingState(logs, votes, snapshots)
+		if err == nil && !known && !n.c.Join {
+			err = raft.BootstrapCluster(conf, logs, votes, snapshots, trans, n.founders())
+		}
+		if err == nil {
+			g.raft, err = raft.NewRaft(conf, fsm{g}, logs, votes, snapshots, trans)
+		}
+		return err
+	})
+	g.asking.leave()
+	if err != nil {
+		return errors.Join(damageOf(err), trans.Close())
+	}
+	g.transport = trans
+	elections := make(chan raft.Observation, 1) // one that is not seen adds nothing to one that is
+	g.raft.RegisterObserver(raft.NewObserver(elections, false, func(o *raft.Observation) bool {
+		_, ok := o.Data.(raft.LeaderObservation)
+		return ok
+	}))
+	n.watches.Go(func() { n.contain("watch of leaders", func() { g.follow(elections) }, g.Fail) })
+	return nil
+}
+
+// stream gives Raft the address under which others know this node.
+type stream struct {
+	raft.StreamLayer
+	address string
+}
+
+func (s stream) Addr() net.Addr { return advertised(s.address) }
+
+type advertised string
+
+func (advertised) Network() string  { return "tcp" }
+func (a advertised) String() string { return string(a) }
+
+// Raft is for tests.
+func (g *Group) Raft() *raft.Raft { return g.raft }
+
+// Propose returns when an entry that was decided in a term is in the logs of a majority, and this
+// node has applied it. The first EntryHeader bytes of the entry are the group's, and all of them
+// from now on. What was not proposed, or has had no effect, matches ErrNotLeader; of any other
+// error it is unknown.
+func (g *Group) Propose(term uint64, entry []byte) error {
+	binary.BigEndian.PutUint64(entry, term)
+	if err := g.enter(); err != nil {
+		return err
+	}
+	defer g.asking.leave()
+	f := g.raft.Apply(entry, 0)
+	if err := f.Error(); err != nil {
+		return raftError(err)
+	}
+	if err, ok := f.Response().(error); ok {
+		if errors.Is(err, errOutdated) {
+			return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
+		}
+		return err
+	}
+	return nil
+}
+
+// Confirm makes sure that no other node has become the leader: what this one has read is still so.
+func (g *Group) Confirm() error {
+	if err := g.enter(); err != nil {
+		return err
+	}
+	defer g.asking.leave()
+	if err := g.raft.VerifyLeader().Error(); err != nil {
+		return fmt.Errorf("%w: %w", base.ErrNotLeader, err) // nothing was to be stored
+	}
+	return nil
+}
+
+// raftError tells what was certainly not proposed from what may be in the log.
+func raftError(err error) error {
+	if errors.Is(err, errNotStored) { // Raft has stepped down
+		return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
+	}
+	switch err {
+	case raft.ErrNotLeader, raft.ErrLeadershipTransferInProgress, raft.ErrEnqueueTimeout:
+		return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
+	}
+	return err
+}
+
+// Fail ends the group here: its store cannot be written, or its log not be read, or its vote not be
+// stored. The others go on without it. It never waits.
+func (g *Group) Fail(cause error) {
+	err := fmt.Errorf("%w: shard %d: %w", base.ErrFailed, g.index, cause)
+	if !g.broken.CompareAndSwap(nil, &err) {
+		return
+	}
+	g.node.log.Error("replica failed", "shard", g.index, "err", cause)
+	g.changed()
+	g.node.background.Go(func() { g.node.contain("end of a replica", g.shutDown, nil) })
+}
+
+// Failure is why the group has ended here; nil if it has not.
+func (g *Group) Failure() error {
+	if err := g.broken.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// shutDown ends Raft's part. Raft does not answer what is on its way to the state machine when it
+// is shut down. Until then all is answered: entries by Apply, with the
+// failure, or else when the leadership is lost.
+func (g *Group) shutDown() {
+	<-g.asking.end()
+	_ = g.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
+}
+
+// enter lets a proposal go to Raft, which answers it; the caller then has asking
+// left. It never waits.
+func (g *Group) enter() error {
+	if g.Failure() != nil || !g.asking.enter() {
+		return fmt.Errorf("%w: %w", base.ErrNotLeader, g.Failure())
+	}
+	return nil
+}
+
+// asking is those whom Raft is to answer.
+type asking struct {
+	mu    sync.Mutex // guards what follows
+	count int
+	over  chan struct{} // closed when all have been answered; nil: more may come
+}
+
+// enter reports whether there may be one more, who calls leave then.
+func (a *asking) enter() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.over != nil {
+		return false
+	}
+	a.count++
+	return true
+}
+
+func (a *asking) leave() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.count--
+	if a.count == 0 && a.over != nil {
+		close(a.over)
+	}
+}
+
+// end lets nobody else enter, and returns what is closed when all have left. It
+// is called once.
+func (a *asking) end() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.over = make(chan struct{})
+	if a.count == 0 {
+		close(a.over)
+	}
+	return a.over
+}

@@ -1,0 +1,62 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/snapshot"
+)
+
+const testMinFree = 4 << 20
+
+var errBroken = errors.New("the disk is broken")
+
+// loneGroup is a group whose Raft is not there.
+func loneGroup(disk vfs.FS, m StateMachine) *Group {
+	n := &Node{log: slog.New(slog.DiscardHandler)}
+	n.c.PanicError = func(what string, value any, _ []byte) error { return fmt.Errorf("%s: %v", what, value) }
+	n.room = newLogRoom(disk, "dir", testMinFree, n.log)
+	g := newGroup(n, 0, m)
+	g.running = true
+	return g
+}
+
+// sizedDisk says how much is free.
+type sizedDisk struct {
+	vfs.FS
+	left  atomic.Int64
+	asked atomic.Int64 // calls of GetDiskUsage
+}
+
+func newSizedDisk(free int64) *sizedDisk {
+	d := &sizedDisk{FS: vfs.NewMem()}
+	d.free(free)
+	return d
+}
+
+func (d *sizedDisk) free(bytes int64) { d.left.Store(bytes) }
+
+func (d *sizedDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	d.asked.Add(1)
+	return vfs.DiskUsage{AvailBytes: uint64(d.left.Load())}, nil
+}
+
+// notes is a state machine that notes what is done with it.
+type notes struct {
+	applied []Entry
+	err     error // of Apply
+	leader  Leader
+}
+
+func (m *notes) Apply(e Entry) error {
+	m.applied = append(m.applied, e)
+	return m.err
+}
+
+func (m *notes) Open(install func() error) (uint64, error) { return 0, install() }
+func (m *notes) Live() snapshot.Live                       { return nil }
+func (m *notes) Lead(uint64) (Leader, error)               { return m.leader, nil }

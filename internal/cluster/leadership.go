@@ -1,0 +1,144 @@
+package cluster
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+)
+
+// A node that is elected leader of a shard's Raft group comes to lead the shard:
+//
+//	begin    StateMachine.Lead commits an entry of its term; when that is applied,
+//	         so is everything that any leader before it has acknowledged
+//	load     Lead prepares the Leader, from the store
+//	serve    the Leader decides
+//
+// and stops at once when it is leader no more: the first entry of a later
+// term is applied, or the store replaced, only after the Leader has ended. So a
+// Leader never sees a store that others write, and what it reads is what it wrote.
+
+// leaderTerm is who decides for the shard here.
+type leaderTerm struct {
+	// leaving has an element while a leader comes to its end, which is for as long as a commit
+	// takes: what waits for it waits in a channel, as a fake clock goes on only then.
+	leaving chan struct{} // capacity 1
+	mu      sync.Mutex    // guards what follows
+	leader  Leader        // nil: another node decides, or nobody does
+	seen    uint64        // the latest term of which an entry has been applied
+	offer   offer         // the last one
+	handing bool          // the shard is being handed over: nobody comes to lead it here
+}
+
+// watch follows the elections of the group until quit is closed.
+func (g *Group) watch(quit <-chan struct{}) {
+	retry := time.NewTimer(0)
+	retry.Stop()
+	defer retry.Stop()
+	var elected <-chan bool = g.raft.LeaderCh()
+	var last Leader           // that began here
+	var ended <-chan struct{} // last has; nil: that has been seen
+	for {
+		select {
+		case <-quit:
+			g.leave(base.ErrClosed)
+			return
+		case <-elected:
+		case <-ended:
+			ended = nil
+			if g.leader() != last {
+				continue
+			}
+			if g.leave(base.ErrNotLeader); last.Crashed() && g.handOver() != nil {
+				retry.Reset(g.node.c.HeartbeatTimeout) // nobody else leads: this node tries again, not at once
+				continue
+			}
+		case <-g.kept:
+			if g.leads() {
+				continue
+			}
+		case <-retry.C:
+		}
+		g.leave(base.ErrNotLeader)
+		if g.raft.State() != raft.Leader || g.Failure() != nil {
+			continue
+		}
+		l, err := g.becomeLeader()
+		if err == nil {
+			last, ended = l, l.Done()
+		} else if g.raft.State() == raft.Leader {
+			g.node.log.Warn("shard cannot be led yet", "shard", g.index, "err", err)
+			retry.Reset(g.node.c.HeartbeatTimeout / 4)
+		}
+	}
+}
+
+// becomeLeader lets this node decide for the shard.
+func (g *Group) becomeLeader() (Leader, error) {
+	term := g.raft.CurrentTerm()
+	l, err := g.machine.Lead(term)
+	if err != nil {
+		return nil, err
+	}
+	if !g.serve(l, term) {
+		return nil, fmt.Errorf("%w: term %d is over, or another node is to lead", base.ErrNotLeader, term)
+	}
+	g.node.log.Info("leading", "shard", g.index, "term", term)
+	g.changed()
+	return l, nil
+}
+
+// serve begins a leader unless its term is over. An entry of a later term waits for mu, and then
+// for the end of the leader.
+func (g *Group) serve(l Leader, term uint64) bool {
+	g.leading.mu.Lock()
+	defer g.leading.mu.Unlock()
+	if g.leading.seen > term || g.leading.handing {
+		return false
+	}
+	g.leading.leader = l
+	l.Serve()
+	return true
+}
+
+func (g *Group) leader() Leader {
+	g.leading.mu.Lock()
+	defer g.leading.mu.Unlock()
+	return g.leading.leader
+}
+
+// leads reports whether this node decides for the shard.
+func (g *Group) leads() bool { return g.leader() != nil }
+
+// leave ends the leader that is here, and returns when it has ended, whoever
+// ends it. It is false if there is none.
+func (g *Group) leave(reason error) bool {
+	g.leading.leaving <- struct{}{}
+	defer func() { <-g.leading.leaving }()
+	g.leading.mu.Lock()
+	l := g.leading.leader
+	g.leading.leader = nil
+	g.leading.mu.Unlock()
+	if l == nil {
+		return false
+	}
+	l.StepDown(reason)
+	g.changed()
+	g.node.log.Info("leads no more", "shard", g.index, "reason", reason)
+	return true
+}
+
+// observeTerm lets what was decided here in an earlier term than the given one come to
+// its end, before an entry of that term is applied. Raft calls it.
+func (g *Group) observeTerm(term uint64) {
+	g.leading.mu.Lock()
+	later := term > g.leading.seen
+	g.leading.seen = max(term, g.leading.seen)
+	g.leading.mu.Unlock()
+	if later {
+		g.leave(base.ErrNotLeader)
+	}
+}

@@ -1,0 +1,309 @@
+// Package cluster lets several nodes hold the same shards: each shard is a Raft group (Ongaro and
+// Ousterhout, "In Search of an Understandable Consensus Algorithm"; github.com/hashicorp/raft). It
+// elects who decides for a shard, replicates what was decided, and carries calls to whoever
+// decides. It does not know what that is: a shard is a StateMachine.
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+	"codeq/internal/peer"
+	"codeq/internal/raftlog"
+	"codeq/internal/snapshot"
+)
+
+// Peer is a node as others know it.
+type Peer struct {
+	Node    string
+	Address string
+}
+
+// MaxNodeName bounds the length of a node's name.
+const MaxNodeName = 255
+
+// Config of a Node.
+type Config struct {
+	Node             string // its name
+	Listen           string // address; not used if there is a Listener
+	Listener         net.Listener
+	Advertise        string        // the address that others dial; "": that of Listen or Listener
+	Peers            []Peer        // with which a new cluster begins; or of the one to join
+	Join             bool          // a cluster that exists
+	TLS              *tls.Config   // nil: none
+	HeartbeatTimeout time.Duration // after which a leader that is not heard of is missed
+	ElectionTimeout  time.Duration // of an election
+	CallTimeout      time.Duration // how long a call waits for a leader
+	LeaveOnClose     bool
+
+	Directory *manifest.Directory
+	Sync      raftlog.Sync
+	MinFree   int64 // bytes; see logRoom
+	MaxAppend int   // as the constant
+	Logger    *slog.Logger
+
+	// Machines are the shards.
+	Machines []StateMachine
+	// Leaders asks those who decide for the shards, here or on other nodes.
+	Leaders Leaders
+	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The
+	// caller is told of an error that it returns.
+	Serve func(shard int, r *peer.Request) error
+	// EncodeError and DecodeError are how errors travel between nodes.
+	EncodeError func(error) (code byte, text string)
+	DecodeError func(code byte, text string) error
+	// PanicError is what a panic of a goroutine becomes.
+	PanicError func(what string, value any, stack []byte) error
+
+	// Tests replace these.
+	Dial  func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP, by TLS if there is one
+	Votes func(path string) (raftlog.Stables, error)               // nil: raftlog.OpenStable
+	Log   func(*raftlog.Group) LogStore                            // nil: the group itself
+}
+
+// Leaders is how a node asks those who decide for the shards.
+type Leaders interface {
+	// Change lets the group of a shard be changed on the node that leads it, by Group.Change.
+	Change(ctx context.Context, shard int, how Change, p Peer) error
+	// Applied is the index of the last entry that the leader of a shard has applied.
+	Applied(ctx context.Context, shard int) (uint64, error)
+	// Forget drops what a shard keeps for a node that was removed.
+	Forget(ctx context.Context, shard int, node string) error
+}
+
+// Node is this node's part in the groups of all shards. Its methods are safe for concurrent use.
+type Node struct {
+	c      Config
+	self   Peer
+	log    *slog.Logger
+	groups []*Group
+	peer   *peer.Node
+	logs   *raftlog.Store
+	stable raftlog.Stables
+	room   *logRoom
+	routes changes // of any group's route
+
+	ready      atomic.Bool // the node takes part in every group
+	quit       chan struct{}
+	watches    sync.WaitGroup // goroutines of the groups
+	background sync.WaitGroup // what nobody waits for but Close
+	ctx        context.Context
+	cancel     context.CancelFunc
+}
+
+// New prepares to open a node.
+func New(c Config) *Node {
+	if c.Dial == nil {
+		c.Dial = c.dialTCP
+	}
+	if c.Votes == nil {
+		c.Votes = openVotes
+	}
+	if c.Log == nil {
+		c.Log = func(g *raftlog.Group) LogStore { return g }
+	}
+	n := &Node{c: c, self: Peer{c.Node, cmp.Or(c.Advertise, c.Listen)}, log: c.Logger, quit: make(chan struct{})}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.room = newLogRoom(c.Directory.FS, c.Directory.Path, c.MinFree, n.log)
+	for i, m := range c.Machines {
+		n.groups = append(n.groups, newGroup(n, i, m))
+	}
+	return n
+}
+
+func (c *Config) dialTCP(ctx context.Context, addr string) (net.Conn, error) {
+	if c.TLS == nil {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", addr)
+	}
+	d := tls.Dialer{Config: c.TLS}
+	return d.DialContext(ctx, "tcp", addr)
+}
+
+func openVotes(path string) (raftlog.Stables, error) {
+	votes, err := raftlog.OpenStable(path)
+	if err != nil {
+		return nil, err // not an interface with a nil in it
+	}
+	return votes, nil
+}
+
+// Self is the node as others know it.
+func (n *Node) Self() Peer { return n.self }
+
+// Group is the group of a shard.
+func (n *Node) Group(shard int) *Group { return n.groups[shard] }
+
+// Context ends when nobody decides here any more, and nobody will.
+func (n *Node) Context() context.Context { return n.ctx }
+
+// HasSpace reports whether the log of Raft can be written.
+func (n *Node) HasSpace() bool { return n.logs.HasSpace() }
+
+// Hurry lets writes of the log fail that wait for room on a full disk.
+func (n *Node) Hurry() { n.logs.Hurry() }
+
+// Open opens the stores of all shards, and begins to talk to the other nodes. What it has opened
+// when it returns an error is closed by Close.
+func (n *Node) Open() error {
+	if err := n.openStores(); err != nil {
+		return err
+	}
+	if err := n.listen(); err != nil {
+		return err
+	}
+	for _, g := range n.groups {
+		if err := g.start(); err != nil {
+			return fmt.Errorf("codeq: start shard %d of %s: %w", g.index, n.c.Directory.Path, err)
+		}
+	}
+	n.ready.Store(true)
+	for _, g := range n.groups {
+		n.watches.Go(func() {
+			n.contain("watch of elections", func() { g.watch(n.quit) }, func(err error) {
+				g.Fail(err)
+				g.leave(base.ErrNotLeader)
+			})
+		})
+		n.watches.Go(func() { n.contain("compaction of the log", func() { g.compact(n.quit) }, g.Fail) })
+	}
+	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) }) // leaders then stay where they are
+	if n.c.Join {
+		return n.join()
+	}
+	return nil
+}
+
+// openStores opens the stores of the shards, and the logs.
+func (n *Node) openStores() (err error) {
+	d := n.c.Directory
+	for _, g := range n.groups {
+		meta := manifest.MetaDir(d.FS, d.Path, g.index)
+		if d.Creating {
+			if err := errors.Join(d.FS.RemoveAll(meta), d.FS.RemoveAll(manifest.ShardDir(d.FS, d.Path, g.index))); err != nil {
+				return err
+			}
+		}
+		if g.snapshots, err = snapshot.Open(d.FS, meta, g.machine.Live, n.log); err != nil {
+			return fmt.Errorf("codeq: open shard %d of %s: %w", g.index, d.Path, damageOf(err))
+		}
+		if err := g.openStore(); err != nil {
+			return fmt.Errorf("codeq: open shard %d of %s: %w", g.index, d.Path, err)
+		}
+	}
+	n.logs, err = raftlog.Open(d.FS.PathJoin(d.Path, manifest.RaftDir), raftlog.Options{FS: d.FS, Sync: n.c.Sync, Logger: n.log})
+	if err != nil {
+		return fmt.Errorf("codeq: open the log of %s: %w", d.Path, damageOf(err))
+	}
+	if n.stable, err = n.c.Votes(d.FS.PathJoin(d.Path, manifest.VotesFile)); err != nil {
+		return fmt.Errorf("codeq: open the votes of %s: %w", d.Path, damageOf(err))
+	}
+	return d.FinishCreation()
+}
+
+// damageOf lets what is damaged beside the stores of the shards match ErrCorrupt.
+func damageOf(err error) error {
+	if errors.Is(err, raftlog.ErrCorrupt) || errors.Is(err, snapshot.ErrDamaged) {
+		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	return err
+}
+
+// listen begins to accept the other nodes.
+func (n *Node) listen() error {
+	l := n.c.Listener
+	if l == nil {
+		var err error
+		if l, err = net.Listen("tcp", n.c.Listen); err != nil {
+			return fmt.Errorf("codeq: %w", err)
+		}
+	}
+	if n.self.Address == "" {
+		n.self.Address = l.Addr().String()
+	}
+	if n.c.TLS != nil {
+		l = tls.NewListener(l, n.c.TLS)
+	}
+	n.peer = peer.New(peer.Config{
+		Name: n.c.Node, Listener: l, Dial: n.c.Dial, Groups: len(n.groups), Handler: n.serve, Logger: n.log,
+	})
+	return nil
+}
+
+// raftTimeout bounds what Raft sends and waits for, but for snapshots.
+const raftTimeout = 10 * time.Second
+
+func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
+	conf := raft.DefaultConfig()
+	conf.LocalID = raft.ServerID(n.c.Node)
+	conf.HeartbeatTimeout = n.c.HeartbeatTimeout
+	conf.ElectionTimeout = n.c.ElectionTimeout
+	conf.LeaderLeaseTimeout = n.c.HeartbeatTimeout // a moment's standstill is no reason to step down
+	conf.NoSnapshotRestoreOnStart = true           // the store has what it had
+	conf.SnapshotThreshold = 1 << 62               // compact takes them, by the bytes in the log
+	conf.SnapshotInterval = time.Hour
+	conf.ShutdownOnRemove = false
+	conf.MaxAppendEntries = n.c.MaxAppend
+	conf.NoLegacyTelemetry = true
+	conf.Logger = logger
+	return conf
+}
+
+// founders is the configuration with which a new cluster begins: all of them vote.
+func (n *Node) founders() (c raft.Configuration) {
+	peers := slices.Clone(n.c.Peers)
+	if !slices.ContainsFunc(peers, func(p Peer) bool { return p.Node == n.self.Node }) {
+		peers = append(peers, n.self)
+	}
+	slices.SortFunc(peers, func(a, b Peer) int { return cmp.Compare(a.Node, b.Node) })
+	for _, p := range peers {
+		c.Servers = append(c.Servers, raft.Server{ID: raft.ServerID(p.Node), Address: raft.ServerAddress(p.Address)})
+	}
+	return c
+}
+
+// Close ends what Open has begun; the stores of the shards stay open.
+func (n *Node) Close() error {
+	n.resign()
+	close(n.quit)
+	n.watches.Wait()
+	n.cancel()
+	var errs []error
+	for _, g := range n.groups {
+		if g.raft != nil {
+			errs = append(errs, g.raft.Shutdown().Error(), g.transport.Close(), g.Failure())
+		}
+	}
+	if n.peer != nil {
+		errs = append(errs, n.peer.Close())
+	}
+	n.background.Wait()
+	return errors.Join(append(errs, n.closeLogs())...)
+}
+
+func (n *Node) closeLogs() error {
+	var errs []error
+	if n.logs != nil {
+		if err := n.logs.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("%w: close the log of Raft: %w", base.ErrFailed, err))
+		}
+	}
+	if n.stable != nil {
+		errs = append(errs, n.stable.Close())
+	}
+	return errors.Join(errs...)
+}

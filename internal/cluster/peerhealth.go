@@ -1,0 +1,92 @@
+package cluster
+
+import (
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+// peerHealth is which nodes a shard's leader can reach. Raft tries to replicate to
+// a node that it cannot reach ever more rarely, up to ten seconds apart; one that
+// is back would wait for as long, and so would a shard that needs it for a
+// majority. So what is to be replicated waits, without having failed, while
+// heartbeats to that node fail, which are tried several times a second.
+type peerHealth struct {
+	mu      sync.Mutex // guards what follows
+	down    map[raft.ServerID]outage
+	refused map[raft.ServerID]bool // could not store the last entries that it was sent
+}
+
+// outage is the time during which a node does not answer the heartbeats of a term.
+type outage struct {
+	term uint64
+	over chan struct{} // closed at its end
+}
+
+// awaitContact returns when a node answers the heartbeats of a term, or when that
+// makes no difference any more: the term is over, or this node about to end.
+func (g *Group) awaitContact(id raft.ServerID, term uint64) {
+	for {
+		change := g.route.next()
+		over := g.health.outage(id, term)
+		if over == nil || g.raft.State() != raft.Leader || g.raft.CurrentTerm() != term {
+			return
+		}
+		select {
+		case <-over:
+		case <-change:
+		case <-g.node.ctx.Done():
+			return
+		}
+	}
+}
+
+// outage is when a node answers the heartbeats of a term again; nil: it does.
+func (c *peerHealth) outage(id raft.ServerID, term uint64) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if o, ok := c.down[id]; ok && o.term == term {
+		return o.over
+	}
+	return nil
+}
+
+// note keeps what has become of a heartbeat.
+func (c *peerHealth) note(id raft.ServerID, term uint64, answered bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o, down := c.down[id]
+	if !answered && down && o.term >= term {
+		return
+	}
+	if down {
+		close(o.over)
+		delete(c.down, id)
+	}
+	if !answered {
+		if c.down == nil {
+			c.down = make(map[raft.ServerID]outage)
+		}
+		c.down[id] = outage{term, make(chan struct{})}
+	}
+}
+
+// refuses reports whether a node could not store what it was sent last.
+func (c *peerHealth) refuses(id raft.ServerID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refused[id]
+}
+
+func (c *peerHealth) noteRefusal(id raft.ServerID, refused bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !refused {
+		delete(c.refused, id)
+		return
+	}
+	if c.refused == nil {
+		c.refused = make(map[raft.ServerID]bool)
+	}
+	c.refused[id] = true
+}

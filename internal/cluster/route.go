@@ -1,0 +1,102 @@
+package cluster
+
+import (
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// Where a shard is led, as this node knows, and how those who wait hear that it may be led
+// elsewhere.
+
+// Changed returns a channel that is closed when any shard may be led by another node, or be ready
+// to be asked.
+func (n *Node) Changed() <-chan struct{} { return n.routes.next() }
+
+// Changed returns a channel that is closed when the shard may be led by another node, or be ready
+// to be asked.
+func (g *Group) Changed() <-chan struct{} { return g.route.next() }
+
+func (g *Group) changed() {
+	g.route.changed()
+	g.node.routes.changed()
+}
+
+// changes tells those who wait that something has changed. The zero changes is
+// ready for use.
+type changes struct {
+	mu     sync.Mutex // guards change
+	change chan struct{}
+}
+
+// next returns a channel that is closed at the next change.
+func (c *changes) next() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.change == nil {
+		c.change = make(chan struct{})
+	}
+	return c.change
+}
+
+func (c *changes) changed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.change != nil {
+		close(c.change)
+		c.change = nil
+	}
+}
+
+// follow notes which node leads, until the node is closed.
+func (g *Group) follow(elections <-chan raft.Observation) {
+	for {
+		select {
+		case <-elections:
+			if addr, leader := g.raft.LeaderWithID(); addr != "" {
+				g.tenure.begin(leader, g.node.c.ElectionTimeout)
+			}
+			g.changed()
+		case <-g.node.quit:
+			return
+		}
+	}
+}
+
+// HasLeader reports whether a node is known to lead the shard.
+func (g *Group) HasLeader() bool {
+	addr, _ := g.raft.LeaderWithID()
+	return addr != ""
+}
+
+// tenure is how long calls wait for a leader of the shard on another node.
+type tenure struct {
+	mu     sync.Mutex // guards what follows
+	leader raft.ServerID
+	over   chan struct{}
+}
+
+// begin notes who leads now.
+func (t *tenure) begin(leader raft.ServerID, grace time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leader == leader {
+		return
+	}
+	if over := t.over; over != nil {
+		time.AfterFunc(grace, func() { close(over) })
+	}
+	t.leader, t.over = leader, make(chan struct{})
+}
+
+// of returns a channel that is closed some time after another node than the
+// given one is known to lead: what has not been answered by then will not be.
+func (t *tenure) of(leader raft.ServerID) <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leader != leader { // not noted yet, or over already
+		return nil
+	}
+	return t.over
+}

@@ -1,0 +1,173 @@
+package cluster
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/snapshot"
+)
+
+// StateMachine is a shard as a group replicates it: a store, and the one who decides while this
+// node leads the group. Apply and Open are called one at a time.
+type StateMachine interface {
+	// Apply puts an entry into the store, and stores its index with it. After an error the group
+	// has failed, and applies nothing more. Nobody decides here in a term before that of the entry.
+	Apply(Entry) error
+	// Open closes the store if it is open, and opens it. In between it calls install, which puts
+	// what a snapshot has brought in its place, if anything. It returns the index of the last entry
+	// in the store. Nobody decides here meanwhile.
+	Open(install func() error) (applied uint64, err error)
+	// Live is the store for snapshots; nil while it is not open.
+	Live() snapshot.Live
+	// Lead prepares who is to decide in a term that this node was elected for. It commits an entry
+	// of the term, so that whatever any leader has acknowledged before is in the store.
+	Lead(term uint64) (Leader, error)
+}
+
+// Leader decides for a shard. It is comparable.
+type Leader interface {
+	// Serve begins. It does not wait.
+	Serve()
+	// StepDown ends it for a reason, and returns when it has ended.
+	StepDown(reason error)
+	// Done is closed when it has ended, by StepDown or by itself.
+	Done() <-chan struct{}
+	// Crashed reports whether it ended because of a bug, so that another node is to lead.
+	// REQUIRES: it has ended.
+	Crashed() bool
+}
+
+// Entry is an entry of the log as it is applied.
+type Entry struct {
+	Index, Term uint64
+	Data        []byte // after the EntryHeader; the log's, not to be changed
+	Replayed    bool   // the log had it when the node was opened: what it tells has been told
+	Reclaim     uint64 // the disk is nearly full, with so many bytes free: space is to be reclaimed; 0: it is not
+}
+
+// EntryHeader is how many bytes at the beginning of an entry are the group's: they hold the term in
+// which it was decided.
+//
+// Invariant: an entry has an effect only if it was decided in the term in which it is in the log. A
+// leader that is deposed and elected again has other entries in between, and what it had decided
+// before them no longer holds.
+const EntryHeader = 8
+
+// errOutdated is the outcome of an entry that was decided in another term than the one in which it
+// is in the log.
+var errOutdated = errors.New("decided in an earlier term")
+
+// fsm applies the log of a group to its state machine. Raft calls its methods from one goroutine.
+type fsm struct{ *Group }
+
+// Apply is raft.FSM's. What it returns is nil, errOutdated, or why the group has failed; after that
+// nothing more is applied, and the node leaves the group.
+func (m fsm) Apply(l *raft.Log) (outcome any) {
+	m.node.contain("state machine", func() { outcome = m.apply(l) }, func(err error) {
+		m.Fail(err)
+		outcome = err
+	})
+	return outcome
+}
+
+func (m fsm) apply(l *raft.Log) any {
+	g := m.Group
+	if err := g.Failure(); err != nil {
+		return err
+	}
+	if l.Index <= g.Applied() {
+		return nil
+	}
+	err := m.applyNext(l)
+	if err == errOutdated {
+		return err
+	}
+	if err != nil {
+		err = fmt.Errorf("apply entry %d: %w", l.Index, err)
+		g.Fail(err)
+		return err
+	}
+	g.applied.Store(l.Index)
+	g.progress.changed()
+	g.grow(int64(len(l.Data)))
+	return nil
+}
+
+func (m fsm) applyNext(l *raft.Log) error {
+	if len(l.Data) < EntryHeader {
+		return fmt.Errorf("%w: log entry of %d bytes", base.ErrCorrupt, len(l.Data))
+	}
+	if binary.BigEndian.Uint64(l.Data) != l.Term {
+		return errOutdated
+	}
+	m.observeTerm(l.Term)
+	return m.machine.Apply(Entry{
+		Index: l.Index, Term: l.Term, Data: l.Data[EntryHeader:], Replayed: l.Index <= m.replayed, Reclaim: m.node.room.reclaim(),
+	})
+}
+
+// Applied is the index of the last entry in the store.
+func (g *Group) Applied() uint64 { return g.applied.Load() }
+
+// AwaitApplied waits until the store has what the log has at an index. It fails if the group has,
+// or ctx ends.
+func (g *Group) AwaitApplied(ctx context.Context, index uint64) error {
+	for {
+		progress, route := g.progress.next(), g.route.next() // which the failure of a group changes
+		if g.Applied() >= index {
+			return nil
+		}
+		if err := g.Failure(); err != nil {
+			return err
+		}
+		select {
+		case <-progress:
+		case <-route:
+		case <-ctx.Done():
+			return base.EndOf(ctx)
+		}
+	}
+}
+
+// Snapshot begins a snapshot, which is the store itself.
+func (m fsm) Snapshot() (raft.FSMSnapshot, error) {
+	if err := m.Failure(); err != nil {
+		return nil, err
+	}
+	live := m.machine.Live()
+	if live == nil {
+		return nil, snapshot.ErrNotLive
+	}
+	return applied{m.node, live}, nil
+}
+
+// Restore replaces the store by one that the snapshots have received.
+func (m fsm) Restore(io.ReadCloser) error {
+	err := m.node.guarded("restore", m.restore)
+	if err != nil {
+		m.Fail(err)
+	}
+	return err
+}
+
+// applied is what has been applied, as a snapshot of Raft. It becomes durable when it is persisted.
+type applied struct {
+	node *Node
+	live snapshot.Live
+}
+
+// Persist makes the snapshot durable.
+func (a applied) Persist(sink raft.SnapshotSink) error {
+	return a.node.guarded("snapshot", func() error { return sink.(persister).Persist(a.live) })
+}
+
+type persister interface{ Persist(snapshot.Live) error }
+
+// Release has nothing to do: the store stays open.
+func (applied) Release() {}

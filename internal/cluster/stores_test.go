@@ -1,0 +1,186 @@
+package cluster
+
+import (
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/raftlog"
+	"codeq/internal/store"
+)
+
+func loneLog(t *testing.T, disk vfs.FS) *groupLog {
+	logs, err := raftlog.Open("dir", raftlog.Options{FS: vfs.NewMem()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, logs.Close()) })
+	group, err := logs.Group(0)
+	require.NoError(t, err)
+	g := loneGroup(disk, nil)
+	g.node.logs = logs
+	return &groupLog{LogStore: group, group: g}
+}
+
+func entriesFrom(index, n uint64) (logs []*raft.Log) {
+	for i := range n {
+		logs = append(logs, &raft.Log{Index: index + i, Term: index, Data: []byte("data")})
+	}
+	return logs
+}
+
+// TestFullDiskLeavesLogWhole: on a full disk the end of a log is replaced, or stays,
+// and the oldest entries can be deleted.
+func TestFullDiskLeavesLogWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newSizedDisk(1 << 30)
+		log := loneLog(t, disk)
+		set := func(free int64) {
+			disk.free(free)
+			time.Sleep(store.LookEvery * time.Millisecond)
+		}
+		bounds := func() [2]uint64 {
+			first, err := log.FirstIndex()
+			require.NoError(t, err)
+			last, err := log.LastIndex()
+			require.NoError(t, err)
+			return [2]uint64{first, last}
+		}
+		require.NoError(t, log.StoreLogs(entriesFrom(1, 10)))
+		set(testMinFree/4 - 1)
+		require.ErrorIs(t, log.StoreLogs(entriesFrom(11, 1)), base.ErrDiskFull)
+		require.ErrorIs(t, raftError(log.StoreLog(entriesFrom(11, 1)[0])), base.ErrNotLeader)
+		require.ErrorIs(t, log.DeleteRange(9, 10), base.ErrDiskFull)
+		require.NoError(t, log.DeleteRange(1, 2))
+		require.Equal(t, [2]uint64{3, 10}, bounds())
+
+		set(testMinFree / 4)
+		require.NoError(t, log.DeleteRange(9, 10))
+		set(testMinFree/4 - 1)
+		require.NoError(t, log.StoreLogs(entriesFrom(9, 1)))
+		require.Equal(t, [2]uint64{3, 9}, bounds())
+		require.ErrorIs(t, log.StoreLogs(entriesFrom(10, 1)), base.ErrDiskFull)
+
+		require.NoError(t, log.DeleteRange(3, 9)) // behind a snapshot
+		require.NoError(t, log.StoreLogs(entriesFrom(20, 1)))
+		require.ErrorIs(t, log.StoreLogs(entriesFrom(21, 1)), base.ErrDiskFull)
+		set(testMinFree)
+		require.NoError(t, log.StoreLogs(entriesFrom(21, 1)))
+	})
+}
+
+// TestLogRoomIsAskedRarely: the file system is asked once a second or 4 MiB, and
+// ten times a second while there is no room.
+func TestLogRoomIsAskedRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newSizedDisk(1 << 30)
+		room := loneGroup(disk, nil).node.room
+		asks := func(calls, bytes int) int64 {
+			before := disk.asked.Load()
+			for range calls {
+				room.full(bytes)
+				time.Sleep(10 * time.Millisecond)
+			}
+			return disk.asked.Load() - before
+		}
+		require.EqualValues(t, 10, asks(1000, 1))
+		require.InDelta(t, 11, asks(11, store.LookBytes), 1)
+		disk.free(0)
+		time.Sleep(time.Second)
+		require.EqualValues(t, 100, asks(1000, 1))
+		require.True(t, room.full(0))
+		none := newLogRoom(disk, "dir", -1, slog.New(slog.DiscardHandler))
+		require.False(t, none.full(1))
+	})
+}
+
+// oldVotes are those of a disk of which a write fails, once.
+type oldVotes struct {
+	raft.StableStore
+	writes int // until then
+}
+
+func (v *oldVotes) Set(key, value []byte) error {
+	if v.writes--; v.writes == 0 {
+		return errBroken
+	}
+	return v.StableStore.Set(key, value)
+}
+
+func (v *oldVotes) SetUint64(key []byte, value uint64) error {
+	if v.writes--; v.writes == 0 {
+		return errBroken
+	}
+	return v.StableStore.SetUint64(key, value)
+}
+
+// TestFailingVotes has each write of a term and a vote fail: Raft hears of it
+// unless it would panic, nothing more is stored, and what was stored, in a file, is
+// no vote that was not given.
+func TestFailingVotes(t *testing.T) {
+	for write := 1; write <= 3; write++ {
+		path := filepath.Join(t.TempDir(), "votes")
+		file, err := raftlog.OpenStable(path)
+		require.NoError(t, err)
+		old := &oldVotes{StableStore: file.Group(0)}
+		g := loneGroup(vfs.NewMem(), nil)
+		v := &groupVotes{StableStore: old, group: g}
+		vote := func(term uint64, who string) error {
+			require.NoError(t, v.SetUint64([]byte(keyCurrentTerm), term))
+			return errors.Join(v.SetUint64([]byte(keyVoteTerm), term), v.Set([]byte(keyVote), []byte(who)))
+		}
+		require.NoError(t, vote(1, "a"))
+		old.writes = write
+		g.asking.enter() // Raft is not to be shut down: it is not there
+		require.ErrorIs(t, vote(2, "b"), errBroken)
+		require.ErrorIs(t, g.Failure(), errBroken)
+		require.ErrorIs(t, g.Failure(), base.ErrFailed)
+		left := old.writes
+		require.ErrorIs(t, vote(3, "c"), errNotStored)
+		require.Equal(t, left, old.writes)
+		log := &groupLog{group: g}
+		require.ErrorIs(t, log.StoreLogs(entriesFrom(1, 1)), errNotStored)
+		require.ErrorIs(t, log.DeleteRange(1, 1), errNotStored)
+		require.NoError(t, file.Close())
+
+		file, err = raftlog.OpenStable(path)
+		require.NoError(t, err)
+		term, err := file.Group(0).GetUint64([]byte(keyVoteTerm))
+		require.NoError(t, err)
+		require.EqualValues(t, 1, term)
+		who, err := file.Group(0).Get([]byte(keyVote))
+		require.NoError(t, err)
+		require.Equal(t, write == 3, string(who) == "b", "not a in term 2")
+		require.NoError(t, file.Close())
+	}
+}
+
+// TestClosedStoresFailNoReplica: that they are closed is no failure.
+func TestClosedStoresFailNoReplica(t *testing.T) {
+	g := loneGroup(vfs.NewMem(), nil)
+	logs, err := raftlog.Open("dir", raftlog.Options{FS: vfs.NewMem(), CacheBytes: 1})
+	require.NoError(t, err)
+	g.node.logs = logs
+	group, err := logs.Group(0)
+	require.NoError(t, err)
+	log := &groupLog{LogStore: group, group: g}
+	require.NoError(t, log.StoreLogs(entriesFrom(1, 1)))
+	require.NoError(t, logs.Close())
+	file, err := raftlog.OpenStable(filepath.Join(t.TempDir(), "votes"))
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	votes := &groupVotes{StableStore: file.Group(0), group: g}
+
+	var entry raft.Log
+	require.NoError(t, log.GetLog(1, &entry))
+	require.Equal(t, raft.LogNoop, entry.Type)
+	require.NoError(t, votes.SetUint64([]byte(keyCurrentTerm), 1))
+	require.ErrorIs(t, votes.Set([]byte(keyVote), nil), raftlog.ErrClosed)
+	require.NoError(t, g.Failure())
+}

@@ -1,0 +1,126 @@
+package codeq
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+
+	"codeq/internal/cluster"
+	"codeq/internal/peer"
+	"codeq/internal/raftlog"
+)
+
+// node is what makes a queue part of a cluster: the node itself, and what the queue keeps for it.
+type node struct {
+	*cluster.Node
+	queue     *Queue
+	log       *slog.Logger
+	claims    *claimTable
+	interests interests
+	life      uint64 // random: tells this life of the node from the others
+
+	ctx        context.Context // ends when no shard is led here any more
+	background sync.WaitGroup  // calls that nobody waits for
+}
+
+var logSync = map[Durability]raftlog.Sync{
+	DurabilityNone: raftlog.SyncNone, DurabilityProcess: raftlog.SyncProcess, DurabilityDisk: raftlog.SyncDisk,
+}
+
+// newNode prepares to open a node.
+func (q *Queue) newNode() *node {
+	c := q.opts.Cluster
+	n := &node{
+		queue: q, log: q.opts.log.With("node", c.Node), life: newLife(), interests: interests{turn: make(chan struct{}, 1)},
+	}
+	machines := make([]cluster.StateMachine, len(q.replicas))
+	for i := range q.replicas {
+		r := &replica{index: i, node: n}
+		q.replicas[i], machines[i] = r, &stateMachine{replica: r}
+	}
+	var peers []cluster.Peer
+	for _, p := range c.Peers {
+		peers = append(peers, cluster.Peer(p))
+	}
+	n.Node = cluster.New(cluster.Config{
+		Node: c.Node, Listen: c.Listen, Listener: c.Listener, Advertise: c.Advertise, Peers: peers, Join: c.Join, TLS: c.TLS,
+		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, LeaveOnClose: c.LeaveOnClose,
+		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend, Logger: n.log,
+		Machines: machines, Leaders: (*leaders)(n), Serve: n.serve, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
+		Dial: c.dial, Votes: c.stable, Log: c.log,
+	})
+	for i, r := range q.replicas {
+		r.group = n.Group(i)
+	}
+	n.ctx = n.Context()
+	n.claims = newClaimTable(n)
+	q.node = n
+	return n
+}
+
+// close ends the node; the stores stay open.
+func (n *node) close() error {
+	err := n.Close()
+	n.claims.close()
+	n.background.Wait()
+	return err
+}
+
+// leaders is how the node asks the shards' leaders.
+type leaders node
+
+func (l *leaders) Change(ctx context.Context, shard int, how cluster.Change, p cluster.Peer) error {
+	_, err := (*node)(l).do(ctx, shard, &memberOp{completion: newCompletion(), how: how, peer: p})
+	return err
+}
+
+func (l *leaders) Applied(ctx context.Context, shard int) (uint64, error) {
+	return (*node)(l).appliedBy(ctx, shard)
+}
+
+func (l *leaders) Forget(ctx context.Context, shard int, name string) error {
+	_, err := (*node)(l).do(ctx, shard, &interestOp{completion: newCompletion(), node: name, gone: true})
+	return err
+}
+
+// serve lets an operation of another node be resolved by a shard that is led here.
+func (n *node) serve(shard int, r *peer.Request) error {
+	op, err := n.requestOf(r.Kind, r.From, shard, r.Body)
+	if err != nil {
+		return err
+	}
+	s := n.queue.replicas[shard].lead.Load()
+	if s == nil {
+		return notLed(shard, ErrNotLeader)
+	}
+	if waits, ok := op.(abandoned); ok {
+		r.OnCancel(func() { waits.abandon(s) })
+	}
+	op.base().reply = func(err error) {
+		if err != nil {
+			r.Fail(encodeError(err))
+			return
+		}
+		r.Reply(op.encodeReply(nil))
+	}
+	return s.inbox.pass(op)
+}
+
+// anyShard is a shard for a task that may be in any: one that this node leads, or
+// else one that has a leader.
+func (n *node) anyShard() int {
+	replicas := n.queue.replicas
+	first := rand.IntN(len(replicas))
+	reachable := first
+	for i := range replicas {
+		at := (first + i) % len(replicas)
+		if replicas[at].lead.Load() != nil {
+			return at
+		}
+		if !replicas[reachable].group.HasLeader() && replicas[at].group.HasLeader() {
+			reachable = at
+		}
+	}
+	return reachable
+}
