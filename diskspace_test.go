@@ -21,136 +21,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-// smallDisk is a file system with so much room and no more.
-type smallDisk struct {
-	vfs.FS
-	size  atomic.Int64
-	used  atomic.Int64
-	asked atomic.Int64 // calls of GetDiskUsage
-	only  string       // what has room of its own is not this; "": everything counts
-	err   error        // of what has no room
-	nodes atomic.Int64 // files that there may be
-	files atomic.Int64 // with those that have been removed and are open
-	open  sync.Map     // name to the *smallDiskFile that writes it
-}
-
-func newSmallDisk(size int64) *smallDisk {
-	d := &smallDisk{FS: vfs.NewMem(), err: syscall.ENOSPC}
-	d.size.Store(size)
-	d.nodes.Store(1 << 30)
-	return d
-}
-
-func (d *smallDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
-	d.asked.Add(1)
-	return vfs.DiskUsage{AvailBytes: uint64(max(d.size.Load()-d.used.Load(), 0)), TotalBytes: uint64(d.size.Load())}, nil
-}
-
-func (d *smallDisk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if _, err := d.Stat(name); err != nil && !d.takeNode() {
-		return nil, d.err
-	}
-	f, err := d.FS.Create(name, c)
-	return d.writing(f, name), err
-}
-
-// takeNode is false if there may be no further file. Who fails takes nothing from others meanwhile.
-func (d *smallDisk) takeNode() bool {
-	for {
-		n := d.files.Load()
-		if n >= d.nodes.Load() {
-			return false
-		}
-		if d.files.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-func (d *smallDisk) writing(f vfs.File, name string) *smallDiskFile {
-	w := &smallDiskFile{File: f, disk: d, name: name}
-	d.open.Store(name, w)
-	return w
-}
-
-func (d *smallDisk) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	d.forget(old)
-	d.files.Add(1)
-	f, err := d.FS.ReuseForWrite(old, name, c)
-	return d.writing(f, name), err
-}
-
-func (d *smallDisk) Remove(name string) error {
-	d.forget(name)
-	return d.FS.Remove(name)
-}
-
-func (d *smallDisk) forget(name string) {
-	if info, err := d.Stat(name); err == nil {
-		d.used.Add(-info.Size())
-		if w, open := d.open.LoadAndDelete(name); open {
-			w.(*smallDiskFile).nameless.Store(true) // it is a file until it is closed
-			return
-		}
-		d.files.Add(-1)
-	}
-}
-
-type smallDiskFile struct {
-	vfs.File
-	disk     *smallDisk
-	name     string
-	reserved int64 // set aside for a file without a name
-	nameless atomic.Bool
-}
-
-// take is false if there is no room for so many bytes of the file.
-func (f *smallDiskFile) take(n int64) bool {
-	if used := f.disk.used.Add(n); used > f.disk.size.Load() && strings.HasSuffix(f.name, f.disk.only) {
-		f.disk.used.Add(-n)
-		return false
-	}
-	return true
-}
-
-// Write writes what there is room for.
-func (f *smallDiskFile) Write(p []byte) (int, error) {
-	if f.take(int64(len(p))) {
-		return f.File.Write(p)
-	}
-	half := p[:len(p)/2]
-	if !f.take(int64(len(half))) {
-		return 0, f.disk.err
-	}
-	n, err := f.File.Write(half)
-	return n, errors.Join(err, f.disk.err)
-}
-
-// Preallocate sets space aside for a file that has been removed. Of others, space is taken as they are written.
-func (f *smallDiskFile) Preallocate(_, length int64) error {
-	if _, err := f.disk.Stat(f.name); err == nil || f.disk.only != "" {
-		return nil
-	}
-	if !f.take(length) {
-		return f.disk.err
-	}
-	f.reserved += length
-	return nil
-}
-
-func (f *smallDiskFile) Close() error {
-	f.disk.used.Add(-f.reserved)
-	f.reserved = 0
-	f.disk.open.CompareAndDelete(f.name, f)
-	if f.nameless.CompareAndSwap(true, false) {
-		f.disk.files.Add(-1)
-	}
-	return f.File.Close()
-}
-
-const diskTestFree = 4 << 20
-
-func openOnSmallDisk(t *testing.T, d *smallDisk, change func(*Options)) *Queue {
+func openOnSmallDisk(t *testing.T, d *testkit.SmallDisk, change func(*Options)) *Queue {
 	o := &Options{Shards: 2, fs: d, MemTableBytes: 256 << 10, MinFreeBytes: diskTestFree, LeaseFor: time.Hour}
 	if change != nil {
 		change(o)
@@ -160,8 +31,8 @@ func openOnSmallDisk(t *testing.T, d *smallDisk, change func(*Options)) *Queue {
 	return q
 }
 
-// fill produces until the disk is full.
-func (d *smallDisk) fill(t *testing.T, q *Queue) (produced int) {
+// fillDisk produces until the disk is full.
+func fillDisk(t *testing.T, q *Queue) (produced int) {
 	for {
 		_, err := q.Produce(t.Context(), Task{Queue: "a", Payload: bytes.Repeat([]byte("x"), 20<<10)})
 		if errors.Is(err, ErrDiskFull) {
@@ -174,9 +45,6 @@ func (d *smallDisk) fill(t *testing.T, q *Queue) (produced int) {
 	}
 }
 
-// free makes so much room.
-func (d *smallDisk) free(bytes int64) { d.size.Store(d.used.Load() + bytes) }
-
 // diskTestLevels is free space at each level.
 var diskTestLevels = [...]int64{
 	engine.Roomy:      64 << 20,
@@ -186,11 +54,11 @@ var diskTestLevels = [...]int64{
 	engine.RoomEmpty:  diskTestFree/4 - 1,
 }
 
-// drop has the queue find a level of room.
-func (d *smallDisk) drop(level engine.Room) {
-	time.Sleep(2 * lookEvery * time.Millisecond) // flushes end
-	d.free(diskTestLevels[level])
-	time.Sleep(2 * lookEvery * time.Millisecond)
+// dropTo leaves the queue a level of room, which it finds.
+func dropTo(d *testkit.SmallDisk, level engine.Room) {
+	time.Sleep(2 * store.LookEvery * time.Millisecond) // flushes end
+	d.Free(diskTestLevels[level])
+	time.Sleep(2 * store.LookEvery * time.Millisecond)
 }
 
 // TestDiskLevels: every verb goes on down to its level, and is refused below it with
@@ -198,7 +66,7 @@ func (d *smallDisk) drop(level engine.Room) {
 func TestDiskLevels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(64 << 20)
+		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, func(o *Options) { o.MaxAttempts = 10 })
 		task := Task{Queue: "a", Payload: []byte("more")}
 		kept := Task{Queue: "kept", Retention: time.Hour}
@@ -298,14 +166,14 @@ func TestDiskLevels(t *testing.T) {
 			{"ReleaseKey, of a task that goes on", engine.RoomScarce, func() func() error {
 				t := Task{Queue: "keys", Unique: Unique{Key: "k"}}
 				_, _ = q.Produce(ctx, t) // it may be there from the last time
-				return func() error { return q.ReleaseKey(ctx, t.uniqueKey()) }
+				return func() error { return q.ReleaseKey(ctx, UniqueKey{Queue: t.Queue, Key: t.Unique.Key}) }
 			}},
 			{"ReleaseKey", engine.RoomNone, func() func() error {
 				task := Task{Queue: "keys of ended tasks", Unique: Unique{Key: "k", For: time.Hour}}
 				if _, err := q.Produce(ctx, task); err == nil { // else it is there from the last time
 					complete(t, q, claimNow(t, q, task.Queue))
 				}
-				return func() error { return q.ReleaseKey(ctx, task.uniqueKey()) }
+				return func() error { return q.ReleaseKey(ctx, UniqueKey{Queue: task.Queue, Key: task.Unique.Key}) }
 			}},
 			{"PurgeDead", engine.RoomNone, func() func() error {
 				dead("dead to purge")
@@ -331,12 +199,12 @@ func TestDiskLevels(t *testing.T) {
 			}},
 		}
 		for level := engine.Roomy; level <= engine.RoomEmpty; level++ {
-			disk.drop(engine.Roomy)
+			dropTo(disk, engine.Roomy)
 			calls := make([]func() error, len(verbs))
 			for i, v := range verbs {
 				calls[i] = v.plan()
 			}
-			disk.drop(level)
+			dropTo(disk, level)
 			for i, v := range verbs {
 				before, err := q.list()
 				require.NoError(t, err)
@@ -354,7 +222,7 @@ func TestDiskLevels(t *testing.T) {
 			if level > engine.RoomScarce {
 				require.ErrorIs(t, q.Checkpoint(ctx, "copy"), ErrDiskFull)
 			}
-			disk.free(64 << 20)
+			disk.Free(64 << 20)
 			time.Sleep(time.Second)
 			for i, v := range verbs { // what was refused has changed nothing
 				if level > v.level {
@@ -374,11 +242,11 @@ func TestDiskLevels(t *testing.T) {
 func TestDiskFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(16 << 20)
+		disk := testkit.NewSmallDisk(16 << 20)
 		q := openOnSmallDisk(t, disk, nil)
-		require.Greater(t, disk.fill(t, q), 30)
-		require.Greater(t, disk.size.Load()-disk.used.Load(), int64(diskTestFree)*3/4)
-		disk.drop(engine.RoomScarce)
+		require.Greater(t, fillDisk(t, q), 30)
+		require.Greater(t, disk.Size.Load()-disk.Used.Load(), int64(diskTestFree)*3/4)
+		dropTo(disk, engine.RoomScarce)
 		short, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		_, err := q.Claim(short, ClaimRequest{Queues: []string{"a"}})
@@ -389,10 +257,10 @@ func TestDiskFull(t *testing.T) {
 			waiting <- err
 		}()
 		for level := engine.RoomScarce; level <= engine.RoomEmpty; level++ {
-			disk.drop(level)
+			dropTo(disk, level)
 			require.Empty(t, waiting)
 		}
-		disk.free(64 << 20)
+		disk.Free(64 << 20)
 		require.NoError(t, <-waiting, "nobody has called")
 		require.NoError(t, q.Close())
 	})
@@ -405,29 +273,29 @@ func TestDiskFullLeases(t *testing.T) {
 		t.Run(fmt.Sprint("reopened ", reopened), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx := t.Context()
-				disk := newSmallDisk(64 << 20)
+				disk := testkit.NewSmallDisk(64 << 20)
 				q := openOnSmallDisk(t, disk, nil)
 				produce(t, q, Task{Queue: "a"})
 				claim := ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute}
 				l, err := q.Claim(ctx, claim)
 				require.NoError(t, err)
 				for _, level := range []engine.Room{engine.RoomNone, engine.RoomEmpty, engine.RoomNone} {
-					disk.drop(level)
+					dropTo(disk, level)
 					require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrDiskFull)
 					if reopened {
 						require.NoError(t, q.Close())
-						disk.drop(level) // without the reserves of the stores
+						dropTo(disk, level) // without the reserves of the stores
 						q = openOnSmallDisk(t, disk, nil)
 					}
 					time.Sleep(time.Hour)
 				}
-				disk.free(64 << 20)
-				time.Sleep(lookEvery * time.Millisecond)
+				disk.Free(64 << 20)
+				time.Sleep(store.LookEvery * time.Millisecond)
 				require.NoError(t, q.Extend(ctx, l.Receipt, time.Minute))
-				disk.drop(engine.RoomScarce)
+				dropTo(disk, engine.RoomScarce)
 				time.Sleep(time.Minute)
 				require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrLeaseLost)
-				disk.drop(engine.Roomy)
+				dropTo(disk, engine.Roomy)
 				l, err = q.Claim(ctx, claim)
 				require.NoError(t, err)
 				require.Equal(t, 2, l.Attempt)
@@ -443,7 +311,7 @@ func TestDiskFullLeases(t *testing.T) {
 func TestDiskFullForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(64 << 20)
+		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, nil)
 		for range 10 {
 			produce(t, q, Task{Queue: "a", Retention: time.Minute})
@@ -454,7 +322,7 @@ func TestDiskFullForgets(t *testing.T) {
 			require.NoError(t, err)
 			return int(stats["a"].Done)
 		}
-		disk.drop(engine.RoomNone)
+		dropTo(disk, engine.RoomNone)
 		require.Equal(t, 10, done())
 		time.Sleep(2 * time.Minute)
 		require.Zero(t, done())
@@ -468,7 +336,7 @@ func TestDiskFullForgets(t *testing.T) {
 func TestDiskFullForTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(64 << 20)
+		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, func(o *Options) { o.Shards = 1 })
 		require.NoError(t, q.SetSchedule(ctx, Schedule{Name: "s", Every: 10 * time.Second, Missed: MissedAll, Task: Task{Queue: "ticks"}}))
 		_, err := q.Produce(ctx, Task{Queue: "a"})
@@ -484,11 +352,11 @@ func TestDiskFullForTimes(t *testing.T) {
 		}
 		for _, free := range []int64{diskTestFree - 1, diskTestFree/2 - 1} {
 			ticks, _, _ := counts()
-			disk.free(free)
+			disk.Free(free)
 			time.Sleep(2 * time.Second)
-			asked := disk.asked.Load()
+			asked := disk.Asked.Load()
 			time.Sleep(10 * time.Minute)
-			require.Less(t, disk.asked.Load()-asked, int64(700))
+			require.Less(t, disk.Asked.Load()-asked, int64(700))
 			now, leased, scheduled := counts()
 			require.LessOrEqual(t, now, ticks+1)
 			if free < diskTestFree/2 {
@@ -504,7 +372,7 @@ func TestDiskFullForTimes(t *testing.T) {
 				require.NoError(t, q.Release(ctx, id.Receipt, time.Minute))
 			}
 			if free < diskTestFree/2 {
-				disk.free(64 << 20)
+				disk.Free(64 << 20)
 				time.Sleep(10 * time.Second)
 				now, leased, scheduled = counts()
 				require.Greater(t, now, 110, "every tick")
@@ -524,13 +392,13 @@ func TestDiskFullForRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const tasks = 100
 		ctx, cancel := context.WithCancel(t.Context())
-		disk := newSmallDisk(64 << 20)
+		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, nil)
 		for range tasks {
 			_, err := q.Produce(ctx, Task{Queue: "a"})
 			require.NoError(t, err)
 		}
-		disk.free(diskTestFree/2 - 1)
+		disk.Free(diskTestFree/2 - 1)
 		time.Sleep(2 * time.Second)
 		var done atomic.Int64
 		mux := new(Mux)
@@ -540,12 +408,12 @@ func TestDiskFullForRun(t *testing.T) {
 		})
 		ended := make(chan error, 1)
 		go func() { ended <- q.Run(ctx, mux, &RunOptions{Concurrency: 4}) }()
-		asked := disk.asked.Load()
+		asked := disk.Asked.Load()
 		time.Sleep(time.Minute)
 		require.Empty(t, ended)
 		require.Zero(t, done.Load())
-		require.Less(t, disk.asked.Load()-asked, int64(200))
-		disk.free(64 << 20)
+		require.Less(t, disk.Asked.Load()-asked, int64(200))
+		disk.Free(64 << 20)
 		time.Sleep(2 * time.Second)
 		require.EqualValues(t, tasks, done.Load())
 		cancel()
@@ -561,7 +429,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 		t.Run(end.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx := t.Context()
-				disk := newSmallDisk(64 << 20)
+				disk := testkit.NewSmallDisk(64 << 20)
 				var groups atomic.Int64
 				q := openOnSmallDisk(t, disk, func(o *Options) {
 					o.Shards, o.MaxAttempts = 1, 1
@@ -577,7 +445,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 					produce(t, q, Task{Queue: "child", After: []ID{parent}, OnDead: CancelOnDead})
 				}
 				l := claimNow(t, q, "parent")
-				disk.drop(engine.RoomScarce)
+				dropTo(disk, engine.RoomScarce)
 				if end == Done {
 					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 				} else {
@@ -593,7 +461,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 					require.ErrorIs(t, err, ErrDiskFull)
 				}
 				require.Zero(t, n)
-				disk.drop(engine.Roomy)
+				dropTo(disk, engine.Roomy)
 				require.Zero(t, countsOf(t, q, "child").Blocked)
 				if end == Dead {
 					require.NoError(t, q.Cancel(ctx, parent))
@@ -613,7 +481,7 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 		t.Run(level.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
-				disk := newSmallDisk(64 << 20)
+				disk := testkit.NewSmallDisk(64 << 20)
 				q := openOnSmallDisk(t, disk, func(o *Options) { o.LeaseFor, o.MaxAttempts = time.Minute, 3 })
 				for _, queue := range []string{"follow", "keep", "retry", "snooze", "drop"} {
 					for range 3 {
@@ -651,10 +519,10 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 					}})
 				}()
 				synctest.Wait()
-				disk.drop(level)
+				dropTo(disk, level)
 				close(full)
 				time.Sleep(time.Hour)
-				disk.free(64 << 20)
+				disk.Free(64 << 20)
 				time.Sleep(10 * time.Second)
 				stats, err := q.Stats(ctx)
 				require.NoError(t, err)
@@ -681,7 +549,7 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 func TestDiskFullAtTheEndOfRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const tasks = 8
-		disk := newSmallDisk(64 << 20)
+		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, nil)
 		for range tasks {
 			produce(t, q, Task{Queue: "a"})
@@ -704,7 +572,7 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 			})
 		}()
 		synctest.Wait()
-		disk.drop(engine.RoomEmpty)
+		dropTo(disk, engine.RoomEmpty)
 		close(full)
 		synctest.Wait()
 		require.Empty(t, errs)
@@ -716,7 +584,7 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 		for range tasks {
 			require.ErrorIs(t, <-errs, ErrDiskFull)
 		}
-		disk.free(64 << 20)
+		disk.Free(64 << 20)
 		q = openOnSmallDisk(t, disk, nil)
 		stats, err := q.Stats(t.Context())
 		require.NoError(t, err)
@@ -736,8 +604,8 @@ func TestDiskReallyFull(t *testing.T) {
 			t.Run(fmt.Sprintf("room %t, %v", room, full), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					ctx := t.Context()
-					disk := newSmallDisk(1 << 20)
-					disk.only, disk.err = ".sst", full
+					disk := testkit.NewSmallDisk(1 << 20)
+					disk.Only, disk.Err = ".sst", full
 					q := openOnSmallDisk(t, disk, func(o *Options) { o.MinFreeBytes, o.LeaseFor = -1, time.Minute })
 					first := q.startingAt(0)
 					_, err := first.Produce(ctx, Task{Queue: "b"})
@@ -754,7 +622,7 @@ func TestDiskReallyFull(t *testing.T) {
 					}
 					require.ErrorIs(t, err, ErrDiskFull)
 					require.ErrorContains(t, err, "shard 0")
-					disk.size.Store(0) // what the table that failed leaves is no room for another
+					disk.Size.Store(0) // what the table that failed leaves is no room for another
 					begin := time.Now()
 					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), ErrDiskFull)
 					_, err = first.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
@@ -774,8 +642,8 @@ func TestDiskReallyFull(t *testing.T) {
 					time.Sleep(2 * time.Minute)
 					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), ErrDiskFull)
 					if room {
-						disk.free(64 << 20)
-						time.Sleep(lookEvery * time.Millisecond)
+						disk.Free(64 << 20)
+						time.Sleep(store.LookEvery * time.Millisecond)
 						require.NoError(t, q.Complete(ctx, l.Receipt, nil), "the lease is in force")
 						_, err = first.Produce(ctx, Task{Queue: "b"})
 						require.NoError(t, err)
@@ -786,7 +654,7 @@ func TestDiskReallyFull(t *testing.T) {
 						require.ErrorIs(t, err, ErrDiskFull)
 						require.ErrorIs(t, err, full)
 						require.ErrorContains(t, err, "queue")
-						disk.free(64 << 20)
+						disk.Free(64 << 20)
 					}
 					q = openOnSmallDisk(t, disk, nil)
 					stats, err = q.Stats(ctx)
@@ -810,8 +678,8 @@ func TestLogWithoutSpace(t *testing.T) {
 			for _, size := range []int{100, 20 << 10} {
 				synctest.Test(t, func(t *testing.T) {
 					ctx := t.Context()
-					disk := newSmallDisk(int64(24<<20 + rng.IntN(4<<20)))
-					disk.err = []error{syscall.ENOSPC, syscall.EDQUOT}[rng.IntN(2)]
+					disk := testkit.NewSmallDisk(int64(24<<20 + rng.IntN(4<<20)))
+					disk.Err = []error{syscall.ENOSPC, syscall.EDQUOT}[rng.IntN(2)]
 					q := openOnSmallDisk(t, disk, func(o *Options) {
 						o.MinFreeBytes, o.Shards, o.Durability = -1, shards, d
 					})
@@ -826,8 +694,8 @@ func TestLogWithoutSpace(t *testing.T) {
 					}
 					produced := 0
 					for range 3 {
-						disk.free(int64(rng.IntN(8 << 20)))
-						time.Sleep(lookEvery * time.Millisecond)
+						disk.Free(int64(rng.IntN(8 << 20)))
+						time.Sleep(store.LookEvery * time.Millisecond)
 						for {
 							_, err := q.ProduceBatch(ctx, batch)
 							if err != nil {
@@ -845,8 +713,8 @@ func TestLogWithoutSpace(t *testing.T) {
 						require.EqualValues(t, produced, countsOf(t, q, "a").Ready)
 						require.Zero(t, time.Since(begin), "nothing has waited")
 					}
-					disk.free(64 << 20)
-					time.Sleep(lookEvery * time.Millisecond)
+					disk.Free(64 << 20)
+					time.Sleep(store.LookEvery * time.Millisecond)
 					complete(t, q, claimNow(t, q, "b"))
 					require.NoError(t, q.checkAll())
 					require.NoError(t, q.Close())
@@ -912,7 +780,7 @@ func TestDiskFullUnderway(t *testing.T) {
 				require.NoError(t, err)
 				require.EqualValues(t, produced-1, stats["a"].Ready)
 				fails.Store(false)
-				time.Sleep(lookEvery * time.Millisecond)
+				time.Sleep(store.LookEvery * time.Millisecond)
 				_, err = q.Produce(ctx, Task{Queue: "a"})
 				require.NoError(t, err)
 				require.NoError(t, q.checkAll())
@@ -924,21 +792,21 @@ func TestDiskFullUnderway(t *testing.T) {
 
 // TestOpenOnFullDisk: Open says that the disk is full, and works when there is room.
 func TestOpenOnFullDisk(t *testing.T) {
-	disk := newSmallDisk(0)
+	disk := testkit.NewSmallDisk(0)
 	for _, room := range []int64{0, 100, 300, 1000, 3000} {
-		disk.free(room)
+		disk.Free(room)
 		_, err := Open("queue", &Options{fs: disk, Shards: 1})
 		require.ErrorIs(t, err, ErrDiskFull, room)
 		require.ErrorContains(t, err, "queue")
 	}
-	disk.free(256 << 20)
+	disk.Free(256 << 20)
 	require.NoError(t, openOnSmallDisk(t, disk, func(o *Options) { o.Shards = 1 }).Close())
 }
 
 // TestMinFreeBytes: the default is there, and a negative number is no limit.
 func TestMinFreeBytes(t *testing.T) {
 	for free, want := range map[int64]error{0: ErrDiskFull, -1: nil, 32 << 20: ErrDiskFull, 16 << 20: nil} {
-		disk := newSmallDisk(28 << 20)
+		disk := testkit.NewSmallDisk(28 << 20)
 		q := openOnSmallDisk(t, disk, func(o *Options) { o.MinFreeBytes = free })
 		_, err := q.Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, want, free)

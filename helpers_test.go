@@ -208,3 +208,6 @@ func (v *view) addAll(tasks map[ID]*TaskInfo) error {
 	}
 	return nil
 }
+
+// diskTestFree is how much a queue keeps free on a disk that tests fill.
+const diskTestFree = 4 << 20
