@@ -17,9 +17,9 @@ import (
 // In a cluster, what others want to hear of a change (subscribers of events,
 // callers of Await, handlers whose task is canceled) is in the log entry of the
 // change, so that all nodes hear of it in the order of the log, whichever node
-// led the shard then and leads it now. A node that wants to hear of something
-// has each shard store that it does: then the leader adds it to its entries, and
-// so does the next one. As long as no node does, entries have no news.
+// led the shard then and leads it now. The interest of a node is stored in each
+// shard: then the leader adds what the node wants to its entries, and so does the
+// next leader. While no node is interested, entries have no broadcast.
 
 // encodeBroadcast is what a group has to tell, for the log; nil if there is nothing.
 func encodeBroadcast(f *engine.Effects) []byte {
@@ -216,7 +216,7 @@ type interests struct {
 	asked  atomic.Uint32  // KindSet of what is never given back: of Await and Run
 }
 
-// want has all shards tell this node of something, from the next change on.
+// want asks all shards to tell this node of something, from the next change on.
 func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
 	if engine.KindSet(n.interests.asked.Load())&kinds == kinds {
 		return nil
@@ -228,8 +228,8 @@ func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
 	return nil
 }
 
-// publishInterests has all shards know what this node wants to hear of: what it is asked
-// for, what has been wanted, and what there are subscriptions to.
+// publishInterests tells all shards what this node wants to hear of: what it is asked for, what has
+// been wanted, and what there are subscriptions to.
 func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error {
 	w := &n.interests
 	select {

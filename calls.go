@@ -45,7 +45,7 @@ func (c *completion) again()                        { c.err = nil }
 // abandoned is a request that may wait for long, and whose caller may give up.
 type abandoned interface{ abandon(*shard) }
 
-// parse has read take all of a message apart.
+// parse takes all of a message apart by read.
 func parse(message []byte, read func(*wire.Reader)) error {
 	r := wire.NewReader(message)
 	read(r)
@@ -104,7 +104,7 @@ func readNames(r *wire.Reader) []string {
 // two leaders is waited for. What has certainly not been applied is tried
 // again; what may have been is tried again only if it makes no difference.
 
-// do has a shard resolve an operation, wherever it is led.
+// do lets a shard resolve an operation, wherever it is led.
 func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	r := n.queue.replicas[shard]
 	patience := n.NewPatience()
@@ -153,10 +153,9 @@ func (n *node) ask(ctx context.Context, r *replica, op request) error {
 	return op.base().err
 }
 
-// pace returns when an owner may hear of the outcome of a call, upon which it calls
-// again if that is an error. Some errors come at once, such as that of a replica that
-// has failed: they wait for a while, or until change is closed. It is false when
-// ctx has ended: then nobody is to call again.
+// pace returns when an owner may be told the outcome of a call. If that is an error, it calls
+// again. Some errors come at once, such as that of a replica that has failed: they wait for a
+// while, or until change is closed. It is false when ctx has ended: then nobody is to call again.
 func pace(ctx context.Context, change <-chan struct{}, err error) bool {
 	if err != nil {
 		cluster.Pause(ctx, change)

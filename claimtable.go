@@ -88,8 +88,7 @@ func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*
 	}
 }
 
-// try asks the shards that are led here, and then has the claim wait, or asks
-// the others.
+// try asks the shards that are led here. Then the claim waits, or the others are asked.
 func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	q := t.node.queue
 	led := q.led()
@@ -226,7 +225,7 @@ func (t *claimTable) open(key lineKey, op *claimOp) *claimLine {
 	return l
 }
 
-// joined has all claims that wait do so in a shard that this node leads since now.
+// joined lets all claims that wait do so in a shard that this node has begun to lead.
 func (t *claimTable) joined(s *shard) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -238,7 +237,7 @@ func (t *claimTable) joined(s *shard) {
 	}
 }
 
-// joinOp has a claim that waits elsewhere wait in a shard, too.
+// joinOp lets a claim that waits elsewhere wait in a shard, too.
 type joinOp struct {
 	ticket dispatch.Ticket
 	queues []string
@@ -300,12 +299,13 @@ func (l *claimLine) fetch(r *replica) {
 	}
 }
 
-// renewTries bounds how often leases are renewed that are shorter than the way to their shard takes.
+// renewTries bounds how often leases are renewed that are shorter than the way to their shard
+// takes.
 const renewTries = 3
 
-// inForce returns those of some leases that have not expired. They may be as old as the call, whose answer may
-// have been under way for long: then they are renewed first. Or else a claim that came later would get a
-// task that somebody else has completed before.
+// inForce returns those of some leases that have not expired. They may be as old as the call, whose
+// answer may have been under way for long: then they are renewed first. Or else a claim that came
+// later would get a task that somebody else has completed before.
 func (l *claimLine) inForce(r *replica, grants []engine.Grant, age time.Duration) []engine.Grant {
 	doubtful := make(map[uint64][]Receipt) // by the duration of the lease, ms
 	for i := range grants {

@@ -41,7 +41,7 @@ type Cluster struct {
 	// directory exists, the cluster itself knows its members, and Peers has no
 	// meaning.
 	Peers []Peer
-	// Join has a new node become part of the cluster of Peers, which exists
+	// Join makes a new node part of the cluster of Peers, which exists
 	// already: Open asks them to add it, and returns when it votes.
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their
@@ -51,8 +51,8 @@ type Cluster struct {
 	// Default: connections are neither encrypted nor authenticated; whoever
 	// reaches the address may do anything.
 	TLS *tls.Config
-	// HeartbeatTimeout is after how long without a word from its leader a node
-	// has a new one elected: between one and two times as long. Default: 500 ms.
+	// HeartbeatTimeout is how long a node waits for a word from its leader before a new one is
+	// elected: between one and two times as long. Default: 500 ms.
 	HeartbeatTimeout time.Duration
 	// ElectionTimeout bounds an election, after which there is another one.
 	// Default: HeartbeatTimeout.
@@ -60,7 +60,7 @@ type Cluster struct {
 	// CallTimeout is how long a call waits for a shard that has no leader, or
 	// whose leader cannot be reached, if its ctx does not end before. Default: 10 s.
 	CallTimeout time.Duration
-	// LeaveOnClose has Close remove the node from the cluster, for good. By
+	// LeaveOnClose lets Close remove the node from the cluster, for good. By
 	// default a closed node stays a member, and is missed until it is back.
 	LeaveOnClose bool
 
@@ -254,12 +254,12 @@ func (op *memberOp) decode(r *wire.Reader) {
 	}
 }
 
-// RecoverCluster has a node go on without a majority of its cluster, which is
+// RecoverCluster lets a node go on without a majority of its cluster, which is
 // lost for good: in its directory, which must be closed, the nodes in
 // opts.Cluster.Peers become the members of every shard; this one must be among
 // them, or is added. Then the node is opened as ever. If several nodes are left,
 // recover each of them with the same Peers, or recover the one that is furthest
-// (ClusterStatus shows LastIndex) alone, and have the others join it under new
+// (ClusterStatus shows LastIndex) alone, and let the others join it under new
 // names with empty directories.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if

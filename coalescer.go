@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	lists "container/list"
 	"context"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
+	"codeq/internal/engine"
 )
 
 // The commit pipeline of a shard:
@@ -316,12 +316,14 @@ type undecided struct {
 	hold     *holdOp // nothing else is decided before the owner has stood still for it; nil: none
 }
 
-// A produce of megabytes takes as long to commit as hundreds of small operations, and a few of them fill
-// memtables faster than those are flushed. So that a small operation waits for one large one at the
-// most, those wait in a line of their own: a group takes one of them if it has nothing else to do, or if the group before had no
-// large one. They also wait for flushes and compactions, long before everybody has to (failstop.Latch.Takes).
+// A produce of megabytes takes as long to commit as hundreds of small operations, and a few of them
+// fill memtables faster than those are flushed. So that a small operation waits for one large one
+// at the most, those wait in a line of their own: a group takes one of them if it has nothing else
+// to do, or if the group before had no large one. They also wait for flushes and compactions, long
+// before everybody has to (failstop.Latch.Takes).
 
-// largePart is the part of groupBytes from which a produce is large, by the size of its records: 256 KiB.
+// largePart is the part of groupBytes from which a produce is large, by the size of its records:
+// 256 KiB.
 const largePart = 4
 
 // largeLine is the large operations of a shard that wait, in the order in which they came.
@@ -332,8 +334,8 @@ type largeLine struct {
 	until   uint64 // when the first one waits no longer, whatever the memtables are: likewise; 0: it has not waited yet
 }
 
-// How long large operations wait between two looks at the memtables, and each of them for flushes and compactions
-// at the most: ms.
+// How long large operations wait between two looks at the memtables, and each of them for flushes
+// and compactions at the most: ms.
 const (
 	largeRecheck  = 2
 	largePatience = 1000
@@ -365,7 +367,8 @@ func (s *shard) largeIsDue() bool {
 	return len(s.undecided.large.ops) > 0 && s.undecided.large.recheck <= s.Now
 }
 
-// decideLarge decides the first operation of the line, unless the group has others for the first time.
+// decideLarge decides the first operation of the line, unless the group has others for the first
+// time.
 func (s *shard) decideLarge(others bool) {
 	l := &s.undecided.large
 	if !s.largeIsDue() || s.Broken != nil {

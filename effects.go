@@ -1,18 +1,19 @@
 package codeq
 
 import (
+	"slices"
+
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
-	"slices"
 )
 
-// What the rules have collected, and the owner carries out: between two operations what other
-// operations of the group go by, before the commit what concerns what disk has already, and
-// after it what others are to learn of.
+// The effects that the rules have collected, and the owner carries out: between two operations
+// those that later operations of the group depend on, before the commit those that concern what is
+// on disk already, and after it what others are told.
 
-// follow carries out what the rest of the group goes by.
+// follow carries out the effects that the rest of the group depends on.
 func (s *shard) follow() {
 	if len(s.Effects.Configured) > 0 {
 		s.followSettings()
@@ -22,7 +23,7 @@ func (s *shard) follow() {
 	}
 }
 
-// followSettings has claims go by new settings of their queues.
+// followSettings applies new settings of queues to the claims.
 func (s *shard) followSettings() {
 	for i, r := range s.Effects.Configured {
 		s.Effects.Configured[i] = engine.Reconfigured{}
@@ -37,8 +38,8 @@ func (s *shard) followSettings() {
 	s.Effects.Configured = s.Effects.Configured[:0]
 }
 
-// showAll has other shards learn of what is next to be claimed. REQUIRES: the group is empty, so
-// that disk has whatever they are told of.
+// showAll tells other shards what is next to be claimed. REQUIRES: the group is empty, so that disk
+// has whatever they are told.
 func (s *shard) showAll() {
 	for i, q := range s.Effects.Shown {
 		s.Effects.Shown[i] = nil
@@ -47,7 +48,7 @@ func (s *shard) showAll() {
 	s.Effects.Shown = s.Effects.Shown[:0]
 }
 
-// sendAll has others learn of what disk has had before the group.
+// sendAll sends what disk has had since before the group.
 func (s *shard) sendAll() {
 	for i := range s.Effects.Outgoing {
 		s.deliver(&s.Effects.Outgoing[i])
@@ -60,7 +61,7 @@ func (s *shard) sendAll() {
 	}
 }
 
-// tellAll has others learn of what the group has done, which has persisted.
+// tellAll tells subscribers and handlers what the group has done. REQUIRES: it has persisted.
 func (s *shard) tellAll() {
 	e := &s.Effects
 	if s.node == nil { // else the log tells
@@ -76,7 +77,7 @@ func (s *shard) tellAll() {
 	}
 }
 
-// note sets what the next group goes by.
+// note sets what the rules are to know of the next group.
 func (s *shard) note() {
 	s.Reap = s.reapable()
 	s.Wanted = s.Interested
@@ -88,8 +89,8 @@ func (s *shard) note() {
 	}
 }
 
-// answerAll answers those who wait for tasks that the group has ended, and for queues that have become
-// idle.
+// answerAll answers those who wait for tasks that the group has ended, and for queues that have
+// become idle.
 func (s *shard) answerAll() {
 	if len(s.awaits.tasks) > 0 {
 		for i := range s.Effects.Endings {
@@ -203,8 +204,8 @@ func (p *messageBatch) decode(r *wire.Reader) {
 
 func (p *messageBatch) again() { p.taken, p.err = 0, nil }
 
-// deliver has the receiver take messages, whoever leads it, and the sender's owner learn of it. If
-// the receiver does not take any more, they stay where they are until the next Open.
+// deliver sends messages to the leader of their receiver, and tells the sender's owner when they
+// are taken. If the receiver takes no more, they stay where they are until the next Open.
 func (s *shard) deliver(o *engine.Outgoing) {
 	p := &messageBatch{completion: newCompletion(), from: s.index, to: o.To, first: o.First, messages: o.Messages}
 	if s.node != nil {
@@ -249,8 +250,8 @@ func (s *shard) goFor(what string, f func()) {
 	})
 }
 
-// startSweep has what a sweep of lanes has to know read beside the owner, of what disk has now.
-// REQUIRES: as view.
+// startSweep reads, beside the owner, what a sweep of lanes has to know of what disk has now.
+// REQUIRES: as viewOf.
 func (s *shard) startSweep(sw *engine.LaneSweep) {
 	v, swept := viewOf(s), &sweptOp{sweep: sw}
 	go func() {

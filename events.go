@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"context"
 	"fmt"
 	"iter"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/engine"
 )
 
 // Event is one change of a task's state. It has been stored when it is seen.

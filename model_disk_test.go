@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"errors"
 	"sync/atomic"
 	"testing/synctest"
@@ -9,6 +8,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"pgregory.net/rapid"
+
+	"codeq/internal/engine"
 )
 
 // roomyDisk is a file system with as much room as somebody says.

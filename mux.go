@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"codeq/internal/engine"
 )
 
 // Mux maps queues to the handlers that work on their tasks. Fill it before Run

@@ -1,8 +1,9 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"time"
+
+	"codeq/internal/engine"
 )
 
 // ownerClock is the time by which a shard's owner judges leases, such that nobody

@@ -160,8 +160,8 @@ func (t *permitTable) openGates() {
 	}
 }
 
-// flush tells the permit allocator, and as the permit allocator asks the other shards, what there is
-// to. REQUIRES: all that was decided has persisted.
+// flush tells the permit allocator, and as the permit allocator asks the other shards, what there
+// is to. REQUIRES: all that was decided has persisted.
 func (t *permitTable) flush() {
 	if len(t.dirty) == 0 {
 		return

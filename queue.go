@@ -224,8 +224,8 @@ func (q *Queue) anyShard() int {
 // shardOf is the number of the shard that has a task.
 func (q *Queue) shardOf(id ID) int { return id.shard(len(q.replicas)) }
 
-// do has a shard resolve an operation and waits for its outcome, wherever the
-// shard is. settled is false when the operation still belongs to the shard.
+// do lets a shard resolve an operation, wherever the shard is led, and waits for its outcome.
+// settled is false when the operation still belongs to the shard.
 func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	if q.node != nil {
 		return q.node.do(ctx, shard, op)
@@ -359,7 +359,7 @@ func identify(st *store.Store, d *manifest.Directory, shard int) error {
 	return st.Commit(b)
 }
 
-// configOf is what the rules of a shard go by.
+// configOf is the configuration of the rules of a shard.
 func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration) engine.Config {
 	return engine.Config{
 		Shard: index, Shards: o.Shards, Replicated: o.Cluster != nil, Seed: seed, Elapsed: elapsed,

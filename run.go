@@ -1,8 +1,6 @@
 package codeq
 
 import (
-	"codeq/internal/dispatch"
-	"codeq/internal/engine"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +10,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
 )
 
 // RunOptions of Run. A zero field is its documented default.

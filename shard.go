@@ -162,7 +162,8 @@ func (s *shard) gather() bool {
 		if s.undecided.cursor < len(s.undecided.taken) || s.callers.count() > 0 {
 			return true
 		}
-		busy := len(s.undecided.deferred) > 0 || s.largeIsDue() || s.WantsRefill() || s.claims.AreHungry() && s.HasRoom(engine.RoomLow) || s.due()
+		busy := len(s.undecided.deferred) > 0 || s.largeIsDue() || s.WantsRefill() ||
+			s.claims.AreHungry() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -381,7 +382,7 @@ func (s *shard) postponeOp(op operation) {
 	s.undecided.deferred = append(s.undecided.deferred, op)
 }
 
-// conclude has the caller of an operation woken that has been decided, and puts off any other.
+// conclude wakes the caller of an operation that has been decided, and puts off any other.
 func (s *shard) conclude(op request, v engine.Verdict, err error) {
 	switch v {
 	case engine.Again:
@@ -407,8 +408,8 @@ func (s *shard) refusal(err error) error {
 	return translated(err)
 }
 
-// translated replaces the error types of the rules by those of this package. It is apart, since what it
-// looks for is allocated.
+// translated replaces the error types of the rules by those of this package. It is apart, since
+// what it looks for is allocated.
 func translated(err error) error {
 	var duplicate *engine.Duplicate
 	var invalid *engine.Invalid
@@ -425,7 +426,7 @@ func translated(err error) error {
 	return &textError{err.Error(), []error{known}} // with what failed
 }
 
-// settle has the caller of op woken when the group has persisted.
+// settle wakes the caller of op when the group has persisted.
 func (s *shard) settle(op operation) {
 	if s.node != nil {
 		if r, ok := op.(request); ok && r.base().reply != nil {
@@ -507,7 +508,10 @@ func (s *shard) crash(cause error) {
 // other callers are in one of the lists of the shard, and answered by fail.
 func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 	listed := make(map[operation]bool)
-	for _, ops := range [...][]operation{s.callers.settled, s.callers.answered, s.undecided.deferred, s.space.parked, s.undecided.taken[s.undecided.cursor:]} {
+	u := &s.undecided
+	for _, ops := range [...][]operation{
+		s.callers.settled, s.callers.answered, u.deferred, s.space.parked, u.taken[u.cursor:],
+	} {
 		for _, op := range ops {
 			listed[op] = true
 		}

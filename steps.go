@@ -1,11 +1,12 @@
 package codeq
 
 import (
-	"codeq/internal/engine"
 	"fmt"
 	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"codeq/internal/engine"
 )
 
 // StepKind is a kind of step of a shard's owner, the one goroutine that decides

@@ -1,8 +1,9 @@
 package engine
 
 import (
-	"codeq/internal/base"
 	"fmt"
+
+	"codeq/internal/base"
 )
 
 // leaseLost is the error for a receipt that names no current lease.

@@ -2,16 +2,17 @@ package engine
 
 import (
 	"bytes"
-	"codeq/internal/keys"
-	"codeq/internal/record"
-	"codeq/internal/schema"
-	"codeq/internal/window"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/window"
 )
 
 // checker compares memory with disk.

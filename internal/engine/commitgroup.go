@@ -2,10 +2,11 @@ package engine
 
 import (
 	"cmp"
-	"codeq/internal/keys"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
 )
 
 // commitGroup is what one commit persists. Its keys are written in an order that suits Pebble's

@@ -1,9 +1,10 @@
 package engine
 
 import (
-	"codeq/internal/keys"
 	"strings"
 	"time"
+
+	"codeq/internal/keys"
 )
 
 // emit adds an event for subscribers to the effects, if somebody wants its kind. attempt is the

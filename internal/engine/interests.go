@@ -1,10 +1,11 @@
 package engine
 
 import (
+	"fmt"
+
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
-	"fmt"
 )
 
 // mergeInterests makes groups collect what any node wants to know.

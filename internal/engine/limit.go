@@ -1,11 +1,12 @@
 package engine
 
 import (
-	"codeq/internal/keys"
-	"codeq/internal/record"
 	"math"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // limitTable counts the leased tasks of each LimitKey, by scope. All tasks of a key lie in one

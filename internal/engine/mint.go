@@ -1,8 +1,9 @@
 package engine
 
 import (
-	"codeq/internal/keys"
 	"math/rand/v2"
+
+	"codeq/internal/keys"
 )
 
 // minter makes the IDs and the other increasing numbers of one shard, and the places of tasks that

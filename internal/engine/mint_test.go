@@ -2,7 +2,6 @@ package engine
 
 import (
 	"bytes"
-	"codeq/internal/keys"
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"codeq/internal/keys"
 )
 
 // timeOf is the time of an ID, ms.

@@ -1,13 +1,14 @@
 package engine
 
 import (
-	"codeq/internal/base"
-	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"fmt"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // outbox makes another shard do something exactly once. The message is stored in the commit of what

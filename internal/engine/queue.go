@@ -1,9 +1,10 @@
 package engine
 
 import (
+	"strings"
+
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
-	"strings"
 )
 
 // isBusy reports whether a queue has tasks that have not ended.

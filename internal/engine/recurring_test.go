@@ -1,12 +1,13 @@
 package engine
 
 import (
-	"codeq/internal/base"
-	"codeq/internal/keys"
-	"codeq/internal/record"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // FuzzSchedule: a stored schedule is refused, or rests, or ticks from then on in

@@ -1,10 +1,11 @@
 package engine
 
 import (
-	"codeq/internal/keys"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
 )
 
 // TestFrontOfGroup: the front does not pass a task that disk does not have yet.

@@ -1,11 +1,12 @@
 package engine
 
 import (
+	"fmt"
+	"slices"
+
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
-	"fmt"
-	"slices"
 )
 
 // CallNumber identifies a produce of a node. The zero CallNumber is none.

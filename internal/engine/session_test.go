@@ -1,11 +1,12 @@
 package engine
 
 import (
-	"codeq/internal/base"
-	"codeq/internal/keys"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
 )
 
 // TestSessionTable: what a node has produced lately is known as long as its caller may ask.

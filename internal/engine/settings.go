@@ -2,15 +2,16 @@ package engine
 
 import (
 	"bytes"
-	"codeq/internal/base"
-	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"encoding/json"
 	"fmt"
 	"math"
 	"strconv"
 	"time"
 	"unicode/utf8"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // Configured is the settings of a queue. The first shard decides the order of their versions; every

@@ -1,13 +1,14 @@
 package engine
 
 import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
 	"codeq/internal/store"
-	"fmt"
-
-	"github.com/cockroachdb/pebble/v2"
 )
 
 // holder returns the task that has an idempotency key.

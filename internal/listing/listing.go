@@ -6,12 +6,6 @@ package listing
 import (
 	"bytes"
 	"cmp"
-	"codeq/internal/base"
-	"codeq/internal/engine"
-	"codeq/internal/keys"
-	"codeq/internal/schema"
-	"codeq/internal/store"
-	"codeq/internal/wire"
 	"fmt"
 	"math"
 	"slices"
@@ -19,6 +13,13 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+	"codeq/internal/wire"
 )
 
 // Query says which tasks are read.
