@@ -252,6 +252,7 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 // their tasks end before that, marks are on disk only, and load finds a lane of theirs under two numbers; then
 // they leave memory.
 func TestMarkedQueuesAreForgotten(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const children = 10_000
 		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1}
@@ -331,6 +332,7 @@ func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 // TestStatsInParts: the counts of many queues are copied in parts; while queues come and go,
 // nobody is counted twice, and those that stay are exact.
 func TestStatsInParts(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{fs: vfs.NewMem(), Shards: 2, idleLanes: 1, sweepLanes: 16}
 		q, err := Open("queue", &opts)

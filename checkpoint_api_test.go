@@ -259,6 +259,7 @@ func (fs uncloned) Lock(name string) (io.Closer, error) {
 // queue is as ever, and the copy is complete, or refused by Open and by the next
 // Checkpoint, or has not been begun.
 func TestCheckpointPowerLoss(t *testing.T) {
+	t.Parallel()
 	rng := testkit.Seeded(t)
 	disk := vfs.NewCrashableMem()
 	var images []*vfs.MemFS

@@ -162,12 +162,12 @@ func TestCheckpointLosesItsLeader(t *testing.T) {
 		c.rest()
 		lost := make(chan struct{})
 		other.atCopy(func() {
-			c.net.isolate(old.name, c.names())
+			c.net.Isolate(old.name, c.names())
 			by := c.newLeader(old)
 			for range 10 {
 				add(by)
 			}
-			c.net.heal(true)
+			c.net.Heal(true)
 			close(lost)
 		})
 		require.NoError(t, simQueue(other).Checkpoint(ctx, "copy"))

@@ -344,6 +344,7 @@ func (l *copyLoad) check(c *copied) {
 // that follows from them has been done once. The queue itself is as if nothing had
 // happened, and the copies stay what they are while it goes on.
 func TestCheckpointIsOneCut(t *testing.T) {
+	t.Parallel()
 	levels := []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone}
 	if testing.Short() {
 		levels = levels[:1]

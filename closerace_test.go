@@ -27,6 +27,7 @@ var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces cl
 // carried out or refused, and what was acknowledged is there when it is opened
 // again.
 func TestCloseRaces(t *testing.T) {
+	t.Parallel()
 	rounds := cmp.Or(*closeRounds, testkit.Sized(30, 100, 200))
 	calls := int64(0)
 	for round := range rounds {

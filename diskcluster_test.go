@@ -156,11 +156,11 @@ func TestFollowerWithFullDisk(t *testing.T) {
 					return false
 				})
 				const tries = int64(10 * time.Minute / (250 * time.Millisecond))
-				sent := c.net.sent(leader.name, victim.name)
+				sent := c.net.Sent(leader.name, victim.name)
 				time.Sleep(10 * time.Minute)
 				produce(1)
 				require.Less(t, reads.Load(), tries*(cluster.MaxAppend+6))
-				require.Less(t, c.net.sent(leader.name, victim.name)-sent, tries*(16<<10), "an entry at a time")
+				require.Less(t, c.net.Sent(leader.name, victim.name)-sent, tries*(16<<10), "an entry at a time")
 				require.NoError(t, behind.group.Failure())
 				require.Equal(t, leader.name, c.leader(0).name)
 				ahead := simQueue(leader).replicas[0]

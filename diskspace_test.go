@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"bytes"
@@ -16,155 +16,28 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/engine"
+	"codeq/internal/hook"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
 )
 
-// smallDisk is a file system with so much room and no more.
-type smallDisk struct {
-	vfs.FS
-	size  atomic.Int64
-	used  atomic.Int64
-	asked atomic.Int64 // calls of GetDiskUsage
-	only  string       // what has room of its own is not this; "": everything counts
-	err   error        // of what has no room
-	nodes atomic.Int64 // files that there may be
-	files atomic.Int64 // with those that have been removed and are open
-	open  sync.Map     // name to the *smallDiskFile that writes it
-}
-
-func newSmallDisk(size int64) *smallDisk {
-	d := &smallDisk{FS: vfs.NewMem(), err: syscall.ENOSPC}
-	d.size.Store(size)
-	d.nodes.Store(1 << 30)
-	return d
-}
-
-func (d *smallDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
-	d.asked.Add(1)
-	return vfs.DiskUsage{AvailBytes: uint64(max(d.size.Load()-d.used.Load(), 0)), TotalBytes: uint64(d.size.Load())}, nil
-}
-
-func (d *smallDisk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if _, err := d.Stat(name); err != nil && !d.takeNode() {
-		return nil, d.err
-	}
-	f, err := d.FS.Create(name, c)
-	return d.writing(f, name), err
-}
-
-// takeNode is false if there may be no further file. Who fails takes nothing from others meanwhile.
-func (d *smallDisk) takeNode() bool {
-	for {
-		n := d.files.Load()
-		if n >= d.nodes.Load() {
-			return false
-		}
-		if d.files.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-func (d *smallDisk) writing(f vfs.File, name string) *smallDiskFile {
-	w := &smallDiskFile{File: f, disk: d, name: name}
-	d.open.Store(name, w)
-	return w
-}
-
-func (d *smallDisk) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	d.forget(old)
-	d.files.Add(1)
-	f, err := d.FS.ReuseForWrite(old, name, c)
-	return d.writing(f, name), err
-}
-
-func (d *smallDisk) Remove(name string) error {
-	d.forget(name)
-	return d.FS.Remove(name)
-}
-
-func (d *smallDisk) forget(name string) {
-	if info, err := d.Stat(name); err == nil {
-		d.used.Add(-info.Size())
-		if w, open := d.open.LoadAndDelete(name); open {
-			w.(*smallDiskFile).nameless.Store(true) // it is a file until it is closed
-			return
-		}
-		d.files.Add(-1)
-	}
-}
-
-type smallDiskFile struct {
-	vfs.File
-	disk     *smallDisk
-	name     string
-	reserved int64 // set aside for a file without a name
-	nameless atomic.Bool
-}
-
-// take is false if there is no room for so many bytes of the file.
-func (f *smallDiskFile) take(n int64) bool {
-	if used := f.disk.used.Add(n); used > f.disk.size.Load() && strings.HasSuffix(f.name, f.disk.only) {
-		f.disk.used.Add(-n)
-		return false
-	}
-	return true
-}
-
-// Write writes what there is room for.
-func (f *smallDiskFile) Write(p []byte) (int, error) {
-	if f.take(int64(len(p))) {
-		return f.File.Write(p)
-	}
-	half := p[:len(p)/2]
-	if !f.take(int64(len(half))) {
-		return 0, f.disk.err
-	}
-	n, err := f.File.Write(half)
-	return n, errors.Join(err, f.disk.err)
-}
-
-// Preallocate sets space aside for a file that has been removed. Of others, space is taken as they are written.
-func (f *smallDiskFile) Preallocate(_, length int64) error {
-	if _, err := f.disk.Stat(f.name); err == nil || f.disk.only != "" {
-		return nil
-	}
-	if !f.take(length) {
-		return f.disk.err
-	}
-	f.reserved += length
-	return nil
-}
-
-func (f *smallDiskFile) Close() error {
-	f.disk.used.Add(-f.reserved)
-	f.reserved = 0
-	f.disk.open.CompareAndDelete(f.name, f)
-	if f.nameless.CompareAndSwap(true, false) {
-		f.disk.files.Add(-1)
-	}
-	return f.File.Close()
-}
-
-const diskTestFree = 4 << 20
-
-func openOnSmallDisk(t *testing.T, d *smallDisk, change func(*Options)) *Queue {
-	o := &Options{Shards: 2, fs: d, MemTableBytes: 256 << 10, MinFreeBytes: diskTestFree, LeaseFor: time.Hour}
+func openOnSmallDisk(t *testing.T, d *testkit.SmallDisk, change func(*codeq.Options)) *codeq.Queue {
+	o := onDisk(d, &codeq.Options{Shards: 2, MemTableBytes: 256 << 10, MinFreeBytes: diskTestFree, LeaseFor: time.Hour})
 	if change != nil {
 		change(o)
 	}
-	q, err := Open("queue", o)
+	q, err := codeq.Open("queue", o)
 	require.NoError(t, err)
 	return q
 }
 
-// fill produces until the disk is full.
-func (d *smallDisk) fill(t *testing.T, q *Queue) (produced int) {
+// fillDisk produces until the disk is full.
+func fillDisk(t *testing.T, q *codeq.Queue) (produced int) {
 	for {
-		_, err := q.Produce(t.Context(), Task{Queue: "a", Payload: bytes.Repeat([]byte("x"), 20<<10)})
-		if errors.Is(err, ErrDiskFull) {
+		_, err := q.Produce(t.Context(), codeq.Task{Queue: "a", Payload: bytes.Repeat([]byte("x"), 20<<10)})
+		if errors.Is(err, codeq.ErrDiskFull) {
 			return produced
 		}
 		require.NoError(t, err)
@@ -174,23 +47,11 @@ func (d *smallDisk) fill(t *testing.T, q *Queue) (produced int) {
 	}
 }
 
-// free makes so much room.
-func (d *smallDisk) free(bytes int64) { d.size.Store(d.used.Load() + bytes) }
-
-// diskTestLevels is free space at each level.
-var diskTestLevels = [...]int64{
-	engine.Roomy:      64 << 20,
-	engine.RoomLow:    diskTestFree - 1,
-	engine.RoomScarce: diskTestFree/4*3 - 1,
-	engine.RoomNone:   diskTestFree/2 - 1,
-	engine.RoomEmpty:  diskTestFree/4 - 1,
-}
-
-// drop has the queue find a level of room.
-func (d *smallDisk) drop(level engine.Room) {
-	time.Sleep(2 * lookEvery * time.Millisecond) // flushes end
-	d.free(diskTestLevels[level])
-	time.Sleep(2 * lookEvery * time.Millisecond)
+// dropTo leaves the queue a level of room, which it finds.
+func dropTo(d *testkit.SmallDisk, level engine.Room) {
+	time.Sleep(2 * store.LookEvery * time.Millisecond) // flushes end
+	d.Free(diskTestLevels[level])
+	time.Sleep(2 * store.LookEvery * time.Millisecond)
 }
 
 // TestDiskLevels: every verb goes on down to its level, and is refused below it with
@@ -198,27 +59,27 @@ func (d *smallDisk) drop(level engine.Room) {
 func TestDiskLevels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(64 << 20)
-		q := openOnSmallDisk(t, disk, func(o *Options) { o.MaxAttempts = 10 })
-		task := Task{Queue: "a", Payload: []byte("more")}
-		kept := Task{Queue: "kept", Retention: time.Hour}
-		lease := func(task Task) Receipt {
+		disk := testkit.NewSmallDisk(64 << 20)
+		q := openOnSmallDisk(t, disk, func(o *codeq.Options) { o.MaxAttempts = 10 })
+		task := codeq.Task{Queue: "a", Payload: []byte("more")}
+		kept := codeq.Task{Queue: "kept", Retention: time.Hour}
+		lease := func(task codeq.Task) codeq.Receipt {
 			task.Queue += " leased"
 			_, err := q.Produce(ctx, task)
 			require.NoError(t, err)
 			return claimNow(t, q, task.Queue).Receipt
 		}
-		dead := func(queue string) ID {
-			r := lease(Task{Queue: queue})
+		dead := func(queue string) codeq.ID {
+			r := lease(codeq.Task{Queue: queue})
 			require.NoError(t, q.DeadLetter(ctx, r, nil))
 			return r.ID
 		}
-		waits := func(task Task) ID {
+		waits := func(task codeq.Task) codeq.ID {
 			id, err := q.Produce(ctx, task)
 			require.NoError(t, err)
 			return id
 		}
-		schedule := func(name string) Schedule { return Schedule{Name: name, Cron: "@yearly", Task: task} }
+		schedule := func(name string) codeq.Schedule { return codeq.Schedule{Name: name, Cron: "@yearly", Task: task} }
 		verbs := []struct {
 			name  string
 			level engine.Room // down to which it goes on
@@ -228,15 +89,15 @@ func TestDiskLevels(t *testing.T) {
 				return func() error { _, err := q.Produce(ctx, task); return err }
 			}},
 			{"ProduceBatch", engine.Roomy, func() func() error {
-				return func() error { _, err := q.ProduceBatch(ctx, []Task{task, task}); return err }
+				return func() error { _, err := q.ProduceBatch(ctx, []codeq.Task{task, task}); return err }
 			}},
 			{"SetSchedule", engine.Roomy, func() func() error {
 				return func() error { return q.SetSchedule(ctx, schedule("new")) }
 			}},
 			{"Claim", engine.RoomLow, func() func() error {
-				waits(Task{Queue: "to claim"})
+				waits(codeq.Task{Queue: "to claim"})
 				return func() error {
-					_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"to claim"}, NoWait: true})
+					_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"to claim"}, NoWait: true})
 					return err
 				}
 			}},
@@ -245,7 +106,7 @@ func TestDiskLevels(t *testing.T) {
 				return func() error { return q.RedriveDead(ctx, id) }
 			}},
 			{"SetPriority", engine.RoomLow, func() func() error {
-				id := waits(Task{Queue: "b"})
+				id := waits(codeq.Task{Queue: "b"})
 				return func() error { return q.SetPriority(ctx, id, 7) }
 			}},
 			{"Complete with a follow-up", engine.RoomScarce, func() func() error {
@@ -258,7 +119,7 @@ func TestDiskLevels(t *testing.T) {
 			}},
 			{"Retry", engine.RoomScarce, func() func() error {
 				r := lease(task)
-				return func() error { return q.Retry(ctx, r, RetryOptions{}) }
+				return func() error { return q.Retry(ctx, r, codeq.RetryOptions{}) }
 			}},
 			{"Release", engine.RoomScarce, func() func() error {
 				r := lease(task)
@@ -277,7 +138,7 @@ func TestDiskLevels(t *testing.T) {
 				return func() error { return q.Cancel(ctx, id) }
 			}},
 			{"Configure", engine.RoomScarce, func() func() error {
-				return func() error { return q.Configure(ctx, "b", func(s *Settings) { s.Concurrency++ }) }
+				return func() error { return q.Configure(ctx, "b", func(s *codeq.Settings) { s.Concurrency++ }) }
 			}},
 			{"Complete", engine.RoomNone, func() func() error {
 				r := lease(task)
@@ -296,20 +157,20 @@ func TestDiskLevels(t *testing.T) {
 				return func() error { return q.DeleteSchedule(ctx, "old") }
 			}},
 			{"ReleaseKey, of a task that goes on", engine.RoomScarce, func() func() error {
-				t := Task{Queue: "keys", Unique: Unique{Key: "k"}}
+				t := codeq.Task{Queue: "keys", Unique: codeq.Unique{Key: "k"}}
 				_, _ = q.Produce(ctx, t) // it may be there from the last time
-				return func() error { return q.ReleaseKey(ctx, t.uniqueKey()) }
+				return func() error { return q.ReleaseKey(ctx, codeq.UniqueKey{Queue: t.Queue, Key: t.Unique.Key}) }
 			}},
 			{"ReleaseKey", engine.RoomNone, func() func() error {
-				task := Task{Queue: "keys of ended tasks", Unique: Unique{Key: "k", For: time.Hour}}
+				task := codeq.Task{Queue: "keys of ended tasks", Unique: codeq.Unique{Key: "k", For: time.Hour}}
 				if _, err := q.Produce(ctx, task); err == nil { // else it is there from the last time
 					complete(t, q, claimNow(t, q, task.Queue))
 				}
-				return func() error { return q.ReleaseKey(ctx, task.uniqueKey()) }
+				return func() error { return q.ReleaseKey(ctx, codeq.UniqueKey{Queue: task.Queue, Key: task.Unique.Key}) }
 			}},
 			{"PurgeDead", engine.RoomNone, func() func() error {
 				dead("dead to purge")
-				return func() error { _, err := q.PurgeDead(ctx, DeadFilter{Queue: "dead to purge leased"}); return err }
+				return func() error { _, err := q.PurgeDead(ctx, codeq.DeadFilter{Queue: "dead to purge leased"}); return err }
 			}},
 			{"Stats", engine.RoomEmpty, func() func() error {
 				return func() error { _, err := q.Stats(ctx); return err }
@@ -320,7 +181,7 @@ func TestDiskLevels(t *testing.T) {
 			}},
 			{"List", engine.RoomEmpty, func() func() error {
 				return func() error {
-					for _, err := range q.List(ctx, ListOptions{State: Leased}) {
+					for _, err := range q.List(ctx, codeq.ListOptions{State: codeq.Leased}) {
 						return err
 					}
 					return nil
@@ -331,38 +192,38 @@ func TestDiskLevels(t *testing.T) {
 			}},
 		}
 		for level := engine.Roomy; level <= engine.RoomEmpty; level++ {
-			disk.drop(engine.Roomy)
+			dropTo(disk, engine.Roomy)
 			calls := make([]func() error, len(verbs))
 			for i, v := range verbs {
 				calls[i] = v.plan()
 			}
-			disk.drop(level)
+			dropTo(disk, level)
 			for i, v := range verbs {
-				before, err := q.list()
+				before, err := list(q)
 				require.NoError(t, err)
 				err = calls[i]()
 				if level <= v.level {
 					require.NoError(t, err, "%s at level %s", v.name, level)
 					continue
 				}
-				require.ErrorIs(t, err, ErrDiskFull, "%s at level %s", v.name, level)
+				require.ErrorIs(t, err, codeq.ErrDiskFull, "%s at level %s", v.name, level)
 				require.ErrorContains(t, err, "shard ")
-				after, err := q.list()
+				after, err := list(q)
 				require.NoError(t, err)
 				require.Equal(t, before, after, v.name)
 			}
 			if level > engine.RoomScarce {
-				require.ErrorIs(t, q.Checkpoint(ctx, "copy"), ErrDiskFull)
+				require.ErrorIs(t, q.Checkpoint(ctx, "copy"), codeq.ErrDiskFull)
 			}
-			disk.free(64 << 20)
+			disk.Free(64 << 20)
 			time.Sleep(time.Second)
 			for i, v := range verbs { // what was refused has changed nothing
 				if level > v.level {
 					require.NoError(t, calls[i](), "%s after level %s", v.name, level)
 				}
 			}
-			require.NoError(t, q.checkAll())
-			require.NoError(t, q.checkMemory())
+			require.NoError(t, checkAll(q))
+			require.NoError(t, checkMemory(q))
 		}
 		require.NoError(t, q.Close())
 		require.NoError(t, openOnSmallDisk(t, disk, nil).Close())
@@ -374,25 +235,25 @@ func TestDiskLevels(t *testing.T) {
 func TestDiskFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(16 << 20)
+		disk := testkit.NewSmallDisk(16 << 20)
 		q := openOnSmallDisk(t, disk, nil)
-		require.Greater(t, disk.fill(t, q), 30)
-		require.Greater(t, disk.size.Load()-disk.used.Load(), int64(diskTestFree)*3/4)
-		disk.drop(engine.RoomScarce)
+		require.Greater(t, fillDisk(t, q), 30)
+		require.Greater(t, disk.Size.Load()-disk.Used.Load(), int64(diskTestFree)*3/4)
+		dropTo(disk, engine.RoomScarce)
 		short, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		_, err := q.Claim(short, ClaimRequest{Queues: []string{"a"}})
+		_, err := q.Claim(short, codeq.ClaimRequest{Queues: []string{"a"}})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		waiting := make(chan error, 1)
 		go func() {
-			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+			_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
 			waiting <- err
 		}()
 		for level := engine.RoomScarce; level <= engine.RoomEmpty; level++ {
-			disk.drop(level)
+			dropTo(disk, level)
 			require.Empty(t, waiting)
 		}
-		disk.free(64 << 20)
+		disk.Free(64 << 20)
 		require.NoError(t, <-waiting, "nobody has called")
 		require.NoError(t, q.Close())
 	})
@@ -405,33 +266,33 @@ func TestDiskFullLeases(t *testing.T) {
 		t.Run(fmt.Sprint("reopened ", reopened), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx := t.Context()
-				disk := newSmallDisk(64 << 20)
+				disk := testkit.NewSmallDisk(64 << 20)
 				q := openOnSmallDisk(t, disk, nil)
-				produce(t, q, Task{Queue: "a"})
-				claim := ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute}
+				produce(t, q, codeq.Task{Queue: "a"})
+				claim := codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute}
 				l, err := q.Claim(ctx, claim)
 				require.NoError(t, err)
 				for _, level := range []engine.Room{engine.RoomNone, engine.RoomEmpty, engine.RoomNone} {
-					disk.drop(level)
-					require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrDiskFull)
+					dropTo(disk, level)
+					require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), codeq.ErrDiskFull)
 					if reopened {
 						require.NoError(t, q.Close())
-						disk.drop(level) // without the reserves of the stores
+						dropTo(disk, level) // without the reserves of the stores
 						q = openOnSmallDisk(t, disk, nil)
 					}
 					time.Sleep(time.Hour)
 				}
-				disk.free(64 << 20)
-				time.Sleep(lookEvery * time.Millisecond)
+				disk.Free(64 << 20)
+				time.Sleep(store.LookEvery * time.Millisecond)
 				require.NoError(t, q.Extend(ctx, l.Receipt, time.Minute))
-				disk.drop(engine.RoomScarce)
+				dropTo(disk, engine.RoomScarce)
 				time.Sleep(time.Minute)
-				require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), ErrLeaseLost)
-				disk.drop(engine.Roomy)
+				require.ErrorIs(t, q.Extend(ctx, l.Receipt, time.Minute), codeq.ErrLeaseLost)
+				dropTo(disk, engine.Roomy)
 				l, err = q.Claim(ctx, claim)
 				require.NoError(t, err)
 				require.Equal(t, 2, l.Attempt)
-				require.NoError(t, q.checkAll())
+				require.NoError(t, checkAll(q))
 				require.NoError(t, q.Close())
 			})
 		})
@@ -443,10 +304,10 @@ func TestDiskFullLeases(t *testing.T) {
 func TestDiskFullForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(64 << 20)
+		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, nil)
 		for range 10 {
-			produce(t, q, Task{Queue: "a", Retention: time.Minute})
+			produce(t, q, codeq.Task{Queue: "a", Retention: time.Minute})
 			require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil))
 		}
 		done := func() int {
@@ -454,11 +315,11 @@ func TestDiskFullForgets(t *testing.T) {
 			require.NoError(t, err)
 			return int(stats["a"].Done)
 		}
-		disk.drop(engine.RoomNone)
+		dropTo(disk, engine.RoomNone)
 		require.Equal(t, 10, done())
 		time.Sleep(2 * time.Minute)
 		require.Zero(t, done())
-		require.NoError(t, q.checkAll())
+		require.NoError(t, checkAll(q))
 		require.NoError(t, q.Close())
 	})
 }
@@ -468,14 +329,14 @@ func TestDiskFullForgets(t *testing.T) {
 func TestDiskFullForTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := newSmallDisk(64 << 20)
-		q := openOnSmallDisk(t, disk, func(o *Options) { o.Shards = 1 })
-		require.NoError(t, q.SetSchedule(ctx, Schedule{Name: "s", Every: 10 * time.Second, Missed: MissedAll, Task: Task{Queue: "ticks"}}))
-		_, err := q.Produce(ctx, Task{Queue: "a"})
+		disk := testkit.NewSmallDisk(64 << 20)
+		q := openOnSmallDisk(t, disk, func(o *codeq.Options) { o.Shards = 1 })
+		require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: 10 * time.Second, Missed: codeq.MissedAll, Task: codeq.Task{Queue: "ticks"}}))
+		_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
 		require.NoError(t, err)
-		_, err = q.Produce(ctx, Task{Queue: "later", RunAt: time.Now().Add(time.Minute)})
+		_, err = q.Produce(ctx, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Minute)})
 		require.NoError(t, err)
-		_, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute})
+		_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute})
 		require.NoError(t, err)
 		counts := func() (ticks, leased, scheduled int) {
 			stats, err := q.Stats(ctx)
@@ -484,11 +345,11 @@ func TestDiskFullForTimes(t *testing.T) {
 		}
 		for _, free := range []int64{diskTestFree - 1, diskTestFree/2 - 1} {
 			ticks, _, _ := counts()
-			disk.free(free)
+			disk.Free(free)
 			time.Sleep(2 * time.Second)
-			asked := disk.asked.Load()
+			asked := disk.Asked.Load()
 			time.Sleep(10 * time.Minute)
-			require.Less(t, disk.asked.Load()-asked, int64(700))
+			require.Less(t, disk.Asked.Load()-asked, int64(700))
 			now, leased, scheduled := counts()
 			require.LessOrEqual(t, now, ticks+1)
 			if free < diskTestFree/2 {
@@ -497,14 +358,14 @@ func TestDiskFullForTimes(t *testing.T) {
 			} else { // they go on
 				require.Zero(t, leased)
 				require.Zero(t, scheduled)
-				_, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute})
+				_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute})
 				require.NoError(t, err)
-				id, err := q.Claim(ctx, ClaimRequest{Queues: []string{"later"}})
+				id, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
 				require.NoError(t, err)
 				require.NoError(t, q.Release(ctx, id.Receipt, time.Minute))
 			}
 			if free < diskTestFree/2 {
-				disk.free(64 << 20)
+				disk.Free(64 << 20)
 				time.Sleep(10 * time.Second)
 				now, leased, scheduled = counts()
 				require.Greater(t, now, 110, "every tick")
@@ -524,28 +385,28 @@ func TestDiskFullForRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const tasks = 100
 		ctx, cancel := context.WithCancel(t.Context())
-		disk := newSmallDisk(64 << 20)
+		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, nil)
 		for range tasks {
-			_, err := q.Produce(ctx, Task{Queue: "a"})
+			_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
 			require.NoError(t, err)
 		}
-		disk.free(diskTestFree/2 - 1)
+		disk.Free(diskTestFree/2 - 1)
 		time.Sleep(2 * time.Second)
 		var done atomic.Int64
-		mux := new(Mux)
-		Handle(mux, "a", func(context.Context, *Job[[]byte]) error {
+		mux := new(codeq.Mux)
+		codeq.Handle(mux, "a", func(context.Context, *codeq.Job[[]byte]) error {
 			done.Add(1)
 			return nil
 		})
 		ended := make(chan error, 1)
-		go func() { ended <- q.Run(ctx, mux, &RunOptions{Concurrency: 4}) }()
-		asked := disk.asked.Load()
+		go func() { ended <- q.Run(ctx, mux, &codeq.RunOptions{Concurrency: 4}) }()
+		asked := disk.Asked.Load()
 		time.Sleep(time.Minute)
 		require.Empty(t, ended)
 		require.Zero(t, done.Load())
-		require.Less(t, disk.asked.Load()-asked, int64(200))
-		disk.free(64 << 20)
+		require.Less(t, disk.Asked.Load()-asked, int64(200))
+		disk.Free(64 << 20)
 		time.Sleep(2 * time.Second)
 		require.EqualValues(t, tasks, done.Load())
 		cancel()
@@ -557,48 +418,48 @@ func TestDiskFullForRun(t *testing.T) {
 // TestDiskScarceAmidTelling: while there is no room to tell all who waited for a task that it has ended, what
 // would change the task is refused, and not tried again and again.
 func TestDiskScarceAmidTelling(t *testing.T) {
-	for _, end := range []State{Done, Dead} {
+	for _, end := range []codeq.State{codeq.Done, codeq.Dead} {
 		t.Run(end.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx := t.Context()
-				disk := newSmallDisk(64 << 20)
+				disk := testkit.NewSmallDisk(64 << 20)
 				var groups atomic.Int64
-				q := openOnSmallDisk(t, disk, func(o *Options) {
+				q := openOnSmallDisk(t, disk, func(o *codeq.Options) {
 					o.Shards, o.MaxAttempts = 1, 1
-					o.wall = func() time.Time {
+					hook.SetWall(o, func() time.Time {
 						if groups.Add(1) > 10_000 {
-							panic(injected("the owner goes round and round"))
+							panic("the owner goes round and round")
 						}
 						return time.Now()
-					}
+					})
 				})
-				parent := produce(t, q, Task{Queue: "parent", Retention: time.Hour})[0]
+				parent := produce(t, q, codeq.Task{Queue: "parent", Retention: time.Hour})[0]
 				for range engine.TellAtOnce + 1 {
-					produce(t, q, Task{Queue: "child", After: []ID{parent}, OnDead: CancelOnDead})
+					produce(t, q, codeq.Task{Queue: "child", After: []codeq.ID{parent}, OnDead: codeq.CancelOnDead})
 				}
 				l := claimNow(t, q, "parent")
-				disk.drop(engine.RoomScarce)
-				if end == Done {
+				dropTo(disk, engine.RoomScarce)
+				if end == codeq.Done {
 					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 				} else {
-					require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{}))
+					require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{}))
 				}
 				require.EqualValues(t, engine.TellAtOnce+1, countsOf(t, q, "child").Blocked)
 				o, err := q.Await(ctx, parent)
 				require.NoError(t, err)
 				require.Equal(t, end, o.State)
-				require.ErrorIs(t, q.Cancel(ctx, parent), ErrDiskFull)
-				n, err := q.PurgeDead(ctx, DeadFilter{})
-				if end == Dead {
-					require.ErrorIs(t, err, ErrDiskFull)
+				require.ErrorIs(t, q.Cancel(ctx, parent), codeq.ErrDiskFull)
+				n, err := q.PurgeDead(ctx, codeq.DeadFilter{})
+				if end == codeq.Dead {
+					require.ErrorIs(t, err, codeq.ErrDiskFull)
 				}
 				require.Zero(t, n)
-				disk.drop(engine.Roomy)
+				dropTo(disk, engine.Roomy)
 				require.Zero(t, countsOf(t, q, "child").Blocked)
-				if end == Dead {
+				if end == codeq.Dead {
 					require.NoError(t, q.Cancel(ctx, parent))
 				}
-				require.NoError(t, q.checkAll())
+				require.NoError(t, checkAll(q))
 				require.NoError(t, q.Close())
 			})
 		})
@@ -613,20 +474,20 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 		t.Run(level.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
-				disk := newSmallDisk(64 << 20)
-				q := openOnSmallDisk(t, disk, func(o *Options) { o.LeaseFor, o.MaxAttempts = time.Minute, 3 })
+				disk := testkit.NewSmallDisk(64 << 20)
+				q := openOnSmallDisk(t, disk, func(o *codeq.Options) { o.LeaseFor, o.MaxAttempts = time.Minute, 3 })
 				for _, queue := range []string{"follow", "keep", "retry", "snooze", "drop"} {
 					for range 3 {
-						produce(t, q, Task{Queue: queue, Retention: map[string]time.Duration{"keep": Forever}[queue]})
+						produce(t, q, codeq.Task{Queue: queue, Retention: map[string]time.Duration{"keep": codeq.Forever}[queue]})
 					}
 				}
 				full := make(chan struct{})
 				calls := make(map[string]int)
 				var mu sync.Mutex
 				var reported []error
-				mux := new(Mux)
-				handle := func(queue string, do func(*Job[[]byte]) error) {
-					Handle(mux, queue, func(_ context.Context, j *Job[[]byte]) error {
+				mux := new(codeq.Mux)
+				handle := func(queue string, do func(*codeq.Job[[]byte]) error) {
+					codeq.Handle(mux, queue, func(_ context.Context, j *codeq.Job[[]byte]) error {
 						mu.Lock()
 						calls[queue]++
 						mu.Unlock()
@@ -634,31 +495,31 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 						return do(j)
 					})
 				}
-				handle("follow", func(j *Job[[]byte]) error {
-					j.FollowUp(Task{Queue: "next"}, Task{Queue: "next", Group: "g"})
+				handle("follow", func(j *codeq.Job[[]byte]) error {
+					j.FollowUp(codeq.Task{Queue: "next"}, codeq.Task{Queue: "next", Group: "g"})
 					return nil
 				})
-				handle("keep", func(j *Job[[]byte]) error { j.SetResult([]byte("result")); return nil })
-				handle("retry", func(*Job[[]byte]) error { return RetryAfter(100*time.Hour, errors.New("no")) })
-				handle("snooze", func(*Job[[]byte]) error { return Snooze(100 * time.Hour) })
-				handle("drop", func(*Job[[]byte]) error { return nil })
+				handle("keep", func(j *codeq.Job[[]byte]) error { j.SetResult([]byte("result")); return nil })
+				handle("retry", func(*codeq.Job[[]byte]) error { return codeq.RetryAfter(100*time.Hour, errors.New("no")) })
+				handle("snooze", func(*codeq.Job[[]byte]) error { return codeq.Snooze(100 * time.Hour) })
+				handle("drop", func(*codeq.Job[[]byte]) error { return nil })
 				ended := make(chan error, 1)
 				go func() {
-					ended <- q.Run(ctx, mux, &RunOptions{Concurrency: 20, OnError: func(_ *Lease, err error) {
+					ended <- q.Run(ctx, mux, &codeq.RunOptions{Concurrency: 20, OnError: func(_ *codeq.Lease, err error) {
 						mu.Lock()
 						reported = append(reported, err)
 						mu.Unlock()
 					}})
 				}()
 				synctest.Wait()
-				disk.drop(level)
+				dropTo(disk, level)
 				close(full)
 				time.Sleep(time.Hour)
-				disk.free(64 << 20)
+				disk.Free(64 << 20)
 				time.Sleep(10 * time.Second)
 				stats, err := q.Stats(ctx)
 				require.NoError(t, err)
-				require.Equal(t, map[string]Counts{
+				require.Equal(t, map[string]codeq.Counts{
 					"keep": {Done: 3}, "retry": {Scheduled: 3}, "snooze": {Scheduled: 3},
 					"next": {Ready: 4, Blocked: 2},
 				}, stats)
@@ -667,7 +528,7 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 				for _, err := range reported {
 					require.EqualError(t, err, "no")
 				}
-				require.NoError(t, q.checkAll())
+				require.NoError(t, checkAll(q))
 				cancel()
 				require.NoError(t, <-ended)
 				require.NoError(t, q.Close())
@@ -681,47 +542,47 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 func TestDiskFullAtTheEndOfRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const tasks = 8
-		disk := newSmallDisk(64 << 20)
+		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, nil)
 		for range tasks {
-			produce(t, q, Task{Queue: "a"})
+			produce(t, q, codeq.Task{Queue: "a"})
 		}
 		full := make(chan struct{})
 		var done atomic.Int64
-		mux := new(Mux)
-		Handle(mux, "a", func(context.Context, *Job[[]byte]) error {
+		mux := new(codeq.Mux)
+		codeq.Handle(mux, "a", func(context.Context, *codeq.Job[[]byte]) error {
 			<-full
 			if done.Add(1)%2 == 0 {
-				return Snooze(time.Minute)
+				return codeq.Snooze(time.Minute)
 			}
 			return nil
 		})
 		errs := make(chan error, 2*tasks)
 		ended := make(chan error, 1)
 		go func() {
-			ended <- q.Run(t.Context(), mux, &RunOptions{
-				Concurrency: tasks, Grace: 5 * time.Second, OnError: func(_ *Lease, err error) { errs <- err },
+			ended <- q.Run(t.Context(), mux, &codeq.RunOptions{
+				Concurrency: tasks, Grace: 5 * time.Second, OnError: func(_ *codeq.Lease, err error) { errs <- err },
 			})
 		}()
 		synctest.Wait()
-		disk.drop(engine.RoomEmpty)
+		dropTo(disk, engine.RoomEmpty)
 		close(full)
 		synctest.Wait()
 		require.Empty(t, errs)
 		begin := time.Now()
 		require.NoError(t, q.Close())
-		require.ErrorIs(t, <-ended, ErrClosed)
+		require.ErrorIs(t, <-ended, codeq.ErrClosed)
 		require.LessOrEqual(t, time.Since(begin), 12*time.Second)
 		require.Len(t, errs, tasks)
 		for range tasks {
-			require.ErrorIs(t, <-errs, ErrDiskFull)
+			require.ErrorIs(t, <-errs, codeq.ErrDiskFull)
 		}
-		disk.free(64 << 20)
+		disk.Free(64 << 20)
 		q = openOnSmallDisk(t, disk, nil)
 		stats, err := q.Stats(t.Context())
 		require.NoError(t, err)
 		require.EqualValues(t, tasks, stats["a"].Ready+stats["a"].Leased)
-		require.NoError(t, q.checkAll())
+		require.NoError(t, checkAll(q))
 		require.NoError(t, q.Close())
 	})
 }
@@ -730,68 +591,69 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 // of its free space, calls that write are refused in time, reads go on, no lease is
 // lost, and work goes on when there is room. Close does not wait for it.
 func TestDiskReallyFull(t *testing.T) {
+	t.Parallel()
 	for _, room := range []bool{true, false} {
 		for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 			t.Run(fmt.Sprintf("room %t, %v", room, full), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					ctx := t.Context()
-					disk := newSmallDisk(1 << 20)
-					disk.only, disk.err = ".sst", full
-					q := openOnSmallDisk(t, disk, func(o *Options) { o.MinFreeBytes, o.LeaseFor = -1, time.Minute })
-					first := q.startingAt(0)
-					_, err := first.Produce(ctx, Task{Queue: "b"})
+					disk := testkit.NewSmallDisk(1 << 20)
+					disk.Only, disk.Err = ".sst", full
+					q := openOnSmallDisk(t, disk, func(o *codeq.Options) { o.MinFreeBytes, o.LeaseFor = -1, time.Minute })
+					first := startingAt(q, 0)
+					_, err := first.Produce(ctx, codeq.Task{Queue: "b"})
 					require.NoError(t, err)
-					l, err := first.Claim(ctx, ClaimRequest{Queues: []string{"b"}})
+					l, err := first.Claim(ctx, codeq.ClaimRequest{Queues: []string{"b"}})
 					require.NoError(t, err)
 					produced, payload := 0, bytes.Repeat([]byte("x"), 20<<10)
 					for {
-						if _, err = first.Produce(ctx, Task{Queue: "a", Payload: payload}); err != nil {
+						if _, err = first.Produce(ctx, codeq.Task{Queue: "a", Payload: payload}); err != nil {
 							break
 						}
 						produced++
 						require.Less(t, produced, 1000)
 					}
-					require.ErrorIs(t, err, ErrDiskFull)
+					require.ErrorIs(t, err, codeq.ErrDiskFull)
 					require.ErrorContains(t, err, "shard 0")
-					disk.size.Store(0) // what the table that failed leaves is no room for another
+					disk.Size.Store(0) // what the table that failed leaves is no room for another
 					begin := time.Now()
-					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), ErrDiskFull)
-					_, err = first.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
-					require.ErrorIs(t, err, ErrDiskFull)
+					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrDiskFull)
+					_, err = first.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+					require.ErrorIs(t, err, codeq.ErrDiskFull)
 					info, err := q.Get(ctx, l.ID)
 					require.NoError(t, err)
-					require.Equal(t, Leased, info.State)
+					require.Equal(t, codeq.Leased, info.State)
 					stats, err := q.Stats(ctx)
 					require.NoError(t, err)
 					require.EqualValues(t, produced, stats["a"].Ready)
-					_, err = q.startingAt(1).Produce(ctx, Task{Queue: "c"})
+					_, err = startingAt(q, 1).Produce(ctx, codeq.Task{Queue: "c"})
 					require.NoError(t, err)
-					got, err := first.Claim(ctx, ClaimRequest{Queues: []string{"c"}})
+					got, err := first.Claim(ctx, codeq.ClaimRequest{Queues: []string{"c"}})
 					require.NoError(t, err, "of another shard")
 					require.NoError(t, q.Complete(ctx, got.Receipt, nil))
 					require.Zero(t, time.Since(begin), "nothing has waited")
 					time.Sleep(2 * time.Minute)
-					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), ErrDiskFull)
+					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrDiskFull)
 					if room {
-						disk.free(64 << 20)
-						time.Sleep(lookEvery * time.Millisecond)
+						disk.Free(64 << 20)
+						time.Sleep(store.LookEvery * time.Millisecond)
 						require.NoError(t, q.Complete(ctx, l.Receipt, nil), "the lease is in force")
-						_, err = first.Produce(ctx, Task{Queue: "b"})
+						_, err = first.Produce(ctx, codeq.Task{Queue: "b"})
 						require.NoError(t, err)
 						require.NoError(t, q.Close())
 					} else {
 						require.NoError(t, q.Close())
-						_, err := Open("queue", &Options{fs: disk})
-						require.ErrorIs(t, err, ErrDiskFull)
+						_, err := codeq.Open("queue", onDisk(disk, &codeq.Options{}))
+						require.ErrorIs(t, err, codeq.ErrDiskFull)
 						require.ErrorIs(t, err, full)
 						require.ErrorContains(t, err, "queue")
-						disk.free(64 << 20)
+						disk.Free(64 << 20)
 					}
 					q = openOnSmallDisk(t, disk, nil)
 					stats, err = q.Stats(ctx)
 					require.NoError(t, err)
 					require.EqualValues(t, produced, stats["a"].Ready)
-					require.NoError(t, q.checkAll())
+					require.NoError(t, checkAll(q))
 					require.NoError(t, q.Close())
 				})
 			})
@@ -802,35 +664,36 @@ func TestDiskReallyFull(t *testing.T) {
 // TestLogWithoutSpace: when the log cannot be written, whatever the file system says of its free space, calls
 // that write are refused in time, reads go on, no shard fails, and work goes on when there is room.
 func TestLogWithoutSpace(t *testing.T) {
+	t.Parallel()
 	rng := testkit.Seeded(t)
-	for _, d := range []Durability{DurabilityNone, DurabilityProcess, DurabilityDisk} {
+	for _, d := range []codeq.Durability{codeq.DurabilityNone, codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		for _, shards := range []int{1, 3} {
 			for _, size := range []int{100, 20 << 10} {
 				synctest.Test(t, func(t *testing.T) {
 					ctx := t.Context()
-					disk := newSmallDisk(int64(24<<20 + rng.IntN(4<<20)))
-					disk.err = []error{syscall.ENOSPC, syscall.EDQUOT}[rng.IntN(2)]
-					q := openOnSmallDisk(t, disk, func(o *Options) {
+					disk := testkit.NewSmallDisk(int64(24<<20 + rng.IntN(4<<20)))
+					disk.Err = []error{syscall.ENOSPC, syscall.EDQUOT}[rng.IntN(2)]
+					q := openOnSmallDisk(t, disk, func(o *codeq.Options) {
 						o.MinFreeBytes, o.Shards, o.Durability = -1, shards, d
 					})
-					id := produce(t, q, Task{Queue: "b"})[0]
-					batch := make([]Task, min(200, 256<<10/size))
+					id := produce(t, q, codeq.Task{Queue: "b"})[0]
+					batch := make([]codeq.Task, min(200, 256<<10/size))
 					for i := range batch {
 						payload := make([]byte, size) // that nothing compresses
 						for k := range payload {
 							payload[k] = byte(rng.Uint32())
 						}
-						batch[i] = Task{Queue: "a", Payload: payload}
+						batch[i] = codeq.Task{Queue: "a", Payload: payload}
 					}
 					produced := 0
 					for range 3 {
-						disk.free(int64(rng.IntN(8 << 20)))
-						time.Sleep(lookEvery * time.Millisecond)
+						disk.Free(int64(rng.IntN(8 << 20)))
+						time.Sleep(store.LookEvery * time.Millisecond)
 						for {
 							_, err := q.ProduceBatch(ctx, batch)
 							if err != nil {
-								require.ErrorIs(t, err, ErrDiskFull)
-								require.NotErrorIs(t, err, ErrUncertain)
+								require.ErrorIs(t, err, codeq.ErrDiskFull)
+								require.NotErrorIs(t, err, codeq.ErrUncertain)
 								break
 							}
 							produced += len(batch)
@@ -839,18 +702,18 @@ func TestLogWithoutSpace(t *testing.T) {
 						begin := time.Now()
 						info, err := q.Get(ctx, id)
 						require.NoError(t, err)
-						require.Equal(t, Ready, info.State)
+						require.Equal(t, codeq.Ready, info.State)
 						require.EqualValues(t, produced, countsOf(t, q, "a").Ready)
 						require.Zero(t, time.Since(begin), "nothing has waited")
 					}
-					disk.free(64 << 20)
-					time.Sleep(lookEvery * time.Millisecond)
+					disk.Free(64 << 20)
+					time.Sleep(store.LookEvery * time.Millisecond)
 					complete(t, q, claimNow(t, q, "b"))
-					require.NoError(t, q.checkAll())
+					require.NoError(t, checkAll(q))
 					require.NoError(t, q.Close())
-					q = openOnSmallDisk(t, disk, func(o *Options) { o.Shards = shards })
+					q = openOnSmallDisk(t, disk, func(o *codeq.Options) { o.Shards = shards })
 					require.EqualValues(t, produced, countsOf(t, q, "a").Ready)
-					require.NoError(t, q.checkAll())
+					require.NoError(t, checkAll(q))
 					require.NoError(t, q.Close())
 				})
 			}
@@ -879,10 +742,10 @@ func TestDiskFullUnderway(t *testing.T) {
 					}
 					return nil
 				}}
-				opts := &Options{Shards: 1, fs: disk, MemTableBytes: 256 << 10, MinFreeBytes: -1}
+				opts := onDisk(disk, &codeq.Options{Shards: 1, MemTableBytes: 256 << 10, MinFreeBytes: -1})
 				close(slow)
 				fails.Store(false)
-				q, err := Open("queue", opts)
+				q, err := codeq.Open("queue", opts)
 				require.NoError(t, err)
 				fails.Store(full)
 				slow = make(chan struct{})
@@ -891,7 +754,7 @@ func TestDiskFullUnderway(t *testing.T) {
 				go func() {
 					var err error
 					for ; err == nil && produced < 100; produced++ {
-						_, err = q.Produce(ctx, Task{Queue: "a", Payload: bytes.Repeat([]byte("x"), 20<<10)})
+						_, err = q.Produce(ctx, codeq.Task{Queue: "a", Payload: bytes.Repeat([]byte("x"), 20<<10)})
 					}
 					ended <- err
 				}()
@@ -905,15 +768,15 @@ func TestDiskFullUnderway(t *testing.T) {
 					require.NoError(t, q.Close())
 					return
 				}
-				require.ErrorIs(t, <-ended, ErrDiskFull)
+				require.ErrorIs(t, <-ended, codeq.ErrDiskFull)
 				stats, err := q.Stats(ctx)
 				require.NoError(t, err)
 				require.EqualValues(t, produced-1, stats["a"].Ready)
 				fails.Store(false)
-				time.Sleep(lookEvery * time.Millisecond)
-				_, err = q.Produce(ctx, Task{Queue: "a"})
+				time.Sleep(store.LookEvery * time.Millisecond)
+				_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
 				require.NoError(t, err)
-				require.NoError(t, q.checkAll())
+				require.NoError(t, checkAll(q))
 				require.NoError(t, q.Close())
 			})
 		})
@@ -922,23 +785,23 @@ func TestDiskFullUnderway(t *testing.T) {
 
 // TestOpenOnFullDisk: Open says that the disk is full, and works when there is room.
 func TestOpenOnFullDisk(t *testing.T) {
-	disk := newSmallDisk(0)
+	disk := testkit.NewSmallDisk(0)
 	for _, room := range []int64{0, 100, 300, 1000, 3000} {
-		disk.free(room)
-		_, err := Open("queue", &Options{fs: disk, Shards: 1})
-		require.ErrorIs(t, err, ErrDiskFull, room)
+		disk.Free(room)
+		_, err := codeq.Open("queue", onDisk(disk, &codeq.Options{Shards: 1}))
+		require.ErrorIs(t, err, codeq.ErrDiskFull, room)
 		require.ErrorContains(t, err, "queue")
 	}
-	disk.free(256 << 20)
-	require.NoError(t, openOnSmallDisk(t, disk, func(o *Options) { o.Shards = 1 }).Close())
+	disk.Free(256 << 20)
+	require.NoError(t, openOnSmallDisk(t, disk, func(o *codeq.Options) { o.Shards = 1 }).Close())
 }
 
 // TestMinFreeBytes: the default is there, and a negative number is no limit.
 func TestMinFreeBytes(t *testing.T) {
-	for free, want := range map[int64]error{0: ErrDiskFull, -1: nil, 32 << 20: ErrDiskFull, 16 << 20: nil} {
-		disk := newSmallDisk(28 << 20)
-		q := openOnSmallDisk(t, disk, func(o *Options) { o.MinFreeBytes = free })
-		_, err := q.Produce(t.Context(), Task{Queue: "a"})
+	for free, want := range map[int64]error{0: codeq.ErrDiskFull, -1: nil, 32 << 20: codeq.ErrDiskFull, 16 << 20: nil} {
+		disk := testkit.NewSmallDisk(28 << 20)
+		q := openOnSmallDisk(t, disk, func(o *codeq.Options) { o.MinFreeBytes = free })
+		_, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
 		require.ErrorIs(t, err, want, free)
 		require.NoError(t, q.Close())
 	}

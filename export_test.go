@@ -4,10 +4,12 @@ package codeq
 // ActiveRun, FlowTest and Process: helpers, and checks of what the API does not show.
 
 const (
-	Gone = gone
+	DiskTestFree = diskTestFree
+	Gone         = gone
 )
 
 var (
+	DiskTestLevels   = diskTestLevels
 	Alter            = alter
 	Beyond31Bits     = beyond31Bits
 	Brief            = brief

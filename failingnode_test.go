@@ -35,6 +35,7 @@ var simDiskFaults = []struct {
 // load: the other nodes go on, nothing on the node itself hangs, and with a sound
 // disk it has everything that was acknowledged.
 func TestFailingDiskOfANode(t *testing.T) {
+	t.Parallel()
 	levels, leading := []Durability{DurabilityProcess, DurabilityDisk}, []bool{false, true}
 	if testing.Short() {
 		levels, leading = levels[1:], leading[1:]

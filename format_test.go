@@ -360,6 +360,7 @@ func finishGolden(t *testing.T, disk *vfs.MemFS) {
 // TestRaiseInterrupted cuts the power at changes of files while a directory of an older
 // format is raised, with -corrupt.for at each: the next Open does what is left of it, and no task is lost.
 func TestRaiseInterrupted(t *testing.T) {
+	t.Parallel()
 	rng := testkit.Seeded(t)
 	for _, how := range []string{"closed", "killed"} {
 		golden, want := unpack(t, golden(manifest.OldestFormat, how))

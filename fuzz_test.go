@@ -16,6 +16,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
 	"codeq/internal/schema"
+	"codeq/internal/simnet"
 	"codeq/internal/store"
 	"codeq/internal/testalloc"
 )
@@ -124,14 +125,14 @@ func FuzzBatch(f *testing.F) {
 
 // loneNode opens a cluster of one node that leads its shards.
 func loneNode(t testing.TB, shards int) *Queue {
-	network := newSimNet(1, 0)
-	host := network.listen("n")
+	network := simnet.New(1, 0)
+	host := network.Listen("n")
 	votes := newSimVotes()
 	q, err := Open("q", &Options{
 		Shards: shards, Durability: DurabilityNone, fs: vfs.NewMem(), MemTableBytes: 256 << 10,
 		Cluster: &Cluster{
 			Node: "n", Listener: host, HeartbeatTimeout: minTimeout, CallTimeout: minTimeout,
-			dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.dial(ctx, host, addr) },
+			dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
 			stable: func(string) (raftlog.Stables, error) { return votes, nil },
 		},
 	})

@@ -338,6 +338,7 @@ func TestGroupRestart(t *testing.T) {
 // TestGroupsDrained: many groups, drained by many workers, of which some fail:
 // each is worked on in order, one task at a time.
 func TestGroupsDrained(t *testing.T) {
+	t.Parallel()
 	tasks, groups := testkit.Sized(2000, 20_000, 20_000), testkit.Sized(50, 500, 500)
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {

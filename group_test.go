@@ -82,6 +82,7 @@ func TestGroupCrash(t *testing.T) {
 // TestGroupsBeyondMemory: with more groups than memory holds, whose turn it is
 // is read from disk.
 func TestGroupsBeyondMemory(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{fs: vfs.NewMem(), WindowTasks: 1 << 17}
 		q := openForRun(t, opts)

@@ -658,8 +658,8 @@ func panicInCluster(t *testing.T, p *panicIn, seed uint64) {
 
 // pauseOne does on a node what gives up, in part, while another one does not answer.
 func pauseOne(c *simCluster, q *Queue, paused *simNode) {
-	c.net.pause(paused.name, true)
-	defer c.net.pause(paused.name, false)
+	c.net.Pause(paused.name, true)
+	defer c.net.Pause(paused.name, false)
 	end := time.Now().Add(time.Minute)
 	for i := 0; time.Now().Before(end); i++ {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)

@@ -10,10 +10,12 @@ import (
 // What these tests share with those of the inside.
 
 const (
-	gone = codeq.Gone
+	diskTestFree = codeq.DiskTestFree
+	gone         = codeq.Gone
 )
 
 var (
+	diskTestLevels   = codeq.DiskTestLevels
 	alter            = codeq.Alter
 	beyond31Bits     = codeq.Beyond31Bits
 	brief            = codeq.Brief

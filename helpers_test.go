@@ -208,3 +208,15 @@ func (v *view) addAll(tasks map[ID]*TaskInfo) error {
 	}
 	return nil
 }
+
+// diskTestFree is how much a queue keeps free on a disk that tests fill.
+const diskTestFree = 4 << 20
+
+// diskTestLevels is free space at each level.
+var diskTestLevels = [...]int64{
+	engine.Roomy:      64 << 20,
+	engine.RoomLow:    diskTestFree - 1,
+	engine.RoomScarce: diskTestFree/4*3 - 1,
+	engine.RoomNone:   diskTestFree/2 - 1,
+	engine.RoomEmpty:  diskTestFree/4 - 1,
+}

@@ -393,6 +393,7 @@ const ioFaultsEnv = "CODEQ_IO_FAULTS"
 //
 // The faults are in a child process, which says before each case what it is.
 func TestIOFaults(t *testing.T) {
+	t.Parallel()
 	if os.Getenv(ioFaultsEnv) != "" {
 		ioFaultsChild(t)
 		return

@@ -65,6 +65,7 @@ func TestSmallPassLarge(t *testing.T) {
 
 // TestLargeWaitForFlushes: large operations wait while memtables are flushed, and small ones do not.
 func TestLargeWaitForFlushes(t *testing.T) {
+	t.Parallel()
 	bubble(t, Options{Shards: 1, MemTableBytes: 1 << 20}, func(t *testing.T, q *Queue) {
 		s := q.shard(0)
 		most := uint64(0)

@@ -22,6 +22,7 @@ import (
 
 	"codeq/internal/listing"
 	"codeq/internal/raftlog"
+	"codeq/internal/simnet"
 )
 
 // leaks is what the process had when a test began.
@@ -341,12 +342,12 @@ func TestNothingLeftOfOpen(t *testing.T) {
 	for name, makeOptions := range map[string]func(vfs.FS) *Options{
 		"alone": func(fs vfs.FS) *Options { return &Options{Shards: 1, fs: fs} },
 		"node": func(fs vfs.FS) *Options {
-			network := newSimNet(1, 0)
-			host := network.listen("n")
+			network := simnet.New(1, 0)
+			host := network.Listen("n")
 			votes := newSimVotes()
 			return &Options{Shards: 1, fs: fs, Cluster: &Cluster{
 				Node: "n", Listener: host, HeartbeatTimeout: minTimeout,
-				dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.dial(ctx, host, addr) },
+				dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
 				stable: func(string) (raftlog.Stables, error) { return votes, nil },
 			}}
 		},

@@ -17,6 +17,7 @@ import (
 // TestMassExpiry: a hundred thousand leases that end at once are all taken
 // back, in many groups between which other claims are served.
 func TestMassExpiry(t *testing.T) {
+	t.Parallel()
 	n := testkit.Sized(10_000, 100_000, 100_000)
 	bubble(t, Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *Queue) {
 		ctx := context.Background()

@@ -87,6 +87,7 @@ func TestFollowUpWithParents(t *testing.T) {
 // three shards. From whatever is on the disk then the flow goes on to its end,
 // and no task of it exists twice.
 func TestFlowSurvivesPowerLoss(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	disk := vfs.NewCrashableMem()
 	var images []*vfs.MemFS

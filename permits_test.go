@@ -320,8 +320,8 @@ func TestPermitsFailover(t *testing.T) {
 	const limit = 4
 	for name, fault := range map[string]func(c *limitedCluster, n *simNode){
 		"crash":   func(_ *limitedCluster, n *simNode) { n.crash(0) },
-		"isolate": func(c *limitedCluster, n *simNode) { c.net.isolate(n.name, c.names()) },
-		"pause":   func(c *limitedCluster, n *simNode) { c.net.pause(n.name, true) },
+		"isolate": func(c *limitedCluster, n *simNode) { c.net.Isolate(n.name, c.names()) },
+		"pause":   func(c *limitedCluster, n *simNode) { c.net.Pause(n.name, true) },
 		"close":   func(_ *limitedCluster, n *simNode) { n.stop() },
 		"transfer": func(c *limitedCluster, n *simNode) {
 			for shard := range 3 {
@@ -389,13 +389,13 @@ func TestPermitsFaults(t *testing.T) {
 					case 0:
 						n.crash([]int{0, 50, 100}[rng.IntN(3)])
 					case 1:
-						c.net.isolate(n.name, c.names())
+						c.net.Isolate(n.name, c.names())
 					case 2:
-						c.net.setCut(n.name, c.nodes[rng.IntN(3)].name, true)
+						c.net.SetCut(n.name, c.nodes[rng.IntN(3)].name, true)
 					case 3:
 						c.transfer(n, rng.IntN(3), n)
 					case 4:
-						c.net.pause(n.name, true)
+						c.net.Pause(n.name, true)
 					case 5:
 						n.stop()
 					}
@@ -720,7 +720,7 @@ func (c *limitedCluster) takeOnlyPermit() *Lease {
 func TestPermitsUntoldEnd(t *testing.T) {
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		l := c.takeOnlyPermit()
-		c.net.setCut("n1", "n0", true)
+		c.net.SetCut("n1", "n0", true)
 		complete(t, c.queue(1), l)
 		leader := c.queue(0).shard(0)
 		c.nodes[1].crash(0)
@@ -740,8 +740,8 @@ func TestPermitsEndThatIsNotStored(t *testing.T) {
 		})
 		time.Sleep(time.Second)
 		for _, other := range []string{"n2", "n3", "n4"} { // the permit allocator is within reach, a majority is not
-			c.net.setCut("n1", other, true)
-			c.net.setCut(other, "n1", true)
+			c.net.SetCut("n1", other, true)
+			c.net.SetCut(other, "n1", true)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
@@ -757,7 +757,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Concurrency = 1 })
 		c.produce(1, 1)
-		c.net.setCut("n1", "n0", true)
+		c.net.SetCut("n1", "n0", true)
 		c.workers.Go(func() {
 			_, _ = c.queue(1).Claim(c.ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
 		})

@@ -441,6 +441,7 @@ func (p *powerLoad) inherit(f found) {
 // DurabilityDisk that is everything acknowledged, and with DurabilityProcess
 // as well if the operating system lives on.
 func TestPowerLoss(t *testing.T) {
+	t.Parallel()
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
 			rng := testkit.Seeded(t)

@@ -110,6 +110,7 @@ func TestRefillsEnd(t *testing.T) {
 // TestTurnsAreKept: however little of it is in memory, tenants take turns: each has had as
 // many claims as any other, but for one.
 func TestTurnsAreKept(t *testing.T) {
+	t.Parallel()
 	tenants, each := testkit.Sized(2000, 10_000, 10_000), 4
 	for _, windowBytes := range []int{1, 64 << 10, 32 << 20} {
 		t.Run(fmt.Sprint(windowBytes, " bytes"), func(t *testing.T) {

@@ -115,9 +115,9 @@ func TestProduceIsTriedAgain(t *testing.T) {
 						require.NoError(t, <-done)
 						leader.start()
 					} else {
-						c.net.setCut(leader.name, other.name, true)
+						c.net.SetCut(leader.name, other.name, true)
 						time.Sleep(time.Second)
-						c.net.heal(true)
+						c.net.Heal(true)
 						require.NoError(t, <-done)
 					}
 				}
@@ -226,13 +226,13 @@ func TestTimersOfADeposedLeaderDoNothing(t *testing.T) {
 			held = append(held, l)
 		}
 		// The others notice after the leases have expired where they were granted.
-		c.net.isolate(old.name, c.names())
+		c.net.Isolate(old.name, c.names())
 		next := c.newLeader(old)
 		for _, l := range held {
 			require.NoError(t, simQueue(next).Extend(ctx, l.Receipt, time.Minute), "the next leader begins leases anew")
 		}
 		time.Sleep(10 * time.Second)
-		c.net.heal(false)
+		c.net.Heal(false)
 		time.Sleep(10 * time.Second)
 		for _, l := range held {
 			require.NoError(t, simQueue(old).Complete(ctx, l.Receipt, nil))
@@ -250,7 +250,7 @@ func TestDeposedLeaderServesNobody(t *testing.T) {
 		old, other := c.lead()
 		_, err := simQueue(old).Produce(context.Background(), Task{Queue: "a"})
 		require.NoError(t, err)
-		c.net.isolate(old.name, c.names())
+		c.net.Isolate(old.name, c.names())
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		_, err = simQueue(old).Claim(ctx, ClaimRequest{Queues: []string{"a"}})
@@ -262,7 +262,7 @@ func TestDeposedLeaderServesNobody(t *testing.T) {
 		l, err := simQueue(other).Claim(context.Background(), ClaimRequest{Queues: []string{"a"}, NoWait: true})
 		require.NoError(t, err)
 		require.Equal(t, 1, l.Attempt)
-		c.net.heal(false)
+		c.net.Heal(false)
 		require.NoError(t, simQueue(old).Complete(context.Background(), l.Receipt, nil))
 	})
 }
@@ -278,7 +278,7 @@ func TestLateAnswerOfAClaim(t *testing.T) {
 		defer cancel()
 		go func() { _, _ = simQueue(other).Claim(first, req) }()
 		time.Sleep(time.Second)
-		c.net.isolate(other.name, c.names())
+		c.net.Isolate(other.name, c.names())
 		_, err := simQueue(leader).Produce(ctx, Task{Queue: "a"})
 		require.NoError(t, err)
 		l, err := simQueue(leader).Claim(ctx, req)
@@ -294,7 +294,7 @@ func TestLateAnswerOfAClaim(t *testing.T) {
 			claimed <- err
 		}()
 		synctest.Wait()
-		c.net.heal(false)
+		c.net.Heal(false)
 		require.ErrorIs(t, <-claimed, context.DeadlineExceeded)
 	})
 }

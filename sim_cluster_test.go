@@ -24,6 +24,7 @@ import (
 
 	"codeq/internal/cluster"
 	"codeq/internal/raftlog"
+	"codeq/internal/simnet"
 	"codeq/internal/testkit"
 )
 
@@ -32,7 +33,7 @@ import (
 // main goroutine, except node.queue.
 type simCluster struct {
 	t     *testing.T
-	net   *simNet
+	net   *simnet.Net
 	rng   *rand.Rand // of power losses
 	opts  Options    // of all nodes, without a Cluster
 	peers []Peer     // founders
@@ -63,7 +64,7 @@ type simNode struct {
 // newSimCluster starts a cluster of so many nodes.
 func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simCluster {
 	c := &simCluster{
-		t: t, net: newSimNet(seed, 5*time.Millisecond), rng: rand.New(rand.NewPCG(seed, 2)), opts: opts,
+		t: t, net: simnet.New(seed, 5*time.Millisecond), rng: rand.New(rand.NewPCG(seed, 2)), opts: opts,
 	}
 	if c.opts.MemTableBytes == 0 {
 		c.opts.MemTableBytes = 256 << 10
@@ -121,7 +122,7 @@ func (n *simNode) start() {
 }
 
 func (c *simCluster) open(n *simNode) error {
-	host := c.net.listen(n.name)
+	host := c.net.Listen(n.name)
 	o := c.opts
 	n.mu.Lock()
 	fuse := &simFuse{}
@@ -139,7 +140,7 @@ func (c *simCluster) open(n *simNode) error {
 	}
 	o.Cluster = &Cluster{
 		Node: n.name, Listener: host, Peers: peers, Join: join, CallTimeout: simCallTimeout,
-		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.dial(ctx, host, addr) },
+		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
 		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },
 	}
@@ -196,7 +197,7 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
 		return
 	}
 	n.q, n.fuse = nil, nil
-	c.net.crash(n.name)
+	c.net.Crash(n.name)
 	// What was synced after the cut nobody has heard of. The votes are copied last:
 	// Raft stores a term before the entries of the term.
 	n.disk = n.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(seed, 3))})
@@ -351,9 +352,9 @@ func (c *simCluster) close() {
 
 // mend heals the network, lets all nodes run, and starts those that are down.
 func (c *simCluster) mend(start bool) {
-	c.net.heal(false)
+	c.net.Heal(false)
 	for _, n := range c.members() {
-		c.net.pause(n.name, false)
+		c.net.Pause(n.name, false)
 		n.mu.Lock()
 		n.fuse = nil
 		n.mu.Unlock()

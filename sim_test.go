@@ -265,16 +265,16 @@ var simFaults = []simFault{
 	{"cut", 4, func(s *schedule) {
 		a, b := s.someNode().name, s.anyNode().name
 		s.note("cut %s -> %s", a, b)
-		s.net.setCut(a, b, true)
+		s.net.SetCut(a, b, true)
 		if s.rng.IntN(2) == 0 {
 			s.note("cut %s -> %s", b, a)
-			s.net.setCut(b, a, true)
+			s.net.SetCut(b, a, true)
 		}
 	}},
 	{"isolate", 4, func(s *schedule) {
 		n := s.someNode()
 		s.note("isolate %s", n.name)
-		s.net.isolate(n.name, s.names())
+		s.net.Isolate(n.name, s.names())
 	}},
 	{"split", 2, func(s *schedule) {
 		side := make(map[string]bool)
@@ -285,7 +285,7 @@ var simFaults = []simFault{
 		for a := range side {
 			for b := range side {
 				if side[a] != side[b] {
-					s.net.setCut(a, b, true)
+					s.net.SetCut(a, b, true)
 				}
 			}
 		}
@@ -293,12 +293,12 @@ var simFaults = []simFault{
 	{"pause", 3, func(s *schedule) {
 		n := s.someNode()
 		s.note("pause %s", n.name)
-		s.net.pause(n.name, true)
+		s.net.Pause(n.name, true)
 		d := s.upTo(15 * time.Second)
 		s.done.Go(func() {
 			time.Sleep(d)
 			s.note("resume %s", n.name)
-			s.net.pause(n.name, false)
+			s.net.Pause(n.name, false)
 		})
 	}},
 	{"crash", 5, func(s *schedule) {
@@ -369,7 +369,7 @@ var simMending = []simFault{
 	{"heal", 6, func(s *schedule) {
 		reset := s.rng.IntN(2) == 0
 		s.note("heal, reset %t", reset)
-		s.net.heal(reset)
+		s.net.Heal(reset)
 	}},
 	{"restart", 8, (*schedule).raise},
 }

@@ -45,6 +45,7 @@ func (c *albumCommitter) Commit(b *pebble.Batch) error {
 // once, also after a repair, or a redrive or purge of the parent. The children wait for
 // another parent as well: one that was told twice would not.
 func TestCrashAmidTelling(t *testing.T) {
+	t.Parallel()
 	const third = 800 // children that take the death of a parent alike
 	ctx := context.Background()
 	ends := map[State]func(f *FlowTest, l *Lease) error{

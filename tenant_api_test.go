@@ -86,6 +86,7 @@ func TestTenantWeightsShares(t *testing.T) {
 // TestTenantsAreNotStarved: behind the deepest backlog of one tenant, the only
 // tasks of a hundred others are among the next three hundred claims.
 func TestTenantsAreNotStarved(t *testing.T) {
+	t.Parallel()
 	backlog := testkit.Sized(100_000, 300_000, 1_000_000)
 	const others, claims = 100, 300
 	for _, shards := range []int{1, 2} {

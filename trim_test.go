@@ -450,18 +450,18 @@ func TestTrimIsNoMisuse(t *testing.T) {
 func TestFullDiskIsReclaimed(t *testing.T) {
 	ctx := context.Background()
 	complete := func(t *testing.T, q *Queue, _ []ID) { drain(t, q, "a", completing(q)) }
-	really := func(err error) func(*Options, *smallDisk) {
-		return func(o *Options, d *smallDisk) { o.MinFreeBytes, d.err = -1, err }
+	really := func(err error) func(*Options, *testkit.SmallDisk) {
+		return func(o *Options, d *testkit.SmallDisk) { o.MinFreeBytes, d.Err = -1, err }
 	}
 	size, rounds := int64(testkit.Sized(64, 64, 128))<<20, testkit.Sized(2, 2, 3)
 	for name, c := range map[string]struct {
-		change func(*Options, *smallDisk)
+		change func(*Options, *testkit.SmallDisk)
 		use    func(t *testing.T, q *Queue, ids []ID)
 		room   int64 // bytes that somebody frees when the disk is full
 		nodes  int64 // files that somebody removes then
 	}{
 		"completed": {use: complete},
-		"shards":    {use: complete, change: func(o *Options, _ *smallDisk) { o.Shards = 3 }},
+		"shards":    {use: complete, change: func(o *Options, _ *testkit.SmallDisk) { o.Shards = 3 }},
 		"released": {use: func(t *testing.T, q *Queue, _ []ID) { // and completed then
 			released := make(map[ID]bool)
 			drain(t, q, "a", func(l *Lease) error {
@@ -472,11 +472,11 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 				return q.Complete(ctx, l.Receipt, nil)
 			})
 		}},
-		"kept": {change: func(o *Options, _ *smallDisk) { o.Retention = 5 * time.Second }, use: func(t *testing.T, q *Queue, _ []ID) {
+		"kept": {change: func(o *Options, _ *testkit.SmallDisk) { o.Retention = 5 * time.Second }, use: func(t *testing.T, q *Queue, _ []ID) {
 			complete(t, q, nil)
 			time.Sleep(10 * time.Second)
 		}},
-		"purged": {change: func(o *Options, _ *smallDisk) { o.MaxAttempts = 1 }, use: func(t *testing.T, q *Queue, ids []ID) {
+		"purged": {change: func(o *Options, _ *testkit.SmallDisk) { o.MaxAttempts = 1 }, use: func(t *testing.T, q *Queue, ids []ID) {
 			drain(t, q, "a", func(l *Lease) error { return q.Retry(ctx, l.Receipt, RetryOptions{}) })
 			n, err := q.PurgeDead(ctx, DeadFilter{Queue: "a"})
 			require.NoError(t, err)
@@ -489,9 +489,9 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 		}},
 		"no space": {use: complete, change: really(syscall.ENOSPC), room: 12 << 20},
 		"quota":    {use: complete, change: really(syscall.EDQUOT), room: 12 << 20},
-		"files": {nodes: 64, change: func(_ *Options, d *smallDisk) {
-			d.nodes.Store(120)
-			d.size.Store(1 << 30)
+		"files": {nodes: 64, change: func(_ *Options, d *testkit.SmallDisk) {
+			d.Nodes.Store(120)
+			d.Size.Store(1 << 30)
 		}, use: func(t *testing.T, q *Queue, _ []ID) { // not all at once: what goes makes files as well
 			drain(t, q, "a", func(l *Lease) error {
 				time.Sleep(time.Millisecond)
@@ -503,7 +503,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				opts := reclaimTest()
-				disk := newSmallDisk(size)
+				disk := testkit.NewSmallDisk(size)
 				opts.fs, opts.MinFreeBytes = disk, size/8
 				if c.change != nil {
 					c.change(&opts, disk)
@@ -524,15 +524,15 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 						time.Sleep(time.Millisecond)
 					}
 					require.Greater(t, len(ids), int(size/4)/reclaimPayload, "much of the disk has been used")
-					disk.size.Add(c.room)
-					disk.nodes.Add(c.nodes)
+					disk.Size.Add(c.room)
+					disk.Nodes.Add(c.nodes)
 					time.Sleep(time.Second)
 					c.use(t, q, ids)
 					time.Sleep(5 * time.Second)
 					produce(t, q, Task{Queue: "a", Payload: incompressible()})
 					complete(t, q, nil)
-					disk.size.Add(-c.room)
-					disk.nodes.Add(-c.nodes)
+					disk.Size.Add(-c.room)
+					disk.Nodes.Add(-c.nodes)
 					require.NoError(t, q.checkAll())
 				}
 			})
@@ -542,6 +542,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 
 // TestReplicasReclaim: in a cluster every node gets the space back, whoever leads.
 func TestReplicasReclaim(t *testing.T) {
+	t.Parallel()
 	opts := reclaimTest()
 	opts.Shards, opts.fs = 0, nil
 	simCase(t, opts, func(t *testing.T, c *simCluster) {
@@ -580,13 +581,13 @@ func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 	const tasks = 1024
 	for _, tight := range []bool{true, false} {
 		opts := reclaimTest()
-		disk := newSmallDisk(1 << 30)
+		disk := testkit.NewSmallDisk(1 << 30)
 		opts.fs, opts.MinFreeBytes = disk, 16<<20
 		bubble(t, opts, func(t *testing.T, q *Queue) {
 			ids := produceMuch(t, q, tasks, func(int) Task { return Task{Queue: "a"} })
 			time.Sleep(time.Minute)
 			if tight {
-				disk.free(20 << 20)
+				disk.Free(20 << 20)
 			}
 			cancelMost(t, q, ids)
 			for range 30 {
@@ -631,6 +632,7 @@ func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
 
 // TestCloseDuringReclaim: Close ends what the reclaimer does.
 func TestCloseDuringReclaim(t *testing.T) {
+	t.Parallel()
 	for i := range 30 {
 		synctest.Test(t, func(t *testing.T) {
 			opts := reclaimTest()

@@ -616,6 +616,7 @@ func TestReleaseKeyAtOnce(t *testing.T) {
 
 // TestManyKeys: more keys than memory holds.
 func TestManyKeys(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		most := engine.MostUniques()
 		p := &Process{t: t, End: closed, Opts: Options{Shards: 1, Limits: Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
@@ -715,6 +716,7 @@ func TestNewKeysReadNothing(t *testing.T) {
 
 // TestTooManyFingerprints: beyond their bound there are none, and keys are looked up.
 func TestTooManyFingerprints(t *testing.T) {
+	t.Parallel()
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		ids := produce(t, q, keyed("first"))
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {

@@ -152,6 +152,7 @@ func first(t *testing.T, db *pebble.DB, prefix byte, suits func(key, value []byt
 // finds all tasks that could be read. Each contradicts something that is stored; the number of
 // the last message alone, when none is under way, does not.
 func TestRepair(t *testing.T) {
+	t.Parallel()
 	disk, tasks := variedDisk(t)
 	remove := func(prefix byte) func(*testing.T, *pebble.DB) map[ID]bool {
 		return func(t *testing.T, db *pebble.DB) map[ID]bool {
@@ -332,6 +333,7 @@ func mustStats(t *testing.T, q *Queue) map[string]Counts {
 // TestRepairOfFiles flips bits in the files of a queue and has it repaired: what it
 // then has is as it was.
 func TestRepairOfFiles(t *testing.T) {
+	t.Parallel()
 	disk, tasks := variedDisk(t)
 	c := newCorruptible(t, disk)
 	rng := testkit.Seeded(t)
@@ -456,6 +458,7 @@ func overwrite(t *testing.T, disk vfs.FS, name string, at int64, with string) {
 // TestRepairAroundBlocks damages blocks of a table, and then a bit of its log, too:
 // a repair gives back each task whose record can be read.
 func TestRepairAroundBlocks(t *testing.T) {
+	t.Parallel()
 	disk, _ := variedDisk(t)
 	opts := &pebble.Options{FS: disk, FormatMajorVersion: store.Format}
 	for i := range opts.Levels {
@@ -528,6 +531,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 // TestRepairInterrupted cuts the power at operations on files of a repair, with -corrupt.for
 // at each: the queue is what it was, or is repaired.
 func TestRepairInterrupted(t *testing.T) {
+	t.Parallel()
 	disk, tasks := variedDisk(t)
 	alter(t, disk, func(db *pebble.DB) map[ID]bool {
 		key, _ := first(t, db, keys.Counters, nil)

@@ -1,5 +1,5 @@
-// Package testkit has what tests of several packages share: flags for chance and sizes, and a file
-// system that can fail.
+// Package testkit has what tests of several packages share: flags for chance and sizes, and file
+// systems that fail or are full.
 package testkit
 
 import (

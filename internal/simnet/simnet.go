@@ -1,4 +1,6 @@
-package codeq
+// Package simnet has a network in memory, in the fake time of a bubble of testing/synctest, for tests
+// that cut, delay and pause its connections.
+package simnet
 
 import (
 	"context"
@@ -12,33 +14,32 @@ import (
 	"time"
 )
 
-// simNet is a network in memory between hosts that have names for addresses.
-// Connections are like those of TCP: each direction has a buffer of simWindow
-// bytes, which arrive in order, after a latency drawn by lot. A direction of a link that
-// is cut holds its bytes back until it is healed, so that a writer blocks
-// when the buffer is full; nobody is told of a cut. A host that is
-// paused neither sends nor receives. Time is that of the bubble.
-type simNet struct {
+// Net is a network in memory between hosts that have names for addresses.
+// Connections are like those of TCP: each direction has a buffer of window bytes, which arrive in
+// order, after a random latency. A direction of a link that is cut keeps its bytes back until it is
+// healed, so that a writer blocks when the buffer is full; nobody is told of a cut. A paused host
+// neither sends nor receives.
+type Net struct {
 	mu      sync.Mutex // guards everything, that of the connections too
 	rng     *rand.Rand
 	latency time.Duration // at most
-	cut     map[simLink]bool
-	bytes   map[simLink]int64 // written so far
+	cut     map[link]bool
+	bytes   map[link]int64 // written so far
 	paused  map[string]bool
-	hosts   map[string]*simListener
-	conns   map[*simConn]bool
+	hosts   map[string]*Listener
+	conns   map[*conn]bool
 	change  chan struct{} // closed and replaced when a link, a host or a listener changes
 }
 
-// simLink is a direction of a link.
-type simLink struct{ from, to string }
+// link is a direction of a link.
+type link struct{ from, to string }
 
-const simWindow = 64 << 10
+const window = 64 << 10
 
-func newSimNet(seed uint64, latency time.Duration) *simNet {
-	return &simNet{
-		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[simLink]bool), bytes: make(map[simLink]int64), paused: make(map[string]bool),
-		hosts: make(map[string]*simListener), conns: make(map[*simConn]bool), change: make(chan struct{}),
+func New(seed uint64, latency time.Duration) *Net {
+	return &Net{
+		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), paused: make(map[string]bool),
+		hosts: make(map[string]*Listener), conns: make(map[*conn]bool), change: make(chan struct{}),
 	}
 }
 
@@ -48,42 +49,42 @@ func bump(change *chan struct{}) {
 	*change = make(chan struct{})
 }
 
-func (n *simNet) update(f func()) {
+func (n *Net) update(f func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f()
 	bump(&n.change)
 }
 
-// sent is how many bytes one host has sent to another.
-func (n *simNet) sent(from, to string) int64 {
+// Sent is how many bytes one host has sent to another.
+func (n *Net) Sent(from, to string) int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.bytes[simLink{from, to}]
+	return n.bytes[link{from, to}]
 }
 
-// setCut cuts or heals one direction of a link.
-func (n *simNet) setCut(from, to string, cut bool) {
-	n.update(func() { n.cut[simLink{from, to}] = cut })
+// SetCut cuts or heals one direction of a link.
+func (n *Net) SetCut(from, to string, cut bool) {
+	n.update(func() { n.cut[link{from, to}] = cut })
 }
 
-// isolate cuts a host off from all others, in both directions.
-func (n *simNet) isolate(name string, others []string) {
+// Isolate cuts a host off from others, in both directions.
+func (n *Net) Isolate(name string, others []string) {
 	n.update(func() {
 		for _, o := range others {
 			if o != name {
-				n.cut[simLink{name, o}], n.cut[simLink{o, name}] = true, true
+				n.cut[link{name, o}], n.cut[link{o, name}] = true, true
 			}
 		}
 	})
 }
 
-// heal heals all links. If reset is set, connections over those that were cut end
+// Heal heals all links. If reset is set, connections over those that were cut end
 // with an error.
-func (n *simNet) heal(reset bool) {
+func (n *Net) Heal(reset bool) {
 	n.update(func() {
 		for c := range n.conns {
-			if reset && n.cut[simLink{c.local, c.remote}] {
+			if reset && n.cut[link{c.local, c.remote}] {
 				c.reset, c.peer.reset = true, true
 			}
 		}
@@ -91,11 +92,12 @@ func (n *simNet) heal(reset bool) {
 	})
 }
 
-func (n *simNet) pause(name string, paused bool) { n.update(func() { n.paused[name] = paused }) }
+// Pause stops a host from sending and receiving, or lets it go on.
+func (n *Net) Pause(name string, paused bool) { n.update(func() { n.paused[name] = paused }) }
 
-// crash ends a host's listener and connections, without a farewell: the other
-// ends see it when something from the host would have reached them.
-func (n *simNet) crash(name string) {
+// Crash ends a host's listener and connections without a word: the other ends notice when something
+// from the host would have reached them.
+func (n *Net) Crash(name string) {
 	n.update(func() {
 		if l := n.hosts[name]; l != nil {
 			l.close()
@@ -109,11 +111,11 @@ func (n *simNet) crash(name string) {
 }
 
 // blocked reports whether nothing passes now. REQUIRES: mu is held.
-func (n *simNet) blocked(from, to string) bool {
-	return n.cut[simLink{from, to}] || n.paused[from] || n.paused[to]
+func (n *Net) blocked(from, to string) bool {
+	return n.cut[link{from, to}] || n.paused[from] || n.paused[to]
 }
 
-func (n *simNet) lag() time.Duration {
+func (n *Net) lag() time.Duration {
 	if n.latency == 0 {
 		return 0
 	}
@@ -122,7 +124,7 @@ func (n *simNet) lag() time.Duration {
 
 // wait waits for a change, of what change is closed at, or until a time; zero: for ever.
 // REQUIRES: mu is held; it is released.
-func (n *simNet) wait(change <-chan struct{}, until ...time.Time) {
+func (n *Net) wait(change <-chan struct{}, until ...time.Time) {
 	first := time.Time{}
 	for _, t := range until {
 		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
@@ -144,15 +146,15 @@ func (n *simNet) wait(change <-chan struct{}, until ...time.Time) {
 	}
 }
 
-// listen makes a host reachable.
-func (n *simNet) listen(name string) *simListener {
-	l := &simListener{net: n, name: name}
+// Listen makes a host reachable.
+func (n *Net) Listen(name string) *Listener {
+	l := &Listener{net: n, name: name}
 	n.update(func() { n.hosts[name] = l })
 	return l
 }
 
-// dial is Cluster.dial of a host whose listener is from.
-func (n *simNet) dial(ctx context.Context, from *simListener, to string) (net.Conn, error) {
+// Dial connects the host whose listener is from to another one. It waits while the link is cut.
+func (n *Net) Dial(ctx context.Context, from *Listener, to string) (net.Conn, error) {
 	fail := func(err error) error { return &net.OpError{Op: "dial", Net: "sim", Err: fmt.Errorf("%s: %w", to, err)} }
 	for {
 		n.mu.Lock()
@@ -166,8 +168,8 @@ func (n *simNet) dial(ctx context.Context, from *simListener, to string) (net.Co
 				n.mu.Unlock()
 				return nil, fail(syscall.ECONNREFUSED)
 			}
-			here := &simConn{net: n, local: from.name, remote: to, change: make(chan struct{})}
-			there := &simConn{net: n, local: to, remote: from.name, change: make(chan struct{})}
+			here := &conn{net: n, local: from.name, remote: to, change: make(chan struct{})}
+			there := &conn{net: n, local: to, remote: from.name, change: make(chan struct{})}
 			here.peer, there.peer = there, here
 			n.conns[here], n.conns[there] = true, true
 			l.backlog = append(l.backlog, there)
@@ -185,14 +187,15 @@ func (n *simNet) dial(ctx context.Context, from *simListener, to string) (net.Co
 	}
 }
 
-type simListener struct {
-	net     *simNet
+// Listener accepts the connections to a host.
+type Listener struct {
+	net     *Net
 	name    string
-	backlog []*simConn
+	backlog []*conn
 	closed  bool
 }
 
-func (l *simListener) Accept() (net.Conn, error) {
+func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		l.net.mu.Lock()
 		if l.closed {
@@ -210,7 +213,7 @@ func (l *simListener) Accept() (net.Conn, error) {
 }
 
 // close refuses further connections. REQUIRES: the net's mu is held.
-func (l *simListener) close() {
+func (l *Listener) close() {
 	l.closed = true
 	for _, c := range l.backlog {
 		c.reset, c.peer.gone = true, true
@@ -218,26 +221,26 @@ func (l *simListener) close() {
 	l.backlog = nil
 }
 
-func (l *simListener) Close() error {
+func (l *Listener) Close() error {
 	l.net.update(l.close)
 	return nil
 }
 
-func (l *simListener) Addr() net.Addr { return simAddr(l.name) }
+func (l *Listener) Addr() net.Addr { return addr(l.name) }
 
-type simAddr string
+type addr string
 
-func (simAddr) Network() string  { return "sim" }
-func (a simAddr) String() string { return string(a) }
+func (addr) Network() string  { return "sim" }
+func (a addr) String() string { return string(a) }
 
-// simConn is one end of a connection. What it is to read is in its buffer.
-type simConn struct {
-	net           *simNet
+// conn is one end of a connection. What it is to read is in its buffer.
+type conn struct {
+	net           *Net
 	local, remote string
-	peer          *simConn
+	peer          *conn
 
 	// Guarded by the net's mu.
-	segments      []simSegment
+	segments      []segment
 	buffered      int
 	arrival       time.Time     // of the last segment
 	change        chan struct{} // closed and replaced when buffer, deadlines or ends change
@@ -248,13 +251,13 @@ type simConn struct {
 	writeDeadline time.Time
 }
 
-type simSegment struct {
+type segment struct {
 	at   time.Time
 	data []byte
 }
 
 // broken is why nothing can be read or written; nil if something can. REQUIRES: mu is held.
-func (c *simConn) broken(deadline time.Time) error {
+func (c *conn) broken(deadline time.Time) error {
 	switch {
 	case c.closed:
 		return net.ErrClosed
@@ -266,7 +269,7 @@ func (c *simConn) broken(deadline time.Time) error {
 	return nil
 }
 
-func (c *simConn) Read(p []byte) (int, error) {
+func (c *conn) Read(p []byte) (int, error) {
 	n := c.net
 	for {
 		n.mu.Lock()
@@ -298,7 +301,7 @@ func (c *simConn) Read(p []byte) (int, error) {
 	}
 }
 
-func (c *simConn) Write(p []byte) (written int, err error) {
+func (c *conn) Write(p []byte) (written int, err error) {
 	n := c.net
 	for len(p) > 0 {
 		n.mu.Lock()
@@ -310,16 +313,16 @@ func (c *simConn) Write(p []byte) (written int, err error) {
 			n.mu.Unlock()
 			return written, c.error("write", syscall.EPIPE)
 		}
-		if room := simWindow - c.peer.buffered; room > 0 && !n.paused[c.local] {
+		if room := window - c.peer.buffered; room > 0 && !n.paused[c.local] {
 			chunk := append([]byte(nil), p[:min(room, len(p))]...)
 			at := time.Now().Add(n.lag())
 			if at.Before(c.peer.arrival) {
 				at = c.peer.arrival
 			}
 			c.peer.arrival = at
-			c.peer.segments = append(c.peer.segments, simSegment{at, chunk})
+			c.peer.segments = append(c.peer.segments, segment{at, chunk})
 			c.peer.buffered += len(chunk)
-			n.bytes[simLink{c.local, c.remote}] += int64(len(chunk))
+			n.bytes[link{c.local, c.remote}] += int64(len(chunk))
 			written, p = written+len(chunk), p[len(chunk):]
 			bump(&c.peer.change)
 			n.mu.Unlock()
@@ -330,11 +333,11 @@ func (c *simConn) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-func (c *simConn) error(op string, err error) error {
-	return &net.OpError{Op: op, Net: "sim", Source: simAddr(c.local), Addr: simAddr(c.remote), Err: err}
+func (c *conn) error(op string, err error) error {
+	return &net.OpError{Op: op, Net: "sim", Source: addr(c.local), Addr: addr(c.remote), Err: err}
 }
 
-func (c *simConn) Close() error {
+func (c *conn) Close() error {
 	c.net.mu.Lock()
 	defer c.net.mu.Unlock()
 	c.closed = true
@@ -344,7 +347,7 @@ func (c *simConn) Close() error {
 	return nil
 }
 
-func (c *simConn) set(f func()) error {
+func (c *conn) set(f func()) error {
 	c.net.mu.Lock()
 	defer c.net.mu.Unlock()
 	f()
@@ -352,10 +355,10 @@ func (c *simConn) set(f func()) error {
 	return nil
 }
 
-func (c *simConn) LocalAddr() net.Addr  { return simAddr(c.local) }
-func (c *simConn) RemoteAddr() net.Addr { return simAddr(c.remote) }
-func (c *simConn) SetDeadline(t time.Time) error {
+func (c *conn) LocalAddr() net.Addr  { return addr(c.local) }
+func (c *conn) RemoteAddr() net.Addr { return addr(c.remote) }
+func (c *conn) SetDeadline(t time.Time) error {
 	return c.set(func() { c.readDeadline, c.writeDeadline = t, t })
 }
-func (c *simConn) SetReadDeadline(t time.Time) error  { return c.set(func() { c.readDeadline = t }) }
-func (c *simConn) SetWriteDeadline(t time.Time) error { return c.set(func() { c.writeDeadline = t }) }
+func (c *conn) SetReadDeadline(t time.Time) error  { return c.set(func() { c.readDeadline = t }) }
+func (c *conn) SetWriteDeadline(t time.Time) error { return c.set(func() { c.writeDeadline = t }) }

@@ -1,0 +1,142 @@
+package testkit
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// SmallDisk is a file system with limited room.
+type SmallDisk struct {
+	vfs.FS
+	Size  atomic.Int64
+	Used  atomic.Int64
+	Asked atomic.Int64 // calls of GetDiskUsage
+	Only  string       // what has room of its own is not this; "": everything counts
+	Err   error        // of what has no room
+	Nodes atomic.Int64 // files that there may be
+	files atomic.Int64 // with those that have been removed and are open
+	open  sync.Map     // name to the *smallDiskFile that writes it
+}
+
+// NewSmallDisk is an empty disk in memory, of so many bytes and any number of files.
+func NewSmallDisk(size int64) *SmallDisk {
+	d := &SmallDisk{FS: vfs.NewMem(), Err: syscall.ENOSPC}
+	d.Size.Store(size)
+	d.Nodes.Store(1 << 30)
+	return d
+}
+
+func (d *SmallDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	d.Asked.Add(1)
+	return vfs.DiskUsage{AvailBytes: uint64(max(d.Size.Load()-d.Used.Load(), 0)), TotalBytes: uint64(d.Size.Load())}, nil
+}
+
+func (d *SmallDisk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if _, err := d.Stat(name); err != nil && !d.takeNode() {
+		return nil, d.Err
+	}
+	f, err := d.FS.Create(name, c)
+	return d.writing(f, name), err
+}
+
+// takeNode is false if there may be no further file. Who fails takes nothing from others meanwhile.
+func (d *SmallDisk) takeNode() bool {
+	for {
+		n := d.files.Load()
+		if n >= d.Nodes.Load() {
+			return false
+		}
+		if d.files.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (d *SmallDisk) writing(f vfs.File, name string) *smallDiskFile {
+	w := &smallDiskFile{File: f, disk: d, name: name}
+	d.open.Store(name, w)
+	return w
+}
+
+func (d *SmallDisk) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	d.forget(old)
+	d.files.Add(1)
+	f, err := d.FS.ReuseForWrite(old, name, c)
+	return d.writing(f, name), err
+}
+
+func (d *SmallDisk) Remove(name string) error {
+	d.forget(name)
+	return d.FS.Remove(name)
+}
+
+func (d *SmallDisk) forget(name string) {
+	if info, err := d.Stat(name); err == nil {
+		d.Used.Add(-info.Size())
+		if w, open := d.open.LoadAndDelete(name); open {
+			w.(*smallDiskFile).nameless.Store(true) // it is a file until it is closed
+			return
+		}
+		d.files.Add(-1)
+	}
+}
+
+type smallDiskFile struct {
+	vfs.File
+	disk     *SmallDisk
+	name     string
+	reserved int64 // set aside for a file without a name
+	nameless atomic.Bool
+}
+
+// take is false if there is no room for so many bytes of the file.
+func (f *smallDiskFile) take(n int64) bool {
+	if used := f.disk.Used.Add(n); used > f.disk.Size.Load() && strings.HasSuffix(f.name, f.disk.Only) {
+		f.disk.Used.Add(-n)
+		return false
+	}
+	return true
+}
+
+// Write writes what there is room for.
+func (f *smallDiskFile) Write(p []byte) (int, error) {
+	if f.take(int64(len(p))) {
+		return f.File.Write(p)
+	}
+	half := p[:len(p)/2]
+	if !f.take(int64(len(half))) {
+		return 0, f.disk.Err
+	}
+	n, err := f.File.Write(half)
+	return n, errors.Join(err, f.disk.Err)
+}
+
+// Preallocate sets space aside for a file that has been removed. Of others, space is taken as they are written.
+func (f *smallDiskFile) Preallocate(_, length int64) error {
+	if _, err := f.disk.Stat(f.name); err == nil || f.disk.Only != "" {
+		return nil
+	}
+	if !f.take(length) {
+		return f.disk.Err
+	}
+	f.reserved += length
+	return nil
+}
+
+func (f *smallDiskFile) Close() error {
+	f.disk.Used.Add(-f.reserved)
+	f.reserved = 0
+	f.disk.open.CompareAndDelete(f.name, f)
+	if f.nameless.CompareAndSwap(true, false) {
+		f.disk.files.Add(-1)
+	}
+	return f.File.Close()
+}
+
+// Free makes so much room.
+func (d *SmallDisk) Free(bytes int64) { d.Size.Store(d.Used.Load() + bytes) }
