@@ -286,15 +286,21 @@ func (d *Dispatcher) fillUp(c *Claim, q *Queue) {
 	}
 }
 
-// Wait lets a claim wait for its queues.
-func (d *Dispatcher) Wait(c *Claim) { d.WaitBy(c.Ticket(), c.Queues, c.List, c.Remote) }
+// EndVisit ends the visit of a claim that has got nothing: it may visit another shard next. Unless
+// NoWait, it waits here.
+func (d *Dispatcher) EndVisit(c *Claim) {
+	c.drawn = 0
+	if !c.NoWait {
+		d.WaitBy(c.Ticket(), c.Queues, c.List, c.Remote)
+	}
+}
 
-// WaitBy is Wait for a claim of which the caller has a ticket only, and knows the queues.
+// WaitBy lets a claim wait, of which the caller has a ticket only, and knows the queues.
 func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) {
 	if list != nil {
-		set := d.set(list)
+		set := d.buildSet(list)
 		for set == nil { // without room on the disk, nobody has looked for tasks
-			set = d.set(list)
+			set = d.buildSet(list)
 		}
 		set.line(remote).Push(t)
 		d.feedSet(set)
