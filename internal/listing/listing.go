@@ -32,9 +32,32 @@ type Query struct {
 // IsValid reports whether the state is one.
 func (q *Query) IsValid() bool { return q.State >= engine.Ready && q.State <= engine.Canceled }
 
+func (q *Query) append(dst []byte) []byte {
+	dst = wire.AppendBytes(append(dst, byte(q.State)), q.Queue)
+	dst = wire.AppendUint(dst, uint64(len(q.Tenants)))
+	for _, tenant := range q.Tenants {
+		dst = wire.AppendBytes(dst, tenant)
+	}
+	for _, t := range [...]time.Time{q.From, q.To} {
+		dst = wire.AppendUint(wire.AppendInt(dst, t.Unix()), uint64(t.Nanosecond()))
+	}
+	return dst
+}
+
+func readQuery(r *wire.Reader) Query {
+	q := Query{State: engine.TaskState(r.Byte()), Queue: r.String()}
+	for range r.Count(1) {
+		q.Tenants = append(q.Tenants, r.String())
+	}
+	for _, t := range [...]*time.Time{&q.From, &q.To} {
+		*t = time.Unix(r.Int(), int64(r.Uint()))
+	}
+	return q
+}
+
 // Item is a task as a Reader's user sees it, and its place in the order of its shard.
 type Item[T any] struct {
-	Task T
+	Task *T
 	At   uint64
 }
 
@@ -67,7 +90,7 @@ type Reader[T any] struct {
 	// Page is what the last Read has read.
 	Page []Item[T]
 
-	show func(*Query, *schema.Task) (task T, keep bool)
+	show func(*Query, *schema.Task) (task *T, keep bool)
 
 	begun bool   // it is known what there is to read
 	spans []span // what is left to read, once it has begun
@@ -85,7 +108,7 @@ type Reader[T any] struct {
 }
 
 // NewReader returns a Reader of what q asks for. A task that show does not keep is left out.
-func NewReader[T any](q Query, show func(*Query, *schema.Task) (task T, keep bool)) *Reader[T] {
+func NewReader[T any](q Query, show func(*Query, *schema.Task) (task *T, keep bool)) *Reader[T] {
 	return &Reader[T]{Query: q, show: show, left: math.MaxInt}
 }
 
@@ -439,18 +462,17 @@ func (l *Reader[T]) add(v *schema.Snapshot, id keys.ID, p keys.Place, value []by
 
 // Append appends what is to be read next.
 func (l *Reader[T]) Append(dst []byte) []byte {
-	dst = wire.AppendBytes(dst, wire.AppendJSON(nil, &l.Query))
 	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
 	l.sent = min(spanCap, len(l.spans))
-	return appendSpans(dst, l.spans[:l.sent])
+	return l.Query.append(appendSpans(dst, l.spans[:l.sent]))
 }
 
 // Decode is the reverse of Append.
 func (l *Reader[T]) Decode(r *wire.Reader) {
-	r.JSON(r.Bytes(), &l.Query)
 	l.begun, l.left = r.Bool(), int(min(r.Uint(), math.MaxInt))
 	l.spans = readSpans(r)
 	l.sent = len(l.spans)
+	l.Query = readQuery(r)
 	if !l.IsValid() {
 		r.Fail()
 	}
@@ -484,7 +506,11 @@ func (l *Reader[T]) DecodePage(r *wire.Reader) {
 		})
 	}
 	var page []Item[T]
-	if r.JSON(r.Rest(), &page); r.Failed() {
+	r.JSON(r.Rest(), &page)
+	if slices.ContainsFunc(page, func(i Item[T]) bool { return i.Task == nil }) {
+		r.Fail()
+	}
+	if r.Failed() {
 		return
 	}
 	l.begun, l.left, l.found = begun, left, append(l.found, found...)
