@@ -313,7 +313,7 @@ func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) 
 			d.listed.Append(q)
 			q.listedAt = d.listed.Len()
 		}
-		d.Feed(q)
+		d.feed(q)
 	}
 }
 
@@ -364,8 +364,8 @@ func (d *Dispatcher) Wants(q *Queue, most int) int {
 	return n
 }
 
-// Feed serves the waiters of a queue of which something may be ready, at the next Serve.
-func (d *Dispatcher) Feed(q *Queue) {
+// feed serves the waiters of a queue of which something may be ready, at the next Serve.
+func (d *Dispatcher) feed(q *Queue) {
 	if q.Mask == 0 {
 		return
 	}

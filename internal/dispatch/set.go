@@ -45,7 +45,7 @@ func NewList(names []string, weights []int) *List {
 // length of the list. It is built once, and dropped with the Run that made the list, or when others
 // need the room.
 //
-// Invariant: once it is built, a queue that is not open has nothing for a claim until Feed is called
+// Invariant: once it is built, a queue that is not open has nothing for a claim until feed is called
 // for it. One whose gateway may be asked is open: only a claim that has looked there gets it a place.
 type set struct {
 	list   *List
@@ -211,7 +211,7 @@ func (d *Dispatcher) FeedAll() {
 	for i, q := range fed {
 		fed[i] = nil
 		q.Fed = false
-		d.Feed(d.Of(q))
+		d.feed(d.Of(q))
 	}
 	d.rules.Effects.Fed = fed[:0]
 }

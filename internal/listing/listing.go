@@ -29,8 +29,8 @@ type Query struct {
 	From, To time.Time
 }
 
-// IsValid reports whether the state is one.
-func (q *Query) IsValid() bool { return q.State >= engine.Ready && q.State <= engine.Canceled }
+// isValid reports whether the state is one.
+func (q *Query) isValid() bool { return q.State >= engine.Ready && q.State <= engine.Canceled }
 
 func (q *Query) append(dst []byte) []byte {
 	dst = wire.AppendBytes(append(dst, byte(q.State)), q.Queue)
@@ -473,7 +473,7 @@ func (l *Reader[T]) Decode(r *wire.Reader) {
 	l.spans = readSpans(r)
 	l.sent = len(l.spans)
 	l.Query = readQuery(r)
-	if !l.IsValid() {
+	if !l.isValid() {
 		r.Fail()
 	}
 }
