@@ -329,9 +329,7 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 
 // passOn lets a claim wait in this shard, except with NoWait, and passes it to the next one.
 func (op *claimOp) passOn(s *shard) {
-	if !op.NoWait {
-		s.claims.Wait(&op.Claim)
-	}
+	s.claims.EndVisit(&op.Claim)
 	if next := op.next(); next != nil {
 		if err := next.inbox.pass(op); err != nil {
 			refuse(op, err)

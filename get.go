@@ -146,17 +146,33 @@ func (op *readOp) decode(r *wire.Reader) {
 
 func (op *readOp) encodeReply(dst []byte) []byte {
 	if op.list == nil {
+		op.task.in(time.UTC)
 		return wire.AppendJSON(dst, op.task)
+	}
+	for i := range op.list.Page {
+		op.list.Page[i].Task.in(time.UTC)
 	}
 	return op.list.AppendPage(dst)
 }
 
 func (op *readOp) decodeReply(r *wire.Reader) {
-	if op.list == nil {
-		r.JSON(r.Rest(), &op.task)
+	if op.list != nil {
+		op.list.DecodePage(r)
+		for i := range op.list.Page {
+			op.list.Page[i].Task.in(time.Local)
+		}
 		return
 	}
-	op.list.DecodePage(r)
+	if r.JSON(r.Rest(), &op.task); op.task == nil {
+		r.Fail()
+		return
+	}
+	op.task.in(time.Local)
+}
+
+// in shows the times of a task in a place. JSON has none after the year 9999, as the place may.
+func (t *TaskInfo) in(place *time.Location) {
+	t.At, t.RunAt = t.At.In(place), t.RunAt.In(place)
 }
 
 func (op *readOp) again() {

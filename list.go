@@ -86,10 +86,10 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 }
 
 // listed is a task and its place in the order of its shard.
-type listed = listing.Item[*TaskInfo]
+type listed = listing.Item[TaskInfo]
 
 // lister reads the tasks of one shard, by one call for each page.
-type lister = listing.Reader[*TaskInfo]
+type lister = listing.Reader[TaskInfo]
 
 func newLister(o ListOptions) *lister {
 	return listing.NewReader(listing.Query{

@@ -214,7 +214,7 @@ func (t *Task) check(l *Limits) error {
 	if t.MaxAttempts < 0 || t.MaxAttempts > math.MaxInt32 {
 		return &InvalidError{"Task.MaxAttempts", t.MaxAttempts, "0 to 2^31-1"}
 	}
-	if !t.RunAt.IsZero() && (t.RunAt.Year() < 0 || t.RunAt.Year() > 9999) {
+	if year := t.RunAt.UTC().Year(); !t.RunAt.IsZero() && (year < 0 || year > 9999) {
 		return &InvalidError{"Task.RunAt", t.RunAt, "the years 0 to 9999"}
 	}
 	if t.LeaseFor != 0 && (t.LeaseFor < minLease || t.LeaseFor > maxLease) {

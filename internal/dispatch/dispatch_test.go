@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/record"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
 )
@@ -34,6 +35,7 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	rules := engine.NewState(engine.Config{
 		Shards: 1, Elapsed: func() time.Duration { return 0 },
 		IdleLanes: engine.IdleLanes, GroupBytes: engine.GroupBytes,
+		WindowTasks: 64, WindowBytes: 1 << 20,
 	}, st)
 	t.Cleanup(func() {
 		rules.Close()
@@ -125,7 +127,7 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	first, second := NewList(names, nil), NewList(append([]string{"one more"}, names...), nil)
 	waiting := newCaller()
 	waiting.List = NewList(queueNames(100), nil)
-	d.Wait(&waiting.Claim)
+	d.EndVisit(&waiting.Claim)
 	for _, list := range []*List{first, second} {
 		for !d.Build(list) {
 		}
@@ -135,15 +137,54 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
 
+// TestWaitBesideDroppedSets: a claim that waits gets the set of its list though so many sets are being
+// dropped that no other is built.
+func TestWaitBesideDroppedSets(t *testing.T) {
+	d, _ := newDispatcher(t)
+	for i := range 2 {
+		list := NewList(append([]string{fmt.Sprint("other ", i)}, queueNames(setNames/2)...), nil)
+		for !d.Build(list) {
+		}
+		d.DropSet(list)
+	}
+	c := newCaller()
+	c.List = NewList(queueNames(ShortList+1), nil)
+	require.False(t, d.Build(c.List))
+	d.EndVisit(&c.Claim)
+	require.Equal(t, 1, d.Usage().Tickets)
+}
+
+// TestDrawEndsWithVisit: the queue of a list that was drawn for a claim counts for nothing in the next
+// shard, where the first of a strict order goes first.
+func TestDrawEndsWithVisit(t *testing.T) {
+	names := queueNames(ShortList + 1)
+	here, _ := newDispatcher(t)
+	there, _ := newDispatcher(t)
+	there.rules.BeginGroup()
+	there.rules.Budget = there.rules.NewBudget(engine.CallerBudget, 0)
+	for _, name := range names[:2] {
+		key := engine.LaneKey{Queue: name}
+		task := engine.PrepareTask(key, &record.Record{}, nil)
+		_, err := there.rules.Produce([]engine.NewTask{task}, new(engine.CallNumber), new(engine.Produced))
+		require.NoError(t, err)
+	}
+	c := newCaller()
+	c.List, c.NoWait = NewList(names, nil), true
+	c.drawn = 2 // it was to be refilled here, when the disk became full
+	here.EndVisit(&c.Claim)
+	require.Equal(t, Done, there.Try(&c.Claim))
+	require.Equal(t, names[0], c.Grants[0].Queue)
+}
+
 // TestVoidTicketsAreSwept: when many void tickets are counted, the shard asks for one sweep, which
 // drops them and keeps the others.
 func TestVoidTicketsAreSwept(t *testing.T) {
 	d, port := newDispatcher(t)
 	patient := newCaller("a", "b")
-	d.Wait(&patient.Claim)
+	d.EndVisit(&patient.Claim)
 	for i := range maxVoid + 10 {
 		gone := newCaller(fmt.Sprint("q", i))
-		d.Wait(&gone.Claim)
+		d.EndVisit(&gone.Claim)
 		require.True(t, gone.Take())
 		d.CountVoid(gone.Tickets())
 	}
@@ -170,7 +211,7 @@ func TestClose(t *testing.T) {
 		there.Remote = true
 		many.List = NewList(queueNames(ShortList+1), nil)
 		for _, c := range []*caller{here, there, many} {
-			d.Wait(&c.Claim)
+			d.EndVisit(&c.Claim)
 		}
 		d.Close(local, over)
 		require.Equal(t, local, here.err)

@@ -287,15 +287,21 @@ func (d *Dispatcher) fillUp(c *Claim, q *Queue) {
 	}
 }
 
-// Wait lets a claim wait for its queues.
-func (d *Dispatcher) Wait(c *Claim) { d.WaitBy(c.Ticket(), c.Queues, c.List, c.Remote) }
+// EndVisit ends the visit of a claim that has got nothing: it may visit another shard next. Unless
+// NoWait, it waits here.
+func (d *Dispatcher) EndVisit(c *Claim) {
+	c.drawn = 0
+	if !c.NoWait {
+		d.WaitBy(c.Ticket(), c.Queues, c.List, c.Remote)
+	}
+}
 
-// WaitBy is Wait for a claim of which the caller has only a ticket and the queues.
+// WaitBy lets a claim wait of which the caller has only a ticket and the queues.
 func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) {
 	if list != nil {
-		set := d.set(list)
+		set := d.buildSet(list)
 		for set == nil { // without room on the disk, Try was not called, which builds it
-			set = d.set(list)
+			set = d.buildSet(list)
 		}
 		set.line(remote).Push(t)
 		d.feedSet(set)
@@ -308,7 +314,7 @@ func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) 
 			d.listed.Append(q)
 			q.listedAt = d.listed.Len()
 		}
-		d.Feed(q)
+		d.feed(q)
 	}
 }
 
@@ -359,8 +365,8 @@ func (d *Dispatcher) Wants(q *Queue, most int) int {
 	return n
 }
 
-// Feed makes the next Serve serve the waiters of a queue that may have ready tasks.
-func (d *Dispatcher) Feed(q *Queue) {
+// feed makes the next Serve serve the waiters of a queue that may have ready tasks.
+func (d *Dispatcher) feed(q *Queue) {
 	if q.Mask == 0 {
 		return
 	}

@@ -117,7 +117,7 @@ func (d *Dispatcher) Limit(q *Queue, known bool) {
 // Open serves the claims of a queue when more of its tasks can be leased than before.
 func (d *Dispatcher) Open(q *Queue) {
 	q.shut = false
-	d.Feed(q)
+	d.feed(q)
 	d.Publish(q.Queue)
 }
 

@@ -45,7 +45,7 @@ func NewList(names []string, weights []int) *List {
 // the length of the list. A set is built once, and dropped with the Run that made the list, or when
 // others need the room.
 //
-// Invariant: once the set is built, a queue that is not open has no task for a claim until Feed is
+// Invariant: once the set is built, a queue that is not open has no task for a claim until feed is
 // called for it. A queue whose gateway may be asked is open, since only a claim that tries it gets
 // a place.
 type set struct {
@@ -86,12 +86,17 @@ func (d *Dispatcher) Build(list *List) bool { return d.set(list) != nil }
 
 // set returns the set of a list; nil while it is not built yet.
 func (d *Dispatcher) set(list *List) *set {
+	if d.sets.byDigest[list.Digest] == nil && d.sets.droppedNames > setNames {
+		return nil // until those are gone
+	}
+	return d.buildSet(list)
+}
+
+// buildSet builds the next part of the set of a list. It returns nil while the set is not complete.
+func (d *Dispatcher) buildSet(list *List) *set {
 	t := &d.sets
 	s := t.byDigest[list.Digest]
 	if s == nil {
-		if t.droppedNames > setNames {
-			return nil // until those have been removed
-		}
 		d.dropIdleSets(setNames - len(list.names))
 		s = &set{list: list, open: newLottery(list)}
 		if t.byDigest == nil {
@@ -207,7 +212,7 @@ func (d *Dispatcher) FeedAll() {
 	for i, q := range fed {
 		fed[i] = nil
 		q.Fed = false
-		d.Feed(d.Of(q))
+		d.feed(d.Of(q))
 	}
 	d.rules.Effects.Fed = fed[:0]
 }
@@ -219,17 +224,18 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 	if s == nil {
 		return Pending
 	}
+	drawn := c.drawn
+	c.drawn = 0
 	if !c.NoWait && s.isAwaited(c.Remote) {
-		c.drawn = 0
 		return Nothing
 	}
 	defer s.openAside()
 	for s.open.len() > 0 {
-		at := c.drawn - 1 // it was drawn before, and has been refilled
+		at := drawn - 1 // it was drawn before, and has been refilled
+		drawn = 0
 		if at < 0 || !s.open.has(at) {
 			at = s.open.draw()
 		}
-		c.drawn = 0
 		q := d.Of(s.queues.At(at))
 		if d.isElsewhereBefore(c, s, at) || d.isElsewhere(c, q.Name, q) {
 			return Elsewhere

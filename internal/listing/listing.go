@@ -30,12 +30,35 @@ type Query struct {
 	From, To time.Time
 }
 
-// IsValid reports whether the state exists.
-func (q *Query) IsValid() bool { return q.State >= engine.Ready && q.State <= engine.Canceled }
+// isValid reports whether the state exists.
+func (q *Query) isValid() bool { return q.State >= engine.Ready && q.State <= engine.Canceled }
+
+func (q *Query) append(dst []byte) []byte {
+	dst = wire.AppendBytes(append(dst, byte(q.State)), q.Queue)
+	dst = wire.AppendUint(dst, uint64(len(q.Tenants)))
+	for _, tenant := range q.Tenants {
+		dst = wire.AppendBytes(dst, tenant)
+	}
+	for _, t := range [...]time.Time{q.From, q.To} {
+		dst = wire.AppendUint(wire.AppendInt(dst, t.Unix()), uint64(t.Nanosecond()))
+	}
+	return dst
+}
+
+func readQuery(r *wire.Reader) Query {
+	q := Query{State: engine.TaskState(r.Byte()), Queue: r.String()}
+	for range r.Count(1) {
+		q.Tenants = append(q.Tenants, r.String())
+	}
+	for _, t := range [...]*time.Time{&q.From, &q.To} {
+		*t = time.Unix(r.Int(), int64(r.Uint()))
+	}
+	return q
+}
 
 // Item is a task as converted by show, and its place in the order of its shard.
 type Item[T any] struct {
-	Task T
+	Task *T
 	At   uint64
 }
 
@@ -68,7 +91,7 @@ type Reader[T any] struct {
 	// Page holds the tasks of the last Read.
 	Page []Item[T]
 
-	show func(*Query, *schema.Task) (task T, keep bool)
+	show func(*Query, *schema.Task) (task *T, keep bool)
 
 	begun bool   // spans have been found
 	spans []span // what is left to read, once begun
@@ -86,7 +109,7 @@ type Reader[T any] struct {
 }
 
 // NewReader returns a Reader for q. show converts a task; without keep, the task is left out.
-func NewReader[T any](q Query, show func(*Query, *schema.Task) (task T, keep bool)) *Reader[T] {
+func NewReader[T any](q Query, show func(*Query, *schema.Task) (task *T, keep bool)) *Reader[T] {
 	return &Reader[T]{Query: q, show: show, left: math.MaxInt}
 }
 
@@ -440,19 +463,18 @@ func (l *Reader[T]) add(v *schema.Snapshot, id keys.ID, p keys.Place, value []by
 
 // Append appends the state of the Reader that the next Read needs.
 func (l *Reader[T]) Append(dst []byte) []byte {
-	dst = wire.AppendBytes(dst, wire.AppendJSON(nil, &l.Query))
 	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
 	l.sent = min(spanCap, len(l.spans))
-	return appendSpans(dst, l.spans[:l.sent])
+	return l.Query.append(appendSpans(dst, l.spans[:l.sent]))
 }
 
 // Decode is the reverse of Append.
 func (l *Reader[T]) Decode(r *wire.Reader) {
-	r.JSON(r.Bytes(), &l.Query)
 	l.begun, l.left = r.Bool(), int(min(r.Uint(), math.MaxInt))
 	l.spans = readSpans(r)
 	l.sent = len(l.spans)
-	if !l.IsValid() {
+	l.Query = readQuery(r)
+	if !l.isValid() {
 		r.Fail()
 	}
 }
@@ -487,7 +509,11 @@ func (l *Reader[T]) DecodePage(r *wire.Reader) {
 		})
 	}
 	var page []Item[T]
-	if r.JSON(r.Rest(), &page); r.Failed() {
+	r.JSON(r.Rest(), &page)
+	if slices.ContainsFunc(page, func(i Item[T]) bool { return i.Task == nil }) {
+		r.Fail()
+	}
+	if r.Failed() {
 		return
 	}
 	l.begun, l.left, l.found = begun, left, append(l.found, found...)
