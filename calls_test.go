@@ -68,7 +68,7 @@ func sampleCalls() map[string]request {
 		},
 		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1}},
 		"member":     &memberOp{how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
-		"hold":       &holdOp{id: 7, applied: 9},
+		"barrier":    &barrierOp{id: 7, applied: 9},
 		"resume":     &resumeOp{id: 7},
 	}
 }

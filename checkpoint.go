@@ -165,27 +165,27 @@ func (q *Queue) cut(ctx context.Context, c *checkpoint.Copy) error {
 }
 
 func (q *Queue) tryCut(ctx context.Context, c *checkpoint.Copy) error {
-	h, err := q.hold(ctx)
+	b, err := q.raiseBarrier(ctx)
 	if err != nil {
 		return err
 	}
 	began := time.Now()
 	err = q.eachReplica(func(r *replica) error {
-		if err := r.reach(h.applied[r.index]); err != nil {
+		if err := r.reach(b.applied[r.index]); err != nil {
 			return err
 		}
 		return r.use(func(st *store.Store) error {
 			return st.CheckpointUnsynced(c.Path, c.ShardDir(r.index))
 		})
 	})
-	if err := errors.Join(err, h.resume()); err != nil {
+	if err := errors.Join(err, b.resume()); err != nil {
 		return err
 	}
 	q.opts.log.Info("shards stood still for a checkpoint", "dir", c.Path, "for", time.Since(began))
 	return nil
 }
 
-// A hold is a barrier: the owners of all shards stand still at the same time. Each stops between
+// At a barrier the owners of all shards stand still at the same time. Each stops between
 // two operations, when its disk has everything that it has acknowledged and sent, and goes on when
 // it gets a resumeOp. From the moment at which the last owner has stopped, no shard changes
 // anything, and so the stores, read meanwhile, are the queue at one moment.
@@ -194,62 +194,62 @@ func (q *Queue) tryCut(ctx context.Context, c *checkpoint.Copy) error {
 // after they have applied the entries of the leaders. When an owner goes on, a majority confirms
 // that its node still leads, or stores what it decided before it stopped. So no other leader has
 // stored anything before that, and the data that was read is that of the owner. Without that
-// confirmation a hold is invalid.
+// confirmation a barrier is invalid.
 
-// hold is a hold that has begun.
-type hold struct {
+// barrier is one that has been raised.
+type barrier struct {
 	queue   *Queue
 	id      uint64   // random
 	asked   int      // number of shards that stand still, or may
 	applied []uint64 // in a cluster: by shard, the applied index of its leader
 }
 
-// holdLimit is how long an owner stands still at the most in a cluster, as the caller's node may
+// barrierLimit is how long an owner stands still at the most in a cluster, as the caller's node may
 // have died meanwhile.
-const holdLimit = 5 * time.Second
+const barrierLimit = 5 * time.Second
 
-// errNotHeld is the answer of an owner that has not stood still until the resumeOp.
-var errNotHeld = fmt.Errorf("%w: the shard has not stood still", ErrUncertain)
+// errNoBarrier is the answer of an owner that has not stood still until the resumeOp.
+var errNoBarrier = fmt.Errorf("%w: the shard has not stood still", ErrUncertain)
 
-// hold returns when all owners stand still, or with an error none. They stop in the order of their
-// shards, so that if two nodes begin a hold, one waits for the other.
-func (q *Queue) hold(ctx context.Context) (*hold, error) {
-	h := &hold{queue: q, id: rand.Uint64()}
+// raiseBarrier returns when all owners stand still, or with an error none. They stop in the order
+// of their shards, so that if two nodes raise a barrier, one waits for the other.
+func (q *Queue) raiseBarrier(ctx context.Context) (*barrier, error) {
+	b := &barrier{queue: q, id: rand.Uint64()}
 	for i := range q.replicas {
-		op := &holdOp{completion: newCompletion(), id: h.id, gone: make(chan struct{})}
+		op := &barrierOp{completion: newCompletion(), id: b.id, gone: make(chan struct{})}
 		settled, err := q.do(ctx, i, op)
 		switch {
 		case !settled:
 			op.abandon(nil)
 		case err == nil, errors.Is(err, ErrUncertain):
-			h.asked++
+			b.asked++
 		}
 		if err != nil {
-			h.giveUp()
+			b.giveUp()
 			if ctx.Err() != nil {
 				return nil, base.EndOf(ctx)
 			}
 			return nil, fmt.Errorf("shard %d: %w", i, err)
 		}
-		h.applied = append(h.applied, op.applied)
+		b.applied = append(b.applied, op.applied)
 	}
-	return h, nil
+	return b, nil
 }
 
-// resume lets the owners go on. After an error the hold is invalid.
-func (h *hold) resume() error {
+// resume lets the owners go on. After an error the barrier is invalid.
+func (b *barrier) resume() error {
 	ctx := context.Background()
-	if h.queue.node != nil {
+	if b.queue.node != nil {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, holdLimit)
+		ctx, cancel = context.WithTimeout(ctx, barrierLimit)
 		defer cancel()
 	}
 	var g errgroup.Group
-	for i := range h.asked {
+	for i := range b.asked {
 		g.Go(func() error {
-			err := guarded(h.queue.opts.log, "end of a hold", func() error {
-				op := &resumeOp{completion: newCompletion(), id: h.id}
-				_, err := h.queue.do(ctx, i, op)
+			err := guarded(b.queue.opts.log, "end of a barrier", func() error {
+				op := &resumeOp{completion: newCompletion(), id: b.id}
+				_, err := b.queue.do(ctx, i, op)
 				return err
 			})
 			if err != nil {
@@ -262,22 +262,22 @@ func (h *hold) resume() error {
 }
 
 // giveUp lets the owners go on that may stand still. It does not wait for other nodes: owners that
-// it does not reach go on after holdLimit.
-func (h *hold) giveUp() {
-	if n := h.queue.node; n != nil {
-		n.background.Go(func() { contain(n.log, "end of a given up hold", func() { _ = h.resume() }, nil) })
+// it does not reach go on after barrierLimit.
+func (b *barrier) giveUp() {
+	if n := b.queue.node; n != nil {
+		n.background.Go(func() { contain(n.log, "end of a given up barrier", func() { _ = b.resume() }, nil) })
 		return
 	}
-	_ = h.resume()
+	_ = b.resume()
 }
 
-// reach waits until the store has applied the log up to an index. It waits for half of holdLimit,
-// so that there is time left to read the store.
+// reach waits until the store has applied the log up to an index. It waits for half of
+// barrierLimit, so that there is time left to read the store.
 func (r *replica) reach(index uint64) error {
 	if r.node == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), holdLimit/2)
+	ctx, cancel := context.WithTimeout(context.Background(), barrierLimit/2)
 	defer cancel()
 	err := r.group.AwaitApplied(ctx, index)
 	if err != nil && ctx.Err() != nil {
@@ -286,8 +286,8 @@ func (r *replica) reach(index uint64) error {
 	return err
 }
 
-// holdOp makes an owner stand still.
-type holdOp struct {
+// barrierOp makes an owner stand still.
+type barrierOp struct {
 	completion
 	id      uint64
 	applied uint64
@@ -295,18 +295,18 @@ type holdOp struct {
 }
 
 // resolve ends the group: the owner stands still after the group has persisted.
-func (op *holdOp) resolve(s *shard) { s.undecided.hold = op }
+func (op *barrierOp) resolve(s *shard) { s.undecided.barrier = op }
 
 // standStill answers the caller, and returns when the owner may go on: after a resumeOp, when the
 // caller has given up, or when the owner has to end. REQUIRES: the group is empty.
-func (op *holdOp) standStill(s *shard) {
+func (op *barrierOp) standStill(s *shard) {
 	if s.node != nil {
 		op.applied = s.replica.group.Applied()
 	}
 	op.settle(nil)
 	var limit <-chan time.Time
 	if s.node != nil {
-		t := time.NewTimer(holdLimit)
+		t := time.NewTimer(barrierLimit)
 		defer t.Stop()
 		limit = t.C
 	}
@@ -336,18 +336,18 @@ func (op *holdOp) standStill(s *shard) {
 	}
 }
 
-func (op *holdOp) abandon(*shard) { close(op.gone) }
+func (op *barrierOp) abandon(*shard) { close(op.gone) }
 
-func (op *holdOp) encode(dst []byte) (callKind, []byte) {
-	return callHold, wire.AppendUint(dst, op.id)
+func (op *barrierOp) encode(dst []byte) (callKind, []byte) {
+	return callBarrier, wire.AppendUint(dst, op.id)
 }
 
-func (op *holdOp) decode(r *wire.Reader) {
+func (op *barrierOp) decode(r *wire.Reader) {
 	op.id, op.gone = r.Uint(), make(chan struct{})
 }
 
-func (op *holdOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
-func (op *holdOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
+func (op *barrierOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
+func (op *barrierOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
 
 // resumeOp lets an owner go on that stands still: standStill finds it in the inbox. One that is
 // resolved has come too late, or too early.
@@ -357,7 +357,7 @@ type resumeOp struct {
 }
 
 func (op *resumeOp) resolve(s *shard) {
-	op.err = errNotHeld
+	op.err = errNoBarrier
 	s.settle(op)
 }
 

@@ -89,14 +89,14 @@ type deposed struct{ committer }
 
 func (deposed) Confirm() error { return ErrNotLeader }
 
-// TestHoldOfCluster: whoever holds the shards, nothing is done in any of them until it
+// TestBarrierOfCluster: whoever holds the shards, nothing is done in any of them until it
 // lets them go on.
-func TestHoldOfCluster(t *testing.T) {
+func TestBarrierOfCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 3})
 		c.spread()
 		for _, n := range c.members() {
-			h, err := simQueue(n).hold(t.Context())
+			h, err := simQueue(n).raiseBarrier(t.Context())
 			require.NoError(t, err)
 			done := make(chan error, 9)
 			for _, by := range c.members() {
@@ -120,12 +120,12 @@ func TestHoldOfCluster(t *testing.T) {
 	})
 }
 
-// TestHoldIsConfirmed: that an owner has stood still says nothing unless a majority
+// TestBarrierIsConfirmed: that an owner has stood still says nothing unless a majority
 // confirms that its node has led all the time.
-func TestHoldIsConfirmed(t *testing.T) {
+func TestBarrierIsConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{Shards: 2, InboxDepth: 1})
-		h, err := q.hold(t.Context())
+		h, err := q.raiseBarrier(t.Context())
 		require.NoError(t, err)
 		var calls sync.WaitGroup
 		for range 5 { // more than there is room for
@@ -135,7 +135,7 @@ func TestHoldIsConfirmed(t *testing.T) {
 		require.NoError(t, h.resume())
 		calls.Wait()
 		require.ErrorIs(t, h.resume(), ErrUncertain, "it has gone on before")
-		h, err = q.hold(t.Context())
+		h, err = q.raiseBarrier(t.Context())
 		require.NoError(t, err)
 		s := q.shard(1) // its owner stands still
 		s.commit = deposed{s.commit}
@@ -196,14 +196,14 @@ func TestCheckpointIsForgotten(t *testing.T) {
 		_, err := simQueue(leader).Produce(ctx, Task{Queue: "a"})
 		require.NoError(t, err)
 		require.Greater(t, time.Since(begin), time.Second, "the shard has stood still")
-		require.LessOrEqual(t, time.Since(begin), holdLimit+time.Second)
+		require.LessOrEqual(t, time.Since(begin), barrierLimit+time.Second)
 		require.Error(t, <-gone)
 
 		other.start()
 		c.rest()
 		q := simQueue(other)
 		giveUp, cancel := context.WithCancel(ctx)
-		h, err := simQueue(leader).hold(ctx) // another one's turn comes first
+		h, err := simQueue(leader).raiseBarrier(ctx) // another one's turn comes first
 		require.NoError(t, err)
 		go func() { gone <- q.Checkpoint(giveUp, "another copy") }()
 		time.Sleep(time.Second)

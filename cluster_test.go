@@ -73,8 +73,8 @@ func TestClusterCycle(t *testing.T) {
 	require.Equal(t, Counts{}, stats["a"])
 }
 
-// TestClusterNews: any node hears of what happens in any shard.
-func TestClusterNews(t *testing.T) {
+// TestClusterBroadcast: any node hears of what happens in any shard.
+func TestClusterBroadcast(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

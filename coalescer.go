@@ -313,7 +313,7 @@ type undecided struct {
 	retrying []operation // those of deferred that are about to be decided; nil: none
 	deciding operation   // nil: none
 	large    largeLine
-	hold     *holdOp // nothing else is decided before the owner has stood still for it; nil: none
+	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
 }
 
 // A produce of megabytes takes as long to commit as hundreds of small operations, and a few of them

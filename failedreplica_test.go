@@ -55,9 +55,9 @@ func TestFailedReplicaIsNotToLead(t *testing.T) {
 	})
 }
 
-// TestParcelToFailedReplica: a shard has messages for one whose replica on the same node has failed. It does not try to
+// TestBatchToFailedReplica: a shard has messages for one whose replica on the same node has failed. It does not try to
 // send them without a pause, and the shard's next leader sends them.
-func TestParcelToFailedReplica(t *testing.T) {
+func TestBatchToFailedReplica(t *testing.T) {
 	failedReplicaCase(t, func(t *testing.T, c *simCluster) *simNode {
 		sender, other := c.nodes[1], simQueue(c.nodes[2])
 		parent := produceTo(t, c, 1, Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})

@@ -169,7 +169,7 @@ func FuzzServe(f *testing.F) {
 	}
 	q := loneNode(f, 3)
 	f.Fuzz(func(t *testing.T, kind byte, args []byte) {
-		if callKind(kind) == callMember || callKind(kind) == callHold { // the shard does as it is told
+		if callKind(kind) == callMember || callKind(kind) == callBarrier { // the shard does as it is told
 			return
 		}
 		op, err := q.node.requestOf(kind, "caller", 0, bytes.Clone(args)) // the shard keeps what it is given

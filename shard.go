@@ -145,9 +145,9 @@ func (s *shard) run() {
 		s.Tidy()
 		s.showAll()
 		s.forget()
-		if hold := s.undecided.hold; hold != nil {
-			s.undecided.hold = nil
-			hold.standStill(s)
+		if b := s.undecided.barrier; b != nil {
+			s.undecided.barrier = nil
+			b.standStill(s)
 		}
 	}
 	_, _, reason := s.inbox.take(nil, false)
@@ -331,13 +331,13 @@ func (s *shard) decideAll() {
 			}
 		}
 	}
-	if s.undecided.hold == nil {
+	if s.undecided.barrier == nil {
 		s.decideLarge(s.callers.count() > 0)
 	}
 }
 
 // mayDecide reports whether the group may have an operation more, after n others.
-func (s *shard) mayDecide(n int) bool { return s.undecided.hold == nil && s.HasBudget(n) }
+func (s *shard) mayDecide(n int) bool { return s.undecided.barrier == nil && s.HasBudget(n) }
 
 // decide decides an operation, which is in the owner's hands meanwhile.
 func (s *shard) decide(op operation) {
@@ -474,8 +474,8 @@ func (s *shard) dismiss(reason error) {
 	for op := range s.awaits.all {
 		op.settle(reason)
 	}
-	if s.undecided.hold != nil {
-		s.undecided.hold.settle(reason)
+	if s.undecided.barrier != nil {
+		s.undecided.barrier.settle(reason)
 	}
 	for _, op := range s.undecided.large.ops {
 		refuse(op, reason)

@@ -57,7 +57,7 @@ const (
 	callMember
 	callPermits
 	callAskPermits
-	callHold
+	callBarrier
 	callResume
 	endOfRequests
 )
@@ -91,7 +91,7 @@ var verbs = [endOfRequests]verb{
 	callMember:         {blank[memberOp], upTo(engine.RoomScarce), yes, none, 0},
 	callPermits:        {blank[permitsOp], upTo(engine.RoomEmpty), yes, none, 0},
 	callAskPermits:     {blank[askPermitsOp], upTo(engine.RoomEmpty), yes, none, 0},
-	callHold:           {blank[holdOp], upTo(engine.RoomScarce), no, none, 0},
+	callBarrier:        {blank[barrierOp], upTo(engine.RoomScarce), no, none, 0},
 	callResume:         {blank[resumeOp], upTo(engine.RoomEmpty), no, none, passesFull},
 }
 
@@ -127,7 +127,7 @@ func (op *adoptOp) verb() *verb          { return &verbs[callAdopt] }
 func (op *memberOp) verb() *verb         { return &verbs[callMember] }
 func (op *permitsOp) verb() *verb        { return &verbs[callPermits] }
 func (op *askPermitsOp) verb() *verb     { return &verbs[callAskPermits] }
-func (op *holdOp) verb() *verb           { return &verbs[callHold] }
+func (op *barrierOp) verb() *verb        { return &verbs[callBarrier] }
 func (op *resumeOp) verb() *verb         { return &verbs[callResume] }
 
 func (op *confirmOp) verb() *verb    { return &confirmVerb }
