@@ -46,10 +46,10 @@ type Cluster struct {
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their
 	// certificate from it: for mutual authentication set ClientAuth to
-	// tls.RequireAndVerifyClientCert, and RootCAs and ClientCAs to who signs the
-	// nodes' certificates. ServerName, if it is empty, is the host that is dialed.
-	// Default: connections are neither encrypted nor authenticated; whoever
-	// reaches the address may do anything.
+	// tls.RequireAndVerifyClientCert, and RootCAs and ClientCAs to the authority
+	// of the nodes' certificates. ServerName, if it is empty, is the host that is dialed.
+	// Default: connections are neither encrypted nor authenticated, and
+	// everybody who reaches the address may do anything.
 	TLS *tls.Config
 	// HeartbeatTimeout is how long a node waits for a word from its leader before a new one is
 	// elected: between one and two times as long. Default: 500 ms.

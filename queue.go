@@ -24,8 +24,8 @@ import (
 
 // Queue is an open queue directory, made by Open. Its methods are safe for concurrent use.
 //
-// Of a nil Queue, and of one that Open has not made, each method returns, or yields, an error
-// that matches [ErrClosed]. A nil context is refused with an [InvalidError].
+// Each method of a nil Queue, and of one that Open has not made, returns or yields an error that
+// matches [ErrClosed]. A nil context is refused with an [InvalidError].
 type Queue struct {
 	opts     *Options
 	replicas []*replica // by the number of the shard
@@ -67,9 +67,9 @@ type Queue struct {
 // then on that version refuses it with [ErrFormat]. All nodes of a cluster are of one format: those
 // of another do not talk to each other, until they are opened by the same version.
 //
-// With cgo and the GNU C library, Open has malloc give back freed blocks of 4 MiB
-// and more (M_MMAP_THRESHOLD, of the process), unless the environment says something
-// about that: freed memtables would stay with the process.
+// With cgo and the GNU C library, Open makes malloc return freed blocks of 4 MiB and more to the
+// system (M_MMAP_THRESHOLD, of the process), unless the environment sets it: freed memtables would
+// stay with the process.
 func Open(dir string, opts *Options) (_ *Queue, err error) {
 	defer public(&err)
 	q, err := open(dir, opts)
@@ -243,9 +243,9 @@ func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err
 
 // Close ends the queue. First calls of Run drain and return, and calls of Checkpoint end, while
 // other calls still work; then new work is refused with [ErrClosed], what was accepted is finished,
-// and claims that wait get [ErrClosed]. When Close returns, no goroutine of the queue is left, but
-// a compaction of Pebble's that cannot read its tables, which is held for ever; and everything that
-// was acknowledged is with the operating system at least. The error matches [ErrFailed] if the
+// and claims that wait get [ErrClosed]. When Close returns, no goroutine of the queue is left,
+// except a compaction of Pebble that cannot read its tables, which waits for ever; and everything
+// that was acknowledged is with the operating system at least. The error matches [ErrFailed] if the
 // storage of a shard, or of a node, has failed or could not be closed; the next Open then finds
 // what Durability promises.
 //
