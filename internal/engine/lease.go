@@ -147,13 +147,14 @@ func (s *State) held(r Receipt) *lease {
 // the group. Leases of more different durations are spread over more records.
 const recordLooks = 16
 
-// addToRecord adds a lease to a lease record of the group with its deadline. The caller sets the
-// token; 0 stands for a new lease.
-func (s *State) addToRecord(l *lease) {
+// addToRecord adds a lease to a lease record of the group with its deadline, behind the record
+// that had the lease before: the later of two entries counts. The caller sets the token; 0 stands
+// for a new lease.
+func (s *State) addToRecord(l *lease, before uint64) {
 	deadline := s.Wall + l.duration
 	var r *leaseRecord
 	for _, g := range s.Group.granted[max(0, len(s.Group.granted)-recordLooks):] {
-		if g.deadline == deadline && g.local == l.local {
+		if g.deadline == deadline && g.local == l.local && g.seq >= before {
 			r = g
 			break
 		}
@@ -198,8 +199,9 @@ func (s *State) renew(l *lease, d uint64) {
 		return
 	}
 	l.duration = d
+	before := l.record.seq
 	s.removeFromRecord(l)
-	s.addToRecord(l)
+	s.addToRecord(l, before)
 	s.touch(l.lane.queue)
 }
 

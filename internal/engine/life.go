@@ -170,7 +170,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder) (Grant, error) {
 	}
 	s.noteRead(len(it.Record))
 	ls.id, ls.lane, ls.since, ls.local, ls.runner = it.ID, l, it.Since, to.Local, to.Runner
-	s.addToRecord(ls)
+	s.addToRecord(ls, 0)
 	s.leases.add(ls, s.Now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)
 	s.emit(EventClaimed, l, ls.id, ls.attempts, "")

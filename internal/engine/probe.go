@@ -180,11 +180,3 @@ func (p Probe) Send(to int, m *keys.Message) { p.s.send(to, m) }
 
 // IsSending reports whether some messages are not confirmed.
 func (p Probe) IsSending() bool { return p.s.out.busy() }
-
-// OrderTime returns the time by which tasks that become ready are ordered, at a time of the wall
-// clock and of the monotonic clock, ms.
-func (p Probe) OrderTime(wall, uptime uint64) uint64 {
-	mint := p.s.mint
-	mint.tick(wall, uptime)
-	return max(mint.time, mint.clock>>clockShift)
-}

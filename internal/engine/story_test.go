@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -17,7 +16,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
@@ -59,8 +57,8 @@ func TestStories(t *testing.T) {
 
 // play returns the text of a story with what its commands print.
 func play(t *testing.T, shared *store.Caches, text string, seed byte) string {
-	w := &world{t: t, shared: shared, seed: seed}
-	defer w.close()
+	w := &world{driver: driver{t: t, shared: shared, seed: seed}}
+	defer func() { w.close() }()
 	var out strings.Builder
 	for _, block := range strings.Split(strings.TrimSpace(text), "\n\n") {
 		commands, _, found := strings.Cut(block, "\n----")
@@ -83,38 +81,16 @@ func play(t *testing.T, shared *store.Caches, text string, seed byte) string {
 
 // world is the shards of a story.
 type world struct {
-	t      *testing.T
-	shared *store.Caches
-	seed   byte
-	config Config
-	slow   time.Duration // by which each look at the clock of budgets moves it
-	passed time.Duration
-	shards []*storyShard
-	at     int // the shard that commands are for
-	wanted KindSet
-	Instant
-
-	names  map[keys.ID]string // of tasks
-	ids    map[string]keys.ID
-	leases map[string]Receipt // by name of the task, or of the lease
-	scopes map[uint64]string
-	uniq   map[[keys.UniqueLen]byte]string
-	out    strings.Builder
-}
-
-// storyShard is one shard. A group is under way from the first command after a commit.
-type storyShard struct {
-	*State
-	under bool
-	fresh []keys.ID   // tasks that the group has named
-	mail  []*delivery // under way to other shards
-}
-
-// delivery is messages under way.
-type delivery struct {
-	Outgoing
-	taken     int
-	persisted bool // the receiver has committed all of them
+	driver
+	at      int                // the shard that commands are for
+	names   map[keys.ID]string // of tasks
+	ids     map[string]keys.ID
+	fresh   map[keys.ID]*drivenShard // tasks that groups under way have named
+	leases  map[string]Receipt       // by name of the task, or of the lease
+	granted map[Receipt]*drivenShard // in groups under way
+	scopes  map[uint64]string
+	uniq    map[[keys.UniqueLen]byte]string
+	out     strings.Builder
 }
 
 // storyStart is the wall clock at the beginning of a story, ms.
@@ -122,7 +98,7 @@ var storyStart = uint64(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli())
 
 func (w *world) printf(format string, args ...any) { fmt.Fprintf(&w.out, format+"\n", args...) }
 
-func (w *world) s() *storyShard { return w.shards[w.at] }
+func (w *world) s() *drivenShard { return w.shards[w.at] }
 
 // args are the words of a command: some are name=value.
 type args struct {
@@ -229,112 +205,58 @@ func (w *world) run(line string) {
 	}
 }
 
-func (w *world) elapsed() time.Duration {
-	w.passed += w.slow
-	return w.passed
-}
-
 func (w *world) open(a args) {
 	w.close()
-	n := a.number("shards", 1)
 	*w = world{
-		t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0),
-		Instant: Instant{Wall: storyStart},
-		names:   make(map[keys.ID]string), ids: make(map[string]keys.ID), leases: make(map[string]Receipt),
-		scopes: make(map[uint64]string), uniq: make(map[[keys.UniqueLen]byte]string),
-		config: Config{
-			Shards: n, Replicated: a.has("replicated"), Seed: [32]byte{w.seed}, Elapsed: w.elapsed,
-			WindowTasks: a.number("window-tasks", 1000), WindowBytes: a.number("window-bytes", 1<<20),
-			MaxAttempts: a.number("max-attempts", 3), Retention: a.span("retention", 0),
-			Backoff:   func(attempt int, _ float64) time.Duration { return time.Duration(attempt) * 10 * time.Second },
-			IdleLanes: a.number("idle-lanes", IdleLanes), SweepLanes: a.number("sweep-lanes", SweepLanes),
-			GroupBytes: a.number("group-bytes", GroupBytes), TrimBytes: a.number("trim-bytes", TrimBytes), TrimLane: a.number("trim-lane", TrimLane),
+		driver: driver{
+			t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
+			sealing: w.nameNew, persisted: w.told, kept: w.keptUp, forgotten: func(q *Queue) { w.printf("queue %s leaves memory", q.Name) },
+			config: Config{
+				Shards: a.number("shards", 1), Replicated: a.has("replicated"),
+				WindowTasks: a.number("window-tasks", 1000), WindowBytes: a.number("window-bytes", 1<<20),
+				MaxAttempts: a.number("max-attempts", 3), Retention: a.span("retention", 0),
+				Backoff:   func(attempt int, _ float64) time.Duration { return time.Duration(attempt) * 10 * time.Second },
+				IdleLanes: a.number("idle-lanes", IdleLanes), SweepLanes: a.number("sweep-lanes", SweepLanes),
+				GroupBytes: a.number("group-bytes", GroupBytes), TrimBytes: a.number("trim-bytes", TrimBytes), TrimLane: a.number("trim-lane", TrimLane),
+			},
 		},
+		names: make(map[keys.ID]string), ids: make(map[string]keys.ID), fresh: make(map[keys.ID]*drivenShard),
+		leases: make(map[string]Receipt), granted: make(map[Receipt]*drivenShard), scopes: make(map[uint64]string), uniq: make(map[[keys.UniqueLen]byte]string),
 	}
-	for range n {
-		config := store.Config{FS: vfs.NewMem(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true}
-		st, err := store.Open("store", config, w.shared, true)
-		require.NoError(w.t, err)
-		w.shards = append(w.shards, &storyShard{State: &State{Store: st}})
-	}
-	w.load()
-}
-
-// load makes States of what the stores have.
-func (w *world) load() {
-	states := make([]*State, len(w.shards))
-	for i, s := range w.shards {
-		c := w.config
-		c.Shard, c.Seed[1] = i, byte(i)
-		state := NewState(c, s.Store)
-		state.Room = s.Room
-		*s = storyShard{State: &state}
-		states[i] = s.State
-		s.Instant = w.Instant
-		require.NoError(w.t, s.Load())
-		for _, r := range s.Effects.Resting {
-			w.printf("schedule %s rests", r.Name)
-		}
-		s.Effects.Resting = nil
-	}
-	for _, s := range w.shards {
-		s.Meet(states)
-		s.Effects.Configured, s.Effects.Shown = nil, nil
-	}
-}
-
-func (w *world) close() {
-	for _, s := range w.shards {
-		s.State.Close()
-		_ = s.Group.Batch.Close()
-		require.NoError(w.t, s.Store.Close())
-	}
-	w.shards = nil
+	w.driver.open()
 }
 
 // crash loads what has been committed. The monotonic clock begins anew.
 func (w *world) crash(args, []string) {
-	for _, s := range w.shards {
-		s.State.Close()
-		require.NoError(w.t, s.Group.Batch.Close())
-		for _, id := range s.fresh {
-			delete(w.ids, w.names[id])
-			delete(w.names, id)
-		}
+	for id := range w.fresh {
+		delete(w.ids, w.names[id])
+		delete(w.names, id)
 	}
-	w.Now, w.Uptime = 0, 0
-	w.load()
+	clear(w.fresh)
+	clear(w.granted)
+	for _, r := range w.driver.crash() {
+		w.printf("schedule %s rests", r.Name)
+	}
 }
 
-// begin begins a group of the shard, if none is under way, or gives what follows a budget of its
-// own.
-func (w *world) begin() *storyShard {
-	s := w.s()
-	if !s.under {
-		s.under = true
-		s.Instant = w.Instant
-		s.Judged, s.Reap = w.Now, w.Now
-		s.SetClock()
-		s.Wanted = w.wanted | s.Interested
-		s.BeginGroup()
-		if s.WantsRefill() {
-			s.Refill()
-		}
-	}
-	s.Budget = s.NewBudget(CallerBudget, w.passed)
-	return s
+// begin begins a group of the shard that commands are for.
+func (w *world) begin() *drivenShard {
+	w.driver.begin(w.s())
+	return w.s()
 }
 
-// commit persists the group, and prints what the world is to learn.
-func (w *world) commit(s *storyShard) {
-	s.CloseReaders()
+// commit persists the group, and checks the shard.
+func (w *world) commit(s *drivenShard) {
+	w.driver.commit(s)
+	w.check(s)
+}
+
+func (w *world) check(s *drivenShard) { require.NoError(w.t, w.driver.check(s)) }
+
+// told prints what the world is to learn of a group.
+func (w *world) told(s *drivenShard) {
 	w.nameNew(s)
-	s.Seal()
-	if !s.Group.Batch.Empty() {
-		require.NoError(w.t, s.Store.Commit(s.Group.Batch))
-	}
 	e := &s.Effects
-	w.nameNew(s)
 	if s.Group.Trimmed {
 		w.printf("deletes what is consumed by range")
 	}
@@ -347,46 +269,13 @@ func (w *world) commit(s *storyShard) {
 	for _, r := range e.Canceled {
 		w.printf("the lease of %s is canceled", w.name(r.ID))
 	}
-	for i := range e.Outgoing {
-		p := e.Outgoing[i]
-		s.mail = append(s.mail, &delivery{Outgoing: p})
+	for _, p := range e.Outgoing {
 		for n := range p.Messages {
 			w.printf("sends %d to shard %d: %s", p.First+uint64(n), p.To, w.message(&p.Messages[n]))
 		}
 	}
-	for _, q := range e.Fed {
-		q.Fed = false
-	}
-	e.Fed, e.Shown, e.Freed, e.Configured, e.Outgoing = nil, nil, nil, nil, nil
-	e.Clear()
-	s.Group.Clear()
-	s.Tidy()
-	for _, q := range e.Forgotten {
-		w.printf("queue %s leaves memory", q.Name)
-		s.Forget(q)
-	}
-	e.Forgotten = nil
-	s.under, s.fresh = false, nil
-	for _, from := range w.shards {
-		for _, p := range from.mail {
-			p.persisted = p.persisted || w.shards[p.To] == s && p.taken == len(p.Messages)
-		}
-	}
-	w.check(s)
-}
-
-// check compares memory with disk, if nothing is under way.
-func (w *world) check(s *storyShard) {
-	if s.under || !s.IsAtRest() {
-		return
-	}
-	claimable, err := s.Check(s.Store.DB(), func(*Queue) bool { return false })
-	require.NoError(w.t, err)
-	for _, q := range s.Queues {
-		if _, ok := s.First(q); claimable(q) {
-			require.True(w.t, ok, "queue %s shows no task, and has one to be claimed", q.Name)
-		}
-	}
+	maps.DeleteFunc(w.fresh, func(_ keys.ID, by *drivenShard) bool { return by == s })
+	maps.DeleteFunc(w.granted, func(_ Receipt, by *drivenShard) bool { return by == s })
 }
 
 // finish ends a story: what is due is done, and all is checked.
@@ -406,28 +295,14 @@ func (w *world) finish() {
 var stepNames = [...]string{"trim", "list", "promote", "free keys", "forget", "wake", "tell", "recheck", "send", "reap", "tick", "tidy"}
 
 // keepUp does what is due, in as many groups as that takes.
-func (w *world) keepUp() (groups int) {
-	s := w.s()
-	for !s.under && (s.isDueAt(w.Instant) || s.WantsRefill()) {
-		groups++
-		require.Less(w.t, groups, 200, "upkeep does not end")
-		w.begin()
-		_, steps := s.KeepUp(w.passed, 0)
-		require.NoError(w.t, s.Broken)
-		var names []string
-		for _, step := range steps {
-			names = append(names, stepNames[step.Step])
-		}
-		w.printf("upkeep: %s", cmp.Or(strings.Join(names, ", "), "refill"))
-		w.commit(s)
-	}
-	return groups
-}
+func (w *world) keepUp() (groups int) { return w.driver.keepUp(w.s()) }
 
-func (s *storyShard) isDueAt(at Instant) bool {
-	s.Instant = at
-	s.Reap = at.Now
-	return s.UpkeepIsDue()
+func (w *world) keptUp(_ *drivenShard, steps []StepDone) {
+	var names []string
+	for _, step := range steps {
+		names = append(names, stepNames[step.Step])
+	}
+	w.printf("upkeep: %s", cmp.Or(strings.Join(names, ", "), "refill"))
 }
 
 // maybe prints a value unless it is zero.
@@ -481,20 +356,17 @@ func (w *world) name(id keys.ID) string {
 func (w *world) id(name string) keys.ID {
 	id, ok := w.ids[name]
 	require.True(w.t, ok, "nothing is called %q", name)
-	for _, s := range w.shards {
-		require.False(w.t, slices.Contains(s.fresh, id), "nobody knows of %q before the commit", name)
-	}
+	require.Nil(w.t, w.fresh[id], "nobody knows of %q before the commit", name)
 	return id
 }
 
-// setName names a task.
-func (w *world) setName(id keys.ID, name string) {
-	w.names[id], w.ids[name] = name, id
-	w.s().fresh = append(w.s().fresh, id)
+// setName names a task of the group of a shard.
+func (w *world) setName(s *drivenShard, id keys.ID, name string) {
+	w.names[id], w.ids[name], w.fresh[id] = name, id, s
 }
 
 // nameNew names the tasks that no produce has named, by their payloads.
-func (w *world) nameNew(s *storyShard) {
+func (w *world) nameNew(s *drivenShard) {
 	note := func(id keys.ID, b []byte) {
 		rec, err := record.Decode(b)
 		require.NoError(w.t, err)
@@ -510,7 +382,7 @@ func (w *world) nameNew(s *storyShard) {
 		for n, first := 2, name; w.ids[name] != (keys.ID{}); n++ {
 			name = fmt.Sprint(first, "#", n)
 		}
-		w.setName(id, name)
+		w.setName(s, id, name)
 	}
 	for _, t := range s.Group.tasks {
 		if t.rec != nil {
@@ -535,7 +407,7 @@ func (w *world) nameNew(s *storyShard) {
 }
 
 // eachTask visits all that disk has.
-func (w *world) eachTask(s *storyShard, visit func(keys.ID, keys.Place, LaneKey, []byte, keys.EndedValue)) {
+func (w *world) eachTask(s *drivenShard, visit func(keys.ID, keys.Place, LaneKey, []byte, keys.EndedValue)) {
 	for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
 		w.scan(s, prefix, func(key, value []byte) {
 			id, place, err := keys.ParsePlaceKey(key)
@@ -552,7 +424,7 @@ func (w *world) eachTask(s *storyShard, visit func(keys.ID, keys.Place, LaneKey,
 	}
 }
 
-func (w *world) scan(s *storyShard, prefix byte, visit func(key, value []byte)) {
+func (w *world) scan(s *drivenShard, prefix byte, visit func(key, value []byte)) {
 	require.NoError(w.t, schema.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
 		visit(key, value)
 		return nil
@@ -657,7 +529,7 @@ func (w *world) state(a args, _ []string) {
 }
 
 // bindings prints what binds tasks to others, schedules, and messages.
-func (w *world) bindings(s *storyShard) {
+func (w *world) bindings(s *drivenShard) {
 	var lines []string
 	show := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	flush := func() {

@@ -62,7 +62,9 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 		w.verdict("delete-schedule", a, Decided, w.begin().DeleteSchedule(a.word(0)))
 	},
 
-	"take": (*world).take, "confirm": (*world).confirm, "lose": (*world).lose, "deliver": (*world).deliver,
+	"take": (*world).take, "deliver": (*world).deliver,
+	"confirm": func(w *world, _ args, _ []string) { w.confirm(w.s()) },
+	"lose":    func(w *world, _ args, _ []string) { w.lose(w.s()) },
 
 	"state": (*world).state, "effects": (*world).effects, "memory": (*world).memory,
 	"next": (*world).next, "forget-caches": func(w *world, _ args, _ []string) { require.True(w.t, w.s().Probe().ForgetCaches()) },
@@ -154,20 +156,13 @@ func (w *world) tasks(words []string) (tasks []NewTask, names []string) {
 		tasks = append(tasks, w.task(a, names, slices.Contains(parents, a.named["name"])))
 		names = append(names, a.named["name"])
 	}
-	for i := range tasks { // as produce does
-		for n := range i {
-			if u := tasks[i].Tied; u != nil && u.Unique != [keys.UniqueLen]byte{} && tasks[n].Tied != nil && tasks[n].Tied.Unique == u.Unique {
-				u.Twin = n
-				break
-			}
-		}
-	}
+	markTwins(tasks)
 	return tasks, names
 }
 
 // task makes a new task. Of parents, those that have a name among the batch's are of the batch.
 func (w *world) task(a args, batch []string, parent bool) NewTask {
-	queue, tenant, group, limit := a.named["queue"], a.named["tenant"], a.named["group"], a.named["limit-key"]
+	key := LaneKey{a.named["queue"], a.named["tenant"], uint8(a.number("priority", 0))}
 	payload := a.named["name"]
 	if p, ok := a.named["payload"]; ok {
 		payload = p
@@ -175,15 +170,12 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 	rec := record.Record{
 		Head: record.Head{
 			MaxAttempts: uint32(a.number("max-attempts", 0)), Lease: uint64(a.span("lease", 0).Milliseconds()),
-			Retention: record.Retention(a.span("retention", 0)), RunAt: a.moment("run-at"),
-			Ties: record.Ties{Limit: keys.LimitScope(queue, limit), Group: keys.GroupScope(queue, tenant, limit, group), Parent: parent},
+			Retention: record.Retention(a.span("retention", 0)), RunAt: a.moment("run-at"), Ties: record.Ties{Parent: parent},
 		},
-		GroupKey: group, LimitKey: limit, Payload: []byte(payload),
+		GroupKey: a.named["group"], LimitKey: a.named["limit-key"], UniqueKey: a.named["unique"], Payload: []byte(payload),
 	}
-	w.scopes[rec.Limit], w.scopes[rec.Group], w.scopes[0] = "limit "+limit, "group "+group, ""
-	if key := a.named["unique"]; key != "" {
-		rec.Unique, rec.UniqueKey = keys.UniqueHash(queue, tenant, limit, group, key), key
-		rec.UniqueFor, rec.Flags = uint64(a.span("unique-for", 0).Milliseconds()), record.HoldsKey
+	if rec.UniqueKey != "" {
+		rec.UniqueFor = uint64(a.span("unique-for", 0).Milliseconds())
 		for word, flag := range map[string]uint8{
 			"replace": record.ReplaceWaiting, "release-on-complete": record.ReleaseOnComplete, "release-on-dead": record.ReleaseOnDead,
 		} {
@@ -191,8 +183,10 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 				rec.Flags |= flag
 			}
 		}
-		w.uniq[rec.Unique] = key + maybe(" of tenant ", tenant)
 	}
+	tie(&key, &rec)
+	w.scopes[rec.Limit], w.scopes[rec.Group], w.scopes[0] = "limit "+rec.LimitKey, "group "+rec.GroupKey, ""
+	w.uniq[rec.Unique] = rec.UniqueKey + maybe(" of tenant ", key.Tenant)
 	if after := a.named["after"]; after != "" {
 		rec.OnDead = uint8(max(0, slices.Index([]string{"hold", "cancel", "run"}, a.named["on-dead"])))
 		for name := range strings.SplitSeq(after, ",") {
@@ -203,7 +197,7 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 			}
 		}
 	}
-	return PrepareTask(LaneKey{queue, tenant, uint8(a.number("priority", 0))}, &rec, nil)
+	return PrepareTask(key, &rec, nil)
 }
 
 // produce names the tasks. A call=session/seq/low before them is one of a node.
@@ -227,7 +221,7 @@ func (w *world) produce(_ args, words []string) {
 		case known != "" && known != names[i]:
 			w.printf("%s replaces %s", names[i], known)
 		default:
-			w.setName(id, names[i])
+			w.setName(w.s(), id, names[i])
 		}
 	}
 }
@@ -255,7 +249,7 @@ func (w *world) claimOnce(a args) (pending bool) {
 		rec, err := record.Decode(g.Rec)
 		require.NoError(w.t, err)
 		name := w.name(g.Receipt.ID)
-		w.leases[name] = g.Receipt
+		w.leases[name], w.granted[g.Receipt] = g.Receipt, s
 		if as := a.named["as"]; as != "" {
 			w.leases[as] = g.Receipt
 		}
@@ -299,14 +293,12 @@ func (w *world) drain(a args, _ []string) {
 func (w *world) lease(a args) Receipt {
 	r, ok := w.leases[a.word(0)]
 	require.True(w.t, ok, "no lease is called %q", a.word(0))
-	if l := w.s().leases.byID[r.ID]; l != nil {
-		require.True(w.t, l.record.written, "nobody knows of the lease %q before the commit", a.word(0))
-	}
+	require.Nil(w.t, w.granted[r], "nobody knows of the lease %q before the commit", a.word(0))
 	return r
 }
 
 // beginAt begins an operation on a lease that may have come some time before the group.
-func (w *world) beginAt(a args) *storyShard {
+func (w *world) beginAt(a args) *drivenShard {
 	s := w.begin()
 	s.Judged = w.Now - uint64(a.span("came", 0).Milliseconds())
 	return s
@@ -415,37 +407,9 @@ func (w *world) schedule(a args, _ []string) {
 
 // take has the shard take what is under way to it.
 func (w *world) take(args, []string) {
-	for from, sender := range w.shards {
-		for _, p := range sender.mail {
-			if p.To != w.at || p.taken == len(p.Messages) {
-				continue
-			}
-			s := w.begin()
-			n := s.TakeMessages(from, p.First+uint64(p.taken), p.Messages[p.taken:])
-			p.taken += n
-			w.printf("takes %d of %d of shard %d", n, len(p.Messages), from)
-		}
-	}
-}
-
-// confirm has the shard forget what has been taken for good.
-func (w *world) confirm(args, []string) {
-	s := w.s()
-	s.mail = slices.DeleteFunc(s.mail, func(p *delivery) bool {
-		if p.persisted {
-			w.begin().Confirmed(p.To, p.First, len(p.Messages))
-		}
-		return p.persisted
+	w.driver.take(w.s(), func(n int, p *delivery, from int) {
+		w.printf("takes %d of %d of shard %d", n, len(p.Messages), from)
 	})
-}
-
-// lose loses what is under way from the shard, or the answers.
-func (w *world) lose(args, []string) {
-	s := w.s()
-	for _, p := range s.mail {
-		s.Unconfirmed(p.To)
-	}
-	s.mail = nil
 }
 
 // deliver does upkeep and delivers messages, in all shards, until nothing is left.
@@ -459,7 +423,7 @@ func (w *world) deliver(args, []string) {
 			before := w.out.Len()
 			busy = w.keepUp() > 0 || busy
 			w.take(args{}, nil)
-			w.confirm(args{}, nil)
+			w.confirm(w.s())
 			if s.under {
 				busy = true
 				w.commit(s)

@@ -1,0 +1,270 @@
+package engine
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/fsck"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/store"
+)
+
+// driver drives the States of a queue without an owner: groups, upkeep, messages, crashes. Stories
+// and the model do so.
+type driver struct {
+	t      require.TestingT
+	shared *store.Caches
+	seed   byte
+	config Config
+	slow   time.Duration // by which each look at the clock of budgets moves it
+	passed time.Duration
+	shards []*drivenShard
+	wanted KindSet
+	Instant
+
+	sealing   func(*drivenShard)             // before a group is sealed
+	persisted func(*drivenShard)             // Effects has what the group tells
+	kept      func(*drivenShard, []StepDone) // the steps of upkeep in a group
+	forgotten func(*Queue)                   // that leaves memory
+}
+
+// drivenShard is one shard. A group is under way from the first operation after a commit.
+type drivenShard struct {
+	*State
+	under bool
+	mail  []*delivery // under way to other shards
+}
+
+// delivery is messages under way.
+type delivery struct {
+	Outgoing
+	taken     int
+	persisted bool // the receiver has committed all of them
+}
+
+func (d *driver) elapsed() time.Duration {
+	d.passed += d.slow
+	return d.passed
+}
+
+// open opens new shards, as many as the configuration says.
+func (d *driver) open() {
+	d.config.Seed, d.config.Elapsed = [32]byte{d.seed}, d.elapsed
+	for range d.config.Shards {
+		config := store.Config{FS: vfs.NewMem(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true}
+		st, err := store.Open("store", config, d.shared, true)
+		require.NoError(d.t, err)
+		d.shards = append(d.shards, &drivenShard{State: &State{Store: st}})
+	}
+	d.load()
+}
+
+// load makes States of what the stores have. It returns the schedules that rest.
+func (d *driver) load() (resting []*recurring) {
+	states := make([]*State, len(d.shards))
+	for i, s := range d.shards {
+		c := d.config
+		c.Shard, c.Seed[1] = i, byte(i)
+		state := NewState(c, s.Store)
+		state.Room = s.Room
+		*s = drivenShard{State: &state}
+		states[i] = s.State
+		s.Instant = d.Instant
+		require.NoError(d.t, s.Load())
+		resting = append(resting, s.Effects.Resting...)
+		s.Effects.Resting = nil
+	}
+	for _, s := range d.shards {
+		s.Meet(states)
+		s.Effects.Configured, s.Effects.Shown = nil, nil
+	}
+	return resting
+}
+
+func (d *driver) close() {
+	for _, s := range d.shards {
+		s.State.Close()
+		_ = s.Group.Batch.Close()
+		require.NoError(d.t, s.Store.Close())
+	}
+	d.shards = nil
+}
+
+// crash loads what has been committed. The monotonic clock begins anew.
+func (d *driver) crash() (resting []*recurring) {
+	for _, s := range d.shards {
+		s.State.Close()
+		require.NoError(d.t, s.Group.Batch.Close())
+	}
+	d.Now, d.Uptime = 0, 0
+	return d.load()
+}
+
+// begin begins a group of a shard, if none is under way, or gives what follows a budget of its
+// own.
+func (d *driver) begin(s *drivenShard) {
+	if !s.under {
+		s.under = true
+		s.Instant = d.Instant
+		s.Judged, s.Reap = d.Now, d.Now
+		s.SetClock()
+		s.Wanted = d.wanted | s.Interested
+		s.BeginGroup()
+		if s.WantsRefill() {
+			s.Refill()
+		}
+	}
+	s.Budget = s.NewBudget(CallerBudget, d.passed)
+}
+
+// commit persists the group.
+func (d *driver) commit(s *drivenShard) {
+	s.CloseReaders()
+	d.sealing(s)
+	s.Seal()
+	require.NoError(d.t, s.Broken)
+	if !s.Group.Batch.Empty() {
+		require.NoError(d.t, s.Store.Commit(s.Group.Batch))
+	}
+	e := &s.Effects
+	for i := range e.Outgoing {
+		s.mail = append(s.mail, &delivery{Outgoing: e.Outgoing[i]})
+	}
+	d.persisted(s)
+	for _, q := range e.Fed {
+		q.Fed = false
+	}
+	e.Fed, e.Shown, e.Freed, e.Configured, e.Outgoing = nil, nil, nil, nil, nil
+	e.Clear()
+	s.Group.Clear()
+	s.Tidy()
+	for _, q := range e.Forgotten {
+		d.forgotten(q)
+		s.Forget(q)
+	}
+	e.Forgotten = nil
+	s.under = false
+	for _, from := range d.shards {
+		for _, p := range from.mail {
+			p.persisted = p.persisted || d.shards[p.To] == s && p.taken == len(p.Messages)
+		}
+	}
+}
+
+// keepUp does what is due in a shard, in as many groups as that takes.
+func (d *driver) keepUp(s *drivenShard) (groups int) {
+	for !s.under && (s.isDueAt(d.Instant) || s.WantsRefill()) {
+		groups++
+		require.Less(d.t, groups, 1000, "upkeep does not end")
+		d.begin(s)
+		_, steps := s.KeepUp(d.passed, 0)
+		require.NoError(d.t, s.Broken)
+		d.kept(s, steps)
+		d.commit(s)
+	}
+	return groups
+}
+
+func (s *drivenShard) isDueAt(at Instant) bool {
+	s.Instant = at
+	s.Reap = at.Now
+	return s.UpkeepIsDue()
+}
+
+// take has a shard take what is under way to it. took hears how many messages of whom.
+func (d *driver) take(s *drivenShard, took func(n int, p *delivery, from int)) {
+	for from, sender := range d.shards {
+		for _, p := range sender.mail {
+			if d.shards[p.To] != s || p.taken == len(p.Messages) {
+				continue
+			}
+			d.begin(s)
+			n := s.TakeMessages(from, p.First+uint64(p.taken), p.Messages[p.taken:])
+			p.taken += n
+			took(n, p, from)
+		}
+	}
+}
+
+// confirm has a shard forget what the others have taken for good.
+func (d *driver) confirm(s *drivenShard) {
+	s.mail = slices.DeleteFunc(s.mail, func(p *delivery) bool {
+		if p.persisted {
+			d.begin(s)
+			s.Confirmed(p.To, p.First, len(p.Messages))
+		}
+		return p.persisted
+	})
+}
+
+// lose loses what is under way from a shard, or the answers.
+func (d *driver) lose(s *drivenShard) {
+	for _, p := range s.mail {
+		s.Unconfirmed(p.To)
+	}
+	s.mail = nil
+}
+
+// rules say what is good of the stored values that users see.
+var rules = &fsck.Rules{
+	MaxPriority: MaxPriority,
+	MaxOnDead:   uint8(RunOnDead),
+	Settings: func(value []byte) (uint64, error) {
+		set, err := ParseSettings(value)
+		return set.Version, err
+	},
+	Schedule: func(key, value []byte) (string, error) {
+		r, err := ParseRecurring(key, value)
+		if err != nil {
+			return "", err
+		}
+		return r.Name, nil
+	},
+}
+
+// check makes sure that the disk of a shard does not contradict itself, nor its memory, if nothing
+// is under way.
+func (d *driver) check(s *drivenShard) error {
+	if s.under || !s.IsAtRest() {
+		return nil
+	}
+	claimable, err := s.Check(s.Store.DB(), func(*Queue) bool { return false })
+	err = errors.Join(err, fsck.Check(s.Store.DB(), rules, s.config.Shard, s.config.Shards))
+	if err != nil {
+		return err
+	}
+	for _, q := range s.Queues {
+		if _, ok := s.First(q); !ok && claimable(q) {
+			return errors.New("queue " + q.Name + " shows no task, and has one to be claimed")
+		}
+	}
+	return nil
+}
+
+// tie has the record of a new task say what binds it to others, by the names that it has.
+func tie(k *LaneKey, rec *record.Record) {
+	rec.Limit = keys.LimitScope(k.Queue, rec.LimitKey)
+	rec.Group = keys.GroupScope(k.Queue, k.Tenant, rec.LimitKey, rec.GroupKey)
+	if rec.UniqueKey != "" {
+		rec.Unique = keys.UniqueHash(k.Queue, k.Tenant, rec.LimitKey, rec.GroupKey, rec.UniqueKey)
+		rec.Flags |= record.HoldsKey
+	}
+}
+
+// markTwins notes which tasks of a batch have the key of an earlier one.
+func markTwins(tasks []NewTask) {
+	for i := range tasks {
+		for n := range i {
+			if u := tasks[i].Tied; u != nil && u.Unique != [keys.UniqueLen]byte{} && tasks[n].Tied != nil && tasks[n].Tied.Unique == u.Unique {
+				u.Twin = n
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,664 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/store"
+)
+
+var (
+	modelGroups = flag.Bool("model.groups", false, "TestModel runs with small groups, too, and bounds what each step of upkeep does at once")
+	modelEvery  = flag.Int("model.every", 20, "TestModel compares all at each so many steps, and at the end")
+)
+
+// TestModel runs random operations on the shards of a queue and on a model of it. It compares what
+// the operations answer, what the shards tell (events, ends, canceled leases) and, at each k-th
+// step and at the end, every task in its state and place, the counts and settings; and it makes
+// sure that the disk of a shard does not contradict itself (fsck.Check) nor the shard's memory
+// (State.Check).
+//
+// Nothing is left to chance but what rapid draws: a seed reproduces a run. -rapid.checks and
+// -rapid.steps make it longer.
+func TestModel(t *testing.T) {
+	shared := store.NewCaches(8<<20, 1<<20, 8)
+	defer shared.Close()
+	defer debug.SetGCPercent(debug.SetGCPercent(800)) // the heap is small, and each run leaves it behind
+	ops, began := 0, time.Now()
+	rapid.Check(t, func(t *rapid.T) {
+		m := newModel(t, shared)
+		defer m.close()
+		actions := m.actions()
+		for range 4 {
+			t.Repeat(actions)
+		}
+		m.compareAll()
+		ops += m.ops
+	})
+	t.Logf("%d operations, %.0f in a second", ops, float64(ops)/time.Since(began).Seconds())
+}
+
+func (m *model) actions() map[string]func(*rapid.T) {
+	return map[string]func(*rapid.T){
+		"produce":       m.single((*model).drawProduce),
+		"backlog":       m.single((*model).drawBacklog),
+		"claim":         m.single((*model).drawClaim),
+		"claim batch":   m.single((*model).drawClaimBatch),
+		"claim rank":    m.single((*model).drawClaimOfRank),
+		"complete":      m.single((*model).drawComplete),
+		"finish":        m.single((*model).drawFinish),
+		"extend":        m.single((*model).drawExtend),
+		"extend all":    m.extendAll,
+		"bogus":         m.single((*model).drawBogus),
+		"drain":         m.drain,
+		"hand back":     m.handBack,
+		"together":      m.together,
+		"in one group":  m.inOneGroup,
+		"in turn":       m.inTurn,
+		"control":       m.single((*model).drawControl),
+		"bulk":          m.single((*model).drawBulk),
+		"release key":   m.single((*model).drawReleaseKey),
+		"configure":     m.single((*model).drawConfigure),
+		"schedule":      m.single((*model).drawSchedule),
+		"crowd":         m.crowd,
+		"alter woken":   m.alterWoken,
+		"family":        m.family,
+		"sleep":         m.sleep,
+		"to next event": m.sleepToNextEvent,
+		"step wall":     m.stepWall,
+		"low disk":      m.lowDisk,
+		"crash":         func(*rapid.T) { m.reopen() },
+		"crash amid":    m.crashAmid,
+		"flush":         m.flush,
+		"forget":        m.forget,
+		"":              m.compare,
+	}
+}
+
+// model is the shards under test and what is known of them.
+type model struct {
+	driver
+	rt  *rapid.T
+	rng *rand.Rand // decides what a run does in an order of its own: losses, sweeps
+
+	tasks    map[keys.ID]*modelTask
+	live     []*modelTask   // those of tasks, in the order in which they were admitted
+	gone     []keys.ID      // tasks that are no more
+	receipts []Receipt      // all that were given out
+	minted   map[int]uint64 // largest since of a new task, by shard
+	given    map[int]uint64 // latest time of any since, by shard, ms
+	latest   uint64         // that the wall clock has been stepped to, ms
+	order    []keys.ID      // all tasks that ever were
+	serial   int            // of the last payload
+	age      uint64         // of the model, by a monotonic clock that no crash sets back, ms
+	steps    int
+	ops      int
+	commits  int // until the power fails; 0: it does not
+
+	settings  map[string]Settings
+	versions  map[string]uint64 // of settings
+	schedules map[string]*modelSchedule
+	byKey     map[[keys.UniqueLen]byte]*modelKey
+	turns     map[uint64]keys.ID // who has the turn of a group, by scope
+	contested map[uint64]bool    // groups of which the turn is open
+	woken     []*modelTask       // their parents have ended
+	doomed    []*modelTask       // to be canceled, as a parent was
+	canceled  map[Receipt]bool   // leases that were ended by Cancel since the last load
+	plain     bool               // no task is bound to others
+	reopened  bool               // all turns that are passed on are contested
+	hurried   bool               // calls are drawn that come together
+	unordered bool               // their effects are taken in, and which group has which is open
+	drawn     int                // the ties that drawTasks draws
+	claimed   bool               // in this step: tasks may have been parked
+	calls     uint64             // produces that have a number
+	call      *produceCall       // the last of them
+
+	served  map[laneID]bool           // in this step
+	passes  map[laneID]map[laneID]int // by lane with ready tasks: steps that served the other and not it
+	weights map[[2]string]int         // by queue and tenant, the largest since the last load
+
+	told, expected []string // events, ends and canceled leases of this step
+}
+
+// modelTask is what the model knows of a task.
+type modelTask struct {
+	id keys.ID
+	LaneKey
+	rec    record.Record // what its producer says, the attempts, and the last error
+	state  TaskState
+	at     uint64 // wall clock, ms: of a task that has ended its end, of a leased one the deadline
+	result string
+	shard  int
+	since  uint64 // Ready, Leased: its place in the lane
+	until  uint64 // Scheduled, Dead, Done, Canceled: when that ends by the wall clock, ms
+
+	on     blockedOn
+	waits  map[keys.ID]bool // parents that have not ended, or are dead letters
+	parent bool             // others wait for it, or did
+	pins   map[keys.ID]bool // Done: children for which it is kept
+	kept   uint64           // Done, with pins: its bucket when they have ended
+	late   bool             // became ready in a group after the one of the step's operation
+
+	receipt  Receipt // the last that was given out
+	deadline uint64  // Leased: by the monotonic clock, ms
+	duration uint64  // Leased: ms
+	local    bool    // Leased: by this process
+	over     bool    // Leased: the lease had ended when the shard was loaded
+	expired  bool    // a lease has run out otherwise
+}
+
+func (t *modelTask) compare(o *modelTask) int {
+	return cmp.Or(cmp.Compare(t.since, o.since), bytes.Compare(t.id[:], o.id[:]))
+}
+
+// laneID is a lane of a shard.
+type laneID struct {
+	shard int
+	LaneKey
+}
+
+func (t *modelTask) lane() laneID { return laneID{t.shard, t.LaneKey} }
+
+// rivals tells whether two lanes take turns.
+func (l laneID) rivals(o laneID) bool {
+	return l != o && l.shard == o.shard && l.Queue == o.Queue && l.Priority == o.Priority
+}
+
+// What a group, and a large record have at the most in the model; a group only with -model.groups.
+const (
+	smallGroup  = 4 << 10
+	largeRecord = 3 << 10
+)
+
+func newModel(t *rapid.T, shared *store.Caches) *model {
+	m := &model{
+		rt: t, rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 0)),
+		tasks: make(map[keys.ID]*modelTask), minted: make(map[int]uint64), given: make(map[int]uint64),
+		served: make(map[laneID]bool), passes: make(map[laneID]map[laneID]int),
+		settings: make(map[string]Settings), versions: make(map[string]uint64), schedules: make(map[string]*modelSchedule),
+		byKey: make(map[[keys.UniqueLen]byte]*modelKey),
+		turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool),
+	}
+	m.driver = driver{
+		t: t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart},
+		sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
+	}
+	m.latest = m.Wall
+	m.plain = rapid.IntRange(0, 5).Draw(t, "plain") == 0
+	m.config.Shards = rapid.IntRange(1, 3).Draw(t, "shards")
+	m.drawConfig()
+	m.driver.open()
+	m.begun()
+	return m
+}
+
+func oneOf[T any](m *model, what string, of ...T) T { return rapid.SampledFrom(of).Draw(m.rt, what) }
+
+// oneIn is true once in about n times.
+func (m *model) oneIn(n int, what string) bool { return rapid.IntRange(0, n-1).Draw(m.rt, what) == 0 }
+
+// drawConfig draws what a process opens the shards with.
+func (m *model) drawConfig() {
+	m.config = Config{
+		Shards: m.config.Shards, Seed: m.config.Seed, Elapsed: m.config.Elapsed,
+		MaxAttempts: rapid.IntRange(1, 3).Draw(m.rt, "MaxAttempts"),
+		Retention:   oneOf(m, "Retention", 0, 4*time.Second),
+		Backoff:     func(attempt int, _ float64) time.Duration { return min(time.Second<<(attempt-1), 3*time.Second) },
+		WindowTasks: rapid.IntRange(2, 4).Draw(m.rt, "WindowTasks"),
+		WindowBytes: oneOf(m, "WindowBytes", 16<<20, 16<<20, 1, 900, 3000),
+		IdleLanes:   oneOf(m, "IdleLanes", 1, 1, 2, 4, IdleLanes),
+		SweepLanes:  oneOf(m, "SweepLanes", 1, 1, 2, 8),
+		GroupBytes:  GroupBytes,
+		TrimBytes:   oneOf(m, "TrimBytes", TrimBytes, 1, 1, 500),
+		TrimLane:    oneOf(m, "TrimLane", TrimLane, 1, 1, 100),
+	}
+	if *modelGroups {
+		m.config.GroupBytes = oneOf(m, "GroupBytes", GroupBytes, GroupBytes, smallGroup)
+	}
+	m.slow = oneOf(m, "slow", 0, 0, 0, time.Millisecond)
+	m.wanted = oneOf[KindSet](m, "wanted", 0, 1<<EndOfEvents-2|WantOutcomes|WantCancels)
+}
+
+// isSmall reports whether groups may end before all is done that is due.
+func (m *model) isSmall() bool { return m.config.GroupBytes == smallGroup || m.slow > 0 }
+
+// begun is when the shards have been loaded.
+func (m *model) begun() {
+	clear(m.passes)
+	m.canceled, m.weights = make(map[Receipt]bool), make(map[[2]string]int)
+	m.weigh()
+	m.deliver()
+}
+
+func (m *model) noError(err error) {
+	if err != nil {
+		m.rt.Fatalf("unexpected error: %v", err)
+	}
+}
+
+// since is the place of a task that becomes ready again now: behind every place
+// that its shard has given in another millisecond, whatever the clocks showed.
+func (m *model) since(shard int) uint64 {
+	ms := m.orderTime(shard)
+	if ms < m.given[shard] {
+		m.rt.Fatalf("shard %d goes by %d, and has gone by %d", shard, ms, m.given[shard])
+	}
+	m.given[shard] = ms
+	return keys.MovedSince(ms)
+}
+
+// orderTime is the time by which a shard orders what becomes ready, ms: the wall
+// clock's unless that was ahead.
+func (m *model) orderTime(shard int) uint64 {
+	mint := m.shards[shard].mint
+	mint.tick(m.Wall, m.Uptime)
+	ms := max(mint.time, mint.clock>>clockShift)
+	if ms != m.Wall && (ms < m.Wall || ms > m.latest+m.age) {
+		m.rt.Fatalf("shard %d goes by %d, the wall clock by %d, and by %d at most", shard, ms, m.Wall, m.latest)
+	}
+	return ms
+}
+
+// Groups.
+
+// group begins a group of a shard with what is due, or gives what follows a budget of its own.
+func (m *model) group(shard int) *drivenShard {
+	s := m.shards[shard]
+	if !s.under {
+		m.begin(s)
+		if s.isDueAt(m.Instant) {
+			_, steps := s.KeepUp(m.passed, 0)
+			m.checkSteps(s, steps)
+		}
+	}
+	m.begin(s)
+	return s
+}
+
+// decide has a shard decide, in as many groups as that takes.
+func (m *model) decide(shard int, verb func(*drivenShard) (Verdict, error)) (Verdict, error) {
+	m.ops++
+	for n := 0; ; n++ {
+		s := m.group(shard)
+		v, err := verb(s)
+		m.noError(s.Broken)
+		if v != Again {
+			return v, err
+		}
+		if n > 1000 {
+			m.rt.Fatalf("an operation is decided again and again")
+		}
+		m.persist(s)
+	}
+}
+
+// powerFails is the panic of a commit after which the power fails.
+type powerFails struct{}
+
+func (m *model) persist(s *drivenShard) {
+	written := !s.Group.Batch.Empty() || len(s.Group.tasks)+len(s.Group.finished)+len(s.Group.granted) > 0
+	m.commit(s)
+	if m.commits > 0 && written {
+		if m.commits--; m.commits == 0 {
+			panic(powerFails{})
+		}
+	}
+}
+
+// deliver commits what is under way, and does what is due, until nothing is left: messages get lost
+// meanwhile, or their confirmations do.
+func (m *model) deliver() {
+	for rounds, busy := 0, true; busy; rounds++ {
+		if rounds > 1000 {
+			m.rt.Fatalf("the shards do not come to rest")
+		}
+		busy = false
+		for _, n := range m.rng.Perm(len(m.shards)) {
+			s := m.shards[n]
+			if s.isDueAt(m.Instant) || s.WantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
+				m.group(n)
+			}
+			if sw := s.Effects.Sweep; sw != nil && m.rng.IntN(2) == 0 {
+				s.Effects.Sweep = nil
+				s.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
+				busy = true
+			}
+			m.take(s, func(int, *delivery, int) {})
+			m.confirm(s)
+			if len(s.mail) > 0 && m.rng.IntN(20) == 0 {
+				m.lose(s)
+			}
+			m.noError(s.Broken)
+			busy = busy || s.under || len(s.mail) > 0 || !s.IsAtRest()
+			if s.under {
+				m.persist(s)
+			}
+		}
+	}
+}
+
+// Time.
+
+// advance moves the clocks.
+func (m *model) advance(ms uint64) {
+	m.Wall, m.Now, m.Uptime, m.age = m.Wall+ms, m.Now+ms, m.Uptime+ms, m.age+ms
+}
+
+// pass lets time pass, and stops wherever it brings something.
+func (m *model) pass(ms uint64) {
+	for end := m.Uptime + ms; m.Uptime < end; {
+		m.advance(min(end-m.Uptime, m.nextEvent()))
+		m.deliver()
+		m.sync()
+		m.settle(true)
+	}
+}
+
+func (m *model) sleep(*rapid.T) { m.pass(oneOf[uint64](m, "sleep", 1, 500, 1000, 5000, 60_000)) }
+
+func (m *model) sleepToNextEvent(t *rapid.T) {
+	next := m.nextEvent()
+	if next == Never {
+		t.Skip()
+	}
+	m.pass(next - 1)
+	m.pass(1)
+}
+
+// nextEvent is in how long time brings something, ms.
+func (m *model) nextEvent() uint64 {
+	next := uint64(Never)
+	for _, t := range m.live {
+		switch t.state {
+		case Leased:
+			next = min(next, t.deadline-m.Now)
+		case Scheduled, Dead, Done, Canceled:
+			if t.until != keys.Forever {
+				next = min(next, t.until-m.Wall)
+			}
+		}
+	}
+	for _, s := range m.schedules {
+		next = min(next, s.next-m.Wall)
+	}
+	return next
+}
+
+// sync does what time has brought, in the order of the shard's upkeep.
+func (m *model) sync() {
+	tasks := slices.Clone(m.live)
+	slices.SortStableFunc(tasks, func(a, b *modelTask) int {
+		if a.state != Scheduled || b.state != Scheduled {
+			return cmp.Compare(a.state, b.state)
+		}
+		return cmp.Or(cmp.Compare(a.until, b.until), bytes.Compare(a.id[:], b.id[:]))
+	})
+	for _, t := range tasks {
+		switch t.state {
+		case Scheduled:
+			if t.until <= m.Wall {
+				m.enter(t, keys.MovedSince(m.orderTime(t.shard)-(m.Wall-t.until)))
+			}
+		case Dead, Done, Canceled:
+			if t.until <= m.Wall {
+				m.toGone(t)
+			}
+		}
+	}
+	m.passKeys()
+	for _, t := range tasks {
+		if t.state == Leased && t.deadline <= m.Now {
+			ago := m.Now - t.deadline
+			m.expect(EventExpired, t, "")
+			m.retry(t, "lease expired", func() { m.toExpired(t, ago) })
+		}
+	}
+	m.tick()
+	m.react()
+}
+
+// stepWall steps the wall clock.
+func (m *model) stepWall(t *rapid.T) {
+	step := oneOf[uint64](m, "step", 1, 1000, 4000, 60_000, 3600_000)
+	if rapid.Bool().Draw(t, "backwards") {
+		step = -step
+	}
+	m.Wall += step
+	m.latest = max(m.latest, m.Wall)
+	m.deliver()
+	m.sync()
+	m.sync() // dead letters of that hour may not have been kept for all of it
+	m.settle(true)
+}
+
+// The end of a process.
+
+// reopen is the end of a process, and another one that loads what has been committed.
+func (m *model) reopen() {
+	m.drawConfig()
+	m.crash()
+	m.resume()
+	m.begun()
+	m.sync()
+	m.settle(true)
+}
+
+// resume sets the deadlines of leases that a process has found.
+func (m *model) resume() {
+	for _, t := range m.live {
+		if t.state != Leased {
+			continue
+		}
+		t.deadline, t.over = m.Now, true
+		if !t.local && t.at > m.Wall {
+			t.deadline, t.over = t.deadline+min(t.at-m.Wall, t.duration), false
+		}
+	}
+}
+
+// crashAmid is the action of a call after whose first commits the power fails:
+// with the first one, all that follows from it is certain, by what is stored.
+func (m *model) crashAmid(t *rapid.T) {
+	m.drawn = tiesAll
+	m.crashAfter(oneOf(m, "call", (*model).drawComplete, (*model).drawFinish, (*model).drawControl,
+		(*model).drawReleaseKey, (*model).drawProduce)(m))
+}
+
+// crashAfter makes a call after whose first commits the power fails.
+func (m *model) crashAfter(c call) {
+	m.commits = rapid.IntRange(1, 4).Draw(m.rt, "commits")
+	if m.failed(func() {
+		c.do(m)
+		m.deliver()
+	}) {
+		m.driver.crash()
+		m.reopened = true // what is let go on now may come in another order
+		m.begun()
+	}
+	c.apply(m)
+	if m.reopened {
+		clear(m.canceled)
+		m.resume()
+		m.sync()
+	}
+	reopened := m.reopened
+	m.reopened = false
+	m.settle(!reopened)
+}
+
+// failed reports whether the power has failed amid what is done.
+func (m *model) failed(do func()) (failed bool) {
+	defer func() {
+		m.commits = 0
+		if v := recover(); v == (powerFails{}) {
+			failed = true
+		} else if v != nil {
+			panic(v)
+		}
+	}()
+	do()
+	return false
+}
+
+// forget has memory hold nothing of keys, groups and parents, as when there are too many.
+func (m *model) forget(*rapid.T) {
+	for _, s := range m.shards {
+		s.Probe().ForgetCaches()
+	}
+	m.deliver() // keys are listed again
+}
+
+// flush moves what a shard has in memory into a table, and perhaps all tables into one.
+func (m *model) flush(t *rapid.T) {
+	db := m.shards[m.drawShard()].Store.DB()
+	m.noError(db.Flush())
+	if rapid.Bool().Draw(t, "compact") {
+		m.noError(db.Compact(context.Background(), []byte{0}, []byte{0xff}, false))
+	}
+}
+
+// lowDisk is the action of calls while there is less room on the disk, and perhaps
+// of time that passes meanwhile: calls are refused by the level and change nothing,
+// or do what they always do. What they let go on does so when there is room.
+func (m *model) lowDisk(*rapid.T) {
+	level := RoomLow
+	if m.plain { // what goes on later with tasks that are bound to others may come in another order
+		level = Room(rapid.IntRange(int(RoomLow), int(RoomEmpty)).Draw(m.rt, "level"))
+	}
+	m.setRoom(level)
+	m.reopened = level > RoomLow
+	for range rapid.IntRange(1, 4).Draw(m.rt, "calls") {
+		c := m.drawInRoom(level)
+		switch {
+		case c == nil:
+		case level == RoomLow:
+			m.run(c)
+		default:
+			c.do(m)
+			m.deliver()
+			c.apply(m)
+		}
+	}
+	if level > RoomScarce {
+		now := m.Now
+		m.advance(oneOf[uint64](m, "time without room", 0, 1000, 10_000))
+		m.Now = now // leases do not run out while they cannot be renewed
+		m.deliver()
+	}
+	m.setRoom(Roomy)
+	m.deliver()
+	m.sync()
+	m.reopened = false
+	m.settle(level == RoomLow)
+}
+
+func (m *model) setRoom(level Room) {
+	for _, s := range m.shards {
+		s.Room = level
+	}
+}
+
+// drawInRoom draws a call that an owner asks for at a level of room; nil: there is none.
+func (m *model) drawInRoom(level Room) (c call) {
+	var draws []func(*model) call
+	if level <= RoomNone && len(m.order) > 0 {
+		draws = append(draws, (*model).drawReleaseKey, (*model).drawBulk,
+			func(m *model) call { return m.drawAlteration(AlterCancel) })
+	}
+	if level <= RoomNone && len(m.receipts) > 0 {
+		draws = append(draws, (*model).drawCompleteAlone)
+	}
+	if level <= RoomScarce && len(m.receipts) > 0 {
+		draws = append(draws, (*model).drawFinish, (*model).drawExtend)
+	}
+	if level <= RoomLow {
+		draws = append(draws, (*model).drawClaim)
+		if len(m.order) > 0 {
+			draws = append(draws, (*model).drawControl)
+		}
+	}
+	if len(draws) > 0 {
+		m.hurriedly(func() { c = oneOf(m, "call", draws...)(m) })
+	}
+	return c
+}
+
+// weigh notes how many claims in a row a tenant may get: as many as the largest
+// weight since the load says, as a turn that has begun ends as it would have.
+func (m *model) weigh() {
+	for name, set := range m.settings {
+		for tenant, w := range set.TenantWeights {
+			k := [2]string{name, tenant}
+			m.weights[k] = max(m.weights[k], w)
+		}
+	}
+}
+
+// Turns of tenants.
+
+// countTurns makes sure that tenants take turns.
+func (m *model) countTurns(strict bool) {
+	ready := make(map[laneID]bool)
+	for _, t := range m.live {
+		if t.state == Ready {
+			ready[t.lane()] = true
+		}
+	}
+	maps.DeleteFunc(m.passes, func(l laneID, _ map[laneID]int) bool { return !strict || !ready[l] || m.served[l] })
+	for l := range ready {
+		if m.passes[l] == nil { // ready since this step, or served in it
+			m.passes[l] = make(map[laneID]int)
+			continue
+		}
+		if m.settings[l.Queue].ConcurrencyPerKey > 0 { // what is ready may have to wait
+			continue
+		}
+		for other := range m.served {
+			if !l.rivals(other) {
+				continue
+			}
+			most := 2 * max(1, m.weights[[2]string{other.Queue, other.Tenant}])
+			if m.passes[l][other]++; m.passes[l][other] > most {
+				m.rt.Fatalf("%+v had %d turns in a row before %+v", other, m.passes[l][other], l)
+			}
+		}
+	}
+	clear(m.served)
+}
+
+// expect notes that an event of a task is to be told.
+func (m *model) expect(kind EventKind, t *modelTask, cause string) {
+	if m.wanted>>kind&1 != 0 {
+		m.expected = append(m.expected, fmt.Sprintf("%s %s %d %q", eventNames[kind], keys.FormatID(t.id), t.rec.Attempts, cause))
+	}
+}
+
+// hear notes what a group tells.
+func (m *model) hear(s *drivenShard) {
+	for _, e := range s.Effects.Events {
+		m.told = append(m.told, fmt.Sprintf("%s %s %d %q", eventNames[e.Kind], keys.FormatID(e.ID), e.Attempt, e.LastError))
+	}
+	for _, e := range s.Effects.Endings {
+		m.told = append(m.told, textOf(e.ID, &e.Outcome))
+	}
+	for _, r := range s.Effects.Canceled {
+		m.told = append(m.told, "canceled "+r.String())
+	}
+}
+
+func textOf(id keys.ID, o *Outcome) string {
+	return fmt.Sprintf("ended %s %v %q %q %d", keys.FormatID(id), o.State, o.Result, o.LastError, o.Attempts)
+}

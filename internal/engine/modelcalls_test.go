@@ -1,0 +1,1285 @@
+package engine
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+)
+
+// call is an operation that callers ask for.
+type call interface {
+	// do has the shards decide it.
+	do(m *model)
+	// apply judges the answer, and does the same in the model.
+	apply(m *model)
+}
+
+// single is the action of one call.
+func (m *model) single(draw func(*model) call) func(*rapid.T) {
+	return func(*rapid.T) { m.run(draw(m)) }
+}
+
+// run makes a call while nothing else happens.
+func (m *model) run(c call) {
+	c.do(m)
+	m.rt.Logf("%T %+v", c, c)
+	m.deliver()
+	c.apply(m)
+	m.settle(true)
+}
+
+// drain is the action of claims in a row.
+func (m *model) drain(*rapid.T) {
+	w := m.drawClaim().(*claimCall)
+	for range rapid.IntRange(2, 8).Draw(m.rt, "claims") {
+		next := *w
+		m.run(&next)
+	}
+}
+
+// handBack is the action of a claim that returns some of what it got.
+func (m *model) handBack(*rapid.T) {
+	w := m.drawClaimBatch().(*claimCall)
+	m.run(w)
+	for _, g := range w.grants {
+		if how := oneOf(m, "how", -1, FailReturn, FailRelease, FailRetry); how >= 0 {
+			m.run(&failCall{receipt: g.Receipt, how: how})
+		}
+	}
+}
+
+// together is the action of several calls that are decided in one group of each shard.
+func (m *model) together(*rapid.T) {
+	draws := []func(*model) call{
+		(*model).drawProduce, (*model).drawClaimBatch, (*model).drawComplete, (*model).drawFinish, (*model).drawExtend,
+	}
+	atOnce := m.plain && !m.isSmall() // what each does is certain before the commit, but for the IDs of follow-ups
+	if atOnce {
+		draws[2] = (*model).drawCompleteAlone
+	}
+	calls := make([]call, rapid.IntRange(2, 6).Draw(m.rt, "calls"))
+	m.hurriedly(func() {
+		for i := range calls {
+			calls[i] = oneOf(m, "call", draws...)(m)
+		}
+	})
+	if atOnce {
+		for _, c := range calls {
+			c.do(m)
+			c.apply(m)
+		}
+	} else {
+		for _, c := range calls {
+			c.do(m)
+		}
+		m.deliver()
+		m.unordered = true
+		for _, c := range calls {
+			if w, ok := c.(*claimCall); ok {
+				w.among = true
+			}
+			c.apply(m)
+		}
+		m.unordered = false
+		m.giveTurns()
+		for _, c := range calls {
+			if w, ok := c.(*claimCall); ok {
+				w.grantAll(m, false)
+			}
+		}
+	}
+	m.deliver()
+	m.settle(false)
+}
+
+// hurriedly draws calls that are decided in one group, or without room for what they add.
+func (m *model) hurriedly(draw func()) {
+	m.hurried = true
+	defer func() { m.hurried = false }()
+	draw()
+}
+
+// inTurn is the action of time that passes, and of calls that are decided in the group of what it
+// has brought.
+func (m *model) inTurn(t *rapid.T) {
+	next := m.nextEvent()
+	if !m.plain || m.isSmall() || next == Never || len(m.schedules) > 0 { // a tick's task is found once it is stored
+		t.Skip()
+	}
+	calls := make([]call, rapid.IntRange(1, 3).Draw(t, "calls"))
+	for i := range calls {
+		calls[i] = oneOf(m, "call", (*model).drawProduce, (*model).drawClaimBatch)(m)
+	}
+	m.advance(next)
+	for shard := range m.shards {
+		m.group(shard)
+	}
+	m.sync()
+	for _, c := range calls {
+		c.do(m)
+		c.apply(m)
+	}
+	m.deliver()
+	m.settle(false)
+}
+
+// inOneGroup is the action of calls that change tasks that wait, each of them perhaps
+// several times, and produce tasks whose keys these have: a shard decides
+// those that are for it in one go, and each finds what the ones before it have done.
+func (m *model) inOneGroup(*rapid.T) {
+	if m.plain {
+		m.rt.Skip()
+	}
+	var calls []call
+	for range rapid.IntRange(2, 8).Draw(m.rt, "calls") {
+		if rapid.Bool().Draw(m.rt, "produce") {
+			m.drawn = tiesKeys
+			calls = append(calls, m.produceOf(m.drawTasks(1)))
+			continue
+		}
+		calls = append(calls, m.drawAlteration(oneOf(m, "how", AlterPriority, AlterRunAt, AlterRedrive)))
+	}
+	if rapid.Bool().Draw(m.rt, "release a key") { // last, as it may have to wait for the next group
+		c := m.drawReleaseKey().(*releaseKeyCall)
+		if p, ok := calls[len(calls)-1].(*produceCall); ok && p.tasks[0].rec.UniqueKey != "" {
+			c.of = p.tasks[0]
+		}
+		calls = append(calls, c)
+	}
+	for _, c := range calls {
+		c.do(m)
+	}
+	m.deliver()
+	for _, c := range calls {
+		c.apply(m)
+	}
+	m.settle(false)
+}
+
+// alterWoken is the action of a call that alters a task in the group in which the last of its
+// parents ends: as long as it waits, if that group lets it go on no more, or when it has gone on.
+func (m *model) alterWoken(t *rapid.T) {
+	leased := m.leasedTasks()
+	if m.plain || len(leased) == 0 {
+		t.Skip()
+	}
+	parent := oneOf(m, "parent", leased...)
+	m.drawn = tiesNone
+	c := &produceCall{shard: parent.shard, tasks: m.drawTasks(1)}
+	c.tasks[0].rec.Parents = [][record.IDLen]byte{parent.id}
+	m.run(c)
+
+	complete := &completeCall{receipt: parent.receipt}
+	alter := &alterCall{how: oneOf(m, "how", AlterPriority, AlterRunAt), id: c.out.IDs[0], arg: 5}
+	if alter.how == AlterRunAt {
+		alter.arg = m.Wall + oneOf[uint64](m, "later", 0, 1000)
+	}
+	complete.do(m)
+	alter.do(m)
+	m.deliver()
+	p := keys.Place{}
+	if child := m.tasks[alter.id]; child != nil {
+		p = m.placeOf(child)
+	}
+	if p.Range == keys.Task && keys.Fresh(p.At) {
+		alter.apply(m)
+		complete.apply(m)
+	} else {
+		complete.apply(m)
+		alter.apply(m)
+	}
+	m.settle(false)
+}
+
+func (m *model) leasedTasks() []*modelTask {
+	return slices.DeleteFunc(slices.Clone(m.live), func(t *modelTask) bool { return t.state != Leased })
+}
+
+// family is the action of a task that ends while many wait for it, of whom the first know by
+// the commit of its end.
+func (m *model) family(t *rapid.T) {
+	leased := m.leasedTasks()
+	if m.plain || len(leased) == 0 || len(m.live) > 150 {
+		t.Skip()
+	}
+	parent := oneOf(m, "parent", leased...)
+	m.drawn = tiesNone
+	child := m.drawTasks(1)[0]
+	child.rec.Parents = [][record.IDLen]byte{parent.id}
+	produce := &produceCall{shard: parent.shard, tasks: make([]spec, rapid.IntRange(TellAtOnce, 2*TellAtOnce).Draw(t, "children"))}
+	for i := range produce.tasks {
+		m.serial++
+		child.rec.Payload, child.rec.OnDead = fmt.Append(nil, m.serial), uint8(i%3)
+		produce.tasks[i] = child
+	}
+	m.run(produce)
+
+	var end call = &alterCall{how: AlterCancel, id: parent.id}
+	switch rapid.IntRange(0, 2).Draw(t, "how") {
+	case 1:
+		end = &completeCall{receipt: parent.receipt}
+	case 2:
+		end = &failCall{receipt: parent.receipt, how: FailDead}
+	}
+	if rapid.Bool().Draw(t, "crash") {
+		m.crashAfter(end)
+	} else {
+		m.run(end)
+	}
+}
+
+// crowd is the action of tasks of one key, of which one or two can be leased:
+// claims park the others. Room may then pass to the next, and on from there.
+func (m *model) crowd(t *rapid.T) {
+	if m.plain {
+		t.Skip()
+	}
+	m.drawn = tiesNone
+	tasks := m.drawBacklogTasks()
+	for i := range tasks {
+		task := &tasks[i]
+		task.rec.LimitKey = "k"
+		tie(&task.LaneKey, &task.rec)
+	}
+	queue := tasks[0].Queue
+	m.run(&configureCall{queue: queue, to: Settings{ConcurrencyPerKey: rapid.IntRange(1, 2).Draw(t, "limit")}})
+	produce := m.produceOf(tasks)
+	m.run(produce)
+	for range rapid.IntRange(2, 8).Draw(t, "claims") {
+		m.run(&claimCall{shard: produce.shard, queue: queue, max: 1, duration: 5000})
+	}
+	of := func(state TaskState) *modelTask {
+		for _, t := range m.live {
+			if t.state == state && t.rec.LimitKey == "k" && t.Queue == queue {
+				return t
+			}
+		}
+		return nil
+	}
+	if l := of(Leased); l != nil && rapid.Bool().Draw(t, "finish one") {
+		m.run(&completeCall{receipt: l.receipt})
+	}
+	if next := of(Ready); next != nil && rapid.Bool().Draw(t, "remove the next") {
+		m.run(&alterCall{how: oneOf(m, "how", AlterCancel, AlterRunAt), id: next.id, arg: m.Wall + 1000})
+	}
+}
+
+// spec is what a producer says of a task.
+type spec struct {
+	LaneKey
+	rec record.Record
+}
+
+// Which ties drawTasks draws.
+const (
+	tiesNone  = iota
+	tiesLocal // decided at once: no parents, and no replacement
+	tiesKeys  // decided at once: no parents
+	tiesNext  // parents do not have the task canceled at once
+	tiesAll
+)
+
+func (m *model) drawTasks(n int) []spec {
+	tasks := make([]spec, n)
+	for i := range tasks {
+		t := &tasks[i]
+		m.serial++
+		*t = spec{
+			LaneKey{
+				oneOf(m, "Queue", "a", "a", "b", "b", "c", "d", "e"), oneOf(m, "Tenant", "", "x", "y"), oneOf[uint8](m, "Priority", 0, 0, 5),
+			},
+			record.Record{
+				Head: record.Head{
+					MaxAttempts: oneOf[uint32](m, "MaxAttempts", 0, 0, 1, 2, 3), Lease: oneOf[uint64](m, "Lease", 0, 0, 2000),
+					Retention: oneOf[int64](m, "Retention", 0, 0, 3000, -1),
+				},
+				Payload: fmt.Appendf(nil, "%d%*s", m.serial, oneOf(m, "more bytes", 0, 10, 100, 300), ""),
+			},
+		}
+		if wait := oneOf[int64](m, "RunAt", 0, 0, 0, -1, 1, 1000, 8000, 1_800_000); wait != 0 {
+			t.rec.RunAt = m.Wall + uint64(wait)
+		}
+		if m.oneIn(4, "headers") {
+			t.rec.Headers, t.rec.Timeout = map[string]string{"a": "1", "": "2"}, 60_000
+		}
+		if !m.plain && m.drawn != tiesNone {
+			m.drawTies(t, i)
+		}
+		tie(&t.LaneKey, &t.rec)
+		if m.oneIn(16, "large") {
+			m.enlarge(t)
+		}
+	}
+	return tasks
+}
+
+// drawTies binds the i-th task of a batch to others.
+func (m *model) drawTies(t *spec, i int) {
+	r := &t.rec
+	r.GroupKey = oneOf(m, "group", "", "", "g")
+	r.LimitKey = oneOf(m, "limit key", "", "", "k")
+	if r.UniqueKey = oneOf(m, "unique", "", "", "u", "v"); r.UniqueKey != "" {
+		r.UniqueFor = oneOf[uint64](m, "unique for", 0, 0, 3000, 3600_000)
+		for _, flag := range []uint8{record.ReplaceWaiting, record.ReleaseOnComplete, record.ReleaseOnDead} {
+			if rapid.Bool().Draw(m.rt, "flag") && (flag != record.ReplaceWaiting || m.drawn != tiesLocal) {
+				r.Flags |= flag
+			}
+		}
+	}
+	if m.drawn == tiesLocal || m.drawn == tiesKeys {
+		return
+	}
+	for range oneOf(m, "parents", 0, 0, 0, 1, 1, 2) {
+		if i > 0 && rapid.Bool().Draw(m.rt, "sibling") {
+			r.Parents = append(r.Parents, keys.Nth(rapid.IntRange(0, i-1).Draw(m.rt, "n")))
+			continue
+		}
+		if len(m.order) == 0 {
+			continue
+		}
+		id := m.drawID()
+		if p := m.tasks[id]; m.drawn == tiesNext && p != nil && (p.state == Canceled || p.state == Dead || p.state == Leased) {
+			continue // a lease may end with a crash, and the task be dead
+		}
+		r.Parents = append(r.Parents, id)
+	}
+	if onDead := oneOf[uint8](m, "on dead", 0, 1, 2); len(r.Parents) > 0 {
+		r.OnDead = onDead
+	}
+}
+
+// enlarge gives a task a large payload.
+func (m *model) enlarge(t *spec) {
+	t.rec.Payload = fmt.Appendf(t.rec.Payload, "%*s", largeRecord-600, "")
+}
+
+// strangers is IDs of tasks that never were.
+func (m *model) strangers(n int) (ids [][record.IDLen]byte) {
+	for i := range n {
+		id := m.order[0]
+		id[4], id[5] = id[4]-1, byte(i) // of other milliseconds
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+func (m *model) drawShard() int { return rapid.IntRange(0, m.config.Shards-1).Draw(m.rt, "shard") }
+
+// home is the shard to which a task belongs, or -1.
+func (m *model) home(rec *record.Record) int {
+	if home, bound := rec.Ties.Home(m.config.Shards); bound {
+		return home
+	}
+	return -1
+}
+
+// scatter makes what a shard gets of a batch one that an owner lets it decide: no task waits for a
+// sibling in another shard, and none replaces another one of the batch.
+func (m *model) scatter(shard int, tasks []spec) {
+	known := make(map[[keys.UniqueLen]byte]bool)
+	scattered := slices.ContainsFunc(tasks, func(t spec) bool { h := m.home(&t.rec); return h >= 0 && h != shard })
+	for i := range tasks {
+		r := &tasks[i].rec
+		if r.UniqueKey != "" && known[r.Unique] {
+			r.Flags &^= record.ReplaceWaiting
+		}
+		known[r.Unique] = true
+		if scattered {
+			r.Parents = slices.DeleteFunc(r.Parents, isNth)
+			if len(r.Parents) == 0 {
+				r.Parents, r.OnDead = nil, 0
+			}
+		}
+	}
+}
+
+func isNth(id [record.IDLen]byte) bool {
+	_, nth := keys.NthOf(id)
+	return nth
+}
+
+// prepare is what shards get of new tasks. Who is named by a sibling is a parent, or else the first
+// task of the batch that has its key.
+func prepare(tasks []spec) []NewTask {
+	parents := make(map[int]bool)
+	for _, t := range tasks {
+		for _, p := range t.rec.Parents {
+			if n, ok := keys.NthOf(p); ok {
+				if key := tasks[n].rec.Unique; tasks[n].rec.UniqueKey != "" {
+					n = slices.IndexFunc(tasks, func(t spec) bool { return t.rec.Unique == key })
+				}
+				parents[n] = true
+			}
+		}
+	}
+	made := make([]NewTask, len(tasks))
+	for i, t := range tasks {
+		rec := t.rec
+		rec.Parents = slices.Clone(rec.Parents)
+		rec.Parent = parents[i]
+		made[i] = PrepareTask(t.LaneKey, &rec, nil)
+	}
+	markTwins(made)
+	return made
+}
+
+// produceCall is a produce of tasks of one shard.
+type produceCall struct {
+	shard int
+	tasks []spec
+	call  CallNumber
+	again bool // it has been decided before
+	first Produced
+	out   Produced
+	err   error
+}
+
+// produceOf leaves out the tasks that belong to another shard than the first.
+func (m *model) produceOf(tasks []spec) *produceCall {
+	c := &produceCall{shard: m.home(&tasks[0].rec)}
+	if c.shard < 0 {
+		c.shard = m.drawShard()
+	}
+	for _, t := range tasks {
+		if h := m.home(&t.rec); h < 0 || h == c.shard {
+			t.rec.Parents = slices.DeleteFunc(t.rec.Parents, func(p [record.IDLen]byte) bool {
+				n, nth := keys.NthOf(p)
+				return nth && n >= len(c.tasks)
+			})
+			if len(t.rec.Parents) == 0 {
+				t.rec.Parents, t.rec.OnDead = nil, 0
+			}
+			c.tasks = append(c.tasks, t)
+		}
+	}
+	m.scatter(c.shard, c.tasks)
+	return c
+}
+
+func (m *model) drawProduce() call {
+	if m.call != nil && m.oneIn(20, "again") {
+		c := *m.call
+		c.again, c.first, c.out = true, c.out, Produced{}
+		return &c
+	}
+	n := rapid.IntRange(1, 3).Draw(m.rt, "tasks")
+	m.drawn = tiesAll
+	if m.hurried { // what is asked by messages, or has to look at the disk, may be decided later
+		m.drawn = tiesLocal
+	}
+	c := m.produceOf(m.drawTasks(n))
+	if m.oneIn(8, "numbered") {
+		m.calls++
+		c.call = CallNumber{Node: "n", Session: 1, Seq: m.calls, Low: max(m.calls, 8) - 7}
+	}
+	return c
+}
+
+// drawBacklogTasks is many tasks of one lane, or one of each of many.
+func (m *model) drawBacklogTasks() []spec {
+	tasks := m.drawTasks(rapid.IntRange(3, 10).Draw(m.rt, "tasks"))
+	for i := range tasks {
+		t := &tasks[i]
+		t.LaneKey, t.rec.RunAt = tasks[0].LaneKey, 0
+	}
+	if rapid.Bool().Draw(m.rt, "of many tenants") {
+		for i := range tasks {
+			tasks[i].Tenant = fmt.Sprint("tenant ", i)
+		}
+	}
+	return tasks
+}
+
+func (m *model) drawBacklog() call {
+	m.drawn = tiesAll
+	tasks := m.drawBacklogTasks()
+	if rapid.Bool().Draw(m.rt, "all alike") {
+		for i := range tasks {
+			r := &tasks[i].rec
+			r.GroupKey, r.LimitKey, r.UniqueKey, r.Parents = tasks[0].rec.GroupKey, tasks[0].rec.LimitKey, "", nil
+			r.Ties, r.OnDead = record.Ties{}, 0
+		}
+	}
+	if !m.plain && len(m.order) > 0 && m.oneIn(4, "children") {
+		parents := append(m.strangers(oneOf(m, "strangers", 0, 0, 20, 60)), m.drawID())
+		for i := range tasks {
+			tasks[i].rec.Parents = parents
+		}
+	}
+	for i := range tasks {
+		tie(&tasks[i].LaneKey, &tasks[i].rec)
+	}
+	if m.oneIn(5, "all large") {
+		for i := range tasks {
+			m.enlarge(&tasks[i])
+		}
+	}
+	return m.produceOf(tasks)
+}
+
+func (c *produceCall) do(m *model) {
+	_, c.err = m.decide(c.shard, func(s *drivenShard) (Verdict, error) {
+		return s.Produce(prepare(c.tasks), &c.call, &c.out)
+	})
+}
+
+func (c *produceCall) apply(m *model) {
+	m.noError(c.err)
+	if c.again {
+		if !slices.Equal(c.out.IDs, c.first.IDs) || !slices.Equal(c.out.Duplicates, c.first.Duplicates) {
+			m.rt.Fatalf("a produce that is tried again: %+v, expected %+v", c.out, c.first)
+		}
+		return
+	}
+	if c.call.Seq != 0 {
+		m.call = c
+	}
+	if len(c.out.IDs) != len(c.tasks) {
+		m.rt.Fatalf("produce of %d tasks: %d IDs", len(c.tasks), len(c.out.IDs))
+	}
+	var duplicates []int
+	stored := make(map[keys.ID]bool)
+	for i, id := range c.out.IDs {
+		task := c.tasks[i]
+		if holder, taken := m.holder(&task.rec); taken {
+			if id != holder {
+				m.rt.Fatalf("produce of key %q: %s, expected the holder %s", task.rec.UniqueKey, keys.FormatID(id), keys.FormatID(holder))
+			}
+			if t := m.tasks[holder]; task.rec.Flags&record.ReplaceWaiting != 0 && t != nil && t.waiting() {
+				m.replace(t, task)
+				stored[id] = true
+			} else {
+				duplicates = append(duplicates, i)
+			}
+			continue
+		}
+		m.admit(c.shard, task, id, c.out.IDs, false)
+		stored[id] = true
+	}
+	m.markParents(c.tasks, c.out.IDs, stored)
+	if !slices.Equal(c.out.Duplicates, duplicates) {
+		m.rt.Fatalf("produce with duplicates %v, expected %v", c.out.Duplicates, duplicates)
+	}
+	m.react()
+}
+
+// markParents notes who was named by a sibling of its batch: it counts as a
+// parent even if the sibling was not stored, as its key is taken.
+func (m *model) markParents(tasks []spec, ids []keys.ID, stored map[keys.ID]bool) {
+	for _, task := range tasks {
+		for _, p := range task.rec.Parents {
+			if n, ok := keys.NthOf(p); ok && stored[ids[n]] {
+				m.tasks[ids[n]].parent = true
+			}
+		}
+	}
+}
+
+// claimCall is a claim of one queue in one shard.
+type claimCall struct {
+	shard    int
+	queue    string
+	max      int
+	rank     uint64
+	duration uint64 // ms
+	local    bool
+	grants   []Grant
+	among    bool // other calls are decided in the same group
+}
+
+func (m *model) drawClaim() call {
+	return &claimCall{
+		shard: m.drawShard(), queue: oneOf(m, "queue", "a", "a", "b", "b", "c", "d", "e"), max: 1,
+		duration: oneOf[uint64](m, "lease", 5000, 1000, 10_000), local: m.oneIn(6, "local"),
+	}
+}
+
+func (m *model) drawClaimBatch() call {
+	c := m.drawClaim().(*claimCall)
+	c.max = rapid.IntRange(1, 5).Draw(m.rt, "max")
+	return c
+}
+
+// drawClaimOfRank is a claim that wants no task of a low priority.
+func (m *model) drawClaimOfRank() call {
+	c := m.drawClaimBatch().(*claimCall)
+	c.rank = oneOf(m, "rank", 0, Rank(5), Rank(9))
+	return c
+}
+
+func (c *claimCall) do(m *model) {
+	m.decide(c.shard, func(s *drivenShard) (Verdict, error) {
+		q := s.Queues[c.queue]
+		for q != nil && len(c.grants) < c.max {
+			l, pending := s.Next(q, c.rank)
+			if pending && len(c.grants) == 0 {
+				return Again, nil
+			}
+			if l == nil {
+				break
+			}
+			g, err := s.Grant(l, c.duration, Holder{Local: c.local})
+			m.noError(err)
+			g.Rec = slices.Clone(g.Rec)
+			c.grants = append(c.grants, g)
+		}
+		return Decided, nil
+	})
+	m.claimed = true
+}
+
+func (c *claimCall) apply(m *model) {
+	if c.among {
+		return
+	}
+	found := m.ready(c.shard, c.queue, uint8(max(c.rank, 1)-1))
+	if found > 0 != (len(c.grants) > 0) {
+		m.rt.Fatalf("claim of queue %s in shard %d got %d tasks, with %d ready", c.queue, c.shard, len(c.grants), found)
+	}
+	c.grantAll(m, true)
+}
+
+func (c *claimCall) grantAll(m *model, strict bool) {
+	for i := range c.grants {
+		m.grant(c, &c.grants[i], strict)
+	}
+}
+
+// grant judges what a claim has got.
+func (m *model) grant(c *claimCall, g *Grant, strict bool) {
+	id := keys.FormatID(g.Receipt.ID)
+	t := m.tasks[g.Receipt.ID]
+	if t != nil && t.state == Blocked && t.on == onLimit { // there was room again
+		t.late = true
+		m.toReady(t, keys.SinceOf(t.id))
+	}
+	if t == nil || t.state != Ready || m.keyFull(t) || m.settings[c.queue].Paused || t.shard != c.shard || t.Queue != c.queue || Rank(t.Priority) < c.rank {
+		m.rt.Fatalf("claim %+v returned %s, which is %+v; settings: %+v", c, id, t, m.settings[c.queue])
+	}
+	for _, o := range m.live {
+		if !strict || o.state != Ready || o.Queue != t.Queue || o.shard != t.shard {
+			continue
+		}
+		if o.late || m.parks(o) { // was not ready yet, or is to be parked
+			continue
+		}
+		if o.Priority > t.Priority {
+			m.rt.Fatalf("claim returned %s of priority %d before %s of priority %d", id, t.Priority, keys.FormatID(o.id), o.Priority)
+		}
+		if o.LaneKey == t.LaneKey && m.comesBefore(o, t) {
+			m.rt.Fatalf("claim returned %s (%x) before %s (%x) of the same lane", id, t.since, keys.FormatID(o.id), o.since)
+		}
+	}
+	m.served[t.lane()] = true
+
+	t.duration = c.duration
+	if t.rec.Lease != 0 && !c.local {
+		t.duration = t.rec.Lease
+	}
+	if g.Receipt.Token <= t.receipt.Token {
+		m.rt.Fatalf("token %x of %s is not larger than the last, %x", g.Receipt.Token, id, t.receipt.Token)
+	}
+	rec, err := record.Decode(g.Rec)
+	m.noError(err)
+	rec.Attempts = t.rec.Attempts
+	m.compareRecord(t, &rec)
+	t.receipt = g.Receipt
+	m.receipts = append(m.receipts, t.receipt)
+	t.over, t.local = false, c.local
+	t.deadline = m.Now + t.duration
+	t.state, t.at = Leased, m.Wall+t.duration
+	t.rec.Attempts++
+	m.expect(EventClaimed, t, "")
+	if g.LaneKey != t.LaneKey || g.Attempt != t.rec.Attempts || g.Deadline != t.at {
+		m.rt.Fatalf("claim returned %+v, expected %+v", g, t)
+	}
+}
+
+// comesBefore reports whether one of two ready tasks of a lane is to be claimed before the other.
+// While a parent's end is told in pieces, a new child waits for it, and comes behind those of its
+// millisecond.
+func (m *model) comesBefore(a, b *modelTask) bool {
+	if m.isSmall() && keys.SinceMillis(a.since) == keys.SinceMillis(b.since) {
+		return false
+	}
+	return a.compare(b) < 0
+}
+
+// drawReceipt is of a lease in force rather than of one that is over.
+func (m *model) drawReceipt() Receipt {
+	if len(m.receipts) == 0 {
+		m.rt.Skip()
+	}
+	if leased := m.leasedTasks(); len(leased) > 0 && !m.oneIn(5, "stale receipt") {
+		return oneOf(m, "lease", leased...).receipt
+	}
+	return oneOf(m, "receipt", m.receipts...)
+}
+
+// lost makes sure that a verb with a receipt that names no lease in force has been refused.
+func (m *model) lost(r Receipt, err error) {
+	if !errors.Is(err, base.ErrLeaseLost) || errors.Is(err, base.ErrCanceled) != m.canceled[r] {
+		m.rt.Fatalf("verb with %s, not in force: %v", r, err)
+	}
+}
+
+// completeCall is Complete.
+type completeCall struct {
+	receipt Receipt
+	result  string
+	next    []spec
+	full    bool
+	err     error
+}
+
+func (m *model) drawCompleteAlone() call {
+	c := &completeCall{receipt: m.drawReceipt()}
+	if rapid.Bool().Draw(m.rt, "result") {
+		c.result = "result of " + c.receipt.String()
+	}
+	return c
+}
+
+func (m *model) drawComplete() call {
+	c := m.drawCompleteAlone().(*completeCall)
+	if m.drawn = tiesNext; m.hurried {
+		m.drawn = tiesNone
+	}
+	c.next = m.drawTasks(oneOf(m, "next", 0, 0, 1, 2))
+	shard := keys.ShardOf(c.receipt.ID, m.config.Shards)
+	if t := m.tasks[c.receipt.ID]; t != nil && len(c.next) > 0 && !m.hurried && rapid.Bool().Draw(m.rt, "again") {
+		n := &c.next[0]
+		n.Queue, n.Tenant = t.Queue, t.Tenant
+		n.rec.GroupKey, n.rec.LimitKey, n.rec.UniqueKey = t.rec.GroupKey, t.rec.LimitKey, t.rec.UniqueKey
+		if n.rec.Ties = (record.Ties{Flags: n.rec.Flags, UniqueFor: n.rec.UniqueFor}); n.rec.UniqueKey == "" {
+			n.rec.Ties = record.Ties{}
+		}
+		tie(&n.LaneKey, &n.rec)
+	}
+	m.scatter(shard, c.next)
+	return c
+}
+
+func (c *completeCall) do(m *model) {
+	var v Verdict
+	v, c.err = m.decide(keys.ShardOf(c.receipt.ID, m.config.Shards), func(s *drivenShard) (Verdict, error) {
+		return s.Complete(c.receipt, []byte(c.result), prepare(c.next))
+	})
+	c.full = v == Full
+}
+
+func (c *completeCall) apply(m *model) {
+	t := m.held(c.receipt)
+	if t == nil {
+		m.lost(c.receipt, c.err)
+		return
+	}
+	if full := m.shards[t.shard].Room > RoomScarce && m.retention(t) != 0; full || c.full {
+		if full != c.full {
+			m.rt.Fatalf("complete of %s: full %t, expected %t", c.receipt, c.full, full)
+		}
+		return
+	}
+	m.noError(c.err)
+	m.toDone(t, c.result)
+	m.adopt(t.shard, c.next)
+	m.react()
+}
+
+// adopt finds the follow-ups that a Complete has produced: it does not say their IDs.
+func (m *model) adopt(shard int, next []spec) {
+	if len(next) == 0 {
+		return
+	}
+	byPayload := make(map[string]keys.ID)
+	m.eachStored(func(t *schema.Task) { byPayload[string(t.Record.Payload)] = t.ID })
+	ids, stored := make([]keys.ID, len(next)), make(map[keys.ID]bool)
+	for i, task := range next {
+		id, ok := byPayload[string(task.rec.Payload)]
+		if holder, taken := m.holder(&task.rec); taken {
+			ids[i] = holder
+			if t := m.tasks[holder]; task.rec.Flags&record.ReplaceWaiting != 0 && t != nil && t.waiting() {
+				m.replace(t, task)
+				stored[holder] = true
+			} else if ok {
+				m.rt.Fatalf("follow-up %q has the key of task %s", task.rec.Payload, keys.FormatID(holder))
+			}
+			continue
+		}
+		if !ok {
+			m.rt.Fatalf("follow-up %q was not produced", task.rec.Payload)
+		}
+		ids[i] = id
+		home := m.home(&task.rec)
+		remote := home >= 0 && home != shard
+		if home < 0 {
+			home = shard
+		}
+		m.admit(home, task, id, ids, remote)
+		stored[id] = true
+	}
+	m.markParents(next, ids, stored)
+}
+
+// failCall is Fail.
+type failCall struct {
+	receipt Receipt
+	how     Failure
+	wait    int64 // ms; negative: by the backoff
+	cause   string
+	err     error
+}
+
+func (m *model) drawFinish() call {
+	return &failCall{
+		receipt: m.drawReceipt(), how: oneOf(m, "how", FailRetry, FailRetry, FailRelease, FailReturn, FailDead),
+		wait: oneOf[int64](m, "wait", -1, 0, 1, 2000), cause: oneOf(m, "cause", "", "first", "second"),
+	}
+}
+
+func (c *failCall) do(m *model) {
+	wait := c.wait
+	if c.how != FailRetry {
+		wait = max(wait, 0)
+	}
+	_, c.err = m.decide(keys.ShardOf(c.receipt.ID, m.config.Shards), func(s *drivenShard) (Verdict, error) {
+		return s.Fail(c.receipt, c.how, wait, c.cause)
+	})
+}
+
+func (c *failCall) apply(m *model) {
+	t := m.held(c.receipt)
+	if t == nil {
+		m.lost(c.receipt, c.err)
+		return
+	}
+	m.noError(c.err)
+	if c.how == FailRetry || c.how == FailDead {
+		if c.cause != "" {
+			t.rec.Error = c.cause
+		}
+	} else {
+		t.rec.Attempts--
+		if c.cause != "" {
+			t.rec.Error = c.cause
+		}
+		m.expect(EventReleased, t, "")
+	}
+	switch c.how {
+	case FailRetry:
+		m.retry(t, c.cause, func() {
+			m.expect(EventRetried, t, t.rec.Error)
+			if c.wait < 0 {
+				m.wait(t, uint64(min(1000<<(t.rec.Attempts-1), 3000)))
+			} else {
+				m.wait(t, uint64(c.wait))
+			}
+		})
+	case FailRelease:
+		m.wait(t, uint64(max(c.wait, 0)))
+	case FailReturn:
+		m.toReady(t, t.since)
+	case FailDead:
+		m.toDead(t)
+	}
+	m.react()
+}
+
+// extendCall is Extend.
+type extendCall struct {
+	receipt Receipt
+	ms      uint64
+	err     error
+}
+
+func (m *model) drawExtend() call {
+	return &extendCall{receipt: m.drawReceipt(), ms: oneOf[uint64](m, "ms", 1000, 20_000)}
+}
+
+func (c *extendCall) do(m *model) {
+	_, c.err = m.decide(keys.ShardOf(c.receipt.ID, m.config.Shards), func(s *drivenShard) (Verdict, error) {
+		return Decided, s.Extend(c.receipt, c.ms)
+	})
+}
+
+func (c *extendCall) apply(m *model) {
+	t := m.held(c.receipt)
+	if t == nil {
+		m.lost(c.receipt, c.err)
+		return
+	}
+	m.noError(c.err)
+	t.deadline = m.Now + c.ms
+	if !t.local { // the deadline of a local lease is in memory
+		t.duration, t.at = c.ms, m.Wall+c.ms
+	}
+}
+
+// extendAll is the action of leases that are extended again and again in one group.
+func (m *model) extendAll(t *rapid.T) {
+	leased := m.leasedTasks()
+	if len(leased) < 2 {
+		t.Skip()
+	}
+	calls := make([]*extendCall, rapid.IntRange(3, 8).Draw(t, "calls"))
+	for i := range calls {
+		calls[i] = &extendCall{receipt: oneOf(m, "lease", leased...).receipt, ms: oneOf[uint64](m, "ms", 1000, 20_000)}
+		calls[i].do(m)
+	}
+	m.deliver()
+	for _, c := range calls {
+		c.apply(m)
+	}
+	m.settle(true)
+}
+
+// drawBogus is for receipts that never were.
+func (m *model) drawBogus() call {
+	r := m.drawReceipt()
+	switch rapid.IntRange(0, 3).Draw(m.rt, "change") {
+	case 0:
+		r.Token++
+	case 1:
+		r.Token--
+	case 2:
+		r.Token = 0
+	case 3:
+		r.ID[14]++
+	}
+	m.drawn = tiesNone
+	switch rapid.IntRange(0, 2).Draw(m.rt, "verb") {
+	case 0:
+		return &completeCall{receipt: r, next: m.drawTasks(rapid.IntRange(0, 1).Draw(m.rt, "next"))}
+	case 1:
+		return &extendCall{receipt: r, ms: 1000}
+	}
+	return &failCall{receipt: r, how: oneOf(m, "how", FailRetry, FailRelease, FailReturn, FailDead)}
+}
+
+// drawID is of a task that exists rather than of one that is no more.
+func (m *model) drawID() keys.ID {
+	if len(m.order) == 0 {
+		m.rt.Skip()
+	}
+	if len(m.live) > 0 && !m.oneIn(8, "gone") {
+		return oneOf(m, "task", m.live...).id
+	}
+	return oneOf(m, "any task", m.order...)
+}
+
+// drawIDIn is of a task in one of some states, if there is one.
+func (m *model) drawIDIn(states ...TaskState) keys.ID {
+	in := slices.DeleteFunc(slices.Clone(m.live), func(t *modelTask) bool { return !slices.Contains(states, t.state) })
+	if len(in) == 0 || m.oneIn(5, "any state") {
+		return m.drawID()
+	}
+	return oneOf(m, "task", in...).id
+}
+
+// alterCall is Alter.
+type alterCall struct {
+	how Alteration
+	id  keys.ID
+	arg uint64
+	err error
+}
+
+func (m *model) drawControl() call {
+	return m.drawAlteration(oneOf(m, "how", AlterCancel, AlterPriority, AlterRunAt, AlterRedrive, AlterPurge))
+}
+
+func (m *model) drawAlteration(how Alteration) call {
+	c := &alterCall{how: how}
+	switch how {
+	case AlterCancel:
+		states := [][]TaskState{{Ready}, {Scheduled}, {Blocked}, {Leased}, {Dead}, {Done, Canceled}}
+		c.id = m.drawIDIn(oneOf(m, "state", states...)...)
+	case AlterPriority:
+		c.id, c.arg = m.drawIDIn(Ready, Scheduled, Blocked), oneOf[uint64](m, "priority", 0, 5, 9)
+	case AlterRunAt:
+		c.id = m.drawIDIn(Ready, Scheduled, Blocked)
+		if wait := oneOf[int64](m, "run at", 0, -1, 1, 1000, 8000); wait != 0 {
+			c.arg = m.Wall + uint64(wait)
+		}
+	default:
+		c.id = m.drawIDIn(Dead)
+	}
+	return c
+}
+
+func (c *alterCall) do(m *model) {
+	_, c.err = m.decide(keys.ShardOf(c.id, m.config.Shards), func(s *drivenShard) (Verdict, error) { return s.Alter(c.id, c.how, c.arg) })
+}
+
+// refusal is the error that the call should return.
+func (c *alterCall) refusal(m *model, t *modelTask) error {
+	ofDead := c.how == AlterRedrive || c.how == AlterPurge
+	switch {
+	case t == nil, ofDead && t.state != Dead:
+		return base.ErrNotFound
+	case c.how == AlterCancel && (t.state == Done || t.state == Canceled):
+		return base.ErrNotWaiting
+	case c.how == AlterCancel && m.shards[t.shard].Room > RoomScarce && m.retention(t) != 0:
+		return ErrNoRoom
+	case (c.how == AlterPriority || c.how == AlterRunAt) && !t.waiting():
+		return base.ErrNotWaiting
+	}
+	return nil
+}
+
+func (c *alterCall) apply(m *model) {
+	t := m.tasks[c.id]
+	if t != nil && t.state == Dead && c.how == AlterRedrive {
+		if id, taken := m.holder(&t.rec); taken && id != t.id {
+			if d := new(Duplicate); !errors.As(c.err, &d) || d.ID != id || d.Key != t.rec.UniqueKey {
+				m.rt.Fatalf("redrive of %s, whose key %s has: %v", keys.FormatID(c.id), keys.FormatID(id), c.err)
+			}
+			return
+		}
+	}
+	want := c.refusal(m, t)
+	if !errors.Is(c.err, want) || want == nil && c.err != nil {
+		m.rt.Fatalf("%+v of %+v: %v, expected %v", c, t, c.err, want)
+	}
+	if c.err == nil {
+		m.alter(t, c.how, c.arg)
+		m.react()
+	}
+}
+
+func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
+	switch how {
+	case AlterCancel:
+		m.toCanceled(t)
+	case AlterPurge:
+		m.unpin(t, 0)
+		m.toGone(t)
+		m.ended(t, Outcome{State: Canceled}, true)
+	case AlterPriority:
+		t.Priority = uint8(arg)
+		if t.state == Ready {
+			m.toReady(t, keys.MovedSince(keys.SinceMillis(t.since)))
+		}
+	case AlterRunAt:
+		t.rec.RunAt = arg
+		switch {
+		case t.state == Blocked && (t.on == onParents || arg <= m.Wall):
+		case arg > m.Wall:
+			m.toScheduled(t, arg)
+		default:
+			m.enter(t, m.since(t.shard))
+		}
+	case AlterRedrive:
+		if t.rec.UniqueKey != "" {
+			if _, taken := m.holder(&t.rec); taken {
+				m.byKey[t.rec.Unique].ended = false
+			} else {
+				m.takeKey(t.id, &t.rec, keys.SinceMillis(keys.SinceOf(t.id)))
+			}
+		}
+		t.rec.Attempts, t.rec.RunAt, t.expired = 0, 0, false
+		m.enter(t, m.since(t.shard))
+	}
+}
+
+// bulkCall is AlterDead, of one shard.
+type bulkCall struct {
+	shard int
+	how   Alteration
+	ids   []keys.ID
+	n     int
+	err   error
+}
+
+func (m *model) drawBulk() call {
+	c := &bulkCall{shard: m.drawShard(), how: oneOf(m, "how", AlterPurge, AlterRedrive)}
+	queue := oneOf(m, "queue", "", "a", "b")
+	for _, t := range m.live {
+		if t.shard == c.shard && (t.state == Dead && (queue == "" || t.Queue == queue) || m.oneIn(30, "alive")) {
+			c.ids = append(c.ids, t.id)
+		}
+	}
+	if m.shards[c.shard].Room > Roomy {
+		c.how = AlterPurge
+	}
+	return c
+}
+
+func (c *bulkCall) do(m *model) {
+	b := BulkAlteration{IDs: c.ids, How: c.how}
+	_, c.err = m.decide(c.shard, func(s *drivenShard) (Verdict, error) { return s.AlterDead(&b) })
+	c.n = b.N
+}
+
+func (c *bulkCall) apply(m *model) {
+	m.noError(c.err)
+	n := 0
+	for _, id := range c.ids {
+		t := m.tasks[id]
+		if t == nil || t.state != Dead {
+			continue
+		}
+		if holder, taken := m.holder(&t.rec); c.how == AlterRedrive && taken && holder != id {
+			continue
+		}
+		m.alter(t, c.how, 0)
+		n++
+	}
+	if c.n != n {
+		m.rt.Fatalf("altered %d dead letters, expected %d", c.n, n)
+	}
+	m.react()
+}
+
+// releaseKeyCall is ReleaseKey.
+type releaseKeyCall struct {
+	of  spec
+	err error
+}
+
+func (m *model) drawReleaseKey() call {
+	c := &releaseKeyCall{spec{LaneKey{Queue: "a"}, record.Record{UniqueKey: "u"}}, nil}
+	keyed := slices.DeleteFunc(slices.Clone(m.live), func(t *modelTask) bool { return t.rec.UniqueKey == "" })
+	if len(keyed) > 0 {
+		t := oneOf(m, "task", keyed...)
+		c.of = spec{t.LaneKey, t.rec}
+	}
+	tie(&c.of.LaneKey, &c.of.rec)
+	return c
+}
+
+func (c *releaseKeyCall) do(m *model) {
+	_, c.err = m.decide(m.home(&c.of.rec), func(s *drivenShard) (Verdict, error) {
+		return s.ReleaseKey(c.of.rec.Unique, c.of.rec.UniqueKey)
+	})
+}
+
+func (c *releaseKeyCall) apply(m *model) {
+	id, taken := m.holder(&c.of.rec)
+	var want error
+	if t := m.tasks[id]; !taken {
+		want = base.ErrNotFound
+	} else if t != nil && t.state < Dead && m.shards[t.shard].Room > RoomScarce {
+		want = ErrNoRoom
+	}
+	if !errors.Is(c.err, want) || want == nil && c.err != nil {
+		m.rt.Fatalf("release of key %q: %v, expected %v", c.of.rec.UniqueKey, c.err, want)
+	}
+	if want == nil {
+		delete(m.byKey, c.of.rec.Unique)
+	}
+}
+
+// configureCall sets a queue: the first shard decides, the others learn it by messages.
+type configureCall struct {
+	queue string
+	to    Settings
+	stale bool // of an older version
+	late  bool
+	err   error
+}
+
+func (m *model) drawConfigure() call {
+	c := &configureCall{queue: oneOf(m, "queue", "a", "b"), stale: m.oneIn(8, "stale")}
+	c.stale = c.stale && m.versions[c.queue] > 0
+	c.to = Settings{
+		Paused:            !m.settings[c.queue].Paused && m.oneIn(6, "paused"),
+		Concurrency:       oneOf(m, "Concurrency", 0, 3), // which owners go by
+		ConcurrencyPerKey: oneOf(m, "ConcurrencyPerKey", 0, 1, 1, 2),
+		TenantWeights:     oneOf(m, "TenantWeights", nil, map[string]int{"x": 3}, map[string]int{"": 2, "y": 4}),
+		Retention:         oneOf(m, "Retention", 0, 0, 2*time.Second, forever),
+		DeadRetention:     oneOf(m, "DeadRetention", 0, 3*time.Second, time.Minute, forever),
+		HoldGroups:        rapid.Bool().Draw(m.rt, "HoldGroups"),
+	}
+	return c
+}
+
+func (c *configureCall) do(m *model) {
+	text, err := json.Marshal(c.to)
+	m.noError(err)
+	value := keys.SettingsValue{Version: m.versions[c.queue] + 1, JSON: text}
+	if c.stale {
+		value.Version--
+	}
+	_, c.err = m.decide(0, func(s *drivenShard) (_ Verdict, err error) {
+		c.late, err = s.Configure(c.queue, value.Append(nil))
+		return Decided, err
+	})
+}
+
+func (c *configureCall) apply(m *model) {
+	m.noError(c.err)
+	if c.late != c.stale {
+		m.rt.Fatalf("settings are late: %t, expected %t", c.late, c.stale)
+	}
+	if c.stale {
+		return
+	}
+	c.to.TenantWeights = maps.Clone(c.to.TenantWeights)
+	m.settings[c.queue] = c.to
+	m.versions[c.queue]++
+	m.weigh()
+	clear(m.passes)
+}
+
+// scheduleCall sets a schedule, or deletes it.
+type scheduleCall struct {
+	modelSchedule
+	remove bool
+	err    error
+}
+
+func (m *model) drawSchedule() call {
+	c := &scheduleCall{remove: m.oneIn(2, "delete")}
+	c.name = oneOf(m, "name", "s", "t")
+	c.queue, c.payload = oneOf(m, "queue", "a", "c"), "tick of "+c.name
+	c.every, c.missed = oneOf[uint64](m, "every", 60_000, 400_000), oneOf(m, "missed", MissedOnce, MissedSkip, MissedAll)
+	return c
+}
+
+func (c *scheduleCall) do(m *model) {
+	_, c.err = m.decide(keys.ShardOfSchedule(c.name, m.config.Shards), func(s *drivenShard) (Verdict, error) {
+		if c.remove {
+			return Decided, s.DeleteSchedule(c.name)
+		}
+		v := keys.ScheduleValue{
+			Queue: c.queue, Every: c.every, Missed: c.missed, Record: (&record.Record{Payload: []byte(c.payload)}).Encode(),
+		}
+		times, err := TimesOf(&v)
+		m.noError(err)
+		return Decided, s.SetSchedule(c.name, v, times)
+	})
+}
+
+func (c *scheduleCall) apply(m *model) {
+	old := m.schedules[c.name]
+	if c.remove && old == nil {
+		if !errors.Is(c.err, base.ErrNotFound) {
+			m.rt.Fatalf("removal of schedule %q, which is not there: %v", c.name, c.err)
+		}
+		return
+	}
+	m.noError(c.err)
+	if c.remove {
+		delete(m.schedules, c.name)
+		return
+	}
+	s := c.modelSchedule
+	if old != nil && old.every == s.every {
+		s.start, s.after, s.last = old.start, old.after, old.last
+	} else {
+		s.start, s.after = m.Wall, m.Wall
+	}
+	s.pass(s.after)
+	m.schedules[s.name] = &s
+}

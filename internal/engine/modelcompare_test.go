@@ -1,0 +1,294 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+)
+
+// What is compared of the shards and the model.
+
+// settle compares what the shards have told, counts turns, and makes sure that nobody waits in
+// vain. When several calls were decided together, not strict, which of them came first is open.
+func (m *model) settle(strict bool) {
+	isLimited := func(s Settings) bool { return s.ConcurrencyPerKey > 0 }
+	isParked := func(t *modelTask) bool { return t.state == Blocked && t.on == onLimit }
+	if m.claimed && slices.ContainsFunc(slices.Collect(maps.Values(m.settings)), isLimited) || slices.ContainsFunc(m.live, isParked) {
+		m.adoptParks()
+	}
+	m.claimed = false
+	m.countTurns(strict && !m.isSmall())
+	for _, t := range m.live {
+		t.late = false
+	}
+	slices.Sort(m.told)
+	slices.Sort(m.expected)
+	if !slices.Equal(m.told, m.expected) {
+		m.rt.Fatalf("told are\n%s\nexpected\n%s", strings.Join(m.told, "\n"), strings.Join(m.expected, "\n"))
+	}
+	m.told, m.expected = m.told[:0], m.expected[:0]
+}
+
+// compare compares all at each k-th step, and one task at the others.
+func (m *model) compare(*rapid.T) {
+	m.compareOutcome()
+	if m.steps++; m.steps%*modelEvery == 0 {
+		m.compareAll()
+	}
+}
+
+func (m *model) compareAll() {
+	m.compareTasks()
+	m.compareCounts()
+	m.compareSettings()
+	m.compareSchedules()
+	m.compareIdle()
+	for n, s := range m.shards {
+		if s.under || !s.IsAtRest() {
+			m.rt.Fatalf("shard %d is not at rest", n)
+		}
+		m.noError(m.check(s))
+	}
+}
+
+// eachStored visits all tasks of all shards.
+func (m *model) eachStored(visit func(*schema.Task)) {
+	for _, s := range m.shards {
+		db := s.Store.DB()
+		view := schema.NewSnapshot(db)
+		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
+			m.noError(schema.Scan(db, prefix, func(key, value []byte) error {
+				id, p, err := keys.ParsePlaceKey(key)
+				if err != nil {
+					return err
+				}
+				t, err := view.Task(id, p, value)
+				if err == nil {
+					visit(t)
+				}
+				return err
+			}))
+		}
+	}
+}
+
+func (m *model) compareTasks() {
+	found := 0
+	m.eachStored(func(got *schema.Task) {
+		t := m.tasks[got.ID]
+		if t == nil {
+			m.rt.Fatalf("unexpected task %s, %v: %+v", keys.FormatID(got.ID), StateIn(got.Range), got)
+		}
+		found++
+		m.compareTask(got, t)
+	})
+	if found == len(m.tasks) {
+		return
+	}
+	m.eachStored(func(got *schema.Task) { delete(m.tasks, got.ID) })
+	for _, t := range m.tasks {
+		m.rt.Fatalf("missing: %+v", t)
+	}
+}
+
+// compareTask compares a task with what the model knows of it.
+func (m *model) compareTask(got *schema.Task, t *modelTask) {
+	state, at, place := StateIn(got.Range), got.Ended.At, got.At
+	want := t.until
+	switch {
+	case state == Ready:
+		want = t.since
+		if got.Lease != nil {
+			state, at, got.Record.Attempts = Leased, got.Lease.Deadline, got.Lease.Attempts
+		}
+	case state == Blocked:
+		want = [...]uint64{onParents: 0, onGroup: t.rec.Group, onLimit: t.rec.Limit}[t.on]
+	}
+	key := LaneKey{got.Lane.Queue, got.Lane.Tenant, got.Lane.Priority}
+	ended := state == Leased || state == Dead || state == Done || state == Canceled
+	if state != t.state || place != want || ended && at != t.at || key != t.LaneKey || state == Done && string(got.Ended.Result) != t.result {
+		for _, o := range m.live {
+			if o != t && o.rec.Group == t.rec.Group && o.rec.Group != 0 {
+				m.rt.Logf("of the same group, whose turn is %s: %v", keys.FormatID(m.turns[o.rec.Group]), o)
+			}
+		}
+		m.rt.Fatalf("found %s: %v at %d (%x) of %+v with %q, expected %+v (%x)",
+			keys.FormatID(got.ID), state, at, place, key, got.Ended.Result, t, want)
+	}
+	m.compareRecord(t, &got.Record)
+}
+
+// compareRecord compares a record, but for what the shard keeps in it for itself.
+func (m *model) compareRecord(t *modelTask, got *record.Record) {
+	plain := func(r record.Record) []byte {
+		r.Leases, r.Rewritten, r.Expired, r.HoldsTurn, r.Parent, r.Child = 0, false, false, false, false, false
+		r.Flags &^= record.HoldsKey
+		return r.Encode()
+	}
+	if !bytes.Equal(plain(*got), plain(t.rec)) {
+		m.rt.Fatalf("record of %s is\n%+v, expected\n%+v", keys.FormatID(t.id), got, t.rec)
+	}
+}
+
+// compareOutcome compares how a task has ended, and that one that is no more is not found: others
+// after each step.
+func (m *model) compareOutcome() {
+	ask := func(id keys.ID) (*Outcome, error) {
+		o, v, err := m.group(keys.ShardOf(id, m.config.Shards)).Outcome(id)
+		m.deliver() // it may have found a lane that had left memory
+		if v != Decided {
+			m.rt.Fatalf("outcome of a task at rest: verdict %d", v)
+		}
+		return o, err
+	}
+	if len(m.live) > 0 {
+		t := m.live[m.steps%len(m.live)]
+		got, err := ask(t.id)
+		m.noError(err)
+		want := Outcome{State: t.state, Result: []byte(t.result), LastError: t.rec.Error, Attempts: int(t.rec.Attempts)}
+		if t.state == Done {
+			want.LastError = ""
+		}
+		if t.state < Dead {
+			if got != nil {
+				m.rt.Fatalf("%+v has ended: %+v", t, got)
+			}
+		} else if got == nil || textOf(t.id, got) != textOf(t.id, &want) {
+			m.rt.Fatalf("outcome of %+v is %+v", t, got)
+		}
+	}
+	if len(m.gone) > 0 {
+		if got, err := ask(m.gone[m.steps%len(m.gone)]); !errors.Is(err, base.ErrNotFound) {
+			m.rt.Fatalf("task that is no more: %+v, %v", got, err)
+		}
+	}
+}
+
+func (m *model) compareCounts() {
+	for shard, s := range m.shards {
+		want := make(map[string]keys.Counts)
+		for name := range m.settings {
+			want[name] = keys.Counts{}
+		}
+		for _, t := range m.live {
+			if t.shard != shard {
+				continue
+			}
+			c := want[t.Queue]
+			switch t.state {
+			case Ready:
+				c.Ready++
+			case Scheduled:
+				c.Scheduled++
+			case Blocked:
+				c.Blocked++
+			case Leased:
+				c.Leased++
+			case Dead:
+				c.Dead++
+			case Done:
+				c.Done++
+			case Canceled:
+				c.Canceled++
+			}
+			want[t.Queue] = c
+		}
+		got := make(map[string]keys.Counts)
+		var p Place
+		for more := true; more; {
+			var some []QueueCounts
+			some, more = s.Counts(&p, 2, nil)
+			for _, c := range some {
+				if _, twice := got[c.Queue]; twice {
+					m.rt.Fatalf("queue %s is counted twice", c.Queue)
+				}
+				got[c.Queue] = c.Counts
+			}
+		}
+		if !maps.Equal(got, want) {
+			m.rt.Fatalf("counts of shard %d are %+v, expected %+v", shard, got, want)
+		}
+	}
+}
+
+// compareSettings: all shards go by the last settings.
+func (m *model) compareSettings() {
+	for name, want := range m.settings {
+		for n, s := range m.shards {
+			if q := s.Queues[name]; q == nil || q.Version != m.versions[name] || !reflect.DeepEqual(*q.Settings, want) {
+				m.rt.Fatalf("settings of queue %s in shard %d are not %+v", name, n, want)
+			}
+		}
+	}
+}
+
+func (m *model) compareSchedules() {
+	n := 0
+	for _, s := range m.shards {
+		s.Schedules("", func(i ScheduleInfo) bool {
+			n++
+			if want := m.schedules[i.Name]; want == nil || i.Next != want.next || i.Value.Last != want.last || i.Value.After != want.after || i.Err != nil {
+				m.rt.Fatalf("schedule %+v, expected %+v", i, want)
+			}
+			return true
+		})
+	}
+	if n != len(m.schedules) {
+		m.rt.Fatalf("%d schedules, expected %d", n, len(m.schedules))
+	}
+}
+
+// compareIdle: queues are idle that have no task that has not ended.
+func (m *model) compareIdle() {
+	for shard, s := range m.shards {
+		for _, queues := range [][]string{nil, {"a"}, {"b", "c"}, {"none"}} {
+			busy := slices.ContainsFunc(m.live, func(t *modelTask) bool {
+				return t.shard == shard && t.state < Dead && (queues == nil || slices.Contains(queues, t.Queue))
+			})
+			if s.Idle(&Idleness{Queues: queues}) == busy {
+				m.rt.Fatalf("queues %v of shard %d are idle: %t", queues, shard, !busy)
+			}
+		}
+	}
+}
+
+// checkSteps: however much is due, what a step does at once is bounded by its budget and one unit
+// of work.
+func (m *model) checkSteps(s *drivenShard, steps []StepDone) {
+	m.noError(s.Broken)
+	if m.config.GroupBytes != smallGroup {
+		return
+	}
+	for i := 1; i < len(steps); i++ {
+		step, unit := steps[i].Step, 4*(largeRecord+512) // read, written and told of, before the next one is read
+		if step == StepWake {
+			unit += WaitersAhead * (largeRecord + 512) // read ahead
+		}
+		if n := steps[i].Bytes - steps[i-1].Bytes; n > smallGroup/2+unit {
+			m.rt.Fatalf("step %s had %d bytes, expected %d at the most", stepNames[step], n, smallGroup/2+unit)
+		}
+	}
+}
+
+func (m *model) parseTick(text string) uint64 {
+	at, err := time.Parse(TickFormat, text)
+	m.noError(err)
+	return uint64(at.UnixMilli())
+}
+
+func (t *modelTask) String() string {
+	return fmt.Sprintf("%s, %v at %d, since %x, until %d, in shard %d, %+v, rec %+v, on %d, waits %d, late %t, local %t, over %t, expired %t, parent %t",
+		keys.FormatID(t.id), t.state, t.at, t.since, t.until, t.shard, t.LaneKey, t.rec.Head, t.on, len(t.waits), t.late, t.local, t.over, t.expired, t.parent)
+}

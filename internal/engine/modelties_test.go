@@ -1,0 +1,637 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"maps"
+	"slices"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+)
+
+// What becomes of tasks in the model, and what binds them to each other: idempotency keys, groups,
+// parents, and the limits of keys.
+//
+// The model knows what follows from what, and when several tasks were let go by
+// messages between shards, not which of them came first: then, and when a claim
+// parks tasks whose limit is full, it looks at where the disk has them, and
+// makes sure that it may be so.
+
+// modelKey is who has an idempotency key.
+type modelKey struct {
+	id    keys.ID
+	until uint64 // wall clock, ms; 0: until the task has ended
+	ended bool   // the task has, and the key is taken until then
+}
+
+// blockedOn is what a blocked task waits for.
+type blockedOn int
+
+const (
+	onParents blockedOn = iota + 1
+	onGroup
+	onLimit
+)
+
+func (m *model) toReady(t *modelTask, since uint64) { t.state, t.since = Ready, since }
+
+func (m *model) toScheduled(t *modelTask, due uint64) { t.state, t.until = Scheduled, due }
+
+func (m *model) toBlocked(t *modelTask, on blockedOn) { t.state, t.on = Blocked, on }
+
+func (m *model) toDead(t *modelTask) {
+	m.expect(EventDeadLettered, t, t.rec.Error)
+	t.until = keys.Forever
+	set := m.settings[t.Queue]
+	holds := set.HoldGroups && t.rec.Group != 0
+	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
+		t.until = BucketOf(m.Wall, record.Retention(retention))
+	}
+	if t.until != keys.Forever {
+		m.unpin(t, t.until)
+	}
+	m.endKey(t, Dead)
+	t.state, t.at = Dead, m.Wall
+	m.ended(t, Outcome{State: Dead, LastError: t.rec.Error, Attempts: int(t.rec.Attempts)}, !holds)
+}
+
+func (m *model) toDone(t *modelTask, result string) {
+	m.expect(EventCompleted, t, "")
+	m.unpin(t, 0)
+	m.endKey(t, Done)
+	if retention := m.retention(t); retention == 0 {
+		m.toGone(t)
+	} else {
+		t.until = BucketOf(m.Wall, retention)
+		t.state, t.at, t.result = Done, m.Wall, result
+	}
+	m.ended(t, Outcome{State: Done, Result: []byte(result), Attempts: int(t.rec.Attempts)}, true)
+}
+
+func (m *model) toCanceled(t *modelTask) {
+	m.expect(EventCanceled, t, "")
+	if t.state == Leased {
+		m.canceled[t.receipt] = true
+		if t.local && m.wanted&WantCancels != 0 {
+			m.expected = append(m.expected, "canceled "+t.receipt.String())
+		}
+	}
+	t.waits = nil
+	m.unpin(t, 0)
+	m.endKey(t, Canceled)
+	o := Outcome{State: Canceled, LastError: t.rec.Error, Attempts: int(t.rec.Attempts)}
+	if retention := m.retention(t); retention == 0 {
+		m.toGone(t)
+	} else {
+		t.until = BucketOf(m.Wall, retention)
+		t.state, t.at = Canceled, m.Wall
+	}
+	m.ended(t, o, true)
+}
+
+func (m *model) toGone(t *modelTask) {
+	delete(m.tasks, t.id)
+	m.live = slices.DeleteFunc(m.live, func(o *modelTask) bool { return o == t })
+	m.gone = append(m.gone, t.id)
+}
+
+// retry is for an attempt that counts. A task with attempts left goes on.
+func (m *model) retry(t *modelTask, cause string, goesOn func()) {
+	t.rec.Error = cmp.Or(cause, t.rec.Error)
+	if t.rec.Attempts >= cmp.Or(t.rec.MaxAttempts, uint32(m.config.MaxAttempts)) {
+		m.toDead(t)
+		return
+	}
+	goesOn()
+}
+
+func (m *model) wait(t *modelTask, ms uint64) {
+	if ms == 0 {
+		m.toReady(t, m.since(t.shard))
+	} else {
+		m.toScheduled(t, m.Wall+ms)
+	}
+}
+
+// toExpired is for a lease that has run out so many ms ago: the second time the task goes
+// behind those that were ready then.
+func (m *model) toExpired(t *modelTask, ago uint64) {
+	since := t.since
+	if !t.over {
+		if t.expired {
+			since = keys.MovedSince(m.orderTime(t.shard) - ago)
+		}
+		t.expired = true
+	}
+	m.toReady(t, since)
+}
+
+// retention is how long a task is kept that is completed or canceled, ms.
+func (m *model) retention(t *modelTask) int64 {
+	return cmp.Or(t.rec.Retention, record.Retention(m.settings[t.Queue].Retention), record.Retention(m.config.Retention))
+}
+
+// held is the task of which a receipt names a lease in force, or nil.
+func (m *model) held(r Receipt) *modelTask {
+	if t := m.tasks[r.ID]; t != nil && t.state == Leased && t.receipt == r {
+		return t
+	}
+	return nil
+}
+
+// waiting is as in located.
+func (t *modelTask) waiting() bool {
+	return t.state == Ready || t.state == Scheduled || t.state == Blocked
+}
+
+// admit takes in a new task of a batch, of which the first tasks have the IDs
+// given. A remote one has come to its shard by a message.
+func (m *model) admit(shard int, n spec, id keys.ID, batch []keys.ID, remote bool) {
+	since := keys.SinceOf(id)
+	switch {
+	case keys.ShardOf(id, m.config.Shards) != shard:
+		m.rt.Fatalf("new task %s routes to another shard than %d", keys.FormatID(id), shard)
+	case since <= m.minted[shard]:
+		m.rt.Fatalf("new task %s in shard %d does not come after %x", keys.FormatID(id), shard, m.minted[shard])
+	case keys.SinceMillis(since) < m.Wall:
+		m.rt.Fatalf("new task %s is of %d, now is %d", keys.FormatID(id), keys.SinceMillis(since), m.Wall)
+	}
+	m.minted[shard] = since
+	m.given[shard] = max(m.given[shard], keys.SinceMillis(since))
+	m.order = append(m.order, id)
+	t := &modelTask{id: id, LaneKey: n.LaneKey, rec: n.rec, shard: shard}
+	t.rec.Parents = slices.Clone(n.rec.Parents)
+	for i, p := range t.rec.Parents {
+		if n, ok := keys.NthOf(p); ok {
+			t.rec.Parents[i] = batch[n]
+		}
+	}
+	m.tasks[id], m.live = t, append(m.live, t)
+	m.expect(EventProduced, t, "")
+	m.takeKey(id, &n.rec, keys.SinceMillis(since))
+	switch {
+	case len(t.rec.Parents) > 0:
+		m.toBlocked(t, onParents)
+		t.waits = make(map[keys.ID]bool)
+		doomed := false
+		for _, p := range t.rec.Parents {
+			doomed = m.depend(t, p) || doomed
+		}
+		if doomed {
+			m.doomed = append(m.doomed, t)
+		} else if len(t.waits) == 0 {
+			m.woken = append(m.woken, t)
+		}
+	case remote:
+		m.proceed(t)
+	case t.rec.RunAt > m.Wall:
+		m.toScheduled(t, t.rec.RunAt)
+	default:
+		m.enter(t, since)
+	}
+}
+
+// Keys.
+
+// holder is who has the key of a task.
+func (m *model) holder(rec *record.Record) (keys.ID, bool) {
+	k := m.byKey[rec.Unique]
+	if rec.UniqueKey == "" || k == nil || k.ended && k.until <= m.Wall {
+		return keys.ID{}, false
+	}
+	return k.id, true
+}
+
+// takeKey gives a key to a task, for some time from a moment on.
+func (m *model) takeKey(id keys.ID, rec *record.Record, from uint64) {
+	if rec.UniqueKey == "" {
+		return
+	}
+	k := &modelKey{id: id}
+	if rec.UniqueFor != 0 {
+		k.until = from + rec.UniqueFor
+	}
+	m.byKey[rec.Unique] = k
+}
+
+// passKeys is what the wall clock does to keys: once it has shown the end of
+// their time, they are free with the end of their tasks, wherever it goes then.
+func (m *model) passKeys() {
+	maps.DeleteFunc(m.byKey, func(_ [keys.UniqueLen]byte, k *modelKey) bool {
+		if k.until > m.Wall {
+			return false
+		}
+		k.until = 0
+		return k.ended
+	})
+}
+
+func (m *model) endKey(t *modelTask, state TaskState) {
+	k := m.byKey[t.rec.Unique]
+	if t.rec.UniqueKey == "" || k == nil || k.id != t.id {
+		return
+	}
+	flags := t.rec.Flags
+	if k.until <= m.Wall || state == Done && flags&record.ReleaseOnComplete != 0 || state == Dead && flags&record.ReleaseOnDead != 0 {
+		delete(m.byKey, t.rec.Unique)
+		return
+	}
+	k.ended = true
+}
+
+// Groups.
+
+// enter makes a task ready if it has the turn of its group, or gets it.
+func (m *model) enter(t *modelTask, since uint64) {
+	if scope := t.rec.Group; scope != 0 {
+		holder, held := m.turns[scope]
+		switch {
+		case !held && (m.unordered || m.wakes(scope)): // a task that is woken may come before, or after
+			m.toBlocked(t, onGroup)
+			m.contested[scope], t.since = true, since
+			return
+		case !held && !m.anyWaits(scope):
+			m.turns[scope] = t.id
+		case holder != t.id || !held:
+			m.toBlocked(t, onGroup)
+			return
+		}
+	}
+	m.toReady(t, since)
+}
+
+// wakes reports whether a task of a group is about to go on.
+func (m *model) wakes(scope uint64) bool {
+	return slices.ContainsFunc(m.woken, func(t *modelTask) bool { return t.rec.Group == scope })
+}
+
+func (m *model) waitsInGroup(t *modelTask, scope uint64) bool {
+	return t.state == Blocked && t.on == onGroup && t.rec.Group == scope
+}
+
+// isFirst reports whether no task that waits for the turn of its group comes before a task.
+func (m *model) isFirst(t *modelTask) bool {
+	return !slices.ContainsFunc(m.live, func(o *modelTask) bool {
+		return m.waitsInGroup(o, t.rec.Group) && bytes.Compare(o.id[:], t.id[:]) < 0
+	})
+}
+
+func (m *model) anyWaits(scope uint64) bool {
+	return slices.ContainsFunc(m.live, func(t *modelTask) bool { return m.waitsInGroup(t, scope) })
+}
+
+// proceed lets a task go on that was held back by what happens in other shards
+// or later groups.
+func (m *model) proceed(t *modelTask) {
+	if t.rec.RunAt > m.Wall {
+		m.toScheduled(t, t.rec.RunAt)
+		return
+	}
+	t.late = true
+	if scope := t.rec.Group; scope != 0 {
+		if _, held := m.turns[scope]; !held {
+			m.toBlocked(t, onGroup)
+			m.contested[scope] = true
+			return
+		}
+	}
+	m.enter(t, keys.SinceOf(t.id))
+}
+
+// giveTurns gives the turns that nobody has: to the first that waits or, if
+// tasks came to wait by ways of which the order is open, to the one of those
+// that wait that has it on disk.
+func (m *model) giveTurns() {
+	if m.unordered {
+		return
+	}
+	next := make(map[uint64]*modelTask)
+	for _, t := range m.live {
+		scope := t.rec.Group
+		if scope == 0 || !m.waitsInGroup(t, scope) {
+			continue
+		}
+		if _, held := m.turns[scope]; held {
+			continue
+		}
+		first := next[scope]
+		better := first == nil || bytes.Compare(t.id[:], first.id[:]) < 0
+		if first != nil && (m.contested[scope] || m.reopened) {
+			has := func(t *modelTask) bool {
+				p := m.placeOf(t)
+				return p.Range != keys.Blocked || p.At != scope
+			}
+			if has(t) != has(first) {
+				better = has(t)
+			}
+		}
+		if better {
+			next[scope] = t
+		}
+	}
+	for scope, t := range next {
+		m.turns[scope] = t.id
+		t.late = true
+		since := keys.SinceOf(t.id)
+		if p := m.placeOf(t); m.contested[scope] && p.Range == keys.Task && p.At == t.since { // it found the turn free
+			since = t.since
+		}
+		m.toReady(t, since)
+	}
+	clear(m.contested)
+}
+
+// placeOf is where the disk has a task that has not ended.
+func (m *model) placeOf(t *modelTask) keys.Place {
+	p, _, err := schema.PlaceOf(m.shards[t.shard].Store.DB(), t.id)
+	m.noError(err)
+	return p
+}
+
+// Parents.
+
+// depend has a task wait for a parent. It says whether the task is to be
+// canceled instead.
+func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
+	p := m.tasks[parent]
+	if p == nil {
+		return false
+	}
+	switch p.state {
+	case Done, Canceled, Dead:
+		if cancels, held := endMeans(p.state, OnDead(t.rec.OnDead)); !held {
+			m.pin(p, t)
+			return cancels
+		}
+		p.until = keys.Forever
+	}
+	p.parent = true
+	t.waits[parent] = true
+	return false
+}
+
+// endMeans is what the end of a parent means to a child; held: not yet anything.
+func endMeans(state TaskState, onDead OnDead) (cancels, held bool) {
+	switch {
+	case state == Done, state == Dead && onDead == RunOnDead:
+		return false, false
+	case state == Dead && onDead == HoldOnDead:
+		return false, true
+	}
+	return true, false
+}
+
+// ended is the end of a task: who is bound to it goes on with the next react. passes: it
+// gives up the turn of its group if it has it.
+func (m *model) ended(t *modelTask, o Outcome, passes bool) {
+	if m.wanted&WantOutcomes != 0 {
+		m.expected = append(m.expected, textOf(t.id, &o))
+	}
+	if scope := t.rec.Group; passes && scope != 0 && m.turns[scope] == t.id {
+		delete(m.turns, scope)
+	}
+	if !t.parent {
+		return
+	}
+	for _, child := range m.live {
+		if !child.waits[t.id] {
+			continue
+		}
+		cancels, held := endMeans(o.State, OnDead(child.rec.OnDead))
+		if held {
+			continue
+		}
+		delete(child.waits, t.id)
+		m.pin(t, child)
+		if cancels {
+			m.doomed = append(m.doomed, child)
+		} else if len(child.waits) == 0 {
+			m.woken = append(m.woken, child)
+		}
+	}
+}
+
+// pin keeps the result of a parent that is done, for some time, until a child has ended that is
+// told of it.
+func (m *model) pin(parent, child *modelTask) {
+	if parent.state != Done || m.tasks[parent.id] != parent || parent.until == keys.Forever && parent.kept == 0 {
+		return
+	}
+	if parent.kept == 0 {
+		parent.kept, parent.until, parent.pins = parent.until, keys.Forever, make(map[keys.ID]bool)
+	}
+	parent.pins[child.id] = true
+}
+
+// unpin has a task let go of its parents, which are kept until a time at least.
+func (m *model) unpin(child *modelTask, until uint64) {
+	for _, parent := range child.rec.Parents {
+		p := m.tasks[parent]
+		if p == nil || !p.pins[child.id] {
+			continue
+		}
+		p.kept = max(p.kept, until)
+		if delete(p.pins, child.id); len(p.pins) == 0 {
+			p.until, p.kept = max(p.kept, BucketOf(m.Wall, 1)), 0
+		}
+	}
+}
+
+// react does what ends of tasks mean to others.
+func (m *model) react() {
+	blocked := func(t *modelTask) bool {
+		return m.tasks[t.id] == t && t.state == Blocked && t.on == onParents
+	}
+	for len(m.doomed)+len(m.woken) > 0 {
+		doomed, woken := m.doomed, m.woken
+		m.doomed, m.woken = nil, nil
+		for _, t := range doomed {
+			if blocked(t) {
+				m.toCanceled(t)
+			}
+		}
+		for _, t := range woken {
+			if blocked(t) {
+				m.proceed(t)
+			}
+		}
+	}
+	m.giveTurns()
+}
+
+// replace gives a task that waits the form of a new one.
+func (m *model) replace(t *modelTask, by spec) {
+	parents, onDead := t.rec.Parents, t.rec.OnDead
+	t.LaneKey, t.rec, t.expired = by.LaneKey, by.rec, false
+	t.rec.Parents, t.rec.OnDead = parents, onDead
+	m.takeKey(t.id, &by.rec, max(m.Wall, keys.SinceMillis(keys.SinceOf(t.id))))
+	if p := m.placeOf(t); p.Range == keys.Task && !keys.Fresh(p.At) { // perhaps it had gone on before
+		if _, held := m.turns[t.rec.Group]; !held && m.waitsInGroup(t, t.rec.Group) && m.isFirst(t) {
+			m.turns[t.rec.Group] = t.id
+		} else if slices.Contains(m.woken, t) {
+			t.on = 0
+		}
+	}
+	switch {
+	case t.state == Blocked && t.on == onParents:
+	case by.rec.RunAt > m.Wall:
+		m.toScheduled(t, by.rec.RunAt)
+	default:
+		m.enter(t, m.since(t.shard))
+	}
+}
+
+// Limits.
+
+// leased counts leases of a limit's scope.
+func (m *model) leased(scope uint64) (n int) {
+	for _, t := range m.live {
+		if t.state == Leased && t.rec.Limit == scope {
+			n++
+		}
+	}
+	return n
+}
+
+// keyFull reports whether the limit of the task's key leaves no room.
+func (m *model) keyFull(t *modelTask) bool {
+	limit := m.settings[t.Queue].ConcurrencyPerKey
+	return limit > 0 && t.rec.Limit != 0 && m.leased(t.rec.Limit) >= limit
+}
+
+// parks reports whether claims may park tasks of a queue.
+func (m *model) parks(t *modelTask) bool {
+	return t.rec.Limit != 0 && m.settings[t.Queue].ConcurrencyPerKey > 0
+}
+
+// ready counts the ready tasks of a queue in a shard that may be claimed, of a priority or higher
+// ones.
+func (m *model) ready(shard int, queue string, priority uint8) (n int) {
+	if m.settings[queue].Paused {
+		return 0
+	}
+	for _, t := range m.live {
+		if t.state == Ready && t.shard == shard && t.Queue == queue && t.Priority >= priority && !m.keyFull(t) {
+			n++
+		}
+	}
+	return n
+}
+
+// adoptParks takes in which tasks claims have parked, and which have room again:
+// that depends on the lanes at which the claims have looked, which the
+// model does not follow. It makes sure that none waits in vain.
+func (m *model) adoptParks() {
+	type use struct {
+		queue          string
+		parked, active int
+	}
+	uses := make(map[uint64]*use)
+	for _, t := range m.live {
+		scope := t.rec.Limit
+		if scope == 0 || t.state != Ready && t.state != Leased && (t.state != Blocked || t.on != onLimit) {
+			continue
+		}
+		p, first := m.placeOf(t), keys.SinceOf(t.id)
+		parked := p.Range == keys.Blocked && p.At == scope
+		switch {
+		case t.state == Ready && parked:
+			m.toBlocked(t, onLimit)
+		case t.state == Blocked && !parked && p.Range == keys.Task:
+			m.toReady(t, p.At) // first, unless a call has moved it since
+		case t.state == Ready && p.Range == keys.Task && p.At == first: // parked, and back again
+			m.toReady(t, first)
+		case t.state == Leased && p.Range == keys.Task && p.At == first:
+			t.since = first
+		}
+		u := uses[scope]
+		if u == nil {
+			u = &use{queue: t.Queue}
+			uses[scope] = u
+		}
+		if t.state == Blocked {
+			u.parked++
+		} else {
+			u.active++
+		}
+	}
+	for scope, u := range uses {
+		limit := m.settings[u.queue].ConcurrencyPerKey
+		if u.parked > 0 && (limit == 0 || u.active < limit) {
+			m.rt.Fatalf("%d tasks of queue %s wait for limit %x of %d, with %d leased or ready", u.parked, u.queue, scope, limit, u.active)
+		}
+	}
+}
+
+// Schedules.
+
+// modelSchedule is a schedule that ticks every so often.
+type modelSchedule struct {
+	name                string
+	queue               string
+	every, start, after uint64 // ms
+	next, last          uint64
+	missed              uint8
+	payload             string
+}
+
+// tickText is the payload of a tick's task, and when that was.
+type tickText struct {
+	payload string
+	tick    uint64
+}
+
+// tick is what schedules have produced by now.
+func (m *model) tick() {
+	var due []tickText
+	by := make(map[tickText]*modelSchedule)
+	for _, s := range m.schedules {
+		for s.next <= m.Wall {
+			tick := s.next
+			if m.Wall-tick > missedAfter {
+				switch s.missed {
+				case MissedSkip:
+					s.pass(m.Wall - missedAfter - 1)
+					continue
+				case MissedOnce:
+					tick = m.Wall - (m.Wall-s.start)%s.every
+				}
+			}
+			due = append(due, tickText{s.payload, tick})
+			by[due[len(due)-1]] = s
+			s.last = tick
+			s.pass(tick)
+		}
+	}
+	if len(due) == 0 {
+		return
+	}
+	found := make(map[tickText]keys.ID)
+	m.eachStored(func(t *schema.Task) {
+		if text := t.Record.Headers[TickHeader]; text != "" {
+			found[tickText{string(t.Record.Payload), m.parseTick(text)}] = t.ID
+		}
+	})
+	slices.SortFunc(due, func(a, b tickText) int {
+		x, y := found[a], found[b]
+		return bytes.Compare(x[:], y[:])
+	})
+	for _, d := range due {
+		id, ok := found[d]
+		if !ok {
+			m.rt.Fatalf("tick %d of %q has no task", d.tick, d.payload)
+		}
+		s := by[d]
+		n := spec{LaneKey{Queue: s.queue}, record.Record{Payload: []byte(s.payload), Headers: map[string]string{
+			TickHeader: FormatTick(d.tick), ScheduleHeader: s.name,
+		}}}
+		m.admit(keys.ShardOfSchedule(s.name, m.config.Shards), n, id, nil, false)
+	}
+}
+
+// pass takes all ticks up to a time for done.
+func (s *modelSchedule) pass(after uint64) {
+	s.after, s.next = after, s.start+((max(after, s.start)-s.start)/s.every+1)*s.every
+}
