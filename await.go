@@ -16,18 +16,17 @@ import (
 type Outcome struct {
 	State     State  `json:",omitzero"`  // Done, Dead or Canceled
 	Result    []byte `json:",omitempty"` // of a completed task
-	LastError string `json:",omitzero"`  // what the last failed attempt left behind; none if the task was completed
+	LastError string `json:",omitzero"`  // error of the last failed attempt; "" if the task was completed
 	Attempts  int    `json:",omitzero"`
 }
 
-// Await waits until a task has ended (completed, canceled, or a dead letter)
-// and returns how. It gets the result of a task that ends while it waits even
-// if the task is not kept. A dead letter that is redriven may be awaited again.
+// Await waits until a task has ended (completed, canceled, or a dead letter) and returns its
+// outcome. It returns the result of a task that ends while it waits even if the task is not kept. A
+// dead letter that is redriven may be awaited again.
 //
-// Await returns [ErrNotFound] if the task does not exist, or has ended and is not
-// kept; the error of ctx if ctx ends first, and [ErrClosed] when the queue is closed.
-// The task may be one that another call is about to complete: there is no gap
-// between looking and waiting, and nothing polls.
+// Await returns [ErrNotFound] if the task does not exist, or has ended and is not kept; the error
+// of ctx if ctx ends first, and [ErrClosed] when the queue is closed. Another call may be
+// completing the task at the same time: Await does not miss its end, and does not poll.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain] and [ErrNotLeader] (in a cluster),
 // [ErrFailed], [ErrClosed], and that of ctx.
@@ -70,12 +69,12 @@ func (op *awaitOp) resolve(s *shard) {
 	s.conclude(op, v, err)
 }
 
-// awaits is the calls that wait in a shard for the end of a task, or for queues to become idle. Its
-// owner uses it.
+// awaits holds the calls that wait in a shard for the end of a task, or for queues to become idle.
+// Only the owner uses it.
 type awaits struct {
 	tasks  map[ID][]*awaitOp
 	idlers []*idleOp
-	calls  int // of Await since the last sweep, and those left by it
+	calls  int // calls of Await since the last sweep, plus those that waited after it
 	sweep  int // the value of calls at which the next sweep is due
 }
 
@@ -111,7 +110,7 @@ func (o *Outcome) clone() Outcome {
 	return c
 }
 
-// readOutcome reads an outcome that shares nothing with the message.
+// readOutcome reads an outcome that shares no memory with the message.
 func readOutcome(r *wire.Reader) Outcome {
 	o := Outcome{State: State(r.Byte())}
 	if b := r.Bytes(); len(b) > 0 {
@@ -121,11 +120,11 @@ func readOutcome(r *wire.Reader) Outcome {
 	return o
 }
 
-// awaitSweepMin is how many calls of Await there are between two sweeps at least.
+// awaitSweepMin is the least number of calls of Await between two sweeps.
 const awaitSweepMin = 64
 
-// dropGone forgets callers that have given up, now and then: there are never
-// more of them than twice those that wait, and some.
+// dropGone removes callers that have given up. It is called often enough that there are never more
+// entries than twice the waiting callers plus awaitSweepMin.
 func (a *awaits) dropGone() {
 	a.calls = 0
 	for id, ops := range a.tasks {
@@ -140,7 +139,7 @@ func (a *awaits) dropGone() {
 	a.sweep = 2*a.calls + awaitSweepMin
 }
 
-// all is the calls that wait.
+// all yields the waiting calls.
 func (a *awaits) all(yield func(operation) bool) {
 	for _, op := range a.idlers {
 		if !yield(op) {
@@ -156,17 +155,17 @@ func (a *awaits) all(yield func(operation) bool) {
 	}
 }
 
-// outcomeOf is an outcome of the rules.
+// outcomeOf converts an outcome of the engine.
 func outcomeOf(o *engine.Outcome) Outcome {
 	return Outcome{State: State(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
 }
 
-// WaitIdle waits until the queues named, or all queues if none is, have no task
-// that is ready, scheduled, blocked or leased: all work is done, or dead. It returns the
-// error of ctx if ctx ends first.
+// WaitIdle waits until the named queues, or all queues if none is named, have no task that is
+// ready, scheduled, blocked or leased: every task has ended. It returns the error of ctx if ctx
+// ends first.
 //
-// It is for programs that end when their work does. Nothing keeps others from
-// producing at the moment at which it returns.
+// It is for programs that end when all tasks are done. Other producers may add tasks at the moment
+// at which it returns.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
@@ -188,10 +187,10 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 			}
 			waited, total = waited || op.waited, total+op.Arrived
 		}
-		// While one shard was waited for, its completion may have been the cause
-		// of a produce into another; and between two questions, a task may have
-		// gone from a shard that was still to be asked to one that had been. If
-		// none arrived between two rounds of questions, all were idle at once.
+		// While the call waited for one shard, a completion there may have caused a produce into
+		// another; and between two operations a task may have moved from a shard that was not asked
+		// yet to one that was. If no task arrived between two rounds, all shards were idle at one
+		// moment.
 		if !waited && (total == arrived || len(q.replicas) == 1) {
 			return nil
 		}
@@ -229,6 +228,6 @@ func (op *idleOp) encodeReply(dst []byte) []byte {
 
 func (op *idleOp) decodeReply(r *wire.Reader) { op.waited, op.Arrived = r.Bool(), r.Uint() }
 
-// again says that the caller has waited, whatever the next try finds: while there
-// was no leader, tasks may have come and gone.
+// again sets waited, whatever the next try finds: while there was no leader, tasks may have come
+// and gone.
 func (op *idleOp) again() { op.waited, op.err = true, nil }

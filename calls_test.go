@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"testing"
@@ -111,6 +112,51 @@ func TestCallsTravel(t *testing.T) {
 	for kind := callProduce; kind < endOfRequests; kind++ {
 		require.NotNil(t, verbs[kind].new, "call %d is no verb", kind)
 		require.True(t, seen[kind], "call %d has no sample", kind)
+	}
+}
+
+// TestFarTimesTravel: a list may have any bounds, and a task is shown whose RunAt is as late as can be,
+// wherever nodes are.
+func TestFarTimesTravel(t *testing.T) {
+	local := time.Local
+	time.Local = time.FixedZone("east", 12*3600)
+	defer func() { time.Local = local }()
+	from, to := time.Date(-5, 1, 1, 0, 0, 0, 1, time.UTC), time.Unix(1<<60, 7)
+	info := &TaskInfo{State: Scheduled, Task: Task{RunAt: msTime(uint64(lastMoment.UnixMilli()))}, At: msTime(uint64(lastMoment.UnixMilli()))}
+	for name, op := range map[string]*readOp{
+		"get": {task: info}, "list": {list: pageOf(ListOptions{State: Scheduled, Tenants: []string{"", "\xff"}, From: from, To: to}, listed{Task: info})},
+	} {
+		_, args := op.encode(nil)
+		there, back := new(readOp), new(readOp)
+		require.NoError(t, parse(args, there.decode), name)
+		require.NoError(t, parse(args, back.decode))
+		require.NoError(t, parse(op.encodeReply(nil), back.decodeReply))
+		got := back.task
+		if op.list != nil {
+			require.True(t, there.list.From.Equal(from) && there.list.To.Equal(to))
+			require.Equal(t, op.list.Tenants, there.list.Tenants)
+			got = back.list.Page[0].Task
+		}
+		require.Equal(t, 10_000, got.At.Year(), "by the local clock")
+		require.EqualValues(t, lastMoment.UnixMilli(), got.RunAt.UnixMilli())
+	}
+	_, args := (&readOp{list: newLister(ListOptions{State: Done})}).encode(nil)
+	there := new(readOp)
+	require.NoError(t, parse(args, there.decode))
+	require.True(t, there.list.From.IsZero() && there.list.To.IsZero())
+}
+
+// TestNoTaskTravels: an answer without the task that it is about is malformed.
+func TestNoTaskTravels(t *testing.T) {
+	require.Error(t, parse([]byte("null"), new(readOp).decodeReply))
+	reply := (&readOp{list: pageOf(ListOptions{State: Done}, listed{Task: new(TaskInfo)})}).encodeReply(nil)
+	for _, page := range []string{"[null]", "[{}]", `[{"Task":null}]`} {
+		op := &readOp{list: newLister(ListOptions{State: Done})}
+		require.NoError(t, parse(reply, op.decodeReply))
+		op.list.Page = nil
+		at := bytes.Index(reply, []byte("[{"))
+		require.Error(t, parse(append(bytes.Clone(reply[:at]), page...), op.decodeReply), page)
+		require.Empty(t, op.list.Page)
 	}
 }
 

@@ -18,43 +18,40 @@ import (
 	"codeq/internal/wire"
 )
 
-// Checkpoint copies the queue, which goes on working meanwhile, to dir. The copy
-// is the whole queue at one moment during the call: everything that had been
-// acknowledged before the call, in all shards, and nothing that began after it.
-// It is durable when Checkpoint returns, and a queue of its own: Open it where
-// it is, or copy it to where it is needed. To move it off the machine, copy the
-// directory by whatever means; nobody writes it until it is opened.
+// Checkpoint copies the queue to dir, while the queue goes on working. The copy is the whole queue
+// at one moment during the call: everything that had been acknowledged before the call, in all
+// shards, and nothing that began after it. It is durable when Checkpoint returns, and independent
+// of the original: Open it where it is, or copy its directory to another machine by any means;
+// nothing writes to it until it is opened.
 //
-// What is large is shared by hard links, so dir must be on the file system of
-// the queue. A copy takes next to no space at first, and as much as the queue
-// had in the end, when compactions have rewritten all of it. All shards stand
-// still together while the rest is copied, for some hundredths of a second; calls
-// wait meanwhile.
+// Large files are shared by hard links, so dir must be on the file system of the queue. At first a
+// copy takes almost no space; when compactions have rewritten all of the queue, it takes as much as
+// the queue did. All shards stop together while the rest is copied, for some hundredths of a
+// second; calls wait meanwhile.
 //
-// dir must not exist, or be empty. It becomes a queue in the last step: what is left of a
-// Checkpoint that a crash has ended is refused by Open, and by the next Checkpoint, until it is
-// removed. (If dir did not exist, it appears with a first file in it; before, an empty directory
-// beside it may be left, whose name ends with ".unfinished".) A Checkpoint that returns an error
-// has removed what it had made, but for empty directories.
+// dir must not exist, or must be empty. It becomes a queue in the last step: if a crash ends a
+// Checkpoint, Open and the next Checkpoint refuse dir until it is removed. (If dir did not exist,
+// it appears with a first file in it; a crash before that may leave an empty directory beside it,
+// whose name ends with ".unfinished".) A Checkpoint that returns an error has removed everything
+// that it had made, except empty directories.
 //
-// In the copy, the tasks that workers had at that moment are leased: those of
-// Run are ready again as soon as the copy is opened, others when their leases
-// expire. Whoever opens the copy while the original is at work does its tasks
-// twice. The copy has an identity of its own, so that its shards cannot
+// In the copy, the tasks that were leased at that moment are leased: those of Run are ready again
+// as soon as the copy is opened, others when their leases expire. If the copy is opened while the
+// original is in use, tasks are done twice. The copy has a new identity, so that its shards cannot
 // be mixed with those of the original.
 //
-// In a cluster it may be called on any node, which copies what it has itself: all
-// shards, once it has caught up with their leaders, for which they stand still as well: 5 s
-// at the most. When a leader is lost meanwhile, Checkpoint begins again, twice at the
-// most. The copy is that of a queue by itself, without [Options.Cluster].
+// In a cluster Checkpoint may be called on any node. The node copies its own replicas of all
+// shards, after they have caught up with their leaders; the shards stop for this time too, for 5 s
+// at the most. When a leader is lost meanwhile, Checkpoint begins again, twice at the most. The
+// copy is a queue without [Options.Cluster].
 //
 // Checkpoint returns an error that matches [ErrInvalid] if dir is within the queue or on another
-// file system, fs.ErrExist if it is not empty, [ErrLocked] if somebody else is about to make a
-// queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if the copy finds no room,
-// [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before all shards stand
-// still, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stand still for as long
-// as it takes. If ctx ends before they do, it returns its cause. It is safe for concurrent use;
-// calls follow each other.
+// file system, fs.ErrExist if it is not empty, [ErrLocked] if another call or process is about to
+// make a queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if there is no room for
+// the copy, [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before all shards
+// have stopped, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stop for long
+// enough. If ctx ends before all shards have stopped, the error matches the cause of ctx.
+// Checkpoint is safe for concurrent use; calls follow each other.
 func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -100,8 +97,8 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 		}
 		err = errors.Join(err, c.Close())
 	}()
-	// What is in memory is written while the shards are at work, so that little is
-	// left to be copied while they are not.
+	// Memory is flushed while the shards are running, so that little is left to be copied while
+	// they stand still.
 	err = q.eachReplica(func(r *replica) error {
 		return r.use(func(st *store.Store) error { return st.Flush(ctx) })
 	})
@@ -150,12 +147,11 @@ func (q *Queue) eachReplica(do func(r *replica) error) error {
 	return g.Wait()
 }
 
-// cutTries is how often a copy is begun whose shards have not stood still to the end.
+// cutTries is how often a copy is tried at the most, if shards have not stood still to the end.
 const cutTries = 3
 
-// cut copies the stores at one moment: while all shards stand still, so that no
-// copy has anything that was done after another one's; above all, no message has been
-// taken in one of them and not been sent in another.
+// cut copies the stores at one moment, while all shards stand still. So no copy contains a later
+// change than another one; above all, none has taken a message that another one has not sent.
 func (q *Queue) cut(ctx context.Context, c *checkpoint.Copy) error {
 	for tries := 1; ; tries++ {
 		err := q.tryCut(ctx, c)
@@ -189,35 +185,34 @@ func (q *Queue) tryCut(ctx context.Context, c *checkpoint.Copy) error {
 	return nil
 }
 
-// A hold has the owners of all shards stand still at the same time: each stops
-// between two operations, when its disk is all that it has acknowledged and sent,
-// and goes on when it is told to. Since nobody can have heard of anything that was
-// done after the moment at which the last one stopped, what is read of all stores
-// meanwhile is the queue at one moment.
+// A hold is a barrier: the owners of all shards stand still at the same time. Each stops between
+// two operations, when its disk has everything that it has acknowledged and sent, and goes on when
+// it gets a resumeOp. From the moment at which the last owner has stopped, no shard changes
+// anything, and so the stores, read meanwhile, are the queue at one moment.
 //
-// In a cluster it is the owners on the leading nodes that stand still, and the stores
-// of any node may be read, once they have applied what the leaders had. When an owner
-// goes on, a majority confirms that its node still leads, or stores what it decided
-// before it stopped. So no other leader has stored anything before that, and what was
-// read is what the owner had. A hold without that confirmation is void.
+// In a cluster the owners on the leading nodes stand still, and the stores of any node may be read
+// after they have applied the entries of the leaders. When an owner goes on, a majority confirms
+// that its node still leads, or stores what it decided before it stopped. So no other leader has
+// stored anything before that, and the data that was read is that of the owner. Without that
+// confirmation a hold is invalid.
 
-// hold is one that has begun.
+// hold is a hold that has begun.
 type hold struct {
 	queue   *Queue
 	id      uint64   // random
-	asked   int      // shards that stand still, or may
-	applied []uint64 // in a cluster: by shard, where its log was
+	asked   int      // number of shards that stand still, or may
+	applied []uint64 // in a cluster: by shard, the applied index of its leader
 }
 
-// holdLimit is how long an owner stands still at the most for the sake of another node,
-// which may have died meanwhile.
+// holdLimit is how long an owner stands still at the most in a cluster, as the caller's node may
+// have died meanwhile.
 const holdLimit = 5 * time.Second
 
-// errNotHeld is what an owner says that has not stood still until it was told to go on.
+// errNotHeld is the answer of an owner that has not stood still until the resumeOp.
 var errNotHeld = fmt.Errorf("%w: the shard has not stood still", ErrUncertain)
 
-// hold returns when all owners stand still, or none. They stop in the order of their
-// shards, so that of the holds of two nodes one waits for the other.
+// hold returns when all owners stand still, or with an error none. They stop in the order of their
+// shards, so that if two nodes begin a hold, one waits for the other.
 func (q *Queue) hold(ctx context.Context) (*hold, error) {
 	h := &hold{queue: q, id: rand.Uint64()}
 	for i := range q.replicas {
@@ -241,7 +236,7 @@ func (q *Queue) hold(ctx context.Context) (*hold, error) {
 	return h, nil
 }
 
-// resume has the owners go on. After an error the hold is void.
+// resume lets the owners go on. After an error the hold is invalid.
 func (h *hold) resume() error {
 	ctx := context.Background()
 	if h.queue.node != nil {
@@ -266,8 +261,8 @@ func (h *hold) resume() error {
 	return g.Wait()
 }
 
-// giveUp has the owners go on that may stand still. It does not wait for other nodes: whoever
-// is not reached goes on after holdLimit.
+// giveUp lets the owners go on that may stand still. It does not wait for other nodes: owners that
+// it does not reach go on after holdLimit.
 func (h *hold) giveUp() {
 	if n := h.queue.node; n != nil {
 		n.background.Go(func() { contain(n.log, "end of a given up hold", func() { _ = h.resume() }, nil) })
@@ -276,8 +271,8 @@ func (h *hold) giveUp() {
 	_ = h.resume()
 }
 
-// reach waits until the store has what the log had at an index, for so long that there is
-// time left to read it.
+// reach waits until the store has applied the log up to an index. It waits for half of holdLimit,
+// so that there is time left to read the store.
 func (r *replica) reach(index uint64) error {
 	if r.node == nil {
 		return nil
@@ -291,7 +286,7 @@ func (r *replica) reach(index uint64) error {
 	return err
 }
 
-// holdOp has an owner stand still.
+// holdOp makes an owner stand still.
 type holdOp struct {
 	completion
 	id      uint64
@@ -299,11 +294,11 @@ type holdOp struct {
 	gone    chan struct{} // closed when the caller has given up
 }
 
-// resolve ends the group: the owner stands still when it has persisted.
+// resolve ends the group: the owner stands still after the group has persisted.
 func (op *holdOp) resolve(s *shard) { s.undecided.hold = op }
 
-// standStill answers the caller, and returns when the owner may go on: it has been told to, nobody
-// waits for it any more, or it is to end. REQUIRES: the group is empty.
+// standStill answers the caller, and returns when the owner may go on: after a resumeOp, when the
+// caller has given up, or when the owner has to end. REQUIRES: the group is empty.
 func (op *holdOp) standStill(s *shard) {
 	if s.node != nil {
 		op.applied = s.replica.group.Applied()
@@ -324,7 +319,7 @@ func (op *holdOp) standStill(s *shard) {
 		var refused error
 		resume, known, refused = s.inbox.pick(known, ends)
 		if resume != nil {
-			s.settle(resume) // with a group of its own, which confirms that this node has led all the time
+			s.settle(resume) // in a separate group, which confirms that this node has led all the time
 			break
 		}
 		if refused != nil {
@@ -354,7 +349,7 @@ func (op *holdOp) decode(r *wire.Reader) {
 func (op *holdOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
 func (op *holdOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
 
-// resumeOp has an owner that stands still go on: standStill looks for it. One that is
+// resumeOp lets an owner go on that stands still: standStill finds it in the inbox. One that is
 // resolved has come too late, or too early.
 type resumeOp struct {
 	completion

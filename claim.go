@@ -20,30 +20,29 @@ import (
 	"codeq/internal/wire"
 )
 
-// Claim leases the next ready task of the queues asked for, and waits for one
-// if there is none. The lease is stored before Claim returns: a worker that
-// dies with the task, or takes the process with it, has used up an attempt.
+// Claim leases the next ready task of the requested queues, and waits for one if there is none. The
+// lease is stored before Claim returns: if the worker or the process dies with the task, an attempt
+// is used up.
 //
-// Within a queue the order is: higher priorities first, tenants in turn, and
-// for each tenant the task that has been ready for longest. With several
-// shards, tenants take turns in each of them, and claims go to the shard with the
-// highest priority, and for a queue with one tenant to the one with the oldest task, as the
-// shards of the process have told after their last commits: of claims that are made
-// at the same time some may get a task before a more urgent, or an older, one. The strict
-// order of queues holds over the shards for the first 16 of them. If req has
-// Weights, claims begin at any shard, and keep to the priorities only.
+// Within a queue the order is: higher priorities first, tenants in turn, and for each tenant the
+// task that has been ready for longest. With several shards, tenants take turns in each shard. A
+// claim goes to the shard with the highest priority, and for a queue with one tenant to the shard
+// with the oldest task. It knows these from the last commit of each shard: of claims that are made
+// at the same time some may get a task before a more urgent, or an older, one. The strict order of
+// queues holds across shards for the first 16 queues. If req has Weights, claims begin at any
+// shard, and only the order of priorities holds.
 //
-// A task whose lease runs out for the first time keeps its place, and so does one whose
-// lease ends as the process restarts. The next time that its lease runs out it goes behind the
-// others of its lane (a queue, tenant and priority), so that a task that hangs its workers
-// holds nobody up. RedriveDead begins anew.
+// A task whose lease expires for the first time keeps its place, and so does one whose lease ends
+// because the process restarts. When its lease expires again it goes behind the others of its lane
+// (a queue, tenant and priority), so that a task that hangs its workers does not delay the others.
+// RedriveDead resets this.
 //
-// Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error
-// of ctx if ctx ends first, and [ErrClosed] when the queue is closed. It is safe
-// for concurrent use; claims that wait are served first come, first served (those that
-// name more than 16 queues among themselves, in turn with the others), in a
-// cluster those of the node that leads the shard before others. There, the tasks
-// of a claim whose node is lost in this moment wait until the lease has expired.
+// Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
+// first, and [ErrClosed] when the queue is closed. It is safe for concurrent use. Waiting claims
+// are served first come, first served; claims with more than 16 queues have a separate line, which
+// takes turns with the other. In a cluster, claims of the node that leads the shard come before
+// those of other nodes. If a node is lost while its claim is answered, the tasks of the claim wait
+// until the lease has expired.
 //
 // Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
@@ -58,10 +57,10 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (_ *Lease, err erro
 	return leaseOf(&op.Grants[0])
 }
 
-// ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as
-// there is one, with as many as are ready in one shard: of the first queue, then of the
-// queues that follow. It returns fewer where another shard has more urgent ones, and where the
-// next ones are to be read from disk first, as soon after Open or in a long backlog.
+// ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as there is one, with as
+// many as are ready in one shard: of the first queue, then of the queues that follow. It returns
+// fewer if another shard has more urgent ones, or if the next ones have to be read from disk first,
+// as soon after Open or in a long backlog.
 //
 // Errors: those of [Queue.Claim].
 func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, err error) {
@@ -80,10 +79,10 @@ func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, e
 	return leases, nil
 }
 
-// claim returns an operation with at least one grant; the caller unrefs it.
-// r is for leases that end with the process.
+// claim returns an operation with at least one grant; the caller unrefs it. r is the Run that
+// claims; nil: another caller.
 func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
-	if r == nil { // else Run has checked it
+	if r == nil { // otherwise Run has checked it
 		if err := q.checkCall(ctx); err != nil {
 			return nil, err
 		}
@@ -132,8 +131,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	return op
 }
 
-// wait waits until the claim is served, and gives up the caller's reference if
-// it is not.
+// wait waits until the claim is served, and gives up the caller's reference if it is not.
 func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 	var err error
 	if cancel := ctx.Done(); cancel == nil {
@@ -142,7 +140,7 @@ func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 		select {
 		case err = <-op.done:
 		case <-cancel:
-			if op.Take() { // nobody has served it, and now nobody will
+			if op.Take() { // no shard has served it, and now none will
 				op.leave()
 				op.unref()
 				return nil, base.EndOf(ctx)
@@ -157,7 +155,7 @@ func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 	return op, nil
 }
 
-// maxWeight keeps the sum of the weights of any list of queues in an int.
+// maxWeight is so small that the sum of the weights of any list of queues fits in an int.
 const maxWeight = 1 << 16
 
 func isWeight(w int) bool { return w >= 1 && w <= maxWeight }
@@ -222,23 +220,23 @@ func (r *ClaimRequest) appendWeights(weights []int) []int {
 	return weights
 }
 
-// claimOp asks the shards in turn for tasks. A claim that waits does so in all of them.
+// claimOp asks the shards in turn for tasks. A waiting claim waits in all of them.
 type claimOp struct {
 	completion
 	dispatch.Claim
 	pool       *sync.Pool
-	remoteWait remoteWait // in a cluster, of a claim of this node
+	remoteWait remoteWait // in a cluster, for a claim of this node
 
-	shards  []*shard     // of this process, in which it may wait; they stay as they are
-	begin   int          // the index of the one that it visits first; written by the one whose turn it is
-	visited int          // shards that have seen it, in turn; as begin
-	full    error        // one of them had no room to grant a lease; as visited
-	sent    int          // how often to a shard with something more urgent
-	refs    atomic.Int32 // the caller, and the inbox or list that holds it
+	shards  []*shard     // of this process, in which it may wait; never changed in place
+	begin   int          // index of the first shard to visit; written only by the shard that holds the claim
+	visited int          // number of shards visited in turn; written like begin
+	full    error        // a visited shard had no room to grant a lease; written like begin
+	sent    int          // how often it was sent to a shard with a more urgent task
+	refs    atomic.Int32 // held by the caller, and by the inbox or list that contains it
 }
 
-// unref gives up a reference; the last one recycles the operation. When the
-// caller has given up, done was never sent to.
+// unref gives up a reference; the last one recycles the operation. If the caller has given up,
+// nothing was sent to done.
 func (op *claimOp) unref() {
 	if op.refs.Add(-1) > 0 || op.Remote {
 		return
@@ -248,10 +246,10 @@ func (op *claimOp) unref() {
 	op.pool.Put(op)
 }
 
-// Settle lets go of what a claim of another node was given, which is encoded by then:
-// its tickets may stay for a while.
+// Settle settles the claim. It drops the grants of a claim of another node, which are encoded by
+// then, since its tickets may stay in memory for a while.
 func (op *claimOp) Settle(err error) {
-	made := op.reply != nil // for one call; else the caller may recycle it
+	made := op.reply != nil // for one call; otherwise the caller may recycle it
 	op.completion.settle(err)
 	if made {
 		op.Grants = nil
@@ -291,11 +289,12 @@ func (op *claimOp) try(s *shard) dispatch.Outcome {
 	return outcome
 }
 
-// maxSends bounds how often a claim is sent on: what has been published may be gone.
+// maxSends bounds how often a claim is sent to another shard: the task that this shard has
+// published may be gone.
 const maxSends = 8
 
-// sendOn hands a claim to the shard that has something more urgent. It is false if that one
-// takes no more, and then the claim is sent no further.
+// sendOn passes a claim to the shard that has a more urgent task. It returns false if that shard
+// accepts no more operations; then the claim is not sent again.
 func (op *claimOp) sendOn() bool {
 	op.sent++
 	if i := slices.IndexFunc(op.shards, func(s *shard) bool { return s.index == op.To() }); i >= 0 {
@@ -310,7 +309,7 @@ func (op *claimOp) sendOn() bool {
 	return false
 }
 
-// claimShard is the shard at which a claim begins.
+// claimShard returns the shard at which a claim begins.
 func (q *Queue) claimShard(op *claimOp) int {
 	if i := q.heads.Begin(&op.Claim); i >= 0 {
 		return i
@@ -328,12 +327,9 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 	return rand.IntN(len(led))
 }
 
-// passOn lets a claim wait in this shard, unless it does not wait, and hands it
-// to the next one.
+// passOn lets a claim wait in this shard, except with NoWait, and passes it to the next one.
 func (op *claimOp) passOn(s *shard) {
-	if !op.NoWait {
-		s.claims.Wait(&op.Claim)
-	}
+	s.claims.EndVisit(&op.Claim)
 	if next := op.next(); next != nil {
 		if err := next.inbox.pass(op); err != nil {
 			refuse(op, err)
@@ -350,7 +346,7 @@ func (op *claimOp) passOn(s *shard) {
 	op.unref()
 }
 
-// next is the shard that a claim visits next; nil if it has visited the last.
+// next returns the shard that a claim visits next; nil if it has visited the last.
 func (op *claimOp) next() *shard {
 	if op.visited++; op.visited >= len(op.shards) {
 		return nil
@@ -358,24 +354,24 @@ func (op *claimOp) next() *shard {
 	return op.shards[(op.begin+op.visited)%len(op.shards)]
 }
 
-// hasVisited reports whether a claim waits in a shard since it has visited it.
+// hasVisited reports whether a claim has visited a shard, and so waits in it.
 func (op *claimOp) hasVisited(s *shard) bool {
 	n := len(op.shards)
 	at := slices.Index(op.shards, s)
 	return at >= 0 && (at-op.begin+n)%n < op.visited
 }
 
-// leave drops the tickets of a claim that its caller gives up. REQUIRES: it has taken it.
+// leave drops the tickets of a claim when its caller gives up. REQUIRES: the caller has taken it.
 func (op *claimOp) leave() {
 	left := op.Departure()
 	for _, s := range op.shards {
-		_ = s.inbox.pass(&leaveOp{left}) // one that is closing has no tickets
+		_ = s.inbox.pass(&leaveOp{left}) // a shard that is closing has no tickets
 	}
 }
 
 func (op *claimOp) abandon(s *shard) {
 	if op.Take() {
-		_ = s.inbox.pass(&leaveOp{op.Departure()}) // one that is closing has no tickets
+		_ = s.inbox.pass(&leaveOp{op.Departure()}) // a shard that is closing has no tickets
 	}
 }
 
@@ -419,9 +415,9 @@ func (op *claimOp) encodeReply(dst []byte) []byte {
 	return dst
 }
 
-// decodeReply gives grants of one lane that follow each other the same names.
+// decodeReply shares the names between consecutive grants of one lane.
 func (op *claimOp) decodeReply(r *wire.Reader) {
-	var last engine.LaneKey // tasks of one lane often come together
+	var last engine.LaneKey
 	for range r.Count(keys.IDLen + 7) {
 		g := engine.Grant{Receipt: readReceipt(r).inner()}
 		key := engine.LaneKey{Queue: r.String(), Tenant: r.String(), Priority: r.Byte()}
@@ -433,12 +429,12 @@ func (op *claimOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-// What owners, callers and other nodes tell an owner about claims that wait in its shard.
+// Messages of owners, callers and other nodes to an owner about claims that wait in its shard.
 type (
-	leaveOp   struct{ dispatch.Departure }  // the claim waits no more
-	sweepOp   struct{}                      // many tickets are void
-	serveOp   struct{ queue string }        // more of it can be leased than before
-	dropSetOp struct{ list *dispatch.List } // the Run that has made it has ended
+	leaveOp   struct{ dispatch.Departure }  // the claim does not wait any more
+	sweepOp   struct{}                      // many tickets are invalid
+	serveOp   struct{ queue string }        // more tasks of the queue can be leased than before
+	dropSetOp struct{ list *dispatch.List } // the Run that made the list has ended
 )
 
 func (op *leaveOp) resolve(s *shard)   { s.claims.Leave(op.Departure) }
@@ -451,20 +447,21 @@ func (op *sweepOp) settle(error)   {}
 func (op *serveOp) settle(error)   {}
 func (op *dropSetOp) settle(error) {}
 
-// ownerPort is the way to the owner of a shard: one that is closing serves nobody.
+// ownerPort sends messages to the owner of a shard; errors do not matter, since a shard that is
+// closing serves no claim.
 type ownerPort struct{ inbox *inbox }
 
 func (p ownerPort) Open(queue string) { _ = p.inbox.pass(&serveOp{queue}) }
 func (p ownerPort) Sweep()            { _ = p.inbox.pass(&sweepOp{}) }
 
-// refuse settles an operation that is not going to be resolved.
+// refuse settles an operation that will not be resolved.
 func refuse(op operation, reason error) {
 	c, isClaim := op.(*claimOp)
 	if !isClaim {
 		op.settle(reason)
 		return
 	}
-	if c.remoteWait.table != nil && !c.NoWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting, elsewhere
+	if c.remoteWait.table != nil && !c.NoWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting on another node
 		c.remoteWait.table.add(c)
 		return
 	}
@@ -474,13 +471,13 @@ func refuse(op operation, reason error) {
 	c.unref()
 }
 
-// leaseOf decodes what a worker gets.
+// leaseOf decodes a grant into a new Lease.
 func leaseOf(g *engine.Grant) (*Lease, error) {
 	l := new(Lease)
 	return l, decodeGrant(g, l)
 }
 
-// decodeGrant decodes into l.
+// decodeGrant decodes a grant into l.
 func decodeGrant(g *engine.Grant, l *Lease) error {
 	l.Receipt = receiptOf(g.Receipt)
 	l.ID = l.Receipt.ID

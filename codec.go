@@ -7,37 +7,36 @@ import (
 	"maps"
 )
 
-// Codec turns the values of handlers and producers into the bytes that tasks
-// carry, and back. Its methods are called by several goroutines at a time.
+// Codec encodes the values of producers and handlers as the bytes that tasks carry, and decodes
+// them. Several goroutines call its methods at the same time.
 type Codec interface {
 	// Marshal returns bytes that nobody else writes to.
 	Marshal(v any) ([]byte, error)
-	// Unmarshal is given a pointer. It may keep data.
+	// Unmarshal decodes data into the value to which v points. It may keep data.
 	Unmarshal(data []byte, v any) error
 }
 
-// JSON is the codec that is encoding/json, for whoever does not name another.
+// JSON is the default codec, which uses encoding/json.
 type JSON struct{}
 
-// Marshal is [json.Marshal].
+// Marshal calls [json.Marshal].
 func (JSON) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
-// Unmarshal is [json.Unmarshal].
+// Unmarshal calls [json.Unmarshal].
 func (JSON) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
 
-// PayloadOption says how the payloads and results of a queue are encoded.
-// Handle, NewTask and ResultAs of the same queue are given the same options.
+// PayloadOption sets how the payloads and results of a queue are encoded. Handle, NewTask and
+// ResultAs need the same options for the same queue.
 type PayloadOption func(*encoding)
 
-// WithCodec names the codec. Default: [JSON].
+// WithCodec sets the codec. Default: [JSON].
 //
-// It is an option of each queue and not of the Mux, because the encoding is
-// agreed between the producers and the handler of one queue: queues of one
-// program may differ in it, and move to another one at a time.
+// It is an option of each queue and not of the Mux, because the producers and the handler of one
+// queue agree on the encoding: queues of one program may differ in it, and change it one at a time.
 func WithCodec(c Codec) PayloadOption { return func(e *encoding) { e.codec = c } }
 
-// encoding is what is made of PayloadOptions. []byte is its own encoding, and
-// no bytes are the zero value, whatever the codec.
+// encoding is the result of PayloadOptions. With every codec []byte is encoded as itself, and no
+// bytes are decoded as the zero value.
 type encoding struct{ codec Codec }
 
 // encodingOf refuses an encoding without a codec with an InvalidError.
@@ -55,7 +54,7 @@ func encodingOf(opts []PayloadOption) (*encoding, error) {
 	return e, nil
 }
 
-// encode returns v itself if it is bytes.
+// encode returns v itself if it is a []byte.
 func (e *encoding) encode(v any) ([]byte, error) {
 	if raw, ok := v.([]byte); ok {
 		return raw, nil
@@ -63,7 +62,7 @@ func (e *encoding) encode(v any) ([]byte, error) {
 	return e.codec.Marshal(v)
 }
 
-// decode fills in what v points to, which is zero.
+// decode decodes into the value to which v points. REQUIRES: the value is zero.
 func (e *encoding) decode(data []byte, v any) error {
 	if raw, ok := v.(*[]byte); ok {
 		*raw = data
@@ -75,10 +74,9 @@ func (e *encoding) decode(data []byte, v any) error {
 	return e.codec.Unmarshal(data, v)
 }
 
-// NewTask returns a task whose payload is args, encoded as Handle decodes it:
-// by JSON unless options say otherwise, and a copy of []byte as it is. The other fields
-// of the task are the caller's to set. An error is that of the codec, or an
-// [InvalidError] if an option is nil.
+// NewTask returns a task whose payload is args, encoded as Handle decodes it: by JSON unless
+// options set another codec; a []byte is copied as it is. The caller sets the other fields of the
+// task. NewTask returns the error of the codec, or an [InvalidError] if an option is nil.
 func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err error) {
 	defer public(&err)
 	e, err := encodingOf(opts)
@@ -95,10 +93,9 @@ func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err er
 	return Task{Queue: queue, Payload: payload}, nil
 }
 
-// ResultAs returns the result of a completed task, decoded as Handle decodes
-// payloads; a task that was completed without a result has the zero T. An
-// error is that of the codec, or an [InvalidError] if the task is not Done or an
-// option is nil.
+// ResultAs returns the result of a completed task, decoded as Handle decodes payloads; the result
+// of a task that was completed without one is the zero T. ResultAs returns the error of the codec,
+// or an [InvalidError] if the task is not Done or an option is nil.
 func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
 	defer public(&err)
 	var result T
@@ -115,16 +112,16 @@ func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
 	return result, nil
 }
 
-// The headers in which a W3C trace context travels. Together they are one
-// value: tracestate is of no use without its traceparent.
+// The headers of a W3C trace context. Together they are one value: tracestate is of no use without
+// its traceparent.
 const (
 	traceParent = "traceparent"
 	traceState  = "tracestate"
 )
 
-// inheritTrace has tasks that carry no trace context, not even an empty one,
-// carry that of from. Nothing is added beyond the limit, in bytes, for a task's
-// headers. The maps of the tasks may be shared and are not written to.
+// inheritTrace gives tasks that carry no trace context, not even an empty one, that of from. limit
+// bounds a task's headers in bytes: a task that would exceed it gets nothing. The maps of the tasks
+// may be shared and are not written to.
 func inheritTrace(tasks []Task, from map[string]string, limit int) {
 	parent, ok := from[traceParent]
 	if !ok {

@@ -9,15 +9,14 @@ import (
 	"codeq/internal/wire"
 )
 
-// Cancel ends a task that has not been completed: it is not delivered again,
-// and kept as Canceled for its retention. If a handler of Run has it, the
-// handler's context is cancelled with the cause [ErrCanceled], and whatever it
-// returns has no effect; any other worker learns of it by an error that matches
-// [ErrLeaseLost] and [ErrCanceled] when it next uses its receipt. Tasks that wait for
-// a canceled one are canceled too. Dead letters can be canceled.
+// Cancel ends a task that has not been completed: the task is not delivered again, and is kept as
+// Canceled for its retention. If a handler of Run is working on it, the handler's context is
+// cancelled with the cause [ErrCanceled], and what the handler returns has no effect; any other
+// worker gets an error that matches [ErrLeaseLost] and [ErrCanceled] when it next uses its receipt.
+// Tasks that wait for a canceled one are canceled too. Dead letters can be canceled.
 //
-// Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept,
-// and [ErrNotWaiting] if it is completed or canceled already.
+// Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
+// [ErrNotWaiting] if it is completed or canceled already.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrNotWaiting], [ErrDiskFull], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -26,9 +25,9 @@ func (q *Queue) Cancel(ctx context.Context, id ID) (err error) {
 	return q.alter(ctx, id, engine.AlterCancel, 0)
 }
 
-// SetPriority moves a task that waits (ready, scheduled or blocked) to another
-// priority, 0 to 9. A ready task keeps its turn by age. It returns [ErrNotFound]
-// if the task does not exist, and [ErrNotWaiting] if it is leased or has ended.
+// SetPriority moves a waiting task (ready, scheduled or blocked) to another priority, 0 to 9. A
+// ready task keeps its turn by age. SetPriority returns [ErrNotFound] if the task does not exist,
+// and [ErrNotWaiting] if it is leased or has ended.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrNotWaiting], [ErrDiskFull], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -40,9 +39,9 @@ func (q *Queue) SetPriority(ctx context.Context, id ID, priority int) (err error
 	return q.alter(ctx, id, engine.AlterPriority, uint64(priority))
 }
 
-// SetRunAt changes when a task that waits (ready, scheduled or blocked) becomes
-// ready; zero or past: now, as far as nothing else holds it back. A task that
-// had become ready is then behind those that are. Errors are those of SetPriority.
+// SetRunAt changes when a waiting task (ready, scheduled or blocked) becomes ready; zero or past:
+// now, unless something else holds it back. A task that was ready already goes behind the other
+// ready tasks. Errors are those of SetPriority.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrNotWaiting], [ErrDiskFull], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed], and that of ctx.

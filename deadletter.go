@@ -13,26 +13,26 @@ import (
 	"codeq/internal/wire"
 )
 
-// DeadFilter says which dead letters RedriveAllDead and PurgeDead are about. The zero
-// DeadFilter takes all that died before the call begins, by the wall clock.
+// DeadFilter selects the dead letters for RedriveAllDead and PurgeDead. The zero DeadFilter selects
+// all that died before the call begins, by the wall clock.
 type DeadFilter struct {
 	Queue   string   // "": of all queues
 	Tenants []string // none: of all tenants; "" stands for tasks without one
-	// From and To bound the time of death: at or after From, and before To.
-	// Zero: no bound.
+	// From and To bound the time of death: at or after From, and before To. Zero: no bound.
 	From, To time.Time
-	// Match, if given, is asked about each of them. It must not keep the TaskInfo.
+	// Match, if not nil, is called for each of them, and selects it by returning true. It must not
+	// keep the TaskInfo.
 	Match func(*TaskInfo) bool
-	// Rate is how many a second are redriven or purged. 0: as fast as it goes.
+	// Rate is how many a second are redriven or purged. 0: as fast as possible.
 	Rate float64
 }
 
-// RedriveDead makes a dead letter ready again, behind the tasks of its lane that are, with
-// all its attempts before it. The error that it died of stays with it. One that holds the
-// turn of its group ([Settings.HoldGroups]) goes first in it; any other waits for its turn.
+// RedriveDead makes a dead letter ready again, behind the ready tasks of its lane, and its attempts
+// are counted from 0 again. It keeps its LastError. A dead letter that holds the turn of its group
+// ([Settings.HoldGroups]) goes first in the group; any other waits for its turn.
 //
-// RedriveDead returns [ErrNotFound] if there is no such dead letter, and a
-// [*DuplicateError] ([ErrDuplicate]) if another task has its idempotency key by now.
+// RedriveDead returns [ErrNotFound] if there is no such dead letter, and a [*DuplicateError]
+// ([ErrDuplicate]) if another task has taken its idempotency key.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -41,9 +41,9 @@ func (q *Queue) RedriveDead(ctx context.Context, id ID) (err error) {
 	return q.alter(ctx, id, engine.AlterRedrive, 0)
 }
 
-// RedriveAllDead redrives dead letters and returns how many. Those whose
-// idempotency key has been taken by another task stay. When it returns an error,
-// such as that of ctx, some have been redriven.
+// RedriveAllDead redrives dead letters and returns how many. Those whose idempotency key has been
+// taken by another task stay. When it returns an error, such as that of ctx, some may have been
+// redriven.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -52,9 +52,8 @@ func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (_ int, er
 	return q.eachDead(ctx, which, engine.AlterRedrive)
 }
 
-// PurgeDead forgets dead letters, and returns how many. Tasks that wait for one of
-// them are canceled. When it returns an error, such as that of ctx, some
-// have been forgotten.
+// PurgeDead deletes dead letters, and returns how many. Tasks that wait for one of them are
+// canceled. When it returns an error, such as that of ctx, some may have been deleted.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -63,10 +62,10 @@ func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (_ int, err err
 	return q.eachDead(ctx, which, engine.AlterPurge)
 }
 
-// bulkCap is how many tasks an operation on many is about at the most.
+// bulkCap is how many tasks one bulkOp alters at the most.
 const bulkCap = 256
 
-// eachDead does something with dead letters, as many at a time as the rate allows.
+// eachDead alters dead letters, as many at a time as the rate allows.
 func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alteration) (n int, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return 0, err
@@ -74,8 +73,9 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 	if !(which.Rate >= 0 && which.Rate <= 1e9) {
 		return 0, &InvalidError{"DeadFilter.Rate", which.Rate, "0 to 1e9"}
 	}
-	if begin := q.opts.wall().Truncate(time.Millisecond).Add(time.Millisecond); which.To.IsZero() || which.To.After(begin) {
-		which.To = begin // or tasks that die again would come round without end
+	begin := q.opts.wall().Truncate(time.Millisecond).Add(time.Millisecond)
+	if which.To.IsZero() || which.To.After(begin) {
+		which.To = begin // otherwise tasks that die again would be listed again without end
 	}
 	size, limit := bulkCap, rate.NewLimiter(rate.Inf, 0)
 	if which.Rate > 0 {
@@ -89,7 +89,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 		if len(ids) == 0 {
 			return nil
 		}
-		if err := limit.WaitN(ctx, len(ids)); err != nil { // also before a deadline that is too near
+		if err := limit.WaitN(ctx, len(ids)); err != nil { // also if the deadline is too near
 			end := context.DeadlineExceeded
 			if ctx.Err() != nil {
 				end = base.EndOf(ctx)

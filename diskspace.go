@@ -12,30 +12,30 @@ import (
 	"codeq/internal/store"
 )
 
-// diskSpace is what a shard's owner knows of the room on its disk, and what waits
-// for room. What is full is refused before anything of it is written: a store whose
-// log cannot be written fails until it is opened again.
+// diskSpace is what a shard's owner knows of the free space on its disk, and the operations that
+// wait for space. An operation without room is refused before anything of it is written, since a
+// store whose log cannot be written fails until it is opened again.
 //
-// The owner asks the file system before a group, if it has committed some MiB
-// since it asked last, or some time has passed. A file system that cannot tell is
-// not full until a table, or the log, cannot be written for want of space: memory and the log
-// have room for the group under way, the log by a reserve (failstop), and no other is begun until Pebble,
-// which tries again several times a second, has written the table, and there is the reserve again.
+// The owner asks the file system before a group, if it has committed some MiB since it asked last,
+// or some time has passed. If the file system cannot say, the disk counts as full only once a
+// table, or the log, cannot be written for want of space. Memory and the log have room for the
+// group under way, the log because of a reserve (failstop). No other group begins until Pebble,
+// which tries again several times a second, has written the table, and the reserve exists again.
 //
-// Invariant: while the room is roomNone or roomEmpty, the owner's clock stands
-// still, since those who hold leases can neither end nor extend them.
+// Invariant: while the room is RoomNone or RoomEmpty, the owner's clock stands still, since workers
+// can neither end nor extend their leases.
 type diskSpace struct {
 	fs  vfs.FS
 	dir string
 	low uint64 // bytes of free space below which there is not enough; 0: no limit
 
 	denied  bool   // nothing can be written, whatever the file system says
-	relaxed uint64 // when that is forgotten, by uptime: the file system need not show that there is little
-	free    uint64 // bytes, when it was asked
+	relaxed uint64 // until when space is tight after denied, by uptime, whatever the file system says
+	free    uint64 // bytes, when the file system was last asked
 	next    uint64 // when to ask again before a group, by uptime
-	recheck uint64 // when to ask again though nobody calls, if something waits for room
-	every   int    // bytes committed with which to ask again: all shards together commit a fraction of low meanwhile
-	written int    // likewise since it was asked
+	recheck uint64 // when to ask again without a call, by uptime, if something waits for room
+	every   int    // committed bytes after which to ask again: in all shards together a fraction of low
+	written int    // bytes committed since the file system was asked
 	parked  []operation
 }
 
@@ -54,7 +54,7 @@ func newDiskSpace(opts *Options, dir string) diskSpace {
 	return d
 }
 
-// measure asks the file system.
+// measure asks the file system for the free space.
 func (d *diskSpace) measure() engine.Room {
 	switch {
 	case d.denied:
@@ -79,7 +79,7 @@ func (d *diskSpace) measure() engine.Room {
 	return engine.RoomEmpty
 }
 
-// look measures the room if it is time to.
+// look measures the free space if that is due.
 func (s *shard) look() {
 	d := &s.space
 	now, denied := s.Uptime, !s.hasSpace()
@@ -109,7 +109,7 @@ func (s *shard) look() {
 	s.dropParked()
 }
 
-// dropParked refuses what waits for room if nobody waits for it any more.
+// dropParked refuses operations that wait for room but whose callers do not wait any more.
 func (s *shard) dropParked() {
 	kept := s.space.parked[:0]
 	for _, op := range s.space.parked {
@@ -123,7 +123,7 @@ func (s *shard) dropParked() {
 	s.space.parked = kept
 }
 
-// hasSpace reports whether the stores that a group is written to can write their tables and logs.
+// hasSpace reports whether the stores to which a group is written can write their tables and logs.
 func (s *shard) hasSpace() bool {
 	return s.Store.HasSpace() && (s.node == nil || s.node.HasSpace())
 }
@@ -133,16 +133,16 @@ func (s *shard) holdsBack() bool {
 	return !s.HasRoom(engine.RoomLow) || !s.HasRoom(engine.Roomy) && s.TicksAreDue()
 }
 
-// errNoRoom is why an operation is refused.
+// errNoRoom returns why an operation is refused.
 func (s *shard) errNoRoom() error {
 	if s.space.denied {
 		return fmt.Errorf("%w: shard %d: nothing can be written", ErrDiskFull, s.index)
 	}
-	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", ErrDiskFull, s.index, s.space.free, s.space.low)
+	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted",
+		ErrDiskFull, s.index, s.space.free, s.space.low)
 }
 
-// putOff has an operation wait for room if nobody would call again, and refuses
-// any other.
+// putOff lets an operation wait for room if nobody would call again, and refuses any other.
 func (s *shard) putOff(op operation) {
 	if c, ok := op.(*claimOp); ok {
 		if c.IsTaken() {
@@ -160,7 +160,7 @@ func (s *shard) putOff(op operation) {
 	refuse(op, s.errNoRoom())
 }
 
-// roomOf is the level down to which an alteration goes on.
+// roomOf returns the level of free space down to which an alteration still runs.
 func roomOf(how engine.Alteration) engine.Room {
 	if how == engine.AlterPurge || how == engine.AlterCancel { // a task that is kept needs more
 		return engine.RoomNone
@@ -174,11 +174,11 @@ type roomWaiter interface {
 	waitsForRoom() bool
 }
 
-// roomWait is part of operations whose callers may wait for room, as Run does with
-// what its handlers have returned.
+// roomWait is embedded in operations whose callers may wait for room, as Run does with the outcomes
+// of its handlers.
 type roomWait struct {
 	gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
-	left chan struct{}   // is gone, of a caller on another node
+	left chan struct{}   // the same channel as gone, if the caller is on another node
 }
 
 func (w *roomWait) waitsForRoom() bool {
@@ -193,7 +193,7 @@ func (w *roomWait) waitsForRoom() bool {
 	}
 }
 
-// setWaits is for an operation of another node.
+// setWaits sets whether the caller on another node waits for room.
 func (w *roomWait) setWaits(waits bool) {
 	if waits {
 		w.left = make(chan struct{})
@@ -201,14 +201,14 @@ func (w *roomWait) setWaits(waits bool) {
 	}
 }
 
-// abandon says that the caller on another node has gone.
+// abandon is called when the caller on another node has gone.
 func (w *roomWait) abandon(*shard) {
 	if w.left != nil {
 		close(w.left)
 	}
 }
 
-// diskFull has an error that tells of a full disk match ErrDiskFull.
+// diskFull makes an error that reports a full disk match ErrDiskFull.
 func diskFull(err error) error {
 	if err == nil || !failstop.IsNoSpace(err) || errors.Is(err, ErrDiskFull) {
 		return err

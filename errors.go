@@ -8,53 +8,51 @@ import (
 	"codeq/internal/base"
 )
 
-// Errors that callers branch on with errors.Is. What is returned wraps them
-// with what failed and the value that was refused.
+// Errors on which callers branch with errors.Is. A returned error wraps one of them, and adds what
+// failed and the value that was refused.
 var (
 	// ErrEmpty: a Claim that does not wait found no ready task.
 	ErrEmpty = errors.New("codeq: no task is ready")
-	// ErrLeaseLost: the receipt is not that of a lease in force. The lease has
-	// expired or the task has been finished; whatever the worker did with the
-	// task since then, somebody else may do again.
+	// ErrLeaseLost: the lease of the receipt is not in force. It has expired, or the task has been
+	// finished; another worker may do again what this one has done with the task since then.
 	ErrLeaseLost = base.ErrLeaseLost
-	// ErrNotFound: no task has this ID, or it has ended and is no longer kept;
-	// or no schedule has this name.
+	// ErrNotFound: no task has this ID, or it has ended and is no longer kept; or no schedule has
+	// this name.
 	ErrNotFound = base.ErrNotFound
-	// ErrDuplicate: the idempotency key of a task is taken. The error is, or
-	// joins, a *DuplicateError.
+	// ErrDuplicate: the idempotency key of a task is taken. The error is, or joins, a
+	// *DuplicateError.
 	ErrDuplicate = errors.New("codeq: duplicate task")
-	// ErrNotWaiting: the task is in a worker's hands, or has ended.
+	// ErrNotWaiting: the task is leased, or has ended.
 	ErrNotWaiting = base.ErrNotWaiting
-	// ErrCanceled: the task was canceled while a worker had it. It is the cause
-	// of the end of a handler's context, and comes with ErrLeaseLost from the
-	// verbs that take a receipt.
+	// ErrCanceled: the task was canceled while it was leased. It is the cause with which a
+	// handler's context ends, and comes with ErrLeaseLost from the verbs that take a receipt.
 	ErrCanceled = base.ErrCanceled
-	// ErrInvalid: an argument was refused before anything was written. The
-	// error is an *InvalidError that names the field, the value and the limit.
+	// ErrInvalid: an argument was refused before anything was written. The error is an
+	// *InvalidError that names the field, the value and the limit.
 	ErrInvalid = errors.New("codeq: invalid argument")
-	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not applied.
-	ErrClosed = base.ErrClosed
-	// ErrFailed: the shard stopped because its storage failed, and refuses
-	// work until the queue is closed and opened again. The operation was not
+	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not
 	// applied.
+	ErrClosed = base.ErrClosed
+	// ErrFailed: the shard stopped because its storage failed, and refuses operations until the
+	// queue is closed and opened again. The operation was not applied.
 	ErrFailed = base.ErrFailed
 	// ErrDiskFull: there is less room on the disk than the operation needs, see
-	// Options.MinFreeBytes. It was not applied. The same call works once there is
-	// room, and a lease is in force as long as nothing can be done with it.
+	// Options.MinFreeBytes. It was not applied. The same call works once there is room, and a lease
+	// does not expire as long as it can be neither ended nor extended.
 	ErrDiskFull = base.ErrDiskFull
-	// ErrUncertain: whether the operation was applied is not known, because
-	// storage failed, ctx ended or a leader was lost while it was being committed.
+	// ErrUncertain: it is not known whether the operation was applied, because storage failed, ctx
+	// ended or a leader was lost while it was being committed.
 	ErrUncertain = base.ErrUncertain
 
-	// ErrNotLeader: no node could be reached that leads the shard. The operation
-	// was certainly not applied.
+	// ErrNotLeader: the shard has no leader that could be reached. The operation was certainly not
+	// applied.
 	ErrNotLeader = base.ErrNotLeader
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
-	// ErrNotMember: the directory is not that of the node of the cluster as which it was to be opened.
+	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it.
 	ErrNotMember = base.ErrNotMember
 
-	// ErrNotQueue: Open was given a directory that holds something else.
+	// ErrNotQueue: the directory given to Open holds something other than a queue.
 	ErrNotQueue = base.ErrNotQueue
 	// ErrFormat: the queue was written by a version of codeq with another format.
 	ErrFormat = base.ErrFormat
@@ -62,16 +60,16 @@ var (
 	ErrShardCount = base.ErrShardCount
 	// ErrLocked: another process, or another Queue of this one, has the directory open.
 	ErrLocked = base.ErrLocked
-	// ErrCopied: the files are a copy that was made while the queue was open, or after its
-	// process had died: see Options.AcceptCopy. Checkpoint copies a queue that is open.
+	// ErrCopied: the files are a copy that was made while the queue was open, or after its process
+	// had died: see Options.AcceptCopy. Use Checkpoint to copy an open queue.
 	ErrCopied = base.ErrCopied
 	// ErrCorrupt: stored data is damaged, or contradicts itself; see Verify.
 	ErrCorrupt = base.ErrCorrupt
 
-	// ErrNoHandler: Run was given a Mux without handlers, or a queue that has none in it.
+	// ErrNoHandler: the Mux given to Run has no handlers, or none for one of the queues.
 	ErrNoHandler = errors.New("codeq: no handler")
-	// ErrHandlersRunning: Run gave up waiting for handlers that ignored the end
-	// of their context. Their leases have been released.
+	// ErrHandlersRunning: Run gave up waiting for handlers that ignored the end of their context.
+	// Their leases have been released.
 	ErrHandlersRunning = errors.New("codeq: handlers still running")
 )
 
@@ -89,8 +87,8 @@ func (e *InvalidError) Error() string {
 // Is reports that every [InvalidError] is an [ErrInvalid].
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// textError is an error with a text of its own, which begins with that of what it wraps or, if it is
-// of another node, wraps it.
+// textError is an error with its own text. The text begins with that of the wrapped error, or
+// contains it if the error is from another node.
 type textError struct {
 	text string
 	is   []error
@@ -101,9 +99,9 @@ func (e *textError) Unwrap() []error { return e.is }
 
 const errorPrefix = "codeq: "
 
-// public is deferred by what the package exports. It lets the text of an error begin with the
-// name of the package, once, whatever errors are wrapped in it. Of joined errors, each is a line
-// with the name before it.
+// public is deferred by exported functions. It makes the text of an error begin with the name of
+// the package, once, whatever errors are wrapped in it. Joined errors are one line each, which
+// begins with the name.
 func public(err *error) {
 	if *err != nil {
 		*err = prefixed(*err)
@@ -112,13 +110,14 @@ func public(err *error) {
 
 func prefixed(err error) error {
 	text := err.Error()
-	if strings.HasPrefix(text, errorPrefix) && strings.Count(text, errorPrefix) == 1+strings.Count(text, "\n"+errorPrefix) {
+	lines := 1 + strings.Count(text, "\n"+errorPrefix)
+	if strings.HasPrefix(text, errorPrefix) && strings.Count(text, errorPrefix) == lines {
 		return err
 	}
 	return &publicError{errorPrefix + strings.ReplaceAll(text, errorPrefix, ""), err}
 }
 
-// publicError is an error under another text.
+// publicError is an error with another text.
 type publicError struct {
 	text string
 	err  error

@@ -12,39 +12,37 @@ import (
 	"codeq/internal/engine"
 )
 
-// Event is one change of a task's state. It has been stored when it is seen.
+// Event is one change of a task's state, which has been stored.
 type Event struct {
 	Kind   EventKind `json:",omitzero"`
 	ID     ID        `json:",omitzero"`
 	Queue  string    `json:",omitzero"`
 	Tenant string    `json:",omitzero"`
-	// Attempt counts the attempts of the task as they stand after the change,
-	// as TaskInfo.Attempts does: of EventClaimed the one that begins is included,
-	// of EventReleased the one given back is not.
+	// Attempt is the number of attempts after the change, like TaskInfo.Attempts: EventClaimed
+	// includes the attempt that begins, EventReleased does not include the one given back.
 	Attempt int `json:",omitzero"`
-	// Time is the wall clock of the commit, to the millisecond. Changes that
-	// were committed together have the same.
+	// Time is the wall clock time of the commit, to the millisecond. Changes that were committed
+	// together have the same Time.
 	Time time.Time `json:",omitzero"`
-	// LastError is what the attempt left behind, of EventRetried and EventDeadLettered: what
-	// Lease.LastError shows afterwards. Otherwise it is empty.
+	// LastError is the error of the attempt, for EventRetried and EventDeadLettered:
+	// Lease.LastError of the next attempt. Otherwise it is empty.
 	LastError string `json:",omitzero"`
 }
 
-// EventKind is what has happened to a task.
+// EventKind says what has happened to a task.
 type EventKind uint8
 
-// The kinds of events. That a task that waited becomes ready, is replaced or
-// moved, that a dead letter is redriven or purged, and that an ended task is no
-// longer kept, are not among them.
+// The kinds of events. There is none for a waiting task that becomes ready, is replaced or moved,
+// for a dead letter that is redriven or purged, and for an ended task whose retention has passed.
 const (
-	EventProduced     EventKind = iota + 1 // stored, to be ready at once or later
+	EventProduced     EventKind = iota + 1 // stored, ready or not
 	EventClaimed                           // leased to a worker
 	EventCompleted                         // done
-	EventRetried                           // failed, and to be tried again
+	EventRetried                           // failed, and waits for another attempt
 	EventReleased                          // given back; the attempt does not count
 	EventDeadLettered                      // out of attempts, or given up
-	EventCanceled                          // taken back by who produced it
-	EventExpired                           // its lease ran out; the attempt counts. EventDeadLettered follows if it was the last
+	EventCanceled                          // canceled
+	EventExpired                           // lease expired, the attempt counts; after the last one, EventDeadLettered
 	endOfKinds
 )
 
@@ -55,7 +53,7 @@ var eventKinds = enum[EventKind]{"EventKind", []string{
 // String returns the kind in lower case; that of EventDeadLettered is "dead".
 func (k EventKind) String() string { return eventKinds.text(k) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // kind.
 func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.marshal(k) }
 
@@ -63,23 +61,22 @@ func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.marshal(k) 
 // anything else.
 func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.unmarshal(k, b) }
 
-const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, EventDeadLettered, " +
-	"EventCanceled, EventExpired"
+const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, " +
+	"EventDeadLettered, EventCanceled, EventExpired"
 
 func (k EventKind) set() engine.KindSet { return 1 << k }
 
 const allKinds engine.KindSet = 1<<endOfKinds - 2
 
-// SubscribeOptions of Subscribe. A zero field is its documented default.
+// SubscribeOptions are the options of Subscribe. A zero field means its documented default.
 type SubscribeOptions struct {
-	// Queues are those whose tasks are of interest; they need not exist yet.
-	// Default: all.
+	// Queues are the queues whose events are collected; they need not exist yet. Default: all.
 	Queues []string
-	// Kinds of events that are of interest. Default: all.
+	// Kinds are the kinds of events that are collected. Default: all.
 	Kinds []EventKind
-	// Buffer is how many events are held until they are read; then each new
-	// one drops the oldest. An event takes about a hundred bytes and LastError,
-	// which is at most 8 KiB. Up to 1,048,576. Default: 1024.
+	// Buffer is how many unread events are held; when it is full, each new event drops the oldest.
+	// An event takes about a hundred bytes plus LastError, which is at most 8 KiB. Up to 1,048,576.
+	// Default: 1024.
 	Buffer int
 }
 
@@ -88,21 +85,18 @@ const (
 	maxEventBuffer     = 1 << 20
 )
 
-// Subscribe begins to collect events. Every change that is made by a call that
-// begins after Subscribe has returned is told, in the order of the changes for
-// each shard; between shards the order is not defined. When the call that
-// makes a change returns, its event has reached the subscription.
+// Subscribe begins to collect events. It reports every change by a call that begins after Subscribe
+// has returned, for each shard in the order of the changes; between shards the order is not
+// defined. When the call that makes a change returns, its event has reached the subscription.
 //
-// Events tell of changes and are no record of them. Nothing is told of what was before, not
-// even of leases that ran out while the queue was closed, if Open has taken
-// the tasks back by then. A commit that fails is not told, although the next
-// Open may find its changes stored; its shard has no further events, and the
-// subscription goes on with those of the others.
+// Events report changes, but are no complete record of them. Earlier changes are not reported;
+// among them are leases that expired while the queue was closed, if Open has already taken the
+// tasks back. A commit that fails is not reported, although the next Open may find its changes
+// stored; its shard sends no further events, and the subscription goes on with those of the others.
 //
-// Subscribe returns an error that matches [ErrInvalid] when an option is out of
-// bounds, and [ErrClosed] when the queue is closed. Close the subscription when
-// it is no longer read; until then it costs its buffer, and the engine never
-// waits for it.
+// Subscribe returns an error that matches [ErrInvalid] when an option is out of bounds, and
+// [ErrClosed] when the queue is closed. Close the subscription when you do not read it any more;
+// until then it uses the memory of its buffer. The queue never waits for it.
 //
 // Errors: [ErrInvalid], [ErrClosed], and [ErrNotLeader] or [ErrUncertain] in a cluster.
 func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
@@ -152,24 +146,24 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 }
 
 // Subscription is a bounded buffer of events, made by Subscribe. Its methods are safe for
-// concurrent use; of several readers, each event goes to one. A nil or zero one has ended.
+// concurrent use; each event goes to one of several readers. A nil or zero Subscription has ended.
 type Subscription struct {
 	hub    *eventHub
 	queues map[string]bool // nil: all
 	kinds  engine.KindSet
 
-	mu      sync.Mutex    // guards what follows; may be taken with the hub's held, not the reverse
+	mu      sync.Mutex    // guards what follows; may be locked while the hub's is held, not the reverse
 	ring    []Event       // of fixed length; nil after Close
-	first   int           // where the oldest event is
-	held    int           // how many events there are; they follow each other, around the end of ring
-	lost    uint64        // dropped from a full ring
+	first   int           // index of the oldest event
+	held    int           // number of events; they follow first, around the end of ring
+	lost    uint64        // number of events dropped from a full ring
 	ended   bool          // nothing is added any more
 	changed chan struct{} // non-nil while readers wait; closed when there is an event or the end
 }
 
-// Next returns the oldest event that has not been read, and waits for one if
-// there is none. It returns the error of ctx when ctx ends, and [ErrClosed] after
-// Close, or when the queue is closed and its last event has been read.
+// Next returns the oldest unread event, and waits for one if there is none. It returns the error of
+// ctx when ctx ends, and [ErrClosed] after Close, or when the queue is closed and its last event
+// has been read.
 func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
 	defer public(&err)
 	switch {
@@ -201,8 +195,8 @@ var errNotSubscribed = fmt.Errorf("%w: this Subscription was not made by Subscri
 // isMade reports whether Subscribe has made the subscription.
 func (sub *Subscription) isMade() bool { return sub != nil && sub.hub != nil }
 
-// take removes the oldest event. If there is none, changed is closed when there
-// is one, and nil when there will be none.
+// take removes the oldest event. If there is none, changed is closed when there is one, and nil if
+// there will be none.
 func (sub *Subscription) take() (e Event, ok bool, changed <-chan struct{}) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
@@ -222,7 +216,7 @@ func (sub *Subscription) take() (e Event, ok bool, changed <-chan struct{}) {
 	return Event{}, false, sub.changed
 }
 
-// All yields what Next returns, and ends after the first error: that of ctx, or [ErrClosed].
+// All yields the results of Next, and ends after the first error: that of ctx, or [ErrClosed].
 func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		for {
@@ -234,8 +228,8 @@ func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
 	}
 }
 
-// Lost is how many events have been dropped because the buffer was full. All
-// of them came before the event that Next returns next.
+// Lost returns how many events have been dropped because the buffer was full. All of them came
+// before the event that Next returns next.
 func (sub *Subscription) Lost() uint64 {
 	if !sub.isMade() {
 		return 0
@@ -245,8 +239,8 @@ func (sub *Subscription) Lost() uint64 {
 	return sub.lost
 }
 
-// Close ends the subscription and drops what has not been read. It may be
-// called twice and at any moment.
+// Close ends the subscription and drops the unread events. It may be called more than once, and at
+// any moment.
 func (sub *Subscription) Close() {
 	if !sub.isMade() {
 		return
@@ -258,13 +252,13 @@ func (sub *Subscription) Close() {
 	sub.end()
 }
 
-// end is the end of what is added. REQUIRES: mu is held.
+// end says that no event is added any more. REQUIRES: mu is held.
 func (sub *Subscription) end() {
 	sub.ended = true
 	sub.wake()
 }
 
-// wake has the readers that wait look again. REQUIRES: mu is held.
+// wake wakes the waiting readers. REQUIRES: mu is held.
 func (sub *Subscription) wake() {
 	if sub.changed != nil {
 		close(sub.changed)
@@ -272,7 +266,7 @@ func (sub *Subscription) wake() {
 	}
 }
 
-// offer adds those of the events that are of interest.
+// offer adds those of the events that the options select.
 func (sub *Subscription) offer(events []Event) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
@@ -297,10 +291,10 @@ func (sub *Subscription) offer(events []Event) {
 	}
 }
 
-// eventHub is the subscriptions of a queue. Without one, wanted is empty, and
-// a change of state costs a look at it.
+// eventHub holds the subscriptions of a queue. Without one, wanted is empty, and a change of state
+// only reads it.
 type eventHub struct {
-	wanted atomic.Uint32                   // KindSet of what any subscription is interested in
+	wanted atomic.Uint32                   // KindSet of the kinds that any subscription wants
 	subs   atomic.Pointer[[]*Subscription] // never changed in place; nil: none
 
 	mu     sync.Mutex // held to change wanted, subs and closed
@@ -329,8 +323,8 @@ func (h *eventHub) remove(sub *Subscription) {
 	h.replace(rest)
 }
 
-// close ends all subscriptions; what they hold can still be read. REQUIRES:
-// the owners of the shards have ended.
+// close ends all subscriptions; the events in them can still be read. REQUIRES: the owners of the
+// shards have ended.
 func (h *eventHub) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -343,7 +337,7 @@ func (h *eventHub) close() {
 	h.replace(nil)
 }
 
-// all returns a slice without room for another.
+// all returns a slice without spare capacity, so that append copies it.
 func (h *eventHub) all() []*Subscription {
 	if p := h.subs.Load(); p != nil {
 		return (*p)[:len(*p):len(*p)]

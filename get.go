@@ -16,29 +16,29 @@ import (
 	"codeq/internal/wire"
 )
 
-// TaskInfo is a stored task as an observer sees it.
+// TaskInfo is a stored task and its state.
 type TaskInfo struct {
 	ID ID `json:",omitzero"`
 	Task
 	State State `json:",omitzero"`
-	// Attempts made so far; of a leased task, the running one included.
+	// Attempts is the number of attempts so far; for a leased task, the running one included.
 	Attempts int `json:",omitzero"`
-	// LastError is what the last failed attempt left behind.
+	// LastError is the error of the last failed attempt.
 	LastError string `json:",omitzero"`
-	// At is a time that belongs to the state. Ready: since when, which a task keeps whose
-	// lease has run out for the first time, or by a restart, or that Run gives back unstarted,
-	// and one that comes back in any other way does not, by
-	// the clock that orders the tasks of its shard, which is ahead of the wall clock
-	// after that was set back; Scheduled: when it becomes ready; Blocked: when it was
-	// produced; Leased: when the lease expires, or as long as Run works on the task,
-	// when it would have without a sign of life; Dead, Done, Canceled: since when.
+	// At is a time that depends on the state. Ready: since when it is ready, by the clock that
+	// orders the tasks of its shard; this clock is ahead of the wall clock after the wall clock was
+	// set back. A task keeps this time if its lease has expired for the first time or ended by a
+	// restart, or if Run gives it back unstarted, and gets a new one if it comes back in any other
+	// way. Scheduled: when it becomes ready. Blocked: when it was produced. Leased: when the lease
+	// expires; for a task of Run, when it would expire if Run did not renew it any more. Dead,
+	// Done, Canceled: since when it is.
 	At time.Time `json:",omitzero"`
-	// Result of a completed task.
+	// Result is the result of a completed task.
 	Result []byte `json:",omitempty"`
 }
 
-// Get returns a task in whatever state it is, as of the last commit. It
-// returns [ErrNotFound] for one that never was, or is done and no longer kept.
+// Get returns a task in any state, as of the last commit. It returns [ErrNotFound] if the task
+// never existed, or has ended and is no longer kept.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
 // cluster), [ErrFailed], [ErrClosed], and that of ctx.
@@ -53,17 +53,17 @@ func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 	return op.task, nil
 }
 
-// readOp reads what is stored: a task, or a page of a list. The owner takes a
-// snapshot, as only the owner can: Pebble shows a batch to readers before it has
-// persisted, and the owner is where none is under way. The owner also tells which
-// of the tasks that are asked about are leased, so that nobody walks the leases.
-// The reading is done elsewhere; a page of tasks in lanes takes two visits.
+// readOp reads a stored task, or a page of a list. The owner takes a snapshot between two commits;
+// nobody else could, since Pebble shows a batch to readers before it has persisted. The owner also
+// adds which of the requested tasks are leased, so that the stored leases need not be scanned.
+// Another goroutine reads the snapshot; for a page of tasks in lanes the operation is resolved
+// twice.
 type readOp struct {
 	completion
 	id   ID
 	list *lister // nil: the task with the ID
 
-	shard *shard // that resolves it
+	shard *shard // the one that resolves it
 	task  *TaskInfo
 }
 
@@ -87,14 +87,14 @@ func (op *readOp) settle(err error) {
 	go op.readView(v)
 }
 
-// readView reads in a view, and answers, or has the operation resolved again.
+// readView reads in a view, and answers, or sends the operation to be resolved again.
 func (op *readOp) readView(v *view) {
 	again := false
 	err := guarded(op.shard.opts.log, "read", func() (err error) {
 		again, err = op.read(v)
 		return err
 	})
-	v.close() // which the store waits for before it closes
+	v.close() // the store waits for this before it closes
 	if op.err = err; !again {
 		op.completion.settle(nil)
 	} else if err := op.shard.inbox.pass(op); err != nil {
@@ -102,17 +102,17 @@ func (op *readOp) readView(v *view) {
 	}
 }
 
-// viewOf is what disk has between two commits, without leases. REQUIRES: the caller is the shard's
+// viewOf returns a view of the shard's disk, without leases. REQUIRES: the caller is the shard's
 // owner, and no batch is under way.
 func viewOf(s *shard) *view {
 	r := s.replica
-	r.mu.RLock() // nobody waits to write: who closes the store has waited for the owner
+	r.mu.RLock() // does not block: before the store is closed, the owner has ended
 	v := newView(r, s.Store.DB().NewSnapshot())
 	v.Leases = make(map[keys.ID]schema.Lease)
 	return v
 }
 
-// read reads a task or a page. again asks for another visit of the owner.
+// read reads a task or a page. again: the operation has to be resolved again.
 func (op *readOp) read(v *view) (again bool, err error) {
 	if op.list != nil {
 		again, err = op.list.Read(v.Snapshot)
@@ -121,7 +121,7 @@ func (op *readOp) read(v *view) (again bool, err error) {
 	}
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		if reason := v.replica.store.Failure(); reason != nil {
-			err = reason // of which the error of the read is a consequence
+			err = reason // the cause of the error
 		}
 		err = fmt.Errorf("codeq: read shard %d: %w", v.replica.index, err)
 	}
@@ -146,17 +146,33 @@ func (op *readOp) decode(r *wire.Reader) {
 
 func (op *readOp) encodeReply(dst []byte) []byte {
 	if op.list == nil {
+		op.task.in(time.UTC)
 		return wire.AppendJSON(dst, op.task)
+	}
+	for i := range op.list.Page {
+		op.list.Page[i].Task.in(time.UTC)
 	}
 	return op.list.AppendPage(dst)
 }
 
 func (op *readOp) decodeReply(r *wire.Reader) {
-	if op.list == nil {
-		r.JSON(r.Rest(), &op.task)
+	if op.list != nil {
+		op.list.DecodePage(r)
+		for i := range op.list.Page {
+			op.list.Page[i].Task.in(time.Local)
+		}
 		return
 	}
-	op.list.DecodePage(r)
+	if r.JSON(r.Rest(), &op.task); op.task == nil {
+		r.Fail()
+		return
+	}
+	op.task.in(time.Local)
+}
+
+// in shows the times of a task in a place. JSON has none after the year 9999, as the place may.
+func (t *TaskInfo) in(place *time.Location) {
+	t.At, t.RunAt = t.At.In(place), t.RunAt.In(place)
 }
 
 func (op *readOp) again() {
@@ -165,8 +181,8 @@ func (op *readOp) again() {
 	}
 }
 
-// view is a shard's disk between two commits. Reading it does not disturb the
-// owner; the store cannot close before the view has.
+// view is a shard's disk between two commits. Reading it does not disturb the owner; the store
+// cannot close before the view is closed.
 type view struct {
 	*schema.Snapshot
 	replica *replica
@@ -177,7 +193,7 @@ func newView(r *replica, snap *pebble.Snapshot) *view {
 	return &view{Snapshot: schema.NewSnapshot(snap), replica: r, snap: snap}
 }
 
-// get returns a task in whatever state it is.
+// get returns a task in any state.
 func (v *view) get(id ID) (*TaskInfo, error) {
 	p, value, err := v.Find(id)
 	if err != nil {
@@ -198,11 +214,12 @@ func (v *view) close() {
 	v.replica.mu.RUnlock()
 }
 
-// taskInfo is what users see of a stored task. It shares no memory with what was read.
+// taskInfo converts a stored task. The result shares no memory with it.
 func taskInfo(t *schema.Task) *TaskInfo {
 	l, r := t.Lane, &t.Record
 	info := &TaskInfo{
-		ID: t.ID, State: State(engine.StateIn(t.Range)), Task: task(engine.LaneKey{Queue: l.Queue, Tenant: l.Tenant, Priority: l.Priority}, r),
+		ID: t.ID, State: State(engine.StateIn(t.Range)),
+		Task:     task(engine.LaneKey{Queue: l.Queue, Tenant: l.Tenant, Priority: l.Priority}, r),
 		Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result,
 	}
 	switch info.State {
@@ -221,8 +238,8 @@ func taskInfo(t *schema.Task) *TaskInfo {
 	return info
 }
 
-// msTime is the time of a stored number of milliseconds; zero for one that no
-// clock shows, such as the expiry of what is kept for ever.
+// msTime returns the time of a stored number of milliseconds; zero if it is too large for a clock,
+// such as the expiry of a task that is kept for ever.
 func msTime(ms uint64) time.Time {
 	if ms > 1<<48 {
 		return time.Time{}

@@ -7,18 +7,18 @@ import (
 	"codeq/internal/guard"
 )
 
-// A panic of codeq's own is a bug of codeq, and does not end the process of its host. Every
-// goroutine that codeq starts runs in a guard, which logs the panic with its stack and
-// makes an error of it. The error ends as little as is known to depend on the goroutine:
+// A panic in codeq is a bug of codeq, and does not end the host process. Every goroutine that codeq
+// starts runs in a guard, which logs the panic with its stack and makes an error of it. The error
+// ends only what depends on the goroutine:
 //
-//   - the call for which it works, if there is one;
-//   - otherwise the shard, as if its storage had failed, but without a claim that the
-//     storage has: in a cluster the replica steps down, and another one leads.
+//   - the call for which the goroutine works, if there is one;
+//   - otherwise the shard, as if its storage had failed, though the error does not say that it has:
+//     in a cluster the replica steps down, and another one leads.
 //
-// Invariant: no go statement is without a guard (TestGoroutinesAreGuarded), and the name that
-// it gives is found by TestPanicOfAnyGoroutine, but for those that the test names.
+// Invariant: every go statement has a guard (TestGoroutinesAreGuarded), and TestPanicOfAnyGoroutine
+// finds the name given to the guard, except for the names that the test lists.
 
-// ownPanic is the error of a goroutine of codeq that has panicked. It matches *PanicError.
+// ownPanic is the error of a goroutine of codeq that panicked. It matches *PanicError.
 type ownPanic struct {
 	what  string // the name of the goroutine
 	cause *PanicError
@@ -49,7 +49,7 @@ func contain(log *slog.Logger, what string, f func(), caught func(error)) {
 	})
 }
 
-// containUser calls a function of the user's that must not panic.
+// containUser calls a function of the user that must not panic.
 func containUser(log *slog.Logger, what string, f func()) (ok bool) {
 	guard.RunUser(what, func() { f(); ok = true }, func(value any, stack []byte) {
 		log.Error(what+" has panicked", "value", fmt.Sprint(value), "stack", string(stack))
@@ -57,8 +57,8 @@ func containUser(log *slog.Logger, what string, f func()) (ok bool) {
 	return ok
 }
 
-// abandon answers the caller of an operation that may have been answered before. It keeps
-// the references of a claim, of which it is not known who has them.
+// abandon answers the caller of an operation that may have been answered before. It does not
+// release the references of a claim, since it is not known who holds them.
 func abandon(op operation, reason error) {
 	if e, ok := op.(leaseEnd); ok && e.of().runner != nil {
 		op.settle(reason)
@@ -78,7 +78,7 @@ func abandon(op operation, reason error) {
 	}
 }
 
-// crashOp has the owner of a shard panic: what it relies on has.
+// crashOp makes the owner of a shard panic, because something on which it relies has panicked.
 type crashOp struct{ cause error }
 
 func (op *crashOp) resolve(*shard) { panic(op.cause) }

@@ -13,24 +13,24 @@ import (
 	"codeq/internal/wire"
 )
 
-// leaseRenewer keeps the leases of a Run's running handlers alive whose tasks lie in
-// one shard; a shard that stalls delays the renewals of no other. It renews three
-// times in the length of a lease, and rests while no handler runs.
+// leaseRenewer renews the leases of a Run's running handlers whose tasks lie in one shard, so that
+// a shard that stalls delays the renewals of no other. It renews three times in the length of a
+// lease, and sleeps while no handler runs.
 type leaseRenewer struct {
-	runner *runner
-	shard  int
-	woken  chan struct{} // capacity 1: handlers are about to run
-	quit   chan struct{}
-	heard  time.Time // when the shard has renewed leases
-	once   sync.Once
+	runner    *runner
+	shard     int
+	woken     chan struct{} // capacity 1: handlers are about to run
+	quit      chan struct{}
+	renewedAt time.Time // when the shard last renewed leases
+	once      sync.Once
 }
 
 func newLeaseRenewer(r *runner, shard int) *leaseRenewer {
 	return &leaseRenewer{runner: r, shard: shard, woken: make(chan struct{}, 1), quit: make(chan struct{})}
 }
 
-// kick ends the rest.
-func (h *leaseRenewer) kick() {
+// wake ends the sleep.
+func (h *leaseRenewer) wake() {
 	select {
 	case h.woken <- struct{}{}:
 	default:
@@ -48,7 +48,7 @@ func (h *leaseRenewer) run() {
 		case <-h.quit:
 			return
 		}
-		h.heard = time.Now()
+		h.renewedAt = time.Now()
 		for running := true; running; {
 			timer.Reset(h.runner.opts.LeaseFor / 3)
 			select {
@@ -56,20 +56,19 @@ func (h *leaseRenewer) run() {
 			case <-h.quit:
 				return
 			}
-			running = h.beat()
+			running = h.renew()
 		}
 	}
 }
 
-// beat renews the leases of the running handlers, and cancels those whose
-// lease is lost.
-func (h *leaseRenewer) beat() (running bool) {
+// renew renews the leases of the running handlers, and cancels those whose lease is lost.
+func (h *leaseRenewer) renew() (running bool) {
 	r := h.runner
 	op := &renewOp{completion: newCompletion(), duration: millis(r.opts.LeaseFor)}
 	for _, w := range r.workers {
 		w.mu.Lock()
-		if w.ours && r.queue.shardOf(w.frame.lease.ID) == h.shard {
-			op.receipts = append(op.receipts, w.frame.lease.Receipt)
+		if w.ours && r.queue.shardOf(w.taskCtx.lease.ID) == h.shard {
+			op.receipts = append(op.receipts, w.taskCtx.lease.Receipt)
 		}
 		w.mu.Unlock()
 	}
@@ -81,8 +80,8 @@ func (h *leaseRenewer) beat() (running bool) {
 	_, err := r.queue.do(context.Background(), h.shard, op)
 	switch {
 	case err == nil:
-		h.heard = asked
-	case r.queue.node != nil && time.Since(h.heard) < r.opts.LeaseFor: // the next leader does not lead yet
+		h.renewedAt = asked
+	case r.queue.node != nil && time.Since(h.renewedAt) < r.opts.LeaseFor: // there is no new leader yet
 		return true
 	default:
 		for _, receipt := range op.receipts {
@@ -98,8 +97,8 @@ func (h *leaseRenewer) beat() (running bool) {
 	return true
 }
 
-// cancel ends the handler of a task that was canceled. The shard's owner
-// calls it: it does not wait for hooks.
+// cancel cancels the handler of a task that was canceled. The shard's owner calls it, and so it
+// does not wait for hooks.
 func (r *runner) cancel(receipt Receipt) {
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
@@ -110,11 +109,11 @@ func (r *runner) cancel(receipt Receipt) {
 					return
 				}
 			}
-		}, nil) // the next renewal of its lease cancels it
+		}, nil) // if it panics, the next renewal of the lease cancels the handler
 	})
 }
 
-// canceledList is receipts of canceled tasks, whose handlers are not to begin.
+// canceledList holds receipts of canceled tasks whose handlers must not begin.
 type canceledList struct {
 	some   atomic.Bool
 	mu     sync.Mutex // guards leases
@@ -142,7 +141,7 @@ func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.I
 // cancelIfLost cancels the running handler if its lease is among the lost.
 func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
 	w.mu.Lock()
-	f := w.frame
+	f := w.taskCtx
 	if !w.ours || lost[f.lease.Receipt] == nil {
 		w.mu.Unlock()
 		return false
@@ -155,8 +154,7 @@ func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
 	return true
 }
 
-// renewOp moves the deadlines of leases that belong to this process. Nothing
-// is written.
+// renewOp extends leases that belong to this process. Nothing is written.
 type renewOp struct {
 	completion
 	receipts []Receipt

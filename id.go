@@ -7,8 +7,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// ID identifies a task. It is a UUIDv7 (RFC 9562): IDs that one shard mints
-// sort in the order of minting. The zero ID is no task's.
+// ID identifies a task. It is a UUIDv7 (RFC 9562): the IDs that one shard makes sort in the order
+// in which they were made. No task has the zero ID.
 //
 //	bytes 0-5    milliseconds since 1970
 //	bytes 6-7    version 7, and a 12-bit counter
@@ -54,10 +54,10 @@ func ParseID(s string) (ID, error) {
 	return id, err
 }
 
-// Time is when the task was produced, to the millisecond, by the clock of its shard.
+// Time returns when the task was produced, to the millisecond, by the clock of its shard.
 func (id ID) Time() time.Time {
 	return time.UnixMilli(int64(keys.SinceMillis(keys.SinceOf(id))))
 }
 
-// shard is the number of the shard that the ID routes to.
+// shard returns the number of the shard to which the ID routes.
 func (id ID) shard(shards int) int { return keys.ShardOf(id, shards) }

@@ -11,20 +11,19 @@ import (
 	"codeq/internal/wire"
 )
 
-// Complete finishes a task. When the task has a retention, it is kept with
-// result for that long; otherwise result is dropped. The tasks in next are
-// produced in the same commit: either the task is done and all of them exist,
-// or neither. Those whose idempotency key is taken are left out. With several
-// shards, those with a LimitKey, Group or idempotency key reach the shard to
-// which they belong a moment later, each exactly once.
+// Complete finishes a task. When the task has a retention, it is kept with result for that long;
+// otherwise result is dropped. The tasks in next are produced in the same commit: either the task
+// is done and all of them exist, or neither. Those whose idempotency key is taken are left out.
+// With several shards, those with a LimitKey, Group or idempotency key appear in the shard to which
+// they belong a moment later, each exactly once.
 //
-// Complete returns [ErrLeaseLost] if the receipt is not that of a lease in
-// force; then next was not produced either. An error that matches [ErrUncertain]
-// leaves the outcome open: completing again is safe and tells, by
-// [ErrLeaseLost], at the latest when the lease would have expired.
+// Complete returns [ErrLeaseLost] if the lease of the receipt is not in force; then next was not
+// produced either. An error that matches [ErrUncertain] leaves the outcome open. It is safe to
+// complete again until a call succeeds or returns [ErrLeaseLost], which it does at the latest when
+// the lease would have expired.
 //
-// All verbs that take a Receipt are safe for concurrent use; of several that
-// finish the same lease, one succeeds.
+// All verbs that take a Receipt are safe for concurrent use; if several end the same lease, one
+// succeeds.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -53,9 +52,9 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	return err
 }
 
-// Retry ends a failed attempt, which counts. The task waits as opts say and is
-// tried again, behind the tasks of its lane that are ready by then; out of attempts, it
-// becomes a dead letter.
+// Retry ends a failed attempt, which counts. The task waits as long as opts say and is then ready
+// again, behind the tasks of its lane that are ready by then; out of attempts, it becomes a dead
+// letter.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -71,8 +70,8 @@ func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err er
 	return q.failed(ctx, r, op, opts.Err)
 }
 
-// Release gives a task back without counting the attempt. It is ready again
-// after the given time, at once for 0, behind the tasks of its lane that are ready by then.
+// Release gives a task back without counting the attempt. It is ready again after the given time,
+// at once for 0, behind the tasks of its lane that are ready by then.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -84,8 +83,8 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (er
 	return q.failed(ctx, r, failOp{how: engine.FailRelease, wait: int64(millis(after))}, nil)
 }
 
-// DeadLetter gives a task up: it becomes a dead letter whatever attempts are
-// left. cause, which may be nil, is kept with it.
+// DeadLetter makes a task a dead letter, even if it has attempts left. cause, which may be nil, is
+// kept with it.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -94,8 +93,8 @@ func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err err
 	return q.failed(ctx, r, failOp{how: engine.FailDead}, cause)
 }
 
-// Extend moves the deadline of a lease to d from now. d is 10 ms to a year. A task
-// whose lease runs out is ready again, and the attempt counts; Claim says in which place.
+// Extend moves the deadline of a lease to d from now. d is 10 ms to 365 days. A task whose lease
+// expires is ready again, and the attempt counts; see Claim for its place.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -114,13 +113,13 @@ type completeOp struct {
 	completion
 	roomWait
 	receipt Receipt
-	result  []byte // memory of the operation
+	result  []byte // in memory of the operation
 	next    []engine.NewTask
 	ofRunner
 }
 
-// ofRunner is embedded in operations by which Run ends a lease. It does not wait: the runner is told of the outcome in
-// place of a caller, and owns the operation from then on.
+// ofRunner is embedded in operations that end leases. Run does not wait for them: the runner gets
+// the outcome in place of a caller, and owns the operation from then on.
 type ofRunner struct {
 	runner *runner // nil: a caller waits
 	lease  *Lease
@@ -135,7 +134,7 @@ type leaseEnd interface {
 
 func (o *ofRunner) of() *ofRunner { return o }
 
-// tell reports whether a runner is told of the outcome of an operation, and tells it.
+// tell gives the outcome of an operation to its runner, and reports whether it has one.
 func (o *ofRunner) tell(op leaseEnd, err error) bool {
 	if o.runner == nil {
 		return false
@@ -164,7 +163,8 @@ func checkResult(result []byte, l *Limits) error {
 	return nil
 }
 
-// checkFollowUps refuses follow-ups that lie in another shard than siblings for which they wait.
+// checkFollowUps refuses follow-ups that lie in another shard than the siblings for which they
+// wait.
 func (q *Queue) checkFollowUps(op *completeOp) error {
 	if !refersToSiblings(op.next) {
 		return nil
@@ -276,24 +276,23 @@ func (op *extendOp) encode(dst []byte) (callKind, []byte) {
 
 func (op *extendOp) decode(r *wire.Reader) { op.receipt, op.duration = readReceipt(r), r.Uint() }
 
-// Lease is a claimed task: the worker has it until Deadline.
+// Lease is a claimed task, leased to the worker until Deadline.
 type Lease struct {
 	ID ID `json:",omitzero"`
-	// Receipt is what the verbs that finish the task ask for.
+	// Receipt is the argument of the verbs that end or extend the lease.
 	Receipt Receipt `json:",omitzero"`
 	Task
-	// Attempt counts the tries of this task, this one included.
+	// Attempt is the number of attempts of this task, this one included.
 	Attempt int `json:",omitzero"`
-	// Deadline is when the lease expires, unless it is extended, by the wall
-	// clock of the process that granted it.
+	// Deadline is when the lease expires, unless it is extended, by the wall clock of the process
+	// that granted it.
 	Deadline time.Time `json:",omitzero"`
-	// LastError is what the last failed attempt left behind.
+	// LastError is the error of the last failed attempt.
 	LastError string `json:",omitzero"`
 }
 
-// Receipt names one lease of one task. Whoever holds it may finish the task,
-// once, while the lease is in force. It is plain data: an application may hand
-// it to a remote worker as text.
+// Receipt identifies one lease of one task. With it a worker can finish the task, once, while the
+// lease is in force. It is plain data: an application may send it to a remote worker as text.
 type Receipt struct {
 	ID    ID
 	Token uint64 // larger with every lease of the task
@@ -322,17 +321,17 @@ func (r *Receipt) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// receiptOf is a receipt of the rules.
+// receiptOf converts a receipt of the engine.
 func receiptOf(r engine.Receipt) Receipt { return Receipt{ID: r.ID, Token: r.Token} }
 
-// inner is the receipt as the rules have it.
+// inner converts a receipt for the engine.
 func (r Receipt) inner() engine.Receipt { return engine.Receipt{ID: r.ID, Token: r.Token} }
 
-// RetryOptions says how a failed attempt ends.
+// RetryOptions are the options of Retry.
 type RetryOptions struct {
-	// Err is kept with the task and shown as Lease.LastError.
+	// Err is stored with the task; its text is LastError of the next Lease.
 	Err error
-	// After is how long the task waits before it is ready again. 0: by
-	// Options.Backoff; negative: not at all.
+	// After is how long the task waits before it is ready again. 0: by Options.Backoff; negative:
+	// not at all.
 	After time.Duration
 }

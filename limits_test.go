@@ -120,8 +120,8 @@ var taskLimits = []struct {
 			{Queue: "a", RunAt: time.Unix(0, 0)}, {Queue: "a", RunAt: time.Unix(-1, 0)},
 			{Queue: "a", RunAt: firstMoment}, {Queue: "a", RunAt: lastMoment},
 		},
-		[]Task{{Queue: "a", RunAt: firstMoment.Add(-1)}, {Queue: "a", RunAt: lastMoment.Add(1)}},
-		[]any{firstMoment.Add(-1), lastMoment.Add(1)}, "the years 0 to 9999",
+		[]Task{{Queue: "a", RunAt: firstMoment.Add(-1)}, {Queue: "a", RunAt: lastMoment.Add(1)}, {Queue: "a", RunAt: lastWest.Add(1)}},
+		[]any{firstMoment.Add(-1), lastMoment.Add(1), lastWest.Add(1)}, "the years 0 to 9999",
 	},
 	{
 		"Task.LeaseFor", []Task{{Queue: "a", LeaseFor: minLease}, {Queue: "a", LeaseFor: maxLease}},
@@ -142,6 +142,7 @@ var taskLimits = []struct {
 var (
 	firstMoment = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)
 	lastMoment  = time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC)
+	lastWest    = lastMoment.In(time.FixedZone("west", -12*3600))
 )
 
 // TestTaskLimits: at its limits a task is stored as it is given; one above it

@@ -15,27 +15,26 @@ import (
 	"codeq/internal/schema"
 )
 
-// ListOptions says which tasks List yields.
+// ListOptions selects the tasks that List yields.
 type ListOptions struct {
 	State   State    // required
-	Queue   string   // "": of all queues
-	Tenants []string // none: of all tenants; "" stands for tasks without one
+	Queue   string   // "": all queues
+	Tenants []string // none: all tenants; "" stands for tasks without one
 	// From and To bound TaskInfo.At: at or after From, and before To. Zero: no bound.
 	From, To time.Time
 }
 
 // List yields the tasks of one state, of all shards in one order:
 //
-//   - Ready and Leased: by queue, the highest priority first, by tenant, then
-//     by the time since when they are ready;
+//   - Ready and Leased: by queue, by priority (the highest first), by tenant, then by the time
+//     since when they are ready;
 //   - Scheduled: by time;
-//   - Blocked: by queue, and together what waits for the same;
-//   - Dead, Done, Canceled: by queue, by the time until which they are kept
-//     (those of about the same time together), then by the time of their produce.
+//   - Blocked: by queue; tasks that wait for the same parent, group or limit are together;
+//   - Dead, Done, Canceled: by queue, by the time until which they are kept (rounded), then by the
+//     time of their produce.
 //
-// It reads some hundred tasks at a time, each time as of the last commit: a task
-// that changes its state meanwhile may be missed. The sequence ends after the
-// first error.
+// List reads some hundred tasks at a time, each time as of the last commit: a task that changes its
+// state meanwhile may be missed. The sequence ends after the first error.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
 // [ErrFailed], [ErrClosed], and that of ctx.
@@ -48,10 +47,11 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 		}
 		order, ok := listOrders[opts.State]
 		if !ok {
-			yield(nil, &InvalidError{"ListOptions.State", opts.State, "Ready, Scheduled, Blocked, Leased, Dead, Done or Canceled"})
+			const states = "Ready, Scheduled, Blocked, Leased, Dead, Done or Canceled"
+			yield(nil, &InvalidError{"ListOptions.State", opts.State, states})
 			return
 		}
-		var heads []*lister // of the shards; nil: nothing is left
+		var heads []*lister // by shard; nil: nothing is left
 		for range q.replicas {
 			heads = append(heads, newLister(opts))
 		}
@@ -86,10 +86,10 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 }
 
 // listed is a task and its place in the order of its shard.
-type listed = listing.Item[*TaskInfo]
+type listed = listing.Item[TaskInfo]
 
-// lister reads the tasks of one shard, which it visits by calls.
-type lister = listing.Reader[*TaskInfo]
+// lister reads the tasks of one shard, by one call for each page.
+type lister = listing.Reader[TaskInfo]
 
 func newLister(o ListOptions) *lister {
 	return listing.NewReader(listing.Query{
@@ -97,7 +97,8 @@ func newLister(o ListOptions) *lister {
 	}, showListed)
 }
 
-// showListed is what users see of a stored task, if its time is within the bounds of a list.
+// showListed converts a stored task; keep reports whether its time is within the bounds of the
+// list.
 func showListed(o *listing.Query, t *schema.Task) (_ *TaskInfo, keep bool) {
 	info := taskInfo(t)
 	return info, (o.From.IsZero() || !info.At.Before(o.From)) && (o.To.IsZero() || info.At.Before(o.To))
@@ -122,7 +123,7 @@ func byLane(a, b *listed) int {
 		strings.Compare(a.Task.Tenant, b.Task.Tenant), byTime(a, b))
 }
 
-// fill reads on in a shard until there is a page, or nothing left.
+// fill reads on in a shard until there is a page, or nothing is left.
 func (q *Queue) fill(ctx context.Context, shard int, l *lister) error {
 	for len(l.Page) == 0 && l.More() {
 		l.Prepare()

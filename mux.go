@@ -13,46 +13,41 @@ import (
 	"codeq/internal/engine"
 )
 
-// Mux maps queues to the handlers that work on their tasks. Fill it before Run
-// and leave it alone afterwards; several Runs may share it.
+// Mux maps queues to the handlers that work on their tasks. Fill it before Run and do not change it
+// afterwards; several Runs may share it.
 //
-// Run claims tasks of queues that have a handler, and no others: those wait
-// until a Run has a handler for them. Handle and Use do not return errors; Run
-// refuses a Mux that was not filled rightly, with an [InvalidError] for each
-// mistake, before it claims anything.
+// Run claims only tasks of queues that have a handler; others wait until a Run has a handler for
+// them. Handle and Use do not return errors; Run refuses an invalid Mux, with an [InvalidError] for
+// each mistake, before it claims anything.
 type Mux struct {
 	handlers   map[string]handler
 	middleware []Middleware
-	err        error // what Run returns in place of running
+	err        error // if not nil, Run returns it and claims nothing
 }
 
-// handler works on a task; what it leaves in the frame is stored if it returns
-// nil. l is f.lease unless a middleware has replaced it.
+// handler works on a task; the output in f is stored if the handler returns nil. l is f.lease
+// unless a middleware has replaced it.
 type handler func(ctx context.Context, l *Lease, f *taskContext) error
 
-// Handler is the handler of a queue as middleware sees it: Args and all that is
-// decoded are inside it.
+// Handler is the handler of a queue as middleware sees it: the payload is decoded inside it.
 type Handler func(ctx context.Context, l *Lease) error
 
-// Middleware puts something around handlers. It is called once for each queue
-// when Run begins, and the Handler that it returns is called for each task, by
-// several goroutines at a time.
+// Middleware wraps handlers. It is called once for each queue when Run begins, and the Handler that
+// it returns is called for each task, by several goroutines at a time.
 //
-// That Handler sees by the error of next what becomes of the task: nil, the
-// verdicts that Handle lists, the error of a payload that could not be decoded,
-// or a [*PanicError] if the handler panicked. What it returns in turn decides. If
-// it panics itself, this is an error like the panic of a handler.
+// The error that next returns says what is to happen to the task: nil, the verdicts that Handle
+// lists, the error of a payload that could not be decoded, or a [*PanicError] if the handler
+// panicked. The error that the outermost Handler returns decides. If a Handler of a Middleware
+// panics, this is an error like the panic of a handler.
 //
-// It calls next with ctx or a context derived from it, and with l, whose
-// Payload and Headers it may replace beforehand for what is inside. It may call
-// next not at all, or again: of the results and follow-ups, those of the last
-// call are stored, if that call returned nil. It does not return before next
+// The Handler calls next with ctx or a context derived from it, and with l, whose Payload and
+// Headers it may replace before the call. It may skip next, or call it again: the result and
+// follow-ups of the last call are stored, if that call returned nil. It must not return before next
 // does.
 type Middleware func(next Handler) Handler
 
-// Use puts middleware around the handlers of all queues, whether they were
-// registered before or are later. The first is the outermost, over all calls of
-// Use.
+// Use wraps the handlers of all queues in middleware, whether they are registered before or after
+// Use. The first middleware of the first call of Use is the outermost.
 func (m *Mux) Use(middleware ...Middleware) {
 	for i, mw := range middleware {
 		if mw == nil {
@@ -67,7 +62,7 @@ func (m *Mux) Queues() []string { return slices.Sorted(maps.Keys(m.handlers)) }
 
 func (m *Mux) refuse(err error) { m.err = errors.Join(m.err, err) }
 
-// compose returns the handlers with the middleware around them.
+// compose returns the handlers, wrapped in the middleware.
 func (m *Mux) compose() (_ map[string]handler, err error) {
 	switch {
 	case m != nil && m.err != nil:
@@ -94,8 +89,8 @@ func (m *Mux) compose() (_ map[string]handler, err error) {
 
 var errForeignContext = errors.New("codeq: a middleware passed on a context that is not derived from the task's")
 
-// last is the end of a chain of middleware. A panic becomes an error here, so
-// that middleware sees it as one.
+// last returns the innermost Handler of a chain of middleware. It makes an error of a panic, so
+// that middleware sees the error.
 func (h handler) last() Handler {
 	return func(ctx context.Context, l *Lease) (err error) {
 		f := taskContextOf(ctx)
@@ -113,38 +108,38 @@ func (h handler) last() Handler {
 	}
 }
 
-// Job is a task in the hands of a handler, made by Handle. Of any other one SetResult and FollowUp
-// panic: nobody would store what they are given.
+// Job is the task on which a handler works. Handle makes it; SetResult and FollowUp panic for any
+// other Job, since nothing would store their arguments.
 type Job[T any] struct {
 	*Lease
 	// Args is the decoded payload.
 	Args     T
-	frame    *taskContext
+	taskCtx  *taskContext
 	encoding *encoding
 }
 
-// SetResult has a copy of result kept with the completed task for its retention. It is
-// dropped if the handler returns an error.
+// SetResult keeps a copy of result with the completed task for its retention. The copy is dropped
+// if the handler returns an error.
 func (j *Job[T]) SetResult(result []byte) { j.output().setResult(result, j.limits()) }
 
-func (j *Job[T]) limits() *Limits { return &j.frame.runner.queue.opts.Limits }
+func (j *Job[T]) limits() *Limits { return &j.taskCtx.runner.queue.opts.Limits }
 
-// output is what the handler wants to have stored. It panics if there is nobody to store it.
+// output returns the output of the handler. It panics if Handle has not made the job.
 func (j *Job[T]) output() *output {
 	if !j.isMade() {
 		panic(errJobNotMade.Error())
 	}
-	return j.frame.output()
+	return j.taskCtx.output()
 }
 
 // isMade reports whether Handle has made the job.
-func (j *Job[T]) isMade() bool { return j != nil && j.frame != nil }
+func (j *Job[T]) isMade() bool { return j != nil && j.taskCtx != nil }
 
 var errJobNotMade = errors.New("codeq: this Job was not made by Handle")
 
-// SetResultValue is SetResult with v encoded as the payloads of the queue are;
-// ResultAs decodes it. If v cannot be encoded the error, returned by the
-// handler, makes the task a dead letter.
+// SetResultValue calls SetResult with v, encoded like the payloads of the queue; ResultAs decodes
+// it. If v cannot be encoded, it returns an error that makes the task a dead letter when the
+// handler returns it.
 func (j *Job[T]) SetResultValue(v any) error {
 	if !j.isMade() {
 		return errJobNotMade
@@ -157,22 +152,21 @@ func (j *Job[T]) SetResultValue(v any) error {
 	return nil
 }
 
-// FollowUp has tasks produced in the same commit that completes this one. It copies them. They
-// are dropped if the handler returns an error.
+// FollowUp produces tasks in the same commit that completes this one. It copies them. They are
+// dropped if the handler returns an error.
 //
-// A follow-up that has neither a traceparent nor a tracestate header gets both
-// of this task, so that a W3C trace context goes on, unless its headers would
-// then exceed [Limits.Headers]. It gets no other header.
+// A follow-up that has neither a traceparent nor a tracestate header inherits both from this task,
+// so that a W3C trace context continues, unless its headers would then exceed [Limits.Headers]. It
+// inherits no other header.
 func (j *Job[T]) FollowUp(tasks ...Task) {
 	j.output().followUp(tasks, j.Headers, j.limits())
 }
 
-// Handle registers the handler of a queue. The payload is decoded into Args, by
-// JSON unless options say otherwise, except that for T = []byte Args is the
-// payload itself, and that an empty payload leaves Args zero. A payload that
-// cannot be decoded makes the task a dead letter.
+// Handle registers the handler of a queue. The payload is decoded into Args, by JSON unless options
+// set another codec. For T = []byte Args is the payload itself, and an empty payload leaves Args
+// zero. A payload that cannot be decoded makes the task a dead letter.
 //
-// The handler says by its result what becomes of the task:
+// The result of the handler decides what happens to the task:
 //
 //	nil                  completed
 //	Snooze(d)            given back for d; the attempt does not count
@@ -180,15 +174,14 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 //	DeadLetter(err)      a dead letter at once
 //	any other error      tried again by Options.Backoff
 //
-// A panic is an error, a [*PanicError] with the stack in it. So is a nil pointer that is
-// returned as an error, whatever its method Error does. A result or follow-up
-// tasks that exceed the limits make the task a dead letter.
+// A panic counts as an error, a [*PanicError] that contains the stack. A nil pointer that is
+// returned as an error counts as an error too, whatever its method Error does. A result or
+// follow-up tasks that exceed the limits make the task a dead letter.
 //
-// The handler's context knows the task: see LeaseFrom and LoggerFrom. It has the
-// values of the context of Run, and if the task has a Timeout its deadline.
+// LeaseFrom and LoggerFrom get the task from the handler's context. The context has the values of
+// the context of Run, and a deadline if the task has a Timeout.
 //
-// A queue has one handler: of a second one, as of a nil one, Run tells by an
-// [InvalidError].
+// A queue has one handler: Run returns an [InvalidError] for a second one, and for a nil one.
 func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error, opts ...PayloadOption) {
 	if _, ok := m.handlers[queue]; ok {
 		m.refuse(&InvalidError{"Handle queue", strconv.Quote(queue), "one handler for each queue"})
@@ -204,7 +197,7 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 		m.handlers = make(map[string]handler)
 	}
 	m.handlers[queue] = func(ctx context.Context, l *Lease, f *taskContext) error {
-		job := &Job[T]{Lease: l, frame: f, encoding: enc}
+		job := &Job[T]{Lease: l, taskCtx: f, encoding: enc}
 		if err := enc.decode(l.Payload, &job.Args); err != nil {
 			return DeadLetter(fmt.Errorf("codeq: payload of queue %s into %T: %w", queue, job.Args, err))
 		}
@@ -212,7 +205,7 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 	}
 }
 
-// verdict is an error by which a handler says what becomes of its task.
+// verdict is an error by which a handler says what is to happen to its task.
 type verdict struct {
 	how   engine.Failure
 	after time.Duration
@@ -232,18 +225,17 @@ func (v *verdict) Error() string {
 
 func (v *verdict) Unwrap() error { return v.err }
 
-// Snooze is returned by a handler to have its task back after d. The attempt
-// does not count.
+// Snooze returns an error with which a handler gives its task back for d; then the task is ready
+// again. The attempt does not count.
 func Snooze(d time.Duration) error { return &verdict{how: engine.FailRelease, after: max(d, 0)} }
 
-// RetryAfter is returned by a handler to have its task tried again after d,
-// whatever the backoff. The attempt counts; out of attempts, the task becomes
-// a dead letter.
+// RetryAfter returns an error with which a handler asks for another attempt after d, in place of
+// the backoff. The attempt counts; out of attempts, the task becomes a dead letter.
 func RetryAfter(d time.Duration, err error) error {
 	return &verdict{how: engine.FailRetry, after: max(d, 0), err: err}
 }
 
-// DeadLetter is returned by a handler to give its task up.
+// DeadLetter returns an error with which a handler makes its task a dead letter.
 func DeadLetter(err error) error { return &verdict{how: engine.FailDead, err: err} }
 
 // PanicError is the error of a handler that panicked.
@@ -260,14 +252,14 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// recovered, deferred, turns a panic into an error.
+// recovered is deferred, and turns a panic into an error.
 func recovered(err *error) {
 	if v := recover(); v != nil {
 		*err = &PanicError{Value: v, Stack: debug.Stack()}
 	}
 }
 
-// failOpOf translates what a handler returned.
+// failOpOf returns the operation for the error of a handler.
 func failOpOf(err error) failOp {
 	v := verdictOf(err)
 	if v == nil {
@@ -275,12 +267,12 @@ func failOpOf(err error) failOp {
 	}
 	op := failOp{how: v.how, wait: int64(millis(v.after))}
 	if v.err != nil {
-		op.cause = errorText(err) // with what is wrapped around the verdict
+		op.cause = errorText(err) // with the text of errors that wrap the verdict
 	}
 	return op
 }
 
-// verdictOf is the verdict in a handler's error; nil if there is none. The methods As and
+// verdictOf returns the verdict in a handler's error; nil if there is none. The methods As and
 // Unwrap of the error may panic.
 func verdictOf(err error) (v *verdict) {
 	defer func() {
@@ -292,8 +284,8 @@ func verdictOf(err error) (v *verdict) {
 	return v
 }
 
-// errorText is the text of a caller's error. Its method Error may panic, as those of most
-// types do when the error is a nil pointer.
+// errorText returns the text of a caller's error. The method Error may panic, as that of most types
+// does when the error is a nil pointer.
 func errorText(err error) (text string) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -16,26 +16,23 @@ import (
 	"codeq/internal/store"
 )
 
-// Durability is what has happened to an operation's writes when its call
-// returns without an error.
+// Durability says where an operation's writes are when its call returns without an error.
 type Durability uint8
 
 const (
-	// DurabilityDefault is DurabilityDisk with Options.Cluster, and else
-	// DurabilityProcess.
+	// DurabilityDefault is DurabilityDisk with Options.Cluster, and otherwise DurabilityProcess.
 	DurabilityDefault Durability = iota
-	// DurabilityProcess: handed to the operating system. The end of the
-	// process, by kill -9 too, loses nothing that was acknowledged; a power
-	// loss may lose the last moments, never consistency. (In a cluster: of the
-	// log of one node. A node that has lost power must come back under another
-	// name, with an empty directory.)
+	// DurabilityProcess: handed to the operating system. The end of the process, even by kill -9,
+	// loses nothing that was acknowledged; a power loss may lose the last operations, but the queue
+	// stays consistent. (In a cluster, a power loss may lose the end of one node's log. Such a node
+	// must come back under another name, with an empty directory.)
 	DurabilityProcess
-	// DurabilityDisk: forced to the disk, with one fsync for each group of
-	// operations. A power loss loses nothing that was acknowledged.
+	// DurabilityDisk: forced to the disk, with one fsync for each group of operations. A power loss
+	// loses nothing that was acknowledged.
 	DurabilityDisk
-	// DurabilityNone: held in memory until 32 KiB of log have gathered, or
-	// until Close. The end of the process may lose the operations since then
-	// even after seconds of idleness, never consistency.
+	// DurabilityNone: held in memory until there are 32 KiB of log, or until Close. The end of the
+	// process may lose the operations since then, even after seconds of idleness, but the queue
+	// stays consistent.
 	DurabilityNone
 )
 
@@ -44,115 +41,113 @@ var durabilities = enum[Durability]{"Durability", []string{"default", "process",
 // String returns "default", "process", "disk" or "none".
 func (d Durability) String() string { return durabilities.text(d) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // Durability.
 func (d Durability) MarshalText() ([]byte, error) { return durabilities.marshal(d) }
 
-// UnmarshalText reads what MarshalText returns, and of anything else returns an error that matches
-// [ErrInvalid]; so a Durability can be a flag by flag.TextVar.
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// anything else; so flag.TextVar makes a flag of a Durability.
 func (d *Durability) UnmarshalText(b []byte) error { return durabilities.unmarshal(d, b) }
 
-// Options of Open. A zero field is its documented default; a nil *Options is
-// all defaults. Open copies them, with what they refer to but for Listener and Logger.
+// Options are the options of Open. A zero field means its documented default; a nil *Options means
+// all defaults. Open makes a deep copy of them, except Listener and Logger.
 type Options struct {
-	// Shards is how many independent stores share the tasks, each with its own
-	// log and its own owner goroutine. It is fixed when the queue is created;
-	// later Opens take 0 or the same number. 1 to 256. Default: a third of
-	// GOMAXPROCS rounded up, at most 8 (12 cores: 4; 4 cores: 2; 2 cores: 1); with
-	// Cluster 3, and the number must be the same on all nodes.
+	// Shards is how many independent stores share the tasks, each with its own log and its own
+	// owner goroutine. It is fixed when the queue is created; later Opens take 0 or the same
+	// number. 1 to 256. Default: a third of GOMAXPROCS rounded up, at most 8 (12 cores: 4; 4 cores:
+	// 2; 2 cores: 1); with Cluster 3, and the number must be the same on all nodes.
 	Shards int
-	// Durability may differ from Open to Open. Default: DurabilityDefault.
+	// Durability may be different at each Open. Default: DurabilityDefault.
 	Durability Durability
 
-	// LeaseFor is how long a lease lasts when neither claim nor task say.
-	// Default: 30 s.
+	// LeaseFor is how long a lease lasts if neither the claim nor the task sets it. Default: 30 s.
 	LeaseFor time.Duration
-	// MaxAttempts is for tasks that do not say. Default: 25.
+	// MaxAttempts is for tasks that do not set it. Default: 25.
 	MaxAttempts int
-	// Backoff between the attempts of a task.
+	// Backoff is the wait between the attempts of a task.
 	Backoff Backoff
-	// Retention is how long completed tasks are kept with their results, for
-	// tasks that do not say. Default: 0, not at all.
+	// Retention is how long completed tasks are kept with their results, if neither the task nor
+	// the queue sets it. Default: 0, not at all.
 	Retention time.Duration
-	// Limits of what is accepted.
+	// Limits are the limits of what is accepted.
 	Limits Limits
 
-	// GroupCap is how many operations of a shard are committed together at the
-	// most. Default: 1024.
+	// GroupCap is how many operations of a shard one commit contains at the most. Default: 1024.
 	GroupCap int
-	// InboxDepth is how many operations may wait for a shard; a further caller
-	// waits for room until its ctx ends. Default: 4096.
+	// InboxDepth is how many operations may wait for a shard; a further caller waits for room until
+	// its ctx ends. Default: 4096.
 	InboxDepth int
-	// WindowTasks is how many ready tasks a lane (queue, tenant, priority)
-	// holds in memory at the most; what is beyond is read from disk in time.
-	// Default: 4096.
+	// WindowTasks is how many ready tasks of a lane (queue, tenant, priority) are in memory at the
+	// most; further ones are read from disk before they are needed. Default: 4096.
 	WindowTasks int
 	// WindowBytes bounds the memory of all windows together. Default: 32 MiB.
 	WindowBytes int
-	// CacheBytes is what readers have of the block cache that all shards share, beside the
-	// memtables, which take 6 MemTableBytes for each shard at the most, and more only for batches as large as
-	// half of one. What they leave is the cache's until the shard commits again. Default: 16 MiB.
+	// CacheBytes is the size of the block cache that all shards share. The memtables take at most 6
+	// MemTableBytes for each shard in addition, and more only for batches as large as half of one.
+	// While a shard does not commit, the cache may use what its memtables do not need. Default: 16
+	// MiB.
 	CacheBytes int64
-	// MemTableBytes is how much each shard gathers in memory before it writes
-	// a sorted table. Default: 16 MiB.
+	// MemTableBytes is how much each shard collects in memory before it writes a sorted table.
+	// Default: 16 MiB.
 	MemTableBytes int
 
-	// MinFreeBytes is how much is to stay free on the disk. While less is, calls
-	// that need more room than there is return ErrDiskFull, level by level; the
-	// room between two levels is for what goes on at the lower one:
+	// MinFreeBytes is how much space has to stay free on the disk. While less is free, calls that
+	// need more room than there is return ErrDiskFull, level by level; the room between two levels
+	// is for the operations that still run at the lower one:
 	//
-	//   - below MinFreeBytes, no tasks are added: Produce, ProduceBatch and
-	//     SetSchedule are refused, ticks of schedules wait.
-	//   - below 3/4 of it, no leases are granted: a claim that waits goes on
-	//     waiting, one with NoWait is refused, and so are RedriveDead, SetPriority and
-	//     SetRunAt; scheduled and blocked tasks do not become ready. Leases are
-	//     ended and extended, also by Complete with follow-ups.
-	//   - below 1/2, only what gives space back is written: Complete without
-	//     follow-ups and Cancel, of tasks without retention, PurgeDead,
-	//     DeleteSchedule, ReleaseKey (of a task that has ended), and the end of
-	//     retentions. Time counts against no lease, as nobody can extend them; if the queue is opened
-	//     meanwhile, leases of Claim begin anew. Run keeps what its handlers return.
-	//   - below 1/4, nothing is written; nor while tables or the log cannot be for want of
-	//     inodes or of a quota, or where there is no limit, until there are 4 MiB for each shard.
+	//   - below MinFreeBytes, no tasks are added: Produce, ProduceBatch and SetSchedule are
+	//     refused, ticks of schedules wait.
+	//   - below 3/4 of it, no leases are granted: a claim that waits goes on waiting, one with
+	//     NoWait is refused, and so are RedriveDead, SetPriority and SetRunAt; scheduled and
+	//     blocked tasks do not become ready. Leases can still be ended and extended, also by
+	//     Complete with follow-ups.
+	//   - below 1/2, only operations that free space run: Complete without follow-ups and Cancel,
+	//     of tasks without retention, PurgeDead, DeleteSchedule, ReleaseKey (of a task that has
+	//     ended), and the end of retentions. No lease expires, as nobody can extend it; if the
+	//     queue is opened meanwhile, leases of Claim begin again. Run keeps what its handlers
+	//     return.
+	//   - below 1/4, nothing is written. The same holds while tables or the log cannot be written
+	//     for want of inodes or because of a quota, or while the disk is full with a negative
+	//     MinFreeBytes, until 4 MiB are free for each shard.
 	//
-	// Below one and a half times of it, what ended tasks have left is given back to the disk at once, and not
-	// within half a minute.
+	// Below one and a half times MinFreeBytes, the space of deleted records is freed at once, and
+	// not within half a minute.
 	//
-	// Get, List and Stats always work, and everything does again by itself when
-	// there is room. The file system is asked at most once in a second or 4 MiB (when
-	// it is low, 0.1 s), so that others who fill the disk fast may be missed. In a
-	// cluster the disk of a shard's leader counts; followers take nothing more below
-	// 1/4. Negative: no limit. Default: 64 MiB, and 4 MemTableBytes for each shard.
+	// Get, List and Stats always work, and all other calls work again as soon as there is room. The
+	// file system is asked at most once in a second or 4 MiB (0.1 s when little is free), so that
+	// it may be noticed too late when another program fills the disk fast. In a cluster the disk of
+	// a shard's leader counts; followers accept nothing below 1/4. Negative: no limit. Default: 64
+	// MiB, plus 4 MemTableBytes for each shard.
 	MinFreeBytes int64
 
-	// Cluster makes the queue one of several nodes. Default: nil, the queue is
-	// by itself, and opens no socket.
+	// Cluster makes this process one of several nodes. Default: nil, no other nodes and no socket.
 	Cluster *Cluster
 
-	// AcceptCopy opens a directory that ErrCopied refuses. Set it if you know that nobody wrote the
-	// files while they were copied: if the process had died and its directory was moved to another file
-	// system, or restored from a snapshot of all its files at one moment. A queue that was closed may be copied by any
-	// means, and needs no AcceptCopy; nor does a rename, or a clone of a whole volume. Where the file
-	// system says nothing that lasts of a file's identity, copies are not recognized (Windows), or
-	// a queue may be taken for one when its process has died and the file system was mounted again (some of
-	// FUSE and of networks): there, set it always. Default: false.
+	// AcceptCopy makes Open accept a directory that it would refuse with ErrCopied. Set it if you
+	// know that nothing wrote the files while they were copied: if the process had died and its
+	// directory was moved to another file system, or restored from a snapshot of all its files at
+	// one moment. A queue that was closed may be copied by any means, and needs no AcceptCopy; nor
+	// does a rename, or a clone of a whole volume. On Windows copies are not recognized. On file
+	// systems without lasting file identities (some of FUSE and some network file systems), a queue
+	// may be taken for a copy when its process has died and the file system was mounted again: set
+	// AcceptCopy there always. Default: false.
 	AcceptCopy bool
-	// Logger gets what an operator should know. Its handler is called on a goroutine of its
-	// own, so that it may take its time: up to 1024 records wait, what comes then is dropped, and the
-	// next record is preceded by one that counts them. Close waits for it, but not longer
-	// than a second. What LoggerFrom returns calls the handler directly. Default: silence.
+	// Logger gets the messages for operators. Its handler is called on a separate goroutine, and so
+	// may be slow: up to 1024 records wait, further ones are dropped, and the next record is
+	// preceded by one that counts the dropped ones. Close waits for it, but not longer than a
+	// second. The logger of LoggerFrom calls the handler directly. Default: nothing is logged.
 	Logger *slog.Logger
 
-	log  *slog.Logger     // Logger, to which whoever logs need not wait
+	log  *slog.Logger     // logs to Logger without waiting
 	logs *logqueue.Queue  // of log; nil: nothing is logged
-	fs   vfs.FS           // default: the operating system's
+	fs   vfs.FS           // default: that of the operating system
 	wall func() time.Time // default: time.Now; its monotonic part is not used
 
-	idleLanes, sweepLanes, groupBytes, maxAppend int // as the constants
+	idleLanes, sweepLanes, groupBytes, maxAppend int // default: the constants of these names
 	trimBytes, trimLane, reclaimFrom             int // likewise
 }
 
-// Limits of what is accepted; what exceeds them is refused with an
+// Limits are the limits of what is accepted; tasks and batches that exceed them are refused with an
 // [InvalidError] before anything is written.
 type Limits struct {
 	Payload    int // bytes of a payload or a result. Default: 1 MiB; at most 64 MiB
@@ -161,10 +156,10 @@ type Limits struct {
 	Batch      int // tasks of a ProduceBatch, a ClaimBatch or the follow-ups of a Complete. Default: 10,000
 	BatchBytes int // bytes of all payloads of such a batch. Default: 16 MiB; at most 256 MiB
 	Parents    int // parents of all tasks of such a batch. Default: 100,000
-	// CommitBytes is how much such a batch may write, since it is one commit: what is
-	// stored of its tasks (payloads, headers, names, keys, parents), some 300 bytes for
-	// each of them, and 64 for each parent. While it is written, the shard serves nobody
-	// else. Default: twice BatchBytes or four times Payload, but at least 32 MiB; at most 1 GiB.
+	// CommitBytes is how many bytes such a batch may write, since it is one commit: the stored form
+	// of its tasks (payloads, headers, names, keys, parents), some 300 bytes for each task, and 64
+	// for each parent. While it is written, the shard serves no other call. Default: the larger of
+	// twice BatchBytes and four times Payload, but at least 32 MiB; at most 1 GiB.
 	CommitBytes int
 }
 
@@ -173,13 +168,13 @@ const (
 	maxLease  = 365 * 24 * time.Hour
 	minLease  = 10 * time.Millisecond
 
-	// A group has no more than two operations beyond its budgets, of maxCommitBytes each,
-	// and Pebble takes no batch of 4 GiB.
+	// A group has no more than two operations beyond its budgets, of maxCommitBytes each, and
+	// Pebble refuses a batch of 4 GiB.
 	maxCommitBytes  = 1 << 30
 	maxBatchParents = 1 << 20
 )
 
-// clusterShards is the default in a cluster, where machines may differ.
+// clusterShards is the default in a cluster, where GOMAXPROCS may differ between machines.
 const clusterShards = 3
 
 func defaultShards(procs int) int { return min((procs+2)/3, 8) }
@@ -190,7 +185,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if o != nil {
 		c = *o
 	}
-	shards, durability := 0, DurabilityProcess // 0: as the directory has, or for this machine
+	shards, durability := 0, DurabilityProcess // 0: as in the directory, or for this machine
 	if c.Cluster != nil {
 		var err error
 		if c.Cluster, err = c.Cluster.withDefaults(); err != nil {
@@ -238,7 +233,9 @@ func (o *Options) withDefaults() (*Options, error) {
 		c.Limits.CommitBytes = max(32<<20, 2*c.Limits.BatchBytes, 4*c.Limits.Payload)
 	}
 	if c.Durability > DurabilityNone {
-		return nil, &InvalidError{"Options.Durability", c.Durability, "DurabilityProcess, DurabilityDisk, DurabilityNone"}
+		return nil, &InvalidError{
+			"Options.Durability", c.Durability, "DurabilityProcess, DurabilityDisk, DurabilityNone",
+		}
 	}
 	if c.LeaseFor == 0 {
 		c.LeaseFor = 30 * time.Second
@@ -303,9 +300,12 @@ func (o *Options) setShards(shards int) {
 	}
 }
 
-// storeConfig is what the stores of shards take of the options.
+// storeConfig returns the configuration of the shards' stores.
 func (o *Options) storeConfig() store.Config {
-	c := store.Config{FS: o.fs, Log: o.log, Durability: store.Process, MemTableBytes: o.MemTableBytes, ReclaimFrom: o.reclaimFrom}
+	c := store.Config{
+		FS: o.fs, Log: o.log, Durability: store.Process,
+		MemTableBytes: o.MemTableBytes, ReclaimFrom: o.reclaimFrom,
+	}
 	switch {
 	case o.Cluster != nil:
 		c.Durability = store.Replicated

@@ -14,13 +14,13 @@ import (
 	"codeq/internal/wire"
 )
 
-// Produce stores a task and returns its ID. The task may be claimed as soon as
-// its RunAt has come, and nothing else holds it back.
+// Produce stores a task and returns its ID. The task can be claimed as soon as its RunAt has come
+// and nothing else holds it back.
 //
-// If the idempotency key of the task is taken, Produce stores nothing, and
-// returns the ID of the task that has it, with a [*DuplicateError] ([ErrDuplicate]).
-// An error that matches [ErrUncertain] leaves open whether the task was stored;
-// after any other error it was not. Produce is safe for concurrent use.
+// If the idempotency key of the task is taken, Produce stores nothing, and returns the ID of the
+// task that has it, with a [*DuplicateError] ([ErrDuplicate]). An error that matches [ErrUncertain]
+// leaves open whether the task was stored; after any other error it was not. Produce is safe for
+// concurrent use.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -60,20 +60,19 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	return id, nil
 }
 
-// ProduceBatch stores all of the tasks or none, in one commit, and returns
-// their IDs in the same order. Tasks of one queue, tenant and priority that
-// are ready at once are claimed in the order of the batch.
+// ProduceBatch stores all of the tasks or none, in one commit, and returns their IDs in the same
+// order. Tasks of one queue, tenant and priority that are ready at once are claimed in the order of
+// the batch.
 //
-// A task whose idempotency key is taken is not stored, the others are: its ID
-// is that of the task that has the key, and the error joins a [*DuplicateError]
-// ([ErrDuplicate]) for each. Other errors are those of Produce; an [InvalidError]
-// tells which task it is about.
+// A task whose idempotency key is taken is not stored, but the others are: its ID is that of the
+// task that has the key, and the error joins a [*DuplicateError] ([ErrDuplicate]) for each such
+// task. Other errors are those of Produce; the error of an invalid task contains its index.
 //
-// With several shards, tasks with a LimitKey, Group or idempotency key belong to
-// a certain one, and a batch that belongs to several is stored in one commit for
-// each. If one fails, its tasks and those of later ones are not stored: their
-// IDs are zero. Tasks with nothing but an idempotency key come first, so that it
-// is safe to produce a batch again of which all others have none of the three.
+// With several shards, tasks with a LimitKey, Group or idempotency key belong to a certain shard,
+// and a batch that belongs to several shards is stored in one commit for each. If one of these
+// fails, its tasks and those of later ones are not stored: their IDs are zero. Shards whose tasks
+// have only an idempotency key come first. So it is safe to produce a batch again if each of its
+// tasks has only an idempotency key, or none of the three.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -122,8 +121,8 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 	return ids, errors.Join(duplicates...)
 }
 
-// produce has a shard store the tasks of an operation, which it takes over, and
-// puts their IDs into ids. at is the place of the operation's i-th task in tasks.
+// produce stores the tasks of op in a shard, recycles op, and puts the IDs into ids. at returns the
+// index in tasks of the operation's i-th task.
 func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) error {
 	settled, err := q.doProduce(ctx, shard, op)
 	if settled {
@@ -142,7 +141,7 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	return errors.Join(errs...)
 }
 
-// doProduce is do for a produce, which in a cluster is numbered.
+// doProduce is do for a produce, which has a number in a cluster.
 func (q *Queue) doProduce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
 	if q.node == nil {
 		return q.do(ctx, shard, op)
@@ -154,15 +153,15 @@ func (q *Queue) doProduce(ctx context.Context, shard int, op *produceOp) (settle
 	return q.node.do(ctx, shard, op)
 }
 
-// part is the tasks of a batch that one shard stores.
+// part holds the tasks of a batch that one shard stores.
 type part struct {
 	shard int
 	tasks []int // indexes
-	bound bool  // some must not be stored twice
+	bound bool  // some of them would be stored again if the batch were
 }
 
-// split tells which shard stores which tasks of a batch: nil means that any one
-// may store them all.
+// split divides a batch between the shards that store it: nil means that any shard may store all
+// tasks.
 func (q *Queue) split(tasks []engine.NewTask) []part {
 	isBound := func(t engine.NewTask) bool {
 		_, bound := t.Home(len(q.replicas))
@@ -202,8 +201,8 @@ func (q *Queue) split(tasks []engine.NewTask) []part {
 	return parts
 }
 
-// prepare does what the caller's goroutine can do of a task: encode its
-// record, into a buffer of its own. REQUIRES: t is checked.
+// prepare does the part of a produce that the caller's goroutine can do: it encodes the record into
+// a separate buffer. REQUIRES: t is checked.
 func prepare(t *Task, records *arena.Arena) engine.NewTask {
 	rec := t.record()
 	size := rec.MaxSize()
@@ -216,17 +215,17 @@ func prepare(t *Task, records *arena.Arena) engine.NewTask {
 	return engine.PrepareTask(engine.LaneKey{Queue: t.Queue, Tenant: t.Tenant, Priority: uint8(t.Priority)}, &rec, buf)
 }
 
-// commitCost is what new tasks write in their commit, about.
+// commitCost is about how much new tasks write in their commit.
 type commitCost struct{ bytes, parents int }
 
-// The bytes that a new task writes beside its record, at the most: its keys, its place in the
-// catalogue and in counters; and those for each parent, a key or a message.
+// The bytes that a new task writes at the most in addition to its record: its keys, and entries in
+// the catalogue and counters; and those for each parent, a key or a message.
 const (
 	taskCost   = 300
 	parentCost = 64
 )
 
-// add adds a task. The error tells what is beyond the limits.
+// add adds a task. The error says which limit is exceeded.
 func (c *commitCost) add(t *engine.NewTask, l *Limits) error {
 	c.bytes += len(t.Rec) + len(t.Key.Queue) + len(t.Key.Tenant) + taskCost
 	if t.Tied != nil {
@@ -235,25 +234,25 @@ func (c *commitCost) add(t *engine.NewTask, l *Limits) error {
 	}
 	switch {
 	case c.parents > l.Parents:
-		return &InvalidError{"parents of the batch", fmt.Sprint(c.parents, " and more"), fmt.Sprint("at most ", l.Parents)}
+		return &InvalidError{"parents of the batch", fmt.Sprint(c.parents, " and more"), atMostTasks(l.Parents)}
 	case c.bytes > l.CommitBytes:
 		return &InvalidError{"bytes to be written at once", bytesOf(c.bytes) + " and more", atMost(l.CommitBytes)}
 	}
 	return nil
 }
 
-// batch gathers the tasks of a verb: they are checked, and encoded into memory of its own,
-// as they are added.
+// batch collects the tasks of a verb: it checks them, and encodes them into its own memory, as they
+// are added.
 type batch struct {
 	verb    string
 	tasks   []engine.NewTask
 	records arena.Arena
 	bytes   int // of the payloads
 	cost    commitCost
-	tied    bool // some are
+	tied    bool // some are bound to others
 }
 
-// prepareBatch checks tasks and appends them, prepared, to into, which is empty.
+// prepareBatch checks and prepares tasks, and appends them to into, which is empty.
 func (q *Queue) prepareBatch(verb string, tasks []Task, into []engine.NewTask) ([]engine.NewTask, error) {
 	b := batch{verb: verb, tasks: into}
 	err := b.add(tasks, &q.opts.Limits)
@@ -263,7 +262,7 @@ func (q *Queue) prepareBatch(verb string, tasks []Task, into []engine.NewTask) (
 	return b.tasks, err
 }
 
-// add adds tasks. After an error the batch is of no use.
+// add adds tasks. After an error the batch must not be used.
 func (b *batch) add(tasks []Task, limits *Limits) error {
 	if n := len(b.tasks) + len(tasks); n > limits.Batch {
 		return &InvalidError{b.verb + " tasks", n, atMostTasks(limits.Batch)}
@@ -288,7 +287,7 @@ func (b *batch) add(tasks []Task, limits *Limits) error {
 	return nil
 }
 
-// finish notes what the tasks are to each other, once all have been added.
+// finish finds twins and parents among the tasks, after all have been added.
 func (b *batch) finish() error {
 	if !b.tied {
 		return nil
@@ -302,11 +301,12 @@ func (b *batch) finish() error {
 	return nil
 }
 
-// checkNth refuses a task that is to wait for one that does not come before it.
+// checkNth refuses a task that waits for one of its batch that does not come before it.
 func checkNth(t *Task, index int) error {
 	for _, id := range t.After {
 		if i, ok := keys.NthOf(id); ok && i >= index {
-			return &InvalidError{"Task.After", fmt.Sprintf("Nth(%d)", i), fmt.Sprintf("tasks of the batch before the task itself, %d", index)}
+			allowed := fmt.Sprintf("tasks of the batch before the task itself, %d", index)
+			return &InvalidError{"Task.After", fmt.Sprintf("Nth(%d)", i), allowed}
 		}
 		if id == (ID{}) {
 			return &InvalidError{"Task.After", id, "IDs of tasks"}
@@ -320,11 +320,13 @@ func refersToSiblings(tasks []engine.NewTask) bool {
 }
 
 func errScattered(verb string) error {
-	return &InvalidError{verb + " tasks", "Nth together with LimitKey, Group or Unique.Key", "such tasks in one shard only"}
+	return &InvalidError{
+		verb + " tasks", "Nth together with LimitKey, Group or Unique.Key", "such tasks in one shard only",
+	}
 }
 
-// markParents has the records of tasks say that others of the batch wait for
-// them, or for a twin that is not stored. REQUIRES: the twins are found.
+// markParents sets Parent in the records of tasks for which others of the batch wait, directly or
+// through a twin that is not stored. REQUIRES: the twins are found.
 func markParents(tasks []engine.NewTask) {
 	for i := range tasks {
 		if tasks[i].Tied == nil {
@@ -355,9 +357,8 @@ func markParents(tasks []engine.NewTask) {
 	}
 }
 
-// findTwins notes which tasks of a batch have the same idempotency key as one
-// before them. It returns the index of the first that would have to replace
-// the other one, or -1.
+// findTwins finds the tasks of a batch that have the same idempotency key as an earlier one. It
+// returns the index of the first one that would have to replace the earlier one, or -1.
 func findTwins(tasks []engine.NewTask) int {
 	first := make(map[[keys.UniqueLen]byte]int)
 	for i := range tasks {
@@ -378,7 +379,7 @@ func findTwins(tasks []engine.NewTask) int {
 	return -1
 }
 
-// produceOp stores tasks, all or none.
+// produceOp stores all of its tasks, or none.
 type produceOp struct {
 	completion
 	tasks []engine.NewTask
@@ -393,8 +394,8 @@ func (q *Queue) produceOp() *produceOp {
 	return &produceOp{completion: newCompletion()}
 }
 
-// recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never
-// handed to a shard.
+// recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never given to a
+// shard.
 func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.tasks)
 	op.tasks, op.IDs, op.Duplicates, op.err = op.tasks[:0], op.IDs[:0], op.Duplicates[:0], nil
@@ -402,8 +403,8 @@ func (q *Queue) recycleProduce(op *produceOp) {
 	q.pools.produce.Put(op)
 }
 
-// pools keep operations for reuse. They belong to a Queue and not to the
-// package: in a testing/synctest bubble channels must not outlive the bubble.
+// pools keep operations for reuse. They belong to a Queue and not to the package, since channels of
+// a testing/synctest bubble must not outlive it.
 type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
@@ -418,7 +419,7 @@ func (op *produceOp) encode(dst []byte) (callKind, []byte) {
 	return callProduce, appendTasks(dst, op.tasks)
 }
 
-// decode knows the node in op.call from the connection.
+// decode does not read the node in op.call, which newProduce has set from the connection.
 func (op *produceOp) decode(r *wire.Reader) {
 	op.call.Session, op.call.Seq, op.call.Low = r.Uint(), r.Uint(), r.Uint()
 	op.tasks = readTasks(r)
@@ -444,8 +445,8 @@ func taskError(verb string, i int, err error) error {
 	return fmt.Errorf("%s: task %d: %w", verb, i, err)
 }
 
-// appendTasks appends new tasks to a call of another node. What binds them to
-// others is in their records.
+// appendTasks appends new tasks to a call of another node. Their records contain what binds them to
+// others.
 func appendTasks(dst []byte, tasks []engine.NewTask) []byte {
 	dst = wire.AppendUint(dst, uint64(len(tasks)))
 	for i := range tasks {
@@ -459,10 +460,10 @@ func appendTasks(dst []byte, tasks []engine.NewTask) []byte {
 	return dst
 }
 
-// farLimits are what bounds the batches of other nodes, whose own limits may be others.
+// farLimits bound the batches of other nodes, which may have different limits.
 var farLimits = Limits{Parents: maxBatchParents, CommitBytes: maxCommitBytes}
 
-// readTasks reads what appendTasks has written. The records alias the message.
+// readTasks reads tasks written by appendTasks. The records alias the message.
 func readTasks(r *wire.Reader) []engine.NewTask {
 	n := r.Count(5)
 	if n == 0 {

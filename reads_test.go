@@ -117,7 +117,6 @@ func TestListBeginsBehindTheConsumed(t *testing.T) {
 		return nil
 	}))
 	r := wire.NewReader(l.Append(nil))
-	r.Bytes() // the query
 	require.True(t, r.Bool(), "it is known what there is to read")
 	r.Uint()
 	require.EqualValues(t, 1, r.Uint(), "lanes to read")

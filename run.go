@@ -15,54 +15,50 @@ import (
 	"codeq/internal/engine"
 )
 
-// RunOptions of Run. A zero field is its documented default.
+// RunOptions are the options of Run. A zero field means its documented default.
 type RunOptions struct {
-	// Concurrency is how many handlers run at the same time. Default: four for
-	// each of GOMAXPROCS.
+	// Concurrency is how many handlers run at the same time. Default: four times GOMAXPROCS.
 	Concurrency int
-	// Queues are those to work on, in strict order unless Weights are given;
-	// see ClaimRequest. Default: all queues of the Mux, by Weights, or equally without them.
+	// Queues are the queues from which Run claims, in strict order unless Weights are given; see
+	// ClaimRequest. Default: all queues of the Mux, by Weights, or with equal weights.
 	Queues  []string
 	Weights map[string]int
-	// LeaseFor is after how long without a sign of life a task is taken from
-	// its handler. Run gives that sign for every running handler, so only a
-	// process that stands still for so long loses tasks. Default:
+	// LeaseFor is how long a lease lasts that is not renewed. Run renews the lease of every running
+	// handler, so only a process that stands still for so long loses its tasks. Default:
 	// Options.LeaseFor.
 	LeaseFor time.Duration
-	// Grace is how long handlers may go on when Run is to end; then their
-	// context is cancelled and their tasks are given back. What handlers have
-	// returned waits as long again for room on a full disk. Default: 10 s;
-	// negative: no grace.
+	// Grace is how long handlers may go on when Run ends; then their context is cancelled and their
+	// tasks are given back. On a full disk the outcomes of handlers wait for room as long again.
+	// Default: 10 s; negative: no grace.
 	Grace time.Duration
-	// OnError is told of every failed attempt (a handler's error or a
-	// *PanicError; not of Snooze) and of every outcome that could not be
-	// stored, such as ErrLeaseLost. Several goroutines call it at a time. If it panics,
-	// the Logger is told. The worker waits for it: one that blocks for ever costs its worker, and
-	// may keep Run and Close from returning.
+	// OnError is called for every failed attempt (a handler's error or a *PanicError, but not
+	// Snooze) and for every outcome that could not be stored, such as ErrLeaseLost. Several
+	// goroutines call it at a time. If it panics, this is logged. The worker waits for it: a call
+	// that blocks for ever blocks its worker for ever, and may keep Run and Close from returning.
 	OnError func(l *Lease, err error)
 }
 
 // fetchCap is how many tasks one claim of Run takes at the most.
 const fetchCap = 256
 
-// Run works on the tasks of the mux's queues until ctx ends: it claims tasks
-// for idle workers, calls the handlers, and stores what they return. Workers
-// go on without waiting for the commit; Run itself returns after the last one.
+// Run works on the tasks of the mux's queues until ctx ends: it claims tasks for idle workers,
+// calls the handlers, and stores the outcomes. Workers go on without waiting for the commit; Run
+// itself returns after the last commit.
 //
-// A lease of Run belongs to the process: it lasts as long as its handler runs, without any writes,
-// and if the process dies the task is ready again at the next Open, with the attempt counted. The
-// context of a handler is cancelled when its task's Timeout is over (cause
-// context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost], or [ErrFailed] with its
-// shard), and when Run has waited for Grace (cause: that of ctx, or [ErrClosed]).
+// A lease of Run belongs to the process: it lasts as long as its handler runs, and its renewal
+// writes nothing. If the process dies the task is ready again at the next Open, with the attempt
+// counted. The context of a handler is cancelled when its task's Timeout has passed (cause
+// context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost], or [ErrFailed] if its
+// shard has failed), and when Run has waited for Grace (cause: that of ctx, or [ErrClosed]).
 //
-// While there is no room on the disk, the outcomes of handlers wait for it, and
-// their tasks are not lost to them meanwhile.
+// While there is no room on the disk, the outcomes of handlers wait for it, and their leases do not
+// expire.
 //
-// When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace
-// for its handlers, cancels the rest, and gives their tasks back without
-// counting the attempt. It returns nil if ctx ended, [ErrClosed] if the queue was
-// closed, the error of a shard that failed, and [ErrHandlersRunning] if after
-// another Grace (at least a second) some handlers still had not returned.
+// When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace for its handlers,
+// cancels the rest, and gives their tasks back without counting the attempt. It returns nil if ctx
+// ended, [ErrClosed] if the queue was closed, the error of a shard that failed, and
+// [ErrHandlersRunning] if after another Grace (at least a second) some handlers still had not
+// returned.
 //
 // Errors: [ErrInvalid], [ErrNoHandler], [ErrHandlersRunning], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed].
@@ -73,7 +69,7 @@ func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) (err error) {
 }
 
 // runMux is Run. With untilEmpty it also ends, and returns nil, when nothing can be claimed at the
-// moment and no handler is at work. claimed is how many tasks it has had.
+// moment and no handler runs. claimed is how many tasks it has claimed.
 func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty bool) (claimed int, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return 0, err
@@ -91,39 +87,37 @@ func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty
 	return r.claimed, err
 }
 
-// runner is one call of Run. Tasks go from the fetchers through jobs to the
-// workers:
+// runner is one call of Run. Tasks go from the fetchers through jobs to the workers:
 //
 //	fetcher   takes free places, claims that many tasks at the most, puts them into jobs
 //	worker    takes a task from jobs, calls its handler, hands its completion to
 //	          the shard, and frees the place
 //
-// A worker that ends a task takes the next one without going to sleep. One
-// worker at a time is woken: it takes a task, and wakes the next one if others
-// are left. So handlers that are slow have all workers busy after some
-// microseconds, and fast ones do not pay for waking them.
+// A worker that ends a task takes the next one without going to sleep. One worker at a time is
+// woken: it takes a task, and wakes the next worker if tasks are left. So slow handlers occupy all
+// workers after some microseconds, and fast ones do not pay for waking them.
 type runner struct {
 	number   uint32 // among those of the process, from 1
 	queue    *Queue
-	handlers map[string]handler // by queue, with the middleware around them
+	handlers map[string]handler // by queue, wrapped in the middleware
 	opts     RunOptions
 	req      ClaimRequest   // NoWait: the runner ends when there is nothing to do
 	list     *dispatch.List // of req, if it is long
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
-	mu      sync.Mutex     // guards what follows
-	jobs    []engine.Grant // claimed, not yet started; from next on
-	next    int
-	claimed int  // tasks, so far
-	free    int  // places that no task and no claim occupies
-	hungry  bool // a fetcher waits for free to become positive
-	idle    int  // workers that wait on wake
-	waking  bool // a worker has been woken and is on its way to jobs
-	ended   bool // no further jobs: workers end
-	wake    *sync.Cond
-	room    *sync.Cond
-	workers []*worker
+	mu           sync.Mutex     // guards what follows
+	jobs         []engine.Grant // claimed, not yet started; from next on
+	next         int
+	claimed      int  // number of tasks so far
+	free         int  // places that no task and no claim occupies
+	fetcherWaits bool // a fetcher waits for free to become positive
+	idle         int  // workers that wait on wake
+	waking       bool // a worker has been woken and is on its way to jobs
+	ended        bool // no further jobs: workers end
+	wake         *sync.Cond
+	room         *sync.Cond
+	workers      []*worker
 
 	canceledReceipts canceledList // receipts of canceled tasks
 	crash            func(error)  // ends Run with an error
@@ -131,10 +125,10 @@ type runner struct {
 	renewers []*leaseRenewer // one for each shard
 	running  sync.WaitGroup  // workers
 	stored   sync.WaitGroup  // completions under way
-	// storing ends when what handlers have returned waits for room no longer.
+	// storing ends when the outcomes of handlers do not wait for room any longer.
 	storing     context.Context
 	stopStoring context.CancelCauseFunc
-	forwards    chan struct{} // has one element for each of them that a worker has sent to another node; bounds them
+	forwards    chan struct{} // bounds the completions under way to other nodes: one element for each
 }
 
 func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
@@ -175,7 +169,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if err := r.req.check(&q.opts.Limits); err != nil {
 		return nil, err
 	}
-	if len(o.Queues) == 1 { // nothing to draw lots for
+	if len(o.Queues) == 1 { // there is only one order
 		r.req.Weights = nil
 	}
 	r.list = dispatch.NewList(r.req.Queues, r.req.appendWeights(nil))
@@ -221,20 +215,20 @@ func (r *runner) run(ctx context.Context) error {
 	for range r.opts.Concurrency {
 		r.workers = append(r.workers, &worker{runner: r})
 	}
-	r.queue.runs.add(r) // who tells of cancels looks at the workers
+	r.queue.runs.add(r) // after the workers exist: cancels look at them
 	defer r.queue.runs.remove(r)
 	var fetchers sync.WaitGroup
 	for _, w := range r.workers {
 		w.start()
 	}
-	var beats sync.WaitGroup
+	var renewing sync.WaitGroup
 	for i := range r.queue.replicas {
 		h := newLeaseRenewer(r, i)
 		r.renewers = append(r.renewers, h)
-		beats.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
+		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
 	count := len(r.queue.replicas)
-	if r.req.NoWait { // so that the one knows what is at work
+	if r.req.NoWait { // a single fetcher knows how many tasks are at work
 		count = 1
 	}
 	for range count {
@@ -251,7 +245,7 @@ func (r *runner) run(ctx context.Context) error {
 	if r.list != nil {
 		for i := range r.queue.replicas {
 			if s := r.queue.shard(i); s != nil {
-				_ = s.inbox.pass(&dropSetOp{r.list}) // one that is closing forgets it anyway
+				_ = s.inbox.pass(&dropSetOp{r.list}) // a shard that is closing drops it anyway
 			}
 		}
 	}
@@ -263,7 +257,7 @@ func (r *runner) run(ctx context.Context) error {
 	for _, h := range r.renewers {
 		h.stop()
 	}
-	beats.Wait()
+	renewing.Wait()
 	stopClaims(nil)
 	switch reason := failed.Load(); {
 	case err != nil && reason != nil:
@@ -278,14 +272,14 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
-// fetch claims tasks for free workers until ctx ends, or if it does not wait for them, until
-// there is none, and none is at work.
+// fetch claims tasks for free workers until ctx ends, or with NoWait until none can be claimed and
+// none is at work.
 func (r *runner) fetch(ctx context.Context) error {
 	req := r.req
 	for {
 		r.mu.Lock()
 		for r.free == 0 && ctx.Err() == nil {
-			r.hungry = true
+			r.fetcherWaits = true
 			r.room.Wait()
 		}
 		if ctx.Err() != nil {
@@ -310,7 +304,7 @@ func (r *runner) fetch(ctx context.Context) error {
 			return err
 		}
 		for _, h := range r.renewers {
-			h.kick()
+			h.wake()
 		}
 		r.mu.Lock()
 		if r.next == len(r.jobs) {
@@ -330,19 +324,19 @@ func (r *runner) awaitFewer(ctx context.Context, atWork int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for r.opts.Concurrency-r.free >= atWork && ctx.Err() == nil {
-		r.hungry = true
+		r.fetcherWaits = true
 		r.room.Wait()
 	}
 }
 
-// wakeFetchers has those who wait for a free place look whether claims are over.
+// wakeFetchers wakes the fetchers that wait for a free place, to check whether ctx has ended.
 func (r *runner) wakeFetchers() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.room.Broadcast()
 }
 
-// wakeWorker has an idle worker look for jobs. REQUIRES: mu is held.
+// wakeWorker wakes an idle worker for the jobs. REQUIRES: mu is held.
 func (r *runner) wakeWorker() {
 	if r.idle > 0 && !r.waking {
 		r.waking = true
@@ -354,16 +348,16 @@ func (r *runner) wakeWorker() {
 func (r *runner) release(n int) {
 	r.mu.Lock()
 	r.free += n
-	wake := r.hungry
-	r.hungry = false
+	wake := r.fetcherWaits
+	r.fetcherWaits = false
 	r.mu.Unlock()
 	if wake {
 		r.room.Broadcast()
 	}
 }
 
-// drain lets the handlers end: for the grace period by themselves, then by
-// their context. It returns when their outcomes are stored.
+// drain waits for the handlers to end: for the grace period by themselves, then by their context.
+// It returns when their outcomes are stored.
 func (r *runner) drain(cause error) error {
 	defer r.awaitStored()
 	r.mu.Lock()
@@ -377,7 +371,7 @@ func (r *runner) drain(cause error) error {
 			for i := range waiting {
 				r.giveBack(receiptOf(waiting[i].Receipt), nil)
 			}
-		}, nil) // the others do when their leases have expired
+		}, nil) // if it panics, the other tasks come back when their leases expire
 	})
 	idle := make(chan struct{})
 	go func() {
@@ -399,7 +393,7 @@ func (r *runner) drain(cause error) error {
 	if within(idle, max(r.opts.Grace, time.Second)) {
 		return nil
 	}
-	r.stopStoring(errRunEnds) // what workers do whose handlers have ended
+	r.stopStoring(errRunEnds) // for workers whose handlers have ended
 	running := 0
 	for _, w := range r.workers {
 		if w.busy() {
@@ -413,8 +407,8 @@ func (r *runner) drain(cause error) error {
 	return fmt.Errorf("%w: %d", ErrHandlersRunning, running)
 }
 
-// awaitStored returns when the outcomes of all handlers are stored, or refused: for
-// room on the disk they wait no longer than Run waits for handlers.
+// awaitStored returns when the outcomes of all handlers are stored, or refused: they do not wait
+// longer for room on the disk than Run waits for handlers.
 func (r *runner) awaitStored() {
 	done := make(chan struct{})
 	go func() {
@@ -452,15 +446,15 @@ func within(done <-chan struct{}, d time.Duration) bool {
 // giveBack returns a task as if it had not been claimed.
 func (r *runner) giveBack(receipt Receipt, l *Lease) {
 	op := failOp{how: engine.FailReturn}
-	op.gone = r.storing.Done() // while there is no room on the disk, it waits
+	op.gone = r.storing.Done() // it waits for room on the disk
 	err := r.queue.failed(r.storeContext(), receipt, op, nil)
 	if err != nil && l != nil {
 		r.report(l, err)
 	}
 }
 
-// storeContext ends when an operation that another node has put off is not waited for
-// any more.
+// storeContext returns a context that ends when the runner does not wait any longer for an
+// operation that waits on another node.
 func (r *runner) storeContext() context.Context {
 	if r.queue.node == nil || r.storing.Err() != nil {
 		return context.Background()
@@ -468,17 +462,18 @@ func (r *runner) storeContext() context.Context {
 	return r.storing
 }
 
-// report tells OnError, and waits for it. OnError has a goroutine of its own: it may panic, or end it.
+// report calls OnError, and waits for it. It uses a new goroutine, which OnError may end or let
+// panic.
 func (r *runner) report(l *Lease, err error) {
 	if r.opts.OnError == nil {
 		return
 	}
-	told := make(chan struct{})
+	done := make(chan struct{})
 	go containUser(r.queue.opts.log, "OnError", func() {
-		defer close(told)
+		defer close(done)
 		r.opts.OnError(l, err)
 	})
-	<-told
+	<-done
 }
 
 // worker runs one handler at a time.
@@ -486,9 +481,9 @@ type worker struct {
 	runner *runner
 
 	mu      sync.Mutex   // guards what follows
-	frame   *taskContext // of the running handler; nil: none runs
-	ours    bool         // its task is; false: it was given back, or its lease was lost
-	stopped bool         // no handler is to run any more
+	taskCtx *taskContext // of the running handler; nil: none runs
+	ours    bool         // the worker still has the task; false: it was given back, or its lease was lost
+	stopped bool         // no handler may run any more
 }
 
 // start starts the worker's goroutine.
@@ -523,7 +518,7 @@ func (w *worker) work() {
 	}
 }
 
-// do runs the handler of one task and stores what becomes of it.
+// do runs the handler of one task and stores the outcome.
 func (w *worker) do(g *engine.Grant) {
 	r := w.runner
 	f := &taskContext{runner: r}
@@ -536,7 +531,7 @@ func (w *worker) do(g *engine.Grant) {
 		r.giveBack(l.Receipt, l)
 		return
 	}
-	if r.canceledReceipts.has(l.Receipt) { // after own, as canceled looks for it after it has noted the receipt
+	if r.canceledReceipts.has(l.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
 		w.cancelIfLost(map[Receipt]error{l.Receipt: errCanceled(l.Receipt)})
 		w.disown()
 		return
@@ -559,7 +554,7 @@ func (w *worker) do(g *engine.Grant) {
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
-// settle stores what becomes of a task whose handler has ended.
+// settle stores the outcome of a task whose handler has ended.
 func (w *worker) settle(f *taskContext, err error) {
 	f.end(nil)
 	switch {
@@ -577,7 +572,7 @@ func (w *worker) call(f *taskContext) (err error) {
 	return w.runner.handlers[f.lease.Queue](f, &f.lease, f)
 }
 
-// fail hands a failed attempt to the shard, as complete does.
+// fail gives a failed attempt to the shard, as complete does.
 func (w *worker) fail(l *Lease, err error) {
 	r := w.runner
 	op := failOpOf(err)
@@ -588,7 +583,7 @@ func (w *worker) fail(l *Lease, err error) {
 	r.end(&op, l)
 }
 
-// complete hands the completion to the shard and does not wait for it.
+// complete gives the completion to the shard and does not wait for it.
 func (w *worker) complete(f *taskContext) {
 	r, l := w.runner, &f.lease
 	op := r.queue.completeOp(l.Receipt)
@@ -597,7 +592,7 @@ func (w *worker) complete(f *taskContext) {
 		if err == nil {
 			err = r.queue.checkFollowUps(op)
 		}
-		if err != nil { // the handler asks for what can never be stored
+		if err != nil { // the output can never be stored
 			r.queue.recycleComplete(op)
 			w.fail(l, DeadLetter(err))
 			return
@@ -607,7 +602,7 @@ func (w *worker) complete(f *taskContext) {
 	r.end(op, l)
 }
 
-// end hands the operation that ends a lease to its shard, and does not wait for it.
+// end gives the operation that ends a lease to its shard, and does not wait for it.
 func (r *runner) end(op leaseEnd, l *Lease) {
 	*op.of() = ofRunner{r, l}
 	r.stored.Add(1)
@@ -625,11 +620,11 @@ func (r *runner) end(op leaseEnd, l *Lease) {
 	}
 }
 
-// forward has an operation stored by the node that leads its shard, and waits for it.
+// forward sends an operation to the node that leads its shard, and waits for it.
 func (r *runner) forward(op leaseEnd, l *Lease) {
 	defer r.stored.Done()
 	err := guarded(r.queue.opts.log, "end of a lease elsewhere", func() error {
-		op.of().runner = nil // it has a caller who waits
+		op.of().runner = nil // a caller waits: this goroutine
 		op.again()
 		settled, err := r.queue.do(r.storeContext(), r.queue.shardOf(l.ID), op)
 		if settled {
@@ -642,7 +637,8 @@ func (r *runner) forward(op leaseEnd, l *Lease) {
 	}
 }
 
-// settled is called by the shard's owner, which must not wait for a hook.
+// settled is called by the shard's owner with the outcome of op; the owner must not wait for a
+// hook.
 func (r *runner) settled(op leaseEnd, err error) {
 	l := op.of().lease
 	if errors.Is(err, ErrNotLeader) { // this node has led the shard until now
@@ -660,45 +656,44 @@ func (r *runner) settled(op leaseEnd, err error) {
 	}()
 }
 
-// own makes a handler's task the worker's. It is refused when handlers are not
-// to run any more.
+// own gives the worker a task for its handler. It returns false when handlers may not run any more.
 func (w *worker) own(f *taskContext) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stopped {
 		return false
 	}
-	w.frame, w.ours = f, true
+	w.taskCtx, w.ours = f, true
 	return true
 }
 
-// disown is the end of the handler. It is false when the task has been taken
-// away meanwhile, so that what the handler returned is of no consequence.
+// disown notes that the handler has ended. It returns false if the task was taken away meanwhile,
+// so that the outcome of the handler is dropped.
 func (w *worker) disown() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ours := w.ours
-	w.frame, w.ours = nil, false
+	w.taskCtx, w.ours = nil, false
 	return ours
 }
 
-// stop cancels the running handler and takes its task away; nil: there is none.
+// stop cancels the running handler and takes its task away. It returns nil if there is none.
 func (w *worker) stop(cause error) *Lease {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true
-	if w.frame != nil {
-		w.frame.end(cause)
+	if w.taskCtx != nil {
+		w.taskCtx.end(cause)
 	}
 	if !w.ours {
 		return nil
 	}
 	w.ours = false
-	return &w.frame.lease
+	return &w.taskCtx.lease
 }
 
 func (w *worker) busy() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.frame != nil
+	return w.taskCtx != nil
 }

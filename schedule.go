@@ -17,44 +17,37 @@ import (
 	"codeq/internal/wire"
 )
 
-// Schedule produces a task again and again: one for each of its ticks,
-// whatever the number of processes and restarts. It is stored in the queue
-// and is at work while a process has the queue open.
+// Schedule produces tasks again and again: one for each of its ticks, whatever the number of
+// processes and restarts. It is stored in the queue, and ticks while a process has the queue open.
 //
-// Its place in time is stored in the same commit as the tasks that it
-// produces, and only goes forward. When the clock is set back, no tick that is
-// over comes again: the schedule waits until the clock has caught up. Delete it
-// and set it again to have it begin with the first tick after now.
+// Its position in time is stored in the same commit as the tasks that it produces, and only goes
+// forward. When the clock is set back, no tick happens twice: the schedule waits until the clock
+// has caught up. To make it begin with the first tick after now, delete it and set it again.
 type Schedule struct {
-	// Name tells the schedules of a queue directory apart. Required.
+	// Name identifies the schedule in its queue directory. Required.
 	Name string `json:",omitzero"`
-	// Cron says when to tick, by the clock of TimeZone. Five fields: minute,
-	// hour, day of the month, month (1 to 12, or jan to dec), day of the week
-	// (0 to 6 from Sunday, or sun to sat); each *, a number, a range a-b, any
-	// of these with a step /n, or a list of these with commas. When both days
-	// are given, one that matches is enough. Or one of @hourly, @daily
-	// (@midnight), @weekly, @monthly, @yearly (@annually).
+	// Cron says when to tick, by the clock of TimeZone. Five fields: minute, hour, day of the
+	// month, month (1 to 12, or jan to dec), day of the week (0 to 6 from Sunday, or sun to sat);
+	// each *, a number, a range a-b, any of these with a step /n, or a list of these with commas.
+	// When both days are given, one that matches is enough. Or one of @hourly, @daily (@midnight),
+	// @weekly, @monthly, @yearly (@annually).
 	//
-	// A tick is the beginning of each minute at which a clock shows what Cron
-	// says. Where daylight saving sets clocks forward, what they skip does not
-	// come on that day; where it sets them back, what they show twice ticks
-	// twice. For once a day on every day, choose a time that is never skipped
-	// or repeated, or UTC.
+	// A tick is the beginning of each minute that matches Cron. Where daylight saving sets clocks
+	// forward, the skipped minutes do not tick on that day; where it sets them back, the repeated
+	// minutes tick twice. For exactly one tick a day, choose a time that is never skipped or
+	// repeated, or UTC.
 	Cron string `json:",omitzero"`
-	// Every is the time from tick to tick, in place of Cron: at least one
-	// second, rounded up to the millisecond. It counts from the SetSchedule
-	// that created the schedule or changed when it ticks; the first tick is
-	// one interval later.
+	// Every is the time from tick to tick, in place of Cron: at least one second, rounded up to the
+	// millisecond. It counts from the SetSchedule that created the schedule or changed when it
+	// ticks; the first tick is one interval later.
 	Every time.Duration `json:",omitzero"`
-	// TimeZone is the IANA name, such as "Europe/Berlin", of the zone whose
-	// clocks Cron is about. "": UTC. The names must be known to the machine,
-	// or to the program by importing time/tzdata.
+	// TimeZone is the IANA name, such as "Europe/Berlin", of the time zone of Cron. "": UTC. The
+	// machine must know the name, or the program must import time/tzdata.
 	TimeZone string `json:",omitzero"`
-	// Task is what each tick produces, ready at once: RunAt must be zero. Two
-	// headers are added, TickHeader and ScheduleHeader; Headers may not have
-	// them.
+	// Task is produced by each tick, and is ready at once: RunAt must be zero. Two headers are
+	// added, TickHeader and ScheduleHeader; Headers must not contain them.
 	Task Task `json:",omitzero"`
-	// Missed says what becomes of ticks that were missed.
+	// Missed says what to do about missed ticks.
 	Missed MissedPolicy `json:",omitzero"`
 }
 
@@ -64,15 +57,13 @@ const (
 	ScheduleHeader = engine.ScheduleHeader // the name of the schedule
 )
 
-// MissedPolicy says what a schedule does about ticks that were missed. A tick
-// is missed when its time is more than a minute past when the queue comes to
-// it: because no process had the queue open, the machine was suspended, or the
-// clock was set forward. A tick that is late by less produces its task.
+// MissedPolicy says what a schedule does about missed ticks. A tick is missed if its time is more
+// than a minute past when the queue processes it: because no process had the queue open, the
+// machine was suspended, or the clock was set forward. A tick that is less late produces its task.
 type MissedPolicy uint8
 
 const (
-	// MissedOnce: one task makes up for all missed ticks, that of the latest
-	// tick that has come. The default.
+	// MissedOnce: one task is produced for all missed ticks, that of the latest one. The default.
 	MissedOnce MissedPolicy = iota
 	// MissedSkip: no task is produced for a missed tick.
 	MissedSkip
@@ -85,7 +76,7 @@ var missedPolicies = enum[MissedPolicy]{"MissedPolicy", []string{"once", "skip",
 // String returns "once", "skip" or "all".
 func (p MissedPolicy) String() string { return missedPolicies.text(p) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // policy.
 func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.marshal(p) }
 
@@ -96,13 +87,13 @@ func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unm
 // ScheduleInfo is a stored schedule.
 type ScheduleInfo struct {
 	Schedule
-	// Next is the next tick; zero if none comes within five years, or LastError is set.
+	// Next is the next tick; zero if there is none within five years, or LastError is set.
 	Next time.Time `json:",omitzero"`
 	// Last is the tick that produced the last task; zero if none has.
 	Last time.Time `json:",omitzero"`
-	// LastError says why this process does not know when the schedule ticks, such as
-	// that the machine does not know its time zone. The schedule rests until a
-	// process opens the queue that does know. "": it is known.
+	// LastError says why this process does not know when the schedule ticks, for example because
+	// the machine does not know its time zone. Until a process that knows it opens the queue, the
+	// schedule does not tick. "": no error.
 	LastError string `json:",omitzero"`
 }
 
@@ -111,16 +102,14 @@ const (
 	maxCron  = 1024 // bytes of Schedule.Cron
 )
 
-// SetSchedule stores a schedule, or replaces the one of the same name. It is
-// meant to be called at every start of a program: a schedule that is replaced
-// by an equal one goes on as if nothing had happened. Nor does it lose its
-// place when only Task or Missed differ; these hold from the next tick on. When
-// Cron, Every or TimeZone differ it begins anew, with the first tick after now.
+// SetSchedule stores a schedule, or replaces the one with the same name. Programs may call it at
+// every start: a schedule that is replaced by an equal one goes on unchanged. It also keeps its
+// position if only Task or Missed differ; these apply from the next tick on. If Cron, Every or
+// TimeZone differ it begins again, with the first tick after now.
 //
-// SetSchedule returns an [InvalidError] for a schedule that cannot be, such as
-// one that never ticks. An error that matches [ErrUncertain] leaves open whether
-// it was stored; after any other error it was not. SetSchedule is safe for
-// concurrent use.
+// SetSchedule returns an [InvalidError] for an invalid schedule, such as one that never ticks. An
+// error that matches [ErrUncertain] leaves open whether it was stored; after any other error it was
+// not. SetSchedule is safe for concurrent use.
 //
 // Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
 // and that of ctx.
@@ -138,9 +127,8 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	return err
 }
 
-// DeleteSchedule removes a schedule; the tasks that it has produced stay. It
-// returns [ErrNotFound] if there is none of this name. DeleteSchedule is safe
-// for concurrent use.
+// DeleteSchedule removes a schedule; the tasks that it has produced stay. It returns [ErrNotFound]
+// if there is none with this name. DeleteSchedule is safe for concurrent use.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.
@@ -154,8 +142,8 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// Schedules returns all schedules, ordered by name. It copies some hundred at a time, each
-// of them as of one moment; other calls go on meanwhile. It is safe for concurrent use.
+// Schedules returns all schedules, ordered by name. It copies some hundred at a time, those of one
+// copy as of one moment; other calls go on meanwhile. It is safe for concurrent use.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
@@ -181,10 +169,10 @@ func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	return all, nil
 }
 
-// shardOfSchedule is the number of the shard that a schedule lives in.
+// shardOfSchedule returns the number of the shard that stores a schedule.
 func (q *Queue) shardOfSchedule(name string) int { return keys.ShardOfSchedule(name, len(q.replicas)) }
 
-// check refuses a schedule that cannot be, and returns when it ticks.
+// check refuses an invalid schedule, and returns its ticks.
 func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {
 	if s.Name == "" {
 		return nil, &InvalidError{"Schedule.Name", `""`, "a name"}
@@ -199,7 +187,8 @@ func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {
 		return nil, err
 	}
 	if (s.Cron == "") == (s.Every == 0) {
-		return nil, &InvalidError{"Schedule", fmt.Sprintf("Cron %q, Every %v", s.Cron, s.Every), "one of Cron and Every"}
+		both := fmt.Sprintf("Cron %q, Every %v", s.Cron, s.Every)
+		return nil, &InvalidError{"Schedule", both, "one of Cron and Every"}
 	}
 	if s.Every != 0 {
 		if s.Every < minEvery {
@@ -241,7 +230,7 @@ func (s *Schedule) checkTask(l *Limits) error {
 	return checkNth(&t, 0)
 }
 
-// cronTimes reads an expression and finds its time zone.
+// cronTimes parses an expression and finds its time zone.
 func cronTimes(expr, zone string) (ticks.Sequence, error) {
 	loc, err := ticks.Zone(zone)
 	if err != nil {
@@ -254,7 +243,7 @@ func cronTimes(expr, zone string) (ticks.Sequence, error) {
 	return times, nil
 }
 
-// tickTask is the task of a tick.
+// tickTask returns the task of a tick.
 func tickTask(template *Task, name string, tick uint64) Task {
 	t := *template
 	t.Headers = make(map[string]string, len(template.Headers)+2)
@@ -264,7 +253,7 @@ func tickTask(template *Task, name string, tick uint64) Task {
 	return t
 }
 
-// value is the stored form, without a position in time.
+// value returns the stored form, without a position in time.
 func (s *Schedule) value() keys.ScheduleValue {
 	rec := s.Task.record()
 	return keys.ScheduleValue{
@@ -316,8 +305,8 @@ func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {
 
 func (op *deleteScheduleOp) decode(r *wire.Reader) { op.name = r.String() }
 
-// One visit of a shard's owner copies so many schedules, and of these as many
-// as have about so many bytes, headers and payloads included.
+// The number of schedules that a shard's owner copies in one group, and about the number of their
+// bytes, headers and payloads included.
 const (
 	schedulesStep  = 512
 	schedulesBytes = 1 << 20
@@ -326,8 +315,8 @@ const (
 // schedulesOp copies a part of the schedules of a shard.
 type schedulesOp struct {
 	completion
-	after string // the part begins behind this name
-	more  bool   // there are others behind it
+	after string // the part begins after this name
+	more  bool   // there are others after it
 	infos []ScheduleInfo
 }
 
@@ -351,22 +340,23 @@ func (op *schedulesOp) resolve(s *shard) {
 	s.settle(op)
 }
 
-// scheduleInfo is a schedule as the rules know it, for a caller.
+// scheduleInfo converts a schedule of the engine.
 func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 	rec, err := record.Decode(bytes.Clone(r.Value.Record))
 	if err != nil {
 		return ScheduleInfo{}, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, r.Name, err)
 	}
+	lane := engine.LaneKey{Queue: r.Value.Queue, Tenant: r.Value.Tenant, Priority: r.Value.Priority}
 	info := ScheduleInfo{
 		Schedule: Schedule{
 			Name: r.Name, Cron: r.Value.Cron, Every: duration(r.Value.Every), TimeZone: r.Value.TimeZone,
-			Task: task(engine.LaneKey{Queue: r.Value.Queue, Tenant: r.Value.Tenant, Priority: r.Value.Priority}, &rec), Missed: MissedPolicy(r.Value.Missed),
+			Task: task(lane, &rec), Missed: MissedPolicy(r.Value.Missed),
 		},
 		Next: msTime(r.Next),
 	}
 	if r.Err != nil {
 		info.LastError = r.Err.Error()
-		if _, err := cronTimes(r.Value.Cron, r.Value.TimeZone); err != nil { // which says the field as well
+		if _, err := cronTimes(r.Value.Cron, r.Value.TimeZone); err != nil { // this error names the field as well
 			info.LastError = err.Error()
 		}
 	}

@@ -13,43 +13,41 @@ import (
 	"codeq/internal/wire"
 )
 
-// Settings of a queue are stored with it, and may change while it runs. The
-// zero Settings are those of a queue that nobody has configured.
+// Settings are the settings of a queue. They are stored with it, and may change while it runs. The
+// zero Settings are those of a queue that was never configured.
 type Settings struct {
-	// Paused: nothing is claimed from the queue. Tasks in workers' hands, and
-	// produces, go on.
+	// Paused: nothing is claimed from the queue. Leased tasks, and produces, go on.
 	Paused bool `json:",omitzero"`
-	// Concurrency is how many tasks of the queue may be leased at the same
-	// time. 0: no limit. Lowering it takes no lease away. In a cluster it holds for
-	// all nodes together, whichever fail. When another node comes to lead the first shard, tasks
-	// of queues with a Concurrency or Rate may have to wait until each shard has a leader.
+	// Concurrency is how many tasks of the queue may be leased at the same time. 0: no limit.
+	// Lowering it ends no lease. In a cluster it bounds all nodes together, whichever fail. When
+	// another node becomes the leader of the first shard, tasks of queues with a Concurrency or
+	// Rate may have to wait until each shard has a leader.
 	Concurrency int `json:",omitzero"`
 	// ConcurrencyPerKey is the same for the tasks of each Task.LimitKey.
 	ConcurrencyPerKey int `json:",omitzero"`
-	// Rate is how many tasks a second may be claimed from the queue, on
-	// average; 0: any number. It is the rate of a token bucket
-	// (golang.org/x/time/rate) that is empty after Open, and in a cluster
-	// whenever another node comes to lead the first shard.
+	// Rate is how many tasks a second may be claimed from the queue, on average; 0: any number. It
+	// is the rate of a token bucket (golang.org/x/time/rate) that is empty after Open, and in a
+	// cluster whenever another node becomes the leader of the first shard.
 	Rate float64 `json:",omitzero"`
-	// Burst is how many tasks may be claimed at once after a lull, while Rate
-	// is set. 0: Rate, rounded up. The queue looks at the clock once a millisecond,
-	// so that a Burst below Rate/1000 lowers the rate; so does, in a cluster, a Burst below
-	// what Rate allows in the time of a call to another node.
+	// Burst is how many tasks may be claimed at once after a pause in the claims, while Rate is
+	// set. 0: Rate, rounded up. The queue reads the clock once a millisecond, so that a Burst below
+	// Rate/1000 lowers the rate; so does, in a cluster, a Burst below the number of tasks that Rate
+	// allows in the time of a call to another node.
 	Burst int `json:",omitzero"`
-	// TenantWeights are how many claims in a row the tenants get when it is
-	// their turn. Those that are not named have weight 1.
+	// TenantWeights are how many claims in a row the tenants get when it is their turn. Tenants
+	// that are not named have weight 1.
 	TenantWeights map[string]int `json:",omitempty"`
-	// Retention is how long completed and canceled tasks are kept that do not
-	// say. 0: Options.Retention; Forever: without end.
+	// Retention is how long completed and canceled tasks without a Task.Retention are kept. 0:
+	// Options.Retention; Forever: without end.
 	Retention time.Duration `json:",omitzero"`
-	// DeadRetention is how long dead letters are kept. 0 or Forever: until they
-	// are redriven, purged or canceled. Dead letters that other tasks wait for, or
-	// that hold the turn of a group, are kept in any case.
+	// DeadRetention is how long dead letters are kept. 0 or Forever: until they are redriven,
+	// purged or canceled. Dead letters that other tasks wait for, or that hold the turn of a group,
+	// are kept in any case.
 	DeadRetention time.Duration `json:",omitzero"`
-	// HoldGroups lets a task that becomes a dead letter hold the turn of its
-	// Task.Group: the group waits until the dead letter is redriven, and then goes first again, or
-	// purged or canceled. By default the turn passes to the next task of the group. A change is
-	// for tasks that die after it: what holds a turn goes on to hold it.
+	// HoldGroups lets a task that becomes a dead letter hold the turn of its Task.Group: the group
+	// waits until the dead letter is redriven (then it goes first again), purged or canceled. By
+	// default the turn passes to the next task of the group. A change applies to tasks that become
+	// dead letters after it: a dead letter that holds a turn still holds it.
 	HoldGroups bool `json:",omitzero"`
 }
 
@@ -61,7 +59,7 @@ func (s *Settings) check() error {
 	return nil
 }
 
-// Settings returns those of a queue that the last Configure has set.
+// Settings returns the settings of a queue that the last Configure has stored.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed].
 func (q *Queue) Settings(queue string) (_ Settings, err error) {
@@ -77,8 +75,7 @@ func (q *Queue) Settings(queue string) (_ Settings, err error) {
 	return Settings(*c.Settings), nil
 }
 
-// configured asks the first shard for the settings of a queue. They are the
-// caller's own.
+// configured asks the first shard for the settings of a queue. The caller may change them.
 func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured, error) {
 	op := &settingsOp{completion: newCompletion(), queue: queue}
 	if settled, err := q.do(ctx, 0, op); !settled {
@@ -93,7 +90,7 @@ func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured
 	return c, translated(err)
 }
 
-// checkQueue is checkCall for a verb that names a queue.
+// checkQueue is checkCall for a verb with the name of a queue.
 func (q *Queue) checkQueue(ctx context.Context, name string) error {
 	if err := q.checkCall(ctx); err != nil {
 		return err
@@ -104,15 +101,14 @@ func (q *Queue) checkQueue(ctx context.Context, name string) error {
 	return checkName("queue", name, q.opts.Limits.Name)
 }
 
-// Configure changes the settings of a queue, which need not exist yet. change
-// gets the present ones and alters what it likes; calls of Configure take turns.
-// If another process has changed the settings meanwhile, change is called again,
-// with the new ones, so that nothing is lost.
-// When Configure returns, the settings, or newer ones, are stored and in force
-// in all shards. ctx is heeded until the first commit.
+// Configure changes the settings of a queue, which need not exist yet. It calls change with the
+// present settings, which change may alter; calls of Configure take turns. If another process has
+// changed the settings meanwhile, change is called again with the new ones, so that no change is
+// lost. When Configure returns, the settings, or newer ones, are stored and in force in all shards.
+// The end of ctx has no effect after the first commit.
 //
-// Configure, Pause and Resume, of this Queue or any other, return an error that matches
-// [ErrInvalid] when change calls them. Nor must change wait for a goroutine that calls them: it
+// If change calls Configure, Pause or Resume of this Queue or any other, the inner call returns an
+// error that matches [ErrInvalid]. change must not wait for a goroutine that calls them either: it
 // would wait for ever.
 //
 // Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
@@ -161,13 +157,14 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	}
 }
 
-// applyChange calls the function of a Configure. That it is on a stack says so: it is not inlined.
+// applyChange calls the function given to Configure. withinChange looks for it on the stack, and so
+// it is not inlined.
 //
 //go:noinline
 func applyChange(change func(*Settings), s *Settings) { change(s) }
 
-// withinChange reports whether the function of a Configure is what calls, of whatever Queue: two
-// functions, each of which configures the other's, would wait for each other.
+// withinChange reports whether its caller was called by the function given to a Configure of any
+// Queue: two functions, each of which configures the queue of the other, would wait for each other.
 func withinChange() bool {
 	var pcs [64]uintptr
 	for skip := 2; ; skip += len(pcs) {
@@ -185,8 +182,8 @@ func withinChange() bool {
 	}
 }
 
-// enforce has all other shards go by settings that the first one has taken, as
-// its messages will have them too: a shard that is closing reads these when it is opened.
+// enforce makes all other shards adopt settings that the first one has stored. The first shard also
+// sends them as messages: a shard that is closing reads these when it is opened.
 func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 	var errs []error
 	for i := 1; i < len(q.replicas); i++ {
@@ -198,7 +195,7 @@ func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 	return errors.Join(errs...)
 }
 
-// Pause has no task of the queue claimed until Resume.
+// Pause stops claims from the queue until Resume.
 //
 // Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
 // and that of ctx.
@@ -243,13 +240,13 @@ func (op *settingsOp) decodeReply(r *wire.Reader) {
 
 func (op *settingsOp) again() { op.value, op.err = nil, nil }
 
-// configureOp has the first shard take settings of a queue, and send them to
-// the others, if their version follows the one that it has.
+// configureOp stores settings of a queue in the first shard, which sends them to the others, if
+// their version is the next one.
 type configureOp struct {
 	completion
 	queue string
 	value []byte
-	late  bool // the answer: other settings have come first
+	late  bool // the answer: other settings were stored first
 }
 
 func (op *configureOp) resolve(s *shard) {
@@ -267,7 +264,7 @@ func (op *configureOp) encodeReply(dst []byte) []byte { return wire.AppendBool(d
 func (op *configureOp) decodeReply(r *wire.Reader)    { op.late = r.Bool() }
 func (op *configureOp) again()                        { op.late, op.err = false, nil }
 
-// adoptOp has a shard go by settings that the first one has taken.
+// adoptOp makes a shard adopt settings that the first one has stored.
 type adoptOp struct {
 	completion
 	queue string

@@ -10,21 +10,20 @@ import (
 	"codeq/internal/wire"
 )
 
-// Counts is how many tasks are in each state.
+// Counts holds how many tasks are in each state.
 type Counts struct {
 	Ready, Scheduled, Blocked, Leased, Dead, Done, Canceled uint64
 }
 
-// Total is the number of tasks that the queue has in any state.
+// Total returns the number of tasks in all states.
 func (c Counts) Total() uint64 {
 	return c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
 }
 
-// Stats returns the counts of every queue that has tasks, in whatever state, or
-// settings, by name; one without tasks may be forgotten. The counts are exact, of each
-// queue and shard as of one moment, and of less than four thousand queues all as of
-// the same. The cost is that of copying them, whatever the number of tasks; other
-// calls go on meanwhile.
+// Stats returns, by name, the counts of every queue that has settings, or tasks in any state; a
+// queue without tasks may be missing. The counts are exact: those of one queue in one shard are of
+// the same moment, and so are those of all queues in a shard if there are fewer than four thousand.
+// The cost is that of copying them, whatever the number of tasks; other calls go on meanwhile.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
@@ -59,15 +58,15 @@ func addCounts(to Counts, c keys.Counts) Counts {
 	return Counts(c)
 }
 
-// statsStep is how many queues one visit of a shard's owner copies.
+// statsStep is how many queues a shard's owner copies in one group.
 const statsStep = 4096
 
 // statsOp copies the counts of a part of a shard's queues.
 type statsOp struct {
 	completion
 	engine.Place
-	more   bool // there are queues behind the place
-	queues int  // about how many there are
+	more   bool // there are queues after the place
+	queues int  // about how many queues there are
 	counts []engine.QueueCounts
 }
 
@@ -119,65 +118,62 @@ func (op *statsOp) decodeReply(r *wire.Reader) {
 
 func (op *statsOp) again() { op.counts, op.err = op.counts[:0], nil }
 
-// StorageStats is what the stores of one process hold, for dashboards and alarms.
+// StorageStats describes the stores of one process, for dashboards and alarms.
 type StorageStats struct {
 	Shards []ShardStorage // by the number of the shard
-	// CacheBytes is what the block cache that the shards share holds in memory,
-	// CacheHits and CacheMisses how many blocks were found in it, or were not,
-	// since Open.
+	// CacheBytes is the memory used by the block cache that the shards share. CacheHits and
+	// CacheMisses are how many blocks were found in it, or were not, since Open.
 	CacheBytes, CacheHits, CacheMisses int64
 }
 
-// ShardStorage is the store of one shard: a log and tables sorted by key, which
-// compactions merge. What counts begins again when the queue is opened.
+// ShardStorage describes the store of one shard: a log, and tables sorted by key, which compactions
+// merge. Counters begin at 0 when the queue is opened.
 type ShardStorage struct {
-	// DiskBytes is the size of its files: tables, log, and what is about to be
-	// deleted. In a cluster the logs of Raft come on top.
+	// DiskBytes is the size of its files: tables, log, and files that are about to be deleted. In a
+	// cluster the logs of Raft are not included.
 	DiskBytes int64
-	// Tables and TableBytes are the tables that are in use.
+	// Tables and TableBytes are the number and size of the tables in use.
 	Tables     int
 	TableBytes int64
-	// DeadBytes is an estimate of how much of TableBytes is of records that have been deleted. It goes
-	// back to the disk within some 30 s, but for some 8 MiB and a sixteenth of TableBytes. Deletions count that are in a
-	// table; those of the last seconds may not be.
+	// DeadBytes is an estimate of how much of TableBytes belongs to deleted records. It is freed on
+	// the disk within some 30 s, except some 8 MiB and a sixteenth of TableBytes. Only deletions
+	// that are in a table count; those of the last seconds may not be.
 	DeadBytes int64
-	// LinkedBytes is how much of TableBytes is in files that have other links, as those of a
-	// Checkpoint on the same file system: the disk gets them back when the last link has gone. 0
+	// LinkedBytes is how much of TableBytes is in files that have other links, such as those of a
+	// Checkpoint on the same file system: their space is freed when the last link is removed. 0
 	// where that is not known.
 	LinkedBytes int64
-	// L0Tables is how many of them no compaction has merged yet. Commits wait
-	// while they lie more than 24 deep.
+	// L0Tables is how many tables no compaction has merged yet. Commits wait while more than 24 of
+	// them overlap.
 	L0Tables int
-	// ReadAmp is in how many tables a read has to look at the most.
+	// ReadAmp is how many tables a read may have to search at the most.
 	ReadAmp int
-	// CompactionDebt is an estimate of the bytes that compactions are behind.
+	// CompactionDebt is an estimate of the bytes that compactions still have to process.
 	CompactionDebt int64
-	// MemTableBytes is the memory taken for what is in no table yet.
+	// MemTableBytes is the memory used for records that are in no table yet.
 	MemTableBytes int64
-	// LogBytes is how much of the log is in no table yet, and would be read
-	// again by Open; 0 in a cluster, where Raft keeps the log.
+	// LogBytes is how much of the log is in no table yet, so that Open would read it; 0 in a
+	// cluster, where Raft keeps the log.
 	LogBytes int64
 
-	// Flushes of memory to a table, and Compactions of tables, so far.
+	// Flushes counts flushes of memory to a table, Compactions compactions of tables, so far.
 	Flushes, Compactions int64
-	// LoggedBytes, FlushedBytes and CompactedBytes are what was written to the
-	// log, by flushes and by compactions so far. The sum, divided by LoggedBytes, is
-	// the write amplification.
+	// LoggedBytes, FlushedBytes and CompactedBytes are the bytes written to the log, by flushes and
+	// by compactions so far. The sum, divided by LoggedBytes, is the write amplification.
 	LoggedBytes, FlushedBytes, CompactedBytes int64
 
-	// Steps is how long the shard's owner has taken over its steps, one entry for
-	// each StepKind in their order. An operation waits for at most the group
-	// before its own and its own: see StepGroup. In a cluster they are those that
-	// this node has taken as the shard's leader.
+	// Steps is how long the steps of the shard's owner have taken, one entry for each StepKind in
+	// their order. An operation waits for at most its own group and the one before: see StepGroup.
+	// In a cluster they are the steps that this node has taken as the shard's leader.
 	Steps []StepStats
 }
 
-// StorageStats tells what the stores of this process hold, of every shard as of a moment of its
-// own; in a cluster that is this node's replicas, whoever leads them. It takes some microseconds a
-// shard and for each table, more for those with deletions of ranges, which it reads, and disturbs
+// StorageStats describes the stores of this process, each shard as of a different moment; in a
+// cluster the replicas of this node, whichever node leads them. It takes some microseconds for each
+// shard and each table, and more for tables with deletions of ranges, which it reads. It disturbs
 // no other call; it waits while a store is being replaced by a snapshot. A shard that has failed
-// still has numbers. It returns [ErrClosed] once Close has begun, and [ErrFailed] when a store
-// could not be opened again after a snapshot.
+// still has numbers. It returns [ErrClosed] once Close has begun, and [ErrFailed] if a store could
+// not be opened again after a snapshot.
 func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
@@ -192,8 +188,8 @@ func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	return st, nil
 }
 
-// storage fills in what the replica's store has, and what it says of the cache
-// that it shares with the others.
+// storage fills in the statistics of the replica's store, and those of the cache that the stores
+// share.
 func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardStorage) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -228,7 +224,7 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		s.FlushedBytes += int64(l.TableBytesFlushed)
 		s.CompactedBytes += int64(l.TableBytesCompacted)
 	}
-	if r.node != nil { // the store has no log, but Pebble counts what would be in it
+	if r.node != nil { // the store has no log, but Pebble counts the bytes that would be in it
 		s.LogBytes, s.LoggedBytes = 0, 0
 	}
 	return nil

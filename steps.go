@@ -9,39 +9,39 @@ import (
 	"codeq/internal/engine"
 )
 
-// StepKind is a kind of step of a shard's owner, the one goroutine that decides
-// whatever happens in the shard. While it takes a step, nobody else is served.
+// StepKind is a kind of step of a shard's owner, the one goroutine that decides everything in the
+// shard. While the owner takes a step, it serves no call.
 type StepKind uint8
 
-// The steps of a group, in their order. Those of upkeep, StepTrim to
-// StepTidy, are taken only while they are due, and are bounded together.
+// The steps of a group, in their order. Those of upkeep, StepTrim to StepTidy, are taken only while
+// they are due, and are bounded together.
 const (
 	StepRefill     StepKind = iota // reads ready tasks into memory
-	StepTrim                       // deletes what is consumed of lanes by range
-	StepList                       // lists which keys, groups and parents exist, after Open if they are many
-	StepPromote                    // scheduled tasks whose time has come go on
-	StepFreeKeys                   // idempotency keys whose time has passed become free
-	StepForget                     // ended tasks whose retention has passed are forgotten
-	StepWake                       // blocked tasks that may go on do
-	StepTell                       // tells those who waited for a task that it has ended
-	StepRecheck                    // finds who waits for limits that have been changed
-	StepSend                       // hands messages to other shards
-	StepGates                      // rates let the next tasks pass
-	StepReap                       // takes back tasks whose leases have run out
+	StepTrim                       // deletes the consumed parts of lanes by range
+	StepList                       // lists the keys, groups and parents that exist, after Open if they are many
+	StepPromote                    // makes scheduled tasks ready whose time has come
+	StepFreeKeys                   // frees idempotency keys whose time has passed
+	StepForget                     // deletes ended tasks whose retention has passed
+	StepWake                       // makes blocked tasks ready that need not wait any longer
+	StepTell                       // tells the tasks that waited for a task that it has ended
+	StepRecheck                    // finds the tasks that wait for limits that have been changed
+	StepSend                       // sends messages to other shards
+	StepGates                      // lets claims take the next tasks that rates allow
+	StepReap                       // takes back tasks whose leases have expired
 	StepTicks                      // produces the tasks of schedules
-	StepTidy                       // drops what nobody needs any more
-	StepOperations                 // decides what callers have asked for
-	StepServe                      // gives ready tasks to claims that wait
-	StepSeal                       // puts the commit in order
-	StepCommit                     // writes it, in a cluster to a majority
+	StepTidy                       // removes entries that are not needed any more
+	StepOperations                 // decides the operations of callers
+	StepServe                      // gives ready tasks to waiting claims
+	StepSeal                       // completes and orders the commit
+	StepCommit                     // writes the commit, in a cluster to a majority
 	StepRelease                    // wakes the callers
-	StepGroup                      // all of the steps above, from one look at the inbox to the next
+	StepGroup                      // all of the steps above, from one reading of the inbox to the next
 	endOfSteps
 )
 
 var stepNames = [endOfSteps]string{
-	"refill", "trim", "list", "promote", "free-keys", "forget", "wake", "tell", "recheck", "send", "gates", "reap", "ticks", "tidy",
-	"operations", "serve", "seal", "commit", "release", "group",
+	"refill", "trim", "list", "promote", "free-keys", "forget", "wake", "tell", "recheck", "send", "gates", "reap",
+	"ticks", "tidy", "operations", "serve", "seal", "commit", "release", "group",
 }
 
 func (k StepKind) String() string {
@@ -54,28 +54,25 @@ func (k StepKind) String() string {
 // stepBuckets is enough for steps of a minute; longer ones are in the last.
 const stepBuckets = 27
 
-// StepStats is how long the steps of one kind have taken, and how much the
-// largest of them did.
+// StepStats describes the steps of one kind: how long they have taken, and how much the largest of
+// them did.
 type StepStats struct {
 	Kind StepKind
-	// Count is how many steps there were that had something to do.
+	// Count is the number of steps that had something to do.
 	Count int64
 	// Max is how long the longest took.
 	Max time.Duration
-	// MaxRecords is how many entries one step read and wrote at the most,
-	// MaxBytes how many bytes it added to its commit, keys included. Of StepCommit they
-	// are those of the whole commit; of StepRelease, MaxRecords is the callers
-	// that it woke.
+	// MaxRecords is how many entries one step read and wrote at the most, MaxBytes how many bytes
+	// it added to its commit at the most, keys included. For StepCommit they are those of the whole
+	// commit; for StepRelease, MaxRecords is the number of callers that it woke.
 	MaxRecords, MaxBytes int64
-	// Buckets counts the steps by duration: Buckets[0] those of less than 1 us,
-	// Buckets[i] those from 2^(i-1) us to less than 2^i us, the last one all that
-	// took longer.
+	// Buckets counts the steps by duration: Buckets[0] those of less than 1 us, Buckets[i] those
+	// from 2^(i-1) us to less than 2^i us, and the last one also all that took longer.
 	Buckets [stepBuckets]int64
 }
 
-// Quantile returns a duration within which the fraction f of the steps ended, f
-// from 0 to 1: the upper end of a bucket, or Max if that is less. It is 0 if
-// there were no steps.
+// Quantile returns a duration within which the fraction f of the steps ended, f from 0 to 1: the
+// upper end of a bucket, or Max if that is less. It is 0 if there were no steps.
 func (s *StepStats) Quantile(f float64) time.Duration {
 	left := int64(f * float64(s.Count))
 	for i, n := range s.Buckets {
@@ -86,8 +83,8 @@ func (s *StepStats) Quantile(f float64) time.Duration {
 	return s.Max
 }
 
-// stepTable is the histograms of a shard's steps. The shard's owner alone writes
-// them; anybody reads them.
+// stepTable holds the histograms of a shard's steps. Only the shard's owner writes them; any
+// goroutine may read them.
 type stepTable [endOfSteps]struct {
 	buckets                 [stepBuckets]atomic.Int64
 	longest, records, bytes atomic.Int64
@@ -124,8 +121,7 @@ func (t *stepTable) stats() []StepStats {
 	return all
 }
 
-// stepClock measures the steps of one group after the other: where one ends, the
-// next one begins.
+// stepClock measures the steps of a group: where one ends, the next one begins.
 type stepClock struct {
 	table    *stepTable
 	begin    stepMark // of the group
@@ -135,7 +131,7 @@ type stepClock struct {
 // stepMark is a place between two steps.
 type stepMark struct {
 	at             time.Duration // since the shard's origin
-	records, bytes int           // as work has it
+	records, bytes int           // as counted by State.Work
 }
 
 func (s *shard) stepMark() stepMark {
@@ -143,7 +139,7 @@ func (s *shard) stepMark() stepMark {
 	return stepMark{time.Since(s.origin), records, bytes}
 }
 
-// beginSteps is the beginning of a group.
+// beginSteps notes that a group begins.
 func (s *shard) beginSteps() {
 	s.steps.stepMark = s.stepMark()
 	s.steps.begin = s.steps.stepMark
@@ -165,35 +161,47 @@ func (s *shard) endCommit() {
 	s.steps.stepMark = now
 }
 
-// endGroup ends the last step of a group, which has emptied the group and woken so
-// many callers.
+// endGroup ends StepRelease, the last step of a group, and the group. woken is the number of
+// callers woken.
 func (s *shard) endGroup(woken int) {
 	c, now := &s.steps, time.Since(s.origin)
 	c.table.note(StepRelease, now-c.at, woken, 0)
 	c.table.note(StepGroup, now-c.begin.at, c.records-c.begin.records, c.bytes-c.begin.bytes)
 }
 
-// upkeep is what the owner does beside what the rules have to do without being asked.
+// ownUpkeep is upkeep of the owner, in addition to that of the engine.
 type ownUpkeep struct {
 	kind StepKind
-	room engine.Room       // the level down to which it goes on
-	due  func(*shard) bool // reads no clock and no disk: it is asked before each group
-	do   func(*shard)      // asks spent before each unit of work; what it leaves is due again
+	room engine.Room       // the level of free space down to which it still runs
+	due  func(*shard) bool // reads no clock and no disk: it is called before each group
+	do   func(*shard)      // checks the budget before each unit of work; the rest is due again
 }
 
 var ownUpkeeps = [...]ownUpkeep{
-	{StepGates, engine.RoomLow, func(s *shard) bool { return s.claims.NextOpening() <= s.Now }, func(s *shard) { s.permits.openGates() }},
-	{StepTidy, engine.RoomEmpty, func(s *shard) bool { return s.claims.IsSweeping() }, func(s *shard) { s.claims.SweepOn() }},
-	{StepTidy, engine.RoomEmpty, func(s *shard) bool { return s.claims.AreSetsDropped() }, func(s *shard) { s.claims.DropSetsOn() }},
+	{
+		StepGates, engine.RoomLow,
+		func(s *shard) bool { return s.claims.NextOpening() <= s.Now },
+		func(s *shard) { s.permits.openGates() },
+	}, {
+		StepTidy, engine.RoomEmpty,
+		func(s *shard) bool { return s.claims.IsSweeping() },
+		func(s *shard) { s.claims.SweepOn() },
+	}, {
+		StepTidy, engine.RoomEmpty,
+		func(s *shard) bool { return s.claims.AreSetsDropped() },
+		func(s *shard) { s.claims.DropSetsOn() },
+	},
 }
 
-// stepOf is the kind of a step of upkeep.
+// stepOf maps the steps of the engine's upkeep to their kinds.
 var stepOf = [...]StepKind{
-	engine.StepTrim: StepTrim, engine.StepList: StepList, engine.StepPromote: StepPromote, engine.StepFreeKeys: StepFreeKeys, engine.StepForget: StepForget, engine.StepWake: StepWake, engine.StepTell: StepTell,
-	engine.StepRecheck: StepRecheck, engine.StepSend: StepSend, engine.StepReap: StepReap, engine.StepTicks: StepTicks, engine.StepTidy: StepTidy,
+	engine.StepTrim: StepTrim, engine.StepList: StepList, engine.StepPromote: StepPromote,
+	engine.StepFreeKeys: StepFreeKeys, engine.StepForget: StepForget, engine.StepWake: StepWake,
+	engine.StepTell: StepTell, engine.StepRecheck: StepRecheck, engine.StepSend: StepSend,
+	engine.StepReap: StepReap, engine.StepTicks: StepTicks, engine.StepTidy: StepTidy,
 }
 
-// keepUpAll does what is due.
+// keepUpAll does all upkeep that is due.
 func (s *shard) keepUpAll() {
 	own := 0
 	for i := range ownUpkeeps {

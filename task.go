@@ -12,84 +12,82 @@ import (
 	"codeq/internal/record"
 )
 
-// Priorities of a task: a claim takes the highest first.
+// The range of task priorities: a claim takes the highest first.
 const (
 	MinPriority = 0
 	MaxPriority = 9
 )
 
-// Forever keeps a result until the queue's directory is deleted.
+// Forever is the retention of tasks that are kept without end.
 const Forever time.Duration = -1
 
-// Task is what a producer hands in. Only Queue is required. Durations are kept
-// to the millisecond, rounded up.
+// Task is the input of a producer. Only Queue is required. Durations are stored in milliseconds,
+// rounded up.
 type Task struct {
-	// Queue names where the task waits and which handler of Run works on it.
+	// Queue is the name of the queue, which also selects the handler of Run.
 	Queue string `json:",omitzero"`
-	// Payload is for the worker. Produce copies it; the one that a Lease
-	// carries belongs to the worker.
+	// Payload is the data for the worker. Produce copies it; the Payload of a Lease belongs to the
+	// worker.
 	Payload []byte `json:",omitempty"`
-	// Headers are small attributes that travel with the task, such as a trace
-	// context.
+	// Headers are small attributes of the task, such as a trace context.
 	Headers map[string]string `json:",omitempty"`
 	// Priority is 0 to 9; 9 is claimed first.
 	Priority int `json:",omitzero"`
-	// Tenant shares a queue fairly: claims take turns over the tenants that
-	// have ready tasks of the same priority.
+	// Tenant is for fair sharing of a queue: claims take tasks of the same priority from the
+	// tenants in turn.
 	Tenant string `json:",omitzero"`
-	// MaxAttempts is how often the task is tried before it becomes a dead
-	// letter. 0: Options.MaxAttempts.
+	// MaxAttempts is how often the task is tried before it becomes a dead letter. 0:
+	// Options.MaxAttempts.
 	MaxAttempts int `json:",omitzero"`
 	// RunAt is when the task becomes ready. Zero or past: at once.
 	RunAt time.Time `json:",omitzero"`
-	// LeaseFor is how long each lease of this task lasts. 0: as the claim says.
-	// Run keeps its leases alive by itself and does not heed it.
+	// LeaseFor is how long each lease of this task lasts. 0: as the claim says. Run renews its
+	// leases itself and ignores it.
 	LeaseFor time.Duration `json:",omitzero"`
-	// Timeout bounds one run of the handler: Run cancels its context after it.
-	// 0: no bound.
+	// Timeout bounds one run of the handler: Run cancels its context after it. 0: no bound.
 	Timeout time.Duration `json:",omitzero"`
-	// Retention is how long the task is kept after it was completed or
-	// canceled, with its result: at least so long, and at most an eighth of it,
-	// or a second, longer, and until the last task that waited for it (After) has ended. 0: Settings.Retention of the queue, or else
-	// Options.Retention; Forever: without end.
+	// Retention is how long the task is kept with its result after it was completed or canceled. It
+	// is kept at least so long, and until the last task that waited for it (After) has ended; then
+	// it is deleted within an eighth of Retention, or within a second if that is longer. 0:
+	// Settings.Retention of the queue, or else Options.Retention; Forever: without end.
 	Retention time.Duration `json:",omitzero"`
 
-	// Unique keeps a second task of the same idempotency key out of the queue.
+	// Unique prevents a second task with the same idempotency key.
 	Unique Unique `json:",omitzero"`
-	// Group names tasks that follow each other: of those with the same queue,
-	// tenant, LimitKey and group, one is worked on at a time, and the next one becomes
-	// ready when it has ended (completed, canceled, or dead; Settings.HoldGroups has the
-	// group wait for a dead letter), with all its attempts. The first to become due goes first; of several that wait, the
-	// one that was produced first.
+	// Group makes tasks follow each other: among those with the same queue, tenant, LimitKey and
+	// Group, only one has the turn, and the next one becomes ready when that one has ended after
+	// all its attempts (completed, canceled, or dead; with Settings.HoldGroups the group waits for
+	// a dead letter). The first to become due goes first; of several that wait, the one that was
+	// produced first.
 	Group string `json:",omitzero"`
-	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue. A task that a claim
-	// has found without room waits; tasks that wait go on in the order of their IDs, whatever
-	// their priorities.
+	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue. When a claim finds
+	// a task that would exceed the limit, the task becomes Blocked; blocked tasks go on in the
+	// order of their IDs, whatever their priorities.
 	LimitKey string `json:",omitzero"`
-	// After names the parents of the task: it waits until each of them is
-	// completed. A parent that no longer exists counts as completed; one that
-	// is canceled cancels the task; one that is a dead letter is met as OnDead
-	// says. Nth names tasks of the same batch. What parents leave behind is
-	// read by Get if they have a Retention: it ends when its time has passed and this task has
-	// been completed, canceled or purged, not before. Dead, this task holds them as long as the dead
-	// letter is kept; redriven after that time was limited by Settings.DeadRetention, no longer. A moment may pass between the
-	// return of the call that completes the last parent and the task's being ready.
+	// After lists the parents of the task: it waits until each of them is completed. A parent that
+	// no longer exists counts as completed; a canceled parent cancels the task; OnDead says what a
+	// parent that is a dead letter does. Nth refers to tasks of the same batch. Get returns the
+	// results of parents that have a Retention. Such a parent is kept until its Retention has
+	// passed and this task has been completed, canceled or purged. If this task becomes a dead
+	// letter, the parents are kept as long as the dead letter; if Settings.DeadRetention limits
+	// that time, a redrive of the task does not make it longer. A moment may pass between the
+	// return of the call that completes the last parent and the time when this task is ready.
 	After []ID `json:",omitempty"`
-	// OnDead is what becomes of the task when one of After becomes a dead letter.
+	// OnDead is what happens to the task when one of After becomes a dead letter.
 	OnDead OnDead `json:",omitzero"`
 }
 
-// OnDead is what the death of a parent means to a task.
+// OnDead is what happens to a task when a parent becomes a dead letter.
 type OnDead uint8
 
-// What becomes of a task when a parent becomes a dead letter.
+// The values of OnDead.
 const (
-	// HoldOnDead has it wait: when the parent is redriven and completed, it
-	// goes on; when the parent is purged or canceled, it is canceled. The default.
+	// HoldOnDead lets the task wait: it goes on when the parent is redriven and completed, and is
+	// canceled when the parent is purged or canceled. The default.
 	HoldOnDead OnDead = iota
-	// CancelOnDead cancels it.
+	// CancelOnDead cancels the task.
 	CancelOnDead
-	// RunOnDead takes the parent for completed.
+	// RunOnDead lets the task go on as if the parent were completed.
 	RunOnDead
 )
 
@@ -98,44 +96,45 @@ var onDeads = enum[OnDead]{"OnDead", []string{"hold", "cancel", "run"}}
 // String returns "hold", "cancel" or "run".
 func (d OnDead) String() string { return onDeads.text(d) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is none
-// of them.
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
+// value.
 func (d OnDead) MarshalText() ([]byte, error) { return onDeads.marshal(d) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.unmarshal(d, b) }
 
-// MaxParents is how many tasks a task can wait for.
+// MaxParents is the largest number of parents of a task.
 const MaxParents = 10_000
 
-// Nth names, in [Task.After], the i-th task (from 0) of the batch in which the
-// task is produced: of a ProduceBatch, or of the follow-ups of a completion. It
-// must come before the task. All tasks of such a batch lie in one shard: with
-// several shards, those that have a LimitKey, Group or [Unique.Key] may not be
-// among them unless they all lead to the same one.
+// Nth returns an ID that refers, in [Task.After], to the i-th task (from 0) of the same batch: of a
+// ProduceBatch, or of the follow-ups of a completion. That task must come before the one that waits
+// for it. All tasks of such a batch lie in one shard: with several shards, tasks with a LimitKey,
+// Group or [Unique.Key] are allowed in it only if all of them belong to the same shard.
 func Nth(i int) ID { return keys.Nth(i) }
 
-// State is where a task is in its life.
+// State is the state of a task.
 type State uint8
 
 // The states of a task. It is in exactly one.
 const (
 	Ready     State = iota + 1 // may be claimed
 	Scheduled                  // waits for its time: produced for later, or between two attempts
-	Blocked                    // waits for others: its parents, its turn in its group, or room for its LimitKey
-	Leased                     // a worker has it
+	Blocked                    // waits for its parents, its turn in its group, or the limit of its LimitKey
+	Leased                     // claimed by a worker
 	Dead                       // a dead letter: out of attempts, or given up
 	Done                       // completed, and kept with its result
 	Canceled                   // canceled, and kept
 )
 
-var taskStates = enum[State]{"State", []string{"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"}}
+var taskStates = enum[State]{"State", []string{
+	"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled",
+}}
 
 // String returns the state in lower case.
 func (s State) String() string { return taskStates.text(s) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for what is no
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // state.
 func (s State) MarshalText() ([]byte, error) { return taskStates.marshal(s) }
 
@@ -143,44 +142,43 @@ func (s State) MarshalText() ([]byte, error) { return taskStates.marshal(s) }
 // anything else.
 func (s *State) UnmarshalText(b []byte) error { return taskStates.unmarshal(s, b) }
 
-// ClaimRequest says what a Claim takes.
+// ClaimRequest says which tasks a Claim takes, and how.
 type ClaimRequest struct {
-	// Queues are asked in this order: a task of the first that has one ready is
-	// taken. At least one is required.
+	// Queues are searched in this order: Claim takes a task of the first one that has a ready task.
+	// At least one is required.
 	Queues []string
-	// Weights, unless it is empty, lets a lot decide the order of each claim: a queue comes
-	// first in proportion to its weight, 1 to 65,536. Those of Queues that it does not name
-	// have weight 1; it names no others.
+	// Weights, unless it is empty, makes the order random for each claim: a queue comes first with
+	// a probability in proportion to its weight, 1 to 65,536. Queues that it does not name have
+	// weight 1; it must not name others.
 	Weights map[string]int
 	// LeaseFor is how long the lease lasts. 0: Options.LeaseFor.
 	LeaseFor time.Duration
 	// Max is how many tasks ClaimBatch takes at the most. 0: 1. Claim ignores it.
 	Max int
-	// Local binds the lease to this process, as Run does: Extend writes nothing, and if the
-	// process ends before the task does, the task is ready again soon after the next Open, with
-	// the attempt counted, and does not wait until the lease expires. It is for workers
-	// that live in the process, and not for remote ones, which outlive it.
-	// Task.LeaseFor has no effect then. In a cluster, a lease also lasts LeaseFor from
-	// when another node comes to lead its shard.
+	// Local binds the lease to this process, as Run does. Extend writes nothing. If the process
+	// ends before the task does, the task is ready again soon after the next Open, with the attempt
+	// counted, and does not wait until the lease expires. So it is for workers in this process, not
+	// for remote ones, which may outlive it. Task.LeaseFor has no effect on such a lease. In a
+	// cluster, the lease also lasts LeaseFor from the moment when another node becomes the leader
+	// of its shard.
 	Local bool
 	// NoWait returns ErrEmpty instead of waiting for a task.
 	NoWait bool
 }
 
-// Backoff is the wait between two attempts: Base doubled (or multiplied by
-// Factor) for each attempt already made, at most Max, then spread by Jitter.
+// Backoff determines the wait between two attempts: Base after the first attempt, multiplied by
+// Factor for each further one, at most Max, then varied by Jitter.
 type Backoff struct {
 	Base   time.Duration // after the first attempt. Default: 1 s
 	Max    time.Duration // Default: 1 h
 	Factor float64       // at least 1. Default: 2
-	// Jitter is the part of the wait that is left to chance: the wait is drawn
-	// evenly from [1-Jitter, 1+Jitter] times its length. 0 to 1; default 0.2,
-	// negative for none.
+	// Jitter is the random part of the wait: the wait is drawn uniformly from [1-Jitter, 1+Jitter]
+	// times its length. At most 1; default 0.2, negative for none.
 	Jitter float64
 }
 
-// Delay is the wait after the given attempt (1 is the first). chance is in
-// [0, 1) and decides the jitter.
+// Delay returns the wait after the given attempt (1 is the first). chance is a random number in [0,
+// 1) that decides the jitter.
 func (b Backoff) Delay(attempt int, chance float64) time.Duration {
 	d := float64(b.Base) * math.Pow(b.Factor, float64(max(attempt, 1)-1))
 	d = min(d, float64(b.Max))
@@ -216,7 +214,7 @@ func (t *Task) check(l *Limits) error {
 	if t.MaxAttempts < 0 || t.MaxAttempts > math.MaxInt32 {
 		return &InvalidError{"Task.MaxAttempts", t.MaxAttempts, "0 to 2^31-1"}
 	}
-	if !t.RunAt.IsZero() && (t.RunAt.Year() < 0 || t.RunAt.Year() > 9999) {
+	if year := t.RunAt.UTC().Year(); !t.RunAt.IsZero() && (year < 0 || year > 9999) {
 		return &InvalidError{"Task.RunAt", t.RunAt, "the years 0 to 9999"}
 	}
 	if t.LeaseFor != 0 && (t.LeaseFor < minLease || t.LeaseFor > maxLease) {
@@ -246,12 +244,12 @@ func (t *Task) check(l *Limits) error {
 	return nil
 }
 
-// tied reports whether the task has to do with others.
+// tied reports whether the task is bound to others.
 func (t *Task) tied() bool {
 	return t.Unique.Key != "" || t.Group != "" || t.LimitKey != "" || len(t.After) != 0
 }
 
-// headerBytes is what Limits.Headers bounds.
+// headerBytes returns the size that Limits.Headers bounds.
 func headerBytes(headers map[string]string) int {
 	n := 0
 	for k, v := range headers {
@@ -279,7 +277,7 @@ func (t *Task) record() record.Record {
 	return r
 }
 
-// tie adds to the stored form what binds the task to others.
+// tie adds the fields that bind the task to others to the stored form.
 func (t *Task) tie(r *record.Record) {
 	r.Limit, r.LimitKey = t.limitScope(), t.LimitKey
 	r.Group, r.GroupKey = t.groupScope(), t.Group
@@ -302,7 +300,7 @@ func runAtMillis(t time.Time) uint64 {
 	return uint64(max(t.UnixMilli(), 0))
 }
 
-// task returns what a producer handed in, as far as the record says it.
+// task returns the input of the producer, as far as it is in the record.
 func task(l engine.LaneKey, r *record.Record) Task {
 	t := Task{
 		Queue:       l.Queue,
@@ -331,8 +329,7 @@ func task(l engine.LaneKey, r *record.Record) Task {
 	return t
 }
 
-// millis rounds a duration up to milliseconds: what is asked for is the least
-// that is given.
+// millis rounds a duration up to milliseconds, so that nothing lasts shorter than asked for.
 func millis(d time.Duration) uint64 {
 	ms := uint64(d / time.Millisecond)
 	if d%time.Millisecond != 0 {
@@ -341,8 +338,8 @@ func millis(d time.Duration) uint64 {
 	return ms
 }
 
-// duration is the inverse of millis; the longest duration, rounded up, is
-// itself again.
+// duration is the inverse of millis; the longest duration, which millis rounds up, becomes itself
+// again.
 func duration(ms uint64) time.Duration {
 	if ms > uint64(math.MaxInt64/time.Millisecond) {
 		return math.MaxInt64
@@ -367,7 +364,7 @@ func checkName(field, name string, limit int) error {
 func bytesOf(n int) string { return fmt.Sprintf("%d bytes", n) }
 func atMost(n int) string  { return fmt.Sprintf("at most %d bytes", n) }
 
-// enum is the texts of a type's values; one without a text is not a value.
+// enum holds the texts of a type's values; a number without a text is not a value.
 type enum[T ~uint8] struct {
 	name  string // of the type
 	texts []string
@@ -375,7 +372,7 @@ type enum[T ~uint8] struct {
 
 func (e *enum[T]) valid(v T) bool { return int(v) < len(e.texts) && e.texts[v] != "" }
 
-// text returns the text of a value, and the type and number of anything else.
+// text returns the text of a value, and the type with the number of anything else.
 func (e *enum[T]) text(v T) string {
 	if e.valid(v) {
 		return e.texts[v]
@@ -399,7 +396,7 @@ func (e *enum[T]) unmarshal(v *T, text []byte) error {
 	return nil
 }
 
-// allowed is all texts, such as "a, b or c".
+// allowed returns all texts, such as "a, b or c".
 func (e *enum[T]) allowed() string {
 	texts := slices.DeleteFunc(slices.Clone(e.texts), func(s string) bool { return s == "" })
 	last := len(texts) - 1

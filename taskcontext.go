@@ -10,31 +10,30 @@ import (
 	"time"
 )
 
-// taskContext is what a worker has of a running task. It is the handler's context, or
-// the parent of it, with the values of the context of Run. Many handlers are
-// done before anybody asks when their context ends: what tells that is made when
-// somebody does.
+// taskContext is the running task of a worker. It is the handler's context, or the parent of it,
+// with the values of the context of Run. Many handlers never ask when their context ends: ending,
+// which says so, is made when one does.
 type taskContext struct {
 	runner   *runner
 	lease    Lease
 	deadline time.Time                   // of the attempt, by the task's Timeout; zero: none
-	logger   atomic.Pointer[slog.Logger] // nil: nobody has asked for it
+	logger   atomic.Pointer[slog.Logger] // nil: not used yet
 	out      *output                     // nil: nothing
 
 	mu     sync.Mutex              // guards what follows
 	over   bool                    // the context has ended
-	cause  error                   // of that; nil: context.Canceled
-	ending context.Context         // ends with the frame, and has nothing else; nil: nobody has asked for it
+	cause  error                   // of the end; nil: context.Canceled
+	ending context.Context         // ends with the taskContext, and has no values; nil: not used yet
 	cancel context.CancelCauseFunc // of ending
 }
 
-// output is what a handler wants to have stored with the completion, in memory that the
-// handler does not have.
+// output is what a handler stores with the completion, in memory that it does not share with the
+// handler.
 type output struct {
 	result    []byte
 	resultErr error // why the result cannot be stored
 	next      batch
-	nextErr   error // why the follow-ups cannot
+	nextErr   error // why the follow-ups cannot be stored
 }
 
 func (o *output) setResult(result []byte, l *Limits) {
@@ -44,7 +43,7 @@ func (o *output) setResult(result []byte, l *Limits) {
 	}
 }
 
-// followUp adds tasks, which inherit the trace context of trace.
+// followUp adds tasks, which inherit the trace context in trace.
 func (o *output) followUp(tasks []Task, trace map[string]string, l *Limits) {
 	if o.nextErr != nil {
 		return
@@ -55,7 +54,7 @@ func (o *output) followUp(tasks []Task, trace map[string]string, l *Limits) {
 	o.nextErr = o.next.add(tasks, l)
 }
 
-// fill has op store the output. An error is why it never can.
+// fill moves the output to op. An error says why it can never be stored.
 func (o *output) fill(op *completeOp) error {
 	if o.resultErr != nil {
 		return o.resultErr
@@ -70,133 +69,131 @@ func (o *output) fill(op *completeOp) error {
 	return nil
 }
 
-func (f *taskContext) output() *output {
-	if f.out == nil {
-		f.out = new(output)
+func (c *taskContext) output() *output {
+	if c.out == nil {
+		c.out = new(output)
 	}
-	return f.out
+	return c.out
 }
 
-// frameKey is the key under which a frame finds itself.
-type frameKey struct{}
+// taskContextKey is the key under which a taskContext is its own value.
+type taskContextKey struct{}
 
-// Value is that of the context of Run. Package context finds the cause of the
-// end, and whom to tell of it, as a value under a key of its own.
-func (f *taskContext) Value(key any) any {
-	if key == (frameKey{}) {
-		return f
+// Value returns the value in the context of Run. Package context finds the cause of the end, and
+// the contexts to cancel, as values under keys of its own.
+func (c *taskContext) Value(key any) any {
+	if key == (taskContextKey{}) {
+		return c
 	}
-	if v := f.runner.values.Value(key); v != nil {
+	if v := c.runner.values.Value(key); v != nil {
 		return v
 	}
-	if ctx := f.asked(); ctx != nil {
+	if ctx := c.usedEnding(); ctx != nil {
 		return ctx.Value(key)
 	}
 	return nil
 }
 
-// Deadline is that of the attempt.
-func (f *taskContext) Deadline() (time.Time, bool) { return f.deadline, !f.deadline.IsZero() }
+// Deadline returns the deadline of the attempt.
+func (c *taskContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
 
-// Done is closed when the frame ends.
-func (f *taskContext) Done() <-chan struct{} {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.ask().Done()
+// Done returns a channel that is closed when the context ends.
+func (c *taskContext) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.makeEnding().Done()
 }
 
-// Err is nil until the frame ends.
-func (f *taskContext) Err() error {
-	if ctx := f.asked(); ctx != nil {
+// Err returns nil until the context ends.
+func (c *taskContext) Err() error {
+	if ctx := c.usedEnding(); ctx != nil {
 		return ctx.Err()
 	}
 	return nil
 }
 
-// asked is what tells of the frame's end; nil if it has not ended, and nobody has
-// asked when it will.
-func (f *taskContext) asked() context.Context {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.over || f.ending == nil && !f.deadline.IsZero() && time.Until(f.deadline) <= 0 {
-		return f.ask()
+// usedEnding returns ending; nil if the context has not ended and nobody has used ending.
+func (c *taskContext) usedEnding() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over || c.ending == nil && !c.deadline.IsZero() && time.Until(c.deadline) <= 0 {
+		return c.makeEnding()
 	}
-	return f.ending
+	return c.ending
 }
 
-// ask makes what tells of the frame's end. REQUIRES: mu is held.
-func (f *taskContext) ask() context.Context {
-	if f.ending == nil {
-		f.ending, f.cancel = context.WithCancelCause(context.Background())
-		if f.over {
-			f.cancel(f.cause)
+// makeEnding returns ending, and makes it first if there is none. REQUIRES: mu is held.
+func (c *taskContext) makeEnding() context.Context {
+	if c.ending == nil {
+		c.ending, c.cancel = context.WithCancelCause(context.Background())
+		if c.over {
+			c.cancel(c.cause)
 		}
-		if !f.deadline.IsZero() {
+		if !c.deadline.IsZero() {
 			var stop context.CancelFunc
-			cancel := f.cancel
-			f.ending, stop = context.WithDeadline(f.ending, f.deadline)
-			f.cancel = func(cause error) {
+			cancel := c.cancel
+			c.ending, stop = context.WithDeadline(c.ending, c.deadline)
+			c.cancel = func(cause error) {
 				cancel(cause)
 				stop()
 			}
 		}
 	}
-	return f.ending
+	return c.ending
 }
 
 // end ends the context, if it has not ended.
-func (f *taskContext) end(cause error) {
-	f.mu.Lock()
-	if !f.over {
-		f.over, f.cause = true, cause
+func (c *taskContext) end(cause error) {
+	c.mu.Lock()
+	if !c.over {
+		c.over, c.cause = true, cause
 	}
-	cancel, cause := f.cancel, f.cause
-	f.mu.Unlock()
-	if cancel != nil { // a second time it does nothing
+	cancel, cause := c.cancel, c.cause
+	c.mu.Unlock()
+	if cancel != nil { // a second call does nothing
 		cancel(cause)
 	}
 }
 
-// taskContextOf returns the frame whose handler was given ctx; nil: none was.
+// taskContextOf returns the taskContext whose handler was given ctx; nil: none was.
 func taskContextOf(ctx context.Context) *taskContext {
 	if ctx == nil {
 		return nil
 	}
-	f, _ := ctx.Value(frameKey{}).(*taskContext)
-	return f
+	c, _ := ctx.Value(taskContextKey{}).(*taskContext)
+	return c
 }
 
-// LeaseFrom returns the task whose handler was given ctx, or a context derived
-// from it; ok is false if there is none. The lease is for reading: it belongs
-// to the handler.
+// LeaseFrom returns the task whose handler was given ctx, or a context derived from it; ok is false
+// if there is none. The lease must only be read: it belongs to the handler.
 func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
-	f := taskContextOf(ctx)
-	if f == nil {
+	c := taskContextOf(ctx)
+	if c == nil {
 		return nil, false
 	}
-	return &f.lease, true
+	return &c.lease, true
 }
 
 var silence = slog.New(slog.DiscardHandler)
 
-// LoggerFrom returns [Options.Logger] with attributes of the task whose handler was
-// given ctx, or a context derived from it: "task" (its ID), "queue", "attempt",
-// and "tenant" if it has one. It is made when it is first asked for. Outside of
-// a handler LoggerFrom returns a logger that is silent. It is safe for concurrent
-// use, and of use after the handler has returned.
+// LoggerFrom returns [Options.Logger] with attributes of the task whose handler was given ctx, or a
+// context derived from it: "task" (its ID), "queue", "attempt", and "tenant" if it has one. It is
+// made by the first call. Outside of a handler LoggerFrom returns a logger that discards
+// everything. LoggerFrom is safe for concurrent use, and the logger works after the handler has
+// returned.
 func LoggerFrom(ctx context.Context) *slog.Logger {
-	f := taskContextOf(ctx)
-	if f == nil {
+	c := taskContextOf(ctx)
+	if c == nil {
 		return silence
 	}
-	if l := f.logger.Load(); l != nil {
+	if l := c.logger.Load(); l != nil {
 		return l
 	}
-	l := f.runner.queue.opts.Logger.With(
-		"task", f.lease.ID.String(), "queue", f.lease.Queue, "attempt", f.lease.Attempt)
-	if f.lease.Tenant != "" {
-		l = l.With("tenant", f.lease.Tenant)
+	l := c.runner.queue.opts.Logger.With(
+		"task", c.lease.ID.String(), "queue", c.lease.Queue, "attempt", c.lease.Attempt)
+	if c.lease.Tenant != "" {
+		l = l.With("tenant", c.lease.Tenant)
 	}
-	f.logger.Store(l)
+	c.logger.Store(l)
 	return l
 }

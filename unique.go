@@ -10,30 +10,27 @@ import (
 	"codeq/internal/wire"
 )
 
-// Unique is the idempotency key of a task. Of the tasks of a queue and tenant
-// (and of a Group and LimitKey, if they have one) a key is held by one at a
-// time. Whoever produces another one with the same key gets the ID of the
-// holder, with [ErrDuplicate], or replaces it.
+// Unique is the idempotency key of a task. Among the tasks of a queue and tenant (and of a Group
+// and LimitKey, if they have one) only one holds a key at a time. A produce of another task with
+// the same key returns the ID of the holder, with [ErrDuplicate], or replaces the holder.
 //
-// A key is taken as long as its task is ready, scheduled, blocked or leased,
-// and at least for the time that For gives. It outlives restarts.
+// A key is taken as long as its task is ready, scheduled, blocked or leased, and at least for the
+// time For. It is stored, and so restarts do not free it.
 type Unique struct {
-	// Key is the idempotency key. "": the task has none, and the other fields
-	// have no meaning.
+	// Key is the idempotency key. "": the task has none, and the other fields have no meaning.
 	Key string `json:",omitzero"`
-	// For is how long after its produce the key is taken at least, whatever
-	// becomes of the task: by the clock in the task's ID, so that a wall clock
-	// that is set back makes it longer. 0: until the task has ended.
+	// For is how long after its produce the key is taken at least, whatever happens to the task. It
+	// is measured from the time in the task's ID, so that a wall clock that is set back makes it
+	// longer. 0: until the task has ended.
 	For time.Duration `json:",omitzero"`
-	// Replace has the new task take the place of one that still waits (ready,
-	// scheduled or blocked): the ID stays, and so do After and OnDead; everything
-	// else is that of the new task, which has all its attempts before it, waits
-	// anew and, when ready, behind the others. So a task that is produced again
-	// and again for a moment later runs once, when it is quiet. A task that is
-	// leased is not replaced: the new one is refused with ErrDuplicate.
+	// Replace lets the new task replace one that still waits (ready, scheduled or blocked). The ID
+	// stays, and so do After and OnDead; everything else is that of the new task: its attempts
+	// count from 0, it waits from the beginning, and when it is ready it goes behind the others. So
+	// a task that is produced again and again for a moment later runs once, after the last produce.
+	// A leased task is not replaced: the new one is refused with ErrDuplicate.
 	Replace bool `json:",omitzero"`
-	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed,
-	// or becomes a dead letter.
+	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed, or becomes a dead
+	// letter.
 	ReleaseOnComplete bool `json:",omitzero"`
 	ReleaseOnDead     bool `json:",omitzero"`
 }
@@ -41,8 +38,8 @@ type Unique struct {
 // DuplicateError says that an idempotency key is taken. It matches [ErrDuplicate].
 type DuplicateError struct {
 	Key string
-	ID  ID // of the task that has the key
-	// Index is the task's place in the batch.
+	ID  ID // of the task that holds the key
+	// Index is the index of the refused task in the batch.
 	Index int
 }
 
@@ -53,7 +50,7 @@ func (e *DuplicateError) Error() string {
 // Is reports that every [DuplicateError] is an [ErrDuplicate].
 func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 
-// flags are those of a new task, which is stored only if its key is free.
+// flags returns the flags of a new task, which is stored only if its key is free.
 func (u *Unique) flags() (f uint8) {
 	if u.Key != "" {
 		f = record.HoldsKey
@@ -111,8 +108,8 @@ func (t *Task) uniqueHash() [keys.UniqueLen]byte {
 	return k.hash()
 }
 
-// UniqueKey names an idempotency key by the fields of the task that has it: tasks that
-// differ in one of them do not share a key.
+// UniqueKey identifies an idempotency key by the fields of the task that has it: tasks that differ
+// in one of them do not share a key.
 type UniqueKey struct {
 	Queue    string // Task.Queue. Required
 	Tenant   string // Task.Tenant
@@ -146,7 +143,7 @@ func (k *UniqueKey) hash() [keys.UniqueLen]byte {
 	return keys.UniqueHash(k.Queue, k.Tenant, k.LimitKey, k.Group, k.Key)
 }
 
-// home is the shard that keeps the key, that of its tasks.
+// home returns the shard that stores the key, which is that of its tasks.
 func (k *UniqueKey) home(shards int) int {
 	t := Task{Queue: k.Queue, Tenant: k.Tenant, Group: k.Group, LimitKey: k.LimitKey}
 	ties := record.Ties{Limit: t.limitScope(), Group: t.groupScope(), Unique: k.hash()}
@@ -154,9 +151,9 @@ func (k *UniqueKey) home(shards int) int {
 	return shard
 }
 
-// ReleaseKey frees an idempotency key, whatever has become of the task that has
-// it. It returns [ErrNotFound] if no task has it, and [ErrDiskFull] if the task goes on
-// and there is no room to store that it does so without the key.
+// ReleaseKey frees an idempotency key, whatever the state of the task that has it. It returns
+// [ErrNotFound] if no task has the key, and [ErrDiskFull] if the task has not ended and there is no
+// room to store the task without the key.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrClosed], and that of ctx.

@@ -6,29 +6,29 @@ import (
 	"codeq/internal/engine"
 )
 
-// verb is what there is to know of an operation beside what it does. The entries of verbs name no
-// fields, so that none can be forgotten.
+// verb is what the pipeline knows of an operation. The entries of verbs name no fields, so that
+// none can be omitted.
 type verb struct {
-	new        func(from string) request      // for a call of another node, to be decoded; nil: nodes do not call it
-	room       func(operation) engine.Room    // the level down to which it goes on
-	repeatable func(request) bool             // resolved twice, it has no other effect than once
-	tasks      func(request) []engine.NewTask // that it produces
+	new        func(from string) request      // for decoding a call of another node; nil: nodes do not call it
+	room       func(operation) engine.Room    // the level of free space down to which it still runs
+	repeatable func(request) bool             // resolved twice, it has the same effect as once
+	tasks      func(request) []engine.NewTask // the tasks that it produces
 	traits     trait
 }
 
 type trait uint8
 
 const (
-	readsOnly  trait = 1 << iota // it changes nothing, so that there is no doubt about one that was not answered
-	onLease                      // it keeps a lease, or ends it: then it matters when it came
-	endsLease                    // whichever try is applied ends the lease, and another one finds it lost
-	waitsRoom                    // it waits for room, as nobody would call again
-	passesFull                   // it is taken by an inbox that is full: the owner waits for it
+	readsOnly  trait = 1 << iota // changes nothing, so that one without an answer is not uncertain
+	onLease                      // extends or ends a lease: so the time at which it came matters
+	endsLease                    // the first try that is applied ends the lease, and later ones find it lost
+	waitsRoom                    // waits for room, as nobody would call again
+	passesFull                   // is accepted by a full inbox: the owner waits for it
 )
 
 func (v *verb) is(t trait) bool { return v.traits&t != 0 }
 
-// callKind says which operation a call of another node is.
+// callKind is the kind of operation in a call between nodes.
 type callKind byte
 
 const (
@@ -62,22 +62,22 @@ const (
 	endOfRequests
 )
 
-var _ [cluster.OwnKinds - endOfRequests]struct{} // kinds from there on are those of the cluster
+var _ [cluster.OwnKinds - endOfRequests]struct{} // larger kinds are those of the cluster
 
-// verbs are the operations of calls.
+// verbs describes the operations of calls.
 var verbs = [endOfRequests]verb{
 	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, 0},
 	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, 0},
 	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
 	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
 	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease},
-	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease}, // what it writes is not worth mentioning, like permits
+	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease}, // writes almost nothing
 	callAlter:          {blank[alterOp], roomOfAlter, no, none, 0},
 	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
 	callBulk:           {blank[bulkOp], roomOfBulk, no, none, 0},
 	callStats:          {blank[statsOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
 	callIdle:           {blank[idleOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callReleaseKey:     {blank[releaseKeyOp], upTo(engine.RoomNone), no, none, 0}, // unless the task goes on
+	callReleaseKey:     {blank[releaseKeyOp], upTo(engine.RoomNone), no, none, 0}, // unless the task has not ended
 	callSetSchedule:    {blank[setScheduleOp], upTo(engine.Roomy), yes, none, 0},
 	callDeleteSchedule: {blank[deleteScheduleOp], upTo(engine.RoomNone), no, none, 0},
 	callSchedules:      {blank[schedulesOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
@@ -95,7 +95,7 @@ var verbs = [endOfRequests]verb{
 	callResume:         {blank[resumeOp], upTo(engine.RoomEmpty), no, none, passesFull},
 }
 
-// The verbs of what owners, and the goroutines that work for them, tell an owner.
+// The verbs of operations that owners, and the goroutines that work for them, send to an owner.
 var (
 	internal      = verb{nil, upTo(engine.RoomEmpty), no, none, 0} // it writes nothing
 	internalParks = verb{nil, upTo(engine.RoomScarce), no, none, waitsRoom}
@@ -156,7 +156,7 @@ func blank[T any, P interface {
 	return P(new(T))
 }
 
-// upTo is the room of operations that all go on down to a level.
+// upTo returns the room of operations that all run down to the same level.
 func upTo(level engine.Room) func(operation) engine.Room {
 	return func(operation) engine.Room { return level }
 }

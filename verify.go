@@ -11,39 +11,41 @@ import (
 	"codeq/internal/manifest"
 )
 
-// VerifyOptions of Verify. A nil *VerifyOptions changes nothing.
+// VerifyOptions are the options of Verify. With a nil *VerifyOptions Verify changes nothing.
 type VerifyOptions struct {
-	// Repair has every shard with a problem repaired. If it was closed in order, and one bit is wrong in its
-	// logs or in its MANIFEST, that is put right. If more is wrong it is built anew, from the records of tasks
-	// that can be read then. What follows from these is derived: index entries, counters,
-	// sizes of buckets, turns of groups, and what frees idempotency keys; lease
-	// records, settings, schedules, idempotency keys and messages between shards are taken over as
-	// far as they can be read. The damaged store is kept beside the new one, as
-	// shard-NNN.damaged-N: remove it when it is of no use any more.
+	// Repair repairs every shard with a problem. If the shard was closed in order, and one bit is
+	// wrong in its logs or in its MANIFEST, that bit is corrected. If more is wrong, the shard is
+	// rebuilt from the records of tasks that can be read. Everything that follows from these is
+	// derived: index entries, counters, sizes of buckets, turns of groups, and the entries that
+	// free idempotency keys; lease records, settings, schedules, idempotency keys and messages
+	// between shards are copied as far as they can be read. The damaged store is kept beside the
+	// new one, as shard-NNN.damaged-N: remove it when you do not need it any more.
 	//
-	// What cannot be read is lost. A task whose record is lost is gone; one whose
-	// lease record is lost is delivered again, and the attempt not counted; tasks of a queue or a tenant whose name is
-	// lost have one that begins with "recovered-", and if they have a Group or a LimitKey that contradicts it, which is reported; an
-	// idempotency key that is lost with its task's end is free; and with the end of a log or of a
-	// MANIFEST the last that happened is lost: tasks that were produced then are gone, and those that
-	// ended then are delivered again. If a table, a MANIFEST, a marker or OPTIONS is missing or cut short, tasks
-	// that have ended may be back: see ShardReport.MayRepeat. The directory of a node of a cluster is not repaired,
-	// since replicas are equal: see ReplaceNode.
+	// What cannot be read is lost. A task whose record is lost is gone. A task whose lease record
+	// is lost is delivered again, and the attempt is not counted. If the name of a queue or a
+	// tenant is lost, its tasks get a name that begins with "recovered-"; this is reported if it
+	// contradicts their Group or LimitKey. An idempotency key that is lost together with its task's
+	// end is free. If the end of a log or of a MANIFEST is lost, so are the last changes: tasks
+	// produced then are gone, and tasks that ended then are delivered again. If a table, a
+	// MANIFEST, a marker or OPTIONS is missing or cut short, ended tasks may be back: see
+	// ShardReport.MayRepeat. The directory of a node of a cluster is not repaired, since replicas
+	// are equal: see ReplaceNode.
 	Repair bool
-	// AcceptCopy verifies a directory that ErrCopied refuses: see Options.AcceptCopy.
+	// AcceptCopy makes Verify accept a directory that ErrCopied would refuse: see
+	// Options.AcceptCopy.
 	AcceptCopy bool
 
 	fs vfs.FS
 }
 
-// VerifyReport is what Verify has found.
+// VerifyReport is the result of Verify.
 type VerifyReport struct {
-	Node     string        // of a cluster whose directory it is; "": a queue by itself
-	Shards   []ShardReport // in their order
-	Problems []Problem     // of all shards, and of what a node has beside them
+	Node     string        // name of the cluster node; "": not a node of a cluster
+	Shards   []ShardReport // by the number of the shard
+	Problems []Problem     // of all shards, and of the other data of a node
 }
 
-// OK reports whether there is no problem, or none any more.
+// OK reports whether there is no problem, or all have been repaired.
 func (r *VerifyReport) OK() bool {
 	for _, p := range r.Problems {
 		if !p.Repaired {
@@ -53,28 +55,29 @@ func (r *VerifyReport) OK() bool {
 	return true
 }
 
-// ShardReport is what Verify has found of a shard; after a repair, of the new store.
+// ShardReport describes one shard; after a repair, the new store.
 type ShardReport struct {
-	// Sealed: the store was closed in order, and its logs are known to be whole. In one that a
-	// crash has left, damage at the end of the newest log looks like that end.
+	// Sealed: the store was closed in order, and its logs are known to be complete. After a crash,
+	// damage at the end of the newest log cannot be told from the end itself.
 	Sealed bool
 	Files  int
 	Bytes  int64
 	Tasks  Counts // those that can be read
-	// Kept is where Repair has put the damaged store, in the queue's directory.
-	// "": it was not repaired.
+	// Kept is where Repair has put the damaged store, in the queue's directory. "": the shard was
+	// not repaired.
 	Kept string
-	// MayRepeat is how many tasks have not ended in a shard of which a file was missing or
-	// cut short when it was repaired: of them, some may have ended, and are delivered again.
+	// MayRepeat is how many tasks may be delivered again although they had ended. It is 0 unless a
+	// file of the repaired shard was missing or cut short; then it counts all tasks of the shard
+	// that have not ended as far as is known.
 	MayRepeat int
 }
 
-// Problem is one thing that is not as it should be.
+// Problem is one case of damage or contradiction that Verify has found.
 type Problem struct {
-	Shard      int    // -1: it is not of a shard
-	File       string // in the queue's directory; "": what is stored contradicts itself
+	Shard      int    // -1: not in a shard
+	File       string // in the queue's directory; "": stored values contradict each other
 	Text       string
-	Repairable bool // by VerifyOptions.Repair, at the loss of what cannot be read
+	Repairable bool // by VerifyOptions.Repair, which loses what cannot be read
 	Repaired   bool
 }
 
@@ -89,18 +92,18 @@ func (p Problem) String() string {
 	return s
 }
 
-// Verify reads all that is stored in the directory of a queue that nobody has open, and reports
-// what is damaged or contradicts itself: the seals that Close leaves, the checksum of every block,
-// the order of Pebble's levels, and then whether records, index, counters, leases and all else
-// agree. Without Repair it changes nothing. It reads everything two or three times, a shard after
-// the other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
+// Verify reads everything in the directory of a closed queue, and reports damage and
+// contradictions. It checks the seals that Close leaves, the checksum of every block, the order of
+// Pebble's levels, and then whether records, index, counters, leases and all other entries agree.
+// Without Repair it changes nothing. It reads everything two or three times, one shard after the
+// other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
 //
-// The error says why the directory could not be verified: [ErrNotQueue],
-// [ErrLocked], [ErrFormat], [ErrCopied], [ErrCorrupt] if the manifest of the queue is damaged, or
-// one of the file system. Problems are no error.
+// The error says why the directory could not be verified: [ErrNotQueue], [ErrLocked], [ErrFormat],
+// [ErrCopied], [ErrCorrupt] if the manifest of the queue is damaged, or an error of the file
+// system. Problems in the report are not returned as an error.
 //
-// A repair is all or nothing for each shard, whenever it is interrupted; the next one begins
-// anew, and Open finishes one that was complete.
+// A repair is all or nothing for each shard, whenever it is interrupted; the next repair starts
+// again, and Open finishes one that was complete.
 func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	defer public(&err)
 	o := VerifyOptions{fs: vfs.Default}
@@ -138,7 +141,8 @@ func verifyReport(node string, found *fsck.Report) *VerifyReport {
 	r := &VerifyReport{Node: node}
 	for _, s := range found.Shards {
 		r.Shards = append(r.Shards, ShardReport{
-			Sealed: s.Sealed, Files: s.Files, Bytes: s.Bytes, Tasks: Counts(s.Tasks), Kept: s.Kept, MayRepeat: s.MayRepeat,
+			Sealed: s.Sealed, Files: s.Files, Bytes: s.Bytes,
+			Tasks: Counts(s.Tasks), Kept: s.Kept, MayRepeat: s.MayRepeat,
 		})
 	}
 	for _, p := range found.Problems {
@@ -147,7 +151,7 @@ func verifyReport(node string, found *fsck.Report) *VerifyReport {
 	return r
 }
 
-// storedRules say what is good of the stored values that users see.
+// storedRules check those stored values that users see.
 var storedRules = &fsck.Rules{
 	MaxPriority: MaxPriority,
 	MaxOnDead:   uint8(RunOnDead),

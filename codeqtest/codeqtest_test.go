@@ -39,7 +39,7 @@ func record(queue string) (*codeq.Mux, *[]string) {
 	}), got
 }
 
-// failed is a testing.TB of which a failure ends the goroutine but not the test.
+// failed is a testing.TB whose failures end the goroutine but not the test.
 type failed struct {
 	testing.TB
 	messages []string
@@ -54,8 +54,8 @@ func (f *failed) Fatalf(format string, args ...any) {
 	panic(f)
 }
 
-// failure returns the messages with which check fails; "" if it does not. It
-// calls check with the TB to fail on.
+// failure returns the messages with which check fails; "" if it does not. It calls check with the
+// TB to fail on.
 func failure(t *testing.T, check func(t testing.TB)) (message string) {
 	t.Helper()
 	tb := &failed{TB: t}
@@ -93,8 +93,8 @@ func TestWorkLeavesWhatIsScheduled(t *testing.T) {
 	})
 }
 
-// TestWorkWaitsForHandlers: handlers that sleep are not cut short, and what
-// they leave to be done is done.
+// TestWorkWaitsForHandlers: handlers that sleep are not cut short, and what they leave to be done
+// is done.
 func TestWorkWaitsForHandlers(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		start := time.Now()
@@ -133,14 +133,14 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestDrainRetries: a day of backoff takes no real time, and exactly a day of
-// the bubble's.
+// TestDrainRetries: a day of backoff takes no real time, and exactly a day in the bubble.
 func TestDrainRetries(t *testing.T) {
 	realStart := time.Now()
 	backoff := codeq.Backoff{Base: time.Hour, Max: 12 * time.Hour}
 	codeqtest.Test(t, &codeq.Options{Backoff: backoff, MaxAttempts: 6}, func(t *testing.T, q *codeqtest.Queue) {
 		start := time.Now()
-		produce(t, q, codeq.Task{Queue: "a", Payload: []byte("fails")}, codeq.Task{Queue: "a", Payload: []byte("works")})
+		produce(t, q,
+			codeq.Task{Queue: "a", Payload: []byte("fails")}, codeq.Task{Queue: "a", Payload: []byte("works")})
 		var failures []string
 		q.RunOptions.OnError = func(l *codeq.Lease, err error) { failures = append(failures, err.Error()) }
 		q.Drain(handle("a", func(payload string, job *codeq.Job[[]byte]) error {
@@ -153,13 +153,13 @@ func TestDrainRetries(t *testing.T) {
 		require.Len(t, failures, 6)
 		dead := codeqtest.RequireDead(t, q, "a", func(payload []byte) bool { return string(payload) == "fails" })
 		require.Equal(t, "attempt 6", dead.LastError)
-		require.Equal(t, codeq.Done, codeqtest.RequireProduced(t, q, "a", func(payload []byte) bool { return string(payload) == "works" }).State)
+		works := func(payload []byte) bool { return string(payload) == "works" }
+		require.Equal(t, codeq.Done, codeqtest.RequireProduced(t, q, "a", works).State)
 	})
 	require.Less(t, time.Since(realStart), time.Minute)
 }
 
-// TestDrainWaitsForLeases: a task that the test has claimed comes back when its
-// lease expires.
+// TestDrainWaitsForLeases: a task that the test has claimed comes back when its lease expires.
 func TestDrainWaitsForLeases(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		produce(t, q, codeq.Task{Queue: "a", Payload: []byte("lost")})
@@ -174,12 +174,12 @@ func TestDrainWaitsForLeases(t *testing.T) {
 	})
 }
 
-// TestWorkLeavesWhatIsHeldBack: what a pause or a limit keeps from being claimed
-// stays, and Work does the rest.
+// TestWorkLeavesWhatIsHeldBack: what a pause or a limit keeps from being claimed stays, and Work
+// does the rest.
 func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		set   codeq.Settings
-		first int // tasks of 3 that are done before the hindrance ends
+		first int // tasks of 3 that are done before the pause or limit ends
 		end   func(t *testing.T, q *codeqtest.Queue)
 	}{
 		"paused": {
@@ -192,7 +192,7 @@ func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 		},
 		"concurrency": {
 			codeq.Settings{Concurrency: 1}, 0,
-			func(_ *testing.T, q *codeqtest.Queue) { q.Advance(time.Hour) }, // the lease of the test runs out
+			func(_ *testing.T, q *codeqtest.Queue) { q.Advance(time.Hour) }, // the lease of the test expires
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -204,7 +204,8 @@ func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 				}
 				require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { *s = tc.set }))
 				q.Advance(time.Minute) // a bucket is empty at first
-				produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
+				a, b := codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"}
+				produce(t, q, a, a, a, b)
 				done := make(map[string]int)
 				var mux codeq.Mux
 				for _, queue := range []string{"a", "b"} {
@@ -228,8 +229,8 @@ func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 	}
 }
 
-// TestWorkOverShards: what handlers leave to be done in other shards is done, in a
-// bubble and in real time.
+// TestWorkOverShards: what handlers leave to be done in other shards is done, in a bubble and in
+// real time.
 func TestWorkOverShards(t *testing.T) {
 	opts := &codeq.Options{Shards: 4}
 	work := func(t *testing.T, q *codeqtest.Queue) {
@@ -278,7 +279,10 @@ func TestDrainFails(t *testing.T) {
 		"handler that waits for its context": {
 			func(_ testing.TB, q *codeqtest.Queue) {
 				mux := new(codeq.Mux)
-				codeq.Handle(mux, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error { <-ctx.Done(); return ctx.Err() })
+				codeq.Handle(mux, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+					<-ctx.Done()
+					return ctx.Err()
+				})
 				q.RunOptions.LeaseFor = time.Hour
 				q.Work(mux)
 			},
@@ -338,13 +342,14 @@ func TestReopen(t *testing.T) {
 	})
 }
 
-// TestCrash: what was acknowledged is found at every durability that says so,
-// and what the old process does afterwards is not.
+// TestCrash: what was acknowledged is found at every durability that says so, and what the old
+// process does afterwards is not.
 func TestCrash(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
 			codeqtest.Test(t, &codeq.Options{Durability: level, Shards: 2}, func(t *testing.T, q *codeqtest.Queue) {
-				produce(t, q, codeq.Task{Queue: "claimed"}, codeq.Task{Queue: "run", Payload: []byte("x")}, codeq.Task{Queue: "ready"})
+				running := codeq.Task{Queue: "run", Payload: []byte("x")}
+				produce(t, q, codeq.Task{Queue: "claimed"}, running, codeq.Task{Queue: "ready"})
 				l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"claimed"}, LeaseFor: time.Hour})
 				require.NoError(t, err)
 
@@ -371,7 +376,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestProduced: tasks are seen whoever produced them and whatever became of them.
+// TestProduced: tasks are returned however they were produced, and in any state.
 func TestProduced(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		_, err := q.ProduceBatch(t.Context(), []codeq.Task{
@@ -495,7 +500,8 @@ func TestRealTime(t *testing.T) {
 	})
 	q.Work(mux)
 	require.Len(t, codeqtest.Produced[[]byte](t, q, "a"), 3)
-	require.Equal(t, codeq.Done, codeqtest.RequireProduced(t, q, "a", func(p []byte) bool { return string(p) == "1'" }).State)
+	follows := func(p []byte) bool { return string(p) == "1'" }
+	require.Equal(t, codeq.Done, codeqtest.RequireProduced(t, q, "a", follows).State)
 	codeqtest.RequireProduced[[]byte](t, q, "b", nil)
 
 	q.Drain(handle("b", func(string, *codeq.Job[[]byte]) error {
@@ -520,7 +526,7 @@ func TestRealTime(t *testing.T) {
 	require.Panics(t, func() { q.Advance(time.Hour) })
 }
 
-// TestOpenOfCluster: a queue in memory is no node.
+// TestOpenOfCluster: a queue in memory cannot be a node.
 func TestOpenOfCluster(t *testing.T) {
 	message := failure(t, func(tb testing.TB) {
 		codeqtest.Open(tb, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0"}})
@@ -530,7 +536,7 @@ func TestOpenOfCluster(t *testing.T) {
 	require.Contains(t, message, "codeq.Open")
 }
 
-// TestOptions: what the test says goes before the defaults of Open.
+// TestOptions: options of the test override the defaults of Open.
 func TestOptions(t *testing.T) {
 	opts := &codeq.Options{Shards: 3, Retention: time.Minute, Backoff: codeq.Backoff{Base: time.Hour, Jitter: 1}}
 	given := *opts
@@ -544,7 +550,9 @@ func TestOptions(t *testing.T) {
 			time.Sleep(time.Second)
 			return nil
 		})
-		codeq.Handle(mux, "a", func(context.Context, *codeq.Job[[]byte]) error { return errors.New("not in RunOptions.Queues") })
+		codeq.Handle(mux, "a", func(context.Context, *codeq.Job[[]byte]) error {
+			return errors.New("not in RunOptions.Queues")
+		})
 		q.Drain(mux)
 		require.Equal(t, time.Second, time.Since(start), "five at a time")
 		require.Len(t, codeqtest.Produced[[]byte](t, q, "b"), 5)

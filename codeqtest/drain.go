@@ -16,21 +16,20 @@ const limit = 366 * 24 * time.Hour
 
 var errLimit = errors.New("still not done after 366 days")
 
-// Drain has the handlers of mux work until none of their queues has a task that
-// is ready, scheduled, blocked or leased, as codeq.Queue.WaitIdle sees it:
-// retries, tasks for a later time and tasks that wait for others included, dead
-// letters excluded. In a bubble the time that this takes passes at once.
+// Drain runs the handlers of mux until none of their queues has a task that is ready, scheduled,
+// blocked or leased, as codeq.Queue.WaitIdle sees it: it waits for retries, tasks for a later time
+// and tasks that wait for others, but not for dead letters. In a bubble the time that this takes
+// passes at once.
 //
-// Tasks that the handlers produce into queues without a handler are left
-// alone. The test ends when the queues are not idle after 366 days, as when a
-// handler produces its own successor each day, or a queue is paused and nobody resumes it
-// meanwhile; see Work for such. Without a bubble these are real days.
+// Drain ignores tasks in queues without a handler. The test ends if the queues are not idle after
+// 366 days, for example because a handler produces its own successor each day, or a queue stays
+// paused; use Work for these. Without a bubble these are real days.
 //
-// Handlers run on other goroutines: they report to the test with t.Error or
-// assert, or by the error that they return, not with t.Fatal or require.
+// Handlers run on other goroutines: they must report to the test with t.Error or assert, or by the
+// error that they return, not with t.Fatal or require.
 func (q *Queue) Drain(mux *codeq.Mux) {
 	q.t.Helper()
-	r := q.start(mux) // when it is stopped no handler runs, unless something failed
+	r := q.start(mux) // unless something fails, no handler runs when it is stopped
 	ctx, cancel := context.WithTimeoutCause(r.ctx, limit, errLimit)
 	defer cancel()
 	err := q.WaitIdle(ctx, r.queues...)
@@ -38,11 +37,12 @@ func (q *Queue) Drain(mux *codeq.Mux) {
 		err = stopped
 	}
 	if err != nil {
-		q.t.Fatalf("codeqtest: drain %q: %v%s\n%s", r.queues, err, q.paused(r.queues), q.describe("", codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased))
+		left := q.describe("", codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased)
+		q.t.Fatalf("codeqtest: drain %q: %v%s\n%s", r.queues, err, q.paused(r.queues), left)
 	}
 }
 
-// paused names those of the queues that are; "" if none is.
+// paused lists those of the queues that are paused; "" if none is.
 func (q *Queue) paused(queues []string) string {
 	var names []string
 	for _, name := range queues {
@@ -56,14 +56,14 @@ func (q *Queue) paused(queues []string) string {
 	return "; paused: " + strings.Join(names, ", ")
 }
 
-// Work has the handlers of mux work until nothing can be claimed from their queues, and
-// waits for the handlers to end. It does not wait for tasks that are scheduled, as for a
-// retry, nor for those that a pause, a rate or a limit of concurrency holds back at the moment:
-// they stay, and a later call does them, as after Advance. In a bubble no time passes, unless
-// handlers let it pass; a task that becomes ready by then is worked on as well.
+// Work runs the handlers of mux until nothing can be claimed from their queues, and waits for the
+// handlers to end. It does not wait for scheduled tasks, such as retries, nor for tasks that a
+// pause, a rate or a limit of concurrency holds back at the moment: they stay for a later call, for
+// example after Advance. In a bubble no time passes, unless handlers let it pass; tasks that become
+// ready in that time are worked on as well.
 //
-// A handler that at once produces its own successor, or has its task
-// back by Snooze(0), keeps Work from ending.
+// Work does not end if a handler produces its own successor at once, or gives its task back by
+// Snooze(0).
 func (q *Queue) Work(mux *codeq.Mux) {
 	q.t.Helper()
 	ctx, cancel := context.WithTimeoutCause(context.Background(), limit, errLimit)
@@ -74,7 +74,7 @@ func (q *Queue) Work(mux *codeq.Mux) {
 		var err error
 		claimed, err = hook.RunUntilEmpty(ctx, q.Queue, mux, &opts)
 		if err == nil {
-			err = q.WaitIdle(ctx, "") // of no name: what the completions have sent to other shards is there
+			err = q.WaitIdle(ctx, "") // no queue has this name: this waits for messages between shards
 		}
 		if err != nil {
 			q.t.Fatalf("codeqtest: work on %q: %v\n%s", opts.Queues, err, q.describe("", codeq.Ready, codeq.Leased))
@@ -109,7 +109,7 @@ type running struct {
 	err    error         // of Run; valid once done is closed
 }
 
-// start calls Run.
+// start calls Run on another goroutine.
 func (q *Queue) start(mux *codeq.Mux) *running {
 	opts := q.runOptions(mux)
 	r := &running{queues: opts.Queues, done: make(chan struct{})}
@@ -122,7 +122,7 @@ func (q *Queue) start(mux *codeq.Mux) *running {
 	return r
 }
 
-// stop ends Run and returns its error, if it had one.
+// stop ends Run and returns its error.
 func (r *running) stop() error {
 	r.cancel(nil)
 	<-r.done

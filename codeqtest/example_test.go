@@ -19,8 +19,8 @@ type Mail struct {
 	Template string
 }
 
-// signUp is the code under test: it has a new customer welcomed, and reminded
-// three days later.
+// signUp is the code under test: it produces a welcome for a new customer, and a reminder three
+// days later.
 func signUp(ctx context.Context, q *codeq.Queue, address string) error {
 	welcome, err := json.Marshal(Mail{To: address, Template: "welcome"})
 	if err != nil {
@@ -37,14 +37,14 @@ func signUp(ctx context.Context, q *codeq.Queue, address string) error {
 	return err
 }
 
-// mailer is the code under test, too: it works on the queue "mail".
+// mailer is also code under test: it works on the queue "mail".
 type mailer struct {
 	send func(Mail) error
 }
 
 func (m *mailer) handle(_ context.Context, job *codeq.Job[Mail]) error { return m.send(job.Args) }
 
-// TestExample is how a program tests what it does with codeq.
+// TestExample shows how a program tests its use of codeq.
 func TestExample(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		var sent []string

@@ -12,19 +12,18 @@ import (
 	"codeq/internal/hook"
 )
 
-// dir is where in its file system the queue lies.
+// dir is the directory of the queue in its file system.
 const dir = "queue"
 
-// Queue is a queue in memory that belongs to a test. Its own methods and
-// assertions are for the goroutine of the test, and end the test when they
-// fail; what it has of codeq.Queue is safe for concurrent use.
+// Queue is a queue in memory that belongs to a test. Only the goroutine of the test may call its
+// own methods and assertions, which end the test when they fail; the methods of codeq.Queue are
+// safe for concurrent use.
 type Queue struct {
-	// Queue is to be handed to the code under test. Reopen and Crash replace
-	// it.
+	// Queue is the queue for the code under test. Reopen and Crash replace it.
 	*codeq.Queue
-	// RunOptions are those of the Run that Drain and Work call, with defaults
-	// of their own: a Concurrency of 1, Queues in the order of their names, and
-	// an OnError that logs to the test. Grace is not heeded.
+	// RunOptions are the options of the Run that Drain and Work call. Their defaults differ from
+	// those of Run: a Concurrency of 1, Queues in the order of their names, and an OnError that
+	// logs to the test. Grace is ignored.
 	RunOptions codeq.RunOptions
 
 	t      testing.TB
@@ -33,23 +32,22 @@ type Queue struct {
 	bubble bool // the queue was opened in one
 }
 
-// Test calls test in a bubble of testing/synctest with a queue that [Open] has
-// opened with opts, and closes the queue at the end. It must not be called in a
-// bubble.
+// Test calls test in a bubble of testing/synctest with a queue that [Open] has opened with opts,
+// and closes the queue at the end. It must not be called in a bubble.
 func Test(t *testing.T, opts *codeq.Options, test func(t *testing.T, q *Queue)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { test(t, Open(t, opts)) })
 }
 
-// Open opens a new queue in memory, which t closes in its cleanup. Nil opts are
-// all defaults. Three defaults differ from those of codeq.Open:
+// Open opens a new queue in memory, which t closes in its cleanup. Nil opts mean all defaults.
+// Three defaults differ from those of codeq.Open:
 //
 //	Shards          1
 //	Retention       codeq.Forever, so that completed tasks are found by assertions
 //	Backoff.Jitter  none
 //
-// In a bubble time is that of the bubble, elsewhere it is real. An error ends
-// the test; so does Options.Cluster, as a node has no place in memory.
+// In a bubble time is that of the bubble, elsewhere it is real. An error ends the test; so does
+// Options.Cluster, as a queue in memory cannot be a node.
 func Open(t testing.TB, opts *codeq.Options) *Queue {
 	t.Helper()
 	if opts != nil && opts.Cluster != nil {
@@ -74,25 +72,24 @@ func Open(t testing.TB, opts *codeq.Options) *Queue {
 	return q
 }
 
-// Reopen closes the queue and opens it again, as a program does that is stopped
-// and started. Calls of Run end as codeq.Queue.Close says. The new q.Queue is
-// another one than before; the code under test has to be given it.
+// Reopen closes the queue and opens it again, like a program that is stopped and started. Calls of
+// Run end as codeq.Queue.Close says. q.Queue is a new Queue afterwards: pass it to the code under
+// test.
 func (q *Queue) Reopen() {
 	q.t.Helper()
 	q.close()
 	q.open()
 }
 
-// Crash is like Reopen for a program that is killed: the new queue finds what
-// was acknowledged and persisted before the call. Tasks that calls of Run were
-// working on are ready again, with the attempt counted; leases of Claim go on
-// until they expire. The handlers of the old queue cannot be killed: they end
-// as codeq.Queue.Close says, before Crash returns, but nothing that they store
-// is found.
+// Crash is like Reopen for a program that is killed: the new queue finds what was acknowledged and
+// persisted before the call. Tasks that calls of Run were working on are ready again, with the
+// attempt counted; leases of Claim go on until they expire. The handlers of the old queue cannot be
+// killed: they end as codeq.Queue.Close says, before Crash returns, but nothing that they store is
+// found.
 func (q *Queue) Crash() {
 	q.t.Helper()
 	q.settle()
-	// All that was written is found, synced or not: the operating system lives.
+	// Everything written is found, synced or not: the operating system did not crash.
 	cfg := vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))}
 	after := q.fs.CrashClone(cfg)
 	q.close()
@@ -118,9 +115,9 @@ func (q *Queue) close() {
 	}
 }
 
-// Advance lets the time d pass. It works in a bubble only, where it takes no
-// real time, and panics elsewhere. What goroutines of the test do by then, such
-// as a Run of its own, is done when Advance returns.
+// Advance lets the time d pass. It works only in a bubble, where it takes no real time, and panics
+// elsewhere. When it returns, all goroutines in the bubble, such as a Run of the test, have done
+// their work up to then.
 func (q *Queue) Advance(d time.Duration) {
 	synctest.Wait() // panics where a sleep would be real
 	time.Sleep(d)
@@ -134,7 +131,7 @@ func (q *Queue) settle() {
 	}
 }
 
-// inBubble tells whether the caller is in a bubble: synctest.Wait panics if not.
+// inBubble reports whether the caller is in a bubble: synctest.Wait panics if not.
 func inBubble() (yes bool) {
 	defer func() { yes = recover() == nil }()
 	synctest.Wait()

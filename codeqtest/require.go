@@ -21,31 +21,30 @@ type Task[T any] struct {
 	Args T
 }
 
-// Produced returns the tasks of a queue in the order in which they were
-// produced, whoever did so: Produce, ProduceBatch, or a task of which they are
-// follow-ups. It sees tasks in every state; those completed for as long as
-// they are kept, which is for ever unless the task or Options.Retention say
-// otherwise. A task that changes its state at the same time, as by a Run of the
-// test's own, may be missed if the test is not in a bubble.
+// Produced returns the tasks of a queue in the order in which they were produced, by Produce, by
+// ProduceBatch or as follow-ups. It returns tasks in every state; completed ones as long as they
+// are kept, which is for ever unless the task or Options.Retention say otherwise. A task that
+// changes its state at the same time, for example by a Run of the test, may be missed if the test
+// is not in a bubble.
 //
-// Payloads are decoded as codeq.Handle does. One that cannot be decoded ends
-// the test.
+// Payloads are decoded as codeq.Handle does. One that cannot be decoded ends the test.
 func Produced[T any](t testing.TB, q *Queue, queue string) []*Task[T] {
 	t.Helper()
 	var tasks []*Task[T]
 	for _, info := range q.list(t, queue, states...) {
 		args, err := decode[T](info.Payload)
 		if err != nil {
-			t.Fatalf("codeqtest: task %s of queue %q: payload into %T: %v\n%s", info.ID, queue, args, err, q.describe(queue, states...))
+			t.Fatalf("codeqtest: task %s of queue %q: payload into %T: %v\n%s",
+				info.ID, queue, args, err, q.describe(queue, states...))
 		}
 		tasks = append(tasks, &Task[T]{info, args})
 	}
 	return tasks
 }
 
-// RequireProduced ends the test unless exactly one of the tasks that [Produced]
-// tells of has a payload that match accepts, and returns it. A payload that
-// cannot be decoded is not accepted; a nil match accepts every task.
+// RequireProduced ends the test unless exactly one of the tasks that [Produced] returns has a
+// payload that match accepts, and returns that task. A payload that cannot be decoded is not
+// accepted; a nil match accepts every task.
 func RequireProduced[T any](t testing.TB, q *Queue, queue string, match func(args T) bool) *Task[T] {
 	t.Helper()
 	return requireOne(t, q, "produced", queue, match, states)
@@ -57,18 +56,19 @@ func RequireDead[T any](t testing.TB, q *Queue, queue string, match func(args T)
 	return requireOne(t, q, "dead", queue, match, []codeq.State{codeq.Dead})
 }
 
-// RequireNotProduced ends the test if one or more of the tasks that [Produced]
-// tells of have a payload that match accepts. A payload that cannot be decoded
-// is not accepted; a nil match accepts every task.
+// RequireNotProduced ends the test if one or more of the tasks that [Produced] returns have a
+// payload that match accepts. A payload that cannot be decoded is not accepted; a nil match accepts
+// every task.
 func RequireNotProduced[T any](t testing.TB, q *Queue, queue string, match func(args T) bool) {
 	t.Helper()
 	if found := matching(t, q, queue, match, states); len(found) > 0 {
-		t.Fatalf("codeqtest: %d tasks of queue %q match, want none\n%s", len(found), queue, q.describe(queue, states...))
+		t.Fatalf("codeqtest: %d tasks of queue %q match, want none\n%s",
+			len(found), queue, q.describe(queue, states...))
 	}
 }
 
-// RequireAllDone ends the test unless all tasks of the queues named, or of all
-// queues if none is, are completed: none is ready, scheduled, blocked, leased or dead.
+// RequireAllDone ends the test unless all tasks of the named queues, or of all queues if none is
+// named, are completed: none is ready, scheduled, blocked, leased or dead.
 func RequireAllDone(t testing.TB, q *Queue, queues ...string) {
 	t.Helper()
 	open := []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead}
@@ -90,13 +90,16 @@ func requireOne[T any](t testing.TB, q *Queue, what, queue string, match func(ar
 	t.Helper()
 	found := matching(t, q, queue, match, in)
 	if len(found) != 1 {
-		t.Fatalf("codeqtest: %d %s tasks of queue %q match, want one\n%s", len(found), what, queue, q.describe(queue, states...))
+		t.Fatalf("codeqtest: %d %s tasks of queue %q match, want one\n%s",
+			len(found), what, queue, q.describe(queue, states...))
 		return nil
 	}
 	return found[0]
 }
 
-func matching[T any](t testing.TB, q *Queue, queue string, match func(args T) bool, in []codeq.State) (found []*Task[T]) {
+func matching[T any](
+	t testing.TB, q *Queue, queue string, match func(args T) bool, in []codeq.State,
+) (found []*Task[T]) {
 	t.Helper()
 	for _, info := range q.list(t, queue, in...) {
 		args, err := decode[T](info.Payload)
@@ -107,7 +110,7 @@ func matching[T any](t testing.TB, q *Queue, queue string, match func(args T) bo
 	return found
 }
 
-// decode does what codeq.Handle does.
+// decode decodes a payload as codeq.Handle does.
 func decode[T any](payload []byte) (args T, err error) {
 	if raw, ok := any(&args).(*[]byte); ok {
 		*raw = payload
@@ -117,10 +120,12 @@ func decode[T any](payload []byte) (args T, err error) {
 	return args, err
 }
 
-var states = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled}
+var states = []codeq.State{
+	codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled,
+}
 
-// list returns the tasks of a queue, or of all if queue is "", that are in some
-// states, in the order in which they were produced.
+// list returns the tasks of a queue, or of all if queue is "", that are in some states, in the
+// order in which they were produced.
 func (q *Queue) list(t testing.TB, queue string, in ...codeq.State) []*codeq.TaskInfo {
 	t.Helper()
 	tasks, err := q.find(queue, in)
@@ -149,14 +154,13 @@ func (q *Queue) find(queue string, in []codeq.State) ([]*codeq.TaskInfo, error) 
 	return tasks, nil
 }
 
-// describeMax is how many tasks, and how many bytes of a payload, a failure
-// message shows.
+// describeMax is how many tasks, and how many bytes of a payload, a failure message shows.
 const (
 	describeMax        = 20
 	describeMaxPayload = 200
 )
 
-// describe lists for a failure message what list returns.
+// describe returns the tasks of list as text for a failure message.
 func (q *Queue) describe(queue string, in ...codeq.State) string {
 	tasks, err := q.find(queue, in)
 	if err != nil {
@@ -190,7 +194,7 @@ func (q *Queue) describe(queue string, in ...codeq.State) string {
 	return b.String()
 }
 
-// line is a task in a failure message.
+// line returns a task as a line of a failure message.
 func line(info *codeq.TaskInfo) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "  %s %-9s %s %s", info.Queue, info.State, info.ID, text(info.Payload))
@@ -214,7 +218,7 @@ func line(info *codeq.TaskInfo) string {
 	return b.String()
 }
 
-// text is a payload as it is if it is one line of text, else quoted.
+// text returns a payload as it is if it is one line of text, otherwise quoted.
 func text(b []byte) string {
 	short, dots := b, ""
 	if len(b) > describeMaxPayload {

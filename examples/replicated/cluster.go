@@ -18,32 +18,32 @@ const (
 	failoverLimit = 30 * time.Second // until it does again after a kill
 	idleLimit     = time.Minute      // until the last task is done
 	downTime      = time.Second      // until a node that was killed is started again
-	progress      = 2 * time.Second  // between two lines that tell the rate
+	progress      = 2 * time.Second  // between two lines with the rate
 )
 
 // cluster starts and kills the nodes. One goroutine uses it.
 type cluster struct {
-	config  *config
-	out     io.Writer
-	started time.Time
-	nodes   [nodes + 1]*process // by number; nil: not running
-	events  chan event          // from the processes; the last one of each is its end
-	done    int64               // tasks since the last line of progress
-	told    time.Time           // that line
+	config    *config
+	out       io.Writer
+	started   time.Time
+	nodes     [nodes + 1]*process // by number; nil: not running
+	events    chan event          // from the processes; the last one of each is its end
+	done      int64               // tasks since the last line of progress
+	printedAt time.Time           // when that line was printed
 }
 
 // process is a node that runs.
 type process struct {
 	node   int
 	cmd    *exec.Cmd
-	orders io.Closer // its standard input, whose end says that no more tasks are to be produced
-	done   int64     // as it has reported last
+	orders io.Closer // its standard input; when it ends, the node produces no more tasks
+	done   int64     // as in its last report
 	idle   bool
 	ended  bool
 	err    error // of its end
 }
 
-// event is what a process has reported, or its end.
+// event is a report of a process, or its end.
 type event struct {
 	of     *process
 	report *report // nil: the process has ended
@@ -51,19 +51,19 @@ type event struct {
 }
 
 func newCluster(c *config, out io.Writer) *cluster {
-	return &cluster{config: c, out: out, started: time.Now(), told: time.Now(), events: make(chan event)}
+	return &cluster{config: c, out: out, started: time.Now(), printedAt: time.Now(), events: make(chan event)}
 }
 
 func (cl *cluster) tell(format string, args ...any) {
 	_, _ = fmt.Fprintf(cl.out, "%5.1fs  %s\n", time.Since(cl.started).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// run lets the nodes work, and kills some of them, until ctx ends or the time is
-// over; then until nothing is left to do.
+// run lets the nodes work, and kills some of them, until ctx ends or the time has passed; then it
+// lets them finish all tasks.
 func (cl *cluster) run(ctx context.Context) error {
 	defer func() {
 		for i := range cl.nodes {
-			cl.kill(i) // those that an error has left
+			cl.kill(i) // nodes that still run after an error
 		}
 	}()
 	for i := 1; i <= nodes; i++ {
@@ -110,7 +110,7 @@ func (cl *cluster) killOne(ctx context.Context) error {
 	return cl.start(victim)
 }
 
-// end has the nodes do what is left, and ends them.
+// end lets the nodes finish all tasks, and ends them.
 func (cl *cluster) end() error {
 	cl.tell("no more tasks are produced")
 	running := cl.nodes[1:]
@@ -157,7 +157,7 @@ func (cl *cluster) start(i int) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = log.Close() }() // the process has its own
+	defer func() { _ = log.Close() }() // the process has its own file descriptor
 	cmd.Stderr = log
 	orders, err := cmd.StdinPipe()
 	if err != nil {
@@ -203,7 +203,7 @@ func (cl *cluster) wait(p *process) error {
 	return p.err
 }
 
-// served waits until all shards have answered a node that has asked since now.
+// served waits until all shards have answered a request of a node that began after now.
 func (cl *cluster) served(limit time.Duration) (took time.Duration, err error) {
 	begin := time.Now()
 	err = cl.until(limit, "some shard is not served", func(r *report) bool { return r.Asked.After(begin) })
@@ -218,7 +218,7 @@ func (cl *cluster) work(ctx context.Context, d time.Duration) error {
 	})
 }
 
-// until waits for a report that satisfies a condition. No process is to end meanwhile.
+// until waits for a report that satisfies a condition. It fails if a process ends meanwhile.
 func (cl *cluster) until(limit time.Duration, late string, holds func(*report) bool) error {
 	over := time.NewTimer(limit)
 	defer over.Stop()
@@ -238,7 +238,7 @@ func (cl *cluster) until(limit time.Duration, late string, holds func(*report) b
 	}
 }
 
-// take notes what a process has said.
+// take processes a report of a process.
 func (cl *cluster) take(e event) {
 	p, r := e.of, e.report
 	if r == nil {
@@ -247,13 +247,13 @@ func (cl *cluster) take(e event) {
 	}
 	cl.done += r.Done - p.done
 	p.done, p.idle = r.Done, r.Idle
-	if since := time.Since(cl.told); since > progress {
+	if since := time.Since(cl.printedAt); since > progress {
 		cl.tell("%.0f tasks done a second", float64(cl.done)/since.Seconds())
-		cl.done, cl.told = 0, time.Now()
+		cl.done, cl.printedAt = 0, time.Now()
 	}
 }
 
-// failed is that a process has ended which was not to.
+// failed returns the error for a process that has ended unexpectedly.
 func (cl *cluster) failed(p *process) error {
 	return fmt.Errorf("%s has ended: %v; see %s", cl.config.name(p.node), p.err, cl.config.path(p.node, ".log"))
 }

@@ -1,12 +1,11 @@
-// Command replicated runs a replicated queue on three nodes: processes of this
-// machine that talk over loopback. All of them produce tasks and work on them.
-// One after another is killed with SIGKILL and started again; at the end, what
-// was acknowledged is compared with what was done.
+// Command replicated runs a replicated queue on three nodes: processes of this machine that talk
+// over loopback. All of them produce tasks and work on them. One after another is killed with
+// SIGKILL and started again; at the end, what was acknowledged is compared with what was done.
 //
 //	replicated [-for TIME] [-kill INTERVAL] [-rate N] [-workers N] [-port PORT] [-dir DIR]
 //
-// The exit status is 1 if a task was lost. A node, as a service of yours would
-// have it, is node.go; the rest starts nodes, kills them and counts.
+// The exit status is 1 if a task was lost. node.go is a node as in a real service; the rest starts
+// nodes, kills them and counts.
 package main
 
 import (
@@ -37,14 +36,14 @@ type config struct {
 	kill    time.Duration
 }
 
-// name is that of the i-th node, from 1.
+// name returns the name of the i-th node, from 1.
 func (c *config) name(i int) string { return fmt.Sprint("node-", i) }
 
 func (c *config) address(i int) string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port+i-1))
 }
 
-// peers is the nodes with which the cluster begins.
+// peers returns the initial nodes of the cluster.
 func (c *config) peers() (peers []codeq.Peer) {
 	for i := 1; i <= nodes; i++ {
 		peers = append(peers, codeq.Peer{Node: c.name(i), Address: c.address(i)})
@@ -52,12 +51,13 @@ func (c *config) peers() (peers []codeq.Peer) {
 	return peers
 }
 
-// path is that of something that belongs to a node.
+// path returns the path of a file of a node.
 func (c *config) path(i int, what string) string { return filepath.Join(c.dir, c.name(i)+what) }
 
 func main() {
 	var c config
-	flag.StringVar(&c.dir, "dir", "", "keep the nodes' queues and notes in `DIR`, and go on with what is there; default: a temporary one")
+	flag.StringVar(&c.dir, "dir", "",
+		"keep the nodes' queues and notes in `DIR`, and go on with what is there; default: a temporary one")
 	flag.IntVar(&c.port, "port", 7400, "the nodes listen on 127.0.0.1, on `PORT` and the next two")
 	flag.IntVar(&c.rate, "rate", 200, "each node produces `N` tasks a second")
 	flag.IntVar(&c.workers, "workers", 16, "each node runs `N` handlers at a time")
@@ -93,15 +93,15 @@ func main() {
 	}
 }
 
-// run has the nodes work until c.length is over or ctx ends, and then until
-// nothing is left to do.
+// run lets the nodes work until c.length has passed or ctx ends, and then until nothing is left to
+// do.
 func run(ctx context.Context, c config, out io.Writer) (lost bool, err error) {
 	if c.dir == "" {
 		if c.dir, err = os.MkdirTemp("", "codeq-replicated-"); err != nil {
 			return false, err
 		}
 		defer func() {
-			if err == nil && !lost { // or somebody will want to see it
+			if err == nil && !lost { // otherwise the directory is kept for inspection
 				err = os.RemoveAll(c.dir)
 			}
 		}()

@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 	main()
 }
 
-// freePorts returns the first of three ports that nobody listens on. They are
-// below those that the system gives to connections.
+// freePorts returns the first of three ports that nobody listens on. They are below those that the
+// system gives to connections.
 func freePorts(t *testing.T) int {
 	t.Helper()
 	for {
@@ -90,6 +90,7 @@ func TestCompare(t *testing.T) {
 	note(3, doneNotes, "c", "c")
 	got, err := compare(&c)
 	require.NoError(t, err)
-	require.Equal(t, tally{acked: 3, lost: 1, first: "b", done: 3, again: 2, untold: 1}, got)
-	require.Equal(t, "3 tasks acknowledged: 1 lost (such as b); 3 done, of which 1 were not acknowledged; 2 times one was done again", got.String())
+	require.Equal(t, tally{acked: 3, lost: 1, first: "b", done: 3, again: 2, unacked: 1}, got)
+	require.Equal(t, "3 tasks acknowledged: 1 lost (such as b); "+
+		"3 done, of which 1 were not acknowledged; 2 times one was done again", got.String())
 }

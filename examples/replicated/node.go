@@ -17,18 +17,17 @@ import (
 
 const jobQueue = "job"
 
-// job is what a task carries. No two have the same number.
+// job is the payload of a task. No two have the same number.
 type job struct{ Number string }
 
-// report is what a node says on its standard output.
+// report is what a node prints on its standard output.
 type report struct {
-	Asked time.Time // when all shards were asked for their counts, and all have answered since; zero: some have not
+	Asked time.Time // when the node asked all shards, which have answered since; zero: some have not
 	Done  int64     // handlers that this process has run
 	Idle  bool      // there is nothing left to do, on any node
 }
 
-// serve is the life of a node. It produces until orders ends, and works until
-// ctx does.
+// serve runs a node. It produces until orders ends, and works until ctx does.
 func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.Writer, log *slog.Logger) (err error) {
 	q, err := codeq.Open(c.path(i, ""), &codeq.Options{
 		Cluster: &codeq.Cluster{Node: c.name(i), Listen: c.address(i), Peers: c.peers()},
@@ -54,11 +53,11 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 	codeq.Handle(mux, jobQueue, func(ctx context.Context, j *codeq.Job[job]) error {
 		select {
 		case <-time.After(10 * time.Millisecond): // the work
-		case <-ctx.Done(): // the lease is lost, or the node is to end
+		case <-ctx.Done(): // the lease is lost, or the node ends
 			return context.Cause(ctx)
 		}
-		// The work is done now. If the process is killed before that is stored,
-		// another node does it again.
+		// The work is done now. If the process is killed before that is stored, another node does
+		// it again.
 		handled.Add(1)
 		return done.add(j.Args.Number)
 	})
@@ -76,7 +75,7 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 	})
 	producing, stopProducing := context.WithCancel(gctx)
 	g.Go(func() error {
-		// The end of orders is also that of the process that has started this one.
+		// orders also ends when the process that has started this one ends.
 		_, err := io.Copy(io.Discard, orders)
 		stopProducing()
 		return err
@@ -97,7 +96,7 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 		out := json.NewEncoder(reports)
 		for gctx.Err() == nil {
 			r, asked := report{Idle: idle.Load(), Done: handled.Load()}, time.Now()
-			// While a shard has no leader, its answer is waited for.
+			// While a shard has no leader, this waits.
 			if _, err := q.Stats(gctx); err != nil {
 				log.Warn("no counts", "err", err)
 			} else {
@@ -113,13 +112,12 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 	return g.Wait()
 }
 
-// produceAll produces c.rate tasks a second until ctx ends. Several goroutines
-// do, as the requests of a real service would: one that has to wait for the
-// leader of a shard holds up no other.
+// produceAll produces c.rate tasks a second until ctx ends. It uses several goroutines, like the
+// requests of a real service: one that has to wait for the leader of a shard delays no other.
 func produceAll(ctx context.Context, q *codeq.Queue, c *config, i int, acked *notes, log *slog.Logger) error {
 	tick := time.NewTicker(time.Second / time.Duration(c.rate))
 	defer tick.Stop()
-	life := time.Now().UnixMilli() // the numbers of this process
+	life := time.Now().UnixMilli() // makes the numbers of this process unique
 	var last atomic.Int64
 	var g errgroup.Group
 	for range 32 {
@@ -135,16 +133,15 @@ func produceAll(ctx context.Context, q *codeq.Queue, c *config, i int, acked *no
 				if err != nil {
 					return err
 				}
-				// Left to end even if ctx ends: its outcome would be unknown otherwise.
+				// Not canceled by ctx: the outcome would be unknown otherwise.
 				if _, err := q.Produce(context.WithoutCancel(ctx), task); err != nil {
-					// No majority of the nodes could be reached for a while. The
-					// task was not acknowledged, which a real service would tell its client.
+					// No majority of the nodes could be reached for a while. The task was not
+					// acknowledged; a real service would report an error to its client.
 					log.Warn("not produced", "number", number, "err", err)
 					continue
 				}
-				// A real service would answer its client here, that the task is
-				// in good hands. A kill before this line leaves a task that nobody
-				// counts on.
+				// A real service would acknowledge the task to its client here. If the process is
+				// killed before this line, no client relies on the task.
 				if err := acked.add(number); err != nil {
 					return err
 				}

@@ -8,14 +8,14 @@ import (
 	"os"
 )
 
-// The notes of a node, by the end of their names.
+// The suffixes of the notes of a node.
 const (
-	ackedNotes = ".acked" // numbers of tasks that its producers were told are stored
-	doneNotes  = ".done"  // numbers of tasks that its workers have done
+	ackedNotes = ".acked" // numbers of the tasks that were acknowledged to its producers
+	doneNotes  = ".done"  // numbers of the tasks that its workers have done
 )
 
-// notes is a file of lines. A line that add has written outlives the process,
-// also one that is killed, since the operating system has it.
+// notes is a file of lines. A line that add has written is kept even if the process is killed,
+// since the operating system has it.
 type notes struct{ *os.File }
 
 func openNotes(path string) (*notes, error) {
@@ -51,17 +51,17 @@ func readNotes(c *config, what string) (map[string]int, error) {
 	return lines, nil
 }
 
-// tally is what the notes say.
+// tally is the summary of the notes.
 type tally struct {
-	acked  int    // tasks that producers were told are stored
-	lost   int    // those of them that were never done
-	first  string // one of them
-	done   int    // tasks
-	again  int    // times that a task was done again
-	untold int    // tasks that were done and whose producer was killed before it had noted that they are stored
+	acked   int    // tasks that were acknowledged
+	lost    int    // acknowledged tasks that were never done
+	first   string // one of the lost tasks
+	done    int    // tasks that were done
+	again   int    // how often a task was done again
+	unacked int    // done tasks whose producer was killed before it had noted the acknowledgement
 }
 
-// compare holds what was acknowledged against what was done.
+// compare compares the acknowledged tasks with those that were done.
 func compare(c *config) (t tally, err error) {
 	acked, err := readNotes(c, ackedNotes)
 	if err != nil {
@@ -81,7 +81,7 @@ func compare(c *config) (t tally, err error) {
 	for number, times := range done {
 		t.again += times - 1
 		if acked[number] == 0 {
-			t.untold++
+			t.unacked++
 		}
 	}
 	return t, nil
@@ -92,5 +92,6 @@ func (t tally) String() string {
 	if t.lost > 0 {
 		s += fmt.Sprintf(" (such as %s)", t.first)
 	}
-	return s + fmt.Sprintf("; %d done, of which %d were not acknowledged; %d times one was done again", t.done, t.untold, t.again)
+	return s + fmt.Sprintf("; %d done, of which %d were not acknowledged; %d times one was done again",
+		t.done, t.unacked, t.again)
 }

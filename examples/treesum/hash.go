@@ -15,12 +15,12 @@ import (
 	"codeq"
 )
 
-// hashTask keeps its result until the queue is removed.
+// hashTask returns a task that keeps its result until the queue is removed.
 func hashTask(file string) codeq.Task {
 	return codeq.Task{Queue: hashQueue, Payload: []byte(file), MaxAttempts: attempts, Retention: codeq.Forever}
 }
 
-// hash keeps the digest of a file.
+// hash computes the digest of a file, and keeps it as the result of the task.
 func (t *tree) hash(ctx context.Context, job *codeq.Job[[]byte]) error {
 	name := string(job.Args)
 	onHash(t, name)
@@ -50,7 +50,7 @@ func digestOf(ctx context.Context, path string) ([]byte, error) {
 	return h.Sum(nil), nil
 }
 
-// reader stops a long read when the handler is to end.
+// reader stops a long read when the handler has to end.
 type reader struct {
 	ctx context.Context
 	r   io.Reader
@@ -63,10 +63,10 @@ func (r reader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// report prints the digests, sorted by name, and what could not be read.
+// report prints the digests, sorted by name, and the errors of files that could not be read.
 func (t *tree) report(stdout, stderr io.Writer) (unread int, err error) {
 	type entry struct {
-		name, text string // text is the digest, or why there is none
+		name, text string // text is the digest, or an error
 	}
 	list := func(queue string, state codeq.State, add func(*codeq.TaskInfo)) error {
 		for task, err := range t.queue.List(context.Background(), codeq.ListOptions{Queue: queue, State: state}) {
@@ -107,8 +107,8 @@ func (t *tree) report(stdout, stderr io.Writer) (unread int, err error) {
 
 var escape = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
 
-// line is what sha256sum prints for a file. A name with a backslash or a
-// newline is escaped, and a backslash before the digest says so.
+// line returns the line of sha256sum for a file. A name with a backslash or a newline is escaped,
+// which a backslash before the digest marks.
 func line(digest, name string) string {
 	escaped := escape.Replace(name)
 	mark := ""

@@ -26,8 +26,7 @@ import (
 
 var seed = flag.Uint64("seed", 0, "of the moments at which processes are killed; 0: the clock's")
 
-// childEnv makes the test binary the command itself, which tells on standard
-// error what it does.
+// childEnv makes the test binary the command itself, which logs its steps on standard error.
 const childEnv = "TREESUM_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -40,8 +39,8 @@ func TestMain(m *testing.M) {
 	main()
 }
 
-// teller writes lines "walk NAME", "hash NAME" before something is read, and
-// "done NAME" once a digest is stored.
+// teller writes lines "walk NAME", "hash NAME" before something is read, and "done NAME" once a
+// digest is stored.
 type teller struct {
 	mu   sync.Mutex
 	told map[string]bool // done
@@ -59,8 +58,8 @@ func (l *teller) tell(t *tree, event, name string) {
 			done = append(done, file)
 		}
 	}
-	// List may be ahead of the disk by the group that is being committed. Stats
-	// is answered after that group.
+	// List may be ahead of the disk by the group that is being committed; Stats returns after that
+	// group.
 	if _, _, err := t.state(); err != nil {
 		return
 	}
@@ -71,9 +70,9 @@ func (l *teller) tell(t *tree, event, name string) {
 	fmt.Fprintf(os.Stderr, "%s %q\n", event, name)
 }
 
-// child runs the command in another process, and kills it when it says for the
-// killAt-th time that it is about to read something; 0: never. heard gets what
-// it tells; rest is what else it writes to standard error.
+// child runs the command in another process, and kills it when it logs for the killAt-th time that
+// it is about to read something; 0: never. heard gets the logged lines; rest is everything else
+// that it writes to standard error.
 func child(t *testing.T, args []string, killAt int, heard func(event, name string)) (stdout, rest string, killed bool) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
@@ -118,7 +117,8 @@ func TestKill9(t *testing.T) {
 	const files = 400
 	root, queue := filepath.Join(t.TempDir(), "tree"), filepath.Join(t.TempDir(), "queue")
 	for i := range files {
-		write(t, filepath.Join(root, fmt.Sprint(i%5), fmt.Sprint(i%11), fmt.Sprint(i)), strings.Repeat(fmt.Sprint(i), i))
+		path := filepath.Join(root, fmt.Sprint(i%5), fmt.Sprint(i%11), fmt.Sprint(i))
+		write(t, path, strings.Repeat(fmt.Sprint(i), i))
 	}
 	args := []string{"-workers", "4", "-keep", "-queue", queue, root}
 

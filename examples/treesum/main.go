@@ -1,11 +1,10 @@
-// Command treesum prints the SHA-256 digests of all regular files of a
-// directory tree, sorted by name, as
+// Command treesum prints the SHA-256 digests of all regular files of a directory tree, sorted by
+// name, as
 //
 //	find TREE -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
 //
-// does. It is an example of a command-line tool that embeds a task queue: after
-// kill -9 at any moment, the same command goes on where it was, and does not
-// read again what it has finished.
+// does. It is an example of a command-line tool that embeds a task queue: after kill -9 at any
+// moment, the same command goes on where it was, and does not read again what it has finished.
 //
 //	treesum [flags] [TREE]
 //
@@ -14,36 +13,32 @@
 //	-keep            do not remove the queue at the end
 //	-durability D    process (default), disk or none
 //
-// TREE is "." by default. Symbolic links are not followed, TREE itself
-// included; "TREE/" follows it.
+// TREE is "." by default. Symbolic links are not followed, TREE itself included; "TREE/" follows
+// it.
 //
 // # The queue
 //
-// By default it lies in treesum/HASH of the user's cache directory, where HASH
-// is that of the absolute path of TREE. Wherever it lies, treesum does not walk
-// into it. It is removed when everything has been printed, with files that
-// could not be read as well, so that the next run begins anew. After a run with
-// -keep, the next one prints the kept digests and reads no file.
+// By default the queue lies in treesum/HASH of the user's cache directory, where HASH is a hash of
+// the absolute path of TREE. Wherever it lies, treesum does not walk into it. It is removed when
+// everything has been printed, even if some files could not be read, so that the next run begins
+// again. After a run with -keep, the next one prints the kept digests and reads no file.
 //
-// With -durability none, what was finished in the last moments before kill -9
-// is done again. With process, the same holds for a power loss; with disk,
-// nothing is.
+// With -durability none, files that were finished in the last moments before kill -9 are read
+// again. With process, the same holds for a power loss; with disk, no file is read again.
 //
 // # Errors
 //
-// What cannot be read is tried three times within a second, and reported on
-// standard error at the end. The exit code is 0 if all went well, 1 if something
-// could not be read, 2 if treesum could not do its work, and 130 after SIGINT
-// or SIGTERM.
+// A file or directory that cannot be read is tried three times within a second, and reported on
+// standard error at the end. The exit code is 0 after success, 1 if something could not be read, 2
+// if treesum itself failed, and 130 after SIGINT or SIGTERM.
 //
 // # How it works
 //
-// A task of the queue "walk" is one directory, or the part of one that follows
-// a name. Completing it produces the tasks for what it contains in the same
-// commit: either the directory is done and its entries are queued, or neither.
-// A task of the queue "hash" is one file, and keeps its digest as its result.
-// So the queue itself says at each moment what is done and what is left, and
-// the work is over when no task of either is ready, scheduled or leased.
+// A task of the queue "walk" is one directory, or the part of one that follows a name. Its
+// completion produces the tasks for the entries in the same commit: either the directory is done
+// and its entries are queued, or neither. A task of the queue "hash" is one file, and keeps the
+// digest as its result. So the queue itself says at each moment what is done and what is left, and
+// treesum is finished when no task of either queue is ready, scheduled or leased.
 package main
 
 import (
@@ -80,7 +75,7 @@ type config struct {
 	durability codeq.Durability
 }
 
-// parse reports what is wrong itself, as the flag package does.
+// parse prints errors itself, as the flag package does.
 func parse(args []string, stderr io.Writer) (config, error) {
 	c := config{tree: "."}
 	flags := flag.NewFlagSet("treesum", flag.ContinueOnError)
@@ -113,7 +108,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	if err != nil {
-		return exitFailed // parse has said why
+		return exitFailed // parse has printed why
 	}
 	code, err := c.sum(ctx, stdout, stderr)
 	if err != nil {
@@ -123,7 +118,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-// sum does the work that is left, and prints the results if that was all.
+// sum does the remaining work, and prints the results if nothing is left.
 func (c *config) sum(ctx context.Context, stdout, stderr io.Writer) (code int, err error) {
 	t, err := openTree(c)
 	if err != nil {
@@ -144,7 +139,8 @@ func (c *config) sum(ctx context.Context, stdout, stderr io.Writer) (code int, e
 		return 0, err
 	}
 	if left > 0 {
-		fmt.Fprintf(stderr, "treesum: interrupted with %d files done; the same command goes on from here (queue: %s)\n", done, t.dir)
+		fmt.Fprintf(stderr, "treesum: interrupted with %d files done; the same command goes on from here (queue: %s)\n",
+			done, t.dir)
 		return exitInterrupted, nil
 	}
 	unread, err := t.report(stdout, stderr)

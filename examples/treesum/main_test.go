@@ -29,8 +29,8 @@ func sum(args ...string) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), code
 }
 
-// expected is what sha256sum prints for the regular files below arg, without
-// those below the paths to skip.
+// expected returns the output of sha256sum for the regular files below arg, without those below the
+// paths to skip.
 func expected(t *testing.T, arg string, skip ...string) string {
 	t.Helper()
 	lines := make(map[string]string)
@@ -86,8 +86,8 @@ func write(t *testing.T, path, content string) {
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
-// strangeTree is a tree with every kind of name and entry, some of which other
-// systems than Linux refuse.
+// strangeTree is a tree with every kind of name and entry, some of which other systems than Linux
+// refuse.
 func strangeTree(t *testing.T) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "tree")
@@ -132,8 +132,8 @@ func TestOutput(t *testing.T) {
 	})
 }
 
-// sha256sum is what the real tools print. The test goes without them where
-// they are missing.
+// sha256sum returns the output of the real tools. Where they are missing the test does without
+// them.
 func sha256sum(t *testing.T, arg string) string {
 	t.Helper()
 	version, _ := exec.Command("sha256sum", "--version").Output()
@@ -156,7 +156,7 @@ func TestSymbolicLinkAsTree(t *testing.T) {
 	require.NoDirExists(t, queue)
 }
 
-// listen has the hooks of the handlers call f, one at a time, for this test.
+// listen makes the hooks of the handlers call f, one at a time, for this test.
 func listen(t *testing.T, f func(tr *tree, event, name string)) {
 	var mu sync.Mutex
 	hook := func(event string) func(*tree, string) {
@@ -249,8 +249,8 @@ func TestQueueIsRemovedUnlessKept(t *testing.T) {
 	require.Empty(t, left())
 }
 
-// A process that dies while it removes the queue leaves half of it under
-// another name, which the next run takes away.
+// A process that dies while it removes the queue leaves half of it under another name, which the
+// next run removes.
 func TestHalfRemovedQueue(t *testing.T) {
 	root := strangeTree(t)
 	queue := filepath.Join(t.TempDir(), "queue")
@@ -357,8 +357,7 @@ func TestFlags(t *testing.T) {
 	require.Contains(t, stderr, "usage: treesum")
 }
 
-// What goes away between the walk and its own turn cannot be read, by root
-// neither.
+// A file that is removed between the walk and its own task cannot be read, not even by root.
 func TestUnreadable(t *testing.T) {
 	root, queue := strangeTree(t), filepath.Join(t.TempDir(), "queue")
 	read := make(map[string]int)
@@ -371,7 +370,8 @@ func TestUnreadable(t *testing.T) {
 	stdout, stderr, code := sum("-queue", queue, root)
 	require.Equal(t, exitUnread, code)
 	require.Equal(t, expected(t, root), stdout)
-	require.Equal(t, fmt.Sprintf("treesum: %[1]s/plain: %[2]v\ntreesum: %[1]s/x: %[2]v\n", root, syscall.ENOENT), stderr)
+	require.Equal(t,
+		fmt.Sprintf("treesum: %[1]s/plain: %[2]v\ntreesum: %[1]s/x: %[2]v\n", root, syscall.ENOENT), stderr)
 	require.Equal(t, tries, read["plain"])
 	require.Equal(t, tries, read["x"])
 	require.Equal(t, 1, read["empty"])
@@ -390,7 +390,8 @@ func TestNoPermission(t *testing.T) {
 	stdout, stderr, code := sum("-queue", filepath.Join(t.TempDir(), "queue"), root)
 	require.Equal(t, exitUnread, code)
 	require.Equal(t, fmt.Sprintf("%x  %s/open\n", sha256.Sum256([]byte("x")), root), stdout)
-	require.Equal(t, fmt.Sprintf("treesum: %[1]s/shut: %[2]v\ntreesum: %[1]s/shut dir: %[2]v\n", root, syscall.EACCES), stderr)
+	require.Equal(t,
+		fmt.Sprintf("treesum: %[1]s/shut: %[2]v\ntreesum: %[1]s/shut dir: %[2]v\n", root, syscall.EACCES), stderr)
 }
 
 func TestInterrupt(t *testing.T) {

@@ -28,8 +28,8 @@ func newProgress(w io.Writer) *progress {
 	)}
 }
 
-// show draws the bar. REQUIRES: done < total; the bar library takes the full
-// bar for the end, though total may still grow.
+// show draws the bar. REQUIRES: done < total, since the bar library ends at a full bar, though
+// total may still grow.
 func (p *progress) show(done, total uint64) {
 	if p.bar == nil {
 		return
@@ -37,10 +37,10 @@ func (p *progress) show(done, total uint64) {
 	if p.bar.GetMax64() != int64(total) {
 		p.bar.ChangeMax64(int64(total))
 	}
-	_ = p.bar.Set64(int64(done)) // a bar that cannot be drawn stops nothing
+	_ = p.bar.Set64(int64(done)) // an error of the bar does not matter
 }
 
-// clear takes the bar away.
+// clear removes the bar.
 func (p *progress) clear() {
 	if p.bar != nil {
 		_ = p.bar.Clear()

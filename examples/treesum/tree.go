@@ -14,11 +14,10 @@ import (
 	"codeq"
 )
 
-// The queues. The payloads of walk and hash name a directory or file by its
-// path below the tree, in the bytes that the file system has, which need not be
-// UTF-8; "" is the tree itself.
+// The queues. The payloads of walk and hash are paths below the tree, in the bytes of the file
+// system, which need not be UTF-8; "" is the tree itself.
 const (
-	treeQueue = "tree" // one task that nobody works on: it says whose queue this is
+	treeQueue = "tree" // one task, without a handler, that names the tree of the queue
 	walkQueue = "walk" // a directory, a zero byte, and the name to continue after
 	hashQueue = "hash" // a file; the result is its digest
 )
@@ -27,7 +26,7 @@ const (
 type tree struct {
 	arg   string      // as the user named it
 	root  string      // absolute, without symbolic links
-	file  bool        // it is no directory but a file
+	file  bool        // the tree is a single file
 	dir   string      // of the queue
 	self  fs.FileInfo // of dir, which is not walked
 	queue *codeq.Queue
@@ -52,8 +51,8 @@ func openTree(c *config) (*tree, error) {
 		}
 	}
 	t.queue, err = codeq.Open(t.dir, &codeq.Options{
-		// Follow-ups lie in the shard of their parent, and every task descends
-		// from the first one: more shards would stay empty.
+		// Follow-ups lie in the shard of their parent, and every task descends from the first one:
+		// more shards would stay empty.
 		Shards:     1,
 		Durability: c.durability,
 		Backoff:    codeq.Backoff{Base: 100 * time.Millisecond, Max: time.Second},
@@ -79,8 +78,8 @@ func openTree(c *config) (*tree, error) {
 // removed is added to the name of a queue that is about to be removed.
 const removed = ".treesum-removed"
 
-// remove ends the queue in two steps, so that no Open ever sees half of one.
-// What a killed process leaves of the second is for the next openTree.
+// remove removes the queue in two steps, so that Open never sees half of a queue. If the process is
+// killed during the second step, the next openTree finishes it.
 func (t *tree) remove() error {
 	if err := t.queue.Close(); err != nil {
 		return err
@@ -107,10 +106,10 @@ func absolute(path string) (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// begin produces the first tasks if the queue is new. The mark of the tree and
-// the first task are one commit, so the mark says that the walk has begun.
+// begin produces the first tasks if the queue is new. The task of treeQueue and the first task of
+// the walk are one commit, so the former says that the walk has begun.
 func (t *tree) begin() error {
-	ctx := context.Background() // short, and half of it would be hard to explain
+	ctx := context.Background() // takes little time, and so is not interrupted
 	counts, err := t.queue.Stats(ctx)
 	if err != nil {
 		return err
@@ -138,14 +137,14 @@ func (t *tree) begin() error {
 // tries is how often something is read before it counts as unreadable.
 const tries = 3
 
-// attempts is how often a task is claimed. A kill of the process counts as an
-// attempt and says nothing about the file, so this is no bound; failed sets one.
+// attempts is how often a task is claimed. A kill of the process counts as an attempt and says
+// nothing about the file, so this is practically no limit; failed uses tries.
 const attempts = math.MaxInt32
 
 // failed ends an attempt that could not read something.
 func failed(attempt int, err error) error {
 	if pathErr := (*fs.PathError)(nil); errors.As(err, &pathErr) {
-		err = pathErr.Err // the report names the path as the user does
+		err = pathErr.Err // the report prints the path as the user wrote it
 	}
 	if attempt >= tries {
 		return codeq.DeadLetter(err)
@@ -164,16 +163,16 @@ func (t *tree) work(ctx context.Context, workers int, p *progress) error {
 	go func() {
 		ended <- t.queue.Run(ctx, &mux, &codeq.RunOptions{
 			Concurrency: workers,
-			Queues:      []string{walkQueue, hashQueue}, // to know soon how many files there are
-			Grace:       -1,                             // what is half read is read again
+			Queues:      []string{walkQueue, hashQueue}, // walk first, to know the number of files early
+			Grace:       -1,                             // a file that is half read is read again
 		})
 	}()
 	go func() { idle <- t.queue.WaitIdle(ctx, walkQueue, hashQueue) }()
-	tick := time.NewTicker(time.Second / 10) // for the eye only
+	tick := time.NewTicker(time.Second / 10) // for the progress bar
 	defer tick.Stop()
 	for {
 		select {
-		case <-idle: // or ctx has ended, or the queue has failed, which Run tells
+		case <-idle: // or ctx has ended, or the queue has failed: then Run returns the error
 			stop()
 			return <-ended
 		case err := <-ended:
@@ -189,9 +188,8 @@ func (t *tree) work(ctx context.Context, workers int, p *progress) error {
 	}
 }
 
-// state tells how many files are finished, and how many tasks are left. No
-// task is left only when the work is over: a walk is completed together with
-// the production of what it has found.
+// state returns how many files are finished, and how many tasks are left. It is 0 only at the end:
+// the tasks for the entries of a directory are produced in the commit that completes its walk.
 func (t *tree) state() (done, left uint64, err error) {
 	counts, err := t.queue.Stats(context.Background())
 	if err != nil {
@@ -204,10 +202,10 @@ func (t *tree) state() (done, left uint64, err error) {
 	return counts[hashQueue].Done + counts[hashQueue].Dead, left, nil
 }
 
-// path is where a file of the tree lies.
+// path returns the path of a file of the tree.
 func (t *tree) path(name string) string { return filepath.Join(t.root, name) }
 
-// shown is a file's name as find prints it.
+// shown returns a file's name as find prints it.
 func (t *tree) shown(name string) string {
 	switch {
 	case name == "":

@@ -13,10 +13,9 @@ import (
 	"codeq"
 )
 
-// pageSize is how many entries of a directory one task of walk turns into
-// tasks. It bounds a commit, whatever the size of the directory: that many paths
-// of 4,096 bytes, the most that Linux opens, are within the default
-// Limits.BatchBytes. A directory is read once for each page.
+// pageSize is how many entries of a directory one task of walk turns into tasks. It bounds a
+// commit, whatever the size of the directory: that many paths of 4,096 bytes, the most that Linux
+// opens, are within the default Limits.BatchBytes. A directory is read once for each page.
 const pageSize = 4000
 
 // onWalk and onHash are called before something is read. Tests replace them.
@@ -25,8 +24,8 @@ var (
 	onHash = func(*tree, string) {}
 )
 
-// walkTask continues a directory after a name; "": begins it. No path has a
-// zero byte in it.
+// walkTask returns a task for a directory after a name; "": from its beginning. No path contains a
+// zero byte.
 func walkTask(dir, after string) codeq.Task {
 	return codeq.Task{Queue: walkQueue, Payload: []byte(dir + "\x00" + after), MaxAttempts: attempts}
 }
@@ -54,9 +53,9 @@ func (t *tree) walk(_ context.Context, job *codeq.Job[[]byte]) error {
 	return nil
 }
 
-// readPage returns the first n directories and regular files of a directory
-// after a name, in the order of their names, and whether there are more. Names
-// that exist all the time are in one page exactly, whatever else comes and goes.
+// readPage returns the first n directories and regular files of a directory after a name, in the
+// order of their names, and whether there are more. A name that exists all the time is in exactly
+// one page, whatever entries are added or removed meanwhile.
 func (t *tree) readPage(dir, after string, n int) (page []fs.DirEntry, more bool, err error) {
 	d, err := os.Open(t.path(dir))
 	if err != nil {
@@ -84,7 +83,7 @@ func (t *tree) readPage(dir, after string, n int) (page []fs.DirEntry, more bool
 				page = append(page, e)
 			}
 		}
-		if len(page) > 2*n { // memory does not depend on the directory's size
+		if len(page) > 2*n { // so that memory does not depend on the size of the directory
 			cut()
 		}
 		if err == io.EOF {

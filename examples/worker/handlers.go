@@ -10,7 +10,7 @@ import (
 	"codeq"
 )
 
-// The queues, and what the tasks of each carry, as JSON.
+// The queues, and the payloads of their tasks, as JSON.
 const (
 	orderQueue = "order"
 	mailQueue  = "mail"
@@ -36,7 +36,7 @@ func newMail(m mail) (codeq.Task, error) {
 	return codeq.Task{Queue: mailQueue, Payload: payload, Timeout: 10 * time.Second}, err
 }
 
-// handlers names the handler of each queue.
+// handlers returns a Mux with the handler of each queue.
 func handlers() *codeq.Mux {
 	mux := new(codeq.Mux)
 	codeq.Handle(mux, orderQueue, handleOrder)
@@ -44,27 +44,27 @@ func handlers() *codeq.Mux {
 	return mux
 }
 
-// handleOrder charges an order. A handler may run more than once for a task, as
-// a process may die after the work and before its completion is stored: a real
-// one would have the bank take the order's ID for an idempotency key.
+// handleOrder charges an order. A handler may run more than once for a task, as a process may die
+// after the work and before its completion is stored: a real one would give the bank the order's ID
+// as an idempotency key.
 func handleOrder(ctx context.Context, job *codeq.Job[order]) error {
 	o := job.Args
 	switch {
 	case o.Number%10 == 5:
-		// Trying again is of no use: the task becomes a dead letter.
+		// Another attempt is of no use: the task becomes a dead letter.
 		return codeq.DeadLetter(errors.New("card refused"))
 	case o.Number%10 == 6 && time.Until(o.Arrives) > 0:
-		// Nothing has failed, it is only too early: the attempt does not count.
+		// It is only too early, which is no failure: the attempt does not count.
 		return codeq.Snooze(time.Until(o.Arrives))
 	case o.Number%10 == 7 && job.Attempt == 1:
-		// Any other error has the task tried again after the queue's backoff.
+		// After any other error the task is tried again after the queue's backoff.
 		return errors.New("the bank does not answer")
 	}
 	if err := work(ctx, 50*time.Millisecond); err != nil {
 		return err
 	}
-	// The mail is produced in the commit that completes the order: there is
-	// one mail for each order, wherever the process dies.
+	// The mail is produced in the commit that completes the order: there is one mail for each
+	// order, wherever the process dies.
 	next, err := newMail(mail{
 		Order: o.Number,
 		To:    fmt.Sprintf("customer-%d@example.com", o.Number),
@@ -80,7 +80,7 @@ func handleOrder(ctx context.Context, job *codeq.Job[order]) error {
 
 func handleMail(ctx context.Context, job *codeq.Job[mail]) error {
 	if job.Args.Order%10 == 8 && job.Attempt == 1 {
-		// The server says itself when to try again.
+		// The server itself says when to try again.
 		return codeq.RetryAfter(2*time.Second, errors.New("mail server is busy"))
 	}
 	return work(ctx, 20*time.Millisecond)

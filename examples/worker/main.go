@@ -1,12 +1,11 @@
-// Command worker is a service with a task queue inside: it takes orders,
-// charges them, and sends a mail for each. It shows the life of a service that
-// embeds codeq: open the queue, run handlers and producers, watch the counts,
-// and shut down on a signal without losing anything.
+// Command worker is a service with a task queue inside: it takes orders, charges them, and sends a
+// mail for each. It shows the life of a service that embeds codeq: open the queue, run handlers and
+// producers, watch the counts, and shut down on a signal without losing anything.
 //
 //	worker [-dir DIR] [-every INTERVAL] [-workers N] [-stats INTERVAL] [-for TIME]
 //
-// Start it, stop it with Ctrl-C or kill -9, start it again: the orders that it
-// has taken are all worked on.
+// Start it, stop it with Ctrl-C or kill -9, start it again: every order that it has taken is
+// processed.
 package main
 
 import (
@@ -58,13 +57,12 @@ func main() {
 	}
 }
 
-// serve works until ctx ends. What it has not finished then, the next serve
-// finishes.
+// serve works until ctx ends. The next serve finishes the tasks that are left then.
 func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
 	q, err := codeq.Open(c.dir, &codeq.Options{
 		MaxAttempts: 5,
 		Backoff:     codeq.Backoff{Base: 500 * time.Millisecond},
-		Retention:   24 * time.Hour, // of what is done
+		Retention:   24 * time.Hour, // of completed tasks
 		Logger:      log,
 	})
 	if err != nil {
@@ -76,7 +74,7 @@ func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
 	g.Go(func() error {
 		return q.Run(gctx, handlers(), &codeq.RunOptions{
 			Concurrency: c.workers,
-			Grace:       5 * time.Second, // for what is being handled when ctx ends
+			Grace:       5 * time.Second, // for handlers that run when ctx ends
 			OnError: func(l *codeq.Lease, err error) {
 				log.Warn("attempt ended", "queue", l.Queue, "id", l.ID, "attempt", l.Attempt, "err", err)
 			},
@@ -89,8 +87,8 @@ func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
 	return errors.Join(g.Wait(), logCounts(q, log))
 }
 
-// takeOrders produces a task each interval, as the HTTP handlers of a real
-// service would for each request.
+// takeOrders produces a task each interval, as the HTTP handlers of a real service would for each
+// request.
 func takeOrders(ctx context.Context, q *codeq.Queue, every time.Duration) error {
 	number := 0
 	return each(ctx, every, func(now time.Time) error {
@@ -99,9 +97,9 @@ func takeOrders(ctx context.Context, q *codeq.Queue, every time.Duration) error 
 		if err != nil {
 			return err
 		}
-		// Once Produce returns, the order survives whatever happens to the
-		// process. It takes less than a millisecond and is left to end even if
-		// ctx ends meanwhile: its outcome would be unknown otherwise.
+		// Once Produce returns, the order survives whatever happens to the process. Produce takes
+		// less than a millisecond and is not canceled by ctx: its outcome would be unknown
+		// otherwise.
 		_, err = q.Produce(context.WithoutCancel(ctx), task)
 		return err
 	})
@@ -121,7 +119,7 @@ func logCounts(q *codeq.Queue, log *slog.Logger) error {
 	return nil
 }
 
-// each calls f in each interval until ctx ends or f fails; never for 0.
+// each calls f once in each interval until ctx ends or f fails; never if the interval is 0.
 func each(ctx context.Context, interval time.Duration, f func(time.Time) error) error {
 	if interval <= 0 {
 		return nil

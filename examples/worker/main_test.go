@@ -13,8 +13,8 @@ import (
 	"codeq"
 )
 
-// The service is stopped in the midst of its work, again and again. In the
-// bubble of synctest, minutes of its time pass in an instant.
+// The service is stopped in the midst of its work, again and again. In the bubble of synctest, its
+// minutes take almost no real time.
 func TestNothingIsLostOverRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -78,7 +78,9 @@ func TestNothingIsLostOverRestarts(t *testing.T) {
 			require.Equal(t, orders.Total(), orders.Done+orders.Dead)
 			require.Equal(t, codeq.Counts{Done: orders.Done}, mails, "one mail for each order")
 		})
-		for _, text := range []string{"card refused", "the bank does not answer", "mail server is busy", "msg=tasks queue=order"} {
+		for _, text := range []string{
+			"card refused", "the bank does not answer", "mail server is busy", "msg=tasks queue=order",
+		} {
 			require.Contains(t, logged.String(), text)
 		}
 	})

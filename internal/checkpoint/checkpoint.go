@@ -1,5 +1,5 @@
-// Package checkpoint makes the directory of a copy of a queue: a queue of its own, complete in its last
-// step, or nothing.
+// Package checkpoint makes the directory of a copy of a queue. The copy becomes a queue in the last
+// step; before that it is none.
 package checkpoint
 
 import (
@@ -17,26 +17,26 @@ import (
 	"codeq/internal/store"
 )
 
-// Unfinished is the name of a file that the directory of a copy has until it
-// is complete: a link to the manifest of the original, since a file system that
-// links this one will link the others. It comes first, so that the directory is at no
-// moment one of which Open would make a new queue. The copy is not made under
-// another name and then renamed: dir may be there already, and be what cannot be replaced (the root
-// of a volume, or in a directory that may not be written).
+// Unfinished is the name of a file in the directory of a copy until the copy is complete. It is a
+// link to the manifest of the original, since a file system that links this file will link the
+// others. It is made first, so that Open would never make a new queue of the directory. The copy is
+// not made under another name and then renamed, since the directory may exist already, and it may
+// be impossible to replace it (the root of a volume, or in a directory that may not be written).
 const Unfinished = "UNFINISHED"
 
 // Copy is the directory of a copy, locked until it is complete.
 type Copy struct {
 	*manifest.Directory
-	existed bool // and was empty
+	existed bool // the directory existed, and was empty
 }
 
-// ErrElsewhere: the directory is on another file system than the original, or cannot be linked to it.
+// ErrElsewhere: the directory is on another file system than the original, or cannot be linked to
+// it.
 var ErrElsewhere = errors.New("the file system is not that of the queue")
 
-// Begin makes the directory of a copy of a queue with so many shards, whose own directory is original. It
-// returns an error that matches fs.ErrExist if there is something in it, base.ErrLocked if somebody
-// else is about to make a queue of it, and ErrElsewhere.
+// Begin makes the directory of a copy of the queue in original, which has so many shards. It
+// returns an error that matches fs.ErrExist if the directory is not empty, base.ErrLocked if
+// another call or process is about to make a queue of it, and ErrElsewhere.
 func Begin(fsys vfs.FS, path, original string, shards int) (_ *Copy, err error) {
 	c := &Copy{Directory: manifest.New(fsys, path, manifest.Manifest{
 		Format: manifest.Format, Shards: shards, ID: manifest.NewID(),
@@ -55,10 +55,10 @@ func Begin(fsys vfs.FS, path, original string, shards int) (_ *Copy, err error) 
 	return c, nil
 }
 
-// ShardDir is the directory of a shard of the copy.
+// ShardDir returns the directory of a shard of the copy.
 func (c *Copy) ShardDir(shard int) string { return manifest.ShardDir(c.FS, c.Path, shard) }
 
-// Empty removes what has been copied of the shards.
+// Empty removes the copied shards.
 func (c *Copy) Empty() error {
 	for i := range c.Shards {
 		if err := c.FS.RemoveAll(c.ShardDir(i)); err != nil {
@@ -73,14 +73,14 @@ func (c *Copy) Finish() error {
 	if err := c.FS.Remove(c.FS.PathJoin(c.Path, Unfinished)); err != nil {
 		return err
 	}
-	if err := manifest.SyncDirectory(c.FS, c.Path); err != nil { // the names of the shards
+	if err := manifest.SyncDirectory(c.FS, c.Path); err != nil { // the directories of the shards
 		return err
 	}
 	return c.Write()
 }
 
-// mark makes the directory with a link to the manifest of the queue in it, durably, or puts that into
-// the empty one that exists.
+// mark durably links the manifest of the original into the directory, which it makes, or which
+// exists and is empty.
 func (c *Copy) mark(original string) error {
 	if c.existed {
 		return errors.Join(c.FS.Link(original, c.FS.PathJoin(c.Path, Unfinished)), manifest.SyncDirectory(c.FS, c.Path))
@@ -94,14 +94,14 @@ func (c *Copy) mark(original string) error {
 		if err = c.FS.Rename(temp, c.Path); err == nil {
 			return manifest.SyncDirectory(c.FS, c.FS.PathDir(c.Path))
 		}
-		if _, emptyErr := isEmpty(c.FS, c.Path); emptyErr != nil { // somebody else has been faster
+		if _, emptyErr := isEmpty(c.FS, c.Path); emptyErr != nil { // another one was faster
 			err = emptyErr
 		}
 	}
 	return errors.Join(err, c.FS.RemoveAll(temp))
 }
 
-// isEmpty reports whether a directory exists, and makes sure that nothing is in it.
+// isEmpty reports whether a directory exists, and returns an error if it is not empty.
 func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 	names, err := fsys.List(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,7 +125,8 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 	return true, nil
 }
 
-// Place makes two names of one directory equal, as manifest.Open does. It need not exist.
+// Place returns the same path for all names of a directory, as manifest.Open does. The directory
+// need not exist.
 func Place(fsys vfs.FS, dir string) (string, error) {
 	if fsys != vfs.Default {
 		return filepath.Clean(dir), nil
@@ -145,10 +146,10 @@ func Place(fsys vfs.FS, dir string) (string, error) {
 	}
 }
 
-// Remove removes what Begin and its callers have made. The manifest goes
-// first: without it the rest is no queue.
+// Remove removes everything that Begin and its callers have made. It removes the manifest first:
+// without it the rest is no queue.
 func (c *Copy) Remove() error {
-	_ = c.FS.Remove(c.FS.PathJoin(c.Path, manifest.Name)) // does not exist, as a rule
+	_ = c.FS.Remove(c.FS.PathJoin(c.Path, manifest.Name)) // usually does not exist
 	if !c.existed {
 		return c.FS.RemoveAll(c.Path)
 	}
@@ -160,8 +161,8 @@ func (c *Copy) Remove() error {
 	return errors.Join(errs...)
 }
 
-// Adopt opens the copy of a shard, gives it the identity of the copy, which is a queue by
-// itself, and makes it durable.
+// Adopt opens the copy of a shard, gives it the identity of the copy, removes what belongs to a
+// cluster, and makes it durable.
 func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error {
 	dir := c.ShardDir(shard)
 	config.FS, config.Durability, config.Still = store.DeferSync(c.FS, dir), store.Disk, true
@@ -181,7 +182,7 @@ func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error
 	return syncFiles(c.FS, dir)
 }
 
-// secede deletes what a store has of a cluster.
+// secede deletes the entries that only a store in a cluster has.
 func secede(db *pebble.DB, b *pebble.Batch) error {
 	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest} {
 		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
@@ -198,7 +199,7 @@ func secede(db *pebble.DB, b *pebble.Batch) error {
 	return nil
 }
 
-// syncFiles syncs a directory and the files in it, but for tables, which are synced.
+// syncFiles syncs a directory and the files in it, except tables, which are synced already.
 func syncFiles(fsys vfs.FS, dir string) error {
 	names, err := fsys.List(dir)
 	if err != nil {

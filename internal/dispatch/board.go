@@ -10,13 +10,13 @@ import (
 	"codeq/internal/keys"
 )
 
-// Board is the published heads of the queues of a process. Each shard decides the order of its own
-// tasks, and tells the others of its process, by queue, what a claim would get there. So claims go
-// where the most urgent task is, and among those of one priority where the oldest is, and a batch ends
-// where another shard has something more urgent.
+// Board holds the published heads of the queues of a process. Each shard decides the order of its
+// own tasks, and publishes, by queue, which task a claim would get there. So claims go to the shard
+// with the most urgent task, and among tasks of one priority to that with the oldest, and a batch
+// ends when another shard has a more urgent task.
 //
-// What is published is a hint: it is as old as the last group that changed it, and a shard that has
-// nothing any more sends a claim on. Nothing but the order depends on it.
+// A published head is a hint: it is as old as the last group that changed it, and a shard that has
+// no task any more sends a claim to the next one. Only the order depends on it.
 //
 // A Board is safe for concurrent use. Its zero value is ready to use; a nil Board has no heads.
 type Board struct {
@@ -24,20 +24,20 @@ type Board struct {
 	queues sync.Map   // name to *queueHeads
 }
 
-// queueHeads is what the shards have ready of one queue.
+// queueHeads are the heads of one queue in all shards.
 type queueHeads struct {
-	users  int // shards that hold it; guarded by the board's mu
+	users  int // number of shards that use it; guarded by the board's mu
 	shards []shardHead
 }
 
-// shardHead is what one shard has. Its owner alone writes word.
+// shardHead is the head of one shard. Only its owner writes word.
 type shardHead struct {
 	word atomic.Uint64 // a head
-	left atomic.Int32  // tasks for which claims may come, until the word is written again
+	left atomic.Int32  // number of tasks for which claims may still come, until word is written again
 }
 
-// head is a task that a claim would get: from the top, its priority and one, how old it is, and the
-// tenant. 0 stands for none. Of two heads with one tenant, the larger one goes first.
+// head describes the task that a claim would get. From the highest bit: its priority plus one, its
+// age, and its tenant. 0: none. Of two heads with one tenant, the larger one goes first.
 type head uint64
 
 const (
@@ -47,8 +47,9 @@ const (
 	headTenants    = 1<<headTenantBits - 1
 )
 
-// manyTenants stands for the tenant if several are ready: they take turns in their shard, and so do
-// the shards. By age, one that has few tasks would wait behind those of another one in another shard.
+// manyTenants stands for the tenant if tasks of several are ready: they take turns in their shard,
+// and so do the shards. If age decided, a tenant with few tasks would wait behind the tasks of
+// another tenant in another shard.
 const manyTenants = 0
 
 var tenantSeed = maphash.MakeSeed()
@@ -62,7 +63,7 @@ func makeHead(f engine.FirstTask) head {
 	return head(h)
 }
 
-// rank is the priority of a head and one, 0 of none.
+// rank returns the priority of a head plus one, 0 for none.
 func (h head) rank() uint64   { return uint64(h) >> (headAgeBits + headTenantBits) }
 func (h head) tenant() uint64 { return uint64(h) & headTenants }
 
@@ -78,13 +79,13 @@ func (b *Board) of(queue string) *queueHeads {
 	return v.(*queueHeads)
 }
 
-// Has reports whether a shard has said that it has a task for claims of a queue.
+// Has reports whether a shard has published a task for claims of a queue.
 func (b *Board) Has(queue string, shard int) bool {
 	h := b.of(queue)
 	return h != nil && h.shards[shard].word.Load() != 0
 }
 
-// hold returns the heads of a queue for a shard that publishes its own, until it drops them.
+// hold returns the heads of a queue for a shard that publishes its own, and keeps them until drop.
 func (b *Board) hold(queue string, shards int) *queueHeads {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -105,13 +106,13 @@ func (b *Board) drop(queue string, h *queueHeads) {
 	}
 }
 
-// headFollowers is how many tasks claims may come for to a shard, of those that are ready, before it
-// publishes the next head: more would leave the other shards without work.
+// headFollowers is how many ready tasks of a shard claims may come for before it publishes the next
+// head: more claims would leave the other shards without work.
 const headFollowers = 32
 
-// first returns the shard at which a claim for some tasks is to begin: of those with the highest
-// priority, the one whose head is oldest, or any if several tenants are next. It is negative if no
-// shard has a task for which no other claim is under way.
+// first returns the shard at which a claim for some tasks should begin: among those with the
+// highest priority, the one with the oldest head, or any if several tenants are next. It is
+// negative if claims are under way for the tasks of all shards.
 func (q *queueHeads) first(tasks int) int {
 	top, tenant := uint64(0), uint64(0)
 	for i := range q.shards {
@@ -144,8 +145,8 @@ func (q *queueHeads) first(tasks int) int {
 	return best
 }
 
-// best returns the shard that has the head of the highest priority, but for one; negative: none of
-// them has one.
+// best returns the shard, other than but, whose head has the highest priority; negative: none of
+// them has a head.
 func (q *queueHeads) best(but int) int {
 	best, top := -1, head(0)
 	if q == nil {
@@ -159,12 +160,12 @@ func (q *queueHeads) best(but int) int {
 	return best
 }
 
-// headLooks is at how many of its queues a claim looks to find the shard that has the first of a
-// strict order: where it begins and, of a long list, what it is sent on for.
+// headLooks is how many of its queues a claim with a strict order checks at the most to find the
+// shard with the first ready task: to find where it begins and, with a long list, where to send it.
 const headLooks = 16
 
-// Begin is the index of the shard that has the most urgent task for a claim, as far as the order of
-// its queues is known; negative: any.
+// Begin returns the index of the shard that has the most urgent task for a claim, as far as the
+// order of its queues is known; negative: any.
 func (b *Board) Begin(c *Claim) int {
 	queues, weights := c.Named()
 	if b == nil || len(weights) > 0 {
@@ -180,7 +181,7 @@ func (b *Board) Begin(c *Claim) int {
 	return -1
 }
 
-// headOf is what a claim of a queue would get in this shard, as far as memory shows.
+// headOf returns the head of a queue in this shard, as far as it is in memory.
 func (d *Dispatcher) headOf(q *Queue) head {
 	if q.Gated && q.shut {
 		return 0
@@ -192,7 +193,7 @@ func (d *Dispatcher) headOf(q *Queue) head {
 	return makeHead(f)
 }
 
-// Publish tells the other shards what this one has ready of a queue.
+// Publish publishes the head of a queue to the other shards.
 func (d *Dispatcher) Publish(of *engine.Queue) {
 	if d.board == nil {
 		return
@@ -224,7 +225,7 @@ func (d *Dispatcher) PublishAll() {
 	}
 }
 
-// unpublish takes back what the shard has said of a queue, and will say no more.
+// unpublish withdraws the head of a queue for which the shard will publish no other.
 func (d *Dispatcher) unpublish(q *Queue) {
 	if q.heads != nil {
 		q.heads.shards[d.index].word.Store(0)
@@ -233,7 +234,7 @@ func (d *Dispatcher) unpublish(q *Queue) {
 	}
 }
 
-// highestElsewhere is the rank of the most urgent task that other shards have of a queue.
+// highestElsewhere returns the rank of the most urgent task of a queue in other shards.
 func (d *Dispatcher) highestElsewhere(q *Queue) uint64 {
 	if d.board == nil {
 		return 0
@@ -244,10 +245,11 @@ func (d *Dispatcher) highestElsewhere(q *Queue) uint64 {
 	return 0
 }
 
-// isElsewhere reports whether a claim is better sent to another shard for the tasks of a queue: the
-// most urgent is there. That comes before the claim visits the shards in turn, so that it visits each
-// of them, and a few times at the most. Any task of the queue is more urgent than none, unless the
-// claim draws lots for the next queue. It notes in c.rank what this shard has, for isPassedOver.
+// isElsewhere reports whether a claim should be sent to another shard, which has the most urgent
+// task of a queue. This happens before the claim visits the shards in turn, and a few times at the
+// most, so that the claim visits each of them. Any task of the queue is more urgent than none,
+// unless the order of the claim is random. It stores the rank of this shard's head in c.rank, for
+// isPassedOver.
 func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	c.rank = 0
 	if d.board == nil || c.Stays {
@@ -272,8 +274,8 @@ func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	return head(heads.shards[c.to].word.Load()).rank() > rank
 }
 
-// isPassedOver is isElsewhere once more, after next has found l for the claim, or nothing, if it has
-// parked what was more urgent. The claim then gets nothing of l.
+// isPassedOver repeats isElsewhere after next has found l for the claim, or nothing, if it has
+// parked more urgent tasks. If true, the claim gets nothing of l.
 func (d *Dispatcher) isPassedOver(c *Claim, queue string, q *Queue, l *engine.Lane) bool {
 	rank := uint64(0)
 	if l != nil {
@@ -288,8 +290,8 @@ func (d *Dispatcher) isPassedOver(c *Claim, queue string, q *Queue, l *engine.La
 	return true
 }
 
-// isElsewhereBefore is isElsewhere for the first queues of a strict list, before the one at an index,
-// which is the first that has something here.
+// isElsewhereBefore is isElsewhere for the queues of a strict list before the one at an index,
+// which is the first one with a task here.
 func (d *Dispatcher) isElsewhereBefore(c *Claim, s *set, at int) bool {
 	if d.board == nil || len(s.list.weights) > 0 {
 		return false

@@ -8,18 +8,20 @@ import (
 	"codeq/internal/engine"
 )
 
-// Usage is how much a Dispatcher remembers.
+// Usage is how much a Dispatcher has in memory.
 type Usage struct {
-	Tickets     int // of claims that wait, void ones included
-	Queues      int // for which claims wait
-	Sets        int // of long lists
-	SetNames    int // queues of them
-	DroppedSets int // which some queues still know
+	Tickets     int // void ones included
+	Queues      int // queues for which claims wait
+	Sets        int // sets of long lists
+	SetNames    int // queues in the sets
+	DroppedSets int // dropped sets that are still in the entries of some queues
 }
 
-// Usage counts what the Dispatcher remembers.
+// Usage counts what the Dispatcher has in memory.
 func (d *Dispatcher) Usage() Usage {
-	u := Usage{Queues: d.listed.Len(), Sets: len(d.sets.byDigest), SetNames: d.sets.names, DroppedSets: len(d.sets.dropped)}
+	u := Usage{
+		Queues: d.listed.Len(), Sets: len(d.sets.byDigest), SetNames: d.sets.names, DroppedSets: len(d.sets.dropped),
+	}
 	for _, q := range d.queues.All() {
 		if q != nil {
 			u.Tickets += q.tickets()
@@ -31,25 +33,25 @@ func (d *Dispatcher) Usage() Usage {
 	return u
 }
 
-// Needs reports whether the Dispatcher could not do without a queue.
+// Needs reports whether the Dispatcher still needs a queue.
 func (d *Dispatcher) Needs(q *engine.Queue) bool {
 	c := d.queues.At(q.Handle)
 	return c != nil && c.isNeeded()
 }
 
-// Check returns what is wrong with what the Dispatcher remembers, while nothing is under way: claimable
-// reports whether a queue has a ready task that its other limits let pass.
+// Check returns an error if the state of the Dispatcher is inconsistent while nothing is under way.
+// claimable reports whether a queue has a ready task that limits other than the gate allow.
 func (d *Dispatcher) Check(claimable func(*engine.Queue) bool) error {
 	for handle, q := range d.queues.All() {
 		if q != nil && (q.Handle != handle || d.rules.Queues[q.Name] != q.Queue) {
 			return fmt.Errorf("what handle %d has is of queue %q, which is forgotten", handle, q.Name)
 		}
 	}
-	return errors.Join(d.checkGates(), d.checkHeads(), d.checkWaiters(func(q *Queue) bool { return claimable(q.Queue) && q.mayPass() }))
+	passable := func(q *Queue) bool { return claimable(q.Queue) && q.mayPass() }
+	return errors.Join(d.checkGates(), d.checkHeads(), d.checkWaiters(passable))
 }
 
-// mayPass reports whether the gate of a queue has room, if there is one; what a rate allows is not
-// looked at.
+// mayPass reports whether the gate of a queue, if there is one, has room; it ignores the rate.
 func (q *Queue) mayPass() bool {
 	g, _ := q.gate.(*gate)
 	if g == nil {
@@ -60,7 +62,7 @@ func (q *Queue) mayPass() bool {
 	return g.rate == nil && (g.limit == 0 || g.leased < g.limit)
 }
 
-// checkWaiters: nobody waits for a queue that has a ready task which may be claimed.
+// checkWaiters: no claim waits for a queue that has a ready task which may be claimed.
 func (d *Dispatcher) checkWaiters(claimable func(*Queue) bool) error {
 	for name, q := range d.rules.Queues {
 		if c := d.Of(q); slices.ContainsFunc(c.waiters.All(), Ticket.Good) && claimable(c) {
@@ -71,14 +73,15 @@ func (d *Dispatcher) checkWaiters(claimable func(*Queue) bool) error {
 		waiting := slices.ContainsFunc(s.waiters.All(), Ticket.Good)
 		for at, q := range s.queues.All() {
 			if (waiting || !s.open.has(at)) && claimable(d.Of(q)) {
-				return fmt.Errorf("queue %q has ready tasks, claims that wait in a set (%v) or is not open there", q.Name, waiting)
+				return fmt.Errorf("queue %q has ready tasks, claims that wait in a set (%v) or is not open there",
+					q.Name, waiting)
 			}
 		}
 	}
 	return nil
 }
 
-// checkHeads: other shards know what a claim would get in this one.
+// checkHeads: the published heads are those of this shard.
 func (d *Dispatcher) checkHeads() error {
 	if d.board == nil {
 		return nil
@@ -113,8 +116,8 @@ func (d *Dispatcher) checkGates() error {
 	return nil
 }
 
-// CheckLimits returns an error if the gate of a queue does not count the leases of all shards of the
-// process, or does not follow its settings: both are given by queue.
+// CheckLimits returns an error if the gate of a queue does not count the leases of all shards of
+// the process, or does not apply its settings: both are given by queue.
 func (d *Dispatcher) CheckLimits(leased map[string]int, set map[string]engine.Configured) error {
 	d.gates.mu.Lock()
 	defer d.gates.mu.Unlock()
@@ -127,7 +130,8 @@ func (d *Dispatcher) CheckLimits(leased map[string]int, set map[string]engine.Co
 			return fmt.Errorf("the gate of queue %q counts %d leases, there are %d", name, n, leased[name])
 		}
 		if version != want.Version || limit != want.Settings.Concurrency {
-			return fmt.Errorf("the gate of queue %q has limit %d of version %d, the settings are %x", name, limit, version, want.Value)
+			return fmt.Errorf("the gate of queue %q has limit %d of version %d, the settings are %x",
+				name, limit, version, want.Value)
 		}
 	}
 	return nil

@@ -13,17 +13,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/record"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
 )
 
-// port counts what it is asked for.
+// port counts the calls of its methods.
 type port struct{ opened, swept int }
 
 func (p *port) Open(string) { p.opened++ }
 func (p *port) Sweep()      { p.swept++ }
 
-// newDispatcher returns one of a shard without tasks.
+// newDispatcher returns the Dispatcher of a shard without tasks.
 func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	t.Helper()
 	shared := store.NewCaches(1<<20, 256<<10, 1)
@@ -32,7 +33,9 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	}, shared, true)
 	require.NoError(t, err)
 	rules := engine.NewState(engine.Config{
-		Shards: 1, Elapsed: func() time.Duration { return 0 }, IdleLanes: engine.IdleLanes, GroupBytes: engine.GroupBytes,
+		Shards: 1, Elapsed: func() time.Duration { return 0 },
+		IdleLanes: engine.IdleLanes, GroupBytes: engine.GroupBytes,
+		WindowTasks: 64, WindowBytes: 1 << 20,
 	}, st)
 	t.Cleanup(func() {
 		rules.Close()
@@ -44,7 +47,7 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	return New(&rules, Config{Shards: 1, Port: p, Gates: NewGates()}), p
 }
 
-// forget forgets what nobody needs any more, at the end of a group.
+// forget drops the queues that are not needed any more, as at the end of a group.
 func (d *Dispatcher) forget() {
 	d.rules.Tidy()
 	for _, q := range d.rules.Effects.Forgotten {
@@ -76,8 +79,8 @@ func newCaller(queues ...string) *caller {
 	return c
 }
 
-// TestLargeSetsGoInPieces: a dropped set of very many queues leaves them budget by budget, and at last
-// leaves nothing.
+// TestLargeSetsGoInPieces: a dropped set of very many queues is removed from them budget by budget,
+// and in the end completely.
 func TestLargeSetsGoInPieces(t *testing.T) {
 	d, _ := newDispatcher(t)
 	names := queueNames(20 * setStep)
@@ -103,7 +106,8 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 	require.Zero(t, d.Usage())
 }
 
-// TestUnfinishedSetsGo: a set whose claim has gone while it was being built goes as others do.
+// TestUnfinishedSetsGo: a set whose claim gives up while the set is being built is dropped as
+// others are.
 func TestUnfinishedSetsGo(t *testing.T) {
 	d, _ := newDispatcher(t)
 	require.False(t, d.Build(NewList(queueNames(setStep+1), nil)), "it is complete")
@@ -116,14 +120,14 @@ func TestUnfinishedSetsGo(t *testing.T) {
 	require.Zero(t, d.Usage().Sets)
 }
 
-// TestIdleSetsMakeRoom: sets in which nobody waits go when others need the room.
+// TestIdleSetsMakeRoom: sets in which no claim waits are dropped when others need the room.
 func TestIdleSetsMakeRoom(t *testing.T) {
 	d, _ := newDispatcher(t)
 	names := queueNames(setNames/2 + 1)
 	first, second := NewList(names, nil), NewList(append([]string{"one more"}, names...), nil)
 	waiting := newCaller()
 	waiting.List = NewList(queueNames(100), nil)
-	d.Wait(&waiting.Claim)
+	d.EndVisit(&waiting.Claim)
 	for _, list := range []*List{first, second} {
 		for !d.Build(list) {
 		}
@@ -133,15 +137,54 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
 
-// TestVoidTicketsAreSwept: a shard that is told of many void tickets asks for a sweep once, which drops
-// them and keeps the others.
+// TestWaitBesideDroppedSets: a claim that waits gets the set of its list though so many sets are being
+// dropped that no other is built.
+func TestWaitBesideDroppedSets(t *testing.T) {
+	d, _ := newDispatcher(t)
+	for i := range 2 {
+		list := NewList(append([]string{fmt.Sprint("other ", i)}, queueNames(setNames/2)...), nil)
+		for !d.Build(list) {
+		}
+		d.DropSet(list)
+	}
+	c := newCaller()
+	c.List = NewList(queueNames(ShortList+1), nil)
+	require.False(t, d.Build(c.List))
+	d.EndVisit(&c.Claim)
+	require.Equal(t, 1, d.Usage().Tickets)
+}
+
+// TestDrawEndsWithVisit: the queue of a list that was drawn for a claim counts for nothing in the next
+// shard, where the first of a strict order goes first.
+func TestDrawEndsWithVisit(t *testing.T) {
+	names := queueNames(ShortList + 1)
+	here, _ := newDispatcher(t)
+	there, _ := newDispatcher(t)
+	there.rules.BeginGroup()
+	there.rules.Budget = there.rules.NewBudget(engine.CallerBudget, 0)
+	for _, name := range names[:2] {
+		key := engine.LaneKey{Queue: name}
+		task := engine.PrepareTask(key, &record.Record{}, nil)
+		_, err := there.rules.Produce([]engine.NewTask{task}, new(engine.CallNumber), new(engine.Produced))
+		require.NoError(t, err)
+	}
+	c := newCaller()
+	c.List, c.NoWait = NewList(names, nil), true
+	c.drawn = 2 // it was to be refilled here, when the disk became full
+	here.EndVisit(&c.Claim)
+	require.Equal(t, Done, there.Try(&c.Claim))
+	require.Equal(t, names[0], c.Grants[0].Queue)
+}
+
+// TestVoidTicketsAreSwept: when many void tickets are counted, the shard asks for one sweep, which
+// drops them and keeps the others.
 func TestVoidTicketsAreSwept(t *testing.T) {
 	d, port := newDispatcher(t)
 	patient := newCaller("a", "b")
-	d.Wait(&patient.Claim)
+	d.EndVisit(&patient.Claim)
 	for i := range maxVoid + 10 {
 		gone := newCaller(fmt.Sprint("q", i))
-		d.Wait(&gone.Claim)
+		d.EndVisit(&gone.Claim)
 		require.True(t, gone.Take())
 		d.CountVoid(gone.Tickets())
 	}
@@ -159,7 +202,7 @@ func TestVoidTicketsAreSwept(t *testing.T) {
 	require.Zero(t, d.Usage().Queues)
 }
 
-// TestClose: Close settles the claims that wait, or only forgets those of this process.
+// TestClose: Close settles the waiting claims, or only removes those of this process.
 func TestClose(t *testing.T) {
 	over := errors.New("over")
 	for _, local := range []error{nil, over} {
@@ -168,7 +211,7 @@ func TestClose(t *testing.T) {
 		there.Remote = true
 		many.List = NewList(queueNames(ShortList+1), nil)
 		for _, c := range []*caller{here, there, many} {
-			d.Wait(&c.Claim)
+			d.EndVisit(&c.Claim)
 		}
 		d.Close(local, over)
 		require.Equal(t, local, here.err)
@@ -179,8 +222,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestWaitList: whatever is pushed, popped and given up, the tickets that are good come out in order,
-// and the list is no longer than twice those that wait, and a constant.
+// TestWaitList: whatever is pushed, popped and given up, the good tickets are popped in order, and
+// the list is no longer than twice their number plus a constant.
 func TestWaitList(t *testing.T) {
 	r := testkit.Seeded(t)
 	var w WaitList
@@ -221,7 +264,7 @@ func TestWaitList(t *testing.T) {
 	}
 }
 
-// TestLottery: draws are those of a walk over the members.
+// TestLottery: draws are the same as those of a linear search over the members.
 func TestLottery(t *testing.T) {
 	r := testkit.Seeded(t)
 	for range 200 {
@@ -270,14 +313,16 @@ func TestHeadOrder(t *testing.T) {
 	}
 	order := []head{0, one(0, newer), one(0, older), one(1, newer), one(1, older), one(most, older), one(most, 0)}
 	require.True(t, slices.IsSorted(order), strings.Trim(fmt.Sprintf("%x", order), "[]"))
-	require.NotEqual(t, one(1, older).tenant(), makeHead(engine.FirstTask{Priority: 1, Since: older, Tenant: "y", Alone: true}).tenant())
-	require.NotEqual(t, uint64(manyTenants), makeHead(engine.FirstTask{Priority: 1, Since: older, Alone: true}).tenant())
+	other := makeHead(engine.FirstTask{Priority: 1, Since: older, Tenant: "y", Alone: true})
+	require.NotEqual(t, one(1, older).tenant(), other.tenant())
+	none := makeHead(engine.FirstTask{Priority: 1, Since: older, Alone: true})
+	require.NotEqual(t, uint64(manyTenants), none.tenant())
 	require.EqualValues(t, manyTenants, makeHead(engine.FirstTask{Priority: 1, Since: older, Tenant: "x"}).tenant())
 	require.EqualValues(t, most+1, one(most, older).rank())
 }
 
-// TestOldSettingsOfGates: a gate does not go back to settings that a later version has replaced, and counts
-// the leases of before there was a gate.
+// TestOldSettingsOfGates: a gate does not go back to settings that a later version has replaced,
+// and counts the leases of before there was a gate.
 func TestOldSettingsOfGates(t *testing.T) {
 	d, _ := newDispatcher(t)
 	q := d.Of(d.rules.QueueNamed("a"))

@@ -11,8 +11,8 @@ import (
 
 // Dispatcher gives the ready tasks of a shard to claims.
 type Dispatcher struct {
-	// Served is the claims that have been served since the owner emptied it. Those that waited have
-	// void tickets in the other shards: CountVoid.
+	// Served holds the claims that have been served since the owner emptied it. Those that waited
+	// have void tickets in the other shards: CountVoid.
 	Served []Served
 
 	rules  *engine.State
@@ -22,29 +22,29 @@ type Dispatcher struct {
 	gates  *Gates // nil: gateways are given by SetGateway
 	board  *Board // nil: no other shard of the process has tasks
 
-	queues    chunked.List[*Queue] // by handle; nil: nobody has asked
+	queues    chunked.List[*Queue] // by handle; nil: not used yet
 	throttled timeheap.Heap[*Queue]
-	hungry    []*Queue             // have waiters, and perhaps ready tasks
-	listed    chunked.List[*Queue] // for which claims wait
+	hungry    []*Queue             // queues with waiters, and perhaps ready tasks
+	listed    chunked.List[*Queue] // queues for which claims wait
 	sets      setTable
-	setsFirst bool         // Serve has begun with sets
+	setsFirst bool         // the last Serve began with sets
 	giving    *Claim       // taken by this shard, and not served yet; nil: none
-	void      atomic.Int64 // tickets that others have made void since the last sweep, less those that it left
+	void      atomic.Int64 // tickets that others have made void since the last sweep, minus the good ones after it
 	sweep     sweep
 
-	lots  []int    // for order
+	lots  []int    // memory for order
 	names []string // likewise
 }
 
-// Config is what a Dispatcher is made of.
+// Config is the configuration of a Dispatcher.
 type Config struct {
 	Index, Shards int
 	Port          Port
-	Gates         *Gates // of the process; nil: places in limits are given by gateways that the owner sets
+	Gates         *Gates // of the process; nil: the owner sets gateways
 }
 
-// Port is the way from a shard's owner, or from others, to the owner of a shard. Its methods are safe
-// for concurrent use and do not wait.
+// Port sends messages to the owner of a shard. Its methods are safe for concurrent use and do not
+// wait.
 type Port interface {
 	// Open makes the owner call Open for a queue.
 	Open(queue string)
@@ -52,7 +52,7 @@ type Port interface {
 	Sweep()
 }
 
-// Served is a claim that has got tasks.
+// Served is a claim that got tasks.
 type Served struct {
 	Claim  *Claim
 	Waited bool // it has tickets in other shards, which are void
@@ -63,34 +63,35 @@ func New(rules *engine.State, c Config) *Dispatcher {
 	return &Dispatcher{rules: rules, index: c.Index, shards: c.Shards, port: c.Port, gates: c.Gates}
 }
 
-// Join makes the shard tell the others of the process what it has, and be told by them.
+// Join makes the shard publish its heads on a board, and use those of the other shards of the
+// process.
 func (d *Dispatcher) Join(b *Board) { d.board = b }
 
-// Queue is what a Dispatcher knows of a queue: the claims that wait for its tasks, and the limits
-// that those have to pass.
+// Queue is the state of a queue in a Dispatcher: the claims that wait for its tasks, and the limits
+// that these have to pass.
 type Queue struct {
 	*engine.Queue
 	lines
-	sets     []setEntry // that have the queue
+	sets     []setEntry // the sets that contain the queue
 	hungry   bool       // its waiters may be served
-	listedAt int        // 1 + the place in the list of those with tickets; 0: it has none
+	listedAt int        // 1 + its index in Dispatcher.listed; 0: it has no tickets
 
 	heads *queueHeads // nil: the shard has published none
 	gate  Gateway     // nil: neither a rate nor a limit of concurrency
-	shut  bool        // the gate has turned a claim away, and has not been opened since
+	shut  bool        // the gate has refused a claim, and has not been opened since
 
-	opensAt     uint64 // when it is no longer held back; monotonic clock of the shard, ms
-	throttledAt int    // the place among those that are held back; negative: it is none
+	opensAt     uint64 // until when it is throttled; monotonic clock of the shard, ms
+	throttledAt int    // its index in the heap of throttled queues; negative: it is not in it
 }
 
-// Due is for the heap of queues that are held back.
+// Due is for the heap of throttled queues.
 func (q *Queue) Due() uint64 { return q.opensAt }
 
-// Spot is for the heap of queues that are held back.
+// Spot is for the heap of throttled queues.
 func (q *Queue) Spot() *int { return &q.throttledAt }
 
-// Of returns what the Dispatcher knows of a queue.
-// REQUIRES: the rules have not forgotten it, since another queue may have its handle then.
+// Of returns the Queue of a queue of the rules. REQUIRES: the rules have not forgotten it, since
+// another queue may have its handle then.
 func (d *Dispatcher) Of(q *engine.Queue) *Queue {
 	if c := d.queues.At(q.Handle); c != nil {
 		return c
@@ -111,13 +112,13 @@ func (d *Dispatcher) known(queue string) *Queue {
 	return nil
 }
 
-// isNeeded reports whether the Dispatcher could not do without a queue.
+// isNeeded reports whether the Dispatcher still needs a queue.
 func (q *Queue) isNeeded() bool {
 	return q.gate != nil || q.throttledAt >= 0 || q.listedAt != 0 || len(q.sets) > 0 || q.hungry
 }
 
-// Forget drops a queue that the rules need no more, unless the Dispatcher needs it: what ends that lets
-// the rules ask again.
+// Forget drops a queue that the rules do not need any more, unless the Dispatcher needs it: when
+// that ends, the rules ask again.
 func (d *Dispatcher) Forget(q *engine.Queue) (forgotten bool) {
 	if c := d.queues.At(q.Handle); c != nil {
 		if c.isNeeded() {
@@ -129,7 +130,7 @@ func (d *Dispatcher) Forget(q *engine.Queue) (forgotten bool) {
 	return true
 }
 
-// Close settles the claims that wait: those of this process with local, or if it is nil not at all,
+// Close settles the waiting claims: those of this process with local, or not at all if it is nil,
 // and those of other nodes with remote.
 func (d *Dispatcher) Close(local, remote error) {
 	for _, q := range d.queues.All() {
@@ -143,22 +144,22 @@ func (d *Dispatcher) Close(local, remote error) {
 	}
 }
 
-// Giving is the claim that the Dispatcher was about to serve when it panicked; nil: none.
+// Giving returns the claim that the Dispatcher was serving when it panicked; nil: none.
 func (d *Dispatcher) Giving() *Claim { return d.giving }
 
-// Outcome is what Try has come to.
+// Outcome is the result of Try.
 type Outcome int
 
 const (
 	Nothing   Outcome = iota // no task is ready for the claim
-	Done                     // the claim is among Served, or somebody else has taken it
+	Done                     // the claim is in Served, or was taken elsewhere
 	Pending                  // the answer depends on a refill of windows, or on a set that is being built
-	Asks                     // a gateway will have the claim tried again
-	Elsewhere                // another shard has something more urgent: Claim.To
+	Asks                     // a gateway will send the claim to be tried again
+	Elsewhere                // another shard has a more urgent task: Claim.To
 )
 
-// Try takes tasks for a claim, in the order of its queues. Queues where others wait already are left
-// to them.
+// Try takes tasks for a claim, in the order of its queues. It takes none of queues for which other
+// claims wait already.
 func (d *Dispatcher) Try(c *Claim) Outcome {
 	if c.List != nil {
 		return d.trySet(c)
@@ -194,9 +195,9 @@ func (d *Dispatcher) Try(c *Claim) Outcome {
 	return Nothing
 }
 
-// order is the order of the queues of a claim: as given, or drawn by lot in proportion to the weights.
-// It is good until the next call: a claim that waits may be looked at by several shards at once, so
-// that it has no memory for this.
+// order returns the queues of a claim in their order: as given, or drawn in proportion to the
+// weights. The result is valid until the next call: it is not in memory of the claim, since several
+// shards may process a waiting claim at once.
 func (d *Dispatcher) order(c *Claim) []string {
 	if len(c.Weights) == 0 {
 		return c.Queues
@@ -207,7 +208,7 @@ func (d *Dispatcher) order(c *Claim) []string {
 	return d.names
 }
 
-// takes takes a claim, which is served next.
+// takes takes the claim of a ticket, to serve it next.
 func (d *Dispatcher) takes(t Ticket) bool {
 	if !t.Take() {
 		return false
@@ -222,8 +223,8 @@ func (d *Dispatcher) served(c *Claim, waited bool) {
 	d.giving = nil
 }
 
-// give serves a claim that has been taken: with tasks of q, l's first to begin with, and if there is
-// room, with those of its other queues.
+// give serves a claim that has been taken: with tasks of q, the first of l to begin with, and if
+// there is room, with those of its other queues.
 func (d *Dispatcher) give(c *Claim, q *Queue, l *engine.Lane, waited bool) {
 	if d.giveOf(c, q, l) && len(c.Queues) > 1 {
 		d.fillUp(c, q)
@@ -231,8 +232,8 @@ func (d *Dispatcher) give(c *Claim, q *Queue, l *engine.Lane, waited bool) {
 	d.served(c, waited)
 }
 
-// giveOf leases tasks of a queue to a claim, as far as they are ready and other shards have no more
-// urgent ones. It is true if the queue has no more, and there is room.
+// giveOf leases tasks of a queue to a claim, as long as they are ready and other shards have no
+// more urgent ones. It returns true if the queue has no more, and the claim has room.
 func (d *Dispatcher) giveOf(c *Claim, q *Queue, l *engine.Lane) bool {
 	limit := uint64(0)
 	if c.Max > 1 {
@@ -254,11 +255,11 @@ func (d *Dispatcher) giveOf(c *Claim, q *Queue, l *engine.Lane) bool {
 	return !pending && d.rules.Broken == nil && d.headOf(q).rank() >= limit
 }
 
-// fillLooks is at how many queues a batch looks to be filled.
+// fillLooks is how many queues a batch tries at the most to be filled.
 const fillLooks = 64
 
-// fillUp fills a batch that has all that q has to give. In strict order, the queues after q follow,
-// until one has tasks that this shard cannot give; else all that lots draw.
+// fillUp fills a batch that has all available tasks of q. In strict order, it uses the queues after
+// q, until one has tasks that this shard cannot give; otherwise all in a random order.
 func (d *Dispatcher) fillUp(c *Claim, q *Queue) {
 	strict := len(c.Weights) == 0
 	names := c.Queues
@@ -286,15 +287,21 @@ func (d *Dispatcher) fillUp(c *Claim, q *Queue) {
 	}
 }
 
-// Wait lets a claim wait for its queues.
-func (d *Dispatcher) Wait(c *Claim) { d.WaitBy(c.Ticket(), c.Queues, c.List, c.Remote) }
+// EndVisit ends the visit of a claim that has got nothing: it may visit another shard next. Unless
+// NoWait, it waits here.
+func (d *Dispatcher) EndVisit(c *Claim) {
+	c.drawn = 0
+	if !c.NoWait {
+		d.WaitBy(c.Ticket(), c.Queues, c.List, c.Remote)
+	}
+}
 
-// WaitBy is Wait for a claim of which the caller has a ticket only, and knows the queues.
+// WaitBy lets a claim wait of which the caller has only a ticket and the queues.
 func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) {
 	if list != nil {
-		set := d.set(list)
-		for set == nil { // without room on the disk, nobody has looked for tasks
-			set = d.set(list)
+		set := d.buildSet(list)
+		for set == nil { // without room on the disk, Try was not called, which builds it
+			set = d.buildSet(list)
 		}
 		set.line(remote).Push(t)
 		d.feedSet(set)
@@ -307,11 +314,11 @@ func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) 
 			d.listed.Append(q)
 			q.listedAt = d.listed.Len()
 		}
-		d.Feed(q)
+		d.feed(q)
 	}
 }
 
-// unlist is for a queue for which, perhaps, nobody waits any more.
+// unlist removes a queue from listed if no claim waits for it any more.
 func (d *Dispatcher) unlist(q *Queue) {
 	if q.front().Len() > 0 {
 		return
@@ -327,7 +334,7 @@ func (d *Dispatcher) unlist(q *Queue) {
 }
 
 // isAwaited reports whether claims wait for a queue that are served before one that comes now;
-// remote, if another node made that.
+// remote: the latter is of another node.
 func (d *Dispatcher) isAwaited(q *Queue, remote bool) bool {
 	for _, e := range q.sets {
 		if e.set.isAwaited(remote) {
@@ -349,7 +356,7 @@ func (d *Dispatcher) isAwaitedAlone(q *Queue, remote bool) bool {
 	return false
 }
 
-// Wants is how many tasks the claims want that wait for a queue, as far as it is less than most.
+// Wants returns how many tasks the claims want that wait for a queue, at most most.
 func (d *Dispatcher) Wants(q *Queue, most int) int {
 	n := q.wants(most)
 	for _, e := range q.sets {
@@ -358,8 +365,8 @@ func (d *Dispatcher) Wants(q *Queue, most int) int {
 	return n
 }
 
-// Feed serves the waiters of a queue of which something may be ready, at the next Serve.
-func (d *Dispatcher) Feed(q *Queue) {
+// feed makes the next Serve serve the waiters of a queue that may have ready tasks.
+func (d *Dispatcher) feed(q *Queue) {
 	if q.Mask == 0 {
 		return
 	}
@@ -372,13 +379,13 @@ func (d *Dispatcher) Feed(q *Queue) {
 	}
 }
 
-// AreHungry reports whether claims wait for what may be ready.
+// AreHungry reports whether claims wait for queues that may have ready tasks.
 func (d *Dispatcher) AreHungry() bool {
 	return len(d.rules.Effects.Fed)+len(d.hungry)+len(d.sets.hungry) > 0
 }
 
-// Serve gives ready tasks to the claims that wait, first come, first served. What is beyond the
-// budget of the rules is served next time. Claims for one queue and those for a list of them come
+// Serve gives ready tasks to the waiting claims, first come, first served. When the budget of the
+// rules is spent, the rest is served next time. Claims with few queues and those with a List come
 // first in turn.
 func (d *Dispatcher) Serve() {
 	served := 0
@@ -393,8 +400,8 @@ func (d *Dispatcher) Serve() {
 	d.serveSets(&served)
 }
 
-// serveInTurn serves all that are hungry, until the budget is spent: serve says so, and served counts
-// claims. Who was served when that happened comes last.
+// serveInTurn serves all hungry queues or sets, until the budget is spent: then serve returns
+// false, and the one that it was serving comes last. served counts claims.
 func serveInTurn[T any](hungry *[]T, served *int, serve func(T) (all bool)) {
 	n := 0
 	for ; n < len(*hungry); n++ {
@@ -411,7 +418,7 @@ func serveInTurn[T any](hungry *[]T, served *int, serve func(T) (all bool)) {
 	*hungry = slices.Delete(*hungry, 0, n)
 }
 
-// serveQueue is Serve for one queue; served counts claims. It is false if the budget is spent.
+// serveQueue is Serve for one queue; served counts claims. It returns false if the budget is spent.
 func (d *Dispatcher) serveQueue(q *Queue, served *int) bool {
 	for ; q.front().Len() > 0; *served++ {
 		if !d.rules.HasBudget(*served) {

@@ -9,30 +9,30 @@ import (
 	"codeq/internal/engine"
 )
 
-// Gateway is what the claims of a queue have to pass in all its shards: a Gate, or where nodes share
-// the limits, what speaks for them. The owner of a shard uses it.
+// Gateway limits the claims of a queue in all its shards. It is a gate, or in a cluster, where
+// nodes share the limits, a table of permits. The owner of a shard uses it.
 type Gateway interface {
 	// Look reports whether Enter has a place. When it has none, wait is how long until the rate has
-	// one, or 0 if somebody opens the queue when there may be one.
+	// one, or 0 if the queue will be opened when there may be one.
 	Look(d *Dispatcher, now time.Time) (ok bool, wait time.Duration)
 	// Enter takes a place.
 	Enter(d *Dispatcher, now time.Time) (ok bool, wait time.Duration)
-	// Leave gives n places back, and returns who waits for them.
+	// Leave gives n places back, and returns the Dispatchers that wait for them.
 	Leave(n int) (wake []*Dispatcher)
-	// MayAsk reports whether Ask may find a place. It is always the same.
+	// MayAsk reports whether Ask may find a place. The result never changes.
 	MayAsk() bool
-	// Ask finds out whether there is a place for a claim that does not wait. If it is true, the claim
-	// is tried again, or refused, when that is known.
+	// Ask begins to find out whether there is a place for a claim that does not wait. If it returns
+	// true, the claim is tried again, or refused, when that is known.
 	Ask(c *Claim) bool
 }
 
-// next returns the lane whose first task a claim of the queue gets, with a place in the limits taken
-// for it: Grant follows, or leaveGate. Pending is as in engine.State.Next, and so is rank: a batch ends
-// before a task of a lower rank, since other shards have one of that rank, and what was more urgent
-// here may have been parked.
+// next returns the lane whose first task a claim of the queue gets, and takes a place in the limits
+// for it: Grant follows, or leaveGate. pending is as in engine.State.Next, and so is rank: a batch
+// ends before a task of a lower rank, since other shards have one of that rank, and more urgent
+// tasks here may have been parked.
 func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) {
 	if q.Gated && !q.Settings.Paused && !d.mayPass(q) {
-		return nil, false // without a look at the lanes, which might be refilled in vain
+		return nil, false // without State.Next, which might refill lanes in vain
 	}
 	l, pending = d.rules.Next(q.Queue, rank)
 	if l != nil && q.Gated && !d.passGate(q) {
@@ -41,8 +41,8 @@ func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) 
 	return l, pending
 }
 
-// passGate takes a place for a claim, or sees to it that the queue's claims are served when there may
-// be one.
+// passGate takes a place for a claim. If there is none, the queue's claims are served when there
+// may be one.
 func (d *Dispatcher) passGate(q *Queue) bool {
 	ok, wait := q.gate.Enter(d, time.Now())
 	return d.passes(q, ok, wait)
@@ -65,7 +65,7 @@ func (d *Dispatcher) passes(q *Queue, ok bool, wait time.Duration) bool {
 	return ok
 }
 
-// asks reports whether a claim that does not wait is to be tried again, since a place is all that it lacks.
+// asks reports whether a claim that does not wait will be tried again, since it lacks only a place.
 func (d *Dispatcher) asks(q *Queue, c *Claim) bool { return q.gate != nil && q.gate.Ask(c) }
 
 // leaveGate gives a place back.
@@ -82,7 +82,7 @@ func (d *Dispatcher) leaveGate(q *Queue) {
 	}
 }
 
-// LeaveGates gives back the places of the leases that have ended since the rules were asked last.
+// LeaveGates gives back the places of the leases that have ended since its last call.
 func (d *Dispatcher) LeaveGates() {
 	freed := d.rules.Effects.Freed
 	for i, q := range freed {
@@ -92,20 +92,20 @@ func (d *Dispatcher) LeaveGates() {
 	d.rules.Effects.Freed = freed[:0]
 }
 
-// HasGates reports whether the process has all shards, so that Limit limits claims.
+// HasGates reports whether the process has all shards, so that Limit has an effect.
 func (d *Dispatcher) HasGates() bool { return d.gates != nil }
 
-// Gateway is what the claims of a queue have to pass; nil: nothing.
+// Gateway returns the gateway of a queue; nil: none.
 func (q *Queue) Gateway() Gateway { return q.gate }
 
-// SetGateway sets what the claims of a queue have to pass; nil: nothing.
+// SetGateway sets the gateway of a queue; nil: none.
 func (d *Dispatcher) SetGateway(q *Queue, g Gateway) {
 	q.gate = g
 	q.Gated = g != nil
 }
 
-// Limit applies the settings of a queue to its gate, if the process has all shards. Known is false if the
-// queue may have used tokens before the process began.
+// Limit applies the settings of a queue to its gate, if the process has all shards. known is false
+// if the queue may have used tokens before the process began.
 func (d *Dispatcher) Limit(q *Queue, known bool) {
 	if g := d.gates.set(q.Name, q.Configured, known); g != nil && q.gate == nil {
 		q.gate = g
@@ -114,10 +114,10 @@ func (d *Dispatcher) Limit(q *Queue, known bool) {
 	q.Gated = q.gate != nil
 }
 
-// Open serves the claims of a queue of which more can be leased than before.
+// Open serves the claims of a queue when more of its tasks can be leased than before.
 func (d *Dispatcher) Open(q *Queue) {
 	q.shut = false
-	d.Feed(q)
+	d.feed(q)
 	d.Publish(q.Queue)
 }
 
@@ -140,7 +140,7 @@ func (d *Dispatcher) Throttle(q *Queue, at uint64) {
 	d.throttled.Push(q)
 }
 
-// NextOpening is when Opening has something to do; engine.Never: never.
+// NextOpening returns when Opening has something to do; engine.Never: never.
 func (d *Dispatcher) NextOpening() uint64 { return d.throttled.Next() }
 
 // Opening opens the next queue whose time has come, and returns it; nil: none, or the budget of the
@@ -154,10 +154,10 @@ func (d *Dispatcher) Opening() *Queue {
 	return q
 }
 
-// Gates is the gates of the queues that have ever needed one, for all shards of a process that has
-// them all. It is safe for concurrent use.
+// Gates holds the gates of the queues that have ever needed one, for a process that has all shards.
+// It is safe for concurrent use.
 type Gates struct {
-	mu      sync.Mutex // guards byQueue; taken before that of a gate
+	mu      sync.Mutex // guards byQueue; locked before that of a gate
 	byQueue map[string]*gate
 }
 
@@ -179,20 +179,19 @@ func (t *Gates) set(queue string, c engine.Configured, known bool) *gate {
 	return g
 }
 
-// gate is what the claims of a queue have to pass in all shards of a process: its limit of
-// concurrency, and its rate. Each shard enters its leases when it first follows settings that need the
-// gate, or later ones.
+// gate limits the claims of a queue in all shards of a process, by concurrency and by rate. Each
+// shard enters its leases when it first applies settings that need the gate, or later ones.
 type gate struct {
 	mu      sync.Mutex // guards what follows
-	version uint64     // of the settings that it follows
+	version uint64     // of the settings that it applies
 	limit   int        // 0: none
 	leased  int
 	rate    *rate.Limiter
-	waiting []*Dispatcher // had to turn claims away for want of room
+	waiting []*Dispatcher // those that had to refuse claims for want of room
 }
 
-// Enter takes a place. When there is none, wait is how long until the rate has one, or 0 if the end of
-// a lease will tell.
+// Enter takes a place. When there is none, wait is how long until the rate has one, or 0 if a lease
+// has to end first.
 func (g *gate) Enter(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -212,7 +211,7 @@ func (g *gate) Look(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) 
 	return g.room(d, now)
 }
 
-// room tells what Enter does. REQUIRES: mu is held.
+// room returns the result of Enter. REQUIRES: mu is held.
 func (g *gate) room(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
 	if g.limit > 0 && g.leased >= g.limit {
 		g.waitFor(d)
@@ -235,8 +234,8 @@ func (g *gate) waitFor(d *Dispatcher) {
 	g.waiting = append(g.waiting, d)
 }
 
-// Leave gives n places back, and returns who waits for them. A negative n is for leases that were
-// granted before there was a gate.
+// Leave gives n places back, and returns the Dispatchers that wait for them. A negative n is for
+// leases that were granted before there was a gate.
 func (g *gate) Leave(n int) (wake []*Dispatcher) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -250,7 +249,7 @@ func (g *gate) Leave(n int) (wake []*Dispatcher) {
 func (g *gate) MayAsk() bool    { return false }
 func (g *gate) Ask(*Claim) bool { return false }
 
-// set changes the limits; the first shard that follows a version does so for all.
+// set changes the limits; the first shard that applies a version does so for all.
 func (g *gate) set(c engine.Configured, known bool, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -265,7 +264,7 @@ func (g *gate) set(c engine.Configured, known bool, now time.Time) {
 		g.rate = nil
 	case g.rate == nil:
 		g.rate = rate.NewLimiter(limit, set.BurstSize())
-		if !known { // what was spent before a restart is not known
+		if !known { // tokens may have been used before a restart
 			g.rate.AllowN(now, set.BurstSize())
 		}
 	default:

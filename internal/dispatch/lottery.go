@@ -5,15 +5,14 @@ import (
 	"math/rand/v2"
 )
 
-// lottery draws among the members of a subset of 0 to n-1, each in proportion to its
-// weight, or the smallest if there are no weights, in time logarithmic in n: a Fenwick
-// tree (P. M. Fenwick, A New Data Structure for Cumulative Frequency Tables, 1994) of the
-// members' weights.
+// lottery draws a member of a subset of 0 to n-1, with a probability in proportion to its weight,
+// or the smallest one if there are no weights, in time logarithmic in n. It is a Fenwick tree (P.
+// M. Fenwick, A New Data Structure for Cumulative Frequency Tables, 1994) of the members' weights.
 type lottery struct {
 	weights []int
 	tree    []uint64
 	members []uint64 // bits
-	n       int      // members
+	n       int      // number of members
 	total   uint64   // of the members' weights
 }
 
@@ -49,7 +48,7 @@ func (l *lottery) remove(at int) {
 	}
 }
 
-// change adds to a member's weight; sums wrap around.
+// change adds by to the weight of a member; sums wrap around.
 func (l *lottery) change(at int, by uint64) {
 	l.total += by
 	for i := at + 1; i < len(l.tree); i += i & -i {
@@ -65,8 +64,8 @@ func (l *lottery) draw() int {
 	return l.find(rand.Uint64N(l.total))
 }
 
-// find returns the member before which the weights sum up to lot or less, and with which
-// they are more. REQUIRES: lot < total.
+// find returns the first member for which the sum of the weights up to and including it is more
+// than lot. REQUIRES: lot < total.
 func (l *lottery) find(lot uint64) int {
 	at := 0
 	for step := 1 << (bits.Len(uint(len(l.tree)-1)) - 1); step > 0; step >>= 1 {
@@ -78,8 +77,8 @@ func (l *lottery) find(lot uint64) int {
 	return at
 }
 
-// drawOrder puts names in an order that is drawn by lot, each place in proportion to the weights of
-// those that are left. Their number is small.
+// drawOrder puts names in random order: each place is drawn in proportion to the weights of those
+// that are left. Their number is small.
 func drawOrder(names []string, weights []int) {
 	for i := range names {
 		total := 0

@@ -9,19 +9,19 @@ import (
 	"codeq/internal/engine"
 )
 
-// List is a long list of queues that claims name. It is made by a caller's goroutine, once for many
-// claims, and never changes; shards know it by its digest.
+// List is a long list of queues of claims. A caller's goroutine makes it, once for many claims, and
+// it never changes; shards identify it by its digest.
 type List struct {
 	names   []string
 	weights []int // none: the order of the names is strict
 	Digest  [sha256.Size]byte
 }
 
-// ShortList is how many queues a claim may name and be looked at, and wait, in each. Those that name
-// more go by a List.
+// ShortList is how many queues a claim may name and still be tried, and wait, in each of them.
+// Claims that name more use a List.
 const ShortList = 16
 
-// NewList returns nil for a list that is short. It keeps names and weights.
+// NewList returns a List, or nil for a short one. It keeps names and weights.
 func NewList(names []string, weights []int) *List {
 	if len(names) <= ShortList {
 		return nil
@@ -40,57 +40,63 @@ func NewList(names []string, weights []int) *List {
 	return &List{names, weights, [sha256.Size]byte(h.Sum(nil))}
 }
 
-// set is a List in a shard. The claims that name it wait in it once and not in each queue, and are
-// served from those of its queues that may have something for a claim, so that neither costs by the
-// length of the list. It is built once, and dropped with the Run that made the list, or when others
-// need the room.
+// set is a List in a shard. Claims with the List wait in the set once and not in each queue, and
+// are served from those of its queues that may have a task, so that the cost of neither depends on
+// the length of the list. A set is built once, and dropped with the Run that made the list, or when
+// others need the room.
 //
-// Invariant: once it is built, a queue that is not open has nothing for a claim until Feed is called
-// for it. One whose gateway may be asked is open: only a claim that has looked there gets it a place.
+// Invariant: once the set is built, a queue that is not open has no task for a claim until feed is
+// called for it. A queue whose gateway may be asked is open, since only a claim that tries it gets
+// a place.
 type set struct {
 	list   *List
 	queues chunked.List[*engine.Queue] // of list.names; shorter while the set is being built, or dropped
 	open   lottery                     // by index
-	aside  []int                       // to be opened again, when the claims that are looked at are served or wait
+	aside  []int                       // to be opened again, after the present claims are served or wait
 	lines
 	hungry bool   // its claims may be served
-	group  uint32 // engine.State.GroupNumber of the group that has asked for it last
+	group  uint32 // engine.State.GroupNumber of the group that has used it last
 }
 
-// setEntry is one of the sets that have a queue, and the queue's index there.
+// setEntry is one of the sets that contain a queue, and the queue's index there.
 type setEntry struct {
 	set *set
 	at  int
 }
 
-// setTable is the sets of a shard.
+// setTable holds the sets of a shard.
 type setTable struct {
 	byDigest     map[[sha256.Size]byte]*set
 	names        int    // queues in them
-	hungry       []*set // claims wait there for what may be ready
-	dropped      []*set // of which some queues still know
-	droppedNames int    // queues of them
+	hungry       []*set // sets in which claims wait, and that may have ready tasks
+	dropped      []*set // dropped sets that are still in the entries of some queues
+	droppedNames int    // queues in them
 }
 
 const (
 	setStep  = 4096    // queues that are added to a set in one step
-	setNames = 1 << 17 // queues in the sets of a shard beyond which idle sets go
+	setNames = 1 << 17 // with more queues than this in the sets of a shard, idle sets are dropped
 
-	// For as many groups it is not known whether a claim waits for a set that is not complete.
+	// For so many groups it is not known whether a claim waits for a set that is not complete.
 	setGroups = 1024
 )
 
-// Build builds the set of a list, in steps. It is true if the set is complete.
+// Build builds the set of a list, in steps. It returns true if the set is complete.
 func (d *Dispatcher) Build(list *List) bool { return d.set(list) != nil }
 
 // set returns the set of a list; nil while it is not built yet.
 func (d *Dispatcher) set(list *List) *set {
+	if d.sets.byDigest[list.Digest] == nil && d.sets.droppedNames > setNames {
+		return nil // until those are gone
+	}
+	return d.buildSet(list)
+}
+
+// buildSet builds the next part of the set of a list. It returns nil while the set is not complete.
+func (d *Dispatcher) buildSet(list *List) *set {
 	t := &d.sets
 	s := t.byDigest[list.Digest]
 	if s == nil {
-		if t.droppedNames > setNames {
-			return nil // until those are gone
-		}
 		d.dropIdleSets(setNames - len(list.names))
 		s = &set{list: list, open: newLottery(list)}
 		if t.byDigest == nil {
@@ -123,8 +129,8 @@ func (s *set) isIdle() bool {
 	return s.front().Len() == 0 && !s.hungry
 }
 
-// dropIdleSets drops sets in which no claim waits until the others have no more queues than the given
-// number.
+// dropIdleSets drops sets in which no claim waits until the others have no more queues than the
+// given number.
 func (d *Dispatcher) dropIdleSets(names int) {
 	for _, s := range d.sets.byDigest {
 		if d.sets.names <= names {
@@ -137,14 +143,14 @@ func (d *Dispatcher) dropIdleSets(names int) {
 	}
 }
 
-// DropSet drops the set of a list that is used no more, unless other claims wait in it.
+// DropSet drops the set of a list that is not used any more, unless other claims wait in it.
 func (d *Dispatcher) DropSet(list *List) {
 	if s := d.sets.byDigest[list.Digest]; s != nil && s.list == list && s.isIdle() {
 		d.sets.drop(s)
 	}
 }
 
-// drop drops a set for which nobody waits. DropSetsOn takes it out of its queues.
+// drop drops a set in which no claim waits. DropSetsOn removes it from its queues.
 func (t *setTable) drop(s *set) {
 	delete(t.byDigest, s.list.Digest)
 	t.names -= len(s.list.names)
@@ -155,7 +161,7 @@ func (t *setTable) drop(s *set) {
 // AreSetsDropped reports whether DropSetsOn has something to do.
 func (d *Dispatcher) AreSetsDropped() bool { return len(d.sets.dropped) > 0 }
 
-// DropSetsOn takes dropped sets out of what their queues know of sets, until the budget of the rules
+// DropSetsOn removes dropped sets from the entries of their queues, until the budget of the rules
 // is spent.
 func (d *Dispatcher) DropSetsOn() {
 	t := &d.sets
@@ -184,7 +190,7 @@ func (d *Dispatcher) leaveSet(q *Queue, entry setEntry) {
 	}
 }
 
-// feedSets opens a queue in the sets that have it.
+// feedSets opens a queue in the sets that contain it.
 func (d *Dispatcher) feedSets(q *Queue) {
 	for _, e := range q.sets {
 		e.set.open.add(e.at)
@@ -192,7 +198,7 @@ func (d *Dispatcher) feedSets(q *Queue) {
 	}
 }
 
-// feedSet serves the claims that wait in a set, at the next Serve.
+// feedSet makes the next Serve serve the claims that wait in a set.
 func (d *Dispatcher) feedSet(s *set) {
 	if !s.hungry && s.open.len() > 0 && s.front().Len() > 0 {
 		s.hungry = true
@@ -200,35 +206,36 @@ func (d *Dispatcher) feedSet(s *set) {
 	}
 }
 
-// FeedAll feeds the queues of which something may be claimed since the rules were asked last.
+// FeedAll feeds the queues that may have got claimable tasks since its last call.
 func (d *Dispatcher) FeedAll() {
 	fed := d.rules.Effects.Fed
 	for i, q := range fed {
 		fed[i] = nil
 		q.Fed = false
-		d.Feed(d.Of(q))
+		d.feed(d.Of(q))
 	}
 	d.rules.Effects.Fed = fed[:0]
 }
 
-// trySet is Try for a claim that names a long list.
+// trySet is Try for a claim with a List.
 func (d *Dispatcher) trySet(c *Claim) Outcome {
-	d.FeedAll() // or the open queues would be those of the group before
+	d.FeedAll() // otherwise the open queues would be those of the group before
 	s := d.set(c.List)
 	if s == nil {
 		return Pending
 	}
+	drawn := c.drawn
+	c.drawn = 0
 	if !c.NoWait && s.isAwaited(c.Remote) {
-		c.drawn = 0
 		return Nothing
 	}
 	defer s.openAside()
 	for s.open.len() > 0 {
-		at := c.drawn - 1 // it was drawn before, and has been refilled
+		at := drawn - 1 // it was drawn before, and has been refilled
+		drawn = 0
 		if at < 0 || !s.open.has(at) {
 			at = s.open.draw()
 		}
-		c.drawn = 0
 		q := d.Of(s.queues.At(at))
 		if d.isElsewhereBefore(c, s, at) || d.isElsewhere(c, q.Name, q) {
 			return Elsewhere
@@ -264,8 +271,8 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 	return Nothing
 }
 
-// shut takes a queue out of the draw that has given nothing: until it is fed or, if its gateway may be
-// asked, for this time.
+// shut excludes a queue that had no task from the draw: until it is fed or, if its gateway may be
+// asked, only for this time.
 func (s *set) shut(q *Queue, at int) {
 	s.open.remove(at)
 	if q.Gated && q.Counts.Ready > 0 && q.gate.MayAsk() {
@@ -280,8 +287,8 @@ func (s *set) openAside() {
 	s.aside = s.aside[:0]
 }
 
-// draw draws a queue that has a task for a claim; l is nil if none has. A batch goes on with it: l is
-// nil, too, if other shards have more urgent tasks of the queue drawn.
+// draw draws a queue that has a task for a claim; l is nil if none has. batch: the claim already
+// has tasks; then l is also nil if other shards have more urgent tasks of the queue drawn.
 func (d *Dispatcher) draw(s *set, batch bool) (q *Queue, l *engine.Lane) {
 	for s.open.len() > 0 && d.rules.Broken == nil {
 		at := s.open.draw()
@@ -300,8 +307,9 @@ func (d *Dispatcher) draw(s *set, batch bool) (q *Queue, l *engine.Lane) {
 	return nil, nil
 }
 
-// giveOfSet serves a claim that has been taken: with tasks of q, l's first to begin with, and if there
-// is room, with those of other queues that are drawn, as far as other shards have no more urgent ones.
+// giveOfSet serves a claim that has been taken: with tasks of q, the first of l to begin with, and
+// if there is room, with those of other queues that it draws, as long as other shards have no more
+// urgent ones.
 func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waited bool) {
 	for l != nil && d.giveOf(c, q, l) {
 		q, l = d.draw(s, true)

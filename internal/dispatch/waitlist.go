@@ -1,24 +1,24 @@
 package dispatch
 
-// WaitList is the tickets of claims that wait, first come, first served. Some of them may be void.
-// Its zero value is empty.
+// WaitList is a list of tickets, first come, first served. Some of them may be void. Its zero value
+// is empty.
 //
-// Void tickets go when they are found at the head; when the list would grow, so that it is never more
-// than twice as long as the claims that wait, plus a constant; when they are half of it, as far as the
-// list is told of them (voided); and by Sweep.
+// Void tickets are removed when they reach the head; when the list would grow, so that it never has
+// more than twice as many tickets as waiting claims, plus a constant; when half of the tickets are
+// known to be void (voided); and by Sweep.
 type WaitList struct {
 	tickets []Ticket
 	head    int
 	limit   int
-	void    int // tickets that are known to be void; some of them may be gone
+	void    int // tickets that are known to be void; some of them may have been removed
 }
 
 const waitListMin = 64
 
-// Len is the number of tickets, void ones included.
+// Len returns the number of tickets, void ones included.
 func (w *WaitList) Len() int { return len(w.tickets) - w.head }
 
-// All is the tickets in order. They are good until the list changes.
+// All returns the tickets in order. The slice is valid until the list changes.
 func (w *WaitList) All() []Ticket { return w.tickets[w.head:] }
 
 // Push adds a ticket at the end.
@@ -42,7 +42,7 @@ func (w *WaitList) Pop() Ticket {
 	return t
 }
 
-// empty forgets all tickets, and the memory for many.
+// empty removes all tickets, and frees the memory if it is large.
 func (w *WaitList) empty() {
 	if w.tickets = w.tickets[:0]; cap(w.tickets) > waitListMin {
 		w.tickets = nil
@@ -66,14 +66,14 @@ func (w *WaitList) Sweep() {
 	}
 }
 
-// voided says that a ticket of the list is void.
+// voided notes that a ticket of the list is void.
 func (w *WaitList) voided() {
 	if w.void++; 2*w.void > w.Len() {
 		w.Sweep()
 	}
 }
 
-// AnyGood reports whether a claim waits. It drops the void tickets at the head.
+// AnyGood reports whether any claim waits. It drops the void tickets at the head.
 func (w *WaitList) AnyGood() bool {
 	for w.Len() > 0 && !w.first().Good() {
 		w.Pop()
@@ -81,7 +81,7 @@ func (w *WaitList) AnyGood() bool {
 	return w.Len() > 0
 }
 
-// Wants is how many tasks the claims want that wait, as far as it is less than most.
+// Wants returns how many tasks the waiting claims want, at most most.
 func (w *WaitList) Wants(most int) (tasks int) {
 	for _, t := range w.All() {
 		if tasks >= most {
@@ -101,13 +101,13 @@ func (w *WaitList) Refuse(reason error) {
 	}
 }
 
-// lines is the claims that wait for a queue, or for a list of queues.
+// lines holds the claims that wait for a queue, or for a list of queues.
 type lines struct {
 	waiters WaitList
-	remote  WaitList // claims of other nodes: served when no other waits
+	remote  WaitList // claims of other nodes: served when no claim of this node waits
 }
 
-// line is the list in which a claim waits; remote, if another node made it.
+// line returns the list in which a claim waits; remote: it is of another node.
 func (l *lines) line(remote bool) *WaitList {
 	if remote {
 		return &l.remote
@@ -119,7 +119,7 @@ func (l *lines) isAwaited(remote bool) bool {
 	return l.waiters.AnyGood() || remote && l.remote.AnyGood()
 }
 
-// front is the list of those who are served next.
+// front returns the list that is served next.
 func (l *lines) front() *WaitList {
 	if l.waiters.Len() > 0 {
 		return &l.waiters
@@ -134,13 +134,13 @@ func (l *lines) sweep() {
 
 func (l *lines) tickets() int { return l.waiters.Len() + l.remote.Len() }
 
-// wants is how many tasks the claims want that wait, as far as it is less than most.
+// wants returns how many tasks the waiting claims want, at most most.
 func (l *lines) wants(most int) int {
 	n := l.waiters.Wants(most)
 	return n + l.remote.Wants(most-n)
 }
 
-// refuse empties the lists. Claims of this process are only forgotten, but for a reason.
+// refuse empties the lists. If local is nil, claims of this process are only removed, not settled.
 func (l *lines) refuse(local, remote error) {
 	if local == nil {
 		l.waiters.empty()

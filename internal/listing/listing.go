@@ -1,6 +1,6 @@
-// Package listing reads the tasks of one state from a shard, page by page, in an order that the pages of
-// several shards share. The owner of the shard says what its memory knows, in short visits; the rest is
-// read from a snapshot, beside the owner.
+// Package listing reads the tasks of one state from a shard, page by page, in an order that all
+// shards share, so that their pages can be merged. The owner of the shard adds what is only in its
+// memory, in short visits; the rest is read from a snapshot, concurrently with the owner.
 package listing
 
 import (
@@ -25,21 +25,44 @@ import (
 // Query says which tasks are read.
 type Query struct {
 	State    engine.TaskState
-	Queue    string   // "": of all queues
-	Tenants  []string // none: of all tenants
+	Queue    string   // "": all queues
+	Tenants  []string // none: all tenants
 	From, To time.Time
 }
 
-// IsValid reports whether the state is one.
-func (q *Query) IsValid() bool { return q.State >= engine.Ready && q.State <= engine.Canceled }
+// isValid reports whether the state exists.
+func (q *Query) isValid() bool { return q.State >= engine.Ready && q.State <= engine.Canceled }
 
-// Item is a task as a Reader's user sees it, and its place in the order of its shard.
+func (q *Query) append(dst []byte) []byte {
+	dst = wire.AppendBytes(append(dst, byte(q.State)), q.Queue)
+	dst = wire.AppendUint(dst, uint64(len(q.Tenants)))
+	for _, tenant := range q.Tenants {
+		dst = wire.AppendBytes(dst, tenant)
+	}
+	for _, t := range [...]time.Time{q.From, q.To} {
+		dst = wire.AppendUint(wire.AppendInt(dst, t.Unix()), uint64(t.Nanosecond()))
+	}
+	return dst
+}
+
+func readQuery(r *wire.Reader) Query {
+	q := Query{State: engine.TaskState(r.Byte()), Queue: r.String()}
+	for range r.Count(1) {
+		q.Tenants = append(q.Tenants, r.String())
+	}
+	for _, t := range [...]*time.Time{&q.From, &q.To} {
+		*t = time.Unix(r.Int(), int64(r.Uint()))
+	}
+	return q
+}
+
+// Item is a task as converted by show, and its place in the order of its shard.
 type Item[T any] struct {
-	Task T
+	Task *T
 	At   uint64
 }
 
-// rangeOf is where the tasks of each state lie.
+// rangeOf maps each state to the range of its tasks.
 var rangeOf = [...]byte{
 	engine.Ready: keys.Task, engine.Leased: keys.Task, engine.Scheduled: keys.Scheduled, engine.Blocked: keys.Blocked,
 	engine.Dead: keys.Dead, engine.Done: keys.Done, engine.Canceled: keys.Canceled,
@@ -52,59 +75,59 @@ func AddLease(v *schema.Snapshot, rules *engine.State, id keys.ID) {
 	}
 }
 
-// Reader reads the tasks of one shard in their order, page by page. It travels to the
-// shard's owner and, in a cluster, to the node that leads the shard, and back.
+// Reader reads the tasks of one shard in their order, page by page. For each page it is passed to
+// the shard's owner and, in a cluster, to the node that leads the shard, and back.
 //
-//   - Ready: the lanes, each from the first task on that it has ready. The owner says
-//     where that is, so that nobody walks what was consumed, or is leased, before it.
-//     Then it says which tasks of the page are leased all the same.
+//   - Ready: the lanes, each from its first ready task. The owner says where that is, so that
+//     consumed and leased tasks before it are not read. Then the owner says which tasks of the page
+//     are leased nevertheless.
 //   - Leased: the lease table, some thousand entries at a time, and then task by task.
-//   - Scheduled: the tasks of all queues, in the order of time. An entry of another queue
-//     is passed over at the cost of reading its lane. An index by queue would make each
-//     task that is scheduled, and each that becomes due, write another key.
-//   - The others: the queues, as they are stored.
+//   - Scheduled: the tasks of all queues, in the order of time. Skipping an entry of another queue
+//     costs a read of its lane. With an index by queue each task would write another key when it is
+//     scheduled, and when it becomes due.
+//   - The other states: queue by queue, as they are stored.
 type Reader[T any] struct {
 	Query
-	// Page is what the last Read has read.
+	// Page holds the tasks of the last Read.
 	Page []Item[T]
 
-	show func(*Query, *schema.Task) (task T, keep bool)
+	show func(*Query, *schema.Task) (task *T, keep bool)
 
-	begun bool   // it is known what there is to read
-	spans []span // what is left to read, once it has begun
-	sent  int    // of spans: so many the reader knows
+	begun bool   // spans have been found
+	spans []span // what is left to read, once begun
+	sent  int    // number of spans that the caller has
 
-	left  int                 // lanes, or entries of the lease table, that are not looked at yet
-	lanes []engine.LaneRef    // those that have been, of Ready
-	found []engine.LeasedTask // those that have been, of Leased; what is left of them, in order, once sorted
+	left  int                 // lanes, or entries of the lease table, that were not surveyed yet
+	lanes []engine.LaneRef    // for Ready: those that were surveyed
+	found []engine.LeasedTask // for Leased: those that were surveyed and are not read yet; see order
 	order bool                // found is sorted
 
 	number uint32           // of Queue
-	asked  []engine.TaskKey // those of the page about whose leases the owner is asked
-	read   int              // spans that the page has read to their ends
-	from   []byte           // where the next of them goes on; nil: at its beginning
+	asked  []engine.TaskKey // tasks of the page about whose leases the owner is asked
+	read   int              // number of spans that the page has read to their ends
+	from   []byte           // where the next span continues; nil: at its beginning
 }
 
-// NewReader returns a Reader of what q asks for. A task that show does not keep is left out.
-func NewReader[T any](q Query, show func(*Query, *schema.Task) (task T, keep bool)) *Reader[T] {
+// NewReader returns a Reader for q. show converts a task; without keep, the task is left out.
+func NewReader[T any](q Query, show func(*Query, *schema.Task) (task *T, keep bool)) *Reader[T] {
 	return &Reader[T]{Query: q, show: show, left: math.MaxInt}
 }
 
-// Again forgets what the owner was asked about, for a reader whose call is made again.
+// Again drops the tasks about which the owner was asked, before the call is repeated.
 func (l *Reader[T]) Again() { l.asked = nil }
 
 // span is a range of keys, or one key if to is empty.
 type span struct{ from, to []byte }
 
 const (
-	PageTasks = 256     // tasks that a page has at the most
-	pageBytes = 1 << 20 // of records in a page, beyond the first
-	pageScan  = 4096    // entries that a page passes over at the most
-	surveyCap = 4096    // lanes or leases that one visit of the owner looks at
-	spanCap   = 256     // lanes of which one visit tells where they begin
+	PageTasks = 256     // tasks of a page at the most
+	pageBytes = 1 << 20 // bytes of the records of a page, without the first
+	pageScan  = 4096    // entries that a page skips at the most
+	surveyCap = 4096    // lanes or leases that the owner surveys in one visit
+	spanCap   = 256     // lanes whose first ready task the owner finds in one visit
 )
 
-// More reports whether there is something left to read.
+// More reports whether anything is left to read.
 func (l *Reader[T]) More() bool { return !l.begun || len(l.spans) > 0 || len(l.found) > 0 }
 
 // Prepare turns the next of the leased tasks that were found into spans.
@@ -132,13 +155,13 @@ func compareLeased(a, b engine.LeasedTask) int {
 	return cmp.Or(cmp.Compare(a.Since, b.Since), bytes.Compare(a.ID[:], b.ID[:]))
 }
 
-// compareLanes is the order of lanes in a list.
+// compareLanes compares lanes in the order of a list.
 func compareLanes(a, b engine.LaneRef) int {
 	return cmp.Or(strings.Compare(a.Queue, b.Queue), -cmp.Compare(a.Priority, b.Priority),
 		strings.Compare(a.Tenant, b.Tenant))
 }
 
-// Visit is the owner's part of reading v, which it has just taken.
+// Visit is called by the owner, which has just taken v, and adds what is only in memory.
 func (l *Reader[T]) Visit(rules *engine.State, v *schema.Snapshot) {
 	switch {
 	case !l.begun:
@@ -161,7 +184,7 @@ func (l *Reader[T]) Visit(rules *engine.State, v *schema.Snapshot) {
 	}
 }
 
-// survey looks at what memory has of what is asked for.
+// survey collects the next lanes or leases from memory.
 func (l *Reader[T]) survey(rules *engine.State) {
 	name := l.Queue
 	if name != "" {
@@ -198,7 +221,7 @@ func countIn(c *keys.Counts, state engine.TaskState) uint64 {
 	return c.Canceled
 }
 
-// skipConsumed has the next lanes begin at their first tasks that are ready.
+// skipConsumed makes the next lanes begin at their first ready tasks.
 func (l *Reader[T]) skipConsumed(rules *engine.State) {
 	kept := min(spanCap, len(l.spans))
 	for i := kept - 1; i >= 0; i-- {
@@ -219,7 +242,7 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 	l.spans = l.spans[kept:]
 }
 
-// Read reads on. again asks for another visit of the owner.
+// Read reads on. again: another visit of the owner is needed.
 func (l *Reader[T]) Read(v *schema.Snapshot) (again bool, err error) {
 	l.Page = l.Page[:0]
 	switch prefix := rangeOf[l.State]; {
@@ -241,7 +264,7 @@ func (l *Reader[T]) Read(v *schema.Snapshot) (again bool, err error) {
 	return false, err
 }
 
-// advance leaves behind what the page has read.
+// advance removes from spans what the page has read.
 func (l *Reader[T]) advance() {
 	l.spans = l.spans[l.read:]
 	if l.from != nil {
@@ -314,15 +337,15 @@ func (l *Reader[T]) hasTenant(tenant string) bool {
 	return len(l.Tenants) == 0 || slices.Contains(l.Tenants, tenant)
 }
 
-// walk visits the entries of the spans in order, until visit wants no more of them.
+// walk visits the entries of the spans in order, until visit returns no more.
 func (l *Reader[T]) walk(v *schema.Snapshot, visit func(it *pebble.Iterator) (more bool, err error)) error {
 	lower, upper := keys.Range(rangeOf[l.State])
 	it, err := v.Reader().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
 		return store.Error(err)
 	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	l.from = nil                      // of a page that is read again
+	defer func() { _ = it.Close() }() // it.Error returns the same error
+	l.from = nil                      // left by a page that is read again
 	for l.read = 0; l.read < len(l.spans); l.read++ {
 		it.SetBounds(l.spans[l.read].from, l.spans[l.read].to)
 		for valid := it.First(); valid; valid = it.Next() {
@@ -342,7 +365,7 @@ func (l *Reader[T]) walk(v *schema.Snapshot, visit func(it *pebble.Iterator) (mo
 	return nil
 }
 
-// collect finds the tasks of the next page that are ready or leased.
+// collect finds the tasks of the next page of Ready or Leased.
 func (l *Reader[T]) collect(v *schema.Snapshot) error {
 	size := 0
 	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
@@ -363,8 +386,8 @@ func (l *Reader[T]) collect(v *schema.Snapshot) error {
 	})
 }
 
-// readAsked reads the tasks about which the owner was asked. One that has left its place
-// meanwhile is left out.
+// readAsked reads the tasks about which the owner was asked. It omits those that are not in their
+// place any more.
 func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
 	size := 0
 	for i, t := range l.asked {
@@ -419,7 +442,7 @@ func (l *Reader[T]) readPage(v *schema.Snapshot) error {
 	})
 }
 
-// add puts a task into the page if it is one of those asked for.
+// add adds a task to the page if it matches the query.
 func (l *Reader[T]) add(v *schema.Snapshot, id keys.ID, p keys.Place, value []byte) error {
 	t, err := v.Task(id, p, value)
 	if err != nil {
@@ -438,26 +461,25 @@ func (l *Reader[T]) add(v *schema.Snapshot, id keys.ID, p keys.Place, value []by
 	return nil
 }
 
-// Append appends what is to be read next.
+// Append appends the state of the Reader that the next Read needs.
 func (l *Reader[T]) Append(dst []byte) []byte {
-	dst = wire.AppendBytes(dst, wire.AppendJSON(nil, &l.Query))
 	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
 	l.sent = min(spanCap, len(l.spans))
-	return appendSpans(dst, l.spans[:l.sent])
+	return l.Query.append(appendSpans(dst, l.spans[:l.sent]))
 }
 
 // Decode is the reverse of Append.
 func (l *Reader[T]) Decode(r *wire.Reader) {
-	r.JSON(r.Bytes(), &l.Query)
 	l.begun, l.left = r.Bool(), int(min(r.Uint(), math.MaxInt))
 	l.spans = readSpans(r)
 	l.sent = len(l.spans)
-	if !l.IsValid() {
+	l.Query = readQuery(r)
+	if !l.isValid() {
 		r.Fail()
 	}
 }
 
-// AppendPage appends what has been read, and what is left to read.
+// AppendPage appends the page, and what is left to read.
 func (l *Reader[T]) AppendPage(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
 	dst = appendSpans(dst, l.spans)
@@ -480,12 +502,18 @@ func (l *Reader[T]) DecodePage(r *wire.Reader) {
 		queue, tenant, priority := r.String(), r.String(), r.Byte()
 		number, since := uint32(r.Uint()), r.Uint()
 		found = append(found, engine.LeasedTask{
-			Lane:  engine.LaneRef{Number: number, LaneKey: engine.LaneKey{Queue: queue, Tenant: tenant, Priority: priority}},
+			Lane: engine.LaneRef{
+				Number: number, LaneKey: engine.LaneKey{Queue: queue, Tenant: tenant, Priority: priority},
+			},
 			Since: since, ID: keys.ReadID(r),
 		})
 	}
 	var page []Item[T]
-	if r.JSON(r.Rest(), &page); r.Failed() {
+	r.JSON(r.Rest(), &page)
+	if slices.ContainsFunc(page, func(i Item[T]) bool { return i.Task == nil }) {
+		r.Fail()
+	}
+	if r.Failed() {
 		return
 	}
 	l.begun, l.left, l.found = begun, left, append(l.found, found...)

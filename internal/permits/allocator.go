@@ -10,40 +10,39 @@ type Allocator struct {
 	limits    Limits
 	shards    []shardGrant
 	unknown   int    // shards that have not answered
-	places    uint64 // in the line, given out so far
+	places    uint64 // number of places in the line assigned so far
 	tokens    tokenBucket
-	decisions []Decision // memory for the next
+	decisions []Decision // memory for the next Allot
 }
 
-// shardGrant is what the allocator knows of a shard.
+// shardGrant is the state of a shard in the allocator.
 type shardGrant struct {
 	known   bool    // it has answered
 	asked   bool    // it is being asked
 	pending bool    // request has not been answered
-	request Request // the last that it has told, and what it was granted since
+	request Request // its last request, plus the permits granted since
 	place   uint64  // in the line; 0: none
 }
 
-// Decision is the answer to what a shard has asked last.
+// Decision is the answer to the last request of a shard.
 type Decision struct {
 	Shard int
 	Answer
 }
 
-// NewAllocator returns one that knows nothing of the shards.
+// NewAllocator returns an Allocator without reports of the shards.
 func NewAllocator(shards int) *Allocator {
 	return &Allocator{shards: make([]shardGrant, shards), unknown: shards}
 }
 
-// Set changes the limits. Fresh says that all leases granted before are known to have had no rate.
+// Set changes the limits. fresh: there was certainly no rate for the leases granted before.
 // REQUIRES: l.Any().
 func (a *Allocator) Set(l Limits, fresh bool, now time.Time) {
 	a.limits = l
 	a.tokens.set(&l, fresh, now)
 }
 
-// Ask reports whether a shard is to be asked what it has, which is for the caller to do: Told or
-// Untold follows.
+// Ask reports whether the caller has to ask a shard for its permits: Told or Untold follows.
 func (a *Allocator) Ask(shard int) bool {
 	c := &a.shards[shard]
 	if c.known || c.asked {
@@ -53,8 +52,8 @@ func (a *Allocator) Ask(shard int) bool {
 	return true
 }
 
-// Told takes the answer of a shard that was asked; false if that is over. Then, as after Hear, what
-// the shard has asked for before is void.
+// Told takes the answer of a shard that was asked; false if it is outdated. After it, as after
+// Hear, earlier requests of the shard are invalid.
 func (a *Allocator) Told(shard int, r *Report, now time.Time) bool {
 	c := &a.shards[shard]
 	c.asked, c.known = false, true
@@ -65,10 +64,10 @@ func (a *Allocator) Told(shard int, r *Report, now time.Time) bool {
 	return heard
 }
 
-// Untold says that a shard has not answered. It is to be asked again.
+// Untold notes that a shard has not answered. It has to be asked again.
 func (a *Allocator) Untold(shard int) { a.shards[shard].asked = false }
 
-// Hear takes what a shard tells and asks for; false if that is over.
+// Hear takes a request of a shard; false if it is outdated.
 func (a *Allocator) Hear(shard int, r *Request, now time.Time) bool {
 	c := &a.shards[shard]
 	if !a.hear(c, r, now) {
@@ -93,7 +92,7 @@ func (a *Allocator) hear(c *shardGrant, r *Request, now time.Time) bool {
 	b := &a.tokens
 	b.advance(now)
 	b.out += r.Unused - last.Unused
-	if r.Epoch == last.Epoch && r.Spent >= last.Spent { // what is gone and was not used comes back
+	if r.Epoch == last.Epoch && r.Spent >= last.Spent { // permits that are gone but were not used come back
 		b.level += float64(max(0, last.Unused-r.Unused-int(r.Spent-last.Spent)))
 	}
 	b.clip()
@@ -101,11 +100,11 @@ func (a *Allocator) hear(c *shardGrant, r *Request, now time.Time) bool {
 	return true
 }
 
-// Withdraw says that a shard waits no more for an answer.
+// Withdraw notes that a shard does not wait for an answer any more.
 func (a *Allocator) Withdraw(shard int) { a.shards[shard].pending = false }
 
-// Allot decides requests. The answers are good until the next call; if wait is not 0, there will be
-// more to decide then.
+// Allot decides requests. The answers are valid until the next call; if wait is not 0, call it
+// again after that time.
 func (a *Allocator) Allot(now time.Time) (answers []Decision, wait time.Duration) {
 	a.decisions = a.decisions[:0]
 	room, tokens := a.room(), a.tokens.count(now)
@@ -141,7 +140,7 @@ func (a *Allocator) decide(shard int, answer Answer) {
 	a.decisions = append(a.decisions, Decision{shard, answer})
 }
 
-// room is how many further leases there may be.
+// room returns how many further leases the limits allow.
 func (a *Allocator) room() int {
 	if a.unknown > 0 {
 		return -1
@@ -156,7 +155,7 @@ func (a *Allocator) room() int {
 	return room
 }
 
-// first is the first shard in the line that waits now; -1: none does.
+// first returns the first waiting shard in the line; -1: none waits.
 func (a *Allocator) first() int {
 	first := -1
 	for i := range a.shards {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTokensComeBack: another shard gets at once the tokens that one had, and has not used.
+// TestTokensComeBack: another shard gets at once the tokens that a shard has not used.
 func TestTokensComeBack(t *testing.T) {
 	now := time.UnixMilli(0)
 	a := NewAllocator(2)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// tokenBucket is a token bucket. A permit takes a token along, for which there is no room in the
-// bucket until the shard has told that it has used it: so the claims keep to the rate, however long
+// tokenBucket is a token bucket. A permit contains a token, which still counts against the bucket's
+// capacity until the shard has reported its use: so the claims keep to the rate, however long
 // permits and reports are on their way.
 //
 // Invariant: level + out <= burst, or level is 0.
@@ -15,10 +15,10 @@ type tokenBucket struct {
 	burst int
 	level float64
 	out   int       // tokens of unused permits
-	at    time.Time // until when tokens have come; zero: none come yet
+	at    time.Time // until when tokens were added; zero: none are added yet
 }
 
-// start makes tokens come from now on.
+// start adds tokens from now on.
 func (b *tokenBucket) start(now time.Time) { b.at = now }
 
 func (b *tokenBucket) advance(now time.Time) {
@@ -32,7 +32,7 @@ func (b *tokenBucket) advance(now time.Time) {
 
 func (b *tokenBucket) clip() { b.level = max(0, min(b.level, float64(b.burst-b.out))) }
 
-// count is how many there are.
+// count returns the number of tokens in the bucket.
 func (b *tokenBucket) count(now time.Time) int {
 	if b.rate == 0 {
 		return math.MaxInt
@@ -41,17 +41,17 @@ func (b *tokenBucket) count(now time.Time) int {
 	return int(b.level + 1e-9)
 }
 
-// take takes n tokens along.
+// take moves n tokens to permits.
 func (b *tokenBucket) take(n int) {
 	b.level -= float64(n)
 	b.out += n
 	b.clip()
 }
 
-// longestWait bounds what wait returns, since a rate may be next to nothing.
+// longestWait bounds the result of wait, since a rate may be tiny.
 const longestWait = time.Hour
 
-// wait is how long until there is a token; 0 if that is for a report to tell.
+// wait returns how long until there is a token; 0 if only a report can bring one.
 func (b *tokenBucket) wait() time.Duration {
 	if b.out >= b.burst {
 		return 0
@@ -60,8 +60,8 @@ func (b *tokenBucket) wait() time.Duration {
 	return time.Duration(math.Ceil(seconds * float64(time.Second)))
 }
 
-// set changes the limit. The bucket is full if there was no rate before and that is fresh: else it
-// is not known what was spent.
+// set changes the limit. The bucket is full if there was no rate before and fresh is set; otherwise
+// it is not known how many tokens were used.
 func (b *tokenBucket) set(l *Limits, fresh bool, now time.Time) {
 	b.advance(now)
 	if b.rate == 0 {

@@ -10,7 +10,7 @@ import (
 	"codeq/internal/wire"
 )
 
-// cluster is shards and an allocator, and the messages between them.
+// cluster simulates shards and an allocator, and the messages between them.
 type cluster struct {
 	t         *testing.T
 	rng       *rand.Rand
@@ -28,20 +28,19 @@ type cluster struct {
 	rated bucket // the claims, by the rate in force
 }
 
-// message is under way. It is either delivered, perhaps twice, or lost.
+// message is a message under way. It is either delivered, perhaps twice, or lost.
 type message struct{ deliver, lost func() }
 
-// shard is what is stored of a shard, and its leader.
+// shard is the stored state of a shard, and its leader.
 type shard struct {
 	index   int
 	leased  int
 	version int // of the settings
 	leader  *leader
-	old     []*leader // do not know that another one leads
+	old     []*leader // earlier leaders that do not know that another one leads
 }
 
-// leader decides what a shard does. Others than the last leader of the shard cannot commit, and
-// answer nobody.
+// leader decides what a shard does. Only the last leader of the shard can commit and answer.
 type leader struct {
 	w       *cluster
 	shard   *shard
@@ -68,7 +67,7 @@ type call struct {
 	granted int // by the answer that is under way
 }
 
-// allocatorNode leads the first shard, and has the allocator.
+// allocatorNode is the node that leads the first shard, and has the allocator.
 type allocatorNode struct {
 	allocator *Allocator // nil: no limits
 	pending   []*pendingCall
@@ -81,7 +80,7 @@ type pendingCall struct {
 	try  uint64
 }
 
-// bucket allows what a rate allows in any window.
+// bucket allows as many claims as a rate allows in any window of time.
 type bucket struct {
 	on    bool
 	level float64
@@ -92,7 +91,8 @@ func newCluster(t *testing.T, seed uint64) *cluster {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := &cluster{
 		t: t, rng: rng, now: 1, settings: []Limits{{}},
-		lose: 0.3 * rng.Float64(), repeat: 0.2 * rng.Float64(), replace: 0.05 * rng.Float64(), configure: 0.02 * rng.Float64(),
+		lose: 0.3 * rng.Float64(), repeat: 0.2 * rng.Float64(),
+		replace: 0.05 * rng.Float64(), configure: 0.02 * rng.Float64(),
 		most: 2 << rng.IntN(5),
 	}
 	for i := range 1 + rng.IntN(4) {
@@ -130,7 +130,7 @@ func (w *cluster) arrive() {
 	m.deliver()
 }
 
-// step does something, drawn by lot.
+// step makes a random change.
 func (w *cluster) step() {
 	s := w.shards[w.rng.IntN(len(w.shards))]
 	l := s.leader
@@ -178,7 +178,7 @@ func (w *cluster) lead(s *shard) {
 	old, next := s.leader, &leader{w: w, shard: s, epoch: 1}
 	s.leader = next
 	if old != nil {
-		if old.group && w.rng.IntN(2) == 0 { // has been stored, which the leader did not learn
+		if old.group && w.rng.IntN(2) == 0 { // the group was stored, but the leader does not know it
 			s.leased, s.version = old.leased, old.version
 		}
 		if w.rng.IntN(2) == 0 {
@@ -197,7 +197,7 @@ func (w *cluster) lead(s *shard) {
 
 func (l *leader) isOver() bool { return l != l.shard.leader }
 
-// apply makes a shard go by settings.
+// apply makes a shard apply settings.
 func (l *leader) apply(version int) {
 	limits := l.w.settings[version]
 	l.version = version
@@ -222,7 +222,7 @@ func (l *leader) adopt(version int) {
 	}
 }
 
-// serve begins leases, as far as there are tasks, claims and permits.
+// serve begins leases, as long as there are tasks, claims and permits.
 func (l *leader) serve() {
 	for l.ready > 0 && l.claims > 0 {
 		if l.holder != nil {
@@ -267,7 +267,7 @@ func (l *leader) end() {
 	}
 }
 
-// commit stores what has been decided, and tells then what there is to tell.
+// commit stores what has been decided, and then sends answers and reports.
 func (l *leader) commit() {
 	s := l.shard
 	if l.isOver() && l.group {
@@ -304,7 +304,7 @@ func (l *leader) commit() {
 	l.sendCall(l.call)
 }
 
-// hangUp waits for the answer to what was told last no more.
+// hangUp stops waiting for the answer to the last report.
 func (l *leader) hangUp() {
 	c, o := l.call, l.w.allocator
 	l.call, l.covered = nil, 0
@@ -329,7 +329,7 @@ func (l *leader) sendCall(c *call) {
 	l.w.send(func() { l.w.hear(l, c, r) }, func() { l.w.fail(l, c, r.Try) })
 }
 
-// fail lets a caller know that there will be no answer to a try. It tries again, or gives up.
+// fail tells a caller that there will be no answer to a try. The caller tries again, or gives up.
 func (w *cluster) fail(l *leader, c *call, try uint64) {
 	again := func() {
 		switch {
@@ -448,7 +448,7 @@ func (w *cluster) ask(o *allocatorNode, version int) {
 	}
 }
 
-// tell is the arrival of a question at a shard. What it answers, it answers when that is stored.
+// tell is the arrival of a question at a shard, which answers after the present group is stored.
 func (w *cluster) tell(s *shard, version int, answer func(Report), lost func()) {
 	l := s.leader
 	l.adopt(version)
@@ -470,7 +470,7 @@ func (w *cluster) tell(s *shard, version int, answer func(Report), lost func()) 
 	})
 }
 
-// change puts other limits into force where the allocator is, and sends them to the shards.
+// change sets other limits on the node of the allocator, and sends them to the shards.
 func (w *cluster) change() {
 	var l Limits
 	for !l.Any() && w.rng.IntN(6) > 0 {
@@ -511,7 +511,7 @@ func (w *cluster) apply(o *allocatorNode, fresh bool) {
 	w.allot()
 }
 
-// replaceAllocator makes another node lead. The one before asks shards for a while.
+// replaceAllocator makes another node lead. The old one goes on asking shards for a while.
 func (w *cluster) replaceAllocator() {
 	old := w.allocator
 	w.allocator = new(allocatorNode)

@@ -1,43 +1,43 @@
 package permits
 
-// turn is how long, in ms, a shard uses permits for one lease after the other before it lets those
-// go first that wait for them in other shards.
+// turn is how long, in ms, a shard uses permits for one lease after the other before shards that
+// wait for them go first.
 const turn = 100
 
-// Holder is what a shard has of the permits of a queue.
+// Holder keeps the permits of a queue in one shard.
 type Holder struct {
 	limits Limits
 	epoch  uint64
 	seq    *uint64
 	unused int
-	spent  uint64 // have been used for a lease, ever
-	over   bool   // perhaps there are more leases than the limit: permits go back as leases end
+	spent  uint64 // number of permits ever used for a lease
+	over   bool   // there may be more leases than the limit: permits go back as leases end
 
-	told  Report // the last that the allocator was told, and what it has granted since
-	sure  bool   // that it has heard that, or will
-	since uint64 // when; ms
+	told  Report // the last report to the allocator, plus the permits granted since
+	sure  bool   // the allocator has received that report, or will
+	since uint64 // time of that report; ms
 	open  bool   // told was a request that has not been answered
-	waits bool   // for as long as there is none to grant
+	waits bool   // that request waits until there is a permit
 	dry   bool   // the last answer was that there is none
 }
 
-// NewHolder returns what a shard has under the leader of an epoch: no permit but those of the
-// leases there are. Seq is the number of the shard's last report, which counts those of all queues;
-// it grows by those of the holder.
+// NewHolder returns the Holder of a shard under the leader of an epoch: its only permits are those
+// of the present leases. seq is the number of the shard's last report for any queue; the Holder
+// increments it with each report.
 func NewHolder(epoch uint64, seq *uint64, l Limits) Holder {
 	h := Holder{epoch: epoch, seq: seq}
 	h.Set(l)
 	return h
 }
 
-// Set changes the limits. What is unused goes back: it may have no token, or be more than the new
+// Set changes the limits. Unused permits go back: they may have no token, or be more than the new
 // limits allow. REQUIRES: l.Any().
 func (h *Holder) Set(l Limits) {
 	h.limits, h.unused, h.over = l, 0, true
 	h.open, h.sure = false, false
 }
 
-// Unused is how many permits there are to begin leases with.
+// Unused returns how many permits there are to begin leases with.
 func (h *Holder) Unused() int { return h.unused }
 
 // Enter uses a permit for a lease. REQUIRES: Unused() > 0.
@@ -46,11 +46,11 @@ func (h *Holder) Enter() {
 	h.spent++
 }
 
-// TurnEnds reports whether shards that wait for permits are to go first.
+// TurnEnds reports whether shards that wait for permits should go first.
 func (h *Holder) TurnEnds(now uint64) bool { return now-h.since >= turn }
 
-// Leave is the end of n leases. Others says that their permits go back; else it reports whether the
-// shard may use them again.
+// Leave notes the end of n leases. With others, their permits go back; otherwise it reports whether
+// the shard may use them again.
 func (h *Holder) Leave(n int, others bool) (again bool) {
 	if h.limits.Concurrency == 0 || h.limits.Rate > 0 || h.over || others {
 		return false
@@ -59,18 +59,17 @@ func (h *Holder) Leave(n int, others bool) (again bool) {
 	return true
 }
 
-// Report returns what the allocator is to be told, if it is told something now: how many permits
-// the shard has, if it has fewer than the allocator knows, or wants some. It gives those back that
-// nobody wants. Leased is how many leases there are, need how many more there could be with
-// permits; asked says that somebody wants an answer even if it is that there is none.
-// REQUIRES: the ends of leases have persisted.
+// Report returns the report that has to be sent to the allocator now, if tell is true: if the shard
+// has fewer permits than the allocator knows, or wants some. It gives unneeded permits back. leased
+// is how many leases there are, need how many more there could be with permits; asked: a caller
+// wants an answer even if it is that there is none. REQUIRES: the ends of leases have persisted.
 func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, tell bool) {
 	h.unused = min(h.unused, need)
 	held, want := leased+h.unused, need-h.unused
 	r.Want = want
 	fewer := h.limits.Concurrency > 0 && held < h.told.Held || h.limits.Rate > 0 && h.unused < h.told.Unused
 	switch {
-	case h.open && !h.waits: // its answer comes at once, and may grant something
+	case h.open && !h.waits: // its answer comes at once, and may grant permits
 		return r, false
 	case !h.sure, fewer:
 	case !h.open && want == 0, h.open && want > 0 && !asked:
@@ -82,8 +81,8 @@ func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, te
 	return r, true
 }
 
-// Tell returns what an allocator that asks is told. Answers to what was told before are void. A
-// report follows, since another allocator may have replaced the one that asks.
+// Tell returns the report for an allocator that asks. Answers to earlier reports are invalid.
+// Another report follows, since another allocator may have replaced the one that asks.
 func (h *Holder) Tell(leased int, now uint64) Report {
 	h.open, h.sure = false, false
 	return h.tell(leased, now)
@@ -96,7 +95,7 @@ func (h *Holder) tell(leased int, now uint64) Report {
 	return h.told
 }
 
-// Answered takes an answer to r; false if that is void.
+// Answered takes an answer to r; false if it is invalid.
 func (h *Holder) Answered(r *Request, a Answer) bool {
 	if !h.awaits(r) {
 		return false
@@ -109,7 +108,7 @@ func (h *Holder) Answered(r *Request, a Answer) bool {
 	return true
 }
 
-// Unanswered says that there will be no answer to r; false if it would be void.
+// Unanswered notes that there will be no answer to r; false if it would be invalid.
 func (h *Holder) Unanswered(r *Request) bool {
 	if !h.awaits(r) {
 		return false

@@ -2,7 +2,7 @@ package permits
 
 import "codeq/internal/wire"
 
-// Limits are what permits keep of a queue's settings.
+// Limits are the settings of a queue that permits enforce.
 type Limits struct {
 	Concurrency int     // leases at once; 0: no limit
 	Rate        float64 // leases granted a second; 0: no limit
@@ -12,17 +12,17 @@ type Limits struct {
 // Any reports whether there is a limit.
 func (l *Limits) Any() bool { return l.Concurrency > 0 || l.Rate > 0 }
 
-// Report is what a shard tells of its permits of a queue.
+// Report is a message of a shard about its permits of a queue.
 type Report struct {
 	Epoch  uint64 // of the shard's leader: each later one has a larger number
 	Seq    uint64 // in the epoch
 	Try    uint64 // grows when the report is sent again
-	Held   int    // with a lease, or unused
+	Held   int    // permits, with a lease or unused
 	Unused int
 	Spent  uint64 // in the epoch
 }
 
-// after reports whether r was told later than other.
+// after reports whether r is later than other.
 func (r *Report) after(other *Report) bool {
 	if r.Epoch != other.Epoch {
 		return r.Epoch > other.Epoch
@@ -41,9 +41,11 @@ func (r *Report) Append(dst []byte) []byte {
 	return dst
 }
 
-// ReadReport reads what Append has written.
+// ReadReport reads a report written by Append.
 func ReadReport(r *wire.Reader) Report {
-	return Report{Epoch: r.Uint(), Seq: r.Uint(), Try: r.Uint(), Held: readCount(r), Unused: readCount(r), Spent: r.Uint()}
+	return Report{
+		Epoch: r.Uint(), Seq: r.Uint(), Try: r.Uint(), Held: readCount(r), Unused: readCount(r), Spent: r.Uint(),
+	}
 }
 
 // readCount reads a number of permits.
@@ -60,7 +62,7 @@ func readCount(r *wire.Reader) int {
 type Request struct {
 	Report
 	Want int
-	Wait bool // until one is granted at least: the shard has been told that there is none
+	Wait bool // the answer may wait until a permit can be granted: the last one was that there is none
 }
 
 // Append appends the request, for ReadRequest.
@@ -68,12 +70,12 @@ func (r *Request) Append(dst []byte) []byte {
 	return wire.AppendBool(wire.AppendUint(r.Report.Append(dst), uint64(r.Want)), r.Wait)
 }
 
-// ReadRequest reads what Append has written.
+// ReadRequest reads a request written by Append.
 func ReadRequest(r *wire.Reader) Request {
 	return Request{Report: ReadReport(r), Want: readCount(r), Wait: r.Bool()}
 }
 
-// Answer is what the allocator says to a request.
+// Answer is the answer of the allocator to a request.
 type Answer struct {
 	Granted int
 	Over    bool // there are more leases than the limit
@@ -84,5 +86,5 @@ func (a Answer) Append(dst []byte) []byte {
 	return wire.AppendBool(wire.AppendUint(dst, uint64(a.Granted)), a.Over)
 }
 
-// ReadAnswer reads what Append has written.
+// ReadAnswer reads an answer written by Append.
 func ReadAnswer(r *wire.Reader) Answer { return Answer{readCount(r), r.Bool()} }

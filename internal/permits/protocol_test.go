@@ -8,14 +8,14 @@ import (
 )
 
 var (
-	schedulesFlag = flag.Int("permits.schedules", 0, "how many schedules TestProtocol runs; 0: 10,000, or 2,000 with -short")
-	seedFlag      = flag.Uint64("seed", 0, "the seed of the only schedule that TestProtocol runs; 0: random ones")
+	schedulesFlag = flag.Int("permits.schedules", 0,
+		"how many schedules TestProtocol runs; 0: 10,000, or 2,000 with -short")
+	seedFlag = flag.Uint64("seed", 0, "the seed of the only schedule that TestProtocol runs; 0: random ones")
 )
 
-// TestProtocol: shards and an allocator, whose messages are lost, late, in another order, or come
-// twice, whose leaders change, and whose limits do, never grant more leases than the limits allow.
-// Once nothing fails any more, every shard that wants permits gets some, and what nobody wants goes
-// back.
+// TestProtocol: shards and an allocator never grant more leases than the limits allow, while
+// messages are lost, late, reordered or repeated, and leaders and limits change. Once nothing fails
+// any more, every shard that wants permits gets some, and unneeded permits go back.
 func TestProtocol(t *testing.T) {
 	if *seedFlag != 0 {
 		runSchedule(t, *seedFlag)
@@ -67,7 +67,7 @@ func (s *shard) potential() (held, unused int) {
 	return max(l.leased+unused, s.leased), unused
 }
 
-// isStable reports whether all shards go by the settings in force.
+// isStable reports whether all shards apply the settings in force.
 func (w *cluster) isStable() bool {
 	for _, s := range w.shards {
 		if min(s.version, s.leader.version) < len(w.settings)-1 {
@@ -77,7 +77,7 @@ func (w *cluster) isStable() bool {
 	return true
 }
 
-// check checks what is so at any time.
+// check checks the invariants that hold at any time.
 func (w *cluster) check() {
 	a, limits, stable := w.allocator.allocator, w.limits(), w.isStable()
 	held, unused := 0, 0
@@ -113,7 +113,7 @@ func (w *cluster) check() {
 	}
 }
 
-// checkLease checks what is so when a lease has begun.
+// checkLease checks the invariants that hold when a lease has begun.
 func (w *cluster) checkLease() {
 	limits := w.limits()
 	if w.isStable() && limits.Concurrency > 0 {
@@ -143,7 +143,7 @@ func (w *cluster) endFaults() {
 	}
 }
 
-// round gives everybody the time to do what is to be done.
+// round gives all parts the time to do what is due.
 func (w *cluster) round() {
 	for _, s := range w.shards {
 		s.leader.serve()
@@ -160,11 +160,11 @@ func (w *cluster) round() {
 	w.check()
 }
 
-// patience is how many rounds something may take.
+// patience is how many rounds something may take at the most.
 const patience = 3000
 
-// requireProgress makes sure that all shards with tasks and claims begin leases, as many at once as
-// the limit allows.
+// requireProgress checks that all shards with tasks and claims begin leases, as many at once as the
+// limit allows.
 func (w *cluster) requireProgress() {
 	limits, most := w.limits(), 0
 	var busy []*leader
@@ -204,8 +204,8 @@ func (w *cluster) requireProgress() {
 	w.t.Errorf("a shard of %d gets no permits, or not all are used", len(busy))
 }
 
-// requireRest makes sure that, when nobody wants anything, all permits go back and nobody says
-// more.
+// requireRest checks that, when no shard wants a permit, all permits go back and no more messages
+// are sent.
 func (w *cluster) requireRest() {
 	for _, s := range w.shards {
 		s.leader.ready, s.leader.claims = 0, 0
@@ -225,7 +225,7 @@ func (w *cluster) requireRest() {
 	w.t.Error(why)
 }
 
-// restless tells what keeps the cluster from rest.
+// restless returns what keeps the cluster from rest.
 func (w *cluster) restless() string {
 	if len(w.messages) > 0 {
 		return fmt.Sprintf("%d messages", len(w.messages))
