@@ -220,3 +220,8 @@ var diskTestLevels = [...]int64{
 	engine.RoomNone:   diskTestFree/2 - 1,
 	engine.RoomEmpty:  diskTestFree/4 - 1,
 }
+
+var (
+	sampleID      = ID{0x01, 0x93, 0xb3, 0xc0, 0x12, 0x34, 0x7a, 0xbc, 0x85, 0, 1, 2, 0xde, 0xad, 0xbe, 0xef}
+	sampleReceipt = Receipt{ID: sampleID, Token: 0xfedcba9876543210}
+)

@@ -1,63 +1,518 @@
-package codeq
+package codeq_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"runtime"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
+
+// naming is middleware that writes down when it comes and goes.
+func naming(trail *[]string, name string) codeq.Middleware {
+	return func(next codeq.Handler) codeq.Handler {
+		return func(ctx context.Context, l *codeq.Lease) error {
+			*trail = append(*trail, name+" in")
+			err := next(ctx, l)
+			*trail = append(*trail, name+" out")
+			return err
+		}
+	}
+}
+
+// TestOrderOfMiddleware: the first middleware is the outermost, over all calls
+// of Use, for handlers registered before and after it.
+func TestOrderOfMiddleware(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		var trail []string
+		handle := func(_ context.Context, j *codeq.Job[[]byte]) error {
+			trail = append(trail, j.Queue)
+			return nil
+		}
+		codeq.Handle(&m, "before", handle)
+		m.Use(naming(&trail, "1"), naming(&trail, "2"))
+		m.Use()
+		m.Use(naming(&trail, "3"))
+		codeq.Handle(&m, "after", handle)
+		startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		for _, name := range []string{"before", "after"} {
+			trail = nil
+			produce(t, q, codeq.Task{Queue: name})
+			synctest.Wait()
+			require.Equal(t, []string{"1 in", "2 in", "3 in", name, "3 out", "2 out", "1 out"}, trail)
+		}
+	})
+}
+
+// TestMiddlewareIsComposedOnce: once for each queue and Run, not for each task.
+func TestMiddlewareIsComposedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		composed, called := 0, 0
+		m.Use(func(next codeq.Handler) codeq.Handler {
+			composed++
+			return func(ctx context.Context, l *codeq.Lease) error {
+				called++
+				return next(ctx, l)
+			}
+		})
+		for _, name := range []string{"a", "b"} {
+			codeq.Handle(&m, name, func(context.Context, *codeq.Job[[]byte]) error { return nil })
+		}
+		for runs := range 2 {
+			run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+			produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
+			synctest.Wait()
+			require.NoError(t, run.End(nil))
+			require.Equal(t, 2*(runs+1), composed)
+			require.Equal(t, 3*(runs+1), called)
+		}
+	})
+}
+
+// TestMiddlewareSeesOutcomes: the error of the handler as it is, and a panic
+// and an undecodable payload as errors.
+func TestMiddlewareSeesOutcomes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		boom, snooze := errors.New("boom"), codeq.Snooze(time.Hour)
+		var m codeq.Mux
+		var seen error
+		m.Use(func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error {
+				seen = next(ctx, l)
+				return seen
+			}
+		})
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[string]) error {
+			switch j.Args {
+			case "boom":
+				return boom
+			case "snooze":
+				return snooze
+			case "panic":
+				panicOfTest(boom)
+			}
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		outcome := func(payload string) codeq.State {
+			seen = errors.New("the middleware was not called")
+			id := produce(t, q, codeq.Task{Queue: "a", Payload: []byte(payload)})[0]
+			synctest.Wait()
+			return infoOf(t, q, id).State
+		}
+
+		require.Equal(t, codeq.Done, outcome(`"fine"`))
+		require.NoError(t, seen)
+		require.Equal(t, codeq.Scheduled, outcome(`"boom"`))
+		require.Equal(t, boom, seen)
+		require.Equal(t, codeq.Scheduled, outcome(`"snooze"`))
+		require.Equal(t, snooze, seen)
+		require.Equal(t, codeq.Dead, outcome(`{`))
+		require.ErrorContains(t, seen, "payload of queue a into string")
+
+		require.Equal(t, codeq.Scheduled, outcome(`"panic"`))
+		var p *codeq.PanicError
+		require.ErrorAs(t, seen, &p)
+		require.ErrorIs(t, seen, boom)
+		require.Contains(t, string(p.Stack), "panicOfTest")
+		require.Equal(t, seen, run.Reported()[2], "and it is reported as such")
+	})
+}
+
+// TestOutputOfLastCall: of a handler that middleware calls again, the last call
+// counts, and only if it succeeded.
+func TestOutputOfLastCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		var m codeq.Mux
+		m.Use(func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error {
+				for range len(l.Payload) {
+					_ = next(ctx, l)
+				}
+				return nil
+			}
+		})
+		var outcomes []string
+		call := 0
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			outcome := j.Args[call]
+			call++
+			j.FollowUp(codeq.Task{Queue: "b"})
+			if outcome == 'S' { // another result than the call before
+				j.SetResult([]byte(fmt.Sprint("call ", call)))
+				return nil
+			}
+			if outcome == 'P' {
+				panic("later than its output")
+			}
+			if outcome == 's' {
+				return nil
+			}
+			return errors.New("boom")
+		})
+		startRun(t, q, &m, codeq.RunOptions{Concurrency: 1, Queues: []string{"a"}})
+		for _, calls := range []string{"fS", "SS", "Ss", "Sf", "SP"} {
+			call = 0
+			before := countsOf(t, q, "b").Ready
+			id := produce(t, q, codeq.Task{Queue: "a", Payload: []byte(calls)})[0]
+			synctest.Wait()
+			got := infoOf(t, q, id)
+			require.Equal(t, codeq.Done, got.State)
+			outcomes = append(outcomes, fmt.Sprintf("%s: %q and %d", calls, got.Result, countsOf(t, q, "b").Ready-before))
+		}
+		require.Equal(t, []string{`fS: "call 2" and 1`, `SS: "call 2" and 1`, `Ss: "" and 1`, `Sf: "" and 0`, `SP: "" and 0`}, outcomes)
+	})
+}
+
+// TestMiddlewareReplaces: what is inside sees the payload, headers and context
+// values that a middleware puts there, in the lease or in a copy.
+func TestMiddlewareReplaces(t *testing.T) {
+	type key struct{}
+	for _, copied := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, codeq.Options{})
+			var m codeq.Mux
+			m.Use(func(next codeq.Handler) codeq.Handler {
+				return func(ctx context.Context, l *codeq.Lease) error {
+					if copied {
+						clone := *l
+						l = &clone
+					}
+					l.Payload = bytes.ToUpper(l.Payload)
+					l.Headers = map[string]string{"traceparent": "inner"}
+					return next(context.WithValue(ctx, key{}, "value"), l)
+				}
+			})
+			codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+				assert.Equal(t, "HELLO", string(j.Args))
+				assert.Equal(t, "value", ctx.Value(key{}))
+				j.FollowUp(codeq.Task{Queue: "b"})
+				return nil
+			})
+			run := startRun(t, q, &m, codeq.RunOptions{})
+			produce(t, q, codeq.Task{Queue: "a", Payload: []byte("hello"), Headers: map[string]string{"traceparent": "outer"}})
+			synctest.Wait()
+			require.Empty(t, run.Reported())
+			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"b"}, NoWait: true})
+			require.NoError(t, err)
+			require.Equal(t, map[string]string{"traceparent": "inner"}, l.Headers)
+		})
+	}
+}
+
+// TestRefusedMux: Run tells what is wrong with a Mux, all of it, and claims nothing.
+func TestRefusedMux(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		produce(t, q, codeq.Task{Queue: "a"})
+		for name, tc := range map[string]struct {
+			fill func(m *codeq.Mux)
+			want []string
+		}{
+			"second handler": {func(m *codeq.Mux) {
+				codeq.Handle(m, "a", untilCancelled)
+			}, []string{`invalid Handle queue: "a" (allowed: one handler for each queue)`}},
+			"nil handler": {func(m *codeq.Mux) {
+				codeq.Handle[int](m, "b", nil)
+			}, []string{`invalid Handle handler of queue "b": nil`}},
+			"nil codec": {func(m *codeq.Mux) {
+				codeq.Handle(m, "b", untilCancelled, codeq.WithCodec(nil))
+			}, []string{`handler of queue "b": invalid WithCodec codec: nil`}},
+			"nil option": {func(m *codeq.Mux) {
+				codeq.Handle(m, "b", untilCancelled, nil)
+			}, []string{`handler of queue "b": invalid PayloadOption: nil`}},
+			"nil middleware": {func(m *codeq.Mux) {
+				m.Use(nil)
+			}, []string{"invalid Use middleware 1: nil"}},
+			"nil from middleware": {func(m *codeq.Mux) {
+				m.Use(func(codeq.Handler) codeq.Handler { return nil })
+			}, []string{"invalid Use middleware 1: returned nil"}},
+			"two mistakes": {func(m *codeq.Mux) {
+				m.Use(nil)
+				codeq.Handle(m, "a", untilCancelled)
+			}, []string{"invalid Use middleware 1", "invalid Handle queue"}},
+		} {
+			var m codeq.Mux
+			m.Use(func(next codeq.Handler) codeq.Handler { return next })
+			codeq.Handle(&m, "a", untilCancelled)
+			tc.fill(&m)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // of a Run that is not refused
+			err := q.Run(ctx, &m, nil)
+			cancel()
+			require.ErrorIs(t, err, codeq.ErrInvalid, name)
+			var invalid *codeq.InvalidError
+			require.ErrorAs(t, err, &invalid, name)
+			for _, want := range tc.want {
+				require.ErrorContains(t, err, want, name)
+			}
+			require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"), name)
+		}
+
+		var m codeq.Mux
+		codeq.Handle(&m, "a", untilCancelled)
+		m.Use(func(codeq.Handler) codeq.Handler { panicOfTest("of middleware"); return nil })
+		err := q.Run(t.Context(), &m, nil)
+		var p *codeq.PanicError
+		require.ErrorAs(t, err, &p)
+		require.Contains(t, string(p.Stack), "panicOfTest")
+	})
+}
+
+// TestUnknownQueues: tasks of queues without a handler wait for one, and do
+// not stand in the way.
+func TestUnknownQueues(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		done := func(context.Context, *codeq.Job[[]byte]) error { return nil }
+		var m codeq.Mux
+		codeq.Handle(&m, "known", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			j.FollowUp(codeq.Task{Queue: "unknown"})
+			return nil
+		})
+		ids := produce(t, q, codeq.Task{Queue: "unknown", Priority: 9}, codeq.Task{Queue: "known"})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		synctest.Wait()
+		require.NoError(t, run.End(nil))
+		require.Equal(t, codeq.Counts{}, countsOf(t, q, "known"))
+		require.Equal(t, codeq.Counts{Ready: 2}, countsOf(t, q, "unknown"))
+		require.Zero(t, infoOf(t, q, ids[0]).Attempts)
+
+		codeq.Handle(&m, "unknown", done)
+		startRun(t, q, &m, codeq.RunOptions{})
+		synctest.Wait()
+		require.Equal(t, codeq.Counts{}, countsOf(t, q, "unknown"))
+	})
+}
+
+// recorder is a slog.Handler that keeps what it is given as text, without times,
+// and counts how often it was given attributes.
+type recorder struct {
+	slog.Handler
+	*recorded
+}
+
+type recorded struct {
+	mu      sync.Mutex
+	text    bytes.Buffer
+	derived int
+}
+
+func newRecorder() recorder {
+	r := new(recorded)
+	text := slog.NewTextHandler(&r.text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+			return slog.Attr{}
+		}
+		return a
+	}})
+	return recorder{text, r}
+}
+
+func (r recorder) WithAttrs(attrs []slog.Attr) slog.Handler {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.derived++
+	return recorder{r.Handler.WithAttrs(attrs), r.recorded}
+}
+
+func (r recorder) Handle(ctx context.Context, rec slog.Record) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Handler.Handle(ctx, rec)
+}
+
+// TestLogger: it writes to Options.Logger, says which task it is about, and is
+// made only for tasks that log, once.
+func TestLogger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := newRecorder()
+		q := openForRun(t, codeq.Options{Logger: slog.New(rec)})
+		var m codeq.Mux
+		type key struct{}
+		m.Use(func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error {
+				if l.Headers["log"] != "" {
+					codeq.LoggerFrom(ctx).Info("begin")
+				}
+				return next(ctx, l)
+			}
+		})
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			if j.Headers["log"] == "" {
+				return nil
+			}
+			inner, cancel := context.WithTimeout(context.WithValue(ctx, key{}, 1), time.Hour)
+			defer cancel()
+			codeq.LoggerFrom(inner).Info("inside", "x", 7)
+			if j.Attempt == 1 {
+				return codeq.RetryAfter(0, errors.New("boom"))
+			}
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		rec.derived, rec.text = 0, bytes.Buffer{} // of Open
+		produce(t, q, codeq.Task{Queue: "a"})
+		synctest.Wait()
+		require.Zero(t, rec.derived, "a task that does not log")
+		id := produce(t, q, codeq.Task{Queue: "a", Headers: map[string]string{"log": "yes"}})[0]
+		synctest.Wait()
+		require.Equal(t, 2, rec.derived, "one for each attempt")
+		tenant := produce(t, q, codeq.Task{Queue: "a", Tenant: "blue", Headers: map[string]string{"log": "yes"}})[0]
+		synctest.Wait()
+		require.NoError(t, run.End(nil))
+		var want []string
+		for _, of := range []struct{ id, tenant string }{{id.String(), ""}, {tenant.String(), " tenant=blue"}} {
+			for attempt := 1; attempt <= 2; attempt++ {
+				attrs := fmt.Sprintf("task=%s queue=a attempt=%d%s", of.id, attempt, of.tenant)
+				want = append(want, "msg=begin "+attrs, "msg=inside "+attrs+" x=7")
+			}
+		}
+		require.Equal(t, want, strings.Split(strings.TrimSpace(rec.text.String()), "\n"))
+	})
+}
+
+// TestContextOfTask: the context knows its task, by the one handler it was made
+// for, and outside of handlers none.
+func TestContextOfTask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m, nested codeq.Mux
+		var kept context.Context
+		nestedDone := make(chan struct{})
+		codeq.Handle(&nested, "b", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			l, ok := codeq.LeaseFrom(ctx)
+			assert.True(t, ok)
+			assert.Equal(t, "b", l.Queue)
+			assert.Same(t, j.Lease, l)
+			close(nestedDone)
+			return nil
+		})
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			kept = ctx
+			l, ok := codeq.LeaseFrom(ctx)
+			assert.True(t, ok)
+			assert.Same(t, j.Lease, l)
+			assert.Equal(t, map[string]string{"h": "v"}, l.Headers)
+
+			ctx, cancel := context.WithCancel(ctx)
+			run := make(chan error)
+			go func() { run <- q.Run(ctx, &nested, nil) }()
+			<-nestedDone
+			cancel()
+			assert.NoError(t, <-run)
+			return nil
+		})
+		produce(t, q, codeq.Task{Queue: "a", Headers: map[string]string{"h": "v"}}, codeq.Task{Queue: "b"})
+		run := startRun(t, q, &m, codeq.RunOptions{})
+		synctest.Wait()
+		require.NoError(t, run.End(nil))
+		require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
+
+		l, ok := codeq.LeaseFrom(kept)
+		require.True(t, ok, "after the handler, too")
+		require.Equal(t, "a", l.Queue)
+		require.Error(t, kept.Err())
+		_, ok = codeq.LeaseFrom(t.Context())
+		require.False(t, ok)
+		require.False(t, codeq.LoggerFrom(t.Context()).Enabled(t.Context(), slog.LevelError))
+	})
+}
+
+// TestDeadlineOfContext: Task.Timeout is the deadline of the handler's context
+// and of those derived from it; without it there is none.
+func TestDeadlineOfContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		var left []time.Duration
+		m.Use(func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error {
+				return next(context.WithValue(ctx, t, t), l)
+			}
+		})
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			deadline, ok := ctx.Deadline()
+			assert.Equal(t, j.Timeout > 0, ok)
+			if ok {
+				left = append(left, time.Until(deadline))
+				<-ctx.Done()
+				assert.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
+			}
+			return nil
+		})
+		startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", Timeout: 90 * time.Second})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Equal(t, []time.Duration{90 * time.Second}, left)
+		require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
+	})
+}
 
 // TestMiddlewareDecides: what the outermost middleware returns is what becomes
 // of the task.
 func TestMiddlewareDecides(t *testing.T) {
 	boom := errors.New("boom")
 	for name, tc := range map[string]struct {
-		mw      Middleware
-		state   State
+		mw      codeq.Middleware
+		state   codeq.State
 		handled int
 		report  string // of each attempt
 	}{
-		"swallows": {func(next Handler) Handler {
-			return func(ctx context.Context, l *Lease) error { _ = next(ctx, l); return nil }
-		}, Done, 1, ""},
-		"gives up": {func(next Handler) Handler {
-			return func(ctx context.Context, l *Lease) error { return DeadLetter(next(ctx, l)) }
-		}, Dead, 1, "boom"},
-		"skips": {func(Handler) Handler {
-			return func(context.Context, *Lease) error { return nil }
-		}, Done, 0, ""},
-		"refuses": {func(Handler) Handler {
-			return func(context.Context, *Lease) error { return Snooze(time.Hour) }
-		}, Scheduled, 0, ""},
-		"panics": {func(next Handler) Handler {
-			return func(ctx context.Context, l *Lease) error { _ = next(ctx, l); panic("of middleware") }
-		}, Scheduled, 1, "panic: of middleware"},
-		"ends the goroutine": {func(next Handler) Handler {
-			return func(ctx context.Context, l *Lease) error { runtime.Goexit(); return next(ctx, l) }
-		}, Scheduled, 0, errGoexit.Error()},
-		"loses the context": {func(next Handler) Handler {
-			return func(_ context.Context, l *Lease) error { return next(context.Background(), l) }
-		}, Scheduled, 0, errForeignContext.Error()},
-		"loses the lease": {func(next Handler) Handler {
-			return func(ctx context.Context, _ *Lease) error { return next(ctx, nil) }
-		}, Scheduled, 0, "panic: runtime error: invalid memory address"},
+		"swallows": {func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error { _ = next(ctx, l); return nil }
+		}, codeq.Done, 1, ""},
+		"gives up": {func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error { return codeq.DeadLetter(next(ctx, l)) }
+		}, codeq.Dead, 1, "boom"},
+		"skips": {func(codeq.Handler) codeq.Handler {
+			return func(context.Context, *codeq.Lease) error { return nil }
+		}, codeq.Done, 0, ""},
+		"refuses": {func(codeq.Handler) codeq.Handler {
+			return func(context.Context, *codeq.Lease) error { return codeq.Snooze(time.Hour) }
+		}, codeq.Scheduled, 0, ""},
+		"panics": {func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error { _ = next(ctx, l); panic("of middleware") }
+		}, codeq.Scheduled, 1, "panic: of middleware"},
+		"ends the goroutine": {func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error { runtime.Goexit(); return next(ctx, l) }
+		}, codeq.Scheduled, 0, "the handler ended its goroutine"},
+		"loses the context": {func(next codeq.Handler) codeq.Handler {
+			return func(_ context.Context, l *codeq.Lease) error { return next(context.Background(), l) }
+		}, codeq.Scheduled, 0, "a context that is not derived from the task's"},
+		"loses the lease": {func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, _ *codeq.Lease) error { return next(ctx, nil) }
+		}, codeq.Scheduled, 0, "panic: runtime error: invalid memory address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				q := openForRun(t, Options{Retention: time.Hour})
-				var m Mux
+				q := openForRun(t, codeq.Options{Retention: time.Hour})
+				var m codeq.Mux
 				handled := 0
 				m.Use(tc.mw)
-				Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+				codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error {
 					handled++
 					return boom
 				})
-				run := startRun(t, q, &m, RunOptions{Concurrency: 1})
-				ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+				run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+				ids := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
 				synctest.Wait()
 				for _, id := range ids {
 					require.Equal(t, tc.state, infoOf(t, q, id).State)
