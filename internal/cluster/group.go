@@ -48,10 +48,12 @@ func newGroup(n *Node, index int, m StateMachine) *Group {
 // openStore opens the store.
 func (g *Group) openStore() error {
 	applied, err := g.machine.Open(g.install)
-	if err == nil {
-		g.applied.Store(applied)
+	if err != nil {
+		return err
 	}
-	return err
+	g.applied.Store(applied)
+	g.progress.changed()
+	return nil
 }
 
 // install puts what the snapshots have received in the place of the store, if anything.

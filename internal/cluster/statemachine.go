@@ -116,7 +116,7 @@ func (m fsm) applyNext(l *raft.Log) error {
 func (g *Group) Applied() uint64 { return g.applied.Load() }
 
 // AwaitApplied waits until the store has what the log has at an index. It fails if the group has,
-// or ctx ends.
+// the node is closed, or ctx ends.
 func (g *Group) AwaitApplied(ctx context.Context, index uint64) error {
 	for {
 		progress, route := g.progress.next(), g.route.next() // which the failure of a group changes
@@ -129,6 +129,8 @@ func (g *Group) AwaitApplied(ctx context.Context, index uint64) error {
 		select {
 		case <-progress:
 		case <-route:
+		case <-g.node.ctx.Done():
+			return base.ErrClosed
 		case <-ctx.Done():
 			return base.EndOf(ctx)
 		}
