@@ -2,11 +2,14 @@ package codeq
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
 )
 
 // behindCase runs a story with a node that lacks entries of the log that its leader has dropped. It
@@ -50,6 +53,30 @@ func TestAwaitOfBehindNode(t *testing.T) {
 				synctest.Wait()
 				require.Len(t, told, 1)
 				require.ErrorIs(t, (<-told).err, ErrNotFound)
+			})
+		})
+	}
+}
+
+// TestFailedRestore: a replica whose store cannot be replaced fails, and is closed once.
+func TestFailedRestore(t *testing.T) {
+	for _, where := range []string{"rename", "open"} {
+		t.Run(where, func(t *testing.T) {
+			behindCase(t, func(t *testing.T, c *simCluster, _, behind *simNode, _ ID) {
+				dir := manifest.ShardDir(behind.disk, "queue", 0)
+				behind.breakDisk(func(op, name string) bool {
+					if where == "rename" {
+						return op == "rename" && name == dir
+					}
+					return op == "create" && strings.HasPrefix(name, dir+"/MANIFEST-")
+				})
+				r := simQueue(behind).replicas[0]
+				behind.fill(simFree)
+				time.Sleep(12 * time.Second)
+				require.ErrorIs(t, r.group.Failure(), errBroken)
+				err := behind.close()
+				require.ErrorIs(t, err, ErrFailed)
+				require.NotContains(t, err.Error(), "panic")
 			})
 		})
 	}
