@@ -305,4 +305,4 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 }
 
 // Confirm makes sure that what has been read is still so.
-func (p *proposer) Confirm() error { return p.replica.group.Confirm() }
+func (p *proposer) Confirm() error { return p.replica.group.Confirm(p.term) }

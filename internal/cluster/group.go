@@ -153,7 +153,15 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 		return err
 	}
 	defer g.asking.leave()
+	if g.raft.CurrentTerm() != term {
+		return fmt.Errorf("%w: term %d is over", base.ErrNotLeader, term)
+	}
 	f := g.raft.Apply(entry, 0)
+	if g.raft.CurrentTerm() != term {
+		// If this node leads again, an entry of the leader in between may be before this one, and
+		// waits for the end of who decides here: to wait for this one would be a deadlock.
+		return fmt.Errorf("term %d is over", term)
+	}
 	if err := f.Error(); err != nil {
 		return raftError(err)
 	}
@@ -166,14 +174,18 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 	return nil
 }
 
-// Confirm makes sure that no other node has become the leader: what this one has read is still so.
-func (g *Group) Confirm() error {
+// Confirm makes sure that no other node has become the leader since a term of this one: what was
+// read in it is still so.
+func (g *Group) Confirm(term uint64) error {
 	if err := g.enter(); err != nil {
 		return err
 	}
 	defer g.asking.leave()
 	if err := g.raft.VerifyLeader().Error(); err != nil {
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, err) // nothing was to be stored
+	}
+	if g.raft.CurrentTerm() != term {
+		return fmt.Errorf("%w: term %d is over", base.ErrNotLeader, term)
 	}
 	return nil
 }
