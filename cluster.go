@@ -228,18 +228,12 @@ func (op *memberOp) settle(err error) {
 		op.completion.settle(err)
 		return
 	}
-	n := op.at.node
-	n.background.Go(func() {
-		op.completion.settle(guarded(n.log, "change of members", op.change))
+	op.at.group.Change(op.how, op.peer, func(err error) {
+		if err == cluster.ErrLastNode {
+			err = &InvalidError{"node", op.peer.Node, "one that is not the last"}
+		}
+		op.completion.settle(err)
 	})
-}
-
-func (op *memberOp) change() error {
-	err := op.at.group.Change(op.how, op.peer)
-	if err == cluster.ErrLastNode {
-		return &InvalidError{"node", op.peer.Node, "one that is not the last"}
-	}
-	return err
 }
 
 func (op *memberOp) encode(dst []byte) (callKind, []byte) {

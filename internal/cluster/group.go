@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -234,7 +235,7 @@ func (g *Group) shutDown() {
 // left. It never waits.
 func (g *Group) enter() error {
 	if g.Failure() != nil || !g.asking.enter() {
-		return fmt.Errorf("%w: %w", base.ErrNotLeader, g.Failure())
+		return fmt.Errorf("%w: %w", base.ErrNotLeader, cmp.Or(g.Failure(), base.ErrClosed))
 	}
 	return nil
 }
@@ -266,14 +267,15 @@ func (a *asking) leave() {
 	}
 }
 
-// end lets nobody else enter, and returns what is closed when all have left. It
-// is called once.
+// end lets nobody else enter, and returns what is closed when all have left.
 func (a *asking) end() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.over = make(chan struct{})
-	if a.count == 0 {
-		close(a.over)
+	if a.over == nil {
+		a.over = make(chan struct{})
+		if a.count == 0 {
+			close(a.over)
+		}
 	}
 	return a.over
 }

@@ -283,8 +283,15 @@ func (n *Node) Close() error {
 	n.watches.Wait()
 	n.cancel()
 	var errs []error
+	answered := time.NewTimer(raftTimeout)
+	defer answered.Stop()
 	for _, g := range n.groups {
 		if g.raft != nil {
+			select { // see shutDown; but a change may wait for nodes that are not there
+			case <-g.asking.end():
+			case <-answered.C:
+				answered.Reset(0)
+			}
 			errs = append(errs, g.raft.Shutdown().Error(), g.transport.Close(), g.Failure())
 		}
 	}
