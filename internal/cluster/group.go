@@ -228,6 +228,9 @@ func (g *Group) Failure() error {
 // failure, or else when the leadership is lost.
 func (g *Group) shutDown() {
 	<-g.asking.end()
+	if g.raft == nil { // the node is recovered
+		return
+	}
 	_ = g.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
 }
 
