@@ -78,8 +78,8 @@ var ErrLastNode = errors.New("the last node")
 // configTimeout bounds how long a change of a group waits for the one before.
 const configTimeout = 10 * time.Second
 
-// Change changes the group, and tells settle the outcome, on a goroutine for which Close waits. It is
-// called on the node that leads the group, before the Leader has ended.
+// Change changes the group, and tells settle the outcome, on a goroutine for which Close waits. It
+// is called on the node that leads the group, before the Leader has ended.
 func (g *Group) Change(how Change, p Peer, settle func(error)) {
 	g.node.background.Go(func() {
 		settle(g.node.guarded("change of members", func() error { return g.change(how, p) }))

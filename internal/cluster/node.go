@@ -278,9 +278,12 @@ func (n *Node) founders() (c raft.Configuration) {
 
 // Close ends what Open has begun; the stores of the shards stay open.
 func (n *Node) Close() error {
+	ended := make(chan struct{})
+	n.background.Go(func() { n.contain("end of a replica", func() { n.hasten(ended) }, nil) })
 	n.resign()
 	close(n.quit)
 	n.watches.Wait()
+	close(ended)
 	n.cancel()
 	var errs []error
 	answered := time.NewTimer(raftTimeout)
@@ -300,6 +303,22 @@ func (n *Node) Close() error {
 	}
 	n.background.Wait()
 	return errors.Join(append(errs, n.closeLogs())...)
+}
+
+// hasten shuts Raft down if those who decide here have not ended after some time: what they have
+// proposed may wait for nodes whose disks are full.
+func (n *Node) hasten(ended <-chan struct{}) {
+	t := time.NewTimer(2*n.c.ElectionTimeout + raftTimeout) // more than a transfer takes
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-t.C:
+		for _, g := range n.groups {
+			if g.raft != nil {
+				g.raft.Shutdown()
+			}
+		}
+	}
 }
 
 func (n *Node) closeLogs() error {
