@@ -48,7 +48,7 @@ type Entry struct {
 	Index, Term uint64
 	Data        []byte // after the EntryHeader; the log's, not to be changed
 	Replayed    bool   // the log had it when the node was opened: what it tells has been told
-	Reclaim     uint64 // the disk is nearly full, with so many bytes free: space is to be reclaimed; 0: it is not
+	Reclaim     uint64 // so many bytes are free, and space is to be reclaimed; 0: it is not
 }
 
 // EntryHeader is how many bytes at the beginning of an entry are the group's: they hold the term in
