@@ -178,7 +178,7 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	return q.RemoveNode(ctx, old)
 }
 
-// TransferLeadership has a node lead a shard. The shard waits for a moment, and nothing is lost.
+// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
 // After a while the cluster spreads the leaders evenly again. The error tells why the node cannot
 // lead now, as when it cannot be reached, does not vote or lags behind; the shard then stays where
 // it is.

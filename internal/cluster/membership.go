@@ -109,7 +109,8 @@ func (g *Group) change(how Change, p Peer) error {
 			return ErrLastNode
 		case p.Node == g.node.self.Node:
 			if g.handOver() == nil {
-				return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index) // so that the next leader is asked
+				// so that the next leader is asked
+				return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 			} // or else it leads until it has removed itself
 		}
 		return g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, 0, configTimeout) })

@@ -181,7 +181,8 @@ func (n *Node) Open() error {
 		})
 		n.watches.Go(func() { n.contain("compaction of the log", func() { g.compact(n.quit) }, g.Fail) })
 	}
-	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) }) // leaders then stay where they are
+	// After a panic leaders stay where they are.
+	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
 	if n.c.Join {
 		return n.join()
 	}
