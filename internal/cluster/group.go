@@ -154,8 +154,8 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 		return err
 	}
 	defer g.asking.leave()
-	if g.raft.CurrentTerm() != term {
-		return fmt.Errorf("%w: term %d is over", base.ErrNotLeader, term)
+	if err := g.isIn(term); err != nil {
+		return err
 	}
 	f := g.raft.Apply(entry, 0)
 	if g.raft.CurrentTerm() != term {
@@ -182,9 +182,17 @@ func (g *Group) Confirm(term uint64) error {
 		return err
 	}
 	defer g.asking.leave()
+	if err := g.isIn(term); err != nil { // Raft, too, may wait for the end of who asks: see restore
+		return err
+	}
 	if err := g.raft.VerifyLeader().Error(); err != nil {
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, err) // nothing was to be stored
 	}
+	return g.isIn(term)
+}
+
+// isIn returns an error if a term is over.
+func (g *Group) isIn(term uint64) error {
 	if g.raft.CurrentTerm() != term {
 		return fmt.Errorf("%w: term %d is over", base.ErrNotLeader, term)
 	}
