@@ -178,7 +178,7 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	return q.RemoveNode(ctx, old)
 }
 
-// TransferLeadership has a node lead a shard. The shard waits for a moment, and nothing is lost.
+// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
 // After a while the cluster spreads the leaders evenly again. The error tells why the node cannot
 // lead now, as when it cannot be reached, does not vote or lags behind; the shard then stays where
 // it is.
@@ -228,18 +228,12 @@ func (op *memberOp) settle(err error) {
 		op.completion.settle(err)
 		return
 	}
-	n := op.at.node
-	n.background.Go(func() {
-		op.completion.settle(guarded(n.log, "change of members", op.change))
+	op.at.group.Change(op.how, op.peer, func(err error) {
+		if err == cluster.ErrLastNode {
+			err = &InvalidError{"node", op.peer.Node, "one that is not the last"}
+		}
+		op.completion.settle(err)
 	})
-}
-
-func (op *memberOp) change() error {
-	err := op.at.group.Change(op.how, op.peer)
-	if err == cluster.ErrLastNode {
-		return &InvalidError{"node", op.peer.Node, "one that is not the last"}
-	}
-	return err
 }
 
 func (op *memberOp) encode(dst []byte) (callKind, []byte) {

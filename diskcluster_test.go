@@ -199,3 +199,31 @@ func TestLeaderWithFullDisk(t *testing.T) {
 		victim.fill(simFree)
 	})
 }
+
+// TestCloseOfLeaderOfFullDisks: a leader whose followers have no room for what it commits can be
+// closed nevertheless.
+func TestCloseOfLeaderOfFullDisks(t *testing.T) {
+	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		leader, _ := c.lead()
+		fill := func(free int64) {
+			for _, n := range c.members() {
+				if n != leader {
+					n.fill(free)
+				}
+			}
+			time.Sleep(lookEvery * time.Millisecond)
+		}
+		fill(diskTestFree/4 - 1)
+		produced := make(chan error, 1)
+		q := simQueue(leader)
+		go func() {
+			_, err := q.Produce(t.Context(), Task{Queue: "a"})
+			produced <- err
+		}()
+		time.Sleep(time.Second)
+		require.NoError(t, leader.close())
+		require.ErrorIs(t, <-produced, ErrUncertain)
+		fill(simFree)
+	})
+}

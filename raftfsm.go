@@ -171,9 +171,10 @@ func (m *stateMachine) Open(install func() error) (applied uint64, err error) {
 	q := r.node.queue
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.source = nil
-	if r.store != nil {
-		if err := r.store.Close(); err != nil {
+	old := r.store
+	r.store, r.source = nil, nil
+	if old != nil {
+		if err := old.Close(); err != nil {
 			return 0, err
 		}
 	}
@@ -210,45 +211,47 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 
 // writeIdentity lets the first leader ever, and the first of a format, store what the shard is.
 func (r *replica) writeIdentity(p *proposer) error {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	shards := len(r.node.queue.replicas)
-	got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
-	if err != nil {
-		return err
-	}
-	if got != nil {
-		if old, err := manifest.CheckReplicaIdentity(r.index, shards, got); err != nil || !old {
+	return r.use(func(st *store.Store) error {
+		shards := len(r.node.queue.replicas)
+		got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+		if err != nil {
 			return err
 		}
-	}
-	b := r.store.DB().NewBatch()
-	defer func() { _ = b.Close() }() // it does no more than to recycle memory
-	if err := b.Set([]byte{keys.Meta}, []byte(manifest.ReplicaIdentity(manifest.Format, r.index, shards)), nil); err != nil {
-		return store.Error(err)
-	}
-	return p.Commit(b)
+		if got != nil {
+			if old, err := manifest.CheckReplicaIdentity(r.index, shards, got); err != nil || !old {
+				return err
+			}
+		}
+		b := st.DB().NewBatch()
+		defer func() { _ = b.Close() }() // it does no more than to recycle memory
+		identity := manifest.ReplicaIdentity(manifest.Format, r.index, shards)
+		if err := b.Set([]byte{keys.Meta}, []byte(identity), nil); err != nil {
+			return store.Error(err)
+		}
+		return p.Commit(b)
+	})
 }
 
 // load builds the shard from the store.
-func (r *replica) load(term uint64) (*shard, error) {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
+func (r *replica) load(term uint64) (s *shard, err error) {
 	q := r.node.queue
 	var gates *dispatch.Gates
 	if len(q.replicas) == 1 {
 		gates = dispatch.NewGates() // nobody else leases tasks
 	}
-	s := newShard(r.index, q.opts, r.store, gates)
-	s.node, s.replica, s.epoch = r.node, r, r.group.Applied()
-	s.steps.table = &r.steps
-	s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
-	if err := s.load(); err != nil {
-		return nil, err
-	}
-	s.claims.Join(q.heads)
-	s.join(nil)
-	return s, nil
+	err = r.use(func(st *store.Store) error {
+		s = newShard(r.index, q.opts, st, gates)
+		s.node, s.replica, s.epoch = r.node, r, r.group.Applied()
+		s.steps.table = &r.steps
+		s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
+		if err := s.load(); err != nil {
+			return err
+		}
+		s.claims.Join(q.heads)
+		s.join(nil)
+		return nil
+	})
+	return s, err
 }
 
 // The shard is the leader of its group.
@@ -302,4 +305,4 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 }
 
 // Confirm makes sure that what has been read is still so.
-func (p *proposer) Confirm() error { return p.replica.group.Confirm() }
+func (p *proposer) Confirm() error { return p.replica.group.Confirm(p.term) }

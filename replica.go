@@ -17,7 +17,7 @@ import (
 // Close. In a cluster it is while this node leads the shard's Raft group.
 type replica struct {
 	index int
-	store *store.Store          // replaced by stateMachine.Open
+	store *store.Store          // replaced by stateMachine.Open; nil: none is open
 	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
 	steps stepTable             // of the shards that have decided here
 
@@ -63,7 +63,9 @@ func (r *replica) use(f func(*store.Store) error) error {
 func (r *replica) hurry() {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	r.store.Hurry()
+	if r.store != nil {
+		r.store.Hurry()
+	}
 }
 
 // liveStore is the store that a shard's snapshots are made of.

@@ -511,3 +511,70 @@ func TestCloseDuringEverything(t *testing.T) {
 		}
 	})
 }
+
+// TestLateCommitOfDeposedLeader: an owner is amid a group while another node leads its shard for a
+// moment, and then its own again. The group has no effect, and nobody waits for it for ever.
+func TestLateCommitOfDeposedLeader(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		leader, other := c.lead()
+		move := func(from, to *simNode) {
+			r := simQueue(from).replicas[0].group.Raft()
+			require.NoError(t, r.LeadershipTransferToServer(raft.ServerID(to.name), raft.ServerAddress(to.name)).Error())
+		}
+		q := simQueue(leader)
+		deposed := q.shard(0).commit
+		goOn := standStill(q.shard(0))
+		produced := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(t.Context(), Task{Queue: "a"})
+			produced <- err
+		}()
+		synctest.Wait()
+		move(leader, other)
+		require.Equal(t, other, c.newLeader(leader))
+		time.Sleep(100 * time.Millisecond) // its first entry has come
+		move(other, leader)
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, raft.Leader, q.replicas[0].group.Raft().State())
+		require.ErrorIs(t, deposed.Confirm(), ErrNotLeader)
+		require.ErrorIs(t, deposed.Commit(nil), ErrNotLeader)
+		goOn()
+		require.NoError(t, <-produced)
+		require.Equal(t, Counts{Ready: 1}, countsOf(t, simQueue(other), "a"))
+	})
+}
+
+// TestSnapshotForDeposedLeader: an owner is amid a group when its node gets the state of another
+// leader. The group is refused, and the state is put in place.
+func TestSnapshotForDeposedLeader(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		old, _ := c.lead()
+		q := simQueue(old)
+		goOn := standStill(q.shard(0))
+		read := make(chan error, 1)
+		go func() {
+			_, err := q.Stats(t.Context())
+			read <- err
+		}()
+		synctest.Wait()
+		c.net.Isolate(old.name, c.names())
+		leader := c.newLeader(old)
+		for range 20 {
+			produce(t, simQueue(leader), Task{Queue: "b"})
+		}
+		c.snapshot(leader, 0, 5)
+		time.Sleep(time.Second)
+		c.net.Heal(false)
+		time.Sleep(20 * time.Second)
+		goOn()
+		require.ErrorIs(t, <-read, ErrNotLeader)
+		time.Sleep(time.Second)
+		ahead, behind := simQueue(leader).replicas[0].group, q.replicas[0].group
+		require.Equal(t, ahead.Applied(), behind.Applied())
+		require.NotEqual(t, "0", behind.Raft().Stats()["last_snapshot_index"])
+	})
+}

@@ -84,7 +84,7 @@ func (n *Node) accept(r *peer.Request) error {
 	case kindState:
 		return n.serveState(r)
 	}
-	if len(r.Body) < CallHeader {
+	if r.Kind >= OwnKinds || len(r.Body) < CallHeader {
 		return ErrMalformedCall
 	}
 	shard := int(binary.BigEndian.Uint16(r.Body))

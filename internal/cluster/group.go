@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -48,10 +49,12 @@ func newGroup(n *Node, index int, m StateMachine) *Group {
 // openStore opens the store.
 func (g *Group) openStore() error {
 	applied, err := g.machine.Open(g.install)
-	if err == nil {
-		g.applied.Store(applied)
+	if err != nil {
+		return err
 	}
-	return err
+	g.applied.Store(applied)
+	g.progress.changed()
+	return nil
 }
 
 // install puts what the snapshots have received in the place of the store, if anything.
@@ -151,7 +154,15 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 		return err
 	}
 	defer g.asking.leave()
+	if err := g.isIn(term); err != nil {
+		return err
+	}
 	f := g.raft.Apply(entry, 0)
+	if g.raft.CurrentTerm() != term {
+		// If this node leads again, an entry of the leader in between may be before this one, and
+		// waits for the end of who decides here: to wait for this one would be a deadlock.
+		return fmt.Errorf("term %d is over", term)
+	}
 	if err := f.Error(); err != nil {
 		return raftError(err)
 	}
@@ -164,14 +175,26 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 	return nil
 }
 
-// Confirm makes sure that no other node has become the leader: what this one has read is still so.
-func (g *Group) Confirm() error {
+// Confirm makes sure that no other node has become the leader since a term of this one: what was
+// read in it is still so.
+func (g *Group) Confirm(term uint64) error {
 	if err := g.enter(); err != nil {
 		return err
 	}
 	defer g.asking.leave()
+	if err := g.isIn(term); err != nil { // Raft, too, may wait for the end of who asks: see restore
+		return err
+	}
 	if err := g.raft.VerifyLeader().Error(); err != nil {
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, err) // nothing was to be stored
+	}
+	return g.isIn(term)
+}
+
+// isIn returns an error if a term is over.
+func (g *Group) isIn(term uint64) error {
+	if g.raft.CurrentTerm() != term {
+		return fmt.Errorf("%w: term %d is over", base.ErrNotLeader, term)
 	}
 	return nil
 }
@@ -213,6 +236,9 @@ func (g *Group) Failure() error {
 // failure, or else when the leadership is lost.
 func (g *Group) shutDown() {
 	<-g.asking.end()
+	if g.raft == nil { // the node is recovered
+		return
+	}
 	_ = g.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
 }
 
@@ -220,7 +246,7 @@ func (g *Group) shutDown() {
 // left. It never waits.
 func (g *Group) enter() error {
 	if g.Failure() != nil || !g.asking.enter() {
-		return fmt.Errorf("%w: %w", base.ErrNotLeader, g.Failure())
+		return fmt.Errorf("%w: %w", base.ErrNotLeader, cmp.Or(g.Failure(), base.ErrClosed))
 	}
 	return nil
 }
@@ -252,14 +278,15 @@ func (a *asking) leave() {
 	}
 }
 
-// end lets nobody else enter, and returns what is closed when all have left. It
-// is called once.
+// end lets nobody else enter, and returns what is closed when all have left.
 func (a *asking) end() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.over = make(chan struct{})
-	if a.count == 0 {
-		close(a.over)
+	if a.over == nil {
+		a.over = make(chan struct{})
+		if a.count == 0 {
+			close(a.over)
+		}
 	}
 	return a.over
 }

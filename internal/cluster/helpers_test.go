@@ -49,7 +49,6 @@ func (d *sizedDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 type notes struct {
 	applied []Entry
 	err     error // of Apply
-	leader  Leader
 }
 
 func (m *notes) Apply(e Entry) error {
@@ -59,4 +58,4 @@ func (m *notes) Apply(e Entry) error {
 
 func (m *notes) Open(install func() error) (uint64, error) { return 0, install() }
 func (m *notes) Live() snapshot.Live                       { return nil }
-func (m *notes) Lead(uint64) (Leader, error)               { return m.leader, nil }
+func (m *notes) Lead(uint64) (Leader, error)               { return nil, errBroken }

@@ -78,23 +78,29 @@ var ErrLastNode = errors.New("the last node")
 // configTimeout bounds how long a change of a group waits for the one before.
 const configTimeout = 10 * time.Second
 
-// Change changes the group. It is called on the node that leads it.
-func (g *Group) Change(how Change, p Peer) error {
+// Change changes the group, and tells settle the outcome, on a goroutine for which Close waits. It
+// is called on the node that leads the group, before the Leader has ended.
+func (g *Group) Change(how Change, p Peer, settle func(error)) {
+	g.node.background.Go(func() {
+		settle(g.node.guarded("change of members", func() error { return g.change(how, p) }))
+	})
+}
+
+func (g *Group) change(how Change, p Peer) error {
 	id, addr := raft.ServerID(p.Node), raft.ServerAddress(p.Address)
 	members, err := g.members()
 	if err != nil {
 		return err
 	}
 	at := slices.IndexFunc(members, func(m raft.Server) bool { return m.ID == id })
-	var future raft.Future
 	switch how {
 	case AddNode:
 		if at >= 0 && members[at] == (raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
 			return nil // it has been added before
 		}
-		future = g.raft.AddNonvoter(id, addr, 0, configTimeout)
+		return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, 0, configTimeout) })
 	case GiveVote:
-		future = g.raft.AddVoter(id, addr, 0, configTimeout)
+		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, 0, configTimeout) })
 	case RemoveNode:
 		switch {
 		case at < 0:
@@ -103,10 +109,11 @@ func (g *Group) Change(how Change, p Peer) error {
 			return ErrLastNode
 		case p.Node == g.node.self.Node:
 			if g.handOver() == nil {
-				return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index) // so that the next leader is asked
+				// so that the next leader is asked
+				return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 			} // or else it leads until it has removed itself
 		}
-		future = g.raft.RemoveServer(id, 0, configTimeout)
+		return g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, 0, configTimeout) })
 	case MakeLeader:
 		switch {
 		case at < 0:
@@ -120,13 +127,23 @@ func (g *Group) Change(how Change, p Peer) error {
 		}
 		return fmt.Errorf("%w: %w", base.ErrUncertain, err)
 	}
-	if err := future.Error(); err != nil {
-		if err = raftError(err); !errors.Is(err, base.ErrNotLeader) {
-			err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
-		}
+	return ErrMalformedCall
+}
+
+// reconfigure returns when Raft has changed the group.
+func (g *Group) reconfigure(change func() raft.Future) error {
+	if err := g.enter(); err != nil {
 		return err
 	}
-	return nil
+	defer g.asking.leave()
+	err := change().Error()
+	if err == nil {
+		return nil
+	}
+	if err = raftError(err); !errors.Is(err, base.ErrNotLeader) {
+		err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
+	}
+	return err
 }
 
 // members is the group of the shard as this node knows it.

@@ -181,7 +181,8 @@ func (n *Node) Open() error {
 		})
 		n.watches.Go(func() { n.contain("compaction of the log", func() { g.compact(n.quit) }, g.Fail) })
 	}
-	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) }) // leaders then stay where they are
+	// After a panic leaders stay where they are.
+	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
 	if n.c.Join {
 		return n.join()
 	}
@@ -278,13 +279,23 @@ func (n *Node) founders() (c raft.Configuration) {
 
 // Close ends what Open has begun; the stores of the shards stay open.
 func (n *Node) Close() error {
+	ended := make(chan struct{})
+	n.background.Go(func() { n.contain("end of a replica", func() { n.hasten(ended) }, nil) })
 	n.resign()
 	close(n.quit)
 	n.watches.Wait()
+	close(ended)
 	n.cancel()
 	var errs []error
+	answered := time.NewTimer(raftTimeout)
+	defer answered.Stop()
 	for _, g := range n.groups {
 		if g.raft != nil {
+			select { // see shutDown; but a change may wait for nodes that are not there
+			case <-g.asking.end():
+			case <-answered.C:
+				answered.Reset(0)
+			}
 			errs = append(errs, g.raft.Shutdown().Error(), g.transport.Close(), g.Failure())
 		}
 	}
@@ -293,6 +304,22 @@ func (n *Node) Close() error {
 	}
 	n.background.Wait()
 	return errors.Join(append(errs, n.closeLogs())...)
+}
+
+// hasten shuts Raft down if those who decide here have not ended after some time: what they have
+// proposed may wait for nodes whose disks are full.
+func (n *Node) hasten(ended <-chan struct{}) {
+	t := time.NewTimer(2*n.c.ElectionTimeout + raftTimeout) // more than a transfer takes
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-t.C:
+		for _, g := range n.groups {
+			if g.raft != nil {
+				g.raft.Shutdown()
+			}
+		}
+	}
 }
 
 func (n *Node) closeLogs() error {

@@ -19,6 +19,8 @@ func (n *Node) Recover() error {
 			err = fmt.Errorf("codeq: recover shard %d of %s: %w", g.index, n.c.Directory.Path, err)
 		}
 	}
+	n.cancel()
+	n.background.Wait()
 	return errors.Join(err, n.closeLogs())
 }
 
@@ -29,7 +31,9 @@ func (g *Group) recover() error {
 	}
 	logger := raftLogger(g.node.log)
 	_, trans := raft.NewInmemTransport(raft.ServerAddress(g.node.self.Address)) // talks to nobody
-	return errors.Join(raft.RecoverCluster(
-		g.node.raftConfig(logger), fsm{g}, logs, votes, g.snapshots, trans, g.node.founders(),
-	), trans.Close())
+	err = raft.RecoverCluster(g.node.raftConfig(logger), fsm{g}, logs, votes, g.snapshots, trans, g.node.founders())
+	if failure := g.Failure(); failure != nil {
+		err = failure // of which the error of Raft has the text only
+	}
+	return errors.Join(err, trans.Close())
 }

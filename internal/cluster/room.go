@@ -30,7 +30,7 @@ type logRoom struct {
 	next   atomic.Int64 // when to ask again, in ms
 	stored atomic.Int64 // bytes since it was asked
 	isFull atomic.Bool
-	tight  atomic.Bool // space is to be reclaimed
+	tight  atomic.Uint64 // bytes that were free, if space is to be reclaimed; 0: it is not
 }
 
 // errNoRoom is made once: a leader tries again and again.
@@ -52,7 +52,11 @@ func (d *logRoom) full(bytes int) bool {
 	d.stored.Store(0)
 	usage, err := d.fs.GetDiskUsage(d.dir)
 	full := err == nil && usage.AvailBytes < d.least
-	d.tight.Store(err == nil && store.IsTight(usage.AvailBytes, 4*d.least))
+	tight := uint64(0)
+	if err == nil && store.IsTight(usage.AvailBytes, 4*d.least) {
+		tight = max(usage.AvailBytes, 1)
+	}
+	d.tight.Store(tight)
 	if !full {
 		d.next.Store(now + store.LookEvery)
 	}
@@ -63,9 +67,4 @@ func (d *logRoom) full(bytes int) bool {
 }
 
 // reclaim is how many bytes are free if space is to be reclaimed; 0: it is not.
-func (d *logRoom) reclaim() uint64 {
-	if !d.tight.Load() {
-		return 0
-	}
-	return 4 * d.least
-}
+func (d *logRoom) reclaim() uint64 { return d.tight.Load() }

@@ -48,7 +48,7 @@ type Entry struct {
 	Index, Term uint64
 	Data        []byte // after the EntryHeader; the log's, not to be changed
 	Replayed    bool   // the log had it when the node was opened: what it tells has been told
-	Reclaim     uint64 // the disk is nearly full, with so many bytes free: space is to be reclaimed; 0: it is not
+	Reclaim     uint64 // so many bytes are free, and space is to be reclaimed; 0: it is not
 }
 
 // EntryHeader is how many bytes at the beginning of an entry are the group's: they hold the term in
@@ -116,7 +116,7 @@ func (m fsm) applyNext(l *raft.Log) error {
 func (g *Group) Applied() uint64 { return g.applied.Load() }
 
 // AwaitApplied waits until the store has what the log has at an index. It fails if the group has,
-// or ctx ends.
+// the node is closed, or ctx ends.
 func (g *Group) AwaitApplied(ctx context.Context, index uint64) error {
 	for {
 		progress, route := g.progress.next(), g.route.next() // which the failure of a group changes
@@ -129,6 +129,8 @@ func (g *Group) AwaitApplied(ctx context.Context, index uint64) error {
 		select {
 		case <-progress:
 		case <-route:
+		case <-g.node.ctx.Done():
+			return base.ErrClosed
 		case <-ctx.Done():
 			return base.EndOf(ctx)
 		}

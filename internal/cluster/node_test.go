@@ -1,0 +1,99 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+	"codeq/internal/raftlog"
+)
+
+// newLoneNode is a node that is a cluster, with one shard. It leads it in the eyes of Raft only.
+func newLoneNode(t *testing.T, disk vfs.FS, votes string, m StateMachine) *Node {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return New(Config{
+		Node: "a", Listener: l, Advertise: "a:1", MaxAppend: MaxAppend, Logger: slog.New(slog.DiscardHandler),
+		HeartbeatTimeout: 50 * time.Millisecond, ElectionTimeout: 50 * time.Millisecond, CallTimeout: time.Second,
+		Directory:  manifest.New(disk, "dir", manifest.Manifest{Shards: 1}),
+		Machines:   []StateMachine{m},
+		PanicError: func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
+		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(votes) },
+	})
+}
+
+// stuckMachine does not apply the log before it is told to.
+type stuckMachine struct {
+	notes
+	stuck, goOn chan struct{}
+}
+
+func (m *stuckMachine) Apply(e Entry) error {
+	select {
+	case m.stuck <- struct{}{}:
+	default:
+	}
+	<-m.goOn
+	return m.notes.Apply(e)
+}
+
+// TestEndAmidChange: a change of a group that is on its way to the state machine when the group
+// fails, or the node is closed, has an outcome.
+func TestEndAmidChange(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprint("fails ", fails), func(t *testing.T) {
+			t.Parallel()
+			for range 8 { // Raft drops by chance what is on its way
+				endAmidChange(t, fails)
+			}
+		})
+	}
+}
+
+func endAmidChange(t *testing.T, fails bool) {
+	disk, votes := vfs.NewMem(), filepath.Join(t.TempDir(), "votes")
+	require.NoError(t, disk.MkdirAll("dir", 0o700))
+	m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
+	n := newLoneNode(t, disk, votes, m)
+	require.NoError(t, n.Open())
+	g := n.Group(0)
+	require.Eventually(t, func() bool { return g.raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
+	first := g.raft.Apply(entryOf(0, 0, g.raft.CurrentTerm(), "").Data, 0)
+	<-m.stuck
+	changed := make(chan error, 1)
+	before := g.raft.LastIndex()
+	g.Change(AddNode, Peer{"b", "b:1"}, func(err error) { changed <- err })
+	require.Eventually(t, func() bool { return g.raft.CommitIndex() > before }, 10*time.Second, time.Millisecond)
+	closed := make(chan error, 1)
+	if fails {
+		g.Fail(errBroken)
+	} else {
+		go func() { closed <- n.Close() }()
+	}
+	time.Sleep(20 * time.Millisecond)
+	close(m.goOn)
+	require.NoError(t, first.Error())
+	if fails {
+		go func() { closed <- n.Close() }()
+	}
+	for range 2 {
+		select {
+		case <-changed:
+			changed = nil
+		case err := <-closed:
+			require.Equal(t, fails, errors.Is(err, base.ErrFailed), "%v", err)
+			closed = nil
+		case <-time.After(20 * time.Second):
+			t.Fatal("somebody waits for ever")
+		}
+	}
+}

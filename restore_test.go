@@ -1,0 +1,83 @@
+package codeq
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
+)
+
+// behindCase runs a story with a node that lacks entries of the log that its leader has dropped. It
+// gets none, as its disk is full.
+func behindCase(t *testing.T, story func(t *testing.T, c *simCluster, leader, behind *simNode, ended ID)) {
+	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		leader, behind := c.lead()
+		q := simQueue(leader)
+		ended := produce(t, q, Task{Queue: "a"})[0]
+		require.NoError(t, simQueue(behind).node.want(t.Context(), 0xff))
+		time.Sleep(time.Second)
+		behind.fill(diskTestFree/4 - 1)
+		time.Sleep(lookEvery * time.Millisecond)
+		require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
+		for range 20 {
+			produce(t, q, Task{Queue: "b"})
+		}
+		c.snapshot(leader, 0, 5)
+		time.Sleep(time.Second)
+		story(t, c, leader, behind, ended)
+	})
+}
+
+// TestAwaitOfBehindNode: who awaits a task that has ended, on a node that has yet to apply how, is
+// told when the node has got the leader's state, or is closed.
+func TestAwaitOfBehindNode(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		t.Run(fmt.Sprint("closes ", closes), func(t *testing.T) {
+			behindCase(t, func(t *testing.T, c *simCluster, leader, behind *simNode, ended ID) {
+				told := await(t.Context(), simQueue(behind), ended)
+				time.Sleep(10 * time.Second)
+				require.Empty(t, told)
+				if closes {
+					require.NoError(t, behind.close())
+				} else {
+					behind.fill(simFree)
+					time.Sleep(12 * time.Second) // Raft tries a snapshot again as rarely
+					require.Equal(t, simQueue(leader).replicas[0].group.Applied(), simQueue(behind).replicas[0].group.Applied())
+				}
+				synctest.Wait()
+				require.Len(t, told, 1)
+				require.ErrorIs(t, (<-told).err, ErrNotFound)
+			})
+		})
+	}
+}
+
+// TestFailedRestore: a replica whose store cannot be replaced fails, and is closed once.
+func TestFailedRestore(t *testing.T) {
+	for _, where := range []string{"rename", "open"} {
+		t.Run(where, func(t *testing.T) {
+			behindCase(t, func(t *testing.T, c *simCluster, _, behind *simNode, _ ID) {
+				dir := manifest.ShardDir(behind.disk, "queue", 0)
+				behind.breakDisk(func(op, name string) bool {
+					if where == "rename" {
+						return op == "rename" && name == dir
+					}
+					return op == "create" && strings.HasPrefix(name, dir+"/MANIFEST-")
+				})
+				r := simQueue(behind).replicas[0]
+				behind.fill(simFree)
+				time.Sleep(12 * time.Second)
+				require.ErrorIs(t, r.group.Failure(), errBroken)
+				err := behind.close()
+				require.ErrorIs(t, err, ErrFailed)
+				require.NotContains(t, err.Error(), "panic")
+			})
+		})
+	}
+}
