@@ -94,13 +94,13 @@ func layerOf(f string, outer []string) (layer, bool) {
 			return layerCommit, true
 		}
 		return layerReads, true
-	case hasPrefix(f, "github.com/hashicorp/raft", "github.com/hashicorp/go-msgpack", "codeq/internal/raftlog.",
-		"codeq.(*stateMachine)", "codeq.(*liveStore)", "codeq.(*proposer)", "codeq.(*replica)", "codeq.(*transport)", "codeq.(*pipeline)",
-		"codeq.parseEntry", "codeq/internal/snapshot."):
-		return layerRaft, true
-	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq.(*node)", "codeq.(*claimTable)", "codeq.(*claimLine)", "codeq.(*patience)",
+	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq/internal/cluster.(*Group).Call", "codeq/internal/cluster.(*Node).serve", "codeq.(*node)", "codeq.(*claimTable)", "codeq.(*claimLine)",
 		"codeq.(*textError)", "net."), isMessage(f):
 		return layerNetwork, true
+	case hasPrefix(f, "github.com/hashicorp/raft", "github.com/hashicorp/go-msgpack", "codeq/internal/raftlog.",
+		"codeq.(*stateMachine)", "codeq.(*liveStore)", "codeq.(*proposer)", "codeq.(*replica)", "codeq/internal/cluster.",
+		"codeq.parseEntry", "codeq/internal/snapshot."):
+		return layerRaft, true
 	case hasPrefix(f, "codeq/internal/record.", "codeq/internal/keys.", "codeq.prepare", "codeq.(*Queue).prepareBatch", "encoding/"):
 		return layerEncoding, true
 	case hasPrefix(f, "codeq/bench/"):
