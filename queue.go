@@ -279,7 +279,7 @@ func (q *Queue) Close() (err error) {
 	return q.err
 }
 
-// hurry has commits that wait for room on a full disk fail: Close would wait as long.
+// hurry lets commits fail that wait for room on a full disk: Close would wait as long.
 func (q *Queue) hurry() {
 	for _, r := range q.replicas {
 		r.hurry()

@@ -129,7 +129,7 @@ func (v *oldVotes) SetUint64(key []byte, value uint64) error {
 	return v.StableStore.SetUint64(key, value)
 }
 
-// TestFailingVotes has each write of a term and a vote fail: Raft hears of it
+// TestFailingVotes lets each write of a term and a vote fail: Raft hears of it
 // unless it would panic, nothing more is stored, and what was stored, in a file, is
 // no vote that was not given.
 func TestFailingVotes(t *testing.T) {

@@ -177,7 +177,7 @@ func (s *drivenShard) isDueAt(at Instant) bool {
 	return s.UpkeepIsDue()
 }
 
-// take has a shard take what is under way to it. took hears how many messages of whom.
+// take lets a shard take what is under way to it. took hears how many messages of whom.
 func (d *driver) take(s *drivenShard, took func(n int, p *delivery, from int)) {
 	for from, sender := range d.shards {
 		for _, p := range sender.mail {
@@ -192,7 +192,7 @@ func (d *driver) take(s *drivenShard, took func(n int, p *delivery, from int)) {
 	}
 }
 
-// confirm has a shard forget what the others have taken for good.
+// confirm lets a shard forget what the others have taken for good.
 func (d *driver) confirm(s *drivenShard) {
 	s.mail = slices.DeleteFunc(s.mail, func(p *delivery) bool {
 		if p.persisted {

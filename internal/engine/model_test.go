@@ -288,7 +288,7 @@ func (m *model) group(shard int) *drivenShard {
 	return s
 }
 
-// decide has a shard decide, in as many groups as that takes.
+// decide lets a shard decide, in as many groups as that takes.
 func (m *model) decide(shard int, verb func(*drivenShard) (Verdict, error)) (Verdict, error) {
 	m.ops++
 	for n := 0; ; n++ {

@@ -18,7 +18,7 @@ import (
 
 // call is an operation that callers ask for.
 type call interface {
-	// do has the shards decide it.
+	// do lets the shards decide it.
 	do(m *model)
 	// apply judges the answer, and does the same in the model.
 	apply(m *model)

@@ -352,7 +352,7 @@ func (m *model) placeOf(t *modelTask) keys.Place {
 
 // Parents.
 
-// depend has a task wait for a parent. It says whether the task is to be
+// depend makes a task wait for a parent. It says whether the task is to be
 // canceled instead.
 func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
 	p := m.tasks[parent]

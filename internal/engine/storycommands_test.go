@@ -405,7 +405,7 @@ func (w *world) schedule(a args, _ []string) {
 	w.verdict("schedule", a, Decided, err)
 }
 
-// take has the shard take what is under way to it.
+// take lets the shard take what is under way to it.
 func (w *world) take(args, []string) {
 	w.driver.take(w.s(), func(n int, p *delivery, from int) {
 		w.printf("takes %d of %d of shard %d", n, len(p.Messages), from)
