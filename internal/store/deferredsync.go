@@ -1,17 +1,18 @@
 package store
 
 import (
+	"errors"
 	"strings"
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// deferredSyncFS is the file system of a store. While deferred names a directory, files and
-// directories that are opened at or below it are not synced: a store that is copied while everybody
-// waits need not wait for the disk. Whoever sets deferred syncs the content of the directory
-// afterwards, except for tables: usually they are links to synced ones, and Pebble syncs those that
-// it copies.
+// deferredSyncFS is the file system of a store. It syncs a directory before a marker is created in
+// it. While deferred names a directory, it syncs no files and directories at or below it: a store
+// that is copied while everybody waits need not wait for the disk. Whoever sets deferred syncs the
+// content of the directory afterwards, except for tables: usually they are links to synced ones, and
+// Pebble syncs those that it copies.
 type deferredSyncFS struct {
 	vfs.FS
 	deferred atomic.Pointer[string]
@@ -25,9 +26,28 @@ func DeferSync(fs vfs.FS, dir string) vfs.FS {
 	return d
 }
 
+// Create syncs the directory before it creates a marker. A marker names a file that Pebble has just
+// created, such as a manifest, and Pebble syncs the directory after both: a power failure in
+// between could keep the marker and lose the file.
 func (fs *deferredSyncFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	if strings.HasPrefix(fs.PathBase(name), markerPrefix) {
+		if err := fs.syncDir(fs.PathDir(name)); err != nil {
+			return nil, err
+		}
+	}
 	f, err := fs.FS.Create(name, category)
 	return fs.wrap(f, err, name)
+}
+
+// markerPrefix is the prefix of the names of Pebble's markers.
+const markerPrefix = "marker."
+
+func (fs *deferredSyncFS) syncDir(name string) error {
+	d, err := fs.OpenDir(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 func (fs *deferredSyncFS) OpenDir(name string) (vfs.File, error) {

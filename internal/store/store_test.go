@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"path"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // openTest creates a store, which the caller closes.
@@ -77,4 +79,47 @@ func TestCorruptionInCompaction(t *testing.T) {
 	require.NoError(t, b.Set([]byte("x"), nil, nil))
 	require.ErrorIs(t, st.Commit(b), base.ErrCorrupt)
 	require.ErrorIs(t, st.Close(), base.ErrCorrupt)
+}
+
+// imagingFS takes an image of what a power failure leaves, before a marker is removed.
+type imagingFS struct {
+	*vfs.MemFS
+	take func() *vfs.MemFS
+	all  []*vfs.MemFS
+}
+
+func (fs *imagingFS) Remove(name string) error {
+	if strings.HasPrefix(path.Base(name), markerPrefix) {
+		for range 20 {
+			fs.all = append(fs.all, fs.take())
+		}
+	}
+	return fs.MemFS.Remove(name)
+}
+
+// TestMarkersNameWhatExists: whatever a power failure leaves of what was not synced, the file that a
+// marker names is there.
+func TestMarkersNameWhatExists(t *testing.T) {
+	rng := testkit.Seeded(t)
+	mem := vfs.NewCrashableMem()
+	disk := &imagingFS{MemFS: mem, take: func() *vfs.MemFS {
+		return mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 1 + rng.IntN(99), RNG: rng})
+	}}
+	for i := range 3 {
+		shared := NewCaches(16<<20, 256<<10, 1)
+		st, err := Open("store", Config{FS: disk, Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10}, shared, i == 0)
+		require.NoError(t, err)
+		require.NoError(t, st.Close())
+		shared.Close()
+	}
+	require.NotEmpty(t, disk.all)
+	for _, image := range disk.all {
+		names, err := image.List("store")
+		require.NoError(t, err)
+		for _, name := range names {
+			if i := strings.Index(name, "MANIFEST"); i > 0 && strings.HasPrefix(name, markerPrefix) {
+				require.Contains(t, names, name[i:])
+			}
+		}
+	}
 }
