@@ -794,7 +794,7 @@ func (m *crowd) sleep(*rapid.T) {
 func (m *crowd) stepWall(t *rapid.T) {
 	m.skew.Add(int64(oneOf(m, "step", 1, -1, 4000, -4000, 3600_000, -3600_000)) * int64(time.Millisecond))
 	if rapid.Bool().Draw(t, "quiet") {
-		time.Sleep(duration(wallCheck))
+		time.Sleep(record.Duration(wallCheck))
 	} else {
 		for _, s := range m.q.led() {
 			m.noError(s.probe(func(*shard) error { return nil }))

@@ -140,6 +140,25 @@ func wasResolved(err error) bool {
 	return !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrFailed)
 }
 
+// doHere is do without a ctx, for an operation that nobody else has. It does not
+// wait for the answer of a node that leads the shard no more.
+func (n *node) doHere(shard int, op request) error {
+	change := n.queue.replicas[shard].group.Changed()
+	ctx, cancel := context.WithCancel(n.ctx)
+	defer cancel()
+	n.background.Go(func() {
+		contain(n.log, "watch of a leader", func() {
+			select {
+			case <-change:
+				cancel()
+			case <-ctx.Done():
+			}
+		}, func(error) { cancel() })
+	})
+	_, err := n.do(ctx, shard, op)
+	return err
+}
+
 // ask sends an operation to the node that leads a shard.
 func (n *node) ask(ctx context.Context, r *replica, op request) error {
 	kind, body := op.encode(make([]byte, cluster.CallHeader, 256))

@@ -123,9 +123,9 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	if r != nil {
 		op.Holder.Runner = r.number
 	}
-	op.Duration = millis(req.LeaseFor)
+	op.Duration = record.Millis(req.LeaseFor)
 	if op.Duration == 0 {
-		op.Duration = millis(q.opts.LeaseFor)
+		op.Duration = record.Millis(q.opts.LeaseFor)
 	}
 	op.refs.Store(2)
 	return op
@@ -388,7 +388,7 @@ func (op *claimOp) decode(r *wire.Reader) {
 	op.Queues, op.Weights = readNames(r), keys.ReadIndexes(r)
 	op.Duration, op.Max = r.Uint(), int(r.Uint())
 	op.NoWait, op.Holder.Local = r.Bool(), r.Bool()
-	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: duration(op.Duration)}
+	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: record.Duration(op.Duration)}
 	if req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil ||
 		len(op.Weights) != 0 && len(op.Weights) != len(op.Queues) ||
 		slices.ContainsFunc(op.Weights, func(w int) bool { return !isWeight(w) }) {

@@ -12,6 +12,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // TestBucketOf: a bucket ends no sooner than what it keeps may be forgotten, and
@@ -27,7 +28,7 @@ func TestBucketOf(t *testing.T) {
 	for bit := range 53 {
 		retentions = append(retentions, 1<<bit-1, 1<<bit, 1<<bit+1, 1<<bit+1<<bit/3)
 	}
-	retentions = append(retentions, int64(millis(math.MaxInt64)))
+	retentions = append(retentions, int64(record.Millis(math.MaxInt64)))
 	for _, wall := range walls {
 		for _, r := range retentions {
 			until := engine.BucketOf(wall, r)

@@ -10,6 +10,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/recent"
+	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
@@ -64,7 +65,7 @@ func (h *leaseRenewer) run() {
 // renew renews the leases of the running handlers, and cancels those whose lease is lost.
 func (h *leaseRenewer) renew() (running bool) {
 	r := h.runner
-	op := &renewOp{completion: newCompletion(), duration: millis(r.opts.LeaseFor)}
+	op := &renewOp{completion: newCompletion(), duration: record.Millis(r.opts.LeaseFor)}
 	for _, w := range r.workers {
 		w.mu.Lock()
 		if w.ours && r.queue.shardOf(w.taskCtx.lease.ID) == h.shard {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"codeq/internal/engine"
+	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
@@ -63,7 +64,7 @@ func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err er
 	op := failOp{how: engine.FailRetry, wait: -1}
 	switch {
 	case opts.After > 0:
-		op.wait = int64(millis(opts.After))
+		op.wait = int64(record.Millis(opts.After))
 	case opts.After < 0:
 		op.wait = 0
 	}
@@ -80,7 +81,7 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (er
 	if after < 0 {
 		return &InvalidError{"Release after", after, "0 or more"}
 	}
-	return q.failed(ctx, r, failOp{how: engine.FailRelease, wait: int64(millis(after))}, nil)
+	return q.failed(ctx, r, failOp{how: engine.FailRelease, wait: int64(record.Millis(after))}, nil)
 }
 
 // DeadLetter makes a task a dead letter, even if it has attempts left. cause, which may be nil, is
@@ -103,7 +104,7 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err err
 	if d < minLease || d > maxLease {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
-	op := &extendOp{completion: newCompletion(), receipt: r, duration: millis(d)}
+	op := &extendOp{completion: newCompletion(), receipt: r, duration: record.Millis(d)}
 	_, err = q.doFor(ctx, r.ID, op)
 	return err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/dispatch"
+	"codeq/internal/record"
 )
 
 // testLimits are small, so that tests come up to them.
@@ -166,7 +167,7 @@ func TestTaskLimits(t *testing.T) {
 			for _, d := range [][2]time.Duration{
 				{task.LeaseFor, info.LeaseFor}, {task.Timeout, info.Timeout}, {task.Retention, info.Retention},
 			} {
-				require.Equal(t, millis(d[0]), millis(d[1]), l.field)
+				require.Equal(t, record.Millis(d[0]), record.Millis(d[1]), l.field)
 			}
 			if task.RunAt.After(time.Now()) {
 				require.Equal(t, task.RunAt.UnixMilli(), info.RunAt.UnixMilli())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"codeq/internal/engine"
+	"codeq/internal/record"
 )
 
 // Mux maps queues to the handlers that work on their tasks. Fill it before Run and do not change it
@@ -265,7 +266,7 @@ func failOpOf(err error) failOp {
 	if v == nil {
 		return failOp{how: engine.FailRetry, wait: -1, cause: errorText(err)}
 	}
-	op := failOp{how: v.how, wait: int64(millis(v.after))}
+	op := failOp{how: v.how, wait: int64(record.Millis(v.after))}
 	if v.err != nil {
 		op.cause = errorText(err) // with the text of errors that wrap the verdict
 	}

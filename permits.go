@@ -499,22 +499,3 @@ func (t *permitsTold) resolve(s *shard) {
 }
 
 func (t *permitsTold) settle(error) {}
-
-// doHere is do without a ctx, for an operation that nobody else has. It does not
-// wait for the answer of a node that leads the shard no more.
-func (n *node) doHere(shard int, op request) error {
-	change := n.queue.replicas[shard].group.Changed()
-	ctx, cancel := context.WithCancel(n.ctx)
-	defer cancel()
-	n.background.Go(func() {
-		contain(n.log, "watch of a leader", func() {
-			select {
-			case <-change:
-				cancel()
-			case <-ctx.Done():
-			}
-		}, func(error) { cancel() })
-	})
-	_, err := n.do(ctx, shard, op)
-	return err
-}

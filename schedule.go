@@ -197,7 +197,7 @@ func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {
 		if s.TimeZone != "" {
 			return nil, &InvalidError{"Schedule.TimeZone", s.TimeZone, "none, with Every"}
 		}
-		return ticks.Every{Start: now, Interval: millis(s.Every)}, nil
+		return ticks.Every{Start: now, Interval: record.Millis(s.Every)}, nil
 	}
 	if len(s.Cron) > maxCron {
 		return nil, &InvalidError{"Schedule.Cron", bytesOf(len(s.Cron)), atMost(maxCron)}
@@ -257,7 +257,7 @@ func tickTask(template *Task, name string, tick uint64) Task {
 func (s *Schedule) value() keys.ScheduleValue {
 	rec := s.Task.record()
 	return keys.ScheduleValue{
-		Missed: uint8(s.Missed), Every: millis(s.Every), Cron: s.Cron, TimeZone: s.TimeZone,
+		Missed: uint8(s.Missed), Every: record.Millis(s.Every), Cron: s.Cron, TimeZone: s.TimeZone,
 		Queue: s.Task.Queue, Tenant: s.Task.Tenant, Priority: uint8(s.Task.Priority), Record: rec.Encode(),
 	}
 }
@@ -349,7 +349,7 @@ func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 	lane := engine.LaneKey{Queue: r.Value.Queue, Tenant: r.Value.Tenant, Priority: r.Value.Priority}
 	info := ScheduleInfo{
 		Schedule: Schedule{
-			Name: r.Name, Cron: r.Value.Cron, Every: duration(r.Value.Every), TimeZone: r.Value.TimeZone,
+			Name: r.Name, Cron: r.Value.Cron, Every: record.Duration(r.Value.Every), TimeZone: r.Value.TimeZone,
 			Task: task(lane, &rec), Missed: MissedPolicy(r.Value.Missed),
 		},
 		Next: msTime(r.Next),

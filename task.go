@@ -263,9 +263,9 @@ func (t *Task) record() record.Record {
 	r := record.Record{
 		Head: record.Head{
 			MaxAttempts: uint32(t.MaxAttempts),
-			Lease:       millis(t.LeaseFor),
-			Timeout:     millis(t.Timeout),
-			Retention:   retentionMillis(t.Retention),
+			Lease:       record.Millis(t.LeaseFor),
+			Timeout:     record.Millis(t.Timeout),
+			Retention:   record.Retention(t.Retention),
 		},
 		Headers: t.Headers,
 		Payload: t.Payload,
@@ -283,7 +283,7 @@ func (t *Task) tie(r *record.Record) {
 	r.Group, r.GroupKey = t.groupScope(), t.Group
 	if t.Unique.Key != "" {
 		r.Unique, r.UniqueKey = t.uniqueHash(), t.Unique.Key
-		r.UniqueFor, r.Flags = millis(t.Unique.For), t.Unique.flags()
+		r.UniqueFor, r.Flags = record.Millis(t.Unique.For), t.Unique.flags()
 	}
 	for _, id := range t.After {
 		r.Parents = append(r.Parents, id)
@@ -309,8 +309,8 @@ func task(l engine.LaneKey, r *record.Record) Task {
 		Payload:     r.Payload,
 		Headers:     r.Headers,
 		MaxAttempts: int(r.MaxAttempts),
-		LeaseFor:    duration(r.Lease),
-		Timeout:     duration(r.Timeout),
+		LeaseFor:    record.Duration(r.Lease),
+		Timeout:     record.Duration(r.Timeout),
 		Retention:   Forever,
 		Unique:      uniqueOf(r),
 		Group:       r.GroupKey,
@@ -321,37 +321,12 @@ func task(l engine.LaneKey, r *record.Record) Task {
 		t.After = append(t.After, id)
 	}
 	if r.Retention >= 0 {
-		t.Retention = duration(uint64(r.Retention))
+		t.Retention = record.Duration(uint64(r.Retention))
 	}
 	if r.RunAt != 0 {
 		t.RunAt = time.UnixMilli(int64(r.RunAt))
 	}
 	return t
-}
-
-// millis rounds a duration up to milliseconds, so that nothing lasts shorter than asked for.
-func millis(d time.Duration) uint64 {
-	ms := uint64(d / time.Millisecond)
-	if d%time.Millisecond != 0 {
-		ms++
-	}
-	return ms
-}
-
-// duration is the inverse of millis; the longest duration, which millis rounds up, becomes itself
-// again.
-func duration(ms uint64) time.Duration {
-	if ms > uint64(math.MaxInt64/time.Millisecond) {
-		return math.MaxInt64
-	}
-	return time.Duration(ms) * time.Millisecond
-}
-
-func retentionMillis(d time.Duration) int64 {
-	if d == Forever {
-		return -1
-	}
-	return int64(millis(d))
 }
 
 func checkName(field, name string, limit int) error {

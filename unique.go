@@ -72,7 +72,7 @@ func uniqueOf(r *record.Record) Unique {
 		return Unique{}
 	}
 	return Unique{
-		Key: r.UniqueKey, For: duration(r.UniqueFor),
+		Key: r.UniqueKey, For: record.Duration(r.UniqueFor),
 		Replace:           r.Flags&record.ReplaceWaiting != 0,
 		ReleaseOnComplete: r.Flags&record.ReleaseOnComplete != 0,
 		ReleaseOnDead:     r.Flags&record.ReleaseOnDead != 0,

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Millis rounds a duration up to milliseconds.
+// Millis rounds a duration up to milliseconds, so that nothing lasts shorter than asked for.
 func Millis(d time.Duration) uint64 {
 	ms := uint64(d / time.Millisecond)
 	if d%time.Millisecond != 0 {
