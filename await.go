@@ -66,7 +66,7 @@ func (op *awaitOp) resolve(s *shard) {
 	if o != nil {
 		op.outcome = outcomeOf(o)
 	}
-	s.conclude(op, v, err)
+	s.conclude(op, &op.completion, v, err)
 }
 
 // awaits holds the calls that wait in a shard for the end of a task, or for queues to become idle.

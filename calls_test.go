@@ -37,7 +37,7 @@ func sampleCalls() map[string]request {
 		},
 		"claim": &claimOp{Claim: dispatch.Claim{
 			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true}, Remote: true,
-			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
+			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: &engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
 		}},
 		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
 		"fail":           &failOp{receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},

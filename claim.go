@@ -417,12 +417,12 @@ func (op *claimOp) encodeReply(dst []byte) []byte {
 
 // decodeReply shares the names between consecutive grants of one lane.
 func (op *claimOp) decodeReply(r *wire.Reader) {
-	var last engine.LaneKey
+	last := new(engine.LaneKey)
 	for range r.Count(keys.IDLen + 7) {
 		g := engine.Grant{Receipt: readReceipt(r).inner()}
 		key := engine.LaneKey{Queue: r.String(), Tenant: r.String(), Priority: r.Byte()}
-		if last != key {
-			last = key
+		if *last != key {
+			last = new(key)
 		}
 		g.LaneKey, g.Attempt, g.Deadline, g.Rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
 		op.Grants = append(op.Grants, g)
@@ -492,6 +492,6 @@ func decodeGrant(g *engine.Grant, l *Lease) error {
 	if err != nil {
 		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.Receipt.ID, err)
 	}
-	l.Task, l.LastError = task(g.LaneKey, &rec), rec.Error
+	l.Task, l.LastError = task(*g.LaneKey, &rec), rec.Error
 	return nil
 }

@@ -67,7 +67,7 @@ type alterOp struct {
 
 func (op *alterOp) resolve(s *shard) {
 	v, err := s.Alter(op.id, op.how, op.arg)
-	s.conclude(op, v, err)
+	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *alterOp) encode(dst []byte) (callKind, []byte) {

@@ -136,7 +136,7 @@ type bulkOp struct {
 
 func (op *bulkOp) resolve(s *shard) {
 	v, err := s.AlterDead(&op.BulkAlteration)
-	s.conclude(op, v, err)
+	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *bulkOp) encode(dst []byte) (callKind, []byte) {

@@ -201,7 +201,7 @@ func (op *completeOp) settle(err error) {
 
 func (op *completeOp) resolve(s *shard) {
 	v, err := s.Complete(op.receipt.inner(), op.result, op.next)
-	s.conclude(op, v, err)
+	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *completeOp) encode(dst []byte) (callKind, []byte) {
@@ -246,7 +246,7 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 
 func (op *failOp) resolve(s *shard) {
 	v, err := s.Fail(op.receipt.inner(), op.how, op.wait, op.cause)
-	s.conclude(op, v, err)
+	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *failOp) encode(dst []byte) (callKind, []byte) {
@@ -268,7 +268,7 @@ type extendOp struct {
 }
 
 func (op *extendOp) resolve(s *shard) {
-	s.conclude(op, engine.Decided, s.Extend(op.receipt.inner(), op.duration))
+	s.conclude(op, &op.completion, engine.Decided, s.Extend(op.receipt.inner(), op.duration))
 }
 
 func (op *extendOp) encode(dst []byte) (callKind, []byte) {

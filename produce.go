@@ -203,8 +203,9 @@ func (q *Queue) split(tasks []engine.NewTask) []part {
 
 // prepare does the part of a produce that the caller's goroutine can do: it encodes the record into
 // a separate buffer. REQUIRES: t is checked.
-func prepare(t *Task, records *arena.Arena) engine.NewTask {
-	rec := t.record()
+func prepare(t *Task, records *arena.Arena) (n engine.NewTask) {
+	var rec record.Record
+	t.fill(&rec)
 	size := rec.MaxSize()
 	var buf []byte
 	if records != nil {
@@ -212,7 +213,9 @@ func prepare(t *Task, records *arena.Arena) engine.NewTask {
 	} else {
 		buf = make([]byte, 0, size)
 	}
-	return engine.PrepareTask(engine.LaneKey{Queue: t.Queue, Tenant: t.Tenant, Priority: uint8(t.Priority)}, &rec, buf)
+	n.Key.Queue, n.Key.Tenant, n.Key.Priority = t.Queue, t.Tenant, uint8(t.Priority)
+	n.Encode(&rec, buf)
+	return n
 }
 
 // commitCost is about how much new tasks write in their commit.
@@ -409,7 +412,7 @@ type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
 	v, err := s.Produce(op.tasks, &op.call, &op.Produced)
-	s.conclude(op, v, err)
+	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *produceOp) encode(dst []byte) (callKind, []byte) {

@@ -347,11 +347,14 @@ func (r *runner) wakeWorker() {
 // release frees places.
 func (r *runner) release(n int) {
 	r.mu.Lock()
-	r.free += n
-	wake := r.fetcherWaits
-	r.fetcherWaits = false
-	r.mu.Unlock()
-	if wake {
+	defer r.mu.Unlock()
+	r.releaseLocked(n)
+}
+
+// releaseLocked is release for a caller who holds mu.
+func (r *runner) releaseLocked(n int) {
+	if r.free += n; r.fetcherWaits {
+		r.fetcherWaits = false
 		r.room.Broadcast()
 	}
 }
@@ -494,8 +497,8 @@ func (w *worker) start() {
 // work takes tasks until there will be no more.
 func (w *worker) work() {
 	r := w.runner
+	r.mu.Lock()
 	for {
-		r.mu.Lock()
 		for r.next == len(r.jobs) && !r.ended {
 			r.idle++
 			r.wake.Wait()
@@ -514,7 +517,8 @@ func (w *worker) work() {
 		}
 		r.mu.Unlock()
 		w.do(&g)
-		r.release(1)
+		r.mu.Lock()
+		r.releaseLocked(1)
 	}
 }
 

@@ -271,7 +271,7 @@ type setScheduleOp struct {
 }
 
 func (op *setScheduleOp) resolve(s *shard) {
-	s.conclude(op, engine.Decided, s.SetSchedule(op.name, op.value, op.times))
+	s.conclude(op, &op.completion, engine.Decided, s.SetSchedule(op.name, op.value, op.times))
 }
 
 func (op *setScheduleOp) encode(dst []byte) (callKind, []byte) {
@@ -296,7 +296,7 @@ type deleteScheduleOp struct {
 }
 
 func (op *deleteScheduleOp) resolve(s *shard) {
-	s.conclude(op, engine.Decided, s.DeleteSchedule(op.name))
+	s.conclude(op, &op.completion, engine.Decided, s.DeleteSchedule(op.name))
 }
 
 func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {

@@ -252,7 +252,7 @@ type configureOp struct {
 func (op *configureOp) resolve(s *shard) {
 	var err error
 	op.late, err = s.Configure(op.queue, op.value)
-	s.conclude(op, engine.Decided, err)
+	s.conclude(op, &op.completion, engine.Decided, err)
 }
 
 func (op *configureOp) encode(dst []byte) (callKind, []byte) {

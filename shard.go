@@ -383,14 +383,16 @@ func (s *shard) postponeOp(op operation) {
 }
 
 // conclude wakes the caller of an operation that has been decided, and puts off any other.
-func (s *shard) conclude(op request, v engine.Verdict, err error) {
+func (s *shard) conclude(op operation, c *completion, v engine.Verdict, err error) {
 	switch v {
 	case engine.Again:
 		s.postponeOp(op)
 	case engine.Full:
 		s.putOff(op)
 	default:
-		op.base().err = s.refusal(err)
+		if err != nil {
+			c.err = s.refusal(err)
+		}
 		s.settle(op)
 	}
 }

@@ -259,22 +259,20 @@ func headerBytes(headers map[string]string) int {
 }
 
 // record returns the stored form of a new task.
-func (t *Task) record() record.Record {
-	r := record.Record{
-		Head: record.Head{
-			MaxAttempts: uint32(t.MaxAttempts),
-			Lease:       record.Millis(t.LeaseFor),
-			Timeout:     record.Millis(t.Timeout),
-			Retention:   record.Retention(t.Retention),
-		},
-		Headers: t.Headers,
-		Payload: t.Payload,
-	}
-	r.RunAt = runAtMillis(t.RunAt)
-	if t.tied() {
-		t.tie(&r)
-	}
+func (t *Task) record() (r record.Record) {
+	t.fill(&r)
 	return r
+}
+
+// fill makes r, which is zero, the stored form of a new task.
+func (t *Task) fill(r *record.Record) {
+	r.MaxAttempts, r.RunAt = uint32(t.MaxAttempts), runAtMillis(t.RunAt)
+	r.Lease, r.Timeout = record.Millis(t.LeaseFor), record.Millis(t.Timeout)
+	r.Retention = record.Retention(t.Retention)
+	r.Headers, r.Payload = t.Headers, t.Payload
+	if t.tied() {
+		t.tie(r)
+	}
 }
 
 // tie adds the fields that bind the task to others to the stored form.

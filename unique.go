@@ -178,7 +178,7 @@ type releaseKeyOp struct {
 
 func (op *releaseKeyOp) resolve(s *shard) {
 	v, err := s.ReleaseKey(op.hash, op.key)
-	s.conclude(op, v, err)
+	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *releaseKeyOp) encode(dst []byte) (callKind, []byte) {

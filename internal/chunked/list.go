@@ -75,8 +75,9 @@ func (l *List[T]) Pop() T {
 		last = &l.rest[n-1]
 	}
 	end := len(*last) - 1
+	var zero T
 	v := (*last)[end]
-	clear((*last)[end:])
+	(*last)[end] = zero
 	// the chunk stays for the next Append, the unused one after it is released
 	if *last = (*last)[:end]; n > 0 && end == 0 {
 		if n < cap(l.rest) {

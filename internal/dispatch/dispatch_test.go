@@ -163,8 +163,8 @@ func TestDrawEndsWithVisit(t *testing.T) {
 	there.rules.BeginGroup()
 	there.rules.Budget = there.rules.NewBudget(engine.CallerBudget, 0)
 	for _, name := range names[:2] {
-		key := engine.LaneKey{Queue: name}
-		task := engine.PrepareTask(key, &record.Record{}, nil)
+		task := engine.NewTask{Key: engine.LaneKey{Queue: name}}
+		task.Encode(&record.Record{}, nil)
 		_, err := there.rules.Produce([]engine.NewTask{task}, new(engine.CallNumber), new(engine.Produced))
 		require.NoError(t, err)
 	}

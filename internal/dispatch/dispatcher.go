@@ -241,12 +241,11 @@ func (d *Dispatcher) giveOf(c *Claim, q *Queue, l *engine.Lane) bool {
 	}
 	pending := false
 	for l != nil {
-		g, err := d.rules.Grant(l, c.Duration, c.Holder)
-		if err != nil {
+		var err error
+		if c.Grants, err = d.rules.Grant(l, c.Duration, c.Holder, c.Grants); err != nil {
 			d.rules.Broken = err
 			return false
 		}
-		c.Grants = append(c.Grants, g)
 		if len(c.Grants) == c.Max {
 			return false
 		}

@@ -65,7 +65,8 @@ func (s *State) lane(k LaneKey) *Lane {
 	if l := q.lane(k.Tenant, k.Priority); l != nil {
 		return l
 	}
-	l := &Lane{number: s.catalogue.lanes.Take(), queue: q, tenant: strings.Clone(k.Tenant), Priority: k.Priority, complete: true}
+	l := newLane(s.catalogue.lanes.Take(), q, strings.Clone(k.Tenant), k.Priority)
+	l.complete = true
 	s.enterLane(l)
 	return l
 }
@@ -81,7 +82,7 @@ func (s *State) enterLane(l *Lane) {
 	}
 	s.addLane(l)
 	s.catalogue.seq++
-	entry := keys.LaneValue{Queue: q.number, Priority: l.Priority, Tenant: l.tenant, Seq: s.catalogue.seq}
+	entry := keys.LaneValue{Queue: q.number, Priority: l.Priority, Tenant: l.Tenant, Seq: s.catalogue.seq}
 	s.Group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
 	s.noteIdle(l)
 }
@@ -138,7 +139,8 @@ func (s *State) laneNumbered(n uint32) (*Lane, error) {
 		if c.sweep != nil {
 			c.sweep.lanes.Remove(n)
 		}
-		l = &Lane{number: n, queue: q, tenant: key.Tenant, Priority: key.Priority, complete: true}
+		l = newLane(n, q, key.Tenant, key.Priority)
+		l.complete = true
 		s.enterLane(l)
 		return l, nil
 	}
@@ -380,7 +382,7 @@ func (s *State) loadCatalogue() error {
 		}
 		seqs = append(seqs, make([]uint64, int(e.number)-len(seqs))...)
 		seqs = append(seqs, e.Seq)
-		s.addLane(&Lane{number: e.number, queue: q, tenant: e.Tenant, Priority: e.Priority})
+		s.addLane(newLane(e.number, q, e.Tenant, e.Priority))
 		return nil
 	})
 }

@@ -221,7 +221,7 @@ func (c *checker) lanes() error {
 		if l == nil {
 			continue
 		}
-		if int(l.number) != n || l.queue.lane(l.tenant, l.Priority) != l {
+		if int(l.number) != n || l.queue.lane(l.Tenant, l.Priority) != l {
 			c.report("lane %d is not where it belongs", n)
 		}
 		want := c.onDisk[l]
@@ -275,7 +275,7 @@ func (c *checker) catalogue() error {
 		if l == nil {
 			continue
 		}
-		if loaded++; !cat.loaded.Has(uint32(n)) || l.queue.lanes.At(l.place) != l {
+		if loaded++; !cat.loaded.Has(uint32(n)) || l.queue.lanes.At(int(l.place)) != l {
 			c.report("lane %d is not known to be in memory", n)
 		}
 		if l.isIdle() && !l.idler {

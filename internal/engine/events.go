@@ -20,7 +20,7 @@ func (s *State) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cau
 		Kind:      kind,
 		ID:        id,
 		Queue:     l.queue.Name,
-		Tenant:    l.tenant,
+		Tenant:    l.Tenant,
 		Attempt:   attempt,
 		Time:      time.UnixMilli(int64(s.Wall)),
 		LastError: strings.Clone(cause), // it may be a part of a long string

@@ -10,8 +10,8 @@ import (
 // Invariant: the window holds exactly the ready tasks at positions before next. If complete is set,
 // no ready task is at or after next.
 type Lane struct {
+	LaneKey  // never changed: a Grant points to it, and other goroutines read that
 	number   uint32
-	Priority uint8
 	complete bool
 	ahead    bool   // it is one of the ring's lanes that are ahead
 	used     bool   // a claim has taken a task since makeRoom last looked
@@ -19,8 +19,8 @@ type Lane struct {
 	turns    int32  // claims left in its turn; 0: the turn has not begun
 	spilled  uint32 // weight of the tasks on disk only, since complete was last set: see deepLane
 	pass     uint32 // the last refill that read tasks of the lane
+	place    int32  // index in the lanes of the queue
 	queue    *Queue
-	tenant   string
 
 	window window.Window
 	next   window.Pos // zero: the head of the lane
@@ -30,18 +30,19 @@ type Lane struct {
 
 	leased             int   // leased tasks
 	trail              trail // what lies before the window
-	place              int   // index in the lanes of the queue
 	idleNext, idlePrev *Lane // neighbors in the list of idle lanes
 }
 
+// LaneKey is the name of a lane in its shard.
 type LaneKey struct {
 	Queue    string
 	Tenant   string
 	Priority uint8
 }
 
-// key is the name of the lane in its shard.
-func (l *Lane) key() LaneKey { return LaneKey{l.queue.Name, l.tenant, l.Priority} }
+func newLane(number uint32, q *Queue, tenant string, priority uint8) *Lane {
+	return &Lane{LaneKey: LaneKey{q.Name, tenant, priority}, number: number, queue: q}
+}
 
 // laneName distinguishes a lane from the others of its queue.
 type laneName struct {

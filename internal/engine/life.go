@@ -132,7 +132,7 @@ func (s *State) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
 // Grant is a lease as the claimer sees it.
 type Grant struct {
 	Receipt Receipt
-	LaneKey
+	*LaneKey
 	Attempt  uint32
 	Deadline uint64 // wall clock, ms
 	Rec      []byte
@@ -150,16 +150,16 @@ type CanceledLease struct {
 	Runner uint32
 }
 
-// Grant leases the first task of a lane's window for duration ms. REQUIRES: the window is not
-// empty.
-func (s *State) Grant(l *Lane, duration uint64, to Holder) (Grant, error) {
+// Grant leases the first task of a lane's window for duration ms, and adds the lease to grants.
+// REQUIRES: the window is not empty.
+func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Grant, error) {
 	ls := s.leases.newLease()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
 	it := s.popFirst(l)
 	if _, plain := record.Plain(it.Record); !plain {
 		head, err := record.DecodeHead(it.Record)
 		if err != nil {
-			return Grant{}, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(it.ID), err)
+			return grants, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(it.ID), err)
 		}
 		if head.Lease != 0 && !to.Local {
 			ls.duration = head.Lease
@@ -179,13 +179,13 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder) (Grant, error) {
 	q.Counts.Ready--
 	q.Counts.Leased++
 	s.touch(q)
-	return Grant{
-		Receipt:  Receipt{ID: ls.id, Token: ls.token},
-		LaneKey:  l.key(),
+	return append(grants, Grant{
+		Receipt:  ls.receipt(),
+		LaneKey:  &l.LaneKey,
 		Attempt:  ls.attempts,
 		Deadline: s.Wall + ls.duration,
 		Rec:      it.Record,
-	}, nil
+	}), nil
 }
 
 // popFirst takes the first task out of a lane's window.
@@ -636,7 +636,7 @@ func (s *State) setPriority(at *located, priority uint64) error {
 	if err := s.hasLanes(1); err != nil {
 		return err
 	}
-	l := s.lane(LaneKey{at.lane.queue.Name, at.lane.tenant, uint8(priority)})
+	l := s.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(priority)})
 	s.withdraw(at)
 	rec := at.rec.Encode()
 	switch at.state {

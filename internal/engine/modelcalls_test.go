@@ -427,7 +427,8 @@ func prepare(tasks []spec) []NewTask {
 		rec := t.rec
 		rec.Parents = slices.Clone(rec.Parents)
 		rec.Parent = parents[i]
-		made[i] = PrepareTask(t.LaneKey, &rec, nil)
+		made[i].Key = t.LaneKey
+		made[i].Encode(&rec, nil)
 	}
 	markTwins(made)
 	return made
@@ -628,10 +629,11 @@ func (c *claimCall) do(m *model) {
 			if l == nil {
 				break
 			}
-			g, err := s.Grant(l, c.duration, Holder{Local: c.local})
+			var err error
+			c.grants, err = s.Grant(l, c.duration, Holder{Local: c.local}, c.grants)
 			m.noError(err)
+			g := &c.grants[len(c.grants)-1]
 			g.Rec = slices.Clone(g.Rec)
-			c.grants = append(c.grants, g)
 		}
 		return Decided, nil
 	})
@@ -700,7 +702,7 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	t.state, t.at = Leased, m.Wall+t.duration
 	t.rec.Attempts++
 	m.expect(EventClaimed, t, "")
-	if g.LaneKey != t.LaneKey || g.Attempt != t.rec.Attempts || g.Deadline != t.at {
+	if *g.LaneKey != t.LaneKey || g.Attempt != t.rec.Attempts || g.Deadline != t.at {
 		m.rt.Fatalf("claim returned %+v, expected %+v", g, t)
 	}
 }

@@ -93,11 +93,10 @@ func (t *NewTask) UniqueKey() string {
 	return rec.UniqueKey
 }
 
-// PrepareTask returns a new task with a record, which it encodes into buf.
-func PrepareTask(k LaneKey, rec *record.Record, buf []byte) NewTask {
-	n := NewTask{Key: k, RunAt: rec.RunAt, Rec: rec.Append(buf)}
+// Encode sets all but the Key of a new task by its record, which it encodes into buf.
+func (t *NewTask) Encode(rec *record.Record, buf []byte) {
+	t.RunAt, t.Rec, t.Tied = rec.RunAt, rec.Append(buf), nil
 	if rec.Ties != (record.Ties{}) || len(rec.Parents) > 0 {
-		n.Tied = TiedOf(rec)
+		t.Tied = TiedOf(rec)
 	}
-	return n
 }

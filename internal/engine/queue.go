@@ -70,7 +70,7 @@ func (q *Queue) lane(tenant string, priority uint8) *Lane {
 		return q.byName[laneName{tenant, priority}]
 	}
 	for _, l := range q.lanes.All() {
-		if l.Priority == priority && l.tenant == tenant {
+		if l.Priority == priority && l.Tenant == tenant {
 			return l
 		}
 	}
@@ -79,14 +79,14 @@ func (q *Queue) lane(tenant string, priority uint8) *Lane {
 
 // addLane adds a new lane to the queue.
 func (q *Queue) addLane(l *Lane) {
-	l.place = q.lanes.Len()
+	l.place = int32(q.lanes.Len())
 	switch q.lanes.Append(l); {
 	case q.byName != nil:
-		q.byName[laneName{l.tenant, l.Priority}] = l
+		q.byName[laneName{l.Tenant, l.Priority}] = l
 	case q.lanes.Len() > fewLanes:
 		q.byName = make(map[laneName]*Lane, 2*fewLanes)
 		for _, l := range q.lanes.All() {
-			q.byName[laneName{l.tenant, l.Priority}] = l
+			q.byName[laneName{l.Tenant, l.Priority}] = l
 		}
 	}
 }
@@ -94,10 +94,10 @@ func (q *Queue) addLane(l *Lane) {
 // removeLane removes a lane of the queue. The index stays until it is empty, so that it is not
 // rebuilt whenever lanes come and go around fewLanes.
 func (q *Queue) removeLane(l *Lane) {
-	if moved, ok := q.lanes.Remove(l.place); ok {
+	if moved, ok := q.lanes.Remove(int(l.place)); ok {
 		moved.place = l.place
 	}
-	if delete(q.byName, laneName{l.tenant, l.Priority}); q.lanes.Len() == 0 {
+	if delete(q.byName, laneName{l.Tenant, l.Priority}); q.lanes.Len() == 0 {
 		q.lanes, q.byName = chunked.List[*Lane]{}, nil
 	}
 }

@@ -68,7 +68,9 @@ func (r *recurring) task(tick uint64) NewTask {
 	maps.Copy(rec.Headers, r.template.Headers)
 	rec.Headers[TickHeader] = FormatTick(tick)
 	rec.Headers[ScheduleHeader] = r.Name
-	return PrepareTask(LaneKey{r.value.Queue, r.value.Tenant, r.value.Priority}, &rec, nil)
+	t := NewTask{Key: LaneKey{r.value.Queue, r.value.Tenant, r.value.Priority}}
+	t.Encode(&rec, nil)
+	return t
 }
 
 // begin sets when the schedule ticks.

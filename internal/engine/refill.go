@@ -55,7 +55,7 @@ func (s *State) want(r *ring) {
 // one turn, or more if the lanes are few, so that a refill is worthwhile.
 func (s *State) least(r *ring, l *Lane) int {
 	few := s.config.WindowTasks / 4
-	return max(1, min(few, max(few/r.lanes, l.queue.Settings.weight(l.tenant))))
+	return max(1, min(few, max(few/r.lanes, l.queue.Settings.weight(l.Tenant))))
 }
 
 // enough reports whether a lane needs no refill.

@@ -129,7 +129,7 @@ func (s *State) turn(l *Lane) {
 		return
 	}
 	// a new turn, or a lower weight
-	if w := int32(l.queue.Settings.weight(l.tenant)); l.turns == 0 || l.turns > w {
+	if w := int32(l.queue.Settings.weight(l.Tenant)); l.turns == 0 || l.turns > w {
 		l.turns = w
 	}
 	l.turns--

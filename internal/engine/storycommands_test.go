@@ -197,7 +197,9 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 			}
 		}
 	}
-	return PrepareTask(key, &rec, nil)
+	t := NewTask{Key: key}
+	t.Encode(&rec, nil)
+	return t
 }
 
 // produce names the tasks. A call=session/seq/low before them is one of a node.
@@ -243,8 +245,9 @@ func (w *world) claimOnce(a args) (pending bool) {
 		if l, pending = s.Next(q, uint64(a.number("rank", 0))); l == nil {
 			break
 		}
-		g, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), Holder{Local: a.has("local")})
+		grants, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), Holder{Local: a.has("local")}, nil)
 		require.NoError(w.t, err)
+		g := &grants[0]
 		w.nameNew(s)
 		rec, err := record.Decode(g.Rec)
 		require.NoError(w.t, err)
@@ -482,7 +485,7 @@ func (w *world) memory(args, []string) {
 	w.printf("%d of %d lanes and %d of %d queues are in memory", c.loaded.Len(), c.lanes.Len(), c.current.Len(), c.queues.Len()-1)
 	for _, l := range s.lanes.All() {
 		if l != nil {
-			w.printf("  queue %s%s%s: window of %d, complete %t", l.queue.Name, maybe(" tenant ", l.tenant), maybe(" priority ", l.Priority), l.window.Len(), l.complete)
+			w.printf("  queue %s%s%s: window of %d, complete %t", l.queue.Name, maybe(" tenant ", l.Tenant), maybe(" priority ", l.Priority), l.window.Len(), l.complete)
 		}
 	}
 }

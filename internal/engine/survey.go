@@ -56,7 +56,7 @@ func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]Lane
 	first := max(0, left-most)
 	for i := first; i < left; i++ {
 		if l := lanes.At(i); l != nil {
-			dst = append(dst, LaneRef{l.number, l.key()})
+			dst = append(dst, LaneRef{l.number, l.LaneKey})
 		}
 	}
 	return dst, first
@@ -68,7 +68,7 @@ func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]
 	first := max(0, left-most)
 	for i := first; i < left; i++ {
 		if ls := s.leases.all.At(i); queue == "" || ls.lane.queue.Name == queue {
-			dst = append(dst, LeasedTask{LaneRef{ls.lane.number, ls.lane.key()}, ls.since, ls.id})
+			dst = append(dst, LeasedTask{LaneRef{ls.lane.number, ls.lane.LaneKey}, ls.since, ls.id})
 		}
 	}
 	return dst, first

@@ -465,7 +465,7 @@ func (s *State) First(q *Queue) (f FirstTask, ok bool) {
 		first := q.rings[p].first
 		for l := first; ; {
 			if pos, ok := l.first(); ok {
-				return FirstTask{l.Priority, pos.Since, l.tenant, l.ringNext == l}, true
+				return FirstTask{l.Priority, pos.Since, l.Tenant, l.ringNext == l}, true
 			}
 			if l = l.ringNext; l == first {
 				break

@@ -54,7 +54,7 @@ func (m *windowMemory) laneShare(l *Lane) int {
 	if r := l.queue.rings[l.Priority]; r != nil {
 		lanes = r.lanes
 	}
-	return min(share, share/lanes*l.queue.Settings.weight(l.tenant))
+	return min(share, share/lanes*l.queue.Settings.weight(l.Tenant))
 }
 
 // resized is called when the window of a lane, which held before bytes, may have changed its size.
