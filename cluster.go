@@ -26,7 +26,7 @@ import (
 type Cluster struct {
 	// Node is this node's name, of 1 to 255 bytes. It is the name of its
 	// directory as well: a node that has lost its directory comes back under
-	// another name. Required.
+	// another name, and Open refuses an empty one. Required.
 	Node string
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
@@ -37,20 +37,24 @@ type Cluster struct {
 	// address of Listener.
 	Advertise string
 	// Peers are the nodes with which a new cluster begins; this one may be
-	// among them or not. All nodes of a new cluster give the same. Once the
-	// directory exists, the cluster itself knows its members, and Peers has no
-	// meaning.
+	// among them or not. All nodes of a new cluster give the same, and it begins
+	// when all of them have been open at the same time. Once it has begun, the
+	// cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists
-	// already: Open asks them to add it, and returns when it votes.
+	// already: Open asks them to add it, and returns when it votes. A majority of
+	// them must answer, and be of one cluster.
 	Join bool
-	// TLS protects the connections between nodes. Both sides take their
-	// certificate from it: for mutual authentication set ClientAuth to
-	// tls.RequireAndVerifyClientCert, and RootCAs and ClientCAs to the authority
-	// of the nodes' certificates. ServerName, if it is empty, is the host that is dialed.
-	// Default: connections are neither encrypted nor authenticated, and
+	// TLS protects the connections between nodes. Both sides take their certificate from it, which
+	// has the node's name among its subject alternative names, as a DNS name or a URI. ClientAuth
+	// must be tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and
+	// ClientCAs to the authority of the nodes' certificates. ServerName, if it is empty, is the
+	// host that is dialed. Default: connections are neither encrypted nor authenticated, and
 	// everybody who reaches the address may do anything.
 	TLS *tls.Config
+	// AllowAnonymous lets nodes connect that show no certificate, or one that is not verified. By
+	// default TLS without mutual authentication is refused.
+	AllowAnonymous bool
 	// HeartbeatTimeout is how long a node waits for a word from its leader before a new one is
 	// elected: between one and two times as long. Default: 500 ms.
 	HeartbeatTimeout time.Duration
@@ -85,6 +89,9 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	}
 	if o.Listen == "" && o.Listener == nil {
 		return nil, &InvalidError{"Cluster.Listen", `""`, "an address, or a Listener"}
+	}
+	if o.TLS != nil && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert && !o.AllowAnonymous {
+		return nil, &InvalidError{"Cluster.TLS.ClientAuth", o.TLS.ClientAuth, "RequireAndVerifyClientCert, unless Cluster.AllowAnonymous is set"}
 	}
 	names := make(map[string]bool)
 	for _, p := range o.Peers {
@@ -127,16 +134,18 @@ const (
 	maxTimeout  = time.Hour
 )
 
-// AddNode makes a node part of the cluster: in the Raft group of every shard it
-// first follows, and votes when it has caught up. The node must be open, with
-// [Cluster.Join] (whose Open calls AddNode) or with the Peers of this cluster, and
-// must never have been a member under its name with another directory.
+// AddNode makes a node part of the cluster: in the Raft group of every shard it first follows, and
+// votes when it has caught up. The node must be open, with [Cluster.Join] (whose Open calls
+// AddNode) or with the Peers of this cluster; AddNode waits for it until ctx ends. A member that
+// has another address now is added again. ErrNotMember says that the cluster knows the name with
+// another directory (see [Queue.ReplaceNode]), that the node is of another cluster, or that another
+// node has the address.
 //
 // AddNode may be called on any node, and again if it has returned an error, such
 // as that of ctx: what has been done stays done.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
+// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, p.Node); err != nil {
@@ -145,7 +154,7 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	if p.Address == "" {
 		return &InvalidError{"Peer.Address", `""`, "an address"}
 	}
-	return q.node.Add(ctx, cluster.Peer(p))
+	return q.node.Add(ctx, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
 // RemoveNode takes a node out of the cluster, for good: its name and directory
@@ -163,10 +172,10 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 }
 
 // ReplaceNode adds a node and then removes another one, such as one that has
-// lost its disk.
+// lost its disk. The new one has another name.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
+// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
 	if old == p.Node {
@@ -238,23 +247,22 @@ func (op *memberOp) settle(err error) {
 
 func (op *memberOp) encode(dst []byte) (callKind, []byte) {
 	dst = wire.AppendBytes(append(dst, byte(op.how)), op.peer.Node)
-	return callMember, wire.AppendBytes(dst, op.peer.Address)
+	return callMember, wire.AppendBytes(wire.AppendBytes(dst, op.peer.Address), op.peer.ID)
 }
 
 func (op *memberOp) decode(r *wire.Reader) {
-	op.how, op.peer = cluster.Change(r.Byte()), cluster.Peer{Node: r.String(), Address: r.String()}
+	op.how, op.peer = cluster.Change(r.Byte()), cluster.Peer{Node: r.String(), Address: r.String(), ID: r.String()}
 	if op.how >= cluster.EndOfChanges {
 		r.Fail()
 	}
 }
 
 // RecoverCluster lets a node go on without a majority of its cluster, which is
-// lost for good: in its directory, which must be closed, the nodes in
-// opts.Cluster.Peers become the members of every shard; this one must be among
-// them, or is added. Then the node is opened as ever. If several nodes are left,
-// recover each of them with the same Peers, or recover the one that is furthest
-// (ClusterStatus shows LastIndex) alone, and let the others join it under new
-// names with empty directories.
+// lost for good: in its directory, which must be closed, it becomes the only
+// member of a new cluster. Then the node is opened as ever. If several nodes are left,
+// recover the one that is furthest (ClusterStatus shows LastIndex), and let the
+// others join it under new names with empty directories. Nodes of the old cluster
+// that come back are refused.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if
 // the nodes that are left lack some of it, it is gone, and what they have in
@@ -285,8 +293,9 @@ func RecoverCluster(dir string, opts *Options) (err error) {
 
 // ClusterStatus is a cluster as one node sees it.
 type ClusterStatus struct {
-	Node   string // that was asked
-	Shards []ShardStatus
+	Cluster string // its ID, in hexadecimal; "": the node is of none yet
+	Node    string // that was asked
+	Shards  []ShardStatus
 }
 
 // ShardStatus is the Raft group of a shard.
@@ -332,7 +341,7 @@ func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error)
 	if q.node == nil {
 		return nil, ErrNoCluster
 	}
-	st := &ClusterStatus{Node: q.node.Self().Node}
+	st := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}
 	for _, sh := range q.node.Status(ctx) {
 		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term}
 		for _, r := range sh.Replicas {

@@ -653,6 +653,11 @@ type simStables struct {
 	fuse *simFuse
 }
 
+// stablesOf is Cluster.stable of a life of a node that never crashes.
+func stablesOf(n *simNode) func(string) (raftlog.Stables, error) {
+	return func(string) (raftlog.Stables, error) { return simStables{n.votes, new(simFuse)}, nil }
+}
+
 func (s simStables) Group(n uint32) raft.StableStore { return simVotesGroup{s.simVotes, s.fuse, n} }
 
 type simVotesGroup struct {

@@ -106,8 +106,12 @@ func (g *Group) start() error {
 	// Raft panics, before it has a goroutine, when it cannot read its log.
 	err = store.Protect(func() error {
 		known, err := raft.HasExistingState(logs, votes, snapshots)
-		if err == nil && !known && !n.c.Join {
-			err = raft.BootstrapCluster(conf, logs, votes, snapshots, trans, n.founders())
+		switch d := n.c.Directory; {
+		case err != nil:
+		case len(d.Founders) > 0:
+			err = g.goOnFounding(logs, votes, configurationOf(d.Founders))
+		case d.Cluster == "" && (known || g.Applied() > 0):
+			err = fmt.Errorf("%w: it is of no cluster, but was once (RecoverCluster makes it one of its own)", base.ErrNotMember)
 		}
 		if err == nil {
 			g.raft, err = raft.NewRaft(conf, fsm{g}, logs, votes, snapshots, trans)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -18,6 +19,60 @@ import (
 // Add makes a node part of the cluster: in the group of every shard it first follows, and votes
 // when it has caught up.
 func (n *Node) Add(ctx context.Context, p Peer) error {
+	p, err := n.invite(ctx, p)
+	if err != nil {
+		return err
+	}
+	return n.add(ctx, p)
+}
+
+// invite makes a node that is to be added one of this cluster, and returns it with its ID. It waits
+// for the node to be there.
+func (n *Node) invite(ctx context.Context, p Peer) (Peer, error) {
+	var away error // why the node has not answered, the last time
+	err := poll(ctx, func() (bool, error) {
+		i, err := n.introduce(ctx, p)
+		var refused *peer.RefusedError
+		if errors.As(err, &refused) {
+			return false, refusal(err)
+		}
+		if away = err; err != nil {
+			return false, nil
+		}
+		if i.Cluster != "" && i.Cluster != n.Cluster() {
+			return false, fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, p.Node, i.Cluster, n.Cluster())
+		}
+		p.ID = i.ID
+		if err := namesake(n.known(), p); err != nil || i.Cluster != "" {
+			return true, err
+		}
+		_, err = n.peer.Introduce(ctx, peer.Target{Name: p.Node, Address: p.Address}, kindAdopt, []byte(n.Cluster()))
+		if err != nil {
+			return false, n.callError(ctx, err)
+		}
+		return true, nil
+	})
+	if ctx.Err() != nil {
+		err = errors.Join(err, away)
+	}
+	return p, err
+}
+
+// refusal is what the refusal of a connection says to the application.
+func refusal(err error) error {
+	var refused *peer.RefusedError
+	switch {
+	case !errors.As(err, &refused):
+		return err
+	case refused.Reason == peer.RefusedGroups:
+		return fmt.Errorf("%w: %w", base.ErrShardCount, err)
+	case refused.Reason == peer.RefusedCluster, refused.Reason == peer.RefusedNode:
+		return fmt.Errorf("%w: %w", base.ErrNotMember, err)
+	}
+	return err
+}
+
+func (n *Node) add(ctx context.Context, p Peer) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Change(ctx, i, AddNode, p); err != nil {
 			return fmt.Errorf("add node %s to shard %d: %w", p.Node, i, err)
@@ -87,14 +142,20 @@ func (g *Group) Change(how Change, p Peer, settle func(error)) {
 }
 
 func (g *Group) change(how Change, p Peer) error {
-	id, addr := raft.ServerID(p.Node), raft.ServerAddress(p.Address)
 	members, err := g.members()
 	if err != nil {
 		return err
 	}
-	at := slices.IndexFunc(members, func(m raft.Server) bool { return m.ID == id })
+	at := slices.IndexFunc(members, func(m raft.Server) bool { return peerOf(m).Node == p.Node })
+	if at >= 0 && p.ID == "" {
+		p = peerOf(members[at])
+	}
+	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
 	switch how {
 	case AddNode:
+		if at >= 0 && members[at].ID != id {
+			return namesake([]Peer{peerOf(members[at])}, p)
+		}
 		if at >= 0 && members[at] == (raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
 			return nil // it has been added before
 		}
@@ -107,7 +168,7 @@ func (g *Group) change(how Change, p Peer) error {
 			return nil
 		case len(members) == 1:
 			return ErrLastNode
-		case p.Node == g.node.self.Node:
+		case id == g.node.self.ServerID():
 			if g.handOver() == nil {
 				// so that the next leader is asked
 				return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
@@ -118,7 +179,7 @@ func (g *Group) change(how Change, p Peer) error {
 		switch {
 		case at < 0:
 			return fmt.Errorf("%w: node %s", base.ErrNotFound, p.Node)
-		case p.Node == g.node.self.Node:
+		case id == g.node.self.ServerID():
 			return nil
 		}
 		err := g.transfer(members[at])
@@ -167,7 +228,7 @@ func (n *Node) awaitCatchUp(ctx context.Context, shard int, p Peer) error {
 			return false, err
 		}
 		var states []replicaState
-		states, unknown = n.stateOf(ctx, p.Address)
+		states, unknown = n.stateOf(ctx, p)
 		return unknown == nil && shard < len(states) && states[shard].Applied+closeBehind > applied, nil
 	})
 	if ctx.Err() != nil {
@@ -200,22 +261,75 @@ func (n *Node) join() error {
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
 	defer cancel()
+	by, err := n.chooseCluster(ctx)
+	if err != nil {
+		return fmt.Errorf("codeq: join the cluster: %w", err)
+	}
 	var errs []error
-	for _, p := range n.c.Peers {
-		if p.Node == n.self.Node {
+	for _, p := range by {
+		if err := n.joinBy(ctx, p); err != nil {
+			errs = append(errs, fmt.Errorf("node %q: %w", p.Node, err))
 			continue
 		}
-		_, err := n.peer.Call(ctx, p.Address, kindJoin, wire.AppendJSON(nil, n.self))
-		if err == nil {
-			return poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
-		}
-		var refused *peer.RefusedError
-		if errors.As(err, &refused) && refused.Reason == peer.RefusedGroups {
-			err = fmt.Errorf("%w: %w", base.ErrShardCount, err)
-		}
-		errs = append(errs, fmt.Errorf("node %s: %w", p.Node, err))
+		return poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
 	}
 	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
+}
+
+// chooseCluster makes the node one of the cluster of its peers, and returns those that have
+// answered. A majority of them must be of one cluster: one address may be another cluster's by now.
+func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
+	var mu sync.Mutex
+	var errs []error
+	of := make(map[string][]introduction) // by cluster
+	var asking sync.WaitGroup
+	peers := slices.DeleteFunc(slices.Clone(n.c.Peers), func(p Peer) bool { return p.Node == n.self.Node })
+	for i := range peers {
+		asking.Go(func() {
+			var answer introduction
+			err := n.guarded("introduction", func() (err error) { answer, err = n.introduce(ctx, peers[i]); return err })
+			if err == nil && answer.Cluster == "" {
+				err = fmt.Errorf("node %q is of no cluster yet", peers[i].Node)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, refusal(err))
+				return
+			}
+			peers[i].ID = answer.ID
+			of[answer.Cluster] = append(of[answer.Cluster], answer)
+		})
+	}
+	asking.Wait()
+	for cluster, answers := range of {
+		if 2*len(answers) <= len(peers) {
+			continue
+		}
+		for _, answer := range answers {
+			if err := namesake(answer.Members, n.self); err != nil {
+				return nil, err
+			}
+		}
+		by = slices.DeleteFunc(peers, func(p Peer) bool {
+			return !slices.ContainsFunc(answers, func(i introduction) bool { return i.Node == p.Node })
+		})
+		return by, n.adopt(cluster)
+	}
+	return nil, errors.Join(append(errs, fmt.Errorf("%w: less than a majority of its %d peers have answered, and are of one cluster",
+		base.ErrNotLeader, len(peers)))...)
+}
+
+// joinBy lets a node of the cluster add this one.
+func (n *Node) joinBy(ctx context.Context, p Peer) error {
+	to, err := p.target()
+	if err != nil {
+		return err
+	}
+	if _, err = n.peer.Call(ctx, to, kindJoin, wire.AppendJSON(nil, n.self)); err != nil {
+		return n.callError(ctx, err)
+	}
+	return nil
 }
 
 // joinTimeout bounds how long a new node waits to be part of a cluster.
@@ -224,7 +338,7 @@ const joinTimeout = 5 * time.Minute
 // votes reports whether this node is a voter of every shard's group.
 func (n *Node) votes() bool {
 	for _, s := range n.state() {
-		if !slices.Contains(s.Members, memberState{n.self.Node, n.self.Address, true}) {
+		if !slices.Contains(s.Members, memberState{n.self, true}) {
 			return false
 		}
 	}
@@ -234,14 +348,14 @@ func (n *Node) votes() bool {
 // serveJoin adds the node that asks for it.
 func (n *Node) serveJoin(r *peer.Request) error {
 	var p Peer
-	if err := json.Unmarshal(r.Body, &p); err != nil || p.Node == "" || len(p.Node) > MaxNodeName || p.Address == "" {
+	if err := json.Unmarshal(r.Body, &p); err != nil || p.Node != r.From.Name || p.ID != r.From.ID.String() || p.Address == "" {
 		return ErrMalformedCall
 	}
 	ctx, cancel := context.WithCancel(n.ctx)
 	r.OnCancel(cancel)
 	n.background.Go(func() {
 		defer cancel()
-		if err := n.guarded("joining of a node", func() error { return n.Add(ctx, p) }); err != nil {
+		if err := n.guarded("joining of a node", func() error { return n.add(ctx, p) }); err != nil {
 			r.Fail(n.c.EncodeError(err))
 			return
 		}
