@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -118,10 +119,8 @@ func (n *Node) foundLater() {
 		if n.Cluster() != "" { // another node has added it
 			return
 		}
-		ctx, cancel := context.WithTimeout(n.ctx, raftTimeout)
-		stop := n.untilQuit(cancel)
+		ctx, cancel := context.WithTimeout(n.membership.ctx, raftTimeout)
 		decided, err := n.askFounders(ctx)
-		stop()
 		cancel()
 		if err != nil {
 			n.failAll(err)
@@ -130,19 +129,6 @@ func (n *Node) foundLater() {
 			return
 		}
 	}
-}
-
-// untilQuit calls f when the node is closed, unless the result was called before.
-func (n *Node) untilQuit(f func()) (stop func()) {
-	over := make(chan struct{})
-	n.background.Go(func() {
-		select {
-		case <-n.quit:
-			f()
-		case <-over:
-		}
-	})
-	return func() { close(over) }
 }
 
 // failAll ends all groups here.
@@ -156,31 +142,9 @@ func (n *Node) failAll(err error) {
 // cluster now. After an error it will not be.
 func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 	founders := n.founders()
-	type answer struct {
-		introduction
-		err error
-	}
-	answers := make(chan answer, len(founders))
-	asked := 0
-	for _, p := range founders {
-		if p.Node == n.self.Node {
-			continue
-		}
-		asked++
-		n.background.Go(func() {
-			var a answer
-			a.err = n.guarded("introduction", func() (err error) { a.introduction, err = n.introduce(ctx, p); return err })
-			answers <- a
-		})
-	}
+	answers := n.introduceAll(ctx, founders)
 	var missing []error // why the cluster cannot begin
-	for range asked {
-		var a answer
-		select {
-		case a = <-answers:
-		case <-ctx.Done():
-			return false, nil
-		}
+	for a := range answers {
 		switch {
 		case a.err != nil:
 			missing = append(missing, a.err)
@@ -198,6 +162,9 @@ func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 			at := slices.IndexFunc(founders, func(p Peer) bool { return p.Node == a.Node })
 			founders[at].ID = a.ID
 		}
+	}
+	if ctx.Err() != nil {
+		return false, nil
 	}
 	if len(missing) == 0 && founders[0].Node != n.self.Node {
 		missing = append(missing, fmt.Errorf("node %q is to begin it", founders[0].Node))
@@ -287,6 +254,36 @@ func (n *Node) introduce(ctx context.Context, p Peer) (i introduction, err error
 		return i, fmt.Errorf("node %q at %s: %w", p.Node, p.Address, ErrMalformedCall)
 	}
 	return i, nil
+}
+
+// answer is what a node says of itself, or why it says nothing.
+type answer struct {
+	introduction
+	err error
+}
+
+// introduceAll asks all nodes but this one who they are. The channel is closed when all have
+// answered, or ctx has ended.
+func (n *Node) introduceAll(ctx context.Context, peers []Peer) <-chan answer {
+	answers := make(chan answer, len(peers))
+	var asking sync.WaitGroup
+	for _, p := range peers {
+		if p.Node == n.self.Node {
+			continue
+		}
+		asking.Add(1)
+		n.background.Go(func() {
+			defer asking.Done()
+			var a answer
+			a.err = n.guarded("introduction", func() (err error) { a.introduction, err = n.introduce(ctx, p); return err })
+			answers <- a
+		})
+	}
+	n.background.Go(func() {
+		n.contain("introductions", asking.Wait, nil)
+		close(answers)
+	})
+	return answers
 }
 
 // serveIntroduction answers a node that need not be of this one's cluster.

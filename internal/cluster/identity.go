@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -49,6 +50,9 @@ func (p Peer) target() (t peer.Target, err error) {
 type membership struct {
 	mu      sync.Mutex // guards what follows, and the directory's manifest while the node is open
 	waiting error      // why the node is of no cluster yet; nil: not known
+
+	ctx  context.Context // ends when the node is about to be closed
+	stop context.CancelFunc
 }
 
 // wait notes why the node is of no cluster yet.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -279,41 +278,30 @@ func (n *Node) join() error {
 // chooseCluster makes the node one of the cluster of its peers, and returns those that have
 // answered. A majority of them must be of one cluster: one address may be another cluster's by now.
 func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
-	var mu sync.Mutex
 	var errs []error
 	of := make(map[string][]introduction) // by cluster
-	var asking sync.WaitGroup
 	peers := slices.DeleteFunc(slices.Clone(n.c.Peers), func(p Peer) bool { return p.Node == n.self.Node })
-	for i := range peers {
-		asking.Go(func() {
-			var answer introduction
-			err := n.guarded("introduction", func() (err error) { answer, err = n.introduce(ctx, peers[i]); return err })
-			if err == nil && answer.Cluster == "" {
-				err = fmt.Errorf("node %q is of no cluster yet", peers[i].Node)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				errs = append(errs, refusal(err))
-				return
-			}
-			peers[i].ID = answer.ID
-			of[answer.Cluster] = append(of[answer.Cluster], answer)
-		})
+	for a := range n.introduceAll(ctx, peers) {
+		switch {
+		case a.err != nil:
+			errs = append(errs, refusal(a.err))
+		case a.Cluster == "":
+			errs = append(errs, fmt.Errorf("node %q is of no cluster yet", a.Node))
+		default:
+			of[a.Cluster] = append(of[a.Cluster], a.introduction)
+		}
 	}
-	asking.Wait()
 	for cluster, answers := range of {
 		if 2*len(answers) <= len(peers) {
 			continue
 		}
-		for _, answer := range answers {
-			if err := namesake(answer.Members, n.self); err != nil {
+		for _, i := range answers {
+			if err := namesake(i.Members, n.self); err != nil {
 				return nil, err
 			}
+			at := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == i.Node })
+			by = append(by, Peer{Node: i.Node, ID: i.ID, Address: peers[at].Address})
 		}
-		by = slices.DeleteFunc(peers, func(p Peer) bool {
-			return !slices.ContainsFunc(answers, func(i introduction) bool { return i.Node == p.Node })
-		})
 		return by, n.adopt(cluster)
 	}
 	return nil, errors.Join(append(errs, fmt.Errorf("%w: less than a majority of its %d peers have answered, and are of one cluster",

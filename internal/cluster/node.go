@@ -124,6 +124,7 @@ func New(c Config) *Node {
 	}
 	n := &Node{c: c, self: self, log: c.Logger, quit: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
 	n.room = newLogRoom(c.Directory.FS, c.Directory.Path, c.MinFree, n.log)
 	for i, m := range c.Machines {
 		n.groups = append(n.groups, newGroup(n, i, m))
@@ -279,6 +280,7 @@ func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
 
 // Close ends what Open has begun; the stores of the shards stay open.
 func (n *Node) Close() error {
+	n.membership.stop()
 	ended := make(chan struct{})
 	n.background.Go(func() { n.contain("end of a replica", func() { n.hasten(ended) }, nil) })
 	n.resign()
