@@ -64,7 +64,8 @@ type Cluster struct {
 	// CallTimeout is how long a call waits for a shard that has no leader, or
 	// whose leader cannot be reached, if its ctx does not end before. Default: 10 s.
 	CallTimeout time.Duration
-	// LeaveOnClose lets Close remove the node from the cluster, for good. By
+	// LeaveOnClose lets Close remove the node from the cluster, for good, as
+	// RemoveNode does; Close returns the error if that is refused. By
 	// default a closed node stays a member, and is missed until it is back.
 	LeaveOnClose bool
 
@@ -151,17 +152,19 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	if err := q.checkCluster(ctx, p.Node); err != nil {
 		return err
 	}
-	if p.Address == "" {
-		return &InvalidError{"Peer.Address", `""`, "an address"}
+	if err := checkAddress(p); err != nil {
+		return err
 	}
 	return q.node.Add(ctx, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
 // RemoveNode takes a node out of the cluster, for good: its name and directory
 // are not to be used again. What it leads is first led by others. It may be this
-// node, or one that is gone. RemoveNode may be called on any node, and again.
+// node, or one that is gone. Before anything is changed, the nodes that would be left are
+// asked, for every shard: [ErrNoMajority] says that a majority of them does not answer.
+// RemoveNode may be called on any node, and again.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
 // and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
@@ -172,19 +175,23 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 }
 
 // ReplaceNode adds a node and then removes another one, such as one that has
-// lost its disk. The new one has another name.
+// lost its disk. The new one has another name. Before anything is changed, the nodes
+// are asked as by [Queue.RemoveNode].
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
 	if old == p.Node {
 		return &InvalidError{"Peer.Node", p.Node, "a name other than that of the node to be replaced"}
 	}
-	if err := q.AddNode(ctx, p); err != nil {
+	if err := q.checkCluster(ctx, old, p.Node); err != nil {
 		return err
 	}
-	return q.RemoveNode(ctx, old)
+	if err := checkAddress(p); err != nil {
+		return err
+	}
+	return q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
 // TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
@@ -205,15 +212,24 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 	return (*leaders)(q.node).Change(ctx, shard, cluster.MakeLeader, cluster.Peer{Node: node})
 }
 
-func (q *Queue) checkCluster(ctx context.Context, node string) error {
+func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
 	if q.node == nil {
 		return ErrNoCluster
 	}
-	if node == "" || len(node) > maxNodeName {
-		return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+	for _, node := range nodes {
+		if node == "" || len(node) > maxNodeName {
+			return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+		}
+	}
+	return nil
+}
+
+func checkAddress(p Peer) error {
+	if p.Address == "" {
+		return &InvalidError{"Peer.Address", `""`, "an address"}
 	}
 	return nil
 }

@@ -49,6 +49,9 @@ var (
 	ErrNotLeader = base.ErrNotLeader
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
+	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does not
+	// answer. Nothing has changed.
+	ErrNoMajority = base.ErrNoMajority
 	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it,
 	// or the cluster knows the name of the node with another directory, or the node is of another
 	// cluster.

@@ -23,6 +23,8 @@ var (
 	ErrFailed    = errors.New("codeq: shard failed")
 	ErrDiskFull  = errors.New("codeq: disk is full")
 	ErrNotLeader = errors.New("codeq: shard has no leader")
+
+	ErrNoMajority = errors.New("codeq: the other nodes have no majority")
 )
 
 // Errors of tasks and leases.

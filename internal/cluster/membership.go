@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -92,14 +94,39 @@ func (n *Node) add(ctx context.Context, p Peer) error {
 	return nil
 }
 
-// Remove takes a node out of the cluster.
+// Remove takes a node out of the cluster. Before the first change it makes sure that all shards can
+// do without the node.
 func (n *Node) Remove(ctx context.Context, node string) error {
+	if err := n.check(ctx, CheckRemoval, node); err != nil {
+		return err
+	}
 	for i := range n.groups {
 		if err := n.c.Leaders.Change(ctx, i, RemoveNode, Peer{Node: node}); err != nil {
 			return fmt.Errorf("remove node %s from shard %d: %w", node, i, err)
 		}
 		if err := n.c.Leaders.Forget(ctx, i, node); err != nil {
 			return fmt.Errorf("forget node %s in shard %d: %w", node, i, err)
+		}
+	}
+	return nil
+}
+
+// Replace adds a node and then removes another one, if all shards can do without that one.
+func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
+	if err := n.check(ctx, CheckReplacement, old); err != nil {
+		return err
+	}
+	if err := n.Add(ctx, p); err != nil {
+		return err
+	}
+	return n.Remove(ctx, old)
+}
+
+// check asks the leaders of all shards whether a node can be removed.
+func (n *Node) check(ctx context.Context, how Change, node string) error {
+	for i := range n.groups {
+		if err := n.c.Leaders.Change(ctx, i, how, Peer{Node: node}); err != nil {
+			return fmt.Errorf("remove node %s: %w", node, err)
 		}
 	}
 	return nil
@@ -115,7 +142,7 @@ func (n *Node) Leave() error {
 	return n.Remove(ctx, n.self.Node)
 }
 
-// Change is a change of a group.
+// Change is a change of a group, or what must hold before one.
 type Change byte
 
 const (
@@ -123,11 +150,16 @@ const (
 	GiveVote                 // to a node that was added
 	RemoveNode               // for good
 	MakeLeader
+	CheckRemoval     // whether a node can be removed
+	CheckReplacement // whether a node can be removed once another one votes
 	EndOfChanges
 )
 
 // ErrLastNode: a node cannot be removed as its group has no other.
 var ErrLastNode = errors.New("the last node")
+
+// errReconfigured: the group was changed in the meantime.
+var errReconfigured = fmt.Errorf("%w: the members have changed", base.ErrNotLeader)
 
 // configTimeout bounds how long a change of a group waits for the one before.
 const configTimeout = 10 * time.Second
@@ -136,15 +168,22 @@ const configTimeout = 10 * time.Second
 // is called on the node that leads the group, before the Leader has ended.
 func (g *Group) Change(how Change, p Peer, settle func(error)) {
 	g.node.background.Go(func() {
-		settle(g.node.guarded("change of members", func() error { return g.change(how, p) }))
+		settle(g.node.guarded("change of members", func() error {
+			ctx, cancel := context.WithTimeout(g.node.ctx, configTimeout)
+			defer cancel()
+			for {
+				err := g.change(ctx, how, p)
+				if !errors.Is(err, errReconfigured) || ctx.Err() != nil {
+					return err
+				}
+				Pause(ctx, nil)
+			}
+		}))
 	})
 }
 
-func (g *Group) change(how Change, p Peer) error {
-	members, err := g.members()
-	if err != nil {
-		return err
-	}
+func (g *Group) change(ctx context.Context, how Change, p Peer) error {
+	index, members := g.configuration.get()
 	at := slices.IndexFunc(members, func(m raft.Server) bool { return peerOf(m).Node == p.Node })
 	if at >= 0 && p.ID == "" {
 		p = peerOf(members[at])
@@ -158,22 +197,28 @@ func (g *Group) change(how Change, p Peer) error {
 		if at >= 0 && members[at] == (raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
 			return nil // it has been added before
 		}
-		return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, 0, configTimeout) })
+		return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, index, configTimeout) })
 	case GiveVote:
-		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, 0, configTimeout) })
-	case RemoveNode:
-		switch {
-		case at < 0:
-			return nil
-		case len(members) == 1:
-			return ErrLastNode
-		case id == g.node.self.ServerID():
-			if g.handOver() == nil {
-				// so that the next leader is asked
-				return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
-			} // or else it leads until it has removed itself
+		if at < 0 || members[at].ID != id {
+			return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, p.Node)
 		}
-		return g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, 0, configTimeout) })
+		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, index, configTimeout) })
+	case CheckRemoval, CheckReplacement, RemoveNode:
+		if at < 0 {
+			return nil
+		}
+		newcomers := 0
+		if how == CheckReplacement {
+			newcomers = 1
+		}
+		if err := g.checkRest(ctx, slices.Delete(members, at, at+1), newcomers); err != nil || how != RemoveNode {
+			return err
+		}
+		if id == g.node.self.ServerID() && g.handOver() == nil {
+			// so that the next leader is asked
+			return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
+		} // or else it leads until it has removed itself
+		return g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
 	case MakeLeader:
 		switch {
 		case at < 0:
@@ -190,6 +235,45 @@ func (g *Group) change(how Change, p Peer) error {
 	return ErrMalformedCall
 }
 
+// checkRest makes sure that the members that would be left, and so many newcomers, have a majority
+// that answers: without it the group would have no leader any more.
+func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	voters := slices.DeleteFunc(slices.Clone(rest), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
+	if len(voters)+newcomers == 0 {
+		return ErrLastNode
+	}
+	silent := make([]error, len(voters))
+	var asking sync.WaitGroup
+	for i, m := range voters {
+		asking.Go(func() {
+			g.node.contain("question for a state", func() {
+				s, err := g.stateAt(ctx, m)
+				if err == nil && s.Failed {
+					err = errors.New("its replica has failed")
+				}
+				silent[i] = err
+			}, func(err error) { silent[i] = err })
+		})
+	}
+	asking.Wait()
+	answers, need := newcomers, (len(voters)+newcomers)/2+1
+	var why []string // texts: a node that cannot be asked is no error of the group
+	for i, err := range silent {
+		if err == nil {
+			answers++
+		} else {
+			why = append(why, fmt.Sprintf("node %s: %s", peerOf(voters[i]).Node, strings.TrimPrefix(err.Error(), "codeq: ")))
+		}
+	}
+	if answers >= need {
+		return nil
+	}
+	return fmt.Errorf("%w: shard %d: %d of the %d that would be left have answered: %s", base.ErrNoMajority, g.index,
+		answers, len(voters)+newcomers, strings.Join(why, "; "))
+}
+
 // reconfigure returns when Raft has changed the group.
 func (g *Group) reconfigure(change func() raft.Future) error {
 	if err := g.enter(); err != nil {
@@ -199,6 +283,9 @@ func (g *Group) reconfigure(change func() raft.Future) error {
 	err := change().Error()
 	if err == nil {
 		return nil
+	}
+	if strings.HasPrefix(err.Error(), "configuration changed since") { // Raft has no better word for it
+		return fmt.Errorf("%w: %w", errReconfigured, err)
 	}
 	if err = raftError(err); !errors.Is(err, base.ErrNotLeader) {
 		err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
