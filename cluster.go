@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/cluster"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
@@ -342,6 +343,33 @@ type ReplicaStatus struct {
 	Lag uint64
 	// LastContact is how long ago it heard from the leader; 0 of the leader itself.
 	LastContact time.Duration
+}
+
+// WaitReady waits until every shard has a leader that this node can call, as after Open or while
+// other nodes are started. It does not wait if the queue is by itself. If ctx ends before, the error
+// tells why a shard cannot be called.
+//
+// Errors: [ErrInvalid], [ErrFailed], [ErrClosed], and that of ctx.
+func (q *Queue) WaitReady(ctx context.Context) (err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil || q.node == nil {
+		return err
+	}
+	for shard := range q.replicas {
+		for {
+			_, err := q.node.appliedBy(ctx, shard)
+			if err == nil {
+				break
+			}
+			if end := base.EndOf(ctx); ctx.Err() != nil && !errors.Is(err, end) {
+				return fmt.Errorf("%w: %w", end, err)
+			}
+			if !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not

@@ -182,6 +182,16 @@ func ExampleQueue_ClusterStatus() {
 	// Output: bob sees 3 shards
 }
 
+// A service reports that it is ready once its node can be worked with.
+func ExampleQueue_WaitReady() {
+	nodes, _, end := cluster()
+	defer end()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	fmt.Println(nodes[0].WaitReady(ctx))
+	// Output: <nil>
+}
+
 // One of two machines is gone for good. The other one goes on alone, with what it has, and new nodes
 // can join it.
 func ExampleRecoverCluster() {

@@ -190,6 +190,32 @@ func TestWipedMajority(t *testing.T) {
 	})
 }
 
+// TestNoLeaderSaysWhy: a call that finds no leader says which nodes cannot be reached, and why.
+func TestNoLeaderSaysWhy(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		_, left := c.lead()
+		require.NoError(t, simQueue(left).WaitReady(context.Background()))
+		for _, n := range c.members() {
+			if n != left {
+				n.crash(100)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		_, err := simQueue(left).Produce(context.Background(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrNotLeader)
+		for _, n := range c.members() {
+			if n != left {
+				require.ErrorContains(t, err, "node "+n.name+": peer: dial "+n.name+": dial sim: "+n.name+": connection refused")
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		err = simQueue(left).WaitReady(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "connection refused")
+	})
+}
+
 // TestKnownNameElsewhere: nobody adds a node that has the name of another one.
 func TestKnownNameElsewhere(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {

@@ -102,7 +102,7 @@ func (g *Group) start() error {
 	if err := g.adoptConfiguration(); err != nil {
 		return err
 	}
-	logger := raftLogger(n.log.With("shard", g.index))
+	logger := newRaftLogger(n.log.With("shard", g.index))
 	conf := n.raftConfig(logger)
 	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,

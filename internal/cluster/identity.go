@@ -69,14 +69,37 @@ func (m *membership) wait(why error, log *slog.Logger) {
 func (g *Group) noLeader() error {
 	m := &g.node.membership
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	begun, waiting := g.node.c.Directory.Cluster != "", m.waiting
+	m.mu.Unlock()
 	switch {
-	case g.node.c.Directory.Cluster != "":
-		return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
-	case m.waiting != nil:
-		return fmt.Errorf("%w: the cluster has not begun: %w", base.ErrNotLeader, m.waiting)
+	case begun:
+		why := fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
+		if unreachable := g.unreachable(); unreachable != "" {
+			why = fmt.Errorf("%w: %s", why, unreachable)
+		}
+		return why
+	case waiting != nil:
+		return fmt.Errorf("%w: the cluster has not begun: %w", base.ErrNotLeader, waiting)
 	}
 	return fmt.Errorf("%w: the cluster has not begun", base.ErrNotLeader)
+}
+
+// unreachable is which members this node cannot connect to, and why.
+func (g *Group) unreachable() string {
+	members, err := g.members()
+	if err != nil {
+		return ""
+	}
+	var why []string
+	for _, m := range members {
+		p := peerOf(m)
+		if to, err := p.target(); err == nil {
+			if err := g.node.peer.Failure(to); err != nil {
+				why = append(why, fmt.Sprintf("node %s: %v", p.Node, err))
+			}
+		}
+	}
+	return strings.Join(why, "; ")
 }
 
 // Cluster identifies the cluster of the node; "": it is of none yet.

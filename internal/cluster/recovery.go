@@ -37,7 +37,7 @@ func (g *Group) recover() error {
 	if err != nil {
 		return err
 	}
-	logger := raftLogger(g.node.log)
+	logger := newRaftLogger(g.node.log)
 	self := g.node.founders()
 	self = slices.DeleteFunc(self, func(p Peer) bool { return p.Node != g.node.self.Node })
 	members := configurationOf(foundersOf(self))

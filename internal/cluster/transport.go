@@ -1,12 +1,9 @@
 package cluster
 
 import (
-	"context"
 	"io"
-	"log/slog"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 )
 
@@ -193,13 +190,4 @@ const refusedPause = 250 * time.Millisecond
 
 func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 	return req.PrevLogEntry == 0 && req.PrevLogTerm == 0 && len(req.Entries) == 0 && req.LeaderCommitIndex == 0
-}
-
-// raftLogger passes what Raft warns of to a logger.
-func raftLogger(log *slog.Logger) hclog.Logger {
-	if !log.Enabled(context.Background(), slog.LevelWarn) {
-		return hclog.NewNullLogger()
-	}
-	std := slog.NewLogLogger(log.Handler(), slog.LevelWarn)
-	return hclog.FromStandardLogger(std, &hclog.LoggerOptions{Name: "raft", Level: hclog.Warn, DisableTime: true})
 }

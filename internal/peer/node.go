@@ -61,7 +61,8 @@ type Node struct {
 	self   Identity
 	closed bool
 	conns  map[*conn]struct{} // all open connections
-	links  map[Target]*link   // all that were ever called, until Forget
+	links  map[Target]*link   // all that were ever called
+	broken map[Target]error   // why the last connection to each could not be opened, if it could not
 }
 
 // conn is a connection that Close of the Node closes, unless it was closed before.
@@ -111,6 +112,7 @@ func New(c Config) *Node {
 		c:      c,
 		conns:  make(map[*conn]struct{}),
 		links:  make(map[Target]*link),
+		broken: make(map[Target]error),
 		self:   c.Identity,
 		groups: make([]chan net.Conn, c.Groups),
 	}
@@ -332,8 +334,28 @@ func (n *Node) SetCluster(id ID) {
 	n.self.Cluster = id
 }
 
+// Failure is why the last connection to a node could not be opened; nil if it could, or there was
+// none.
+func (n *Node) Failure(to Target) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.broken[to]
+}
+
 // connect dials a target and does the dialing side of the handshake, within Timeout and ctx.
 func (n *Node) connect(ctx context.Context, to Target, h header) (*conn, error) {
+	c, err := n.tryConnect(ctx, to, h)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil || h.use == useIntroduction {
+		delete(n.broken, to)
+	} else {
+		n.broken[to] = err
+	}
+	return c, err
+}
+
+func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, error) {
 	h.groups, h.from = uint32(n.c.Groups), n.Identity()
 	h.to = Identity{h.from.Cluster, to.ID, to.Name}
 	if len(h.from.Name) > maxName || len(h.to.Name) > maxName {
