@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/cluster"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
@@ -26,7 +27,7 @@ import (
 type Cluster struct {
 	// Node is this node's name, of 1 to 255 bytes. It is the name of its
 	// directory as well: a node that has lost its directory comes back under
-	// another name. Required.
+	// another name, and Open refuses an empty one. Required.
 	Node string
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
@@ -37,20 +38,24 @@ type Cluster struct {
 	// address of Listener.
 	Advertise string
 	// Peers are the nodes with which a new cluster begins; this one may be
-	// among them or not. All nodes of a new cluster give the same. Once the
-	// directory exists, the cluster itself knows its members, and Peers has no
-	// meaning.
+	// among them or not. All nodes of a new cluster give the same, and it begins
+	// when all of them have been open at the same time. Once it has begun, the
+	// cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists
-	// already: Open asks them to add it, and returns when it votes.
+	// already: Open asks them to add it, and returns when it votes. A majority of
+	// them must answer, and be of one cluster.
 	Join bool
-	// TLS protects the connections between nodes. Both sides take their
-	// certificate from it: for mutual authentication set ClientAuth to
-	// tls.RequireAndVerifyClientCert, and RootCAs and ClientCAs to the authority
-	// of the nodes' certificates. ServerName, if it is empty, is the host that is dialed.
-	// Default: connections are neither encrypted nor authenticated, and
+	// TLS protects the connections between nodes. Both sides take their certificate from it, which
+	// has the node's name among its subject alternative names, as a DNS name or a URI. ClientAuth
+	// must be tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and
+	// ClientCAs to the authority of the nodes' certificates. ServerName, if it is empty, is the
+	// host that is dialed. Default: connections are neither encrypted nor authenticated, and
 	// everybody who reaches the address may do anything.
 	TLS *tls.Config
+	// AllowAnonymous lets nodes connect that show no certificate, or one that is not verified. By
+	// default TLS without mutual authentication is refused.
+	AllowAnonymous bool
 	// HeartbeatTimeout is how long a node waits for a word from its leader before a new one is
 	// elected: between one and two times as long. Default: 500 ms.
 	HeartbeatTimeout time.Duration
@@ -60,7 +65,8 @@ type Cluster struct {
 	// CallTimeout is how long a call waits for a shard that has no leader, or
 	// whose leader cannot be reached, if its ctx does not end before. Default: 10 s.
 	CallTimeout time.Duration
-	// LeaveOnClose lets Close remove the node from the cluster, for good. By
+	// LeaveOnClose lets Close remove the node from the cluster, for good, as
+	// RemoveNode does; Close returns the error if that is refused. By
 	// default a closed node stays a member, and is missed until it is back.
 	LeaveOnClose bool
 
@@ -85,6 +91,9 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	}
 	if o.Listen == "" && o.Listener == nil {
 		return nil, &InvalidError{"Cluster.Listen", `""`, "an address, or a Listener"}
+	}
+	if o.TLS != nil && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert && !o.AllowAnonymous {
+		return nil, &InvalidError{"Cluster.TLS.ClientAuth", o.TLS.ClientAuth, "RequireAndVerifyClientCert, unless Cluster.AllowAnonymous is set"}
 	}
 	names := make(map[string]bool)
 	for _, p := range o.Peers {
@@ -127,32 +136,36 @@ const (
 	maxTimeout  = time.Hour
 )
 
-// AddNode makes a node part of the cluster: in the Raft group of every shard it
-// first follows, and votes when it has caught up. The node must be open, with
-// [Cluster.Join] (whose Open calls AddNode) or with the Peers of this cluster, and
-// must never have been a member under its name with another directory.
+// AddNode makes a node part of the cluster: in the Raft group of every shard it first follows, and
+// votes when it has caught up. The node must be open, with [Cluster.Join] (whose Open calls
+// AddNode) or with the Peers of this cluster; AddNode waits for it until ctx ends. A member that
+// has another address now is added again. ErrNotMember says that the cluster knows the name with
+// another directory (see [Queue.ReplaceNode]), that the node is of another cluster, or that another
+// node has the address.
 //
 // AddNode may be called on any node, and again if it has returned an error, such
 // as that of ctx: what has been done stays done.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
+// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, p.Node); err != nil {
 		return err
 	}
-	if p.Address == "" {
-		return &InvalidError{"Peer.Address", `""`, "an address"}
+	if err := checkAddress(p); err != nil {
+		return err
 	}
-	return q.node.Add(ctx, cluster.Peer(p))
+	return q.node.Add(ctx, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
 // RemoveNode takes a node out of the cluster, for good: its name and directory
 // are not to be used again. What it leads is first led by others. It may be this
-// node, or one that is gone. RemoveNode may be called on any node, and again.
+// node, or one that is gone. Before anything is changed, the nodes that would be left are
+// asked, for every shard: [ErrNoMajority] says that a majority of them does not answer.
+// RemoveNode may be called on any node, and again.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
 // and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
@@ -163,19 +176,23 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 }
 
 // ReplaceNode adds a node and then removes another one, such as one that has
-// lost its disk.
+// lost its disk. The new one has another name. Before anything is changed, the nodes
+// are asked as by [Queue.RemoveNode].
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
+// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
 	if old == p.Node {
 		return &InvalidError{"Peer.Node", p.Node, "a name other than that of the node to be replaced"}
 	}
-	if err := q.AddNode(ctx, p); err != nil {
+	if err := q.checkCluster(ctx, old, p.Node); err != nil {
 		return err
 	}
-	return q.RemoveNode(ctx, old)
+	if err := checkAddress(p); err != nil {
+		return err
+	}
+	return q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
 // TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
@@ -196,15 +213,24 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 	return (*leaders)(q.node).Change(ctx, shard, cluster.MakeLeader, cluster.Peer{Node: node})
 }
 
-func (q *Queue) checkCluster(ctx context.Context, node string) error {
+func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
 	if q.node == nil {
 		return ErrNoCluster
 	}
-	if node == "" || len(node) > maxNodeName {
-		return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+	for _, node := range nodes {
+		if node == "" || len(node) > maxNodeName {
+			return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+		}
+	}
+	return nil
+}
+
+func checkAddress(p Peer) error {
+	if p.Address == "" {
+		return &InvalidError{"Peer.Address", `""`, "an address"}
 	}
 	return nil
 }
@@ -238,23 +264,22 @@ func (op *memberOp) settle(err error) {
 
 func (op *memberOp) encode(dst []byte) (callKind, []byte) {
 	dst = wire.AppendBytes(append(dst, byte(op.how)), op.peer.Node)
-	return callMember, wire.AppendBytes(dst, op.peer.Address)
+	return callMember, wire.AppendBytes(wire.AppendBytes(dst, op.peer.Address), op.peer.ID)
 }
 
 func (op *memberOp) decode(r *wire.Reader) {
-	op.how, op.peer = cluster.Change(r.Byte()), cluster.Peer{Node: r.String(), Address: r.String()}
+	op.how, op.peer = cluster.Change(r.Byte()), cluster.Peer{Node: r.String(), Address: r.String(), ID: r.String()}
 	if op.how >= cluster.EndOfChanges {
 		r.Fail()
 	}
 }
 
 // RecoverCluster lets a node go on without a majority of its cluster, which is
-// lost for good: in its directory, which must be closed, the nodes in
-// opts.Cluster.Peers become the members of every shard; this one must be among
-// them, or is added. Then the node is opened as ever. If several nodes are left,
-// recover each of them with the same Peers, or recover the one that is furthest
-// (ClusterStatus shows LastIndex) alone, and let the others join it under new
-// names with empty directories.
+// lost for good: in its directory, which must be closed, it becomes the only
+// member of a new cluster. Then the node is opened as ever. If several nodes are left,
+// recover the one that is furthest (ClusterStatus shows LastIndex), and let the
+// others join it under new names with empty directories. Nodes of the old cluster
+// that come back are refused.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if
 // the nodes that are left lack some of it, it is gone, and what they have in
@@ -285,8 +310,9 @@ func RecoverCluster(dir string, opts *Options) (err error) {
 
 // ClusterStatus is a cluster as one node sees it.
 type ClusterStatus struct {
-	Node   string // that was asked
-	Shards []ShardStatus
+	Cluster string // its ID, in hexadecimal; "": the node is of none yet
+	Node    string // that was asked
+	Shards  []ShardStatus
 }
 
 // ShardStatus is the Raft group of a shard.
@@ -319,6 +345,33 @@ type ReplicaStatus struct {
 	LastContact time.Duration
 }
 
+// WaitReady waits until every shard has a leader that this node can call, as after Open or while
+// other nodes are started. It does not wait if the queue is by itself. If ctx ends before, the error
+// tells why a shard cannot be called.
+//
+// Errors: [ErrInvalid], [ErrFailed], [ErrClosed], and that of ctx.
+func (q *Queue) WaitReady(ctx context.Context) (err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil || q.node == nil {
+		return err
+	}
+	for shard := range q.replicas {
+		for {
+			_, err := q.node.appliedBy(ctx, shard)
+			if err == nil {
+				break
+			}
+			if end := base.EndOf(ctx); ctx.Err() != nil && !errors.Is(err, end) {
+				return fmt.Errorf("%w: %w", end, err)
+			}
+			if !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not
 // answer within two seconds, or until ctx ends, are in the result with an error.
 // It returns [ErrNoCluster] for a queue that is by itself.
@@ -332,7 +385,7 @@ func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error)
 	if q.node == nil {
 		return nil, ErrNoCluster
 	}
-	st := &ClusterStatus{Node: q.node.Self().Node}
+	st := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}
 	for _, sh := range q.node.Status(ctx) {
 		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term}
 		for _, r := range sh.Replicas {

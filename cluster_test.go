@@ -20,10 +20,10 @@ import (
 // threeNodes opens a cluster of three nodes over TCP loopback.
 func threeNodes(t *testing.T, opts Options) []*Queue {
 	t.Helper()
-	return threeNodesTLS(t, opts, func() *tls.Config { return nil })
+	return threeNodesTLS(t, opts, func(string) *tls.Config { return nil })
 }
 
-func threeNodesTLS(t *testing.T, opts Options, config func() *tls.Config) []*Queue {
+func threeNodesTLS(t *testing.T, opts Options, config func(node string) *tls.Config) []*Queue {
 	t.Helper()
 	dir := t.TempDir()
 	listeners := make([]net.Listener, 3)
@@ -37,7 +37,7 @@ func threeNodesTLS(t *testing.T, opts Options, config func() *tls.Config) []*Que
 	queues := make([]*Queue, 3)
 	for i := range queues {
 		o := opts
-		o.Cluster = &Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers, TLS: config()}
+		o.Cluster = &Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers, TLS: config(peers[i].Node)}
 		if os.Getenv("CODEQ_LOG") != "" {
 			o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 		}
@@ -170,7 +170,7 @@ func TestClusterTLS(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	ours, theirs := testcert.New(t), testcert.New(t)
-	qs := threeNodesTLS(t, Options{}, func() *tls.Config { return ours.Config(t, ours) })
+	qs := threeNodesTLS(t, Options{}, func(node string) *tls.Config { return ours.Config(t, ours, node) })
 	for i, q := range qs {
 		_, err := q.Produce(ctx, Task{Queue: "a"})
 		require.NoError(t, err)
@@ -180,7 +180,7 @@ func TestClusterTLS(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	_, err = Open(filepath.Join(t.TempDir(), "q"), &Options{Cluster: &Cluster{
-		Node: "stranger", Listener: l, Peers: peersOf(qs), Join: true, TLS: theirs.Config(t, ours),
+		Node: "stranger", Listener: l, Peers: peersOf(qs), Join: true, TLS: theirs.Config(t, ours, "stranger"),
 	}})
 	require.ErrorContains(t, err, "join the cluster")
 }

@@ -189,7 +189,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 		victim.fill(diskTestFree/4 - 1)
 		time.Sleep(lookEvery * time.Millisecond)
 		require.NoError(t, simQueue(leader).replicas[0].group.Raft().LeadershipTransferToServer(
-			raft.ServerID(victim.name), raft.ServerAddress(victim.name)).Error())
+			simQueue(victim).node.Self().ServerID(), raft.ServerAddress(victim.name)).Error())
 		require.Eventually(t, func() bool { // it may win more than one election
 			_, err := simQueue(victim).Produce(context.Background(), Task{Queue: "a"})
 			return err == nil

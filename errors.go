@@ -49,7 +49,12 @@ var (
 	ErrNotLeader = base.ErrNotLeader
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
-	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it.
+	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does not
+	// answer. Nothing has changed.
+	ErrNoMajority = base.ErrNoMajority
+	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it,
+	// or the cluster knows the name of the node with another directory, or the node is of another
+	// cluster.
 	ErrNotMember = base.ErrNotMember
 
 	// ErrNotQueue: the directory given to Open holds something other than a queue.

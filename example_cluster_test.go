@@ -182,44 +182,65 @@ func ExampleQueue_ClusterStatus() {
 	// Output: bob sees 3 shards
 }
 
-// Two of three machines are gone for good. The third one goes on alone, with what
-// it has, and new nodes can join it.
+// A service reports that it is ready once its node can be worked with.
+func ExampleQueue_WaitReady() {
+	nodes, _, end := cluster()
+	defer end()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	fmt.Println(nodes[0].WaitReady(ctx))
+	// Output: <nil>
+}
+
+// One of two machines is gone for good. The other one goes on alone, with what it has, and new nodes
+// can join it.
 func ExampleRecoverCluster() {
 	ctx := context.Background()
-	dir, err := os.MkdirTemp("", "codeq-ann")
+	dir, err := os.MkdirTemp("", "codeq-recover")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	ann, gone, l := loopback(), "127.0.0.1:1", loopback()
-	q, err := codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{
-		Node: "ann", Listener: ann, CallTimeout: time.Second,
-		Peers: []codeq.Peer{{Node: "ann", Address: ann.Addr().String()}, {Node: "bob", Address: gone}, {Node: "cid", Address: gone + "1"}},
-	}})
-	if err != nil {
+	listeners := []net.Listener{loopback(), loopback()}
+	peers := []codeq.Peer{
+		{Node: "ann", Address: listeners[0].Addr().String()}, {Node: "bob", Address: listeners[1].Addr().String()},
+	}
+	var nodes []*codeq.Queue
+	for i, p := range peers {
+		q, err := codeq.Open(filepath.Join(dir, p.Node), &codeq.Options{Cluster: &codeq.Cluster{
+			Node: p.Node, Listener: listeners[i], Peers: peers, CallTimeout: 2 * time.Second,
+		}})
+		if err != nil {
+			log.Fatal(err)
+		}
+		nodes = append(nodes, q)
+	}
+	ann, bob := nodes[0], nodes[1]
+	_, err = bob.Produce(ctx, codeq.Task{Queue: "mail"})
+	fmt.Println("together:", err)
+	if err := bob.Close(); err != nil {
 		log.Fatal(err)
 	}
-	_, err = q.Produce(ctx, codeq.Task{Queue: "mail"})
-	fmt.Println("without a majority there is no leader:", errors.Is(err, codeq.ErrNotLeader))
-	if err := q.Close(); err != nil {
+	_, err = ann.Produce(ctx, codeq.Task{Queue: "mail"})
+	fmt.Println("without a majority there is no leader:", errors.Is(err, codeq.ErrNotLeader) || errors.Is(err, codeq.ErrUncertain))
+	if err := ann.Close(); err != nil {
 		log.Fatal(err)
 	}
 
-	opts := &codeq.Options{Cluster: &codeq.Cluster{
-		Node: "ann", Listener: l, Peers: []codeq.Peer{{Node: "ann", Address: l.Addr().String()}},
-	}}
-	if err := codeq.RecoverCluster(dir, opts); err != nil {
+	opts := &codeq.Options{Cluster: &codeq.Cluster{Node: "ann", Listener: loopback()}}
+	if err := codeq.RecoverCluster(filepath.Join(dir, "ann"), opts); err != nil {
 		log.Fatal(err)
 	}
-	if q, err = codeq.Open(dir, opts); err != nil {
+	if ann, err = codeq.Open(filepath.Join(dir, "ann"), opts); err != nil {
 		log.Fatal(err)
 	}
-	_, err = q.Produce(ctx, codeq.Task{Queue: "mail"})
+	_, err = ann.Produce(ctx, codeq.Task{Queue: "mail"})
 	fmt.Println("alone:", err)
-	if err := q.Close(); err != nil {
+	if err := ann.Close(); err != nil {
 		log.Fatal(err)
 	}
 	// Output:
+	// together: <nil>
 	// without a majority there is no leader: true
 	// alone: <nil>
 }

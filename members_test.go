@@ -14,7 +14,8 @@ import (
 
 func peersOf(qs []*Queue) (peers []Peer) {
 	for _, q := range qs {
-		peers = append(peers, Peer(q.node.Self()))
+		self := q.node.Self()
+		peers = append(peers, Peer{self.Node, self.Address})
 	}
 	return peers
 }

@@ -41,10 +41,11 @@ func (q *Queue) newNode() *node {
 	}
 	var peers []cluster.Peer
 	for _, p := range c.Peers {
-		peers = append(peers, cluster.Peer(p))
+		peers = append(peers, cluster.Peer{Node: p.Node, Address: p.Address})
 	}
 	n.Node = cluster.New(cluster.Config{
 		Node: c.Node, Listen: c.Listen, Listener: c.Listener, Advertise: c.Advertise, Peers: peers, Join: c.Join, TLS: c.TLS,
+		AllowAnonymous:   c.AllowAnonymous,
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, LeaveOnClose: c.LeaveOnClose,
 		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend, Logger: n.log,
 		Machines: machines, Leaders: (*leaders)(n), Serve: n.serve, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
@@ -86,7 +87,7 @@ func (l *leaders) Forget(ctx context.Context, shard int, name string) error {
 
 // serve lets an operation of another node be resolved by a shard that is led here.
 func (n *node) serve(shard int, r *peer.Request) error {
-	op, err := n.requestOf(r.Kind, r.From, shard, r.Body)
+	op, err := n.requestOf(r.Kind, r.From.Name, shard, r.Body)
 	if err != nil {
 		return err
 	}

@@ -521,7 +521,7 @@ func TestLateCommitOfDeposedLeader(t *testing.T) {
 		leader, other := c.lead()
 		move := func(from, to *simNode) {
 			r := simQueue(from).replicas[0].group.Raft()
-			require.NoError(t, r.LeadershipTransferToServer(raft.ServerID(to.name), raft.ServerAddress(to.name)).Error())
+			require.NoError(t, r.LeadershipTransferToServer(simQueue(to).node.Self().ServerID(), raft.ServerAddress(to.name)).Error())
 		}
 		q := simQueue(leader)
 		deposed := q.shard(0).commit

@@ -1,13 +1,17 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // simCopy is a copy that a node has made, of what was stored at some moment of a call.
 type simCopy struct {
 	node *simNode
+	lost *vfs.MemFS // on which it lies, if the node has lost that disk since
 	dir  string
 	call *simCall
 }
@@ -31,7 +35,7 @@ func (s *schedule) checkpoint(n *simNode, dir string) {
 		s.note("copied on %s to %s", n.name, dir)
 		s.copying.Lock()
 		defer s.copying.Unlock()
-		s.copies = append(s.copies, simCopy{n, dir, call})
+		s.copies = append(s.copies, simCopy{node: n, dir: dir, call: call})
 	})
 }
 
@@ -39,7 +43,7 @@ func (s *schedule) checkpoint(n *simNode, dir string) {
 // enters what they have into the history. A lease in them may have expired meanwhile.
 func (s *schedule) readCopies() {
 	for _, c := range s.copies {
-		q, err := Open(c.dir, &Options{fs: c.node.disk})
+		q, err := Open(c.dir, &Options{fs: cmp.Or(c.lost, c.node.disk)})
 		if err != nil {
 			s.t.Errorf("copy on %s: %v", c.node.name, err)
 			continue

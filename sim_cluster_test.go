@@ -50,6 +50,7 @@ type simNode struct {
 	cluster *simCluster
 	name    string
 	join    bool
+	leaves  bool         // it is removed when it is closed
 	ahead   atomic.Int64 // of the wall clock, in ns
 
 	mu      sync.Mutex // guards what follows
@@ -139,7 +140,7 @@ func (c *simCluster) open(n *simNode) error {
 		}
 	}
 	o.Cluster = &Cluster{
-		Node: n.name, Listener: host, Peers: peers, Join: join, CallTimeout: simCallTimeout,
+		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
 		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },
@@ -651,6 +652,11 @@ func (v *simVotes) Close() error                    { return nil }
 type simStables struct {
 	*simVotes
 	fuse *simFuse
+}
+
+// stablesOf is Cluster.stable of a life of a node that never crashes.
+func stablesOf(n *simNode) func(string) (raftlog.Stables, error) {
+	return func(string) (raftlog.Stables, error) { return simStables{n.votes, new(simFuse)}, nil }
 }
 
 func (s simStables) Group(n uint32) raft.StableStore { return simVotesGroup{s.simVotes, s.fuse, n} }

@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
 	"codeq/internal/testkit"
 )
 
@@ -63,11 +65,20 @@ func TestSimulation(t *testing.T) {
 }
 
 // simCounts is what a simulation has come to.
-type simCounts struct{ Calls, Unknown, Faults, Tasks, Lost, Copies int }
+type simCounts struct {
+	Calls, Unknown, Tasks, Lost, Copies int
+	Faults                              map[string]int // by kind
+}
 
 func (c *simCounts) add(o simCounts) {
-	c.Calls, c.Unknown, c.Faults, c.Tasks, c.Lost = c.Calls+o.Calls, c.Unknown+o.Unknown, c.Faults+o.Faults, c.Tasks+o.Tasks, c.Lost+o.Lost
-	c.Copies += o.Copies
+	c.Calls, c.Unknown, c.Tasks, c.Lost, c.Copies = c.Calls+o.Calls, c.Unknown+o.Unknown, c.Tasks+o.Tasks, c.Lost+o.Lost, c.Copies+o.Copies
+	if c.Faults == nil {
+		c.Faults = make(map[string]int)
+	}
+	for kind, n := range o.Faults {
+		c.Faults[kind] += n
+		c.Faults["all"] += n
+	}
 }
 
 func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
@@ -106,7 +117,7 @@ type schedule struct {
 
 	noting sync.Mutex // guards events
 	events []string
-	count  int
+	struck map[string]int // faults, by kind
 	done   sync.WaitGroup // faults that end by themselves
 	moving atomic.Bool    // a change of membership is under way
 	rushed atomic.Int64   // clients of rush, ever
@@ -124,7 +135,7 @@ type simFault struct {
 
 func newSchedule(t *testing.T, seed uint64) *schedule {
 	rng := rand.New(rand.NewPCG(seed, 0))
-	s := &schedule{h: newSimHistory(), rng: rng, seed: seed}
+	s := &schedule{h: newSimHistory(), rng: rng, seed: seed, struck: make(map[string]int)}
 	opts := Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096, maxAppend: 4}
 	nodes := 3
 	if rng.IntN(5) == 0 {
@@ -208,7 +219,7 @@ func (s *schedule) run() simCounts {
 	}
 	s.note("close")
 	s.close()
-	counts := simCounts{Calls: len(s.h.calls), Faults: s.count, Tasks: len(s.h.ids), Copies: len(s.copies)}
+	counts := simCounts{Calls: len(s.h.calls), Faults: s.struck, Tasks: len(s.h.ids), Copies: len(s.copies)}
 	for _, c := range s.h.calls {
 		switch c.outcome {
 		case simUnknown:
@@ -238,7 +249,7 @@ func (s *schedule) strike() {
 	lot := s.rng.IntN(total)
 	for _, f := range s.faults {
 		if lot -= f.weight; lot < 0 {
-			s.count++
+			s.struck[f.name]++
 			f.strike(s)
 			return
 		}
@@ -352,6 +363,27 @@ var simFaults = []simFault{
 			})
 		}
 	}},
+	{"lose disk", 2, func(s *schedule) {
+		for shard := range s.opts.Shards {
+			if s.leader(shard) == nil { // there may be no cluster yet
+				return
+			}
+		}
+		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
+			s.note("%s loses its disk", old.name)
+			s.loseDisk(old)
+			s.done.Go(func() {
+				defer s.moving.Store(false)
+				s.replace(old, s.note, nil)
+			})
+		}
+	}},
+	{"stranger", 2, func(s *schedule) {
+		n := s.someNode()
+		s.note("another cluster has the address of %s", n.name)
+		n.crash(100)
+		s.stranger(n.name, s.upTo(10*time.Second))
+	}},
 	{"snapshot", 4, func(s *schedule) {
 		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(4*s.opts.maxAppend+s.rng.IntN(16)) // see minTrailing
 		s.note("snapshot of shard %d on %s, %d trailing", shard, n.name, trailing)
@@ -360,7 +392,7 @@ var simFaults = []simFault{
 	{"checkpoint", 3, func(s *schedule) {
 		n := s.anyNode()
 		s.note("checkpoint on %s", n.name)
-		s.checkpoint(n, fmt.Sprint("copies/", s.count))
+		s.checkpoint(n, fmt.Sprint("copies/", s.struck["checkpoint"]))
 	}},
 }
 
@@ -372,6 +404,54 @@ var simMending = []simFault{
 		s.net.Heal(reset)
 	}},
 	{"restart", 8, (*schedule).raise},
+}
+
+// loseDisk opens a node with a new disk, which is refused at once, or when the others can be asked.
+func (s *schedule) loseDisk(n *simNode) {
+	n.crash(0)
+	s.copying.Lock()
+	for i := range s.copies {
+		if c := &s.copies[i]; c.node == n && c.lost == nil {
+			c.lost = n.disk
+		}
+	}
+	s.copying.Unlock()
+	n.wipe()
+	n.mu.Lock()
+	n.removed = true
+	n.join = n.join || s.rng.IntN(2) == 0
+	join := n.join
+	n.mu.Unlock()
+	if err := s.open(n); err == nil && !join {
+		_ = n.close() // it may have failed
+	} else if err == nil {
+		s.t.Errorf("node %s has joined with a new disk", n.name)
+	}
+}
+
+// stranger runs another cluster of one node at an address for some time. It keeps what is its own.
+func (s *schedule) stranger(address string, length time.Duration) {
+	other := &simCluster{t: s.t, net: s.net, rng: s.rng, opts: s.opts, peers: []Peer{{address, address}}}
+	n := &simNode{cluster: other, name: address, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+	n.start()
+	s.done.Go(func() {
+		const tasks = 5
+		ctx, cancel := context.WithTimeout(context.Background(), simPatience)
+		defer cancel()
+		q := simQueue(n)
+		for range tasks {
+			if _, err := q.Produce(ctx, Task{Queue: "a"}); err != nil {
+				s.t.Errorf("produce of another cluster: %v", err)
+			}
+		}
+		time.Sleep(length)
+		if stats, err := q.Stats(ctx); err != nil || stats["a"].Ready != tasks {
+			s.t.Errorf("another cluster has %+v, %v", stats, err)
+		}
+		if err := n.close(); err != nil {
+			s.t.Errorf("close of another cluster: %v", err)
+		}
+	})
 }
 
 // rush has clients of a node produce one task after the other, until end is called or

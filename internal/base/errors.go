@@ -9,7 +9,7 @@ var ErrCorrupt = errors.New("codeq: stored data is corrupt")
 
 // Errors of a queue's directory.
 var (
-	ErrNotMember  = errors.New("codeq: directory is not that of the node")
+	ErrNotMember  = errors.New("codeq: not a member under this name, with this directory")
 	ErrNotQueue   = errors.New("codeq: directory is not a queue")
 	ErrFormat     = errors.New("codeq: unknown storage format")
 	ErrShardCount = errors.New("codeq: shard count differs")
@@ -23,6 +23,8 @@ var (
 	ErrFailed    = errors.New("codeq: shard failed")
 	ErrDiskFull  = errors.New("codeq: disk is full")
 	ErrNotLeader = errors.New("codeq: shard has no leader")
+
+	ErrNoMajority = errors.New("codeq: the other nodes have no majority")
 )
 
 // Errors of tasks and leases.

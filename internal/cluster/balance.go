@@ -55,7 +55,7 @@ func (n *Node) homing() (left bool) {
 			continue
 		}
 		home, ok := homeNode(members, g.index)
-		if !ok || home.ID == raft.ServerID(n.self.Node) {
+		if !ok || home.ID == n.self.ServerID() {
 			continue
 		}
 		left = true

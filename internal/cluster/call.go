@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"codeq/internal/base"
 	"codeq/internal/peer"
 )
@@ -22,6 +24,8 @@ const OwnKinds = 56
 const (
 	kindJoin byte = OwnKinds + iota
 	kindState
+	kindWho   // of an introduction
+	kindAdopt // of an introduction
 )
 
 // ErrMalformedCall is the answer to a call of another node that cannot be read.
@@ -42,12 +46,16 @@ func (g *Group) Call(ctx context.Context, kind byte, body []byte) (reply []byte,
 		if err := g.Failure(); err != nil {
 			return nil, err
 		}
-		return nil, fmt.Errorf("%w: shard %d has no leader", base.ErrNotLeader, g.index)
-	case string(leader) == n.self.Node:
+		return nil, g.noLeader()
+	case leader == n.self.ServerID():
 		return nil, fmt.Errorf("%w: shard %d is not ready", base.ErrNotLeader, g.index)
 	}
+	to, err := peerOf(raft.Server{ID: leader, Address: addr}).target()
+	if err != nil {
+		return nil, err
+	}
 	binary.BigEndian.PutUint16(body, uint16(g.index))
-	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(leader), string(addr), kind, body); err != nil {
+	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(leader), to, kind, body); err != nil {
 		return nil, n.callError(ctx, err)
 	}
 	return reply, nil
@@ -77,6 +85,9 @@ func (n *Node) serve(r *peer.Request) {
 func (n *Node) accept(r *peer.Request) error {
 	if !n.ready.Load() {
 		return fmt.Errorf("%w: the node is being opened", base.ErrNotLeader)
+	}
+	if r.Introduction {
+		return n.serveIntroduction(r)
 	}
 	switch r.Kind {
 	case kindJoin:

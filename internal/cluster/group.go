@@ -19,24 +19,25 @@ import (
 
 // Group is this node's part in the Raft group of a shard. Its methods are safe for concurrent use.
 type Group struct {
-	index     int // of the shard
-	node      *Node
-	machine   StateMachine
-	raft      *raft.Raft
-	running   bool // Raft's goroutines have begun; set before they do
-	transport *transport
-	snapshots *snapshot.Store
-	replayed  uint64        // the last entry that the log had when the node was opened
-	applied   atomic.Uint64 // index of the last entry in the store
-	progress  changes       // of applied
-	growth    growth
-	leading   leaderTerm
-	kept      chan struct{} // capacity 1: the shard was to be handed over, and has not been
-	route     changes       // of where the shard is led
-	tenure    tenure
-	health    peerHealth
-	asking    asking
-	broken    atomic.Pointer[error]
+	index         int // of the shard
+	node          *Node
+	machine       StateMachine
+	raft          *raft.Raft
+	running       bool // Raft's goroutines have begun; set before they do
+	transport     *transport
+	snapshots     *snapshot.Store
+	replayed      uint64        // the last entry that the log had when the node was opened
+	applied       atomic.Uint64 // index of the last entry in the store
+	progress      changes       // of applied
+	growth        growth
+	leading       leaderTerm
+	configuration configuration
+	kept          chan struct{} // capacity 1: the shard was to be handed over, and has not been
+	route         changes       // of where the shard is led
+	tenure        tenure
+	health        peerHealth
+	asking        asking
+	broken        atomic.Pointer[error]
 }
 
 func newGroup(n *Node, index int, m StateMachine) *Group {
@@ -80,10 +81,12 @@ func (g *Group) install() error {
 // restore replaces the store by what the snapshots have received.
 func (g *Group) restore() error {
 	g.leave(base.ErrNotLeader)
-	if _, _, ok := g.snapshots.Installed(); !ok {
-		return nil // the store is as far as the snapshot
+	if _, _, ok := g.snapshots.Installed(); ok { // or else the store is as far as the snapshot
+		if err := g.openStore(); err != nil {
+			return err
+		}
 	}
-	return g.openStore()
+	return g.adoptConfiguration()
 }
 
 // start starts the node's part in the group, and founds the group if the cluster is new.
@@ -96,7 +99,10 @@ func (g *Group) start() error {
 	if g.replayed, err = logs.LastIndex(); err != nil {
 		return err
 	}
-	logger := raftLogger(n.log.With("shard", g.index))
+	if err := g.adoptConfiguration(); err != nil {
+		return err
+	}
+	logger := newRaftLogger(n.log.With("shard", g.index))
 	conf := n.raftConfig(logger)
 	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
@@ -106,8 +112,12 @@ func (g *Group) start() error {
 	// Raft panics, before it has a goroutine, when it cannot read its log.
 	err = store.Protect(func() error {
 		known, err := raft.HasExistingState(logs, votes, snapshots)
-		if err == nil && !known && !n.c.Join {
-			err = raft.BootstrapCluster(conf, logs, votes, snapshots, trans, n.founders())
+		switch d := n.c.Directory; {
+		case err != nil:
+		case len(d.Founders) > 0:
+			err = g.goOnFounding(logs, votes, configurationOf(d.Founders))
+		case d.Cluster == "" && (known || g.Applied() > 0):
+			err = fmt.Errorf("%w: it is of no cluster, but was once (RecoverCluster makes it one of its own)", base.ErrNotMember)
 		}
 		if err == nil {
 			g.raft, err = raft.NewRaft(conf, fsm{g}, logs, votes, snapshots, trans)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -18,6 +20,60 @@ import (
 // Add makes a node part of the cluster: in the group of every shard it first follows, and votes
 // when it has caught up.
 func (n *Node) Add(ctx context.Context, p Peer) error {
+	p, err := n.invite(ctx, p)
+	if err != nil {
+		return err
+	}
+	return n.add(ctx, p)
+}
+
+// invite makes a node that is to be added one of this cluster, and returns it with its ID. It waits
+// for the node to be there.
+func (n *Node) invite(ctx context.Context, p Peer) (Peer, error) {
+	var away error // why the node has not answered, the last time
+	err := poll(ctx, func() (bool, error) {
+		i, err := n.introduce(ctx, p)
+		var refused *peer.RefusedError
+		if errors.As(err, &refused) {
+			return false, refusal(err)
+		}
+		if away = err; err != nil {
+			return false, nil
+		}
+		if i.Cluster != "" && i.Cluster != n.Cluster() {
+			return false, fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, p.Node, i.Cluster, n.Cluster())
+		}
+		p.ID = i.ID
+		if err := namesake(n.known(), p); err != nil || i.Cluster != "" {
+			return true, err
+		}
+		_, err = n.peer.Introduce(ctx, peer.Target{Name: p.Node, Address: p.Address}, kindAdopt, []byte(n.Cluster()))
+		if err != nil {
+			return false, n.callError(ctx, err)
+		}
+		return true, nil
+	})
+	if ctx.Err() != nil {
+		err = errors.Join(err, away)
+	}
+	return p, err
+}
+
+// refusal is what the refusal of a connection says to the application.
+func refusal(err error) error {
+	var refused *peer.RefusedError
+	switch {
+	case !errors.As(err, &refused):
+		return err
+	case refused.Reason == peer.RefusedGroups:
+		return fmt.Errorf("%w: %w", base.ErrShardCount, err)
+	case refused.Reason == peer.RefusedCluster, refused.Reason == peer.RefusedNode:
+		return fmt.Errorf("%w: %w", base.ErrNotMember, err)
+	}
+	return err
+}
+
+func (n *Node) add(ctx context.Context, p Peer) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Change(ctx, i, AddNode, p); err != nil {
 			return fmt.Errorf("add node %s to shard %d: %w", p.Node, i, err)
@@ -38,14 +94,39 @@ func (n *Node) Add(ctx context.Context, p Peer) error {
 	return nil
 }
 
-// Remove takes a node out of the cluster.
+// Remove takes a node out of the cluster. Before the first change it makes sure that all shards can
+// do without the node.
 func (n *Node) Remove(ctx context.Context, node string) error {
+	if err := n.check(ctx, CheckRemoval, node); err != nil {
+		return err
+	}
 	for i := range n.groups {
 		if err := n.c.Leaders.Change(ctx, i, RemoveNode, Peer{Node: node}); err != nil {
 			return fmt.Errorf("remove node %s from shard %d: %w", node, i, err)
 		}
 		if err := n.c.Leaders.Forget(ctx, i, node); err != nil {
 			return fmt.Errorf("forget node %s in shard %d: %w", node, i, err)
+		}
+	}
+	return nil
+}
+
+// Replace adds a node and then removes another one, if all shards can do without that one.
+func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
+	if err := n.check(ctx, CheckReplacement, old); err != nil {
+		return err
+	}
+	if err := n.Add(ctx, p); err != nil {
+		return err
+	}
+	return n.Remove(ctx, old)
+}
+
+// check asks the leaders of all shards whether a node can be removed.
+func (n *Node) check(ctx context.Context, how Change, node string) error {
+	for i := range n.groups {
+		if err := n.c.Leaders.Change(ctx, i, how, Peer{Node: node}); err != nil {
+			return fmt.Errorf("remove node %s: %w", node, err)
 		}
 	}
 	return nil
@@ -61,7 +142,7 @@ func (n *Node) Leave() error {
 	return n.Remove(ctx, n.self.Node)
 }
 
-// Change is a change of a group.
+// Change is a change of a group, or what must hold before one.
 type Change byte
 
 const (
@@ -69,11 +150,16 @@ const (
 	GiveVote                 // to a node that was added
 	RemoveNode               // for good
 	MakeLeader
+	CheckRemoval     // whether a node can be removed
+	CheckReplacement // whether a node can be removed once another one votes
 	EndOfChanges
 )
 
 // ErrLastNode: a node cannot be removed as its group has no other.
 var ErrLastNode = errors.New("the last node")
+
+// errReconfigured: the group was changed in the meantime.
+var errReconfigured = fmt.Errorf("%w: the members have changed", base.ErrNotLeader)
 
 // configTimeout bounds how long a change of a group waits for the one before.
 const configTimeout = 10 * time.Second
@@ -82,43 +168,62 @@ const configTimeout = 10 * time.Second
 // is called on the node that leads the group, before the Leader has ended.
 func (g *Group) Change(how Change, p Peer, settle func(error)) {
 	g.node.background.Go(func() {
-		settle(g.node.guarded("change of members", func() error { return g.change(how, p) }))
+		settle(g.node.guarded("change of members", func() error {
+			ctx, cancel := context.WithTimeout(g.node.ctx, configTimeout)
+			defer cancel()
+			for {
+				err := g.change(ctx, how, p)
+				if !errors.Is(err, errReconfigured) || ctx.Err() != nil {
+					return err
+				}
+				Pause(ctx, nil)
+			}
+		}))
 	})
 }
 
-func (g *Group) change(how Change, p Peer) error {
-	id, addr := raft.ServerID(p.Node), raft.ServerAddress(p.Address)
-	members, err := g.members()
-	if err != nil {
-		return err
+func (g *Group) change(ctx context.Context, how Change, p Peer) error {
+	index, members := g.configuration.get()
+	at := slices.IndexFunc(members, func(m raft.Server) bool { return peerOf(m).Node == p.Node })
+	if at >= 0 && p.ID == "" {
+		p = peerOf(members[at])
 	}
-	at := slices.IndexFunc(members, func(m raft.Server) bool { return m.ID == id })
+	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
 	switch how {
 	case AddNode:
+		if at >= 0 && members[at].ID != id {
+			return namesake([]Peer{peerOf(members[at])}, p)
+		}
 		if at >= 0 && members[at] == (raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
 			return nil // it has been added before
 		}
-		return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, 0, configTimeout) })
+		return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, index, configTimeout) })
 	case GiveVote:
-		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, 0, configTimeout) })
-	case RemoveNode:
-		switch {
-		case at < 0:
-			return nil
-		case len(members) == 1:
-			return ErrLastNode
-		case p.Node == g.node.self.Node:
-			if g.handOver() == nil {
-				// so that the next leader is asked
-				return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
-			} // or else it leads until it has removed itself
+		if at < 0 || members[at].ID != id {
+			return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, p.Node)
 		}
-		return g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, 0, configTimeout) })
+		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, index, configTimeout) })
+	case CheckRemoval, CheckReplacement, RemoveNode:
+		if at < 0 {
+			return nil
+		}
+		newcomers := 0
+		if how == CheckReplacement {
+			newcomers = 1
+		}
+		if err := g.checkRest(ctx, slices.Delete(members, at, at+1), newcomers); err != nil || how != RemoveNode {
+			return err
+		}
+		if id == g.node.self.ServerID() && g.handOver() == nil {
+			// so that the next leader is asked
+			return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
+		} // or else it leads until it has removed itself
+		return g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
 	case MakeLeader:
 		switch {
 		case at < 0:
 			return fmt.Errorf("%w: node %s", base.ErrNotFound, p.Node)
-		case p.Node == g.node.self.Node:
+		case id == g.node.self.ServerID():
 			return nil
 		}
 		err := g.transfer(members[at])
@@ -130,6 +235,45 @@ func (g *Group) change(how Change, p Peer) error {
 	return ErrMalformedCall
 }
 
+// checkRest makes sure that the members that would be left, and so many newcomers, have a majority
+// that answers: without it the group would have no leader any more.
+func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	voters := slices.DeleteFunc(slices.Clone(rest), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
+	if len(voters)+newcomers == 0 {
+		return ErrLastNode
+	}
+	silent := make([]error, len(voters))
+	var asking sync.WaitGroup
+	for i, m := range voters {
+		asking.Go(func() {
+			g.node.contain("question for a state", func() {
+				s, err := g.stateAt(ctx, m)
+				if err == nil && s.Failed {
+					err = errors.New("its replica has failed")
+				}
+				silent[i] = err
+			}, func(err error) { silent[i] = err })
+		})
+	}
+	asking.Wait()
+	answers, need := newcomers, (len(voters)+newcomers)/2+1
+	var why []string // texts: a node that cannot be asked is no error of the group
+	for i, err := range silent {
+		if err == nil {
+			answers++
+		} else {
+			why = append(why, fmt.Sprintf("node %s: %s", peerOf(voters[i]).Node, strings.TrimPrefix(err.Error(), "codeq: ")))
+		}
+	}
+	if answers >= need {
+		return nil
+	}
+	return fmt.Errorf("%w: shard %d: %d of the %d that would be left have answered: %s", base.ErrNoMajority, g.index,
+		answers, len(voters)+newcomers, strings.Join(why, "; "))
+}
+
 // reconfigure returns when Raft has changed the group.
 func (g *Group) reconfigure(change func() raft.Future) error {
 	if err := g.enter(); err != nil {
@@ -139,6 +283,9 @@ func (g *Group) reconfigure(change func() raft.Future) error {
 	err := change().Error()
 	if err == nil {
 		return nil
+	}
+	if strings.HasPrefix(err.Error(), "configuration changed since") { // Raft has no better word for it
+		return fmt.Errorf("%w: %w", errReconfigured, err)
 	}
 	if err = raftError(err); !errors.Is(err, base.ErrNotLeader) {
 		err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
@@ -167,7 +314,7 @@ func (n *Node) awaitCatchUp(ctx context.Context, shard int, p Peer) error {
 			return false, err
 		}
 		var states []replicaState
-		states, unknown = n.stateOf(ctx, p.Address)
+		states, unknown = n.stateOf(ctx, p)
 		return unknown == nil && shard < len(states) && states[shard].Applied+closeBehind > applied, nil
 	})
 	if ctx.Err() != nil {
@@ -200,22 +347,64 @@ func (n *Node) join() error {
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
 	defer cancel()
+	by, err := n.chooseCluster(ctx)
+	if err != nil {
+		return fmt.Errorf("codeq: join the cluster: %w", err)
+	}
 	var errs []error
-	for _, p := range n.c.Peers {
-		if p.Node == n.self.Node {
+	for _, p := range by {
+		if err := n.joinBy(ctx, p); err != nil {
+			errs = append(errs, fmt.Errorf("node %q: %w", p.Node, err))
 			continue
 		}
-		_, err := n.peer.Call(ctx, p.Address, kindJoin, wire.AppendJSON(nil, n.self))
-		if err == nil {
-			return poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
-		}
-		var refused *peer.RefusedError
-		if errors.As(err, &refused) && refused.Reason == peer.RefusedGroups {
-			err = fmt.Errorf("%w: %w", base.ErrShardCount, err)
-		}
-		errs = append(errs, fmt.Errorf("node %s: %w", p.Node, err))
+		return poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
 	}
 	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
+}
+
+// chooseCluster makes the node one of the cluster of its peers, and returns those that have
+// answered. A majority of them must be of one cluster: one address may be another cluster's by now.
+func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
+	var errs []error
+	of := make(map[string][]introduction) // by cluster
+	peers := slices.DeleteFunc(slices.Clone(n.c.Peers), func(p Peer) bool { return p.Node == n.self.Node })
+	for a := range n.introduceAll(ctx, peers) {
+		switch {
+		case a.err != nil:
+			errs = append(errs, refusal(a.err))
+		case a.Cluster == "":
+			errs = append(errs, fmt.Errorf("node %q is of no cluster yet", a.Node))
+		default:
+			of[a.Cluster] = append(of[a.Cluster], a.introduction)
+		}
+	}
+	for cluster, answers := range of {
+		if 2*len(answers) <= len(peers) {
+			continue
+		}
+		for _, i := range answers {
+			if err := namesake(i.Members, n.self); err != nil {
+				return nil, err
+			}
+			at := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == i.Node })
+			by = append(by, Peer{Node: i.Node, ID: i.ID, Address: peers[at].Address})
+		}
+		return by, n.adopt(cluster)
+	}
+	return nil, errors.Join(append(errs, fmt.Errorf("%w: less than a majority of its %d peers have answered, and are of one cluster",
+		base.ErrNotLeader, len(peers)))...)
+}
+
+// joinBy lets a node of the cluster add this one.
+func (n *Node) joinBy(ctx context.Context, p Peer) error {
+	to, err := p.target()
+	if err != nil {
+		return err
+	}
+	if _, err = n.peer.Call(ctx, to, kindJoin, wire.AppendJSON(nil, n.self)); err != nil {
+		return n.callError(ctx, err)
+	}
+	return nil
 }
 
 // joinTimeout bounds how long a new node waits to be part of a cluster.
@@ -224,7 +413,7 @@ const joinTimeout = 5 * time.Minute
 // votes reports whether this node is a voter of every shard's group.
 func (n *Node) votes() bool {
 	for _, s := range n.state() {
-		if !slices.Contains(s.Members, memberState{n.self.Node, n.self.Address, true}) {
+		if !slices.Contains(s.Members, memberState{n.self, true}) {
 			return false
 		}
 	}
@@ -234,14 +423,14 @@ func (n *Node) votes() bool {
 // serveJoin adds the node that asks for it.
 func (n *Node) serveJoin(r *peer.Request) error {
 	var p Peer
-	if err := json.Unmarshal(r.Body, &p); err != nil || p.Node == "" || len(p.Node) > MaxNodeName || p.Address == "" {
+	if err := json.Unmarshal(r.Body, &p); err != nil || p.Node != r.From.Name || p.ID != r.From.ID.String() || p.Address == "" {
 		return ErrMalformedCall
 	}
 	ctx, cancel := context.WithCancel(n.ctx)
 	r.OnCancel(cancel)
 	n.background.Go(func() {
 		defer cancel()
-		if err := n.guarded("joining of a node", func() error { return n.Add(ctx, p) }); err != nil {
+		if err := n.guarded("joining of a node", func() error { return n.add(ctx, p) }); err != nil {
 			r.Fail(n.c.EncodeError(err))
 			return
 		}

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,8 +28,9 @@ import (
 
 // Peer is a node as others know it.
 type Peer struct {
-	Node    string
+	Node    string // its name
 	Address string
+	ID      string // of its directory; "": not known
 }
 
 // MaxNodeName bounds the length of a node's name.
@@ -45,6 +45,7 @@ type Config struct {
 	Peers            []Peer        // with which a new cluster begins; or of the one to join
 	Join             bool          // a cluster that exists
 	TLS              *tls.Config   // nil: none
+	AllowAnonymous   bool          // by TLS, of nodes that dial
 	HeartbeatTimeout time.Duration // after which a leader that is not heard of is missed
 	ElectionTimeout  time.Duration // of an election
 	CallTimeout      time.Duration // how long a call waits for a leader
@@ -98,6 +99,7 @@ type Node struct {
 	routes changes // of any group's route
 
 	ready      atomic.Bool // the node takes part in every group
+	membership membership
 	quit       chan struct{}
 	watches    sync.WaitGroup // goroutines of the groups
 	background sync.WaitGroup // what nobody waits for but Close
@@ -116,8 +118,13 @@ func New(c Config) *Node {
 	if c.Log == nil {
 		c.Log = func(g *raftlog.Group) LogStore { return g }
 	}
-	n := &Node{c: c, self: Peer{c.Node, cmp.Or(c.Advertise, c.Listen)}, log: c.Logger, quit: make(chan struct{})}
+	self := Peer{c.Node, cmp.Or(c.Advertise, c.Listen), c.Directory.ID}
+	if self.Address == "" && c.Listener != nil {
+		self.Address = c.Listener.Addr().String()
+	}
+	n := &Node{c: c, self: self, log: c.Logger, quit: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
 	n.room = newLogRoom(c.Directory.FS, c.Directory.Path, c.MinFree, n.log)
 	for i, m := range c.Machines {
 		n.groups = append(n.groups, newGroup(n, i, m))
@@ -171,6 +178,9 @@ func (n *Node) Open() error {
 			return fmt.Errorf("codeq: start shard %d of %s: %w", g.index, n.c.Directory.Path, err)
 		}
 	}
+	if err := n.begun(); err != nil {
+		return fmt.Errorf("codeq: write %s: %w", n.c.Directory.Path, err)
+	}
 	n.ready.Store(true)
 	for _, g := range n.groups {
 		n.watches.Go(func() {
@@ -183,8 +193,11 @@ func (n *Node) Open() error {
 	}
 	// After a panic leaders stay where they are.
 	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
-	if n.c.Join {
+	switch {
+	case n.c.Join:
 		return n.join()
+	case n.Cluster() == "":
+		return n.found()
 	}
 	return nil
 }
@@ -233,14 +246,15 @@ func (n *Node) listen() error {
 			return fmt.Errorf("codeq: %w", err)
 		}
 	}
-	if n.self.Address == "" {
-		n.self.Address = l.Addr().String()
-	}
 	if n.c.TLS != nil {
 		l = tls.NewListener(l, n.c.TLS)
 	}
+	self, err := n.identity()
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
 	n.peer = peer.New(peer.Config{
-		Name: n.c.Node, Listener: l, Dial: n.c.Dial, Groups: len(n.groups), Handler: n.serve, Logger: n.log,
+		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve, Logger: n.log,
 	})
 	return nil
 }
@@ -250,7 +264,7 @@ const raftTimeout = 10 * time.Second
 
 func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
 	conf := raft.DefaultConfig()
-	conf.LocalID = raft.ServerID(n.c.Node)
+	conf.LocalID = n.self.ServerID()
 	conf.HeartbeatTimeout = n.c.HeartbeatTimeout
 	conf.ElectionTimeout = n.c.ElectionTimeout
 	conf.LeaderLeaseTimeout = n.c.HeartbeatTimeout // a moment's standstill is no reason to step down
@@ -264,21 +278,9 @@ func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
 	return conf
 }
 
-// founders is the configuration with which a new cluster begins: all of them vote.
-func (n *Node) founders() (c raft.Configuration) {
-	peers := slices.Clone(n.c.Peers)
-	if !slices.ContainsFunc(peers, func(p Peer) bool { return p.Node == n.self.Node }) {
-		peers = append(peers, n.self)
-	}
-	slices.SortFunc(peers, func(a, b Peer) int { return cmp.Compare(a.Node, b.Node) })
-	for _, p := range peers {
-		c.Servers = append(c.Servers, raft.Server{ID: raft.ServerID(p.Node), Address: raft.ServerAddress(p.Address)})
-	}
-	return c
-}
-
 // Close ends what Open has begun; the stores of the shards stay open.
 func (n *Node) Close() error {
+	n.membership.stop()
 	ended := make(chan struct{})
 	n.background.Go(func() { n.contain("end of a replica", func() { n.hasten(ended) }, nil) })
 	n.resign()

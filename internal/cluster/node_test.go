@@ -24,7 +24,7 @@ func newLoneNode(t *testing.T, disk vfs.FS, votes string, m StateMachine) *Node 
 	return New(Config{
 		Node: "a", Listener: l, Advertise: "a:1", MaxAppend: MaxAppend, Logger: slog.New(slog.DiscardHandler),
 		HeartbeatTimeout: 50 * time.Millisecond, ElectionTimeout: 50 * time.Millisecond, CallTimeout: time.Second,
-		Directory:  manifest.New(disk, "dir", manifest.Manifest{Shards: 1}),
+		Directory:  manifest.New(disk, "dir", manifest.Manifest{Shards: 1, ID: manifest.NewID()}),
 		Machines:   []StateMachine{m},
 		PanicError: func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
 		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(votes) },
@@ -71,7 +71,7 @@ func endAmidChange(t *testing.T, fails bool) {
 	<-m.stuck
 	changed := make(chan error, 1)
 	before := g.raft.LastIndex()
-	g.Change(AddNode, Peer{"b", "b:1"}, func(err error) { changed <- err })
+	g.Change(AddNode, Peer{"b", "b:1", manifest.NewID()}, func(err error) { changed <- err })
 	require.Eventually(t, func() bool { return g.raft.CommitIndex() > before }, 10*time.Second, time.Millisecond)
 	closed := make(chan error, 1)
 	if fails {

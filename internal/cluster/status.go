@@ -52,16 +52,16 @@ const statusTimeout = 2 * time.Second
 func (n *Node) Status(ctx context.Context) []ShardStatus {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	answers := make(map[string]*nodeAnswer) // by address
+	answers := make(map[Peer]*nodeAnswer)
 	ask := func(states []replicaState) {
 		var asking sync.WaitGroup
 		for _, s := range states {
 			for _, m := range s.Members {
-				if answers[m.Address] == nil {
+				if answers[m.Peer] == nil {
 					a := new(nodeAnswer)
-					answers[m.Address] = a
+					answers[m.Peer] = a
 					asking.Go(func() {
-						n.contain("question for a state", func() { a.replicas, a.err = n.stateOf(ctx, m.Address) },
+						n.contain("question for a state", func() { a.replicas, a.err = n.stateOf(ctx, m.Peer) },
 							func(err error) { a.err = err })
 					})
 				}
@@ -87,7 +87,7 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 		sh := ShardStatus{Shard: i}
 		for _, m := range leaders[i].Members {
 			rs := ReplicaStatus{Node: m.Node, Address: m.Address, Voter: m.Voter}
-			rs.fill(answers[m.Address], &sh)
+			rs.fill(answers[m.Peer], &sh)
 			sh.Replicas = append(sh.Replicas, rs)
 		}
 		slices.SortFunc(sh.Replicas, func(a, b ReplicaStatus) int { return cmp.Compare(a.Node, b.Node) })
@@ -116,9 +116,8 @@ type replicaState struct {
 
 // memberState is a node as another one knows it.
 type memberState struct {
-	Node    string
-	Address string
-	Voter   bool
+	Peer
+	Voter bool
 }
 
 func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
@@ -157,11 +156,15 @@ func (sh *ShardStatus) compare() {
 }
 
 // stateOf asks a node for the state of its replicas.
-func (n *Node) stateOf(ctx context.Context, addr string) ([]replicaState, error) {
-	if addr == n.self.Address {
+func (n *Node) stateOf(ctx context.Context, p Peer) ([]replicaState, error) {
+	if p.ID == n.self.ID {
 		return n.state(), nil
 	}
-	b, err := n.peer.Call(ctx, addr, kindState, nil)
+	to, err := p.target()
+	if err != nil {
+		return nil, err
+	}
+	b, err := n.peer.Call(ctx, to, kindState, nil)
 	if err != nil {
 		return nil, n.callError(ctx, err)
 	}
@@ -186,7 +189,7 @@ func (n *Node) state() []replicaState {
 			continue // the group has ended here
 		}
 		for _, m := range members {
-			s.Members = append(s.Members, memberState{string(m.ID), string(m.Address), m.Suffrage == raft.Voter})
+			s.Members = append(s.Members, memberState{peerOf(m), m.Suffrage == raft.Voter})
 		}
 	}
 	return states

@@ -90,7 +90,7 @@ func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 
 // stateAt asks a node for the state of its replica of the shard.
 func (g *Group) stateAt(ctx context.Context, m raft.Server) (replicaState, error) {
-	states, err := g.node.stateOf(ctx, string(m.Address))
+	states, err := g.node.stateOf(ctx, peerOf(m))
 	if err == nil && g.index >= len(states) {
 		err = ErrMalformedCall
 	}
@@ -102,7 +102,7 @@ func (g *Group) stateAt(ctx context.Context, m raft.Server) (replicaState, error
 
 // timeoutNow is the message that lets a node stand for election.
 func (g *Group) timeoutNow() *raft.TimeoutNowRequest {
-	self := raft.ServerID(g.node.self.Node)
+	self := g.node.self.ServerID()
 	return &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
 		ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(self),
 		Addr: g.transport.EncodePeer(self, g.transport.LocalAddr()),
@@ -144,7 +144,7 @@ func (g *Group) handOver() error {
 	var heir raft.Server
 	var longest uint64
 	for _, m := range members {
-		if m.ID == raft.ServerID(g.node.self.Node) || g.health.outage(m.ID, g.raft.CurrentTerm()) != nil {
+		if m.ID == g.node.self.ServerID() || g.health.outage(m.ID, g.raft.CurrentTerm()) != nil {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(g.node.ctx, g.node.c.ElectionTimeout)

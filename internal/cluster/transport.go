@@ -1,11 +1,9 @@
 package cluster
 
 import (
-	"context"
-	"log/slog"
+	"io"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 )
 
@@ -20,6 +18,56 @@ type transport struct {
 	patience time.Duration // for an answer, before the pipeline ends and Raft goes on without
 }
 
+// reach is the address by which only the member that is meant is reached.
+func reach(id raft.ServerID, target raft.ServerAddress) (raft.ServerAddress, error) {
+	to, err := peerOf(raft.Server{ID: id, Address: target}).target()
+	return to.RaftAddress(), err
+}
+
+// RequestVote is raft.Transport's.
+func (t *transport) RequestVote(
+	id raft.ServerID, target raft.ServerAddress, req *raft.RequestVoteRequest, resp *raft.RequestVoteResponse,
+) error {
+	to, err := reach(id, target)
+	if err != nil {
+		return err
+	}
+	return t.NetworkTransport.RequestVote(id, to, req, resp)
+}
+
+// RequestPreVote is raft.WithPreVote's.
+func (t *transport) RequestPreVote(
+	id raft.ServerID, target raft.ServerAddress, req *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse,
+) error {
+	to, err := reach(id, target)
+	if err != nil {
+		return err
+	}
+	return t.NetworkTransport.RequestPreVote(id, to, req, resp)
+}
+
+// InstallSnapshot is raft.Transport's.
+func (t *transport) InstallSnapshot(
+	id raft.ServerID, target raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader,
+) error {
+	to, err := reach(id, target)
+	if err != nil {
+		return err
+	}
+	return t.NetworkTransport.InstallSnapshot(id, to, req, resp, data)
+}
+
+// TimeoutNow is raft.Transport's.
+func (t *transport) TimeoutNow(
+	id raft.ServerID, target raft.ServerAddress, req *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse,
+) error {
+	to, err := reach(id, target)
+	if err != nil {
+		return err
+	}
+	return t.NetworkTransport.TimeoutNow(id, to, req, resp)
+}
+
 // SetHeartbeatHandler is raft.Transport's. Raft calls it last before its goroutines begin.
 func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	t.group.running = true
@@ -28,7 +76,11 @@ func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 
 // AppendEntriesPipeline is raft.Transport's.
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
-	p, err := t.NetworkTransport.AppendEntriesPipeline(id, target)
+	to, err := reach(id, target)
+	if err != nil {
+		return nil, err
+	}
+	p, err := t.NetworkTransport.AppendEntriesPipeline(id, to)
 	if err != nil {
 		return nil, err
 	}
@@ -93,6 +145,10 @@ func (t *transport) AppendEntries(
 	if err := t.group.Failure(); err != nil {
 		return err
 	}
+	target, err := reach(id, target)
+	if err != nil {
+		return err
+	}
 	if isHeartbeat(req) {
 		err := t.NetworkTransport.AppendEntries(id, target, req, resp)
 		t.group.health.note(id, req.Term, err == nil)
@@ -134,13 +190,4 @@ const refusedPause = 250 * time.Millisecond
 
 func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 	return req.PrevLogEntry == 0 && req.PrevLogTerm == 0 && len(req.Entries) == 0 && req.LeaderCommitIndex == 0
-}
-
-// raftLogger passes what Raft warns of to a logger.
-func raftLogger(log *slog.Logger) hclog.Logger {
-	if !log.Enabled(context.Background(), slog.LevelWarn) {
-		return hclog.NewNullLogger()
-	}
-	std := slog.NewLogLogger(log.Handler(), slog.LevelWarn)
-	return hclog.FromStandardLogger(std, &hclog.LoggerOptions{Name: "raft", Level: hclog.Warn, DisableTime: true})
 }

@@ -62,8 +62,19 @@ type Manifest struct {
 	Open *Place `json:"open,omitempty"`
 	// Node of the cluster to which the directory belongs; "": a queue without a cluster.
 	Node string `json:"node,omitempty"`
+	// Cluster identifies the cluster of the node; "": it is of none yet.
+	Cluster string `json:"cluster,omitempty"`
+	// Founders are the nodes with which the cluster begins, while this one founds it.
+	Founders []Founder `json:"founders,omitempty"`
 	// Sum is the CRC-32C of the manifest without it, in hexadecimal.
 	Sum string `json:"sum"`
+}
+
+// Founder is a node with which a cluster begins.
+type Founder struct {
+	Node    string `json:"node"`
+	ID      string `json:"id"` // of its directory
+	Address string `json:"address"`
 }
 
 // Identity returns what the store of a shard has under keys.Meta.

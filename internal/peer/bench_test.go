@@ -20,13 +20,14 @@ func BenchmarkCall(b *testing.B) {
 				return dialer.DialContext(ctx, "tcp", addr)
 			}
 			var nodes [2]*Node
-			var addr string
+			var to Target
 			for i := range nodes {
 				l, err := net.Listen("tcp", "127.0.0.1:0")
 				require.NoError(b, err)
-				addr = l.Addr().String()
+				self := identityOf(fmt.Sprint(i))
+				to = Target{self.ID, self.Name, l.Addr().String()}
 				nodes[i] = New(Config{
-					Name: fmt.Sprint(i), Listener: l, Dial: dial,
+					Identity: self, Listener: l, Dial: dial,
 					Handler: func(r *Request) { r.Reply(r.Body) },
 				})
 				defer nodes[i].Close()
@@ -34,7 +35,7 @@ func BenchmarkCall(b *testing.B) {
 			body := make([]byte, 100)
 			call := func(n int) {
 				for range n {
-					reply, err := nodes[0].Call(b.Context(), addr, 1, body)
+					reply, err := nodes[0].Call(b.Context(), to, 1, body)
 					if err != nil || len(reply) != len(body) {
 						b.Errorf("%d bytes, %v", len(reply), err)
 						return

@@ -14,7 +14,7 @@ import (
 type client struct {
 	stream
 	node *Node
-	addr string
+	to   Target
 
 	// heard counts what the reader got from the network.
 	heard atomic.Uint64
@@ -37,8 +37,8 @@ type waiter struct {
 	err   error
 }
 
-func newClient(n *Node, addr string, conn net.Conn) *client {
-	c := &client{node: n, addr: addr, pending: make(map[uint64]*waiter)}
+func newClient(n *Node, to Target, conn net.Conn) *client {
+	c := &client{node: n, to: to, pending: make(map[uint64]*waiter)}
 	c.init(conn, n.c.Timeout)
 	c.ended = c.settleAll
 	c.watch = time.AfterFunc(time.Hour, func() { n.guarded("check of a peer", c.check, c.fail) })
@@ -51,12 +51,12 @@ func (c *client) call(ctx context.Context, until <-chan struct{}, kind byte, bod
 	for c.err == nil && len(c.queue) > queuedBytes {
 		if err := c.waitForRoom(ctx); err != nil {
 			c.mu.Unlock()
-			return nil, fmt.Errorf("%w: wait for room in the connection to %s: %w", ErrNotSent, c.addr, err)
+			return nil, fmt.Errorf("%w: wait for room in the connection to %s: %w", ErrNotSent, c.to.Address, err)
 		}
 	}
 	if err := c.err; err != nil {
 		c.mu.Unlock()
-		return nil, fmt.Errorf("%w: connection to %s: %w", ErrNotSent, c.addr, err)
+		return nil, fmt.Errorf("%w: connection to %s: %w", ErrNotSent, c.to.Address, err)
 	}
 	w := c.node.waiters.Get().(*waiter)
 	c.last++
@@ -138,7 +138,7 @@ func (c *client) settleAll() {
 		if w.end > handed {
 			kind = ErrNotSent
 		}
-		w.err = fmt.Errorf("%w: connection to %s: %w", kind, c.addr, err)
+		w.err = fmt.Errorf("%w: connection to %s: %w", kind, c.to.Address, err)
 		w.done <- struct{}{}
 	}
 }
@@ -210,7 +210,7 @@ func (c *client) check() {
 	}
 	c.mu.Unlock()
 	if silent {
-		c.node.c.Logger.Warn("peer is silent", "addr", c.addr)
+		c.node.c.Logger.Warn("peer is silent", "addr", c.to.Address)
 		c.fail(errSilent)
 	}
 }

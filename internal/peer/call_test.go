@@ -44,7 +44,7 @@ func TestCallsAreHandledInOrderAndAnsweredInAny(t *testing.T) {
 		require.Len(t, requests, calls)
 		for i, r := range requests {
 			require.Equal(t, fmt.Sprintf("call %d", i), string(r.Body))
-			require.Equal(t, "a", r.From)
+			require.Equal(t, identityOf("a"), r.From)
 			require.Equal(t, byte(1), r.Kind)
 		}
 		for _, r := range slices.Backward(requests) {
@@ -68,7 +68,7 @@ func TestManyCallersBothWays(t *testing.T) {
 			callers.Go(func() {
 				for j := range 100 {
 					body := fmt.Appendf(nil, "%d %d", i, j)
-					reply, err := nodes[i%2].Call(t.Context(), names[1-i%2], 1, body)
+					reply, err := nodes[i%2].Call(t.Context(), at(names[1-i%2]), 1, body)
 					if err != nil || !bytes.Equal(body, reply) {
 						t.Errorf("%s: %s, %v", body, reply, err)
 					}
@@ -84,7 +84,7 @@ func TestEmptyBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
 		nw.node(t, "b", echo)
-		reply, err := nw.node(t, "a", nil).Call(t.Context(), "b", 1, nil)
+		reply, err := nw.node(t, "a", nil).Call(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
 		require.Empty(t, reply)
 	})
@@ -95,10 +95,10 @@ func TestFailTravels(t *testing.T) {
 		nw := newNetwork()
 		nw.node(t, "b", func(r *Request) { r.Fail(7, "no such queue") })
 		a := nw.node(t, "a", nil)
-		_, err := a.Call(t.Context(), "b", 1, nil)
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		require.Equal(t, &RemoteError{7, "no such queue"}, err)
 		b := nw.node(t, "c", nil)
-		_, err = b.Call(t.Context(), "a", 1, nil)
+		_, err = b.Call(t.Context(), at("a"), 1, nil)
 		require.Equal(t, &RemoteError{CodePeer, "no handler"}, err)
 	})
 }
@@ -134,7 +134,7 @@ func TestLargeBodies(t *testing.T) {
 			for i := range body {
 				body[i] = byte(uint64(i) * 2654435761 >> 13)
 			}
-			reply, err := a.Call(t.Context(), "b", 1, body)
+			reply, err := a.Call(t.Context(), at("b"), 1, body)
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(body, reply), "%d bytes", size)
 		}
@@ -147,9 +147,9 @@ func TestTooLarge(t *testing.T) {
 		nw := newNetwork()
 		nw.node(t, "b", func(r *Request) { r.Reply(huge) })
 		a := nw.node(t, "a", nil)
-		_, err := a.Call(t.Context(), "b", 1, huge)
+		_, err := a.Call(t.Context(), at("b"), 1, huge)
 		requireNotSent(t, err)
-		_, err = a.Call(t.Context(), "b", 1, nil)
+		_, err = a.Call(t.Context(), at("b"), 1, nil)
 		var remote *RemoteError
 		require.ErrorAs(t, err, &remote)
 		require.Equal(t, CodePeer, remote.Code)
@@ -187,7 +187,7 @@ func TestCancelReachesTheHandler(t *testing.T) {
 		require.NoError(t, o.err)
 		require.Equal(t, "in time", string(o.reply))
 
-		_, err := a.Call(ctx, "b", 1, nil)
+		_, err := a.Call(ctx, at("b"), 1, nil)
 		requireNotSent(t, err)
 		require.ErrorIs(t, err, cause)
 		require.NoError(t, a.Close())
@@ -211,7 +211,7 @@ func TestEndOfConnectionCancels(t *testing.T) {
 			r.OnCancel(func() { canceled++ })
 		})
 		a := nw.node(t, "a", nil)
-		_, err := a.Call(t.Context(), "b", 1, []byte("x"))
+		_, err := a.Call(t.Context(), at("b"), 1, []byte("x"))
 		require.NoError(t, err)
 		call := goCall(t.Context(), a, "b", nil)
 		synctest.Wait()
@@ -237,11 +237,11 @@ func TestLossOfConnection(t *testing.T) {
 		require.NoError(t, b.Close())
 		requireLost(t, (<-call).err)
 
-		_, err := a.Call(t.Context(), "b", 1, nil)
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		requireNotSent(t, err)
 		time.Sleep(lastBackoff)
 		nw.node(t, "b", echo)
-		_, err = a.Call(t.Context(), "b", 1, nil)
+		_, err = a.Call(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
 	})
 }
@@ -270,7 +270,7 @@ func TestIncompleteFrameIsNotSent(t *testing.T) {
 		nw := newNetwork()
 		nw.fake(t, "b", func(c net.Conn) { _, _ = io.CopyN(io.Discard, c, writeChunk/2) })
 		a := nw.node(t, "a", nil)
-		_, err := a.Call(t.Context(), "b", 1, make([]byte, 2*writeChunk))
+		_, err := a.Call(t.Context(), at("b"), 1, make([]byte, 2*writeChunk))
 		requireNotSent(t, err)
 	})
 }
@@ -295,7 +295,7 @@ func TestCallsWaitForRoom(t *testing.T) {
 		}
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
-		_, err := a.Call(short, "b", 1, nil)
+		_, err := a.Call(short, at("b"), 1, nil)
 		requireNotSent(t, err)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 
@@ -341,7 +341,7 @@ func TestBackoffAfterFailedDials(t *testing.T) {
 		var dialed []time.Duration
 		for time.Since(begin) < 4*time.Second {
 			before := nw.dials
-			_, err := a.Call(t.Context(), "b", 1, nil)
+			_, err := a.Call(t.Context(), at("b"), 1, nil)
 			requireNotSent(t, err)
 			require.ErrorContains(t, err, "nobody listens at b")
 			if nw.dials > before {
@@ -353,13 +353,13 @@ func TestBackoffAfterFailedDials(t *testing.T) {
 
 		time.Sleep(time.Second)
 		b := nw.node(t, "b", echo)
-		_, err := a.Call(t.Context(), "b", 1, nil)
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
 		require.NoError(t, b.Close())
 		synctest.Wait()
 		before := nw.dials
 		for range 2 {
-			_, err = a.Call(t.Context(), "b", 1, nil)
+			_, err = a.Call(t.Context(), at("b"), 1, nil)
 			requireNotSent(t, err)
 			time.Sleep(firstBackoff)
 		}
@@ -373,7 +373,7 @@ func TestSilentPeer(t *testing.T) {
 		nw.fake(t, "b", func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 		a := nw.node(t, "a", nil)
 		begin := time.Now()
-		_, err := a.Call(t.Context(), "b", 1, nil)
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		requireLost(t, err)
 		require.ErrorIs(t, err, errSilent)
 		require.Equal(t, 2*testTimeout, time.Since(begin))
@@ -386,7 +386,7 @@ func TestSlowHandlerIsNotSilent(t *testing.T) {
 		nw.node(t, "b", func(r *Request) { time.AfterFunc(100*testTimeout, func() { r.Reply(nil) }) })
 		a := nw.node(t, "a", nil)
 		begin := time.Now()
-		_, err := a.Call(t.Context(), "b", 1, nil)
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
 		require.Equal(t, 100*testTimeout, time.Since(begin))
 	})
@@ -398,9 +398,9 @@ func TestIdleConnectionHasNoTimer(t *testing.T) {
 		nw.node(t, "b", echo)
 		a := nw.node(t, "a", nil)
 		for range 3 {
-			_, err := a.Call(t.Context(), "b", 1, nil)
+			_, err := a.Call(t.Context(), at("b"), 1, nil)
 			require.NoError(t, err)
-			c := a.links["b"].client
+			c := a.links[at("b")].client
 			state := func() (armed bool, pings uint64) {
 				c.mu.Lock()
 				defer c.mu.Unlock()
@@ -440,7 +440,7 @@ func TestSlowNetworkIsNotSilent(t *testing.T) {
 				a := nw.node(t, "a", nil)
 				body := make([]byte, 15<<20)
 				begin := time.Now()
-				reply, err := a.Call(t.Context(), "b", 1, body)
+				reply, err := a.Call(t.Context(), at("b"), 1, body)
 				require.NoError(t, err)
 				require.Len(t, reply, len(body))
 				require.Greater(t, time.Since(begin), 5*testTimeout)
@@ -481,7 +481,7 @@ func TestProtocolViolations(t *testing.T) {
 			_, _ = c.Write(request)
 			time.Sleep(time.Hour)
 		})
-		_, err := nw.node(t, "a", nil).Call(t.Context(), "b", 1, nil)
+		_, err := nw.node(t, "a", nil).Call(t.Context(), at("b"), 1, nil)
 		require.ErrorIs(t, err, errProtocol)
 		time.Sleep(time.Hour)
 	})
@@ -509,7 +509,7 @@ func TestCloseWithCallsUnderWay(t *testing.T) {
 			require.True(t, errors.Is(o.err, ErrLost) || errors.Is(o.err, ErrNotSent), "%v", o.err)
 		}
 		require.Zero(t, time.Since(begin))
-		_, err := a.Call(t.Context(), "b", 1, nil)
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		requireNotSent(t, err)
 		require.ErrorIs(t, err, ErrClosed)
 		time.Sleep(time.Hour)

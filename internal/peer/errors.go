@@ -22,7 +22,11 @@ var (
 	errSilent   = errors.New("peer: nothing heard, not even the answer to a ping")
 	errProtocol = errors.New("peer: protocol violated")
 	errUntil    = errors.New("peer: given up")
+	errDone     = errors.New("peer: introduced")
 )
+
+// errNoCluster: a node that is of no cluster yet can only introduce itself.
+var errNoCluster = errors.New("peer: this node is of no cluster yet")
 
 // RemoteError is the answer of a Handler by Fail.
 type RemoteError struct {
@@ -43,6 +47,9 @@ const (
 	RefusedVersion Reason = 1 + iota // another version of the protocol
 	RefusedGroups                    // another number of groups
 	RefusedGroup                     // a group that the other side does not have
+	RefusedCluster                   // another cluster
+	RefusedNode                      // another node has the address, or another directory the name
+	RefusedName                      // the certificate is not for the name of the node
 )
 
 // RefusedError is the answer of a node that refuses a connection of this one. It refuses until one

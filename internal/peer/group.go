@@ -49,16 +49,20 @@ func (g *group) Close() error {
 // Addr returns the address of the Node's listener.
 func (g *group) Addr() net.Addr { return g.node.c.Listener.Addr() }
 
-// Dial opens a connection to the same group of the node at addr, within timeout, if positive, and
-// Config.Timeout.
+// Dial opens a connection to the same group of a node, whose address is a Target.RaftAddress,
+// within timeout, if positive, and Config.Timeout.
 func (g *group) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	to, err := targetOf(addr)
+	if err != nil {
+		return nil, err
+	}
 	ctx := g.node.ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	c, err := g.node.connect(ctx, string(addr), header{use: useRaft, group: uint32(g.number)})
+	c, err := g.node.connect(ctx, to, header{use: useRaft, group: uint32(g.number)})
 	if err != nil {
 		return nil, err
 	}

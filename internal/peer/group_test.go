@@ -28,12 +28,12 @@ func startRaft(t *testing.T, n *Node, g int) (*raft.Raft, fsm) {
 		Stream: n.Group(g), MaxPool: 2, Timeout: testTimeout, Logger: hclog.NewNullLogger(),
 	})
 	c := raft.DefaultConfig()
-	c.LocalID = raft.ServerID(n.c.Name)
+	c.LocalID = raft.ServerID(n.c.Identity.Name)
 	c.Logger = hclog.NewNullLogger()
 	store := raft.NewInmemStore()
 	snapshots := raft.NewInmemSnapshotStore()
 	require.NoError(t, raft.BootstrapCluster(c, store, store, snapshots, trans, raft.Configuration{Servers: []raft.Server{
-		{ID: "a", Address: "a"}, {ID: "b", Address: "b"},
+		{ID: "a", Address: at("a").RaftAddress()}, {ID: "b", Address: at("b").RaftAddress()},
 	}}))
 	f := fsm{make(chan string, 100)}
 	r, err := raft.NewRaft(c, f, store, store, snapshots, trans)
@@ -74,7 +74,7 @@ func TestGroupConnection(t *testing.T) {
 		a, b := nw.node(t, "a", nil), nw.node(t, "b", nil)
 		groups := []raft.StreamLayer{b.Group(0), b.Group(1)}
 		require.Equal(t, "b", groups[0].Addr().String())
-		dialed, err := a.Group(1).Dial("b", 0)
+		dialed, err := a.Group(1).Dial(at("b").RaftAddress(), 0)
 		require.NoError(t, err)
 		accepted, err := groups[1].Accept()
 		require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestGroupConnection(t *testing.T) {
 		require.ErrorIs(t, err, io.ErrClosedPipe)
 		_, err = groups[0].Accept()
 		require.ErrorIs(t, err, net.ErrClosed)
-		_, err = b.Group(0).Dial("a", 0)
+		_, err = b.Group(0).Dial(at("a").RaftAddress(), 0)
 		require.Error(t, err)
 		require.NoError(t, dialed.Close())
 		require.Empty(t, a.conns)
@@ -124,7 +124,7 @@ func TestCloseOfGroupEndsAccept(t *testing.T) {
 		require.ErrorIs(t, <-ended, net.ErrClosed)
 
 		// A connection that nobody accepts is closed.
-		dialed, err := a.Group(0).Dial("b", 0)
+		dialed, err := a.Group(0).Dial(at("b").RaftAddress(), 0)
 		require.NoError(t, err)
 		defer dialed.Close()
 		begin := time.Now()
@@ -138,7 +138,7 @@ func TestCloseOfGroupEndsAccept(t *testing.T) {
 		require.Equal(t, testTimeout, time.Since(begin))
 
 		// The group may be opened again.
-		again, err := a.Group(0).Dial("b", 0)
+		again, err := a.Group(0).Dial(at("b").RaftAddress(), 0)
 		require.NoError(t, err)
 		defer again.Close()
 		accepted, err := b.Group(0).Accept()

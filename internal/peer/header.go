@@ -5,24 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 )
 
 // A header begins each connection:
 //
-//	"codeq" | version u8 | length u16 | length bytes: use u8 | group u32 | groups u32 | name
+//	"codeq" | version u8 | length u16 | length bytes:
+//		use u8 | group u32 | groups u32 | cluster 16 | dialer's ID 16 | target's ID 16 |
+//		length u8 | dialer's name | target's name
 //
 // and the accepting side answers, in any version of the protocol:
 //
-//	0, or a Reason | length u8 | text
+//	0, or a Reason | length u8 | cluster 16 | ID 16, or a text
 //
 // Integers are big-endian. Up to the length, headers of all versions are alike, so that one of
 // another version can be read to its end and refused: closing a connection with unread bytes may
 // destroy the answer under way. Nothing follows the header before the answer has come.
 const (
 	magic       = "codeq"
-	version     = 2 // of all messages between nodes, and of what replicas store
+	version     = 3 // of all messages between nodes, and of what replicas store
 	headerFixed = len(magic) + 3
-	headerBody  = 1 + 4 + 4
+	headerBody  = 1 + 4 + 4 + 3*len(ID{}) + 1
 	maxHeader   = 1024 // bytes after the length, of any version
 	maxName     = 255
 )
@@ -31,13 +34,15 @@ const (
 const (
 	useCalls byte = 1 + iota
 	useRaft
+	useIntroduction // calls between nodes that need not be of one cluster
 )
 
 type header struct {
 	use    byte
 	group  uint32 // of useRaft, else zero
 	groups uint32 // number of groups of the dialer
-	name   string // of the dialer
+	from   Identity
+	to     Identity // its Cluster is that of from
 }
 
 // errHeader says that the dialer does not speak this protocol at all.
@@ -46,11 +51,16 @@ var errHeader = errors.New("peer: not a header")
 func appendHeader(b []byte, h header) []byte {
 	b = append(b, magic...)
 	b = append(b, version)
-	b = binary.BigEndian.AppendUint16(b, uint16(headerBody+len(h.name)))
+	b = binary.BigEndian.AppendUint16(b, uint16(headerBody+len(h.from.Name)+len(h.to.Name)))
 	b = append(b, h.use)
 	b = binary.BigEndian.AppendUint32(b, h.group)
 	b = binary.BigEndian.AppendUint32(b, h.groups)
-	return append(b, h.name...)
+	b = append(b, h.from.Cluster[:]...)
+	b = append(b, h.from.ID[:]...)
+	b = append(b, h.to.ID[:]...)
+	b = append(b, byte(len(h.from.Name)))
+	b = append(b, h.from.Name...)
+	return append(b, h.to.Name...)
 }
 
 // readHeader reads exactly one header. It returns a *RefusedError if the header is complete but of
@@ -75,44 +85,51 @@ func readHeader(r io.Reader) (header, error) {
 	if v != version {
 		return header{}, &RefusedError{RefusedVersion, fmt.Sprintf("protocol version is %d, not %d", version, v)}
 	}
-	if length < headerBody || length > headerBody+maxName {
+	if length < headerBody || length > headerBody+2*maxName {
 		return header{}, fmt.Errorf("%w: of %d bytes", errHeader, length)
 	}
-	h := header{
-		use:    body[0],
-		group:  binary.BigEndian.Uint32(body[1:]),
-		groups: binary.BigEndian.Uint32(body[5:]),
-		name:   string(body[headerBody:]),
+	h := header{use: body[0], group: binary.BigEndian.Uint32(body[1:]), groups: binary.BigEndian.Uint32(body[5:])}
+	for i, id := range []*ID{&h.from.Cluster, &h.from.ID, &h.to.ID} {
+		copy(id[:], body[9+i*len(id):])
 	}
-	if h.use != useRaft && (h.use != useCalls || h.group != 0) {
+	h.to.Cluster = h.from.Cluster
+	names, name := body[headerBody:], int(body[headerBody-1])
+	if name > len(names) || len(names)-name > maxName {
+		return header{}, fmt.Errorf("%w: of names of %d and %d bytes", errHeader, name, len(names)-name)
+	}
+	h.from.Name, h.to.Name = string(names[:name]), string(names[name:])
+	if h.use < useCalls || h.use > useIntroduction || h.use != useRaft && h.group != 0 {
 		return header{}, fmt.Errorf("%w: of use %d, group %d", errHeader, h.use, h.group)
 	}
 	return h, nil
 }
 
 // writeAnswer accepts the connection if refused is nil.
-func writeAnswer(w io.Writer, refused *RefusedError) error {
-	b := []byte{0, 0}
+func writeAnswer(w io.Writer, self Identity, refused *RefusedError) error {
+	reason, text := Reason(0), slices.Concat(self.Cluster[:], self.ID[:])
 	if refused != nil {
-		text := refused.Text[:min(len(refused.Text), 255)]
-		b = append([]byte{byte(refused.Reason), byte(len(text))}, text...)
+		reason, text = refused.Reason, []byte(refused.Text[:min(len(refused.Text), 255)])
 	}
-	_, err := w.Write(b)
+	_, err := w.Write(append([]byte{byte(reason), byte(len(text))}, text...))
 	return err
 }
 
-// readAnswer reads exactly one answer and returns a *RefusedError if it is a refusal.
-func readAnswer(r io.Reader) error {
+// readAnswer reads exactly one answer: who has accepted the connection, or a *RefusedError if it is
+// a refusal.
+func readAnswer(r io.Reader) (cluster, id ID, err error) {
 	var buf [2 + 255]byte
 	if _, err := io.ReadFull(r, buf[:2]); err != nil {
-		return fmt.Errorf("peer: read answer to header: %w", err)
+		return cluster, id, fmt.Errorf("peer: read answer to header: %w", err)
 	}
 	text := buf[2 : 2+int(buf[1])]
 	if _, err := io.ReadFull(r, text); err != nil {
-		return fmt.Errorf("peer: read answer to header: %w", err)
+		return cluster, id, fmt.Errorf("peer: read answer to header: %w", err)
 	}
-	if buf[0] == 0 {
-		return nil
+	if buf[0] != 0 {
+		return cluster, id, &RefusedError{Reason(buf[0]), string(text)}
 	}
-	return &RefusedError{Reason(buf[0]), string(text)}
+	if len(text) != 2*len(id) {
+		return cluster, id, fmt.Errorf("%w: answer of %d bytes", errHeader, len(text))
+	}
+	return ID(text[:len(id)]), ID(text[len(id):]), nil
 }

@@ -14,9 +14,13 @@ import (
 )
 
 func TestHeaderGolden(t *testing.T) {
+	const c, i, j = "63000000000000000000000000000000", "696e3100000000000000000000000000", "696e3200000000000000000000000000"
+	const none = "00000000000000000000000000000000"
+	from, to := identityOf("n1"), identityOf("n2")
 	for want, h := range map[string]header{
-		"636f646571 02 000b 01 00000000 00000003 6e31": {use: useCalls, groups: 3, name: "n1"},
-		"636f646571 02 0009 02 00000102 00000203":      {use: useRaft, group: 0x102, groups: 0x203},
+		"636f646571 03 003e 01 00000000 00000003" + c + i + j + "02 6e31 6e32":  {use: useCalls, groups: 3, from: from, to: to},
+		"636f646571 03 003a 02 00000102 00000203" + none + none + none + "00":   {use: useRaft, group: 0x102, groups: 0x203},
+		"636f646571 03 003c 03 00000000 00000001" + none + i + none + "02 6e31": {use: useIntroduction, groups: 1, from: Identity{ID: from.ID, Name: "n1"}},
 	} {
 		b := appendHeader(nil, h)
 		require.Equal(t, strings.ReplaceAll(want, " ", ""), hex.EncodeToString(b))
@@ -24,22 +28,31 @@ func TestHeaderGolden(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, h, got)
 	}
+	var b bytes.Buffer
+	require.NoError(t, writeAnswer(&b, from, nil))
+	require.Equal(t, "0020"+c+i, hex.EncodeToString(b.Bytes()))
+	cluster, id, err := readAnswer(&b)
+	require.NoError(t, err)
+	require.Equal(t, from, Identity{cluster, id, "n1"})
 }
 
+// TestRefusals: a node accepts connections of its own cluster that are meant for its own directory,
+// and says why it accepts no others.
 func TestRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
 		nw.node(t, "b", echo)
-		other := New(Config{Name: "a", Listener: nw.listen("a"), Dial: nw.dial, Groups: 3, Timeout: testTimeout})
+		self := identityOf("a")
+		other := New(Config{Identity: self, Listener: nw.listen("a"), Dial: nw.dial, Groups: 3, Timeout: testTimeout})
 		defer other.Close()
 		var refused *RefusedError
 
-		_, err := other.Call(t.Context(), "b", 1, nil)
+		_, err := other.Call(t.Context(), at("b"), 1, nil)
 		requireNotSent(t, err)
 		require.ErrorAs(t, err, &refused)
 		require.Equal(t, &RefusedError{RefusedGroups, "b has 2 groups, not 3"}, refused)
 
-		_, err = other.Group(1).Dial("b", time.Second)
+		_, err = other.Group(1).Dial(at("b").RaftAddress(), time.Second)
 		require.ErrorAs(t, err, &refused)
 		require.Equal(t, RefusedGroups, refused.Reason)
 		require.Len(t, other.conns, 0)
@@ -50,19 +63,118 @@ func TestRefusals(t *testing.T) {
 			defer c.Close()
 			_, err = c.Write(header)
 			require.NoError(t, err)
-			err = readAnswer(c)
+			_, _, err = readAnswer(c)
 			if err != nil {
 				_, end := c.Read(make([]byte, 1))
 				require.ErrorIs(t, end, io.EOF)
 			}
 			return err
 		}
-		require.NoError(t, handshake(appendHeader(nil, header{use: useRaft, group: 1, groups: 2})))
+		const b = `this is node "b" (69620000, of cluster 63000000), not `
+		require.NoError(t, handshake(appendHeader(nil, headerTo("b", header{use: useRaft, group: 1, groups: 2}))))
 		require.Equal(t, &RefusedError{RefusedGroup, "b has no group 2"},
-			handshake(appendHeader(nil, header{use: useRaft, group: 2, groups: 2})))
-		require.Equal(t, &RefusedError{RefusedVersion, "protocol version is 2, not 3"},
-			handshake([]byte("codeq\x03\x00\x03???")))
+			handshake(appendHeader(nil, headerTo("b", header{use: useRaft, group: 2, groups: 2}))))
+		require.Equal(t, &RefusedError{RefusedVersion, "protocol version is 3, not 4"},
+			handshake([]byte("codeq\x04\x00\x03???")))
+
+		for _, use := range []byte{useCalls, useRaft} {
+			for _, cluster := range []ID{{'d'}, {}} {
+				h := headerTo("b", header{use: use, groups: 2})
+				h.from.Cluster = cluster
+				require.Equal(t, &RefusedError{RefusedCluster, b[:len(b)-4] + "not of cluster " + orNone(cluster)}, handshake(appendHeader(nil, h)))
+			}
+			require.Equal(t, &RefusedError{RefusedNode, b + `node "c" (69630000, of cluster 63000000)`},
+				handshake(appendHeader(nil, headerTo("c", header{use: use, groups: 2}))))
+			h := headerTo("b", header{use: use, groups: 2})
+			h.to.ID = ID{'j'} // a directory that was lost
+			require.Equal(t, &RefusedError{RefusedNode, b + `node "b" (6a000000, of cluster 63000000)`}, handshake(appendHeader(nil, h)))
+			h = headerTo("b", header{use: use, groups: 2})
+			h.from = identityOf("b")
+			require.Equal(t, RefusedNode, handshake(appendHeader(nil, h)).(*RefusedError).Reason, "itself")
+		}
+		stranger := headerTo("b", header{use: useIntroduction, groups: 2})
+		stranger.from.Cluster = ID{}
+		require.NoError(t, handshake(appendHeader(nil, stranger)))
+		require.Equal(t, &RefusedError{RefusedNode, b + `node "c"`},
+			handshake(appendHeader(nil, headerTo("c", header{use: useIntroduction, groups: 2}))))
 	})
+}
+
+// TestWrongNodeAnswers: a dialer that means another node than the one that accepts gives up.
+func TestWrongNodeAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		for name, answers := range map[string]Identity{
+			"b": identityOf("c"),
+			"d": {ID{'d'}, identityOf("d").ID, "d"},
+		} {
+			l := nw.listen(name)
+			defer l.Close()
+			go func() {
+				c, err := l.Accept()
+				if err == nil {
+					_, err = readHeader(c)
+				}
+				if err == nil {
+					err = writeAnswer(c, answers, nil)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+			_, err := nw.node(t, "a"+name, nil).Call(t.Context(), at(name), 1, nil)
+			requireNotSent(t, err)
+			var refused *RefusedError
+			require.ErrorAs(t, err, &refused)
+			require.Equal(t, RefusedNode, refused.Reason)
+		}
+	})
+}
+
+// TestIntroduction: a node of no cluster can only introduce itself, and is known as one that does.
+func TestIntroduction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		var seen []*Request
+		nw.node(t, "b", func(r *Request) {
+			seen = append(seen, r)
+			r.Reply(r.Body)
+		})
+		self := identityOf("a")
+		self.Cluster = ID{}
+		a := New(Config{Identity: self, Listener: nw.listen("a"), Dial: nw.dial, Groups: 2, Timeout: testTimeout})
+		defer a.Close()
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
+		requireNotSent(t, err)
+		require.ErrorIs(t, err, errNoCluster)
+		require.Zero(t, nw.dials)
+
+		reply, err := a.Introduce(t.Context(), Target{Name: "b", Address: "b"}, 1, []byte("hello"))
+		require.NoError(t, err)
+		require.Equal(t, "hello", string(reply))
+		require.True(t, seen[0].Introduction)
+		require.Equal(t, self, seen[0].From)
+		synctest.Wait()
+		require.Empty(t, a.conns)
+
+		a.SetCluster(testCluster)
+		time.Sleep(lastBackoff)
+		_, err = a.Call(t.Context(), at("b"), 1, nil)
+		require.NoError(t, err)
+		require.False(t, seen[1].Introduction)
+	})
+}
+
+func TestTargetAddress(t *testing.T) {
+	for _, to := range []Target{at("b"), {Name: "a\x00b/c", Address: "h:1"}, {ID: ID{1}}} {
+		got, err := targetOf(to.RaftAddress())
+		require.NoError(t, err)
+		require.Equal(t, to, got)
+	}
+	for _, bad := range []raft.ServerAddress{"", "b", "\x00b", "xx\x00b\x00c"} {
+		_, err := targetOf(bad)
+		require.Error(t, err, "%q", bad)
+	}
 }
 
 // A dialer that does not speak the protocol gets no answer, and one that sends nothing is not
@@ -70,10 +182,10 @@ func TestRefusals(t *testing.T) {
 func TestGarbageInsteadOfHeader(t *testing.T) {
 	for name, garbage := range map[string]string{
 		"another protocol": "GET / HTTP/1.1\r\n\r\n",
-		"too long":         "codeq\x02\xff\xff",
-		"too short":        "codeq\x02\x00\x01\x01",
-		"another use":      "codeq\x02\x00\x09\x07\x00\x00\x00\x00\x00\x00\x00\x02",
-		"half a header":    "codeq\x02\x00",
+		"too long":         "codeq\x03\xff\xff",
+		"too short":        "codeq\x03\x00\x01\x01",
+		"another use":      string(appendHeader(nil, headerTo("b", header{use: 7, groups: 2}))),
+		"half a header":    "codeq\x03\x00",
 		"nothing":          "",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -116,11 +228,11 @@ func TestHandshakeHangs(t *testing.T) {
 		}()
 		a := nw.node(t, "a", nil)
 		begin := time.Now()
-		_, err := a.Call(t.Context(), "b", 1, nil)
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		requireNotSent(t, err)
 		require.Equal(t, testTimeout, time.Since(begin))
 		begin = time.Now()
-		_, err = a.Group(0).Dial(raft.ServerAddress("b"), time.Second)
+		_, err = a.Group(0).Dial(at("b").RaftAddress(), time.Second)
 		require.Error(t, err)
 		require.Equal(t, time.Second, time.Since(begin))
 		require.Empty(t, a.conns)
@@ -131,26 +243,26 @@ func TestHandshakeHangs(t *testing.T) {
 func TestNameTooLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
-		nw.node(t, "b", func(r *Request) { r.Reply([]byte(r.From)) })
+		nw.node(t, "b", func(r *Request) { r.Reply([]byte(r.From.Name)) })
 		for _, length := range []int{maxName, maxName + 1} {
 			n := nw.node(t, strings.Repeat("a", length), nil)
-			from, err := n.Call(t.Context(), "b", 1, nil)
+			from, err := n.Call(t.Context(), at("b"), 1, nil)
 			if length > maxName {
 				requireNotSent(t, err)
-				require.ErrorContains(t, err, "name of 256 bytes")
+				require.ErrorContains(t, err, "names of 256 and 1 bytes")
 			} else {
 				require.NoError(t, err)
-				require.Equal(t, n.c.Name, string(from))
+				require.Equal(t, n.c.Identity.Name, string(from))
 			}
 		}
 	})
 }
 
 func FuzzHeader(f *testing.F) {
-	f.Add(appendHeader(nil, header{use: useCalls, groups: 3, name: "n1"}))
-	f.Add(appendHeader(nil, header{use: useRaft, group: 2, groups: 3, name: strings.Repeat("n", maxName)}))
-	f.Add([]byte("codeq\x02\x00\x03???"))
-	f.Add([]byte("codeq\x02\xff\xff"))
+	f.Add(appendHeader(nil, headerTo("n1", header{use: useCalls, groups: 3})))
+	f.Add(appendHeader(nil, headerTo(strings.Repeat("n", maxName), header{use: useRaft, group: 2, groups: 3})))
+	f.Add([]byte("codeq\x04\x00\x03???"))
+	f.Add([]byte("codeq\x03\xff\xff"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r := bytes.NewReader(data)
@@ -160,6 +272,6 @@ func FuzzHeader(f *testing.F) {
 			require.Equal(t, read, appendHeader(nil, h))
 		}
 		r.Reset(data)
-		_ = readAnswer(r)
+		_, _, _ = readAnswer(r)
 	})
 }

@@ -87,10 +87,29 @@ func (nw *network) dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 }
 
+// testCluster is the cluster of all nodes.
+var testCluster = ID{'c'}
+
+// identityOf is that of the node with a name, whose directory has an ID that follows from it.
+func identityOf(name string) Identity {
+	id := ID{'i'}
+	copy(id[1:], name)
+	return Identity{testCluster, id, name}
+}
+
+// at is the node that listens at its name.
+func at(name string) Target { return Target{identityOf(name).ID, name, name} }
+
+// headerTo is a header of a node "x" for the node with a name.
+func headerTo(name string, h header) header {
+	h.from, h.to = identityOf("x"), identityOf(name)
+	return h
+}
+
 // node starts a Node that listens at its name.
 func (nw *network) node(t testing.TB, name string, handler func(*Request)) *Node {
 	n := New(Config{
-		Name: name, Listener: nw.listen(name), Dial: nw.dial, Groups: 2, Handler: handler, Timeout: testTimeout,
+		Identity: identityOf(name), Listener: nw.listen(name), Dial: nw.dial, Groups: 2, Handler: handler, Timeout: testTimeout,
 	})
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 	return n
@@ -101,9 +120,10 @@ func (nw *network) connect(t *testing.T, addr string) net.Conn {
 	c, err := nw.dial(t.Context(), addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	_, err = c.Write(appendHeader(nil, header{use: useCalls, groups: 2}))
+	_, err = c.Write(appendHeader(nil, headerTo(addr, header{use: useCalls, groups: 2})))
 	require.NoError(t, err)
-	require.NoError(t, readAnswer(c))
+	_, _, err = readAnswer(c)
+	require.NoError(t, err)
 	return c
 }
 
@@ -119,7 +139,7 @@ func (nw *network) fake(t *testing.T, addr string, serve func(net.Conn)) {
 		if _, err := readHeader(c); err != nil {
 			t.Errorf("header: %v", err)
 		}
-		if err := writeAnswer(c, nil); err != nil {
+		if err := writeAnswer(c, identityOf(addr), nil); err != nil {
 			t.Errorf("answer: %v", err)
 		}
 		serve(c)
@@ -136,7 +156,7 @@ type outcome struct {
 func goCall(ctx context.Context, n *Node, addr string, body []byte) <-chan outcome {
 	done := make(chan outcome, 1)
 	go func() {
-		reply, err := n.Call(ctx, addr, 1, body)
+		reply, err := n.Call(ctx, at(addr), 1, body)
 		done <- outcome{reply, err}
 	}()
 	return done

@@ -22,8 +22,11 @@ const (
 
 // Config of a Node.
 type Config struct {
-	// Name is this node's ID, of at most 255 bytes. The other nodes do not verify it.
-	Name string
+	// Identity of this node; SetCluster replaces its Cluster.
+	Identity Identity
+	// Verify refuses the other side of a connection whose certificate is not for a node of that
+	// name. Defaults to accepting all.
+	Verify func(conn net.Conn, name string, accepted bool) error
 	// Listener accepts the connections of the other nodes; TLS, if any, is already around it. The
 	// Node closes it. Raft tells its Addr to the others, so that must be an address which they can
 	// dial.
@@ -55,9 +58,11 @@ type Node struct {
 	groups  []chan net.Conn // from a group's new connections to its Accept; never closed
 
 	mu     sync.Mutex
+	self   Identity
 	closed bool
 	conns  map[*conn]struct{} // all open connections
-	links  map[string]*link   // by address, all that were ever called
+	links  map[Target]*link   // all that were ever called
+	broken map[Target]error   // why the last connection to each could not be opened, if it could not
 }
 
 // conn is a connection that Close of the Node closes, unless it was closed before.
@@ -73,7 +78,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// link is the state of an address that was called. Guarded by Node.mu.
+// link is the state of a target that was called. Guarded by Node.mu.
 type link struct {
 	client  *client  // nil if there is no connection
 	attempt *attempt // running, or nil
@@ -97,13 +102,18 @@ func New(c Config) *Node {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if c.Verify == nil {
+		c.Verify = func(net.Conn, string, bool) error { return nil }
+	}
 	if c.Handler == nil {
 		c.Handler = func(r *Request) { r.Fail(CodePeer, "no handler") }
 	}
 	n := &Node{
 		c:      c,
 		conns:  make(map[*conn]struct{}),
-		links:  make(map[string]*link),
+		links:  make(map[Target]*link),
+		broken: make(map[Target]error),
+		self:   c.Identity,
 		groups: make([]chan net.Conn, c.Groups),
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
@@ -240,7 +250,7 @@ func (n *Node) serveAccepted(c *conn) {
 	if err != nil {
 		_ = c.Close()
 		if n.ctx.Err() == nil {
-			n.c.Logger.Warn("connection not accepted", "from", c.RemoteAddr(), "name", h.name, "err", err)
+			n.c.Logger.Warn("connection not accepted", "from", c.RemoteAddr(), "name", h.from.Name, "err", err)
 		}
 		return
 	}
@@ -248,7 +258,7 @@ func (n *Node) serveAccepted(c *conn) {
 		n.handOver(c, n.groups[h.group])
 		return
 	}
-	s := &server{from: h.name, handler: n.c.Handler}
+	s := &server{from: h.from, introduction: h.use == useIntroduction, handler: n.c.Handler}
 	s.init(c, n.c.Timeout)
 	if !n.goUnlessClosed("server writer", s.write, s.fail) {
 		_ = c.Close()
@@ -258,7 +268,7 @@ func (n *Node) serveAccepted(c *conn) {
 }
 
 // checkHeader does the accepting side of the handshake, within Timeout.
-func (n *Node) checkHeader(c net.Conn) (header, error) {
+func (n *Node) checkHeader(c *conn) (header, error) {
 	if err := c.SetDeadline(time.Now().Add(n.c.Timeout)); err != nil {
 		return header{}, err
 	}
@@ -268,12 +278,10 @@ func (n *Node) checkHeader(c net.Conn) (header, error) {
 	case errors.As(err, &refused):
 	case err != nil:
 		return h, err
-	case int64(h.groups) != int64(n.c.Groups):
-		refused = &RefusedError{RefusedGroups, fmt.Sprintf("%s has %d groups, not %d", n.c.Name, n.c.Groups, h.groups)}
-	case h.use == useRaft && int64(h.group) >= int64(n.c.Groups):
-		refused = &RefusedError{RefusedGroup, fmt.Sprintf("%s has no group %d", n.c.Name, h.group)}
+	default:
+		refused = n.refusal(c, h)
 	}
-	if err := writeAnswer(c, refused); err != nil {
+	if err := writeAnswer(c, n.Identity(), refused); err != nil {
 		return h, fmt.Errorf("peer: answer header: %w", err)
 	}
 	if refused != nil {
@@ -282,77 +290,159 @@ func (n *Node) checkHeader(c net.Conn) (header, error) {
 	return h, c.SetDeadline(time.Time{})
 }
 
-// connect dials addr and does the dialing side of the handshake, within Timeout and ctx.
-func (n *Node) connect(ctx context.Context, addr string, h header) (*conn, error) {
-	if len(n.c.Name) > maxName {
-		return nil, fmt.Errorf("peer: name of %d bytes", len(n.c.Name))
+// refusal is why a connection is not accepted; nil: it is.
+func (n *Node) refusal(c *conn, h header) *RefusedError {
+	self := n.Identity()
+	refused := func(r Reason, format string, args ...any) *RefusedError {
+		return &RefusedError{r, fmt.Sprintf(format, args...)}
 	}
-	h.groups, h.name = uint32(n.c.Groups), n.c.Name
+	if int64(h.groups) != int64(n.c.Groups) {
+		return refused(RefusedGroups, "%s has %d groups, not %d", self.Name, n.c.Groups, h.groups)
+	}
+	if h.use == useRaft && int64(h.group) >= int64(n.c.Groups) {
+		return refused(RefusedGroup, "%s has no group %d", self.Name, h.group)
+	}
+	if err := n.c.Verify(c.Conn, h.from.Name, true); err != nil {
+		return refused(RefusedName, "certificate of node %q: %v", h.from.Name, err)
+	}
+	switch {
+	case h.use == useIntroduction:
+		if h.to.Name != self.Name {
+			return refused(RefusedNode, "this is %s, not node %q", self, h.to.Name)
+		}
+	case h.from.Cluster != self.Cluster || self.Cluster == (ID{}):
+		return refused(RefusedCluster, "this is %s, not of cluster %s", self, orNone(h.from.Cluster))
+	case h.to.ID != self.ID:
+		return refused(RefusedNode, "this is %s, not %s", self, h.to)
+	case h.from.ID == self.ID:
+		return refused(RefusedNode, "this is %s itself", self)
+	}
+	return nil
+}
+
+// Identity is who this node is.
+func (n *Node) Identity() Identity {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.self
+}
+
+// SetCluster makes the node, which was of none, one of a cluster.
+func (n *Node) SetCluster(id ID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.self.Cluster = id
+}
+
+// Failure is why the last connection to a node could not be opened; nil if it could, or there was
+// none.
+func (n *Node) Failure(to Target) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.broken[to]
+}
+
+// connect dials a target and does the dialing side of the handshake, within Timeout and ctx.
+func (n *Node) connect(ctx context.Context, to Target, h header) (*conn, error) {
+	c, err := n.tryConnect(ctx, to, h)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil || h.use == useIntroduction {
+		delete(n.broken, to)
+	} else {
+		n.broken[to] = err
+	}
+	return c, err
+}
+
+func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, error) {
+	h.groups, h.from = uint32(n.c.Groups), n.Identity()
+	h.to = Identity{h.from.Cluster, to.ID, to.Name}
+	if len(h.from.Name) > maxName || len(h.to.Name) > maxName {
+		return nil, fmt.Errorf("peer: names of %d and %d bytes", len(h.from.Name), len(h.to.Name))
+	}
+	if h.use != useIntroduction && h.from.Cluster == (ID{}) {
+		return nil, errNoCluster
+	}
 	ctx, cancel := context.WithTimeout(ctx, n.c.Timeout)
 	defer cancel()
-	raw, err := n.c.Dial(ctx, addr)
+	raw, err := n.c.Dial(ctx, to.Address)
 	if err != nil {
-		return nil, fmt.Errorf("peer: dial %s: %w", addr, err)
+		return nil, fmt.Errorf("peer: dial %s: %w", to.Address, err)
 	}
 	c := n.register(raw)
 	if c == nil {
 		return nil, ErrClosed
 	}
 	deadline, _ := ctx.Deadline()
-	err = c.SetDeadline(deadline)
-	if err == nil {
-		_, err = c.Write(appendHeader(nil, h))
-	}
-	if err == nil {
-		err = readAnswer(c)
+	if err = c.SetDeadline(deadline); err == nil {
+		err = n.greet(c, h)
 	}
 	if err == nil {
 		err = c.SetDeadline(time.Time{})
 	}
 	if err != nil {
 		_ = c.Close()
-		return nil, fmt.Errorf("peer: connect to %s: %w", addr, err)
+		return nil, fmt.Errorf("peer: connect to %s: %w", to.Address, err)
 	}
 	return c, nil
 }
 
-// Call sends a request to the node at addr and returns the body of its Handler's Reply. Errors are
-// an ErrNotSent, an ErrLost or a *RemoteError. If ctx ends, the error wraps its cause, and the
+// greet sends the header of a dialed connection, and makes sure that the right node has accepted.
+func (n *Node) greet(c *conn, h header) error {
+	if _, err := c.Write(appendHeader(nil, h)); err != nil {
+		return err
+	}
+	cluster, id, err := readAnswer(c)
+	if err != nil {
+		return err
+	}
+	if err := n.c.Verify(c.Conn, h.to.Name, false); err != nil {
+		return &RefusedError{RefusedName, fmt.Sprintf("certificate of node %q: %v", h.to.Name, err)}
+	}
+	if got := (Identity{cluster, id, h.to.Name}); h.use != useIntroduction && got != h.to {
+		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
+	}
+	return nil
+}
+
+// Call sends a request to a node of the cluster and returns the body of its Handler's Reply. Errors
+// are an ErrNotSent, an ErrLost or a *RemoteError. If ctx ends, the error wraps its cause, and the
 // other side calls the function of Request.OnCancel. Call does not keep body, which has at most
 // MaxBody bytes.
 //
-// The first call opens the connection to addr. When that has failed, calls fail for a short time,
-// 50 ms at first and up to 1 s. Calls wait while much is queued for the connection.
-func (n *Node) Call(ctx context.Context, addr string, kind byte, body []byte) ([]byte, error) {
-	return n.CallUntil(ctx, nil, addr, kind, body)
+// The first call opens the connection to the node. When that has failed, calls fail for a short
+// time, 50 ms at first and up to 1 s. Calls wait while much is queued for the connection.
+func (n *Node) Call(ctx context.Context, to Target, kind byte, body []byte) ([]byte, error) {
+	return n.CallUntil(ctx, nil, to, kind, body)
 }
 
 // CallUntil is Call that also gives up when until is closed.
-func (n *Node) CallUntil(ctx context.Context, until <-chan struct{}, addr string, kind byte, body []byte) ([]byte, error) {
+func (n *Node) CallUntil(ctx context.Context, until <-chan struct{}, to Target, kind byte, body []byte) ([]byte, error) {
 	if len(body) > MaxBody {
 		return nil, fmt.Errorf("%w: body of %d bytes, more than %d", ErrNotSent, len(body), MaxBody)
 	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, base.EndOf(ctx))
 	}
-	c, err := n.client(ctx, until, addr)
+	c, err := n.client(ctx, until, to)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	return c.call(ctx, until, kind, body)
 }
 
-// client returns the connection for calls to addr, once it is open.
-func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (*client, error) {
+// client returns the connection for calls to a node, once it is open.
+func (n *Node) client(ctx context.Context, until <-chan struct{}, to Target) (*client, error) {
 	n.mu.Lock()
-	l := n.links[addr]
-	if l == nil {
-		l = &link{}
-		n.links[addr] = l
-	}
 	if n.closed {
 		n.mu.Unlock()
 		return nil, ErrClosed
+	}
+	l := n.links[to]
+	if l == nil {
+		l = &link{}
+		n.links[to] = l
 	}
 	if c := l.client; c != nil {
 		n.mu.Unlock()
@@ -369,8 +459,8 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (
 		n.running.Go(func() {
 			var raw *conn
 			var err error
-			n.guarded("dial", func() { raw, err = n.connect(n.ctx, addr, header{use: useCalls}) }, func(e error) { err = e })
-			n.tried(addr, l, a, raw, err)
+			n.guarded("dial", func() { raw, err = n.connect(n.ctx, to, header{use: useCalls}) }, func(e error) { err = e })
+			n.tried(to, l, a, raw, err)
 		})
 	}
 	n.mu.Unlock()
@@ -378,20 +468,20 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, addr string) (
 	case <-a.done:
 		return a.client, a.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("peer: wait for connection to %s: %w", addr, base.EndOf(ctx))
+		return nil, fmt.Errorf("peer: wait for connection to %s: %w", to.Address, base.EndOf(ctx))
 	case <-until:
-		return nil, fmt.Errorf("peer: wait for connection to %s: %w", addr, errUntil)
+		return nil, fmt.Errorf("peer: wait for connection to %s: %w", to.Address, errUntil)
 	}
 }
 
 // tried ends an attempt.
-func (n *Node) tried(addr string, l *link, a *attempt, raw *conn, err error) {
+func (n *Node) tried(to Target, l *link, a *attempt, raw *conn, err error) {
 	n.mu.Lock()
 	if err == nil && n.closed {
 		err = ErrClosed // Close closes raw
 	}
 	if err == nil {
-		a.client = newClient(n, addr, raw)
+		a.client = newClient(n, to, raw)
 		l.client = a.client
 		l.failure, l.backoff = nil, 0
 		n.running.Go(func() { n.guarded("client reader", a.client.read, a.client.fail) })
@@ -406,15 +496,30 @@ func (n *Node) tried(addr string, l *link, a *attempt, raw *conn, err error) {
 	close(a.done)
 	n.mu.Unlock()
 	if err != nil && n.ctx.Err() == nil {
-		n.c.Logger.Warn("no connection", "addr", addr, "err", err)
+		n.c.Logger.Warn("no connection", "node", to.Name, "addr", to.Address, "err", err)
 	}
 }
 
-// forget removes c, so that the next call to its address opens a connection.
+// Introduce is Call on a connection of its own, to a node that need not be of this one's cluster,
+// or of any: the target's ID is not looked at. The node's Handler sees Request.Introduction.
+func (n *Node) Introduce(ctx context.Context, to Target, kind byte, body []byte) ([]byte, error) {
+	raw, err := n.connect(ctx, to, header{use: useIntroduction})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
+	}
+	c := newClient(n, to, raw)
+	defer c.fail(errDone)
+	if !n.goUnlessClosed("client reader", c.read, c.fail) || !n.goUnlessClosed("client writer", c.write, c.fail) {
+		return nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
+	}
+	return c.call(ctx, nil, kind, body)
+}
+
+// forget removes c, so that the next call to its target opens a connection.
 func (n *Node) forget(c *client) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if l := n.links[c.addr]; l.client == c {
+	if l := n.links[c.to]; l != nil && l.client == c {
 		l.client = nil
 	}
 }

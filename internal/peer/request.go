@@ -8,9 +8,11 @@ import (
 // Request is a call as its Handler sees it. The Handler may keep it and read its fields; nobody
 // else uses Body.
 type Request struct {
-	From string // Config.Name of the caller, unverified
-	Kind byte
-	Body []byte
+	From Identity // of the caller
+	// Introduction is whether the caller need not be of this node's cluster.
+	Introduction bool
+	Kind         byte
+	Body         []byte
 
 	number uint64
 	conn   *server
@@ -70,9 +72,11 @@ func (r *Request) OnCancel(f func()) {
 // server is the called side of a connection of calls.
 type server struct {
 	stream
-	from    string
+	from    Identity
 	handler func(*Request)
-	last    uint64 // number of the last request
+	// introduction is Request.Introduction.
+	introduction bool
+	last         uint64 // number of the last request
 
 	// cancels are the unanswered requests with an OnCancel, by number. Guarded by mu. Only the
 	// reader, which runs the Handler, adds any.
@@ -103,7 +107,7 @@ func (c *server) receive(f frame) error {
 			return fmt.Errorf("%w: request %d after %d", errProtocol, f.number, c.last)
 		}
 		c.last = f.number
-		c.handler(&Request{From: c.from, Kind: f.code, Body: f.body, number: f.number, conn: c})
+		c.handler(&Request{From: c.from, Introduction: c.introduction, Kind: f.code, Body: f.body, number: f.number, conn: c})
 	case frameCancel:
 		c.mu.Lock()
 		req := c.cancels[f.number]

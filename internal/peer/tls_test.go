@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/testcert"
@@ -23,7 +22,7 @@ func tlsNode(t *testing.T, name string, config *tls.Config) (*Node, string) {
 	require.NoError(t, err)
 	dialer := tls.Dialer{Config: config}
 	n := New(Config{
-		Name: name, Listener: l, Groups: 1, Handler: echo, Timeout: time.Minute,
+		Identity: identityOf(name), Listener: l, Groups: 1, Handler: echo, Timeout: time.Minute,
 		Dial: func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) },
 	})
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
@@ -40,7 +39,7 @@ func TestMutualTLS(t *testing.T) {
 		callers.Go(func() {
 			for j := range 50 {
 				body := bytes.Repeat(fmt.Append(nil, i, j), 1+j*j)
-				reply, err := a.Call(t.Context(), addr, 1, body)
+				reply, err := a.Call(t.Context(), Target{identityOf("b").ID, "b", addr}, 1, body)
 				if err != nil || !bytes.Equal(body, reply) {
 					t.Errorf("%d %d: %d bytes, %v", i, j, len(reply), err)
 				}
@@ -49,7 +48,7 @@ func TestMutualTLS(t *testing.T) {
 	}
 	callers.Wait()
 
-	dialed, err := a.Group(0).Dial(raft.ServerAddress(addr), 0)
+	dialed, err := a.Group(0).Dial(Target{identityOf("b").ID, "b", addr}.RaftAddress(), 0)
 	require.NoError(t, err)
 	_, err = io.WriteString(dialed, "hello")
 	require.NoError(t, err)
@@ -62,6 +61,6 @@ func TestMutualTLS(t *testing.T) {
 
 	// A stranger trusts b, but b does not trust it.
 	stranger, _ := tlsNode(t, "stranger", theirs.Config(t, ours))
-	_, err = stranger.Call(t.Context(), addr, 1, nil)
+	_, err = stranger.Call(t.Context(), Target{identityOf("b").ID, "b", addr}, 1, nil)
 	requireNotSent(t, err)
 }

@@ -25,6 +25,7 @@ type Net struct {
 	latency time.Duration // at most
 	cut     map[link]bool
 	bytes   map[link]int64 // written so far
+	dials   map[string]int // of a host, so far
 	paused  map[string]bool
 	hosts   map[string]*Listener
 	conns   map[*conn]bool
@@ -38,7 +39,7 @@ const window = 64 << 10
 
 func New(seed uint64, latency time.Duration) *Net {
 	return &Net{
-		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), paused: make(map[string]bool),
+		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), dials: make(map[string]int), paused: make(map[string]bool),
 		hosts: make(map[string]*Listener), conns: make(map[*conn]bool), change: make(chan struct{}),
 	}
 }
@@ -61,6 +62,13 @@ func (n *Net) Sent(from, to string) int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.bytes[link{from, to}]
+}
+
+// Dials is how often others have begun to dial a host.
+func (n *Net) Dials(to string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.dials[to]
 }
 
 // SetCut cuts or heals one direction of a link.
@@ -156,6 +164,9 @@ func (n *Net) Listen(name string) *Listener {
 // Dial connects the host whose listener is from to another one. It waits while the link is cut.
 func (n *Net) Dial(ctx context.Context, from *Listener, to string) (net.Conn, error) {
 	fail := func(err error) error { return &net.OpError{Op: "dial", Net: "sim", Err: fmt.Errorf("%s: %w", to, err)} }
+	n.mu.Lock()
+	n.dials[to]++
+	n.mu.Unlock()
 	for {
 		n.mu.Lock()
 		if from.closed {

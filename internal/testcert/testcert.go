@@ -32,9 +32,9 @@ func New(t testing.TB) Authority {
 	return Authority{sign(t, template, template, key, key), key}
 }
 
-// Config returns a configuration with a certificate of a that trusts those of peers in both
-// directions.
-func (a Authority) Config(t testing.TB, peers Authority) *tls.Config {
+// Config returns a configuration with a certificate of a, for nodes of these names, that trusts those
+// of peers in both directions.
+func (a Authority) Config(t testing.TB, peers Authority, names ...string) *tls.Config {
 	t.Helper()
 	key := newKey(t)
 	cert := sign(t, &x509.Certificate{
@@ -42,7 +42,7 @@ func (a Authority) Config(t testing.TB, peers Authority) *tls.Config {
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: names,
 	}, a.cert, key, a.key)
 	pool := x509.NewCertPool()
 	pool.AddCert(peers.cert)

@@ -1,0 +1,374 @@
+package codeq
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testcert"
+)
+
+// wipe gives a node that is down a new disk.
+func (n *simNode) wipe() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.disk, n.votes = vfs.NewCrashableMem(), newSimVotes()
+}
+
+// count is how many ready tasks the queue "a" has, as a node sees it.
+func (n *simNode) count(t *testing.T) int {
+	t.Helper()
+	stats, err := simQueue(n).Stats(context.Background())
+	require.NoError(t, err)
+	return int(stats["a"].Ready)
+}
+
+func (n *simNode) produce(t *testing.T, tasks int) {
+	t.Helper()
+	for range tasks {
+		_, err := simQueue(n).Produce(context.Background(), Task{Queue: "a"})
+		require.NoError(t, err)
+	}
+}
+
+// TestRecycledAddress: a new cluster one of whose nodes has the address of a node of another cluster
+// neither takes over what that one has, nor loses anything to it.
+func TestRecycledAddress(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, lost := c.lead()
+		leader.produce(t, 50)
+		lost.crash(100)
+
+		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
+		for _, name := range []string{"m0", lost.name, "m1"} { // the machine of lost is theirs now
+			other.peers = append(other.peers, Peer{name, name})
+			other.nodes = append(other.nodes, &simNode{cluster: other, name: name, disk: vfs.NewCrashableMem(), votes: newSimVotes()})
+		}
+		for _, n := range other.nodes {
+			n.start()
+		}
+		other.awaitLeaders()
+		for i, n := range other.nodes {
+			n.produce(t, 10)
+			require.Equal(t, 10*(i+1), n.count(t))
+		}
+		c.awaitLeaders()
+		leader.produce(t, 50)
+		for _, n := range c.members() {
+			if n != lost {
+				require.Equal(t, 100, n.count(t))
+			}
+		}
+		other.rest()
+		require.NoError(t, other.check())
+		other.close()
+	})
+}
+
+// TestLiveNodeIsNoFounder: a node that is part of a cluster does not become part of a new one whose
+// founders list its address.
+func TestLiveNodeIsNoFounder(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, live := c.lead()
+		leader.produce(t, 50)
+		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
+		for _, name := range []string{"m0", "m1", live.name} {
+			other.peers = append(other.peers, Peer{name, name})
+		}
+		for _, name := range []string{"m0", "m1"} {
+			other.nodes = append(other.nodes, &simNode{cluster: other, name: name, disk: vfs.NewCrashableMem(), votes: newSimVotes()})
+			other.nodes[len(other.nodes)-1].start()
+		}
+		time.Sleep(time.Minute)
+		for _, n := range other.nodes {
+			_, err := simQueue(n).Produce(context.Background(), Task{Queue: "a"})
+			require.ErrorIs(t, err, ErrNotLeader)
+		}
+		require.Equal(t, 50, live.count(t))
+		other.close()
+	})
+}
+
+// TestWipedDisk: a node whose disk is new does not come back under its old name, whether it is to
+// found a cluster or to join one, and whoever adds it: it would vote for a leader that lacks what
+// it had acknowledged.
+func TestWipedDisk(t *testing.T) {
+	for _, join := range []bool{false, true} {
+		t.Run(fmt.Sprint("join ", join), func(t *testing.T) {
+			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+				leader, wiped := c.lead()
+				leader.produce(t, 50)
+				wiped.crash(100)
+				wiped.wipe()
+				wiped.join = join
+				err := c.open(wiped)
+				require.ErrorIs(t, err, ErrNotMember)
+				require.ErrorContains(t, err, "ReplaceNode")
+
+				// If the others cannot be asked at first, it waits.
+				for _, n := range c.members() {
+					c.net.Pause(n.name, true)
+				}
+				wiped.join = false
+				wiped.wipe()
+				c.net.Pause(wiped.name, false)
+				wiped.start()
+				_, err = simQueue(wiped).Produce(context.Background(), Task{Queue: "a"})
+				require.ErrorIs(t, err, ErrNotLeader)
+				for _, n := range c.members() {
+					c.net.Pause(n.name, false)
+				}
+				c.newLeader(wiped)
+				time.Sleep(time.Minute)
+				_, err = simQueue(wiped).Produce(context.Background(), Task{Queue: "a"})
+				require.ErrorContains(t, err, "ReplaceNode")
+				require.ErrorContains(t, wiped.close(), "ReplaceNode")
+
+				c.replace(wiped, func(string, ...any) {}, nil)
+				require.Equal(t, 50, leader.count(t))
+			})
+		})
+	}
+}
+
+// TestWipedMajority: two nodes whose disks are new do not found a cluster while the third one, which
+// has everything, cannot be reached.
+func TestWipedMajority(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		left := c.members()[2]
+		left.produce(t, 50)
+		for _, n := range c.members() {
+			n.crash(100)
+		}
+		for _, n := range c.members()[:2] {
+			n.wipe()
+			n.start()
+		}
+		time.Sleep(time.Minute)
+		for _, n := range c.members()[:2] {
+			_, err := simQueue(n).Produce(context.Background(), Task{Queue: "a"})
+			require.ErrorIs(t, err, ErrNotLeader)
+		}
+		left.start()
+		time.Sleep(time.Minute)
+		for _, n := range c.members()[:2] {
+			_, err := simQueue(n).Produce(context.Background(), Task{Queue: "a"})
+			require.ErrorContains(t, err, "ReplaceNode")
+			require.ErrorContains(t, n.close(), "ReplaceNode")
+		}
+
+		// It goes on alone, and the others join it under new names.
+		left.stop()
+		fs := left.disk
+		opts := c.opts
+		opts.fs, opts.Cluster = fs, &Cluster{Node: left.name, Listen: left.name, stable: stablesOf(left)}
+		require.NoError(t, RecoverCluster("queue", &opts))
+		left.start()
+		require.Equal(t, 50, left.count(t))
+		for _, old := range c.members()[:2] {
+			old.removed = true
+		}
+		c.mu.Lock()
+		c.nodes = c.nodes[2:]
+		c.mu.Unlock()
+		for range 2 {
+			n := c.node(true)
+			n.start()
+			c.mu.Lock()
+			c.nodes = append(c.nodes, n)
+			c.mu.Unlock()
+			require.Equal(t, 50, n.count(t))
+		}
+	})
+}
+
+// TestNoLeaderSaysWhy: a call that finds no leader says which nodes cannot be reached, and why.
+func TestNoLeaderSaysWhy(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		_, left := c.lead()
+		require.NoError(t, simQueue(left).WaitReady(context.Background()))
+		for _, n := range c.members() {
+			if n != left {
+				n.crash(100)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		_, err := simQueue(left).Produce(context.Background(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrNotLeader)
+		for _, n := range c.members() {
+			if n != left {
+				require.ErrorContains(t, err, "node "+n.name+": peer: dial "+n.name+": dial sim: "+n.name+": connection refused")
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		err = simQueue(left).WaitReady(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "connection refused")
+	})
+}
+
+// TestKnownNameElsewhere: nobody adds a node that has the name of another one.
+func TestKnownNameElsewhere(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		blank := &simNode{cluster: c, name: "blank", disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+		host := c.net.Listen("blank")
+		o := c.opts
+		o.fs, o.Cluster = blank.disk, &Cluster{
+			Node: other.name, Listener: host, Peers: []Peer{{leader.name, leader.name}}, stable: stablesOf(blank),
+			dial: func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		}
+		q, err := Open("queue", &o)
+		require.NoError(t, err)
+		defer q.Close()
+		err = simQueue(leader).AddNode(context.Background(), Peer{other.name, "blank"})
+		require.ErrorIs(t, err, ErrNotMember)
+		require.ErrorContains(t, err, "ReplaceNode")
+		err = simQueue(leader).AddNode(context.Background(), Peer{"n9", "blank"})
+		require.ErrorIs(t, err, ErrNotMember, "another node is there")
+		require.Equal(t, "", q.node.Cluster())
+	})
+}
+
+// TestAddressChanges: a node that comes back at another address is added again.
+func TestAddressChanges(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		_, moved := c.lead()
+		moved.produce(t, 10)
+		moved.stop()
+		host := c.net.Listen("elsewhere")
+		o := c.opts
+		o.fs, o.Cluster = moved.disk, &Cluster{
+			Node: moved.name, Listener: host, stable: stablesOf(moved),
+			dial: func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+		}
+		q, err := Open("queue", &o)
+		require.NoError(t, err)
+		leader, _ := c.lead()
+		require.NoError(t, simQueue(leader).AddNode(context.Background(), Peer{moved.name, "elsewhere"}))
+		leader.produce(t, 10)
+		stats, err := q.Stats(context.Background())
+		require.NoError(t, err)
+		require.EqualValues(t, 20, stats["a"].Ready)
+		st, err := q.ClusterStatus(context.Background())
+		require.NoError(t, err)
+		for _, r := range st.Shards[0].Replicas {
+			require.True(t, r.Voter)
+			require.Empty(t, r.LastError)
+		}
+		require.NoError(t, q.Close())
+		host.Close()
+		moved.start()
+		require.NoError(t, simQueue(leader).AddNode(context.Background(), Peer{moved.name, moved.name}), "and back")
+	})
+}
+
+// TestRemovedNodeIsLeftAlone: nobody dials a node that was removed.
+func TestRemovedNodeIsLeftAlone(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, removed := c.lead()
+		var w Mux
+		Handle(&w, "b", func(context.Context, *Job[int]) error { return nil })
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- simQueue(leader).Run(ctx, &w, nil) }()
+		require.NoError(t, simQueue(leader).RemoveNode(ctx, removed.name))
+		time.Sleep(30 * time.Second)
+		before := c.net.Dials(removed.name)
+		removed.stop()
+		removed.removed = true
+		c.mu.Lock()
+		for i, n := range c.nodes {
+			if n == removed {
+				c.nodes = append(c.nodes[:i:i], c.nodes[i+1:]...)
+			}
+		}
+		c.mu.Unlock()
+		for range 60 {
+			time.Sleep(time.Second)
+			leader.count(t)
+		}
+		require.Equal(t, before, c.net.Dials(removed.name))
+		cancel()
+		require.NoError(t, <-ended)
+	})
+}
+
+// TestCertificateNames: with TLS a node must show a certificate for its name, and a configuration
+// that would let anybody in is refused unless the application says so.
+func TestCertificateNames(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	ca := testcert.New(t)
+	qs := threeNodesTLS(t, Options{}, func(node string) *tls.Config { return ca.Config(t, ca, node) })
+	_, err := qs[0].Produce(ctx, Task{Queue: "a"})
+	require.NoError(t, err)
+	open := func(c Cluster) error {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		c.Listener, c.Peers, c.Join = l, peersOf(qs), true
+		q, err := Open(filepath.Join(t.TempDir(), "q"), &Options{Cluster: &c})
+		if err == nil {
+			err = q.Close()
+		}
+		return err
+	}
+	require.ErrorContains(t, open(Cluster{Node: "n3", TLS: ca.Config(t, ca, "n1")}), `certificate of node "n3": it is for ["n1"]`)
+	require.ErrorContains(t, open(Cluster{Node: "n3", TLS: ca.Config(t, ca)}), `certificate of node "n3": it is for []`)
+
+	anonymous := ca.Config(t, ca, "n3")
+	anonymous.ClientAuth = tls.NoClientCert
+	var invalid *InvalidError
+	require.ErrorAs(t, open(Cluster{Node: "n3", TLS: anonymous}), &invalid)
+	require.Equal(t, "Cluster.TLS.ClientAuth", invalid.Field)
+	require.NoError(t, open(Cluster{Node: "n3", TLS: anonymous, AllowAnonymous: true}))
+}
+
+// TestFoundingIsInterrupted: wherever the founders of a cluster crash, they found one cluster.
+func TestFoundingIsInterrupted(t *testing.T) {
+	for seed := range uint64(40) {
+		synctest.Test(t, func(t *testing.T) {
+			opts := Options{Shards: 2}
+			c := newSimCluster(t, seed, 0, opts)
+			for i := range 3 {
+				name := fmt.Sprint("n", i)
+				c.peers = append(c.peers, Peer{name, name})
+			}
+			for range 3 {
+				c.nodes = append(c.nodes, c.node(false))
+			}
+			for _, n := range c.nodes {
+				n.start()
+				n.light(1+c.rng.Int64N(60), []int{0, 50, 100}[c.rng.IntN(3)])
+			}
+			for range 5 {
+				time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
+				n := c.nodes[c.rng.IntN(3)]
+				n.crash([]int{0, 50, 100}[c.rng.IntN(3)])
+				time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
+				n.raise()
+			}
+			c.mend(true)
+			c.awaitLeaders()
+			for _, n := range c.nodes {
+				n.produce(t, 1)
+				require.Equal(t, simQueue(c.nodes[0]).node.Cluster(), simQueue(n).node.Cluster(), "seed %d", seed)
+			}
+			require.Equal(t, 3, c.nodes[0].count(t), "seed %d", seed)
+			c.rest()
+			require.NoError(t, c.check())
+			c.close()
+		})
+	}
+}

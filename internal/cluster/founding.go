@@ -1,0 +1,306 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+	"codeq/internal/peer"
+	"codeq/internal/wire"
+)
+
+// A new cluster begins when all its founders have introduced themselves to the first of them by
+// name: it makes the ID of the cluster, and the configuration with which each group begins. The
+// others ask until they hear of it. A node whose directory is new never founds a cluster while one
+// of its peers is part of one, and never becomes part of one that knows its name with another
+// directory: it would vote, and acknowledge, without what that one had stored.
+
+// introduction is how a node answers whoever asks for it.
+type introduction struct {
+	Node, ID string
+	Cluster  string   // "": of none yet
+	Members  []Peer   // of that cluster, as far as it knows
+	Founders []string // if it is of no cluster: those with which it is to begin one, by name
+}
+
+func (n *Node) introduction() introduction {
+	i := introduction{Node: n.self.Node, ID: n.self.ID, Cluster: n.Cluster()}
+	if i.Cluster == "" {
+		if !n.c.Join {
+			for _, p := range n.founders() {
+				i.Founders = append(i.Founders, p.Node)
+			}
+		}
+		return i
+	}
+	i.Members = n.known()
+	return i
+}
+
+// known is everybody who is a member of a group.
+func (n *Node) known() (all []Peer) {
+	for _, g := range n.groups {
+		members, err := g.members()
+		if err != nil {
+			continue // the group has ended here
+		}
+		for _, m := range members {
+			if p := peerOf(m); !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// namesake returns an error if a node with another directory has the name.
+func namesake(members []Peer, p Peer) error {
+	at := slices.IndexFunc(members, func(m Peer) bool { return m.Node == p.Node && m.ID != p.ID })
+	if at < 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: the cluster knows node %q with another directory; one that is lost is replaced by a node with "+
+		"another name (ReplaceNode)", base.ErrNotMember, p.Node)
+}
+
+// founders are the nodes with which a new cluster begins, by name.
+func (n *Node) founders() []Peer {
+	all := slices.Clone(n.c.Peers)
+	if !slices.ContainsFunc(all, func(p Peer) bool { return p.Node == n.self.Node }) {
+		all = append(all, n.self)
+	}
+	for i := range all {
+		if all[i].Node == n.self.Node {
+			all[i].ID = n.self.ID
+		}
+	}
+	slices.SortFunc(all, func(a, b Peer) int { return cmp.Compare(a.Node, b.Node) })
+	return all
+}
+
+// found lets a node of no cluster become part of one: of the new one that it founds together with
+// others, or of the one that another node adds it to. If the others answer soon, that is the
+// outcome; otherwise the node asks on in the background.
+func (n *Node) found() error {
+	ctx, cancel := context.WithTimeout(n.ctx, n.c.HeartbeatTimeout/foundingShare)
+	defer cancel()
+	decided, err := n.askFounders(ctx)
+	if decided || err != nil {
+		return err
+	}
+	n.watches.Go(func() {
+		n.contain("founding of a cluster", n.foundLater, func(err error) { n.failAll(err) })
+	})
+	return nil
+}
+
+// foundingShare is the part of HeartbeatTimeout for which Open waits for the others' answers.
+const foundingShare = 4
+
+// foundLater asks the other founders until the node is part of a cluster, or closed.
+func (n *Node) foundLater() {
+	pause := time.NewTicker(n.c.HeartbeatTimeout)
+	defer pause.Stop()
+	for {
+		select {
+		case <-n.quit:
+			return
+		case <-pause.C:
+		}
+		if n.Cluster() != "" { // another node has added it
+			return
+		}
+		ctx, cancel := context.WithTimeout(n.membership.ctx, raftTimeout)
+		decided, err := n.askFounders(ctx)
+		cancel()
+		if err != nil {
+			n.failAll(err)
+		}
+		if decided || err != nil {
+			return
+		}
+	}
+}
+
+// failAll ends all groups here.
+func (n *Node) failAll(err error) {
+	for _, g := range n.groups {
+		g.Fail(err)
+	}
+}
+
+// askFounders asks the other founders once who they are. It reports whether the node is part of a
+// cluster now. After an error it will not be.
+func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
+	founders := n.founders()
+	answers := n.introduceAll(ctx, founders)
+	var missing []error // why the cluster cannot begin
+	for a := range answers {
+		switch {
+		case a.err != nil:
+			missing = append(missing, a.err)
+		case a.Cluster != "":
+			if err := namesake(a.Members, n.self); err != nil {
+				return false, err
+			}
+			if slices.ContainsFunc(a.Members, func(m Peer) bool { return m.ID == n.self.ID }) {
+				return true, n.adopt(a.Cluster)
+			}
+			missing = append(missing, fmt.Errorf("node %q is of cluster %s, which this node is not part of (AddNode)", a.Node, a.Cluster))
+		case !slices.Equal(a.Founders, names(founders)):
+			missing = append(missing, fmt.Errorf("node %q begins a cluster of %q, this one of %q", a.Node, a.Founders, names(founders)))
+		default:
+			at := slices.IndexFunc(founders, func(p Peer) bool { return p.Node == a.Node })
+			founders[at].ID = a.ID
+		}
+	}
+	if ctx.Err() != nil {
+		return false, nil
+	}
+	if len(missing) == 0 && founders[0].Node != n.self.Node {
+		missing = append(missing, fmt.Errorf("node %q is to begin it", founders[0].Node))
+	}
+	if err := errors.Join(missing...); err != nil {
+		n.membership.wait(err, n.log)
+		return false, nil
+	}
+	return true, n.begin(founders)
+}
+
+func names(peers []Peer) (names []string) {
+	for _, p := range peers {
+		names = append(names, p.Node)
+	}
+	return names
+}
+
+// begin founds the cluster. If the node ends amid it, it goes on when it is opened again: the
+// manifest has the founders until all groups have begun.
+func (n *Node) begin(founders []Peer) error {
+	d := n.c.Directory
+	n.membership.mu.Lock()
+	d.Founders = foundersOf(founders)
+	n.membership.mu.Unlock()
+	if err := n.adopt(manifest.NewID()); err != nil {
+		return err
+	}
+	for _, g := range n.groups {
+		err := g.raft.BootstrapCluster(configurationOf(d.Founders)).Error()
+		if err != nil && !errors.Is(err, raft.ErrCantBootstrap) {
+			return fmt.Errorf("codeq: found shard %d of %s: %w", g.index, d.Path, err)
+		}
+	}
+	return n.begun()
+}
+
+// goOnFounding does what a crash amid begin has left to do for a group. Raft does not: it takes a
+// group that has a term, and nothing else yet, for one that exists.
+func (g *Group) goOnFounding(logs *groupLog, votes *groupVotes, c raft.Configuration) error {
+	last, err := logs.LastIndex()
+	if err != nil || last > 0 || g.Applied() > 0 {
+		return err
+	}
+	if err := votes.SetUint64([]byte(keyCurrentTerm), 1); err != nil {
+		return err
+	}
+	return logs.StoreLog(&raft.Log{Index: 1, Term: 1, Type: raft.LogConfiguration, Data: raft.EncodeConfiguration(c)})
+}
+
+// begun notes that all groups have begun.
+func (n *Node) begun() error {
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	d := n.c.Directory
+	if len(d.Founders) == 0 {
+		return nil
+	}
+	d.Founders = nil
+	return d.Write()
+}
+
+func foundersOf(peers []Peer) (founders []manifest.Founder) {
+	for _, p := range peers {
+		founders = append(founders, manifest.Founder{Node: p.Node, ID: p.ID, Address: p.Address})
+	}
+	return founders
+}
+
+// configurationOf is the configuration with which each group of a new cluster begins: all vote.
+func configurationOf(founders []manifest.Founder) (c raft.Configuration) {
+	for _, f := range founders {
+		c.Servers = append(c.Servers, raft.Server{
+			ID: Peer{Node: f.Node, ID: f.ID}.ServerID(), Address: raft.ServerAddress(f.Address),
+		})
+	}
+	return c
+}
+
+// introduce asks a node, which need not be of this one's cluster, who it is.
+func (n *Node) introduce(ctx context.Context, p Peer) (i introduction, err error) {
+	b, err := n.peer.Introduce(ctx, peer.Target{Name: p.Node, Address: p.Address}, kindWho, nil)
+	if err != nil {
+		return i, fmt.Errorf("node %q at %s: %w", p.Node, p.Address, n.callError(ctx, err))
+	}
+	if err := json.Unmarshal(b, &i); err != nil || i.Node != p.Node || i.ID == "" {
+		return i, fmt.Errorf("node %q at %s: %w", p.Node, p.Address, ErrMalformedCall)
+	}
+	return i, nil
+}
+
+// answer is what a node says of itself, or why it says nothing.
+type answer struct {
+	introduction
+	err error
+}
+
+// introduceAll asks all nodes but this one who they are. The channel is closed when all have
+// answered, or ctx has ended.
+func (n *Node) introduceAll(ctx context.Context, peers []Peer) <-chan answer {
+	answers := make(chan answer, len(peers))
+	var asking sync.WaitGroup
+	for _, p := range peers {
+		if p.Node == n.self.Node {
+			continue
+		}
+		asking.Add(1)
+		n.background.Go(func() {
+			defer asking.Done()
+			var a answer
+			a.err = n.guarded("introduction", func() (err error) { a.introduction, err = n.introduce(ctx, p); return err })
+			answers <- a
+		})
+	}
+	n.background.Go(func() {
+		n.contain("introductions", asking.Wait, nil)
+		close(answers)
+	})
+	return answers
+}
+
+// serveIntroduction answers a node that need not be of this one's cluster.
+func (n *Node) serveIntroduction(r *peer.Request) error {
+	switch r.Kind {
+	case kindWho:
+		r.Reply(wire.AppendJSON(nil, n.introduction()))
+		return nil
+	case kindAdopt:
+		n.background.Go(func() {
+			if err := n.guarded("adoption", func() error { return n.adopt(string(r.Body)) }); err != nil {
+				r.Fail(n.c.EncodeError(err))
+				return
+			}
+			r.Reply(nil)
+		})
+		return nil
+	}
+	return ErrMalformedCall
+}

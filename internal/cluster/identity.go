@@ -1,0 +1,167 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/peer"
+)
+
+// A node is a directory under a name. The directory's ID tells it from every other one, so that a
+// new directory under an old name is another node, which has voted for nobody and acknowledged
+// nothing; the name is what people call it. A cluster is known by a random ID as well. Every
+// connection says of which cluster it is and for which directory it is meant, and is refused by
+// any other; so a node never takes the messages of another cluster, or those for the node that had
+// its address before.
+
+// ServerID is the node as Raft knows it: by its directory. The name before it is a label, which
+// also orders the members by name.
+func (p Peer) ServerID() raft.ServerID { return raft.ServerID(p.Node + idSeparator + p.ID) }
+
+const idSeparator = "/"
+
+// peerOf is the inverse of ServerID.
+func peerOf(m raft.Server) Peer {
+	p := Peer{Node: string(m.ID), Address: string(m.Address)}
+	if at := strings.LastIndex(p.Node, idSeparator); at >= 0 {
+		p.Node, p.ID = p.Node[:at], p.Node[at+len(idSeparator):]
+	}
+	return p
+}
+
+// target is how the node is reached.
+func (p Peer) target() (t peer.Target, err error) {
+	t = peer.Target{Name: p.Node, Address: p.Address}
+	t.ID, err = peer.ParseID(p.ID)
+	return t, err
+}
+
+// membership is of which cluster the node is.
+type membership struct {
+	mu      sync.Mutex // guards what follows, and the directory's manifest while the node is open
+	waiting error      // why the node is of no cluster yet; nil: not known
+
+	ctx  context.Context // ends when the node is about to be closed
+	stop context.CancelFunc
+}
+
+// wait notes why the node is of no cluster yet.
+func (m *membership) wait(why error, log *slog.Logger) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.waiting == nil || m.waiting.Error() != why.Error() {
+		log.Warn("the cluster has not begun", "err", why)
+	}
+	m.waiting = why
+}
+
+// noLeader is the answer to a call while no leader of the shard is known.
+func (g *Group) noLeader() error {
+	m := &g.node.membership
+	m.mu.Lock()
+	begun, waiting := g.node.c.Directory.Cluster != "", m.waiting
+	m.mu.Unlock()
+	switch {
+	case begun:
+		why := fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
+		if unreachable := g.unreachable(); unreachable != "" {
+			why = fmt.Errorf("%w: %s", why, unreachable)
+		}
+		return why
+	case waiting != nil:
+		return fmt.Errorf("%w: the cluster has not begun: %w", base.ErrNotLeader, waiting)
+	}
+	return fmt.Errorf("%w: the cluster has not begun", base.ErrNotLeader)
+}
+
+// unreachable is which members this node cannot connect to, and why.
+func (g *Group) unreachable() string {
+	members, err := g.members()
+	if err != nil {
+		return ""
+	}
+	var why []string
+	for _, m := range members {
+		p := peerOf(m)
+		if to, err := p.target(); err == nil {
+			if err := g.node.peer.Failure(to); err != nil {
+				why = append(why, fmt.Sprintf("node %s: %v", p.Node, err))
+			}
+		}
+	}
+	return strings.Join(why, "; ")
+}
+
+// Cluster identifies the cluster of the node; "": it is of none yet.
+func (n *Node) Cluster() string {
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	return n.c.Directory.Cluster
+}
+
+// identity is who this node is.
+func (n *Node) identity() (peer.Identity, error) {
+	d := n.c.Directory
+	cluster, err := peer.ParseID(d.Cluster)
+	id, idErr := peer.ParseID(d.ID)
+	if err := errors.Join(err, idErr); err != nil || id == (peer.ID{}) {
+		return peer.Identity{}, fmt.Errorf("%w: identity of %s: %w", base.ErrCorrupt, d.Path, err)
+	}
+	return peer.Identity{Cluster: cluster, ID: id, Name: n.c.Node}, nil
+}
+
+// adopt durably makes the node one of a cluster.
+func (n *Node) adopt(cluster string) error {
+	id, err := peer.ParseID(cluster)
+	if err != nil || id == (peer.ID{}) {
+		return ErrMalformedCall
+	}
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	d := n.c.Directory
+	if d.Cluster == cluster {
+		return nil
+	}
+	if d.Cluster != "" {
+		return fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, n.self.Node, d.Cluster, cluster)
+	}
+	d.Cluster = cluster
+	if err := d.Write(); err != nil {
+		d.Cluster = ""
+		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	}
+	n.peer.SetCluster(id)
+	n.log.Info("part of a cluster", "cluster", cluster)
+	return nil
+}
+
+// verifyName is peer.Config.Verify: a certificate must be for the node that shows it, as a DNS name
+// or a URI among its subject alternative names.
+func (c *Config) verifyName(conn net.Conn, name string, accepted bool) error {
+	t, ok := conn.(*tls.Conn)
+	if !ok || accepted && c.AllowAnonymous {
+		return nil
+	}
+	certs := t.ConnectionState().PeerCertificates
+	if len(certs) == 0 {
+		return errors.New("there is none")
+	}
+	names := slices.Clone(certs[0].DNSNames)
+	for _, uri := range certs[0].URIs {
+		names = append(names, uri.String())
+	}
+	if !slices.Contains(names, name) {
+		return fmt.Errorf("it is for %q", names)
+	}
+	return nil
+}
