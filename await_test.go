@@ -246,6 +246,7 @@ func TestAwaitInFailedShard(t *testing.T) {
 // TestAwaitMany: a thousand callers wait for one task, and one for each of a
 // thousand; each gets what is its own.
 func TestAwaitMany(t *testing.T) {
+	t.Parallel()
 	const n = 1000
 	ctx := context.Background()
 	for _, shards := range []int{1, 3} {

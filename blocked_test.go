@@ -15,6 +15,7 @@ import (
 // TestMarksBeyondMemory: when more tasks are to be canceled at once than memory has marks
 // for, those that it does not hold are read from disk.
 func TestMarksBeyondMemory(t *testing.T) {
+	t.Parallel()
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const parents = 3*engine.WakeupsCap/engine.TellAtOnce + 10
 		var cursors [][]byte

@@ -399,6 +399,7 @@ func TestOutcomesOfANode(t *testing.T) {
 // TestClaimsThatGiveUp: the owner of a shard may be amid a claim whose caller gives up, and then writes to
 // the list of queues. It is for the race detector.
 func TestClaimsThatGiveUp(t *testing.T) {
+	t.Parallel()
 	q := openForRun(t, Options{Shards: 2})
 	for i := range 40 {
 		b := new(buffers)

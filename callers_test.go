@@ -33,6 +33,7 @@ import (
 // chance but what rapid draws: a seed reproduces a run. -rapid.checks and -rapid.steps make it
 // longer.
 func TestCallers(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		rapid.SyncTest(t, func(t *rapid.T) {
 			m := newCrowd(t)
@@ -179,7 +180,7 @@ func (m *crowd) look() {
 // settle judges claims that have waited, and makes sure that nobody waits in vain. When several
 // calls ran together, not strict, which of them came first is open.
 func (m *crowd) settle(strict bool) {
-	strict = strict && m.opts.groupBytes == 0 // else claims are served between the pieces of what is due at once
+	ordered := strict && m.opts.groupBytes == 0 // else claims are served between the pieces of what is due at once
 	before := m.seen
 	m.look()
 	var waiting []*claimCall
@@ -191,7 +192,7 @@ func (m *crowd) settle(strict bool) {
 		w.judge(m, before, false)
 		for _, earlier := range waiting {
 			alike := (len(earlier.req.Queues) > dispatch.ShortList) == (len(w.req.Queues) > dispatch.ShortList) // else they take turns
-			if strict && alike && earlier.arrival < w.arrival && slices.Contains(earlier.req.Queues, w.leases[0].Queue) {
+			if ordered && alike && earlier.arrival < w.arrival && slices.Contains(earlier.req.Queues, w.leases[0].Queue) {
 				m.t.Fatalf("a claim for %v was served after one that came later", earlier.req.Queues)
 			}
 		}
@@ -202,8 +203,8 @@ func (m *crowd) settle(strict bool) {
 			m.t.Fatalf("a claim waits for %v, with %d ready tasks", w.req.Queues, n)
 		}
 	}
-	m.settleIdlers(strict)
-	m.settleAwaits()
+	m.settleIdlers(ordered)
+	m.settleAwaits(strict)
 }
 
 // Which tasks claims may get.
@@ -893,14 +894,15 @@ func (m *crowd) await(t *rapid.T) {
 	m.settle(true)
 }
 
-// settleAwaits makes sure that those are told whose task has ended.
-func (m *crowd) settleAwaits() {
+// settleAwaits makes sure that those are told whose task has ended. Unless strict, it may have been
+// canceled or redriven after they were told of its death.
+func (m *crowd) settleAwaits(strict bool) {
 	m.awaits = slices.DeleteFunc(m.awaits, func(c *awaitCall) bool {
 		t := m.seen[c.id]
 		select {
 		case err := <-c.done:
 			m.noError(err)
-			if t != nil && t.State >= Dead {
+			if t != nil && t.State >= Dead && (strict || c.got.State != Dead || t.State == Dead) {
 				want := Outcome{State: t.State, Result: t.Result, LastError: t.LastError, Attempts: t.Attempts}
 				if t.State == Done {
 					want.LastError = ""

@@ -88,6 +88,7 @@ func TestForgottenQueuesLeaveNothing(t *testing.T) {
 // TestQueuesComeAndGo: queues and tenants that are used once leave memory and disk, with
 // all that they had, while others keep what they have.
 func TestQueuesComeAndGo(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 8, sweepLanes: 64}
 		q, err := Open("queue", &opts)
@@ -209,6 +210,7 @@ func TestClockOutlivesItsQueue(t *testing.T) {
 // TestLanesKeepTheirOrderUnderOtherNumbers: tasks of a lane that have another number than
 // the lane by now are served as one lane, over restarts.
 func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1, sweepLanes: 1 << 10}
 		q, err := Open("queue", &opts)

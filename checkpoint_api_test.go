@@ -42,6 +42,7 @@ func (fs *linkFS) Link(oldname, newname string) error {
 
 // TestCheckpointRefuses: what stands in the way is named, and nothing is changed.
 func TestCheckpointRefuses(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	q, err := codeq.Open(filepath.Join(root, "queue"), nil)
 	require.NoError(t, err)
@@ -156,6 +157,7 @@ func TestCheckpointLinks(t *testing.T) {
 
 // TestCheckpointsAtOnce: they follow each other, and all are made.
 func TestCheckpointsAtOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		disk := vfs.NewMem()
 		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 3}))
@@ -176,6 +178,7 @@ func TestCheckpointsAtOnce(t *testing.T) {
 // closed, the call says so and leaves nothing behind, the queue goes on, and the next call
 // succeeds.
 func TestCheckpointErrors(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex // guards what follows
 	n, fail := 0, 0   // operations; the one that fails
 	// By directory: a store is open. When it cannot be written is tested elsewhere.

@@ -18,6 +18,7 @@ import (
 // TestCheckpointOfClusterIsOneCut: TestCheckpointIsOneCut, of three nodes with a shard
 // each, whose copies are made on all of them, and two at a time.
 func TestCheckpointOfClusterIsOneCut(t *testing.T) {
+	t.Parallel()
 	seed := testkit.Seed()
 	t.Logf("seed %d", seed)
 	synctest.Test(t, func(t *testing.T) {
@@ -92,6 +93,7 @@ func (deposed) Confirm() error { return ErrNotLeader }
 // TestBarrierOfCluster: whoever holds the shards, nothing is done in any of them until it
 // lets them go on.
 func TestBarrierOfCluster(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 3})
 		c.spread()
@@ -147,6 +149,7 @@ func TestBarrierIsConfirmed(t *testing.T) {
 // TestCheckpointLosesItsLeader: another node leads, and stores more, while a copy is
 // being made of what the leader before it had. The copy is made again.
 func TestCheckpointLosesItsLeader(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		old, other := c.lead()
@@ -180,6 +183,7 @@ func TestCheckpointLosesItsLeader(t *testing.T) {
 // TestCheckpointIsForgotten: a node dies while the shards stand still for its sake. They go on
 // by themselves; so they do at once when the caller gives up before all of them stand still.
 func TestCheckpointIsForgotten(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		leader, other := c.lead()

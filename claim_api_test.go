@@ -52,6 +52,7 @@ func TestTenantsTakeTurns(t *testing.T) {
 }
 
 func TestClaimSeveralQueues(t *testing.T) {
+	t.Parallel()
 	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		const n = 4000
 		for range n {
@@ -95,6 +96,7 @@ func TestClaimsWaitInOrder(t *testing.T) {
 // TestNoWakeUpIsLost: claims and produces that meet at any moment find each
 // other. Were one lost, the bubble would deadlock.
 func TestNoWakeUpIsLost(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 2, 4} {
 		bubble(t, codeq.Options{Shards: shards, WindowTasks: 2}, func(t *testing.T, q *codeq.Queue) {
 			const callers, each = 16, 200
@@ -162,6 +164,7 @@ func TestClaimBatch(t *testing.T) {
 // TestWindowOverflow: with room for two tasks in memory, ten thousand over
 // several lanes are all found again, in order.
 func TestWindowOverflow(t *testing.T) {
+	t.Parallel()
 	bubble(t, codeq.Options{Shards: 1, WindowTasks: 2, WindowBytes: 4 << 10}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
 		const n = 10_000

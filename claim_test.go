@@ -95,6 +95,7 @@ func TestClaimWaits(t *testing.T) {
 // TestClaimEndsWithContext: a claim that gives up leaves its task to others,
 // and thousands of them leave no memory behind.
 func TestClaimEndsWithContext(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
 			cause := errors.New("enough")

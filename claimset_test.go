@@ -47,6 +47,7 @@ func (g *countingGate) Ask(*dispatch.Claim) bool                                
 // TestClaimsOverManyQueues: what a claim over many queues looks at, and leaves behind while
 // it waits, does not depend on how many they are; with weights, or in strict order.
 func TestClaimsOverManyQueues(t *testing.T) {
+	t.Parallel()
 	const queues, tasks, claims = 3000, 50, 40
 	names, weights := manyQueues(queues)
 	for name, weights := range map[string]map[string]int{"weighted": weights, "strict": nil} {

@@ -14,6 +14,7 @@ import (
 // task from a handler nor gives it to another one, does not change the rate of claims, makes
 // nothing spin, and the IDs go on in their order; also over a restart.
 func TestClockJumpsUnderRun(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, Options{Shards: 1, LeaseFor: time.Minute}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
 		require.NoError(t, p.Configure(ctx, "rated", func(s *Settings) { s.Rate, s.Burst = 1, 1 }))

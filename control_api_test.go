@@ -61,6 +61,7 @@ func TestCancelRetention(t *testing.T) {
 // TestCancelPassesOn: what a canceled task held back goes on, and what waits
 // for it is canceled.
 func TestCancelPassesOn(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 3, LeaseFor: 24 * time.Hour, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		first := p.Store(codeq.Task{Queue: "a", Group: "g"})
@@ -189,6 +190,7 @@ func TestCanceledLeasesAreBounded(t *testing.T) {
 // TestCancelRunning: the handler of a canceled task is told at once, and what
 // it returns is of no consequence.
 func TestCancelRunning(t *testing.T) {
+	t.Parallel()
 	for name, verdict := range map[string]error{
 		"completed": nil, "failed": errors.New("boom"), "snoozed": codeq.Snooze(time.Second), "given up": codeq.DeadLetter(errors.New("boom")),
 	} {
@@ -270,6 +272,7 @@ func TestCancelOneOfManyHandlers(t *testing.T) {
 
 // TestCancelRace: of all that end a leased task at the same time, one does.
 func TestCancelRace(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 2, GroupCap: 3, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		for range 50 {
@@ -303,6 +306,7 @@ func TestCancelRace(t *testing.T) {
 // TestSetPriorityOrder: ready tasks are claimed by priority, and those of one
 // by age, however often they were moved, also those that are not in memory.
 func TestSetPriorityOrder(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		type aged struct {

@@ -83,6 +83,7 @@ var busyStates = []inState{
 
 // TestCancel: in every state but those of the end, and what is left of the task.
 func TestCancel(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, from := range append(slices.Clone(waitingStates), busyStates...) {
 		for _, retention := range []time.Duration{0, Forever} {
@@ -179,6 +180,7 @@ func TestCancelToldToItsRun(t *testing.T) {
 
 // TestChangesAreRefused: SetPriority and SetRunAt of tasks that do not wait.
 func TestChangesAreRefused(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	done := inState{"done", Done, func(p *Process, task Task) ID {
 		id := p.Store(task)
@@ -221,6 +223,7 @@ func TestChangesAreRefused(t *testing.T) {
 // TestSetPriority: of a task that waits, whatever for: it goes on waiting, and
 // has the new priority when it is ready.
 func TestSetPriority(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, in := range waitingStates {
 		t.Run(in.name, func(t *testing.T) {
@@ -268,6 +271,7 @@ func (p *Process) Free(name string) {
 // TestSetRunAt: a task that waits becomes ready at the new time, and not before
 // what else holds it back.
 func TestSetRunAt(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, in := range waitingStates {
 		t.Run(in.name, func(t *testing.T) {
@@ -346,6 +350,7 @@ func TestSetRunAtOrder(t *testing.T) {
 // TestSetRunAtOfTurn: a task that has the turn of its group keeps it while it
 // is put off; one that waits for the turn has others go first.
 func TestSetRunAtOfTurn(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
 		var ids []ID
@@ -375,6 +380,7 @@ func TestSetRunAtOfTurn(t *testing.T) {
 // TestPause: nothing is claimed from a paused queue, over restarts too; claims
 // that wait get its tasks when it is resumed.
 func TestPause(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			throughSteps(t, Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *Process) {

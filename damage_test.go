@@ -41,6 +41,7 @@ func (f panickyFile) ReadAt(p []byte, off int64) (int, error) {
 
 // TestDamageThatPanics: damage at which Pebble panics, while a store is opened, is an error of Open.
 func TestDamageThatPanics(t *testing.T) {
+	t.Parallel()
 	for name, open := range map[string]func(vfs.FS) (*Queue, error){
 		"alone": func(fs vfs.FS) (*Queue, error) { return Open("queue", &Options{Shards: 1, fs: fs}) },
 		"node": func() func(vfs.FS) (*Queue, error) {

@@ -14,6 +14,7 @@ import (
 // TestRedriveKey: a redriven task takes its key again, unless another task has
 // it by now.
 func TestRedriveKey(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		task := keyed("k")
@@ -48,6 +49,7 @@ func TestRedriveKey(t *testing.T) {
 // TestRedriveKeyFor: a task that is redriven while its key is still taken holds
 // it as long as it lives, and for the rest of For.
 func TestRedriveKeyFor(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		task := keyed("k")
@@ -115,6 +117,7 @@ func TestRedriveOfGroup(t *testing.T) {
 // TestRedriveParent: a task waits for a dead parent, and goes on when it was
 // redriven and is completed.
 func TestRedriveParent(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		require.NoError(t, p.Configure(ctx, "parents", func(s *codeq.Settings) { s.DeadRetention = time.Hour }))
@@ -138,6 +141,7 @@ func TestRedriveParent(t *testing.T) {
 
 // TestPurgeParent: what waits for a dead letter that is purged is canceled.
 func TestPurgeParent(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 3, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		parent := p.Store(codeq.Task{Queue: "parents"})
@@ -196,6 +200,7 @@ func TestDeadLettersMatch(t *testing.T) {
 // TestDeadRetention: dead letters are forgotten after the time that the
 // settings give, at most an eighth later, unless they are redriven before.
 func TestDeadRetention(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		before := p.StoreDead(3, codeq.Task{Queue: "a"}) // kept without end

@@ -39,6 +39,7 @@ func (p *Process) StoreDead(n int, task Task) (ids []ID) {
 // TestRedrive: a dead letter is ready again, behind the others, with all its
 // attempts before it and the error that it died of.
 func TestRedrive(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
 		id := p.Store(Task{Queue: "a", Payload: []byte("x"), MaxAttempts: 2, RunAt: p.Opts.wall().Add(time.Second)})
@@ -82,6 +83,7 @@ func TestRedrive(t *testing.T) {
 
 // TestRedriveNotDead: of what is no dead letter there is nothing to redrive.
 func TestRedriveNotDead(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, in := range append(slices.Clone(waitingStates), busyStates[:2]...) {
 		t.Run(in.name, func(t *testing.T) {
@@ -116,6 +118,7 @@ var bulks = []bulk{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDe
 // TestDeadLettersFilter: RedriveAllDead and PurgeDead are about what they are asked
 // for, and nothing else.
 func TestDeadLettersFilter(t *testing.T) {
+	t.Parallel()
 	for _, b := range bulks {
 		t.Run(b.name, func(t *testing.T) {
 			throughSteps(t, Options{Shards: 3}, func(t *testing.T, p *Process) {
@@ -168,6 +171,7 @@ func TestDeadLettersFilter(t *testing.T) {
 
 // TestDeadLettersOfManyGroups: more than one operation, and one commit, is about.
 func TestDeadLettersOfManyGroups(t *testing.T) {
+	t.Parallel()
 	for _, b := range bulks {
 		t.Run(b.name, func(t *testing.T) {
 			bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
@@ -196,6 +200,7 @@ func TestDeadLettersOfManyGroups(t *testing.T) {
 // TestDeadLettersRate: no more a second than asked for, after a first tenth of
 // a second's worth.
 func TestDeadLettersRate(t *testing.T) {
+	t.Parallel()
 	for _, b := range bulks {
 		for _, perSecond := range []float64{0.5, 10, 100} {
 			t.Run(fmt.Sprint(b.name, " ", perSecond), func(t *testing.T) {
@@ -236,6 +241,7 @@ func TestDeadLettersRate(t *testing.T) {
 // TestDeadLettersDieAgain: tasks that die again meanwhile are not redriven twice,
 // also if they then lie behind those that are still to come.
 func TestDeadLettersDieAgain(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *Process) {
 		const n = listing.PageTasks + 44
 		require.NoError(t, p.Configure(context.Background(), "a", func(s *Settings) { s.DeadRetention = time.Hour }))
@@ -266,6 +272,7 @@ func TestDeadLettersDieAgain(t *testing.T) {
 // TestDeadLettersInterrupted: what a call has done when its context ends, or its
 // process, stays done; another call does the rest.
 func TestDeadLettersInterrupted(t *testing.T) {
+	t.Parallel()
 	for _, b := range bulks {
 		t.Run(b.name, func(t *testing.T) {
 			throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *Process) {

@@ -18,6 +18,7 @@ import (
 // TestFullDiskOfLeader: what counts for a shard is the disk of the node that leads it, on
 // whichever node it is asked; a follower's may be as full as the leader's must not be.
 func TestFullDiskOfLeader(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		c.rest()
@@ -119,6 +120,7 @@ func TestFullDiskOfLeader(t *testing.T) {
 // sends before it writes any of it; the others go on, and it catches up when there
 // is room, by the log if the leader still has it.
 func TestFollowerWithFullDisk(t *testing.T) {
+	t.Parallel()
 	for _, truncated := range []bool{false, true} {
 		t.Run(fmt.Sprint("truncated ", truncated), func(t *testing.T) {
 			simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
@@ -182,6 +184,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 
 // TestLeaderWithFullDisk: a node whose disk is full leads no shard for long.
 func TestLeaderWithFullDisk(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		c.rest()
@@ -203,6 +206,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 // TestCloseOfLeaderOfFullDisks: a leader whose followers have no room for what it commits can be
 // closed nevertheless.
 func TestCloseOfLeaderOfFullDisks(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		leader, _ := c.lead()

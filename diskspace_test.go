@@ -57,6 +57,7 @@ func dropTo(d *testkit.SmallDisk, level engine.Room) {
 // TestDiskLevels: every verb goes on down to its level, and is refused below it with
 // nothing changed.
 func TestDiskLevels(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		disk := testkit.NewSmallDisk(64 << 20)
@@ -233,6 +234,7 @@ func TestDiskLevels(t *testing.T) {
 // TestDiskFull: a disk that producers fill ends in refusals, with the reserve for
 // what was claimed untouched; claims that wait do so until there is room.
 func TestDiskFull(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		disk := testkit.NewSmallDisk(16 << 20)
@@ -262,6 +264,7 @@ func TestDiskFull(t *testing.T) {
 // TestDiskFullLeases: no time in which a lease could neither be ended nor extended
 // counts against it; time in which it could does.
 func TestDiskFullLeases(t *testing.T) {
+	t.Parallel()
 	for _, reopened := range []bool{false, true} {
 		t.Run(fmt.Sprint("reopened ", reopened), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -470,6 +473,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 // level, is stored when there is room. Nothing is reported as failed, no attempt
 // counts twice, and no task dies of success.
 func TestDiskFullKeepsOutcomes(t *testing.T) {
+	t.Parallel()
 	for level := engine.RoomLow; level <= engine.RoomEmpty; level++ {
 		t.Run(level.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -785,6 +789,7 @@ func TestDiskFullUnderway(t *testing.T) {
 
 // TestOpenOnFullDisk: Open says that the disk is full, and works when there is room.
 func TestOpenOnFullDisk(t *testing.T) {
+	t.Parallel()
 	disk := testkit.NewSmallDisk(0)
 	for _, room := range []int64{0, 100, 300, 1000, 3000} {
 		disk.Free(room)

@@ -30,6 +30,7 @@ func walkedFor(t *testing.T, q *Queue, do func()) (keys uint64) {
 // number, however many groups it takes: each is read once. So are idempotency keys
 // that become free at one moment.
 func TestDueAtOnce(t *testing.T) {
+	t.Parallel()
 	const batch, batches, slack = 512, 20, 4
 	tasks := func(template Task, n int) []Task {
 		all := make([]Task, n)
@@ -68,6 +69,7 @@ func TestDueAtOnce(t *testing.T) {
 // that were due at one moment, others are scheduled to that moment again, whose IDs are before
 // those of the rest, and all become ready when it comes.
 func TestDueAtOnceClockSetBack(t *testing.T) {
+	t.Parallel()
 	var skew atomic.Int64
 	wall := func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 	bubble(t, Options{Shards: 1, wall: wall}, func(t *testing.T, q *Queue) {

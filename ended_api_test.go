@@ -94,6 +94,7 @@ func TestRetentionIsDecidedAtTheEnd(t *testing.T) {
 // TestStatsOverExpiry: the counts are exact before and after what has ended is
 // forgotten, whatever was taken out of its bucket before, and over restarts.
 func TestStatsOverExpiry(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
@@ -134,6 +135,7 @@ func TestStatsOverExpiry(t *testing.T) {
 // TestExpiryWhileClosed: what should have been forgotten while the queue was
 // closed is when it is opened, and nothing else.
 func TestExpiryWhileClosed(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
 			var ids []codeq.ID

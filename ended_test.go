@@ -82,6 +82,7 @@ func completeAll(t *testing.T, q *Queue, queue string, n int) {
 // TestExpiryCostsLittle: ten thousand results that are forgotten at the same
 // time cost one range deletion, and those of another time stay.
 func TestExpiryCostsLittle(t *testing.T) {
+	t.Parallel()
 	const n = 10_000
 	inFlow(t, Options{Shards: 1, Retention: time.Hour}, func(f *FlowTest) {
 		tasks := make([]Task, n)
@@ -113,6 +114,7 @@ func TestExpiryCostsLittle(t *testing.T) {
 // TestManyBucketsExpire: what is forgotten at one moment is, in groups of bounded size,
 // and each bucket at its time.
 func TestManyBucketsExpire(t *testing.T) {
+	t.Parallel()
 	opts := Options{Shards: 1, Retention: time.Minute}
 	bubble(t, opts, func(t *testing.T, q *Queue) {
 		const queues = 5000

@@ -180,6 +180,7 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 // TestSubscriptionCloses at any moment while events flow from several shards,
 // whether it is read or not.
 func TestSubscriptionCloses(t *testing.T) {
+	t.Parallel()
 	q, err := Open(t.TempDir(), &Options{Shards: 2})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -28,7 +28,10 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 	}
 	for i, p := range peers {
 		q, err := codeq.Open(filepath.Join(dir, p.Node), &codeq.Options{
-			Cluster: &codeq.Cluster{Node: p.Node, Listener: listeners[i], Peers: peers},
+			Cluster: &codeq.Cluster{
+				Node: p.Node, Listener: listeners[i], Peers: peers,
+				HeartbeatTimeout: 200 * time.Millisecond, // the network is this machine
+			},
 		})
 		if err != nil {
 			log.Fatal(err)

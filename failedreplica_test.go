@@ -38,6 +38,7 @@ func produceTo(t *testing.T, c *simCluster, shard int, task Task) ID {
 // TestFailedReplicaIsNotToLead: a shard whose home is a node whose replica of it has failed stays with another node, and is
 // served there without a pause, however long that lasts.
 func TestFailedReplicaIsNotToLead(t *testing.T) {
+	t.Parallel()
 	failedReplicaCase(t, func(t *testing.T, c *simCluster) *simNode {
 		home := c.nodes[0]
 		simQueue(home).replicas[0].group.Fail(errors.New("a test's"))
@@ -58,6 +59,7 @@ func TestFailedReplicaIsNotToLead(t *testing.T) {
 // TestBatchToFailedReplica: a shard has messages for one whose replica on the same node has failed. It does not try to
 // send them without a pause, and the shard's next leader sends them.
 func TestBatchToFailedReplica(t *testing.T) {
+	t.Parallel()
 	failedReplicaCase(t, func(t *testing.T, c *simCluster) *simNode {
 		sender, other := c.nodes[1], simQueue(c.nodes[2])
 		parent := produceTo(t, c, 1, Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})

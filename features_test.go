@@ -17,6 +17,7 @@ import (
 // TestFeatureTable: every example and test that FEATURES.md and TESTING.md name
 // exists, and every row of FEATURES.md has a test.
 func TestFeatureTable(t *testing.T) {
+	t.Parallel()
 	exists := make(map[string]bool)
 	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {

@@ -88,6 +88,7 @@ func TestChain(t *testing.T) {
 
 // TestFanOutAndIn: a thousand tasks wait for one, and one waits for them all.
 func TestFanOutAndIn(t *testing.T) {
+	t.Parallel()
 	const n = 1000
 	ctx := context.Background()
 	work := func(f *codeq.FlowTest, queue string, n int) {
@@ -394,6 +395,7 @@ func TestFollowUpOfItself(t *testing.T) {
 
 // TestFlowSurvivesReopen: who waits, and for how many, is on disk.
 func TestFlowSurvivesReopen(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		inFlow(t, codeq.Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(f *codeq.FlowTest) {
 			var parents []codeq.ID

@@ -138,6 +138,7 @@ var flowLayouts = []struct {
 // TestAfterExistingTask: a task may wait for one that is already stored, in
 // whatever state that is.
 func TestAfterExistingTask(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	ready := func(f *FlowTest, queue string) ID { return f.ProduceAt(0, Task{Queue: queue, Retention: Forever}) }
 	dead := func(f *FlowTest, queue string) ID {
@@ -264,6 +265,7 @@ func (f *FlowTest) FinishDiamond() {
 
 // TestOnDead: what becomes of a task when a parent dies that it waits for.
 func TestOnDead(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, l := range flowLayouts {
 		t.Run(l.name, func(t *testing.T) {

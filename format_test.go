@@ -249,6 +249,7 @@ func inUTC(tasks map[ID]*TaskInfo) map[ID]*TaskInfo {
 
 // TestFormats opens golden directories of all formats: each task is where it was, and all of them can be finished.
 func TestFormats(t *testing.T) {
+	t.Parallel()
 	if *writeGolden {
 		makeGolden(t)
 	}
@@ -426,6 +427,7 @@ func ofOldFormat(t *testing.T, disk vfs.FS, identity func(m *manifest.Manifest, 
 
 // TestRaiseOfNode: a node of a cluster of an older format is raised, and its leaders raise the shards.
 func TestRaiseOfNode(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	disk, votes := vfs.NewCrashableMem(), newSimVotes()
 	q, err := oneNode(disk, votes)

@@ -17,6 +17,7 @@ import (
 // TestGroupHeldAlone: a dead letter holds the turn also if nobody waits for it, and again
 // after it was redriven and has died again. Other groups, and tasks without one, go on.
 func TestGroupHeldAlone(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		configure(t, p.Queue, "a", holdGroups)
@@ -48,6 +49,7 @@ func TestGroupHeldAlone(t *testing.T) {
 // TestGroupHeldRetention: a dead letter that holds a turn is kept longer than DeadRetention
 // says. One that passes it on is not.
 func TestGroupHeldRetention(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		configure(t, p.Queue, "a", func(s *codeq.Settings) { s.HoldGroups, s.DeadRetention = true, time.Hour })
@@ -73,6 +75,7 @@ func TestGroupHeldRetention(t *testing.T) {
 
 // TestGroupHeldReconfigured: a change of HoldGroups is for tasks that die after it.
 func TestGroupHeldReconfigured(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		like := codeq.Task{Queue: "a", Group: "g"}
@@ -102,6 +105,7 @@ func TestGroupHeldReconfigured(t *testing.T) {
 // TestGroupHeldParent: a dead letter that holds a turn may get children; they are canceled
 // with its purge, and its group goes on.
 func TestGroupHeldParent(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
 		configure(t, p.Queue, "a", holdGroups)
 		held := p.StoreDead(1, codeq.Task{Queue: "a", Group: "g"})[0]

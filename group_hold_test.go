@@ -16,6 +16,7 @@ func holdGroups(s *Settings) { s.HoldGroups = true }
 // TestGroupHeld: with HoldGroups, a group waits for its dead letter however the task has
 // died, and goes on in its order whatever then becomes of the dead letter.
 func TestGroupHeld(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	deaths := map[string]func(p *Process, l *Lease){
 		"given up": func(p *Process, l *Lease) {
@@ -88,6 +89,7 @@ func (p *Process) EachDead(how func(context.Context, DeadFilter) (int, error), w
 // TestGroupHeldCrash: wherever a crash falls between a death and what follows on the end of
 // the dead letter, the order is kept.
 func TestGroupHeldCrash(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		disk := vfs.NewCrashableMem()
 		opts := Options{Durability: DurabilityDisk, fs: disk}

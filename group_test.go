@@ -32,6 +32,7 @@ func requireNoGroups(t *testing.T, q *Queue) {
 // TestGroupCrash: wherever a crash falls, also right after the end of the task
 // that has the turn, the rest of the group is worked on in its order.
 func TestGroupCrash(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		disk := vfs.NewCrashableMem()
 		opts := Options{Durability: DurabilityDisk, MaxAttempts: 2, fs: disk}

@@ -34,6 +34,7 @@ func (f *FlowTest) InOneGroup(index int, calls ...func()) (commits uint64) {
 // TestChildrenShareCommits: many children of a task that exists already do not take a
 // commit each, be the parent ready, leased, scheduled, blocked or dead.
 func TestChildrenShareCommits(t *testing.T) {
+	t.Parallel()
 	const children = 400
 	ctx := context.Background()
 	for name, prepare := range map[string]func(f *FlowTest) ID{

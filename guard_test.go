@@ -138,6 +138,7 @@ func hasGuard(n ast.Node) (has bool) {
 
 // TestGoroutinesAreGuarded: no goroutine of codeq is without a guard.
 func TestGoroutinesAreGuarded(t *testing.T) {
+	t.Parallel()
 	n := 0
 	fset, all := sources(t)
 	for _, files := range all {

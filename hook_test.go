@@ -11,6 +11,7 @@ import (
 )
 
 func TestCommitsAreCounted(t *testing.T) {
+	t.Parallel()
 	q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 2})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()

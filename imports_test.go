@@ -27,6 +27,7 @@ func layerOf(name string) int {
 // TestImportsRunOneWay: no package imports one of its own layer or above, and what is in no layer
 // imports none of them.
 func TestImportsRunOneWay(t *testing.T) {
+	t.Parallel()
 	_, all := sources(t)
 	edges := 0
 	for dir, files := range all {
@@ -58,6 +59,7 @@ func TestImportsRunOneWay(t *testing.T) {
 // TestRulesAreDeterministic: the rules of a shard, and the protocol of permits, use no goroutine, lock,
 // file, socket, clock or global randomness, and Raft neither.
 func TestRulesAreDeterministic(t *testing.T) {
+	t.Parallel()
 	fset, all := sources(t)
 	for _, dir := range []string{"engine", "permits"} {
 		files := all[filepath.Join("internal", dir)]

@@ -30,6 +30,7 @@ func (c sizedCommitter) Commit(b *pebble.Batch) error {
 // TestSmallPassLarge: a small operation waits for one large one at the most, however many there are, and large
 // ones go on however many small ones come.
 func TestSmallPassLarge(t *testing.T) {
+	t.Parallel()
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const commit = 10 * time.Millisecond // of a large one; the others take no time
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
@@ -91,6 +92,7 @@ func TestLargeWaitForFlushes(t *testing.T) {
 // TestLargeAtTheEnd: large operations that wait are decided before the queue closes, or refused when the
 // shard fails.
 func TestLargeAtTheEnd(t *testing.T) {
+	t.Parallel()
 	for _, fails := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			q := openForRun(t, Options{Shards: 1})
@@ -135,6 +137,7 @@ func TestLargeAtTheEnd(t *testing.T) {
 
 // TestLargeAmidClose: the queue closes while large operations wait for memtables.
 func TestLargeAmidClose(t *testing.T) {
+	t.Parallel()
 	for round := range 10 {
 		q, err := Open(t.TempDir(), &Options{Shards: 1, MemTableBytes: 1 << 20})
 		require.NoError(t, err)

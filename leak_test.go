@@ -34,7 +34,7 @@ func watchLeaks() *leaks { return &leaks{goroutines(), descriptors()} }
 func (l *leaks) require(t *testing.T, when string, args ...any) {
 	t.Helper()
 	var left []string
-	for range 200 { // a goroutine that has said its last word may not be gone yet
+	for range 1000 { // a goroutine that has said its last word may not be gone yet
 		left = left[:0]
 		for _, had := range []struct{ before, now map[string]string }{
 			{l.goroutines, goroutines()}, {l.files, descriptors()},
@@ -48,7 +48,7 @@ func (l *leaks) require(t *testing.T, when string, args ...any) {
 		if len(left) == 0 {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond)
 	}
 	t.Fatalf("%s: %d goroutines and files left:\n%s", fmt.Sprintf(when, args...), len(left), strings.Join(left, "\n\n"))
 }

@@ -76,6 +76,7 @@ func TestLeaseForOfTheTask(t *testing.T) {
 }
 
 func TestScheduledTasks(t *testing.T) {
+	t.Parallel()
 	bubble(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
 		const n = 3000
@@ -150,6 +151,7 @@ func TestRelease(t *testing.T) {
 // stands behind what was ready before, and before what becomes ready later, also
 // while the wall clock is behind the time by which the lane is ordered.
 func TestOrderWithClockSetBack(t *testing.T) {
+	t.Parallel()
 	const others = 20
 	verbs := map[string]func(*codeq.Queue, *codeq.Lease) error{
 		"release": func(q *codeq.Queue, l *codeq.Lease) error { return q.Release(context.Background(), l.Receipt, 0) },

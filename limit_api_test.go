@@ -301,6 +301,7 @@ func TestLimitKeyChanged(t *testing.T) {
 
 // TestLimitKeyManyParked: more tasks than a group can park or let go on.
 func TestLimitKeyManyParked(t *testing.T) {
+	t.Parallel()
 	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
 		const n = 3000

@@ -105,6 +105,7 @@ func keepImages(t *testing.T, q *Queue, disk *vfs.MemFS) *imager {
 // TestLimitKeyCrashWhileParked: wherever a crash falls, those that wait for
 // room get it in the end, in their order.
 func TestLimitKeyCrashWhileParked(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		disk := vfs.NewCrashableMem()
 		opts := Options{Durability: DurabilityDisk, fs: disk}

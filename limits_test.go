@@ -427,6 +427,7 @@ func TestListLimits(t *testing.T) {
 // within all other limits that would be too much for one commit is refused, by every verb that
 // takes one, and nothing of it is stored.
 func TestLimitsOfCommit(t *testing.T) {
+	t.Parallel()
 	parents := make([]ID, MaxParents)
 	for i := range parents {
 		parents[i] = ID{1, byte(i >> 8), byte(i)}
@@ -479,6 +480,7 @@ func TestLimitsOfCommit(t *testing.T) {
 
 // TestLargestBatch: a batch at the limits is one commit, whatever it is large by.
 func TestLargestBatch(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	q, err := Open("q", &Options{Shards: 1, Limits: Limits{Parents: 40_000}, fs: vfs.NewMem()})
 	require.NoError(t, err)

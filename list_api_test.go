@@ -26,6 +26,7 @@ func labelled(name string, task codeq.Task) codeq.Task {
 // TestListOrder: List yields the tasks of each state in the order that it
 // documents, over whatever shards they lie in.
 func TestListOrder(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	inLane := []codeq.Task{
 		labelled("b", codeq.Task{Queue: "b", Priority: 9}),
@@ -171,6 +172,7 @@ func listState(f *codeq.FlowTest, state codeq.State) (names []string, at []time.
 // TestListFilters: queue, tenants and times choose the same tasks in every
 // state, alone and together.
 func TestListFilters(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		for _, state := range allStates {
 			t.Run(fmt.Sprint(state, " ", shards, " shards"), func(t *testing.T) {
@@ -205,6 +207,7 @@ func TestListFilters(t *testing.T) {
 // TestGetInEveryState: Get shows a task as List does, with the time that belongs
 // to its state.
 func TestGetInEveryState(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, shards := range []int{1, 3} {
 		for _, state := range allStates {
@@ -246,6 +249,7 @@ func TestGetInEveryState(t *testing.T) {
 // TestListPages: lists that are longer than a page, in every shard, are whole
 // and in order, whatever part of them a filter leaves.
 func TestListPages(t *testing.T) {
+	t.Parallel()
 	const n = 2*listing.PageTasks + 50 // in each shard
 	for _, shards := range []int{1, 3} {
 		for _, state := range allStates {

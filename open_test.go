@@ -148,6 +148,7 @@ func TestOpenRefusesPaths(t *testing.T) {
 }
 
 func TestOpenRefusesManifests(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	tasks := closedQueue(t, root, 2)
 	path := filepath.Join(root, manifest.Name)
@@ -202,6 +203,7 @@ func manifestOf(t *testing.T, m manifest.Manifest) string {
 }
 
 func TestOpenRefusesAnotherShardCount(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	tasks := closedQueue(t, root, 2)
 	for _, shards := range []int{1, 3, maxShards} {
@@ -306,6 +308,7 @@ func TestOpenLockedByAnotherProcess(t *testing.T) {
 // TestOpenRefusesShards: a shard that is missing, or is not where it belongs,
 // is not taken for an empty one, and what is put back is as it was.
 func TestOpenRefusesShards(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	dir, other := filepath.Join(root, "queue"), filepath.Join(root, "other")
 	tasks := closedQueue(t, dir, 2)
@@ -394,6 +397,7 @@ func TestOpenRefusesAnotherIdentity(t *testing.T) {
 // TestOpenFinishesCreation: whatever an interrupted creation leaves behind,
 // the next Open makes a queue of it.
 func TestOpenFinishesCreation(t *testing.T) {
+	t.Parallel()
 	creating := manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
 	oneShard := func(dir string) {
 		writeFile(t, filepath.Join(dir, manifest.Name), creating)

@@ -110,6 +110,7 @@ func (f *FlowTest) Crash(disk *vfs.MemFS) *FlowTest {
 // there once, whether the power fails before the receiver has stored it, or
 // before the sender has learnt of that.
 func TestPowerLossBetweenShards(t *testing.T) {
+	t.Parallel()
 	disk := vfs.NewCrashableMem()
 	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
 		for round := range 3 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -33,6 +34,8 @@ var ownPanics panicList
 
 func TestMain(m *testing.M) {
 	guard.Observe(ownPanics.add)
+	debug.SetGCPercent(400) // queues and disks in memory come and go: collecting them is much of the work
+	debug.SetMemoryLimit(1 << 30)
 	code := m.Run()
 	if !ownPanics.report() {
 		code = max(code, 1)

@@ -256,6 +256,7 @@ func (c *limitedCluster) requireRate(rate float64, burst int) {
 // TestPermitsOneShard: one shard gets all the room if the others have no tasks,
 // and then another one does.
 func TestPermitsOneShard(t *testing.T) {
+	t.Parallel()
 	for _, limit := range []int{1, 5} {
 		for shard := range 3 {
 			t.Run(fmt.Sprint("limit ", limit, " shard ", shard), func(t *testing.T) {
@@ -286,6 +287,7 @@ func TestPermitsOneShard(t *testing.T) {
 
 // TestPermitsTurns: a shard that has tasks all the time does not keep the others out.
 func TestPermitsTurns(t *testing.T) {
+	t.Parallel()
 	for _, most := range []time.Duration{2 * time.Millisecond, 400 * time.Millisecond} {
 		t.Run(most.String(), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
@@ -317,6 +319,7 @@ func TestPermitsTurns(t *testing.T) {
 // TestPermitsFailover: no crash and no partition, of the permit allocator or of others, has the
 // queue have more leases than it may, and none takes room away for good.
 func TestPermitsFailover(t *testing.T) {
+	t.Parallel()
 	const limit = 4
 	for name, fault := range map[string]func(c *limitedCluster, n *simNode){
 		"crash":   func(_ *limitedCluster, n *simNode) { n.crash(0) },
@@ -363,6 +366,7 @@ func TestPermitsFailover(t *testing.T) {
 
 // TestPermitsFaults is TestPermitsFailover for faults drawn by lot.
 func TestPermitsFaults(t *testing.T) {
+	t.Parallel()
 	runs := 2
 	if testing.Short() {
 		runs = 1
@@ -416,6 +420,7 @@ func TestPermitsFaults(t *testing.T) {
 
 // TestPermitsRate: the claims of all shards keep to the rate, and use it up.
 func TestPermitsRate(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		rate  float64
 		burst int
@@ -472,6 +477,7 @@ func TestPermitsRateReturned(t *testing.T) {
 
 // TestPermitsRateFailover: a new permit allocator does not allow a burst anew.
 func TestPermitsRateFailover(t *testing.T) {
+	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Rate, s.Burst = 20, 40 })
 		for node := range 3 {
@@ -516,6 +522,7 @@ func (c *limitedCluster) claimAt(node int) *Lease {
 // TestPermitsNoWait: a claim that does not wait gets a task if there is room
 // anywhere, and none if there is not.
 func TestPermitsNoWait(t *testing.T) {
+	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Concurrency = 3 })
 		c.limit.Store(3)
@@ -536,6 +543,7 @@ func TestPermitsNoWait(t *testing.T) {
 
 // TestPermitsOfLists: so do claims that name a long list of queues, whether they wait or not.
 func TestPermitsOfLists(t *testing.T) {
+	t.Parallel()
 	for _, noWait := range []bool{true, false} {
 		t.Run(fmt.Sprint("noWait=", noWait), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
@@ -563,6 +571,7 @@ func TestPermitsOfLists(t *testing.T) {
 // TestPermitsLeftByLists: a claim of a list waits for permits that others, of the same list, have looked for in
 // vain, and wait for no more: one that does not wait, and one that got a task of another queue.
 func TestPermitsLeftByLists(t *testing.T) {
+	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		queues := []string{"a", "b"}
 		for i := range dispatch.ShortList {
@@ -608,6 +617,7 @@ func TestPermitsLeftByLists(t *testing.T) {
 // TestPermitsSettings: a change of the settings does what it does to a queue of
 // one process.
 func TestPermitsSettings(t *testing.T) {
+	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		for node := range 3 {
 			c.produce(node, 20)
@@ -681,6 +691,7 @@ func TestPermitsSettings(t *testing.T) {
 // TestPermitsLateReport: what a shard has told is of no account once it, or a
 // later leader of it, has told something else.
 func TestPermitsLateReport(t *testing.T) {
+	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *Settings) { s.Concurrency = 2 })
 		c.limit.Store(2)
@@ -718,6 +729,7 @@ func (c *limitedCluster) takeOnlyPermit() *Lease {
 
 // TestPermitsUntoldEnd: room that a leader had no time to give back is given back by the next one.
 func TestPermitsUntoldEnd(t *testing.T) {
+	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		l := c.takeOnlyPermit()
 		c.net.SetCut("n1", "n0", true)
@@ -733,6 +745,7 @@ func TestPermitsUntoldEnd(t *testing.T) {
 // TestPermitsEndThatIsNotStored: the room of a lease is given to nobody before its
 // end is stored, since the next leader may find the lease in force.
 func TestPermitsEndThatIsNotStored(t *testing.T) {
+	t.Parallel()
 	limitedNodes(t, 5, func(t *testing.T, c *limitedCluster) {
 		l := c.takeOnlyPermit()
 		c.workers.Go(func() { // waits for room

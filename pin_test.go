@@ -77,6 +77,7 @@ func (f *pinTest) requireForgotten(ids ...ID) {
 // TestPinnedResult: the result of a kept parent is there until the last child that
 // waited for it has ended, whatever the child waits for in the meantime, and no longer.
 func TestPinnedResult(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	inPins(t, func(f *pinTest, child int) {
 		slow := f.ProduceAt(0, Task{Queue: "slow"})
@@ -114,6 +115,7 @@ func TestPinnedResult(t *testing.T) {
 
 // TestUnpin: whatever ends a child lets go of its parents.
 func TestUnpin(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for name, end := range map[string]func(f *pinTest, child ID){
 		"cancel ready": func(f *pinTest, child ID) { f.Cancel(child) },
@@ -220,6 +222,7 @@ func TestPinByExisting(t *testing.T) {
 // TestPinByMany: a parent with more children than are told in the commit of its end, and a child
 // with more parents than it lets go of in one group, leave nothing behind.
 func TestPinByMany(t *testing.T) {
+	t.Parallel()
 	inPins(t, func(f *pinTest, at int) {
 		parent := f.ProduceAt(0, Task{Queue: "parent"})
 		var batch []Task

@@ -33,6 +33,7 @@ func leaveOpen(t *testing.T, dir, node string) {
 // TestCopyOfOpenQueue: files that are copied while the queue is open, or after its process
 // has died, are refused until somebody accepts them; what is renamed is not.
 func TestCopyOfOpenQueue(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("copies are not recognized")
 	}
@@ -97,6 +98,7 @@ func TestCopyOfOpenQueue(t *testing.T) {
 
 // TestCopyOfOpenNode: the directory of a node is as that of a queue, whatever opens it.
 func TestCopyOfOpenNode(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("copies are not recognized")
 	}
@@ -161,6 +163,7 @@ func TestCopyOfOpenNode(t *testing.T) {
 
 // TestOpenThatFails leaves a closed queue closed, so that it may be copied to where it is looked at.
 func TestOpenThatFails(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	dir := filepath.Join(root, "queue")
 	closedQueue(t, dir, 2)

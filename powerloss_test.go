@@ -484,6 +484,7 @@ func TestPowerLoss(t *testing.T) {
 // TestWhatIsLost shows what each level of durability loses of the tasks that
 // one producer has stored, and that these are the last ones.
 func TestWhatIsLost(t *testing.T) {
+	t.Parallel()
 	const powerLoss, endOfProcess = 0, 100 // what is left of what was not synced, in %
 	const n = 100
 	for _, tc := range []struct {
@@ -534,6 +535,7 @@ func TestWhatIsLost(t *testing.T) {
 // block of the log when few bytes of it were free, and not again when they
 // were used, but has written the next one. Read back, they look like padding.
 func TestPowerLossAtTheEndOfABlock(t *testing.T) {
+	t.Parallel()
 	const block, header, free = 32 << 10, 11, 15
 	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {

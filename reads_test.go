@@ -92,6 +92,7 @@ func TestReadsCostByWhatTheyYield(t *testing.T) {
 // TestListBeginsBehindTheConsumed: List of one queue's ready tasks reads the lanes of that
 // queue only, each from its first ready task on.
 func TestListBeginsBehindTheConsumed(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	q, err := Open(t.TempDir(), &Options{Shards: 1})
 	require.NoError(t, err)

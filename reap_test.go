@@ -16,6 +16,7 @@ var reapMiB = flag.Int("reap.mib", 0, "TestReapOfLargeRecords: 66 tasks of so ma
 // TestReapOfLargeRecords: leases of a process that has died are taken back at Open, few at a
 // time if the records are large.
 func TestReapOfLargeRecords(t *testing.T) {
+	t.Parallel()
 	n, size, dir := 16, 512<<10, "queue"
 	opts := Options{Shards: 1, Limits: Limits{Payload: 64 << 20}}
 	if *reapMiB > 0 {

@@ -51,6 +51,7 @@ func refilled(t *testing.T, q *Queue) (f engine.Usage) {
 // TestRefillsReadWhatIsServed: with more tenants than memory has room for, each task is read
 // about once, in few passes; and what windows hold stays within its bound.
 func TestRefillsReadWhatIsServed(t *testing.T) {
+	t.Parallel()
 	const each, payload, windowBytes = 20, 100, 128 << 10
 	for _, c := range []struct{ tenants, claim int }{{300, 1}, {300, 64}, {1000, 1}, {1000, 64}} {
 		t.Run(fmt.Sprintf("%d tenants, claims of %d", c.tenants, c.claim), func(t *testing.T) {
@@ -76,6 +77,7 @@ func TestRefillsReadWhatIsServed(t *testing.T) {
 // TestRefillsEnd: however little memory windows have, less than one task or more, an owner whom nobody
 // asks for anything does not go on reading.
 func TestRefillsEnd(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		opts := Options{Shards: 1, fs: vfs.NewMem(), WindowBytes: []int{1, 900, 3000}[rng.IntN(3)], WindowTasks: 2 + rng.IntN(3)}
@@ -164,6 +166,7 @@ func TestTurnsByWeight(t *testing.T) {
 // TestFirstClaimReadsFewLanes: the first claim after Open reads what it needs, however
 // many tenants have tasks.
 func TestFirstClaimReadsFewLanes(t *testing.T) {
+	t.Parallel()
 	const tenants = 5_000
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{Shards: 1, fs: vfs.NewMem()}
@@ -182,6 +185,7 @@ func TestFirstClaimReadsFewLanes(t *testing.T) {
 // TestLanesWithoutTasksAreSkipped: lanes that have lost their tasks before Open cost a
 // claim no more than a look.
 func TestLanesWithoutTasksAreSkipped(t *testing.T) {
+	t.Parallel()
 	const tenants = 5_000
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{Shards: 1, fs: vfs.NewMem()}
@@ -206,6 +210,7 @@ func TestLanesWithoutTasksAreSkipped(t *testing.T) {
 // TestInnocentQueueReadsNothing: beside queues that do not fit into memory, tasks that are
 // claimed as they come are claimed from memory.
 func TestInnocentQueueReadsNothing(t *testing.T) {
+	t.Parallel()
 	const queues, each = 60, 40
 	bubble(t, Options{Shards: 1, WindowBytes: 512 << 10}, func(t *testing.T, q *Queue) {
 		all := names("queue", queues)
@@ -231,6 +236,7 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 
 // TestRefillIsBounded: one refill reads no more than a pass may, and a task.
 func TestRefillIsBounded(t *testing.T) {
+	t.Parallel()
 	const payload = 10 << 10
 	bubble(t, Options{Shards: 1, WindowBytes: 8 * engine.RefillBytes}, func(t *testing.T, q *Queue) {
 		tenants := names("tenant", 100)

@@ -37,6 +37,7 @@ func behindCase(t *testing.T, story func(t *testing.T, c *simCluster, leader, be
 // TestAwaitOfBehindNode: who awaits a task that has ended, on a node that has yet to apply how, is
 // told when the node has got the leader's state, or is closed.
 func TestAwaitOfBehindNode(t *testing.T) {
+	t.Parallel()
 	for _, closes := range []bool{false, true} {
 		t.Run(fmt.Sprint("closes ", closes), func(t *testing.T) {
 			behindCase(t, func(t *testing.T, c *simCluster, leader, behind *simNode, ended ID) {
@@ -60,6 +61,7 @@ func TestAwaitOfBehindNode(t *testing.T) {
 
 // TestFailedRestore: a replica whose store cannot be replaced fails, and is closed once.
 func TestFailedRestore(t *testing.T) {
+	t.Parallel()
 	for _, where := range []string{"rename", "open"} {
 		t.Run(where, func(t *testing.T) {
 			behindCase(t, func(t *testing.T, c *simCluster, _, behind *simNode, _ ID) {

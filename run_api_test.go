@@ -493,6 +493,7 @@ func TestStrictOrderHolds(t *testing.T) {
 
 // TestConcurrency: as many handlers run at a time as are allowed, and no more.
 func TestConcurrency(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		for _, concurrency := range []int{0, 1, 2, 7, 40} {
 			for _, batch := range []bool{false, true} {
@@ -588,6 +589,7 @@ func TestTwoRuns(t *testing.T) {
 // TestHeartbeat: handlers that run for many lengths of a lease keep their
 // tasks, and nothing is written for it.
 func TestHeartbeat(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
 			q := openForRun(t, codeq.Options{Shards: shards})

@@ -170,6 +170,7 @@ func TestScheduleEvery(t *testing.T) {
 // TestScheduleOverRestarts: closing and opening again, at any moment and for
 // any time, neither loses nor repeats a tick.
 func TestScheduleOverRestarts(t *testing.T) {
+	t.Parallel()
 	withCronBench(t, Options{Shards: 3}, func(t *testing.T, b *cronBench) {
 		start := time.Now()
 		names := []string{"x", "y", "z"}
@@ -191,6 +192,7 @@ func TestScheduleOverRestarts(t *testing.T) {
 // TestScheduleOverCrashes: whatever a power loss leaves, at a tick or between
 // two of them, each tick has one task when the queue has been opened again.
 func TestScheduleOverCrashes(t *testing.T) {
+	t.Parallel()
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
 			disk := vfs.NewCrashableMem()
@@ -632,6 +634,7 @@ func TestScheduleShard(t *testing.T) {
 
 // TestTicksOfManySchedules: a tick looks at the schedules that are due, not at all.
 func TestTicksOfManySchedules(t *testing.T) {
+	t.Parallel()
 	const schedules = 10_000
 	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
 		for i := range schedules {
@@ -657,6 +660,7 @@ func TestTicksOfManySchedules(t *testing.T) {
 // TestSchedulesInParts: one visit of the owner copies a part of them, bounded by
 // number and by bytes.
 func TestSchedulesInParts(t *testing.T) {
+	t.Parallel()
 	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
 		var names []string
 		for i := range 2 * schedulesStep {

@@ -163,6 +163,7 @@ func TestSettingsReachAllShards(t *testing.T) {
 // from some shards only. Then all go by those that are left, and newer ones
 // are newer than these.
 func TestLostSettings(t *testing.T) {
+	t.Parallel()
 	for _, kept := range []string{"queue/shard-000", "queue/shard-001"} {
 		disk := vfs.NewCrashableMem()
 		inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3}), func(f *codeq.FlowTest) {
@@ -191,6 +192,7 @@ func TestLostSettings(t *testing.T) {
 // TestSettingsAreListed: Stats has a queue with settings and no tasks, after a restart as
 // well, and none without both.
 func TestSettingsAreListed(t *testing.T) {
+	t.Parallel()
 	dir, ctx := t.TempDir(), context.Background()
 	for range 2 {
 		q, err := codeq.Open(dir, &codeq.Options{Shards: 2})

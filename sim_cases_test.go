@@ -95,6 +95,7 @@ func TestProduceOutlivesItsLeader(t *testing.T) {
 // TestProduceIsTriedAgain: the answer to a produce is lost with the connection
 // to the leader, or with the leader. The task is stored once, and acknowledged.
 func TestProduceIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	for _, lost := range []string{"answer", "leader"} {
 		t.Run(lost, func(t *testing.T) {
 			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
@@ -133,6 +134,7 @@ func TestProduceIsTriedAgain(t *testing.T) {
 // TestLeaseOutlivesItsLeader: a lease is in force under the next leader, for as
 // long as it was granted for, however far apart the clocks of the two are.
 func TestLeaseOutlivesItsLeader(t *testing.T) {
+	t.Parallel()
 	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour} {
 		t.Run(ahead.String(), func(t *testing.T) {
 			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
@@ -302,6 +304,7 @@ func TestLateAnswerOfAClaim(t *testing.T) {
 // TestNewLeaderHasAppliedEverything: a node that is elected as soon as it has an
 // entry, and before it has applied it, shows what the entry has done.
 func TestNewLeaderHasAppliedEverything(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		for range 30 {
@@ -324,6 +327,7 @@ func TestNewLeaderHasAppliedEverything(t *testing.T) {
 // TestLogIsDeterministic applies the log of a shard to other stores: whole, and up to
 // some entry and then again from one before it. All come to the same bytes.
 func TestLogIsDeterministic(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		leader, other := c.lead()
@@ -412,6 +416,7 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 // of the operations on its disk in turn: it comes back with what the others have, be it
 // before the state was there, between that and its being put in place, or after.
 func TestSnapshotIsAdopted(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		burnt := 0
@@ -450,6 +455,7 @@ func TestSnapshotIsAdopted(t *testing.T) {
 // TestCloseDuringEverything: whatever is under way on a node when it is closed
 // comes to an end, and what was acknowledged stays.
 func TestCloseDuringEverything(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		for round := range 12 {
@@ -515,6 +521,7 @@ func TestCloseDuringEverything(t *testing.T) {
 // TestLateCommitOfDeposedLeader: an owner is amid a group while another node leads its shard for a
 // moment, and then its own again. The group has no effect, and nobody waits for it for ever.
 func TestLateCommitOfDeposedLeader(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		c.rest()
@@ -549,6 +556,7 @@ func TestLateCommitOfDeposedLeader(t *testing.T) {
 // TestSnapshotForDeposedLeader: an owner is amid a group when its node gets the state of another
 // leader. The group is refused, and the state is put in place.
 func TestSnapshotForDeposedLeader(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		c.rest()

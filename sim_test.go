@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,7 +18,7 @@ import (
 )
 
 var (
-	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: as many as in 12 s, 6 s with -short, 30 s with -long")
+	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: 100, 15 with -short, 250 with -long")
 	simSeed      = flag.Uint64("sim.seed", 0, "the seed of the only schedule that TestSimulation runs; 0: random ones")
 )
 
@@ -30,38 +29,41 @@ var (
 // order goroutines run at one moment, nor what they draw from chance: a rare failure may
 // need several tries.
 func TestSimulation(t *testing.T) {
+	t.Parallel()
 	if *simSeed != 0 {
 		runSchedule(t, *simSeed)
 		return
 	}
-	budget := time.Duration(testkit.Sized(6, 12, 30)) * time.Second
-	begin := time.Now()
-	var n atomic.Int64
-	var failed atomic.Bool
-	var mu sync.Mutex // guards total
+	n := *simSchedules
+	if n == 0 {
+		n = testkit.Sized(15, 100, 250)
+	}
+	var mu sync.Mutex // guards what follows
+	var ran int
 	var total simCounts
-	var runs sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) { // a schedule keeps one processor busy
-		runs.Go(func() {
-			for !failed.Load() {
-				if i := n.Add(1); *simSchedules > 0 && i > int64(*simSchedules) || *simSchedules == 0 && time.Since(begin) > budget {
-					n.Add(-1)
-					return
-				}
-				seed := rand.Uint64()>>16 + 1
-				if !t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
-					counts := runSchedule(t, seed)
-					mu.Lock()
-					defer mu.Unlock()
-					total.add(counts)
-				}) {
-					failed.Store(true)
-				}
+	var failed bool
+	t.Cleanup(func() { t.Logf("%d schedules: %+v", ran, total) })
+	for range n {
+		seed := rand.Uint64()>>16 + 1
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+			t.Parallel()
+			mu.Lock()
+			over := failed
+			mu.Unlock()
+			if over {
+				t.Skip("another one has failed")
 			}
+			var counts simCounts
+			defer func() {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = failed || t.Failed()
+				ran++
+				total.add(counts)
+			}()
+			counts = runSchedule(t, seed)
 		})
 	}
-	runs.Wait()
-	t.Logf("%d schedules in %v: %+v", n.Load(), time.Since(begin).Round(time.Second), total)
 }
 
 // simCounts is what a simulation has come to.

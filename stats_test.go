@@ -16,6 +16,7 @@ import (
 
 // TestStorageStats holds what the stores say against the directory.
 func TestStorageStats(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	opts := &Options{Shards: 2, MemTableBytes: 256 << 10}
 	q, err := Open(dir, opts)
@@ -104,6 +105,7 @@ func sizeOf(t *testing.T, dir string) (bytes int64) {
 
 // TestStorageStatsWhileClosing: there are numbers, or ErrClosed.
 func TestStorageStatsWhileClosing(t *testing.T) {
+	t.Parallel()
 	for range 20 {
 		q, err := Open(t.TempDir(), &Options{Shards: 3})
 		require.NoError(t, err)
@@ -158,6 +160,7 @@ func TestClusterStorageStats(t *testing.T) {
 // TestCacheBytes: readers have as much of the block cache as Options says, whatever memtables occupy, and
 // find there what they have read before.
 func TestCacheBytes(t *testing.T) {
+	t.Parallel()
 	const cache, memTable, shards = 8 << 20, 2 << 20, 2
 	q, err := Open(t.TempDir(), &Options{Shards: shards, CacheBytes: cache, MemTableBytes: memTable})
 	require.NoError(t, err)

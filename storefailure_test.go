@@ -220,6 +220,7 @@ func TestStoreFailureAtClose(t *testing.T) {
 // TestStoreFailureInBackground: while no table can be written, logs keep what
 // is acknowledged.
 func TestStoreFailureInBackground(t *testing.T) {
+	t.Parallel()
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
 			disk := vfs.NewMem()
@@ -247,6 +248,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 // TestStoreFailureAtCreation: a queue that cannot be created completely is not
 // opened, and the next Open completes it.
 func TestStoreFailureAtCreation(t *testing.T) {
+	t.Parallel()
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		for _, what := range []struct{ op, extension string }{
 			{"begin", "MANIFEST-000001"},
@@ -296,6 +298,7 @@ func TestStoreFailureWithoutSync(t *testing.T) {
 // TestStoreFailureAtNewLog: when a shard cannot begin a new log, or end the old
 // one, it fails like any other, and loses nothing that was acknowledged.
 func TestStoreFailureAtNewLog(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		level Durability
 		op    string

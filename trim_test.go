@@ -213,6 +213,7 @@ func TestSpaceComesBack(t *testing.T) {
 // TestDeadTablesAreNotRead: what is drained from a deep lane is dropped while it is drained, and not
 // read again by compactions.
 func TestDeadTablesAreNotRead(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes 400 MiB of memory")
 	}
@@ -243,6 +244,7 @@ func TestDeadTablesAreNotRead(t *testing.T) {
 // TestLivingIsNotWrittenAgain: small tasks that come and go among large ones that stay do not have those written
 // again and again.
 func TestLivingIsNotWrittenAgain(t *testing.T) {
+	t.Parallel()
 	const lanes, stay, come = 64, 16, 4
 	const live = lanes * stay * reclaimPayload
 	ctx := context.Background()
@@ -280,6 +282,7 @@ func TestLivingIsNotWrittenAgain(t *testing.T) {
 
 // TestSmallDeletionsCompactNothing: deletions of small tasks do not count as if they were of the large ones around.
 func TestSmallDeletionsCompactNothing(t *testing.T) {
+	t.Parallel()
 	bubble(t, reclaimTest(), func(t *testing.T, q *Queue) {
 		ctx := context.Background()
 		var small []ID
@@ -305,6 +308,7 @@ func TestSmallDeletionsCompactNothing(t *testing.T) {
 
 // TestLargeAmongSmallGo: large tasks that have gone are given back though many small ones around them stay, or go with them.
 func TestLargeAmongSmallGo(t *testing.T) {
+	t.Parallel()
 	for name, alsoSmall := range map[string]bool{"large": false, "and a hundred times as many small": true} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, reclaimTest(), func(t *testing.T, q *Queue) {
@@ -339,6 +343,7 @@ func TestLargeAmongSmallGo(t *testing.T) {
 // TestTrimSparesTheLiving: behind the front of a lane, what is leased stays, and what is given back, woken or
 // moved to a place there after it has been trimmed; nothing comes back that has ended.
 func TestTrimSparesTheLiving(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := reclaimTest()
 		fs := vfs.NewCrashableMem()
@@ -578,6 +583,7 @@ func cancelMost(t *testing.T, q *Queue, ids []ID) {
 
 // TestTightDiskIsReclaimedAtOnce: on a tight disk the space of what ends comes back long before it does elsewhere.
 func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
+	t.Parallel()
 	const tasks = 1024
 	for _, tight := range []bool{true, false} {
 		opts := reclaimTest()
@@ -606,6 +612,7 @@ func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 // TestFullDiskOfFollowerIsReclaimed: a follower whose disk has become low gets its space back within seconds, and its
 // leader goes on meanwhile.
 func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
+	t.Parallel()
 	const low, tasks = 8 << 20, 512
 	opts := reclaimTest()
 	opts.Shards, opts.fs, opts.MinFreeBytes = 0, nil, low
@@ -652,6 +659,7 @@ func TestCloseDuringReclaim(t *testing.T) {
 
 // TestLinkedBytes: tables that a checkpoint links are not given back when they are dropped.
 func TestLinkedBytes(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	q, err := Open(dir+"/queue", &Options{Shards: 2, MemTableBytes: 256 << 10})
 	require.NoError(t, err)

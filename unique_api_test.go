@@ -48,6 +48,7 @@ func TestUniqueScope(t *testing.T) {
 
 // TestUniqueIsKept: Get shows what was produced.
 func TestUniqueIsKept(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
 		for i, u := range []codeq.Unique{
 			{Key: "1"},
@@ -67,6 +68,7 @@ func TestUniqueIsKept(t *testing.T) {
 // TestUniqueBatch: tasks of a batch may have the keys of stored ones, and of
 // each other; the rest is stored.
 func TestUniqueBatch(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 4} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			throughSteps(t, codeq.Options{Shards: shards}, func(t *testing.T, p *codeq.Process) {
@@ -124,6 +126,7 @@ func TestReplaceGoesBehind(t *testing.T) {
 
 // TestUniqueEnds: when a key is free after its task has ended.
 func TestUniqueEnds(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name   string
 		unique codeq.Unique
@@ -172,6 +175,7 @@ func TestUniqueEnds(t *testing.T) {
 // TestUniqueOfLivingTask: a task that has not ended keeps its key, however long
 // For is over: when it is ready, blocked, leased, and between two attempts.
 func TestUniqueOfLivingTask(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 2, LeaseFor: time.Minute, MaxAttempts: 3}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		task := keyed("k")
@@ -234,6 +238,7 @@ func TestReleaseKeyOfScope(t *testing.T) {
 // before them; the key of the task itself is free when it ends, unless For
 // goes on.
 func TestUniqueFollowUps(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 4} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			throughSteps(t, codeq.Options{Shards: shards}, func(t *testing.T, p *codeq.Process) {
@@ -263,6 +268,7 @@ func TestUniqueFollowUps(t *testing.T) {
 // TestFollowUpOfOwnKey: as long as its For goes on, a task that has just been
 // completed is not replaced by its own follow-up.
 func TestFollowUpOfOwnKey(t *testing.T) {
+	t.Parallel()
 	for _, replace := range []bool{false, true} {
 		t.Run(fmt.Sprint("replace ", replace), func(t *testing.T) {
 			throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
@@ -292,6 +298,7 @@ func TestFollowUpOfOwnKey(t *testing.T) {
 // TestUniqueRace: of many that produce the same key at the same time one
 // stores it, and the others learn its ID.
 func TestUniqueRace(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		for _, batch := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d shards, batch %t", shards, batch), func(t *testing.T) {
@@ -382,6 +389,7 @@ func TestReplaceRace(t *testing.T) {
 // TestUniqueClock: a clock that is set back keeps a key taken for longer, one
 // that is set forward frees it early; never while its task lives.
 func TestUniqueClock(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
 		ctx := context.Background()
 		task := keyed("k")
@@ -431,6 +439,7 @@ func TestUniqueClock(t *testing.T) {
 
 // TestManyKeysBecomeFree: more at the same time than one group frees.
 func TestManyKeysBecomeFree(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
 		n := engine.UpkeepBudget.Records + 10 // each is read, and its time and hash are deleted
 		var batch []codeq.Task
@@ -463,6 +472,7 @@ func TestDuplicateError(t *testing.T) {
 // TestUniquePowerLoss: whatever a power loss leaves of producers, workers and
 // cancels that contend for some keys, each task that has not ended has its key.
 func TestUniquePowerLoss(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		disk := vfs.NewCrashableMem()

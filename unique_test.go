@@ -201,6 +201,7 @@ func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} 
 // TestUniqueBatchOfSeveralShards: each task goes to where its key lies. When a
 // shard fails, the batch may be produced again: nothing is stored twice.
 func TestUniqueBatchOfSeveralShards(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, Options{Shards: 4}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
 		const n = 64
@@ -251,6 +252,7 @@ func TestUniqueBatchOfSeveralShards(t *testing.T) {
 // TestReplace: a task that waits is replaced, whatever it waits for. It keeps
 // its ID, and what it waits for.
 func TestReplace(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, tc := range []struct {
 		name string
@@ -363,6 +365,7 @@ func TestReplace(t *testing.T) {
 // TestReplaceChild: a task that is replaced waits for the same parents as
 // before, and for its new RunAt.
 func TestReplaceChild(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, Options{Shards: 2, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
 		parents := []ID{p.Store(Task{Queue: "parents"}), p.Store(Task{Queue: "parents"})}
@@ -481,6 +484,7 @@ func TestReplaceCorrupt(t *testing.T) {
 
 // TestDebounce: of a burst one task runs, the last, when it is quiet.
 func TestDebounce(t *testing.T) {
+	t.Parallel()
 	throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *Process) {
 		var id ID
 		for i := range 10 {
@@ -519,6 +523,7 @@ var endings = map[State]func(p *Process, id ID){
 // TestReleaseKey: a key that is released goes to the next task, whatever has
 // become of the first one, whose end does not touch the key any more.
 func TestReleaseKey(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, tc := range []struct {
 		name  string
@@ -665,6 +670,7 @@ func TestManyKeys(t *testing.T) {
 // TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there are,
 // also after Open, when all are listed; until then the others are looked up.
 func TestNewKeysReadNothing(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{Shards: 1, fs: vfs.NewMem()}
 		q := openForRun(t, opts)

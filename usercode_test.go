@@ -102,6 +102,7 @@ func TestCausesThatPanic(t *testing.T) {
 // TestCallersFunctionsEnd: a function that a caller hands in panics, or ends the goroutine, in the caller's
 // call; nothing is left of that call, and all that follow work.
 func TestCallersFunctionsEnd(t *testing.T) {
+	t.Parallel()
 	for name, call := range map[string]func(q *Queue, end func()){
 		"Configure": func(q *Queue, end func()) { _ = q.Configure(context.Background(), "a", func(*Settings) { end() }) },
 		"Match": func(q *Queue, end func()) {

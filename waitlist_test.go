@@ -71,6 +71,7 @@ func TestWaitersOfUnknownQueues(t *testing.T) {
 // TestServedClaimsLeaveQuietQueues: claims that one queue serves are forgotten by the
 // others for which they waited, without anybody asking these.
 func TestServedClaimsLeaveQuietQueues(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
 			const claims = 40 * staleCap
@@ -108,6 +109,7 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 // TestServedClaimsOfListsLeaveNothing: so it is after claims for long lists of queues, which
 // wait in no queue.
 func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
+	t.Parallel()
 	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
 		one := q.startingAt(0)
 		serve := func(queues []string) {

@@ -109,6 +109,7 @@ func child(t *testing.T, args []string, killAt int, heard func(event, name strin
 }
 
 func TestKill9(t *testing.T) {
+	t.Parallel()
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
@@ -158,6 +159,7 @@ func TestKill9(t *testing.T) {
 
 // The queue is there until everything has been printed.
 func TestKill9WhilePrinting(t *testing.T) {
+	t.Parallel()
 	root, queue := filepath.Join(t.TempDir(), "tree"), filepath.Join(t.TempDir(), "queue")
 	for i := range 600 { // more than a pipe holds
 		write(t, filepath.Join(root, fmt.Sprintf("%0200d", i)), fmt.Sprint(i))

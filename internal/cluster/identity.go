@@ -79,9 +79,9 @@ func (g *Group) noLeader() error {
 		}
 		return why
 	case waiting != nil:
-		return fmt.Errorf("%w: the cluster has not begun: %w", base.ErrNotLeader, waiting)
+		return fmt.Errorf("%w: %w", errNotBegun, waiting)
 	}
-	return fmt.Errorf("%w: the cluster has not begun", base.ErrNotLeader)
+	return errNotBegun
 }
 
 // unreachable is which members this node cannot connect to, and why.

@@ -347,9 +347,15 @@ func (n *Node) join() error {
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
 	defer cancel()
-	by, err := n.chooseCluster(ctx)
-	if err != nil {
-		return fmt.Errorf("codeq: join the cluster: %w", err)
+	var by []Peer
+	for again := n.NewPatience(); ; {
+		var err error
+		if by, err = n.chooseCluster(ctx); err == nil {
+			break
+		}
+		if !errors.Is(err, errNotBegun) || !again.Wait(ctx, nil) {
+			return fmt.Errorf("codeq: join the cluster: %w", err)
+		}
 	}
 	var errs []error
 	for _, p := range by {
@@ -362,6 +368,9 @@ func (n *Node) join() error {
 	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
 }
 
+// errNotBegun: a cluster is about to be founded.
+var errNotBegun = fmt.Errorf("%w: the cluster has not begun", base.ErrNotLeader)
+
 // chooseCluster makes the node one of the cluster of its peers, and returns those that have
 // answered. A majority of them must be of one cluster: one address may be another cluster's by now.
 func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
@@ -373,7 +382,7 @@ func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 		case a.err != nil:
 			errs = append(errs, refusal(a.err))
 		case a.Cluster == "":
-			errs = append(errs, fmt.Errorf("node %q is of no cluster yet", a.Node))
+			errs = append(errs, fmt.Errorf("node %q: %w", a.Node, errNotBegun))
 		default:
 			of[a.Cluster] = append(of[a.Cluster], a.introduction)
 		}

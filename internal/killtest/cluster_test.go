@@ -501,11 +501,15 @@ func freePorts(t *testing.T, random *rand.Rand, n int) (addrs []string) {
 // acknowledged is lost, nothing is done twice that was acknowledged as done, and
 // the shards of a node that was killed are served again in time.
 func TestClusterKill(t *testing.T) {
+	parallel := func(t *testing.T) {
+		if *clusterFor == 0 { // whoever measures wants one cluster at a time
+			t.Parallel()
+		}
+	}
+	parallel(t)
 	for _, level := range []codeq.Durability{codeq.DurabilityDisk, codeq.DurabilityProcess} {
 		t.Run(level.String(), func(t *testing.T) {
-			if *clusterFor == 0 { // whoever measures wants one cluster at a time
-				t.Parallel()
-			}
+			parallel(t)
 			killNodes(t, level)
 		})
 	}

@@ -231,6 +231,7 @@ func crashRounds() int { return testkit.Sized(5, 30, 30) }
 // TestKillLosesNothing: at the levels process and disk, whatever was
 // acknowledged before a kill -9 is there afterwards.
 func TestKillLosesNothing(t *testing.T) {
+	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()

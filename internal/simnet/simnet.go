@@ -29,7 +29,7 @@ type Net struct {
 	paused  map[string]bool
 	hosts   map[string]*Listener
 	conns   map[*conn]bool
-	change  chan struct{} // closed and replaced when a link, a host or a listener changes
+	change  signal // of a link, a host or a listener
 }
 
 // link is a direction of a link.
@@ -39,22 +39,33 @@ const window = 64 << 10
 
 func New(seed uint64, latency time.Duration) *Net {
 	return &Net{
-		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), dials: make(map[string]int), paused: make(map[string]bool),
-		hosts: make(map[string]*Listener), conns: make(map[*conn]bool), change: make(chan struct{}),
+		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), dials: make(map[string]int),
+		paused: make(map[string]bool), hosts: make(map[string]*Listener), conns: make(map[*conn]bool),
 	}
 }
 
-// bump wakes those who wait on a channel. REQUIRES: mu is held.
-func bump(change *chan struct{}) {
-	close(*change)
-	*change = make(chan struct{})
+// signal wakes those who wait for it. The net's mu guards it.
+type signal struct{ next chan struct{} } // nil: nobody waits
+
+func (s *signal) wait() <-chan struct{} {
+	if s.next == nil {
+		s.next = make(chan struct{})
+	}
+	return s.next
+}
+
+func (s *signal) wake() {
+	if s.next != nil {
+		close(s.next)
+		s.next = nil
+	}
 }
 
 func (n *Net) update(f func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f()
-	bump(&n.change)
+	n.change.wake()
 }
 
 // Sent is how many bytes one host has sent to another.
@@ -130,7 +141,7 @@ func (n *Net) lag() time.Duration {
 	return time.Duration(n.rng.Int64N(int64(n.latency)))
 }
 
-// wait waits for a change, of what change is closed at, or until a time; zero: for ever.
+// wait waits for a signal, or until a time; zero: for ever.
 // REQUIRES: mu is held; it is released.
 func (n *Net) wait(change <-chan struct{}, until ...time.Time) {
 	first := time.Time{}
@@ -139,7 +150,7 @@ func (n *Net) wait(change <-chan struct{}, until ...time.Time) {
 			first = t
 		}
 	}
-	all := n.change
+	all := n.change.wait()
 	n.mu.Unlock()
 	var at <-chan time.Time
 	if !first.IsZero() {
@@ -179,16 +190,16 @@ func (n *Net) Dial(ctx context.Context, from *Listener, to string) (net.Conn, er
 				n.mu.Unlock()
 				return nil, fail(syscall.ECONNREFUSED)
 			}
-			here := &conn{net: n, local: from.name, remote: to, change: make(chan struct{})}
-			there := &conn{net: n, local: to, remote: from.name, change: make(chan struct{})}
+			here := &conn{net: n, local: from.name, remote: to}
+			there := &conn{net: n, local: to, remote: from.name}
 			here.peer, there.peer = there, here
 			n.conns[here], n.conns[there] = true, true
 			l.backlog = append(l.backlog, there)
-			bump(&n.change)
+			n.change.wake()
 			n.mu.Unlock()
 			return here, nil
 		}
-		change := n.change
+		change := n.change.wait()
 		n.mu.Unlock()
 		select {
 		case <-change:
@@ -253,11 +264,11 @@ type conn struct {
 	// Guarded by the net's mu.
 	segments      []segment
 	buffered      int
-	arrival       time.Time     // of the last segment
-	change        chan struct{} // closed and replaced when buffer, deadlines or ends change
-	closed        bool          // by its user
-	reset         bool          // broken
-	gone          bool          // the other host has lost it, and says so as soon as it can be heard
+	arrival       time.Time // of the last segment
+	toRead, room  signal    // for Read, and for Write; both when a deadline or an end changes
+	closed        bool      // by its user
+	reset         bool      // broken
+	gone          bool      // the other host has lost it, and says so as soon as it can be heard
 	readDeadline  time.Time
 	writeDeadline time.Time
 }
@@ -301,14 +312,14 @@ func (c *conn) Read(p []byte) (int, error) {
 					c.segments = c.segments[1:]
 				}
 				c.buffered -= read
-				bump(&c.peer.change)
+				c.peer.room.wake()
 				n.mu.Unlock()
 				return read, nil
 			default:
 				at = c.segments[0].at
 			}
 		}
-		n.wait(c.change, at, c.readDeadline)
+		n.wait(c.toRead.wait(), at, c.readDeadline)
 	}
 }
 
@@ -335,11 +346,13 @@ func (c *conn) Write(p []byte) (written int, err error) {
 			c.peer.buffered += len(chunk)
 			n.bytes[link{c.local, c.remote}] += int64(len(chunk))
 			written, p = written+len(chunk), p[len(chunk):]
-			bump(&c.peer.change)
+			if len(c.peer.segments) == 1 { // else it waits for the first
+				c.peer.toRead.wake()
+			}
 			n.mu.Unlock()
 			continue
 		}
-		n.wait(c.change, c.writeDeadline)
+		n.wait(c.room.wait(), c.writeDeadline)
 	}
 	return written, nil
 }
@@ -353,16 +366,22 @@ func (c *conn) Close() error {
 	defer c.net.mu.Unlock()
 	c.closed = true
 	delete(c.net.conns, c)
-	bump(&c.change)
-	bump(&c.peer.change)
+	c.wake()
+	c.peer.wake()
 	return nil
+}
+
+// wake has Read and Write look again. REQUIRES: mu is held.
+func (c *conn) wake() {
+	c.toRead.wake()
+	c.room.wake()
 }
 
 func (c *conn) set(f func()) error {
 	c.net.mu.Lock()
 	defer c.net.mu.Unlock()
 	f()
-	bump(&c.change)
+	c.wake()
 	return nil
 }
 
