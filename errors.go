@@ -49,7 +49,9 @@ var (
 	ErrNotLeader = base.ErrNotLeader
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
-	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it.
+	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it; or
+	// the node from which the call comes was removed from the cluster, or another process has
+	// opened it since. The operation was not applied.
 	ErrNotMember = base.ErrNotMember
 
 	// ErrNotQueue: the directory given to Open holds something other than a queue.

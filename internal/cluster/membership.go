@@ -155,6 +155,13 @@ func (g *Group) members() ([]raft.Server, error) {
 	return f.Configuration().Servers, nil
 }
 
+// HasMember reports whether a node is a member of the group, as the leader knows it.
+// REQUIRES: this node leads the group, and has applied all that its predecessors have decided.
+func (g *Group) HasMember(node string) (bool, error) {
+	members, err := g.members()
+	return slices.ContainsFunc(members, func(m raft.Server) bool { return string(m.ID) == node }), err
+}
+
 // closeBehind is how many entries a node may lack when it gets a vote, or leads.
 const closeBehind = 256
 

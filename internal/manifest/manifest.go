@@ -62,6 +62,8 @@ type Manifest struct {
 	Open *Place `json:"open,omitempty"`
 	// Node of the cluster to which the directory belongs; "": a queue without a cluster.
 	Node string `json:"node,omitempty"`
+	// Life is the number of the node's life, see LifeAfter: of the last one that has begun.
+	Life uint64 `json:"life,omitempty"`
 	// Sum is the CRC-32C of the manifest without it, in hexadecimal.
 	Sum string `json:"sum"`
 }
