@@ -264,6 +264,12 @@ type interestOp struct {
 
 func (op *interestOp) resolve(s *shard) {
 	s.settle(op)
+	if op.gone {
+		var member bool
+		if member, op.err = s.replica.group.HasMember(op.node); member || op.err != nil {
+			return // it has been added again since
+		}
+	}
 	s.SetInterest(op.node, op.kinds, op.gone)
 }
 

@@ -2,8 +2,6 @@ package codeq
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +11,7 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/wire"
 )
 
@@ -137,7 +136,8 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 
 // wasResolved reports whether err, if it is not uncertain, is what an owner has decided.
 func wasResolved(err error) bool {
-	return !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrFailed)
+	return !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrFailed) &&
+		!errors.Is(err, ErrNotMember)
 }
 
 // doHere is do without a ctx, for an operation that nobody else has. It does not
@@ -211,14 +211,18 @@ const (
 	codeLeaseCanceled = 100 + iota // ErrLeaseLost and ErrCanceled
 	codeDuplicate
 	codeInvalid
+	codeLifeOver
 )
 
 func encodeError(err error) (code byte, text string) {
 	var duplicate *DuplicateError
 	var invalid *InvalidError
+	var over *engine.LifeOverError
 	switch {
 	case errors.As(err, &duplicate):
 		return codeDuplicate, string(wire.AppendJSON(nil, duplicate))
+	case errors.As(err, &over):
+		return codeLifeOver, string(wire.AppendJSON(nil, over))
 	case errors.As(err, &invalid):
 		sent := *invalid
 		sent.Value = fmt.Sprint(sent.Value)
@@ -248,6 +252,11 @@ func decodeError(code byte, text string) error {
 		if json.Unmarshal([]byte(text), err) == nil {
 			return err
 		}
+	case code == codeLifeOver:
+		err := new(engine.LifeOverError)
+		if json.Unmarshal([]byte(text), err) == nil {
+			return err
+		}
 	case code == codeLeaseCanceled:
 		return &textError{text, []error{ErrLeaseLost, ErrCanceled}}
 	case int(code) < len(sentErrors) && code > 0:
@@ -261,7 +270,8 @@ func decodeError(code byte, text string) error {
 // the node of its caller numbers its produces into each shard, and the shard
 // stores what it answered to those whose callers may not know yet, in the commit
 // of the tasks. With each produce the node says which ones it knows of, so that
-// what is kept is no more than what was under way lately.
+// what is kept is no more than what was under way lately. It says as well in which of its lives it
+// was numbered: a shard refuses those of a life that is over.
 //
 // The idea is that of RIFL (Lee, Park, Kejriwal, Matsushita, Ousterhout,
 // "Implementing Linearizability at Large Scale and Low Latency", 2015).
@@ -269,12 +279,14 @@ func decodeError(code byte, text string) error {
 // session numbers the produces of this node into one shard.
 type session struct {
 	mu      sync.Mutex // guards what follows
+	life    uint64     // of the node, as the shard is to know it: see manifest.LifeAfter
 	last    uint64
 	low     uint64 // the first call that is under way, or the next one
 	pending map[uint64]struct{}
 }
 
-func (s *session) begin() (seq, low uint64) {
+// begin returns the number of a produce, but for the node.
+func (s *session) begin() engine.CallNumber {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pending == nil {
@@ -282,7 +294,7 @@ func (s *session) begin() (seq, low uint64) {
 	}
 	s.last++
 	s.pending[s.last] = struct{}{}
-	return s.last, s.low
+	return engine.CallNumber{Life: s.life, Seq: s.last, Low: s.low}
 }
 
 // end is when the caller of a produce knows its outcome, or will never ask again.
@@ -298,9 +310,39 @@ func (s *session) end(seq uint64) {
 	}
 }
 
-// newLife is a number that no other life of a node has.
-func newLife() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return binary.BigEndian.Uint64(b[:])
+// outlive begins another life, unless the present one is later than the given one, which the shard
+// knows. It nearly always is: it is not if the node was removed and added again while it was open.
+func (s *session) outlive(latest uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.life <= latest {
+		s.life = manifest.LifeAfter(latest)
+	}
+}
+
+// produce is do for a produce, which gets a number. One that is refused with the node's life gets a
+// number of another life: no try of it has been applied, or do would say that its outcome is
+// unknown.
+func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
+	calls := &n.queue.replicas[shard].producing
+	for patience := n.NewPatience(); ; op.again() {
+		if settled, err = n.doNumbered(ctx, shard, calls, op); err == nil || !settled {
+			return settled, err
+		}
+		var over *engine.LifeOverError
+		if !errors.As(err, &over) {
+			return true, err
+		}
+		calls.outlive(over.Latest)
+		if !patience.Wait(ctx, nil) {
+			return true, err
+		}
+	}
+}
+
+func (n *node) doNumbered(ctx context.Context, shard int, calls *session, op *produceOp) (bool, error) {
+	op.call = calls.begin()
+	op.call.Node = n.Self().Node
+	defer calls.end(op.call.Seq)
+	return n.do(ctx, shard, op)
 }

@@ -33,7 +33,7 @@ func sampleCalls() map[string]request {
 	return map[string]request{
 		"produce": &produceOp{
 			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
-			call: engine.CallNumber{Node: "caller", Session: 7, Seq: 8, Low: 3},
+			call: engine.CallNumber{Node: "caller", Life: 7, Seq: 8, Low: 3},
 		},
 		"claim": &claimOp{Claim: dispatch.Claim{
 			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true}, Remote: true,
@@ -165,7 +165,7 @@ func TestErrorsTravel(t *testing.T) {
 	receipt := Receipt{ID: ID{1}, Token: 2}
 	for _, err := range []error{
 		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), engine.LeaseLost(receipt.inner(), true), ErrNotFound, ErrNotWaiting, ErrCanceled,
-		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull,
+		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull, ErrNotMember, &engine.LifeOverError{Node: "n", Latest: 1 << 63},
 	} {
 		got := decodeError(encodeError(err))
 		require.Equal(t, err.Error(), got.Error())
@@ -182,6 +182,9 @@ func TestErrorsTravel(t *testing.T) {
 	var invalid *InvalidError
 	require.ErrorAs(t, decodeError(encodeError(&InvalidError{"f", 3, "l"})), &invalid)
 	require.Equal(t, &InvalidError{"f", "3", "l"}, invalid)
+	var over *engine.LifeOverError
+	require.ErrorAs(t, decodeError(encodeError(&engine.LifeOverError{Node: "n", Latest: 1 << 63})), &over)
+	require.Equal(t, &engine.LifeOverError{Node: "n", Latest: 1 << 63}, over)
 	require.EqualError(t, decodeError(encodeError(errors.New("odd"))), "odd")
 }
 
@@ -339,16 +342,18 @@ func TestNoCluster(t *testing.T) {
 // TestSessions: a produce that is tried again has its first outcome, as long as
 // its caller may ask.
 func TestSessions(t *testing.T) {
-	var calls session
-	seq1, low1 := calls.begin()
-	seq2, low2 := calls.begin()
-	require.Equal(t, []uint64{1, 1, 2, 1}, []uint64{seq1, low1, seq2, low2})
-	calls.end(seq2)
-	_, low := calls.begin()
-	require.EqualValues(t, 1, low, "the first is still open")
-	calls.end(seq1)
-	_, low = calls.begin()
-	require.EqualValues(t, 3, low)
+	calls := session{life: 5}
+	one, two := calls.begin(), calls.begin()
+	require.Equal(t, engine.CallNumber{Life: 5, Seq: 1, Low: 1}, one)
+	require.Equal(t, engine.CallNumber{Life: 5, Seq: 2, Low: 1}, two)
+	calls.end(two.Seq)
+	require.EqualValues(t, 1, calls.begin().Low, "the first is still open")
+	calls.end(one.Seq)
+	require.EqualValues(t, 3, calls.begin().Low)
+	calls.outlive(4)
+	require.EqualValues(t, 5, calls.begin().Life)
+	calls.outlive(5)
+	require.Greater(t, calls.begin().Life, uint64(5))
 }
 
 // pageOf is a reader that has read a page.

@@ -43,7 +43,7 @@ type Cluster struct {
 	// cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists
-	// already: Open asks them to add it, and returns when it votes. A majority of
+	// already: Open asks them to add it, and returns when it votes. Half of
 	// them must answer, and be of one cluster.
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their certificate from it, which

@@ -52,9 +52,10 @@ var (
 	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does not
 	// answer. Nothing has changed.
 	ErrNoMajority = base.ErrNoMajority
-	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it,
-	// or the cluster knows the name of the node with another directory, or the node is of another
-	// cluster.
+	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it; or
+	// the cluster knows the name of the node with another directory, or the node is of another
+	// cluster; or the node from which the call comes was removed from the cluster, or another process
+	// has opened it since. The operation was not applied.
 	ErrNotMember = base.ErrNotMember
 
 	// ErrNotQueue: the directory given to Open holds something other than a queue.

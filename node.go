@@ -18,7 +18,6 @@ type node struct {
 	log       *slog.Logger
 	claims    *claimTable
 	interests interests
-	life      uint64 // random: tells this life of the node from the others
 
 	ctx        context.Context // ends when no shard is led here any more
 	background sync.WaitGroup  // calls that nobody waits for
@@ -32,11 +31,11 @@ var logSync = map[Durability]raftlog.Sync{
 func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
 	n := &node{
-		queue: q, log: q.opts.log.With("node", c.Node), life: newLife(), interests: interests{turn: make(chan struct{}, 1)},
+		queue: q, log: q.opts.log.With("node", c.Node), interests: interests{turn: make(chan struct{}, 1)},
 	}
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
-		r := &replica{index: i, node: n}
+		r := &replica{index: i, node: n, producing: session{life: q.dir.Life}}
 		q.replicas[i], machines[i] = r, &stateMachine{replica: r}
 	}
 	var peers []cluster.Peer

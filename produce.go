@@ -23,7 +23,7 @@ import (
 // concurrent use.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// [ErrNotMember], [ErrClosed], and that of ctx.
 func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -75,7 +75,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // tasks has only an idempotency key, or none of the three.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// [ErrNotMember], [ErrClosed], and that of ctx.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -143,14 +143,10 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 
 // doProduce is do for a produce, which has a number in a cluster.
 func (q *Queue) doProduce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
-	if q.node == nil {
-		return q.do(ctx, shard, op)
+	if q.node != nil {
+		return q.node.produce(ctx, shard, op)
 	}
-	calls := &q.replicas[shard].producing
-	op.call.Node, op.call.Session = q.node.Self().Node, q.node.life
-	op.call.Seq, op.call.Low = calls.begin()
-	defer calls.end(op.call.Seq)
-	return q.node.do(ctx, shard, op)
+	return q.do(ctx, shard, op)
 }
 
 // part holds the tasks of a batch that one shard stores.
@@ -411,12 +407,29 @@ func (q *Queue) recycleProduce(op *produceOp) {
 type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
+	if err := s.checkCaller(&op.call); err != nil {
+		s.conclude(op, &op.completion, engine.Decided, err)
+		return
+	}
 	v, err := s.Produce(op.tasks, &op.call, &op.Produced)
 	s.conclude(op, &op.completion, v, err)
 }
 
+// checkCaller refuses a produce that would begin a session of a node that is no member. Who has
+// been removed may not know, and a message of before the removal may come late.
+func (s *shard) checkCaller(call *engine.CallNumber) error {
+	if call.Node == "" || s.Continues(call) {
+		return nil
+	}
+	member, err := s.replica.group.HasMember(call.Node)
+	if err == nil && !member {
+		err = fmt.Errorf("%w: node %q, from which the call comes", ErrNotMember, call.Node)
+	}
+	return err
+}
+
 func (op *produceOp) encode(dst []byte) (callKind, []byte) {
-	dst = wire.AppendUint(dst, op.call.Session)
+	dst = wire.AppendUint(dst, op.call.Life)
 	dst = wire.AppendUint(dst, op.call.Seq)
 	dst = wire.AppendUint(dst, op.call.Low)
 	return callProduce, appendTasks(dst, op.tasks)
@@ -424,7 +437,7 @@ func (op *produceOp) encode(dst []byte) (callKind, []byte) {
 
 // decode does not read the node in op.call, which newProduce has set from the connection.
 func (op *produceOp) decode(r *wire.Reader) {
-	op.call.Session, op.call.Seq, op.call.Low = r.Uint(), r.Uint(), r.Uint()
+	op.call.Life, op.call.Seq, op.call.Low = r.Uint(), r.Uint(), r.Uint()
 	op.tasks = readTasks(r)
 }
 

@@ -198,7 +198,11 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
 		return
 	}
 	n.q, n.fuse = nil, nil
-	c.net.Crash(n.name)
+	if percent == 100 {
+		c.net.Kill(n.name)
+	} else {
+		c.net.Crash(n.name)
+	}
 	// What was synced after the cut nobody has heard of. The votes are copied last:
 	// Raft stores a term before the entries of the term.
 	n.disk = n.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(seed, 3))})

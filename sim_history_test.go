@@ -24,11 +24,12 @@ type simHistory struct {
 	ids      map[int]ID    // under which a payload was seen
 	refused  map[int]error // payloads that certainly were not stored
 	acked    map[int]bool
+	leaving  map[string]bool // nodes that are being removed, or were
 	failures []string
 }
 
 func newSimHistory() *simHistory {
-	return &simHistory{ids: make(map[int]ID), refused: make(map[int]error), acked: make(map[int]bool)}
+	return &simHistory{ids: make(map[int]ID), refused: make(map[int]error), acked: make(map[int]bool), leaving: make(map[string]bool)}
 }
 
 type simVerb int
@@ -116,7 +117,8 @@ func (h *simHistory) finish(c *simCall, err error, alive bool) {
 		c.outcome = simLost
 	default:
 		c.outcome = simNever
-		if !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrEmpty) && !errors.Is(err, context.DeadlineExceeded) {
+		left := errors.Is(err, ErrNotMember) && h.leaving[c.node]
+		if !left && !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrEmpty) && !errors.Is(err, context.DeadlineExceeded) {
 			h.fail("unexpected: %v", c)
 		}
 	}
@@ -125,6 +127,13 @@ func (h *simHistory) finish(c *simCall, err error, alive bool) {
 // fail notes what must not be. REQUIRES: mu is held.
 func (h *simHistory) fail(format string, args ...any) {
 	h.failures = append(h.failures, fmt.Sprintf(format, args...))
+}
+
+// leaves notes that a node is about to be removed.
+func (h *simHistory) leaves(node string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leaving[node] = true
 }
 
 func (h *simHistory) add(c simCall) {

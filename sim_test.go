@@ -361,7 +361,10 @@ var simFaults = []simFault{
 		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
 			s.done.Go(func() {
 				defer s.moving.Store(false)
-				s.replace(old, s.note, func() (end func()) { return s.rush(old) })
+				s.replace(old, s.note, func() (end func()) {
+					s.h.leaves(old.name)
+					return s.rush(old)
+				})
 			})
 		}
 	}},

@@ -9,7 +9,7 @@ var ErrCorrupt = errors.New("codeq: stored data is corrupt")
 
 // Errors of a queue's directory.
 var (
-	ErrNotMember  = errors.New("codeq: not a member under this name, with this directory")
+	ErrNotMember  = errors.New("codeq: not a member of the cluster")
 	ErrNotQueue   = errors.New("codeq: directory is not a queue")
 	ErrFormat     = errors.New("codeq: unknown storage format")
 	ErrShardCount = errors.New("codeq: shard count differs")

@@ -302,6 +302,13 @@ func (g *Group) members() ([]raft.Server, error) {
 	return f.Configuration().Servers, nil
 }
 
+// HasMember reports whether a node is a member of the group, as the leader knows it.
+// REQUIRES: this node leads the group, and has applied all that its predecessors have decided.
+func (g *Group) HasMember(node string) (bool, error) {
+	members, err := g.members()
+	return slices.ContainsFunc(members, func(m raft.Server) bool { return peerOf(m).Node == node }), err
+}
+
 // closeBehind is how many entries a node may lack when it gets a vote, or leads.
 const closeBehind = 256
 
@@ -372,7 +379,7 @@ func (n *Node) join() error {
 var errNotBegun = fmt.Errorf("%w: the cluster has not begun", base.ErrNotLeader)
 
 // chooseCluster makes the node one of the cluster of its peers, and returns those that have
-// answered. A majority of them must be of one cluster: one address may be another cluster's by now.
+// answered. Half of them must be of one cluster: one address may be another cluster's by now.
 func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 	var errs []error
 	of := make(map[string][]introduction) // by cluster
@@ -388,7 +395,7 @@ func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 		}
 	}
 	for cluster, answers := range of {
-		if 2*len(answers) <= len(peers) {
+		if len(answers) < len(peers)-len(answers) || len(of) > 1 && 2*len(answers) == len(peers) {
 			continue
 		}
 		for _, i := range answers {
@@ -400,7 +407,7 @@ func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 		}
 		return by, n.adopt(cluster)
 	}
-	return nil, errors.Join(append(errs, fmt.Errorf("%w: less than a majority of its %d peers have answered, and are of one cluster",
+	return nil, errors.Join(append(errs, fmt.Errorf("%w: less than half of its %d peers have answered, and are of one cluster",
 		base.ErrNotLeader, len(peers)))...)
 }
 

@@ -73,6 +73,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"release key":   m.single((*model).drawReleaseKey),
 		"configure":     m.single((*model).drawConfigure),
 		"schedule":      m.single((*model).drawSchedule),
+		"remove node":   m.single((*model).drawRemoval),
 		"crowd":         m.crowd,
 		"alter woken":   m.alterWoken,
 		"family":        m.family,
@@ -124,7 +125,9 @@ type model struct {
 	drawn     int                // the ties that drawTasks draws
 	claimed   bool               // in this step: tasks may have been parked
 	calls     uint64             // produces that have a number
-	call      *produceCall       // the last of them
+	life      uint64             // of the node that numbers them
+	numbered  []*produceCall     // those that were decided
+	sessions  map[int]modelSession
 
 	served  map[laneID]bool           // in this step
 	passes  map[laneID]map[laneID]int // by lane with ready tasks: steps that served the other and not it
@@ -190,7 +193,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 		served: make(map[laneID]bool), passes: make(map[laneID]map[laneID]int),
 		settings: make(map[string]Settings), versions: make(map[string]uint64), schedules: make(map[string]*modelSchedule),
 		byKey: make(map[[keys.UniqueLen]byte]*modelKey),
-		turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool),
+		turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool), life: 2, sessions: make(map[int]modelSession),
 	}
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart},

@@ -468,8 +468,8 @@ func (m *model) produceOf(tasks []spec) *produceCall {
 }
 
 func (m *model) drawProduce() call {
-	if m.call != nil && m.oneIn(20, "again") {
-		c := *m.call
+	if len(m.numbered) > 0 && m.oneIn(20, "again") {
+		c := *oneOf(m, "call", m.numbered[max(0, len(m.numbered)-4):]...)
 		c.again, c.first, c.out = true, c.out, Produced{}
 		return &c
 	}
@@ -481,9 +481,71 @@ func (m *model) drawProduce() call {
 	c := m.produceOf(m.drawTasks(n))
 	if m.oneIn(8, "numbered") {
 		m.calls++
-		c.call = CallNumber{Node: "n", Session: 1, Seq: m.calls, Low: max(m.calls, 8) - 7}
+		c.call = CallNumber{Node: "n", Life: m.life, Seq: m.calls, Low: max(m.calls, 8) - 7}
+		switch {
+		case m.oneIn(6, "late"):
+			c.call.Life--
+		case m.oneIn(6, "life"):
+			m.life++
+		}
 	}
 	return c
+}
+
+// modelSession is what a shard knows of the node's produces.
+type modelSession struct {
+	life, low uint64
+	gone      bool // the node was removed
+}
+
+// isKnown reports whether a call with a number was answered by what the shard knows of the node: as
+// a call of a life that is over, or as it was before. Else it begins the session, or adds to it.
+func (m *model) isKnown(c *produceCall) bool {
+	s := m.sessions[c.shard]
+	switch {
+	case c.call.Life < s.life, c.call.Life == s.life && s.gone:
+		var over *LifeOverError
+		if !errors.As(c.err, &over) || over.Latest != s.life || len(c.out.IDs) > 0 {
+			m.rt.Fatalf("a produce of life %d: %v, expected that life %d is known", c.call.Life, c.err, s.life)
+		}
+		return true
+	case c.again && c.call.Seq < s.low:
+		if !errors.Is(c.err, base.ErrUncertain) || len(c.out.IDs) > 0 {
+			m.rt.Fatalf("produce %d that is tried again: %v, and those below %d are not known any more", c.call.Seq, c.err, s.low)
+		}
+		return true
+	case c.again:
+		m.noError(c.err)
+		if !slices.Equal(c.out.IDs, c.first.IDs) || !slices.Equal(c.out.Duplicates, c.first.Duplicates) {
+			m.rt.Fatalf("a produce that is tried again: %+v, expected %+v", c.out, c.first)
+		}
+		return true
+	}
+	if c.call.Life > s.life {
+		s = modelSession{life: c.call.Life}
+	}
+	s.low = max(s.low, c.call.Low)
+	m.sessions[c.shard] = s
+	m.numbered = append(m.numbered, c)
+	return false
+}
+
+// removal is that of the node whose produces have numbers, in one shard.
+type removal struct{ shard int }
+
+func (m *model) drawRemoval() call { return &removal{m.drawShard()} }
+
+func (c *removal) do(m *model) {
+	_, _ = m.decide(c.shard, func(s *drivenShard) (Verdict, error) {
+		s.SetInterest("n", 0, true)
+		return Decided, nil
+	})
+}
+
+func (c *removal) apply(m *model) {
+	s := m.sessions[c.shard]
+	s.gone = true
+	m.sessions[c.shard] = s
 }
 
 // drawBacklogTasks is many tasks of one lane, or one of each of many.
@@ -535,16 +597,10 @@ func (c *produceCall) do(m *model) {
 }
 
 func (c *produceCall) apply(m *model) {
-	m.noError(c.err)
-	if c.again {
-		if !slices.Equal(c.out.IDs, c.first.IDs) || !slices.Equal(c.out.Duplicates, c.first.Duplicates) {
-			m.rt.Fatalf("a produce that is tried again: %+v, expected %+v", c.out, c.first)
-		}
+	if c.call.Seq != 0 && m.isKnown(c) {
 		return
 	}
-	if c.call.Seq != 0 {
-		m.call = c
-	}
+	m.noError(c.err)
 	if len(c.out.IDs) != len(c.tasks) {
 		m.rt.Fatalf("produce of %d tasks: %d IDs", len(c.tasks), len(c.out.IDs))
 	}

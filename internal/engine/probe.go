@@ -157,12 +157,6 @@ func (p Probe) Doubt(queues []string) {
 	}
 }
 
-// ReloadSessions reads the sessions of other nodes again.
-func (p Probe) ReloadSessions() error {
-	p.s.sessions = sessionTable{}
-	return p.s.loadSessions()
-}
-
 // ReloadOutbox reads the numbers of messages again.
 func (p Probe) ReloadOutbox(shards int) error { return p.s.loadOutbox(shards) }
 

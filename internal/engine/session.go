@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -11,25 +12,55 @@ import (
 
 // CallNumber identifies a produce of a node. The zero CallNumber is none.
 type CallNumber struct {
-	Node    string
-	Session uint64 // one run of the node's process
-	Seq     uint64 // from 1
-	Low     uint64 // the node knows the outcomes of all calls below it
+	Node string
+	Life uint64 // of the node: one run of its process, or a part of it; later ones have larger numbers
+	Seq  uint64 // from 1
+	Low  uint64 // the node knows the outcomes of all calls below it
 }
+
+// A session is what a shard knows of the produces of a node in its latest life. The first produce
+// of a life begins it, and ends that of the life before: a message of that one is refused, however
+// late it comes, since it is not known any more whether its call was decided. The removal of the
+// node ends its session, too; what stays is the number of the life. The owner lets only members
+// begin a session, so that number matters only once a node of the same name is a member again.
+
+// goneSessions is how many nodes that were removed a shard remembers: the last ones.
+const goneSessions = 1000
+
+// LifeOverError is the answer to a call of a life of a node that is over. The call was not decided.
+type LifeOverError struct {
+	Node   string
+	Latest uint64 // the latest life of the node that is known here
+}
+
+func (e *LifeOverError) Error() string {
+	const why = "was removed, or opened again, after the call had begun"
+	return fmt.Sprintf("%v: node %q %s", base.ErrNotMember, e.Node, why)
+}
+
+func (e *LifeOverError) Unwrap() error { return base.ErrNotMember }
 
 // sessionTable holds the sessions of all nodes in one shard. Only its owner uses it.
 type sessionTable struct {
 	byNode  map[string]*keys.SessionValue
-	changed []string // nodes whose sessions the group stores; all are in byNode
+	changed []string // nodes whose sessions the group stores, or deletes
+}
+
+// Continues reports whether a call is of a session that goes on: it begins none.
+func (s *State) Continues(c *CallNumber) bool {
+	v := s.sessions.byNode[c.Node]
+	return v != nil && v.Life == c.Life && v.Gone == 0
 }
 
 // outcome returns the outcome of a call, if the shard has resolved it before.
 func (t *sessionTable) outcome(c *CallNumber) (done *keys.SessionCall, err error) {
 	v := t.byNode[c.Node]
-	if v == nil || v.Session != c.Session {
+	switch {
+	case v == nil || c.Life > v.Life:
 		return nil, nil
-	}
-	if c.Seq < v.Low {
+	case c.Life < v.Life || v.Gone != 0:
+		return nil, &LifeOverError{c.Node, v.Life}
+	case c.Seq < v.Low:
 		return nil, fmt.Errorf("%w: produce %d of node %s is one whose outcome is forgotten", base.ErrUncertain, c.Seq, c.Node)
 	}
 	for i := range v.Calls {
@@ -43,11 +74,11 @@ func (t *sessionTable) outcome(c *CallNumber) (done *keys.SessionCall, err error
 // note keeps the outcome of a call.
 func (t *sessionTable) note(c *CallNumber, ids []keys.ID, duplicates []int) {
 	v := t.byNode[c.Node]
-	if v == nil || v.Session != c.Session {
+	if v == nil || v.Life != c.Life {
 		if t.byNode == nil {
 			t.byNode = make(map[string]*keys.SessionValue)
 		}
-		v = &keys.SessionValue{Session: c.Session}
+		v = &keys.SessionValue{Life: c.Life}
 		t.byNode[c.Node] = v
 	}
 	if c.Low > v.Low {
@@ -62,19 +93,28 @@ func (t *sessionTable) note(c *CallNumber, ids []keys.ID, duplicates []int) {
 	t.change(c.Node)
 }
 
-// forgetNode is called when a node was removed from the cluster. The outcomes of its calls are
-// forgotten, and any of them that arrives later is refused: a produce that the node has tried again
-// may still be on its way. What stays is a few bytes.
-func (t *sessionTable) forgetNode(node string) {
+// endNode ends the session of a node that was removed from the cluster.
+func (t *sessionTable) endNode(node string, wall uint64) {
 	v := t.byNode[node]
-	if v == nil {
+	if v == nil || v.Gone != 0 {
 		return
 	}
-	for i := range v.Calls {
-		v.Low = max(v.Low, v.Calls[i].Seq+1)
-	}
-	v.Calls = nil
+	*v = keys.SessionValue{Life: v.Life, Gone: max(wall, 1)}
 	t.change(node)
+	gone, oldest := 0, node
+	for name, v := range t.byNode {
+		if v.Gone == 0 {
+			continue
+		}
+		gone++
+		if cmp.Or(cmp.Compare(v.Gone, t.byNode[oldest].Gone), cmp.Compare(name, oldest)) < 0 {
+			oldest = name
+		}
+	}
+	if gone > goneSessions {
+		delete(t.byNode, oldest)
+		t.change(oldest)
+	}
 }
 
 func (t *sessionTable) change(node string) {
@@ -86,7 +126,12 @@ func (t *sessionTable) change(node string) {
 // seal adds the sessions that have changed to the group.
 func (t *sessionTable) seal(g *commitGroup) {
 	for _, node := range t.changed {
-		g.set(keys.AppendNamed(nil, keys.Session, node), t.byNode[node].Append(nil))
+		key := keys.AppendNamed(nil, keys.Session, node)
+		if v := t.byNode[node]; v != nil {
+			g.set(key, v.Append(nil))
+		} else {
+			g.delete(key)
+		}
 	}
 	t.changed = t.changed[:0]
 }

@@ -1,18 +1,23 @@
 package engine
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // TestSessionTable: what a node has produced lately is known as long as its caller may ask.
 func TestSessionTable(t *testing.T) {
 	var table sessionTable
-	one := CallNumber{Node: "n", Session: 5, Seq: 1, Low: 1}
+	one := CallNumber{Node: "n", Life: 5, Seq: 1, Low: 1}
 	done, err := table.outcome(&one)
 	require.NoError(t, err)
 	require.Nil(t, done)
@@ -20,18 +25,78 @@ func TestSessionTable(t *testing.T) {
 	done, err = table.outcome(&one)
 	require.NoError(t, err)
 	require.Equal(t, &keys.SessionCall{Seq: 1, IDs: []keys.ID{{1}}, Duplicates: []int{0}}, done)
-	three := CallNumber{Node: "n", Session: 5, Seq: 3, Low: 2}
+	three := CallNumber{Node: "n", Life: 5, Seq: 3, Low: 2}
 	table.note(&three, []keys.ID{{3}}, nil)
 	_, err = table.outcome(&one)
 	require.ErrorIs(t, err, base.ErrUncertain, "its caller knows its outcome")
 	require.Len(t, table.byNode["n"].Calls, 1, "what nobody asks for is forgotten")
-	other := CallNumber{Node: "n", Session: 6, Seq: 1, Low: 1}
-	done, err = table.outcome(&other)
+	later := CallNumber{Node: "n", Life: 6, Seq: 1, Low: 1}
+	done, err = table.outcome(&later)
 	require.NoError(t, err)
 	require.Nil(t, done, "another life of the node")
-	table.note(&other, []keys.ID{{9}}, nil)
+	table.note(&later, []keys.ID{{9}}, nil)
 	require.Len(t, table.byNode["n"].Calls, 1)
+	_, err = table.outcome(&three)
+	require.Equal(t, &LifeOverError{"n", 6}, err)
+	require.ErrorIs(t, err, base.ErrNotMember)
+	require.NotErrorIs(t, err, base.ErrUncertain)
 	v, err := keys.ParseSession(table.byNode["n"].Append(nil))
 	require.NoError(t, err)
 	require.Equal(t, *table.byNode["n"], v)
+}
+
+// TestRemovedNodesAreRemembered: of nodes that were removed, a shard remembers the last ones, in
+// memory and on disk.
+func TestRemovedNodesAreRemembered(t *testing.T) {
+	shared := store.NewCaches(8<<20, 1<<20, 1)
+	defer shared.Close()
+	nothing := func(*drivenShard) {}
+	d := driver{
+		t: t, shared: shared, config: Config{Shards: 1, WindowTasks: 16, WindowBytes: 1 << 20}, Instant: Instant{Wall: storyStart},
+		sealing: nothing, persisted: nothing,
+	}
+	d.open()
+	defer d.close()
+	s := d.shards[0]
+	call := func(n int) *CallNumber { return &CallNumber{Node: fmt.Sprint("node ", n), Life: 5, Seq: 1, Low: 1} }
+	const more = 3
+	for n := range goneSessions + more + 1 {
+		d.begin(s)
+		task := NewTask{Key: LaneKey{Queue: "a"}}
+		task.Encode(&record.Record{}, nil)
+		_, err := s.Produce([]NewTask{task}, call(n), new(Produced))
+		require.NoError(t, err)
+		if n%100 == 0 {
+			d.commit(s)
+		}
+	}
+	for n := range goneSessions + more {
+		d.begin(s)
+		s.SetInterest(call(n).Node, 0, true)
+		s.SetInterest("unknown", 0, true)
+		if n%7 == 0 {
+			d.commit(s)
+			d.Wall += uint64(time.Second.Milliseconds())
+		}
+	}
+	d.commit(s)
+	for range 2 {
+		require.Len(t, s.sessions.byNode, goneSessions+1)
+		stored := 0
+		require.NoError(t, schema.Scan(s.Store.DB(), keys.Session, func(key, value []byte) error {
+			v, err := keys.ParseSession(value)
+			require.Equal(t, v, *s.sessions.byNode[string(key[1:])])
+			stored++
+			return err
+		}))
+		require.Equal(t, goneSessions+1, stored)
+		for n := range goneSessions + more + 1 {
+			_, err := s.sessions.outcome(call(n))
+			removed := n >= more && n < goneSessions+more
+			require.Equal(t, removed, err != nil, n)
+			require.Equal(t, n == goneSessions+more, s.Continues(call(n)), n)
+		}
+		d.crash()
+		s = d.shards[0]
+	}
 }

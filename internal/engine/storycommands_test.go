@@ -202,11 +202,11 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 	return t
 }
 
-// produce names the tasks. A call=session/seq/low before them is one of a node.
+// produce names the tasks. A call=life/seq/low before them is one of a node.
 func (w *world) produce(_ args, words []string) {
 	var call CallNumber
 	if len(words) > 0 && strings.HasPrefix(words[0], "call=") {
-		_, err := fmt.Sscanf(words[0], "call=%d/%d/%d", &call.Session, &call.Seq, &call.Low)
+		_, err := fmt.Sscanf(words[0], "call=%d/%d/%d", &call.Life, &call.Seq, &call.Low)
 		require.NoError(w.t, err)
 		call.Node, words = "n", words[1:]
 	}

@@ -358,11 +358,11 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	return false, nil
 }
 
-// SetInterest stores what a node wants to know; gone: the node has left.
+// SetInterest stores what a node wants to know; gone: the node was removed from the cluster.
 func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
 	key := keys.AppendNamed(nil, keys.Interest, node)
 	if gone {
-		s.sessions.forgetNode(node)
+		s.sessions.endNode(node, s.Wall)
 	}
 	if kinds == 0 {
 		delete(s.interests, node)

@@ -33,9 +33,10 @@ func AppendNamed(dst []byte, prefix byte, node string) []byte {
 // SessionValue holds the recent produces of a node in a shard: the calls whose outcomes the node
 // may not know yet.
 type SessionValue struct {
-	Session uint64 // differs for each run of the node
-	Low     uint64 // the node knows the outcome of every call below it, or was removed after them
-	Calls   []SessionCall
+	Life  uint64 // of the node, the latest that has produced
+	Low   uint64 // the node knows the outcome of every call below it
+	Calls []SessionCall
+	Gone  uint64 // wall clock, ms: when the node was removed from the cluster; 0: it was not
 }
 
 // SessionCall is the outcome of one call.
@@ -45,9 +46,9 @@ type SessionCall struct {
 	Duplicates []int // indexes of IDs
 }
 
-// Append appends the stored form.
+// Append appends the stored form. Gone is left out if it is 0.
 func (v *SessionValue) Append(dst []byte) []byte {
-	dst = binary.BigEndian.AppendUint64(dst, v.Session)
+	dst = binary.BigEndian.AppendUint64(dst, v.Life)
 	dst = wire.AppendUint(dst, v.Low)
 	dst = wire.AppendUint(dst, uint64(len(v.Calls)))
 	for i := range v.Calls {
@@ -55,16 +56,22 @@ func (v *SessionValue) Append(dst []byte) []byte {
 		dst = AppendIDs(wire.AppendUint(dst, c.Seq), c.IDs)
 		dst = AppendIndexes(dst, c.Duplicates)
 	}
+	if v.Gone != 0 {
+		dst = wire.AppendUint(dst, v.Gone)
+	}
 	return dst
 }
 
 // ParseSession is the inverse of Append.
 func ParseSession(b []byte) (v SessionValue, err error) {
 	r := wire.NewReader(b)
-	v.Session, v.Low = r.Fixed64(), r.Uint()
+	v.Life, v.Low = r.Fixed64(), r.Uint()
 	n := r.Count(3)
 	for range n {
 		v.Calls = append(v.Calls, SessionCall{Seq: r.Uint(), IDs: ReadIDs(r), Duplicates: ReadIndexes(r)})
+	}
+	if r.Len() > 0 {
+		v.Gone = r.Uint()
 	}
 	if err := r.Done(); err != nil {
 		return SessionValue{}, fmt.Errorf("session %x: %w", b, err)

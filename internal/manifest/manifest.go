@@ -66,6 +66,8 @@ type Manifest struct {
 	Cluster string `json:"cluster,omitempty"`
 	// Founders are the nodes with which the cluster begins, while this one founds it.
 	Founders []Founder `json:"founders,omitempty"`
+	// Life is the number of the node's life, see LifeAfter: of the last one that has begun.
+	Life uint64 `json:"life,omitempty"`
 	// Sum is the CRC-32C of the manifest without it, in hexadecimal.
 	Sum string `json:"sum"`
 }

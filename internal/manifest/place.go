@@ -63,9 +63,12 @@ func (d *Directory) Take(copied bool) error {
 	return d.Begin()
 }
 
-// Begin durably makes the directory one of the current format whose stores may be written.
+// Begin durably makes the directory one of the current format whose stores may be written, and
+// begins a life of the node, if it is that of one.
 func (d *Directory) Begin() error {
-	if d.Format == Format && d.Open != nil {
+	if d.Node != "" {
+		d.Life = LifeAfter(d.Life)
+	} else if d.Format == Format && d.Open != nil {
 		if now, err := d.placeNow(); err != nil || now == *d.Open {
 			return err
 		}

@@ -115,15 +115,28 @@ func (n *Net) Heal(reset bool) {
 func (n *Net) Pause(name string, paused bool) { n.update(func() { n.paused[name] = paused }) }
 
 // Crash ends a host's listener and connections without a word: the other ends notice when something
-// from the host would have reached them.
+// from the host would have reached them. What is on its way is lost.
 func (n *Net) Crash(name string) {
+	n.end(name, func(c *conn) { c.reset, c.peer.gone = true, true })
+}
+
+// Kill ends a host's listener and connections as the end of a process does: what is on its way
+// arrives.
+func (n *Net) Kill(name string) {
+	n.end(name, func(c *conn) {
+		c.closed = true
+		delete(n.conns, c)
+	})
+}
+
+func (n *Net) end(name string, end func(*conn)) {
 	n.update(func() {
 		if l := n.hosts[name]; l != nil {
 			l.close()
 		}
 		for c := range n.conns {
 			if c.local == name {
-				c.reset, c.peer.gone = true, true
+				end(c)
 			}
 		}
 	})

@@ -1,0 +1,161 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// Messages of a produce that come late: after the life of their node, or after its removal.
+
+// lateProduce lets a node produce two tasks. A copy of the message with the second one is still on
+// its way to the leader when another leader has stored it. deliver lets the old leader lead again,
+// and get the copy.
+func (c *simCluster) lateProduce(t *testing.T) (caller, leader *simNode, deliver func()) {
+	old, caller := c.lead()
+	produce(t, simQueue(caller), Task{Queue: "a"}) // there is a connection
+	c.net.SetCut(caller.name, old.name, true)
+	done := make(chan error, 1)
+	go func() {
+		_, err := simQueue(caller).Produce(context.Background(), Task{Queue: "a"})
+		done <- err
+	}()
+	time.Sleep(100 * time.Millisecond)
+	at := slices.IndexFunc(c.members(), func(n *simNode) bool { return n != old && n != caller })
+	leader = c.members()[at]
+	require.NoError(t, simQueue(old).TransferLeadership(t.Context(), 0, leader.name))
+	require.NoError(t, <-done)
+	require.Equal(t, leader, c.leader(0))
+	return caller, leader, func() {
+		require.NoError(t, simQueue(leader).TransferLeadership(t.Context(), 0, old.name))
+		require.Equal(t, old, c.newLeader(leader))
+		c.net.Heal(false)
+		time.Sleep(time.Second)
+	}
+}
+
+// requireReady makes sure of how many tasks are stored.
+func (c *simCluster) requireReady(t *testing.T, n uint64) {
+	leader, _ := c.lead()
+	require.Equal(t, Counts{Ready: n}, countsOf(t, simQueue(leader), "a"))
+}
+
+// drop is the end of a node that was removed.
+func (c *simCluster) drop(old *simNode) {
+	c.mu.Lock()
+	c.nodes = slices.DeleteFunc(c.nodes, func(n *simNode) bool { return n == old })
+	c.mu.Unlock()
+	old.stop()
+}
+
+// TestProduceOfEarlierLife: a message of a produce that comes after its node was opened again, and
+// has produced, is refused.
+func TestProduceOfEarlierLife(t *testing.T) {
+	for _, end := range []string{"closed", "killed"} {
+		t.Run(end, func(t *testing.T) {
+			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+				caller, _, deliver := c.lateProduce(t)
+				if end == "closed" {
+					caller.stop()
+				} else {
+					caller.crash(100)
+				}
+				caller.start()
+				produce(t, simQueue(caller), Task{Queue: "a"})
+				deliver()
+				c.requireReady(t, 3)
+			})
+		})
+	}
+}
+
+// TestProduceOfRemovedNode: a node that was removed, and does not know, is told so, and a message
+// of its own that comes late is refused. When a node of its name is added again, its produces are
+// stored, once each.
+func TestProduceOfRemovedNode(t *testing.T) {
+	for _, added := range []string{"never", "while open", "when opened again", "with another directory"} {
+		t.Run(added, func(t *testing.T) {
+			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+				ctx := t.Context()
+				caller, leader, deliver := c.lateProduce(t)
+				q := simQueue(caller)
+				require.NoError(t, simQueue(leader).RemoveNode(ctx, caller.name))
+				_, err := q.Produce(ctx, Task{Queue: "a"})
+				require.ErrorIs(t, err, ErrNotMember)
+				c.requireReady(t, 2)
+				switch added {
+				case "never":
+					deliver()
+					c.requireReady(t, 2)
+					c.drop(caller)
+					return
+				case "when opened again":
+					caller.stop()
+					caller.start()
+				case "with another directory":
+					caller.stop()
+					caller.disk, caller.votes, caller.join = vfs.NewCrashableMem(), newSimVotes(), true
+					at := slices.Index(c.nodes, leader)
+					c.nodes[0], c.nodes[at] = leader, c.nodes[0] // of which it asks the first
+					caller.start()
+				}
+				if added != "with another directory" { // which asks for it by itself
+					require.NoError(t, simQueue(leader).AddNode(ctx, Peer{caller.name, caller.name}))
+				}
+				produce(t, simQueue(caller), Task{Queue: "a"})
+				c.requireReady(t, 3)
+				deliver()
+				c.requireReady(t, 3)
+			})
+		})
+	}
+}
+
+// TestProduceAmidRemoval: a produce is stored, its answer is lost, and the node is removed before
+// it asks again: the outcome is unknown.
+func TestProduceAmidRemoval(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, caller := c.lead()
+		q := simQueue(caller)
+		produce(t, q, Task{Queue: "a"})
+		c.net.SetCut(leader.name, caller.name, true)
+		done := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(context.Background(), Task{Queue: "a"})
+			done <- err
+		}()
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, simQueue(leader).RemoveNode(t.Context(), caller.name))
+		c.net.Heal(true)
+		require.ErrorIs(t, <-done, ErrUncertain)
+		c.requireReady(t, 2)
+		c.drop(caller)
+	})
+}
+
+// TestLivesOfNodes: the removal of a node that comes late, when the node is a member again, ends no
+// session. A node whose life has a number behind that of an earlier one begins another life.
+func TestLivesOfNodes(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		for i, caller := range []*simNode{leader, other} {
+			q := simQueue(caller)
+			produce(t, q, Task{Queue: fmt.Sprint(i)})
+			calls := &q.replicas[0].producing
+			life := calls.life
+			require.NotZero(t, life)
+			require.NoError(t, (*leaders)(simQueue(leader).node).Forget(t.Context(), 0, caller.name))
+			produce(t, q, Task{Queue: fmt.Sprint(i)})
+			require.Equal(t, life, calls.life)
+			calls.life--
+			produce(t, q, Task{Queue: fmt.Sprint(i)})
+			require.Greater(t, calls.life, life)
+			require.Equal(t, Counts{Ready: 3}, countsOf(t, q, fmt.Sprint(i)))
+		}
+	})
+}
