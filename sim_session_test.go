@@ -100,9 +100,10 @@ func TestProduceOfRemovedNode(t *testing.T) {
 				case "with another directory":
 					caller.stop()
 					caller.disk, caller.votes, caller.join = vfs.NewCrashableMem(), newSimVotes(), true
-					at := slices.Index(c.nodes, leader)
-					c.nodes[0], c.nodes[at] = leader, c.nodes[0] // of which it asks the first
+					all := c.nodes
+					c.nodes = []*simNode{leader} // whom it asks
 					caller.start()
+					c.nodes = all
 				}
 				if added != "with another directory" { // which asks for it by itself
 					require.NoError(t, simQueue(leader).AddNode(ctx, Peer{caller.name, caller.name}))
