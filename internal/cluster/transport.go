@@ -18,11 +18,15 @@ type transport struct {
 	*raft.NetworkTransport
 	group    *Group
 	patience time.Duration // for an answer, before the pipeline ends and Raft goes on without
+	diverged error         // if it is not nil, the group fails as soon as Raft can bear it
 }
 
 // SetHeartbeatHandler is raft.Transport's. Raft calls it last before its goroutines begin.
 func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	t.group.running = true
+	if t.diverged != nil {
+		t.group.Fail(t.diverged) // the other shards go on
+	}
 	t.NetworkTransport.SetHeartbeatHandler(handle)
 }
 
