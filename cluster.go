@@ -275,15 +275,21 @@ func (op *memberOp) decode(r *wire.Reader) {
 }
 
 // RecoverCluster lets a node go on without a majority of its cluster, which is
-// lost for good: in its directory, which must be closed, it becomes the only
-// member of a new cluster. Then the node is opened as ever. If several nodes are left,
-// recover the one that is furthest (ClusterStatus shows LastIndex), and let the
-// others join it under new names with empty directories. Nodes of the old cluster
-// that come back are refused.
+// lost for good, or has diverged from it ([ErrDiverged]): in its directory, which
+// must be closed, the node becomes the only member of a new cluster. Then it is
+// opened as ever. If several nodes are left, recover one, the one that is furthest
+// (ClusterStatus shows Applied and LastIndex), and let the others join it under new
+// names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other
+// node. Nodes of the old cluster that come back are refused. If it fails, or the
+// process ends meanwhile, it can be called again.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if
-// the nodes that are left lack some of it, it is gone, and what they have in
-// their logs without a majority's knowing becomes so.
+// the node lacks some of it, it is gone, and what it has in its log without a
+// majority's knowing becomes so. What counts is what it has applied: of a log that
+// does not continue that, nothing is taken.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrFailed], [ErrCorrupt],
+// and those of [Open] about the directory.
 func RecoverCluster(dir string, opts *Options) (err error) {
 	defer public(&err)
 	o, err := opts.withDefaults()
@@ -292,6 +298,11 @@ func RecoverCluster(dir string, opts *Options) (err error) {
 	}
 	if o.Cluster == nil {
 		return ErrNoCluster
+	}
+	for _, p := range o.Cluster.Peers {
+		if p.Node != o.Cluster.Node {
+			return &InvalidError{"Cluster.Peers", fmt.Sprintf("%+v", p), "this node only; others join it with empty directories"}
+		}
 	}
 	d, err := manifest.Open(o.fs, dir, manifest.Want{NewShards: shardsForThisMachine(), Node: o.Cluster.Node})
 	if err != nil {

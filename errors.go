@@ -47,6 +47,10 @@ var (
 	// ErrNotLeader: the shard has no leader that could be reached. The operation was certainly not
 	// applied.
 	ErrNotLeader = base.ErrNotLeader
+	// ErrDiverged: what this node has of a shard contradicts what its cluster has, as after a power
+	// loss below DurabilityDisk. It comes with ErrFailed: the shard goes on without this node. See
+	// [Queue.ReplaceNode] and [RecoverCluster].
+	ErrDiverged = base.ErrDiverged
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
 	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does not

@@ -118,6 +118,9 @@ func TestRecoverCluster(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	opts := &Options{Cluster: &Cluster{Node: "n0", Listener: l, Listen: l.Addr().String()}}
+	opts.Cluster.Peers = peersOf(qs)
+	require.ErrorIs(t, RecoverCluster(dir, opts), ErrInvalid)
+	opts.Cluster.Peers = nil
 	require.NoError(t, RecoverCluster(dir, opts))
 	q, err := Open(dir, opts)
 	require.NoError(t, err)

@@ -21,9 +21,10 @@ import (
 // and IDs included; to apply an entry is to write its bytes, on every replica
 // the same ones in the same order.
 //
-// Invariant: the index of the last entry that a store has applied is written in
-// the batch of that entry, so that none is applied twice, whatever Raft replays;
-// keys that are written once and removed by SINGLEDEL rely on it.
+// Invariant: the index and term of the last entry that a store has applied are written in
+// the batch of that entry, so that none is applied twice, whatever Raft replays, and
+// none of another history is taken for it; keys that are written once and removed by
+// SINGLEDEL rely on it.
 
 // entry is what a group of operations is in the log of Raft:
 //
@@ -83,7 +84,7 @@ func (m *stateMachine) Apply(l cluster.Entry) error {
 	return nil
 }
 
-// write commits an entry's batch with its index. Pebble keeps the memory of a
+// write commits an entry's batch with its index and term. Pebble keeps the memory of a
 // large batch until it is flushed.
 func (m *stateMachine) write(e *entry, index, term uint64) error {
 	st := m.replica.store
@@ -165,7 +166,7 @@ func setRepr(b *pebble.Batch, repr []byte) (ranged, trimmed bool, err error) {
 const largeBatch = 64 << 10
 
 // Open opens the store, and closes the one before.
-func (m *stateMachine) Open(install func() error) (applied uint64, err error) {
+func (m *stateMachine) Open(install func() error) (last cluster.Position, err error) {
 	m.batch, m.buf = nil, nil
 	r := m.replica
 	q := r.node.queue
@@ -175,21 +176,21 @@ func (m *stateMachine) Open(install func() error) (applied uint64, err error) {
 	r.store, r.source = nil, nil
 	if old != nil {
 		if err := old.Close(); err != nil {
-			return 0, err
+			return last, err
 		}
 	}
 	if err := install(); err != nil {
-		return 0, err
+		return last, err
 	}
 	st, err := store.Open(manifest.ShardDir(q.dir.FS, q.dir.Path, r.index), q.opts.storeConfig(), q.caches, q.dir.Creating)
 	if err != nil {
-		return 0, err
+		return last, err
 	}
-	if err := st.Read(func() (err error) { applied, err = schema.Applied(st.DB()); return err }); err != nil {
-		return 0, errors.Join(err, st.Close())
+	if err := st.Read(func() (err error) { last.Index, last.Term, err = schema.Applied(st.DB()); return err }); err != nil {
+		return last, errors.Join(err, st.Close())
 	}
 	r.store, r.source = st, &liveStore{r, st}
-	return applied, nil
+	return last, nil
 }
 
 // Lead makes this node's replica the shard.

@@ -30,9 +30,9 @@ func TestApply(t *testing.T) {
 		v, err := schema.Lookup(st.DB(), []byte("k"))
 		require.NoError(t, err)
 		require.Equal(t, value, string(v))
-		applied, err := schema.Applied(st.DB())
+		appliedIndex, appliedTerm, err := schema.Applied(st.DB())
 		require.NoError(t, err)
-		require.Equal(t, index, applied)
+		require.Equal(t, [2]uint64{index, term}, [2]uint64{appliedIndex, appliedTerm})
 	}
 	apply(5, 2, "first")
 	apply(7, 4, "second")

@@ -123,6 +123,20 @@ func (n *simNode) start() {
 }
 
 func (c *simCluster) open(n *simNode) error {
+	o, fuse := c.options(n)
+	q, err := Open("queue", o)
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.q, n.fuse = q, fuse
+	n.life++
+	return nil
+}
+
+// options are those of the node's next life.
+func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	host := c.net.Listen(n.name)
 	o := c.opts
 	n.mu.Lock()
@@ -145,15 +159,18 @@ func (c *simCluster) open(n *simNode) error {
 		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
 		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },
 	}
-	q, err := Open("queue", &o)
-	if err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.q, n.fuse = q, fuse
-	n.life++
-	return nil
+	return &o, fuse
+}
+
+// recover lets a node that is down go on by itself; the others are members no more. It
+// stays down.
+func (c *simCluster) recover(n *simNode) error {
+	o, _ := c.options(n)
+	o.Cluster.Join, o.Cluster.Peers = false, nil
+	c.mu.Lock()
+	c.nodes = []*simNode{n}
+	c.mu.Unlock()
+	return RecoverCluster("queue", o)
 }
 
 const simCallTimeout = 3 * time.Second

@@ -23,6 +23,7 @@ var (
 	ErrFailed    = errors.New("codeq: shard failed")
 	ErrDiskFull  = errors.New("codeq: disk is full")
 	ErrNotLeader = errors.New("codeq: shard has no leader")
+	ErrDiverged  = errors.New("codeq: node has diverged from its cluster")
 
 	ErrNoMajority = errors.New("codeq: the other nodes have no majority")
 )

@@ -26,9 +26,11 @@ type Group struct {
 	running       bool // Raft's goroutines have begun; set before they do
 	transport     *transport
 	snapshots     *snapshot.Store
-	replayed      uint64        // the last entry that the log had when the node was opened
-	applied       atomic.Uint64 // index of the last entry in the store
-	progress      changes       // of applied
+	replayed      uint64 // the last entry that the log had when the node was opened
+	applied       lastApplied
+	log           *groupLog
+	continues     bool    // the log has been seen to continue the store; only the state machine uses it
+	progress      changes // of applied
 	growth        growth
 	leading       leaderTerm
 	configuration configuration
@@ -49,11 +51,12 @@ func newGroup(n *Node, index int, m StateMachine) *Group {
 
 // openStore opens the store.
 func (g *Group) openStore() error {
-	applied, err := g.machine.Open(g.install)
+	last, err := g.machine.Open(g.install)
 	if err != nil {
 		return err
 	}
-	g.applied.Store(applied)
+	g.applied.set(last)
+	g.continues = false
 	g.progress.changed()
 	return nil
 }
@@ -102,12 +105,16 @@ func (g *Group) start() error {
 	if err := g.adoptConfiguration(); err != nil {
 		return err
 	}
+	diverged := logs.compare()
+	if diverged != nil && !errors.Is(diverged, base.ErrDiverged) {
+		return damageOf(diverged)
+	}
 	logger := newRaftLogger(n.log.With("shard", g.index))
 	conf := n.raftConfig(logger)
 	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
-	}), g, conf.HeartbeatTimeout}
-	snapshots := groupSnapshots{g.snapshots, n.room}
+	}), g, conf.HeartbeatTimeout, diverged}
+	snapshots := groupSnapshots{g.snapshots, g}
 	g.asking.enter() // a group that fails at once waits for raft
 	// Raft panics, before it has a goroutine, when it cannot read its log.
 	err = store.Protect(func() error {
@@ -129,6 +136,7 @@ func (g *Group) start() error {
 		return errors.Join(damageOf(err), trans.Close())
 	}
 	g.transport = trans
+	logs.raft.Store(g.raft)
 	elections := make(chan raft.Observation, 1) // one that is not seen adds nothing to one that is
 	g.raft.RegisterObserver(raft.NewObserver(elections, false, func(o *raft.Observation) bool {
 		_, ok := o.Data.(raft.LeaderObservation)

@@ -21,7 +21,7 @@ func loneGroup(disk vfs.FS, m StateMachine) *Group {
 	n.c.PanicError = func(what string, value any, _ []byte) error { return fmt.Errorf("%s: %v", what, value) }
 	n.room = newLogRoom(disk, "dir", testMinFree, n.log)
 	g := newGroup(n, 0, m)
-	g.running = true
+	g.running, g.continues = true, true
 	return g
 }
 
@@ -48,7 +48,9 @@ func (d *sizedDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 // notes is a state machine that notes what is done with it.
 type notes struct {
 	applied []Entry
-	err     error // of Apply
+	err     error    // of Apply
+	last    Position // in the store when it is opened
+	live    snapshot.Live
 }
 
 func (m *notes) Apply(e Entry) error {
@@ -56,6 +58,6 @@ func (m *notes) Apply(e Entry) error {
 	return m.err
 }
 
-func (m *notes) Open(install func() error) (uint64, error) { return 0, install() }
-func (m *notes) Live() snapshot.Live                       { return nil }
-func (m *notes) Lead(uint64) (Leader, error)               { return nil, errBroken }
+func (m *notes) Open(install func() error) (Position, error) { return m.last, install() }
+func (m *notes) Live() snapshot.Live                         { return m.live }
+func (m *notes) Lead(uint64) (Leader, error)                 { return nil, errBroken }

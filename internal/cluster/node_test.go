@@ -21,10 +21,14 @@ import (
 func newLoneNode(t *testing.T, disk vfs.FS, votes string, m StateMachine) *Node {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
+	directory := manifest.New(disk, "dir", manifest.Manifest{Format: manifest.Format, Shards: 1, ID: manifest.NewID()})
+	if m, err := manifest.Read(disk, "dir"); err == nil && m != nil { // it was opened before
+		directory.Manifest = *m
+	}
 	return New(Config{
 		Node: "a", Listener: l, Advertise: "a:1", MaxAppend: MaxAppend, Logger: slog.New(slog.DiscardHandler),
 		HeartbeatTimeout: 50 * time.Millisecond, ElectionTimeout: 50 * time.Millisecond, CallTimeout: time.Second,
-		Directory:  manifest.New(disk, "dir", manifest.Manifest{Shards: 1, ID: manifest.NewID()}),
+		Directory:  directory,
 		Machines:   []StateMachine{m},
 		PanicError: func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
 		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(votes) },

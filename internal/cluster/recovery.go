@@ -10,8 +10,9 @@ import (
 	"codeq/internal/manifest"
 )
 
-// Recover lets a node that is not open go on without a majority of its cluster: it becomes the only
-// member of a new one. Nobody else may use the node.
+// Recover lets a node that is not open go on by itself, without a majority of its cluster: it
+// becomes the only member of a new one. Nobody else may use the node. If it fails, or the process
+// ends meanwhile, it can be called again.
 func (n *Node) Recover() error {
 	err := n.openStores()
 	if err == nil {
@@ -24,7 +25,7 @@ func (n *Node) Recover() error {
 			break
 		}
 		if err = g.recover(); err != nil {
-			err = fmt.Errorf("codeq: recover shard %d of %s: %w", g.index, n.c.Directory.Path, err)
+			err = fmt.Errorf("codeq: recover shard %d of %s: %w", g.index, n.c.Directory.Path, damageOf(err))
 		}
 	}
 	n.cancel()
@@ -32,19 +33,89 @@ func (n *Node) Recover() error {
 	return errors.Join(err, n.closeLogs())
 }
 
+// recover makes a snapshot of the store, which has the new configuration, and with which the log
+// begins anew. All that is proposed from then on has a later index and term than anything that the
+// node has stored.
 func (g *Group) recover() error {
 	logs, votes, err := g.stores()
 	if err != nil {
 		return err
 	}
-	logger := newRaftLogger(g.node.log)
-	self := g.node.founders()
-	self = slices.DeleteFunc(self, func(p Peer) bool { return p.Node != g.node.self.Node })
-	members := configurationOf(foundersOf(self))
-	_, trans := raft.NewInmemTransport(raft.ServerAddress(g.node.self.Address)) // talks to nobody
-	err = raft.RecoverCluster(g.node.raftConfig(logger), fsm{g}, logs, votes, g.snapshots, trans, members)
-	if failure := g.Failure(); failure != nil {
-		err = failure // of which the error of Raft has the text only
+	end, err := g.replay(logs)
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, trans.Close())
+	if end == (Position{}) {
+		return errors.New("nothing of it was ever stored here")
+	}
+	if term, err := votes.GetUint64([]byte(keyCurrentTerm)); err != nil {
+		return err
+	} else if term < end.Term {
+		if err := votes.SetUint64([]byte(keyCurrentTerm), end.Term); err != nil {
+			return err
+		}
+	}
+	sink, err := g.snapshots.Create(raft.SnapshotVersionMax, end.Index, end.Term, g.node.alone(), end.Index, nil)
+	if err != nil {
+		return err
+	}
+	state, err := fsm{g}.Snapshot()
+	if err == nil {
+		err = state.Persist(sink)
+	}
+	if err != nil {
+		return errors.Join(err, sink.Cancel())
+	}
+	if err := sink.Close(); err != nil {
+		return err
+	}
+	first, last, err := logs.bounds()
+	if err != nil {
+		return err
+	}
+	return logs.LogStore.DeleteRange(first, last)
+}
+
+// replay applies what the log has beyond the store. The store is what counts: a log that does not
+// continue it is dropped. No index or term that the node has stored is beyond what replay returns.
+func (g *Group) replay(logs *groupLog) (end Position, err error) {
+	end = g.applied.get()
+	if logs.snapshot.Index > end.Index {
+		end = logs.snapshot // the entries in between have changed nothing
+	}
+	first, last, err := logs.bounds()
+	if err != nil || last == 0 {
+		return end, err
+	}
+	at, err := logs.position(end.Index)
+	if err != nil {
+		return end, err
+	}
+	if at == end || first == end.Index+1 {
+		g.replayed = last
+		for index := end.Index + 1; index <= last; index++ {
+			var l raft.Log
+			if err := logs.LogStore.GetLog(index, &l); err != nil {
+				return end, err
+			}
+			if l.Type == raft.LogCommand {
+				fsm{g}.Apply(&l)
+			}
+			if err := g.Failure(); err != nil {
+				return end, err
+			}
+		}
+	} else if last > end.Index {
+		g.node.log.Warn("log dropped", "shard", g.index, "first", first, "last", last, "store", end)
+	}
+	if at, err = logs.position(last); err != nil {
+		return end, err
+	}
+	return Position{max(end.Index, at.Index), max(end.Term, at.Term)}, nil
+}
+
+// alone is the configuration of a cluster that is this node.
+func (n *Node) alone() raft.Configuration {
+	others := func(p Peer) bool { return p.Node != n.self.Node }
+	return configurationOf(foundersOf(slices.DeleteFunc(n.founders(), others)))
 }

@@ -11,18 +11,22 @@ import (
 // groupSnapshots are the snapshots of a group.
 type groupSnapshots struct {
 	*snapshot.Store
-	room *logRoom
+	group *Group
 }
 
-// Create is raft.SnapshotStore's.
+// Create is raft.SnapshotStore's. A snapshot of another history takes the place of nothing.
 func (s groupSnapshots) Create(
 	version raft.SnapshotVersion, index, term uint64, members raft.Configuration, membersIndex uint64, trans raft.Transport,
 ) (raft.SnapshotSink, error) {
+	if err := s.group.applied.get().admits(Position{index, term}); err != nil {
+		s.group.Fail(err)
+		return nil, err
+	}
 	sink, err := s.Store.Create(version, index, term, members, membersIndex, trans)
 	if err != nil {
 		return nil, err
 	}
-	return &snapshotSink{sink.(*snapshot.Sink), s.room}, nil
+	return &snapshotSink{sink.(*snapshot.Sink), s.group.node.room}, nil
 }
 
 // snapshotSink is a snapshot that is being taken or received.

@@ -16,13 +16,13 @@ import (
 // StateMachine is a shard as a group replicates it: a store, and the one who decides while this
 // node leads the group. Apply and Open are called one at a time.
 type StateMachine interface {
-	// Apply puts an entry into the store, and stores its index with it. After an error the group
+	// Apply puts an entry into the store, and stores its index and term with it. After an error the group
 	// has failed, and applies nothing more. Nobody decides here in a term before that of the entry.
 	Apply(Entry) error
 	// Open closes the store if it is open, and opens it. In between it calls install, which puts
-	// what a snapshot has brought in its place, if anything. It returns the index of the last entry
-	// in the store. Nobody decides here meanwhile.
-	Open(install func() error) (applied uint64, err error)
+	// what a snapshot has brought in its place, if anything. It returns the position of the last
+	// entry in the store, the zero Position if there is none. Nobody decides here meanwhile.
+	Open(install func() error) (last Position, err error)
 	// Live is the store for snapshots; nil while it is not open.
 	Live() snapshot.Live
 	// Lead prepares who is to decide in a term that this node was elected for. It commits an entry
@@ -63,10 +63,14 @@ const EntryHeader = 8
 // is in the log.
 var errOutdated = errors.New("decided in an earlier term")
 
+// errHeld is the outcome of an entry that the store has from before. It is not that of one which
+// was proposed here, so that none is acknowledged that the store has not taken.
+var errHeld = errors.New("applied before")
+
 // fsm applies the log of a group to its state machine. Raft calls its methods from one goroutine.
 type fsm struct{ *Group }
 
-// Apply is raft.FSM's. What it returns is nil, errOutdated, or why the group has failed; after that
+// Apply is raft.FSM's. What it returns is nil, errOutdated, errHeld, or why the group has failed; after that
 // nothing more is applied, and the node leaves the group.
 func (m fsm) Apply(l *raft.Log) (outcome any) {
 	m.node.contain("state machine", func() { outcome = m.apply(l) }, func(err error) {
@@ -81,19 +85,23 @@ func (m fsm) apply(l *raft.Log) any {
 	if err := g.Failure(); err != nil {
 		return err
 	}
-	if l.Index <= g.Applied() {
-		return nil
-	}
-	err := m.applyNext(l)
-	if err == errOutdated {
-		return err
+	last, at := g.applied.get(), Position{l.Index, l.Term}
+	err := last.admits(at)
+	switch {
+	case err != nil:
+	case l.Index <= last.Index:
+		return errHeld
+	default:
+		if err = m.applyNext(l); err == errOutdated {
+			return err
+		}
 	}
 	if err != nil {
 		err = fmt.Errorf("apply entry %d: %w", l.Index, err)
 		g.Fail(err)
 		return err
 	}
-	g.applied.Store(l.Index)
+	g.applied.set(at)
 	g.progress.changed()
 	g.grow(int64(len(l.Data)))
 	return nil
@@ -102,6 +110,12 @@ func (m fsm) apply(l *raft.Log) any {
 func (m fsm) applyNext(l *raft.Log) error {
 	if len(l.Data) < EntryHeader {
 		return fmt.Errorf("%w: log entry of %d bytes", base.ErrCorrupt, len(l.Data))
+	}
+	if !m.continues {
+		if err := m.log.continues(); err != nil {
+			return err
+		}
+		m.continues = true
 	}
 	if binary.BigEndian.Uint64(l.Data) != l.Term {
 		return errOutdated
@@ -113,7 +127,7 @@ func (m fsm) applyNext(l *raft.Log) error {
 }
 
 // Applied is the index of the last entry in the store.
-func (g *Group) Applied() uint64 { return g.applied.Load() }
+func (g *Group) Applied() uint64 { return g.applied.get().Index }
 
 // AwaitApplied waits until the store has what the log has at an index. It fails if the group has,
 // the node is closed, or ctx ends.

@@ -25,7 +25,7 @@ func TestOutdatedEntry(t *testing.T) {
 	require.Nil(t, fsm{g}.Apply(entryOf(5, 2, 2, "first")))
 	require.Equal(t, errOutdated, fsm{g}.Apply(entryOf(6, 4, 3, "of a leader that was deposed meanwhile")))
 	require.Nil(t, fsm{g}.Apply(entryOf(7, 4, 4, "second")))
-	require.Nil(t, fsm{g}.Apply(entryOf(5, 2, 2, "first, replayed")))
+	require.Equal(t, errHeld, fsm{g}.Apply(entryOf(5, 2, 2, "first, replayed")))
 	require.Equal(t, []Entry{
 		{Index: 5, Term: 2, Data: []byte("first"), Replayed: true}, {Index: 7, Term: 4, Data: []byte("second")},
 	}, m.applied)

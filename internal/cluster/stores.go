@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/base"
 	"codeq/internal/raftlog"
 )
 
@@ -31,8 +32,15 @@ func (g *Group) stores() (*groupLog, *groupVotes, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	log := &groupLog{LogStore: n.c.Log(group), group: g}
-	return log, &groupVotes{StableStore: n.stable.Group(uint32(g.index)), group: g}, nil
+	g.log = &groupLog{LogStore: n.c.Log(group), group: g}
+	snapshots, err := g.snapshots.List()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, s := range snapshots { // at most one
+		g.log.snapshot = Position{s.Index, s.Term}
+	}
+	return g.log, &groupVotes{StableStore: n.stable.Group(uint32(g.index)), group: g}, nil
 }
 
 // lose lets the group fail if what Raft keeps has, and not only been closed.
@@ -50,6 +58,9 @@ type groupLog struct {
 	LogStore
 	group *Group
 	cut   atomic.Bool // the end has been deleted, and nothing stored in its place yet
+
+	snapshot Position                  // that of the snapshot when the node was opened
+	raft     atomic.Pointer[raft.Raft] // nil: its goroutines begin
 }
 
 // LogStore is what raftlog.Group is.
@@ -79,15 +90,23 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	if err := l.group.Failure(); err != nil {
 		return fmt.Errorf("%w: %w", errNotStored, err)
 	}
-	bytes := 0
+	bytes, last := 0, l.group.applied.get()
 	for _, log := range logs {
 		bytes += len(log.Data)
+		if err := last.admits(Position{log.Index, log.Term}); err != nil {
+			return l.diverged(err)
+		}
 	}
 	full, cut := l.full(bytes), l.cut.Load()
 	if full && !cut {
 		return errNoRoom
 	}
 	err := l.LogStore.StoreLogs(logs)
+	if err == nil && logs[0].Index == 1 {
+		// With whom the cluster began is durable at any level: a node that knows nobody takes no part
+		// in elections, and nobody would be told why.
+		err = l.group.node.logs.Flush()
+	}
 	if cut && err == nil {
 		l.cut.Store(false)
 	} else if cut && l.group.running {
@@ -101,22 +120,88 @@ func (l *groupLog) DeleteRange(from, through uint64) error {
 	if err := l.group.Failure(); err != nil {
 		return fmt.Errorf("%w: %w", errNotStored, err)
 	}
-	first, err := l.FirstIndex()
+	first, last, err := l.bounds()
 	if err != nil {
 		return err
 	}
-	last, err := l.LastIndex()
-	if err != nil {
-		return err
-	}
-	if through >= last && from > first && l.full(0) {
-		return errNoRoom
+	if through >= last && from > first {
+		if err := l.mayReplace(from); err != nil {
+			return l.diverged(err)
+		}
+		if l.full(0) {
+			return errNoRoom
+		}
 	}
 	err = l.LogStore.DeleteRange(from, through)
 	if err == nil && through >= last {
 		l.cut.Store(true)
 	}
 	return err
+}
+
+func (l *groupLog) bounds() (first, last uint64, err error) {
+	first, err = l.FirstIndex()
+	if err == nil {
+		last, err = l.LastIndex()
+	}
+	return first, last, err
+}
+
+// mayReplace returns an error if Raft has given the entry at an index to the state machine: it would
+// not give it the one that comes in its place. Up to the snapshot, what an interrupted installation
+// has left of the log may be replaced.
+func (l *groupLog) mayReplace(index uint64) error {
+	r := l.raft.Load()
+	if r == nil || index <= l.snapshot.Index || index > r.AppliedIndex() {
+		return nil
+	}
+	return fmt.Errorf("%w: entry %d of the log was applied, and a leader has another one in its place; %s",
+		base.ErrDiverged, index, wayOut)
+}
+
+// diverged lets the group fail, and returns an error for what was to be stored.
+func (l *groupLog) diverged(err error) error {
+	l.group.Fail(err)
+	return fmt.Errorf("%w: %w", errNotStored, err)
+}
+
+// compare returns an error if the log in which the node is opened contradicts the store. It may end
+// before the store does, or have an entry of an earlier term there, when a crash has come between
+// the installation of a snapshot and the end of the log from before, or a power loss has taken its
+// end. What a leader then sends in place of that is compared as it comes.
+func (l *groupLog) compare() error {
+	last := l.group.applied.get()
+	if _, end, err := l.bounds(); err != nil {
+		return err
+	} else if end == 0 && l.snapshot == (Position{}) && last != (Position{}) {
+		return fmt.Errorf("%w: the store has entry %d of term %d, the log is lost; %s", base.ErrDiverged, last.Index, last.Term, wayOut)
+	}
+	at, err := l.position(last.Index)
+	if err != nil || at.Term < last.Term {
+		return err
+	}
+	return last.admits(at)
+}
+
+// continues returns an error if the log, which has more than the store, has something else in the
+// place of the store's last entry. If it does not have it any more, a snapshot has proved as much.
+func (l *groupLog) continues() error {
+	last := l.group.applied.get()
+	at, err := l.position(last.Index)
+	if err != nil || at == (Position{}) {
+		return err
+	}
+	return last.admits(at)
+}
+
+// position is that of the entry at an index; the zero Position if there is none.
+func (l *groupLog) position(index uint64) (Position, error) {
+	var log raft.Log
+	err := l.LogStore.GetLog(index, &log)
+	if err == raft.ErrLogNotFound {
+		return Position{}, nil
+	}
+	return Position{log.Index, log.Term}, err
 }
 
 func (l *groupLog) full(bytes int) bool {

@@ -16,6 +16,7 @@ type transport struct {
 	*raft.NetworkTransport
 	group    *Group
 	patience time.Duration // for an answer, before the pipeline ends and Raft goes on without
+	diverged error         // if it is not nil, the group fails as soon as Raft can bear it
 }
 
 // reach is the address by which only the member that is meant is reached.
@@ -71,6 +72,9 @@ func (t *transport) TimeoutNow(
 // SetHeartbeatHandler is raft.Transport's. Raft calls it last before its goroutines begin.
 func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	t.group.running = true
+	if t.diverged != nil {
+		t.group.Fail(t.diverged) // the other shards go on
+	}
 	t.NetworkTransport.SetHeartbeatHandler(handle)
 }
 

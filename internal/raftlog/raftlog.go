@@ -197,6 +197,16 @@ func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	return b.Close()
 }
 
+// Flush makes what was stored durable, at any level.
+func (s *Store) Flush() error {
+	done, err := s.use()
+	if err != nil {
+		return err
+	}
+	defer done()
+	return storageError(s.db.Flush())
+}
+
 // HasSpace returns false while nothing can be written because the disk is full. StoreLogs may block
 // then.
 func (s *Store) HasSpace() bool { return !s.latch.NoSpace() }

@@ -49,14 +49,15 @@ func Lookup(r pebble.Reader, key []byte) ([]byte, error) {
 	return b, closer.Close()
 }
 
-// Applied returns the index of the last log entry in a store of a cluster; 0: there is none.
-func Applied(r pebble.Reader) (index uint64, err error) {
+// Applied returns the index and term of the last log entry in a store of a cluster; 0: there is
+// none.
+func Applied(r pebble.Reader) (index, term uint64, err error) {
 	v, err := Lookup(r, []byte{keys.Applied})
 	if err != nil || v == nil {
-		return 0, err
+		return 0, 0, err
 	}
-	if index, _, err = keys.ParseApplied(v); err != nil {
-		return 0, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	if index, term, err = keys.ParseApplied(v); err != nil {
+		return 0, 0, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 	}
-	return index, nil
+	return index, term, nil
 }
