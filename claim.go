@@ -230,6 +230,7 @@ type claimOp struct {
 	shards  []*shard     // of this process, in which it may wait; never changed in place
 	begin   int          // index of the first shard to visit; written only by the shard that holds the claim
 	visited int          // number of shards visited in turn; written like begin
+	onward  *shard       // the next one, which the claim visits once the group has persisted; written like begin
 	full    error        // a visited shard had no room to grant a lease; written like begin
 	sent    int          // how often it was sent to a shard with a more urgent task
 	refs    atomic.Int32 // held by the caller, and by the inbox or list that contains it
@@ -256,7 +257,26 @@ func (op *claimOp) Settle(err error) {
 	}
 }
 
-func (op *claimOp) settle(err error) { op.Settle(err) }
+// settle settles the claim, or lets it visit the next shard, since this one has confirmed that it had
+// nothing.
+func (op *claimOp) settle(err error) {
+	next := op.onward
+	if next == nil {
+		op.Settle(err)
+		return
+	}
+	if op.onward = nil; err != nil {
+		refuse(op, err)
+		return
+	}
+	op.visit(next)
+}
+
+func (op *claimOp) visit(next *shard) {
+	if err := next.inbox.pass(op); err != nil {
+		refuse(op, err)
+	}
+}
 
 // resolve serves the claim, or lets it wait here and sends it on.
 func (op *claimOp) resolve(s *shard) {
@@ -331,8 +351,11 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 func (op *claimOp) passOn(s *shard) {
 	s.claims.EndVisit(&op.Claim)
 	if next := op.next(); next != nil {
-		if err := next.inbox.pass(op); err != nil {
-			refuse(op, err)
+		if op.NoWait && s.node != nil {
+			op.onward = next
+			s.settle(op)
+		} else {
+			op.visit(next)
 		}
 		return
 	}

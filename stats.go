@@ -36,7 +36,7 @@ func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
 	for i := range q.replicas {
 		op := &statsOp{completion: newCompletion()}
 		for more := true; more; more = op.more {
-			op.counts = op.counts[:0]
+			op.counts, op.from = op.counts[:0], op.Place
 			if settled, err := q.do(ctx, i, op); !settled {
 				return nil, base.EndOf(ctx)
 			} else if err != nil {
@@ -65,8 +65,9 @@ const statsStep = 4096
 type statsOp struct {
 	completion
 	engine.Place
-	more   bool // there are queues after the place
-	queues int  // about how many queues there are
+	from   engine.Place // where this part begins
+	more   bool         // there are queues after the place
+	queues int          // about how many queues there are
 	counts []engine.QueueCounts
 }
 
@@ -116,7 +117,7 @@ func (op *statsOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-func (op *statsOp) again() { op.counts, op.err = op.counts[:0], nil }
+func (op *statsOp) again() { op.counts, op.Place, op.err = op.counts[:0], op.from, nil }
 
 // StorageStats describes the stores of one process, for dashboards and alarms.
 type StorageStats struct {

@@ -19,24 +19,26 @@ import (
 
 // Group is this node's part in the Raft group of a shard. Its methods are safe for concurrent use.
 type Group struct {
-	index     int // of the shard
-	node      *Node
-	machine   StateMachine
-	raft      *raft.Raft
-	running   bool // Raft's goroutines have begun; set before they do
-	transport *transport
-	snapshots *snapshot.Store
-	replayed  uint64        // the last entry that the log had when the node was opened
-	applied   atomic.Uint64 // index of the last entry in the store
-	progress  changes       // of applied
-	growth    growth
-	leading   leaderTerm
-	kept      chan struct{} // capacity 1: the shard was to be handed over, and has not been
-	route     changes       // of where the shard is led
-	tenure    tenure
-	health    peerHealth
-	asking    asking
-	broken    atomic.Pointer[error]
+	index      int // of the shard
+	node       *Node
+	machine    StateMachine
+	raft       *raft.Raft
+	running    bool // Raft's goroutines have begun; set before they do
+	transport  *transport
+	snapshots  *snapshot.Store
+	replayed   uint64        // the last entry that the log had when the node was opened
+	applied    atomic.Uint64 // index of the last entry in the store
+	progress   changes       // of applied
+	growth     growth
+	latestTerm atomic.Uint64 // that Raft has known here
+	leading    leaderTerm
+	kept       chan struct{} // capacity 1: the shard was to be handed over, and has not been
+	route      changes       // of where the shard is led
+	tenure     tenure
+	health     peerHealth
+	asking     asking
+	confirming confirming
+	broken     atomic.Pointer[error]
 }
 
 func newGroup(n *Node, index int, m StateMachine) *Group {
@@ -98,9 +100,9 @@ func (g *Group) start() error {
 	}
 	logger := raftLogger(n.log.With("shard", g.index))
 	conf := n.raftConfig(logger)
-	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	trans := newTransport(g, &raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
-	}), g, conf.HeartbeatTimeout}
+	}, conf.HeartbeatTimeout)
 	snapshots := groupSnapshots{g.snapshots, n.room}
 	g.asking.enter() // a group that fails at once waits for raft
 	// Raft panics, before it has a goroutine, when it cannot read its log.
@@ -173,22 +175,6 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 		return err
 	}
 	return nil
-}
-
-// Confirm makes sure that no other node has become the leader since a term of this one: what was
-// read in it is still so.
-func (g *Group) Confirm(term uint64) error {
-	if err := g.enter(); err != nil {
-		return err
-	}
-	defer g.asking.leave()
-	if err := g.isIn(term); err != nil { // Raft, too, may wait for the end of who asks: see restore
-		return err
-	}
-	if err := g.raft.VerifyLeader().Error(); err != nil {
-		return fmt.Errorf("%w: %w", base.ErrNotLeader, err) // nothing was to be stored
-	}
-	return g.isIn(term)
 }
 
 // isIn returns an error if a term is over.
