@@ -38,7 +38,9 @@ import (
 // RedriveDead resets this.
 //
 // Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
-// first, and [ErrClosed] when the queue is closed. It is safe for concurrent use. Waiting claims
+// first, and [ErrClosed] when the queue is closed. ErrEmpty is linearizable, on a queue by itself as
+// in a cluster: each shard, at a moment of its own during the call, had no ready task that could be
+// claimed; in a cluster, one that a node was given while it was lost counts as leased. Claim is safe for concurrent use. Waiting claims
 // are served first come, first served; claims with more than 16 queues have a separate line, which
 // takes turns with the other. In a cluster, claims of the node that leads the shard come before
 // those of other nodes. If a node is lost while its claim is answered, the tasks of the claim wait

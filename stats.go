@@ -25,6 +25,10 @@ func (c Counts) Total() uint64 {
 // the same moment, and so are those of all queues in a shard if there are fewer than four thousand.
 // The cost is that of copying them, whatever the number of tasks; other calls go on meanwhile.
 //
+// The counts are linearizable, on a queue by itself as in a cluster: they include what any call had
+// done that returned before Stats began. Shards are counted one after the other, each at a moment
+// of its own.
+//
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
 func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {

@@ -146,6 +146,9 @@ func (a advertised) String() string { return string(a) }
 // Raft is for tests.
 func (g *Group) Raft() *raft.Raft { return g.raft }
 
+// Receive hands Raft a message as if another node had sent it. It is for tests.
+func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }
+
 // Propose returns when an entry that was decided in a term is in the logs of a majority, and this
 // node has applied it. The first EntryHeader bytes of the entry are the group's, and all of them
 // from now on. What was not proposed, or has had no effect, matches ErrNotLeader; of any other
