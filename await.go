@@ -164,9 +164,9 @@ func outcomeOf(o *engine.Outcome) Outcome {
 // ready, scheduled, blocked or leased: every task has ended. It returns the error of ctx if ctx
 // ends first.
 //
-// It is for programs that end when all tasks are done. It is linearizable: at one moment of the call
-// no shard had such a task, nor was one on its way to another shard. Other producers may add tasks
-// at the moment at which it returns.
+// It is for programs that end when all tasks are done. It is linearizable: at one moment of the
+// call no shard had such a task, nor was one on its way to another shard. Other producers may add
+// tasks at the moment at which it returns.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.

@@ -38,13 +38,15 @@ import (
 // RedriveDead resets this.
 //
 // Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
-// first, and [ErrClosed] when the queue is closed. ErrEmpty is linearizable, on a queue by itself as
-// in a cluster: each shard, at a moment of its own during the call, had no ready task that could be
-// claimed; in a cluster, one that a node was given while it was lost counts as leased. Claim is safe for concurrent use. Waiting claims
-// are served first come, first served; claims with more than 16 queues have a separate line, which
-// takes turns with the other. In a cluster, claims of the node that leads the shard come before
-// those of other nodes. If a node is lost while its claim is answered, the tasks of the claim wait
-// until the lease has expired.
+// first, and [ErrClosed] when the queue is closed. ErrEmpty is linearizable, on a queue by itself
+// as in a cluster: each shard, at a moment of its own during the call, had no ready task that could
+// be claimed.
+//
+// Claim is safe for concurrent use. Waiting claims are served first come, first served; claims with
+// more than 16 queues have a separate line, which takes turns with the other. In a cluster, claims
+// of the node that leads the shard come before those of other nodes. If a node is lost while its
+// claim is answered, the tasks of the claim wait until the lease has expired; a claim that is tried
+// again then may return ErrEmpty.
 //
 // Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
@@ -259,8 +261,8 @@ func (op *claimOp) Settle(err error) {
 	}
 }
 
-// settle settles the claim, or lets it visit the next shard, since this one has confirmed that it had
-// nothing.
+// settle settles the claim, or lets it visit the next shard, since this one has confirmed that it
+// had nothing.
 func (op *claimOp) settle(err error) {
 	next := op.onward
 	if next == nil {

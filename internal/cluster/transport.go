@@ -82,8 +82,8 @@ func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 // it for committed if the leader has committed more.
 //
 // Raft handles heartbeats on goroutines of their own. One that comes with another message may put
-// Raft back from the term of that one to its own, so that it agrees with a leader whose successor it
-// has elected. Heartbeats and entries of that leader are refused here.
+// Raft back from the term of that one to its own, so that it agrees with a leader whose successor
+// it has elected. Heartbeats and entries of that leader are refused here.
 func (t *transport) admit(rpc raft.RPC) bool {
 	req, ok := rpc.Command.(*raft.AppendEntriesRequest)
 	if !ok {
