@@ -164,8 +164,9 @@ func outcomeOf(o *engine.Outcome) Outcome {
 // ready, scheduled, blocked or leased: every task has ended. It returns the error of ctx if ctx
 // ends first.
 //
-// It is for programs that end when all tasks are done. Other producers may add tasks at the moment
-// at which it returns.
+// It is for programs that end when all tasks are done. It is linearizable: at one moment of the
+// call no shard had such a task, nor was one on its way to another shard. Other producers may add
+// tasks at the moment at which it returns.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
@@ -175,8 +176,9 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 		return err
 	}
 	queues = slices.Clone(queues)
-	for arrived := uint64(engine.Never); ; {
-		waited, total := false, uint64(0)
+	type round struct{ arrived, epochs uint64 }
+	for last := (round{arrived: engine.Never}); ; {
+		waited, now := false, round{}
 		for i := range q.replicas {
 			op := &idleOp{completion: newCompletion(), Idleness: engine.Idleness{Queues: queues}}
 			if settled, err := q.do(ctx, i, op); !settled {
@@ -185,16 +187,16 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 			} else if err != nil {
 				return err
 			}
-			waited, total = waited || op.waited, total+op.Arrived
+			waited, now = waited || op.waited, round{now.arrived + op.Arrived, now.epochs + op.epoch}
 		}
 		// While the call waited for one shard, a completion there may have caused a produce into
 		// another; and between two operations a task may have moved from a shard that was not asked
-		// yet to one that was. If no task arrived between two rounds, all shards were idle at one
-		// moment.
-		if !waited && (total == arrived || len(q.replicas) == 1) {
+		// yet to one that was. If no task arrived between two rounds, and no shard got another leader,
+		// which counts from 0, all shards were idle at one moment.
+		if !waited && (now == last || len(q.replicas) == 1) {
 			return nil
 		}
-		arrived = total
+		last = now
 	}
 }
 
@@ -202,11 +204,13 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 type idleOp struct {
 	completion
 	engine.Idleness
+	epoch  uint64 // of the shard
 	waited bool
 	gone   atomic.Bool // the caller has given up
 }
 
 func (op *idleOp) resolve(s *shard) {
+	op.epoch = s.epoch
 	if s.Idle(&op.Idleness) {
 		s.settle(op)
 		return
@@ -223,10 +227,12 @@ func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appen
 func (op *idleOp) decode(r *wire.Reader)                { op.Queues = readNames(r) }
 
 func (op *idleOp) encodeReply(dst []byte) []byte {
-	return wire.AppendUint(wire.AppendBool(dst, op.waited), op.Arrived)
+	return wire.AppendUint(wire.AppendUint(wire.AppendBool(dst, op.waited), op.Arrived), op.epoch)
 }
 
-func (op *idleOp) decodeReply(r *wire.Reader) { op.waited, op.Arrived = r.Bool(), r.Uint() }
+func (op *idleOp) decodeReply(r *wire.Reader) {
+	op.waited, op.Arrived, op.epoch = r.Bool(), r.Uint(), r.Uint()
+}
 
 // again sets waited, whatever the next try finds: while there was no leader, tasks may have come
 // and gone.

@@ -47,7 +47,7 @@ func sampleCalls() map[string]request {
 		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
 		"bulk":           &bulkOp{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}},
 		"stats":          &statsOp{counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}},
-		"idle":           &idleOp{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, waited: true},
+		"idle":           &idleOp{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, epoch: 7, waited: true},
 		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": &deleteScheduleOp{name: "s"},

@@ -38,11 +38,15 @@ import (
 // RedriveDead resets this.
 //
 // Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
-// first, and [ErrClosed] when the queue is closed. It is safe for concurrent use. Waiting claims
-// are served first come, first served; claims with more than 16 queues have a separate line, which
-// takes turns with the other. In a cluster, claims of the node that leads the shard come before
-// those of other nodes. If a node is lost while its claim is answered, the tasks of the claim wait
-// until the lease has expired.
+// first, and [ErrClosed] when the queue is closed. ErrEmpty is linearizable, on a queue by itself
+// as in a cluster: each shard, at a moment of its own during the call, had no ready task that could
+// be claimed.
+//
+// Claim is safe for concurrent use. Waiting claims are served first come, first served; claims with
+// more than 16 queues have a separate line, which takes turns with the other. In a cluster, claims
+// of the node that leads the shard come before those of other nodes. If a node is lost while its
+// claim is answered, the tasks of the claim wait until the lease has expired; a claim that is tried
+// again then may return ErrEmpty.
 //
 // Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
@@ -230,6 +234,7 @@ type claimOp struct {
 	shards  []*shard     // of this process, in which it may wait; never changed in place
 	begin   int          // index of the first shard to visit; written only by the shard that holds the claim
 	visited int          // number of shards visited in turn; written like begin
+	onward  *shard       // the next one, which the claim visits once the group has persisted; written like begin
 	full    error        // a visited shard had no room to grant a lease; written like begin
 	sent    int          // how often it was sent to a shard with a more urgent task
 	refs    atomic.Int32 // held by the caller, and by the inbox or list that contains it
@@ -256,7 +261,26 @@ func (op *claimOp) Settle(err error) {
 	}
 }
 
-func (op *claimOp) settle(err error) { op.Settle(err) }
+// settle settles the claim, or lets it visit the next shard, since this one has confirmed that it
+// had nothing.
+func (op *claimOp) settle(err error) {
+	next := op.onward
+	if next == nil {
+		op.Settle(err)
+		return
+	}
+	if op.onward = nil; err != nil {
+		refuse(op, err)
+		return
+	}
+	op.visit(next)
+}
+
+func (op *claimOp) visit(next *shard) {
+	if err := next.inbox.pass(op); err != nil {
+		refuse(op, err)
+	}
+}
 
 // resolve serves the claim, or lets it wait here and sends it on.
 func (op *claimOp) resolve(s *shard) {
@@ -331,8 +355,11 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 func (op *claimOp) passOn(s *shard) {
 	s.claims.EndVisit(&op.Claim)
 	if next := op.next(); next != nil {
-		if err := next.inbox.pass(op); err != nil {
-			refuse(op, err)
+		if op.NoWait && s.node != nil {
+			op.onward = next
+			s.settle(op)
+		} else {
+			op.visit(next)
 		}
 		return
 	}

@@ -93,7 +93,7 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 	q := t.node.queue
 	led := q.led()
 	if len(led) == 0 && req.NoWait {
-		return t.askAll(ctx, req, r)
+		return t.askAll(ctx, req, r, led)
 	}
 	op := q.newClaim(req, r)
 	op.remoteWait.table = t
@@ -113,20 +113,24 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 	}
 	op, err := op.wait(ctx)
 	if err != nil && req.NoWait && errors.Is(err, ErrEmpty) {
-		return t.askAll(ctx, req, r)
+		return t.askAll(ctx, req, r, led)
 	}
 	return op, err
 }
 
-// askAll asks the shards that other nodes lead, without waiting.
-func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
+// askAll asks the shards that other nodes lead, without waiting. This node has asked those that it
+// led.
+func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, led []*shard) (*claimOp, error) {
 	n := t.node
 	var unreached error
 	first := rand.IntN(len(n.queue.replicas))
 	for i := range n.queue.replicas {
 		shard := n.queue.replicas[(first+i)%len(n.queue.replicas)]
-		if shard.lead.Load() != nil {
-			continue // it came since, and may be asked the next time
+		if s := shard.lead.Load(); s != nil {
+			if !slices.Contains(led, s) {
+				unreached = fmt.Errorf("%w: shard %d has come to this node meanwhile", ErrNotLeader, s.index)
+			}
+			continue
 		}
 		op := n.queue.newClaim(req, r)
 		err := n.ask(ctx, shard, op)

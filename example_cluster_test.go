@@ -38,6 +38,11 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 		}
 		nodes = append(nodes, q)
 	}
+	for _, q := range nodes {
+		if err := q.WaitReady(context.Background()); err != nil {
+			log.Fatal(err)
+		}
+	}
 	return nodes, peers, func() {
 		for _, q := range nodes {
 			if err := q.Close(); err != nil {

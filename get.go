@@ -37,8 +37,9 @@ type TaskInfo struct {
 	Result []byte `json:",omitempty"`
 }
 
-// Get returns a task in any state, as of the last commit. It returns [ErrNotFound] if the task
-// never existed, or has ended and is no longer kept.
+// Get returns a task in any state. It returns [ErrNotFound] if the task never existed, or has ended
+// and is no longer kept. It is linearizable, on a queue by itself as in a cluster: it sees what any
+// call had done that returned before Get began.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
 // cluster), [ErrFailed], [ErrClosed], and that of ctx.

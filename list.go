@@ -33,8 +33,10 @@ type ListOptions struct {
 //   - Dead, Done, Canceled: by queue, by the time until which they are kept (rounded), then by the
 //     time of their produce.
 //
-// List reads some hundred tasks at a time, each time as of the last commit: a task that changes its
-// state meanwhile may be missed. The sequence ends after the first error.
+// List reads some hundred tasks of a shard at a time. Such a page is linearizable, on a queue by
+// itself as in a cluster: it shows the shard at one moment, with what any call had done that
+// returned before List began. Later pages, and pages of other shards, are of other moments: a task
+// that changes its state meanwhile may be missed. The sequence ends after the first error.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
 // [ErrFailed], [ErrClosed], and that of ctx.

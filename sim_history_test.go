@@ -25,6 +25,7 @@ type simHistory struct {
 	refused  map[int]error // payloads that certainly were not stored
 	acked    map[int]bool
 	leaving  map[string]bool // nodes that are being removed, or were
+	counts   []simCount
 	failures []string
 }
 
@@ -41,7 +42,7 @@ const (
 	simComplete
 	simRetry
 	simRelease
-	simStored // what is stored at the end, or in a copy
+	simStored // what is stored, as a read shows it, or at the end, or in a copy
 )
 
 var simVerbs = [...]string{"produce", "claim", "extend", "complete", "retry", "release", "stored"}
@@ -209,7 +210,9 @@ func (h *simHistory) stored(c *simCall, tasks map[ID]*TaskInfo) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id, info := range tasks {
-		h.seen(serialOf(info.Payload), id)
+		if info.Queue == "a" {
+			h.seen(serialOf(info.Payload), id)
+		}
 	}
 	for serial, id := range h.ids {
 		one := *c
@@ -310,6 +313,7 @@ func (h *simHistory) check() []string {
 			h.fail("payload %d was acknowledged and has no ID", serial)
 		}
 	}
+	h.checkCounts(tasks)
 	for serial, calls := range tasks {
 		slices.SortFunc(calls, func(a, b *simCall) int { return cmp.Compare(a.call, b.call) })
 		if problem := checkSimTask(calls); problem != "" {
@@ -335,8 +339,11 @@ func checkSimTask(calls []*simCall) string {
 		}
 		ops = append(ops, op)
 	}
-	if r := porcupine.CheckOperationsTimeout(simModel, ops, porcupineTimeout); r == porcupine.Illegal {
+	switch porcupine.CheckOperationsTimeout(simModel, ops, porcupineTimeout) {
+	case porcupine.Illegal:
 		return "its history is not that of one task"
+	case porcupine.Unknown:
+		return fmt.Sprintf("its history was not checked within %v", porcupineTimeout)
 	}
 	return checkSimLeases(calls)
 }

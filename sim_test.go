@@ -189,6 +189,10 @@ func (s *schedule) run() simCounts {
 		rng := rand.New(rand.NewPCG(s.seed, uint64(100+i)))
 		s.clients.Go(func() { (&simClient{schedule: s, number: i, home: i / perNode, rng: rng}).run() })
 	}
+	for i := range 3 {
+		rng := rand.New(rand.NewPCG(s.seed, uint64(200+i)))
+		s.clients.Go(func() { (&simClient{schedule: s, number: 500 + i, home: i, rng: rng}).probe() })
+	}
 	for end := time.Now().Add(s.length); time.Now().Before(end); {
 		time.Sleep(s.upTo(3 * time.Second))
 		s.strike()
@@ -217,6 +221,9 @@ func (s *schedule) run() simCounts {
 		s.t.Error(problem)
 	}
 	for id, info := range tasks {
+		if info.Queue != "a" {
+			continue // of a probe
+		}
 		s.t.Errorf("task %s (%s) cannot be claimed: %v", id, info.Payload, info.State)
 	}
 	s.note("close")
@@ -356,6 +363,30 @@ var simFaults = []simFault{
 		by, shard, to := s.anyNode(), s.rng.IntN(s.opts.Shards), s.anyNode()
 		s.note("%s transfers shard %d to %s", by.name, shard, to.name)
 		s.transfer(by, shard, to)
+	}},
+	{"coup", 5, func(s *schedule) {
+		shard, heir := s.rng.IntN(s.opts.Shards), s.anyNode()
+		old := s.leader(shard)
+		if old == nil || old == heir {
+			return
+		}
+		before, until := s.upTo(400*time.Millisecond), s.upTo(600*time.Millisecond)
+		s.note("%s is not heard by %s, and stands for election of shard %d in %v; %s hears of others %v later", heir.name, old.name, shard, before, old.name, until)
+		names := s.names()
+		for _, name := range names {
+			s.net.SetCut(name, old.name, name != old.name)
+		}
+		s.done.Go(func() {
+			time.Sleep(before)
+			heir.stand(shard)
+			defer s.compare(heir, old)()
+			time.Sleep(until)
+			for _, name := range names {
+				s.net.SetCut(name, old.name, name == heir.name)
+			}
+			time.Sleep(until)
+			s.net.SetCut(heir.name, old.name, false)
+		})
 	}},
 	{"replace", 6, func(s *schedule) {
 		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
@@ -502,9 +533,15 @@ type simClient struct {
 func (c *simClient) run() {
 	for !c.over.Load() {
 		time.Sleep(c.upTo(time.Second))
-		if c.rng.IntN(5) < 2 {
+		switch c.rng.IntN(7) {
+		case 0, 1:
 			c.produce()
-		} else if l, call := c.claim(); l != nil {
+			continue
+		case 2, 3:
+			c.read()
+			continue
+		}
+		if l, call := c.claim(); l != nil {
 			c.work(l, call)
 		}
 	}

@@ -25,6 +25,10 @@ func (c Counts) Total() uint64 {
 // the same moment, and so are those of all queues in a shard if there are fewer than four thousand.
 // The cost is that of copying them, whatever the number of tasks; other calls go on meanwhile.
 //
+// The counts are linearizable, on a queue by itself as in a cluster: they include what any call had
+// done that returned before Stats began. Shards are counted one after the other, each at a moment
+// of its own.
+//
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
 func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
@@ -36,7 +40,7 @@ func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
 	for i := range q.replicas {
 		op := &statsOp{completion: newCompletion()}
 		for more := true; more; more = op.more {
-			op.counts = op.counts[:0]
+			op.counts, op.from = op.counts[:0], op.Place
 			if settled, err := q.do(ctx, i, op); !settled {
 				return nil, base.EndOf(ctx)
 			} else if err != nil {
@@ -65,8 +69,9 @@ const statsStep = 4096
 type statsOp struct {
 	completion
 	engine.Place
-	more   bool // there are queues after the place
-	queues int  // about how many queues there are
+	from   engine.Place // where this part begins
+	more   bool         // there are queues after the place
+	queues int          // about how many queues there are
 	counts []engine.QueueCounts
 }
 
@@ -116,7 +121,7 @@ func (op *statsOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-func (op *statsOp) again() { op.counts, op.err = op.counts[:0], nil }
+func (op *statsOp) again() { op.counts, op.Place, op.err = op.counts[:0], op.from, nil }
 
 // StorageStats describes the stores of one process, for dashboards and alarms.
 type StorageStats struct {

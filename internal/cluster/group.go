@@ -32,6 +32,7 @@ type Group struct {
 	continues     bool    // the log has been seen to continue the store; only the state machine uses it
 	progress      changes // of applied
 	growth        growth
+	latestTerm    atomic.Uint64 // that Raft has known here
 	leading       leaderTerm
 	configuration configuration
 	kept          chan struct{} // capacity 1: the shard was to be handed over, and has not been
@@ -39,6 +40,7 @@ type Group struct {
 	tenure        tenure
 	health        peerHealth
 	asking        asking
+	confirming    confirming
 	broken        atomic.Pointer[error]
 }
 
@@ -111,9 +113,9 @@ func (g *Group) start() error {
 	}
 	logger := newRaftLogger(n.log.With("shard", g.index))
 	conf := n.raftConfig(logger)
-	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	trans := newTransport(g, &raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
-	}), g, conf.HeartbeatTimeout, diverged}
+	}, conf.HeartbeatTimeout, diverged)
 	snapshots := groupSnapshots{g.snapshots, g}
 	g.asking.enter() // a group that fails at once waits for raft
 	// Raft panics, before it has a goroutine, when it cannot read its log.
@@ -162,6 +164,9 @@ func (a advertised) String() string { return string(a) }
 // Raft is for tests.
 func (g *Group) Raft() *raft.Raft { return g.raft }
 
+// Receive hands Raft a message as if another node had sent it. It is for tests.
+func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }
+
 // Propose returns when an entry that was decided in a term is in the logs of a majority, and this
 // node has applied it. The first EntryHeader bytes of the entry are the group's, and all of them
 // from now on. What was not proposed, or has had no effect, matches ErrNotLeader; of any other
@@ -191,22 +196,6 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 		return err
 	}
 	return nil
-}
-
-// Confirm makes sure that no other node has become the leader since a term of this one: what was
-// read in it is still so.
-func (g *Group) Confirm(term uint64) error {
-	if err := g.enter(); err != nil {
-		return err
-	}
-	defer g.asking.leave()
-	if err := g.isIn(term); err != nil { // Raft, too, may wait for the end of who asks: see restore
-		return err
-	}
-	if err := g.raft.VerifyLeader().Error(); err != nil {
-		return fmt.Errorf("%w: %w", base.ErrNotLeader, err) // nothing was to be stored
-	}
-	return g.isIn(term)
 }
 
 // isIn returns an error if a term is over.

@@ -235,6 +235,9 @@ func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 		v.term = value // Set stores it
 		return nil
 	}
+	if string(key) == keyCurrentTerm {
+		raise(&v.group.latestTerm, value)
+	}
 	err := v.store(func() error { return v.StableStore.SetUint64(key, value) })
 	if string(key) == keyCurrentTerm && v.group.running {
 		return nil
@@ -251,6 +254,12 @@ func (v *groupVotes) Set(key, value []byte) error {
 		}
 		return v.StableStore.SetUint64([]byte(keyVoteTerm), v.term)
 	})
+}
+
+// raise stores a value unless there is a larger one.
+func raise(to *atomic.Uint64, value uint64) {
+	for old := to.Load(); old < value && !to.CompareAndSwap(old, value); old = to.Load() {
+	}
 }
 
 func (v *groupVotes) store(write func() error) error {

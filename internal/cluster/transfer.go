@@ -50,7 +50,7 @@ func (g *Group) transfer(to raft.Server) error {
 	sent := make(chan error, 1)
 	g.node.background.Go(func() { // it may take raftTimeout
 		sent <- g.node.guarded("offer of a leadership", func() error {
-			return g.transport.TimeoutNow(to.ID, to.Address, g.timeoutNow(), new(raft.TimeoutNowResponse))
+			return g.transport.TimeoutNow(to.ID, to.Address, &raft.TimeoutNowRequest{RPCHeader: g.transport.header()}, new(raft.TimeoutNowResponse))
 		})
 	})
 	for again := (Patience{}); ; {
@@ -98,15 +98,6 @@ func (g *Group) stateAt(ctx context.Context, m raft.Server) (replicaState, error
 		return replicaState{}, err
 	}
 	return states[g.index], nil
-}
-
-// timeoutNow is the message that lets a node stand for election.
-func (g *Group) timeoutNow() *raft.TimeoutNowRequest {
-	self := g.node.self.ServerID()
-	return &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
-		ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(self),
-		Addr: g.transport.EncodePeer(self, g.transport.LocalAddr()),
-	}}
 }
 
 // beginOffer notes that the shard is handed over in this term.

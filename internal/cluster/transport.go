@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"io"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -12,11 +13,57 @@ import (
 // follower that knows a later term. If another answer comes then, and another
 // request is sent, the goroutine that sends waits for ever, and with it the
 // replication to that follower, and Shutdown.
+//
+// Of what other nodes send, Raft gets what admit lets through.
 type transport struct {
 	*raft.NetworkTransport
 	group    *Group
 	patience time.Duration // for an answer, before the pipeline ends and Raft goes on without
 	diverged error         // if it is not nil, the group fails as soon as Raft can bear it
+	admitted chan raft.RPC
+	quit     chan struct{} // closed by Close
+	once     sync.Once
+}
+
+// newTransport returns a transport that receives until it is closed.
+func newTransport(g *Group, c *raft.NetworkTransportConfig, patience time.Duration, diverged error) *transport {
+	t := &transport{
+		NetworkTransport: raft.NewNetworkTransportWithConfig(c), group: g, patience: patience, diverged: diverged,
+		admitted: make(chan raft.RPC), quit: make(chan struct{}),
+	}
+	g.node.background.Go(func() { g.node.contain("transport", t.receive, g.Fail) })
+	return t
+}
+
+// Close is raft.WithClose's.
+func (t *transport) Close() error {
+	t.once.Do(func() { close(t.quit) })
+	return t.NetworkTransport.Close()
+}
+
+// Consumer is raft.Transport's.
+func (t *transport) Consumer() <-chan raft.RPC { return t.admitted }
+
+// receive passes on what other nodes send, but for heartbeats.
+func (t *transport) receive() {
+	for {
+		select {
+		case rpc := <-t.NetworkTransport.Consumer():
+			t.pass(rpc)
+		case <-t.quit:
+			return
+		}
+	}
+}
+
+func (t *transport) pass(rpc raft.RPC) {
+	if !t.admit(rpc) {
+		return
+	}
+	select {
+	case t.admitted <- rpc:
+	case <-t.quit:
+	}
 }
 
 // reach is the address by which only the member that is meant is reached.
@@ -75,7 +122,36 @@ func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	if t.diverged != nil {
 		t.group.Fail(t.diverged) // the other shards go on
 	}
-	t.NetworkTransport.SetHeartbeatHandler(handle)
+	t.NetworkTransport.SetHeartbeatHandler(func(rpc raft.RPC) {
+		if t.admit(rpc) {
+			handle(rpc)
+		}
+	})
+}
+
+// admit reports whether Raft is to get a message. Entries are known to be the leader's as far as
+// the message goes: what follows in the log here may be of an earlier leader, and Raft would take
+// it for committed if the leader has committed more.
+//
+// Raft handles heartbeats on goroutines of their own. One that comes with another message may put
+// Raft back from the term of that one to its own, so that it agrees with a leader whose successor
+// it has elected. Heartbeats and entries of that leader are refused here.
+func (t *transport) admit(rpc raft.RPC) bool {
+	req, ok := rpc.Command.(*raft.AppendEntriesRequest)
+	if !ok {
+		return true
+	}
+	if latest := t.group.latestTerm.Load(); req.Term < latest {
+		rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: t.header(), Term: latest}, nil)
+		return false
+	}
+	clampCommit(req)
+	return true
+}
+
+// clampCommit lowers the leader's commit index to the last entry of which a message says something.
+func clampCommit(req *raft.AppendEntriesRequest) {
+	req.LeaderCommitIndex = min(req.LeaderCommitIndex, req.PrevLogEntry+uint64(len(req.Entries)))
 }
 
 // AppendEntriesPipeline is raft.Transport's.
@@ -173,6 +249,7 @@ func (t *transport) replicate(
 	c := &t.group.health
 	if len(req.Entries) > 1 && c.refuses(id) {
 		req.Entries = req.Entries[:1]
+		clampCommit(req)
 	}
 	err := t.NetworkTransport.AppendEntries(id, target, req, resp)
 	if err != nil || len(req.Entries) == 0 {
@@ -194,4 +271,12 @@ const refusedPause = 250 * time.Millisecond
 
 func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 	return req.PrevLogEntry == 0 && req.PrevLogTerm == 0 && len(req.Entries) == 0 && req.LeaderCommitIndex == 0
+}
+
+// header is that of a message that Raft does not send by itself.
+func (t *transport) header() raft.RPCHeader {
+	self := raft.ServerID(t.group.node.self.Node)
+	return raft.RPCHeader{
+		ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(self), Addr: t.EncodePeer(self, t.LocalAddr()),
+	}
 }

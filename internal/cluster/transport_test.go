@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"io"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -8,6 +10,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
 )
 
 // stuckPipeline is one to whose answers nobody listens.
@@ -76,4 +80,68 @@ func TestFailedReplicaSendsNothing(t *testing.T) {
 	p := newPipeline(slowPipeline{}, g, time.Second, MaxAppend)
 	_, err := p.AppendEntries(new(raft.AppendEntriesRequest), nil)
 	require.ErrorIs(t, err, errBroken)
+}
+
+// TestFollowerCommitsWhatIsProved: a follower has entries of an earlier leader behind those that its
+// leader has sent by now. They are not committed, however far the leader is.
+func TestFollowerCommitsWhatIsProved(t *testing.T) {
+	disk, m := vfs.NewMem(), &notes{}
+	require.NoError(t, disk.MkdirAll("dir", 0o700))
+	n := newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
+	other := Peer{"b", "b:1", manifest.NewID()}
+	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
+	n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
+	require.NoError(t, n.Open())
+	defer func() { require.NoError(t, n.Close()) }()
+	g := n.Group(0)
+	send := func(term, commit uint64, entries ...*raft.Log) *raft.AppendEntriesResponse {
+		answer := make(chan raft.RPCResponse, 1)
+		g.transport.pass(raft.RPC{RespChan: answer, Command: &raft.AppendEntriesRequest{
+			RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(other.ServerID()), Addr: []byte("b:1")},
+			Term:      term, PrevLogEntry: 1, PrevLogTerm: 1, Entries: entries, LeaderCommitIndex: commit,
+		}})
+		a := <-answer
+		require.NoError(t, a.Error)
+		return a.Response.(*raft.AppendEntriesResponse)
+	}
+	entry := func(index, term uint64) *raft.Log { return entryOf(index, term, term, "") }
+	require.True(t, send(5, 1, entry(2, 5), entry(3, 5), entry(4, 5)).Success)
+	require.True(t, send(6, 4, entry(2, 5)).Success)
+	require.EqualValues(t, 2, g.raft.CommitIndex())
+	require.True(t, send(6, 4, entry(2, 5), entry(3, 6), entry(4, 6)).Success)
+	require.EqualValues(t, 4, g.raft.CommitIndex())
+
+	// Raft handles a heartbeat beside other messages, and may go back to the term of it.
+	require.NoError(t, (&groupVotes{StableStore: n.stable.Group(0), group: g}).SetUint64([]byte(keyCurrentTerm), 8))
+	late := send(7, 4)
+	require.False(t, late.Success)
+	require.EqualValues(t, 8, late.Term)
+	require.True(t, send(8, 4).Success)
+}
+
+// TestCutMessageClaimsLess: of the entries for a node that refuses them one is sent, and the message
+// does not say that those behind it are committed.
+func TestCutMessageClaimsLess(t *testing.T) {
+	var ends [2]*raft.NetworkTransport
+	for i := range ends {
+		var err error
+		ends[i], err = raft.NewTCPTransport("127.0.0.1:0", nil, 1, time.Second, io.Discard)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, ends[i].Close()) }()
+	}
+	g := loneGroup(vfs.NewMem(), nil)
+	g.health.noteRefusal("b", true)
+	sent := make(chan error, 1)
+	req := &raft.AppendEntriesRequest{PrevLogEntry: 10, LeaderCommitIndex: 20}
+	for i := range uint64(5) {
+		req.Entries = append(req.Entries, entryOf(11+i, 1, 1, ""))
+	}
+	go func() {
+		sent <- (&transport{NetworkTransport: ends[0], group: g}).replicate("b", ends[1].LocalAddr(), req, new(raft.AppendEntriesResponse))
+	}()
+	rpc := <-ends[1].Consumer()
+	rpc.Respond(&raft.AppendEntriesResponse{Success: true}, nil)
+	require.NoError(t, <-sent)
+	require.Len(t, rpc.Command.(*raft.AppendEntriesRequest).Entries, 1)
+	require.EqualValues(t, 11, rpc.Command.(*raft.AppendEntriesRequest).LeaderCommitIndex)
 }

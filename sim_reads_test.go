@@ -1,0 +1,410 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+)
+
+// stand has a node stand for election at once, while others have a leader. Who hands the leadership
+// over asks for it by a message that may be late.
+func (n *simNode) stand(shard int) {
+	if q, _ := n.queue(); q != nil {
+		q.replicas[shard].group.Receive(raft.RPC{
+			Command:  &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}},
+			RespChan: make(chan raft.RPCResponse, 1),
+		})
+	}
+}
+
+// TestDeposedLeaderAnswersNoReads: an answer to a heartbeat reaches a leader after its sender has
+// elected another one, which has completed a task and stored others. It says nothing of reads that
+// have begun since.
+func TestDeposedLeaderAnswersNoReads(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		old, _ := c.lead()
+		var others []*simNode
+		for _, n := range c.members() {
+			if n != old {
+				others = append(others, n)
+			}
+		}
+		voter, heir := others[0], others[1]
+		done := produce(t, simQueue(heir), Task{Queue: "a", Payload: []byte("done")})[0]
+		lease := claimNow(t, simQueue(heir), "a")
+		countsOf(t, simQueue(voter), "a") // there is a connection
+		c.net.SetCut(voter.name, old.name, true)
+		time.Sleep(100 * time.Millisecond) // the voter has answered a heartbeat
+		c.net.SetCut(old.name, voter.name, true)
+		c.net.SetCut(heir.name, old.name, true)
+		heir.stand(0)
+		require.Equal(t, heir, c.newLeader(old))
+		require.NoError(t, simQueue(heir).Complete(t.Context(), lease.Receipt, nil))
+		produce(t, simQueue(heir), Task{Queue: "a", Payload: []byte("new")}, Task{Queue: "b"})
+		q := simQueue(old)
+		require.NotNil(t, q.shard(0), "it knows of no other leader")
+
+		var reads sync.WaitGroup
+		reads.Go(func() {
+			if counts := countsOf(t, q, "a"); counts != (Counts{Ready: 1}) {
+				t.Errorf("Stats of queue a: %+v", counts)
+			}
+		})
+		reads.Go(func() {
+			if info, err := q.Get(t.Context(), done); err == nil {
+				t.Errorf("Get of a completed task: %v", info.State)
+			}
+		})
+		reads.Go(func() {
+			if listed := collect(t, q.List(t.Context(), ListOptions{State: Ready, Queue: "a"})); len(listed) != 1 || listed[0] != "new" {
+				t.Errorf("List of queue a: %q", listed)
+			}
+		})
+		reads.Go(func() {
+			if claimNow(t, q, "b") == nil {
+				t.Error("Claim has found nothing in queue b")
+			}
+		})
+		synctest.Wait()
+		c.net.SetCut(voter.name, old.name, false)
+		time.Sleep(20 * time.Millisecond)
+		c.net.Heal(false)
+		reads.Wait()
+	})
+}
+
+// confirming counts how often an owner has made sure that it decides.
+type confirming struct {
+	committer
+	count *atomic.Int32
+}
+
+func (c confirming) Confirm() error {
+	c.count.Add(1)
+	return c.committer.Confirm()
+}
+
+// TestEmptyIsConfirmed: a claim finds nothing only if every shard has made sure of it.
+func TestEmptyIsConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shards = 3
+		c := newSimCluster(t, 1, 1, Options{Shards: shards})
+		c.awaitLeaders()
+		q := simQueue(c.members()[0])
+		var confirmed [shards]atomic.Int32
+		for i := range shards {
+			goOn := standStill(q.shard(i))
+			q.shard(i).commit = confirming{q.shard(i).commit, &confirmed[i]}
+			goOn()
+			synctest.Wait()
+			confirmed[i].Store(0)
+		}
+		require.Nil(t, claimNow(t, q, "a"))
+		for i := range shards {
+			require.EqualValues(t, 1, confirmed[i].Load(), "shard %d", i)
+		}
+		_, err := q.node.claims.askAll(t.Context(), &ClaimRequest{Queues: []string{"a"}}, nil, nil)
+		require.ErrorIs(t, err, ErrNotLeader, "the shards were led elsewhere when the claim began, and were not asked")
+		c.close()
+	})
+}
+
+// simCount is a call of Stats, and how many tasks it has counted.
+type simCount struct {
+	*simCall
+	tasks uint64
+}
+
+// checkCounts compares what Stats has counted with the tasks that were there all the time, and those
+// that may have been there at some moment of the call. REQUIRES: mu is held.
+func (h *simHistory) checkCounts(tasks map[int][]*simCall) {
+	for _, count := range h.counts {
+		var least, most uint64
+		for _, calls := range tasks {
+			stored, mayBe, left, mayHaveLeft := false, false, false, false
+			for _, c := range calls {
+				switch c.verb {
+				case simProduce:
+					stored = c.outcome == simDone && c.ret < count.call
+					mayBe = c.call < count.ret
+				case simComplete:
+					left = left || c.outcome == simDone && c.ret < count.call
+					mayHaveLeft = mayHaveLeft || (c.outcome == simDone || c.outcome == simUnknown) && c.call < count.ret
+				}
+			}
+			if stored && !mayHaveLeft {
+				least++
+			}
+			if mayBe && !left {
+				most++
+			}
+		}
+		if count.tasks < least || count.tasks > most {
+			h.fail("%v: %d tasks are counted, there were at least %d and at most %d", count.simCall, count.tasks, least, most)
+		}
+	}
+}
+
+// read looks at tasks of the queue that all clients share.
+func (c *simClient) read() {
+	switch c.rng.IntN(3) {
+	case 0:
+		serial, id := c.h.anyTask(c.rng)
+		var info *TaskInfo
+		call, ok := c.call(simStored, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+			if info, err = q.Get(ctx, id); errors.Is(err, ErrNotFound) {
+				return nil
+			}
+			return err
+		})
+		if ok && call.outcome == simDone {
+			c.h.saw(call, serial, info)
+		}
+	case 1:
+		var listed []*TaskInfo
+		state := []State{Ready, Leased}[c.rng.IntN(2)]
+		call, ok := c.call(simStored, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+			listed, err = collectAll(q.List(ctx, ListOptions{State: state, Queue: "a"}))
+			return err
+		})
+		if ok && call.outcome == simDone {
+			for _, info := range listed {
+				c.h.saw(call, serialOf(info.Payload), info)
+			}
+		}
+	case 2:
+		var stats map[string]Counts
+		call, ok := c.call(simStored, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+			stats, err = q.Stats(ctx)
+			return err
+		})
+		if ok && call.outcome == simDone {
+			c.h.mu.Lock()
+			c.h.counts = append(c.h.counts, simCount{call, stats["a"].Total()})
+			c.h.mu.Unlock()
+		}
+	}
+}
+
+func collectAll(list iter.Seq2[*TaskInfo, error]) (tasks []*TaskInfo, err error) {
+	for info, err := range list {
+		if err != nil {
+			return nil, err
+		}
+		tasks = append(tasks, info)
+	}
+	return tasks, nil
+}
+
+// anyTask draws a task that was seen, or else a payload without one.
+func (h *simHistory) anyTask(rng *rand.Rand) (serial int, id ID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.serials == 0 {
+		return 0, ID{}
+	}
+	serial = h.serials - min(rng.IntN(h.serials), rng.IntN(h.serials)) // late ones more often
+	return serial, h.ids[serial]
+}
+
+// saw notes what a read has shown of a task; nil: that it is not there.
+func (h *simHistory) saw(c *simCall, serial int, info *TaskInfo) {
+	one := *c
+	one.serial = serial
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if info == nil && h.ids[serial] == (ID{}) {
+		return
+	}
+	if info != nil {
+		h.seen(serial, info.ID)
+		one.state, one.attempt = info.State, info.Attempts
+	}
+	h.calls = append(h.calls, &one)
+}
+
+// simProbe has a queue of its own with at most one task, so that it knows what every read must show,
+// whichever node it asks.
+type simProbe struct {
+	*simClient
+	queue    string
+	id       ID
+	state    State // 0: there is no task
+	attempts int
+	receipt  Receipt
+}
+
+// probe works and reads in one queue after the other, until the schedule is over.
+func (c *simClient) probe() {
+	for n := 0; !c.over.Load(); n++ {
+		p := &simProbe{simClient: c, queue: fmt.Sprintf("probe %d-%d", c.number, n)}
+		for known := true; known && !c.over.Load(); {
+			time.Sleep(c.upTo(200 * time.Millisecond))
+			if c.rng.IntN(3) == 0 {
+				known = p.step()
+			} else {
+				p.read()
+			}
+		}
+	}
+}
+
+// do calls any node. It is false if it is unknown what has come of it, or nothing has.
+func (p *simProbe) do(verb simVerb, f func(ctx context.Context, q *Queue) error) (ok, never bool) {
+	call, called := p.call(verb, func(ctx context.Context, q *Queue, _ *simCall) error { return f(ctx, q) })
+	return called && call.outcome == simDone, !called || call.outcome == simNever
+}
+
+// step changes the task. It is false if it is unknown whether it has.
+func (p *simProbe) step() (known bool) {
+	switch p.state {
+	case 0:
+		ok, never := p.do(simProduce, func(ctx context.Context, q *Queue) (err error) {
+			p.id, err = q.Produce(ctx, Task{Queue: p.queue, MaxAttempts: 1000, Payload: []byte("0 ")})
+			return err
+		})
+		if ok {
+			p.state, p.attempts = Ready, 0
+		}
+		return ok || never
+	case Ready:
+		var l *Lease
+		empty := false
+		ok, _ := p.do(simClaim, func(ctx context.Context, q *Queue) (err error) {
+			l, err = q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: time.Hour})
+			empty = errors.Is(err, ErrEmpty)
+			return err
+		})
+		if ok {
+			p.state, p.attempts, p.receipt = Leased, p.attempts+1, l.Receipt
+			return true
+		}
+		if empty { // or a try before has leased it, whose answer was lost
+			p.get(func(info *TaskInfo) bool { return info != nil && info.State == Leased }, "after ErrEmpty")
+		}
+		return false
+	default:
+		verb := []simVerb{simComplete, simRetry, simRelease}[p.rng.IntN(3)]
+		ok, _ := p.do(verb, func(ctx context.Context, q *Queue) error {
+			switch verb {
+			case simRetry:
+				return q.Retry(ctx, p.receipt, RetryOptions{After: -1})
+			case simRelease:
+				return q.Release(ctx, p.receipt, 0)
+			}
+			return q.Complete(ctx, p.receipt, nil)
+		})
+		switch verb {
+		case simRetry:
+			p.state = Ready
+		case simRelease:
+			p.state, p.attempts = Ready, p.attempts-1
+		case simComplete:
+			p.state = 0
+		}
+		return ok
+	}
+}
+
+// compare has clients work on one node and read on another, until end is called.
+func (s *schedule) compare(works, reads *simNode) (end func()) {
+	const clients = 4
+	var over atomic.Bool
+	var ended sync.WaitGroup
+	for range clients {
+		i := s.rushed.Add(1)
+		c := &simClient{schedule: s, number: 2000 + int(i), rng: rand.New(rand.NewPCG(s.seed, 2000+uint64(i)))}
+		p := &simProbe{simClient: c, queue: fmt.Sprint("compared ", i)}
+		ended.Go(func() {
+			for known := true; known && !over.Load(); {
+				c.only = works
+				if known = p.step(); known {
+					c.only = reads
+					p.read()
+				}
+				time.Sleep(c.upTo(20 * time.Millisecond))
+			}
+		})
+	}
+	return func() {
+		over.Store(true)
+		ended.Wait()
+	}
+}
+
+func (p *simProbe) fails(format string, args ...any) {
+	p.h.mu.Lock()
+	defer p.h.mu.Unlock()
+	p.h.fail("%s: %s, attempts %d: %s", p.queue, p.state, p.attempts, fmt.Sprintf(format, args...))
+}
+
+// read makes sure that a read shows what there is.
+func (p *simProbe) read() {
+	switch p.rng.IntN(4) {
+	case 0:
+		p.get(func(info *TaskInfo) bool {
+			return info == nil && p.state == 0 || info != nil && info.State == p.state && info.Attempts == p.attempts
+		}, "Get")
+	case 1:
+		state := []State{Ready, Leased}[p.rng.IntN(2)]
+		var listed []*TaskInfo
+		if ok, _ := p.do(simStored, func(ctx context.Context, q *Queue) (err error) {
+			listed, err = collectAll(q.List(ctx, ListOptions{State: state, Queue: p.queue}))
+			return err
+		}); ok && (len(listed) > 0) != (state == p.state) {
+			p.fails("List of %v: %v", state, listed)
+		}
+	case 2:
+		var counts, want Counts
+		switch p.state {
+		case Ready:
+			want.Ready = 1
+		case Leased:
+			want.Leased = 1
+		}
+		if ok, _ := p.do(simStored, func(ctx context.Context, q *Queue) error {
+			stats, err := q.Stats(ctx)
+			counts = stats[p.queue]
+			return err
+		}); ok && counts != want {
+			p.fails("Stats: %+v", counts)
+		}
+	case 3:
+		if p.state == Ready {
+			return
+		}
+		if ok, _ := p.do(simClaim, func(ctx context.Context, q *Queue) error {
+			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: time.Hour})
+			return err
+		}); ok {
+			p.fails("Claim has found a task")
+		}
+	}
+}
+
+func (p *simProbe) get(is func(*TaskInfo) bool, when string) {
+	if p.id == (ID{}) {
+		return
+	}
+	var info *TaskInfo
+	if ok, _ := p.do(simStored, func(ctx context.Context, q *Queue) (err error) {
+		if info, err = q.Get(ctx, p.id); errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		return err
+	}); ok && !is(info) {
+		p.fails("%s: %+v", when, info)
+	}
+}
