@@ -79,7 +79,7 @@ func requireCopy(t *testing.T, n *simNode, tasks []ID) {
 		entries, err := r.dump()
 		require.NoError(t, err)
 		for _, e := range entries {
-			require.NotContains(t, []byte{keys.Applied, keys.Session, keys.Interest}, e.key[0], "of a node of a cluster")
+			require.NotContains(t, []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime}, e.key[0], "of a node of a cluster")
 		}
 	}
 	require.NoError(t, q.Close())

@@ -155,7 +155,7 @@ func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
 	return true
 }
 
-// renewOp extends leases that belong to this process. Nothing is written.
+// renewOp extends leases that belong to this process. Without a cluster nothing is written.
 type renewOp struct {
 	completion
 	receipts []Receipt

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -94,13 +95,13 @@ func (m *stateMachine) write(e *entry, index, term uint64) error {
 	}
 	b := m.batch
 	b.Reset()
-	ranged, trimmed := false, false
+	var has batchContents
 	if len(e.batch) > 0 {
 		// Pebble writes into the bytes of a batch, and those of the log are
 		// still on their way to other nodes.
 		m.buf = append(m.buf[:0], e.batch...)
 		var err error
-		if ranged, trimmed, err = setRepr(b, m.buf); err != nil {
+		if has, err = setRepr(b, m.buf); err != nil {
 			return err
 		}
 	}
@@ -114,8 +115,11 @@ func (m *stateMachine) write(e *entry, index, term uint64) error {
 	if err := st.Commit(b); err != nil {
 		return err
 	}
-	if ranged {
-		st.DeletedRanges(trimmed)
+	if has.ranged {
+		st.DeletedRanges(has.trimmed)
+	}
+	if has.clock {
+		m.replica.noteClock()
 	}
 	m.buf = b.Repr()[:0]
 	if large {
@@ -124,42 +128,49 @@ func (m *stateMachine) write(e *entry, index, term uint64) error {
 	return nil
 }
 
+// batchContents is what the replica has to know of a batch.
+type batchContents struct {
+	ranged  bool // it deletes by range
+	trimmed bool // and so what was consumed
+	clock   bool // it stores the clock of leases
+}
+
 // setRepr lets a batch consist of these bytes, if they are one: Pebble panics in the middle of a
-// commit if they are not. ranged says that it deletes by range, trimmed that it does so what is
-// consumed of lanes.
-func setRepr(b *pebble.Batch, repr []byte) (ranged, trimmed bool, err error) {
+// commit if they are not.
+func setRepr(b *pebble.Batch, repr []byte) (has batchContents, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: batch: %v", ErrCorrupt, p)
 		}
 	}()
 	if err := b.SetRepr(repr); err != nil {
-		return false, false, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
+		return batchContents{}, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
 	}
 	n, r := uint32(0), b.Reader()
 	for {
 		kind, key, _, ok, err := r.Next()
 		if err != nil {
-			return false, false, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
+			return batchContents{}, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
 		}
 		if !ok {
 			break
 		}
 		switch kind {
 		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete:
+			has.clock = has.clock || len(key) > 0 && key[0] == keys.LeaseTime
 			n++
 		case pebble.InternalKeyKindRangeDelete:
-			ranged = true
-			trimmed = trimmed || len(key) > 0 && (key[0] == keys.Task || key[0] == keys.Scheduled)
+			has.ranged = true
+			has.trimmed = has.trimmed || len(key) > 0 && (key[0] == keys.Task || key[0] == keys.Scheduled)
 			n++
 		default:
-			return false, false, fmt.Errorf("%w: batch: %s", ErrCorrupt, kind)
+			return batchContents{}, fmt.Errorf("%w: batch: %s", ErrCorrupt, kind)
 		}
 	}
 	if n != b.Count() {
-		return false, false, fmt.Errorf("%w: batch: %d operations, it says %d", ErrCorrupt, n, b.Count())
+		return batchContents{}, fmt.Errorf("%w: batch: %d operations, it says %d", ErrCorrupt, n, b.Count())
 	}
-	return ranged, trimmed, nil
+	return has, nil
 }
 
 // largeBatch is below what Pebble keeps the memory of: half of the smallest MemTableBytes.
@@ -190,6 +201,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 		return last, errors.Join(err, st.Close())
 	}
 	r.store, r.source = st, &liveStore{r, st}
+	r.noteClock()
 	return last, nil
 }
 
@@ -245,6 +257,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 		s.node, s.replica, s.epoch = r.node, r, r.group.Applied()
 		s.steps.table = &r.steps
 		s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
+		s.ClockAge = millisSince(*r.clockedAt.Load())
 		if err := s.load(); err != nil {
 			return err
 		}
@@ -253,6 +266,13 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 		return nil
 	})
 	return s, err
+}
+
+// noteClock notes that the store has a new clock of leases, or may have one. What it has is of an
+// earlier time.
+func (r *replica) noteClock() {
+	now := time.Now()
+	r.clockedAt.Store(&now)
 }
 
 // The shard is the leader of its group.

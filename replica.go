@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"codeq/internal/cluster"
 	"codeq/internal/snapshot"
@@ -28,7 +29,8 @@ type replica struct {
 	// In a cluster only.
 	node      *node
 	group     *cluster.Group
-	source    *liveStore // of the snapshots; guarded by mu; nil while the store is being replaced
+	source    *liveStore                // of the snapshots; guarded by mu; nil while the store is being replaced
+	clockedAt atomic.Pointer[time.Time] // when the store got the clock of leases that it has
 	producing session
 	awaits    awaitTable
 }

@@ -27,7 +27,7 @@ const (
 	StepRecheck                    // finds the tasks that wait for limits that have been changed
 	StepSend                       // sends messages to other shards
 	StepGates                      // lets claims take the next tasks that rates allow
-	StepReap                       // takes back tasks whose leases have expired
+	StepReap                       // takes back tasks whose leases have expired; in a cluster, stores the clock of leases
 	StepTicks                      // produces the tasks of schedules
 	StepTidy                       // removes entries that are not needed any more
 	StepOperations                 // decides the operations of callers

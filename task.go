@@ -159,8 +159,8 @@ type ClaimRequest struct {
 	// ends before the task does, the task is ready again soon after the next Open, with the attempt
 	// counted, and does not wait until the lease expires. So it is for workers in this process, not
 	// for remote ones, which may outlive it. Task.LeaseFor has no effect on such a lease. In a
-	// cluster, the lease also lasts LeaseFor from the moment when another node becomes the leader
-	// of its shard.
+	// cluster, where another node may come to lead the shard of the task, Extend is stored, and the
+	// lease does not end with the process, but when it expires.
 	Local bool
 	// NoWait returns ErrEmpty instead of waiting for a task.
 	NoWait bool

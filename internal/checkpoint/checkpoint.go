@@ -184,7 +184,7 @@ func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error
 
 // secede deletes the entries that only a store in a cluster has.
 func secede(db *pebble.DB, b *pebble.Batch) error {
-	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest} {
+	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime} {
 		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
 		if err != nil {
 			return store.Error(err)

@@ -35,7 +35,7 @@ func (c *checker) report(format string, args ...any) {
 func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable func(*Queue) bool, err error) {
 	c := &checker{state: s, disk: disk, needed: needed, onDisk: make(map[*Lane][]window.Item)}
 	for _, check := range []func() error{
-		c.leases, c.trails, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring, c.caches, c.buckets,
+		c.leases, c.leaseClock, c.trails, c.ready, c.catalogue, c.lanes, c.windowMemory, c.queues, c.times, c.recurring, c.caches, c.buckets,
 		c.limits, c.settings, c.outbox,
 	} {
 		if err := check(); err != nil {
@@ -120,7 +120,7 @@ func (c *checker) leases() error {
 		if got != e.LeaseEntry || l.local != e.Local {
 			c.report("lease of %s is %+v, on disk %+v", id, got, e)
 		}
-		if r := l.record; r.seq != e.seq || r.deadline != e.Deadline || r.local != e.Local || !r.written {
+		if r := l.record; r.seq != e.seq || r.deadline != e.Deadline || r.ends != e.Ends || r.local != e.Local || !r.written {
 			c.report("record of the lease of %s is %+v, on disk %+v", id, r, e)
 		}
 		if !l.expiry.Queued() || l.expiry.Value != l {
@@ -155,6 +155,28 @@ func (c *checker) leases() error {
 		if live[r] > 0 {
 			c.report("lease record %x is in use and spare", r.seq)
 		}
+	}
+	return nil
+}
+
+// leaseClock: disk has the clock of leases, that of this leader if there are leases.
+func (c *checker) leaseClock() error {
+	s := c.state
+	b, err := schema.Lookup(c.disk, []byte{keys.LeaseTime})
+	if err != nil {
+		return err
+	}
+	stored := uint64(0)
+	if b != nil {
+		if stored, err = keys.ParseNumber(b); err != nil {
+			return err
+		}
+	}
+	if stored != s.clock.stored || b != nil && !s.config.Replicated {
+		c.report("the clock of leases is %x on disk, and %d was stored", b, s.clock.stored)
+	}
+	if now := s.leaseClock(); s.config.Replicated && (now < stored || s.leases.all.Len() > 0 && !s.clock.begun) {
+		c.report("the clock of leases is at %d, on disk at %d, stored by this leader: %t", now, stored, s.clock.begun)
 	}
 	return nil
 }

@@ -28,6 +28,7 @@ type driver struct {
 	wanted KindSet
 	Instant
 
+	clockAge  func(shard int) uint64         // State.ClockAge when a shard is loaded
 	sealing   func(*drivenShard)             // before a group is sealed
 	persisted func(*drivenShard)             // Effects has what the group tells
 	kept      func(*drivenShard, []StepDone) // the steps of upkeep in a group
@@ -72,7 +73,7 @@ func (d *driver) load() (resting []*recurring) {
 		c := d.config
 		c.Shard, c.Seed[1] = i, byte(i)
 		state := NewState(c, s.Store)
-		state.Room = s.Room
+		state.Room, state.ClockAge = s.Room, d.clockAge(i)
 		*s = drivenShard{State: &state}
 		states[i] = s.State
 		s.Instant = d.Instant

@@ -41,6 +41,7 @@ type leaseRecord struct {
 	seq      uint64
 	local    bool
 	deadline uint64 // wall clock, ms
+	ends     uint64 // the deadline by the clock of leases, ms; 0: granted without a cluster
 	live     int    // leases that still refer to it
 	written  bool
 	value    []byte // until it is written
@@ -162,7 +163,10 @@ func (s *State) addToRecord(l *lease, before uint64) {
 	if r == nil {
 		r = s.leases.newRecord()
 		r.seq, r.local, r.deadline = s.mint.next(), l.local, deadline
-		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline}.Append(r.value)
+		if s.config.Replicated {
+			r.ends = s.leaseClock() + l.duration
+		}
+		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline, Ends: r.ends}.Append(r.value)
 		s.Group.granted = append(s.Group.granted, r)
 	}
 	if l.token == 0 {
@@ -191,11 +195,12 @@ func (s *State) removeFromRecord(l *lease) {
 	}
 }
 
-// renew moves the deadline of a lease to d ms from now. Nothing is written for a local lease.
+// renew moves the deadline of a lease to d ms from now. For a local lease nothing is written if
+// nobody would read it: without a cluster, or while there is no room and no lease runs out.
 func (s *State) renew(l *lease, d uint64) {
 	s.leases.wheel.Remove(&l.expiry)
 	s.leases.wheel.Add(&l.expiry, int64(s.Now+d))
-	if l.local {
+	if l.local && !(s.config.Replicated && s.HasRoom(RoomScarce)) {
 		return
 	}
 	l.duration = d
@@ -205,14 +210,15 @@ func (s *State) renew(l *lease, d uint64) {
 	s.touch(l.lane.queue)
 }
 
-// expireLeases ends leases whose deadline has passed.
-func (s *State) expireLeases() {
+// keepLeases ends leases whose deadline has passed, and stores the clock of leases if it is time.
+func (s *State) keepLeases() {
+	s.storeLeaseClock()
 	for more := true; more && s.Broken == nil && !s.Spent(); {
 		more = s.leases.wheel.Advance(int64(s.Reap), 1, s.expire)
 	}
 }
 
-func (s *State) expireLeasesIsDue() bool { return s.LeasesEnd(s.Reap) }
+func (s *State) keepLeasesIsDue() bool { return s.LeasesEnd(s.Reap) || s.leaseClockIsDue() }
 
 // LeasesEnd reports whether leases may have a deadline that is not after a time.
 func (s *State) LeasesEnd(at uint64) bool {

@@ -18,13 +18,15 @@ import (
 )
 
 // Load builds the memory from disk. What it reads is bounded by the catalogue and the leases, not
-// by the backlog: windows are filled when a claim needs them. The Instant and the Room are set.
+// by the backlog: windows are filled when a claim needs them. The Instant, the Room and ClockAge are
+// set.
 func (s *State) Load() error {
 	s.leases = newLeaseTable(s.Now)
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
 	for _, step := range []func() error{
 		s.loadCatalogue,
 		s.loadSettings,
+		s.loadLeaseClock,
 		s.loadLeases,
 		s.beginLanes,
 		s.loadTimes,
@@ -95,7 +97,7 @@ func (s *State) loadLeases() error {
 		return nil
 	}
 	err = schema.ScanLeases(s.Store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
-		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, written: true}
+		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, ends: h.Ends, written: true}
 		for _, e := range entries {
 			chunk = append(chunk, storedLease{r, e})
 		}
@@ -132,7 +134,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	deadline := s.Now
 	switch {
 	case s.config.Replicated: // its worker may be alive, and the clocks of nodes differ
-		deadline += e.Duration
+		deadline += s.left(r, e.Duration)
 	case !r.local && !s.HasRoom(RoomScarce): // the time without room is unknown
 		deadline += e.Duration
 	case !r.local && r.deadline > s.Wall:

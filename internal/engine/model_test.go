@@ -101,6 +101,7 @@ type model struct {
 	receipts []Receipt      // all that were given out
 	minted   map[int]uint64 // largest since of a new task, by shard
 	given    map[int]uint64 // latest time of any since, by shard, ms
+	clocks   []modelClock   // of leases, by shard
 	latest   uint64         // that the wall clock has been stepped to, ms
 	order    []keys.ID      // all tasks that ever were
 	serial   int            // of the last payload
@@ -157,6 +158,8 @@ type modelTask struct {
 
 	receipt  Receipt // the last that was given out
 	deadline uint64  // Leased: by the monotonic clock, ms
+	ends     uint64  // Leased: by the shard's clock of leases, ms
+	promised uint64  // Leased: the age of the model, ms, before which the lease does not run out
 	duration uint64  // Leased: ms
 	local    bool    // Leased: by this process
 	over     bool    // Leased: the lease had ended when the shard was loaded
@@ -165,6 +168,13 @@ type modelTask struct {
 
 func (t *modelTask) compare(o *modelTask) int {
 	return cmp.Or(cmp.Compare(t.since, o.since), bytes.Compare(t.id[:], o.id[:]))
+}
+
+// modelClock is what the model knows of a shard's clock of leases.
+type modelClock struct {
+	ahead  uint64 // of the monotonic clock, ms; it may wrap around
+	stored uint64 // what disk has
+	age    uint64 // of the model, ms, when that was stored
 }
 
 // laneID is a lane of a shard.
@@ -198,10 +208,13 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart},
 		sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
+		clockAge: m.continueClock,
 	}
 	m.latest = m.Wall
 	m.plain = rapid.IntRange(0, 5).Draw(t, "plain") == 0
 	m.config.Shards = rapid.IntRange(1, 3).Draw(t, "shards")
+	m.config.Replicated = m.oneIn(3, "replicated")
+	m.clocks = make([]modelClock, m.config.Shards)
 	m.drawConfig()
 	m.driver.open()
 	m.begun()
@@ -216,7 +229,7 @@ func (m *model) oneIn(n int, what string) bool { return rapid.IntRange(0, n-1).D
 // drawConfig draws what a process opens the shards with.
 func (m *model) drawConfig() {
 	m.config = Config{
-		Shards: m.config.Shards, Seed: m.config.Seed, Elapsed: m.config.Elapsed,
+		Shards: m.config.Shards, Replicated: m.config.Replicated, Seed: m.config.Seed, Elapsed: m.config.Elapsed,
 		MaxAttempts: rapid.IntRange(1, 3).Draw(m.rt, "MaxAttempts"),
 		Retention:   oneOf(m, "Retention", 0, 4*time.Second),
 		Backoff:     func(attempt int, _ float64) time.Duration { return min(time.Second<<(attempt-1), 3*time.Second) },
@@ -424,6 +437,9 @@ func (m *model) sync() {
 	m.passKeys()
 	for _, t := range tasks {
 		if t.state == Leased && t.deadline <= m.Now {
+			if m.config.Replicated && m.age < t.promised {
+				m.rt.Fatalf("lease of %s runs out %d ms too early", keys.FormatID(t.id), t.promised-m.age)
+			}
 			ago := m.Now - t.deadline
 			m.expect(EventExpired, t, "")
 			m.retry(t, "lease expired", func() { m.toExpired(t, ago) })
@@ -465,9 +481,51 @@ func (m *model) resume() {
 		if t.state != Leased {
 			continue
 		}
+		if m.config.Replicated {
+			c := m.clocks[t.shard].ahead + m.Now
+			t.deadline = m.Now + min(max(t.ends, c+leaseGrace)-c, t.duration)
+			continue
+		}
 		t.deadline, t.over = m.Now, true
 		if !t.local && t.at > m.Wall {
 			t.deadline, t.over = t.deadline+min(t.at-m.Wall, t.duration), false
+		}
+	}
+}
+
+// lease sets the deadline of a lease that is granted or extended; it is stored.
+func (m *model) lease(t *modelTask, ms uint64) {
+	t.duration, t.at = ms, m.Wall+ms
+	t.ends, t.promised = m.Now+m.clocks[t.shard].ahead+ms, m.age+ms
+}
+
+// continueClock continues a shard's clock of leases in another process, and returns for how long
+// that knows it: not longer than it has been stored.
+func (m *model) continueClock(shard int) (known uint64) {
+	c := &m.clocks[shard]
+	since := m.age - c.age
+	known = oneOf(m, "clock known for", since, since, since/2, 0)
+	c.ahead = c.stored + min(known, leaseClockEvery) - m.Now
+	return known
+}
+
+// hearClock checks what a group has stored of the clock of leases.
+func (m *model) hearClock(s *drivenShard) {
+	for r := s.Group.Batch.Reader(); ; {
+		_, key, value, ok, err := r.Next()
+		m.noError(err)
+		if !ok {
+			return
+		}
+		if key[0] != keys.LeaseTime {
+			continue
+		}
+		c := &m.clocks[s.config.Shard]
+		c.age = m.age
+		c.stored, err = keys.ParseNumber(value)
+		m.noError(err)
+		if now := m.Now + c.ahead; c.stored != now {
+			m.rt.Fatalf("shard %d stores %d as its clock of leases, which is at %d", s.config.Shard, c.stored, now)
 		}
 	}
 }
@@ -651,6 +709,7 @@ func (m *model) expect(kind EventKind, t *modelTask, cause string) {
 
 // hear notes what a group tells.
 func (m *model) hear(s *drivenShard) {
+	m.hearClock(s)
 	for _, e := range s.Effects.Events {
 		m.told = append(m.told, fmt.Sprintf("%s %s %d %q", eventNames[e.Kind], keys.FormatID(e.ID), e.Attempt, e.LastError))
 	}

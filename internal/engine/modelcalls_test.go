@@ -740,9 +740,9 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	}
 	m.served[t.lane()] = true
 
-	t.duration = c.duration
+	duration := c.duration
 	if t.rec.Lease != 0 && !c.local {
-		t.duration = t.rec.Lease
+		duration = t.rec.Lease
 	}
 	if g.Receipt.Token <= t.receipt.Token {
 		m.rt.Fatalf("token %x of %s is not larger than the last, %x", g.Receipt.Token, id, t.receipt.Token)
@@ -754,8 +754,8 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	t.receipt = g.Receipt
 	m.receipts = append(m.receipts, t.receipt)
 	t.over, t.local = false, c.local
-	t.deadline = m.Now + t.duration
-	t.state, t.at = Leased, m.Wall+t.duration
+	t.deadline, t.state = m.Now+duration, Leased
+	m.lease(t, duration)
 	t.rec.Attempts++
 	m.expect(EventClaimed, t, "")
 	if *g.LaneKey != t.LaneKey || g.Attempt != t.rec.Attempts || g.Deadline != t.at {
@@ -978,8 +978,8 @@ func (c *extendCall) apply(m *model) {
 	}
 	m.noError(c.err)
 	t.deadline = m.Now + c.ms
-	if !t.local { // the deadline of a local lease is in memory
-		t.duration, t.at = c.ms, m.Wall+c.ms
+	if !t.local || m.config.Replicated { // otherwise the deadline is in memory
+		m.lease(t, c.ms)
 	}
 }
 

@@ -26,12 +26,17 @@ type State struct {
 	Tight  bool // space should be given back at once
 	Broken error
 
+	// ClockAge is for how long the store had had its clock of leases when it was loaded, as far as
+	// is known, ms; in a cluster only.
+	ClockAge uint64
+
 	Queues    map[string]*Queue
 	handles   chunked.List[int]    // handles that are free again
 	numbers   chunked.List[*Queue] // by number; 0 is never assigned; nil: not in memory
 	lanes     chunked.List[*Lane]  // by number; nil: not in memory
 	catalogue catalogue
 	leases    leaseTable
+	clock     leaseClock
 	mint      minter
 
 	windows  windowMemory
@@ -184,6 +189,7 @@ func (s *State) Seal() {
 	}
 	s.sessions.seal(&s.Group)
 	s.out.seal(&s.Group)
+	s.storeLeaseClock() // the group may have granted the first leases
 	s.noteTouched()
 	s.dropEmpty()
 	s.Group.seal(s.mint.clock, s.Store.DB())

@@ -90,6 +90,7 @@ type world struct {
 	granted map[Receipt]*drivenShard // in groups under way
 	scopes  map[uint64]string
 	uniq    map[[keys.UniqueLen]byte]string
+	known   uint64 // ms: for how long the last process has had the clock of leases
 	out     strings.Builder
 }
 
@@ -211,6 +212,7 @@ func (w *world) open(a args) {
 		driver: driver{
 			t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
 			sealing: w.nameNew, persisted: w.told, kept: w.keptUp, forgotten: func(q *Queue) { w.printf("queue %s leaves memory", q.Name) },
+			clockAge: func(int) uint64 { return w.known },
 			config: Config{
 				Shards: a.number("shards", 1), Replicated: a.has("replicated"),
 				WindowTasks: a.number("window-tasks", 1000), WindowBytes: a.number("window-bytes", 1<<20),
@@ -226,8 +228,12 @@ func (w *world) open(a args) {
 	w.driver.open()
 }
 
-// crash loads what has been committed. The monotonic clock begins anew.
-func (w *world) crash(args, []string) {
+// crash loads what has been committed. The monotonic clock begins anew. known is for
+// how long the process, that of the next leader, has had the clock of leases; replicated, that it is
+// one of a cluster from now on.
+func (w *world) crash(a args, _ []string) {
+	w.known = uint64(a.span("known", 0).Milliseconds())
+	w.config.Replicated = w.config.Replicated || a.has("replicated")
 	for id := range w.fresh {
 		delete(w.ids, w.names[id])
 		delete(w.names, id)

@@ -21,8 +21,8 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"open":  func(w *world, a args, _ []string) { w.open(a) },
 	"shard": func(w *world, a args, _ []string) { w.at = int(a.word(0)[0] - '0') },
 	"crash": (*world).crash,
-	"now":   func(w *world, a args, _ []string) { w.pass(a.word(0), true) },
-	"wall":  func(w *world, a args, _ []string) { w.pass(a.word(0), false) },
+	"now":   func(w *world, a args, _ []string) { w.pass(a.word(0), true, a.has("stalled")) },
+	"wall":  func(w *world, a args, _ []string) { w.pass(a.word(0), false, false) },
 	"room":  (*world).room,
 	"want":  (*world).want,
 
@@ -87,16 +87,18 @@ func (w *world) verdict(verb string, a args, v Verdict, err error) {
 	}
 }
 
-// pass moves the wall clock, and with it the monotonic one. REQUIRES: no group is under way, since
-// one reading serves a whole group.
-func (w *world) pass(by string, both bool) {
+// pass moves the wall clock, and with it the monotonic one, of which time that is stalled does not
+// count. REQUIRES: no group is under way, since one reading serves a whole group.
+func (w *world) pass(by string, both, stalled bool) {
 	for _, s := range w.shards {
 		require.False(w.t, s.under, "the clock moves after a commit")
 	}
 	d := w.span(by)
 	w.Wall += uint64(d.Milliseconds())
 	if both {
-		w.Now += uint64(d.Milliseconds())
+		if !stalled {
+			w.Now += uint64(d.Milliseconds())
+		}
 		w.Uptime += uint64(d.Milliseconds())
 	}
 }

@@ -54,7 +54,7 @@ var upkeeps = [...]upkeep{
 	{StepTell, RoomLow, (*State).tellIsDue, (*State).tellMore},
 	{StepRecheck, RoomLow, (*State).recheckIsDue, (*State).recheckLimits},
 	{StepSend, RoomLow, (*State).sendIsDue, (*State).sendOut},
-	{StepReap, RoomScarce, (*State).expireLeasesIsDue, (*State).expireLeases},
+	{StepReap, RoomScarce, (*State).keepLeasesIsDue, (*State).keepLeases},
 	{StepTicks, Roomy, (*State).TicksAreDue, (*State).produceTicks},
 	{StepTidy, RoomNone, (*State).sweepLanesIsDue, (*State).sweepLanes},
 }

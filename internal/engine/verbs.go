@@ -514,11 +514,15 @@ func (s *State) NextTime() uint64 {
 	return at
 }
 
-// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease.
+// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease, or that
+// the clock of leases is stored.
 func (s *State) NextDue() (uptime, now uint64) {
 	uptime, now = Never, Never
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
 		now = uint64(at)
+		if s.config.Replicated {
+			now = min(now, s.clock.stored+leaseClockEvery-s.clock.ahead)
+		}
 	}
 	if s.HasRoom(RoomNone) {
 		uptime = s.trimAt()

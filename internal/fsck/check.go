@@ -20,7 +20,7 @@ import (
 //     leased tasks; and the lane in an ID belongs to the task's queue;
 //   - every unended record that is not in its first place has an index entry that points to it, and
 //     every index entry points to a record;
-//   - every lease record has a valid lease;
+//   - every lease record has a valid lease, and the clock of leases can be read;
 //   - the counts of every queue, and the sizes of its buckets, are those of its records;
 //   - an idempotency key is held by an unended task, or until a time at which the shard checks it;
 //   - at most one task of a group is ready, leased, or between two attempts: the one that has the
@@ -59,6 +59,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	steps = append(steps,
 		schema.Scan(r, keys.Index, c.entry),
 		schema.ScanLeases(r, c.leases),
+		schema.Scan(r, keys.LeaseTime, c.leaseClock),
 		schema.Scan(r, keys.Counters, c.counters),
 		schema.Scan(r, keys.Buckets, c.bucket),
 		schema.Scan(r, keys.Settings, c.settings),
@@ -251,6 +252,13 @@ func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEnt
 	}
 	if live == 0 {
 		c.report("lease record %x has no lease in force", seq)
+	}
+	return nil
+}
+
+func (c *checker) leaseClock(key, value []byte) error {
+	if _, err := keys.ParseNumber(value); err != nil || len(key) != 1 {
+		c.report("clock of leases %x is %x", key, value)
 	}
 	return nil
 }

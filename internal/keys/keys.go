@@ -13,6 +13,7 @@
 //	0a                      applied     the last entry of the log that is in the store
 //	0b node                 session     what a node has produced, as far as it may ask again
 //	0c node                 interest    which events a node wants to hear of
+//	0d                      lease time  the clock of leases, in a cluster only
 //	10 lane [since] id      task        ready and leased tasks, in the order they became ready
 //	11 seq                  lease       the leases that one group granted
 //	12 due id               scheduled   tasks that wait for their time
@@ -56,6 +57,7 @@ const (
 	Applied   = 0x0a
 	Session   = 0x0b
 	Interest  = 0x0c
+	LeaseTime = 0x0d
 	Task      = 0x10
 	Lease     = 0x11
 	Scheduled = 0x12

@@ -114,6 +114,7 @@ func TestGolden(t *testing.T) {
 		{"settings", append([]byte{Settings}, "mail"...), "06 6d61696c"},
 		{"inbound", AppendNumbered(nil, Inbound, 3), "07 00000003"},
 		{"sent", AppendNumbered(nil, Sent, 3), "09 00000003"},
+		{"lease time", []byte{LeaseTime}, "0d"},
 		{"task fresh", task, "10 00000102" + goldenIDHex},
 		{"task moved", AppendTask(nil, goldenLane, MovedSince(goldenTime), goldenID), "10 00000102 0193b3c01235 8000" + goldenIDHex},
 		{"lane prefix", AppendLane(nil, goldenLane), "10 00000102"},
@@ -175,6 +176,8 @@ func TestGolden(t *testing.T) {
 		},
 		{"ended value without a result", EndedValue{Lane: goldenLane, At: goldenTime}.Append(nil), "00000102 00000193b3c01235 00"},
 		{"local lease record", LeaseHeader{Local: true, Deadline: goldenTime}.Append(nil), "01 00000193b3c01235"},
+		{"lease record in a cluster", LeaseHeader{Deadline: goldenTime, Ends: 258}.Append(nil), "02 00000193b3c01235 0000000000000102"},
+		{"local lease record in a cluster", LeaseHeader{Local: true, Deadline: goldenTime, Ends: 258}.Append(nil), "03 00000193b3c01235 0000000000000102"},
 		{
 			"lease record", leases,
 			"00 00000193b3c01235" +
@@ -239,6 +242,7 @@ func TestAppendKeepsWhatIsThere(t *testing.T) {
 		{"group value", func(b []byte) []byte { return GroupValue{Holder: goldenID, Waiting: true}.Append(b) }},
 		{"ended value", func(b []byte) []byte { return EndedValue{Result: []byte("r")}.Append(b) }},
 		{"lease header", func(b []byte) []byte { return LeaseHeader{}.Append(b) }},
+		{"lease header of a cluster", func(b []byte) []byte { return LeaseHeader{Ends: 1}.Append(b) }},
 		{"fresh entry", func(b []byte) []byte { return freshEntry().Append(b, goldenSeq) }},
 		{"full entry", func(b []byte) []byte { return fullEntry().Append(b, goldenSeq) }},
 		{"admit", func(b []byte) []byte { return admitMessage().Append(b) }},
@@ -704,7 +708,10 @@ func drawEntry(t *rapid.T, seq uint64) LeaseEntry {
 func TestLeasesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seq := rapid.Uint64().Draw(t, "seq")
-		h := LeaseHeader{Local: rapid.Bool().Draw(t, "local"), Deadline: rapid.Uint64().Draw(t, "deadline")}
+		h := LeaseHeader{
+			Local: rapid.Bool().Draw(t, "local"), Deadline: rapid.Uint64().Draw(t, "deadline"),
+			Ends: rapid.OneOf(rapid.Just[uint64](0), rapid.Uint64()).Draw(t, "ends"),
+		}
 		b := h.Append(nil)
 		var entries []LeaseEntry
 		for range rapid.IntRange(0, 5).Draw(t, "entries") {
@@ -929,18 +936,22 @@ func TestLeaseRefusals(t *testing.T) {
 		require.Zero(t, h)
 		require.Empty(t, entries)
 	}
-	b := LeaseHeader{Deadline: 1}.Append(nil)
-	border := map[int]bool{len(b): true}
-	for _, e := range []LeaseEntry{freshEntry(), fullEntry(), freshEntry()} {
-		b = e.Append(b, goldenSeq)
-		border[len(b)] = true
-	}
-	for n := range b {
-		if !border[n] {
-			refused(b[:n], "%d bytes", n)
+	var b []byte
+	for _, ends := range []uint64{2, 0} {
+		b = LeaseHeader{Deadline: 1, Ends: ends}.Append(nil)
+		border := map[int]bool{len(b): true}
+		for _, e := range []LeaseEntry{freshEntry(), fullEntry(), freshEntry()} {
+			b = e.Append(b, goldenSeq)
+			border[len(b)] = true
+		}
+		for n := range b {
+			if !border[n] {
+				refused(b[:n], "%d bytes", n)
+			}
 		}
 	}
-	refused(append([]byte{2}, b[1:]...), "unknown flags")
+	refused(append([]byte{4}, b[1:]...), "unknown flags")
+	refused(append([]byte{leaseEnds}, make([]byte, 8+8)...), "an end at 0")
 	refused(append(bytes.Clone(b), 2), "a form without an ID")
 	unknown := bytes.Clone(b)
 	unknown[1+8] = 2
@@ -1156,6 +1167,7 @@ func FuzzParseLeases(f *testing.F) {
 	b = freshEntry().Append(b, goldenSeq)
 	f.Add(uint64(goldenSeq), b)
 	f.Add(uint64(1), fullEntry().Append(b, goldenSeq))
+	f.Add(uint64(goldenSeq), freshEntry().Append(LeaseHeader{Local: true, Deadline: 1, Ends: 2}.Append(nil), goldenSeq))
 	f.Fuzz(func(t *testing.T, seq uint64, b []byte) {
 		var h LeaseHeader
 		var entries []LeaseEntry

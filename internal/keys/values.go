@@ -114,7 +114,7 @@ func ParseCounters(b []byte) (CountersValue, error) {
 }
 
 // AppendNumber appends a number that is a whole value: the size of a bucket, the last message taken
-// or sent, the parents for which a task waits.
+// or sent, the parents for which a task waits, the clock of leases.
 func AppendNumber(dst []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(dst, n) }
 
 // ParseNumber reads such a value.
@@ -323,11 +323,26 @@ func ParseEnded(b []byte) (v EndedValue, rec []byte, err error) {
 type LeaseHeader struct {
 	Local    bool   // granted to the process itself: returned at the next Open
 	Deadline uint64 // wall clock, ms since 1970
+	Ends     uint64 // the deadline by the shard's clock of leases, ms; 0: granted without a cluster
 }
+
+// The flags of a lease record.
+const (
+	leaseLocal = 1 << iota
+	leaseEnds  // Ends follows the deadline
+)
 
 // Append appends the encoded header.
 func (h LeaseHeader) Append(dst []byte) []byte {
-	return binary.BigEndian.AppendUint64(wire.AppendBool(dst, h.Local), h.Deadline)
+	flags := byte(0)
+	if h.Local {
+		flags |= leaseLocal
+	}
+	if h.Ends == 0 {
+		return binary.BigEndian.AppendUint64(append(dst, flags), h.Deadline)
+	}
+	dst = binary.BigEndian.AppendUint64(append(dst, flags|leaseEnds), h.Deadline)
+	return binary.BigEndian.AppendUint64(dst, h.Ends)
 }
 
 // LeaseEntry is one lease in a lease record. It is valid while the task's record lies at (Lane,
@@ -370,8 +385,11 @@ func (e LeaseEntry) Append(dst []byte, seq uint64) []byte {
 func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
 	r := wire.NewReader(b)
 	flags := r.Byte()
-	h := LeaseHeader{Local: flags == 1, Deadline: r.Fixed64()}
-	if flags > 1 {
+	h := LeaseHeader{Local: flags&leaseLocal != 0, Deadline: r.Fixed64()}
+	if flags&leaseEnds != 0 {
+		h.Ends = r.Fixed64()
+	}
+	if flags > leaseLocal|leaseEnds || flags&leaseEnds != 0 && h.Ends == 0 {
 		r.Fail()
 	}
 	var entries []LeaseEntry

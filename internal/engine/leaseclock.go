@@ -1,0 +1,92 @@
+package engine
+
+import (
+	"fmt"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+)
+
+// In a cluster, leases go on when the leader of their shard changes. The shard has a clock of
+// leases, which goes on from leader to leader, and lease records have deadlines by it. It is
+// monotonic, and never faster than time: so no lease ends earlier than it was granted for, whatever
+// the wall clocks of the nodes show.
+//
+// While the shard has leases, its leader stores the clock when it begins, when the clock has stood
+// still, and otherwise every leaseClockEvery. The next leader adds the time for which its store has
+// had that entry, by the monotonic clock of its own process, up to leaseClockEvery: after that
+// nobody led the shard, or the clock stood still. So leases last too long by
+//
+//   - the time that the entry was on its way,
+//   - as much of leaseClockEvery as the next leader does not know, whose process has begun, or
+//     got a snapshot, since,
+//   - and the time beyond leaseClockEvery for which nobody led the shard.
+//
+// Invariant: no lease is granted or extended by a clock that is behind that of a possible next
+// leader. For the clock of a leader that knows less than others, or has stood still, is stored in
+// the same group.
+
+const (
+	// leaseClockEvery is how far the clock of leases goes until it is stored again, ms.
+	leaseClockEvery = 5000
+	// leaseGrace is how long a lease lasts after a change of the leader at least, ms: its holder may
+	// have waited for a leader with what it has to say.
+	leaseGrace = 1000
+)
+
+// leaseClock holds the clock of leases as what it differs by from Now: the difference is that of
+// unsigned numbers and may wrap around.
+type leaseClock struct {
+	ahead  uint64 // of Now, ms
+	stored uint64 // what the store has, or will have when the group has persisted
+	begun  bool   // this leader has stored it
+	stood  uint64 // for how long Now had stood still by then, ms
+}
+
+// leaseClock returns the clock of leases, ms.
+func (s *State) leaseClock() uint64 { return s.Now + s.clock.ahead }
+
+// loadLeaseClock continues the clock of leases.
+func (s *State) loadLeaseClock() error {
+	if !s.config.Replicated {
+		return nil
+	}
+	b, err := schema.Lookup(s.Store.DB(), []byte{keys.LeaseTime})
+	if err != nil {
+		return err
+	}
+	if b != nil {
+		if s.clock.stored, err = keys.ParseNumber(b); err != nil {
+			return fmt.Errorf("%w: clock of leases: %w", base.ErrCorrupt, err)
+		}
+	}
+	s.clock.ahead = s.clock.stored + min(s.ClockAge, leaseClockEvery) - s.Now
+	return nil
+}
+
+// left returns how long a lease of a replicated shard lasts that another leader has granted, ms.
+func (s *State) left(r *leaseRecord, duration uint64) uint64 {
+	if r.ends == 0 { // the shard was not replicated
+		return duration
+	}
+	now := s.leaseClock()
+	return min(max(r.ends, now+leaseGrace)-now, duration)
+}
+
+// leaseClockIsDue reports whether the clock of leases is to be stored. While there is no room it
+// stands still.
+func (s *State) leaseClockIsDue() bool {
+	c := &s.clock
+	return s.config.Replicated && s.leases.all.Len() > 0 && s.HasRoom(RoomScarce) &&
+		(!c.begun || c.stood != s.Uptime-s.Now || s.leaseClock()-c.stored >= leaseClockEvery)
+}
+
+// storeLeaseClock stores the clock of leases if it is due.
+func (s *State) storeLeaseClock() {
+	if !s.leaseClockIsDue() {
+		return
+	}
+	s.clock.stored, s.clock.begun, s.clock.stood = s.leaseClock(), true, s.Uptime-s.Now
+	s.Group.set([]byte{keys.LeaseTime}, keys.AppendNumber(s.value[:0], s.clock.stored))
+}
