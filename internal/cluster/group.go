@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 
@@ -24,6 +23,7 @@ type Group struct {
 	machine   StateMachine
 	raft      *raft.Raft
 	running   bool // Raft's goroutines have begun; set before they do
+	log       *groupLog
 	transport *transport
 	snapshots *snapshot.Store
 	replayed  uint64        // the last entry that the log had when the node was opened
@@ -100,7 +100,7 @@ func (g *Group) start() error {
 	conf := n.raftConfig(logger)
 	trans := &transport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
-	}), g, conf.HeartbeatTimeout}
+	}), g}
 	snapshots := groupSnapshots{g.snapshots, n.room}
 	g.asking.enter() // a group that fails at once waits for raft
 	// Raft panics, before it has a goroutine, when it cannot read its log.
@@ -127,19 +127,6 @@ func (g *Group) start() error {
 	n.watches.Go(func() { n.contain("watch of leaders", func() { g.follow(elections) }, g.Fail) })
 	return nil
 }
-
-// stream gives Raft the address under which others know this node.
-type stream struct {
-	raft.StreamLayer
-	address string
-}
-
-func (s stream) Addr() net.Addr { return advertised(s.address) }
-
-type advertised string
-
-func (advertised) Network() string  { return "tcp" }
-func (a advertised) String() string { return string(a) }
 
 // Raft is for tests.
 func (g *Group) Raft() *raft.Raft { return g.raft }

@@ -84,6 +84,14 @@ func (m fsm) apply(l *raft.Log) any {
 	if l.Index <= g.Applied() {
 		return nil
 	}
+	if isReference(l) {
+		whole, err := m.log.load(l)
+		if err != nil {
+			g.Fail(err)
+			return err
+		}
+		l = &whole
+	}
 	err := m.applyNext(l)
 	if err == errOutdated {
 		return err

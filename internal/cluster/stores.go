@@ -31,8 +31,8 @@ func (g *Group) stores() (*groupLog, *groupVotes, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	log := &groupLog{LogStore: n.c.Log(group), group: g}
-	return log, &groupVotes{StableStore: n.stable.Group(uint32(g.index)), group: g}, nil
+	g.log = &groupLog{LogStore: n.c.Log(group), group: g}
+	return g.log, &groupVotes{StableStore: n.stable.Group(uint32(g.index)), group: g}, nil
 }
 
 // lose lets the group fail if what Raft keeps has, and not only been closed.
@@ -56,12 +56,16 @@ type groupLog struct {
 type LogStore interface {
 	raft.LogStore
 	raft.MonotonicLogStore
+	GetHead(index uint64, log *raft.Log) (data int, err error)
 }
 
-// GetLog is raft.LogStore's. In place of an entry that cannot be read there is one
-// of term 0 that does nothing: the replica has failed by then.
+// GetLog is raft.LogStore's. In place of a large entry there is a reference. In place of one that
+// cannot be read there is one of term 0 that does nothing: the replica has failed by then.
 func (l *groupLog) GetLog(index uint64, log *raft.Log) error {
-	err := l.LogStore.GetLog(index, log)
+	data, err := l.GetHead(index, log)
+	if err == nil && data > 0 {
+		refer(log, data)
+	}
 	if err == nil || err == raft.ErrLogNotFound || !l.group.running {
 		return err
 	}
@@ -81,6 +85,9 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	}
 	bytes := 0
 	for _, log := range logs {
+		if isReference(log) {
+			return fmt.Errorf("%w: entry %d has no data", errNotStored, log.Index)
+		}
 		bytes += len(log.Data)
 	}
 	full, cut := l.full(bytes), l.cut.Load()
