@@ -241,6 +241,7 @@ type simFuse struct {
 	burnt      func()
 	fails      atomic.Pointer[func(op, name string) bool]
 	free       atomic.Int64
+	loads      atomic.Pointer[func(bytes int)] // is told what is read of Raft's log
 }
 
 const simFree = 1 << 40
@@ -266,7 +267,18 @@ func (l simLog) GetLog(index uint64, log *raft.Log) error {
 	if l.fuse.broken("read", "log") {
 		return errBroken
 	}
-	return l.Group.GetLog(index, log)
+	err := l.Group.GetLog(index, log)
+	if seen := l.fuse.loads.Load(); seen != nil && err == nil {
+		(*seen)(len(log.Data))
+	}
+	return err
+}
+
+func (l simLog) GetHead(index uint64, log *raft.Log) (int, error) {
+	if l.fuse.broken("read", "log") {
+		return 0, errBroken
+	}
+	return l.Group.GetHead(index, log)
 }
 
 func (f *simFuse) before(op, name string) error {
@@ -289,6 +301,13 @@ func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.fuse.fails.Store(&fails)
+}
+
+// watchLoads has seen told what the node reads of Raft's log, until its next life.
+func (n *simNode) watchLoads(seen func(bytes int)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fuse.loads.Store(&seen)
 }
 
 // fill has the node's disk have that many free bytes until its next life.

@@ -421,7 +421,7 @@ var simFaults = []simFault{
 		s.stranger(n.name, s.upTo(10*time.Second))
 	}},
 	{"snapshot", 4, func(s *schedule) {
-		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(4*s.opts.maxAppend+s.rng.IntN(16)) // see minTrailing
+		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(4*s.opts.maxAppend+s.rng.IntN(16)) // see trailingMessages
 		s.note("snapshot of shard %d on %s, %d trailing", shard, n.name, trailing)
 		s.snapshot(n, shard, trailing)
 	}},

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 
@@ -115,7 +114,7 @@ func (g *Group) start() error {
 	conf := n.raftConfig(logger)
 	trans := newTransport(g, &raft.NetworkTransportConfig{
 		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
-	}, conf.HeartbeatTimeout, diverged)
+	}, diverged)
 	snapshots := groupSnapshots{g.snapshots, g}
 	g.asking.enter() // a group that fails at once waits for raft
 	// Raft panics, before it has a goroutine, when it cannot read its log.
@@ -147,19 +146,6 @@ func (g *Group) start() error {
 	n.watches.Go(func() { n.contain("watch of leaders", func() { g.follow(elections) }, g.Fail) })
 	return nil
 }
-
-// stream gives Raft the address under which others know this node.
-type stream struct {
-	raft.StreamLayer
-	address string
-}
-
-func (s stream) Addr() net.Addr { return advertised(s.address) }
-
-type advertised string
-
-func (advertised) Network() string  { return "tcp" }
-func (a advertised) String() string { return string(a) }
 
 // Raft is for tests.
 func (g *Group) Raft() *raft.Raft { return g.raft }

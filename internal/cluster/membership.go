@@ -309,8 +309,11 @@ func (g *Group) HasMember(node string) (bool, error) {
 	return slices.ContainsFunc(members, func(m raft.Server) bool { return peerOf(m).Node == node }), err
 }
 
-// closeBehind is how many entries a node may lack when it gets a vote, or leads.
-const closeBehind = 256
+// How much a node may lack when it gets a vote, in entries, or leads, in messages.
+const (
+	closeBehind   = 256
+	closeMessages = 4
+)
 
 // awaitCatchUp waits until a new node has nearly caught up with a shard.
 func (n *Node) awaitCatchUp(ctx context.Context, shard int, p Peer) error {

@@ -54,7 +54,7 @@ type Config struct {
 	Directory *manifest.Directory
 	Sync      raftlog.Sync
 	MinFree   int64 // bytes; see logRoom
-	MaxAppend int   // as the constant
+	MaxAppend int   // entries of a message between nodes, at most; at most the constant
 	Logger    *slog.Logger
 
 	// Machines are the shards.
@@ -259,7 +259,7 @@ func (n *Node) listen() error {
 	return nil
 }
 
-// raftTimeout bounds what Raft sends and waits for, but for snapshots.
+// raftTimeout bounds what Raft sends and waits for; see patientConn for large messages.
 const raftTimeout = 10 * time.Second
 
 func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {

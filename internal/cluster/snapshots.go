@@ -53,10 +53,10 @@ func (k *snapshotSink) Write(p []byte) (int, error) {
 // back by an entry each time, and comes to its own snapshot, which the follower, being ahead of it,
 // does not take.
 const (
-	snapshotBytes = 64 << 20
-	trailingBytes = 32 << 20
-	minTrailing   = 4 * MaxAppend // entries that stay whatever their size
-	maxTrailing   = 1 << 15
+	snapshotBytes    = 64 << 20
+	trailingBytes    = 32 << 20
+	trailingMessages = 4 // of entries that stay whatever their size
+	maxTrailing      = 1 << 15
 )
 
 // growth is how far the log has grown since the last snapshot.
@@ -90,8 +90,9 @@ func (g *Group) compact(quit <-chan struct{}) {
 		if bytes < snapshotBytes { // by an entry that came while the last one was taken
 			continue
 		}
+		least := g.log.newest(g.raft.LastIndex(), trailingMessages)
 		set := g.raft.ReloadableConfig()
-		set.TrailingLogs = uint64(min(max(trailingBytes/(bytes/entries), minTrailing), maxTrailing))
+		set.TrailingLogs = min(max(uint64(trailingBytes/(bytes/entries)), least), maxTrailing)
 		err := g.raft.ReloadConfig(set)
 		if err == nil {
 			err = g.raft.Snapshot().Error()

@@ -92,6 +92,14 @@ func (m fsm) apply(l *raft.Log) any {
 	case l.Index <= last.Index:
 		return errHeld
 	default:
+		if isReference(l) {
+			whole, err := m.log.load(l)
+			if err != nil {
+				g.Fail(err)
+				return err
+			}
+			l = &whole
+		}
 		if err = m.applyNext(l); err == errOutdated {
 			return err
 		}

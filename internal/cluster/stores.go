@@ -67,12 +67,16 @@ type groupLog struct {
 type LogStore interface {
 	raft.LogStore
 	raft.MonotonicLogStore
+	GetHead(index uint64, log *raft.Log) (data int, err error)
 }
 
-// GetLog is raft.LogStore's. In place of an entry that cannot be read there is one
-// of term 0 that does nothing: the replica has failed by then.
+// GetLog is raft.LogStore's. In place of a large entry there is a reference. In place of one that
+// cannot be read there is one of term 0 that does nothing: the replica has failed by then.
 func (l *groupLog) GetLog(index uint64, log *raft.Log) error {
-	err := l.LogStore.GetLog(index, log)
+	data, err := l.GetHead(index, log)
+	if err == nil && data > 0 {
+		refer(log, data)
+	}
 	if err == nil || err == raft.ErrLogNotFound || !l.group.running {
 		return err
 	}
@@ -92,6 +96,9 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	}
 	bytes, last := 0, l.group.applied.get()
 	for _, log := range logs {
+		if isReference(log) {
+			return fmt.Errorf("%w: entry %d has no data", errNotStored, log.Index)
+		}
 		bytes += len(log.Data)
 		if err := last.admits(Position{log.Index, log.Term}); err != nil {
 			return l.diverged(err)

@@ -80,7 +80,7 @@ func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 		err = errors.New("it does not vote")
 	case s.Failed:
 		err = errors.New("its replica has failed")
-	case s.Applied+closeBehind < g.Applied():
+	case s.Applied+g.log.newest(g.Applied(), closeMessages) < g.Applied():
 		err = fmt.Errorf("it has applied %d of %d entries", s.Applied, g.Applied())
 	default:
 		return nil

@@ -8,27 +8,21 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// transport is Raft's, whose pipelines do not get stuck. Raft stops to listen to
-// the answers of a pipeline when it gets one that ends it, such as that of a
-// follower that knows a later term. If another answer comes then, and another
-// request is sent, the goroutine that sends waits for ever, and with it the
-// replication to that follower, and Shutdown.
-//
-// Of what other nodes send, Raft gets what admit lets through.
+// transport is Raft's, but its messages are of a bounded size, or have one entry. Of what other
+// nodes send, Raft gets what admit lets through.
 type transport struct {
 	*raft.NetworkTransport
 	group    *Group
-	patience time.Duration // for an answer, before the pipeline ends and Raft goes on without
-	diverged error         // if it is not nil, the group fails as soon as Raft can bear it
+	diverged error // if it is not nil, the group fails as soon as Raft can bear it
 	admitted chan raft.RPC
 	quit     chan struct{} // closed by Close
 	once     sync.Once
 }
 
 // newTransport returns a transport that receives until it is closed.
-func newTransport(g *Group, c *raft.NetworkTransportConfig, patience time.Duration, diverged error) *transport {
+func newTransport(g *Group, c *raft.NetworkTransportConfig, diverged error) *transport {
 	t := &transport{
-		NetworkTransport: raft.NewNetworkTransportWithConfig(c), group: g, patience: patience, diverged: diverged,
+		NetworkTransport: raft.NewNetworkTransportWithConfig(c), group: g, diverged: diverged,
 		admitted: make(chan raft.RPC), quit: make(chan struct{}),
 	}
 	g.node.background.Go(func() { g.node.contain("transport", t.receive, g.Fail) })
@@ -164,58 +158,7 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAd
 	if err != nil {
 		return nil, err
 	}
-	return newPipeline(p, t.group, t.patience, t.group.node.c.MaxAppend), nil
-}
-
-// pipeline closes itself when a request waits for too long for the one before.
-type pipeline struct {
-	raft.AppendPipeline
-	group    *Group
-	patience time.Duration
-	most     int         // entries that Raft sends at a time
-	watch    *time.Timer // stopped but during AppendEntries
-	sent     time.Time   // when the last request was, or else the pipeline made
-}
-
-func newPipeline(p raft.AppendPipeline, g *Group, patience time.Duration, most int) *pipeline {
-	watch := time.AfterFunc(time.Hour, func() {
-		g.node.contain("end of a pipeline", func() { _ = p.Close() }, nil) // never fails
-	})
-	watch.Stop()
-	return &pipeline{AppendPipeline: p, group: g, patience: patience, most: most, watch: watch, sent: time.Now()}
-}
-
-// AppendEntries is raft.AppendPipeline's. One goroutine calls it.
-func (p *pipeline) AppendEntries(
-	args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
-) (raft.AppendFuture, error) {
-	if err := p.group.Failure(); err != nil {
-		return nil, err
-	}
-	if len(args.Entries) >= p.most {
-		p.giveWay()
-	}
-	p.sent = time.Now()
-	p.watch.Reset(p.patience)
-	defer p.watch.Stop()
-	return p.AppendPipeline.AppendEntries(args, resp)
-}
-
-// MaxAppend is how many entries Raft sends at a time at the most. Only a node
-// that is behind gets as many: a shard has one group under way.
-const MaxAppend = 64
-
-// A node that catches up leaves most of the time to the calls of others: after
-// so many entries it waits for giveWayFor times as long as they took. A
-// shard at work commits one entry in the time in which the other node then gets
-// 64/(1+giveWayFor), so that it catches up nevertheless.
-const (
-	giveWayFor = 7
-	maxGiveWay = 50 * time.Millisecond
-)
-
-func (p *pipeline) giveWay() {
-	time.Sleep(min(giveWayFor*time.Since(p.sent), maxGiveWay))
+	return newPipeline(p, t.group), nil
 }
 
 // AppendEntries is raft.Transport's.
@@ -247,12 +190,17 @@ func (t *transport) replicate(
 	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {
 	c := &t.group.health
-	if len(req.Entries) > 1 && c.refuses(id) {
-		req.Entries = req.Entries[:1]
-		clampCommit(req)
+	n := fitting(req.Entries)
+	if n > 1 && c.refuses(id) {
+		n = 1
 	}
-	err := t.NetworkTransport.AppendEntries(id, target, req, resp)
-	if err != nil || len(req.Entries) == 0 {
+	message, err := t.group.message(req, n)
+	if err != nil {
+		return err
+	}
+	req.Entries = req.Entries[:n] // Raft takes them for sent
+	err = t.NetworkTransport.AppendEntries(id, target, message, resp)
+	if err != nil || n == 0 {
 		return err
 	}
 	refused := !resp.Success && !resp.NoRetryBackoff && resp.Term == req.Term

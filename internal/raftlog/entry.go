@@ -1,6 +1,7 @@
 package raftlog
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -81,8 +82,23 @@ func checksum(group uint32, index uint64, rest []byte) uint32 {
 // decodeValue decodes the value of an entry into l, which shares no memory with it. On an error,
 // which is ErrCorrupt, it does not change l.
 func decodeValue(group uint32, index uint64, value []byte, l *raft.Log) error {
-	damaged := func(what string) error {
-		return fmt.Errorf("%w: group %d, index %d: %s", ErrCorrupt, group, index, what)
+	out, err := parseValue(group, index, value)
+	if err == nil {
+		*l = clone(out)
+	}
+	return err
+}
+
+// clone returns an entry that shares no memory with l.
+func clone(l raft.Log) raft.Log {
+	l.Extensions, l.Data = bytes.Clone(l.Extensions), bytes.Clone(l.Data)
+	return l
+}
+
+// parseValue is decodeValue whose result shares memory with the value.
+func parseValue(group uint32, index uint64, value []byte) (raft.Log, error) {
+	damaged := func(what string) (raft.Log, error) {
+		return raft.Log{}, fmt.Errorf("%w: group %d, index %d: %s", ErrCorrupt, group, index, what)
 	}
 	if len(value) <= checksumBytes {
 		return damaged("short value")
@@ -92,19 +108,18 @@ func decodeValue(group uint32, index uint64, value []byte, l *raft.Log) error {
 		return damaged("wrong checksum")
 	}
 	r := wire.NewReader(rest)
-	out := raft.Log{Index: index, Type: raft.LogType(r.Byte()), Term: r.Uint()}
+	l := raft.Log{Index: index, Type: raft.LogType(r.Byte()), Term: r.Uint()}
 	seconds, nanos, extensions := r.Int(), r.Uint(), r.Count(1)
 	if r.Failed() || nanos >= uint64(time.Second) {
 		return damaged("malformed header")
 	}
-	out.AppendedAt = time.Unix(seconds, int64(nanos)).UTC()
-	rest = append([]byte(nil), r.Rest()...)
+	l.AppendedAt = time.Unix(seconds, int64(nanos)).UTC()
+	rest = r.Rest()
 	if extensions > 0 {
-		out.Extensions = rest[:extensions:extensions]
+		l.Extensions = rest[:extensions:extensions]
 	}
 	if data := rest[extensions:]; len(data) > 0 {
-		out.Data = data
+		l.Data = data
 	}
-	*l = out
-	return nil
+	return l, nil
 }

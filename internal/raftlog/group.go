@@ -31,6 +31,7 @@ type Group struct {
 	first  uint64 // 0: the log is empty
 	last   uint64
 	recent recent
+	heads  heads
 }
 
 func openGroup(s *Store, n uint32) (*Group, error) {
@@ -39,7 +40,7 @@ func openGroup(s *Store, n uint32) (*Group, error) {
 		return nil, err
 	}
 	defer done()
-	g := &Group{store: s, number: n, recent: recent{limit: s.cacheBytes}}
+	g := &Group{store: s, number: n, recent: recent{limit: s.cacheBytes}, heads: newHeads()}
 	it, err := s.db.NewIter(&pebble.IterOptions{
 		LowerBound: appendKey(nil, n, 0),
 		UpperBound: appendKey(nil, n, maxIndex),
@@ -95,11 +96,16 @@ func (g *Group) GetLog(index uint64, log *raft.Log) error {
 }
 
 func (g *Group) read(index uint64, log *raft.Log) error {
+	return g.view(index, func(value []byte) error { return decodeValue(g.number, index, value, log) })
+}
+
+// view calls f with the value of an entry, which is valid during the call.
+func (g *Group) view(index uint64, f func(value []byte) error) error {
 	done, err := g.store.use()
 	if err != nil {
 		return err
 	}
-	err = g.get(index, log)
+	err = g.get(index, f)
 	done()
 	if err != raft.ErrLogNotFound {
 		return err
@@ -109,15 +115,15 @@ func (g *Group) read(index uint64, log *raft.Log) error {
 		if index < first || index > last {
 			return raft.ErrLogNotFound
 		}
-		if err := g.get(index, log); err != raft.ErrLogNotFound {
+		if err := g.get(index, f); err != raft.ErrLogNotFound {
 			return err
 		}
 		return fmt.Errorf("%w: group %d has %d to %d, but no index %d", ErrCorrupt, g.number, first, last, index)
 	})
 }
 
-// get reads an entry from the store. REQUIRES: the caller has called use.
-func (g *Group) get(index uint64, log *raft.Log) error {
+// get calls f with the value of an entry in the store. REQUIRES: the caller has called use.
+func (g *Group) get(index uint64, f func(value []byte) error) error {
 	var key [keyBytes]byte
 	value, closer, err := g.store.db.Get(appendKey(key[:0], g.number, index))
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -126,7 +132,7 @@ func (g *Group) get(index uint64, log *raft.Log) error {
 	if err != nil {
 		return fmt.Errorf("raftlog: read group %d, index %d: %w", g.number, index, storageError(err))
 	}
-	return errors.Join(decodeValue(g.number, index, value, log), closer.Close())
+	return errors.Join(f(value), closer.Close())
 }
 
 // StoreLog is StoreLogs for one entry.
@@ -191,6 +197,7 @@ func (g *Group) add(logs []*raft.Log, first, last uint64) error {
 	defer g.mu.Unlock()
 	if replace {
 		g.recent.dropThrough(last)
+		g.heads.dropFrom(first)
 	}
 	if replace || first == 0 {
 		g.first = from
@@ -198,6 +205,7 @@ func (g *Group) add(logs []*raft.Log, first, last uint64) error {
 	g.last = logs[len(logs)-1].Index
 	for _, l := range logs {
 		g.recent.add(l)
+		g.heads.add(l)
 	}
 	return nil
 }
@@ -232,12 +240,15 @@ func (g *Group) delete(from, through, first, last uint64) error {
 	case from == first && through == last:
 		g.first, g.last = 0, 0
 		g.recent.dropThrough(last)
+		g.heads.dropFrom(from)
 	case from == first:
 		g.first = through + 1
 		g.recent.dropThrough(through)
+		g.heads.dropThrough(through)
 	default:
 		g.last = from - 1
 		g.recent.dropFrom(from)
+		g.heads.dropFrom(from)
 	}
 	return nil
 }

@@ -19,7 +19,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/hashicorp/raft"
 
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
@@ -273,7 +272,7 @@ func Check(r pebble.Reader) error {
 		if g == group && last != 0 && index != last+1 {
 			return fmt.Errorf("%w: group %d, index %d follows %d", ErrCorrupt, g, index, last)
 		}
-		if err := decodeValue(g, index, value, new(raft.Log)); err != nil {
+		if _, err := parseValue(g, index, value); err != nil {
 			return err
 		}
 		group, last = g, index

@@ -38,6 +38,32 @@ func entries(term, from, through uint64) (logs []*raft.Log) {
 	return logs
 }
 
+// mixed returns entries of which every second one is a large command.
+func mixed(term, from, through uint64) []*raft.Log {
+	logs := entries(term, from, through)
+	for _, l := range logs {
+		if l.Index%2 == 0 {
+			l.Type, l.Data = raft.LogCommand, append(l.Data, make([]byte, LargeData)...)
+		}
+	}
+	return logs
+}
+
+// requireHead checks what is told of an entry without its data, if it is large.
+func requireHead(t testing.TB, g *Group, want *raft.Log) {
+	t.Helper()
+	var l raft.Log
+	data, err := g.GetHead(want.Index, &l)
+	require.NoError(t, err)
+	if !isLarge(want) {
+		require.Zero(t, data)
+		require.Equal(t, *want, l)
+		return
+	}
+	require.Equal(t, len(want.Data), data)
+	require.Equal(t, raft.Log{Index: want.Index, Term: want.Term, Type: raft.LogCommand}, l)
+}
+
 // requireLog checks that a log has these entries and no others.
 func requireLog(t testing.TB, g *Group, want ...*raft.Log) {
 	t.Helper()
@@ -53,18 +79,22 @@ func requireLog(t testing.TB, g *Group, want ...*raft.Log) {
 	require.Equal(t, last, got)
 	for _, w := range want {
 		var l raft.Log
+		requireHead(t, g, w)
 		require.NoError(t, g.GetLog(w.Index, &l))
 		require.Equal(t, *w, l)
+		requireHead(t, g, w)
 	}
 	for _, i := range []uint64{0, first - 1, last + 1, maxIndex} {
 		require.True(t, g.GetLog(i, new(raft.Log)) == raft.ErrLogNotFound) // as Raft compares
+		_, err := g.GetHead(i, new(raft.Log))
+		require.True(t, err == raft.ErrLogNotFound)
 	}
 }
 
 // TestLog does what Raft does to a log, and checks it in memory, in Pebble, and after the store was
 // opened again.
 func TestLog(t *testing.T) {
-	all := entries(1, 1, 10)
+	all := mixed(1, 1, 10)
 	type step func(g *Group) error
 	store := func(logs ...*raft.Log) step { return func(g *Group) error { return g.StoreLogs(logs) } }
 	remove := func(from, through uint64) step {
@@ -86,13 +116,13 @@ func TestLog(t *testing.T) {
 		{"suffix goes", []step{store(all...), remove(8, 10)}, all[:7]},
 		{"suffix goes, from beyond", []step{store(all...), remove(8, maxIndex)}, all[:7]},
 		{"both go", []step{store(all...), remove(1, 3), remove(8, 10)}, all[3:7]},
-		{"suffix replaced", []step{store(all...), remove(8, 10), store(entries(2, 8, 9)...)},
-			append(all[:7:7], entries(2, 8, 9)...)},
+		{"suffix replaced", []step{store(all...), remove(8, 10), store(mixed(2, 8, 9)...)},
+			append(all[:7:7], mixed(2, 8, 9)...)},
 		{"all gone", []step{store(all...), remove(1, 10)}, nil},
 		{"all gone in parts", []step{store(all...), remove(1, 9), remove(10, 10)}, nil},
-		{"all replaced", []step{store(all...), remove(1, 10), store(entries(2, 1, 2)...)}, entries(2, 1, 2)},
-		{"begins again later", []step{store(all...), remove(1, 10), store(entries(2, 50, 52)...)}, entries(2, 50, 52)},
-		{"replaced behind a snapshot", []step{store(all...), store(entries(2, 12, 13)...)}, entries(2, 12, 13)},
+		{"all replaced", []step{store(all...), remove(1, 10), store(mixed(2, 1, 2)...)}, mixed(2, 1, 2)},
+		{"begins again later", []step{store(all...), remove(1, 10), store(mixed(2, 50, 52)...)}, mixed(2, 50, 52)},
+		{"replaced behind a snapshot", []step{store(all...), store(mixed(2, 12, 13)...)}, mixed(2, 12, 13)},
 		{"nothing to remove", []step{remove(1, 5), store(all[5:]...), remove(1, 5), remove(11, 20), remove(8, 7)}, all[5:]},
 	} {
 		for _, cache := range []int64{DefaultCacheBytes, 1, 3 * 150} {
@@ -112,7 +142,7 @@ func TestLog(t *testing.T) {
 				requireLog(t, g, tc.want...)
 				last, err := g.LastIndex()
 				require.NoError(t, err)
-				require.NoError(t, g.StoreLogs(entries(3, last+1, last+2)))
+				require.NoError(t, g.StoreLogs(mixed(3, last+1, last+2)))
 				require.NoError(t, s.Close())
 			})
 		}
@@ -284,6 +314,36 @@ func TestRecentIsBounded(t *testing.T) {
 }
 
 // TestRecentHoldsWhatFits: an entry is removed only for lack of room.
+// TestHeadsAreReadOnce: the data of large entries is read once after the store was opened, to tell
+// how long it is, and forgotten when the entries are removed.
+func TestHeadsAreReadOnce(t *testing.T) {
+	mem := vfs.NewMem()
+	s := open(t, mem, Options{CacheBytes: 1})
+	all := mixed(1, 1, 10)
+	g := group(t, s, 1)
+	require.NoError(t, g.StoreLogs(all))
+	require.Len(t, g.heads.of, 5)
+	require.NoError(t, s.Close())
+
+	s = open(t, mem, Options{CacheBytes: 1})
+	defer func() { require.NoError(t, s.Close()) }()
+	g = group(t, s, 1)
+	require.Empty(t, g.heads.of)
+	requireLog(t, g, all...)
+	require.Len(t, g.heads.of, 5)
+	require.NoError(t, s.db.Delete(appendKey(nil, 1, 2), nil))
+	requireHead(t, g, all[1])
+	require.NoError(t, g.DeleteRange(1, 3))
+	require.NoError(t, g.DeleteRange(8, 10))
+	require.Len(t, g.heads.of, 2)
+
+	before := g.heads.replaced
+	require.NoError(t, g.DeleteRange(6, 7))
+	require.NoError(t, g.StoreLogs(mixed(2, 6, 6)))
+	g.heads.learn(6, headOf(all[5]), before) // by a read that began before
+	requireHead(t, g, mixed(2, 6, 6)[0])
+}
+
 func TestRecentHoldsWhatFits(t *testing.T) {
 	one := raft.Log{Data: make([]byte, 100)}
 	r := recent{limit: 3 * cost(&one)}

@@ -1,5 +1,5 @@
 // Package simnet has a network in memory, in the fake time of a bubble of testing/synctest, for tests
-// that cut, delay and pause its connections.
+// that cut, delay, slow and pause its connections.
 package simnet
 
 import (
@@ -16,16 +16,19 @@ import (
 
 // Net is a network in memory between hosts that have names for addresses.
 // Connections are like those of TCP: each direction has a buffer of window bytes, which arrive in
-// order, after a random latency. A direction of a link that is cut keeps its bytes back until it is
-// healed, so that a writer blocks when the buffer is full; nobody is told of a cut. A paused host
-// neither sends nor receives.
+// order, after a random latency. A direction of a link may have a bandwidth, which its connections
+// share: bytes pass in the order in which they were sent. A direction that is cut keeps its bytes
+// back until it is healed, so that a writer blocks when the buffer is full; nobody is told of a cut.
+// A paused host neither sends nor receives.
 type Net struct {
 	mu      sync.Mutex // guards everything, that of the connections too
 	rng     *rand.Rand
 	latency time.Duration // at most
 	cut     map[link]bool
-	bytes   map[link]int64 // written so far
-	dials   map[string]int // of a host, so far
+	bytes   map[link]int64     // written so far
+	rates   map[link]int64     // bytes per second; 0: no limit
+	busy    map[link]time.Time // until then, with what was sent
+	dials   map[string]int     // of a host, so far
 	paused  map[string]bool
 	hosts   map[string]*Listener
 	conns   map[*conn]bool
@@ -40,7 +43,7 @@ const window = 64 << 10
 func New(seed uint64, latency time.Duration) *Net {
 	return &Net{
 		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), dials: make(map[string]int),
-		paused: make(map[string]bool), hosts: make(map[string]*Listener), conns: make(map[*conn]bool),
+		rates: make(map[link]int64), busy: make(map[link]time.Time), paused: make(map[string]bool), hosts: make(map[string]*Listener), conns: make(map[*conn]bool),
 	}
 }
 
@@ -85,6 +88,12 @@ func (n *Net) Dials(to string) int {
 // SetCut cuts or heals one direction of a link.
 func (n *Net) SetCut(from, to string, cut bool) {
 	n.update(func() { n.cut[link{from, to}] = cut })
+}
+
+// SetBandwidth limits what one direction of a link passes from now on, in bytes per second; 0: there
+// is no limit.
+func (n *Net) SetBandwidth(from, to string, rate int64) {
+	n.update(func() { n.rates[link{from, to}] = rate })
 }
 
 // Isolate cuts a host off from others, in both directions.
@@ -152,6 +161,20 @@ func (n *Net) lag() time.Duration {
 		return 0
 	}
 	return time.Duration(n.rng.Int64N(int64(n.latency)))
+}
+
+// pass sends so many bytes over a link, and returns when they arrive. REQUIRES: mu is held.
+func (n *Net) pass(l link, bytes int) time.Time {
+	n.bytes[l] += int64(bytes)
+	at := time.Now()
+	if rate := n.rates[l]; rate > 0 {
+		if at.Before(n.busy[l]) {
+			at = n.busy[l]
+		}
+		at = at.Add(time.Duration(int64(bytes) * int64(time.Second) / rate))
+		n.busy[l] = at
+	}
+	return at.Add(n.lag())
 }
 
 // wait waits for a signal, or until a time; zero: for ever.
@@ -350,14 +373,13 @@ func (c *conn) Write(p []byte) (written int, err error) {
 		}
 		if room := window - c.peer.buffered; room > 0 && !n.paused[c.local] {
 			chunk := append([]byte(nil), p[:min(room, len(p))]...)
-			at := time.Now().Add(n.lag())
+			at := n.pass(link{c.local, c.remote}, len(chunk))
 			if at.Before(c.peer.arrival) {
 				at = c.peer.arrival
 			}
 			c.peer.arrival = at
 			c.peer.segments = append(c.peer.segments, segment{at, chunk})
 			c.peer.buffered += len(chunk)
-			n.bytes[link{c.local, c.remote}] += int64(len(chunk))
 			written, p = written+len(chunk), p[len(chunk):]
 			if len(c.peer.segments) == 1 { // else it waits for the first
 				c.peer.toRead.wake()

@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// pipeline is Raft's, but divides what Raft sends into messages of a bounded size, and does not get
+// stuck. Raft stops listening to the answers when it gets one that ends the pipeline, such as that
+// of a follower that knows a later term, or when its term is over. If it sent another request then,
+// or was about to, the goroutine that sends would wait for ever, and with it the replication to
+// that follower, and Shutdown. So the pipeline closes itself.
+type pipeline struct {
+	raft.AppendPipeline
+	group      *Group
+	sent       time.Time     // when the last message was, or else the pipeline made
+	term       atomic.Uint64 // of the last request; 0: there was none
+	unanswered atomic.Int32  // messages
+	answered   chan struct{} // capacity 1: unanswered is less
+	answers    chan raft.AppendFuture
+	end        sync.Once
+	ended      chan struct{}
+}
+
+func newPipeline(inner raft.AppendPipeline, g *Group) *pipeline {
+	p := &pipeline{
+		AppendPipeline: inner, group: g, sent: time.Now(), answered: make(chan struct{}, 1),
+		answers: make(chan raft.AppendFuture), ended: make(chan struct{}),
+	}
+	end := func(error) { _ = p.Close() } // never fails
+	g.node.background.Go(func() {
+		g.node.contain("answers of a node", func() { p.listen(); end(nil) }, end)
+	})
+	return p
+}
+
+// Consumer is raft.AppendPipeline's.
+func (p *pipeline) Consumer() <-chan raft.AppendFuture { return p.answers }
+
+// Close is raft.AppendPipeline's.
+func (p *pipeline) Close() error {
+	p.end.Do(func() { close(p.ended) })
+	return p.AppendPipeline.Close()
+}
+
+// listen passes answers on, until Raft does not listen any more.
+func (p *pipeline) listen() {
+	for {
+		change := p.group.route.next()
+		if p.isOver() {
+			return
+		}
+		select {
+		case f := <-p.AppendPipeline.Consumer():
+			last := !f.Response().Success || f.Response().Term > f.Request().Term
+			select {
+			case p.answers <- f:
+			case <-p.ended:
+				return
+			}
+			if last {
+				return
+			}
+			p.unanswered.Add(-1)
+			select {
+			case p.answered <- struct{}{}:
+			default:
+			}
+		case <-change:
+		case <-p.group.node.ctx.Done():
+			return
+		case <-p.ended:
+			return
+		}
+	}
+}
+
+// isOver reports whether what is sent makes no difference any more.
+func (p *pipeline) isOver() bool {
+	term, r := p.term.Load(), p.group.raft
+	return term > 0 && (r.State() != raft.Leader || r.CurrentTerm() != term)
+}
+
+// AppendEntries is raft.AppendPipeline's. One goroutine calls it. What is not sent within
+// sendFor is taken out of the request: Raft looks whether it is to stop, and goes on there.
+func (p *pipeline) AppendEntries(
+	args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
+) (raft.AppendFuture, error) {
+	p.term.Store(args.Term)
+	begun := time.Now()
+	for rest := args; ; resp = new(raft.AppendEntriesResponse) {
+		n := fitting(rest.Entries)
+		more := len(rest.Entries) - n
+		if more > 0 || n >= p.group.node.c.MaxAppend {
+			p.giveWay()
+		}
+		p.sent = time.Now()
+		f, err := p.send(rest, n, resp)
+		if err != nil || more == 0 {
+			return f, err
+		}
+		if p.sent.Sub(begun) > sendFor {
+			args.Entries = args.Entries[:len(args.Entries)-more]
+			return f, nil
+		}
+		last, next := rest.Entries[n-1], *rest
+		next.PrevLogEntry, next.PrevLogTerm, next.Entries = last.Index, last.Term, rest.Entries[n:]
+		rest = &next
+	}
+}
+
+const sendFor = time.Second
+
+// send sends the first n entries of a request. An entry that is larger than a message is sent
+// when all before have been answered, so that no two of them are in memory.
+func (p *pipeline) send(
+	req *raft.AppendEntriesRequest, n int, resp *raft.AppendEntriesResponse,
+) (raft.AppendFuture, error) {
+	if n == 1 && dataOf(req.Entries[0]) > messageBytes && !p.drain() {
+		return nil, raft.ErrPipelineShutdown
+	}
+	if p.isOver() {
+		return nil, raft.ErrPipelineShutdown
+	}
+	if err := p.group.Failure(); err != nil {
+		return nil, err
+	}
+	message, err := p.group.message(req, n)
+	if err != nil {
+		return nil, err
+	}
+	p.unanswered.Add(1)
+	return p.AppendPipeline.AppendEntries(message, resp)
+}
+
+// drain waits until all messages have been answered. It is false if that will not be.
+func (p *pipeline) drain() bool {
+	for p.unanswered.Load() > 0 {
+		select {
+		case <-p.answered:
+		case <-p.ended:
+			return false
+		}
+	}
+	return true
+}
+
+// A node that catches up leaves most of the time to the calls of others: after each message but the
+// last, or MaxAppend entries, it waits for giveWayFor times as long as they took. A shard at work
+// commits one entry in the time in which the other node then gets a message divided by
+// 1+giveWayFor, so that it catches up nevertheless.
+const (
+	giveWayFor = 7
+	maxGiveWay = 50 * time.Millisecond
+)
+
+func (p *pipeline) giveWay() {
+	time.Sleep(min(giveWayFor*time.Since(p.sent), maxGiveWay))
+}

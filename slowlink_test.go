@@ -1,0 +1,95 @@
+package codeq
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	slowLink   = 512 << 10 // bytes per second
+	largeEntry = 6 << 20   // takes longer than Raft gives a message
+)
+
+// fallBehind cuts a node off until it lacks large entries, and leaves it slow links. It returns how
+// many bytes it lacks.
+func (c *simCluster) fallBehind(leader, victim *simNode) (lacks int64) {
+	c.net.Isolate(victim.name, c.names())
+	produce := func(tasks int) {
+		batch := make([]Task, tasks)
+		for i := range batch {
+			batch[i] = Task{Queue: "a", Payload: make([]byte, 1<<20)}
+		}
+		_, err := simQueue(leader).ProduceBatch(context.Background(), batch)
+		require.NoError(c.t, err)
+		lacks += int64(tasks) << 20
+	}
+	for range 8 {
+		produce(1)
+	}
+	produce(largeEntry >> 20)
+	for range 3 {
+		produce(1)
+	}
+	c.net.Heal(true)
+	for _, n := range c.members() {
+		c.net.SetBandwidth(n.name, victim.name, slowLink)
+	}
+	return lacks
+}
+
+// TestBehindOverSlowLink: a node that lacks large entries catches up over a link on which a message
+// of them all would take too long, or one of them. Each is sent once, the leader has few of them in
+// memory, and leads on; who calls it does not wait.
+func TestBehindOverSlowLink(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		leader, victim := c.lead()
+		behind, ahead := simQueue(victim).replicas[0].group, simQueue(leader).replicas[0].group
+		term := ahead.Raft().CurrentTerm()
+		lacks := c.fallBehind(leader, victim)
+		before := c.net.Sent(leader.name, victim.name)
+		var loaded, most atomic.Int64
+		leader.watchLoads(func(bytes int) {
+			held := loaded.Add(int64(bytes)) - (c.net.Sent(leader.name, victim.name) - before)
+			most.Store(max(most.Load(), held))
+		})
+		begun := time.Now()
+		for behind.Applied() < ahead.Applied() {
+			at := time.Now()
+			_, err := simQueue(leader).Produce(t.Context(), Task{Queue: "b"})
+			require.NoError(t, err)
+			require.Less(t, time.Since(at), 100*time.Millisecond)
+			time.Sleep(200 * time.Millisecond)
+			require.Less(t, time.Since(begun), time.Duration(lacks/slowLink)*time.Second*5/4)
+		}
+		require.Less(t, c.net.Sent(leader.name, victim.name)-before, lacks*5/4)
+		require.Less(t, most.Load(), int64(largeEntry+1<<20))
+		require.Equal(t, term, ahead.Raft().CurrentTerm())
+	})
+}
+
+// TestVoteBesideLargeEntry: a node votes while a large entry is on its way to it.
+func TestVoteBesideLargeEntry(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		leader, victim := c.lead()
+		c.fallBehind(leader, victim)
+		time.Sleep(20 * time.Second) // 8 MiB take 16 s
+		leader.crash(0)
+		elected := func() bool {
+			return slices.ContainsFunc(c.members(), func(n *simNode) bool {
+				q := simQueue(n)
+				return q != nil && q.replicas[0].group.Raft().State() == raft.Leader
+			})
+		}
+		for begun := time.Now(); !elected(); time.Sleep(10 * time.Millisecond) {
+			require.Less(t, time.Since(begun), 5*time.Second)
+		}
+	})
+}
