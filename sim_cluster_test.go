@@ -550,6 +550,7 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any), busy func(
 // rest waits until all replicas of every shard have applied the same, and nothing more comes.
 func (c *simCluster) rest() {
 	var last []uint64
+	var seen [][]uint64 // what the leaders had applied
 	for end := time.Now().Add(simPatience); ; time.Sleep(2 * time.Second) {
 		var applied []uint64
 		same := true
@@ -576,8 +577,9 @@ func (c *simCluster) rest() {
 		if same {
 			last = applied
 		}
+		seen = append(seen, applied)
 		if time.Now().After(end) {
-			c.hangs("the way to rest")
+			c.hangs(fmt.Sprintf("the way to rest (leaders applied %v)", seen[max(0, len(seen)-10):]))
 		}
 	}
 }

@@ -246,6 +246,9 @@ type simProbe struct {
 	receipt  Receipt
 }
 
+// probeLease is longer than a schedule, and ends soon after it: a shard with leases is never at rest.
+const probeLease = 90 * time.Second
+
 // probe works and reads in one queue after the other, until the schedule is over.
 func (c *simClient) probe() {
 	for n := 0; !c.over.Load(); n++ {
@@ -283,7 +286,7 @@ func (p *simProbe) step() (known bool) {
 		var l *Lease
 		empty := false
 		ok, _ := p.do(simClaim, func(ctx context.Context, q *Queue) (err error) {
-			l, err = q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: time.Hour})
+			l, err = q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: probeLease})
 			empty = errors.Is(err, ErrEmpty)
 			return err
 		})
@@ -386,7 +389,7 @@ func (p *simProbe) read() {
 			return
 		}
 		if ok, _ := p.do(simClaim, func(ctx context.Context, q *Queue) error {
-			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: time.Hour})
+			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: probeLease})
 			return err
 		}); ok {
 			p.fails("Claim has found a task")
