@@ -646,7 +646,17 @@ func panicInCluster(t *testing.T, p *panicIn, seed uint64) {
 			n.stop()
 		}
 	})
-	for _, n := range c.members() {
+	added := c.node(false)
+	bounded(t, "an addition", func() {
+		if c.open(added) == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			time.Sleep(5 * time.Second) // it waits to be added
+			_ = queues[0].AddNode(ctx, Peer{added.name, added.name})
+			_ = queues[0].RemoveNode(ctx, added.name)
+		}
+	})
+	for _, n := range append(c.members(), added) {
 		var p *PanicError
 		bounded(t, "Close", func() {
 			if err := n.close(); err != nil {

@@ -142,9 +142,8 @@ func (n *Node) failAll(err error) {
 // cluster now. After an error it will not be.
 func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 	founders := n.founders()
-	answers := n.introduceAll(ctx, founders)
 	var missing []error // why the cluster cannot begin
-	for a := range answers {
+	for _, a := range n.introduceAll(ctx, founders) {
 		switch {
 		case a.err != nil:
 			missing = append(missing, a.err)
@@ -262,27 +261,19 @@ type answer struct {
 	err error
 }
 
-// introduceAll asks all nodes but this one who they are. The channel is closed when all have
-// answered, or ctx has ended.
-func (n *Node) introduceAll(ctx context.Context, peers []Peer) <-chan answer {
-	answers := make(chan answer, len(peers))
+// introduceAll asks all nodes but this one who they are. It returns when all have answered, or ctx
+// has ended.
+func (n *Node) introduceAll(ctx context.Context, peers []Peer) []answer {
+	peers = slices.DeleteFunc(slices.Clone(peers), func(p Peer) bool { return p.Node == n.self.Node })
+	answers := make([]answer, len(peers))
 	var asking sync.WaitGroup
-	for _, p := range peers {
-		if p.Node == n.self.Node {
-			continue
-		}
-		asking.Add(1)
-		n.background.Go(func() {
-			defer asking.Done()
-			var a answer
+	for i, p := range peers {
+		asking.Go(func() {
+			a := &answers[i]
 			a.err = n.guarded("introduction", func() (err error) { a.introduction, err = n.introduce(ctx, p); return err })
-			answers <- a
 		})
 	}
-	n.background.Go(func() {
-		n.contain("introductions", asking.Wait, nil)
-		close(answers)
-	})
+	asking.Wait()
 	return answers
 }
 

@@ -387,7 +387,7 @@ func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 	var errs []error
 	of := make(map[string][]introduction) // by cluster
 	peers := slices.DeleteFunc(slices.Clone(n.c.Peers), func(p Peer) bool { return p.Node == n.self.Node })
-	for a := range n.introduceAll(ctx, peers) {
+	for _, a := range n.introduceAll(ctx, peers) {
 		switch {
 		case a.err != nil:
 			errs = append(errs, refusal(a.err))
