@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"codeq/internal/base"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -127,10 +128,14 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			err = doubt // by the one before, perhaps
 		}
 		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.verb().repeatable(op)
-		if !again || ctx.Err() != nil || !patience.Wait(ctx, change) {
-			return true, err
+		if again && ctx.Err() == nil && patience.Wait(ctx, change) {
+			op.again()
+			continue
 		}
-		op.again()
+		if again && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+			err = fmt.Errorf("%w: %w", err, base.EndOf(ctx))
+		}
+		return true, err
 	}
 }
 

@@ -217,6 +217,11 @@ func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
+	select {
+	case <-q.closing:
+		return ErrClosed
+	default:
+	}
 	if q.node == nil {
 		return ErrNoCluster
 	}
@@ -357,14 +362,21 @@ type ReplicaStatus struct {
 }
 
 // WaitReady waits until every shard has a leader that this node can call, as after Open or while
-// other nodes are started. It does not wait if the queue is by itself. If ctx ends before, the error
+// other nodes are started: other calls, and the beginning of Run, wait for a leader no longer than
+// [Cluster.CallTimeout]. It does not wait if the queue is by itself. If ctx ends before, the error
 // tells why a shard cannot be called.
 //
 // Errors: [ErrInvalid], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) WaitReady(ctx context.Context) (err error) {
 	defer public(&err)
-	if err := q.checkCall(ctx); err != nil || q.node == nil {
+	if err := q.checkCluster(ctx); err != nil && err != ErrNoCluster {
 		return err
+	}
+	if ctx.Err() != nil {
+		return base.EndOf(ctx)
+	}
+	if q.node == nil {
+		return nil
 	}
 	for shard := range q.replicas {
 		for {
@@ -390,11 +402,8 @@ func (q *Queue) WaitReady(ctx context.Context) (err error) {
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrClosed].
 func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error) {
 	defer public(&err)
-	if err := q.checkCall(ctx); err != nil {
+	if err := q.checkCluster(ctx); err != nil {
 		return nil, err
-	}
-	if q.node == nil {
-		return nil, ErrNoCluster
 	}
 	st := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}
 	for _, sh := range q.node.Status(ctx) {

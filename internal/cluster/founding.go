@@ -247,7 +247,7 @@ func configurationOf(founders []manifest.Founder) (c raft.Configuration) {
 func (n *Node) introduce(ctx context.Context, p Peer) (i introduction, err error) {
 	b, err := n.peer.Introduce(ctx, peer.Target{Name: p.Node, Address: p.Address}, kindWho, nil)
 	if err != nil {
-		return i, fmt.Errorf("node %q at %s: %w", p.Node, p.Address, n.callError(ctx, err))
+		return i, fmt.Errorf("node %q at %s: %w", p.Node, p.Address, err)
 	}
 	if err := json.Unmarshal(b, &i); err != nil || i.Node != p.Node || i.ID == "" {
 		return i, fmt.Errorf("node %q at %s: %w", p.Node, p.Address, ErrMalformedCall)

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,7 +32,7 @@ func (n *Node) Add(ctx context.Context, p Peer) error {
 // for the node to be there.
 func (n *Node) invite(ctx context.Context, p Peer) (Peer, error) {
 	var away error // why the node has not answered, the last time
-	err := poll(ctx, func() (bool, error) {
+	err := n.poll(ctx, func() (bool, error) {
 		i, err := n.introduce(ctx, p)
 		var refused *peer.RefusedError
 		if errors.As(err, &refused) {
@@ -44,7 +45,8 @@ func (n *Node) invite(ctx context.Context, p Peer) (Peer, error) {
 			return false, fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, p.Node, i.Cluster, n.Cluster())
 		}
 		p.ID = i.ID
-		if err := namesake(n.known(), p); err != nil || i.Cluster != "" {
+		known := n.known()
+		if err := cmp.Or(namesake(known, p), addressee(known, p)); err != nil || i.Cluster != "" {
 			return true, err
 		}
 		_, err = n.peer.Introduce(ctx, peer.Target{Name: p.Node, Address: p.Address}, kindAdopt, []byte(n.Cluster()))
@@ -53,8 +55,8 @@ func (n *Node) invite(ctx context.Context, p Peer) (Peer, error) {
 		}
 		return true, nil
 	})
-	if ctx.Err() != nil {
-		err = errors.Join(err, away)
+	if err != nil && away != nil {
+		err = fmt.Errorf("add node %s: %w: %w", p.Node, err, away)
 	}
 	return p, err
 }
@@ -71,6 +73,16 @@ func refusal(err error) error {
 		return fmt.Errorf("%w: %w", base.ErrNotMember, err)
 	}
 	return err
+}
+
+// addressee returns an error if another member has the address of a node.
+func addressee(members []Peer, p Peer) error {
+	at := slices.IndexFunc(members, func(m Peer) bool { return m.Address == p.Address && m.ID != p.ID })
+	if at < 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: address %s is that of node %q, which is to be removed first, or to be added with another address",
+		base.ErrNotMember, p.Address, members[at].Node)
 }
 
 func (n *Node) add(ctx context.Context, p Peer) error {
@@ -111,8 +123,15 @@ func (n *Node) Remove(ctx context.Context, node string) error {
 	return nil
 }
 
-// Replace adds a node and then removes another one, if all shards can do without that one.
+// Replace adds a node and then removes another one, if all shards can do without that one. A node at
+// the address of the other one takes its place after the removal.
 func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
+	if slices.ContainsFunc(n.known(), func(m Peer) bool { return m.Node == old && m.Address == p.Address }) {
+		if err := n.Remove(ctx, old); err != nil {
+			return err
+		}
+		return n.Add(ctx, p)
+	}
 	if err := n.check(ctx, CheckReplacement, old); err != nil {
 		return err
 	}
@@ -191,8 +210,12 @@ func (g *Group) change(ctx context.Context, how Change, p Peer) error {
 	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
 	switch how {
 	case AddNode:
-		if at >= 0 && members[at].ID != id {
-			return namesake([]Peer{peerOf(members[at])}, p)
+		known := make([]Peer, len(members))
+		for i, m := range members {
+			known[i] = peerOf(m)
+		}
+		if err := cmp.Or(namesake(known, p), addressee(known, p)); err != nil {
+			return err
 		}
 		if at >= 0 && members[at] == (raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
 			return nil // it has been added before
@@ -318,7 +341,7 @@ const (
 // awaitCatchUp waits until a new node has nearly caught up with a shard.
 func (n *Node) awaitCatchUp(ctx context.Context, shard int, p Peer) error {
 	var unknown error // why the state of the new node was, the last time
-	err := poll(ctx, func() (bool, error) {
+	err := n.poll(ctx, func() (bool, error) {
 		applied, err := n.c.Leaders.Applied(ctx, shard)
 		if err != nil {
 			return false, err
@@ -337,7 +360,7 @@ func (n *Node) awaitCatchUp(ctx context.Context, shard int, p Peer) error {
 // what its leader has: Raft lets nobody vote for a node that it has not heard of.
 func (n *Node) acquaint(ctx context.Context, shard int) error {
 	var last uint64 // in the leader's log, when it was first heard of
-	return poll(ctx, func() (bool, error) {
+	return n.poll(ctx, func() (bool, error) {
 		sh := &n.Status(ctx)[shard]
 		for _, rs := range sh.Replicas {
 			if last == 0 && rs.Node == sh.Leader {
@@ -353,7 +376,7 @@ func (n *Node) acquaint(ctx context.Context, shard int) error {
 // join lets the nodes of the cluster add this one.
 func (n *Node) join() error {
 	if n.votes() {
-		return nil
+		return n.checkCluster()
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
 	defer cancel()
@@ -373,9 +396,30 @@ func (n *Node) join() error {
 			errs = append(errs, fmt.Errorf("node %q: %w", p.Node, err))
 			continue
 		}
-		return poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
+		return n.poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
 	}
 	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
+}
+
+// checkCluster refuses a node that is part of a cluster, but not of that of its peers.
+func (n *Node) checkCluster() error {
+	ctx, cancel := context.WithTimeout(n.ctx, n.c.HeartbeatTimeout/foundingShare)
+	defer cancel()
+	own, others, other := 0, 0, ""
+	for _, a := range n.introduceAll(ctx, n.c.Peers) {
+		switch {
+		case a.err != nil || a.Cluster == "":
+		case a.Cluster == n.Cluster():
+			own++
+		default:
+			others, other = others+1, a.Cluster
+		}
+	}
+	if others > own && 2*others >= len(n.c.Peers) {
+		return fmt.Errorf("codeq: join the cluster: %w: node %q is of cluster %s, its peers are of %s",
+			base.ErrNotMember, n.self.Node, n.Cluster(), other)
+	}
+	return nil
 }
 
 // errNotBegun: a cluster is about to be founded.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/base"
 	"codeq/internal/manifest"
 )
 
@@ -15,6 +16,9 @@ import (
 // ends meanwhile, it can be called again.
 func (n *Node) Recover() error {
 	err := n.openStores()
+	if err == nil {
+		err = n.hasState()
+	}
 	if err == nil {
 		// Nodes that were lost, and come back, are of another cluster from now on.
 		n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), nil
@@ -31,6 +35,24 @@ func (n *Node) Recover() error {
 	n.cancel()
 	n.background.Wait()
 	return errors.Join(err, n.closeLogs())
+}
+
+// hasState returns an error if nothing was ever stored in any group.
+func (n *Node) hasState() error {
+	for _, g := range n.groups {
+		log, err := n.logs.Group(uint32(g.index))
+		if err != nil {
+			return err
+		}
+		last, err := log.LastIndex()
+		if err != nil || last > 0 || g.Applied() > 0 {
+			return err
+		}
+		if list, err := g.snapshots.List(); err != nil || len(list) > 0 {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: recover %s: nothing was ever stored in it", base.ErrNotMember, n.c.Directory.Path)
 }
 
 // recover makes a snapshot of the store, which has the new configuration, and with which the log

@@ -41,7 +41,7 @@ func (g *Group) transfer(to raft.Server) error {
 	led := g.leave(base.ErrNotLeader)
 	defer g.endOffer(led)
 	last := g.raft.LastIndex()
-	if err := poll(ctx, func() (bool, error) {
+	if err := g.node.poll(ctx, func() (bool, error) {
 		s, err := g.stateAt(ctx, to)
 		return err == nil && s.LastIndex >= last, err
 	}); err != nil {
