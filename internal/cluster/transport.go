@@ -223,7 +223,7 @@ func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 
 // header is that of a message that Raft does not send by itself.
 func (t *transport) header() raft.RPCHeader {
-	self := raft.ServerID(t.group.node.self.Node)
+	self := t.group.node.self.ServerID()
 	return raft.RPCHeader{
 		ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(self), Addr: t.EncodePeer(self, t.LocalAddr()),
 	}

@@ -28,24 +28,10 @@ func TestFailedReplicaSendsNothing(t *testing.T) {
 // TestFollowerCommitsWhatIsProved: a follower has entries of an earlier leader behind those that its
 // leader has sent by now. They are not committed, however far the leader is.
 func TestFollowerCommitsWhatIsProved(t *testing.T) {
-	disk, m := vfs.NewMem(), &notes{}
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
-	n := newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
-	other := Peer{"b", "b:1", manifest.NewID()}
-	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
-	n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
-	require.NoError(t, n.Open())
-	defer func() { require.NoError(t, n.Close()) }()
+	n, other := openFollower(t)
 	g := n.Group(0)
 	send := func(term, commit uint64, entries ...*raft.Log) *raft.AppendEntriesResponse {
-		answer := make(chan raft.RPCResponse, 1)
-		g.transport.pass(raft.RPC{RespChan: answer, Command: &raft.AppendEntriesRequest{
-			RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(other.ServerID()), Addr: []byte("b:1")},
-			Term:      term, PrevLogEntry: 1, PrevLogTerm: 1, Entries: entries, LeaderCommitIndex: commit,
-		}})
-		a := <-answer
-		require.NoError(t, a.Error)
-		return a.Response.(*raft.AppendEntriesResponse)
+		return sendEntries(t, g, other, term, commit, entries...)
 	}
 	entry := func(index, term uint64) *raft.Log { return entryOf(index, term, term, "") }
 	require.True(t, send(5, 1, entry(2, 5), entry(3, 5), entry(4, 5)).Success)
@@ -62,16 +48,50 @@ func TestFollowerCommitsWhatIsProved(t *testing.T) {
 	require.True(t, send(8, 4).Success)
 }
 
+// openFollower opens a node of a cluster whose other member is not there.
+func openFollower(t *testing.T) (n *Node, other Peer) {
+	disk, m := vfs.NewMem(), &notes{}
+	require.NoError(t, disk.MkdirAll("dir", 0o700))
+	n = newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
+	other = Peer{"b", "b:1", manifest.NewID()}
+	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
+	n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
+	require.NoError(t, n.Open())
+	t.Cleanup(func() { require.NoError(t, n.Close()) })
+	return n, other
+}
+
+// sendEntries sends a node what follows the first entry, as the other member.
+func sendEntries(t *testing.T, g *Group, from Peer, term, commit uint64, entries ...*raft.Log) *raft.AppendEntriesResponse {
+	return deliver(t, g, nil, &raft.AppendEntriesRequest{
+		RPCHeader: headerOf(from), Term: term, PrevLogEntry: 1, PrevLogTerm: 1, Entries: entries, LeaderCommitIndex: commit,
+	}).(*raft.AppendEntriesResponse)
+}
+
+func headerOf(p Peer) raft.RPCHeader {
+	return raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(p.ServerID()), Addr: []byte(p.Address)}
+}
+
+// deliver returns the answer to a message.
+func deliver(t *testing.T, g *Group, body io.Reader, message any) any {
+	answer := make(chan raft.RPCResponse, 1)
+	g.transport.pass(raft.RPC{RespChan: answer, Command: message, Reader: body})
+	a := <-answer
+	require.NoError(t, a.Error)
+	return a.Response
+}
+
+// TestOwnMessagesNameTheNode: a node that gets a message of this package takes its sender for the
+// leader, as if Raft had sent it.
+func TestOwnMessagesNameTheNode(t *testing.T) {
+	n, _ := openFollower(t)
+	require.Equal(t, headerOf(n.self), n.Group(0).transport.header())
+}
+
 // TestCutMessageClaimsLess: of the entries for a node that refuses them one is sent, and the message
 // does not say that those behind it are committed.
 func TestCutMessageClaimsLess(t *testing.T) {
-	var ends [2]*raft.NetworkTransport
-	for i := range ends {
-		var err error
-		ends[i], err = raft.NewTCPTransport("127.0.0.1:0", nil, 1, time.Second, io.Discard)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, ends[i].Close()) }()
-	}
+	ends := connected(t)
 	g := loneGroup(vfs.NewMem(), nil)
 	g.health.noteRefusal("b", true)
 	sent := make(chan error, 1)
@@ -87,4 +107,15 @@ func TestCutMessageClaimsLess(t *testing.T) {
 	require.NoError(t, <-sent)
 	require.Len(t, rpc.Command.(*raft.AppendEntriesRequest).Entries, 1)
 	require.EqualValues(t, 11, rpc.Command.(*raft.AppendEntriesRequest).LeaderCommitIndex)
+}
+
+// connected returns two transports.
+func connected(t *testing.T) (ends [2]*raft.NetworkTransport) {
+	for i := range ends {
+		var err error
+		ends[i], err = raft.NewTCPTransport("127.0.0.1:0", nil, 1, time.Second, io.Discard)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, ends[i].Close()) })
+	}
+	return ends
 }
