@@ -216,6 +216,17 @@ func (l *groupLog) position(index uint64) (Position, error) {
 	return Position{log.Index, log.Term}, err
 }
 
+// holds reports whether Raft has given all entries up to an index to the state machine, and none of
+// its snapshots is beyond that.
+func (l *groupLog) holds(index uint64) bool {
+	r := l.raft.Load()
+	if r == nil || l.group.Failure() != nil || index > r.AppliedIndex() {
+		return false
+	}
+	snapshots, err := l.group.snapshots.List()
+	return err == nil && (len(snapshots) == 0 || snapshots[0].Index <= index)
+}
+
 func (l *groupLog) full(bytes int) bool {
 	n := l.group.node
 	return l.group.running && (n.room.full(bytes) || !n.logs.HasSpace())

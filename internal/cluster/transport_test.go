@@ -3,6 +3,7 @@ package cluster
 import (
 	"io"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,11 +82,67 @@ func deliver(t *testing.T, g *Group, body io.Reader, message any) any {
 	return a.Response
 }
 
+// TestLateSnapshot: a snapshot that comes from an earlier leader, or once more, drops nothing of what
+// has been acknowledged since.
+func TestLateSnapshot(t *testing.T) {
+	n, other := openFollower(t)
+	g := n.Group(0)
+	require.True(t, sendEntries(t, g, other, 5, 3, entryOf(2, 5, 5, ""), entryOf(3, 5, 5, ""), entryOf(4, 5, 5, "")).Success)
+	send := func(term, index uint64) (answer *raft.InstallSnapshotResponse) {
+		body := strings.NewReader("what nobody reads")
+		answer = deliver(t, g, body, &raft.InstallSnapshotRequest{
+			RPCHeader: headerOf(other), SnapshotVersion: raft.SnapshotVersionMax, Term: term, LastLogIndex: index, LastLogTerm: 5,
+			Configuration: raft.EncodeConfiguration(n.alone()), ConfigurationIndex: 1, Size: body.Size(),
+		}).(*raft.InstallSnapshotResponse)
+		require.Zero(t, body.Len(), "the answer is not read before")
+		return answer
+	}
+	again := send(5, 2)
+	require.True(t, again.Success)
+	require.EqualValues(t, 5, again.Term)
+	late := send(4, 100)
+	require.False(t, late.Success)
+	require.EqualValues(t, 5, late.Term)
+	last, err := g.log.LastIndex()
+	require.NoError(t, err)
+	require.EqualValues(t, 4, last)
+}
+
 // TestOwnMessagesNameTheNode: a node that gets a message of this package takes its sender for the
 // leader, as if Raft had sent it.
 func TestOwnMessagesNameTheNode(t *testing.T) {
 	n, _ := openFollower(t)
 	require.Equal(t, headerOf(n.self), n.Group(0).transport.header())
+}
+
+// TestResumption: a node that has got a snapshot beyond what its leader asks it for has nothing
+// before it. The leader goes on behind it, if it has the same entry there.
+func TestResumption(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		ends := connected(t)
+		g := loneGroup(vfs.NewMem(), nil)
+		g.log = loneLog(t, vfs.NewMem())
+		require.NoError(t, g.log.LogStore.StoreLogs(entriesFrom(1, 20)))
+		req := &raft.AppendEntriesRequest{Term: 9, PrevLogEntry: 7, PrevLogTerm: 1, LeaderCommitIndex: 20}
+		req.Entries = []*raft.Log{entryOf(8, 1, 1, "")}
+		sent, resp := make(chan error, 1), new(raft.AppendEntriesResponse)
+		go func() {
+			sent <- (&transport{NetworkTransport: ends[0], group: g}).replicate("b", ends[1].LocalAddr(), req, resp)
+		}()
+		rpc := <-ends[1].Consumer()
+		rpc.Respond(&raft.AppendEntriesResponse{Term: 9, LastLog: 15, NoRetryBackoff: true}, nil)
+		rpc = <-ends[1].Consumer()
+		question := rpc.Command.(*raft.AppendEntriesRequest)
+		require.EqualValues(t, 15, question.PrevLogEntry)
+		require.EqualValues(t, 1, question.PrevLogTerm)
+		require.Empty(t, question.Entries)
+		rpc.Respond(&raft.AppendEntriesResponse{Term: 9, LastLog: 15, Success: same, NoRetryBackoff: !same}, nil)
+		require.NoError(t, <-sent)
+		require.Equal(t, same, resp.Success)
+		if same {
+			require.EqualValues(t, 15, req.Entries[0].Index) // Raft goes on behind it
+		}
+	}
 }
 
 // TestCutMessageClaimsLess: of the entries for a node that refuses them one is sent, and the message
