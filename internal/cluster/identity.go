@@ -115,7 +115,10 @@ func (n *Node) identity() (peer.Identity, error) {
 	d := n.c.Directory
 	cluster, err := peer.ParseID(d.Cluster)
 	id, idErr := peer.ParseID(d.ID)
-	if err := errors.Join(err, idErr); err != nil || id == (peer.ID{}) {
+	if err = errors.Join(err, idErr); err == nil && id == (peer.ID{}) {
+		err = errors.New("the directory has none")
+	}
+	if err != nil {
 		return peer.Identity{}, fmt.Errorf("%w: identity of %s: %w", base.ErrCorrupt, d.Path, err)
 	}
 	return peer.Identity{Cluster: cluster, ID: id, Name: n.c.Node}, nil
