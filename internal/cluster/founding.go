@@ -185,15 +185,12 @@ func names(peers []Peer) (names []string) {
 // begin founds the cluster. If the node ends amid it, it goes on when it is opened again: the
 // manifest has the founders until all groups have begun.
 func (n *Node) begin(founders []Peer) error {
-	d := n.c.Directory
-	n.membership.mu.Lock()
-	d.Founders = foundersOf(founders)
-	n.membership.mu.Unlock()
-	if err := n.adopt(manifest.NewID()); err != nil {
+	d, all := n.c.Directory, foundersOf(founders)
+	if err := n.adopt(manifest.NewID(), all...); err != nil {
 		return err
 	}
 	for _, g := range n.groups {
-		err := g.raft.BootstrapCluster(configurationOf(d.Founders)).Error()
+		err := g.raft.BootstrapCluster(configurationOf(all)).Error()
 		if err != nil && !errors.Is(err, raft.ErrCantBootstrap) {
 			return fmt.Errorf("codeq: found shard %d of %s: %w", g.index, d.Path, err)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/manifest"
 	"codeq/internal/peer"
 )
 
@@ -114,14 +115,17 @@ func (n *Node) identity() (peer.Identity, error) {
 	d := n.c.Directory
 	cluster, err := peer.ParseID(d.Cluster)
 	id, idErr := peer.ParseID(d.ID)
-	if err := errors.Join(err, idErr); err != nil || id == (peer.ID{}) {
+	if err = errors.Join(err, idErr); err == nil && id == (peer.ID{}) {
+		err = errors.New("the directory has none")
+	}
+	if err != nil {
 		return peer.Identity{}, fmt.Errorf("%w: identity of %s: %w", base.ErrCorrupt, d.Path, err)
 	}
 	return peer.Identity{Cluster: cluster, ID: id, Name: n.c.Node}, nil
 }
 
-// adopt durably makes the node one of a cluster.
-func (n *Node) adopt(cluster string) error {
+// adopt durably makes the node one of a cluster, which it founds if it is given the founders.
+func (n *Node) adopt(cluster string, founders ...manifest.Founder) error {
 	id, err := peer.ParseID(cluster)
 	if err != nil || id == (peer.ID{}) {
 		return ErrMalformedCall
@@ -135,9 +139,9 @@ func (n *Node) adopt(cluster string) error {
 	if d.Cluster != "" {
 		return fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, n.self.Node, d.Cluster, cluster)
 	}
-	d.Cluster = cluster
+	d.Cluster, d.Founders = cluster, founders
 	if err := d.Write(); err != nil {
-		d.Cluster = ""
+		d.Cluster, d.Founders = "", nil
 		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
 	}
 	n.peer.SetCluster(id)

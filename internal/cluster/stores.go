@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
@@ -40,7 +42,10 @@ func (g *Group) stores() (*groupLog, *groupVotes, error) {
 	for _, s := range snapshots { // at most one
 		g.log.snapshot = Position{s.Index, s.Term}
 	}
-	return g.log, &groupVotes{StableStore: n.stable.Group(uint32(g.index)), group: g}, nil
+	votes := &groupVotes{StableStore: n.stable.Group(uint32(g.index)), group: g}
+	term, err := votes.GetUint64([]byte(keyCurrentTerm))
+	raise(&g.latestTerm, term)
+	return g.log, votes, err
 }
 
 // lose lets the group fail if what Raft keeps has, and not only been closed.
@@ -211,6 +216,17 @@ func (l *groupLog) position(index uint64) (Position, error) {
 	return Position{log.Index, log.Term}, err
 }
 
+// holds reports whether Raft has given all entries up to an index to the state machine, and none of
+// its snapshots is beyond that.
+func (l *groupLog) holds(index uint64) bool {
+	r := l.raft.Load()
+	if r == nil || l.group.Failure() != nil || index > r.AppliedIndex() {
+		return false
+	}
+	snapshots, err := l.group.snapshots.List()
+	return err == nil && (len(snapshots) == 0 || snapshots[0].Index <= index)
+}
+
 func (l *groupLog) full(bytes int) bool {
 	n := l.group.node
 	return l.group.running && (n.room.full(bytes) || !n.logs.HasSpace())
@@ -223,10 +239,15 @@ func (l *groupLog) full(bytes int) bool {
 // the vote before would be one in the new term, and Raft grants a vote that was
 // granted without a look at the log of the candidate. So the vote is stored first:
 // then it is one in an old term, in which nobody is elected any more.
+//
+// Raft handles heartbeats on goroutines of their own, and may go back to the term of one when
+// another message has just told it a later one. Then it would vote again: in a term in which it has
+// voted, or in one before. So neither the term nor the vote goes back here, whatever Raft asks for.
 type groupVotes struct {
 	raft.StableStore
 	group *Group
-	term  uint64 // of the next vote; only the goroutine that votes uses it
+	term  uint64     // of the next vote; only the goroutine that votes uses it
+	mu    sync.Mutex // held while what is stored is compared with what comes, and replaced
 }
 
 // The keys of Raft.
@@ -242,7 +263,12 @@ func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 		v.term = value // Set stores it
 		return nil
 	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	if string(key) == keyCurrentTerm {
+		if value < v.group.latestTerm.Load() {
+			return nil
+		}
 		raise(&v.group.latestTerm, value)
 	}
 	err := v.store(func() error { return v.StableStore.SetUint64(key, value) })
@@ -254,6 +280,13 @@ func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 
 // Set is raft.StableStore's.
 func (v *groupVotes) Set(key, value []byte) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if string(key) == keyVote {
+		if err := v.mayVote(value); err != nil {
+			return fmt.Errorf("%w: %w", errNotStored, err)
+		}
+	}
 	return v.store(func() error {
 		err := v.StableStore.Set(key, value)
 		if err != nil || string(key) != keyVote {
@@ -261,6 +294,23 @@ func (v *groupVotes) Set(key, value []byte) error {
 		}
 		return v.StableStore.SetUint64([]byte(keyVoteTerm), v.term)
 	})
+}
+
+// mayVote returns an error if there is a later term, or another vote in this one. REQUIRES: mu is
+// held.
+func (v *groupVotes) mayVote(candidate []byte) error {
+	if latest := v.group.latestTerm.Load(); v.term < latest {
+		return fmt.Errorf("vote in term %d, after term %d", v.term, latest)
+	}
+	term, err := v.GetUint64([]byte(keyVoteTerm))
+	if err != nil || term != v.term {
+		return err
+	}
+	vote, err := v.Get([]byte(keyVote))
+	if err == nil && !bytes.Equal(vote, candidate) {
+		err = fmt.Errorf("vote in term %d for %q, after one for %q", v.term, candidate, vote)
+	}
+	return err
 }
 
 // raise stores a value unless there is a larger one.

@@ -170,6 +170,37 @@ func TestFailingVotes(t *testing.T) {
 	}
 }
 
+// TestVotesDoNotGoBack: when Raft has gone back to an earlier term, what is stored stays, and there
+// is no second vote in a term, nor one in a term before the latest.
+func TestVotesDoNotGoBack(t *testing.T) {
+	file, err := raftlog.OpenStable(filepath.Join(t.TempDir(), "votes"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, file.Close()) }()
+	g := loneGroup(vfs.NewMem(), nil)
+	v := &groupVotes{StableStore: file.Group(0), group: g}
+	vote := func(term uint64, who string) error {
+		require.NoError(t, v.SetUint64([]byte(keyCurrentTerm), term))
+		require.NoError(t, v.SetUint64([]byte(keyVoteTerm), term))
+		return v.Set([]byte(keyVote), []byte(who))
+	}
+	require.NoError(t, vote(8, "a"))
+	require.NoError(t, vote(10, "b"))
+	require.NoError(t, v.SetUint64([]byte(keyCurrentTerm), 8)) // a heartbeat
+	require.ErrorIs(t, vote(9, "c"), errNotStored)
+	require.ErrorIs(t, vote(10, "c"), errNotStored)
+	for key, want := range map[string]uint64{keyCurrentTerm: 10, keyVoteTerm: 10} {
+		got, err := v.GetUint64([]byte(key))
+		require.NoError(t, err)
+		require.Equal(t, want, got, key)
+	}
+	who, err := v.Get([]byte(keyVote))
+	require.NoError(t, err)
+	require.Equal(t, "b", string(who))
+	require.NoError(t, vote(10, "b"))
+	require.NoError(t, vote(11, "c"))
+	require.NoError(t, g.Failure())
+}
+
 // TestClosedStoresFailNoReplica: that they are closed is no failure.
 func TestClosedStoresFailNoReplica(t *testing.T) {
 	g := loneGroup(vfs.NewMem(), nil)
@@ -190,6 +221,7 @@ func TestClosedStoresFailNoReplica(t *testing.T) {
 	require.NoError(t, log.GetLog(1, &entry))
 	require.Equal(t, raft.LogNoop, entry.Type)
 	require.NoError(t, votes.SetUint64([]byte(keyCurrentTerm), 1))
+	require.NoError(t, votes.SetUint64([]byte(keyVoteTerm), 1))
 	require.ErrorIs(t, votes.Set([]byte(keyVote), nil), raftlog.ErrClosed)
 	require.NoError(t, g.Failure())
 }

@@ -129,17 +129,30 @@ func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 //
 // Raft handles heartbeats on goroutines of their own. One that comes with another message may put
 // Raft back from the term of that one to its own, so that it agrees with a leader whose successor
-// it has elected. Heartbeats and entries of that leader are refused here.
+// it has elected. What that leader sends is refused here.
+//
+// A snapshot may come again, long after it was sent: when it has been installed, and entries that
+// follow it have been acknowledged. Raft would install it again, and drop those entries.
 func (t *transport) admit(rpc raft.RPC) bool {
-	req, ok := rpc.Command.(*raft.AppendEntriesRequest)
-	if !ok {
-		return true
-	}
-	if latest := t.group.latestTerm.Load(); req.Term < latest {
-		rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: t.header(), Term: latest}, nil)
+	latest := t.group.latestTerm.Load()
+	switch req := rpc.Command.(type) {
+	case *raft.AppendEntriesRequest:
+		if req.Term < latest {
+			rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: t.header(), Term: latest}, nil)
+			return false
+		}
+		clampCommit(req)
+	case *raft.InstallSnapshotRequest:
+		held := t.group.log.holds(req.LastLogIndex)
+		if req.Term >= latest && !held {
+			return true
+		}
+		t.group.node.background.Go(func() {
+			_, _ = io.Copy(io.Discard, rpc.Reader) // the answer is read after all has been sent
+			rpc.Respond(&raft.InstallSnapshotResponse{RPCHeader: t.header(), Term: latest, Success: req.Term >= latest}, nil)
+		})
 		return false
 	}
-	clampCommit(req)
 	return true
 }
 
@@ -199,9 +212,14 @@ func (t *transport) replicate(
 		return err
 	}
 	req.Entries = req.Entries[:n] // Raft takes them for sent
-	err = t.NetworkTransport.AppendEntries(id, target, message, resp)
-	if err != nil || n == 0 {
+	if err = t.NetworkTransport.AppendEntries(id, target, message, resp); err != nil {
 		return err
+	}
+	if resp.NoRetryBackoff && resp.Term == req.Term && resp.LastLog > req.PrevLogEntry {
+		return t.resume(id, target, req, resp)
+	}
+	if n == 0 {
+		return nil
 	}
 	refused := !resp.Success && !resp.NoRetryBackoff && resp.Term == req.Term
 	c.noteRefusal(id, refused)
@@ -215,6 +233,28 @@ func (t *transport) replicate(
 	return nil
 }
 
+// resume asks a node that has more than it was asked for, but not that, whether its last entry is
+// the one that is here, and if so, goes on from there. Raft only ever goes back. That ends nowhere
+// if the node has got a later snapshot from another leader than the one of this node: it has no
+// entries before that, and does not take an earlier one.
+func (t *transport) resume(
+	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
+) error {
+	at, err := t.group.log.position(resp.LastLog)
+	if err != nil || at == (Position{}) {
+		return nil // the refusal stands
+	}
+	question, answer := *req, raft.AppendEntriesResponse{}
+	question.PrevLogEntry, question.PrevLogTerm, question.Entries = at.Index, at.Term, nil
+	if err := t.NetworkTransport.AppendEntries(id, target, &question, &answer); err != nil {
+		return err
+	}
+	if answer.Success && answer.Term == req.Term {
+		req.Entries, *resp = []*raft.Log{{Index: at.Index, Term: at.Term}}, answer // Raft takes it for sent
+	}
+	return nil
+}
+
 const refusedPause = 250 * time.Millisecond
 
 func isHeartbeat(req *raft.AppendEntriesRequest) bool {
@@ -223,7 +263,7 @@ func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 
 // header is that of a message that Raft does not send by itself.
 func (t *transport) header() raft.RPCHeader {
-	self := raft.ServerID(t.group.node.self.Node)
+	self := t.group.node.self.ServerID()
 	return raft.RPCHeader{
 		ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(self), Addr: t.EncodePeer(self, t.LocalAddr()),
 	}

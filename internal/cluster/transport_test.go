@@ -3,6 +3,7 @@ package cluster
 import (
 	"io"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,24 +29,10 @@ func TestFailedReplicaSendsNothing(t *testing.T) {
 // TestFollowerCommitsWhatIsProved: a follower has entries of an earlier leader behind those that its
 // leader has sent by now. They are not committed, however far the leader is.
 func TestFollowerCommitsWhatIsProved(t *testing.T) {
-	disk, m := vfs.NewMem(), &notes{}
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
-	n := newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
-	other := Peer{"b", "b:1", manifest.NewID()}
-	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
-	n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
-	require.NoError(t, n.Open())
-	defer func() { require.NoError(t, n.Close()) }()
+	n, other := openFollower(t)
 	g := n.Group(0)
 	send := func(term, commit uint64, entries ...*raft.Log) *raft.AppendEntriesResponse {
-		answer := make(chan raft.RPCResponse, 1)
-		g.transport.pass(raft.RPC{RespChan: answer, Command: &raft.AppendEntriesRequest{
-			RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(other.ServerID()), Addr: []byte("b:1")},
-			Term:      term, PrevLogEntry: 1, PrevLogTerm: 1, Entries: entries, LeaderCommitIndex: commit,
-		}})
-		a := <-answer
-		require.NoError(t, a.Error)
-		return a.Response.(*raft.AppendEntriesResponse)
+		return sendEntries(t, g, other, term, commit, entries...)
 	}
 	entry := func(index, term uint64) *raft.Log { return entryOf(index, term, term, "") }
 	require.True(t, send(5, 1, entry(2, 5), entry(3, 5), entry(4, 5)).Success)
@@ -62,16 +49,106 @@ func TestFollowerCommitsWhatIsProved(t *testing.T) {
 	require.True(t, send(8, 4).Success)
 }
 
+// openFollower opens a node of a cluster whose other member is not there.
+func openFollower(t *testing.T) (n *Node, other Peer) {
+	disk, m := vfs.NewMem(), &notes{}
+	require.NoError(t, disk.MkdirAll("dir", 0o700))
+	n = newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
+	other = Peer{"b", "b:1", manifest.NewID()}
+	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
+	n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
+	require.NoError(t, n.Open())
+	t.Cleanup(func() { require.NoError(t, n.Close()) })
+	return n, other
+}
+
+// sendEntries sends a node what follows the first entry, as the other member.
+func sendEntries(t *testing.T, g *Group, from Peer, term, commit uint64, entries ...*raft.Log) *raft.AppendEntriesResponse {
+	return deliver(t, g, nil, &raft.AppendEntriesRequest{
+		RPCHeader: headerOf(from), Term: term, PrevLogEntry: 1, PrevLogTerm: 1, Entries: entries, LeaderCommitIndex: commit,
+	}).(*raft.AppendEntriesResponse)
+}
+
+func headerOf(p Peer) raft.RPCHeader {
+	return raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(p.ServerID()), Addr: []byte(p.Address)}
+}
+
+// deliver returns the answer to a message.
+func deliver(t *testing.T, g *Group, body io.Reader, message any) any {
+	answer := make(chan raft.RPCResponse, 1)
+	g.transport.pass(raft.RPC{RespChan: answer, Command: message, Reader: body})
+	a := <-answer
+	require.NoError(t, a.Error)
+	return a.Response
+}
+
+// TestLateSnapshot: a snapshot that comes from an earlier leader, or once more, drops nothing of what
+// has been acknowledged since.
+func TestLateSnapshot(t *testing.T) {
+	n, other := openFollower(t)
+	g := n.Group(0)
+	require.True(t, sendEntries(t, g, other, 5, 3, entryOf(2, 5, 5, ""), entryOf(3, 5, 5, ""), entryOf(4, 5, 5, "")).Success)
+	send := func(term, index uint64) (answer *raft.InstallSnapshotResponse) {
+		body := strings.NewReader("what nobody reads")
+		answer = deliver(t, g, body, &raft.InstallSnapshotRequest{
+			RPCHeader: headerOf(other), SnapshotVersion: raft.SnapshotVersionMax, Term: term, LastLogIndex: index, LastLogTerm: 5,
+			Configuration: raft.EncodeConfiguration(n.alone()), ConfigurationIndex: 1, Size: body.Size(),
+		}).(*raft.InstallSnapshotResponse)
+		require.Zero(t, body.Len(), "the answer is not read before")
+		return answer
+	}
+	again := send(5, 2)
+	require.True(t, again.Success)
+	require.EqualValues(t, 5, again.Term)
+	late := send(4, 100)
+	require.False(t, late.Success)
+	require.EqualValues(t, 5, late.Term)
+	last, err := g.log.LastIndex()
+	require.NoError(t, err)
+	require.EqualValues(t, 4, last)
+}
+
+// TestOwnMessagesNameTheNode: a node that gets a message of this package takes its sender for the
+// leader, as if Raft had sent it.
+func TestOwnMessagesNameTheNode(t *testing.T) {
+	n, _ := openFollower(t)
+	require.Equal(t, headerOf(n.self), n.Group(0).transport.header())
+}
+
+// TestResumption: a node that has got a snapshot beyond what its leader asks it for has nothing
+// before it. The leader goes on behind it, if it has the same entry there.
+func TestResumption(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		ends := connected(t)
+		g := loneGroup(vfs.NewMem(), nil)
+		g.log = loneLog(t, vfs.NewMem())
+		require.NoError(t, g.log.LogStore.StoreLogs(entriesFrom(1, 20)))
+		req := &raft.AppendEntriesRequest{Term: 9, PrevLogEntry: 7, PrevLogTerm: 1, LeaderCommitIndex: 20}
+		req.Entries = []*raft.Log{entryOf(8, 1, 1, "")}
+		sent, resp := make(chan error, 1), new(raft.AppendEntriesResponse)
+		go func() {
+			sent <- (&transport{NetworkTransport: ends[0], group: g}).replicate("b", ends[1].LocalAddr(), req, resp)
+		}()
+		rpc := <-ends[1].Consumer()
+		rpc.Respond(&raft.AppendEntriesResponse{Term: 9, LastLog: 15, NoRetryBackoff: true}, nil)
+		rpc = <-ends[1].Consumer()
+		question := rpc.Command.(*raft.AppendEntriesRequest)
+		require.EqualValues(t, 15, question.PrevLogEntry)
+		require.EqualValues(t, 1, question.PrevLogTerm)
+		require.Empty(t, question.Entries)
+		rpc.Respond(&raft.AppendEntriesResponse{Term: 9, LastLog: 15, Success: same, NoRetryBackoff: !same}, nil)
+		require.NoError(t, <-sent)
+		require.Equal(t, same, resp.Success)
+		if same {
+			require.EqualValues(t, 15, req.Entries[0].Index) // Raft goes on behind it
+		}
+	}
+}
+
 // TestCutMessageClaimsLess: of the entries for a node that refuses them one is sent, and the message
 // does not say that those behind it are committed.
 func TestCutMessageClaimsLess(t *testing.T) {
-	var ends [2]*raft.NetworkTransport
-	for i := range ends {
-		var err error
-		ends[i], err = raft.NewTCPTransport("127.0.0.1:0", nil, 1, time.Second, io.Discard)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, ends[i].Close()) }()
-	}
+	ends := connected(t)
 	g := loneGroup(vfs.NewMem(), nil)
 	g.health.noteRefusal("b", true)
 	sent := make(chan error, 1)
@@ -87,4 +164,15 @@ func TestCutMessageClaimsLess(t *testing.T) {
 	require.NoError(t, <-sent)
 	require.Len(t, rpc.Command.(*raft.AppendEntriesRequest).Entries, 1)
 	require.EqualValues(t, 11, rpc.Command.(*raft.AppendEntriesRequest).LeaderCommitIndex)
+}
+
+// connected returns two transports.
+func connected(t *testing.T) (ends [2]*raft.NetworkTransport) {
+	for i := range ends {
+		var err error
+		ends[i], err = raft.NewTCPTransport("127.0.0.1:0", nil, 1, time.Second, io.Discard)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, ends[i].Close()) })
+	}
+	return ends
 }
