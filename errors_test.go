@@ -67,7 +67,7 @@ func TestErrorPrefix(t *testing.T) {
 		}
 		mayWork := map[string]bool{
 			"Close": true, "ProduceBatch": true, "PurgeDead": true, "RedriveAllDead": true, "Schedules": true, "Stats": true, "StorageStats": true,
-			"Subscribe": true, "WaitIdle": true,
+			"Subscribe": true, "WaitIdle": true, "WaitReady": true,
 		}
 		typ := reflect.TypeFor[*codeq.Queue]()
 		for i := range typ.NumMethod() {

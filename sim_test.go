@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
 
 	"codeq/internal/testkit"
 )
@@ -400,12 +402,7 @@ var simFaults = []simFault{
 		}
 	}},
 	{"lose disk", 2, func(s *schedule) {
-		for shard := range s.opts.Shards {
-			if s.leader(shard) == nil { // there may be no cluster yet
-				return
-			}
-		}
-		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
+		if old := s.someNode(); s.canLose(old) && s.moving.CompareAndSwap(false, true) {
 			s.note("%s loses its disk", old.name)
 			s.loseDisk(old)
 			s.done.Go(func() {
@@ -440,6 +437,31 @@ var simMending = []simFault{
 		s.net.Heal(reset)
 	}},
 	{"restart", 8, (*schedule).raise},
+}
+
+// canLose reports whether the others can do without a node for good: they are up, and know the same
+// members as the leaders. A voter that lags elects nobody of whom it has not heard.
+func (s *schedule) canLose(old *simNode) bool {
+	for shard := range s.opts.Shards {
+		leader := s.leader(shard)
+		if leader == nil { // there may be no cluster yet
+			return false
+		}
+		members := func(n *simNode) []raft.Server {
+			q, _ := n.queue()
+			if q == nil {
+				return nil
+			}
+			return q.replicas[shard].group.Raft().GetConfiguration().Configuration().Servers
+		}
+		want := members(leader)
+		for _, n := range s.members() {
+			if n != old && (len(want) == 0 || !slices.Equal(members(n), want)) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // loseDisk opens a node with a new disk, which is refused at once, or when the others can be asked.

@@ -16,19 +16,20 @@ import (
 // ends meanwhile, it can be called again.
 func (n *Node) Recover() error {
 	err := n.openStores()
+	var all []keptBy
 	if err == nil {
-		err = n.hasState()
+		all, err = n.kept()
 	}
 	if err == nil {
 		// Nodes that were lost, and come back, are of another cluster from now on.
 		n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), nil
 		err = n.c.Directory.Write()
 	}
-	for _, g := range n.groups {
+	for i, g := range n.groups {
 		if err != nil {
 			break
 		}
-		if err = g.recover(); err != nil {
+		if err = g.recover(all[i].logs, all[i].votes); err != nil {
 			err = fmt.Errorf("codeq: recover shard %d of %s: %w", g.index, n.c.Directory.Path, damageOf(err))
 		}
 	}
@@ -37,32 +38,37 @@ func (n *Node) Recover() error {
 	return errors.Join(err, n.closeLogs())
 }
 
-// hasState returns an error if nothing was ever stored in any group.
-func (n *Node) hasState() error {
+// keptBy is where Raft keeps what a group has.
+type keptBy struct {
+	logs  *groupLog
+	votes *groupVotes
+}
+
+// kept opens what the groups have. It fails if that is nothing.
+func (n *Node) kept() (all []keptBy, err error) {
+	blank := true
 	for _, g := range n.groups {
-		log, err := n.logs.Group(uint32(g.index))
+		var k keptBy
+		if k.logs, k.votes, err = g.stores(); err != nil {
+			return nil, err
+		}
+		last, err := k.logs.LastIndex()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		last, err := log.LastIndex()
-		if err != nil || last > 0 || g.Applied() > 0 {
-			return err
-		}
-		if list, err := g.snapshots.List(); err != nil || len(list) > 0 {
-			return err
-		}
+		blank = blank && last == 0 && g.Applied() == 0 && k.logs.snapshot == (Position{})
+		all = append(all, k)
 	}
-	return fmt.Errorf("%w: recover %s: nothing was ever stored in it", base.ErrNotMember, n.c.Directory.Path)
+	if blank {
+		return nil, fmt.Errorf("%w: recover %s: nothing was ever stored in it", base.ErrNotMember, n.c.Directory.Path)
+	}
+	return all, nil
 }
 
 // recover makes a snapshot of the store, which has the new configuration, and with which the log
 // begins anew. All that is proposed from then on has a later index and term than anything that the
 // node has stored.
-func (g *Group) recover() error {
-	logs, votes, err := g.stores()
-	if err != nil {
-		return err
-	}
+func (g *Group) recover(logs *groupLog, votes *groupVotes) error {
 	end, err := g.replay(logs)
 	if err != nil {
 		return err

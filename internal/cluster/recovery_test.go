@@ -112,5 +112,5 @@ func TestRecover(t *testing.T) {
 	}
 	disk := vfs.NewMem()
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
-	require.ErrorContains(t, newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), new(notes)).Recover(), "nothing of it")
+	require.ErrorContains(t, newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), new(notes)).Recover(), "nothing was ever stored")
 }
