@@ -109,6 +109,7 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 	r := n.queue.replicas[shard]
 	patience := n.NewPatience()
 	var doubt error // of an earlier try, which may have been applied
+	var last error  // of the try before
 	for {
 		change := r.group.Changed()
 		if s := r.lead.Load(); s != nil {
@@ -129,11 +130,16 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 		}
 		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.verb().repeatable(op)
 		if again && ctx.Err() == nil && patience.Wait(ctx, change) {
+			last = err
 			op.again()
 			continue
 		}
-		if again && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+		switch ended := ctx.Err(); {
+		case ended == nil:
+		case again && !errors.Is(err, ended):
 			err = fmt.Errorf("%w: %w", err, base.EndOf(ctx))
+		case last != nil && errors.Is(err, ended) && !errors.Is(err, ErrUncertain):
+			err = fmt.Errorf("%w: %w", last, err)
 		}
 		return true, err
 	}

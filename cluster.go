@@ -379,14 +379,19 @@ func (q *Queue) WaitReady(ctx context.Context) (err error) {
 		return nil
 	}
 	for shard := range q.replicas {
+		var why error // the last time
 		for {
 			_, err := q.node.appliedBy(ctx, shard)
 			if err == nil {
 				break
 			}
-			if end := base.EndOf(ctx); ctx.Err() != nil && !errors.Is(err, end) {
-				return fmt.Errorf("%w: %w", end, err)
+			if ctx.Err() != nil {
+				if why != nil && !errors.Is(err, ErrNotLeader) {
+					err = fmt.Errorf("%w: %w", err, why)
+				}
+				return err
 			}
+			why = err
 			if !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 				return err
 			}
