@@ -465,6 +465,7 @@ var elsewhere = []string{
 	"OnError", "slog.Handler", // of functions of users: TestOnErrorEnds, TestLoggerEnds
 	"close of a store", // leaves goroutines of Pebble behind: TestPanicInClose
 	"end of a replica", // leaves those of Raft behind: TestPanicOfStateMachine
+	"late snapshot",    // comes by chance: TestLateSnapshot
 	"end of shard",     // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
 

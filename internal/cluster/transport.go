@@ -148,8 +148,10 @@ func (t *transport) admit(rpc raft.RPC) bool {
 			return true
 		}
 		t.group.node.background.Go(func() {
-			_, _ = io.Copy(io.Discard, rpc.Reader) // the answer is read after all has been sent
-			rpc.Respond(&raft.InstallSnapshotResponse{RPCHeader: t.header(), Term: latest, Success: req.Term >= latest}, nil)
+			t.group.node.contain("late snapshot", func() {
+				_, _ = io.Copy(io.Discard, rpc.Reader) // the answer is read after all has been sent
+				rpc.Respond(&raft.InstallSnapshotResponse{RPCHeader: t.header(), Term: latest, Success: req.Term >= latest}, nil)
+			}, func(err error) { rpc.Respond(nil, err) })
 		})
 		return false
 	}
