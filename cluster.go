@@ -165,8 +165,8 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 // asked, for every shard: [ErrNoMajority] says that a majority of them does not answer.
 // RemoveNode may be called on any node, and again.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotLeader], [ErrUncertain],
+// [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, node); err != nil {
@@ -179,8 +179,8 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 // lost its disk. The new one has another name. Before anything is changed, the nodes
 // are asked as by [Queue.RemoveNode].
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
-// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
+// [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
 	if old == p.Node {
@@ -379,25 +379,31 @@ func (q *Queue) WaitReady(ctx context.Context) (err error) {
 		return nil
 	}
 	for shard := range q.replicas {
-		var why error // the last time
-		for {
-			_, err := q.node.appliedBy(ctx, shard)
-			if err == nil {
-				break
-			}
-			if ctx.Err() != nil {
-				if why != nil && !errors.Is(err, ErrNotLeader) {
-					err = fmt.Errorf("%w: %w", err, why)
-				}
-				return err
-			}
-			why = err
-			if !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
-				return err
-			}
+		if err := q.node.awaitLeader(ctx, shard); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// awaitLeader waits until a shard has a leader that this node can call.
+func (n *node) awaitLeader(ctx context.Context, shard int) error {
+	var why error // there was none, the last time
+	for {
+		_, err := n.appliedBy(ctx, shard)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			if why != nil && !errors.Is(err, ErrNotLeader) {
+				err = fmt.Errorf("%w: %w", err, why)
+			}
+			return err
+		case !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain):
+			return err
+		}
+		why = err
+	}
 }
 
 // ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not

@@ -284,15 +284,7 @@ func TestRemovedNodeIsLeftAlone(t *testing.T) {
 		require.NoError(t, simQueue(leader).RemoveNode(ctx, removed.name))
 		time.Sleep(30 * time.Second)
 		before := c.net.Dials(removed.name)
-		removed.stop()
-		removed.removed = true
-		c.mu.Lock()
-		for i, n := range c.nodes {
-			if n == removed {
-				c.nodes = append(c.nodes[:i:i], c.nodes[i+1:]...)
-			}
-		}
-		c.mu.Unlock()
+		c.drop(removed)
 		for range 60 {
 			time.Sleep(time.Second)
 			leader.count(t)

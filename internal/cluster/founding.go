@@ -98,7 +98,7 @@ func (n *Node) found() error {
 		return err
 	}
 	n.watches.Go(func() {
-		n.contain("founding of a cluster", n.foundLater, func(err error) { n.failAll(err) })
+		n.contain("founding of a cluster", n.foundLater, n.failAll)
 	})
 	return nil
 }

@@ -334,8 +334,8 @@ func (n *Node) SetCluster(id ID) {
 	n.self.Cluster = id
 }
 
-// Failure is why the last connection to a node could not be opened; nil if it could, or there was
-// none.
+// Failure is why the last connection to a node of the cluster could not be opened; nil if it could,
+// or there was none.
 func (n *Node) Failure(to Target) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -345,9 +345,12 @@ func (n *Node) Failure(to Target) error {
 // connect dials a target and does the dialing side of the handshake, within Timeout and ctx.
 func (n *Node) connect(ctx context.Context, to Target, h header) (*conn, error) {
 	c, err := n.tryConnect(ctx, to, h)
+	if h.use == useIntroduction { // whoever makes one is told
+		return c, err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err == nil || h.use == useIntroduction {
+	if err == nil {
 		delete(n.broken, to)
 	} else {
 		n.broken[to] = err
