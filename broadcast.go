@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"codeq/internal/base"
+	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -226,6 +227,25 @@ func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
 	}
 	n.interests.asked.Or(uint32(kinds))
 	return nil
+}
+
+// wantCancels is want for a Run, which waits for leaders as long as it lasts, as its claims do.
+func (n *node) wantCancels(ctx context.Context) error {
+	ctx, stop := n.queue.untilClosing(ctx, "Run")
+	defer stop()
+	for {
+		change := n.Changed()
+		err := n.want(ctx, engine.WantCancels)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return base.EndOf(ctx)
+		case !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain):
+			return err
+		}
+		cluster.Pause(ctx, change)
+	}
 }
 
 // publishInterests tells all shards what this node wants to hear of: what it is asked for, what has

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -61,19 +60,8 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	defer q.calls.Done()
-	ctx, cancel := context.WithCancelCause(ctx)
-	var closer sync.WaitGroup
-	defer closer.Wait()
-	defer cancel(nil)
-	closer.Go(func() {
-		contain(q.opts.log, "watch of Checkpoint", func() {
-			select {
-			case <-q.closing:
-				cancel(ErrClosed)
-			case <-ctx.Done():
-			}
-		}, cancel)
-	})
+	ctx, stop := q.untilClosing(ctx, "Checkpoint")
+	defer stop()
 	select {
 	case q.copying <- struct{}{}:
 		defer func() { <-q.copying }()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"time"
 
 	"codeq/internal/base"
@@ -34,8 +35,8 @@ type Cluster struct {
 	Listen string
 	// Listener is used in place of listening on Listen. The queue closes it.
 	Listener net.Listener
-	// Advertise is the address that other nodes dial. Default: Listen, or the
-	// address of Listener.
+	// Advertise is the address that other nodes dial: a host and a port, such as
+	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
 	Advertise string
 	// Peers are the nodes with which a new cluster begins; this one may be
 	// among them or not. All nodes of a new cluster give the same, and it begins
@@ -95,10 +96,21 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	if o.TLS != nil && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert && !o.AllowAnonymous {
 		return nil, &InvalidError{"Cluster.TLS.ClientAuth", o.TLS.ClientAuth, "RequireAndVerifyClientCert, unless Cluster.AllowAnonymous is set"}
 	}
+	if o.Advertise == "" {
+		if o.Advertise = o.Listen; o.Advertise == "" {
+			o.Advertise = o.Listener.Addr().String()
+		}
+	}
+	if err := o.checkAddress("Cluster.Advertise", o.Advertise); err != nil {
+		return nil, err
+	}
 	names := make(map[string]bool)
 	for _, p := range o.Peers {
-		if p.Node == "" || len(p.Node) > maxNodeName || p.Address == "" || names[p.Node] {
-			return nil, &InvalidError{"Cluster.Peers", fmt.Sprintf("%+v", p), "nodes with a name of their own, and an address"}
+		if p.Node == "" || len(p.Node) > maxNodeName || names[p.Node] {
+			return nil, &InvalidError{"Cluster.Peers", fmt.Sprintf("%+v", p), "nodes with a name of their own"}
+		}
+		if err := o.checkAddress("Cluster.Peers: address of "+p.Node, p.Address); err != nil {
+			return nil, err
 		}
 		names[p.Node] = true
 	}
@@ -130,6 +142,24 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	return &o, nil
 }
 
+// checkAddress refuses what cannot be dialed by TCP, unless another dialer is given.
+func (c *Cluster) checkAddress(field, address string) error {
+	if err := cluster.CheckAddress(address); c.dial == nil && err != nil || address == "" {
+		return &InvalidError{field, strconv.Quote(address), "host:port, which other nodes can dial"}
+	}
+	return nil
+}
+
+// checkFounder refuses another address of this node in Peers than the one that it advertises.
+func (c *Cluster) checkFounder() error {
+	for _, p := range c.Peers {
+		if p.Node == c.Node && p.Address != c.Advertise {
+			return &InvalidError{"Cluster.Peers: address of " + p.Node, strconv.Quote(p.Address), "what the node advertises: " + c.Advertise}
+		}
+	}
+	return nil
+}
+
 const (
 	maxNodeName = cluster.MaxNodeName
 	minTimeout  = 20 * time.Millisecond
@@ -153,7 +183,7 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	if err := q.checkCluster(ctx, p.Node); err != nil {
 		return err
 	}
-	if err := checkAddress(p); err != nil {
+	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
 		return err
 	}
 	return q.node.Add(ctx, cluster.Peer{Node: p.Node, Address: p.Address})
@@ -163,10 +193,11 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 // are not to be used again. What it leads is first led by others. It may be this
 // node, or one that is gone. Before anything is changed, the nodes that would be left are
 // asked, for every shard: [ErrNoMajority] says that a majority of them does not answer.
-// RemoveNode may be called on any node, and again.
+// [ErrNotMember] says that no shard has a node of this name, or no longer.
+// RemoveNode may be called on any node, and again; removals follow each other, whoever asks for them.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotLeader], [ErrUncertain],
-// [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrNoMajority], [ErrNotLeader],
+// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, node); err != nil {
@@ -189,7 +220,7 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	if err := q.checkCluster(ctx, old, p.Node); err != nil {
 		return err
 	}
-	if err := checkAddress(p); err != nil {
+	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
 		return err
 	}
 	return q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
@@ -229,13 +260,6 @@ func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
 		if node == "" || len(node) > maxNodeName {
 			return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
 		}
-	}
-	return nil
-}
-
-func checkAddress(p Peer) error {
-	if p.Address == "" {
-		return &InvalidError{"Peer.Address", `""`, "an address"}
 	}
 	return nil
 }
@@ -362,8 +386,8 @@ type ReplicaStatus struct {
 }
 
 // WaitReady waits until every shard has a leader that this node can call, as after Open or while
-// other nodes are started: other calls, and the beginning of Run, wait for a leader no longer than
-// [Cluster.CallTimeout]. It does not wait if the queue is by itself. If ctx ends before, the error
+// other nodes are started: other calls, but for Run and for claims that wait, wait for a leader no
+// longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself. If ctx ends before, the error
 // tells why a shard cannot be called.
 //
 // Errors: [ErrInvalid], [ErrFailed], [ErrClosed], and that of ctx.

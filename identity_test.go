@@ -169,7 +169,10 @@ func TestWipedMajority(t *testing.T) {
 		left.stop()
 		fs := left.disk
 		opts := c.opts
-		opts.fs, opts.Cluster = fs, &Cluster{Node: left.name, Listen: left.name, stable: stablesOf(left)}
+		opts.fs, opts.Cluster = fs, &Cluster{
+			Node: left.name, Listen: left.name, stable: stablesOf(left),
+			dial: func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		}
 		require.NoError(t, RecoverCluster("queue", &opts))
 		left.start()
 		require.Equal(t, 50, left.count(t))

@@ -73,7 +73,7 @@ func TestClusterMembers(t *testing.T) {
 	})
 
 	require.NoError(t, qs[1].RemoveNode(ctx, "n0"))
-	require.NoError(t, qs[1].RemoveNode(ctx, "n0"), "again")
+	require.ErrorIs(t, qs[1].RemoveNode(ctx, "n0"), ErrNotMember, "again")
 	eventually(t, fourth, "n0 leads nothing, n3 does", func(st *ClusterStatus) bool {
 		leads := make(map[string]int)
 		for _, sh := range st.Shards {

@@ -89,7 +89,13 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.Take(o.AcceptCopy); err != nil {
+	if o.Cluster != nil && d.Cluster == "" && !o.Cluster.Join {
+		err = o.Cluster.checkFounder()
+	}
+	if err == nil {
+		err = d.Take(o.AcceptCopy)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
 	}
 	o.setShards(d.Shards)
@@ -194,6 +200,23 @@ func (q *Queue) enter() error {
 	}
 	q.calls.Add(1)
 	return nil
+}
+
+// untilClosing returns a context that also ends with ErrClosed when the queue is about to be closed,
+// for a call that has entered; it calls stop at its end.
+func (q *Queue) untilClosing(ctx context.Context, what string) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		contain(q.opts.log, "watch of "+what, func() {
+			select {
+			case <-q.closing:
+				cancel(ErrClosed)
+			case <-ctx.Done():
+			}
+		}, cancel)
+	})
+	return ctx, func() { cancel(nil); watch.Wait() }
 }
 
 // shard is a shard that this process leads; nil if it does not.

@@ -184,7 +184,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 
 func (r *runner) run(ctx context.Context) error {
 	if n := r.queue.node; n != nil {
-		if err := n.want(ctx, engine.WantCancels); err != nil {
+		if err := n.wantCancels(ctx); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}

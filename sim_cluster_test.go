@@ -529,7 +529,7 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any), busy func(
 			err = q.RemoveNode(ctx, old.name)
 			cancel()
 		}
-		if err == nil {
+		if err == nil || errors.Is(err, ErrNotMember) { // by a try before
 			break
 		}
 		if time.Since(begin) > 2*simPatience {

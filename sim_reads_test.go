@@ -19,7 +19,7 @@ import (
 // stand has a node stand for election at once, while others have a leader. Who hands the leadership
 // over asks for it by a message that may be late.
 func (n *simNode) stand(shard int) {
-	if q, _ := n.queue(); q != nil {
+	if q, _ := n.queue(); q != nil && q.node.Cluster() != "" {
 		q.replicas[shard].group.Receive(raft.RPC{
 			Command:  &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}},
 			RespChan: make(chan raft.RPCResponse, 1),

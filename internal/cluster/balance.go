@@ -25,7 +25,7 @@ func (n *Node) balance(quit <-chan struct{}) {
 	defer t.Stop()
 	for {
 		change := n.routes.next()
-		if n.homing() {
+		if left, missing := n.homing(), n.learnRemovals(); left || missing {
 			t.Reset(balanceEvery)
 		}
 		select {

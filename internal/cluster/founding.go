@@ -27,13 +27,14 @@ import (
 // introduction is how a node answers whoever asks for it.
 type introduction struct {
 	Node, ID string
+	Address  string
 	Cluster  string   // "": of none yet
 	Members  []Peer   // of that cluster, as far as it knows
 	Founders []string // if it is of no cluster: those with which it is to begin one, by name
 }
 
 func (n *Node) introduction() introduction {
-	i := introduction{Node: n.self.Node, ID: n.self.ID, Cluster: n.Cluster()}
+	i := introduction{Node: n.self.Node, ID: n.self.ID, Address: n.self.Address, Cluster: n.Cluster()}
 	if i.Cluster == "" {
 		if !n.c.Join {
 			for _, p := range n.founders() {
@@ -144,6 +145,7 @@ func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 	founders := n.founders()
 	var missing []error // why the cluster cannot begin
 	for _, a := range n.introduceAll(ctx, founders) {
+		at := slices.IndexFunc(founders, func(p Peer) bool { return p.Node == a.Node })
 		switch {
 		case a.err != nil:
 			missing = append(missing, a.err)
@@ -157,8 +159,9 @@ func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 			missing = append(missing, fmt.Errorf("node %q is of cluster %s, which this node is not part of (AddNode)", a.Node, a.Cluster))
 		case !slices.Equal(a.Founders, names(founders)):
 			missing = append(missing, fmt.Errorf("node %q begins a cluster of %q, this one of %q", a.Node, a.Founders, names(founders)))
+		case a.Address != founders[at].Address:
+			missing = append(missing, fmt.Errorf("node %q says that its address is %s, not %s", a.Node, a.Address, founders[at].Address))
 		default:
-			at := slices.IndexFunc(founders, func(p Peer) bool { return p.Node == a.Node })
 			founders[at].ID = a.ID
 		}
 	}

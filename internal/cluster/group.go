@@ -40,6 +40,7 @@ type Group struct {
 	health        peerHealth
 	asking        asking
 	confirming    confirming
+	removed       atomic.Bool // other nodes have a leader, and this one is no member any more
 	broken        atomic.Pointer[error]
 }
 

@@ -73,6 +73,8 @@ func (g *Group) noLeader() error {
 	begun, waiting := g.node.c.Directory.Cluster != "", m.waiting
 	m.mu.Unlock()
 	switch {
+	case begun && g.removed.Load():
+		return fmt.Errorf("%w: shard %d: node %q was removed from the cluster", base.ErrNotLeader, g.index, g.node.self.Node)
 	case begun:
 		why := fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 		if unreachable := g.unreachable(); unreachable != "" {

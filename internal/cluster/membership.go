@@ -108,19 +108,84 @@ func (n *Node) add(ctx context.Context, p Peer) error {
 
 // Remove takes a node out of the cluster. Before the first change it makes sure that all shards can
 // do without the node.
+//
+// Removals follow each other, whoever asks for them: each is decided by the first shard, which
+// refuses the next one until all shards have made the last. If two nodes were removed from different
+// shards first, each shard could lose its majority to the other removal.
 func (n *Node) Remove(ctx context.Context, node string) error {
+	finished, err := n.finishRemovals(ctx)
+	if err != nil || slices.Contains(finished, node) {
+		return err
+	}
 	if err := n.check(ctx, CheckRemoval, node); err != nil {
 		return err
 	}
+	if err := n.remove(ctx, node); err != nil {
+		return err
+	}
+	return n.forget(ctx, node)
+}
+
+// remove removes a node from all shards.
+func (n *Node) remove(ctx context.Context, node string) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Change(ctx, i, RemoveNode, Peer{Node: node}); err != nil {
 			return fmt.Errorf("remove node %s from shard %d: %w", node, i, err)
 		}
+	}
+	return nil
+}
+
+// errForget: a node was removed.
+var errForget = errors.New("the shard keeps what it knows of its produces")
+
+// forget drops what the shards keep for a node that was removed.
+func (n *Node) forget(ctx context.Context, node string) error {
+	for i := range n.groups {
 		if err := n.c.Leaders.Forget(ctx, i, node); err != nil {
-			return fmt.Errorf("forget node %s in shard %d: %w", node, i, err)
+			return fmt.Errorf("node %s was removed; shard %d: %w: %w", node, i, errForget, err)
 		}
 	}
 	return nil
+}
+
+// finishRemovals removes the nodes that the first shard has removed, and others not yet, and returns
+// their names.
+func (n *Node) finishRemovals(ctx context.Context) (finished []string, err error) {
+	shards := n.Status(ctx)
+	for _, name := range removing(shards) {
+		err := n.c.Leaders.Change(ctx, 0, CheckMember, Peer{Node: name})
+		if err == nil {
+			continue // this node did not know of it
+		}
+		if !errors.Is(err, base.ErrNotMember) {
+			return finished, fmt.Errorf("remove node %s: %w", name, err)
+		}
+		if err = n.remove(ctx, name); err == nil {
+			err = n.forget(ctx, name)
+		}
+		if err != nil {
+			return finished, err
+		}
+		finished = append(finished, name)
+	}
+	return finished, nil
+}
+
+// removing is the nodes that shards still have although the first one does not, as far as the
+// leaders are known.
+func removing(shards []ShardStatus) (names []string) {
+	if shards[0].Leader == "" {
+		return nil
+	}
+	for _, sh := range shards[1:] {
+		for _, r := range sh.Replicas {
+			if sh.Leader != "" && !shards[0].has(r.Node) && !slices.Contains(names, r.Node) {
+				names = append(names, r.Node)
+			}
+		}
+	}
+	return names
 }
 
 // Replace adds a node and then removes another one, if all shards can do without that one. A node at
@@ -141,24 +206,97 @@ func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
 	return n.Remove(ctx, old)
 }
 
-// check asks the leaders of all shards whether a node can be removed.
+// check asks the leaders of all shards whether a node, which at least one of them has, can be
+// removed.
 func (n *Node) check(ctx context.Context, how Change, node string) error {
+	var unknown error
+	known := false
 	for i := range n.groups {
-		if err := n.c.Leaders.Change(ctx, i, how, Peer{Node: node}); err != nil {
+		switch err := n.c.Leaders.Change(ctx, i, how, Peer{Node: node}); {
+		case err == nil:
+			known = true
+		case errors.Is(err, base.ErrNotMember):
+			unknown = err
+		default:
 			return fmt.Errorf("remove node %s: %w", node, err)
 		}
 	}
-	return nil
-}
-
-// Leave takes this node out of the cluster if that is asked for.
-func (n *Node) Leave() error {
-	if !n.c.LeaveOnClose {
+	if known {
 		return nil
 	}
+	return unknown
+}
+
+// Leave takes this node out of the cluster if that is asked for, and it is part of one. If other
+// nodes leave, too, it waits for its turn.
+func (n *Node) Leave() error {
+	if !n.c.LeaveOnClose || n.Cluster() == "" {
+		return nil
+	}
+	for members := len(n.groups) * len(n.known()); ; {
+		left, err := n.tryLeave()
+		waits := errors.Is(err, base.ErrNotLeader) || errors.Is(err, base.ErrUncertain)
+		if !waits && left == len(n.groups) {
+			// This is the last node: others that have just left may have yet to hear of it.
+			time.Sleep(2 * n.c.ElectionTimeout)
+		}
+		if !waits || left >= members {
+			return err
+		}
+		members = left // others have left meanwhile
+	}
+}
+
+// tryLeave also returns how many members all shards have together. While it removes this node it asks
+// the others whether that is done: another node may have finished it, and be about to be closed.
+func (n *Node) tryLeave() (left int, err error) {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.CallTimeout)
 	defer cancel()
-	return n.Remove(ctx, n.self.Node)
+	var removed bool
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		n.contain("question for the members", func() {
+			_ = n.poll(ctx, func() (bool, error) {
+				member, _ := n.membersOf(ctx)
+				removed = !member
+				return removed, nil
+			}) // or the end of ctx
+			if removed {
+				cancel()
+			}
+		}, nil)
+	})
+	err = n.Remove(ctx, n.self.Node)
+	cancel()
+	asking.Wait()
+	if removed || errors.Is(err, base.ErrNotMember) || errors.Is(err, errForget) {
+		return 0, nil
+	}
+	_, left = n.membersOf(n.ctx)
+	return left, err
+}
+
+// membersOf returns whether this node may be a member of a shard, and how many members all shards
+// have together.
+func (n *Node) membersOf(ctx context.Context) (member bool, all int) {
+	for _, sh := range n.Status(ctx) {
+		all += len(sh.Replicas)
+		member = member || sh.Leader == "" || sh.has(n.self.Node)
+	}
+	return member, all
+}
+
+// learnRemovals asks the others about the groups that have no leader, as far as this node knows: who
+// was removed hears nothing of it. It reports whether there are any.
+func (n *Node) learnRemovals() bool {
+	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.HasLeader() }) {
+		return false
+	}
+	for i, sh := range n.Status(n.ctx) {
+		g := n.groups[i]
+		g.removed.Store(!g.HasLeader() && sh.Leader != "" && !sh.has(n.self.Node))
+	}
+	return true
 }
 
 // Change is a change of a group, or what must hold before one.
@@ -171,6 +309,7 @@ const (
 	MakeLeader
 	CheckRemoval     // whether a node can be removed
 	CheckReplacement // whether a node can be removed once another one votes
+	CheckMember      // whether a node is a member
 	EndOfChanges
 )
 
@@ -226,9 +365,16 @@ func (g *Group) change(ctx context.Context, how Change, p Peer) error {
 			return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, p.Node)
 		}
 		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, index, configTimeout) })
-	case CheckRemoval, CheckReplacement, RemoveNode:
-		if at < 0 {
+	case CheckMember, CheckRemoval, CheckReplacement, RemoveNode:
+		switch {
+		case at < 0 && how != RemoveNode:
+			return fmt.Errorf("%w: node %q", base.ErrNotMember, p.Node)
+		case at < 0 || how == CheckMember:
 			return nil
+		case g.index == 0:
+			if names := removing(g.node.Status(ctx)); len(names) > 0 {
+				return fmt.Errorf("%w: shard %d: nodes %q are being removed from other shards", base.ErrNotLeader, g.index, names)
+			}
 		}
 		newcomers := 0
 		if how == CheckReplacement {

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,21 @@ type Peer struct {
 	Node    string // its name
 	Address string
 	ID      string // of its directory; "": not known
+}
+
+// CheckAddress returns an error if an address is not a host and a port that other nodes can dial.
+func CheckAddress(address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if ip := net.ParseIP(host); host == "" || ip.IsUnspecified() {
+		return errors.New("it has no host")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("%q is no port", port)
+	}
+	return nil
 }
 
 // MaxNodeName bounds the length of a node's name.

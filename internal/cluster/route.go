@@ -55,6 +55,7 @@ func (g *Group) follow(elections <-chan raft.Observation) {
 		select {
 		case <-elections:
 			if addr, leader := g.raft.LeaderWithID(); addr != "" {
+				g.removed.Store(false)
 				g.tenure.begin(leader, g.node.c.ElectionTimeout)
 			}
 			g.changed()

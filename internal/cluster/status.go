@@ -120,6 +120,11 @@ type memberState struct {
 	Voter bool
 }
 
+// has reports whether a node is a member.
+func (sh *ShardStatus) has(node string) bool {
+	return slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == node })
+}
+
 func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 	if a.err != nil {
 		rs.LastError = a.err.Error()

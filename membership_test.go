@@ -1,0 +1,259 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/cluster"
+	"codeq/internal/testkit"
+)
+
+// membersOfShards is the names of the members, by shard, that a node knows.
+func (n *simNode) membersOfShards(t *testing.T) (shards [][]string) {
+	st, err := simQueue(n).ClusterStatus(context.Background())
+	require.NoError(t, err)
+	for _, sh := range st.Shards {
+		var names []string
+		for _, r := range sh.Replicas {
+			names = append(names, r.Node)
+		}
+		shards = append(shards, names)
+	}
+	return shards
+}
+
+// TestAllLeave: nodes that leave at one moment leave one after the other, from all shards. The last
+// one stays, has everything, and leads when it is opened again.
+func TestAllLeave(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(testkit.Sized(1, 3, 100)) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, seed, 0, Options{Shards: 3})
+			for i := range 3 {
+				c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
+			}
+			for range 3 {
+				n := c.node(false)
+				n.leaves = true
+				n.start()
+				c.nodes = append(c.nodes, n)
+			}
+			c.spread()
+			c.nodes[0].produce(t, 30)
+			errs := make([]error, 3)
+			var closing sync.WaitGroup
+			for i, n := range c.nodes {
+				begins := time.Duration(c.rng.IntN(20)) * time.Millisecond
+				closing.Go(func() {
+					time.Sleep(begins)
+					errs[i] = n.close()
+				})
+			}
+			closing.Wait()
+			var last *simNode
+			for i, n := range c.nodes {
+				if errs[i] != nil {
+					require.Nil(t, last, "%v", errs)
+					last = n
+					require.ErrorIs(t, errs[i], ErrInvalid)
+					require.ErrorContains(t, errs[i], "not the last")
+				}
+			}
+			require.NotNil(t, last)
+			c.nodes = []*simNode{last}
+			last.leaves = false
+			last.start()
+			c.awaitLeaders()
+			require.Equal(t, 30, last.count(t))
+			require.Equal(t, [][]string{{last.name}, {last.name}, {last.name}}, last.membersOfShards(t))
+			require.NoError(t, c.check())
+			c.close()
+		})
+	}
+}
+
+// TestRemovalGoesOn: a removal that ended half-way is finished by the next one.
+func TestRemovalGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 4, Options{Shards: 3})
+		c.spread()
+		half, next, by := c.nodes[3], c.nodes[2], c.nodes[0]
+		require.NoError(t, (*leaders)(simQueue(by).node).Change(ctx, 0, cluster.RemoveNode, cluster.Peer{Node: half.name}))
+		require.NoError(t, simQueue(by).RemoveNode(ctx, next.name))
+		want := []string{"n0", "n1"}
+		require.Equal(t, [][]string{want, want, want}, by.membersOfShards(t))
+		c.drop(half)
+		c.drop(next)
+		by.produce(t, 10)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestUnknownNode: a node that is no member is neither removed nor replaced.
+func TestUnknownNode(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		for _, n := range []*simNode{leader, other} {
+			err := simQueue(n).RemoveNode(ctx, "nobody")
+			require.ErrorIs(t, err, ErrNotMember)
+			require.ErrorContains(t, err, `"nobody"`)
+			err = simQueue(n).ReplaceNode(ctx, "nobody", Peer{"n9", "n9"})
+			require.ErrorIs(t, err, ErrNotMember)
+			require.ErrorContains(t, err, `"nobody"`)
+		}
+		require.Len(t, leader.membersOfShards(t)[0], 3)
+	})
+}
+
+// TestRemovedNodeIsTold: a node that was removed says so to its callers, and leaves at once.
+func TestRemovedNodeIsTold(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, removed := c.lead()
+		removed.stop()
+		removed.leaves = true
+		removed.start()
+		require.NoError(t, simQueue(leader).RemoveNode(context.Background(), removed.name))
+		time.Sleep(time.Minute)
+		_, err := simQueue(removed).Produce(context.Background(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrNotLeader)
+		require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name))
+		begin := time.Now()
+		c.drop(removed)
+		require.Less(t, time.Since(begin), time.Second)
+	})
+}
+
+// TestLeaveOfNoCluster: a node that is part of no cluster has none to leave.
+func TestLeaveOfNoCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 0, Options{Shards: 1})
+		c.peers = []Peer{{"n0", "n0"}, {"n1", "n1"}}
+		n := c.node(false)
+		n.leaves = true
+		n.start()
+		time.Sleep(time.Minute)
+		begin := time.Now()
+		require.NoError(t, n.close())
+		require.Less(t, time.Since(begin), time.Second)
+	})
+}
+
+// TestFoundersAgree: no cluster begins with an address that is not what a founder says of itself.
+func TestFoundersAgree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 0, Options{Shards: 1})
+		open := func(n *simNode, peers ...Peer) error {
+			c.peers = peers
+			return c.open(n)
+		}
+		a, b := c.node(false), c.node(false)
+		c.nodes = []*simNode{a, b}
+		err := open(a, Peer{"n0", "elsewhere"}, Peer{"n1", "n1"})
+		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorContains(t, err, "elsewhere")
+
+		c.peers = []Peer{{"n0", "n0"}, {"n1", "alias"}}
+		o, _ := c.options(a)
+		dial := o.Cluster.dial
+		o.Cluster.dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return dial(ctx, strings.Replace(address, "alias", "n1", 1))
+		}
+		a.q, err = Open("queue", o)
+		require.NoError(t, err)
+		require.NoError(t, open(b, Peer{"n0", "n0"}, Peer{"n1", "n1"}))
+		time.Sleep(time.Minute)
+		_, err = simQueue(a).Produce(context.Background(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrNotLeader)
+		require.ErrorContains(t, err, `node "n1" says that its address is n1, not alias`)
+		a.stop()
+		require.NoError(t, open(a, Peer{"n0", "n0"}, Peer{"n1", "n1"}))
+		c.awaitLeaders()
+		c.close()
+	})
+}
+
+// TestAddresses: an address that nobody can dial is refused before anything is written.
+func TestAddresses(t *testing.T) {
+	t.Parallel()
+	q, err := Open(t.TempDir(), &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	for _, bad := range []string{"", "host", "host:", ":7400", "0.0.0.0:7400", "[::]:7400", "host:0", "host:65536", "host:http", "a:b:1"} {
+		fs := vfs.NewMem()
+		refused := func(c Cluster) {
+			t.Helper()
+			_, err := Open("q", &Options{fs: fs, Cluster: &c})
+			require.ErrorIs(t, err, ErrInvalid, bad)
+		}
+		refused(Cluster{Node: "a", Listen: bad})
+		refused(Cluster{Node: "a", Listen: "127.0.0.1:7400", Peers: []Peer{{"b", bad}}})
+		refused(Cluster{Node: "a", Listen: "127.0.0.1:7400", Peers: []Peer{{"b", bad}}, Join: true})
+		if bad != "" {
+			refused(Cluster{Node: "a", Listen: "127.0.0.1:7400", Advertise: bad})
+		}
+		require.ErrorIs(t, q.AddNode(t.Context(), Peer{"b", bad}), ErrInvalid, bad)
+		require.ErrorIs(t, q.ReplaceNode(t.Context(), "c", Peer{"b", bad}), ErrInvalid, bad)
+		names, err := fs.List("")
+		require.NoError(t, err)
+		require.Empty(t, names)
+	}
+}
+
+// TestRunAwaitsLeaders: a Run that begins before there is a leader waits for one, until it ends or
+// the queue is closed.
+func TestRunAwaitsLeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 0, Options{Shards: 2})
+		c.peers = []Peer{{"n0", "n0"}, {"n1", "n1"}}
+		a, b := c.node(false), c.node(false)
+		c.nodes = []*simNode{a, b}
+		a.start()
+		handled := make(chan struct{})
+		var m Mux
+		Handle(&m, "a", func(context.Context, *Job[int]) error { close(handled); return nil })
+		run := func(ctx context.Context) chan error {
+			ended := make(chan error, 1)
+			go func() { ended <- simQueue(a).Run(ctx, &m, nil) }()
+			return ended
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := run(ctx)
+		time.Sleep(time.Hour)
+		require.Empty(t, ended)
+		cancel()
+		require.NoError(t, <-ended)
+		ended = run(context.Background())
+		time.Sleep(time.Second)
+		begin := time.Now()
+		a.stop()
+		require.ErrorIs(t, <-ended, ErrClosed)
+		require.Less(t, time.Since(begin), time.Second)
+
+		a.start()
+		ended = run(context.Background())
+		time.Sleep(time.Hour)
+		b.start()
+		c.awaitLeaders()
+		task, err := NewTask("a", 1)
+		require.NoError(t, err)
+		_, err = simQueue(b).Produce(context.Background(), task)
+		require.NoError(t, err)
+		<-handled
+		a.stop()
+		require.ErrorIs(t, <-ended, ErrClosed)
+		c.close()
+	})
+}
