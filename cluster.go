@@ -39,7 +39,10 @@ type Cluster struct {
 	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
 	Advertise string
 	// Peers are the nodes with which a new cluster begins; this one may be
-	// among them or not. All nodes of a new cluster give the same, and it begins
+	// among them or not. If they name no other node, a queue by itself, or a Checkpoint, may be
+	// opened as the first node of a new cluster, with all that it has, and others join it. When they
+	// have been removed, and it is closed, the only node is opened without Options.Cluster as a queue
+	// by itself again. All nodes of a new cluster give the same, and it begins
 	// when all of them have been open at the same time. Once it has begun, the
 	// cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
@@ -328,11 +331,33 @@ func RecoverCluster(dir string, opts *Options) (err error) {
 	if o.Cluster == nil {
 		return ErrNoCluster
 	}
-	for _, p := range o.Cluster.Peers {
-		if p.Node != o.Cluster.Node {
-			return &InvalidError{"Cluster.Peers", fmt.Sprintf("%+v", p), "this node only; others join it with empty directories"}
-		}
+	if !o.Cluster.isAlone() {
+		return &InvalidError{"Cluster.Peers", fmt.Sprintf("%+v", o.Cluster.Peers), "this node only; others join it with empty directories"}
 	}
+	return o.withNode(dir, (*cluster.Node).Recover)
+}
+
+// dissolve lets the only node of a cluster become a queue by itself.
+func dissolve(dir string, o *Options) error {
+	m, err := manifest.Read(o.fs, dir)
+	if err != nil {
+		return err
+	}
+	member := *o
+	member.Cluster, member.logs = &Cluster{Node: m.Node}, nil // the logger is closed with the queue
+	if err := member.withNode(dir, (*cluster.Node).Dissolve); err != nil {
+		return fmt.Errorf("open %s without Cluster: %w", dir, err)
+	}
+	return nil
+}
+
+// isAlone reports whether no other node is meant to be in the cluster yet.
+func (c *Cluster) isAlone() bool {
+	return !c.Join && !slices.ContainsFunc(c.Peers, func(p Peer) bool { return p.Node != c.Node })
+}
+
+// withNode lets do change the directory of a node that is not open.
+func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
 	d, err := manifest.Open(o.fs, dir, manifest.Want{NewShards: shardsForThisMachine(), Node: o.Cluster.Node})
 	if err != nil {
 		return err
@@ -345,7 +370,7 @@ func RecoverCluster(dir string, opts *Options) (err error) {
 	}
 	o.Shards = d.Shards
 	q := newQueue(o, d)
-	return errors.Join(q.newNode().Recover(), q.closeFiles())
+	return errors.Join(do(q.newNode().Node), q.closeFiles())
 }
 
 // ClusterStatus is a cluster as one node sees it.

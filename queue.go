@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
+	"codeq/internal/conversion"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
@@ -81,16 +82,24 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	node := ""
-	if o.Cluster != nil {
-		node = o.Cluster.Node
+	want := manifest.Want{Shards: o.Shards, NewShards: shardsForThisMachine()}
+	if c := o.Cluster; c != nil {
+		want.Node, want.Founds = c.Node, c.isAlone()
 	}
-	d, err := manifest.Open(o.fs, dir, manifest.Want{Shards: o.Shards, NewShards: shardsForThisMachine(), Node: node})
+	d, err := manifest.Open(o.fs, dir, want)
+	if o.Cluster == nil && errors.Is(err, ErrNotMember) {
+		if err = dissolve(dir, o); err == nil {
+			d, err = manifest.Open(o.fs, dir, want)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	if o.Cluster != nil && d.Cluster == "" && !o.Cluster.Join {
 		err = o.Cluster.checkFounder()
+	}
+	if d.Node != want.Node && err == nil {
+		d.Found(want.Node, o.Cluster.Advertise)
 	}
 	if err == nil {
 		err = d.Take(o.AcceptCopy)
@@ -144,6 +153,9 @@ func (q *Queue) openShards() error {
 	err := g.Wait()
 	if err == nil {
 		err = q.dir.FinishCreation()
+	}
+	if err == nil {
+		err = q.dir.FinishLeaving()
 	}
 	if err != nil {
 		return err
@@ -346,7 +358,7 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 		return nil, err
 	}
 	s := newShard(index, opts, st, gates)
-	if err := errors.Join(st.Read(func() error { return identify(s.Store, d, s.index) }), s.load()); err != nil {
+	if err := errors.Join(st.Read(func() error { return identify(st, d, index) }), s.load()); err != nil {
 		_ = st.Close() // the error of load is the one that matters
 		return nil, err
 	}
@@ -355,6 +367,11 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 
 // identify makes sure that the store is this shard of this queue, and of the current format.
 func identify(st *store.Store, d *manifest.Directory, shard int) error {
+	if d.Left {
+		if err := conversion.FromReplica(st, &d.Manifest, shard); err != nil {
+			return err
+		}
+	}
 	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err

@@ -9,8 +9,10 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/cluster"
+	"codeq/internal/conversion"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
@@ -193,11 +195,20 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 	if err := install(); err != nil {
 		return last, err
 	}
+	if err := fsck.FinishRepair(q.dir.FS, q.dir.Path, r.index); err != nil {
+		return last, err // of a queue by itself, before it became a node
+	}
 	st, err := store.Open(manifest.ShardDir(q.dir.FS, q.dir.Path, r.index), q.opts.storeConfig(), q.caches, q.dir.Creating)
 	if err != nil {
 		return last, err
 	}
-	if err := st.Read(func() (err error) { last.Index, last.Term, err = schema.Applied(st.DB()); return err }); err != nil {
+	err = st.Read(func() (err error) {
+		if err = conversion.ToReplica(st, &q.dir.Manifest, r.index); err == nil {
+			last.Index, last.Term, err = schema.Applied(st.DB())
+		}
+		return err
+	})
+	if err != nil {
 		return last, errors.Join(err, st.Close())
 	}
 	r.store, r.source = st, &liveStore{r, st}

@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/conversion"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -172,7 +172,7 @@ func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error
 	}
 	b := st.DB().NewBatch()
 	_ = b.Set([]byte{keys.Meta}, []byte(c.Identity(shard)), nil) // fails for indexed batches only
-	err = secede(st.DB(), b)
+	err = conversion.Secede(st.DB(), b)
 	if err == nil {
 		err = st.Commit(b)
 	}
@@ -180,23 +180,6 @@ func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error
 		return err
 	}
 	return syncFiles(c.FS, dir)
-}
-
-// secede deletes the entries that only a store in a cluster has.
-func secede(db *pebble.DB, b *pebble.Batch) error {
-	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime} {
-		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
-		if err != nil {
-			return store.Error(err)
-		}
-		for valid := it.First(); valid; valid = it.Next() {
-			_ = b.Delete(it.Key(), nil) // fails for indexed batches only
-		}
-		if err := it.Close(); err != nil {
-			return store.Error(err)
-		}
-	}
-	return nil
 }
 
 // syncFiles syncs a directory and the files in it, except tables, which are synced already.

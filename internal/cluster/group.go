@@ -101,6 +101,9 @@ func (g *Group) start() error {
 	if err != nil {
 		return damageOf(err)
 	}
+	if err := g.beginFromStore(votes); err != nil {
+		return err
+	}
 	if g.replayed, err = logs.LastIndex(); err != nil {
 		return err
 	}

@@ -218,8 +218,20 @@ func (n *Node) Open() error {
 	return nil
 }
 
-// openStores opens the stores of the shards, and the logs.
+// openStores opens the stores of the shards, the logs and the votes.
 func (n *Node) openStores() (err error) {
+	if err := n.openReplicas(); err != nil {
+		return err
+	}
+	d := n.c.Directory
+	if n.stable, err = n.c.Votes(d.FS.PathJoin(d.Path, manifest.VotesFile)); err != nil {
+		return fmt.Errorf("codeq: open the votes of %s: %w", d.Path, damageOf(err))
+	}
+	return d.FinishCreation()
+}
+
+// openReplicas opens the stores of the shards, and the logs.
+func (n *Node) openReplicas() (err error) {
 	d := n.c.Directory
 	for _, g := range n.groups {
 		meta := manifest.MetaDir(d.FS, d.Path, g.index)
@@ -239,10 +251,7 @@ func (n *Node) openStores() (err error) {
 	if err != nil {
 		return fmt.Errorf("codeq: open the log of %s: %w", d.Path, damageOf(err))
 	}
-	if n.stable, err = n.c.Votes(d.FS.PathJoin(d.Path, manifest.VotesFile)); err != nil {
-		return fmt.Errorf("codeq: open the votes of %s: %w", d.Path, damageOf(err))
-	}
-	return d.FinishCreation()
+	return nil
 }
 
 // damageOf lets what is damaged beside the stores of the shards match ErrCorrupt.

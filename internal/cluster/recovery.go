@@ -76,6 +76,18 @@ func (g *Group) recover(logs *groupLog, votes *groupVotes) error {
 	if end == (Position{}) {
 		return errors.New("nothing of it was ever stored here")
 	}
+	if err := g.beginAt(end, votes); err != nil {
+		return err
+	}
+	first, last, err := logs.bounds()
+	if err != nil {
+		return err
+	}
+	return logs.LogStore.DeleteRange(first, last)
+}
+
+// beginAt makes a snapshot of the store, from which a cluster begins that is this node.
+func (g *Group) beginAt(end Position, votes *groupVotes) error {
 	if term, err := votes.GetUint64([]byte(keyCurrentTerm)); err != nil {
 		return err
 	} else if term < end.Term {
@@ -94,14 +106,7 @@ func (g *Group) recover(logs *groupLog, votes *groupVotes) error {
 	if err != nil {
 		return errors.Join(err, sink.Cancel())
 	}
-	if err := sink.Close(); err != nil {
-		return err
-	}
-	first, last, err := logs.bounds()
-	if err != nil {
-		return err
-	}
-	return logs.LogStore.DeleteRange(first, last)
+	return sink.Close()
 }
 
 // replay applies what the log has beyond the store. The store is what counts: a log that does not

@@ -29,23 +29,30 @@ import (
 
 // stores are where Raft keeps the log of a shard, and the votes.
 func (g *Group) stores() (*groupLog, *groupVotes, error) {
+	if err := g.openLog(); err != nil {
+		return nil, nil, err
+	}
+	votes := &groupVotes{StableStore: g.node.stable.Group(uint32(g.index)), group: g}
+	term, err := votes.GetUint64([]byte(keyCurrentTerm))
+	raise(&g.latestTerm, term)
+	return g.log, votes, err
+}
+
+func (g *Group) openLog() error {
 	n := g.node
 	group, err := n.logs.Group(uint32(g.index))
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	g.log = &groupLog{LogStore: n.c.Log(group), group: g}
 	snapshots, err := g.snapshots.List()
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	for _, s := range snapshots { // at most one
 		g.log.snapshot = Position{s.Index, s.Term}
 	}
-	votes := &groupVotes{StableStore: n.stable.Group(uint32(g.index)), group: g}
-	term, err := votes.GetUint64([]byte(keyCurrentTerm))
-	raise(&g.latestTerm, term)
-	return g.log, votes, err
+	return nil
 }
 
 // lose lets the group fail if what Raft keeps has, and not only been closed.

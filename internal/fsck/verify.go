@@ -183,9 +183,11 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 	if err != nil {
 		return err
 	}
-	if v.Node == "" {
-		_, err = v.CheckIdentity(index, got)
-	} else if got != nil { // the shard has been led
+	_, alone := v.CheckIdentity(index, got)
+	if v.Node == "" && !v.Left || alone == nil && (v.Left || len(v.Founders) > 0) {
+		return alone
+	}
+	if got != nil { // the shard has been led
 		_, err = manifest.CheckReplicaIdentity(index, v.Shards, got)
 	}
 	return err

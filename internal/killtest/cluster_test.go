@@ -59,6 +59,7 @@ type clusterConfig struct {
 	Self  int
 	Peers []codeq.Peer
 	Level codeq.Durability
+	Joins bool // it joins the others, and leaves them when it is closed
 }
 
 // What a node reports.
@@ -112,7 +113,9 @@ func clusterChild() (err error) {
 	}
 	opts := &codeq.Options{
 		Shards: clusterShardsN, Durability: c.Level, LeaseFor: clusterLease, MaxAttempts: 1 << 20,
-		Cluster: &codeq.Cluster{Node: c.Peers[c.Self].Node, Listen: c.Peers[c.Self].Address, Peers: c.Peers},
+		Cluster: &codeq.Cluster{
+			Node: c.Peers[c.Self].Node, Listen: c.Peers[c.Self].Address, Peers: c.Peers, Join: c.Joins, LeaveOnClose: c.Joins,
+		},
 	}
 	if os.Getenv("CODEQ_LOG") != "" {
 		opts.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
@@ -394,6 +397,16 @@ type clusterNodes struct {
 
 // startNodes starts a new cluster, which ends with the test, and waits until all shards are led.
 func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability) *clusterNodes {
+	c := newNodes(t, random, level)
+	for i := range c.processes {
+		c.start(i)
+	}
+	c.waitForLeaders()
+	return c
+}
+
+// newNodes prepares three nodes.
+func newNodes(t *testing.T, random *rand.Rand, level codeq.Durability) *clusterNodes {
 	c := &clusterNodes{
 		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, processes: make([]*clusterProcess, 3),
 	}
@@ -410,10 +423,6 @@ func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability) *cluste
 			}
 		}
 	})
-	for i := range c.processes {
-		c.start(i)
-	}
-	c.waitForLeaders()
 	return c
 }
 
@@ -424,9 +433,15 @@ func (c *clusterNodes) waitForLeaders() {
 }
 
 // start starts a node, perhaps again.
-func (c *clusterNodes) start(node int) {
+func (c *clusterNodes) start(node int) { c.startWith(node, c.peers, false) }
+
+// startAfter starts a node of a cluster that began with the first one, and which each of the others
+// joins.
+func (c *clusterNodes) startAfter(node int) { c.startWith(node, c.peers[:node+1], node > 0) }
+
+func (c *clusterNodes) startWith(node int, peers []codeq.Peer, joins bool) {
 	c.lives++
-	c.processes[node] = c.run(clusterConfig{filepath.Join(c.dir, c.peers[node].Node), c.lives, node, c.peers, c.level})
+	c.processes[node] = c.run(clusterConfig{filepath.Join(c.dir, c.peers[node].Node), c.lives, node, peers, c.level, joins})
 }
 
 // clusterProcess is a node that runs.

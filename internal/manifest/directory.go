@@ -30,6 +30,7 @@ type Want struct {
 	Shards    int    // 0: as many as it has
 	NewShards int    // of a new directory if Shards is 0
 	Node      string // of the cluster; "": a queue without a cluster
+	Founds    bool   // the queue may be by itself: the Node is about to found a cluster with it
 }
 
 // New returns a directory whose manifest is not written yet, and which is not locked.
@@ -186,7 +187,14 @@ func (m *Manifest) admit(want Want) error {
 	if want.Shards != 0 && want.Shards != m.Shards {
 		return fmt.Errorf("%w: created with %d, opened with %d", base.ErrShardCount, m.Shards, want.Shards)
 	}
-	if m.Node != want.Node {
+	switch {
+	case m.Node == "" && m.Left && want.Node != "":
+		return fmt.Errorf("%w: it is about to leave its cluster: open it as a queue by itself first", base.ErrNotMember)
+	case m.Node == "" && want.Founds:
+	case m.Node == "" && want.Node != "":
+		return fmt.Errorf("%w: it is a queue by itself; it becomes the first node of a cluster if it is opened without other peers",
+			base.ErrNotMember)
+	case m.Node != want.Node:
 		return fmt.Errorf("%w: it is of node %q, opened as %q", base.ErrNotMember, m.Node, want.Node)
 	}
 	return nil
@@ -196,6 +204,39 @@ func (d *Directory) create(want Want) error {
 	d.Manifest = Manifest{
 		Format: Format, Shards: cmp.Or(want.Shards, want.NewShards), ID: NewID(), Creating: true, Open: new(Place), Node: want.Node,
 	}
+	return d.Write()
+}
+
+// Found lets a queue by itself become the first node of a new cluster. Begin stores it.
+func (d *Directory) Found(node, address string) {
+	d.Node, d.Cluster, d.Founders = node, NewID(), []Founder{{node, d.ID, address}}
+}
+
+// Leave durably lets a node become a queue by itself. REQUIRES: its stores have all that its logs
+// have, durably.
+func (d *Directory) Leave() error {
+	d.Node, d.Cluster, d.Founders, d.Life, d.Left = "", "", nil, 0, true
+	return d.Write()
+}
+
+// FinishLeaving removes what only a node has. REQUIRES: no store is that of a replica any more.
+func (d *Directory) FinishLeaving() error {
+	if !d.Left {
+		return nil
+	}
+	names := []string{d.FS.PathJoin(d.Path, RaftDir), d.FS.PathJoin(d.Path, VotesFile)}
+	for i := range d.Shards {
+		names = append(names, MetaDir(d.FS, d.Path, i))
+	}
+	for _, name := range names {
+		if err := d.FS.RemoveAll(name); err != nil {
+			return err
+		}
+	}
+	if err := SyncDirectory(d.FS, d.Path); err != nil {
+		return err
+	}
+	d.Left = false
 	return d.Write()
 }
 

@@ -66,6 +66,9 @@ type Manifest struct {
 	Cluster string `json:"cluster,omitempty"`
 	// Founders are the nodes with which the cluster begins, while this one founds it.
 	Founders []Founder `json:"founders,omitempty"`
+	// Left is set while the queue, which was a node, becomes one by itself: its stores may still be
+	// those of replicas, and its logs be there.
+	Left bool `json:"left,omitempty"`
 	// Life is the number of the node's life, see LifeAfter: of the last one that has begun.
 	Life uint64 `json:"life,omitempty"`
 	// Sum is the CRC-32C of the manifest without it, in hexadecimal.

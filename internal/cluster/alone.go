@@ -1,0 +1,95 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+)
+
+// A queue by itself becomes the first node of a cluster when it is opened as that: its stores get a
+// position in logs that are still to begin, and the first snapshot of each group is the store, which
+// other nodes get when they join. The only node of a cluster becomes a queue by itself when its
+// stores have all that its logs have.
+
+// beginFromStore begins the group of a new cluster whose first node was a queue by itself.
+func (g *Group) beginFromStore(votes *groupVotes) error {
+	last, err := g.log.LastIndex()
+	if err != nil || last > 0 || len(g.node.c.Directory.Founders) != 1 || g.Applied() == 0 || g.log.snapshot != (Position{}) {
+		return err
+	}
+	g.log.snapshot = g.applied.get()
+	return g.beginAt(g.log.snapshot, votes)
+}
+
+// Dissolve lets a node that is not open become a queue by itself, if it is the only member of its
+// cluster. Nobody else may use the node. If it fails, or the process ends meanwhile, it can be
+// called again.
+func (n *Node) Dissolve() error {
+	err := n.openReplicas()
+	for _, g := range n.groups {
+		if err != nil {
+			break
+		}
+		if err = g.dissolve(); err != nil {
+			err = fmt.Errorf("shard %d: %w", g.index, damageOf(err))
+		}
+	}
+	if err == nil {
+		err = n.c.Directory.Leave()
+	}
+	n.cancel()
+	n.background.Wait()
+	return errors.Join(err, n.closeLogs())
+}
+
+// dissolve makes the store durable with all that the log has.
+func (g *Group) dissolve() error {
+	if err := g.openLog(); err != nil {
+		return err
+	}
+	members, err := g.latestMembers()
+	if err != nil {
+		return err
+	}
+	if len(members) != 1 || members[0].ID != g.node.self.ServerID() {
+		return fmt.Errorf("%w: it is of node %q, which is not the only one of a cluster", base.ErrNotMember, g.node.self.Node)
+	}
+	if err := g.log.compare(); err != nil {
+		return err
+	}
+	if _, err := g.replay(g.log); err != nil {
+		return err
+	}
+	return g.machine.Live().Flush()
+}
+
+// latestMembers is the members by the last configuration that the node has stored. If that is the
+// node alone, it is in force: who has decided it needs this node for a majority of it, and nobody
+// else needs to be asked.
+func (g *Group) latestMembers() ([]raft.Server, error) {
+	first, last, err := g.log.bounds()
+	if err != nil {
+		return nil, err
+	}
+	for index := last; index >= max(first, 1); index-- {
+		var l raft.Log
+		if _, err := g.log.GetHead(index, &l); err != nil {
+			return nil, err
+		}
+		if l.Type != raft.LogConfiguration {
+			continue
+		}
+		if err := g.log.LogStore.GetLog(index, &l); err != nil {
+			return nil, err
+		}
+		return raft.DecodeConfiguration(l.Data).Servers, nil
+	}
+	snapshots, err := g.snapshots.List()
+	if err != nil || len(snapshots) == 0 {
+		return nil, err
+	}
+	return snapshots[0].Configuration.Servers, nil
+}

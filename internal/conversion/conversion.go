@@ -1,0 +1,86 @@
+// Package conversion turns the store of a shard of a queue by itself into that of the first node of a
+// cluster, and back. Each is one durable step; before and after it the store is whole.
+package conversion
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+// The position in the log of a shard at which a cluster begins whose first node was a queue by
+// itself. What was stored before is in no log: other nodes get the store. They would ask for the
+// log alone if it could begin with entry 1.
+const (
+	FirstIndex = 2
+	FirstTerm  = 1
+)
+
+// ToReplica makes a store that of a replica, if it is that of the shard of a queue by itself.
+func ToReplica(st *store.Store, m *manifest.Manifest, shard int) error {
+	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+	if err != nil || got == nil {
+		return err
+	}
+	if _, err := m.CheckIdentity(shard, got); err != nil {
+		return nil // it is that of a replica, or of another queue, which its leader refuses
+	}
+	return convert(st, func(b *pebble.Batch) error {
+		at := make([]byte, keys.AppliedLen)
+		keys.PutApplied(at, FirstIndex, FirstTerm)
+		return errors.Join(
+			b.Set([]byte{keys.Meta}, []byte(manifest.ReplicaIdentity(manifest.Format, shard, m.Shards)), nil),
+			b.Set([]byte{keys.Applied}, at, nil))
+	})
+}
+
+// FromReplica makes a store that of the shard of a queue by itself, if it is that of a replica.
+func FromReplica(st *store.Store, m *manifest.Manifest, shard int) error {
+	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+	if err != nil {
+		return err
+	}
+	if got != nil {
+		if _, err := manifest.CheckReplicaIdentity(shard, m.Shards, got); err != nil {
+			return nil // it has been converted before, or is that of another queue, which Open refuses
+		}
+	}
+	return convert(st, func(b *pebble.Batch) error {
+		return errors.Join(b.Set([]byte{keys.Meta}, []byte(m.Identity(shard)), nil), Secede(st.DB(), b))
+	})
+}
+
+func convert(st *store.Store, fill func(*pebble.Batch) error) error {
+	b := st.DB().NewBatch()
+	err := fill(b)
+	if err == nil {
+		err = st.Commit(b)
+	}
+	if err := errors.Join(err, b.Close()); err != nil {
+		return err
+	}
+	return st.Flush(context.Background()) // is durable at every level of durability
+}
+
+// Secede deletes the entries that only a store in a cluster has.
+func Secede(db *pebble.DB, b *pebble.Batch) error {
+	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime} {
+		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
+		if err != nil {
+			return store.Error(err)
+		}
+		for valid := it.First(); valid; valid = it.Next() {
+			_ = b.Delete(it.Key(), nil) // fails for indexed batches only
+		}
+		if err := it.Close(); err != nil {
+			return store.Error(err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,285 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+	"codeq/internal/testkit"
+)
+
+// alone opens the queue on a node's disk without a cluster.
+func (n *simNode) alone(t *testing.T) *Queue {
+	o := n.cluster.opts
+	o.fs, o.Logger = n.disk, n.log()
+	q, err := Open("queue", &o)
+	require.NoError(t, err)
+	return q
+}
+
+// firstNode is a cluster without nodes, and a node that is to be the first one.
+func firstNode(t *testing.T, seed uint64, opts Options) (*simCluster, *simNode) {
+	c := newSimCluster(t, seed, 0, opts)
+	c.peers = []Peer{{"n0", "n0"}}
+	return c, c.node(false)
+}
+
+// begin starts a node as the first one of a cluster.
+func (c *simCluster) begin(n *simNode) {
+	n.start()
+	c.nodes = []*simNode{n}
+	c.awaitLeaders()
+}
+
+// grow lets another node join.
+func (c *simCluster) grow() *simNode {
+	n := c.node(true)
+	n.start()
+	n.join = false
+	c.mu.Lock()
+	c.nodes = append(c.nodes, n)
+	c.mu.Unlock()
+	return n
+}
+
+// TestOneToThreeAndBack: a queue by itself becomes the first node of a cluster, two others join it
+// while it is used and nodes are killed, they are removed, and it is a queue by itself again. No task
+// that was acknowledged is lost, and none is there twice.
+func TestOneToThreeAndBack(t *testing.T) {
+	t.Parallel()
+	for range testkit.Sized(1, 1, 100) {
+		seed := testkit.Seed()
+		t.Logf("seed %d", seed)
+		synctest.Test(t, func(t *testing.T) { oneToThreeAndBack(t, seed) })
+	}
+}
+
+func oneToThreeAndBack(t *testing.T, seed uint64) {
+	ctx := context.Background()
+	c, first := firstNode(t, seed, Options{Shards: 3, Retention: time.Hour})
+	q := first.alone(t)
+	produced := make(map[ID]bool)
+	var mu sync.Mutex // guards produced
+	add := func(q *Queue) error {
+		id, err := q.Produce(ctx, Task{Queue: "a"})
+		if err == nil {
+			mu.Lock()
+			produced[id] = true
+			mu.Unlock()
+		}
+		return err
+	}
+	for range 50 {
+		require.NoError(t, add(q))
+	}
+	_, err := q.Produce(ctx, Task{Queue: "keyed", Unique: Unique{Key: "k"}})
+	require.NoError(t, err)
+	err = q.SetSchedule(ctx, Schedule{Name: "s", Every: 24 * time.Hour, Task: Task{Queue: "ticks"}})
+	require.NoError(t, err)
+	held, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+
+	c.begin(first)
+	require.NoError(t, simQueue(first).Complete(ctx, held.Receipt, []byte("done")), "a lease goes on")
+	delete(produced, held.ID)
+	var stop atomic.Bool
+	var load sync.WaitGroup
+	for i := range 3 {
+		load.Go(func() {
+			for n := 0; !stop.Load(); n++ {
+				members := c.members()
+				if q, _ := members[(n+i)%len(members)].queue(); q != nil {
+					_ = add(q) // refused, or uncertain, when its node is killed
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+	}
+	second := c.grow()
+	second.crash(100)
+	time.Sleep(time.Second)
+	second.start()
+	third := c.grow()
+	c.awaitLeaders()
+	first.crash([]int{0, 50, 100}[c.rng.IntN(3)])
+	c.awaitLeaders()
+	time.Sleep(3 * time.Second)
+	first.start()
+	time.Sleep(time.Second)
+	stop.Store(true)
+	load.Wait()
+	c.rest()
+	require.NoError(t, c.check())
+	for _, n := range []*simNode{second, third} {
+		require.NoError(t, simQueue(first).RemoveNode(ctx, n.name))
+		c.drop(n)
+	}
+	c.awaitLeaders()
+	require.NoError(t, simQueue(first).Checkpoint(ctx, "copy"))
+	first.stop()
+
+	requireAll := func(q *Queue) {
+		found := make(map[ID]bool)
+		for _, s := range q.led() {
+			v := q.peek(s)
+			tasks := make(map[ID]*TaskInfo)
+			require.NoError(t, v.addAll(tasks))
+			require.NoError(t, v.check(s.index, len(q.replicas)))
+			v.close()
+			for id, info := range tasks {
+				if info.Queue == "a" && info.State == Ready {
+					found[id] = true
+				}
+			}
+		}
+		for id := range produced {
+			require.True(t, found[id], "task %s is lost", id)
+		}
+		o, err := q.Get(ctx, held.ID)
+		require.NoError(t, err)
+		require.Equal(t, "done", string(o.Result))
+		_, err = q.Produce(ctx, Task{Queue: "keyed", Unique: Unique{Key: "k"}})
+		require.ErrorIs(t, err, ErrDuplicate)
+		var names []string
+		schedules, err := q.Schedules(ctx)
+		require.NoError(t, err)
+		for _, s := range schedules {
+			names = append(names, s.Name)
+		}
+		require.Equal(t, []string{"s"}, names)
+	}
+	last := first.alone(t)
+	requireAll(last)
+	for _, r := range last.replicas {
+		entries, err := r.dump()
+		require.NoError(t, err)
+		for _, e := range entries {
+			require.NotContains(t, []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime}, e.key[0])
+		}
+	}
+	require.NoError(t, last.Close())
+	report, err := Verify("queue", &VerifyOptions{fs: first.disk})
+	require.NoError(t, err)
+	require.Empty(t, report.Problems)
+	names, err := first.disk.List("queue")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"CODEQ", "LOCK", "shard-000", "shard-001", "shard-002"}, names)
+
+	// A cluster again, of the directory and of the copy.
+	for _, dir := range []string{"queue", "copy"} {
+		first.votes = newSimVotes()
+		o, _ := c.options(first)
+		q, err := Open(dir, o)
+		require.NoError(t, err)
+		require.NoError(t, q.WaitReady(ctx))
+		requireAll(q)
+		require.NoError(t, q.Close())
+	}
+	c.nodes = nil
+	c.close()
+}
+
+// TestConversionIsInterrupted: wherever a crash interrupts a queue that becomes the first node of a
+// cluster, or a node that becomes a queue by itself, the next Open goes on with it, and nothing is
+// lost.
+func TestConversionIsInterrupted(t *testing.T) {
+	t.Parallel()
+	for range testkit.Sized(6, 12, 1000) {
+		seed := testkit.Seed()
+		synctest.Test(t, func(t *testing.T) { conversionIsInterrupted(t, seed) })
+	}
+}
+
+func conversionIsInterrupted(t *testing.T, seed uint64) {
+	t.Logf("seed %d", seed)
+	c, n := firstNode(t, seed, Options{Shards: 2, Durability: DurabilityDisk})
+	q := n.alone(t)
+	produce(t, q, Task{Queue: "a"}, Task{Queue: "a"}, Task{Queue: "a"})
+	require.NoError(t, q.Close())
+	// interrupt opens the queue; the disk is then that of a crash in the middle of that.
+	interrupt := func(o *Options) {
+		left, percent, rng := 1+c.rng.IntN(90), []int{0, 50, 100}[c.rng.IntN(3)], rand.New(rand.NewPCG(seed, 4))
+		disk, votes := n.disk, n.votes
+		var mu sync.Mutex // guards left, and what the crash leaves
+		o.fs = &testkit.HookFS{FS: o.fs, Before: func(string, string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if left--; left == 0 {
+				n.disk, n.votes = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rng}), votes.clone()
+			}
+			return nil
+		}}
+		q, err := Open("queue", o)
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+	}
+	for range 2 {
+		o, _ := c.options(n)
+		interrupt(o)
+		if c.rng.IntN(2) == 0 {
+			c.begin(n)
+			require.Equal(t, 3, n.count(t))
+			n.stop()
+			alone := c.opts
+			alone.fs = n.disk
+			interrupt(&alone)
+		}
+	}
+	for {
+		o := c.opts
+		o.fs = n.disk
+		q, err := Open("queue", &o)
+		if err != nil { // it has yet to become a node
+			require.ErrorIs(t, err, ErrNotMember)
+			c.begin(n)
+			n.stop()
+			continue
+		}
+		require.EqualValues(t, 3, countsOf(t, q, "a").Ready)
+		require.NoError(t, q.checkAll())
+		require.NoError(t, q.Close())
+		break
+	}
+	c.nodes = nil
+	c.close()
+}
+
+// TestOneDoesNotBecomeAnother: a queue by itself neither joins a cluster nor founds one with others,
+// and a node that is not the only one of its cluster does not become a queue by itself.
+func TestOneDoesNotBecomeAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, Options{Shards: 1})
+		c.awaitLeaders()
+		one := &simNode{cluster: c, name: "one", disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+		require.NoError(t, one.alone(t).Close())
+		for _, join := range []bool{false, true} {
+			one.join = join
+			err := c.open(one)
+			require.ErrorIs(t, err, ErrNotMember)
+			require.ErrorContains(t, err, "without other peers")
+		}
+		require.NoError(t, one.alone(t).Close())
+
+		n := c.nodes[0]
+		n.stop()
+		for range 2 {
+			_, err := Open("queue", &Options{fs: n.disk})
+			require.ErrorIs(t, err, ErrNotMember)
+			require.ErrorContains(t, err, fmt.Sprintf("node %q, which is not the only one", n.name))
+		}
+		n.start()
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
