@@ -215,7 +215,7 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 // sentErrors are those that callers branch on, by code.
 var sentErrors = [...]error{
 	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
-	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority,
+	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead,
 }
 
 const (

@@ -298,32 +298,32 @@ func TestClusterOptions(t *testing.T) {
 	dir := t.TempDir() + "/q"
 	peers := []Peer{{"a", "1:1"}, {"a", "2:2"}}
 	for field, c := range map[string]Cluster{
-		"Cluster.Node":             {Listen: "x"},
+		"Cluster.Node":             {Listen: "x:1"},
 		"Cluster.Listen":           {Node: "a"},
-		"Cluster.Peers":            {Node: "a", Listen: "x", Peers: peers},
-		"Cluster.HeartbeatTimeout": {Node: "a", Listen: "x", HeartbeatTimeout: time.Millisecond},
-		"Cluster.ElectionTimeout":  {Node: "a", Listen: "x", HeartbeatTimeout: time.Second, ElectionTimeout: time.Second - 1},
-		"Cluster.CallTimeout":      {Node: "a", Listen: "x", CallTimeout: -1},
+		"Cluster.Peers":            {Node: "a", Listen: "x:1", Peers: peers},
+		"Cluster.HeartbeatTimeout": {Node: "a", Listen: "x:1", HeartbeatTimeout: time.Millisecond},
+		"Cluster.ElectionTimeout":  {Node: "a", Listen: "x:1", HeartbeatTimeout: time.Second, ElectionTimeout: time.Second - 1},
+		"Cluster.CallTimeout":      {Node: "a", Listen: "x:1", CallTimeout: -1},
 	} {
 		_, err := Open(dir, &Options{Cluster: &c})
 		var invalid *InvalidError
 		require.ErrorAs(t, err, &invalid, field)
 		require.Equal(t, field, invalid.Field)
 	}
-	_, err := Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x", Join: true}})
+	_, err := Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x:1", Join: true}})
 	require.ErrorIs(t, err, ErrInvalid)
 	require.NoDirExists(t, dir)
 
-	o, err := (&Options{Cluster: &Cluster{Node: "a", Listen: "x"}}).withDefaults()
+	o, err := (&Options{Cluster: &Cluster{Node: "a", Listen: "x:1"}}).withDefaults()
 	require.NoError(t, err)
 	require.Equal(t, DurabilityDisk, o.Durability)
-	require.Equal(t, clusterShards, o.Shards)
+	require.Equal(t, clusterShards, o.newShards())
 	require.Equal(t, 500*time.Millisecond, o.Cluster.HeartbeatTimeout)
 	require.Equal(t, 500*time.Millisecond, o.Cluster.ElectionTimeout)
 	require.Equal(t, 10*time.Second, o.Cluster.CallTimeout)
 }
 
-// TestNoCluster: a queue by itself is no cluster, nor the directory of a node a queue.
+// TestNoCluster: a queue by itself is no cluster, nor its directory that of a node beside others.
 func TestNoCluster(t *testing.T) {
 	dir := t.TempDir()
 	q, err := Open(dir, nil)
@@ -333,8 +333,10 @@ func TestNoCluster(t *testing.T) {
 	require.ErrorIs(t, q.AddNode(t.Context(), Peer{"a", "b"}), ErrNoCluster)
 	require.ErrorIs(t, q.RemoveNode(t.Context(), "a"), ErrNoCluster)
 	require.ErrorIs(t, q.TransferLeadership(t.Context(), 0, "a"), ErrNoCluster)
+	require.ErrorIs(t, q.Drain(t.Context()), ErrNoCluster)
+	require.ErrorIs(t, q.Undrain(t.Context()), ErrNoCluster)
 	require.NoError(t, q.Close())
-	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:0"}, Shards: 1})
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:1", Peers: []Peer{{"b", "b:1"}}}})
 	require.ErrorIs(t, err, ErrNotMember)
 	require.ErrorIs(t, RecoverCluster(dir, nil), ErrNoCluster)
 }

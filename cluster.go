@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -229,22 +230,55 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	return q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
-// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
-// After a while the cluster spreads the leaders evenly again. The error tells why the node cannot
-// lead now, as when it cannot be reached, does not vote or lags behind; the shard then stays where
-// it is.
+// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost. The
+// shard stores it: other nodes lead it only while this one cannot. TransferLeadership with "" as the
+// node undoes it, so that the cluster spreads the leader again. The error tells why the node cannot
+// lead now; the shard then stays where it is, and if the error is not [ErrCannotLead], the node may
+// lead it later.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotFound] (no member has this name), [ErrCannotLead],
+// [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
 	defer public(&err)
-	if err := q.checkCluster(ctx, node); err != nil {
+	if err := q.checkCluster(ctx, cmp.Or(node, "any")); err != nil {
 		return err
 	}
 	if shard < 0 || shard >= len(q.replicas) {
 		return &InvalidError{"TransferLeadership shard", shard, fmt.Sprintf("0 to %d", len(q.replicas)-1)}
 	}
-	return (*leaders)(q.node).Change(ctx, shard, cluster.MakeLeader, cluster.Peer{Node: node})
+	for _, how := range []cluster.Change{cluster.CheckLeader, cluster.MakeLeader} {
+		if err := (*leaders)(q.node).Change(ctx, shard, how, cluster.Peer{Node: node}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Drain hands over all shards that this node leads, and returns when it leads none, as before
+// maintenance. From then on it leads none while another node can, until [Queue.Undrain]: also when it
+// has been closed and opened again. A drained node votes, stores, forwards calls and runs workers as
+// ever. If no other node can lead a shard, Drain tries again for [Cluster.CallTimeout], and then tells
+// why ([ErrCannotLead]); the node stays drained, and goes on trying.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrCannotLead], [ErrUncertain], [ErrFailed], [ErrClosed], and
+// that of ctx.
+func (q *Queue) Drain(ctx context.Context) (err error) {
+	defer public(&err)
+	if err := q.checkCluster(ctx); err != nil {
+		return err
+	}
+	return q.node.Drain(ctx)
+}
+
+// Undrain undoes [Queue.Drain]: after a while the node leads its share again.
+//
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrFailed], [ErrClosed].
+func (q *Queue) Undrain(ctx context.Context) (err error) {
+	defer public(&err)
+	if err := q.checkCluster(ctx); err != nil {
+		return err
+	}
+	return q.node.Undrain()
 }
 
 func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
@@ -278,6 +312,10 @@ type memberOp struct {
 
 func (op *memberOp) resolve(s *shard) {
 	op.at = s.replica
+	if op.how == cluster.MakeLeader {
+		s.SetPlacement(op.peer.Node)
+		op.at.group.Place(op.peer.Node)
+	}
 	s.settle(op)
 }
 
@@ -358,7 +396,7 @@ func (c *Cluster) isAlone() bool {
 
 // withNode lets do change the directory of a node that is not open.
 func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
-	d, err := manifest.Open(o.fs, dir, manifest.Want{NewShards: shardsForThisMachine(), Node: o.Cluster.Node})
+	d, err := manifest.Open(o.fs, dir, manifest.Want{NewShards: o.newShards(), Node: o.Cluster.Node})
 	if err != nil {
 		return err
 	}
@@ -385,6 +423,7 @@ type ShardStatus struct {
 	Shard    int
 	Leader   string // the node that leads it; "": none is known
 	Term     uint64 // of the leader, or the latest that any node knows
+	Placed   string // the node to which it was transferred (TransferLeadership); "": any may lead it
 	Replicas []ReplicaStatus
 }
 
@@ -397,6 +436,8 @@ type ReplicaStatus struct {
 	Voter bool
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string `json:",omitempty"`
+	// Drained is whether the node leads nothing while another one can (Drain).
+	Drained bool `json:",omitempty"`
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
 	Term   uint64
@@ -467,7 +508,7 @@ func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error)
 	}
 	st := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}
 	for _, sh := range q.node.Status(ctx) {
-		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term}
+		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term, Placed: sh.Placed}
 		for _, r := range sh.Replicas {
 			outer.Replicas = append(outer.Replicas, ReplicaStatus(r))
 		}

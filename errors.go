@@ -56,6 +56,9 @@ var (
 	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does not
 	// answer. Nothing has changed.
 	ErrNoMajority = base.ErrNoMajority
+	// ErrCannotLead: a node cannot lead a shard now, as when it cannot be reached, does not vote, lags
+	// behind or is drained; or no other node can.
+	ErrCannotLead = base.ErrCannotLead
 	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it; or
 	// the cluster knows the name of the node with another directory, or the node is of another
 	// cluster; or the node from which the call comes was removed from the cluster, or another process

@@ -168,6 +168,35 @@ func ExampleQueue_TransferLeadership() {
 	// Output: ok
 }
 
+func ExampleQueue_Drain() {
+	ctx := context.Background()
+	nodes, _, end := cluster()
+	defer end()
+	if err := nodes[0].WaitReady(ctx); err != nil {
+		log.Fatal(err)
+	}
+	if err := nodes[0].Drain(ctx); err != nil {
+		log.Fatal(err)
+	}
+	// It leads nothing: it can be closed, and others go on at once.
+	if err := nodes[0].Undrain(ctx); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("ok")
+	// Output: ok
+}
+
+func ExampleQueue_Undrain() {
+	ctx := context.Background()
+	nodes, _, end := cluster()
+	defer end()
+	if err := nodes[0].Undrain(ctx); err != nil { // it was not drained
+		log.Fatal(err)
+	}
+	fmt.Println("ok")
+	// Output: ok
+}
+
 func ExampleQueue_ClusterStatus() {
 	ctx := context.Background()
 	nodes, _, end := cluster()

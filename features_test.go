@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFeatureTable: every example and test that FEATURES.md and TESTING.md name
+// TestFeatureTable: every example and test that FEATURES.md, TESTING.md and REPLICATION.md name
 // exists, and every row of FEATURES.md has a test.
 func TestFeatureTable(t *testing.T) {
 	t.Parallel()
@@ -53,5 +53,7 @@ func TestFeatureTable(t *testing.T) {
 		require.NotEmpty(t, found, row)
 		require.Contains(t, found[len(found)-1], "Test", row)
 	})
-	rows("TESTING.md", func(string, []string) {})
+	for _, name := range []string{"TESTING.md", "REPLICATION.md"} {
+		rows(name, func(string, []string) {})
+	}
 }

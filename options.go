@@ -54,8 +54,8 @@ func (d *Durability) UnmarshalText(b []byte) error { return durabilities.unmarsh
 type Options struct {
 	// Shards is how many independent stores share the tasks, each with its own log and its own
 	// owner goroutine. It is fixed when the queue is created; later Opens take 0 or the same
-	// number. 1 to 256. Default: a third of GOMAXPROCS rounded up, at most 8 (12 cores: 4; 4 cores:
-	// 2; 2 cores: 1); with Cluster 3, and the number must be the same on all nodes.
+	// number. 1 to 256. Default of a new queue: a third of GOMAXPROCS rounded up, at most 8 (12
+	// cores: 4; 4 cores: 2; 2 cores: 1); with Cluster 3, and the number must be the same on all nodes.
 	Shards int
 	// Durability may be different at each Open. Default: DurabilityDefault.
 	Durability Durability
@@ -185,13 +185,13 @@ func (o *Options) withDefaults() (*Options, error) {
 	if o != nil {
 		c = *o
 	}
-	shards, durability := 0, DurabilityProcess // 0: as in the directory, or for this machine
+	durability := DurabilityProcess
 	if c.Cluster != nil {
 		var err error
 		if c.Cluster, err = c.Cluster.withDefaults(); err != nil {
 			return nil, err
 		}
-		shards, durability = clusterShards, DurabilityDisk
+		durability = DurabilityDisk
 	}
 	if c.Durability == DurabilityDefault {
 		c.Durability = durability
@@ -201,7 +201,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		value         *int
 		low, def, max int
 	}{
-		{"Options.Shards", &c.Shards, 1, shards, maxShards},
+		{"Options.Shards", &c.Shards, 1, 0, maxShards}, // 0: as in the directory, or newShards
 		{"Options.MaxAttempts", &c.MaxAttempts, 1, 25, math.MaxInt32},
 		{"Options.GroupCap", &c.GroupCap, 1, 1024, 1 << 16},
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
@@ -317,4 +317,10 @@ func (o *Options) storeConfig() store.Config {
 	return c
 }
 
-func shardsForThisMachine() int { return defaultShards(runtime.GOMAXPROCS(0)) }
+// newShards is the default of a new directory.
+func (o *Options) newShards() int {
+	if o.Cluster != nil {
+		return clusterShards
+	}
+	return defaultShards(runtime.GOMAXPROCS(0))
+}

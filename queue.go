@@ -82,7 +82,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	want := manifest.Want{Shards: o.Shards, NewShards: shardsForThisMachine()}
+	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards()}
 	if c := o.Cluster; c != nil {
 		want.Node, want.Founds = c.Node, c.isAlone()
 	}

@@ -272,6 +272,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 		if err := s.load(); err != nil {
 			return err
 		}
+		r.group.Place(s.Placement)
 		s.claims.Join(q.heads)
 		s.join(nil)
 		return nil

@@ -26,6 +26,7 @@ var (
 	ErrDiverged  = errors.New("codeq: node has diverged from its cluster")
 
 	ErrNoMajority = errors.New("codeq: the other nodes have no majority")
+	ErrCannotLead = errors.New("codeq: another node cannot lead now")
 )
 
 // Errors of tasks and leases.

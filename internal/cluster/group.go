@@ -40,15 +40,19 @@ type Group struct {
 	health        peerHealth
 	asking        asking
 	confirming    confirming
-	removed       atomic.Bool // other nodes have a leader, and this one is no member any more
+	placement     atomic.Pointer[string] // the node that is to lead, by hand; "": any; while this one leads
+	invited       atomic.Bool            // the leader has asked this node to take over
+	removed       atomic.Bool            // other nodes have a leader, and this one is no member any more
 	broken        atomic.Pointer[error]
 }
 
 func newGroup(n *Node, index int, m StateMachine) *Group {
-	return &Group{
+	g := &Group{
 		index: index, node: n, machine: m, kept: make(chan struct{}, 1),
 		leading: leaderTerm{leaving: make(chan struct{}, 1)}, growth: growth{due: make(chan struct{}, 1)},
 	}
+	g.Place("")
+	return g
 }
 
 // openStore opens the store.
@@ -150,6 +154,10 @@ func (g *Group) start() error {
 	n.watches.Go(func() { n.contain("watch of leaders", func() { g.follow(elections) }, g.Fail) })
 	return nil
 }
+
+// Place notes which node is to lead, as the shard has stored it; "": any. The Leader calls it when it
+// begins, and when it changes that.
+func (g *Group) Place(node string) { g.placement.Store(&node) }
 
 // Raft is for tests.
 func (g *Group) Raft() *raft.Raft { return g.raft }

@@ -303,13 +303,14 @@ func (n *Node) learnRemovals() bool {
 type Change byte
 
 const (
-	AddNode    Change = iota // as one that does not vote
-	GiveVote                 // to a node that was added
-	RemoveNode               // for good
-	MakeLeader
-	CheckRemoval     // whether a node can be removed
-	CheckReplacement // whether a node can be removed once another one votes
-	CheckMember      // whether a node is a member
+	AddNode          Change = iota // as one that does not vote
+	GiveVote                       // to a node that was added
+	RemoveNode                     // for good
+	MakeLeader                     // of a node; none: it undoes that
+	CheckRemoval                   // whether a node can be removed
+	CheckReplacement               // whether a node can be removed once another one votes
+	CheckMember                    // whether a node is a member
+	CheckLeader                    // whether a node can lead
 	EndOfChanges
 )
 
@@ -388,15 +389,22 @@ func (g *Group) change(ctx context.Context, how Change, p Peer) error {
 			return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 		} // or else it leads until it has removed itself
 		return g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
-	case MakeLeader:
+	case MakeLeader, CheckLeader:
 		switch {
+		case p.Node == "":
+			g.node.routes.changed() // for balance to look
+			return nil
 		case at < 0:
 			return fmt.Errorf("%w: node %s", base.ErrNotFound, p.Node)
+		case id == g.node.self.ServerID() && g.node.drained():
+			return fmt.Errorf("shard %d: %w: node %s: it is drained", g.index, base.ErrCannotLead, p.Node)
 		case id == g.node.self.ServerID():
 			return nil
+		case how == CheckLeader:
+			return g.isFit(ctx, members[at])
 		}
 		err := g.transfer(members[at])
-		if err == nil || errors.Is(err, errOffered) || errors.Is(err, errUnfit) {
+		if err == nil || errors.Is(err, base.ErrCannotLead) {
 			return err
 		}
 		return fmt.Errorf("%w: %w", base.ErrUncertain, err)

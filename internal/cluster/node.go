@@ -104,15 +104,16 @@ type Leaders interface {
 
 // Node is this node's part in the groups of all shards. Its methods are safe for concurrent use.
 type Node struct {
-	c      Config
-	self   Peer
-	log    *slog.Logger
-	groups []*Group
-	peer   *peer.Node
-	logs   *raftlog.Store
-	stable raftlog.Stables
-	room   *logRoom
-	routes changes // of any group's route
+	c        Config
+	self     Peer
+	log      *slog.Logger
+	groups   []*Group
+	peer     *peer.Node
+	logs     *raftlog.Store
+	stable   raftlog.Stables
+	room     *logRoom
+	routes   changes // of any group's route
+	failures failures
 
 	ready      atomic.Bool // the node takes part in every group
 	membership membership

@@ -56,7 +56,10 @@ func (g *Group) follow(elections <-chan raft.Observation) {
 		case <-elections:
 			if addr, leader := g.raft.LeaderWithID(); addr != "" {
 				g.removed.Store(false)
-				g.tenure.begin(leader, g.node.c.ElectionTimeout)
+				before := g.tenure.begin(leader, g.node.c.ElectionTimeout)
+				if !g.invited.Swap(false) && before != "" && leader == g.node.self.ServerID() {
+					g.node.failures.note(before)
+				}
 			}
 			g.changed()
 		case <-g.node.quit:
@@ -78,17 +81,18 @@ type tenure struct {
 	over   chan struct{}
 }
 
-// begin notes who leads now.
-func (t *tenure) begin(leader raft.ServerID, grace time.Duration) {
+// begin notes who leads now, and returns who led before, if that was another node.
+func (t *tenure) begin(leader raft.ServerID, grace time.Duration) (before raft.ServerID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.leader == leader {
-		return
+	if before = t.leader; before == leader {
+		return ""
 	}
 	if over := t.over; over != nil {
 		time.AfterFunc(grace, func() { close(over) })
 	}
 	t.leader, t.over = leader, make(chan struct{})
+	return before
 }
 
 // of returns a channel that is closed some time after another node than the

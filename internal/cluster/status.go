@@ -19,6 +19,7 @@ type ShardStatus struct {
 	Shard    int
 	Leader   string // the node that leads it; "": none is known
 	Term     uint64 // of the leader, or the latest that any node knows
+	Placed   string // the node that is to lead it, by hand; "": any
 	Replicas []ReplicaStatus
 }
 
@@ -31,6 +32,8 @@ type ReplicaStatus struct {
 	Voter bool
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string
+	// Drained is whether the node is to lead nothing.
+	Drained bool
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
 	Term   uint64
@@ -108,6 +111,8 @@ type replicaState struct {
 	Leader                        bool
 	Serves                        bool
 	Failed                        bool
+	Drained                       bool   // the node is
+	Placed                        string // the node that is to lead, by hand, if this one serves
 	Term                          uint64
 	LastIndex, Committed, Applied uint64
 	LastContact                   time.Duration
@@ -136,9 +141,9 @@ func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 	}
 	s := a.replicas[sh.Shard]
 	rs.Serves, rs.Term, rs.LastIndex, rs.Committed, rs.Applied = s.Serves, s.Term, s.LastIndex, s.Committed, s.Applied
-	rs.LastContact = s.LastContact
+	rs.LastContact, rs.Drained = s.LastContact, s.Drained
 	if s.Leader && s.Term >= sh.Term {
-		sh.Leader = rs.Node
+		sh.Leader, sh.Placed = rs.Node, s.Placed
 	} else if s.Term > sh.Term {
 		sh.Leader = ""
 	}
@@ -179,11 +184,14 @@ func (n *Node) stateOf(ctx context.Context, p Peer) ([]replicaState, error) {
 
 // state is that of this node's replicas.
 func (n *Node) state() []replicaState {
-	states := make([]replicaState, len(n.groups))
+	states, drained := make([]replicaState, len(n.groups)), n.drained()
 	for i, g := range n.groups {
 		s := &states[i]
 		s.Leader, s.Serves = g.raft.State() == raft.Leader, g.leads()
-		s.Failed = g.Failure() != nil
+		s.Failed, s.Drained = g.Failure() != nil, drained
+		if s.Serves {
+			s.Placed = *g.placement.Load()
+		}
 		s.Term, s.LastIndex, s.Committed = g.raft.CurrentTerm(), g.raft.LastIndex(), g.raft.CommitIndex()
 		s.Applied = g.Applied()
 		if at := g.raft.LastContact(); !s.Leader && !at.IsZero() {

@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,11 +14,8 @@ import (
 	"codeq/internal/base"
 )
 
-// Why transfer has done nothing.
-var (
-	errOffered = errors.New("the leadership was offered a moment ago")
-	errUnfit   = errors.New("another node cannot lead now")
-)
+// errOffered: transfer has done nothing.
+var errOffered = fmt.Errorf("%w: the leadership was offered a moment ago", base.ErrCannotLead)
 
 // offerPause bounds how often a shard stands still in a term for another node to
 // lead it, and goes on here after all.
@@ -28,7 +27,7 @@ const offerPause = time.Minute
 // node that could not be reached may never end, and Raft refuses all entries
 // meanwhile (github.com/hashicorp/raft/issues/696). If nothing comes of it within
 // twice ElectionTimeout, the shard goes on here.
-func (g *Group) transfer(to raft.Server) error {
+func (g *Group) transfer(to raft.Server) (err error) {
 	ctx, cancel := context.WithTimeout(g.node.ctx, 2*g.node.c.ElectionTimeout)
 	defer cancel()
 	if err := g.isFit(ctx, to); err != nil {
@@ -39,7 +38,7 @@ func (g *Group) transfer(to raft.Server) error {
 		return err
 	}
 	led := g.leave(base.ErrNotLeader)
-	defer g.endOffer(led)
+	defer func() { g.endOffer(led, err) }()
 	last := g.raft.LastIndex()
 	if err := g.node.poll(ctx, func() (bool, error) {
 		s, err := g.stateAt(ctx, to)
@@ -80,12 +79,14 @@ func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 		err = errors.New("it does not vote")
 	case s.Failed:
 		err = errors.New("its replica has failed")
+	case s.Drained:
+		err = errors.New("it is drained")
 	case s.Applied+g.log.newest(g.Applied(), closeMessages) < g.Applied():
 		err = fmt.Errorf("it has applied %d of %d entries", s.Applied, g.Applied())
 	default:
 		return nil
 	}
-	return fmt.Errorf("shard %d: %w: node %s: %w", g.index, errUnfit, m.ID, err)
+	return fmt.Errorf("shard %d: %w: node %s: %v", g.index, base.ErrCannotLead, peerOf(m).Node, err)
 }
 
 // stateAt asks a node for the state of its replica of the shard.
@@ -106,17 +107,17 @@ func (g *Group) beginOffer() (term uint64, err error) {
 	defer g.leading.mu.Unlock()
 	term, now := g.raft.CurrentTerm(), time.Now()
 	if last := g.leading.offer; g.leading.handing || last.term == term && now.Sub(last.at) < offerPause {
-		return 0, fmt.Errorf("shard %d, term %d: %w", g.index, term, errOffered)
+		return 0, fmt.Errorf("shard %d, term %d: %w: %v", g.index, term, errOffered, last.outcome)
 	}
-	g.leading.offer, g.leading.handing = offer{term, now}, true
+	g.leading.offer, g.leading.handing = offer{term, now, errors.New("it is not known yet what has come of it")}, true
 	return term, nil
 }
 
 // endOffer lets watch serve the shard again if the shard was led here, and Raft's
 // leadership is still this node's.
-func (g *Group) endOffer(led bool) {
+func (g *Group) endOffer(led bool, outcome error) {
 	g.leading.mu.Lock()
-	g.leading.handing = false
+	g.leading.handing, g.leading.offer.outcome = false, outcome
 	g.leading.mu.Unlock()
 	if led {
 		select {
@@ -134,27 +135,36 @@ func (g *Group) handOver() error {
 	}
 	var heir raft.Server
 	var longest uint64
+	var why []string // the others cannot lead
 	for _, m := range members {
-		if m.ID == g.node.self.ServerID() || g.health.outage(m.ID, g.raft.CurrentTerm()) != nil {
+		name := peerOf(m).Node
+		if m.ID == g.node.self.ServerID() {
+			continue
+		}
+		if g.health.outage(m.ID, g.raft.CurrentTerm()) != nil {
+			why = append(why, "node "+name+" cannot be reached")
 			continue
 		}
 		ctx, cancel := context.WithTimeout(g.node.ctx, g.node.c.ElectionTimeout)
 		s, err := g.stateAt(ctx, m)
 		cancel()
-		if err == nil && !s.Failed && m.Suffrage == raft.Voter && s.LastIndex > longest {
+		if err == nil && !s.Failed && !s.Drained && m.Suffrage == raft.Voter && s.LastIndex > longest {
 			heir, longest = m, s.LastIndex
+		} else {
+			why = append(why, fmt.Sprintf("node %s: drained %t, failed %t, votes %t, %v", name, s.Drained, s.Failed, m.Suffrage == raft.Voter, err))
 		}
 	}
 	if longest == 0 {
-		return fmt.Errorf("shard %d: %w", g.index, errUnfit)
+		return fmt.Errorf("shard %d: %w: %s", g.index, base.ErrCannotLead, cmp.Or(strings.Join(why, "; "), "there is none"))
 	}
 	return g.transfer(heir)
 }
 
 // offer is when the shard was to be handed over.
 type offer struct {
-	term uint64
-	at   time.Time
+	term    uint64
+	at      time.Time
+	outcome error // why nothing came of it; nil: the other node was elected
 }
 
 // resign hands the shards that this node leads to others, as far as they are

@@ -142,6 +142,8 @@ func (t *transport) admit(rpc raft.RPC) bool {
 			return false
 		}
 		clampCommit(req)
+	case *raft.TimeoutNowRequest:
+		t.group.invited.Store(true)
 	case *raft.InstallSnapshotRequest:
 		held := t.group.log.holds(req.LastLogIndex)
 		if req.Term >= latest && !held {

@@ -70,7 +70,7 @@ func convert(st *store.Store, fill func(*pebble.Batch) error) error {
 
 // Secede deletes the entries that only a store in a cluster has.
 func Secede(db *pebble.DB, b *pebble.Batch) error {
-	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime} {
+	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime, keys.Placement} {
 		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
 		if err != nil {
 			return store.Error(err)

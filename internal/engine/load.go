@@ -36,6 +36,7 @@ func (s *State) Load() error {
 		s.loadRecurring,
 		s.loadSessions,
 		s.loadInterests,
+		s.loadPlacement,
 	} {
 		if err := s.Store.Read(step); err != nil {
 			return err

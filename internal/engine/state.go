@@ -74,6 +74,7 @@ type State struct {
 	arrived  uint64               // tasks that have come from other shards since Open
 
 	Interested KindSet // what any node wants to know; in a cluster only
+	Placement  string  // the node that is to lead, by hand; "": any; in a cluster only
 	Wanted     KindSet // what Effects should contain of what happens
 
 	Group   commitGroup

@@ -58,6 +58,7 @@ const (
 	Session   = 0x0b
 	Interest  = 0x0c
 	LeaseTime = 0x0d
+	Placement = 0x0f
 	Task      = 0x10
 	Lease     = 0x11
 	Scheduled = 0x12

@@ -215,7 +215,7 @@ func (d *Directory) Found(node, address string) {
 // Leave durably lets a node become a queue by itself. REQUIRES: its stores have all that its logs
 // have, durably.
 func (d *Directory) Leave() error {
-	d.Node, d.Cluster, d.Founders, d.Life, d.Left = "", "", nil, 0, true
+	d.Node, d.Cluster, d.Founders, d.Life, d.Drained, d.Left = "", "", nil, 0, false, true
 	return d.Write()
 }
 

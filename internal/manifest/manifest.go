@@ -66,6 +66,8 @@ type Manifest struct {
 	Cluster string `json:"cluster,omitempty"`
 	// Founders are the nodes with which the cluster begins, while this one founds it.
 	Founders []Founder `json:"founders,omitempty"`
+	// Drained is set while the node is to lead nothing.
+	Drained bool `json:"drained,omitempty"`
 	// Left is set while the queue, which was a node, becomes one by itself: its stores may still be
 	// those of replicas, and its logs be there.
 	Left bool `json:"left,omitempty"`
