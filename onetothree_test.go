@@ -40,8 +40,8 @@ func (c *simCluster) begin(n *simNode) {
 	c.awaitLeaders()
 }
 
-// grow lets another node join.
-func (c *simCluster) grow() *simNode {
+// another is a node that has joined.
+func (c *simCluster) another() *simNode {
 	n := c.node(true)
 	n.start()
 	n.join = false
@@ -105,11 +105,11 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 			}
 		})
 	}
-	second := c.grow()
+	second := c.another()
 	second.crash(100)
 	time.Sleep(time.Second)
 	second.start()
-	third := c.grow()
+	third := c.another()
 	c.awaitLeaders()
 	first.crash([]int{0, 50, 100}[c.rng.IntN(3)])
 	c.awaitLeaders()

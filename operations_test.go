@@ -25,7 +25,7 @@ func TestOperateNodeLost(t *testing.T) {
 		leader, lost := c.lead()
 		leader.produce(t, 10)
 		lost.crash(100)
-		fourth := c.grow() // Open with Join
+		fourth := c.another() // Open with Join
 		require.NoError(t, simQueue(leader).RemoveNode(ctx, lost.name))
 		c.drop(lost)
 		require.NoError(t, simQueue(fourth).WaitReady(ctx))
@@ -44,7 +44,7 @@ func TestOperateDiskLost(t *testing.T) {
 		require.ErrorIs(t, c.open(lost), ErrNotMember)
 		require.NoError(t, simQueue(leader).RemoveNode(ctx, lost.name))
 		c.drop(lost)
-		again := c.grow() // Open with Join, under another name
+		again := c.another() // Open with Join, under another name
 		require.Equal(t, 10, again.count(t))
 		require.Len(t, leader.membersOfShards(t)[0], 3)
 	})
@@ -66,7 +66,7 @@ func TestOperateMajorityLost(t *testing.T) {
 		require.NoError(t, c.recover(left)) // RecoverCluster
 		left.start()
 		for range 2 {
-			n := c.grow() // Open with Join, under new names
+			n := c.another() // Open with Join, under new names
 			require.Equal(t, 10, n.count(t))
 		}
 		require.NoError(t, simQueue(left).WaitReady(ctx))
@@ -100,7 +100,7 @@ func TestOperateOneToThree(t *testing.T) {
 		produce(t, q, Task{Queue: "a"})
 		require.NoError(t, q.Close())
 		c.begin(first) // Open with Cluster
-		second, third := c.grow(), c.grow()
+		second, third := c.another(), c.another()
 		require.Equal(t, 1, third.count(t))
 		for _, n := range []*simNode{third, second} {
 			require.NoError(t, simQueue(first).RemoveNode(ctx, n.name))

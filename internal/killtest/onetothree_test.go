@@ -48,7 +48,7 @@ func TestOneToThree(t *testing.T) {
 	pause()
 	for _, victim := range []int{0, 1} {
 		c.waitForLeaders()
-		c.killOne(victim)
+		c.miss(victim, c.kill)
 		c.startAfter(victim)
 		pause()
 	}
