@@ -71,7 +71,8 @@ type Cluster struct {
 	// whose leader cannot be reached, if its ctx does not end before. Default: 10 s.
 	CallTimeout time.Duration
 	// LeaveOnClose lets Close remove the node from the cluster, for good, as
-	// RemoveNode does; Close returns the error if that is refused. By
+	// RemoveNode does; Close returns the error if that is refused, as it is to the
+	// last node. Nodes that are closed at one moment leave one after the other. By
 	// default a closed node stays a member, and is missed until it is back.
 	LeaveOnClose bool
 

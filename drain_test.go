@@ -95,7 +95,7 @@ func TestDrainOfLast(t *testing.T) {
 		c.untilLed(map[string]int{"n0": 3})
 		err := simQueue(c.nodes[0]).Drain(ctx)
 		require.ErrorIs(t, err, ErrCannotLead)
-		require.ErrorContains(t, err, "node n1: drained true")
+		require.ErrorContains(t, err, "node n1: it is drained")
 		brief, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		err = simQueue(c.nodes[0]).Drain(brief)

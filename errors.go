@@ -61,8 +61,9 @@ var (
 	ErrCannotLead = base.ErrCannotLead
 	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it; or
 	// the cluster knows the name of the node with another directory, or the node is of another
-	// cluster; or the node from which the call comes was removed from the cluster, or another process
-	// has opened it since. The operation was not applied.
+	// cluster; or no member has the name of the node that was to be removed; or the node from which
+	// the call comes was removed from the cluster, or another process has opened it since. The
+	// operation was not applied.
 	ErrNotMember = base.ErrNotMember
 
 	// ErrNotQueue: the directory given to Open holds something other than a queue.

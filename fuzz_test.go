@@ -83,7 +83,7 @@ func FuzzSettings(f *testing.F) {
 // FuzzBatch: a batch of a log entry, whatever is in it, is applied or fails the
 // store, and does not bring the process down.
 func FuzzBatch(f *testing.F) {
-	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x"}, MemTableBytes: 256 << 10}).withDefaults()
+	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x:1"}, MemTableBytes: 256 << 10}).withDefaults()
 	require.NoError(f, err)
 	caches := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)
 	f.Cleanup(caches.Close)

@@ -14,7 +14,7 @@ import (
 
 // TestApply: what an entry says is in the store, with its index, however large it is.
 func TestApply(t *testing.T) {
-	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x"}}).withDefaults()
+	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x:1"}}).withDefaults()
 	require.NoError(t, err)
 	caches := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)
 	defer caches.Close()

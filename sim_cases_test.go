@@ -387,7 +387,7 @@ func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
 func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	fs := vfs.NewMem()
 	o := c.opts
-	o.fs, o.Cluster = fs, &Cluster{Node: "x", Listen: "x"}
+	o.fs, o.Cluster = fs, &Cluster{Node: "x", Listen: "x:1"}
 	opts, err := o.withDefaults()
 	require.NoError(t, err)
 	shared := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)

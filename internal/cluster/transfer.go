@@ -72,21 +72,32 @@ func (g *Group) transfer(to raft.Server) (err error) {
 
 // isFit reports whether a node can lead soon, if this one ends.
 func (g *Group) isFit(ctx context.Context, m raft.Server) error {
+	s, err := g.stateToLead(ctx, m)
+	if err == nil && s.Applied+g.log.newest(g.Applied(), closeMessages) < g.Applied() {
+		err = fmt.Errorf("node %s has applied %d of %d entries", peerOf(m).Node, s.Applied, g.Applied())
+	}
+	if err != nil {
+		return fmt.Errorf("shard %d: %w: %s", g.index, base.ErrCannotLead, err)
+	}
+	return nil
+}
+
+// stateToLead asks a node for the state of its replica of the shard. The error, which is no error of
+// the shard, says why the node cannot lead.
+func (g *Group) stateToLead(ctx context.Context, m raft.Server) (replicaState, error) {
+	name := peerOf(m).Node
 	s, err := g.stateAt(ctx, m)
 	switch {
 	case err != nil:
+		err = fmt.Errorf("node %s: %s", name, strings.TrimPrefix(err.Error(), "codeq: "))
 	case m.Suffrage != raft.Voter:
-		err = errors.New("it does not vote")
+		err = fmt.Errorf("node %s does not vote", name)
 	case s.Failed:
-		err = errors.New("its replica has failed")
+		err = fmt.Errorf("node %s: its replica has failed", name)
 	case s.Drained:
-		err = errors.New("it is drained")
-	case s.Applied+g.log.newest(g.Applied(), closeMessages) < g.Applied():
-		err = fmt.Errorf("it has applied %d of %d entries", s.Applied, g.Applied())
-	default:
-		return nil
+		err = fmt.Errorf("node %s: it is drained", name)
 	}
-	return fmt.Errorf("shard %d: %w: node %s: %v", g.index, base.ErrCannotLead, peerOf(m).Node, err)
+	return s, err
 }
 
 // stateAt asks a node for the state of its replica of the shard.
@@ -137,21 +148,20 @@ func (g *Group) handOver() error {
 	var longest uint64
 	var why []string // the others cannot lead
 	for _, m := range members {
-		name := peerOf(m).Node
 		if m.ID == g.node.self.ServerID() {
 			continue
 		}
 		if g.health.outage(m.ID, g.raft.CurrentTerm()) != nil {
-			why = append(why, "node "+name+" cannot be reached")
+			why = append(why, fmt.Sprintf("node %s cannot be reached", peerOf(m).Node))
 			continue
 		}
 		ctx, cancel := context.WithTimeout(g.node.ctx, g.node.c.ElectionTimeout)
-		s, err := g.stateAt(ctx, m)
+		s, err := g.stateToLead(ctx, m)
 		cancel()
-		if err == nil && !s.Failed && !s.Drained && m.Suffrage == raft.Voter && s.LastIndex > longest {
+		if err != nil {
+			why = append(why, err.Error())
+		} else if s.LastIndex > longest {
 			heir, longest = m, s.LastIndex
-		} else {
-			why = append(why, fmt.Sprintf("node %s: drained %t, failed %t, votes %t, %v", name, s.Drained, s.Failed, m.Suffrage == raft.Voter, err))
 		}
 	}
 	if longest == 0 {

@@ -484,7 +484,7 @@ func (h *clusterHistory) run(c clusterConfig) *clusterProcess {
 
 // dump has a node write what its goroutines are at to the standard error, which ends it.
 func (p *clusterProcess) dump() {
-	_ = resume(p.cmd.Process) // it may have ended
+	_ = resume(p.cmd.Process)                         // it may have ended
 	if p.cmd.Process.Signal(syscall.SIGQUIT) == nil { // else it has ended
 		<-p.read
 	}
