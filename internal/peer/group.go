@@ -81,3 +81,13 @@ func (n *Node) handOver(c *conn, to chan<- net.Conn) {
 	}
 	_ = c.Close()
 }
+
+// OpenFiles opens a connection to a node of the cluster, whose Config.Files gets it. The caller
+// closes it, if Close of the Node has not.
+func (n *Node) OpenFiles(ctx context.Context, to Target, group int) (net.Conn, error) {
+	c, err := n.connect(ctx, to, header{use: useFiles, group: uint32(group)})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}

@@ -146,3 +146,42 @@ func TestCloseOfGroupEndsAccept(t *testing.T) {
 		require.NoError(t, accepted.Close())
 	})
 }
+
+func TestFilesOfAGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		a := nw.node(t, "a", nil)
+		groups := make(chan int, 1)
+		b := New(Config{
+			Identity: identityOf("b"), Listener: nw.listen("b"), Dial: nw.dial, Groups: 2, Timeout: testTimeout,
+			Files: func(group int, from net.Conn) {
+				groups <- group
+				_, _ = io.CopyN(from, from, 5)
+			},
+		})
+		c, err := a.OpenFiles(t.Context(), at("b"), 1)
+		require.NoError(t, err)
+		require.Equal(t, 1, <-groups)
+		time.Sleep(10 * testTimeout) // no deadline of the handshake is left
+		go func() { _, _ = io.WriteString(c, "hello") }()
+		got, err := io.ReadAll(c) // it ends when Files returns
+		require.NoError(t, err)
+		require.Equal(t, "hello", string(got))
+		require.NoError(t, c.Close())
+
+		_, err = a.OpenFiles(t.Context(), at("b"), 2)
+		var refused *RefusedError
+		require.ErrorAs(t, err, &refused)
+		require.Equal(t, RefusedGroup, refused.Reason)
+
+		// Close of the Node ends those that are open.
+		c, err = a.OpenFiles(t.Context(), at("b"), 0)
+		require.NoError(t, err)
+		require.NoError(t, b.Close())
+		_, err = c.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		require.NoError(t, c.Close())
+		_, err = a.OpenFiles(t.Context(), at("b"), 0)
+		require.Error(t, err)
+	})
+}

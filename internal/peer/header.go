@@ -35,15 +35,19 @@ const (
 	useCalls byte = 1 + iota
 	useRaft
 	useIntroduction // calls between nodes that need not be of one cluster
+	useFiles        // files of a group's snapshot
 )
 
 type header struct {
 	use    byte
-	group  uint32 // of useRaft, else zero
+	group  uint32 // of useRaft and useFiles, else zero
 	groups uint32 // number of groups of the dialer
 	from   Identity
 	to     Identity // its Cluster is that of from
 }
+
+// ofGroup reports whether the connection is one of a group.
+func (h *header) ofGroup() bool { return h.use == useRaft || h.use == useFiles }
 
 // errHeader says that the dialer does not speak this protocol at all.
 var errHeader = errors.New("peer: not a header")
@@ -98,7 +102,7 @@ func readHeader(r io.Reader) (header, error) {
 		return header{}, fmt.Errorf("%w: of names of %d and %d bytes", errHeader, name, len(names)-name)
 	}
 	h.from.Name, h.to.Name = string(names[:name]), string(names[name:])
-	if h.use < useCalls || h.use > useIntroduction || h.use != useRaft && h.group != 0 {
+	if h.use < useCalls || h.use > useFiles || !h.ofGroup() && h.group != 0 {
 		return header{}, fmt.Errorf("%w: of use %d, group %d", errHeader, h.use, h.group)
 	}
 	return h, nil

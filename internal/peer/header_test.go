@@ -20,6 +20,7 @@ func TestHeaderGolden(t *testing.T) {
 	for want, h := range map[string]header{
 		"636f646571 03 003e 01 00000000 00000003" + c + i + j + "02 6e31 6e32":  {use: useCalls, groups: 3, from: from, to: to},
 		"636f646571 03 003a 02 00000102 00000203" + none + none + none + "00":   {use: useRaft, group: 0x102, groups: 0x203},
+		"636f646571 03 003a 04 00000001 00000203" + none + none + none + "00":   {use: useFiles, group: 1, groups: 0x203},
 		"636f646571 03 003c 03 00000000 00000001" + none + i + none + "02 6e31": {use: useIntroduction, groups: 1, from: Identity{ID: from.ID, Name: "n1"}},
 	} {
 		b := appendHeader(nil, h)
@@ -77,7 +78,7 @@ func TestRefusals(t *testing.T) {
 		require.Equal(t, &RefusedError{RefusedVersion, "protocol version is 3, not 4"},
 			handshake([]byte("codeq\x04\x00\x03???")))
 
-		for _, use := range []byte{useCalls, useRaft} {
+		for _, use := range []byte{useCalls, useRaft, useFiles} {
 			for _, cluster := range []ID{{'d'}, {}} {
 				h := headerTo("b", header{use: use, groups: 2})
 				h.from.Cluster = cluster

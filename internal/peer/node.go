@@ -40,6 +40,9 @@ type Config struct {
 	// in which they were sent, so it must not block. It answers by Request.Reply or Request.Fail,
 	// at once or later, from any goroutine. Each connection has its own reader.
 	Handler func(*Request)
+	// Files takes the files that another node sends for a group, and returns when no more come. It is
+	// called for each connection of OpenFiles, which ends then.
+	Files func(group int, from net.Conn)
 	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of
 	// waiting for any bytes while calls are pending. Defaults to 5 seconds.
 	Timeout time.Duration
@@ -107,6 +110,9 @@ func New(c Config) *Node {
 	}
 	if c.Handler == nil {
 		c.Handler = func(r *Request) { r.Fail(CodePeer, "no handler") }
+	}
+	if c.Files == nil {
+		c.Files = func(int, net.Conn) {}
 	}
 	n := &Node{
 		c:      c,
@@ -254,8 +260,13 @@ func (n *Node) serveAccepted(c *conn) {
 		}
 		return
 	}
-	if h.use == useRaft {
+	switch h.use {
+	case useRaft:
 		n.handOver(c, n.groups[h.group])
+		return
+	case useFiles:
+		n.c.Files(int(h.group), c)
+		_ = c.Close()
 		return
 	}
 	s := &server{from: h.from, introduction: h.use == useIntroduction, handler: n.c.Handler}
@@ -299,7 +310,7 @@ func (n *Node) refusal(c *conn, h header) *RefusedError {
 	if int64(h.groups) != int64(n.c.Groups) {
 		return refused(RefusedGroups, "%s has %d groups, not %d", self.Name, n.c.Groups, h.groups)
 	}
-	if h.use == useRaft && int64(h.group) >= int64(n.c.Groups) {
+	if h.ofGroup() && int64(h.group) >= int64(n.c.Groups) {
 		return refused(RefusedGroup, "%s has no group %d", self.Name, h.group)
 	}
 	if err := n.c.Verify(c.Conn, h.from.Name, true); err != nil {
