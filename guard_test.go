@@ -463,10 +463,11 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 // elsewhere are the guards that TestPanicOfAnyGoroutine leaves out.
 var elsewhere = []string{
 	"OnError", "slog.Handler", // of functions of users: TestOnErrorEnds, TestLoggerEnds
-	"close of a store", // leaves goroutines of Pebble behind: TestPanicInClose
-	"end of a replica", // leaves those of Raft behind: TestPanicOfStateMachine
-	"late snapshot",    // comes by chance: TestLateSnapshot
-	"end of shard",     // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
+	"close of a store",                                                 // leaves goroutines of Pebble behind: TestPanicInClose
+	"end of a replica",                                                 // leaves those of Raft behind: TestPanicOfStateMachine
+	"late snapshot",                                                    // comes by chance: TestLateSnapshot
+	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
+	"end of shard", // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
 
 // afterAnother are the guards of what is done only when another goroutine has panicked.

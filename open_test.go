@@ -608,6 +608,7 @@ func TestOptionDefaults(t *testing.T) {
 			sweepLanes:    engine.SweepLanes,
 			groupBytes:    engine.GroupBytes,
 			maxAppend:     cluster.MaxAppend,
+			snapshotBytes: cluster.SnapshotBytes,
 			trimBytes:     engine.TrimBytes,
 			trimLane:      engine.TrimLane,
 			reclaimFrom:   store.ReclaimFrom,

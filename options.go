@@ -143,8 +143,8 @@ type Options struct {
 	fs   vfs.FS           // default: that of the operating system
 	wall func() time.Time // default: time.Now; its monotonic part is not used
 
-	idleLanes, sweepLanes, groupBytes, maxAppend int // default: the constants of these names
-	trimBytes, trimLane, reclaimFrom             int // likewise
+	idleLanes, sweepLanes, groupBytes, maxAppend    int // default: the constants of these names
+	trimBytes, trimLane, reclaimFrom, snapshotBytes int // likewise
 }
 
 // Limits are the limits of what is accepted; tasks and batches that exceed them are refused with an
@@ -211,6 +211,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.sweepLanes", &c.sweepLanes, 1, engine.SweepLanes, math.MaxInt32},
 		{"Options.groupBytes", &c.groupBytes, 1, engine.GroupBytes, engine.GroupBytes},
 		{"Options.maxAppend", &c.maxAppend, 1, cluster.MaxAppend, cluster.MaxAppend},
+		{"Options.snapshotBytes", &c.snapshotBytes, 1, cluster.SnapshotBytes, cluster.SnapshotBytes},
 		{"Options.trimBytes", &c.trimBytes, 1, engine.TrimBytes, math.MaxInt32},
 		{"Options.trimLane", &c.trimLane, 1, engine.TrimLane, math.MaxInt32},
 		{"Options.reclaimFrom", &c.reclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},

@@ -31,6 +31,8 @@ type Group struct {
 	continues     bool    // the log has been seen to continue the store; only the state machine uses it
 	progress      changes // of applied
 	growth        growth
+	outgoing      outgoing
+	incoming      incoming
 	latestTerm    atomic.Uint64 // that Raft has known here
 	leading       leaderTerm
 	configuration configuration
@@ -51,6 +53,7 @@ func newGroup(n *Node, index int, m StateMachine) *Group {
 	g := &Group{
 		index: index, node: n, machine: m, kept: make(chan struct{}, 1),
 		leading: leaderTerm{leaving: make(chan struct{}, 1)}, growth: growth{due: make(chan struct{}, 1)},
+		outgoing: outgoing{turn: make(chan struct{}, 1)},
 	}
 	g.Place("")
 	return g
@@ -162,6 +165,9 @@ func (g *Group) Place(node string) { g.placement.Store(&node) }
 
 // Raft is for tests.
 func (g *Group) Raft() *raft.Raft { return g.raft }
+
+// FirstIndex is the first entry that the log has. It is for tests.
+func (g *Group) FirstIndex() (uint64, error) { return g.log.FirstIndex() }
 
 // Receive hands Raft a message as if another node had sent it. It is for tests.
 func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }

@@ -19,7 +19,7 @@ var errBroken = errors.New("the disk is broken")
 // loneGroup is a group whose Raft is not there.
 func loneGroup(disk vfs.FS, m StateMachine) *Group {
 	n := &Node{log: slog.New(slog.DiscardHandler)}
-	n.c.MaxAppend = MaxAppend
+	n.c.MaxAppend, n.c.SnapshotBytes = MaxAppend, SnapshotBytes
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.c.PanicError = func(what string, value any, _ []byte) error { return fmt.Errorf("%s: %v", what, value) }
 	n.room = newLogRoom(disk, "dir", testMinFree, n.log)

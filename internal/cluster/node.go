@@ -72,6 +72,8 @@ type Config struct {
 	MinFree   int64 // bytes; see logRoom
 	MaxAppend int   // entries of a message between nodes, at most; at most the constant
 	Logger    *slog.Logger
+	// SnapshotBytes is of how much log a snapshot is taken; half as much stays.
+	SnapshotBytes int64
 
 	// Machines are the shards.
 	Machines []StateMachine
@@ -280,7 +282,8 @@ func (n *Node) listen() error {
 		return errors.Join(err, l.Close())
 	}
 	n.peer = peer.New(peer.Config{
-		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve, Logger: n.log,
+		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve,
+		Files: n.receiveFiles, Logger: n.log,
 	})
 	return nil
 }
@@ -329,6 +332,13 @@ func (n *Node) Close() error {
 	}
 	if n.peer != nil {
 		errs = append(errs, n.peer.Close())
+	}
+	for _, g := range n.groups {
+		g.outgoing.end()
+		g.incoming.close()
+		if g.snapshots != nil {
+			g.snapshots.Close()
+		}
 	}
 	n.background.Wait()
 	return errors.Join(append(errs, n.closeLogs())...)

@@ -26,7 +26,7 @@ func newLoneNode(t *testing.T, disk vfs.FS, votes string, m StateMachine) *Node 
 		directory.Manifest = *m
 	}
 	return New(Config{
-		Node: "a", Listener: l, Advertise: "a:1", MaxAppend: MaxAppend, Logger: slog.New(slog.DiscardHandler),
+		Node: "a", Listener: l, Advertise: "a:1", MaxAppend: MaxAppend, SnapshotBytes: SnapshotBytes, Logger: slog.New(slog.DiscardHandler),
 		HeartbeatTimeout: 50 * time.Millisecond, ElectionTimeout: 50 * time.Millisecond, CallTimeout: time.Second,
 		Directory:  directory,
 		Machines:   []StateMachine{m},

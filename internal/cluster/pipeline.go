@@ -16,6 +16,7 @@ import (
 type pipeline struct {
 	raft.AppendPipeline
 	group      *Group
+	to         raft.ServerID
 	sent       time.Time     // when the last message was, or else the pipeline made
 	term       atomic.Uint64 // of the last request; 0: there was none
 	unanswered atomic.Int32  // messages
@@ -25,9 +26,9 @@ type pipeline struct {
 	ended      chan struct{}
 }
 
-func newPipeline(inner raft.AppendPipeline, g *Group) *pipeline {
+func newPipeline(inner raft.AppendPipeline, g *Group, to raft.ServerID) *pipeline {
 	p := &pipeline{
-		AppendPipeline: inner, group: g, sent: time.Now(), answered: make(chan struct{}, 1),
+		AppendPipeline: inner, group: g, to: to, sent: time.Now(), answered: make(chan struct{}, 1),
 		answers: make(chan raft.AppendFuture), ended: make(chan struct{}),
 	}
 	end := func(error) { _ = p.Close() } // never fails
@@ -64,6 +65,7 @@ func (p *pipeline) listen() {
 			if last {
 				return
 			}
+			p.group.acknowledge(p.to, f.Request().PrevLogEntry+uint64(len(f.Request().Entries)))
 			p.unanswered.Add(-1)
 			select {
 			case p.answered <- struct{}{}:

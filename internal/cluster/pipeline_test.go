@@ -103,7 +103,7 @@ func TestPipelineEndsWithItsLastAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := newFakePipeline(time.Second)
 		inner.answer = func(*raft.AppendEntriesResponse) {}
-		p := newPipeline(inner, loneGroup(vfs.NewMem(), nil))
+		p := newPipeline(inner, loneGroup(vfs.NewMem(), nil), "b")
 		begun := time.Now()
 		go listenTo(p)
 		var err error
@@ -123,7 +123,7 @@ func TestPipelineEndsWithItsTerm(t *testing.T) {
 	require.NoError(t, n.Open())
 	g := n.Group(0)
 	require.Eventually(t, func() bool { return g.raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
-	p := newPipeline(newFakePipeline(time.Hour), g)
+	p := newPipeline(newFakePipeline(time.Hour), g, "b")
 	req := &raft.AppendEntriesRequest{Term: g.raft.CurrentTerm()}
 	_, err := p.AppendEntries(req, new(raft.AppendEntriesResponse))
 	require.NoError(t, err)
@@ -154,7 +154,7 @@ func (p slowPipeline) Close() error                       { return nil }
 // and a node that is not does not wait.
 func TestCatchUpGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPipeline(slowPipeline{takes: time.Millisecond}, loneGroup(vfs.NewMem(), nil))
+		p := newPipeline(slowPipeline{takes: time.Millisecond}, loneGroup(vfs.NewMem(), nil), "b")
 		pace := func(entries []*raft.Log) time.Duration {
 			begun := time.Now()
 			for range 100 {
@@ -175,7 +175,7 @@ func TestCatchUpGivesWay(t *testing.T) {
 // TestPipelineLetsRaftLook: after a second Raft goes on behind what has been sent.
 func TestPipelineLetsRaftLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPipeline(slowPipeline{takes: 400 * time.Millisecond}, loneGroup(vfs.NewMem(), nil))
+		p := newPipeline(slowPipeline{takes: 400 * time.Millisecond}, loneGroup(vfs.NewMem(), nil), "b")
 		req := &raft.AppendEntriesRequest{Entries: entriesFrom(1, 10)}
 		for _, e := range req.Entries {
 			e.Data = make([]byte, messageBytes)
@@ -236,7 +236,7 @@ func TestMessagesAreBounded(t *testing.T) {
 		inner := newFakePipeline(time.Millisecond)
 		lone := loneGroup(vfs.NewMem(), nil)
 		lone.log = log
-		p := newPipeline(inner, lone)
+		p := newPipeline(inner, lone, "b")
 		go listenTo(p)
 		req := request()
 		req.Term = 0 // there is no Raft to ask whether it is over
@@ -306,7 +306,7 @@ func TestLargeEntryIsSentAlone(t *testing.T) {
 		g := loneGroup(vfs.NewMem(), nil)
 		g.log = log
 		inner := newFakePipeline(time.Second)
-		p := newPipeline(inner, g)
+		p := newPipeline(inner, g, "b")
 		go listenTo(p)
 		begun := time.Now()
 		for i := range uint64(3) {

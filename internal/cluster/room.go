@@ -66,5 +66,17 @@ func (d *logRoom) full(bytes int) bool {
 	return full
 }
 
+// fits returns an error if there is no room for so many bytes that are about to come.
+func (d *logRoom) fits(bytes int64) error {
+	if d.least == 0 {
+		return nil
+	}
+	usage, err := d.fs.GetDiskUsage(d.dir)
+	if err == nil && usage.AvailBytes < d.least+uint64(bytes) {
+		return fmt.Errorf("%w: %d bytes are to come, %d are free", errNoRoom, bytes, usage.AvailBytes)
+	}
+	return nil // who cannot say how much is free refuses nothing
+}
+
 // reclaim is how many bytes are free if space is to be reclaimed; 0: it is not.
 func (d *logRoom) reclaim() uint64 { return d.tight.Load() }

@@ -22,25 +22,7 @@ func (s groupSnapshots) Create(
 		s.group.Fail(err)
 		return nil, err
 	}
-	sink, err := s.Store.Create(version, index, term, members, membersIndex, trans)
-	if err != nil {
-		return nil, err
-	}
-	return &snapshotSink{sink.(*snapshot.Sink), s.group.node.room}, nil
-}
-
-// snapshotSink is a snapshot that is being taken or received.
-type snapshotSink struct {
-	*snapshot.Sink
-	room *logRoom
-}
-
-// Write takes the next part of a snapshot that is received.
-func (k *snapshotSink) Write(p []byte) (int, error) {
-	if k.room.full(len(p)) {
-		return 0, errNoRoom
-	}
-	return k.Sink.Write(p)
+	return s.Store.Create(version, index, term, members, membersIndex, trans)
 }
 
 // The log of a shard is truncated behind a snapshot, which makes the store
@@ -53,8 +35,7 @@ func (k *snapshotSink) Write(p []byte) (int, error) {
 // back by an entry each time, and comes to its own snapshot, which the follower, being ahead of it,
 // does not take.
 const (
-	snapshotBytes    = 64 << 20
-	trailingBytes    = 32 << 20
+	SnapshotBytes    = 64 << 20
 	trailingMessages = 4 // of entries that stay whatever their size
 	maxTrailing      = 1 << 15
 )
@@ -66,16 +47,24 @@ type growth struct {
 	due     chan struct{} // capacity 1: a snapshot is to be taken
 }
 
-// grow counts an entry that has been applied.
-func (g *Group) grow(bytes int64) {
-	g.growth.entries.Add(1)
-	if g.growth.bytes.Add(bytes) < snapshotBytes {
+// grow counts entries that have been applied.
+func (g *Group) grow(bytes, entries int64) {
+	g.growth.entries.Add(entries)
+	g.growth.bytes.Add(bytes)
+	if !g.isDue() {
 		return
 	}
 	select {
 	case g.growth.due <- struct{}{}:
 	default:
 	}
+}
+
+// isDue reports whether a snapshot is to be taken. What is held for other nodes takes no room that
+// callers need.
+func (g *Group) isDue() bool {
+	bytes, least := g.growth.bytes.Load(), g.node.c.SnapshotBytes
+	return bytes >= least && (bytes >= least+int64(g.outgoing.held.Load()) || g.node.room.reclaim() > 0)
 }
 
 // compact takes a snapshot whenever one is due, until quit is closed.
@@ -86,21 +75,29 @@ func (g *Group) compact(quit <-chan struct{}) {
 			return
 		case <-g.growth.due:
 		}
-		bytes, entries := g.growth.bytes.Load(), g.growth.entries.Load()
-		if bytes < snapshotBytes { // by an entry that came while the last one was taken
-			continue
+		g.outgoing.turn <- struct{}{}
+		if g.isDue() { // or an entry came while the last one was taken
+			g.giveUpFiles("the log behind them is longer than they are, or the disk is almost full")
+			g.takeSnapshot()
 		}
-		least := g.log.newest(g.raft.LastIndex(), trailingMessages)
-		set := g.raft.ReloadableConfig()
-		set.TrailingLogs = min(max(uint64(trailingBytes/(bytes/entries)), least), maxTrailing)
-		err := g.raft.ReloadConfig(set)
-		if err == nil {
-			err = g.raft.Snapshot().Error()
-		}
-		if err != nil && err != raft.ErrRaftShutdown {
-			g.node.log.Warn("no snapshot could be taken", "shard", g.index, "err", err)
-		}
-		g.growth.bytes.Add(-bytes)
-		g.growth.entries.Add(-entries)
+		<-g.outgoing.turn
 	}
+}
+
+// takeSnapshot takes a snapshot, if it can. REQUIRES: outgoing.turn has an element of the caller,
+// and there are entries behind the last snapshot.
+func (g *Group) takeSnapshot() {
+	bytes, entries := g.growth.bytes.Load(), g.growth.entries.Load()
+	least := g.log.newest(g.raft.LastIndex(), trailingMessages)
+	set := g.raft.ReloadableConfig()
+	set.TrailingLogs = min(max(uint64(g.node.c.SnapshotBytes/2/(bytes/entries)), least), maxTrailing)
+	err := g.raft.ReloadConfig(set)
+	if err == nil {
+		err = g.raft.Snapshot().Error()
+	}
+	if err != nil && err != raft.ErrRaftShutdown {
+		g.node.log.Warn("no snapshot could be taken", "shard", g.index, "err", err)
+	}
+	g.growth.bytes.Add(-bytes)
+	g.growth.entries.Add(-entries)
 }

@@ -111,7 +111,7 @@ func (m fsm) apply(l *raft.Log) any {
 	}
 	g.applied.set(at)
 	g.progress.changed()
-	g.grow(int64(len(l.Data)))
+	g.grow(int64(len(l.Data)), 1)
 	return nil
 }
 
@@ -164,6 +164,9 @@ func (m fsm) Snapshot() (raft.FSMSnapshot, error) {
 	if err := m.Failure(); err != nil {
 		return nil, err
 	}
+	if m.outgoing.holding.Load() {
+		return nil, errSending
+	}
 	live := m.machine.Live()
 	if live == nil {
 		return nil, snapshot.ErrNotLive
@@ -188,10 +191,8 @@ type applied struct {
 
 // Persist makes the snapshot durable.
 func (a applied) Persist(sink raft.SnapshotSink) error {
-	return a.node.guarded("snapshot", func() error { return sink.(persister).Persist(a.live) })
+	return a.node.guarded("snapshot", func() error { return sink.(*snapshot.Sink).Persist(a.live) })
 }
-
-type persister interface{ Persist(snapshot.Live) error }
 
 // Release has nothing to do: the store stays open.
 func (applied) Release() {}

@@ -88,17 +88,6 @@ func (t *transport) RequestPreVote(
 	return t.NetworkTransport.RequestPreVote(id, to, req, resp)
 }
 
-// InstallSnapshot is raft.Transport's.
-func (t *transport) InstallSnapshot(
-	id raft.ServerID, target raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader,
-) error {
-	to, err := reach(id, target)
-	if err != nil {
-		return err
-	}
-	return t.NetworkTransport.InstallSnapshot(id, to, req, resp, data)
-}
-
 // TimeoutNow is raft.Transport's.
 func (t *transport) TimeoutNow(
 	id raft.ServerID, target raft.ServerAddress, req *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse,
@@ -175,7 +164,7 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAd
 	if err != nil {
 		return nil, err
 	}
-	return newPipeline(p, t.group), nil
+	return newPipeline(p, t.group, id), nil
 }
 
 // AppendEntries is raft.Transport's.
@@ -218,6 +207,9 @@ func (t *transport) replicate(
 	req.Entries = req.Entries[:n] // Raft takes them for sent
 	if err = t.NetworkTransport.AppendEntries(id, target, message, resp); err != nil {
 		return err
+	}
+	if resp.Success {
+		t.group.acknowledge(id, message.PrevLogEntry+uint64(n))
 	}
 	if resp.NoRetryBackoff && resp.Term == req.Term && resp.LastLog > req.PrevLogEntry {
 		return t.resume(id, target, req, resp)

@@ -101,7 +101,7 @@ func (i image) check(t *testing.T) {
 }
 
 func TestPowerLossBeforeEveryOperation(t *testing.T) {
-	_, stream := source(t, 60, 70).stream(t)
+	files := source(t, 60, 70).checkpoint(t)
 	c := newCrasher(vfs.NewCrashableMem())
 	n := openNodeAt(t, c.fs, 20)
 	c.acked = 20
@@ -109,7 +109,7 @@ func TestPowerLossBeforeEveryOperation(t *testing.T) {
 	n.shard.apply(t, 25)
 	c.snapshot(25, func() { n.take(t, 25) })
 	c.snapshot(60, func() {
-		_, err := n.install(t, 60, stream)
+		_, err := n.install(t, 60, files)
 		require.NoError(t, err)
 	})
 	n.swap(t)
@@ -125,13 +125,13 @@ func TestPowerLossBeforeEveryOperation(t *testing.T) {
 
 // The steps after a crash are those before it, and may be interrupted as well.
 func TestPowerLossDuringRecovery(t *testing.T) {
-	_, stream := source(t, 60, 70).stream(t)
+	c := source(t, 60, 70).checkpoint(t)
 	mem := vfs.NewCrashableMem()
 	n := openNodeAt(t, mem, 20)
-	_, _, err := n.store.Open(n.newest(t).ID) // never closed
+	n.checkpoint(t) // never removed
+	_, err := n.install(t, 60, c)
 	require.NoError(t, err)
-	_, err = n.install(t, 60, stream)
-	require.NoError(t, err)
+	require.NoError(t, n.receive(t, source(t, 70, 70).checkpoint(t))) // never installed
 
 	for _, percent := range []int{0, 100} {
 		c := newCrasher(mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(1, 1))}))
@@ -146,7 +146,7 @@ func TestPowerLossDuringRecovery(t *testing.T) {
 
 // If the metadata cannot be written the snapshot fails, and the previous one stays.
 func TestFailureOfEveryOperation(t *testing.T) {
-	_, stream := source(t, 60, 60).stream(t)
+	c := source(t, 60, 60).checkpoint(t)
 	for _, kind := range []string{"local", "install"} {
 		t.Run(kind, func(t *testing.T) {
 			failures := 0
@@ -165,15 +165,13 @@ func TestFailureOfEveryOperation(t *testing.T) {
 				n.shard.apply(t, 60)
 				n.store.fs = fs // the live store does not fail
 				on = true
-				sink := n.create(t, 60)
 				var err error
 				if kind == "local" {
+					sink := n.create(t, 60)
 					require.NoError(t, sink.Persist(n.live()))
-				} else if _, err = sink.Write(stream); err != nil {
-					require.NoError(t, sink.Cancel())
-				}
-				if err == nil {
 					err = sink.Close()
+				} else if err = n.receive(t, c); err == nil {
+					_, err = n.publish(t, 60, c.Manifest)
 				}
 				if count <= at {
 					require.NoError(t, err)

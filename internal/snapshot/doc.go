@@ -7,18 +7,23 @@
 //
 //   - Local: [Sink.Persist] flushes the store, Close replaces the metadata. Raft truncates its log
 //     after that.
-//   - Sending: [Store.Open] makes a checkpoint of the store, out of hard links, and streams its
-//     files. The checkpoint lasts until the reader is closed.
-//   - Receiving: the files of a stream go into a new directory. Close makes it durable and then
-//     replaces the metadata, which from then on says that this directory is the state: so metadata
-//     and state change by one rename.
+//   - Sending: [Store.Checkpoint] makes a checkpoint of the store, out of hard links. Its files
+//     travel on a connection of their own ([Transfer], [Store.Receive]), before Raft sends
+//     the snapshot, whose content is the manifest of the files. So Raft waits for no files, neither
+//     where they are read nor where they are stored, and a connection that breaks is continued by
+//     the next one.
+//   - Receiving: the files go into a new directory, which is durable when all have arrived. The
+//     sink of a manifest replaces the metadata, which from then on says that this directory is the
+//     state: so metadata and state change by one rename.
 //
 // # Files
 //
 //	snapshot      metadata: the CRC-32C of the rest in hexadecimal, a newline, JSON
 //	snapshot.tmp  metadata being written
-//	sending-N     checkpoint being streamed
-//	incoming-N    files received; if the metadata says so, the installed state
+//	sending-N     checkpoint being sent
+//	receiving-N   files that have been received of one
+//	incoming-N    these, once Raft has sent their manifest; if the metadata says so, the installed
+//	              state
 //
 // The next Open removes what a process that died has left.
 //

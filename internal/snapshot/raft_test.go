@@ -1,8 +1,11 @@
 package snapshot
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"net"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +23,7 @@ type member struct {
 	id        raft.ServerID
 	logs      *raft.InmemStore
 	transport *raft.InmemTransport
+	others    *[]*member
 	raft      *raft.Raft
 	restored  int
 }
@@ -49,13 +53,56 @@ func (m *member) start() {
 	conf.TrailingLogs = 2
 	conf.NoSnapshotRestoreOnStart = true
 	var err error
-	m.raft, err = raft.NewRaft(conf, m, m.logs, m.logs, m.store, m.transport)
+	m.raft, err = raft.NewRaft(conf, m, m.logs, m.logs, m.store, fileTransport{m.transport, m})
 	require.NoError(m.t, err)
 	// Goroutines left in the bubble would hide why a test has failed.
 	m.t.Cleanup(func() {
 		_ = m.raft.Shutdown().Error()
 		_ = m.transport.Close()
 	})
+}
+
+// fileTransport sends the files of a snapshot before Raft does.
+type fileTransport struct {
+	*raft.InmemTransport
+	member *member
+}
+
+func (f fileTransport) InstallSnapshot(
+	id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, _ io.Reader,
+) error {
+	c, err := f.member.store.Checkpoint()
+	if err != nil {
+		return err
+	}
+	defer c.Remove()
+	here, there := net.Pipe()
+	var ends sync.WaitGroup
+	defer ends.Wait()
+	defer here.Close()
+	for _, m := range *f.member.others {
+		if m.id == id {
+			ends.Go(func() { _ = m.store.Receive(there, time.Second, openGate) }) // the sender says why not
+		}
+	}
+	t := c.Transfer(here, time.Second)
+	if err := t.Offer(req.Term); err != nil {
+		return err
+	}
+	ends.Go(t.Listen)
+	if err := t.Send(func(int) error { return nil }); err != nil {
+		return err
+	}
+	message := *req
+	message.Size = int64(len(c.Manifest))
+	return f.InmemTransport.InstallSnapshot(id, to, &message, resp, bytes.NewReader(c.Manifest))
+}
+
+// openGate lets everything through.
+var openGate = Gate{
+	Admit: func(Offered) (bool, error) { return false, nil },
+	Room:  func(int64) error { return nil },
+	Next:  func(Offered, int) error { return nil },
 }
 
 func TestFollowerThatWasCutOffGetsTheLeadersState(t *testing.T) {
@@ -65,7 +112,7 @@ func TestFollowerThatWasCutOffGetsTheLeadersState(t *testing.T) {
 		for i := range 3 {
 			id := fmt.Sprint("node", i)
 			_, transport := raft.NewInmemTransport(raft.ServerAddress(id))
-			m := &member{t: t, id: raft.ServerID(id), logs: raft.NewInmemStore(), transport: transport}
+			m := &member{t: t, others: &members, id: raft.ServerID(id), logs: raft.NewInmemStore(), transport: transport}
 			m.node = openNode(t, vfs.NewCrashableMem())
 			members = append(members, m)
 			configuration.Servers = append(configuration.Servers, raft.Server{ID: m.id, Address: transport.LocalAddr()})

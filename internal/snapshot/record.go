@@ -14,11 +14,12 @@ import (
 )
 
 const (
-	recordName     = "snapshot"
-	recordTemp     = "snapshot.tmp"
-	incomingPrefix = "incoming-"
-	sendingPrefix  = "sending-"
-	recordFormat   = 1
+	recordName      = "snapshot"
+	recordTemp      = "snapshot.tmp"
+	incomingPrefix  = "incoming-"
+	receivingPrefix = "receiving-"
+	sendingPrefix   = "sending-"
+	recordFormat    = 1
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -248,16 +248,62 @@ func (n *node) newest(t testing.TB) *raft.SnapshotMeta {
 	return list[0]
 }
 
-// stream returns all of the stream of the newest snapshot.
-func (n *node) stream(t testing.TB) (*raft.SnapshotMeta, []byte) {
+// checkpoint returns a checkpoint of the newest snapshot.
+func (n *node) checkpoint(t testing.TB) *Checkpoint {
 	t.Helper()
-	meta, r, err := n.store.Open(n.newest(t).ID)
+	c, err := n.store.Checkpoint()
 	require.NoError(t, err)
-	data, err := io.ReadAll(r)
+	require.Equal(t, n.newest(t), c.Meta)
+	return c
+}
+
+// receive takes what is not there yet of the files of a checkpoint.
+func (n *node) receive(t testing.TB, c *Checkpoint) error {
+	t.Helper()
+	a, err := n.store.receive(c.Manifest)
+	if err != nil {
+		return err
+	}
+	offset := a.offset()
+	r, err := c.from(offset)
 	require.NoError(t, err)
-	require.NoError(t, r.Close())
-	require.Len(t, data, int(meta.Size))
-	return meta, data
+	for b := make([]byte, 1000); ; {
+		got, err := r.Read(b)
+		if err == io.EOF {
+			break
+		}
+		require.NoError(t, err)
+		if err := a.write(offset, b[:got]); err != nil {
+			a.drop()
+			return err
+		}
+		offset += int64(got)
+	}
+	if err := a.finish(); err != nil {
+		a.drop()
+		return err
+	}
+	return nil
+}
+
+// publish installs the files of a manifest.
+func (n *node) publish(t testing.TB, index uint64, manifest []byte) (*Sink, error) {
+	t.Helper()
+	sink := n.create(t, index)
+	for rest := manifest; len(rest) > 0; {
+		piece := rest[:min(len(rest), 100)]
+		_, err := sink.Write(piece)
+		require.NoError(t, err)
+		rest = rest[len(piece):]
+	}
+	return sink, sink.Close()
+}
+
+// install receives the files of a checkpoint, and installs them.
+func (n *node) install(t testing.TB, index uint64, c *Checkpoint) (*Sink, error) {
+	t.Helper()
+	require.NoError(t, n.receive(t, c))
+	return n.publish(t, index, c.Manifest)
 }
 
 // files lists the files and directories of the snapshots.

@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// Sink takes one snapshot: a local one by Persist, or an installed one by writing a stream of
-// [Store.Open]. Close publishes it. It refuses a snapshot with neither, which would promise a state
-// that does not exist.
+// Sink takes one snapshot: a local one by Persist, or an installed one by writing the manifest of
+// files that have been received. Close publishes it. It refuses a snapshot with neither, which
+// would promise a state that does not exist.
 //
 // One goroutine at a time uses a sink. After Close or Cancel, both do nothing, and Close returns
 // what it returned before.
@@ -15,9 +15,9 @@ type Sink struct {
 	store  *Store
 	record record
 
-	live     Live      // set by Persist
-	installs uint64    // set by Persist; see Store.begin
-	stream   *unpacker // set by the first Write
+	live     Live   // set by Persist
+	installs uint64 // set by Persist; see Store.begin
+	manifest []byte // set by Write
 	done     bool
 	err      error
 }
@@ -29,7 +29,7 @@ func (k *Sink) ID() string { return k.record.Meta.ID }
 // is what the store's live function returned when FSM.Snapshot was called; if it was replaced
 // since, Persist fails with [ErrSuperseded].
 func (k *Sink) Persist(live Live) error {
-	if k.done || k.stream != nil || k.live != nil {
+	if k.done || k.manifest != nil || k.live != nil {
 		return errors.New("snapshot: persist into a sink that has been used")
 	}
 	if live == nil {
@@ -46,24 +46,16 @@ func (k *Sink) Persist(live Live) error {
 	return nil
 }
 
-// Write takes the next part of a stream, in pieces of any size. A damaged stream fails with
-// [ErrDamaged].
+// Write takes the next part of a manifest, in pieces of any size.
 func (k *Sink) Write(p []byte) (int, error) {
 	if k.done || k.live != nil {
 		return 0, errors.New("snapshot: write into a sink that has been used")
 	}
-	if k.stream == nil {
-		dir := k.store.fs.PathJoin(k.store.dir, incomingName(k.record.Sequence))
-		if err := k.store.fs.MkdirAll(dir, 0o755); err != nil {
-			return 0, fmt.Errorf("snapshot: receive %s: %w", k.ID(), err)
-		}
-		k.stream = newUnpacker(k.store.fs, dir)
+	if len(k.manifest)+len(p) > maxManifest {
+		return 0, fmt.Errorf("snapshot: receive %s: %w: the manifest is too long", k.ID(), ErrDamaged)
 	}
-	n, err := k.stream.Write(p)
-	if err != nil {
-		return n, fmt.Errorf("snapshot: receive %s: %w", k.ID(), err)
-	}
-	return n, nil
+	k.manifest = append(k.manifest, p...)
+	return len(p), nil
 }
 
 // Close publishes the snapshot. If it fails, nothing of the snapshot remains, unless the metadata
@@ -84,41 +76,44 @@ func (k *Sink) publish() error {
 	case k.live != nil:
 		_, err := k.store.publish(&k.record, k.installs)
 		return err
-	case k.stream != nil:
+	case k.manifest != nil:
 		return k.install()
 	default:
 		return fmt.Errorf("%w: neither persisted nor received", ErrDamaged)
 	}
 }
 
-// install makes the received directory, and its name, durable before the metadata that refers to
-// it.
+// install publishes the files that the manifest lists, which are durable, after their name is.
 func (k *Sink) install() error {
-	k.record.Installed = true
-	err := k.stream.finish()
-	if err == nil {
-		err = syncDir(k.store.fs, k.store.dir)
+	m, err := parseManifest(k.manifest)
+	if err != nil {
+		return err
 	}
-	written := false
-	if err == nil {
+	if m.index != k.record.Meta.Index || m.term != k.record.Meta.Term {
+		return fmt.Errorf("%w: the manifest is that of index %d, term %d", ErrDamaged, m.index, m.term)
+	}
+	files, err := k.store.adopt(k.manifest)
+	if err != nil {
+		return err
+	}
+	k.record.Installed = true
+	dir, written := k.store.fs.PathJoin(k.store.dir, incomingName(k.record.Sequence)), false
+	if err = k.store.fs.Rename(files.dir, dir); err != nil {
+		dir = files.dir
+	} else if err = syncDir(k.store.fs, k.store.dir); err == nil {
 		written, err = k.store.publish(&k.record, 0)
 	}
 	if err != nil && !written {
-		k.store.remove(k.stream.dir)
+		k.store.remove(dir)
 	}
 	return err
 }
 
 // Cancel drops the snapshot.
 func (k *Sink) Cancel() error {
-	if k.done {
-		return nil
-	}
-	k.done = true
-	k.err = fmt.Errorf("snapshot: %s has been canceled", k.ID())
-	if k.stream != nil {
-		k.stream.abandon()
-		k.store.remove(k.stream.dir)
+	if !k.done {
+		k.done = true
+		k.err = fmt.Errorf("snapshot: %s has been canceled", k.ID())
 	}
 	return nil
 }

@@ -14,12 +14,13 @@ import (
 )
 
 var (
-	// ErrDamaged is returned for an incomplete or damaged stream or metadata file.
+	// ErrDamaged is returned for incomplete or damaged files, manifests, pieces of files, and
+	// metadata.
 	ErrDamaged = errors.New("snapshot: damaged")
 	// ErrSuperseded is returned for a snapshot that was replaced by a newer one, or whose store is
 	// no longer the live one.
 	ErrSuperseded = errors.New("snapshot: superseded")
-	// ErrUnknown is returned by Open for a snapshot that is not the newest.
+	// ErrUnknown is returned for a snapshot that is not the newest, or if there is none.
 	ErrUnknown = errors.New("snapshot: unknown")
 	// ErrNotLive is returned while there is no live store.
 	ErrNotLive = errors.New("snapshot: no live store")
@@ -52,6 +53,9 @@ type Store struct {
 	current  *record    // nil if there is no snapshot; replaced, never changed
 	sequence uint64     // the last number given to a snapshot or directory
 	installs uint64     // installs published by this process
+
+	receiving sync.Mutex // guards received; held before mu
+	received  *received  // not installed yet; nil: nothing is
 }
 
 // Open opens the snapshots in dir, which is created if necessary in an existing directory, and
@@ -105,7 +109,8 @@ func (s *Store) open() error {
 		return err
 	}
 	for _, name := range names {
-		leftover := strings.HasPrefix(name, sendingPrefix) || strings.HasPrefix(name, incomingPrefix) || name == recordTemp
+		leftover := strings.HasPrefix(name, sendingPrefix) || strings.HasPrefix(name, receivingPrefix) ||
+			strings.HasPrefix(name, incomingPrefix) || name == recordTemp
 		if !leftover || name == keep {
 			continue
 		}
@@ -116,7 +121,7 @@ func (s *Store) open() error {
 	return nil
 }
 
-// Create begins a snapshot: a local one if Persist is called next, and an install if a stream is
+// Create begins a snapshot: a local one if Persist is called next, and an install if a manifest is
 // written. The sink is a [*Sink].
 func (s *Store) Create(
 	version raft.SnapshotVersion, index, term uint64,
@@ -145,7 +150,7 @@ func (s *Store) Create(
 	}}, nil
 }
 
-// List returns the newest snapshot, or nothing if there is none. Its size is not known before Open.
+// List returns the newest snapshot, or nothing if there is none.
 func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,39 +160,27 @@ func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 	return []*raft.SnapshotMeta{s.current.meta()}, nil
 }
 
-// Open begins a stream of the live store's state, which is that of the snapshot or a later one. The
-// metadata has the exact size of the stream. The caller closes the reader. Until an installed
-// snapshot has been swapped in, its stream is empty, because Restore swaps directories and reads
-// nothing. A sink refuses an empty stream.
+// Open returns the metadata of the newest snapshot, and an empty reader: Restore swaps directories,
+// and who sends the snapshot sends a Checkpoint before.
 func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	s.mu.Lock()
-	current := s.current
-	s.sequence++
-	dir := s.fs.PathJoin(s.dir, fmt.Sprint(sendingPrefix, s.sequence))
-	s.mu.Unlock()
-
-	if current == nil || current.Meta.ID != id {
+	defer s.mu.Unlock()
+	if s.current == nil || s.current.Meta.ID != id {
 		return nil, nil, fmt.Errorf("%w: %q", ErrUnknown, id)
 	}
-	meta := current.meta()
-	if current.Installed {
-		return meta, io.NopCloser(strings.NewReader("")), nil
-	}
-	live := s.live()
-	if live == nil {
-		return nil, nil, ErrNotLive
-	}
-	if err := live.Checkpoint(dir); err != nil {
-		s.remove(dir)
-		return nil, nil, fmt.Errorf("snapshot: checkpoint %s: %w", dir, err)
-	}
-	p, size, err := newPacker(s.fs, dir)
-	if err != nil {
-		s.remove(dir)
-		return nil, nil, fmt.Errorf("snapshot: pack %s: %w", dir, err)
-	}
-	meta.Size = size
-	return meta, &sending{store: s, dir: dir, packer: p}, nil
+	return s.current.meta(), io.NopCloser(strings.NewReader("")), nil
+}
+
+// Close removes what has been received and not been installed. REQUIRES: nothing is received any
+// more.
+func (s *Store) Close() { s.DropReceived() }
+
+// number returns the next number of a directory.
+func (s *Store) number() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sequence++
+	return s.sequence
 }
 
 // Installed returns the directory of a received state that is not swapped in yet, and the index of
@@ -288,35 +281,4 @@ func (s *Store) remove(dir string) {
 	if err := s.fs.RemoveAll(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		s.log.Warn("remove directory of a snapshot", "dir", dir, "error", err)
 	}
-}
-
-// sending is a checkpoint being streamed. Raft may close it twice, and while the goroutine of an
-// abandoned call still reads.
-type sending struct {
-	store *Store
-	dir   string
-
-	mu     sync.Mutex
-	packer *packer // nil once closed
-}
-
-func (r *sending) Read(b []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.packer == nil {
-		return 0, os.ErrClosed
-	}
-	return r.packer.Read(b)
-}
-
-func (r *sending) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.packer == nil {
-		return nil
-	}
-	err := r.packer.close()
-	r.packer = nil
-	r.store.remove(r.dir)
-	return err
 }

@@ -13,17 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// install writes a stream into a new sink, in pieces, and closes it.
-func (n *node) install(t testing.TB, index uint64, stream []byte) (*Sink, error) {
-	t.Helper()
-	sink := n.create(t, index)
-	if _, err := io.CopyBuffer(struct{ io.Writer }{sink}, bytes.NewReader(stream), make([]byte, 1000)); err != nil {
-		require.NoError(t, sink.Cancel())
-		return sink, err
-	}
-	return sink, sink.Close()
-}
-
 // source returns a node with a snapshot of the index and a state that is ahead of it.
 func source(t testing.TB, index, state uint64) *node {
 	t.Helper()
@@ -51,14 +40,15 @@ func TestLocalSnapshotFlushesTheStoreAndSurvivesAPowerLoss(t *testing.T) {
 
 func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 	from := source(t, 100, 150)
-	meta, stream := from.stream(t)
-	require.Equal(t, uint64(100), meta.Index)
-	require.Equal(t, []string{recordName}, from.files(t), "the checkpoint is removed")
+	c := from.checkpoint(t)
+	require.Equal(t, uint64(100), c.Meta.Index)
 
 	to := openNodeAt(t, vfs.NewMem(), 20)
-	sink, err := to.install(t, 100, stream)
+	sink, err := to.install(t, 100, c)
 	require.NoError(t, err)
 	require.NoError(t, sink.Close(), "closed again")
+	c.Remove()
+	require.Equal(t, []string{recordName}, from.files(t))
 	require.NoError(t, sink.Cancel())
 
 	// As Raft does before it calls FSM.Restore.
@@ -86,9 +76,9 @@ func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 	require.Equal(t, uint64(170), to.shard.requireState(t))
 
 	// A received state can be sent on, and be replaced by a local snapshot.
-	_, stream = to.stream(t)
+	c = to.checkpoint(t)
 	third := openNode(t, vfs.NewMem())
-	_, err = third.install(t, 100, stream)
+	_, err = third.install(t, 100, c)
 	require.NoError(t, err)
 	third.swap(t)
 	require.GreaterOrEqual(t, third.shard.requireState(t), uint64(100))
@@ -97,10 +87,10 @@ func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 }
 
 func TestInstalledSurvivesARestart(t *testing.T) {
-	_, stream := source(t, 100, 130).stream(t)
+	c := source(t, 100, 130).checkpoint(t)
 	fs := vfs.NewMem()
 	to := openNodeAt(t, fs, 20)
-	_, err := to.install(t, 100, stream)
+	_, err := to.install(t, 100, c)
 	require.NoError(t, err)
 	to.shard.close()
 
@@ -125,10 +115,10 @@ func TestInstalledSurvivesARestart(t *testing.T) {
 
 // The process dies between the rename and Swapped.
 func TestOpenRecordsASwap(t *testing.T) {
-	_, stream := source(t, 100, 100).stream(t)
+	c := source(t, 100, 100).checkpoint(t)
 	fs := vfs.NewCrashableMem()
 	to := openNode(t, fs)
-	_, err := to.install(t, 100, stream)
+	_, err := to.install(t, 100, c)
 	require.NoError(t, err)
 	to.shard.close()
 	dir, _, _ := to.store.Installed()
@@ -169,43 +159,58 @@ func (*idleLive) Flush() error            { return nil }
 func (*idleLive) Checkpoint(string) error { return errBroken }
 
 func TestRefusedInstallLeavesNothing(t *testing.T) {
-	_, stream := source(t, 100, 100).stream(t)
-	damaged := bytes.Clone(stream)
+	c := source(t, 100, 100).checkpoint(t)
+	other := source(t, 100, 100).checkpoint(t)
+	damaged := bytes.Clone(c.Manifest)
 	damaged[len(damaged)/2] ^= 1
 	for name, bad := range map[string][]byte{
 		"empty":     {},
 		"damaged":   damaged,
-		"truncated": stream[:len(stream)-1],
-		"half":      stream[:len(stream)/2],
-		"too long":  append(bytes.Clone(stream), 1),
+		"truncated": c.Manifest[:len(c.Manifest)-1],
+		"too long":  append(bytes.Clone(c.Manifest), 1),
+		"of others": other.Manifest,
 	} {
 		t.Run(name, func(t *testing.T) {
 			to := openNodeAt(t, vfs.NewMem(), 20)
+			require.NoError(t, to.receive(t, c))
 			before := to.newest(t)
-			sink, err := to.install(t, 100, bad)
+			sink, err := to.publish(t, 100, bad)
 			require.ErrorIs(t, err, ErrDamaged)
 			require.Error(t, sink.Close(), "closed again")
+			_, err = to.publish(t, 101, c.Manifest)
+			require.ErrorIs(t, err, ErrDamaged, "of another index")
 			require.Equal(t, before, to.newest(t))
-			require.Equal(t, []string{recordName}, to.files(t))
 			_, _, ok := to.store.Installed()
 			require.False(t, ok)
+			to.store.Close()
+			require.Equal(t, []string{recordName}, to.files(t))
+			_, err = to.publish(t, 100, c.Manifest)
+			require.ErrorIs(t, err, ErrDamaged, "of no files")
 		})
 	}
 }
 
-func TestCanceledInstallLeavesNothing(t *testing.T) {
-	_, stream := source(t, 100, 100).stream(t)
+// Raft installs nothing of which a part is missing, and a sink that is not closed publishes
+// nothing.
+func TestIncompleteFilesAreNotInstalled(t *testing.T) {
+	c := source(t, 100, 100).checkpoint(t)
 	to := openNode(t, vfs.NewMem())
-	sink := to.create(t, 100)
-	_, err := sink.Write(stream[:len(stream)-10])
+	a, err := to.store.receive(c.Manifest)
 	require.NoError(t, err)
-	require.Len(t, to.files(t), 1)
+	_, err = to.publish(t, 100, c.Manifest)
+	require.ErrorIs(t, err, ErrDamaged)
+	require.ErrorIs(t, a.finish(), ErrDamaged)
+	require.NoError(t, to.receive(t, c))
+	sink := to.create(t, 100)
+	_, err = sink.Write(c.Manifest)
+	require.NoError(t, err)
 	require.NoError(t, sink.Cancel())
-	require.Empty(t, to.files(t))
 	require.Error(t, sink.Close())
-	_, err = sink.Write(stream)
+	_, err = sink.Write(c.Manifest)
 	require.Error(t, err)
 	require.Nil(t, to.newest(t))
+	_, err = to.publish(t, 100, c.Manifest)
+	require.NoError(t, err)
 }
 
 func TestFailedFlushPublishesNothing(t *testing.T) {
@@ -229,13 +234,15 @@ func (brokenLive) Flush() error            { return errBroken }
 func (brokenLive) Checkpoint(string) error { return errBroken }
 
 func TestOlderSnapshotIsRefused(t *testing.T) {
-	_, stream := source(t, 100, 100).stream(t)
+	c := source(t, 100, 100).checkpoint(t)
 	n := openNode(t, vfs.NewMem())
 	n.shard.apply(t, 60)
 	late := n.create(t, 50)
 	require.NoError(t, late.Persist(n.live()))
+	old := source(t, 50, 50).checkpoint(t)
+	require.NoError(t, n.receive(t, old))
 	lateInstall := n.create(t, 50)
-	_, err := lateInstall.Write(stream)
+	_, err := lateInstall.Write(old.Manifest)
 	require.NoError(t, err)
 	n.take(t, 60)
 
@@ -247,9 +254,9 @@ func TestOlderSnapshotIsRefused(t *testing.T) {
 	require.Equal(t, []string{recordName}, n.files(t))
 
 	// The leader repeats what it got no answer for.
-	_, err = n.install(t, 100, stream)
+	_, err = n.install(t, 100, c)
 	require.NoError(t, err)
-	_, err = n.install(t, 100, stream)
+	_, err = n.install(t, 100, c)
 	require.NoError(t, err)
 	require.Len(t, n.files(t), 2, "metadata, and one directory")
 	n.swap(t)
@@ -259,7 +266,7 @@ func TestOlderSnapshotIsRefused(t *testing.T) {
 // A local snapshot promises the state of the store that FSM.Snapshot saw, which may have been
 // replaced by an older state when Persist or Close is called.
 func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
-	_, stream := source(t, 80, 80).stream(t)
+	c := source(t, 80, 80).checkpoint(t)
 	begin := func(t *testing.T) (*node, Live) {
 		n := openNode(t, vfs.NewMem())
 		n.shard.apply(t, 100)
@@ -269,7 +276,7 @@ func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 		n, live := begin(t)
 		sink := n.create(t, 100)
 		require.NoError(t, sink.Persist(live))
-		_, err := n.install(t, 80, stream)
+		_, err := n.install(t, 80, c)
 		require.NoError(t, err)
 		n.swap(t)
 		require.ErrorIs(t, sink.Close(), ErrSuperseded)
@@ -277,7 +284,7 @@ func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 	})
 	t.Run("persisted before the swap", func(t *testing.T) {
 		n, live := begin(t)
-		_, err := n.install(t, 80, stream)
+		_, err := n.install(t, 80, c)
 		require.NoError(t, err)
 		sink := n.create(t, 100)
 		require.ErrorIs(t, sink.Persist(live), ErrSuperseded)
@@ -285,7 +292,7 @@ func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 	})
 	t.Run("persisted after the swap", func(t *testing.T) {
 		n, live := begin(t)
-		_, err := n.install(t, 80, stream)
+		_, err := n.install(t, 80, c)
 		require.NoError(t, err)
 		n.swap(t)
 		sink := n.create(t, 100)
@@ -294,51 +301,28 @@ func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 	})
 }
 
-func TestSeveralSendsAtATime(t *testing.T) {
+func TestSeveralGetTheSameFiles(t *testing.T) {
 	from := source(t, 100, 100)
-	id := from.newest(t).ID
+	c := from.checkpoint(t)
+	nodes, errs := make([]*node, 6), make([]error, 6)
 	var wg sync.WaitGroup
-	streams := make([][]byte, 6)
-	var readers []io.Closer
-	for i := range streams {
-		meta, r, err := from.store.Open(id)
-		require.NoError(t, err)
-		readers = append(readers, r)
-		wg.Go(func() {
-			data, err := io.ReadAll(r)
-			if err == nil && int64(len(data)) == meta.Size {
-				streams[i] = data
-			}
-		})
+	for i := range nodes {
+		nodes[i] = openNode(t, vfs.NewMem())
+		wg.Go(func() { errs[i] = nodes[i].receive(t, c) })
 	}
 	// The store works meanwhile: compactions remove files that are being sent.
 	from.shard.apply(t, 300)
 	require.NoError(t, from.shard.db.Compact(t.Context(), []byte("a"), []byte("z"), false))
 	wg.Wait()
-	require.Len(t, from.files(t), 1+len(streams))
-	for _, r := range readers {
-		require.NoError(t, r.Close())
-		require.NoError(t, r.Close(), "closed again")
-	}
+	c.Remove()
 	require.Equal(t, []string{recordName}, from.files(t))
-	for _, stream := range streams {
-		to := openNode(t, vfs.NewMem())
-		_, err := to.install(t, 100, stream)
+	require.NoError(t, errors.Join(errs...))
+	for _, to := range nodes {
+		_, err := to.publish(t, 100, c.Manifest)
 		require.NoError(t, err)
 		to.swap(t)
 		require.Equal(t, uint64(100), to.shard.requireState(t))
 	}
-}
-
-func TestClosedReaderFails(t *testing.T) {
-	from := source(t, 10, 10)
-	_, r, err := from.store.Open(from.newest(t).ID)
-	require.NoError(t, err)
-	_, err = r.Read(make([]byte, 5))
-	require.NoError(t, err)
-	require.NoError(t, r.Close())
-	_, err = r.Read(make([]byte, 5))
-	require.Error(t, err)
 }
 
 func TestOpenOfASnapshot(t *testing.T) {
@@ -355,7 +339,7 @@ func TestOpenOfASnapshot(t *testing.T) {
 	n.mu.Lock()
 	n.shard = nil
 	n.mu.Unlock()
-	_, _, err = n.store.Open(n.newest(t).ID)
+	_, err = n.store.Checkpoint()
 	require.ErrorIs(t, err, ErrNotLive)
 	require.ErrorIs(t, n.create(t, 9).Persist(n.live()), ErrNotLive)
 
@@ -363,17 +347,18 @@ func TestOpenOfASnapshot(t *testing.T) {
 	require.NoError(t, err)
 	_, _, err = broken.Open("")
 	require.ErrorIs(t, err, ErrUnknown)
+	_, err = broken.Checkpoint()
+	require.ErrorIs(t, err, ErrUnknown)
 }
 
 func TestOpenRemovesLeftovers(t *testing.T) {
-	_, stream := source(t, 100, 100).stream(t)
+	c := source(t, 100, 100).checkpoint(t)
 	fs := vfs.NewMem()
 	n := openNodeAt(t, fs, 20)
-	_, _, err := n.store.Open(n.newest(t).ID) // never closed
+	n.checkpoint(t) // never removed
+	_, err := n.install(t, 100, c)
 	require.NoError(t, err)
-	_, err = n.create(t, 100).Write(stream[:1000]) // neither
-	require.NoError(t, err)
-	_, err = n.install(t, 100, stream)
+	_, err = n.store.receive(source(t, 100, 100).checkpoint(t).Manifest)
 	require.NoError(t, err)
 	f, err := fs.Create(fs.PathJoin(raftDir, recordTemp), vfs.WriteCategoryUnspecified)
 	require.NoError(t, err)

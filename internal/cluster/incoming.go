@@ -1,0 +1,106 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"codeq/internal/snapshot"
+)
+
+// incoming is the connections on which a group gets the files of a snapshot. What has arrived on
+// one that has ended is kept for the next one, and removed after some time.
+type incoming struct {
+	mu          sync.Mutex // guards what follows
+	connections int
+	unused      *time.Timer // removes what has arrived; nil: nothing has since the node was opened
+}
+
+// begin notes that there is another connection.
+func (i *incoming) begin() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.connections++
+	i.stop()
+}
+
+// end notes that a connection has ended.
+func (i *incoming) end(remove func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.connections--; i.connections == 0 {
+		i.unused = time.AfterFunc(keepFiles, remove)
+	}
+}
+
+// close is called when there are no more connections.
+func (i *incoming) close() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.stop()
+}
+
+// stop keeps what has arrived. REQUIRES: mu is held.
+func (i *incoming) stop() {
+	if i.unused != nil {
+		i.unused.Stop()
+	}
+}
+
+var errLaterTerm = errors.New("there is a later term")
+
+// receiveFiles takes the files that another node sends for a group.
+func (n *Node) receiveFiles(group int, from net.Conn) {
+	if !n.ready.Load() {
+		return
+	}
+	g := n.groups[group]
+	g.incoming.begin()
+	defer g.incoming.end(g.dropReceived)
+	err := g.snapshots.Receive(from, raftTimeout, snapshot.Gate{Admit: g.admitFiles, Room: n.room.fits, Next: g.mayReceive})
+	if err != nil && n.ctx.Err() == nil {
+		n.log.Info("files of a snapshot have not all come", "shard", g.index, "from", from.RemoteAddr(), "err", err)
+	}
+}
+
+// dropReceived removes files that no connection continues.
+func (g *Group) dropReceived() {
+	g.node.contain("end of a transfer", g.snapshots.DropReceived, nil)
+}
+
+// admitFiles reports whether the group needs no files of a snapshot, as it has been installed, or
+// what it contains has been applied. It returns an error if the group does not take them.
+func (g *Group) admitFiles(o snapshot.Offered) (has bool, err error) {
+	if err := g.mayReceive(o, 0); err != nil {
+		return false, err
+	}
+	newest, err := g.snapshots.List()
+	if err != nil {
+		return false, err
+	}
+	if g.log.holds(o.Index) || len(newest) > 0 && newest[0].Index >= o.Index {
+		return true, nil
+	}
+	if err := g.applied.get().admits(Position{o.Index, o.Term}); err != nil {
+		g.Fail(err)
+		return false, err
+	}
+	return false, nil
+}
+
+// mayReceive returns an error if so many bytes of files must not be stored. Who sends them leads
+// the group no more if there is a later term.
+func (g *Group) mayReceive(o snapshot.Offered, bytes int) error {
+	if err := g.Failure(); err != nil {
+		return err
+	}
+	if latest := g.latestTerm.Load(); o.Sender < latest {
+		return fmt.Errorf("%w: %d, after %d", errLaterTerm, latest, o.Sender)
+	}
+	if bytes > 0 && g.node.room.full(bytes) {
+		return errNoRoom
+	}
+	return nil
+}

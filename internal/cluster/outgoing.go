@@ -1,0 +1,366 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/snapshot"
+)
+
+// A node that lacks more than the log holds gets the files of the leader's store, on a connection
+// of their own, and then, in place of the snapshot, their manifest by Raft. The goroutine that
+// replicates to the node waits meanwhile; heartbeats and votes go on, at either end.
+//
+// So that the node then goes on with the log, and does not lack more than the log holds again, no
+// other snapshot is taken until it has caught up: Raft deletes log only with a snapshot. What the
+// log may grow to meanwhile is bounded by the size of the files. If it is longer, the link is
+// slower than the log, and what has been sent is of no use.
+
+// outgoing is the files that the leader of a group sends, and the nodes for which it keeps the log
+// behind them.
+type outgoing struct {
+	turn    chan struct{} // capacity 1: an element while a snapshot is taken, or a checkpoint made
+	holding atomic.Bool   // whether there is such a node
+	held    atomic.Uint64 // by how many bytes more the log may grow for these nodes
+
+	mu     sync.Mutex // guards what follows
+	files  *sharedFiles
+	behind map[raft.ServerID]bool // whether the node has all of the files
+	idle   *time.Timer            // ends all of it
+}
+
+// sharedFiles is a checkpoint that is sent to several nodes. Guarded by outgoing.mu.
+type sharedFiles struct {
+	*snapshot.Checkpoint
+	users int
+	over  chan struct{} // closed when they are not sent any more
+}
+
+// keepFiles is how long what has been sent, or received, is kept for a connection that goes on with
+// it. So long the log may be kept for a node that does not come.
+const keepFiles = 5 * time.Minute
+
+var (
+	errSending      = errors.New("the log behind the last snapshot is kept for nodes that get its files")
+	errNewerFiles   = errors.New("the snapshot has been replaced by one whose files are sent")
+	errFilesGivenUp = errors.New("its files have been given up")
+)
+
+// InstallSnapshot is raft.Transport's. The content of a snapshot is the manifest of the files that
+// have been sent.
+func (t *transport) InstallSnapshot(
+	id raft.ServerID, target raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, _ io.Reader,
+) error {
+	to, err := reach(id, target)
+	if err != nil {
+		return err
+	}
+	manifest, err := t.group.sendFiles(raft.Server{ID: id, Address: target}, req)
+	if err != nil {
+		return err
+	}
+	message := *req
+	message.Size = int64(len(manifest))
+	if err := t.NetworkTransport.InstallSnapshot(id, to, &message, resp, bytes.NewReader(manifest)); err != nil {
+		return err
+	}
+	if resp.Success {
+		t.group.outgoing.installed(id)
+	}
+	return nil
+}
+
+// sendFiles sends the files of the snapshot that Raft is about to install on a node, over as many
+// connections as it takes as long as each of them gets further, and returns their manifest.
+func (g *Group) sendFiles(to raft.Server, req *raft.InstallSnapshotRequest) (manifest []byte, err error) {
+	for {
+		g.awaitContact(to.ID, req.Term)
+		if err := g.maySend(to.ID, req.Term); err != nil {
+			return nil, err
+		}
+		files, err := g.filesFor(to.ID, req.LastLogIndex)
+		if err != nil {
+			return nil, err
+		}
+		moved, err := g.trySending(files, to, req.Term)
+		g.outgoing.release(files)
+		if err == nil {
+			return files.Manifest, nil
+		}
+		if moved == 0 || errors.Is(err, snapshot.ErrRefused) || errors.Is(err, errFilesGivenUp) {
+			return nil, fmt.Errorf("send files of snapshot %d: %w", req.LastLogIndex, err)
+		}
+		g.node.log.Info("files of a snapshot go on", "shard", g.index, "to", to.ID, "sent", moved, "err", err)
+	}
+}
+
+// maySend returns an error if the files for a node make no difference any more.
+func (g *Group) maySend(to raft.ServerID, term uint64) error {
+	if err := g.Failure(); err != nil {
+		return err
+	}
+	if g.raft.State() != raft.Leader {
+		return raft.ErrNotLeader
+	}
+	if err := g.isIn(term); err != nil {
+		return err
+	}
+	members, err := g.members()
+	if err != nil {
+		return err
+	}
+	for _, m := range members {
+		if m.ID == to {
+			return nil
+		}
+	}
+	return fmt.Errorf("shard %d: node %s is no member", g.index, to)
+}
+
+// trySending sends what a node lacks of files on one connection. It returns how many bytes it has
+// sent.
+func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (moved int, err error) {
+	target, err := peerOf(to).target()
+	if err != nil {
+		return 0, err
+	}
+	n := g.node
+	ctx, cancel := context.WithCancelCause(n.ctx)
+	defer cancel(nil)
+	defer func() {
+		if cause := context.Cause(ctx); err != nil && cause != nil {
+			err = cause
+		}
+	}()
+	n.background.Go(func() {
+		n.contain("watch of a transfer", func() { cancel(g.endOfSending(ctx, files, to.ID, term)) }, cancel)
+	})
+	conn, err := n.peer.OpenFiles(ctx, target, g.index)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close() }() // what was sent has been acknowledged
+	t := files.Transfer(conn, raftTimeout)
+	defer context.AfterFunc(ctx, func() { t.Fail(context.Canceled) })()
+	if err := t.Offer(term); err != nil {
+		return 0, err
+	}
+	n.background.Go(func() { n.contain("answer of a receiver", t.Listen, t.Fail) })
+	err = t.Send(func(bytes int) error {
+		moved += bytes
+		g.outgoing.moves()
+		return g.maySend(to.ID, term)
+	})
+	return moved, err
+}
+
+// endOfSending returns why files are not sent any more, or nil when ctx ends.
+func (g *Group) endOfSending(ctx context.Context, files *sharedFiles, to raft.ServerID, term uint64) error {
+	for {
+		change := g.route.next()
+		if err := g.maySend(to, term); err != nil {
+			return err
+		}
+		select {
+		case <-change:
+		case <-files.over:
+			return errFilesGivenUp
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// filesFor returns files of the newest snapshot for a node, for which it keeps the log behind them
+// from then on. Who has them calls release. If Raft is to install another snapshot, it is to come
+// again with this one.
+func (g *Group) filesFor(to raft.ServerID, index uint64) (*sharedFiles, error) {
+	o := &g.outgoing
+	o.turn <- struct{}{}
+	defer func() { <-o.turn }()
+	files := o.share(to)
+	if files == nil {
+		if !o.holding.Load() && g.growth.bytes.Load() >= g.node.c.SnapshotBytes/freshPart {
+			g.takeSnapshot()
+		}
+		made, err := g.snapshots.Checkpoint()
+		if err != nil {
+			return nil, err
+		}
+		files = o.begin(made, to, g.endIdle)
+		g.node.log.Info("files of a snapshot are sent", "shard", g.index, "to", to, "index", made.Meta.Index, "bytes", made.Size)
+	}
+	if files.Meta.Index != index {
+		o.release(files)
+		return nil, fmt.Errorf("%w: index %d by index %d", errNewerFiles, index, files.Meta.Index)
+	}
+	return files, nil
+}
+
+// freshPart: a transfer begins with another snapshot if the log behind the last one has grown by
+// this part of what it may, so that little is sent that the files contain.
+const freshPart = 16
+
+// acknowledge notes that a node has the log up to an index.
+func (g *Group) acknowledge(id raft.ServerID, index uint64) {
+	o := &g.outgoing
+	if !o.holding.Load() || !o.follows(id) {
+		return
+	}
+	last := g.raft.LastIndex()
+	if index+trailingMessages*MaxAppend < last || index+g.log.newest(last, trailingMessages) < last {
+		return
+	}
+	if o.caughtUp(id) {
+		g.stopHolding()
+	}
+}
+
+// endIdle ends what has not got further for long.
+func (g *Group) endIdle() {
+	g.node.contain("end of a transfer", func() { g.giveUpFiles("they have not got further for long") }, nil)
+}
+
+// giveUpFiles lets nobody get the files any more, and keeps log for nobody.
+func (g *Group) giveUpFiles(why string) {
+	if g.outgoing.end() {
+		g.node.log.Warn("files of a snapshot are given up", "shard", g.index, "why", why)
+		g.stopHolding()
+	}
+}
+
+// stopHolding lets a snapshot be taken that was due.
+func (g *Group) stopHolding() { g.grow(0, 0) }
+
+// begin takes files that are to be sent, and shares them. REQUIRES: there are none, and turn has an
+// element.
+func (o *outgoing) begin(files *snapshot.Checkpoint, to raft.ServerID, endIdle func()) *sharedFiles {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	raise(&o.held, uint64(files.Size))
+	o.files = &sharedFiles{Checkpoint: files, over: make(chan struct{})}
+	if o.idle == nil {
+		o.idle = time.AfterFunc(keepFiles, endIdle)
+	}
+	if o.behind == nil {
+		o.behind = make(map[raft.ServerID]bool)
+	}
+	return o.shareLocked(to)
+}
+
+// share returns the files for a node; nil if there are none.
+func (o *outgoing) share(to raft.ServerID) *sharedFiles {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.files == nil {
+		return nil
+	}
+	return o.shareLocked(to)
+}
+
+// shareLocked is share. REQUIRES: mu is held, and there are files.
+func (o *outgoing) shareLocked(to raft.ServerID) *sharedFiles {
+	o.behind[to] = false
+	o.holding.Store(true)
+	o.idle.Reset(keepFiles)
+	o.files.users++
+	return o.files
+}
+
+// release is called by who does not need files any more that share returned.
+func (o *outgoing) release(files *sharedFiles) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	files.users--
+	o.removeUnused(files)
+}
+
+// removeUnused removes files that nobody sends, or will. REQUIRES: mu is held.
+func (o *outgoing) removeUnused(files *sharedFiles) {
+	if files == nil || files.users > 0 {
+		return
+	}
+	if files == o.files {
+		for _, has := range o.behind {
+			if !has {
+				return
+			}
+		}
+		o.files = nil
+	}
+	files.Remove()
+}
+
+// moves notes that some node gets further.
+func (o *outgoing) moves() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.idle != nil {
+		o.idle.Reset(keepFiles)
+	}
+}
+
+// installed notes that a node has all of the files.
+func (o *outgoing) installed(id raft.ServerID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, ok := o.behind[id]; ok {
+		o.behind[id] = true
+		o.removeUnused(o.files)
+	}
+}
+
+// follows reports whether the log is kept for a node that has the files, which gets further.
+func (o *outgoing) follows(id raft.ServerID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.behind[id] {
+		return false
+	}
+	o.idle.Reset(keepFiles)
+	return true
+}
+
+// caughtUp keeps no log for a node any more. It reports whether it keeps log for none.
+func (o *outgoing) caughtUp(id raft.ServerID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.behind, id)
+	if len(o.behind) > 0 {
+		return false
+	}
+	return o.endLocked()
+}
+
+// end lets nobody get the files any more. It reports whether there was anything to end.
+func (o *outgoing) end() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.endLocked()
+}
+
+// endLocked is end. REQUIRES: mu is held.
+func (o *outgoing) endLocked() bool {
+	if o.idle == nil {
+		return false
+	}
+	o.idle.Stop()
+	o.idle = nil
+	clear(o.behind)
+	o.holding.Store(false)
+	o.held.Store(0)
+	if files := o.files; files != nil {
+		close(files.over)
+		o.removeUnused(files)
+		o.files = nil
+	}
+	return true
+}

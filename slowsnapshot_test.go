@@ -1,0 +1,249 @@
+package codeq
+
+import (
+	"context"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
+	"codeq/internal/store"
+)
+
+// A node is behind by more than the log holds, and while it gets the files of the store, more is
+// produced than the log holds without them.
+const (
+	snapshotLink  = 128 << 10 // bytes per second
+	snapshotState = 4 << 20
+	snapshotEvery = 256 << 10 // bytes of log
+	snapshotTask  = 1 << 10
+	snapshotPause = 40 * time.Millisecond // between two tasks
+	snapshotTime  = snapshotState / snapshotLink * time.Second
+)
+
+// slowSnapshot is a cluster of which one node lacks more than the log holds, behind a slow link.
+type slowSnapshot struct {
+	*simCluster
+	leader, victim *simNode
+	lacks          int64        // bytes
+	sent           int64        // to the victim by the leader, before
+	last           *store.Store // of the victim
+	installs       int          // how often that has been replaced
+	begun          time.Time
+}
+
+func slowSnapshotCase(t *testing.T, state int64, story func(t *testing.T, s *slowSnapshot)) {
+	simCase(t, Options{snapshotBytes: snapshotEvery}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		s := &slowSnapshot{simCluster: c}
+		s.leader, s.victim = c.lead()
+		s.last = simQueue(s.victim).replicas[0].store
+		c.net.Isolate(s.victim.name, c.names())
+		for s.lacks < state {
+			s.produce(16, 16<<10)
+		}
+		for range 600 { // snapshots leave 256 entries whatever their size
+			s.produce(1, snapshotTask)
+		}
+		c.net.Heal(true)
+		s.limit(snapshotLink)
+		s.sent, s.begun = c.net.Sent(s.leader.name, s.victim.name), time.Now()
+		story(t, s)
+		s.limit(0)
+	})
+}
+
+// limit limits the links to the victim.
+func (s *slowSnapshot) limit(rate int64) {
+	for _, n := range s.members() {
+		s.net.SetBandwidth(n.name, s.victim.name, rate)
+	}
+}
+
+// produce produces tasks that cannot be compressed.
+func (s *slowSnapshot) produce(tasks, bytes int) {
+	chance := rand.NewChaCha8([32]byte{byte(s.rng.Uint32())})
+	batch := make([]Task, tasks)
+	for i := range batch {
+		batch[i] = Task{Queue: "a", Payload: make([]byte, bytes)}
+		_, _ = chance.Read(batch[i].Payload) // never fails
+	}
+	_, err := simQueue(s.leader).ProduceBatch(context.Background(), batch)
+	require.NoError(s.t, err)
+	s.lacks += int64(tasks * bytes)
+}
+
+// work produces for some time, or until a condition holds.
+func (s *slowSnapshot) work(d time.Duration, until func() bool) {
+	for end := time.Now().Add(d); time.Now().Before(end) && !until(); time.Sleep(snapshotPause) {
+		s.produce(1, snapshotTask)
+		s.look()
+	}
+}
+
+// bytes is how many bytes the leader has sent.
+func (s *slowSnapshot) bytes() int64 { return s.net.Sent(s.leader.name, s.victim.name) - s.sent }
+
+// hasGot returns a condition: the leader has sent so many bytes more.
+func (s *slowSnapshot) hasGot(bytes int64) func() bool {
+	at := s.bytes()
+	return func() bool { return s.bytes() >= at+bytes }
+}
+
+func never() bool { return false }
+
+// caughtUp reports whether the victim is as far as a node is that gets what is produced.
+func (s *slowSnapshot) caughtUp() bool {
+	return simQueue(s.victim).replicas[0].group.Applied()+8 >= simQueue(s.leader).replicas[0].group.Applied()
+}
+
+// look counts how often the victim's store has been replaced.
+func (s *slowSnapshot) look() {
+	r := simQueue(s.victim).replicas[0]
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if r.store != nil && r.store != s.last {
+		s.last = r.store
+		s.installs++
+	}
+}
+
+// remains is what a node has of snapshots that are under way.
+func (s *slowSnapshot) remains(n *simNode) []string {
+	dir := manifest.MetaDir(n.disk, "queue", 0)
+	names, err := n.disk.List(dir)
+	require.NoError(s.t, err)
+	return slices.DeleteFunc(names, func(name string) bool { return !strings.Contains(path.Base(name), "ing-") })
+}
+
+// TestSnapshotOverSlowLink: a node gets the files of the store once, over a link on which they take
+// longer than the log lasts without them, and goes on with the log.
+func TestSnapshotOverSlowLink(t *testing.T) {
+	slowSnapshotCase(t, snapshotState, func(t *testing.T, s *slowSnapshot) {
+		begun := s.lacks
+		s.work(2*snapshotTime, s.caughtUp)
+		require.True(t, s.caughtUp())
+		require.Equal(t, 1, s.installs)
+		require.Less(t, s.bytes(), begun*27/20)
+		require.Empty(t, s.remains(s.leader))
+		require.Empty(t, s.remains(s.victim))
+	})
+}
+
+// TestSnapshotGoesOn: a transfer whose connection breaks goes on where it was.
+func TestSnapshotGoesOn(t *testing.T) {
+	slowSnapshotCase(t, snapshotState/2, func(t *testing.T, s *slowSnapshot) {
+		for range 2 {
+			s.work(snapshotTime, s.hasGot(snapshotState/8))
+			s.net.Isolate(s.victim.name, s.names())
+			time.Sleep(10 * time.Second)
+			s.net.Heal(true)
+		}
+		s.work(2*snapshotTime, s.caughtUp)
+		require.True(t, s.caughtUp())
+		require.Equal(t, 1, s.installs)
+		require.Less(t, s.bytes(), s.lacks*5/4)
+	})
+}
+
+// TestVoteBesideSnapshot: a node votes while files come to it.
+func TestVoteBesideSnapshot(t *testing.T) {
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		s.work(snapshotTime, s.hasGot(snapshotState/16))
+		require.Len(t, s.remains(s.victim), 1)
+		s.net.Isolate(s.leader.name, s.names())
+		elected := func() bool {
+			return slices.ContainsFunc(s.members(), func(n *simNode) bool {
+				return n != s.leader && simQueue(n).replicas[0].group.Raft().State() == raft.Leader
+			})
+		}
+		for begun := time.Now(); !elected(); time.Sleep(10 * time.Millisecond) {
+			require.Less(t, time.Since(begun), 5*time.Second)
+		}
+	})
+}
+
+// TestSnapshotGivenUp: what has been sent, and received, is removed some time after a node has
+// gone, and the log does not wait for it.
+func TestSnapshotGivenUp(t *testing.T) {
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		s.work(snapshotTime, s.hasGot(snapshotState/16))
+		require.Len(t, s.remains(s.leader), 1)
+		require.Len(t, s.remains(s.victim), 1)
+		s.net.Isolate(s.victim.name, s.names())
+		time.Sleep(6 * time.Minute)
+		require.Empty(t, s.remains(s.leader))
+		require.Empty(t, s.remains(s.victim))
+		before, err := simQueue(s.leader).replicas[0].group.FirstIndex()
+		require.NoError(t, err)
+		s.work(20*time.Second, never)
+		after, err := simQueue(s.leader).replicas[0].group.FirstIndex()
+		require.NoError(t, err)
+		require.Greater(t, after, before)
+	})
+}
+
+// TestLogHeldIsBounded: if a link is slower than the log, the log does not grow beyond the size of
+// the files.
+func TestLogHeldIsBounded(t *testing.T) {
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		const large = 4 << 10
+		s.limit(large)
+		for range 4 * s.lacks / large {
+			s.produce(1, large)
+			g := simQueue(s.leader).replicas[0].group
+			first, err := g.FirstIndex()
+			require.NoError(t, err)
+			require.Less(t, int64(g.Raft().LastIndex()-first)*large, int64(5<<20))
+		}
+	})
+}
+
+// TestFullDiskRefusesSnapshot: files for which there is no room are refused before they come.
+func TestFullDiskRefusesSnapshot(t *testing.T) {
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		s.victim.fill(simQueue(s.victim).opts.MinFreeBytes/4 + snapshotState/8)
+		s.work(30*time.Second, never)
+		require.Empty(t, s.remains(s.victim))
+		require.Less(t, s.bytes(), int64(snapshotState/8))
+		s.victim.fill(simFree)
+		s.work(3*snapshotTime, s.caughtUp)
+		require.True(t, s.caughtUp())
+	})
+}
+
+// TestCloseDuringSnapshot: either node can be closed while files are on their way.
+func TestCloseDuringSnapshot(t *testing.T) {
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		for _, n := range []*simNode{s.victim, s.leader} {
+			s.leader, _ = s.lead()
+			s.sent = s.net.Sent(s.leader.name, s.victim.name)
+			s.work(snapshotTime, s.hasGot(snapshotState/16))
+			begun := time.Now()
+			n.stop()
+			require.Less(t, time.Since(begun), 30*time.Second)
+			require.Empty(t, s.remains(n))
+			n.start()
+			s.awaitLeaders()
+		}
+	})
+}
+
+// TestPanicsOfATransfer: a transfer goes on after each of its goroutines has panicked.
+func TestPanicsOfATransfer(t *testing.T) {
+	p := &panicIn{names: []string{"watch of a transfer", "answer of a receiver", "end of a transfer"}}
+	p.begin(t)
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		p.armed.Store(true)
+		s.work(2*snapshotTime, s.caughtUp)
+		require.True(t, s.caughtUp())
+		time.Sleep(6 * time.Minute)
+		require.Empty(t, p.left())
+	})
+}
