@@ -1,0 +1,310 @@
+package killtest
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"codeq"
+	"codeq/internal/testkit"
+)
+
+// The slow link test runs three nodes as processes. One of them comes when the others have
+// gigabytes of tasks, over links of a limited rate, while more is produced.
+
+const (
+	slowChildEnv = "CODEQ_SLOW_CHILD"
+	slowMemory   = 300 << 20 // of a process
+	slowBehind   = 2 << 30
+	slowLoad     = 12 << 20 // bytes per second, at most
+	slowPayload  = 64 << 10
+)
+
+// slowConfig is what a node is told on its start.
+type slowConfig struct {
+	Dir   string
+	Self  int
+	Peers []codeq.Peer
+	Rate  int // bytes per second of what comes; 0: no limit
+	Fill  int // bytes to produce at once
+	Load  int // bytes per second to produce then
+}
+
+// slowReport is what a node says ten times a second.
+type slowReport struct {
+	Node   int
+	Filled bool
+	Memory int64            // resident bytes
+	Heap   int64            // those of Go's heap
+	Lacks  map[string]int64 // entries, by node; of those that answer
+}
+
+// slowListener limits the rate of all connections together.
+type slowListener struct {
+	net.Listener
+	limit *rate.Limiter
+}
+
+const slowRead = 1 << 20
+
+func (l slowListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return slowConn{c, l.limit}, nil
+}
+
+type slowConn struct {
+	net.Conn
+	limit *rate.Limiter
+}
+
+func (c slowConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p[:min(len(p), slowRead)])
+	if n > 0 {
+		_ = c.limit.WaitN(context.Background(), n) // n is at most the burst
+	}
+	return n, err
+}
+
+// slowChild is a node. It ends with its standard input.
+func slowChild() error {
+	var c slowConfig
+	if err := json.Unmarshal([]byte(os.Getenv(slowChildEnv)), &c); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", c.Peers[c.Self].Address)
+	if err != nil {
+		return err
+	}
+	if c.Rate > 0 {
+		l = slowListener{l, rate.NewLimiter(rate.Limit(c.Rate), slowRead)}
+	}
+	q, err := codeq.Open(c.Dir, &codeq.Options{
+		Shards: 1, Durability: codeq.DurabilityProcess, Logger: slowLogger(),
+		Cluster: &codeq.Cluster{Node: c.Peers[c.Self].Node, Listener: l, Peers: c.Peers},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var filled atomic.Bool
+	errs := make(chan error, 1)
+	if c.Fill > 0 {
+		go func() { errs <- slowProduce(ctx, q, c, &filled) }()
+	}
+	go slowReports(ctx, q, c.Self, &filled)
+	ended := make(chan error, 1)
+	go func() { _, err := io.Copy(io.Discard, os.Stdin); ended <- err }()
+	select {
+	case err = <-errs:
+	case err = <-ended:
+	}
+	cancel()
+	return err
+}
+
+// slowLogger logs to the standard error if CODEQ_LOG is set.
+func slowLogger() *slog.Logger {
+	if os.Getenv("CODEQ_LOG") == "" {
+		return nil
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, nil))
+}
+
+// slowProduce produces what the others are to lack, and then at a rate.
+func slowProduce(ctx context.Context, q *codeq.Queue, c slowConfig, filled *atomic.Bool) error {
+	limit := rate.NewLimiter(rate.Limit(c.Load), 1<<20)
+	batch := make([]codeq.Task, 1<<20/slowPayload)
+	for i := range batch {
+		batch[i] = codeq.Task{Queue: clusterQueue, Payload: make([]byte, slowPayload)}
+	}
+	for done := 0; ctx.Err() == nil; {
+		for i := range batch {
+			_, _ = rand.Read(batch[i].Payload) // never fails
+		}
+		if done >= c.Fill {
+			filled.Store(true)
+			if err := limit.WaitN(ctx, 1<<20); err != nil {
+				return nil
+			}
+		}
+		if _, err := q.ProduceBatch(ctx, batch); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("produce: %w", err)
+		}
+		done += 1 << 20
+	}
+	return nil
+}
+
+// slowReports says what the node has and knows, until it ends.
+func slowReports(ctx context.Context, q *codeq.Queue, self int, filled *atomic.Bool) {
+	for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+		r := slowReport{Node: self, Filled: filled.Load(), Memory: residentBytes(), Heap: heapBytes(), Lacks: map[string]int64{}}
+		shards, err := statusOf(q)
+		if err != nil {
+			return // the queue is closed
+		}
+		leader := replicaOf(shards[0], shards[0].Leader)
+		for _, p := range shards[0].Replicas {
+			if leader != nil && p.LastError == "" {
+				r.Lacks[p.Node] = int64(leader.Applied) - int64(p.Applied)
+			}
+		}
+		b, err := json.Marshal(r)
+		if err == nil {
+			_, err = os.Stdout.Write(append(b, '\n'))
+		}
+		if err != nil {
+			os.Exit(1) // the parent has gone
+		}
+	}
+}
+
+// residentBytes is the memory of the process that is in use: the heap of Go, and of C.
+func residentBytes() int64 {
+	var pages, resident int64
+	b, err := os.ReadFile("/proc/self/statm")
+	if err == nil {
+		_, _ = fmt.Sscan(string(b), &pages, &resident) // 0 elsewhere
+	}
+	return resident * int64(os.Getpagesize())
+}
+
+// heapBytes is the part of it that is the heap of Go, with what is free there.
+func heapBytes() int64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapSys - m.HeapReleased)
+}
+
+// TestSlowLink: a node that lacks gigabytes catches up over links of a limited rate, while more is
+// produced, and no node takes much memory for it.
+func TestSlowLink(t *testing.T) {
+	if testkit.Sized(0, 0, 1) == 0 || runtime.GOOS != "linux" {
+		t.Skip("gigabytes over slow links, with -long; memory is known on Linux")
+	}
+	for _, mb := range []int{110, 40, 10} {
+		t.Run(fmt.Sprint(mb, " MB per second"), func(t *testing.T) { slowLink(t, mb*1e6) })
+	}
+}
+
+func slowLink(t *testing.T, limit int) {
+	dir := t.TempDir()
+	c := slowConfig{Load: min(slowLoad, limit*3/10)}
+	for i, a := range freePorts(t, testkit.Seeded(t), 3) {
+		c.Peers = append(c.Peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: a})
+	}
+	reports, over := make(chan slowReport), make(chan struct{})
+	run := func(node int, c slowConfig) (end func()) {
+		c.Self, c.Dir = node, filepath.Join(dir, c.Peers[node].Node)
+		end = sync.OnceFunc(slowProcess(t, c, func(r slowReport) {
+			select {
+			case reports <- r:
+			case <-over:
+			}
+		}))
+		t.Cleanup(end)
+		return end
+	}
+	defer close(over) // before the processes end
+	// await returns when the first node's report meets a condition.
+	await := func(what string, limit time.Duration, holds func(r slowReport) bool) {
+		t.Helper()
+		for begun, last := time.Now(), (slowReport{}); ; {
+			select {
+			case r := <-reports:
+				if r.Node == 0 {
+					last = r
+				}
+				if holds(r) {
+					return
+				}
+			case <-time.After(time.Minute):
+			}
+			require.Less(t, time.Since(begun), limit, "%s: %+v", what, last)
+		}
+	}
+
+	first := c
+	first.Fill = slowBehind
+	run(0, first)
+	run(1, c)
+	away := run(2, c) // a cluster begins with all of its nodes
+	await("the cluster begins", time.Minute, func(r slowReport) bool { return r.Node == 0 && len(r.Lacks) == 3 })
+	away()
+	var before [3]int64
+	await("the tasks are there", 10*time.Minute, func(r slowReport) bool {
+		before[r.Node] = max(before[r.Node], r.Memory)
+		return r.Filled
+	})
+	begun := time.Now()
+	slow := c
+	slow.Rate = limit
+	run(2, slow)
+	var most, heap [3]int64
+	behind := int64(0)
+	await("the node catches up", 20*time.Minute, func(r slowReport) bool {
+		most[r.Node], heap[r.Node] = max(most[r.Node], r.Memory), max(heap[r.Node], r.Heap)
+		lacks, known := r.Lacks[c.Peers[2].Node]
+		if r.Node == 0 && known {
+			behind = max(behind, lacks)
+		}
+		return r.Node == 0 && known && behind > 1000 && lacks < 32
+	})
+	t.Logf("%d entries behind, caught up within %v; most memory of the nodes: %d, %d, %d MiB, and in Go's heap %d, %d, %d; without the third %d, %d",
+		behind, time.Since(begun).Round(time.Second), most[0]>>20, most[1]>>20, most[2]>>20, heap[0]>>20, heap[1]>>20, heap[2]>>20, before[0]>>20, before[1]>>20)
+	for node, bytes := range most {
+		require.Less(t, bytes, int64(slowMemory), "node %d", node)
+	}
+}
+
+// slowProcess runs a node until the function that it returns is called.
+func slowProcess(t *testing.T, c slowConfig, seen func(slowReport)) (end func()) {
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	conf, err := json.Marshal(c)
+	require.NoError(t, err)
+	cmd := exec.Command(exe, "-test.run=^$")
+	cmd.Env = append(os.Environ(), slowChildEnv+"="+string(conf))
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			var r slowReport
+			if json.Unmarshal(lines.Bytes(), &r) == nil {
+				seen(r)
+			}
+		}
+	}()
+	return func() {
+		_ = stdin.Close()
+		_ = cmd.Process.Kill() // it may have ended by itself
+		<-read
+		_ = cmd.Wait()
+	}
+}
