@@ -89,7 +89,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.Take(o.AcceptCopy); err != nil {
+	if err := d.Take(o.AcceptCopy, o.boot, o.volatile()); err != nil {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
 	}
 	o.setShards(d.Shards)
