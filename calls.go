@@ -223,6 +223,7 @@ const (
 	codeDuplicate
 	codeInvalid
 	codeLifeOver
+	codePowerLost // ErrNotLeader and ErrPowerLost
 )
 
 func encodeError(err error) (code byte, text string) {
@@ -240,6 +241,8 @@ func encodeError(err error) (code byte, text string) {
 		return codeInvalid, string(wire.AppendJSON(nil, &sent))
 	case errors.Is(err, ErrLeaseLost) && errors.Is(err, ErrCanceled):
 		return codeLeaseCanceled, err.Error()
+	case errors.Is(err, ErrNotLeader) && errors.Is(err, ErrPowerLost):
+		return codePowerLost, err.Error()
 	case errors.Is(err, ErrClosed), errors.Is(err, ErrFailed): // another node will lead
 		return encodeError(fmt.Errorf("%w: %v", ErrNotLeader, err))
 	}
@@ -268,6 +271,8 @@ func decodeError(code byte, text string) error {
 		if json.Unmarshal([]byte(text), err) == nil {
 			return err
 		}
+	case code == codePowerLost:
+		return &textError{text, []error{ErrNotLeader, ErrPowerLost}}
 	case code == codeLeaseCanceled:
 		return &textError{text, []error{ErrLeaseLost, ErrCanceled}}
 	case int(code) < len(sentErrors) && code > 0:

@@ -175,6 +175,9 @@ func TestErrorsTravel(t *testing.T) {
 	}
 	require.ErrorIs(t, decodeError(encodeError(ErrClosed)), ErrNotLeader, "another node will lead")
 	require.ErrorIs(t, decodeError(encodeError(ErrFailed)), ErrNotLeader)
+	lost := decodeError(encodeError(fmt.Errorf("%w: %w", ErrNotLeader, ErrPowerLost)))
+	require.ErrorIs(t, lost, ErrNotLeader)
+	require.ErrorIs(t, lost, ErrPowerLost)
 	duplicate := &DuplicateError{Key: "k", ID: ID{3}, Index: 2}
 	var d *DuplicateError
 	require.ErrorAs(t, decodeError(encodeError(fmt.Errorf("x: %w", duplicate))), &d)

@@ -306,9 +306,10 @@ func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
 // owner only makes sure that it does.
 type memberOp struct {
 	completion
-	how  cluster.Change
-	peer cluster.Peer
-	at   *replica
+	how    cluster.Change
+	peer   cluster.Peer
+	former []string // IDs that its directory had
+	at     *replica
 }
 
 func (op *memberOp) resolve(s *shard) {
@@ -325,7 +326,7 @@ func (op *memberOp) settle(err error) {
 		op.completion.settle(err)
 		return
 	}
-	op.at.group.Change(op.how, op.peer, func(err error) {
+	op.at.group.Change(op.how, op.peer, op.former, func(err error) {
 		if err == cluster.ErrLastNode {
 			err = &InvalidError{"node", op.peer.Node, "one that is not the last"}
 		}
@@ -335,19 +336,26 @@ func (op *memberOp) settle(err error) {
 
 func (op *memberOp) encode(dst []byte) (callKind, []byte) {
 	dst = wire.AppendBytes(append(dst, byte(op.how)), op.peer.Node)
-	return callMember, wire.AppendBytes(wire.AppendBytes(dst, op.peer.Address), op.peer.ID)
+	dst = wire.AppendBytes(wire.AppendBytes(dst, op.peer.Address), op.peer.ID)
+	for _, id := range op.former {
+		dst = wire.AppendBytes(dst, id)
+	}
+	return callMember, dst
 }
 
 func (op *memberOp) decode(r *wire.Reader) {
 	op.how, op.peer = cluster.Change(r.Byte()), cluster.Peer{Node: r.String(), Address: r.String(), ID: r.String()}
+	for op.how == cluster.Readmit && r.Len() > 0 {
+		op.former = append(op.former, r.String())
+	}
 	if op.how >= cluster.EndOfChanges {
 		r.Fail()
 	}
 }
 
 // RecoverCluster lets a node go on without a majority of its cluster, which is
-// lost for good, or has diverged from it ([ErrDiverged]): in its directory, which
-// must be closed, the node becomes the only member of a new cluster. Then it is
+// lost for good, or may lack what it had acknowledged ([ErrPowerLost]), or has
+// diverged from it ([ErrDiverged]): in its directory, which must be closed, the node becomes the only member of a new cluster. Then it is
 // opened as ever. If several nodes are left, recover one, the one that is furthest
 // (ClusterStatus shows Applied and LastIndex), and let the others join it under new
 // names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other
@@ -404,7 +412,7 @@ func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
 	if d.Creating {
 		return errors.Join(fmt.Errorf("%w: %s is empty", ErrNotQueue, dir), d.Close())
 	}
-	if err := d.Take(o.AcceptCopy); err != nil {
+	if err := d.Take(o.AcceptCopy, o.boot, o.volatile()); err != nil {
 		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
 	}
 	o.Shards = d.Shards
@@ -435,6 +443,9 @@ type ReplicaStatus struct {
 	// Voter is whether the node counts in majorities; a new one does not until
 	// it has caught up.
 	Voter bool
+	// Suspect is whether the node may have lost what it had acknowledged, with its power. It does not
+	// count in majorities until it has been taken back.
+	Suspect bool `json:",omitempty"`
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string `json:",omitempty"`
 	// Drained is whether the node leads nothing while another one can (Drain).

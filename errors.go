@@ -51,6 +51,10 @@ var (
 	// loss below DurabilityDisk. It comes with ErrFailed: the shard goes on without this node. See
 	// [Queue.ReplaceNode] and [RecoverCluster].
 	ErrDiverged = base.ErrDiverged
+	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below DurabilityDisk
+	// that the others are no majority: nobody knows what was acknowledged. It comes with
+	// ErrNotLeader. See [RecoverCluster].
+	ErrPowerLost = base.ErrPowerLost
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
 	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does not

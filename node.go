@@ -71,8 +71,8 @@ func (n *node) close() error {
 // leaders is how the node asks the shards' leaders.
 type leaders node
 
-func (l *leaders) Change(ctx context.Context, shard int, how cluster.Change, p cluster.Peer) error {
-	_, err := (*node)(l).do(ctx, shard, &memberOp{completion: newCompletion(), how: how, peer: p})
+func (l *leaders) Change(ctx context.Context, shard int, how cluster.Change, p cluster.Peer, former ...string) error {
+	_, err := (*node)(l).do(ctx, shard, &memberOp{completion: newCompletion(), how: how, peer: p, former: former})
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/bootid"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/logqueue"
@@ -24,15 +25,18 @@ const (
 	DurabilityDefault Durability = iota
 	// DurabilityProcess: handed to the operating system. The end of the process, even by kill -9,
 	// loses nothing that was acknowledged; a power loss may lose the last operations, but the queue
-	// stays consistent. (In a cluster, a power loss may lose the end of one node's log. Such a node
-	// must come back under another name, with an empty directory.)
+	// stays consistent. In a cluster nothing is lost as long as a majority of the nodes keeps its
+	// power: a node that has lost it does not count until the others have taken it back, which they
+	// do by themselves. If a majority has lost it, the cluster stands still (ErrPowerLost). Linux and
+	// macOS tell whether the machine was booted; on other systems a killed node counts as one that
+	// has lost power.
 	DurabilityProcess
 	// DurabilityDisk: forced to the disk, with one fsync for each group of operations. A power loss
 	// loses nothing that was acknowledged.
 	DurabilityDisk
 	// DurabilityNone: held in memory until there are 32 KiB of log, or until Close. The end of the
 	// process may lose the operations since then, even after seconds of idleness, but the queue
-	// stays consistent.
+	// stays consistent. In a cluster it is as a power loss with DurabilityProcess.
 	DurabilityNone
 )
 
@@ -141,6 +145,7 @@ type Options struct {
 	log  *slog.Logger     // logs to Logger without waiting
 	logs *logqueue.Queue  // of log; nil: nothing is logged
 	fs   vfs.FS           // default: that of the operating system
+	boot string           // of the machine. Default: bootid.Read
 	wall func() time.Time // default: time.Now; its monotonic part is not used
 
 	idleLanes, sweepLanes, groupBytes, maxAppend    int // default: the constants of these names
@@ -265,6 +270,9 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.wall == nil {
 		c.wall = time.Now
 	}
+	if c.boot == "" && c.Cluster != nil {
+		c.boot = bootid.Read()
+	}
 	return &c, c.Backoff.setDefaults()
 }
 
@@ -324,4 +332,16 @@ func (o *Options) newShards() int {
 		return clusterShards
 	}
 	return defaultShards(runtime.GOMAXPROCS(0))
+}
+
+// volatile is how a node stores what it acknowledges. If the boot of the machine is not known, its
+// process may have ended because the machine did.
+func (o *Options) volatile() *manifest.Volatile {
+	switch {
+	case o.Cluster == nil || o.Durability == DurabilityDisk:
+		return nil
+	case o.Durability == DurabilityProcess:
+		return &manifest.Volatile{Boot: o.boot}
+	}
+	return new(manifest.Volatile)
 }

@@ -102,7 +102,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 		d.Found(want.Node, o.Cluster.Advertise)
 	}
 	if err == nil {
-		err = d.Take(o.AcceptCopy)
+		err = d.Take(o.AcceptCopy, o.boot, o.volatile())
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())

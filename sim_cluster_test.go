@@ -63,6 +63,8 @@ type simNode struct {
 	votes   *simVotes
 	q       *Queue // nil: the node is down
 	life    int
+	boot    int // of the machine
+	booted  int // the boot in which the node was opened last
 	fuse    *simFuse
 	removed bool // it is not started again
 }
@@ -148,6 +150,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	fuse := &simFuse{}
 	fuse.free.Store(simFree)
 	o.fs = simFS{&testkit.HookFS{FS: n.disk, Before: fuse.before}, fuse}
+	o.boot, n.booted = fmt.Sprint("boot ", n.boot), n.boot
 	votes, peers, join := n.votes, c.peers, n.join
 	n.mu.Unlock()
 	o.wall = n.wall
@@ -242,6 +245,7 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
 		c.net.Kill(n.name)
 	} else {
 		c.net.Crash(n.name)
+		n.boot++
 	}
 	// What was synced after the cut nobody has heard of. The votes are copied last:
 	// Raft stores a term before the entries of the term.

@@ -171,10 +171,14 @@ func (s *schedule) flip(n *simNode) {
 	})
 }
 
-// recoverAlone lets one node go on by itself, with all that was stored, and others join it.
+// recoverAlone lets one node go on by itself, with all that was stored, and others join it. If a
+// majority has lost power before, it goes on with what it has.
 // REQUIRES: the cluster is at rest.
 func (s *schedule) recoverAlone(tasks map[ID]*TaskInfo) {
 	n := s.anyNode()
+	if s.kill && s.rng.IntN(2) == 0 {
+		n, tasks = s.loseMajority(), nil
+	}
 	s.note("%s goes on alone", n.name)
 	s.struck["recover"]++
 	for _, other := range s.members() {

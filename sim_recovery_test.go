@@ -1,9 +1,11 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,15 +75,146 @@ func TestRecoverClusterAfterCheckpoint(t *testing.T) {
 	})
 }
 
-// TestPowerLossOfAllNodes: all nodes lose power at once, at a level at which the ends of their logs
-// are lost then, and perhaps not what their stores have of them. What is acknowledged afterwards is
-// stored. Either a majority goes on from what it has, or no shard does; whoever contradicts the
-// others has failed, and says so. The furthest node goes on after RecoverCluster, and others join it.
+// logLoss is a cluster of three nodes that have lost the ends of their logs, at random, and perhaps
+// not what their stores have of them.
+type logLoss struct {
+	*simCluster
+	ids  []ID // that were acknowledged
+	lost int  // nodes that have
+}
+
+// newLogLoss crashes all nodes at a level at which a power loss takes the ends of their logs, and
+// starts them again. They do not notice if their disks have lost what they had said to have.
+func newLogLoss(t *testing.T, seed uint64, odds []int, notice bool) *logLoss {
+	rng := rand.New(rand.NewPCG(seed, 4))
+	l := &logLoss{simCluster: newSimCluster(t, seed, 3, Options{Shards: 1, Durability: DurabilityProcess, maxAppend: 4})}
+	// A part of the log is safe, as when the operating system has written it back.
+	l.awaitLeaders()
+	for _, n := range l.members() {
+		require.NoError(t, l.produce(n, rng.IntN(10)))
+		n.stop()
+		n.start()
+		l.awaitLeaders()
+	}
+	require.NoError(t, l.produce(l.members()[0], 20+rng.IntN(80)))
+	for _, n := range l.members() {
+		percent := odds[rng.IntN(len(odds))]
+		if n.crash(percent); percent < 100 {
+			l.lost++
+		}
+		if !notice {
+			n.boot = 0
+		}
+	}
+	for _, i := range rng.Perm(3) {
+		l.members()[i].start()
+		time.Sleep(time.Duration(rng.IntN(4)) * time.Second)
+	}
+	time.Sleep(10 * time.Second)
+	return l
+}
+
+// produce stores tasks on a node, as many as it can.
+func (l *logLoss) produce(n *simNode, count int) error {
+	for range count {
+		id, err := simQueue(n).Produce(l.t.Context(), Task{Queue: "a", Payload: make([]byte, 8<<10)})
+		if err != nil {
+			return err
+		}
+		l.ids = append(l.ids, id)
+	}
+	return nil
+}
+
+// missing is how many of the acknowledged tasks a leader has not.
+func (l *logLoss) missing(n *simNode) (missing int) {
+	v := simQueue(n).peek(simQueue(n).shard(0))
+	defer v.close()
+	tasks := make(map[ID]*TaskInfo)
+	require.NoError(l.t, v.addAll(tasks))
+	for _, id := range l.ids {
+		if tasks[id] == nil {
+			missing++
+		}
+	}
+	return missing
+}
+
+// furthest is the node that has applied most.
+func (l *logLoss) furthest() *simNode {
+	applied := func(n *simNode) uint64 { return simQueue(n).replicas[0].group.Applied() }
+	return slices.MaxFunc(l.members(), func(a, b *simNode) int { return cmp.Compare(applied(a), applied(b)) })
+}
+
+// goOn lets a node go on by itself with what it has, and others join it. REQUIRES: all are closed.
+func (l *logLoss) goOn(n *simNode) (missing int) {
+	require.NoError(l.t, l.recover(n))
+	n.start()
+	l.awaitLeaders()
+	missing = l.missing(n)
+	require.NoError(l.t, l.produce(n, 10))
+	for range 2 {
+		joins := l.node(true)
+		require.NoError(l.t, l.open(joins))
+		l.mu.Lock()
+		l.nodes = append(l.nodes, joins)
+		l.mu.Unlock()
+	}
+	require.NoError(l.t, l.produce(l.members()[2], 10))
+	l.rest()
+	require.NoError(l.t, l.check())
+	require.Equal(l.t, missing, l.missing(l.leader(0)))
+	l.close()
+	return missing
+}
+
+// TestPowerLossOfAllNodes: nodes lose power at once, or are killed. If a majority was killed only, it
+// goes on, and nothing that was ever acknowledged is missing. Otherwise nobody acknowledges anything:
+// all say so, the furthest node goes on after RecoverCluster with what it has, and others join it.
 func TestPowerLossOfAllNodes(t *testing.T) {
+	t.Parallel()
+	var wedged, missing int
+	for i := range uint64(testkit.Sized(3, 5, 200)) {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLogLoss(t, 6+i, []int{0, 0, 50, 100, 100}, true)
+			for _, n := range l.members() {
+				if err := l.produce(n, 10); l.lost <= 1 {
+					require.NoError(t, err)
+				} else {
+					require.ErrorIs(t, err, ErrPowerLost)
+					require.ErrorContains(t, err, "RecoverCluster")
+				}
+			}
+			time.Sleep(time.Minute)
+			if l.lost <= 1 {
+				l.rest()
+				require.Zero(t, l.missing(l.leader(0)))
+				require.NoError(t, l.check())
+				l.close()
+				return
+			}
+			require.Nil(t, l.leader(0))
+			furthest := l.furthest()
+			for _, n := range l.members() {
+				n.stop()
+			}
+			wedged++
+			missing += l.goOn(furthest)
+		})
+	}
+	t.Logf("%d clusters were left without a majority, and %d acknowledged tasks were lost with it", wedged, missing)
+	require.Positive(t, wedged)
+}
+
+// TestDisksThatLose: disks lose what they had said to have, and nobody notices. What is acknowledged
+// afterwards is stored. Either a majority goes on from what it has, or no shard does; whoever
+// contradicts the others has failed, and says so. The furthest node goes on after RecoverCluster.
+func TestDisksThatLose(t *testing.T) {
+	t.Parallel()
 	var diverged, wedged int
 	for i := range uint64(testkit.Sized(3, 5, 200)) {
 		synctest.Test(t, func(t *testing.T) {
-			failed, led := powerLossOfAllNodes(t, 6+i)
+			failed, led := disksThatLose(t, 6+i)
 			diverged += failed
 			if !led {
 				wedged++
@@ -92,70 +225,24 @@ func TestPowerLossOfAllNodes(t *testing.T) {
 	require.Positive(t, diverged)
 }
 
-func powerLossOfAllNodes(t *testing.T, seed uint64) (diverged int, led bool) {
-	rng := rand.New(rand.NewPCG(seed, 4))
-	c := newSimCluster(t, seed, 3, Options{Shards: 1, Durability: DurabilityProcess, maxAppend: 4})
-	produceSome := func(n *simNode, count int) (ids []ID) {
-		for range count {
-			id, err := simQueue(n).Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, 8<<10)})
-			if err != nil {
-				require.True(t, errors.Is(err, ErrNotLeader) || errors.Is(err, ErrFailed) || errors.Is(err, ErrUncertain), "%v", err)
-				return ids
-			}
-			ids = append(ids, id)
-		}
-		return ids
-	}
-	// A part of the log is safe, as when the operating system has written it back.
-	c.awaitLeaders()
-	for _, n := range c.members() {
-		produceSome(n, rng.IntN(10))
-		n.stop()
-		n.start()
-		c.awaitLeaders()
-	}
-	produceSome(c.members()[0], 20+rng.IntN(80))
-	for _, n := range c.members() {
-		n.crash([]int{0, 0, 50, 100}[rng.IntN(4)])
-	}
-	for _, i := range rng.Perm(3) {
-		c.members()[i].start()
-		time.Sleep(time.Duration(rng.IntN(4)) * time.Second)
-	}
-	time.Sleep(10 * time.Second)
-	ids := make(map[ID]bool)
-	for _, n := range c.members() {
-		for _, id := range produceSome(n, 10) {
-			ids[id] = true
+func disksThatLose(t *testing.T, seed uint64) (diverged int, led bool) {
+	l := newLogLoss(t, seed, []int{0, 0, 50, 100}, false)
+	l.ids = nil
+	for _, n := range l.members() {
+		if err := l.produce(n, 10); err != nil {
+			require.True(t, errors.Is(err, ErrNotLeader) || errors.Is(err, ErrFailed) || errors.Is(err, ErrUncertain), "%v", err)
 		}
 	}
 	time.Sleep(time.Minute)
-
-	stored := func(n *simNode) (missing int) {
-		v := simQueue(n).peek(simQueue(n).shard(0))
-		defer v.close()
-		tasks := make(map[ID]*TaskInfo)
-		require.NoError(t, v.addAll(tasks))
-		for id := range ids {
-			if tasks[id] == nil {
-				missing++
-			}
-		}
-		return missing
-	}
-	furthest := c.members()[0]
 	var sound []simEntry
-	for _, n := range c.members() {
+	for _, n := range l.members() {
 		r := simQueue(n).replicas[0]
-		if r.group.Applied() > simQueue(furthest).replicas[0].group.Applied() {
-			furthest = n
-		}
 		if err := r.group.Failure(); err != nil {
 			require.ErrorIs(t, err, ErrDiverged)
 			require.ErrorContains(t, err, "RecoverCluster")
 			require.ErrorContains(t, err, "ReplaceNode")
 			diverged++
-		} else if entries, err := r.dump(); c.leader(0) != nil {
+		} else if entries, err := r.dump(); l.leader(0) != nil {
 			require.NoError(t, err)
 			if sound == nil {
 				sound = entries
@@ -163,51 +250,32 @@ func powerLossOfAllNodes(t *testing.T, seed uint64) (diverged int, led bool) {
 			require.NoError(t, sameEntries(sound, entries))
 		}
 	}
-	if l := c.leader(0); l != nil {
-		led, furthest = true, l
-		require.Zero(t, stored(l), "acknowledged and not stored")
+	furthest := l.furthest()
+	if n := l.leader(0); n != nil {
+		led, furthest = true, n
+		require.Zero(t, l.missing(n), "acknowledged and not stored")
 	} else {
 		require.GreaterOrEqual(t, diverged, 2, "nobody leads, and says why")
-		require.Empty(t, ids)
+		require.Empty(t, l.ids)
 	}
-	for _, n := range c.members() {
+	for _, n := range l.members() {
 		if err := n.close(); err != nil {
 			require.ErrorIs(t, err, ErrDiverged)
 		}
 	}
-	require.NoError(t, c.recover(furthest))
-	furthest.start()
-	c.awaitLeaders()
-	for _, id := range produceSome(furthest, 10) {
-		ids[id] = true
-	}
-	require.Zero(t, stored(furthest))
-	require.NoError(t, c.check())
-	for range 2 {
-		n := c.node(true)
-		require.NoError(t, c.open(n))
-		c.mu.Lock()
-		c.nodes = append(c.nodes, n)
-		c.mu.Unlock()
-	}
-	require.Len(t, produceSome(c.members()[2], 10), 10)
-	c.rest()
-	require.NoError(t, c.check())
-	c.close()
+	require.Zero(t, l.goOn(furthest))
 	return diverged, led
 }
 
-// TestPowerLossOfNewCluster: what a new cluster has stored may be lost with the power of all nodes,
-// below DurabilityDisk; with whom it began is not.
+// TestPowerLossOfNewCluster: what a node of a new cluster has stored may be lost with its power, below
+// DurabilityDisk; with whom the cluster began is not, so that it knows whom to ask.
 func TestPowerLossOfNewCluster(t *testing.T) {
 	simCase(t, Options{Durability: DurabilityProcess}, func(t *testing.T, c *simCluster) {
-		for _, n := range c.members() {
-			n.crash(0)
-		}
-		for _, n := range c.members() {
-			n.start()
-		}
-		c.awaitLeaders()
-		produce(t, simQueue(c.members()[0]), Task{Queue: "a"})
+		n := c.members()[0]
+		n.crash(0)
+		c.peers = nil // it does not ask those of Options
+		n.start()
+		c.awaitVotes()
+		n.produce(t, 1)
 	})
 }

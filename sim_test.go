@@ -125,6 +125,7 @@ type schedule struct {
 	struck map[string]int // faults, by kind
 	done   sync.WaitGroup // faults that end by themselves
 	moving atomic.Bool    // a change of membership is under way
+	dark   *simNode       // its power failed last; only strike uses it
 	rushed atomic.Int64   // clients of rush, ever
 
 	copying  sync.Mutex // guards what follows
@@ -163,6 +164,9 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 		if rng.IntN(2) == 0 {
 			s.faults = append(s.faults, f)
 		}
+	}
+	if s.kill && rng.IntN(2) == 0 {
+		s.faults = append(s.faults, simPower)
 	}
 	if len(s.faults) > 0 {
 		s.faults = append(s.faults, simMending...)

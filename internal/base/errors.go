@@ -24,6 +24,7 @@ var (
 	ErrDiskFull  = errors.New("codeq: disk is full")
 	ErrNotLeader = errors.New("codeq: shard has no leader")
 	ErrDiverged  = errors.New("codeq: node has diverged from its cluster")
+	ErrPowerLost = errors.New("codeq: a majority may have lost what was acknowledged")
 
 	ErrNoMajority = errors.New("codeq: the other nodes have no majority")
 	ErrCannotLead = errors.New("codeq: another node cannot lead now")

@@ -30,6 +30,7 @@ type introduction struct {
 	Address  string
 	Cluster  string   // "": of none yet
 	Members  []Peer   // of that cluster, as far as it knows
+	Former   []string `json:",omitempty"` // IDs by which it may still be a member of it
 	Founders []string // if it is of no cluster: those with which it is to begin one, by name
 }
 
@@ -43,7 +44,7 @@ func (n *Node) introduction() introduction {
 		}
 		return i
 	}
-	i.Members = n.known()
+	i.Members, i.Former = n.known(), n.former()
 	return i
 }
 
@@ -172,7 +173,7 @@ func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 		missing = append(missing, fmt.Errorf("node %q is to begin it", founders[0].Node))
 	}
 	if err := errors.Join(missing...); err != nil {
-		n.membership.wait(err, n.log)
+		n.membership.wait("the cluster has not begun", err, n.log)
 		return false, nil
 	}
 	return true, n.begin(founders)
@@ -187,6 +188,10 @@ func names(peers []Peer) (names []string) {
 
 // begin founds the cluster. If the node ends amid it, it goes on when it is opened again: the
 // manifest has the founders until all groups have begun.
+//
+// The others hear of the cluster before they hear of all groups. So until a majority knows with whom a
+// group begins, it depends on this node, which must not lose power and come back as another one:
+// meanwhile what it acknowledges is on its disk, at any level.
 func (n *Node) begin(founders []Peer) error {
 	d, all := n.c.Directory, foundersOf(founders)
 	if err := n.adopt(manifest.NewID(), all...); err != nil {
@@ -198,7 +203,27 @@ func (n *Node) begin(founders []Peer) error {
 			return fmt.Errorf("codeq: found shard %d of %s: %w", g.index, d.Path, err)
 		}
 	}
-	return n.begun()
+	n.watchBeginning()
+	return nil
+}
+
+// watchBeginning notes when all groups have begun, if this node founds the cluster.
+func (n *Node) watchBeginning() {
+	if !n.founding.Load() {
+		return
+	}
+	n.watches.Go(func() {
+		n.contain("beginning of a cluster", func() {
+			blank := func(g *Group) bool { return g.raft.CommitIndex() == 0 }
+			err := n.poll(n.membership.ctx, func() (bool, error) { return !slices.ContainsFunc(n.groups, blank), nil })
+			if err == nil {
+				err = n.begun()
+			}
+			if err != nil && n.membership.ctx.Err() == nil {
+				n.failAll(err)
+			}
+		}, n.failAll)
+	})
 }
 
 // goOnFounding does what a crash amid begin has left to do for a group. Raft does not: it takes a
@@ -219,11 +244,12 @@ func (n *Node) begun() error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
 	d := n.c.Directory
-	if len(d.Founders) == 0 {
-		return nil
-	}
 	d.Founders = nil
-	return d.Write()
+	if err := d.Write(); err != nil {
+		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	}
+	n.founding.Store(false)
+	return nil
 }
 
 func foundersOf(peers []Peer) (founders []manifest.Founder) {
@@ -258,8 +284,12 @@ func (n *Node) introduce(ctx context.Context, p Peer) (i introduction, err error
 // answer is what a node says of itself, or why it says nothing.
 type answer struct {
 	introduction
-	err error
+	address string
+	err     error
 }
+
+// peer is the node that has answered.
+func (a *answer) peer() Peer { return Peer{Node: a.Node, Address: a.address, ID: a.ID} }
 
 // introduceAll asks all nodes but this one who they are. It returns when all have answered, or ctx
 // has ended.
@@ -270,6 +300,7 @@ func (n *Node) introduceAll(ctx context.Context, peers []Peer) []answer {
 	for i, p := range peers {
 		asking.Go(func() {
 			a := &answers[i]
+			a.address = p.Address
 			a.err = n.guarded("introduction", func() (err error) { a.introduction, err = n.introduce(ctx, p); return err })
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 
@@ -50,18 +51,22 @@ func (p Peer) target() (t peer.Target, err error) {
 // membership is of which cluster the node is.
 type membership struct {
 	mu      sync.Mutex // guards what follows, and the directory's manifest while the node is open
-	waiting error      // why the node is of no cluster yet; nil: not known
+	waiting error      // why the node is of no cluster yet, or not taken back; nil: not known
+	// suspects are the IDs of directories that may have lost what was acknowledged by them. By former
+	// ID.
+	suspects  map[string]string
+	searching atomic.Bool // a member is being looked for
 
 	ctx  context.Context // ends when the node is about to be closed
 	stop context.CancelFunc
 }
 
-// wait notes why the node is of no cluster yet.
-func (m *membership) wait(why error, log *slog.Logger) {
+// wait notes why the node is of no cluster yet, or not taken back.
+func (m *membership) wait(what string, why error, log *slog.Logger) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.waiting == nil || m.waiting.Error() != why.Error() {
-		log.Warn("the cluster has not begun", "err", why)
+		log.Warn(what, "err", why)
 	}
 	m.waiting = why
 }
@@ -70,13 +75,20 @@ func (m *membership) wait(why error, log *slog.Logger) {
 func (g *Group) noLeader() error {
 	m := &g.node.membership
 	m.mu.Lock()
-	begun, waiting := g.node.c.Directory.Cluster != "", m.waiting
+	d := g.node.c.Directory
+	begun, rejoining, waiting := d.Cluster != "", len(d.Former) > 0, m.waiting
 	m.mu.Unlock()
 	switch {
 	case begun && g.removed.Load():
 		return fmt.Errorf("%w: shard %d: node %q was removed from the cluster", base.ErrNotLeader, g.index, g.node.self.Node)
 	case begun:
 		why := fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
+		if err := g.standstill(); err != nil {
+			return fmt.Errorf("%w: %w", why, err)
+		}
+		if rejoining && waiting != nil {
+			return fmt.Errorf("%w: %w", why, waiting)
+		}
 		if unreachable := g.unreachable(); unreachable != "" {
 			why = fmt.Errorf("%w: %s", why, unreachable)
 		}
@@ -146,6 +158,7 @@ func (n *Node) adopt(cluster string, founders ...manifest.Founder) error {
 		d.Cluster, d.Founders = "", nil
 		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
 	}
+	n.founding.Store(len(founders) > 0)
 	n.peer.SetCluster(id)
 	n.log.Info("part of a cluster", "cluster", cluster)
 	return nil

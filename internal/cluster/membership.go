@@ -311,6 +311,7 @@ const (
 	CheckReplacement               // whether a node can be removed once another one votes
 	CheckMember                    // whether a node is a member
 	CheckLeader                    // whether a node can lead
+	Readmit                        // a node whose directory had other IDs
 	EndOfChanges
 )
 
@@ -324,14 +325,15 @@ var errReconfigured = fmt.Errorf("%w: the members have changed", base.ErrNotLead
 const configTimeout = 10 * time.Second
 
 // Change changes the group, and tells settle the outcome, on a goroutine for which Close waits. It
-// is called on the node that leads the group, before the Leader has ended.
-func (g *Group) Change(how Change, p Peer, settle func(error)) {
+// is called on the node that leads the group, before the Leader has ended. former are the IDs that
+// the node's directory had.
+func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) {
 	g.node.background.Go(func() {
 		settle(g.node.guarded("change of members", func() error {
 			ctx, cancel := context.WithTimeout(g.node.ctx, configTimeout)
 			defer cancel()
 			for {
-				err := g.change(ctx, how, p)
+				err := g.change(ctx, how, p, former)
 				if !errors.Is(err, errReconfigured) || ctx.Err() != nil {
 					return err
 				}
@@ -341,7 +343,7 @@ func (g *Group) Change(how Change, p Peer, settle func(error)) {
 	})
 }
 
-func (g *Group) change(ctx context.Context, how Change, p Peer) error {
+func (g *Group) change(ctx context.Context, how Change, p Peer, former []string) error {
 	index, members := g.configuration.get()
 	at := slices.IndexFunc(members, func(m raft.Server) bool { return peerOf(m).Node == p.Node })
 	if at >= 0 && p.ID == "" {
@@ -381,14 +383,21 @@ func (g *Group) change(ctx context.Context, how Change, p Peer) error {
 		if how == CheckReplacement {
 			newcomers = 1
 		}
-		if err := g.checkRest(ctx, slices.Delete(members, at, at+1), newcomers); err != nil || how != RemoveNode {
+		rest := slices.DeleteFunc(slices.Clone(members), func(m raft.Server) bool { return peerOf(m).Node == p.Node })
+		if err := g.checkRest(ctx, rest, newcomers); err != nil || how != RemoveNode {
 			return err
 		}
 		if id == g.node.self.ServerID() && g.handOver() == nil {
 			// so that the next leader is asked
 			return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 		} // or else it leads until it has removed itself
-		return g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
+		err := g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
+		if err == nil && len(rest) < len(members)-1 {
+			return errReconfigured // it is being taken back, and there by another ID as well
+		}
+		return err
+	case Readmit:
+		return g.readmit(members, index, p, former)
 	case MakeLeader, CheckLeader:
 		switch {
 		case p.Node == "":
@@ -522,7 +531,7 @@ func (n *Node) acquaint(ctx context.Context, shard int) error {
 			}
 		}
 		return !slices.ContainsFunc(sh.Replicas, func(rs ReplicaStatus) bool {
-			return rs.LastError == "" && (last == 0 || rs.LastIndex < last)
+			return rs.LastError == "" && !rs.Suspect && (last == 0 || rs.LastIndex < last)
 		}), nil
 	})
 }
@@ -546,7 +555,7 @@ func (n *Node) join() error {
 	}
 	var errs []error
 	for _, p := range by {
-		if err := n.joinBy(ctx, p); err != nil {
+		if err := n.joinBy(ctx, p, joining{Peer: n.self, Join: true}); err != nil {
 			errs = append(errs, fmt.Errorf("node %q: %w", p.Node, err))
 			continue
 		}
@@ -613,12 +622,12 @@ func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 }
 
 // joinBy lets a node of the cluster add this one.
-func (n *Node) joinBy(ctx context.Context, p Peer) error {
+func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 	to, err := p.target()
 	if err != nil {
 		return err
 	}
-	if _, err = n.peer.Call(ctx, to, kindJoin, wire.AppendJSON(nil, n.self)); err != nil {
+	if _, err = n.peer.Call(ctx, to, kindJoin, wire.AppendJSON(nil, j)); err != nil {
 		return n.callError(ctx, err)
 	}
 	return nil
@@ -639,15 +648,15 @@ func (n *Node) votes() bool {
 
 // serveJoin adds the node that asks for it.
 func (n *Node) serveJoin(r *peer.Request) error {
-	var p Peer
-	if err := json.Unmarshal(r.Body, &p); err != nil || p.Node != r.From.Name || p.ID != r.From.ID.String() || p.Address == "" {
+	var j joining
+	if err := json.Unmarshal(r.Body, &j); err != nil || j.Node != r.From.Name || j.ID != r.From.ID.String() || j.Address == "" {
 		return ErrMalformedCall
 	}
 	ctx, cancel := context.WithCancel(n.ctx)
 	r.OnCancel(cancel)
 	n.background.Go(func() {
 		defer cancel()
-		if err := n.guarded("joining of a node", func() error { return n.add(ctx, p) }); err != nil {
+		if err := n.guarded("joining of a node", func() error { return n.admit(ctx, j) }); err != nil {
 			r.Fail(n.c.EncodeError(err))
 			return
 		}

@@ -97,7 +97,7 @@ type Config struct {
 // Leaders is how a node asks those who decide for the shards.
 type Leaders interface {
 	// Change lets the group of a shard be changed on the node that leads it, by Group.Change.
-	Change(ctx context.Context, shard int, how Change, p Peer) error
+	Change(ctx context.Context, shard int, how Change, p Peer, former ...string) error
 	// Applied is the index of the last entry that the leader of a shard has applied.
 	Applied(ctx context.Context, shard int) (uint64, error)
 	// Forget drops what a shard keeps for a node that was removed.
@@ -118,6 +118,7 @@ type Node struct {
 	failures failures
 
 	ready      atomic.Bool // the node takes part in every group
+	founding   atomic.Bool // a cluster whose groups may not have begun
 	membership membership
 	quit       chan struct{}
 	watches    sync.WaitGroup // goroutines of the groups
@@ -192,15 +193,14 @@ func (n *Node) Open() error {
 	if err := n.listen(); err != nil {
 		return err
 	}
+	n.founding.Store(len(n.c.Directory.Founders) > 0)
 	for _, g := range n.groups {
 		if err := g.start(); err != nil {
 			return fmt.Errorf("codeq: start shard %d of %s: %w", g.index, n.c.Directory.Path, err)
 		}
 	}
-	if err := n.begun(); err != nil {
-		return fmt.Errorf("codeq: write %s: %w", n.c.Directory.Path, err)
-	}
 	n.ready.Store(true)
+	n.watchBeginning()
 	for _, g := range n.groups {
 		n.watches.Go(func() {
 			n.contain("watch of elections", func() { g.watch(n.quit) }, func(err error) {
@@ -213,6 +213,8 @@ func (n *Node) Open() error {
 	// After a panic leaders stay where they are.
 	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
 	switch {
+	case len(n.former()) > 0:
+		n.watches.Go(func() { n.contain("rejoining", n.rejoin, n.failAll) })
 	case n.c.Join:
 		return n.join()
 	case n.Cluster() == "":

@@ -75,7 +75,7 @@ func endAmidChange(t *testing.T, fails bool) {
 	<-m.stuck
 	changed := make(chan error, 1)
 	before := g.raft.LastIndex()
-	g.Change(AddNode, Peer{"b", "b:1", manifest.NewID()}, func(err error) { changed <- err })
+	g.Change(AddNode, Peer{"b", "b:1", manifest.NewID()}, nil, func(err error) { changed <- err })
 	require.Eventually(t, func() bool { return g.raft.CommitIndex() > before }, 10*time.Second, time.Millisecond)
 	closed := make(chan error, 1)
 	if fails {

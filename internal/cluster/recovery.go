@@ -22,8 +22,9 @@ func (n *Node) Recover() error {
 	}
 	if err == nil {
 		// Nodes that were lost, and come back, are of another cluster from now on.
-		n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), nil
-		err = n.c.Directory.Write()
+		d := n.c.Directory
+		d.Cluster, d.Founders, d.Former = manifest.NewID(), nil, nil
+		err = d.Write()
 	}
 	for i, g := range n.groups {
 		if err != nil {

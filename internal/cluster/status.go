@@ -30,6 +30,9 @@ type ReplicaStatus struct {
 	// Voter is whether the node counts in majorities; a new one does not until
 	// it has caught up.
 	Voter bool
+	// Suspect is whether the node may have lost what it had acknowledged, with its power. It does not
+	// count in majorities until it has been taken back.
+	Suspect bool
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string
 	// Drained is whether the node is to lead nothing.
@@ -64,8 +67,11 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 					a := new(nodeAnswer)
 					answers[m.Peer] = a
 					asking.Go(func() {
-						n.contain("question for a state", func() { a.replicas, a.err = n.stateOf(ctx, m.Peer) },
-							func(err error) { a.err = err })
+						n.contain("question for a state", func() {
+							var p Peer
+							p, a.suspect = n.current(m.Peer)
+							a.replicas, a.err = n.stateOf(ctx, p)
+						}, func(err error) { a.err = err })
 					})
 				}
 			}
@@ -103,6 +109,7 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 // nodeAnswer is what a node says of its replicas.
 type nodeAnswer struct {
 	replicas []replicaState
+	suspect  bool
 	err      error
 }
 
@@ -131,6 +138,7 @@ func (sh *ShardStatus) has(node string) bool {
 }
 
 func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
+	rs.Suspect = a.suspect
 	if a.err != nil {
 		rs.LastError = a.err.Error()
 		return

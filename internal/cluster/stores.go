@@ -121,7 +121,7 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 		return errNoRoom
 	}
 	err := l.LogStore.StoreLogs(logs)
-	if err == nil && logs[0].Index == 1 {
+	if err == nil && (logs[0].Index == 1 || l.group.node.founding.Load()) {
 		// With whom the cluster began is durable at any level: a node that knows nobody takes no part
 		// in elections, and nobody would be told why.
 		err = l.group.node.logs.Flush()

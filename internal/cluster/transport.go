@@ -174,17 +174,20 @@ func (t *transport) AppendEntries(
 	if err := t.group.Failure(); err != nil {
 		return err
 	}
-	target, err := reach(id, target)
+	to, err := reach(id, target)
 	if err != nil {
 		return err
 	}
 	if isHeartbeat(req) {
-		err := t.NetworkTransport.AppendEntries(id, target, req, resp)
+		err := t.NetworkTransport.AppendEntries(id, to, req, resp)
 		t.group.health.note(id, req.Term, err == nil)
+		if err != nil {
+			t.group.node.missed(peerOf(raft.Server{ID: id, Address: target}), err)
+		}
 		return err
 	}
 	t.group.awaitContact(id, req.Term)
-	return t.replicate(id, target, req, resp)
+	return t.replicate(id, to, req, resp)
 }
 
 // replicate sends entries. A node that has them follow what it has, but cannot store them, as its

@@ -16,7 +16,7 @@ func TestLives(t *testing.T) {
 	begin := func() uint64 {
 		d, err := Open(fs, "q", Want{Shards: 1, Node: "n"})
 		require.NoError(t, err)
-		require.NoError(t, d.Take(false))
+		require.NoError(t, d.Take(false, "", nil))
 		require.NoError(t, d.Close()) // as when its process is killed
 		return d.Life
 	}
@@ -39,7 +39,7 @@ func TestLives(t *testing.T) {
 	})
 	d, err := Open(fs, "alone", Want{Shards: 1})
 	require.NoError(t, err)
-	require.NoError(t, d.Take(false))
+	require.NoError(t, d.Take(false, "", nil))
 	require.Zero(t, d.Life)
 	require.NoError(t, d.Close())
 }

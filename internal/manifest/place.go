@@ -53,12 +53,16 @@ func (d *Directory) RefuseCopy() error {
 	return nil
 }
 
-// Take begins to write a directory; copied: it may be a copy.
-func (d *Directory) Take(copied bool) error {
+// Take begins to write a directory; copied: it may be a copy. boot is that of the machine, "" if it
+// is not known; volatile is how a node is about to store what it acknowledges, nil if on the disk.
+func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 	if !copied {
 		if err := d.RefuseCopy(); err != nil {
 			return err
 		}
+	}
+	if d.Node != "" {
+		d.renew(boot, volatile)
 	}
 	return d.Begin()
 }
@@ -88,7 +92,7 @@ func (d *Directory) End() error {
 			return err
 		}
 	}
-	d.Open = nil
+	d.Open, d.Volatile = nil, nil
 	return d.Write()
 }
 

@@ -1,0 +1,17 @@
+// Package bootid tells one boot of the machine from another.
+package bootid
+
+import (
+	"os"
+	"strings"
+)
+
+// Read returns a text that is the same until the machine loses what it has not written to its
+// disks: until it is booted again. It is empty if the system does not tell.
+func Read() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

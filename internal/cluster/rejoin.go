@@ -1,0 +1,251 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/peer"
+)
+
+// A node that may have lost entries which it has acknowledged has a new ID since it was opened (see
+// manifest.Volatile). By the former one it is still a voter, whom nobody reaches: its groups go on if
+// a majority of the voters has lost nothing, and such a majority has, and elects nobody without, all
+// that was ever acknowledged. It then lets the node take its old place, in one shard after the
+// other: as a member that does not vote, and is sent what it lacks, and then as one that does.
+// Until then the node asks for it. If a majority may have lost something, nobody can tell what was
+// acknowledged, and all stand still until RecoverCluster decides for one of them.
+
+// joining is how a node asks to be made a member.
+type joining struct {
+	Peer
+	// Former are the IDs that its directory had. It is added only if it is a member by one of them,
+	// or Join is set.
+	Former []string `json:",omitempty"`
+	Join   bool     `json:",omitempty"`
+}
+
+// former returns the IDs that this directory had, by which it may still be a member.
+func (n *Node) former() []string {
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	return n.c.Directory.Former
+}
+
+// rejoin asks the other nodes to take this one back, until one has, or the node is about to be closed.
+func (n *Node) rejoin() {
+	n.log.Warn("the power of the machine may have failed since the node was open: it may have lost what it has "+
+		"acknowledged, and asks the others to take it back", "id", n.self.ID, "former", n.former())
+	n.suspect(n.self.ID, n.former())
+	for pause := n.c.HeartbeatTimeout; ; pause = min(2*pause, maxRejoinPause*n.c.HeartbeatTimeout) {
+		ctx, cancel := context.WithTimeout(n.membership.ctx, joinTimeout)
+		err := n.askToRejoin(ctx)
+		cancel()
+		if err == nil {
+			err = n.rejoined()
+		}
+		if err == nil || n.membership.ctx.Err() != nil {
+			return
+		}
+		n.membership.wait("not taken back yet", err, n.log)
+		select {
+		case <-n.membership.ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// maxRejoinPause is how many times HeartbeatTimeout the longest pause between two questions is.
+const maxRejoinPause = 8
+
+// rejoined notes that nobody knows this node by a former ID any more.
+func (n *Node) rejoined() error {
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	d := n.c.Directory
+	former := d.Former
+	d.Former = nil
+	if err := d.Write(); err != nil {
+		d.Former = former
+		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	}
+	n.membership.waiting = nil
+	n.log.Info("taken back", "id", n.self.ID)
+	return nil
+}
+
+// askToRejoin returns when this node votes again in every shard, or nobody has helped.
+func (n *Node) askToRejoin(ctx context.Context) error {
+	j := joining{Peer: n.self, Former: n.former(), Join: n.c.Join}
+	all := slices.Clone(n.c.Peers)
+	for _, p := range n.known() {
+		if !slices.ContainsFunc(all, func(o Peer) bool { return o.Node == p.Node && o.Address == p.Address }) {
+			all = append(all, p)
+		}
+	}
+	if n.votes() { // a leader has found it
+		return nil
+	}
+	errs := []error{fmt.Errorf("%w: nobody has taken this node back since its power may have failed", base.ErrNotLeader)}
+	for _, a := range n.introduceAll(ctx, all) {
+		if a.err != nil {
+			errs = append(errs, a.err)
+			continue
+		}
+		var err error
+		switch {
+		case a.Cluster != n.Cluster():
+			err = fmt.Errorf("%w: it is of cluster %s, not %s", base.ErrNotMember, a.Cluster, n.Cluster())
+		case len(a.Former) > 0:
+			n.suspect(a.ID, a.Former)
+			err = errors.New("its power may have failed, too")
+		default:
+			if err = n.joinBy(ctx, a.peer(), j); err == nil {
+				return n.poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
+			}
+		}
+		errs = append(errs, fmt.Errorf("node %q: %w", a.Node, err))
+	}
+	return errors.Join(errs...)
+}
+
+// missed looks for a member that another directory refuses to be, as a leader has noticed. One that
+// asks to be taken back may know nobody who is still there.
+func (n *Node) missed(p Peer, err error) {
+	var refused *peer.RefusedError
+	if !errors.As(err, &refused) || refused.Reason != peer.RefusedNode || !n.membership.searching.CompareAndSwap(false, true) {
+		return
+	}
+	n.background.Go(func() {
+		defer n.membership.searching.Store(false)
+		n.contain("search for a member", func() { n.find(n.membership.ctx, p) }, nil)
+	})
+}
+
+// find takes a member back that has another ID. It returns when it is worth looking for one again.
+func (n *Node) find(ctx context.Context, p Peer) {
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	defer cancel()
+	i, err := n.introduce(ctx, p)
+	if err == nil && i.Cluster == n.Cluster() && slices.Contains(i.Former, p.ID) {
+		p.ID = i.ID
+		err = n.admit(ctx, joining{Peer: p, Former: i.Former})
+	}
+	if err != nil {
+		n.log.Warn("member not found", "node", p.Node, "err", err)
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(maxRejoinPause * n.c.HeartbeatTimeout):
+	}
+}
+
+// suspect notes that a directory may have lost what was acknowledged by its former IDs.
+func (n *Node) suspect(id string, former []string) {
+	m := &n.membership
+	m.mu.Lock()
+	fresh := false
+	for _, f := range former {
+		fresh = fresh || m.suspects[f] != id
+		if m.suspects == nil {
+			m.suspects = make(map[string]string)
+		}
+		m.suspects[f] = id
+	}
+	m.mu.Unlock()
+	if !fresh {
+		return
+	}
+	for _, g := range n.groups {
+		if err := g.standstill(); err != nil {
+			n.log.Error("the shard stands still", "shard", g.index, "err", err)
+		}
+	}
+}
+
+// current is a member by the ID that its directory has now, and whether it may have lost what was
+// acknowledged by the one of the member.
+func (n *Node) current(p Peer) (now Peer, suspect bool) {
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	if id := n.membership.suspects[p.ID]; id != "" {
+		p.ID, suspect = id, true
+	}
+	return p, suspect
+}
+
+// standstill returns an error if so many voters may have lost what they have acknowledged that the
+// others are no majority.
+func (g *Group) standstill() error {
+	members, err := g.members()
+	if err != nil {
+		return nil // the group has ended here
+	}
+	var lost []string
+	voters := 0
+	for _, s := range members {
+		if s.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if p, suspect := g.node.current(peerOf(s)); suspect {
+			lost = append(lost, p.Node)
+		}
+	}
+	if len(lost) == 0 || voters-len(lost) > voters/2 {
+		return nil
+	}
+	return fmt.Errorf("%w: of %d nodes, %s have lost power and may lack what they had acknowledged; "+
+		"RecoverCluster lets the furthest node go on alone", base.ErrPowerLost, voters, strings.Join(lost, ", "))
+}
+
+// admit lets a node take the place that it had by a former ID, and gives it a vote.
+func (n *Node) admit(ctx context.Context, j joining) error {
+	if len(j.Former) == 0 {
+		return n.add(ctx, j.Peer)
+	}
+	n.suspect(j.ID, j.Former)
+	member := false
+	for i := range n.groups {
+		err := n.c.Leaders.Change(ctx, i, Readmit, j.Peer, j.Former...)
+		member = member || err == nil
+		if err != nil && !errors.Is(err, base.ErrNotFound) {
+			return fmt.Errorf("take node %s back into shard %d: %w", j.Node, i, err)
+		}
+	}
+	if !member && !j.Join {
+		return fmt.Errorf("%w: node %q was removed, or never added", base.ErrNotMember, j.Node)
+	}
+	return n.add(ctx, j.Peer)
+}
+
+// readmit makes a node whose directory has a new ID a member by that, and no more by its former ones,
+// one step at a time. The new ID comes first, so that a node which is not there by any was removed;
+// and with an address that is none, since Raft wants those of all members to be different.
+func (g *Group) readmit(members []raft.Server, index uint64, p Peer, former []string) error {
+	isFormer := func(m raft.Server) bool { o := peerOf(m); return o.Node == p.Node && slices.Contains(former, o.ID) }
+	old := slices.IndexFunc(members, isFormer)
+	switch added := slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == p.ServerID() }); {
+	case old < 0 && !added:
+		return fmt.Errorf("%w: node %s by a former ID", base.ErrNotFound, p.Node)
+	case old < 0:
+		return nil
+	case !added:
+		nowhere := raft.ServerAddress(p.ID)
+		if err := g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(p.ServerID(), nowhere, index, configTimeout) }); err != nil {
+			return err
+		}
+	default:
+		if err := g.reconfigure(func() raft.Future { return g.raft.RemoveServer(members[old].ID, index, configTimeout) }); err != nil {
+			return err
+		}
+	}
+	return errReconfigured // Change goes on with the next step
+}

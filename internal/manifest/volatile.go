@@ -1,0 +1,33 @@
+package manifest
+
+// A node may acknowledge entries before they are on its disk. Then a power loss takes the end of
+// its logs, which others have counted on: that a majority has an entry is what makes it last. By its
+// logs alone the node does not know. So the manifest says, while the node is open, with what
+// they go, and Take makes the directory another one if that may have happened. A node is known by
+// its directory: by the former ID it votes and acknowledges no more, whoever asks for it, and by the
+// new one it has never done so. What is left of its logs and stores is how they were at an earlier
+// moment, which is no more than that the node is behind.
+
+// Volatile is with what the end of a node's logs goes.
+type Volatile struct {
+	Boot string `json:"boot,omitempty"` // with that of the machine; "": with the process
+}
+
+// lost reports whether the end of the logs may be lost, now that the machine has a given boot.
+func (m *Manifest) lost(boot string) bool {
+	return m.Open != nil && m.Volatile != nil && (m.Volatile.Boot == "" || m.Volatile.Boot != boot)
+}
+
+// renew makes the directory another one if the end of the node's logs may be lost. A node of no
+// cluster has acknowledged nothing, and one that founds a cluster nothing that is not on its disk.
+func (m *Manifest) renew(boot string, volatile *Volatile) {
+	lost := m.lost(boot)
+	if lost && m.Cluster != "" && len(m.Founders) == 0 {
+		m.Former = append(m.Former, m.ID)
+		m.ID = NewID()
+	}
+	// What was written in the last life may not be on the disk before the logs are open.
+	if lost || m.Open == nil || volatile != nil {
+		m.Volatile = volatile
+	}
+}

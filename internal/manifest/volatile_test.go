@@ -1,0 +1,68 @@
+package manifest
+
+import (
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// TestVolatile: a node's directory gets a new ID when the end of its logs may be lost, and keeps the
+// former one, over any number of losses.
+func TestVolatile(t *testing.T) {
+	none, process := new(Volatile), func(boot string) *Volatile { return &Volatile{Boot: boot} }
+	for _, tc := range []struct {
+		what     string
+		before   *Volatile
+		closed   bool
+		boot     string
+		volatile *Volatile
+		lost     bool
+		kept     *Volatile // as what the manifest says then
+	}{
+		{"kill -9", process("1"), false, "1", process("1"), false, process("1")},
+		{"power loss", process("1"), false, "2", process("2"), true, process("2")},
+		{"power loss, then on disk", process("1"), false, "2", nil, true, nil},
+		{"closed", process("1"), true, "2", process("2"), false, process("2")},
+		{"boot not known", process(""), false, "", process(""), true, process("")},
+		{"boot known again", process(""), false, "1", process("1"), true, process("1")},
+		{"killed, nothing synced", none, false, "1", none, true, none},
+		{"closed, nothing synced", none, true, "1", nil, false, nil},
+		{"on disk", nil, false, "2", nil, false, nil},
+		{"on disk, then not", nil, false, "2", process("2"), false, process("2")},
+		{"kill -9, then on disk: the last life's may not be there", process("1"), false, "1", nil, false, process("1")},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			fs := vfs.NewMem()
+			m := Manifest{Format: Format, Shards: 1, ID: "first", Node: "n", Cluster: "c", Former: []string{"zeroth"}, Volatile: tc.before}
+			if !tc.closed {
+				m.Open = new(Place)
+			}
+			require.NoError(t, MakeDirectory(fs, "q"))
+			require.NoError(t, New(fs, "q", m).Write())
+			d, err := Open(fs, "q", Want{Node: "n"})
+			require.NoError(t, err)
+			require.NoError(t, d.Take(false, tc.boot, tc.volatile))
+			require.NoError(t, d.Close())
+			got, err := Read(fs, "q")
+			require.NoError(t, err)
+			require.Equal(t, tc.kept, got.Volatile)
+			if !tc.lost {
+				require.Equal(t, "first", got.ID)
+				require.Equal(t, []string{"zeroth"}, got.Former)
+				return
+			}
+			require.NotEqual(t, "first", got.ID)
+			require.Equal(t, []string{"zeroth", "first"}, got.Former)
+		})
+	}
+	for what, m := range map[string]Manifest{
+		"a node of no cluster has acknowledged nothing":  {},
+		"what a founder has acknowledged is on its disk": {Cluster: "c", Founders: []Founder{{Node: "n", ID: "first"}}},
+	} {
+		m.ID, m.Node, m.Open, m.Volatile = "first", "n", new(Place), process("1")
+		m.renew("2", nil)
+		require.Equal(t, "first", m.ID, what)
+		require.Empty(t, m.Former, what)
+	}
+}
