@@ -30,9 +30,9 @@ const (
 var ErrMalformedCall = errors.New("codeq: malformed call of another node")
 
 // Call sends a call to the node that leads the shard. The first CallHeader bytes of body are the
-// group's. An error that does not match ErrUncertain says that nobody has served the call, or is
-// the answer.
-func (g *Group) Call(ctx context.Context, kind byte, body []byte) (reply []byte, err error) {
+// group's. An urgent call is short, and waits for no other ones. An error that does not match
+// ErrUncertain says that nobody has served the call, or is the answer.
+func (g *Group) Call(ctx context.Context, kind byte, body []byte, urgent bool) (reply []byte, err error) {
 	n := g.node
 	addr, id := g.raft.LeaderWithID()
 	switch {
@@ -54,7 +54,7 @@ func (g *Group) Call(ctx context.Context, kind byte, body []byte) (reply []byte,
 		return nil, fmt.Errorf("%w: shard %d is not ready", base.ErrNotLeader, g.index)
 	}
 	binary.BigEndian.PutUint16(body, uint16(g.index))
-	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(id), leader.to, kind, body); err != nil {
+	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(id), leader.to, kind, body, urgent); err != nil {
 		return nil, n.callError(ctx, err)
 	}
 	return reply, nil
