@@ -24,6 +24,7 @@ const (
 	kindState
 	kindWho   // of an introduction
 	kindAdopt // of an introduction
+	kindHeartbeat
 )
 
 // ErrMalformedCall is the answer to a call of another node that cannot be read.
@@ -93,6 +94,8 @@ func (n *Node) accept(r *peer.Request) error {
 		return n.serveJoin(r)
 	case kindState:
 		return n.serveState(r)
+	case kindHeartbeat:
+		return n.serveHeartbeat(r)
 	}
 	if r.Kind >= OwnKinds || len(r.Body) < CallHeader {
 		return ErrMalformedCall

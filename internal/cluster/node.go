@@ -98,6 +98,8 @@ type Node struct {
 	room   *logRoom
 	routes changes // of any group's route
 
+	departures departures // of heartbeats
+
 	ready      atomic.Bool // the node takes part in every group
 	membership membership
 	quit       chan struct{}

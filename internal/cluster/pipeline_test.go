@@ -3,6 +3,7 @@ package cluster
 import (
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -103,7 +104,7 @@ func TestPipelineEndsWithItsLastAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := newFakePipeline(time.Second)
 		inner.answer = func(*raft.AppendEntriesResponse) {}
-		p := newPipeline(inner, loneGroup(vfs.NewMem(), nil))
+		p := newPipeline(inner, loneGroup(vfs.NewMem(), nil), "b")
 		begun := time.Now()
 		go listenTo(p)
 		var err error
@@ -123,7 +124,7 @@ func TestPipelineEndsWithItsTerm(t *testing.T) {
 	require.NoError(t, n.Open())
 	g := n.Group(0)
 	require.Eventually(t, func() bool { return g.raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
-	p := newPipeline(newFakePipeline(time.Hour), g)
+	p := newPipeline(newFakePipeline(time.Hour), g, "b")
 	req := &raft.AppendEntriesRequest{Term: g.raft.CurrentTerm()}
 	_, err := p.AppendEntries(req, new(raft.AppendEntriesResponse))
 	require.NoError(t, err)
@@ -154,7 +155,7 @@ func (p slowPipeline) Close() error                       { return nil }
 // and a node that is not does not wait.
 func TestCatchUpGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPipeline(slowPipeline{takes: time.Millisecond}, loneGroup(vfs.NewMem(), nil))
+		p := newPipeline(slowPipeline{takes: time.Millisecond}, loneGroup(vfs.NewMem(), nil), "b")
 		pace := func(entries []*raft.Log) time.Duration {
 			begun := time.Now()
 			for range 100 {
@@ -175,7 +176,7 @@ func TestCatchUpGivesWay(t *testing.T) {
 // TestPipelineLetsRaftLook: after a second Raft goes on behind what has been sent.
 func TestPipelineLetsRaftLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPipeline(slowPipeline{takes: 400 * time.Millisecond}, loneGroup(vfs.NewMem(), nil))
+		p := newPipeline(slowPipeline{takes: 400 * time.Millisecond}, loneGroup(vfs.NewMem(), nil), "b")
 		req := &raft.AppendEntriesRequest{Entries: entriesFrom(1, 10)}
 		for _, e := range req.Entries {
 			e.Data = make([]byte, messageBytes)
@@ -236,7 +237,7 @@ func TestMessagesAreBounded(t *testing.T) {
 		inner := newFakePipeline(time.Millisecond)
 		lone := loneGroup(vfs.NewMem(), nil)
 		lone.log = log
-		p := newPipeline(inner, lone)
+		p := newPipeline(inner, lone, "b")
 		go listenTo(p)
 		req := request()
 		req.Term = 0 // there is no Raft to ask whether it is over
@@ -296,6 +297,65 @@ func TestNewest(t *testing.T) {
 	require.Zero(t, log.newest(0, 4))
 }
 
+// TestRepeatedRequestWaits: a request that says nothing new waits for an entry, and is sent only if
+// the node misses heartbeats, or after a while. It is answered by nobody else.
+func TestRepeatedRequestWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := loneLog(t, vfs.NewMem())
+		require.NoError(t, log.StoreLogs(entriesFrom(1, 3)))
+		g := loneGroup(vfs.NewMem(), nil)
+		g.log = log
+		inner := newFakePipeline(0)
+		p := newPipeline(inner, g, "b")
+		var answers atomic.Int32
+		go func() {
+			for {
+				select {
+				case <-p.Consumer():
+					answers.Add(1)
+				case <-p.ended:
+					return
+				}
+			}
+		}()
+		sent := func(commit uint64) (messages int, took time.Duration) {
+			before, begun := len(inner.got), time.Now()
+			req := &raft.AppendEntriesRequest{PrevLogEntry: 3, PrevLogTerm: 1, LeaderCommitIndex: commit}
+			_, err := p.AppendEntries(req, new(raft.AppendEntriesResponse))
+			require.NoError(t, err)
+			return len(inner.got) - before, time.Since(begun)
+		}
+		require.Equal(t, 1, first(sent(2)))
+		require.Equal(t, 1, first(sent(2)), "not all is committed")
+		require.Equal(t, 1, first(sent(3)), "the node does not know that")
+
+		messages, took := sent(3)
+		require.Equal(t, longRest, took)
+		require.Equal(t, 1, messages, "it was sent long ago")
+
+		missed := time.AfterFunc(time.Second, func() { g.health.note("b", 0, false) })
+		defer missed.Stop()
+		messages, took = sent(3)
+		require.Equal(t, time.Second, took)
+		require.Equal(t, 1, messages)
+		messages, took = sent(3)
+		require.Zero(t, took)
+		require.Equal(t, 1, messages, "it is still missed")
+		g.health.note("b", 0, true)
+
+		stored := time.AfterFunc(time.Second, func() { _ = log.StoreLog(entryOf(4, 1, 1, "")) })
+		defer stored.Stop()
+		messages, took = sent(3)
+		require.Equal(t, time.Second, took)
+		require.Zero(t, messages, "Raft sends the entry next")
+		time.Sleep(time.Minute)
+		require.EqualValues(t, len(inner.got), answers.Load())
+		require.NoError(t, p.Close())
+	})
+}
+
+func first(messages int, _ time.Duration) int { return messages }
+
 // TestLargeEntryIsSentAlone: no two that are larger than a message are under way.
 func TestLargeEntryIsSentAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -306,7 +366,7 @@ func TestLargeEntryIsSentAlone(t *testing.T) {
 		g := loneGroup(vfs.NewMem(), nil)
 		g.log = log
 		inner := newFakePipeline(time.Second)
-		p := newPipeline(inner, g)
+		p := newPipeline(inner, g, "b")
 		go listenTo(p)
 		begun := time.Now()
 		for i := range uint64(3) {

@@ -63,6 +63,7 @@ type groupLog struct {
 	LogStore
 	group *Group
 	cut   atomic.Bool // the end has been deleted, and nothing stored in its place yet
+	grown changes     // entries have been stored
 
 	snapshot Position                  // that of the snapshot when the node was opened
 	raft     atomic.Pointer[raft.Raft] // nil: its goroutines begin
@@ -114,6 +115,7 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 		return errNoRoom
 	}
 	err := l.LogStore.StoreLogs(logs)
+	l.grown.changed()
 	if err == nil && logs[0].Index == 1 {
 		// With whom the cluster began is durable at any level: a node that knows nobody takes no part
 		// in elections, and nobody would be told why.

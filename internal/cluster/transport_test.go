@@ -20,7 +20,7 @@ func TestFailedReplicaSendsNothing(t *testing.T) {
 	g.broken.Store(&errBroken)
 	tr := &transport{group: g}
 	require.ErrorIs(t, tr.AppendEntries("a", "a", new(raft.AppendEntriesRequest), nil), errBroken)
-	p := newPipeline(newFakePipeline(0), g)
+	p := newPipeline(newFakePipeline(0), g, "b")
 	_, err := p.AppendEntries(new(raft.AppendEntriesRequest), new(raft.AppendEntriesResponse))
 	require.ErrorIs(t, err, errBroken)
 	require.NoError(t, p.Close())
