@@ -79,6 +79,7 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	case <-n.ctx.Done():
 		return base.ErrClosed
 	}
+	sent := time.Now()
 	reply, err := n.peer.CallUntil(n.ctx, with.late, to, kindHeartbeat, appendHeartbeat(nil, t.group.index, req), true)
 	var remote *peer.RemoteError
 	if errors.As(err, &remote) { // the node does not know such calls, or its replica has ended
@@ -89,7 +90,12 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	}
 	r := wire.NewReader(reply)
 	resp.Term, resp.LastLog, resp.Success = r.Uint(), r.Uint(), r.Bool()
-	return r.Done()
+	wall := r.Uint()
+	if err := r.Done(); err != nil {
+		return err
+	}
+	n.noteClock(id, wall, time.Since(sent))
+	return nil
 }
 
 func appendHeartbeat(dst []byte, shard int, req *raft.AppendEntriesRequest) []byte {
@@ -119,7 +125,8 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 			select {
 			case a := <-answer:
 				resp := a.Response.(*raft.AppendEntriesResponse)
-				r.Reply(wire.AppendBool(wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog), resp.Success))
+				reply := wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog)
+				r.Reply(wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis()))
 				return nil // Raft answers heartbeats without an error
 			default: // Raft has been shut down
 				return fmt.Errorf("%w: shard %d is not replicated here", base.ErrNotLeader, shard)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,12 +46,12 @@ func (*leads) Crashed() bool           { return false }
 var trioNames = []string{"a", "b", "c"}
 
 // openTrio opens three nodes on a network in memory, and waits until each leads its share of the
-// shards.
-func openTrio(t *testing.T, shards int) ([]*Node, *simnet.Net) {
+// shards. If it is given any, the wall clocks are ahead by so many nanoseconds.
+func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simnet.Net) {
 	network, cluster := simnet.New(1, time.Millisecond), manifest.NewID()
 	var nodes []*Node
 	var members []Peer
-	for _, name := range trioNames {
+	for i, name := range trioNames {
 		disk := vfs.NewMem()
 		require.NoError(t, disk.MkdirAll("dir", 0o700))
 		host := network.Listen(name)
@@ -65,6 +66,9 @@ func openTrio(t *testing.T, shards int) ([]*Node, *simnet.Net) {
 			DecodeError: func(_ byte, text string) error { return errors.New(text) },
 			Dial:        func(ctx context.Context, to string) (net.Conn, error) { return network.Dial(ctx, host, to) },
 		})
+		if len(ahead) > 0 {
+			n.c.Wall = func() time.Time { return time.Now().Add(time.Duration(ahead[i].Load())) }
+		}
 		nodes, members = append(nodes, n), append(members, n.self)
 	}
 	for _, n := range nodes {
