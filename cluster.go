@@ -461,6 +461,9 @@ type ReplicaStatus struct {
 	Lag uint64
 	// LastContact is how long ago it heard from the leader; 0 of the leader itself.
 	LastContact time.Duration
+	// ClockAhead is how far its wall clock is ahead of the median of those of the nodes that have
+	// answered, by half a message's round trip more or less.
+	ClockAhead time.Duration
 }
 
 // WaitReady waits until every shard has a leader that this node can call, as after Open or while

@@ -49,7 +49,7 @@ func (q *Queue) newNode() *node {
 		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend,
 		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log,
 		Machines: machines, Leaders: (*leaders)(n), Serve: n.serve, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
-		Dial: c.dial, Votes: c.stable, Log: c.log,
+		Wall: q.opts.wall, Dial: c.dial, Votes: c.stable, Log: c.log,
 	})
 	for i, r := range q.replicas {
 		r.group = n.Group(i)

@@ -551,7 +551,21 @@ func (s *shard) tick() {
 	s.Now = at - c.stalled
 	c.waiting = min(c.waiting, s.Now)
 	s.Wall = wallMillis(s.opts)
+	s.Ahead = s.clockAhead()
 	s.SetClock()
+}
+
+// clockAhead is by how much the wall clock may be ahead of time: in a cluster it is compared with
+// those of the other nodes when something is to be deleted for good.
+func (s *shard) clockAhead() uint64 {
+	if s.node == nil || !s.HasExpired() {
+		return 0
+	}
+	ahead, known := s.replica.group.ClockAhead(time.UnixMilli(int64(s.Wall)))
+	if !known {
+		return engine.Never
+	}
+	return uint64(ahead / time.Millisecond)
 }
 
 // reapable returns the time up to which leases may be taken back: nothing that came

@@ -24,6 +24,7 @@ const (
 	endsLease                    // the first try that is applied ends the lease, and later ones find it lost
 	waitsRoom                    // waits for room, as nobody would call again
 	passesFull                   // is accepted by a full inbox: the owner waits for it
+	urgent                       // waits for nothing that is sent between nodes: it is short, and keeps leases
 )
 
 func (v *verb) is(t trait) bool { return v.traits&t != 0 }
@@ -70,8 +71,8 @@ var verbs = [endOfRequests]verb{
 	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, 0},
 	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
 	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
-	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease},
-	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease}, // writes almost nothing
+	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease | urgent},
+	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
 	callAlter:          {blank[alterOp], roomOfAlter, no, none, 0},
 	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
 	callBulk:           {blank[bulkOp], roomOfBulk, no, none, 0},

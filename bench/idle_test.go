@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -32,12 +33,7 @@ func BenchmarkIdle(b *testing.B) {
 		_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
 		waiting <- err
 	}()
-	time.Sleep(*warmup)
-	before, start := workload.ReadUsage().CPU, time.Now()
-	time.Sleep(*window / 2)
-	used := workload.ReadUsage().CPU - before
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(100*used.Seconds()/time.Since(start).Seconds(), "%core")
+	reportIdle(b)
 	cancel()
 	if err := <-waiting; !errors.Is(err, context.Canceled) {
 		b.Error(err)
@@ -45,6 +41,29 @@ func BenchmarkIdle(b *testing.B) {
 	if err := q.Close(); err != nil {
 		b.Error(err)
 	}
+}
+
+// BenchmarkIdleCluster is what three open nodes in one process cost that nobody uses, in percent of
+// one core.
+func BenchmarkIdleCluster(b *testing.B) {
+	for _, shards := range []int{1, 3, 8, 32} {
+		b.Run(fmt.Sprintf("shards=%d", shards), func(b *testing.B) {
+			openCluster(b, 3, codeq.Options{Shards: shards})
+			reportIdle(b)
+		})
+	}
+}
+
+// reportIdle reports what the process uses, in percent of one core.
+func reportIdle(b *testing.B) {
+	time.Sleep(*warmup)
+	stopProfiles := startProfiles(b)
+	before, start := workload.ReadUsage().CPU, time.Now()
+	time.Sleep(*window / 2)
+	used, took := workload.ReadUsage().CPU-before, time.Since(start)
+	stopProfiles()
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(100*used.Seconds()/took.Seconds(), "%core")
 }
 
 // BenchmarkHandOff is the time from the call of Produce until a Claim that has

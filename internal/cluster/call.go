@@ -24,15 +24,16 @@ const (
 	kindState
 	kindWho   // of an introduction
 	kindAdopt // of an introduction
+	kindHeartbeat
 )
 
 // ErrMalformedCall is the answer to a call of another node that cannot be read.
 var ErrMalformedCall = errors.New("codeq: malformed call of another node")
 
 // Call sends a call to the node that leads the shard. The first CallHeader bytes of body are the
-// group's. An error that does not match ErrUncertain says that nobody has served the call, or is
-// the answer.
-func (g *Group) Call(ctx context.Context, kind byte, body []byte) (reply []byte, err error) {
+// group's. An urgent call is short, and waits for no other ones. An error that does not match
+// ErrUncertain says that nobody has served the call, or is the answer.
+func (g *Group) Call(ctx context.Context, kind byte, body []byte, urgent bool) (reply []byte, err error) {
 	n := g.node
 	addr, id := g.raft.LeaderWithID()
 	switch {
@@ -54,7 +55,7 @@ func (g *Group) Call(ctx context.Context, kind byte, body []byte) (reply []byte,
 		return nil, fmt.Errorf("%w: shard %d is not ready", base.ErrNotLeader, g.index)
 	}
 	binary.BigEndian.PutUint16(body, uint16(g.index))
-	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(id), leader.to, kind, body); err != nil {
+	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(id), leader.to, kind, body, urgent); err != nil {
 		return nil, n.callError(ctx, err)
 	}
 	return reply, nil
@@ -93,6 +94,8 @@ func (n *Node) accept(r *peer.Request) error {
 		return n.serveJoin(r)
 	case kindState:
 		return n.serveState(r)
+	case kindHeartbeat:
+		return n.serveHeartbeat(r)
 	}
 	if r.Kind >= OwnKinds || len(r.Body) < CallHeader {
 		return ErrMalformedCall

@@ -121,7 +121,7 @@ func (g *Group) ask(voter raft.ServerID) {
 		}
 		req.Term = questions[0].term
 		var resp raft.AppendEntriesResponse
-		err := g.transport.AppendEntries(to.ID, to.Address, req, &resp)
+		err := g.transport.ask(to, req, &resp)
 		if err == nil && g.confirming.answer(voter, questions, &resp) {
 			again = Patience{}
 		} else if !again.Wait(g.node.ctx, nil) {

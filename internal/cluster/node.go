@@ -89,6 +89,7 @@ type Config struct {
 	PanicError func(what string, value any, stack []byte) error
 
 	// Tests replace these.
+	Wall  func() time.Time                                         // nil: time.Now
 	Dial  func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP, by TLS if there is one
 	Votes func(path string) (raftlog.Stables, error)               // nil: raftlog.OpenStable
 	Log   func(*raftlog.Group) LogStore                            // nil: the group itself
@@ -117,6 +118,9 @@ type Node struct {
 	routes   changes // of any group's route
 	failures failures
 
+	departures departures // of heartbeats
+	clocks     clocks
+
 	ready      atomic.Bool // the node takes part in every group
 	founding   atomic.Bool // a cluster whose groups may not have begun
 	membership membership
@@ -131,6 +135,9 @@ type Node struct {
 func New(c Config) *Node {
 	if c.Dial == nil {
 		c.Dial = c.dialTCP
+	}
+	if c.Wall == nil {
+		c.Wall = time.Now
 	}
 	if c.Votes == nil {
 		c.Votes = openVotes

@@ -17,6 +17,7 @@ type pipeline struct {
 	raft.AppendPipeline
 	group      *Group
 	to         raft.ServerID
+	told       uint64        // of what is committed, by the last message
 	sent       time.Time     // when the last message was, or else the pipeline made
 	term       atomic.Uint64 // of the last request; 0: there was none
 	unanswered atomic.Int32  // messages
@@ -92,6 +93,9 @@ func (p *pipeline) AppendEntries(
 	args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) (raft.AppendFuture, error) {
 	p.term.Store(args.Term)
+	if p.isTold(args) && p.rest(args) {
+		return nil, nil // Raft does not look at the future
+	}
 	begun := time.Now()
 	for rest := args; ; resp = new(raft.AppendEntriesResponse) {
 		n := fitting(rest.Entries)
@@ -135,8 +139,49 @@ func (p *pipeline) send(
 		return nil, err
 	}
 	p.unanswered.Add(1)
+	p.told = min(message.LeaderCommitIndex, message.PrevLogEntry+uint64(len(message.Entries)))
 	return p.AppendPipeline.AppendEntries(message, resp)
 }
+
+// isTold reports whether a request says nothing new: the node has been sent all entries, and told
+// that all are committed. Raft repeats such a request at every CommitTimeout.
+func (p *pipeline) isTold(req *raft.AppendEntriesRequest) bool {
+	return len(req.Entries) == 0 && req.LeaderCommitIndex > 0 && req.LeaderCommitIndex == req.PrevLogEntry && p.told == req.LeaderCommitIndex
+}
+
+// rest waits until there is an entry to be sent, and is true then. It is false when the request is
+// to be sent nevertheless: the node has missed heartbeats, so that the connection may have ended as
+// well; the term or the pipeline is over; or it was sent long ago. Nothing is answered in the node's
+// place: Raft hears of the node by heartbeats, and misses it when they fail.
+func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
+	g := p.group
+	long := time.NewTimer(longRest)
+	defer long.Stop()
+	for {
+		grown, missed, change := g.log.grown.next(), g.health.missed.next(), g.route.next()
+		if last, err := g.log.LastIndex(); err != nil || last != req.PrevLogEntry {
+			return err == nil
+		}
+		if p.isOver() || g.Failure() != nil || g.health.outage(p.to, req.Term) != nil {
+			return false
+		}
+		select {
+		case <-grown:
+		case <-missed:
+		case <-change:
+		case <-long.C:
+			return false
+		case <-p.ended:
+			return false
+		case <-g.node.ctx.Done():
+			return false
+		}
+	}
+}
+
+// longRest is how long nothing is sent: then Raft looks whether it is to stop, and a connection that
+// was lost in silence is missed.
+const longRest = 5 * time.Second
 
 // drain waits until all messages have been answered. It is false if that will not be.
 func (p *pipeline) drain() bool {

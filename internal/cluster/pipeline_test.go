@@ -3,6 +3,7 @@ package cluster
 import (
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -295,6 +296,65 @@ func TestNewest(t *testing.T) {
 	require.EqualValues(t, 5+63, log.newest(305, 3), "with empty ones before")
 	require.Zero(t, log.newest(0, 4))
 }
+
+// TestRepeatedRequestWaits: a request that says nothing new waits for an entry, and is sent only if
+// the node misses heartbeats, or after a while. It is answered by nobody else.
+func TestRepeatedRequestWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := loneLog(t, vfs.NewMem())
+		require.NoError(t, log.StoreLogs(entriesFrom(1, 3)))
+		g := loneGroup(vfs.NewMem(), nil)
+		g.log = log
+		inner := newFakePipeline(0)
+		p := newPipeline(inner, g, "b")
+		var answers atomic.Int32
+		go func() {
+			for {
+				select {
+				case <-p.Consumer():
+					answers.Add(1)
+				case <-p.ended:
+					return
+				}
+			}
+		}()
+		sent := func(commit uint64) (messages int, took time.Duration) {
+			before, begun := len(inner.got), time.Now()
+			req := &raft.AppendEntriesRequest{PrevLogEntry: 3, PrevLogTerm: 1, LeaderCommitIndex: commit}
+			_, err := p.AppendEntries(req, new(raft.AppendEntriesResponse))
+			require.NoError(t, err)
+			return len(inner.got) - before, time.Since(begun)
+		}
+		require.Equal(t, 1, first(sent(2)))
+		require.Equal(t, 1, first(sent(2)), "not all is committed")
+		require.Equal(t, 1, first(sent(3)), "the node does not know that")
+
+		messages, took := sent(3)
+		require.Equal(t, longRest, took)
+		require.Equal(t, 1, messages, "it was sent long ago")
+
+		missed := time.AfterFunc(time.Second, func() { g.health.note("b", 0, false) })
+		defer missed.Stop()
+		messages, took = sent(3)
+		require.Equal(t, time.Second, took)
+		require.Equal(t, 1, messages)
+		messages, took = sent(3)
+		require.Zero(t, took)
+		require.Equal(t, 1, messages, "it is still missed")
+		g.health.note("b", 0, true)
+
+		stored := time.AfterFunc(time.Second, func() { _ = log.StoreLog(entryOf(4, 1, 1, "")) })
+		defer stored.Stop()
+		messages, took = sent(3)
+		require.Equal(t, time.Second, took)
+		require.Zero(t, messages, "Raft sends the entry next")
+		time.Sleep(time.Minute)
+		require.EqualValues(t, len(inner.got), answers.Load())
+		require.NoError(t, p.Close())
+	})
+}
+
+func first(messages int, _ time.Duration) int { return messages }
 
 // TestLargeEntryIsSentAlone: no two that are larger than a message are under way.
 func TestLargeEntryIsSentAlone(t *testing.T) {

@@ -48,6 +48,9 @@ type ReplicaStatus struct {
 	Lag uint64
 	// LastContact is how long ago it heard from the leader; 0 of the leader itself.
 	LastContact time.Duration
+	// ClockAhead is how far its wall clock is ahead of the median of those of the nodes that have
+	// answered.
+	ClockAhead time.Duration
 }
 
 // statusTimeout bounds how long ClusterStatus waits for a node.
@@ -67,11 +70,7 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 					a := new(nodeAnswer)
 					answers[m.Peer] = a
 					asking.Go(func() {
-						n.contain("question for a state", func() {
-							var p Peer
-							p, a.suspect = n.current(m.Peer)
-							a.replicas, a.err = n.stateOf(ctx, p)
-						}, func(err error) { a.err = err })
+						n.contain("question for a state", func() { a.ask(ctx, n, m.Peer) }, func(err error) { a.err = err })
 					})
 				}
 			}
@@ -91,6 +90,7 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 		}
 	}
 	ask(leaders)
+	compareClocks(answers)
 	var status []ShardStatus
 	for i := range leaders {
 		sh := ShardStatus{Shard: i}
@@ -108,9 +108,26 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 
 // nodeAnswer is what a node says of its replicas.
 type nodeAnswer struct {
-	replicas []replicaState
-	suspect  bool
-	err      error
+	replicas     []replicaState
+	suspect      bool
+	clock, ahead time.Duration // of its wall clock: of this node's, and of the median
+	err          error
+}
+
+// compareClocks finds how far the nodes' wall clocks are ahead of their median.
+func compareClocks(answers map[Peer]*nodeAnswer) {
+	var clocks []time.Duration
+	for _, a := range answers {
+		if a.err == nil {
+			clocks = append(clocks, a.clock)
+		}
+	}
+	slices.Sort(clocks)
+	for _, a := range answers {
+		if a.err == nil {
+			a.ahead = a.clock - middle(clocks)
+		}
+	}
 }
 
 // replicaState is what a node knows of its own replica.
@@ -123,6 +140,7 @@ type replicaState struct {
 	Term                          uint64
 	LastIndex, Committed, Applied uint64
 	LastContact                   time.Duration
+	Wall                          uint64 // clock of the node, ms
 	Members                       []memberState
 }
 
@@ -149,7 +167,7 @@ func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 	}
 	s := a.replicas[sh.Shard]
 	rs.Serves, rs.Term, rs.LastIndex, rs.Committed, rs.Applied = s.Serves, s.Term, s.LastIndex, s.Committed, s.Applied
-	rs.LastContact, rs.Drained = s.LastContact, s.Drained
+	rs.LastContact, rs.Drained, rs.ClockAhead = s.LastContact, s.Drained, a.ahead
 	if s.Leader && s.Term >= sh.Term {
 		sh.Leader, sh.Placed = rs.Node, s.Placed
 	} else if s.Term > sh.Term {
@@ -170,6 +188,15 @@ func (sh *ShardStatus) compare() {
 		if rs := &sh.Replicas[i]; rs.LastError == "" && rs.Applied < ahead {
 			rs.Lag = ahead - rs.Applied
 		}
+	}
+}
+
+// ask asks a node for its state.
+func (a *nodeAnswer) ask(ctx context.Context, n *Node, p Peer) {
+	p, a.suspect = n.current(p)
+	sent := time.Now()
+	if a.replicas, a.err = n.stateOf(ctx, p); a.err == nil && len(a.replicas) > 0 {
+		a.clock = millis(a.replicas[0].Wall).Add(time.Since(sent) / 2).Sub(millis(n.wallMillis()))
 	}
 }
 
@@ -196,7 +223,7 @@ func (n *Node) state() []replicaState {
 	for i, g := range n.groups {
 		s := &states[i]
 		s.Leader, s.Serves = g.raft.State() == raft.Leader, g.leads()
-		s.Failed, s.Drained = g.Failure() != nil, drained
+		s.Failed, s.Drained, s.Wall = g.Failure() != nil, drained, n.wallMillis()
 		if s.Serves {
 			s.Placed = *g.placement.Load()
 		}

@@ -70,6 +70,7 @@ type groupLog struct {
 	LogStore
 	group *Group
 	cut   atomic.Bool // the end has been deleted, and nothing stored in its place yet
+	grown changes     // entries have been stored
 
 	snapshot Position                  // that of the snapshot when the node was opened
 	raft     atomic.Pointer[raft.Raft] // nil: its goroutines begin
@@ -121,6 +122,7 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 		return errNoRoom
 	}
 	err := l.LogStore.StoreLogs(logs)
+	l.grown.changed()
 	if err == nil && (logs[0].Index == 1 || l.group.node.founding.Load()) {
 		// With whom the cluster began is durable at any level: a node that knows nobody takes no part
 		// in elections, and nobody would be told why.

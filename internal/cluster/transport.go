@@ -15,7 +15,8 @@ type transport struct {
 	group    *Group
 	diverged error // if it is not nil, the group fails as soon as Raft can bear it
 	admitted chan raft.RPC
-	quit     chan struct{} // closed by Close
+	handle   func(raft.RPC) // heartbeats
+	quit     chan struct{}  // closed by Close
 	once     sync.Once
 }
 
@@ -105,11 +106,15 @@ func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	if t.diverged != nil {
 		t.group.Fail(t.diverged) // the other shards go on
 	}
-	t.NetworkTransport.SetHeartbeatHandler(func(rpc raft.RPC) {
-		if t.admit(rpc) {
-			handle(rpc)
-		}
-	})
+	t.handle = handle
+	t.NetworkTransport.SetHeartbeatHandler(t.heartbeat)
+}
+
+// heartbeat takes a heartbeat of another node.
+func (t *transport) heartbeat(rpc raft.RPC) {
+	if t.admit(rpc) {
+		t.handle(rpc)
+	}
 }
 
 // admit reports whether Raft is to get a message. Entries are known to be the leader's as far as
@@ -174,20 +179,41 @@ func (t *transport) AppendEntries(
 	if err := t.group.Failure(); err != nil {
 		return err
 	}
-	to, err := reach(id, target)
-	if err != nil {
-		return err
-	}
 	if isHeartbeat(req) {
-		err := t.NetworkTransport.AppendEntries(id, to, req, resp)
+		err := t.beat(id, target, req, resp)
 		t.group.health.note(id, req.Term, err == nil)
 		if err != nil {
 			t.group.node.missed(peerOf(raft.Server{ID: id, Address: target}), err)
 		}
 		return err
 	}
+	to, err := reach(id, target)
+	if err != nil {
+		return err
+	}
 	t.group.awaitContact(id, req.Term)
 	return t.replicate(id, to, req, resp)
+}
+
+// ask sends a heartbeat of this package: somebody waits for the answer.
+func (t *transport) ask(to raft.Server, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	if err := t.group.Failure(); err != nil {
+		return err
+	}
+	err := t.sendEntries(to.ID, to.Address, req, resp)
+	t.group.health.note(to.ID, req.Term, err == nil)
+	return err
+}
+
+// sendEntries sends a message on a connection of the group.
+func (t *transport) sendEntries(
+	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
+) error {
+	to, err := reach(id, target)
+	if err != nil {
+		return err
+	}
+	return t.NetworkTransport.AppendEntries(id, to, req, resp)
 }
 
 // replicate sends entries. A node that has them follow what it has, but cannot store them, as its

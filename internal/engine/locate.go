@@ -97,7 +97,7 @@ func (s *State) locateEnded(id keys.ID) (*located, error) {
 	}
 	at := &located{id: id}
 	for key := range q.buckets {
-		if key.until <= s.Wall {
+		if s.past(key.until) {
 			continue
 		}
 		at.place = keys.Place{Range: key.prefix, Group: q.number, At: key.until}
@@ -158,13 +158,13 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 		*first = key
 		return at, s.decode(at, value)
 	}
-	if q.buckets[*first] != nil && first.until > s.Wall {
+	if q.buckets[*first] != nil && !s.past(first.until) {
 		if at, err := look(*first); at != nil || err != nil {
 			return at, err
 		}
 	}
 	for key := range q.buckets {
-		if key.prefix != keys.Dead || key == *first || key.until <= s.Wall {
+		if key.prefix != keys.Dead || key == *first || s.past(key.until) {
 			continue
 		}
 		if at, err := look(key); at != nil || err != nil {

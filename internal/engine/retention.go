@@ -102,10 +102,32 @@ func (b *bucket) seal(g *commitGroup) {
 	g.set(key, keys.AppendNumber(nil, b.size))
 }
 
+// past reports whether it is certain that a time of the wall clock has passed.
+func (s *State) past(at uint64) bool { return at <= s.Wall && s.Ahead <= s.Wall-at }
+
+// HasExpired reports whether something is to be deleted for good by now, if Wall shows the time.
+func (s *State) HasExpired() bool { return min(s.expiries.Next(), s.nextFreed.at) <= s.Wall }
+
+// nextDeletion returns when something is to be deleted for good, by the wall clock, ms; Never:
+// nothing is. If that is not known now, it soon is.
+func (s *State) nextDeletion() uint64 {
+	at := min(s.expiries.Next(), s.nextFreed.at)
+	switch {
+	case at > s.Wall: // Ahead is not known either
+	case s.Ahead == Never:
+		at = s.Wall + soon
+	default:
+		at += s.Ahead
+	}
+	return at
+}
+
+const soon = 100 // ms
+
 // expireEnded deletes the buckets whose time has come.
 // REQUIRES: the group is empty.
 func (s *State) expireEnded() {
-	for s.expiries.Next() <= s.Wall && !s.Spent() {
+	for s.past(s.expiries.Next()) && !s.Spent() {
 		b := s.expiries.Pop()
 		all := keys.AppendGroup(nil, b.prefix, b.queue.number, b.until)
 		s.Group.deleteRange(all, keys.GroupEnd(all))
@@ -113,7 +135,7 @@ func (s *State) expireEnded() {
 	}
 }
 
-func (s *State) expireEndedIsDue() bool { return s.expiries.Next() <= s.Wall }
+func (s *State) expireEndedIsDue() bool { return s.past(s.expiries.Next()) }
 
 // dropEmpty removes the buckets that the group has emptied from the heap.
 func (s *State) dropEmpty() {

@@ -106,8 +106,12 @@ type Config struct {
 
 // Instant is the time at which a group is decided, ms.
 type Instant struct {
-	Now    uint64 // monotonic, without the time that does not count
-	Wall   uint64 // since 1970
+	Now  uint64 // monotonic, without the time that does not count
+	Wall uint64 // since 1970
+	// Ahead is by how much Wall may be ahead of time; Never: that is not known. What is deleted for
+	// good is not deleted before that has passed. It need not be set unless Wall says that something
+	// is to be deleted (HasExpired).
+	Ahead  uint64
 	Uptime uint64 // monotonic
 	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
 	Reap   uint64 // leases with a deadline up to it may be taken back, as Now

@@ -81,7 +81,7 @@ func (s *State) freeKeys() {
 		if err != nil {
 			return false, err
 		}
-		if at > s.Wall || s.Spent() {
+		if !s.past(at) || s.Spent() {
 			s.nextFreed.lower(at, hash)
 			return false, nil
 		}
@@ -109,7 +109,7 @@ func (s *State) freeKeys() {
 	})
 }
 
-func (s *State) freeKeysIsDue() bool { return s.nextFreed.at <= s.Wall }
+func (s *State) freeKeysIsDue() bool { return s.past(s.nextFreed.at) }
 
 // lives reports whether a task has not ended.
 // REQUIRES: disk has the latest state of the task.

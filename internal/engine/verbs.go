@@ -503,7 +503,7 @@ func (s *State) Meet(peers []*State) {
 func (s *State) NextTime() uint64 {
 	at := uint64(Never)
 	if s.HasRoom(RoomNone) {
-		at = min(s.expiries.Next(), s.nextFreed.at)
+		at = s.nextDeletion()
 	}
 	if s.HasRoom(RoomLow) {
 		at = min(at, s.nextDue.at)

@@ -13,8 +13,8 @@ import (
 // client is the calling side of a connection of calls.
 type client struct {
 	stream
+	lane
 	node *Node
-	to   Target
 
 	// heard counts what the reader got from the network.
 	heard atomic.Uint64
@@ -37,8 +37,8 @@ type waiter struct {
 	err   error
 }
 
-func newClient(n *Node, to Target, conn net.Conn) *client {
-	c := &client{node: n, to: to, pending: make(map[uint64]*waiter)}
+func newClient(n *Node, on lane, conn net.Conn) *client {
+	c := &client{node: n, lane: on, pending: make(map[uint64]*waiter)}
 	c.init(conn, n.c.Timeout)
 	c.ended = c.settleAll
 	c.watch = time.AfterFunc(time.Hour, func() { n.guarded("check of a peer", c.check, c.fail) })

@@ -339,7 +339,7 @@ func TestBackoffAfterFailedDials(t *testing.T) {
 		a := nw.node(t, "a", nil)
 		begin := time.Now()
 		var dialed []time.Duration
-		for time.Since(begin) < 4*time.Second {
+		for time.Since(begin) < 2*time.Second {
 			before := nw.dials
 			_, err := a.Call(t.Context(), at("b"), 1, nil)
 			requireNotSent(t, err)
@@ -349,7 +349,7 @@ func TestBackoffAfterFailedDials(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		require.Equal(t, []time.Duration{0, 50, 150, 350, 750, 1550, 2550, 3550}, dialed)
+		require.Equal(t, []time.Duration{0, 50, 150, 350, 600, 850, 1100, 1350, 1600, 1850}, dialed)
 
 		time.Sleep(time.Second)
 		b := nw.node(t, "b", echo)
@@ -400,7 +400,7 @@ func TestIdleConnectionHasNoTimer(t *testing.T) {
 		for range 3 {
 			_, err := a.Call(t.Context(), at("b"), 1, nil)
 			require.NoError(t, err)
-			c := a.links[at("b")].client
+			c := a.links[lane{to: at("b")}].client
 			state := func() (armed bool, pings uint64) {
 				c.mu.Lock()
 				defer c.mu.Unlock()
@@ -514,4 +514,46 @@ func TestCloseWithCallsUnderWay(t *testing.T) {
 		require.ErrorIs(t, err, ErrClosed)
 		time.Sleep(time.Hour)
 	})
+}
+
+// TestLanes: neither heartbeats and renewals nor other small calls wait for a large request that is
+// under way.
+func TestLanes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		nw.wrap = func(d, a net.Conn) (net.Conn, net.Conn) { return &congestedConn{Conn: d}, a }
+		const large = 8 << 20
+		var got []int
+		nw.node(t, "b", func(r *Request) {
+			got = append(got, len(r.Body))
+			r.Reply(nil)
+		})
+		a := nw.node(t, "a", nil)
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
+		require.NoError(t, err)
+		begin := time.Now()
+		sent := goCall(t.Context(), a, "b", make([]byte, large))
+		synctest.Wait()
+		for range 3 {
+			_, err := a.CallUntil(t.Context(), nil, at("b"), 1, make([]byte, 20), true)
+			require.NoError(t, err)
+			_, err = a.Call(t.Context(), at("b"), 1, make([]byte, largeBody-1))
+			require.NoError(t, err)
+		}
+		require.Zero(t, time.Since(begin))
+		require.NoError(t, (<-sent).err)
+		require.Equal(t, large/writeChunk*time.Second, time.Since(begin).Truncate(time.Second))
+		require.Equal(t, 3, nw.dials)
+		require.Equal(t, []int{0, 20, largeBody - 1, 20, largeBody - 1, 20, largeBody - 1, large}, got)
+	})
+}
+
+// congestedConn takes a second for each chunk that it writes.
+type congestedConn struct{ net.Conn }
+
+func (c *congestedConn) Write(p []byte) (int, error) {
+	if len(p) == writeChunk {
+		time.Sleep(time.Second)
+	}
+	return c.Conn.Write(p)
 }

@@ -103,8 +103,8 @@ func FuzzClient(f *testing.F) {
 	f.Add(appendFrame(appendFrame(nil, frameReply, 0, 1, nil), frameReply, 0, 1, nil))
 	f.Add(appendFrame(appendFrame(nil, framePong, 0, 0, nil), frameRequest, 0, 1, nil))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		n := &Node{c: Config{Logger: slog.New(slog.DiscardHandler)}, links: map[Target]*link{at("a"): {}}}
-		c := newClient(n, at("a"), says(data))
+		n := &Node{c: Config{Logger: slog.New(slog.DiscardHandler)}, links: map[lane]*link{{to: at("a")}: {}}}
+		c := newClient(n, lane{to: at("a")}, says(data))
 		waiters := make([]*waiter, 3)
 		for i := range waiters {
 			w := &waiter{done: make(chan struct{}, 1)}

@@ -17,7 +17,7 @@ import (
 const (
 	defaultTimeout = 5 * time.Second
 	firstBackoff   = 50 * time.Millisecond // after a dial has failed; it doubles
-	lastBackoff    = time.Second
+	lastBackoff    = 250 * time.Millisecond
 )
 
 // Config of a Node.
@@ -64,7 +64,7 @@ type Node struct {
 	self   Identity
 	closed bool
 	conns  map[*conn]struct{} // all open connections
-	links  map[Target]*link   // all that were ever called
+	links  map[lane]*link     // all that were ever called
 	broken map[Target]error   // why the last connection to each could not be opened, if it could not
 }
 
@@ -81,7 +81,26 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// link is the state of a target that was called. Guarded by Node.mu.
+// lane is one of the connections of calls to a target.
+type lane struct {
+	to Target
+	of traffic
+}
+
+// traffic is what a lane is for. Frames of one lane follow each other, so that a small one waits
+// for those before it.
+type traffic byte
+
+const (
+	trafficCalls  traffic = iota
+	trafficUrgent         // heartbeats and renewals: none is large, and they wait for nothing else
+	trafficLarge          // requests of largeBody and more
+)
+
+// largeBody is from where on requests have a lane of their own, in bytes: other ones pass them.
+const largeBody = 256 << 10
+
+// link is the state of a lane that was used. Guarded by Node.mu.
 type link struct {
 	client  *client  // nil if there is no connection
 	attempt *attempt // running, or nil
@@ -117,7 +136,7 @@ func New(c Config) *Node {
 	n := &Node{
 		c:      c,
 		conns:  make(map[*conn]struct{}),
-		links:  make(map[Target]*link),
+		links:  make(map[lane]*link),
 		broken: make(map[Target]error),
 		self:   c.Identity,
 		groups: make([]chan net.Conn, c.Groups),
@@ -425,38 +444,50 @@ func (n *Node) greet(c *conn, h header) error {
 // other side calls the function of Request.OnCancel. Call does not keep body, which has at most
 // MaxBody bytes.
 //
-// The first call opens the connection to the node. When that has failed, calls fail for a short
-// time, 50 ms at first and up to 1 s. Calls wait while much is queued for the connection.
+// The first call opens the connection to the node; requests of largeBody and more have another one.
+// When that has failed, calls fail for a short time, 50 ms at first and up to 250 ms. Calls wait
+// while much is queued for the connection.
 func (n *Node) Call(ctx context.Context, to Target, kind byte, body []byte) ([]byte, error) {
-	return n.CallUntil(ctx, nil, to, kind, body)
+	return n.CallUntil(ctx, nil, to, kind, body, false)
 }
 
-// CallUntil is Call that also gives up when until is closed.
-func (n *Node) CallUntil(ctx context.Context, until <-chan struct{}, to Target, kind byte, body []byte) ([]byte, error) {
+// CallUntil is Call that also gives up when until is closed. An urgent call is short, and so is its
+// reply: it has a connection with such calls only, and waits for nothing else that is sent to the
+// node.
+func (n *Node) CallUntil(
+	ctx context.Context, until <-chan struct{}, to Target, kind byte, body []byte, urgent bool,
+) ([]byte, error) {
 	if len(body) > MaxBody {
 		return nil, fmt.Errorf("%w: body of %d bytes, more than %d", ErrNotSent, len(body), MaxBody)
 	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, base.EndOf(ctx))
 	}
-	c, err := n.client(ctx, until, to)
+	on := lane{to, trafficCalls}
+	switch {
+	case urgent:
+		on.of = trafficUrgent
+	case len(body) >= largeBody:
+		on.of = trafficLarge
+	}
+	c, err := n.client(ctx, until, on)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	return c.call(ctx, until, kind, body)
 }
 
-// client returns the connection for calls to a node, once it is open.
-func (n *Node) client(ctx context.Context, until <-chan struct{}, to Target) (*client, error) {
+// client returns the connection of a lane, once it is open.
+func (n *Node) client(ctx context.Context, until <-chan struct{}, on lane) (*client, error) {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
 		return nil, ErrClosed
 	}
-	l := n.links[to]
+	l := n.links[on]
 	if l == nil {
 		l = &link{}
-		n.links[to] = l
+		n.links[on] = l
 	}
 	if c := l.client; c != nil {
 		n.mu.Unlock()
@@ -473,8 +504,8 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, to Target) (*c
 		n.running.Go(func() {
 			var raw *conn
 			var err error
-			n.guarded("dial", func() { raw, err = n.connect(n.ctx, to, header{use: useCalls}) }, func(e error) { err = e })
-			n.tried(to, l, a, raw, err)
+			n.guarded("dial", func() { raw, err = n.connect(n.ctx, on.to, header{use: useCalls}) }, func(e error) { err = e })
+			n.tried(on, l, a, raw, err)
 		})
 	}
 	n.mu.Unlock()
@@ -482,20 +513,20 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, to Target) (*c
 	case <-a.done:
 		return a.client, a.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("peer: wait for connection to %s: %w", to.Address, base.EndOf(ctx))
+		return nil, fmt.Errorf("peer: wait for connection to %s: %w", on.to.Address, base.EndOf(ctx))
 	case <-until:
-		return nil, fmt.Errorf("peer: wait for connection to %s: %w", to.Address, errUntil)
+		return nil, fmt.Errorf("peer: wait for connection to %s: %w", on.to.Address, errUntil)
 	}
 }
 
 // tried ends an attempt.
-func (n *Node) tried(to Target, l *link, a *attempt, raw *conn, err error) {
+func (n *Node) tried(on lane, l *link, a *attempt, raw *conn, err error) {
 	n.mu.Lock()
 	if err == nil && n.closed {
 		err = ErrClosed // Close closes raw
 	}
 	if err == nil {
-		a.client = newClient(n, to, raw)
+		a.client = newClient(n, on, raw)
 		l.client = a.client
 		l.failure, l.backoff = nil, 0
 		n.running.Go(func() { n.guarded("client reader", a.client.read, a.client.fail) })
@@ -510,7 +541,7 @@ func (n *Node) tried(to Target, l *link, a *attempt, raw *conn, err error) {
 	close(a.done)
 	n.mu.Unlock()
 	if err != nil && n.ctx.Err() == nil {
-		n.c.Logger.Warn("no connection", "node", to.Name, "addr", to.Address, "err", err)
+		n.c.Logger.Warn("no connection", "node", on.to.Name, "addr", on.to.Address, "err", err)
 	}
 }
 
@@ -521,7 +552,7 @@ func (n *Node) Introduce(ctx context.Context, to Target, kind byte, body []byte)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
-	c := newClient(n, to, raw)
+	c := newClient(n, lane{to: to}, raw)
 	defer c.fail(errDone)
 	if !n.goUnlessClosed("client reader", c.read, c.fail) || !n.goUnlessClosed("client writer", c.write, c.fail) {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
@@ -529,11 +560,11 @@ func (n *Node) Introduce(ctx context.Context, to Target, kind byte, body []byte)
 	return c.call(ctx, nil, kind, body)
 }
 
-// forget removes c, so that the next call to its target opens a connection.
+// forget removes c, so that the next call on its lane opens a connection.
 func (n *Node) forget(c *client) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if l := n.links[c.to]; l != nil && l.client == c {
+	if l := n.links[c.lane]; l != nil && l.client == c {
 		l.client = nil
 	}
 }

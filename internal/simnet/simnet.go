@@ -26,6 +26,7 @@ type Net struct {
 	latency time.Duration // at most
 	cut     map[link]bool
 	bytes   map[link]int64     // written so far
+	writes  map[link]int       // so far
 	rates   map[link]int64     // bytes per second; 0: no limit
 	busy    map[link]time.Time // until then, with what was sent
 	delays  map[link]time.Duration
@@ -43,7 +44,7 @@ const window = 64 << 10
 
 func New(seed uint64, latency time.Duration) *Net {
 	return &Net{
-		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), dials: make(map[string]int),
+		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), writes: make(map[link]int), dials: make(map[string]int),
 		rates: make(map[link]int64), busy: make(map[link]time.Time), delays: make(map[link]time.Duration), paused: make(map[string]bool), hosts: make(map[string]*Listener), conns: make(map[*conn]bool),
 	}
 }
@@ -77,6 +78,13 @@ func (n *Net) Sent(from, to string) int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.bytes[link{from, to}]
+}
+
+// Messages is how often one host has written to a connection to another.
+func (n *Net) Messages(from, to string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.writes[link{from, to}]
 }
 
 // Dials is how often others have begun to dial a host.
@@ -376,6 +384,9 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) Write(p []byte) (written int, err error) {
 	n := c.net
+	n.mu.Lock()
+	n.writes[link{c.local, c.remote}]++
+	n.mu.Unlock()
 	for len(p) > 0 {
 		n.mu.Lock()
 		if err := c.broken(c.writeDeadline); err != nil {

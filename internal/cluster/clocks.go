@@ -1,0 +1,100 @@
+package cluster
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// The wall clock of a leader decides when what is kept for a time is deleted, for good. So that one
+// that is set wrong deletes nothing too early, it is compared with those of the other members, which
+// are in their answers to heartbeats.
+
+const (
+	// clockBound is how far wall clocks may differ. It is more than they do if they are synchronized
+	// at all, and more than the error of a reading, which is half of a round trip.
+	clockBound = 10 * time.Second
+	// clockFresh is how long a reading says what a clock shows, which goes on at the pace of this
+	// node's monotonic one.
+	clockFresh = 10 * time.Second
+)
+
+// clocks are the wall clocks of other nodes. The zero clocks is ready for use.
+type clocks struct {
+	mu       sync.Mutex // guards what follows
+	readings map[raft.ServerID]clockReading
+}
+
+// clockReading is what a clock showed.
+type clockReading struct {
+	wall, at time.Time // at has a monotonic part
+	differs  bool      // from that of this node, by more than clockBound
+}
+
+func (r clockReading) now() time.Time { return r.wall.Add(time.Since(r.at)) }
+
+// wallMillis is what this node's wall clock shows, in ms.
+func (n *Node) wallMillis() uint64 { return uint64(max(n.c.Wall().UnixMilli(), 0)) }
+
+func millis(wall uint64) time.Time { return time.UnixMilli(int64(wall)) }
+
+// noteClock keeps what a node has answered to a message that was sent a while ago.
+func (n *Node) noteClock(id raft.ServerID, wall uint64, roundTrip time.Duration) {
+	r := clockReading{wall: millis(wall).Add(roundTrip / 2), at: time.Now()}
+	ahead := n.c.Wall().Round(0).Sub(r.wall) // without the monotonic part
+	r.differs = ahead.Abs() > clockBound
+	c := &n.clocks
+	c.mu.Lock()
+	if c.readings == nil {
+		c.readings = make(map[raft.ServerID]clockReading)
+	}
+	differed := c.readings[id].differs
+	c.readings[id] = r
+	c.mu.Unlock()
+	switch {
+	case r.differs && !differed:
+		n.log.Warn("wall clocks differ", "node", peerOf(raft.Server{ID: id}).Node, "ahead of it", ahead.Round(time.Millisecond))
+	case differed && !r.differs:
+		n.log.Info("wall clocks agree again", "node", peerOf(raft.Server{ID: id}).Node)
+	}
+}
+
+// ClockAhead is by how much a time of this node's wall clock is ahead of what the members' clocks
+// agree on: their median, or of an even number the earlier of the two in the middle. It is zero if
+// that is no more than clockBound. It is not known before a majority of the voters has answered
+// heartbeats.
+func (g *Group) ClockAhead(wall time.Time) (ahead time.Duration, known bool) {
+	members, err := g.members()
+	if err != nil {
+		return 0, false
+	}
+	var clocks []time.Time
+	voters := 0
+	c := &g.node.clocks
+	c.mu.Lock()
+	for _, m := range members {
+		if m.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if m.ID == g.node.self.ServerID() {
+			clocks = append(clocks, wall)
+		} else if r, ok := c.readings[m.ID]; ok && time.Since(r.at) < clockFresh {
+			clocks = append(clocks, r.now())
+		}
+	}
+	c.mu.Unlock()
+	if len(clocks) <= voters/2 {
+		return 0, false
+	}
+	slices.SortFunc(clocks, time.Time.Compare)
+	if ahead = wall.Sub(middle(clocks)); ahead <= clockBound {
+		return 0, true
+	}
+	return ahead, true
+}
+
+// middle is the median of a sorted list, of an even number the smaller of the two in the middle.
+func middle[T any](sorted []T) T { return sorted[(len(sorted)-1)/2] }

@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/peer"
+	"codeq/internal/wire"
+)
+
+// Raft sends the heartbeats of each group to each follower by themselves. What they cost is not their
+// bytes but that each wakes two processes. So those of all groups leave a node at the same moment,
+// over one connection to each other node; and if others arrive meanwhile, then.
+//
+// Raft's heartbeat is due between a tenth and a fifth of HeartbeatTimeout after the one before, and
+// waits for another fifth at most. So a follower hears from its leader at least every two fifths of
+// the time after which either of them would miss the other, and a stall of three fifths does no harm.
+//
+// They share the connection, and no more: each group answers for itself, when it can.
+
+// departures lets heartbeats leave together. The zero departures is ready for use.
+type departures struct {
+	mu   sync.Mutex // guards next
+	next *departure // nil: nobody waits
+}
+
+// departure is when some heartbeats leave. Its channels are closed.
+type departure struct {
+	due  chan struct{} // they have waited for long enough
+	left chan struct{} // they leave
+	late chan struct{} // nobody waits for their answers any more
+}
+
+// join returns the departure of the heartbeats that wait, which is due a while from now at most.
+func (d *departures) join(while time.Duration) *departure {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.next == nil {
+		due, late := make(chan struct{}), make(chan struct{})
+		d.next = &departure{due, make(chan struct{}), late}
+		time.AfterFunc(while, func() { close(due) })
+		time.AfterFunc(while+raftTimeout, func() { close(late) })
+	}
+	return d.next
+}
+
+// leave lets the heartbeats of a departure leave, if they have not; nil: those that wait.
+func (d *departures) leave(which *departure) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.next != nil && (which == nil || which == d.next) {
+		close(d.next.left)
+		d.next = nil
+	}
+}
+
+// beat sends a heartbeat of Raft, together with those of other groups. While a node is missed, they
+// go by themselves, on connections of their groups: entries follow as soon as one is answered, and
+// find a connection that has not been lost.
+func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	n := t.group.node
+	if t.group.health.outage(id, req.Term) != nil {
+		return t.sendEntries(id, target, req, resp)
+	}
+	to, err := peerOf(raft.Server{ID: id, Address: target}).target()
+	if err != nil {
+		return err
+	}
+	with := n.departures.join(n.c.HeartbeatTimeout / 5)
+	select {
+	case <-with.due:
+		n.departures.leave(with)
+	case <-with.left:
+	case <-n.ctx.Done():
+		return base.ErrClosed
+	}
+	sent := time.Now()
+	reply, err := n.peer.CallUntil(n.ctx, with.late, to, kindHeartbeat, appendHeartbeat(nil, t.group.index, req), true)
+	var remote *peer.RemoteError
+	if errors.As(err, &remote) { // the node does not know such calls, or its replica has ended
+		return t.sendEntries(id, target, req, resp)
+	}
+	if err != nil {
+		return err
+	}
+	r := wire.NewReader(reply)
+	resp.Term, resp.LastLog, resp.Success = r.Uint(), r.Uint(), r.Bool()
+	wall := r.Uint()
+	if err := r.Done(); err != nil {
+		return err
+	}
+	n.noteClock(id, wall, time.Since(sent))
+	return nil
+}
+
+func appendHeartbeat(dst []byte, shard int, req *raft.AppendEntriesRequest) []byte {
+	dst = wire.AppendUint(dst, uint64(shard))
+	dst = wire.AppendUint(dst, req.Term)
+	return wire.AppendBytes(dst, req.Addr)
+}
+
+// serveHeartbeat hands a heartbeat to its group. The next ones do not wait for it: Raft may have to
+// store a term before it answers. Those of this node leave as well, while both processes are awake.
+func (n *Node) serveHeartbeat(r *peer.Request) error {
+	in := wire.NewReader(r.Body)
+	shard, term, addr := in.Uint(), in.Uint(), in.String()
+	if in.Done() != nil || shard >= uint64(len(n.groups)) {
+		return ErrMalformedCall
+	}
+	n.departures.leave(nil)
+	from := Peer{Node: r.From.Name, ID: r.From.ID.String()}
+	answer := make(chan raft.RPCResponse, 1)
+	heartbeat := raft.RPC{RespChan: answer, Command: &raft.AppendEntriesRequest{
+		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(from.ServerID()), Addr: []byte(addr)},
+		Term:      term,
+	}}
+	n.background.Go(func() {
+		err := n.guarded("heartbeat", func() error {
+			n.groups[shard].transport.heartbeat(heartbeat)
+			select {
+			case a := <-answer:
+				resp := a.Response.(*raft.AppendEntriesResponse)
+				reply := wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog)
+				r.Reply(wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis()))
+				return nil // Raft answers heartbeats without an error
+			default: // Raft has been shut down
+				return fmt.Errorf("%w: shard %d is not replicated here", base.ErrNotLeader, shard)
+			}
+		})
+		if err != nil {
+			r.Fail(n.c.EncodeError(err))
+		}
+	})
+	return nil
+}

@@ -1,0 +1,163 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
+	"codeq/internal/raftlog"
+	"codeq/internal/simnet"
+)
+
+// votesInMemory are the terms and votes of a node.
+type votesInMemory map[uint32]*raft.InmemStore
+
+func (v votesInMemory) Group(n uint32) raft.StableStore {
+	if v[n] == nil {
+		v[n] = raft.NewInmemStore()
+	}
+	return v[n]
+}
+func (votesInMemory) Close() error { return nil }
+
+// lead is a state machine that leads, and decides nothing.
+type lead struct{ notes }
+
+func (*lead) Lead(uint64) (Leader, error) { return &leads{make(chan struct{})}, nil }
+
+type leads struct{ done chan struct{} }
+
+func (*leads) Serve()                  {}
+func (l *leads) StepDown(error)        { close(l.done) }
+func (l *leads) Done() <-chan struct{} { return l.done }
+func (*leads) Crashed() bool           { return false }
+
+var trioNames = []string{"a", "b", "c"}
+
+// openTrio opens three nodes on a network in memory, and waits until each leads its share of the
+// shards. If it is given any, the wall clocks are ahead by so many nanoseconds.
+func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simnet.Net) {
+	network, cluster := simnet.New(1, time.Millisecond), manifest.NewID()
+	var nodes []*Node
+	var members []Peer
+	for i, name := range trioNames {
+		disk := vfs.NewMem()
+		require.NoError(t, disk.MkdirAll("dir", 0o700))
+		host := network.Listen(name)
+		n := New(Config{
+			Node: name, Listener: host, MaxAppend: MaxAppend, Logger: slog.New(slog.DiscardHandler),
+			HeartbeatTimeout: 500 * time.Millisecond, ElectionTimeout: 500 * time.Millisecond, CallTimeout: time.Second,
+			Directory:   manifest.New(disk, "dir", manifest.Manifest{Format: manifest.Format, Shards: shards, ID: manifest.NewID(), Cluster: cluster}),
+			Machines:    machines(shards),
+			PanicError:  func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
+			Votes:       func(string) (raftlog.Stables, error) { return make(votesInMemory), nil },
+			EncodeError: func(err error) (byte, string) { return 0, err.Error() },
+			DecodeError: func(_ byte, text string) error { return errors.New(text) },
+			Dial:        func(ctx context.Context, to string) (net.Conn, error) { return network.Dial(ctx, host, to) },
+		})
+		if len(ahead) > 0 {
+			n.c.Wall = func() time.Time { return time.Now().Add(time.Duration(ahead[i].Load())) }
+		}
+		nodes, members = append(nodes, n), append(members, n.self)
+	}
+	for _, n := range nodes {
+		n.c.Directory.Founders = foundersOf(members)
+		require.NoError(t, n.Open())
+	}
+	for i := range shards {
+		for !nodes[i%3].Group(i).leads() {
+			time.Sleep(time.Second)
+		}
+	}
+	return nodes, network
+}
+
+func machines(shards int) (all []StateMachine) {
+	for range shards {
+		all = append(all, new(lead))
+	}
+	return all
+}
+
+func closeAll(t *testing.T, nodes []*Node) {
+	for _, n := range nodes {
+		require.NoError(t, n.Close())
+	}
+}
+
+// TestIdleMessages: how many messages idle nodes send each other does not depend on how many groups
+// they have.
+func TestIdleMessages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := openTrio(t, 24) // of which each leads 8
+		time.Sleep(10 * time.Second)
+		before := network.Messages("a", "b")
+		const seconds = 20
+		time.Sleep(seconds * time.Second)
+		// Six or seven times a second heartbeats leave, and their answers, in a write or two.
+		require.Less(t, network.Messages("a", "b")-before, 30*seconds)
+		closeAll(t, nodes)
+	})
+}
+
+// TestGroupsAnswerForThemselves: a replica that does not answer heartbeats delays no other, and its
+// leader is not taken for one.
+func TestGroupsAnswerForThemselves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := openTrio(t, 6)
+		a, goOn := nodes[0], make(chan struct{})
+		require.True(t, a.Group(3).leads())
+		network.Isolate("a", trioNames) // for a moment, in which no heartbeat arrives
+		time.Sleep(20 * time.Millisecond)
+		for _, n := range nodes[1:] {
+			n.Group(0).transport.handle = func(raft.RPC) { <-goOn }
+		}
+		network.Heal(false)
+		begun := time.Now()
+		for a.Group(0).raft.State() == raft.Leader {
+			require.Less(t, time.Since(begun), 2*time.Second)
+			time.Sleep(10 * time.Millisecond)
+		}
+		for range 100 {
+			time.Sleep(50 * time.Millisecond)
+			require.True(t, a.Group(3).leads())
+			for _, n := range nodes[1:] {
+				require.LessOrEqual(t, time.Since(n.Group(3).raft.LastContact()), 2*a.c.HeartbeatTimeout/5+5*time.Millisecond)
+			}
+		}
+		close(goOn)
+		closeAll(t, nodes)
+	})
+}
+
+// TestIdleLeaderThatIsCutOff: it steps down, and the others elect another one, as soon as if it had
+// entries to send.
+func TestIdleLeaderThatIsCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := openTrio(t, 1)
+		time.Sleep(time.Minute)
+		cut := time.Now()
+		network.Isolate("a", trioNames)
+		for nodes[0].Group(0).raft.State() == raft.Leader {
+			require.Less(t, time.Since(cut), time.Second)
+			time.Sleep(10 * time.Millisecond)
+		}
+		for !nodes[1].Group(0).leads() && !nodes[2].Group(0).leads() {
+			require.Less(t, time.Since(cut), 3*time.Second)
+			time.Sleep(10 * time.Millisecond)
+		}
+		network.Heal(true)
+		closeAll(t, nodes)
+	})
+}
