@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"codeq/internal/base"
 	"codeq/internal/peer"
 )
@@ -36,7 +34,7 @@ var ErrMalformedCall = errors.New("codeq: malformed call of another node")
 // the answer.
 func (g *Group) Call(ctx context.Context, kind byte, body []byte) (reply []byte, err error) {
 	n := g.node
-	addr, leader := g.raft.LeaderWithID()
+	addr, id := g.raft.LeaderWithID()
 	switch {
 	case ctx.Err() != nil:
 		return nil, base.EndOf(ctx)
@@ -47,15 +45,16 @@ func (g *Group) Call(ctx context.Context, kind byte, body []byte) (reply []byte,
 			return nil, err
 		}
 		return nil, g.noLeader()
-	case leader == n.self.ServerID():
+	}
+	leader, err := g.calleeOf(id, addr)
+	switch {
+	case err != nil:
+		return nil, err
+	case leader.here:
 		return nil, fmt.Errorf("%w: shard %d is not ready", base.ErrNotLeader, g.index)
 	}
-	to, err := peerOf(raft.Server{ID: leader, Address: addr}).target()
-	if err != nil {
-		return nil, err
-	}
 	binary.BigEndian.PutUint16(body, uint16(g.index))
-	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(leader), to, kind, body); err != nil {
+	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(id), leader.to, kind, body); err != nil {
 		return nil, n.callError(ctx, err)
 	}
 	return reply, nil

@@ -34,8 +34,9 @@ type Group struct {
 	latestTerm    atomic.Uint64 // that Raft has known here
 	leading       leaderTerm
 	configuration configuration
-	kept          chan struct{} // capacity 1: the shard was to be handed over, and has not been
-	route         changes       // of where the shard is led
+	kept          chan struct{}          // capacity 1: the shard was to be handed over, and has not been
+	route         changes                // of where the shard is led
+	callee        atomic.Pointer[callee] // the leader that was called last
 	tenure        tenure
 	health        peerHealth
 	asking        asking

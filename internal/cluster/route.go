@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/peer"
 )
 
 // Where a shard is led, as this node knows, and how those who wait hear that it may be led
@@ -68,6 +70,28 @@ func (g *Group) follow(elections <-chan raft.Observation) {
 func (g *Group) HasLeader() bool {
 	addr, _ := g.raft.LeaderWithID()
 	return addr != ""
+}
+
+// callee is how the node that leads is called.
+type callee struct {
+	id   raft.ServerID
+	addr raft.ServerAddress
+	here bool // it is this node
+	to   peer.Target
+}
+
+// calleeOf is how a leader is called, which is worked out once for all calls.
+func (g *Group) calleeOf(id raft.ServerID, addr raft.ServerAddress) (*callee, error) {
+	if c := g.callee.Load(); c != nil && c.id == id && c.addr == addr {
+		return c, nil
+	}
+	to, err := peerOf(raft.Server{ID: id, Address: addr}).target()
+	if err != nil {
+		return nil, err
+	}
+	c := &callee{id, addr, id == g.node.self.ServerID(), to}
+	g.callee.Store(c)
+	return c, nil
 }
 
 // tenure is how long calls wait for a leader of the shard on another node.
