@@ -74,6 +74,7 @@ type Cluster struct {
 	dial   func(ctx context.Context, addr string) (net.Conn, error)
 	stable func(path string) (raftlog.Stables, error)
 	log    func(*raftlog.Group) cluster.LogStore
+	newest int // format that the node knows; 0: manifest.Format
 }
 
 // Peer is a node as others know it.
@@ -336,6 +337,7 @@ type ShardStatus struct {
 	Shard    int
 	Leader   string // the node that leads it; "": none is known
 	Term     uint64 // of the leader, or the latest that any node knows
+	Format   int    // in which it is stored; 0: not known
 	Replicas []ReplicaStatus
 }
 
@@ -350,7 +352,10 @@ type ReplicaStatus struct {
 	LastError string `json:",omitempty"`
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
-	Term   uint64
+	// NewestFormat is the one up to which the node's version of codeq knows all. A shard rises to
+	// the newest format of its leader when all of its nodes know that.
+	NewestFormat int
+	Term         uint64
 	// LastIndex is that of the last entry in its log, Committed that of the last
 	// one of which it knows that a majority has it, Applied that of the last one
 	// in its store.
@@ -418,7 +423,7 @@ func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error)
 	}
 	st := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}
 	for _, sh := range q.node.Status(ctx) {
-		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term}
+		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term, Format: sh.Format}
 		for _, r := range sh.Replicas {
 			outer.Replicas = append(outer.Replicas, ReplicaStatus(r))
 		}

@@ -46,7 +46,7 @@ func (q *Queue) newNode() *node {
 		Node: c.Node, Listen: c.Listen, Listener: c.Listener, Advertise: c.Advertise, Peers: peers, Join: c.Join, TLS: c.TLS,
 		AllowAnonymous:   c.AllowAnonymous,
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, LeaveOnClose: c.LeaveOnClose,
-		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend, Logger: n.log,
+		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend, Logger: n.log, Newest: c.newest,
 		Machines: machines, Leaders: (*leaders)(n), Serve: n.serve, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
 		Dial: c.dial, Votes: c.stable, Log: c.log,
 	})

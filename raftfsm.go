@@ -105,6 +105,11 @@ func (m *stateMachine) write(e *entry, index, term uint64) error {
 			return err
 		}
 	}
+	if has.identity != nil {
+		if err := m.replica.adoptFormat(has.identity); err != nil {
+			return err
+		}
+	}
 	var key [1]byte
 	op := b.SetDeferred(len(key), keys.AppliedLen)
 	op.Key[0] = keys.Applied
@@ -133,6 +138,8 @@ type batchContents struct {
 	ranged  bool // it deletes by range
 	trimmed bool // and so what was consumed
 	clock   bool // it stores the clock of leases
+	// identity is that of the shard, which it stores; nil: it does not. It aliases the batch.
+	identity []byte
 }
 
 // setRepr lets a batch consist of these bytes, if they are one: Pebble panics in the middle of a
@@ -148,7 +155,7 @@ func setRepr(b *pebble.Batch, repr []byte) (has batchContents, err error) {
 	}
 	n, r := uint32(0), b.Reader()
 	for {
-		kind, key, _, ok, err := r.Next()
+		kind, key, value, ok, err := r.Next()
 		if err != nil {
 			return batchContents{}, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
 		}
@@ -158,6 +165,9 @@ func setRepr(b *pebble.Batch, repr []byte) (has batchContents, err error) {
 		switch kind {
 		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete:
 			has.clock = has.clock || len(key) > 0 && key[0] == keys.LeaseTime
+			if kind == pebble.InternalKeyKindSet && len(key) > 0 && key[0] == keys.Meta {
+				has.identity = value
+			}
 			n++
 		case pebble.InternalKeyKindRangeDelete:
 			has.ranged = true
@@ -197,7 +207,17 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 	if err != nil {
 		return last, err
 	}
-	if err := st.Read(func() (err error) { last.Index, last.Term, err = schema.Applied(st.DB()); return err }); err != nil {
+	err = st.Read(func() error {
+		if last.Index, last.Term, err = schema.Applied(st.DB()); err != nil {
+			return err
+		}
+		identity, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+		if err != nil || identity == nil { // the shard has not been led yet
+			return err
+		}
+		return r.adoptFormat(identity)
+	})
+	if err != nil {
 		return last, errors.Join(err, st.Close())
 	}
 	r.store, r.source = st, &liveStore{r, st}
@@ -212,7 +232,7 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 	if err := begin.Commit(nil); err != nil {
 		return nil, err
 	}
-	if err := r.writeIdentity(&begin); err != nil {
+	if err := r.identify(&begin); err != nil {
 		return nil, err
 	}
 	s, err := r.load(term)
@@ -222,27 +242,41 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 	return s, nil
 }
 
-// writeIdentity lets the first leader ever, and the first of a format, store what the shard is.
-func (r *replica) writeIdentity(p *proposer) error {
-	return r.use(func(st *store.Store) error {
-		shards := len(r.node.queue.replicas)
-		got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
-		if err != nil {
-			return err
-		}
-		if got != nil {
-			if old, err := manifest.CheckReplicaIdentity(r.index, shards, got); err != nil || !old {
-				return err
-			}
-		}
-		b := st.DB().NewBatch()
-		defer func() { _ = b.Close() }() // it does no more than to recycle memory
-		identity := manifest.ReplicaIdentity(manifest.Format, r.index, shards)
-		if err := b.Set([]byte{keys.Meta}, []byte(identity), nil); err != nil {
-			return store.Error(err)
-		}
-		return p.Commit(b)
+// identify lets the first leader ever store what the shard is.
+func (r *replica) identify(p *proposer) error {
+	var known []byte
+	err := r.use(func(st *store.Store) (err error) {
+		known, err = schema.Lookup(st.DB(), []byte{keys.Meta})
+		return err
 	})
+	if err != nil || known != nil {
+		return err
+	}
+	return r.writeIdentity(p, r.node.Format())
+}
+
+// Raise gives the shard a format.
+func (m *stateMachine) Raise(term uint64, format int) error {
+	return m.replica.writeIdentity(&proposer{replica: m.replica, term: term}, format)
+}
+
+// writeIdentity stores what the shard is, and of which format.
+func (r *replica) writeIdentity(p *proposer, format int) error {
+	var b pebble.Batch
+	identity := manifest.ReplicaIdentity(format, r.index, len(r.node.queue.replicas))
+	if err := b.Set([]byte{keys.Meta}, []byte(identity), nil); err != nil {
+		return store.Error(err)
+	}
+	return p.Commit(&b)
+}
+
+// adoptFormat makes sure that this node knows the format of the shard, by its identity.
+func (r *replica) adoptFormat(identity []byte) error {
+	format, err := manifest.ReplicaFormat(r.index, len(r.node.queue.replicas), identity)
+	if err != nil {
+		return err
+	}
+	return r.group.AdoptFormat(format)
 }
 
 // load builds the shard from the store.

@@ -51,6 +51,7 @@ type simNode struct {
 	name    string
 	join    bool
 	leaves  bool         // it is removed when it is closed
+	newest  int          // format that its build knows; 0: that of this one
 	ahead   atomic.Int64 // of the wall clock, in ns
 
 	mu      sync.Mutex // guards what follows
@@ -154,7 +155,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 		}
 	}
 	o.Cluster = &Cluster{
-		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout,
+		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout, newest: n.newest,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
 		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },

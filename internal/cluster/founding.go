@@ -186,6 +186,9 @@ func names(peers []Peer) (names []string) {
 // manifest has the founders until all groups have begun.
 func (n *Node) begin(founders []Peer) error {
 	d, all := n.c.Directory, foundersOf(founders)
+	if err := n.adoptFormat(n.formatOfFounders(all)); err != nil {
+		return err
+	}
 	if err := n.adopt(manifest.NewID(), all...); err != nil {
 		return err
 	}

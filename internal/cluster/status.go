@@ -19,6 +19,7 @@ type ShardStatus struct {
 	Shard    int
 	Leader   string // the node that leads it; "": none is known
 	Term     uint64 // of the leader, or the latest that any node knows
+	Format   int    // in which it is stored; 0: not known
 	Replicas []ReplicaStatus
 }
 
@@ -33,7 +34,9 @@ type ReplicaStatus struct {
 	LastError string
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
-	Term   uint64
+	// NewestFormat is the one up to which the node's version of codeq knows all.
+	NewestFormat int
+	Term         uint64
 	// LastIndex is that of the last entry in its log, Committed that of the last
 	// one of which it knows that a majority has it, Applied that of the last one
 	// in its store.
@@ -108,6 +111,7 @@ type replicaState struct {
 	Leader                        bool
 	Serves                        bool
 	Failed                        bool
+	Format, Newest                int // of the store; that the node knows, 0: the first
 	Term                          uint64
 	LastIndex, Committed, Applied uint64
 	LastContact                   time.Duration
@@ -130,6 +134,7 @@ func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 		return
 	}
 	s := a.replicas[sh.Shard]
+	rs.NewestFormat, sh.Format = s.newest(), max(sh.Format, s.Format)
 	rs.Serves, rs.Term, rs.LastIndex, rs.Committed, rs.Applied = s.Serves, s.Term, s.LastIndex, s.Committed, s.Applied
 	rs.LastContact = s.LastContact
 	if s.Leader && s.Term >= sh.Term {
@@ -179,6 +184,7 @@ func (n *Node) state() []replicaState {
 		s := &states[i]
 		s.Leader, s.Serves = g.raft.State() == raft.Leader, g.leads()
 		s.Failed = g.Failure() != nil
+		s.Format, s.Newest = int(g.format.Load()), n.c.Newest
 		s.Term, s.LastIndex, s.Committed = g.raft.CurrentTerm(), g.raft.LastIndex(), g.raft.CommitIndex()
 		s.Applied = g.Applied()
 		if at := g.raft.LastContact(); !s.Leader && !at.IsZero() {

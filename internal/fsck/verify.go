@@ -186,7 +186,7 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 	if v.Node == "" {
 		_, err = v.CheckIdentity(index, got)
 	} else if got != nil { // the shard has been led
-		_, err = manifest.CheckReplicaIdentity(index, v.Shards, got)
+		_, err = manifest.ReplicaFormat(index, v.Shards, got)
 	}
 	return err
 }

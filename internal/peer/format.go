@@ -82,6 +82,7 @@ func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats) (ours Fo
 	theirs = theirs.orFirst()
 	n.mu.Lock()
 	ours = n.formats
+	c.said = max(c.said, theirs.Least) // it need not be told
 	n.mu.Unlock()
 	if rises := use != useIntroduction && theirs.Least > ours.Least; rises && theirs.Least <= ours.Newest {
 		if err := n.c.Raise(theirs.Least); err != nil {

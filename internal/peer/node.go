@@ -80,7 +80,7 @@ type conn struct {
 	use    byte // 0: before the end of the handshake
 	newest int  // format that the other side knows
 	dialed bool // by this node
-	said   int  // the Least that this node said, if dialed
+	said   int  // the Least that the other side knows this node to have, if dialed
 }
 
 func (c *conn) Close() error {
