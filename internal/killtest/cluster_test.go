@@ -72,6 +72,7 @@ const (
 	nodeUnfinished = 'U' // Complete has certainly not been applied
 	nodeCompleted  = 'C' // acknowledged
 	nodeDrained    = 'D' // number: tasks that are left when nothing is to be done
+	nodeFormat     = 'V' // number: the oldest format of a shard, as soon as all are known
 )
 
 // nodeEvent is one report. A pipe does not split it.
@@ -194,13 +195,20 @@ func replicaOf(sh codeq.ShardStatus, node string) *codeq.ReplicaStatus {
 	return nil
 }
 
-// reportLeadership says which shards the node leads, until its queue is closed.
+// reportLeadership says which shards the node leads, and of which format they are, until its queue
+// is closed.
 func reportLeadership(q *codeq.Queue, self string) {
 	var was [clusterShardsN]bool
+	format := 0
 	for ; ; time.Sleep(20 * time.Millisecond) {
 		shards, err := statusOf(q)
 		if err != nil {
 			return
+		}
+		oldest := slices.MinFunc(shards, func(a, b codeq.ShardStatus) int { return cmp.Compare(a.Format, b.Format) }).Format
+		if oldest > format {
+			format = oldest
+			nodeEvent{kind: nodeFormat, number: uint64(format)}.report()
 		}
 		for i, sh := range shards {
 			r := replicaOf(sh, self)
@@ -298,6 +306,7 @@ type clusterHistory struct {
 	completed map[codeq.ID]int // the attempt
 	caughtUp  map[int]int      // how often a node has
 	drained   map[int]uint64
+	formats   map[int]uint64 // of the shards, as the nodes have said last
 }
 
 func newClusterHistory(t *testing.T) *clusterHistory {
@@ -305,6 +314,7 @@ func newClusterHistory(t *testing.T) *clusterHistory {
 		t: t, leader: [clusterShardsN]int{-1, -1, -1}, changed: make(chan struct{}),
 		produced: map[codeq.ID]uint64{}, byNumber: map[uint64]codeq.ID{}, attempts: map[codeq.ID]map[int]bool{},
 		finishing: map[codeq.ID]int{}, completed: map[codeq.ID]int{}, caughtUp: map[int]int{}, drained: map[int]uint64{},
+		formats: map[int]uint64{},
 	}
 }
 
@@ -350,6 +360,8 @@ func (h *clusterHistory) add(node int, e nodeEvent) {
 		h.completed[e.id] = e.attempt
 	case nodeDrained:
 		h.drained[node] = e.number
+	case nodeFormat:
+		h.formats[node] = e.number
 	}
 }
 
@@ -389,13 +401,15 @@ type clusterNodes struct {
 	level     codeq.Durability
 	peers     []codeq.Peer
 	lives     uint64 // of all nodes so far
+	build     string // test binary that nodes which are started run
 	processes []*clusterProcess
 }
 
-// startNodes starts a new cluster, which ends with the test, and waits until all shards are led.
-func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability) *clusterNodes {
+// startNodes starts a new cluster, which ends with the test, and waits until all shards are led. The
+// nodes run a test binary: this one, or one of an older build.
+func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build string) *clusterNodes {
 	c := &clusterNodes{
-		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, processes: make([]*clusterProcess, 3),
+		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, build: build, processes: make([]*clusterProcess, 3),
 	}
 	for i, addr := range freePorts(t, random, len(c.processes)) {
 		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: addr})
@@ -425,8 +439,13 @@ func (c *clusterNodes) waitForLeaders() {
 
 // start starts a node, perhaps again.
 func (c *clusterNodes) start(node int) {
+	c.processes[node] = c.run(c.build, c.config(node))
+}
+
+// config is that of the next life of a node.
+func (c *clusterNodes) config(node int) clusterConfig {
 	c.lives++
-	c.processes[node] = c.run(clusterConfig{filepath.Join(c.dir, c.peers[node].Node), c.lives, node, c.peers, c.level})
+	return clusterConfig{filepath.Join(c.dir, c.peers[node].Node), c.lives, node, c.peers, c.level}
 }
 
 // clusterProcess is a node that runs.
@@ -436,15 +455,27 @@ type clusterProcess struct {
 	read  chan struct{} // closed when everything it has reported is in the history
 }
 
-// run runs a node.
-func (h *clusterHistory) run(c clusterConfig) *clusterProcess {
+// thisBuild is this test binary.
+func thisBuild(t *testing.T) string {
 	exe, err := os.Executable()
-	require.NoError(h.t, err)
+	require.NoError(t, err)
+	return exe
+}
+
+// nodeCommand is what runs a node.
+func (h *clusterHistory) nodeCommand(build string, c clusterConfig) *exec.Cmd {
 	conf, err := json.Marshal(c)
 	require.NoError(h.t, err)
-	p := &clusterProcess{cmd: exec.Command(exe, "-test.run=^$"), read: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), clusterChildEnv+"="+string(conf))
+	cmd := exec.Command(build, "-test.run=^$")
+	cmd.Env = append(os.Environ(), clusterChildEnv+"="+string(conf))
+	return cmd
+}
+
+// run runs a node.
+func (h *clusterHistory) run(build string, c clusterConfig) *clusterProcess {
+	p := &clusterProcess{cmd: h.nodeCommand(build, c), read: make(chan struct{})}
 	p.cmd.Stderr = os.Stderr
+	var err error
 	p.stdin, err = p.cmd.StdinPipe()
 	require.NoError(h.t, err)
 	out, err := p.cmd.StdoutPipe()
@@ -518,7 +549,7 @@ func TestClusterKill(t *testing.T) {
 func killNodes(t *testing.T, level codeq.Durability) {
 	load := cmp.Or(*clusterFor, time.Duration(testkit.Sized(1, 6, 10))*time.Second)
 	random := testkit.Seeded(t)
-	c := startNodes(t, random, level)
+	c := startNodes(t, random, level, thisBuild(t))
 
 	var failovers []time.Duration
 	kills := 0
@@ -538,26 +569,32 @@ func killNodes(t *testing.T, level codeq.Durability) {
 		c.start(victim)
 	}
 
-	for _, p := range c.processes {
-		_, err := p.stdin.Write([]byte{0})
-		require.NoError(t, err)
-	}
-	c.wait("all tasks are done", 60*time.Second, func() bool { return len(c.drained) == len(c.peers) })
-	for _, p := range c.processes {
-		require.NoError(t, p.stdin.Close())
-	}
-	closing := time.Now()
-	for i, p := range c.processes {
-		<-p.read
-		require.NoError(t, p.cmd.Wait(), "node %d", i)
-	}
-	t.Logf("closed within %v", time.Since(closing).Round(time.Millisecond))
-	c.verify()
+	c.finish()
 	t.Logf("%d kills, %d elections, %d tasks acknowledged, %d completed, failovers %v",
 		kills, c.elections, len(c.produced), len(c.completed), distribution(failovers))
 	for _, took := range failovers {
 		require.LessOrEqual(t, took, *clusterFailover)
 	}
+}
+
+// finish ends the producers and, when nothing is left to be done, the nodes, and compares what was
+// acknowledged with what was done.
+func (c *clusterNodes) finish() {
+	for _, p := range c.processes {
+		_, err := p.stdin.Write([]byte{0})
+		require.NoError(c.t, err)
+	}
+	c.wait("all tasks are done", 60*time.Second, func() bool { return len(c.drained) == len(c.peers) })
+	for _, p := range c.processes {
+		require.NoError(c.t, p.stdin.Close())
+	}
+	closing := time.Now()
+	for i, p := range c.processes {
+		<-p.read
+		require.NoError(c.t, p.cmd.Wait(), "node %d", i)
+	}
+	c.t.Logf("closed within %v", time.Since(closing).Round(time.Millisecond))
+	c.verify()
 }
 
 // TestClusterReturn: a node that was away for long counts again as soon as it is
@@ -567,7 +604,7 @@ func TestClusterReturn(t *testing.T) {
 		t.Skip("a node is away for 6 s")
 	}
 	t.Parallel()
-	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess)
+	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess, thisBuild(t))
 	c.wait("the node has been there", 20*time.Second, func() bool { return c.caughtUp[0] == 1 })
 	c.killOne(0)
 	time.Sleep(6 * time.Second) // for so long that Raft hardly ever tries to replicate to it any more
