@@ -53,6 +53,11 @@ type simNode struct {
 	leaves  bool         // it is removed when it is closed
 	newest  int          // format that its build knows; 0: that of this one
 	ahead   atomic.Int64 // of the wall clock, in ns
+	drift   atomic.Int64 // of the wall clock, in parts per million
+	began   time.Time    // the drift counts from then on
+	broken  atomic.Bool  // its disk fails
+
+	turn sync.Mutex // see hold
 
 	mu      sync.Mutex // guards what follows
 	disk    *vfs.MemFS
@@ -88,7 +93,7 @@ func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simClust
 func (c *simCluster) node(join bool) *simNode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := &simNode{cluster: c, name: fmt.Sprint("n", c.next), join: join, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+	n := &simNode{cluster: c, name: fmt.Sprint("n", c.next), join: join, began: time.Now(), disk: vfs.NewCrashableMem(), votes: newSimVotes()}
 	c.next++
 	return n
 }
@@ -146,7 +151,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	o.fs = simFS{&testkit.HookFS{FS: n.disk, Before: fuse.before}, fuse}
 	votes, peers, join := n.votes, c.peers, n.join
 	n.mu.Unlock()
-	o.wall = func() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
+	o.wall = n.wall
 	o.Logger = n.log()
 	if join {
 		peers = nil
@@ -161,6 +166,13 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },
 	}
 	return &o, fuse
+}
+
+// wall is the node's wall clock.
+func (n *simNode) wall() time.Time {
+	now := time.Now()
+	drift := now.Sub(n.began).Microseconds() * n.drift.Load() // ns: 1e6 ppm, 1e3 ns a microsecond
+	return now.Add(time.Duration(n.ahead.Load() + drift/1000))
 }
 
 // recover lets a node that is down go on by itself; the others are members no more. It
@@ -192,13 +204,24 @@ func (n *simNode) alive(life int) bool {
 
 // raise starts the node if it is down, and reports whether it was.
 func (n *simNode) raise() bool {
+	defer n.hold()()
 	n.mu.Lock()
 	down := n.q == nil && !n.removed
 	n.mu.Unlock()
 	if down {
+		n.broken.Store(false)
 		n.start()
 	}
 	return down
+}
+
+// hold returns when nobody else starts or closes the node, and waits for it as goroutines of a bubble
+// have to: time passes only for those that sleep.
+func (n *simNode) hold() (release func()) {
+	for !n.turn.TryLock() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return n.turn.Unlock
 }
 
 // crash ends the node as a kill -9 does, or a power loss after which so many
@@ -301,7 +324,9 @@ func (f *simFuse) broken(op, name string) bool {
 func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.fuse.fails.Store(&fails)
+	if n.fuse != nil {
+		n.fuse.fails.Store(&fails)
+	}
 }
 
 // watchLoads has seen told what the node reads of Raft's log, until its next life.
@@ -315,7 +340,9 @@ func (n *simNode) watchLoads(seen func(bytes int)) {
 func (n *simNode) fill(free int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.fuse.free.Store(free)
+	if n.fuse != nil {
+		n.fuse.free.Store(free)
+	}
 }
 
 // light has the node crash before that many operations on its disk.
@@ -331,13 +358,14 @@ func (n *simNode) light(operations int64, percent int) {
 
 // stop closes the node's queue and waits.
 func (n *simNode) stop() {
-	if err := n.close(); err != nil {
+	if err := n.close(); err != nil && !n.broken.Load() {
 		n.cluster.t.Errorf("close of node %s: %v", n.name, err)
 	}
 }
 
 // close is stop, and returns what Close does; nil if the node is down.
 func (n *simNode) close() error {
+	defer n.hold()()
 	n.mu.Lock()
 	q := n.q
 	n.q = nil
@@ -395,6 +423,7 @@ func (c *simCluster) close() {
 // mend heals the network, lets all nodes run, and starts those that are down.
 func (c *simCluster) mend(start bool) {
 	c.net.Heal(false)
+	c.net.Unshape()
 	for _, n := range c.members() {
 		c.net.Pause(n.name, false)
 		n.mu.Lock()
@@ -493,6 +522,12 @@ func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
 // however often it has to be tried. It may be called from any goroutine, one at a time. What
 // busy begins, if it is not nil, goes on while the node is removed.
 func (c *simCluster) replace(old *simNode, note func(string, ...any), busy func() (end func())) {
+	c.grow(note)
+	c.remove(old, note, busy)
+}
+
+// grow adds a node.
+func (c *simCluster) grow(note func(string, ...any)) {
 	n := c.node(true)
 	note("%s joins", n.name)
 	for end := time.Now().Add(4 * simPatience); ; time.Sleep(time.Second) {
@@ -508,7 +543,12 @@ func (c *simCluster) replace(old *simNode, note func(string, ...any), busy func(
 	c.mu.Lock()
 	c.nodes = append(c.nodes, n)
 	c.mu.Unlock()
-	note("%s has joined, %s is removed", n.name, old.name)
+	note("%s has joined", n.name)
+}
+
+// remove removes a node.
+func (c *simCluster) remove(old *simNode, note func(string, ...any), busy func() (end func())) {
+	note("%s is removed", old.name)
 	// It is started again if it crashes, since Raft may need its vote: a voter that has not
 	// heard of the new node refuses to elect it. But it must not join again.
 	old.mu.Lock()

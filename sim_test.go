@@ -70,12 +70,12 @@ func TestSimulation(t *testing.T) {
 
 // simCounts is what a simulation has come to.
 type simCounts struct {
-	Calls, Unknown, Tasks, Lost, Copies int
-	Faults                              map[string]int // by kind
+	Calls, Unknown, Tasks, Lost, Copies, Uses int
+	Faults                                    map[string]int // by kind
 }
 
 func (c *simCounts) add(o simCounts) {
-	c.Calls, c.Unknown, c.Tasks, c.Lost, c.Copies = c.Calls+o.Calls, c.Unknown+o.Unknown, c.Tasks+o.Tasks, c.Lost+o.Lost, c.Copies+o.Copies
+	c.Calls, c.Unknown, c.Tasks, c.Lost, c.Copies, c.Uses = c.Calls+o.Calls, c.Unknown+o.Unknown, c.Tasks+o.Tasks, c.Lost+o.Lost, c.Copies+o.Copies, c.Uses+o.Uses
 	if c.Faults == nil {
 		c.Faults = make(map[string]int)
 	}
@@ -110,14 +110,15 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 // schedule is one simulation.
 type schedule struct {
 	*simCluster
-	h       *simHistory
-	rng     *rand.Rand // of the faults
-	seed    uint64
-	length  time.Duration
-	faults  []simFault
-	kill    bool // crashes are of the process only
-	clients sync.WaitGroup
-	over    atomic.Bool
+	h        *simHistory
+	features *simFeatures
+	rng      *rand.Rand // of the faults
+	seed     uint64
+	length   time.Duration
+	faults   []simFault
+	kill     bool // crashes are of the process only
+	clients  sync.WaitGroup
+	over     atomic.Bool
 
 	noting sync.Mutex // guards events
 	events []string
@@ -126,8 +127,9 @@ type schedule struct {
 	moving atomic.Bool    // a change of membership is under way
 	rushed atomic.Int64   // clients of rush, ever
 
-	copying sync.Mutex // guards copies
-	copies  []simCopy
+	copying  sync.Mutex // guards what follows
+	copies   []simCopy
+	backlogs map[ID]bool // tasks of backlogs that are stored for certain
 }
 
 // simFault is something that happens to a cluster.
@@ -140,6 +142,7 @@ type simFault struct {
 func newSchedule(t *testing.T, seed uint64) *schedule {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	s := &schedule{h: newSimHistory(), rng: rng, seed: seed, struck: make(map[string]int)}
+	s.features = newSimFeatures(s)
 	opts := Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096, maxAppend: 4}
 	nodes := 3
 	if rng.IntN(5) == 0 {
@@ -155,7 +158,8 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 		opts.WindowTasks = 4
 	}
 	s.length = time.Duration(10+rng.IntN(30)) * time.Second
-	for _, f := range simFaults {
+	s.h.drifting, s.h.broken = rng.IntN(6) == 0, true
+	for _, f := range slices.Concat(simFaults, simLinks, simDisks) {
 		if rng.IntN(2) == 0 {
 			s.faults = append(s.faults, f)
 		}
@@ -195,6 +199,7 @@ func (s *schedule) run() simCounts {
 		rng := rand.New(rand.NewPCG(s.seed, uint64(200+i)))
 		s.clients.Go(func() { (&simClient{schedule: s, number: 500 + i, home: i, rng: rng}).probe() })
 	}
+	wait, stop := s.features.begin()
 	for end := time.Now().Add(s.length); time.Now().Before(end); {
 		time.Sleep(s.upTo(3 * time.Second))
 		s.strike()
@@ -204,8 +209,11 @@ func (s *schedule) run() simCounts {
 	s.mend(true)
 	s.clients.Wait()
 	s.done.Wait()
+	wait()
+	s.mend(true)
 	s.note("drain")
 	s.drain()
+	stop()
 	s.note("rest")
 	s.rest()
 	if err := s.check(); err != nil {
@@ -228,9 +236,14 @@ func (s *schedule) run() simCounts {
 		}
 		s.t.Errorf("task %s (%s) cannot be claimed: %v", id, info.Payload, info.State)
 	}
+	s.features.check(tasks)
+	s.checkBacklogs(tasks)
+	if s.rng.IntN(8) == 0 {
+		s.recoverAlone(tasks)
+	}
 	s.note("close")
 	s.close()
-	counts := simCounts{Calls: len(s.h.calls), Faults: s.struck, Tasks: len(s.h.ids), Copies: len(s.copies)}
+	counts := simCounts{Calls: len(s.h.calls), Faults: s.struck, Tasks: len(s.h.ids), Copies: len(s.copies), Uses: s.features.uses}
 	for _, c := range s.h.calls {
 		switch c.outcome {
 		case simUnknown:
@@ -353,7 +366,7 @@ var simFaults = []simFault{
 	{"close", 2, func(s *schedule) {
 		n := s.someNode()
 		s.note("close %s", n.name)
-		n.stop()
+		n.stop() // of one whose disk fails it is an error
 	}},
 	{"clock", 3, func(s *schedule) {
 		n := s.someNode()
@@ -435,6 +448,7 @@ var simMending = []simFault{
 		reset := s.rng.IntN(2) == 0
 		s.note("heal, reset %t", reset)
 		s.net.Heal(reset)
+		s.net.Unshape()
 	}},
 	{"restart", 8, (*schedule).raise},
 }

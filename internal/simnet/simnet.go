@@ -28,7 +28,8 @@ type Net struct {
 	bytes   map[link]int64     // written so far
 	rates   map[link]int64     // bytes per second; 0: no limit
 	busy    map[link]time.Time // until then, with what was sent
-	dials   map[string]int     // of a host, so far
+	delays  map[link]time.Duration
+	dials   map[string]int // of a host, so far
 	paused  map[string]bool
 	hosts   map[string]*Listener
 	conns   map[*conn]bool
@@ -43,7 +44,7 @@ const window = 64 << 10
 func New(seed uint64, latency time.Duration) *Net {
 	return &Net{
 		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), dials: make(map[string]int),
-		rates: make(map[link]int64), busy: make(map[link]time.Time), paused: make(map[string]bool), hosts: make(map[string]*Listener), conns: make(map[*conn]bool),
+		rates: make(map[link]int64), busy: make(map[link]time.Time), delays: make(map[link]time.Duration), paused: make(map[string]bool), hosts: make(map[string]*Listener), conns: make(map[*conn]bool),
 	}
 }
 
@@ -94,6 +95,20 @@ func (n *Net) SetCut(from, to string, cut bool) {
 // is no limit.
 func (n *Net) SetBandwidth(from, to string, rate int64) {
 	n.update(func() { n.rates[link{from, to}] = rate })
+}
+
+// SetDelay makes what one direction of a link passes from now on arrive later by d.
+func (n *Net) SetDelay(from, to string, d time.Duration) {
+	n.update(func() { n.delays[link{from, to}] = d })
+}
+
+// Unshape ends the limits and delays of all links.
+func (n *Net) Unshape() {
+	n.update(func() {
+		clear(n.rates)
+		clear(n.busy)
+		clear(n.delays)
+	})
 }
 
 // Isolate cuts a host off from others, in both directions.
@@ -174,7 +189,7 @@ func (n *Net) pass(l link, bytes int) time.Time {
 		at = at.Add(time.Duration(int64(bytes) * int64(time.Second) / rate))
 		n.busy[l] = at
 	}
-	return at.Add(n.lag())
+	return at.Add(n.delays[l] + n.lag())
 }
 
 // wait waits for a signal, or until a time; zero: for ever.

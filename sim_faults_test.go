@@ -1,0 +1,203 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// simLinks are links that are slow or long, and what makes that matter.
+var simLinks = []simFault{
+	{"slow link", 3, func(s *schedule) {
+		a, b := s.someNode().name, s.anyNode().name
+		rate := int64(64<<10) << s.rng.IntN(8)
+		s.note("%s -> %s passes %d bytes/s", a, b, rate)
+		s.net.SetBandwidth(a, b, rate)
+		if s.rng.IntN(2) == 0 {
+			s.net.SetBandwidth(b, a, rate)
+		}
+	}},
+	{"long link", 3, func(s *schedule) {
+		a, b, d := s.someNode().name, s.anyNode().name, s.upTo(2*time.Second)
+		s.note("%s -> %s is %v late", a, b, d)
+		s.net.SetDelay(a, b, d)
+	}},
+	{"backlog", 2, func(s *schedule) {
+		n, size := s.anyNode(), 1+s.rng.IntN(128<<10)
+		s.note("backlog of tasks of %d bytes by %s", size, n.name)
+		s.done.Go(func() { s.backlog(n, size) })
+	}},
+	{"drift", 4, func(s *schedule) {
+		if n := s.anyNode(); s.h.drifting {
+			n.drift.Store(s.rng.Int64N(1_000_000) - 500_000)
+			s.note("the clock of %s gains %d ms a second", n.name, n.drift.Load()/1000)
+		}
+	}},
+}
+
+// backlog stores large tasks, which nobody claims.
+func (s *schedule) backlog(n *simNode, size int) {
+	const tasks, bytes = 200, 2 << 20
+	rng := rand.New(rand.NewPCG(s.seed, uint64(size)))
+	for stored := 0; stored < min(tasks, bytes/size); stored++ {
+		q, life := n.queue()
+		if q == nil {
+			return
+		}
+		payload := make([]byte, size)
+		for i := range payload {
+			payload[i] = byte(rng.Uint32())
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		id, err := q.Produce(ctx, Task{Queue: "backlog", Payload: payload})
+		cancel()
+		if err != nil || !n.alive(life) {
+			continue
+		}
+		s.copying.Lock()
+		if s.backlogs == nil {
+			s.backlogs = make(map[ID]bool)
+		}
+		s.backlogs[id] = true
+		s.copying.Unlock()
+	}
+}
+
+// checkBacklogs makes sure that every task of a backlog that was acknowledged is stored.
+func (s *schedule) checkBacklogs(tasks map[ID]*TaskInfo) {
+	s.copying.Lock()
+	defer s.copying.Unlock()
+	for id := range s.backlogs {
+		if tasks[id] == nil {
+			s.t.Errorf("task %s of a backlog was acknowledged and is not stored", id)
+		}
+	}
+}
+
+// simDisks are disks that fail or are full, and nodes that go for good.
+var simDisks = []simFault{
+	{"broken disk", 2, func(s *schedule) {
+		n, fault, d := s.someNode(), simDiskFaults[s.rng.IntN(len(simDiskFaults))], s.upTo(10*time.Second)
+		if q, _ := n.queue(); q == nil || n.broken.Swap(true) {
+			return
+		}
+		s.note("on %s fail %s, until its process is started again in %v", n.name, fault.what, d)
+		n.breakDisk(fault.fails)
+		s.done.Go(func() {
+			time.Sleep(d)
+			n.crash(100)
+			n.raise()
+		})
+	}},
+	{"full disk", 2, func(s *schedule) {
+		n, d := s.someNode(), s.upTo(10*time.Second)
+		n.mu.Lock()
+		fuse := n.fuse
+		n.mu.Unlock()
+		if fuse == nil {
+			return
+		}
+		s.note("the disk of %s is full for %v", n.name, d)
+		fuse.free.Store(0)
+		s.done.Go(func() {
+			time.Sleep(d)
+			fuse.free.Store(simFree)
+		})
+	}},
+	{"flip", 2, func(s *schedule) {
+		n := s.someNode()
+		if q, _ := n.queue(); q == nil || n.broken.Load() || !s.canLose(n) || !s.moving.CompareAndSwap(false, true) {
+			return
+		}
+		s.flip(n)
+	}},
+	{"remove beside a dead node", 2, func(s *schedule) {
+		nodes := s.members()
+		i := s.rng.Perm(len(nodes))
+		dead, live, by := nodes[i[0]], nodes[i[1]], nodes[i[2]]
+		if !s.moving.CompareAndSwap(false, true) {
+			return
+		}
+		s.note("crash %s; %s removes %s", dead.name, by.name, live.name)
+		dead.crash(100)
+		s.done.Go(func() {
+			defer s.moving.Store(false)
+			s.h.leaves(live.name)
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			q, _ := by.queue()
+			if q == nil {
+				return
+			}
+			err := q.RemoveNode(ctx, live.name)
+			s.note("%s removes %s: %v", by.name, live.name, err)
+			if errors.Is(err, ErrNoMajority) {
+				return // nothing has changed
+			}
+			s.grow(s.note) // it may be removed from some shards
+			s.remove(live, s.note, nil)
+		})
+	}},
+}
+
+// flip closes a node and changes a bit in one of its files. The node notices that when it is opened,
+// and is replaced. (Blocks of tables are checked when they are read; goroutines of Pebble that find
+// such damage may never end, which a bubble does not allow.)
+func (s *schedule) flip(n *simNode) {
+	n.stop()
+	c := &corruptible{t: s.t, disk: n.disk, content: make(map[string][]byte)}
+	c.add("queue")
+	c.files = slices.DeleteFunc(c.files, func(name string) bool { return strings.HasSuffix(name, ".sst") })
+	name := c.files[s.rng.IntN(len(c.files))]
+	bit := s.rng.IntN(8 * len(c.content[name]))
+	n.mu.Lock()
+	n.disk = c.flip(name, bit)
+	n.mu.Unlock()
+	n.broken.Store(true)
+	err := s.open(n)
+	s.note("bit %d of %s of %s is flipped: %v", bit, name, n.name, err)
+	if err != nil && !errors.Is(err, ErrCorrupt) {
+		s.t.Errorf("bit %d of %s of %s is flipped: %v", bit, name, n.name, err)
+	}
+	n.mu.Lock()
+	n.removed = true
+	n.mu.Unlock()
+	s.done.Go(func() {
+		defer s.moving.Store(false)
+		s.replace(n, s.note, nil)
+	})
+}
+
+// recoverAlone lets one node go on by itself, with all that was stored, and others join it.
+// REQUIRES: the cluster is at rest.
+func (s *schedule) recoverAlone(tasks map[ID]*TaskInfo) {
+	n := s.anyNode()
+	s.note("%s goes on alone", n.name)
+	s.struck["recover"]++
+	for _, other := range s.members() {
+		other.crash(100)
+	}
+	if err := s.recover(n); err != nil {
+		s.t.Errorf("RecoverCluster: %v", err)
+		return
+	}
+	n.mu.Lock()
+	n.join = false
+	n.mu.Unlock()
+	n.start()
+	s.awaitLeaders()
+	s.grow(s.note)
+	s.rest()
+	now, err := s.tasks()
+	if err = errors.Join(err, s.check()); err != nil {
+		s.t.Error(err)
+	}
+	for id, info := range tasks {
+		if now[id] == nil && info.State == Ready {
+			s.t.Errorf("task %s (%s) is gone after RecoverCluster", id, info.Payload)
+		}
+	}
+}
