@@ -51,7 +51,6 @@ type simNode struct {
 	name    string
 	join    bool
 	leaves  bool         // it is removed when it is closed
-	newest  int          // format that its build knows; 0: that of this one
 	ahead   atomic.Int64 // of the wall clock, in ns
 	drift   atomic.Int64 // of the wall clock, in parts per million
 	began   time.Time    // the drift counts from then on
@@ -60,6 +59,7 @@ type simNode struct {
 	turn sync.Mutex // see hold
 
 	mu      sync.Mutex // guards what follows
+	newest  int        // format that its build knows; 0: that of this one
 	disk    *vfs.MemFS
 	votes   *simVotes
 	q       *Queue // nil: the node is down
@@ -70,6 +70,11 @@ type simNode struct {
 
 // newSimCluster starts a cluster of so many nodes.
 func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simCluster {
+	return newSimClusterOf(t, seed, nodes, opts, 0)
+}
+
+// newSimClusterOf is newSimCluster with builds that know a format.
+func newSimClusterOf(t *testing.T, seed uint64, nodes int, opts Options, newest int) *simCluster {
 	c := &simCluster{
 		t: t, net: simnet.New(seed, 5*time.Millisecond), rng: rand.New(rand.NewPCG(seed, 2)), opts: opts,
 	}
@@ -83,6 +88,7 @@ func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simClust
 	}
 	for range nodes {
 		n := c.node(false)
+		n.newest = newest
 		n.start()
 		c.nodes = append(c.nodes, n)
 	}
@@ -149,7 +155,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	fuse := &simFuse{}
 	fuse.free.Store(simFree)
 	o.fs = simFS{&testkit.HookFS{FS: n.disk, Before: fuse.before}, fuse}
-	votes, peers, join := n.votes, c.peers, n.join
+	votes, peers, join, newest := n.votes, c.peers, n.join, n.newest
 	n.mu.Unlock()
 	o.wall = n.wall
 	o.Logger = n.log()
@@ -160,7 +166,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 		}
 	}
 	o.Cluster = &Cluster{
-		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout, newest: n.newest,
+		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout, newest: newest,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
 		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },

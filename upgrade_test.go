@@ -3,11 +3,11 @@ package codeq
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
@@ -27,17 +27,7 @@ func formatOf(t *testing.T, q *Queue, shard int) int {
 // this one.
 func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluster)) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 0, Options{Shards: shards})
-		for i := range 3 {
-			n := c.node(false)
-			n.newest = manifest.OldestOfNodes
-			c.peers = append(c.peers, Peer{n.name, n.name})
-			c.nodes = append(c.nodes, n)
-			require.Equal(t, fmt.Sprint("n", i), n.name)
-		}
-		for _, n := range c.nodes {
-			n.start()
-		}
+		c := newSimClusterOf(t, 1, 3, Options{Shards: shards}, oldFormat)
 		c.awaitLeaders()
 		story(t, c)
 		c.mend(true)
@@ -117,8 +107,16 @@ func TestUpgrade(t *testing.T) {
 		err := c.open(joining)
 		require.ErrorIs(t, err, ErrFormat)
 		require.ErrorContains(t, err, `node "n3" knows format 4, the cluster of node "n0" has format 5`)
-		joining.newest, joining.disk = newFormat, vfs.NewCrashableMem()
-		require.NoError(t, c.open(joining))
+		joining.join = false
+		joining.wipe()
+		require.NoError(t, c.open(joining), "it waits to be added")
+		err = simQueue(c.nodes[0]).AddNode(t.Context(), Peer{joining.name, joining.name})
+		require.ErrorIs(t, err, ErrFormat)
+		require.ErrorContains(t, err, `node "n3" knows format 4, the cluster of node "n0" has format 5`)
+		joining.stop()
+		joining.join = true
+		joining.wipe()
+		require.NoError(t, joining.become(newFormat))
 		c.nodes = append(c.nodes, joining)
 		work()
 		c.requireFormat(newFormat)
@@ -157,6 +155,36 @@ func TestUpgradeBesideDeadNode(t *testing.T) {
 	})
 }
 
+// TestFoundersOfTwoBuilds: a new cluster has the newest format that all founders know.
+func TestFoundersOfTwoBuilds(t *testing.T) {
+	for _, old := range []int{-1, 0, 2} {
+		t.Run(fmt.Sprint("old ", old), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newSimCluster(t, 1, 0, Options{Shards: 2})
+				for i := range 3 {
+					n := c.node(false)
+					if i == old {
+						n.newest = oldFormat
+					}
+					c.peers = append(c.peers, Peer{n.name, n.name})
+					c.nodes = append(c.nodes, n)
+				}
+				for _, n := range c.nodes {
+					n.start()
+				}
+				c.awaitLeaders()
+				c.rest()
+				want := newFormat
+				if old >= 0 {
+					want = oldFormat
+				}
+				c.requireFormat(want)
+				c.close()
+			})
+		})
+	}
+}
+
 // TestOldNodeIsRefused: a node of an older build that was away while the cluster rose hears why
 // nobody talks to it.
 func TestOldNodeIsRefused(t *testing.T) {
@@ -187,4 +215,36 @@ func (c *simCluster) requireRefused(n *simNode) {
 	require.ErrorIs(c.t, err, ErrNotLeader)
 	require.ErrorIs(c.t, err, ErrFormat)
 	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 4, the cluster of node", n.name))
+}
+
+// simUpgrade lets a node be killed, and come back with this build.
+var simUpgrade = simFault{"upgrade", 8, func(s *schedule) {
+	if n := s.anyNode(); n.upgrade() {
+		s.note("upgrade %s", n.name)
+	}
+}}
+
+// upgrade kills the node if its build is older than this one, and lets the next life have this one.
+func (n *simNode) upgrade() bool {
+	n.mu.Lock()
+	old := n.newest != 0
+	n.newest = 0
+	n.mu.Unlock()
+	if old {
+		n.crash(100)
+	}
+	return old
+}
+
+// awaitFormat waits until all shards have the format of this build, whose nodes all have it.
+func (c *simCluster) awaitFormat() {
+	for end := time.Now().Add(simPatience); ; time.Sleep(time.Second) {
+		st, err := simQueue(c.members()[0]).ClusterStatus(context.Background())
+		if err == nil && !slices.ContainsFunc(st.Shards, func(sh ShardStatus) bool { return sh.Format != newFormat }) {
+			return
+		}
+		if time.Now().After(end) {
+			c.hangs("the rise of the format")
+		}
+	}
 }
