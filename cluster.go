@@ -147,8 +147,8 @@ const (
 // AddNode may be called on any node, and again if it has returned an error, such
 // as that of ctx: what has been done stays done.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
-// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrFormat],
+// [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, p.Node); err != nil {
@@ -181,7 +181,7 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 // are asked as by [Queue.RemoveNode].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
-// [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
 	if old == p.Node {

@@ -258,7 +258,7 @@ func (n *Node) listen() error {
 	}
 	n.peer = peer.New(peer.Config{
 		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve, Logger: n.log,
-		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.adoptFormat,
+		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.announceFormat,
 	})
 	return nil
 }

@@ -49,8 +49,19 @@ func (g *Group) AdoptFormat(format int) error {
 	return nil
 }
 
-// adoptFormat durably makes the node one that may have stored something of a format.
+// adoptFormat makes the node one that may have stored something of a format, and the others know it.
 func (n *Node) adoptFormat(format int) error {
+	if err := n.announceFormat(format); err != nil {
+		return err
+	}
+	if n.peer != nil { // or else it begins with what the manifest has
+		n.peer.Require(format)
+	}
+	return nil
+}
+
+// announceFormat durably lets the manifest have a format, or a later one.
+func (n *Node) announceFormat(format int) error {
 	if format > n.c.Newest {
 		return fmt.Errorf("%w: %d, this version knows %d", base.ErrFormat, format, n.c.Newest)
 	}
@@ -65,9 +76,6 @@ func (n *Node) adoptFormat(format int) error {
 	if err := d.Write(); err != nil {
 		d.Format = before
 		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
-	}
-	if n.peer != nil {
-		n.peer.Require(format)
 	}
 	n.log.Info("format raised", "from", before, "to", format)
 	return nil

@@ -88,6 +88,7 @@ func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats) (ours Fo
 		if err := n.c.Raise(theirs.Least); err != nil {
 			return ours, &RefusedError{RefusedFormat, fmt.Sprintf("format %d: %v", theirs.Least, err)}
 		}
+		n.Require(theirs.Least)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -123,7 +123,7 @@ func TestRequire(t *testing.T) {
 		nw := newNetwork()
 		a, b := nw.formatted(t, "a", Formats{6, 5}), nw.formatted(t, "b", Formats{6, 5})
 		raised := 0
-		b.c.Raise = func(format int) error { raised = format; b.Require(format); return nil }
+		b.c.Raise = func(format int) error { raised = format; return nil }
 		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
 		before := dialRaft(t, a, "b")

@@ -26,8 +26,8 @@ type Config struct {
 	Identity Identity
 	// Formats are those that this node knows and requires. Defaults to FirstFormat.
 	Formats Formats
-	// Raise is called when another node of the cluster requires a later format than this one, which
-	// knows it. It calls Require. Until it returns, that node sends nothing. Defaults to Require.
+	// Raise is called before this node comes to require a later format, which it knows, since
+	// another one of its cluster does. Until it returns, that one sends nothing. Defaults to none.
 	Raise func(format int) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
@@ -132,7 +132,7 @@ func New(c Config) *Node {
 		groups:  make([]chan net.Conn, c.Groups),
 	}
 	if n.c.Raise == nil {
-		n.c.Raise = func(format int) error { n.Require(format); return nil }
+		n.c.Raise = func(int) error { return nil }
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.waiters.New = func() any { return &waiter{done: make(chan struct{}, 1)} }
