@@ -26,8 +26,8 @@ type simFeatureTask struct {
 	produce        span // of the call
 	acked          bool // it was stored for certain
 	leases         []simLease
-	ends           []span // calls that have ended it, or may have
-	runs           int    // of a handler
+	ends           []*span // calls that have ended it, or may have
+	runs           int     // of a handler
 }
 
 // span is the time of a call.
@@ -189,17 +189,17 @@ func (f *simFeatures) complete(c *simClient, l *Lease, t *simFeatureTask, next .
 			held.end = begin
 		}
 	}
-	t.ends = append(t.ends, span{begin: begin})
-	at := len(t.ends) - 1
+	end := &span{begin: begin}
+	t.ends = append(t.ends, end)
 	f.mu.Unlock()
 	call, ok := c.call(simComplete, func(ctx context.Context, q *Queue, _ *simCall) error {
 		return q.Complete(ctx, l.Receipt, nil, next...)
 	})
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t.ends[at].end = time.Now()
+	end.end = time.Now()
 	if !ok || call.outcome == simNever {
-		t.ends = slices.Delete(t.ends, at, at+1)
+		t.ends = slices.DeleteFunc(t.ends, func(e *span) bool { return e == end })
 	}
 	f.uses++
 }
@@ -336,7 +336,7 @@ func (f *simFeatures) checkGroups(tasks []*simFeatureTask) {
 		}
 		for _, first := range tasks {
 			before := first.queue == simGroups && first.group == a.t.group && first.acked && first.produce.end.Before(a.t.produce.begin)
-			if before && !slices.ContainsFunc(first.ends, func(end span) bool { return end.begin.Before(a.begin) }) {
+			if before && !slices.ContainsFunc(first.ends, func(end *span) bool { return end.begin.Before(a.begin) }) {
 				f.t.Errorf("%s of group %s is claimed at %v, before the end of %s", a.t.payload, a.t.group, a.begin, first.payload)
 			}
 		}
@@ -361,7 +361,7 @@ func (f *simFeatures) checkKeys(tasks []*simFeatureTask) {
 			if a.key == "" || a.key != b.key || !a.acked || !b.acked || !a.produce.end.Before(b.produce.begin) {
 				continue
 			}
-			if !slices.ContainsFunc(a.ends, func(end span) bool { return end.begin.Before(b.produce.end) }) {
+			if !slices.ContainsFunc(a.ends, func(end *span) bool { return end.begin.Before(b.produce.end) }) {
 				f.t.Errorf("%s and %s have key %s at the same time", a.payload, b.payload, a.key)
 			}
 		}

@@ -12,12 +12,23 @@ import (
 // BenchmarkCluster is BenchmarkFullCycle on three nodes in one process, which
 // talk over TCP loopback: the producers and workers are spread over the nodes.
 func BenchmarkCluster(b *testing.B) {
+	forEachCluster(b, func(b *testing.B, queues []*codeq.Queue) { fullCycle(b, queues...) })
+}
+
+// BenchmarkClusterRun is BenchmarkRun on three nodes, each with a Run of its own.
+func BenchmarkClusterRun(b *testing.B) {
+	forEachCluster(b, func(b *testing.B, queues []*codeq.Queue) {
+		measure(b, workload.Load{Batch: batch, Backlog: 2 * producers * batch}, workload.Runner{Queues: queues})
+	})
+}
+
+// forEachCluster runs f on three nodes at two durabilities, with one shard and with three.
+func forEachCluster(b *testing.B, f func(b *testing.B, queues []*codeq.Queue)) {
 	const nodes = 3
 	for _, d := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		for _, shards := range []int{1, 3} {
 			b.Run(fmt.Sprintf("nodes=%d/durability=%v/shards=%d", nodes, d, shards), func(b *testing.B) {
-				queues := openCluster(b, nodes, codeq.Options{Durability: d, Shards: shards})
-				fullCycle(b, queues...)
+				f(b, openCluster(b, nodes, codeq.Options{Durability: d, Shards: shards}))
 			})
 		}
 	}

@@ -12,6 +12,6 @@ import (
 // service with back-pressure does.
 func BenchmarkRun(b *testing.B) {
 	forEach(b, func(b *testing.B, q *codeq.Queue) {
-		measure(b, workload.Load{Batch: batch, Backlog: 2 * producers * batch}, workload.Runner{Queue: q})
+		measure(b, workload.Load{Batch: batch, Backlog: 2 * producers * batch}, workload.Runner{Queues: []*codeq.Queue{q}})
 	})
 }

@@ -64,7 +64,7 @@ func openCodeq(dir string, opts codeq.Options, batches bool, retention time.Dura
 	}
 	p := &peer{version: "this commit", driver: workload.Calls{Queues: []*codeq.Queue{q}, Retention: retention}}
 	if batches {
-		p.driver = workload.Runner{Queue: q, Retention: retention}
+		p.driver = workload.Runner{Queues: []*codeq.Queue{q}, Retention: retention}
 	}
 	p.onClose(q.Close)
 	return p, nil

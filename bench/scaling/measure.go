@@ -153,7 +153,7 @@ func (m *measurer) point(ctx context.Context, dir string, s setting, profile str
 	}
 	var d workload.Driver = workload.Calls{Queues: queues}
 	if s.run {
-		d = workload.Runner{Queue: queues[0]}
+		d = workload.Runner{Queues: queues}
 	}
 	runtime.GC() // what the setting before has left
 	run := workload.Start(ctx, s.load, d)

@@ -63,17 +63,27 @@ func work(ctx context.Context, q *codeq.Queue, done func(payload []byte)) error 
 	}
 }
 
-// Runner drives codeq by ProduceBatch, and by Run with a handler that does nothing.
+// Runner drives codeq by ProduceBatch, and by Run with a handler that does nothing. The producers
+// and workers are spread over the queues: the nodes of a cluster, or one queue.
 type Runner struct {
-	Queue     *codeq.Queue
+	Queues    []*codeq.Queue
 	Retention time.Duration // of all tasks
 }
 
-func (r Runner) Produce(ctx context.Context, _, _ int, payloads [][]byte) error {
-	return produceBatch(ctx, r.Queue, payloads, r.Retention)
+func (r Runner) Produce(ctx context.Context, producer, _ int, payloads [][]byte) error {
+	return produceBatch(ctx, r.Queues[producer%len(r.Queues)], payloads, r.Retention)
 }
 
 func (r Runner) Work(ctx context.Context, workers int, done func(payload []byte)) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for i, q := range r.Queues {
+		share := (workers + i) / len(r.Queues)
+		g.Go(func() error { return run(ctx, q, share, done) })
+	}
+	return g.Wait()
+}
+
+func run(ctx context.Context, q *codeq.Queue, workers int, done func(payload []byte)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var m codeq.Mux
@@ -82,7 +92,7 @@ func (r Runner) Work(ctx context.Context, workers int, done func(payload []byte)
 		return nil
 	})
 	failed := make(chan error, 1)
-	err := r.Queue.Run(ctx, &m, &codeq.RunOptions{
+	err := q.Run(ctx, &m, &codeq.RunOptions{
 		Concurrency: workers,
 		OnError: func(_ *codeq.Lease, err error) {
 			select {
@@ -102,7 +112,7 @@ func (r Runner) Work(ctx context.Context, workers int, done func(payload []byte)
 
 // Pending is counted, since Run does not tell when a completion is committed.
 func (r Runner) Pending(ctx context.Context) (int64, error) {
-	stats, err := r.Queue.Stats(ctx)
+	stats, err := r.Queues[0].Stats(ctx)
 	of := stats[QueueName]
 	return int64(of.Total() - of.Done), err
 }

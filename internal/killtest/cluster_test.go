@@ -500,6 +500,7 @@ func (h *clusterHistory) run(build string, c clusterConfig) *clusterProcess {
 
 // dump has a node write what its goroutines are at to the standard error, which ends it.
 func (p *clusterProcess) dump() {
+	_ = resume(p.cmd.Process) // it may have ended
 	if p.cmd.Process.Signal(syscall.SIGQUIT) == nil { // else it has ended
 		<-p.read
 	}
@@ -530,7 +531,8 @@ func freePorts(t *testing.T, random *rand.Rand, n int) (addrs []string) {
 
 // TestClusterKill: while one node after another is killed, nothing that was
 // acknowledged is lost, nothing is done twice that was acknowledged as done, and
-// the shards of a node that was killed are served again in time.
+// the shards of a node that was killed are served again in time. Some are not killed but paused,
+// and go on later.
 func TestClusterKill(t *testing.T) {
 	parallel := func(t *testing.T) {
 		if *clusterFor == 0 { // whoever measures wants one cluster at a time
@@ -552,7 +554,7 @@ func killNodes(t *testing.T, level codeq.Durability) {
 	c := startNodes(t, random, level, thisBuild(t))
 
 	var failovers []time.Duration
-	kills := 0
+	kills, stops := 0, 0
 	for begun := time.Now(); time.Since(begun) < load; kills++ {
 		time.Sleep(time.Second + time.Duration(random.IntN(500))*time.Millisecond) // there is to be a load, and not kills alone
 		c.waitForLeaders()
@@ -562,16 +564,21 @@ func killNodes(t *testing.T, level codeq.Durability) {
 			victim = c.leader[random.IntN(clusterShardsN)]
 			c.mu.Unlock()
 		}
-		took, elected := c.killOne(victim)
-		t.Logf("kill %d: node %d, shards led again after %v, served after %v", kills, victim, elected, took)
+		what, end, back := "kill", c.kill, c.start
+		if pauses && kills%3 == 1 {
+			what, end, back = "pause", c.pause, c.resume
+			stops++
+		}
+		took, elected := c.miss(victim, end)
+		t.Logf("%s %d: node %d, shards led again after %v, served after %v", what, kills, victim, elected, took)
 		failovers = append(failovers, took...)
 		time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond) // the others go on while it is away
-		c.start(victim)
+		back(victim)
 	}
 
 	c.finish()
-	t.Logf("%d kills, %d elections, %d tasks acknowledged, %d completed, failovers %v",
-		kills, c.elections, len(c.produced), len(c.completed), distribution(failovers))
+	t.Logf("%d kills and pauses (%d), %d elections, %d tasks acknowledged, %d completed, failovers %v",
+		kills, stops, c.elections, len(c.produced), len(c.completed), distribution(failovers))
 	for _, took := range failovers {
 		require.LessOrEqual(t, took, *clusterFailover)
 	}
@@ -606,7 +613,7 @@ func TestClusterReturn(t *testing.T) {
 	t.Parallel()
 	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess, thisBuild(t))
 	c.wait("the node has been there", 20*time.Second, func() bool { return c.caughtUp[0] == 1 })
-	c.killOne(0)
+	c.miss(0, c.kill)
 	time.Sleep(6 * time.Second) // for so long that Raft hardly ever tries to replicate to it any more
 	c.start(0)
 	back := time.Now()
@@ -620,7 +627,7 @@ func TestClusterReturn(t *testing.T) {
 	}
 	c.mu.Unlock()
 	at := time.Now()
-	c.killOne(victim)
+	c.miss(victim, c.kill)
 	c.wait("all shards are served", 30*time.Second, func() bool {
 		for _, claimed := range c.claimedAt {
 			if claimed.Sub(at) < 200*time.Millisecond { // it may have been under way
@@ -635,11 +642,24 @@ func TestClusterReturn(t *testing.T) {
 	}
 }
 
-// killOne kills a node, and tells for each shard that it led how long it took
-// until another node had claimed a task of it, and until that node was elected.
-func (c *clusterNodes) killOne(node int) (took, elected []time.Duration) {
+// kill ends a node without a warning.
+func (c *clusterNodes) kill(node int) { c.processes[node].kill() }
+
+// pause stops a node from running: its clocks go on, and nobody notices at once.
+func (c *clusterNodes) pause(node int) {
+	require.NoError(c.t, pause(c.processes[node].cmd.Process))
+}
+
+// resume lets a paused node run. It may believe for a moment that it leads.
+func (c *clusterNodes) resume(node int) {
+	require.NoError(c.t, resume(c.processes[node].cmd.Process))
+}
+
+// miss ends or pauses a node, and tells for each shard that it led how long it took until another
+// node had claimed a task of it, and until that node was elected.
+func (c *clusterNodes) miss(node int, end func(node int)) (took, elected []time.Duration) {
 	at := time.Now()
-	c.processes[node].kill()
+	end(node)
 	var missed []int
 	c.mu.Lock()
 	for i, leader := range c.leader {

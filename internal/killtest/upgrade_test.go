@@ -58,7 +58,7 @@ func TestUpgrade(t *testing.T) {
 		c.mu.Lock()
 		before := c.caughtUp[node]
 		c.mu.Unlock()
-		c.killOne(node)
+		c.miss(node, c.kill)
 		c.build = build
 		c.start(node)
 		c.wait("the node has caught up", 20*time.Second, func() bool { return c.caughtUp[node] > before })
@@ -82,7 +82,7 @@ func TestUpgrade(t *testing.T) {
 		return true
 	})
 
-	c.killOne(0)
+	c.miss(0, c.kill)
 	out, err := c.nodeCommand(older, c.config(0)).CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), fmt.Sprintf("unknown storage format: %d, this version knows", manifest.Format))
