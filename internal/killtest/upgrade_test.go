@@ -22,8 +22,9 @@ const olderFile = "testdata/older"
 
 // olderBuild is the test binary of the older build. It is built from the history of this repository.
 func olderBuild(t *testing.T) string {
-	commit, err := os.ReadFile(olderFile)
+	named, err := os.ReadFile(olderFile)
 	require.NoError(t, err)
+	commit := strings.TrimSpace(string(named))
 	dir := t.TempDir()
 	run := func(where string, command ...string) {
 		cmd := exec.Command(command[0], command[1:]...)
@@ -35,7 +36,7 @@ func olderBuild(t *testing.T) string {
 		}
 	}
 	source, build := filepath.Join(dir, "source"), filepath.Join(dir, "older.test")
-	run("", "git", "read-tree", strings.TrimSpace(string(commit)))
+	run("", "git", "read-tree", commit)
 	run("../..", "git", "checkout-index", "--all", "--prefix="+source+"/")
 	// Without their paths, packages are in the cache of builds the next time.
 	run(source, "go", "test", "-c", "-trimpath", "-o", build, "./internal/killtest")
