@@ -60,8 +60,9 @@ func parseEntry(b []byte) (entry, error) {
 // stateMachine is a replica as the shard's Raft group knows it. It applies the log to the store.
 type stateMachine struct {
 	replica *replica
-	batch   *pebble.Batch // nil after a restore
-	buf     []byte        // memory of batch
+	adopt   func(identity []byte) error // replica.adoptFormat
+	batch   *pebble.Batch               // nil after a restore
+	buf     []byte                      // memory of batch
 }
 
 // Apply writes what an entry says, and tells this node of it.
@@ -106,7 +107,7 @@ func (m *stateMachine) write(e *entry, index, term uint64) error {
 		}
 	}
 	if has.identity != nil {
-		if err := m.replica.adoptFormat(has.identity); err != nil {
+		if err := m.adopt(has.identity); err != nil {
 			return err
 		}
 	}
@@ -215,7 +216,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 		if err != nil || identity == nil { // the shard has not been led yet
 			return err
 		}
-		return r.adoptFormat(identity)
+		return m.adopt(identity)
 	})
 	if err != nil {
 		return last, errors.Join(err, st.Close())
