@@ -96,6 +96,9 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	if err := q.cut(ctx, c); err != nil {
 		return err
 	}
+	if q.node != nil {
+		c.Format = q.node.Format() // which all of its nodes know
+	}
 	err = q.eachReplica(func(r *replica) error { return c.Adopt(r.index, q.opts.storeConfig(), q.caches) })
 	if err != nil {
 		return err

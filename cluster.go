@@ -80,6 +80,7 @@ type Cluster struct {
 	dial   func(ctx context.Context, addr string) (net.Conn, error)
 	stable func(path string) (raftlog.Stables, error)
 	log    func(*raftlog.Group) cluster.LogStore
+	newest int // format that the node knows; 0: manifest.Format
 }
 
 // Peer is a node as others know it.
@@ -181,8 +182,8 @@ const (
 // AddNode may be called on any node, and again if it has returned an error, such
 // as that of ctx: what has been done stays done.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrNotLeader],
-// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrFormat],
+// [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx, p.Node); err != nil {
@@ -216,7 +217,7 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 // are asked as by [Queue.RemoveNode].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
-// [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
 	if old == p.Node {
@@ -433,6 +434,7 @@ type ShardStatus struct {
 	Leader   string // the node that leads it; "": none is known
 	Term     uint64 // of the leader, or the latest that any node knows
 	Placed   string // the node to which it was transferred (TransferLeadership); "": any may lead it
+	Format   int    // in which it is stored; 0: not known
 	Replicas []ReplicaStatus
 }
 
@@ -452,7 +454,10 @@ type ReplicaStatus struct {
 	Drained bool `json:",omitempty"`
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
-	Term   uint64
+	// NewestFormat is the one up to which the node's version of codeq knows all. A shard rises to
+	// the newest format of its leader when all of its nodes know that.
+	NewestFormat int
+	Term         uint64
 	// LastIndex is that of the last entry in its log, Committed that of the last
 	// one of which it knows that a majority has it, Applied that of the last one
 	// in its store.
@@ -523,7 +528,7 @@ func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error)
 	}
 	st := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}
 	for _, sh := range q.node.Status(ctx) {
-		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term, Placed: sh.Placed}
+		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term, Format: sh.Format, Placed: sh.Placed}
 		for _, r := range sh.Replicas {
 			outer.Replicas = append(outer.Replicas, ReplicaStatus(r))
 		}

@@ -72,7 +72,8 @@ var (
 
 	// ErrNotQueue: the directory given to Open holds something other than a queue.
 	ErrNotQueue = base.ErrNotQueue
-	// ErrFormat: the queue was written by a version of codeq with another format.
+	// ErrFormat: the queue was written by a version of codeq with another format; or a node of a
+	// cluster runs an older version than the others, which have raised the cluster's format.
 	ErrFormat = base.ErrFormat
 	// ErrShardCount: Options.Shards differs from the count fixed at creation.
 	ErrShardCount = base.ErrShardCount

@@ -237,11 +237,18 @@ func unpack(t *testing.T, name string) (disk *vfs.MemFS, tasks map[ID]*TaskInfo)
 	return disk, tasks
 }
 
-func inUTC(tasks map[ID]*TaskInfo) map[ID]*TaskInfo {
+// asInJSON lets tasks be as they are when an archive is read: its times are in UTC, and it does not
+// tell empty bytes from none.
+func asInJSON(tasks map[ID]*TaskInfo) map[ID]*TaskInfo {
 	for _, info := range tasks {
 		info.At = info.At.UTC()
 		if !info.RunAt.IsZero() {
 			info.RunAt = info.RunAt.UTC()
+		}
+		for _, b := range []*[]byte{&info.Payload, &info.Result} {
+			if len(*b) == 0 {
+				*b = nil
+			}
 		}
 	}
 	return tasks
@@ -269,7 +276,7 @@ func TestFormats(t *testing.T) {
 				require.NoError(t, err)
 				got, err := q.list()
 				require.NoError(t, errors.Join(err, q.checkAll()))
-				require.Equal(t, inUTC(want), inUTC(got))
+				require.Equal(t, asInJSON(want), asInJSON(got))
 				for state := Ready; state <= Canceled; state++ {
 					require.True(t, slices.ContainsFunc(slices.Collect(maps.Values(want)), func(i *TaskInfo) bool { return i.State == state }), state)
 				}
@@ -365,7 +372,7 @@ func TestRaiseInterrupted(t *testing.T) {
 	rng := testkit.Seeded(t)
 	for _, how := range []string{"closed", "killed"} {
 		golden, want := unpack(t, golden(manifest.OldestFormat, how))
-		want = inUTC(want)
+		want = asInJSON(want)
 		formats := make(map[int]int)
 		step := func(stop int) int { return 1 + stop/3 } // the manifest comes first
 		if *corruptFor > 0 {
@@ -401,7 +408,7 @@ func TestRaiseInterrupted(t *testing.T) {
 			require.NoError(t, err)
 			got, err := q.list()
 			require.NoError(t, errors.Join(err, q.checkAll(), q.Close()))
-			require.Equal(t, want, inUTC(got))
+			require.Equal(t, want, asInJSON(got))
 			r = verifyImage(t, image, false)
 			require.True(t, r.OK(), "%v", r.Problems)
 		}
@@ -409,8 +416,8 @@ func TestRaiseInterrupted(t *testing.T) {
 	}
 }
 
-// ofOldFormat has the directory of a closed queue be one of the oldest format.
-func ofOldFormat(t *testing.T, disk vfs.FS, identity func(m *manifest.Manifest, index int) string) {
+// ofOldFormat has the directory of a closed node be one of an older format.
+func ofOldFormat(t *testing.T, disk vfs.FS, format int) {
 	t.Helper()
 	m, err := manifest.Read(disk, "queue")
 	require.NoError(t, err)
@@ -418,10 +425,10 @@ func ofOldFormat(t *testing.T, disk vfs.FS, identity func(m *manifest.Manifest, 
 		dir := manifest.ShardDir(disk, "queue", i)
 		db, err := failstop.New(slog.New(slog.DiscardHandler), "store").Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: store.Format})
 		require.NoError(t, err)
-		require.NoError(t, db.Set([]byte{keys.Meta}, []byte(identity(m, i)), nil))
+		require.NoError(t, db.Set([]byte{keys.Meta}, []byte(manifest.ReplicaIdentity(format, i, m.Shards)), nil))
 		require.NoError(t, errors.Join(db.Flush(), db.Close(), integrity.Seal(disk, dir)))
 	}
-	m.Format = manifest.OldestFormat
+	m.Format = format
 	require.NoError(t, manifest.New(disk, "queue", *m).Write())
 }
 
@@ -434,9 +441,11 @@ func TestRaiseOfNode(t *testing.T) {
 	require.NoError(t, err)
 	id, err := q.Produce(ctx, Task{Queue: "a"})
 	require.NoError(t, errors.Join(err, q.Close()))
-	ofOldFormat(t, disk, func(m *manifest.Manifest, i int) string {
-		return manifest.ReplicaIdentity(manifest.OldestFormat, i, m.Shards)
-	})
+	ofOldFormat(t, disk, manifest.OldestOfNodes-1)
+	_, err = oneNode(disk, votes)
+	require.ErrorIs(t, err, ErrFormat)
+	require.ErrorContains(t, err, "3 of a node, this version knows 4 to 5")
+	ofOldFormat(t, disk, manifest.OldestOfNodes)
 	r := verifyImage(t, disk, false)
 	require.True(t, r.OK(), "%v", r.Problems)
 
@@ -445,8 +454,8 @@ func TestRaiseOfNode(t *testing.T) {
 	info, err := q.Get(ctx, id)
 	require.NoError(t, err)
 	require.Equal(t, Ready, info.State)
-	require.Eventually(t, func() bool { return len(q.led()) == len(q.replicas) }, 20*time.Second, time.Millisecond)
 	for i, r := range q.replicas {
+		require.Eventually(t, func() bool { return formatOf(t, q, i) == manifest.Format }, 20*time.Second, time.Millisecond)
 		got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
 		require.NoError(t, err)
 		require.Equal(t, manifest.ReplicaIdentity(manifest.Format, i, len(q.replicas)), string(got))
@@ -476,7 +485,7 @@ func TestRaiseByRepair(t *testing.T) {
 	require.NoError(t, err)
 	got, err := q.list()
 	require.NoError(t, errors.Join(err, q.checkAll(), q.Close()))
-	require.Equal(t, inUTC(want), inUTC(got))
+	require.Equal(t, asInJSON(want), asInJSON(got))
 }
 
 // goldenInfos reads the tasks of an archive, in which states and the like are numbers.

@@ -110,7 +110,7 @@ func FuzzBatch(f *testing.F) {
 	f.Add([]byte("short"))
 	index := uint64(0)
 	f.Fuzz(func(t *testing.T, repr []byte) {
-		m := &stateMachine{replica: &replica{store: st}}
+		m := &stateMachine{replica: &replica{store: st}, adopt: func([]byte) error { return nil }}
 		index++
 		if err := m.write(&entry{batch: repr}, index, 1); err != nil {
 			_ = st.Close()

@@ -36,7 +36,7 @@ func (q *Queue) newNode() *node {
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
 		r := &replica{index: i, node: n, producing: session{life: q.dir.Life}}
-		q.replicas[i], machines[i] = r, &stateMachine{replica: r}
+		q.replicas[i], machines[i] = r, &stateMachine{replica: r, adopt: r.adoptFormat}
 	}
 	var peers []cluster.Peer
 	for _, p := range c.Peers {
@@ -47,7 +47,7 @@ func (q *Queue) newNode() *node {
 		AllowAnonymous:   c.AllowAnonymous,
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, LeaveOnClose: c.LeaveOnClose,
 		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend,
-		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log,
+		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log, Newest: c.newest,
 		Machines: machines, Leaders: (*leaders)(n), Serve: n.serve, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
 		Wall: q.opts.wall, Dial: c.dial, Votes: c.stable, Log: c.log,
 	})

@@ -65,8 +65,8 @@ type Queue struct {
 // room for the tables and logs that it begins with.
 //
 // The queue of an older version whose format is known is raised to that of this one, in place; from
-// then on that version refuses it with [ErrFormat]. All nodes of a cluster are of one format: those
-// of another do not talk to each other, until they are opened by the same version.
+// then on that version refuses it with [ErrFormat]. The shards of a cluster are raised when all of
+// its nodes have been opened by this version.
 //
 // With cgo and the GNU C library, Open makes malloc return freed blocks of 4 MiB and more to the
 // system (M_MMAP_THRESHOLD, of the process), unless the environment sets it: freed memtables would

@@ -62,8 +62,9 @@ func parseEntry(b []byte) (entry, error) {
 // stateMachine is a replica as the shard's Raft group knows it. It applies the log to the store.
 type stateMachine struct {
 	replica *replica
-	batch   *pebble.Batch // nil after a restore
-	buf     []byte        // memory of batch
+	adopt   func(identity []byte) error // replica.adoptFormat
+	batch   *pebble.Batch               // nil after a restore
+	buf     []byte                      // memory of batch
 }
 
 // Apply writes what an entry says, and tells this node of it.
@@ -107,6 +108,11 @@ func (m *stateMachine) write(e *entry, index, term uint64) error {
 			return err
 		}
 	}
+	if has.identity != nil {
+		if err := m.adopt(has.identity); err != nil {
+			return err
+		}
+	}
 	var key [1]byte
 	op := b.SetDeferred(len(key), keys.AppliedLen)
 	op.Key[0] = keys.Applied
@@ -135,6 +141,8 @@ type batchContents struct {
 	ranged  bool // it deletes by range
 	trimmed bool // and so what was consumed
 	clock   bool // it stores the clock of leases
+	// identity is that of the shard, which it stores; nil: it does not. It aliases the batch.
+	identity []byte
 }
 
 // setRepr lets a batch consist of these bytes, if they are one: Pebble panics in the middle of a
@@ -150,7 +158,7 @@ func setRepr(b *pebble.Batch, repr []byte) (has batchContents, err error) {
 	}
 	n, r := uint32(0), b.Reader()
 	for {
-		kind, key, _, ok, err := r.Next()
+		kind, key, value, ok, err := r.Next()
 		if err != nil {
 			return batchContents{}, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
 		}
@@ -160,6 +168,9 @@ func setRepr(b *pebble.Batch, repr []byte) (has batchContents, err error) {
 		switch kind {
 		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete:
 			has.clock = has.clock || len(key) > 0 && key[0] == keys.LeaseTime
+			if kind == pebble.InternalKeyKindSet && len(key) > 0 && key[0] == keys.Meta {
+				has.identity = value
+			}
 			n++
 		case pebble.InternalKeyKindRangeDelete:
 			has.ranged = true
@@ -202,11 +213,18 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 	if err != nil {
 		return last, err
 	}
-	err = st.Read(func() (err error) {
-		if err = conversion.ToReplica(st, &q.dir.Manifest, r.index); err == nil {
-			last.Index, last.Term, err = schema.Applied(st.DB())
+	err = st.Read(func() error {
+		if err := conversion.ToReplica(st, &q.dir.Manifest, r.index); err != nil {
+			return err
 		}
-		return err
+		if last.Index, last.Term, err = schema.Applied(st.DB()); err != nil {
+			return err
+		}
+		identity, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+		if err != nil || identity == nil { // the shard has not been led yet
+			return err
+		}
+		return m.adopt(identity)
 	})
 	if err != nil {
 		return last, errors.Join(err, st.Close())
@@ -223,7 +241,7 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 	if err := begin.Commit(nil); err != nil {
 		return nil, err
 	}
-	if err := r.writeIdentity(&begin); err != nil {
+	if err := r.identify(&begin); err != nil {
 		return nil, err
 	}
 	s, err := r.load(term)
@@ -233,27 +251,41 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 	return s, nil
 }
 
-// writeIdentity lets the first leader ever, and the first of a format, store what the shard is.
-func (r *replica) writeIdentity(p *proposer) error {
-	return r.use(func(st *store.Store) error {
-		shards := len(r.node.queue.replicas)
-		got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
-		if err != nil {
-			return err
-		}
-		if got != nil {
-			if old, err := manifest.CheckReplicaIdentity(r.index, shards, got); err != nil || !old {
-				return err
-			}
-		}
-		b := st.DB().NewBatch()
-		defer func() { _ = b.Close() }() // it does no more than to recycle memory
-		identity := manifest.ReplicaIdentity(manifest.Format, r.index, shards)
-		if err := b.Set([]byte{keys.Meta}, []byte(identity), nil); err != nil {
-			return store.Error(err)
-		}
-		return p.Commit(b)
+// identify lets the first leader ever store what the shard is.
+func (r *replica) identify(p *proposer) error {
+	var known []byte
+	err := r.use(func(st *store.Store) (err error) {
+		known, err = schema.Lookup(st.DB(), []byte{keys.Meta})
+		return err
 	})
+	if err != nil || known != nil {
+		return err
+	}
+	return r.writeIdentity(p, r.node.Format())
+}
+
+// Raise gives the shard a format.
+func (m *stateMachine) Raise(term uint64, format int) error {
+	return m.replica.writeIdentity(&proposer{replica: m.replica, term: term}, format)
+}
+
+// writeIdentity stores what the shard is, and of which format.
+func (r *replica) writeIdentity(p *proposer, format int) error {
+	var b pebble.Batch
+	identity := manifest.ReplicaIdentity(format, r.index, len(r.node.queue.replicas))
+	if err := b.Set([]byte{keys.Meta}, []byte(identity), nil); err != nil {
+		return store.Error(err)
+	}
+	return p.Commit(&b)
+}
+
+// adoptFormat makes sure that this node knows the format of the shard, by its identity.
+func (r *replica) adoptFormat(identity []byte) error {
+	format, err := manifest.ReplicaFormat(r.index, len(r.node.queue.replicas), identity)
+	if err != nil {
+		return err
+	}
+	return r.group.AdoptFormat(format)
 }
 
 // load builds the shard from the store.

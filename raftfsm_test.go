@@ -21,7 +21,7 @@ func TestApply(t *testing.T) {
 	st, err := store.Open("store", opts.storeConfig(), caches, true)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, st.Close()) }()
-	m := &stateMachine{replica: &replica{store: st}}
+	m := &stateMachine{replica: &replica{store: st}, adopt: func([]byte) error { return nil }}
 	apply := func(index, term uint64, value string) {
 		b := st.DB().NewBatch()
 		defer func() { require.NoError(t, b.Close()) }()

@@ -59,6 +59,7 @@ type simNode struct {
 	turn sync.Mutex // see hold
 
 	mu      sync.Mutex // guards what follows
+	newest  int        // format that its build knows; 0: that of this one
 	disk    *vfs.MemFS
 	votes   *simVotes
 	q       *Queue // nil: the node is down
@@ -71,6 +72,11 @@ type simNode struct {
 
 // newSimCluster starts a cluster of so many nodes.
 func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simCluster {
+	return newSimClusterOf(t, seed, nodes, opts, 0)
+}
+
+// newSimClusterOf is newSimCluster with builds that know a format.
+func newSimClusterOf(t *testing.T, seed uint64, nodes int, opts Options, newest int) *simCluster {
 	c := &simCluster{
 		t: t, net: simnet.New(seed, 5*time.Millisecond), rng: rand.New(rand.NewPCG(seed, 2)), opts: opts,
 	}
@@ -84,6 +90,7 @@ func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simClust
 	}
 	for range nodes {
 		n := c.node(false)
+		n.newest = newest
 		n.start()
 		c.nodes = append(c.nodes, n)
 	}
@@ -151,7 +158,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	fuse.free.Store(simFree)
 	o.fs = simFS{&testkit.HookFS{FS: n.disk, Before: fuse.before}, fuse}
 	o.boot, n.booted = fmt.Sprint("boot ", n.boot), n.boot
-	votes, peers, join := n.votes, c.peers, n.join
+	votes, peers, join, newest := n.votes, c.peers, n.join, n.newest
 	n.mu.Unlock()
 	o.wall = n.wall
 	o.Logger = n.log()
@@ -162,7 +169,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 		}
 	}
 	o.Cluster = &Cluster{
-		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout,
+		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout, newest: newest,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
 		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },

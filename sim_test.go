@@ -172,7 +172,12 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 		s.faults = append(s.faults, simMending...)
 	}
 	s.note("%d nodes, %d shards, %v, for %v, window %d", nodes, opts.Shards, opts.Durability, s.length, opts.WindowTasks)
-	s.simCluster = newSimCluster(t, seed, nodes, opts)
+	newest := 0
+	if rng.IntN(4) == 0 {
+		newest, s.faults = oldFormat, append(s.faults, simUpgrade)
+		s.note("older builds")
+	}
+	s.simCluster = newSimClusterOf(t, seed, nodes, opts, newest)
 	return s
 }
 
@@ -210,6 +215,9 @@ func (s *schedule) run() simCounts {
 	}
 	s.over.Store(true)
 	s.note("mend")
+	for _, n := range s.members() {
+		n.upgrade()
+	}
 	s.mend(true)
 	s.clients.Wait()
 	s.done.Wait()
@@ -220,6 +228,7 @@ func (s *schedule) run() simCounts {
 	stop()
 	s.note("rest")
 	s.rest()
+	s.awaitFormat()
 	if err := s.check(); err != nil {
 		s.t.Error(err)
 	}

@@ -194,6 +194,9 @@ func names(peers []Peer) (names []string) {
 // meanwhile what it acknowledges is on its disk, at any level.
 func (n *Node) begin(founders []Peer) error {
 	d, all := n.c.Directory, foundersOf(founders)
+	if err := n.adoptFormat(n.formatOfFounders(all)); err != nil {
+		return err
+	}
 	if err := n.adopt(manifest.NewID(), all...); err != nil {
 		return err
 	}

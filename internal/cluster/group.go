@@ -27,6 +27,7 @@ type Group struct {
 	snapshots     *snapshot.Store
 	replayed      uint64 // the last entry that the log had when the node was opened
 	applied       lastApplied
+	format        atomic.Int32 // of the store; 0: it has none yet
 	log           *groupLog
 	continues     bool    // the log has been seen to continue the store; only the state machine uses it
 	progress      changes // of applied

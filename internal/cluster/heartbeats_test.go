@@ -66,6 +66,9 @@ func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simne
 			DecodeError: func(_ byte, text string) error { return errors.New(text) },
 			Dial:        func(ctx context.Context, to string) (net.Conn, error) { return network.Dial(ctx, host, to) },
 		})
+		for _, g := range n.groups {
+			g.format.Store(manifest.Format) // they do not rise
+		}
 		if len(ahead) > 0 {
 			n.c.Wall = func() time.Time { return time.Now().Add(time.Duration(ahead[i].Load())) }
 		}

@@ -64,3 +64,4 @@ func (m *notes) Apply(e Entry) error {
 func (m *notes) Open(install func() error) (Position, error) { return m.last, install() }
 func (m *notes) Live() snapshot.Live                         { return m.live }
 func (m *notes) Lead(uint64) (Leader, error)                 { return nil, errBroken }
+func (m *notes) Raise(uint64, int) error                     { return errBroken }

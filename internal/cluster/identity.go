@@ -89,7 +89,11 @@ func (g *Group) noLeader() error {
 		if rejoining && waiting != nil {
 			return fmt.Errorf("%w: %w", why, waiting)
 		}
-		if unreachable := g.unreachable(); unreachable != "" {
+		unreachable, format := g.unreachable()
+		if format {
+			why = fmt.Errorf("%w: %w", why, base.ErrFormat)
+		}
+		if unreachable != "" {
 			why = fmt.Errorf("%w: %s", why, unreachable)
 		}
 		return why
@@ -99,11 +103,12 @@ func (g *Group) noLeader() error {
 	return errNotBegun
 }
 
-// unreachable is which members this node cannot connect to, and why.
-func (g *Group) unreachable() string {
+// unreachable is which members this node cannot connect to, and why; format: because their builds,
+// or that of this node, are too old.
+func (g *Group) unreachable() (text string, format bool) {
 	members, err := g.members()
 	if err != nil {
-		return ""
+		return "", false
 	}
 	var why []string
 	for _, m := range members {
@@ -111,10 +116,11 @@ func (g *Group) unreachable() string {
 		if to, err := p.target(); err == nil {
 			if err := g.node.peer.Failure(to); err != nil {
 				why = append(why, fmt.Sprintf("node %s: %v", p.Node, err))
+				format = format || errors.Is(refusal(err), base.ErrFormat)
 			}
 		}
 	}
-	return strings.Join(why, "; ")
+	return strings.Join(why, "; "), format
 }
 
 // Cluster identifies the cluster of the node; "": it is of none yet.

@@ -71,6 +71,8 @@ func refusal(err error) error {
 		return fmt.Errorf("%w: %w", base.ErrShardCount, err)
 	case refused.Reason == peer.RefusedCluster, refused.Reason == peer.RefusedNode:
 		return fmt.Errorf("%w: %w", base.ErrNotMember, err)
+	case refused.Reason == peer.RefusedVersion, refused.Reason == peer.RefusedFormat:
+		return fmt.Errorf("%w: %w", base.ErrFormat, err)
 	}
 	return err
 }

@@ -71,6 +71,7 @@ type Config struct {
 	Sync      raftlog.Sync
 	MinFree   int64 // bytes; see logRoom
 	MaxAppend int   // entries of a message between nodes, at most; at most the constant
+	Newest    int   // format that the node knows; 0: manifest.Format. Tests say less
 	Logger    *slog.Logger
 	// SnapshotBytes is of how much log a snapshot is taken; half as much stays.
 	SnapshotBytes int64
@@ -145,6 +146,7 @@ func New(c Config) *Node {
 	if c.Log == nil {
 		c.Log = func(g *raftlog.Group) LogStore { return g }
 	}
+	c.Newest = cmp.Or(c.Newest, manifest.Format)
 	self := Peer{c.Node, cmp.Or(c.Advertise, c.Listen), c.Directory.ID}
 	if self.Address == "" && c.Listener != nil {
 		self.Address = c.Listener.Addr().String()
@@ -219,6 +221,7 @@ func (n *Node) Open() error {
 	}
 	// After a panic leaders stay where they are.
 	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
+	n.watches.Go(func() { n.contain("upgrade", func() { n.upgrade(n.quit) }, nil) })
 	switch {
 	case len(n.former()) > 0:
 		n.watches.Go(func() { n.contain("rejoining", n.rejoin, n.failAll) })
@@ -293,6 +296,7 @@ func (n *Node) listen() error {
 	n.peer = peer.New(peer.Config{
 		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve,
 		Files: n.receiveFiles, Logger: n.log,
+		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.announceFormat,
 	})
 	return nil
 }

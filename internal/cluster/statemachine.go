@@ -21,13 +21,17 @@ type StateMachine interface {
 	Apply(Entry) error
 	// Open closes the store if it is open, and opens it. In between it calls install, which puts
 	// what a snapshot has brought in its place, if anything. It returns the position of the last
-	// entry in the store, the zero Position if there is none. Nobody decides here meanwhile.
+	// entry in the store, the zero Position if there is none. Nobody decides here meanwhile. A store
+	// that has a format is used after Group.AdoptFormat only; so is an entry that gives it one.
 	Open(install func() error) (last Position, err error)
 	// Live is the store for snapshots; nil while it is not open.
 	Live() snapshot.Live
 	// Lead prepares who is to decide in a term that this node was elected for. It commits an entry
 	// of the term, so that whatever any leader has acknowledged before is in the store.
 	Lead(term uint64) (Leader, error)
+	// Raise commits an entry, in a term in which this node leads, that gives the store a format. What
+	// is written to the store later may be of it.
+	Raise(term uint64, format int) error
 }
 
 // Leader decides for a shard. It is comparable.

@@ -20,6 +20,7 @@ type ShardStatus struct {
 	Leader   string // the node that leads it; "": none is known
 	Term     uint64 // of the leader, or the latest that any node knows
 	Placed   string // the node that is to lead it, by hand; "": any
+	Format   int    // in which it is stored; 0: not known
 	Replicas []ReplicaStatus
 }
 
@@ -39,7 +40,9 @@ type ReplicaStatus struct {
 	Drained bool
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
-	Term   uint64
+	// NewestFormat is the one up to which the node's version of codeq knows all.
+	NewestFormat int
+	Term         uint64
 	// LastIndex is that of the last entry in its log, Committed that of the last
 	// one of which it knows that a majority has it, Applied that of the last one
 	// in its store.
@@ -137,6 +140,7 @@ type replicaState struct {
 	Failed                        bool
 	Drained                       bool   // the node is
 	Placed                        string // the node that is to lead, by hand, if this one serves
+	Format, Newest                int    // of the store; that the node knows, 0: the first
 	Term                          uint64
 	LastIndex, Committed, Applied uint64
 	LastContact                   time.Duration
@@ -166,6 +170,7 @@ func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 		return
 	}
 	s := a.replicas[sh.Shard]
+	rs.NewestFormat, sh.Format = s.newest(), max(sh.Format, s.Format)
 	rs.Serves, rs.Term, rs.LastIndex, rs.Committed, rs.Applied = s.Serves, s.Term, s.LastIndex, s.Committed, s.Applied
 	rs.LastContact, rs.Drained, rs.ClockAhead = s.LastContact, s.Drained, a.ahead
 	if s.Leader && s.Term >= sh.Term {
@@ -227,6 +232,7 @@ func (n *Node) state() []replicaState {
 		if s.Serves {
 			s.Placed = *g.placement.Load()
 		}
+		s.Format, s.Newest = int(g.format.Load()), n.c.Newest
 		s.Term, s.LastIndex, s.Committed = g.raft.CurrentTerm(), g.raft.LastIndex(), g.raft.CommitIndex()
 		s.Applied = g.Applied()
 		if at := g.raft.LastContact(); !s.Leader && !at.IsZero() {

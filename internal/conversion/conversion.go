@@ -35,7 +35,7 @@ func ToReplica(st *store.Store, m *manifest.Manifest, shard int) error {
 		at := make([]byte, keys.AppliedLen)
 		keys.PutApplied(at, FirstIndex, FirstTerm)
 		return errors.Join(
-			b.Set([]byte{keys.Meta}, []byte(manifest.ReplicaIdentity(manifest.Format, shard, m.Shards)), nil),
+			b.Set([]byte{keys.Meta}, []byte(manifest.ReplicaIdentity(m.Format, shard, m.Shards)), nil),
 			b.Set([]byte{keys.Applied}, at, nil))
 	})
 }
@@ -47,7 +47,7 @@ func FromReplica(st *store.Store, m *manifest.Manifest, shard int) error {
 		return err
 	}
 	if got != nil {
-		if _, err := manifest.CheckReplicaIdentity(shard, m.Shards, got); err != nil {
+		if _, err := manifest.ReplicaFormat(shard, m.Shards, got); err != nil {
 			return nil // it has been converted before, or is that of another queue, which Open refuses
 		}
 	}

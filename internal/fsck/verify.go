@@ -188,7 +188,7 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 		return alone
 	}
 	if got != nil { // the shard has been led
-		_, err = manifest.CheckReplicaIdentity(index, v.Shards, got)
+		_, err = manifest.ReplicaFormat(index, v.Shards, got)
 	}
 	return err
 }

@@ -73,6 +73,7 @@ const (
 	nodeUnfinished = 'U' // Complete has certainly not been applied
 	nodeCompleted  = 'C' // acknowledged
 	nodeDrained    = 'D' // number: tasks that are left when nothing is to be done
+	nodeFormat     = 'V' // number: the oldest format of a shard, as soon as all are known
 )
 
 // nodeEvent is one report. A pipe does not split it.
@@ -197,13 +198,20 @@ func replicaOf(sh codeq.ShardStatus, node string) *codeq.ReplicaStatus {
 	return nil
 }
 
-// reportLeadership says which shards the node leads, until its queue is closed.
+// reportLeadership says which shards the node leads, and of which format they are, until its queue
+// is closed.
 func reportLeadership(q *codeq.Queue, self string) {
 	var was [clusterShardsN]bool
+	format := 0
 	for ; ; time.Sleep(20 * time.Millisecond) {
 		shards, err := statusOf(q)
 		if err != nil {
 			return
+		}
+		oldest := slices.MinFunc(shards, func(a, b codeq.ShardStatus) int { return cmp.Compare(a.Format, b.Format) }).Format
+		if oldest > format {
+			format = oldest
+			nodeEvent{kind: nodeFormat, number: uint64(format)}.report()
 		}
 		for i, sh := range shards {
 			r := replicaOf(sh, self)
@@ -301,6 +309,7 @@ type clusterHistory struct {
 	completed map[codeq.ID]int // the attempt
 	caughtUp  map[int]int      // how often a node has
 	drained   map[int]uint64
+	formats   map[int]uint64 // of the shards, as the nodes have said last
 }
 
 func newClusterHistory(t *testing.T) *clusterHistory {
@@ -308,6 +317,7 @@ func newClusterHistory(t *testing.T) *clusterHistory {
 		t: t, leader: [clusterShardsN]int{-1, -1, -1}, changed: make(chan struct{}),
 		produced: map[codeq.ID]uint64{}, byNumber: map[uint64]codeq.ID{}, attempts: map[codeq.ID]map[int]bool{},
 		finishing: map[codeq.ID]int{}, completed: map[codeq.ID]int{}, caughtUp: map[int]int{}, drained: map[int]uint64{},
+		formats: map[int]uint64{},
 	}
 }
 
@@ -353,6 +363,8 @@ func (h *clusterHistory) add(node int, e nodeEvent) {
 		h.completed[e.id] = e.attempt
 	case nodeDrained:
 		h.drained[node] = e.number
+	case nodeFormat:
+		h.formats[node] = e.number
 	}
 }
 
@@ -392,12 +404,14 @@ type clusterNodes struct {
 	level     codeq.Durability
 	peers     []codeq.Peer
 	lives     uint64 // of all nodes so far
+	build     string // test binary that nodes which are started run
 	processes []*clusterProcess
 }
 
-// startNodes starts a new cluster, which ends with the test, and waits until all shards are led.
-func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability) *clusterNodes {
-	c := newNodes(t, random, level)
+// startNodes starts a new cluster, which ends with the test, and waits until all shards are led. The
+// nodes run a test binary: this one, or one of an older build.
+func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build string) *clusterNodes {
+	c := newNodes(t, random, level, build)
 	for i := range c.processes {
 		c.start(i)
 	}
@@ -406,9 +420,9 @@ func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability) *cluste
 }
 
 // newNodes prepares three nodes.
-func newNodes(t *testing.T, random *rand.Rand, level codeq.Durability) *clusterNodes {
+func newNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build string) *clusterNodes {
 	c := &clusterNodes{
-		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, processes: make([]*clusterProcess, 3),
+		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, build: build, processes: make([]*clusterProcess, 3),
 	}
 	for i, addr := range freePorts(t, random, len(c.processes)) {
 		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: addr})
@@ -433,15 +447,24 @@ func (c *clusterNodes) waitForLeaders() {
 }
 
 // start starts a node, perhaps again.
-func (c *clusterNodes) start(node int) { c.startWith(node, c.peers, false) }
+func (c *clusterNodes) start(node int) { c.startWith(c.config(node)) }
 
 // startAfter starts a node of a cluster that began with the first one, and which each of the others
 // joins.
-func (c *clusterNodes) startAfter(node int) { c.startWith(node, c.peers[:node+1], node > 0) }
+func (c *clusterNodes) startAfter(node int) {
+	conf := c.config(node)
+	conf.Peers, conf.Joins = c.peers[:node+1], node > 0
+	c.startWith(conf)
+}
 
-func (c *clusterNodes) startWith(node int, peers []codeq.Peer, joins bool) {
+func (c *clusterNodes) startWith(conf clusterConfig) { c.processes[conf.Self] = c.run(c.build, conf) }
+
+// config is that of the next life of a node.
+func (c *clusterNodes) config(node int) clusterConfig {
 	c.lives++
-	c.processes[node] = c.run(clusterConfig{filepath.Join(c.dir, c.peers[node].Node), c.lives, node, peers, c.level, joins})
+	return clusterConfig{
+		Dir: filepath.Join(c.dir, c.peers[node].Node), Life: c.lives, Self: node, Peers: c.peers, Level: c.level,
+	}
 }
 
 // clusterProcess is a node that runs.
@@ -451,15 +474,27 @@ type clusterProcess struct {
 	read  chan struct{} // closed when everything it has reported is in the history
 }
 
-// run runs a node.
-func (h *clusterHistory) run(c clusterConfig) *clusterProcess {
+// thisBuild is this test binary.
+func thisBuild(t *testing.T) string {
 	exe, err := os.Executable()
-	require.NoError(h.t, err)
+	require.NoError(t, err)
+	return exe
+}
+
+// nodeCommand is what runs a node.
+func (h *clusterHistory) nodeCommand(build string, c clusterConfig) *exec.Cmd {
 	conf, err := json.Marshal(c)
 	require.NoError(h.t, err)
-	p := &clusterProcess{cmd: exec.Command(exe, "-test.run=^$"), read: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), clusterChildEnv+"="+string(conf))
+	cmd := exec.Command(build, "-test.run=^$")
+	cmd.Env = append(os.Environ(), clusterChildEnv+"="+string(conf))
+	return cmd
+}
+
+// run runs a node.
+func (h *clusterHistory) run(build string, c clusterConfig) *clusterProcess {
+	p := &clusterProcess{cmd: h.nodeCommand(build, c), read: make(chan struct{})}
 	p.cmd.Stderr = os.Stderr
+	var err error
 	p.stdin, err = p.cmd.StdinPipe()
 	require.NoError(h.t, err)
 	out, err := p.cmd.StdoutPipe()
@@ -535,7 +570,7 @@ func TestClusterKill(t *testing.T) {
 func killNodes(t *testing.T, level codeq.Durability) {
 	load := cmp.Or(*clusterFor, time.Duration(testkit.Sized(1, 6, 10))*time.Second)
 	random := testkit.Seeded(t)
-	c := startNodes(t, random, level)
+	c := startNodes(t, random, level, thisBuild(t))
 
 	var failovers []time.Duration
 	kills, stops := 0, 0
@@ -560,26 +595,32 @@ func killNodes(t *testing.T, level codeq.Durability) {
 		back(victim)
 	}
 
-	for _, p := range c.processes {
-		_, err := p.stdin.Write([]byte{0})
-		require.NoError(t, err)
-	}
-	c.wait("all tasks are done", 60*time.Second, func() bool { return len(c.drained) == len(c.peers) })
-	for _, p := range c.processes {
-		require.NoError(t, p.stdin.Close())
-	}
-	closing := time.Now()
-	for i, p := range c.processes {
-		<-p.read
-		require.NoError(t, p.cmd.Wait(), "node %d", i)
-	}
-	t.Logf("closed within %v", time.Since(closing).Round(time.Millisecond))
-	c.verify()
+	c.finish()
 	t.Logf("%d kills and pauses (%d), %d elections, %d tasks acknowledged, %d completed, failovers %v",
 		kills, stops, c.elections, len(c.produced), len(c.completed), distribution(failovers))
 	for _, took := range failovers {
 		require.LessOrEqual(t, took, *clusterFailover)
 	}
+}
+
+// finish ends the producers and, when nothing is left to be done, the nodes, and compares what was
+// acknowledged with what was done.
+func (c *clusterNodes) finish() {
+	for _, p := range c.processes {
+		_, err := p.stdin.Write([]byte{0})
+		require.NoError(c.t, err)
+	}
+	c.wait("all tasks are done", 60*time.Second, func() bool { return len(c.drained) == len(c.peers) })
+	for _, p := range c.processes {
+		require.NoError(c.t, p.stdin.Close())
+	}
+	closing := time.Now()
+	for i, p := range c.processes {
+		<-p.read
+		require.NoError(c.t, p.cmd.Wait(), "node %d", i)
+	}
+	c.t.Logf("closed within %v", time.Since(closing).Round(time.Millisecond))
+	c.verify()
 }
 
 // TestClusterReturn: a node that was away for long counts again as soon as it is
@@ -589,7 +630,7 @@ func TestClusterReturn(t *testing.T) {
 		t.Skip("a node is away for 6 s")
 	}
 	t.Parallel()
-	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess)
+	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess, thisBuild(t))
 	c.wait("the node has been there", 20*time.Second, func() bool { return c.caughtUp[0] == 1 })
 	c.miss(0, c.kill)
 	time.Sleep(6 * time.Second) // for so long that Raft hardly ever tries to replicate to it any more

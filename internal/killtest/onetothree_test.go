@@ -22,7 +22,7 @@ func TestOneToThree(t *testing.T) {
 	}
 	t.Parallel()
 	random := testkit.Seeded(t)
-	c := newNodes(t, random, codeq.DurabilityProcess)
+	c := newNodes(t, random, codeq.DurabilityProcess, thisBuild(t))
 	dir, alone := filepath.Join(c.dir, c.peers[0].Node), &codeq.Options{Shards: clusterShardsN, MaxAttempts: 1 << 20}
 	q, err := codeq.Open(dir, alone)
 	require.NoError(t, err)

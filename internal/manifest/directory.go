@@ -197,12 +197,20 @@ func (m *Manifest) admit(want Want) error {
 	case m.Node != want.Node:
 		return fmt.Errorf("%w: it is of node %q, opened as %q", base.ErrNotMember, m.Node, want.Node)
 	}
+	if m.Node != "" && m.Format < OldestOfNodes {
+		return fmt.Errorf("%w: %d of a node, this version knows %d to %d; versions in between upgrade the cluster step by step",
+			base.ErrFormat, m.Format, OldestOfNodes, Format)
+	}
 	return nil
 }
 
 func (d *Directory) create(want Want) error {
+	format := Format
+	if want.Node != "" {
+		format = OldestOfNodes
+	}
 	d.Manifest = Manifest{
-		Format: Format, Shards: cmp.Or(want.Shards, want.NewShards), ID: NewID(), Creating: true, Open: new(Place), Node: want.Node,
+		Format: format, Shards: cmp.Or(want.Shards, want.NewShards), ID: NewID(), Creating: true, Open: new(Place), Node: want.Node,
 	}
 	return d.Write()
 }

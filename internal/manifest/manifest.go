@@ -32,18 +32,24 @@ const (
 	VotesFile = "votes"
 )
 
-// Format is the version of everything that codeq stores: the manifest, the keys and the values of
-// the shards. Open upgrades a directory of OldestFormat or later to it: first the manifest, so that
-// versions that do not know the format refuse the directory, then the identity of each shard. What
-// a format adds to the one before it may be missing, so a crash between the two steps, and a shard
-// that was not written since, do no harm.
+// Format is the version of everything that codeq stores and replicates: the manifest, the keys and
+// the values of the shards, the entries of logs. Open upgrades a directory of OldestFormat or later
+// to it: first the manifest, so that versions that do not know the format refuse the directory,
+// then the identity of each shard. What a format adds to the one before it may be missing, so a
+// crash between the two steps, and a shard that was not written since, do no harm.
+//
+// Open does not upgrade the directory of a node: the nodes of a cluster run different builds while
+// they are upgraded, and rise together (internal/cluster, upgrade.go). Until then they are of
+// OldestOfNodes, which every build knows that may be among them.
 //
 //	3  the first that can be upgraded
 //	4  as 3; what is new has its own keys, trailing fields or flags, and the
 //	   manifest says where an open queue lies
+//	5  as 4
 const (
-	Format       = 4
-	OldestFormat = 3
+	Format        = 5
+	OldestFormat  = 3
+	OldestOfNodes = Format - 1
 )
 
 // MaxShards is how many shards a queue may have.
@@ -92,38 +98,40 @@ type Founder struct {
 }
 
 // Identity returns what the store of a shard has under keys.Meta.
-func (m *Manifest) Identity(index int) string { return m.identityOf(Format, index) }
+func (m *Manifest) Identity(index int) string { return m.identityOf(m.Format, index) }
 
 func (m *Manifest) identityOf(format, index int) string {
 	return fmt.Sprintf("codeq %d %s %d/%d", format, m.ID, index, m.Shards)
 }
 
 // CheckIdentity refuses a store whose identity is not that of a shard in the directory's format, or
-// in an older one, which is still to be upgraded.
+// in an older one. The identity of each format is different. old says that the store is still to be
+// upgraded.
 func (m *Manifest) CheckIdentity(index int, got []byte) (old bool, err error) {
-	return CheckIdentity(got, m.Format, func(format int) string { return m.identityOf(format, index) })
-}
-
-// CheckIdentity refuses a store whose identity is that of no format up to newest. The identity of
-// each format is different. old says that the store is still to be upgraded.
-func CheckIdentity(got []byte, newest int, of func(format int) string) (old bool, err error) {
-	for f := newest; f >= OldestFormat; f-- {
-		if string(got) == of(f) {
+	for f := m.Format; f >= OldestFormat; f-- {
+		if string(got) == m.identityOf(f, index) {
 			return f < Format, nil
 		}
 	}
-	return false, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, got, of(newest))
+	return false, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, got, m.Identity(index))
 }
 
-// ReplicaIdentity is Identity for a replica. It is the same on all nodes: that of the format of the
-// last leader.
+// ReplicaIdentity is Identity for a replica. It is the same on all nodes.
 func ReplicaIdentity(format, index, shards int) string {
 	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)
 }
 
-// CheckReplicaIdentity is Manifest.CheckIdentity for a replica.
-func CheckReplicaIdentity(index, shards int, got []byte) (old bool, err error) {
-	return CheckIdentity(got, Format, func(f int) string { return ReplicaIdentity(f, index, shards) })
+// ReplicaFormat returns the format of a replica, by its identity. It refuses one that this build
+// does not know.
+func ReplicaFormat(index, shards int, identity []byte) (format int, err error) {
+	_, err = fmt.Sscanf(string(identity), "codeq %d", &format)
+	switch {
+	case err != nil || format < OldestFormat || string(identity) != ReplicaIdentity(format, index, shards):
+		return 0, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, identity, ReplicaIdentity(Format, index, shards))
+	case format > Format:
+		return 0, fmt.Errorf("%w: %d of shard %d, this version knows %d to %d", base.ErrFormat, format, index, OldestFormat, Format)
+	}
+	return format, nil
 }
 
 // Encode returns the file of a manifest, with its checksum. Equal manifests are equal files.

@@ -59,17 +59,34 @@ func FuzzManifest(f *testing.F) {
 // others.
 func TestCheckIdentity(t *testing.T) {
 	m := Manifest{Format: Format, Shards: 2, ID: "id"}
-	old, err := m.CheckIdentity(1, []byte("codeq 4 id 1/2"))
+	old, err := m.CheckIdentity(1, []byte("codeq 5 id 1/2"))
 	require.NoError(t, err)
 	require.False(t, old)
 	old, err = m.CheckIdentity(1, []byte("codeq 3 id 1/2"))
 	require.NoError(t, err)
 	require.True(t, old)
-	for _, other := range []string{"codeq 2 id 1/2", "codeq 5 id 1/2", "codeq 4 id 0/2", "codeq 4 other 1/2", ""} {
+	for _, other := range []string{"codeq 2 id 1/2", "codeq 6 id 1/2", "codeq 5 id 0/2", "codeq 5 other 1/2", ""} {
 		_, err = m.CheckIdentity(1, []byte(other))
 		require.ErrorIs(t, err, base.ErrCorrupt)
 	}
 	m.Format = OldestFormat
 	_, err = m.CheckIdentity(1, []byte("codeq 4 id 1/2"))
 	require.ErrorIs(t, err, base.ErrCorrupt, "a shard of a newer format than its directory")
+}
+
+// TestReplicaFormat: the format of a replica is that of its identity. One that is not known yet is
+// told from a damaged one.
+func TestReplicaFormat(t *testing.T) {
+	for f := OldestFormat; f <= Format; f++ {
+		got, err := ReplicaFormat(1, 2, []byte(ReplicaIdentity(f, 1, 2)))
+		require.NoError(t, err)
+		require.Equal(t, f, got)
+	}
+	_, err := ReplicaFormat(1, 2, []byte("codeq 6 replicated 1/2"))
+	require.ErrorIs(t, err, base.ErrFormat)
+	require.ErrorContains(t, err, "6 of shard 1, this version knows 3 to 5")
+	for _, damaged := range []string{"codeq 2 replicated 1/2", "codeq 5 replicated 0/2", "codeq 5 id 1/2", "codeq 05 replicated 1/2", "codeq", ""} {
+		_, err := ReplicaFormat(1, 2, []byte(damaged))
+		require.ErrorIs(t, err, base.ErrCorrupt, damaged)
+	}
 }

@@ -67,17 +67,20 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 	return d.Begin()
 }
 
-// Begin durably makes the directory one of the current format whose stores may be written, and
-// begins a life of the node, if it is that of one.
+// Begin durably makes the directory one whose stores may be written: of the current format, or that
+// of a node, a life of which begins.
 func (d *Directory) Begin() error {
 	if d.Node != "" {
 		d.Life = LifeAfter(d.Life)
-	} else if d.Format == Format && d.Open != nil {
-		if now, err := d.placeNow(); err != nil || now == *d.Open {
-			return err
+	} else {
+		if d.Format == Format && d.Open != nil {
+			if now, err := d.placeNow(); err != nil || now == *d.Open {
+				return err
+			}
 		}
+		d.Format = Format
 	}
-	d.Format, d.Open = Format, new(Place)
+	d.Open = new(Place)
 	return d.Write()
 }
 

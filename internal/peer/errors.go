@@ -50,6 +50,7 @@ const (
 	RefusedCluster                   // another cluster
 	RefusedNode                      // another node has the address, or another directory the name
 	RefusedName                      // the certificate is not for the name of the node
+	RefusedFormat                    // the build of one is older than the cluster of the other
 )
 
 // RefusedError is the answer of a node that refuses a connection of this one. It refuses until one

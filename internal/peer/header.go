@@ -11,20 +11,24 @@ import (
 // A header begins each connection:
 //
 //	"codeq" | version u8 | length u16 | length bytes:
-//		use u8 | group u32 | groups u32 | cluster 16 | dialer's ID 16 | target's ID 16 |
-//		length u8 | dialer's name | target's name
+//		dialer's formats | use u8 | group u32 | groups u32 | cluster 16 | dialer's ID 16 |
+//		target's ID 16 | length u8 | dialer's name | target's name
 //
 // and the accepting side answers, in any version of the protocol:
 //
-//	0, or a Reason | length u8 | cluster 16 | ID 16, or a text
+//	0, or a Reason | length u8 | cluster 16 | ID 16 | formats, or a text
+//
+// Formats are newest u16 | least u16. Version 3 of the header has none; nor has the answer to it.
 //
 // Integers are big-endian. Up to the length, headers of all versions are alike, so that one of
 // another version can be read to its end and refused: closing a connection with unread bytes may
 // destroy the answer under way. Nothing follows the header before the answer has come.
 const (
 	magic       = "codeq"
-	version     = 3 // of all messages between nodes, and of what replicas store
+	version     = 4 // what else two nodes say to each other depends on their formats
+	oldVersion  = 3 // of nodes that know FirstFormat only
 	headerFixed = len(magic) + 3
+	formatsLen  = 2 + 2
 	headerBody  = 1 + 4 + 4 + 3*len(ID{}) + 1
 	maxHeader   = 1024 // bytes after the length, of any version
 	maxName     = 255
@@ -44,18 +48,27 @@ type header struct {
 	groups uint32 // number of groups of the dialer
 	from   Identity
 	to     Identity // its Cluster is that of from
+	// formats of the dialer; none: it says nothing of them.
+	formats Formats
 }
 
-// ofGroup reports whether the connection is one of a group.
-func (h *header) ofGroup() bool { return h.use == useRaft || h.use == useFiles }
+// ofGroup reports whether a connection of that use is one of a group.
+func ofGroup(use byte) bool { return use == useRaft || use == useFiles }
 
 // errHeader says that the dialer does not speak this protocol at all.
 var errHeader = errors.New("peer: not a header")
 
 func appendHeader(b []byte, h header) []byte {
 	b = append(b, magic...)
-	b = append(b, version)
-	b = binary.BigEndian.AppendUint16(b, uint16(headerBody+len(h.from.Name)+len(h.to.Name)))
+	length := headerBody + len(h.from.Name) + len(h.to.Name)
+	if h.formats == (Formats{}) {
+		b = append(b, oldVersion)
+		b = binary.BigEndian.AppendUint16(b, uint16(length))
+	} else {
+		b = append(b, version)
+		b = binary.BigEndian.AppendUint16(b, uint16(formatsLen+length))
+		b = h.formats.append(b)
+	}
 	b = append(b, h.use)
 	b = binary.BigEndian.AppendUint32(b, h.group)
 	b = binary.BigEndian.AppendUint32(b, h.groups)
@@ -86,13 +99,20 @@ func readHeader(r io.Reader) (header, error) {
 	if _, err := io.ReadFull(r, body); err != nil {
 		return header{}, fmt.Errorf("peer: read header: %w", err)
 	}
-	if v != version {
+	var formats Formats
+	switch {
+	case v == oldVersion:
+	case v != version:
 		return header{}, &RefusedError{RefusedVersion, fmt.Sprintf("protocol version is %d, not %d", version, v)}
+	case length < formatsLen || !readFormats(body).valid():
+		return header{}, fmt.Errorf("%w: of %d bytes, without formats", errHeader, length)
+	default:
+		formats, body = readFormats(body), body[formatsLen:]
 	}
-	if length < headerBody || length > headerBody+2*maxName {
+	if length = len(body); length < headerBody || length > headerBody+2*maxName {
 		return header{}, fmt.Errorf("%w: of %d bytes", errHeader, length)
 	}
-	h := header{use: body[0], group: binary.BigEndian.Uint32(body[1:]), groups: binary.BigEndian.Uint32(body[5:])}
+	h := header{use: body[0], group: binary.BigEndian.Uint32(body[1:]), groups: binary.BigEndian.Uint32(body[5:]), formats: formats}
 	for i, id := range []*ID{&h.from.Cluster, &h.from.ID, &h.to.ID} {
 		copy(id[:], body[9+i*len(id):])
 	}
@@ -102,17 +122,26 @@ func readHeader(r io.Reader) (header, error) {
 		return header{}, fmt.Errorf("%w: of names of %d and %d bytes", errHeader, name, len(names)-name)
 	}
 	h.from.Name, h.to.Name = string(names[:name]), string(names[name:])
-	if h.use < useCalls || h.use > useFiles || !h.ofGroup() && h.group != 0 {
+	if h.use < useCalls || h.use > useFiles || !ofGroup(h.use) && h.group != 0 {
 		return header{}, fmt.Errorf("%w: of use %d, group %d", errHeader, h.use, h.group)
 	}
 	return h, nil
 }
 
+// answer is what an accepting side says of itself.
+type answer struct {
+	cluster, id ID
+	formats     Formats // none: the header had none
+}
+
 // writeAnswer accepts the connection if refused is nil.
-func writeAnswer(w io.Writer, self Identity, refused *RefusedError) error {
-	reason, text := Reason(0), slices.Concat(self.Cluster[:], self.ID[:])
-	if refused != nil {
+func writeAnswer(w io.Writer, a answer, refused *RefusedError) error {
+	reason, text := Reason(0), slices.Concat(a.cluster[:], a.id[:])
+	switch {
+	case refused != nil:
 		reason, text = refused.Reason, []byte(refused.Text[:min(len(refused.Text), 255)])
+	case a.formats != (Formats{}):
+		text = a.formats.append(text)
 	}
 	_, err := w.Write(append([]byte{byte(reason), byte(len(text))}, text...))
 	return err
@@ -120,20 +149,28 @@ func writeAnswer(w io.Writer, self Identity, refused *RefusedError) error {
 
 // readAnswer reads exactly one answer: who has accepted the connection, or a *RefusedError if it is
 // a refusal.
-func readAnswer(r io.Reader) (cluster, id ID, err error) {
+func readAnswer(r io.Reader) (a answer, err error) {
 	var buf [2 + 255]byte
 	if _, err := io.ReadFull(r, buf[:2]); err != nil {
-		return cluster, id, fmt.Errorf("peer: read answer to header: %w", err)
+		return a, fmt.Errorf("peer: read answer to header: %w", err)
 	}
 	text := buf[2 : 2+int(buf[1])]
 	if _, err := io.ReadFull(r, text); err != nil {
-		return cluster, id, fmt.Errorf("peer: read answer to header: %w", err)
+		return a, fmt.Errorf("peer: read answer to header: %w", err)
 	}
 	if buf[0] != 0 {
-		return cluster, id, &RefusedError{Reason(buf[0]), string(text)}
+		return a, &RefusedError{Reason(buf[0]), string(text)}
 	}
-	if len(text) != 2*len(id) {
-		return cluster, id, fmt.Errorf("%w: answer of %d bytes", errHeader, len(text))
+	const ids = 2 * len(ID{})
+	switch len(text) {
+	case ids:
+	case ids + formatsLen:
+		if a.formats = readFormats(text[ids:]); !a.formats.valid() {
+			return a, fmt.Errorf("%w: answer with formats %v", errHeader, a.formats)
+		}
+	default:
+		return a, fmt.Errorf("%w: answer of %d bytes", errHeader, len(text))
 	}
-	return ID(text[:len(id)]), ID(text[len(id):]), nil
+	a.cluster, a.id = ID(text[:len(a.id)]), ID(text[len(a.id):ids])
+	return a, nil
 }

@@ -22,6 +22,8 @@ func TestHeaderGolden(t *testing.T) {
 		"636f646571 03 003a 02 00000102 00000203" + none + none + none + "00":   {use: useRaft, group: 0x102, groups: 0x203},
 		"636f646571 03 003a 04 00000001 00000203" + none + none + none + "00":   {use: useFiles, group: 1, groups: 0x203},
 		"636f646571 03 003c 03 00000000 00000001" + none + i + none + "02 6e31": {use: useIntroduction, groups: 1, from: Identity{ID: from.ID, Name: "n1"}},
+		"636f646571 04 0042 0105 0104 01 00000000 00000003" + c + i + j + "02 6e31 6e32": {
+			use: useCalls, groups: 3, from: from, to: to, formats: Formats{0x105, 0x104}},
 	} {
 		b := appendHeader(nil, h)
 		require.Equal(t, strings.ReplaceAll(want, " ", ""), hex.EncodeToString(b))
@@ -29,12 +31,17 @@ func TestHeaderGolden(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, h, got)
 	}
-	var b bytes.Buffer
-	require.NoError(t, writeAnswer(&b, from, nil))
-	require.Equal(t, "0020"+c+i, hex.EncodeToString(b.Bytes()))
-	cluster, id, err := readAnswer(&b)
-	require.NoError(t, err)
-	require.Equal(t, from, Identity{cluster, id, "n1"})
+	for want, a := range map[string]answer{
+		"0020" + c + i:              {cluster: from.Cluster, id: from.ID},
+		"0024" + c + i + "01050104": {from.Cluster, from.ID, Formats{0x105, 0x104}},
+	} {
+		var b bytes.Buffer
+		require.NoError(t, writeAnswer(&b, a, nil))
+		require.Equal(t, want, hex.EncodeToString(b.Bytes()))
+		got, err := readAnswer(&b)
+		require.NoError(t, err)
+		require.Equal(t, a, got)
+	}
 }
 
 // TestRefusals: a node accepts connections of its own cluster that are meant for its own directory,
@@ -64,7 +71,7 @@ func TestRefusals(t *testing.T) {
 			defer c.Close()
 			_, err = c.Write(header)
 			require.NoError(t, err)
-			_, _, err = readAnswer(c)
+			_, err = readAnswer(c)
 			if err != nil {
 				_, end := c.Read(make([]byte, 1))
 				require.ErrorIs(t, end, io.EOF)
@@ -75,8 +82,8 @@ func TestRefusals(t *testing.T) {
 		require.NoError(t, handshake(appendHeader(nil, headerTo("b", header{use: useRaft, group: 1, groups: 2}))))
 		require.Equal(t, &RefusedError{RefusedGroup, "b has no group 2"},
 			handshake(appendHeader(nil, headerTo("b", header{use: useRaft, group: 2, groups: 2}))))
-		require.Equal(t, &RefusedError{RefusedVersion, "protocol version is 3, not 4"},
-			handshake([]byte("codeq\x04\x00\x03???")))
+		require.Equal(t, &RefusedError{RefusedVersion, "protocol version is 4, not 5"},
+			handshake([]byte("codeq\x05\x00\x03???")))
 
 		for _, use := range []byte{useCalls, useRaft, useFiles} {
 			for _, cluster := range []ID{{'d'}, {}} {
@@ -117,7 +124,7 @@ func TestWrongNodeAnswers(t *testing.T) {
 					_, err = readHeader(c)
 				}
 				if err == nil {
-					err = writeAnswer(c, answers, nil)
+					err = writeAnswer(c, answer{cluster: answers.Cluster, id: answers.ID}, nil)
 				}
 				if err != nil {
 					t.Error(err)
@@ -185,6 +192,8 @@ func TestGarbageInsteadOfHeader(t *testing.T) {
 		"another protocol": "GET / HTTP/1.1\r\n\r\n",
 		"too long":         "codeq\x03\xff\xff",
 		"too short":        "codeq\x03\x00\x01\x01",
+		"no formats":       "codeq\x04\x00\x01\x01",
+		"wrong formats":    string(appendHeader(nil, headerTo("b", header{use: useCalls, groups: 2, formats: Formats{5, 6}}))),
 		"another use":      string(appendHeader(nil, headerTo("b", header{use: 7, groups: 2}))),
 		"half a header":    "codeq\x03\x00",
 		"nothing":          "",
@@ -262,7 +271,8 @@ func TestNameTooLong(t *testing.T) {
 func FuzzHeader(f *testing.F) {
 	f.Add(appendHeader(nil, headerTo("n1", header{use: useCalls, groups: 3})))
 	f.Add(appendHeader(nil, headerTo(strings.Repeat("n", maxName), header{use: useRaft, group: 2, groups: 3})))
-	f.Add([]byte("codeq\x04\x00\x03???"))
+	f.Add(appendHeader(nil, headerTo("n1", header{use: useCalls, groups: 3, formats: Formats{6, 5}})))
+	f.Add([]byte("codeq\x05\x00\x03???"))
 	f.Add([]byte("codeq\x03\xff\xff"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -273,6 +283,6 @@ func FuzzHeader(f *testing.F) {
 			require.Equal(t, read, appendHeader(nil, h))
 		}
 		r.Reset(data)
-		_, _, _ = readAnswer(r)
+		_, _ = readAnswer(r)
 	})
 }

@@ -122,7 +122,7 @@ func (nw *network) connect(t *testing.T, addr string) net.Conn {
 	t.Cleanup(func() { _ = c.Close() })
 	_, err = c.Write(appendHeader(nil, headerTo(addr, header{use: useCalls, groups: 2})))
 	require.NoError(t, err)
-	_, _, err = readAnswer(c)
+	_, err = readAnswer(c)
 	require.NoError(t, err)
 	return c
 }
@@ -139,7 +139,7 @@ func (nw *network) fake(t *testing.T, addr string, serve func(net.Conn)) {
 		if _, err := readHeader(c); err != nil {
 			t.Errorf("header: %v", err)
 		}
-		if err := writeAnswer(c, identityOf(addr), nil); err != nil {
+		if err := writeAnswer(c, answer{cluster: testCluster, id: identityOf(addr).ID}, nil); err != nil {
 			t.Errorf("answer: %v", err)
 		}
 		serve(c)

@@ -24,6 +24,11 @@ const (
 type Config struct {
 	// Identity of this node; SetCluster replaces its Cluster.
 	Identity Identity
+	// Formats are those that this node knows and requires. Defaults to FirstFormat.
+	Formats Formats
+	// Raise is called before this node comes to require a later format, which it knows, since
+	// another one of its cluster does. Until it returns, that one sends nothing. Defaults to none.
+	Raise func(format int) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
 	Verify func(conn net.Conn, name string, accepted bool) error
@@ -60,18 +65,25 @@ type Node struct {
 	waiters sync.Pool       // of *waiter with their channels: not shared between synctest bubbles
 	groups  []chan net.Conn // from a group's new connections to its Accept; never closed
 
-	mu     sync.Mutex
-	self   Identity
-	closed bool
-	conns  map[*conn]struct{} // all open connections
-	links  map[lane]*link     // all that were ever called
-	broken map[Target]error   // why the last connection to each could not be opened, if it could not
+	mu      sync.Mutex
+	self    Identity
+	closed  bool
+	conns   map[*conn]struct{} // all open connections
+	links   map[lane]*link     // all that were ever called
+	broken  map[Target]error   // why the last connection to each could not be opened, if it could not
+	formats Formats            // Least rises
+	newest  map[ID]int         // see NewestOf
 }
 
 // conn is a connection that Close of the Node closes, unless it was closed before.
 type conn struct {
 	net.Conn
 	node *Node
+	// Guarded by node.mu.
+	use    byte // 0: before the end of the handshake
+	newest int  // format that the other side knows
+	dialed bool // by this node
+	said   int  // the Least that the other side knows this node to have, if dialed
 }
 
 func (c *conn) Close() error {
@@ -127,6 +139,7 @@ func New(c Config) *Node {
 	if c.Verify == nil {
 		c.Verify = func(net.Conn, string, bool) error { return nil }
 	}
+	c.Formats = c.Formats.orFirst()
 	if c.Handler == nil {
 		c.Handler = func(r *Request) { r.Fail(CodePeer, "no handler") }
 	}
@@ -134,12 +147,17 @@ func New(c Config) *Node {
 		c.Files = func(int, net.Conn) {}
 	}
 	n := &Node{
-		c:      c,
-		conns:  make(map[*conn]struct{}),
-		links:  make(map[lane]*link),
-		broken: make(map[Target]error),
-		self:   c.Identity,
-		groups: make([]chan net.Conn, c.Groups),
+		c:       c,
+		conns:   make(map[*conn]struct{}),
+		links:   make(map[lane]*link),
+		broken:  make(map[Target]error),
+		self:    c.Identity,
+		formats: c.Formats,
+		newest:  make(map[ID]int),
+		groups:  make([]chan net.Conn, c.Groups),
+	}
+	if n.c.Raise == nil {
+		n.c.Raise = func(int) error { return nil }
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.waiters.New = func() any { return &waiter{done: make(chan struct{}, 1)} }
@@ -304,14 +322,21 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 	}
 	h, err := readHeader(c)
 	var refused *RefusedError
+	var formats Formats
 	switch {
 	case errors.As(err, &refused):
 	case err != nil:
 		return h, err
 	default:
-		refused = n.refusal(c, h)
+		if refused = n.refusal(c, h); refused == nil {
+			formats, refused = n.agree(c, h.use, h.from, h.formats)
+		}
 	}
-	if err := writeAnswer(c, n.Identity(), refused); err != nil {
+	self := n.Identity()
+	if h.formats == (Formats{}) {
+		formats = Formats{}
+	}
+	if err := writeAnswer(c, answer{self.Cluster, self.ID, formats}, refused); err != nil {
 		return h, fmt.Errorf("peer: answer header: %w", err)
 	}
 	if refused != nil {
@@ -329,7 +354,7 @@ func (n *Node) refusal(c *conn, h header) *RefusedError {
 	if int64(h.groups) != int64(n.c.Groups) {
 		return refused(RefusedGroups, "%s has %d groups, not %d", self.Name, n.c.Groups, h.groups)
 	}
-	if h.ofGroup() && int64(h.group) >= int64(n.c.Groups) {
+	if ofGroup(h.use) && int64(h.group) >= int64(n.c.Groups) {
 		return refused(RefusedGroup, "%s has no group %d", self.Name, h.group)
 	}
 	if err := n.c.Verify(c.Conn, h.from.Name, true); err != nil {
@@ -399,6 +424,15 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.c.Timeout)
 	defer cancel()
+	c, err := n.dial(ctx, to, h, false)
+	if isOldVersion(err) {
+		c, err = n.dial(ctx, to, h, true)
+	}
+	return c, err
+}
+
+// dial opens a connection to a target; old: to one that knows nothing of formats. ctx has a deadline.
+func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, error) {
 	raw, err := n.c.Dial(ctx, to.Address)
 	if err != nil {
 		return nil, fmt.Errorf("peer: dial %s: %w", to.Address, err)
@@ -406,6 +440,9 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 	c := n.register(raw)
 	if c == nil {
 		return nil, ErrClosed
+	}
+	if formats := n.say(c); !old {
+		h.formats = formats
 	}
 	deadline, _ := ctx.Deadline()
 	if err = c.SetDeadline(deadline); err == nil {
@@ -426,15 +463,19 @@ func (n *Node) greet(c *conn, h header) error {
 	if _, err := c.Write(appendHeader(nil, h)); err != nil {
 		return err
 	}
-	cluster, id, err := readAnswer(c)
+	a, err := readAnswer(c)
 	if err != nil {
 		return err
 	}
 	if err := n.c.Verify(c.Conn, h.to.Name, false); err != nil {
 		return &RefusedError{RefusedName, fmt.Sprintf("certificate of node %q: %v", h.to.Name, err)}
 	}
-	if got := (Identity{cluster, id, h.to.Name}); h.use != useIntroduction && got != h.to {
+	got := Identity{a.cluster, a.id, h.to.Name}
+	if h.use != useIntroduction && got != h.to {
 		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
+	}
+	if _, refused := n.agree(c, h.use, got, a.formats); refused != nil {
+		return refused
 	}
 	return nil
 }

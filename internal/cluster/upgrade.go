@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+	"codeq/internal/peer"
+)
+
+// A cluster is upgraded node by node, so its nodes run different builds meanwhile, which know
+// different formats (manifest.Format). Each shard has a format, which is stored in its store and
+// thus replicated, and in which all of its nodes write entries, keys, snapshots and Pebble's files.
+// The leader of a shard raises it, by an entry, when every member of the group runs a build that
+// knows the next one: also those that are away, which count as they were last seen, since what they
+// get one day is in the log by now.
+//
+// The manifest of a node has the latest format of what it may have stored, so that an older build
+// refuses the directory, and this node requires of the others that they know it (peer.Formats).
+//
+// Invariant: nothing of a format is sent to a node, nor stored by it, before its manifest has that
+// format. A node that raises a shard requires the format before it applies the entry, which ends
+// the connections over which Raft sends to others; whoever accepts the next one writes its manifest
+// first.
+
+// upgradeEvery is how often the leader of a shard that could rise asks the members what they know.
+const upgradeEvery = time.Second
+
+// Format is the latest format of what the node may have stored.
+func (n *Node) Format() int {
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	return n.c.Directory.Format
+}
+
+// AdoptFormat must be called before the store is used that has a format, or an entry applied that
+// raises it. After an error neither may be done.
+func (g *Group) AdoptFormat(format int) error {
+	if err := g.node.adoptFormat(format); err != nil {
+		return err
+	}
+	g.format.Store(int32(format))
+	return nil
+}
+
+// adoptFormat makes the node one that may have stored something of a format, and the others know it.
+func (n *Node) adoptFormat(format int) error {
+	if err := n.announceFormat(format); err != nil {
+		return err
+	}
+	if n.peer != nil { // or else it begins with what the manifest has
+		n.peer.Require(format)
+	}
+	return nil
+}
+
+// announceFormat durably lets the manifest have a format, or a later one.
+func (n *Node) announceFormat(format int) error {
+	if format > n.c.Newest {
+		return fmt.Errorf("%w: %d, this version knows %d", base.ErrFormat, format, n.c.Newest)
+	}
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	d := n.c.Directory
+	if format <= d.Format {
+		return nil
+	}
+	before := d.Format
+	d.Format = format
+	if err := d.Write(); err != nil {
+		d.Format = before
+		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	}
+	n.log.Info("format raised", "from", before, "to", format)
+	return nil
+}
+
+// upgrade raises the shards that this node leads to the newest format of its build, until all have
+// it, or quit is closed.
+func (n *Node) upgrade(quit <-chan struct{}) {
+	t := time.NewTicker(upgradeEvery)
+	defer t.Stop()
+	var waiting string // for these nodes
+	for slices.ContainsFunc(n.groups, (*Group).outdated) {
+		select {
+		case <-quit:
+			return
+		case <-t.C:
+		}
+		var behind []string
+		for _, g := range n.groups {
+			if !g.outdated() || !g.leads() {
+				continue
+			}
+			term := g.raft.CurrentTerm()
+			nodes, err := g.behind()
+			if err == nil && len(nodes) == 0 {
+				err = g.machine.Raise(term, n.c.Newest)
+			}
+			if err != nil {
+				n.log.Info("format not raised", "shard", g.index, "err", err)
+			}
+			behind = append(behind, nodes...)
+		}
+		slices.Sort(behind)
+		if now := strings.Join(slices.Compact(behind), ", "); now != waiting {
+			waiting = now
+			n.log.Info("format rises when these nodes have been upgraded", "format", n.c.Newest, "nodes", waiting)
+		}
+	}
+}
+
+// outdated reports whether the shard can still rise.
+func (g *Group) outdated() bool { return int(g.format.Load()) < g.node.c.Newest && g.Failure() == nil }
+
+// behind are the members of the group that run an older build than this node, as far as is known.
+func (g *Group) behind() (nodes []string, err error) {
+	ctx, cancel := context.WithTimeout(g.node.membership.ctx, statusTimeout)
+	defer cancel()
+	members, err := g.members()
+	for _, m := range members {
+		if g.node.newestOf(ctx, m) < g.node.c.Newest {
+			nodes = append(nodes, peerOf(m).Node)
+		}
+	}
+	return nodes, err
+}
+
+// newestOf is the newest format that a member knows, or knew when it was last seen.
+func (n *Node) newestOf(ctx context.Context, m raft.Server) int {
+	p := peerOf(m)
+	states, err := n.stateOf(ctx, p)
+	if err == nil && len(states) > 0 {
+		return states[0].newest()
+	}
+	to, err := p.target()
+	if err != nil {
+		return 0
+	}
+	return n.peer.NewestOf(to.ID)
+}
+
+// newest is the newest format that the build of the node knows.
+func (s *replicaState) newest() int { return max(s.Newest, peer.FirstFormat) }
+
+// formatOfFounders is the format with which a cluster begins: the newest that all founders know, as
+// far as this one knows it.
+func (n *Node) formatOfFounders(founders []manifest.Founder) int {
+	format := n.c.Newest
+	for _, f := range founders {
+		if id, err := peer.ParseID(f.ID); err == nil && f.ID != n.self.ID {
+			format = min(format, n.peer.NewestOf(id))
+		}
+	}
+	return max(format, manifest.OldestOfNodes)
+}

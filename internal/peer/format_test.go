@@ -1,0 +1,160 @@
+package peer
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// formatted starts a Node that knows and requires formats.
+func (nw *network) formatted(t *testing.T, name string, f Formats) *Node {
+	n := New(Config{
+		Identity: identityOf(name), Listener: nw.listen(name), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout, Formats: f,
+	})
+	t.Cleanup(func() { require.NoError(t, n.Close()) })
+	return n
+}
+
+// oldNode accepts connections at an address as a node does whose build is older than formats.
+func (nw *network) oldNode(t *testing.T, addr string) {
+	l := nw.listen(addr)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				start := make([]byte, headerFixed)
+				_, _ = io.ReadFull(c, start)
+				body := make([]byte, int(start[6])<<8|int(start[7]))
+				_, _ = io.ReadFull(c, body)
+				if start[5] != oldVersion {
+					_ = writeAnswer(c, answer{}, &RefusedError{RefusedVersion, "protocol version is 3, not 4"})
+					return
+				}
+				if _, err := readHeader(bytes.NewReader(append(start, body...))); err != nil {
+					t.Errorf("header: %v", err)
+				}
+				if err := writeAnswer(c, answer{cluster: testCluster, id: identityOf(addr).ID}, nil); err != nil {
+					t.Errorf("answer: %v", err)
+				}
+				_, _ = io.Copy(io.Discard, c)
+			}()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+// dialRaft opens a connection of Raft to a node.
+func dialRaft(t *testing.T, n *Node, to string) net.Conn {
+	t.Helper()
+	c, err := n.Group(0).Dial(at(to).RaftAddress(), time.Second)
+	require.NoError(t, err)
+	return c
+}
+
+// TestFormatsAreTold: both sides of a connection know which formats the other one knows.
+func TestFormatsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		a, b := nw.formatted(t, "a", Formats{6, 5}), nw.formatted(t, "b", Formats{7, 5})
+		require.Zero(t, a.NewestOf(identityOf("b").ID))
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
+		require.NoError(t, err)
+		require.Equal(t, 7, a.NewestOf(identityOf("b").ID))
+		require.Equal(t, 6, b.NewestOf(identityOf("a").ID))
+
+		// A node that is introduced may be anybody.
+		c := nw.formatted(t, "c", Formats{6, 5})
+		_, err = c.Introduce(t.Context(), at("b"), 1, nil)
+		require.NoError(t, err)
+		require.Equal(t, 7, c.NewestOf(identityOf("b").ID))
+		require.Zero(t, b.NewestOf(identityOf("c").ID))
+	})
+}
+
+// TestOldNode: a node whose build says nothing of formats is understood, in both directions, until
+// its cluster requires more.
+func TestOldNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		nw.oldNode(t, "old")
+		a := nw.formatted(t, "a", Formats{5, 4})
+		dialed := dialRaft(t, a, "old")
+		require.Equal(t, 2, nw.dials)
+		require.Equal(t, FirstFormat, a.NewestOf(identityOf("old").ID))
+		accepted := nw.connect(t, "a") // with a header and an answer without formats
+		synctest.Wait()
+		require.Equal(t, FirstFormat, a.NewestOf(identityOf("x").ID))
+
+		a.Require(5)
+		for _, c := range []net.Conn{dialed, accepted} {
+			_, err := c.Read(make([]byte, 1))
+			require.Error(t, err, "the connection goes on")
+		}
+		_, err := a.Group(0).Dial(at("old").RaftAddress(), time.Second)
+		want := &RefusedError{RefusedFormat, `node "old" knows format 4, the cluster of node "a" has format 5`}
+		var refused *RefusedError
+		require.ErrorAs(t, err, &refused)
+		require.Equal(t, want, refused)
+		require.Equal(t, want, a.Failure(at("old")).(interface{ Unwrap() error }).Unwrap())
+
+		c, err := nw.dial(t.Context(), "a")
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = c.Write(appendHeader(nil, headerTo("a", header{use: useRaft, groups: 2})))
+		require.NoError(t, err)
+		_, err = readAnswer(c)
+		require.Equal(t, &RefusedError{RefusedFormat, `node "x" knows format 4, the cluster of node "a" has format 5`}, err)
+	})
+}
+
+// TestRequire: a node that comes to require a format tells each other one before Raft sends it
+// anything more, and connections of calls go on.
+func TestRequire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		a, b := nw.formatted(t, "a", Formats{6, 5}), nw.formatted(t, "b", Formats{6, 5})
+		raised := 0
+		b.c.Raise = func(format int) error { raised = format; return nil }
+		_, err := a.Call(t.Context(), at("b"), 1, nil)
+		require.NoError(t, err)
+		before := dialRaft(t, a, "b")
+		a.Require(6)
+		_, err = before.Write([]byte{1})
+		require.Error(t, err)
+		dials := nw.dials
+		_, err = a.Call(t.Context(), at("b"), 1, nil)
+		require.NoError(t, err)
+		require.Equal(t, dials, nw.dials)
+		require.Zero(t, raised)
+		dialRaft(t, a, "b")
+		require.Equal(t, 6, raised)
+		require.Equal(t, Formats{6, 6}, b.formats)
+
+		// A node is told while it dials as well. It gives up if it cannot rise.
+		c := nw.formatted(t, "c", Formats{6, 5})
+		dialRaft(t, c, "a")
+		require.Equal(t, Formats{6, 6}, c.formats)
+		d := nw.formatted(t, "d", Formats{6, 5})
+		d.c.Raise = func(int) error { return io.ErrShortWrite }
+		_, err = d.Group(0).Dial(at("a").RaftAddress(), time.Second)
+		require.ErrorContains(t, err, "format 6: short write")
+
+		// Introductions raise nobody.
+		e := nw.formatted(t, "e", Formats{6, 5})
+		_, err = e.Introduce(t.Context(), at("a"), 1, nil)
+		require.NoError(t, err)
+		require.Equal(t, Formats{6, 5}, e.formats)
+		old := nw.formatted(t, "old", Formats{5, 5})
+		_, err = old.Introduce(t.Context(), at("a"), 1, nil)
+		require.ErrorContains(t, err, `node "old" knows format 5, the cluster of node "a" has format 6`)
+	})
+}

@@ -1,0 +1,162 @@
+package codeq
+
+import (
+	"bufio"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// numbered are the declarations of constants that are stored, or sent to other nodes: by what
+// testdata/numbers.txt calls them, the package and one constant of each.
+var numbered = []struct{ kind, dir, first string }{
+	{"call", ".", "callProduce"},
+	{"error", ".", "codeLeaseCanceled"},
+	{"call", "internal/cluster", "kindJoin"},
+	{"change", "internal/cluster", "AddNode"},
+	{"frame", "internal/peer", "frameRequest"},
+	{"use", "internal/peer", "useCalls"},
+	{"refusal", "internal/peer", "RefusedVersion"},
+	{"range", "internal/keys", "Meta"},
+	{"message", "internal/keys", "MsgAdmit"},
+	{"lease", "internal/keys", "leaseLocal"},
+	{"wakeup", "internal/keys", "WakeUp"},
+	{"flag", "internal/record", "ReleaseOnComplete"},
+	{"field", "internal/record", "hasHistory"},
+	{"state", "internal/engine", "Ready"},
+	{"ondead", "internal/engine", "HoldOnDead"},
+	{"missed", "internal/engine", "MissedOnce"},
+	{"event", "internal/engine", "EventProduced"},
+	{"interest", "internal/engine", "WantOutcomes"},
+	{"failure", "internal/engine", "FailRetry"},
+	{"alteration", "internal/engine", "AlterPriority"},
+}
+
+const numbersFile = "testdata/numbers.txt"
+
+// notNumbered are constants that are declared among the others, and follow from them.
+var notNumbered = []string{"_", "endOfRequests", "EndOfChanges", "EndOfEvents", "EndOfAlterations", "oneByte", "allFlags"}
+
+// TestNumbers: the numbers of operations, and of all else that is stored or sent, stay for good, as
+// there are logs and nodes that use them. A new one is added to numbers.txt; one that is not used
+// any more stays there with the name "-", and no other takes its number.
+func TestNumbers(t *testing.T) {
+	now := make(map[string]string) // names by kind and number
+	add := func(kind string, number int64, name string) {
+		at := fmt.Sprint(kind, " ", number)
+		require.NotContains(t, now, at, name)
+		now[at] = name
+	}
+	for code, err := range sentErrors {
+		if err != nil {
+			add("error", int64(code), err.Error())
+		}
+	}
+	packages := make(map[string]*declared)
+	for _, n := range numbered {
+		p := packages[n.dir]
+		if p == nil {
+			p = declaredIn(t, n.dir)
+			packages[n.dir] = p
+		}
+		for _, c := range p.besides(t, n.first) {
+			number, ok := constant.Int64Val(c.Val())
+			require.True(t, ok, c)
+			add(n.kind, number, c.Name())
+		}
+	}
+	f, err := os.Open(numbersFile)
+	require.NoError(t, err)
+	defer f.Close()
+	var lines []string
+	for s := bufio.NewScanner(f); s.Scan(); {
+		lines = append(lines, s.Text())
+		kind, rest, _ := strings.Cut(s.Text(), " ")
+		number, name, _ := strings.Cut(rest, " ")
+		at := kind + " " + number
+		if name == "-" {
+			name = ""
+		}
+		if now[at] != name {
+			t.Errorf("%s line %d: %q, now it is %q", numbersFile, len(lines), s.Text(), now[at])
+		}
+		delete(now, at)
+	}
+	for at, name := range now {
+		t.Errorf("%s lacks a line: %s %s", numbersFile, at, name)
+	}
+	require.True(t, slices.IsSortedFunc(lines, func(a, b string) int { return compareNumbers(t, a, b) }), "lines are sorted")
+}
+
+// compareNumbers orders lines by kind and number.
+func compareNumbers(t *testing.T, a, b string) int {
+	var kind [2]string
+	var number [2]int
+	for i, line := range []string{a, b} {
+		_, err := fmt.Sscan(line, &kind[i], &number[i])
+		require.NoError(t, err, line)
+	}
+	if kind[0] != kind[1] {
+		return strings.Compare(kind[0], kind[1])
+	}
+	return number[0] - number[1]
+}
+
+// declared is the constants of a package.
+type declared struct {
+	files []*ast.File
+	defs  map[*ast.Ident]types.Object
+}
+
+func declaredIn(t *testing.T, dir string) *declared {
+	p := &declared{defs: make(map[*ast.Ident]types.Object)}
+	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	require.NoError(t, err)
+	fset := token.NewFileSet()
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		p.files = append(p.files, f)
+	}
+	conf := types.Config{IgnoreFuncBodies: true, Error: func(error) {}} // for want of what is imported
+	_, _ = conf.Check(dir, fset, p.files, &types.Info{Defs: p.defs})
+	return p
+}
+
+// besides are the constants of the declaration that begins with the given one.
+func (p *declared) besides(t *testing.T, first string) (found []*types.Const) {
+	for _, f := range p.files {
+		for _, d := range f.Decls {
+			d, ok := d.(*ast.GenDecl)
+			if !ok || d.Tok != token.CONST {
+				continue
+			}
+			var all []*types.Const
+			for _, s := range d.Specs {
+				for _, name := range s.(*ast.ValueSpec).Names {
+					if c, ok := p.defs[name].(*types.Const); ok && !slices.Contains(notNumbered, c.Name()) {
+						all = append(all, c)
+					}
+				}
+			}
+			if len(all) > 0 && all[0].Name() == first {
+				found = all
+			}
+		}
+	}
+	require.NotEmpty(t, found, first)
+	return found
+}

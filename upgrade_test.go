@@ -1,0 +1,250 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
+	"codeq/internal/schema"
+)
+
+// formatOf is the format of a shard, as the cluster says.
+func formatOf(t *testing.T, q *Queue, shard int) int {
+	t.Helper()
+	st, err := q.ClusterStatus(context.Background())
+	require.NoError(t, err)
+	return st.Shards[shard].Format
+}
+
+// upgradeCase lets a story happen on a cluster of three nodes whose build knows the format before
+// this one.
+func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluster)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimClusterOf(t, 1, 3, Options{Shards: shards}, oldFormat)
+		c.awaitLeaders()
+		story(t, c)
+		c.mend(true)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// become closes a node, unless it is down, and opens it with a build that knows a format.
+func (n *simNode) become(newest int) error {
+	n.stop()
+	n.newest = newest
+	return n.cluster.open(n)
+}
+
+// requireFormat requires that all shards have a format, in the stores of all nodes that are up, and
+// that the nodes' manifests say so.
+func (c *simCluster) requireFormat(format int) {
+	c.t.Helper()
+	for _, n := range c.members() {
+		q := simQueue(n)
+		if q == nil {
+			continue
+		}
+		for i, r := range q.replicas {
+			got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
+			require.NoError(c.t, err)
+			require.Equal(c.t, manifest.ReplicaIdentity(format, i, len(q.replicas)), string(got), "%s", n.name)
+			require.Equal(c.t, format, formatOf(c.t, q, i))
+		}
+		m, err := manifest.Read(n.disk, "queue")
+		require.NoError(c.t, err)
+		require.Equal(c.t, format, m.Format, "%s", n.name)
+	}
+}
+
+const newFormat, oldFormat = manifest.Format, manifest.OldestOfNodes
+
+// TestUpgrade: a cluster that is upgraded node by node works all the time. It stays in the old
+// format, and each node can go back, until all nodes know the new one; then no older build gets in.
+func TestUpgrade(t *testing.T) {
+	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
+		produced := 0
+		work := func() {
+			t.Helper()
+			c.awaitLeaders()
+			for _, n := range c.members() {
+				if simQueue(n) != nil {
+					n.produce(t, 3)
+					produced += 3
+					require.Equal(t, produced, n.count(t))
+				}
+			}
+		}
+		work()
+		for i, n := range c.nodes {
+			c.requireFormat(oldFormat)
+			require.NoError(t, n.become(newFormat))
+			work()
+			if i < 2 {
+				time.Sleep(time.Minute)
+				c.requireFormat(oldFormat)
+				require.NoError(t, n.become(oldFormat), "it can go back")
+				work()
+				require.NoError(t, n.become(newFormat))
+				work()
+			}
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		work()
+
+		// No node of an older build joins.
+		joining := c.node(true)
+		joining.newest = oldFormat
+		err := c.open(joining)
+		require.ErrorIs(t, err, ErrFormat)
+		require.ErrorContains(t, err, `node "n3" knows format 4, the cluster of node "n0" has format 5`)
+		joining.join = false
+		joining.wipe()
+		require.NoError(t, c.open(joining), "it waits to be added")
+		err = simQueue(c.nodes[0]).AddNode(t.Context(), Peer{joining.name, joining.name})
+		require.ErrorIs(t, err, ErrFormat)
+		require.ErrorContains(t, err, `node "n3" knows format 4, the cluster of node "n0" has format 5`)
+		joining.stop()
+		joining.join = true
+		joining.wipe()
+		require.NoError(t, joining.become(newFormat))
+		c.nodes = append(c.nodes, joining)
+		work()
+		c.requireFormat(newFormat)
+	})
+}
+
+// TestUpgradeBesideDeadNode: a member that is away counts as the leader has last seen it: a shard
+// rises if that was after its upgrade, and otherwise not, as long as it is a member.
+func TestUpgradeBesideDeadNode(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		dead := c.nodes[2]
+		dead.crash(100)
+		for _, n := range c.nodes[:2] {
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(time.Minute)
+		c.requireFormat(oldFormat)
+		require.NoError(t, simQueue(c.nodes[0]).RemoveNode(t.Context(), dead.name))
+		time.Sleep(10 * time.Second)
+		c.nodes = c.nodes[:2]
+		c.requireFormat(newFormat)
+	})
+	upgradeCase(t, 2, func(t *testing.T, c *simCluster) {
+		for _, n := range c.nodes[1:] {
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(10 * time.Second) // the second node leads the second shard, and has seen the third
+		dead := c.nodes[2]
+		dead.crash(100)
+		require.NoError(t, c.nodes[0].become(newFormat))
+		time.Sleep(10 * time.Second)
+		require.Equal(t, newFormat, formatOf(t, simQueue(c.nodes[0]), 1))
+		require.NoError(t, dead.become(newFormat))
+		time.Sleep(10 * time.Second)
+		c.requireFormat(newFormat)
+	})
+}
+
+// TestFoundersOfTwoBuilds: a new cluster has the newest format that all founders know.
+func TestFoundersOfTwoBuilds(t *testing.T) {
+	for _, old := range []int{-1, 0, 2} {
+		t.Run(fmt.Sprint("old ", old), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newSimCluster(t, 1, 0, Options{Shards: 2})
+				for i := range 3 {
+					n := c.node(false)
+					if i == old {
+						n.newest = oldFormat
+					}
+					c.peers = append(c.peers, Peer{n.name, n.name})
+					c.nodes = append(c.nodes, n)
+				}
+				for _, n := range c.nodes {
+					n.start()
+				}
+				c.awaitLeaders()
+				c.rest()
+				want := newFormat
+				if old >= 0 {
+					want = oldFormat
+				}
+				c.requireFormat(want)
+				c.close()
+			})
+		})
+	}
+}
+
+// TestOldNodeIsRefused: a node of an older build that was away while the cluster rose hears why
+// nobody talks to it.
+func TestOldNodeIsRefused(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		require.NoError(t, c.nodes[0].become(newFormat))
+		old := c.nodes[2]
+		require.NoError(t, old.become(newFormat))
+		time.Sleep(10 * time.Second)
+		old.crash(100)
+		require.NoError(t, c.nodes[1].become(newFormat))
+		time.Sleep(10 * time.Second)
+		require.NoError(t, old.become(oldFormat))
+		c.requireRefused(old)
+		require.Equal(t, newFormat, formatOf(t, simQueue(c.nodes[0]), 0))
+		c.nodes[0].produce(t, 1)
+		require.NoError(t, old.become(newFormat))
+		require.Equal(t, 1, old.count(t))
+		c.requireFormat(newFormat)
+	})
+}
+
+// requireRefused requires that calls of a node fail since its build is too old.
+func (c *simCluster) requireRefused(n *simNode) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	err := simQueue(n).WaitReady(ctx)
+	require.ErrorIs(c.t, err, ErrNotLeader)
+	require.ErrorIs(c.t, err, ErrFormat)
+	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 4, the cluster of node", n.name))
+}
+
+// simUpgrade lets a node be killed, and come back with this build.
+var simUpgrade = simFault{"upgrade", 8, func(s *schedule) {
+	if n := s.anyNode(); n.upgrade() {
+		s.note("upgrade %s", n.name)
+	}
+}}
+
+// upgrade kills the node if its build is older than this one, and lets the next life have this one.
+func (n *simNode) upgrade() bool {
+	n.mu.Lock()
+	old := n.newest != 0
+	n.newest = 0
+	n.mu.Unlock()
+	if old {
+		n.crash(100)
+	}
+	return old
+}
+
+// awaitFormat waits until all shards have the format of this build, whose nodes all have it.
+func (c *simCluster) awaitFormat() {
+	for end := time.Now().Add(simPatience); ; time.Sleep(time.Second) {
+		st, err := simQueue(c.members()[0]).ClusterStatus(context.Background())
+		if err == nil && !slices.ContainsFunc(st.Shards, func(sh ShardStatus) bool { return sh.Format != newFormat }) {
+			return
+		}
+		if time.Now().After(end) {
+			c.hangs("the rise of the format")
+		}
+	}
+}
