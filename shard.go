@@ -15,6 +15,7 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/ownerclock"
 	"codeq/internal/store"
 )
 
@@ -40,7 +41,7 @@ type shard struct {
 
 	// owned
 	engine.State
-	clock     ownerClock
+	clock     ownerclock.Clock
 	claims    *dispatch.Dispatcher
 	permits   permitTable
 	awaits    awaits
@@ -65,7 +66,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		origin: origin,
 		done:   make(chan struct{}),
 		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
-		clock:  ownerClock{deferred: engine.Never},
+		clock:  ownerclock.New(),
 		timer:  time.NewTimer(time.Hour),
 		space:  newDiskSpace(opts, st.Dir()),
 		steps:  stepClock{table: new(stepTable)},
@@ -170,7 +171,7 @@ func (s *shard) gather() bool {
 		s.yield()
 		ops, late, refused := s.inbox.take(s.undecided.taken[:0], !busy)
 		s.undecided.taken, s.undecided.cursor = ops, 0
-		s.clock.look(s.Now, late)
+		s.clock.Look(s.Now, late.taken, late.left)
 		switch {
 		case len(ops) > 0 || len(s.undecided.deferred) > 0:
 			return true
@@ -252,20 +253,20 @@ func (s *shard) sleep() {
 		wait = min(wait, uptime-min(uptime, s.Uptime))
 	}
 	if wait == engine.Never {
-		s.clock.sleep(engine.Never)
+		s.clock.Sleep(engine.Never)
 		<-s.inbox.wake
-		s.clock.wake(s.inbox.woken)
+		s.clock.Wake(s.inbox.woken)
 		return
 	}
 	wait = min(wait, uint64(maxLease/time.Millisecond))
-	s.clock.sleep(wait)
+	s.clock.Sleep(wait)
 	s.timer.Reset(time.Duration(wait) * time.Millisecond)
 	select {
 	case <-s.inbox.wake:
 		s.timer.Stop()
-		s.clock.wake(s.inbox.woken)
+		s.clock.Wake(s.inbox.woken)
 	case <-s.timer.C:
-		s.clock.wake(s.inbox.awake())
+		s.clock.Wake(s.inbox.awake())
 	}
 }
 
@@ -302,7 +303,7 @@ func (s *shard) decideAll() {
 	if retry := s.undecided.deferred; len(retry) > 0 {
 		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
 		s.undecided.deferred = s.undecided.again[:0]
-		s.Judged, s.clock.deferred = min(s.clock.deferred, s.clock.taken), engine.Never
+		s.Judged = s.clock.Retry()
 		n := 0
 		s.undecided.retrying = retry
 		for ; n < len(retry) && s.mayDecide(n); n++ {
@@ -312,7 +313,7 @@ func (s *shard) decideAll() {
 		}
 		s.undecided.retrying = nil
 		if n < len(retry) {
-			s.clock.putOff(s.Judged)
+			s.clock.PutOff(s.Judged)
 			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // before what has had its part and wants more
 		}
 		clear(retry)
@@ -321,7 +322,7 @@ func (s *shard) decideAll() {
 	}
 	if s.undecided.cursor < len(s.undecided.taken) {
 		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
-		s.Judged = s.clock.taken
+		s.Judged = s.clock.Taken()
 		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
 			op := s.undecided.taken[s.undecided.cursor]
 			s.undecided.taken[s.undecided.cursor] = nil
@@ -378,7 +379,7 @@ func (s *shard) persist() error {
 // postponeOp resolves an operation again in the next group, when disk has what
 // it asks for. REQUIRES: the operation has changed nothing yet.
 func (s *shard) postponeOp(op operation) {
-	s.clock.putOff(s.Judged)
+	s.clock.PutOff(s.Judged)
 	s.undecided.deferred = append(s.undecided.deferred, op)
 }
 
@@ -539,17 +540,9 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 
 // tick reads the clocks. One reading serves a whole group.
 func (s *shard) tick() {
-	c := &s.clock
 	at := millisSince(s.origin)
-	switch {
-	case !s.HasRoom(engine.RoomScarce):
-		c.stalled += at - s.Uptime
-	case c.due != engine.Never && at > c.due+stallAfter:
-		c.stalled += at - c.due - stallAfter
-	}
-	s.Uptime, c.due = at, at
-	s.Now = at - c.stalled
-	c.waiting = min(c.waiting, s.Now)
+	s.Now = s.clock.Tick(at, !s.HasRoom(engine.RoomScarce))
+	s.Uptime = at
 	s.Wall = wallMillis(s.opts)
 	s.Ahead = s.clockAhead()
 	s.SetClock()
@@ -568,11 +561,11 @@ func (s *shard) clockAhead() uint64 {
 	return uint64(ahead / time.Millisecond)
 }
 
-// reapable returns the time up to which leases may be taken back: nothing that came
-// before it is undecided.
+// reapable returns the time up to which leases may be taken back.
 func (s *shard) reapable() uint64 {
-	if s.undecided.cursor < len(s.undecided.taken) {
-		return min(s.clock.taken, s.clock.deferred)
-	}
-	return min(s.clock.waiting, s.clock.deferred)
+	return s.clock.Reapable(s.undecided.cursor < len(s.undecided.taken))
 }
+
+func millisSince(origin time.Time) uint64 { return uint64(time.Since(origin) / time.Millisecond) }
+
+func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0)) }
