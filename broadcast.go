@@ -230,9 +230,9 @@ func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
 }
 
 // wantCancels is want for a Run, which waits for leaders as long as it lasts, as its claims do.
-func (n *node) wantCancels(ctx context.Context) error {
+func (n *node) wantCancels(ctx context.Context) (err error) {
 	ctx, stop := n.queue.untilClosing(ctx, "Run")
-	defer stop()
+	defer func() { err = stop(err) }()
 	for {
 		change := n.Changed()
 		err := n.want(ctx, engine.WantCancels)

@@ -61,7 +61,7 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
 	}
 	defer q.calls.Done()
 	ctx, stop := q.untilClosing(ctx, "Checkpoint")
-	defer stop()
+	defer func() { err = stop(err) }()
 	select {
 	case q.copying <- struct{}{}:
 		defer func() { <-q.copying }()

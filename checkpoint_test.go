@@ -421,13 +421,15 @@ func TestCheckpointWaitsForBusyShard(t *testing.T) {
 		synctest.Wait()
 		closed := make(chan error, 1)
 		go func() { closed <- q.Close() }()
-		require.ErrorIs(t, <-made, ErrClosed)
+		err := <-made
+		require.ErrorIs(t, err, ErrClosed)
+		require.NotErrorIs(t, err, context.Canceled, "its ctx goes on")
 		synctest.Wait()
 		require.Empty(t, closed)
 		close(commit)
 		require.NoError(t, <-busy)
 		require.NoError(t, <-closed)
-		_, err := disk.Stat("copy")
+		_, err = disk.Stat("copy")
 		require.ErrorIs(t, err, fs.ErrNotExist)
 	})
 }

@@ -49,7 +49,8 @@ type Cluster struct {
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists
 	// already: Open asks them to add it, and returns when it votes. Half of
-	// them must answer, and be of one cluster.
+	// them must answer, and be of one cluster. Options.Shards is that of the cluster. In a
+	// directory that was part of the cluster before, Join has no meaning.
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their certificate from it, which
 	// has the node's name among its subject alternative names, as a DNS name or a URI. ClientAuth

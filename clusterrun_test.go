@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -109,4 +110,26 @@ func TestClusterRun(t *testing.T) {
 	require.LessOrEqual(t, again, uncertain.Load(), "no task is handled again whose completion was stored")
 	stop()
 	require.NoError(t, <-ended)
+}
+
+// TestRunClosedWithoutLeader: Close ends a Run that waits for leaders, whose own ctx goes on.
+func TestRunClosedWithoutLeader(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		left, _ := c.lead()
+		for _, n := range c.members() {
+			if n != left {
+				n.crash(100)
+			}
+		}
+		mux := new(Mux)
+		Handle(mux, "a", func(context.Context, *Job[int]) error { return nil })
+		q, ran := simQueue(left), make(chan error)
+		go func() { ran <- q.Run(context.Background(), mux, nil) }()
+		synctest.Wait()
+		go left.stop()
+		err := <-ran
+		require.ErrorIs(t, err, ErrClosed)
+		require.NotErrorIs(t, err, context.Canceled)
+		synctest.Wait()
+	})
 }

@@ -215,9 +215,10 @@ func (q *Queue) enter() error {
 }
 
 // untilClosing returns a context that also ends with ErrClosed when the queue is about to be closed,
-// for a call that has entered; it calls stop at its end.
-func (q *Queue) untilClosing(ctx context.Context, what string) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
+// for a call that has entered. The call passes its error to stop at its end, and returns what that
+// returns: only the end of its own ctx matches context.Canceled.
+func (q *Queue) untilClosing(own context.Context, what string) (_ context.Context, stop func(error) error) {
+	ctx, cancel := context.WithCancelCause(own)
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		contain(q.opts.log, "watch of "+what, func() {
@@ -228,7 +229,14 @@ func (q *Queue) untilClosing(ctx context.Context, what string) (_ context.Contex
 			}
 		}, cancel)
 	})
-	return ctx, func() { cancel(nil); watch.Wait() }
+	return ctx, func(err error) error {
+		cancel(nil)
+		watch.Wait()
+		if errors.Is(err, context.Canceled) && errors.Is(context.Cause(ctx), ErrClosed) && own.Err() == nil {
+			return ErrClosed
+		}
+		return err
+	}
 }
 
 // shard is a shard that this process leads; nil if it does not.
