@@ -217,6 +217,7 @@ func (d *Directory) create(want Want) error {
 
 // Found lets a queue by itself become the first node of a new cluster. Begin stores it.
 func (d *Directory) Found(node, address string) {
+	d.Format = max(d.Format, OldestOfNodes)
 	d.Node, d.Cluster, d.Founders = node, NewID(), []Founder{{node, d.ID, address}}
 }
 
