@@ -236,21 +236,13 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 			interrupt(&alone)
 		}
 	}
-	for {
-		o := c.opts
-		o.fs = n.disk
-		q, err := Open("queue", &o)
-		if err != nil { // it has yet to become a node
-			require.ErrorIs(t, err, ErrNotMember)
-			c.begin(n)
-			n.stop()
-			continue
-		}
-		require.EqualValues(t, 3, countsOf(t, q, "a").Ready)
-		require.NoError(t, q.checkAll())
-		require.NoError(t, q.Close())
-		break
-	}
+	o := c.opts
+	o.fs = n.disk
+	q, err := Open("queue", &o)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, countsOf(t, q, "a").Ready)
+	require.NoError(t, q.checkAll())
+	require.NoError(t, q.Close())
 	c.nodes = nil
 	c.close()
 }
