@@ -466,6 +466,7 @@ var elsewhere = []string{
 	"close of a store",                                                 // leaves goroutines of Pebble behind: TestPanicInClose
 	"end of a replica",                                                 // leaves those of Raft behind: TestPanicOfStateMachine
 	"late snapshot",                                                    // comes by chance: TestLateSnapshot
+	"beginning of a cluster",                                           // TestPanicAtTheBeginning
 	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
 	"end of shard", // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
@@ -514,6 +515,23 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 			require.Empty(t, p.left(), "the story does not come to a goroutine of this name")
 		})
 	}
+}
+
+// TestPanicAtTheBeginning: a node that panics while it founds a cluster can be closed, and founds it when
+// it is opened again.
+func TestPanicAtTheBeginning(t *testing.T) {
+	p := &panicIn{names: []string{"beginning of a cluster"}}
+	p.begin(t)
+	p.armed.Store(true)
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, Options{})
+		time.Sleep(10 * time.Second)
+		require.Empty(t, p.left())
+		require.ErrorIs(t, c.members()[0].close(), ErrFailed)
+		c.members()[0].start()
+		c.awaitLeaders()
+		c.close()
+	})
 }
 
 // TestPanicInClose: a store that cannot be closed is left, and can be opened again.
@@ -612,7 +630,7 @@ func panicAlone(t *testing.T, p *panicIn) {
 }
 
 func panicInCluster(t *testing.T, p *panicIn, seed uint64) {
-	c := newSimCluster(t, seed, 3, Options{Shards: 3})
+	c := newSimCluster(t, seed, 3, Options{Shards: 3, Durability: DurabilityProcess})
 	c.awaitLeaders()
 	p.armed.Store(true)
 	queues := make([]*Queue, 0, 3)
@@ -641,12 +659,24 @@ func panicInCluster(t *testing.T, p *panicIn, seed uint64) {
 	})
 	bounded(t, "a replacement", func() {
 		n := c.node(true)
+		n.leaves = true
 		if c.open(n) == nil {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			_ = queues[0].RemoveNode(ctx, n.name)
-			n.stop()
+			_ = n.close()
 		}
+	})
+	bounded(t, "a drain", func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if n := c.leader(0); n != nil {
+			_ = simQueue(n).Drain(ctx)
+			_ = simQueue(n).Undrain(ctx)
+		}
+	})
+	bounded(t, "a power loss", func() {
+		n := c.members()[2]
+		n.crash(0)
+		n.raise()
+		time.Sleep(30 * time.Second) // it is taken back
 	})
 	added := c.node(false)
 	bounded(t, "an addition", func() {

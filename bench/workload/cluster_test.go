@@ -3,6 +3,7 @@ package workload
 import (
 	"context"
 	"fmt"
+	"net"
 	"path/filepath"
 	"testing"
 
@@ -35,8 +36,16 @@ func TestClusterThatIsGivenUpIsClosed(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	for i := range 2 {
 		q, err := codeq.Open(filepath.Join(dir, nodeName(i)),
-			&codeq.Options{Cluster: &codeq.Cluster{Node: nodeName(i), Listen: "127.0.0.1:0"}})
+			&codeq.Options{Cluster: &codeq.Cluster{Node: nodeName(i), Listen: freeAddress(t)}})
 		require.NoError(t, err)
 		require.NoError(t, q.Close())
 	}
+}
+
+// freeAddress is an address at which nobody listens.
+func freeAddress(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
 }

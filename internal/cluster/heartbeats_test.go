@@ -164,3 +164,29 @@ func TestIdleLeaderThatIsCutOff(t *testing.T) {
 		closeAll(t, nodes)
 	})
 }
+
+// TestIdleLeaderWhoseFollowersHaveAnother: a leader with nothing to send steps down when a node that
+// answers it has elected another one, which cannot reach it.
+func TestIdleLeaderWhoseFollowersHaveAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := openTrio(t, 1)
+		time.Sleep(time.Minute + longRest/2)
+		network.SetCut("a", "b", true)
+		network.SetCut("b", "a", true)
+		answer := make(chan raft.RPCResponse, 1)
+		b := nodes[1].Group(0)
+		b.Receive(raft.RPC{Command: &raft.TimeoutNowRequest{RPCHeader: b.transport.header()}, RespChan: answer})
+		require.NoError(t, (<-answer).Error)
+		for b.raft.State() != raft.Leader {
+			time.Sleep(time.Millisecond)
+		}
+		elected := time.Now()
+		for nodes[0].Group(0).raft.State() == raft.Leader {
+			time.Sleep(time.Millisecond)
+		}
+		took := time.Since(elected)
+		network.Heal(true)
+		closeAll(t, nodes)
+		require.Less(t, took, time.Second)
+	})
+}

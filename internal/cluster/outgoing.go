@@ -187,6 +187,11 @@ func (g *Group) filesFor(to raft.ServerID, index uint64) (*sharedFiles, error) {
 	o.turn <- struct{}{}
 	defer func() { <-o.turn }()
 	files := o.share(to)
+	if files != nil && files.Meta.Index < index {
+		o.release(files)
+		g.giveUpFiles("another leader has sent a later snapshot to this node since")
+		files = nil
+	}
 	if files == nil {
 		if !o.holding.Load() && g.growth.bytes.Load() >= g.node.c.SnapshotBytes/freshPart {
 			g.takeSnapshot()

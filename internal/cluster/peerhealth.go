@@ -15,7 +15,7 @@ type peerHealth struct {
 	mu      sync.Mutex // guards what follows
 	down    map[raft.ServerID]outage
 	refused map[raft.ServerID]bool // could not store the last entries that it was sent
-	missed  changes                // a node does not answer heartbeats any more
+	doubted changes                // a node does not answer heartbeats any more, or by a later term
 }
 
 // outage is the time during which a node does not answer the heartbeats of a term.
@@ -69,7 +69,7 @@ func (c *peerHealth) note(id raft.ServerID, term uint64, answered bool) {
 			c.down = make(map[raft.ServerID]outage)
 		}
 		c.down[id] = outage{term, make(chan struct{})}
-		c.missed.changed()
+		c.doubted.changed()
 	}
 }
 

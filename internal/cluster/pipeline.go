@@ -150,15 +150,16 @@ func (p *pipeline) isTold(req *raft.AppendEntriesRequest) bool {
 }
 
 // rest waits until there is an entry to be sent, and is true then. It is false when the request is
-// to be sent nevertheless: the node has missed heartbeats, so that the connection may have ended as
-// well; the term or the pipeline is over; or it was sent long ago. Nothing is answered in the node's
-// place: Raft hears of the node by heartbeats, and misses it when they fail.
+// to be sent nevertheless: a node has missed heartbeats, so that the connection may have ended as
+// well, or has answered one by a later term, which Raft learns from the request; the term or the
+// pipeline is over; or it was sent long ago. Nothing is answered in the node's place: Raft hears of
+// the node by heartbeats, and misses it when they fail.
 func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 	g := p.group
 	long := time.NewTimer(longRest)
 	defer long.Stop()
 	for {
-		grown, missed, change := g.log.grown.next(), g.health.missed.next(), g.route.next()
+		grown, doubted, change := g.log.grown.next(), g.health.doubted.next(), g.route.next()
 		if last, err := g.log.LastIndex(); err != nil || last != req.PrevLogEntry {
 			return err == nil
 		}
@@ -167,8 +168,9 @@ func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 		}
 		select {
 		case <-grown:
-		case <-missed:
 		case <-change:
+		case <-doubted:
+			return false
 		case <-long.C:
 			return false
 		case <-p.ended:

@@ -124,8 +124,10 @@ func (n *Node) missed(p Peer, err error) {
 		return
 	}
 	n.background.Go(func() {
-		defer n.membership.searching.Store(false)
-		n.contain("search for a member", func() { n.find(n.membership.ctx, p) }, nil)
+		n.contain("search for a member", func() {
+			defer n.membership.searching.Store(false)
+			n.find(n.membership.ctx, p)
+		}, nil)
 	})
 }
 

@@ -58,7 +58,7 @@ func (g *Group) openLog() error {
 // lose lets the group fail if what Raft keeps has, and not only been closed.
 func (g *Group) lose(cause error) {
 	if !errors.Is(cause, raftlog.ErrClosed) {
-		g.Fail(cause)
+		g.Fail(damageOf(cause))
 	}
 }
 
@@ -128,9 +128,10 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 		// in elections, and nobody would be told why.
 		err = l.group.node.logs.Flush()
 	}
-	if cut && err == nil {
+	switch {
+	case err == nil:
 		l.cut.Store(false)
-	} else if cut && l.group.running {
+	case l.group.running && (cut || errors.Is(err, raftlog.ErrFailed)): // or else Raft would try for ever
 		l.group.lose(err)
 	}
 	return err

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"io"
 	"sync"
 	"time"
@@ -182,8 +183,14 @@ func (t *transport) AppendEntries(
 	if isHeartbeat(req) {
 		err := t.beat(id, target, req, resp)
 		t.group.health.note(id, req.Term, err == nil)
-		if err != nil {
+		switch {
+		case err != nil:
 			t.group.node.missed(peerOf(raft.Server{ID: id, Address: target}), err)
+		case resp.Term > req.Term:
+			// Raft takes any answer to a heartbeat for contact with a node that follows. What is
+			// replicated tells it the term.
+			t.group.health.doubted.changed()
+			return fmt.Errorf("%w: %d, after %d", errLaterTerm, resp.Term, req.Term)
 		}
 		return err
 	}

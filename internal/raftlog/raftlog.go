@@ -168,7 +168,7 @@ func (s *Store) use() (done func(), err error) {
 // failure returns why the store cannot be used any more, or nil.
 func (s *Store) failure() error {
 	if err := s.latch.Err(); err != nil {
-		return fmt.Errorf("%w: %w", ErrFailed, err)
+		return fmt.Errorf("%w: %w", ErrFailed, storageError(err))
 	}
 	return nil
 }
@@ -203,7 +203,17 @@ func (s *Store) Flush() error {
 		return err
 	}
 	defer done()
-	return storageError(s.db.Flush())
+	return s.sync()
+}
+
+// sync syncs the log of Pebble. After an error the store has failed.
+func (s *Store) sync() error {
+	if s.failure() == nil {
+		if err := s.db.LogData(nil, pebble.Sync); err != nil {
+			s.latch.Fail(err)
+		}
+	}
+	return s.failure()
 }
 
 // HasSpace returns false while nothing can be written because the disk is full. StoreLogs may block
@@ -224,11 +234,7 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
-	if s.failure() == nil {
-		if err := s.db.LogData(nil, pebble.Sync); err != nil {
-			s.latch.Fail(err)
-		}
-	}
+	_ = s.sync() // Close of the latch returns why it has failed
 	if err := s.latch.Close(s.db); err != nil {
 		return fmt.Errorf("%w: %w", ErrFailed, storageError(err))
 	}

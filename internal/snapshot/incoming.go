@@ -19,7 +19,7 @@ type received struct {
 
 	mu         sync.Mutex // guards what follows
 	connection int        // the latest
-	gone       bool       // removed, or installed
+	gone       bool       // removed, or installed, or not as it should be
 	done       int64      // bytes that have arrived, of all files together
 	next       int        // of the files; those before it are durable
 	open       vfs.File   // that file; nil if none of it has arrived
@@ -150,6 +150,7 @@ func (a *arrival) write(offset int64, p []byte) error {
 	for len(p) > 0 {
 		n, err := a.append(p)
 		if p = p[n:]; err != nil {
+			a.gone = true // another connection may have begun before they are removed
 			return err
 		}
 	}
@@ -213,6 +214,6 @@ func (a *arrival) finish() error {
 	if err == nil {
 		err = syncDir(a.store.fs, a.dir)
 	}
-	a.complete = err == nil
+	a.complete, a.gone = err == nil, err != nil
 	return err
 }

@@ -364,3 +364,54 @@ func (c *recording) Write(p []byte) (int, error) {
 func (*recording) SetDeadline(time.Time) error      { return nil }
 func (*recording) SetReadDeadline(time.Time) error  { return nil }
 func (*recording) SetWriteDeadline(time.Time) error { return nil }
+
+// failingSync is a file system on which the next Sync of a file fails.
+type failingSync struct {
+	vfs.FS
+	fails bool
+}
+
+type failingFile struct {
+	vfs.File
+	fs *failingSync
+}
+
+func (fs *failingSync) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := fs.FS.Create(name, c)
+	return failingFile{f, fs}, err
+}
+
+func (f failingFile) Sync() error {
+	if f.fs.fails {
+		f.fs.fails = false
+		return errBroken
+	}
+	return f.File.Sync()
+}
+
+// Of a disk that hangs and then fails the sender notices the first: it offers the files again before
+// what has arrived is removed.
+func TestFilesOfADiskThatFailsAreNotContinued(t *testing.T) {
+	fs := &failingSync{FS: vfs.NewMem()}
+	s, err := Open(fs, "raft", nil, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	c := someCheckpoint(t, 1)
+	all := make([]byte, someBytes)
+	half := someFiles[0].size
+
+	first, err := s.receive(c.Manifest)
+	require.NoError(t, err)
+	require.NoError(t, first.write(0, all[:half]))
+	fs.fails = true
+	require.ErrorIs(t, first.write(half, all[half:]), errBroken)
+
+	second, err := s.receive(c.Manifest)
+	require.NoError(t, err)
+	first.drop()
+	require.ErrorIs(t, second.write(second.offset(), all[second.offset():]), errSuperfluous)
+	require.ErrorIs(t, second.finish(), errSuperfluous)
+	second.drop()
+
+	require.NoError(t, errors.Join(send(c, s, &link{}, openGate)))
+	requireFiles(t, s, c)
+}
