@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
 )
 
 // led is how many shards each node leads, by name.
@@ -206,6 +208,25 @@ func TestFailingNodeIsDistrusted(t *testing.T) {
 		}
 		require.Greater(t, longest, 50*time.Second)
 		require.Less(t, longest, 80*time.Second)
+		c.close()
+	})
+}
+
+// TestDrainAfterClose: a call of Drain that Close overtakes does not write the manifest, which may be
+// that of the node's next life.
+func TestDrainAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := firstNode(t, 1, Options{Shards: 1})
+		c.begin(n)
+		q := simQueue(n)
+		n.stop()
+		before, err := manifest.Read(n.disk, "queue")
+		require.NoError(t, err)
+		require.ErrorIs(t, q.node.Drain(t.Context()), ErrClosed)
+		after, err := manifest.Read(n.disk, "queue")
+		require.NoError(t, err)
+		require.Equal(t, before, after)
+		c.nodes = nil
 		c.close()
 	})
 }

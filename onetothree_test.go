@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/bootid"
 	"codeq/internal/keys"
 	"codeq/internal/testkit"
 )
@@ -235,23 +236,81 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 			interrupt(&alone)
 		}
 	}
-	for {
-		o := c.opts
-		o.fs = n.disk
-		q, err := Open("queue", &o)
-		if err != nil { // it has yet to become a node
-			require.ErrorIs(t, err, ErrNotMember)
-			c.begin(n)
-			n.stop()
-			continue
-		}
-		require.EqualValues(t, 3, countsOf(t, q, "a").Ready)
-		require.NoError(t, q.checkAll())
-		require.NoError(t, q.Close())
-		break
-	}
+	o := c.opts
+	o.fs = n.disk
+	q, err := Open("queue", &o)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, countsOf(t, q, "a").Ready)
+	require.NoError(t, q.checkAll())
+	require.NoError(t, q.Close())
 	c.nodes = nil
 	c.close()
+}
+
+// TestKilledNodeBecomesAlone: a node whose process was killed, while its machine ran on, is a queue by
+// itself again with what it had acknowledged below DurabilityDisk.
+func TestKilledNodeBecomesAlone(t *testing.T) {
+	if bootid.Read() == "" {
+		t.Skip("the system does not tell one boot from another")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c, n := firstNode(t, 1, Options{Shards: 2, Durability: DurabilityProcess})
+		o, _ := c.options(n)
+		o.boot = "" // that of this machine
+		q, err := Open("queue", o)
+		require.NoError(t, err)
+		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+		time.Sleep(time.Second) // until the cluster has begun
+		n.disk = n.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: c.rng})
+		require.NoError(t, q.Close())
+		q = n.alone(t)
+		require.EqualValues(t, 2, countsOf(t, q, "a").Ready)
+		require.NoError(t, q.Close())
+		c.close()
+	})
+}
+
+// TestNodeWithoutPowerBecomesAlone: below DurabilityDisk the only node of a cluster may have lost, with
+// its power, that others had joined it. It is a queue by itself again after RecoverCluster.
+func TestNodeWithoutPowerBecomesAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := firstNode(t, 1, Options{Shards: 2, Durability: DurabilityProcess})
+		c.begin(n)
+		n.produce(t, 2)
+		time.Sleep(time.Second) // until the cluster has begun
+		n.crash(100)
+		c.opts.boot = "another"
+		for range 2 {
+			_, err := Open("queue", &Options{fs: n.disk, boot: "another"})
+			require.ErrorIs(t, err, ErrPowerLost)
+		}
+		require.NoError(t, c.recover(n))
+		q := n.alone(t)
+		require.EqualValues(t, 2, countsOf(t, q, "a").Ready)
+		require.NoError(t, q.Close())
+		c.nodes = nil
+		c.close()
+	})
+}
+
+// TestFailedFoundingIsUndone: a queue by itself that could not be opened as the first node of a
+// cluster is opened by itself again.
+func TestFailedFoundingIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := firstNode(t, 1, Options{Shards: 2})
+		q := n.alone(t)
+		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+		require.NoError(t, q.Close())
+		o, _ := c.options(n)
+		require.NoError(t, o.Cluster.Listener.Close())
+		o.Cluster.Listener, o.Cluster.Listen, o.Cluster.Advertise = nil, "127.0.0.1:99999", n.name
+		_, err := Open("queue", o)
+		require.ErrorContains(t, err, "99999")
+		q = n.alone(t)
+		require.EqualValues(t, 2, countsOf(t, q, "a").Ready)
+		require.NoError(t, q.Close())
+		c.close()
+	})
 }
 
 // TestOneDoesNotBecomeAnother: a queue by itself neither joins a cluster nor founds one with others,

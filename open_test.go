@@ -22,6 +22,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/bootid"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
@@ -589,7 +590,8 @@ func TestOptionDefaults(t *testing.T) {
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
 		require.NotNil(t, o.wall)
 		require.Equal(t, vfs.Default, o.fs)
-		o.Logger, o.log, o.wall, o.fs = nil, nil, nil, nil
+		require.Equal(t, bootid.Read(), o.boot)
+		o.Logger, o.log, o.wall, o.fs, o.boot = nil, nil, nil, nil, ""
 		require.Equal(t, &Options{
 			Shards:        0, // by the manifest, or the machine
 			Durability:    DurabilityProcess,

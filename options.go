@@ -270,7 +270,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.wall == nil {
 		c.wall = time.Now
 	}
-	if c.boot == "" && c.Cluster != nil {
+	if c.boot == "" {
 		c.boot = bootid.Read()
 	}
 	return &c, c.Backoff.setDefaults()

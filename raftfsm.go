@@ -214,8 +214,10 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 		return last, err
 	}
 	err = st.Read(func() error {
-		if err := conversion.ToReplica(st, &q.dir.Manifest, r.index); err != nil {
-			return err
+		if old == nil { // or else it is a replica, and the manifest in use
+			if err := conversion.ToReplica(st, &q.dir.Manifest, r.index); err != nil {
+				return err
+			}
 		}
 		if last.Index, last.Term, err = schema.Applied(st.DB()); err != nil {
 			return err

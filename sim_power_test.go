@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/cluster"
 	"codeq/internal/manifest"
 	"codeq/internal/testkit"
 )
@@ -312,6 +313,28 @@ func TestPowerLossOfRemovedNode(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestPowerLossAmidRemoval: a node that loses power while it is being removed is not taken back: what
+// the first shard has decided, the others follow.
+func TestPowerLossAmidRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, Options{Shards: 2, Durability: DurabilityProcess})
+		leader, removed := c.lead()
+		leader.produce(t, 10)
+		removed.crash(0)
+		change := (*leaders)(simQueue(leader).node).Change
+		require.NoError(t, change(t.Context(), 0, cluster.RemoveNode, cluster.Peer{Node: removed.name}))
+		removed.start()
+		time.Sleep(time.Minute)
+		require.Len(t, membersOf(leader, 0), 2)
+		require.NoError(t, simQueue(leader).RemoveNode(t.Context(), removed.name))
+		require.Len(t, membersOf(leader, 1), 2)
+		c.drop(removed)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
 }
 
 // TestUnsyncedNodeIsKilled: a node of DurabilityNone that is killed may have lost what it has

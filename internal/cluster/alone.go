@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/hashicorp/raft"
 
@@ -16,12 +17,17 @@ import (
 
 // beginFromStore begins the group of a new cluster whose first node was a queue by itself.
 func (g *Group) beginFromStore(votes *groupVotes) error {
-	last, err := g.log.LastIndex()
-	if err != nil || last > 0 || len(g.node.c.Directory.Founders) != 1 || g.Applied() == 0 || g.log.snapshot != (Position{}) {
+	if begins, err := g.beginsFromStore(); err != nil || !begins {
 		return err
 	}
 	g.log.snapshot = g.applied.get()
 	return g.beginAt(g.log.snapshot, votes)
+}
+
+// beginsFromStore reports whether the group is still to begin, with the store of a queue by itself.
+func (g *Group) beginsFromStore() (bool, error) {
+	last, err := g.log.LastIndex()
+	return last == 0 && len(g.node.c.Directory.Founders) == 1 && g.Applied() > 0 && g.log.snapshot == (Position{}), err
 }
 
 // Dissolve lets a node that is not open become a queue by itself, if it is the only member of its
@@ -50,9 +56,17 @@ func (g *Group) dissolve() error {
 	if err := g.openLog(); err != nil {
 		return err
 	}
+	if begins, err := g.beginsFromStore(); err != nil {
+		return err
+	} else if begins { // there is no log yet
+		return g.machine.Live().Flush()
+	}
 	members, err := g.latestMembers()
 	if err != nil {
 		return err
+	}
+	if len(members) == 1 && slices.Contains(g.node.c.Directory.Former, peerOf(members[0]).ID) {
+		return fmt.Errorf("%w: node %q may lack that there are others; RecoverCluster lets it go on alone", base.ErrPowerLost, g.node.self.Node)
 	}
 	if len(members) != 1 || members[0].ID != g.node.self.ServerID() {
 		return fmt.Errorf("%w: it is of node %q, which is not the only one of a cluster", base.ErrNotMember, g.node.self.Node)

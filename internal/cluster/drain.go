@@ -48,6 +48,9 @@ func (n *Node) setDrained(drained bool) error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
 	d := n.c.Directory
+	if n.membership.ctx.Err() != nil { // or else another life of the node may have written it
+		return base.ErrClosed
+	}
 	if d.Drained == drained {
 		return nil
 	}

@@ -93,6 +93,11 @@ func (n *Node) add(ctx context.Context, p Peer) error {
 			return fmt.Errorf("add node %s to shard %d: %w", p.Node, i, err)
 		}
 	}
+	return n.giveVotes(ctx, p)
+}
+
+// giveVotes lets a member vote in each shard, as soon as it has caught up.
+func (n *Node) giveVotes(ctx context.Context, p Peer) error {
 	for i := range n.groups {
 		err := n.awaitCatchUp(ctx, i, p)
 		if err == nil {
@@ -354,17 +359,7 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
 	switch how {
 	case AddNode:
-		known := make([]Peer, len(members))
-		for i, m := range members {
-			known[i] = peerOf(m)
-		}
-		if err := cmp.Or(namesake(known, p), addressee(known, p)); err != nil {
-			return err
-		}
-		if at >= 0 && members[at] == (raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
-			return nil // it has been added before
-		}
-		return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, index, configTimeout) })
+		return g.addLearner(members, index, p)
 	case GiveVote:
 		if at < 0 || members[at].ID != id {
 			return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, p.Node)
@@ -421,6 +416,22 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 		return fmt.Errorf("%w: %w", base.ErrUncertain, err)
 	}
 	return ErrMalformedCall
+}
+
+// addLearner makes a node a member that does not vote, or lets a member have another address.
+func (g *Group) addLearner(members []raft.Server, index uint64, p Peer) error {
+	known := make([]Peer, len(members))
+	for i, m := range members {
+		known[i] = peerOf(m)
+	}
+	if err := cmp.Or(namesake(known, p), addressee(known, p)); err != nil {
+		return err
+	}
+	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
+	if slices.Contains(members, raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
+		return nil // it has been added before
+	}
+	return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, index, configTimeout) })
 }
 
 // checkRest makes sure that the members that would be left, and so many newcomers, have a majority

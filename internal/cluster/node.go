@@ -322,7 +322,9 @@ func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
 
 // Close ends what Open has begun; the stores of the shards stay open.
 func (n *Node) Close() error {
+	n.membership.mu.Lock() // a call of Drain may write the manifest
 	n.membership.stop()
+	n.membership.mu.Unlock()
 	ended := make(chan struct{})
 	n.background.Go(func() { n.contain("end of a replica", func() { n.hasten(ended) }, nil) })
 	n.resign()

@@ -208,29 +208,32 @@ func (g *Group) standstill() error {
 		"RecoverCluster lets the furthest node go on alone", base.ErrPowerLost, voters, strings.Join(lost, ", "))
 }
 
-// admit lets a node take the place that it had by a former ID, and gives it a vote.
+// admit lets a node take the place that it had by a former ID, and gives it a vote. As for a removal,
+// the first shard decides whether it is a member: a removal may have come halfway.
 func (n *Node) admit(ctx context.Context, j joining) error {
 	if len(j.Former) == 0 {
 		return n.add(ctx, j.Peer)
 	}
 	n.suspect(j.ID, j.Former)
-	member := false
 	for i := range n.groups {
 		err := n.c.Leaders.Change(ctx, i, Readmit, j.Peer, j.Former...)
-		member = member || err == nil
-		if err != nil && !errors.Is(err, base.ErrNotFound) {
+		if errors.Is(err, base.ErrNotFound) {
+			if i == 0 && !j.Join {
+				return fmt.Errorf("%w: node %q was removed, or never added", base.ErrNotMember, j.Node)
+			}
+			err = n.c.Leaders.Change(ctx, i, AddNode, j.Peer)
+		}
+		if err != nil {
 			return fmt.Errorf("take node %s back into shard %d: %w", j.Node, i, err)
 		}
 	}
-	if !member && !j.Join {
-		return fmt.Errorf("%w: node %q was removed, or never added", base.ErrNotMember, j.Node)
-	}
-	return n.add(ctx, j.Peer)
+	return n.giveVotes(ctx, j.Peer)
 }
 
 // readmit makes a node whose directory has a new ID a member by that, and no more by its former ones,
 // one step at a time. The new ID comes first, so that a node which is not there by any was removed;
-// and with an address that is none, since Raft wants those of all members to be different.
+// and with an address that is none, since Raft wants those of all members to be different. It gets its
+// own at last.
 func (g *Group) readmit(members []raft.Server, index uint64, p Peer, former []string) error {
 	isFormer := func(m raft.Server) bool { o := peerOf(m); return o.Node == p.Node && slices.Contains(former, o.ID) }
 	old := slices.IndexFunc(members, isFormer)
@@ -238,7 +241,7 @@ func (g *Group) readmit(members []raft.Server, index uint64, p Peer, former []st
 	case old < 0 && !added:
 		return fmt.Errorf("%w: node %s by a former ID", base.ErrNotFound, p.Node)
 	case old < 0:
-		return nil
+		return g.addLearner(members, index, p)
 	case !added:
 		nowhere := raft.ServerAddress(p.ID)
 		if err := g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(p.ServerID(), nowhere, index, configTimeout) }); err != nil {

@@ -217,13 +217,14 @@ func (d *Directory) create(want Want) error {
 
 // Found lets a queue by itself become the first node of a new cluster. Begin stores it.
 func (d *Directory) Found(node, address string) {
+	d.Format = max(d.Format, OldestOfNodes)
 	d.Node, d.Cluster, d.Founders = node, NewID(), []Founder{{node, d.ID, address}}
 }
 
 // Leave durably lets a node become a queue by itself. REQUIRES: its stores have all that its logs
 // have, durably.
 func (d *Directory) Leave() error {
-	d.Node, d.Cluster, d.Founders, d.Life, d.Drained, d.Left = "", "", nil, 0, false, true
+	d.Node, d.Cluster, d.Former, d.Founders, d.Life, d.Drained, d.Left = "", "", nil, nil, 0, false, true
 	return d.Write()
 }
 

@@ -74,6 +74,27 @@ func TestCheckIdentity(t *testing.T) {
 	require.ErrorIs(t, err, base.ErrCorrupt, "a shard of a newer format than its directory")
 }
 
+// TestFoundByOldQueue: a queue by itself of any format becomes a node of a format that nodes have, and
+// can be opened again when it was killed.
+func TestFoundByOldQueue(t *testing.T) {
+	for f := OldestFormat; f <= Format; f++ {
+		fs := vfs.NewMem()
+		require.NoError(t, MakeDirectory(fs, "q"))
+		require.NoError(t, New(fs, "q", Manifest{Format: f, Shards: 1, ID: "id"}).Write())
+		d, err := Open(fs, "q", Want{Node: "n", Founds: true})
+		require.NoError(t, err)
+		d.Found("n", "address")
+		require.NoError(t, errors.Join(d.Take(false, "boot", nil), d.Close()))
+		d, err = Open(fs, "q", Want{Node: "n"})
+		require.NoError(t, err, "format %d", f)
+		require.Equal(t, max(f, OldestOfNodes), d.Format)
+		old, err := d.CheckIdentity(0, []byte((&Manifest{ID: "id", Shards: 1}).identityOf(f, 0)))
+		require.NoError(t, err)
+		require.Equal(t, f < Format, old)
+		require.NoError(t, d.Close())
+	}
+}
+
 // TestReplicaFormat: the format of a replica is that of its identity. One that is not known yet is
 // told from a damaged one.
 func TestReplicaFormat(t *testing.T) {
