@@ -60,7 +60,10 @@ func TestCorruptionOfANode(t *testing.T) {
 	q, err := oneNode(disk, votes)
 	require.NoError(t, err)
 	ctx := context.Background()
-	require.Eventually(t, func() bool { return len(q.led()) == 2 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { // what a founder stores before that makes many small files
+		m, err := manifest.Read(disk, "queue")
+		return err == nil && len(m.Founders) == 0 && len(q.led()) == 2
+	}, 20*time.Second, time.Millisecond)
 	for i := range 60 {
 		_, err := q.Produce(ctx, Task{Queue: "a", Payload: fmt.Append(nil, i, strings.Repeat("x", 100))})
 		require.NoError(t, err)

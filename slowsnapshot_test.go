@@ -200,7 +200,8 @@ func TestLogHeldIsBounded(t *testing.T) {
 			g := simQueue(s.leader).replicas[0].group
 			first, err := g.FirstIndex()
 			require.NoError(t, err)
-			require.Less(t, int64(g.Raft().LastIndex()-first)*large, int64(5<<20))
+			const more = 16 * large // comes before the bound is seen to be reached
+			require.Less(t, int64(g.Raft().LastIndex()-first)*large, int64(5<<20+more))
 		}
 	})
 }

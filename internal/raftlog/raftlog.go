@@ -203,17 +203,7 @@ func (s *Store) Flush() error {
 		return err
 	}
 	defer done()
-	return s.sync()
-}
-
-// sync syncs the log of Pebble. After an error the store has failed.
-func (s *Store) sync() error {
-	if s.failure() == nil {
-		if err := s.db.LogData(nil, pebble.Sync); err != nil {
-			s.latch.Fail(err)
-		}
-	}
-	return s.failure()
+	return storageError(s.db.Flush()) // a sync of its log is none below SyncDisk; see internal/walfs
 }
 
 // HasSpace returns false while nothing can be written because the disk is full. StoreLogs may block
@@ -234,7 +224,11 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
-	_ = s.sync() // Close of the latch returns why it has failed
+	if s.failure() == nil {
+		if err := s.db.LogData(nil, pebble.Sync); err != nil {
+			s.latch.Fail(err)
+		}
+	}
 	if err := s.latch.Close(s.db); err != nil {
 		return fmt.Errorf("%w: %w", ErrFailed, storageError(err))
 	}
