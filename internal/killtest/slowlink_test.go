@@ -31,7 +31,7 @@ import (
 const (
 	slowChildEnv = "CODEQ_SLOW_CHILD"
 	slowMemory   = 300 << 20 // of a process
-	slowBehind   = 2 << 30
+	slowBehind   = 2_000_000_000
 	slowLoad     = 12 << 20 // bytes per second, at most
 	slowPayload  = 64 << 10
 )

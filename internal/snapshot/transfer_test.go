@@ -82,7 +82,7 @@ func (l *link) Write(p []byte) (int, error) {
 	if left := l.breaks - l.passed; l.breaks > 0 && left < int64(len(p)) {
 		n, _ := l.Conn.Write(p[:left])
 		l.passed += int64(n)
-		return n, errors.Join(syscallReset, l.Conn.Close())
+		return n, errors.Join(errReset, l.Conn.Close())
 	}
 	if l.rate > 0 {
 		time.Sleep(time.Duration(len(p)) * time.Second / time.Duration(l.rate))
@@ -92,7 +92,7 @@ func (l *link) Write(p []byte) (int, error) {
 	return n, err
 }
 
-var syscallReset = errors.New("connection reset")
+var errReset = errors.New("connection reset")
 
 const testTimeout = 10 * time.Second
 
