@@ -106,6 +106,13 @@ func (c *simCluster) node(join bool) *simNode {
 	return n
 }
 
+// seed is that of a power loss; any goroutine may call it.
+func (c *simCluster) seed() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rng.Uint64()
+}
+
 // members returns the nodes; any goroutine may call it.
 func (c *simCluster) members() []*simNode {
 	c.mu.Lock()
@@ -236,7 +243,7 @@ func (n *simNode) hold() (release func()) {
 // crash ends the node as a kill -9 does, or a power loss after which so many
 // percent of what was not synced are left. What is left of the process ends in its
 // own time, and reaches neither the network nor the disk and the votes that the next life has.
-func (n *simNode) crash(percent int) { n.die(nil, percent, n.cluster.rng.Uint64()) }
+func (n *simNode) crash(percent int) { n.die(nil, percent, n.cluster.seed()) }
 
 // die is crash, of the life that has the fuse, if one is given.
 func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
@@ -357,7 +364,7 @@ func (n *simNode) fill(free int64) {
 
 // light has the node crash before that many operations on its disk.
 func (n *simNode) light(operations int64, percent int) {
-	seed := n.cluster.rng.Uint64()
+	seed := n.cluster.seed()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if f := n.fuse; f != nil && f.operations.Load() == 0 {
