@@ -226,9 +226,9 @@ func (s *schedule) run() simCounts {
 	s.note("drain")
 	s.drain()
 	stop()
+	s.awaitFormat()
 	s.note("rest")
 	s.rest()
-	s.awaitFormat()
 	if err := s.check(); err != nil {
 		s.t.Error(err)
 	}
