@@ -20,7 +20,7 @@ import (
 )
 
 var (
-	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: 40, 15 with -short, 250 with -long")
+	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: 24, 8 with -short, 250 with -long")
 	simSeed      = flag.Uint64("sim.seed", 0, "the seed of the only schedule that TestSimulation runs; 0: random ones")
 )
 
@@ -38,7 +38,7 @@ func TestSimulation(t *testing.T) {
 	}
 	n := *simSchedules
 	if n == 0 {
-		n = testkit.Sized(15, 40, 250)
+		n = testkit.Sized(8, 24, 250)
 	}
 	var mu sync.Mutex // guards what follows
 	var ran int
