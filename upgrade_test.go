@@ -44,10 +44,28 @@ func (n *simNode) become(newest int) error {
 	return n.cluster.open(n)
 }
 
-// requireFormat requires that all shards have a format, in the stores of all nodes that are up, and
-// that the nodes' manifests say so.
+// caughtUp reports whether the nodes that are up have applied all that is in the leaders' logs.
+func (c *simCluster) caughtUp() bool {
+	for shard := range c.opts.Shards {
+		leader := c.leader(shard)
+		if leader == nil {
+			return false
+		}
+		last := simQueue(leader).replicas[shard].group.Raft().LastIndex()
+		for _, n := range c.members() {
+			if q := simQueue(n); q != nil && q.replicas[shard].group.Raft().AppliedIndex() < last {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// requireFormat requires that all shards have a format, in the stores of all nodes that are up, as
+// soon as they have caught up, and that the nodes' manifests say so.
 func (c *simCluster) requireFormat(format int) {
 	c.t.Helper()
+	c.until("what the leaders have", c.caughtUp)
 	for _, n := range c.members() {
 		q := simQueue(n)
 		if q == nil {
