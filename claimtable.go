@@ -101,7 +101,7 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 		t.add(op)
 	} else {
 		op.shards, op.begin = led, q.claimShardOf(op, led)
-		switch err := led[op.begin].inbox.push(ctx, op); {
+		switch err := led[op.begin].inbox.Push(ctx, op); {
 		case err == nil:
 		case !req.NoWait && errors.Is(err, ErrNotLeader):
 			t.add(op)
@@ -180,7 +180,7 @@ func (t *claimTable) add(op *claimOp) {
 	}
 	for _, s := range led {
 		if !op.hasVisited(s) {
-			_ = s.inbox.pass(&joinOp{op.Ticket(), l.queues, l.list}) // or else it waits elsewhere
+			_ = s.inbox.Pass(&joinOp{op.Ticket(), l.queues, l.list}) // or else it waits elsewhere
 		}
 	}
 }
@@ -236,7 +236,7 @@ func (t *claimTable) joined(s *shard) {
 	for _, l := range t.lines {
 		l.waiting.Sweep()
 		for _, ticket := range l.waiting.All() {
-			_ = s.inbox.pass(&joinOp{ticket, l.queues, l.list}) // or else it waits elsewhere
+			_ = s.inbox.Pass(&joinOp{ticket, l.queues, l.list}) // or else it waits elsewhere
 		}
 	}
 }

@@ -1,13 +1,9 @@
 package codeq
 
 import (
-	lists "container/list"
 	"context"
 	"fmt"
 	"runtime"
-	"slices"
-	"sync"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -79,176 +75,9 @@ func (c *completion) wait(ctx context.Context) (settled bool, err error) {
 	}
 }
 
-// inbox is the bounded queue of operations before a shard.
-type inbox struct {
-	depth int
-	wake  chan struct{} // capacity 1; sent by whoever ends the owner's sleep
-	woken uint64        // when that was, ms since origin; the owner reads it when it was woken
-
-	origin   time.Time
-	mu       sync.Mutex // guards what follows
-	ops      []operation
-	late     lists.List    // of uint64: when operations on leases came that wait for room, ms since origin
-	let      uint64        // when the first of those of ops came that have waited; never: none has
-	refuse   error         // non-nil: nothing is accepted any more
-	sleeping bool          // the owner waits on wake
-	room     chan struct{} // non-nil while callers wait for room; closed by take
-}
-
-func newInbox(depth int, origin time.Time) *inbox {
-	return &inbox{depth: depth, wake: make(chan struct{}, 1), origin: origin, let: engine.Never}
-}
-
-// push appends an operation, waiting for room until ctx ends. An error means
-// that the operation was not applied.
-func (in *inbox) push(ctx context.Context, op operation) error {
-	var late *lists.Element
-	for {
-		over := ctx.Err() // may be the caller's own code: nothing is locked
-		if over != nil {
-			over = base.EndOf(ctx)
-		}
-		in.mu.Lock()
-		err := in.refuse
-		if over != nil {
-			err = over
-		}
-		if late != nil && (err != nil || len(in.ops) < in.depth) {
-			in.let = min(in.let, in.late.Remove(late).(uint64))
-		}
-		if err != nil {
-			in.mu.Unlock()
-			return err
-		}
-		if len(in.ops) < in.depth {
-			in.append(op)
-			return nil
-		}
-		if late == nil && op.verb().is(onLease) {
-			late = in.late.PushBack(millisSince(in.origin))
-		}
-		if in.room == nil {
-			in.room = make(chan struct{})
-		}
-		room := in.room
-		in.mu.Unlock()
-		select {
-		case <-room:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// pass appends an operation of another shard's owner, which must not wait: the
-// operation's caller waits for it, so that there are no more of them than
-// callers.
-func (in *inbox) pass(op operation) error {
-	in.mu.Lock()
-	if in.refuse != nil {
-		defer in.mu.Unlock()
-		return in.refuse
-	}
-	in.append(op)
-	return nil
-}
-
-// append adds op and unlocks. REQUIRES: mu is held.
-func (in *inbox) append(op operation) {
-	in.ops = append(in.ops, op)
-	in.unlock()
-}
-
-// unlock ends the owner's sleep. REQUIRES: mu is held.
-func (in *inbox) unlock() {
-	wake := in.sleeping
-	in.sleeping = false
-	if wake {
-		in.woken = millisSince(in.origin)
-	}
-	in.mu.Unlock()
-	if wake {
-		in.wake <- struct{}{}
-	}
-}
-
-// take swaps the waiting operations for the empty slice into. When there are
-// none and sleep is set, the owner is taken to wait on wake from now on.
-// refused is why nothing will follow.
-func (in *inbox) take(into []operation, sleep bool) (ops []operation, late lateness, refused error) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	late = lateness{in.let, engine.Never}
-	in.let = engine.Never
-	if first := in.late.Front(); first != nil {
-		late.left = first.Value.(uint64)
-	}
-	if len(in.ops) == 0 {
-		in.sleeping = sleep && in.refuse == nil
-		return into, late, in.refuse
-	}
-	ops, in.ops = in.ops, into
-	if in.room != nil {
-		close(in.room)
-		in.room = nil
-	}
-	return ops, late, in.refuse
-}
-
-// lateness is when the first operations on leases came that have had to wait for room,
-// of those taken and of those that still wait: ms since origin; never: none has.
-type lateness struct{ taken, left uint64 }
-
-// pick takes out an operation that matches; the first of the given number of
-// operations are known not to. When there is none, the owner is taken to wait on wake
-// from now on, and known is how many do not match. refused is why no other will follow.
-func (in *inbox) pick(known int, match func(operation) bool) (op operation, _ int, refused error) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	for i, op := range in.ops[known:] {
-		if match(op) {
-			in.ops = slices.Delete(in.ops, known+i, known+i+1)
-			return op, 0, nil
-		}
-	}
-	in.sleeping = in.refuse == nil
-	return nil, len(in.ops), in.refuse
-}
-
-func (in *inbox) len() int {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	return len(in.ops)
-}
-
-// awake undoes the sleep of take after a timer has ended it. It returns when somebody, or
-// else the timer, ended the sleep, ms since origin.
-func (in *inbox) awake() uint64 {
-	in.mu.Lock()
-	asleep := in.sleeping
-	in.sleeping = false
-	if asleep {
-		in.woken = millisSince(in.origin)
-	}
-	in.mu.Unlock()
-	if !asleep {
-		<-in.wake // whoever saw the sleep has sent, or is about to
-	}
-	return in.woken
-}
-
-// stop refuses further operations with reason, the first one given or
-// ErrClosed; those accepted before stay.
-func (in *inbox) stop(reason error) {
-	in.mu.Lock()
-	if in.refuse == nil || reason == ErrClosed {
-		in.refuse = reason
-	}
-	if in.room != nil {
-		close(in.room)
-		in.room = nil
-	}
-	in.unlock()
-}
+// comesOnLease reports whether the time at which an operation came decides whether its lease is in
+// force.
+func comesOnLease(op operation) bool { return op.verb().is(onLease) }
 
 // committer makes a batch durable. After an error it is unknown whether the
 // batch was applied.

@@ -33,7 +33,7 @@ import (
 var guardFuncs = []string{"contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain"}
 
 // handOn are functions that a goroutine calls outside of its guard: they only hand on what has become of it.
-var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "pass", "Errorf"}
+var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "Errorf"}
 
 // sources are the files of the library by package directory.
 func sources(t *testing.T) (*token.FileSet, map[string][]*ast.File) {
@@ -304,7 +304,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 		require.NoError(t, err)
 		s := q.led()[0]
 		require.NoError(t, s.probe(func(s *shard) error { s.Room = engine.RoomEmpty; return nil }))
-		require.NoError(t, s.inbox.pass(&crashOp{injected("of the test")}))
+		require.NoError(t, s.inbox.Pass(&crashOp{injected("of the test")}))
 		synctest.Wait()
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrFailed)
@@ -348,7 +348,7 @@ func TestPanicOfLeader(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		require.NoError(t, s.inbox.pass(&crashOp{injected("of the test")}))
+		require.NoError(t, s.inbox.Pass(&crashOp{injected("of the test")}))
 		goOn()
 		require.NoError(t, <-produced)
 		require.NoError(t, <-produced)

@@ -105,7 +105,7 @@ func (n *node) serve(shard int, r *peer.Request) error {
 		}
 		r.Reply(op.encodeReply(nil))
 	}
-	return s.inbox.pass(op)
+	return s.inbox.Pass(op)
 }
 
 // anyShard is a shard for a task that may be in any: one that this node leads, or

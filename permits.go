@@ -204,7 +204,7 @@ func (p *permitGate) report() {
 			op.gone.Store(true)
 		}
 		if pace(ctx, change, err) {
-			_ = s.inbox.pass(&permitsAnswer{permits: p, op: op, err: err}) // whoever leads the shard next tells what it has
+			_ = s.inbox.Pass(&permitsAnswer{permits: p, op: op, err: err}) // whoever leads the shard next tells what it has
 		}
 	})
 }
@@ -312,7 +312,7 @@ func (w *permitAllocator) askShards(s *shard) {
 			change := s.node.queue.replicas[i].group.Changed()
 			err := s.node.doHere(i, op)
 			if pace(s.node.ctx, change, err) {
-				_ = s.inbox.pass(&permitsTold{allocator: w, shard: i, op: op, err: err}) // the next permit allocator asks again
+				_ = s.inbox.Pass(&permitsTold{allocator: w, shard: i, op: op, err: err}) // the next permit allocator asks again
 			}
 		})
 	}

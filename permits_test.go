@@ -65,7 +65,7 @@ func (c *limitedCluster) leases() (leases [3]int) {
 			if q, _ := n.queue(); q != nil && q.shard(shard) != nil {
 				s := q.shard(shard)
 				leases[shard] = int(s.QueueNamed("a").Counts.Leased)
-				s.inbox.len() // its lock orders this before what the owner does next
+				s.inbox.Len() // its lock orders this before what the owner does next
 			}
 		}
 	}
@@ -230,7 +230,7 @@ func (c *limitedCluster) told() (told [3]uint64) {
 	for shard := range told {
 		q, _ := c.leader(shard).queue()
 		told[shard] = q.shard(shard).permits.reports
-		q.shard(shard).inbox.len() // as in leases
+		q.shard(shard).inbox.Len() // as in leases
 	}
 	return told
 }

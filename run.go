@@ -247,7 +247,7 @@ func (r *runner) run(ctx context.Context) error {
 	if r.list != nil {
 		for i := range r.queue.replicas {
 			if s := r.queue.shard(i); s != nil {
-				_ = s.inbox.pass(&dropSetOp{r.list}) // a shard that is closing drops it anyway
+				_ = s.inbox.Pass(&dropSetOp{r.list}) // a shard that is closing drops it anyway
 			}
 		}
 	}
@@ -621,7 +621,7 @@ func (r *runner) end(op leaseEnd, l *Lease) {
 		}()
 		return
 	}
-	if err := s.inbox.push(context.Background(), op); err != nil {
+	if err := s.inbox.Push(context.Background(), op); err != nil {
 		op.settle(err)
 	}
 }
