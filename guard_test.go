@@ -555,7 +555,9 @@ func TestPanicInClose(t *testing.T) {
 func bounded(t *testing.T, what string, f func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); f() }()
-	if !within(done, 10*time.Minute) {
+	select {
+	case <-done:
+	case <-time.After(10 * time.Minute):
 		panic(what + " does not return") // the bubble would not end
 	}
 }
@@ -719,12 +721,15 @@ func pauseOne(c *simCluster, q *Queue, paused *simNode) {
 func TestAbandonedEnds(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		told := make(chan error, 3)
-		r := &runner{queue: q, opts: RunOptions{OnError: func(_ *Lease, err error) { told <- err }}}
+		var m Mux
+		Handle(&m, "a", untilCancelled)
+		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { told <- err }})
+		require.NoError(t, err)
 		for _, op := range []leaseEnd{&completeOp{completion: newCompletion()}, &failOp{completion: newCompletion()}} {
-			r.stored.Add(1)
+			r.pool.Outcomes.Add(1)
 			*op.of() = ofRunner{r, new(Lease)}
 			abandon(op, errBroken)
-			r.stored.Wait()
+			r.pool.Outcomes.Wait()
 			require.Equal(t, errBroken, <-told)
 		}
 		require.Empty(t, told)
