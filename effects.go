@@ -31,7 +31,7 @@ func (s *shard) followSettings() {
 		if s.claims.HasGates() {
 			s.claims.Limit(q, r.Fresh)
 		} else {
-			s.permits.limit(r.Queue, r.Fresh)
+			s.permits.Limit(q, r.Fresh)
 		}
 		s.claims.Open(q)
 	}
@@ -282,8 +282,7 @@ func (op *sweptOp) settle(error)     {}
 // forget drops the queues that neither the rules nor the owner need.
 func (s *shard) forget() {
 	for _, q := range s.Effects.Forgotten {
-		if !s.permits.needs(q) && s.claims.Forget(q) { // else whoever needs it lets it rest again
-			delete(s.permits.queues, q)
+		if s.claims.Forget(q) { // else whoever needs it lets it rest again
 			s.Forget(q)
 		}
 	}

@@ -44,7 +44,7 @@ type shard struct {
 	engine.State
 	clock     ownerclock.Clock
 	claims    *dispatch.Dispatcher
-	permits   permitTable
+	permits   *dispatch.Permits // in a cluster
 	awaits    awaits
 	undecided undecided
 	callers   callers
@@ -72,8 +72,8 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		space:  newDiskSpace(opts, st.Dir()),
 		steps:  stepClock{table: new(stepTable)},
 	}
-	s.permits.shard = s
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates})
+	s.permits = dispatch.NewPermits(s.claims, permitMail{s})
 	return s
 }
 
@@ -130,7 +130,7 @@ func (s *shard) runGuarded() {
 // run is the owner: it takes what waits, decides it, persists it, and wakes
 // the callers, until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
-	for s.permits.flush(); s.gather(); s.permits.flush() {
+	for s.permits.Flush(); s.gather(); s.permits.Flush() {
 		s.resolve()
 		err := s.Broken
 		if err == nil {
@@ -487,7 +487,7 @@ func (s *shard) dismiss(reason error) {
 	for _, op := range append(s.undecided.deferred, s.space.parked...) {
 		refuse(op, reason)
 	}
-	s.permits.close(reason)
+	s.permits.Close(reason)
 	local := reason
 	if s.node != nil && errors.Is(reason, ErrNotLeader) { // claims of this node go on waiting, elsewhere
 		local = nil
