@@ -63,7 +63,7 @@ func (q *Queue) newNode() *node {
 // close ends the node; the stores stay open.
 func (n *node) close() error {
 	err := n.Close()
-	n.claims.close()
+	n.claims.Close()
 	n.background.Wait()
 	return err
 }
