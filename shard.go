@@ -164,7 +164,7 @@ func (s *shard) gather() bool {
 		if s.undecided.cursor < len(s.undecided.taken) || s.callers.count() > 0 {
 			return true
 		}
-		busy := len(s.undecided.deferred) > 0 || s.largeIsDue() || s.WantsRefill() ||
+		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.Now) || s.WantsRefill() ||
 			s.claims.AreHungry() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.linger()
@@ -176,10 +176,10 @@ func (s *shard) gather() bool {
 		switch {
 		case len(ops) > 0 || len(s.undecided.deferred) > 0:
 			return true
-		case refused != nil && len(s.undecided.large.ops) == 0:
+		case refused != nil && len(s.undecided.large.All()) == 0:
 			return false
 		case refused != nil: // nothing would wake the owner any more
-			s.undecided.large.rush()
+			s.undecided.large.Rush()
 			return true
 		case busy:
 			return true
@@ -247,8 +247,8 @@ func (s *shard) sleep() {
 	if s.holdsBack() {
 		wait = min(wait, s.space.recheck-s.Uptime)
 	}
-	if len(s.undecided.large.ops) > 0 {
-		wait = min(wait, s.undecided.large.recheck-s.Now)
+	if len(s.undecided.large.All()) > 0 {
+		wait = min(wait, s.undecided.large.Recheck()-s.Now)
 	}
 	if uptime != engine.Never {
 		wait = min(wait, uptime-min(uptime, s.Uptime))
@@ -481,7 +481,7 @@ func (s *shard) dismiss(reason error) {
 	if s.undecided.barrier != nil {
 		s.undecided.barrier.settle(reason)
 	}
-	for _, op := range s.undecided.large.ops {
+	for _, op := range s.undecided.large.All() {
 		refuse(op, reason)
 	}
 	for _, op := range append(s.undecided.deferred, s.space.parked...) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"codeq/internal/headers"
 	"codeq/internal/workers"
 )
 
@@ -42,7 +43,9 @@ func (o *output) followUp(tasks []Task, trace map[string]string, l *Limits) {
 		return
 	}
 	tasks = slices.Clone(tasks)
-	inheritTrace(tasks, trace, l.Headers)
+	for i := range tasks {
+		tasks[i].Headers = headers.InheritTrace(tasks[i].Headers, trace, l.Headers)
+	}
 	o.next.verb = "Complete"
 	o.nextErr = o.next.add(tasks, l)
 }
