@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -255,5 +256,31 @@ func TestRunAwaitsLeaders(t *testing.T) {
 		a.stop()
 		require.ErrorIs(t, <-ended, ErrClosed)
 		c.close()
+	})
+}
+
+// TestVoteForUnknownNode: a voter that lags elects a node of which it has not heard, if that has what
+// the cluster has acknowledged: the two are all that is left.
+func TestVoteForUnknownNode(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, behind := c.lead()
+		c.net.Isolate(behind.name, c.names())
+		joined := c.node(true)
+		c.nodes = append(c.nodes, joined)
+		require.NoError(t, c.open(joined))
+		for _, n := range slices.Clone(c.nodes) {
+			if n != leader && n != behind && n != joined {
+				c.remove(n, t.Logf, nil)
+			}
+		}
+		joined.produce(t, 10)
+		require.Equal(t, leader, c.leader(0))
+		leader.crash(100)
+		c.net.Heal(false)
+		c.awaitLeaders()
+		require.Equal(t, joined, c.leader(0))
+		require.Equal(t, 10, behind.count(t))
+		leader.start()
 	})
 }
