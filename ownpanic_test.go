@@ -2,10 +2,13 @@ package codeq
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -36,11 +39,23 @@ func TestMain(m *testing.M) {
 	guard.Observe(ownPanics.add)
 	debug.SetGCPercent(400) // queues and disks in memory come and go: collecting them is much of the work
 	debug.SetMemoryLimit(1 << 30)
+	overlapWaits()
 	code := m.Run()
 	if !ownPanics.report() {
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// overlapWaits lets two more tests run at a time than there are processors, unless -parallel says
+// otherwise: nodes on real sockets mostly wait, for elections.
+func overlapWaits() {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		if err := f.Value.Set(strconv.Itoa(runtime.GOMAXPROCS(0) + 2)); err != nil {
+			panic(err)
+		}
+	}
 }
 
 func (l *panicList) add(what string, value any, stack []byte) {
