@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"codeq/internal/guard"
+	"codeq/internal/testkit"
 )
 
 // injected is what tests have codeq panic with. All other panics of codeq's own, which it contains,
@@ -37,8 +38,9 @@ var ownPanics panicList
 
 func TestMain(m *testing.M) {
 	guard.Observe(ownPanics.add)
-	debug.SetGCPercent(400) // queues and disks in memory come and go: collecting them is much of the work
-	debug.SetMemoryLimit(1 << 30)
+	flag.Parse()
+	debug.SetGCPercent(400)                                   // queues and disks in memory come and go: collecting them is much of the work
+	debug.SetMemoryLimit(int64(testkit.Sized(1, 2, 2)) << 30) // the race detector takes as much again
 	overlapWaits()
 	code := m.Run()
 	if !ownPanics.report() {
@@ -50,7 +52,6 @@ func TestMain(m *testing.M) {
 // overlapWaits lets two more tests run at a time than there are processors, unless -parallel says
 // otherwise: nodes on real sockets mostly wait, for elections.
 func overlapWaits() {
-	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		if err := f.Value.Set(strconv.Itoa(runtime.GOMAXPROCS(0) + 2)); err != nil {
 			panic(err)
