@@ -39,8 +39,10 @@ var ownPanics panicList
 func TestMain(m *testing.M) {
 	guard.Observe(ownPanics.add)
 	flag.Parse()
-	debug.SetGCPercent(400)                                   // queues and disks in memory come and go: collecting them is much of the work
-	debug.SetMemoryLimit(int64(testkit.Sized(1, 2, 2)) << 30) // the race detector takes as much again
+	// Queues and disks in memory come and go: collecting them is much of the work. The race detector
+	// takes as much memory again.
+	debug.SetGCPercent(400)
+	debug.SetMemoryLimit(int64(testkit.Sized(1, 2, 2)) << 30)
 	overlapWaits()
 	code := m.Run()
 	if !ownPanics.report() {
