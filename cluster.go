@@ -18,11 +18,10 @@ import (
 	"codeq/internal/wire"
 )
 
-// Cluster makes a queue one of several nodes that hold the same tasks: each
-// shard is a Raft group (Ongaro and Ousterhout, "In Search of an Understandable
-// Consensus Algorithm"; github.com/hashicorp/raft). What is acknowledged is in
-// the logs of a majority of the nodes, and any node serves any call. Three nodes
-// go on without one of them, five without two.
+// Cluster makes a queue one of several nodes that hold the same tasks: each shard is a Raft group
+// (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm";
+// github.com/hashicorp/raft). What is acknowledged is in the logs of a majority of the nodes, and
+// any node serves any call. Three nodes go on without one of them, five without two.
 //
 // [Options.Limits], LeaseFor, MaxAttempts, Backoff and Retention are those of the node
 // that leads a task's shard: give all nodes the same.
@@ -39,13 +38,12 @@ type Cluster struct {
 	// Advertise is the address that other nodes dial: a host and a port, such as
 	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
 	Advertise string
-	// Peers are the nodes with which a new cluster begins; this one may be
-	// among them or not. If they name no other node, a queue by itself, or a Checkpoint, may be
-	// opened as the first node of a new cluster, with all that it has, and others join it. When they
-	// have been removed, and it is closed, the only node is opened without Options.Cluster as a queue
-	// by itself again. All nodes of a new cluster give the same, and it begins
-	// when all of them have been open at the same time. Once it has begun, the
-	// cluster itself knows its members, and Peers has no meaning.
+	// Peers are the nodes with which a new cluster begins; this one may be among them or not. If
+	// they name no other node, a queue by itself, or a Checkpoint, may be opened as the first node
+	// of a new cluster, with all that it has, and others join it. When they have been removed, and
+	// it is closed, the only node is opened without Options.Cluster as a queue by itself again. All
+	// nodes of a new cluster give the same, and it begins when all of them have been open at the
+	// same time. Once it has begun, the cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists
 	// already: Open asks them to add it, and returns when it votes. Half of
@@ -177,11 +175,11 @@ const (
 // votes when it has caught up. The node must be open, with [Cluster.Join] (whose Open calls
 // AddNode) or with the Peers of this cluster; AddNode waits for it until ctx ends. A member that
 // has another address now is added again. ErrNotMember says that the cluster knows the name with
-// another directory (see [Queue.ReplaceNode]), that the node is of another cluster, or that another
-// node has the address.
+// another directory (see [Queue.ReplaceNode]), that the node is of another cluster, that another
+// node has the address, or that the node was removed: it may come back with an empty directory.
 //
-// AddNode may be called on any node, and again if it has returned an error, such
-// as that of ctx: what has been done stays done.
+// AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
+// what has been done stays done, and more may be done later, but not after a later RemoveNode.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrFormat],
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -196,12 +194,12 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	return q.node.Add(ctx, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
-// RemoveNode takes a node out of the cluster, for good: its name and directory
-// are not to be used again. What it leads is first led by others. It may be this
-// node, or one that is gone. Before anything is changed, the nodes that would be left are
-// asked, for every shard: [ErrNoMajority] says that a majority of them does not answer.
-// [ErrNotMember] says that no shard has a node of this name, or no longer.
-// RemoveNode may be called on any node, and again; removals follow each other, whoever asks for them.
+// RemoveNode takes a node out of the cluster, for good: its directory is refused from then on (the
+// cluster remembers a thousand removed names and directories). What it leads is first led by
+// others. It may be this node, or one that is gone. Before anything is changed, the nodes that
+// would be left are asked, for every shard: [ErrNoMajority] says that a majority of them does not
+// answer. [ErrNotMember] says that no shard has a node of this name, or no longer. RemoveNode may
+// be called on any node, and again; removals follow each other, whoever asks for them.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrNoMajority], [ErrNotLeader],
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -213,9 +211,8 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	return q.node.Remove(ctx, node)
 }
 
-// ReplaceNode adds a node and then removes another one, such as one that has
-// lost its disk. The new one has another name. Before anything is changed, the nodes
-// are asked as by [Queue.RemoveNode].
+// ReplaceNode adds a node and then removes another one, such as one that has lost its disk. The new
+// one has another name. Before anything is changed, the nodes are asked as by [Queue.RemoveNode].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -233,11 +230,11 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	return q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
-// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost. The
-// shard stores it: other nodes lead it only while this one cannot. TransferLeadership with "" as the
-// node undoes it, so that the cluster spreads the leader again. The error tells why the node cannot
-// lead now; the shard then stays where it is, and if the error is not [ErrCannotLead], the node may
-// lead it later.
+// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
+// The shard stores it: other nodes lead it only while this one cannot. TransferLeadership with ""
+// as the node undoes it, so that the cluster spreads the leader again. The error tells why the node
+// cannot lead now; the shard then stays where it is, and if the error is not [ErrCannotLead], the
+// node may lead it later.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotFound] (no member has this name), [ErrCannotLead],
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -258,10 +255,10 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 }
 
 // Drain hands over all shards that this node leads, and returns when it leads none, as before
-// maintenance. From then on it leads none while another node can, until [Queue.Undrain]: also when it
-// has been closed and opened again. A drained node votes, stores, forwards calls and runs workers as
-// ever. If no other node can lead a shard, Drain tries again for [Cluster.CallTimeout], and then tells
-// why ([ErrCannotLead]); the node stays drained, and goes on trying.
+// maintenance. From then on it leads none while another node can, until [Queue.Undrain]: also when
+// it has been closed and opened again. A drained node votes, stores, forwards calls and runs
+// workers as ever. If no other node can lead a shard, Drain tries again for [Cluster.CallTimeout],
+// and then tells why ([ErrCannotLead]); the node stays drained, and goes on trying.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrCannotLead], [ErrUncertain], [ErrFailed], [ErrClosed], and
 // that of ctx.
@@ -355,19 +352,18 @@ func (op *memberOp) decode(r *wire.Reader) {
 	}
 }
 
-// RecoverCluster lets a node go on without a majority of its cluster, which is
-// lost for good, or may lack what it had acknowledged ([ErrPowerLost]), or has
-// diverged from it ([ErrDiverged]): in its directory, which must be closed, the node becomes the only member of a new cluster. Then it is
-// opened as ever. If several nodes are left, recover one, the one that is furthest
-// (ClusterStatus shows Applied and LastIndex), and let the others join it under new
-// names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other
-// node. Nodes of the old cluster that come back are refused. If it fails, or the
-// process ends meanwhile, it can be called again.
+// RecoverCluster lets a node go on without a majority of its cluster, which is lost for good, or
+// may lack what it had acknowledged ([ErrPowerLost]), or has diverged from it ([ErrDiverged]): in
+// its directory, which must be closed, the node becomes the only member of a new cluster. Then it
+// is opened as ever. If several nodes are left, recover one, the one that is furthest
+// (ClusterStatus shows Applied and LastIndex), and let the others join it under new names with
+// empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node. Nodes of the old
+// cluster that come back are refused. If it fails, or the process ends meanwhile, it can be called
+// again.
 //
-// It is the last resort. What was acknowledged is in the logs of a majority; if
-// the node lacks some of it, it is gone, and what it has in its log without a
-// majority's knowing becomes so. What counts is what it has applied: of a log that
-// does not continue that, nothing is taken.
+// It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
+// of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
+// counts is what it has applied: of a log that does not continue that, nothing is taken.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrFailed], [ErrCorrupt],
 // and those of [Open] about the directory.
@@ -443,11 +439,10 @@ type ShardStatus struct {
 type ReplicaStatus struct {
 	Node    string
 	Address string
-	// Voter is whether the node counts in majorities; a new one does not until
-	// it has caught up.
+	// Voter is whether the node counts in majorities; a new one does not until it has caught up.
 	Voter bool
-	// Suspect is whether the node may have lost what it had acknowledged, with its power. It does not
-	// count in majorities until it has been taken back.
+	// Suspect is whether the node may have lost what it had acknowledged, with its power. It does
+	// not count in majorities until it has been taken back.
 	Suspect bool `json:",omitempty"`
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string `json:",omitempty"`
@@ -459,9 +454,8 @@ type ReplicaStatus struct {
 	// the newest format of its leader when all of its nodes know that.
 	NewestFormat int
 	Term         uint64
-	// LastIndex is that of the last entry in its log, Committed that of the last
-	// one of which it knows that a majority has it, Applied that of the last one
-	// in its store.
+	// LastIndex is that of the last entry in its log, Committed that of the last one of which it
+	// knows that a majority has it, Applied that of the last one in its store.
 	LastIndex, Committed, Applied uint64
 	// Lag is how many entries of those that the leader has applied it has not.
 	Lag uint64
@@ -474,8 +468,8 @@ type ReplicaStatus struct {
 
 // WaitReady waits until every shard has a leader that this node can call, as after Open or while
 // other nodes are started: other calls, but for Run and for claims that wait, wait for a leader no
-// longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself. If ctx ends before, the error
-// tells why a shard cannot be called.
+// longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself. If ctx ends
+// before, the error tells why a shard cannot be called.
 //
 // Errors: [ErrInvalid], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) WaitReady(ctx context.Context) (err error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/manifest"
 	"codeq/internal/testkit"
 )
 
@@ -95,6 +96,60 @@ func TestRemovalGoesOn(t *testing.T) {
 		c.drop(half)
 		c.drop(next)
 		by.produce(t, 10)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestRemovedDirectory: no message that adds a node, however late it comes, and nobody who asks for
+// it, makes a member of a directory that was removed. The name with an empty directory is another
+// node.
+func TestRemovedDirectory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 4, Options{Shards: 2, Durability: DurabilityProcess})
+		c.awaitLeaders()
+		by, removed := c.nodes[0], c.nodes[3]
+		late := cluster.Peer{Node: removed.name, Address: removed.name, ID: removed.id()}
+		require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
+		c.nodes = c.nodes[:3]
+		want := []string{"n0", "n1", "n2"}
+		refuses := func() {
+			t.Helper()
+			for shard := range 2 {
+				err := (*leaders)(simQueue(by).node).Change(ctx, shard, cluster.AddNode, late)
+				require.ErrorIs(t, err, ErrNotMember)
+			}
+			taken := cluster.Peer{Node: late.Node, Address: late.Address, ID: manifest.NewID()}
+			err := (*leaders)(simQueue(by).node).Change(ctx, 0, cluster.Readmit, taken, late.ID)
+			require.ErrorIs(t, err, ErrNotMember)
+			err = simQueue(by).AddNode(ctx, Peer{removed.name, removed.name})
+			require.ErrorIs(t, err, ErrNotMember)
+			require.ErrorContains(t, err, "removed")
+			require.Equal(t, [][]string{want, want}, by.membersOfShards(t))
+		}
+		refuses()
+		removed.stop()
+		removed.join = true
+		require.ErrorIs(t, c.open(removed), ErrNotMember)
+		removed.join = false
+		removed.start()
+		removed.crash(0)
+		removed.start() // by another ID
+		refuses()
+		for _, n := range c.nodes {
+			n.crash(100)
+		}
+		c.mend(true)
+		c.awaitLeaders()
+		refuses()
+
+		removed.stop()
+		removed.disk, removed.votes, removed.join = vfs.NewCrashableMem(), newSimVotes(), true
+		removed.start()
+		c.nodes = append(c.nodes, removed)
+		c.awaitVotes()
 		c.rest()
 		require.NoError(t, c.check())
 		c.close()

@@ -102,8 +102,9 @@ type Leaders interface {
 	Change(ctx context.Context, shard int, how Change, p Peer, former ...string) error
 	// Applied is the index of the last entry that the leader of a shard has applied.
 	Applied(ctx context.Context, shard int) (uint64, error)
-	// Forget drops what a shard keeps for a node that was removed.
-	Forget(ctx context.Context, shard int, node string) error
+	// Forget drops what a shard keeps for a node that was removed, and lets it store that. The name
+	// may be that of a directory (Peer.ServerID), which is then never taken back.
+	Forget(ctx context.Context, shard int, name string) error
 }
 
 // Node is this node's part in the groups of all shards. Its methods are safe for concurrent use.
