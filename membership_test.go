@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -154,6 +155,52 @@ func TestRemovedDirectory(t *testing.T) {
 		require.NoError(t, c.check())
 		c.close()
 	})
+}
+
+// TestOtherShards: a node that is opened with another number of shards than its cluster has, or the
+// other founders, is refused, and nothing of it stays: with the right number it is one of them.
+func TestOtherShards(t *testing.T) {
+	open := func(c *simCluster, n *simNode, shards int) (err error) {
+		o, _ := c.options(n)
+		o.Shards = shards
+		n.q, err = Open("queue", o)
+		return err
+	}
+	for _, joins := range []bool{false, true} {
+		for _, wrong := range []int{1, 3} {
+			t.Run(fmt.Sprintf("joins %t with %d", joins, wrong), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := newSimCluster(t, 1, 2, Options{Shards: 2})
+					if !joins {
+						c.close()
+						c = newSimCluster(t, 1, 0, Options{Shards: 2})
+						c.peers = []Peer{{"n0", "n0"}, {"n1", "n1"}}
+						c.nodes = []*simNode{c.node(false)}
+						c.nodes[0].start()
+					}
+					n := c.node(joins)
+					err := open(c, n, wrong)
+					if !joins {
+						require.NoError(t, err)
+						time.Sleep(time.Minute)
+						_, err = simQueue(n).Produce(context.Background(), Task{Queue: "a"})
+						n.stop()
+					}
+					require.ErrorContains(t, err, fmt.Sprintf("2 groups, not %d", wrong))
+					require.Equal(t, joins, errors.Is(err, ErrShardCount))
+					n.start()
+					c.nodes = append(c.nodes, n)
+					c.awaitLeaders()
+					n.produce(t, 10)
+					c.rest()
+					require.NoError(t, c.check())
+					require.ErrorIs(t, func() error { n.stop(); return open(c, n, wrong) }(), ErrShardCount)
+					n.start()
+					c.close()
+				})
+			})
+		}
+	}
 }
 
 // TestUnknownNode: a node that is no member is neither removed nor replaced.

@@ -159,9 +159,10 @@ func (n *Node) adopt(cluster string, founders ...manifest.Founder) error {
 	if d.Cluster != "" {
 		return fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, n.self.Node, d.Cluster, cluster)
 	}
-	d.Cluster, d.Founders = cluster, founders
+	creating := d.Creating
+	d.Cluster, d.Founders, d.Creating = cluster, founders, false
 	if err := d.Write(); err != nil {
-		d.Cluster, d.Founders = "", nil
+		d.Cluster, d.Founders, d.Creating = "", nil, creating
 		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
 	}
 	n.founding.Store(len(founders) > 0)

@@ -243,7 +243,7 @@ func (n *Node) openStores() (err error) {
 	if n.stable, err = n.c.Votes(d.FS.PathJoin(d.Path, manifest.VotesFile)); err != nil {
 		return fmt.Errorf("codeq: open the votes of %s: %w", d.Path, damageOf(err))
 	}
-	return d.FinishCreation()
+	return nil
 }
 
 // openReplicas opens the stores of the shards, and the logs.

@@ -60,8 +60,8 @@ type Manifest struct {
 	Format int    `json:"format"`
 	Shards int    `json:"shards"`
 	ID     string `json:"id"` // random, and in each of the shards as well
-	// Creating is set until every shard exists. Open has not returned before then, so that nothing
-	// was acknowledged and missing shards may be created.
+	// Creating is set until every shard exists, and a node is of a cluster. Before then nothing was
+	// acknowledged, so that the shards may be created again, and be of another number.
 	Creating bool `json:"creating,omitempty"`
 	// Open is the place of a queue whose stores may be written, or that was not closed; nil: all
 	// stores are closed and sealed. Since format 4.
