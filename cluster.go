@@ -212,22 +212,25 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 }
 
 // ReplaceNode adds a node and then removes another one, such as one that has lost its disk. The new
-// one has another name. Before anything is changed, the nodes are asked as by [Queue.RemoveNode].
+// one has another name, and is no member yet: it is open with the Peers of this cluster, and without
+// [Cluster.Join]. If it is one, as after a ReplaceNode that has returned an error, RemoveNode of the
+// other one is left. Before anything is changed, the nodes are asked as by [Queue.RemoveNode].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
-	if old == p.Node {
-		return &InvalidError{"Peer.Node", p.Node, "a name other than that of the node to be replaced"}
-	}
 	if err := q.checkCluster(ctx, old, p.Node); err != nil {
 		return err
 	}
 	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
 		return err
 	}
-	return q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
+	err = q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
+	if err == cluster.ErrIsMember {
+		return &InvalidError{"Peer.Node", p.Node, "a node that is no member yet; if it is one, RemoveNode removes the other"}
+	}
+	return err
 }
 
 // TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.

@@ -203,6 +203,25 @@ func TestOtherShards(t *testing.T) {
 	}
 }
 
+// TestReplaceByMember: a node is not replaced by a member, at whatever address that is said to be:
+// there would be one node less.
+func TestReplaceByMember(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		before := membersOf(leader, 0)
+		for _, by := range []*simNode{leader, other} {
+			for _, address := range []string{leader.name, other.name, "elsewhere"} {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				err := simQueue(by).ReplaceNode(ctx, other.name, Peer{leader.name, address})
+				cancel()
+				require.ErrorIs(t, err, ErrInvalid)
+				require.ErrorContains(t, err, "RemoveNode")
+				require.Equal(t, before, membersOf(leader, 0))
+			}
+		}
+	})
+}
+
 // TestUnknownNode: a node that is no member is neither removed nor replaced.
 func TestUnknownNode(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {

@@ -200,9 +200,19 @@ func removing(shards []ShardStatus) (names []string) {
 	return names
 }
 
+// ErrIsMember: a node is part of the cluster that is to take the place of another one.
+var ErrIsMember = errors.New("a member already")
+
 // Replace adds a node and then removes another one, if all shards can do without that one. A node at
-// the address of the other one takes its place after the removal.
+// the address of the other one takes its place after the removal. There are as many nodes as before:
+// one that votes already is refused.
 func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
+	lacks := func(sh ShardStatus) bool {
+		return sh.Leader == "" || !slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == p.Node && r.Voter })
+	}
+	if old == p.Node || !slices.ContainsFunc(n.Status(ctx), lacks) {
+		return ErrIsMember
+	}
 	if slices.ContainsFunc(n.known(), func(m Peer) bool { return m.Node == old && m.Address == p.Address }) {
 		if err := n.Remove(ctx, old); err != nil {
 			return err
