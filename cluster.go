@@ -198,8 +198,9 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 // cluster remembers a thousand removed names and directories). What it leads is first led by
 // others. It may be this node, or one that is gone. Before anything is changed, the nodes that
 // would be left are asked, for every shard: [ErrNoMajority] says that a majority of them does not
-// answer. [ErrNotMember] says that no shard has a node of this name, or no longer. RemoveNode may
-// be called on any node, and again; removals follow each other, whoever asks for them.
+// answer. [ErrNotMember] says that no shard has a node of this name, or no longer, [ErrUncertain]
+// that some shards may have it and others not. RemoveNode may be called on any node, and again;
+// removals follow each other, whoever asks for them.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrNoMajority], [ErrNotLeader],
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -471,10 +472,10 @@ type ReplicaStatus struct {
 
 // WaitReady waits until every shard has a leader that this node can call, as after Open or while
 // other nodes are started: other calls, but for Run and for claims that wait, wait for a leader no
-// longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself. If ctx ends
-// before, the error tells why a shard cannot be called.
+// longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, or was removed from
+// its cluster. If ctx ends before, the error tells why a shard cannot be called.
 //
-// Errors: [ErrInvalid], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNotLeader] (the node was removed), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) WaitReady(ctx context.Context) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil && err != ErrNoCluster {
@@ -496,36 +497,32 @@ func (q *Queue) WaitReady(ctx context.Context) (err error) {
 
 // awaitLeader waits until a shard has a leader that this node can call.
 func (n *node) awaitLeader(ctx context.Context, shard int) error {
-	var why error // there was none, the last time
-	for {
+	for why := error(nil); ; { // there was none, the last time
 		_, err := n.appliedBy(ctx, shard)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			if why != nil && !errors.Is(err, ErrNotLeader) {
-				err = fmt.Errorf("%w: %w", err, why)
-			}
-			return err
-		case !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain):
+		if ctx.Err() != nil && err != nil && why != nil && !errors.Is(err, ErrNotLeader) {
+			return fmt.Errorf("%w: %w", err, why)
+		}
+		if ctx.Err() != nil || n.Group(shard).IsRemoved() || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return err
 		}
 		why = err
 	}
 }
 
-// ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not
-// answer within two seconds, or until ctx ends, are in the result with an error.
-// It returns [ErrNoCluster] for a queue that is by itself.
+// ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not answer within two
+// seconds, or until ctx ends, are in the result with an error.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrClosed].
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader] (the node was removed), [ErrClosed].
 func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil {
 		return nil, err
 	}
-	st := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}
-	for _, sh := range q.node.Status(ctx) {
+	st, shards := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}, q.node.Status(ctx)
+	if err := q.node.CheckMember(shards); err != nil {
+		return nil, err
+	}
+	for _, sh := range shards {
 		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term, Format: sh.Format, Placed: sh.Placed}
 		for _, r := range sh.Replicas {
 			outer.Replicas = append(outer.Replicas, ReplicaStatus(r))

@@ -257,6 +257,43 @@ func TestRemovedNodeIsTold(t *testing.T) {
 	})
 }
 
+// TestCallsOfRemovedNode: a node that was removed, by itself or another one, is told so by whatever it
+// asks, at once and later.
+func TestCallsOfRemovedNode(t *testing.T) {
+	for _, itself := range []bool{false, true} {
+		for _, leads := range []bool{false, true} {
+			t.Run(fmt.Sprintf("itself %t leads %t", itself, leads), func(t *testing.T) {
+				simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+					by, removed := c.lead()
+					if leads {
+						by, removed = removed, by
+					}
+					if itself {
+						by = removed
+					}
+					q := simQueue(removed)
+					produce(t, q, Task{Queue: "a"})
+					ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+					defer cancel()
+					require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
+					for range 2 {
+						_, status := q.ClusterStatus(ctx)
+						_, stats := q.Stats(ctx)
+						_, get := q.Get(ctx, ID{7: 1})
+						_, claim := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+						for i, err := range []error{status, stats, get, claim, q.WaitReady(ctx)} {
+							require.ErrorIs(t, err, ErrNotLeader, i)
+							require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name), i)
+						}
+						time.Sleep(time.Minute)
+					}
+					c.drop(removed)
+				})
+			})
+		}
+	}
+}
+
 // TestLeaveOfNoCluster: a node that is part of no cluster has none to leave.
 func TestLeaveOfNoCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

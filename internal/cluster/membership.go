@@ -142,10 +142,22 @@ func (n *Node) Remove(ctx context.Context, node string) error {
 func (n *Node) remove(ctx context.Context, node string) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Change(ctx, i, RemoveNode, Peer{Node: node}); err != nil {
+			if i > 0 {
+				err = halfway(err)
+			}
 			return fmt.Errorf("remove node %s from shard %d: %w", node, i, err)
 		}
 	}
 	return nil
+}
+
+// halfway is the outcome of what has begun, and has then failed: it is not one that says that nothing
+// was done.
+func halfway(err error) error {
+	if errors.Is(err, base.ErrClosed) {
+		return fmt.Errorf("%w: %v", base.ErrUncertain, err)
+	}
+	return fmt.Errorf("%w: %w", base.ErrUncertain, err)
 }
 
 // errForget: a node was removed.
@@ -155,7 +167,7 @@ var errForget = errors.New("the shard keeps what it knows of its produces")
 func (n *Node) forget(ctx context.Context, node string) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Forget(ctx, i, node); err != nil {
-			return fmt.Errorf("node %s was removed; shard %d: %w: %w", node, i, errForget, err)
+			return fmt.Errorf("node %s was removed; shard %d: %w: %w", node, i, errForget, halfway(err))
 		}
 	}
 	return nil
@@ -307,6 +319,18 @@ func (n *Node) membersOf(ctx context.Context) (member bool, all int) {
 	}
 	return member, all
 }
+
+// CheckMember returns an error if this node is no member of any shard whose leader is known.
+func (n *Node) CheckMember(shards []ShardStatus) error {
+	led := slices.DeleteFunc(slices.Clone(shards), func(sh ShardStatus) bool { return sh.Leader == "" })
+	if len(led) == 0 || slices.ContainsFunc(led, func(sh ShardStatus) bool { return sh.has(n.self.Node) }) {
+		return nil
+	}
+	return RemovedError(led[0].Shard, n.self.Node)
+}
+
+// IsRemoved reports whether the group has a leader elsewhere, and this node is no member any more.
+func (g *Group) IsRemoved() bool { return g.removed.Load() }
 
 // learnRemovals asks the others about the groups that have no leader, as far as this node knows: who
 // was removed hears nothing of it. It reports whether there are any.

@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/base"
 	"codeq/internal/manifest"
 )
 
@@ -14,9 +16,13 @@ import (
 type trioLeaders struct {
 	nodes   []*Node
 	checked func() // called when the first group has said who is a member
+	closed  int    // the shard whose changes find the queue closed; -1: all, when they forget the node
 }
 
 func (l *trioLeaders) Change(_ context.Context, shard int, how Change, p Peer, former ...string) error {
+	if how == RemoveNode && l.closed > 0 && shard == l.closed {
+		return base.ErrClosed
+	}
 	for _, n := range l.nodes {
 		if g := n.Group(shard); g.leads() {
 			outcome := make(chan error, 1)
@@ -32,7 +38,32 @@ func (l *trioLeaders) Change(_ context.Context, shard int, how Change, p Peer, f
 }
 
 func (l *trioLeaders) Applied(context.Context, int) (uint64, error) { return 0, nil }
-func (l *trioLeaders) Forget(context.Context, int, string) error    { return nil }
+
+func (l *trioLeaders) Forget(_ context.Context, shard int, name string) error {
+	if l.closed < 0 && !strings.Contains(name, idSeparator) {
+		return base.ErrClosed
+	}
+	return nil
+}
+
+// TestRemovalEndsHalfway: a removal that ends after the first change does not say that the queue was
+// closed, as a call does that has done nothing.
+func TestRemovalEndsHalfway(t *testing.T) {
+	for _, closed := range []int{1, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			nodes, _ := openTrio(t, 2)
+			l := &trioLeaders{nodes: nodes, closed: closed}
+			for _, n := range nodes {
+				n.c.Leaders = l
+			}
+			err := nodes[0].Remove(t.Context(), "c")
+			require.ErrorIs(t, err, base.ErrUncertain)
+			require.ErrorContains(t, err, base.ErrClosed.Error())
+			require.NotErrorIs(t, err, base.ErrClosed)
+			closeAll(t, nodes)
+		})
+	}
+}
 
 // TestAdditionAmidRemoval: a node that another shard is adding while it is removed from the first one
 // is removed from both.
@@ -40,7 +71,7 @@ func TestAdditionAmidRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, _ := openTrio(t, 2)
 		asked, goOn := make(chan struct{}), make(chan struct{})
-		l := &trioLeaders{nodes, func() { close(asked); <-goOn }}
+		l := &trioLeaders{nodes: nodes, checked: func() { close(asked); <-goOn }}
 		for _, n := range nodes {
 			n.c.Leaders = l
 		}
