@@ -131,12 +131,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 		{"Cluster.ElectionTimeout", &o.ElectionTimeout, 0},
 		{"Cluster.CallTimeout", &o.CallTimeout, 10 * time.Second},
 	} {
-		if *d.value == 0 {
-			*d.value = d.def
-		}
-		if *d.value == 0 { // comes after it
-			*d.value = o.HeartbeatTimeout
-		}
+		*d.value = cmp.Or(*d.value, d.def, o.HeartbeatTimeout) // which comes first
 		if *d.value < minTimeout || *d.value > maxTimeout {
 			return nil, &InvalidError{d.name, *d.value, fmt.Sprint(minTimeout, " to ", maxTimeout)}
 		}
