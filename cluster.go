@@ -26,9 +26,9 @@ import (
 // [Options.Limits], LeaseFor, MaxAttempts, Backoff and Retention are those of the node
 // that leads a task's shard: give all nodes the same.
 type Cluster struct {
-	// Node is this node's name, of 1 to 255 bytes. It is the name of its
-	// directory as well: a node that has lost its directory comes back under
-	// another name, and Open refuses an empty one. Required.
+	// Node is this node's name, of 1 to 255 bytes. It is the name of its directory as well: a node
+	// that has lost its directory comes back under another name, and Open refuses an empty one.
+	// Required.
 	Node string
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
@@ -45,17 +45,18 @@ type Cluster struct {
 	// nodes of a new cluster give the same, and it begins when all of them have been open at the
 	// same time. Once it has begun, the cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
-	// Join makes a new node part of the cluster of Peers, which exists
-	// already: Open asks them to add it, and returns when it votes. Half of
-	// them must answer, and be of one cluster. Options.Shards is that of the cluster. In a
-	// directory that was part of the cluster before, Join has no meaning.
+	// Join makes a new node part of the cluster of Peers, which exists already: Open asks them to
+	// add it, and returns when it votes. Half of them must answer, and be of one cluster.
+	// Options.Shards is that of the cluster. In a directory that was part of the cluster before,
+	// Join has no meaning.
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their certificate from it, which
-	// has the node's name among its subject alternative names, as a DNS name or a URI. ClientAuth
-	// must be tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and
-	// ClientCAs to the authority of the nodes' certificates. ServerName, if it is empty, is the
-	// host that is dialed. Default: connections are neither encrypted nor authenticated, and
-	// everybody who reaches the address may do anything.
+	// has the node's name among its subject alternative names, as a DNS name or a URI. Open looks
+	// at Certificates, and asks GetCertificate and GetClientCertificate once. ClientAuth must be
+	// tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and ClientCAs to
+	// the authority of the nodes' certificates. ServerName, if it is empty, is the host that is
+	// dialed. Default: connections are neither encrypted nor authenticated, and everybody who
+	// reaches the address may do anything.
 	TLS *tls.Config
 	// AllowAnonymous lets nodes connect that show no certificate, or one that is not verified. By
 	// default TLS without mutual authentication is refused.
@@ -63,16 +64,16 @@ type Cluster struct {
 	// HeartbeatTimeout is how long a node waits for a word from its leader before a new one is
 	// elected: between one and two times as long. Default: 500 ms.
 	HeartbeatTimeout time.Duration
-	// ElectionTimeout bounds an election, after which there is another one.
-	// Default: HeartbeatTimeout.
+	// ElectionTimeout bounds an election, after which there is another one. Default:
+	// HeartbeatTimeout.
 	ElectionTimeout time.Duration
 	// CallTimeout is how long a call waits for a shard that has no leader, or
 	// whose leader cannot be reached, if its ctx does not end before. Default: 10 s.
 	CallTimeout time.Duration
-	// LeaveOnClose lets Close remove the node from the cluster, for good, as
-	// RemoveNode does; Close returns the error if that is refused, as it is to the
-	// last node. Nodes that are closed at one moment leave one after the other. By
-	// default a closed node stays a member, and is missed until it is back.
+	// LeaveOnClose lets Close remove the node from the cluster, for good, as RemoveNode does; Close
+	// returns the error if that is refused, as it is to the last node. Nodes that are closed at one
+	// moment leave one after the other. By default a closed node stays a member, and is missed
+	// until it is back.
 	LeaveOnClose bool
 
 	// Tests replace these.
@@ -101,10 +102,11 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	if o.TLS != nil && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert && !o.AllowAnonymous {
 		return nil, &InvalidError{"Cluster.TLS.ClientAuth", o.TLS.ClientAuth, "RequireAndVerifyClientCert, unless Cluster.AllowAnonymous is set"}
 	}
-	if o.Advertise == "" {
-		if o.Advertise = o.Listen; o.Advertise == "" {
-			o.Advertise = o.Listener.Addr().String()
-		}
+	if err := cluster.CheckCertificate(o.TLS, o.Node, o.AllowAnonymous); err != nil {
+		return nil, &InvalidError{"Cluster.TLS", err, fmt.Sprintf("a certificate for %q", o.Node)}
+	}
+	if o.Advertise = cmp.Or(o.Advertise, o.Listen); o.Advertise == "" {
+		o.Advertise = o.Listener.Addr().String()
 	}
 	if err := o.checkAddress("Cluster.Advertise", o.Advertise); err != nil {
 		return nil, err
@@ -232,8 +234,7 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 // TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
 // The shard stores it: other nodes lead it only while this one cannot. TransferLeadership with ""
 // as the node undoes it, so that the cluster spreads the leader again. The error tells why the node
-// cannot lead now; the shard then stays where it is, and if the error is not [ErrCannotLead], the
-// node may lead it later.
+// cannot lead now; the shard then stays, and may move later if the error is not [ErrCannotLead].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotFound] (no member has this name), [ErrCannotLead],
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -357,8 +358,7 @@ func (op *memberOp) decode(r *wire.Reader) {
 // is opened as ever. If several nodes are left, recover one, the one that is furthest
 // (ClusterStatus shows Applied and LastIndex), and let the others join it under new names with
 // empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node. Nodes of the old
-// cluster that come back are refused. If it fails, or the process ends meanwhile, it can be called
-// again.
+// cluster that come back are refused. It can be called again if it fails, or its process ends.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
 // of it, it is gone, and what it has in its log without a majority's knowing becomes so. What

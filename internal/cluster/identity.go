@@ -2,12 +2,9 @@ package cluster
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -173,26 +170,5 @@ func (n *Node) adopt(cluster string, founders ...manifest.Founder) error {
 	n.founding.Store(len(founders) > 0)
 	n.peer.SetCluster(id)
 	n.log.Info("part of a cluster", "cluster", cluster)
-	return nil
-}
-
-// verifyName is peer.Config.Verify: a certificate must be for the node that shows it, as a DNS name
-// or a URI among its subject alternative names.
-func (c *Config) verifyName(conn net.Conn, name string, accepted bool) error {
-	t, ok := conn.(*tls.Conn)
-	if !ok || accepted && c.AllowAnonymous {
-		return nil
-	}
-	certs := t.ConnectionState().PeerCertificates
-	if len(certs) == 0 {
-		return errors.New("there is none")
-	}
-	names := slices.Clone(certs[0].DNSNames)
-	for _, uri := range certs[0].URIs {
-		names = append(names, uri.String())
-	}
-	if !slices.Contains(names, name) {
-		return fmt.Errorf("it is for %q", names)
-	}
 	return nil
 }
