@@ -204,6 +204,7 @@ func (n *Node) Open() error {
 		return err
 	}
 	n.founding.Store(len(n.c.Directory.Founders) > 0)
+	n.logs.SyncToDisk(len(n.former()) > 0) // see manifest.Volatile
 	for _, g := range n.groups {
 		if err := g.start(); err != nil {
 			return fmt.Errorf("codeq: start shard %d of %s: %w", g.index, n.c.Directory.Path, err)

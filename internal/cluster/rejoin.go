@@ -69,13 +69,10 @@ const maxRejoinPause = 8
 func (n *Node) rejoined() error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	former := d.Former
-	d.Former = nil
-	if err := d.Write(); err != nil {
-		d.Former = former
-		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	if err := n.c.Directory.Rejoined(); err != nil {
+		return fmt.Errorf("codeq: write %s: %w", n.c.Directory.Path, err)
 	}
+	n.logs.SyncToDisk(false)
 	n.membership.waiting = nil
 	n.log.Info("taken back", "id", n.self.ID)
 	return nil

@@ -23,6 +23,8 @@ type Directory struct {
 	FS   vfs.FS
 	Path string
 	lock io.Closer
+
+	volatile *Volatile // see Take
 }
 
 // Want is what the caller expects of a directory, and the properties of a new one.

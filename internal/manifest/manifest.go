@@ -70,8 +70,8 @@ type Manifest struct {
 	Node string `json:"node,omitempty"`
 	// Cluster identifies the cluster of the node; "": it is of none yet.
 	Cluster string `json:"cluster,omitempty"`
-	// Former are the IDs that the directory of a node had, by which it may still be a member; see
-	// Volatile.
+	// Former is the ID that the directory of a node had, by which it may still be a member; see
+	// Volatile. Earlier builds have stored several.
 	Former []string `json:"former,omitempty"`
 	// Volatile is set while a node is open, or was not closed, that acknowledges entries before they
 	// are on its disk.
