@@ -104,9 +104,6 @@ func (n *Node) giveVotes(ctx context.Context, p Peer) error {
 		if err == nil {
 			err = n.c.Leaders.Change(ctx, i, GiveVote, p)
 		}
-		if err == nil {
-			err = n.acquaint(ctx, i)
-		}
 		if err != nil {
 			return fmt.Errorf("give node %s a vote in shard %d: %w", p.Node, i, err)
 		}
@@ -618,23 +615,6 @@ func (n *Node) awaitCatchUp(ctx context.Context, shard int, p Peer) error {
 		return errors.Join(err, unknown)
 	}
 	return err
-}
-
-// acquaint waits until all nodes of a shard that can be reached have in their logs
-// what its leader has: Raft lets nobody vote for a node that it has not heard of.
-func (n *Node) acquaint(ctx context.Context, shard int) error {
-	var last uint64 // in the leader's log, when it was first heard of
-	return n.poll(ctx, func() (bool, error) {
-		sh := &n.Status(ctx)[shard]
-		for _, rs := range sh.Replicas {
-			if last == 0 && rs.Node == sh.Leader {
-				last = rs.LastIndex
-			}
-		}
-		return !slices.ContainsFunc(sh.Replicas, func(rs ReplicaStatus) bool {
-			return rs.LastError == "" && !rs.Suspect && (last == 0 || rs.LastIndex < last)
-		}), nil
-	})
 }
 
 // join lets the nodes of the cluster add this one.
