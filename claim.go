@@ -16,7 +16,6 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/inbox"
-	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/wire"
 )
@@ -160,12 +159,7 @@ func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 	return op, nil
 }
 
-// maxWeight is so small that the sum of the weights of any list of queues fits in an int.
-const maxWeight = 1 << 16
-
-func isWeight(w int) bool { return w >= 1 && w <= maxWeight }
-
-var weightBounds = fmt.Sprint("1 to ", maxWeight)
+var weightBounds = fmt.Sprint("1 to ", dispatch.MaxWeight)
 
 func (r *ClaimRequest) check(l *Limits) error {
 	if len(r.Queues) == 0 {
@@ -207,7 +201,7 @@ func (r *ClaimRequest) checkWeights() error {
 		if !named(queue) {
 			return &InvalidError{"ClaimRequest.Weights", strconv.Quote(queue), "one of Queues"}
 		}
-		if !isWeight(w) {
+		if !dispatch.IsWeight(w) {
 			return &InvalidError{"ClaimRequest.Weights of " + queue, w, weightBounds}
 		}
 	}
@@ -403,23 +397,12 @@ func (op *claimOp) abandon(s *shard) {
 	}
 }
 
-func (op *claimOp) encode(dst []byte) (callKind, []byte) {
-	queues, weights := op.Named()
-	dst = appendNames(dst, queues)
-	dst = keys.AppendIndexes(dst, weights)
-	dst = wire.AppendUint(dst, op.Duration)
-	dst = wire.AppendUint(dst, uint64(op.Max))
-	return callClaim, wire.AppendBool(wire.AppendBool(dst, op.NoWait), op.Holder.Local)
-}
+func (op *claimOp) encode(dst []byte) (callKind, []byte) { return callClaim, op.Claim.Append(dst) }
 
 func (op *claimOp) decode(r *wire.Reader) {
-	op.Queues, op.Weights = readNames(r), keys.ReadIndexes(r)
-	op.Duration, op.Max = r.Uint(), int(r.Uint())
-	op.NoWait, op.Holder.Local = r.Bool(), r.Bool()
+	op.Claim.Read(r)
 	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: record.Duration(op.Duration)}
-	if req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil ||
-		len(op.Weights) != 0 && len(op.Weights) != len(op.Queues) ||
-		slices.ContainsFunc(op.Weights, func(w int) bool { return !isWeight(w) }) {
+	if r.Failed() || req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil {
 		r.Fail()
 		return
 	}
@@ -428,34 +411,8 @@ func (op *claimOp) decode(r *wire.Reader) {
 	}
 }
 
-func (op *claimOp) encodeReply(dst []byte) []byte {
-	dst = wire.AppendUint(dst, uint64(len(op.Grants)))
-	for i := range op.Grants {
-		g := &op.Grants[i]
-		dst = appendReceipt(dst, receiptOf(g.Receipt))
-		dst = wire.AppendBytes(dst, g.Queue)
-		dst = wire.AppendBytes(dst, g.Tenant)
-		dst = append(dst, g.Priority)
-		dst = wire.AppendUint(dst, uint64(g.Attempt))
-		dst = wire.AppendUint(dst, g.Deadline)
-		dst = wire.AppendBytes(dst, g.Rec)
-	}
-	return dst
-}
-
-// decodeReply shares the names between consecutive grants of one lane.
-func (op *claimOp) decodeReply(r *wire.Reader) {
-	last := new(engine.LaneKey)
-	for range r.Count(keys.IDLen + 7) {
-		g := engine.Grant{Receipt: readReceipt(r).inner()}
-		key := engine.LaneKey{Queue: r.String(), Tenant: r.String(), Priority: r.Byte()}
-		if *last != key {
-			last = new(key)
-		}
-		g.LaneKey, g.Attempt, g.Deadline, g.Rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
-		op.Grants = append(op.Grants, g)
-	}
-}
+func (op *claimOp) encodeReply(dst []byte) []byte { return op.AppendGrants(dst) }
+func (op *claimOp) decodeReply(r *wire.Reader)    { op.ReadGrants(r) }
 
 // Messages of owners, callers and other nodes to an owner about claims that wait in its shard.
 type (

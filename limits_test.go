@@ -301,7 +301,7 @@ func TestClaimLimits(t *testing.T) {
 		{Queues: one},
 		{Queues: []string{text(10), text(10)}},
 		{Queues: two, Weights: map[string]int{}},
-		{Queues: two, Weights: map[string]int{"b": maxWeight}},
+		{Queues: two, Weights: map[string]int{"b": dispatch.MaxWeight}},
 		{Queues: []string{"a", "a"}, Weights: map[string]int{"a": 2}},
 		{Queues: one, LeaseFor: minLease},
 		{Queues: one, LeaseFor: maxLease},

@@ -5,6 +5,12 @@ import (
 	"math/rand/v2"
 )
 
+// MaxWeight is so small that the sum of the weights of any list of queues fits in an int.
+const MaxWeight = 1 << 16
+
+// IsWeight reports whether a queue may have a weight.
+func IsWeight(w int) bool { return w >= 1 && w <= MaxWeight }
+
 // lottery draws a member of a subset of 0 to n-1, with a probability in proportion to its weight,
 // or the smallest one if there are no weights, in time logarithmic in n. It is a Fenwick tree (P.
 // M. Fenwick, A New Data Structure for Cumulative Frequency Tables, 1994) of the members' weights.

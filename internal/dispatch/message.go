@@ -1,0 +1,70 @@
+package dispatch
+
+import (
+	"slices"
+
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/wire"
+)
+
+// How a claim, and what it gets, travel between nodes.
+
+// Append appends what a claim asks for.
+func (c *Claim) Append(dst []byte) []byte {
+	queues, weights := c.Named()
+	dst = wire.AppendUint(dst, uint64(len(queues)))
+	for _, name := range queues {
+		dst = wire.AppendBytes(dst, name)
+	}
+	dst = keys.AppendIndexes(dst, weights)
+	dst = wire.AppendUint(dst, c.Duration)
+	dst = wire.AppendUint(dst, uint64(c.Max))
+	return wire.AppendBool(wire.AppendBool(dst, c.NoWait), c.Holder.Local)
+}
+
+// Read reads what Append has written, into a new claim. The lengths of its names are not checked.
+func (c *Claim) Read(r *wire.Reader) {
+	c.Queues = make([]string, r.Count(1))
+	for i := range c.Queues {
+		c.Queues[i] = r.String()
+	}
+	c.Weights = keys.ReadIndexes(r)
+	c.Duration, c.Max = r.Uint(), int(r.Uint())
+	c.NoWait, c.Holder.Local = r.Bool(), r.Bool()
+	if len(c.Weights) != 0 && len(c.Weights) != len(c.Queues) ||
+		slices.ContainsFunc(c.Weights, func(w int) bool { return !IsWeight(w) }) {
+		r.Fail()
+	}
+}
+
+// AppendGrants appends what a claim has got.
+func (c *Claim) AppendGrants(dst []byte) []byte {
+	dst = wire.AppendUint(dst, uint64(len(c.Grants)))
+	for i := range c.Grants {
+		g := &c.Grants[i]
+		dst = wire.AppendUint(append(dst, g.Receipt.ID[:]...), g.Receipt.Token)
+		dst = wire.AppendBytes(dst, g.Queue)
+		dst = wire.AppendBytes(dst, g.Tenant)
+		dst = append(dst, g.Priority)
+		dst = wire.AppendUint(dst, uint64(g.Attempt))
+		dst = wire.AppendUint(dst, g.Deadline)
+		dst = wire.AppendBytes(dst, g.Rec)
+	}
+	return dst
+}
+
+// ReadGrants reads what AppendGrants has written. It shares the names between consecutive grants of
+// one lane.
+func (c *Claim) ReadGrants(r *wire.Reader) {
+	last := new(engine.LaneKey)
+	for range r.Count(keys.IDLen + 7) {
+		g := engine.Grant{Receipt: engine.Receipt{ID: keys.ReadID(r), Token: r.Uint()}}
+		key := engine.LaneKey{Queue: r.String(), Tenant: r.String(), Priority: r.Byte()}
+		if *last != key {
+			last = new(key)
+		}
+		g.LaneKey, g.Attempt, g.Deadline, g.Rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
+		c.Grants = append(c.Grants, g)
+	}
+}
