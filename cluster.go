@@ -18,14 +18,13 @@ import (
 	"codeq/internal/wire"
 )
 
-// Cluster makes a queue one of several nodes that hold the same tasks: each
-// shard is a Raft group (Ongaro and Ousterhout, "In Search of an Understandable
-// Consensus Algorithm"; github.com/hashicorp/raft). What is acknowledged is in
-// the logs of a majority of the nodes, and any node serves any call. Three nodes
-// go on without one of them, five without two.
+// Cluster makes a queue one of several nodes that hold the same tasks: each shard is a Raft group
+// (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm";
+// github.com/hashicorp/raft). What is acknowledged is in the logs of a majority of the nodes, and
+// any node serves any call. Three nodes go on without one of them, five without two.
 //
-// [Options.Limits], LeaseFor, MaxAttempts, Backoff and Retention are those of the node
-// that leads a task's shard: give all nodes the same.
+// [Options.Limits], LeaseFor, MaxAttempts, Backoff and Retention are those of the node that leads
+// a task's shard: give all nodes the same.
 type Cluster struct {
 	// Node is this node's name, of 1 to 255 bytes. It is the name of its
 	// directory as well: a node that has lost its directory comes back under
@@ -39,13 +38,12 @@ type Cluster struct {
 	// Advertise is the address that other nodes dial: a host and a port, such as
 	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
 	Advertise string
-	// Peers are the nodes with which a new cluster begins; this one may be
-	// among them or not. If they name no other node, a queue by itself, or a Checkpoint, may be
-	// opened as the first node of a new cluster, with all that it has, and others join it. When they
-	// have been removed, and it is closed, the only node is opened without Options.Cluster as a queue
-	// by itself again. All nodes of a new cluster give the same, and it begins
-	// when all of them have been open at the same time. Once it has begun, the
-	// cluster itself knows its members, and Peers has no meaning.
+	// Peers are the nodes with which a new cluster begins; this one may be among them or not. If they
+	// name no other node, a queue by itself, or a Checkpoint, may be opened as the first node of a
+	// new cluster, with all that it has, and others join it. When they have been removed, and it is
+	// closed, the only node is opened without Options.Cluster as a queue by itself again. All nodes
+	// of a new cluster give the same, and it begins when all of them have been open at the same time.
+	// Once it has begun, the cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists
 	// already: Open asks them to add it, and returns when it votes. Half of
@@ -180,8 +178,8 @@ const (
 // another directory (see [Queue.ReplaceNode]), that the node is of another cluster, or that another
 // node has the address.
 //
-// AddNode may be called on any node, and again if it has returned an error, such
-// as that of ctx: what has been done stays done.
+// AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
+// what has been done stays done.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrFormat],
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -355,19 +353,18 @@ func (op *memberOp) decode(r *wire.Reader) {
 	}
 }
 
-// RecoverCluster lets a node go on without a majority of its cluster, which is
-// lost for good, or may lack what it had acknowledged ([ErrPowerLost]), or has
-// diverged from it ([ErrDiverged]): in its directory, which must be closed, the node becomes the only member of a new cluster. Then it is
-// opened as ever. If several nodes are left, recover one, the one that is furthest
-// (ClusterStatus shows Applied and LastIndex), and let the others join it under new
-// names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other
-// node. Nodes of the old cluster that come back are refused. If it fails, or the
-// process ends meanwhile, it can be called again.
+// RecoverCluster lets a node go on without a majority of its cluster, which is lost for good, or
+// may lack what it had acknowledged ([ErrPowerLost]), or has diverged from it ([ErrDiverged]): in
+// its directory, which must be closed, the node becomes the only member of a new cluster. Then it
+// is opened as ever. If several nodes are left, recover one, the one that is furthest
+// (ClusterStatus shows Applied and LastIndex), and let the others join it under new names with
+// empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node. Nodes of the old
+// cluster that come back are refused. If it fails, or the process ends meanwhile, it can be called
+// again.
 //
-// It is the last resort. What was acknowledged is in the logs of a majority; if
-// the node lacks some of it, it is gone, and what it has in its log without a
-// majority's knowing becomes so. What counts is what it has applied: of a log that
-// does not continue that, nothing is taken.
+// It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks
+// some of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
+// counts is what it has applied: of a log that does not continue that, nothing is taken.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrFailed], [ErrCorrupt],
 // and those of [Open] about the directory.

@@ -51,9 +51,12 @@ var (
 	// loss below DurabilityDisk. It comes with ErrFailed: the shard goes on without this node. See
 	// [Queue.ReplaceNode] and [RecoverCluster].
 	ErrDiverged = base.ErrDiverged
-	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below DurabilityDisk
-	// that the others are no majority: nobody knows what was acknowledged. It comes with
-	// ErrNotLeader. See [RecoverCluster].
+	// ErrOldCopy: the directory of this node is an older copy, which lacks what the node had
+	// acknowledged since. It comes with ErrFailed. Opened again, the node comes back by itself.
+	ErrOldCopy = base.ErrOldCopy
+	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below DurabilityDisk,
+	// or are older copies, that the others are no majority. It comes with ErrNotLeader. See
+	// [RecoverCluster].
 	ErrPowerLost = base.ErrPowerLost
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
