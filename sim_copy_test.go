@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -21,6 +22,7 @@ import (
 type simImage struct {
 	disk  *vfs.MemFS
 	votes *simVotes
+	id    string // of the directory
 	life  uint64
 }
 
@@ -28,7 +30,8 @@ type simImage struct {
 func (n *simNode) image() simImage {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return simImage{cloned(n.disk), n.votes.clone(), n.manifest().Life}
+	m := n.manifest()
+	return simImage{cloned(n.disk), n.votes.clone(), m.ID, m.Life}
 }
 
 // cloned is a copy of a disk.
@@ -115,7 +118,6 @@ func TestOlderCopyIsPutBack(t *testing.T) {
 					n.stop()
 				}
 				c.net.Heal(true)
-				former := image.id(t)
 				n.start()
 				n.requireOldCopy(t)
 				_, err := simQueue(behind).Produce(t.Context(), Task{Queue: "a"})
@@ -124,7 +126,7 @@ func TestOlderCopyIsPutBack(t *testing.T) {
 
 				left.start()
 				n.start()
-				require.NotEqual(t, former, n.id())
+				require.NotEqual(t, image.id, n.id())
 				c.awaitVotes()
 				require.Equal(t, 50, n.count(t))
 				left.crash(100)
@@ -134,12 +136,6 @@ func TestOlderCopyIsPutBack(t *testing.T) {
 			})
 		})
 	}
-}
-
-func (i simImage) id(t *testing.T) string {
-	m, err := manifest.Read(i.disk, "queue")
-	require.NoError(t, err)
-	return m.ID
 }
 
 // TestCopyIsPutBack: a directory that was closed may be put back if nothing was done since, and those
@@ -210,4 +206,75 @@ func TestOlderCopyGoesOnAlone(t *testing.T) {
 			c.close()
 		})
 	}
+}
+
+// simOlderCopy lets a node have an older copy of its directory, with whom only those are connected then
+// who may lack what it has acknowledged since.
+var simOlderCopy = simFault{"older copy", 2, func(s *schedule) {
+	n := s.someNode()
+	if n.broken.Load() || !n.isBack() || !s.canLose(n) || !s.moving.CompareAndSwap(false, true) {
+		return
+	}
+	s.note("the directory of %s is copied", n.name)
+	n.stop()
+	image := n.image()
+	others := slices.DeleteFunc(s.members(), func(o *simNode) bool { return o == n })
+	s.rng.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	busy, away := s.upTo(5*time.Second), s.upTo(10*time.Second)
+	s.done.Go(func() {
+		defer s.moving.Store(false)
+		n.raise()
+		s.putBackLater(n, image, others[:len(others)/2], others[len(others)/2:], busy, away)
+	})
+}}
+
+// putBackLater puts an image of a node back when all others know of a later life, and the node has been
+// busy for some time without those who are behind. Then the others are away for some time.
+func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*simNode, busy, away time.Duration) {
+	for end := time.Now().Add(20 * time.Second); !s.isSeenAfter(n, image.life); time.Sleep(200 * time.Millisecond) {
+		if s.over.Load() || time.Now().After(end) {
+			s.note("not all have seen %s again", n.name)
+			return
+		}
+	}
+	cut := func(cut bool) {
+		for _, b := range behind {
+			for _, o := range append(slices.Clone(others), n) {
+				s.net.SetCut(b.name, o.name, cut)
+				s.net.SetCut(o.name, b.name, cut)
+			}
+		}
+	}
+	cut(true)
+	time.Sleep(busy)
+	s.note("the older copy of %s is put back, %d nodes crash", n.name, len(others))
+	for _, o := range append(others, n) {
+		o.crash(100)
+	}
+	s.keepCopies(n)
+	n.putBack(image)
+	cut(false)
+	n.raise()
+	time.Sleep(away)
+	for _, o := range others {
+		o.raise()
+	}
+	s.awaitRenewal(n, image)
+}
+
+// awaitRenewal waits until a node with an older copy is back, and opens it again when it has noticed.
+func (s *schedule) awaitRenewal(n *simNode, image simImage) {
+	var over time.Time
+	for ; !n.isBack() || n.id() == image.id; time.Sleep(500 * time.Millisecond) {
+		if q, _ := n.queue(); q != nil && errors.Is(q.replicas[0].group.Failure(), ErrOldCopy) {
+			n.stop()
+			n.raise()
+		}
+		if over.IsZero() && s.over.Load() {
+			over = time.Now()
+		} else if !over.IsZero() && time.Since(over) > 2*simPatience {
+			s.hangs("the return of " + n.name)
+		}
+	}
+	s.note("%s is back", n.name)
 }
