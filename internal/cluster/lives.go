@@ -33,7 +33,7 @@ func (n *Node) meet(other peer.Identity, lives []uint64) error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
 	d, id := n.c.Directory, other.ID.String()
-	before := d.Seen[id]
+	before := maps.Clone(d.Seen)
 	news, err := d.See(id, lives)
 	if err != nil || !news {
 		return err
@@ -45,7 +45,7 @@ func (n *Node) meet(other peer.Identity, lives []uint64) error {
 		})
 	}
 	if err := d.Write(); err != nil {
-		d.Seen[id] = before
+		d.Seen = before
 		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
 	}
 	return nil

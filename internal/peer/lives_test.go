@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -65,6 +66,31 @@ func TestLivesAreSaid(t *testing.T) {
 		nw.oldNode(t, "old")
 		require.NoError(t, a.Greet(t.Context(), at("old")))
 		require.Len(t, *metByA, 4)
+	})
+}
+
+// TestGreetingGivesUp: the end of the context ends the wait for an answer.
+func TestGreetingGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		defer nw.listen("b").Close()
+		a, _ := nw.living(t, "a", 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		l := nw.listeners["b"]
+		go func() {
+			c, err := l.Accept()
+			if err != nil {
+				t.Error(err)
+			}
+			_, _ = readHeader(c)
+			time.Sleep(time.Second)
+			cancel()
+			_, _ = c.Read(make([]byte, 1))
+		}()
+		begin := time.Now()
+		require.Error(t, a.Greet(ctx, at("b")))
+		require.Equal(t, time.Second, time.Since(begin))
+		require.Empty(t, a.conns)
 	})
 }
 
