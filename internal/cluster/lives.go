@@ -13,16 +13,19 @@ import (
 	"codeq/internal/peer"
 )
 
-// A node whose directory is an older copy of itself would vote, and acknowledge, without what it had
-// acknowledged since. Every member remembers in which life it has seen the directories of the
-// others last (manifest.Lives), and refuses all connections to and from a copy that does not know of
-// that. So that all know, a node makes itself known to each member, in each of its lives; and since a
-// machine may be put back to a moment amid a life, a new one begins from time to time. A node that is
-// refused fails, and when it is opened again it has another ID, as if its power had failed.
+// A node whose directory is an older copy of itself would vote, and acknowledge, without what it
+// had acknowledged since. Every member remembers in which life it has seen the directories of the
+// others last (manifest.Lives), and refuses all connections to and from a copy that does not know
+// of that. So that all know, a node makes itself known to each member, in each of its lives; and
+// since a machine may be put back to a moment amid a life, a new one begins from time to time. A
+// node that is refused fails, and when it is opened again it has another ID, as if its power had
+// failed. When a life begins amid the node's work, a connection that was under way may say the one
+// before, and be refused; so only what a greeting is told counts.
 
 const (
 	lifeLength = 10 * time.Minute // how long the directory has one life, if others know of it
-	maxSeen    = 64               // directories in the manifest, from where on those that are no members are dropped
+	// maxSeen is from how many directories on those that are no members are dropped.
+	maxSeen = 64
 	// maxGreetPause is how many times HeartbeatTimeout the longest pause is between two tries to reach
 	// a member that does not know the current life.
 	maxGreetPause = 32
