@@ -341,7 +341,7 @@ func (s *session) outlive(latest uint64) {
 // unknown.
 func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
 	calls := &n.queue.replicas[shard].producing
-	for patience := n.NewPatience(); ; op.again() {
+	for patience := (cluster.Patience{}); ; op.again() {
 		if settled, err = n.doNumbered(ctx, shard, calls, op); err == nil || !settled {
 			return settled, err
 		}
@@ -350,6 +350,9 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 			return true, err
 		}
 		calls.outlive(over.Latest)
+		if patience == (cluster.Patience{}) {
+			patience = n.NewPatience()
+		}
 		if !patience.Wait(ctx, nil) {
 			return true, err
 		}

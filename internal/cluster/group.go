@@ -126,7 +126,8 @@ func (g *Group) start() error {
 	logger := newRaftLogger(n.log.With("shard", g.index))
 	conf := n.raftConfig(logger)
 	trans := newTransport(g, &raft.NetworkTransportConfig{
-		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, Timeout: raftTimeout, Logger: logger,
+		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, MaxRPCsInFlight: inFlight,
+		Timeout: raftTimeout, Logger: logger,
 	}, diverged)
 	snapshots := groupSnapshots{g.snapshots, g}
 	g.asking.enter() // a group that fails at once waits for raft

@@ -108,8 +108,8 @@ func TestIdleMessages(t *testing.T) {
 		before := network.Messages("a", "b")
 		const seconds = 20
 		time.Sleep(seconds * time.Second)
-		// Six or seven times a second heartbeats leave, and their answers, in a write or two.
-		require.Less(t, network.Messages("a", "b")-before, 30*seconds)
+		// Six or seven times a second heartbeats leave, and their answers, in a write or a few.
+		require.Less(t, network.Messages("a", "b")-before, 60*seconds)
 		closeAll(t, nodes)
 	})
 }

@@ -10,37 +10,33 @@ import (
 
 // pipeline is Raft's, but divides what Raft sends into messages of a bounded size, and does not get
 // stuck. Raft stops listening to the answers when it gets one that ends the pipeline, such as that
-// of a follower that knows a later term, or when its term is over. If it sent another request then,
-// or was about to, the goroutine that sends would wait for ever, and with it the replication to
-// that follower, and Shutdown. So the pipeline closes itself.
+// of a follower that knows a later term. If it sent another request then, or was about to, the
+// goroutine that sends would wait for ever, and with it the replication to that follower, and
+// Shutdown. So the pipeline closes itself, and does so as well when its term is over.
 type pipeline struct {
 	raft.AppendPipeline
-	group      *Group
-	to         raft.ServerID
-	told       uint64        // of what is committed, by the last message
-	sent       time.Time     // when the last message was, or else the pipeline made
-	term       atomic.Uint64 // of the last request; 0: there was none
-	unanswered atomic.Int32  // messages
-	answered   chan struct{} // capacity 1: unanswered is less
-	answers    chan raft.AppendFuture
-	end        sync.Once
-	ended      chan struct{}
+	group  *Group
+	to     raft.ServerID
+	newest raft.AppendFuture // of what was sent last; nil: its answer has been looked at
+	told   uint64            // of what is committed, by the last message
+	sent   time.Time         // when the last message was, or else the pipeline made
+	term   atomic.Uint64     // of the last request; 0: there was none
+	end    sync.Once
+	ended  chan struct{}
 }
 
+// inFlight is how many messages the pipeline of the library has under way. With this number, the
+// least, it takes a message only when Raft has got the answer to the one before.
+const inFlight = 2
+
 func newPipeline(inner raft.AppendPipeline, g *Group, to raft.ServerID) *pipeline {
-	p := &pipeline{
-		AppendPipeline: inner, group: g, to: to, sent: time.Now(), answered: make(chan struct{}, 1),
-		answers: make(chan raft.AppendFuture), ended: make(chan struct{}),
-	}
+	p := &pipeline{AppendPipeline: inner, group: g, to: to, sent: time.Now(), ended: make(chan struct{})}
 	end := func(error) { _ = p.Close() } // never fails
 	g.node.background.Go(func() {
-		g.node.contain("answers of a node", func() { p.listen(); end(nil) }, end)
+		g.node.contain("term of a pipeline", func() { p.awaitEnd(); end(nil) }, end)
 	})
 	return p
 }
-
-// Consumer is raft.AppendPipeline's.
-func (p *pipeline) Consumer() <-chan raft.AppendFuture { return p.answers }
 
 // Close is raft.AppendPipeline's.
 func (p *pipeline) Close() error {
@@ -48,30 +44,14 @@ func (p *pipeline) Close() error {
 	return p.AppendPipeline.Close()
 }
 
-// listen passes answers on, until Raft does not listen any more.
-func (p *pipeline) listen() {
+// awaitEnd waits until what is sent makes no difference any more.
+func (p *pipeline) awaitEnd() {
 	for {
 		change := p.group.route.next()
 		if p.isOver() {
 			return
 		}
 		select {
-		case f := <-p.AppendPipeline.Consumer():
-			last := !f.Response().Success || f.Response().Term > f.Request().Term
-			select {
-			case p.answers <- f:
-			case <-p.ended:
-				return
-			}
-			if last {
-				return
-			}
-			p.group.acknowledge(p.to, f.Request().PrevLogEntry+uint64(len(f.Request().Entries)))
-			p.unanswered.Add(-1)
-			select {
-			case p.answered <- struct{}{}:
-			default:
-			}
 		case <-change:
 		case <-p.group.node.ctx.Done():
 			return
@@ -125,7 +105,7 @@ const sendFor = time.Second
 func (p *pipeline) send(
 	req *raft.AppendEntriesRequest, n int, resp *raft.AppendEntriesResponse,
 ) (raft.AppendFuture, error) {
-	if n == 1 && dataOf(req.Entries[0]) > messageBytes && !p.drain() {
+	if n == 1 && dataOf(req.Entries[0]) > messageBytes && !p.look() {
 		return nil, raft.ErrPipelineShutdown
 	}
 	if p.isOver() {
@@ -138,9 +118,32 @@ func (p *pipeline) send(
 	if err != nil {
 		return nil, err
 	}
-	p.unanswered.Add(1)
 	p.told = min(message.LeaderCommitIndex, message.PrevLogEntry+uint64(len(message.Entries)))
-	return p.AppendPipeline.AppendEntries(message, resp)
+	f, err := p.AppendPipeline.AppendEntries(message, resp)
+	if err != nil {
+		return nil, err
+	}
+	if !p.look() { // without a wait: see inFlight
+		_ = p.Close() // never fails
+		return nil, raft.ErrPipelineShutdown
+	}
+	p.newest = f
+	return f, nil
+}
+
+// look waits for the answer to the newest message, unless it has looked at it, and reports whether
+// Raft goes on behind it.
+func (p *pipeline) look() bool {
+	f := p.newest
+	p.newest = nil
+	if f == nil {
+		return true
+	}
+	if f.Error() != nil || !f.Response().Success || f.Response().Term > f.Request().Term {
+		return false
+	}
+	p.group.acknowledge(p.to, f.Request().PrevLogEntry+uint64(len(f.Request().Entries)))
+	return true
 }
 
 // isTold reports whether a request says nothing new: the node has been sent all entries, and told
@@ -184,18 +187,6 @@ func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 // longRest is how long nothing is sent: then Raft looks whether it is to stop, and a connection that
 // was lost in silence is missed.
 const longRest = 5 * time.Second
-
-// drain waits until all messages have been answered. It is false if that will not be.
-func (p *pipeline) drain() bool {
-	for p.unanswered.Load() > 0 {
-		select {
-		case <-p.answered:
-		case <-p.ended:
-			return false
-		}
-	}
-	return true
-}
 
 // A node that catches up leaves most of the time to the calls of others: after each message but the
 // last, or MaxAppend entries, it waits for giveWayFor times as long as they took. A shard at work

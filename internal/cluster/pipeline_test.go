@@ -20,7 +20,7 @@ type fakePipeline struct {
 	takes   time.Duration
 	answer  func(*raft.AppendEntriesResponse) // how the node answers
 	got     []raft.AppendEntriesRequest
-	sent    chan answered
+	sent    chan *answered
 	answers chan raft.AppendFuture
 	closing sync.Once
 	closed  chan struct{}
@@ -31,15 +31,17 @@ type answered struct {
 	raft.AppendFuture
 	req  *raft.AppendEntriesRequest
 	resp *raft.AppendEntriesResponse
+	err  chan error // closed once there is an answer, or an error
 }
 
-func (a answered) Request() *raft.AppendEntriesRequest   { return a.req }
-func (a answered) Response() *raft.AppendEntriesResponse { return a.resp }
+func (a *answered) Request() *raft.AppendEntriesRequest   { return a.req }
+func (a *answered) Response() *raft.AppendEntriesResponse { return a.resp }
+func (a *answered) Error() error                          { return <-a.err }
 
 func newFakePipeline(takes time.Duration) *fakePipeline {
 	p := &fakePipeline{
 		takes: takes, answer: func(resp *raft.AppendEntriesResponse) { resp.Success = true },
-		sent: make(chan answered), answers: make(chan raft.AppendFuture), closed: make(chan struct{}),
+		sent: make(chan *answered), answers: make(chan raft.AppendFuture), closed: make(chan struct{}),
 	}
 	go func() {
 		for {
@@ -48,9 +50,11 @@ func newFakePipeline(takes time.Duration) *fakePipeline {
 				select {
 				case <-time.After(p.takes):
 				case <-p.closed:
+					a.err <- raft.ErrPipelineShutdown
 					return
 				}
 				p.answer(a.resp)
+				close(a.err)
 				select {
 				case p.answers <- a:
 				case <-p.closed:
@@ -67,7 +71,7 @@ func newFakePipeline(takes time.Duration) *fakePipeline {
 func (p *fakePipeline) AppendEntries(
 	req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) (raft.AppendFuture, error) {
-	a := answered{req: req, resp: resp}
+	a := &answered{req: req, resp: resp, err: make(chan error, 1)}
 	p.got = append(p.got, *req)
 	select {
 	case p.sent <- a:
