@@ -61,22 +61,25 @@ func (n *Node) makeKnown() {
 	greeted, began, pause := make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
 	for {
 		others := n.others()
-		for id, err := range n.greet(ctx, others, greeted) {
+		strangers := slices.DeleteFunc(slices.Clone(others), func(p Peer) bool { return greeted[p.ID] })
+		for i, err := range n.greet(ctx, strangers) {
 			var refused *peer.RefusedError
 			if err == nil {
-				greeted[id], pause = true, n.c.HeartbeatTimeout
+				greeted[strangers[i].ID], pause = true, n.c.HeartbeatTimeout
 			} else if errors.As(err, &refused) && refused.Reason == peer.RefusedCopy {
 				n.outdate(err)
 				return
 			}
 		}
-		maps.DeleteFunc(greeted, func(id string, _ bool) bool { return others[id].ID == "" })
+		maps.DeleteFunc(greeted, func(id string, _ bool) bool {
+			return !slices.ContainsFunc(others, func(p Peer) bool { return p.ID == id })
+		})
 		if len(greeted) > 0 && 2*len(greeted) >= len(others) {
-			err := n.nextLife(time.Since(began) >= lifeLength)
-			switch {
+			over := time.Since(began) >= lifeLength
+			switch err := n.nextLife(over); {
 			case err != nil:
 				n.log.Warn("the life of the node is not noted", "err", err) // later, then
-			case time.Since(began) >= lifeLength:
+			case over:
 				greeted, began, pause = make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
 				continue
 			}
@@ -90,42 +93,33 @@ func (n *Node) makeKnown() {
 	}
 }
 
-// others are the other members, by their IDs.
-func (n *Node) others() map[string]Peer {
-	others := make(map[string]Peer)
+// others are the other members; each of them has one of its addresses, should it have several.
+func (n *Node) others() (others []Peer) {
 	for _, p := range n.known() {
-		if p.ID != n.self.ID {
-			others[p.ID] = p
+		if p.ID != n.self.ID && !slices.ContainsFunc(others, func(o Peer) bool { return o.ID == p.ID }) {
+			others = append(others, p)
 		}
 	}
 	return others
 }
 
-// greet makes this node known to the members that were not greeted, and returns what has become of
-// that, by their IDs.
-func (n *Node) greet(ctx context.Context, members map[string]Peer, greeted map[string]bool) map[string]error {
-	outcomes := make(map[string]error)
-	var mu sync.Mutex // guards outcomes
+// greet makes this node known to others, and returns what has become of that.
+func (n *Node) greet(ctx context.Context, others []Peer) []error {
+	errs := make([]error, len(others))
 	var greeting sync.WaitGroup
-	for id, p := range members {
-		if greeted[id] {
-			continue
-		}
+	for i, p := range others {
 		greeting.Go(func() {
-			err := n.guarded("greeting", func() error {
+			errs[i] = n.guarded("greeting", func() error {
 				to, err := p.target()
 				if err != nil {
 					return err
 				}
 				return n.peer.Greet(ctx, to)
 			})
-			mu.Lock()
-			defer mu.Unlock()
-			outcomes[id] = err
 		})
 	}
 	greeting.Wait()
-	return outcomes
+	return errs
 }
 
 // nextLife notes that a majority knows the current life, and begins the next one if that is over.

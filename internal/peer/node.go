@@ -465,7 +465,9 @@ func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, 
 	}
 	deadline, _ := ctx.Deadline()
 	if err = c.SetDeadline(deadline); err == nil {
-		stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+		stop := context.AfterFunc(ctx, func() {
+			n.guarded("end of a handshake", func() { _ = c.SetDeadline(time.Unix(1, 0)) }, func(error) {})
+		})
 		err = n.greet(c, h)
 		if !stop() && err == nil {
 			err = base.EndOf(ctx)
