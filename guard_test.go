@@ -536,6 +536,7 @@ func TestPanicAtTheBeginning(t *testing.T) {
 
 // TestPanicInClose: a store that cannot be closed is left, and can be opened again.
 func TestPanicInClose(t *testing.T) {
+	abandonsStores(t)
 	p := &panicIn{names: []string{"close of a store"}}
 	p.begin(t)
 	fs := vfs.NewMem()

@@ -95,6 +95,9 @@ func (n *node) serve(shard int, r *peer.Request) error {
 	if s == nil {
 		return notLed(shard, ErrNotLeader)
 	}
+	if op.verb().is(ofMembers) && !n.Group(shard).HasDirectory(r.From.ID) {
+		return cluster.RemovedError(shard, r.From.Name)
+	}
 	if waits, ok := op.(abandoned); ok {
 		r.OnCancel(func() { waits.abandon(s) })
 	}

@@ -271,6 +271,12 @@ func (m *stateMachine) Raise(term uint64, format int) error {
 	return m.replica.writeIdentity(&proposer{replica: m.replica, term: term}, format)
 }
 
+// IsForgotten reports whether a node, or a directory, was removed.
+func (m *stateMachine) IsForgotten(name string) (is bool, err error) {
+	err = m.replica.use(func(st *store.Store) (err error) { is, err = schema.IsForgotten(st.DB(), name); return err })
+	return is, err
+}
+
 // writeIdentity stores what the shard is, and of which format.
 func (r *replica) writeIdentity(p *proposer, format int) error {
 	var b pebble.Batch

@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -12,8 +11,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
-
-	"codeq/internal/manifest"
 )
 
 // What becomes of a node whose directory is put back from an older copy: see manifest.Lives.
@@ -28,9 +25,9 @@ type simImage struct {
 
 // image copies the directory of a node, which may be open.
 func (n *simNode) image() simImage {
+	m := n.queueDirectory()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	m := n.manifest()
 	return simImage{cloned(n.disk), n.votes.clone(), m.ID, m.Life}
 }
 
@@ -46,26 +43,11 @@ func (n *simNode) putBack(image simImage) {
 	n.disk, n.votes = cloned(image.disk), image.votes.clone()
 }
 
-// manifest is that on the node's disk. REQUIRES: mu is held.
-func (n *simNode) manifest() *manifest.Manifest {
-	m, err := manifest.Read(n.disk, "queue")
-	if err != nil || m == nil {
-		panic(fmt.Sprintf("the manifest of node %s: %v", n.name, err)) // the goroutines of the bubble would not end
-	}
-	return m
-}
-
 // isSeenAfter reports whether all other nodes have stored that they have seen a node in a life after a
 // given one.
 func (c *simCluster) isSeenAfter(n *simNode, life uint64) bool {
-	n.mu.Lock()
-	id := n.manifest().ID
-	n.mu.Unlock()
-	return !slices.ContainsFunc(c.members(), func(o *simNode) bool {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		return o != n && o.manifest().Seen[id] <= life
-	})
+	id := n.queueDirectory().ID
+	return !slices.ContainsFunc(c.members(), func(o *simNode) bool { return o != n && o.queueDirectory().Seen[id] <= life })
 }
 
 func (c *simCluster) awaitSeenAfter(n *simNode, life uint64) {

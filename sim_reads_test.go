@@ -258,7 +258,7 @@ func (c *simClient) probe() {
 			if c.rng.IntN(3) == 0 {
 				known = p.step()
 			} else {
-				p.read()
+				known = p.read()
 			}
 		}
 	}
@@ -269,6 +269,10 @@ func (p *simProbe) do(verb simVerb, f func(ctx context.Context, q *Queue) error)
 	call, called := p.call(verb, func(ctx context.Context, q *Queue, _ *simCall) error { return f(ctx, q) })
 	return called && call.outcome == simDone, !called || call.outcome == simNever
 }
+
+// promptly is sooner than a claim is tried again. The first try of one that took longer may come
+// late, as may one whose caller has given up.
+const promptly = 50 * time.Millisecond
 
 // step changes the task. It is false if it is unknown whether it has.
 func (p *simProbe) step() (known bool) {
@@ -292,8 +296,7 @@ func (p *simProbe) step() (known bool) {
 		})
 		if ok {
 			p.state, p.attempts, p.receipt = Leased, p.attempts+1, l.Receipt
-			// One that took long may have been tried again, and the first try may come late.
-			return time.Since(begun) < 50*time.Millisecond
+			return time.Since(begun) < promptly
 		}
 		if empty { // or a try before has leased it, whose answer was lost
 			p.get(func(info *TaskInfo) bool { return info != nil && info.State == Leased }, "after ErrEmpty")
@@ -336,7 +339,7 @@ func (s *schedule) compare(works, reads *simNode) (end func()) {
 				c.only = works
 				if known = p.step(); known {
 					c.only = reads
-					p.read()
+					known = p.read()
 				}
 				time.Sleep(c.upTo(20 * time.Millisecond))
 			}
@@ -354,8 +357,9 @@ func (p *simProbe) fails(format string, args ...any) {
 	p.h.fail("%s: %s, attempts %d: %s", p.queue, p.state, p.attempts, fmt.Sprintf(format, args...))
 }
 
-// read makes sure that a read shows what there is.
-func (p *simProbe) read() {
+// read makes sure that a read shows what there is. It is false if it is unknown whether it has
+// changed the task.
+func (p *simProbe) read() (known bool) {
 	switch p.rng.IntN(4) {
 	case 0:
 		p.get(func(info *TaskInfo) bool {
@@ -387,15 +391,20 @@ func (p *simProbe) read() {
 		}
 	case 3:
 		if p.state == Ready {
-			return
+			break
 		}
-		if ok, _ := p.do(simClaim, func(ctx context.Context, q *Queue) error {
+		empty, begun := false, time.Now()
+		ok, _ := p.do(simClaim, func(ctx context.Context, q *Queue) error {
 			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: probeLease})
+			empty = errors.Is(err, ErrEmpty)
 			return err
-		}); ok {
+		})
+		if ok {
 			p.fails("Claim has found a task")
 		}
+		return empty && time.Since(begun) < promptly
 	}
+	return true
 }
 
 func (p *simProbe) get(is func(*TaskInfo) bool, when string) {

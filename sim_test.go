@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/hashicorp/raft"
 
 	"codeq/internal/testkit"
 )
@@ -95,7 +94,7 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 		s := newSchedule(t, seed)
 		defer func() {
 			if p := recover(); p != nil {
-				fmt.Fprintf(os.Stderr, "seed %d: %s\n", seed, s.story()) // the log of a test that panics is not printed
+				fmt.Fprintln(os.Stderr, s.tell()) // the log of a test that panics is not printed
 				panic(p)
 			}
 		}()
@@ -178,6 +177,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 		s.note("older builds")
 	}
 	s.simCluster = newSimClusterOf(t, seed, nodes, opts, newest)
+	s.tell = func() string { return fmt.Sprintf("seed %d: %s", seed, s.story()) }
 	return s
 }
 
@@ -466,29 +466,15 @@ var simMending = []simFault{
 	{"restart", 8, (*schedule).raise},
 }
 
-// canLose reports whether the others can do without a node for good: they are up, and know the same
-// members as the leaders. A voter that lags elects nobody of whom it has not heard.
+// canLose reports whether the others can do without a node for good: they are up, and the cluster has
+// begun.
 func (s *schedule) canLose(old *simNode) bool {
 	for shard := range s.opts.Shards {
-		leader := s.leader(shard)
-		if leader == nil { // there may be no cluster yet
+		if s.leader(shard) == nil {
 			return false
 		}
-		members := func(n *simNode) []raft.Server {
-			q, _ := n.queue()
-			if q == nil {
-				return nil
-			}
-			return q.replicas[shard].group.Raft().GetConfiguration().Configuration().Servers
-		}
-		want := members(leader)
-		for _, n := range s.members() {
-			if n != old && (len(want) == 0 || !slices.Equal(members(n), want)) {
-				return false
-			}
-		}
 	}
-	return true
+	return !slices.ContainsFunc(s.members(), func(n *simNode) bool { return n != old && simQueue(n) == nil })
 }
 
 // loseDisk opens a node with a new disk, which is refused at once, or when the others can be asked.

@@ -24,6 +24,7 @@ const (
 	endsLease                    // the first try that is applied ends the lease, and later ones find it lost
 	waitsRoom                    // waits for room, as nobody would call again
 	passesFull                   // is accepted by a full inbox: the owner waits for it
+	ofMembers                    // is refused to a node that was removed: its workers may end what they have begun
 	urgent                       // waits for nothing that is sent between nodes: it is short, and keeps leases
 )
 
@@ -68,31 +69,31 @@ var _ [cluster.OwnKinds - endOfRequests]struct{} // larger kinds are those of th
 // verbs describes the operations of calls.
 var verbs = [endOfRequests]verb{
 	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, 0},
-	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, 0},
+	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, ofMembers},
 	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
 	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
 	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease | urgent},
 	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
-	callAlter:          {blank[alterOp], roomOfAlter, no, none, 0},
-	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callBulk:           {blank[bulkOp], roomOfBulk, no, none, 0},
-	callStats:          {blank[statsOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callIdle:           {blank[idleOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callReleaseKey:     {blank[releaseKeyOp], upTo(engine.RoomNone), no, none, 0}, // unless the task has not ended
-	callSetSchedule:    {blank[setScheduleOp], upTo(engine.Roomy), yes, none, 0},
-	callDeleteSchedule: {blank[deleteScheduleOp], upTo(engine.RoomNone), no, none, 0},
-	callSchedules:      {blank[schedulesOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
+	callAlter:          {blank[alterOp], roomOfAlter, no, none, ofMembers},
+	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callBulk:           {blank[bulkOp], roomOfBulk, no, none, ofMembers},
+	callStats:          {blank[statsOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callIdle:           {blank[idleOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callReleaseKey:     {blank[releaseKeyOp], upTo(engine.RoomNone), no, none, ofMembers}, // unless the task has not ended
+	callSetSchedule:    {blank[setScheduleOp], upTo(engine.Roomy), yes, none, ofMembers},
+	callDeleteSchedule: {blank[deleteScheduleOp], upTo(engine.RoomNone), no, none, ofMembers},
+	callSchedules:      {blank[schedulesOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 	callMessages:       {blank[messageBatch], upTo(engine.RoomLow), yes, none, waitsRoom},
-	callRead:           {blank[readOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callIndex:          {blank[indexOp], upTo(engine.RoomEmpty), yes, none, 0},
+	callRead:           {blank[readOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callIndex:          {blank[indexOp], upTo(engine.RoomEmpty), yes, none, ofMembers},
 	callInterest:       {blank[interestOp], upTo(engine.RoomScarce), yes, none, waitsRoom},
-	callSettings:       {blank[settingsOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callConfigure:      {blank[configureOp], upTo(engine.RoomScarce), no, none, 0},
+	callSettings:       {blank[settingsOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callConfigure:      {blank[configureOp], upTo(engine.RoomScarce), no, none, ofMembers},
 	callAdopt:          {blank[adoptOp], upTo(engine.RoomScarce), yes, none, 0},
 	callMember:         {blank[memberOp], upTo(engine.RoomScarce), yes, none, 0},
 	callPermits:        {blank[permitsOp], upTo(engine.RoomEmpty), yes, none, 0},
 	callAskPermits:     {blank[askPermitsOp], upTo(engine.RoomEmpty), yes, none, 0},
-	callBarrier:        {blank[barrierOp], upTo(engine.RoomScarce), no, none, 0},
+	callBarrier:        {blank[barrierOp], upTo(engine.RoomScarce), no, none, ofMembers},
 	callResume:         {blank[resumeOp], upTo(engine.RoomEmpty), no, none, passesFull},
 }
 

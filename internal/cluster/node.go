@@ -102,8 +102,9 @@ type Leaders interface {
 	Change(ctx context.Context, shard int, how Change, p Peer, former ...string) error
 	// Applied is the index of the last entry that the leader of a shard has applied.
 	Applied(ctx context.Context, shard int) (uint64, error)
-	// Forget drops what a shard keeps for a node that was removed.
-	Forget(ctx context.Context, shard int, node string) error
+	// Forget drops what a shard keeps for a node that was removed, and lets it store that. The name
+	// may be that of a directory (Peer.ServerID), which is then never taken back.
+	Forget(ctx context.Context, shard int, name string) error
 }
 
 // Node is this node's part in the groups of all shards. Its methods are safe for concurrent use.
@@ -203,6 +204,7 @@ func (n *Node) Open() error {
 		return err
 	}
 	n.founding.Store(len(n.c.Directory.Founders) > 0)
+	n.logs.SyncToDisk(len(n.former()) > 0) // see manifest.Volatile
 	for _, g := range n.groups {
 		if err := g.start(); err != nil {
 			return fmt.Errorf("codeq: start shard %d of %s: %w", g.index, n.c.Directory.Path, err)
@@ -243,7 +245,7 @@ func (n *Node) openStores() (err error) {
 	if n.stable, err = n.c.Votes(d.FS.PathJoin(d.Path, manifest.VotesFile)); err != nil {
 		return fmt.Errorf("codeq: open the votes of %s: %w", d.Path, damageOf(err))
 	}
-	return d.FinishCreation()
+	return nil
 }
 
 // openReplicas opens the stores of the shards, and the logs.

@@ -69,13 +69,10 @@ const maxRejoinPause = 8
 func (n *Node) rejoined() error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	former := d.Former
-	d.Former = nil
-	if err := d.Write(); err != nil {
-		d.Former = former
-		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	if err := n.c.Directory.Rejoined(); err != nil {
+		return fmt.Errorf("codeq: write %s: %w", n.c.Directory.Path, err)
 	}
+	n.logs.SyncToDisk(false)
 	n.membership.waiting = nil
 	n.log.Info("taken back", "id", n.self.ID)
 	return nil
@@ -234,14 +231,17 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 // one step at a time. The new ID comes first, so that a node which is not there by any was removed;
 // and with an address that is none, since Raft wants those of all members to be different. It gets its
 // own at last.
-func (g *Group) readmit(members []raft.Server, index uint64, p Peer, former []string) error {
+func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64, p Peer, former []string) error {
 	isFormer := func(m raft.Server) bool { o := peerOf(m); return o.Node == p.Node && slices.Contains(former, o.ID) }
 	old := slices.IndexFunc(members, isFormer)
-	switch added := slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == p.ServerID() }); {
+	switch added := hasID(members, p.ServerID()); {
 	case old < 0 && !added:
+		if err := g.checkRemoved(ctx, p, former...); err != nil {
+			return err
+		}
 		return fmt.Errorf("%w: node %s by a former ID", base.ErrNotFound, p.Node)
 	case old < 0:
-		return g.addLearner(members, index, p)
+		return g.addLearner(ctx, members, index, p)
 	case !added:
 		nowhere := raft.ServerAddress(p.ID)
 		if err := g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(p.ServerID(), nowhere, index, configTimeout) }); err != nil {

@@ -61,8 +61,8 @@ type Manifest struct {
 	Format int    `json:"format"`
 	Shards int    `json:"shards"`
 	ID     string `json:"id"` // random, and in each of the shards as well
-	// Creating is set until every shard exists. Open has not returned before then, so that nothing
-	// was acknowledged and missing shards may be created.
+	// Creating is set until every shard exists, and a node is of a cluster. Before then nothing was
+	// acknowledged, so that the shards may be created again, and be of another number.
 	Creating bool `json:"creating,omitempty"`
 	// Open is the place of a queue whose stores may be written, or that was not closed; nil: all
 	// stores are closed and sealed. Since format 4.
@@ -71,8 +71,8 @@ type Manifest struct {
 	Node string `json:"node,omitempty"`
 	// Cluster identifies the cluster of the node; "": it is of none yet.
 	Cluster string `json:"cluster,omitempty"`
-	// Former are the IDs that the directory of a node had, by which it may still be a member; see
-	// Volatile.
+	// Former is the ID that the directory of a node had, by which it may still be a member; see
+	// Volatile. Earlier builds have stored several.
 	Former []string `json:"former,omitempty"`
 	// Volatile is set while a node is open, or was not closed, that acknowledges entries before they
 	// are on its disk.

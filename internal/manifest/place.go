@@ -62,6 +62,7 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 		}
 	}
 	if d.Node != "" {
+		d.volatile = volatile
 		d.renew(boot, volatile)
 	}
 	return d.Begin()
