@@ -313,7 +313,7 @@ func (op *barrierOp) standStill(s *shard) {
 	for known := 0; ; {
 		var resume operation
 		var refused error
-		resume, known, refused = s.inbox.pick(known, ends)
+		resume, known, refused = s.inbox.Pick(known, ends)
 		if resume != nil {
 			s.settle(resume) // in a separate group, which confirms that this node has led all the time
 			break
@@ -322,12 +322,12 @@ func (op *barrierOp) standStill(s *shard) {
 			break
 		}
 		select {
-		case <-s.inbox.wake:
+		case <-s.inbox.Wake():
 			continue
 		case <-op.gone:
 		case <-limit:
 		}
-		s.inbox.awake()
+		s.inbox.Awake()
 		break
 	}
 }

@@ -66,12 +66,10 @@ func (h *leaseRenewer) run() {
 func (h *leaseRenewer) renew() (running bool) {
 	r := h.runner
 	op := &renewOp{completion: newCompletion(), duration: record.Millis(r.opts.LeaseFor)}
-	for _, w := range r.workers {
-		w.mu.Lock()
-		if w.ours && r.queue.shardOf(w.taskCtx.lease.ID) == h.shard {
-			op.receipts = append(op.receipts, w.taskCtx.lease.Receipt)
+	for _, w := range r.pool.Workers() {
+		if f, ok := w.Task(); ok && r.queue.shardOf(f.lease.ID) == h.shard {
+			op.receipts = append(op.receipts, f.lease.Receipt)
 		}
-		w.mu.Unlock()
 	}
 	if len(op.receipts) == 0 {
 		return false
@@ -92,8 +90,8 @@ func (h *leaseRenewer) renew() (running bool) {
 	for i, receipt := range op.lost {
 		lost[receipt] = op.errs[i]
 	}
-	for _, w := range r.workers {
-		w.cancelIfLost(lost)
+	for _, w := range r.pool.Workers() {
+		r.cancelIfLost(w, lost)
 	}
 	return true
 }
@@ -105,8 +103,8 @@ func (r *runner) cancel(receipt Receipt) {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
 			r.canceledReceipts.add(receipt)
 			lost := map[Receipt]error{receipt: errCanceled(receipt)}
-			for _, w := range r.workers {
-				if w.cancelIfLost(lost) {
+			for _, w := range r.pool.Workers() {
+				if r.cancelIfLost(w, lost) {
 					return
 				}
 			}
@@ -139,19 +137,15 @@ func (v *canceledList) has(r Receipt) bool {
 
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }
 
-// cancelIfLost cancels the running handler if its lease is among the lost.
-func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
-	w.mu.Lock()
-	f := w.taskCtx
-	if !w.ours || lost[f.lease.Receipt] == nil {
-		w.mu.Unlock()
+// cancelIfLost cancels the running handler of a worker if its lease is among the lost.
+func (r *runner) cancelIfLost(w *worker, lost map[Receipt]error) bool {
+	f, ok := w.TakeAway(func(f *taskContext) bool { return lost[f.lease.Receipt] != nil })
+	if !ok {
 		return false
 	}
-	w.ours = false
-	w.mu.Unlock()
 	cause := lost[f.lease.Receipt]
-	f.end(cause)
-	w.runner.report(&f.lease, cause)
+	f.End(cause)
+	r.report(&f.lease, cause)
 	return true
 }
 

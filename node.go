@@ -63,7 +63,7 @@ func (q *Queue) newNode() *node {
 // close ends the node; the stores stay open.
 func (n *node) close() error {
 	err := n.Close()
-	n.claims.close()
+	n.claims.Close()
 	n.background.Wait()
 	return err
 }
@@ -108,7 +108,7 @@ func (n *node) serve(shard int, r *peer.Request) error {
 		}
 		r.Reply(op.encodeReply(nil))
 	}
-	return s.inbox.pass(op)
+	return s.inbox.Pass(op)
 }
 
 // anyShard is a shard for a task that may be in any: one that this node leads, or

@@ -308,7 +308,7 @@ func (q *Queue) Close() (err error) {
 		}
 		led := q.led()
 		for _, s := range led {
-			s.inbox.stop(ErrClosed)
+			s.inbox.Stop(ErrClosed)
 		}
 		for _, s := range led {
 			<-s.done

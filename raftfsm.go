@@ -339,7 +339,7 @@ func (s *shard) Serve() {
 // StepDown ends the owner.
 func (s *shard) StepDown(reason error) {
 	s.replica.lead.Store(nil)
-	s.inbox.stop(notLed(s.index, reason))
+	s.inbox.Stop(notLed(s.index, reason))
 	<-s.done
 }
 
