@@ -376,7 +376,7 @@ func (n *simNode) light(operations int64, percent int) {
 
 // stop closes the node's queue and waits.
 func (n *simNode) stop() {
-	if err := n.close(); err != nil && !n.broken.Load() {
+	if err := n.close(); err != nil && !n.broken.Load() && !errors.Is(err, ErrOldCopy) {
 		n.cluster.t.Errorf("close of node %s: %v", n.name, err)
 	}
 }

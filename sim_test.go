@@ -159,7 +159,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	}
 	s.length = time.Duration(10+rng.IntN(30)) * time.Second
 	s.h.drifting, s.h.broken = rng.IntN(6) == 0, true
-	for _, f := range slices.Concat(simFaults, simLinks, simDisks) {
+	for _, f := range append(slices.Concat(simFaults, simLinks, simDisks), simOlderCopy) {
 		if rng.IntN(2) == 0 {
 			s.faults = append(s.faults, f)
 		}
@@ -480,13 +480,7 @@ func (s *schedule) canLose(old *simNode) bool {
 // loseDisk opens a node with a new disk, which is refused at once, or when the others can be asked.
 func (s *schedule) loseDisk(n *simNode) {
 	n.crash(0)
-	s.copying.Lock()
-	for i := range s.copies {
-		if c := &s.copies[i]; c.node == n && c.lost == nil {
-			c.lost = n.disk
-		}
-	}
-	s.copying.Unlock()
+	s.keepCopies(n)
 	n.wipe()
 	n.mu.Lock()
 	n.removed = true
@@ -497,6 +491,17 @@ func (s *schedule) loseDisk(n *simNode) {
 		_ = n.close() // it may have failed
 	} else if err == nil {
 		s.t.Errorf("node %s has joined with a new disk", n.name)
+	}
+}
+
+// keepCopies keeps the copies that lie on the disk of a node, which is about to have another one.
+func (s *schedule) keepCopies(n *simNode) {
+	s.copying.Lock()
+	defer s.copying.Unlock()
+	for i := range s.copies {
+		if c := &s.copies[i]; c.node == n && c.lost == nil {
+			c.lost = n.disk
+		}
 	}
 }
 

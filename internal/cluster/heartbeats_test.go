@@ -186,8 +186,9 @@ type quietConn struct {
 }
 
 func (c *quietConn) Write(b []byte) (int, error) {
-	const use, calls = 12, 1 // in the header
+	const lives, calls = 12, 1 // in the header
 	if bytes.HasPrefix(b, []byte("codeq")) {
+		use := lives + 1 + 8*int(b[lives])
 		c.calls = b[use] == calls
 	}
 	return c.Conn.Write(b)

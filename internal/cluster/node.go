@@ -224,6 +224,7 @@ func (n *Node) Open() error {
 	// After a panic leaders stay where they are.
 	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
 	n.watches.Go(func() { n.contain("upgrade", func() { n.upgrade(n.quit) }, nil) })
+	n.watches.Go(func() { n.contain("greeting", n.makeKnown, nil) })
 	switch {
 	case len(n.former()) > 0:
 		n.watches.Go(func() { n.contain("rejoining", n.rejoin, n.failAll) })
@@ -299,6 +300,7 @@ func (n *Node) listen() error {
 		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve,
 		Files: n.receiveFiles, Logger: n.log,
 		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.announceFormat,
+		Lives: n.c.Directory.Lives(), Meet: n.meet,
 	})
 	return nil
 }

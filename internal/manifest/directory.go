@@ -245,6 +245,7 @@ func (d *Directory) Found(node, address string) {
 // have, durably.
 func (d *Directory) Leave() error {
 	d.Node, d.Cluster, d.Former, d.Founders, d.Life, d.Drained, d.Left = "", "", nil, nil, 0, false, true
+	d.Earlier, d.Seen, d.Outdated = nil, nil, false
 	return d.Write()
 }
 
