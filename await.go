@@ -223,8 +223,10 @@ func (op *idleOp) isGone() bool { return op.gone.Load() }
 
 func (op *idleOp) abandon(*shard) { op.gone.Store(true) }
 
-func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appendNames(dst, op.Queues) }
-func (op *idleOp) decode(r *wire.Reader)                { op.Queues = readNames(r) }
+func (op *idleOp) encode(dst []byte) (callKind, []byte) {
+	return callIdle, wire.AppendStrings(dst, op.Queues)
+}
+func (op *idleOp) decode(r *wire.Reader) { op.Queues = r.Strings() }
 
 func (op *idleOp) encodeReply(dst []byte) []byte {
 	return wire.AppendUint(wire.AppendUint(wire.AppendBool(dst, op.waited), op.Arrived), op.epoch)

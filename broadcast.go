@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -41,11 +42,11 @@ func encodeBroadcast(f *engine.Effects) []byte {
 		o := outcomeOf(&e.Outcome)
 		dst = o.append(append(dst, e.ID[:]...))
 	}
-	receipts := make([]Receipt, len(f.Canceled))
+	receipts := make([]engine.Receipt, len(f.Canceled))
 	for i, r := range f.Canceled {
-		receipts[i] = receiptOf(r.Receipt)
+		receipts[i] = r.Receipt
 	}
-	return appendReceipts(dst, receipts)
+	return call.AppendReceipts(dst, receipts)
 }
 
 // broadcast is what encodeBroadcast has written.
@@ -67,8 +68,8 @@ func parseBroadcast(b []byte) (n broadcast, err error) {
 		end := engine.Outcome{State: engine.TaskState(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
 		n.endings = append(n.endings, engine.Ending{ID: id, Outcome: end})
 	}
-	for _, receipt := range readReceipts(r) {
-		n.canceled = append(n.canceled, engine.CanceledLease{Receipt: receipt.inner()})
+	for _, receipt := range call.ReadReceipts(r) {
+		n.canceled = append(n.canceled, engine.CanceledLease{Receipt: receipt})
 	}
 	if err := r.Done(); err != nil {
 		return broadcast{}, fmt.Errorf("%w: broadcast of a log entry: %w", ErrCorrupt, err)

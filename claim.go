@@ -404,7 +404,7 @@ func (op *claimOp) abandon(s *shard) {
 
 func (op *claimOp) encode(dst []byte) (callKind, []byte) {
 	queues, weights := op.Named()
-	dst = appendNames(dst, queues)
+	dst = wire.AppendStrings(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, op.Duration)
 	dst = wire.AppendUint(dst, uint64(op.Max))
@@ -412,7 +412,7 @@ func (op *claimOp) encode(dst []byte) (callKind, []byte) {
 }
 
 func (op *claimOp) decode(r *wire.Reader) {
-	op.Queues, op.Weights = readNames(r), keys.ReadIndexes(r)
+	op.Queues, op.Weights = r.Strings(), keys.ReadIndexes(r)
 	op.Duration, op.Max = r.Uint(), int(r.Uint())
 	op.NoWait, op.Holder.Local = r.Bool(), r.Bool()
 	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: record.Duration(op.Duration)}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
@@ -311,29 +312,29 @@ const renewTries = 3
 // answer may have been under way for long: then they are renewed first. Or else a claim that came
 // later would get a task that somebody else has completed before.
 func (l *claimLine) inForce(r *replica, grants []engine.Grant, age time.Duration) []engine.Grant {
-	doubtful := make(map[uint64][]Receipt) // by the duration of the lease, ms
+	doubtful := make(map[uint64][]engine.Receipt) // by the duration of the lease, ms
 	for i := range grants {
 		if d := l.durationOf(&grants[i]); age >= halfOf(d) {
-			doubtful[d] = append(doubtful[d], receiptOf(grants[i].Receipt))
+			doubtful[d] = append(doubtful[d], grants[i].Receipt)
 		}
 	}
-	lost := make(map[Receipt]bool)
+	lost := make(map[engine.Receipt]bool)
 	for d, receipts := range doubtful {
 		for range renewTries {
 			began := time.Now()
-			op := &renewOp{completion: newCompletion(), receipts: receipts, duration: d}
-			if _, err := l.table.node.do(l.ctx, r.index, op); err != nil { // they expire by themselves
-				op.lost = receipts
+			b := &call.Renew{Receipts: receipts, Duration: d}
+			if _, err := l.table.node.do(l.ctx, r.index, rule(callRenew, b)); err != nil { // they expire by themselves
+				b.Lost = receipts
 			}
-			for _, receipt := range op.lost {
+			for _, receipt := range b.Lost {
 				lost[receipt] = true
 			}
-			if len(op.lost) == len(receipts) || time.Since(began) < halfOf(d) {
+			if len(b.Lost) == len(receipts) || time.Since(began) < halfOf(d) {
 				break
 			}
 		}
 	}
-	return slices.DeleteFunc(grants, func(g engine.Grant) bool { return lost[receiptOf(g.Receipt)] })
+	return slices.DeleteFunc(grants, func(g engine.Grant) bool { return lost[g.Receipt] })
 }
 
 func halfOf(ms uint64) time.Duration { return time.Duration(ms) * time.Millisecond / 2 }

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/wire"
 )
 
 // DeadFilter selects the dead letters for RedriveAllDead and PurgeDead. The zero DeadFilter selects
@@ -62,7 +62,7 @@ func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (_ int, err err
 	return q.eachDead(ctx, which, engine.AlterPurge)
 }
 
-// bulkCap is how many tasks one bulkOp alters at the most.
+// bulkCap is how many tasks one call alters at the most.
 const bulkCap = 256
 
 // eachDead alters dead letters, as many at a time as the rate allows.
@@ -96,10 +96,10 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 			}
 			return fmt.Errorf("%w: %w", end, err)
 		}
-		op := &bulkOp{newCompletion(), engine.BulkAlteration{IDs: ids, How: how}}
-		settled, err := q.do(ctx, shard, op)
+		bulk := &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: ids, How: how}}
+		settled, err := q.do(ctx, shard, rule(callBulk, bulk))
 		if settled {
-			n += op.N
+			n += bulk.N
 		}
 		return err
 	}
@@ -127,30 +127,3 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 	}
 	return n, nil
 }
-
-// bulkOp alters many dead letters.
-type bulkOp struct {
-	completion
-	engine.BulkAlteration
-}
-
-func (op *bulkOp) resolve(s *shard) {
-	v, err := s.AlterDead(&op.BulkAlteration)
-	s.conclude(op, &op.completion, v, err)
-}
-
-func (op *bulkOp) encode(dst []byte) (callKind, []byte) {
-	return callBulk, keys.AppendIDs(append(dst, byte(op.How)), op.IDs)
-}
-
-func (op *bulkOp) decode(r *wire.Reader) {
-	op.How = engine.Alteration(r.Byte())
-	op.IDs = append(op.IDs, keys.ReadIDs(r)...)
-	if op.How >= engine.EndOfAlterations {
-		r.Fail()
-	}
-}
-
-func (op *bulkOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, uint64(op.N)) }
-func (op *bulkOp) decodeReply(r *wire.Reader)    { op.N = int(r.Uint()) }
-func (op *bulkOp) again()                        { op.Next, op.N, op.err = 0, 0, nil }

@@ -2,16 +2,15 @@ package codeq
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/recent"
 	"codeq/internal/record"
-	"codeq/internal/wire"
 )
 
 // leaseRenewer renews the leases of a Run's running handlers whose tasks lie in one shard, so that
@@ -65,32 +64,32 @@ func (h *leaseRenewer) run() {
 // renew renews the leases of the running handlers, and cancels those whose lease is lost.
 func (h *leaseRenewer) renew() (running bool) {
 	r := h.runner
-	op := &renewOp{completion: newCompletion(), duration: record.Millis(r.opts.LeaseFor)}
+	b := &call.Renew{Duration: record.Millis(r.opts.LeaseFor)}
 	for _, w := range r.workers {
 		w.mu.Lock()
 		if w.ours && r.queue.shardOf(w.taskCtx.lease.ID) == h.shard {
-			op.receipts = append(op.receipts, w.taskCtx.lease.Receipt)
+			b.Receipts = append(b.Receipts, w.taskCtx.lease.Receipt.inner())
 		}
 		w.mu.Unlock()
 	}
-	if len(op.receipts) == 0 {
+	if len(b.Receipts) == 0 {
 		return false
 	}
-	lost := make(map[Receipt]error)
+	lost := make(map[engine.Receipt]error)
 	asked := time.Now()
-	_, err := r.queue.do(context.Background(), h.shard, op)
+	_, err := r.queue.do(context.Background(), h.shard, rule(callRenew, b))
 	switch {
 	case err == nil:
 		h.renewedAt = asked
 	case r.queue.node != nil && time.Since(h.renewedAt) < r.opts.LeaseFor: // there is no new leader yet
 		return true
 	default:
-		for _, receipt := range op.receipts {
+		for _, receipt := range b.Receipts {
 			lost[receipt] = err
 		}
 	}
-	for i, receipt := range op.lost {
-		lost[receipt] = op.errs[i]
+	for i, receipt := range b.Lost {
+		lost[receipt] = b.Errs[i]
 	}
 	for _, w := range r.workers {
 		w.cancelIfLost(lost)
@@ -104,7 +103,7 @@ func (r *runner) cancel(receipt Receipt) {
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
 			r.canceledReceipts.add(receipt)
-			lost := map[Receipt]error{receipt: errCanceled(receipt)}
+			lost := map[engine.Receipt]error{receipt.inner(): errCanceled(receipt)}
 			for _, w := range r.workers {
 				if w.cancelIfLost(lost) {
 					return
@@ -140,59 +139,17 @@ func (v *canceledList) has(r Receipt) bool {
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }
 
 // cancelIfLost cancels the running handler if its lease is among the lost.
-func (w *worker) cancelIfLost(lost map[Receipt]error) bool {
+func (w *worker) cancelIfLost(lost map[engine.Receipt]error) bool {
 	w.mu.Lock()
 	f := w.taskCtx
-	if !w.ours || lost[f.lease.Receipt] == nil {
+	if !w.ours || lost[f.lease.Receipt.inner()] == nil {
 		w.mu.Unlock()
 		return false
 	}
 	w.ours = false
 	w.mu.Unlock()
-	cause := lost[f.lease.Receipt]
+	cause := lost[f.lease.Receipt.inner()]
 	f.end(cause)
 	w.runner.report(&f.lease, cause)
 	return true
 }
-
-// renewOp extends leases that belong to this process. Without a cluster nothing is written.
-type renewOp struct {
-	completion
-	receipts []Receipt
-	duration uint64    // ms
-	lost     []Receipt // those not in force
-	errs     []error   // why
-}
-
-func (op *renewOp) resolve(s *shard) {
-	s.settle(op)
-	for _, receipt := range op.receipts {
-		if err := s.Extend(receipt.inner(), op.duration); err != nil {
-			op.lost = append(op.lost, receipt)
-			op.errs = append(op.errs, err)
-		}
-	}
-}
-
-func (op *renewOp) encode(dst []byte) (callKind, []byte) {
-	return callRenew, appendReceipts(wire.AppendUint(dst, op.duration), op.receipts)
-}
-
-func (op *renewOp) decode(r *wire.Reader) { op.duration, op.receipts = r.Uint(), readReceipts(r) }
-
-func (op *renewOp) encodeReply(dst []byte) []byte {
-	dst = appendReceipts(dst, op.lost)
-	for _, err := range op.errs {
-		dst = wire.AppendBool(dst, errors.Is(err, ErrCanceled))
-	}
-	return dst
-}
-
-func (op *renewOp) decodeReply(r *wire.Reader) {
-	op.lost = readReceipts(r)
-	for _, receipt := range op.lost {
-		op.errs = append(op.errs, engine.LeaseLost(receipt.inner(), r.Bool()))
-	}
-}
-
-func (op *renewOp) again() { op.lost, op.errs, op.err = nil, nil, nil }

@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
+	"codeq/internal/base"
 	"codeq/internal/conversion"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
@@ -274,6 +275,15 @@ func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, er
 		return q.node.do(ctx, shard, op)
 	}
 	return q.shard(shard).do(ctx, op, op.base())
+}
+
+// ask is do for an operation that changes nothing, so that one whose ctx ends is not uncertain.
+func (q *Queue) ask(ctx context.Context, shard int, op request) error {
+	settled, err := q.do(ctx, shard, op)
+	if !settled {
+		return base.EndOf(ctx)
+	}
+	return err
 }
 
 // doFor is do for the shard that has a task, after checkCall.

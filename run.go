@@ -538,7 +538,7 @@ func (w *worker) do(g *engine.Grant) {
 		return
 	}
 	if r.canceledReceipts.has(l.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
-		w.cancelIfLost(map[Receipt]error{l.Receipt: errCanceled(l.Receipt)})
+		w.cancelIfLost(map[engine.Receipt]error{g.Receipt: errCanceled(l.Receipt)})
 		w.disown()
 		return
 	}

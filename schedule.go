@@ -9,12 +9,11 @@ import (
 	"slices"
 	"time"
 
-	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/ticks"
-	"codeq/internal/wire"
 )
 
 // Schedule produces tasks again and again: one for each of its ticks, whatever the number of
@@ -122,7 +121,7 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	if err != nil {
 		return err
 	}
-	op := &setScheduleOp{completion: newCompletion(), name: s.Name, value: s.value(), times: times}
+	op := rule(callSetSchedule, &call.SetSchedule{Name: s.Name, Value: s.value(), Times: times})
 	_, err = q.do(ctx, q.shardOfSchedule(s.Name), op)
 	return err
 }
@@ -137,7 +136,7 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
-	op := &deleteScheduleOp{completion: newCompletion(), name: name}
+	op := rule(callDeleteSchedule, &call.DeleteSchedule{Name: name})
 	_, err = q.do(ctx, q.shardOfSchedule(name), op)
 	return err
 }
@@ -154,15 +153,13 @@ func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	}
 	var all []ScheduleInfo
 	for i := range q.replicas {
-		op := &schedulesOp{completion: newCompletion()}
-		for more := true; more; more = op.more {
-			op.infos = nil
-			if settled, err := q.do(ctx, i, op); !settled {
-				return nil, base.EndOf(ctx)
-			} else if err != nil {
+		part := new(schedulesPart)
+		op := rule(callSchedules, part)
+		for part.More = true; part.More; part.Infos = nil {
+			if err := q.ask(ctx, i, op); err != nil {
 				return nil, err
 			}
-			all = append(all, op.infos...)
+			all = append(all, part.Infos...)
 		}
 	}
 	slices.SortFunc(all, func(a, b ScheduleInfo) int { return cmp.Compare(a.Name, b.Name) })
@@ -262,82 +259,12 @@ func (s *Schedule) value() keys.ScheduleValue {
 	}
 }
 
-// setScheduleOp stores a schedule.
-type setScheduleOp struct {
-	completion
-	name  string
-	value keys.ScheduleValue // without a position
-	times ticks.Sequence
-}
+// schedulesPart copies a part of the schedules of a shard.
+type schedulesPart struct{ call.Schedules[ScheduleInfo] }
 
-func (op *setScheduleOp) resolve(s *shard) {
-	s.conclude(op, &op.completion, engine.Decided, s.SetSchedule(op.name, op.value, op.times))
-}
-
-func (op *setScheduleOp) encode(dst []byte) (callKind, []byte) {
-	return callSetSchedule, wire.AppendBytes(wire.AppendBytes(dst, op.name), op.value.Append(nil))
-}
-
-func (op *setScheduleOp) decode(r *wire.Reader) {
-	op.name = r.String()
-	var err error
-	if op.value, err = keys.ParseScheduleValue(r.Bytes()); err == nil {
-		op.times, err = engine.TimesOf(&op.value)
-	}
-	if err != nil {
-		r.Fail()
-	}
-}
-
-// deleteScheduleOp removes a schedule.
-type deleteScheduleOp struct {
-	completion
-	name string
-}
-
-func (op *deleteScheduleOp) resolve(s *shard) {
-	s.conclude(op, &op.completion, engine.Decided, s.DeleteSchedule(op.name))
-}
-
-func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {
-	return callDeleteSchedule, wire.AppendBytes(dst, op.name)
-}
-
-func (op *deleteScheduleOp) decode(r *wire.Reader) { op.name = r.String() }
-
-// The number of schedules that a shard's owner copies in one group, and about the number of their
-// bytes, headers and payloads included.
-const (
-	schedulesStep  = 512
-	schedulesBytes = 1 << 20
-)
-
-// schedulesOp copies a part of the schedules of a shard.
-type schedulesOp struct {
-	completion
-	after string // the part begins after this name
-	more  bool   // there are others after it
-	infos []ScheduleInfo
-}
-
-func (op *schedulesOp) resolve(s *shard) {
-	size := 0
-	op.more = false
-	s.Schedules(op.after, func(r engine.ScheduleInfo) bool {
-		if op.more = len(op.infos) == schedulesStep || size >= schedulesBytes; op.more {
-			return false
-		}
-		info, err := scheduleInfo(&r)
-		if err != nil {
-			s.Broken = err
-			return false
-		}
-		op.infos = append(op.infos, info)
-		size += len(r.Value.Record)
-		op.after = r.Name
-		return true
-	})
-	s.settle(op)
+func (p *schedulesPart) Decide(s *engine.State) (engine.Verdict, error) {
+	p.Copy(s, scheduleInfo)
+	return engine.Decided, nil
 }
 
 // scheduleInfo converts a schedule of the engine.
@@ -365,20 +292,3 @@ func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 	}
 	return info, nil
 }
-
-func (op *schedulesOp) encode(dst []byte) (callKind, []byte) {
-	return callSchedules, wire.AppendBytes(dst, op.after)
-}
-
-func (op *schedulesOp) decode(r *wire.Reader) { op.after = r.String() }
-
-func (op *schedulesOp) encodeReply(dst []byte) []byte {
-	return wire.AppendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), op.infos)
-}
-
-func (op *schedulesOp) decodeReply(r *wire.Reader) {
-	op.more, op.after = r.Bool(), r.String()
-	r.JSON(r.Rest(), &op.infos)
-}
-
-func (op *schedulesOp) again() { op.infos, op.err = nil, nil }
