@@ -46,7 +46,7 @@ func sampleCalls() map[string]request {
 		"extend":         &extendOp{receipt: receipt, duration: 5},
 		"renew":          rule(callRenew, &call.Renew{Receipts: receipts, Duration: 5, Lost: receipts, Errs: []error{engine.LeaseLost(receipt.inner(), true)}}),
 		"alter":          rule(callAlter, &call.Alter{ID: id(1), How: engine.AlterRunAt, Arg: 77}),
-		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
+		"await":          endedAwait(id(1), engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 3}),
 		"bulk":           rule(callBulk, &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}}),
 		"stats":          rule(callStats, &call.Stats{Counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}}),
 		"idle":           &idleOp{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, epoch: 7, waited: true},
@@ -75,7 +75,7 @@ func sampleCalls() map[string]request {
 	}
 }
 
-func endedAwait(id ID, o Outcome) request {
+func endedAwait(id ID, o engine.Outcome) request {
 	return &awaitOp{id: id, outcome: o}
 }
 
@@ -257,45 +257,6 @@ func FuzzEntry(f *testing.F) {
 		}
 		require.Equal(t, b, e.append(nil))
 	})
-}
-
-// FuzzBroadcast: likewise of what it tells.
-func FuzzBroadcast(f *testing.F) {
-	b := engine.Effects{
-		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
-		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
-		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: ID{3}, Token: 4}}},
-	}
-	f.Add(encodeBroadcast(&b))
-	f.Add([]byte{0, 0, 0})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var n broadcast
-		var err error
-		testalloc.Decode(t, len(b), func() { n, err = parseBroadcast(b) })
-		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
-			return
-		}
-		again := encodeBroadcast(&engine.Effects{Events: n.events, Endings: n.endings, Canceled: n.canceled})
-		m, err := parseBroadcast(again)
-		if again != nil {
-			require.NoError(t, err)
-			require.Equal(t, n, m)
-		}
-	})
-}
-
-// TestBroadcastTravels: events, outcomes and cancels arrive as they were.
-func TestBroadcastTravels(t *testing.T) {
-	b := engine.Effects{
-		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
-		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
-		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: ID{3}, Token: 4}}},
-	}
-	n, err := parseBroadcast(encodeBroadcast(&b))
-	require.NoError(t, err)
-	require.Equal(t, broadcast{b.Events, b.Endings, b.Canceled}, n)
-	require.Nil(t, encodeBroadcast(new(engine.Effects)), "nothing to tell takes no space")
 }
 
 // TestClusterOptions: what cannot be is refused before anything is made.

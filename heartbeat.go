@@ -113,6 +113,50 @@ func (r *runner) cancel(receipt Receipt) {
 	})
 }
 
+// runTable is the calls of Run on this node.
+type runTable struct {
+	mu   sync.Mutex         // guards what follows
+	runs map[uint32]*runner // by number
+	last uint32             // number
+}
+
+func (t *runTable) add(r *runner) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for r.number == 0 || t.runs[r.number] != nil {
+		t.last++
+		r.number = t.last
+	}
+	if t.runs == nil {
+		t.runs = make(map[uint32]*runner)
+	}
+	t.runs[r.number] = r
+}
+
+func (t *runTable) remove(r *runner) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.runs, r.number)
+}
+
+// cancel tells a call of Run, if it has not ended, that a task of its was canceled.
+func (t *runTable) cancel(number uint32, receipt Receipt) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.runs[number]; r != nil {
+		r.cancel(receipt)
+	}
+}
+
+// cancelAny tells whoever works on a task, if it is here, that it was canceled.
+func (t *runTable) cancelAny(receipt Receipt) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range t.runs {
+		r.cancel(receipt)
+	}
+}
+
 // canceledList holds receipts of canceled tasks whose handlers must not begin.
 type canceledList struct {
 	some   atomic.Bool

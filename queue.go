@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq/internal/base"
+	"codeq/internal/broadcast"
 	"codeq/internal/conversion"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
@@ -34,7 +35,7 @@ type Queue struct {
 	dir      *manifest.Directory
 	caches   *store.Caches
 	pools    pools
-	events   eventHub
+	events   broadcast.Hub
 	runs     runTable
 	heads    *dispatch.Board // nil: there is one shard
 	node     *node           // nil: no cluster
@@ -326,7 +327,7 @@ func (q *Queue) Close() (err error) {
 			<-s.done
 		}
 		q.notices.Wait()
-		q.events.close()
+		q.events.Close()
 		q.err = errors.Join(q.err, q.closeFiles())
 	})
 	return q.err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/conversion"
 	"codeq/internal/dispatch"
@@ -364,7 +365,7 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 		e.batch = b.Repr()
 	}
 	if p.effects != nil {
-		e.broadcast = encodeBroadcast(p.effects)
+		e.broadcast = broadcast.Encode(p.effects)
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
 	data := make([]byte, cluster.EntryHeader, cluster.EntryHeader+lengthLen+len(e.batch)+len(e.broadcast))

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
@@ -32,7 +33,7 @@ type replica struct {
 	source    *liveStore                // of the snapshots; guarded by mu; nil while the store is being replaced
 	clockedAt atomic.Pointer[time.Time] // when the store got the clock of leases that it has
 	producing session
-	awaits    awaitTable
+	awaits    broadcast.Awaiting
 }
 
 // close releases the store. REQUIRES: the shard has ended.

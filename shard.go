@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/broadcast"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -32,8 +33,8 @@ type shard struct {
 	replica *replica
 	epoch   uint64 // in a cluster, where the log was when the leader began: each later one has a larger number
 	commit  committer
-	hub     *eventHub // whose subscribers learn of events; nil in a cluster, where the log tells
-	runs    *runTable // who learns of canceled leases; likewise
+	hub     *broadcast.Hub // whose subscribers learn of events; nil in a cluster, where the log tells
+	runs    *runTable      // who learns of canceled leases; likewise
 	inbox   *inbox
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
@@ -44,7 +45,8 @@ type shard struct {
 	clock     ownerclock.Clock
 	claims    *dispatch.Dispatcher
 	permits   permitTable
-	awaits    awaits
+	awaits    broadcast.Waiting[*awaitOp]
+	idlers    []*idleOp // callers that wait for queues to become idle
 	undecided undecided
 	callers   callers
 	space     diskSpace
@@ -474,7 +476,7 @@ func (s *shard) fail(cause error) {
 
 // dismiss refuses what waits.
 func (s *shard) dismiss(reason error) {
-	for op := range s.awaits.all {
+	for op := range s.waiting {
 		op.settle(reason)
 	}
 	if s.undecided.barrier != nil {
@@ -519,7 +521,7 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 			listed[op] = true
 		}
 	}
-	for op := range s.awaits.all {
+	for op := range s.waiting {
 		listed[op] = true
 	}
 	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)
