@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -994,7 +995,7 @@ func (m *crowd) setRoom(level engine.Room) {
 	m.free.Store(diskTestLevels[level])
 	for _, s := range m.q.led() {
 		m.noError(s.probe(func(s *shard) error {
-			s.space.next = 0
+			s.space.Written = math.MaxInt
 			return nil
 		}))
 		m.noError(s.probe(func(*shard) error { return nil }))
@@ -1093,7 +1094,7 @@ func (m *crowd) check(*rapid.T) {
 	m.noError(m.q.checkAll())
 	m.noError(m.q.checkMemory())
 	for _, s := range m.q.led() {
-		for _, st := range s.steps.table.stats() { // operations go by their budget, and one batch
+		for _, st := range stepStats(s.steps.Table) { // operations go by their budget, and one batch
 			if st.Kind == StepOperations && m.opts.groupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
 				m.t.Fatalf("owners had %d bytes of operations at once", st.MaxBytes)
 			}

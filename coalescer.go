@@ -389,6 +389,6 @@ func (s *shard) decideLarge(others bool) {
 	if l.ops, l.passed = l.ops[1:], false; len(l.ops) == 0 {
 		l.ops = nil
 	}
-	s.Budget, s.Judged = s.NewBudget(engine.CallerBudget, s.steps.at), s.clock.Taken()
+	s.Budget, s.Judged = s.NewBudget(engine.CallerBudget, s.steps.At), s.clock.Taken()
 	s.decide(op)
 }

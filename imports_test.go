@@ -17,7 +17,7 @@ import (
 // first. Each imports those below it only, and whatever of internal is in no layer.
 var layers = [][]string{
 	{"base"}, {"keys", "record", "peer"}, {"store", "manifest"}, {"schema", "cluster"}, {"conversion"},
-	{"engine", "fsck", "checkpoint", "permits"}, {"dispatch", "listing", "call", "ownerclock"}, {"broadcast"},
+	{"engine", "fsck", "checkpoint", "permits"}, {"dispatch", "listing", "call", "diskspace", "ownerclock"}, {"broadcast"},
 }
 
 func layerOf(name string) int {

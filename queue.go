@@ -182,7 +182,7 @@ func (q *Queue) openAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	q.replicas[i] = &replica{index: i, store: s.Store}
 	q.replicas[i].lead.Store(s)
 	s.replica = q.replicas[i]
-	s.steps.table = &q.replicas[i].steps
+	s.steps.Table = &q.replicas[i].steps
 	return s, nil
 }
 

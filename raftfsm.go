@@ -301,7 +301,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 	err = r.use(func(st *store.Store) error {
 		s = newShard(r.index, q.opts, st, gates)
 		s.node, s.replica, s.epoch = r.node, r, r.group.Applied()
-		s.steps.table = &r.steps
+		s.steps.Table = &r.steps
 		s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
 		s.ClockAge = millisSince(*r.clockedAt.Load())
 		if err := s.load(); err != nil {

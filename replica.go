@@ -11,6 +11,7 @@ import (
 	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/snapshot"
+	"codeq/internal/steps"
 	"codeq/internal/store"
 )
 
@@ -21,7 +22,7 @@ type replica struct {
 	index int
 	store *store.Store          // replaced by stateMachine.Open; nil: none is open
 	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
-	steps stepTable             // of the shards that have decided here
+	steps steps.Table           // of the shards that have decided here
 
 	// mu is held for reading by who reads the store beside the shard's owner,
 	// for writing to close or replace it.

@@ -13,10 +13,12 @@ import (
 	"time"
 
 	"codeq/internal/broadcast"
+	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/ownerclock"
+	"codeq/internal/steps"
 	"codeq/internal/store"
 )
 
@@ -50,7 +52,7 @@ type shard struct {
 	undecided undecided
 	callers   callers
 	space     diskSpace
-	steps     stepClock
+	steps     steps.Clock
 	timer     *time.Timer
 	panicked  bool // why the owner has ended
 }
@@ -70,8 +72,8 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
 		clock:  ownerclock.New(),
 		timer:  time.NewTimer(time.Hour),
-		space:  newDiskSpace(opts, st.Dir()),
-		steps:  stepClock{table: new(stepTable)},
+		space:  diskSpace{Watch: diskspace.New(opts.fs, st.Dir(), opts.MinFreeBytes, opts.Shards)},
+		steps:  steps.Clock{Table: new(steps.Table)},
 	}
 	s.permits.shard = s
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates})
@@ -220,7 +222,7 @@ func (s *shard) yield() {
 
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
-	if s.holdsBack() && s.space.recheck <= s.Uptime {
+	if s.holdsBack() && s.space.Recheck <= s.Uptime {
 		return true
 	}
 	s.Reap = s.reapable()
@@ -246,7 +248,7 @@ func (s *shard) sleep() {
 		wait = min(wait, at-s.Now)
 	}
 	if s.holdsBack() {
-		wait = min(wait, s.space.recheck-s.Uptime)
+		wait = min(wait, s.space.Recheck-s.Uptime)
 	}
 	if len(s.undecided.large.ops) > 0 {
 		wait = min(wait, s.undecided.large.recheck-s.Now)
@@ -277,7 +279,7 @@ func (s *shard) sleep() {
 func (s *shard) resolve() {
 	s.look()
 	s.note()
-	s.beginSteps()
+	s.steps.Begin(s.stepMark())
 	s.BeginGroup()
 	if s.WantsRefill() {
 		s.Refill()
@@ -290,7 +292,7 @@ func (s *shard) resolve() {
 	s.CloseReaders()
 	s.endStep(StepOperations)
 	if s.claims.FeedAll(); s.claims.AreHungry() && s.HasRoom(engine.RoomLow) {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
 		s.claims.Serve()
 		s.collectServed()
 		s.endStep(StepServe)
@@ -303,7 +305,7 @@ func (s *shard) resolve() {
 // has come, each of them for a time of its own, so that both get on.
 func (s *shard) decideAll() {
 	if retry := s.undecided.deferred; len(retry) > 0 {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
 		s.undecided.deferred = s.undecided.again[:0]
 		s.Judged = s.clock.Retry()
 		n := 0
@@ -323,7 +325,7 @@ func (s *shard) decideAll() {
 		s.endStep(StepOperations)
 	}
 	if s.undecided.cursor < len(s.undecided.taken) {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
 		s.Judged = s.clock.Taken()
 		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
 			op := s.undecided.taken[s.undecided.cursor]
@@ -367,7 +369,7 @@ func (s *shard) persist() error {
 	switch {
 	case !s.Group.Batch.Empty():
 		s.commits.Add(1)
-		s.space.written += s.Group.Batch.Len()
+		s.space.Written += s.Group.Batch.Len()
 		if err = s.commit.Commit(s.Group.Batch); s.Group.Ranged && s.node == nil {
 			s.Store.DeletedRanges(s.Group.Trimmed)
 		}
@@ -406,7 +408,7 @@ func (s *shard) refusal(err error) error {
 	case nil:
 		return nil
 	case engine.ErrNoRoom:
-		return s.errNoRoom()
+		return s.space.Refusal(s.index)
 	case engine.ErrNoLanes:
 		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
 	}

@@ -156,7 +156,7 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		Flushes:        m.Flush.Count,
 		Compactions:    m.Compact.Count,
 		LoggedBytes:    int64(m.WAL.BytesWritten),
-		Steps:          r.steps.stats(),
+		Steps:          stepStats(&r.steps),
 	}
 	for i := range m.Levels {
 		l := &m.Levels[i]
