@@ -167,7 +167,7 @@ func TestCancelToldToItsRun(t *testing.T) {
 		synctest.Wait()
 		told := 0
 		for _, r := range q.runs.runs {
-			if r.canceledReceipts.some.Load() {
+			if !r.canceledReceipts.IsEmpty() {
 				told++
 			}
 		}

@@ -4,12 +4,11 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"codeq/internal/call"
 	"codeq/internal/engine"
-	"codeq/internal/recent"
+	"codeq/internal/heartbeat"
 	"codeq/internal/record"
 )
 
@@ -17,48 +16,14 @@ import (
 // a shard that stalls delays the renewals of no other. It renews three times in the length of a
 // lease, and sleeps while no handler runs.
 type leaseRenewer struct {
-	runner    *runner
-	shard     int
-	woken     chan struct{} // capacity 1: handlers are about to run
-	quit      chan struct{}
-	renewedAt time.Time // when the shard last renewed leases
-	once      sync.Once
+	*heartbeat.Heart // woken when handlers are about to run
+	runner           *runner
+	shard            int
+	renewedAt        time.Time // when the shard last renewed leases
 }
-
-func newLeaseRenewer(r *runner, shard int) *leaseRenewer {
-	return &leaseRenewer{runner: r, shard: shard, woken: make(chan struct{}, 1), quit: make(chan struct{})}
-}
-
-// wake ends the sleep.
-func (h *leaseRenewer) wake() {
-	select {
-	case h.woken <- struct{}{}:
-	default:
-	}
-}
-
-func (h *leaseRenewer) stop() { h.once.Do(func() { close(h.quit) }) }
 
 func (h *leaseRenewer) run() {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		select {
-		case <-h.woken:
-		case <-h.quit:
-			return
-		}
-		h.renewedAt = time.Now()
-		for running := true; running; {
-			timer.Reset(h.runner.opts.LeaseFor / 3)
-			select {
-			case <-timer.C:
-			case <-h.quit:
-				return
-			}
-			running = h.renew()
-		}
-	}
+	h.Run(h.runner.opts.LeaseFor/3, func() { h.renewedAt = time.Now() }, h.renew)
 }
 
 // renew renews the leases of the running handlers, and cancels those whose lease is lost.
@@ -102,7 +67,7 @@ func (h *leaseRenewer) renew() (running bool) {
 func (r *runner) cancel(receipt Receipt) {
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
-			r.canceledReceipts.add(receipt)
+			r.canceledReceipts.Add(receipt)
 			lost := map[engine.Receipt]error{receipt.inner(): errCanceled(receipt)}
 			for _, w := range r.workers {
 				if w.cancelIfLost(lost) {
@@ -155,29 +120,6 @@ func (t *runTable) cancelAny(receipt Receipt) {
 	for _, r := range t.runs {
 		r.cancel(receipt)
 	}
-}
-
-// canceledList holds receipts of canceled tasks whose handlers must not begin.
-type canceledList struct {
-	some   atomic.Bool
-	mu     sync.Mutex // guards leases
-	leases recent.Set[Receipt]
-}
-
-func (v *canceledList) add(r Receipt) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.leases.Add(r)
-	v.some.Store(true)
-}
-
-func (v *canceledList) has(r Receipt) bool {
-	if !v.some.Load() {
-		return false
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.leases.Has(r)
 }
 
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }

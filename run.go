@@ -13,6 +13,8 @@ import (
 
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/heartbeat"
+	"codeq/internal/recent"
 )
 
 // RunOptions are the options of Run. A zero field means its documented default.
@@ -121,8 +123,8 @@ type runner struct {
 	room         *sync.Cond
 	workers      []*worker
 
-	canceledReceipts canceledList // receipts of canceled tasks
-	crash            func(error)  // ends Run with an error
+	canceledReceipts recent.Shared[Receipt] // receipts of canceled tasks
+	crash            func(error)            // ends Run with an error
 
 	renewers []*leaseRenewer // one for each shard
 	running  sync.WaitGroup  // workers
@@ -225,7 +227,7 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	var renewing sync.WaitGroup
 	for i := range r.queue.replicas {
-		h := newLeaseRenewer(r, i)
+		h := &leaseRenewer{Heart: heartbeat.New(), runner: r, shard: i}
 		r.renewers = append(r.renewers, h)
 		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
@@ -257,7 +259,7 @@ func (r *runner) run(ctx context.Context) error {
 	unhook()
 	err := r.drain(cause)
 	for _, h := range r.renewers {
-		h.stop()
+		h.Stop()
 	}
 	renewing.Wait()
 	stopClaims(nil)
@@ -306,7 +308,7 @@ func (r *runner) fetch(ctx context.Context) error {
 			return err
 		}
 		for _, h := range r.renewers {
-			h.wake()
+			h.Wake()
 		}
 		r.mu.Lock()
 		if r.next == len(r.jobs) {
@@ -537,7 +539,7 @@ func (w *worker) do(g *engine.Grant) {
 		r.giveBack(l.Receipt, l)
 		return
 	}
-	if r.canceledReceipts.has(l.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
+	if r.canceledReceipts.Has(l.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
 		w.cancelIfLost(map[engine.Receipt]error{g.Receipt: errCanceled(l.Receipt)})
 		w.disown()
 		return
