@@ -4,13 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"runtime"
 	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/reentry"
 )
 
 // Settings are the settings of a queue. They are stored with it, and may change while it runs. The
@@ -119,7 +119,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	if change == nil {
 		return &InvalidError{"Configure change", "nil", "a function"}
 	}
-	if withinChange() {
+	if reentry.Within() { // two, each of which configures the queue of the other, would wait for each other
 		return &InvalidError{"Configure", "a call within the function of another call", "one call after the other"}
 	}
 	select {
@@ -133,7 +133,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		if err != nil {
 			return err
 		}
-		applyChange(change, (*Settings)(c.Settings))
+		reentry.Call(func() { change((*Settings)(c.Settings)) })
 		if err := (*Settings)(c.Settings).check(); err != nil {
 			return err
 		}
@@ -151,31 +151,6 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		}
 		if !first.Late {
 			return q.enforce(context.WithoutCancel(ctx), queue, value)
-		}
-	}
-}
-
-// applyChange calls the function given to Configure. withinChange looks for it on the stack, and so
-// it is not inlined.
-//
-//go:noinline
-func applyChange(change func(*Settings), s *Settings) { change(s) }
-
-// withinChange reports whether its caller was called by the function given to a Configure of any
-// Queue: two functions, each of which configures the queue of the other, would wait for each other.
-func withinChange() bool {
-	var pcs [64]uintptr
-	for skip := 2; ; skip += len(pcs) {
-		n := runtime.Callers(skip, pcs[:])
-		frames := runtime.CallersFrames(pcs[:n])
-		for more := n > 0; more; {
-			var f runtime.Frame
-			if f, more = frames.Next(); f.Function == "codeq.applyChange" {
-				return true
-			}
-		}
-		if n < len(pcs) {
-			return false
 		}
 	}
 }
