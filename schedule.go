@@ -96,11 +96,6 @@ type ScheduleInfo struct {
 	LastError string `json:",omitzero"`
 }
 
-const (
-	minEvery = time.Second
-	maxCron  = 1024 // bytes of Schedule.Cron
-)
-
 // SetSchedule stores a schedule, or replaces the one with the same name. Programs may call it at
 // every start: a schedule that is replaced by an equal one goes on unchanged. It also keeps its
 // position if only Task or Missed differ; these apply from the next tick on. If Cron, Every or
@@ -183,30 +178,8 @@ func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {
 	if err := s.checkTask(l); err != nil {
 		return nil, err
 	}
-	if (s.Cron == "") == (s.Every == 0) {
-		both := fmt.Sprintf("Cron %q, Every %v", s.Cron, s.Every)
-		return nil, &InvalidError{"Schedule", both, "one of Cron and Every"}
-	}
-	if s.Every != 0 {
-		if s.Every < minEvery {
-			return nil, &InvalidError{"Schedule.Every", s.Every, fmt.Sprint(minEvery, " or more")}
-		}
-		if s.TimeZone != "" {
-			return nil, &InvalidError{"Schedule.TimeZone", s.TimeZone, "none, with Every"}
-		}
-		return ticks.Every{Start: now, Interval: record.Millis(s.Every)}, nil
-	}
-	if len(s.Cron) > maxCron {
-		return nil, &InvalidError{"Schedule.Cron", bytesOf(len(s.Cron)), atMost(maxCron)}
-	}
-	times, err := cronTimes(s.Cron, s.TimeZone)
-	if err != nil {
-		return nil, err
-	}
-	if times.Next(now) == ticks.Never {
-		return nil, &InvalidError{"Schedule.Cron", s.Cron, "what comes within five years"}
-	}
-	return times, nil
+	times, err := engine.CheckTimes(s.Cron, s.TimeZone, s.Every, now)
+	return times, translated(err)
 }
 
 // checkTask refuses a template whose tasks Produce would refuse.
@@ -225,19 +198,6 @@ func (s *Schedule) checkTask(l *Limits) error {
 		return err
 	}
 	return checkNth(&t, 0)
-}
-
-// cronTimes parses an expression and finds its time zone.
-func cronTimes(expr, zone string) (ticks.Sequence, error) {
-	loc, err := ticks.Zone(zone)
-	if err != nil {
-		return nil, &InvalidError{"Schedule.TimeZone", zone, "an IANA name that this machine knows"}
-	}
-	times, err := ticks.ParseCron(expr, loc)
-	if err != nil {
-		return nil, &InvalidError{"Schedule.Cron", expr, fmt.Sprintf("a cron expression: %v", err)}
-	}
-	return times, nil
 }
 
 // tickTask returns the task of a tick.
@@ -282,10 +242,7 @@ func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 		Next: msTime(r.Next),
 	}
 	if r.Err != nil {
-		info.LastError = r.Err.Error()
-		if _, err := cronTimes(r.Value.Cron, r.Value.TimeZone); err != nil { // this error names the field as well
-			info.LastError = err.Error()
-		}
+		info.LastError = translated(r.Err).Error()
 	}
 	if r.Value.Last != 0 {
 		info.Last = msTime(r.Value.Last)
