@@ -2,12 +2,9 @@ package codeq
 
 import (
 	"context"
-	"fmt"
 	"time"
 
-	"golang.org/x/time/rate"
-
-	"codeq/internal/base"
+	"codeq/internal/bulk"
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -77,32 +74,14 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 	if which.To.IsZero() || which.To.After(begin) {
 		which.To = begin // otherwise tasks that die again would be listed again without end
 	}
-	size, limit := bulkCap, rate.NewLimiter(rate.Inf, 0)
-	if which.Rate > 0 {
-		size = max(1, min(bulkCap, int(which.Rate/10)))
-		limit = rate.NewLimiter(rate.Limit(which.Rate), size)
-	}
-	bulks := make([][]keys.ID, len(q.replicas))
-	flush := func(shard int) error {
-		ids := bulks[shard]
-		bulks[shard] = nil
-		if len(ids) == 0 {
-			return nil
-		}
-		if err := limit.WaitN(ctx, len(ids)); err != nil { // also if the deadline is too near
-			end := context.DeadlineExceeded
-			if ctx.Err() != nil {
-				end = base.EndOf(ctx)
-			}
-			return fmt.Errorf("%w: %w", end, err)
-		}
-		bulk := &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: ids, How: how}}
-		settled, err := q.do(ctx, shard, rule(callBulk, bulk))
+	bulks := bulk.New(len(q.replicas), bulkCap, which.Rate, func(shard int, ids []keys.ID) error {
+		c := &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: ids, How: how}}
+		settled, err := q.do(ctx, shard, rule(callBulk, c))
 		if settled {
-			n += bulk.N
+			n += c.N
 		}
 		return err
-	}
+	})
 	for t, err := range q.List(ctx, ListOptions{
 		State: Dead, Queue: which.Queue, Tenants: which.Tenants, From: which.From, To: which.To,
 	}) {
@@ -112,18 +91,9 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 		if which.Match != nil && !which.Match(t) {
 			continue
 		}
-		shard := q.shardOf(t.ID)
-		if bulks[shard] = append(bulks[shard], t.ID); len(bulks[shard]) < size {
-			continue
-		}
-		if err := flush(shard); err != nil {
+		if err := bulks.Add(ctx, q.shardOf(t.ID), t.ID); err != nil {
 			return n, err
 		}
 	}
-	for shard := range bulks {
-		if err := flush(shard); err != nil {
-			return n, err
-		}
-	}
-	return n, nil
+	return n, bulks.Flush(ctx)
 }

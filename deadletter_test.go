@@ -107,14 +107,14 @@ func TestRedriveNotDead(t *testing.T) {
 	}
 }
 
-// bulk is RedriveAllDead or PurgeDead.
-type bulk struct {
+// bulkVerb is RedriveAllDead or PurgeDead.
+type bulkVerb struct {
 	name string
 	call func(*Queue, context.Context, DeadFilter) (int, error)
 	to   State // 0: gone
 }
 
-var bulks = []bulk{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDead", (*Queue).PurgeDead, 0}}
+var bulks = []bulkVerb{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDead", (*Queue).PurgeDead, 0}}
 
 // TestDeadLettersFilter: RedriveAllDead and PurgeDead are about what they are asked
 // for, and nothing else.
