@@ -70,7 +70,7 @@ func (s *shard) tellAll() {
 			s.hub.Publish(e.Events)
 		}
 		for _, r := range e.Canceled {
-			s.runs.cancel(r.Runner, receiptOf(r.Receipt))
+			s.runs.Cancel(r.Runner, r.Receipt)
 		}
 	}
 }

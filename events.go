@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"sync/atomic"
 	"time"
 
 	"codeq/internal/base"
@@ -221,28 +220,14 @@ func (r *replica) publish(b []byte) error {
 	r.node.queue.events.Publish(m.Events)
 	r.awaits.Tell(m.Endings)
 	for _, lease := range m.Canceled {
-		r.node.queue.runs.cancelAny(receiptOf(lease))
+		r.node.queue.runs.CancelAny(lease)
 	}
 	return nil
-}
-
-// interests is what this node wants to hear of.
-type interests struct {
-	turn   chan struct{}  // capacity 1: held by who changes stored
-	stored engine.KindSet // in every shard; guarded by turn
-	asked  atomic.Uint32  // KindSet of what is never given back: of Await and Run
 }
 
 // want asks all shards to tell this node of something, from the next change on.
 func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
-	if engine.KindSet(n.interests.asked.Load())&kinds == kinds {
-		return nil
-	}
-	if err := n.publishInterests(ctx, kinds); err != nil {
-		return err
-	}
-	n.interests.asked.Or(uint32(kinds))
-	return nil
+	return n.interests.Keep(kinds, func() error { return n.publishInterests(ctx, kinds) })
 }
 
 // wantCancels is want for a Run, which waits for leaders as long as it lasts, as its claims do.
@@ -267,25 +252,15 @@ func (n *node) wantCancels(ctx context.Context) (err error) {
 // publishInterests tells all shards what this node wants to hear of: what it is asked for, what has
 // been wanted, and what there are subscriptions to.
 func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error {
-	w := &n.interests
-	select {
-	case w.turn <- struct{}{}:
-		defer func() { <-w.turn }()
-	case <-ctx.Done():
-		return base.EndOf(ctx)
-	}
-	kinds |= engine.KindSet(w.asked.Load()) | n.queue.events.Wanted()
-	if kinds == w.stored {
-		return nil
-	}
-	for i := range n.queue.replicas {
-		op := &interestOp{completion: newCompletion(), node: n.Self().Node, kinds: kinds}
-		if err := n.queue.ask(ctx, i, op); err != nil {
-			return err
+	return n.interests.Set(ctx, kinds, n.queue.events.Wanted, func(all engine.KindSet) error {
+		for i := range n.queue.replicas {
+			op := &interestOp{completion: newCompletion(), node: n.Self().Node, kinds: all}
+			if err := n.queue.ask(ctx, i, op); err != nil {
+				return err
+			}
 		}
-	}
-	w.stored = kinds
-	return nil
+		return nil
+	})
 }
 
 // interestOp stores what a node wants to hear of; nothing, if the node has gone.

@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"codeq/internal/call"
@@ -62,13 +61,14 @@ func (h *leaseRenewer) renew() (running bool) {
 	return true
 }
 
-// cancel cancels the handler of a task that was canceled. The shard's owner calls it, and so it
+// Cancel cancels the handler of a task that was canceled. The shard's owner calls it, and so it
 // does not wait for hooks.
-func (r *runner) cancel(receipt Receipt) {
+func (r *runner) Cancel(lease engine.Receipt) {
+	receipt := receiptOf(lease)
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
 			r.canceledReceipts.Add(receipt)
-			lost := map[engine.Receipt]error{receipt.inner(): errCanceled(receipt)}
+			lost := map[engine.Receipt]error{lease: errCanceled(receipt)}
 			for _, w := range r.workers {
 				if w.cancelIfLost(lost) {
 					return
@@ -76,50 +76,6 @@ func (r *runner) cancel(receipt Receipt) {
 			}
 		}, nil) // if it panics, the next renewal of the lease cancels the handler
 	})
-}
-
-// runTable is the calls of Run on this node.
-type runTable struct {
-	mu   sync.Mutex         // guards what follows
-	runs map[uint32]*runner // by number
-	last uint32             // number
-}
-
-func (t *runTable) add(r *runner) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for r.number == 0 || t.runs[r.number] != nil {
-		t.last++
-		r.number = t.last
-	}
-	if t.runs == nil {
-		t.runs = make(map[uint32]*runner)
-	}
-	t.runs[r.number] = r
-}
-
-func (t *runTable) remove(r *runner) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.runs, r.number)
-}
-
-// cancel tells a call of Run, if it has not ended, that a task of its was canceled.
-func (t *runTable) cancel(number uint32, receipt Receipt) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if r := t.runs[number]; r != nil {
-		r.cancel(receipt)
-	}
-}
-
-// cancelAny tells whoever works on a task, if it is here, that it was canceled.
-func (t *runTable) cancelAny(receipt Receipt) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, r := range t.runs {
-		r.cancel(receipt)
-	}
 }
 
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }

@@ -36,7 +36,7 @@ type Queue struct {
 	caches   *store.Caches
 	pools    pools
 	events   broadcast.Hub
-	runs     runTable
+	runs     broadcast.Runs[*runner]
 	heads    *dispatch.Board // nil: there is one shard
 	node     *node           // nil: no cluster
 

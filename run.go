@@ -219,8 +219,8 @@ func (r *runner) run(ctx context.Context) error {
 	for range r.opts.Concurrency {
 		r.workers = append(r.workers, &worker{runner: r})
 	}
-	r.queue.runs.add(r) // after the workers exist: cancels look at them
-	defer r.queue.runs.remove(r)
+	r.number = r.queue.runs.Add(r) // after the workers exist: cancels look at them
+	defer r.queue.runs.Remove(r.number)
 	var fetchers sync.WaitGroup
 	for _, w := range r.workers {
 		w.start()

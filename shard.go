@@ -35,8 +35,8 @@ type shard struct {
 	replica *replica
 	epoch   uint64 // in a cluster, where the log was when the leader began: each later one has a larger number
 	commit  committer
-	hub     *broadcast.Hub // whose subscribers learn of events; nil in a cluster, where the log tells
-	runs    *runTable      // who learns of canceled leases; likewise
+	hub     *broadcast.Hub           // whose subscribers learn of events; nil in a cluster, where the log tells
+	runs    *broadcast.Runs[*runner] // who learns of canceled leases; likewise
 	inbox   *inbox
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
@@ -226,7 +226,7 @@ func (s *shard) due() bool {
 		return true
 	}
 	s.Reap = s.reapable()
-	return s.UpkeepIsDue() || s.ownUpkeepIsDue() || s.HasDoubts() || s.LeasesEnd(s.Now) && s.HasRoom(engine.RoomScarce)
+	return s.UpkeepIsDue() || s.ownUpkeepsDue() > 0 || s.HasDoubts() || s.LeasesEnd(s.Now) && s.HasRoom(engine.RoomScarce)
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,

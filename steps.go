@@ -151,12 +151,7 @@ var stepOf = [...]StepKind{
 
 // keepUpAll does all upkeep that is due.
 func (s *shard) keepUpAll() {
-	own := 0
-	for i := range ownUpkeeps {
-		if s.ownIsDue(&ownUpkeeps[i]) {
-			own++
-		}
-	}
+	own := s.ownUpkeepsDue()
 	if own == 0 && !s.UpkeepIsDue() {
 		return
 	}
@@ -180,12 +175,12 @@ func (s *shard) keepUpAll() {
 
 func (s *shard) ownIsDue(u *ownUpkeep) bool { return s.HasRoom(u.room) && u.due(s) }
 
-// ownUpkeepIsDue reports whether the owner has upkeep of its own to do.
-func (s *shard) ownUpkeepIsDue() bool {
+// ownUpkeepsDue returns how many kinds of its own upkeep the owner has to do.
+func (s *shard) ownUpkeepsDue() (n int) {
 	for i := range ownUpkeeps {
 		if s.ownIsDue(&ownUpkeeps[i]) {
-			return true
+			n++
 		}
 	}
-	return false
+	return n
 }
