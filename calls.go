@@ -284,7 +284,7 @@ func (s *session) end(seq uint64) {
 }
 
 // outlive begins another life, unless the present one is later than the given one, which the shard
-// knows. It nearly always is: it is not if the node was removed and added again while it was open.
+// knows. It nearly always is: it is not if its clock is behind that of a lost directory of its name.
 func (s *session) outlive(latest uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

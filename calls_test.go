@@ -65,8 +65,10 @@ func sampleCalls() map[string]request {
 		"configure": rule(callConfigure, &call.Configure{Queue: "a", Value: []byte("v"), Late: true}),
 		"adopt":     rule(callAdopt, &call.Adopt{Queue: "a", Value: []byte("v")}),
 		"permits": &permitsOp{
-			queue: "a", shard: 2, Answer: permits.Answer{Granted: 3, Over: true},
-			Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true},
+			queue: "a", shard: 2, PermitRequest: dispatch.PermitRequest{
+				Answer:  permits.Answer{Granted: 3, Over: true},
+				Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true},
+			},
 		},
 		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1}},
 		"member":     &memberOp{how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},

@@ -49,7 +49,7 @@ import (
 // make a queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if there is no room for
 // the copy, [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before all shards
 // have stopped, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stop for long
-// enough. If ctx ends before all shards have stopped, the error matches the cause of ctx.
+// enough. If ctx ends before all shards have stopped, the error matches the cause of ctx as well.
 // Checkpoint is safe for concurrent use; calls follow each other.
 func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
 	defer public(&err)
@@ -149,9 +149,14 @@ const cutTries = 3
 // cut copies the stores at one moment, while all shards stand still. So no copy contains a later
 // change than another one; above all, none has taken a message that another one has not sent.
 func (q *Queue) cut(ctx context.Context, c *checkpoint.Copy) error {
+	var last error // of the try before
 	for tries := 1; ; tries++ {
 		err := q.tryCut(ctx, c)
-		if q.node == nil || tries == cutTries || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
+		ended := ctx.Err() != nil && errors.Is(err, ctx.Err())
+		if ended && last != nil {
+			err = fmt.Errorf("%w: %w", last, err)
+		}
+		if last = err; q.node == nil || tries == cutTries || ended || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return err
 		}
 		if err := c.Empty(); err != nil {
@@ -222,8 +227,8 @@ func (q *Queue) raiseBarrier(ctx context.Context) (*barrier, error) {
 		}
 		if err != nil {
 			b.giveUp()
-			if ctx.Err() != nil {
-				return nil, base.EndOf(ctx)
+			if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+				err = fmt.Errorf("%w: %w", err, base.EndOf(ctx))
 			}
 			return nil, fmt.Errorf("shard %d: %w", i, err)
 		}
@@ -302,7 +307,7 @@ func (op *barrierOp) standStill(s *shard) {
 	for known := 0; ; {
 		var resume operation
 		var refused error
-		resume, known, refused = s.inbox.pick(known, ends)
+		resume, known, refused = s.inbox.Pick(known, ends)
 		if resume != nil {
 			s.settle(resume) // in a separate group, which confirms that this node has led all the time
 			break
@@ -311,12 +316,12 @@ func (op *barrierOp) standStill(s *shard) {
 			break
 		}
 		select {
-		case <-s.inbox.wake:
+		case <-s.inbox.Wake():
 			continue
 		case <-op.gone:
 		case <-limit:
 		}
-		s.inbox.awake()
+		s.inbox.Awake()
 		break
 	}
 }

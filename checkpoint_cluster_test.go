@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -52,6 +53,28 @@ func TestCheckpointOfClusterIsOneCut(t *testing.T) {
 			l.check(&made[i])
 		}
 		c.close()
+	})
+}
+
+// TestCheckpointWithoutMajority: Checkpoint on a node that is cut off from its cluster says that no
+// leader is there, and why, when its ctx ends, in its first try or a later one.
+func TestCheckpointWithoutMajority(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		for _, n := range []*simNode{leader, other} {
+			c.net.Isolate(n.name, c.names())
+			for _, wait := range []time.Duration{simCallTimeout / 2, 2 * simCallTimeout, time.Hour} {
+				ctx, cancel := context.WithTimeoutCause(context.Background(), wait, errors.New("impatience"))
+				err := simQueue(n).Checkpoint(ctx, "copy")
+				cancel()
+				require.True(t, errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain), "%v", err)
+				require.Equal(t, wait < time.Hour, errors.Is(err, context.DeadlineExceeded), "%v", err)
+				require.Equal(t, wait < time.Hour, strings.Contains(err.Error(), "impatience"), "%v", err)
+				require.ErrorContains(t, err, "shard 0")
+			}
+			c.net.Heal(true)
+			c.awaitLeaders()
+		}
 	})
 }
 

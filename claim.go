@@ -15,6 +15,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/inbox"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/wire"
@@ -100,7 +101,7 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 	op := q.newClaim(req, r)
 	first := q.shard(q.claimShard(op))
 	op.shards, op.begin = first.peers, first.index
-	if err := first.inbox.push(ctx, op); err != nil {
+	if err := first.inbox.Push(ctx, op); err != nil {
 		op.unref()
 		op.unref()
 		return nil, err
@@ -277,7 +278,7 @@ func (op *claimOp) settle(err error) {
 }
 
 func (op *claimOp) visit(next *shard) {
-	if err := next.inbox.pass(op); err != nil {
+	if err := next.inbox.Pass(op); err != nil {
 		refuse(op, err)
 	}
 }
@@ -324,7 +325,7 @@ func (op *claimOp) sendOn() bool {
 	if i := slices.IndexFunc(op.shards, func(s *shard) bool { return s.index == op.To() }); i >= 0 {
 		before := op.begin
 		op.begin = i
-		if op.shards[i].inbox.pass(op) == nil {
+		if op.shards[i].inbox.Pass(op) == nil {
 			return true
 		}
 		op.begin = before
@@ -392,13 +393,13 @@ func (op *claimOp) hasVisited(s *shard) bool {
 func (op *claimOp) leave() {
 	left := op.Departure()
 	for _, s := range op.shards {
-		_ = s.inbox.pass(&leaveOp{left}) // a shard that is closing has no tickets
+		_ = s.inbox.Pass(&leaveOp{left}) // a shard that is closing has no tickets
 	}
 }
 
 func (op *claimOp) abandon(s *shard) {
 	if op.Take() {
-		_ = s.inbox.pass(&leaveOp{op.Departure()}) // a shard that is closing has no tickets
+		_ = s.inbox.Pass(&leaveOp{op.Departure()}) // a shard that is closing has no tickets
 	}
 }
 
@@ -476,10 +477,10 @@ func (op *dropSetOp) settle(error) {}
 
 // ownerPort sends messages to the owner of a shard; errors do not matter, since a shard that is
 // closing serves no claim.
-type ownerPort struct{ inbox *inbox }
+type ownerPort struct{ inbox *inbox.Inbox[operation] }
 
-func (p ownerPort) Open(queue string) { _ = p.inbox.pass(&serveOp{queue}) }
-func (p ownerPort) Sweep()            { _ = p.inbox.pass(&sweepOp{}) }
+func (p ownerPort) Open(queue string) { _ = p.inbox.Pass(&serveOp{queue}) }
+func (p ownerPort) Sweep()            { _ = p.inbox.Pass(&sweepOp{}) }
 
 // refuse settles an operation that will not be resolved.
 func refuse(op operation, reason error) {

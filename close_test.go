@@ -279,7 +279,7 @@ func fillInbox(t *testing.T, q *Queue) (open chan struct{}, errs chan error) {
 		}()
 		synctest.Wait()
 	}
-	require.Equal(t, 1, q.shard(0).inbox.len())
+	require.Equal(t, 1, q.shard(0).inbox.Len())
 	return open, errs
 }
 
@@ -335,7 +335,7 @@ func TestCallerGetsRoom(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Empty(t, errs)
-		require.Equal(t, 1, q.shard(0).inbox.len())
+		require.Equal(t, 1, q.shard(0).inbox.Len())
 		close(open)
 		for range callers {
 			require.NoError(t, <-errs)

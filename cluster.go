@@ -18,18 +18,17 @@ import (
 	"codeq/internal/wire"
 )
 
-// Cluster makes a queue one of several nodes that hold the same tasks: each
-// shard is a Raft group (Ongaro and Ousterhout, "In Search of an Understandable
-// Consensus Algorithm"; github.com/hashicorp/raft). What is acknowledged is in
-// the logs of a majority of the nodes, and any node serves any call. Three nodes
-// go on without one of them, five without two.
+// Cluster makes a queue one of several nodes that hold the same tasks: each shard is a Raft group
+// (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm";
+// github.com/hashicorp/raft). What is acknowledged is in the logs of a majority of the nodes, and
+// any node serves any call. Three nodes go on without one of them, five without two.
 //
 // [Options.Limits], LeaseFor, MaxAttempts, Backoff and Retention are those of the node
 // that leads a task's shard: give all nodes the same.
 type Cluster struct {
-	// Node is this node's name, of 1 to 255 bytes. It is the name of its
-	// directory as well: a node that has lost its directory comes back under
-	// another name, and Open refuses an empty one. Required.
+	// Node is this node's name, of 1 to 255 bytes. It is the name of its directory as well: a node
+	// that has lost its directory comes back under another name, and Open refuses an empty one.
+	// Required.
 	Node string
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
@@ -39,25 +38,25 @@ type Cluster struct {
 	// Advertise is the address that other nodes dial: a host and a port, such as
 	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
 	Advertise string
-	// Peers are the nodes with which a new cluster begins; this one may be
-	// among them or not. If they name no other node, a queue by itself, or a Checkpoint, may be
-	// opened as the first node of a new cluster, with all that it has, and others join it. When they
-	// have been removed, and it is closed, the only node is opened without Options.Cluster as a queue
-	// by itself again. All nodes of a new cluster give the same, and it begins
-	// when all of them have been open at the same time. Once it has begun, the
-	// cluster itself knows its members, and Peers has no meaning.
+	// Peers are the nodes with which a new cluster begins; this one may be among them or not. If
+	// they name no other node, a queue by itself, or a Checkpoint, may be opened as the first node
+	// of a new cluster, with all that it has, and others join it. When they have been removed, and
+	// it is closed, the only node is opened without Options.Cluster as a queue by itself again. All
+	// nodes of a new cluster give the same, and it begins when all of them have been open at the
+	// same time. Once it has begun, the cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
-	// Join makes a new node part of the cluster of Peers, which exists
-	// already: Open asks them to add it, and returns when it votes. Half of
-	// them must answer, and be of one cluster. Options.Shards is that of the cluster. In a
-	// directory that was part of the cluster before, Join has no meaning.
+	// Join makes a new node part of the cluster of Peers, which exists already: Open asks them to
+	// add it, and returns when it votes. Half of them must answer, and be of one cluster.
+	// Options.Shards is that of the cluster. In a directory that was part of the cluster before,
+	// Join has no meaning.
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their certificate from it, which
-	// has the node's name among its subject alternative names, as a DNS name or a URI. ClientAuth
-	// must be tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and
-	// ClientCAs to the authority of the nodes' certificates. ServerName, if it is empty, is the
-	// host that is dialed. Default: connections are neither encrypted nor authenticated, and
-	// everybody who reaches the address may do anything.
+	// has the node's name among its subject alternative names, as a DNS name or a URI. Open looks
+	// at Certificates, and asks GetCertificate and GetClientCertificate once. ClientAuth must be
+	// tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and ClientCAs to
+	// the authority of the nodes' certificates. ServerName, if it is empty, is the host that is
+	// dialed. Default: connections are neither encrypted nor authenticated, and everybody who
+	// reaches the address may do anything.
 	TLS *tls.Config
 	// AllowAnonymous lets nodes connect that show no certificate, or one that is not verified. By
 	// default TLS without mutual authentication is refused.
@@ -65,16 +64,16 @@ type Cluster struct {
 	// HeartbeatTimeout is how long a node waits for a word from its leader before a new one is
 	// elected: between one and two times as long. Default: 500 ms.
 	HeartbeatTimeout time.Duration
-	// ElectionTimeout bounds an election, after which there is another one.
-	// Default: HeartbeatTimeout.
+	// ElectionTimeout bounds an election, after which there is another one. Default:
+	// HeartbeatTimeout.
 	ElectionTimeout time.Duration
 	// CallTimeout is how long a call waits for a shard that has no leader, or
 	// whose leader cannot be reached, if its ctx does not end before. Default: 10 s.
 	CallTimeout time.Duration
-	// LeaveOnClose lets Close remove the node from the cluster, for good, as
-	// RemoveNode does; Close returns the error if that is refused, as it is to the
-	// last node. Nodes that are closed at one moment leave one after the other. By
-	// default a closed node stays a member, and is missed until it is back.
+	// LeaveOnClose lets Close remove the node from the cluster, for good, as RemoveNode does; Close
+	// returns the error if that is refused, as it is to the last node. Nodes that are closed at one
+	// moment leave one after the other. By default a closed node stays a member, and is missed
+	// until it is back.
 	LeaveOnClose bool
 
 	// Tests replace these.
@@ -103,10 +102,11 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	if o.TLS != nil && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert && !o.AllowAnonymous {
 		return nil, &InvalidError{"Cluster.TLS.ClientAuth", o.TLS.ClientAuth, "RequireAndVerifyClientCert, unless Cluster.AllowAnonymous is set"}
 	}
-	if o.Advertise == "" {
-		if o.Advertise = o.Listen; o.Advertise == "" {
-			o.Advertise = o.Listener.Addr().String()
-		}
+	if err := cluster.CheckCertificate(o.TLS, o.Node, o.AllowAnonymous); err != nil {
+		return nil, &InvalidError{"Cluster.TLS", err, fmt.Sprintf("a certificate for %q", o.Node)}
+	}
+	if o.Advertise = cmp.Or(o.Advertise, o.Listen); o.Advertise == "" {
+		o.Advertise = o.Listener.Addr().String()
 	}
 	if err := o.checkAddress("Cluster.Advertise", o.Advertise); err != nil {
 		return nil, err
@@ -133,12 +133,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 		{"Cluster.ElectionTimeout", &o.ElectionTimeout, 0},
 		{"Cluster.CallTimeout", &o.CallTimeout, 10 * time.Second},
 	} {
-		if *d.value == 0 {
-			*d.value = d.def
-		}
-		if *d.value == 0 { // comes after it
-			*d.value = o.HeartbeatTimeout
-		}
+		*d.value = cmp.Or(*d.value, d.def, o.HeartbeatTimeout) // which comes first
 		if *d.value < minTimeout || *d.value > maxTimeout {
 			return nil, &InvalidError{d.name, *d.value, fmt.Sprint(minTimeout, " to ", maxTimeout)}
 		}
@@ -177,11 +172,11 @@ const (
 // votes when it has caught up. The node must be open, with [Cluster.Join] (whose Open calls
 // AddNode) or with the Peers of this cluster; AddNode waits for it until ctx ends. A member that
 // has another address now is added again. ErrNotMember says that the cluster knows the name with
-// another directory (see [Queue.ReplaceNode]), that the node is of another cluster, or that another
-// node has the address.
+// another directory (see [Queue.ReplaceNode]), that the node is of another cluster, that another
+// node has the address, or that the node was removed: it may come back with an empty directory.
 //
-// AddNode may be called on any node, and again if it has returned an error, such
-// as that of ctx: what has been done stays done.
+// AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
+// what has been done stays done, and more may be done later, but not after a later RemoveNode.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrFormat],
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -196,12 +191,13 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	return q.node.Add(ctx, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
-// RemoveNode takes a node out of the cluster, for good: its name and directory
-// are not to be used again. What it leads is first led by others. It may be this
-// node, or one that is gone. Before anything is changed, the nodes that would be left are
-// asked, for every shard: [ErrNoMajority] says that a majority of them does not answer.
-// [ErrNotMember] says that no shard has a node of this name, or no longer.
-// RemoveNode may be called on any node, and again; removals follow each other, whoever asks for them.
+// RemoveNode takes a node out of the cluster, for good: its directory is refused from then on (the
+// cluster remembers a thousand removed names and directories). What it leads is first led by
+// others. It may be this node, or one that is gone. Before anything is changed, the nodes that
+// would be left are asked, for every shard: [ErrNoMajority] says that a majority of them does not
+// answer. [ErrNotMember] says that no shard has a node of this name, or no longer, [ErrUncertain]
+// that some shards may have it and others not. RemoveNode may be called on any node, and again;
+// removals follow each other, whoever asks for them.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrNoMajority], [ErrNotLeader],
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -213,31 +209,32 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	return q.node.Remove(ctx, node)
 }
 
-// ReplaceNode adds a node and then removes another one, such as one that has
-// lost its disk. The new one has another name. Before anything is changed, the nodes
-// are asked as by [Queue.RemoveNode].
+// ReplaceNode adds a node and then removes another one, such as one that has lost its disk. The new
+// one has another name, and is no member yet: it is open with the Peers of this cluster, and without
+// [Cluster.Join]. If it is one, as after a ReplaceNode that has returned an error, RemoveNode of the
+// other one is left. Before anything is changed, the nodes are asked as by [Queue.RemoveNode].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
-	if old == p.Node {
-		return &InvalidError{"Peer.Node", p.Node, "a name other than that of the node to be replaced"}
-	}
 	if err := q.checkCluster(ctx, old, p.Node); err != nil {
 		return err
 	}
 	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
 		return err
 	}
-	return q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
+	err = q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
+	if err == cluster.ErrIsMember {
+		return &InvalidError{"Peer.Node", p.Node, "a node that is no member yet; if it is one, RemoveNode removes the other"}
+	}
+	return err
 }
 
-// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost. The
-// shard stores it: other nodes lead it only while this one cannot. TransferLeadership with "" as the
-// node undoes it, so that the cluster spreads the leader again. The error tells why the node cannot
-// lead now; the shard then stays where it is, and if the error is not [ErrCannotLead], the node may
-// lead it later.
+// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
+// The shard stores it: other nodes lead it only while this one cannot. TransferLeadership with ""
+// as the node undoes it, so that the cluster spreads the leader again. The error tells why the node
+// cannot lead now; the shard then stays, and may move later if the error is not [ErrCannotLead].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotFound] (no member has this name), [ErrCannotLead],
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -258,10 +255,10 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 }
 
 // Drain hands over all shards that this node leads, and returns when it leads none, as before
-// maintenance. From then on it leads none while another node can, until [Queue.Undrain]: also when it
-// has been closed and opened again. A drained node votes, stores, forwards calls and runs workers as
-// ever. If no other node can lead a shard, Drain tries again for [Cluster.CallTimeout], and then tells
-// why ([ErrCannotLead]); the node stays drained, and goes on trying.
+// maintenance. From then on it leads none while another node can, until [Queue.Undrain]: also when
+// it has been closed and opened again. A drained node votes, stores, forwards calls and runs
+// workers as ever. If no other node can lead a shard, Drain tries again for [Cluster.CallTimeout],
+// and then tells why ([ErrCannotLead]); the node stays drained, and goes on trying.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrCannotLead], [ErrUncertain], [ErrFailed], [ErrClosed], and
 // that of ctx.
@@ -355,19 +352,17 @@ func (op *memberOp) decode(r *wire.Reader) {
 	}
 }
 
-// RecoverCluster lets a node go on without a majority of its cluster, which is
-// lost for good, or may lack what it had acknowledged ([ErrPowerLost]), or has
-// diverged from it ([ErrDiverged]): in its directory, which must be closed, the node becomes the only member of a new cluster. Then it is
-// opened as ever. If several nodes are left, recover one, the one that is furthest
-// (ClusterStatus shows Applied and LastIndex), and let the others join it under new
-// names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other
-// node. Nodes of the old cluster that come back are refused. If it fails, or the
-// process ends meanwhile, it can be called again.
+// RecoverCluster lets a node go on without a majority of its cluster, which is lost for good, or
+// may lack what it had acknowledged ([ErrPowerLost]), or has diverged from it ([ErrDiverged]): in
+// its directory, which must be closed, the node becomes the only member of a new cluster. Then it
+// is opened as ever. If several nodes are left, recover one, the one that is furthest
+// (ClusterStatus shows Applied and LastIndex), and let the others join it under new names with
+// empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node. Nodes of the old
+// cluster that come back are refused. It can be called again if it fails, or its process ends.
 //
-// It is the last resort. What was acknowledged is in the logs of a majority; if
-// the node lacks some of it, it is gone, and what it has in its log without a
-// majority's knowing becomes so. What counts is what it has applied: of a log that
-// does not continue that, nothing is taken.
+// It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
+// of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
+// counts is what it has applied: of a log that does not continue that, nothing is taken.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrFailed], [ErrCorrupt],
 // and those of [Open] about the directory.
@@ -443,11 +438,10 @@ type ShardStatus struct {
 type ReplicaStatus struct {
 	Node    string
 	Address string
-	// Voter is whether the node counts in majorities; a new one does not until
-	// it has caught up.
+	// Voter is whether the node counts in majorities; a new one does not until it has caught up.
 	Voter bool
-	// Suspect is whether the node may have lost what it had acknowledged, with its power. It does not
-	// count in majorities until it has been taken back.
+	// Suspect is whether the node may lack what it had acknowledged (a power loss, an older copy).
+	// It does not count in majorities until it has been taken back.
 	Suspect bool `json:",omitempty"`
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string `json:",omitempty"`
@@ -459,9 +453,8 @@ type ReplicaStatus struct {
 	// the newest format of its leader when all of its nodes know that.
 	NewestFormat int
 	Term         uint64
-	// LastIndex is that of the last entry in its log, Committed that of the last
-	// one of which it knows that a majority has it, Applied that of the last one
-	// in its store.
+	// LastIndex is that of the last entry in its log, Committed that of the last one of which it
+	// knows that a majority has it, Applied that of the last one in its store.
 	LastIndex, Committed, Applied uint64
 	// Lag is how many entries of those that the leader has applied it has not.
 	Lag uint64
@@ -474,10 +467,10 @@ type ReplicaStatus struct {
 
 // WaitReady waits until every shard has a leader that this node can call, as after Open or while
 // other nodes are started: other calls, but for Run and for claims that wait, wait for a leader no
-// longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself. If ctx ends before, the error
-// tells why a shard cannot be called.
+// longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, or was removed from
+// its cluster. If ctx ends before, the error tells why a shard cannot be called.
 //
-// Errors: [ErrInvalid], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNotLeader] (the node was removed), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) WaitReady(ctx context.Context) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil && err != ErrNoCluster {
@@ -499,36 +492,32 @@ func (q *Queue) WaitReady(ctx context.Context) (err error) {
 
 // awaitLeader waits until a shard has a leader that this node can call.
 func (n *node) awaitLeader(ctx context.Context, shard int) error {
-	var why error // there was none, the last time
-	for {
+	for why := error(nil); ; { // there was none, the last time
 		_, err := n.appliedBy(ctx, shard)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			if why != nil && !errors.Is(err, ErrNotLeader) {
-				err = fmt.Errorf("%w: %w", err, why)
-			}
-			return err
-		case !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain):
+		if ctx.Err() != nil && err != nil && why != nil && !errors.Is(err, ErrNotLeader) {
+			return fmt.Errorf("%w: %w", err, why)
+		}
+		if ctx.Err() != nil || n.Group(shard).IsRemoved() || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return err
 		}
 		why = err
 	}
 }
 
-// ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not
-// answer within two seconds, or until ctx ends, are in the result with an error.
-// It returns [ErrNoCluster] for a queue that is by itself.
+// ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not answer within two
+// seconds, or until ctx ends, are in the result with an error.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrClosed].
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader] (the node was removed), [ErrClosed].
 func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil {
 		return nil, err
 	}
-	st := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}
-	for _, sh := range q.node.Status(ctx) {
+	st, shards := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}, q.node.Status(ctx)
+	if err := q.node.CheckMember(shards); err != nil {
+		return nil, err
+	}
+	for _, sh := range shards {
 		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term, Format: sh.Format, Placed: sh.Placed}
 		for _, r := range sh.Replicas {
 			outer.Replicas = append(outer.Replicas, ReplicaStatus(r))

@@ -1,18 +1,15 @@
 package codeq
 
 import (
-	lists "container/list"
 	"context"
 	"fmt"
 	"runtime"
-	"slices"
-	"sync"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
 	"codeq/internal/engine"
+	"codeq/internal/inbox"
 )
 
 // The commit pipeline of a shard:
@@ -79,176 +76,9 @@ func (c *completion) wait(ctx context.Context) (settled bool, err error) {
 	}
 }
 
-// inbox is the bounded queue of operations before a shard.
-type inbox struct {
-	depth int
-	wake  chan struct{} // capacity 1; sent by whoever ends the owner's sleep
-	woken uint64        // when that was, ms since origin; the owner reads it when it was woken
-
-	origin   time.Time
-	mu       sync.Mutex // guards what follows
-	ops      []operation
-	late     lists.List    // of uint64: when operations on leases came that wait for room, ms since origin
-	let      uint64        // when the first of those of ops came that have waited; never: none has
-	refuse   error         // non-nil: nothing is accepted any more
-	sleeping bool          // the owner waits on wake
-	room     chan struct{} // non-nil while callers wait for room; closed by take
-}
-
-func newInbox(depth int, origin time.Time) *inbox {
-	return &inbox{depth: depth, wake: make(chan struct{}, 1), origin: origin, let: engine.Never}
-}
-
-// push appends an operation, waiting for room until ctx ends. An error means
-// that the operation was not applied.
-func (in *inbox) push(ctx context.Context, op operation) error {
-	var late *lists.Element
-	for {
-		over := ctx.Err() // may be the caller's own code: nothing is locked
-		if over != nil {
-			over = base.EndOf(ctx)
-		}
-		in.mu.Lock()
-		err := in.refuse
-		if over != nil {
-			err = over
-		}
-		if late != nil && (err != nil || len(in.ops) < in.depth) {
-			in.let = min(in.let, in.late.Remove(late).(uint64))
-		}
-		if err != nil {
-			in.mu.Unlock()
-			return err
-		}
-		if len(in.ops) < in.depth {
-			in.append(op)
-			return nil
-		}
-		if late == nil && op.verb().is(onLease) {
-			late = in.late.PushBack(millisSince(in.origin))
-		}
-		if in.room == nil {
-			in.room = make(chan struct{})
-		}
-		room := in.room
-		in.mu.Unlock()
-		select {
-		case <-room:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// pass appends an operation of another shard's owner, which must not wait: the
-// operation's caller waits for it, so that there are no more of them than
-// callers.
-func (in *inbox) pass(op operation) error {
-	in.mu.Lock()
-	if in.refuse != nil {
-		defer in.mu.Unlock()
-		return in.refuse
-	}
-	in.append(op)
-	return nil
-}
-
-// append adds op and unlocks. REQUIRES: mu is held.
-func (in *inbox) append(op operation) {
-	in.ops = append(in.ops, op)
-	in.unlock()
-}
-
-// unlock ends the owner's sleep. REQUIRES: mu is held.
-func (in *inbox) unlock() {
-	wake := in.sleeping
-	in.sleeping = false
-	if wake {
-		in.woken = millisSince(in.origin)
-	}
-	in.mu.Unlock()
-	if wake {
-		in.wake <- struct{}{}
-	}
-}
-
-// take swaps the waiting operations for the empty slice into. When there are
-// none and sleep is set, the owner is taken to wait on wake from now on.
-// refused is why nothing will follow.
-func (in *inbox) take(into []operation, sleep bool) (ops []operation, late lateness, refused error) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	late = lateness{in.let, engine.Never}
-	in.let = engine.Never
-	if first := in.late.Front(); first != nil {
-		late.left = first.Value.(uint64)
-	}
-	if len(in.ops) == 0 {
-		in.sleeping = sleep && in.refuse == nil
-		return into, late, in.refuse
-	}
-	ops, in.ops = in.ops, into
-	if in.room != nil {
-		close(in.room)
-		in.room = nil
-	}
-	return ops, late, in.refuse
-}
-
-// lateness is when the first operations on leases came that have had to wait for room,
-// of those taken and of those that still wait: ms since origin; never: none has.
-type lateness struct{ taken, left uint64 }
-
-// pick takes out an operation that matches; the first of the given number of
-// operations are known not to. When there is none, the owner is taken to wait on wake
-// from now on, and known is how many do not match. refused is why no other will follow.
-func (in *inbox) pick(known int, match func(operation) bool) (op operation, _ int, refused error) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	for i, op := range in.ops[known:] {
-		if match(op) {
-			in.ops = slices.Delete(in.ops, known+i, known+i+1)
-			return op, 0, nil
-		}
-	}
-	in.sleeping = in.refuse == nil
-	return nil, len(in.ops), in.refuse
-}
-
-func (in *inbox) len() int {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	return len(in.ops)
-}
-
-// awake undoes the sleep of take after a timer has ended it. It returns when somebody, or
-// else the timer, ended the sleep, ms since origin.
-func (in *inbox) awake() uint64 {
-	in.mu.Lock()
-	asleep := in.sleeping
-	in.sleeping = false
-	if asleep {
-		in.woken = millisSince(in.origin)
-	}
-	in.mu.Unlock()
-	if !asleep {
-		<-in.wake // whoever saw the sleep has sent, or is about to
-	}
-	return in.woken
-}
-
-// stop refuses further operations with reason, the first one given or
-// ErrClosed; those accepted before stay.
-func (in *inbox) stop(reason error) {
-	in.mu.Lock()
-	if in.refuse == nil || reason == ErrClosed {
-		in.refuse = reason
-	}
-	if in.room != nil {
-		close(in.room)
-		in.room = nil
-	}
-	in.unlock()
-}
+// comesOnLease reports whether the time at which an operation came decides whether its lease is in
+// force.
+func comesOnLease(op operation) bool { return op.verb().is(onLease) }
 
 // committer makes a batch durable. After an error it is unknown whether the
 // batch was applied.
@@ -312,37 +142,13 @@ type undecided struct {
 	again    []operation // memory for the next deferred
 	retrying []operation // those of deferred that are about to be decided; nil: none
 	deciding operation   // nil: none
-	large    largeLine
+	large    inbox.Line[*produceOp]
 	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
 }
-
-// A produce of megabytes takes as long to commit as hundreds of small operations, and a few of them
-// fill memtables faster than those are flushed. So that a small operation waits for one large one
-// at the most, those wait in a line of their own: a group takes one of them if it has nothing else
-// to do, or if the group before had no large one. They also wait for flushes and compactions, long
-// before everybody has to (failstop.Latch.Takes).
 
 // largePart is the part of groupBytes from which a produce is large, by the size of its records:
 // 256 KiB.
 const largePart = 4
-
-// largeLine is the large operations of a shard that wait, in the order in which they came.
-type largeLine struct {
-	ops     []*produceOp
-	passed  bool   // the last group went before them
-	recheck uint64 // when to see whether memtables have been flushed: the shard's ms
-	until   uint64 // when the first one waits no longer, whatever the memtables are: likewise; 0: it has not waited yet
-}
-
-// How long large operations wait between two looks at the memtables, and each of them for flushes
-// and compactions at the most: ms.
-const (
-	largeRecheck  = 2
-	largePatience = 1000
-)
-
-// rush has none of them wait for memtables any more.
-func (l *largeLine) rush() { l.recheck, l.until = 0, 1 }
 
 // recordBytes is the size of the records of an operation's tasks.
 func (op *produceOp) recordBytes() (n int) {
@@ -358,37 +164,26 @@ func (s *shard) putInLine(op operation) bool {
 	if !ok || p.recordBytes() < s.opts.groupBytes/largePart {
 		return false
 	}
-	s.undecided.large.ops = append(s.undecided.large.ops, p)
+	s.undecided.large.Add(p)
 	return true
 }
 
-// largeIsDue reports whether a large operation may be decided, or memtables are to be looked at.
-func (s *shard) largeIsDue() bool {
-	return len(s.undecided.large.ops) > 0 && s.undecided.large.recheck <= s.Now
-}
-
-// decideLarge decides the first operation of the line, unless the group has others for the first
-// time.
+// decideLarge decides the first operation of the line, if it is its turn: others is whether the
+// group has others.
 func (s *shard) decideLarge(others bool) {
 	l := &s.undecided.large
-	if !s.largeIsDue() || s.Broken != nil {
+	if s.Broken != nil {
 		return
 	}
-	if others && !l.passed {
-		l.passed = true
+	op, patient, ok := l.First(s.Now, others)
+	if !ok {
 		return
 	}
-	op := l.ops[0]
-	if (l.until == 0 || s.Now < l.until) && s.HasRoom(op.verb().room(op)) && !s.Store.Takes(op.recordBytes()) {
-		if l.recheck = s.Now + largeRecheck; l.until == 0 {
-			l.until = s.Now + largePatience
-		}
+	if patient && s.HasRoom(op.verb().room(op)) && !s.Store.Takes(op.recordBytes()) {
+		l.Wait(s.Now)
 		return
 	}
-	l.ops[0], l.until = nil, 0
-	if l.ops, l.passed = l.ops[1:], false; len(l.ops) == 0 {
-		l.ops = nil
-	}
+	l.Remove()
 	s.Budget, s.Judged = s.NewBudget(engine.CallerBudget, s.steps.At), s.clock.Taken()
 	s.decide(op)
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 )
 
 // Codec encodes the values of producers and handlers as the bytes that tasks carry, and decodes
@@ -110,38 +109,4 @@ func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
 		return result, fmt.Errorf("codeq: result of queue %s into %T: %w", t.Queue, result, err)
 	}
 	return result, nil
-}
-
-// The headers of a W3C trace context. Together they are one value: tracestate is of no use without
-// its traceparent.
-const (
-	traceParent = "traceparent"
-	traceState  = "tracestate"
-)
-
-// inheritTrace gives tasks that carry no trace context, not even an empty one, that of from. limit
-// bounds a task's headers in bytes: a task that would exceed it gets nothing. The maps of the tasks
-// may be shared and are not written to.
-func inheritTrace(tasks []Task, from map[string]string, limit int) {
-	parent, ok := from[traceParent]
-	if !ok {
-		return
-	}
-	state, hasState := from[traceState]
-	for i := range tasks {
-		t := &tasks[i]
-		_, hasParent := t.Headers[traceParent]
-		if _, has := t.Headers[traceState]; has || hasParent {
-			continue
-		}
-		headers := make(map[string]string, len(t.Headers)+2)
-		maps.Copy(headers, t.Headers)
-		headers[traceParent] = parent
-		if hasState {
-			headers[traceState] = state
-		}
-		if headerBytes(headers) <= limit {
-			t.Headers = headers
-		}
-	}
 }

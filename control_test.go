@@ -136,12 +136,13 @@ func TestCancelBeforeHandler(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, q.Cancel(t.Context(), id))
 		q.notices.Wait()
-		w := &worker{runner: r}
-		w.do(&op.Grants[0])
+		w := r.pool.Workers()[0]
+		r.Do(w, &op.Grants[0])
 		op.unref()
 		require.Len(t, reported, 1)
 		require.ErrorIs(t, reported[0], ErrCanceled)
-		require.False(t, w.busy())
+		_, running := w.Task()
+		require.False(t, running)
 		require.Equal(t, Canceled, infoOf(t, q, id).State)
 	})
 }

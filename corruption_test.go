@@ -309,7 +309,7 @@ func kindOf(name string) string {
 // TestCorruption flips single bits in the files of a closed queue, and of one
 // whose process was killed: each is reported with its file, or does no harm.
 func TestCorruption(t *testing.T) {
-	t.Parallel()
+	abandonsStores(t)
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
 	killed := cloneOf(disk)

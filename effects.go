@@ -32,7 +32,7 @@ func (s *shard) followSettings() {
 		if s.claims.HasGates() {
 			s.claims.Limit(q, r.Fresh)
 		} else {
-			s.permits.limit(r.Queue, r.Fresh)
+			s.permits.Limit(q, r.Fresh)
 		}
 		s.claims.Open(q)
 	}
@@ -199,17 +199,17 @@ func (s *shard) deliver(o *engine.Outgoing) {
 			change := n.queue.replicas[p.to].group.Changed()
 			_, err := n.do(n.ctx, p.to, p)
 			if pace(n.ctx, change, err) {
-				_ = s.inbox.pass(&confirmOp{by: p, err: err}) // whoever leads the shard next sends them again
+				_ = s.inbox.Pass(&confirmOp{by: p, err: err}) // whoever leads the shard next sends them again
 			}
 		})
 		return
 	}
 	p.reply = func(err error) {
 		if err == nil {
-			_ = s.inbox.pass(&confirmOp{by: p}) // one that is closing sends them again, to be ignored
+			_ = s.inbox.Pass(&confirmOp{by: p}) // one that is closing sends them again, to be ignored
 		}
 	}
-	_ = s.peers[p.to].inbox.pass(p)
+	_ = s.peers[p.to].inbox.Pass(p)
 }
 
 // confirmOp forgets messages that their receiver has taken, or sends them again.
@@ -231,7 +231,7 @@ func (op *confirmOp) settle(error) {}
 // goFor does something for the owner, which relies on it, on a goroutine that Close waits for.
 func (s *shard) goFor(what string, f func()) {
 	s.node.background.Go(func() {
-		contain(s.opts.log, what, f, func(err error) { _ = s.inbox.pass(&crashOp{err}) }) // or it has ended
+		contain(s.opts.log, what, f, func(err error) { _ = s.inbox.Pass(&crashOp{err}) }) // or it has ended
 	})
 }
 
@@ -251,7 +251,7 @@ func (s *shard) startSweep(sw *engine.LaneSweep) {
 				}
 			})
 		})
-		_ = s.inbox.pass(swept) // one that is closing sweeps no more
+		_ = s.inbox.Pass(swept) // one that is closing sweeps no more
 	}()
 }
 
@@ -267,8 +267,7 @@ func (op *sweptOp) settle(error)     {}
 // forget drops the queues that neither the rules nor the owner need.
 func (s *shard) forget() {
 	for _, q := range s.Effects.Forgotten {
-		if !s.permits.needs(q) && s.claims.Forget(q) { // else whoever needs it lets it rest again
-			delete(s.permits.queues, q)
+		if s.claims.Forget(q) { // else whoever needs it lets it rest again
 			s.Forget(q)
 		}
 	}

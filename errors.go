@@ -30,8 +30,7 @@ var (
 	// ErrInvalid: an argument was refused before anything was written. The error is an
 	// *InvalidError that names the field, the value and the limit.
 	ErrInvalid = errors.New("codeq: invalid argument")
-	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not
-	// applied.
+	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not applied.
 	ErrClosed = base.ErrClosed
 	// ErrFailed: the shard stopped because its storage failed, and refuses operations until the
 	// queue is closed and opened again. The operation was not applied.
@@ -51,9 +50,12 @@ var (
 	// loss below DurabilityDisk. It comes with ErrFailed: the shard goes on without this node. See
 	// [Queue.ReplaceNode] and [RecoverCluster].
 	ErrDiverged = base.ErrDiverged
-	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below DurabilityDisk
-	// that the others are no majority: nobody knows what was acknowledged. It comes with
-	// ErrNotLeader. See [RecoverCluster].
+	// ErrOldCopy: the directory of this node is an older copy, which lacks what the node had
+	// acknowledged since. It comes with ErrFailed. Opened again, the node comes back by itself.
+	ErrOldCopy = base.ErrOldCopy
+	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below DurabilityDisk,
+	// or are older copies, that the others are no majority. It comes with ErrNotLeader. See
+	// [RecoverCluster].
 	ErrPowerLost = base.ErrPowerLost
 	// ErrNoCluster: the queue was opened without Options.Cluster.
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")

@@ -55,9 +55,9 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 	}
 }
 
-// join opens a node that becomes part of a cluster: its Open has the others call
-// AddNode for it.
-func join(name string, peers []codeq.Peer) (address string, end func()) {
+// newcomer opens a node that is to become part of a cluster. If it joins, its Open lets the others call
+// AddNode for it; otherwise it waits for AddNode or ReplaceNode.
+func newcomer(name string, peers []codeq.Peer, joins bool) (address string, end func()) {
 	dir, err := os.MkdirTemp("", "codeq-"+name)
 	if err != nil {
 		log.Fatal(err)
@@ -65,7 +65,7 @@ func join(name string, peers []codeq.Peer) (address string, end func()) {
 	l := loopback()
 	q, err := codeq.Open(dir, &codeq.Options{
 		// With LeaveOnClose, Close would remove it again.
-		Cluster: &codeq.Cluster{Node: name, Listener: l, Peers: peers, Join: true},
+		Cluster: &codeq.Cluster{Node: name, Listener: l, Peers: peers, Join: joins},
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -109,7 +109,7 @@ func ExampleQueue_ReplaceNode() {
 	nodes, peers, end := cluster()
 	defer end()
 
-	address, leave := join("dan", peers)
+	address, leave := newcomer("dan", peers, false)
 	defer leave()
 	if err := nodes[0].ReplaceNode(ctx, "cid", codeq.Peer{Node: "dan", Address: address}); err != nil {
 		log.Fatal(err)
@@ -132,7 +132,7 @@ func ExampleQueue_AddNode() {
 	ctx := context.Background()
 	nodes, peers, end := cluster()
 	defer end()
-	_, leave := join("dan", peers)
+	_, leave := newcomer("dan", peers, true)
 	defer leave()
 	members := func() {
 		st, err := nodes[0].ClusterStatus(ctx)

@@ -184,7 +184,7 @@ func FuzzServe(f *testing.F) {
 				_ = op.encodeReply(nil)
 			}
 		}
-		require.NoError(t, s.inbox.pass(op))
+		require.NoError(t, s.inbox.Pass(op))
 		for range 3 { // until what follows from it has been done, too
 			require.NoError(t, s.probe(func(*shard) error { return nil }))
 		}

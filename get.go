@@ -98,7 +98,7 @@ func (op *readOp) readView(v *view) {
 	v.close() // the store waits for this before it closes
 	if op.err = err; !again {
 		op.completion.settle(nil)
-	} else if err := op.shard.inbox.pass(op); err != nil {
+	} else if err := op.shard.inbox.Pass(op); err != nil {
 		op.completion.settle(err)
 	}
 }

@@ -33,7 +33,7 @@ import (
 var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain"}
 
 // handOn are functions that a goroutine calls outside of its guard: they only hand on what has become of it.
-var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "pass", "Errorf"}
+var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "Errorf"}
 
 // sources are the files of the library by package directory.
 func sources(t *testing.T) (*token.FileSet, map[string][]*ast.File) {
@@ -304,7 +304,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 		require.NoError(t, err)
 		s := q.led()[0]
 		require.NoError(t, s.probe(func(s *shard) error { s.Room = engine.RoomEmpty; return nil }))
-		require.NoError(t, s.inbox.pass(&crashOp{injected("of the test")}))
+		require.NoError(t, s.inbox.Pass(&crashOp{injected("of the test")}))
 		synctest.Wait()
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrFailed)
@@ -348,7 +348,7 @@ func TestPanicOfLeader(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		require.NoError(t, s.inbox.pass(&crashOp{injected("of the test")}))
+		require.NoError(t, s.inbox.Pass(&crashOp{injected("of the test")}))
 		goOn()
 		require.NoError(t, <-produced)
 		require.NoError(t, <-produced)
@@ -536,6 +536,7 @@ func TestPanicAtTheBeginning(t *testing.T) {
 
 // TestPanicInClose: a store that cannot be closed is left, and can be opened again.
 func TestPanicInClose(t *testing.T) {
+	abandonsStores(t)
 	p := &panicIn{names: []string{"close of a store"}}
 	p.begin(t)
 	fs := vfs.NewMem()
@@ -555,7 +556,9 @@ func TestPanicInClose(t *testing.T) {
 func bounded(t *testing.T, what string, f func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); f() }()
-	if !within(done, 10*time.Minute) {
+	select {
+	case <-done:
+	case <-time.After(10 * time.Minute):
 		panic(what + " does not return") // the bubble would not end
 	}
 }
@@ -719,12 +722,15 @@ func pauseOne(c *simCluster, q *Queue, paused *simNode) {
 func TestAbandonedEnds(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		told := make(chan error, 3)
-		r := &runner{queue: q, opts: RunOptions{OnError: func(_ *Lease, err error) { told <- err }}}
+		var m Mux
+		Handle(&m, "a", untilCancelled)
+		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { told <- err }})
+		require.NoError(t, err)
 		for _, op := range []leaseEnd{&completeOp{completion: newCompletion()}, &failOp{completion: newCompletion()}} {
-			r.stored.Add(1)
+			r.pool.Outcomes.Add(1)
 			*op.of() = ofRunner{r, new(Lease)}
 			abandon(op, errBroken)
-			r.stored.Wait()
+			r.pool.Outcomes.Wait()
 			require.Equal(t, errBroken, <-told)
 		}
 		require.Empty(t, told)

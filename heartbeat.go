@@ -29,12 +29,10 @@ func (h *leaseRenewer) run() {
 func (h *leaseRenewer) renew() (running bool) {
 	r := h.runner
 	b := &call.Renew{Duration: record.Millis(r.opts.LeaseFor)}
-	for _, w := range r.workers {
-		w.mu.Lock()
-		if w.ours && r.queue.shardOf(w.taskCtx.lease.ID) == h.shard {
-			b.Receipts = append(b.Receipts, w.taskCtx.lease.Receipt.inner())
+	for _, w := range r.pool.Workers() {
+		if f, ok := w.Task(); ok && r.queue.shardOf(f.lease.ID) == h.shard {
+			b.Receipts = append(b.Receipts, f.lease.Receipt.inner())
 		}
-		w.mu.Unlock()
 	}
 	if len(b.Receipts) == 0 {
 		return false
@@ -55,8 +53,8 @@ func (h *leaseRenewer) renew() (running bool) {
 	for i, receipt := range b.Lost {
 		lost[receipt] = b.Errs[i]
 	}
-	for _, w := range r.workers {
-		w.cancelIfLost(lost)
+	for _, w := range r.pool.Workers() {
+		r.cancelIfLost(w, lost)
 	}
 	return true
 }
@@ -64,13 +62,12 @@ func (h *leaseRenewer) renew() (running bool) {
 // Cancel cancels the handler of a task that was canceled. The shard's owner calls it, and so it
 // does not wait for hooks.
 func (r *runner) Cancel(lease engine.Receipt) {
-	receipt := receiptOf(lease)
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
-			r.canceledReceipts.Add(receipt)
-			lost := map[engine.Receipt]error{lease: errCanceled(receipt)}
-			for _, w := range r.workers {
-				if w.cancelIfLost(lost) {
+			r.canceledReceipts.Add(lease)
+			lost := map[engine.Receipt]error{lease: errCanceled(receiptOf(lease))}
+			for _, w := range r.pool.Workers() {
+				if r.cancelIfLost(w, lost) {
 					return
 				}
 			}
@@ -80,18 +77,14 @@ func (r *runner) Cancel(lease engine.Receipt) {
 
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }
 
-// cancelIfLost cancels the running handler if its lease is among the lost.
-func (w *worker) cancelIfLost(lost map[engine.Receipt]error) bool {
-	w.mu.Lock()
-	f := w.taskCtx
-	if !w.ours || lost[f.lease.Receipt.inner()] == nil {
-		w.mu.Unlock()
+// cancelIfLost cancels the running handler of a worker if its lease is among the lost.
+func (r *runner) cancelIfLost(w *worker, lost map[engine.Receipt]error) bool {
+	f, ok := w.TakeAway(func(f *taskContext) bool { return lost[f.lease.Receipt.inner()] != nil })
+	if !ok {
 		return false
 	}
-	w.ours = false
-	w.mu.Unlock()
 	cause := lost[f.lease.Receipt.inner()]
-	f.end(cause)
-	w.runner.report(&f.lease, cause)
+	f.End(cause)
+	r.report(&f.lease, cause)
 	return true
 }

@@ -129,7 +129,7 @@ func (s *shard) checkMemory(q *Queue) error {
 	}
 	v := q.peek(s)
 	defer v.close()
-	claimable, err := s.Check(v.snap, func(q *engine.Queue) bool { return s.claims.Needs(q) || s.permits.needs(q) })
+	claimable, err := s.Check(v.snap, s.claims.Needs)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"encoding/hex"
 	"time"
 
 	"codeq/internal/keys"
@@ -21,29 +20,16 @@ type ID [keys.IDLen]byte
 // String returns the canonical form of the UUID.
 func (id ID) String() string { return keys.FormatID(id) }
 
-const idTextLen = 36
-
 // MarshalText returns the canonical form of the UUID.
 func (id ID) MarshalText() ([]byte, error) { return keys.AppendIDText(nil, id), nil }
 
 // UnmarshalText reads the canonical form of a UUID.
 func (id *ID) UnmarshalText(b []byte) error {
-	if len(b) != idTextLen || b[8] != '-' || b[13] != '-' || b[18] != '-' || b[23] != '-' {
+	read, ok := keys.ParseID(b)
+	if !ok {
 		return &InvalidError{"ID", string(b), "a UUID such as 0193b3c0-...."}
 	}
-	var digits [32]byte
-	n := 0
-	for i, c := range b {
-		if i != 8 && i != 13 && i != 18 && i != 23 {
-			digits[n] = c
-			n++
-		}
-	}
-	var raw ID
-	if _, err := hex.Decode(raw[:], digits[:]); err != nil {
-		return &InvalidError{"ID", string(b), "hexadecimal digits"}
-	}
-	*id = raw
+	*id = read
 	return nil
 }
 

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -319,8 +320,20 @@ func TestCertificateNames(t *testing.T) {
 		}
 		return err
 	}
-	require.ErrorContains(t, open(Cluster{Node: "n3", TLS: ca.Config(t, ca, "n1")}), `certificate of node "n3": it is for ["n1"]`)
-	require.ErrorContains(t, open(Cluster{Node: "n3", TLS: ca.Config(t, ca)}), `certificate of node "n3": it is for []`)
+	for _, names := range [][]string{{"n1"}, {}} {
+		of := ca.Config(t, ca, names...)
+		unseen := of.Clone()
+		unseen.Certificates, unseen.GetConfigForClient = nil, func(*tls.ClientHelloInfo) (*tls.Config, error) { return of, nil }
+		asked := false
+		unseen.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if asked {
+				return &of.Certificates[0], nil
+			}
+			asked = true
+			return nil, errors.New("later")
+		}
+		require.ErrorContains(t, open(Cluster{Node: "n3", TLS: unseen}), fmt.Sprintf(`certificate of node "n3": it is for %q`, names))
+	}
 
 	anonymous := ca.Config(t, ca, "n3")
 	anonymous.ClientAuth = tls.NoClientCert
@@ -328,6 +341,66 @@ func TestCertificateNames(t *testing.T) {
 	require.ErrorAs(t, open(Cluster{Node: "n3", TLS: anonymous}), &invalid)
 	require.Equal(t, "Cluster.TLS.ClientAuth", invalid.Field)
 	require.NoError(t, open(Cluster{Node: "n3", TLS: anonymous, AllowAnonymous: true}))
+}
+
+// TestOwnCertificate: a node whose certificate, as far as Open can see it, is not for its name is
+// refused before anything is written.
+func TestOwnCertificate(t *testing.T) {
+	ca := testcert.New(t)
+	good, bad := ca.Config(t, ca, "other", "n0"), ca.Config(t, ca, "n1")
+	with := func(certs *tls.Config, change func(*tls.Config)) *tls.Config {
+		c := certs.Clone()
+		change(c)
+		return c
+	}
+	server := func(of *tls.Config) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &of.Certificates[0], nil }
+	}
+	client := func(of *tls.Config) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &of.Certificates[0], nil }
+	}
+	for name, c := range map[string]struct {
+		refused, anonymous bool
+		config             *tls.Config
+	}{
+		"good": {config: good},
+		"bad":  {config: bad, refused: true},
+		"none": {config: with(good, func(c *tls.Config) { c.Certificates = nil }), refused: true},
+		"two":  {config: with(bad, func(c *tls.Config) { c.Certificates = append(c.Certificates, good.Certificates...) })},
+		"no certificate": {config: with(good, func(c *tls.Config) {
+			c.Certificates = []tls.Certificate{{Certificate: [][]byte{[]byte("none")}}}
+		}), refused: true},
+		"functions": {config: with(good, func(c *tls.Config) {
+			c.Certificates, c.GetCertificate, c.GetClientCertificate = nil, server(good), client(good)
+		})},
+		"bad function of the server": {config: with(good, func(c *tls.Config) {
+			c.Certificates, c.GetCertificate, c.GetClientCertificate = nil, server(bad), client(good)
+		}), refused: true},
+		"bad function of the client": {config: with(good, func(c *tls.Config) { c.GetClientCertificate = client(bad) }), refused: true},
+		"bad function of an anonymous client": {config: with(good, func(c *tls.Config) {
+			c.GetClientCertificate = client(bad)
+		}), anonymous: true},
+		"functions that need a connection": {config: with(good, func(c *tls.Config) {
+			c.Certificates = nil
+			c.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { panic(h.Conn.LocalAddr()) }
+			c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return nil, errors.New("not yet") }
+		})},
+	} {
+		fs := vfs.NewMem()
+		_, err := (&Options{fs: fs, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous}}).withDefaults()
+		if !c.refused {
+			require.NoError(t, err, name)
+			continue
+		}
+		_, err = Open("q", &Options{fs: fs, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}})
+		var invalid *InvalidError
+		require.ErrorAs(t, err, &invalid, name)
+		require.Equal(t, "Cluster.TLS", invalid.Field, name)
+		require.ErrorContains(t, err, `"n0"`, name)
+		names, err := fs.List("")
+		require.NoError(t, err)
+		require.Empty(t, names, name)
+	}
 }
 
 // TestFoundingIsInterrupted: wherever the founders of a cluster crash, they found one cluster.

@@ -153,7 +153,7 @@ func TestLargeAmidClose(t *testing.T) {
 			})
 		}
 		for waits := false; !waits; { // some do
-			require.NoError(t, s.probe(func(s *shard) error { waits = s.undecided.large.until > 0; return nil }))
+			require.NoError(t, s.probe(func(s *shard) error { waits = s.undecided.large.Recheck() > 0; return nil }))
 		}
 		require.NoError(t, q.Close(), round)
 		producers.Wait()

@@ -2,8 +2,6 @@ package codeq
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -307,18 +305,11 @@ func (r Receipt) MarshalText() ([]byte, error) { return []byte(r.String()), nil 
 
 // UnmarshalText reads the text form.
 func (r *Receipt) UnmarshalText(b []byte) error {
-	var raw [8]byte
-	if len(b) != idTextLen+1+2*len(raw) || b[idTextLen] != '.' {
+	read, ok := engine.ParseReceipt(b)
+	if !ok {
 		return &InvalidError{"Receipt", string(b), "ID.token"}
 	}
-	var id ID
-	if err := id.UnmarshalText(b[:idTextLen]); err != nil {
-		return err
-	}
-	if _, err := hex.Decode(raw[:], b[idTextLen+1:]); err != nil {
-		return &InvalidError{"Receipt", string(b), "hexadecimal digits"}
-	}
-	*r = Receipt{ID: id, Token: binary.BigEndian.Uint64(raw[:])}
+	*r = receiptOf(read)
 	return nil
 }
 

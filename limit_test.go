@@ -370,17 +370,13 @@ func TestClosedGateRefillsNothing(t *testing.T) {
 // fallsAsleep reports whether a shard comes to rest, and stays there while others
 // have their turn: synctest.Wait would not return if it did not.
 func fallsAsleep(s *shard) bool {
-	asleep := 0
-	for range 200_000 {
-		runtime.Gosched()
-		s.inbox.mu.Lock()
-		if s.inbox.sleeping && len(s.inbox.ops) == 0 {
-			asleep++
-		} else {
-			asleep = 0
+	groups := func() int64 { return stepStats(s.steps.Table)[StepGroup].Count }
+	for range 1000 {
+		before := groups()
+		for range 200 {
+			runtime.Gosched()
 		}
-		s.inbox.mu.Unlock()
-		if asleep == 100 {
+		if groups() == before {
 			return true
 		}
 	}

@@ -2,8 +2,10 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/manifest"
 	"codeq/internal/testkit"
 )
 
@@ -101,6 +104,125 @@ func TestRemovalGoesOn(t *testing.T) {
 	})
 }
 
+// TestRemovedDirectory: no message that adds a node, however late it comes, and nobody who asks for
+// it, makes a member of a directory that was removed. The name with an empty directory is another
+// node.
+func TestRemovedDirectory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 4, Options{Shards: 2, Durability: DurabilityProcess})
+		c.awaitLeaders()
+		by, removed := c.nodes[0], c.nodes[3]
+		late := cluster.Peer{Node: removed.name, Address: removed.name, ID: removed.id()}
+		require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
+		c.nodes = c.nodes[:3]
+		want := []string{"n0", "n1", "n2"}
+		refuses := func() {
+			t.Helper()
+			for shard := range 2 {
+				err := (*leaders)(simQueue(by).node).Change(ctx, shard, cluster.AddNode, late)
+				require.ErrorIs(t, err, ErrNotMember)
+			}
+			taken := cluster.Peer{Node: late.Node, Address: late.Address, ID: manifest.NewID()}
+			err := (*leaders)(simQueue(by).node).Change(ctx, 0, cluster.Readmit, taken, late.ID)
+			require.ErrorIs(t, err, ErrNotMember)
+			err = simQueue(by).AddNode(ctx, Peer{removed.name, removed.name})
+			require.ErrorIs(t, err, ErrNotMember)
+			require.ErrorContains(t, err, "removed")
+			require.Equal(t, [][]string{want, want}, by.membersOfShards(t))
+		}
+		refuses()
+		removed.stop()
+		removed.join = true
+		require.ErrorIs(t, c.open(removed), ErrNotMember)
+		removed.join = false
+		removed.start()
+		removed.crash(0)
+		removed.start() // by another ID
+		refuses()
+		for _, n := range c.nodes {
+			n.crash(100)
+		}
+		c.mend(true)
+		c.awaitLeaders()
+		refuses()
+
+		removed.stop()
+		removed.disk, removed.votes, removed.join = vfs.NewCrashableMem(), newSimVotes(), true
+		removed.start()
+		c.nodes = append(c.nodes, removed)
+		c.awaitVotes()
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestOtherShards: a node that is opened with another number of shards than its cluster has, or the
+// other founders, is refused, and nothing of it stays: with the right number it is one of them.
+func TestOtherShards(t *testing.T) {
+	open := func(c *simCluster, n *simNode, shards int) (err error) {
+		o, _ := c.options(n)
+		o.Shards = shards
+		n.q, err = Open("queue", o)
+		return err
+	}
+	for _, joins := range []bool{false, true} {
+		for _, wrong := range []int{1, 3} {
+			t.Run(fmt.Sprintf("joins %t with %d", joins, wrong), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := newSimCluster(t, 1, 2, Options{Shards: 2})
+					if !joins {
+						c.close()
+						c = newSimCluster(t, 1, 0, Options{Shards: 2})
+						c.peers = []Peer{{"n0", "n0"}, {"n1", "n1"}}
+						c.nodes = []*simNode{c.node(false)}
+						c.nodes[0].start()
+					}
+					n := c.node(joins)
+					err := open(c, n, wrong)
+					if !joins {
+						require.NoError(t, err)
+						time.Sleep(time.Minute)
+						_, err = simQueue(n).Produce(context.Background(), Task{Queue: "a"})
+						n.stop()
+					}
+					require.ErrorContains(t, err, fmt.Sprintf("2 groups, not %d", wrong))
+					require.Equal(t, joins, errors.Is(err, ErrShardCount))
+					n.start()
+					c.nodes = append(c.nodes, n)
+					c.awaitLeaders()
+					n.produce(t, 10)
+					c.rest()
+					require.NoError(t, c.check())
+					require.ErrorIs(t, func() error { n.stop(); return open(c, n, wrong) }(), ErrShardCount)
+					n.start()
+					c.close()
+				})
+			})
+		}
+	}
+}
+
+// TestReplaceByMember: a node is not replaced by a member, at whatever address that is said to be:
+// there would be one node less.
+func TestReplaceByMember(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		before := membersOf(leader, 0)
+		for _, by := range []*simNode{leader, other} {
+			for _, address := range []string{leader.name, other.name, "elsewhere"} {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				err := simQueue(by).ReplaceNode(ctx, other.name, Peer{leader.name, address})
+				cancel()
+				require.ErrorIs(t, err, ErrInvalid)
+				require.ErrorContains(t, err, "RemoveNode")
+				require.Equal(t, before, membersOf(leader, 0))
+			}
+		}
+	})
+}
+
 // TestUnknownNode: a node that is no member is neither removed nor replaced.
 func TestUnknownNode(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
@@ -134,6 +256,43 @@ func TestRemovedNodeIsTold(t *testing.T) {
 		c.drop(removed)
 		require.Less(t, time.Since(begin), time.Second)
 	})
+}
+
+// TestCallsOfRemovedNode: a node that was removed, by itself or another one, is told so by whatever it
+// asks, at once and later.
+func TestCallsOfRemovedNode(t *testing.T) {
+	for _, itself := range []bool{false, true} {
+		for _, leads := range []bool{false, true} {
+			t.Run(fmt.Sprintf("itself %t leads %t", itself, leads), func(t *testing.T) {
+				simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+					by, removed := c.lead()
+					if leads {
+						by, removed = removed, by
+					}
+					if itself {
+						by = removed
+					}
+					q := simQueue(removed)
+					produce(t, q, Task{Queue: "a"})
+					ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+					defer cancel()
+					require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
+					for range 2 {
+						_, status := q.ClusterStatus(ctx)
+						_, stats := q.Stats(ctx)
+						_, get := q.Get(ctx, ID{7: 1})
+						_, claim := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+						for i, err := range []error{status, stats, get, claim, q.WaitReady(ctx)} {
+							require.ErrorIs(t, err, ErrNotLeader, i)
+							require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name), i)
+						}
+						time.Sleep(time.Minute)
+					}
+					c.drop(removed)
+				})
+			})
+		}
+	}
 }
 
 // TestLeaveOfNoCluster: a node that is part of no cluster has none to leave.
@@ -255,5 +414,31 @@ func TestRunAwaitsLeaders(t *testing.T) {
 		a.stop()
 		require.ErrorIs(t, <-ended, ErrClosed)
 		c.close()
+	})
+}
+
+// TestVoteForUnknownNode: a voter that lags elects a node of which it has not heard, if that has what
+// the cluster has acknowledged: the two are all that is left.
+func TestVoteForUnknownNode(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, behind := c.lead()
+		c.net.Isolate(behind.name, c.names())
+		joined := c.node(true)
+		c.nodes = append(c.nodes, joined)
+		require.NoError(t, c.open(joined))
+		for _, n := range slices.Clone(c.nodes) {
+			if n != leader && n != behind && n != joined {
+				c.remove(n, t.Logf, nil)
+			}
+		}
+		joined.produce(t, 10)
+		require.Equal(t, leader, c.leader(0))
+		leader.crash(100)
+		c.net.Heal(false)
+		c.awaitLeaders()
+		require.Equal(t, joined, c.leader(0))
+		require.Equal(t, 10, behind.count(t))
+		leader.start()
 	})
 }

@@ -64,7 +64,7 @@ func (q *Queue) newNode() *node {
 // close ends the node; the stores stay open.
 func (n *node) close() error {
 	err := n.Close()
-	n.claims.close()
+	n.claims.Close()
 	n.background.Wait()
 	return err
 }
@@ -96,6 +96,9 @@ func (n *node) serve(shard int, r *peer.Request) error {
 	if s == nil {
 		return notLed(shard, ErrNotLeader)
 	}
+	if op.verb().is(ofMembers) && !n.Group(shard).HasDirectory(r.From.ID) {
+		return cluster.RemovedError(shard, r.From.Name)
+	}
 	if waits, ok := op.(abandoned); ok {
 		r.OnCancel(func() { waits.abandon(s) })
 	}
@@ -106,7 +109,7 @@ func (n *node) serve(shard int, r *peer.Request) error {
 		}
 		r.Reply(op.encodeReply(nil))
 	}
-	return s.inbox.pass(op)
+	return s.inbox.Pass(op)
 }
 
 // anyShard is a shard for a task that may be in any: one that this node leads, or

@@ -424,8 +424,8 @@ func TestOpenFinishesCreation(t *testing.T) {
 			writeFile(t, filepath.Join(dir, manifest.LockName), "")
 			writeFile(t, filepath.Join(dir, manifest.TempName), creating[:20])
 		}},
-		{"manifest", 0, func(dir string) { writeFile(t, filepath.Join(dir, manifest.Name), creating) }},
-		{"manifest, and the next half of one", 0, func(dir string) {
+		{"manifest", 2, func(dir string) { writeFile(t, filepath.Join(dir, manifest.Name), creating) }},
+		{"manifest, and the next half of one", 2, func(dir string) {
 			writeFile(t, filepath.Join(dir, manifest.Name), creating)
 			writeFile(t, filepath.Join(dir, manifest.TempName), creating[:20])
 		}},
@@ -434,6 +434,11 @@ func TestOpenFinishesCreation(t *testing.T) {
 			require.NoError(t, os.Mkdir(manifest.ShardDir(vfs.Default, dir, 1), 0o755))
 		}},
 		{"one of two shards", 2, oneShard},
+		{"shards of another number", 2, func(dir string) {
+			three := manifest.Manifest{Format: manifest.Format, Shards: 3, ID: "000102030405060708090a0b0c0d0e0f", Creating: true}
+			writeFile(t, filepath.Join(dir, manifest.Name), manifestOf(t, three))
+			require.NoError(t, os.Mkdir(manifest.ShardDir(vfs.Default, dir, 2), 0o755))
+		}},
 		{"half a shard", 2, func(dir string) {
 			oneShard(dir)
 			manifests, err := filepath.Glob(filepath.Join(manifest.ShardDir(vfs.Default, dir, 0), "MANIFEST-*"))
@@ -452,6 +457,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 			require.Len(t, tasks, 2)
 			require.NotContains(t, readFile(t, filepath.Join(dir, manifest.Name)), "creating")
 			require.NoFileExists(t, filepath.Join(dir, manifest.TempName))
+			require.NoDirExists(t, manifest.ShardDir(vfs.Default, dir, 2))
 			requireTasks(t, dir, &Options{Shards: 2}, tasks)
 		})
 	}

@@ -2,15 +2,19 @@ package codeq
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 
 	"codeq/internal/guard"
+	"codeq/internal/testkit"
 )
 
 // injected is what tests have codeq panic with. All other panics of codeq's own, which it contains,
@@ -34,13 +38,27 @@ var ownPanics panicList
 
 func TestMain(m *testing.M) {
 	guard.Observe(ownPanics.add)
-	debug.SetGCPercent(400) // queues and disks in memory come and go: collecting them is much of the work
-	debug.SetMemoryLimit(1 << 30)
+	flag.Parse()
+	// Queues and disks in memory come and go: collecting them is much of the work. The race detector
+	// takes as much memory again.
+	debug.SetGCPercent(400)
+	debug.SetMemoryLimit(int64(testkit.Sized(1, 2, 2)) << 30)
+	overlapWaits()
 	code := m.Run()
 	if !ownPanics.report() {
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// overlapWaits lets two more tests run at a time than there are processors, unless -parallel says
+// otherwise: nodes on real sockets mostly wait, for elections.
+func overlapWaits() {
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		if err := f.Value.Set(strconv.Itoa(runtime.GOMAXPROCS(0) + 2)); err != nil {
+			panic(err)
+		}
+	}
 }
 
 func (l *panicList) add(what string, value any, stack []byte) {

@@ -65,7 +65,7 @@ func (c *limitedCluster) leases() (leases [3]int) {
 			if q, _ := n.queue(); q != nil && q.shard(shard) != nil {
 				s := q.shard(shard)
 				leases[shard] = int(s.QueueNamed("a").Counts.Leased)
-				s.inbox.len() // its lock orders this before what the owner does next
+				s.inbox.Len() // its lock orders this before what the owner does next
 			}
 		}
 	}
@@ -202,10 +202,9 @@ func (c *limitedCluster) requireReturned() {
 	require.Equal(c.t, told, c.told(), "shards go on telling")
 	for shard := range 3 {
 		q, _ := c.leader(shard).queue()
-		p := permitsIn(q.shard(shard), "a").permits()
+		p := permitsIn(q.shard(shard), "a")
 		require.Zero(c.t, p.Unused())
-		require.Nil(c.t, p.drop)
-		require.Empty(c.t, p.asking)
+		require.False(c.t, p.IsBusy())
 	}
 	set, err := c.queue(0).Settings("a")
 	require.NoError(c.t, err)
@@ -229,8 +228,8 @@ func (c *limitedCluster) requireReturned() {
 func (c *limitedCluster) told() (told [3]uint64) {
 	for shard := range told {
 		q, _ := c.leader(shard).queue()
-		told[shard] = q.shard(shard).permits.reports
-		q.shard(shard).inbox.len() // as in leases
+		told[shard] = q.shard(shard).permits.Reports()
+		q.shard(shard).inbox.Len() // as in leases
 	}
 	return told
 }
@@ -704,7 +703,8 @@ func TestPermitsLateReport(t *testing.T) {
 			{Epoch: s.epoch - 1, Seq: 1000},
 			{Epoch: s.epoch, Seq: 0, Try: 7},
 		} {
-			op := &permitsOp{completion: newCompletion(), queue: "a", shard: 1, Request: permits.Request{Report: late}}
+			op := &permitsOp{completion: newCompletion(), queue: "a", shard: 1}
+			op.Report = late
 			_, err := c.queue(0).shard(0).do(t.Context(), op, op.base())
 			require.ErrorIs(t, err, ErrNotLeader)
 			require.Nil(t, c.claimAt(0))
@@ -777,14 +777,17 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		s := c.queue(1).shard(1)
 		var late permitsAnswer
+		var value []byte
 		require.NoError(t, s.probe(func(s *shard) error {
-			p := permitsIn(s, "a").permits()
-			require.NotNil(t, p.drop)
-			op := &permitsOp{Request: permits.Request{Report: permits.Report{Epoch: s.epoch, Seq: s.permits.reports}, Want: 1}}
-			late = permitsAnswer{permits: p, op: op}
+			p := permitsIn(s, "a")
+			require.True(t, p.IsBusy())
+			op := new(permitsOp)
+			op.Request = permits.Request{Report: permits.Report{Epoch: s.epoch, Seq: s.permits.Reports()}, Want: 1}
+			late = permitsAnswer{gate: p, op: op}
+			value = s.Queues["a"].Value
 			return nil
 		}))
-		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: late.permits.claims.Value}
+		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: value}
 		_, err := s.do(t.Context(), ask, ask.base())
 		require.NoError(t, err)
 		require.Zero(t, ask.Held)
@@ -792,7 +795,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		require.NoError(t, s.probe(func(s *shard) error {
 			late.op.Granted = 1
 			late.resolve(s)
-			taken = permitsIn(s, "a").permits().Unused()
+			taken = permitsIn(s, "a").Unused()
 			return nil
 		}))
 		require.Zero(t, taken)
@@ -841,5 +844,7 @@ func TestPermitsOverLoopback(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int32(3))
 }
 
-// permitsIn is what a shard knows of the permits of a queue.
-func permitsIn(s *shard, queue string) *queuePermits { return s.permits.of(s.Queues[queue]) }
+// permitsIn is what a shard has of the permits of a queue.
+func permitsIn(s *shard, queue string) *dispatch.PermitGate {
+	return s.claims.Of(s.Queues[queue]).Gateway().(*dispatch.PermitGate)
+}

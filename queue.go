@@ -53,17 +53,15 @@ type Queue struct {
 	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
 }
 
-// Open opens the queue in dir, and creates it if dir does not exist or is
-// empty. A nil opts means the defaults. One Queue at a time may have a
-// directory open.
+// Open opens the queue in dir, and creates it if dir does not exist or is empty. A nil opts means
+// the defaults. One Queue at a time may have a directory open.
 //
-// Open returns an error that matches [ErrNotQueue] when dir holds something
-// else, [ErrShardCount] when opts.Shards differs from the count fixed at
-// creation, [ErrFormat] when the queue has a format that this version does not know, [ErrLocked]
-// when the directory is open already, [ErrCopied] when its files were copied while it was
-// open, [ErrCorrupt] when stored data is damaged or
-// contradicts itself (see Verify), or [ErrInvalid] when an option is out of bounds; each
-// before anything is changed. It returns one that matches [ErrDiskFull] when the disk has no
+// Open returns an error that matches [ErrNotQueue] when dir holds something else, [ErrShardCount]
+// when opts.Shards differs from the count fixed at creation, [ErrFormat] when the queue has a
+// format that this version does not know, [ErrLocked] when the directory is open already,
+// [ErrCopied] when its files were copied while it was open, [ErrCorrupt] when stored data is
+// damaged or contradicts itself (see Verify), or [ErrInvalid] when an option is out of bounds;
+// each before anything is changed. It returns one that matches [ErrDiskFull] when the disk has no
 // room for the tables and logs that it begins with.
 //
 // The queue of an older version whose format is known is raised to that of this one, in place; from
@@ -321,7 +319,7 @@ func (q *Queue) Close() (err error) {
 		}
 		led := q.led()
 		for _, s := range led {
-			s.inbox.stop(ErrClosed)
+			s.inbox.Stop(ErrClosed)
 		}
 		for _, s := range led {
 			<-s.done

@@ -272,6 +272,12 @@ func (m *stateMachine) Raise(term uint64, format int) error {
 	return m.replica.writeIdentity(&proposer{replica: m.replica, term: term}, format)
 }
 
+// IsForgotten reports whether a node, or a directory, was removed.
+func (m *stateMachine) IsForgotten(name string) (is bool, err error) {
+	err = m.replica.use(func(st *store.Store) (err error) { is, err = schema.IsForgotten(st.DB(), name); return err })
+	return is, err
+}
+
 // writeIdentity stores what the shard is, and of which format.
 func (r *replica) writeIdentity(p *proposer, format int) error {
 	var b pebble.Batch
@@ -334,7 +340,7 @@ func (s *shard) Serve() {
 // StepDown ends the owner.
 func (s *shard) StepDown(reason error) {
 	s.replica.lead.Store(nil)
-	s.inbox.stop(notLed(s.index, reason))
+	s.inbox.Stop(notLed(s.index, reason))
 	<-s.done
 }
 

@@ -15,6 +15,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/heartbeat"
 	"codeq/internal/recent"
+	"codeq/internal/workers"
 )
 
 // RunOptions are the options of Run. A zero field means its documented default.
@@ -88,18 +89,11 @@ func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty
 	defer q.calls.Done()
 	r.req.NoWait = untilEmpty
 	err = r.run(ctx)
-	return r.claimed, err
+	return r.pool.Claimed(), err
 }
 
-// runner is one call of Run. Tasks go from the fetchers through jobs to the workers:
-//
-//	fetcher   takes free places, claims that many tasks at the most, puts them into jobs
-//	worker    takes a task from jobs, calls its handler, hands its completion to
-//	          the shard, and frees the place
-//
-// A worker that ends a task takes the next one without going to sleep. One worker at a time is
-// woken: it takes a task, and wakes the next worker if tasks are left. So slow handlers occupy all
-// workers after some microseconds, and fast ones do not pay for waking them.
+// runner is one call of Run: it claims tasks for its workers, calls the handlers, and stores the
+// outcomes.
 type runner struct {
 	number   uint32 // among those of the process, from 1
 	queue    *Queue
@@ -110,30 +104,20 @@ type runner struct {
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
-	mu           sync.Mutex     // guards what follows
-	jobs         []engine.Grant // claimed, not yet started; from next on
-	next         int
-	claimed      int  // number of tasks so far
-	free         int  // places that no task and no claim occupies
-	fetcherWaits bool // a fetcher waits for free to become positive
-	idle         int  // workers that wait on wake
-	waking       bool // a worker has been woken and is on its way to jobs
-	ended        bool // no further jobs: workers end
-	wake         *sync.Cond
-	room         *sync.Cond
-	workers      []*worker
-
-	canceledReceipts recent.Shared[Receipt] // receipts of canceled tasks
-	crash            func(error)            // ends Run with an error
+	pool             *workers.Pool[engine.Grant, *taskContext]
+	canceledReceipts recent.Shared[engine.Receipt] // receipts of canceled tasks
+	failed           atomic.Pointer[error]
+	stopClaims       context.CancelCauseFunc
 
 	renewers []*leaseRenewer // one for each shard
-	running  sync.WaitGroup  // workers
-	stored   sync.WaitGroup  // completions under way
 	// storing ends when the outcomes of handlers do not wait for room any longer.
 	storing     context.Context
 	stopStoring context.CancelCauseFunc
 	forwards    chan struct{} // bounds the completions under way to other nodes: one element for each
 }
+
+// worker runs the handlers of a runner, one at a time.
+type worker = workers.Worker[engine.Grant, *taskContext]
 
 func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
 	r := &runner{queue: q, forwards: make(chan struct{}, q.opts.InboxDepth)}
@@ -179,8 +163,10 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	r.list = dispatch.NewList(r.req.Queues, r.req.appendWeights(nil))
 	r.values = context.WithoutCancel(ctx)
 	r.storing, r.stopStoring = context.WithCancelCause(context.Background())
-	r.free = o.Concurrency
-	r.wake, r.room = sync.NewCond(&r.mu), sync.NewCond(&r.mu)
+	r.pool = workers.New(workers.Config{
+		Workers: o.Concurrency, Batch: min(fetchCap, q.opts.Limits.Batch), Grace: o.Grace, Log: q.opts.log,
+		Crash: func(what string, value any, stack []byte) { r.crash(panicError(what, value, stack)) },
+	}, r)
 	return r, nil
 }
 
@@ -193,77 +179,52 @@ func (r *runner) run(ctx context.Context) error {
 			return err
 		}
 	}
-	claimCtx, stopClaims := context.WithCancelCause(ctx)
+	ctx, r.stopClaims = context.WithCancelCause(ctx)
+	defer r.stopClaims(nil)
 	stopOnClose := make(chan struct{})
-	var closer sync.WaitGroup
-	var failed atomic.Pointer[error]
-	r.crash = func(err error) {
-		failed.CompareAndSwap(nil, &err)
-		stopClaims(err)
-	}
+	var closer, renewing sync.WaitGroup
 	log := r.queue.opts.log
 	closer.Go(func() {
 		contain(log, "watch of Run", func() {
 			select {
 			case <-r.queue.closing:
-				stopClaims(ErrClosed)
+				r.stopClaims(ErrClosed)
 			case <-stopOnClose:
 			}
 		}, r.crash)
 	})
-	// Fetchers that wait for a free place are woken to see that claims are over.
-	unhook := context.AfterFunc(claimCtx, func() {
-		contain(log, "end of claims", r.wakeFetchers, func(error) { r.wakeFetchers() })
-	})
-
-	for range r.opts.Concurrency {
-		r.workers = append(r.workers, &worker{runner: r})
-	}
-	r.number = r.queue.runs.Add(r) // after the workers exist: cancels look at them
+	r.number = r.queue.runs.Add(r)
 	defer r.queue.runs.Remove(r.number)
-	var fetchers sync.WaitGroup
-	for _, w := range r.workers {
-		w.start()
-	}
-	var renewing sync.WaitGroup
 	for i := range r.queue.replicas {
 		h := &leaseRenewer{Heart: heartbeat.New(), runner: r, shard: i}
 		r.renewers = append(r.renewers, h)
 		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
-	count := len(r.queue.replicas)
+	fetchers := len(r.queue.replicas)
 	if r.req.NoWait { // a single fetcher knows how many tasks are at work
-		count = 1
+		fetchers = 1
 	}
-	for range count {
-		fetchers.Go(func() {
-			contain(log, "fetcher", func() {
-				if err := r.fetch(claimCtx); err != nil && claimCtx.Err() == nil {
-					r.crash(err)
-				}
-			}, r.crash)
-		})
-	}
-
-	fetchers.Wait()
+	r.pool.Run(ctx, fetchers, r.crash)
 	if r.list != nil {
 		for i := range r.queue.replicas {
 			if s := r.queue.shard(i); s != nil {
-				_ = s.inbox.pass(&dropSetOp{r.list}) // a shard that is closing drops it anyway
+				_ = s.inbox.Pass(&dropSetOp{r.list}) // a shard that is closing drops it anyway
 			}
 		}
 	}
-	cause := context.Cause(claimCtx)
+	cause := context.Cause(ctx)
 	close(stopOnClose)
 	closer.Wait()
-	unhook()
-	err := r.drain(cause)
+	var err error
+	if running := r.pool.Drain(cause); running > 0 {
+		err = fmt.Errorf("%w: %d", ErrHandlersRunning, running)
+	}
+	r.stopStoring(nil)
 	for _, h := range r.renewers {
 		h.Stop()
 	}
 	renewing.Wait()
-	stopClaims(nil)
-	switch reason := failed.Load(); {
+	switch reason := r.failed.Load(); {
 	case err != nil && reason != nil:
 		return errors.Join(*reason, err)
 	case err != nil:
@@ -276,179 +237,45 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
-// fetch claims tasks for free workers until ctx ends, or with NoWait until none can be claimed and
-// none is at work.
-func (r *runner) fetch(ctx context.Context) error {
+// crash ends claims with an error, which Run returns.
+func (r *runner) crash(err error) {
+	r.failed.CompareAndSwap(nil, &err)
+	r.stopClaims(err)
+}
+
+// Claim adds claimed tasks to the pool.
+func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 	req := r.req
-	for {
-		r.mu.Lock()
-		for r.free == 0 && ctx.Err() == nil {
-			r.fetcherWaits = true
-			r.room.Wait()
+	req.Max = places
+	op, err := r.queue.claim(ctx, &req, r)
+	if err != nil {
+		if req.NoWait && errors.Is(err, ErrEmpty) {
+			err = nil
 		}
-		if ctx.Err() != nil {
-			r.mu.Unlock()
-			return context.Cause(ctx)
-		}
-		req.Max = min(r.free, fetchCap, r.queue.opts.Limits.Batch)
-		atWork := r.opts.Concurrency - r.free
-		r.free -= req.Max
-		r.mu.Unlock()
+		return 0, err
+	}
+	defer op.unref()
+	for _, h := range r.renewers {
+		h.Wake()
+	}
+	r.pool.Add(op.Grants)
+	return len(op.Grants), nil
+}
 
-		op, err := r.queue.claim(ctx, &req, r)
-		if err != nil {
-			r.release(req.Max)
-			if req.NoWait && errors.Is(err, ErrEmpty) {
-				if atWork == 0 {
-					return nil
-				}
-				r.awaitFewer(ctx, atWork)
-				continue
-			}
-			return err
-		}
-		for _, h := range r.renewers {
-			h.Wake()
-		}
-		r.mu.Lock()
-		if r.next == len(r.jobs) {
-			r.jobs, r.next = r.jobs[:0], 0
-		}
-		r.jobs = append(r.jobs, op.Grants...)
-		r.claimed += len(op.Grants)
-		r.wakeWorker()
-		r.mu.Unlock()
-		r.release(req.Max - len(op.Grants))
-		op.unref()
+// GiveBack gives back tasks that no worker has begun.
+func (r *runner) GiveBack(grants []engine.Grant) {
+	for i := range grants {
+		r.giveBack(receiptOf(grants[i].Receipt), nil)
 	}
 }
 
-// awaitFewer waits until fewer tasks are at work, or ctx ends. REQUIRES: there is one fetcher.
-func (r *runner) awaitFewer(ctx context.Context, atWork int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for r.opts.Concurrency-r.free >= atWork && ctx.Err() == nil {
-		r.fetcherWaits = true
-		r.room.Wait()
-	}
-}
+// TakeBack gives back the task of a handler that goes on.
+func (r *runner) TakeBack(f *taskContext) { r.giveBack(f.lease.Receipt, &f.lease) }
 
-// wakeFetchers wakes the fetchers that wait for a free place, to check whether ctx has ended.
-func (r *runner) wakeFetchers() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.room.Broadcast()
-}
-
-// wakeWorker wakes an idle worker for the jobs. REQUIRES: mu is held.
-func (r *runner) wakeWorker() {
-	if r.idle > 0 && !r.waking {
-		r.waking = true
-		r.wake.Signal()
-	}
-}
-
-// release frees places.
-func (r *runner) release(n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.releaseLocked(n)
-}
-
-// releaseLocked is release for a caller who holds mu.
-func (r *runner) releaseLocked(n int) {
-	if r.free += n; r.fetcherWaits {
-		r.fetcherWaits = false
-		r.room.Broadcast()
-	}
-}
-
-// drain waits for the handlers to end: for the grace period by themselves, then by their context.
-// It returns when their outcomes are stored.
-func (r *runner) drain(cause error) error {
-	defer r.awaitStored()
-	r.mu.Lock()
-	waiting := r.jobs[r.next:]
-	r.jobs, r.next = nil, 0
-	r.ended = true
-	r.mu.Unlock()
-	r.wake.Broadcast()
-	r.stored.Go(func() {
-		contain(r.queue.opts.log, "tasks that come back", func() {
-			for i := range waiting {
-				r.giveBack(receiptOf(waiting[i].Receipt), nil)
-			}
-		}, nil) // if it panics, the other tasks come back when their leases expire
-	})
-	idle := make(chan struct{})
-	go func() {
-		defer close(idle)
-		contain(r.queue.opts.log, "wait for workers", r.running.Wait, nil)
-	}()
-	if within(idle, r.opts.Grace) {
-		return nil
-	}
-	var taken []*Lease
-	for _, w := range r.workers {
-		if l := w.stop(cause); l != nil {
-			taken = append(taken, l)
-		}
-	}
-	for _, l := range taken { // each waits for a commit; by now every handler knows
-		r.giveBack(l.Receipt, l)
-	}
-	if within(idle, max(r.opts.Grace, time.Second)) {
-		return nil
-	}
-	r.stopStoring(errRunEnds) // for workers whose handlers have ended
-	running := 0
-	for _, w := range r.workers {
-		if w.busy() {
-			running++
-		}
-	}
-	if running == 0 {
-		<-idle
-		return nil
-	}
-	return fmt.Errorf("%w: %d", ErrHandlersRunning, running)
-}
-
-// awaitStored returns when the outcomes of all handlers are stored, or refused: they do not wait
-// longer for room on the disk than Run waits for handlers.
-func (r *runner) awaitStored() {
-	done := make(chan struct{})
-	go func() {
-		r.stored.Wait()
-		close(done)
-	}()
-	if !within(done, max(r.opts.Grace, time.Second)) {
-		r.stopStoring(errRunEnds)
-		<-done
-	}
-	r.stopStoring(nil)
-}
+// Hurry lets no outcome wait for room any longer.
+func (r *runner) Hurry() { r.stopStoring(errRunEnds) }
 
 var errRunEnds = fmt.Errorf("%w: there was no room until the end of Run", ErrDiskFull)
-
-func within(done <-chan struct{}, d time.Duration) bool {
-	if d <= 0 {
-		select {
-		case <-done:
-			return true
-		default:
-			return false
-		}
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-done:
-		return true
-	case <-t.C:
-		return false
-	}
-}
 
 // giveBack returns a task as if it had not been claimed.
 func (r *runner) giveBack(receipt Receipt, l *Lease) {
@@ -483,106 +310,62 @@ func (r *runner) report(l *Lease, err error) {
 	<-done
 }
 
-// worker runs one handler at a time.
-type worker struct {
-	runner *runner
-
-	mu      sync.Mutex   // guards what follows
-	taskCtx *taskContext // of the running handler; nil: none runs
-	ours    bool         // the worker still has the task; false: it was given back, or its lease was lost
-	stopped bool         // no handler may run any more
-}
-
-// start starts the worker's goroutine.
-func (w *worker) start() {
-	w.runner.running.Go(func() { contain(w.runner.queue.opts.log, "worker", w.work, w.runner.crash) })
-}
-
-// work takes tasks until there will be no more.
-func (w *worker) work() {
-	r := w.runner
-	r.mu.Lock()
-	for {
-		for r.next == len(r.jobs) && !r.ended {
-			r.idle++
-			r.wake.Wait()
-			r.idle--
-			r.waking = false
-		}
-		if r.ended {
-			r.mu.Unlock()
-			return
-		}
-		g := r.jobs[r.next]
-		r.jobs[r.next] = engine.Grant{}
-		r.next++
-		if r.next < len(r.jobs) {
-			r.wakeWorker()
-		}
-		r.mu.Unlock()
-		w.do(&g)
-		r.mu.Lock()
-		r.releaseLocked(1)
-	}
-}
-
-// do runs the handler of one task and stores the outcome.
-func (w *worker) do(g *engine.Grant) {
-	r := w.runner
+// Do runs the handler of one task and stores the outcome.
+func (r *runner) Do(w *worker, g *engine.Grant) {
 	f := &taskContext{runner: r}
 	l := &f.lease
 	if err := decodeGrant(g, l); err != nil {
 		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, err)
 		return
 	}
-	if !w.own(f) {
+	var deadline time.Time
+	if l.Timeout > 0 {
+		deadline = time.Now().Add(l.Timeout)
+	}
+	f.Begin(r.values, deadline)
+	if !w.Own(f) {
 		r.giveBack(l.Receipt, l)
 		return
 	}
-	if r.canceledReceipts.Has(l.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
-		w.cancelIfLost(map[engine.Receipt]error{g.Receipt: errCanceled(l.Receipt)})
-		w.disown()
+	if r.canceledReceipts.Has(g.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
+		r.cancelIfLost(w, map[engine.Receipt]error{g.Receipt: errCanceled(l.Receipt)})
+		w.Disown()
 		return
-	}
-	if l.Timeout > 0 {
-		f.deadline = time.Now().Add(l.Timeout)
 	}
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			w.settle(f, errGoexit)
-			r.release(1)
-			w.start()
+			r.settle(w, f, errGoexit)
+			w.Restart()
 		}
 	}()
-	err := w.call(f)
+	err := r.call(f)
 	returned = true
-	w.settle(f, err)
+	r.settle(w, f, err)
 }
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
 // settle stores the outcome of a task whose handler has ended.
-func (w *worker) settle(f *taskContext, err error) {
-	f.end(nil)
+func (r *runner) settle(w *worker, f *taskContext, err error) {
+	f.End(nil)
 	switch {
-	case !w.disown(): // the task was given back, or its lease was lost
+	case !w.Disown(): // the task was given back, or its lease was lost
 	case err != nil:
-		w.fail(&f.lease, err)
+		r.fail(&f.lease, err)
 	default:
-		w.complete(f)
+		r.complete(f)
 	}
 }
 
 // call runs the handler and turns a panic into an error.
-func (w *worker) call(f *taskContext) (err error) {
+func (r *runner) call(f *taskContext) (err error) {
 	defer recovered(&err)
-	return w.runner.handlers[f.lease.Queue](f, &f.lease, f)
+	return r.handlers[f.lease.Queue](f, &f.lease, f)
 }
 
 // fail gives a failed attempt to the shard, as complete does.
-func (w *worker) fail(l *Lease, err error) {
-	r := w.runner
+func (r *runner) fail(l *Lease, err error) {
 	op := failOpOf(err)
 	if op.how != engine.FailRelease {
 		r.report(l, err)
@@ -592,8 +375,8 @@ func (w *worker) fail(l *Lease, err error) {
 }
 
 // complete gives the completion to the shard and does not wait for it.
-func (w *worker) complete(f *taskContext) {
-	r, l := w.runner, &f.lease
+func (r *runner) complete(f *taskContext) {
+	l := &f.lease
 	op := r.queue.completeOp(l.Receipt)
 	if f.out != nil {
 		err := f.out.fill(op)
@@ -602,7 +385,7 @@ func (w *worker) complete(f *taskContext) {
 		}
 		if err != nil { // the output can never be stored
 			r.queue.recycleComplete(op)
-			w.fail(l, DeadLetter(err))
+			r.fail(l, DeadLetter(err))
 			return
 		}
 	}
@@ -613,7 +396,7 @@ func (w *worker) complete(f *taskContext) {
 // end gives the operation that ends a lease to its shard, and does not wait for it.
 func (r *runner) end(op leaseEnd, l *Lease) {
 	*op.of() = ofRunner{r, l}
-	r.stored.Add(1)
+	r.pool.Outcomes.Add(1)
 	s := r.queue.shard(r.queue.shardOf(l.ID))
 	if s == nil {
 		r.forwards <- struct{}{}
@@ -623,14 +406,14 @@ func (r *runner) end(op leaseEnd, l *Lease) {
 		}()
 		return
 	}
-	if err := s.inbox.push(context.Background(), op); err != nil {
+	if err := s.inbox.Push(context.Background(), op); err != nil {
 		op.settle(err)
 	}
 }
 
 // forward sends an operation to the node that leads its shard, and waits for it.
 func (r *runner) forward(op leaseEnd, l *Lease) {
-	defer r.stored.Done()
+	defer r.pool.Outcomes.Done()
 	err := guarded(r.queue.opts.log, "end of a lease elsewhere", func() error {
 		op.of().runner = nil // a caller waits: this goroutine
 		op.again()
@@ -655,53 +438,11 @@ func (r *runner) settled(op leaseEnd, err error) {
 	}
 	op.recycle(r.queue)
 	if err == nil {
-		r.stored.Done()
+		r.pool.Outcomes.Done()
 		return
 	}
 	go func() {
-		defer r.stored.Done()
+		defer r.pool.Outcomes.Done()
 		contain(r.queue.opts.log, "report of an outcome", func() { r.report(l, err) }, nil)
 	}()
-}
-
-// own gives the worker a task for its handler. It returns false when handlers may not run any more.
-func (w *worker) own(f *taskContext) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.stopped {
-		return false
-	}
-	w.taskCtx, w.ours = f, true
-	return true
-}
-
-// disown notes that the handler has ended. It returns false if the task was taken away meanwhile,
-// so that the outcome of the handler is dropped.
-func (w *worker) disown() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	ours := w.ours
-	w.taskCtx, w.ours = nil, false
-	return ours
-}
-
-// stop cancels the running handler and takes its task away. It returns nil if there is none.
-func (w *worker) stop(cause error) *Lease {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stopped = true
-	if w.taskCtx != nil {
-		w.taskCtx.end(cause)
-	}
-	if !w.ours {
-		return nil
-	}
-	w.ours = false
-	return &w.taskCtx.lease
-}
-
-func (w *worker) busy() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.taskCtx != nil
 }

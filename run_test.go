@@ -316,25 +316,21 @@ func TestStuckShardDelaysNoCancel(t *testing.T) {
 	})
 }
 
-// TestClaimedButNotStarted: tasks that no worker has taken when Run is to end
-// are given back at once, uncounted and in their places.
+// TestClaimedButNotStarted: tasks that no worker has begun when Run is to end are given back
+// uncounted and in their places.
 func TestClaimedButNotStarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{})
 		var m Mux
 		Handle(&m, "a", untilCancelled)
 		ids := produce(t, q, slices.Repeat([]Task{{Queue: "a"}}, 6)...)
-		ctx, cancel := context.WithCancel(t.Context())
-		r, err := q.newRun(ctx, &m, &RunOptions{Concurrency: 4})
+		r, err := q.newRun(t.Context(), &m, &RunOptions{Concurrency: 4})
 		require.NoError(t, err)
-		fetched := make(chan error)
-		go func() { fetched <- r.fetch(ctx) }() // and no workers
-		synctest.Wait()
+		n, err := r.Claim(t.Context(), 4) // and no workers
+		require.NoError(t, err)
+		require.Equal(t, 4, n)
 		require.Equal(t, Counts{Leased: 4, Ready: 2}, countsOf(t, q, "a"))
-		cancel()
-		r.room.Broadcast()
-		require.ErrorIs(t, <-fetched, context.Canceled)
-		require.NoError(t, r.drain(context.Canceled))
+		require.Zero(t, r.pool.Drain(context.Canceled))
 		require.Equal(t, Counts{Ready: 6}, countsOf(t, q, "a"))
 		for _, id := range ids {
 			l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}, NoWait: true})
@@ -360,9 +356,10 @@ func TestStoppedWorker(t *testing.T) {
 		require.NoError(t, err)
 		op, err := q.claim(t.Context(), &r.req, r)
 		require.NoError(t, err)
-		w := &worker{runner: r}
-		require.Nil(t, w.stop(ErrClosed))
-		w.do(&op.Grants[0])
+		w := r.pool.Workers()[0]
+		_, hasTask := w.Stop(ErrClosed)
+		require.False(t, hasTask)
+		r.Do(w, &op.Grants[0])
 		op.unref()
 		got := infoOf(t, q, id)
 		require.Equal(t, Ready, got.State)

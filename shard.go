@@ -16,6 +16,7 @@ import (
 	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/inbox"
 	"codeq/internal/keys"
 	"codeq/internal/ownerclock"
 	"codeq/internal/steps"
@@ -37,7 +38,7 @@ type shard struct {
 	commit  committer
 	hub     *broadcast.Hub           // whose subscribers learn of events; nil in a cluster, where the log tells
 	runs    *broadcast.Runs[*runner] // who learns of canceled leases; likewise
-	inbox   *inbox
+	inbox   *inbox.Inbox[operation]
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
 	commits atomic.Uint64 // groups whose commit has begun
@@ -46,7 +47,7 @@ type shard struct {
 	engine.State
 	clock     ownerclock.Clock
 	claims    *dispatch.Dispatcher
-	permits   permitTable
+	permits   *dispatch.Permits // in a cluster
 	awaits    broadcast.Waiting[*awaitOp]
 	idlers    []*idleOp // callers that wait for queues to become idle
 	undecided undecided
@@ -66,7 +67,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		index:  index,
 		opts:   opts,
 		commit: st,
-		inbox:  newInbox(opts.InboxDepth, origin),
+		inbox:  inbox.New(opts.InboxDepth, origin, comesOnLease),
 		origin: origin,
 		done:   make(chan struct{}),
 		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
@@ -75,8 +76,8 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		space:  diskSpace{Watch: diskspace.New(opts.fs, st.Dir(), opts.MinFreeBytes, opts.Shards)},
 		steps:  steps.Clock{Table: new(steps.Table)},
 	}
-	s.permits.shard = s
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates})
+	s.permits = dispatch.NewPermits(s.claims, permitMail{s})
 	return s
 }
 
@@ -113,9 +114,9 @@ func (s *shard) load() error {
 // false when the operation still belongs to the shard.
 func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {
 	if op.verb().is(passesFull) {
-		err = s.inbox.pass(op)
+		err = s.inbox.Pass(op)
 	} else {
-		err = s.inbox.push(ctx, op)
+		err = s.inbox.Push(ctx, op)
 	}
 	if err != nil {
 		return true, err
@@ -133,7 +134,7 @@ func (s *shard) runGuarded() {
 // run is the owner: it takes what waits, decides it, persists it, and wakes
 // the callers, until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
-	for s.permits.flush(); s.gather(); s.permits.flush() {
+	for s.permits.Flush(); s.gather(); s.permits.Flush() {
 		s.resolve()
 		err := s.Broken
 		if err == nil {
@@ -155,7 +156,7 @@ func (s *shard) run() {
 			b.standStill(s)
 		}
 	}
-	_, _, reason := s.inbox.take(nil, false)
+	_, _, reason := s.inbox.Take(nil, false)
 	s.dismiss(reason)
 }
 
@@ -167,22 +168,22 @@ func (s *shard) gather() bool {
 		if s.undecided.cursor < len(s.undecided.taken) || s.callers.count() > 0 {
 			return true
 		}
-		busy := len(s.undecided.deferred) > 0 || s.largeIsDue() || s.WantsRefill() ||
+		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.Now) || s.WantsRefill() ||
 			s.claims.AreHungry() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
 		s.yield()
-		ops, late, refused := s.inbox.take(s.undecided.taken[:0], !busy)
+		ops, late, refused := s.inbox.Take(s.undecided.taken[:0], !busy)
 		s.undecided.taken, s.undecided.cursor = ops, 0
-		s.clock.Look(s.Now, late.taken, late.left)
+		s.clock.Look(s.Now, late.Taken, late.Left)
 		switch {
 		case len(ops) > 0 || len(s.undecided.deferred) > 0:
 			return true
-		case refused != nil && len(s.undecided.large.ops) == 0:
+		case refused != nil && len(s.undecided.large.All()) == 0:
 			return false
 		case refused != nil: // nothing would wake the owner any more
-			s.undecided.large.rush()
+			s.undecided.large.Rush()
 			return true
 		case busy:
 			return true
@@ -202,7 +203,7 @@ const lingers = 256
 // callers on other nodes, whose answers and next operations are messages as well,
 // would miss the next group, and wait for another one.
 func (s *shard) linger() {
-	for i := 0; i < lingers && s.inbox.len() < s.callers.served*3/4; i++ {
+	for i := 0; i < lingers && s.inbox.Len() < s.callers.served*3/4; i++ {
 		runtime.Gosched()
 	}
 }
@@ -212,7 +213,7 @@ func (s *shard) linger() {
 func (s *shard) yield() {
 	for i, last := 0, -1; i < yields; i++ {
 		runtime.Gosched()
-		n := s.inbox.len()
+		n := s.inbox.Len()
 		if n == last {
 			return
 		}
@@ -250,27 +251,27 @@ func (s *shard) sleep() {
 	if s.holdsBack() {
 		wait = min(wait, s.space.Recheck-s.Uptime)
 	}
-	if len(s.undecided.large.ops) > 0 {
-		wait = min(wait, s.undecided.large.recheck-s.Now)
+	if len(s.undecided.large.All()) > 0 {
+		wait = min(wait, s.undecided.large.Recheck()-s.Now)
 	}
 	if uptime != engine.Never {
 		wait = min(wait, uptime-min(uptime, s.Uptime))
 	}
 	if wait == engine.Never {
 		s.clock.Sleep(engine.Never)
-		<-s.inbox.wake
-		s.clock.Wake(s.inbox.woken)
+		<-s.inbox.Wake()
+		s.clock.Wake(s.inbox.Woken())
 		return
 	}
 	wait = min(wait, uint64(maxLease/time.Millisecond))
 	s.clock.Sleep(wait)
 	s.timer.Reset(time.Duration(wait) * time.Millisecond)
 	select {
-	case <-s.inbox.wake:
+	case <-s.inbox.Wake():
 		s.timer.Stop()
-		s.clock.Wake(s.inbox.woken)
+		s.clock.Wake(s.inbox.Woken())
 	case <-s.timer.C:
-		s.clock.Wake(s.inbox.awake())
+		s.clock.Wake(s.inbox.Awake())
 	}
 }
 
@@ -460,7 +461,7 @@ func (s *shard) fail(cause error) {
 	} else {
 		s.opts.log.Error("shard failed", "shard", s.index, "err", cause)
 	}
-	s.inbox.stop(refusal)
+	s.inbox.Stop(refusal)
 	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)
 	if errors.Is(cause, ErrNotLeader) {
 		outcome = refusal
@@ -469,7 +470,7 @@ func (s *shard) fail(cause error) {
 	for _, op := range s.undecided.taken[s.undecided.cursor:] {
 		refuse(op, refusal)
 	}
-	late, _, _ := s.inbox.take(nil, false)
+	late, _, _ := s.inbox.Take(nil, false)
 	for _, op := range late {
 		refuse(op, refusal)
 	}
@@ -484,13 +485,13 @@ func (s *shard) dismiss(reason error) {
 	if s.undecided.barrier != nil {
 		s.undecided.barrier.settle(reason)
 	}
-	for _, op := range s.undecided.large.ops {
+	for _, op := range s.undecided.large.All() {
 		refuse(op, reason)
 	}
 	for _, op := range append(s.undecided.deferred, s.space.parked...) {
 		refuse(op, reason)
 	}
-	s.permits.close(reason)
+	s.permits.Close(reason)
 	local := reason
 	if s.node != nil && errors.Is(reason, ErrNotLeader) { // claims of this node go on waiting, elsewhere
 		local = nil

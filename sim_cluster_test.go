@@ -41,6 +41,7 @@ type simCluster struct {
 	nodes []*simNode // all that are members, in order of their joining
 	next  int        // number of the next node
 
+	tell  func() string // what has happened; or nil
 	ended sync.WaitGroup
 	ends  atomic.Int32 // queues that are being closed
 }
@@ -375,7 +376,7 @@ func (n *simNode) light(operations int64, percent int) {
 
 // stop closes the node's queue and waits.
 func (n *simNode) stop() {
-	if err := n.close(); err != nil && !n.broken.Load() {
+	if err := n.close(); err != nil && !n.broken.Load() && !errors.Is(err, ErrOldCopy) {
 		n.cluster.t.Errorf("close of node %s: %v", n.name, err)
 	}
 }
@@ -406,6 +407,9 @@ const simPatience = 5 * time.Minute
 
 // hangs ends the test with the state of the nodes and the stacks of all goroutines.
 func (c *simCluster) hangs(what string) {
+	if c.tell != nil {
+		fmt.Fprintln(os.Stderr, c.tell())
+	}
 	for _, n := range c.members() {
 		q, _ := n.queue()
 		if q == nil {
@@ -566,8 +570,7 @@ func (c *simCluster) grow(note func(string, ...any)) {
 // remove removes a node.
 func (c *simCluster) remove(old *simNode, note func(string, ...any), busy func() (end func())) {
 	note("%s is removed", old.name)
-	// It is started again if it crashes, since Raft may need its vote: a voter that has not
-	// heard of the new node refuses to elect it. But it must not join again.
+	// It is started again if it crashes, since its vote may be needed. But it must not join again.
 	old.mu.Lock()
 	old.join = false
 	old.mu.Unlock()

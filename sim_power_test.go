@@ -109,6 +109,51 @@ func TestPowerLossOfOneNode(t *testing.T) {
 	}
 }
 
+// TestManyPowerLosses: a node that loses its power again and again while nobody takes it back has one
+// former ID, and keeps its new one.
+func TestManyPowerLosses(t *testing.T) {
+	t.Parallel()
+	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
+		simCase(t, Options{Durability: level}, func(t *testing.T, c *simCluster) {
+			leader, victim := c.lead()
+			leader.produce(t, 50)
+			former := victim.id()
+			c.net.Isolate(victim.name, c.names())
+			victim.crash(0)
+			victim.start()
+			id := victim.id()
+			require.NotEqual(t, former, id)
+			for i := range 10 {
+				if i == 7 { // it is taken back, and loses its power amid that
+					c.net.Heal(true)
+				}
+				time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
+				if len(victim.queueDirectory().Former) == 0 {
+					break
+				}
+				victim.crash(0)
+				victim.start()
+				require.Equal(t, id, victim.id())
+				require.Equal(t, []string{former}, victim.queueDirectory().Former)
+				leader.produce(t, 5)
+			}
+			c.net.Heal(true)
+			c.awaitVotes()
+		})
+	}
+}
+
+// queueDirectory is what the manifest of the node says.
+func (n *simNode) queueDirectory() *manifest.Manifest {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m, err := manifest.Read(n.disk, "queue")
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
 // TestPowerLossIsNone: nothing is lost, and nobody asks, if a process is killed, if a node was closed
 // before its machine was booted, and with DurabilityDisk.
 func TestPowerLossIsNone(t *testing.T) {

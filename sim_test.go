@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/hashicorp/raft"
 
 	"codeq/internal/testkit"
 )
@@ -95,7 +94,7 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 		s := newSchedule(t, seed)
 		defer func() {
 			if p := recover(); p != nil {
-				fmt.Fprintf(os.Stderr, "seed %d: %s\n", seed, s.story()) // the log of a test that panics is not printed
+				fmt.Fprintln(os.Stderr, s.tell()) // the log of a test that panics is not printed
 				panic(p)
 			}
 		}()
@@ -160,7 +159,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	}
 	s.length = time.Duration(10+rng.IntN(30)) * time.Second
 	s.h.drifting, s.h.broken = rng.IntN(6) == 0, true
-	for _, f := range slices.Concat(simFaults, simLinks, simDisks) {
+	for _, f := range append(slices.Concat(simFaults, simLinks, simDisks), simOlderCopy) {
 		if rng.IntN(2) == 0 {
 			s.faults = append(s.faults, f)
 		}
@@ -178,6 +177,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 		s.note("older builds")
 	}
 	s.simCluster = newSimClusterOf(t, seed, nodes, opts, newest)
+	s.tell = func() string { return fmt.Sprintf("seed %d: %s", seed, s.story()) }
 	return s
 }
 
@@ -466,41 +466,21 @@ var simMending = []simFault{
 	{"restart", 8, (*schedule).raise},
 }
 
-// canLose reports whether the others can do without a node for good: they are up, and know the same
-// members as the leaders. A voter that lags elects nobody of whom it has not heard.
+// canLose reports whether the others can do without a node for good: they are up, and the cluster has
+// begun.
 func (s *schedule) canLose(old *simNode) bool {
 	for shard := range s.opts.Shards {
-		leader := s.leader(shard)
-		if leader == nil { // there may be no cluster yet
+		if s.leader(shard) == nil {
 			return false
 		}
-		members := func(n *simNode) []raft.Server {
-			q, _ := n.queue()
-			if q == nil {
-				return nil
-			}
-			return q.replicas[shard].group.Raft().GetConfiguration().Configuration().Servers
-		}
-		want := members(leader)
-		for _, n := range s.members() {
-			if n != old && (len(want) == 0 || !slices.Equal(members(n), want)) {
-				return false
-			}
-		}
 	}
-	return true
+	return !slices.ContainsFunc(s.members(), func(n *simNode) bool { return n != old && simQueue(n) == nil })
 }
 
 // loseDisk opens a node with a new disk, which is refused at once, or when the others can be asked.
 func (s *schedule) loseDisk(n *simNode) {
 	n.crash(0)
-	s.copying.Lock()
-	for i := range s.copies {
-		if c := &s.copies[i]; c.node == n && c.lost == nil {
-			c.lost = n.disk
-		}
-	}
-	s.copying.Unlock()
+	s.keepCopies(n)
 	n.wipe()
 	n.mu.Lock()
 	n.removed = true
@@ -511,6 +491,17 @@ func (s *schedule) loseDisk(n *simNode) {
 		_ = n.close() // it may have failed
 	} else if err == nil {
 		s.t.Errorf("node %s has joined with a new disk", n.name)
+	}
+}
+
+// keepCopies keeps the copies that lie on the disk of a node, which is about to have another one.
+func (s *schedule) keepCopies(n *simNode) {
+	s.copying.Lock()
+	defer s.copying.Unlock()
+	for i := range s.copies {
+		if c := &s.copies[i]; c.node == n && c.lost == nil {
+			c.lost = n.disk
+		}
 	}
 }
 

@@ -2,10 +2,13 @@ package codeq
 
 import (
 	"context"
+	"io"
 	"math/rand/v2"
+	"net"
 	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,6 +189,87 @@ func TestSnapshotGivenUp(t *testing.T) {
 		after, err := simQueue(s.leader).replicas[0].group.FirstIndex()
 		require.NoError(t, err)
 		require.Greater(t, after, before)
+	})
+}
+
+// TestRefusedSnapshotIsGivenUp: the log does not wait for a node that always refuses the files.
+func TestRefusedSnapshotIsGivenUp(t *testing.T) {
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		s.victim.fill(simQueue(s.victim).opts.MinFreeBytes/4 + snapshotState/16)
+		time.Sleep(time.Minute)
+		g := simQueue(s.leader).replicas[0].group
+		before, err := g.FirstIndex()
+		require.NoError(t, err)
+		s.produce(40, 8<<10) // half of what the log may hold beside the files
+		for range 40 {
+			s.produce(1, 1)
+		}
+		time.Sleep(6 * time.Minute)
+		after, err := g.FirstIndex()
+		require.NoError(t, err)
+		require.Greater(t, after, before)
+		s.victim.fill(simFree)
+	})
+}
+
+// breaking is a listener whose connections of files break when the first piece has been sent, and
+// most of it has come.
+type breaking struct {
+	net.Listener
+	files atomic.Int64 // connections
+}
+
+type breakingConn struct {
+	net.Conn
+	of   *breaking
+	got  int
+	sent bool // files
+}
+
+func (b *breaking) Accept() (net.Conn, error) {
+	conn, err := b.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &breakingConn{Conn: conn, of: b}, nil
+}
+
+func (c *breakingConn) Read(b []byte) (int, error) {
+	const use, files, some = 12, 4, 240 << 10 // the first two in the header
+	n, err := c.Conn.Read(b)
+	if at := use - c.got; at >= 0 && at < n && b[at] == files {
+		c.sent = true
+		c.of.files.Add(1)
+	}
+	if c.got += n; c.sent && c.got > some {
+		time.Sleep(20 * time.Millisecond) // the sender has sent the rest
+		_ = c.Conn.Close()
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// TestSnapshotThatGetsNowhere: files that never get further than before are sent ever more rarely.
+func TestSnapshotThatGetsNowhere(t *testing.T) {
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		s.limit(0)
+		v := s.victim
+		v.stop()
+		o, _ := s.options(v)
+		l := &breaking{Listener: o.Cluster.Listener}
+		o.Cluster.Listener, o.Cluster.Advertise = l, v.name
+		q, err := Open("queue", o)
+		require.NoError(t, err)
+		v.mu.Lock()
+		v.q = q
+		v.mu.Unlock()
+		time.Sleep(time.Minute)
+		require.Positive(t, l.files.Load())
+		require.Less(t, l.files.Load(), int64(40))
+		v.stop()
+		v.start()
+		s.work(2*snapshotTime, s.caughtUp)
+		require.True(t, s.caughtUp())
 	})
 }
 

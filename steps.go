@@ -129,7 +129,7 @@ var ownUpkeeps = [...]ownUpkeep{
 	{
 		StepGates, engine.RoomLow,
 		func(s *shard) bool { return s.claims.NextOpening() <= s.Now },
-		func(s *shard) { s.permits.openGates() },
+		func(s *shard) { s.permits.OpenGates() },
 	}, {
 		StepTidy, engine.RoomEmpty,
 		func(s *shard) bool { return s.claims.IsSweeping() },

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"codeq/internal/engine"
+	"codeq/internal/headers"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -205,8 +206,8 @@ func (t *Task) check(l *Limits) error {
 	if len(t.Payload) > l.Payload {
 		return &InvalidError{"Task.Payload", bytesOf(len(t.Payload)), atMost(l.Payload)}
 	}
-	if headers := headerBytes(t.Headers); headers > l.Headers {
-		return &InvalidError{"Task.Headers", bytesOf(headers), atMost(l.Headers)}
+	if size := headers.Size(t.Headers); size > l.Headers {
+		return &InvalidError{"Task.Headers", bytesOf(size), atMost(l.Headers)}
 	}
 	if t.Priority < MinPriority || t.Priority > MaxPriority {
 		return &InvalidError{"Task.Priority", t.Priority, "0 to 9"}
@@ -247,15 +248,6 @@ func (t *Task) check(l *Limits) error {
 // tied reports whether the task is bound to others.
 func (t *Task) tied() bool {
 	return t.Unique.Key != "" || t.Group != "" || t.LimitKey != "" || len(t.After) != 0
-}
-
-// headerBytes returns the size that Limits.Headers bounds.
-func headerBytes(headers map[string]string) int {
-	n := 0
-	for k, v := range headers {
-		n += len(k) + len(v)
-	}
-	return n
 }
 
 // record returns the stored form of a new task.

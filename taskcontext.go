@@ -5,26 +5,20 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"sync"
 	"sync/atomic"
-	"time"
+
+	"codeq/internal/headers"
+	"codeq/internal/workers"
 )
 
 // taskContext is the running task of a worker. It is the handler's context, or the parent of it,
-// with the values of the context of Run. Many handlers never ask when their context ends: ending,
-// which says so, is made when one does.
+// with the values of the context of Run.
 type taskContext struct {
-	runner   *runner
-	lease    Lease
-	deadline time.Time                   // of the attempt, by the task's Timeout; zero: none
-	logger   atomic.Pointer[slog.Logger] // nil: not used yet
-	out      *output                     // nil: nothing
-
-	mu     sync.Mutex              // guards what follows
-	over   bool                    // the context has ended
-	cause  error                   // of the end; nil: context.Canceled
-	ending context.Context         // ends with the taskContext, and has no values; nil: not used yet
-	cancel context.CancelCauseFunc // of ending
+	workers.Context
+	runner *runner
+	lease  Lease
+	logger atomic.Pointer[slog.Logger] // nil: not used yet
+	out    *output                     // nil: nothing
 }
 
 // output is what a handler stores with the completion, in memory that it does not share with the
@@ -49,7 +43,9 @@ func (o *output) followUp(tasks []Task, trace map[string]string, l *Limits) {
 		return
 	}
 	tasks = slices.Clone(tasks)
-	inheritTrace(tasks, trace, l.Headers)
+	for i := range tasks {
+		tasks[i].Headers = headers.InheritTrace(tasks[i].Headers, trace, l.Headers)
+	}
 	o.next.verb = "Complete"
 	o.nextErr = o.next.add(tasks, l)
 }
@@ -79,80 +75,12 @@ func (c *taskContext) output() *output {
 // taskContextKey is the key under which a taskContext is its own value.
 type taskContextKey struct{}
 
-// Value returns the value in the context of Run. Package context finds the cause of the end, and
-// the contexts to cancel, as values under keys of its own.
+// Value returns the value in the context of Run.
 func (c *taskContext) Value(key any) any {
 	if key == (taskContextKey{}) {
 		return c
 	}
-	if v := c.runner.values.Value(key); v != nil {
-		return v
-	}
-	if ctx := c.usedEnding(); ctx != nil {
-		return ctx.Value(key)
-	}
-	return nil
-}
-
-// Deadline returns the deadline of the attempt.
-func (c *taskContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
-
-// Done returns a channel that is closed when the context ends.
-func (c *taskContext) Done() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.makeEnding().Done()
-}
-
-// Err returns nil until the context ends.
-func (c *taskContext) Err() error {
-	if ctx := c.usedEnding(); ctx != nil {
-		return ctx.Err()
-	}
-	return nil
-}
-
-// usedEnding returns ending; nil if the context has not ended and nobody has used ending.
-func (c *taskContext) usedEnding() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over || c.ending == nil && !c.deadline.IsZero() && time.Until(c.deadline) <= 0 {
-		return c.makeEnding()
-	}
-	return c.ending
-}
-
-// makeEnding returns ending, and makes it first if there is none. REQUIRES: mu is held.
-func (c *taskContext) makeEnding() context.Context {
-	if c.ending == nil {
-		c.ending, c.cancel = context.WithCancelCause(context.Background())
-		if c.over {
-			c.cancel(c.cause)
-		}
-		if !c.deadline.IsZero() {
-			var stop context.CancelFunc
-			cancel := c.cancel
-			c.ending, stop = context.WithDeadline(c.ending, c.deadline)
-			c.cancel = func(cause error) {
-				cancel(cause)
-				stop()
-			}
-		}
-	}
-	return c.ending
-}
-
-// end ends the context, if it has not ended.
-func (c *taskContext) end(cause error) {
-	c.mu.Lock()
-	if !c.over {
-		c.over, c.cause = true, cause
-	}
-	cancel, cause := c.cancel, c.cause
-	c.mu.Unlock()
-	if cancel != nil { // a second call does nothing
-		cancel(cause)
-	}
+	return c.Context.Value(key)
 }
 
 // taskContextOf returns the taskContext whose handler was given ctx; nil: none was.

@@ -99,7 +99,7 @@ func storesOf(t *testing.T, q *Queue) (sum ShardStorage) {
 // TestSpaceComesBack: what ends of large tasks takes no more of the disk after half a minute, whatever the way
 // in which it ended, also if it is killed or closed before, and opened again; what is alive stays.
 func TestSpaceComesBack(t *testing.T) {
-	const tasks = 1024 // 16 MiB
+	tasks := testkit.Sized(512, 512, 1024) // 8 MiB
 	plain := func(int) Task { return Task{Queue: "a"} }
 	ctx := context.Background()
 	for name, c := range map[string]struct {
@@ -166,7 +166,10 @@ func TestSpaceComesBack(t *testing.T) {
 				t.Run(how, func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						opts := reclaimTest()
-						fs := vfs.NewCrashableMem()
+						fs := vfs.NewMem()
+						if how == "killed" {
+							fs = vfs.NewCrashableMem()
+						}
 						opts.fs = fs
 						if c.change != nil {
 							c.change(&opts)
@@ -458,7 +461,8 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 	really := func(err error) func(*Options, *testkit.SmallDisk) {
 		return func(o *Options, d *testkit.SmallDisk) { o.MinFreeBytes, d.Err = -1, err }
 	}
-	size, rounds := int64(testkit.Sized(64, 64, 128))<<20, testkit.Sized(2, 2, 3)
+	size, rounds := int64(testkit.Sized(32, 32, 128))<<20, testkit.Sized(2, 2, 3)
+	room := min(size*3/16, 12<<20)
 	for name, c := range map[string]struct {
 		change func(*Options, *testkit.SmallDisk)
 		use    func(t *testing.T, q *Queue, ids []ID)
@@ -492,8 +496,8 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 				require.NoError(t, q.Cancel(ctx, id))
 			}
 		}},
-		"no space": {use: complete, change: really(syscall.ENOSPC), room: 12 << 20},
-		"quota":    {use: complete, change: really(syscall.EDQUOT), room: 12 << 20},
+		"no space": {use: complete, change: really(syscall.ENOSPC), room: room},
+		"quota":    {use: complete, change: really(syscall.EDQUOT), room: room},
 		"files": {nodes: 64, change: func(_ *Options, d *testkit.SmallDisk) {
 			d.Nodes.Store(120)
 			d.Size.Store(1 << 30)

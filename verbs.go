@@ -26,6 +26,7 @@ const (
 	endsLease                    // the first try that is applied ends the lease, and later ones find it lost
 	waitsRoom                    // waits for room, as nobody would call again
 	passesFull                   // is accepted by a full inbox: the owner waits for it
+	ofMembers                    // is refused to a node that was removed: its workers may end what they have begun
 	urgent                       // waits for nothing that is sent between nodes: it is short, and keeps leases
 )
 
@@ -70,31 +71,31 @@ var _ [cluster.OwnKinds - endOfRequests]struct{} // larger kinds are those of th
 // verbs describes the operations of calls.
 var verbs = [endOfRequests]verb{
 	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, 0},
-	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, 0},
+	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, ofMembers},
 	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
 	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
 	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease | urgent},
 	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
-	callAlter:          {ruled[call.Alter](callAlter), roomOfAlter, no, none, 0},
-	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callBulk:           {ruled[call.Bulk](callBulk), roomOfBulk, no, none, 0},
-	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callIdle:           {blank[idleOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, 0}, // unless the task has not ended
-	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, none, 0},
-	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, none, 0},
-	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, none, readsOnly},
+	callAlter:          {ruled[call.Alter](callAlter), roomOfAlter, no, none, ofMembers},
+	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callBulk:           {ruled[call.Bulk](callBulk), roomOfBulk, no, none, ofMembers},
+	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callIdle:           {blank[idleOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers}, // unless the task has not ended
+	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, none, ofMembers},
+	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, none, ofMembers},
+	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 	callMessages:       {blank[messageBatch], upTo(engine.RoomLow), yes, none, waitsRoom},
-	callRead:           {blank[readOp], upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callIndex:          {blank[indexOp], upTo(engine.RoomEmpty), yes, none, 0},
+	callRead:           {blank[readOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callIndex:          {blank[indexOp], upTo(engine.RoomEmpty), yes, none, ofMembers},
 	callInterest:       {blank[interestOp], upTo(engine.RoomScarce), yes, none, waitsRoom},
-	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, none, readsOnly},
-	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, none, 0},
+	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, none, ofMembers},
 	callAdopt:          {ruled[call.Adopt](callAdopt), upTo(engine.RoomScarce), yes, none, 0},
 	callMember:         {blank[memberOp], upTo(engine.RoomScarce), yes, none, 0},
 	callPermits:        {blank[permitsOp], upTo(engine.RoomEmpty), yes, none, 0},
 	callAskPermits:     {blank[askPermitsOp], upTo(engine.RoomEmpty), yes, none, 0},
-	callBarrier:        {blank[barrierOp], upTo(engine.RoomScarce), no, none, 0},
+	callBarrier:        {blank[barrierOp], upTo(engine.RoomScarce), no, none, ofMembers},
 	callResume:         {blank[resumeOp], upTo(engine.RoomEmpty), no, none, passesFull},
 }
 

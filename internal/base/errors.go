@@ -24,6 +24,7 @@ var (
 	ErrDiskFull  = errors.New("codeq: disk is full")
 	ErrNotLeader = errors.New("codeq: shard has no leader")
 	ErrDiverged  = errors.New("codeq: node has diverged from its cluster")
+	ErrOldCopy   = errors.New("codeq: node's directory is an older copy")
 	ErrPowerLost = errors.New("codeq: a majority may have lost what was acknowledged")
 
 	ErrNoMajority = errors.New("codeq: the other nodes have no majority")

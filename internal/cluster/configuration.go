@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/peer"
 )
 
 // configuration is the last one of a group that this node knows to be committed: Raft gives the
@@ -14,6 +16,7 @@ type configuration struct {
 	mu      sync.Mutex // guards what follows
 	index   uint64
 	servers []raft.Server
+	ids     map[peer.ID]bool // of the directories of servers
 }
 
 // StoreConfiguration is raft.ConfigurationStore's.
@@ -23,7 +26,12 @@ func (c *configuration) set(index uint64, to raft.Configuration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if index >= c.index {
-		c.index, c.servers = index, slices.Clone(to.Servers)
+		c.index, c.servers, c.ids = index, slices.Clone(to.Servers), make(map[peer.ID]bool)
+		for _, m := range to.Servers {
+			if id, err := peer.ParseID(peerOf(m).ID); err == nil {
+				c.ids[id] = true
+			}
+		}
 	}
 }
 
@@ -31,6 +39,21 @@ func (c *configuration) get() (index uint64, servers []raft.Server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.index, slices.Clone(c.servers)
+}
+
+func (c *configuration) hasDirectory(id peer.ID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ids[id]
+}
+
+// HasDirectory reports whether a directory is that of a member, or about to be.
+func (g *Group) HasDirectory(id peer.ID) bool {
+	if g.configuration.hasDirectory(id) {
+		return true
+	}
+	members, err := g.members()
+	return err == nil && slices.ContainsFunc(members, func(m raft.Server) bool { return peerOf(m).ID == id.String() })
 }
 
 // adoptConfiguration takes the configuration of the newest snapshot.

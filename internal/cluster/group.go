@@ -37,6 +37,7 @@ type Group struct {
 	latestTerm    atomic.Uint64 // that Raft has known here
 	leading       leaderTerm
 	configuration configuration
+	changing      chan struct{}          // capacity 1: held by who adds or removes a node
 	kept          chan struct{}          // capacity 1: the shard was to be handed over, and has not been
 	route         changes                // of where the shard is led
 	callee        atomic.Pointer[callee] // the leader that was called last
@@ -52,7 +53,7 @@ type Group struct {
 
 func newGroup(n *Node, index int, m StateMachine) *Group {
 	g := &Group{
-		index: index, node: n, machine: m, kept: make(chan struct{}, 1),
+		index: index, node: n, machine: m, kept: make(chan struct{}, 1), changing: make(chan struct{}, 1),
 		leading: leaderTerm{leaving: make(chan struct{}, 1)}, growth: growth{due: make(chan struct{}, 1)},
 		outgoing: outgoing{turn: make(chan struct{}, 1)},
 	}

@@ -21,7 +21,9 @@ import (
 // waits for another fifth at most. So a follower hears from its leader at least every two fifths of
 // the time after which either of them would miss the other, and a stall of three fifths does no harm.
 //
-// They share the connection, and no more: each group answers for itself, when it can.
+// They share the connection, and no more: each group answers for itself, when it can. The connection
+// may be silent while the node is not. So what has not been answered after another two fifths goes
+// again, on a connection of its group.
 
 // departures lets heartbeats leave together. The zero departures is ready for use.
 type departures struct {
@@ -33,18 +35,19 @@ type departures struct {
 type departure struct {
 	due  chan struct{} // they have waited for long enough
 	left chan struct{} // they leave
-	late chan struct{} // nobody waits for their answers any more
+	late chan struct{} // they go again if they have not been answered
 }
 
-// join returns the departure of the heartbeats that wait, which is due a while from now at most.
-func (d *departures) join(while time.Duration) *departure {
+// join returns the departure of the heartbeats that wait, which is due a while from now at most, and
+// is answered soon after that.
+func (d *departures) join(while, answer time.Duration) *departure {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.next == nil {
 		due, late := make(chan struct{}), make(chan struct{})
 		d.next = &departure{due, make(chan struct{}), late}
 		time.AfterFunc(while, func() { close(due) })
-		time.AfterFunc(while+raftTimeout, func() { close(late) })
+		time.AfterFunc(while+answer, func() { close(late) })
 	}
 	return d.next
 }
@@ -71,7 +74,7 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	if err != nil {
 		return err
 	}
-	with := n.departures.join(n.c.HeartbeatTimeout / 5)
+	with := n.departures.join(n.c.HeartbeatTimeout/5, 2*n.c.HeartbeatTimeout/5)
 	select {
 	case <-with.due:
 		n.departures.leave(with)
@@ -81,12 +84,17 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	}
 	sent := time.Now()
 	reply, err := n.peer.CallUntil(n.ctx, with.late, to, kindHeartbeat, appendHeartbeat(nil, t.group.index, req), true)
-	var remote *peer.RemoteError
-	if errors.As(err, &remote) { // the node does not know such calls, or its replica has ended
-		return t.sendEntries(id, target, req, resp)
-	}
 	if err != nil {
-		return err
+		var remote *peer.RemoteError
+		if errors.As(err, &remote) { // the node does not know such calls, or its replica has ended
+			return t.sendEntries(id, target, req, resp)
+		}
+		select {
+		case <-with.late:
+			return t.sendEntries(id, target, req, resp)
+		default:
+			return err
+		}
 	}
 	r := wire.NewReader(reply)
 	resp.Term, resp.LastLog, resp.Success = r.Uint(), r.Uint(), r.Bool()

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -48,6 +49,15 @@ var trioNames = []string{"a", "b", "c"}
 // openTrio opens three nodes on a network in memory, and waits until each leads its share of the
 // shards. If it is given any, the wall clocks are ahead by so many nanoseconds.
 func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simnet.Net) {
+	return openTrioWith(t, shards, func(i int, c *Config) {
+		if len(ahead) > 0 {
+			c.Wall = func() time.Time { return time.Now().Add(time.Duration(ahead[i].Load())) }
+		}
+	})
+}
+
+// openTrioWith is openTrio of nodes that adapt has adapted.
+func openTrioWith(t *testing.T, shards int, adapt func(i int, c *Config)) ([]*Node, *simnet.Net) {
 	network, cluster := simnet.New(1, time.Millisecond), manifest.NewID()
 	var nodes []*Node
 	var members []Peer
@@ -55,7 +65,7 @@ func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simne
 		disk := vfs.NewMem()
 		require.NoError(t, disk.MkdirAll("dir", 0o700))
 		host := network.Listen(name)
-		n := New(Config{
+		c := Config{
 			Node: name, Listener: host, MaxAppend: MaxAppend, Logger: slog.New(slog.DiscardHandler),
 			HeartbeatTimeout: 500 * time.Millisecond, ElectionTimeout: 500 * time.Millisecond, CallTimeout: time.Second,
 			Directory:   manifest.New(disk, "dir", manifest.Manifest{Format: manifest.Format, Shards: shards, ID: manifest.NewID(), Cluster: cluster}),
@@ -65,12 +75,11 @@ func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simne
 			EncodeError: func(err error) (byte, string) { return 0, err.Error() },
 			DecodeError: func(_ byte, text string) error { return errors.New(text) },
 			Dial:        func(ctx context.Context, to string) (net.Conn, error) { return network.Dial(ctx, host, to) },
-		})
+		}
+		adapt(i, &c)
+		n := New(c)
 		for _, g := range n.groups {
 			g.format.Store(manifest.Format) // they do not rise
-		}
-		if len(ahead) > 0 {
-			n.c.Wall = func() time.Time { return time.Now().Add(time.Duration(ahead[i].Load())) }
 		}
 		nodes, members = append(nodes, n), append(members, n.self)
 	}
@@ -140,6 +149,86 @@ func TestGroupsAnswerForThemselves(t *testing.T) {
 			}
 		}
 		close(goOn)
+		closeAll(t, nodes)
+	})
+}
+
+// TestSilentNode: a node that accepts what it is sent, and says nothing, delays neither the heartbeats
+// to others nor their elections.
+func TestSilentNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := openTrio(t, 6)
+		time.Sleep(time.Minute)
+		silent := time.Now()
+		for _, other := range trioNames[:2] {
+			network.SetCut("c", other, true)
+		}
+		for range 400 {
+			time.Sleep(50 * time.Millisecond)
+			for _, shard := range []int{0, 3} {
+				require.True(t, nodes[0].Group(shard).leads())
+				require.LessOrEqual(t, time.Since(nodes[1].Group(shard).raft.LastContact()), 2*nodes[0].c.HeartbeatTimeout/5+5*time.Millisecond)
+			}
+			if time.Since(silent) > 3*time.Second {
+				require.True(t, nodes[0].Group(2).leads() || nodes[1].Group(2).leads())
+			}
+		}
+		network.Heal(true)
+		closeAll(t, nodes)
+	})
+}
+
+// quietConn is a connection of calls from which nothing comes while it is quiet.
+type quietConn struct {
+	net.Conn
+	calls bool // its header says so
+	quiet *atomic.Bool
+}
+
+func (c *quietConn) Write(b []byte) (int, error) {
+	const lives, calls = 12, 1 // in the header
+	if bytes.HasPrefix(b, []byte("codeq")) {
+		use := lives + 1 + 8*int(b[lives])
+		c.calls = b[use] == calls
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *quietConn) Read(b []byte) (n int, err error) {
+	for {
+		if n, err = c.Conn.Read(b); err != nil || !c.calls || !c.quiet.Load() {
+			return n, err
+		}
+	}
+}
+
+// TestSilentConnection: a node hears from its leaders although the connection of heartbeats is
+// silent, and they are not taken for cut off, whether the third node is there or not.
+func TestSilentConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var quiet atomic.Bool
+		nodes, network := openTrioWith(t, 6, func(_ int, c *Config) {
+			dial := c.Dial
+			c.Dial = func(ctx context.Context, to string) (net.Conn, error) {
+				conn, err := dial(ctx, to)
+				return &quietConn{Conn: conn, quiet: &quiet}, err
+			}
+		})
+		time.Sleep(time.Minute)
+		a, b := nodes[0], nodes[1]
+		quiet.Store(true)
+		for i := range 1000 {
+			if i == 500 {
+				network.Isolate("c", trioNames)
+			}
+			time.Sleep(50 * time.Millisecond)
+			for _, shard := range []int{0, 3} {
+				require.True(t, a.Group(shard).leads())
+				require.LessOrEqual(t, time.Since(b.Group(shard).raft.LastContact()), 4*a.c.HeartbeatTimeout/5+5*time.Millisecond)
+			}
+		}
+		quiet.Store(false)
+		network.Heal(true)
 		closeAll(t, nodes)
 	})
 }

@@ -65,3 +65,4 @@ func (m *notes) Open(install func() error) (Position, error) { return m.last, in
 func (m *notes) Live() snapshot.Live                         { return m.live }
 func (m *notes) Lead(uint64) (Leader, error)                 { return nil, errBroken }
 func (m *notes) Raise(uint64, int) error                     { return errBroken }
+func (m *notes) IsForgotten(string) (bool, error)            { return false, nil }

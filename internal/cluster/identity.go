@@ -2,12 +2,9 @@ package cluster
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,7 +77,7 @@ func (g *Group) noLeader() error {
 	m.mu.Unlock()
 	switch {
 	case begun && g.removed.Load():
-		return fmt.Errorf("%w: shard %d: node %q was removed from the cluster", base.ErrNotLeader, g.index, g.node.self.Node)
+		return RemovedError(g.index, g.node.self.Node)
 	case begun:
 		why := fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 		if err := g.standstill(); err != nil {
@@ -101,6 +98,11 @@ func (g *Group) noLeader() error {
 		return fmt.Errorf("%w: %w", errNotBegun, waiting)
 	}
 	return errNotBegun
+}
+
+// RemovedError is the answer to a call of a node that was removed from the cluster.
+func RemovedError(shard int, node string) error {
+	return fmt.Errorf("%w: shard %d: node %q was removed from the cluster", base.ErrNotLeader, shard, node)
 }
 
 // unreachable is which members this node cannot connect to, and why; format: because their builds,
@@ -159,34 +161,14 @@ func (n *Node) adopt(cluster string, founders ...manifest.Founder) error {
 	if d.Cluster != "" {
 		return fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, n.self.Node, d.Cluster, cluster)
 	}
-	d.Cluster, d.Founders = cluster, founders
+	creating := d.Creating
+	d.Cluster, d.Founders, d.Creating = cluster, founders, false
 	if err := d.Write(); err != nil {
-		d.Cluster, d.Founders = "", nil
+		d.Cluster, d.Founders, d.Creating = "", nil, creating
 		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
 	}
 	n.founding.Store(len(founders) > 0)
 	n.peer.SetCluster(id)
 	n.log.Info("part of a cluster", "cluster", cluster)
-	return nil
-}
-
-// verifyName is peer.Config.Verify: a certificate must be for the node that shows it, as a DNS name
-// or a URI among its subject alternative names.
-func (c *Config) verifyName(conn net.Conn, name string, accepted bool) error {
-	t, ok := conn.(*tls.Conn)
-	if !ok || accepted && c.AllowAnonymous {
-		return nil
-	}
-	certs := t.ConnectionState().PeerCertificates
-	if len(certs) == 0 {
-		return errors.New("there is none")
-	}
-	names := slices.Clone(certs[0].DNSNames)
-	for _, uri := range certs[0].URIs {
-		names = append(names, uri.String())
-	}
-	if !slices.Contains(names, name) {
-		return fmt.Errorf("it is for %q", names)
-	}
 	return nil
 }

@@ -21,16 +21,17 @@ import (
 // Add makes a node part of the cluster: in the group of every shard it first follows, and votes
 // when it has caught up.
 func (n *Node) Add(ctx context.Context, p Peer) error {
-	p, err := n.invite(ctx, p)
+	j, err := n.invite(ctx, p)
 	if err != nil {
 		return err
 	}
-	return n.add(ctx, p)
+	return n.admit(ctx, j)
 }
 
-// invite makes a node that is to be added one of this cluster, and returns it with its ID. It waits
+// invite makes a node that is to be added one of this cluster, and returns it with its IDs. It waits
 // for the node to be there.
-func (n *Node) invite(ctx context.Context, p Peer) (Peer, error) {
+func (n *Node) invite(ctx context.Context, p Peer) (joining, error) {
+	j := joining{Peer: p, Join: true}
 	var away error // why the node has not answered, the last time
 	err := n.poll(ctx, func() (bool, error) {
 		i, err := n.introduce(ctx, p)
@@ -44,9 +45,9 @@ func (n *Node) invite(ctx context.Context, p Peer) (Peer, error) {
 		if i.Cluster != "" && i.Cluster != n.Cluster() {
 			return false, fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, p.Node, i.Cluster, n.Cluster())
 		}
-		p.ID = i.ID
+		j.ID, j.Former = i.ID, i.Former
 		known := n.known()
-		if err := cmp.Or(namesake(known, p), addressee(known, p)); err != nil || i.Cluster != "" {
+		if err := cmp.Or(namesake(known, j.Peer), addressee(known, j.Peer)); err != nil || i.Cluster != "" {
 			return true, err
 		}
 		_, err = n.peer.Introduce(ctx, peer.Target{Name: p.Node, Address: p.Address}, kindAdopt, []byte(n.Cluster()))
@@ -58,7 +59,7 @@ func (n *Node) invite(ctx context.Context, p Peer) (Peer, error) {
 	if err != nil && away != nil {
 		err = fmt.Errorf("add node %s: %w: %w", p.Node, err, away)
 	}
-	return p, err
+	return j, err
 }
 
 // refusal is what the refusal of a connection says to the application.
@@ -103,9 +104,6 @@ func (n *Node) giveVotes(ctx context.Context, p Peer) error {
 		if err == nil {
 			err = n.c.Leaders.Change(ctx, i, GiveVote, p)
 		}
-		if err == nil {
-			err = n.acquaint(ctx, i)
-		}
 		if err != nil {
 			return fmt.Errorf("give node %s a vote in shard %d: %w", p.Node, i, err)
 		}
@@ -119,6 +117,10 @@ func (n *Node) giveVotes(ctx context.Context, p Peer) error {
 // Removals follow each other, whoever asks for them: each is decided by the first shard, which
 // refuses the next one until all shards have made the last. If two nodes were removed from different
 // shards first, each shard could lose its majority to the other removal.
+//
+// A message that adds the node may still be under way. So the first shard remembers the directories
+// that it has removed, and takes none of them back; and the other shards add only what is a member of
+// the first one.
 func (n *Node) Remove(ctx context.Context, node string) error {
 	finished, err := n.finishRemovals(ctx)
 	if err != nil || slices.Contains(finished, node) {
@@ -137,10 +139,22 @@ func (n *Node) Remove(ctx context.Context, node string) error {
 func (n *Node) remove(ctx context.Context, node string) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Change(ctx, i, RemoveNode, Peer{Node: node}); err != nil {
+			if i > 0 {
+				err = halfway(err)
+			}
 			return fmt.Errorf("remove node %s from shard %d: %w", node, i, err)
 		}
 	}
 	return nil
+}
+
+// halfway is the outcome of what has begun, and has then failed: it is not one that says that nothing
+// was done.
+func halfway(err error) error {
+	if errors.Is(err, base.ErrClosed) {
+		return fmt.Errorf("%w: %v", base.ErrUncertain, err)
+	}
+	return fmt.Errorf("%w: %w", base.ErrUncertain, err)
 }
 
 // errForget: a node was removed.
@@ -150,7 +164,7 @@ var errForget = errors.New("the shard keeps what it knows of its produces")
 func (n *Node) forget(ctx context.Context, node string) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Forget(ctx, i, node); err != nil {
-			return fmt.Errorf("node %s was removed; shard %d: %w: %w", node, i, errForget, err)
+			return fmt.Errorf("node %s was removed; shard %d: %w: %w", node, i, errForget, halfway(err))
 		}
 	}
 	return nil
@@ -195,9 +209,19 @@ func removing(shards []ShardStatus) (names []string) {
 	return names
 }
 
+// ErrIsMember: a node is part of the cluster that is to take the place of another one.
+var ErrIsMember = errors.New("a member already")
+
 // Replace adds a node and then removes another one, if all shards can do without that one. A node at
-// the address of the other one takes its place after the removal.
+// the address of the other one takes its place after the removal. There are as many nodes as before:
+// one that votes already is refused.
 func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
+	lacks := func(sh ShardStatus) bool {
+		return sh.Leader == "" || !slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == p.Node && r.Voter })
+	}
+	if old == p.Node || !slices.ContainsFunc(n.Status(ctx), lacks) {
+		return ErrIsMember
+	}
 	if slices.ContainsFunc(n.known(), func(m Peer) bool { return m.Node == old && m.Address == p.Address }) {
 		if err := n.Remove(ctx, old); err != nil {
 			return err
@@ -293,6 +317,18 @@ func (n *Node) membersOf(ctx context.Context) (member bool, all int) {
 	return member, all
 }
 
+// CheckMember returns an error if this node is no member of any shard whose leader is known.
+func (n *Node) CheckMember(shards []ShardStatus) error {
+	led := slices.DeleteFunc(slices.Clone(shards), func(sh ShardStatus) bool { return sh.Leader == "" })
+	if len(led) == 0 || slices.ContainsFunc(led, func(sh ShardStatus) bool { return sh.has(n.self.Node) }) {
+		return nil
+	}
+	return RemovedError(led[0].Shard, n.self.Node)
+}
+
+// IsRemoved reports whether the group has a leader elsewhere, and this node is no member any more.
+func (g *Group) IsRemoved() bool { return g.removed.Load() }
+
 // learnRemovals asks the others about the groups that have no leader, as far as this node knows: who
 // was removed hears nothing of it. It reports whether there are any.
 func (n *Node) learnRemovals() bool {
@@ -340,7 +376,7 @@ func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) 
 			ctx, cancel := context.WithTimeout(g.node.ctx, configTimeout)
 			defer cancel()
 			for {
-				err := g.change(ctx, how, p, former)
+				err := g.changeInTurn(ctx, how, p, former)
 				if !errors.Is(err, errReconfigured) || ctx.Err() != nil {
 					return err
 				}
@@ -348,6 +384,21 @@ func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) 
 			}
 		}))
 	})
+}
+
+// changeInTurn is change. What adds or removes a node is done one at a time: the addition of a node
+// that the first shard has then removed comes before its removal here.
+func (g *Group) changeInTurn(ctx context.Context, how Change, p Peer, former []string) error {
+	switch how {
+	case AddNode, Readmit, RemoveNode:
+		select {
+		case g.changing <- struct{}{}:
+			defer func() { <-g.changing }()
+		case <-ctx.Done():
+			return fmt.Errorf("%w: shard %d: another change of its members takes long", base.ErrNotLeader, g.index)
+		}
+	}
+	return g.change(ctx, how, p, former)
 }
 
 func (g *Group) change(ctx context.Context, how Change, p Peer, former []string) error {
@@ -359,7 +410,7 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
 	switch how {
 	case AddNode:
-		return g.addLearner(members, index, p)
+		return g.addLearner(ctx, members, index, p)
 	case GiveVote:
 		if at < 0 || members[at].ID != id {
 			return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, p.Node)
@@ -367,7 +418,7 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, index, configTimeout) })
 	case CheckMember, CheckRemoval, CheckReplacement, RemoveNode:
 		switch {
-		case at < 0 && how != RemoveNode:
+		case at < 0 && how != RemoveNode, how == CheckMember && !hasID(members, id):
 			return fmt.Errorf("%w: node %q", base.ErrNotMember, p.Node)
 		case at < 0 || how == CheckMember:
 			return nil
@@ -388,13 +439,18 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 			// so that the next leader is asked
 			return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 		} // or else it leads until it has removed itself
+		if g.index == 0 {
+			if err := g.node.c.Leaders.Forget(ctx, g.index, string(id)); err != nil {
+				return err
+			}
+		}
 		err := g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
 		if err == nil && len(rest) < len(members)-1 {
 			return errReconfigured // it is being taken back, and there by another ID as well
 		}
 		return err
 	case Readmit:
-		return g.readmit(members, index, p, former)
+		return g.readmit(ctx, members, index, p, former)
 	case MakeLeader, CheckLeader:
 		switch {
 		case p.Node == "":
@@ -418,8 +474,32 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 	return ErrMalformedCall
 }
 
+// hasID reports whether a directory is that of a member.
+func hasID(members []raft.Server, id raft.ServerID) bool {
+	return slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == id })
+}
+
+// checkRemoved returns an error if the first shard has removed a node that is not there, by any of
+// the IDs that its directory has had.
+func (g *Group) checkRemoved(ctx context.Context, p Peer, former ...string) error {
+	if g.index > 0 {
+		return g.node.c.Leaders.Change(ctx, 0, CheckMember, p)
+	}
+	for _, id := range append(former, p.ID) {
+		removed, err := g.machine.IsForgotten(string(Peer{Node: p.Node, ID: id}.ServerID()))
+		if err != nil {
+			return fmt.Errorf("%w: shard %d: %w", base.ErrNotLeader, g.index, err)
+		}
+		if removed {
+			return fmt.Errorf("%w: node %q was removed from the cluster with its directory; it may be added again with an empty one",
+				base.ErrNotMember, p.Node)
+		}
+	}
+	return nil
+}
+
 // addLearner makes a node a member that does not vote, or lets a member have another address.
-func (g *Group) addLearner(members []raft.Server, index uint64, p Peer) error {
+func (g *Group) addLearner(ctx context.Context, members []raft.Server, index uint64, p Peer) error {
 	known := make([]Peer, len(members))
 	for i, m := range members {
 		known[i] = peerOf(m)
@@ -428,6 +508,11 @@ func (g *Group) addLearner(members []raft.Server, index uint64, p Peer) error {
 		return err
 	}
 	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
+	if !hasID(members, id) {
+		if err := g.checkRemoved(ctx, p); err != nil {
+			return err
+		}
+	}
 	if slices.Contains(members, raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
 		return nil // it has been added before
 	}
@@ -530,23 +615,6 @@ func (n *Node) awaitCatchUp(ctx context.Context, shard int, p Peer) error {
 		return errors.Join(err, unknown)
 	}
 	return err
-}
-
-// acquaint waits until all nodes of a shard that can be reached have in their logs
-// what its leader has: Raft lets nobody vote for a node that it has not heard of.
-func (n *Node) acquaint(ctx context.Context, shard int) error {
-	var last uint64 // in the leader's log, when it was first heard of
-	return n.poll(ctx, func() (bool, error) {
-		sh := &n.Status(ctx)[shard]
-		for _, rs := range sh.Replicas {
-			if last == 0 && rs.Node == sh.Leader {
-				last = rs.LastIndex
-			}
-		}
-		return !slices.ContainsFunc(sh.Replicas, func(rs ReplicaStatus) bool {
-			return rs.LastError == "" && !rs.Suspect && (last == 0 || rs.LastIndex < last)
-		}), nil
-	})
 }
 
 // join lets the nodes of the cluster add this one.

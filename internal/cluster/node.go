@@ -102,8 +102,9 @@ type Leaders interface {
 	Change(ctx context.Context, shard int, how Change, p Peer, former ...string) error
 	// Applied is the index of the last entry that the leader of a shard has applied.
 	Applied(ctx context.Context, shard int) (uint64, error)
-	// Forget drops what a shard keeps for a node that was removed.
-	Forget(ctx context.Context, shard int, node string) error
+	// Forget drops what a shard keeps for a node that was removed, and lets it store that. The name
+	// may be that of a directory (Peer.ServerID), which is then never taken back.
+	Forget(ctx context.Context, shard int, name string) error
 }
 
 // Node is this node's part in the groups of all shards. Its methods are safe for concurrent use.
@@ -203,6 +204,7 @@ func (n *Node) Open() error {
 		return err
 	}
 	n.founding.Store(len(n.c.Directory.Founders) > 0)
+	n.logs.SyncToDisk(len(n.former()) > 0) // see manifest.Volatile
 	for _, g := range n.groups {
 		if err := g.start(); err != nil {
 			return fmt.Errorf("codeq: start shard %d of %s: %w", g.index, n.c.Directory.Path, err)
@@ -222,6 +224,7 @@ func (n *Node) Open() error {
 	// After a panic leaders stay where they are.
 	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
 	n.watches.Go(func() { n.contain("upgrade", func() { n.upgrade(n.quit) }, nil) })
+	n.watches.Go(func() { n.contain("greeting", n.makeKnown, nil) })
 	switch {
 	case len(n.former()) > 0:
 		n.watches.Go(func() { n.contain("rejoining", n.rejoin, n.failAll) })
@@ -242,7 +245,7 @@ func (n *Node) openStores() (err error) {
 	if n.stable, err = n.c.Votes(d.FS.PathJoin(d.Path, manifest.VotesFile)); err != nil {
 		return fmt.Errorf("codeq: open the votes of %s: %w", d.Path, damageOf(err))
 	}
-	return d.FinishCreation()
+	return nil
 }
 
 // openReplicas opens the stores of the shards, and the logs.
@@ -297,6 +300,7 @@ func (n *Node) listen() error {
 		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve,
 		Files: n.receiveFiles, Logger: n.log,
 		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.announceFormat,
+		Lives: n.c.Directory.Lives(), Meet: n.meet,
 	})
 	return nil
 }

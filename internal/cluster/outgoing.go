@@ -34,7 +34,9 @@ type outgoing struct {
 	mu     sync.Mutex // guards what follows
 	files  *sharedFiles
 	behind map[raft.ServerID]bool // whether the node has all of the files
-	idle   *time.Timer            // ends all of it
+	// furthest is how far a node has come: in the files by what it was sent, and then in the log.
+	furthest map[raft.ServerID]uint64
+	idle     *time.Timer // ends all of it, when no node has come further for keepFiles
 }
 
 // sharedFiles is a checkpoint that is sent to several nodes. Guarded by outgoing.mu.
@@ -79,9 +81,10 @@ func (t *transport) InstallSnapshot(
 }
 
 // sendFiles sends the files of the snapshot that Raft is about to install on a node, over as many
-// connections as it takes as long as each of them gets further, and returns their manifest.
+// connections as it takes as long as each of them gets further than all before, and returns their
+// manifest. Otherwise Raft tries again, ever more rarely.
 func (g *Group) sendFiles(to raft.Server, req *raft.InstallSnapshotRequest) (manifest []byte, err error) {
-	for {
+	for again := (Patience{}); ; again.Wait(g.node.ctx, nil) {
 		g.awaitContact(to.ID, req.Term)
 		if err := g.maySend(to.ID, req.Term); err != nil {
 			return nil, err
@@ -90,15 +93,15 @@ func (g *Group) sendFiles(to raft.Server, req *raft.InstallSnapshotRequest) (man
 		if err != nil {
 			return nil, err
 		}
-		moved, err := g.trySending(files, to, req.Term)
+		further, err := g.trySending(files, to, req.Term)
 		g.outgoing.release(files)
 		if err == nil {
 			return files.Manifest, nil
 		}
-		if moved == 0 || errors.Is(err, snapshot.ErrRefused) || errors.Is(err, errFilesGivenUp) {
+		if !further || errors.Is(err, snapshot.ErrRefused) || errors.Is(err, errFilesGivenUp) {
 			return nil, fmt.Errorf("send files of snapshot %d: %w", req.LastLogIndex, err)
 		}
-		g.node.log.Info("files of a snapshot go on", "shard", g.index, "to", to.ID, "sent", moved, "err", err)
+		g.node.log.Info("files of a snapshot go on", "shard", g.index, "to", to.ID, "err", err)
 	}
 }
 
@@ -125,12 +128,12 @@ func (g *Group) maySend(to raft.ServerID, term uint64) error {
 	return fmt.Errorf("shard %d: node %s is no member", g.index, to)
 }
 
-// trySending sends what a node lacks of files on one connection. It returns how many bytes it has
-// sent.
-func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (moved int, err error) {
+// trySending sends what a node lacks of files on one connection. It reports whether it has sent more
+// than any connection before.
+func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (further bool, err error) {
 	target, err := peerOf(to).target()
 	if err != nil {
-		return 0, err
+		return false, err
 	}
 	n := g.node
 	ctx, cancel := context.WithCancelCause(n.ctx)
@@ -145,21 +148,20 @@ func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (mov
 	})
 	conn, err := n.peer.OpenFiles(ctx, target, g.index)
 	if err != nil {
-		return 0, err
+		return false, err
 	}
 	defer func() { _ = conn.Close() }() // what was sent has been acknowledged
 	t := files.Transfer(conn, raftTimeout)
 	defer context.AfterFunc(ctx, func() { t.Fail(context.Canceled) })()
 	if err := t.Offer(term); err != nil {
-		return 0, err
+		return false, err
 	}
 	n.background.Go(func() { n.contain("answer of a receiver", t.Listen, t.Fail) })
-	err = t.Send(func(bytes int) error {
-		moved += bytes
-		g.outgoing.moves()
+	err = t.Send(func(offset int64) error {
+		further = g.outgoing.moves(to.ID, uint64(offset)) || further
 		return g.maySend(to.ID, term)
 	})
-	return moved, err
+	return further, err
 }
 
 // endOfSending returns why files are not sent any more, or nil when ctx ends.
@@ -217,7 +219,7 @@ const freshPart = 16
 // acknowledge notes that a node has the log up to an index.
 func (g *Group) acknowledge(id raft.ServerID, index uint64) {
 	o := &g.outgoing
-	if !o.holding.Load() || !o.follows(id) {
+	if !o.holding.Load() || !o.follows(id, index) {
 		return
 	}
 	last := g.raft.LastIndex()
@@ -255,8 +257,9 @@ func (o *outgoing) begin(files *snapshot.Checkpoint, to raft.ServerID, endIdle f
 	if o.idle == nil {
 		o.idle = time.AfterFunc(keepFiles, endIdle)
 	}
+	o.idle.Reset(keepFiles)
 	if o.behind == nil {
-		o.behind = make(map[raft.ServerID]bool)
+		o.behind, o.furthest = make(map[raft.ServerID]bool), make(map[raft.ServerID]uint64)
 	}
 	return o.shareLocked(to)
 }
@@ -273,9 +276,10 @@ func (o *outgoing) share(to raft.ServerID) *sharedFiles {
 
 // shareLocked is share. REQUIRES: mu is held, and there are files.
 func (o *outgoing) shareLocked(to raft.ServerID) *sharedFiles {
-	o.behind[to] = false
+	if has, known := o.behind[to]; has || !known {
+		o.behind[to], o.furthest[to] = false, 0
+	}
 	o.holding.Store(true)
-	o.idle.Reset(keepFiles)
 	o.files.users++
 	return o.files
 }
@@ -304,13 +308,21 @@ func (o *outgoing) removeUnused(files *sharedFiles) {
 	files.Remove()
 }
 
-// moves notes that some node gets further.
-func (o *outgoing) moves() {
+// moves notes how far a node has come in the files, and reports whether that is further than before.
+func (o *outgoing) moves(id raft.ServerID, offset uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.idle != nil {
-		o.idle.Reset(keepFiles)
+	return o.advance(id, offset)
+}
+
+// advance is moves, in the files or the log. REQUIRES: mu is held.
+func (o *outgoing) advance(id raft.ServerID, to uint64) bool {
+	if _, ok := o.behind[id]; !ok || to <= o.furthest[id] {
+		return false
 	}
+	o.furthest[id] = to
+	o.idle.Reset(keepFiles)
+	return true
 }
 
 // installed notes that a node has all of the files.
@@ -318,19 +330,20 @@ func (o *outgoing) installed(id raft.ServerID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if _, ok := o.behind[id]; ok {
-		o.behind[id] = true
+		o.behind[id], o.furthest[id] = true, 0
 		o.removeUnused(o.files)
 	}
 }
 
-// follows reports whether the log is kept for a node that has the files, which gets further.
-func (o *outgoing) follows(id raft.ServerID) bool {
+// follows notes how far a node has come in the log, and reports whether that is kept for it, as it
+// has the files.
+func (o *outgoing) follows(id raft.ServerID, index uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.behind[id] {
 		return false
 	}
-	o.idle.Reset(keepFiles)
+	o.advance(id, index)
 	return true
 }
 
@@ -339,6 +352,7 @@ func (o *outgoing) caughtUp(id raft.ServerID) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.behind, id)
+	delete(o.furthest, id)
 	if len(o.behind) > 0 {
 		return false
 	}
@@ -360,6 +374,7 @@ func (o *outgoing) endLocked() bool {
 	o.idle.Stop()
 	o.idle = nil
 	clear(o.behind)
+	clear(o.furthest)
 	o.holding.Store(false)
 	o.held.Store(0)
 	if files := o.files; files != nil {

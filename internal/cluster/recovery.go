@@ -23,7 +23,7 @@ func (n *Node) Recover() error {
 	if err == nil {
 		// Nodes that were lost, and come back, are of another cluster from now on.
 		d := n.c.Directory
-		d.Cluster, d.Founders, d.Former = manifest.NewID(), nil, nil
+		d.Cluster, d.Founders, d.Former, d.Seen = manifest.NewID(), nil, nil, nil
 		err = d.Write()
 	}
 	for i, g := range n.groups {

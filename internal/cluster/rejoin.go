@@ -15,7 +15,7 @@ import (
 )
 
 // A node that may have lost entries which it has acknowledged has a new ID since it was opened (see
-// manifest.Volatile). By the former one it is still a voter, whom nobody reaches: its groups go on if
+// manifest.Volatile and manifest.Lives). By the former one it is still a voter, whom nobody reaches: its groups go on if
 // a majority of the voters has lost nothing, and such a majority has, and elects nobody without, all
 // that was ever acknowledged. It then lets the node take its old place, in one shard after the
 // other: as a member that does not vote, and is sent what it lacks, and then as one that does.
@@ -40,8 +40,8 @@ func (n *Node) former() []string {
 
 // rejoin asks the other nodes to take this one back, until one has, or the node is about to be closed.
 func (n *Node) rejoin() {
-	n.log.Warn("the power of the machine may have failed since the node was open: it may have lost what it has "+
-		"acknowledged, and asks the others to take it back", "id", n.self.ID, "former", n.former())
+	n.log.Warn("the node may have lost what it has acknowledged, as its power has failed since it was open, or its directory "+
+		"is an older copy: it asks the others to take it back", "id", n.self.ID, "former", n.former())
 	n.suspect(n.self.ID, n.former())
 	for pause := n.c.HeartbeatTimeout; ; pause = min(2*pause, maxRejoinPause*n.c.HeartbeatTimeout) {
 		ctx, cancel := context.WithTimeout(n.membership.ctx, joinTimeout)
@@ -69,13 +69,10 @@ const maxRejoinPause = 8
 func (n *Node) rejoined() error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	former := d.Former
-	d.Former = nil
-	if err := d.Write(); err != nil {
-		d.Former = former
-		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	if err := n.c.Directory.Rejoined(); err != nil {
+		return fmt.Errorf("codeq: write %s: %w", n.c.Directory.Path, err)
 	}
+	n.logs.SyncToDisk(false)
 	n.membership.waiting = nil
 	n.log.Info("taken back", "id", n.self.ID)
 	return nil
@@ -93,7 +90,7 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 	if n.votes() { // a leader has found it
 		return nil
 	}
-	errs := []error{fmt.Errorf("%w: nobody has taken this node back since its power may have failed", base.ErrNotLeader)}
+	errs := []error{fmt.Errorf("%w: nobody has taken this node back, which may have lost what it had acknowledged", base.ErrNotLeader)}
 	for _, a := range n.introduceAll(ctx, all) {
 		if a.err != nil {
 			errs = append(errs, a.err)
@@ -105,7 +102,7 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 			err = fmt.Errorf("%w: it is of cluster %s, not %s", base.ErrNotMember, a.Cluster, n.Cluster())
 		case len(a.Former) > 0:
 			n.suspect(a.ID, a.Former)
-			err = errors.New("its power may have failed, too")
+			err = errors.New("it may have lost what it had acknowledged, too")
 		default:
 			if err = n.joinBy(ctx, a.peer(), j); err == nil {
 				return n.poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
@@ -204,7 +201,7 @@ func (g *Group) standstill() error {
 	if len(lost) == 0 || voters-len(lost) > voters/2 {
 		return nil
 	}
-	return fmt.Errorf("%w: of %d nodes, %s have lost power and may lack what they had acknowledged; "+
+	return fmt.Errorf("%w: of %d nodes, %s have lost power, or are older copies, and may lack what they had acknowledged; "+
 		"RecoverCluster lets the furthest node go on alone", base.ErrPowerLost, voters, strings.Join(lost, ", "))
 }
 
@@ -234,14 +231,17 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 // one step at a time. The new ID comes first, so that a node which is not there by any was removed;
 // and with an address that is none, since Raft wants those of all members to be different. It gets its
 // own at last.
-func (g *Group) readmit(members []raft.Server, index uint64, p Peer, former []string) error {
+func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64, p Peer, former []string) error {
 	isFormer := func(m raft.Server) bool { o := peerOf(m); return o.Node == p.Node && slices.Contains(former, o.ID) }
 	old := slices.IndexFunc(members, isFormer)
-	switch added := slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == p.ServerID() }); {
+	switch added := hasID(members, p.ServerID()); {
 	case old < 0 && !added:
+		if err := g.checkRemoved(ctx, p, former...); err != nil {
+			return err
+		}
 		return fmt.Errorf("%w: node %s by a former ID", base.ErrNotFound, p.Node)
 	case old < 0:
-		return g.addLearner(members, index, p)
+		return g.addLearner(ctx, members, index, p)
 	case !added:
 		nowhere := raft.ServerAddress(p.ID)
 		if err := g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(p.ServerID(), nowhere, index, configTimeout) }); err != nil {

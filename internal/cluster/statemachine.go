@@ -32,6 +32,9 @@ type StateMachine interface {
 	// Raise commits an entry, in a term in which this node leads, that gives the store a format. What
 	// is written to the store later may be of it.
 	Raise(term uint64, format int) error
+	// IsForgotten reports whether the store says that a node, or a directory, was removed from the
+	// cluster; see Leaders.Forget.
+	IsForgotten(name string) (bool, error)
 }
 
 // Leader decides for a shard. It is comparable.

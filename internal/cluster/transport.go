@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -137,6 +138,10 @@ func (t *transport) admit(rpc raft.RPC) bool {
 			return false
 		}
 		clampCommit(req)
+	case *raft.RequestVoteRequest:
+		t.vouch(&req.RPCHeader)
+	case *raft.RequestPreVoteRequest:
+		t.vouch(&req.RPCHeader)
 	case *raft.TimeoutNowRequest:
 		t.group.invited.Store(true)
 	case *raft.InstallSnapshotRequest:
@@ -153,6 +158,27 @@ func (t *transport) admit(rpc raft.RPC) bool {
 		return false
 	}
 	return true
+}
+
+// vouch lets Raft consider a candidate of which this node has not heard yet, or not that it votes.
+// Raft would refuse it, and with it the only one, perhaps, that a majority of the nodes which are left
+// can elect: all that is committed may be there and nowhere else. That a node asks for votes without
+// consulting its configuration, and so gives them, is how the algorithm is meant (Ongaro, "Consensus:
+// Bridging Theory and Practice", 4.1). Raft asks of the ID only whether it votes; the address says who
+// it is.
+func (t *transport) vouch(h *raft.RPCHeader) {
+	r := t.group.log.raft.Load()
+	if r == nil {
+		return // it asks again
+	}
+	members := r.GetConfiguration().Configuration().Servers
+	votes := func(m raft.Server) bool { return m.Suffrage == raft.Voter }
+	if slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == raft.ServerID(h.ID) && votes(m) }) {
+		return
+	}
+	if i := slices.IndexFunc(members, votes); i >= 0 {
+		h.ID = []byte(members[i].ID)
+	}
 }
 
 // clampCommit lowers the leader's commit index to the last entry of which a message says something.

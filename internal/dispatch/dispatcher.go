@@ -80,6 +80,9 @@ type Queue struct {
 	gate  Gateway     // nil: neither a rate nor a limit of concurrency
 	shut  bool        // the gate has refused a claim, and has not been opened since
 
+	allocator *PermitAllocator // nil: another shard has it, or none does
+	isDirty   bool             // Permits.Flush will look at it
+
 	opensAt     uint64 // until when it is throttled; monotonic clock of the shard, ms
 	throttledAt int    // its index in the heap of throttled queues; negative: it is not in it
 }
@@ -114,7 +117,8 @@ func (d *Dispatcher) known(queue string) *Queue {
 
 // isNeeded reports whether the Dispatcher still needs a queue.
 func (q *Queue) isNeeded() bool {
-	return q.gate != nil || q.throttledAt >= 0 || q.listedAt != 0 || len(q.sets) > 0 || q.hungry
+	return q.gate != nil || q.throttledAt >= 0 || q.listedAt != 0 || len(q.sets) > 0 || q.hungry ||
+		q.allocator != nil || q.isDirty
 }
 
 // Forget drops a queue that the rules do not need any more, unless the Dispatcher needs it: when

@@ -22,9 +22,10 @@ type CallNumber struct {
 // of a life begins it, and ends that of the life before: a message of that one is refused, however
 // late it comes, since it is not known any more whether its call was decided. The removal of the
 // node ends its session, too; what stays is the number of the life. The owner lets only members
-// begin a session, so that number matters only once a node of the same name is a member again.
+// begin a session, so that number matters only once a node of the same name is a member again. The
+// removal of a directory, under its name in the cluster, is stored in the same way.
 
-// goneSessions is how many nodes that were removed a shard remembers: the last ones.
+// goneSessions is how many nodes and directories that were removed a shard remembers: the last ones.
 const goneSessions = 1000
 
 // LifeOverError is the answer to a call of a life of a node that is over. The call was not decided.
@@ -75,11 +76,8 @@ func (t *sessionTable) outcome(c *CallNumber) (done *keys.SessionCall, err error
 func (t *sessionTable) note(c *CallNumber, ids []keys.ID, duplicates []int) {
 	v := t.byNode[c.Node]
 	if v == nil || v.Life != c.Life {
-		if t.byNode == nil {
-			t.byNode = make(map[string]*keys.SessionValue)
-		}
 		v = &keys.SessionValue{Life: c.Life}
-		t.byNode[c.Node] = v
+		t.put(c.Node, v)
 	}
 	if c.Low > v.Low {
 		v.Low = c.Low
@@ -93,25 +91,36 @@ func (t *sessionTable) note(c *CallNumber, ids []keys.ID, duplicates []int) {
 	t.change(c.Node)
 }
 
-// endNode ends the session of a node that was removed from the cluster.
-func (t *sessionTable) endNode(node string, wall uint64) {
-	v := t.byNode[node]
-	if v == nil || v.Gone != 0 {
-		return
+func (t *sessionTable) put(node string, v *keys.SessionValue) {
+	if t.byNode == nil {
+		t.byNode = make(map[string]*keys.SessionValue)
 	}
-	*v = keys.SessionValue{Life: v.Life, Gone: max(wall, 1)}
+	t.byNode[node] = v
+}
+
+// endNode ends the session of a node that was removed from the cluster, or notes that a directory
+// was.
+func (t *sessionTable) endNode(node string, wall uint64) {
+	gone := &keys.SessionValue{Gone: max(wall, 1)}
+	if v := t.byNode[node]; v != nil {
+		if v.Gone != 0 {
+			return
+		}
+		gone.Life = v.Life
+	}
+	t.put(node, gone)
 	t.change(node)
-	gone, oldest := 0, node
+	count, oldest := 0, node
 	for name, v := range t.byNode {
 		if v.Gone == 0 {
 			continue
 		}
-		gone++
+		count++
 		if cmp.Or(cmp.Compare(v.Gone, t.byNode[oldest].Gone), cmp.Compare(name, oldest)) < 0 {
 			oldest = name
 		}
 	}
-	if gone > goneSessions {
+	if count > goneSessions {
 		delete(t.byNode, oldest)
 		t.change(oldest)
 	}
@@ -142,10 +151,7 @@ func (s *State) loadSessions() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		if s.sessions.byNode == nil {
-			s.sessions.byNode = make(map[string]*keys.SessionValue)
-		}
-		s.sessions.byNode[string(key[1:])] = &v
+		s.sessions.put(string(key[1:]), &v)
 		return nil
 	})
 }

@@ -46,7 +46,7 @@ func TestSessionTable(t *testing.T) {
 }
 
 // TestRemovedNodesAreRemembered: of nodes that were removed, a shard remembers the last ones, in
-// memory and on disk.
+// memory and on disk, whether they have produced or not.
 func TestRemovedNodesAreRemembered(t *testing.T) {
 	shared := store.NewCaches(8<<20, 1<<20, 1)
 	defer shared.Close()
@@ -60,7 +60,11 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 	s := d.shards[0]
 	call := func(n int) *CallNumber { return &CallNumber{Node: fmt.Sprint("node ", n), Life: 5, Seq: 1, Low: 1} }
 	const more = 3
+	hasProduced := func(n int) bool { return n%2 == 0 || n == goneSessions+more }
 	for n := range goneSessions + more + 1 {
+		if !hasProduced(n) {
+			continue
+		}
 		d.begin(s)
 		task := NewTask{Key: LaneKey{Queue: "a"}}
 		task.Encode(&record.Record{}, nil)
@@ -73,7 +77,6 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 	for n := range goneSessions + more {
 		d.begin(s)
 		s.SetInterest(call(n).Node, 0, true)
-		s.SetInterest("unknown", 0, true)
 		if n%7 == 0 {
 			d.commit(s)
 			d.Wall += uint64(time.Second.Milliseconds())
@@ -93,7 +96,10 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 		for n := range goneSessions + more + 1 {
 			_, err := s.sessions.outcome(call(n))
 			removed := n >= more && n < goneSessions+more
-			require.Equal(t, removed, err != nil, n)
+			require.Equal(t, removed && hasProduced(n), err != nil, n)
+			forgotten, err := schema.IsForgotten(s.Store.DB(), call(n).Node)
+			require.NoError(t, err)
+			require.Equal(t, removed, forgotten, n)
 			require.Equal(t, n == goneSessions+more, s.Continues(call(n)), n)
 		}
 		d.crash()

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -36,6 +38,17 @@ type Receipt struct {
 
 // String returns the text form, ID.token.
 func (r Receipt) String() string { return fmt.Sprintf("%s.%016x", keys.FormatID(r.ID), r.Token) }
+
+// ParseReceipt reads the text form.
+func ParseReceipt(text []byte) (r Receipt, ok bool) {
+	var token [8]byte
+	if len(text) != keys.IDTextLen+1+2*len(token) || text[keys.IDTextLen] != '.' {
+		return r, false
+	}
+	id, ok := keys.ParseID(text[:keys.IDTextLen])
+	_, err := hex.Decode(token[:], text[keys.IDTextLen+1:])
+	return Receipt{id, binary.BigEndian.Uint64(token[:])}, ok && err == nil
+}
 
 // Outcome is how a task has ended.
 type Outcome struct {

@@ -1,6 +1,9 @@
 package keys
 
-import "encoding/hex"
+import (
+	"encoding/hex"
+	"slices"
+)
 
 // AppendIDText appends the canonical form of a UUID.
 func AppendIDText(dst []byte, id ID) []byte {
@@ -12,6 +15,19 @@ func AppendIDText(dst []byte, id ID) []byte {
 	hex.Encode(b[24:], id[10:])
 	b[8], b[13], b[18], b[23] = '-', '-', '-', '-'
 	return append(dst, b[:]...)
+}
+
+// IDTextLen is the length of the canonical form of a UUID.
+const IDTextLen = 36
+
+// ParseID reads the canonical form of a UUID.
+func ParseID(text []byte) (id ID, ok bool) {
+	if len(text) != IDTextLen || text[8] != '-' || text[13] != '-' || text[18] != '-' || text[23] != '-' {
+		return id, false
+	}
+	digits := slices.Concat(text[:8], text[9:13], text[14:18], text[19:23], text[24:])
+	_, err := hex.Decode(id[:], digits)
+	return id, err == nil
 }
 
 // FormatID returns the canonical form of a UUID.

@@ -23,6 +23,8 @@ type Directory struct {
 	FS   vfs.FS
 	Path string
 	lock io.Closer
+
+	volatile *Volatile // see Take
 }
 
 // Want is what the caller expects of a directory, and the properties of a new one.
@@ -75,6 +77,7 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	case err != nil:
 	case m != nil:
 		d.Manifest = *m
+		err = d.resize(cmp.Or(want.Shards, want.NewShards))
 	default:
 		err = d.create(want)
 	}
@@ -184,7 +187,7 @@ func (m *Manifest) admit(want Want) error {
 	if m == nil {
 		return nil
 	}
-	if want.Shards != 0 && want.Shards != m.Shards {
+	if want.Shards != 0 && want.Shards != m.Shards && !m.Creating {
 		return fmt.Errorf("%w: created with %d, opened with %d", base.ErrShardCount, m.Shards, want.Shards)
 	}
 	switch {
@@ -215,6 +218,23 @@ func (d *Directory) create(want Want) error {
 	return d.Write()
 }
 
+// resize lets a directory that is still being created have another number of shards; 0: the same.
+func (d *Directory) resize(shards int) error {
+	if !d.Creating || shards == 0 || shards == d.Shards {
+		return nil
+	}
+	for i := range d.Shards {
+		if err := d.FS.RemoveAll(ShardDir(d.FS, d.Path, i)); err != nil {
+			return err
+		}
+	}
+	if err := d.removeOfNode(); err != nil {
+		return err
+	}
+	d.Shards = shards
+	return d.Write()
+}
+
 // Found lets a queue by itself become the first node of a new cluster. Begin stores it.
 func (d *Directory) Found(node, address string) {
 	d.Format = max(d.Format, OldestOfNodes)
@@ -225,6 +245,7 @@ func (d *Directory) Found(node, address string) {
 // have, durably.
 func (d *Directory) Leave() error {
 	d.Node, d.Cluster, d.Former, d.Founders, d.Life, d.Drained, d.Left = "", "", nil, nil, 0, false, true
+	d.Earlier, d.Seen, d.Outdated = nil, nil, false
 	return d.Write()
 }
 
@@ -233,6 +254,15 @@ func (d *Directory) FinishLeaving() error {
 	if !d.Left {
 		return nil
 	}
+	if err := d.removeOfNode(); err != nil {
+		return err
+	}
+	d.Left = false
+	return d.Write()
+}
+
+// removeOfNode removes what only a node has.
+func (d *Directory) removeOfNode() error {
 	names := []string{d.FS.PathJoin(d.Path, RaftDir), d.FS.PathJoin(d.Path, VotesFile)}
 	for i := range d.Shards {
 		names = append(names, MetaDir(d.FS, d.Path, i))
@@ -242,11 +272,7 @@ func (d *Directory) FinishLeaving() error {
 			return err
 		}
 	}
-	if err := SyncDirectory(d.FS, d.Path); err != nil {
-		return err
-	}
-	d.Left = false
-	return d.Write()
+	return SyncDirectory(d.FS, d.Path)
 }
 
 // FinishCreation makes the manifest say that every shard exists.

@@ -7,6 +7,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
 )
 
 // TestLives: each time that a node's directory is opened begins a life with a larger number, which
@@ -42,4 +44,103 @@ func TestLives(t *testing.T) {
 	require.NoError(t, d.Take(false, "", nil))
 	require.Zero(t, d.Life)
 	require.NoError(t, d.Close())
+}
+
+// reopened is the manifest of a directory after its next life has begun, as it is on disk.
+func (m Manifest) reopened(t *testing.T) Manifest {
+	t.Helper()
+	fs := vfs.NewMem()
+	require.NoError(t, MakeDirectory(fs, "q"))
+	d := New(fs, "q", m)
+	require.NoError(t, d.Take(true, "", nil))
+	got, err := Read(fs, "q")
+	require.NoError(t, err)
+	return *got
+}
+
+// meets returns what a node finds that sees a directory, and would remember it over a restart.
+func (m *Manifest) meets(t *testing.T, o Manifest) error {
+	t.Helper()
+	_, err := m.See(o.ID, o.Lives())
+	*m = m.reopened(t)
+	return err
+}
+
+// TestOlderCopy: a directory is known by those who have seen it in any of its lives, and an older
+// copy of it is refused by those who have seen it in a later one; however often either is opened
+// without being seen, and whatever its clock says.
+func TestOlderCopy(t *testing.T) {
+	node := func(id string) Manifest {
+		return Manifest{Format: Format, Shards: 1, ID: id, Node: "n" + id, Cluster: "c"}.reopened(t)
+	}
+	other := node("other")
+	first := node("first")
+	require.NoError(t, other.meets(t, first))
+	require.NoError(t, other.meets(t, first), "again")
+	unseen := first.reopened(t).reopened(t)
+	require.NoError(t, other.meets(t, unseen))
+	require.NoError(t, other.meets(t, unseen.reopened(t)))
+
+	later := unseen.reopened(t)
+	require.ErrorIs(t, other.meets(t, later), base.ErrOldCopy, "a life that it does not know was seen")
+	require.ErrorContains(t, other.meets(t, later), "directory first was seen in life")
+
+	// A copy whose lives have numbers below those that were seen, as the clock was set back.
+	second := node("second")
+	copied := second
+	second.Life += 1 << 50
+	require.NoError(t, other.meets(t, second))
+	for range 3 * MaxLives {
+		copied = copied.reopened(t)
+		require.Less(t, copied.Life, second.Life)
+		require.ErrorIs(t, other.meets(t, copied), base.ErrOldCopy)
+		require.LessOrEqual(t, len(copied.Lives()), MaxLives)
+	}
+	// One that others know who do not know of it.
+	copied.ForgetEarlier()
+	ignorant := node("ignorant")
+	require.NoError(t, ignorant.meets(t, copied))
+
+	// One of which the last answer was lost, often.
+	third := node("third")
+	require.NoError(t, other.meets(t, third))
+	third.ForgetEarlier()
+	for range 3 * MaxLives {
+		third = third.reopened(t)
+	}
+	require.NoError(t, other.meets(t, third))
+
+	// The copy is another directory when it is opened again.
+	copied.Outdated, copied.Founders = true, []Founder{{Node: "n"}}
+	renewed := copied.reopened(t)
+	require.NotEqual(t, copied.ID, renewed.ID)
+	require.Equal(t, []string{"second"}, renewed.Former)
+	require.False(t, renewed.Outdated)
+	require.Empty(t, renewed.Founders)
+	require.NoError(t, other.meets(t, renewed))
+	require.Equal(t, renewed.ID, renewed.reopened(t).ID)
+	require.Len(t, other.Seen, 4)
+}
+
+// TestLivesNeedTheirFormat: before the directory has the format in which lives are stored, a version
+// that does not know them can open it, and what is not stored makes no older copy.
+func TestLivesNeedTheirFormat(t *testing.T) {
+	m := Manifest{Format: formatOfLives - 1, Shards: 1, ID: "m", Node: "n", Life: 7, Earlier: []uint64{3}, Seen: map[string]uint64{"a": 5}, Outdated: true}
+	b, err := m.Encode()
+	require.NoError(t, err)
+	got, err := Decode(b)
+	require.NoError(t, err)
+	require.Equal(t, &Manifest{Format: formatOfLives - 1, Shards: 1, ID: "m", Node: "n", Life: 7, Sum: got.Sum}, got)
+	other := Manifest{Seen: map[string]uint64{"m": 3}}
+	_, err = other.See("m", got.Lives())
+	require.NoError(t, err)
+}
+
+// TestLeftAreNotSeen: a queue by itself has no lives, and knows none.
+func TestLeftAreNotSeen(t *testing.T) {
+	fs := vfs.NewMem()
+	require.NoError(t, MakeDirectory(fs, "q"))
+	d := New(fs, "q", Manifest{Format: Format, Shards: 1, Node: "n", Life: 7, Earlier: []uint64{3}, Seen: map[string]uint64{"a": 5}, Outdated: true})
+	require.NoError(t, d.Leave())
+	require.Equal(t, Manifest{Format: Format, Shards: 1, Left: true}, d.Manifest)
 }

@@ -45,11 +45,12 @@ const (
 //	3  the first that can be upgraded
 //	4  as 3; what is new has its own keys, trailing fields or flags, and the
 //	   manifest says where an open queue lies
-//	5  as 4
+//	5  as 4; the manifest of a node says which lives others may know, and which it knows of others
 const (
 	Format        = 5
 	OldestFormat  = 3
 	OldestOfNodes = Format - 1
+	formatOfLives = 5
 )
 
 // MaxShards is how many shards a queue may have.
@@ -60,8 +61,8 @@ type Manifest struct {
 	Format int    `json:"format"`
 	Shards int    `json:"shards"`
 	ID     string `json:"id"` // random, and in each of the shards as well
-	// Creating is set until every shard exists. Open has not returned before then, so that nothing
-	// was acknowledged and missing shards may be created.
+	// Creating is set until every shard exists, and a node is of a cluster. Before then nothing was
+	// acknowledged, so that the shards may be created again, and be of another number.
 	Creating bool `json:"creating,omitempty"`
 	// Open is the place of a queue whose stores may be written, or that was not closed; nil: all
 	// stores are closed and sealed. Since format 4.
@@ -70,8 +71,8 @@ type Manifest struct {
 	Node string `json:"node,omitempty"`
 	// Cluster identifies the cluster of the node; "": it is of none yet.
 	Cluster string `json:"cluster,omitempty"`
-	// Former are the IDs that the directory of a node had, by which it may still be a member; see
-	// Volatile.
+	// Former is the ID that the directory of a node had, by which it may still be a member; see
+	// Volatile. Earlier builds have stored several.
 	Former []string `json:"former,omitempty"`
 	// Volatile is set while a node is open, or was not closed, that acknowledges entries before they
 	// are on its disk.
@@ -86,6 +87,12 @@ type Manifest struct {
 	Left bool `json:"left,omitempty"`
 	// Life is the number of the node's life, see LifeAfter: of the last one that has begun.
 	Life uint64 `json:"life,omitempty"`
+	// Earlier are the lives before it that are among the Lives. Since format 5, like the next two.
+	Earlier []uint64 `json:"earlier,omitempty"`
+	// Seen are the latest lives in which the directories of other nodes were seen, by their IDs.
+	Seen map[string]uint64 `json:"seen,omitempty"`
+	// Outdated is set when another node has noticed that the directory is an older copy.
+	Outdated bool `json:"outdated,omitempty"`
 	// Sum is the CRC-32C of the manifest without it, in hexadecimal.
 	Sum string `json:"sum"`
 }
@@ -137,6 +144,9 @@ func ReplicaFormat(index, shards int, identity []byte) (format int, err error) {
 // Encode returns the file of a manifest, with its checksum. Equal manifests are equal files.
 func (m Manifest) Encode() ([]byte, error) {
 	m.Sum = ""
+	if m.Format < formatOfLives {
+		m.Earlier, m.Seen, m.Outdated = nil, nil, false
+	}
 	b, err := json.Marshal(m)
 	if err != nil {
 		return nil, err

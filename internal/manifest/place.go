@@ -62,6 +62,7 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 		}
 	}
 	if d.Node != "" {
+		d.volatile = volatile
 		d.renew(boot, volatile)
 	}
 	return d.Begin()
@@ -71,7 +72,7 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 // of a node, a life of which begins.
 func (d *Directory) Begin() error {
 	if d.Node != "" {
-		d.Life = LifeAfter(d.Life)
+		d.BeginLife()
 	} else {
 		if d.Format == Format && d.Open != nil {
 			if now, err := d.placeNow(); err != nil || now == *d.Open {

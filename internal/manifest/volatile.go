@@ -6,7 +6,13 @@ package manifest
 // they go, and Take makes the directory another one if that may have happened. A node is known by
 // its directory: by the former ID it votes and acknowledges no more, whoever asks for it, and by the
 // new one it has never done so. What is left of its logs and stores is how they were at an earlier
-// moment, which is no more than that the node is behind.
+// moment, which is no more than that the node is behind. An older copy of the directory is such an
+// earlier moment as well.
+//
+// Invariant: while the directory has a former ID, what the node acknowledges is on its disk. So it
+// keeps the new one over any number of power losses until it has been taken back, and there is one
+// ID by which it may still be a member beside it, or in its place: the one of its last membership.
+// (A copy that was made in between does not know whether it was taken back: it has both.)
 
 // Volatile is with what the end of a node's logs goes.
 type Volatile struct {
@@ -19,15 +25,31 @@ func (m *Manifest) lost(boot string) bool {
 }
 
 // renew makes the directory another one if the end of the node's logs may be lost. A node of no
-// cluster has acknowledged nothing, and one that founds a cluster nothing that is not on its disk.
+// cluster has acknowledged nothing, and one that founds a cluster nothing that is not on its disk;
+// but what it has founded has begun if the directory is an older copy.
 func (m *Manifest) renew(boot string, volatile *Volatile) {
 	lost := m.lost(boot)
-	if lost && m.Cluster != "" && len(m.Founders) == 0 {
+	if m.Outdated {
+		m.Founders = nil
+	}
+	if (lost || m.Outdated) && m.Cluster != "" && len(m.Founders) == 0 {
 		m.Former = append(m.Former, m.ID)
-		m.ID = NewID()
+		m.ID, m.Volatile, m.Outdated = NewID(), nil, false
 	}
 	// What was written in the last life may not be on the disk before the logs are open.
-	if lost || m.Open == nil || volatile != nil {
+	if len(m.Former) == 0 && (lost || m.Open == nil || volatile != nil) {
 		m.Volatile = volatile
 	}
+}
+
+// Rejoined durably notes that the node is a member by its ID, and by no former one. What it
+// acknowledges from then on may go with what Take was told.
+func (d *Directory) Rejoined() error {
+	former := d.Former
+	d.Former, d.Volatile = nil, d.volatile
+	err := d.Write()
+	if err != nil {
+		d.Former, d.Volatile = former, nil
+	}
+	return err
 }

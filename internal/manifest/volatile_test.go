@@ -8,7 +8,7 @@ import (
 )
 
 // TestVolatile: a node's directory gets a new ID when the end of its logs may be lost, and keeps the
-// former one, over any number of losses.
+// former one, and those two over any number of losses until it has rejoined.
 func TestVolatile(t *testing.T) {
 	none, process := new(Volatile), func(boot string) *Volatile { return &Volatile{Boot: boot} }
 	for _, tc := range []struct {
@@ -21,12 +21,12 @@ func TestVolatile(t *testing.T) {
 		kept     *Volatile // as what the manifest says then
 	}{
 		{"kill -9", process("1"), false, "1", process("1"), false, process("1")},
-		{"power loss", process("1"), false, "2", process("2"), true, process("2")},
+		{"power loss", process("1"), false, "2", process("2"), true, nil},
 		{"power loss, then on disk", process("1"), false, "2", nil, true, nil},
 		{"closed", process("1"), true, "2", process("2"), false, process("2")},
-		{"boot not known", process(""), false, "", process(""), true, process("")},
-		{"boot known again", process(""), false, "1", process("1"), true, process("1")},
-		{"killed, nothing synced", none, false, "1", none, true, none},
+		{"boot not known", process(""), false, "", process(""), true, nil},
+		{"boot known again", process(""), false, "1", process("1"), true, nil},
+		{"killed, nothing synced", none, false, "1", none, true, nil},
 		{"closed, nothing synced", none, true, "1", nil, false, nil},
 		{"on disk", nil, false, "2", nil, false, nil},
 		{"on disk, then not", nil, false, "2", process("2"), false, process("2")},
@@ -34,7 +34,7 @@ func TestVolatile(t *testing.T) {
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			fs := vfs.NewMem()
-			m := Manifest{Format: Format, Shards: 1, ID: "first", Node: "n", Cluster: "c", Former: []string{"zeroth"}, Volatile: tc.before}
+			m := Manifest{Format: Format, Shards: 1, ID: "first", Node: "n", Cluster: "c", Volatile: tc.before}
 			if !tc.closed {
 				m.Open = new(Place)
 			}
@@ -49,11 +49,26 @@ func TestVolatile(t *testing.T) {
 			require.Equal(t, tc.kept, got.Volatile)
 			if !tc.lost {
 				require.Equal(t, "first", got.ID)
-				require.Equal(t, []string{"zeroth"}, got.Former)
+				require.Empty(t, got.Former)
 				return
 			}
 			require.NotEqual(t, "first", got.ID)
-			require.Equal(t, []string{"zeroth", "first"}, got.Former)
+			require.Equal(t, []string{"first"}, got.Former)
+			second := got.ID
+			for _, boot := range []string{"3", "4"} {
+				d, err = Open(fs, "q", Want{Node: "n"})
+				require.NoError(t, err)
+				require.NoError(t, d.Take(false, boot, process(boot)))
+				require.NoError(t, d.Close())
+				require.Equal(t, second, d.ID)
+				require.Equal(t, []string{"first"}, d.Former)
+				require.Nil(t, d.Volatile)
+			}
+			require.NoError(t, d.Rejoined())
+			got, err = Read(fs, "q")
+			require.NoError(t, err)
+			require.Empty(t, got.Former)
+			require.Equal(t, process("4"), got.Volatile)
 		})
 	}
 	for what, m := range map[string]Manifest{

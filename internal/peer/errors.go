@@ -51,6 +51,7 @@ const (
 	RefusedNode                      // another node has the address, or another directory the name
 	RefusedName                      // the certificate is not for the name of the node
 	RefusedFormat                    // the build of one is older than the cluster of the other
+	RefusedCopy                      // the directory of the dialer is an older copy
 )
 
 // RefusedError is the answer of a node that refuses a connection of this one. It refuses until one

@@ -11,14 +11,15 @@ import (
 // A header begins each connection:
 //
 //	"codeq" | version u8 | length u16 | length bytes:
-//		dialer's formats | use u8 | group u32 | groups u32 | cluster 16 | dialer's ID 16 |
-//		target's ID 16 | length u8 | dialer's name | target's name
+//		dialer's formats | dialer's lives | use u8 | group u32 | groups u32 | cluster 16 |
+//		dialer's ID 16 | target's ID 16 | length u8 | dialer's name | target's name
 //
 // and the accepting side answers, in any version of the protocol:
 //
-//	0, or a Reason | length u8 | cluster 16 | ID 16 | formats, or a text
+//	0, or a Reason | length u8 | cluster 16 | ID 16 | formats | lives, or a text
 //
-// Formats are newest u16 | least u16. Version 3 of the header has none; nor has the answer to it.
+// Formats are newest u16 | least u16, and lives are count u8 | count u64s. Version 3 of the header
+// has neither; nor has the answer to it.
 //
 // Integers are big-endian. Up to the length, headers of all versions are alike, so that one of
 // another version can be read to its end and refused: closing a connection with unread bytes may
@@ -48,8 +49,9 @@ type header struct {
 	groups uint32 // number of groups of the dialer
 	from   Identity
 	to     Identity // its Cluster is that of from
-	// formats of the dialer; none: it says nothing of them.
+	// formats of the dialer; none: it says nothing of them, nor of its lives.
 	formats Formats
+	lives   []uint64
 }
 
 // ofGroup reports whether a connection of that use is one of a group.
@@ -66,8 +68,8 @@ func appendHeader(b []byte, h header) []byte {
 		b = binary.BigEndian.AppendUint16(b, uint16(length))
 	} else {
 		b = append(b, version)
-		b = binary.BigEndian.AppendUint16(b, uint16(formatsLen+length))
-		b = h.formats.append(b)
+		b = binary.BigEndian.AppendUint16(b, uint16(formatsLen+livesLen(h.lives)+length))
+		b = appendLives(h.formats.append(b), h.lives)
 	}
 	b = append(b, h.use)
 	b = binary.BigEndian.AppendUint32(b, h.group)
@@ -100,19 +102,22 @@ func readHeader(r io.Reader) (header, error) {
 		return header{}, fmt.Errorf("peer: read header: %w", err)
 	}
 	var formats Formats
+	var lives []uint64
 	switch {
 	case v == oldVersion:
 	case v != version:
 		return header{}, &RefusedError{RefusedVersion, fmt.Sprintf("protocol version is %d, not %d", version, v)}
-	case length < formatsLen || !readFormats(body).valid():
-		return header{}, fmt.Errorf("%w: of %d bytes, without formats", errHeader, length)
 	default:
-		formats, body = readFormats(body), body[formatsLen:]
+		if formats, lives, body = readSelf(body); formats == (Formats{}) {
+			return header{}, fmt.Errorf("%w: of %d bytes, without formats", errHeader, length)
+		}
 	}
 	if length = len(body); length < headerBody || length > headerBody+2*maxName {
 		return header{}, fmt.Errorf("%w: of %d bytes", errHeader, length)
 	}
-	h := header{use: body[0], group: binary.BigEndian.Uint32(body[1:]), groups: binary.BigEndian.Uint32(body[5:]), formats: formats}
+	h := header{
+		use: body[0], group: binary.BigEndian.Uint32(body[1:]), groups: binary.BigEndian.Uint32(body[5:]), formats: formats, lives: lives,
+	}
 	for i, id := range []*ID{&h.from.Cluster, &h.from.ID, &h.to.ID} {
 		copy(id[:], body[9+i*len(id):])
 	}
@@ -131,7 +136,8 @@ func readHeader(r io.Reader) (header, error) {
 // answer is what an accepting side says of itself.
 type answer struct {
 	cluster, id ID
-	formats     Formats // none: the header had none
+	formats     Formats // none: the header had none, nor lives
+	lives       []uint64
 }
 
 // writeAnswer accepts the connection if refused is nil.
@@ -141,7 +147,7 @@ func writeAnswer(w io.Writer, a answer, refused *RefusedError) error {
 	case refused != nil:
 		reason, text = refused.Reason, []byte(refused.Text[:min(len(refused.Text), 255)])
 	case a.formats != (Formats{}):
-		text = a.formats.append(text)
+		text = appendLives(a.formats.append(text), a.lives)
 	}
 	_, err := w.Write(append([]byte{byte(reason), byte(len(text))}, text...))
 	return err
@@ -162,15 +168,31 @@ func readAnswer(r io.Reader) (a answer, err error) {
 		return a, &RefusedError{Reason(buf[0]), string(text)}
 	}
 	const ids = 2 * len(ID{})
-	switch len(text) {
-	case ids:
-	case ids + formatsLen:
-		if a.formats = readFormats(text[ids:]); !a.formats.valid() {
-			return a, fmt.Errorf("%w: answer with formats %v", errHeader, a.formats)
-		}
-	default:
+	if len(text) < ids {
 		return a, fmt.Errorf("%w: answer of %d bytes", errHeader, len(text))
+	}
+	if len(text) > ids {
+		var rest []byte
+		if a.formats, a.lives, rest = readSelf(text[ids:]); a.formats == (Formats{}) || len(rest) > 0 {
+			return a, fmt.Errorf("%w: answer of %d bytes, without formats", errHeader, len(text))
+		}
 	}
 	a.cluster, a.id = ID(text[:len(a.id)]), ID(text[len(a.id):ids])
 	return a, nil
+}
+
+// readSelf reads formats and lives at the beginning of b. It returns no formats if they are not
+// there.
+func readSelf(b []byte) (formats Formats, lives []uint64, rest []byte) {
+	if len(b) < formatsLen+1 || !readFormats(b).valid() {
+		return formats, nil, b
+	}
+	count, rest := int(b[formatsLen]), b[formatsLen+1:]
+	if count > MaxLives || len(rest) < 8*count {
+		return formats, nil, b
+	}
+	for range count {
+		lives, rest = append(lives, binary.BigEndian.Uint64(rest)), rest[8:]
+	}
+	return readFormats(b), lives, rest
 }

@@ -22,8 +22,10 @@ func TestHeaderGolden(t *testing.T) {
 		"636f646571 03 003a 02 00000102 00000203" + none + none + none + "00":   {use: useRaft, group: 0x102, groups: 0x203},
 		"636f646571 03 003a 04 00000001 00000203" + none + none + none + "00":   {use: useFiles, group: 1, groups: 0x203},
 		"636f646571 03 003c 03 00000000 00000001" + none + i + none + "02 6e31": {use: useIntroduction, groups: 1, from: Identity{ID: from.ID, Name: "n1"}},
-		"636f646571 04 0042 0105 0104 01 00000000 00000003" + c + i + j + "02 6e31 6e32": {
+		"636f646571 04 0043 0105 0104 00 01 00000000 00000003" + c + i + j + "02 6e31 6e32": {
 			use: useCalls, groups: 3, from: from, to: to, formats: Formats{0x105, 0x104}},
+		"636f646571 04 004f 0105 0104 02 0000000000000102 0000000000000203 02 00000000 00000003" + none + none + none + "00": {
+			use: useRaft, groups: 3, formats: Formats{0x105, 0x104}, lives: []uint64{0x102, 0x203}},
 	} {
 		b := appendHeader(nil, h)
 		require.Equal(t, strings.ReplaceAll(want, " ", ""), hex.EncodeToString(b))
@@ -32,8 +34,10 @@ func TestHeaderGolden(t *testing.T) {
 		require.Equal(t, h, got)
 	}
 	for want, a := range map[string]answer{
-		"0020" + c + i:              {cluster: from.Cluster, id: from.ID},
-		"0024" + c + i + "01050104": {from.Cluster, from.ID, Formats{0x105, 0x104}},
+		"0020" + c + i:                {cluster: from.Cluster, id: from.ID},
+		"0025" + c + i + "0105010400": {from.Cluster, from.ID, Formats{0x105, 0x104}, nil},
+		"002d" + c + i + "01050104" + "01" + "0000000000000102": {
+			from.Cluster, from.ID, Formats{0x105, 0x104}, []uint64{0x102}},
 	} {
 		var b bytes.Buffer
 		require.NoError(t, writeAnswer(&b, a, nil))
@@ -193,10 +197,13 @@ func TestGarbageInsteadOfHeader(t *testing.T) {
 		"too long":         "codeq\x03\xff\xff",
 		"too short":        "codeq\x03\x00\x01\x01",
 		"no formats":       "codeq\x04\x00\x01\x01",
-		"wrong formats":    string(appendHeader(nil, headerTo("b", header{use: useCalls, groups: 2, formats: Formats{5, 6}}))),
-		"another use":      string(appendHeader(nil, headerTo("b", header{use: 7, groups: 2}))),
-		"half a header":    "codeq\x03\x00",
-		"nothing":          "",
+		"half of a life":   "codeq\x04\x00\x06\x00\x05\x00\x05\x01\x00",
+		"too many lives": string(appendHeader(nil, headerTo("b", header{
+			use: useCalls, groups: 2, formats: Formats{5, 5}, lives: make([]uint64, MaxLives+1)}))),
+		"wrong formats": string(appendHeader(nil, headerTo("b", header{use: useCalls, groups: 2, formats: Formats{5, 6}}))),
+		"another use":   string(appendHeader(nil, headerTo("b", header{use: 7, groups: 2}))),
+		"half a header": "codeq\x03\x00",
+		"nothing":       "",
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -272,6 +279,7 @@ func FuzzHeader(f *testing.F) {
 	f.Add(appendHeader(nil, headerTo("n1", header{use: useCalls, groups: 3})))
 	f.Add(appendHeader(nil, headerTo(strings.Repeat("n", maxName), header{use: useRaft, group: 2, groups: 3})))
 	f.Add(appendHeader(nil, headerTo("n1", header{use: useCalls, groups: 3, formats: Formats{6, 5}})))
+	f.Add(appendHeader(nil, headerTo("n1", header{use: useRaft, groups: 3, formats: Formats{6, 5}, lives: []uint64{1, 2}})))
 	f.Add([]byte("codeq\x05\x00\x03???"))
 	f.Add([]byte("codeq\x03\xff\xff"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))

@@ -29,6 +29,13 @@ type Config struct {
 	// Raise is called before this node comes to require a later format, which it knows, since
 	// another one of its cluster does. Until it returns, that one sends nothing. Defaults to none.
 	Raise func(format int) error
+	// Lives are those of this node's directory, at most MaxLives; SetLives replaces them. The last one
+	// is the current one. Defaults to none.
+	Lives []uint64
+	// Meet is called for each connection between members, before it is used, with what the other side
+	// says of its lives. After an error it is not used; base.ErrOldCopy is told to the other side.
+	// Defaults to accepting all.
+	Meet func(other Identity, lives []uint64) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
 	Verify func(conn net.Conn, name string, accepted bool) error
@@ -72,6 +79,7 @@ type Node struct {
 	links   map[lane]*link     // all that were ever called
 	broken  map[Target]error   // why the last connection to each could not be opened, if it could not
 	formats Formats            // Least rises
+	lives   []uint64           // never changed, but replaced
 	newest  map[ID]int         // see NewestOf
 }
 
@@ -153,11 +161,15 @@ func New(c Config) *Node {
 		broken:  make(map[Target]error),
 		self:    c.Identity,
 		formats: c.Formats,
+		lives:   c.Lives,
 		newest:  make(map[ID]int),
 		groups:  make([]chan net.Conn, c.Groups),
 	}
 	if n.c.Raise == nil {
 		n.c.Raise = func(int) error { return nil }
+	}
+	if n.c.Meet == nil {
+		n.c.Meet = func(Identity, []uint64) error { return nil }
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.waiters.New = func() any { return &waiter{done: make(chan struct{}, 1)} }
@@ -328,15 +340,22 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 	case err != nil:
 		return h, err
 	default:
-		if refused = n.refusal(c, h); refused == nil {
-			formats, refused = n.agree(c, h.use, h.from, h.formats)
+		if refused = n.refusal(c, h); refused != nil {
+			break
 		}
+		if err := n.meet(h.use, h.from, h.lives); err != nil {
+			if refused = refusedCopy(err); refused == nil {
+				return h, err
+			}
+			break
+		}
+		formats, refused = n.agree(c, h.use, h.from, h.formats)
 	}
 	self := n.Identity()
 	if h.formats == (Formats{}) {
 		formats = Formats{}
 	}
-	if err := writeAnswer(c, answer{self.Cluster, self.ID, formats}, refused); err != nil {
+	if err := writeAnswer(c, answer{self.Cluster, self.ID, formats, n.ownLives()}, refused); err != nil {
 		return h, fmt.Errorf("peer: answer header: %w", err)
 	}
 	if refused != nil {
@@ -442,11 +461,17 @@ func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, 
 		return nil, ErrClosed
 	}
 	if formats := n.say(c); !old {
-		h.formats = formats
+		h.formats, h.lives = formats, n.ownLives()
 	}
 	deadline, _ := ctx.Deadline()
 	if err = c.SetDeadline(deadline); err == nil {
+		stop := context.AfterFunc(ctx, func() {
+			n.guarded("end of a handshake", func() { _ = c.SetDeadline(time.Unix(1, 0)) }, func(error) {})
+		})
 		err = n.greet(c, h)
+		if !stop() && err == nil {
+			err = base.EndOf(ctx)
+		}
 	}
 	if err == nil {
 		err = c.SetDeadline(time.Time{})
@@ -473,6 +498,9 @@ func (n *Node) greet(c *conn, h header) error {
 	got := Identity{a.cluster, a.id, h.to.Name}
 	if h.use != useIntroduction && got != h.to {
 		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
+	}
+	if err := n.meet(h.use, got, a.lives); err != nil {
+		return err
 	}
 	if _, refused := n.agree(c, h.use, got, a.formats); refused != nil {
 		return refused

@@ -269,6 +269,35 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// TestSyncToDisk: while it is on, what was stored survives a power loss, with all that was stored
+// before, at any level.
+func TestSyncToDisk(t *testing.T) {
+	for _, sync := range []Sync{SyncDisk, SyncProcess, SyncNone} {
+		disk := vfs.NewCrashableMem()
+		s := open(t, disk, Options{Sync: sync})
+		last := func() uint64 {
+			after := open(t, disk.CrashClone(vfs.CrashCloneCfg{}), Options{Sync: sync})
+			last, err := group(t, after, 1).LastIndex()
+			require.NoError(t, errors.Join(err, after.Close()))
+			return last
+		}
+		g := group(t, s, 1)
+		for i, step := range []struct {
+			on   bool
+			want uint64
+		}{{false, 0}, {true, 2}, {true, 3}, {false, 3}} {
+			s.SyncToDisk(step.on)
+			index := uint64(i) + 1
+			require.NoError(t, g.StoreLogs(entries(1, index, index)))
+			if sync == SyncDisk {
+				step.want = index
+			}
+			require.Equal(t, step.want, last(), "level %d, entry %d", sync, index)
+		}
+		require.NoError(t, s.Close())
+	}
+}
+
 var errBroken = errors.New("the disk is broken")
 
 // TestFailedWrite: once the log cannot be written, concurrent calls of all groups fail, none hangs,

@@ -189,7 +189,7 @@ func (g *Group) add(logs []*raft.Log, first, last uint64) error {
 			return err
 		}
 	}
-	if err := g.store.commit(b, g.store.durable); err != nil {
+	if err := g.store.commit(b, g.store.durable || g.store.synced.IsOn()); err != nil {
 		return fmt.Errorf("raftlog: store group %d, index %d: %w", g.number, from, err)
 	}
 

@@ -65,7 +65,8 @@ type Store struct {
 	db         *pebble.DB
 	fs         vfs.FS
 	dir        string
-	durable    bool // StoreLogs waits for Pebble's sync, real or not
+	durable    bool         // StoreLogs waits for Pebble's sync, real or not
+	synced     walfs.Switch // on: it waits for a real one
 	cacheBytes int64
 	log        *slog.Logger
 	latch      *failstop.Latch
@@ -111,7 +112,7 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	fs := o.FS
 	if o.Sync != SyncDisk { // SyncNone, too, must not lose an entry before one that it keeps
-		fs = walfs.New(fs)
+		fs = walfs.NewSwitched(fs, &s.synced)
 	}
 	if _, err := o.FS.Stat(dir); err == nil {
 		if err := integrity.Unseal(o.FS, dir); err != nil {
@@ -195,6 +196,10 @@ func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	}
 	return b.Close()
 }
+
+// SyncToDisk lets StoreLogs return only when entries would survive a power loss, at any level, or no
+// more.
+func (s *Store) SyncToDisk(on bool) { s.synced.Set(on) }
 
 // Flush makes what was stored durable, at any level.
 func (s *Store) Flush() error {

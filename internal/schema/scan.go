@@ -49,6 +49,19 @@ func Lookup(r pebble.Reader, key []byte) ([]byte, error) {
 	return b, closer.Close()
 }
 
+// IsForgotten reports whether a store of a cluster says that a node, or a directory, was removed.
+func IsForgotten(r pebble.Reader, name string) (bool, error) {
+	b, err := Lookup(r, keys.AppendNamed(nil, keys.Session, name))
+	if err != nil || b == nil {
+		return false, err
+	}
+	v, err := keys.ParseSession(b)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	return v.Gone != 0, nil
+}
+
 // Applied returns the index and term of the last log entry in a store of a cluster; 0: there is
 // none.
 func Applied(r pebble.Reader) (index, term uint64, err error) {

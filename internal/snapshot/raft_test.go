@@ -90,7 +90,7 @@ func (f fileTransport) InstallSnapshot(
 		return err
 	}
 	ends.Go(t.Listen)
-	if err := t.Send(func(int) error { return nil }); err != nil {
+	if err := t.Send(func(int64) error { return nil }); err != nil {
 		return err
 	}
 	message := *req

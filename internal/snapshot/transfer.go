@@ -172,9 +172,10 @@ func (t *Transfer) end(err error) {
 	}
 }
 
-// Send sends what the receiver lacks, and returns when it has all. moved is told of the bytes that
-// are on their way; its error ends the transfer. REQUIRES: Listen runs, or will, or Fail is called.
-func (t *Transfer) Send(moved func(bytes int) error) error {
+// Send sends what the receiver lacks, and returns when it has all. moved is told how many bytes of
+// the files have been sent on this connection, or had come before; its error ends the transfer.
+// REQUIRES: Listen runs, or will, or Fail is called.
+func (t *Transfer) Send(moved func(to int64) error) error {
 	if t.has {
 		return nil
 	}
@@ -190,7 +191,7 @@ func (t *Transfer) Send(moved func(bytes int) error) error {
 			return t.last(err)
 		}
 		t.offset += int64(n)
-		if err := moved(n); err != nil {
+		if err := moved(t.offset); err != nil {
 			return err
 		}
 	}

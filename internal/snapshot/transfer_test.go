@@ -106,7 +106,7 @@ func send(c *Checkpoint, to *Store, l *link, g Gate) (sent, received error) {
 	err := t.Offer(3)
 	if err == nil {
 		ends.Go(t.Listen)
-		err = t.Send(func(int) error { return nil })
+		err = t.Send(func(int64) error { return nil })
 	}
 	if err == nil {
 		ends.Wait() // or else the pipe may take an answer that was read for one that was not

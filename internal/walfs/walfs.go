@@ -37,6 +37,7 @@ package walfs
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -46,36 +47,47 @@ import (
 const walCategory vfs.DiskWriteCategory = "pebble-wal"
 
 // New returns base with the logs of Pebble synced when they are closed, not at each commit.
-func New(base vfs.FS) vfs.FS {
-	return walFS{base}
-}
+func New(base vfs.FS) vfs.FS { return NewSwitched(base, new(Switch)) }
+
+// NewSwitched is New, but while the switch is on, syncs are real.
+func NewSwitched(base vfs.FS, s *Switch) vfs.FS { return walFS{base, s} }
+
+// Switch is off at first.
+type Switch struct{ on atomic.Bool }
+
+// Set turns it on for commits that begin later, or off.
+func (s *Switch) Set(on bool) { s.on.Store(on) }
+
+// IsOn reports whether it is on.
+func (s *Switch) IsOn() bool { return s.on.Load() }
 
 type walFS struct {
 	vfs.FS
+	synced *Switch
 }
 
 func (fs walFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, category)
-	return wrap(f, err, name, category)
+	return fs.wrap(f, err, name, category)
 }
 
 func (fs walFS) ReuseForWrite(
 	oldname, newname string, category vfs.DiskWriteCategory,
 ) (vfs.File, error) {
 	f, err := fs.FS.ReuseForWrite(oldname, newname, category)
-	return wrap(f, err, newname, category)
+	return fs.wrap(f, err, newname, category)
 }
 
 // Unwrap returns the base, for vfs.Root.
 func (fs walFS) Unwrap() vfs.FS { return fs.FS }
 
-func wrap(
+func (fs walFS) wrap(
 	f vfs.File, err error, name string, category vfs.DiskWriteCategory,
 ) (vfs.File, error) {
 	if err != nil || category != walCategory || !strings.HasSuffix(name, ".log") {
 		return f, err
 	}
-	return &walFile{File: f, name: name}, nil
+	return &walFile{File: f, name: name, synced: fs.synced}, nil
 }
 
 // The format of a log: blocks of blockSize, each a sequence of chunks with a header. At the end of
@@ -92,6 +104,7 @@ const (
 type walFile struct {
 	vfs.File
 	name   string
+	synced *Switch
 	offset int64
 }
 
@@ -108,8 +121,14 @@ func (f *walFile) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (f *walFile) Sync() error     { return nil }
-func (f *walFile) SyncData() error { return nil }
+func (f *walFile) Sync() error { return f.SyncData() }
+
+func (f *walFile) SyncData() error {
+	if f.synced.IsOn() {
+		return f.File.SyncData()
+	}
+	return nil
+}
 
 // Preallocate does nothing: it would spare the metadata writes of the syncs that append to a file,
 // and make a small log take the disk space of a full one.

@@ -1,4 +1,4 @@
-package codeq
+package workers_test
 
 import (
 	"context"
@@ -8,14 +8,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/workers"
 )
 
-// TestFrameEnds: a handler's context says the same of its end whether it is
+// TestContextEnds: a handler's context says the same of its end whether it is
 // asked before or after it, and a derived one ends with it.
-func TestFrameEnds(t *testing.T) {
+func TestContextEnds(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	for _, early := range []bool{true, false} {
-		f := &taskContext{runner: &runner{values: context.Background()}}
+		f := new(workers.Context)
+		f.Begin(context.Background(), time.Time{})
 		require.NoError(t, f.Err())
 		require.NoError(t, context.Cause(f))
 		var child context.Context
@@ -24,8 +27,8 @@ func TestFrameEnds(t *testing.T) {
 			child, cancel = context.WithCancel(f)
 			require.NoError(t, child.Err())
 		}
-		f.end(cause)
-		f.end(nil)
+		f.End(cause)
+		f.End(nil)
 		if !early {
 			child, cancel = context.WithCancel(f)
 		}
@@ -39,16 +42,18 @@ func TestFrameEnds(t *testing.T) {
 	}
 }
 
-// TestFrameDeadline: a Timeout ends the context of a handler at its time, whether or not somebody asked
+// TestContextDeadline: a Timeout ends the context of a handler at its time, whether or not somebody asked
 // before; a handler that has returned by then was not late.
-func TestFrameDeadline(t *testing.T) {
+func TestContextDeadline(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			begun := time.Now()
-			newFrame := func() *taskContext {
-				return &taskContext{runner: &runner{values: context.Background()}, deadline: begun.Add(time.Second)}
+			newContext := func() *workers.Context {
+				c := new(workers.Context)
+				c.Begin(context.Background(), begun.Add(time.Second))
+				return c
 			}
-			f, ended := newFrame(), newFrame()
+			f, ended := newContext(), newContext()
 			at, ok := f.Deadline()
 			require.True(t, ok)
 			require.Equal(t, begun.Add(time.Second), at)
@@ -57,7 +62,7 @@ func TestFrameDeadline(t *testing.T) {
 				ended.Done()
 			}
 			require.NoError(t, f.Err())
-			ended.end(nil)
+			ended.End(nil)
 			require.Equal(t, context.Canceled, ended.Err())
 			time.Sleep(time.Second)
 			synctest.Wait()
@@ -65,7 +70,7 @@ func TestFrameDeadline(t *testing.T) {
 			require.Equal(t, context.DeadlineExceeded, f.Err())
 			require.Equal(t, context.DeadlineExceeded, context.Cause(f))
 			<-f.Done()
-			f.end(errors.New("later"))
+			f.End(errors.New("later"))
 			require.Equal(t, context.DeadlineExceeded, context.Cause(f))
 		})
 	}

@@ -1,0 +1,344 @@
+// Package claimlines has the claims of a node that wait at other nodes of its cluster.
+//
+// A claim visits the shards that the node leads, and waits in them as ever. Those that find nothing
+// there are listed here as well, those that want the same in one line; and for each line one claim
+// at a time, for as many tasks as the line is long, waits with each shard that another node leads.
+// That node serves its own claims first. So a task goes to another node only if nobody wants it at
+// home, and claims that are served at home cost no word to anybody.
+package claimlines
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"codeq/internal/base"
+	"codeq/internal/cluster"
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
+	"codeq/internal/guard"
+	"codeq/internal/record"
+)
+
+// Table is the lines of a node.
+type Table struct {
+	config Config
+	host   Host
+
+	mu     sync.Mutex // guards what follows
+	lines  map[key]*line
+	closed bool
+}
+
+// Config is the configuration of a Table.
+type Config struct {
+	Shards     int
+	Batch      int             // tasks of a claim at the most
+	Context    context.Context // ends when the node leads no shard any more
+	Background *sync.WaitGroup // of the table's goroutines
+	Log        *slog.Logger
+	PanicError func(what string, value any, stack []byte) error
+}
+
+// Host asks other nodes for tasks.
+type Host interface {
+	// Watch reports whether another node leads a shard. change is closed when this may have changed.
+	Watch(shard int) (elsewhere bool, change <-chan struct{})
+	// Claim waits for tasks of a shard.
+	Claim(ctx context.Context, shard int, r Request) ([]engine.Grant, error)
+	// Renew renews leases for a duration in ms, and returns those that are lost.
+	Renew(ctx context.Context, shard int, leases []engine.Receipt, duration uint64) (lost []engine.Receipt, err error)
+	// GiveBack gives back a task as if it had not been claimed.
+	GiveBack(ctx context.Context, lease engine.Receipt)
+	// Served tells the caller of a claim that it has its Grants.
+	Served(c *dispatch.Claim)
+}
+
+// Request is what a line wants of a shard.
+type Request struct {
+	Queues   []string
+	Weights  []int
+	List     *dispatch.List // in their place, if they are many
+	Duration uint64         // of the leases, ms
+	Local    bool
+	Max      int // tasks
+}
+
+// Place is the place of a claim in a table. The zero Place is none.
+type Place struct {
+	listed bool // guarded by the table's mu
+}
+
+// key is what claims of one line have in common.
+type key struct {
+	queues   string
+	duration uint64
+	local    bool
+}
+
+// line is claims that want the same. Its fetchers, one for each shard, end when the table is closed,
+// or the line is dropped.
+type line struct {
+	table   *Table
+	key     key
+	wants   Request           // but for Max
+	waiting dispatch.WaitList // guarded by the table's mu
+	filled  chan struct{}     // non-nil while fetchers wait for a claim; closed by Add
+	ctx     context.Context
+	drop    context.CancelFunc
+}
+
+// New returns a table without lines.
+func New(c Config, host Host) *Table {
+	return &Table{config: c, host: host, lines: make(map[key]*line)}
+}
+
+// contain calls f on one of the table's goroutines. caught is nil if nothing depends on f.
+func (t *Table) contain(what string, f func(), caught func(error)) {
+	guard.Contain(t.config.Log, what, f, func(value any, stack []byte) {
+		if caught != nil {
+			caught(t.config.PanicError(what, value, stack))
+		}
+	})
+}
+
+// Add lists a claim that waits. It returns false if the claim is listed already, or refused since
+// the table is closed. REQUIRES: a reference to the claim. queues and list are those of the claim,
+// in memory of the table.
+func (t *Table) Add(c *dispatch.Claim, p *Place) (queues []string, list *dispatch.List, added bool) {
+	k := key{queues: nameOf(c), duration: c.Duration, local: c.Holder.Local}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p.listed {
+		return nil, nil, false
+	}
+	p.listed = true
+	if t.closed {
+		c.Ticket().Refuse(base.ErrClosed)
+		return nil, nil, false
+	}
+	l := t.lines[k]
+	if l == nil {
+		l = t.open(k, c)
+	}
+	l.waiting.Push(c.Ticket())
+	if l.filled != nil {
+		close(l.filled)
+		l.filled = nil
+	}
+	return l.wants.Queues, l.wants.List, true
+}
+
+// nameOf returns a text that only claims of the same queues and weights have.
+func nameOf(c *dispatch.Claim) string {
+	if c.List != nil {
+		return string(c.List.Digest[:])
+	}
+	if len(c.Queues) == 1 {
+		return c.Queues[0]
+	}
+	var b strings.Builder
+	for i, name := range c.Queues {
+		b.WriteString(strconv.Itoa(len(name)))
+		b.WriteByte(' ')
+		b.WriteString(name)
+		if len(c.Weights) > 0 {
+			b.WriteString(strconv.Itoa(c.Weights[i]))
+		}
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+// lineCap is how many lines there may be before those without a claim are dropped.
+const lineCap = 64
+
+// open makes a line and its fetchers. REQUIRES: mu is held.
+func (t *Table) open(k key, c *dispatch.Claim) *line {
+	if len(t.lines) >= lineCap {
+		for other, l := range t.lines {
+			if !l.waiting.AnyGood() {
+				l.drop()
+				delete(t.lines, other)
+			}
+		}
+	}
+	l := &line{table: t, key: k, wants: Request{
+		Queues: slices.Clone(c.Queues), Weights: slices.Clone(c.Weights), List: c.List, Duration: k.duration, Local: k.local,
+	}}
+	l.ctx, l.drop = context.WithCancel(t.config.Context)
+	t.lines[k] = l
+	for shard := range t.config.Shards {
+		t.config.Background.Go(func() {
+			t.contain("claim line", func() { l.fetch(shard) }, l.fail)
+		})
+	}
+	return l
+}
+
+// Each calls f, which must not wait, for all claims that wait, with their queues as by Add.
+func (t *Table) Each(f func(ticket dispatch.Ticket, queues []string, list *dispatch.List)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, l := range t.lines {
+		l.waiting.Sweep()
+		for _, ticket := range l.waiting.All() {
+			f(ticket, l.wants.Queues, l.wants.List)
+		}
+	}
+}
+
+// Close refuses the claims that wait. REQUIRES: Config.Context has ended, and no owner runs.
+func (t *Table) Close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	for _, l := range t.lines {
+		l.waiting.Refuse(base.ErrClosed)
+	}
+}
+
+// fetch claims tasks of a shard for the line while another node leads it.
+func (l *line) fetch(shard int) {
+	host := l.table.host
+	var pause cluster.Patience
+	for l.ctx.Err() == nil {
+		elsewhere, change := host.Watch(shard)
+		if !elsewhere {
+			select {
+			case <-change:
+			case <-l.ctx.Done():
+			}
+			continue
+		}
+		r, ok := l.request(change)
+		if !ok {
+			continue
+		}
+		began := time.Now()
+		grants, err := host.Claim(l.ctx, shard, r)
+		if err != nil {
+			pause.Wait(l.ctx, change)
+			continue
+		}
+		pause = cluster.Patience{}
+		l.deal(l.inForce(shard, grants, time.Since(began)))
+	}
+}
+
+// renewTries bounds how often leases are renewed that are shorter than the way to their shard
+// takes.
+const renewTries = 3
+
+// inForce returns those of some leases that have not expired. They may be as old as the call, whose
+// answer may have been under way for long: then they are renewed first. Or else a claim that came
+// later would get a task that somebody else has completed before.
+func (l *line) inForce(shard int, grants []engine.Grant, age time.Duration) []engine.Grant {
+	doubtful := make(map[uint64][]engine.Receipt) // by the duration of the lease, ms
+	for i := range grants {
+		if d := l.durationOf(&grants[i]); age >= halfOf(d) {
+			doubtful[d] = append(doubtful[d], grants[i].Receipt)
+		}
+	}
+	isLost := make(map[engine.Receipt]bool)
+	for d, leases := range doubtful {
+		for range renewTries {
+			began := time.Now()
+			lost, err := l.table.host.Renew(l.ctx, shard, leases, d)
+			if err != nil { // they expire by themselves
+				lost = leases
+			}
+			for _, lease := range lost {
+				isLost[lease] = true
+			}
+			if len(lost) == len(leases) || time.Since(began) < halfOf(d) {
+				break
+			}
+		}
+	}
+	return slices.DeleteFunc(grants, func(g engine.Grant) bool { return isLost[g.Receipt] })
+}
+
+func halfOf(ms uint64) time.Duration { return time.Duration(ms) * time.Millisecond / 2 }
+
+// durationOf is how long a lease was granted for, ms.
+func (l *line) durationOf(g *engine.Grant) uint64 {
+	head, err := record.DecodeHead(g.Rec)
+	if err == nil && head.Lease != 0 && !l.key.local {
+		return head.Lease
+	}
+	return l.key.duration
+}
+
+// fail refuses the claims in the line, which is dropped: the next claim opens another one.
+func (l *line) fail(cause error) {
+	t := l.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l.drop()
+	if t.lines[l.key] == l {
+		delete(t.lines, l.key)
+	}
+	l.waiting.Refuse(fmt.Errorf("%w: %w", base.ErrFailed, cause))
+}
+
+// request waits until there is a claim in the line, and returns what its claims want.
+func (l *line) request(change <-chan struct{}) (r Request, ok bool) {
+	t := l.table
+	r = l.wants
+	for {
+		t.mu.Lock()
+		if l.waiting.AnyGood() {
+			r.Max = min(l.waiting.Wants(t.config.Batch), t.config.Batch)
+		}
+		if r.Max > 0 {
+			t.mu.Unlock()
+			return r, true
+		}
+		if l.filled == nil {
+			l.filled = make(chan struct{})
+		}
+		filled := l.filled
+		t.mu.Unlock()
+		select {
+		case <-filled:
+		case <-change:
+			return r, false
+		case <-l.ctx.Done():
+			return r, false
+		}
+	}
+}
+
+// deal gives tasks that have been fetched to the claims in the line, and gives back what none of
+// them wants any more.
+func (l *line) deal(grants []engine.Grant) {
+	t := l.table
+	for len(grants) > 0 {
+		t.mu.Lock()
+		var c *dispatch.Claim
+		for c == nil && l.waiting.Len() > 0 {
+			if ticket := l.waiting.Pop(); ticket.Take() {
+				c = ticket.Claim()
+			}
+		}
+		t.mu.Unlock()
+		if c == nil {
+			break
+		}
+		n := min(c.Max, len(grants))
+		c.Grants = append(c.Grants, grants[:n]...)
+		grants = grants[n:]
+		t.host.Served(c)
+	}
+	for _, g := range grants {
+		t.config.Background.Go(func() {
+			t.contain("task that comes back", func() { t.host.GiveBack(t.config.Context, g.Receipt) }, nil)
+		})
+	}
+}

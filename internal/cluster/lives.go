@@ -1,0 +1,157 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"codeq/internal/base"
+	"codeq/internal/peer"
+)
+
+// A node whose directory is an older copy of itself would vote, and acknowledge, without what it
+// had acknowledged since. Every member remembers in which life it has seen the directories of the
+// others last (manifest.Lives), and refuses all connections to and from a copy that does not know
+// of that. So that all know, a node makes itself known to each member, in each of its lives; and
+// since a machine may be put back to a moment amid a life, a new one begins from time to time. A
+// node that is refused fails, and when it is opened again it has another ID, as if its power had
+// failed. When a life begins amid the node's work, a connection that was under way may say the one
+// before, and be refused; so only what a greeting is told counts.
+
+const (
+	lifeLength = 10 * time.Minute // how long the directory has one life, if others know of it
+	// maxSeen is from how many directories on those that are no members are dropped.
+	maxSeen = 64
+	// maxGreetPause is how many times HeartbeatTimeout the longest pause is between two tries to reach
+	// a member that does not know the current life.
+	maxGreetPause = 32
+)
+
+// meet is peer.Config.Meet. What it has noted is durable when it returns.
+func (n *Node) meet(other peer.Identity, lives []uint64) error {
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	d, id := n.c.Directory, other.ID.String()
+	before := maps.Clone(d.Seen)
+	news, err := d.See(id, lives)
+	if err != nil || !news {
+		return err
+	}
+	if len(d.Seen) > maxSeen && n.ready.Load() {
+		members := n.known()
+		maps.DeleteFunc(d.Seen, func(o string, _ uint64) bool {
+			return o != id && !slices.ContainsFunc(members, func(p Peer) bool { return p.ID == o })
+		})
+	}
+	if err := d.Write(); err != nil {
+		d.Seen = before
+		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// makeKnown makes the current life of this node known to all members, as they come and go, until the
+// node is about to be closed, or is an older copy.
+func (n *Node) makeKnown() {
+	ctx := n.membership.ctx
+	greeted, began, pause := make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
+	for {
+		others := n.others()
+		strangers := slices.DeleteFunc(slices.Clone(others), func(p Peer) bool { return greeted[p.ID] })
+		for i, err := range n.greet(ctx, strangers) {
+			var refused *peer.RefusedError
+			if err == nil {
+				greeted[strangers[i].ID], pause = true, n.c.HeartbeatTimeout
+			} else if errors.As(err, &refused) && refused.Reason == peer.RefusedCopy {
+				n.outdate(err)
+				return
+			}
+		}
+		maps.DeleteFunc(greeted, func(id string, _ bool) bool {
+			return !slices.ContainsFunc(others, func(p Peer) bool { return p.ID == id })
+		})
+		if len(greeted) > 0 && 2*len(greeted) >= len(others) {
+			over := time.Since(began) >= lifeLength
+			switch err := n.nextLife(over); {
+			case err != nil:
+				n.log.Warn("the life of the node is not noted", "err", err) // later, then
+			case over:
+				greeted, began, pause = make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, maxGreetPause*n.c.HeartbeatTimeout)
+	}
+}
+
+// others are the other members; each of them has one of its addresses, should it have several.
+func (n *Node) others() (others []Peer) {
+	for _, p := range n.known() {
+		if p.ID != n.self.ID && !slices.ContainsFunc(others, func(o Peer) bool { return o.ID == p.ID }) {
+			others = append(others, p)
+		}
+	}
+	return others
+}
+
+// greet makes this node known to others, and returns what has become of that.
+func (n *Node) greet(ctx context.Context, others []Peer) []error {
+	errs := make([]error, len(others))
+	var greeting sync.WaitGroup
+	for i, p := range others {
+		greeting.Go(func() {
+			errs[i] = n.guarded("greeting", func() error {
+				to, err := p.target()
+				if err != nil {
+					return err
+				}
+				return n.peer.Greet(ctx, to)
+			})
+		})
+	}
+	greeting.Wait()
+	return errs
+}
+
+// nextLife notes that a majority knows the current life, and begins the next one if that is over.
+func (n *Node) nextLife(over bool) error {
+	n.membership.mu.Lock()
+	defer n.membership.mu.Unlock()
+	d := n.c.Directory
+	if len(d.Earlier) == 0 && !over {
+		return nil
+	}
+	life, earlier := d.Life, d.Earlier
+	d.ForgetEarlier()
+	if over {
+		d.BeginLife()
+	}
+	if err := d.Write(); err != nil {
+		d.Life, d.Earlier = life, earlier
+		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	}
+	if over {
+		n.peer.SetLives(d.Lives())
+	}
+	return nil
+}
+
+// outdate ends the node, whose directory is an older copy. It has another ID when it is opened again.
+func (n *Node) outdate(cause error) {
+	n.membership.mu.Lock()
+	d := n.c.Directory
+	d.Outdated = true
+	err := d.Write() // or else it is noticed again
+	n.membership.mu.Unlock()
+	n.failAll(errors.Join(fmt.Errorf("%w; opened again, it comes back without a vote until it has what it lacks: %w",
+		base.ErrOldCopy, cause), err))
+}

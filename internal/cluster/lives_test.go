@@ -1,0 +1,53 @@
+package cluster
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+	"codeq/internal/peer"
+	"codeq/internal/testkit"
+)
+
+// TestMeeting: the lives of others that a node has met are on its disk; what is not there is not
+// relied on. It remembers no more of those that are no members than it may.
+func TestMeeting(t *testing.T) {
+	require.Equal(t, peer.MaxLives, manifest.MaxLives)
+	disk := vfs.NewCrashableMem()
+	var broken error
+	fs := &testkit.HookFS{FS: disk, Before: func(string, string) error { return broken }}
+	require.NoError(t, manifest.MakeDirectory(fs, "q"))
+	d := manifest.New(fs, "q", manifest.Manifest{Format: manifest.Format, Shards: 1, Node: "n", Cluster: "c"})
+	n := &Node{c: Config{Directory: d}, log: slog.New(slog.DiscardHandler)}
+	seen := func() map[string]uint64 {
+		m, err := manifest.Read(disk.CrashClone(vfs.CrashCloneCfg{}), "q")
+		require.NoError(t, err)
+		return m.Seen
+	}
+	a := peer.Identity{ID: peer.ID{1}, Name: "a"}
+	require.NoError(t, n.meet(a, []uint64{3, 5}))
+	require.Equal(t, map[string]uint64{a.ID.String(): 5}, seen())
+	require.ErrorIs(t, n.meet(a, []uint64{4, 6}), base.ErrOldCopy)
+
+	broken = errors.New("broken")
+	require.NoError(t, n.meet(a, []uint64{3, 5}), "nothing is new")
+	for range 2 {
+		require.ErrorIs(t, n.meet(a, []uint64{3, 5, 7}), broken)
+	}
+	broken = nil
+	require.NoError(t, n.meet(a, []uint64{3, 5, 8}), "life 7 was not relied on")
+	require.Equal(t, map[string]uint64{a.ID.String(): 8}, seen())
+
+	n.ready.Store(true)
+	for i := range 3 * maxSeen {
+		b := peer.Identity{ID: peer.ID{2, byte(i)}}
+		require.NoError(t, n.meet(b, []uint64{1}))
+		require.Contains(t, seen(), b.ID.String())
+		require.LessOrEqual(t, len(seen()), maxSeen)
+	}
+}

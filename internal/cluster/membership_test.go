@@ -1,0 +1,96 @@
+package cluster
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+)
+
+// trioLeaders lets the groups of three nodes be changed where they are led.
+type trioLeaders struct {
+	nodes   []*Node
+	checked func() // called when the first group has said who is a member
+	closed  int    // the shard whose changes find the queue closed; -1: all, when they forget the node
+}
+
+func (l *trioLeaders) Change(_ context.Context, shard int, how Change, p Peer, former ...string) error {
+	if how == RemoveNode && l.closed > 0 && shard == l.closed {
+		return base.ErrClosed
+	}
+	for _, n := range l.nodes {
+		if g := n.Group(shard); g.leads() {
+			outcome := make(chan error, 1)
+			g.Change(how, p, former, func(err error) { outcome <- err })
+			err := <-outcome
+			if how == CheckMember {
+				l.checked()
+			}
+			return err
+		}
+	}
+	return errNotBegun
+}
+
+func (l *trioLeaders) Applied(context.Context, int) (uint64, error) { return 0, nil }
+
+func (l *trioLeaders) Forget(_ context.Context, shard int, name string) error {
+	if l.closed < 0 && !strings.Contains(name, idSeparator) {
+		return base.ErrClosed
+	}
+	return nil
+}
+
+// TestRemovalEndsHalfway: a removal that ends after the first change does not say that the queue was
+// closed, as a call does that has done nothing.
+func TestRemovalEndsHalfway(t *testing.T) {
+	for _, closed := range []int{1, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			nodes, _ := openTrio(t, 2)
+			l := &trioLeaders{nodes: nodes, closed: closed}
+			for _, n := range nodes {
+				n.c.Leaders = l
+			}
+			err := nodes[0].Remove(t.Context(), "c")
+			require.ErrorIs(t, err, base.ErrUncertain)
+			require.ErrorContains(t, err, base.ErrClosed.Error())
+			require.NotErrorIs(t, err, base.ErrClosed)
+			closeAll(t, nodes)
+		})
+	}
+}
+
+// TestAdditionAmidRemoval: a node that another shard is adding while it is removed from the first one
+// is removed from both.
+func TestAdditionAmidRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, _ := openTrio(t, 2)
+		asked, goOn := make(chan struct{}), make(chan struct{})
+		l := &trioLeaders{nodes: nodes, checked: func() { close(asked); <-goOn }}
+		for _, n := range nodes {
+			n.c.Leaders = l
+		}
+		x, ctx := Peer{"x", "x", manifest.NewID()}, t.Context()
+		require.NoError(t, l.Change(ctx, 0, AddNode, x))
+		added, removed := make(chan error, 1), make(chan error, 1)
+		go func() { added <- l.Change(ctx, 1, AddNode, x) }()
+		<-asked
+		require.NoError(t, l.Change(ctx, 0, RemoveNode, Peer{Node: "x"}))
+		go func() { removed <- l.Change(ctx, 1, RemoveNode, Peer{Node: "x"}) }()
+		synctest.Wait()
+		close(goOn)
+		require.NoError(t, <-added)
+		require.NoError(t, <-removed)
+		for shard := range 2 {
+			members, err := nodes[shard].Group(shard).members()
+			require.NoError(t, err)
+			require.Len(t, members, 3)
+		}
+		closeAll(t, nodes)
+	})
+}

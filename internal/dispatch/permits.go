@@ -1,0 +1,407 @@
+package dispatch
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"codeq/internal/engine"
+	"codeq/internal/permits"
+)
+
+// Permits limits the queues of a shard in a cluster, where several nodes lead the shards and share
+// the limits. It follows what Holders and Allocators decide (internal/permits). The allocators are
+// with the leader of the first shard, in memory only. The shard's owner uses a Permits.
+type Permits struct {
+	claims  *Dispatcher
+	mail    Mail
+	dirty   []*Queue // Flush looks at them
+	flushed []*Queue // memory for the next dirty
+	reports uint64   // to allocators
+}
+
+// Mail carries what shards and allocators say. Its methods do not wait.
+type Mail interface {
+	// Epoch is the epoch of the shard's leader.
+	Epoch() uint64
+	// IsReachable reports whether somebody leads the first shard, to whom permits can go back.
+	IsReachable() bool
+	// Report sends a request of the shard to the allocator of a queue. The owner calls
+	// PermitGate.Answered, unless drop is called before.
+	Report(g *PermitGate, queue string, r *permits.Request) (drop context.CancelFunc)
+	// Ask asks a shard what it has of the permits of a queue. The owner calls
+	// PermitAllocator.Answered.
+	Ask(a *PermitAllocator, shard int, q *engine.Queue)
+	// Reply answers a request of a shard when the group has persisted.
+	Reply(r *PermitRequest)
+	// Refuse ends a request without an answer.
+	Refuse(r *PermitRequest, reason error)
+	// Retry resolves a claim in the next group; RetryNow resolves it at once.
+	Retry(c *Claim)
+	RetryNow(c *Claim)
+	// RefuseClaim ends a claim that waits for permits.
+	RefuseClaim(c *Claim, reason error)
+}
+
+// NewPermits returns the Permits of a Dispatcher without gates.
+func NewPermits(claims *Dispatcher, mail Mail) *Permits { return &Permits{claims: claims, mail: mail} }
+
+// PermitGate is what a shard has of the permits of a queue. It is the gateway of the queue in a
+// cluster.
+type PermitGate struct {
+	permits.Holder
+	permits *Permits
+	queue   *Queue
+	drop    context.CancelFunc // ends the call that is under way; nil: there is none
+	asking  []*Claim           // NoWait: want to know if there are permits
+	covered int                // those of them whose question is in the call
+}
+
+// PermitAllocator is the allocator of a queue.
+type PermitAllocator struct {
+	*permits.Allocator
+	permits  *Permits
+	queue    *Queue
+	requests []*PermitRequest // by shard: wait for answers
+}
+
+// PermitRequest tells an allocator of a shard's permits of a queue, and asks for more.
+type PermitRequest struct {
+	permits.Request
+	permits.Answer
+	Caller any         // of Mail
+	Gone   atomic.Bool // the shard waits no more
+}
+
+// permits is what the shard has of the queue's permits; nil if it needs none.
+func (q *Queue) permits() *PermitGate {
+	p, _ := q.gate.(*PermitGate)
+	return p
+}
+
+func limitsOf(set *engine.Settings) permits.Limits {
+	return permits.Limits{Concurrency: set.Concurrency, Rate: set.Rate, Burst: set.BurstSize()}
+}
+
+// Reports returns how many reports the shard has sent to allocators.
+func (t *Permits) Reports() uint64 { return t.reports }
+
+// Limit applies the limits of a queue for all its shards. fresh is as in engine.Reconfigured.
+func (t *Permits) Limit(q *Queue, fresh bool) {
+	t.hold(q)
+	if t.claims.index == 0 {
+		t.allocate(q, fresh)
+	}
+}
+
+// hold makes permits what the claims of a queue have to pass, if it has limits.
+func (t *Permits) hold(q *Queue) {
+	limits, p := limitsOf(q.Settings), q.permits()
+	if !limits.Any() {
+		if p != nil {
+			p.hangUp()
+			p.answerAsking()
+			t.claims.SetGateway(q, nil)
+		}
+		return
+	}
+	if p == nil {
+		t.claims.SetGateway(q, &PermitGate{
+			Holder: permits.NewHolder(t.mail.Epoch(), &t.reports, limits), permits: t, queue: q,
+		})
+	} else {
+		p.hangUp()
+		p.Set(limits)
+	}
+	t.markDirty(q)
+}
+
+// markDirty lets Flush look at a queue.
+func (t *Permits) markDirty(q *Queue) {
+	if !q.isDirty {
+		q.isDirty = true
+		t.dirty = append(t.dirty, q)
+	}
+}
+
+// OpenGates opens the queues whose rates let the next tasks pass.
+func (t *Permits) OpenGates() {
+	for q := t.claims.Opening(); q != nil; q = t.claims.Opening() {
+		if q.allocator != nil {
+			q.allocator.allot()
+		}
+	}
+}
+
+// Flush tells the allocator, and as the allocator asks the other shards, what there is to.
+// REQUIRES: all that was decided has persisted.
+func (t *Permits) Flush() {
+	if len(t.dirty) == 0 {
+		return
+	}
+	t.dirty, t.flushed = t.flushed[:0], t.dirty
+	for i, q := range t.flushed {
+		t.flushed[i] = nil
+		q.isDirty = false
+		if q.allocator != nil {
+			q.allocator.askShards()
+		}
+		if p := q.permits(); p != nil {
+			p.report()
+		}
+	}
+}
+
+// Close ends the calls that are under way. REQUIRES: the owner is about to end.
+func (t *Permits) Close(reason error) {
+	for _, q := range t.claims.queues.All() {
+		if q == nil {
+			continue
+		}
+		if p := q.permits(); p != nil {
+			p.hangUp()
+			for _, c := range p.asking {
+				t.mail.RefuseClaim(c, reason)
+			}
+		}
+		if a := q.allocator; a != nil {
+			for _, r := range a.requests {
+				if r != nil {
+					t.mail.Refuse(r, reason)
+				}
+			}
+		}
+	}
+}
+
+// Hear takes the request of a shard for the permits of a queue, which is answered by Mail.Reply. It
+// returns false if the request is outdated. REQUIRES: there are that many shards.
+func (t *Permits) Hear(queue string, shard int, r *PermitRequest) bool {
+	q := t.claims.known(queue)
+	if q == nil || q.allocator == nil {
+		r.Granted = r.Want
+		t.mail.Reply(r)
+		return true
+	}
+	a := q.allocator
+	if !a.Hear(shard, &r.Request, time.Now()) {
+		return false
+	}
+	a.dismiss(shard) // which waits no more for what it has asked before
+	a.requests[shard] = r
+	a.allot()
+	return true
+}
+
+// Tell returns what the shard has of the permits of a queue, for a new allocator.
+func (t *Permits) Tell(q *engine.Queue) permits.Report {
+	c := t.claims.Of(q)
+	p, leased := c.permits(), int(c.Counts.Leased)
+	if p == nil { // it needs none, by newer settings
+		t.reports++
+		return permits.Report{Epoch: t.mail.Epoch(), Seq: t.reports, Held: leased}
+	}
+	p.hangUp()
+	t.markDirty(c)
+	return p.Holder.Tell(leased, t.claims.rules.Now)
+}
+
+// Look reports whether there is a permit. If there is none, one is asked for as soon as the group
+// has persisted, if there are still claims then for which it would serve.
+func (p *PermitGate) Look(*Dispatcher, time.Time) (ok bool, wait time.Duration) {
+	if p.Unused() == 0 {
+		p.permits.markDirty(p.queue)
+		return false, 0
+	}
+	return true, 0
+}
+
+// Enter uses a permit.
+func (p *PermitGate) Enter(*Dispatcher, time.Time) (ok bool, wait time.Duration) {
+	p.permits.markDirty(p.queue)
+	if ok = p.Unused() > 0; ok {
+		p.Holder.Enter()
+	}
+	return ok, 0
+}
+
+// Leave is the end of n leases. Their permits stay while nobody leads who could take them back.
+func (p *PermitGate) Leave(n int) (wake []*Dispatcher) {
+	d := p.permits.claims
+	if p.queue.Settings.Concurrency == 0 {
+		return nil
+	}
+	p.permits.markDirty(p.queue)
+	if p.Holder.Leave(n, p.TurnEnds(d.rules.Now) && p.permits.mail.IsReachable()) {
+		d.Throttle(p.queue, d.rules.Now)
+	}
+	return nil
+}
+
+// Ask keeps a claim that does not wait until it is known whether the allocator has permits, if they
+// are what it lacks. It is resolved again, or refused, when that is known.
+func (p *PermitGate) Ask(c *Claim) bool {
+	q := p.queue
+	if p.Unused() > 0 || q.Counts.Ready == 0 || q.Settings.Paused || slices.Contains(c.Asked, q.Name) {
+		return false
+	}
+	p.asking = append(p.asking, c)
+	return true
+}
+
+// MayAsk is always true: the allocator may have permits.
+func (p *PermitGate) MayAsk() bool { return true }
+
+// IsBusy reports whether a call is under way, or claims wait for one.
+func (p *PermitGate) IsBusy() bool { return p.drop != nil || len(p.asking) > 0 }
+
+// report tells the allocator what it is to know.
+func (p *PermitGate) report() {
+	q, t := p.queue, p.permits
+	r, tell := p.Report(int(q.Counts.Leased), p.need(), len(p.asking) > 0, t.claims.rules.Now)
+	if p.Unused() > 0 {
+		t.markDirty(q) // until they are used: who wants them may change his mind
+	}
+	if r.Want == 0 {
+		p.answerAsking()
+	}
+	if !tell {
+		return
+	}
+	p.hangUp()
+	p.drop, p.covered = t.mail.Report(p, q.Name, &r), len(p.asking)
+}
+
+// hangUp ends the call whose answer is void.
+func (p *PermitGate) hangUp() {
+	if p.drop != nil {
+		p.drop()
+		p.drop, p.covered = nil, 0
+	}
+}
+
+// need is how many tasks could be leased at once, if there were permits.
+func (p *PermitGate) need() int {
+	q := p.queue
+	if q.Settings.Paused {
+		return 0
+	}
+	n, ready := 0, int(q.Counts.Ready)
+	for _, c := range p.asking {
+		if !c.IsTaken() {
+			n += c.Max
+		}
+	}
+	return min(n+p.permits.claims.Wants(q, ready-n), ready)
+}
+
+// answerAsking resolves the claims again that want to know if there are permits.
+func (p *PermitGate) answerAsking() {
+	for _, c := range p.asking {
+		p.permits.mail.Retry(c)
+	}
+	clear(p.asking)
+	p.asking, p.covered = p.asking[:0], 0
+}
+
+// Answered takes what has become of a report: an answer, or an error.
+func (p *PermitGate) Answered(r *permits.Request, a permits.Answer, err error) {
+	q, t := p.queue, p.permits
+	if q.permits() != p || err != nil && !p.Unanswered(r) || err == nil && !p.Holder.Answered(r, a) {
+		return
+	}
+	asked := slices.Clone(p.asking[:p.covered])
+	p.asking = slices.Delete(p.asking, 0, p.covered)
+	p.hangUp()
+	t.markDirty(q)
+	if err == nil {
+		t.claims.Open(q) // before those who asked look at the sets that have it
+	}
+	for _, c := range asked {
+		if err != nil {
+			t.mail.RefuseClaim(c, err)
+			continue
+		}
+		c.Asked = append(c.Asked, q.Name)
+		t.mail.RetryNow(c)
+	}
+}
+
+// allocate makes the first shard's owner the allocator of a queue that has limits. fresh is as in
+// engine.Reconfigured.
+func (t *Permits) allocate(q *Queue, fresh bool) {
+	limits, a := limitsOf(q.Settings), q.allocator
+	if limits.Any() {
+		if a == nil {
+			n := t.claims.shards
+			a = &PermitAllocator{permits.NewAllocator(n), t, q, make([]*PermitRequest, n)}
+			q.allocator = a
+			t.markDirty(q)
+		}
+		a.Set(limits, fresh, time.Now())
+		a.allot()
+		return
+	}
+	q.allocator = nil
+	if a != nil {
+		for _, r := range a.requests {
+			if r != nil {
+				r.Granted = r.Want
+				t.mail.Reply(r)
+			}
+		}
+	}
+}
+
+// askShards asks the shards that the allocator does not know.
+func (a *PermitAllocator) askShards() {
+	for i := range a.requests {
+		if a.Ask(i) {
+			a.permits.mail.Ask(a, i, a.queue.Queue)
+		}
+	}
+}
+
+// Answered takes what has become of the question to a shard: a report, or an error.
+func (a *PermitAllocator) Answered(shard int, r *permits.Report, err error) {
+	if a.queue.allocator != a {
+		return
+	}
+	if err != nil {
+		a.Untold(shard)
+		a.permits.markDirty(a.queue)
+		return
+	}
+	if a.Told(shard, r, time.Now()) {
+		a.dismiss(shard)
+	}
+	a.allot()
+}
+
+// allot answers what the allocator can decide.
+func (a *PermitAllocator) allot() {
+	for i, r := range a.requests {
+		if r != nil && r.Gone.Load() {
+			a.Withdraw(i)
+			a.requests[i] = nil
+		}
+	}
+	decisions, wait := a.Allot(time.Now())
+	for _, d := range decisions {
+		a.requests[d.Shard].Answer = d.Answer
+		a.dismiss(d.Shard)
+	}
+	if wait > 0 {
+		d := a.permits.claims
+		d.Throttle(a.queue, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+	}
+}
+
+// dismiss answers the request of a shard, if there is one.
+func (a *PermitAllocator) dismiss(shard int) {
+	if r := a.requests[shard]; r != nil {
+		a.requests[shard] = nil
+		a.permits.mail.Reply(r)
+	}
+}

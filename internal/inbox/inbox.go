@@ -1,0 +1,206 @@
+// Package inbox has the bounded queue of operations before the owner of a shard.
+package inbox
+
+import (
+	lists "container/list"
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"codeq/internal/base"
+)
+
+// Inbox is a bounded queue of operations. Callers push them, and one goroutine, the owner, takes
+// them and sleeps while there are none. All times are in ms since the origin.
+type Inbox[Op any] struct {
+	depth  int
+	isLate func(Op) bool
+	origin time.Time
+
+	// wake has capacity 1. Whoever ends the owner's sleep sends to it.
+	wake  chan struct{}
+	woken uint64 // when that was; the owner reads it when it was woken
+
+	mu       sync.Mutex // guards what follows
+	ops      []Op
+	late     lists.List    // of uint64: when late operations came that wait for room
+	let      uint64        // when the first of those of ops came that have waited; never: none has
+	refuse   error         // non-nil: nothing is accepted any more
+	sleeping bool          // the owner waits on wake
+	room     chan struct{} // non-nil while callers wait for room; closed by Take
+}
+
+// never is the time of what has not come.
+const never uint64 = math.MaxUint64
+
+// New returns an Inbox for depth operations. isLate reports whether the time at which an operation
+// came matters; it is called only for those that wait for room.
+func New[Op any](depth int, origin time.Time, isLate func(Op) bool) *Inbox[Op] {
+	return &Inbox[Op]{depth: depth, isLate: isLate, origin: origin, wake: make(chan struct{}, 1), let: never}
+}
+
+func (in *Inbox[Op]) now() uint64 { return uint64(time.Since(in.origin) / time.Millisecond) }
+
+// Push appends an operation, waiting for room until ctx ends. An error means that the operation was
+// not applied.
+func (in *Inbox[Op]) Push(ctx context.Context, op Op) error {
+	var late *lists.Element
+	for {
+		over := ctx.Err() // may be the caller's own code: nothing is locked
+		if over != nil {
+			over = base.EndOf(ctx)
+		}
+		in.mu.Lock()
+		err := in.refuse
+		if over != nil {
+			err = over
+		}
+		if late != nil && (err != nil || len(in.ops) < in.depth) {
+			in.let = min(in.let, in.late.Remove(late).(uint64))
+		}
+		if err != nil {
+			in.mu.Unlock()
+			return err
+		}
+		if len(in.ops) < in.depth {
+			in.append(op)
+			return nil
+		}
+		if late == nil && in.isLate(op) {
+			late = in.late.PushBack(in.now())
+		}
+		if in.room == nil {
+			in.room = make(chan struct{})
+		}
+		room := in.room
+		in.mu.Unlock()
+		select {
+		case <-room:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Pass appends an operation of another shard's owner, which must not wait: the operation's caller
+// waits for it, so that there are no more of them than callers.
+func (in *Inbox[Op]) Pass(op Op) error {
+	in.mu.Lock()
+	if in.refuse != nil {
+		defer in.mu.Unlock()
+		return in.refuse
+	}
+	in.append(op)
+	return nil
+}
+
+// append adds op and unlocks. REQUIRES: mu is held.
+func (in *Inbox[Op]) append(op Op) {
+	in.ops = append(in.ops, op)
+	in.unlock()
+}
+
+// unlock ends the owner's sleep. REQUIRES: mu is held.
+func (in *Inbox[Op]) unlock() {
+	wake := in.sleeping
+	in.sleeping = false
+	if wake {
+		in.woken = in.now()
+	}
+	in.mu.Unlock()
+	if wake {
+		in.wake <- struct{}{}
+	}
+}
+
+// Lateness is when the first late operations came that have had to wait for room, of those taken
+// and of those that still wait; math.MaxUint64: none has.
+type Lateness struct{ Taken, Left uint64 }
+
+// Take swaps the waiting operations for the empty slice into. When there are none and sleep is set,
+// the owner is taken to wait on Wake from now on. refused is why nothing will follow.
+func (in *Inbox[Op]) Take(into []Op, sleep bool) (ops []Op, late Lateness, refused error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	late = Lateness{in.let, never}
+	in.let = never
+	if first := in.late.Front(); first != nil {
+		late.Left = first.Value.(uint64)
+	}
+	if len(in.ops) == 0 {
+		in.sleeping = sleep && in.refuse == nil
+		return into, late, in.refuse
+	}
+	ops, in.ops = in.ops, into
+	if in.room != nil {
+		close(in.room)
+		in.room = nil
+	}
+	return ops, late, in.refuse
+}
+
+// Pick takes out an operation that matches; the first of the given number of operations are known
+// not to. When there is none, the owner is taken to wait on Wake from now on, and known is how many
+// do not match. refused is why no other will follow.
+func (in *Inbox[Op]) Pick(from int, match func(Op) bool) (op Op, known int, refused error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if i := slices.IndexFunc(in.ops[from:], match); i >= 0 {
+		op = in.ops[from+i]
+		in.ops = slices.Delete(in.ops, from+i, from+i+1)
+		return op, 0, nil
+	}
+	in.sleeping = in.refuse == nil
+	return op, len(in.ops), in.refuse
+}
+
+// Len returns how many operations wait.
+func (in *Inbox[Op]) Len() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.ops)
+}
+
+// Asleep reports whether the owner waits on Wake and nothing else does.
+func (in *Inbox[Op]) Asleep() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.sleeping && len(in.ops) == 0
+}
+
+// Wake is received from when somebody has ended the owner's sleep.
+func (in *Inbox[Op]) Wake() <-chan struct{} { return in.wake }
+
+// Woken returns when that was. REQUIRES: the owner has received from Wake.
+func (in *Inbox[Op]) Woken() uint64 { return in.woken }
+
+// Awake undoes the sleep of Take after a timer has ended it. It returns when somebody, or else the
+// timer, ended the sleep.
+func (in *Inbox[Op]) Awake() uint64 {
+	in.mu.Lock()
+	asleep := in.sleeping
+	in.sleeping = false
+	if asleep {
+		in.woken = in.now()
+	}
+	in.mu.Unlock()
+	if !asleep {
+		<-in.wake // whoever saw the sleep has sent, or is about to
+	}
+	return in.woken
+}
+
+// Stop refuses further operations with reason, the first one given or base.ErrClosed; those
+// accepted before stay.
+func (in *Inbox[Op]) Stop(reason error) {
+	in.mu.Lock()
+	if in.refuse == nil || reason == base.ErrClosed {
+		in.refuse = reason
+	}
+	if in.room != nil {
+		close(in.room)
+		in.room = nil
+	}
+	in.unlock()
+}

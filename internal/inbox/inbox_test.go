@@ -1,0 +1,106 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/inbox"
+)
+
+var errStopped = errors.New("stopped")
+
+// TestPushWaitsForRoom: a caller waits while the inbox is full, and the owner learns when the late
+// operation came.
+func TestPushWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := inbox.New(1, time.Now(), func(op int) bool { return op == 2 })
+		require.NoError(t, in.Push(t.Context(), 1))
+		time.Sleep(5 * time.Millisecond)
+		go func() { _ = in.Push(t.Context(), 2) }()
+		synctest.Wait()
+		time.Sleep(5 * time.Millisecond)
+		ops, late, refused := in.Take(nil, false)
+		require.Equal(t, []int{1}, ops)
+		require.Equal(t, inbox.Lateness{Taken: math.MaxUint64, Left: 5}, late)
+		require.NoError(t, refused)
+		synctest.Wait()
+		ops, late, _ = in.Take(nil, false)
+		require.Equal(t, []int{2}, ops)
+		require.Equal(t, inbox.Lateness{Taken: 5, Left: math.MaxUint64}, late)
+	})
+}
+
+// TestPushEndsWithItsContext: a caller that gives up leaves nothing behind.
+func TestPushEndsWithItsContext(t *testing.T) {
+	in := inbox.New(1, time.Now(), func(int) bool { return true })
+	require.NoError(t, in.Push(t.Context(), 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, in.Push(ctx, 2), context.Canceled)
+	require.NoError(t, in.Pass(3)) // which does not wait
+	ops, _, _ := in.Take(nil, false)
+	require.Equal(t, []int{1, 3}, ops)
+}
+
+// TestOwnerIsWoken: whatever comes ends the owner's sleep, once.
+func TestOwnerIsWoken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := inbox.New(8, time.Now(), func(int) bool { return false })
+		_, _, _ = in.Take(nil, true)
+		time.Sleep(7 * time.Millisecond)
+		require.NoError(t, in.Pass(1))
+		require.NoError(t, in.Pass(2))
+		<-in.Wake()
+		require.EqualValues(t, 7, in.Woken())
+		require.Empty(t, in.Wake())
+		require.Equal(t, 2, in.Len())
+
+		_, _, _ = in.Take(nil, false)
+		_, _, _ = in.Take(nil, true)
+		time.Sleep(time.Millisecond)
+		require.EqualValues(t, 8, in.Awake()) // by a timer
+		require.NoError(t, in.Pass(3))
+		require.Empty(t, in.Wake())
+	})
+}
+
+// TestPick: the owner takes one operation out of the middle, and sleeps if there is none.
+func TestPick(t *testing.T) {
+	in := inbox.New(8, time.Now(), func(int) bool { return false })
+	for op := range 3 {
+		require.NoError(t, in.Pass(op))
+	}
+	isNine := func(op int) bool { return op == 9 }
+	_, known, refused := in.Pick(0, isNine)
+	require.Equal(t, 3, known)
+	require.NoError(t, refused)
+	require.NoError(t, in.Pass(9))
+	<-in.Wake()
+	op, known, _ := in.Pick(known, isNine)
+	require.Equal(t, 9, op)
+	require.Zero(t, known)
+	ops, _, _ := in.Take(nil, false)
+	require.Equal(t, []int{0, 1, 2}, ops)
+}
+
+// TestStop: what was accepted stays, and what comes later is refused for the first reason, unless the
+// queue is closed.
+func TestStop(t *testing.T) {
+	in := inbox.New(8, time.Now(), func(int) bool { return false })
+	require.NoError(t, in.Pass(1))
+	in.Stop(errStopped)
+	in.Stop(errors.New("again"))
+	require.ErrorIs(t, in.Push(t.Context(), 2), errStopped)
+	ops, _, refused := in.Take(nil, true)
+	require.Equal(t, []int{1}, ops)
+	require.ErrorIs(t, refused, errStopped)
+	in.Stop(base.ErrClosed)
+	require.ErrorIs(t, in.Pass(3), base.ErrClosed)
+}

@@ -1,0 +1,286 @@
+// Package workers has the workers of a Run: how claimed tasks get to idle workers, how many tasks
+// are at work, and how the workers end. It knows neither queues nor leases.
+package workers
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"codeq/internal/guard"
+)
+
+// Pool is the workers of one Run. Jobs go from the fetchers to the workers:
+//
+//	fetcher   takes free places, claims that many jobs at the most, and adds them
+//	worker    takes a job, lets the host do it, and frees the place
+//
+// A worker that ends a job takes the next one without going to sleep. One worker at a time is
+// woken: it takes a job, and wakes the next worker if jobs are left. So slow handlers occupy all
+// workers after some microseconds, and fast ones do not pay for waking them.
+type Pool[J any, T Task] struct {
+	config  Config
+	host    Host[J, T]
+	workers []*Worker[J, T]
+	running sync.WaitGroup // workers
+	// Outcomes counts the outcomes of jobs that are being stored.
+	Outcomes sync.WaitGroup
+
+	mu           sync.Mutex // guards what follows
+	jobs         []J        // claimed, not yet started; from next on
+	next         int
+	claimed      int  // number of jobs so far
+	free         int  // places that no job and no claim occupies
+	fetcherWaits bool // a fetcher waits for free to become positive
+	idle         int  // workers that wait on wake
+	waking       bool // a worker has been woken and is on its way to jobs
+	ended        bool // no further jobs: workers end
+	wake         sync.Cond
+	room         sync.Cond
+}
+
+// Config is the configuration of a Pool.
+type Config struct {
+	Workers int
+	Batch   int           // jobs of a claim at the most
+	Grace   time.Duration // how long workers may go on when claims are over
+	Log     *slog.Logger
+	// Crash is called if a goroutine of the pool panics. It ends the context of Run.
+	Crash func(what string, value any, stack []byte)
+}
+
+// Host claims jobs for a pool, and does them.
+type Host[J any, T Task] interface {
+	// Claim adds jobs to the pool, at most max, and returns their number. It waits until there are
+	// some, unless the pool is to end when there is nothing to do: then it may return 0.
+	Claim(ctx context.Context, max int) (int, error)
+	// Do does a job, whose memory it must not keep.
+	Do(w *Worker[J, T], job *J)
+	// GiveBack gives back jobs that no worker has begun.
+	GiveBack(jobs []J)
+	// TakeBack gives back a task whose handler goes on.
+	TakeBack(t T)
+	// Hurry ends the waiting for room of outcomes that are being stored.
+	Hurry()
+}
+
+// New returns a pool whose workers have not begun.
+func New[J any, T Task](c Config, host Host[J, T]) *Pool[J, T] {
+	p := &Pool[J, T]{config: c, host: host, free: c.Workers}
+	p.wake.L, p.room.L = &p.mu, &p.mu
+	for range c.Workers {
+		p.workers = append(p.workers, &Worker[J, T]{pool: p})
+	}
+	return p
+}
+
+// contain calls f on one of the pool's goroutines, and lets a panic end the pool.
+func (p *Pool[J, T]) contain(what string, f func()) {
+	guard.Contain(p.config.Log, what, f, func(value any, stack []byte) { p.config.Crash(what, value, stack) })
+}
+
+// Workers returns the workers. The slice must not be changed.
+func (p *Pool[J, T]) Workers() []*Worker[J, T] { return p.workers }
+
+// Claimed returns how many jobs have been added.
+func (p *Pool[J, T]) Claimed() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.claimed
+}
+
+// Run starts the workers, and claims jobs for them until ctx ends, or nothing can be claimed and
+// none is at work. failed is called when a claim fails; it ends ctx. Then Drain ends the workers.
+func (p *Pool[J, T]) Run(ctx context.Context, fetchers int, failed func(error)) {
+	// Fetchers that wait for a free place are woken to see that claims are over.
+	unhook := context.AfterFunc(ctx, func() {
+		guard.Contain(p.config.Log, "end of claims", p.wakeFetchers, func(any, []byte) { p.wakeFetchers() })
+	})
+	defer unhook()
+	for _, w := range p.workers {
+		w.start()
+	}
+	var fetching sync.WaitGroup
+	for range fetchers {
+		fetching.Go(func() {
+			p.contain("fetcher", func() {
+				if err := p.fetch(ctx); err != nil && ctx.Err() == nil {
+					failed(err)
+				}
+			})
+		})
+	}
+	fetching.Wait()
+}
+
+// fetch claims jobs for free workers until ctx ends, or until none can be claimed and none is at
+// work.
+func (p *Pool[J, T]) fetch(ctx context.Context) error {
+	for {
+		places, atWork, err := p.reserve(ctx)
+		if err != nil {
+			return err
+		}
+		n, err := p.host.Claim(ctx, places)
+		p.release(places - n)
+		switch {
+		case err != nil:
+			return err
+		case n > 0:
+		case atWork == 0:
+			return nil
+		default:
+			p.awaitFewer(ctx, atWork)
+		}
+	}
+}
+
+// reserve waits for free places, and takes as many as one claim may fill. atWork is how many were
+// taken before.
+func (p *Pool[J, T]) reserve(ctx context.Context) (places, atWork int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.free == 0 && ctx.Err() == nil {
+		p.fetcherWaits = true
+		p.room.Wait()
+	}
+	if ctx.Err() != nil {
+		return 0, 0, context.Cause(ctx)
+	}
+	places, atWork = min(p.free, p.config.Batch), p.config.Workers-p.free
+	p.free -= places
+	return places, atWork, nil
+}
+
+// Add adds claimed jobs.
+func (p *Pool[J, T]) Add(jobs []J) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.next == len(p.jobs) {
+		p.jobs, p.next = p.jobs[:0], 0
+	}
+	p.jobs = append(p.jobs, jobs...)
+	p.claimed += len(jobs)
+	p.wakeWorker()
+}
+
+// awaitFewer waits until fewer jobs are at work, or ctx ends. REQUIRES: there is one fetcher.
+func (p *Pool[J, T]) awaitFewer(ctx context.Context, atWork int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.config.Workers-p.free >= atWork && ctx.Err() == nil {
+		p.fetcherWaits = true
+		p.room.Wait()
+	}
+}
+
+// wakeFetchers wakes the fetchers that wait for a free place, to check whether ctx has ended.
+func (p *Pool[J, T]) wakeFetchers() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.room.Broadcast()
+}
+
+// wakeWorker wakes an idle worker for the jobs. REQUIRES: mu is held.
+func (p *Pool[J, T]) wakeWorker() {
+	if p.idle > 0 && !p.waking {
+		p.waking = true
+		p.wake.Signal()
+	}
+}
+
+// release frees places.
+func (p *Pool[J, T]) release(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.releaseLocked(n)
+}
+
+// releaseLocked is release for a caller who holds mu.
+func (p *Pool[J, T]) releaseLocked(n int) {
+	if p.free += n; p.fetcherWaits {
+		p.fetcherWaits = false
+		p.room.Broadcast()
+	}
+}
+
+// Drain waits for the handlers to end: for the grace period by themselves, then by their context,
+// which ends with the given cause. It returns when their outcomes are stored, and how many handlers
+// have still not ended. REQUIRES: Run has returned.
+func (p *Pool[J, T]) Drain(cause error) (running int) {
+	defer p.awaitOutcomes()
+	p.mu.Lock()
+	waiting := p.jobs[p.next:]
+	p.jobs, p.next = nil, 0
+	p.ended = true
+	p.mu.Unlock()
+	p.wake.Broadcast()
+	p.Outcomes.Go(func() {
+		// If it panics, the other jobs come back when their leases expire.
+		guard.Contain(p.config.Log, "tasks that come back", func() { p.host.GiveBack(waiting) }, nil)
+	})
+	idle := make(chan struct{})
+	go func() {
+		defer close(idle)
+		guard.Contain(p.config.Log, "wait for workers", p.running.Wait, nil)
+	}()
+	if within(idle, p.config.Grace) {
+		return 0
+	}
+	var taken []T
+	for _, w := range p.workers {
+		if t, ok := w.Stop(cause); ok {
+			taken = append(taken, t)
+		}
+	}
+	for _, t := range taken { // each waits for a commit; by now every handler knows
+		p.host.TakeBack(t)
+	}
+	if within(idle, max(p.config.Grace, time.Second)) {
+		return 0
+	}
+	p.host.Hurry() // for workers whose handlers have ended
+	for _, w := range p.workers {
+		if w.isBusy() {
+			running++
+		}
+	}
+	if running == 0 {
+		<-idle
+	}
+	return running
+}
+
+// awaitOutcomes returns when the outcomes of all handlers are stored, or refused: they do not wait
+// longer for room on the disk than Drain waits for handlers.
+func (p *Pool[J, T]) awaitOutcomes() {
+	done := make(chan struct{})
+	go func() {
+		p.Outcomes.Wait()
+		close(done)
+	}()
+	if !within(done, max(p.config.Grace, time.Second)) {
+		p.host.Hurry()
+		<-done
+	}
+}
+
+func within(done <-chan struct{}, d time.Duration) bool {
+	if d <= 0 {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-t.C:
+		return false
+	}
+}

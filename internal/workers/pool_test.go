@@ -1,0 +1,230 @@
+package workers_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/workers"
+)
+
+// job is both what is claimed and the task.
+type job struct {
+	workers.Context
+	done chan struct{} // closed when the handler may end; nil: at once
+}
+
+type pool = workers.Pool[*job, *job]
+
+// host has jobs, and notes what becomes of them.
+type host struct {
+	pool       *pool
+	jobs       chan *job
+	untilEmpty bool
+
+	most, running, done, left, taken, hurries atomic.Int64
+}
+
+func newHost(c workers.Config) *host {
+	h := &host{jobs: make(chan *job, 100)}
+	c.Log = slog.New(slog.DiscardHandler)
+	h.pool = workers.New(c, h)
+	return h
+}
+
+func (h *host) Claim(ctx context.Context, most int) (int, error) {
+	h.most.Store(max(h.most.Load(), int64(most)))
+	var got []*job
+	select {
+	case j := <-h.jobs:
+		got = append(got, j)
+	default:
+		if h.untilEmpty {
+			return 0, nil
+		}
+		select {
+		case j := <-h.jobs:
+			got = append(got, j)
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	for len(got) < most && len(h.jobs) > 0 {
+		got = append(got, <-h.jobs)
+	}
+	h.pool.Add(got)
+	return len(got), nil
+}
+
+func (h *host) Do(w *workers.Worker[*job, *job], j **job) {
+	t := *j
+	if !w.Own(t) {
+		h.left.Add(1)
+		return
+	}
+	h.running.Add(1)
+	if t.done != nil {
+		<-t.done
+	}
+	h.running.Add(-1)
+	if w.Disown() {
+		h.done.Add(1)
+	}
+}
+
+func (h *host) GiveBack(jobs []*job) { h.left.Add(int64(len(jobs))) }
+func (h *host) TakeBack(*job)        { h.taken.Add(1) }
+func (h *host) Hurry()               { h.hurries.Add(1) }
+
+// run lets the pool work until stop is called, which returns how many handlers have not ended.
+func (h *host) run(t *testing.T) (stop func() int) {
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan struct{})
+	go func() {
+		h.pool.Run(ctx, 2, func(err error) { t.Error(err) })
+		close(over)
+	}()
+	return func() int {
+		cancel()
+		<-over
+		return h.pool.Drain(context.Cause(ctx))
+	}
+}
+
+// TestPlaces: no more jobs are claimed than there are workers and a batch has, and each ends once.
+func TestPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workers.Config{Workers: 8, Batch: 3, Grace: time.Second})
+		gate := make(chan struct{})
+		for range 20 {
+			h.jobs <- &job{done: gate}
+		}
+		stop := h.run(t)
+		synctest.Wait()
+		require.EqualValues(t, 8, h.running.Load())
+		require.EqualValues(t, 3, h.most.Load())
+		require.Len(t, h.jobs, 12)
+		close(gate)
+		synctest.Wait()
+		require.Zero(t, stop())
+		require.EqualValues(t, 20, h.done.Load())
+		require.Equal(t, 20, h.pool.Claimed())
+	})
+}
+
+// TestUntilEmpty: a pool ends by itself when there is nothing to claim and no job is at work, which
+// may add others.
+func TestUntilEmpty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workers.Config{Workers: 4, Batch: 4, Grace: time.Second})
+		h.untilEmpty = true
+		slow := &job{done: make(chan struct{})}
+		h.jobs <- slow
+		over := make(chan struct{})
+		go func() {
+			h.pool.Run(t.Context(), 1, func(err error) { t.Error(err) })
+			close(over)
+		}()
+		synctest.Wait()
+		h.jobs <- new(job)
+		close(slow.done)
+		<-over
+		require.Zero(t, h.pool.Drain(nil))
+		require.EqualValues(t, 2, h.done.Load())
+	})
+}
+
+// TestDrain: handlers may go on for the grace period. Then their contexts end and their tasks are
+// taken away; whoever has not ended after as long again is counted.
+func TestDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workers.Config{Workers: 3, Batch: 3, Grace: 10 * time.Second})
+		soon, never := &job{done: make(chan struct{})}, &job{done: make(chan struct{})}
+		h.jobs <- soon
+		h.jobs <- never
+		for _, j := range []*job{soon, never} {
+			j.Begin(context.Background(), time.Time{})
+		}
+		stop := h.run(t)
+		synctest.Wait()
+		begun := time.Now()
+		time.AfterFunc(5*time.Second, func() { close(soon.done) })
+		require.Equal(t, 1, stop())
+		require.Equal(t, 20*time.Second, time.Since(begun))
+		require.NoError(t, soon.Err())
+		require.ErrorIs(t, never.Err(), context.Canceled)
+		require.EqualValues(t, 1, h.done.Load())
+		require.EqualValues(t, 1, h.taken.Load())
+		require.EqualValues(t, 1, h.hurries.Load())
+		close(never.done)
+	})
+}
+
+// TestDrainGivesBackWhatWaits: jobs that no worker has begun are given back, and a worker that was
+// stopped begins no other.
+func TestDrainGivesBackWhatWaits(t *testing.T) {
+	h := newHost(workers.Config{Workers: 2, Batch: 2})
+	h.pool.Add([]*job{new(job), new(job)}) // and no worker runs
+	require.Zero(t, h.pool.Drain(context.Canceled))
+	require.EqualValues(t, 2, h.left.Load())
+
+	w := h.pool.Workers()[0]
+	_, ok := w.Stop(context.Canceled)
+	require.False(t, ok)
+	require.False(t, w.Own(new(job)))
+}
+
+// TestDrainAwaitsOutcomes: outcomes that are being stored have the grace period, and are hurried then.
+func TestDrainAwaitsOutcomes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workers.Config{Workers: 1, Batch: 1, Grace: 10 * time.Second})
+		h.pool.Outcomes.Go(func() {
+			for h.hurries.Load() == 0 {
+				time.Sleep(time.Second)
+			}
+		})
+		begun := time.Now()
+		require.Zero(t, h.pool.Drain(context.Canceled))
+		require.InDelta(t, 10*time.Second, time.Since(begun), float64(time.Second))
+		require.EqualValues(t, 1, h.hurries.Load())
+	})
+}
+
+// TestTaskIsTakenAway: a task has one outcome, whoever takes it.
+func TestTaskIsTakenAway(t *testing.T) {
+	h := newHost(workers.Config{Workers: 1})
+	w, j := h.pool.Workers()[0], new(job)
+	require.True(t, w.Own(j))
+	got, ok := w.Task()
+	require.True(t, ok)
+	require.Same(t, j, got)
+	_, ok = w.TakeAway(func(*job) bool { return false })
+	require.False(t, ok)
+	_, ok = w.TakeAway(func(t *job) bool { return t == j })
+	require.True(t, ok)
+	_, ok = w.Task()
+	require.False(t, ok)
+	require.False(t, w.Disown())
+}
+
+// TestFailedClaim: the first error of a claim ends the pool.
+func TestFailedClaim(t *testing.T) {
+	h := &failing{}
+	p := workers.New[*job, *job](workers.Config{Workers: 2, Batch: 2, Log: slog.New(slog.DiscardHandler)}, h)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	p.Run(ctx, 2, cancel)
+	require.ErrorIs(t, context.Cause(ctx), errClaim)
+	require.Zero(t, p.Drain(errClaim))
+}
+
+var errClaim = errors.New("claim")
+
+type failing struct{ host }
+
+func (*failing) Claim(context.Context, int) (int, error) { return 0, errClaim }

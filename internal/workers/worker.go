@@ -1,0 +1,123 @@
+package workers
+
+import "sync"
+
+// Task is what a handler works on.
+type Task interface {
+	// End ends the handler's context, if it has not ended.
+	End(cause error)
+}
+
+// Worker runs one handler at a time.
+type Worker[J any, T Task] struct {
+	pool *Pool[J, T]
+	job  J // the one that the worker does
+
+	mu      sync.Mutex // guards what follows
+	task    T          // of the running handler
+	busy    bool       // a handler runs
+	ours    bool       // the worker still has the task; false: it was given back, or its lease was lost
+	stopped bool       // no handler may run any more
+}
+
+// start starts the worker's goroutine.
+func (w *Worker[J, T]) start() {
+	w.pool.running.Go(func() { w.pool.contain("worker", w.work) })
+}
+
+// Restart frees the place of a job whose handler has ended the worker's goroutine, and starts
+// another one.
+func (w *Worker[J, T]) Restart() {
+	w.pool.release(1)
+	w.start()
+}
+
+// work takes jobs until there will be no more.
+func (w *Worker[J, T]) work() {
+	p := w.pool
+	var none J
+	p.mu.Lock()
+	for {
+		for p.next == len(p.jobs) && !p.ended {
+			p.idle++
+			p.wake.Wait()
+			p.idle--
+			p.waking = false
+		}
+		if p.ended {
+			p.mu.Unlock()
+			return
+		}
+		w.job, p.jobs[p.next] = p.jobs[p.next], none
+		p.next++
+		if p.next < len(p.jobs) {
+			p.wakeWorker()
+		}
+		p.mu.Unlock()
+		p.host.Do(w, &w.job)
+		w.job = none
+		p.mu.Lock()
+		p.releaseLocked(1)
+	}
+}
+
+// Own gives the worker a task for its handler. It returns false when handlers may not run any more.
+func (w *Worker[J, T]) Own(t T) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stopped {
+		return false
+	}
+	w.task, w.busy, w.ours = t, true, true
+	return true
+}
+
+// Disown notes that the handler has ended. It returns false if the task was taken away meanwhile,
+// so that the outcome of the handler is dropped.
+func (w *Worker[J, T]) Disown() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ours := w.ours
+	var none T
+	w.task, w.busy, w.ours = none, false, false
+	return ours
+}
+
+// Task returns the task of the running handler, unless it was taken away.
+func (w *Worker[J, T]) Task() (t T, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.task, w.ours
+}
+
+// TakeAway takes the task of the running handler away if it matches. Its handler goes on: the
+// caller ends its context.
+func (w *Worker[J, T]) TakeAway(matches func(T) bool) (t T, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.ours || !matches(w.task) {
+		return t, false
+	}
+	w.ours = false
+	return w.task, true
+}
+
+// Stop ends the context of the running handler and takes its task away, if there is one. The worker
+// gets no other.
+func (w *Worker[J, T]) Stop(cause error) (t T, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	if w.busy {
+		w.task.End(cause)
+	}
+	ok = w.ours
+	w.ours = false
+	return w.task, ok
+}
+
+func (w *Worker[J, T]) isBusy() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.busy
+}
