@@ -1,12 +1,12 @@
 package codeq
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"slices"
-	"sync/atomic"
 
 	"codeq/internal/base"
+	"codeq/internal/broadcast"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -40,124 +40,120 @@ func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
 	}
 	op := &awaitOp{completion: newCompletion(), id: id}
 	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
-		op.gone.Store(true)
+		op.GiveUp()
 		return nil, base.EndOf(ctx)
 	} else if err != nil {
 		return nil, err
 	}
-	return &op.outcome, nil
+	return outcomeOf(&op.outcome), nil
 }
+
+// await is Queue.Await in a cluster. It asks the shard's leader, as ever; an end
+// of the task that a leader has stored, and did not live to tell, is in the log.
+func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
+	r := n.queue.replicas[n.queue.shardOf(id)]
+	if err := n.want(ctx, engine.WantOutcomes); err != nil {
+		return nil, err
+	}
+	asking, heard := context.WithCancel(ctx)
+	defer heard()
+	w := r.awaits.Listen(id, heard)
+	op := &awaitOp{completion: newCompletion(), id: id}
+	settled, err := n.do(asking, r.index, op)
+	if !settled {
+		op.GiveUp()
+	}
+	if errors.Is(err, ErrNotFound) { // perhaps this replica has yet to apply how it ended
+		_ = n.catchUp(asking, r) // if it cannot, nothing more will be heard
+	}
+	switch o := r.awaits.Leave(id, w); {
+	case o != nil:
+		return outcomeOf(o), nil
+	case !settled || ctx.Err() != nil:
+		return nil, base.EndOf(ctx)
+	case err != nil:
+		return nil, err
+	}
+	return outcomeOf(&op.outcome), nil
+}
+
+// catchUp waits until this node's replica has applied what its leader has now.
+func (n *node) catchUp(ctx context.Context, r *replica) error {
+	applied, err := n.appliedBy(ctx, r.index)
+	if err != nil {
+		return err
+	}
+	return r.group.AwaitApplied(ctx, applied)
+}
+
+// appliedBy is the index of the last entry that the leader of a shard has applied.
+func (n *node) appliedBy(ctx context.Context, shard int) (uint64, error) {
+	op := &indexOp{completion: newCompletion()}
+	err := n.queue.ask(ctx, shard, op)
+	return op.applied, err
+}
+
+// indexOp asks how far the leader has applied the log.
+type indexOp struct {
+	completion
+	applied uint64
+}
+
+func (op *indexOp) resolve(s *shard) {
+	op.applied = s.replica.group.Applied()
+	s.settle(op)
+}
+
+func (op *indexOp) encode(dst []byte) (callKind, []byte) { return callIndex, dst }
+func (op *indexOp) decode(*wire.Reader)                  {}
+func (op *indexOp) encodeReply(dst []byte) []byte        { return wire.AppendUint(dst, op.applied) }
+func (op *indexOp) decodeReply(r *wire.Reader)           { op.applied = r.Uint() }
 
 // awaitOp waits for the end of a task.
 type awaitOp struct {
 	completion
+	broadcast.Patience
 	id      ID
-	outcome Outcome
-	gone    atomic.Bool // the caller has given up
+	outcome engine.Outcome
 }
 
 func (op *awaitOp) resolve(s *shard) {
 	o, v, err := s.Outcome(op.id)
 	if o == nil && v == engine.Decided && err == nil && s.Broken == nil {
-		s.awaits.add(op)
+		s.awaits.Add(op.id, op)
 		s.Wanted |= engine.WantOutcomes
 		return
 	}
 	if o != nil {
-		op.outcome = outcomeOf(o)
+		op.outcome = *o
 	}
 	s.conclude(op, &op.completion, v, err)
 }
 
-// awaits holds the calls that wait in a shard for the end of a task, or for queues to become idle.
-// Only the owner uses it.
-type awaits struct {
-	tasks  map[ID][]*awaitOp
-	idlers []*idleOp
-	calls  int // calls of Await since the last sweep, plus those that waited after it
-	sweep  int // the value of calls at which the next sweep is due
-}
-
-// add lets a call wait for the end of a task.
-func (a *awaits) add(op *awaitOp) {
-	if a.tasks == nil {
-		a.tasks = make(map[ID][]*awaitOp)
-	}
-	a.tasks[op.id] = append(a.tasks[op.id], op)
-	if a.calls++; a.calls >= a.sweep {
-		a.dropGone()
-	}
-}
-
-func (op *awaitOp) isGone() bool { return op.gone.Load() }
-
-func (op *awaitOp) abandon(*shard) { op.gone.Store(true) }
+func (op *awaitOp) abandon(*shard) { op.GiveUp() }
 
 func (op *awaitOp) encode(dst []byte) (callKind, []byte) { return callAwait, append(dst, op.id[:]...) }
 func (op *awaitOp) decode(r *wire.Reader)                { op.id = keys.ReadID(r) }
-func (op *awaitOp) encodeReply(dst []byte) []byte        { return op.outcome.append(dst) }
-func (op *awaitOp) decodeReply(r *wire.Reader)           { op.outcome = readOutcome(r) }
+func (op *awaitOp) encodeReply(dst []byte) []byte        { return broadcast.AppendOutcome(dst, &op.outcome) }
+func (op *awaitOp) decodeReply(r *wire.Reader)           { op.outcome = broadcast.ReadOutcome(r) }
 
-func (o *Outcome) append(dst []byte) []byte {
-	dst = wire.AppendBytes(append(dst, byte(o.State)), o.Result)
-	return wire.AppendUint(wire.AppendBytes(dst, o.LastError), uint64(o.Attempts))
-}
-
-// clone returns an outcome that shares no memory with o.
-func (o *Outcome) clone() Outcome {
-	c := *o
-	c.Result = append([]byte(nil), o.Result...)
-	return c
-}
-
-// readOutcome reads an outcome that shares no memory with the message.
-func readOutcome(r *wire.Reader) Outcome {
-	o := Outcome{State: State(r.Byte())}
-	if b := r.Bytes(); len(b) > 0 {
-		o.Result = bytes.Clone(b)
-	}
-	o.LastError, o.Attempts = r.String(), int(r.Uint())
-	return o
-}
-
-// awaitSweepMin is the least number of calls of Await between two sweeps.
-const awaitSweepMin = 64
-
-// dropGone removes callers that have given up. It is called often enough that there are never more
-// entries than twice the waiting callers plus awaitSweepMin.
-func (a *awaits) dropGone() {
-	a.calls = 0
-	for id, ops := range a.tasks {
-		ops = slices.DeleteFunc(ops, (*awaitOp).isGone)
-		if len(ops) == 0 {
-			delete(a.tasks, id)
-			continue
-		}
-		a.tasks[id] = ops
-		a.calls += len(ops)
-	}
-	a.sweep = 2*a.calls + awaitSweepMin
-}
-
-// all yields the waiting calls.
-func (a *awaits) all(yield func(operation) bool) {
-	for _, op := range a.idlers {
+// waiting yields the calls that wait for the end of a task, or for queues to become idle.
+func (s *shard) waiting(yield func(operation) bool) {
+	for _, op := range s.idlers {
 		if !yield(op) {
 			return
 		}
 	}
-	for _, ops := range a.tasks {
-		for _, op := range ops {
-			if !yield(op) {
-				return
-			}
+	for op := range s.awaits.All {
+		if !yield(op) {
+			return
 		}
 	}
 }
 
 // outcomeOf converts an outcome of the engine.
-func outcomeOf(o *engine.Outcome) Outcome {
-	return Outcome{State: State(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
+func outcomeOf(o *engine.Outcome) *Outcome {
+	return &Outcome{State: State(o.State), Result: o.Result, LastError: o.LastError, Attempts: o.Attempts}
 }
 
 // WaitIdle waits until the named queues, or all queues if none is named, have no task that is
@@ -182,7 +178,7 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 		for i := range q.replicas {
 			op := &idleOp{completion: newCompletion(), Idleness: engine.Idleness{Queues: queues}}
 			if settled, err := q.do(ctx, i, op); !settled {
-				op.gone.Store(true)
+				op.GiveUp()
 				return base.EndOf(ctx)
 			} else if err != nil {
 				return err
@@ -204,9 +200,9 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 type idleOp struct {
 	completion
 	engine.Idleness
+	broadcast.Patience
 	epoch  uint64 // of the shard
 	waited bool
-	gone   atomic.Bool // the caller has given up
 }
 
 func (op *idleOp) resolve(s *shard) {
@@ -216,15 +212,15 @@ func (op *idleOp) resolve(s *shard) {
 		return
 	}
 	op.waited = true
-	s.awaits.idlers = append(slices.DeleteFunc(s.awaits.idlers, (*idleOp).isGone), op)
+	s.idlers = append(slices.DeleteFunc(s.idlers, (*idleOp).IsGone), op)
 }
 
-func (op *idleOp) isGone() bool { return op.gone.Load() }
+func (op *idleOp) abandon(*shard) { op.GiveUp() }
 
-func (op *idleOp) abandon(*shard) { op.gone.Store(true) }
-
-func (op *idleOp) encode(dst []byte) (callKind, []byte) { return callIdle, appendNames(dst, op.Queues) }
-func (op *idleOp) decode(r *wire.Reader)                { op.Queues = readNames(r) }
+func (op *idleOp) encode(dst []byte) (callKind, []byte) {
+	return callIdle, wire.AppendStrings(dst, op.Queues)
+}
+func (op *idleOp) decode(r *wire.Reader) { op.Queues = r.Strings() }
 
 func (op *idleOp) encodeReply(dst []byte) []byte {
 	return wire.AppendUint(wire.AppendUint(wire.AppendBool(dst, op.waited), op.Arrived), op.epoch)

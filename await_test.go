@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/broadcast"
 	"context"
 	"errors"
 	"fmt"
@@ -284,8 +285,8 @@ func TestAwaitMany(t *testing.T) {
 			}
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
-					if len(s.awaits.tasks) != 0 {
-						return fmt.Errorf("%d tasks are still awaited", len(s.awaits.tasks))
+					if !s.awaits.IsEmpty() {
+						return errors.New("tasks are still awaited")
 					}
 					return nil
 				}))
@@ -313,11 +314,11 @@ func TestAwaitSweep(t *testing.T) {
 			}
 			cancel()
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				most = max(most, len(s.awaits.tasks[ids[0]])+len(s.awaits.tasks[ids[1]]))
+				most = max(most, len(s.awaits.Of(ids[0]))+len(s.awaits.Of(ids[1])))
 				return nil
 			}))
 		}
-		require.LessOrEqual(t, most, 2*patient+awaitSweepMin+1)
+		require.LessOrEqual(t, most, 2*patient+broadcast.SweepMin+1)
 		require.NoError(t, q.Complete(context.Background(), claimNow(t, q, "a").Receipt, nil))
 		for _, c := range waiting {
 			require.Equal(t, Done, (<-c).State)

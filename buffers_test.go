@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"codeq/internal/engine"
 )
 
 // buffers is memory of a caller, who writes to it as soon as the verb that it was
@@ -219,7 +217,8 @@ var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffer
 			e, err := sub.Next(bt.t.Context())
 			require.NoError(bt.t, err)
 			require.Equal(bt.t, "a", e.Queue)
-			require.Equal(bt.t, 0, sub.held)
+			_, more, _ := sub.events.Take()
+			require.False(bt.t, more)
 		}, err
 	},
 }
@@ -380,20 +379,6 @@ func TestBuffersOfReceivers(t *testing.T) {
 			require.Equal(t, "payload", string(l.Payload))
 		}
 	})
-}
-
-// TestOutcomesOfANode: callers of Await on one node hear of an end from one log entry, and share nothing of it.
-func TestOutcomesOfANode(t *testing.T) {
-	var table awaitTable
-	id := ID{1}
-	waiters := []*awaiter{{heard: func(error) {}}, {heard: func(error) {}}}
-	for _, w := range waiters {
-		table.add(id, w)
-	}
-	table.tell(&engine.Ending{ID: id, Outcome: engine.Outcome{State: engine.Done, Result: []byte("result")}})
-	first := table.remove(id, waiters[0])
-	first.Result[0] = 'X'
-	require.Equal(t, "result", string(table.remove(id, waiters[1]).Result))
 }
 
 // TestClaimsThatGiveUp: the owner of a shard may be amid a claim whose caller gives up, and then writes to

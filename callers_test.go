@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -87,8 +88,8 @@ type crowd struct {
 	steps    int
 }
 
-// call is one call of a queue.
-type call interface {
+// crowdCall is one call of a queue.
+type crowdCall interface {
 	do(q *Queue)
 	// judge looks at what the call has returned, and at m.seen: before is what there was before.
 	// Alone says that nothing else has happened.
@@ -144,14 +145,14 @@ func (m *crowd) drawShard() int { return rapid.IntRange(0, m.opts.Shards-1).Draw
 func (m *crowd) wall() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) }
 
 // run makes a call while nothing else happens but claims that wait.
-func (m *crowd) run(c call) {
+func (m *crowd) run(c crowdCall) {
 	go c.do(m.q)
 	synctest.Wait()
 	m.judge(true, c)
 }
 
 // judge judges calls that have been made together, or one.
-func (m *crowd) judge(strict bool, calls ...call) {
+func (m *crowd) judge(strict bool, calls ...crowdCall) {
 	before := m.seen
 	m.look()
 	alone := len(calls) == 1 && len(m.waiters) == 0 && m.opts.groupBytes == 0 // else a call may find what is amid more groups
@@ -268,7 +269,7 @@ func (m *crowd) drawClaim(most int, noWait bool) *claimCall {
 }
 
 // drawClaimOfMany is a claim that names many queues, most of which nobody else knows.
-func (m *crowd) drawClaimOfMany() call {
+func (m *crowd) drawClaimOfMany() crowdCall {
 	c := m.drawClaim(3, oneOf(m, "NoWait", true, false))
 	c.req.Queues = slices.Clone(c.req.Queues)
 	for i := range dispatch.ShortList {
@@ -407,7 +408,7 @@ type produceCall struct {
 	err   error
 }
 
-func (m *crowd) drawProduce() call {
+func (m *crowd) drawProduce() crowdCall {
 	c := &produceCall{shard: m.drawShard(), tasks: make([]Task, rapid.IntRange(1, 5).Draw(m.t, "tasks"))}
 	for i := range c.tasks {
 		c.tasks[i] = m.drawTask(i)
@@ -540,7 +541,7 @@ type finishCall struct {
 	err     error
 }
 
-func (m *crowd) drawFinish() call {
+func (m *crowd) drawFinish() crowdCall {
 	if len(m.receipts) == 0 {
 		m.t.Skip()
 	}
@@ -632,7 +633,7 @@ type controlCall struct {
 	err  error
 }
 
-func (m *crowd) drawControl() call {
+func (m *crowd) drawControl() crowdCall {
 	if len(m.order) == 0 {
 		m.t.Skip()
 	}
@@ -689,7 +690,7 @@ type purgeCall struct {
 	err   error
 }
 
-func (m *crowd) drawPurge() call { return &purgeCall{queue: oneOf(m, "queue", "", "a", "b")} }
+func (m *crowd) drawPurge() crowdCall { return &purgeCall{queue: oneOf(m, "queue", "", "a", "b")} }
 
 func (c *purgeCall) do(q *Queue) {
 	c.n, c.err = q.PurgeDead(context.Background(), DeadFilter{Queue: c.queue})
@@ -719,7 +720,7 @@ type configureCall struct {
 	err         error
 }
 
-func (m *crowd) drawConfigure() call {
+func (m *crowd) drawConfigure() crowdCall {
 	c := &configureCall{queue: oneOf(m, "queue", "a", "b"), verb: oneOf(m, "verb", "", "", "pause", "resume")}
 	c.to = Settings{
 		Concurrency:       oneOf(m, "Concurrency", 0, 0, 1, 3),
@@ -757,7 +758,7 @@ func (c *configureCall) judge(m *crowd, _ map[ID]*TaskInfo, _ bool) {
 // decides those that are for it in one go.
 func (m *crowd) together(*rapid.T) {
 	s := m.q.shard(m.drawShard())
-	calls := make([]call, rapid.IntRange(2, 6).Draw(m.t, "calls"))
+	calls := make([]crowdCall, rapid.IntRange(2, 6).Draw(m.t, "calls"))
 	for i := range calls {
 		switch n := rapid.IntRange(0, 5).Draw(m.t, "call"); {
 		case n == 0 && len(m.receipts) > 0:
@@ -994,7 +995,7 @@ func (m *crowd) setRoom(level engine.Room) {
 	m.free.Store(diskTestLevels[level])
 	for _, s := range m.q.led() {
 		m.noError(s.probe(func(s *shard) error {
-			s.space.next = 0
+			s.space.Written = math.MaxInt
 			return nil
 		}))
 		m.noError(s.probe(func(*shard) error { return nil }))
@@ -1093,7 +1094,7 @@ func (m *crowd) check(*rapid.T) {
 	m.noError(m.q.checkAll())
 	m.noError(m.q.checkMemory())
 	for _, s := range m.q.led() {
-		for _, st := range s.steps.table.stats() { // operations go by their budget, and one batch
+		for _, st := range stepStats(s.steps.Table) { // operations go by their budget, and one batch
 			if st.Kind == StepOperations && m.opts.groupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
 				m.t.Fatalf("owners had %d bytes of operations at once", st.MaxBytes)
 			}

@@ -9,9 +9,9 @@ import (
 	"sync"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
-	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/wire"
 )
@@ -52,51 +52,8 @@ func parse(message []byte, read func(*wire.Reader)) error {
 	return r.Done()
 }
 
-// What several operations consist of.
-
-func appendReceipt(dst []byte, r Receipt) []byte {
-	return wire.AppendUint(append(dst, r.ID[:]...), r.Token)
-}
-
-func readReceipt(r *wire.Reader) Receipt {
-	return Receipt{ID: ID(keys.ReadID(r)), Token: r.Uint()}
-}
-
-func appendReceipts(dst []byte, list []Receipt) []byte {
-	dst = wire.AppendUint(dst, uint64(len(list)))
-	for _, receipt := range list {
-		dst = appendReceipt(dst, receipt)
-	}
-	return dst
-}
-
-func readReceipts(r *wire.Reader) []Receipt {
-	list := make([]Receipt, r.Count(keys.IDLen+1))
-	for i := range list {
-		list[i] = readReceipt(r)
-	}
-	return list
-}
-
-func appendNames(dst []byte, names []string) []byte {
-	dst = wire.AppendUint(dst, uint64(len(names)))
-	for _, name := range names {
-		dst = wire.AppendBytes(dst, name)
-	}
-	return dst
-}
-
-func readNames(r *wire.Reader) []string {
-	n := r.Count(1)
-	if n == 0 {
-		return nil
-	}
-	names := make([]string, n)
-	for i := range names {
-		names[i] = r.String()
-	}
-	return names
-}
+func appendReceipt(dst []byte, r Receipt) []byte { return call.AppendReceipt(dst, r.inner()) }
+func readReceipt(r *wire.Reader) Receipt         { return receiptOf(call.ReadReceipt(r)) }
 
 // A verb may be called on any node: the operation that it makes is resolved by
 // the shard's owner if this node leads the shard, and is otherwise sent to the

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
@@ -27,6 +28,7 @@ func decodable(kind callKind) request {
 func sampleCalls() map[string]request {
 	id := func(n byte) ID { return ID{15: n} }
 	receipt := Receipt{ID: id(9), Token: 1 << 60}
+	receipts := []engine.Receipt{receipt.inner()}
 	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
 	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
@@ -42,16 +44,16 @@ func sampleCalls() map[string]request {
 		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
 		"fail":           &failOp{receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},
 		"extend":         &extendOp{receipt: receipt, duration: 5},
-		"renew":          &renewOp{receipts: []Receipt{receipt}, duration: 5, lost: []Receipt{receipt}, errs: []error{engine.LeaseLost(receipt.inner(), true)}},
-		"alter":          &alterOp{id: id(1), how: engine.AlterRunAt, arg: 77},
-		"await":          endedAwait(id(1), Outcome{State: Done, Result: []byte("r"), Attempts: 3}),
-		"bulk":           &bulkOp{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}},
-		"stats":          &statsOp{counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}},
+		"renew":          rule(callRenew, &call.Renew{Receipts: receipts, Duration: 5, Lost: receipts, Errs: []error{engine.LeaseLost(receipt.inner(), true)}}),
+		"alter":          rule(callAlter, &call.Alter{ID: id(1), How: engine.AlterRunAt, Arg: 77}),
+		"await":          endedAwait(id(1), engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 3}),
+		"bulk":           rule(callBulk, &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}}),
+		"stats":          rule(callStats, &call.Stats{Counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}}),
 		"idle":           &idleOp{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, epoch: 7, waited: true},
-		"releaseKey":     &releaseKeyOp{hash: [16]byte{1}, key: "k"},
+		"releaseKey":     rule(callReleaseKey, &call.ReleaseKey{Hash: [16]byte{1}, Key: "k"}),
 		"setSchedule":    scheduleCall(),
-		"deleteSchedule": &deleteScheduleOp{name: "s"},
-		"schedules":      &schedulesOp{after: "s", more: true, infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}},
+		"deleteSchedule": rule(callDeleteSchedule, &call.DeleteSchedule{Name: "s"}),
+		"schedules":      rule(callSchedules, &schedulesPart{call.Schedules[ScheduleInfo]{After: "s", More: true, Infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}}}),
 		"messages": &messageBatch{from: 2, first: 5, messages: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},
@@ -59,9 +61,9 @@ func sampleCalls() map[string]request {
 		"list":      &readOp{list: pageOf(ListOptions{State: Done, Queue: "a"}, listed{Task: info, At: 4})},
 		"index":     &indexOp{applied: 12},
 		"interest":  &interestOp{node: "n", kinds: allKinds, gone: true},
-		"settings":  &settingsOp{queue: "a", value: []byte("v")},
-		"configure": &configureOp{queue: "a", value: []byte("v"), late: true},
-		"adopt":     &adoptOp{queue: "a", value: []byte("v")},
+		"settings":  rule(callSettings, &call.Settings{Queue: "a", Value: []byte("v")}),
+		"configure": rule(callConfigure, &call.Configure{Queue: "a", Value: []byte("v"), Late: true}),
+		"adopt":     rule(callAdopt, &call.Adopt{Queue: "a", Value: []byte("v")}),
 		"permits": &permitsOp{
 			queue: "a", shard: 2, PermitRequest: dispatch.PermitRequest{
 				Answer:  permits.Answer{Granted: 3, Over: true},
@@ -75,7 +77,7 @@ func sampleCalls() map[string]request {
 	}
 }
 
-func endedAwait(id ID, o Outcome) request {
+func endedAwait(id ID, o engine.Outcome) request {
 	return &awaitOp{id: id, outcome: o}
 }
 
@@ -85,7 +87,7 @@ func scheduleCall() request {
 	if err != nil {
 		panic(err)
 	}
-	return &setScheduleOp{name: "s", value: s.value(), times: times}
+	return rule(callSetSchedule, &call.SetSchedule{Name: "s", Value: s.value(), Times: times})
 }
 
 // TestCallsTravel: what is sent of an operation, and of its outcome, arrives.
@@ -257,45 +259,6 @@ func FuzzEntry(f *testing.F) {
 		}
 		require.Equal(t, b, e.append(nil))
 	})
-}
-
-// FuzzBroadcast: likewise of what it tells.
-func FuzzBroadcast(f *testing.F) {
-	b := engine.Effects{
-		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
-		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
-		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: ID{3}, Token: 4}}},
-	}
-	f.Add(encodeBroadcast(&b))
-	f.Add([]byte{0, 0, 0})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var n broadcast
-		var err error
-		testalloc.Decode(t, len(b), func() { n, err = parseBroadcast(b) })
-		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
-			return
-		}
-		again := encodeBroadcast(&engine.Effects{Events: n.events, Endings: n.endings, Canceled: n.canceled})
-		m, err := parseBroadcast(again)
-		if again != nil {
-			require.NoError(t, err)
-			require.Equal(t, n, m)
-		}
-	})
-}
-
-// TestBroadcastTravels: events, outcomes and cancels arrive as they were.
-func TestBroadcastTravels(t *testing.T) {
-	b := engine.Effects{
-		Events:   []engine.Event{{Kind: engine.EventRetried, ID: ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
-		Endings:  []engine.Ending{{ID: ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
-		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: ID{3}, Token: 4}}},
-	}
-	n, err := parseBroadcast(encodeBroadcast(&b))
-	require.NoError(t, err)
-	require.Equal(t, broadcast{b.Events, b.Endings, b.Canceled}, n)
-	require.Nil(t, encodeBroadcast(new(engine.Effects)), "nothing to tell takes no space")
 }
 
 // TestClusterOptions: what cannot be is refused before anything is made.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
@@ -340,7 +341,7 @@ func TestStatsInParts(t *testing.T) {
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
-		const stay, rounds = 2*statsStep + 100, 20
+		const stay, rounds = 2*call.StatsStep + 100, 20
 		want := make(map[string]Counts)
 		var tasks []Task
 		for i := range stay {

@@ -125,10 +125,15 @@ func (q *Queue) beginCopy(dir string) (*checkpoint.Copy, error) {
 
 // eachReplica calls do for all shards at the same time.
 func (q *Queue) eachReplica(do func(r *replica) error) error {
+	return q.inParallel("copy of a shard", len(q.replicas), func(i int) error { return do(q.replicas[i]) })
+}
+
+// inParallel calls do for the first n shards at the same time.
+func (q *Queue) inParallel(what string, n int, do func(shard int) error) error {
 	var g errgroup.Group
-	for i, r := range q.replicas {
+	for i := range n {
 		g.Go(func() error {
-			err := guarded(q.opts.log, "copy of a shard", func() error { return do(r) })
+			err := guarded(q.opts.log, what, func() error { return do(i) })
 			if err != nil {
 				return fmt.Errorf("shard %d: %w", i, err)
 			}
@@ -240,21 +245,10 @@ func (b *barrier) resume() error {
 		ctx, cancel = context.WithTimeout(ctx, barrierLimit)
 		defer cancel()
 	}
-	var g errgroup.Group
-	for i := range b.asked {
-		g.Go(func() error {
-			err := guarded(b.queue.opts.log, "end of a barrier", func() error {
-				op := &resumeOp{completion: newCompletion(), id: b.id}
-				_, err := b.queue.do(ctx, i, op)
-				return err
-			})
-			if err != nil {
-				return fmt.Errorf("shard %d: %w", i, err)
-			}
-			return nil
-		})
-	}
-	return g.Wait()
+	return b.queue.inParallel("end of a barrier", b.asked, func(i int) error {
+		_, err := b.queue.do(ctx, i, &resumeOp{completion: newCompletion(), id: b.id})
+		return err
+	})
 }
 
 // giveUp lets the owners go on that may stand still. It does not wait for other nodes: owners that

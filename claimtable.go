@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/claimlines"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
@@ -188,16 +189,9 @@ func (h *claimHost) Claim(ctx context.Context, shard int, r claimlines.Request) 
 }
 
 func (h *claimHost) Renew(ctx context.Context, shard int, leases []engine.Receipt, duration uint64) ([]engine.Receipt, error) {
-	op := &renewOp{completion: newCompletion(), duration: duration}
-	for _, r := range leases {
-		op.receipts = append(op.receipts, receiptOf(r))
-	}
-	_, err := (*node)(h).do(ctx, shard, op)
-	var lost []engine.Receipt
-	for _, r := range op.lost {
-		lost = append(lost, r.inner())
-	}
-	return lost, err
+	b := &call.Renew{Receipts: leases, Duration: duration}
+	_, err := (*node)(h).do(ctx, shard, rule(callRenew, b))
+	return b.Lost, err
 }
 
 func (h *claimHost) GiveBack(ctx context.Context, lease engine.Receipt) {

@@ -121,7 +121,7 @@ func awaiting(t *testing.T, qs []*Queue, id ID) (n int) {
 	for _, q := range qs {
 		if s := q.shard(q.shardOf(id)); s != nil {
 			_ = s.probe(func(s *shard) error { // or it leads no more
-				n += len(s.awaits.tasks[id])
+				n += len(s.awaits.Of(id))
 				return nil
 			})
 		}

@@ -184,6 +184,6 @@ func (s *shard) decideLarge(others bool) {
 		return
 	}
 	l.Remove()
-	s.Budget, s.Judged = s.NewBudget(engine.CallerBudget, s.steps.at), s.clock.Taken()
+	s.Budget, s.Judged = s.NewBudget(engine.CallerBudget, s.steps.At), s.clock.Taken()
 	s.decide(op)
 }

@@ -4,9 +4,8 @@ import (
 	"context"
 	"time"
 
+	"codeq/internal/call"
 	"codeq/internal/engine"
-	"codeq/internal/keys"
-	"codeq/internal/wire"
 )
 
 // Cancel ends a task that has not been completed: the task is not delivered again, and is kept as
@@ -57,31 +56,7 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) (err error) {
 	return q.alter(ctx, id, engine.AlterRunAt, runAtMillis(t))
 }
 
-// alterOp alters a task.
-type alterOp struct {
-	completion
-	id  ID
-	how engine.Alteration
-	arg uint64
-}
-
-func (op *alterOp) resolve(s *shard) {
-	v, err := s.Alter(op.id, op.how, op.arg)
-	s.conclude(op, &op.completion, v, err)
-}
-
-func (op *alterOp) encode(dst []byte) (callKind, []byte) {
-	return callAlter, wire.AppendUint(append(append(dst, op.id[:]...), byte(op.how)), op.arg)
-}
-
-func (op *alterOp) decode(r *wire.Reader) {
-	op.id, op.how, op.arg = keys.ReadID(r), engine.Alteration(r.Byte()), r.Uint()
-	if op.how >= engine.EndOfAlterations {
-		r.Fail()
-	}
-}
-
 func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, arg uint64) error {
-	_, err := q.doFor(ctx, id, &alterOp{completion: newCompletion(), id: id, how: how, arg: arg})
+	_, err := q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, Arg: arg}))
 	return err
 }

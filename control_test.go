@@ -131,7 +131,7 @@ func TestCancelBeforeHandler(t *testing.T) {
 		var reported []error
 		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { reported = append(reported, err) }})
 		require.NoError(t, err)
-		q.runs.add(r)
+		r.number = q.runs.Add(r)
 		op, err := q.claim(t.Context(), &r.req, r)
 		require.NoError(t, err)
 		require.NoError(t, q.Cancel(t.Context(), id))
@@ -167,8 +167,8 @@ func TestCancelToldToItsRun(t *testing.T) {
 		require.NoError(t, q.Cancel(t.Context(), id))
 		synctest.Wait()
 		told := 0
-		for _, r := range q.runs.runs {
-			if r.canceledReceipts.some.Load() {
+		for r := range q.runs.All {
+			if !r.canceledReceipts.IsEmpty() {
 				told++
 			}
 		}

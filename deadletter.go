@@ -2,15 +2,12 @@ package codeq
 
 import (
 	"context"
-	"fmt"
 	"time"
 
-	"golang.org/x/time/rate"
-
-	"codeq/internal/base"
+	"codeq/internal/bulk"
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/wire"
 )
 
 // DeadFilter selects the dead letters for RedriveAllDead and PurgeDead. The zero DeadFilter selects
@@ -62,7 +59,7 @@ func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (_ int, err err
 	return q.eachDead(ctx, which, engine.AlterPurge)
 }
 
-// bulkCap is how many tasks one bulkOp alters at the most.
+// bulkCap is how many tasks one call alters at the most.
 const bulkCap = 256
 
 // eachDead alters dead letters, as many at a time as the rate allows.
@@ -77,32 +74,14 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 	if which.To.IsZero() || which.To.After(begin) {
 		which.To = begin // otherwise tasks that die again would be listed again without end
 	}
-	size, limit := bulkCap, rate.NewLimiter(rate.Inf, 0)
-	if which.Rate > 0 {
-		size = max(1, min(bulkCap, int(which.Rate/10)))
-		limit = rate.NewLimiter(rate.Limit(which.Rate), size)
-	}
-	bulks := make([][]keys.ID, len(q.replicas))
-	flush := func(shard int) error {
-		ids := bulks[shard]
-		bulks[shard] = nil
-		if len(ids) == 0 {
-			return nil
-		}
-		if err := limit.WaitN(ctx, len(ids)); err != nil { // also if the deadline is too near
-			end := context.DeadlineExceeded
-			if ctx.Err() != nil {
-				end = base.EndOf(ctx)
-			}
-			return fmt.Errorf("%w: %w", end, err)
-		}
-		op := &bulkOp{newCompletion(), engine.BulkAlteration{IDs: ids, How: how}}
-		settled, err := q.do(ctx, shard, op)
+	bulks := bulk.New(len(q.replicas), bulkCap, which.Rate, func(shard int, ids []keys.ID) error {
+		c := &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: ids, How: how}}
+		settled, err := q.do(ctx, shard, rule(callBulk, c))
 		if settled {
-			n += op.N
+			n += c.N
 		}
 		return err
-	}
+	})
 	for t, err := range q.List(ctx, ListOptions{
 		State: Dead, Queue: which.Queue, Tenants: which.Tenants, From: which.From, To: which.To,
 	}) {
@@ -112,45 +91,9 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 		if which.Match != nil && !which.Match(t) {
 			continue
 		}
-		shard := q.shardOf(t.ID)
-		if bulks[shard] = append(bulks[shard], t.ID); len(bulks[shard]) < size {
-			continue
-		}
-		if err := flush(shard); err != nil {
+		if err := bulks.Add(ctx, q.shardOf(t.ID), t.ID); err != nil {
 			return n, err
 		}
 	}
-	for shard := range bulks {
-		if err := flush(shard); err != nil {
-			return n, err
-		}
-	}
-	return n, nil
+	return n, bulks.Flush(ctx)
 }
-
-// bulkOp alters many dead letters.
-type bulkOp struct {
-	completion
-	engine.BulkAlteration
-}
-
-func (op *bulkOp) resolve(s *shard) {
-	v, err := s.AlterDead(&op.BulkAlteration)
-	s.conclude(op, &op.completion, v, err)
-}
-
-func (op *bulkOp) encode(dst []byte) (callKind, []byte) {
-	return callBulk, keys.AppendIDs(append(dst, byte(op.How)), op.IDs)
-}
-
-func (op *bulkOp) decode(r *wire.Reader) {
-	op.How = engine.Alteration(r.Byte())
-	op.IDs = append(op.IDs, keys.ReadIDs(r)...)
-	if op.How >= engine.EndOfAlterations {
-		r.Fail()
-	}
-}
-
-func (op *bulkOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, uint64(op.N)) }
-func (op *bulkOp) decodeReply(r *wire.Reader)    { op.N = int(r.Uint()) }
-func (op *bulkOp) again()                        { op.Next, op.N, op.err = 0, 0, nil }

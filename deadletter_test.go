@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/listing"
 )
@@ -106,14 +107,14 @@ func TestRedriveNotDead(t *testing.T) {
 	}
 }
 
-// bulk is RedriveAllDead or PurgeDead.
-type bulk struct {
+// bulkVerb is RedriveAllDead or PurgeDead.
+type bulkVerb struct {
 	name string
 	call func(*Queue, context.Context, DeadFilter) (int, error)
 	to   State // 0: gone
 }
 
-var bulks = []bulk{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDead", (*Queue).PurgeDead, 0}}
+var bulks = []bulkVerb{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDead", (*Queue).PurgeDead, 0}}
 
 // TestDeadLettersFilter: RedriveAllDead and PurgeDead are about what they are asked
 // for, and nothing else.
@@ -337,12 +338,12 @@ func TestDeadLettersTwice(t *testing.T) {
 		done := 0
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			for range 2 {
-				op := &bulkOp{newCompletion(), engine.BulkAlteration{How: engine.AlterRedrive}}
+				bulk := &call.Bulk{BulkAlteration: engine.BulkAlteration{How: engine.AlterRedrive}}
 				for _, id := range ids {
-					op.IDs = append(op.IDs, id)
+					bulk.IDs = append(bulk.IDs, id)
 				}
-				op.resolve(s)
-				done += op.N
+				rule(callBulk, bulk).resolve(s)
+				done += bulk.N
 			}
 			return nil
 		}))

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/store"
 )
 
 // TestFullDiskOfLeader: what counts for a shard is the disk of the node that leads it, on
@@ -27,7 +28,7 @@ func TestFullDiskOfLeader(t *testing.T) {
 		ctx := context.Background()
 		fill := func(n *simNode, free int64) {
 			n.fill(free)
-			time.Sleep(2 * lookEvery * time.Millisecond)
+			time.Sleep(2 * store.LookEvery * time.Millisecond)
 		}
 		produce := func() (errs [2]error) {
 			for i, q := range nodes {
@@ -142,7 +143,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 				truncate()
 				behind := simQueue(victim).replicas[0]
 				victim.fill(diskTestFree/4 - 1)
-				time.Sleep(lookEvery * time.Millisecond)
+				time.Sleep(store.LookEvery * time.Millisecond)
 				produce(1)
 				victim.breakDisk(func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") })
 				produce(100)
@@ -190,7 +191,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 		c.rest()
 		leader, victim := c.lead()
 		victim.fill(diskTestFree/4 - 1)
-		time.Sleep(lookEvery * time.Millisecond)
+		time.Sleep(store.LookEvery * time.Millisecond)
 		require.NoError(t, simQueue(leader).replicas[0].group.Raft().LeadershipTransferToServer(
 			simQueue(victim).node.Self().ServerID(), raft.ServerAddress(victim.name)).Error())
 		require.Eventually(t, func() bool { // it may win more than one election
@@ -216,7 +217,7 @@ func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 					n.fill(free)
 				}
 			}
-			time.Sleep(lookEvery * time.Millisecond)
+			time.Sleep(store.LookEvery * time.Millisecond)
 		}
 		fill(diskTestFree/4 - 1)
 		produced := make(chan error, 1)

@@ -3,6 +3,7 @@ package codeq
 import (
 	"slices"
 
+	"codeq/internal/broadcast"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -66,13 +67,10 @@ func (s *shard) tellAll() {
 	e := &s.Effects
 	if s.node == nil { // else the log tells
 		if len(e.Events) > 0 {
-			events := eventsOf(e.Events)
-			for _, sub := range s.hub.all() {
-				sub.offer(events)
-			}
+			s.hub.Publish(e.Events)
 		}
 		for _, r := range e.Canceled {
-			s.runs.cancel(r.Runner, receiptOf(r.Receipt))
+			s.runs.Cancel(r.Runner, r.Receipt)
 		}
 	}
 }
@@ -82,9 +80,9 @@ func (s *shard) note() {
 	s.Reap = s.reapable()
 	s.Wanted = s.Interested
 	if s.node == nil {
-		s.Wanted = engine.KindSet(s.hub.wanted.Load()) | engine.WantCancels
+		s.Wanted = s.hub.Wanted() | engine.WantCancels
 	}
-	if len(s.awaits.tasks) > 0 {
+	if !s.awaits.IsEmpty() {
 		s.Wanted |= engine.WantOutcomes
 	}
 }
@@ -92,20 +90,19 @@ func (s *shard) note() {
 // answerAll answers those who wait for tasks that the group has ended, and for queues that have
 // become idle.
 func (s *shard) answerAll() {
-	if len(s.awaits.tasks) > 0 {
+	if !s.awaits.IsEmpty() {
 		for i := range s.Effects.Endings {
 			e := &s.Effects.Endings[i]
-			o := outcomeOf(&e.Outcome)
-			for _, op := range s.awaits.tasks[e.ID] {
-				op.outcome = o.clone() // the memory of o belongs to who has completed the task
+			for _, op := range s.awaits.Of(e.ID) {
+				op.outcome = broadcast.Clone(&e.Outcome) // the memory of the result belongs to who has completed the task
 				s.settle(op)
 			}
-			delete(s.awaits.tasks, e.ID)
+			s.awaits.Drop(e.ID)
 		}
 	}
-	if len(s.awaits.idlers) > 0 {
-		s.awaits.idlers = slices.DeleteFunc(s.awaits.idlers, func(op *idleOp) bool {
-			if op.isGone() {
+	if len(s.idlers) > 0 {
+		s.idlers = slices.DeleteFunc(s.idlers, func(op *idleOp) bool {
+			if op.IsGone() {
 				return true
 			}
 			if !s.Idle(&op.Idleness) {
@@ -132,18 +129,6 @@ func (s *shard) collectServed() {
 		s.settle(op)
 	}
 	s.claims.Served = s.claims.Served[:0]
-}
-
-// eventsOf are events of the rules, for subscribers.
-func eventsOf(events []engine.Event) []Event {
-	all := make([]Event, len(events))
-	for i := range events {
-		e := &events[i]
-		all[i] = Event{
-			Kind: EventKind(e.Kind), ID: e.ID, Queue: e.Queue, Tenant: e.Tenant, Attempt: int(e.Attempt), Time: e.Time, LastError: e.LastError,
-		}
-	}
-	return all
 }
 
 // messageBatch is messages on their way to the shard that resolves it.

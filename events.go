@@ -2,14 +2,16 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/broadcast"
+	"codeq/internal/cluster"
 	"codeq/internal/engine"
+	"codeq/internal/wire"
 )
 
 // Event is one change of a task's state, which has been stored.
@@ -64,8 +66,6 @@ func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.unmarshal(
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, " +
 	"EventDeadLettered, EventCanceled, EventExpired"
 
-func (k EventKind) set() engine.KindSet { return 1 << k }
-
 const allKinds engine.KindSet = 1<<endOfKinds - 2
 
 // SubscribeOptions are the options of Subscribe. A zero field means its documented default.
@@ -104,10 +104,6 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}
-	sub := &Subscription{hub: &q.events, kinds: allKinds}
-	if len(opts.Queues) > 0 {
-		sub.queues = make(map[string]bool, len(opts.Queues))
-	}
 	for _, name := range opts.Queues {
 		if name == "" {
 			return nil, &InvalidError{"SubscribeOptions.Queues", `""`, "names"}
@@ -115,16 +111,16 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 		if err := checkName("SubscribeOptions.Queues", name, q.opts.Limits.Name); err != nil {
 			return nil, err
 		}
-		sub.queues[name] = true
 	}
+	kinds := allKinds
 	if len(opts.Kinds) > 0 {
-		sub.kinds = 0
+		kinds = 0
 	}
 	for _, k := range opts.Kinds {
 		if !eventKinds.valid(k) {
 			return nil, &InvalidError{"SubscribeOptions.Kinds", k, kindLimit}
 		}
-		sub.kinds |= k.set()
+		kinds |= 1 << k
 	}
 	if opts.Buffer < 0 || opts.Buffer > maxEventBuffer {
 		return nil, &InvalidError{"SubscribeOptions.Buffer", opts.Buffer, fmt.Sprint("0 to ", maxEventBuffer)}
@@ -132,34 +128,22 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 	if opts.Buffer == 0 {
 		opts.Buffer = defaultEventBuffer
 	}
-	sub.ring = make([]Event, opts.Buffer)
-	if err := q.events.add(sub); err != nil {
+	events, err := q.events.Subscribe(kinds, opts.Queues, opts.Buffer)
+	if err != nil {
 		return nil, err
 	}
 	if q.node != nil {
 		if err := q.node.publishInterests(q.node.ctx, 0); err != nil {
-			sub.Close()
+			events.Close()
 			return nil, err
 		}
 	}
-	return sub, nil
+	return &Subscription{events}, nil
 }
 
 // Subscription is a bounded buffer of events, made by Subscribe. Its methods are safe for
 // concurrent use; each event goes to one of several readers. A nil or zero Subscription has ended.
-type Subscription struct {
-	hub    *eventHub
-	queues map[string]bool // nil: all
-	kinds  engine.KindSet
-
-	mu      sync.Mutex    // guards what follows; may be locked while the hub's is held, not the reverse
-	ring    []Event       // of fixed length; nil after Close
-	first   int           // index of the oldest event
-	held    int           // number of events; they follow first, around the end of ring
-	lost    uint64        // number of events dropped from a full ring
-	ended   bool          // nothing is added any more
-	changed chan struct{} // non-nil while readers wait; closed when there is an event or the end
-}
+type Subscription struct{ events *broadcast.Subscription }
 
 // Next returns the oldest unread event, and waits for one if there is none. It returns the error of
 // ctx when ctx ends, and [ErrClosed] after Close, or when the queue is closed and its last event
@@ -172,49 +156,24 @@ func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
 	case ctx == nil:
 		return Event{}, errNoContext
 	}
-	for {
-		if ctx.Err() != nil {
-			return Event{}, base.EndOf(ctx)
-		}
-		e, ok, changed := sub.take()
-		switch {
-		case ok:
-			return e, nil
-		case changed == nil:
-			return Event{}, ErrClosed
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
+	e, err := sub.events.Next(ctx)
+	if err != nil {
+		return Event{}, err
+	}
+	return eventOf(&e), nil
+}
+
+// eventOf converts an event of the rules.
+func eventOf(e *engine.Event) Event {
+	return Event{
+		Kind: EventKind(e.Kind), ID: e.ID, Queue: e.Queue, Tenant: e.Tenant, Attempt: int(e.Attempt), Time: e.Time, LastError: e.LastError,
 	}
 }
 
 var errNotSubscribed = fmt.Errorf("%w: this Subscription was not made by Subscribe", ErrClosed)
 
 // isMade reports whether Subscribe has made the subscription.
-func (sub *Subscription) isMade() bool { return sub != nil && sub.hub != nil }
-
-// take removes the oldest event. If there is none, changed is closed when there is one, and nil if
-// there will be none.
-func (sub *Subscription) take() (e Event, ok bool, changed <-chan struct{}) {
-	sub.mu.Lock()
-	defer sub.mu.Unlock()
-	if sub.held > 0 {
-		e = sub.ring[sub.first]
-		sub.ring[sub.first] = Event{}
-		sub.first = (sub.first + 1) % len(sub.ring)
-		sub.held--
-		return e, true, nil
-	}
-	if sub.ended {
-		return Event{}, false, nil
-	}
-	if sub.changed == nil {
-		sub.changed = make(chan struct{})
-	}
-	return Event{}, false, sub.changed
-}
+func (sub *Subscription) isMade() bool { return sub != nil && sub.events != nil }
 
 // All yields the results of Next, and ends after the first error: that of ctx, or [ErrClosed].
 func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
@@ -234,123 +193,99 @@ func (sub *Subscription) Lost() uint64 {
 	if !sub.isMade() {
 		return 0
 	}
-	sub.mu.Lock()
-	defer sub.mu.Unlock()
-	return sub.lost
+	return sub.events.Lost()
 }
 
 // Close ends the subscription and drops the unread events. It may be called more than once, and at
 // any moment.
 func (sub *Subscription) Close() {
-	if !sub.isMade() {
-		return
-	}
-	sub.hub.remove(sub)
-	sub.mu.Lock()
-	defer sub.mu.Unlock()
-	sub.ring, sub.held = nil, 0
-	sub.end()
-}
-
-// end says that no event is added any more. REQUIRES: mu is held.
-func (sub *Subscription) end() {
-	sub.ended = true
-	sub.wake()
-}
-
-// wake wakes the waiting readers. REQUIRES: mu is held.
-func (sub *Subscription) wake() {
-	if sub.changed != nil {
-		close(sub.changed)
-		sub.changed = nil
+	if sub.isMade() {
+		sub.events.Close()
 	}
 }
 
-// offer adds those of the events that the options select.
-func (sub *Subscription) offer(events []Event) {
-	sub.mu.Lock()
-	defer sub.mu.Unlock()
-	if sub.ended {
-		return
-	}
-	for i := range events {
-		e := &events[i]
-		if sub.kinds&e.Kind.set() == 0 || sub.queues != nil && !sub.queues[e.Queue] {
-			continue
-		}
-		if sub.held == len(sub.ring) {
-			sub.first = (sub.first + 1) % len(sub.ring)
-			sub.held--
-			sub.lost++
-		}
-		sub.ring[(sub.first+sub.held)%len(sub.ring)] = *e
-		sub.held++
-	}
-	if sub.held > 0 {
-		sub.wake()
-	}
-}
+// In a cluster, what others want to hear of a change (subscribers of events, callers of Await,
+// handlers whose task is canceled) is in the log entry of the change, so that all nodes hear of it
+// in the order of the log, whichever node led the shard then and leads it now. The interest of a
+// node is stored in each shard: then the leader adds what the node wants to its entries, and so does
+// the next leader. While no node is interested, entries have no broadcast.
 
-// eventHub holds the subscriptions of a queue. Without one, wanted is empty, and a change of state
-// only reads it.
-type eventHub struct {
-	wanted atomic.Uint32                   // KindSet of the kinds that any subscription wants
-	subs   atomic.Pointer[[]*Subscription] // never changed in place; nil: none
-
-	mu     sync.Mutex // held to change wanted, subs and closed
-	closed bool
-}
-
-func (h *eventHub) add(sub *Subscription) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return ErrClosed
+// publish tells this node what an entry of the log says, which is in the store, before anybody
+// learns that it has been applied.
+func (r *replica) publish(b []byte) error {
+	m, err := broadcast.Parse(b)
+	if err != nil {
+		return err
 	}
-	h.replace(append(h.all(), sub))
-	return nil
-}
-
-func (h *eventHub) remove(sub *Subscription) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var rest []*Subscription
-	for _, other := range h.all() {
-		if other != sub {
-			rest = append(rest, other)
-		}
-	}
-	h.replace(rest)
-}
-
-// close ends all subscriptions; the events in them can still be read. REQUIRES: the owners of the
-// shards have ended.
-func (h *eventHub) close() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.closed = true
-	for _, sub := range h.all() {
-		sub.mu.Lock()
-		sub.end()
-		sub.mu.Unlock()
-	}
-	h.replace(nil)
-}
-
-// all returns a slice without spare capacity, so that append copies it.
-func (h *eventHub) all() []*Subscription {
-	if p := h.subs.Load(); p != nil {
-		return (*p)[:len(*p):len(*p)]
+	r.node.queue.events.Publish(m.Events)
+	r.awaits.Tell(m.Endings)
+	for _, lease := range m.Canceled {
+		r.node.queue.runs.CancelAny(lease)
 	}
 	return nil
 }
 
-// replace sets the subscriptions. REQUIRES: mu is held.
-func (h *eventHub) replace(subs []*Subscription) {
-	var wanted engine.KindSet
-	for _, sub := range subs {
-		wanted |= sub.kinds
+// want asks all shards to tell this node of something, from the next change on.
+func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
+	return n.interests.Keep(kinds, func() error { return n.publishInterests(ctx, kinds) })
+}
+
+// wantCancels is want for a Run, which waits for leaders as long as it lasts, as its claims do.
+func (n *node) wantCancels(ctx context.Context) (err error) {
+	ctx, stop := n.queue.untilClosing(ctx, "Run")
+	defer func() { err = stop(err) }()
+	for {
+		change := n.Changed()
+		err := n.want(ctx, engine.WantCancels)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return base.EndOf(ctx)
+		case !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain):
+			return err
+		}
+		cluster.Pause(ctx, change)
 	}
-	h.subs.Store(&subs)
-	h.wanted.Store(uint32(wanted))
+}
+
+// publishInterests tells all shards what this node wants to hear of: what it is asked for, what has
+// been wanted, and what there are subscriptions to.
+func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error {
+	return n.interests.Set(ctx, kinds, n.queue.events.Wanted, func(all engine.KindSet) error {
+		for i := range n.queue.replicas {
+			op := &interestOp{completion: newCompletion(), node: n.Self().Node, kinds: all}
+			if err := n.queue.ask(ctx, i, op); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// interestOp stores what a node wants to hear of; nothing, if the node has gone.
+type interestOp struct {
+	completion
+	node  string
+	kinds engine.KindSet
+	gone  bool
+}
+
+func (op *interestOp) resolve(s *shard) {
+	s.settle(op)
+	if op.gone {
+		var member bool
+		if member, op.err = s.replica.group.HasMember(op.node); member || op.err != nil {
+			return // it has been added again since
+		}
+	}
+	s.SetInterest(op.node, op.kinds, op.gone)
+}
+
+func (op *interestOp) encode(dst []byte) (callKind, []byte) {
+	return callInterest, wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, op.node), uint64(op.kinds)), op.gone)
+}
+
+func (op *interestOp) decode(r *wire.Reader) {
+	op.node, op.kinds, op.gone = r.String(), engine.KindSet(r.Uint()), r.Bool()
 }

@@ -28,11 +28,11 @@ func subscribe(t *testing.T, q *Queue, opts SubscribeOptions) *Subscription {
 // buffered reads what a subscription holds, without waiting for more.
 func buffered(sub *Subscription) (events []Event) {
 	for {
-		e, ok, _ := sub.take()
+		e, ok, _ := sub.events.Take()
 		if !ok {
 			return events
 		}
-		events = append(events, e)
+		events = append(events, eventOf(&e))
 	}
 }
 
@@ -142,8 +142,10 @@ func TestSubscribeLimits(t *testing.T) {
 			_, err := q.Subscribe(opts)
 			require.ErrorIs(t, err, ErrInvalid)
 		}
-		require.Empty(t, q.events.all())
-		require.Len(t, subscribe(t, q, SubscribeOptions{}).ring, 1024)
+		require.Zero(t, q.events.Wanted())
+		sub := subscribe(t, q, SubscribeOptions{})
+		q.events.Publish(slices.Repeat([]engine.Event{{Kind: engine.EventProduced}}, 1025))
+		require.EqualValues(t, 1, sub.Lost())
 	})
 }
 
@@ -236,8 +238,7 @@ func TestSubscriptionCloses(t *testing.T) {
 		})
 	}
 	subscribers.Wait()
-	require.Empty(t, q.events.all())
-	require.Zero(t, q.events.wanted.Load())
+	require.Zero(t, q.events.Wanted())
 	cancel()
 	load.Wait()
 	require.NoError(t, q.Close())

@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
@@ -161,7 +162,7 @@ func FuzzServe(f *testing.F) {
 			{Kind: keys.MsgDepend, Parent: keys.ID{1}, Child: keys.ID{2}, Outcome: 77},
 		}},
 		&messageBatch{from: 3, first: 1},
-		&configureOp{queue: "b", value: []byte(`{"Concurrency":1}`)},
+		rule(callConfigure, &call.Configure{Queue: "b", Value: []byte(`{"Concurrency":1}`)}),
 		&permitsOp{queue: "b", shard: 99},
 	} {
 		kind, args := op.encode(nil)

@@ -118,7 +118,10 @@ func (op *readOp) read(v *view) (again bool, err error) {
 	if op.list != nil {
 		again, err = op.list.Read(v.Snapshot)
 	} else {
-		op.task, err = v.get(op.id)
+		var t *schema.Task
+		if t, err = v.Get(keys.ID(op.id)); err == nil {
+			op.task = taskInfo(t)
+		}
 	}
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		if reason := v.replica.store.Failure(); reason != nil {
@@ -192,22 +195,6 @@ type view struct {
 
 func newView(r *replica, snap *pebble.Snapshot) *view {
 	return &view{Snapshot: schema.NewSnapshot(snap), replica: r, snap: snap}
-}
-
-// get returns a task in any state.
-func (v *view) get(id ID) (*TaskInfo, error) {
-	p, value, err := v.Find(id)
-	if err != nil {
-		return nil, err
-	}
-	if value == nil {
-		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
-	}
-	t, err := v.Task(keys.ID(id), p, value)
-	if err != nil {
-		return nil, err
-	}
-	return taskInfo(t), nil
 }
 
 func (v *view) close() {

@@ -1,15 +1,11 @@
 package codeq
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"iter"
 	"slices"
-	"strings"
 	"time"
 
-	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/listing"
 	"codeq/internal/schema"
@@ -47,44 +43,27 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 			yield(nil, err)
 			return
 		}
-		order, ok := listOrders[opts.State]
-		if !ok {
+		if opts.State < Ready || opts.State > Canceled {
 			const states = "Ready, Scheduled, Blocked, Leased, Dead, Done or Canceled"
 			yield(nil, &InvalidError{"ListOptions.State", opts.State, states})
 			return
 		}
-		var heads []*lister // by shard; nil: nothing is left
-		for range q.replicas {
-			heads = append(heads, newLister(opts))
+		heads := make([]*lister, len(q.replicas))
+		for i := range heads {
+			heads[i] = newLister(opts)
 		}
-		for {
-			var first *lister
-			for shard, l := range heads {
-				if l == nil {
-					continue
-				}
-				if err := q.fill(ctx, shard, l); err != nil {
-					yield(nil, prefixed(err))
-					return
-				}
-				if len(l.Page) == 0 {
-					heads[shard] = nil
-					continue
-				}
-				if first == nil || order(&l.Page[0], &first.Page[0]) < 0 {
-					first = l
-				}
-			}
-			if first == nil {
-				return
-			}
-			t := first.Page[0].Task
-			first.Page = first.Page[1:]
-			if !yield(t, nil) {
-				return
-			}
+		fetch := func(shard int, l *lister) error {
+			return q.ask(ctx, shard, &readOp{completion: newCompletion(), list: l})
+		}
+		err := listing.Merge(heads, listKey, fetch, func(t *TaskInfo) bool { return yield(t, nil) })
+		if err != nil {
+			yield(nil, prefixed(err))
 		}
 	}
+}
+
+func listKey(t *TaskInfo) listing.Key {
+	return listing.Key{Queue: t.Queue, Tenant: t.Tenant, Priority: t.Priority, ID: t.ID}
 }
 
 // listed is a task and its place in the order of its shard.
@@ -104,37 +83,4 @@ func newLister(o ListOptions) *lister {
 func showListed(o *listing.Query, t *schema.Task) (_ *TaskInfo, keep bool) {
 	info := taskInfo(t)
 	return info, (o.From.IsZero() || !info.At.Before(o.From)) && (o.To.IsZero() || info.At.Before(o.To))
-}
-
-// listOrders are the orders in which the shards keep the tasks of each state.
-var listOrders = map[State]func(a, b *listed) int{
-	Ready: byLane, Leased: byLane, Scheduled: byTime,
-	Blocked: byGroup, Dead: byGroup, Done: byGroup, Canceled: byGroup,
-}
-
-func byTime(a, b *listed) int {
-	return cmp.Or(cmp.Compare(a.At, b.At), bytes.Compare(a.Task.ID[:], b.Task.ID[:]))
-}
-
-func byGroup(a, b *listed) int {
-	return cmp.Or(strings.Compare(a.Task.Queue, b.Task.Queue), byTime(a, b))
-}
-
-func byLane(a, b *listed) int {
-	return cmp.Or(strings.Compare(a.Task.Queue, b.Task.Queue), -cmp.Compare(a.Task.Priority, b.Task.Priority),
-		strings.Compare(a.Task.Tenant, b.Task.Tenant), byTime(a, b))
-}
-
-// fill reads on in a shard until there is a page, or nothing is left.
-func (q *Queue) fill(ctx context.Context, shard int, l *lister) error {
-	for len(l.Page) == 0 && l.More() {
-		l.Prepare()
-		op := &readOp{completion: newCompletion(), list: l}
-		if settled, err := q.do(ctx, shard, op); !settled {
-			return base.EndOf(ctx)
-		} else if err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 
+	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/peer"
 	"codeq/internal/raftlog"
@@ -17,7 +18,7 @@ type node struct {
 	queue     *Queue
 	log       *slog.Logger
 	claims    *claimTable
-	interests interests
+	interests *broadcast.Interests
 
 	ctx        context.Context // ends when no shard is led here any more
 	background sync.WaitGroup  // calls that nobody waits for
@@ -31,7 +32,7 @@ var logSync = map[Durability]raftlog.Sync{
 func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
 	n := &node{
-		queue: q, log: q.opts.log.With("node", c.Node), interests: interests{turn: make(chan struct{}, 1)},
+		queue: q, log: q.opts.log.With("node", c.Node), interests: broadcast.NewInterests(),
 	}
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {

@@ -12,6 +12,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
+	"codeq/internal/base"
+	"codeq/internal/broadcast"
 	"codeq/internal/conversion"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
@@ -33,8 +35,8 @@ type Queue struct {
 	dir      *manifest.Directory
 	caches   *store.Caches
 	pools    pools
-	events   eventHub
-	runs     runTable
+	events   broadcast.Hub
+	runs     broadcast.Runs[*runner]
 	heads    *dispatch.Board // nil: there is one shard
 	node     *node           // nil: no cluster
 
@@ -178,7 +180,7 @@ func (q *Queue) openAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	q.replicas[i] = &replica{index: i, store: s.Store}
 	q.replicas[i].lead.Store(s)
 	s.replica = q.replicas[i]
-	s.steps.table = &q.replicas[i].steps
+	s.steps.Table = &q.replicas[i].steps
 	return s, nil
 }
 
@@ -274,6 +276,15 @@ func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, er
 	return q.shard(shard).do(ctx, op, op.base())
 }
 
+// ask is do for an operation that changes nothing, so that one whose ctx ends is not uncertain.
+func (q *Queue) ask(ctx context.Context, shard int, op request) error {
+	settled, err := q.do(ctx, shard, op)
+	if !settled {
+		return base.EndOf(ctx)
+	}
+	return err
+}
+
 // doFor is do for the shard that has a task, after checkCall.
 func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err error) {
 	if err := q.checkCall(ctx); err != nil {
@@ -314,7 +325,7 @@ func (q *Queue) Close() (err error) {
 			<-s.done
 		}
 		q.notices.Wait()
-		q.events.close()
+		q.events.Close()
 		q.err = errors.Join(q.err, q.closeFiles())
 	})
 	return q.err

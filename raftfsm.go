@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/conversion"
 	"codeq/internal/dispatch"
@@ -306,7 +307,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 	err = r.use(func(st *store.Store) error {
 		s = newShard(r.index, q.opts, st, gates)
 		s.node, s.replica, s.epoch = r.node, r, r.group.Applied()
-		s.steps.table = &r.steps
+		s.steps.Table = &r.steps
 		s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
 		s.ClockAge = millisSince(*r.clockedAt.Load())
 		if err := s.load(); err != nil {
@@ -370,7 +371,7 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 		e.batch = b.Repr()
 	}
 	if p.effects != nil {
-		e.broadcast = encodeBroadcast(p.effects)
+		e.broadcast = broadcast.Encode(p.effects)
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
 	data := make([]byte, cluster.EntryHeader, cluster.EntryHeader+lengthLen+len(e.batch)+len(e.broadcast))

@@ -247,7 +247,7 @@ func TestRefillIsBounded(t *testing.T) {
 				require.NotEmpty(t, claimSome(t, q, queue, 50))
 			}
 		}
-		st := q.shard(0).steps.table.stats()[StepRefill]
+		st := stepStats(q.shard(0).steps.Table)[StepRefill]
 		require.Positive(t, st.Count)
 		require.LessOrEqual(t, st.MaxBytes, int64(engine.RefillBytes+2*payload))
 		require.LessOrEqual(t, st.MaxRecords, int64(2*engine.RefillTasks))

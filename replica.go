@@ -8,8 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/snapshot"
+	"codeq/internal/steps"
 	"codeq/internal/store"
 )
 
@@ -20,7 +22,7 @@ type replica struct {
 	index int
 	store *store.Store          // replaced by stateMachine.Open; nil: none is open
 	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
-	steps stepTable             // of the shards that have decided here
+	steps steps.Table           // of the shards that have decided here
 
 	// mu is held for reading by who reads the store beside the shard's owner,
 	// for writing to close or replace it.
@@ -32,7 +34,7 @@ type replica struct {
 	source    *liveStore                // of the snapshots; guarded by mu; nil while the store is being replaced
 	clockedAt atomic.Pointer[time.Time] // when the store got the clock of leases that it has
 	producing session
-	awaits    awaitTable
+	awaits    broadcast.Awaiting
 }
 
 // close releases the store. REQUIRES: the shard has ended.

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/manifest"
+	"codeq/internal/store"
 )
 
 // behindCase runs a story with a node that lacks entries of the log that its leader has dropped. It
@@ -23,7 +24,7 @@ func behindCase(t *testing.T, story func(t *testing.T, c *simCluster, leader, be
 		require.NoError(t, simQueue(behind).node.want(t.Context(), 0xff))
 		time.Sleep(time.Second)
 		behind.fill(diskTestFree/4 - 1)
-		time.Sleep(lookEvery * time.Millisecond)
+		time.Sleep(store.LookEvery * time.Millisecond)
 		require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		for range 20 {
 			produce(t, q, Task{Queue: "b"})

@@ -13,6 +13,8 @@ import (
 
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/heartbeat"
+	"codeq/internal/recent"
 	"codeq/internal/workers"
 )
 
@@ -103,7 +105,7 @@ type runner struct {
 	values context.Context // holds the values of the handlers' contexts; never ends
 
 	pool             *workers.Pool[engine.Grant, *taskContext]
-	canceledReceipts canceledList // receipts of canceled tasks
+	canceledReceipts recent.Shared[engine.Receipt] // receipts of canceled tasks
 	failed           atomic.Pointer[error]
 	stopClaims       context.CancelCauseFunc
 
@@ -191,10 +193,10 @@ func (r *runner) run(ctx context.Context) error {
 			}
 		}, r.crash)
 	})
-	r.queue.runs.add(r)
-	defer r.queue.runs.remove(r)
+	r.number = r.queue.runs.Add(r)
+	defer r.queue.runs.Remove(r.number)
 	for i := range r.queue.replicas {
-		h := newLeaseRenewer(r, i)
+		h := &leaseRenewer{Heart: heartbeat.New(), runner: r, shard: i}
 		r.renewers = append(r.renewers, h)
 		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
@@ -219,7 +221,7 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	r.stopStoring(nil)
 	for _, h := range r.renewers {
-		h.stop()
+		h.Stop()
 	}
 	renewing.Wait()
 	switch reason := r.failed.Load(); {
@@ -254,7 +256,7 @@ func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 	}
 	defer op.unref()
 	for _, h := range r.renewers {
-		h.wake()
+		h.Wake()
 	}
 	r.pool.Add(op.Grants)
 	return len(op.Grants), nil
@@ -325,8 +327,8 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 		r.giveBack(l.Receipt, l)
 		return
 	}
-	if r.canceledReceipts.has(l.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
-		r.cancelIfLost(w, map[Receipt]error{l.Receipt: errCanceled(l.Receipt)})
+	if r.canceledReceipts.Has(g.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
+		r.cancelIfLost(w, map[engine.Receipt]error{g.Receipt: errCanceled(l.Receipt)})
 		w.Disown()
 		return
 	}

@@ -9,12 +9,11 @@ import (
 	"slices"
 	"time"
 
-	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/ticks"
-	"codeq/internal/wire"
 )
 
 // Schedule produces tasks again and again: one for each of its ticks, whatever the number of
@@ -97,11 +96,6 @@ type ScheduleInfo struct {
 	LastError string `json:",omitzero"`
 }
 
-const (
-	minEvery = time.Second
-	maxCron  = 1024 // bytes of Schedule.Cron
-)
-
 // SetSchedule stores a schedule, or replaces the one with the same name. Programs may call it at
 // every start: a schedule that is replaced by an equal one goes on unchanged. It also keeps its
 // position if only Task or Missed differ; these apply from the next tick on. If Cron, Every or
@@ -122,7 +116,7 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	if err != nil {
 		return err
 	}
-	op := &setScheduleOp{completion: newCompletion(), name: s.Name, value: s.value(), times: times}
+	op := rule(callSetSchedule, &call.SetSchedule{Name: s.Name, Value: s.value(), Times: times})
 	_, err = q.do(ctx, q.shardOfSchedule(s.Name), op)
 	return err
 }
@@ -137,7 +131,7 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
-	op := &deleteScheduleOp{completion: newCompletion(), name: name}
+	op := rule(callDeleteSchedule, &call.DeleteSchedule{Name: name})
 	_, err = q.do(ctx, q.shardOfSchedule(name), op)
 	return err
 }
@@ -154,15 +148,13 @@ func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	}
 	var all []ScheduleInfo
 	for i := range q.replicas {
-		op := &schedulesOp{completion: newCompletion()}
-		for more := true; more; more = op.more {
-			op.infos = nil
-			if settled, err := q.do(ctx, i, op); !settled {
-				return nil, base.EndOf(ctx)
-			} else if err != nil {
+		part := new(schedulesPart)
+		op := rule(callSchedules, part)
+		for part.More = true; part.More; part.Infos = nil {
+			if err := q.ask(ctx, i, op); err != nil {
 				return nil, err
 			}
-			all = append(all, op.infos...)
+			all = append(all, part.Infos...)
 		}
 	}
 	slices.SortFunc(all, func(a, b ScheduleInfo) int { return cmp.Compare(a.Name, b.Name) })
@@ -186,30 +178,8 @@ func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {
 	if err := s.checkTask(l); err != nil {
 		return nil, err
 	}
-	if (s.Cron == "") == (s.Every == 0) {
-		both := fmt.Sprintf("Cron %q, Every %v", s.Cron, s.Every)
-		return nil, &InvalidError{"Schedule", both, "one of Cron and Every"}
-	}
-	if s.Every != 0 {
-		if s.Every < minEvery {
-			return nil, &InvalidError{"Schedule.Every", s.Every, fmt.Sprint(minEvery, " or more")}
-		}
-		if s.TimeZone != "" {
-			return nil, &InvalidError{"Schedule.TimeZone", s.TimeZone, "none, with Every"}
-		}
-		return ticks.Every{Start: now, Interval: record.Millis(s.Every)}, nil
-	}
-	if len(s.Cron) > maxCron {
-		return nil, &InvalidError{"Schedule.Cron", bytesOf(len(s.Cron)), atMost(maxCron)}
-	}
-	times, err := cronTimes(s.Cron, s.TimeZone)
-	if err != nil {
-		return nil, err
-	}
-	if times.Next(now) == ticks.Never {
-		return nil, &InvalidError{"Schedule.Cron", s.Cron, "what comes within five years"}
-	}
-	return times, nil
+	times, err := engine.CheckTimes(s.Cron, s.TimeZone, s.Every, now)
+	return times, translated(err)
 }
 
 // checkTask refuses a template whose tasks Produce would refuse.
@@ -228,19 +198,6 @@ func (s *Schedule) checkTask(l *Limits) error {
 		return err
 	}
 	return checkNth(&t, 0)
-}
-
-// cronTimes parses an expression and finds its time zone.
-func cronTimes(expr, zone string) (ticks.Sequence, error) {
-	loc, err := ticks.Zone(zone)
-	if err != nil {
-		return nil, &InvalidError{"Schedule.TimeZone", zone, "an IANA name that this machine knows"}
-	}
-	times, err := ticks.ParseCron(expr, loc)
-	if err != nil {
-		return nil, &InvalidError{"Schedule.Cron", expr, fmt.Sprintf("a cron expression: %v", err)}
-	}
-	return times, nil
 }
 
 // tickTask returns the task of a tick.
@@ -262,82 +219,12 @@ func (s *Schedule) value() keys.ScheduleValue {
 	}
 }
 
-// setScheduleOp stores a schedule.
-type setScheduleOp struct {
-	completion
-	name  string
-	value keys.ScheduleValue // without a position
-	times ticks.Sequence
-}
+// schedulesPart copies a part of the schedules of a shard.
+type schedulesPart struct{ call.Schedules[ScheduleInfo] }
 
-func (op *setScheduleOp) resolve(s *shard) {
-	s.conclude(op, &op.completion, engine.Decided, s.SetSchedule(op.name, op.value, op.times))
-}
-
-func (op *setScheduleOp) encode(dst []byte) (callKind, []byte) {
-	return callSetSchedule, wire.AppendBytes(wire.AppendBytes(dst, op.name), op.value.Append(nil))
-}
-
-func (op *setScheduleOp) decode(r *wire.Reader) {
-	op.name = r.String()
-	var err error
-	if op.value, err = keys.ParseScheduleValue(r.Bytes()); err == nil {
-		op.times, err = engine.TimesOf(&op.value)
-	}
-	if err != nil {
-		r.Fail()
-	}
-}
-
-// deleteScheduleOp removes a schedule.
-type deleteScheduleOp struct {
-	completion
-	name string
-}
-
-func (op *deleteScheduleOp) resolve(s *shard) {
-	s.conclude(op, &op.completion, engine.Decided, s.DeleteSchedule(op.name))
-}
-
-func (op *deleteScheduleOp) encode(dst []byte) (callKind, []byte) {
-	return callDeleteSchedule, wire.AppendBytes(dst, op.name)
-}
-
-func (op *deleteScheduleOp) decode(r *wire.Reader) { op.name = r.String() }
-
-// The number of schedules that a shard's owner copies in one group, and about the number of their
-// bytes, headers and payloads included.
-const (
-	schedulesStep  = 512
-	schedulesBytes = 1 << 20
-)
-
-// schedulesOp copies a part of the schedules of a shard.
-type schedulesOp struct {
-	completion
-	after string // the part begins after this name
-	more  bool   // there are others after it
-	infos []ScheduleInfo
-}
-
-func (op *schedulesOp) resolve(s *shard) {
-	size := 0
-	op.more = false
-	s.Schedules(op.after, func(r engine.ScheduleInfo) bool {
-		if op.more = len(op.infos) == schedulesStep || size >= schedulesBytes; op.more {
-			return false
-		}
-		info, err := scheduleInfo(&r)
-		if err != nil {
-			s.Broken = err
-			return false
-		}
-		op.infos = append(op.infos, info)
-		size += len(r.Value.Record)
-		op.after = r.Name
-		return true
-	})
-	s.settle(op)
+func (p *schedulesPart) Decide(s *engine.State) (engine.Verdict, error) {
+	p.Copy(s, scheduleInfo)
+	return engine.Decided, nil
 }
 
 // scheduleInfo converts a schedule of the engine.
@@ -355,30 +242,10 @@ func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 		Next: msTime(r.Next),
 	}
 	if r.Err != nil {
-		info.LastError = r.Err.Error()
-		if _, err := cronTimes(r.Value.Cron, r.Value.TimeZone); err != nil { // this error names the field as well
-			info.LastError = err.Error()
-		}
+		info.LastError = translated(r.Err).Error()
 	}
 	if r.Value.Last != 0 {
 		info.Last = msTime(r.Value.Last)
 	}
 	return info, nil
 }
-
-func (op *schedulesOp) encode(dst []byte) (callKind, []byte) {
-	return callSchedules, wire.AppendBytes(dst, op.after)
-}
-
-func (op *schedulesOp) decode(r *wire.Reader) { op.after = r.String() }
-
-func (op *schedulesOp) encodeReply(dst []byte) []byte {
-	return wire.AppendJSON(wire.AppendBytes(wire.AppendBool(dst, op.more), op.after), op.infos)
-}
-
-func (op *schedulesOp) decodeReply(r *wire.Reader) {
-	op.more, op.after = r.Bool(), r.String()
-	r.JSON(r.Rest(), &op.infos)
-}
-
-func (op *schedulesOp) again() { op.infos, op.err = nil, nil }

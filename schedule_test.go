@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/testkit"
@@ -663,22 +664,22 @@ func TestSchedulesInParts(t *testing.T) {
 	t.Parallel()
 	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *cronBench) {
 		var names []string
-		for i := range 2 * schedulesStep {
+		for i := range 2 * call.SchedulesStep {
 			names = append(names, fmt.Sprintf("s%04d", i))
 			b.set(Schedule{Name: names[i], Every: time.Hour, Task: Task{Queue: "a"}})
 		}
 		for i := range 6 {
 			names = append(names, fmt.Sprint("t", i))
-			b.set(Schedule{Name: fmt.Sprint("t", i), Every: time.Hour, Task: Task{Queue: "a", Payload: make([]byte, schedulesBytes/2)}})
+			b.set(Schedule{Name: fmt.Sprint("t", i), Every: time.Hour, Task: Task{Queue: "a", Payload: make([]byte, call.SchedulesBytes/2)}})
 		}
 		var parts []int
-		op := &schedulesOp{completion: newCompletion()}
-		for op.more = true; op.more; op.infos = nil {
-			_, err := b.q.do(context.Background(), 0, op)
-			require.NoError(t, err)
-			parts = append(parts, len(op.infos))
+		part := new(schedulesPart)
+		op := rule(callSchedules, part)
+		for part.More = true; part.More; part.Infos = nil {
+			require.NoError(t, b.q.ask(context.Background(), 0, op))
+			parts = append(parts, len(part.Infos))
 		}
-		require.Equal(t, []int{schedulesStep, schedulesStep, 2, 2, 2}, parts)
+		require.Equal(t, []int{call.SchedulesStep, call.SchedulesStep, 2, 2, 2}, parts)
 		all, err := b.q.Schedules(context.Background())
 		require.NoError(t, err)
 		var got []string

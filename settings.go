@@ -4,13 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"runtime"
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/wire"
+	"codeq/internal/reentry"
 )
 
 // Settings are the settings of a queue. They are stored with it, and may change while it runs. The
@@ -77,16 +77,14 @@ func (q *Queue) Settings(queue string) (_ Settings, err error) {
 
 // configured asks the first shard for the settings of a queue. The caller may change them.
 func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured, error) {
-	op := &settingsOp{completion: newCompletion(), queue: queue}
-	if settled, err := q.do(ctx, 0, op); !settled {
-		return engine.Configured{}, base.EndOf(ctx)
-	} else if err != nil {
+	stored := &call.Settings{Queue: queue}
+	if err := q.ask(ctx, 0, rule(callSettings, stored)); err != nil {
 		return engine.Configured{}, err
 	}
-	if op.value == nil {
+	if stored.Value == nil {
 		return engine.Configured{Settings: new(engine.Settings)}, nil
 	}
-	c, err := engine.ParseSettings(op.value)
+	c, err := engine.ParseSettings(stored.Value)
 	return c, translated(err)
 }
 
@@ -121,7 +119,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	if change == nil {
 		return &InvalidError{"Configure change", "nil", "a function"}
 	}
-	if withinChange() {
+	if reentry.Within() { // two, each of which configures the queue of the other, would wait for each other
 		return &InvalidError{"Configure", "a call within the function of another call", "one call after the other"}
 	}
 	select {
@@ -135,7 +133,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		if err != nil {
 			return err
 		}
-		applyChange(change, (*Settings)(c.Settings))
+		reentry.Call(func() { change((*Settings)(c.Settings)) })
 		if err := (*Settings)(c.Settings).check(); err != nil {
 			return err
 		}
@@ -147,37 +145,12 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 			return base.EndOf(ctx)
 		}
 		value := keys.SettingsValue{Version: c.Version + 1, JSON: set}.Append(nil)
-		first := &configureOp{completion: newCompletion(), queue: queue, value: value}
-		if _, err := q.do(context.WithoutCancel(ctx), 0, first); err != nil {
+		first := &call.Configure{Queue: queue, Value: value}
+		if _, err := q.do(context.WithoutCancel(ctx), 0, rule(callConfigure, first)); err != nil {
 			return err
 		}
-		if !first.late {
+		if !first.Late {
 			return q.enforce(context.WithoutCancel(ctx), queue, value)
-		}
-	}
-}
-
-// applyChange calls the function given to Configure. withinChange looks for it on the stack, and so
-// it is not inlined.
-//
-//go:noinline
-func applyChange(change func(*Settings), s *Settings) { change(s) }
-
-// withinChange reports whether its caller was called by the function given to a Configure of any
-// Queue: two functions, each of which configures the queue of the other, would wait for each other.
-func withinChange() bool {
-	var pcs [64]uintptr
-	for skip := 2; ; skip += len(pcs) {
-		n := runtime.Callers(skip, pcs[:])
-		frames := runtime.CallersFrames(pcs[:n])
-		for more := n > 0; more; {
-			var f runtime.Frame
-			if f, more = frames.Next(); f.Function == "codeq.applyChange" {
-				return true
-			}
-		}
-		if n < len(pcs) {
-			return false
 		}
 	}
 }
@@ -187,7 +160,7 @@ func withinChange() bool {
 func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 	var errs []error
 	for i := 1; i < len(q.replicas); i++ {
-		op := &adoptOp{completion: newCompletion(), queue: queue, value: value}
+		op := rule(callAdopt, &call.Adopt{Queue: queue, Value: value})
 		if _, err := q.do(ctx, i, op); !errors.Is(err, ErrClosed) {
 			errs = append(errs, err)
 		}
@@ -212,72 +185,3 @@ func (q *Queue) Resume(ctx context.Context, queue string) (err error) {
 	defer public(&err)
 	return q.Configure(ctx, queue, func(s *Settings) { s.Paused = false })
 }
-
-// settingsOp reads the settings of a queue.
-type settingsOp struct {
-	completion
-	queue string
-	value []byte // the answer; nil: there are none
-}
-
-func (op *settingsOp) resolve(s *shard) {
-	s.settle(op)
-	op.value = s.SettingsOf(op.queue)
-}
-
-func (op *settingsOp) encode(dst []byte) (callKind, []byte) {
-	return callSettings, wire.AppendBytes(dst, op.queue)
-}
-
-func (op *settingsOp) decode(r *wire.Reader)         { op.queue = r.String() }
-func (op *settingsOp) encodeReply(dst []byte) []byte { return append(dst, op.value...) }
-
-func (op *settingsOp) decodeReply(r *wire.Reader) {
-	if r.Len() > 0 {
-		op.value = r.Rest()
-	}
-}
-
-func (op *settingsOp) again() { op.value, op.err = nil, nil }
-
-// configureOp stores settings of a queue in the first shard, which sends them to the others, if
-// their version is the next one.
-type configureOp struct {
-	completion
-	queue string
-	value []byte
-	late  bool // the answer: other settings were stored first
-}
-
-func (op *configureOp) resolve(s *shard) {
-	var err error
-	op.late, err = s.Configure(op.queue, op.value)
-	s.conclude(op, &op.completion, engine.Decided, err)
-}
-
-func (op *configureOp) encode(dst []byte) (callKind, []byte) {
-	return callConfigure, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
-}
-
-func (op *configureOp) decode(r *wire.Reader)         { op.queue, op.value = r.String(), r.Bytes() }
-func (op *configureOp) encodeReply(dst []byte) []byte { return wire.AppendBool(dst, op.late) }
-func (op *configureOp) decodeReply(r *wire.Reader)    { op.late = r.Bool() }
-func (op *configureOp) again()                        { op.late, op.err = false, nil }
-
-// adoptOp makes a shard adopt settings that the first one has stored.
-type adoptOp struct {
-	completion
-	queue string
-	value []byte
-}
-
-func (op *adoptOp) resolve(s *shard) {
-	s.settle(op)
-	op.err = s.refusal(s.Adopt(op.queue, op.value))
-}
-
-func (op *adoptOp) encode(dst []byte) (callKind, []byte) {
-	return callAdopt, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
-}
-
-func (op *adoptOp) decode(r *wire.Reader) { op.queue, op.value = r.String(), r.Bytes() }

@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
@@ -146,10 +147,10 @@ func TestConfigureTriesAgain(t *testing.T) {
 func takeSettings(t *testing.T, q *Queue, queue string, version uint64, set string) {
 	t.Helper()
 	value := keys.SettingsValue{Version: version, JSON: []byte(set)}.Append(nil)
-	op := &configureOp{completion: newCompletion(), queue: queue, value: value}
-	_, err := q.do(context.Background(), 0, op)
+	c := &call.Configure{Queue: queue, Value: value}
+	_, err := q.do(context.Background(), 0, rule(callConfigure, c))
 	require.NoError(t, err)
-	require.False(t, op.late)
+	require.False(t, c.Late)
 }
 
 // TestOldSettingsAreIgnored: what arrives late, by a message or from a caller,
@@ -167,10 +168,10 @@ func TestOldSettingsAreIgnored(t *testing.T) {
 		require.NoError(t, q.enforce(t.Context(), "a", old.Value))
 		for _, version := range []uint64{1, 2, 4} {
 			value := keys.SettingsValue{Version: version, JSON: []byte("{}")}.Append(nil)
-			op := &configureOp{completion: newCompletion(), queue: "a", value: value}
-			_, err := q.do(t.Context(), 0, op)
+			c := &call.Configure{Queue: "a", Value: value}
+			_, err := q.do(t.Context(), 0, rule(callConfigure, c))
 			require.NoError(t, err)
-			require.True(t, op.late, "version %d", version)
+			require.True(t, c.Late, "version %d", version)
 		}
 		requireSettled(t, q)
 		requireInShards(t, q, "a", 2, Settings{Concurrency: 2})
@@ -270,8 +271,8 @@ func TestRefusedSettings(t *testing.T) {
 	inFlow(t, Options{Shards: 1}, func(f *FlowTest) {
 		value := keys.SettingsValue{Version: 1, JSON: []byte(`{"Concurrency":-1}`)}.Append(nil)
 		for _, op := range []request{
-			&adoptOp{completion: newCompletion(), queue: "a", value: value},
-			&configureOp{completion: newCompletion(), queue: "a", value: value},
+			rule(callAdopt, &call.Adopt{Queue: "a", Value: value}),
+			rule(callConfigure, &call.Configure{Queue: "a", Value: value}),
 		} {
 			_, err := f.Q.do(context.Background(), 0, op)
 			var invalid *InvalidError
@@ -279,7 +280,7 @@ func TestRefusedSettings(t *testing.T) {
 			require.ErrorIs(f, err, ErrInvalid)
 			require.Equal(f, "Settings.Concurrency", invalid.Field)
 		}
-		_, err := f.Q.do(context.Background(), 0, &adoptOp{completion: newCompletion(), queue: "a", value: value})
+		_, err := f.Q.do(context.Background(), 0, rule(callAdopt, &call.Adopt{Queue: "a", Value: value}))
 		require.ErrorContains(f, err, `queue "a"`)
 	})
 }

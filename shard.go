@@ -12,11 +12,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/broadcast"
+	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/inbox"
 	"codeq/internal/keys"
 	"codeq/internal/ownerclock"
+	"codeq/internal/steps"
 	"codeq/internal/store"
 )
 
@@ -33,8 +36,8 @@ type shard struct {
 	replica *replica
 	epoch   uint64 // in a cluster, where the log was when the leader began: each later one has a larger number
 	commit  committer
-	hub     *eventHub // whose subscribers learn of events; nil in a cluster, where the log tells
-	runs    *runTable // who learns of canceled leases; likewise
+	hub     *broadcast.Hub           // whose subscribers learn of events; nil in a cluster, where the log tells
+	runs    *broadcast.Runs[*runner] // who learns of canceled leases; likewise
 	inbox   *inbox.Inbox[operation]
 	origin  time.Time     // zero of the monotonic clock
 	done    chan struct{} // closed when run has ended
@@ -45,11 +48,12 @@ type shard struct {
 	clock     ownerclock.Clock
 	claims    *dispatch.Dispatcher
 	permits   *dispatch.Permits // in a cluster
-	awaits    awaits
+	awaits    broadcast.Waiting[*awaitOp]
+	idlers    []*idleOp // callers that wait for queues to become idle
 	undecided undecided
 	callers   callers
 	space     diskSpace
-	steps     stepClock
+	steps     steps.Clock
 	timer     *time.Timer
 	panicked  bool // why the owner has ended
 }
@@ -69,8 +73,8 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
 		clock:  ownerclock.New(),
 		timer:  time.NewTimer(time.Hour),
-		space:  newDiskSpace(opts, st.Dir()),
-		steps:  stepClock{table: new(stepTable)},
+		space:  diskSpace{Watch: diskspace.New(opts.fs, st.Dir(), opts.MinFreeBytes, opts.Shards)},
+		steps:  steps.Clock{Table: new(steps.Table)},
 	}
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates})
 	s.permits = dispatch.NewPermits(s.claims, permitMail{s})
@@ -219,11 +223,11 @@ func (s *shard) yield() {
 
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
-	if s.holdsBack() && s.space.recheck <= s.Uptime {
+	if s.holdsBack() && s.space.Recheck <= s.Uptime {
 		return true
 	}
 	s.Reap = s.reapable()
-	return s.UpkeepIsDue() || s.ownUpkeepIsDue() || s.HasDoubts() || s.LeasesEnd(s.Now) && s.HasRoom(engine.RoomScarce)
+	return s.UpkeepIsDue() || s.ownUpkeepsDue() > 0 || s.HasDoubts() || s.LeasesEnd(s.Now) && s.HasRoom(engine.RoomScarce)
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,
@@ -245,7 +249,7 @@ func (s *shard) sleep() {
 		wait = min(wait, at-s.Now)
 	}
 	if s.holdsBack() {
-		wait = min(wait, s.space.recheck-s.Uptime)
+		wait = min(wait, s.space.Recheck-s.Uptime)
 	}
 	if len(s.undecided.large.All()) > 0 {
 		wait = min(wait, s.undecided.large.Recheck()-s.Now)
@@ -276,7 +280,7 @@ func (s *shard) sleep() {
 func (s *shard) resolve() {
 	s.look()
 	s.note()
-	s.beginSteps()
+	s.steps.Begin(s.stepMark())
 	s.BeginGroup()
 	if s.WantsRefill() {
 		s.Refill()
@@ -289,7 +293,7 @@ func (s *shard) resolve() {
 	s.CloseReaders()
 	s.endStep(StepOperations)
 	if s.claims.FeedAll(); s.claims.AreHungry() && s.HasRoom(engine.RoomLow) {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
 		s.claims.Serve()
 		s.collectServed()
 		s.endStep(StepServe)
@@ -302,7 +306,7 @@ func (s *shard) resolve() {
 // has come, each of them for a time of its own, so that both get on.
 func (s *shard) decideAll() {
 	if retry := s.undecided.deferred; len(retry) > 0 {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
 		s.undecided.deferred = s.undecided.again[:0]
 		s.Judged = s.clock.Retry()
 		n := 0
@@ -322,7 +326,7 @@ func (s *shard) decideAll() {
 		s.endStep(StepOperations)
 	}
 	if s.undecided.cursor < len(s.undecided.taken) {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.at)
+		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
 		s.Judged = s.clock.Taken()
 		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
 			op := s.undecided.taken[s.undecided.cursor]
@@ -366,7 +370,7 @@ func (s *shard) persist() error {
 	switch {
 	case !s.Group.Batch.Empty():
 		s.commits.Add(1)
-		s.space.written += s.Group.Batch.Len()
+		s.space.Written += s.Group.Batch.Len()
 		if err = s.commit.Commit(s.Group.Batch); s.Group.Ranged && s.node == nil {
 			s.Store.DeletedRanges(s.Group.Trimmed)
 		}
@@ -405,7 +409,7 @@ func (s *shard) refusal(err error) error {
 	case nil:
 		return nil
 	case engine.ErrNoRoom:
-		return s.errNoRoom()
+		return s.space.Refusal(s.index)
 	case engine.ErrNoLanes:
 		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
 	}
@@ -475,7 +479,7 @@ func (s *shard) fail(cause error) {
 
 // dismiss refuses what waits.
 func (s *shard) dismiss(reason error) {
-	for op := range s.awaits.all {
+	for op := range s.waiting {
 		op.settle(reason)
 	}
 	if s.undecided.barrier != nil {
@@ -520,7 +524,7 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 			listed[op] = true
 		}
 	}
-	for op := range s.awaits.all {
+	for op := range s.waiting {
 		listed[op] = true
 	}
 	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)

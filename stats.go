@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"codeq/internal/base"
-	"codeq/internal/engine"
+	"codeq/internal/call"
 	"codeq/internal/keys"
-	"codeq/internal/wire"
 )
 
 // Counts holds how many tasks are in each state.
@@ -38,18 +36,17 @@ func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
 	}
 	var sum map[string]Counts
 	for i := range q.replicas {
-		op := &statsOp{completion: newCompletion()}
-		for more := true; more; more = op.more {
-			op.counts, op.from = op.counts[:0], op.Place
-			if settled, err := q.do(ctx, i, op); !settled {
-				return nil, base.EndOf(ctx)
-			} else if err != nil {
+		part := new(call.Stats)
+		op := rule(callStats, part)
+		for part.More = true; part.More; {
+			part.Next()
+			if err := q.ask(ctx, i, op); err != nil {
 				return nil, err
 			}
 			if sum == nil {
-				sum = make(map[string]Counts, op.queues)
+				sum = make(map[string]Counts, part.Queues)
 			}
-			for _, qc := range op.counts {
+			for _, qc := range part.Counts {
 				sum[qc.Queue] = addCounts(sum[qc.Queue], qc.Counts)
 			}
 		}
@@ -61,67 +58,6 @@ func addCounts(to Counts, c keys.Counts) Counts {
 	c.Add(keys.Counts(to))
 	return Counts(c)
 }
-
-// statsStep is how many queues a shard's owner copies in one group.
-const statsStep = 4096
-
-// statsOp copies the counts of a part of a shard's queues.
-type statsOp struct {
-	completion
-	engine.Place
-	from   engine.Place // where this part begins
-	more   bool         // there are queues after the place
-	queues int          // about how many queues there are
-	counts []engine.QueueCounts
-}
-
-func (op *statsOp) resolve(s *shard) {
-	op.counts, op.more = s.Counts(&op.Place, statsStep, op.counts)
-	op.queues = len(s.Queues)
-	s.settle(op)
-}
-
-func (op *statsOp) encode(dst []byte) (callKind, []byte) {
-	return callStats, appendPlace(dst, op.Place)
-}
-
-func (op *statsOp) decode(r *wire.Reader) { op.Place = readStatsPlace(r) }
-
-func appendPlace(dst []byte, p engine.Place) []byte {
-	return wire.AppendUint(wire.AppendUint(wire.AppendBool(dst, p.Unnumbered), uint64(p.Next)), p.Begun)
-}
-
-func readStatsPlace(r *wire.Reader) engine.Place {
-	return engine.Place{Unnumbered: r.Bool(), Next: int(r.Uint32()), Begun: r.Uint()}
-}
-
-func (op *statsOp) encodeReply(dst []byte) []byte {
-	dst = wire.AppendUint(wire.AppendBool(appendPlace(dst, op.Place), op.more), uint64(op.queues))
-	dst = wire.AppendUint(dst, uint64(len(op.counts)))
-	for i := range op.counts {
-		qc := &op.counts[i]
-		dst = wire.AppendBytes(dst, qc.Queue)
-		var b [keys.CountersLen]byte
-		keys.CountersValue{Counts: qc.Counts}.Put(b[:])
-		dst = append(dst, b[:]...)
-	}
-	return dst
-}
-
-func (op *statsOp) decodeReply(r *wire.Reader) {
-	op.Place, op.more, op.queues = readStatsPlace(r), r.Bool(), int(r.Uint32())
-	for range r.Count(1 + keys.CountersLen) {
-		name := r.String()
-		v, err := keys.ParseCounters(r.Take(keys.CountersLen))
-		if err != nil {
-			r.Fail()
-			return
-		}
-		op.counts = append(op.counts, engine.QueueCounts{Queue: name, Counts: v.Counts})
-	}
-}
-
-func (op *statsOp) again() { op.counts, op.Place, op.err = op.counts[:0], op.from, nil }
 
 // StorageStats describes the stores of one process, for dashboards and alarms.
 type StorageStats struct {
@@ -220,7 +156,7 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		Flushes:        m.Flush.Count,
 		Compactions:    m.Compact.Count,
 		LoggedBytes:    int64(m.WAL.BytesWritten),
-		Steps:          r.steps.stats(),
+		Steps:          stepStats(&r.steps),
 	}
 	for i := range m.Levels {
 		l := &m.Levels[i]

@@ -2,11 +2,10 @@ package codeq
 
 import (
 	"fmt"
-	"math/bits"
-	"sync/atomic"
 	"time"
 
 	"codeq/internal/engine"
+	"codeq/internal/steps"
 )
 
 // StepKind is a kind of step of a shard's owner, the one goroutine that decides everything in the
@@ -51,8 +50,9 @@ func (k StepKind) String() string {
 	return fmt.Sprintf("StepKind(%d)", uint8(k))
 }
 
-// stepBuckets is enough for steps of a minute; longer ones are in the last.
-const stepBuckets = 27
+const stepBuckets = steps.Buckets
+
+var _ [steps.MaxKinds - endOfSteps]struct{} // each kind has a place in a table
 
 // StepStats describes the steps of one kind: how long they have taken, and how much the largest of
 // them did.
@@ -83,90 +83,38 @@ func (s *StepStats) Quantile(f float64) time.Duration {
 	return s.Max
 }
 
-// stepTable holds the histograms of a shard's steps. Only the shard's owner writes them; any
-// goroutine may read them.
-type stepTable [endOfSteps]struct {
-	buckets                 [stepBuckets]atomic.Int64
-	longest, records, bytes atomic.Int64
-}
-
-// note adds a step.
-func (t *stepTable) note(kind StepKind, took time.Duration, records, bytes int) {
-	h := &t[kind]
-	h.buckets[min(bits.Len64(uint64(took/time.Microsecond)), stepBuckets-1)].Add(1)
-	raise(&h.longest, int64(took))
-	raise(&h.records, int64(records))
-	raise(&h.bytes, int64(bytes))
-}
-
-// raise sets a maximum. REQUIRES: nobody else sets it.
-func raise(most *atomic.Int64, v int64) {
-	if v > most.Load() {
-		most.Store(v)
-	}
-}
-
-// stats returns the histograms in the order of their kinds.
-func (t *stepTable) stats() []StepStats {
+// stepStats returns what a table holds, in the order of the kinds.
+func stepStats(t *steps.Table) []StepStats {
 	all := make([]StepStats, endOfSteps)
 	for kind := range all {
-		h, st := &t[kind], &all[kind]
-		st.Kind = StepKind(kind)
-		st.Max, st.MaxRecords, st.MaxBytes = time.Duration(h.longest.Load()), h.records.Load(), h.bytes.Load()
-		for i := range st.Buckets {
-			st.Buckets[i] = h.buckets[i].Load()
-			st.Count += st.Buckets[i]
+		st := t.Stats(uint8(kind))
+		all[kind] = StepStats{
+			Kind: StepKind(kind), Count: st.Count, Max: st.Longest, MaxRecords: st.Records, MaxBytes: st.Bytes, Buckets: st.Buckets,
 		}
 	}
 	return all
 }
 
-// stepClock measures the steps of a group: where one ends, the next one begins.
-type stepClock struct {
-	table    *stepTable
-	begin    stepMark // of the group
-	stepMark          // where the last step has ended
-}
-
-// stepMark is a place between two steps.
-type stepMark struct {
-	at             time.Duration // since the shard's origin
-	records, bytes int           // as counted by State.Work
-}
-
-func (s *shard) stepMark() stepMark {
+func (s *shard) stepMark() steps.Mark {
 	records, bytes := s.Work()
-	return stepMark{time.Since(s.origin), records, bytes}
-}
-
-// beginSteps notes that a group begins.
-func (s *shard) beginSteps() {
-	s.steps.stepMark = s.stepMark()
-	s.steps.begin = s.steps.stepMark
+	return steps.Mark{At: time.Since(s.origin), Records: records, Bytes: bytes}
 }
 
 // endStep notes that a step ends here, and the next one begins.
-func (s *shard) endStep(kind StepKind) { s.endStepAt(kind, s.stepMark()) }
-
-func (s *shard) endStepAt(kind StepKind, now stepMark) {
-	last := s.steps.stepMark
-	s.steps.table.note(kind, now.at-last.at, now.records-last.records, now.bytes-last.bytes)
-	s.steps.stepMark = now
-}
+func (s *shard) endStep(kind StepKind) { s.steps.End(uint8(kind), s.stepMark()) }
 
 // endCommit is endStep for the commit, which writes the whole group.
 func (s *shard) endCommit() {
-	last, now := s.steps.stepMark, s.stepMark()
-	s.steps.table.note(StepCommit, now.at-last.at, s.Group.Entries(), s.Group.Size())
-	s.steps.stepMark = now
+	s.steps.EndOf(uint8(StepCommit), s.stepMark(), s.Group.Entries(), s.Group.Size())
 }
 
 // endGroup ends StepRelease, the last step of a group, and the group. woken is the number of
 // callers woken.
 func (s *shard) endGroup(woken int) {
-	c, now := &s.steps, time.Since(s.origin)
-	c.table.note(StepRelease, now-c.at, woken, 0)
-	c.table.note(StepGroup, now-c.begin.at, c.records-c.begin.records, c.bytes-c.begin.bytes)
+	now := s.steps.Mark // the group has been cleared
+	now.At = time.Since(s.origin)
+	s.steps.EndOf(uint8(StepRelease), now, woken, 0)
+	s.steps.EndRound(uint8(StepGroup))
 }
 
 // ownUpkeep is upkeep of the owner, in addition to that of the engine.
@@ -203,18 +151,13 @@ var stepOf = [...]StepKind{
 
 // keepUpAll does all upkeep that is due.
 func (s *shard) keepUpAll() {
-	own := 0
-	for i := range ownUpkeeps {
-		if s.ownIsDue(&ownUpkeeps[i]) {
-			own++
-		}
-	}
+	own := s.ownUpkeepsDue()
 	if own == 0 && !s.UpkeepIsDue() {
 		return
 	}
-	left, steps := s.KeepUp(s.steps.at, own)
-	for _, done := range steps {
-		s.endStepAt(stepOf[done.Step], stepMark{done.At, done.Records, done.Bytes})
+	left, taken := s.KeepUp(s.steps.At, own)
+	for _, done := range taken {
+		s.steps.End(uint8(stepOf[done.Step]), steps.Mark{At: done.At, Records: done.Records, Bytes: done.Bytes})
 	}
 	for i := range ownUpkeeps {
 		u := &ownUpkeeps[i]
@@ -222,7 +165,7 @@ func (s *shard) keepUpAll() {
 			return
 		}
 		if s.ownIsDue(u) {
-			s.Budget = s.Part(left, max(own, 1), s.steps.at)
+			s.Budget = s.Part(left, max(own, 1), s.steps.At)
 			u.do(s)
 			s.endStep(u.kind)
 			own--
@@ -232,12 +175,12 @@ func (s *shard) keepUpAll() {
 
 func (s *shard) ownIsDue(u *ownUpkeep) bool { return s.HasRoom(u.room) && u.due(s) }
 
-// ownUpkeepIsDue reports whether the owner has upkeep of its own to do.
-func (s *shard) ownUpkeepIsDue() bool {
+// ownUpkeepsDue returns how many kinds of its own upkeep the owner has to do.
+func (s *shard) ownUpkeepsDue() (n int) {
 	for i := range ownUpkeeps {
 		if s.ownIsDue(&ownUpkeeps[i]) {
-			return true
+			n++
 		}
 	}
-	return false
+	return n
 }

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/steps"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,20 +67,20 @@ func TestStepStats(t *testing.T) {
 
 // TestQuantileOfSteps: of 100 steps, 90 took 5 us and 10 took 1 ms.
 func TestQuantileOfSteps(t *testing.T) {
-	var table stepTable
-	require.Zero(t, table.stats()[StepReap].Quantile(0.99))
+	var table steps.Table
+	require.Zero(t, stepStats(&table)[StepReap].Quantile(0.99))
 	for i := range 100 {
 		took := 5 * time.Microsecond
 		if i%10 == 0 {
 			took = time.Millisecond
 		}
-		table.note(StepReap, took, 1, 1)
+		table.Note(uint8(StepReap), took, 1, 1)
 	}
-	table.note(StepWake, time.Hour, 1, 1)
-	st := table.stats()[StepReap]
+	table.Note(uint8(StepWake), time.Hour, 1, 1)
+	st := stepStats(&table)[StepReap]
 	require.EqualValues(t, 100, st.Count)
 	require.Equal(t, 8*time.Microsecond, st.Quantile(0.5))
 	require.Equal(t, 8*time.Microsecond, st.Quantile(0.9))
 	require.Equal(t, time.Millisecond, st.Quantile(0.91))
-	require.EqualValues(t, 1, table.stats()[StepWake].Buckets[stepBuckets-1])
+	require.EqualValues(t, 1, stepStats(&table)[StepWake].Buckets[steps.Buckets-1])
 }

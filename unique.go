@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
+	"codeq/internal/call"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/wire"
 )
 
 // Unique is the idempotency key of a task. Among the tasks of a queue and tenant (and of a Group
@@ -165,27 +165,7 @@ func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) (err error) {
 	if err := k.check(&q.opts.Limits); err != nil {
 		return err
 	}
-	op := &releaseKeyOp{completion: newCompletion(), hash: k.hash(), key: k.Key}
+	op := rule(callReleaseKey, &call.ReleaseKey{Hash: k.hash(), Key: k.Key})
 	_, err = q.do(ctx, k.home(len(q.replicas)), op)
 	return err
-}
-
-type releaseKeyOp struct {
-	completion
-	hash [keys.UniqueLen]byte
-	key  string
-}
-
-func (op *releaseKeyOp) resolve(s *shard) {
-	v, err := s.ReleaseKey(op.hash, op.key)
-	s.conclude(op, &op.completion, v, err)
-}
-
-func (op *releaseKeyOp) encode(dst []byte) (callKind, []byte) {
-	return callReleaseKey, wire.AppendBytes(append(dst, op.hash[:]...), op.key)
-}
-
-func (op *releaseKeyOp) decode(r *wire.Reader) {
-	copy(op.hash[:], r.Take(len(op.hash)))
-	op.key = r.String()
 }

@@ -148,7 +148,7 @@ func TestCallersFunctionsEnd(t *testing.T) {
 					n, err := q.PurgeDead(t.Context(), DeadFilter{})
 					require.NoError(t, err)
 					require.Equal(t, 600, n)
-					require.Zero(t, len(q.events.all()))
+					require.Zero(t, q.events.Wanted())
 					require.NoError(t, q.Close())
 				})
 			})

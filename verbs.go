@@ -1,9 +1,11 @@
 package codeq
 
 import (
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/wire"
 )
 
 // verb is what the pipeline knows of an operation. The entries of verbs name no fields, so that
@@ -73,23 +75,23 @@ var verbs = [endOfRequests]verb{
 	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
 	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
 	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease | urgent},
-	callRenew:          {blank[renewOp], upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
-	callAlter:          {blank[alterOp], roomOfAlter, no, none, ofMembers},
+	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
+	callAlter:          {ruled[call.Alter](callAlter), roomOfAlter, no, none, ofMembers},
 	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callBulk:           {blank[bulkOp], roomOfBulk, no, none, ofMembers},
-	callStats:          {blank[statsOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callBulk:           {ruled[call.Bulk](callBulk), roomOfBulk, no, none, ofMembers},
+	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 	callIdle:           {blank[idleOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callReleaseKey:     {blank[releaseKeyOp], upTo(engine.RoomNone), no, none, ofMembers}, // unless the task has not ended
-	callSetSchedule:    {blank[setScheduleOp], upTo(engine.Roomy), yes, none, ofMembers},
-	callDeleteSchedule: {blank[deleteScheduleOp], upTo(engine.RoomNone), no, none, ofMembers},
-	callSchedules:      {blank[schedulesOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers}, // unless the task has not ended
+	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, none, ofMembers},
+	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, none, ofMembers},
+	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 	callMessages:       {blank[messageBatch], upTo(engine.RoomLow), yes, none, waitsRoom},
 	callRead:           {blank[readOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 	callIndex:          {blank[indexOp], upTo(engine.RoomEmpty), yes, none, ofMembers},
 	callInterest:       {blank[interestOp], upTo(engine.RoomScarce), yes, none, waitsRoom},
-	callSettings:       {blank[settingsOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callConfigure:      {blank[configureOp], upTo(engine.RoomScarce), no, none, ofMembers},
-	callAdopt:          {blank[adoptOp], upTo(engine.RoomScarce), yes, none, 0},
+	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, none, ofMembers},
+	callAdopt:          {ruled[call.Adopt](callAdopt), upTo(engine.RoomScarce), yes, none, 0},
 	callMember:         {blank[memberOp], upTo(engine.RoomScarce), yes, none, 0},
 	callPermits:        {blank[permitsOp], upTo(engine.RoomEmpty), yes, none, 0},
 	callAskPermits:     {blank[askPermitsOp], upTo(engine.RoomEmpty), yes, none, 0},
@@ -104,33 +106,23 @@ var (
 	confirmVerb   = verb{nil, upTo(engine.RoomNone), no, none, waitsRoom}
 )
 
-func (op *produceOp) verb() *verb        { return &verbs[callProduce] }
-func (op *claimOp) verb() *verb          { return &verbs[callClaim] }
-func (op *completeOp) verb() *verb       { return &verbs[callComplete] }
-func (op *failOp) verb() *verb           { return &verbs[callFail] }
-func (op *extendOp) verb() *verb         { return &verbs[callExtend] }
-func (op *renewOp) verb() *verb          { return &verbs[callRenew] }
-func (op *alterOp) verb() *verb          { return &verbs[callAlter] }
-func (op *awaitOp) verb() *verb          { return &verbs[callAwait] }
-func (op *bulkOp) verb() *verb           { return &verbs[callBulk] }
-func (op *statsOp) verb() *verb          { return &verbs[callStats] }
-func (op *idleOp) verb() *verb           { return &verbs[callIdle] }
-func (op *releaseKeyOp) verb() *verb     { return &verbs[callReleaseKey] }
-func (op *setScheduleOp) verb() *verb    { return &verbs[callSetSchedule] }
-func (op *deleteScheduleOp) verb() *verb { return &verbs[callDeleteSchedule] }
-func (op *schedulesOp) verb() *verb      { return &verbs[callSchedules] }
-func (p *messageBatch) verb() *verb      { return &verbs[callMessages] }
-func (op *readOp) verb() *verb           { return &verbs[callRead] }
-func (op *indexOp) verb() *verb          { return &verbs[callIndex] }
-func (op *interestOp) verb() *verb       { return &verbs[callInterest] }
-func (op *settingsOp) verb() *verb       { return &verbs[callSettings] }
-func (op *configureOp) verb() *verb      { return &verbs[callConfigure] }
-func (op *adoptOp) verb() *verb          { return &verbs[callAdopt] }
-func (op *memberOp) verb() *verb         { return &verbs[callMember] }
-func (op *permitsOp) verb() *verb        { return &verbs[callPermits] }
-func (op *askPermitsOp) verb() *verb     { return &verbs[callAskPermits] }
-func (op *barrierOp) verb() *verb        { return &verbs[callBarrier] }
-func (op *resumeOp) verb() *verb         { return &verbs[callResume] }
+func (op *produceOp) verb() *verb    { return &verbs[callProduce] }
+func (op *claimOp) verb() *verb      { return &verbs[callClaim] }
+func (op *completeOp) verb() *verb   { return &verbs[callComplete] }
+func (op *failOp) verb() *verb       { return &verbs[callFail] }
+func (op *extendOp) verb() *verb     { return &verbs[callExtend] }
+func (op *awaitOp) verb() *verb      { return &verbs[callAwait] }
+func (op *idleOp) verb() *verb       { return &verbs[callIdle] }
+func (p *messageBatch) verb() *verb  { return &verbs[callMessages] }
+func (op *readOp) verb() *verb       { return &verbs[callRead] }
+func (op *ruling) verb() *verb       { return &verbs[op.kind] }
+func (op *indexOp) verb() *verb      { return &verbs[callIndex] }
+func (op *interestOp) verb() *verb   { return &verbs[callInterest] }
+func (op *memberOp) verb() *verb     { return &verbs[callMember] }
+func (op *permitsOp) verb() *verb    { return &verbs[callPermits] }
+func (op *askPermitsOp) verb() *verb { return &verbs[callAskPermits] }
+func (op *barrierOp) verb() *verb    { return &verbs[callBarrier] }
+func (op *resumeOp) verb() *verb     { return &verbs[callResume] }
 
 func (op *confirmOp) verb() *verb    { return &confirmVerb }
 func (op *joinOp) verb() *verb       { return &internalParks }
@@ -158,13 +150,43 @@ func blank[T any, P interface {
 	return P(new(T))
 }
 
+// ruling is an operation that the rules decide by themselves.
+type ruling struct {
+	completion
+	call.Body
+	kind callKind
+}
+
+// rule makes an operation of a call.
+func rule(kind callKind, b call.Body) *ruling {
+	return &ruling{completion: newCompletion(), Body: b, kind: kind}
+}
+
+func ruled[T any, P interface {
+	*T
+	call.Body
+}](kind callKind) func(string) request {
+	return func(string) request { return rule(kind, P(new(T))) }
+}
+
+func (op *ruling) resolve(s *shard) {
+	v, err := op.Decide(&s.State)
+	s.conclude(op, &op.completion, v, err)
+}
+
+func (op *ruling) encode(dst []byte) (callKind, []byte) { return op.kind, op.Append(dst) }
+func (op *ruling) decode(r *wire.Reader)                { op.Read(r) }
+func (op *ruling) encodeReply(dst []byte) []byte        { return op.AppendReply(dst) }
+func (op *ruling) decodeReply(r *wire.Reader)           { op.ReadReply(r) }
+func (op *ruling) again()                               { op.Again(); op.err = nil }
+
 // upTo returns the room of operations that all run down to the same level.
 func upTo(level engine.Room) func(operation) engine.Room {
 	return func(operation) engine.Room { return level }
 }
 
-func roomOfAlter(op operation) engine.Room { return roomOf(op.(*alterOp).how) }
-func roomOfBulk(op operation) engine.Room  { return roomOf(op.(*bulkOp).How) }
+func roomOfAlter(op operation) engine.Room { return roomOf(op.(*ruling).Body.(*call.Alter).How) }
+func roomOfBulk(op operation) engine.Room  { return roomOf(op.(*ruling).Body.(*call.Bulk).How) }
 
 func roomOfComplete(op operation) engine.Room {
 	if len(op.(*completeOp).next) > 0 {

@@ -1,14 +1,12 @@
 package codeq
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
-	"codeq/internal/manifest"
 )
 
 // VerifyOptions are the options of Verify. With a nil *VerifyOptions Verify changes nothing.
@@ -113,32 +111,15 @@ func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 			o.fs = opts.fs
 		}
 	}
-	m, err := manifest.Read(o.fs, dir)
-	if err == nil && m == nil {
-		err = fmt.Errorf("%w: there is none", ErrNotQueue)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
-	}
-	d, err := manifest.Open(o.fs, dir, manifest.Want{Shards: m.Shards, Node: m.Node})
+	found, err := fsck.Verify(o.fs, dir, storedRules, o.Repair, o.AcceptCopy)
 	if err != nil {
 		return nil, err
 	}
-	var found *fsck.Report
-	if !o.AcceptCopy {
-		err = d.RefuseCopy()
-	}
-	if err == nil {
-		found, err = fsck.Verify(d, storedRules, o.Repair)
-	}
-	if err = errors.Join(err, d.Close()); err != nil {
-		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
-	}
-	return verifyReport(d.Node, found), nil
+	return verifyReport(found), nil
 }
 
-func verifyReport(node string, found *fsck.Report) *VerifyReport {
-	r := &VerifyReport{Node: node}
+func verifyReport(found *fsck.Report) *VerifyReport {
+	r := &VerifyReport{Node: found.Node}
 	for _, s := range found.Shards {
 		r.Shards = append(r.Shards, ShardReport{
 			Sealed: s.Sealed, Files: s.Files, Bytes: s.Bytes,

@@ -13,10 +13,7 @@ import (
 // Append appends what a claim asks for.
 func (c *Claim) Append(dst []byte) []byte {
 	queues, weights := c.Named()
-	dst = wire.AppendUint(dst, uint64(len(queues)))
-	for _, name := range queues {
-		dst = wire.AppendBytes(dst, name)
-	}
+	dst = wire.AppendStrings(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, c.Duration)
 	dst = wire.AppendUint(dst, uint64(c.Max))
@@ -25,11 +22,7 @@ func (c *Claim) Append(dst []byte) []byte {
 
 // Read reads what Append has written, into a new claim. The lengths of its names are not checked.
 func (c *Claim) Read(r *wire.Reader) {
-	c.Queues = make([]string, r.Count(1))
-	for i := range c.Queues {
-		c.Queues[i] = r.String()
-	}
-	c.Weights = keys.ReadIndexes(r)
+	c.Queues, c.Weights = r.Strings(), keys.ReadIndexes(r)
 	c.Duration, c.Max = r.Uint(), int(r.Uint())
 	c.NoWait, c.Holder.Local = r.Bool(), r.Bool()
 	if len(c.Weights) != 0 && len(c.Weights) != len(c.Queues) ||

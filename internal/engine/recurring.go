@@ -252,16 +252,44 @@ func (s *State) loadRecurring() error {
 	})
 }
 
-// TimesOf returns when a stored schedule ticks.
+// TimesOf returns when a stored schedule ticks, or an *Invalid.
 func TimesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
 	if v.Every != 0 {
 		return ticks.Every{Start: v.Start, Interval: v.Every}, nil
 	}
 	loc, err := ticks.Zone(v.TimeZone)
 	if err != nil {
-		return nil, err
+		return nil, &Invalid{"Schedule.TimeZone", v.TimeZone, "an IANA name that this machine knows"}
 	}
-	return ticks.ParseCron(v.Cron, loc)
+	times, err := ticks.ParseCron(v.Cron, loc)
+	if err != nil {
+		return nil, &Invalid{"Schedule.Cron", v.Cron, fmt.Sprintf("a cron expression: %v", err)}
+	}
+	return times, nil
+}
+
+const (
+	minEvery = time.Second
+	maxCron  = 1024 // bytes
+)
+
+// CheckTimes returns when a new schedule ticks, or an *Invalid.
+func CheckTimes(cron, zone string, every time.Duration, now uint64) (ticks.Sequence, error) {
+	switch {
+	case (cron == "") == (every == 0):
+		return nil, &Invalid{"Schedule", fmt.Sprintf("Cron %q, Every %v", cron, every), "one of Cron and Every"}
+	case every != 0 && every < minEvery:
+		return nil, &Invalid{"Schedule.Every", every, fmt.Sprint(minEvery, " or more")}
+	case every != 0 && zone != "":
+		return nil, &Invalid{"Schedule.TimeZone", zone, "none, with Every"}
+	case len(cron) > maxCron:
+		return nil, &Invalid{"Schedule.Cron", fmt.Sprintf("%d bytes", len(cron)), fmt.Sprintf("at most %d bytes", maxCron)}
+	}
+	times, err := TimesOf(&keys.ScheduleValue{Cron: cron, TimeZone: zone, Start: now, Every: record.Millis(every)})
+	if err == nil && times.Next(now) == ticks.Never {
+		return nil, &Invalid{"Schedule.Cron", cron, "what comes within five years"}
+	}
+	return times, err
 }
 
 // ParseRecurring decodes an entry of the schedule range. The result keeps value.

@@ -34,6 +34,7 @@ type Rules struct {
 
 // Report is what Verify has found.
 type Report struct {
+	Node     string  // name of the cluster node; "": not a node of a cluster
 	Shards   []Shard // in their order
 	Problems []Problem
 }
@@ -57,17 +58,36 @@ type Problem struct {
 	Repaired   bool
 }
 
-// Verify reads everything in a directory. The error says why it could not.
-// REQUIRES: the directory is locked.
-func Verify(d *manifest.Directory, rules *Rules, repair bool) (*Report, error) {
-	v := verifier{Directory: d, rules: rules, report: new(Report)}
-	if err := v.verify(repair); err != nil {
+// Verify reads everything in the directory of a queue. With repair it repairs the shards with
+// problems; with copied it accepts a directory that was copied while it was open. The error says why
+// the directory could not be read.
+func Verify(fsys vfs.FS, dir string, rules *Rules, repair, copied bool) (*Report, error) {
+	m, err := manifest.Read(fsys, dir)
+	if err == nil && m == nil {
+		err = fmt.Errorf("%w: there is none", base.ErrNotQueue)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
+	}
+	d, err := manifest.Open(fsys, dir, manifest.Want{Shards: m.Shards, Node: m.Node})
+	if err != nil {
 		return nil, err
 	}
-	return v.report, nil
+	report := &Report{Node: m.Node}
+	if !copied {
+		err = d.RefuseCopy()
+	}
+	if err == nil {
+		v := verifier{Directory: d, rules: rules, report: report}
+		err = v.verify(repair)
+	}
+	if err = errors.Join(err, d.Close()); err != nil {
+		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
+	}
+	return report, nil
 }
 
-// verifier is a running Verify.
+// verifier is a running Verify, of a directory that is locked.
 type verifier struct {
 	*manifest.Directory
 	rules  *Rules

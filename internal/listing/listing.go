@@ -35,10 +35,7 @@ func (q *Query) isValid() bool { return q.State >= engine.Ready && q.State <= en
 
 func (q *Query) append(dst []byte) []byte {
 	dst = wire.AppendBytes(append(dst, byte(q.State)), q.Queue)
-	dst = wire.AppendUint(dst, uint64(len(q.Tenants)))
-	for _, tenant := range q.Tenants {
-		dst = wire.AppendBytes(dst, tenant)
-	}
+	dst = wire.AppendStrings(dst, q.Tenants)
 	for _, t := range [...]time.Time{q.From, q.To} {
 		dst = wire.AppendUint(wire.AppendInt(dst, t.Unix()), uint64(t.Nanosecond()))
 	}
@@ -46,10 +43,7 @@ func (q *Query) append(dst []byte) []byte {
 }
 
 func readQuery(r *wire.Reader) Query {
-	q := Query{State: engine.TaskState(r.Byte()), Queue: r.String()}
-	for range r.Count(1) {
-		q.Tenants = append(q.Tenants, r.String())
-	}
+	q := Query{State: engine.TaskState(r.Byte()), Queue: r.String(), Tenants: r.Strings()}
 	for _, t := range [...]*time.Time{&q.From, &q.To} {
 		*t = time.Unix(r.Int(), int64(r.Uint()))
 	}

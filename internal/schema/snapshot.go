@@ -81,6 +81,18 @@ func (s *Snapshot) Lane(n uint32) (*Lane, error) {
 	return l, nil
 }
 
+// Get returns a task in any state. It returns an error that matches base.ErrNotFound if there is none.
+func (s *Snapshot) Get(id keys.ID) (*Task, error) {
+	p, value, err := s.Find(id)
+	if err == nil && value == nil {
+		err = fmt.Errorf("%w: %s", base.ErrNotFound, keys.FormatID(id))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.Task(id, p, value)
+}
+
 // Find returns the place of a task and the value there; nil if the task does not exist.
 func (s *Snapshot) Find(id keys.ID) (p keys.Place, value []byte, err error) {
 	p, indexed, err := PlaceOf(s.r, id)

@@ -24,6 +24,15 @@ func AppendBytes[B ~[]byte | ~string](dst []byte, b B) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(b))), b...)
 }
 
+// AppendStrings appends strings after their number.
+func AppendStrings(dst []byte, list []string) []byte {
+	dst = AppendUint(dst, uint64(len(list)))
+	for _, s := range list {
+		dst = AppendBytes(dst, s)
+	}
+	return dst
+}
+
 // AppendBool appends a truth value.
 func AppendBool(dst []byte, v bool) []byte {
 	if v {
@@ -98,6 +107,14 @@ func (r *Reader) Bytes() []byte { return r.Take(r.Count(1)) }
 
 // String reads bytes as a string.
 func (r *Reader) String() string { return string(r.Bytes()) }
+
+// Strings reads strings after their number; nil if there are none.
+func (r *Reader) Strings() (list []string) {
+	for range r.Count(1) {
+		list = append(list, r.String())
+	}
+	return list
+}
 
 // Bool reads a truth value.
 func (r *Reader) Bool() bool { return r.Byte() == 1 }

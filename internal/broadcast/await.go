@@ -1,0 +1,129 @@
+package broadcast
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+)
+
+// Patience is that of a call which waits in a shard until its caller gives up.
+type Patience struct{ gone atomic.Bool }
+
+// GiveUp is called by the caller.
+func (p *Patience) GiveUp() { p.gone.Store(true) }
+
+// IsGone reports whether the caller has given up.
+func (p *Patience) IsGone() bool { return p.gone.Load() }
+
+// Waiting holds the calls that wait in a shard for the ends of tasks. Only the owner uses it.
+type Waiting[C interface{ IsGone() bool }] struct {
+	calls map[keys.ID][]C
+	added int // calls since the last sweep, plus those that waited after it
+	sweep int // the value of added at which the next sweep is due
+}
+
+// SweepMin is the least number of calls between two sweeps.
+const SweepMin = 64
+
+// IsEmpty reports whether no call waits.
+func (w *Waiting[C]) IsEmpty() bool { return len(w.calls) == 0 }
+
+// Of returns the calls that wait for a task, with those that have given up.
+func (w *Waiting[C]) Of(id keys.ID) []C { return w.calls[id] }
+
+// Drop removes the calls that wait for a task.
+func (w *Waiting[C]) Drop(id keys.ID) { delete(w.calls, id) }
+
+// Add lets a call wait for the end of a task.
+func (w *Waiting[C]) Add(id keys.ID, c C) {
+	if w.calls == nil {
+		w.calls = make(map[keys.ID][]C)
+	}
+	w.calls[id] = append(w.calls[id], c)
+	if w.added++; w.added >= w.sweep {
+		w.dropGone()
+	}
+}
+
+// dropGone removes calls that have given up. It is called often enough that there are never more
+// entries than twice the waiting calls plus SweepMin.
+func (w *Waiting[C]) dropGone() {
+	w.added = 0
+	for id, calls := range w.calls {
+		calls = slices.DeleteFunc(calls, C.IsGone)
+		if len(calls) == 0 {
+			delete(w.calls, id)
+			continue
+		}
+		w.calls[id] = calls
+		w.added += len(calls)
+	}
+	w.sweep = 2*w.added + SweepMin
+}
+
+// All yields the calls.
+func (w *Waiting[C]) All(yield func(C) bool) {
+	for _, calls := range w.calls {
+		for _, c := range calls {
+			if !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// Awaiting is the callers of a node that listen for the ends of tasks, which the log tells.
+type Awaiting struct {
+	mu     sync.Mutex // guards byTask, and the outcomes of those in it
+	byTask map[keys.ID][]*Listener
+}
+
+// Listener is a caller that listens for the end of one task.
+type Listener struct {
+	heard   func()
+	outcome *engine.Outcome
+}
+
+// Listen adds a caller, whose heard is called when the task ends. It must not block.
+func (a *Awaiting) Listen(id keys.ID, heard func()) *Listener {
+	l := &Listener{heard: heard}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.byTask == nil {
+		a.byTask = make(map[keys.ID][]*Listener)
+	}
+	a.byTask[id] = append(a.byTask[id], l)
+	return l
+}
+
+// Leave removes a caller, and returns what it has heard; nil: nothing.
+func (a *Awaiting) Leave(id keys.ID, l *Listener) *engine.Outcome {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	rest := slices.DeleteFunc(a.byTask[id], func(other *Listener) bool { return other == l })
+	if a.byTask[id] = rest; len(rest) == 0 {
+		delete(a.byTask, id)
+	}
+	return l.outcome
+}
+
+// Tell tells those who listen how tasks have ended.
+func (a *Awaiting) Tell(endings []engine.Ending) {
+	if len(endings) == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range endings {
+		for _, l := range a.byTask[endings[i].ID] {
+			if l.outcome == nil {
+				o := Clone(&endings[i].Outcome)
+				l.outcome = &o
+				l.heard()
+			}
+		}
+	}
+}

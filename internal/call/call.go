@@ -1,0 +1,165 @@
+// Package call holds the calls that the rules of a shard decide by themselves: what each of them
+// consists of, how it is decided, and how it and its answer are sent between nodes.
+package call
+
+import (
+	"errors"
+
+	"codeq/internal/base"
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/wire"
+)
+
+// Body is a call. Its fields are the arguments and, after Decide or ReadReply, the answer.
+type Body interface {
+	// Decide is called by the owner of the shard.
+	Decide(*engine.State) (engine.Verdict, error)
+	// Append appends the arguments, for Read.
+	Append(dst []byte) []byte
+	Read(*wire.Reader)
+	// AppendReply appends what Decide has decided, if it was not an error, for ReadReply.
+	AppendReply(dst []byte) []byte
+	ReadReply(*wire.Reader)
+	// Again prepares the call for another try.
+	Again()
+}
+
+// silent is embedded in calls without an answer.
+type silent struct{}
+
+func (silent) AppendReply(dst []byte) []byte { return dst }
+func (silent) ReadReply(*wire.Reader)        {}
+func (silent) Again()                        {}
+
+// Alter alters a task.
+type Alter struct {
+	silent
+	ID  keys.ID
+	How engine.Alteration
+	Arg uint64
+}
+
+func (b *Alter) Decide(s *engine.State) (engine.Verdict, error) { return s.Alter(b.ID, b.How, b.Arg) }
+
+func (b *Alter) Append(dst []byte) []byte {
+	return wire.AppendUint(append(append(dst, b.ID[:]...), byte(b.How)), b.Arg)
+}
+
+func (b *Alter) Read(r *wire.Reader) {
+	b.ID, b.How, b.Arg = keys.ReadID(r), readAlteration(r), r.Uint()
+}
+
+func readAlteration(r *wire.Reader) engine.Alteration {
+	how := engine.Alteration(r.Byte())
+	if how >= engine.EndOfAlterations {
+		r.Fail()
+	}
+	return how
+}
+
+// Bulk alters many dead letters.
+type Bulk struct{ engine.BulkAlteration }
+
+func (b *Bulk) Decide(s *engine.State) (engine.Verdict, error) {
+	return s.AlterDead(&b.BulkAlteration)
+}
+
+func (b *Bulk) Append(dst []byte) []byte { return keys.AppendIDs(append(dst, byte(b.How)), b.IDs) }
+
+func (b *Bulk) Read(r *wire.Reader) {
+	b.How = readAlteration(r)
+	b.IDs = append(b.IDs, keys.ReadIDs(r)...)
+}
+
+func (b *Bulk) AppendReply(dst []byte) []byte { return wire.AppendUint(dst, uint64(b.N)) }
+func (b *Bulk) ReadReply(r *wire.Reader)      { b.N = int(r.Uint()) }
+func (b *Bulk) Again()                        { b.Next, b.N = 0, 0 }
+
+// ReleaseKey frees an idempotency key.
+type ReleaseKey struct {
+	silent
+	Hash [keys.UniqueLen]byte
+	Key  string
+}
+
+func (b *ReleaseKey) Decide(s *engine.State) (engine.Verdict, error) {
+	return s.ReleaseKey(b.Hash, b.Key)
+}
+
+func (b *ReleaseKey) Append(dst []byte) []byte {
+	return wire.AppendBytes(append(dst, b.Hash[:]...), b.Key)
+}
+
+func (b *ReleaseKey) Read(r *wire.Reader) {
+	copy(b.Hash[:], r.Take(len(b.Hash)))
+	b.Key = r.String()
+}
+
+// Renew extends leases that belong to one process. Without a cluster nothing is written.
+type Renew struct {
+	Receipts []engine.Receipt
+	Duration uint64           // ms
+	Lost     []engine.Receipt // those not in force
+	Errs     []error          // why
+}
+
+func (b *Renew) Decide(s *engine.State) (engine.Verdict, error) {
+	for _, receipt := range b.Receipts {
+		if err := s.Extend(receipt, b.Duration); err != nil {
+			b.Lost, b.Errs = append(b.Lost, receipt), append(b.Errs, err)
+		}
+	}
+	return engine.Decided, nil
+}
+
+func (b *Renew) Append(dst []byte) []byte {
+	return AppendReceipts(wire.AppendUint(dst, b.Duration), b.Receipts)
+}
+
+func (b *Renew) Read(r *wire.Reader) { b.Duration, b.Receipts = r.Uint(), ReadReceipts(r) }
+
+func (b *Renew) AppendReply(dst []byte) []byte {
+	dst = AppendReceipts(dst, b.Lost)
+	for _, err := range b.Errs {
+		dst = wire.AppendBool(dst, errors.Is(err, base.ErrCanceled))
+	}
+	return dst
+}
+
+func (b *Renew) ReadReply(r *wire.Reader) {
+	b.Lost = ReadReceipts(r)
+	for _, receipt := range b.Lost {
+		b.Errs = append(b.Errs, engine.LeaseLost(receipt, r.Bool()))
+	}
+}
+
+func (b *Renew) Again() { b.Lost, b.Errs = nil, nil }
+
+// AppendReceipt appends a receipt.
+func AppendReceipt(dst []byte, r engine.Receipt) []byte {
+	return wire.AppendUint(append(dst, r.ID[:]...), r.Token)
+}
+
+// ReadReceipt reads what AppendReceipt has appended.
+func ReadReceipt(r *wire.Reader) engine.Receipt {
+	return engine.Receipt{ID: keys.ReadID(r), Token: r.Uint()}
+}
+
+// AppendReceipts appends the number of receipts, and the receipts.
+func AppendReceipts(dst []byte, list []engine.Receipt) []byte {
+	dst = wire.AppendUint(dst, uint64(len(list)))
+	for _, receipt := range list {
+		dst = AppendReceipt(dst, receipt)
+	}
+	return dst
+}
+
+// ReadReceipts reads what AppendReceipts has appended.
+func ReadReceipts(r *wire.Reader) []engine.Receipt {
+	list := make([]engine.Receipt, r.Count(keys.IDLen+1))
+	for i := range list {
+		list[i] = ReadReceipt(r)
+	}
+	return list
+}

@@ -1,0 +1,97 @@
+package call
+
+import (
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/ticks"
+	"codeq/internal/wire"
+)
+
+// SetSchedule stores a schedule.
+type SetSchedule struct {
+	silent
+	Name  string
+	Value keys.ScheduleValue // without a position
+	Times ticks.Sequence
+}
+
+func (b *SetSchedule) Decide(s *engine.State) (engine.Verdict, error) {
+	return engine.Decided, s.SetSchedule(b.Name, b.Value, b.Times)
+}
+
+func (b *SetSchedule) Append(dst []byte) []byte {
+	return wire.AppendBytes(wire.AppendBytes(dst, b.Name), b.Value.Append(nil))
+}
+
+func (b *SetSchedule) Read(r *wire.Reader) {
+	b.Name = r.String()
+	var err error
+	if b.Value, err = keys.ParseScheduleValue(r.Bytes()); err == nil {
+		b.Times, err = engine.TimesOf(&b.Value)
+	}
+	if err != nil {
+		r.Fail()
+	}
+}
+
+// DeleteSchedule removes a schedule.
+type DeleteSchedule struct {
+	silent
+	Name string
+}
+
+func (b *DeleteSchedule) Decide(s *engine.State) (engine.Verdict, error) {
+	return engine.Decided, s.DeleteSchedule(b.Name)
+}
+
+func (b *DeleteSchedule) Append(dst []byte) []byte { return wire.AppendBytes(dst, b.Name) }
+func (b *DeleteSchedule) Read(r *wire.Reader)      { b.Name = r.String() }
+
+// The number of schedules that a shard's owner copies in one group, and about the number of their
+// bytes, headers and payloads included.
+const (
+	SchedulesStep  = 512
+	SchedulesBytes = 1 << 20
+)
+
+// Schedules copies a part of the schedules of a shard, each converted to a T. Who embeds it adds
+// Decide, which calls Copy.
+type Schedules[T any] struct {
+	After string // the part begins after this name
+	More  bool   // there are others after it
+	Infos []T
+}
+
+// Copy copies the part. An error of show ends the shard.
+func (b *Schedules[T]) Copy(s *engine.State, show func(*engine.ScheduleInfo) (T, error)) {
+	size := 0
+	b.More = false
+	s.Schedules(b.After, func(r engine.ScheduleInfo) bool {
+		if b.More = len(b.Infos) == SchedulesStep || size >= SchedulesBytes; b.More {
+			return false
+		}
+		info, err := show(&r)
+		if err != nil {
+			s.Broken = err
+			return false
+		}
+		b.Infos = append(b.Infos, info)
+		size += len(r.Value.Record)
+		b.After = r.Name
+		return true
+	})
+}
+
+func (b *Schedules[T]) Append(dst []byte) []byte { return wire.AppendBytes(dst, b.After) }
+func (b *Schedules[T]) Read(r *wire.Reader)      { b.After = r.String() }
+
+func (b *Schedules[T]) AppendReply(dst []byte) []byte {
+	return wire.AppendJSON(wire.AppendBytes(wire.AppendBool(dst, b.More), b.After), b.Infos)
+}
+
+func (b *Schedules[T]) ReadReply(r *wire.Reader) {
+	b.More, b.After = r.Bool(), r.String()
+	r.JSON(r.Rest(), &b.Infos)
+}
+
+func (b *Schedules[T]) Again() { b.Infos = nil }

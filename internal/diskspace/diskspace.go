@@ -1,0 +1,104 @@
+// Package diskspace watches the free space on the disk of a shard's store.
+package diskspace
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/base"
+	"codeq/internal/engine"
+	"codeq/internal/store"
+)
+
+// Watch asks the file system before a group, if the shard has committed some MiB since it asked
+// last, or some time has passed. If the file system cannot say, the disk counts as full only once a
+// table, or the log, cannot be written for want of space.
+type Watch struct {
+	// Written is how many bytes were committed since the file system was asked.
+	Written int
+	// Recheck is when to ask again without a call, by uptime, if something waits for room.
+	Recheck uint64
+
+	fs      vfs.FS
+	dir     string
+	low     uint64 // bytes of free space below which there is not enough; 0: no limit
+	denied  bool   // nothing can be written, whatever the file system says
+	relaxed uint64 // until when space is tight after denied, by uptime, whatever the file system says
+	free    uint64 // bytes, when the file system was last asked
+	next    uint64 // when to ask again before a group, by uptime
+	every   int    // committed bytes after which to ask again: in all shards together a fraction of low
+}
+
+// denyTight is how long space is tight after a write has found none: ms.
+const denyTight = 60_000
+
+// New returns a Watch of the disk of dir, of one of so many shards. low is how many bytes are to be
+// free; 0: any number.
+func New(fs vfs.FS, dir string, low int64, shards int) Watch {
+	w := Watch{fs: fs, dir: dir, low: uint64(max(low, 0)), every: store.LookBytes}
+	if share := int(w.low / uint64(16*max(shards, 1))); share > 0 {
+		w.every = min(w.every, share)
+	}
+	return w
+}
+
+// Look measures the free space if that is due. denied: nothing can be written, whatever the file
+// system says.
+func (w *Watch) Look(now uint64, denied bool) (room engine.Room, looked bool) {
+	if now < w.next && w.Written < w.every && denied == w.denied {
+		return 0, false
+	}
+	w.denied = denied
+	room = w.measure()
+	w.Written, w.next, w.Recheck = 0, now+store.LookEvery, now+store.LookEvery
+	if denied {
+		w.relaxed = now + denyTight
+	}
+	if room > engine.Roomy {
+		w.next = now + store.LookEveryFull
+	}
+	return room, true
+}
+
+// measure asks the file system for the free space.
+func (w *Watch) measure() engine.Room {
+	switch {
+	case w.denied:
+		return engine.RoomEmpty
+	case w.low == 0:
+		return engine.Roomy
+	}
+	usage, err := w.fs.GetDiskUsage(w.dir)
+	if w.free = usage.AvailBytes; err != nil {
+		w.free = math.MaxUint64
+	}
+	switch quarter := w.low / 4; {
+	case w.free >= w.low:
+		return engine.Roomy
+	case w.free >= w.low-quarter:
+		return engine.RoomLow
+	case w.free >= w.low/2:
+		return engine.RoomScarce
+	case w.free >= quarter:
+		return engine.RoomNone
+	}
+	return engine.RoomEmpty
+}
+
+// Free returns the free bytes when the file system was last asked.
+func (w *Watch) Free() uint64 { return w.free }
+
+// IsTight reports whether space is to be reclaimed at once.
+func (w *Watch) IsTight(now uint64) bool {
+	return now < w.relaxed || w.low > 0 && store.IsTight(w.free, w.low)
+}
+
+// Refusal returns why an operation of a shard is refused.
+func (w *Watch) Refusal(shard int) error {
+	if w.denied {
+		return fmt.Errorf("%w: shard %d: nothing can be written", base.ErrDiskFull, shard)
+	}
+	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", base.ErrDiskFull, shard, w.free, w.low)
+}

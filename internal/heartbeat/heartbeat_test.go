@@ -1,0 +1,33 @@
+package heartbeat
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestHeart: it beats from when it is woken until there is no reason to, again and again.
+func TestHeart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := New()
+		begun, beats := 0, 0
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			h.Run(time.Second, func() { begun++ }, func() bool { beats++; return beats%3 != 0 })
+		}()
+		for i := range 2 {
+			time.Sleep(time.Minute)
+			require.Equal(t, i, begun)
+			require.Equal(t, 3*i, beats, "it sleeps")
+			h.Wake()
+		}
+		time.Sleep(time.Minute)
+		require.Equal(t, 6, beats)
+		h.Stop()
+		h.Stop()
+		<-ended
+	})
+}

@@ -1,0 +1,28 @@
+package reentry
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestWithin: a call is found however deep the stack is, and only on the stack of its own goroutine.
+func TestWithin(t *testing.T) {
+	var deep func(n int) bool
+	deep = func(n int) bool {
+		if n == 0 {
+			return Within()
+		}
+		return deep(n - 1)
+	}
+	for _, n := range []int{0, 1, 63, 64, 65, 1000} {
+		require.False(t, deep(n))
+		Call(func() { require.True(t, deep(n), "%d", n) })
+	}
+	Call(func() {
+		other := make(chan bool)
+		go func() { other <- Within() }()
+		require.False(t, <-other)
+	})
+	require.False(t, Within())
+}

@@ -1,0 +1,90 @@
+// Package steps measures the steps of a goroutine that goes round and round: how long those of each
+// kind have taken, and how much the largest of them did.
+package steps
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// MaxKinds is more than the largest kind.
+	MaxKinds = 32
+	// Buckets is enough for steps of a minute; longer ones are in the last bucket.
+	Buckets = 27
+)
+
+// Table holds the histograms of the kinds of steps. Only one goroutine writes them; any may read
+// them.
+type Table [MaxKinds]struct {
+	buckets                 [Buckets]atomic.Int64
+	longest, records, bytes atomic.Int64
+}
+
+// Stats describes the steps of one kind.
+type Stats struct {
+	Count          int64
+	Longest        time.Duration
+	Records, Bytes int64 // of one step at the most
+	Buckets        [Buckets]int64
+}
+
+// Note adds a step.
+func (t *Table) Note(kind uint8, took time.Duration, records, bytes int) {
+	h := &t[kind]
+	h.buckets[min(bits.Len64(uint64(took/time.Microsecond)), Buckets-1)].Add(1)
+	raise(&h.longest, int64(took))
+	raise(&h.records, int64(records))
+	raise(&h.bytes, int64(bytes))
+}
+
+// raise sets a maximum. REQUIRES: nobody else sets it.
+func raise(most *atomic.Int64, v int64) {
+	if v > most.Load() {
+		most.Store(v)
+	}
+}
+
+// Stats returns the histogram of a kind.
+func (t *Table) Stats(kind uint8) (s Stats) {
+	h := &t[kind]
+	s.Longest, s.Records, s.Bytes = time.Duration(h.longest.Load()), h.records.Load(), h.bytes.Load()
+	for i := range s.Buckets {
+		s.Buckets[i] = h.buckets[i].Load()
+		s.Count += s.Buckets[i]
+	}
+	return s
+}
+
+// Mark is a place between two steps: the time, and what was done so far.
+type Mark struct {
+	At             time.Duration
+	Records, Bytes int
+}
+
+// Clock measures the steps of a round: where one ends, the next one begins.
+type Clock struct {
+	*Table
+	Mark       // where the last step has ended
+	begin Mark // of the round
+}
+
+// Begin notes that a round begins.
+func (c *Clock) Begin(now Mark) { c.Mark, c.begin = now, now }
+
+// End notes that a step ends, and the next one begins.
+func (c *Clock) End(kind uint8, now Mark) {
+	c.EndOf(kind, now, now.Records-c.Records, now.Bytes-c.Bytes)
+}
+
+// EndOf is End for a step of another size than what was done in it.
+func (c *Clock) EndOf(kind uint8, now Mark, records, bytes int) {
+	c.Note(kind, now.At-c.At, records, bytes)
+	c.Mark = now
+}
+
+// EndRound notes that a round ends.
+func (c *Clock) EndRound(kind uint8) {
+	c.Note(kind, c.At-c.begin.At, c.Records-c.begin.Records, c.Bytes-c.begin.Bytes)
+}
