@@ -52,7 +52,9 @@ type Host interface {
 	// Claim waits for tasks of a shard.
 	Claim(ctx context.Context, shard int, r Request) ([]engine.Grant, error)
 	// Renew renews leases for a duration in ms, and returns those that are lost.
-	Renew(ctx context.Context, shard int, leases []engine.Receipt, duration uint64) (lost []engine.Receipt, err error)
+	Renew(
+		ctx context.Context, shard int, leases []engine.Receipt, duration uint64,
+	) (lost []engine.Receipt, err error)
 	// GiveBack gives back a task as if it had not been claimed.
 	GiveBack(ctx context.Context, lease engine.Receipt)
 	// Served tells the caller of a claim that it has its Grants.
@@ -81,8 +83,8 @@ type key struct {
 	local    bool
 }
 
-// line is claims that want the same. Its fetchers, one for each shard, end when the table is closed,
-// or the line is dropped.
+// line is claims that want the same. Its fetchers, one for each shard, end when the table is
+// closed, or the line is dropped.
 type line struct {
 	table   *Table
 	key     key
@@ -169,7 +171,8 @@ func (t *Table) open(k key, c *dispatch.Claim) *line {
 		}
 	}
 	l := &line{table: t, key: k, wants: Request{
-		Queues: slices.Clone(c.Queues), Weights: slices.Clone(c.Weights), List: c.List, Duration: k.duration, Local: k.local,
+		Queues: slices.Clone(c.Queues), Weights: slices.Clone(c.Weights), List: c.List,
+		Duration: k.duration, Local: k.local,
 	}}
 	l.ctx, l.drop = context.WithCancel(t.config.Context)
 	t.lines[k] = l

@@ -45,7 +45,9 @@ type Mail interface {
 }
 
 // NewPermits returns the Permits of a Dispatcher without gates.
-func NewPermits(claims *Dispatcher, mail Mail) *Permits { return &Permits{claims: claims, mail: mail} }
+func NewPermits(claims *Dispatcher, mail Mail) *Permits {
+	return &Permits{claims: claims, mail: mail}
+}
 
 // PermitGate is what a shard has of the permits of a queue. It is the gateway of the queue in a
 // cluster.

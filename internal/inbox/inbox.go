@@ -38,7 +38,9 @@ const never uint64 = math.MaxUint64
 // New returns an Inbox for depth operations. isLate reports whether the time at which an operation
 // came matters; it is called only for those that wait for room.
 func New[Op any](depth int, origin time.Time, isLate func(Op) bool) *Inbox[Op] {
-	return &Inbox[Op]{depth: depth, isLate: isLate, origin: origin, wake: make(chan struct{}, 1), let: never}
+	return &Inbox[Op]{
+		depth: depth, isLate: isLate, origin: origin, wake: make(chan struct{}, 1), let: never,
+	}
 }
 
 func (in *Inbox[Op]) now() uint64 { return uint64(time.Since(in.origin) / time.Millisecond) }

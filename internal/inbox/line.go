@@ -10,7 +10,9 @@ type Line[Op any] struct {
 	ops     []Op
 	passed  bool   // the last group went before them
 	recheck uint64 // when to see whether memtables have been flushed
-	until   uint64 // when the first one waits no longer, whatever the memtables are; 0: it has not waited yet
+	// until is when the first one waits no longer, whatever the memtables are; 0: it has not waited
+	// yet.
+	until uint64
 }
 
 // How long large operations wait between two looks at the memtables, and each of them for flushes

@@ -77,7 +77,9 @@ func New[J any, T Task](c Config, host Host[J, T]) *Pool[J, T] {
 
 // contain calls f on one of the pool's goroutines, and lets a panic end the pool.
 func (p *Pool[J, T]) contain(what string, f func()) {
-	guard.Contain(p.config.Log, what, f, func(value any, stack []byte) { p.config.Crash(what, value, stack) })
+	guard.Contain(p.config.Log, what, f, func(value any, stack []byte) {
+		p.config.Crash(what, value, stack)
+	})
 }
 
 // Workers returns the workers. The slice must not be changed.
@@ -95,7 +97,9 @@ func (p *Pool[J, T]) Claimed() int {
 func (p *Pool[J, T]) Run(ctx context.Context, fetchers int, failed func(error)) {
 	// Fetchers that wait for a free place are woken to see that claims are over.
 	unhook := context.AfterFunc(ctx, func() {
-		guard.Contain(p.config.Log, "end of claims", p.wakeFetchers, func(any, []byte) { p.wakeFetchers() })
+		guard.Contain(p.config.Log, "end of claims", p.wakeFetchers, func(any, []byte) {
+			p.wakeFetchers()
+		})
 	})
 	defer unhook()
 	for _, w := range p.workers {

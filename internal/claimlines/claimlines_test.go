@@ -1,0 +1,174 @@
+package claimlines_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/claimlines"
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
+)
+
+// host has tasks in one shard, which another node leads in the end.
+type host struct {
+	led   chan struct{} // closed when another node leads
+	way   time.Duration // how long an answer is under way
+	tasks chan engine.Grant
+
+	mu     sync.Mutex // guards what follows
+	asked  []int      // for how many tasks
+	lost   []engine.Receipt
+	back   []engine.Receipt
+	served []*dispatch.Claim
+}
+
+func (h *host) Watch(int) (elsewhere bool, change <-chan struct{}) {
+	select {
+	case <-h.led:
+		return true, nil
+	default:
+		return false, h.led
+	}
+}
+
+func (h *host) Claim(ctx context.Context, _ int, r claimlines.Request) ([]engine.Grant, error) {
+	h.mu.Lock()
+	h.asked = append(h.asked, r.Max)
+	h.mu.Unlock()
+	select {
+	case g := <-h.tasks:
+		grants := []engine.Grant{g}
+		for len(h.tasks) > 0 && len(grants) < r.Max {
+			grants = append(grants, <-h.tasks)
+		}
+		time.Sleep(h.way)
+		return grants, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (h *host) Renew(_ context.Context, _ int, leases []engine.Receipt, _ uint64) ([]engine.Receipt, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lost = append(h.lost, leases[0])
+	return leases[:1], nil
+}
+
+func (h *host) GiveBack(_ context.Context, lease engine.Receipt) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.back = append(h.back, lease)
+}
+
+func (h *host) Served(c *dispatch.Claim) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.served = append(h.served, c)
+}
+
+// caller notes why its claim was refused.
+type caller struct{ err error }
+
+func (c *caller) Settle(err error) { c.err = err }
+
+// inTable runs f with a table that is closed afterwards.
+func inTable(t *testing.T, h *host, f func(*testing.T, *claimlines.Table)) {
+	synctest.Test(t, func(t *testing.T) {
+		h.led, h.tasks = make(chan struct{}), make(chan engine.Grant, 10)
+		ctx, cancel := context.WithCancel(t.Context())
+		var background sync.WaitGroup
+		table := claimlines.New(claimlines.Config{
+			Shards: 1, Batch: 8, Context: ctx, Background: &background, Log: slog.New(slog.DiscardHandler),
+			PanicError: func(string, any, []byte) error { return errors.New("panic") },
+		}, h)
+		f(t, table)
+		cancel()
+		background.Wait()
+	})
+}
+
+func newClaim(tasks int) *dispatch.Claim {
+	return &dispatch.Claim{Queues: []string{"a"}, Duration: 1000, Max: tasks, Caller: new(caller)}
+}
+
+func grant(token uint64) engine.Grant {
+	return engine.Grant{Receipt: engine.Receipt{Token: token}, LaneKey: new(engine.LaneKey), Rec: []byte{0}}
+}
+
+// TestLine: a line asks for what its claims want, and serves them in turn; what is left goes back.
+func TestLine(t *testing.T) {
+	h := new(host)
+	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
+		first, second, gone := newClaim(1), newClaim(2), newClaim(1)
+		var place claimlines.Place
+		queues, _, added := table.Add(first, &place)
+		require.True(t, added)
+		require.Equal(t, []string{"a"}, queues)
+		_, _, again := table.Add(first, &place)
+		require.False(t, again)
+		for _, c := range []*dispatch.Claim{second, gone} {
+			_, _, added := table.Add(c, new(claimlines.Place))
+			require.True(t, added)
+		}
+		synctest.Wait()
+		require.Empty(t, h.asked)
+		close(h.led)
+		synctest.Wait()
+		require.Equal(t, []int{4}, h.asked)
+		listed := 0
+		table.Each(func(dispatch.Ticket, []string, *dispatch.List) { listed++ })
+		require.Equal(t, 3, listed)
+		require.True(t, gone.Take()) // its caller gives up
+		for token := range uint64(4) {
+			h.tasks <- grant(token)
+		}
+		synctest.Wait()
+		require.Equal(t, []*dispatch.Claim{first, second}, h.served)
+		require.Len(t, first.Grants, 1)
+		require.Len(t, second.Grants, 2)
+		require.Equal(t, []engine.Receipt{{Token: 3}}, h.back)
+		require.Empty(t, h.lost)
+	})
+}
+
+// TestOldLeasesAreRenewed: leases that were under way for half of their time are renewed before a
+// claim gets them, and it does not get those that are lost.
+func TestOldLeasesAreRenewed(t *testing.T) {
+	h := &host{way: 500 * time.Millisecond}
+	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
+		c := newClaim(2)
+		table.Add(c, new(claimlines.Place))
+		h.tasks <- grant(1)
+		h.tasks <- grant(2)
+		close(h.led)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, []engine.Receipt{{Token: 1}}, h.lost)
+		require.Len(t, c.Grants, 1)
+		require.EqualValues(t, 2, c.Grants[0].Receipt.Token)
+	})
+}
+
+// TestClose: claims that wait, and those that come later, are refused.
+func TestClose(t *testing.T) {
+	h := new(host)
+	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
+		early, late := newClaim(1), newClaim(1)
+		table.Add(early, new(claimlines.Place))
+		table.Close()
+		_, _, added := table.Add(late, new(claimlines.Place))
+		require.False(t, added)
+		for _, c := range []*dispatch.Claim{early, late} {
+			require.ErrorIs(t, c.Caller.(*caller).err, base.ErrClosed)
+		}
+	})
+}
