@@ -213,6 +213,9 @@ func (sub *Subscription) Close() {
 // publish tells this node what an entry of the log says, which is in the store, before anybody
 // learns that it has been applied.
 func (r *replica) publish(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
 	m, err := broadcast.Parse(b)
 	if err != nil {
 		return err

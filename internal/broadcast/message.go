@@ -46,9 +46,6 @@ func Encode(f *engine.Effects) []byte {
 
 // Parse is the reverse of Encode. It returns an error that matches base.ErrCorrupt.
 func Parse(b []byte) (m Message, err error) {
-	if len(b) == 0 {
-		return m, nil
-	}
 	r := wire.NewReader(b)
 	for range r.Count(1 + keys.IDLen + 5) {
 		e := engine.Event{Kind: engine.EventKind(r.Byte()), ID: keys.ReadID(r), Queue: r.String(), Tenant: r.String()}
