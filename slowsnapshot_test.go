@@ -222,6 +222,7 @@ type breaking struct {
 type breakingConn struct {
 	net.Conn
 	of   *breaking
+	head []byte // what has come first: the header
 	got  int
 	sent bool // files
 }
@@ -235,11 +236,16 @@ func (b *breaking) Accept() (net.Conn, error) {
 }
 
 func (c *breakingConn) Read(b []byte) (int, error) {
-	const use, files, some = 12, 4, 240 << 10 // the first two in the header
+	const lives, files, some = 12, 4, 240 << 10 // where the number of lives is, and a use
 	n, err := c.Conn.Read(b)
-	if at := use - c.got; at >= 0 && at < n && b[at] == files {
-		c.sent = true
-		c.of.files.Add(1)
+	if len(c.head) < 1<<10 {
+		c.head = append(c.head, b[:n]...)
+	}
+	if !c.sent && len(c.head) > lives {
+		use := lives + 1 + 8*int(c.head[lives]) // behind them
+		if c.sent = use < len(c.head) && c.head[use] == files; c.sent {
+			c.of.files.Add(1)
+		}
 	}
 	if c.got += n; c.sent && c.got > some {
 		time.Sleep(20 * time.Millisecond) // the sender has sent the rest

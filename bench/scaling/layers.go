@@ -94,7 +94,7 @@ func layerOf(f string, outer []string) (layer, bool) {
 			return layerCommit, true
 		}
 		return layerReads, true
-	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq/internal/cluster.(*Group).Call", "codeq/internal/cluster.(*Node).serve", "codeq.(*node)", "codeq.(*claimTable)", "codeq.(*claimLine)",
+	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq/internal/cluster.(*Group).Call", "codeq/internal/cluster.(*Node).serve", "codeq.(*node)", "codeq.(*claimTable)", "codeq/internal/claimlines.",
 		"codeq.(*textError)", "net."), isMessage(f):
 		return layerNetwork, true
 	case hasPrefix(f, "github.com/hashicorp/raft", "github.com/hashicorp/go-msgpack", "codeq/internal/raftlog.",
