@@ -20,11 +20,13 @@ func TestHeart(t *testing.T) {
 		}()
 		for i := range 2 {
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			require.Equal(t, i, begun)
 			require.Equal(t, 3*i, beats, "it sleeps")
 			h.Wake()
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Equal(t, 6, beats)
 		h.Stop()
 		h.Stop()
